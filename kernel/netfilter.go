@@ -89,11 +89,6 @@ func (a Netfilter) Verify(l Link) error {
 	return nil
 }
 
-// NetfilterHere are the hook points of a family in the caller's network namespace at
-// which there are programs with links, in the order of hooks and priorities. See
-// [NetfilterSeen] for who asks again and again.
-func NetfilterHere(family uint8) ([]Netfilter, error) { return new(NetfilterSeen).Here(family) }
-
 // NetfilterSeen is what was found of one network namespace and one family before. A
 // link does not tell its namespace: where there is one in any, it is tried whether a
 // program that lets packets pass finds its place taken here (net/netfilter/core.c has
@@ -109,7 +104,8 @@ type NetfilterSeen struct {
 // somebody has still open, is listed as before.
 const netfilterFor = time.Minute
 
-// Here is [NetfilterHere].
+// Here are the hook points of a family in the caller's network namespace at which there
+// are programs with links, in the order of hooks and priorities.
 func (s *NetfilterSeen) Here(family uint8) ([]Netfilter, error) {
 	links, anywhere, err := netfilterLinks(family)
 	if err != nil {

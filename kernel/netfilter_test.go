@@ -77,7 +77,7 @@ func TestNetfilterHere(t *testing.T) {
 	seen := func(ns *netns.Handle) (here bool) {
 		t.Helper()
 		within(t, ns, func() error {
-			all, err := NetfilterHere(unix.NFPROTO_IPV6)
+			all, err := new(NetfilterSeen).Here(unix.NFPROTO_IPV6)
 			here = slices.Contains(all, at)
 			return err
 		})

@@ -136,14 +136,6 @@ func mapMemory(m Maps, write bool) (*memory, error) {
 	return out, nil
 }
 
-// newMemory is a table that no program reads, of so many segments.
-func newMemory(segments int) *memory {
-	m := &memory{wait: func() {}, vacated: map[uint32]uint32{}, head: &head{}, index: [2]*index{{}, {}},
-		pages: make([]byte, segments*(segmentBytes+slackBytes))}
-	m.begin()
-	return m
-}
-
 // begin makes an empty table of zeros.
 func (m *memory) begin() {
 	m.Next = firstPage

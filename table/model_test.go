@@ -340,3 +340,11 @@ func TestHostsTakeLittle(t *testing.T) {
 		}
 	}
 }
+
+// newMemory is a table that no program reads, of so many segments.
+func newMemory(segments int) *memory {
+	m := &memory{wait: func() {}, vacated: map[uint32]uint32{}, head: &head{}, index: [2]*index{{}, {}},
+		pages: make([]byte, segments*(segmentBytes+slackBytes))}
+	m.begin()
+	return m
+}

@@ -109,15 +109,6 @@ func (t *Trial) interpret(why string) {
 	}
 }
 
-// Packet tries one packet, of a time in ns: an Ethernet frame, or an IP packet.
-func (t *Trial) Packet(data []byte, ethernet bool, now int64) error {
-	p := expr.Packet{Data: data, Layer: expr.Network}
-	if ethernet {
-		p.Layer = expr.Link
-	}
-	return t.packet(p, now)
-}
-
 func (t *Trial) packet(p expr.Packet, now int64) error {
 	t.result.Packets++
 	t.now = uint64(now)

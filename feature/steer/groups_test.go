@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/kernel/kerneltest"
+
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/weir-project/weir/feature/steer/engine"
@@ -299,7 +301,7 @@ func TestQueueDoesNotMigrate(t *testing.T) {
 // needMigration turns on what moves queues; the kernel must have it.
 func needMigration(t *testing.T) {
 	t.Helper()
-	if v, err := kernel.Release(); err != nil || v[0] < 5 || v[0] == 5 && v[1] < 14 {
+	if v, err := kerneltest.Release(); err != nil || v[0] < 5 || v[0] == 5 && v[1] < 14 {
 		t.Skip("need: kernel 5.14 (tcp_migrate_req)")
 	}
 	if err := os.WriteFile("/proc/sys/net/ipv4/tcp_migrate_req", []byte("1"), 0); err != nil {

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/weir-project/weir/kernel/kerneltest"
+
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
@@ -134,7 +136,7 @@ func TestProgram(t *testing.T) {
 
 func kernelBefore(t testing.TB, major, minor int) bool {
 	t.Helper()
-	have, err := kernel.Release()
+	have, err := kerneltest.Release()
 	if err != nil {
 		t.Fatal(err)
 	}

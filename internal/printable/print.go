@@ -80,6 +80,3 @@ func Sprintf(format string, args ...any) string { return fmt.Sprintf(format, arg
 
 // Sprint is fmt.Sprint.
 func Sprint(args ...any) string { return fmt.Sprint(args...) }
-
-// Appendf is fmt.Appendf.
-func Appendf(b []byte, format string, args ...any) []byte { return fmt.Appendf(b, format, args...) }

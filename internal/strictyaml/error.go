@@ -65,17 +65,6 @@ func (p Pos) Errorf(format string, args ...any) error {
 	return &Error{File: p.File, Line: p.Line, Column: p.Column, Msg: err.Error(), Err: errors.Unwrap(err)}
 }
 
-// Errors lists the mistakes in what Decode returned, in the order of the file.
-func Errors(err error) []*Error {
-	var list []*Error
-	walk(err, func(e error) {
-		if e, ok := errors.AsType[*Error](e); ok {
-			list = append(list, e)
-		}
-	})
-	return list
-}
-
 // joined is the type behind errors.Join. Errors that fmt.Errorf makes of several
 // have the same methods but a text of their own, and stay whole.
 var joined = reflect.TypeOf(errors.Join(errWanted))

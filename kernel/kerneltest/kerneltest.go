@@ -5,6 +5,7 @@
 package kerneltest
 
 import (
+	"fmt"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -42,4 +43,15 @@ func inTest(name string) {
 	if !testing.Testing() {
 		panic("kerneltest." + name + " is for tests")
 	}
+}
+
+// Release is the running kernel's, as uname has it. Only tests compare
+// it: what a kernel can do is probed.
+func Release() (v [2]int, err error) {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return v, err
+	}
+	_, err = fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &v[0], &v[1])
+	return v, err
 }

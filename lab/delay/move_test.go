@@ -214,7 +214,13 @@ func (m *moving) restore(s *repair.State) (c *repair.Conn, err error) {
 		return nil, err
 	}
 	m.Own(1 - m.Owner)
-	m.do(m.Servers[m.Owner], func() error { c, err = repair.Restore(s, repair.RestoreOptions{Probe: m.Drop}); return err })
+	m.do(m.Servers[m.Owner], func() error {
+		built, err := repair.Build(s, repair.RestoreOptions{Probe: m.Drop})
+		if err == nil {
+			c, err = built.Start()
+		}
+		return err
+	})
 	m.Route(m.Owner)
 	m.held += m.Release()
 	return c, err

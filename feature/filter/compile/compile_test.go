@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/kernel/kerneltest"
+
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/filter/compile"
@@ -16,7 +18,6 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/feature/filter/filtertest"
 	"github.com/weir-project/weir/internal/nstest"
-	"github.com/weir-project/weir/kernel"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -179,7 +180,7 @@ func TestManyPatterns(t *testing.T) {
 // The probes find what kernels of their age have.
 func TestRunning(t *testing.T) {
 	nstest.NeedRoot(t)
-	v, err := kernel.Release()
+	v, err := kerneltest.Release()
 	if err != nil {
 		t.Fatal(err)
 	}

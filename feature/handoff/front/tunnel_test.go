@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/move"
-	"github.com/weir-project/weir/feature/handoff/tunnel"
+	"github.com/weir-project/weir/feature/handoff/tunnel/tunneltest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -88,7 +88,7 @@ func newRoutedScene(t *testing.T, outer6 bool) *scene {
 	near := end(2, 1).Addr()
 	byHand(t, sc.hosts[0], ip, hosts[0].Tunnel, near, sc.mtu)
 	do(t, sc.hosts[1], func() error {
-		return tunnel.NewHost(tunnel.End{Local: hosts[1].Tunnel, Front: near, MTU: sc.mtu, Services: []netip.Addr{service4.Addr(), service6.Addr()}})
+		return tunneltest.NewHost(tunneltest.End{Local: hosts[1].Tunnel, Front: near, MTU: sc.mtu, Services: []netip.Addr{service4.Addr(), service6.Addr()}})
 	})
 	for id, listen := range []netip.AddrPort{service4, service6} {
 		if err := sc.f.SetService(Service{ID: id, Listen: listen, Proto: unix.IPPROTO_TCP}); err != nil {

@@ -87,15 +87,6 @@ func DumpConn(c syscall.Conn, o DumpOptions) (s *State, err error) {
 	return s, err
 }
 
-// ResumeConn is [Resume] of one of Go's connections.
-func ResumeConn(c syscall.Conn, s *State) (err error) {
-	err2 := control(c, func(fd int) { err = Resume(fd, s) })
-	if err2 != nil {
-		return err2
-	}
-	return err
-}
-
 func control(c syscall.Conn, f func(fd int)) error {
 	raw, err := c.SyscallConn()
 	if err != nil {

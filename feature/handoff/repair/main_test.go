@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/weir-project/weir/internal/netns"
@@ -90,7 +91,7 @@ func (w *world) restore(s *State) (c *Conn) {
 	w.t.Helper()
 	w.Own(1 - w.Owner)
 	w.do(w.Servers[w.Owner], func() (err error) {
-		c, err = Restore(s, RestoreOptions{Probe: w.Drop})
+		c, err = restore(s, RestoreOptions{Probe: w.Drop})
 		return err
 	})
 	w.t.Cleanup(func() { c.Close() })
@@ -178,4 +179,22 @@ func together(fs ...func()) {
 		wg.Go(f)
 	}
 	wg.Wait()
+}
+
+// restore is [Build] and [Built.Start].
+func restore(s *State, o RestoreOptions) (*Conn, error) {
+	b, err := Build(s, o)
+	if err != nil {
+		return nil, err
+	}
+	return b.Start()
+}
+
+// resumeConn is [Resume] of one of Go's connections.
+func resumeConn(c syscall.Conn, s *State) (err error) {
+	err2 := control(c, func(fd int) { err = Resume(fd, s) })
+	if err2 != nil {
+		return err2
+	}
+	return err
 }

@@ -63,7 +63,7 @@ func TestLinkLocalMoves(t *testing.T) {
 		if bare.Zone = "nowhere0"; restores(&bare) {
 			t.Error("a link-local address on an interface that is not here is restored")
 		}
-		c, err = Restore(s, RestoreOptions{})
+		c, err = restore(s, RestoreOptions{})
 		return err
 	}))
 	defer c.Close()
@@ -251,7 +251,7 @@ func (w *world) bench(b *testing.B, server *net.TCPConn) {
 			if err != nil {
 				return err
 			}
-			c, err := Restore(s, RestoreOptions{})
+			c, err := restore(s, RestoreOptions{})
 			took[len(took)-1] += time.Since(begin)
 			d = c
 			return err

@@ -231,7 +231,7 @@ func TestDumpWhilePacketsArrive(t *testing.T) {
 			s, err := DumpConn(server, DumpOptions{})
 			if err == nil {
 				whole++
-				err = ResumeConn(server, s)
+				err = resumeConn(server, s)
 			} else if errors.Is(err, ErrMoving) {
 				moving++
 				err = nil
@@ -294,7 +294,7 @@ func TestRestoreFails(t *testing.T) {
 		{"an option that cannot be, late", edited(func(s *State) { s.Options = []Option{{19, 1 << 30}} }), unix.EINVAL},
 	} {
 		w.do(here, func() error {
-			c, err := Restore(tc.state, RestoreOptions{})
+			c, err := restore(tc.state, RestoreOptions{})
 			if err == nil {
 				c.Close()
 			}
@@ -321,7 +321,7 @@ func TestRestoreFails(t *testing.T) {
 		t.Errorf("%d sockets of TCP after a session was given up, before %d", n, free)
 	}
 	var c *Conn
-	w.do(here, func() (err error) { c, err = Restore(s, RestoreOptions{}); return err })
+	w.do(here, func() (err error) { c, err = restore(s, RestoreOptions{}); return err })
 	defer c.Close()
 	w.Route(w.Owner)
 	w.Release()
@@ -360,7 +360,7 @@ func TestResume(t *testing.T) {
 	if len(s.Unread) != 1000 {
 		t.Errorf("%d bytes unread", len(s.Unread))
 	}
-	ok(t, ResumeConn(server, s))
+	ok(t, resumeConn(server, s))
 	if after := socketOf(t, server); after != before {
 		t.Errorf("the socket was\n%s, is\n%s", before, after)
 	}

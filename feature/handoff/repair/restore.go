@@ -37,15 +37,6 @@ type Built struct {
 	tail  *tail // sends again what was sent; nil: there is nothing, too much, or no way
 }
 
-// Restore is [Build] and [Built.Start].
-func Restore(s *State, o RestoreOptions) (*Conn, error) {
-	b, err := Build(s, o)
-	if err != nil {
-		return nil, err
-	}
-	return b.Start()
-}
-
 // Build makes a socket of a state in the network namespace of the calling thread,
 // in which the session's own address must be. If it fails, nothing is left behind and
 // no packet was sent. Its errors are or wrap [ErrInvalid], [ErrTaken], [ErrAddress],

@@ -69,7 +69,7 @@ func lostTail(t *testing.T, network string, plain bool, bytes, nodelay, cork int
 	begin := time.Now()
 	w.Own(1 - w.Owner)
 	var c *Conn
-	w.do(w.Servers[w.Owner], func() (err error) { c, err = Restore(s, RestoreOptions{Probe: true}); return err })
+	w.do(w.Servers[w.Owner], func() (err error) { c, err = restore(s, RestoreOptions{Probe: true}); return err })
 	defer c.Close()
 	w.Route(w.Owner)
 	w.Release()

@@ -289,7 +289,7 @@ func TestTLSRestoreFails(t *testing.T) {
 		{"a version that is unknown", edited(func(k *TLS) { k.Version = 0x0305 }), ErrInvalid},
 	} {
 		w.do(here, func() error {
-			c, err := Restore(tc.state, RestoreOptions{})
+			c, err := restore(tc.state, RestoreOptions{})
 			if err == nil {
 				c.Close()
 			}
@@ -345,7 +345,7 @@ func TestTLSWithoutKernel(t *testing.T) {
 	with := *state
 	with.TLS = exampleTLS().TLS
 	w.do(w.Servers[w.Owner], func() error {
-		if _, err := Restore(&with, RestoreOptions{}); !errors.Is(err, ErrNoTLS) {
+		if _, err := restore(&with, RestoreOptions{}); !errors.Is(err, ErrNoTLS) {
 			t.Errorf("restored: %v, want %v", err, ErrNoTLS)
 		}
 		return nil
@@ -360,7 +360,7 @@ func TestTLSWithoutKernel(t *testing.T) {
 // restoreHere is restore at the server that has the addresses already.
 func (w *world) restoreHere(s *State) (c *Conn) {
 	w.t.Helper()
-	w.do(w.Servers[w.Owner], func() (err error) { c, err = Restore(s, RestoreOptions{}); return err })
+	w.do(w.Servers[w.Owner], func() (err error) { c, err = restore(s, RestoreOptions{}); return err })
 	w.t.Cleanup(func() { c.Close() })
 	w.Route(w.Owner)
 	w.Release()

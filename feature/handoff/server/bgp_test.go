@@ -11,6 +11,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/front"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
+	"github.com/weir-project/weir/feature/handoff/tunnel/tunneltest"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -79,7 +80,7 @@ func TestBGP(t *testing.T) {
 		nstest.Address(t, r, fmt.Sprint("s", i), prefix("10.4.%d.1/24", i))
 		b.gateway(s, fmt.Sprintf("10.4.%d.1", i))
 		b.in(s, func() error {
-			return tunnel.NewHost(tunnel.End{Local: netip.MustParseAddr(fmt.Sprintf("10.4.%d.2", i)), Front: followed, MTU: 1450, Services: []netip.Addr{b.at.Addr()}})
+			return tunneltest.NewHost(tunneltest.End{Local: netip.MustParseAddr(fmt.Sprintf("10.4.%d.2", i)), Front: followed, MTU: 1450, Services: []netip.Addr{b.at.Addr()}})
 		})
 	}
 	dir := t.TempDir()

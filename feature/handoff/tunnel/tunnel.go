@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tunnel makes the two ends of the way between a front end and a host that routers are between: VXLAN (RFC 7348), which
+// Package tunnel makes the front end's end of the way to a host that routers are between: VXLAN (RFC 7348), which
 // every Debian kernel has, carries IPv4 and IPv6 over either, is spread by routers and network cards (its source port is a hash of
 // what it carries), and keeps segmentation offloads. The front end has one device for all hosts; a host has one towards its front
 // end, an ordinary device without any program:
@@ -18,7 +18,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 
 	"github.com/vishvananda/netlink"
@@ -39,8 +38,6 @@ const (
 var (
 	FrontMAC = net.HardwareAddr{2, 'w', 'e', 'i', 'r', 1}
 	HostMAC  = net.HardwareAddr{2, 'w', 'e', 'i', 'r', 2}
-	gateway4 = netip.MustParseAddr("169.254.85.1")
-	gateway6 = netip.MustParseAddr("fe80::7765:6972")
 )
 
 // NewFront makes a front end's device, or takes the one that is there, and returns its index. mtu is that of what goes through
@@ -56,61 +53,6 @@ func NewFront(name string, mtu int) (int, error) {
 		return 0, fmt.Errorf("device %s is somebody else's: take another name", name)
 	}
 	return l.Attrs().Index, raise(l, mtu)
-}
-
-// End is a host's end.
-type End struct {
-	Name     string // of the device; [Device] if empty
-	Local    netip.Addr
-	Front    netip.Addr
-	MTU      int          // of what goes through it
-	Services []netip.Addr // whose packets go back through it
-}
-
-// NewHost makes a host's end, in the network namespace of the calling thread. What is there already stays.
-func NewHost(e End) error {
-	if e.Name == "" {
-		e.Name = Device
-	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.HardwareAddr, attrs.MTU = e.Name, HostMAC, e.MTU
-	l, err := add(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: VNI, Port: Port, SrcAddr: e.Local.AsSlice(), Group: e.Front.AsSlice(), UDP6ZeroCSumRx: true})
-	if err != nil {
-		return err
-	}
-	if err := raise(l, e.MTU); err != nil {
-		return err
-	}
-	for _, s := range e.Services {
-		if err := answers(l, s); err != nil {
-			return fmt.Errorf("the way back from %s: %w", s, err)
-		}
-	}
-	return nil
-}
-
-// answers has what a service sends go to the front end.
-func answers(l netlink.Link, service netip.Addr) error {
-	gateway, family, bits := gateway4, netlink.FAMILY_V4, 32
-	if service.Is6() {
-		gateway, family, bits = gateway6, netlink.FAMILY_V6, 128
-	}
-	err := netlink.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: gateway.AsSlice(), HardwareAddr: FrontMAC, State: netlink.NUD_PERMANENT})
-	if err != nil {
-		return fmt.Errorf("neighbour %s: %w", gateway, err)
-	}
-	all := &net.IPNet{IP: make(net.IP, bits/8), Mask: net.CIDRMask(0, bits)}
-	err = netlink.RouteReplace(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: all, Gw: gateway.AsSlice(), Table: VNI, Flags: int(netlink.FLAG_ONLINK)})
-	if err != nil {
-		return fmt.Errorf("route: %w", err)
-	}
-	r := netlink.NewRule()
-	r.Family, r.Table, r.Priority = family, VNI, VNI
-	r.Src = &net.IPNet{IP: service.AsSlice(), Mask: net.CIDRMask(bits, bits)}
-	if err := netlink.RuleAdd(r); err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("rule: %w", err)
-	}
-	return nil
 }
 
 func add(l *netlink.Vxlan) (netlink.Link, error) {

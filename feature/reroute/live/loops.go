@@ -82,6 +82,3 @@ func DropLoops(l *kernel.WriteLock, scope string) error {
 	}
 	return remove(l, scope)
 }
-
-// Close closes what is open; the loops beat on.
-func (l *Loops) Close() { l.Stalls.Close() }

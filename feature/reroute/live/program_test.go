@@ -236,9 +236,9 @@ func TestLoss(t *testing.T) {
 	if int(s.Sender.Downs) < runs-1 || int(s.Sender.Downs) > runs || runs < 20 {
 		t.Errorf("%d downs, want %d", s.Sender.Downs, runs)
 	}
-	want := FalseAlarms(loss, b.s.Interval, b.s.Multiplier) * seconds
+	want := falseAlarms(loss, b.s.Interval, b.s.Multiplier) * seconds
 	if math.Abs(float64(runs)-want) > 4*math.Sqrt(want) {
-		t.Errorf("%d false alarms, FalseAlarms expects %.0f", runs, want)
+		t.Errorf("%d false alarms, falseAlarms expects %.0f", runs, want)
 	}
 }
 
@@ -345,4 +345,12 @@ func TestRecordedFarewell(t *testing.T) {
 	if s := b.state(); s.Closed != uint64(start+time.Second) {
 		t.Errorf("closed at %d", s.Closed)
 	}
+}
+
+// falseAlarms is how often, per second on average, a session takes a link that works for dead, when each way of it loses packets
+// independently with probability loss: as often as multiplier answers in a row are missing. What is lost together (a burst longer
+// than multiplier intervals) is an outage, and no false alarm.
+func falseAlarms(loss float64, interval time.Duration, multiplier int) float64 {
+	missing := 1 - (1-loss)*(1-loss)
+	return math.Pow(missing, float64(multiplier)) * (1 - missing) / interval.Seconds()
 }
