@@ -13,7 +13,7 @@ import (
 
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/internal/nstest"
-	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 )
 
 const fileOfServe = `
@@ -28,7 +28,7 @@ filter:
 // features are left alone.
 func TestServeAppliesItsFile(t *testing.T) {
 	nstest.NeedRoot(t)
-	if err := kernel.NFTMatch.Check(); err != nil {
+	if err := hook.NFTMatch.Check(); err != nil {
 		t.Skip("need: kernel:", err)
 	}
 	w := newWorld(t)

@@ -13,6 +13,8 @@ import (
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 const withFilter = `
@@ -27,7 +29,7 @@ filter:
 // Features stand side by side in one file, one status and one page of metrics.
 func TestFilterBesideServices(t *testing.T) {
 	nstest.NeedRoot(t)
-	if err := kernel.NFTMatch.Check(); err != nil {
+	if err := hook.NFTMatch.Check(); err != nil {
 		t.Skip("need: kernel:", err)
 	}
 	w := newWorld(t)
@@ -109,7 +111,7 @@ filter:
 // An explanation goes the packet's way: filters, the lookup, the guard; and ends where the packet does.
 func TestExplainGoesThePacketsWay(t *testing.T) {
 	nstest.NeedRoot(t)
-	for _, n := range []kernel.Need{kernel.NFTMatch, kernel.CgroupIngress, kernel.CompareAndSwap} {
+	for _, n := range []kernel.Need{hook.NFTMatch, probe.CgroupIngress, probe.CompareAndSwap} {
 		if err := n.Check(); err != nil {
 			t.Skip("need: kernel:", err)
 		}

@@ -28,6 +28,7 @@ import (
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 	"golang.org/x/sys/unix"
 )
 
@@ -61,7 +62,7 @@ func damagedWorld(t *testing.T) (w world, c *Config, pid int) {
 func damagedWorldOf(t *testing.T, config string, needs ...kernel.Need) (w world, c *Config, pid int, agents *agents) {
 	t.Helper()
 	nstest.NeedRoot(t)
-	for _, n := range append(needs, kernel.CgroupIngress, kernel.CompareAndSwap) {
+	for _, n := range append(needs, probe.CgroupIngress, probe.CompareAndSwap) {
 		if err := n.Check(); err != nil {
 			t.Skip("need: kernel:", err)
 		}

@@ -23,6 +23,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 	"golang.org/x/sys/unix"
 )
 
@@ -165,7 +166,7 @@ func (w world) inBox(c *Config) uint64 {
 // A namespace whose inode number was another's, of which weir has pins, gets nothing of them, also if it has its name.
 func TestHeirOfANamespaceGetsNothing(t *testing.T) {
 	nstest.NeedRoot(t)
-	for _, n := range []kernel.Need{kernel.TCXLink, kernel.NetfilterLink, kernel.CgroupIngress, kernel.CompareAndSwap, kernel.NetnsCookie} {
+	for _, n := range []kernel.Need{kernel.TCXLink, kernel.NetfilterLink, probe.CgroupIngress, probe.CompareAndSwap, kernel.NetnsCookie} {
 		if err := n.Check(); err != nil {
 			t.Skip("need: kernel:", err)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 )
 
 const unlinked = `
@@ -28,7 +29,7 @@ filter:
 // them up again, or weir serve.
 func TestLostFiltersAreTold(t *testing.T) {
 	nstest.NeedRoot(t)
-	for _, n := range []kernel.Need{kernel.NFTMatch, kernel.ClsactFilter} {
+	for _, n := range []kernel.Need{hook.NFTMatch, kernel.ClsactFilter} {
 		if err := n.Check(); err != nil {
 			t.Skip("need: kernel:", err)
 		}

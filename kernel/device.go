@@ -110,11 +110,11 @@ func (a TCX) Around(l Link) (before, behind []string, err error) {
 // probeTCX asks for a device that there cannot be: a kernel with tcx says so,
 // and others do not know what is meant.
 func probeTCX() error {
-	liftMemlock()
+	LiftMemlock()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
 	if err != nil {
-		return explainProbe(err)
+		return ExplainProbe(err)
 	}
 	defer p.Close()
 	l, err := link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: p, Attach: ebpf.AttachTCXIngress})
@@ -125,7 +125,7 @@ func probeTCX() error {
 	case errors.Is(err, unix.ENODEV):
 		return nil
 	}
-	return explainProbe(err)
+	return ExplainProbe(err)
 }
 
 // XDP is the hook of a device's incoming packets before the kernel makes socket
@@ -141,7 +141,7 @@ type XDP struct {
 
 // XDPProgram is the need of [XDP].
 var XDPProgram = Need{Name: "XDP programs", Since: "4.8", Optional: true,
-	For: "hook: xdp and xdp-generic", Remedy: "use hook: tcx", Probe: probeProgram(ebpf.XDP)}
+	For: "hook: xdp and xdp-generic", Remedy: "use hook: tcx", Probe: ProbeProgram(ebpf.XDP)}
 
 func (a XDP) String() string { return a.Kind() + " of " + a.Device }
 

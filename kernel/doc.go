@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kernel is the only part of weir that loads, pins, links, locks,
-// upgrades and probes. State lives in the kernel: BPF maps and links pinned in
+// Package kernel is the only part of weir that loads, pins, links, locks and
+// upgrades. Packages below it attach without links and probe. State lives in the kernel: BPF maps and links pinned in
 // directories of a BPF file system,
 //
 //	/sys/fs/bpf/weir/<netns>/<feature>/<instance>/{meta,map_*,link_*}

@@ -4,16 +4,12 @@ package kernel
 
 import (
 	"errors"
-	"fmt"
-	"net/netip"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -56,28 +52,9 @@ type pipe struct {
 	t *testing.T
 }
 
-// flows says what arrives at b from a, and waits longer for what should.
-func (p pipe) flows(wanted string) string {
-	p.t.Helper()
-	var out []string
-	for _, f := range []struct {
-		name     string
-		from, to netip.Addr
-	}{{"4", p.A4, p.B4}, {"6", p.A6, p.B6}} {
-		to := nstest.ListenUDP(p.t, p.B, netip.AddrPortFrom(f.to, 0))
-		from := nstest.ListenUDP(p.t, p.A, netip.AddrPortFrom(f.from, 0))
-		if nstest.Arrives(p.t, from, to, strings.Contains(wanted, f.name)) {
-			out = append(out, f.name)
-		}
-		to.Close()
-		from.Close()
-	}
-	return strings.Join(out, "")
-}
-
 func (p pipe) want(flows, when string) {
 	p.t.Helper()
-	if got := p.flows(flows); got != flows {
+	if got := p.Flows(p.t, flows); got != flows {
 		p.t.Errorf("%s: families %q arrive, want %q", when, got, flows)
 	}
 }
@@ -215,105 +192,4 @@ func TestClsactFilter(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestNFT(t *testing.T) {
-	needs(t, NFTMatch)
-	p := pipe{nstest.NewWire(t), t}
-	a := NFT{Table: "weir_test", Hook: Input, Priority: -5}
-	pinned := func(verdict int32) string {
-		prog := returns(t, ebpf.SocketFilter, verdict)
-		path := filepath.Join(nstest.BPFFS, fmt.Sprintf("nft_%d_%s", verdict, p.NameA))
-		if err := prog.Pin(path); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { prog.Unpin() })
-		return path
-	}
-	drop, pass := pinned(0), pinned(1)
-	note := func(a NFT, want string) {
-		t.Helper()
-		within(t, p.B, func() error {
-			got, ok, err := a.Note()
-			if ok != (want != "") || got != want {
-				t.Errorf("note %q, %v, want %q", got, ok, want)
-			}
-			return err
-		})
-	}
-	note(a, "")
-	within(t, p.B, func() error { return a.Attach(drop, "first") })
-	p.want("", "dropping")
-	note(a, "first")
-	within(t, p.B, func() error { return a.Attach(pass, "second") })
-	p.want("46", "exchanged for one that passes")
-	note(a, "second")
-	moved := a
-	moved.Priority, moved.Hook = 10, Prerouting
-	within(t, p.B, func() error { return moved.Attach(drop, "third") })
-	p.want("", "dropping at another hook")
-	note(a, "")
-	note(moved, "third")
-	within(t, p.B, func() error { return errors.Join(a.Detach(), a.Detach()) })
-	p.want("46", "detached")
-	err := p.B.Do(func() error { return a.Attach(nstest.BPFFS+"/none", "x") })
-	if !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), a.Table) {
-		t.Errorf("without a program: %v", err)
-	}
-	note(a, "")
-	if err := p.B.Do(func() error { return a.Attach("/"+strings.Repeat("x", 511), "x") }); err == nil || !strings.Contains(err.Error(), "511") {
-		t.Errorf("a path that xt_bpf has no room for: %v", err)
-	}
-}
-
-func TestSocketFilter(t *testing.T) {
-	nstest.NeedRoot(t)
-	w := nstest.NewWire(t)
-	to := nstest.ListenUDP(t, w.B, netip.AddrPortFrom(w.B4, 0))
-	from := nstest.ListenUDP(t, w.A, netip.AddrPortFrom(w.A4, 0))
-	raw, err := to.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	raw.Control(func(fd uintptr) {
-		s := &SocketFilter{FD: int(fd), Name: "udp test"}
-		if err := s.Detach(); err != nil {
-			t.Error(err)
-		}
-		if err := s.Attach(returns(t, ebpf.SocketFilter, 0)); err != nil {
-			t.Fatal(err)
-		}
-		if nstest.Arrives(t, from, to, false) {
-			t.Error("a datagram passes a filter that drops all")
-		}
-		other := &SocketFilter{FD: int(fd), Name: "udp test"}
-		if err := other.Attach(returns(t, ebpf.SocketFilter, -1)); !errors.Is(err, ErrOccupied) || !strings.Contains(err.Error(), "eBPF") {
-			t.Errorf("replaced an eBPF filter: %v", err)
-		}
-		if err := s.Attach(returns(t, ebpf.SocketFilter, -1)); err != nil {
-			t.Errorf("exchanging its own: %v", err)
-		}
-		if !nstest.Arrives(t, from, to, true) {
-			t.Error("a datagram does not pass a filter that passes all")
-		}
-		if err := errors.Join(s.Detach(), s.Detach()); err != nil {
-			t.Error(err)
-		}
-		classic := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0xffff}}
-		if err := unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &classic[0]}); err != nil {
-			t.Fatal(err)
-		}
-		if err := other.Attach(returns(t, ebpf.SocketFilter, 0)); !errors.Is(err, ErrOccupied) || !strings.Contains(err.Error(), "classic") {
-			t.Errorf("replaced a classic filter: %v", err)
-		}
-		if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 1); err != nil {
-			t.Fatal(err)
-		}
-		if err := other.Attach(returns(t, ebpf.SocketFilter, 0)); !errors.Is(err, ErrOccupied) || !strings.Contains(err.Error(), "SO_LOCK_FILTER") {
-			t.Errorf("a locked socket: %v", err)
-		}
-		if !nstest.Arrives(t, from, to, true) {
-			t.Error("the application's own filter is gone")
-		}
-	})
 }

@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 )
 
 // Collection is what was loaded of an object: its maps and programs by name.
@@ -21,7 +23,7 @@ type Collection = ebpf.Collection
 // share gives maps that exist already in place of new ones; those that the
 // programs do not use are ignored.
 func Load(spec *ebpf.CollectionSpec, programs []string, share map[string]*ebpf.Map) (*Collection, error) {
-	liftMemlock()
+	LiftMemlock()
 	part := *spec // the library copies what it changes of programs and maps
 	spec = &part
 	spec.Programs, spec.Maps = maps.Clone(spec.Programs), maps.Clone(spec.Maps)
@@ -63,10 +65,10 @@ func Load(spec *ebpf.CollectionSpec, programs []string, share map[string]*ebpf.M
 	return c, nil
 }
 
-// liftMemlock comes before whatever creates maps and programs: kernels before
+// LiftMemlock comes before whatever creates maps and programs: kernels before
 // 5.11 charge their memory to RLIMIT_MEMLOCK, which is small by default. Later
 // ones do not, and lose nothing where it fails.
-func liftMemlock() { _ = rlimit.RemoveMemlock() }
+func LiftMemlock() { _ = rlimit.RemoveMemlock() }
 
 // explainLoad turns the kernel's refusal into a sentence with a remedy.
 func explainLoad(what string, err error) error {
@@ -84,3 +86,47 @@ func explainLoad(what string, err error) error {
 
 // ObjectHash is the SHA-256 of a BPF object, as meta keeps it.
 func ObjectHash(elf []byte) [sha256.Size]byte { return sha256.Sum256(elf) }
+
+// capabilities are those that BPF and attaching ask for (capabilities(7)).
+var capabilities = []struct {
+	bit  uint
+	name string
+}{{unix.CAP_BPF, "CAP_BPF"}, {unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_PERFMON, "CAP_PERFMON"}}
+
+// rightsLacking says what this process lacks, for an error of the kernel's that does not:
+// a container's root may have none of the capabilities.
+func rightsLacking() string {
+	lacks := missingCapabilities()
+	switch {
+	case os.Geteuid() != 0 && len(lacks) > 0:
+		return "run as root, or with " + strings.Join(lacks, ", ")
+	case len(lacks) > 0:
+		return fmt.Sprintf("this process is root and lacks %s: add them to the container (--cap-add) or the unit (CapabilityBoundingSet=, AmbientCapabilities=)", strings.Join(lacks, ", "))
+	}
+	return "it has CAP_BPF: a security module, seccomp or a user namespace refuses; see the kernel's log"
+}
+
+// missingCapabilities are those that are not effective. CAP_SYS_ADMIN stands for CAP_BPF
+// and CAP_PERFMON.
+func missingCapabilities() (out []string) {
+	status, err := os.ReadFile("/proc/thread-self/status")
+	if err != nil {
+		return nil
+	}
+	var effective uint64
+	for line := range strings.Lines(string(status)) {
+		if text, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			effective, err = strconv.ParseUint(strings.TrimSpace(text), 16, 64)
+		}
+	}
+	if err != nil {
+		return nil
+	}
+	for _, c := range capabilities {
+		admin := c.bit != unix.CAP_NET_ADMIN && effective&(1<<unix.CAP_SYS_ADMIN) != 0
+		if effective&(1<<c.bit) == 0 && !admin {
+			out = append(out, c.name)
+		}
+	}
+	return out
+}

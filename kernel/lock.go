@@ -10,6 +10,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -26,7 +28,7 @@ type WriteLock struct {
 // Lock waits until no other weir command changes the pins below r, then mends
 // what a killed one left half done. It makes the root where it is missing.
 func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
-	liftMemlock()
+	LiftMemlock()
 	for began, told := time.Now(), false; ; {
 		if err := r.Usable(); err != nil {
 			return nil, err
@@ -159,3 +161,37 @@ func setRights(path string, dir bool, gid int) error {
 	}
 	return os.Chmod(path, mode)
 }
+
+// Interrupted is the error of a change that INT or TERM ended. It wraps the context's error.
+type Interrupted struct {
+	Became string // what became of the change: "nothing was changed", "half done: " and the remedy
+	Err    error
+}
+
+func (e *Interrupted) Error() string {
+	if strings.HasPrefix(e.Became, "half done") {
+		return e.Became
+	}
+	return "interrupted: " + e.Became
+}
+
+// Unwrap returns the context's error.
+func (e *Interrupted) Unwrap() error { return e.Err }
+
+// Stopped returns err as an [Interrupted] if it comes from the end of ctx and does not say yet what became of the change.
+func Stopped(ctx context.Context, err error, became string) error {
+	if err == nil || ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
+		return err
+	}
+	if _, told := errors.AsType[*Interrupted](err); told {
+		return err
+	}
+	return &Interrupted{became, err}
+}
+
+// writing counts the locks that this process has, and those that it ever had.
+var writing struct{ now, ever atomic.Int64 }
+
+// Writing says whether this process has the lock of a root, and whether it ever had one: who has to end knows by it whether a
+// change may be half done.
+func Writing() (now, ever bool) { return writing.now.Load() > 0, writing.ever.Load() > 0 }

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/sockfilter"
@@ -92,4 +94,52 @@ func Require(needs []Need) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// NetnsCookie tells a namespace from a later one with the same inode number.
+var NetnsCookie = Need{Name: "SO_NETNS_COOKIE", Since: "5.14", Optional: true,
+	For: "telling a namespace from a later one of the same number; without it by its links alone",
+	Probe: func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		_, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		return err
+	}}
+
+// ProbeProgram probes a type of programs.
+func ProbeProgram(t ebpf.ProgramType) func() error {
+	return func() error {
+		LiftMemlock()
+		return ExplainProbe(features.HaveProgramType(t))
+	}
+}
+
+// ProbeMap probes a type of maps.
+func ProbeMap(t ebpf.MapType) func() error {
+	return func() error {
+		LiftMemlock()
+		return ExplainProbe(features.HaveMapType(t))
+	}
+}
+
+// ExplainProbe names the rights that a refused probe lacks.
+func ExplainProbe(err error) error {
+	if errors.Is(err, os.ErrPermission) {
+		return fmt.Errorf("%w: %s", os.ErrPermission, rightsLacking()) // libraries guess at other reasons
+	}
+	return err
+}
+
+// Release is the running kernel's, as uname has it. Only tests and messages
+// compare it: what a kernel can do is probed.
+func Release() (v [2]int, err error) {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return v, err
+	}
+	_, err = fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &v[0], &v[1])
+	return v, err
 }

@@ -47,7 +47,7 @@ func (h InetHook) String() string { return inetHooks[h] }
 // NetfilterLink is the need of [Netfilter].
 var NetfilterLink = Need{Name: "netfilter links", Since: "6.4", Optional: true,
 	For: "hook: netfilter", Remedy: "use hook: nft or tcx; or a kernel built with CONFIG_NETFILTER_BPF_LINK",
-	Probe: probeProgram(ebpf.Netfilter)}
+	Probe: ProbeProgram(ebpf.Netfilter)}
 
 func (a Netfilter) String() string {
 	family := "IPv4"

@@ -4,9 +4,11 @@ package kernel
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 // AttachedProgram is a program that runs at a hook, whoever attached it.
@@ -35,4 +37,33 @@ func LookupPrograms(fd int) ([]AttachedProgram, error) {
 		out = append(out, a)
 	}
 	return out, nil
+}
+
+// WaitForPrograms returns when every BPF program has ended that was running at the call, within some 20 ms: a program that
+// has been replaced still runs where a packet met it before. membarrier(2) with MEMBARRIER_CMD_GLOBAL is synchronize_rcu()
+// to the kernel. Where it is refused (nohz_full), a change of a map of maps waits for the same
+// (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
+func WaitForPrograms() {
+	const global = 1
+	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0); errno == 0 {
+		return
+	}
+	waitByMap()
+}
+
+// waitByMap waits for running programs by replacing a map in a map of maps.
+func waitByMap() {
+	inner := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
+	in, err := ebpf.NewMap(inner)
+	if err == nil {
+		defer in.Close()
+		var outer *ebpf.Map
+		if outer, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner}); err == nil {
+			defer outer.Close()
+			err = outer.Put(uint32(0), in)
+		}
+	}
+	if err != nil {
+		time.Sleep(time.Second) // no program runs for so long
+	}
 }

@@ -32,7 +32,7 @@ type Clsact struct {
 var ClsactFilter = Need{Name: "tc filters (clsact)", Since: "4.5", Optional: true,
 	For:    "filters of a device's packets where the kernel has no tcx",
 	Remedy: "the kernel must be built with CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS",
-	Probe:  func() error { return probeProgram(ebpf.SchedCLS)() }}
+	Probe:  func() error { return ProbeProgram(ebpf.SchedCLS)() }}
 
 const (
 	tcPriority = 1

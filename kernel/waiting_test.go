@@ -69,7 +69,7 @@ func playBare([]string) error {
 	if err := unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]); err != nil {
 		return err
 	}
-	fmt.Println(SkLookup.Check())
+	fmt.Println(XDPProgram.Check())
 	_, err := Load(twoPrograms(), []string{"uses_a"}, nil)
 	fmt.Println(err)
 	return nil

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/steer/spec"
-	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 func TestMoveDrainBypass(t *testing.T) {
@@ -53,7 +53,7 @@ func TestMoveDrainBypass(t *testing.T) {
 
 // A change announces whose sessions it resets; --rate 0 leaves them to weir steer reset.
 func TestResetsOnTheCommandLine(t *testing.T) {
-	if err := kernel.DiagDestroy.Check(); err != nil {
+	if err := probe.DiagDestroy.Check(); err != nil {
 		t.Skip("need: kernel", err)
 	}
 	listen(t)

@@ -21,6 +21,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // Name is the pin directory, metric prefix, config key and command.
@@ -56,7 +57,7 @@ func New() Feature {
 	f := Feature{feature.Set[Item, View]{
 		Store:   kernel.Store[Item]{Feature: Name, ABI: 1, Object: func() []byte { return Object }},
 		NameOf:  func(i Item) string { return i.Name },
-		NeedsOf: func([]Item) []kernel.Need { return []kernel.Need{kernel.CgroupIngress} },
+		NeedsOf: func([]Item) []kernel.Need { return []kernel.Need{probe.CgroupIngress} },
 	}}
 	f.Reconcile, f.View = f.reconcile, f.view
 	return f

@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/compile/running"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 )
 
 // Feature is filtering as host sees it.
@@ -39,7 +40,7 @@ func (Feature) Needs(c Config) []kernel.Need {
 		return n
 	}
 	return []kernel.Need{need(kernel.XDPProgram, HookXDP, HookXDPGeneric), kernel.TCXLink, need(kernel.ClsactFilter, HookClsact, HookTCX),
-		need(kernel.NetfilterLink, HookNetfilter), need(running.DynptrSkb, HookNetfilter), need(kernel.NFTMatch, HookNFT)}
+		need(kernel.NetfilterLink, HookNetfilter), need(running.DynptrSkb, HookNetfilter), need(hook.NFTMatch, HookNFT)}
 }
 
 // State implements feature.Feature.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 	"golang.org/x/sys/unix"
 )
 
@@ -144,8 +145,8 @@ func (netfilterLinks) clear(s *site, _ *published) error { return s.dropLinks() 
 // no link: the rule's comment says which form of the filter it is of.
 type nftRule struct{}
 
-func (nftRule) at(f Filter) kernel.NFT {
-	return kernel.NFT{Table: "weir_" + f.Name, Hook: points[f.At], Priority: f.Priority}
+func (nftRule) at(f Filter) hook.NFT {
+	return hook.NFT{Table: "weir_" + f.Name, Hook: points[f.At], Priority: f.Priority}
 }
 
 func (nftRule) attach(*site, map[string]*ebpf.Map, *ebpf.Program) (map[string]kernel.Link, error) {

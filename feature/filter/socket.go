@@ -11,6 +11,7 @@ import (
 
 	"github.com/weir-project/weir/feature/filter/compile"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,7 +23,7 @@ import (
 // A Socket is not for use by several goroutines at a time.
 type Socket struct {
 	conn  syscall.Conn
-	at    kernel.SocketFilter
+	at    hook.SocketFilter
 	start compile.Start
 	form  Filter
 	coll  *kernel.Collection

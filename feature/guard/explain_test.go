@@ -15,13 +15,13 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
-	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // What Explain says of a datagram is what becomes of real ones: before a flood, in it, and after it, where a guard gives a
 // heavy source what is free at random. Asking charges nothing.
 func TestExplainIsWhatHappens(t *testing.T) {
-	w := newWorld(t, kernel.CgroupIngress)
+	w := newWorld(t, probe.CgroupIngress)
 	w.apply(guarded(t, "dns", Options{Limit: 20}, "udp :5300"))
 	ns, err := netns.Current()
 	if err != nil {
@@ -196,7 +196,7 @@ func explain(t *testing.T, w *world, p feature.Packet) []feature.Sight {
 
 // Datagrams that a guard is not for are none of its business.
 func TestExplainElsewhere(t *testing.T) {
-	w := newWorld(t, kernel.CgroupIngress)
+	w := newWorld(t, probe.CgroupIngress)
 	w.apply(guarded(t, "dns", Options{Limit: 20}, "udp 127.0.0.0/8:5300"))
 	inode := w.state("dns").rec.Meta.Inode
 	for _, c := range []struct {

@@ -11,6 +11,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // Feature is guarding as host sees it.
@@ -30,7 +31,7 @@ func (Feature) Name() string { return Name }
 
 // Needs implements feature.Feature. Guards are optional: what they need is required where there is one.
 func (Feature) Needs(c Config) []kernel.Need {
-	swap, sockets, frames := kernel.CompareAndSwap, kernel.CgroupIngress, kernel.XDPProgram
+	swap, sockets, frames := probe.CompareAndSwap, probe.CgroupIngress, kernel.XDPProgram
 	swap.Optional = len(c.Services) == 0
 	at := func(interfaces bool) func(Service) bool {
 		return func(s Service) bool { return (len(s.Interfaces) > 0) == interfaces }
@@ -38,7 +39,7 @@ func (Feature) Needs(c Config) []kernel.Need {
 	sockets.Optional = !slices.ContainsFunc(c.Services, at(false))
 	frames.Optional = !slices.ContainsFunc(c.Services, at(true))
 	frames.For, frames.Remedy = "guard at interfaces", "leave interfaces out: the guard then decides at the sockets"
-	return []kernel.Need{swap, sockets, kernel.PacketNetnsCookie, frames}
+	return []kernel.Need{swap, sockets, probe.PacketNetnsCookie, frames}
 }
 
 // State implements feature.Feature.
@@ -79,7 +80,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 		}
 	}
 	plan.Steps = append(plan.Steps, late.Steps...)
-	if kernel.PacketNetnsCookie.Check() != nil && slices.ContainsFunc(want.Services, func(s Service) bool { return len(s.Interfaces) == 0 }) {
+	if probe.PacketNetnsCookie.Check() != nil && slices.ContainsFunc(want.Services, func(s Service) bool { return len(s.Interfaces) == 0 }) {
 		plan.Warn("this kernel does not tell a guard at sockets which network namespace it is in (Linux 6.15): datagrams to the same address and port in other namespaces are charged to it, too; interfaces: has it decide there")
 	}
 	return plan, nil

@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 	"golang.org/x/sys/unix"
 )
 
@@ -42,7 +43,7 @@ func unlimited(t testing.TB, s udpServer) {
 }
 
 func TestServiceAtSockets(t *testing.T) {
-	w := newWorld(t, kernel.CgroupIngress)
+	w := newWorld(t, probe.CgroupIngress)
 	dns := func(o Options) Service { return guarded(t, "dns", o, "udp :5300", "tcp :5300") }
 	v4, v6, other := listenUDP(t, "127.0.0.1:5300"), listenUDP(t, "[::1]:5300"), listenUDP(t, "127.0.0.1:5301")
 
@@ -92,7 +93,7 @@ func TestServiceAtSockets(t *testing.T) {
 
 // TestOtherNamespace has a guard leave the same port of another namespace alone.
 func TestOtherNamespace(t *testing.T) {
-	w := newWorld(t, kernel.CgroupIngress, kernel.PacketNetnsCookie)
+	w := newWorld(t, probe.CgroupIngress, probe.PacketNetnsCookie)
 	w.apply(guarded(t, "dns", Options{Limit: 50}, "udp :5300"))
 	limited(t, listenUDP(t, "127.0.0.1:5300"), 50)
 	err := netns.InNew(func() error {
@@ -109,7 +110,7 @@ func TestOtherNamespace(t *testing.T) {
 
 // TestEachDestination limits each address by itself.
 func TestEachDestination(t *testing.T) {
-	w := newWorld(t, kernel.CgroupIngress)
+	w := newWorld(t, probe.CgroupIngress)
 	w.apply(guarded(t, "dns", Options{Each: 50}, "udp 127.0.0.0/8:5300"))
 	a, b := listenUDP(t, "127.0.0.1:5300"), listenUDP(t, "127.0.0.2:5300")
 	limited(t, a, 50)
@@ -134,7 +135,7 @@ func TestEachDestination(t *testing.T) {
 
 // TestTwoServices has each of two guards count its own, the longer prefix first.
 func TestTwoServices(t *testing.T) {
-	w := newWorld(t, kernel.CgroupIngress)
+	w := newWorld(t, probe.CgroupIngress)
 	w.apply(guarded(t, "all", Options{Limit: 1000}, "udp 127.0.0.0/8:5300"), guarded(t, "one", Options{Limit: 50}, "udp 127.0.0.9:5300"))
 	limited(t, listenUDP(t, "127.0.0.9:5300"), 50)
 	if g := w.state("all"); g.Passed+g.Refused != 0 {
@@ -172,7 +173,7 @@ func TestServiceAtInterfaces(t *testing.T) {
 		t.Errorf("problem: %s", g.Problem)
 	}
 	// From the interface to the sockets: the same guard decides elsewhere.
-	if kernel.CgroupIngress.Check() != nil {
+	if probe.CgroupIngress.Check() != nil {
 		return
 	}
 	before := w.state("dns").Refused
@@ -268,7 +269,7 @@ func TestConfigErrors(t *testing.T) {
 // TestKilled kills the first apply, a change and a removal at each of their steps: what was there before holds until
 // the next command, which finishes.
 func TestKilled(t *testing.T) {
-	w := newWorld(t, kernel.CgroupIngress)
+	w := newWorld(t, probe.CgroupIngress)
 	s := listenUDP(t, "127.0.0.1:5300")
 	a := guarded(t, "dns", Options{Limit: 100}, "udp :5300")
 	b := guarded(t, "dns", Options{Limit: 50}, "udp :5300", "udp :5302")
@@ -307,7 +308,7 @@ func TestKilled(t *testing.T) {
 
 // TestUpgrade has another weir's programs replaced under their links; the guard's state stays.
 func TestUpgrade(t *testing.T) {
-	w := newWorld(t, kernel.CgroupIngress)
+	w := newWorld(t, probe.CgroupIngress)
 	s := listenUDP(t, "127.0.0.1:5300")
 	mine := object
 	object = append(slices.Clone(mine), 0) // ELF does not mind
@@ -335,7 +336,7 @@ func TestUpgrade(t *testing.T) {
 
 // TestTCPPasses has connections to a guarded service's port work while it is flooded.
 func TestTCPPasses(t *testing.T) {
-	w := newWorld(t, kernel.CgroupIngress)
+	w := newWorld(t, probe.CgroupIngress)
 	w.apply(guarded(t, "dns", Options{Limit: 1}, "udp :5300", "tcp :5300"))
 	limited(t, listenUDP(t, "127.0.0.1:5300"), 1)
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // hooksName is the instance of a namespace that holds what all its guards share: the links, and the maps by which the
@@ -97,7 +98,7 @@ func openHooks(l *kernel.WriteLock, ref string, id netns.ID) (_ *hooks, err erro
 // programs loads the programs of some hooks over the shared maps.
 func (h *hooks) programs(at ...Hook) (*kernel.Collection, error) {
 	c := constants{}
-	if kernel.PacketNetnsCookie.Check() == nil {
+	if probe.PacketNetnsCookie.Check() == nil {
 		cookie, err := h.ns.Cookie()
 		if err != nil {
 			return nil, err

@@ -7,6 +7,7 @@ import (
 
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 func TestMain(m *testing.M) {
@@ -18,7 +19,7 @@ func TestMain(m *testing.M) {
 func need(t testing.TB, more ...kernel.Need) {
 	t.Helper()
 	nstest.NeedRoot(t)
-	for _, n := range append(more, kernel.CompareAndSwap) {
+	for _, n := range append(more, probe.CompareAndSwap) {
 		if err := n.Check(); err != nil {
 			t.Skip("need: kernel", err)
 		}

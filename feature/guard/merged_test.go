@@ -15,7 +15,7 @@ import (
 
 	client "github.com/weir-project/weir/clients/go/guard"
 	"github.com/weir-project/weir/internal/nstest"
-	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // merged has the simulation's next packets be of so many datagrams, as the kernel's struct __sk_buff says it.
@@ -241,7 +241,7 @@ func TestMergedOnSockets(t *testing.T) {
 			check(t, s, g.Counts)
 		})
 		t.Run("service "+address, func(t *testing.T) {
-			w := newWorld(t, kernel.CgroupIngress)
+			w := newWorld(t, probe.CgroupIngress)
 			w.apply(guarded(t, "quic", Options{Limit: limit}, "udp :5300"))
 			check(t, gro(t, address), func() Counts { return w.state("quic").Counts })
 			w.apply()

@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // guardsOf are the guards that the pins tell of.
@@ -33,7 +34,7 @@ func (w *world) guardsOf(name string) []GuardState {
 // TestKilledSaysSo kills the apply of a second guard, and a change of its destinations, at each of their steps: before
 // anything mends it, the state says that it limits only if it does, and weir serve finds out.
 func TestKilledSaysSo(t *testing.T) {
-	w := newWorld(t, kernel.CgroupIngress)
+	w := newWorld(t, probe.CgroupIngress)
 	s := listenUDP(t, "127.0.0.1:5301")
 	first := guarded(t, "dns", Options{Limit: 100}, "udp :5300")
 	other := guarded(t, "ntp", Options{Limit: 100}, "udp :5399")
@@ -105,7 +106,7 @@ func (s Service) in(ns string) Service {
 // TestNotAttachedNotThere has attaching fail, as somebody else has the interface: a new guard is not there afterwards,
 // and one that is changed stays as it was.
 func TestNotAttachedNotThere(t *testing.T) {
-	need(t, kernel.XDPProgram, kernel.CgroupIngress)
+	need(t, kernel.XDPProgram, probe.CgroupIngress)
 	wire := nstest.NewWire(t)
 	w := &world{t: t, root: kernel.OpenRoot(nstest.BPFFS + "/weir-occupied")}
 	occupy(t, wire.B, nstest.WireDevice)
@@ -175,7 +176,7 @@ func TestNotAttachedNotThere(t *testing.T) {
 // TestOthersHold has somebody else take the interface of one guard: the others of the namespace are changed, added and
 // removed, and hold; the apply says what is not in force.
 func TestOthersHold(t *testing.T) {
-	need(t, kernel.XDPProgram, kernel.CgroupIngress)
+	need(t, kernel.XDPProgram, probe.CgroupIngress)
 	wire := nstest.NewWire(t)
 	w := &world{t: t, root: kernel.OpenRoot(nstest.BPFFS + "/weir-others")}
 	nstest.Cable(t, wire.A, "up0", wire.B, "up0")
@@ -249,7 +250,7 @@ func TestOthersHold(t *testing.T) {
 // TestUnreadableBeside has a guard of another weir beside one that lost its place: that is mended, and what the other has
 // stays as it is.
 func TestUnreadableBeside(t *testing.T) {
-	need(t, kernel.XDPProgram, kernel.CgroupIngress)
+	need(t, kernel.XDPProgram, probe.CgroupIngress)
 	wire := nstest.NewWire(t)
 	w := &world{t: t, root: kernel.OpenRoot(nstest.BPFFS + "/weir-unreadable")}
 	theirs := guarded(t, "a", Options{Limit: 50, Interfaces: []string{nstest.WireDevice}}, "udp :5300").in(wire.NameB)

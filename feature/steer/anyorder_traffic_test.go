@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/steer/slots"
-	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // exitHook says whether the kernel tells of exits (an optional need).
-func exitHook() bool { return kernel.ExitTracepoint.Check() == nil }
+func exitHook() bool { return probe.ExitTracepoint.Check() == nil }
 
 // destination is where a source sends.
 func destination(from netip.Addr) netip.AddrPort {

@@ -17,13 +17,14 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
 )
 
 func needBindShare(t *testing.T) {
 	t.Helper()
-	if err := kernel.BindShare.Check(); err != nil {
+	if err := probe.BindShare.Check(); err != nil {
 		t.Skip("need: kernel 6.1 (bpf_setsockopt of SO_REUSEPORT in bind hooks):", err)
 	}
 }

@@ -23,12 +23,13 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/kerneltest"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // needExitHook skips where the kernel cannot tell of exits: a declared,
 // optional need.
 func needExitHook(t testing.TB) {
-	if err := kernel.ExitTracepoint.Check(); err != nil {
+	if err := probe.ExitTracepoint.Check(); err != nil {
 		t.Skip("need: kernel", err)
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
 )
@@ -192,7 +193,7 @@ func foreign(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	if err := (kernel.ReuseportGroup{FD: fd, Name: "the sink"}).Attach(prog); err != nil {
+	if err := (hook.ReuseportGroup{FD: fd, Name: "the sink"}).Attach(prog); err != nil {
 		t.Fatal(err)
 	}
 }

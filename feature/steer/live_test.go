@@ -20,6 +20,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
 )
@@ -105,7 +106,7 @@ func (r *router) up(t testing.TB, want bool) bool {
 // needDestroy skips where the kernel cannot close others' sessions.
 func needDestroy(t testing.TB) {
 	t.Helper()
-	if err := kernel.DiagDestroy.Check(); err != nil {
+	if err := probe.DiagDestroy.Check(); err != nil {
 		t.Skip("need: kernel", err)
 	}
 }

@@ -20,6 +20,8 @@ import (
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // loadDevices reads the file of a service that is by device.
@@ -125,11 +127,11 @@ func (Feature) Name() string { return spec.Name }
 
 // Needs implements feature.Feature.
 func (Feature) Needs(c spec.Config) []kernel.Need {
-	share := kernel.BindShare
+	share := probe.BindShare
 	share.Optional = !slices.ContainsFunc(c.Services, func(s spec.Service) bool { return s.SharePort })
-	copies := kernel.TCFilter
+	copies := probe.TCFilter
 	copies.Optional = !slices.ContainsFunc(c.Services, func(s spec.Service) bool { return s.Copy != "" })
-	return append(spec.EngineNeeds(spec.EngineSkLookup), kernel.SkReuseport, kernel.ReuseportArray, engine.GroupPrograms, kernel.PacketFilter, share, copies)
+	return append(spec.EngineNeeds(spec.EngineSkLookup), hook.SkReuseport, hook.ReuseportArray, engine.GroupPrograms, probe.PacketFilter, share, copies)
 }
 
 // State implements feature.Feature.

@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // publish creates or changes a service.
@@ -85,7 +86,7 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 // vet says what this kernel cannot do for the service, and removes what is pinned of namespaces that are gone: before anything changes.
 func (t target) vet(l *kernel.WriteLock) error {
 	if t.service.SharePort {
-		if err := kernel.BindShare.Check(); err != nil {
+		if err := probe.BindShare.Check(); err != nil {
 			return fmt.Errorf("service %s, share_port: %w", t.service.Name, err)
 		}
 	}

@@ -169,7 +169,11 @@ func floorOf(dir string) (int, bool) {
 	return n, ok
 }
 
-func mayPin(dir string) bool { return slices.Contains([]string{"kernel", "internal", "lab"}, top(dir)) }
+// mayPin says whether a package may pin and link. The packages below kernel stand on it and may not: hook attaches where the
+// kernel has no links, probe asks for facilities.
+func mayPin(dir string) bool {
+	return dir == "kernel" || slices.Contains([]string{"internal", "lab"}, top(dir))
+}
 
 // top is the first element of a path, feature the second.
 func top(dir string) string {
@@ -311,6 +315,8 @@ func TestRules(t *testing.T) {
 		{"cmd/weir/a.go", "collector/store", "only cmd/weir-collector uses collector"},
 		{"feature/steer/a.go", "github.com/cilium/ebpf/link", "only kernel/ links programs"},
 		{"host/a.go", "github.com/cilium/ebpf/link", "only kernel/ links programs"},
+		{"kernel/hook/a.go", "github.com/cilium/ebpf/link", "only kernel/ links programs"},
+		{"kernel/probe/a.go", "kernel", ""},
 		{"attic/a.go", "fmt", `folder "attic" stands on no floor`},
 		{"a.go", "fmt", `folder "" stands on no floor`},
 		{"host/a.go", "attic", "stands on no floor"},
@@ -334,7 +340,7 @@ func TestRules(t *testing.T) {
 
 func TestPinRule(t *testing.T) {
 	const text = "package a\n\nimport \"github.com/cilium/ebpf\"\n\nvar m, _ = ebpf.LoadPinnedMap(\"/x\", nil)\n\nfunc f() { m.Pin(\"/y\") }\n"
-	for file, want := range map[string]int{"feature/steer/a.go": 2, "host/a.go": 2, "feature/steer/a_test.go": 0, "kernel/a.go": 0, "lab/a.go": 0} {
+	for file, want := range map[string]int{"feature/steer/a.go": 2, "host/a.go": 2, "feature/steer/a_test.go": 0, "kernel/a.go": 0, "kernel/probe/a.go": 2, "lab/a.go": 0} {
 		f, err := read(file, []byte(text))
 		if err != nil {
 			t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"runtime"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -325,4 +326,23 @@ func onOneCPU(f func()) {
 		}
 	}
 	f()
+}
+
+// Flows says from which families datagrams arrive at B from A: "46", "4", "6" or "". It waits longer for those that are wanted.
+func (w *Wire) Flows(t testing.TB, wanted string) string {
+	t.Helper()
+	var out []string
+	for _, f := range []struct {
+		name     string
+		from, to netip.Addr
+	}{{"4", w.A4, w.B4}, {"6", w.A6, w.B6}} {
+		to := ListenUDP(t, w.B, netip.AddrPortFrom(f.to, 0))
+		from := ListenUDP(t, w.A, netip.AddrPortFrom(f.from, 0))
+		if Arrives(t, from, to, strings.Contains(wanted, f.name)) {
+			out = append(out, f.name)
+		}
+		to.Close()
+		from.Close()
+	}
+	return strings.Join(out, "")
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 	"github.com/weir-project/weir/lab"
 	tables "github.com/weir-project/weir/lab/table"
 )
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 func newExperiment(t *testing.T, p plan) *experiment {
 	t.Helper()
 	nstest.NeedRoot(t)
-	if err := kernel.Require([]kernel.Need{need(kernel.TCXLink), need(kernel.NetfilterLink), need(running.DynptrSkb), need(kernel.NFTMatch)}); err != nil {
+	if err := kernel.Require([]kernel.Need{need(kernel.TCXLink), need(kernel.NetfilterLink), need(running.DynptrSkb), need(hook.NFTMatch)}); err != nil {
 		t.Skip("need: kernel", err)
 	}
 	e, err := lab.NewEnv(lab.Smoke, 1)

@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/compile"
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 )
 
 // ruleFile is the one rule file: every kind of term, and every action.
@@ -232,7 +233,7 @@ func (x *experiment) throughSocket(ctx context.Context, w *world) (bool, error) 
 	for _, c := range udp {
 		err = errors.Join(err, onSocket(c, func(fd int) error {
 			fds = append(fds, fd)
-			return (&kernel.SocketFilter{FD: fd, Name: c.LocalAddr().String()}).Attach(prog)
+			return (&hook.SocketFilter{FD: fd, Name: c.LocalAddr().String()}).Attach(prog)
 		}))
 	}
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/filtertest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 )
 
 // place is where a program may be attached in the host.
@@ -95,11 +96,11 @@ func attachLinks(ns *netns.Handle, p *ebpf.Program, to ...kernel.Attachment) (fu
 }
 
 func attachNFT(w *world, pins string, p *ebpf.Program) (func(), error) {
-	return nftAsks(w.host, pins, kernel.NFT{Table: "weir_lab", Hook: kernel.Prerouting, Priority: -200}, p)
+	return nftAsks(w.host, pins, hook.NFT{Table: "weir_lab", Hook: kernel.Prerouting, Priority: -200}, p)
 }
 
 // nftAsks has a rule of nftables ask a program.
-func nftAsks(ns *netns.Handle, pins string, at kernel.NFT, p *ebpf.Program) (func(), error) {
+func nftAsks(ns *netns.Handle, pins string, at hook.NFT, p *ebpf.Program) (func(), error) {
 	if err := os.MkdirAll(pins, 0o700); err != nil {
 		return nil, err
 	}
@@ -132,10 +133,10 @@ func sockets(open func(*world) ([]*net.UDPConn, []*net.IPConn, error)) func(*wor
 			}
 		}
 		for _, c := range udp {
-			err = errors.Join(err, onSocket(c, func(fd int) error { return (&kernel.SocketFilter{FD: fd, Name: "of UDP"}).Attach(p) }))
+			err = errors.Join(err, onSocket(c, func(fd int) error { return (&hook.SocketFilter{FD: fd, Name: "of UDP"}).Attach(p) }))
 		}
 		for _, c := range raw {
-			err = errors.Join(err, onSocket(c, func(fd int) error { return (&kernel.SocketFilter{FD: fd, Name: "raw"}).Attach(p) }))
+			err = errors.Join(err, onSocket(c, func(fd int) error { return (&hook.SocketFilter{FD: fd, Name: "raw"}).Attach(p) }))
 		}
 		if err != nil {
 			closeAll()

@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/compile"
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 )
 
 // Both rule sets drop the first port; of the others each set drops one and counts the other. So what the rules have
@@ -113,7 +114,7 @@ func socketSwapper(sinks []*net.UDPConn) (*swapper, error) {
 		progs[set], counts[set] = prog, c
 		closers = append(closers, unload)
 	}
-	held := make([]kernel.SocketFilter, len(sinks))
+	held := make([]hook.SocketFilter, len(sinks))
 	return &swapper{name: "socket",
 		to: func(set int) (err error) {
 			for i, c := range sinks {

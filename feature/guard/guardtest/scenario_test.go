@@ -8,13 +8,13 @@ import (
 
 	"github.com/weir-project/weir/feature/guard"
 	"github.com/weir-project/weir/feature/guard/scenario"
-	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // need skips where the kernel has not what every guard needs.
 func need(t testing.TB) {
 	t.Helper()
-	if err := kernel.CompareAndSwap.Check(); err != nil {
+	if err := probe.CompareAndSwap.Check(); err != nil {
 		t.Skip("need: kernel", err)
 	}
 }

@@ -15,13 +15,14 @@ import (
 	"github.com/weir-project/weir/feature/handoff/front/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // ABI is the version of the maps' layout: front.h.
 const ABI = 1
 
 // Needs of a front end. Without tcx its programs are filters of the devices' clsact qdiscs, and not held by links.
-var Needs = []kernel.Need{kernel.TCRedirect, kernel.TCXLink, kernel.ClsactFilter}
+var Needs = []kernel.Need{probe.TCRedirect, kernel.TCXLink, kernel.ClsactFilter}
 
 // pinPrefix begins the names of front ends' instances, below the feature's directory.
 const pinPrefix = "front-"

@@ -19,6 +19,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // balancers are two load balancers, of which a protocol of the network chooses the one that has the addresses.
@@ -225,7 +226,7 @@ func (b *balancers) gateway(ns *netns.Handle, via string) {
 func newBalancers(t *testing.T) *balancers {
 	t.Helper()
 	nstest.NeedRoot(t)
-	if err := kernel.TCRedirect.Check(); err != nil {
+	if err := probe.TCRedirect.Check(); err != nil {
 		t.Skip("need: kernel", err)
 	}
 	b := &balancers{world: newNetworkless(t, at4)}

@@ -27,6 +27,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 func TestMain(m *testing.M) {
@@ -93,7 +94,7 @@ func newNetworkless(t testing.TB, at netip.AddrPort) *world {
 func newNetwork(t testing.TB, servers int, at netip.AddrPort) *world {
 	t.Helper()
 	nstest.NeedRoot(t)
-	if err := kernel.TCRedirect.Check(); err != nil {
+	if err := probe.TCRedirect.Check(); err != nil {
 		t.Skip("need: kernel", err) // the front end's
 	}
 	w := newNetworkless(t, at)

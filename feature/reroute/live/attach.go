@@ -17,22 +17,22 @@ import (
 // hasTCX is replaced by a test that wants the kernel to lack it.
 var hasTCX = func() bool { return kernel.TCXLink.Check() == nil }
 
-// hook is a place for a program at a device.
-type hook struct {
+// deviceHook is a place for a program at a device.
+type deviceHook struct {
 	at      kernel.TCX
 	program string
 }
 
 // hooks are the places that are needed, by the names of their links.
-func (s *site) hooks(places map[string]place) map[string]hook {
-	want := map[string]hook{}
+func (s *site) hooks(places map[string]place) map[string]deviceHook {
+	want := map[string]deviceHook{}
 	for i, l := range s.loops {
-		want[linkTick+strconv.Itoa(l.exit)] = hook{kernel.TCX{Ifindex: l.exit, Device: exitName(i)}, bpf.LiveProgLiveTick}
+		want[linkTick+strconv.Itoa(l.exit)] = deviceHook{kernel.TCX{Ifindex: l.exit, Device: exitName(i)}, bpf.LiveProgLiveTick}
 	}
 	for _, session := range s.p.Config.Sessions {
 		if p, there := places[session.Name]; there && session.filled().sends() {
-			want[linkReturn+strconv.Itoa(p.device)] = hook{kernel.TCX{Ifindex: p.device, Device: session.Device}, bpf.LiveProgLiveReturn}
-			want[linkLeave+strconv.Itoa(p.device)] = hook{kernel.TCX{Ifindex: p.device, Device: session.Device, Egress: true}, bpf.LiveProgLiveLeave}
+			want[linkReturn+strconv.Itoa(p.device)] = deviceHook{kernel.TCX{Ifindex: p.device, Device: session.Device}, bpf.LiveProgLiveReturn}
+			want[linkLeave+strconv.Itoa(p.device)] = deviceHook{kernel.TCX{Ifindex: p.device, Device: session.Device, Egress: true}, bpf.LiveProgLiveLeave}
 		}
 	}
 	return want
@@ -108,7 +108,7 @@ func (s *site) move(name, program string) error {
 }
 
 // filters is attach where the kernel has no tcx.
-func (s *site) filters(want map[string]hook, anew bool) error {
+func (s *site) filters(want map[string]deviceHook, anew bool) error {
 	used := map[kernel.Clsact]bool{}
 	for _, h := range want {
 		f := kernel.Clsact{Ifindex: h.at.Ifindex, Name: filterName, Egress: h.at.Egress}

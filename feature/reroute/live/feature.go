@@ -13,16 +13,17 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // Needs lists the facilities of the kernel that c uses.
 func Needs(c Config) []kernel.Need {
-	needs := []kernel.Need{kernel.TCRedirect, kernel.LoopHelper, kernel.TokenBucket, kernel.RingBuffer, kernel.CompareAndSwap, kernel.SegmentFunction,
+	needs := []kernel.Need{probe.TCRedirect, probe.LoopHelper, probe.TokenBucket, probe.RingBuffer, probe.CompareAndSwap, probe.SegmentFunction,
 		kernel.TCXLink, kernel.ClsactFilter}
 	judges := slices.ContainsFunc(c.Sessions, func(s Session) bool { return s.filled().judges() })
 	for i := range needs {
 		switch needs[i].Name {
-		case kernel.SegmentFunction.Name:
+		case probe.SegmentFunction.Name:
 			needs[i].Optional = !judges
 		case kernel.TCXLink.Name, kernel.ClsactFilter.Name:
 		default:

@@ -5,13 +5,13 @@ package live
 import (
 	"fmt"
 
-	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 )
 
 // function is the segment of this router at which a session's peer probes it. No link holds its route: systemd-networkd, for
 // example, removes the routes of others when it starts.
 type function struct {
-	kernel.Segment
+	hook.Segment
 	vrf  int  // the device of the VRF whose table has the route; 0: the main table
 	kept bool // the route is there, though rules prefer another. To list routes is too much for each second
 }
@@ -26,7 +26,7 @@ func functionOf(s *Session) *function {
 	if err != nil {
 		return nil
 	}
-	f := &function{Segment: kernel.Segment{SID: full.Function, Table: p.table}}
+	f := &function{Segment: hook.Segment{SID: full.Function, Table: p.table}}
 	if p.table != 0 {
 		f.vrf = p.master
 	}

@@ -11,14 +11,14 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/weir-project/weir/internal/nstest"
-	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 )
 
 // removeFunctions takes the routes of all functions of a namespace away, as systemd-networkd does with routes of others.
 func removeFunctions(p *pair) {
 	p.t.Helper()
 	inside(p.t, p.w.A, func() error {
-		all, err := kernel.Segments()
+		all, err := hook.Segments()
 		if err != nil {
 			return err
 		}

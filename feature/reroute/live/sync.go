@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 )
 
 // Names of links, each with the number of its device behind it.
@@ -235,8 +236,8 @@ func (s *site) segments(places map[string]place, anew bool) error {
 }
 
 // route is that of a segment. It names a device of ours: one of a link would take the segment with it.
-func (s *site) route(g segment) kernel.Segment {
-	r := kernel.Segment{Table: g.Table}
+func (s *site) route(g segment) hook.Segment {
+	r := hook.Segment{Table: g.Table}
 	if len(s.loops) > 0 {
 		r.Ifindex = s.loops[0].entry
 	}
@@ -246,7 +247,7 @@ func (s *site) route(g segment) kernel.Segment {
 
 // dropSegments takes away the routes of ours to all but some segments.
 func (s *site) dropSegments(but map[segment]bool) error {
-	all, err := kernel.Segments()
+	all, err := hook.Segments()
 	if err != nil {
 		return err
 	}

@@ -14,11 +14,12 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // Needs of protection. Without tcx the program is a filter of the device's clsact qdisc.
 func Needs(c Config) []kernel.Need {
-	send := kernel.RedirectNeigh
+	send := probe.RedirectNeigh
 	send.Optional = len(c.Paths) == 0
 	return []kernel.Need{send, kernel.TCXLink, kernel.ClsactFilter}
 }

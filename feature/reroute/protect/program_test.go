@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect/srv6"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // Return values of programs: linux/pkt_cls.h.
@@ -60,7 +61,7 @@ func ipv6(to string, dport uint16, hops uint8, payload int) []byte {
 // TestProgram runs the egress program: packet and state, what it returns, and the packet that comes out.
 func TestProgram(t *testing.T) {
 	nstest.NeedRoot(t)
-	if err := kernel.RedirectNeigh.Check(); err != nil {
+	if err := probe.RedirectNeigh.Check(); err != nil {
 		t.Skip("need: kernel", err)
 	}
 	source, segments := addrs("fc00:1::1")[0], addrs("fc00:3::e", "fc00:2::d6")

@@ -13,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 	"github.com/weir-project/weir/table"
 )
 
@@ -20,7 +21,7 @@ import (
 // priority alone says nothing.
 func TestTaggedFrame(t *testing.T) {
 	nstest.NeedRoot(t)
-	if err := kernel.RedirectNeigh.Check(); err != nil {
+	if err := probe.RedirectNeigh.Check(); err != nil {
 		t.Skip("need: kernel", err)
 	}
 	programs := []string{bpf.ProtectProgRerouteEgress}

@@ -26,6 +26,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/kerneltest"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 func TestMain(m *testing.M) {
@@ -54,7 +55,7 @@ const (
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	nstest.NeedRoot(t)
-	if err := kernel.RedirectNeigh.Check(); err != nil {
+	if err := probe.RedirectNeigh.Check(); err != nil {
 		t.Skip("need: kernel", err)
 	}
 	if _, err := exec.LookPath("ip"); err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // Daemons share a port only if each of their sockets has SO_REUSEPORT. For a
@@ -144,7 +145,7 @@ func bindAttached(o *kernel.Opened) bool {
 }
 
 func publishBind(l *kernel.WriteLock) error {
-	if err := kernel.BindShare.Check(); err != nil {
+	if err := probe.BindShare.Check(); err != nil {
 		return err
 	}
 	spec, err := bpf.LoadBind()

@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 	"github.com/weir-project/weir/table"
 )
 
@@ -117,7 +118,7 @@ func loadPrograms(kind spec.Engine, room int, share map[string]*ebpf.Map) (*kern
 	case room > 0:
 		programs = []string{bpf.SteerProgSteerDispatch}
 	}
-	if kernel.ExitTracepoint.Check() == nil {
+	if probe.ExitTracepoint.Check() == nil {
 		programs = append(programs, bpf.SteerProgSteerExit)
 	}
 	return kernel.Load(cs, programs, share)

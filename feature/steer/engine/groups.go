@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
 )
@@ -147,7 +148,7 @@ func (e *Engine) joinOne(p *record.Service, row uint32, s service.Adopted, v Gro
 	if err := e.alike(p, row, key, v, groups); err != nil {
 		return err
 	}
-	group := kernel.ReuseportGroup{FD: s.FD, Name: key.String()}
+	group := hook.ReuseportGroup{FD: s.FD, Name: key.String()}
 	have, ok := groups[key]
 	if err := e.refuseForeign(p, key, s, programs); err != nil {
 		return err

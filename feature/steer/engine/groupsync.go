@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
 )
@@ -111,11 +112,11 @@ func (e *Engine) openNetns() (*netns.Handle, error) {
 // detachGroup detaches through any socket of the group. A group that has none is
 // gone with its program.
 func detachGroup(ns *netns.Handle, k GroupKey, uid uint32) error {
-	return withGroup(ns, k, uid, kernel.ReuseportGroup.Detach)
+	return withGroup(ns, k, uid, hook.ReuseportGroup.Detach)
 }
 
 // withGroup has f act on a group through any socket of it, if it has one.
-func withGroup(ns *netns.Handle, k GroupKey, uid uint32, f func(kernel.ReuseportGroup) error) error {
+func withGroup(ns *netns.Handle, k GroupKey, uid uint32, f func(hook.ReuseportGroup) error) error {
 	var socks []sockdiag.Socket
 	err := ns.Do(func() (err error) { socks, err = Bound(k.Proto, k.Port); return err })
 	if err != nil {
@@ -129,7 +130,7 @@ func withGroup(ns *netns.Handle, k GroupKey, uid uint32, f func(kernel.Reuseport
 		if err != nil {
 			continue // closed, or no longer shared: the next one will do
 		}
-		err = f(kernel.ReuseportGroup{FD: fd, Name: k.String()})
+		err = f(hook.ReuseportGroup{FD: fd, Name: k.String()})
 		pidfd.CloseDup(fd)
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
 )
@@ -122,7 +123,7 @@ func detachLost(l *kernel.WriteLock, scope string, slots *ebpf.Map) error {
 		if err != nil {
 			continue // closed meanwhile: another socket of the group will do
 		}
-		err = kernel.ReuseportGroup{FD: fd, Name: keyOfSocket(s).String()}.Detach()
+		err = hook.ReuseportGroup{FD: fd, Name: keyOfSocket(s).String()}.Detach()
 		pidfd.CloseDup(fd)
 		if err != nil {
 			return err

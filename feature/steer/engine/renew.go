@@ -9,6 +9,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 )
 
 // renewGroups attaches this weir's program to every group of engine sk_reuseport,
@@ -63,7 +64,7 @@ func (e *Engine) renewGroup(ns *netns.Handle, k GroupKey, v GroupValue) error {
 // attachGroup attaches a program and notes which it is.
 func (e *Engine) attachGroup(ns *netns.Handle, k GroupKey, v GroupValue, prog *ebpf.Program) error {
 	attached := false
-	err := withGroup(ns, k, v.UID, func(g kernel.ReuseportGroup) error {
+	err := withGroup(ns, k, v.UID, func(g hook.ReuseportGroup) error {
 		attached = true
 		return g.Attach(prog)
 	})

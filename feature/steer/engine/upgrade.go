@@ -13,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // ShortHash is a hash as people read it.
@@ -51,7 +52,7 @@ func RebuildEngine(l *kernel.WriteLock, scope string, kind spec.Engine, room int
 	defer c.Close()
 	if old.Maps["exits"] != nil && c.Programs[bpf.SteerProgSteerExit] == nil {
 		// Without it the slots of members whose children hold their sockets would not be withdrawn.
-		return fmt.Errorf("%s uses what is missing here: %w", old.Instance, kernel.ExitTracepoint.Check())
+		return fmt.Errorf("%s uses what is missing here: %w", old.Instance, probe.ExitTracepoint.Check())
 	}
 	e.Pins = &kernel.Opened{Instance: old.Instance, Meta: old.Meta, Maps: pinnedMaps(c)}
 	own, err := e.carryOwn(old)

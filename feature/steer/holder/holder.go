@@ -19,6 +19,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
 	"golang.org/x/sys/unix"
 )
 
@@ -182,7 +183,7 @@ func holdOne(pins *kernel.Opened, k engine.GroupKey, v engine.GroupValue) (int, 
 		}
 	}
 	defer prog.Close()
-	if err := (kernel.ReuseportGroup{FD: fd, Name: k.String()}).Attach(prog); err != nil {
+	if err := (hook.ReuseportGroup{FD: fd, Name: k.String()}).Attach(prog); err != nil {
 		unix.Close(fd)
 		return -1, err
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // ChooseEngine settles engine: auto, and says why. A service that stands keeps
@@ -16,7 +17,7 @@ func ChooseEngine(s spec.Service, old *Service) (spec.Engine, string, error) {
 		return s.Engine, "the configuration names it", nil
 	}
 	if s.Generations != nil {
-		return spec.EngineSkLookup, "generations need it", kernel.Require([]kernel.Need{kernel.SkLookup})
+		return spec.EngineSkLookup, "generations need it", kernel.Require([]kernel.Need{probe.SkLookup})
 	}
 	if s.By == spec.ByQUIC {
 		return spec.EngineReuseport, "by: quic reads packets, which sk_lookup does not see", s.CheckReuseport()
@@ -24,7 +25,7 @@ func ChooseEngine(s spec.Service, old *Service) (spec.Engine, string, error) {
 	if old != nil {
 		return old.Engine, old.Why, nil
 	}
-	missing := kernel.SkLookup.Check()
+	missing := probe.SkLookup.Check()
 	if missing == nil {
 		return spec.EngineSkLookup, "it needs no help of the sockets and no process that holds them", nil
 	}

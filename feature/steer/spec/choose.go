@@ -6,19 +6,21 @@ import (
 	"fmt"
 
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // EngineNeeds are what an engine cannot do without, and what it makes use of.
 func EngineNeeds(kind Engine) []kernel.Need {
-	needs := []kernel.Need{kernel.SkLookup, kernel.SockMap}
+	needs := []kernel.Need{probe.SkLookup, probe.SockMap}
 	if kind == EngineReuseport {
-		needs = []kernel.Need{kernel.SkReuseport, kernel.ReuseportArray}
+		needs = []kernel.Need{hook.SkReuseport, hook.ReuseportArray}
 	}
 	for i := range needs {
 		needs[i].Optional = false
 	}
-	return append(needs, kernel.PidfdGetfd, kernel.SockDiag,
-		kernel.ExitTracepoint, kernel.RingBuffer, kernel.SocketTracepoint, kernel.PostBind, kernel.NetnsCookie, kernel.DiagDestroy)
+	return append(needs, probe.PidfdGetfd, probe.SockDiag,
+		probe.ExitTracepoint, probe.RingBuffer, probe.SocketTracepoint, probe.PostBind, kernel.NetnsCookie, probe.DiagDestroy)
 }
 
 // CheckReuseport says why engine sk_reuseport cannot steer a service.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package probe
 
 import (
 	"errors"
@@ -12,25 +12,27 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/kernel"
 )
 
 // SegmentFunction is a program as the function of an SRv6 segment.
-var SegmentFunction = Need{Name: "SRv6 functions in BPF (End.BPF)", Since: "4.18", For: "answering probes of links",
+var SegmentFunction = kernel.Need{Name: "SRv6 functions in BPF (End.BPF)", Since: "4.18", For: "answering probes of links",
 	Remedy: "the kernel must be built with CONFIG_IPV6_SEG6_BPF; a peer that merely routes SRv6 can be probed with mode: echo",
 	Probe: func() error {
-		liftMemlock()
-		return explainProbe(features.HaveProgramHelper(ebpf.LWTSeg6Local, asm.FnLwtSeg6StoreBytes))
+		kernel.LiftMemlock()
+		return kernel.ExplainProbe(features.HaveProgramHelper(ebpf.LWTSeg6Local, asm.FnLwtSeg6StoreBytes))
 	}}
 
 // LoopHelper repeats a part of a program as often as need be.
-var LoopHelper = Need{Name: "bpf_loop in tc programs", Since: "5.17", For: "sending the probes of hundreds of sessions in one tick",
+var LoopHelper = kernel.Need{Name: "bpf_loop in tc programs", Since: "5.17", For: "sending the probes of hundreds of sessions in one tick",
 	Remedy: "use a newer kernel", Probe: func() error {
-		liftMemlock()
-		return explainProbe(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnLoop))
+		kernel.LiftMemlock()
+		return kernel.ExplainProbe(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnLoop))
 	}}
 
 // TokenBucket is the queue whose timer clocks probes. A kernel that has it as a module loads it when it is used.
-var TokenBucket = Need{Name: "token bucket queues (sch_tbf)", Since: "2.6", For: "the clock of probes, which no process can delay",
+var TokenBucket = kernel.Need{Name: "token bucket queues (sch_tbf)", Since: "2.6", For: "the clock of probes, which no process can delay",
 	Remedy: "the kernel must have CONFIG_NET_SCH_TBF: modprobe sch_tbf", Probe: func() error { return probeModule("sch_tbf", "tbf_init") }}
 
 // probeModule says whether the kernel has a part, built in or as a module that it can load.

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package probe
 
 import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/weir-project/weir/internal/units"
+	"github.com/weir-project/weir/kernel"
 )
 
 // CompareAndSwap moves words that several CPUs write.
-var CompareAndSwap = Need{Name: "atomic compare-and-exchange in BPF", Since: "5.12", Optional: true,
+var CompareAndSwap = kernel.Need{Name: "atomic compare-and-exchange in BPF", Since: "5.12", Optional: true,
 	For: "limits that hold on several CPUs at once", Remedy: "use a newer kernel",
 	Probe: probeInstructions(ebpf.SocketFilter, asm.Instructions{
 		asm.Mov.Imm(asm.R0, 0),
@@ -29,18 +30,18 @@ var compareAndSwap = func() asm.Instruction {
 }()
 
 // CgroupIngress sees what sockets of a cgroup are about to get.
-var CgroupIngress = Need{Name: "cgroup_skb ingress hooks with links", Since: "5.7", Optional: true,
+var CgroupIngress = kernel.Need{Name: "cgroup_skb ingress hooks with links", Since: "5.7", Optional: true,
 	For:    "guarding services at their sockets; without it at interfaces only",
 	Remedy: "mount a cgroup2 file system: mount -t cgroup2 cgroup2 /sys/fs/cgroup",
 	Probe: func() error {
 		if _, err := units.CgroupRoot(); err != nil {
 			return err
 		}
-		return probeProgram(ebpf.CGroupSKB)()
+		return kernel.ProbeProgram(ebpf.CGroupSKB)()
 	}}
 
 // PacketNetnsCookie tells a program at a socket which network namespace it is in.
-var PacketNetnsCookie = Need{Name: "bpf_get_netns_cookie in cgroup_skb hooks", Since: "6.15", Optional: true,
+var PacketNetnsCookie = kernel.Need{Name: "bpf_get_netns_cookie in cgroup_skb hooks", Since: "6.15", Optional: true,
 	For: "guarding services at their sockets in one of several network namespaces; without it a guard takes datagrams to the same address and port in all of them for its service's",
 	Probe: probeInstructions(ebpf.CGroupSKB, asm.Instructions{
 		asm.FnGetNetnsCookie.Call(),
@@ -51,10 +52,10 @@ var PacketNetnsCookie = Need{Name: "bpf_get_netns_cookie in cgroup_skb hooks", S
 // probeInstructions loads a program.
 func probeInstructions(t ebpf.ProgramType, ins asm.Instructions) func() error {
 	return func() error {
-		liftMemlock()
+		kernel.LiftMemlock()
 		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: t, License: "Dual BSD/GPL", Instructions: ins})
 		if err != nil {
-			return explainProbe(err)
+			return kernel.ExplainProbe(err)
 		}
 		return p.Close()
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package hook
 
 import (
 	"errors"
@@ -13,6 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/kernel"
 )
 
 // Segment is a place of a program that no link holds: the route of an SRv6 segment whose function the program is
@@ -47,7 +49,7 @@ func (s Segment) Attach(prog *ebpf.Program, name string) error {
 	}
 	for _, r := range routes {
 		if r.Protocol != ownProtocol {
-			return fmt.Errorf("%s: %w: the route %s; remove it, or choose another segment", s, ErrOccupied, r)
+			return fmt.Errorf("%s: %w: the route %s; remove it, or choose another segment", s, kernel.ErrOccupied, r)
 		}
 	}
 	e := &netlink.SEG6LocalEncap{Action: nl.SEG6_LOCAL_ACTION_END_BPF}
@@ -60,7 +62,7 @@ func (s Segment) Attach(prog *ebpf.Program, name string) error {
 	if err := netlink.RouteReplace(r); err != nil {
 		return fmt.Errorf("%s: adding its route: %w", s, err)
 	}
-	Step("segment:attached")
+	kernel.Step("segment:attached")
 	return nil
 }
 
@@ -94,10 +96,10 @@ func ownRoute(r netlink.Route) bool { return r.Protocol == ownProtocol }
 func (s Segment) Detach() error {
 	r := s.route()
 	r.LinkIndex = 0
-	if err := netlink.RouteDel(r); err != nil && !errors.Is(err, unix.ESRCH) && !gone(err) {
+	if err := netlink.RouteDel(r); err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("%s: removing its route: %w", s, err)
 	}
-	Step("segment:detached")
+	kernel.Step("segment:detached")
 	return nil
 }
 

@@ -1,34 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+// Package probe declares the facilities of the kernel that features need. A probe asks the kernel, never its version.
+package probe
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
+
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/internal/units"
-	"golang.org/x/sys/unix"
+	"github.com/weir-project/weir/kernel"
 )
 
 // What weir's features may need. Probes ask the kernel, never its version:
 // distributions move features both ways.
 
 // SkLookup is the program type that steers by sk_lookup.
-var SkLookup = Need{Name: "sk_lookup programs", Since: "5.9", For: "steering by address, without the sockets' help",
-	Remedy: "use a newer kernel", Probe: probeProgram(ebpf.SkLookup)}
+var SkLookup = kernel.Need{Name: "sk_lookup programs", Since: "5.9", For: "steering by address, without the sockets' help",
+	Remedy: "use a newer kernel", Probe: kernel.ProbeProgram(ebpf.SkLookup)}
 
 // SockMap holds references to other processes' sockets.
-var SockMap = Need{Name: "socket maps", Since: "5.8", For: "holding members' sockets",
-	Remedy: "the kernel must be built with CONFIG_NET_SOCK_MSG (BPF_STREAM_PARSER)", Probe: probeMap(ebpf.SockMap)}
+var SockMap = kernel.Need{Name: "socket maps", Since: "5.8", For: "holding members' sockets",
+	Remedy: "the kernel must be built with CONFIG_NET_SOCK_MSG (BPF_STREAM_PARSER)", Probe: kernel.ProbeMap(ebpf.SockMap)}
 
 // ExitTracepoint withdraws a member when its process exits.
-var ExitTracepoint = Need{Name: "raw tracepoint sched_process_exit with BTF", Since: "5.7", Optional: true,
+var ExitTracepoint = kernel.Need{Name: "raw tracepoint sched_process_exit with BTF", Since: "5.7", Optional: true,
 	For:    "withdrawing a member at its exit even where a child holds on to its sockets; without it, when the first socket closes",
 	Remedy: "the kernel must be built with CONFIG_DEBUG_INFO_BTF, and weir run in the initial pid namespace",
 	Probe: func() error {
@@ -39,59 +41,59 @@ var ExitTracepoint = Need{Name: "raw tracepoint sched_process_exit with BTF", Si
 	}}
 
 // SocketTracepoint tells of listeners the moment they appear.
-var SocketTracepoint = Need{Name: "raw tracepoint inet_sock_set_state with BTF", Since: "5.7", Optional: true,
+var SocketTracepoint = kernel.Need{Name: "raw tracepoint inet_sock_set_state with BTF", Since: "5.7", Optional: true,
 	For:    "noticing TCP listeners by event; without it weir serve looks every second",
 	Remedy: "the kernel must be built with CONFIG_DEBUG_INFO_BTF", Probe: probeTracing}
 
 // RingBuffer carries events to user space.
-var RingBuffer = Need{Name: "BPF ring buffer", Since: "5.8", Optional: true,
-	For: "events of sockets and processes; without it weir serve looks every second", Probe: probeMap(ebpf.RingBuf)}
+var RingBuffer = kernel.Need{Name: "BPF ring buffer", Since: "5.8", Optional: true,
+	For: "events of sockets and processes; without it weir serve looks every second", Probe: kernel.ProbeMap(ebpf.RingBuf)}
 
 // PostBind tells of UDP sockets the moment they are bound.
-var PostBind = Need{Name: "cgroup post_bind hooks", Since: "4.17", Optional: true,
+var PostBind = kernel.Need{Name: "cgroup post_bind hooks", Since: "4.17", Optional: true,
 	For:    "noticing UDP sockets by event; without them weir serve looks every second",
 	Remedy: "mount a cgroup2 file system: mount -t cgroup2 cgroup2 /sys/fs/cgroup",
 	Probe: func() error {
 		if _, err := units.CgroupRoot(); err != nil {
 			return err
 		}
-		return probeProgram(ebpf.CGroupSock)()
+		return kernel.ProbeProgram(ebpf.CGroupSock)()
 	}}
 
 // PacketFilter lets a program choose what a packet socket hears.
-var PacketFilter = Need{Name: "BPF filters of packet sockets", Since: "4.18", Optional: true,
+var PacketFilter = kernel.Need{Name: "BPF filters of packet sockets", Since: "4.18", Optional: true,
 	For:    "remembering the templates of flow exporters, for collectors that start; without them these wait for the next time an exporter sends its templates",
 	Remedy: "the kernel must be built with CONFIG_PACKET", Probe: probePacketFilter}
 
 // TCFilter is a filter of a device's incoming packets, and what it asks of the kernel.
-var TCFilter = Need{Name: "tc filters that copy packets", Since: "4.18", Optional: true,
+var TCFilter = kernel.Need{Name: "tc filters that copy packets", Since: "4.18", Optional: true,
 	For:    "copy: a second service that gets every datagram of a first one",
 	Remedy: "the kernel must be built with CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS", Probe: probeTCFilter}
 
 // TCRedirect is a program at a device that sends packets elsewhere, into tunnels as well, and exchanges words of a map.
-var TCRedirect = Need{Name: "tc programs with bpf_check_mtu", Since: "5.12", For: "the data path of a front end",
+var TCRedirect = kernel.Need{Name: "tc programs with bpf_check_mtu", Since: "5.12", For: "the data path of a front end",
 	Remedy: "use a newer kernel", Probe: func() error {
-		liftMemlock()
-		return explainProbe(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnCheckMtu)) // the latest of what it uses
+		kernel.LiftMemlock()
+		return kernel.ExplainProbe(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnCheckMtu)) // the latest of what it uses
 	}}
 
 // RedirectNeigh is a program at a device that sends packets to a neighbour on another one.
-var RedirectNeigh = Need{Name: "tc programs with bpf_redirect_neigh", Since: "5.10", For: "rerouting around links that are down",
+var RedirectNeigh = kernel.Need{Name: "tc programs with bpf_redirect_neigh", Since: "5.10", For: "rerouting around links that are down",
 	Remedy: "use a newer kernel", Probe: func() error {
-		liftMemlock()
-		return explainProbe(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnRedirectNeigh))
+		kernel.LiftMemlock()
+		return kernel.ExplainProbe(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnRedirectNeigh))
 	}}
 
 // PidfdGetfd adopts sockets of processes that know nothing of weir.
-var PidfdGetfd = Need{Name: "pidfd_getfd", Since: "5.6", For: "adopting sockets of unmodified processes",
+var PidfdGetfd = kernel.Need{Name: "pidfd_getfd", Since: "5.6", For: "adopting sockets of unmodified processes",
 	Remedy: "use a newer kernel, or run weir with CAP_SYS_PTRACE", Probe: probePidfdGetfd}
 
 // SockDiag finds sockets and their queues.
-var SockDiag = Need{Name: "sock_diag for TCP and UDP", Since: "3.3", For: "finding members' sockets and reading their queues",
+var SockDiag = kernel.Need{Name: "sock_diag for TCP and UDP", Since: "3.3", For: "finding members' sockets and reading their queues",
 	Remedy: "modprobe tcp_diag udp_diag", Probe: probeSockDiag}
 
 // DiagDestroy closes TCP sessions of other processes.
-var DiagDestroy = Need{Name: "sock_diag's closing of sockets", Since: "4.5", Optional: true,
+var DiagDestroy = kernel.Need{Name: "sock_diag's closing of sockets", Since: "4.5", Optional: true,
 	For:    "resetting TCP sessions of routers that belong to another slot now; without it they are listed only",
 	Remedy: "the kernel must be built with CONFIG_INET_DIAG_DESTROY, and weir run with CAP_NET_ADMIN",
 	Probe: func() error {
@@ -105,47 +107,16 @@ var DiagDestroy = Need{Name: "sock_diag's closing of sockets", Since: "4.5", Opt
 		return err
 	}}
 
-// NetnsCookie tells a namespace from a later one with the same inode number.
-var NetnsCookie = Need{Name: "SO_NETNS_COOKIE", Since: "5.14", Optional: true,
-	For: "telling a namespace from a later one of the same number; without it by its links alone",
-	Probe: func() error {
-		return withSocket(func(fd int) error {
-			_, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-			return err
-		})
-	}}
-
-func probeProgram(t ebpf.ProgramType) func() error {
-	return func() error {
-		liftMemlock()
-		return explainProbe(features.HaveProgramType(t))
-	}
-}
-
-func probeMap(t ebpf.MapType) func() error {
-	return func() error {
-		liftMemlock()
-		return explainProbe(features.HaveMapType(t))
-	}
-}
-
-func explainProbe(err error) error {
-	if errors.Is(err, os.ErrPermission) {
-		return fmt.Errorf("%w: %s", os.ErrPermission, rightsLacking()) // libraries guess at other reasons
-	}
-	return err
-}
-
 // probeTracing loads the smallest raw tracepoint program and asks for BTF.
 func probeTracing() error {
 	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
 		return err
 	}
-	liftMemlock()
+	kernel.LiftMemlock()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.RawTracepoint, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
 	if err != nil {
-		return explainProbe(err)
+		return kernel.ExplainProbe(err)
 	}
 	return p.Close()
 }
@@ -153,20 +124,20 @@ func probeTracing() error {
 func probePacketFilter() error {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if errors.Is(err, os.ErrPermission) {
-		return explainProbe(err)
+		return kernel.ExplainProbe(err)
 	} else if err != nil {
 		return err
 	}
 	unix.Close(fd)
-	liftMemlock()
-	return explainProbe(features.HaveProgramHelper(ebpf.SocketFilter, asm.FnSkbLoadBytesRelative))
+	kernel.LiftMemlock()
+	return kernel.ExplainProbe(features.HaveProgramHelper(ebpf.SocketFilter, asm.FnSkbLoadBytesRelative))
 }
 
 func probeTCFilter() error {
-	liftMemlock()
+	kernel.LiftMemlock()
 	for _, helper := range []asm.BuiltinFunc{asm.FnCloneRedirect, asm.FnFibLookup} {
 		if err := features.HaveProgramHelper(ebpf.SchedCLS, helper); err != nil {
-			return explainProbe(err)
+			return kernel.ExplainProbe(err)
 		}
 	}
 	return nil

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package hook
 
 import (
 	"github.com/cilium/ebpf"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package hook
 
 import (
 	"errors"
@@ -8,17 +8,19 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/kernel"
 )
 
 // SkReuseport is the program type that chooses within a group of sockets that
 // share a port.
-var SkReuseport = Need{Name: "sk_reuseport programs", Since: "4.19", Optional: true,
+var SkReuseport = kernel.Need{Name: "sk_reuseport programs", Since: "4.19", Optional: true,
 	For:    "engine sk_reuseport: steering with nothing in the namespace's lookup path",
-	Remedy: "use a newer kernel, or engine sk_lookup", Probe: probeProgram(ebpf.SkReuseport)}
+	Remedy: "use a newer kernel, or engine sk_lookup", Probe: kernel.ProbeProgram(ebpf.SkReuseport)}
 
 // ReuseportArray holds the sockets that such a program chooses from.
-var ReuseportArray = Need{Name: "arrays of reuseport sockets", Since: "4.19", Optional: true,
-	For: "engine sk_reuseport", Remedy: "use a newer kernel, or engine sk_lookup", Probe: probeMap(ebpf.ReusePortSockArray)}
+var ReuseportArray = kernel.Need{Name: "arrays of reuseport sockets", Since: "4.19", Optional: true,
+	For: "engine sk_reuseport", Remedy: "use a newer kernel, or engine sk_lookup", Probe: kernel.ProbeMap(ebpf.ReusePortSockArray)}
 
 // ReuseportGroup is a place where a program is attached without a link: the
 // sockets of one user that share an address and port with SO_REUSEPORT. The

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package probe
 
 import (
 	"errors"
@@ -8,12 +8,14 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/weir-project/weir/internal/units"
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/units"
+	"github.com/weir-project/weir/kernel"
 )
 
 // BindShare sets SO_REUSEPORT on other processes' sockets when they bind.
-var BindShare = Need{Name: "bpf_setsockopt(SO_REUSEPORT) in cgroup bind hooks", Since: "6.1", Optional: true,
+var BindShare = kernel.Need{Name: "bpf_setsockopt(SO_REUSEPORT) in cgroup bind hooks", Since: "6.1", Optional: true,
 	For: "share_port: daemons that share a port though they never ask for it",
 	Remedy: "use a newer kernel and mount cgroup2; or leave share_port out, give each daemon a port of its own, " +
 		"and name it with bound: in its member (engine: sk_lookup)",
@@ -31,15 +33,15 @@ func probeBindShare() error {
 		if err != nil {
 			return err
 		}
-		liftMemlock()
+		kernel.LiftMemlock()
 		p, err := ebpf.NewProgram(bindShareProbe(cookie))
 		if err != nil {
-			return explainProbe(err)
+			return kernel.ExplainProbe(err)
 		}
 		defer p.Close()
-		l, err := Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet4Bind}.Attach(p)
+		l, err := kernel.Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet4Bind}.Attach(p)
 		if err != nil {
-			return explainProbe(err)
+			return kernel.ExplainProbe(err)
 		}
 		defer l.Close()
 		if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {

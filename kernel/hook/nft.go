@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+// Package hook attaches programs where the kernel has no link: to rules of nftables, routes of SRv6 segments, sockets and
+// groups of sockets.
+package hook
 
 import (
 	"encoding/binary"
@@ -11,8 +13,10 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"github.com/google/nftables/xt"
-	"github.com/weir-project/weir/internal/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
 )
 
 // NFT asks a program of type socket filter, by xt_bpf, about every IPv4 and IPv6
@@ -25,12 +29,12 @@ import (
 // flushes the ruleset. The methods run in the network namespace.
 type NFT struct {
 	Table    string // of family inet; nobody else's rules are in it
-	Hook     InetHook
+	Hook     kernel.InetHook
 	Priority int32 // of the chain, among all at the hook; the lowest runs first
 }
 
 // NFTMatch is the need of [NFT].
-var NFTMatch = Need{Name: "nftables with xt_bpf", Since: "4.10", Optional: true,
+var NFTMatch = kernel.Need{Name: "nftables with xt_bpf", Since: "4.10", Optional: true,
 	For:    "hook: nft",
 	Remedy: "load or build the modules nf_tables, nft_compat and xt_bpf (CONFIG_NF_TABLES_INET, CONFIG_NFT_COMPAT, CONFIG_NETFILTER_XT_MATCH_BPF), or use hook: netfilter or tcx",
 	Probe:  probeNFT}
@@ -66,7 +70,7 @@ func (a NFT) Attach(path, note string) error {
 	if err != nil {
 		return fmt.Errorf("attaching to %s: %w", a, explainNFT(err))
 	}
-	Step("nft:attached")
+	kernel.Step("nft:attached")
 	return nil
 }
 
@@ -166,7 +170,7 @@ func (a NFT) Detach() error {
 	if err != nil {
 		return fmt.Errorf("removing %s: %w", a, explainNFT(err))
 	}
-	Step("nft:detached")
+	kernel.Step("nft:detached")
 	return nil
 }
 
@@ -196,18 +200,18 @@ func xtBPFClassic() xt.InfoAny {
 // probeNFT makes such a table in a namespace that nothing else is in.
 func probeNFT() error {
 	err := netns.InNew(func() error {
-		return NFT{Table: "weir_probe", Hook: Input}.attach(xtBPFClassic(), "probe")
+		return NFT{Table: "weir_probe", Hook: kernel.Input}.attach(xtBPFClassic(), "probe")
 	})
-	return explainProbe(explainNFT(err))
+	return kernel.ExplainProbe(explainNFT(err))
 }
 
 // explainNFT names what an error of nf_tables stands for.
 func explainNFT(err error) error {
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return fmt.Errorf("%w: %w (nf_tables has no match bpf, or the pinned program is gone)", ErrUnsupported, err)
+		return fmt.Errorf("%w: %w (nf_tables has no match bpf, or the pinned program is gone)", kernel.ErrUnsupported, err)
 	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EPROTONOSUPPORT):
-		return fmt.Errorf("%w: %w", ErrUnsupported, err)
+		return fmt.Errorf("%w: %w", kernel.ErrUnsupported, err)
 	}
 	return err
 }

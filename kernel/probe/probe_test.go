@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+func TestMain(m *testing.M) {
+	nstest.Play(map[string]nstest.Role{"probe": playProbes})
+	nstest.Main(m)
+}
+
+// These every kernel has on which weir runs.
+var always = []kernel.Need{SkLookup, SockMap, ExitTracepoint, SocketTracepoint, RingBuffer, PostBind, PidfdGetfd, SockDiag, CgroupIngress, PacketFilter, TCFilter}
+
+func TestProbes(t *testing.T) {
+	nstest.NeedRoot(t)
+	for _, n := range always {
+		t.Run(n.Name, func(t *testing.T) {
+			if n.Since == "" || n.For == "" {
+				t.Errorf("%+v does not say since when or for what", n)
+			}
+			if err := n.Check(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// playProbes prints what each need says to a user without rights.
+func playProbes([]string) error {
+	if err := unix.Setresuid(65534, 65534, 65534); err != nil {
+		return err
+	}
+	for _, n := range always {
+		fmt.Printf("%s: %v\n", n.Name, n.Check())
+	}
+	return nil
+}
+
+// Without rights, the answer is who has them; a newer kernel would not help.
+func TestProbesWithoutRights(t *testing.T) {
+	nstest.NeedRoot(t)
+	out, err := nstest.Child("probe").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		name, text, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		said[name] = text
+	}
+	for _, n := range []kernel.Need{SkLookup, SockMap, ExitTracepoint, SocketTracepoint, RingBuffer, PostBind} {
+		if s := said[n.Name]; !strings.Contains(s, "run as root") || strings.Contains(s, n.Remedy) && n.Remedy != "" {
+			t.Errorf("%s: %q", n.Name, s)
+		}
+	}
+	for _, n := range []kernel.Need{PidfdGetfd, SockDiag} {
+		if said[n.Name] != "<nil>" {
+			t.Errorf("%s: %q, although it needs no rights", n.Name, said[n.Name])
+		}
+	}
+}
