@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // Feature is one capability of a host. C is its part of the configuration, S
@@ -107,7 +108,7 @@ type Plan struct {
 	Steps    []Step
 	Warnings []string                                               // what stays as it is, and the configuration alone would not say
 	Undo     []func(ctx context.Context, l *kernel.WriteLock) error // takes back what a failed or interrupted apply did, the last first
-	Unread   kernel.Unreadable                                      // instances that stay as they are, as they cannot be read
+	Unread   instances.Unreadable                                   // instances that stay as they are, as they cannot be read
 	Outages  []string                                               // traffic that is served now and would not be: a command refuses them unless told otherwise
 }
 
@@ -117,7 +118,7 @@ func (p *Plan) Warn(format string, a ...any) {
 }
 
 // Stays warns of instances that cannot be read: the plan leaves them as they are. Applying recovers damaged ones first.
-func (p *Plan) Stays(all kernel.Unreadable) {
+func (p *Plan) Stays(all instances.Unreadable) {
 	for _, u := range all {
 		if errors.Is(u.Err, kernel.ErrDamaged) {
 			p.Warn("%s: what else changes is known once it is recovered: %v", u.Feature, u.Err)

@@ -11,13 +11,14 @@ import (
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // Set is a feature of independent instances, one for each item of its section in weir.yaml. I is an item as the file has it, V
 // the item as weir status shows it. From Reconcile follow creation, change, recovery, upgrade, restoring and attachment in weir
 // serve. A new feature is a Set, embedded in a type of its own for more methods ([Explainer], [Examiner]).
 type Set[I, V any] struct {
-	Store kernel.Store[I]
+	Store instances.Store[I]
 	// Items are the items of the file. ok is false if it has no such section.
 	Items func(d *Document) (items []I, ok bool)
 	// NameOf is the item's name, unique in its network namespace.
@@ -30,17 +31,17 @@ type Set[I, V any] struct {
 	// weir's program in. It is idempotent: killed at any step, the next call finishes. ns is nil for items of the host.
 	Reconcile func(l *kernel.WriteLock, i kernel.Instance, ns *netns.Handle, item I) error
 	// View reads what weir status shows of an instance. The error becomes a warning of doctor.
-	View func(r *kernel.Root, rec kernel.Record[I]) (V, error)
+	View func(r *kernel.Root, rec instances.Record[I]) (V, error)
 	// Lacks reports whether an instance lacks an attachment, for weir serve to call Reconcile. nil: nothing comes later.
-	Lacks func(r *kernel.Root, rec kernel.Record[I], watch func(ref string, id netns.ID)) (bool, error)
+	Lacks func(r *kernel.Root, rec instances.Record[I], watch func(ref string, id netns.ID)) (bool, error)
 }
 
 // SetState is the state of a Set.
 type SetState[I, V any] struct {
 	Items []V `json:"items"`
 
-	records    []kernel.Record[I]
-	unreadable kernel.Unreadable
+	records    []instances.Record[I]
+	unreadable instances.Unreadable
 }
 
 // Empty implements Emptier.
@@ -120,7 +121,7 @@ func (s Set[I, V]) Plan(_ context.Context, have SetState[I, V], want []I) (Plan,
 
 func (s Set[I, V]) plan(have SetState[I, V], wanted []placed[I]) (plan Plan, err error) {
 	for _, w := range wanted {
-		at := slices.IndexFunc(have.records, func(rec kernel.Record[I]) bool { return rec.Instance == w.inst })
+		at := slices.IndexFunc(have.records, func(rec instances.Record[I]) bool { return rec.Instance == w.inst })
 		switch {
 		case have.unreadable.Has(w.inst) && at < 0:
 			plan.Warn("%s %s stays as it is: it cannot be read", s.Name(), w.inst.Name)
@@ -206,7 +207,7 @@ func (s Set[I, V]) Recover(l *kernel.WriteLock, i kernel.Instance, _ []string) (
 }
 
 // again reconciles an instance with its own record.
-func (s Set[I, V]) again(l *kernel.WriteLock, rec kernel.Record[I]) error {
+func (s Set[I, V]) again(l *kernel.WriteLock, rec instances.Record[I]) error {
 	if rec.Scope == kernel.HostScope {
 		return s.Reconcile(l, rec.Instance, nil, rec.Spec)
 	}

@@ -5,14 +5,14 @@ package feature
 import (
 	"fmt"
 
-	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // UnreadRemedy is what to do about an instance that cannot be read.
 const UnreadRemedy = "use the weir that made it, or remove it with that one"
 
 // UnreadFindings tells doctor of instances that cannot be read.
-func UnreadFindings(all kernel.Unreadable) (out []Finding) {
+func UnreadFindings(all instances.Unreadable) (out []Finding) {
 	for _, u := range all.WithoutDamage() {
 		out = append(out, Finding{Object: u.Name, Text: "cannot be read: " + u.Error(), Remedy: UnreadRemedy})
 	}
@@ -20,7 +20,7 @@ func UnreadFindings(all kernel.Unreadable) (out []Finding) {
 }
 
 // UnreadSights tells explain of instances in a packet's network namespace that cannot be read.
-func UnreadSights(all kernel.Unreadable, p Packet, stage Stage) (out []Sight) {
+func UnreadSights(all instances.Unreadable, p Packet, stage Stage) (out []Sight) {
 	for _, u := range all.In(fmt.Sprint(p.Inode)) {
 		out = append(out, Sight{Stage: stage, Why: Why{Step: u.Feature + " " + u.Name, Text: "cannot be read: " + u.Error(), Warning: true}})
 	}

@@ -110,3 +110,6 @@ func (m Meta) create() (*ebpf.Map, error) {
 	}
 	return mp, nil
 }
+
+// Version is this weir's, as the meta of each instance keeps it. The program sets it once, before it publishes anything.
+var Version = "devel"

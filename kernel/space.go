@@ -4,12 +4,21 @@ package kernel
 
 import (
 	"errors"
+	"strconv"
 
 	"github.com/weir-project/weir/internal/netns"
 )
 
 // ID is the namespace of an instance.
 func (m Meta) ID() netns.ID { return netns.ID{Inode: m.Inode, Cookie: m.Cookie} }
+
+// ScopeOf is the scope of a network namespace's instances; nil stands for the host.
+func ScopeOf(ns *netns.Handle) string {
+	if ns == nil {
+		return HostScope
+	}
+	return strconv.FormatUint(ns.Inode(), 10)
+}
 
 // OpenNetns opens the namespace of a published instance. It returns [netns.ErrGone] where it is gone, also if another
 // namespace has its inode number now.

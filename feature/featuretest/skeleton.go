@@ -21,6 +21,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 	"github.com/weir-project/weir/kernel/probe"
 )
 
@@ -55,7 +56,7 @@ type Feature struct{ feature.Set[Item, View] }
 // New returns the feature.
 func New() Feature {
 	f := Feature{feature.Set[Item, View]{
-		Store:   kernel.Store[Item]{Feature: Name, ABI: 1, Object: func() []byte { return Object }},
+		Store:   instances.Store[Item]{Feature: Name, ABI: 1, Object: func() []byte { return Object }},
 		NameOf:  func(i Item) string { return i.Name },
 		NeedsOf: func([]Item) []kernel.Need { return []kernel.Need{probe.CgroupIngress} },
 	}}
@@ -89,7 +90,7 @@ func (f Feature) reconcile(l *kernel.WriteLock, i kernel.Instance, _ *netns.Hand
 		return err
 	}
 	defer c.Close()
-	form := kernel.Form[Item]{Spec: item, Pins: kernel.Pins{Maps: map[string]*ebpf.Map{countMap: c.Maps[countMap]}}}
+	form := instances.Form[Item]{Spec: item, Pins: kernel.Pins{Maps: map[string]*ebpf.Map{countMap: c.Maps[countMap]}}}
 	if old != nil && old.Spec == item {
 		if ln, lerr := old.Pins.Link(cgroupLink); lerr == nil {
 			defer ln.Close()
@@ -108,7 +109,7 @@ func (f Feature) reconcile(l *kernel.WriteLock, i kernel.Instance, _ *netns.Hand
 	return f.Store.Publish(l, i, form)
 }
 
-func (f Feature) view(r *kernel.Root, rec kernel.Record[Item]) (View, error) {
+func (f Feature) view(r *kernel.Root, rec instances.Record[Item]) (View, error) {
 	v := View{Name: rec.Name, Cgroup: rec.Spec.Cgroup}
 	use, err := f.Store.Open(r, rec.Instance)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // form is a filter that is loaded and not published yet.
@@ -108,8 +109,8 @@ func (f *form) inherit(from *site) error {
 }
 
 // published is the form as the store takes it.
-func (f *form) published(ns *netns.Handle, links map[string]kernel.Link) kernel.Form[published] {
-	return kernel.Form[published]{Spec: *f.pub, Netns: ns, Object: f.hash, Pins: kernel.Pins{Maps: f.maps, Links: links}}
+func (f *form) published(ns *netns.Handle, links map[string]kernel.Link) instances.Form[published] {
+	return instances.Form[published]{Spec: *f.pub, Netns: ns, Object: f.hash, Pins: kernel.Pins{Maps: f.maps, Links: links}}
 }
 
 // create publishes a filter where none of its name is. Links are attached first:

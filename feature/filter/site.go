@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // published is a filter as its pins describe it: the truth that attachments follow.
@@ -29,11 +30,11 @@ type published struct {
 }
 
 // filters are the instances. Each has an object of its own: the compiled rules.
-var filters = kernel.Store[published]{Feature: Name, ABI: ABI, Ref: func(p *published) string { return p.Netns },
+var filters = instances.Store[published]{Feature: Name, ABI: ABI, Ref: func(p *published) string { return p.Netns },
 	Fill: func(p *published) { p.Filter = p.Filter.withDefaults() }}
 
 // publishedOf is the filter of a record.
-func publishedOf(rec kernel.Record[published]) *published {
+func publishedOf(rec instances.Record[published]) *published {
 	p := rec.Spec
 	p.meta = rec.Meta
 	return &p

@@ -11,12 +11,13 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // State is what the pins say of filters on this host.
 type State struct {
-	Filters    []FilterState     `json:"filters"`
-	Unreadable kernel.Unreadable `json:"unreadable,omitempty"`
+	Filters    []FilterState        `json:"filters"`
+	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
 }
 
 // FilterState is one filter.

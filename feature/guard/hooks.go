@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 	"github.com/weir-project/weir/kernel/probe"
 )
 
@@ -87,7 +88,7 @@ func openHooks(l *kernel.WriteLock, ref string, id netns.ID) (_ *hooks, err erro
 		defer m.Close()
 		pins.Maps[pin] = m
 	}
-	if err := shared.Publish(l, hooksInstance(h.scope), kernel.Form[struct{}]{Netns: h.ns, Pins: pins}); err != nil {
+	if err := shared.Publish(l, hooksInstance(h.scope), instances.Form[struct{}]{Netns: h.ns, Pins: pins}); err != nil {
 		return nil, err
 	}
 	kernel.Step("guard:hooks")

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // published is the spec of a guard, as its pins have it.
@@ -22,13 +23,13 @@ type published struct {
 }
 
 // record is a guard as its pins describe it.
-type record = kernel.Record[published]
+type record = instances.Record[published]
 
 // guards are the instances of guards, shared that of what those of a namespace share.
 var (
-	guards = kernel.Store[published]{Feature: Name, ABI: ABI, Object: embedded, Is: func(name string) bool { return name != hooksName },
+	guards = instances.Store[published]{Feature: Name, ABI: ABI, Object: embedded, Is: func(name string) bool { return name != hooksName },
 		Ref: func(p *published) string { return p.Netns }}
-	shared = kernel.Store[struct{}]{Feature: Name, ABI: ABI, Object: embedded, Is: func(name string) bool { return name == hooksName }}
+	shared = instances.Store[struct{}]{Feature: Name, ABI: ABI, Object: embedded, Is: func(name string) bool { return name == hooksName }}
 )
 
 const maxGuards = 64 // GUARD_MAX
@@ -120,7 +121,7 @@ func (t target) publish(l *kernel.WriteLock) (note string, err error) {
 	}
 	defer state.Close()
 	defer each.Close()
-	form := kernel.Form[published]{Spec: t.published, Netns: ns, Pins: kernel.Pins{Maps: map[string]*ebpf.Map{pinState: state, pinEach: each}}}
+	form := instances.Form[published]{Spec: t.published, Netns: ns, Pins: kernel.Pins{Maps: map[string]*ebpf.Map{pinState: state, pinEach: each}}}
 	if err := guards.Publish(l, t.instance, form); err != nil {
 		return "", err
 	}
@@ -140,7 +141,7 @@ func (t target) publish(l *kernel.WriteLock) (note string, err error) {
 
 // takeBack has a guard that could not be put in place be what it was before, nil: not there. Killed before it is done,
 // status says what is lacking, and the next command goes on. What could not be attached before cannot be now, and was told.
-func (t target) takeBack(l *kernel.WriteLock, before *record, form kernel.Form[published]) error {
+func (t target) takeBack(l *kernel.WriteLock, before *record, form instances.Form[published]) error {
 	if before == nil {
 		_, err := remove(l, t.instance)
 		return err

@@ -17,12 +17,13 @@ import (
 	"github.com/weir-project/weir/feature/guard/bpf"
 	"github.com/weir-project/weir/internal/guardstate"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // State is what the pins say of guards on this host.
 type State struct {
-	Guards     []GuardState      `json:"guards"`
-	Unreadable kernel.Unreadable `json:"unreadable,omitempty"`
+	Guards     []GuardState         `json:"guards"`
+	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
 
 	outdated []string // scopes whose programs are another weir's
 }

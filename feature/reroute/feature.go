@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/live"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // Name is the feature's name: pin directory, config key, CLI noun.
@@ -66,8 +67,8 @@ type State struct {
 	BFD      []peers.SessionState `json:"bfd,omitempty"`
 	Loops    []live.LoopState     `json:"loops,omitempty"`
 	// Strangers are packets that look like probes and are of no session, by reason.
-	Strangers  map[string]uint64 `json:"strangers,omitempty"`
-	Unreadable kernel.Unreadable `json:"unreadable,omitempty"`
+	Strangers  map[string]uint64    `json:"strangers,omitempty"`
+	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
 
 	protect protect.State
 	live    live.State

@@ -170,7 +170,7 @@ func floorOf(dir string) (int, bool) {
 }
 
 // mayPin says whether a package may pin and link. The packages below kernel stand on it and may not: hook attaches where the
-// kernel has no links, probe asks for facilities.
+// kernel has no links, probe asks for facilities, instances has kernel pin.
 func mayPin(dir string) bool {
 	return dir == "kernel" || slices.Contains([]string{"internal", "lab"}, top(dir))
 }

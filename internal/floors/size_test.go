@@ -24,7 +24,6 @@ const (
 var large = []string{
 	"cmd/weir",
 	"feature/handoff/server",
-	"kernel",
 }
 
 // packageSize is what people wrote of a package.

@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/front/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 	"github.com/weir-project/weir/kernel/probe"
 )
 
@@ -28,7 +29,7 @@ var Needs = []kernel.Need{probe.TCRedirect, kernel.TCXLink, kernel.ClsactFilter}
 const pinPrefix = "front-"
 
 // store has the instances.
-var store = kernel.Store[Options]{Feature: "handoff", ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return strings.HasPrefix(name, pinPrefix) }}
+var store = instances.Store[Options]{Feature: "handoff", ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return strings.HasPrefix(name, pinPrefix) }}
 
 func instanceOf(ns *netns.Handle, name string) kernel.Instance {
 	return store.Name(kernel.ScopeOf(ns), pinPrefix+name)
@@ -100,7 +101,7 @@ func (f *Front) publish(l *kernel.WriteLock, inst kernel.Instance, o Options) er
 	m := f.maps.FrontMaps
 	pins := kernel.Pins{Links: f.links, Maps: map[string]*ebpf.Map{"services": m.FrontServices, "ring": m.FrontRing, "hosts": m.FrontHosts,
 		"macs": m.FrontMacs, "tunnels": m.FrontTunnels, "setup": m.FrontSetup, "flows": m.FrontFlows, "counts": m.FrontCounts}}
-	if err := store.Publish(l, inst, kernel.Form[Options]{Spec: o, Netns: f.ns, Pins: pins}); err != nil {
+	if err := store.Publish(l, inst, instances.Form[Options]{Spec: o, Netns: f.ns, Pins: pins}); err != nil {
 		return err
 	}
 	l.NoteFilters(inst, f.filters)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // Name is the pin directory, the key above the section and the CLI noun.
@@ -23,7 +24,7 @@ const FeatureName = "keeper"
 const limitsABI = 1
 
 // store has the one instance, in which weir apply leaves the limits for weir serve.
-var store = kernel.Store[Limits]{Feature: Name, ABI: limitsABI, Is: func(name string) bool { return name == pinnedLimits.Name }}
+var store = instances.Store[Limits]{Feature: Name, ABI: limitsABI, Is: func(name string) bool { return name == pinnedLimits.Name }}
 
 var pinnedLimits = kernel.Instance{Scope: kernel.HostScope, Feature: Name, Name: "keeper"}
 
@@ -38,8 +39,8 @@ var (
 
 // State is what the pins say.
 type State struct {
-	*Limits                      // nil: none were applied
-	Unreadable kernel.Unreadable `json:"unreadable,omitempty"`
+	*Limits                         // nil: none were applied
+	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
 }
 
 // Name implements feature.Feature.
@@ -106,7 +107,7 @@ func (Feature) Plan(_ context.Context, st State, want Limits) (feature.Plan, err
 }
 
 func (l Limits) publish(lock *kernel.WriteLock) error {
-	return store.Publish(lock, pinnedLimits, kernel.Form[Limits]{Spec: l})
+	return store.Publish(lock, pinnedLimits, instances.Form[Limits]{Spec: l})
 }
 
 // Remove implements feature.Feature.

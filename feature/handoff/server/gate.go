@@ -21,6 +21,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/tap"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // Needs of a server's gate. Without tcx its programs are filters of the devices' clsact qdiscs, and not held by links.
@@ -74,7 +75,7 @@ type entry struct {
 }
 
 // gates are the instances. Their spec is the devices.
-var gates = kernel.Store[[]string]{Feature: "handoff", ABI: gateABI, Object: bpf.Object, Is: func(name string) bool { return name == gateName }}
+var gates = instances.Store[[]string]{Feature: "handoff", ABI: gateABI, Object: bpf.Object, Is: func(name string) bool { return name == gateName }}
 
 func gateInstance(ns *netns.Handle) kernel.Instance { return gates.Name(kernel.ScopeOf(ns), gateName) }
 
@@ -187,7 +188,7 @@ func (g *Gate) publish(l *kernel.WriteLock, ns *netns.Handle, c *kernel.Collecti
 	}
 	pins := kernel.Pins{Maps: map[string]*ebpf.Map{pinSessions: c.Maps["gate_sessions"], pinCounts: c.Maps["gate_counts"]}, Links: links}
 	// Until its predecessor has gone both stand there, with the same sessions: no packet slips through in between.
-	if err := gates.Publish(l, gateInstance(ns), kernel.Form[[]string]{Spec: devices, Netns: ns, Pins: pins}); err != nil {
+	if err := gates.Publish(l, gateInstance(ns), instances.Form[[]string]{Spec: devices, Netns: ns, Pins: pins}); err != nil {
 		return err
 	}
 	_ = ns.Do(func() error { l.NoteFilters(gateInstance(ns), g.filters); return nil })

@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // ABI is the version of the layout of the maps: live.h.
@@ -24,7 +25,7 @@ const ABI = 1
 const instanceName = "@live"
 
 // store has the instances.
-var store = kernel.Store[published]{Feature: Name, ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
+var store = instances.Store[published]{Feature: Name, ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
 	Ref: func(p *published) string { return p.Netns }}
 
 func instance(scope string) kernel.Instance { return store.Name(scope, instanceName) }
@@ -63,7 +64,7 @@ type published struct {
 }
 
 // publishedOf is the liveness of a record.
-func publishedOf(rec kernel.Record[published]) published {
+func publishedOf(rec instances.Record[published]) published {
 	rec.Spec.ID = rec.ID()
 	return rec.Spec
 }
@@ -140,7 +141,7 @@ func (p *published) publish(l *kernel.WriteLock, ns *netns.Handle) error {
 		return err
 	}
 	if o == nil {
-		return store.Publish(l, i, kernel.Form[published]{Spec: *p, Netns: ns, Pins: kernel.Pins{Maps: share}})
+		return store.Publish(l, i, instances.Form[published]{Spec: *p, Netns: ns, Pins: kernel.Pins{Maps: share}})
 	}
 	// The programs that are attached stay what they are: sync exchanges them where they are another weir's.
 	return store.Respec(l, i, *p, share)

@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // Phase is what has been found of a session.
@@ -48,7 +49,7 @@ type State struct {
 	// Strangers are packets that are of no session, or cannot be said to be: by reason.
 	Strangers map[string]uint64 `json:"strangers,omitempty"`
 
-	Unreadable kernel.Unreadable `json:"unreadable,omitempty"`
+	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
 
 	published map[string]published // by scope
 }

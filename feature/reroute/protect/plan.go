@@ -159,7 +159,7 @@ func Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
 // Remove takes protection away from every namespace: the programs first; then the neighbours that were kept are the kernel's
 // again, and the helper namespaces go. Routes are as they were all the time.
 func Remove(_ context.Context, l *kernel.WriteLock) error {
-	all, err := instances(l.Root)
+	all, err := allInstances(l.Root)
 	for _, i := range all {
 		err = errors.Join(err, removeScope(l, i.Scope))
 	}

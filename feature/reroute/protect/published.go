@@ -12,6 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // Feature is the directory of pins, which protection shares with liveness.
@@ -39,7 +40,7 @@ type whole struct {
 }
 
 // store has the instances.
-var store = kernel.Store[whole]{Feature: Feature, ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
+var store = instances.Store[whole]{Feature: Feature, ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
 	Ref: func(w *whole) string { return w.Netns }}
 
 func instanceOf(scope string) kernel.Instance { return store.Name(scope, instanceName) }
@@ -61,11 +62,11 @@ const (
 var mapNames = map[string]string{pinRepairs: bpf.ProtectMapRerouteRepairs, pinPaths: bpf.ProtectMapReroutePaths, pinPrefixes: bpf.ProtectMapRerouteLpm,
 	pinCounts: bpf.ProtectMapRerouteCounts, pinLinks: bpf.ProtectMapRerouteLinks}
 
-// instances lists the namespaces that have protection, readable or not.
-func instances(r *kernel.Root) ([]kernel.Instance, error) { return store.Keys(r) }
+// allInstances lists the namespaces that have protection, readable or not.
+func allInstances(r *kernel.Root) ([]kernel.Instance, error) { return store.Keys(r) }
 
 // wholeOf is the protection of a record.
-func wholeOf(rec kernel.Record[whole]) whole {
+func wholeOf(rec instances.Record[whole]) whole {
 	rec.Spec.ID = rec.ID()
 	return rec.Spec
 }
@@ -150,5 +151,5 @@ func create(l *kernel.WriteLock, ns *netns.Handle, want whole) error {
 		defer m.Close()
 		pins.Maps[pin] = m
 	}
-	return store.Publish(l, instanceOf(scopeOf(ns)), kernel.Form[whole]{Spec: want, Netns: ns, Pins: pins})
+	return store.Publish(l, instanceOf(scopeOf(ns)), instances.Form[whole]{Spec: want, Netns: ns, Pins: pins})
 }

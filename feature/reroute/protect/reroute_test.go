@@ -281,7 +281,7 @@ func TestBackupDown(t *testing.T) {
 func (w *world) mark(dev string, down bool) {
 	w.Helper()
 	locked(w, w.root, func(l *kernel.WriteLock) error {
-		all, err := instances(w.root)
+		all, err := allInstances(w.root)
 		if err != nil {
 			return err
 		}

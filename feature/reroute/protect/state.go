@@ -17,12 +17,13 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // State is what is protected, as its pins say.
 type State struct {
-	Paths      []PathState       `json:"paths"`
-	Unreadable kernel.Unreadable `json:"unreadable,omitempty"`
+	Paths      []PathState          `json:"paths"`
+	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
 
 	wholes []whole
 }

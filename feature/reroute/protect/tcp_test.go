@@ -200,7 +200,7 @@ func info(t testing.TB, c *net.TCPConn) (i *unix.TCPInfo) {
 func (w *world) flip(n int) {
 	w.Helper()
 	locked(w, w.root, func(l *kernel.WriteLock) error {
-		all, err := instances(w.root)
+		all, err := allInstances(w.root)
 		if err != nil {
 			return err
 		}

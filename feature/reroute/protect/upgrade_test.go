@@ -47,7 +47,7 @@ func TestUpgrade(t *testing.T) {
 		return id
 	}
 	locked(t, w.root, func(l *kernel.WriteLock) (err error) {
-		if all, err = instances(w.root); err != nil {
+		if all, err = allInstances(w.root); err != nil {
 			return err
 		}
 		// The same, but for whose object it says it is.

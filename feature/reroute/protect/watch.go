@@ -42,7 +42,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	tick := time.NewTicker(renewEvery)
 	defer tick.Stop()
 	for {
-		all, err := instances(r)
+		all, err := allInstances(r)
 		if err != nil && ctx.Err() == nil {
 			log.Warn("protected links cannot be looked after", "reason", err)
 		}

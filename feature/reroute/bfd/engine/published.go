@@ -12,6 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // Published is the engine of a network namespace, as its pins say.
@@ -24,12 +25,12 @@ type Published struct {
 }
 
 // All are the engines of this host, without those of sessions that bfdd hands over.
-func All(r *kernel.Root) ([]Published, kernel.Unreadable, error) { return all(r, instanceName) }
+func All(r *kernel.Root) ([]Published, instances.Unreadable, error) { return all(r, instanceName) }
 
 // AllHanded are those of sessions that bfdd hands over (OpenHanded), also such as nobody runs any more: see Beat.
-func AllHanded(r *kernel.Root) ([]Published, kernel.Unreadable, error) { return all(r, handedName) }
+func AllHanded(r *kernel.Root) ([]Published, instances.Unreadable, error) { return all(r, handedName) }
 
-func all(r *kernel.Root, name string) (out []Published, unreadable kernel.Unreadable, err error) {
+func all(r *kernel.Root, name string) (out []Published, unreadable instances.Unreadable, err error) {
 	store := storeOf(name)
 	found, unreadable, err := store.All(r)
 	for _, rec := range found {

@@ -20,6 +20,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/live"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // ABI is the version of the layout of the maps: bfd.h.
@@ -32,13 +33,13 @@ const (
 )
 
 // storeOf has the instances of one of these names. Their spec is the text of the caller's.
-func storeOf(name string) kernel.Store[json.RawMessage] {
-	return kernel.Store[json.RawMessage]{Feature: live.Name, ABI: ABI, Object: bpf.Object, Is: func(n string) bool { return n == name }}
+func storeOf(name string) instances.Store[json.RawMessage] {
+	return instances.Store[json.RawMessage]{Feature: live.Name, ABI: ABI, Object: bpf.Object, Is: func(n string) bool { return n == name }}
 }
 
 func instanceOf(scope, name string) kernel.Instance { return storeOf(name).Name(scope, name) }
 
-func (e *Engine) store() kernel.Store[json.RawMessage] { return storeOf(e.instance.Name) }
+func (e *Engine) store() instances.Store[json.RawMessage] { return storeOf(e.instance.Name) }
 
 func scopeOf(ns *netns.Handle) string { return kernel.ScopeOf(ns) }
 
@@ -152,7 +153,7 @@ func (e *Engine) publish(l *kernel.WriteLock) (out map[string]*ebpf.Map, err err
 }
 
 func (e *Engine) publishWith(l *kernel.WriteLock, text json.RawMessage, maps map[string]*ebpf.Map) error {
-	return e.store().Publish(l, e.instance, kernel.Form[json.RawMessage]{Spec: text, Netns: e.ns, Pins: kernel.Pins{Maps: maps}})
+	return e.store().Publish(l, e.instance, instances.Form[json.RawMessage]{Spec: text, Netns: e.ns, Pins: kernel.Pins{Maps: maps}})
 }
 
 // newMaps makes the maps, by the names of their pins, but that of the links, if another instance of the namespace has it.

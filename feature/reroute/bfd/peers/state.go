@@ -18,12 +18,13 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // State is what the pins say.
 type State struct {
-	Sessions   []SessionState    `json:"sessions"`
-	Unreadable kernel.Unreadable `json:"unreadable,omitempty"`
+	Sessions   []SessionState       `json:"sessions"`
+	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
 
 	published map[string]published
 }
@@ -80,7 +81,7 @@ type published struct {
 func (p *published) managed() bool { return p.Inode != 0 }
 
 // readPublished returns what is recorded, by scope; engines of others are left out.
-func readPublished(r *kernel.Root) (map[string]published, map[string]engine.Published, kernel.Unreadable, error) {
+func readPublished(r *kernel.Root) (map[string]published, map[string]engine.Published, instances.Unreadable, error) {
 	all, unreadable, err := engine.All(r)
 	if err != nil {
 		return nil, nil, nil, err
@@ -115,7 +116,7 @@ func (p *published) handed() handedText { return handedText{p.Config.FRR, p.Netn
 const silent = 2 * time.Second
 
 // readHanded reads the sessions of bfdd that are run; known is what is configured, by scope.
-func readHanded(r *kernel.Root, known map[string]published, yield func(SessionState)) (kernel.Unreadable, error) {
+func readHanded(r *kernel.Root, known map[string]published, yield func(SessionState)) (instances.Unreadable, error) {
 	all, unreadable, err := engine.AllHanded(r)
 	if err != nil {
 		return nil, err

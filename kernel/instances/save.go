@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package instances
 
 import (
 	"encoding/json"
 	"fmt"
 
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
 )
 
 // saved is a record as JSON.
@@ -18,7 +19,7 @@ type saved[S any] struct {
 }
 
 // Save writes down the specs of all instances that can be read, for a later process. The others stay as they are.
-func (s Store[S]) Save(r *Root) ([]byte, error) {
+func (s Store[S]) Save(r *kernel.Root) ([]byte, error) {
 	all, _, err := s.All(r)
 	if err != nil {
 		return nil, err
@@ -37,7 +38,7 @@ func (s Store[S]) Saved(text []byte) (out []Record[S], err error) {
 		return nil, fmt.Errorf("the saved instances of %s: %w", s.Feature, err)
 	}
 	for _, x := range all {
-		rec := Record[S]{Instance: s.Name(x.Scope, x.Name), Meta: Meta{ABI: s.ABI, Inode: x.ID.Inode, Cookie: x.ID.Cookie}, Spec: x.Spec}
+		rec := Record[S]{Instance: s.Name(x.Scope, x.Name), Meta: kernel.Meta{ABI: s.ABI, Inode: x.ID.Inode, Cookie: x.ID.Cookie}, Spec: x.Spec}
 		if s.Ref != nil {
 			rec.Ref = s.Ref(&rec.Spec)
 		}

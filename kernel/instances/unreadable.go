@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package instances
 
 import (
 	"encoding/json"
@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/weir-project/weir/kernel"
 )
 
 // Unread is an instance that cannot be read: another weir made it, or somebody damaged it.
 type Unread struct {
-	Instance
+	kernel.Instance
 	Err error
 }
 
@@ -21,7 +23,7 @@ type Unread struct {
 type Unreadable []Unread
 
 // Add appends an instance.
-func (u *Unreadable) Add(i Instance, err error) { *u = append(*u, Unread{i, err}) }
+func (u *Unreadable) Add(i kernel.Instance, err error) { *u = append(*u, Unread{i, err}) }
 
 // Err is one error about all of them, nil where there are none.
 func (u Unreadable) Err() error {
@@ -42,13 +44,13 @@ func (u Unreadable) In(scope string) (out Unreadable) {
 	return out
 }
 
-// WithoutDamage are those that a [Checker] does not tell of.
+// WithoutDamage are those that a [kernel.Checker] does not tell of.
 func (u Unreadable) WithoutDamage() Unreadable {
-	return slices.DeleteFunc(slices.Clone(u), func(x Unread) bool { return errors.Is(x.Err, ErrDamaged) })
+	return slices.DeleteFunc(slices.Clone(u), func(x Unread) bool { return errors.Is(x.Err, kernel.ErrDamaged) })
 }
 
 // Has tells whether an instance is among them.
-func (u Unreadable) Has(i Instance) bool {
+func (u Unreadable) Has(i kernel.Instance) bool {
 	return slices.ContainsFunc(u, func(x Unread) bool { return x.Instance == i })
 }
 
@@ -82,6 +84,6 @@ func (u *Unread) UnmarshalJSON(b []byte) error {
 	if err := json.Unmarshal(b, &x); err != nil {
 		return err
 	}
-	*u = Unread{Instance{x.Scope, x.Feature, x.Name}, errors.New(x.Err)}
+	*u = Unread{kernel.Instance{Scope: x.Scope, Feature: x.Feature, Name: x.Name}, errors.New(x.Err)}
 	return nil
 }

@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package instances
 
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 )
 
 type testSpec struct {
@@ -26,23 +29,47 @@ var testObject = []byte("object")
 var testStore = Store[testSpec]{Feature: "test", ABI: 3, Object: func() []byte { return testObject },
 	Is: func(name string) bool { return !strings.HasPrefix(name, "@") }, Ref: func(s *testSpec) string { return s.Netns }}
 
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// newRoot opens a root of the test's own, and removes it when the test ends.
+func newRoot(t *testing.T) *kernel.Root {
+	t.Helper()
+	nstest.NeedRoot(t)
+	path := filepath.Join(nstest.BPFFS, fmt.Sprintf("instances_%d_%d", os.Getpid(), time.Now().UnixNano()))
+	t.Cleanup(func() { os.RemoveAll(path) })
+	return kernel.OpenRoot(path)
+}
+
+func lock(t *testing.T, r *kernel.Root) *kernel.WriteLock {
+	t.Helper()
+	l, err := r.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func newMap() (*ebpf.Map, error) {
+	return ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+}
+
 // put publishes an instance with a map in the namespace.
-func put(t *testing.T, l *WriteLock, ns *netns.Handle, name string, spec testSpec) Instance {
+func put(t *testing.T, l *kernel.WriteLock, ns *netns.Handle, name string, spec testSpec) kernel.Instance {
 	t.Helper()
 	m, err := newMap()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	i := testStore.Name(ScopeOf(ns), name)
-	if err := testStore.Publish(l, i, Form[testSpec]{Spec: spec, Netns: ns, Pins: Pins{Maps: map[string]*ebpf.Map{"a": m}}}); err != nil {
+	i := testStore.Name(kernel.ScopeOf(ns), name)
+	if err := testStore.Publish(l, i, Form[testSpec]{Spec: spec, Netns: ns, Pins: kernel.Pins{Maps: map[string]*ebpf.Map{"a": m}}}); err != nil {
 		t.Fatal(err)
 	}
 	return i
 }
 
 // remake publishes the pins of an instance with another meta.
-func remake(t *testing.T, l *WriteLock, i Instance, change func(*Meta)) {
+func remake(t *testing.T, l *kernel.WriteLock, i kernel.Instance, change func(*kernel.Meta)) {
 	t.Helper()
 	o, err := l.Open(i)
 	if err != nil {
@@ -50,7 +77,7 @@ func remake(t *testing.T, l *WriteLock, i Instance, change func(*Meta)) {
 	}
 	defer o.Close()
 	change(&o.Meta)
-	if err := l.Publish(i, o.Meta, Pins{Maps: o.Maps}); err != nil {
+	if err := l.Publish(i, o.Meta, kernel.Pins{Maps: o.Maps}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -74,14 +101,14 @@ func TestStore(t *testing.T) {
 	put(t, l, nil, "two", testSpec{Size: 2})
 	put(t, l, ns, "@other", testSpec{})
 	rec, err := testStore.Read(r, i)
-	if err != nil || rec.Instance != i || rec.Spec.Size != 1 || rec.Ref != ns.String() || !ns.Is(rec.ID()) || rec.Meta.Version != Version || testStore.Outdated(rec) {
+	if err != nil || rec.Instance != i || rec.Spec.Size != 1 || rec.Ref != ns.String() || !ns.Is(rec.ID()) || rec.Meta.Version != kernel.Version || testStore.Outdated(rec) {
 		t.Errorf("read %+v, %v", rec, err)
 	}
 	all, unread, err := testStore.All(r)
 	if err != nil || len(unread) > 0 || len(all) != 2 {
 		t.Fatalf("all: %+v, %v, %v; want two", all, unread, err)
 	}
-	if in, _, err := testStore.In(r, HostScope); err != nil || len(in) != 1 || in[0].Name != "two" {
+	if in, _, err := testStore.In(r, kernel.HostScope); err != nil || len(in) != 1 || in[0].Name != "two" {
 		t.Errorf("of the host: %+v, %v", in, err)
 	}
 	if err := testStore.Respec(l, i, testSpec{ns.String(), 5}, nil); err != nil {
@@ -138,17 +165,17 @@ func TestStoreUpgrade(t *testing.T) {
 // Whatever is wrong with an instance, the others are read, changed and removed.
 func TestStoreUnreadable(t *testing.T) {
 	for name, c := range map[string]struct {
-		spoil func(t *testing.T, l *WriteLock, i Instance)
+		spoil func(t *testing.T, l *kernel.WriteLock, i kernel.Instance)
 		want  error
 	}{
-		"a newer ABI": {func(t *testing.T, l *WriteLock, i Instance) {
-			remake(t, l, i, func(m *Meta) { m.ABI, m.Version = 4, "v9.9.9" })
-		}, ErrABI},
-		"no spec": {func(t *testing.T, l *WriteLock, i Instance) {
-			remake(t, l, i, func(m *Meta) { m.Config = []byte("{") })
+		"a newer ABI": {func(t *testing.T, l *kernel.WriteLock, i kernel.Instance) {
+			remake(t, l, i, func(m *kernel.Meta) { m.ABI, m.Version = 4, "v9.9.9" })
+		}, kernel.ErrABI},
+		"no spec": {func(t *testing.T, l *kernel.WriteLock, i kernel.Instance) {
+			remake(t, l, i, func(m *kernel.Meta) { m.Config = []byte("{") })
 		}, nil},
-		"no meta of weir's": {func(t *testing.T, l *WriteLock, i Instance) {
-			path := filepath.Join(l.dirPath(i), metaPin)
+		"no meta of weir's": {func(t *testing.T, l *kernel.WriteLock, i kernel.Instance) {
+			path := filepath.Join(l.Path(), i.Scope, i.Feature, i.Name, "meta")
 			m, err := newMap()
 			if err == nil {
 				defer m.Close()
@@ -157,7 +184,7 @@ func TestStoreUnreadable(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-		}, ErrABI},
+		}, kernel.ErrABI},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRoot(t)
@@ -168,7 +195,7 @@ func TestStoreUnreadable(t *testing.T) {
 			good := put(t, l, nil, "c", testSpec{})
 			c.spoil(t, l, bad)
 			all, unread, err := testStore.All(r)
-			if err != nil || len(all) != 2 || len(unread) != 1 || !unread.Has(bad) || len(unread.In(HostScope)) != 1 || len(unread.In("7")) != 0 {
+			if err != nil || len(all) != 2 || len(unread) != 1 || !unread.Has(bad) || len(unread.In(kernel.HostScope)) != 1 || len(unread.In("7")) != 0 {
 				t.Fatalf("%v, %v, %v", all, unread, err)
 			}
 			if err := unread.Err(); !strings.Contains(err.Error(), "host/test/b") || c.want != nil && !errors.Is(err, c.want) {
@@ -202,7 +229,7 @@ func TestStoreGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	u.Close()
-	remake(t, l, i, func(m *Meta) { m.Cookie++ })
+	remake(t, l, i, func(m *kernel.Meta) { m.Cookie++ })
 	if _, err := testStore.Open(l, i); !errors.Is(err, netns.ErrGone) {
 		t.Errorf("opened: %v", err)
 	}
@@ -226,7 +253,7 @@ func TestStoreSaves(t *testing.T) {
 	ns := current(t)
 	put(t, l, ns, "one", testSpec{"ref", 1})
 	bad := put(t, l, ns, "two", testSpec{"ref", 2})
-	remake(t, l, bad, func(m *Meta) { m.ABI = 9 })
+	remake(t, l, bad, func(m *kernel.Meta) { m.ABI = 9 })
 	text, err := testStore.Save(r)
 	if err != nil {
 		t.Fatal(err)
@@ -238,7 +265,7 @@ func TestStoreSaves(t *testing.T) {
 	if _, err := testStore.Saved([]byte("{")); err == nil {
 		t.Error("half a text was read")
 	}
-	if !slices.Equal(must(testStore.Keys(r))(t), []Instance{was[0].Instance, bad}) {
+	if !slices.Equal(must(testStore.Keys(r))(t), []kernel.Instance{was[0].Instance, bad}) {
 		t.Error("saving changed something")
 	}
 }

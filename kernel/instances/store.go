@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+// Package instances reads and writes the instances of one kind: a name, a spec, an ABI and an object in common. Package kernel
+// pins and locks for it.
+package instances
 
 import (
 	"crypto/sha256"
@@ -9,11 +11,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
 )
 
 // Store reads and writes the instances of one kind, which have a spec S in common. It is a value: nothing is held open
@@ -29,8 +31,8 @@ type Store[S any] struct {
 
 // Record is what the meta of an instance says.
 type Record[S any] struct {
-	Instance
-	Meta Meta
+	kernel.Instance
+	Meta kernel.Meta
 	Spec S
 	Ref  string // leads to the network namespace, where a spec says so
 }
@@ -44,7 +46,7 @@ func (r Record[S]) Netns() (*netns.Handle, error) { return netns.Find(r.Ref, r.I
 
 // Gone reports whether the network namespace of the instance is gone.
 func (r Record[S]) Gone() (bool, error) {
-	if r.Scope == HostScope {
+	if r.Scope == kernel.HostScope {
 		return false, nil
 	}
 	ns, err := r.Netns()
@@ -56,30 +58,22 @@ func (r Record[S]) Gone() (bool, error) {
 	return false, ns.Close()
 }
 
-// ScopeOf is the scope of a network namespace's instances; nil stands for the host.
-func ScopeOf(ns *netns.Handle) string {
-	if ns == nil {
-		return HostScope
-	}
-	return strconv.FormatUint(ns.Inode(), 10)
-}
-
 // Name is the instance of a name in a scope.
-func (s Store[S]) Name(scope, name string) Instance {
-	return Instance{Scope: scope, Feature: s.Feature, Name: name}
+func (s Store[S]) Name(scope, name string) kernel.Instance {
+	return kernel.Instance{Scope: scope, Feature: s.Feature, Name: name}
 }
 
 // Keys lists the instances, without a look at their meta, in order of scope and name.
-func (s Store[S]) Keys(r *Root) ([]Instance, error) {
+func (s Store[S]) Keys(r *kernel.Root) ([]kernel.Instance, error) {
 	all, err := r.Instances(s.Feature)
 	if s.Is == nil {
 		return all, err
 	}
-	return slices.DeleteFunc(all, func(i Instance) bool { return !s.Is(i.Name) }), err
+	return slices.DeleteFunc(all, func(i kernel.Instance) bool { return !s.Is(i.Name) }), err
 }
 
-// Read reads the meta of an instance. It returns [ErrNotExist] where there is none, and [ErrABI] for one of another version.
-func (s Store[S]) Read(r *Root, i Instance) (Record[S], error) {
+// Read reads the meta of an instance. It returns [kernel.ErrNotExist] where there is none, and [kernel.ErrABI] for one of another version.
+func (s Store[S]) Read(r *kernel.Root, i kernel.Instance) (Record[S], error) {
 	m, err := r.Meta(i)
 	if err != nil {
 		return Record[S]{Instance: i}, err
@@ -88,7 +82,7 @@ func (s Store[S]) Read(r *Root, i Instance) (Record[S], error) {
 }
 
 // Of decodes the meta of an instance.
-func (s Store[S]) Of(i Instance, m Meta) (Record[S], error) {
+func (s Store[S]) Of(i kernel.Instance, m kernel.Meta) (Record[S], error) {
 	rec := Record[S]{Instance: i, Meta: m}
 	if err := m.RequireABI(i, s.ABI); err != nil {
 		return rec, err
@@ -108,15 +102,15 @@ func (s Store[S]) Of(i Instance, m Meta) (Record[S], error) {
 }
 
 // All reads all instances. Those that it cannot read are listed; the error is about none of them in particular, like
-// [ErrUnreadable].
-func (s Store[S]) All(r *Root) ([]Record[S], Unreadable, error) { return s.among(r, "") }
+// [kernel.ErrUnreadable].
+func (s Store[S]) All(r *kernel.Root) ([]Record[S], Unreadable, error) { return s.among(r, "") }
 
 // In reads the instances of a scope, as All does.
-func (s Store[S]) In(r *Root, scope string) ([]Record[S], Unreadable, error) {
+func (s Store[S]) In(r *kernel.Root, scope string) ([]Record[S], Unreadable, error) {
 	return s.among(r, scope)
 }
 
-func (s Store[S]) among(r *Root, scope string) (out []Record[S], unreadable Unreadable, err error) {
+func (s Store[S]) among(r *kernel.Root, scope string) (out []Record[S], unreadable Unreadable, err error) {
 	keys, err := s.Keys(r)
 	if err != nil {
 		return nil, nil, err
@@ -129,9 +123,9 @@ func (s Store[S]) among(r *Root, scope string) (out []Record[S], unreadable Unre
 		switch {
 		case err == nil:
 			out = append(out, rec)
-		case errors.Is(err, ErrUnreadable):
+		case errors.Is(err, kernel.ErrUnreadable):
 			return nil, nil, err
-		case !errors.Is(err, ErrNotExist): // removed meanwhile, or damage, which a Checker tells
+		case !errors.Is(err, kernel.ErrNotExist): // removed meanwhile, or damage, which a Checker tells
 			unreadable.Add(i, err)
 		}
 	}
@@ -139,29 +133,31 @@ func (s Store[S]) among(r *Root, scope string) (out []Record[S], unreadable Unre
 }
 
 // Outdated tells whether another weir's object made an instance.
-func (s Store[S]) Outdated(rec Record[S]) bool { return rec.Meta.Object != ObjectHash(s.Object()) }
+func (s Store[S]) Outdated(rec Record[S]) bool {
+	return rec.Meta.Object != kernel.ObjectHash(s.Object())
+}
 
 // InUse is an instance with its pins and its network namespace open. Close it.
 type InUse[S any] struct {
 	Record[S]
-	Pins  *Opened
+	Pins  *kernel.Opened
 	Netns *netns.Handle // nil for one of the host
 }
 
-// source is a [Root], for reading, or a [WriteLock].
+// source is a [kernel.Root], for reading, or a [kernel.WriteLock].
 type source interface {
-	Open(i Instance, maps ...string) (*Opened, error)
+	Open(i kernel.Instance, maps ...string) (*kernel.Opened, error)
 }
 
-// Open opens the pins of an instance, for writing where from is a [WriteLock], and its network namespace. It returns
+// Open opens the pins of an instance, for writing where from is a [kernel.WriteLock], and its network namespace. It returns
 // [netns.ErrGone] where that is gone, also if another one has its inode number.
-func (s Store[S]) Open(from source, i Instance, names ...string) (*InUse[S], error) {
+func (s Store[S]) Open(from source, i kernel.Instance, names ...string) (*InUse[S], error) {
 	o, err := from.Open(i, names...)
 	if err != nil {
 		return nil, err
 	}
 	u := &InUse[S]{Pins: o}
-	if u.Record, err = s.Of(i, o.Meta); err == nil && i.Scope != HostScope {
+	if u.Record, err = s.Of(i, o.Meta); err == nil && i.Scope != kernel.HostScope {
 		u.Netns, err = u.Record.Netns()
 	}
 	if err != nil {
@@ -186,14 +182,14 @@ type Form[S any] struct {
 	Spec   S
 	Netns  *netns.Handle     // nil: of the host
 	Object [sha256.Size]byte // of an instance with an object of its own; zero: the store's
-	Pins   Pins
+	Pins   kernel.Pins
 }
 
 // Meta describes a form.
-func (s Store[S]) Meta(f Form[S]) (m Meta, err error) {
-	m = Meta{ABI: s.ABI, Object: f.Object, Created: time.Now(), Version: Version}
+func (s Store[S]) Meta(f Form[S]) (m kernel.Meta, err error) {
+	m = kernel.Meta{ABI: s.ABI, Object: f.Object, Created: time.Now(), Version: kernel.Version}
 	if m.Object == [sha256.Size]byte{} && s.Object != nil {
-		m.Object = ObjectHash(s.Object())
+		m.Object = kernel.ObjectHash(s.Object())
 	}
 	if f.Netns != nil {
 		id := f.Netns.ID()
@@ -203,8 +199,8 @@ func (s Store[S]) Meta(f Form[S]) (m Meta, err error) {
 	return m, err
 }
 
-// Publish pins a form, over an older one of the name: [WriteLock.Publish].
-func (s Store[S]) Publish(l *WriteLock, i Instance, f Form[S]) error {
+// Publish pins a form, over an older one of the name: [kernel.WriteLock.Publish].
+func (s Store[S]) Publish(l *kernel.WriteLock, i kernel.Instance, f Form[S]) error {
 	m, err := s.Meta(f)
 	if err != nil {
 		return err
@@ -213,7 +209,7 @@ func (s Store[S]) Publish(l *WriteLock, i Instance, f Form[S]) error {
 }
 
 // Respec gives an instance another spec. Its maps, links and programs stay; more are maps that it gets beside them.
-func (s Store[S]) Respec(l *WriteLock, i Instance, spec S, more map[string]*ebpf.Map) error {
+func (s Store[S]) Respec(l *kernel.WriteLock, i kernel.Instance, spec S, more map[string]*ebpf.Map) error {
 	o, err := l.Open(i)
 	if err != nil {
 		return err
@@ -223,7 +219,7 @@ func (s Store[S]) Respec(l *WriteLock, i Instance, spec S, more map[string]*ebpf
 		return err
 	}
 	m := o.Meta
-	m.Created, m.Version = time.Now(), Version
+	m.Created, m.Version = time.Now(), kernel.Version
 	if m.Config, err = json.Marshal(spec); err != nil {
 		return err
 	}
@@ -232,7 +228,7 @@ func (s Store[S]) Respec(l *WriteLock, i Instance, spec S, more map[string]*ebpf
 
 // Upgrade puts this weir's programs in place of another's: attach moves each attachment, or fails and has undone what it did.
 // The spec, the maps and the links stay; more are maps that the instance gets beside them.
-func (s Store[S]) Upgrade(l *WriteLock, i Instance, attach func() error, more map[string]*ebpf.Map) error {
+func (s Store[S]) Upgrade(l *kernel.WriteLock, i kernel.Instance, attach func() error, more map[string]*ebpf.Map) error {
 	o, err := l.Open(i)
 	if err != nil {
 		return err
@@ -242,11 +238,11 @@ func (s Store[S]) Upgrade(l *WriteLock, i Instance, attach func() error, more ma
 		return err
 	}
 	m := o.Meta
-	m.Object, m.Created, m.Version = ObjectHash(s.Object()), time.Now(), Version
+	m.Object, m.Created, m.Version = kernel.ObjectHash(s.Object()), time.Now(), kernel.Version
 	return s.upgrade(l, o, m, more, attach)
 }
 
-func (s Store[S]) upgrade(l *WriteLock, o *Opened, m Meta, more map[string]*ebpf.Map, swap func() error) error {
+func (s Store[S]) upgrade(l *kernel.WriteLock, o *kernel.Opened, m kernel.Meta, more map[string]*ebpf.Map, swap func() error) error {
 	names, err := o.Links()
 	if err != nil {
 		return err
@@ -254,24 +250,24 @@ func (s Store[S]) upgrade(l *WriteLock, o *Opened, m Meta, more map[string]*ebpf
 	all := map[string]*ebpf.Map{}
 	maps.Copy(all, more)
 	maps.Copy(all, o.Maps)
-	return l.Upgrade(o.Instance, Upgrade{Meta: m, Pins: Pins{Maps: all}, Keep: names, Swap: swap})
+	return l.Upgrade(o.Instance, kernel.Upgrade{Meta: m, Pins: kernel.Pins{Maps: all}, Keep: names, Swap: swap})
 }
 
 // Exchange replaces an instance by another form under traffic. The links of keep lead to the same attachments. swap moves all
 // attachments to the form's programs, or fails and has undone what it did.
-func (s Store[S]) Exchange(l *WriteLock, i Instance, f Form[S], keep []string, swap func() error) error {
+func (s Store[S]) Exchange(l *kernel.WriteLock, i kernel.Instance, f Form[S], keep []string, swap func() error) error {
 	m, err := s.Meta(f)
 	if err != nil {
 		return err
 	}
-	return l.Upgrade(i, Upgrade{Meta: m, Pins: f.Pins, Keep: keep, Swap: swap})
+	return l.Upgrade(i, kernel.Upgrade{Meta: m, Pins: f.Pins, Keep: keep, Swap: swap})
 }
 
-// Remove takes an instance away: [WriteLock.Remove].
-func (s Store[S]) Remove(l *WriteLock, i Instance) error { return l.Remove(i) }
+// Remove takes an instance away: [kernel.WriteLock.Remove].
+func (s Store[S]) Remove(l *kernel.WriteLock, i kernel.Instance) error { return l.Remove(i) }
 
 // RemoveAll takes away all instances of a scope, readable or not; an empty scope stands for every one.
-func (s Store[S]) RemoveAll(l *WriteLock, scope string) error {
+func (s Store[S]) RemoveAll(l *kernel.WriteLock, scope string) error {
 	keys, err := s.Keys(l.Root)
 	for _, i := range keys {
 		if scope == "" || i.Scope == scope {
