@@ -199,27 +199,21 @@ func (t *Table) tell() {
 const watched = unix.IN_CREATE | unix.IN_DELETE | unix.IN_ONLYDIR
 
 // scan enters a cgroup and all below it. It watches each before it lists its children, so that none is missed: a child made
-// meanwhile is listed, gives an event, or both.
+// meanwhile is listed, gives an event, or both. The watch, the number and the children are of one open directory: another of
+// the same name may have taken its place since, and a watch of the one with the number of the other would miss all that follows.
 func (t *Table) scan(path string) error {
-	dir := filepath.Join(t.root, path)
-	watch, err := t.watch(dir)
+	dir, err := os.Open(filepath.Join(t.root, path))
 	if gone(err) {
 		return nil // its parent has an event of it
 	} else if err != nil {
-		return fmt.Errorf("watch cgroup %s: %w", path, explain(err))
+		return fmt.Errorf("watch cgroup %s: %w", path, err)
 	}
-	id, err := idOf(dir)
+	children, err := t.scanOne(path, dir)
+	dir.Close()
 	if gone(err) {
 		return nil
 	} else if err != nil {
-		return fmt.Errorf("number of cgroup %s: %w", path, err)
-	}
-	t.enter(path, id, int32(watch))
-	children, err := os.ReadDir(dir)
-	if gone(err) {
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("cgroups below %s: %w", path, err)
+		return err
 	}
 	for _, c := range children {
 		if c.IsDir() {
@@ -231,9 +225,29 @@ func (t *Table) scan(path string) error {
 	return nil
 }
 
-// watch adds a watch of inotify. The descriptor stays non-blocking: Close ends Run.
-func (t *Table) watch(dir string) (watch int, err error) {
-	if e := t.conn.Control(func(fd uintptr) { watch, err = unix.InotifyAddWatch(int(fd), dir, watched) }); e != nil {
+// scanOne enters one cgroup, and returns its children.
+func (t *Table) scanOne(path string, dir *os.File) ([]fs.DirEntry, error) {
+	watch, err := t.watch(dir)
+	if err != nil {
+		return nil, fmt.Errorf("watch cgroup %s: %w", path, explain(err))
+	}
+	id, err := idOf(int(dir.Fd()), "", unix.AT_EMPTY_PATH)
+	if err != nil {
+		return nil, fmt.Errorf("number of cgroup %s: %w", path, err)
+	}
+	t.enter(path, id, int32(watch))
+	children, err := dir.ReadDir(-1)
+	if err != nil {
+		return nil, fmt.Errorf("cgroups below %s: %w", path, err)
+	}
+	return children, nil
+}
+
+// watch adds a watch of inotify to an open directory, which has no other way to name one. The descriptor of inotify stays
+// non-blocking: Close ends Run.
+func (t *Table) watch(dir *os.File) (watch int, err error) {
+	name := fmt.Sprintf("/proc/self/fd/%d", dir.Fd())
+	if e := t.conn.Control(func(fd uintptr) { watch, err = unix.InotifyAddWatch(int(fd), name, watched) }); e != nil {
 		return 0, e
 	}
 	return watch, err
@@ -307,7 +321,7 @@ func (t *Table) follow(b []byte) error {
 // look compares one cgroup with what is known of it. Events are only a reason to look: what has happened since they were
 // written counts, too.
 func (t *Table) look(path string) error {
-	id, err := idOf(filepath.Join(t.root, path))
+	id, err := idOf(unix.AT_FDCWD, filepath.Join(t.root, path), 0)
 	if err != nil && !gone(err) {
 		return fmt.Errorf("number of cgroup %s: %w", path, err)
 	}
@@ -340,14 +354,14 @@ func (t *Table) compare() error {
 	return t.scan("/")
 }
 
-// idOf is the number of a cgroup's directory.
-func idOf(dir string) (ID, error) {
-	h, _, err := unix.NameToHandleAt(unix.AT_FDCWD, dir, 0)
+// idOf is the number of a cgroup's directory, named as name_to_handle_at(2) has it named.
+func idOf(fd int, dir string, flags int) (ID, error) {
+	h, _, err := unix.NameToHandleAt(fd, dir, flags)
 	if err != nil {
 		return 0, err
 	}
 	if h.Size() != 8 {
-		return 0, fmt.Errorf("%s is no cgroup2 directory", dir)
+		return 0, errors.New("it is no directory of cgroup2")
 	}
 	return ID(binary.NativeEndian.Uint64(h.Bytes())), nil
 }

@@ -286,6 +286,49 @@ func TestLostEvents(t *testing.T) {
 	}
 }
 
+// TestReplacedDuringScan has another cgroup of the same name take the place of one that is being entered. What happens in
+// the new one is then followed, though the old one was watched.
+func TestReplacedDuringScan(t *testing.T) {
+	root := subtree(t)
+	table, err := Open(Options{Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	path := filepath.Join(root, "a")
+	mkdir := func(path string) {
+		t.Helper()
+		if err := os.Mkdir(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mkdir(path)
+	dir, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	mkdir(path)
+	if _, err := table.scanOne("/a", dir); err != nil && !gone(err) {
+		t.Fatal(err)
+	}
+	if err := table.look("/a"); err != nil { // the event of the new one
+		t.Fatal(err)
+	}
+	mkdir(filepath.Join(path, "b.service"))
+	go func() { _ = table.Run(t.Context()) }()
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if all := table.All(); len(all) == 3 && all[2].Cgroup == "/a/b.service" {
+			return
+		} else if time.Now().After(end) {
+			t.Fatalf("known are %v, want /a/b.service among them", all)
+		}
+	}
+}
+
 // TestOpenRefuses names what is wrong.
 func TestOpenRefuses(t *testing.T) {
 	if _, err := Open(Options{Root: t.TempDir()}); err == nil {
