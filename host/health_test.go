@@ -23,6 +23,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/hookorder"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/internal/pidfd"
@@ -389,7 +390,7 @@ func TestToldWhoIsAhead(t *testing.T) {
 		want string
 	}{
 		{ebpf.ProgramSpec{Name: "foreign_sk", Type: ebpf.SkLookup, AttachType: ebpf.AttachSkLookup}, kernel.NetnsLookup{FD: ns.FD(), Inode: ns.Inode()}, "runs at sk_lookup"},
-		{ebpf.ProgramSpec{Name: "foreign_tcx", Type: ebpf.SchedCLS}, kernel.TCX{Ifindex: lo.Attrs().Index, Device: "lo", First: true}, "runs at tcx ingress of lo before weir's"},
+		{ebpf.ProgramSpec{Name: "foreign_tcx", Type: ebpf.SchedCLS}, kernel.TCX{Ifindex: lo.Attrs().Index, Device: "lo", Order: hookorder.Order{Where: hookorder.First}}, "runs at tcx ingress of lo before weir's"},
 		{ebpf.ProgramSpec{Name: "foreign_cg", Type: ebpf.CGroupSKB, AttachType: ebpf.AttachCGroupInetIngress}, kernel.Cgroup{Path: root, Hook: ebpf.AttachCGroupInetIngress}, "ingress"},
 	} {
 		pass := int32(1)

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/internal/hookorder"
 	"github.com/weir-project/weir/internal/sockfilter"
 )
 
@@ -25,13 +26,13 @@ var ErrOccupied = sockfilter.ErrOccupied
 
 // TCX is the hook of a device's incoming packets before routing, or of its
 // outgoing ones, with a link (Linux 6.6). Several programs run one after the
-// other, in the order in which they were attached, as long as each returns
-// TCX_NEXT (-1). Attach runs in the network namespace of the device.
+// other, in the order in which they were attached or that Order asks for, as long as each
+// returns TCX_NEXT (-1). Attach runs in the network namespace of the device.
 type TCX struct {
 	Ifindex int
 	Device  string // its name, for messages
 	Egress  bool
-	First   bool // before the programs that are there already
+	Order   hookorder.Order // among the programs that are there already
 }
 
 // TCXLink is the need of [TCX].
@@ -58,11 +59,7 @@ func (a TCX) hook() ebpf.AttachType {
 
 // Attach implements Attachment. Programs of others at the same hook stay.
 func (a TCX) Attach(prog *ebpf.Program) (Link, error) {
-	o := link.TCXOptions{Interface: a.Ifindex, Program: prog, Attach: a.hook()}
-	if a.First {
-		o.Anchor = link.Head()
-	}
-	l, err := link.AttachTCX(o)
+	l, err := a.attach(prog)
 	if err != nil {
 		return nil, fmt.Errorf("attaching to %s: %w", a, err)
 	}
@@ -105,6 +102,81 @@ func (a TCX) Around(l Link) (before, behind []string, err error) {
 		}
 	}
 	return before, behind, nil
+}
+
+// query asks for the programs at the hook.
+func (a TCX) query() link.QueryOptions {
+	return link.QueryOptions{Target: a.Ifindex, Attach: a.hook()}
+}
+
+// Anchored says whether the order can be kept at the hook: the error wraps [hookorder.ErrNoAnchor] and lists the
+// programs that are there, but for the caller's own, where the named one is not. The caller is
+// in the device's namespace.
+func (a TCX) Anchored(own uint32) error {
+	if a.Order.Anchor == "" {
+		return nil
+	}
+	all, _, err := hookorder.List(a.query(), own)
+	if err != nil {
+		return fmt.Errorf("asking for the programs at %s: %w", a, err)
+	}
+	_, err = a.Order.Among(all, a)
+	return err
+}
+
+// attach attaches a program where the order asks for it. Programs that come and go meanwhile
+// change the hook's revision: then it looks again.
+func (a TCX) attach(prog *ebpf.Program) (l Link, err error) {
+	o := link.TCXOptions{Interface: a.Ifindex, Program: prog, Attach: a.hook()}
+	for range 20 {
+		var all []hookorder.Program
+		if a.Order.Anchor != "" {
+			if all, o.ExpectedRevision, err = hookorder.List(a.query(), 0); err != nil {
+				return nil, err
+			}
+		}
+		if o.Anchor, err = a.Order.Among(all, a); err != nil {
+			return nil, err
+		}
+		l, err = link.AttachTCX(o)
+		if !errors.Is(err, unix.ESTALE) && !(o.ExpectedRevision != 0 && errors.Is(err, unix.ENOENT)) {
+			break
+		}
+	}
+	return l, err
+}
+
+// PositionAt reads where a link's program is among the programs at its hook. Hooks are those of
+// tcx, sk_lookup of a namespace, a cgroup and XDP, which has room for one; ok is false
+// for others. The caller is in the namespace of the hook.
+func PositionAt(at Attachment, l Link) (p hookorder.Position, ok bool, err error) {
+	var q link.QueryOptions
+	switch at := at.(type) {
+	case TCX:
+		q = at.query()
+	case NetnsLookup:
+		q = link.QueryOptions{Target: at.FD, Attach: ebpf.AttachSkLookup}
+	case Cgroup:
+		fd, err := unix.Open(at.Path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return p, false, fmt.Errorf("cgroup %s: %w", at.Path, err)
+		}
+		defer unix.Close(fd)
+		q = link.QueryOptions{Target: fd, Attach: at.Hook}
+	case XDP:
+		return hookorder.Position{Hook: at.String(), Number: 1, Of: 1}, true, nil
+	default:
+		return p, false, nil
+	}
+	own, err := LinkProgram(l)
+	if err != nil {
+		return p, false, err
+	}
+	p, attached, err := hookorder.PositionOf(own, q, at)
+	if err == nil && !attached {
+		err = fmt.Errorf("%s: %w", at, ErrDetached)
+	}
+	return p, err == nil, err
 }
 
 // probeTCX asks for a device that there cannot be: a kernel with tcx says so,

@@ -11,6 +11,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/host"
+	"github.com/weir-project/weir/internal/hookorder"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
@@ -111,7 +112,7 @@ func printFilter(w io.Writer, f filter.FilterState, now time.Time) {
 	fmt.Fprintf(w, "%s: hook %s, default %s, in %s\n", f.Name, f.Hook, f.Default.Action, f.Netns)
 	for _, p := range f.Places {
 		if p.Attached && p.Problem == "" {
-			fmt.Fprintf(w, "  at %s\n", p.Name)
+			fmt.Fprintf(w, "  at %s%s\n", p.Name, position(p.Position))
 		}
 	}
 	for _, l := range f.Lists {
@@ -158,4 +159,12 @@ func since(t, now time.Time) string {
 		return "never"
 	}
 	return ago(t, now) + " ago"
+}
+
+// position is where a program is among the programs at its hook, where that can be seen.
+func position(p *hookorder.Position) string {
+	if p == nil {
+		return ""
+	}
+	return ": " + p.String()
 }

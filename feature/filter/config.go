@@ -10,6 +10,7 @@ import (
 
 	"github.com/weir-project/weir/feature/filter/compile"
 	"github.com/weir-project/weir/feature/filter/expr"
+	"github.com/weir-project/weir/internal/hookorder"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/kernel"
 	"go.yaml.in/yaml/v3"
@@ -27,6 +28,7 @@ type Filter struct {
 	Hook           Hook              `yaml:"hook" json:"hook"`
 	Interfaces     []string          `yaml:"interfaces" json:"interfaces,omitempty"`   // names; xdp, xdp-generic, tcx, clsact
 	Direction      Direction         `yaml:"direction" json:"direction,omitempty"`     // tcx, clsact
+	Order          Order             `yaml:"order" json:"order,omitzero"`              // tcx: among the programs of others
 	At             Point             `yaml:"at" json:"at,omitempty"`                   // netfilter, nft
 	Priority       int32             `yaml:"priority" json:"priority,omitempty"`       // netfilter, nft: the lowest runs first
 	Netns          string            `yaml:"netns" json:"netns,omitempty"`             // name, path or pid:N; empty: weir's own
@@ -106,6 +108,55 @@ const (
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (d *Direction) UnmarshalText(b []byte) error { return choice(d, b, "direction", Ingress, Egress) }
+
+// Order is where a filter goes among the programs at a hook of tcx, with its place in the file.
+type Order struct {
+	strictyaml.Pos
+	hookorder.Order
+}
+
+// IsZero says whether the filter goes behind the programs that are there.
+func (o Order) IsZero() bool { return o.Order == hookorder.Order{} }
+
+// MarshalText implements encoding.TextMarshaler.
+func (o Order) MarshalText() ([]byte, error) { return o.Order.MarshalText() }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (o *Order) UnmarshalText(b []byte) error { return o.Order.UnmarshalText(b) }
+
+// UnmarshalNode implements strictyaml.Node: first, last, {before: NAME} or {after: NAME}.
+func (o *Order) UnmarshalNode(n *yaml.Node, d *strictyaml.Decoder) error {
+	o.Pos = d.Pos(n)
+	const wanted = "want first, last, {before: NAME} or {after: NAME}, NAME as bpftool prog shows it"
+	switch n.Kind {
+	case yaml.MappingNode:
+	case yaml.ScalarNode:
+		if o.Where = hookorder.Where(n.Value); o.Where != hookorder.First && o.Where != hookorder.Last {
+			return d.Errorf(n, "", "order %q: %s", n.Value, wanted)
+		}
+		return nil
+	default:
+		return d.Errorf(n, "", "%s", wanted)
+	}
+	var m struct {
+		Before string `yaml:"before"`
+		After  string `yaml:"after"`
+	}
+	if err := d.Decode(n, &m); err != nil {
+		return err
+	}
+	o.Where, o.Anchor = hookorder.Before, m.Before
+	if m.After != "" {
+		o.Where, o.Anchor = hookorder.After, m.After
+	}
+	switch {
+	case (m.Before == "") == (m.After == ""):
+		return d.Errorf(n, "", "%s", wanted)
+	case strings.ContainsAny(o.Anchor, " \t\n"):
+		return d.Errorf(n, "", "%s %q: want the name of a program, without spaces", o.Where, o.Anchor)
+	}
+	return nil
+}
 
 // Point is a point on the way through the IP stack.
 type Point string
@@ -236,8 +287,11 @@ func (f Filter) validatePlace(fail func(string, ...any)) {
 	if f.Direction != "" && f.Hook != HookTCX && f.Hook != HookClsact {
 		fail("direction: only hooks tcx and clsact have one; %s", directionOf(f.Hook))
 	}
+	if !f.Order.IsZero() && f.Hook != HookTCX {
+		fail("order: only hook tcx has one; %s", orderOf(f.Hook))
+	}
 	if (f.At != "" || f.Priority != 0) && f.Hook.ofDevices() {
-		fail("at and priority: only hooks netfilter and nft have them; at a device, programs run in the order in which they were attached")
+		fail("at and priority: only hooks netfilter and nft have them; at a device, programs run in the order in which they were attached, or that order asks for")
 	}
 	for i, name := range f.Interfaces {
 		if name == "" || len(name) > 15 || strings.ContainsAny(name, "/ \t\n:") {
@@ -255,6 +309,16 @@ func directionOf(h Hook) string {
 	return "for this hook say at: input, forward, output, prerouting or postrouting"
 }
 
+func orderOf(h Hook) string {
+	switch {
+	case h.xdp():
+		return "XDP has room for one program"
+	case h == HookClsact:
+		return "tc filters run by their priorities, after the programs of tcx: use hook tcx"
+	}
+	return "for this hook say priority"
+}
+
 // besides refuses what cannot stand beside another filter of the namespace.
 func (f Filter) besides(o Filter, fail func(string, ...any)) {
 	if o.Name == f.Name && f.Name != "" {
@@ -263,6 +327,9 @@ func (f Filter) besides(o Filter, fail func(string, ...any)) {
 	if f.Hook == HookNetfilter && o.Hook == HookNetfilter && f.At == o.At && f.Priority == o.Priority {
 		fail("filter %s has the same priority, %d: a point has room for one BPF program of a priority", o.Name, f.Priority)
 	}
+	if o.ends(f) {
+		fail("order %s: filter %s has the same order at an interface of both: say {before: NAME} or {after: NAME} in one of them, or put the rules into one filter", f.Order, o.Name)
+	}
 	if f.Hook.xdp() && o.Hook.xdp() {
 		for _, name := range f.Interfaces {
 			if slices.Contains(o.Interfaces, name) {
@@ -270,6 +337,12 @@ func (f Filter) besides(o Filter, fail func(string, ...any)) {
 			}
 		}
 	}
+}
+
+// ends says whether two filters are both to be the first, or the last, at a hook.
+func (f Filter) ends(o Filter) bool {
+	return f.Order.Order == o.Order.Order && !f.Order.IsZero() && f.Order.Anchor == "" && f.Direction == o.Direction &&
+		slices.ContainsFunc(f.Interfaces, func(name string) bool { return slices.Contains(o.Interfaces, name) })
 }
 
 // oneLine leaves the picture out that an error of the language draws: each line of a

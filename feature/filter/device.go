@@ -22,7 +22,11 @@ func (deviceLinks) at(f Filter, device string, index int) kernel.Attachment {
 	if f.Hook.xdp() {
 		return kernel.XDP{Ifindex: index, Device: device, Generic: f.Hook == HookXDPGeneric}
 	}
-	return kernel.TCX{Ifindex: index, Device: device, Egress: f.Direction == Egress}
+	return f.tcx(device, index)
+}
+
+func (f Filter) tcx(device string, index int) kernel.TCX {
+	return kernel.TCX{Ifindex: index, Device: device, Egress: f.Direction == Egress, Order: f.Order.Order}
 }
 
 func (d deviceLinks) attach(s *site, _ map[string]*ebpf.Map, prog *ebpf.Program) (map[string]kernel.Link, error) {
@@ -174,7 +178,26 @@ func (p *Place) judgeLink(s *site, a kernel.Attachment) error {
 	if err != nil {
 		return err
 	}
+	p.program = id
+	if err := p.position(s, a, ln); err != nil && !permission(err) {
+		return err
+	}
 	return p.judge(s, id)
+}
+
+// position reads where the program is among others', and whether that is as ordered.
+func (p *Place) position(s *site, a kernel.Attachment, ln kernel.Link) error {
+	return s.ns.Do(func() error {
+		at, ok, err := kernel.PositionAt(a, ln)
+		if err != nil || !ok {
+			return err
+		}
+		p.Position = &at
+		if o := s.pub.Filter.Order; !o.Kept(at) {
+			p.misplaced, p.Problem = true, fmt.Sprintf("it is %s, not %s as ordered: weir apply moves it", at, o)
+		}
+		return nil
+	})
 }
 
 func (deviceLinks) enter(*site, map[string]*ebpf.Map, *ebpf.Program) error { return nil }

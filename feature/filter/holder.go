@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/internal/hookorder"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -50,10 +51,14 @@ type Place struct {
 	Interface string `json:"interface,omitempty"`
 	Attached  bool   `json:"attached"`
 	Problem   string `json:"problem,omitempty"`
+	// Position is among the programs at the hook, where it has an order and the reader may see it.
+	Position *hookorder.Position `json:"position,omitempty"`
 
-	lacks bool // it could be attached now
-	stale bool // it runs the program of an earlier form
-	pin   string
+	lacks     bool // it could be attached now
+	stale     bool // it runs the program of an earlier form
+	misplaced bool // not where order asks for
+	pin       string
+	program   uint32
 }
 
 // Problems of places.
@@ -114,7 +119,8 @@ func (n holderName) holder() holder {
 // what they are, but for interfaces.
 func samePlace(a, b *published) bool {
 	f, g := a.Filter, b.Filter
-	return a.Holder == b.Holder && f.Hook == g.Hook && f.Direction == g.Direction && f.At == g.At && f.Priority == g.Priority
+	return a.Holder == b.Holder && f.Hook == g.Hook && f.Direction == g.Direction && f.At == g.At && f.Priority == g.Priority &&
+		f.Order.Order == g.Order.Order
 }
 
 // undo runs in reverse order what a change that failed has done.

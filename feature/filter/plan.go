@@ -12,6 +12,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/filter/compile/running"
+	"github.com/weir-project/weir/internal/hookorder"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/hook"
@@ -39,7 +40,11 @@ func (Feature) Needs(c Config) []kernel.Need {
 		n.Optional = !slices.ContainsFunc(hooks, func(h Hook) bool { return used[h] })
 		return n
 	}
-	return []kernel.Need{need(kernel.XDPProgram, HookXDP, HookXDPGeneric), kernel.TCXLink, need(kernel.ClsactFilter, HookClsact, HookTCX),
+	tcx := kernel.TCXLink
+	if slices.ContainsFunc(c.Filters, func(f Filter) bool { return !f.Order.IsZero() }) {
+		tcx.Optional, tcx.For, tcx.Remedy = false, "order of filters", "use a newer kernel, or leave order out"
+	}
+	return []kernel.Need{need(kernel.XDPProgram, HookXDP, HookXDPGeneric), tcx, need(kernel.ClsactFilter, HookClsact, HookTCX),
 		need(kernel.NetfilterLink, HookNetfilter), need(running.DynptrSkb, HookNetfilter), need(hook.NFTMatch, HookNFT)}
 }
 
@@ -60,8 +65,11 @@ func (Feature) Plan(_ context.Context, have State, want Config) (feature.Plan, e
 			return plan, f.Pos.Errorf("filter.%s: another filter of that name is in the same namespace, %s", f.Name, t.pub.Netns)
 		}
 		wanted = append(wanted, t.inst)
-		if !have.Unreadable.Has(t.inst) {
-			t.plan(&plan, have)
+		if have.Unreadable.Has(t.inst) {
+			continue
+		}
+		if err := t.plan(&plan, have); err != nil {
+			return plan, err
 		}
 	}
 	for _, s := range have.Filters {
@@ -91,6 +99,8 @@ func (Feature) Mend(l *kernel.WriteLock) error { return Mend(l) }
 type target struct {
 	inst kernel.Instance
 	pub  *published
+
+	restored bool // from what was saved, not from a file
 }
 
 func resolve(f Filter) (*target, error) {
@@ -114,21 +124,27 @@ func resolve(f Filter) (*target, error) {
 	if t.pub.Lists, err = f.readLists(); err != nil {
 		return nil, err
 	}
-	t.pub.Filter.saved = nil
+	t.pub.Filter.saved, t.restored = nil, f.saved != nil
 	return t, nil
 }
 
-func (t *target) plan(plan *feature.Plan, have State) {
+func (t *target) plan(plan *feature.Plan, have State) error {
 	object := "filter " + t.pub.Filter.Name
 	i := slices.IndexFunc(have.Filters, func(s FilterState) bool { return s.inst == t.inst })
 	create := feature.Step{Verb: "create", Object: object, Detail: t.pub.summary(),
 		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", t.create(l) }}
 	if i < 0 {
+		if err := t.anchors(plan, nil); err != nil {
+			return err
+		}
 		plan.Add(create)
 		t.warn(plan, nil)
-		return
+		return nil
 	}
 	s := have.Filters[i]
+	if err := t.anchors(plan, &s); err != nil {
+		return err
+	}
 	if s.pub.Filter.Hook.xdp() && t.pub.Filter.Hook.xdp() && s.pub.Filter.Hook != t.pub.Filter.Hook {
 		// The kernel has one mode of XDP at a time: for an instant there is no filter.
 		gone := removeStep(s.inst, s.Netns)
@@ -137,12 +153,13 @@ func (t *target) plan(plan *feature.Plan, have State) {
 		plan.Add(create)
 		plan.Warn("filter %s: a device has one mode of XDP at a time, so that for an instant nothing is filtered while it changes from %s to %s", t.pub.Filter.Name, s.pub.Filter.Hook, t.pub.Filter.Hook)
 		t.warn(plan, s.pub)
-		return
+		return nil
 	}
 	d := differences(s.pub, t.pub)
 	if s.outdated() {
 		d = append(d, "the program of another weir, "+s.pub.meta.Version)
 	}
+	d = append(d, s.misplaced(t.pub.Filter.Order)...)
 	switch {
 	case len(d) > 0:
 		plan.Add(feature.Step{Verb: "change", Object: object, Detail: strings.Join(d, "; "),
@@ -152,6 +169,65 @@ func (t *target) plan(plan *feature.Plan, have State) {
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", attachAll(l, t.inst) }})
 	}
 	t.warn(plan, s.pub)
+	return nil
+}
+
+// misplaced says which places change because programs came to the wrong side of the filter. Where the
+// order itself changes, the difference says so.
+func (f FilterState) misplaced(want Order) (out []string) {
+	for _, p := range f.Places {
+		if p.misplaced && f.pub.Filter.Order.Order == want.Order {
+			out = append(out, fmt.Sprintf("%s: %s → %s", p.Name, p.Position, want.Order))
+		}
+	}
+	return out
+}
+
+// anchors refuses an order that names a program which is not there, where the filter is to be attached by it. A
+// filter that is attached stays: the program may come back.
+func (t *target) anchors(plan *feature.Plan, was *FilterState) error {
+	f := t.pub.Filter
+	if f.Order.Anchor == "" {
+		return nil
+	}
+	ns, err := findNetns(t.pub)
+	if err != nil {
+		return fmt.Errorf("filter.%s: %w", f.Name, err)
+	}
+	defer ns.Close()
+	devices, _, err := (&site{pub: t.pub, ns: ns}).devices()
+	if err != nil {
+		return fmt.Errorf("filter.%s: %w", f.Name, err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(devices)) {
+		own, attached := was.at(name)
+		err := ns.Do(func() error { return f.tcx(name, devices[name]).Anchored(own) })
+		switch {
+		case err == nil, permission(err):
+		case errors.Is(err, hookorder.ErrNoAnchor) && attached && samePlace(was.pub, t.pub):
+			plan.Warn("filter %s: %v; it stays where it is", f.Name, err)
+		case errors.Is(err, hookorder.ErrNoAnchor) && t.restored:
+			plan.Warn("filter %s: %v; it goes behind them", f.Name, err)
+			t.pub.Filter.Order = Order{}
+			return nil
+		default:
+			return f.Order.Pos.Errorf("filter.%s: %w", f.Name, err)
+		}
+	}
+	return nil
+}
+
+// at is the program that the filter has at an interface.
+func (f *FilterState) at(device string) (program uint32, attached bool) {
+	if f == nil {
+		return 0, false
+	}
+	for _, p := range f.Places {
+		if p.Interface == device {
+			return p.program, p.Attached
+		}
+	}
+	return 0, false
 }
 
 // warn tells of interfaces that are not there, of a filter that would cut its interfaces off, of emptied lists, and of rules
@@ -194,7 +270,11 @@ func (t *target) change(l *kernel.WriteLock) error {
 		return err
 	}
 	defer s.Close()
-	return s.change(t.pub)
+	moves, err := s.misplaced()
+	if err != nil {
+		return err
+	}
+	return s.change(t.pub, moves)
 }
 
 func attachAll(l *kernel.WriteLock, i kernel.Instance) error {
@@ -227,7 +307,11 @@ func (f Filter) placeText() string {
 		if f.Direction != "" {
 			at += " " + string(f.Direction)
 		}
-		return at + " of " + strings.Join(f.Interfaces, ", ")
+		at += " of " + strings.Join(f.Interfaces, ", ")
+		if !f.Order.IsZero() {
+			at += ", " + f.Order.String()
+		}
+		return at
 	}
 	return fmt.Sprintf("%s %s, priority %d", f.Hook, f.At, f.Priority)
 }

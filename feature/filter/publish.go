@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/internal/netns"
@@ -150,9 +151,9 @@ func closeLinks(links map[string]kernel.Link) {
 }
 
 // change replaces a published filter: each packet meets the form before or the new
-// one. Where the place changes, both are there for an instant, and a packet may be
-// dropped by either.
-func (s *site) change(p *published) error {
+// one. Where the place changes, or moves says that the filter moves at its hook, both are there for
+// an instant, and a packet may be dropped by either.
+func (s *site) change(p *published, moves bool) error {
 	f, err := p.load(s)
 	if err != nil {
 		return err
@@ -161,9 +162,10 @@ func (s *site) change(p *published) error {
 	old := s.pub
 	h := p.Holder.holder()
 	var keep []string
-	var links map[string]kernel.Link
+	var links, former map[string]kernel.Link
 	s.pub = p
-	if samePlace(old, p) {
+	stays := samePlace(old, p) && !moves
+	if stays {
 		if keep, err = s.pins.Links(); err != nil {
 			return err
 		}
@@ -173,19 +175,42 @@ func (s *site) change(p *published) error {
 		if err != nil {
 			return fmt.Errorf("filter %s: %w", p.Filter.Name, err)
 		}
+		former = s.links()
+		defer closeLinks(former)
 	}
 	swap := func() error { return h.enter(s, f.maps, f.program()) }
-	if samePlace(old, p) {
+	if stays {
 		swap = func() error { return h.move(s, f.maps, f.program()) }
 	}
 	if err := filters.Exchange(s.lock, s.inst, f.published(s.ns, links), keep, swap); err != nil {
 		return err
+	}
+	for _, ln := range former {
+		_ = ln.Detach() // the kernel lets go of links without pins in its own time
 	}
 	kernel.Step("filter:changed")
 	if err := s.reopen(); err != nil {
 		return err
 	}
 	return s.settle(f.program())
+}
+
+// links opens the links of the published form, as far as they open.
+func (s *site) links() map[string]kernel.Link {
+	out := map[string]kernel.Link{}
+	names, _ := s.pins.Links()
+	for _, name := range names {
+		if ln, err := s.pins.Link(name); err == nil {
+			out[name] = ln
+		}
+	}
+	return out
+}
+
+// misplaced says whether the filter is attached where its order does not ask for it.
+func (s *site) misplaced() (bool, error) {
+	places, err := s.pub.Holder.holder().places(s)
+	return slices.ContainsFunc(places, func(p Place) bool { return p.misplaced }), err
 }
 
 // settle makes the places those that the pins say.

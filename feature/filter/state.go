@@ -28,6 +28,7 @@ type FilterState struct {
 	Hook      Hook        `json:"hook"`
 	Held      string      `json:"held_by"` // tcx or clsact, where the hook leaves the choice
 	Direction Direction   `json:"direction,omitempty"`
+	Order     Order       `json:"order,omitzero"`
 	At        Point       `json:"at,omitempty"`
 	Priority  int32       `json:"priority,omitempty"`
 	Places    []Place     `json:"places"`
@@ -110,7 +111,7 @@ func readFilter(r *kernel.Root, i kernel.Instance) (FilterState, error) {
 	}
 	p := publishedOf(rec)
 	f := p.Filter
-	out := FilterState{Name: i.Name, Netns: p.Netns, Inode: p.meta.Inode, Hook: f.Hook, Held: string(p.Holder), Direction: f.Direction, At: f.At,
+	out := FilterState{Name: i.Name, Netns: p.Netns, Inode: p.meta.Inode, Hook: f.Hook, Held: string(p.Holder), Direction: f.Direction, Order: f.Order, At: f.At,
 		Priority: f.Priority, Places: []Place{}, Rules: []RuleState{}, Updated: o.Meta.Created, inst: i, pub: p}
 	sums, err := counts(o, p)
 	if err != nil {
@@ -211,5 +212,5 @@ func recompile(l *kernel.WriteLock, i kernel.Instance) error {
 		same := *l
 		next.Lists[name] = &same
 	}
-	return s.change(&next)
+	return s.change(&next, false)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/internal/hookorder"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
@@ -210,7 +211,7 @@ func (e *Engine) sync(ctx context.Context, l *kernel.WriteLock, anew bool) error
 	}
 	want := map[string]hook{}
 	for name, index := range loops.Devices {
-		want[linkTick+strconv.Itoa(index)] = hook{kernel.TCX{Ifindex: index, Device: name, First: true}, bpf.BfdProgBfdTick}
+		want[linkTick+strconv.Itoa(index)] = hook{kernel.TCX{Ifindex: index, Device: name, Order: hookorder.Order{Where: hookorder.First}}, bpf.BfdProgBfdTick}
 	}
 	err = e.each(func(_ uint32, c *bpf.BfdBfdSetup) {
 		index := int(c.Ifindex)
