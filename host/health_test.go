@@ -19,10 +19,13 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature/filter"
+	"github.com/weir-project/weir/feature/guard"
 	"github.com/weir-project/weir/feature/handoff/front"
 	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/hookorder"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -415,8 +418,42 @@ func TestToldWhoIsAhead(t *testing.T) {
 		if damage(must(w.Faults(t.Context()))) != nil {
 			t.Errorf("%s is told to be damage", x.spec.Name)
 		}
+		if at := w.beside(x.spec.Name); len(at) == 0 {
+			t.Errorf("no position of weir's tells of %s", x.spec.Name)
+		} else if p := at[0]; p.Number < 1 || p.Of != 1+len(p.Before)+len(p.After) || p.Of < 2 {
+			t.Errorf("%s: position %+v", x.spec.Name, p)
+		}
 		l.Close()
 	}
+}
+
+// beside are the positions of weir's programs beside one of a name, of steering, guards and filters.
+func (w world) beside(name string) (out []hookorder.Position) {
+	w.t.Helper()
+	st := must(w.Reader("/nonexistent").Status(w.t.Context()))
+	var all []hookorder.Position
+	services, _ := Part[state.State](st, spec.Name)
+	for _, s := range services.Services {
+		if s.Position != nil {
+			all = append(all, *s.Position)
+		}
+	}
+	guards, _ := Part[guard.State](st, guard.Name)
+	for _, g := range guards.Guards {
+		all = append(all, g.Positions...)
+	}
+	filters, _ := Part[filter.State](st, filter.Name)
+	for _, f := range filters.Filters {
+		for _, p := range f.Places {
+			if p.Position != nil {
+				all = append(all, *p.Position)
+			}
+		}
+	}
+	named := func(p hookorder.Program) bool { return p.Name == name }
+	return slices.DeleteFunc(all, func(p hookorder.Position) bool {
+		return !slices.ContainsFunc(p.Before, named) && !slices.ContainsFunc(p.After, named)
+	})
 }
 
 func must[T any](v T, err error) T {

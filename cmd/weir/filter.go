@@ -11,7 +11,6 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/host"
-	"github.com/weir-project/weir/internal/hookorder"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
@@ -104,6 +103,11 @@ func printFilters(w io.Writer, filters []filter.FilterState, now time.Time) {
 		for _, p := range filterProblems(f) {
 			fmt.Fprintf(w, "%s: %s\n", f.Name, p)
 		}
+		for _, p := range f.Places {
+			if p.Problem == "" && p.Position != nil {
+				printBeside(w, f.Name, *p.Position)
+			}
+		}
 	}
 }
 
@@ -112,7 +116,7 @@ func printFilter(w io.Writer, f filter.FilterState, now time.Time) {
 	fmt.Fprintf(w, "%s: hook %s, default %s, in %s\n", f.Name, f.Hook, f.Default.Action, f.Netns)
 	for _, p := range f.Places {
 		if p.Attached && p.Problem == "" {
-			fmt.Fprintf(w, "  at %s%s\n", p.Name, position(p.Position))
+			fmt.Fprintf(w, "  at %s%s\n", p.Name, atHook(p.Position))
 		}
 	}
 	for _, l := range f.Lists {
@@ -159,12 +163,4 @@ func since(t, now time.Time) string {
 		return "never"
 	}
 	return ago(t, now) + " ago"
-}
-
-// position is where a program is among the programs at its hook, where that can be seen.
-func position(p *hookorder.Position) string {
-	if p == nil {
-		return ""
-	}
-	return ": " + p.String()
 }

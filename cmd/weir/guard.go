@@ -95,6 +95,7 @@ func printGuards(w io.Writer, guards []guard.GuardState) {
 		if g.Problem != "" {
 			fmt.Fprintf(w, "%s: %s\n", g.Service, g.Problem)
 		}
+		printBeside(w, g.Service, g.Positions...)
 	}
 }
 
@@ -124,6 +125,9 @@ func printGuard(w io.Writer, g guard.GuardState) {
 	fmt.Fprintf(w, "%s: %s, limit %s, at %s, in %s\n", g.Service, strings.Join(g.Listen, ", "), guardLimit(g), g.At, g.Netns)
 	if g.Problem != "" {
 		fmt.Fprintf(w, "  ! %s\n", g.Problem)
+	}
+	for _, p := range g.Positions {
+		fmt.Fprintf(w, "  at %s: %s\n", p.Hook, p)
 	}
 	now := "calm: nothing was refused in the last few seconds"
 	if g.UnderAttack {

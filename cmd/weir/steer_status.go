@@ -77,6 +77,9 @@ func printSummary(w io.Writer, st state.State) {
 		for _, line := range notes(s) {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, line)
 		}
+		if s.Position != nil {
+			printBeside(w, s.Name, *s.Position)
+		}
 	}
 	printOutdated(w, st.Outdated)
 }
@@ -94,6 +97,9 @@ func printSteer(w io.Writer, services []state.Service, now time.Time) {
 		}
 		for _, line := range notes(s) {
 			fmt.Fprintf(w, "  ! %s\n", line)
+		}
+		if s.Position != nil {
+			fmt.Fprintf(w, "  at %s: %s\n", s.Position.Hook, s.Position)
 		}
 		t := newTable(w, "  SLOT", "STATE", "SINCE", "PID", "MEMBER", "BUCKETS", "UDP", "TCP", "REJECTED", "DROPS", "QUEUE")
 		for _, slot := range s.Slots {

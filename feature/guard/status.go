@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/weir-project/weir/feature/guard/bpf"
 	"github.com/weir-project/weir/internal/guardstate"
+	"github.com/weir-project/weir/internal/hookorder"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
 )
@@ -38,6 +40,8 @@ type GuardState struct {
 	Each    Limit    `json:"each,omitzero"`  // of each destination
 	DryRun  bool     `json:"dry_run"`        // what is refused passes all the same
 	Problem string   `json:"problem,omitempty"`
+	// Positions are among the programs at its hooks, as far as the reader may see them.
+	Positions []hookorder.Position `json:"positions,omitempty"`
 	Counts
 
 	Destinations []Destination `json:"destinations,omitempty"` // those that were refused most, of a guard with a limit for each
@@ -112,7 +116,7 @@ func readGuard(r *kernel.Root, rec record) (g GuardState, err error) {
 			return g, err
 		}
 	}
-	g.Problem = problem(r, rec, o.Maps[pinState], s)
+	g.Problem, g.Positions = problem(r, rec, o.Maps[pinState], s), positions(r, rec)
 	return g, nil
 }
 
@@ -149,6 +153,37 @@ func problem(r *kernel.Root, rec record, m *ebpf.Map, s *guardstate.Layout) stri
 		return "there is no interface " + strings.Join(at.absent, ", ") + ": weir serve attaches the guard when it comes, and weir apply does"
 	}
 	return ""
+}
+
+// positions reads where the guard's programs are among the programs at their hooks. What cannot be read is
+// left out: problem says what is wrong.
+func positions(r *kernel.Root, rec record) (out []hookorder.Position) {
+	ns, err := rec.Netns()
+	if err != nil {
+		return nil
+	}
+	defer ns.Close()
+	o, err := r.Open(hooksInstance(rec.Scope), pinListens)
+	if err != nil {
+		return nil
+	}
+	defer o.Close()
+	h := &hooks{ns: ns, pins: o}
+	_ = ns.Do(func() error {
+		at := h.places([]record{rec}, failures{})
+		for _, name := range slices.Sorted(maps.Keys(at)) {
+			ln, err := o.Link(name)
+			if err != nil {
+				continue
+			}
+			if p, ok, err := kernel.PositionAt(at[name].at, ln); err == nil && ok {
+				out = append(out, p)
+			}
+			ln.Close()
+		}
+		return nil
+	})
+	return out
 }
 
 // differences says in words what would change about a published guard; "" if nothing would.

@@ -136,6 +136,7 @@ func (r *Reader) Service(i kernel.Instance) (Service, error) {
 	}
 	if r.whole {
 		s.addQueues()
+		s.addPosition(e)
 		s.addShared(r.root)
 		s.addCopies(r.root)
 		if err := s.addDraining(e); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/hookorder"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -31,32 +32,33 @@ type State struct {
 
 // Service is one steered service.
 type Service struct {
-	Name              string             `json:"name"`
-	Netns             string             `json:"netns"`
-	Inode             uint64             `json:"netns_inode"`
-	Listen            []string           `json:"listen"`
-	By                spec.Policy        `json:"by"`
-	Engine            spec.Engine        `json:"engine"`
-	Why               string             `json:"engine_why,omitempty"` // why this engine
-	Seed              uint32             `json:"seed"`
-	Buckets           int                `json:"buckets"`
-	OnEmpty           spec.OnEmpty       `json:"on_empty"`
-	Slots             []slots.State      `json:"slots"`
-	Weights           spec.Weights       `json:"weights,omitempty"`
-	Drained           []int              `json:"drained,omitempty"`  // slots without buckets for now
-	Moved             map[string]int     `json:"moved,omitempty"`    // devices moved by hand, to slot
-	Placed            map[int]int        `json:"placed,omitempty"`   // buckets moved by hand, to slot
-	DevicesFile       string             `json:"devices,omitempty"`  // the file that names the devices
-	Bypassed          bool               `json:"bypassed,omitempty"` // no packet is steered
-	MisplacedSessions *int               `json:"misplaced_sessions,omitempty"`
-	Shared            *engine.Shared     `json:"share_port,omitempty"`
-	Copies            *engine.Copies     `json:"copy,omitempty"`
-	Problem           string             `json:"problem,omitempty"` // what is wrong with the service as a whole
-	Updated           time.Time          `json:"updated"`
-	PinScope          string             `json:"-"` // directory of its namespace
-	Record            *record.Service    `json:"-"` // what plans compare with
-	Table             []uint16           `json:"-"` // bucket to slot
-	Endpoints         []service.Endpoint `json:"-"` // what each slot's sockets serve
+	Name              string              `json:"name"`
+	Netns             string              `json:"netns"`
+	Inode             uint64              `json:"netns_inode"`
+	Listen            []string            `json:"listen"`
+	By                spec.Policy         `json:"by"`
+	Engine            spec.Engine         `json:"engine"`
+	Why               string              `json:"engine_why,omitempty"` // why this engine
+	Seed              uint32              `json:"seed"`
+	Buckets           int                 `json:"buckets"`
+	OnEmpty           spec.OnEmpty        `json:"on_empty"`
+	Slots             []slots.State       `json:"slots"`
+	Weights           spec.Weights        `json:"weights,omitempty"`
+	Drained           []int               `json:"drained,omitempty"`  // slots without buckets for now
+	Moved             map[string]int      `json:"moved,omitempty"`    // devices moved by hand, to slot
+	Placed            map[int]int         `json:"placed,omitempty"`   // buckets moved by hand, to slot
+	DevicesFile       string              `json:"devices,omitempty"`  // the file that names the devices
+	Bypassed          bool                `json:"bypassed,omitempty"` // no packet is steered
+	MisplacedSessions *int                `json:"misplaced_sessions,omitempty"`
+	Shared            *engine.Shared      `json:"share_port,omitempty"`
+	Copies            *engine.Copies      `json:"copy,omitempty"`
+	Problem           string              `json:"problem,omitempty"`  // what is wrong with the service as a whole
+	Position          *hookorder.Position `json:"position,omitempty"` // engine sk_lookup: of its program in the namespace
+	Updated           time.Time           `json:"updated"`
+	PinScope          string              `json:"-"` // directory of its namespace
+	Record            *record.Service     `json:"-"` // what plans compare with
+	Table             []uint16            `json:"-"` // bucket to slot
+	Endpoints         []service.Endpoint  `json:"-"` // what each slot's sockets serve
 
 	DeviceList *spec.DeviceList     `json:"-"` // by: device
 	Others     [][]service.Endpoint `json:"-"` // of the namespace's other services
@@ -92,6 +94,27 @@ func (st State) Service(name string) (*Service, error) {
 		return nil, fmt.Errorf("no service %q has slots; there is %s; those that are only bound are shown by weir steer services", name, strings.Join(names, ", "))
 	}
 	return nil, fmt.Errorf("no service %q is steered; there is %s", name, strings.Join(names, ", "))
+}
+
+// addPosition reads where the program that steers is among those of the namespace's sk_lookup. Other users
+// may not see it.
+func (s *Service) addPosition(e *kernel.Opened) {
+	if s.Engine != spec.EngineSkLookup {
+		return
+	}
+	ns, err := s.OpenNetns()
+	if err != nil {
+		return
+	}
+	defer ns.Close()
+	ln, err := e.Link("lookup")
+	if err != nil {
+		return
+	}
+	defer ln.Close()
+	if p, ok, err := kernel.PositionAt(kernel.NetnsLookup{FD: ns.FD(), Inode: ns.Inode()}, ln); err == nil && ok {
+		s.Position = &p
+	}
 }
 
 // addQueues asks sock_diag for queues, buffers and drops of the sockets. It
