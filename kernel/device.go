@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/hookorder"
+	"github.com/weir-project/weir/internal/progowner"
 	"github.com/weir-project/weir/internal/sockfilter"
 )
 
@@ -238,7 +239,7 @@ func (a XDP) Attach(prog *ebpf.Program) (Link, error) {
 	case err == nil:
 		return l, nil
 	case errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST):
-		return nil, fmt.Errorf("attaching to %s: %w: %s; XDP has room for one: end the program that put it there (or, where it was left behind: ip link set dev %s xdp off; bpftool net list shows all), or use hook: tcx",
+		return nil, fmt.Errorf("attaching to %s: %w: %s; XDP has room for one: use hook: tcx, or end the program that put it there (where it was left behind: ip link set dev %s xdp off, xdp-loader unload %[4]s --all; bpftool net list shows all)",
 			a, ErrOccupied, a.occupant(), a.Device)
 	case errors.Is(err, unix.EOPNOTSUPP) && !a.Generic:
 		return nil, fmt.Errorf("attaching to %s: %w: its driver has no XDP: use hook: xdp-generic or tcx", a, ErrUnsupported)
@@ -268,7 +269,7 @@ func (a XDP) occupant() string {
 	}
 	x := l.Attrs().Xdp
 	mode := map[uint32]string{xdpAttachedDriver: "native", xdpAttachedGeneric: "generic", xdpAttachedHardware: "offloaded"}[x.AttachMode]
-	return fmt.Sprintf("program %d %q (%s)", x.ProgId, programName(x.ProgId), mode)
+	return fmt.Sprintf("%s, %s mode", progowner.Describe(x.ProgId, a.Ifindex), mode)
 }
 
 // xdpAt is the id of the program at XDP of a device, 0 for none.

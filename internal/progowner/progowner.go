@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package progowner says whose a BPF program is: by the pins and the processes that keep it, and
+// by libxdp's pins for programs behind its dispatcher.
+package progowner
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/weir-project/weir/internal/hookorder"
+	"github.com/weir-project/weir/internal/pidfd"
+)
+
+// Bounds of a search: it is for the text of an error.
+const (
+	maxPins      = 4096
+	maxFiles     = 1 << 16
+	maxProcesses = 3 // named
+)
+
+// BPFFS is the BPF file system that other loaders use by default.
+const BPFFS = "/sys/fs/bpf"
+
+// dispatcher is the name of the program by which libxdp runs several at one XDP hook.
+const dispatcher = "xdp_dispatcher"
+
+// Describe names the program at XDP of a device: its number and name, its programs where it is
+// libxdp's dispatcher, the pins and processes that keep it. Parts that cannot be read are left out.
+func Describe(program uint32, ifindex int) string {
+	p := hookorder.Read(program)
+	out := []string{fmt.Sprintf("program %s", p)}
+	if p.Name == dispatcher {
+		out[0] += ", " + dispatched(Dispatched(filepath.Join(BPFFS, "xdp"), ifindex, program))
+	}
+	if pins := Pins(BPFFS, program); len(pins) > 0 {
+		out = append(out, "pinned at "+pins[0])
+	}
+	if all := Processes(program); len(all) > 0 {
+		more := ""
+		if n := len(all) - maxProcesses; n > 0 {
+			more = fmt.Sprintf(" and %d more", n)
+		}
+		out = append(out, "held by process "+strings.Join(all[:min(len(all), maxProcesses)], ", ")+more)
+	}
+	return strings.Join(out, ", ")
+}
+
+func dispatched(names []string) string {
+	switch len(names) {
+	case 0:
+		return "libxdp's dispatcher"
+	case 1:
+		return fmt.Sprintf("libxdp's dispatcher with 1 program (%s)", names[0])
+	}
+	return fmt.Sprintf("libxdp's dispatcher with %d programs (%s)", len(names), strings.Join(names, ", "))
+}
+
+// Dispatched are the names of the programs behind a dispatcher of libxdp, in the order in which
+// they run: libxdp pins them below dir, in dispatch-IFINDEX-ID, as prog0-prog and so on.
+func Dispatched(dir string, ifindex int, dispatcher uint32) (names []string) {
+	dir = filepath.Join(dir, fmt.Sprintf("dispatch-%d-%d", ifindex, dispatcher))
+	for n := range 64 {
+		p, err := ebpf.LoadPinnedProgram(filepath.Join(dir, fmt.Sprintf("prog%d-prog", n)), &ebpf.LoadPinOptions{ReadOnly: true})
+		if errors.Is(err, os.ErrNotExist) {
+			return names
+		}
+		name := "a program that cannot be read"
+		if err == nil {
+			if info, err := p.Info(); err == nil {
+				id, _ := info.ID()
+				name = hookorder.Read(uint32(id)).String()
+			}
+			p.Close()
+		}
+		names = append(names, name)
+	}
+	return names
+}
+
+// Pins are the paths below a directory at which a program, or a link to it, is pinned.
+func Pins(dir string, program uint32) (out []string) {
+	seen := 0
+	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !d.Type().IsRegular() {
+			return nil // gone meanwhile, or not this user's to see
+		}
+		if seen++; seen > maxPins {
+			return fs.SkipAll
+		}
+		if pinned(path, program) {
+			out = append(out, path)
+		}
+		return nil
+	})
+	return out
+}
+
+func pinned(path string, program uint32) bool {
+	if p, err := ebpf.LoadPinnedProgram(path, &ebpf.LoadPinOptions{ReadOnly: true}); err == nil {
+		defer p.Close()
+		info, err := p.Info()
+		if err != nil {
+			return false
+		}
+		id, _ := info.ID()
+		return uint32(id) == program
+	}
+	ln, err := link.LoadPinnedLink(path, nil)
+	if err != nil {
+		return false // a map
+	}
+	defer ln.Close()
+	info, err := ln.Info()
+	return err == nil && uint32(info.Program) == program
+}
+
+// Processes are the processes that have a program, or a link to it, open: "41 (xdp-fw)".
+func Processes(program uint32) (out []string) {
+	line := fmt.Sprintf("\nprog_id:\t%d\n", program)
+	files := 0
+	for _, pid := range pidfd.All() {
+		if pid == os.Getpid() {
+			continue
+		}
+		d, err := pidfd.Ask(pid, func() (described, error) { return describe(pid, line) }, nil)
+		if err == nil && d.has {
+			comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+			out = append(out, fmt.Sprintf("%d (%s)", pid, strings.TrimSpace(string(comm))))
+		}
+		if files += d.files; files > maxFiles {
+			break
+		}
+	}
+	return out
+}
+
+// described is the outcome of looking at a process's descriptors.
+type described struct {
+	has   bool
+	files int
+}
+
+// describe says whether a process has a file open whose description has a line.
+func describe(pid int, line string) (described, error) {
+	dir := fmt.Sprintf("/proc/%d/fdinfo", pid)
+	d, err := os.Open(dir)
+	if err != nil {
+		return described{}, err
+	}
+	defer d.Close()
+	names, _ := d.Readdirnames(maxFiles) // as far as they can be read
+	has := slices.ContainsFunc(names, func(name string) bool {
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		return err == nil && strings.Contains(string(b), line)
+	})
+	return described{has, len(names)}, nil
+}
