@@ -10,8 +10,8 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/feature/guard"
-	"github.com/weir-project/weir/feature/handoff/front"
 	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/mover"
 	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/feature/reroute"
@@ -27,7 +27,7 @@ var features = []feature.Declared{
 	feature.Declare(filter.Feature{}),
 	feature.Declare[keeper.Limits, keeper.State](sessions{}),
 	feature.Declare(reroute.Feature{}),
-	feature.Declare(front.Feature{}),
+	feature.Declare(lb.Feature{}),
 	feature.Declare(server.Feature{}),
 }
 

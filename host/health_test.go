@@ -21,7 +21,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/feature/guard"
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/spec"
@@ -104,7 +104,7 @@ func damagedWorldOf(t *testing.T, config string, needs ...kernel.Need) (w world,
 // agents are those of a server and of a load balancer.
 type agents struct {
 	*server.Gate
-	*front.Front
+	*lb.DataPath
 }
 
 // startAgents does what they do first.
@@ -120,14 +120,14 @@ func (w world) startAgents() *agents {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := front.Open(t.Context(), w.Root, "lb", front.Options{Devices: []string{"d1"}})
+	f, err := lb.Open(t.Context(), w.Root, "lb", lb.Options{Devices: []string{"d1"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return &agents{g, f}
 }
 
-func (a *agents) end() { a.Gate.Close(); a.Front.Close() }
+func (a *agents) end() { a.Gate.Close(); a.DataPath.Close() }
 
 // restart is what an operator does where apply cannot recover what agents attach.
 func (a *agents) restart(w world) {

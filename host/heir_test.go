@@ -15,7 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/spec"
@@ -146,9 +146,9 @@ func (w world) inBox(c *Config) uint64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var f *front.Front
+	var f *lb.DataPath
 	err = box.Do(func() (err error) {
-		f, err = front.Open(t.Context(), w.Root, "lb", front.Options{Devices: []string{"d1"}})
+		f, err = lb.Open(t.Context(), w.Root, "lb", lb.Options{Devices: []string{"d1"}})
 		return err
 	})
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/kernel"
@@ -69,11 +69,11 @@ func TestOneFile(t *testing.T) {
 	}
 	all := func() bool {
 		st, err := w.Reader(s.socket).Status(t.Context())
-		r, _ := Part[front.Report](st, front.Name)
+		r, _ := Part[lb.Report](st, lb.Name)
 		b, _ := Part[server.Report](st, server.Name)
 		shown := st.Shown()
 		return err == nil && !slices.ContainsFunc(Features(), func(f string) bool { return !slices.Contains(shown, f) }) && len(r.Balancers) == 1 &&
-			r.Balancers[0].Agent && len(r.Balancers[0].Backends) == 1 && r.Balancers[0].Backends[0].Connected && b.Agent != nil && b.Agent.Front && b.Agent.Keeper
+			r.Balancers[0].Agent && len(r.Balancers[0].Backends) == 1 && r.Balancers[0].Backends[0].Connected && b.Agent != nil && b.Agent.LB && b.Agent.Keeper
 	}
 	eventually(t, "everything runs", all)
 	_, page := s.get("/metrics")
@@ -93,7 +93,7 @@ func TestOneFile(t *testing.T) {
 	reload <- struct{}{}
 	eventually(t, "the backend has its new weight", func() bool {
 		st, err := w.Reader(s.socket).Status(t.Context())
-		r, _ := Part[front.Report](st, front.Name)
+		r, _ := Part[lb.Report](st, lb.Name)
 		return err == nil && len(r.Balancers) == 1 && len(r.Balancers[0].Backends) == 1 && r.Balancers[0].Backends[0].Weight == 3
 	})
 	if err := w.Remove(context.Background(), "", true); err != nil {

@@ -49,7 +49,7 @@ clients/c/weir_handoff.h or clients/python/weir_handoff.py; docs/HANDOFF.md says
 they must do.`,
 	}
 	c.PersistentFlags().StringVar(&socket, "keeper", "", "the keeper's socket, @NAME for an abstract one (default $"+wire.SocketEnv+" or "+wire.DefaultSocket+")")
-	c.AddCommand(handoffKeep(&socket), handoffStatus(g, &socket), handoffSend(&socket), handoffForget(&socket), handoffFront(), handoffServer(), backendCommand(g), handoffDrain())
+	c.AddCommand(handoffKeep(&socket), handoffStatus(g, &socket), handoffSend(&socket), handoffForget(&socket), handoffLB(), handoffServer(), backendCommand(g), handoffDrain())
 	return c
 }
 

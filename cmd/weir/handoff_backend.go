@@ -109,7 +109,7 @@ func printServer(w io.Writer, s server.Status) {
 	}
 	if s.Unwanted != "" {
 		fmt.Fprintf(w, "  ! the load balancer refuses this backend: %s\n", s.Unwanted)
-	} else if !s.Front {
+	} else if !s.LB {
 		fmt.Fprintln(w, "  ! the load balancer's agent is not connected: no session can move")
 	} else if d := s.Silent[""]; d > 0 {
 		fmt.Fprintf(w, "  ! the load balancer's agent is connected%s\n", notHeard(d))
@@ -195,7 +195,7 @@ func handoffDrain() *cobra.Command {
 	var patience time.Duration
 	c := &cobra.Command{
 		Use: "drain [SERVER]", Short: "Empty this server: its sessions move to the others", Args: cobra.MaximumNArgs(1),
-		Long: `Have the front end give this server no new flows, and move every session of members
+		Long: `Have the load balancer give this server no new flows, and move every session of members
 that move theirs to the other servers. It ends when none is left, and names the sessions
 that are in the way meanwhile, with their addresses, their member and the reason.
 Connections that cannot move, such as downloads from nginx, are counted in the end;

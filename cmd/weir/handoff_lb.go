@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/netns"
@@ -21,11 +21,11 @@ import (
 
 func init() {
 	addFeature(featureCommand{
-		name:     front.Name,
+		name:     lb.Name,
 		overview: []string{"weir lb status|load balancers: backends, flows, what became of packets"},
 		commands: func(g *globals) []*cobra.Command { return []*cobra.Command{lbCommand(g)} },
 		summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
-			r, _ := host.Part[front.Report](st, front.Name)
+			r, _ := host.Part[lb.Report](st, lb.Name)
 			for _, s := range r.Balancers {
 				printLB(w, s)
 			}
@@ -40,14 +40,14 @@ func lbCommand(g *globals) *cobra.Command {
 weir serve --only lb, runs its agent in the network namespace in which it was applied. The
 agent tells the data path, a program at tcx of the devices, which backends there are and
 whether they are well, and lets sessions move. The data path stays when the agent ends,
-with every flow; the next agent goes on with it. docs/FRONT.md has the section's keys.`,
+with every flow; the next agent goes on with it. docs/LB.md has the section's keys.`,
 	}
 	c.AddCommand(lbStatus(g), lbOverride(g), lbRemove(g))
 	return c
 }
 
-// handoffFront refuses the command of the load balancer's former file.
-func handoffFront() *cobra.Command {
+// handoffLB refuses the command of the load balancer's former file.
+func handoffLB() *cobra.Command {
 	return movedCommand("front", "lb", "lb")
 }
 
@@ -58,7 +58,7 @@ func lbStatus(g *globals) *cobra.Command {
 and health come from the load balancer's agent; without one, flows by the number of their
 backend.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			all, err := front.Statuses(cmd.Context(), kernel.OpenRoot(g.root))
+			all, err := lb.Statuses(cmd.Context(), kernel.OpenRoot(g.root))
 			if err != nil {
 				return err
 			}
@@ -81,7 +81,7 @@ backend.`,
 	return c
 }
 
-func printLB(w io.Writer, s front.Status) {
+func printLB(w io.Writer, s lb.Status) {
 	n := s.Counts
 	fmt.Fprintf(w, "%s (namespace %s): %d flows, %d parked, %d moving; packets: %d to backends, %d to clients, %d parked, %d errors passed on\n",
 		s.Name, s.Netns, s.Flows, s.Parked, s.Moving, n.In, n.Out, n.Held, n.ICMP)
@@ -117,7 +117,7 @@ func printLB(w io.Writer, s front.Status) {
 	t.flush()
 }
 
-func partnerState(p *front.PairStatus) string {
+func partnerState(p *lb.PairStatus) string {
 	switch {
 	case p.Apart:
 		return "! not connected, and its backends' agents are not here, but clients' packets are: both may go on, each by itself"
@@ -143,7 +143,7 @@ func notHeard(seconds float64) string {
 	return fmt.Sprintf(", but not heard for %.0f s", seconds)
 }
 
-func splitOf(p *front.PairStatus) string {
+func splitOf(p *lb.PairStatus) string {
 	if p.Seconds == 0 {
 		return ""
 	}
@@ -197,10 +197,10 @@ backend. Without BACKEND the override ends.`,
 			if len(args) > 2 {
 				backend = args[2]
 			}
-			return front.Override(cmd.Context(), kernel.OpenRoot(g.root), name, args[0], args[1], backend)
+			return lb.Override(cmd.Context(), kernel.OpenRoot(g.root), name, args[0], args[1], backend)
 		},
 	}
-	c.Flags().StringVar(&name, "name", front.Name, "of the load balancer")
+	c.Flags().StringVar(&name, "name", lb.Name, "of the load balancer")
 	return c
 }
 
@@ -210,7 +210,7 @@ func lbRemove(g *globals) *cobra.Command {
 		Long: `End the data path: packets go where the kernel's routes lead them. Its agent ends within a second.
 weir remove lb does so in all network namespaces.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			name := front.Name
+			name := lb.Name
 			if len(args) > 0 {
 				name = args[0]
 			}
@@ -219,7 +219,7 @@ weir remove lb does so in all network namespaces.`,
 				return err
 			}
 			defer ns.Close()
-			return front.Remove(cmd.Context(), kernel.OpenRoot(g.root), ns, name)
+			return lb.Remove(cmd.Context(), kernel.OpenRoot(g.root), ns, name)
 		},
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
-	"github.com/weir-project/weir/feature/handoff/front"
 	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/host"
@@ -24,7 +24,7 @@ import (
 
 func TestLBCommands(t *testing.T) {
 	nstest.NeedRoot(t)
-	if err := kernel.Require(front.Needs); err != nil {
+	if err := kernel.Require(lb.Needs); err != nil {
 		t.Skip("need: kernel", err)
 	}
 	root := nstest.BPFFS + "/lb-command"
@@ -46,9 +46,9 @@ func TestLBCommands(t *testing.T) {
 	}
 	write(text + "  register: true\n")
 	p := nstest.Start(t, command("--root", root, "serve", "--only", "lb", "-f", file))
-	waits := func(want func(front.Status) bool) {
+	waits := func(want func(lb.Status) bool) {
 		t.Helper()
-		var all []front.Status
+		var all []lb.Status
 		for end := time.Now().Add(60 * time.Second); len(all) != 1 || !want(all[0]); time.Sleep(20 * time.Millisecond) {
 			out, errs, status := weir(t, "--root", root, "lb", "status", "--json")
 			if err := json.Unmarshal([]byte(out), &all); err != nil && out != "" {
@@ -59,16 +59,16 @@ func TestLBCommands(t *testing.T) {
 			}
 		}
 	}
-	waits(func(s front.Status) bool { return s.Agent && len(s.Backends) == 0 })
+	waits(func(s lb.Status) bool { return s.Agent && len(s.Backends) == 0 })
 	// A reload takes another section to the agent; a wrong one changes nothing.
 	write(text + "  backends:\n    a: {number: 1, address: 10.55.0.9}\n")
 	p.Signal(syscall.SIGHUP)
-	waits(func(s front.Status) bool { return s.Agent && len(s.Backends) == 1 })
+	waits(func(s lb.Status) bool { return s.Agent && len(s.Backends) == 1 })
 	write(text + "  backends:\n    a: {number: 2000, address: 10.55.0.9}\n")
 	if _, errs, status := weir(t, "--root", root, "apply", "-f", file); status != exitFailed || !strings.Contains(errs, "backends.a: number 2000") {
 		t.Errorf("status %d: %s", status, errs)
 	}
-	waits(func(s front.Status) bool { return s.Agent && len(s.Backends) == 1 })
+	waits(func(s lb.Status) bool { return s.Agent && len(s.Backends) == 1 })
 	if out, _, status := weir(t, "--root", root, "status"); status != 0 || !strings.Contains(out, "lb (namespace") {
 		t.Errorf("status %d: %s", status, out)
 	}
@@ -106,8 +106,8 @@ func TestFormerFiles(t *testing.T) {
 	}{
 		{"front", "# ours\nlisten: 127.0.0.1:7946\nmetrics: 127.0.0.1:9745\n" + tls + "services:\n  talk: {number: 0, listen: [tcp 10.55.0.1:9000]}\nhosts:\n  a: {number: 1, address: 10.55.0.9} # the old one\n", "# the old one",
 			func(d *feature.Document) bool {
-				lb, ok := front.Feature{}.Spec(d)
-				return ok && lb.Name == "front" && lb.TLS.CA != "" && lb.Backends["a"].Number == 1
+				section, ok := lb.Feature{}.Spec(d)
+				return ok && section.Name == "front" && section.TLS.CA != "" && section.Backends["a"].Number == 1
 			}},
 		{"server", "name: s1\nnumber: 1\naddress: 10.55.0.9\nlisten: 10.55.0.9:7947\npatience: 1s\nlimit: 5\nmetrics: 127.0.0.1:9745\nfront: {name: f, address: 10.55.0.1:7946}\n" + tls, "timeout: 1s",
 			func(d *feature.Document) bool {
@@ -146,7 +146,7 @@ func TestFormerFiles(t *testing.T) {
 
 // A partner that is connected and not heard is told with for how long.
 func TestPartnerState(t *testing.T) {
-	for want, p := range map[string]front.PairStatus{
+	for want, p := range map[string]lb.PairStatus{
 		"connected":                                  {Connected: true},
 		"! connected, but not heard for 4 s":         {Connected: true, Silent: 4.2},
 		"! not connected for 12 s":                   {Silent: 12},

@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// Movable is a client, a router that plays a front end, and two servers that have a
+// Movable is a client, a router that plays a load balancer, and two servers that have a
 // service's addresses in turn. While a session moves, the router holds its packets in a
 // TUN device, and lets them go to the new server afterwards.
 type Movable struct {

@@ -71,7 +71,7 @@ var TCFilter = kernel.Need{Name: "tc filters that copy packets", Since: "4.18", 
 	Remedy: "the kernel must be built with CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS", Probe: probeTCFilter}
 
 // TCRedirect is a program at a device that sends packets elsewhere, into tunnels as well, and exchanges words of a map.
-var TCRedirect = kernel.Need{Name: "tc programs with bpf_check_mtu", Since: "5.12", For: "the data path of a front end",
+var TCRedirect = kernel.Need{Name: "tc programs with bpf_check_mtu", Since: "5.12", For: "the data path of a load balancer",
 	Remedy: "use a newer kernel", Probe: func() error {
 		kernel.LiftMemlock()
 		return kernel.ExplainProbe(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnCheckMtu)) // the latest of what it uses

@@ -64,7 +64,7 @@ func runBalance(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if err := w.wire(); err != nil {
 		return err
 	}
-	if err := w.startFront(); err != nil {
+	if err := w.startLB(); err != nil {
 		return err
 	}
 	for _, h := range w.servers {
@@ -309,7 +309,7 @@ func (b *balance) run(ctx context.Context, s setting, seed uint64, long time.Dur
 func (b *balance) connection(from uint16, a arrival) (took []time.Duration, err error) {
 	local := netip.AddrPortFrom(netip.MustParseAddr("10.1.0.2"), from)
 	var ok any
-	if err := b.front.ask(fmt.Sprintf("learn %s %d", local, a.host), &ok); err != nil {
+	if err := b.lb.ask(fmt.Sprintf("learn %s %d", local, a.host), &ok); err != nil {
 		return nil, err
 	}
 	var c net.Conn

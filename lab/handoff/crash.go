@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/clients/go/handoff"
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/move/explore"
 	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/internal/sockdiag"
@@ -69,7 +69,7 @@ func runCrash(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	for _, v := range model.Violations {
 		r.Note("model: %v", v)
 	}
-	steps := len(server.Steps.Leaving) + len(server.Steps.Arriving) + len(front.Steps)
+	steps := len(server.Steps.Leaving) + len(server.Steps.Arriving) + len(lb.Steps)
 	for metric, n := range map[string]int{"protocol_steps": steps, "crash_steps_tested": len(x.tested), "crash_cases": x.cases, "crash_cases_parked": parked.cases, "two_owners": x.owners,
 		"sessions_lost": x.lost, "sessions_reset_both_dead": x.resets, "streams_wrong": x.wrong, "clients_hung": x.hung, "leaked_flows": leaked,
 		"model_states": model.States, "model_violations": len(model.Violations)} {
@@ -116,8 +116,8 @@ func (x *crashes) add(o *crashes) {
 	x.cases, x.owners, x.lost, x.resets, x.wrong, x.hung = x.cases+o.cases, x.owners+o.owners, x.lost+o.lost, x.resets+o.resets, x.wrong+o.wrong, x.hung+o.hung
 }
 
-// parked kills agents where packets wait at the server that a session leaves: at each step of either server's agent, and of the front
-// end's.
+// parked kills agents where packets wait at the server that a session leaves: at each step of either server's agent, and of the load
+// balancer's.
 func (x *crashes) parked(ctx context.Context) error {
 	var all []victim
 	for side, steps := range [][]string{server.Steps.Leaving, server.Steps.Arriving} {
@@ -126,8 +126,8 @@ func (x *crashes) parked(ctx context.Context) error {
 			all = append(all, victim{step: step, what: "agent, packets parked", agent: func() *process { return h.agent }, again: h.startAgent})
 		}
 	}
-	for _, step := range front.Steps {
-		all = append(all, victim{step: step, what: "front end, packets parked", agent: func() *process { return x.front }, again: x.startFront})
+	for _, step := range lb.Steps {
+		all = append(all, victim{step: step, what: "load balancer, packets parked", agent: func() *process { return x.lb }, again: x.startLB})
 	}
 	for _, v := range all {
 		if x.env.Size == lab.Smoke && !slices.Contains([]string{"leaving: shut", "leaving: sent", "leaving: held", "arriving: built"}, v.step) {
@@ -141,7 +141,7 @@ func (x *crashes) parked(ctx context.Context) error {
 }
 
 // all kills at every step: a server's agent, for a moment and for long; with it the rest of its server; with it the other
-// server's agent; and the front end's agent.
+// server's agent; and the load balancer's agent.
 func (x *crashes) all(ctx context.Context) error {
 	for side, steps := range [][]string{server.Steps.Leaving, server.Steps.Arriving} {
 		for _, step := range steps {
@@ -152,8 +152,8 @@ func (x *crashes) all(ctx context.Context) error {
 			}
 		}
 	}
-	for _, step := range front.Steps {
-		v := victim{step: step, what: "agent", agent: func() *process { return x.front }, again: x.startFront}
+	for _, step := range lb.Steps {
+		v := victim{step: step, what: "agent", agent: func() *process { return x.lb }, again: x.startLB}
 		if err := x.one(ctx, v); err != nil {
 			return fmt.Errorf("killed at %v: %w", v, err)
 		}
@@ -175,7 +175,7 @@ type victim struct {
 
 func (v victim) String() string { return fmt.Sprintf("%q, %s", v.step, v.what) }
 
-// away is longer than a keeper waits before others may have what a dead member had (its grace), and than the front end waits for
+// away is longer than a keeper waits before others may have what a dead member had (its grace), and than the load balancer waits for
 // the two sides of a move (lapse).
 const away = 1500 * time.Millisecond
 
@@ -358,11 +358,11 @@ func (x *crashes) owned(c *client) (n int) {
 	return n
 }
 
-// leaked counts what is left when every client has gone: flows at the front end, entries of gates, sessions at keepers, sockets.
+// leaked counts what is left when every client has gone: flows at the load balancer, entries of gates, sessions at keepers, sockets.
 func (x *crashes) leaked() (n int, err error) {
 	look := func() (int, error) {
 		var flows []flow
-		if err := x.front.ask("flows", &flows); err != nil {
+		if err := x.lb.ask("flows", &flows); err != nil {
 			return 0, err
 		}
 		n := len(flows)

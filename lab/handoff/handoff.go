@@ -110,7 +110,7 @@ func (p plan) run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if err != nil {
 		return err
 	}
-	e.Watch.Say("%d servers behind a front end, each with a keeper, an agent and a member", p.hosts)
+	e.Watch.Say("%d servers behind a load balancer, each with a keeper, an agent and a member", p.hosts)
 	if err := w.start(); err != nil {
 		return err
 	}
@@ -195,8 +195,8 @@ func (v *variant) run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	}
 	w.buffer, w.state, w.park = v.buffer, v.state, v.park
 	if v.line != nil {
-		w.cable = func(client, front topo.End) error {
-			_, err := delay.New(e, client, front, *v.line)
+		w.cable = func(client, lb topo.End) error {
+			_, err := delay.New(e, client, lb, *v.line)
 			return err
 		}
 	}
@@ -274,7 +274,7 @@ func (m *migration) run(ctx context.Context) error {
 		m.clients = append(m.clients, c)
 	}
 	var flows []flow
-	if err := m.front.ask("flows", &flows); err != nil {
+	if err := m.lb.ask("flows", &flows); err != nil {
 		return err
 	}
 	for _, c := range m.clients {
@@ -285,7 +285,7 @@ func (m *migration) run(ctx context.Context) error {
 			}
 		}
 		if at == 0 {
-			return fmt.Errorf("the front end does not know %s", c.remote)
+			return fmt.Errorf("the load balancer does not know %s", c.remote)
 		}
 		m.at = append(m.at, at)
 	}

@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/clients/go/handoff"
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/server"
@@ -35,7 +35,7 @@ import (
 // lines on standard input; with its end they end, too.
 const roleArg = "__handoff"
 
-var roles = map[string]func(arg string) error{"member": playMember, "agent": playAgent, "front": playFront, "workers": playWorkers}
+var roles = map[string]func(arg string) error{"member": playMember, "agent": playAgent, "lb": playLB, "workers": playWorkers}
 
 // Play plays a role, if this process is one of an experiment's. main calls it first; else it returns.
 func Play() {
@@ -293,21 +293,21 @@ func (d *death) at(step string) {
 	select {} // it is a moment until the signal comes
 }
 
-// frontRole is a front end.
-type frontRole struct {
+// lbRole is a load balancer.
+type lbRole struct {
 	Certificates certificates
 	Devices      []string
-	Service      front.Service
-	Hosts        []front.Host
+	Service      lb.Service
+	Hosts        []lb.Host
 	Listen       string
 	Hold, Lapse  time.Duration
 	Root         string
 }
 
-// playFront answers "status" with the counts of the data path and "flows" with the flows, a line of JSON each. "learn CLIENT HOST"
+// playLB answers "status" with the counts of the data path and "flows" with the flows, a line of JSON each. "learn CLIENT HOST"
 // has a client's flow go to a host.
-func playFront(arg string) error {
-	var o frontRole
+func playLB(arg string) error {
+	var o lbRole
 	if err := json.Unmarshal([]byte(arg), &o); err != nil {
 		return err
 	}
@@ -315,7 +315,7 @@ func playFront(arg string) error {
 	if err != nil {
 		return err
 	}
-	f, err := front.Open(context.Background(), kernel.OpenRoot(o.Root), "front", front.Options{Devices: o.Devices})
+	f, err := lb.Open(context.Background(), kernel.OpenRoot(o.Root), "lb", lb.Options{Devices: o.Devices})
 	if err != nil {
 		return err
 	}
@@ -324,7 +324,7 @@ func playFront(arg string) error {
 		return err
 	}
 	var d death
-	a, err := front.NewAgent(f, front.AgentOptions{Name: "front", TLS: config, Hosts: o.Hosts, Ended: 200 * time.Millisecond, Hold: o.Hold, Lapse: o.Lapse, Step: d.at,
+	a, err := lb.NewAgent(f, lb.AgentOptions{Name: "lb", TLS: config, Hosts: o.Hosts, Ended: 200 * time.Millisecond, Hold: o.Hold, Lapse: o.Lapse, Step: d.at,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 	if err != nil {
 		return err
@@ -352,7 +352,7 @@ func playFront(arg string) error {
 				host, err = strconv.Atoi(words[2])
 			}
 			if err == nil {
-				err = f.Learn(front.Key{Client: client, Service: o.Service.ID}, move.Host(host), 0)
+				err = f.Learn(lb.Key{Client: client, Service: o.Service.ID}, move.Host(host), 0)
 			}
 		default:
 			v, err = f.Counts()
@@ -368,7 +368,7 @@ func playFront(arg string) error {
 	return errors.Join(err, <-ended)
 }
 
-// flow is one of the front end's.
+// flow is one of the load balancer's.
 type flow struct {
 	Client netip.AddrPort
 	Owner  uint16
@@ -376,8 +376,8 @@ type flow struct {
 	Moving bool
 }
 
-func flowsOf(f *front.Front) (out []flow, err error) {
-	err = f.Flows(func(k front.Key, fl front.Flow) bool {
+func flowsOf(f *lb.DataPath) (out []flow, err error) {
+	err = f.Flows(func(k lb.Key, fl lb.Flow) bool {
 		out = append(out, flow{k.Client, uint16(fl.Owner), fl.Held || fl.Parked, fl.To != 0})
 		return true
 	})

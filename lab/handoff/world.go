@@ -18,7 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/feature/handoff/server"
@@ -32,7 +32,7 @@ const service = "talk"
 var serviceAt = netip.MustParseAddrPort("10.55.0.1:9000")
 
 const (
-	frontPort = 4790
+	lbPort    = 4790
 	agentPort = 4791
 )
 
@@ -42,7 +42,7 @@ type site struct {
 	name string
 }
 
-// world is a client, a front end and servers behind it. Each server has the service's address, a keeper (weir handoff keep),
+// world is a client, a load balancer and servers behind it. Each server has the service's address, a keeper (weir handoff keep),
 // an agent and a member, all processes of their own.
 type world struct {
 	env     *lab.Env
@@ -51,14 +51,14 @@ type world struct {
 	client  site
 	middle  site
 	servers []*host
-	front   *process
+	lb      *process
 	buffer  int // bytes, of members' sockets; 0: as the kernel sizes them
 	state   int // bytes of a session that keepers keep; 0: as many as they do
-	// hold and lapse are the front end's; 0: as it has them.
+	// hold and lapse are the load balancer's; 0: as it has them.
 	hold, lapse time.Duration
-	park        bool // packets of a session that moves wait at the server that it leaves, not at the front end
-	// cable connects the client to the front end; nil: with nothing in between.
-	cable func(client, front topo.End) error
+	park        bool // packets of a session that moves wait at the server that it leaves, not at the load balancer
+	// cable connects the client to the load balancer; nil: with nothing in between.
+	cable func(client, lb topo.End) error
 }
 
 // host is a server.
@@ -103,7 +103,7 @@ func newWorld(e *lab.Env, name string, servers int) (*world, error) {
 	for _, s := range []struct {
 		site *site
 		name string
-	}{{&w.client, name + "-client"}, {&w.middle, name + "-front"}} {
+	}{{&w.client, name + "-client"}, {&w.middle, name + "-lb"}} {
 		if s.site.Handle, s.site.name, err = e.Namespace(s.name); err != nil {
 			return nil, err
 		}
@@ -168,7 +168,7 @@ func (w *world) start() error {
 	if err := w.wire(); err != nil {
 		return err
 	}
-	if err := w.startFront(); err != nil {
+	if err := w.startLB(); err != nil {
 		return err
 	}
 	for _, h := range w.servers {
@@ -183,7 +183,7 @@ func (w *world) connected() error {
 	return within(patience, "the agents to connect", func() (bool, error) {
 		for _, h := range w.servers {
 			s, err := h.status()
-			if err != nil || !s.Front || !s.Keeper {
+			if err != nil || !s.LB || !s.Keeper {
 				return false, err
 			}
 			for _, there := range s.Peers {
@@ -213,12 +213,12 @@ func (w *world) certificates(name string) certificates {
 	return certificates{c, k, s}
 }
 
-func (w *world) startFront() (err error) {
-	o := frontRole{Certificates: w.certificates("front"), Hold: w.hold, Lapse: w.lapse, Root: w.env.Root, Devices: []string{"client"}, Listen: fmt.Sprintf(":%d", frontPort),
-		Service: front.Service{ID: 0, Listen: serviceAt, Proto: unix.IPPROTO_TCP}}
+func (w *world) startLB() (err error) {
+	o := lbRole{Certificates: w.certificates("lb"), Hold: w.hold, Lapse: w.lapse, Root: w.env.Root, Devices: []string{"client"}, Listen: fmt.Sprintf(":%d", lbPort),
+		Service: lb.Service{ID: 0, Listen: serviceAt, Proto: unix.IPPROTO_TCP}}
 	for _, h := range w.servers {
 		o.Devices = append(o.Devices, h.name())
-		at := front.Host{Number: move.Host(h.number), Name: h.name(), Weight: h.weight}
+		at := lb.Host{Number: move.Host(h.number), Name: h.name(), Weight: h.weight}
 		if at.Interface, _, err = linkOf(w.middle, h.name()); err != nil {
 			return err
 		}
@@ -227,7 +227,7 @@ func (w *world) startFront() (err error) {
 		}
 		o.Hosts = append(o.Hosts, at)
 	}
-	w.front, err = w.play(w.middle, "front", o, nil)
+	w.lb, err = w.play(w.middle, "lb", o, nil)
 	return err
 }
 
@@ -266,7 +266,7 @@ func (h *host) startAgent() (err error) {
 	w := h.w
 	o := agentRole{Certificates: w.certificates(h.name()), Root: filepath.Join(w.env.Root), Listen: fmt.Sprintf("%s:%d", h.address(), agentPort),
 		Options: server.Options{Name: h.name(), Number: move.Host(h.number), Keeper: h.socket(), Devices: []string{"up"}, Park: w.park,
-			Front:    server.Remote{Name: "front", Address: fmt.Sprintf("10.2.%d.1:%d", h.number, frontPort)},
+			LB:       server.Remote{Name: "lb", Address: fmt.Sprintf("10.2.%d.1:%d", h.number, lbPort)},
 			Services: []server.Service{{Name: service, Listen: serviceAt}}}}
 	for _, p := range w.servers {
 		if p != h {
@@ -332,7 +332,7 @@ func (w *world) stop() {
 			}
 		}
 	}
-	if w.front != nil {
-		_ = w.front.kill()
+	if w.lb != nil {
+		_ = w.lb.kill()
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package handoffcompare puts the front end of handoff beside what a user would run in its place, HAProxy in TCP mode, and
+// Package handoffcompare puts the load balancer of handoff beside what a user would run in its place, HAProxy in TCP mode, and
 // beside routing without either: the latency of a request and its answer, and the throughput, with one to four servers.
 package handoffcompare
 
@@ -17,7 +17,7 @@ import (
 func init() {
 	lab.Register(lab.Experiment{
 		Name:  "handoff-compare",
-		Short: "the front end of handoff beside HAProxy and plain routing: latency and throughput with 1 to 4 servers",
+		Short: "the load balancer of handoff beside HAProxy and plain routing: latency and throughput with 1 to 4 servers",
 		Run:   run,
 		Next: []string{
 			"weir-lab run handoff-compare --quick --json   the findings for a program",
@@ -100,7 +100,7 @@ func (x *experiment) with(ctx context.Context, n int) (err error) {
 	defer func() { err = errors.Join(err, stop()) }()
 	if errors.Is(err, errNotInstalled) {
 		if n == x.servers[0] {
-			x.result.Skip("%v: the front end is not compared with it", err)
+			x.result.Skip("%v: the load balancer is not compared with it", err)
 		}
 	} else if err != nil {
 		return err

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/lab"
@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 func newExperiment(t *testing.T, servers int) *experiment {
 	t.Helper()
 	nstest.NeedRoot(t)
-	if err := kernel.Require(front.Needs); err != nil {
+	if err := kernel.Require(lb.Needs); err != nil {
 		t.Skip("need: kernel", err)
 	}
 	e, err := lab.NewEnv(lab.Smoke, 1)
@@ -34,7 +34,7 @@ func newExperiment(t *testing.T, servers int) *experiment {
 			t.Errorf("left behind: %v", left)
 		}
 	})
-	// The front end goes by a hash of ports: after one round one of three servers may have had no connection.
+	// The load balancer goes by a hash of ports: after one round one of three servers may have had no connection.
 	p := plan{servers: []int{servers}, each: 30 * time.Second, rounds: 6, ping: 20 * time.Millisecond, bulk: 20 * time.Millisecond}
 	return &experiment{plan: p, env: e, result: lab.NewResult("handoff-compare", lab.Smoke, 1), found: map[cell]*finding{}}
 }

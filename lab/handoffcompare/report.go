@@ -73,7 +73,7 @@ func (x *experiment) claims() {
 		{"bytes went both ways", "bytes_moved", "> 1000000"},
 		{"bytes sent and not received", "bytes_lost", "== 0"},
 		{"servers that answered nothing in all rounds, whatever the way", "idle_servers", "== 0"},
-		{"packets that the front end dropped", "fe_dropped", "== 0"},
+		{"packets that the load balancer dropped", "fe_dropped", "== 0"},
 	} {
 		x.result.Claim(lab.Correctness, c.claim, c.metric, c.want)
 	}

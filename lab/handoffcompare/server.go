@@ -37,7 +37,7 @@ type server struct {
 func startServer(e *lab.Env, ns *netns.Handle, number byte) (*server, error) {
 	s := &server{number: number}
 	err := ns.Do(func() (err error) {
-		dev, err := net.InterfaceByName("w0") // towards the front end
+		dev, err := net.InterfaceByName("w0") // towards the load balancer
 		if err != nil {
 			return err
 		}

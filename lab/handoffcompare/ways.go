@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/peers"
@@ -64,23 +64,23 @@ func (w *world) ways(ctx context.Context, n int) ([]way, func() error, error) {
 }
 
 func (w *world) startWeir(_ context.Context, n int) (func() error, error) {
-	var f *front.Front
-	err := w.fronts[withWeir].Do(func() (err error) {
+	var f *lb.DataPath
+	err := w.lbs[withWeir].Do(func() (err error) {
 		devices := []string{"c0"}
-		var hosts []front.Host
+		var hosts []lb.Host
 		for i, s := range w.servers[:n] {
 			dev, err := net.InterfaceByName(towards(i))
 			if err != nil {
 				return err
 			}
 			devices = append(devices, towards(i))
-			hosts = append(hosts, front.Host{Number: move.Host(i + 1), Name: fmt.Sprint("server", i), Interface: dev.Index, MAC: s.mac, Weight: 1})
+			hosts = append(hosts, lb.Host{Number: move.Host(i + 1), Name: fmt.Sprint("server", i), Interface: dev.Index, MAC: s.mac, Weight: 1})
 		}
-		if f, err = front.New(front.Options{Devices: devices}); err != nil {
+		if f, err = lb.New(lb.Options{Devices: devices}); err != nil {
 			return err
 		}
 		return errors.Join(f.SetHosts(hosts),
-			f.SetService(front.Service{Listen: netip.AddrPortFrom(serviceAddr, servicePort), Proto: unix.IPPROTO_TCP}))
+			f.SetService(lb.Service{Listen: netip.AddrPortFrom(serviceAddr, servicePort), Proto: unix.IPPROTO_TCP}))
 	})
 	if err != nil {
 		if f != nil {

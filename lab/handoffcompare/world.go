@@ -17,16 +17,16 @@ const servicePort = 9000
 // serviceAddr is on every server.
 var serviceAddr = netip.MustParseAddr("10.55.0.1")
 
-// world is a client, servers, and two namespaces between them, wired alike: the front end's, with weir's programs at its
+// world is a client, servers, and two namespaces between them, wired alike: the load balancer's, with weir's programs at its
 // devices, and one without them, which routes, and in which HAProxy listens. So the ways can be measured in turns of a few
 // milliseconds, and none pays for another.
 type world struct {
 	env     *lab.Env
 	client  *netns.Handle
-	fronts  [2]*netns.Handle
+	lbs     [2]*netns.Handle
 	names   [2]string // of their namespaces
 	servers []*server
-	dropped uint64 // packets that the front end has let nobody have
+	dropped uint64 // packets that the load balancer has let nobody have
 }
 
 // The two namespaces.
@@ -52,8 +52,8 @@ func newWorld(e *lab.Env, servers int) (*world, error) {
 	if w.client, _, err = e.Namespace("client"); err != nil {
 		return nil, err
 	}
-	for which, name := range []string{"front", "plain"} {
-		if w.fronts[which], w.names[which], err = e.Namespace(name); err != nil {
+	for which, name := range []string{"lb", "plain"} {
+		if w.lbs[which], w.names[which], err = e.Namespace(name); err != nil {
 			return nil, err
 		}
 		if err := w.wireClient(which); err != nil {
@@ -69,7 +69,7 @@ func newWorld(e *lab.Env, servers int) (*world, error) {
 }
 
 func (w *world) wireClient(which int) error {
-	f := w.fronts[which]
+	f := w.lbs[which]
 	err := topo.Cable(topo.End{NS: w.client, Name: fmt.Sprint("w", which), Addrs: []netip.Prefix{netip.PrefixFrom(towardsClient(which), 24)}},
 		topo.End{NS: f, Name: "c0", Addrs: []netip.Prefix{netip.PrefixFrom(middle(which), 24)}})
 	if err != nil {
@@ -87,7 +87,7 @@ func (w *world) addServer(i int) error {
 	if err != nil {
 		return err
 	}
-	for which, f := range w.fronts {
+	for which, f := range w.lbs {
 		err := topo.Cable(topo.End{NS: ns, Name: fmt.Sprint("w", which), Addrs: []netip.Prefix{netip.PrefixFrom(serverAddr(which, i), 24)}},
 			topo.End{NS: f, Name: towards(i), Addrs: []netip.Prefix{netip.PrefixFrom(gateway(which, i), 24)}})
 		if err != nil {

@@ -17,7 +17,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/lab"
@@ -40,7 +40,7 @@ type world struct {
 	certs    *peertest.Authority
 	client   site
 	wire     site // the segments
-	fronts   [2]site
+	lbs      [2]site
 	hosts    [3]site
 	agents   [2]*lab.Process
 	on       int // the path is by this one
@@ -57,7 +57,7 @@ func (certDir) Helper()           {}
 func (certDir) Fatal(a ...any)    { panic(fmt.Sprint(a...)) }
 func (c certDir) TempDir() string { return c.dir }
 
-var frontNames = [2]string{"lb-a", "lb-b"}
+var lbNames = [2]string{"lb-a", "lb-b"}
 
 func newWorld(e *lab.Env) (*world, error) {
 	weir, err := e.Weir()
@@ -77,8 +77,8 @@ func newWorld(e *lab.Env) (*world, error) {
 	}
 	make(&w.client, "client")
 	make(&w.wire, "wire")
-	for i := range w.fronts {
-		make(&w.fronts[i], frontNames[i])
+	for i := range w.lbs {
+		make(&w.lbs[i], lbNames[i])
 	}
 	for i := range w.hosts {
 		make(&w.hosts[i], fmt.Sprint("h", i+1))
@@ -92,7 +92,7 @@ func newWorld(e *lab.Env) (*world, error) {
 // connect wires everybody.
 func (w *world) connect() error {
 	errs := []error{w.segment("out"), w.segment("in"), w.plug("out", w.client, "up", "client", "10.1.0.100/16")}
-	for i, f := range w.fronts {
+	for i, f := range w.lbs {
 		errs = append(errs, w.plug("out", f, "c", fmt.Sprint("out", i), fmt.Sprintf("10.1.0.%d/16", 11+i)), w.plug("in", f, "s", fmt.Sprint("in", i), fmt.Sprintf("10.2.0.%d/16", 11+i)),
 			topo.Addresses(f.Handle, netip.MustParsePrefix("10.9.9.9/32")), topo.Sysctl(f.Handle, "net.ipv4.ip_forward", "1"), topo.Sysctl(f.Handle, "net.ipv4.conf.all.rp_filter", "0"))
 	}
@@ -180,8 +180,8 @@ func (w *world) start(at site, name, text string, args ...string) (*lab.Process,
 
 // add starts a load balancer, and waits until it goes.
 func (w *world) add(i int) (err error) {
-	cert, key, signers := w.certs.Files(frontNames[i])
-	w.agents[i], err = w.start(w.fronts[i], frontNames[i], fmt.Sprintf(`
+	cert, key, signers := w.certs.Files(lbNames[i])
+	w.agents[i], err = w.start(w.lbs[i], lbNames[i], fmt.Sprintf(`
 lb:
   name: %s
   devices: [c, s]
@@ -191,7 +191,7 @@ lb:
   partner: {name: %s, address: 10.2.0.%d:7946}
   services:
     test: {number: 0, listen: [tcp %s]}
-`, frontNames[i], cert, key, signers, frontNames[1-i], 12-i, service), "serve", "--only", "lb")
+`, lbNames[i], cert, key, signers, lbNames[1-i], 12-i, service), "serve", "--only", "lb")
 	if err != nil {
 		return err
 	}
@@ -235,9 +235,9 @@ func (w *world) kill(i int) error {
 		return err
 	}
 	<-w.agents[i].Done()
-	out, err := exec.Command("nsenter", "--net=/run/netns/"+w.fronts[i].name, w.weir, "--root", w.env.Root, "lb", "remove", frontNames[i]).CombinedOutput()
+	out, err := exec.Command("nsenter", "--net=/run/netns/"+w.lbs[i].name, w.weir, "--root", w.env.Root, "lb", "remove", lbNames[i]).CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("remove %s: %w: %s", frontNames[i], err, out)
+		return fmt.Errorf("remove %s: %w: %s", lbNames[i], err, out)
 	}
 	return nil
 }
@@ -291,21 +291,21 @@ handoff:
 	})
 }
 
-func (w *world) status(i int) (s front.Status, err error) {
+func (w *world) status(i int) (s lb.Status, err error) {
 	out, err := exec.Command(w.weir, "--root", w.env.Root, "lb", "status", "--json").Output()
 	if err != nil {
 		return s, err
 	}
-	var all []front.Status
+	var all []lb.Status
 	if err := json.NewDecoder(bytes.NewReader(out)).Decode(&all); err != nil {
 		return s, err
 	}
 	for _, s := range all {
-		if s.Name == frontNames[i] && s.Agent {
+		if s.Name == lbNames[i] && s.Agent {
 			return s, nil
 		}
 	}
-	return s, fmt.Errorf("%s does not answer", frontNames[i])
+	return s, fmt.Errorf("%s does not answer", lbNames[i])
 }
 
 func within(what string, f func() (bool, error)) error {

@@ -9,7 +9,7 @@ type DestinationPhase uint8
 const (
 	Idle      DestinationPhase = iota
 	Restoring                  // the socket is being made
-	Flipping                   // it is there, and the front end was asked
+	Flipping                   // it is there, and the load balancer was asked
 	Active                     // the application has it, in Epoch
 )
 
@@ -21,7 +21,7 @@ func (p DestinationPhase) String() string {
 type Destination struct {
 	Phase DestinationPhase
 	Epoch Epoch
-	Birth Birth // of the front end's record, once it is active; 0: that front end does not say
+	Birth Birth // of the load balancer's record, once it is active; 0: that load balancer does not say
 }
 
 // Receive takes a message.
@@ -65,13 +65,13 @@ func (d *Destination) Retry() Do {
 	return d.Reconnected()
 }
 
-// Reconnected asks the front end whether the session is still this host's: what it said may have been lost with the
+// Reconnected asks the load balancer whether the session is still this host's: what it said may have been lost with the
 // connection.
 func (d *Destination) Reconnected() Do {
 	if d.Phase != Flipping && d.Phase != Active {
 		return Do{}
 	}
-	return Do{}.send(Message{Kind: Flip, From: AtDestination, To: AtFrontEnd, Epoch: d.Epoch})
+	return Do{}.send(Message{Kind: Flip, From: AtDestination, To: AtLoadBalancer, Epoch: d.Epoch})
 }
 
 func (d *Destination) toSource(k Kind) Message {

@@ -3,12 +3,12 @@
 // Package move decides who owns a TCP session while it moves from one host to another. It is the protocol without its
 // transport: what each side does at each message, so that the explorer (package explore) and the agents run the same code.
 //
-// Three take part. The source has the socket. The destination is to have it. The front end, which every packet of the session
+// Three take part. The source has the socket. The destination is to have it. The load balancer, which every packet of the session
 // passes in both directions, lets one host speak and be spoken to: the owner; whatever another host sends for the flow it drops.
-// So a socket that lives at both hosts for a moment is no second owner, and one record at the front end, changed by one store,
+// So a socket that lives at both hosts for a moment is no second owner, and one record at the load balancer, changed by one store,
 // is where a session moves.
 //
-//	source            front end          destination
+//	source            load balancer          destination
 //	  Hold(e)    ──────▶ packets are held
 //	stops packets, dumps the socket, and keeps it, stopped
 //	          ◀────── Held(e)
@@ -21,28 +21,28 @@
 //	closes its own without a word
 //
 // e is the epoch of the move: one more than the epoch in which the source owns the session. Whatever goes wrong, the source
-// asks the front end before it does anything: Reclaim(e). If the session has not moved, the front end gives it back in epoch
+// asks the load balancer before it does anything: Reclaim(e). If the session has not moved, the load balancer gives it back in epoch
 // e+1, and a Flip(e) that comes later is refused. If it has moved and the destination has said a word to the client, the
 // source's copy is worth nothing: it closes it. If it has moved, the destination's agent has died and the client has heard
-// nothing from there, the front end gives it back as well.
+// nothing from there, the load balancer gives it back as well.
 //
-// The source waits for Held(e) only where it does not know the birth of the front end's record. With it, it goes ahead: it says Hold(e)
-// once, and sends State(e) at once. Then State(e) may be there although the front end knows of no move e: Hold(e) was lost with a
+// The source waits for Held(e) only where it does not know the birth of the load balancer's record. With it, it goes ahead: it says Hold(e)
+// once, and sends State(e) at once. Then State(e) may be there although the load balancer knows of no move e: Hold(e) was lost with a
 // connection, or is late, or is refused. A Flip(e) that comes first is refused for good: Hold(e), when it comes, is too late. A source
 // that is told no to its one Hold(e) knows that nobody can have the session by this move. And to a Reclaim(e) that says the birth of its
-// record a front end that has not heard Hold(e) in time answers yes: the record is as old as the source's knowledge of it, so it would
-// know of a move e. Births are believed for a minute, from the life of the front end's agent that has said them: a source whose
+// record a load balancer that has not heard Hold(e) in time answers yes: the record is as old as the source's knowledge of it, so it would
+// know of a move e. Births are believed for a minute, from the life of the load balancer's agent that has said them: a source whose
 // knowledge is older waits.
 //
 // Packets are held until a deadline at most; then they go to the source, which is deaf, and the client repeats them. Where they wait at
-// the source instead (Source.Parks), the front end passes them to it until the owner is another.
+// the source instead (Source.Parks), the load balancer passes them to it until the owner is another.
 //
-// A front end may not know of a move: it refuses to hold a flow that it has forgotten (one that was silent for long, or for a
+// A load balancer may not know of a move: it refuses to hold a flow that it has forgotten (one that was silent for long, or for a
 // reboot), or knows in a later epoch. To Reclaim(e) it then says in which later epoch the source owns the flow, else no: it gives back
 // only what it was asked to hold, for a flow that was forgotten may have moved before. What no means the source knows: if it has sent no
 // State(e), nobody else can have the session by this move, and it goes on in epoch e+1, so that nothing of epoch e that is late can be
 // taken for another's; if it has, the destination may have the session, or have had it, and the source closes its copy: better none than
-// two. A front end that is behind takes the owner's epoch from its next Hold.
+// two. A load balancer that is behind takes the owner's epoch from its next Hold.
 //
 // Six things are the agents' to hold, and the explorer counts on them:
 //   - from Dump to Thaw or Close no packet reaches the source's socket, also while its agent is dead;
@@ -51,10 +51,10 @@
 //     to the first packet that it sends, its host sends neither reset nor end of the flow, for want of a socket or for its death;
 //   - what is sent to the destination's agent is read by no later life of it, be it a State or an answer: the one that has died
 //     may have owned the session already;
-//   - the front end's Flow outlives its agent, and is not forgotten while it is to be held, or while a copy of the session is
+//   - the load balancer's Flow outlives its agent, and is not forgotten while it is to be held, or while a copy of the session is
 //     stopped or has yet to speak, unless the session has ended: a machine that is lost in that moment may take the session with it;
 //     (one that begins anew answers nothing about what it does not know, until both hosts have told how they stand);
-//   - the front end hears what a host says in the order in which it was said, and nothing from a connection before.
+//   - the load balancer hears what a host says in the order in which it was said, and nothing from a connection before.
 //
 // Messages may be lost, come twice and come late: each is harmless then, and Retry repeats what has had no answer. Only the Hold of a
 // source that goes ahead must not come twice: it is said once, by a connection that delivers nothing twice, and after a Retry no source

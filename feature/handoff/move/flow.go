@@ -2,17 +2,17 @@
 
 package move
 
-// Flow is what a front end knows of a session. It is kept where the data path reads it, and outlives the front end's agent.
+// Flow is what a load balancer knows of a session. It is kept where the data path reads it, and outlives the load balancer's agent.
 type Flow struct {
 	Owner  Host
 	Epoch  Epoch // in which Owner owns it
 	To     Host  // who may have it in epoch Epoch+1; 0: nobody
 	Held   bool  // packets to the owner are held meanwhile
 	Before Host  // the owner before, as long as Owner has said nothing: it may get the session back; 0: nobody may
-	Birth  Birth // of this record; 0: it was made by a front end that chose none
+	Birth  Birth // of this record; 0: it was made by a load balancer that chose none
 }
 
-// farAhead is more epochs than a front end can be behind an owner's: no destination is to use up those of a session.
+// farAhead is more epochs than a load balancer can be behind an owner's: no destination is to use up those of a session.
 const farAhead = 1 << 16
 
 // Receive takes a message from a host, and returns the answers. gone says that the life of the owner's agent has ended that
@@ -44,7 +44,7 @@ func (f *Flow) Receive(from Host, m Message, gone bool) (answers [2]Message) {
 		answers = f.reclaim(from, m, gone)
 	}
 	for i := range answers {
-		answers[i].From = AtFrontEnd
+		answers[i].From = AtLoadBalancer
 	}
 	return answers
 }

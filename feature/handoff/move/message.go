@@ -4,14 +4,14 @@ package move
 
 import "fmt"
 
-// Host is a server behind a front end, by the number that the front end's flow table has for it. 0 is none.
+// Host is a server behind a load balancer, by the number that the load balancer's flow table has for it. 0 is none.
 type Host uint16
 
 // Epoch counts the owners that a session has had. It begins with 0, grows by 1 with each move and with each that was called
 // off, and tells an answer that is late from one that is awaited. It does not come round: 2^32 moves are more than a session has.
 type Epoch uint32
 
-// Birth tells a front end's record of a flow from every other that it, or another front end, has or had of the same one: it is
+// Birth tells a load balancer's record of a flow from every other that it, or another load balancer, has or had of the same one: it is
 // chosen at random when the flow is learned, and stays as long as the record. 0: it is not known.
 type Birth uint32
 
@@ -21,30 +21,30 @@ type Role uint8
 // The roles.
 const (
 	AtSource Role = iota
-	AtFrontEnd
+	AtLoadBalancer
 	AtDestination
 )
 
-func (r Role) String() string { return [...]string{"source", "front end", "destination"}[r] }
+func (r Role) String() string { return [...]string{"source", "load balancer", "destination"}[r] }
 
 // Kind is what a message says.
 type Kind uint8
 
 // The messages.
 const (
-	Hold      Kind = iota + 1 // source to front end: hold my packets, the session is to move to Host
+	Hold      Kind = iota + 1 // source to load balancer: hold my packets, the session is to move to Host
 	Held                      // the answer: OK, or refused
 	State                     // source to destination: the session; the transport adds the socket's and the application's state
-	Flip                      // destination to front end: I have it
+	Flip                      // destination to load balancer: I have it
 	Flipped                   // the answer: OK, you own it; or refused
 	Done                      // destination to source: I own it
 	Failed                    // destination to source: I do not, and never shall in this epoch
-	Reclaim                   // source to front end: what became of it?
+	Reclaim                   // source to load balancer: what became of it?
 	Reclaimed                 // the answer: OK, you own it, in Epoch; or it is gone
-	Revoked                   // front end to destination: the source has it again, in Epoch
-	Ask                       // a host to the front end, before a move: in which epoch do I own it?
+	Revoked                   // load balancer to destination: the source has it again, in Epoch
+	Ask                       // a host to the load balancer, before a move: in which epoch do I own it?
 	Known                     // the answer: OK, in Epoch, and no move is under way; or it is not yours to move now
-	Left                      // a host to the front end, which sends it a session's packets: it has left for Host, in Epoch
+	Left                      // a host to the load balancer, which sends it a session's packets: it has left for Host, in Epoch
 )
 
 var kindNames = [...]string{"?", "Hold", "Held", "State", "Flip", "Flipped", "Done", "Failed", "Reclaim", "Reclaimed", "Revoked", "Ask", "Known", "Left"}
@@ -63,7 +63,7 @@ type Message struct {
 	To    Role
 	Epoch Epoch // of the move; of Reclaimed and Revoked the one in which the source owns it now
 	Move  Epoch // of Reclaimed and Revoked: the move that they are about
-	Birth Birth // of Known and Flipped: the record's, at the front end; of Reclaim: as the source has heard it
+	Birth Birth // of Known and Flipped: the record's, at the load balancer; of Reclaim: as the source has heard it
 	Host  Host  // of Hold: the destination
 	OK    bool  // of Held, Flipped, Reclaimed and Known; of Hold: packets wait at the source, and are not to be held
 }

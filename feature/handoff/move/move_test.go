@@ -92,7 +92,7 @@ func TestReclaimAfterFlip(t *testing.T) {
 	}
 }
 
-// The front end has forgotten moves of a session that its owner remembers: the owner's epoch counts from then on.
+// The load balancer has forgotten moves of a session that its owner remembers: the owner's epoch counts from then on.
 func TestHoldOfLaterEpoch(t *testing.T) {
 	f := Flow{Owner: hostA}
 	if a := f.Receive(hostA, Message{Kind: Hold, Epoch: 3, Host: hostB}, false)[0]; !a.OK || f != (Flow{Owner: hostA, Epoch: 2, Held: true, To: hostB}) {
@@ -106,9 +106,9 @@ func TestHoldOfLaterEpoch(t *testing.T) {
 	}
 }
 
-// A source whose front end knows nothing of the move keeps the session if it has sent nothing, and else closes its copy, which the
+// A source whose load balancer knows nothing of the move keeps the session if it has sent nothing, and else closes its copy, which the
 // destination may have as well.
-func TestUnknownToFrontEnd(t *testing.T) {
+func TestUnknownToLBEnd(t *testing.T) {
 	no := Message{Kind: Reclaimed, Move: 3}
 	for name, c := range map[string]struct {
 		source Source
@@ -135,7 +135,7 @@ func TestUnknownToFrontEnd(t *testing.T) {
 	}
 }
 
-// A source that knows the birth of the front end's record sends the session before it has the front end's answer.
+// A source that knows the birth of the load balancer's record sends the session before it has the load balancer's answer.
 func TestAhead(t *testing.T) {
 	f, s, d := Flow{Owner: hostA, Birth: 7}, Source{Birth: 7}, Destination{}
 	hold, err := s.Start(hostB)
@@ -182,7 +182,7 @@ func TestNotAhead(t *testing.T) {
 	}
 }
 
-// A session that was sent goes on at its source if the front end says that it has never heard of the move, and no other record of the
+// A session that was sent goes on at its source if the load balancer says that it has never heard of the move, and no other record of the
 // flow can say so.
 func TestNeverHeard(t *testing.T) {
 	for name, c := range map[string]struct {

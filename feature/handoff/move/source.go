@@ -10,9 +10,9 @@ type SourcePhase uint8
 // The phases of a source.
 const (
 	Owns       SourcePhase = iota // in Epoch: the application has the session
-	Holding                       // the front end was asked to hold; packets still come
+	Holding                       // the load balancer was asked to hold; packets still come
 	Moving                        // stopped and dumped; the destination was told
-	Reclaiming                    // the front end is asked what became of the session
+	Reclaiming                    // the load balancer is asked what became of the session
 	Closed                        // another host has it
 )
 
@@ -26,9 +26,9 @@ type Source struct {
 	Epoch Epoch // in which it owns the session; of the move, once one has begun
 	To    Host
 	Sent  bool // the state of this move may have been sent: the destination may own the session
-	// Birth is of the front end's record of the session, heard lately. With it a move need not wait for the front end: see [Source.Ahead].
+	// Birth is of the load balancer's record of the session, heard lately. With it a move need not wait for the load balancer: see [Source.Ahead].
 	Birth Birth
-	// Parks says that packets wait at the source while the session moves, and not at the front end.
+	// Parks says that packets wait at the source while the session moves, and not at the load balancer.
 	Parks bool
 }
 
@@ -48,7 +48,7 @@ func (s *Source) Start(to Host) (Do, error) {
 }
 
 // Ahead goes on, once what Start has asked for is sent, without waiting for the answer, where the record's birth is known: should the
-// front end never have heard of the move it can tell then, and gives the session back. Else it does nothing.
+// load balancer never have heard of the move it can tell then, and gives the session back. Else it does nothing.
 func (s *Source) Ahead() Do {
 	if s.Phase != Holding || s.Birth == 0 {
 		return Do{}
@@ -58,7 +58,7 @@ func (s *Source) Ahead() Do {
 }
 
 func (s *Source) hold() Do {
-	return Do{}.send(Message{Kind: Hold, From: AtSource, To: AtFrontEnd, Epoch: s.Epoch, Host: s.To, OK: s.Parks})
+	return Do{}.send(Message{Kind: Hold, From: AtSource, To: AtLoadBalancer, Epoch: s.Epoch, Host: s.To, OK: s.Parks})
 }
 
 // Retry repeats what has had no answer for some time, or for the connection that broke. A move that the destination does not
@@ -72,7 +72,7 @@ func (s *Source) Retry() Do {
 		s.Phase = Reclaiming
 		fallthrough
 	case Reclaiming:
-		return Do{}.send(Message{Kind: Reclaim, From: AtSource, To: AtFrontEnd, Epoch: s.Epoch, Birth: s.Birth})
+		return Do{}.send(Message{Kind: Reclaim, From: AtSource, To: AtLoadBalancer, Epoch: s.Epoch, Birth: s.Birth})
 	}
 	return Do{}
 }
@@ -93,7 +93,7 @@ func (s *Source) DumpFailed() Do {
 func (s *Source) Receive(m Message) Do {
 	switch {
 	case m.Kind == Held && m.Epoch == s.Epoch && s.Phase == Holding:
-		if !m.OK { // it is being moved, or the front end knows another epoch, or not the session: nothing was stopped, so nothing is lost
+		if !m.OK { // it is being moved, or the load balancer knows another epoch, or not the session: nothing was stopped, so nothing is lost
 			s.Phase = Reclaiming
 			return s.Retry()
 		}
@@ -106,7 +106,7 @@ func (s *Source) Receive(m Message) Do {
 			return s.Retry()
 		}
 	case (m.Kind == Done || m.Kind == Failed) && m.Epoch == s.Epoch && s.Phase == Moving:
-		return s.Retry() // the front end has the last word: the destination may have died since
+		return s.Retry() // the load balancer has the last word: the destination may have died since
 	case m.Kind == Reclaimed && m.Move == s.Epoch && s.Phase == Reclaiming:
 		switch {
 		case m.OK:
@@ -114,7 +114,7 @@ func (s *Source) Receive(m Message) Do {
 		case s.Sent:
 			s.Phase = Closed
 			return act(Close)
-		default: // nobody else can have it by this move: what the front end does not know of it stays as it was
+		default: // nobody else can have it by this move: what the load balancer does not know of it stays as it was
 			s.Epoch++
 			s.Birth = 0
 		}

@@ -10,16 +10,16 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// Registration is what a host says of itself to a front end: there, it is one of its hosts from then on.
+// Registration is what a host says of itself to a load balancer: there, it is one of its hosts from then on.
 type Registration struct {
-	Address  netip.Addr `json:"address"`            // of the host, where the front end sends packets to it
+	Address  netip.Addr `json:"address"`            // of the host, where the load balancer sends packets to it
 	Weight   int        `json:"weight"`             // of its share of new flows; 0: none, as while it is drained
-	Services []string   `json:"services,omitempty"` // names of those it serves; none: all that the front end has
+	Services []string   `json:"services,omitempty"` // names of those it serves; none: all that the load balancer has
 	Agent    string     `json:"agent,omitempty"`    // host:port where the agents of other hosts find its own
 	Unserved []string   `json:"unserved,omitempty"` // names of services that nobody serves there now: their new flows go elsewhere
 }
 
-// Member is a host as a front end tells it to the others.
+// Member is a host as a load balancer tells it to the others.
 type Member struct {
 	Name     string     `json:"name"`
 	Number   move.Host  `json:"number"`
@@ -28,12 +28,12 @@ type Member struct {
 	Weight   int        `json:"weight"`
 	Services []string   `json:"services,omitempty"`
 	Up       bool       `json:"up"` // it gets new flows, its weight permitting
-	// Unserved and Connected are for another front end: services that nobody serves there, and whether its agent is at this one.
+	// Unserved and Connected are for another load balancer: services that nobody serves there, and whether its agent is at this one.
 	Unserved  []string `json:"unserved,omitempty"`
 	Connected bool     `json:"connected,omitempty"`
 }
 
-// Pair is what a front end tells the other one beside it, whenever it changes.
+// Pair is what a load balancer tells the other one beside it, whenever it changes.
 type Pair struct {
 	Ring     []Share `json:"ring,omitempty"`     // by which new flows are spread there
 	Agents   int     `json:"agents"`             // hosts' agents that are connected there
@@ -50,7 +50,7 @@ type Share struct {
 	Unserved []int     `json:"unserved,omitempty"`
 }
 
-// Service is what a front end spreads.
+// Service is what a load balancer spreads.
 type Service struct {
 	Name     string         `json:"name,omitempty"`
 	ID       uint16         `json:"id"`
@@ -59,19 +59,19 @@ type Service struct {
 	BySource bool           `json:"by_source,omitempty"`
 }
 
-// Peers is what a front end tells its hosts: once they have registered, and whenever it changes.
+// Peers is what a load balancer tells its hosts: once they have registered, and whenever it changes.
 type Peers struct {
 	Refused  string    `json:"refused,omitempty"` // why the registration is
 	Members  []Member  `json:"members,omitempty"`
 	Services []Service `json:"services,omitempty"`
-	// HearsLeft says that this front end takes move.Left. An older one would end the connection.
+	// HearsLeft says that this load balancer takes move.Left. An older one would end the connection.
 	HearsLeft bool `json:"hears_left,omitempty"`
-	// Idle is for how long this front end knows a flow of which nothing is seen, in milliseconds. A host tells of its sessions
-	// more often. 0: this front end does not want to hear of them.
+	// Idle is for how long this load balancer knows a flow of which nothing is seen, in milliseconds. A host tells of its sessions
+	// more often. 0: this load balancer does not want to hear of them.
 	Idle int64 `json:"idle_ms,omitempty"`
-	// Hold is how long this front end holds packets of a session that moves, in milliseconds. 0: an older one does not say.
+	// Hold is how long this load balancer holds packets of a session that moves, in milliseconds. 0: an older one does not say.
 	Hold int64 `json:"hold_ms,omitempty"`
-	Pair *Pair `json:"pair,omitempty"` // to another front end
+	Pair *Pair `json:"pair,omitempty"` // to another load balancer
 }
 
 // Control is what one side does with what the other says beside moves; nil: it is ignored. The functions are called by Receive.
@@ -84,7 +84,7 @@ type Control struct {
 // Handle sets what is done with what is no move. Call it before Receive.
 func (c *Conn) Handle(h Control) { c.control = h }
 
-// Register tells a front end of this host.
+// Register tells a load balancer of this host.
 func (c *Conn) Register(r Registration) error { return c.say(typeRegister, r) }
 
 // Tell tells a host of the others.

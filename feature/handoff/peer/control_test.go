@@ -18,7 +18,7 @@ import (
 // What is no move passes by Receive, in order, and who is asked for a sign of life gives it.
 func TestControl(t *testing.T) {
 	ca := peertest.NewAuthority(t)
-	a, b, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("front"))
+	a, b, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("lb"))
 	if errA != nil || errB != nil {
 		t.Fatal(errA, errB)
 	}
@@ -74,7 +74,7 @@ func TestControl(t *testing.T) {
 // Pings count until something comes.
 func TestUnanswered(t *testing.T) {
 	ca := peertest.NewAuthority(t)
-	a, b, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("front"))
+	a, b, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("lb"))
 	if errA != nil || errB != nil {
 		t.Fatal(errA, errB)
 	}

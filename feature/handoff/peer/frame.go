@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package peer is how agents of hosts and front ends speak with each other: frames over TLS, in which both sides have shown a
+// Package peer is how agents of hosts and load balancers speak with each other: frames over TLS, in which both sides have shown a
 // certificate (mutual TLS 1.3, keys by file). What they say about sessions is package move's.
 //
 // # Wire format, version 1
@@ -12,8 +12,8 @@
 //	5  ..  the body
 //
 //	hello: 0  1  version: 1
-//	       1  1  role: 0 host, 1 front end
-//	       2  2  number of the host, 0 of a front end
+//	       1  1  role: 0 host, 1 load balancer
+//	       2  2  number of the host, 0 of a load balancer
 //	       4  8  instance: of this life of the agent, never the same again
 //	      12  1  length of the name, and the name
 //
@@ -22,7 +22,7 @@
 //	       2  1  1: OK; of Hold: packets wait at the source, and are not to be held
 //	       3  1  0
 //	       4  4  epoch
-//	       8  4  of Reclaimed and Revoked the move that the answer is about; of Known, Flipped and Reclaim the birth of the front
+//	       8  4  of Reclaimed and Revoked the move that the answer is about; of Known, Flipped and Reclaim the birth of the lb
 //	             end's record, or 0
 //	      12  2  host: of Hold and Left where the session goes, or has gone
 //	      14  2  service: its number in the lower 6 bits; above them which of its addresses, 0 where only one can be meant
@@ -73,7 +73,7 @@ type Role uint8
 // The roles.
 const (
 	HostAgent Role = iota
-	FrontAgent
+	LBAgent
 )
 
 // Hello is how an agent introduces itself.
@@ -83,17 +83,17 @@ type Hello struct {
 	Instance uint64    // of this life of the agent
 	Name     string    // at most 255 bytes
 
-	// Beside is what Dial says next, to a front end. It is no part of the hello.
+	// Beside is what Dial says next, to a load balancer. It is no part of the hello.
 	Beside *Beside
 }
 
-// Beside is a host's registration, and what it does with what the front end tells of others.
+// Beside is a host's registration, and what it does with what the load balancer tells of others.
 type Beside struct {
 	Register Registration
 	Peers    func(Peers)
 }
 
-// Flow is a session as front ends know it. A service may have several addresses, at each of which a client may have a connection from
+// Flow is a session as load balancers know it. A service may have several addresses, at each of which a client may have a connection from
 // one port: Service then says which. See [ServiceNumber].
 type Flow struct {
 	Service uint16
@@ -142,7 +142,7 @@ func parseHello(b []byte) (h Hello, err error) {
 		return h, fmt.Errorf("%w: version %d, and this weir speaks %d: update the older one", ErrFormat, b[0], Version)
 	case len(b) < 13 || len(b) != 13+int(b[12]):
 		return h, fmt.Errorf("%w: a hello of %d bytes", ErrFormat, len(b))
-	case b[1] > byte(FrontAgent):
+	case b[1] > byte(LBAgent):
 		return h, fmt.Errorf("%w: role %d", ErrFormat, b[1])
 	}
 	return Hello{Role: Role(b[1]), Number: move.Host(binary.BigEndian.Uint16(b[2:])), Instance: binary.BigEndian.Uint64(b[4:]), Name: string(b[13:])}, nil

@@ -29,7 +29,7 @@ type rotation struct {
 func newRotation(t *testing.T) *rotation {
 	r := &rotation{t: t, ca: peertest.NewAuthority(t)}
 	r.other = r.ca.TLS("host-a")
-	r.Certificate, r.Key, r.CA = r.ca.Files("front")
+	r.Certificate, r.Key, r.CA = r.ca.Files("lb")
 	id, err := r.Load()
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func newRotation(t *testing.T) *rotation {
 func (r *rotation) look() []string {
 	r.log.Reset()
 	for range 3 {
-		r.id.Reload("front", slog.New(slog.NewTextHandler(&r.log, nil)))
+		r.id.Reload("lb", slog.New(slog.NewTextHandler(&r.log, nil)))
 	}
 	return strings.Split(strings.TrimSuffix(r.log.String(), "\n"), "\n")
 }
@@ -81,11 +81,11 @@ func (r *rotation) leaf() string {
 // An agent does not begin with a certificate that is for another name: nobody would speak with it.
 func TestCertificateOfAnotherAgent(t *testing.T) {
 	r := newRotation(t)
-	if _, err := r.LoadFor("front"); err != nil {
+	if _, err := r.LoadFor("lb"); err != nil {
 		t.Fatal(err)
 	}
-	_, err := r.LoadFor("front2")
-	if err == nil || !strings.Contains(err.Error(), `not for "front2"`) || !strings.Contains(err.Error(), r.Certificate) {
+	_, err := r.LoadFor("lb2")
+	if err == nil || !strings.Contains(err.Error(), `not for "lb2"`) || !strings.Contains(err.Error(), r.Certificate) {
 		t.Fatalf("%v: want the file and the name", err)
 	}
 }
@@ -93,10 +93,10 @@ func TestCertificateOfAnotherAgent(t *testing.T) {
 // A certificate, its key and the signers are read anew when they change, however they are replaced.
 func TestCertificateIsReadAnew(t *testing.T) {
 	for name, replace := range map[string]func(r *rotation){
-		"written over": func(r *rotation) { r.ca.Files("front") },
+		"written over": func(r *rotation) { r.ca.Files("lb") },
 		"renamed": func(r *rotation) {
 			old := map[string]string{r.Certificate: r.read(r.Certificate), r.Key: r.read(r.Key)}
-			r.ca.Files("front")
+			r.ca.Files("lb")
 			for path, was := range old {
 				fresh := r.read(path)
 				r.write(path, was, 0o600)
@@ -124,7 +124,7 @@ func TestCertificateIsReadAnew(t *testing.T) {
 				r.t.Fatal(err)
 			}
 			r.id = id
-			r.ca.Files("front") // in the first directory
+			r.ca.Files("lb") // in the first directory
 			if err := os.Symlink(first, link+".new"); err != nil {
 				r.t.Fatal(err)
 			}
@@ -161,12 +161,12 @@ func TestBadCertificateIsRefused(t *testing.T) {
 		{"a key that others may read", "chmod 640", func(r *rotation) { r.write(r.Key, r.read(r.Key), 0o644) }},
 		{"a torn certificate", "the agent's certificate", func(r *rotation) { r.write(r.Certificate, r.read(r.Certificate)[:200], 0o600) }},
 		{"no signers", "no certificate in PEM", func(r *rotation) { r.write(r.CA, "", 0o600) }},
-		{"another agent's", `not for "front"`, func(r *rotation) {
+		{"another agent's", `not for "lb"`, func(r *rotation) {
 			cert, key, _ := r.ca.Files("other")
 			r.write(r.Certificate, r.read(cert), 0o600)
 			r.write(r.Key, r.read(key), 0o600)
 		}},
-		{"expired", "has expired", func(r *rotation) { r.ca.FilesUntil("front", time.Now().Add(-time.Minute)) }},
+		{"expired", "has expired", func(r *rotation) { r.ca.FilesUntil("lb", time.Now().Add(-time.Minute)) }},
 		{"a FIFO", "FIFO", func(r *rotation) {
 			os.Remove(r.Certificate)
 			if err := unix.Mkfifo(r.Certificate, 0o600); err != nil {

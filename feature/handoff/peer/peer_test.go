@@ -38,9 +38,9 @@ func pair(t *testing.T, client, server *peer.Identity) (a, b *peer.Conn, errA, e
 			errB = err
 			return
 		}
-		b, errB = peer.Accept(t.Context(), raw, server, peer.Hello{Role: peer.FrontAgent, Instance: 7, Name: "front"})
+		b, errB = peer.Accept(t.Context(), raw, server, peer.Hello{Role: peer.LBAgent, Instance: 7, Name: "lb"})
 	}()
-	a, errA = peer.Dial(t.Context(), l.Addr().String(), "front", client, peer.Hello{Number: 3, Instance: 9, Name: "host-a"})
+	a, errA = peer.Dial(t.Context(), l.Addr().String(), "lb", client, peer.Hello{Number: 3, Instance: 9, Name: "host-a"})
 	<-done
 	t.Cleanup(func() {
 		for _, c := range []*peer.Conn{a, b} {
@@ -54,20 +54,20 @@ func pair(t *testing.T, client, server *peer.Identity) (a, b *peer.Conn, errA, e
 
 func TestConn(t *testing.T) {
 	ca := peertest.NewAuthority(t)
-	a, b, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("front"))
+	a, b, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("lb"))
 	if errA != nil || errB != nil {
 		t.Fatal(errA, errB)
 	}
 	if want := (peer.Hello{Number: 3, Instance: 9, Name: "host-a"}); b.Peer != want {
 		t.Errorf("%+v", b.Peer)
 	}
-	if want := (peer.Hello{Role: peer.FrontAgent, Instance: 7, Name: "front"}); a.Peer != want {
+	if want := (peer.Hello{Role: peer.LBAgent, Instance: 7, Name: "lb"}); a.Peer != want {
 		t.Errorf("%+v", a.Peer)
 	}
 	frames := []peer.Frame{
-		{Message: move.Message{Kind: move.Hold, From: move.AtSource, To: move.AtFrontEnd, Epoch: 1<<32 - 1, Host: 1023},
+		{Message: move.Message{Kind: move.Hold, From: move.AtSource, To: move.AtLoadBalancer, Epoch: 1<<32 - 1, Host: 1023},
 			Flow: peer.Flow{Service: 63, Client: netip.MustParseAddrPort("192.0.2.1:65535")}},
-		{Message: move.Message{Kind: move.Reclaimed, From: move.AtFrontEnd, To: move.AtSource, Epoch: 5, Move: 4, OK: true},
+		{Message: move.Message{Kind: move.Reclaimed, From: move.AtLoadBalancer, To: move.AtSource, Epoch: 5, Move: 4, OK: true},
 			Flow: peer.Flow{Client: netip.MustParseAddrPort("[2001:db8::1]:1")}, Instance: 1<<64 - 1},
 		{Message: move.Message{Kind: move.State, From: move.AtSource, To: move.AtDestination, Epoch: 2},
 			Flow: peer.Flow{Client: netip.MustParseAddrPort("192.0.2.1:2")}, Session: bytes.Repeat([]byte("session "), 1<<19)},
@@ -103,11 +103,11 @@ func TestStrangers(t *testing.T) {
 	naked := ours.TLS("host-a")
 	naked.Config().Certificates = nil
 	for name, c := range map[string]struct{ client, server *peer.Identity }{
-		"client of another signer": {theirs.TLS("host-a"), ours.TLS("front")},
-		"server of another signer": {ours.TLS("host-a"), theirs.TLS("front")},
-		"client without":           {naked, ours.TLS("front")},
+		"client of another signer": {theirs.TLS("host-a"), ours.TLS("lb")},
+		"server of another signer": {ours.TLS("host-a"), theirs.TLS("lb")},
+		"client without":           {naked, ours.TLS("lb")},
 		"another name":             {ours.TLS("host-a"), ours.TLS("host-b")},
-		"a name of another's":      {ours.TLS("host-b"), ours.TLS("front")},
+		"a name of another's":      {ours.TLS("host-b"), ours.TLS("lb")},
 	} {
 		a, b, errA, errB := pair(t, c.client, c.server)
 		if errA == nil && errB == nil {
@@ -131,7 +131,7 @@ func TestVersion(t *testing.T) {
 // pairRaw has an agent dial somebody who says these bytes.
 func pairRaw(t *testing.T, ca *peertest.Authority, says []byte) (a, b *peer.Conn, errA, errB error) {
 	t.Helper()
-	l, err := tls.Listen("tcp", "127.0.0.1:0", ca.TLS("front").Config())
+	l, err := tls.Listen("tcp", "127.0.0.1:0", ca.TLS("lb").Config())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func pairRaw(t *testing.T, ca *peertest.Authority, says []byte) (a, b *peer.Conn
 		}
 		_, _ = io.Copy(io.Discard, c)
 	}()
-	a, errA = peer.Dial(t.Context(), l.Addr().String(), "front", ca.TLS("host-a"), peer.Hello{Number: 3, Name: "host-a"})
+	a, errA = peer.Dial(t.Context(), l.Addr().String(), "lb", ca.TLS("host-a"), peer.Hello{Number: 3, Name: "host-a"})
 	return a, nil, errA, nil
 }
 
@@ -155,7 +155,7 @@ func pairRaw(t *testing.T, ca *peertest.Authority, says []byte) (a, b *peer.Conn
 // as well.
 func TestSendToOneThatDoesNotRead(t *testing.T) {
 	ca := peertest.NewAuthority(t)
-	a, _, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("front"))
+	a, _, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("lb"))
 	if errA != nil || errB != nil {
 		t.Fatal(errA, errB)
 	}
@@ -218,7 +218,7 @@ func TestSendBySlowWay(t *testing.T) {
 		if err == nil {
 			_ = raw.(*net.TCPConn).SetReadBuffer(256 << 10)
 			var c *peer.Conn
-			if c, err = peer.Accept(t.Context(), narrow{raw}, ca.TLS("front"), peer.Hello{Role: peer.FrontAgent, Instance: 7, Name: "front"}); err == nil {
+			if c, err = peer.Accept(t.Context(), narrow{raw}, ca.TLS("lb"), peer.Hello{Role: peer.LBAgent, Instance: 7, Name: "lb"}); err == nil {
 				defer c.Close()
 				if got, e := c.Receive(); e != nil || len(got.Session) != len(f.Session) {
 					err = errors.Join(e, fmt.Errorf("%d bytes came", len(got.Session)))
@@ -227,7 +227,7 @@ func TestSendBySlowWay(t *testing.T) {
 		}
 		came <- err
 	}()
-	c, err := peer.Dial(t.Context(), l.Addr().String(), "front", ca.TLS("host-a"), peer.Hello{Number: 3, Instance: 9, Name: "host-a"})
+	c, err := peer.Dial(t.Context(), l.Addr().String(), "lb", ca.TLS("host-a"), peer.Hello{Number: 3, Instance: 9, Name: "host-a"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +253,7 @@ func TestGoneTime(t *testing.T) {
 	dialled := make(chan *peer.Conn, 1)
 	go func() {
 		defer close(dialled)
-		if c, err := peer.Dial(t.Context(), l.Addr().String(), "front", ca.TLS("host-a"), peer.Hello{Number: 3, Instance: 9, Name: "host-a"}); err == nil {
+		if c, err := peer.Dial(t.Context(), l.Addr().String(), "lb", ca.TLS("host-a"), peer.Hello{Number: 3, Instance: 9, Name: "host-a"}); err == nil {
 			dialled <- c
 		}
 	}()
@@ -261,7 +261,7 @@ func TestGoneTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	accepted, err := peer.Accept(t.Context(), raw, ca.TLS("front"), peer.Hello{Role: peer.FrontAgent, Instance: 7, Name: "front"})
+	accepted, err := peer.Accept(t.Context(), raw, ca.TLS("lb"), peer.Hello{Role: peer.LBAgent, Instance: 7, Name: "lb"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,14 +28,14 @@ func TestCertificateRecipe(t *testing.T) {
 		}
 		return c
 	}
-	recipe(dir, "front")
-	front := load(dir, "front")
-	recipe(dir, "front", "host-a")
-	recipe(other, "front", "host-a")
-	if _, _, errA, errB := pair(t, load(dir, "host-a"), front); errA != nil || errB != nil {
+	recipe(dir, "lb")
+	lb := load(dir, "lb")
+	recipe(dir, "lb", "host-a")
+	recipe(other, "lb", "host-a")
+	if _, _, errA, errB := pair(t, load(dir, "host-a"), lb); errA != nil || errB != nil {
 		t.Error(errA, errB)
 	}
-	if _, _, errA, errB := pair(t, load(other, "host-a"), front); errA == nil && errB == nil {
+	if _, _, errA, errB := pair(t, load(other, "host-a"), lb); errA == nil && errB == nil {
 		t.Error("a certificate of another CA is taken")
 	}
 }

@@ -86,7 +86,7 @@ func lostTail(t *testing.T, network string, plain bool, bytes, nodelay, cork int
 	return took
 }
 
-// A front end may let packets go before the session is started. They acknowledge what was sent last, and the session takes them.
+// A load balancer may let packets go before the session is started. They acknowledge what was sent last, and the session takes them.
 func TestPacketsBeforeStart(t *testing.T) {
 	for _, tc := range []struct {
 		name, network string

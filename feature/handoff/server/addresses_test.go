@@ -22,7 +22,7 @@ func TestMovesAtEveryAddress(t *testing.T) {
 		nstest.Address(t, s.ns, "lo", netip.PrefixFrom(second.Addr(), 32), netip.PrefixFrom(at6.Addr(), 128))
 	}
 	cert, key, signers := w.ca.Files("lb")
-	w.play(w.middle, "front", fmt.Sprintf(`
+	w.play(w.middle, "lb", fmt.Sprintf(`
 listen: 0.0.0.0:7946
 tls: {certificate: %s, key: %s, ca: %s}
 devices: [c, s1, s2]
@@ -39,7 +39,7 @@ services:
 	}
 	w.eventually("the servers know each other", func() bool {
 		for _, s := range w.servers {
-			if st := s.status(); !st.Front || !st.Keeper || len(st.Peers) != 1 || !st.Peers[fmt.Sprint("s", 3-s.number)] {
+			if st := s.status(); !st.LB || !st.Keeper || len(st.Peers) != 1 || !st.Peers[fmt.Sprint("s", 3-s.number)] {
 				return false
 			}
 		}

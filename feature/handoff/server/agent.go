@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package server is the agent of a server behind a front end: it has sessions move from this server to another, and from
-// others to this one. Package move says who owns a session and when; the front end's agent is package front's.
+// Package server is the agent of a server behind a load balancer: it has sessions move from this server to another, and from
+// others to this one. Package move says who owns a session and when; the load balancer's agent is package lb's.
 //
 // To the keeper of this server the agent is a member of each service under the names of the other servers: @b is the way to
 // server b, and a session that a member transfers to @b moves there (weir handoff send SESSION @b). So whoever moves a session
@@ -37,14 +37,14 @@ import (
 // Remote is another agent.
 type Remote struct {
 	Name    string    // in its certificate
-	Number  move.Host // of a server; 0 of a front end
+	Number  move.Host // of a server; 0 of a load balancer
 	Address string    // host:port
 }
 
 // Service is an address of a service whose sessions move. It is on every server. A service with several has one of these for each.
 type Service struct {
 	Name   string // as members and the keeper call it
-	ID     uint16 // as the front end calls flows to this address: see peer.FlowService
+	ID     uint16 // as the load balancer calls flows to this address: see peer.FlowService
 	Listen netip.AddrPort
 }
 
@@ -53,13 +53,13 @@ type Options struct {
 	Name   string // of this server, in its certificate
 	Number move.Host
 	TLS    *peer.Identity `json:"-"`
-	Front  Remote
-	// FrontNames are those of the load balancers that Front's address may lead to; none: Front's name alone.
-	FrontNames []string
-	// Registration is what the front end is told of this server: from it the agent then learns the other servers and the
+	LB     Remote
+	// LBNames are those of the load balancers that Front's address may lead to; none: Front's name alone.
+	LBNames []string
+	// Registration is what the load balancer is told of this server: from it the agent then learns the other servers and the
 	// services. Without an Address it does not register, and Peers and Services say all there is.
 	Registration peer.Registration
-	Serve        []string // names of services; none: all that the front end has
+	Serve        []string // names of services; none: all that the load balancer has
 	Peers        []Remote // the other servers
 	Services     []Service
 	Devices      []string // that the services' packets come by, and answers leave by
@@ -68,8 +68,8 @@ type Options struct {
 	Root   *kernel.Root  `json:"-"` // of the gate's pins
 	Netns  *netns.Handle `json:"-"` // of the services; nil: the process's own
 
-	Park     bool          // packets of a session that leaves wait at this server until it has moved, not at the front end
-	Patience time.Duration // of a move, before the front end is asked what became of it; default 700 ms. Less than the front end holds
+	Park     bool          // packets of a session that leaves wait at this server until it has moved, not at the load balancer
+	Patience time.Duration // of a move, before the load balancer is asked what became of it; default 700 ms. Less than the load balancer holds
 	// PatienceAt is the place of patience in a file, for errors.
 	PatienceAt strictyaml.Pos `json:"-"`
 	Limit      int            // bytes of a session's queues; default repair.DefaultLimit
@@ -89,7 +89,7 @@ type Agent struct {
 	began uint64 // CLOCK_MONOTONIC, ns
 
 	known    atomic.Pointer[known]
-	front    *link
+	lb       *link
 	learning sync.Mutex      // known is being replaced
 	opening  sync.Mutex      // ways are being opened or closed
 	ctx      context.Context // of Run
@@ -104,8 +104,8 @@ type Agent struct {
 	unsaid   map[string]bool              // services of which sayLoads has to tell
 	epochs   map[peer.Flow]owned          // of sessions of this server's that have moved
 	weight   int                          // as registered: 0 while this server is drained
-	share    int                          // this server's weight as the front end goes by it, since drain has asked; unknown: it has not said
-	unwanted string                       // why the front end refuses the registration
+	share    int                          // this server's weight as the load balancer goes by it, since drain has asked; unknown: it has not said
+	unwanted string                       // why the load balancer refuses the registration
 	attended map[*peer.Conn]bool          // the other servers that are connected
 	waits    map[peer.Flow]string         // why sessions that are for a member of this server are not its yet
 	stats    counters
@@ -115,11 +115,11 @@ type Agent struct {
 	owning   owning        // what sayOwned tells
 	owns     chan struct{} // to sayOwned
 
-	holds atomic.Int64 // for how long the front end holds packets, ns; 0: it does not say
+	holds atomic.Int64 // for how long the load balancer holds packets, ns; 0: it does not say
 
-	frontHearsLeft atomic.Bool // it takes [move.Left], as it says
-	unserved       []string    // services that nobody serves here, sorted
-	asked          asking      // by a drain; it has its own lock
+	lbHearsLeft atomic.Bool // it takes [move.Left], as it says
+	unserved    []string    // services that nobody serves here, sorted
+	asked       asking      // by a drain; it has its own lock
 }
 
 // New makes an agent, and the gate at the server's devices.
@@ -147,7 +147,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	}
 	a.stats.refused = map[string]uint64{}
 	a.known.Store(&known{})
-	a.front = &link{a: a, to: o.Front, names: o.FrontNames, hello: a.hello, hear: a.fromFront, changed: a.frontChanged}
+	a.lb = &link{a: a, to: o.LB, names: o.LBNames, hello: a.hello, hear: a.fromLB, changed: a.lbChanged}
 	return a, nil
 }
 
@@ -167,7 +167,7 @@ func (o *Options) check() error {
 		return errors.New("a server's agent wants its name, its number and a certificate")
 	}
 	if len(o.Services) == 0 && !o.Registration.Address.IsValid() {
-		return errors.New("no services: name those whose sessions may move, or register with the front end")
+		return errors.New("no services: name those whose sessions may move, or register with the load balancer")
 	}
 	seen := map[move.Host]string{o.Number: o.Name}
 	for _, r := range o.Peers {
@@ -193,7 +193,7 @@ func (a *Agent) Run(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
 	a.learn(a.o.Peers, a.o.Services)
-	a.wg.Go(func() { a.front.run(ctx) })
+	a.wg.Go(func() { a.lb.run(ctx) })
 	a.wg.Go(func() { a.watch(ctx) })
 	a.wg.Go(func() { a.sayLoads(ctx) })
 	a.wg.Go(func() { a.watchServed(ctx) })
@@ -249,8 +249,8 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	})
 }
 
-// fromFront takes what the front end says.
-func (a *Agent) fromFront(c *peer.Conn, f peer.Frame) {
+// fromLB takes what the load balancer says.
+func (a *Agent) fromLB(c *peer.Conn, f peer.Frame) {
 	switch f.Message.To {
 	case move.AtSource:
 		a.toSource(c, f)
@@ -259,8 +259,8 @@ func (a *Agent) fromFront(c *peer.Conn, f peer.Frame) {
 	}
 }
 
-// linkChanged opens the ways to a server, or closes them: they lead over the front end and the other server's agent.
-// What changes, of the link, the front end's and what is known, says so here afterwards, each by itself: one that has seen less
+// linkChanged opens the ways to a server, or closes them: they lead over the load balancer and the other server's agent.
+// What changes, of the link, the load balancer's and what is known, says so here afterwards, each by itself: one that has seen less
 // must not have the last word.
 func (a *Agent) linkChanged(k *link) {
 	if k.conn() == nil {
@@ -271,7 +271,7 @@ func (a *Agent) linkChanged(k *link) {
 	if now := a.known.Load().links[k.to.Number]; now != nil {
 		k = now // of a server that is found elsewhere the link before has no say
 	}
-	open := k.conn() != nil && a.front.conn() != nil
+	open := k.conn() != nil && a.lb.conn() != nil
 	if k.conn() == nil {
 		for _, p := range a.known.Load().away[k.to.Number] {
 			a.loadThere(k.to, a.known.Load().number(p.service), math.MaxUint32, false) // nothing moves there
@@ -282,12 +282,12 @@ func (a *Agent) linkChanged(k *link) {
 	}
 }
 
-func (a *Agent) frontChanged(k *link) {
+func (a *Agent) lbChanged(k *link) {
 	for _, l := range a.known.Load().links {
 		a.linkChanged(l)
 	}
 	if k.conn() != nil {
-		a.frontIsBack()
+		a.lbIsBack()
 		a.orphans()
 		if !a.o.Registration.Address.IsValid() {
 			a.tellOwned() // else as soon as it has told of its services
@@ -296,7 +296,7 @@ func (a *Agent) frontChanged(k *link) {
 	}
 }
 
-// hello is what the front end is told first: who this is, and what it has for it.
+// hello is what the load balancer is told first: who this is, and what it has for it.
 func (a *Agent) hello() peer.Hello {
 	h := a.own
 	if a.o.Registration.Address.IsValid() {
@@ -313,8 +313,8 @@ func (a *Agent) registration() peer.Registration {
 	return r
 }
 
-// frontIsBack says again what may have been lost with the connection.
-func (a *Agent) frontIsBack() {
+// lbIsBack says again what may have been lost with the connection.
+func (a *Agent) lbIsBack() {
 	leaving, arriving := a.all()
 	for _, s := range leaving {
 		if !s.mu.TryLock() { // it is being sent, or about to ask: watchLeaving asks again

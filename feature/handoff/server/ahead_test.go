@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 )
 
 // steps notes which steps each server's agent takes.
@@ -36,7 +36,7 @@ func (s *steps) before(t *testing.T, server int, one, other string) bool {
 	return i < j
 }
 
-// A server sends a session without waiting for the front end's answer. One that has nowhere to park packets waits for it.
+// A server sends a session without waiting for the load balancer's answer. One that has nowhere to park packets waits for it.
 func TestAhead(t *testing.T) {
 	for name, parks := range map[string]bool{"ahead": true, "no device of parked packets": false} {
 		t.Run(name, func(t *testing.T) {
@@ -57,17 +57,17 @@ func TestAhead(t *testing.T) {
 				return err == nil && st.Out == 1
 			})
 			if got := s.before(t, 1, stepSent, stepHeld); got != parks {
-				t.Errorf("it was sent before the front end had answered: %v", got)
+				t.Errorf("it was sent before the load balancer had answered: %v", got)
 			}
 		})
 	}
 }
 
-// What comes before the front end holds a session's packets waits at the server that the session leaves, and does not go to and fro.
+// What comes before the load balancer holds a session's packets waits at the server that the session leaves, and does not go to and fro.
 func TestSlowHold(t *testing.T) {
 	w := newNetwork(t, 2, at4)
-	w.frontStep = func(name string) {
-		if name == "front end: held" {
+	w.lbStep = func(name string) {
+		if name == "load balancer: held" {
 			time.Sleep(20 * time.Millisecond)
 		}
 	}
@@ -107,7 +107,7 @@ func (w *world) parked() (parked, returned uint64) {
 	return parked, returned
 }
 
-// All packets of a session that moves wait at the server that it leaves, and none at the front end.
+// All packets of a session that moves wait at the server that it leaves, and none at the load balancer.
 func TestParkedHere(t *testing.T) {
 	w := newNetwork(t, 2, at4)
 	w.park = true
@@ -119,12 +119,12 @@ func TestParkedHere(t *testing.T) {
 	w.run()
 	w.toAndFro()
 	parked, returned := w.parked()
-	counts, err := w.front.Counts()
+	counts, err := w.lb.Counts()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if parked < 20 || returned < parked || counts.Held != 0 {
-		t.Errorf("%d packets were parked, and %d sent back; %d waited at the front end", parked, returned, counts.Held)
+		t.Errorf("%d packets were parked, and %d sent back; %d waited at the load balancer", parked, returned, counts.Held)
 	}
 }
 
@@ -135,7 +135,7 @@ func TestParkedAndCalledOff(t *testing.T) {
 		lets time.Duration // pass before the session is refused
 	}{
 		"parked here":                   {true, 20 * time.Millisecond},
-		"held by the front end":         {false, 20 * time.Millisecond},
+		"held by the load balancer":     {false, 20 * time.Millisecond},
 		"held longer than is sent back": {false, 300 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -174,7 +174,7 @@ func TestParkedAndCalledOff(t *testing.T) {
 	}
 }
 
-// The front end refuses to hold a session that has been sent: it goes on where it was, with what has waited there.
+// The load balancer refuses to hold a session that has been sent: it goes on where it was, with what has waited there.
 func TestParkedAndRefused(t *testing.T) {
 	w := newNetwork(t, 2, at4)
 	w.run()
@@ -201,15 +201,15 @@ func TestParkedAndRefused(t *testing.T) {
 	}
 }
 
-// laterEpoch has the front end know each flow in a later epoch than anybody else.
+// laterEpoch has the load balancer know each flow in a later epoch than anybody else.
 func (w *world) laterEpoch() {
 	w.t.Helper()
-	var keys []front.Key
-	if err := w.front.Flows(func(k front.Key, _ front.Flow) bool { keys = append(keys, k); return true }); err != nil {
+	var keys []lb.Key
+	if err := w.lb.Flows(func(k lb.Key, _ lb.Flow) bool { keys = append(keys, k); return true }); err != nil {
 		w.t.Fatal(err)
 	}
 	for _, k := range keys {
-		if _, err := w.front.Change(k, func(fl *front.Flow) { fl.Epoch += 10 }); err != nil {
+		if _, err := w.lb.Change(k, func(fl *lb.Flow) { fl.Epoch += 10 }); err != nil {
 			w.t.Fatal(err)
 		}
 	}
@@ -229,7 +229,7 @@ func TestLargeKeepsNobodyWaiting(t *testing.T) {
 	w.run()
 	large, small := w.dial(), w.dial()
 	for _, c := range []*client{large, small} {
-		w.roundTrip(c) // so that the front end need not be asked
+		w.roundTrip(c) // so that the load balancer need not be asked
 	}
 	for _, s := range w.servers[0].member.Member().Sessions() {
 		if s.RemoteAddr().String() == large.LocalAddr().String() {

@@ -29,7 +29,7 @@ type arriving struct {
 	dst    move.Destination
 	since  time.Time  // it came
 	source *peer.Conn // where the answers go; nil: its agent has gone
-	front  uint64     // instance of the front end's agent whose word was the latest
+	lb     uint64     // instance of the load balancer's agent whose word was the latest
 	asked  time.Time
 
 	packed  []byte // as it came
@@ -89,7 +89,7 @@ func (a *Agent) arrivingAt(id peer.Flow, flow repair.Flow, home *place) *arrivin
 	return r
 }
 
-// toDestination takes what the front end says about a session that arrives.
+// toDestination takes what the load balancer says about a session that arrives.
 func (a *Agent) toDestination(c *peer.Conn, f peer.Frame) {
 	a.mu.Lock()
 	r := a.arriving[f.Flow]
@@ -99,7 +99,7 @@ func (a *Agent) toDestination(c *peer.Conn, f peer.Frame) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.front = c.Peer.Instance
+	r.lb = c.Peer.Instance
 	a.come(r, r.dst.Receive(f.Message))
 }
 
@@ -119,13 +119,13 @@ func (a *Agent) come(r *arriving, do move.Do) {
 		f := peer.Frame{Message: m, Flow: r.id}
 		switch {
 		case m.Kind == 0:
-		case m.To == move.AtFrontEnd:
+		case m.To == move.AtLoadBalancer:
 			r.asked = time.Now()
-			_ = a.front.send(f) // what is lost is said again
+			_ = a.lb.send(f) // what is lost is said again
 			a.o.Step(stepFlip)
 		case r.source != nil:
 			f.Instance = r.source.Peer.Instance
-			_ = r.source.Send(f) // the source asks the front end if it does not hear
+			_ = r.source.Send(f) // the source asks the load balancer if it does not hear
 			a.o.Step(stepToldDone)
 		}
 	}
@@ -217,7 +217,7 @@ func (a *Agent) deliver(r *arriving) {
 		return
 	}
 	a.o.Step(stepStarted)
-	a.setEpoch(r.id, owned{session: r.session, epoch: r.dst.Epoch, birth: r.dst.Birth, by: r.front, at: time.Now()})
+	a.setEpoch(r.id, owned{session: r.session, epoch: r.dst.Epoch, birth: r.dst.Birth, by: r.lb, at: time.Now()})
 	a.arrived(r)
 	r.delivered = true
 	a.handIn(r)
@@ -236,7 +236,7 @@ func (a *Agent) start(r *arriving) error {
 }
 
 // keepArrival has the keeper keep a session that is still in repair: it has room for it, or the session stays where it is.
-// Should this agent die, the next one asks the front end whose the session is.
+// Should this agent die, the next one asks the load balancer whose the session is.
 func (a *Agent) keepArrival(r *arriving) error {
 	fd, err := unix.FcntlInt(uintptr(r.built.FD()), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 	"github.com/weir-project/weir/feature/handoff/tunnel/tunneltest"
 	"github.com/weir-project/weir/internal/nstest"
@@ -80,7 +80,7 @@ func TestBGP(t *testing.T) {
 		nstest.Address(t, r, fmt.Sprint("s", i), prefix("10.4.%d.1/24", i))
 		b.gateway(s, fmt.Sprintf("10.4.%d.1", i))
 		b.in(s, func() error {
-			return tunneltest.NewHost(tunneltest.End{Local: netip.MustParseAddr(fmt.Sprintf("10.4.%d.2", i)), Front: followed, MTU: 1450, Services: []netip.Addr{b.at.Addr()}})
+			return tunneltest.NewHost(tunneltest.End{Local: netip.MustParseAddr(fmt.Sprintf("10.4.%d.2", i)), LB: followed, MTU: 1450, Services: []netip.Addr{b.at.Addr()}})
 		})
 	}
 	dir := t.TempDir()
@@ -125,7 +125,7 @@ func TestBGP(t *testing.T) {
 	b.leads(1)
 	b.moveSome(clients)
 
-	if err := front.Remove(t.Context(), kernel.OpenRoot(b.root.Path()), b.ns[0], balancerNames[0]); err != nil {
+	if err := lb.Remove(t.Context(), kernel.OpenRoot(b.root.Path()), b.ns[0], balancerNames[0]); err != nil {
 		t.Fatal(err)
 	}
 	b.port(r, "f0", true)

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/clients/go/handoff"
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 )
 
 // talk answers each byte by one that depends on its place in the stream, so that none can be lost, doubled or changed, in
@@ -55,7 +55,7 @@ func answer(b []byte, at uint64) {
 // client is a stream that verifies what it hears.
 type client struct {
 	net.Conn
-	key      front.Key
+	key      lb.Key
 	heard    uint64
 	seed     uint64
 	urgent   bool // the last byte of each message is urgent
@@ -73,7 +73,7 @@ func (w *world) dial() *client {
 	})
 	w.t.Cleanup(func() { c.Close() })
 	a := c.LocalAddr().(*net.TCPAddr).AddrPort()
-	c.key = front.Key{Client: netip.AddrPortFrom(a.Addr().Unmap(), a.Port())}
+	c.key = lb.Key{Client: netip.AddrPortFrom(a.Addr().Unmap(), a.Port())}
 	return c
 }
 

@@ -41,7 +41,7 @@ type LBConfig struct {
 	Address string   `yaml:"address"`
 }
 
-// mostNumber is the highest that a front end's flows have room for.
+// mostNumber is the highest that a load balancer's flows have room for.
 const mostNumber = 1<<10 - 1
 
 // ParseConfig reads the text of the section alone, as a file of that name.
@@ -119,7 +119,7 @@ func (c *Config) options() (Options, error) {
 	if len(names) == 0 {
 		names = []string{cmp.Or(c.LB.Name, "lb")}
 	}
-	return Options{Name: c.Name, Number: move.Host(c.Number), TLS: config, Front: Remote{Name: names[0], Address: c.LB.Address}, FrontNames: names,
+	return Options{Name: c.Name, Number: move.Host(c.Number), TLS: config, LB: Remote{Name: names[0], Address: c.LB.Address}, LBNames: names,
 		Registration: peer.Registration{Address: c.Address, Weight: weight, Services: c.Services, Agent: cmp.Or(c.Advertise, c.Listen)},
 		Serve:        c.Services, Devices: c.Devices, Keeper: c.Keeper, Park: c.Buffer, Patience: c.Timeout, Limit: c.MaxQueues,
 		PatienceAt: c.At("timeout")}, nil

@@ -36,8 +36,8 @@ type Draining struct {
 	All  bool // waits as well for the end of connections that cannot move
 }
 
-// Drain takes this server out of the front end's share of new flows, and moves all of its sessions to the other servers. It
-// returns when no session is left that could move and the front end sends no new ones, or with the error of ctx.
+// Drain takes this server out of the load balancer's share of new flows, and moves all of its sessions to the other servers. It
+// returns when no session is left that could move and the load balancer sends no new ones, or with the error of ctx.
 func (a *Agent) Drain(ctx context.Context, how Draining, progress func(Drained)) error {
 	again := how.Undo
 	a.mu.Lock()
@@ -48,14 +48,14 @@ func (a *Agent) Drain(ctx context.Context, how Draining, progress func(Drained))
 	a.mu.Unlock()
 	a.asked.reset()
 	if !a.o.Registration.Address.IsValid() {
-		return errors.New("this server does not register with the front end: set its weight there")
+		return errors.New("this server does not register with the load balancer: set its weight there")
 	}
-	if c := a.front.conn(); c != nil {
+	if c := a.lb.conn(); c != nil {
 		if err := c.Register(a.registration()); err != nil {
 			return err
 		}
 	} else if !again {
-		return errors.New("the front end is not connected: sessions cannot move, and new ones keep coming")
+		return errors.New("the load balancer is not connected: sessions cannot move, and new ones keep coming")
 	}
 	if again {
 		return nil
@@ -70,7 +70,7 @@ func (a *Agent) Drain(ctx context.Context, how Draining, progress func(Drained))
 			return err
 		}
 		if !out && d.Left == 0 {
-			d.Why = "the front end has not said yet that new sessions go elsewhere"
+			d.Why = "the load balancer has not said yet that new sessions go elsewhere"
 		}
 		progress(d)
 		stays := d.Immobile + d.Others
@@ -88,15 +88,15 @@ func (a *Agent) Drain(ctx context.Context, how Draining, progress func(Drained))
 	}
 }
 
-// unknown is what the front end has not said.
+// unknown is what the load balancer has not said.
 const unknown = -1
 
-// outOfShare says whether the front end gives this server no new sessions any more.
+// outOfShare says whether the load balancer gives this server no new sessions any more.
 func (a *Agent) outOfShare() (bool, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.unwanted != "" {
-		return false, fmt.Errorf("the front end refuses this server: %s", a.unwanted)
+		return false, fmt.Errorf("the load balancer refuses this server: %s", a.unwanted)
 	}
 	return a.share == 0, nil
 }

@@ -13,14 +13,14 @@ import (
 type owned struct {
 	session uint64 // to the keeper: the cookie of its socket
 	epoch   move.Epoch
-	doubt   bool // the front end may know another epoch, or none: it is asked before the next move
+	doubt   bool // the load balancer may know another epoch, or none: it is asked before the next move
 
-	birth move.Birth // of the front end's record
-	by    uint64     // instance of the front end's agent that has said it
+	birth move.Birth // of the load balancer's record
+	by    uint64     // instance of the load balancer's agent that has said it
 	at    time.Time
 }
 
-// birthTime is for how long a birth is believed, and of no other life of the front end's agent. A front end forgets no flow so soon
+// birthTime is for how long a birth is believed, and of no other life of the load balancer's agent. A load balancer forgets no flow so soon
 // that it has just spoken of, and one whose machine has begun anew has a new agent.
 const birthTime = time.Minute
 
@@ -28,7 +28,7 @@ func (a *Agent) setEpoch(id peer.Flow, o owned) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.epochs) >= mostEpochs {
-		clear(a.epochs) // the front end knows them, too
+		clear(a.epochs) // the load balancer knows them, too
 	}
 	a.epochs[id] = o
 }
@@ -42,7 +42,7 @@ func (a *Agent) epochOf(s *leaving) (e move.Epoch, b move.Birth, known bool) {
 		delete(a.epochs, s.id)
 		return 0, 0, false
 	}
-	if c := a.front.conn(); c != nil && o.by == c.Peer.Instance && time.Since(o.at) < birthTime {
+	if c := a.lb.conn(); c != nil && o.by == c.Peer.Instance && time.Since(o.at) < birthTime {
 		b = o.birth
 	}
 	return o.epoch, b, !o.doubt

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/internal/strictyaml"
 )
 
@@ -31,14 +31,14 @@ func TestExampleFiles(t *testing.T) {
 }
 
 // loadLB reads the section lb of a file.
-func loadLB(file string) (*front.Config, error) {
+func loadLB(file string) (*lb.Config, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
 	c := struct {
-		LB front.Config `yaml:"lb"`
-	}{front.Config{Name: front.Name}}
+		LB lb.Config `yaml:"lb"`
+	}{lb.Config{Name: lb.Name}}
 	if err := strictyaml.Decode(file, text, &c); err != nil {
 		return nil, err
 	}

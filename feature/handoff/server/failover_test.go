@@ -15,7 +15,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -30,13 +30,13 @@ type balancers struct {
 	others [2]*netns.Handle // clients
 }
 
-var balancerNames = [2]string{"front-a", "front-b"}
+var balancerNames = [2]string{"lb-a", "lb-b"}
 
 // start starts a load balancer, with these devices.
 func (b *balancers) start(i int, devices, more string) {
 	b.t.Helper()
 	cert, key, signers := b.ca.Files(balancerNames[i])
-	b.stops[i] = b.play(b.ns[i], "front", fmt.Sprintf(`
+	b.stops[i] = b.play(b.ns[i], "lb", fmt.Sprintf(`
 name: %s
 listen: 0.0.0.0:7946
 tls: {certificate: %s, key: %s, ca: %s}
@@ -49,7 +49,7 @@ services:
 }
 
 // serve starts a server, whose agent follows an address.
-func (b *balancers) serve(s *server, address, front, device string) {
+func (b *balancers) serve(s *server, address, lb, device string) {
 	b.t.Helper()
 	cert, key, signers := b.ca.Files(fmt.Sprint("s", s.number))
 	s.keep()
@@ -59,22 +59,22 @@ number: %d
 address: %s
 listen: %s:7947
 tls: {certificate: %s, key: %s, ca: %s}
-lb: {address: %s, names: [front-a, front-b]}
+lb: {address: %s, names: [lb-a, lb-b]}
 devices: [%s]
 keeper: %s
 timeout: %s
-`, s.number, s.number, address, address, cert, key, signers, front, device, s.keeper, patience))
+`, s.number, s.number, address, address, cert, key, signers, lb, device, s.keeper, patience))
 	s.serve()
 }
 
-func (b *balancers) status(i int) (front.Status, bool) {
-	all, err := front.Statuses(b.t.Context(), kernel.OpenRoot(b.root.Path()))
+func (b *balancers) status(i int) (lb.Status, bool) {
+	all, err := lb.Statuses(b.t.Context(), kernel.OpenRoot(b.root.Path()))
 	for _, s := range all {
 		if err == nil && s.Name == balancerNames[i] && s.Agent && s.Partner != nil {
 			return s, true
 		}
 	}
-	return front.Status{}, false
+	return lb.Status{}, false
 }
 
 // leads waits until the agents of all servers are at a load balancer.
@@ -351,7 +351,7 @@ func TestKeepalived(t *testing.T) {
 	b.moveSome(clients)
 	b.goOn(clients)
 
-	if err := front.Remove(t.Context(), kernel.OpenRoot(b.root.Path()), b.ns[0], balancerNames[0]); err != nil { // it has nothing when it is back
+	if err := lb.Remove(t.Context(), kernel.OpenRoot(b.root.Path()), b.ns[0], balancerNames[0]); err != nil { // it has nothing when it is back
 		t.Fatal(err)
 	}
 	b.start(0, "[c, s]", "")

@@ -6,7 +6,7 @@ import (
 	"net"
 	"testing"
 
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 )
 
 // dialFrom has a client come from a port.
@@ -21,10 +21,10 @@ func (w *world) dialFrom(port uint16) *client {
 	return &client{Conn: c}
 }
 
-// forget has the front end know no flow any more, as after a reboot.
+// forget has the load balancer know no flow any more, as after a reboot.
 func (w *world) forget() {
 	w.t.Helper()
-	if _, err := w.front.Forget(0, 0); err != nil {
+	if _, err := w.lb.Forget(0, 0); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -46,7 +46,7 @@ func (w *world) roundTrip(c *client) {
 	w.mustAsk(c, "and back")
 }
 
-// A session that the front end has learned anew, in epoch 0, moves on.
+// A session that the load balancer has learned anew, in epoch 0, moves on.
 func TestLearnedAnew(t *testing.T) {
 	w := newWorld(t, 2, at4)
 	c := w.dialFrom(5555)
@@ -61,7 +61,7 @@ func TestLearnedAnew(t *testing.T) {
 	}
 }
 
-// A session that the front end does not know stays, unharmed, and moves when it is asked for once more.
+// A session that the load balancer does not know stays, unharmed, and moves when it is asked for once more.
 func TestUnknownStays(t *testing.T) {
 	w := newWorld(t, 2, at4)
 	c := w.dialFrom(5555)
@@ -74,11 +74,11 @@ func TestUnknownStays(t *testing.T) {
 		return err == nil && st.Back == 1 && st.Leaving == 0 && st.Refused["departure"] == 1
 	})
 	w.mustBeAt(c, 1)
-	w.mustSend(c, 2) // the front end is asked, and learns whose it is
+	w.mustSend(c, 2) // the load balancer is asked, and learns whose it is
 	w.mustAsk(c, "there again")
 }
 
-// A session that the front end has never known, or has forgotten, and that has never moved, moves.
+// A session that the load balancer has never known, or has forgotten, and that has never moved, moves.
 func TestUnknownMoves(t *testing.T) {
 	w := newWorld(t, 2, at4)
 	c := w.dialFrom(5555)
@@ -117,7 +117,7 @@ func TestSamePort(t *testing.T) {
 	w.mustAsk(c, "hello")
 	w.mustSend(c, 2)
 	w.mustAsk(c, "there")
-	fl, err := w.front.Flow(front.Key{Client: c.LocalAddr().(*net.TCPAddr).AddrPort()})
+	fl, err := w.lb.Flow(lb.Key{Client: c.LocalAddr().(*net.TCPAddr).AddrPort()})
 	if err != nil || fl.Epoch != 1 {
 		t.Errorf("%+v, %v: want its own epochs", fl, err)
 	}

@@ -144,7 +144,7 @@ func shareMaps(before *kernel.Opened, share map[string]*ebpf.Map) error {
 // openTap makes the device of parked packets, and tells the programs of it.
 func (g *Gate) openTap(ns *netns.Handle, spec *ebpf.CollectionSpec, log *slog.Logger) (err error) {
 	if g.tap, err = makePark(ns); err != nil {
-		log.Warn("packets cannot be parked at this server: each session that leaves it waits for the front end to hold its packets", "reason", err)
+		log.Warn("packets cannot be parked at this server: each session that leaves it waits for the load balancer to hold its packets", "reason", err)
 		return nil
 	}
 	return spec.Variables[bpf.GateVarGateTap].Set(uint32(g.tap.Ifindex))
@@ -410,7 +410,7 @@ func entryOf(f repair.Flow, v bpf.GateGateEntry) entry {
 
 // GateCounts are packets that a gate has kept from going where they were going, since it stands.
 type GateCounts struct {
-	Returned uint64 `json:"returned"` // sent back to the front end, which holds them
+	Returned uint64 `json:"returned"` // sent back to the load balancer, which holds them
 	Deaf     uint64 `json:"deaf"`     // of clients, dropped: too late to be sent back
 	Mute     uint64 `json:"mute"`     // to clients, dropped: resets and ends for want of a socket
 	Spoke    uint64 `json:"spoke"`    // sessions that came here, and have spoken

@@ -140,7 +140,7 @@ func (k *known) has(p *place) bool {
 	return false
 }
 
-// told takes what the front end tells of its hosts and services.
+// told takes what the load balancer tells of its hosts and services.
 func (a *Agent) told(p peer.Peers) {
 	a.mu.Lock()
 	news := p.Refused != a.unwanted
@@ -151,13 +151,13 @@ func (a *Agent) told(p peer.Peers) {
 		}
 	}
 	a.mu.Unlock()
-	a.frontHearsLeft.Store(p.HearsLeft)
+	a.lbHearsLeft.Store(p.HearsLeft)
 	a.toldHold(p.Hold)
 	if p.Refused != "" {
 		if !news {
 			return
 		}
-		a.o.Log.Error("the front end refuses this server", "reason", p.Refused)
+		a.o.Log.Error("the load balancer refuses this server", "reason", p.Refused)
 		return
 	}
 	var peers []Remote
@@ -202,7 +202,7 @@ func (k *known) serviceOf(id peer.Flow) (Service, bool) {
 	return Service{}, false
 }
 
-// idOf is how the front end calls a session of a service. Of an address that it tells of no more it may still know the number.
+// idOf is how the load balancer calls a session of a service. Of an address that it tells of no more it may still know the number.
 func (k *known) idOf(service string, local, remote netip.AddrPort) peer.Flow {
 	s, ok := k.serviceAt(local)
 	if !ok || s.Name != service {

@@ -26,7 +26,7 @@ type leaving struct {
 	to   move.Host
 
 	mu      sync.Mutex
-	front   uint64 // instance of the front end's agent whose word was the latest
+	lb      uint64 // instance of the load balancer's agent whose word was the latest
 	src     move.Source
 	fd      int
 	session uint64 // to the keeper
@@ -38,14 +38,14 @@ type leaving struct {
 
 	prepared *repair.Prepared // nil: it has to be read as a whole while it stands still
 
-	asking  bool // the front end was asked in which epoch the session is ours
+	asking  bool // the load balancer was asked in which epoch the session is ours
 	state   []byte
 	since   time.Time // it was given to us
 	asked   time.Time // the last word that has had no answer
 	stopped time.Time
 	parked  bool // its packets wait here
 	back    bool // it is on its way back to the application
-	doubt   bool // the front end knows nothing of the move
+	doubt   bool // the load balancer knows nothing of the move
 }
 
 // depart begins to move a session that a member has transferred to another server's name.
@@ -73,7 +73,7 @@ func (a *Agent) depart(p *place, to move.Host, m wire.Message, fd int) {
 	}
 	s.asking = true
 	_ = p.post(s.commit()) // that it is not begun
-	a.tellFront(s, move.Message{Kind: move.Ask, From: move.AtSource, To: move.AtFrontEnd})
+	a.tellLB(s, move.Message{Kind: move.Ask, From: move.AtSource, To: move.AtLoadBalancer})
 }
 
 // admit finds out what was given, and refuses what cannot be moved from here.
@@ -103,7 +103,7 @@ func (a *Agent) admit(s *leaving, m wire.Message) error {
 		return fmt.Errorf("%d bytes were read and not committed: a member commits what it has read before it lets go", at.Read-m.Read)
 	}
 	s.skip = int(m.Read - at.Read)
-	// While packets still come: what is on its way of a session of kTLS would not arrive any more once the front end holds them.
+	// While packets still come: what is on its way of a session of kTLS would not arrive any more once the load balancer holds them.
 	if !wire.Moving(m.State) {
 		if err := repair.Settle(s.fd, repair.DumpOptions{Limit: a.o.Limit}); err != nil {
 			return err
@@ -124,8 +124,8 @@ func (a *Agent) admit(s *leaving, m wire.Message) error {
 	return nil
 }
 
-// begin moves a session that is ours in an epoch. With the birth of the front end's record it does not wait for its answer, if
-// packets can wait here until the front end has them wait.
+// begin moves a session that is ours in an epoch. With the birth of the load balancer's record it does not wait for its answer, if
+// packets can wait here until the load balancer has them wait.
 func (a *Agent) begin(s *leaving, e move.Epoch, b move.Birth) {
 	if !a.gate.parks() {
 		b = 0
@@ -143,7 +143,7 @@ func (a *Agent) begin(s *leaving, e move.Epoch, b move.Birth) {
 	}
 	a.o.Step(stepKept)
 	a.leave(s, do)
-	// While the front end is busy. What does not go is said by the dump.
+	// While the load balancer is busy. What does not go is said by the dump.
 	s.prepared, _ = repair.Prepare(s.fd, repair.DumpOptions{Limit: a.o.Limit})
 	if s.size() <= mostAtOnce {
 		a.leave(s, s.src.Ahead())
@@ -178,8 +178,8 @@ func (s *leaving) commit() *wire.Message {
 	return m
 }
 
-// toSource takes what the front end, by that connection, or a destination says about a session that leaves.
-func (a *Agent) toSource(front *peer.Conn, f peer.Frame) {
+// toSource takes what the load balancer, by that connection, or a destination says about a session that leaves.
+func (a *Agent) toSource(lb *peer.Conn, f peer.Frame) {
 	a.mu.Lock()
 	s := a.leaving[f.Flow]
 	a.mu.Unlock()
@@ -188,8 +188,8 @@ func (a *Agent) toSource(front *peer.Conn, f peer.Frame) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if front != nil {
-		s.front = front.Peer.Instance
+	if lb != nil {
+		s.lb = lb.Peer.Instance
 	}
 	m := f.Message
 	if m.Kind == move.Held && m.Epoch == s.src.Epoch {
@@ -207,17 +207,17 @@ func (a *Agent) toSource(front *peer.Conn, f peer.Frame) {
 		}
 		if m.Kind == move.Reclaimed && m.Move == s.src.Epoch && s.src.Phase == move.Reclaiming { // what is late, of a move before, says nothing of this one
 			if s.doubt = !m.OK; s.doubt && !s.src.Sent {
-				a.refused("departure", errors.New("the front end does not know the session in this epoch"))
+				a.refused("departure", errors.New("the load balancer does not know the session in this epoch"))
 			}
 		}
 		a.leave(s, s.src.Receive(m))
 	case s.asking && m.OK:
 		s.asking = false
 		epoch, _, _ := a.epochOf(s)
-		a.begin(s, max(m.Epoch, epoch), m.Birth) // the front end may have forgotten moves; what is on its way of them must not count
+		a.begin(s, max(m.Epoch, epoch), m.Birth) // the load balancer may have forgotten moves; what is on its way of them must not count
 	case s.asking:
 		s.asking = false
-		a.refused("departure", errors.New("the front end does not know the session as this server's"))
+		a.refused("departure", errors.New("the load balancer does not know the session as this server's"))
 		a.giveBack(s)
 	}
 }
@@ -236,9 +236,9 @@ func (a *Agent) leave(s *leaving, do move.Do) {
 	}
 	for _, m := range do.Send {
 		switch m.To {
-		case move.AtFrontEnd:
+		case move.AtLoadBalancer:
 			if m.Kind != 0 {
-				a.tellFront(s, m)
+				a.tellLB(s, m)
 			}
 		case move.AtDestination:
 			s.asked = time.Now()
@@ -254,12 +254,12 @@ func (a *Agent) leave(s *leaving, do move.Do) {
 	}
 }
 
-func (a *Agent) tellFront(s *leaving, m move.Message) {
+func (a *Agent) tellLB(s *leaving, m move.Message) {
 	s.asked = time.Now()
 	if m.Kind == move.Reclaim {
 		a.await(s)
 	}
-	err := a.front.send(peer.Frame{Message: m, Flow: s.id}) // what is lost is said again
+	err := a.lb.send(peer.Frame{Message: m, Flow: s.id}) // what is lost is said again
 	if m.Kind == move.Hold {
 		if err != nil {
 			s.src.Birth = 0 // there is no use in going ahead
@@ -276,7 +276,7 @@ func (a *Agent) dump(s *leaving) move.Do {
 	if s.prepared != nil {
 		dump = s.prepared.Dump
 	}
-	// No waiting for kTLS here: the front end holds what it would wait for, and admit has waited.
+	// No waiting for kTLS here: the load balancer holds what it would wait for, and admit has waited.
 	state, err := dump(s.fd, repair.DumpOptions{Limit: a.o.Limit, Quiet: -1, Stop: func(f repair.Flow) (func(), error) {
 		shut := a.gate.shut
 		if s.src.Parks || s.src.Birth != 0 {
@@ -324,12 +324,12 @@ func (a *Agent) thaw(s *leaving) {
 	if err := a.gate.open(s.flow, s.kept.Epoch); err != nil {
 		a.o.Log.Error("a session's packets do not pass", "flow", s.flow, "reason", err)
 	}
-	a.setEpoch(s.id, owned{session: s.session, epoch: s.src.Epoch, doubt: s.doubt, birth: s.src.Birth, by: s.front, at: time.Now()})
+	a.setEpoch(s.id, owned{session: s.session, epoch: s.src.Epoch, doubt: s.doubt, birth: s.src.Birth, by: s.lb, at: time.Now()})
 	a.giveBack(s)
 }
 
 // gone ends what is left of a session that has moved. The gate stays shut, then drops what still comes: the kernel would answer with
-// a reset, and a front end that has forgotten the session would let it pass.
+// a reset, and a load balancer that has forgotten the session would let it pass.
 func (a *Agent) gone(s *leaving) {
 	a.o.Step(stepReclaimed)
 	a.release(s, false)
@@ -415,7 +415,7 @@ func (a *Agent) watchLeaving(s *leaving, now time.Time) {
 	case s.back:
 	case s.asking && waited > a.patience():
 		s.asking = false
-		a.refused("departure", errors.New("the front end does not answer"))
+		a.refused("departure", errors.New("the load balancer does not answer"))
 		a.giveBack(s)
 	case s.src.Phase == move.Moving && waited > a.patience():
 		a.refused("departure", fmt.Errorf("%s does not answer", a.hostName(s.to)))

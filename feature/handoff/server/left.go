@@ -103,7 +103,7 @@ func (a *Agent) hearStrays() {
 			err = a.tellWhere(flowOfKey(k))
 		}
 		if err != nil {
-			a.o.Log.Warn("the front end does not hear where a session is", "err", err)
+			a.o.Log.Warn("the load balancer does not hear where a session is", "err", err)
 		}
 	}
 }
@@ -116,9 +116,9 @@ func flowOfKey(k bpf.GateGateKey) repair.Flow {
 func (a *Agent) tellWhere(f repair.Flow) error {
 	e, ok, err := a.gate.lookup(f)
 	s, known := a.known.Load().serviceAt(f.Local)
-	if err != nil || !ok || e.What != left || e.To == 0 || !known || !a.frontHearsLeft.Load() {
+	if err != nil || !ok || e.What != left || e.To == 0 || !known || !a.lbHearsLeft.Load() {
 		return err
 	}
-	return a.front.send(peer.Frame{Flow: peer.Flow{Service: s.ID, Client: f.Remote},
-		Message: move.Message{Kind: move.Left, From: move.AtSource, To: move.AtFrontEnd, Epoch: e.Epoch, Host: e.To}})
+	return a.lb.send(peer.Frame{Flow: peer.Flow{Service: s.ID, Client: f.Remote},
+		Message: move.Message{Kind: move.Left, From: move.AtSource, To: move.AtLoadBalancer, Epoch: e.Epoch, Host: e.To}})
 }

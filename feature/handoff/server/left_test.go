@@ -9,12 +9,12 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 )
 
-// A front end that forgets sessions which have moved sends their packets by the hash, to a server that they have left: that one
-// resets none of them, and says where they are. So it is if the front end's machine begins anew.
-func TestForgottenByFront(t *testing.T) {
+// A load balancer that forgets sessions which have moved sends their packets by the hash, to a server that they have left: that one
+// resets none of them, and says where they are. So it is if the load balancer's machine begins anew.
+func TestForgottenByLB(t *testing.T) {
 	w := newNetwork(t, 3, at4)
 	cert, key, signers := w.ca.Files("lb")
 	config := fmt.Sprintf(`
@@ -31,7 +31,7 @@ backends: # by the hash all is the first one's
   s2: {number: 2, weight: 0}
   s3: {number: 3, weight: 0}
 `, cert, key, signers, at4)
-	w.play(w.middle, "front", config)
+	w.play(w.middle, "lb", config)
 	for i, s := range w.servers {
 		s.keep()
 		w.playServer(i, s)
@@ -40,7 +40,7 @@ backends: # by the hash all is the first one's
 	w.eventually("the servers know each other", func() bool {
 		for _, s := range w.servers {
 			st := s.status()
-			if !st.Front || !st.Keeper || !st.Peers[fmt.Sprint("s", 1+s.number%3)] || !st.Peers[fmt.Sprint("s", 1+(s.number+1)%3)] {
+			if !st.LB || !st.Keeper || !st.Peers[fmt.Sprint("s", 1+s.number%3)] || !st.Peers[fmt.Sprint("s", 1+(s.number+1)%3)] {
 				return false
 			}
 		}
@@ -100,7 +100,7 @@ func (w *world) forgetPinned() {
 		w.t.Fatal(err)
 	}
 	defer l.Unlock()
-	all, err := front.Instances(w.root)
+	all, err := lb.Instances(w.root)
 	if err != nil || len(all) != 1 {
 		w.t.Fatal(all, err)
 	}

@@ -27,7 +27,7 @@ func (h heardLog) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// An agent whose connections are accepted and closed at once, as by a front end that refuses it, comes again with growing pauses,
+// An agent whose connections are accepted and closed at once, as by a load balancer that refuses it, comes again with growing pauses,
 // and says so.
 func TestRefusedLinkPauses(t *testing.T) {
 	ca := peertest.NewAuthority(t)
@@ -36,7 +36,7 @@ func TestRefusedLinkPauses(t *testing.T) {
 		t.Fatal(err)
 	}
 	var came atomic.Int32
-	front := ca.TLS("front")
+	lb := ca.TLS("lb")
 	go func() {
 		for {
 			raw, err := l.Accept()
@@ -44,7 +44,7 @@ func TestRefusedLinkPauses(t *testing.T) {
 				return
 			}
 			came.Add(1)
-			if c, err := peer.Accept(t.Context(), raw, front, peer.Hello{Role: peer.FrontAgent, Instance: 7, Name: "front"}); err == nil {
+			if c, err := peer.Accept(t.Context(), raw, lb, peer.Hello{Role: peer.LBAgent, Instance: 7, Name: "lb"}); err == nil {
 				c.Close()
 			}
 		}
@@ -52,7 +52,7 @@ func TestRefusedLinkPauses(t *testing.T) {
 	defer l.Close()
 	log := make(heardLog, 1)
 	a := &Agent{o: Options{TLS: ca.TLS("own"), Log: slog.New(slog.NewTextHandler(log, nil))}, workers: newWorkers(t.Context().Done())}
-	k := &link{a: a, to: Remote{Name: "front", Address: l.Addr().String()}, hello: func() peer.Hello { return peer.Hello{Number: 1, Instance: 5, Name: "own"} },
+	k := &link{a: a, to: Remote{Name: "lb", Address: l.Addr().String()}, hello: func() peer.Hello { return peer.Hello{Number: 1, Instance: 5, Name: "own"} },
 		changed: func(*link) {}}
 	go k.run(t.Context())
 	if line := <-log; !strings.Contains(line, "an agent is not there") || !strings.Contains(line, "ends each connection at once") {
@@ -63,18 +63,18 @@ func TestRefusedLinkPauses(t *testing.T) {
 	}
 }
 
-// A way is open when its link and the front end's are there, also where others look at the link while it comes.
+// A way is open when its link and the load balancer's are there, also where others look at the link while it comes.
 func TestWaysFollowLinks(t *testing.T) {
 	a := &Agent{}
-	a.front = &link{a: a}
-	a.front.c.Store(&peer.Conn{})
+	a.lb = &link{a: a}
+	a.lb.c.Store(&peer.Conn{})
 	k := &link{a: a, to: Remote{Name: "other", Number: 2}}
 	p := &place{a: a}
 	a.known.Store(&known{links: map[move.Host]*link{2: k}, away: map[move.Host][]*place{2: {p}}})
 	for i := range 20_000 {
 		k.c.Store(nil)
 		var others sync.WaitGroup
-		for range 2 { // the front end tells of its hosts, and comes back
+		for range 2 { // the load balancer tells of its hosts, and comes back
 			others.Go(func() {
 				if i%2 == 0 {
 					runtime.Gosched()

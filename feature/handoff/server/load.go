@@ -73,13 +73,13 @@ func (a *Agent) sayLoads(ctx context.Context) {
 		}
 		clear(a.unsaid)
 		a.mu.Unlock()
-		to, front := a.listeners(), a.front.conn()
+		to, lb := a.listeners(), a.lb.conn()
 		for _, s := range all {
 			for _, c := range to {
 				_ = c.SendLoad(s.service, s.least, s.none)
 			}
-			if front != nil && s.known {
-				_ = front.SendLoad(s.service, s.least, s.none)
+			if lb != nil && s.known {
+				_ = lb.SendLoad(s.service, s.least, s.none)
 			}
 		}
 	}

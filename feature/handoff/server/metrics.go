@@ -80,7 +80,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 		gauge(descExpires, float64(c.NotAfter.Unix()))
 		gauge(descUnread, float64(bit(c.Problem != "")))
 	}
-	gauge(descLink, float64(bit(s.Front)), "load balancer")
+	gauge(descLink, float64(bit(s.LB)), "load balancer")
 	for name, there := range s.Peers {
 		gauge(descLink, float64(bit(there)), name)
 	}

@@ -15,7 +15,7 @@ func TestDrainCountsOtherPrograms(t *testing.T) {
 	w := newNetwork(t, 1, at4)
 	other := netip.AddrPortFrom(at4.Addr(), at4.Port()+1)
 	cert, key, signers := w.ca.Files("lb")
-	w.play(w.middle, "front", fmt.Sprintf(`
+	w.play(w.middle, "lb", fmt.Sprintf(`
 listen: 0.0.0.0:7946
 tls: {certificate: %s, key: %s, ca: %s}
 devices: [c, s1]
@@ -31,7 +31,7 @@ services:
 	var l net.Listener
 	w.in(s.ns, func() (err error) { l, err = net.Listen("tcp", other.String()); return err })
 	defer l.Close()
-	w.eventually("both services are served", func() bool { st := s.status(); return st.Front && st.Keeper && len(st.Unserved) == 0 })
+	w.eventually("both services are served", func() bool { st := s.status(); return st.LB && st.Keeper && len(st.Unserved) == 0 })
 	var c net.Conn
 	w.in(w.client, func() (err error) { c, err = net.Dial("tcp", other.String()); return err })
 	defer c.Close()

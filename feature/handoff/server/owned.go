@@ -58,7 +58,7 @@ func (a *Agent) toldServices(p peer.Peers) {
 	if p.Idle > 0 {
 		every = max(ownedLeast, time.Duration(p.Idle)*time.Millisecond/4)
 	}
-	c := a.front.conn()
+	c := a.lb.conn()
 	a.mu.Lock()
 	again := a.owning.to != c || a.owning.every != every || !slices.Equal(a.owning.services, sourced)
 	a.owning = owning{sourced, every, c}
@@ -85,7 +85,7 @@ func (a *Agent) sayOwned(ctx context.Context) {
 		if next == 0 {
 			next = ownedEvery
 		}
-		if c := a.front.conn(); c != nil {
+		if c := a.lb.conn(); c != nil {
 			records, err := a.ownedNow()
 			if err != nil {
 				a.o.Log.Warn("the load balancer does not hear of this server's sessions", "err", err)

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/clients/go/handoff"
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -41,13 +41,13 @@ backends:
 %s%s`, cert, key, signers, w.at, hosts, more)
 }
 
-func (w *world) status() (front.Status, error) {
-	all, err := front.Statuses(w.t.Context(), kernel.OpenRoot(w.root.Path()))
+func (w *world) status() (lb.Status, error) {
+	all, err := lb.Statuses(w.t.Context(), kernel.OpenRoot(w.root.Path()))
 	if err == nil && len(all) != 1 {
 		err = fmt.Errorf("%d load balancers", len(all))
 	}
 	if err != nil {
-		return front.Status{}, err
+		return lb.Status{}, err
 	}
 	return all[0], nil
 }
@@ -58,7 +58,7 @@ func (w *world) acquainted() {
 	w.eventually("the servers know each other", func() bool {
 		for _, s := range w.servers {
 			st := s.status()
-			if !st.Front || !st.Keeper || len(st.Peers) != len(w.servers)-1 {
+			if !st.LB || !st.Keeper || len(st.Peers) != len(w.servers)-1 {
 				return false
 			}
 			for _, there := range st.Peers {
@@ -101,11 +101,11 @@ func (w *world) settled() {
 
 // A load balancer whose machine has begun anew, with other weights, learns whose the connections are before it passes their
 // packets: of those that have moved, once or several times, and of those that have not. No server hears of another's.
-func TestRebootedFront(t *testing.T) {
+func TestRebootedLB(t *testing.T) {
 	for name, at := range map[string]netip.AddrPort{"IPv4": at4, "IPv6": at6} {
 		t.Run(name, func(t *testing.T) {
 			w := newNetwork(t, 3, at)
-			stopFront := w.play(w.middle, "front", w.balancer(1, ""))
+			stopLB := w.play(w.middle, "lb", w.balancer(1, ""))
 			var stops []func()
 			for i, s := range w.servers {
 				s.keep()
@@ -126,11 +126,11 @@ func TestRebootedFront(t *testing.T) {
 			for _, stop := range stops { // they come back later than the data path
 				stop()
 			}
-			stopFront()
-			if err := front.Remove(t.Context(), kernel.OpenRoot(w.root.Path()), w.middle, "lb"); err != nil {
+			stopLB()
+			if err := lb.Remove(t.Context(), kernel.OpenRoot(w.root.Path()), w.middle, "lb"); err != nil {
 				t.Fatal(err)
 			}
-			w.play(w.middle, "front", w.balancer(3, fmt.Sprint("settle: ", longest)))
+			w.play(w.middle, "lb", w.balancer(3, fmt.Sprint("settle: ", longest)))
 			answers := make(chan error, len(clients))
 			for _, c := range clients {
 				go func() { answers <- c.ask("still there") }()
@@ -164,7 +164,7 @@ func TestRebootedFront(t *testing.T) {
 func TestIdleStaysKnown(t *testing.T) {
 	w := newNetwork(t, 3, at4)
 	const idle = 400 * time.Millisecond
-	w.play(w.middle, "front", w.balancer(1, fmt.Sprintf("hold: 100ms\nlapse: 100ms\nidle: %s\n", idle)))
+	w.play(w.middle, "lb", w.balancer(1, fmt.Sprintf("hold: 100ms\nlapse: 100ms\nidle: %s\n", idle)))
 	for i, s := range w.servers {
 		s.keep()
 		w.playServer(i, s)
@@ -178,18 +178,18 @@ func TestIdleStaysKnown(t *testing.T) {
 		}
 	}
 	w.mustSendAt(c, 2)
-	flow := func(c *client) (front.Flow, error) {
-		insts, err := front.Instances(w.root)
+	flow := func(c *client) (lb.Flow, error) {
+		insts, err := lb.Instances(w.root)
 		if err != nil || len(insts) != 1 {
 			t.Fatal(insts, err)
 		}
-		v, err := front.View(w.root, insts[0])
+		v, err := lb.View(w.root, insts[0])
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer v.Close()
 		a := c.LocalAddr().String()
-		return v.Flow(front.Key{Client: netip.MustParseAddrPort(a), Service: 3})
+		return v.Flow(lb.Key{Client: netip.MustParseAddrPort(a), Service: 3})
 	}
 	w.settled()
 	before, err := flow(c)
@@ -218,13 +218,13 @@ func TestIdleStaysKnown(t *testing.T) {
 
 // The machine of the load balancer begins anew in the midst of a move, at each step of it: the session goes on, at one server.
 func TestRebootInMove(t *testing.T) {
-	for _, step := range []string{"front end: held", "front end: told held", "front end: flipped", "front end: told flipped"} {
+	for _, step := range []string{"load balancer: held", "load balancer: told held", "load balancer: flipped", "load balancer: told flipped"} {
 		t.Run(strings.ReplaceAll(step, " ", "-"), func(t *testing.T) {
 			t.Parallel()
 			w := newNetwork(t, 2, at4)
 			var dead atomic.Bool
 			hit := make(chan struct{})
-			w.frontStep = func(name string) {
+			w.lbStep = func(name string) {
 				if name == step && dead.CompareAndSwap(false, true) {
 					close(hit)
 					runtime.Goexit() // as if the machine went
@@ -267,13 +267,13 @@ func (w *world) reboot() {
 		devices = append(devices, fmt.Sprint("s", s.number))
 	}
 	w.stopF()
-	w.front.Close()
+	w.lb.Close()
 	w.in(w.middle, func() (err error) {
-		if w.front, err = front.New(front.Options{Devices: devices, Settle: longest}); err != nil {
+		if w.lb, err = lb.New(lb.Options{Devices: devices, Settle: longest}); err != nil {
 			return err
 		}
-		w.t.Cleanup(w.front.Close)
-		return errors.Join(w.front.SetService(front.Service{ID: 0, Listen: w.at, Proto: unix.IPPROTO_TCP}), w.front.SetHosts(w.hosts))
+		w.t.Cleanup(w.lb.Close)
+		return errors.Join(w.lb.SetService(lb.Service{ID: 0, Listen: w.at, Proto: unix.IPPROTO_TCP}), w.lb.SetHosts(w.hosts))
 	})
-	w.startFront(w.hosts)
+	w.startLB(w.hosts)
 }

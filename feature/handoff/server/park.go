@@ -73,7 +73,7 @@ func (g *Gate) parkShut(f repair.Flow, e move.Epoch) (ok bool, err error) {
 }
 
 // release has the packets of a session that wait here go on, in the order in which they came, and from then on those that come:
-// shut sends them back to the front end, pass lets them to the socket. It is changed first: the front end may send here again what was
+// shut sends them back to the load balancer, pass lets them to the socket. It is changed first: the load balancer may send here again what was
 // sent back to it.
 func (g *Gate) release(f repair.Flow, e move.Epoch, to uint32) error {
 	err := g.tap.LetGoAfter(f, func() error { return g.leave(f, e, to) })
@@ -124,7 +124,7 @@ func (g *Gate) late() error {
 	return g.tap.Collect()
 }
 
-// await has packets wait here until it is known whether the session stays. The front end answers a Reclaim and sends what it held at
+// await has packets wait here until it is known whether the session stays. The load balancer answers a Reclaim and sends what it held at
 // once, before this agent knows: sent back it would go to and fro, and soon be dropped. s.mu is held.
 func (a *Agent) await(s *leaving) {
 	if s.parked {
@@ -136,7 +136,7 @@ func (a *Agent) await(s *leaving) {
 	}
 }
 
-// release has packets that wait here go to the session's socket, if it stays here, or back to the front end: it has them wait, or
+// release has packets that wait here go to the session's socket, if it stays here, or back to the load balancer: it has them wait, or
 // passes them to whoever owns the session.
 func (a *Agent) release(s *leaving, stays bool) {
 	if !s.parked {

@@ -4,8 +4,8 @@ package server
 
 import "time"
 
-// patience is how long an agent waits in a move before it asks the front end. The front
-// end lets packets go after its hold: an agent that waits longer would ask too late, so
+// patience is how long an agent waits in a move before it asks the load balancer. The load
+// balancer lets packets go after its hold: an agent that waits longer would ask too late, so
 // 7/10 of hold is the most.
 func (a *Agent) patience() time.Duration {
 	if hold := time.Duration(a.holds.Load()); hold > 0 && a.o.Patience >= hold {
@@ -14,8 +14,8 @@ func (a *Agent) patience() time.Duration {
 	return a.o.Patience
 }
 
-// tooPatient says that patience does not fit the front end; nil: it does, or the front
-// end does not say for how long it holds packets.
+// tooPatient says that patience does not fit the load balancer; nil: it does, or the load
+// balancer does not say for how long it holds packets.
 func (a *Agent) tooPatient() error {
 	hold := time.Duration(a.holds.Load())
 	if hold == 0 || a.o.Patience < hold {
@@ -25,7 +25,7 @@ func (a *Agent) tooPatient() error {
 		a.o.Patience, hold, a.patience())
 }
 
-// toldHold takes for how many milliseconds the front end holds packets, 0: it does not say.
+// toldHold takes for how many milliseconds the load balancer holds packets, 0: it does not say.
 func (a *Agent) toldHold(ms int64) {
 	hold := time.Duration(ms) * time.Millisecond
 	if time.Duration(a.holds.Swap(int64(hold))) == hold {

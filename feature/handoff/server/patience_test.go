@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// An agent with more patience than its front end holds packets says so, with the place of
+// An agent with more patience than its load balancer holds packets says so, with the place of
 // the key, and waits for less than that.
 func TestPatienceBeyondHold(t *testing.T) {
 	w := newNetwork(t, 1, at4)
 	cert, key, signers := w.ca.Files("lb")
 	play := func(hold time.Duration) (stop func()) {
-		return w.play(w.middle, "front", fmt.Sprintf(`
+		return w.play(w.middle, "lb", fmt.Sprintf(`
 listen: 0.0.0.0:7946
 tls: {certificate: %s, key: %s, ca: %s}
 devices: [c, s1]
@@ -36,9 +36,9 @@ services:
 	})
 	stop()
 	play(patience + time.Second)
-	w.eventually("the server has less patience than the new front end's hold", func() bool {
+	w.eventually("the server has less patience than the new load balancer's hold", func() bool {
 		st := s.status()
-		return st.Front && st.Patience == ""
+		return st.LB && st.Patience == ""
 	})
 }
 

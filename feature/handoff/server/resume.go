@@ -131,7 +131,7 @@ func (a *Agent) orphans() {
 			known := a.stopped[id]
 			a.stopped[id] = true
 			a.mu.Unlock()
-			if !known { // the front end may come back more than once
+			if !known { // the load balancer may come back more than once
 				a.wg.Go(func() { a.openForNobody(id, e) })
 			}
 		default:

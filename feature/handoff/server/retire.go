@@ -9,7 +9,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// retire ends a place that is not known any more: a way to a server that the front end tells of no more, or at another
+// retire ends a place that is not known any more: a way to a server that the load balancer tells of no more, or at another
 // address, or one of a service that has gone. Sessions that it has are told to the keeper by it alone, as its member: it takes
 // no more of them, stays for those until they are a member's of this server, or another server's, and then says goodbye. What
 // the keeper may have given it in between is for others then.

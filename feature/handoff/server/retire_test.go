@@ -23,7 +23,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// A server, or a service, that the front end does not tell of any more while a session is on its way takes no session along: it goes
+// A server, or a service, that the load balancer does not tell of any more while a session is on its way takes no session along: it goes
 // on where it is, or comes to its member, and moves again when the server is known again.
 func TestForgottenWay(t *testing.T) {
 	for step, server := range map[string]int{stepKept: 1, stepHeld: 1, stepSent: 1, stepKeptHere: 2, stepFlipped: 2} {
@@ -224,8 +224,8 @@ func TestStuck(t *testing.T) {
 		want   string
 	}{
 		{func() { a.waitsFor(id, wire.ErrNoPeer) }, wire.ErrNoPeer.Error()},
-		{func() { s.mu.Lock(); s.back, s.asking, s.asked = false, true, time.Now(); s.mu.Unlock() }, "the front end has not answered"},
-		{func() { w.stopF(); w.eventually("it has gone", func() bool { return a.front.conn() == nil }) }, "is not connected"},
+		{func() { s.mu.Lock(); s.back, s.asking, s.asked = false, true, time.Now(); s.mu.Unlock() }, "the load balancer has not answered"},
+		{func() { w.stopF(); w.eventually("it has gone", func() bool { return a.lb.conn() == nil }) }, "is not connected"},
 	} {
 		c.change()
 		st, err := a.Status()

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/wire"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -56,16 +56,16 @@ func untilStdinEnds() context.Context {
 	return ctx
 }
 
-func playFront(args []string) error {
+func playLB(args []string) error {
 	text, err := os.ReadFile(args[1])
 	if err != nil {
 		return err
 	}
-	c, err := front.ParseConfig(args[1], text)
+	c, err := lb.ParseConfig(args[1], text)
 	if err != nil {
 		return err
 	}
-	return front.Run(untilStdinEnds(), kernel.OpenRoot(args[0]), c, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	return lb.Run(untilStdinEnds(), kernel.OpenRoot(args[0]), c, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 }
 
 func playServer(args []string) error {
@@ -84,7 +84,7 @@ func playServer(args []string) error {
 func TestDrain(t *testing.T) {
 	w := newNetwork(t, 3, at4)
 	cert, key, signers := w.ca.Files("lb")
-	w.play(w.middle, "front", fmt.Sprintf(`
+	w.play(w.middle, "lb", fmt.Sprintf(`
 listen: 0.0.0.0:7946
 tls: {certificate: %s, key: %s, ca: %s}
 devices: [c, s1, s2, s3]
@@ -102,7 +102,7 @@ services:
 	w.eventually("each server knows the two others", func() bool {
 		for _, s := range w.servers {
 			st := status(s)
-			if !st.Front || !st.Keeper || len(st.Peers) != 2 {
+			if !st.LB || !st.Keeper || len(st.Peers) != 2 {
 				return false
 			}
 			for _, there := range st.Peers {
@@ -130,7 +130,7 @@ services:
 		}
 		return w.serves(c) == 1
 	}
-	// A server without sessions is empty when the front end gives it no new ones, and not before.
+	// A server without sessions is empty when the load balancer gives it no new ones, and not before.
 	w.eventually("new sessions come", comes)
 	if err := drain("s1", false, func(Drained) {}); err != nil {
 		t.Fatal(err)
@@ -146,7 +146,7 @@ services:
 	before := status(w.servers[0]).Out
 	var clients []*client
 	at := map[int]int{}
-	for range 200 { // by chance few of the first, or none before the front end has heard of the server
+	for range 200 { // by chance few of the first, or none before the load balancer has heard of the server
 		if len(clients) >= 12 && at[1] >= 3 {
 			break
 		}

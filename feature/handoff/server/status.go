@@ -27,12 +27,12 @@ const recent = 4096 // moves whose times are kept
 // Status is what an agent has done.
 type Status struct {
 	Server   string          `json:"server"`
-	Front    bool            `json:"front_connected"`
-	Unwanted string          `json:"front_refuses,omitempty"`  // why the front end refuses this server
-	Patience string          `json:"patience_error,omitempty"` // why patience does not fit the front end
+	LB       bool            `json:"lb_connected"`
+	Unwanted string          `json:"lb_rejects,omitempty"`     // why the load balancer refuses this server
+	Patience string          `json:"patience_error,omitempty"` // why patience does not fit the load balancer
 	Keeper   bool            `json:"keeper_connected"`
 	Peers    map[string]bool `json:"peers"` // connected?
-	// Silent are the agents that are connected and not heard, with for how long, in seconds; the front end's has the name "".
+	// Silent are the agents that are connected and not heard, with for how long, in seconds; the load balancer's has the name "".
 	Silent    map[string]float64 `json:"silent_seconds,omitempty"`
 	Leaving   int                `json:"leaving"`
 	Arriving  int                `json:"arriving"`
@@ -44,7 +44,7 @@ type Status struct {
 	Bytes     uint64             `json:"bytes_out"`
 	Draining  bool               `json:"draining"`
 	Blocked   []Blocked          `json:"blocked,omitempty"`  // sessions that are in the way of the drain
-	Unserved  []string           `json:"unserved,omitempty"` // services that nobody serves here: the front end gives it no new flows of them
+	Unserved  []string           `json:"unserved,omitempty"` // services that nobody serves here: the load balancer gives it no new flows of them
 	Refused   map[string]uint64  `json:"refused"`            // by what could not be done
 	// Transfer is how long moves from here have taken: from the moment at which the member let go of the session until the
 	// other server had it. Stopped is the part of it in which the session's packets were stopped.
@@ -84,7 +84,7 @@ func (a *Agent) Status() (Status, error) {
 	stuck, blocked := a.stuck(time.Now()), a.blockedNow()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := Status{Server: a.o.Name, Certificate: a.o.TLS.Certificate(), Front: a.front.conn() != nil, Unwanted: a.unwanted, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: gatedNow(gated),
+	s := Status{Server: a.o.Name, Certificate: a.o.TLS.Certificate(), LB: a.lb.conn() != nil, Unwanted: a.unwanted, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: gatedNow(gated),
 		Out: a.stats.out, In: a.stats.in, Back: a.stats.back, Discarded: a.stats.discarded, Bytes: a.stats.bytes,
 		Refused: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Gate: g}
 	if err := a.tooPatient(); err != nil {
@@ -104,7 +104,7 @@ func (a *Agent) Status() (Status, error) {
 			s.Silent[name] = d.Seconds()
 		}
 	}
-	silent("", a.front.conn())
+	silent("", a.lb.conn())
 	for _, k := range a.known.Load().links {
 		s.Peers[k.to.Name] = k.conn() != nil
 		silent(k.to.Name, k.conn())

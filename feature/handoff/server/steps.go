@@ -12,21 +12,21 @@ var Steps = struct{ Leaving, Arriving []string }{
 const (
 	stepGiven     = "leaving: given"     // by the member
 	stepKept      = "leaving: kept"      // the keeper knows that a move begins
-	stepHold      = "leaving: hold"      // was said to the front end
+	stepHold      = "leaving: hold"      // was said to the load balancer
 	stepShut      = "leaving: shut"      // is the gate
 	stepDumped    = "leaving: dumped"    // is the socket
 	stepSent      = "leaving: sent"      // is the state
-	stepHeld      = "leaving: held"      // is the front end's answer; where it has to be waited for, before the gate is shut
+	stepHeld      = "leaving: held"      // is the load balancer's answer; where it has to be waited for, before the gate is shut
 	stepDone      = "leaving: done"      // says the other server
-	stepReclaimed = "leaving: reclaimed" // has the front end answered
+	stepReclaimed = "leaving: reclaimed" // has the load balancer answered
 	stepDropped   = "leaving: dropped"   // is what was left
 
 	stepState    = "arriving: state"     // has come
 	stepQuiet    = "arriving: quiet"     // is the gate
 	stepBuilt    = "arriving: built"     // is the socket
 	stepKeptHere = "arriving: kept"      // by the keeper
-	stepFlip     = "arriving: flip"      // was said to the front end
-	stepFlipped  = "arriving: flipped"   // is the front end's answer
+	stepFlip     = "arriving: flip"      // was said to the load balancer
+	stepFlipped  = "arriving: flipped"   // is the load balancer's answer
 	stepStarted  = "arriving: started"   // is the session
 	stepToldDone = "arriving: told"      // was the other server
 	stepHandedIn = "arriving: handed in" // to a member

@@ -60,25 +60,25 @@ func (a *Agent) whyLeaving(s *leaving) string {
 	case s.src.Phase == move.Moving:
 		return a.hostName(s.to) + " has not answered"
 	}
-	return a.whyFront()
+	return a.whyLB()
 }
 
 // whyArriving is what a session that arrives waits for; "" for one that a member has. r.mu is held.
 func (a *Agent) whyArriving(r *arriving) string {
 	switch {
 	case r.dst.Phase == move.Flipping:
-		return a.whyFront()
+		return a.whyLB()
 	case r.dst.Phase == move.Active && r.fd >= 0:
 		return a.whyWaits(r.id)
 	}
 	return ""
 }
 
-func (a *Agent) whyFront() string {
-	if a.front.conn() == nil {
-		return "the front end's agent is not connected"
+func (a *Agent) whyLB() string {
+	if a.lb.conn() == nil {
+		return "the load balancer's agent is not connected"
 	}
-	return "the front end has not answered"
+	return "the load balancer has not answered"
 }
 
 // waitsFor notes why a session is not its member's yet; nil: it is.

@@ -41,7 +41,7 @@ func lonely(t *testing.T, ca *peertest.Authority) *Agent {
 	a := &Agent{o: Options{TLS: ca.TLS("own"), Log: slog.New(slog.DiscardHandler), Patience: time.Millisecond}, workers: newWorkers(t.Context().Done()),
 		leaving: map[peer.Flow]*leaving{}, arriving: map[peer.Flow]*arriving{}, attended: map[*peer.Conn]bool{},
 		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1)}
-	a.front = &link{a: a}
+	a.lb = &link{a: a}
 	s := Service{Name: service}
 	a.known.Store(&known{services: map[string][]Service{service: {s}}, home: map[string]*place{service: {a: a, service: service}}})
 	return a
@@ -199,7 +199,7 @@ func TestSlowWay(t *testing.T) {
 	a.lost(3)
 	a.keepAgain(way)
 	a.keepAgain(&place{a: a})
-	a.frontIsBack()
+	a.lbIsBack()
 	if took := time.Since(start); took > time.Second {
 		t.Errorf("others wait for %v", took)
 	}

@@ -75,7 +75,7 @@ func (a *Agent) tellUnserved(none []string) {
 		return
 	}
 	a.o.Log.Info("services that nobody serves at this server", "services", none)
-	if c := a.front.conn(); c != nil {
+	if c := a.lb.conn(); c != nil {
 		_ = c.Register(a.registration()) // a connection that fails is made again, and begins with the registration
 	}
 }

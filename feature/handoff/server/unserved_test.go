@@ -16,7 +16,7 @@ func TestUnserved(t *testing.T) {
 	w := newNetwork(t, 2, at4)
 	web := netip.AddrPortFrom(w.at.Addr(), w.at.Port()+1) // its server is no member
 	cert, key, signers := w.ca.Files("lb")
-	w.play(w.middle, "front", fmt.Sprintf(`
+	w.play(w.middle, "lb", fmt.Sprintf(`
 listen: 0.0.0.0:7946
 tls: {certificate: %s, key: %s, ca: %s}
 devices: [c, s1, s2]

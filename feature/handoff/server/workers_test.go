@@ -51,7 +51,7 @@ func TestHear(t *testing.T) {
 	defer l.Close()
 	dialed := make(chan *peer.Conn, 1)
 	go func() {
-		c, err := peer.Dial(t.Context(), l.Addr().String(), "front", ca.TLS("host-a"), peer.Hello{Number: 3, Name: "host-a"})
+		c, err := peer.Dial(t.Context(), l.Addr().String(), "lb", ca.TLS("host-a"), peer.Hello{Number: 3, Name: "host-a"})
 		if err != nil {
 			t.Error(err)
 		}
@@ -61,7 +61,7 @@ func TestHear(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	in, err := peer.Accept(t.Context(), raw, ca.TLS("front"), peer.Hello{Role: peer.FrontAgent, Name: "front"})
+	in, err := peer.Accept(t.Context(), raw, ca.TLS("lb"), peer.Hello{Role: peer.LBAgent, Name: "lb"})
 	if err != nil {
 		t.Fatal(err)
 	}

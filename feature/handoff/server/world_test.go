@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/clients/go/handoff"
-	"github.com/weir-project/weir/feature/handoff/front"
 	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/netns"
@@ -31,7 +31,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"front": playFront, "server": playServer})
+	nstest.Play(map[string]nstest.Role{"lb": playLB, "server": playServer})
 	nstest.Main(m)
 }
 
@@ -48,27 +48,27 @@ var (
 	at6 = netip.MustParseAddrPort("[fd55::1]:9000")
 )
 
-// world is a client, a front end with its agent, and servers with a keeper, an agent and a member each.
+// world is a client, a load balancer with its agent, and servers with a keeper, an agent and a member each.
 type world struct {
 	t       testing.TB
 	at      netip.AddrPort
 	client  *netns.Handle
 	middle  *netns.Handle
-	front   *front.Front
-	frontA  *front.Agent
-	hosts   []front.Host
+	lb      *lb.DataPath
+	lbA     *lb.Agent
+	hosts   []lb.Host
 	ca      *peertest.Authority
 	root    *kernel.Root
 	log     *slog.Logger
 	servers []*server
 	remotes []Remote
-	stopF   context.CancelFunc // the front end's agent
+	stopF   context.CancelFunc // the load balancer's agent
 	address string             // of that
 	bare    bool               // the test brings the members
 	step    func(server int, name string)
-	// frontStep is the front end's agent's. park has packets wait at the servers.
-	frontStep func(name string)
-	park      bool
+	// lbStep is the load balancer's agent's. park has packets wait at the servers.
+	lbStep func(name string)
+	park   bool
 }
 
 type server struct {
@@ -95,7 +95,7 @@ func newNetwork(t testing.TB, servers int, at netip.AddrPort) *world {
 	t.Helper()
 	nstest.NeedRoot(t)
 	if err := probe.TCRedirect.Check(); err != nil {
-		t.Skip("need: kernel", err) // the front end's
+		t.Skip("need: kernel", err) // the load balancer's
 	}
 	w := newNetworkless(t, at)
 	w.client = nstest.NewNetns(t)
@@ -139,25 +139,25 @@ func (w *world) run() {
 	t, at := w.t, w.at
 	t.Helper()
 	devices := []string{"c"}
-	var hosts []front.Host
+	var hosts []lb.Host
 	for i, s := range w.servers {
 		device, weight := fmt.Sprint("s", s.number), 0
 		if i == 0 {
 			weight = 1
 		}
 		devices = append(devices, device)
-		hosts = append(hosts, front.Host{Number: move.Host(s.number), Name: device, Interface: nstest.Ifindex(t, w.middle, device), MAC: mac(t, s.ns), Weight: weight})
+		hosts = append(hosts, lb.Host{Number: move.Host(s.number), Name: device, Interface: nstest.Ifindex(t, w.middle, device), MAC: mac(t, s.ns), Weight: weight})
 	}
 	w.in(w.middle, func() (err error) {
-		if w.front, err = front.New(front.Options{Devices: devices}); err != nil {
+		if w.lb, err = lb.New(lb.Options{Devices: devices}); err != nil {
 			return err
 		}
-		t.Cleanup(w.front.Close)
-		return errors.Join(w.front.SetService(front.Service{ID: 0, Listen: at, Proto: unix.IPPROTO_TCP}), w.front.SetHosts(hosts))
+		t.Cleanup(w.lb.Close)
+		return errors.Join(w.lb.SetService(lb.Service{ID: 0, Listen: at, Proto: unix.IPPROTO_TCP}), w.lb.SetHosts(hosts))
 	})
 	w.address = listener(t).Addr().String()
 	w.hosts = hosts
-	w.startFront(hosts)
+	w.startLB(hosts)
 	for _, s := range w.servers {
 		w.remotes = append(w.remotes, Remote{Name: fmt.Sprint("s", s.number), Number: move.Host(s.number), Address: listener(t).Addr().String()})
 	}
@@ -196,18 +196,18 @@ func listen(t testing.TB, address string) net.Listener {
 	}
 }
 
-func (w *world) startFront(hosts []front.Host) {
+func (w *world) startLB(hosts []lb.Host) {
 	w.t.Helper()
-	var shown []front.Managed // Manage is not set: they are in the agent's status, and no more
+	var shown []lb.Managed // Manage is not set: they are in the agent's status, and no more
 	for _, h := range hosts {
-		shown = append(shown, front.Managed{Number: h.Number, Name: h.Name})
+		shown = append(shown, lb.Managed{Number: h.Number, Name: h.Name})
 	}
-	a, err := front.NewAgent(w.front, front.AgentOptions{Name: "front", TLS: w.ca.TLS("front"), Hosts: hosts, Managed: shown, Hold: 2 * patience, Log: w.log, Step: w.frontStep,
-		Services: []front.Service{{Name: service, Listen: w.at, Proto: unix.IPPROTO_TCP}}})
+	a, err := lb.NewAgent(w.lb, lb.AgentOptions{Name: "lb", TLS: w.ca.TLS("lb"), Hosts: hosts, Managed: shown, Hold: 2 * patience, Log: w.log, Step: w.lbStep,
+		Services: []lb.Service{{Name: service, Listen: w.at, Proto: unix.IPPROTO_TCP}}})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.frontA = a
+	w.lbA = a
 	l := listen(w.t, w.address)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -247,7 +247,7 @@ func (s *server) start() {
 	t, w := s.w.t, s.w
 	t.Helper()
 	own := w.remotes[s.number-1]
-	o := Options{Name: own.Name, Number: own.Number, TLS: w.ca.TLS(own.Name), Front: Remote{Name: "front", Address: w.address},
+	o := Options{Name: own.Name, Number: own.Number, TLS: w.ca.TLS(own.Name), LB: Remote{Name: "lb", Address: w.address},
 		Services: []Service{{Name: service, ID: 0, Listen: w.at}}, Devices: []string{"w0"}, Keeper: s.keeper, Root: w.root, Netns: s.ns, Patience: patience, Park: w.park, Log: w.log.With("server", s.number)}
 	for _, r := range w.remotes {
 		if r.Number != own.Number {
@@ -281,7 +281,7 @@ func (w *world) connected() {
 	w.eventually("agents are connected", func() bool {
 		for _, s := range w.servers {
 			st, err := s.agent.Status()
-			if err != nil || !st.Front || !st.Keeper {
+			if err != nil || !st.LB || !st.Keeper {
 				return false
 			}
 			for _, there := range st.Peers {

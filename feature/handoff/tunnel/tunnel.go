@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tunnel makes the front end's end of the way to a host that routers are between: VXLAN (RFC 7348), which
+// Package tunnel makes the load balancer's end of the way to a host that routers are between: VXLAN (RFC 7348), which
 // every Debian kernel has, carries IPv4 and IPv6 over either, is spread by routers and network cards (its source port is a hash of
-// what it carries), and keeps segmentation offloads. The front end has one device for all hosts; a host has one towards its front
-// end, an ordinary device without any program:
+// what it carries), and keeps segmentation offloads. The load balancer has one device for all hosts; a host has one towards its load
+// balancer, an ordinary device without any program:
 //
 //	ip link add weir-tun address 02:77:65:69:72:02 type vxlan id 22341 dstport 4789 local HOST remote FRONT nolearning udp6zerocsumrx
 //	ip link set weir-tun mtu 1450 up          # the underlay's less 50 (IPv4) or 70 (IPv6)
 //	ip neigh add 169.254.85.1 lladdr 02:77:65:69:72:01 dev weir-tun nud permanent
 //	ip route add default via 169.254.85.1 dev weir-tun onlink table 22341
-//	ip rule add from SERVICE lookup 22341     # answers go the way the questions came, past the front end
+//	ip rule add from SERVICE lookup 22341     # answers go the way the questions came, past the load balancer
 //
 // Packets are not authenticated: as on a segment, whoever can send to the port from a host's address can speak for the host.
 package tunnel
@@ -34,17 +34,17 @@ const (
 	Over4, Over6 = 50, 70
 )
 
-// FrontMAC and HostMAC are the link addresses of the ends within the tunnel, the same everywhere: nobody has to learn them.
+// LBMAC and HostMAC are the link addresses of the ends within the tunnel, the same everywhere: nobody has to learn them.
 var (
-	FrontMAC = net.HardwareAddr{2, 'w', 'e', 'i', 'r', 1}
-	HostMAC  = net.HardwareAddr{2, 'w', 'e', 'i', 'r', 2}
+	LBMAC   = net.HardwareAddr{2, 'w', 'e', 'i', 'r', 1}
+	HostMAC = net.HardwareAddr{2, 'w', 'e', 'i', 'r', 2}
 )
 
-// NewFront makes a front end's device, or takes the one that is there, and returns its index. mtu is that of what goes through
+// NewLB makes a load balancer's device, or takes the one that is there, and returns its index. mtu is that of what goes through
 // it: the least of the ways to the hosts, less [Over4] or [Over6].
-func NewFront(name string, mtu int) (int, error) {
+func NewLB(name string, mtu int) (int, error) {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.HardwareAddr, attrs.MTU = name, FrontMAC, mtu
+	attrs.Name, attrs.HardwareAddr, attrs.MTU = name, LBMAC, mtu
 	l, err := add(&netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, Port: Port, UDP6ZeroCSumRx: true, UDPCSum: false})
 	if err != nil {
 		return 0, err

@@ -100,13 +100,13 @@ func (w World) events(yield func(kind, event string, next World)) {
 	try("packet", "a packet of the client", func(b *Bounds) *uint8 { return &b.Packets }, (*World).packet)
 	forgets := func(b *Bounds) *uint8 { return &b.Forgets }
 	if w.forgettable() {
-		try("forget", "the front end forgets the flow", forgets, (*World).forget)
+		try("forget", "the load balancer forgets the flow", forgets, (*World).forget)
 	}
 	if w.spoke() && w.Flow.Owner == D {
 		try("end", "the session ends at the destination, and is forgotten", forgets, (*World).end)
 	}
 	if w.Flow.Owner == 0 {
-		try("learn", "the front end learns the flow anew", nil, (*World).learn)
+		try("learn", "the load balancer learns the flow anew", nil, (*World).learn)
 	}
 	timeouts := func(b *Bounds) *uint8 { return &b.Timeouts }
 	kills := func(b *Bounds) *uint8 { return &b.Kills }
@@ -143,7 +143,7 @@ func (w World) events(yield func(kind, event string, next World)) {
 		try("start", "the destination's agent starts", nil, (*World).startDestination)
 	}
 	if w.FUp {
-		try("kill", "the front end's agent is killed", kills, func(n *World) { n.FUp, n.killed = false, true })
+		try("kill", "the load balancer's agent is killed", kills, func(n *World) { n.FUp, n.killed = false, true })
 		if w.Flow.Held {
 			try("timeout", "holding ends", timeouts, func(n *World) { n.Flow.Expire() })
 		}
@@ -151,14 +151,14 @@ func (w World) events(yield func(kind, event string, next World)) {
 			try("timeout", "the move lapses", timeouts, func(n *World) { n.Flow.Lapse() })
 		}
 	} else {
-		try("start", "the front end's agent starts", nil, func(n *World) { n.FUp = true })
+		try("start", "the load balancer's agent starts", nil, func(n *World) { n.FUp = true })
 	}
 }
 
 // patience of the source ends.
 func (w *World) patience() {
 	if w.fault == holdTwice && w.Source.Phase == move.Moving && w.Source.Birth != 0 {
-		w.post(move.Message{Kind: move.Hold, From: move.AtSource, To: move.AtFrontEnd, Epoch: w.Source.Epoch, Host: D}, 0)
+		w.post(move.Message{Kind: move.Hold, From: move.AtSource, To: move.AtLoadBalancer, Epoch: w.Source.Epoch, Host: D}, 0)
 		return
 	}
 	w.source(w.Source.Retry())

@@ -37,12 +37,12 @@ func TestTwoKills(t *testing.T) {
 	explored(t, Bounds{Moves: 1, Packets: 1, Kills: 2, Timeouts: 1})
 }
 
-// The front end forgets a flow whose source remembers moves, and has others asked for.
+// The load balancer forgets a flow whose source remembers moves, and has others asked for.
 func TestForgets(t *testing.T) {
 	explored(t, Bounds{Moves: 2, Packets: 1, Kills: 1, Timeouts: 1, Forgets: 1})
 }
 
-// Sources that wait for the front end, as they do where they know no birth.
+// Sources that wait for the load balancer, as they do where they know no birth.
 func TestWaits(t *testing.T) {
 	b := Quick
 	b.Waits = true

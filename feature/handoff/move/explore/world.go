@@ -44,7 +44,7 @@ const mostLetters = 7
 // World is one state. It is comparable: a world that was met is not gone through again.
 type World struct {
 	Flow    move.Flow
-	FUp     bool // the front end's agent
+	FUp     bool // the load balancer's agent
 	flipInc uint8
 
 	Source move.Source
@@ -62,11 +62,11 @@ type World struct {
 	mail  [mostLetters]letter
 	mails uint8
 
-	births move.Birth // of the records that the front end has had
+	births move.Birth // of the records that the load balancer has had
 
 	Client uint8 // what the client has been told
 	Reset  bool  // it was reset
-	Over   bool  // the session has ended at the destination, and the front end has forgotten it
+	Over   bool  // the session has ended at the destination, and the load balancer has forgotten it
 
 	left   Bounds
 	killed bool   // somebody was
@@ -77,7 +77,7 @@ type World struct {
 // Bounds say how much may go wrong, and how much may happen at all.
 type Bounds struct {
 	Moves, Packets, Kills, Losses, Repeats, Timeouts, Forgets uint8
-	// Waits has sources wait for the front end, as they do where they know no birth.
+	// Waits has sources wait for the load balancer, as they do where they know no birth.
 	Waits bool
 	// Parks has packets wait at the source.
 	Parks bool
@@ -96,16 +96,16 @@ const (
 	none         fault = iota
 	openSource         // packets reach the source's socket after its dump
 	noGuard            // the destination's host resets flows that it has no socket for
-	alwaysBack         // the front end gives back what has moved, whoever has spoken
+	alwaysBack         // the load balancer gives back what has moved, whoever has spoken
 	lateFlip           // it lets a session move that has been reclaimed
 	closeAtState       // the source closes its socket as soon as it has sent the state
-	closeUnsent        // it closes its socket when the front end does not know of the move, although it has sent nothing
-	backUnasked        // the front end gives back what it was never asked to hold
-	thawUnknown        // the source goes on with what it has sent, and the front end does not know any more
-	oneBirth           // a flow that the front end learns anew has the birth of the one before
+	closeUnsent        // it closes its socket when the load balancer does not know of the move, although it has sent nothing
+	backUnasked        // the load balancer gives back what it was never asked to hold
+	thawUnknown        // the source goes on with what it has sent, and the load balancer does not know any more
+	oneBirth           // a flow that the load balancer learns anew has the birth of the one before
 	holdTwice          // a source that went ahead says Hold again, and goes by either answer
-	refusedOnly        // a move that the front end has refused to flip can come to something yet
-	noBirth            // the front end does not know what it was never asked
+	refusedOnly        // a move that the load balancer has refused to flip can come to something yet
+	noBirth            // the load balancer does not know what it was never asked
 	lastFault    = noBirth
 )
 
@@ -172,9 +172,9 @@ func (w *World) take(i uint8) letter {
 func (w *World) deliver(i uint8) {
 	l := w.take(i)
 	switch l.m.To {
-	case move.AtFrontEnd:
+	case move.AtLoadBalancer:
 		if w.FUp {
-			w.atFrontEnd(l)
+			w.atLoadBalancer(l)
 		}
 	case move.AtSource:
 		if w.SUp {
@@ -184,7 +184,7 @@ func (w *World) deliver(i uint8) {
 			w.source(w.Source.Receive(l.m))
 		}
 	case move.AtDestination:
-		if w.spoke() && l.m.From == move.AtFrontEnd {
+		if w.spoke() && l.m.From == move.AtLoadBalancer {
 			return
 		}
 		if w.DUp && l.inc == w.DInc {
@@ -193,7 +193,7 @@ func (w *World) deliver(i uint8) {
 	}
 }
 
-func (w *World) atFrontEnd(l letter) {
+func (w *World) atLoadBalancer(l letter) {
 	from := S
 	if l.m.From == move.AtDestination {
 		from = D
@@ -277,7 +277,7 @@ func (w *World) destination(do move.Do, ver uint8) {
 // spoke says that the destination's session has: its agent has nothing more to do with it, and asks nobody.
 func (w *World) spoke() bool { return w.DSock == Live && !w.guard }
 
-// forgettable says whether the front end may forget the flow: after an hour of silence, or for a reboot. That it does not while it
+// forgettable says whether the load balancer may forget the flow: after an hour of silence, or for a reboot. That it does not while it
 // is to hold the session's packets, or a copy of it is stopped or waits to speak, is the agents' to hold. What has ended is forgotten
 // in any case.
 func (w *World) forgettable() bool {
@@ -285,8 +285,8 @@ func (w *World) forgettable() bool {
 }
 
 // forget loses the flow. What the source has said of an earlier move, or before it sent the state of this one, has arrived by then
-// or is lost: the front end hears a host in order. Whoever owns the session goes by no birth that it heard before: it believes it for
-// a minute, and of no other life of the front end's agent.
+// or is lost: the load balancer hears a host in order. Whoever owns the session goes by no birth that it heard before: it believes it for
+// a minute, and of no other life of the load balancer's agent.
 func (w *World) forget() {
 	w.Flow = move.Flow{}
 	w.Source.Birth = 0
@@ -300,13 +300,13 @@ func (w *World) forget() {
 	}
 }
 
-// end is that of the session at the destination, so long ago that the front end has forgotten the flow.
+// end is that of the session at the destination, so long ago that the load balancer has forgotten the flow.
 func (w *World) end() {
 	w.DSock, w.Dest, w.Reset, w.Over = None, move.Destination{}, true, true
 	w.forget()
 }
 
-// learn has the front end know a flow that it has forgotten, in epoch 0: the host that speaks has it. When the session is over it
+// learn has the load balancer know a flow that it has forgotten, in epoch 0: the host that speaks has it. When the session is over it
 // is another of the client's, that may go to the source's host.
 func (w *World) learn() {
 	switch {
@@ -366,8 +366,8 @@ func (w *World) reset(by move.Host) {
 	w.Reset = true
 }
 
-// knows says whether a socket lives that knows all that the client has been told, and that the front end would give the
-// session to. While the source is calling a move off, it may die before the front end has heard of it, and after that the
+// knows says whether a socket lives that knows all that the client has been told, and that the load balancer would give the
+// session to. While the source is calling a move off, it may die before the load balancer has heard of it, and after that the
 // destination is refused, or loses the session if its agent has died as well: that is as if both had died.
 func (w *World) knows() bool {
 	f := &w.Flow
@@ -382,7 +382,7 @@ func (w *World) knows() bool {
 }
 
 func (w World) String() string {
-	return fmt.Sprintf("front end: owner %d, epoch %d, held %v, before %d, up %v; source: %s in %d, socket %d knows %d, up %v; "+
+	return fmt.Sprintf("load balancer: owner %d, epoch %d, held %v, before %d, up %v; source: %s in %d, socket %d knows %d, up %v; "+
 		"destination: %s in %d, socket %d knows %d, up %v, guard %v; client told %d, reset %v, over %v; on the way %v; left %+v",
 		w.Flow.Owner, w.Flow.Epoch, w.Flow.Held, w.Flow.Before, w.FUp, w.Source.Phase, w.Source.Epoch, w.SSock, w.SVer, w.SUp,
 		w.Dest.Phase, w.Dest.Epoch, w.DSock, w.DVer, w.DUp, w.guard, w.Client, w.Reset, w.Over, w.mail[:w.mails], w.left)

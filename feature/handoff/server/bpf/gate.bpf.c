@@ -1,7 +1,7 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * The gate of a server behind a front end, at tcx of its devices: from the dump of a session on nothing reaches its socket,
+ * The gate of a server behind a load balancer, at tcx of its devices: from the dump of a session on nothing reaches its socket,
  * and a socket that is being restored cannot be given away by a reset. It works while the server's agent is dead, which is
  * what package move asks for.
  */
@@ -45,7 +45,7 @@ struct {
 	__type(value, __u64);
 } gate_counts SEC(".maps");
 
-/* Sessions that have left, and of which packets come here: the agent tells the front end where they are. */
+/* Sessions that have left, and of which packets come here: the agent tells the load balancer where they are. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 16);
@@ -55,7 +55,7 @@ struct {
 const volatile __u32 gate_tap;
 
 /*
- * What was on its way here when the front end began to hold goes back to it, for so long and so often. Should the front end
+ * What was on its way here when the load balancer began to hold goes back to it, for so long and so often. Should the load balancer
  * send it here again, its time of holding is over: going on would be a loop.
  */
 #define RETURN_NS  (250 * 1000 * 1000ULL)
@@ -190,7 +190,7 @@ static __always_inline int doubtful(struct gate_key *k)
 	return TC_ACT_SHOT;
 }
 
-/* turn has a packet go back to whoever sent it over this segment: the front end, or the tunnel's other end. */
+/* turn has a packet go back to whoever sent it over this segment: the load balancer, or the tunnel's other end. */
 static __always_inline int turn(struct __sk_buff *skb, __u32 ifindex)
 {
 	__u8 macs[12], turned[12];
@@ -207,7 +207,7 @@ static __always_inline int turn(struct __sk_buff *skb, __u32 ifindex)
 
 /*
  * stray drops a packet of a session that has left. The kernel would answer with a reset, and a
- * front end that has forgotten the session would let that pass. A new connection between the same
+ * load balancer that has forgotten the session would let that pass. A new connection between the same
  * ends is none.
  */
 static __always_inline int stray(struct gate_entry *e, struct gate_key *k, __u8 flags)

@@ -23,7 +23,7 @@ struct gate_entry {
 	__u64 since; /* CLOCK_MONOTONIC in ns */
 	__u32 what;
 	__u32 epoch;	/* of the move */
-	__u32 returned; /* packets sent back to the front end */
+	__u32 returned; /* packets sent back to the load balancer */
 	/*
 	 * Of the device that the latest parked packet came by, or of one that it could. Of
 	 * GATE_LEFT the number of the server that the session has gone to.
@@ -45,7 +45,7 @@ enum {
 };
 
 enum {
-	GATE_RETURNED, /* packets sent back to the front end, which holds them */
+	GATE_RETURNED, /* packets sent back to the load balancer, which holds them */
 	GATE_DEAF,     /* packets of clients dropped */
 	GATE_MUTE,     /* packets to clients dropped */
 	GATE_SPOKE,    /* sessions that came and have spoken */

@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 )
 
-// Addresses of the front end within the tunnel.
+// Addresses of the load balancer within the tunnel.
 var (
 	gateway4 = netip.MustParseAddr("169.254.85.1")
 	gateway6 = netip.MustParseAddr("fe80::7765:6972")
@@ -25,7 +25,7 @@ var (
 type End struct {
 	Name     string // of the device; [tunnel.Device] if empty
 	Local    netip.Addr
-	Front    netip.Addr
+	LB       netip.Addr
 	MTU      int          // of what goes through it
 	Services []netip.Addr // whose packets go back through it
 }
@@ -37,7 +37,7 @@ func NewHost(e End) error {
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr, attrs.MTU = e.Name, tunnel.HostMAC, e.MTU
-	err := netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: tunnel.VNI, Port: tunnel.Port, SrcAddr: e.Local.AsSlice(), Group: e.Front.AsSlice(), UDP6ZeroCSumRx: true})
+	err := netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: tunnel.VNI, Port: tunnel.Port, SrcAddr: e.Local.AsSlice(), Group: e.LB.AsSlice(), UDP6ZeroCSumRx: true})
 	if err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("device %s: %w", e.Name, err)
 	}
@@ -56,13 +56,13 @@ func NewHost(e End) error {
 	return nil
 }
 
-// answers has what a service sends go to the front end.
+// answers has what a service sends go to the load balancer.
 func answers(l netlink.Link, service netip.Addr) error {
 	gateway, family, bits := gateway4, netlink.FAMILY_V4, 32
 	if service.Is6() {
 		gateway, family, bits = gateway6, netlink.FAMILY_V6, 128
 	}
-	err := netlink.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: gateway.AsSlice(), HardwareAddr: tunnel.FrontMAC, State: netlink.NUD_PERMANENT})
+	err := netlink.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: gateway.AsSlice(), HardwareAddr: tunnel.LBMAC, State: netlink.NUD_PERMANENT})
 	if err != nil {
 		return fmt.Errorf("neighbour %s: %w", gateway, err)
 	}

@@ -1,0 +1,647 @@
+//go:build ignore
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * The load balancer's data path, at tcx of the devices towards clients and servers. The service's address is on every server,
+ * so nothing of a packet changes but its MAC addresses: no NAT, no checksum, GSO passes. Servers behind routers are at the
+ * ends of tunnels, which a device of the kernel makes (VXLAN, one for all of them): the program says which end. A flow has
+ * one owner; packets from clients go to it, and what another host sends for the flow is dropped (package move says why that
+ * is enough).
+ */
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+#include <stddef.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "lb.h"
+#include "hash.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, LB_SERVICES);
+	__type(key, struct lb_service_key);
+	__type(value, struct lb_service);
+} lb_services SEC(".maps");
+
+/* Of each service's buckets the host that new flows go to. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LB_SERVICES * LB_BUCKETS);
+	__type(key, __u32);
+	__type(value, __u16);
+} lb_ring SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LB_HOSTS);
+	__type(key, __u32);
+	__type(value, struct lb_host);
+} lb_hosts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, LB_HOSTS);
+	__type(key, struct lb_mac_key);
+	__type(value, __u32);
+} lb_macs SEC(".maps");
+
+/* The hosts at the other ends of tunnels. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, LB_HOSTS);
+	__type(key, struct lb_tunnel_key);
+	__type(value, __u32);
+} lb_tunnels SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct lb_config);
+} lb_setup SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct lb_flow_key);
+	__type(value, struct lb_flow);
+} lb_flows SEC(".maps");
+
+/*
+ * Flows that another load balancer is to know: those of which more is there than a client's word. What
+ * is lost for want of room is told when the load balancers compare all.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} lb_learned SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, LB_COUNTS);
+	__type(key, __u32);
+	__type(value, __u64);
+} lb_counts SEC(".maps");
+
+const struct lb_change_args *lb_change_args_type __attribute__((unused)); /* for bpf2go */
+
+struct packet {
+	struct lb_service_key to; /* destination */
+	struct lb_service_key from;
+	__u8 tcp;   /* flags, as the header's 14th byte has them */
+	__u8 error; /* an ICMP error: to and from are of the packet that it is about, turned round */
+	__u8 later; /* a later fragment, without ports */
+};
+
+/* linux/icmp.h wants the headers of user space. */
+#define ICMP_DEST_UNREACH   3
+#define ICMP_TIME_EXCEEDED  11
+#define ICMP_PARAMETERPROB  12
+#define ICMPV6_DEST_UNREACH 1
+#define ICMPV6_PARAMPROB    4
+#define ICMP_HEADER	    8 /* bytes, of both */
+
+#define IP_OFFSET     0x1fff /* of frag_off */
+#define IP_DF	      0x4000
+#define IP6_OFFSET    0xfff8
+#define NEXT_FRAGMENT 44
+
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
+
+static __always_inline void count(__u32 what)
+{
+	__u64 *n = bpf_map_lookup_elem(&lb_counts, &what);
+
+	if (n)
+		*n += 1;
+}
+
+static __always_inline void mapped(__u8 *to, __u32 v4)
+{
+	__u32 *w = (__u32 *)to;
+
+	w[0] = 0;
+	w[1] = 0;
+	w[2] = bpf_htonl(0xffff);
+	w[3] = v4;
+}
+
+/* ports reads a transport header. 0: it is there. */
+static __always_inline int ports(struct __sk_buff *skb, __u32 at, __u8 proto, struct packet *p)
+{
+	__be16 both[2];
+
+	if (proto != IPPROTO_TCP && proto != IPPROTO_UDP)
+		return -1;
+	p->from.proto = proto;
+	p->to.proto = proto;
+	if (p->later)
+		return 0;
+	if (bpf_skb_load_bytes(skb, at, both, sizeof(both)))
+		return -1;
+	p->from.port = both[0];
+	p->to.port = both[1];
+	if (proto == IPPROTO_TCP && !p->error &&
+	    bpf_skb_load_bytes(skb, at + 13, &p->tcp, sizeof(p->tcp)))
+		return -1;
+	return 0;
+}
+
+/* turned has an error's packet, which the service sent, look like one to it. */
+static __always_inline void turned(struct packet *p)
+{
+	struct lb_service_key k = p->to;
+
+	p->to = p->from;
+	p->from = k;
+}
+
+static __always_inline int read4(struct __sk_buff *skb, __u32 at, struct packet *p, __u8 *proto,
+				 __u32 *next)
+{
+	struct iphdr ip;
+
+	if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
+		return -1;
+	p->later = (ip.frag_off & bpf_htons(IP_OFFSET)) != 0;
+	mapped(p->from.addr, ip.saddr);
+	mapped(p->to.addr, ip.daddr);
+	*proto = ip.protocol;
+	*next = at + ip.ihl * 4;
+	return 0;
+}
+
+static __always_inline int read6(struct __sk_buff *skb, __u32 at, struct packet *p, __u8 *proto,
+				 __u32 *next)
+{
+	struct ipv6hdr ip;
+
+	if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.version != 6)
+		return -1;
+	__builtin_memcpy(p->from.addr, &ip.saddr, 16);
+	__builtin_memcpy(p->to.addr, &ip.daddr, 16);
+	*proto = ip.nexthdr; /* with other extension headers it is nobody's */
+	*next = at + sizeof(ip);
+	if (*proto == NEXT_FRAGMENT) {
+		struct fragment {
+			__u8 next, reserved;
+			__be16 offset;
+			__be32 id;
+		} frag;
+
+		if (bpf_skb_load_bytes(skb, *next, &frag, sizeof(frag)))
+			return -1;
+		p->later = (frag.offset & bpf_htons(IP6_OFFSET)) != 0;
+		*proto = frag.next;
+		*next += sizeof(frag);
+	}
+	return 0;
+}
+
+/* read reads a packet's addresses, of an ICMP error those of the packet that it is about. */
+static __always_inline int read(struct __sk_buff *skb, struct packet *p)
+{
+	__u8 proto, type;
+	__u32 next;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (read4(skb, ETH_HLEN, p, &proto, &next))
+			return -1;
+		if (proto != IPPROTO_ICMP)
+			return ports(skb, next, proto, p);
+		if (bpf_skb_load_bytes(skb, next, &type, 1) ||
+		    (type != ICMP_DEST_UNREACH && type != ICMP_TIME_EXCEEDED &&
+		     type != ICMP_PARAMETERPROB))
+			return -1;
+		p->error = 1;
+		if (read4(skb, next + ICMP_HEADER, p, &proto, &next))
+			return -1;
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		if (read6(skb, ETH_HLEN, p, &proto, &next))
+			return -1;
+		if (proto != IPPROTO_ICMPV6)
+			return ports(skb, next, proto, p);
+		if (bpf_skb_load_bytes(skb, next, &type, 1) || type < ICMPV6_DEST_UNREACH ||
+		    type > ICMPV6_PARAMPROB)
+			return -1;
+		p->error = 1;
+		if (read6(skb, next + ICMP_HEADER, p, &proto, &next))
+			return -1;
+	} else {
+		return -1;
+	}
+	if (ports(skb, next, proto, p))
+		return -1;
+	turned(p);
+	return 0;
+}
+
+static __always_inline __u32 bucket_host(const struct lb_service *s, const struct lb_flow_key *k)
+{
+	__u32 at = weir_hash_addr((const __u32 *)k->client, k->port) % LB_BUCKETS +
+		   s->id % LB_SERVICES * LB_BUCKETS;
+	__u16 *host = bpf_map_lookup_elem(&lb_ring, &at);
+
+	return host ? *host : 0;
+}
+
+static __always_inline struct lb_config *config(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&lb_setup, &zero);
+}
+
+/* may_fragment says whether a packet may be fragmented on its way. */
+static __always_inline int may_fragment(struct __sk_buff *skb)
+{
+	__be16 frag;
+
+	if (skb->protocol != bpf_htons(ETH_P_IP))
+		return 0;
+	if (bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct iphdr, frag_off), &frag,
+			       sizeof(frag)))
+		return 0;
+	return !(frag & bpf_htons(IP_DF));
+}
+
+/*
+ * into_tunnel says which end a packet is for. What does not fit, and may not be fragmented, is
+ * the kernel's: its route for the service has the tunnel's MTU, so it answers by a Packet Too Big.
+ */
+static __always_inline int into_tunnel(struct __sk_buff *skb, const struct lb_host *h)
+{
+	struct lb_config *c = config();
+	struct bpf_tunnel_key key = { .tunnel_ttl = 64 };
+	__u64 flags = BPF_F_ZERO_CSUM_TX;
+	__u32 mtu = 0;
+
+	if (!c)
+		return -1;
+	if (bpf_check_mtu(skb, h->ifindex, &mtu, 0, BPF_MTU_CHK_SEGS) > 0 && !may_fragment(skb)) {
+		count(LB_BIG);
+		return 1;
+	}
+	key.tunnel_id = c->vni;
+	if (h->tunnel6) {
+		__builtin_memcpy(key.remote_ipv6, h->tunnel, 16);
+		flags = BPF_F_TUNINFO_IPV6;
+	} else {
+		key.remote_ipv4 = bpf_ntohl(*(const __u32 *)(h->tunnel + 12));
+	}
+	return bpf_skb_set_tunnel_key(skb, &key, sizeof(key), flags) ? -1 : 0;
+}
+
+/* to_host sends a packet on. */
+static __always_inline int to_host(struct __sk_buff *skb, __u32 number)
+{
+	struct lb_host *h = bpf_map_lookup_elem(&lb_hosts, &number);
+	__u8 macs[12];
+	int special;
+
+	if (!h || !h->ifindex) {
+		count(LB_NO_HOST);
+		return TC_ACT_SHOT;
+	}
+	if (*(__u32 *)h->tunnel || *(__u32 *)(h->tunnel + 8)) {
+		special = into_tunnel(skb, h);
+		if (special)
+			return special > 0 ? TC_ACT_UNSPEC : TC_ACT_SHOT;
+	}
+	__builtin_memcpy(macs, h->mac, 6);
+	__builtin_memcpy(macs + 6, h->from, 6);
+	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+		return TC_ACT_SHOT;
+	count(LB_IN);
+	return bpf_redirect(h->ifindex, 0);
+}
+
+/* tell has the agent tell another load balancer of a flow. What the hash finds is known there, too. */
+static __always_inline void tell(const struct lb_flow_key *k, const struct lb_service *s,
+				 __u32 owner)
+{
+	struct lb_config *c = config();
+
+	if (c && (c->news == 1 || (c->news == 2 && bucket_host(s, k) != owner)))
+		bpf_ringbuf_output(&lb_learned, (void *)k, sizeof(*k), 0);
+}
+
+/*
+ * learn records a flow that is new. What there is no room for goes by the hash. A connection that a
+ * client begins is told of once a host and the client have spoken: a flood of SYNs is not to fill
+ * two load balancers.
+ */
+static __always_inline void learn(const struct lb_flow_key *k, const struct lb_service *s,
+				  __u32 owner, __u32 flags, int by_host)
+{
+	struct lb_flow f = {
+		.word = owner,
+		.seen = bpf_ktime_get_coarse_ns(),
+		.in = !by_host,
+		.out = by_host,
+		.flags = flags,
+		.birth = bpf_get_prandom_u32() | 1,
+	};
+
+	if (bpf_map_update_elem(&lb_flows, k, &f, BPF_NOEXIST)) {
+		count(LB_FULL);
+		return;
+	}
+	count(LB_LEARNED);
+	if (by_host || !k->port)
+		tell(k, s, owner);
+}
+
+/* opens says whether a client's packet opens a connection. */
+static __always_inline int opens(const struct packet *p, const struct lb_service *s)
+{
+	return !s->by_source && (p->tcp & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) == TCP_SYN;
+}
+
+/*
+ * awaited says whether a packet is of a connection that is not known yet: the load balancer has
+ * begun anew, and the hosts have not said which connections are theirs. The client repeats it. A
+ * packet that opens a connection waits for nothing, but where its source may have a host already.
+ */
+static __always_inline int awaited(const struct packet *p, const struct lb_service *s)
+{
+	struct lb_config *c;
+
+	if (p->to.proto != IPPROTO_TCP || p->error || opens(p, s))
+		return 0;
+	c = config();
+	return c && c->settle && bpf_ktime_get_coarse_ns() < c->settle;
+}
+
+/*
+ * learns says whether a packet makes a flow known. A connection's does; a datagram's only its
+ * source, where that is what the service goes by, while there is room (anybody can make up
+ * sources), and once the hosts have said which sources are theirs. Other datagrams go by the hash.
+ */
+static __always_inline int learns(const struct packet *p, const struct lb_service *s)
+{
+	struct lb_config *c;
+
+	if (p->error)
+		return 0;
+	if (p->to.proto == IPPROTO_TCP)
+		return !(p->tcp & TCP_RST);
+	if (!s->by_source)
+		return 0;
+	c = config();
+	return c && !c->full && (!c->settle || bpf_ktime_get_coarse_ns() >= c->settle);
+}
+
+/* ended is what Go goes by, too. */
+static __always_inline int ended(__u32 flags)
+{
+	return flags & LB_RST || (flags & LB_FINS) == LB_FINS;
+}
+
+/* saw notes a packet of a flow. What ends one connection ends no source. */
+static __always_inline void saw(struct lb_flow *f, const struct packet *p,
+				const struct lb_service *s, __u32 fin)
+{
+	f->seen = bpf_ktime_get_coarse_ns();
+	if (!s->by_source && p->tcp & (TCP_FIN | TCP_RST))
+		f->flags |= p->tcp & TCP_RST ? LB_RST : fin;
+}
+
+/*
+ * saw_client: a connection between the same ends as one that has ended is a new one, whose end has
+ * not been seen. It goes to the same owner, who may still know the one before (TIME_WAIT).
+ */
+static __always_inline void saw_client(struct lb_flow *f, const struct lb_flow_key *k,
+				       const struct packet *p, const struct lb_service *s)
+{
+	if (opens(p, s) && ended(f->flags))
+		f->flags &= ~(LB_RST | LB_FINS);
+	if (f->flags & LB_OPENING && f->out && !(p->tcp & TCP_SYN)) {
+		f->flags &= ~LB_OPENING;
+		tell(k, s, LB_OWNER(f->word));
+	}
+	saw(f, p, s, LB_FIN_IN);
+}
+
+/*
+ * saw_host: an owner that goes on speaks of a connection that lives, whatever reset was seen:
+ * anybody can make up one of the client's. Of a real one the client says so again.
+ */
+static __always_inline void saw_host(struct lb_flow *f, const struct lb_flow_key *k,
+				     const struct packet *p, const struct lb_service *s)
+{
+	if (!f->out++ && k->port && !(f->flags & LB_OPENING))
+		tell(k, s, LB_OWNER(f->word));
+
+	if (f->flags & LB_RST && !(p->tcp & (TCP_RST | TCP_FIN)))
+		f->flags &= ~LB_RST;
+	saw(f, p, s, LB_FIN_OUT);
+}
+
+static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
+				       const struct lb_service *s, int again)
+{
+	struct lb_flow_key k = { .service = s->id };
+	struct lb_config *c;
+	struct lb_flow *f;
+	__u32 host;
+
+	if (s->broken) {
+		count(LB_FRAGMENT);
+		return TC_ACT_SHOT;
+	}
+	__builtin_memcpy(k.client, p->from.addr, 16);
+	k.port = s->by_source ? 0 : p->from.port;
+	f = bpf_map_lookup_elem(&lb_flows, &k);
+	if (!f) {
+		if (awaited(p, s)) {
+			count(LB_AWAITED);
+			return TC_ACT_SHOT;
+		}
+		host = bucket_host(s, &k);
+		if (host && learns(p, s))
+			learn(&k, s, host, opens(p, s) ? LB_OPENING : 0, 0);
+		return to_host(skb, host);
+	}
+	if (p->error) {
+		count(LB_ICMP);
+	} else {
+		f->in++;
+		saw_client(f, &k, p, s);
+	}
+	if (LB_PARKED(f->word) && !again) {
+		c = config();
+		if (c && bpf_ktime_get_coarse_ns() < f->until) {
+			count(LB_HELD);
+			skb->mark = LB_MARK;
+			return bpf_redirect(c->tap, 0);
+		}
+		count(LB_LATE);
+	}
+	return to_host(skb, LB_OWNER(f->word));
+}
+
+/* sender is the host that a packet comes from. */
+static __always_inline __u32 *sender(struct __sk_buff *skb)
+{
+	struct lb_mac_key m = { .ifindex = skb->ifindex };
+	struct lb_config *c = config();
+
+	if (c && c->tunnel == skb->ifindex) {
+		struct lb_tunnel_key t = {};
+		struct bpf_tunnel_key key = {};
+
+		if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), 0))
+			mapped(t.addr, bpf_htonl(key.remote_ipv4));
+		else if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6))
+			__builtin_memcpy(t.addr, key.remote_ipv6, 16);
+		return bpf_map_lookup_elem(&lb_tunnels, &t);
+	}
+	if (bpf_skb_load_bytes(skb, ETH_ALEN, m.mac, ETH_ALEN))
+		return 0;
+	return bpf_map_lookup_elem(&lb_macs, &m);
+}
+
+static __always_inline int from_host(struct __sk_buff *skb, struct packet *p,
+				     const struct lb_service *s)
+{
+	struct lb_flow_key k = { .service = s->id };
+	struct lb_flow *f;
+	__u32 *host;
+	__u64 word;
+
+	if (s->broken) /* it has begun, so its flow was heard */
+		return TC_ACT_UNSPEC;
+	host = sender(skb);
+	if (!host) {
+		count(LB_STRANGER);
+		return TC_ACT_SHOT;
+	}
+	__builtin_memcpy(k.client, p->to.addr, 16);
+	k.port = s->by_source ? 0 : p->to.port;
+	f = bpf_map_lookup_elem(&lb_flows, &k);
+	if (!f) { /* forgotten while nothing was said: who speaks has it */
+		if (learns(p, s))
+			learn(&k, s, *host, 0, 1);
+		count(LB_OUT);
+		return TC_ACT_UNSPEC;
+	}
+	word = f->word;
+	if (LB_OWNER(word) != *host) {
+		count(LB_MUTE);
+		return TC_ACT_SHOT;
+	}
+	if (p->tcp & TCP_RST && LB_TO(word)) {
+		count(LB_NO_RESET);
+		return TC_ACT_SHOT;
+	}
+	if (word & LB_BEFORE) /* the owner has spoken: nobody before it gets the flow back */
+		__sync_fetch_and_and(&f->word, ~LB_BEFORE);
+	saw_host(f, &k, p, s);
+	count(LB_OUT);
+	return TC_ACT_UNSPEC;
+}
+
+/*
+ * intruder says whether a packet comes out of the tunnels' device and from no host's end: the device takes what anybody sends
+ * to it, and the kernel would route what is in there, whatever its addresses.
+ */
+static __always_inline int intruder(struct __sk_buff *skb)
+{
+	struct lb_config *c = config();
+
+	return c && c->tunnel == skb->ifindex && !sender(skb);
+}
+
+/* lb_in is at every device. */
+SEC("tc")
+int lb_in(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	struct lb_service *s;
+
+	if (intruder(skb)) {
+		count(LB_STRANGER);
+		return TC_ACT_SHOT;
+	}
+	if (read(skb, &p))
+		return TC_ACT_UNSPEC;
+	s = bpf_map_lookup_elem(&lb_services, &p.to);
+	if (s)
+		return from_client(skb, &p, s, 0);
+	s = bpf_map_lookup_elem(&lb_services, &p.from);
+	if (s)
+		return from_host(skb, &p, s);
+	return TC_ACT_UNSPEC;
+}
+
+/* lb_again is at the device of held packets, where the agent lets them go. */
+SEC("tc")
+int lb_again(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	struct lb_service *s;
+
+	if (read(skb, &p))
+		return TC_ACT_SHOT;
+	s = bpf_map_lookup_elem(&lb_services, &p.to);
+	return s ? from_client(skb, &p, s, 1) : TC_ACT_SHOT;
+}
+
+/*
+ * lb_own is where the kernel's routes send what this machine says to a service's address: errors
+ * about hosts' packets, and connections of its own. Parked packets pass, with a mark.
+ */
+SEC("tc")
+int lb_own(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	struct lb_service *s;
+
+	if (skb->mark == LB_MARK) {
+		skb->mark = 0;
+		return TC_ACT_UNSPEC;
+	}
+	if (read(skb, &p))
+		return TC_ACT_SHOT;
+	s = bpf_map_lookup_elem(&lb_services, &p.to);
+	if (!s)
+		return TC_ACT_SHOT;
+	/* What is not for a host now is for nobody: the agent would take it for parked. */
+	return from_client(skb, &p, s, 0) == TC_ACT_REDIRECT ? TC_ACT_REDIRECT : TC_ACT_SHOT;
+}
+
+/* lb_change exchanges a flow's word, if it is still what the agent has seen. It is only run by BPF_PROG_RUN. */
+SEC("tc")
+int lb_change(struct __sk_buff *skb)
+{
+	struct lb_change_args a;
+	struct lb_flow *f;
+
+	if (bpf_skb_load_bytes(skb, 0, &a, sizeof(a)))
+		return LB_IS_NONE;
+	f = bpf_map_lookup_elem(&lb_flows, &a.key);
+	if (!f)
+		return LB_IS_NONE;
+	if (a.until)
+		f->until = a.until; /* first: a parked flow has a deadline */
+	if (__sync_val_compare_and_swap(&f->word, a.have, a.want) != a.have)
+		return LB_IS_OTHER;
+	f->life = a.life; /* the data path does not ask */
+	if (a.seen > f->seen)
+		f->seen = a.seen;
+	return LB_CHANGED;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

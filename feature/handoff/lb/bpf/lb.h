@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * What a load balancer keeps: services, the hosts behind them, and flows. Go reads and writes the same structures
+ * (flows.go, hosts.go). Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d; ports in network byte order.
+ */
+#ifndef WEIR_LB_H
+#define WEIR_LB_H
+
+#define LB_HOSTS    1024 /* host 0 is none */
+#define LB_SERVICES 64
+#define LB_BUCKETS  4096 /* of a service */
+
+/* lb_service_key finds the service of a packet. */
+struct lb_service_key {
+	__u8 addr[16];
+	__u16 port;
+	__u8 proto;
+	__u8 pad;
+};
+
+/*
+ * A service is found by its port, and a later fragment of a packet to it, which has no ports, by
+ * port 0.
+ */
+struct lb_service {
+	/* of its flows: the number, below LB_SERVICES, and above that the tag of this address */
+	__u32 id;
+	__u16 by_source; /* a client's flows are of one host: its port does not matter */
+	__u16 broken;	 /* of port 0: a fragment's host is not known */
+};
+
+/* lb_host is a server. */
+struct lb_host {
+	__u32 ifindex; /* where it is; 0: there is none of this number */
+	__u8 mac[6];   /* its own */
+	__u8 from[6];  /* of the interface that leads to it */
+	/* Where a tunnel leads to it: the other end, IPv4 as ::ffff:a.b.c.d. All zero: none does. */
+	__u8 tunnel[16];
+	__u32 tunnel6; /* it is an IPv6 address */
+};
+
+/* lb_config is what the agent may change under traffic. */
+struct lb_config {
+	__u32 tap;    /* interface where packets of parked flows go */
+	__u32 tunnel; /* interface of tunnels, or 0 */
+	__u32 vni;    /* of packets in them */
+	__u32 full;   /* learn no source from datagrams: flows have the rest of the room */
+	/* learned flows that the agent is told of, for another load balancer: 1 all, 2 not the hash's */
+	__u32 news;
+	__u32 pad;
+	__u64 settle; /* CLOCK_MONOTONIC in ns: until then packets of unknown connections wait */
+};
+
+/* lb_mac_key finds the host that a packet comes from. */
+struct lb_mac_key {
+	__u32 ifindex;
+	__u8 mac[6];
+	__u16 pad;
+};
+
+/* lb_tunnel_key finds the host that a packet out of a tunnel comes from. */
+struct lb_tunnel_key {
+	__u8 addr[16];
+};
+
+/* lb_flow_key is a flow of a service, as the client's packets have it. */
+struct lb_flow_key {
+	__u8 client[16];
+	__u16 port;    /* 0 where the service is by source */
+	__u16 service; /* lb_service.id */
+};
+
+/*
+ * lb_flow: word is move.Flow in 64 bits, that one instruction exchanges. From the lowest bit on: owner, to and before
+ * 10 bits each, held, parked, and the epoch in 32. parked is the data path's: packets to the owner go to the agent.
+ */
+struct lb_flow {
+	__u64 word;
+	__u64 seen; /* CLOCK_MONOTONIC in ns, of the latest packet */
+	__u64 in;   /* packets */
+	__u64 out;
+	__u64 until; /* CLOCK_MONOTONIC in ns: parked no longer, also if nobody is there to end it */
+	__u64 life;  /* instance of the owner's agent that flipped it, 0: none has */
+	__u32 flags;
+	__u32 birth; /* move.Birth: at random, of this record; 0: it was made before there were births */
+};
+
+/* lb_change_args is what lb_change gets as its packet. */
+struct lb_change_args {
+	struct lb_flow_key key;
+	__u32 pad;
+	__u64 have;
+	__u64 want;
+	__u64 until; /* 0: it stays */
+	__u64 life;
+	__u64 seen; /* it has been, elsewhere */
+};
+
+enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
+
+#define LB_OWNER(w)  ((__u32)((w)&0x3ff))
+#define LB_TO(w)     ((__u32)((w) >> 10 & 0x3ff))
+#define LB_BEFORE    (0x3ffULL << 20)
+#define LB_PARKED(w) ((w) >> 31 & 1)
+
+/* The mark of a packet that is to wait, on its way to the device where others only turn round. */
+#define LB_MARK 0x77656972
+
+/* Flags of a flow: what has been seen of it. */
+#define LB_FIN_IN  1
+#define LB_FIN_OUT 2
+#define LB_RST	   4
+#define LB_TOLD	   8 /* not seen but told: it does not go for want of packets */
+/* 16 is Go's */
+#define LB_OPENING \
+	32 /* learned by a client's SYN, and no other packet of it has come after the host's */
+#define LB_FINS (LB_FIN_IN | LB_FIN_OUT)
+
+/* Why packets did not go on, or went another way: lb_counts. */
+enum {
+	LB_IN,	     /* passed to a host */
+	LB_OUT,	     /* passed to a client */
+	LB_LEARNED,  /* flows */
+	LB_HELD,     /* packets handed to the agent */
+	LB_MUTE,     /* of hosts that do not own the flow */
+	LB_NO_RESET, /* resets of flows that are about to move */
+	LB_NO_HOST,  /* no host for the flow */
+	LB_FULL,     /* flows that there was no room for: they go by the hash */
+	LB_ICMP,     /* errors that went to a flow's owner */
+	LB_STRANGER, /* packets of a service by who is none of its hosts */
+	LB_FRAGMENT, /* later fragments of a service by flow: nobody knows whose they are */
+	LB_BIG,	     /* too big for the tunnel: the kernel says so to the client */
+	LB_LATE,     /* of parked flows whose deadline has passed */
+	LB_AWAITED,  /* of unknown connections, before the hosts have said which are theirs */
+	LB_COUNTS,
+};
+
+#endif

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"crypto/tls"
+	"testing"
+	"time"
+)
+
+// An agent shows a certificate that was replaced while it ran to who connects then, and status tells of it.
+func TestAgentReadsCertificateAnew(t *testing.T) {
+	s := newScene(t)
+	a := newAgents(t, s.f, time.Second)
+	config := a.ca.TLS("h3").Config().Clone()
+	config.ServerName = "lb"
+	shown := func() time.Time {
+		c, err := tls.Dial("tcp", a.address, config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		return c.ConnectionState().PeerCertificates[0].NotAfter
+	}
+	before := shown()
+	end := before.Add(time.Hour)
+	a.ca.FilesUntil("lb", end)
+	for late := time.Now().Add(patience); !shown().Equal(end); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(late) {
+			t.Fatalf("after %s the agent still shows the certificate until %s", patience, before)
+		}
+	}
+}

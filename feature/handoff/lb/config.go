@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/internal/strictyaml"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+)
+
+// Config is the section lb of weir.yaml: docs/LB.md tells each key.
+type Config struct {
+	strictyaml.Pos `yaml:"-" json:"-"`
+	Name           string                   `yaml:"name"`   // in its certificate, and of its pins
+	Listen         string                   `yaml:"listen"` // host:port where backends' agents connect to
+	TLS            peer.Files               `yaml:"tls"`
+	Devices        []string                 `yaml:"devices"`
+	TunnelMTU      int                      `yaml:"tunnel_mtu"`
+	Register       bool                     `yaml:"register"`
+	Services       map[string]ServiceConfig `yaml:"services"`
+	Backends       map[string]BackendConfig `yaml:"backends"`
+	Partner        Partner                  `yaml:"partner"`
+	Hold           time.Duration            `yaml:"hold"`
+	Lapse          time.Duration            `yaml:"lapse"`
+	Ended          time.Duration            `yaml:"ended"`
+	Idle           time.Duration            `yaml:"idle"`
+	Down           time.Duration            `yaml:"down"`
+	Settle         time.Duration            `yaml:"settle"`
+}
+
+// ServiceConfig is a service in the file.
+type ServiceConfig struct {
+	strictyaml.Pos `yaml:"-" json:"-"`
+	Number         int              `yaml:"number"` // as backends' agents call it; below 64
+	Listen         []service.Listen `yaml:"listen"`
+	By             string           `yaml:"by"` // flow or source
+}
+
+// BackendConfig is a backend in the file.
+type BackendConfig struct {
+	strictyaml.Pos `yaml:"-" json:"-"`
+	Number         int        `yaml:"number"`
+	Address        netip.Addr `yaml:"address"`
+	Weight         *int       `yaml:"weight"` // absent: 1
+	Services       []string   `yaml:"services"`
+	Check          string     `yaml:"check"`
+	Agent          string     `yaml:"agent"`
+}
+
+// ParseConfig reads the text of the section alone, as a file of that name.
+func ParseConfig(file string, text []byte) (*Config, error) {
+	c := &Config{Name: Name}
+	if err := strictyaml.Decode(file, text, c); err != nil {
+		return nil, err
+	}
+	return c, errors.Join(c.Validate()...)
+}
+
+// Validate checks what the types cannot. Errors carry the place in the file.
+func (c *Config) Validate() (errs []error) {
+	if c.Pos.Line == 0 {
+		return nil // the file lacks the section
+	}
+	fail := func(p strictyaml.Pos, format string, a ...any) { errs = append(errs, p.Errorf(format, a...)) }
+	if !kernel.ValidName(pinPrefix+c.Name) || c.Name == "" || len(c.Name) > 40 {
+		fail(c.Pos, "name %q: take 1 to 40 letters, digits, - and _", c.Name)
+	}
+	if len(c.Devices) == 0 {
+		fail(c.Pos, "devices: name the interfaces towards clients and towards backends")
+	}
+	if twice := repeated(c.Devices); twice != "" {
+		fail(c.Pos, "devices: %q is there twice: name each interface once", twice)
+	}
+	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
+		fail(c.Pos, "listen %q: say where backends' agents connect to, like 0.0.0.0:7946", c.Listen)
+	}
+	if c.TLS.Certificate == "" || c.TLS.Key == "" || c.TLS.CA == "" {
+		fail(c.Pos, "tls: name the files of certificate, key and ca: agents speak with nobody else")
+	}
+	if len(c.Services) == 0 {
+		fail(c.Pos, "services: there is none")
+	}
+	if len(c.Backends) == 0 && !c.Register {
+		fail(c.Pos, "backends: there is none, and none may register: name them, or say register: true")
+	}
+	if c.TunnelMTU != 0 && (c.TunnelMTU < 1280 || c.TunnelMTU > 65000) {
+		fail(c.Pos, "tunnel_mtu %d: take the underlay's MTU less 50 (over IPv4) or 70 (over IPv6), 1280 to 65000; 0 for no tunnels", c.TunnelMTU)
+	}
+	if p := c.Partner; p != (Partner{}) {
+		if _, _, err := net.SplitHostPort(p.Address); err != nil || p.Name == "" || p.Name == c.Name {
+			fail(c.Pos, "partner: want the name in the other load balancer's certificate, which is not %q, and where it listens, like {name: lb-b, address: 10.2.0.3:7946}", c.Name)
+		}
+	}
+	for what, d := range map[string]time.Duration{"hold": c.Hold, "lapse": c.Lapse, "ended": c.Ended, "idle": c.Idle, "down": c.Down, "settle": c.Settle} {
+		if d < 0 || d > 0 && d < 10*time.Millisecond {
+			fail(c.Pos, "%s %s: take 10 ms or more", what, d)
+		}
+	}
+	if least := cmp.Or(c.Hold, defaultHold) + cmp.Or(c.Lapse, defaultLapse); cmp.Or(c.Idle, defaultIdle) < least { // a move may be as long without a packet
+		fail(c.Pos, "idle %s: take hold and lapse together, %s, or more: a flow must not be forgotten while it moves", cmp.Or(c.Idle, defaultIdle), least)
+	}
+	c.checkServices(fail)
+	c.checkBackends(fail)
+	return errs
+}
+
+type failure func(p strictyaml.Pos, format string, a ...any)
+
+func (c *Config) checkServices(fail failure) {
+	numbers, places := map[int]string{}, map[service.Listen]string{}
+	for _, name := range sortedKeys(c.Services) {
+		s := c.Services[name]
+		if o, taken := numbers[s.Number]; taken || s.Number < 0 || s.Number >= maxServices {
+			fail(s.Pos, "services.%s: number %d: each has one of its own from 0 to %d%s", name, s.Number, maxServices-1, has(o))
+		}
+		numbers[s.Number] = name
+		if len(s.Listen) == 0 {
+			fail(s.Pos, "services.%s: listen: say where it is, like [tcp 192.0.2.1:1790]", name)
+		}
+		for _, l := range s.Listen {
+			if !l.Prefix.IsSingleIP() {
+				fail(s.Pos, "services.%s: listen %q: want one address, which every backend has, like tcp 192.0.2.1:1790", name, l)
+			}
+			if a := l.Prefix.Addr().Unmap(); l.Prefix.IsSingleIP() && !unicast(a) {
+				fail(s.Pos, "services.%s: listen %q: %s is no address of a network's machine: take a unicast address that every backend has", name, l, a)
+			}
+			if o, taken := places[l]; taken {
+				fail(s.Pos, "services.%s: %s is %s's", name, l, o)
+			}
+			places[l] = name
+		}
+		if s.By != "" && s.By != "flow" && s.By != "source" {
+			fail(s.Pos, "services.%s: by %q: want flow or source", name, s.By)
+		}
+	}
+}
+
+// unicast says whether an address can be that of one machine of a network.
+func unicast(a netip.Addr) bool {
+	return !a.IsLoopback() && !a.IsMulticast() && !a.IsUnspecified() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+}
+
+// repeated is a name that is in a list twice; "": none.
+func repeated(names []string) string {
+	for i, n := range names {
+		if slices.Contains(names[:i], n) {
+			return n
+		}
+	}
+	return ""
+}
+
+func has(o string) string {
+	if o == "" {
+		return ""
+	}
+	return fmt.Sprintf(" (%s has it)", o)
+}
+
+func (c *Config) checkBackends(fail failure) {
+	numbers, at := map[int]string{}, map[netip.Addr]string{}
+	for _, name := range sortedKeys(c.Services) {
+		for _, l := range c.Services[name].Listen {
+			at[l.Prefix.Addr().Unmap()] = "service " + name
+		}
+	}
+	for _, name := range sortedKeys(c.Backends) {
+		h := c.Backends[name]
+		switch a := h.Address.Unmap(); {
+		case !h.Address.IsValid():
+		case !unicast(a):
+			fail(h.Pos, "backends.%s: address %s: take the address of the backend on its network", name, a)
+		case at[a] != "":
+			fail(h.Pos, "backends.%s: address %s is that of %s: each backend has one of its own", name, a, at[a])
+		default:
+			at[a] = "backend " + name
+		}
+		if o, taken := numbers[h.Number]; taken || h.Number < 1 || h.Number > int(MostHosts) {
+			fail(h.Pos, "backends.%s: number %d: each has one of its own from 1 to %d%s", name, h.Number, MostHosts, has(o))
+		}
+		numbers[h.Number] = name
+		if !h.Address.IsValid() && !c.Register {
+			fail(h.Pos, "backends.%s: address: say where it is, or register: true lets it say so itself", name)
+		}
+		if w := h.weight(); w < 0 || w > mostWeight {
+			fail(h.Pos, "backends.%s: weight %d: take one of 0 to %d", name, w, mostWeight)
+		}
+		if h.Check != "" {
+			if _, err := netip.ParseAddrPort(h.Check); err != nil {
+				fail(h.Pos, "backends.%s: check %q: want an address and a port, like 10.0.0.7:80", name, h.Check)
+			}
+		}
+		for _, s := range h.Services {
+			if _, ok := c.Services[s]; !ok {
+				fail(h.Pos, "backends.%s: service %q is none of this file", name, s)
+			}
+		}
+	}
+}
+
+func (h BackendConfig) weight() int {
+	if h.Weight == nil {
+		return 1
+	}
+	return *h.Weight
+}
+
+// services are those of the file, as the data path has them.
+func (c *Config) services() (out []Service) {
+	for _, name := range sortedKeys(c.Services) {
+		s := c.Services[name]
+		for _, l := range s.Listen {
+			out = append(out, Service{Name: name, ID: s.Number, Listen: netip.AddrPortFrom(l.Prefix.Addr(), l.Port), Proto: l.Proto, BySource: s.By == "source"})
+		}
+	}
+	return tagged(out)
+}
+
+// agent are the options of the agent that the file wants.
+func (c *Config) agent() (AgentOptions, error) {
+	tls, err := c.TLS.LoadFor(c.Name)
+	if err != nil {
+		return AgentOptions{}, err
+	}
+	o := AgentOptions{Name: c.Name, TLS: tls, Manage: true, Register: c.Register, Services: c.services(), Partner: c.Partner,
+		Hold: c.Hold, Lapse: c.Lapse, Ended: c.Ended, Idle: c.Idle, Down: c.Down}
+	for _, name := range sortedKeys(c.Backends) {
+		h := c.Backends[name]
+		o.Managed = append(o.Managed, Managed{Number: move.Host(h.Number), Name: name, Address: h.Address, Weight: h.weight(), Weighted: h.Weight != nil,
+			Services: h.Services, Check: h.Check, Agent: h.Agent})
+	}
+	return o, nil
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package lb is the data path of a load balancer: it spreads new flows of services over hosts, keeps each with its owner, and
+// parks the packets of one that moves. Package move says who owns a flow and when; the agent that speaks with hosts is above.
+//
+//	f, err := lb.New(lb.Options{Devices: []string{"eth0", "eth1"}})   // in the namespace of the devices
+//	err = f.SetService(lb.Service{Listen: vip, Proto: unix.IPPROTO_TCP})
+//	err = f.SetHosts(hosts)
+//
+// Hosts have the service's address themselves, and their replies pass the load balancer: nothing of a packet is changed but its MAC
+// addresses. A host on a segment with the load balancer gets packets as they are; others get them through a tunnel (package tunnel).
+package lb
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/tunnel"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Options say where a load balancer is.
+type Options struct {
+	// Devices are all interfaces towards clients and hosts.
+	Devices []string
+	// Hold is the name of the device of parked packets, which is made; "weir-hold" if empty.
+	Hold string
+	// TunnelMTU is that of packets to hosts at the other end of a tunnel, 0 where there are none: the least of [Locate]'s. A
+	// packet that is longer is answered by a Packet Too Big, or goes in fragments where its sender lets it.
+	TunnelMTU int
+	// Tunnel is the name of the tunnels' device, which is made; [tunnel.Device] if empty.
+	Tunnel string
+	// Settle is how long packets of unknown connections wait at most for the hosts' agents, if the data path begins anew.
+	Settle time.Duration `json:"-"`
+}
+
+// DataPath is a data path. It ends with Close.
+type DataPath struct {
+	coll      *kernel.Collection
+	maps      bpf.LBObjects
+	links     map[string]kernel.Link    // by what is pinned
+	stays     bool                      // it is pinned: Close leaves it
+	filters   []kernel.Clsact           // in place of links
+	onChange  atomic.Pointer[func(Key)] // told of flows that the agent changes; nil: nobody is
+	full      atomic.Bool               // no sources are learned from datagrams
+	news      atomic.Uint32             // of flows that are learned, for onChange: lb_config.news
+	hold      *hold
+	ns        *netns.Handle
+	tunnel    int // interface, or 0
+	tunnelMTU int
+	parkFor   time.Duration
+	settle    atomic.Uint64 // CLOCK_MONOTONIC in ns: until then packets of unknown connections wait
+	mu        sync.Mutex
+	hosts     []Host // nil before SetHosts
+}
+
+// New makes a load balancer in the network namespace of the calling thread, that ends with this process or with Close; see [Open] for
+// one that stays. Needs Linux 5.12; before 6.6 (tcx) its programs stay with the devices if the process is killed.
+func New(o Options) (_ *DataPath, err error) {
+	if err := kernel.Require(Needs); err != nil {
+		return nil, err
+	}
+	f := &DataPath{parkFor: time.Minute}
+	if f.ns, err = netns.Current(); err != nil {
+		return nil, err
+	}
+	if err := f.build(o, nil); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (o Options) filled() Options {
+	o.Hold, o.Tunnel = cmp.Or(o.Hold, "weir-hold"), cmp.Or(o.Tunnel, tunnel.Device)
+	return o
+}
+
+// build makes the devices, loads the programs, over maps that there are already if share has them, and attaches them.
+func (f *DataPath) build(o Options, share map[string]*ebpf.Map) (err error) {
+	o = o.filled()
+	if f.hold, err = newHold(o.Hold, f.stays); err != nil {
+		return err
+	}
+	devices := slices.Clone(o.Devices)
+	if o.TunnelMTU > 0 {
+		f.tunnelMTU = o.TunnelMTU
+		if f.tunnel, err = tunnel.NewLB(o.Tunnel, o.TunnelMTU); err != nil {
+			return err
+		}
+		devices = append(devices, o.Tunnel)
+	}
+	if err := f.load(share, o.Settle); err != nil {
+		return err
+	}
+	f.links = map[string]kernel.Link{}
+	for _, name := range devices {
+		i, err := net.InterfaceByName(name)
+		if err != nil {
+			return fmt.Errorf("interface %s: %w", name, err)
+		}
+		if err := f.attach(kernel.TCX{Ifindex: i.Index, Device: name}, f.maps.LbIn); err != nil {
+			return err
+		}
+	}
+	return errors.Join(f.attach(kernel.TCX{Ifindex: f.hold.Ifindex, Device: o.Hold}, f.maps.LbAgain),
+		f.attach(kernel.TCX{Ifindex: f.hold.Ifindex, Device: o.Hold, Egress: true}, f.maps.LbOwn))
+}
+
+func (f *DataPath) load(share map[string]*ebpf.Map, settle time.Duration) error {
+	spec, err := bpf.LoadLB()
+	if err != nil {
+		return err
+	}
+	f.coll, err = kernel.Load(spec, []string{"lb_in", "lb_again", "lb_own", "lb_change"}, share)
+	if err != nil {
+		return err
+	}
+	if err := f.coll.Assign(&f.maps); err != nil {
+		return err
+	}
+	if share == nil && settle > 0 {
+		f.settle.Store(kernel.Monotonic() + uint64(settle))
+	}
+	var before bpf.LBLbConfig
+	if err := f.maps.LbSetup.Lookup(uint32(0), &before); err != nil {
+		return fmt.Errorf("reading the data path's configuration: %w", err)
+	}
+	f.settle.CompareAndSwap(0, before.Settle)
+	return f.configure(false)
+}
+
+// configure tells the data path of its devices, and whether sources of datagrams are learned no more.
+func (f *DataPath) configure(full bool) error {
+	c := bpf.LBLbConfig{Tap: uint32(f.hold.Ifindex), Tunnel: uint32(f.tunnel), Vni: tunnel.VNI, Settle: f.settle.Load()}
+	if full {
+		c.Full = 1
+	}
+	if f.onChange.Load() != nil {
+		c.News = f.news.Load()
+	}
+	if err := f.maps.LbSetup.Put(uint32(0), c); err != nil {
+		return fmt.Errorf("configuring the data path: %w", err)
+	}
+	return nil
+}
+
+// hasTCX is replaced by a test that wants the kernel to lack it.
+var hasTCX = func() bool { return kernel.TCXLink.Check() == nil }
+
+func (f *DataPath) attach(a kernel.TCX, prog *ebpf.Program) error {
+	if !hasTCX() {
+		c := clsact(a.Ifindex, a.Egress)
+		f.filters = append(f.filters, c)
+		return c.Attach(prog)
+	}
+	l, err := a.Attach(prog)
+	if err != nil {
+		return err
+	}
+	side := "in"
+	if a.Egress {
+		side = "out"
+	}
+	f.links[fmt.Sprint(side, a.Ifindex)] = l
+	return nil
+}
+
+// clsact is a program's place where the kernel has no tcx (before 6.6): a filter of the device, which stays with it, and which the
+// next life of the load balancer exchanges.
+func clsact(ifindex int, egress bool) kernel.Clsact {
+	name := "weir_lb_in"
+	if egress {
+		name = "weir_lb_out"
+	}
+	return kernel.Clsact{Ifindex: ifindex, Name: name, Egress: egress}
+}
+
+// detach takes away filters that no link holds. Those of the load balancer's own devices go with these.
+func detach(o Options) error {
+	var errs []error
+	for _, name := range o.Devices {
+		if i, err := net.InterfaceByName(name); err == nil { // else it has gone, and its filter
+			errs = append(errs, clsact(i.Index, false).Detach(true))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Close ends the data path, unless it is pinned: packets go where the kernel's routes lead them.
+func (f *DataPath) Close() {
+	for _, l := range f.links {
+		l.Close()
+	}
+	for _, c := range f.filters {
+		if !f.stays {
+			_ = f.ns.Do(func() error { return c.Detach(true) }) // its device may be gone
+		}
+	}
+	if f.hold != nil {
+		f.hold.Close()
+	}
+	if f.tunnel != 0 && !f.stays {
+		_ = f.ns.Do(func() error { return netlink.LinkDel(&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Index: f.tunnel}}) }) // may be gone
+	}
+	if f.coll != nil {
+		f.coll.Close()
+	}
+	f.maps.Close()
+	if f.ns != nil {
+		f.ns.Close()
+	}
+}
+
+// removeDevices takes away what stays of a load balancer that is not pinned any more.
+func removeDevices(o Options) error {
+	var errs []error
+	for _, name := range []string{o.Hold, o.Tunnel} {
+		l, err := netlink.LinkByName(name)
+		if errors.As(err, &netlink.LinkNotFoundError{}) || name == o.Tunnel && o.TunnelMTU == 0 {
+			continue
+		}
+		if err == nil {
+			err = netlink.LinkDel(l)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// SetService has the data path know a service. Services of different protocols may have one number: where they go by source, a
+// client keeps one host for all of them.
+func (f *DataPath) SetService(s Service) error {
+	if s.ID < 0 || s.ID >= maxServices || s.Tag < 0 || s.Tag > peer.MostTag {
+		return fmt.Errorf("service %d: a load balancer has %d, from 0 on", s.ID, maxServices)
+	}
+	f.hold.mu.Lock()
+	f.hold.services[listen{s.Listen, s.Proto}] = s
+	f.hold.mu.Unlock()
+	if err := f.spread(s.ID); err != nil {
+		return err
+	}
+	if err := f.route(s.Listen.Addr()); err != nil {
+		return fmt.Errorf("service %s: the route for what this machine itself says to it: %w", s.Listen, err)
+	}
+	// Of fragments only the first has ports; the others are found by port 0.
+	fragment := s
+	fragment.Listen = netip.AddrPortFrom(s.Listen.Addr(), 0)
+	for _, e := range []struct {
+		s      Service
+		broken bool
+	}{{fragment, !f.fragmentsGo(s)}, {s, false}} {
+		if err := f.putService(e.s, e.broken); err != nil {
+			return fmt.Errorf("service %s: %w", s.Listen, err)
+		}
+	}
+	return nil
+}
+
+func (f *DataPath) putService(s Service, broken bool) error {
+	v := bpf.LBLbService{Id: uint32(s.flows())}
+	if s.BySource {
+		v.BySource = 1
+	}
+	if broken {
+		v.Broken = 1
+	}
+	return f.maps.LbServices.Put(bpf.LBLbServiceKey{Addr: s.Listen.Addr().As16(), Port: swap(s.Listen.Port()), Proto: s.Proto}, v)
+}
+
+// fragmentsGo says whether a fragment without ports, to a service's address, can only be for hosts that its source alone finds.
+func (f *DataPath) fragmentsGo(s Service) bool {
+	f.hold.mu.Lock()
+	defer f.hold.mu.Unlock()
+	for _, o := range f.hold.services {
+		if o.Listen.Addr() == s.Listen.Addr() && o.Proto == s.Proto && (!o.BySource || o.ID != s.ID) {
+			return false
+		}
+	}
+	return true
+}
+
+// route has the kernel send what this machine says to a service's address, errors about hosts' packets above all, to the device of
+// parked packets, where the data path takes it. Its MTU is that of tunnels: what the data path leaves to the kernel for being too
+// big for them the kernel answers.
+func (f *DataPath) route(a netip.Addr) error {
+	bits := a.BitLen()
+	r := &netlink.Route{LinkIndex: f.hold.Ifindex, Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, bits)}, Scope: netlink.SCOPE_LINK}
+	if f.tunnelMTU > 0 {
+		r.MTU, r.MTULock = f.tunnelMTU, true
+	}
+	return f.ns.Do(func() error { return netlink.RouteReplace(r) })
+}
+
+// keyOf is a client's flow of a service.
+func (f *DataPath) keyOf(client netip.AddrPort, service int) Key {
+	f.hold.mu.Lock()
+	defer f.hold.mu.Unlock()
+	for _, s := range f.hold.services {
+		if s.ID == numberOf(service) && s.BySource {
+			return Key{netip.AddrPortFrom(client.Addr(), 0), service}
+		}
+	}
+	return Key{client, service}
+}
+
+// serviceIDs are the numbers of the services that the data path knows.
+func (f *DataPath) serviceIDs() (ids []int) {
+	f.hold.mu.Lock()
+	defer f.hold.mu.Unlock()
+	for _, s := range f.hold.services {
+		if !slices.Contains(ids, s.ID) {
+			ids = append(ids, s.ID)
+		}
+	}
+	return ids
+}
+
+// Counts are packets and flows since New, as lb.h's enum has them.
+type Counts struct {
+	In, Out  uint64 // packets passed to hosts, and to clients
+	Learned  uint64 // flows
+	Held     uint64 // packets parked
+	Mute     uint64 // packets of hosts that do not own the flow, dropped
+	NoReset  uint64 // resets of flows that are about to move, dropped
+	NoHost   uint64 // packets that there is no host for, dropped
+	Full     uint64 // flows that there was no room for: they go by the hash
+	ICMP     uint64 // errors passed to a flow's owner
+	Stranger uint64 // packets of a service by who is none of its hosts, dropped
+	Fragment uint64 // later fragments of a service by flow, dropped
+	Big      uint64 // packets too big for their tunnel, left to the kernel to answer
+	Late     uint64 // packets of parked flows after their deadline: passed to the owner
+	Awaited  uint64 // packets of unknown connections, before the hosts have said which are theirs: dropped
+}
+
+// Counts reads them.
+func (f *DataPath) Counts() (Counts, error) {
+	var c Counts
+	for i, n := range []*uint64{&c.In, &c.Out, &c.Learned, &c.Held, &c.Mute, &c.NoReset, &c.NoHost, &c.Full, &c.ICMP, &c.Stranger,
+		&c.Fragment, &c.Big, &c.Late, &c.Awaited} {
+		var each []uint64
+		if err := f.maps.LbCounts.Lookup(uint32(i), &each); err != nil {
+			return c, fmt.Errorf("reading counts: %w", err)
+		}
+		for _, v := range each {
+			*n += v
+		}
+	}
+	return c, nil
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+var (
+	service4 = netip.MustParseAddrPort("10.55.0.1:9000")
+	service6 = netip.MustParseAddrPort("[fd55::1]:9000")
+)
+
+func prefix(format string, a ...any) netip.Prefix {
+	return netip.MustParsePrefix(fmt.Sprintf(format, a...))
+}
+
+// New flows are spread over the hosts, and each stays where it is; both families.
+func TestSpread(t *testing.T) {
+	sc := newScene(t)
+	client, hosts, f := sc.client, sc.hosts, sc.f
+	for id, at := range []netip.AddrPort{service4, service6} {
+		serve(t, hosts, at)
+		of := map[byte]int{}
+		for range 40 {
+			c := dial(t, client, at)
+			first, err := ask(c, "a", patience)
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := ask(c, "b", patience)
+			if err != nil || first[0] != again[0] {
+				t.Fatalf("%q, then %q, %v", first, again, err)
+			}
+			of[first[0]]++
+			fl, err := f.Flow(keyOfConn(c, id))
+			if err != nil || int(fl.Owner) != int(first[0]-'0') || fl.In < 3 || fl.Out < 2 {
+				t.Errorf("flow %+v, %v, served by %s", fl, err, first)
+			}
+		}
+		if of['1'] < 5 || of['2'] < 5 {
+			t.Errorf("40 flows: %v", of)
+		}
+	}
+	c, err := f.Counts()
+	if err != nil || c.Learned != 80 || c.Mute+c.NoHost+c.Stranger+c.Full != 0 {
+		t.Errorf("%+v, %v", c, err)
+	}
+}
+
+// Packets of a flow that is parked wait, and come in order when it is let go.
+func TestPark(t *testing.T) {
+	sc := newScene(t)
+	client, hosts, f := sc.client, sc.hosts, sc.f
+	serve(t, hosts, service4)
+	c := dial(t, client, service4)
+	first, err := ask(c, "a", patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := keyOfConn(c, 0)
+	if err := f.Park(k); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ask(c, "b", 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("%q, %v: want no answer", got, err)
+	}
+	for _, word := range []string{"c", "d", "e"} {
+		if _, err := io.WriteString(c, word); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waited, err := f.Unpark(k)
+	if err != nil || waited == 0 {
+		t.Fatalf("%d waited, %v", waited, err)
+	}
+	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 0, 16)
+	for want := 4; want > 0; {
+		b := make([]byte, 16)
+		n, err := c.Read(b)
+		if err != nil {
+			t.Fatal(err, string(got))
+		}
+		for _, x := range b[:n] {
+			if x != first[0] {
+				got = append(got, x)
+				want--
+			}
+		}
+	}
+	if string(got) != "bcde" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// Who does not own a flow is not heard: nor its reset, for want of a socket.
+func TestMute(t *testing.T) {
+	sc := newScene(t)
+	client, hosts, f := sc.client, sc.hosts, sc.f
+	serve(t, hosts, service4)
+	c := dial(t, client, service4)
+	if _, err := ask(c, "a", patience); err != nil {
+		t.Fatal(err)
+	}
+	k := keyOfConn(c, 0)
+	var from move.Host
+	moved, err := f.Change(k, func(fl *Flow) {
+		from = fl.Owner
+		fl.Flow = move.Flow{Owner: 3 - from, Epoch: fl.Epoch + 1, Before: from, To: from, Birth: fl.Birth} // to: resets do not pass
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The other host has no such socket: it answers by a reset.
+	if got, err := ask(c, "b", 300*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("%q, %v: want no answer", got, err)
+	}
+	if fl, err := f.Flow(k); err != nil || fl.Flow != moved.Flow {
+		t.Errorf("%+v, %v: a reset that does not pass is no word", fl, err)
+	}
+	if _, err := f.Change(k, func(fl *Flow) {
+		fl.Flow = move.Flow{Owner: from, Epoch: fl.Epoch + 1, Before: 3 - from}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 8)
+	if n, err := c.Read(b); err != nil || string(b[1:n]) != "b" {
+		t.Errorf("back at its owner: %q, %v", b[:n], err)
+	}
+	if fl, err := f.Flow(k); err != nil || fl.Before != 0 {
+		t.Errorf("%+v, %v: the owner has spoken, nobody before it may have the flow", fl, err)
+	}
+	if n, err := f.Counts(); err != nil || n.NoReset == 0 {
+		t.Errorf("%+v, %v", n, err)
+	}
+}
+
+// Flows that have ended are forgotten, those that move are not.
+func TestForget(t *testing.T) {
+	sc := newScene(t)
+	client, hosts, f := sc.client, sc.hosts, sc.f
+	serve(t, hosts, service4)
+	var keys []Key
+	for i := range 3 {
+		c := dial(t, client, service4)
+		if _, err := ask(c, "a", patience); err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, keyOfConn(c, 0))
+		if i > 0 {
+			c.Close()
+		}
+	}
+	if _, err := f.Change(keys[2], func(fl *Flow) { fl.To = 3 - fl.Owner }); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		if fl, err := f.Flow(keys[1]); err == nil && fl.Ended || time.Now().After(end) {
+			break
+		}
+	}
+	n, err := f.Forget(0, time.Hour)
+	if err != nil || n != 1 {
+		t.Errorf("%d forgotten, %v", n, err)
+	}
+	for i, k := range keys {
+		if _, err := f.Flow(k); (err == nil) != (i != 1) {
+			t.Errorf("flow %d: %v", i, err)
+		}
+	}
+}
+
+// A change that the data path is faster than is made again.
+func TestChange(t *testing.T) {
+	f := newScene(t).f
+	k := Key{Client: netip.MustParseAddrPort("10.1.0.2:1"), Service: 0}
+	if err := f.Learn(k, 1, 7); err != nil {
+		t.Fatal(err)
+	}
+	known, err := f.Flow(k)
+	if err != nil || known.Birth == 0 {
+		t.Fatalf("%+v, %v: want a birth", known, err)
+	}
+	asked := 0
+	got, err := f.Change(k, func(fl *Flow) {
+		if asked++; asked == 1 {
+			if _, err := f.Change(k, func(fl *Flow) { fl.Epoch = 9 }); err != nil {
+				t.Error(err)
+			}
+		}
+		fl.To = 5
+	})
+	if want := (move.Flow{Owner: 1, To: 5, Epoch: 9, Birth: known.Birth}); err != nil || got.Flow != want || asked != 2 {
+		t.Errorf("%+v, asked %d times, %v", got, asked, err)
+	}
+	if _, err := f.Change(Key{Client: k.Client, Service: 3}, func(*Flow) {}); !errors.Is(err, ErrNoFlow) {
+		t.Errorf("%v", err)
+	}
+}
+
+// Weights are kept to, and a host that goes changes no flow of others.
+func TestRing(t *testing.T) {
+	hosts := []Host{{Number: 1, Name: "a", Weight: 1}, {Number: 2, Name: "b", Weight: 2}, {Number: 3, Name: "c", Weight: 1}, {Number: 4, Name: "d"}}
+	all := ring(hosts)
+	share := map[uint16]int{}
+	for _, h := range all {
+		share[h]++
+	}
+	for host, want := range map[uint16]int{1: Buckets / 4, 2: Buckets / 2, 3: Buckets / 4, 4: 0} {
+		if got := share[host]; got < want*9/10 || got > want*11/10 {
+			t.Errorf("host %d has %d of %d buckets, want about %d", host, got, Buckets, want)
+		}
+	}
+	for i, h := range ring(hosts[:2]) {
+		if all[i] != 3 && h != all[i] {
+			t.Fatalf("bucket %d went from %d to %d", i, all[i], h)
+		}
+	}
+}
+
+func TestWord(t *testing.T) {
+	for _, f := range []move.Flow{{}, {Owner: 1}, {Owner: MostHosts, To: MostHosts, Before: MostHosts, Held: true, Epoch: 1<<32 - 1}, {Owner: 3, To: 4, Epoch: 8}} {
+		for _, parked := range []bool{false, true} {
+			if got, p := unword(word(f, parked)); got != f || p != parked {
+				t.Errorf("%+v, %v: %+v, %v", f, parked, got, p)
+			}
+		}
+	}
+}
+
+// Without a device for packets that wait there is no load balancer, and an error that says so.
+func TestNoDevice(t *testing.T) {
+	nstest.NeedRoot(t)
+	if err := kernel.Require(Needs); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	do(t, nstest.NewNetns(t), func() error {
+		f, err := New(Options{Hold: "a name that is too long for a device"})
+		if err == nil || !strings.Contains(err.Error(), "device of parked packets") {
+			t.Errorf("%v, %v", f, err)
+		}
+		return nil
+	})
+}

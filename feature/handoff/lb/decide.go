@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/internal/awake"
+)
+
+// handle does what a host asks for. All of it happens one after the other.
+func (a *Agent) handle(c *peer.Conn, in peer.Frame) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.decide(c, in)
+}
+
+// decide does. a.mu is held.
+func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
+	from := c.Peer.Number
+	if a.hosts[from] != c {
+		return nil // of a life that has ended: who asks has nobody to hear the answer
+	}
+	k := a.f.keyOf(in.Flow.Client, int(in.Flow.Service))
+	if in.Message.Kind == move.Left {
+		return a.left(k, from, in.Message)
+	}
+	var answers [2]move.Message
+	var owner move.Host // before
+	var tooEarly bool
+	change := func() (Flow, error) {
+		return a.f.Change(k, func(fl *Flow) {
+			owner = fl.Owner
+			if tooEarly = a.tooEarly(k, fl, from, in.Message); tooEarly {
+				return
+			}
+			answers = fl.Receive(from, in.Message, a.gone(fl))
+			if in.Message.Kind == move.Flip && answers[0].OK {
+				fl.Life = c.Peer.Instance
+			}
+		})
+	}
+	now, err := change()
+	if errors.Is(err, ErrNoFlow) && in.Message.Kind == move.Ask && a.settling == nil && k.Client.Port() != 0 && a.f.serves(from, k.Service) {
+		// Of a connection that has been silent for long nothing is known, and who asks has it.
+		if err = a.f.Learn(k, from, 0); err == nil || errors.Is(err, ebpf.ErrKeyExist) {
+			now, err = change()
+		}
+	}
+	if errors.Is(err, ErrNoFlow) && a.settling != nil {
+		return nil // its hosts say whose it is, in a moment: then they ask again
+	}
+	if errors.Is(err, ErrNoFlow) { // the client has ended it, or it never was
+		answers = (&move.Flow{}).Receive(from, in.Message, false)
+	} else if err != nil {
+		return err
+	}
+	if tooEarly {
+		a.wait(k, c, in)
+		return nil
+	}
+	if answers[0].Kind == 0 {
+		return fmt.Errorf("%s is not for load balancers", in.Message.Kind)
+	}
+	tell := func() error { return errors.Join(a.send(from, in, answers[0]), a.send(owner, in, answers[1])) }
+	if err != nil || !answers[0].OK || in.Message.Kind == move.Ask {
+		err := tell()
+		if in.Message.Kind == move.Reclaim {
+			a.o.Step(stepToldGone)
+		}
+		return err
+	}
+	if in.Message.Kind == move.Hold { // from the answer on the owner counts on it
+		awake.For(awake.Moment)
+		a.o.Step(stepHeld)
+		if err := a.follow(k, now, in.Message.Kind); err != nil {
+			return err
+		}
+		a.o.Step(stepParked) // or not: see move.Source.Parks
+		err := tell()
+		a.o.Step(stepToldHeld)
+		if e := a.early[k]; e != nil {
+			err = errors.Join(err, e.now())
+		}
+		return err
+	}
+	// It is decided: the new owner may begin while packets are let go.
+	if in.Message.Kind == move.Flip {
+		a.o.Step(stepFlipped)
+	}
+	err = tell()
+	if in.Message.Kind == move.Flip {
+		a.o.Step(stepToldFlipped)
+	}
+	err = errors.Join(err, a.follow(k, now, in.Message.Kind))
+	if in.Message.Kind == move.Flip {
+		a.o.Step(stepLetGo)
+	}
+	return err
+}
+
+// follow has the data path do what was decided.
+func (a *Agent) follow(k Key, now Flow, kind move.Kind) error {
+	if t := a.timers[k]; t != nil {
+		t.Stop()
+		delete(a.timers, k)
+	}
+	if kind == move.Hold {
+		if now.Held {
+			if err := a.f.Park(k); err != nil {
+				return err
+			}
+		}
+		a.timers[k] = a.after(a.o.Hold, func() { a.expire(k, now.Epoch) })
+		return nil
+	}
+	_, err := a.f.Unpark(k)
+	return err
+}
+
+// gone says that the life of the owner's agent has ended that had the flow flipped: until then nobody gets it back. The kernel
+// knows which it was, so that it is known to every life of this agent.
+func (a *Agent) gone(fl *Flow) bool {
+	h := a.hosts[fl.Owner]
+	return h == nil || fl.Life != 0 && h.Peer.Instance != fl.Life
+}
+
+func (a *Agent) send(to move.Host, in peer.Frame, m move.Message) error {
+	c := a.hosts[to]
+	if m.Kind == 0 || c == nil {
+		return nil
+	}
+	return c.Send(peer.Frame{Message: m, Flow: in.Flow, Instance: c.Peer.Instance})
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Flags of TCP.
+const (
+	tcpSYN = 2
+	tcpRST = 4
+)
+
+// forge has the client's network send a segment without data, that nobody there has said.
+func forge(t *testing.T, sc *scene, from, to netip.AddrPort, flags byte) {
+	t.Helper()
+	src, dst := from.Addr().As4(), to.Addr().As4()
+	b := make([]byte, 40)
+	b[0], b[3], b[8], b[9] = 0x45, 40, 64, unix.IPPROTO_TCP
+	copy(b[12:], src[:])
+	copy(b[16:], dst[:])
+	tcp := b[20:]
+	binary.BigEndian.PutUint16(tcp, from.Port())
+	binary.BigEndian.PutUint16(tcp[2:], to.Port())
+	binary.BigEndian.PutUint32(tcp[4:], 0x12345678)
+	tcp[12], tcp[13], tcp[14] = 5<<4, flags, 0x20
+	sum := uint32(unix.IPPROTO_TCP + len(tcp))
+	for i := 12; i < len(b); i += 2 { // the addresses as well
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	binary.BigEndian.PutUint16(tcp[16:], ^uint16(sum))
+	do(t, sc.client, func() error {
+		s, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(s)
+		return unix.Sendto(s, b, 0, &unix.SockaddrInet4{Addr: dst})
+	})
+}
+
+// becomes waits until a flow is as it should be.
+func becomes(t *testing.T, f *DataPath, k Key, what string, is func(Flow) bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+		fl, err := f.Flow(k)
+		if err == nil && is(fl) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%+v, %v: want it %s", fl, err, what)
+		}
+	}
+}
+
+// stays says that a flow is not forgotten as one that has ended.
+func stays(t *testing.T, f *DataPath, k Key) {
+	t.Helper()
+	if n, err := f.Forget(0, time.Hour); n != 0 || err != nil {
+		t.Errorf("%d forgotten, %v", n, err)
+	}
+	if _, err := f.Flow(k); err != nil {
+		t.Error(err)
+	}
+}
+
+// A client that comes again from the same port, before the flow is forgotten, has a connection that lives, at the same host.
+func TestReopened(t *testing.T) {
+	sc := newScene(t)
+	f := sc.f
+	c, k, owner, _ := session(t, sc)
+	if _, err := f.Change(k, func(fl *Flow) { fl.Epoch = 6 }); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.(*net.TCPConn).SetLinger(0); err != nil {
+		t.Fatal(err)
+	}
+	c.Close() // by a reset
+	becomes(t, f, k, "ended", func(fl Flow) bool { return fl.Ended })
+	do(t, sc.client, func() (err error) {
+		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(k.Client), Timeout: patience}
+		c, err = d.Dial("tcp", service4.String())
+		return err
+	})
+	defer c.Close()
+	if _, err := ask(c, "b", patience); err != nil {
+		t.Fatal(err)
+	}
+	becomes(t, f, k, "alive", func(fl Flow) bool { return !fl.Ended && fl.Owner == owner && fl.Epoch == 6 })
+	stays(t, f, k)
+}
+
+// The SYN alone does it, before the host has said anything: both ends were seen, and the host may still know of them.
+func TestReopenedByClient(t *testing.T) {
+	sc := newScene(t)
+	f := sc.f
+	_, k, _, _ := session(t, sc)
+	change(t, f, k, func(v *bpf.LBLbFlow) { v.Flags = finIn | finOut })
+	forge(t, sc, k.Client, service4, tcpSYN) // an odd one: the host answers by no more than an ACK
+	becomes(t, f, k, "alive", func(fl Flow) bool { return !fl.Ended })
+	stays(t, f, k)
+}
+
+// A reset that somebody has made up ends no flow whose host goes on.
+func TestForgedReset(t *testing.T) {
+	sc := newScene(t)
+	f := sc.f
+	c, k, _, _ := session(t, sc)
+	forge(t, sc, k.Client, service4, tcpRST)
+	becomes(t, f, k, "ended", func(fl Flow) bool { return fl.Ended })
+	if _, err := ask(c, "b", patience); err != nil {
+		t.Fatal(err)
+	}
+	becomes(t, f, k, "alive", func(fl Flow) bool { return !fl.Ended })
+	stays(t, f, k)
+}
+
+// change has the data path find a flow as it makes it itself.
+func change(t *testing.T, f *DataPath, k Key, to func(*bpf.LBLbFlow)) {
+	t.Helper()
+	var v bpf.LBLbFlow
+	if err := f.maps.LbFlows.Lookup(k.raw(), &v); err != nil {
+		t.Fatal(err)
+	}
+	to(&v)
+	if err := f.maps.LbFlows.Put(k.raw(), v); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What a flood of SYNs has hosts answer is forgotten soon; a connection that was opened is not, however little is said.
+func TestForgetsFlood(t *testing.T) {
+	sc := newScene(t)
+	f := sc.f
+	_, opened, _, _ := session(t, sc)
+	from := netip.MustParseAddrPort("10.1.0.77:5555") // nobody's
+	spoofed := Key{Client: from}
+	forge(t, sc, from, service4, tcpSYN)
+	becomes(t, f, spoofed, "answered", func(fl Flow) bool { return fl.Out > 0 && fl.Opening })
+	forge(t, sc, from, service4, tcpSYN)
+	becomes(t, f, spoofed, "no less open for a second SYN", func(fl Flow) bool { return fl.In > 1 && fl.Opening })
+	if n, err := f.Forget(0, time.Hour); n != 0 || err != nil {
+		t.Errorf("at once %d are forgotten, %v", n, err)
+	}
+	change(t, f, opened, func(v *bpf.LBLbFlow) { v.Seen = kernel.Monotonic() - uint64(unanswered) })
+	stays(t, f, opened)
+	for end := time.Now().Add(patience); ; { // the host repeats its answer, by which the flow is seen
+		change(t, f, spoofed, func(v *bpf.LBLbFlow) { v.Seen = kernel.Monotonic() - uint64(unanswered) })
+		if n, err := f.Forget(0, time.Hour); n == 1 && err == nil {
+			break
+		} else if err != nil || time.Now().After(end) {
+			t.Fatalf("%d are forgotten, %v: want the one that was never opened", n, err)
+		}
+	}
+	if fl, err := f.Flow(opened); err != nil || fl.Opening {
+		t.Errorf("%+v, %v", fl, err)
+	}
+}
+
+// locker does something before it locks.
+type locker struct {
+	sync.Mutex
+	before func()
+}
+
+func (l *locker) Lock() { l.before(); l.Mutex.Lock() }
+
+// A flow that begins to move, or goes on, between being found too old and being forgotten stays.
+func TestForgetsNoMove(t *testing.T) {
+	sc := newScene(t)
+	f := sc.f
+	_, k, _, other := session(t, sc)
+	for what, begins := range map[string]func(*bpf.LBLbFlow){
+		"move":   func(v *bpf.LBLbFlow) { v.Word |= uint64(other) << toAt },
+		"packet": func(v *bpf.LBLbFlow) { v.Seen = kernel.Monotonic() },
+	} {
+		was := bpf.LBLbFlow{}
+		change(t, f, k, func(v *bpf.LBLbFlow) { v.Seen = 1; was = *v })
+		n, err := f.forget(time.Hour, time.Second, &locker{before: func() { change(t, f, k, begins) }})
+		if n != 0 || err != nil {
+			t.Errorf("%s: %d are forgotten, %v", what, n, err)
+		}
+		if err := f.maps.LbFlows.Put(k.raw(), was); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := f.Forget(time.Hour, time.Second); n != 1 || err != nil {
+		t.Errorf("and then %d, %v", n, err)
+	}
+}

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Name is the feature's name: config key, CLI noun.
+const Name = "lb"
+
+// Feature is the load balancer as the host sees it. weir apply records what the file says, for the network namespace in which
+// it runs; weir serve runs the agent by it there.
+type Feature struct{}
+
+var (
+	_ feature.Feature[Config, State] = Feature{}
+	_ feature.Sectioned              = Feature{}
+	_ feature.Runner                 = Feature{}
+	_ feature.Restorer               = Feature{}
+	_ feature.Measured               = Feature{}
+	_ feature.Examiner               = Feature{}
+	_ feature.Reporter               = Feature{}
+	_ feature.Privileged             = Feature{}
+	_ feature.AgentPins              = Feature{}
+)
+
+var applied = feature.Applied[Config]{Feature: Name}
+
+// State is what is applied for this network namespace, and which load balancers are pinned in it.
+type State struct {
+	Spec   *Config `json:"spec"` // nil: none
+	pinned []kernel.Instance
+}
+
+// Name implements feature.Feature.
+func (Feature) Name() string { return Name }
+
+// Section implements feature.Sectioned.
+func (Feature) Section() any { return &Config{Name: Name} }
+
+// Spec implements feature.Feature: the section of the file.
+func (Feature) Spec(d *feature.Document) (Config, bool) {
+	return feature.Section[Config](d.Sections, Name)
+}
+
+// Needs implements feature.Feature. They are optional for a host without a load balancer.
+func (Feature) Needs(c Config) []kernel.Need {
+	needs := slices.Clone(Needs)
+	for i := range needs {
+		if !c.declared() {
+			needs[i].Optional, needs[i].For = true, "a load balancer (lb in weir.yaml)"
+		}
+	}
+	return needs
+}
+
+// Rights implements feature.Privileged.
+func (Feature) Rights() []feature.Right {
+	return []feature.Right{{Capability: unix.CAP_NET_RAW, For: "packets that wait"}, {Capability: unix.CAP_SYS_NICE, For: "priority while sessions move"}}
+}
+
+// State implements feature.Feature.
+func (Feature) State(_ context.Context, r *kernel.Root) (s State, err error) {
+	if s.Spec, err = applied.Read(r); err != nil {
+		return s, err
+	}
+	ns, err := netns.Current()
+	if err != nil {
+		return s, err
+	}
+	defer ns.Close()
+	all, err := Instances(r)
+	s.pinned = slices.DeleteFunc(all, func(i kernel.Instance) bool { return i.Scope != instanceOf(ns, "").Scope })
+	return s, err
+}
+
+// Plan implements feature.Feature.
+func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan, err error) {
+	if want.declared() {
+		if err := want.ready(&p); err != nil {
+			return p, err
+		}
+	}
+	switch {
+	case have.Spec != nil && (!want.declared() || want.Name != have.Spec.Name):
+		have.outage(&p)
+		name := have.Spec.Name
+		p.Add(feature.Step{Verb: "remove", Object: "load balancer " + name, Do: func(_ context.Context, l *kernel.WriteLock) (string, error) {
+			return "", removeHere(l, name)
+		}})
+	case have.Spec != nil && applied.Same(have.Spec, &want):
+		return p, nil
+	}
+	if want.declared() {
+		verb := "create"
+		if have.Spec != nil && want.Name == have.Spec.Name {
+			verb = "change"
+		}
+		p.Add(feature.Step{Verb: verb, Object: "load balancer " + want.Name, Detail: fmt.Sprintf("%d services, %d backends", len(want.Services), len(want.Backends)),
+			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", applied.Publish(l, want) }})
+	}
+	return p, nil
+}
+
+// declared reports whether the file has the section.
+func (c *Config) declared() bool { return c.Name != "" }
+
+// ready refuses a certificate that the agent could not use, and warns of interfaces that are not there yet.
+func (c *Config) ready(p *feature.Plan) error {
+	if _, err := c.TLS.LoadFor(c.Name); err != nil {
+		return c.Pos.Errorf("lb.tls: %w", err)
+	}
+	for _, d := range c.Devices {
+		if _, err := net.InterfaceByName(d); err != nil {
+			p.Warn("lb: there is no interface %s: the load balancer begins when it comes", d)
+		}
+	}
+	return nil
+}
+
+// outage tells of flows that lose their load balancer.
+func (s State) outage(p *feature.Plan) {
+	for _, i := range s.pinned {
+		if i.Name == pinPrefix+s.Spec.Name {
+			p.Outage("lb: load balancer %s spreads traffic now, which would go where the kernel's routes lead it", s.Spec.Name)
+		}
+	}
+}
+
+// removeHere removes the data path and the spec of this network namespace. The data path goes first: killed in between, the next
+// command begins again.
+func removeHere(l *kernel.WriteLock, name string) error {
+	ns, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	if err := remove(l, instanceOf(ns, name), ns); err != nil {
+		return err
+	}
+	kernel.Step("lb:removed")
+	return applied.Remove(l)
+}
+
+// Remove implements feature.Feature: the load balancers of all network namespaces.
+func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
+	return errors.Join(RemoveAll(l), applied.RemoveAll(l))
+}
+
+// Run implements feature.Runner: the agent.
+func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
+	return feature.Agent[Config]{Applied: applied, Start: Run}.Run(ctx, r, log)
+}
+
+// Save implements feature.Restorer: the spec, null for none.
+func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
+	c, err := applied.Read(r)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(c)
+}
+
+// PlanRestore implements feature.Restorer.
+func (f Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (feature.Plan, error) {
+	var was Config
+	if err := json.Unmarshal(saved, &was); err != nil {
+		return feature.Plan{}, fmt.Errorf("the saved load balancer: %w", err)
+	}
+	have, err := f.State(ctx, r)
+	if err != nil {
+		return feature.Plan{}, err
+	}
+	return f.Plan(ctx, have, was)
+}
+
+// Report is what weir status shows.
+type Report struct {
+	Balancers []Status `json:"balancers"`
+}
+
+// Empty implements feature.Emptier.
+func (r Report) Empty() bool { return len(r.Balancers) == 0 }
+
+// Report implements feature.Reporter: the load balancers of all network namespaces, from their agents where these answer.
+func (Feature) Report(ctx context.Context, r *kernel.Root, _ []kernel.Fault) (any, error) {
+	all, err := Statuses(ctx, r)
+	return Report{Balancers: all}, err
+}
+
+// certificateNear is how long before its end a certificate is warned of.
+const certificateNear = 7 * 24 * time.Hour
+
+// Examine implements feature.Examiner: agents that do not answer, certificates that end soon.
+func (Feature) Examine(ctx context.Context, r *kernel.Root) (out []feature.Finding, err error) {
+	all, err := Statuses(ctx, r)
+	answers := map[string]bool{}
+	for _, s := range all {
+		answers[s.Name] = answers[s.Name] || s.Agent
+		if c := s.Certificate; c != nil && c.Problem != "" {
+			out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: "the new certificate is refused, the former one stays in use: " + c.Problem, Remedy: "mend the files of lb.tls"})
+		} else if c != nil && time.Until(c.NotAfter) < certificateNear {
+			out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: "the certificate expires at " + c.NotAfter.UTC().Format(time.RFC3339), Remedy: "replace the files of lb.tls"})
+		}
+	}
+	spec, serr := applied.Read(r)
+	if spec != nil && !answers[spec.Name] {
+		out = append(out, feature.Finding{Object: "load balancer " + spec.Name, Text: "its agent does not answer: no session moves, and no backend's health is seen",
+			Remedy: "run weir serve, or weir serve --only lb, in this network namespace; its log says why the agent does not start"})
+	}
+	return out, errors.Join(err, serr)
+}
+
+// AgentPins implements feature.AgentPins.
+func (Feature) AgentPins() string { return store.Feature }

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Key is a flow of a service, as the client's packets have it.
+type Key struct {
+	Client  netip.AddrPort // the port is 0 where the service is by source
+	Service int            // its number, and above that the tag of the address: see Service.Tag
+}
+
+// Flow is what the load balancer knows of one.
+type Flow struct {
+	move.Flow
+	Parked  bool // packets to the owner go to the device of held packets
+	Seen    uint64
+	In, Out uint64 // packets
+	Ended   bool   // a reset, or the ends of both sides, have been seen
+	Opening bool   // a client's SYN made it known, and no other packet of the client has come after a host's
+	Told    bool   // by Learn or Override, and nothing of it was seen then
+	Pinned  bool   // by Override: it stays until Release
+	Until   uint64 // CLOCK_MONOTONIC in ns: packets to the owner wait no longer than that
+	Life    uint64 // instance of the owner's agent that had it flipped to the owner; 0: none has
+}
+
+// ErrNoFlow says that the load balancer knows of no such flow.
+var ErrNoFlow = errors.New("no such flow")
+
+// The word of a flow, see lb.h.
+const (
+	hostBits    = 10
+	hostMask    = 1<<hostBits - 1
+	toAt        = hostBits
+	beforeAt    = 2 * hostBits
+	heldBit     = 1 << 30
+	parkedBit   = 1 << 31
+	epochAt     = 32
+	finIn       = 1
+	finOut      = 2
+	wasReset    = 4
+	told        = 8
+	pinned      = 16
+	opening     = 32
+	maxServices = 64
+)
+
+func word(f move.Flow, parked bool) uint64 {
+	w := uint64(f.Owner) | uint64(f.To)<<toAt | uint64(f.Before)<<beforeAt | uint64(f.Epoch)<<epochAt
+	if f.Held {
+		w |= heldBit
+	}
+	if parked {
+		w |= parkedBit
+	}
+	return w
+}
+
+func unword(w uint64) (f move.Flow, parked bool) {
+	return move.Flow{Owner: move.Host(w & hostMask), To: move.Host(w >> toAt & hostMask), Before: move.Host(w >> beforeAt & hostMask),
+		Held: w&heldBit != 0, Epoch: move.Epoch(w >> epochAt)}, w&parkedBit != 0
+}
+
+// raw points to the data path's form: package ebpf takes what a pointer leads to as it is, and reflects on a value.
+func (k Key) raw() *bpf.LBLbFlowKey {
+	return &bpf.LBLbFlowKey{Client: k.Client.Addr().As16(), Port: swap(k.Client.Port()), Service: uint16(k.Service)}
+}
+
+func keyOf(r bpf.LBLbFlowKey) Key {
+	return Key{netip.AddrPortFrom(netip.AddrFrom16(r.Client).Unmap(), swap(r.Port)), int(r.Service)}
+}
+
+// swap turns a port into network byte order, or back.
+func swap(port uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, port))
+}
+
+// Flow reads a flow. The error is ErrNoFlow where there is none.
+func (f *DataPath) Flow(k Key) (Flow, error) {
+	var v bpf.LBLbFlow
+	if err := f.maps.LbFlows.Lookup(k.raw(), &v); errors.Is(err, ebpf.ErrKeyNotExist) {
+		return Flow{}, fmt.Errorf("%w: %s of service %d", ErrNoFlow, k.Client, k.Service)
+	} else if err != nil {
+		return Flow{}, fmt.Errorf("reading the flow of %s: %w", k.Client, err)
+	}
+	return flowOf(v), nil
+}
+
+func flowOf(v bpf.LBLbFlow) Flow {
+	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, Ended: v.Flags&wasReset != 0 || v.Flags&(finIn|finOut) == finIn|finOut,
+		Opening: v.Flags&opening != 0, Told: v.Flags&told != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Life: v.Life}
+	out.Flow, out.Parked = unword(v.Word)
+	out.Birth = move.Birth(v.Birth)
+	return out
+}
+
+// Change changes a flow in one step: change gets what it is, and says who owns it, since which life of its agent, and whether it is
+// parked; the rest of it is the data path's. It is asked again where the data path has changed the flow meanwhile. Returned is what the flow was made.
+func (f *DataPath) Change(k Key, change func(*Flow)) (Flow, error) {
+	fl, err := f.change(k, 0, 0, change)
+	f.changed(k)
+	return fl, err
+}
+
+// changed tells whoever wants to know that a flow has been changed, made or ended.
+func (f *DataPath) changed(k Key) {
+	if tell := f.onChange.Load(); tell != nil {
+		(*tell)(k)
+	}
+}
+
+// change also sets until when the flow is parked, if that is not 0, and when it was seen, if that is later than what is known.
+func (f *DataPath) change(k Key, until, seen uint64, change func(*Flow)) (Flow, error) {
+	for {
+		var v bpf.LBLbFlow
+		if err := f.maps.LbFlows.Lookup(k.raw(), &v); errors.Is(err, ebpf.ErrKeyNotExist) {
+			return Flow{}, fmt.Errorf("%w: %s of service %d", ErrNoFlow, k.Client, k.Service)
+		} else if err != nil {
+			return Flow{}, fmt.Errorf("reading the flow of %s: %w", k.Client, err)
+		}
+		fl := flowOf(v)
+		change(&fl)
+		switch done, err := f.exchange(bpf.LBLbChangeArgs{Key: *k.raw(), Have: v.Word, Want: word(fl.Flow, fl.Parked), Until: until, Life: fl.Life, Seen: seen}, k); {
+		case err != nil:
+			return fl, err
+		case done:
+			return fl, nil
+		}
+	}
+}
+
+// What lb_change returns.
+const (
+	changed = iota
+	isOther
+	isNone
+)
+
+func (f *DataPath) exchange(a bpf.LBLbChangeArgs, k Key) (bool, error) {
+	args, err := binary.Append(nil, binary.NativeEndian, a)
+	if err != nil {
+		return false, err
+	}
+	switch ret, _, err := f.maps.LbChange.Test(args); {
+	case err != nil:
+		return false, fmt.Errorf("changing the flow of %s: %w", k.Client, err)
+	case ret == changed:
+		return true, nil
+	case ret == isOther:
+		return false, nil
+	}
+	return false, fmt.Errorf("%w: %s of service %d has ended meanwhile", ErrNoFlow, k.Client, k.Service)
+}
+
+// Learn records a flow of a host that the data path has not seen yet, one of another load balancer. It is an error if the flow is
+// known.
+func (f *DataPath) Learn(k Key, owner move.Host, epoch move.Epoch) error {
+	err := f.learn(k, move.Flow{Owner: owner, Epoch: epoch}, kernel.Monotonic(), told)
+	f.changed(k)
+	return err
+}
+
+func (f *DataPath) learn(k Key, fl move.Flow, seen uint64, flags uint32) error {
+	v := bpf.LBLbFlow{Word: word(fl, false), Seen: seen, Flags: flags, Birth: rand.Uint32() | 1}
+	if err := f.maps.LbFlows.Update(k.raw(), &v, ebpf.UpdateNoExist); err != nil {
+		return fmt.Errorf("learning the flow of %s: %w", k.Client, err)
+	}
+	return nil
+}
+
+// ErrLive says that a flow is a connection, or is being moved: only its host can give it up.
+var ErrLive = errors.New("the flow is live")
+
+// Override has a flow be a host's, whatever the hash says, until Release: also one of which nothing has been seen. A source of a
+// service by source changes its host at once, and its connections are reset there; a connection that is known by itself is not
+// torn from its host: move it (the error is ErrLive).
+func (f *DataPath) Override(k Key, owner move.Host) error {
+	for range 100 { // the data path may learn it anew in between
+		epoch := move.Epoch(0)
+		fl, err := f.Flow(k)
+		switch {
+		case errors.Is(err, ErrNoFlow):
+		case err != nil:
+			return err
+		case fl.To != 0 || fl.Parked || k.Client.Port() != 0 && !fl.Pinned && !fl.Ended && fl.Out > 0:
+			return fmt.Errorf("%w: %s of service %d, at host %d", ErrLive, k.Client, k.Service, fl.Owner)
+		default:
+			epoch = fl.Epoch + 1
+			if err := f.maps.LbFlows.Delete(k.raw()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("overriding the flow of %s: %w", k.Client, err)
+			}
+		}
+		if err := f.learn(k, move.Flow{Owner: owner, Epoch: epoch}, kernel.Monotonic(), told|pinned); !errors.Is(err, ebpf.ErrKeyExist) {
+			f.changed(k)
+			return err
+		}
+	}
+	return fmt.Errorf("overriding the flow of %s: the data path learns it faster than it is forgotten: try again", k.Client)
+}
+
+// Release ends an override: the flow goes by the hash again, at its next packet.
+func (f *DataPath) Release(k Key) error {
+	fl, err := f.Flow(k)
+	if err != nil {
+		return err
+	}
+	if !fl.Pinned {
+		return fmt.Errorf("%s of service %d is not overridden", k.Client, k.Service)
+	}
+	if err := f.maps.LbFlows.Delete(k.raw()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("releasing the flow of %s: %w", k.Client, err)
+	}
+	return nil
+}
+
+// unanswered is how long a flow stays known that no host has answered, or whose client has not answered the host: a flood of SYNs must
+// not fill the table. A host repeats its answer for half a minute, within which no pause is as long.
+const unanswered = 20 * time.Second
+
+// never says that a flow is, as far as anybody can tell, no more than what a client has made up: no host has answered it, or its
+// client has not answered the host. One that has moved was some host's.
+func (fl *Flow) never(k Key) bool {
+	return fl.To == 0 && fl.Epoch == 0 && (fl.Opening || fl.Out == 0 && k.Client.Port() != 0 && !fl.Told)
+}
+
+// Forget removes flows that have ended, and those of which nothing has been seen for as long as idle; not those that move, and
+// not what Override has made. A connection that was never opened goes after 20 s. It returns how many. Where flows have taken three
+// quarters of their room, sources of datagrams are not learned any more, which anybody could make up: these go by the hash.
+func (f *DataPath) Forget(ended, idle time.Duration) (int, error) {
+	return f.forget(ended, idle, &sync.Mutex{})
+}
+
+// forget does, holding mu whenever it removes a flow: a move that begins meanwhile is seen then.
+func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker) (n int, err error) {
+	over := func(k Key, fl Flow) bool {
+		now := kernel.Monotonic()
+		age := time.Duration(now - min(now, fl.Seen))
+		switch {
+		case fl.To != 0 || fl.Parked || fl.Pinned:
+			return false
+		case fl.Ended && age >= ended, age >= idle:
+			return true
+		}
+		return fl.never(k) && age >= min(idle, unanswered)
+	}
+	var gone []Key
+	known := 0
+	err = f.Flows(func(k Key, fl Flow) bool {
+		known++
+		if over(k, fl) {
+			gone = append(gone, k)
+		}
+		return true
+	})
+	remove := func(k Key) error {
+		mu.Lock()
+		defer mu.Unlock()
+		fl, err := f.Flow(k)
+		if err != nil || !over(k, fl) { // it moves by now, or goes on
+			return err
+		}
+		if err := f.maps.LbFlows.Delete(k.raw()); err != nil {
+			return err
+		}
+		n++
+		if fl.Ended {
+			f.changed(k)
+		}
+		return nil
+	}
+	for _, k := range gone {
+		if e := remove(k); !errors.Is(e, ErrNoFlow) && !errors.Is(e, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	full := known-n > int(f.maps.LbFlows.MaxEntries())*3/4
+	f.full.Store(full)
+	return n, errors.Join(err, f.configure(full))
+}
+
+func (f *DataPath) each(yield func(bpf.LBLbFlowKey, bpf.LBLbFlow) bool) error {
+	var k bpf.LBLbFlowKey
+	var v bpf.LBLbFlow
+	it := f.maps.LbFlows.Iterate()
+	for it.Next(&k, &v) {
+		if !yield(k, v) {
+			return nil
+		}
+	}
+	return it.Err()
+}
+
+// Flows calls yield with each flow until it returns false.
+func (f *DataPath) Flows(yield func(Key, Flow) bool) error {
+	return f.each(func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool { return yield(keyOf(k), flowOf(v)) })
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"net/netip"
+	"os"
+	"sync"
+
+	"github.com/weir-project/weir/feature/handoff/tap"
+	"github.com/weir-project/weir/kernel"
+)
+
+// hold is the device to which the data path redirects the packets of parked flows.
+type hold struct {
+	*tap.Device[Key]
+	mu       sync.Mutex
+	services map[listen]Service // by what a frame says
+}
+
+// listen is where a service is.
+type listen struct {
+	addr  netip.AddrPort
+	proto uint8
+}
+
+// newHold makes the device, or takes the one that is there. stays: it is there without us, too.
+func newHold(name string, stays bool) (h *hold, err error) {
+	h = &hold{services: map[listen]Service{}}
+	h.Device, err = tap.Again(func() (*tap.Device[Key], error) { return tap.New(name, stays, h.flowOf) })
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// flowOf is a client's packet's flow.
+func (h *hold) flowOf(from, to netip.AddrPort, proto uint8) (Key, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s, ok := h.services[listen{to, proto}]
+	if s.BySource {
+		from = netip.AddrPortFrom(from.Addr(), 0)
+	}
+	return Key{Client: from, Service: s.flows()}, ok
+}
+
+// Park has packets of a flow wait, from now on: in the device's queue until Collect, then here, until Unpark.
+func (f *DataPath) Park(k Key) error {
+	f.hold.Expect(k)
+	_, err := f.change(k, kernel.Monotonic()+uint64(f.parkFor), 0, func(fl *Flow) { fl.Parked = true })
+	if err != nil {
+		f.hold.Forget(k)
+	}
+	return err
+}
+
+// Unpark lets the packets of a flow go to its owner, in the order in which they came, and then has those that come go there at
+// once. It returns how many waited.
+func (f *DataPath) Unpark(k Key) (waited int, err error) {
+	return f.hold.LetGo(k, func() error {
+		_, err := f.Change(k, func(fl *Flow) { fl.Parked = false })
+		return err
+	})
+}
+
+// Collect takes packets out of the device's queue, which is short: see Ready.
+func (f *DataPath) Collect() error { return f.hold.Collect() }
+
+// Ready is the device's file, to wait for packets to collect.
+func (f *DataPath) Ready() (*os.File, error) { return f.hold.Ready() }

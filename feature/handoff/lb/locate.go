@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/weir-project/weir/feature/handoff/tunnel"
+)
+
+// Place is where a host is: on a segment with the load balancer, or at the other end of a tunnel.
+type Place struct {
+	Interface int
+	Device    string // its name
+	MAC       net.HardwareAddr
+	Tunnel    netip.Addr
+	MTU       int // of the way there; of packets to the service that go through the tunnel
+}
+
+// Locate asks the kernel's routes where a host is, in the network namespace of the calling thread: a host that no router is
+// before is on the segment of that interface, and its neighbour entry says which MAC address it has; any other is at the end of
+// a tunnel. A host that does not answer for its address is an error.
+func Locate(a netip.Addr) (Place, error) {
+	routes, err := netlink.RouteGet(a.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return Place{}, fmt.Errorf("host at %s: there is no route to it: %w", a, err)
+	}
+	r := routes[0]
+	l, err := netlink.LinkByIndex(r.LinkIndex)
+	if err != nil {
+		return Place{}, fmt.Errorf("host at %s: %w", a, err)
+	}
+	mtu := l.Attrs().MTU
+	if r.MTU > 0 {
+		mtu = r.MTU
+	}
+	if r.Gw != nil || r.Via != nil || len(l.Attrs().HardwareAddr) != 6 {
+		over := tunnel.Over4
+		if a.Is6() {
+			over = tunnel.Over6
+		}
+		return Place{Tunnel: a, MTU: mtu - over}, nil
+	}
+	mac, err := neighbour(l, a)
+	if err != nil {
+		return Place{}, fmt.Errorf("host at %s: %w", a, err)
+	}
+	return Place{Interface: r.LinkIndex, Device: l.Attrs().Name, MAC: mac, MTU: mtu}, nil
+}
+
+// neighbourTime is how long a host on the segment has to answer for its address.
+const neighbourTime = 2 * time.Second
+
+// neighbour asks for a MAC address if the kernel does not know it.
+func neighbour(l netlink.Link, a netip.Addr) (net.HardwareAddr, error) {
+	family := netlink.FAMILY_V4
+	if a.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	for end := time.Now().Add(neighbourTime); ; time.Sleep(10 * time.Millisecond) {
+		all, err := netlink.NeighList(l.Attrs().Index, family)
+		if err != nil {
+			return nil, fmt.Errorf("listing neighbours: %w", err)
+		}
+		for _, n := range all {
+			at, _ := netip.AddrFromSlice(n.IP)
+			if at.Unmap() == a && len(n.HardwareAddr) == 6 && n.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE|netlink.NUD_NONE) != n.State {
+				if n.State&netlink.NUD_STALE != 0 {
+					_ = poke(a) // the kernel asks whether it is there still, and the next look sees what it found
+				}
+				return n.HardwareAddr, nil
+			}
+		}
+		if time.Now().After(end) {
+			return nil, fmt.Errorf("nobody on %s answers for its address: is the host up?", l.Attrs().Name)
+		}
+		if err := poke(a); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// poke sends a packet to a host: any one has the kernel ask for its MAC address, and the port of discard hurts nobody.
+func poke(a netip.Addr) error {
+	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, 9)))
+	if err != nil {
+		return err
+	}
+	_, _ = c.Write([]byte{0}) // unreachable, as it was found before
+	return c.Close()
+}

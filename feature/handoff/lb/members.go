@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+)
+
+// Managed is a host that the agent places and weighs itself.
+type Managed struct {
+	Number   move.Host
+	Name     string     // in its agent's certificate
+	Address  netip.Addr // of the host; not valid: it says so when it registers
+	Weight   int
+	Weighted bool     // Weight goes, whatever the host registers with: it may only take itself out, with 0
+	Services []string // names of those it serves; none: all, unless it says which when it registers
+	// Check is where the host takes TCP connections while it is well. "" for none: a host is well then while its agent answers,
+	// and one that never had an agent always is.
+	Check string
+	Agent string // host:port of its agent, for the others
+}
+
+// member is a host as the agent knows it now.
+type member struct {
+	Managed
+	told     *Managed // by the options; nil: it has registered
+	place    Place
+	placed   time.Time // when place was found; zero: it is not known where the host is
+	looked   time.Time // for it, the last time
+	locating bool
+	agent    bool         // it has had one
+	unserved []string     // names of services that nobody serves there now, as it says
+	word     *peer.Member // what the partner says of it
+	check    health
+	up       bool
+	why      string // it is not up, or not where it should be
+}
+
+// health is what checks have found.
+type health struct {
+	running bool
+	last    time.Time
+	bad     int // in a row
+	good    int
+}
+
+const (
+	checkEvery  = time.Second
+	checkTime   = time.Second
+	checkFall   = 3 // checks in a row that fail have a host be ill
+	checkRise   = 2
+	placeEvery  = 10 * time.Second // a host may get another network card
+	placeAgain  = time.Second      // where it was not found
+	pingEvery   = 500 * time.Millisecond
+	tendEvery   = 250 * time.Millisecond
+	mostWeight  = 65535
+	defaultDown = 3 * time.Second
+)
+
+// tend keeps the data path's hosts what they are: where they are, and whether they are well.
+func (a *Agent) tend(ctx context.Context) {
+	tick := time.NewTicker(tendEvery)
+	defer tick.Stop()
+	var applied []Host
+	var pinged time.Time
+	awaited, until := a.f.placed(), time.Now().Add(settled)
+	news := false // that nobody was told yet
+	for first := true; ; first = false {
+		if !first {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			case <-a.kick:
+			}
+		}
+		if time.Since(pinged) >= pingEvery {
+			pinged = time.Now()
+			a.pingAll()
+		}
+		a.keepRoutes()
+		a.settleIfDue()
+		if !a.o.Manage {
+			continue
+		}
+		a.lookAfter()
+		hosts, p, changed := a.judge()
+		news = news || changed
+		if awaits(hosts, awaited) && time.Now().Before(until) {
+			continue // the data path knows more hosts, from an earlier life: they may be about to register again
+		}
+		if hosts != nil && !slices.EqualFunc(hosts, applied, sameHost) {
+			if err := a.f.SetHosts(hosts); err != nil {
+				a.o.Log.Warn("not every host can be set", "reason", err)
+			}
+			a.pairNews()
+			applied = hosts // the same again would fail again: a host that is found elsewhere is another one
+		}
+		if news { // what p says the data path does by now
+			a.announce(p)
+			a.pairNews()
+			news = false
+		}
+	}
+}
+
+// settled is how long an agent that goes on with an earlier one's data path waits for the hosts that are there.
+const settled = 5 * time.Second
+
+// placed are the hosts that the data path can reach.
+func (f *DataPath) placed() map[move.Host]bool {
+	out := map[move.Host]bool{}
+	var number uint32
+	var k bpf.LBLbMacKey
+	for it := f.maps.LbMacs.Iterate(); it.Next(&k, &number); {
+		out[move.Host(number)] = true
+	}
+	var t bpf.LBLbTunnelKey
+	for it := f.maps.LbTunnels.Iterate(); it.Next(&t, &number); {
+		out[move.Host(number)] = true
+	}
+	return out
+}
+
+func awaits(have []Host, want map[move.Host]bool) bool {
+	missing := len(want)
+	for _, h := range have {
+		if want[h.Number] {
+			missing--
+		}
+	}
+	return missing > 0
+}
+
+func sameHost(a, b Host) bool {
+	return a.Number == b.Number && a.Name == b.Name && a.Interface == b.Interface && a.MAC.String() == b.MAC.String() && a.Weight == b.Weight &&
+		a.Tunnel == b.Tunnel && slices.Equal(a.Services, b.Services) && slices.Equal(a.Unserved, b.Unserved)
+}
+
+func (a *Agent) conns() []*peer.Conn {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Collect(maps.Values(a.hosts))
+}
+
+func (a *Agent) pingAll() {
+	for _, c := range a.conns() {
+		_ = c.Ping() // one that fails is closed
+	}
+}
+
+// lookAfter starts what takes time: finding hosts, and checking them.
+func (a *Agent) lookAfter() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	for _, m := range a.members {
+		every := placeEvery
+		if m.placed.IsZero() {
+			every = placeAgain
+		}
+		if m.Address.IsValid() && !m.locating && now.Sub(m.looked) >= every {
+			m.locating, m.looked = true, now
+			at := m.Address
+			a.asides.Go(func() { a.locate(m, at) })
+		}
+		if m.Check != "" && !m.check.running && now.Sub(m.check.last) >= checkEvery {
+			m.check.running, m.check.last = true, now
+			at := m.Check
+			a.asides.Go(func() { a.checkOn(m, at) })
+		}
+	}
+}
+
+func (a *Agent) locate(m *member, at netip.Addr) {
+	var p Place
+	err := a.f.ns.Do(func() (err error) { p, err = Locate(at); return err })
+	if err == nil && p.Tunnel.IsValid() && a.f.tunnel == 0 {
+		err = fmt.Errorf("host at %s: routers are before it, and there are no tunnels: set tunnel_mtu", at)
+	}
+	a.mu.Lock()
+	m.locating = false
+	if m.Address == at { // else it has registered anew meanwhile
+		if err != nil {
+			// What was known stays: a host that answers no ARP for a moment has not moved.
+			m.why = err.Error()
+		} else {
+			m.place, m.placed, m.why = p, time.Now(), ""
+		}
+	}
+	a.mu.Unlock()
+	a.kicked()
+}
+
+func (a *Agent) checkOn(m *member, at string) {
+	err := a.f.ns.Do(func() error {
+		c, err := net.DialTimeout("tcp", at, checkTime)
+		if err == nil {
+			c.Close()
+		}
+		return err
+	})
+	a.mu.Lock()
+	h := &m.check
+	h.running = false
+	if err != nil {
+		h.bad, h.good = h.bad+1, 0
+		m.why = err.Error()
+	} else {
+		h.bad, h.good = 0, h.good+1
+	}
+	a.mu.Unlock()
+	a.kicked()
+}
+
+func (a *Agent) kicked() {
+	select {
+	case a.kick <- struct{}{}:
+	default:
+	}
+}
+
+// unservedAt are services that nobody serves at a host, as its agent says. What an agent that has gone said counts no more: a host
+// with a check may be well without one. The caller holds mu.
+func (a *Agent) unservedAt(m *member) []string {
+	if a.hosts[m.Number] == nil {
+		if _, yes := a.byWord(m); !yes {
+			return nil
+		}
+	}
+	return m.unserved
+}
+
+// judge says which hosts there are, with weight 0 those that are not to get new flows; nil as long as no host's place is known.
+// p is what the others are told of them; changed: what they were told is not so any more.
+func (a *Agent) judge() (hosts []Host, p peer.Peers, changed bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	up := 0
+	for _, number := range slices.Sorted(maps.Keys(a.members)) {
+		m := a.members[number]
+		was := m.up
+		m.up = a.well(m)
+		if m.up != was {
+			a.o.Log.Info("host", "name", m.Name, "up", m.up, "reason", m.why)
+		}
+		changed = changed || m.up != was
+		if m.placed.IsZero() {
+			continue
+		}
+		if m.up && m.Weight > 0 {
+			up++
+		}
+		hosts = append(hosts, Host{Number: number, Name: m.Name, Interface: m.place.Interface, MAC: m.place.MAC, Tunnel: m.place.Tunnel,
+			Weight: m.Weight, Services: a.serviceIDs(m.Services), Unserved: a.serviceIDs(a.unservedAt(m))})
+	}
+	for i, h := range hosts {
+		if up > 0 && !a.members[h.Number].up { // where all are ill it may be us: better a host that is perhaps well than none
+			hosts[i].Weight = 0
+		}
+	}
+	changed = changed || a.news
+	a.news = false
+	return hosts, a.peers(), changed
+}
+
+func (a *Agent) serviceIDs(names []string) (ids []int) {
+	for _, s := range a.o.Services {
+		if slices.Contains(names, s.Name) && !slices.Contains(ids, s.ID) {
+			ids = append(ids, s.ID)
+		}
+	}
+	return ids
+}
+
+// pairNews has the partner told of the hosts.
+func (a *Agent) pairNews() {
+	if a.pair != nil {
+		a.matchNews()
+		wake(a.pair.hosts)
+	}
+}
+
+// announce tells all hosts of each other.
+func (a *Agent) announce(p peer.Peers) {
+	for _, c := range a.conns() {
+		_ = c.Tell(p) // one that fails is closed
+	}
+}
+
+// peers is what hosts are told. The caller holds mu.
+func (a *Agent) peers() (p peer.Peers) {
+	for _, number := range slices.Sorted(maps.Keys(a.members)) {
+		m := a.members[number]
+		p.Members = append(p.Members, peer.Member{Name: m.Name, Number: m.Number, Address: m.Address, Agent: m.Agent, Weight: m.Weight,
+			Services: m.Services, Up: m.up})
+	}
+	p.HearsLeft, p.Idle, p.Hold = true, a.o.Idle.Milliseconds(), a.o.Hold.Milliseconds()
+	for _, s := range a.o.Services {
+		p.Services = append(p.Services, peer.Service{Name: s.Name, ID: uint16(s.flows()), Listen: s.Listen, Proto: s.Proto, BySource: s.BySource})
+	}
+	return p
+}
+
+// register takes what a host says of itself.
+func (a *Agent) register(c *peer.Conn, r peer.Registration) {
+	if err := a.enroll(c, r); err != nil {
+		a.o.Log.Warn("a registration is refused", "host", c.Peer.Name, "reason", err)
+		_ = c.Tell(peer.Peers{Refused: err.Error()})
+		return
+	}
+	a.kicked()
+}
+
+func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	m := a.members[c.Peer.Number]
+	switch {
+	case !a.o.Manage:
+		return fmt.Errorf("this load balancer's hosts are told, and do not register")
+	case a.hosts[c.Peer.Number] != c:
+		return nil // of a connection that another one has replaced
+	case !r.Address.IsValid() || !unicast(r.Address.Unmap()):
+		return fmt.Errorf("address %q: say where packets to the host go", r.Address)
+	case r.Weight < 0 || r.Weight > mostWeight:
+		return fmt.Errorf("weight %d: take one of 0 to %d", r.Weight, mostWeight)
+	case m != nil && m.told != nil && m.Address.IsValid() && m.Address != r.Address:
+		return fmt.Errorf("address %s: this load balancer is told that the host is at %s", r.Address, m.Address)
+	}
+	for _, name := range r.Services {
+		if !slices.ContainsFunc(a.o.Services, func(s Service) bool { return s.Name == name }) {
+			return fmt.Errorf("service %q: this load balancer has none of that name", name)
+		}
+	}
+	for _, s := range a.o.Services {
+		if s.Listen.Addr().Unmap() == r.Address.Unmap() {
+			return fmt.Errorf("address %s is that of service %s, which every host has: say the host's own", r.Address, s.Name)
+		}
+	}
+	for _, o := range a.members {
+		if o.Number != c.Peer.Number && o.Address == r.Address {
+			return fmt.Errorf("address %s is host %s's", r.Address, o.Name)
+		}
+	}
+	if m == nil {
+		m = &member{}
+		a.members[c.Peer.Number] = m
+	}
+	if m.Address != r.Address {
+		m.placed, m.looked = time.Time{}, time.Time{}
+	}
+	m.Number, m.Name, m.Address, m.Weight, m.Services = c.Peer.Number, c.Peer.Name, r.Address, r.Weight, r.Services
+	if t := m.told; t != nil && t.Weighted && r.Weight > 0 {
+		m.Weight = t.Weight
+	}
+	if t := m.told; t != nil && len(t.Services) > 0 {
+		m.Services = t.Services
+	}
+	m.Agent = cmp.Or(r.Agent, m.Agent)
+	if !slices.Equal(m.unserved, r.Unserved) {
+		a.o.Log.Info("services that nobody serves at a host", "host", c.Peer.Name, "services", r.Unserved)
+	}
+	m.unserved = r.Unserved
+	a.news = true
+	a.o.Log.Info("a host has registered", "name", m.Name, "number", m.Number, "address", m.Address, "weight", m.Weight)
+	return nil
+}

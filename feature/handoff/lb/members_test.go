@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+)
+
+// registrar is a host's agent that registers, and notes what it is told.
+type registrar struct {
+	c    *peer.Conn
+	mu   sync.Mutex
+	told peer.Peers
+	err  error // of the connection, once it has ended
+	mute chan struct{}
+}
+
+// managed is a scene whose agent knows no host but those of o.
+func managed(t *testing.T, o AgentOptions) (*scene, *peertest.Authority, *Agent, string) {
+	t.Helper()
+	sc := newScene(t)
+	if err := sc.f.SetHosts([]Host{}); err != nil {
+		t.Fatal(err)
+	}
+	ca, a, at := manage(t, sc, o)
+	return sc, ca, a, at
+}
+
+// manage has an agent go on with a scene's data path.
+func manage(t *testing.T, sc *scene, o AgentOptions) (*peertest.Authority, *Agent, string) {
+	t.Helper()
+	ca := peertest.NewAuthority(t)
+	o.Name, o.TLS, o.Manage, o.Down = "lb", ca.TLS("lb"), true, cmp.Or(o.Down, patience)
+	o.Services = []Service{{Name: "four", ID: 0, Listen: service4, Proto: unix.IPPROTO_TCP}, {Name: "six", ID: 1, Listen: service6, Proto: unix.IPPROTO_TCP}}
+	a, err := NewAgent(sc.f, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "[::]:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- a.Serve(t.Context(), l) }()
+	t.Cleanup(func() {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return ca, a, net.JoinHostPort("127.0.0.1", strconv.Itoa(l.Addr().(*net.TCPAddr).Port))
+}
+
+func register(t *testing.T, ca *peertest.Authority, at, name string, number move.Host, r peer.Registration) *registrar {
+	t.Helper()
+	h := &registrar{mute: make(chan struct{})}
+	c, err := peer.Dial(t.Context(), at, "lb", ca.TLS(name), peer.Hello{Number: number, Instance: peer.NewInstance(), Name: name,
+		Beside: &peer.Beside{Register: r, Peers: func(p peer.Peers) {
+			h.mu.Lock()
+			h.told = p
+			h.mu.Unlock()
+			select {
+			case <-h.mute: // it reads nothing from here on: no pong either
+				<-t.Context().Done()
+			default:
+			}
+		}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.c = c
+	t.Cleanup(func() { c.Close() })
+	go func() {
+		for {
+			if _, err := c.Receive(); err != nil {
+				h.mu.Lock()
+				h.err = err
+				h.mu.Unlock()
+				return
+			}
+		}
+	}()
+	return h
+}
+
+// hears waits until what the host was told is as wanted.
+func (h *registrar) hears(t *testing.T, want func(peer.Peers) bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		h.mu.Lock()
+		told, err := h.told, h.err
+		h.mu.Unlock()
+		if want(told) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("told %+v, %v", told, err)
+		}
+	}
+}
+
+func ups(p peer.Peers) (names []string) {
+	for _, m := range p.Members {
+		if m.Up {
+			names = append(names, m.Name)
+		}
+	}
+	return names
+}
+
+// owners are the hosts of n new flows.
+func owners(t *testing.T, sc *scene, at netip.AddrPort, n int) map[byte]int {
+	t.Helper()
+	of := map[byte]int{}
+	for range n {
+		c := dial(t, sc.client, at)
+		got, err := ask(c, "a", patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		of[got[0]]++
+		c.Close()
+	}
+	return of
+}
+
+// Hosts that register are found, get flows of the services they serve by their weight, and hear of each other.
+func TestRegister(t *testing.T) {
+	sc, ca, _, at := managed(t, AgentOptions{Register: true})
+	serve(t, sc.hosts, service4)
+	serve(t, sc.hosts, service6)
+	one := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1, Agent: "10.2.0.2:7"})
+	one.hears(t, func(p peer.Peers) bool { return len(ups(p)) == 1 && len(p.Services) == 2 })
+	waitOwners(t, sc, service4, "1")
+	two := register(t, ca, at, "h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.1.2"), Weight: 3, Services: []string{"four"}})
+	for _, h := range []*registrar{one, two} {
+		h.hears(t, func(p peer.Peers) bool {
+			return strings.Join(ups(p), " ") == "h1 h2" && p.Members[0].Agent == "10.2.0.2:7" && p.Members[1].Weight == 3
+		})
+	}
+	waitOwners(t, sc, service4, "12")
+	if of := owners(t, sc, service4, 40); of['1'] > of['2'] {
+		t.Errorf("weights 1 and 3: %v", of)
+	}
+	if of := owners(t, sc, service6, 10); of['1'] != 10 {
+		t.Errorf("host 2 does not serve IPv6: %v", of)
+	}
+	// It drains itself.
+	if err := two.c.Register(peer.Registration{Address: netip.MustParseAddr("10.2.1.2")}); err != nil {
+		t.Fatal(err)
+	}
+	one.hears(t, func(p peer.Peers) bool { return p.Members[1].Weight == 0 })
+	waitOwners(t, sc, service4, "1")
+}
+
+// A host gets no new flows of a service that nobody serves there. Where nobody serves it anywhere, flows go on as before.
+func TestRegisterUnserved(t *testing.T) {
+	sc, ca, a, at := managed(t, AgentOptions{Register: true})
+	rs := []peer.Registration{{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1}, {Address: netip.MustParseAddr("10.2.1.2"), Weight: 1}}
+	var hosts []*registrar
+	for i, r := range rs {
+		hosts = append(hosts, register(t, ca, at, fmt.Sprint("h", i+1), move.Host(i+1), r))
+	}
+	waitOwners(t, sc, service4, "12")
+	for _, c := range []struct {
+		host     int
+		unserved []string
+		want     string
+	}{{1, []string{"six"}, "12"}, {1, []string{"four"}, "1"}, {0, []string{"four", "six"}, "12"}, {1, nil, "2"}, {0, nil, "12"}} {
+		rs[c.host].Unserved = c.unserved
+		if err := hosts[c.host].c.Register(rs[c.host]); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // it is heard a moment later
+			st, err := a.Status()
+			if err == nil && slices.Equal(st.Backends[c.host].Unserved, c.unserved) {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("status: %+v, %v: want %v", st.Backends[c.host], err, c.unserved)
+			}
+		}
+		waitOwners(t, sc, service4, c.want)
+	}
+}
+
+// waitOwners waits until new flows go to these hosts and no other.
+func waitOwners(t *testing.T, sc *scene, at netip.AddrPort, want string) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; {
+		of := map[byte]int{}
+		for bucket := range Buckets {
+			var host uint16
+			if err := sc.f.maps.LbRing.Lookup(uint32(bucket), &host); err != nil {
+				t.Fatal(err)
+			}
+			of[byte('0'+host)]++
+		}
+		right := len(of) == len(want)
+		for _, h := range want {
+			right = right && of[byte(h)] > 0
+		}
+		if right {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: buckets %v, want hosts %s", at, of, want)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// Who is not well gets no new flows, and keeps those it has: a host whose agent has gone or says nothing, or whose check fails.
+// When it is back, it gets its share again; and where all are ill, flows go on as before.
+func TestHealth(t *testing.T) {
+	sc, ca, a, at := managed(t, AgentOptions{Register: true, Down: 700 * time.Millisecond, Managed: []Managed{
+		{Number: 2, Name: "h2", Address: netip.MustParseAddr("10.2.1.2"), Weight: 1, Check: "10.2.1.2:9000"}}})
+	serve(t, sc.hosts, service4)
+	one := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
+	one.hears(t, func(p peer.Peers) bool { return len(p.Members) == 2 })
+	// Nobody listens where host 2 is checked: the service's listener is at the service's address only.
+	waitOwners(t, sc, service4, "1")
+	var l net.Listener
+	listen := func() {
+		do(t, sc.hosts[1], func() (err error) { l, err = net.Listen("tcp", "10.2.1.2:9000"); return err })
+	}
+	listen()
+	waitOwners(t, sc, service4, "12")
+	c := dial(t, sc.client, service4)
+	for {
+		first, err := ask(c, "a", patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first[0] == '1' {
+			break
+		}
+		c = dial(t, sc.client, service4)
+	}
+	close(one.mute) // from its next message on it is stopped, as by a debugger
+	a.mu.Lock()
+	a.news = true
+	a.mu.Unlock()
+	waitOwners(t, sc, service4, "2")
+	if got, err := ask(c, "b", patience); err != nil || got[0] != '1' {
+		t.Errorf("%q, %v: a flow has left its host", got, err)
+	}
+	l.Close()
+	waitOwners(t, sc, service4, "12")
+	listen()
+	defer l.Close()
+	waitOwners(t, sc, service4, "2")
+	one = register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
+	waitOwners(t, sc, service4, "12")
+	one.c.Close()
+	waitOwners(t, sc, service4, "2")
+}
+
+// An agent that goes on with an earlier one's data path waits for the hosts that are there, and changes nothing meanwhile. One that
+// does not come back holds up the others for that long, and no longer: they are told then.
+func TestRegisterBeforeOthers(t *testing.T) {
+	sc := newScene(t)
+	ca, _, at := manage(t, sc, AgentOptions{Register: true})
+	one := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
+	one.hears(t, func(p peer.Peers) bool { return len(ups(p)) == 1 })
+	waitOwners(t, sc, service4, "1")
+}
+
+// Registrations that contradict others, or make no sense, are refused in words.
+func TestRegisterRefused(t *testing.T) {
+	_, ca, _, at := managed(t, AgentOptions{Register: true, Managed: []Managed{{Number: 7, Name: "h7", Address: netip.MustParseAddr("10.2.0.7"), Weight: 1}}})
+	ok := peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1}
+	register(t, ca, at, "h1", 1, ok).hears(t, func(p peer.Peers) bool { return len(p.Members) == 2 })
+	for _, c := range []struct {
+		name   string
+		number move.Host
+		r      peer.Registration
+		says   string
+	}{
+		{"h2", 1, ok, "number 1 is host h1's"},
+		{"h1", 2, ok, "host h1 has number 1"},
+		{"h2", 7, ok, "host 7 is h7"},
+		{"h7", 3, ok, "host h7 has number 7"},
+		{"h7", 7, peer.Registration{Address: netip.MustParseAddr("10.2.0.8")}, "is told that the host is at 10.2.0.7"},
+		{"h2", 2, ok, "is host h1's"},
+		{"h2", 0, ok, "no number"},
+		{"h2", 2, peer.Registration{Weight: 1}, "say where packets to the host go"},
+		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Weight: -1}, "weight -1"},
+		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Services: []string{"five"}}, `service "five"`},
+	} {
+		register(t, ca, at, c.name, c.number, c.r).hears(t, func(p peer.Peers) bool { return strings.Contains(p.Refused, c.says) })
+	}
+}
+
+// What the options say of a host goes, whatever it registers with: but for weight 0, by which a host takes itself out.
+func TestRegisterNamed(t *testing.T) {
+	at := netip.MustParseAddr("10.2.0.7")
+	_, ca, _, to := managed(t, AgentOptions{Managed: []Managed{
+		{Number: 7, Name: "h7", Address: at, Weight: 2, Weighted: true, Services: []string{"four"}},
+		{Number: 8, Name: "h8", Address: netip.MustParseAddr("10.2.0.8"), Weight: 1}}})
+	is := func(h *registrar, number move.Host, weight int, services ...string) {
+		t.Helper()
+		h.hears(t, func(p peer.Peers) bool {
+			for _, m := range p.Members {
+				if m.Number == number {
+					return m.Agent == "x" && m.Weight == weight && slices.Equal(m.Services, services)
+				}
+			}
+			return false
+		})
+	}
+	for _, c := range []struct{ said, goes int }{{1, 2}, {0, 0}, {5, 2}} {
+		h := register(t, ca, to, "h7", 7, peer.Registration{Address: at, Weight: c.said, Agent: "x"})
+		is(h, 7, c.goes, "four")
+		h.c.Close()
+	}
+	is(register(t, ca, to, "h8", 8, peer.Registration{Address: netip.MustParseAddr("10.2.0.8"), Weight: 3, Services: []string{"six"}, Agent: "x"}), 8, 3, "six")
+}
+
+// What waits at hosts, as they say, is shown, until they say that nobody is there or go.
+func TestLoads(t *testing.T) {
+	_, ca, a, at := managed(t, AgentOptions{Register: true})
+	h := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
+	h.hears(t, func(p peer.Peers) bool { return len(p.Members) == 1 })
+	shows := func(want map[string]uint32) {
+		t.Helper()
+		for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+			st, err := a.Status()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(st.Backends) == 1 && maps.Equal(st.Backends[0].Loads, want) {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%+v, want %v", st.Backends, want)
+			}
+		}
+	}
+	say := func(service uint16, n uint32) {
+		t.Helper()
+		if err := h.c.SendLoad(service, n, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say(0, 3)
+	say(1, 5)
+	shows(map[string]uint32{"four": 3, "six": 5})
+	say(1, nobody)
+	shows(map[string]uint32{"four": 3})
+	// The host's agent starts anew before it is noticed that its connection has ended: what that says, and has said, is of before.
+	a.mu.Lock()
+	before := a.hosts[1]
+	a.mu.Unlock()
+	h = register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
+	h.hears(t, func(p peer.Peers) bool { return len(p.Members) == 1 })
+	shows(nil)
+	a.noteLoad(before, 0, 9)
+	shows(nil)
+	say(0, 4)
+	shows(map[string]uint32{"four": 4})
+	h.c.Close()
+	shows(nil)
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/kernel"
+)
+
+// A load balancer that begins anew knows no flow, and the hash alone does not find those that have moved, or that began before the
+// hosts or their weights changed. Each host's agent tells of its sessions when it connects, and again while they are known. Until all
+// have done so, or for Options.Settle, the data path lets packets of unknown connections wait.
+
+const (
+	defaultSettle = 5 * time.Second
+	// leastSettle is for hosts that register and that no file names: their agents try to connect once a second.
+	leastSettle = 2 * time.Second
+)
+
+// settling is what hosts have said so far. It ends once, with settle.
+type settling struct {
+	began time.Time
+	until uint64 // CLOCK_MONOTONIC, ns
+	told  map[move.Host]bool
+	// byPartner: the other load balancer knows, and has told.
+	byPartner bool
+	ages      map[Key]time.Duration // of flows that a host has said are its own
+	open      []claim               // nobody can tell yet whose they are
+}
+
+// claim is what a host says of a session that was about to move, or that has come and not spoken.
+type claim struct {
+	host move.Host
+	key  Key
+	r    peer.FlowRecord
+}
+
+// beginSettling has the agent wait for hosts as long as the data path does.
+func (a *Agent) beginSettling() {
+	if until := a.f.settle.Load(); until > kernel.Monotonic() {
+		a.settling = &settling{began: time.Now(), until: until, told: map[move.Host]bool{}, ages: map[Key]time.Duration{}}
+	}
+}
+
+// hearOwned takes what a host says of its sessions.
+func (a *Agent) hearOwned(c *peer.Conn, records []peer.FlowRecord, last bool) {
+	for _, r := range records {
+		if err := a.owned(c, r); err != nil {
+			a.o.Log.Warn("a session of a host", "host", c.Peer.Name, "flow", r.Flow.String(), "err", err)
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if s := a.settling; last && s != nil && a.hosts[c.Peer.Number] == c {
+		s.told[c.Peer.Number] = true
+		a.kicked()
+	}
+}
+
+func (a *Agent) owned(c *peer.Conn, r peer.FlowRecord) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	host := c.Peer.Number
+	if a.ended || a.hosts[host] != c {
+		return nil
+	}
+	k := a.f.keyOf(r.Flow.Client, int(r.Flow.Service))
+	switch {
+	case !a.f.hasConnections(k.Service):
+		return fmt.Errorf("service %d is none of this load balancer's", r.Flow.Service)
+	case a.settling != nil && (r.Gone || r.Quiet || r.To != 0):
+		a.settling.open = append(a.settling.open, claim{host, k, r})
+		return nil
+	case r.Gone || r.To != 0:
+		return nil // its move ends by itself
+	}
+	return a.ownedBy(k, host, r)
+}
+
+// ownedBy has a flow be a host's that has a session of it, unless another host has a better claim. a.mu is held.
+func (a *Agent) ownedBy(k Key, host move.Host, r peer.FlowRecord) error {
+	fl, err := a.f.Flow(k)
+	if errors.Is(err, ErrNoFlow) {
+		if a.settling != nil {
+			a.settling.ages[k] = r.Age
+		}
+		err = a.f.Learn(k, host, r.Epoch)
+		if errors.Is(err, ebpf.ErrKeyExist) {
+			return nil // its host has spoken just now
+		}
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	if fl.Owner == host {
+		return a.still(k, fl, r)
+	}
+	take := func(fl *Flow) bool {
+		if fl.Owner == host || fl.To != 0 || fl.Parked || fl.Held || fl.Pinned || fl.Out > 0 || r.Quiet {
+			return false // it moves, or its owner has been heard here
+		}
+		age, said := time.Duration(0), false
+		if a.settling != nil {
+			age, said = a.settling.ages[k]
+		}
+		switch {
+		case r.Epoch != fl.Epoch:
+			return r.Epoch > fl.Epoch
+		case said: // one of both is of a connection that the client has forgotten
+			return r.Age < age
+		}
+		return !fl.Told && !fl.Opening // a packet that went by the hash has made it known
+	}
+	if !take(&fl) {
+		return nil
+	}
+	_, err = a.f.Change(k, func(fl *Flow) {
+		if take(fl) {
+			fl.Flow, fl.Life = move.Flow{Owner: host, Epoch: r.Epoch, Birth: fl.Birth}, 0
+		}
+	})
+	if a.settling != nil {
+		a.settling.ages[k] = r.Age
+	}
+	if errors.Is(err, ErrNoFlow) {
+		return nil // it has ended meanwhile
+	}
+	return err
+}
+
+// still notes that a flow's owner has its session: it is not forgotten for want of packets. a.mu is held.
+func (a *Agent) still(k Key, fl Flow, r peer.FlowRecord) error {
+	if fl.Ended || since(fl.Seen) < a.o.Idle/8 && r.Epoch <= fl.Epoch {
+		return nil
+	}
+	_, err := a.f.change(k, 0, kernel.Monotonic(), func(fl *Flow) {
+		if fl.To == 0 && !fl.Held && r.Epoch > fl.Epoch {
+			fl.Epoch = r.Epoch // moves were forgotten here
+		}
+	})
+	if errors.Is(err, ErrNoFlow) {
+		return nil
+	}
+	return err
+}
+
+// settleIfDue ends the wait for hosts if all have told of their sessions, or if it is over.
+func (a *Agent) settleIfDue() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.settling == nil || a.ended {
+		return
+	}
+	if over := kernel.Monotonic() >= a.settling.until; over || a.allTold() {
+		a.settle(over)
+	}
+}
+
+// allTold says whether nobody is to be waited for any more. The caller holds mu.
+func (a *Agent) allTold() bool {
+	s := a.settling
+	if s.byPartner {
+		return true
+	}
+	expected := map[move.Host]bool{}
+	for number := range a.names {
+		expected[number] = true
+	}
+	if a.o.Register && (len(expected) == 0 || time.Since(s.began) < leastSettle) {
+		return false
+	}
+	for number := range a.hosts {
+		expected[number] = true
+	}
+	for number := range expected {
+		if !s.told[number] {
+			return false
+		}
+	}
+	return true
+}
+
+// settle decides about sessions of which a host alone could not say whose they are. a.mu is held.
+func (a *Agent) settle(over bool) {
+	s := a.settling
+	ends := map[Key]move.Epoch{} // of sessions that have been at their destination, the latest epoch
+	for _, c := range s.open {
+		if c.r.Gone {
+			ends[c.key] = max(ends[c.key], c.r.Epoch)
+		}
+	}
+	for _, leaving := range []bool{false, true} { // what has come counts before what was to leave
+		for _, c := range s.open {
+			if c.r.Gone || leaving != (c.r.To != 0) {
+				continue
+			}
+			if err := a.decideClaim(c, ends[c.key]); err != nil {
+				a.o.Log.Warn("a session that was about to move", "flow", c.key.Client, "err", err)
+			}
+		}
+	}
+	a.o.Log.Info("hosts have told of their sessions", "hosts", len(s.told), "sessions", len(s.ages), "moving", len(s.open), "timeout", over)
+	a.settling = nil
+	a.f.settle.Store(0)
+	if err := a.f.configure(false); err != nil {
+		a.o.Log.Warn("packets of unknown connections wait", "err", err)
+	}
+}
+
+// decideClaim: a session that has come is its host's, unless another one has it in a later epoch. One that was to leave is its host's,
+// about to move, if the destination has said that it has not had it: the move goes on, or is reclaimed. Else it is nobody's, and
+// the source closes its copy.
+func (a *Agent) decideClaim(c claim, ended move.Epoch) error {
+	fl, err := a.f.Flow(c.key)
+	known := err == nil
+	if err != nil && !errors.Is(err, ErrNoFlow) {
+		return err
+	}
+	want := move.Flow{Owner: c.host, Epoch: c.r.Epoch}
+	if c.r.To != 0 {
+		want.To = c.r.To
+		if !a.settling.told[c.r.To] || ended > c.r.Epoch || known && (fl.Owner == c.r.To || fl.Epoch > c.r.Epoch) {
+			return nil
+		}
+	}
+	switch {
+	case !known:
+		err = a.f.learn(c.key, want, kernel.Monotonic(), told)
+	case fl.Out > 0 && fl.Epoch >= c.r.Epoch || fl.Epoch > c.r.Epoch || fl.To != 0 || fl.Parked || fl.Pinned:
+		return nil
+	default:
+		_, err = a.f.Change(c.key, func(fl *Flow) {
+			want.Birth = fl.Birth
+			fl.Flow, fl.Life = want, 0
+		})
+	}
+	if errors.Is(err, ErrNoFlow) || errors.Is(err, ebpf.ErrKeyExist) {
+		return nil // a packet has come in between, of a host that has it
+	}
+	if err == nil && want.To != 0 {
+		a.timers[c.key] = a.after(a.o.Lapse, func() { a.lapse(c.key, want.Epoch) })
+	}
+	a.f.changed(c.key)
+	return err
+}
+
+func (a *Agent) settles() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.settling != nil
+}
+
+// hasConnections says whether flows of this number are connections to a service.
+func (f *DataPath) hasConnections(service int) bool { return f.matches(service, false) }

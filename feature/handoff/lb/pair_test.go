@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"errors"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+)
+
+// Two load balancers with the same shares tell each other of no flow that the hash finds, and of all that it does not find: those
+// that have moved, and those that began before the shares changed. So each flow keeps its host when its path changes.
+func TestPairTellsMoved(t *testing.T) {
+	p := newPairOfLBs(t, [2][2]int{{1, 1}, {1, 1}})
+	p.start(0)
+	p.start(1)
+	pairs := [2]*pairing{p.agents[0].pair, p.agents[1].pair}
+	until := func(what string, f func() bool) {
+		t.Helper()
+		for end := time.Now().Add(patience); !f(); time.Sleep(2 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("not in %s: %s", patience, what)
+			}
+		}
+	}
+	until("they know each other's shares", func() bool {
+		return p.lbs[0].news.Load() == newsOfMoved && p.lbs[1].news.Load() == newsOfMoved && pairs[0].knows() && pairs[1].knows()
+	})
+	var conns []net.Conn
+	at := map[net.Conn]byte{}
+	for range 24 {
+		c := dial(t, p.client, service4)
+		got, err := ask(c, "a", patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns, at[c] = append(conns, c), got[0]
+	}
+	moved := conns[:4]
+	known := func() (n int) {
+		if err := p.lbs[1].Flows(func(Key, Flow) bool { n++; return true }); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	goesOn := func(lb int) {
+		t.Helper()
+		p.by(lb)
+		for _, c := range conns {
+			if got, err := ask(c, "b", patience); err != nil || got[0] != at[c] {
+				t.Fatalf("by %s: %q, %v: want host %c", lbNames[lb], got, err, at[c])
+			}
+		}
+	}
+	for _, c := range moved { // as far as the load balancers know: the hosts' sockets stay
+		if _, err := p.lbs[0].Change(keyOfConn(c, 0), func(fl *Flow) { fl.Flow = move.Flow{Owner: 3 - fl.Owner, Epoch: 1} }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until("those that have moved are known", func() bool { return known() == len(moved) })
+	if n := pairs[0].told.Load(); n != uint64(len(moved)) {
+		t.Errorf("%d records were told: want those of %d flows that have moved", n, len(moved))
+	}
+	for _, c := range moved {
+		k := keyOfConn(c, 0)
+		if _, err := p.lbs[0].Change(k, func(fl *Flow) { fl.Flow = move.Flow{Owner: 3 - fl.Owner, Epoch: 2} }); err != nil {
+			t.Fatal(err)
+		}
+		p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Epoch == 2 }) // though the hash finds it again
+	}
+	goesOn(1)
+	goesOn(0)
+	// All new flows are one host's from here on.
+	first := slices.IndexFunc(conns, func(c net.Conn) bool { return at[c] == '1' })
+	for i, f := range p.lbs {
+		hosts := slices.Clone(f.hosts)
+		hosts[0].Weight = 0
+		if err := f.SetHosts(hosts); err != nil {
+			t.Fatal(err)
+		}
+		p.agents[i].pairNews()
+	}
+	p.knows(1, keyOfConn(conns[first], 0), func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
+	until("the shares are the same again", func() bool { return p.lbs[0].news.Load() == newsOfMoved })
+	goesOn(1)
+	// What ends is forgotten at both, whoever sees it.
+	k := keyOfConn(conns[first], 0)
+	conns[first].Close()
+	for i := range p.lbs {
+		p.knows(i, k, func(_ Flow, err error) bool { return errors.Is(err, ErrNoFlow) })
+	}
+}

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+// pairOfLBs are two load balancers between a client and two hosts, of which the paths use one or the other.
+type pairOfLBs struct {
+	t      *testing.T
+	client *netns.Handle
+	hosts  [2]*netns.Handle
+	lbs    [2]*DataPath
+	agents [2]*Agent
+	ends   [2]func() // of agents
+	ca     *peertest.Authority
+	listen [2]string
+	// openFor is for how long moves of the other one stay open; 0: as they do.
+	openFor time.Duration
+}
+
+var (
+	lbNames  = [2]string{"lb-a", "lb-b"}
+	clientLo = netip.MustParseAddr("10.8.0.1")
+)
+
+// newPairOfLBs makes them: load balancer i knows hosts with weights[i].
+func newPairOfLBs(t *testing.T, weights [2][2]int) *pairOfLBs {
+	t.Helper()
+	nstest.NeedRoot(t)
+	if err := kernel.Require(Needs); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	p := &pairOfLBs{t: t, client: nstest.NewNetns(t), ca: peertest.NewAuthority(t)}
+	nstest.Address(t, p.client, "lo", netip.PrefixFrom(clientLo, 32))
+	for h := range p.hosts {
+		p.hosts[h] = nstest.NewNetns(t)
+		nstest.Address(t, p.hosts[h], "lo", netip.PrefixFrom(service4.Addr(), 32))
+		looseSource(t, p.hosts[h])
+	}
+	for i := range p.lbs {
+		ns := nstest.NewNetns(t)
+		nstest.Cable(t, p.client, fmt.Sprint("w", i), ns, "c")
+		nstest.Address(t, p.client, fmt.Sprint("w", i), prefix("10.1.%d.2/24", i))
+		nstest.Address(t, ns, "c", prefix("10.1.%d.1/24", i))
+		route(t, ns, "c", "10.8.0.1/32", fmt.Sprintf("10.1.%d.2", i))
+		forward(t, ns)
+		looseSource(t, ns)
+		devices, hosts := []string{"c"}, []Host(nil)
+		for h, host := range p.hosts {
+			name := fmt.Sprint("h", h+1)
+			nstest.Cable(t, host, fmt.Sprint("w", i), ns, name)
+			nstest.Address(t, host, fmt.Sprint("w", i), prefix("10.2.1%d%d.2/24", i, h))
+			nstest.Address(t, ns, name, prefix("10.2.1%d%d.1/24", i, h))
+			devices = append(devices, name)
+			hosts = append(hosts, Host{Number: move.Host(h + 1), Name: name, Interface: nstest.Ifindex(t, ns, name), MAC: macOf(t, host, fmt.Sprint("w", i)), Weight: weights[i][h]})
+		}
+		do(t, ns, func() (err error) {
+			if p.lbs[i], err = New(Options{Devices: devices}); err != nil {
+				return err
+			}
+			t.Cleanup(p.lbs[i].Close)
+			return errors.Join(p.lbs[i].SetHosts(hosts), p.lbs[i].SetService(Service{ID: 0, Listen: service4, Proto: unix.IPPROTO_TCP}))
+		})
+	}
+	serve(t, p.hosts, service4)
+	for i := range p.listen { // the agents meet elsewhere
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.listen[i] = l.Addr().String()
+		l.Close()
+	}
+	p.by(0)
+	return p
+}
+
+func looseSource(t *testing.T, ns *netns.Handle) {
+	t.Helper()
+	do(t, ns, func() error { return os.WriteFile("/proc/sys/net/ipv4/conf/all/rp_filter", []byte("0"), 0) })
+}
+
+func macOf(t *testing.T, ns *netns.Handle, device string) (mac net.HardwareAddr) {
+	t.Helper()
+	do(t, ns, func() error {
+		i, err := net.InterfaceByName(device)
+		if err == nil {
+			mac = i.HardwareAddr
+		}
+		return err
+	})
+	return mac
+}
+
+// by has the paths use a load balancer, forth and back.
+func (p *pairOfLBs) by(lb int) {
+	p.t.Helper()
+	replace := func(ns *netns.Handle, to netip.Addr, via string, src net.IP) {
+		do(p.t, ns, func() error {
+			return netlink.RouteReplace(&netlink.Route{Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(32, 32)}, Gw: net.ParseIP(via), Src: src})
+		})
+	}
+	replace(p.client, service4.Addr(), fmt.Sprintf("10.1.%d.1", lb), clientLo.AsSlice())
+	for h, ns := range p.hosts {
+		replace(ns, clientLo, fmt.Sprintf("10.2.1%d%d.1", lb, h), nil)
+	}
+}
+
+func (p *pairOfLBs) start(i int) {
+	p.t.Helper()
+	var err error
+	p.agents[i], err = NewAgent(p.lbs[i], AgentOptions{Name: lbNames[i], TLS: p.ca.TLS(lbNames[i]), Ended: 50 * time.Millisecond,
+		Lapse: 700 * time.Millisecond, Partner: Partner{Name: lbNames[1-i], Address: p.listen[1-i]},
+		Hosts: []Host{{Number: 1, Name: "h1"}, {Number: 2, Name: "h2"}}})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.agents[i].openFor = cmp.Or(p.openFor, p.agents[i].openFor)
+	l, err := net.Listen("tcp", p.listen[i])
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(p.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.agents[i].Serve(ctx, l) }()
+	p.ends[i] = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			p.t.Error(err)
+		}
+	})
+	p.t.Cleanup(p.ends[i])
+}
+
+// knows waits until a load balancer knows a flow as wanted.
+func (p *pairOfLBs) knows(lb int, k Key, want func(Flow, error) bool) {
+	p.t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+		fl, err := p.lbs[lb].Flow(k)
+		if want(fl, err) {
+			return
+		}
+		if time.Now().After(end) {
+			p.t.Fatalf("%s: %+v, %v", lbNames[lb], fl, err)
+		}
+	}
+}
+
+// A flow that goes by one load balancer keeps its host when its path changes to the other one, though that would choose another host;
+// what becomes of it at one is known to the other.
+func TestPartner(t *testing.T) {
+	p := newPairOfLBs(t, [2][2]int{{1, 0}, {0, 1}})
+	p.openFor = 700 * time.Millisecond
+	p.start(0)
+	old := dial(t, p.client, service4) // before the partner is there
+	if got, err := ask(old, "a", patience); err != nil || got[0] != '1' {
+		t.Fatalf("%q, %v", got, err)
+	}
+	p.start(1)
+	c := dial(t, p.client, service4)
+	if got, err := ask(c, "a", patience); err != nil || got[0] != '1' {
+		t.Fatalf("%q, %v", got, err)
+	}
+	for _, k := range []Key{keyOfConn(old, 0), keyOfConn(c, 0)} {
+		p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
+	}
+	p.by(1)
+	for _, conn := range []net.Conn{old, c} {
+		if got, err := ask(conn, "b", patience); err != nil || got[0] != '1' {
+			t.Fatalf("by the other load balancer: %q, %v", got, err)
+		}
+	}
+	if got, err := ask(dial(t, p.client, service4), "a", patience); err != nil || got[0] != '2' {
+		t.Errorf("a new one: %q, %v", got, err)
+	}
+	k, start := keyOfConn(c, 0), time.Now()
+	// It is about to move: no reset passes at either, and if nobody says more, that ends.
+	for heard := false; !heard; { // where the machine stood still it may have ended before it was looked for
+		if _, err := p.lbs[0].Change(k, func(fl *Flow) { fl.To = 2 }); err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		p.knows(1, k, func(fl Flow, err error) bool {
+			heard = err == nil && fl.To == 2
+			return heard || time.Since(begin) > patience/10
+		})
+		if time.Since(start) > patience {
+			t.Fatal("the other load balancer does not hear of the move")
+		}
+	}
+	p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.To == 0 && fl.Owner == 1 && fl.Epoch == 0 })
+	if _, err := p.lbs[0].Change(k, func(fl *Flow) { fl.Flow = move.Flow{Owner: 2, Before: 1, Epoch: 1} }); err != nil {
+		t.Fatal(err)
+	}
+	p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 2 && fl.Epoch == 1 })
+	// It goes back, and what is late changes nothing.
+	if _, err := p.lbs[1].Change(k, func(fl *Flow) { fl.Flow = move.Flow{Owner: 1, Epoch: 2} }); err != nil {
+		t.Fatal(err)
+	}
+	p.knows(0, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 && fl.Epoch == 2 })
+	late := peer.FlowRecord{Flow: peer.Flow{Client: k.Client}, Owner: 2, Epoch: 1}
+	if err := p.agents[0].adopt(late); err != nil {
+		t.Error(err)
+	}
+	if got, err := ask(c, "c", patience); err != nil || got[0] != '1' {
+		t.Errorf("%q, %v", got, err)
+	}
+	// Its end is seen by one of them, and both forget it.
+	c.Close()
+	for i := range p.lbs {
+		p.knows(i, k, func(_ Flow, err error) bool { return errors.Is(err, ErrNoFlow) })
+	}
+	if _, err := p.lbs[0].Flow(keyOfConn(old, 0)); err != nil {
+		t.Errorf("another one: %v", err)
+	}
+}
+
+// While the load balancers do not hear of each other each goes on with what it knows; then they compare.
+func TestPartnerApart(t *testing.T) {
+	p := newPairOfLBs(t, [2][2]int{{1, 0}, {0, 1}})
+	p.start(0)
+	p.start(1)
+	c := dial(t, p.client, service4)
+	k := keyOfConn(c, 0)
+	p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
+	p.ends[1]()
+	p.by(1)
+	if got, err := ask(c, "a", patience); err != nil || got[0] != '1' {
+		t.Errorf("known before: %q, %v", got, err)
+	}
+	if _, err := p.lbs[0].Change(k, func(fl *Flow) { fl.Epoch = 4 }); err != nil {
+		t.Fatal(err)
+	}
+	apart := dial(t, p.client, service4)
+	if got, err := ask(apart, "a", patience); err != nil || got[0] != '2' {
+		t.Fatalf("%q, %v", got, err)
+	}
+	p.start(1)
+	p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Epoch == 4 })
+	p.knows(0, keyOfConn(apart, 0), func(fl Flow, err error) bool { return err == nil && fl.Owner == 2 })
+	p.by(0)
+	if got, err := ask(apart, "b", patience); err != nil || got[0] != '2' {
+		t.Errorf("%q, %v", got, err)
+	}
+	// Both have learned one at once, at different hosts: the first name's counts.
+	both := Key{netip.MustParseAddrPort("10.8.0.1:7"), 0}
+	for i, owner := range []move.Host{2, 1} {
+		if err := p.agents[i].f.learn(both, move.Flow{Owner: owner}, kernel.Monotonic(), told); err != nil {
+			t.Fatal(err)
+		}
+		p.lbs[i].changed(both)
+	}
+	p.knows(1, both, func(fl Flow, err error) bool { return err == nil && fl.Owner == 2 })
+	p.knows(0, both, func(fl Flow, err error) bool { return err == nil && fl.Owner == 2 })
+}
+
+// A flood of SYNs stays the load balancer's that it comes by, and for no longer than there; a connection is known to the other one as
+// soon as it is open.
+func TestPartnerFlood(t *testing.T) {
+	p := newPairOfLBs(t, [2][2]int{{1, 0}, {0, 1}})
+	p.start(0)
+	p.start(1)
+	client := &scene{client: p.client}
+	var made [2]Key
+	for i := range made {
+		from := netip.AddrPortFrom(netip.MustParseAddr("10.1.0.77"), uint16(5555+i)) // nobody's
+		made[i] = Key{Client: from}
+		forge(t, client, from, service4, tcpSYN)
+		becomes(t, p.lbs[0], made[i], "known", func(fl Flow) bool { return fl.Opening })
+	}
+	change(t, p.lbs[0], made[1], func(v *bpf.LBLbFlow) { v.Out = 1 }) // a host has answered it
+	for range 3 {                                                     // of one that is known there, all that was to be told before has been
+		for _, k := range made {
+			p.lbs[0].changed(k) // as when all are told
+		}
+		start := time.Now()
+		c := dial(t, p.client, service4)
+		if got, err := ask(c, "a", patience); err != nil || got[0] != '1' {
+			t.Fatalf("%q, %v", got, err)
+		}
+		p.knows(1, keyOfConn(c, 0), func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
+		if took := time.Since(start); took > tellAll/2 {
+			t.Errorf("the other load balancer hears of a new connection after %v", took)
+		}
+	}
+	for _, k := range made {
+		if fl, err := p.lbs[1].Flow(k); !errors.Is(err, ErrNoFlow) {
+			t.Errorf("%s is known to the other load balancer: %+v, %v", k.Client, fl, err)
+		}
+		change(t, p.lbs[0], k, func(v *bpf.LBLbFlow) { v.Seen = kernel.Monotonic() - uint64(unanswered) })
+		p.knows(0, k, func(_ Flow, err error) bool { return errors.Is(err, ErrNoFlow) })
+	}
+}
+
+// The load balancer that a session moves at is lost in the midst of that. The agents of its hosts come to the other one later than a
+// move may take, and one of both has the session.
+func TestPartnerLostInMove(t *testing.T) {
+	for name, first := range map[string]move.Host{"the destination comes first": 2, "the source comes first": 1} {
+		t.Run(name, func(t *testing.T) {
+			p := newPairOfLBs(t, [2][2]int{{1, 0}, {0, 1}})
+			p.start(0)
+			p.start(1)
+			c := dial(t, p.client, service4)
+			k := keyOfConn(c, 0)
+			hosts := func(lb int) *agents {
+				s := &agents{t: t, ca: p.ca, address: p.listen[lb], name: lbNames[lb]}
+				s.connect(1)
+				s.connect(2)
+				return s
+			}
+			p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
+			s := hosts(0)
+			s.says(1, k, asksHold(1, 2))
+			if m := s.hears(1); !m.OK {
+				t.Fatal(m)
+			}
+			p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.To == 2 })
+			p.ends[0]()
+			time.Sleep(2 * p.agents[1].o.Lapse)
+			s = hosts(1)
+			word := map[move.Host]move.Message{1: reclaim(1), 2: flip(1)}
+			s.says(first, k, word[first])
+			if m := s.hears(first); !m.OK {
+				t.Errorf("host %d comes first, and hears %v", first, m)
+			}
+			s.says(3-first, k, word[3-first])
+			if m := s.hears(3 - first); m.OK {
+				t.Errorf("both have it: host %d hears %v", 3-first, m)
+			}
+			if fl, err := p.lbs[1].Flow(k); err != nil || fl.Owner != first {
+				t.Errorf("%+v, %v", fl, err)
+			}
+		})
+	}
+}

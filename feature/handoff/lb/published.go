@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
+	"github.com/weir-project/weir/kernel/probe"
+)
+
+// ABI is the version of the maps' layout: lb.h.
+const ABI = 1
+
+// Needs of a load balancer. Without tcx its programs are filters of the devices' clsact qdiscs, and not held by links.
+var Needs = []kernel.Need{probe.TCRedirect, kernel.TCXLink, kernel.ClsactFilter}
+
+// pinPrefix begins the names of load balancers' instances, below the feature's directory.
+const pinPrefix = "lb-"
+
+// store has the instances.
+var store = instances.Store[Options]{Feature: "handoff", ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return strings.HasPrefix(name, pinPrefix) }}
+
+func instanceOf(ns *netns.Handle, name string) kernel.Instance {
+	return store.Name(kernel.ScopeOf(ns), pinPrefix+name)
+}
+
+// Open makes a load balancer that outlives this process, in the network namespace of the calling thread, or goes on with the one of
+// that name: its flows, who owns them in which epoch, what is parked and until when. The data path works all the time, also while
+// nobody has opened it; its programs are exchanged for this weir's under traffic. Close leaves it as it is, [Remove] ends it.
+func Open(ctx context.Context, root *kernel.Root, name string, o Options) (_ *DataPath, err error) {
+	if err := kernel.Require(Needs); err != nil {
+		return nil, err
+	}
+	ns, err := netns.Current()
+	if err != nil {
+		return nil, err
+	}
+	inst := instanceOf(ns, name)
+	l, err := root.Lock(ctx)
+	if err != nil {
+		ns.Close()
+		return nil, err
+	}
+	defer l.Unlock()
+	f := &DataPath{ns: ns, parkFor: time.Minute, stays: true}
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
+	share, err := earlier(l, inst)
+	if err != nil {
+		return nil, err
+	}
+	defer closeMaps(share)
+	if err := f.build(o, share); err != nil {
+		return nil, err
+	}
+	return f, f.publish(l, inst, o)
+}
+
+// earlier are the maps of the instance that is there, or none.
+func earlier(l *kernel.WriteLock, inst kernel.Instance) (map[string]*ebpf.Map, error) {
+	before, err := l.Open(inst)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	if err := before.Meta.RequireABI(inst, ABI); err != nil {
+		before.Close()
+		return nil, err
+	}
+	share := map[string]*ebpf.Map{}
+	for pin, m := range before.Maps {
+		share["lb_"+pin] = m
+	}
+	return share, nil
+}
+
+func closeMaps(m map[string]*ebpf.Map) {
+	for _, m := range m {
+		m.Close()
+	}
+}
+
+// publish pins maps and links. Until those of the predecessor have gone both programs stand at a device, with the same maps: the
+// first one decides, and no packet slips through in between.
+func (f *DataPath) publish(l *kernel.WriteLock, inst kernel.Instance, o Options) error {
+	m := f.maps.LBMaps
+	pins := kernel.Pins{Links: f.links, Maps: map[string]*ebpf.Map{"services": m.LbServices, "ring": m.LbRing, "hosts": m.LbHosts,
+		"macs": m.LbMacs, "tunnels": m.LbTunnels, "setup": m.LbSetup, "flows": m.LbFlows, "counts": m.LbCounts}}
+	if err := store.Publish(l, inst, instances.Form[Options]{Spec: o, Netns: f.ns, Pins: pins}); err != nil {
+		return err
+	}
+	l.NoteFilters(inst, f.filters)
+	kernel.Step("lb:published")
+	return nil
+}
+
+// Remove ends a load balancer of the network namespace, and takes its devices away. Flows go where the kernel's routes lead them. That
+// there is none of that name is no error.
+func Remove(ctx context.Context, root *kernel.Root, ns *netns.Handle, name string) error {
+	l, err := root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	all, err := Instances(l.Root)
+	if err != nil {
+		return err
+	}
+	inst := instanceOf(ns, name)
+	spec, err := applied.Read(root)
+	if err != nil {
+		return err
+	}
+	if spec != nil && spec.Name == name {
+		if err := applied.Remove(l); err != nil {
+			return err
+		}
+	}
+	here := slices.DeleteFunc(all, func(o kernel.Instance) bool { return o.Scope != inst.Scope })
+	if len(here) > 0 && !slices.ContainsFunc(here, func(o kernel.Instance) bool { return o.Name == inst.Name }) {
+		return errOther(name, here)
+	}
+	return remove(l, inst, ns)
+}
+
+// RemoveAll ends the load balancers of all network namespaces, as Remove does.
+func RemoveAll(l *kernel.WriteLock) error {
+	all, err := Instances(l.Root)
+	for _, inst := range all {
+		ns, e := l.OpenNetns(inst)
+		if errors.Is(e, netns.ErrGone) { // and its devices with it
+			e = store.Remove(l, inst)
+		} else if e == nil {
+			e = remove(l, inst, ns)
+			ns.Close()
+		}
+		err = errors.Join(err, e)
+	}
+	return err
+}
+
+func remove(l *kernel.WriteLock, inst kernel.Instance, ns *netns.Handle) error {
+	rec, err := store.Read(l.Root, inst)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if err := store.Remove(l, inst); err != nil {
+		return err
+	}
+	o := rec.Spec.filled()
+	return ns.Do(func() error { return errors.Join(detach(o), removeDevices(o)) })
+}
+
+// Instances are the load balancers that are pinned, of all namespaces: their namespaces' inode numbers and names.
+func Instances(root *kernel.Root) ([]kernel.Instance, error) {
+	return store.Keys(root)
+}
+
+// View reads a load balancer from its pins: Flow, Flows and Counts may be called, and Close. It needs no lock and changes nothing.
+func View(root *kernel.Root, inst kernel.Instance) (*DataPath, error) {
+	o, err := root.Open(inst, "flows", "counts")
+	if err != nil {
+		return nil, err
+	}
+	if _, err := store.Of(inst, o.Meta); err != nil {
+		o.Close()
+		return nil, err
+	}
+	f := &DataPath{stays: true}
+	for _, m := range slices.Sorted(maps.Keys(o.Maps)) {
+		switch m {
+		case "flows":
+			f.maps.LbFlows = o.Maps[m]
+		case "counts":
+			f.maps.LbCounts = o.Maps[m]
+		}
+	}
+	return f, nil
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/kernel"
+)
+
+// slack is how much sooner the agent lets parked packets go than the data path would by itself, which keeps no order.
+const slack = 500 * time.Millisecond
+
+// takeUp goes on with moves that an earlier life of the agent has begun: packets of parked flows wait for the rest of their time,
+// and a move of which nobody says anything lapses.
+func (a *Agent) takeUp() error {
+	var open []Key
+	err := a.f.Flows(func(k Key, fl Flow) bool {
+		if fl.To != 0 || fl.Parked {
+			open = append(open, k)
+		}
+		return true
+	})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, k := range open {
+		fl, err := a.f.Flow(k)
+		if err != nil {
+			continue // it has ended
+		}
+		a.f.hold.Expect(k)
+		left := time.Duration(fl.Until-min(fl.Until, kernel.Monotonic())) - slack
+		a.timers[k] = a.after(max(0, min(left, a.o.Hold)), func() { a.expire(k, fl.Epoch) })
+		a.o.Log.Info("a move goes on that was under way", "flow", k.Client, "service", k.Service, "epoch", fl.Epoch, "parked", fl.Parked)
+	}
+	return err
+}
+
+// SetServices has the data path know these services and no others. Flows of others stay until they are forgotten.
+func (f *DataPath) SetServices(services []Service) error {
+	if err := f.retag(services); err != nil {
+		return err
+	}
+	f.hold.mu.Lock()
+	f.hold.services = map[listen]Service{}
+	f.hold.mu.Unlock()
+	want := map[bpf.LBLbServiceKey]bool{}
+	for _, s := range services {
+		if err := f.SetService(s); err != nil {
+			return err
+		}
+	}
+	for _, s := range services { // once more: which fragments find a host depends on all of them
+		if err := f.SetService(s); err != nil {
+			return err
+		}
+		k := bpf.LBLbServiceKey{Addr: s.Listen.Addr().As16(), Port: swap(s.Listen.Port()), Proto: s.Proto}
+		want[k] = true
+		k.Port = 0
+		want[k] = true
+	}
+	var gone []bpf.LBLbServiceKey
+	var k bpf.LBLbServiceKey
+	var v bpf.LBLbService
+	it := f.maps.LbServices.Iterate()
+	for it.Next(&k, &v) {
+		if !want[k] {
+			gone = append(gone, k)
+		}
+	}
+	err := it.Err()
+	for _, k := range gone {
+		if e := f.maps.LbServices.Delete(k); e != nil && !errors.Is(e, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, fmt.Errorf("removing a service: %w", e))
+		}
+	}
+	return err
+}

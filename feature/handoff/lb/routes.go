@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+const (
+	routesEvery = time.Second
+	routeAgain  = 10 * time.Second // one that does not help: rules or another route lead elsewhere
+)
+
+// routes are the routes of the services' addresses to the device of parked packets. Other programs may remove them:
+// systemd-networkd does so when it starts. A loose reverse path filter then drops what hosts answer.
+type routes struct {
+	looked time.Time
+	put    map[netip.Addr]time.Time // addresses without such a route, and when it was put back
+}
+
+// keepRoutes puts routes back that are gone, and logs each once.
+func (a *Agent) keepRoutes() {
+	r := &a.routes
+	if time.Since(r.looked) < routesEvery {
+		return
+	}
+	r.looked = time.Now()
+	was := r.put
+	r.put = map[netip.Addr]time.Time{}
+	for _, to := range a.f.unrouted() {
+		at, told := was[to]
+		if told && time.Since(at) < routeAgain {
+			r.put[to] = at
+			continue
+		}
+		r.put[to] = time.Now()
+		if err := a.f.route(to); err != nil && !told {
+			a.o.Log.Warn("the route of a service's address is gone, and cannot be put back", "address", to, "err", err)
+		} else if !told {
+			a.o.Log.Warn("the route of a service's address was gone: it is put back", "address", to)
+		}
+	}
+}
+
+// unrouted are the services' addresses that no route leads to the device of parked packets.
+func (f *DataPath) unrouted() (out []netip.Addr) {
+	f.hold.mu.Lock()
+	for l := range f.hold.services {
+		if a := l.addr.Addr(); !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	f.hold.mu.Unlock()
+	err := f.ns.Do(func() error {
+		out = slices.DeleteFunc(out, func(a netip.Addr) bool {
+			got, err := netlink.RouteGet(a.AsSlice())
+			return err == nil && slices.ContainsFunc(got, func(r netlink.Route) bool { return r.LinkIndex == f.hold.Ifindex })
+		})
+		return nil
+	})
+	if err != nil {
+		return nil
+	}
+	return out
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// The agent restores routes of its services' addresses after another program removed them.
+func TestRouteRemoved(t *testing.T) {
+	sc, _, _, _ := managed(t, AgentOptions{})
+	routed := func(a netip.Addr) (there bool) {
+		do(t, sc.f.ns, func() error {
+			got, err := netlink.RouteGet(a.AsSlice())
+			there = err == nil && len(got) == 1 && got[0].LinkIndex == sc.f.hold.Ifindex
+			return nil
+		})
+		return there
+	}
+	for _, a := range []netip.Addr{service4.Addr(), service6.Addr()} {
+		if !routed(a) {
+			t.Fatalf("no route leads to %s", a)
+		}
+		do(t, sc.f.ns, func() error {
+			all, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+			if err != nil {
+				return err
+			}
+			for _, r := range all {
+				if r.LinkIndex == sc.f.hold.Ifindex && r.Dst != nil && r.Dst.IP.Equal(a.AsSlice()) {
+					return netlink.RouteDel(&r)
+				}
+			}
+			t.Errorf("there is no route to %s to remove", a)
+			return nil
+		})
+		if routed(a) {
+			t.Fatalf("the route to %s is not gone", a)
+		}
+	}
+	for _, a := range []netip.Addr{service4.Addr(), service6.Addr()} {
+		for end := time.Now().Add(patience); !routed(a); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("no route leads to %s any more", a)
+			}
+		}
+	}
+}

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/weir-project/weir/feature/handoff/control"
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/internal/accept"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Run is the agent of a load balancer, in the network namespace of the process, until ctx is done. The data path stays: see [Remove].
+func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
+	o, err := c.agent()
+	if err != nil {
+		return err
+	}
+	o.Log = log
+	l, err := accept.TCP(ctx, log, c.Listen)
+	if err != nil {
+		return fmt.Errorf("where backends' agents connect to: %w", err)
+	}
+	defer l.Close()
+	f, err := Open(ctx, root, c.Name, Options{Devices: c.Devices, TunnelMTU: c.TunnelMTU, Settle: cmp.Or(c.Settle, defaultSettle)})
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := f.SetServices(c.services()); err != nil {
+		return err
+	}
+	a, err := NewAgent(f, o)
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	socket, err := control.Listen(ctx, controlName(strconv.FormatUint(f.ns.Inode(), 10), c.Name), log)
+	if err != nil {
+		return err
+	}
+	group.Go(func() error { return control.Serve(ctx, socket, a.controls(), log) })
+	log.Info("load balancer agent runs", "name", c.Name, "agents", l.Addr().String(), "services", len(c.Services))
+	group.Go(func() error { return a.Serve(ctx, l) })
+	return group.Wait()
+}
+
+// controlName is what the agent of a load balancer is called, by its network namespace and name.
+func controlName(scope, name string) string { return "lb-" + scope + "-" + name }
+
+// controls are what the commands ask of an agent.
+func (a *Agent) controls() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", control.JSON(a.Status))
+	mux.HandleFunc("POST /override", func(w http.ResponseWriter, r *http.Request) {
+		if err := a.override(r.FormValue("service"), r.FormValue("client"), r.FormValue("backend")); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+		}
+	})
+	return mux
+}
+
+// override has a client be a host's; without a host it ends that.
+func (a *Agent) override(service, client, host string) error {
+	keys, err := a.parseKeys(service, client)
+	if err != nil {
+		return err
+	}
+	if host == "" {
+		return each(keys, a.f.Release)
+	}
+	a.mu.Lock()
+	to := move.Host(0)
+	for _, m := range a.members {
+		if m.Name == host && !m.placed.IsZero() {
+			to = m.Number
+		}
+	}
+	a.mu.Unlock()
+	if to == 0 {
+		return fmt.Errorf("no backend %q is known, and where it is: weir lb status shows all", host)
+	}
+	return each(keys, func(k Key) error { return a.f.Override(k, to) })
+}
+
+func each(keys []Key, do func(Key) error) error {
+	var errs []error
+	for _, k := range keys {
+		errs = append(errs, do(k))
+	}
+	return errors.Join(errs...)
+}
+
+// parseKeys are a client's flows of a service: one at each address that it may speak with.
+func (a *Agent) parseKeys(service, client string) (keys []Key, err error) {
+	known := false
+	for _, s := range a.o.Services {
+		if s.Name != service {
+			continue
+		}
+		known = true
+		at, err := netip.ParseAddrPort(client)
+		if s.BySource {
+			var addr netip.Addr
+			addr, err = netip.ParseAddr(client)
+			at = netip.AddrPortFrom(addr, 0)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("client %q: want an address where the service is by source, else an address and port: %w", client, err)
+		}
+		k := Key{netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), s.flows()}
+		if (s.BySource || sameFamily(s.Listen.Addr(), k.Client.Addr())) && !slices.Contains(keys, k) {
+			keys = append(keys, k)
+		}
+	}
+	if !known {
+		return nil, fmt.Errorf("service %q: this load balancer has none of that name", service)
+	}
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("client %q: service %q has no address of this family", client, service)
+	}
+	return keys, nil
+}
+
+// Statuses are those of all load balancers, from their agents, else from the pins alone.
+func Statuses(ctx context.Context, root *kernel.Root) (out []Status, err error) {
+	all, err := Instances(root)
+	for _, inst := range all {
+		s, e := statusOf(ctx, root, inst)
+		s.Name, s.Netns = inst.Name[len(pinPrefix):], inst.Scope
+		out = append(out, s)
+		err = errors.Join(err, e)
+	}
+	return out, err
+}
+
+func statusOf(ctx context.Context, root *kernel.Root, inst kernel.Instance) (s Status, err error) {
+	body, err := request(ctx, http.MethodGet, inst, "/status")
+	if err == nil {
+		return s, json.Unmarshal(body, &s)
+	}
+	f, err := View(root, inst)
+	if err != nil {
+		return s, err
+	}
+	defer f.Close()
+	return f.Status()
+}
+
+// Override asks the agent of a load balancer of this name to have a client of a service be a host's; host "" ends that.
+func Override(ctx context.Context, root *kernel.Root, name, service, client, backend string) error {
+	all, err := Instances(root)
+	if err != nil {
+		return err
+	}
+	for _, inst := range all {
+		if inst.Name == pinPrefix+name {
+			_, err := request(ctx, http.MethodPost, inst, "/override?"+url.Values{"service": {service}, "client": {client}, "backend": {backend}}.Encode())
+			return err
+		}
+	}
+	return errOther(name, all)
+}
+
+// errOther says that no load balancer of a name is here, and names those that are.
+func errOther(name string, all []kernel.Instance) error {
+	var names []string
+	for _, inst := range all {
+		names = append(names, inst.Name[len(pinPrefix):])
+	}
+	if len(names) == 0 {
+		return fmt.Errorf("no load balancer %q is here: lb in weir.yaml makes one", name)
+	}
+	return fmt.Errorf("no load balancer %q is here: name one of %s", name, strings.Join(slices.Compact(slices.Sorted(slices.Values(names))), ", "))
+}
+
+func request(ctx context.Context, method string, inst kernel.Instance, path string) ([]byte, error) {
+	c := control.Client(controlName(inst.Scope, inst.Name[len(pinPrefix):]))
+	c.Timeout = 5 * time.Second
+	req, err := http.NewRequestWithContext(ctx, method, "http://lb"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("the load balancer's agent does not answer: %w (weir serve runs it)", err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 16<<20))
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = errors.New(strings.TrimSpace(string(body)))
+	}
+	return body, err
+}

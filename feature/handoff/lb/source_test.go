@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/internal/netns"
+)
+
+// Collectors' ports, where a service goes by source.
+var (
+	flows4, bmp4 = netip.MustParseAddrPort("10.55.0.1:4739"), netip.MustParseAddrPort("10.55.0.1:1790")
+	flows6       = netip.MustParseAddrPort("[fd55::1]:4739")
+)
+
+// bySource is a scene with a service of both protocols that goes by source.
+func bySource(t *testing.T) *scene {
+	t.Helper()
+	sc := newScene(t)
+	for _, s := range []Service{{ID: 5, Listen: flows4, Proto: unix.IPPROTO_UDP, BySource: true}, {ID: 5, Listen: bmp4, Proto: unix.IPPROTO_TCP, BySource: true},
+		{ID: 5, Listen: flows6, Proto: unix.IPPROTO_UDP, BySource: true}} {
+		if err := sc.f.SetService(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	listenUDP(t, sc.hosts, flows4)
+	listenUDP(t, sc.hosts, flows6)
+	serve(t, sc.hosts, bmp4)
+	return sc
+}
+
+func client4() Key { return Key{netip.MustParseAddrPort("10.1.0.2:0"), 5} }
+
+// A client's datagrams and connections all go to one host, whatever their ports; that one connection ends says nothing of the
+// client; and when the hash changes, who is known stays where it is.
+func TestBySource(t *testing.T) {
+	sc := bySource(t)
+	one, err := askUDP(dialUDP(t, sc.client, flows4), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 8 {
+		if got, err := askUDP(dialUDP(t, sc.client, flows4), "b"); err != nil || got[0] != one[0] {
+			t.Fatalf("%q, %v, and first %q", got, err, one)
+		}
+		c := dial(t, sc.client, bmp4)
+		if got, err := ask(c, "c", patience); err != nil || got[0] != one[0] {
+			t.Fatalf("a connection: %q, %v, and datagrams %q", got, err, one)
+		}
+		c.Close()
+	}
+	time.Sleep(50 * time.Millisecond)
+	if n, err := sc.f.Forget(0, time.Hour); err != nil || n != 0 {
+		t.Errorf("%d forgotten, %v", n, err)
+	}
+	owner := move.Host(one[0] - '0')
+	if fl, err := sc.f.Flow(client4()); err != nil || fl.Owner != owner || fl.Ended {
+		t.Errorf("%+v, %v", fl, err)
+	}
+	weigh(t, sc, owner, 0)
+	if got, err := askUDP(dialUDP(t, sc.client, flows4), "d"); err != nil || got[0] != one[0] {
+		t.Errorf("%q, %v: the client has changed its host", got, err)
+	}
+	if got, err := askUDP(dialUDP(t, sc.client, flows6), "e"); err != nil || got[0] == one[0] {
+		t.Errorf("%q, %v: a new client goes to a host of weight 0", got, err)
+	}
+}
+
+// weigh gives a host a weight; the other has 1.
+func weigh(t *testing.T, sc *scene, host move.Host, weight int) {
+	t.Helper()
+	var hosts []Host
+	for i, ns := range sc.hosts {
+		name := []string{"h1", "h2"}[i]
+		dev := 0
+		do(t, sc.f.ns, func() error {
+			d, err := net.InterfaceByName(name)
+			if err == nil {
+				dev = d.Index
+			}
+			return err
+		})
+		h := Host{Number: move.Host(i + 1), Name: name, Interface: dev, MAC: mac(t, ns), Weight: 1}
+		if h.Number == host {
+			h.Weight = weight
+		}
+		hosts = append(hosts, h)
+	}
+	if err := sc.f.SetHosts(hosts); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// An override says which host a client has, before and after it is known, until it is released. A connection by flow is not torn.
+func TestOverride(t *testing.T) {
+	sc := bySource(t)
+	for _, host := range []move.Host{1, 2, 1, 2} {
+		if err := sc.f.Override(client4(), host); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := askUDP(dialUDP(t, sc.client, flows4), "a"); err != nil || got[0] != byte('0'+host) {
+			t.Fatalf("%q, %v: want host %d", got, err, host)
+		}
+	}
+	if n, err := sc.f.Forget(0, 0); err != nil || n != 0 {
+		t.Errorf("%d forgotten, %v: an override stays", n, err)
+	}
+	if err := sc.f.Release(client4()); err != nil {
+		t.Fatal(err)
+	}
+	if err := sc.f.Release(client4()); !errors.Is(err, ErrNoFlow) {
+		t.Errorf("%v", err)
+	}
+	c, k, owner, other := session(t, sc)
+	if err := sc.f.Override(k, other); !errors.Is(err, ErrLive) {
+		t.Errorf("%v", err)
+	}
+	if _, err := ask(c, "a", patience); err != nil {
+		t.Error(err)
+	}
+	if fl, err := sc.f.Flow(k); err != nil || fl.Owner != owner {
+		t.Errorf("%+v, %v", fl, err)
+	}
+	// One that is to come.
+	k.Client = netip.AddrPortFrom(k.Client.Addr(), 40123)
+	if err := sc.f.Override(k, other); err != nil {
+		t.Fatal(err)
+	}
+	do(t, sc.client, func() (err error) {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: k.Client.Addr().AsSlice(), Port: 40123}, Timeout: patience}
+		c, err = d.Dial("tcp", service4.String())
+		return err
+	})
+	defer c.Close()
+	if got, err := ask(c, "a", patience); err != nil || got[0] != byte('0'+other) {
+		t.Errorf("%q, %v: want host %d", got, err, other)
+	}
+}
+
+// Fragments of a datagram find the host of their source, though only the first has ports; of a service by flow they are dropped
+// and counted.
+func TestFragments(t *testing.T) {
+	sc := bySource(t)
+	for _, at := range []netip.AddrPort{flows4, flows6} {
+		if got, err := askUDP(dialUDP(t, sc.client, at), strings.Repeat("x", 5000)); err != nil || len(got) != 5001 {
+			t.Errorf("%s: %d bytes, %v", at, len(got), err)
+		}
+	}
+	dns := netip.MustParseAddrPort("10.55.0.1:53")
+	if c, err := sc.f.Counts(); err != nil || c.Fragment != 0 {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if err := sc.f.SetService(Service{ID: 6, Listen: dns, Proto: unix.IPPROTO_UDP}); err != nil {
+		t.Fatal(err)
+	}
+	listenUDP(t, sc.hosts, dns)
+	c := dialUDP(t, sc.client, dns)
+	if got, err := askUDP(c, "x"); err != nil || len(got) != 2 {
+		t.Errorf("%q, %v", got, err)
+	}
+	if _, err := c.Write(make([]byte, 4000)); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		n, err := sc.f.Counts()
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("%+v, %v: two fragments are dropped", n, err)
+		}
+		if n.Fragment == 2 {
+			break
+		}
+	}
+}
+
+// Datagrams by flow keep their host by the hash; what a host says of a datagram, that nobody listens, comes to the client.
+func TestDatagrams(t *testing.T) {
+	sc := newScene(t)
+	at := netip.MustParseAddrPort("10.55.0.1:53")
+	if err := sc.f.SetService(Service{ID: 6, Listen: at, Proto: unix.IPPROTO_UDP}); err != nil {
+		t.Fatal(err)
+	}
+	c := dialUDP(t, sc.client, at)
+	if _, err := c.Write([]byte("a")); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(make([]byte, 10)); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("%v: want the host's ICMP error", err)
+	}
+	listenUDP(t, sc.hosts, at)
+	of := map[byte]int{}
+	for range 30 {
+		c := dialUDP(t, sc.client, at)
+		first, err := askUDP(c, "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := askUDP(c, "b")
+		if err != nil || again[0] != first[0] {
+			t.Fatalf("%q, then %q, %v", first, again, err)
+		}
+		of[first[0]]++
+	}
+	if of['1'] < 4 || of['2'] < 4 {
+		t.Errorf("30 flows: %v", of)
+	}
+	if n, err := sc.f.Counts(); err != nil || n.Learned != 0 {
+		t.Errorf("%+v, %v", n, err)
+	}
+}
+
+// A router's word that a packet of a host was too big comes to the host whose packet it was.
+func TestPacketTooBig(t *testing.T) {
+	sc := newSceneBehind(t, true)
+	for _, at := range []netip.AddrPort{service4, service6} {
+		before, err := sc.f.Counts()
+		if err != nil {
+			t.Fatal(err)
+		}
+		serve(t, sc.hosts, at)
+		for range 4 { // a host that has learned the way's MTU keeps to it
+			echoMuch(t, dial(t, sc.client, at))
+		}
+		after, err := sc.f.Counts()
+		if err != nil || after.ICMP == before.ICMP || after.Mute+after.Stranger+after.NoHost != 0 {
+			t.Errorf("%s: %+v, %v: before %d errors", at, after, err, before.ICMP)
+		}
+	}
+}
+
+// What the load balancer's own kernel says about a host's packets, that the way to the client is too narrow for them, comes to the
+// host; and the load balancer itself is a client like any other.
+func TestOwn(t *testing.T) {
+	sc := newScene(t)
+	for id, at := range []netip.AddrPort{service4, service6} {
+		serve(t, sc.hosts, at)
+		narrow(t, sc.middle, "c", at.Addr().Is6())
+		before, err := sc.f.Counts()
+		if err != nil {
+			t.Fatal(err)
+		}
+		echoMuch(t, dial(t, sc.client, at))
+		after, err := sc.f.Counts()
+		if err != nil || after.ICMP == before.ICMP {
+			t.Errorf("%s: %+v, %v: before %d errors", at, after, err, before.ICMP)
+		}
+		c := dial(t, sc.middle, at)
+		got, err := ask(c, "a", patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if fl, err := sc.f.Flow(keyOfConn(c, id)); err != nil || fl.Owner != move.Host(got[0]-'0') {
+			t.Errorf("%+v, %v, served by %s", fl, err, got)
+		}
+		// It waits with the others.
+		k := keyOfConn(c, id)
+		if err := sc.f.Park(k); err != nil {
+			t.Fatal(err)
+		}
+		silent(t, c, "b")
+		if n, err := sc.f.Unpark(k); err != nil || n == 0 {
+			t.Errorf("%d waited, %v", n, err)
+		}
+		answers(t, c, "b")
+	}
+}
+
+// narrow has a namespace send nothing longer than 1300 bytes to the client.
+func narrow(t *testing.T, ns *netns.Handle, device string, v6 bool) {
+	t.Helper()
+	to, bits := net.ParseIP("10.1.0.2").To4(), 32
+	if v6 {
+		to, bits = net.ParseIP("fd01::2"), 128
+	}
+	do(t, ns, func() error {
+		l, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: &net.IPNet{IP: to, Mask: net.CIDRMask(bits, bits)}, MTU: 1300, MTULock: true, Scope: netlink.SCOPE_LINK})
+	})
+}

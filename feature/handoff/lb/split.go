@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"context"
+	"time"
+)
+
+const watchEvery = 500 * time.Millisecond
+
+// split says whether the two are: both carry clients' packets, as the partner says, or they are apart.
+func (a *Agent) split() (both, apart bool) {
+	a.mu.Lock()
+	strays := false // agents that are at neither, as far as is known here
+	for n, m := range a.members {
+		strays = strays || m.word != nil && m.word.Connected && a.hosts[n] == nil
+	}
+	a.mu.Unlock()
+	d := a.pair
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	both = d.carries() && d.conn != nil && d.word != nil && d.word.Carries
+	return both, d.carries() && d.conn == nil && d.word != nil && strays
+}
+
+func (a *Agent) pairStatus() *PairStatus {
+	if a.pair == nil {
+		return nil
+	}
+	_, apart := a.split()
+	d := a.pair
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := &PairStatus{Name: a.o.Partner.Name, Connected: d.conn != nil, Carries: d.carries(), Apart: apart, Told: d.told.Load(), Heard: d.heard.Load(),
+		Seconds: time.Duration(d.splitTime.Load()).Seconds(), Dropped: d.splitDropped.Load()}
+	switch {
+	case d.conn != nil:
+		s.Silent = d.conn.Silence(pingEvery).Seconds()
+	case d.lost.IsZero():
+		s.Silent = -1
+	default:
+		s.Silent = time.Since(d.lost).Seconds()
+	}
+	if d.word != nil && d.conn != nil {
+		s.Agents, s.There = d.word.Agents, d.word.Carries
+	}
+	return s
+}
+
+// watchPair notes which of the two carries clients' packets, and what is lost while both do.
+func (a *Agent) watchPair(ctx context.Context) {
+	t := time.NewTicker(watchEvery)
+	defer t.Stop()
+	d := a.pair
+	before, _ := a.f.Counts() // it is read again
+	carried, at := false, time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		now, err := a.f.Counts()
+		if err != nil {
+			continue
+		}
+		if now.In != before.In {
+			d.carriesSince.Store(time.Now().UnixNano())
+		}
+		if c := d.carries(); c != carried {
+			carried = c
+			wake(d.hosts)
+		}
+		if both, apart := a.split(); both || apart {
+			d.splitTime.Add(int64(time.Since(at)))
+			d.splitDropped.Add(now.Mute + now.NoHost + now.NoReset - before.Mute - before.NoHost - before.NoReset)
+		}
+		before, at = now, time.Now()
+	}
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A service gets another address, and loses it again: connections to the first one keep their host, though the hash leads to the
+// other one by now.
+func TestRetag(t *testing.T) {
+	sc := newScene(t)
+	one := Service{ID: 0, Listen: service4, Proto: unix.IPPROTO_TCP}
+	two := Service{ID: 0, Listen: netip.MustParseAddrPort("10.55.0.77:9000"), Proto: unix.IPPROTO_TCP}
+	set := func(services ...Service) []Service {
+		t.Helper()
+		services = tagged(services)
+		if err := sc.f.SetServices(services); err != nil {
+			t.Fatal(err)
+		}
+		return services
+	}
+	set(one)
+	c, k, owner, _ := session(t, sc)
+	if _, err := sc.f.Change(k, func(fl *Flow) { fl.Epoch = 6 }); err != nil {
+		t.Fatal(err)
+	}
+	hosts := slices.Clone(sc.f.hosts)
+	hosts[owner-1].Weight = 0
+	if err := sc.f.SetHosts(hosts); err != nil {
+		t.Fatal(err)
+	}
+	for _, services := range [][]Service{set(one, two), nil, {one}} {
+		if services == nil { // the same once more
+			services = set(one, two)
+		} else if len(services) == 1 {
+			services = set(one)
+		}
+		at := slices.IndexFunc(services, func(s Service) bool { return s.Listen == service4 })
+		if got, err := ask(c, "b", patience); err != nil || got[0] != byte('0'+owner) {
+			t.Fatalf("%d addresses: %q, %v: want host %d", len(services), got, err, owner)
+		}
+		k.Service = services[at].flows()
+		if fl, err := sc.f.Flow(k); err != nil || fl.Owner != owner || fl.Epoch != 6 {
+			t.Errorf("%d addresses: %+v, %v", len(services), fl, err)
+		}
+	}
+	if services := tagged([]Service{one, two}); services[0].Tag == 0 || services[1].Tag == 0 || services[0].Tag == services[1].Tag {
+		t.Errorf("%+v: want two tags", services)
+	}
+}

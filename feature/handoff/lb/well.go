@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/peer"
+)
+
+// silent says whether an agent is: it was asked more than once since it has said something, and has had its time. Of the time alone
+// this process may have slept.
+func (a *Agent) silent(c *peer.Conn) bool {
+	return time.Since(c.Heard()) > a.o.Down && c.Unanswered() > 1
+}
+
+// well says whether a host is to get new flows. The caller holds mu.
+func (a *Agent) well(m *member) bool {
+	c := a.hosts[m.Number]
+	m.agent = m.agent || c != nil
+	switch {
+	case m.placed.IsZero():
+		return false
+	case m.Check != "":
+		if m.up {
+			return m.check.bad < checkFall
+		}
+		return m.check.good >= checkRise
+	case c == nil && m.word != nil && m.word.Connected:
+		if up, yes := a.byWord(m); yes {
+			m.why = "as the partner says"
+			return up
+		}
+		m.why = "its agent is not connected, and was at the partner"
+	case !m.agent:
+		return true
+	case c == nil:
+		m.why = "its agent is not connected"
+	case a.silent(c):
+		m.why = fmt.Sprintf("its agent has said nothing for %s", time.Since(c.Heard()).Round(100*time.Millisecond))
+	default:
+		m.why = ""
+		return true
+	}
+	return false
+}
