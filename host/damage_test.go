@@ -36,7 +36,7 @@ var damagedInstances = []struct {
 	{who: "filter tcx", filters: []string{"weir_filter_tcx"}},
 	{who: "filter xdp", linked: true},
 	{who: "handoff front-lb", filters: []string{"weir_front_in", "weir_front_out"}},
-	{who: "handoff gate", filters: []string{"weir_gate_in", "weir_gate_out"}},
+	{who: "handoff quarantine", filters: []string{"weir_quarantine_in", "weir_quarantine_out"}},
 	{who: "reroute @protect", filters: []string{"weir_reroute"}},
 	{who: "reroute @live", filters: []string{"weir_live"}},
 }
@@ -234,7 +234,7 @@ func TestFiltersOfOthersAreTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	damage, ahead := w.faults()
-	if told := strings.Join(ahead, "\n"); len(damage) > 0 || len(ahead) != 1 || !strings.Contains(told, "handoff gate") ||
+	if told := strings.Join(ahead, "\n"); len(damage) > 0 || len(ahead) != 1 || !strings.Contains(told, "handoff quarantine") ||
 		!strings.Contains(told, "a filter \"theirs\" of priority 2 is at tc ingress of d0, before weir's") {
 		t.Errorf("a filter of priority 2 is told so: %q, and damage %q", ahead, damage)
 	}
@@ -244,7 +244,7 @@ func TestFiltersOfOthersAreTold(t *testing.T) {
 	}
 	damage, ahead = w.faults()
 	told := strings.Join(damage, "\n")
-	for _, want := range []string{"reroute @protect", "handoff gate"} {
+	for _, want := range []string{"reroute @protect", "handoff quarantine"} {
 		if !strings.Contains(told, want) {
 			t.Errorf("%s is not told: %s", want, told)
 		}

@@ -103,7 +103,7 @@ func damagedWorldOf(t *testing.T, config string, needs ...kernel.Need) (w world,
 
 // agents are those of a server and of a load balancer.
 type agents struct {
-	*server.Gate
+	*server.Quarantine
 	*lb.DataPath
 }
 
@@ -116,7 +116,7 @@ func (w world) startAgents() *agents {
 		t.Fatal(err)
 	}
 	defer ns.Close()
-	g, err := server.OpenGate(t.Context(), w.Root, ns, []string{"d0"}, slog.New(slog.DiscardHandler))
+	g, err := server.OpenQuarantine(t.Context(), w.Root, ns, []string{"d0"}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func (w world) startAgents() *agents {
 	return &agents{g, f}
 }
 
-func (a *agents) end() { a.Gate.Close(); a.DataPath.Close() }
+func (a *agents) end() { a.Quarantine.Close(); a.DataPath.Close() }
 
 // restart is what an operator does where apply cannot recover what agents attach.
 func (a *agents) restart(w world) {

@@ -142,7 +142,7 @@ func (w world) inBox(c *Config) uint64 {
 		t.Fatal(err)
 	}
 	w.apply(c)
-	g, err := server.OpenGate(t.Context(), w.Root, box, []string{"d0"}, slog.New(slog.DiscardHandler))
+	g, err := server.OpenQuarantine(t.Context(), w.Root, box, []string{"d0"}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

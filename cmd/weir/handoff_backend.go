@@ -151,7 +151,7 @@ in all network namespaces.`,
 				return err
 			}
 			defer ns.Close()
-			return server.RemoveGate(cmd.Context(), kernel.OpenRoot(g.root), ns)
+			return server.RemoveQuarantine(cmd.Context(), kernel.OpenRoot(g.root), ns)
 		},
 	}
 }

@@ -358,7 +358,7 @@ func (x *crashes) owned(c *client) (n int) {
 	return n
 }
 
-// leaked counts what is left when every client has gone: flows at the load balancer, entries of gates, sessions at keepers, sockets.
+// leaked counts what is left when every client has gone: flows at the load balancer, entries of quarantines, sessions at keepers, sockets.
 func (x *crashes) leaked() (n int, err error) {
 	look := func() (int, error) {
 		var flows []flow
@@ -371,7 +371,7 @@ func (x *crashes) leaked() (n int, err error) {
 			if err != nil {
 				return 0, err
 			}
-			n += s.Leaving + s.Arriving + s.Gated
+			n += s.Leaving + s.Arriving + s.Quarantined
 			r, err := handoff.Status(context.Background(), h.socket())
 			if err != nil {
 				return 0, err

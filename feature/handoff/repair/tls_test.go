@@ -26,7 +26,7 @@ func needKTLS(t testing.TB) {
 // secured is a session of Go's TLS at the client and of kTLS at the service.
 type secured struct {
 	client *tls.Conn
-	wire   *gate // below it
+	wire   *quarantine // below it
 	server *net.TCPConn
 	plain  *ktlstest.Service // for what the kernel does not do
 	sent   [2]uint64         // bytes of the pattern that were read, of the client and of the service
@@ -42,7 +42,7 @@ const (
 func (w *world) secure(network string, su ktlstest.Suite, directions int) *secured {
 	w.t.Helper()
 	client, server := w.pair(network, nil, nil)
-	s := &secured{wire: &gate{Conn: client}, server: server}
+	s := &secured{wire: &quarantine{Conn: client}, server: server}
 	for _, c := range []net.Conn{client, server} {
 		_ = c.SetDeadline(time.Now().Add(patience))
 	}
@@ -76,8 +76,8 @@ func (s *secured) exchange(t testing.TB, server net.Conn, n int) {
 	}
 }
 
-// gate is a connection whose writes can be held back in the middle.
-type gate struct {
+// quarantine is a connection whose writes can be held back in the middle.
+type quarantine struct {
 	net.Conn
 	mu   sync.Mutex
 	let  int // how many bytes of the next write pass, if half is set
@@ -85,7 +85,7 @@ type gate struct {
 	rest []byte
 }
 
-func (g *gate) Write(b []byte) (int, error) {
+func (g *quarantine) Write(b []byte) (int, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.half {
@@ -100,13 +100,13 @@ func (g *gate) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func (g *gate) stopAfter(n int) {
+func (g *quarantine) stopAfter(n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.half, g.let = true, n
 }
 
-func (g *gate) open() error {
+func (g *quarantine) open() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	_, err := g.Conn.Write(g.rest)

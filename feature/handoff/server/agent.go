@@ -65,7 +65,7 @@ type Options struct {
 	Devices      []string // that the services' packets come by, and answers leave by
 
 	Keeper string        // its socket; "": $WEIR_HANDOFF_SOCKET, else the default
-	Root   *kernel.Root  `json:"-"` // of the gate's pins
+	Root   *kernel.Root  `json:"-"` // of the quarantine's pins
 	Netns  *netns.Handle `json:"-"` // of the services; nil: the process's own
 
 	Park     bool          // packets of a session that leaves wait at this server until it has moved, not at the load balancer
@@ -83,10 +83,10 @@ type Options struct {
 
 // Agent is that of one server. Make it with New.
 type Agent struct {
-	o     Options
-	own   peer.Hello
-	gate  *Gate
-	began uint64 // CLOCK_MONOTONIC, ns
+	o          Options
+	own        peer.Hello
+	quarantine *Quarantine
+	began      uint64 // CLOCK_MONOTONIC, ns
 
 	known    atomic.Pointer[known]
 	lb       *link
@@ -122,7 +122,7 @@ type Agent struct {
 	asked       asking      // by a drain; it has its own lock
 }
 
-// New makes an agent, and the gate at the server's devices.
+// New makes an agent, and the quarantine at the server's devices.
 func New(ctx context.Context, o Options) (*Agent, error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -134,15 +134,15 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		}
 		o.Netns, o.home = ns, true
 	}
-	gate, err := OpenGate(ctx, o.Root, o.Netns, o.Devices, o.Log)
+	quarantine, err := OpenQuarantine(ctx, o.Root, o.Netns, o.Devices, o.Log)
 	if err != nil {
 		return nil, err
 	}
-	a := &Agent{o: o, gate: gate, began: kernel.Monotonic(), own: peer.Hello{Role: peer.HostAgent, Number: o.Number, Instance: peer.NewInstance(), Name: o.Name},
+	a := &Agent{o: o, quarantine: quarantine, began: kernel.Monotonic(), own: peer.Hello{Role: peer.HostAgent, Number: o.Number, Instance: peer.NewInstance(), Name: o.Name},
 		leaving: map[peer.Flow]*leaving{}, arriving: map[peer.Flow]*arriving{}, stopped: map[peer.Flow]bool{}, epochs: map[peer.Flow]owned{},
 		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1), served: make(chan struct{}, 1), owns: make(chan struct{}, 1), attended: map[*peer.Conn]bool{}, waits: map[peer.Flow]string{}, weight: o.Registration.Weight}
-	if o.Park && !gate.parks() {
-		gate.Close()
+	if o.Park && !quarantine.parks() {
+		quarantine.Close()
 		return nil, fmt.Errorf("packets are to wait here, and cannot: %w", errNoPark)
 	}
 	a.stats.refused = map[string]uint64{}
@@ -187,7 +187,7 @@ func (a *Agent) Run(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	a.ctx = ctx
 	a.workers = newWorkers(ctx.Done())
-	defer a.gate.Close()
+	defer a.quarantine.Close()
 	defer a.wg.Wait()
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { l.Close() })
@@ -199,7 +199,7 @@ func (a *Agent) Run(ctx context.Context, l net.Listener) error {
 	a.wg.Go(func() { a.watchServed(ctx) })
 	a.wg.Go(func() { a.watchZones(ctx) })
 	a.wg.Go(func() { a.sayOwned(ctx) })
-	go a.hearStrays()                        // until the gate is closed
+	go a.hearStrays()                        // until the quarantine is closed
 	go a.o.TLS.Watch(ctx, a.o.Name, a.o.Log) // not waited for: files may be where nobody answers
 	in := accept.New(l, accept.Options{Name: "agents", Log: a.o.Log})
 	for {

@@ -45,8 +45,8 @@ func TestAhead(t *testing.T) {
 			w.step = s.note
 			w.run()
 			if !parks {
-				w.servers[0].agent.gate.tap.Close()
-				w.servers[0].agent.gate.tap = nil // nothing has moved yet
+				w.servers[0].agent.quarantine.tap.Close()
+				w.servers[0].agent.quarantine.tap = nil // nothing has moved yet
 			}
 			c := w.dial()
 			w.mustAsk(c, "hello")
@@ -98,7 +98,7 @@ func (w *world) toAndFro() {
 func (w *world) parked() (parked, returned uint64) {
 	w.t.Helper()
 	for _, s := range w.servers {
-		c, err := s.agent.gate.Counts()
+		c, err := s.agent.quarantine.Counts()
 		if err != nil {
 			w.t.Fatal(err)
 		}
@@ -163,7 +163,7 @@ func TestParkedAndCalledOff(t *testing.T) {
 			if err := c.stop(); err != nil {
 				t.Fatal(err)
 			}
-			counts, err := w.servers[0].agent.gate.Counts()
+			counts, err := w.servers[0].agent.quarantine.Counts()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -43,7 +43,7 @@ type arriving struct {
 	written uint64
 	pending uint64 // bytes that are yet to be sent then: with them the state is accounted for
 
-	before    entry // of the gate, when it came
+	before    entry // of the quarantine, when it came
 	delivered bool  // a member has it
 	turn      int   // how often it has come, or a keeper has given it to us: who hands it on for an earlier time does so no more
 }
@@ -166,8 +166,8 @@ func (a *Agent) build(r *arriving) error {
 	}
 	r.c, r.state = c, state
 	// Before there is anything that a reset could be about.
-	if r.before, _, err = a.gate.lookup(r.flow); err == nil {
-		err = a.gate.quiet(r.flow, r.dst.Epoch)
+	if r.before, _, err = a.quarantine.lookup(r.flow); err == nil {
+		err = a.quarantine.quiet(r.flow, r.dst.Epoch)
 	}
 	if err != nil {
 		return err
@@ -192,7 +192,7 @@ func (a *Agent) build(r *arriving) error {
 			r.built.Close()
 			r.built = nil
 		}
-		return errors.Join(err, a.gate.backTo(r.flow, r.dst.Epoch, r.before))
+		return errors.Join(err, a.quarantine.backTo(r.flow, r.dst.Epoch, r.before))
 	}
 	return nil
 }
@@ -299,7 +299,7 @@ func (a *Agent) discard(r *arriving) {
 	case r.built != nil:
 		r.built.Close()
 		r.built = nil
-	case r.delivered: // its member hears that the connection was aborted; the gate keeps the reset from the client
+	case r.delivered: // its member hears that the connection was aborted; the quarantine keeps the reset from the client
 		if err := a.inside(func() error { return destroy(r.flow) }); err != nil {
 			a.o.Log.Error("a session that is another server's stays", "flow", r.flow, "reason", err)
 		}
@@ -317,7 +317,7 @@ func (a *Agent) discard(r *arriving) {
 	delete(a.epochs, r.id)
 	a.stats.discarded++
 	a.mu.Unlock()
-	time.AfterFunc(time.Second, func() { _ = a.gate.backTo(r.flow, epoch, before) })
+	time.AfterFunc(time.Second, func() { _ = a.quarantine.backTo(r.flow, epoch, before) })
 }
 
 // destroy closes a connection of this namespace.
@@ -360,6 +360,6 @@ func (a *Agent) watchArriving(r *arriving, now time.Time) {
 
 // spoke says whether the session has sent something: from then on nobody takes it back.
 func (a *Agent) spoke(r *arriving) bool {
-	e, there, err := a.gate.lookup(r.flow)
+	e, there, err := a.quarantine.lookup(r.flow)
 	return err == nil && (!there || e.What == left)
 }

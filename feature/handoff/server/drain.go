@@ -162,7 +162,7 @@ func (a *Agent) others(r handoff.Report) (n int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	entries, err := a.gate.entries()
+	entries, err := a.quarantine.entries()
 	if err != nil {
 		return 0, err
 	}

@@ -19,7 +19,7 @@ const trackLoose = "/proc/sys/net/netfilter/nf_conntrack_tcp_loose"
 
 // Examine looks at what keeps sessions from moving in the network namespaces of servers' agents: doctor asks.
 func Examine(r *kernel.Root) (out []feature.Finding, err error) {
-	all, unreadable, err := gates.All(r)
+	all, unreadable, err := quarantines.All(r)
 	out = feature.UnreadFindings(unreadable)
 	for _, inst := range all {
 		ns, e := inst.Netns()

@@ -26,11 +26,11 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// raw is a client that sends frames of its own to a server with a gate, and hears resets.
+// raw is a client that sends frames of its own to a server with a quarantine, and hears resets.
 type raw struct {
 	*testing.T
 	client, server *netns.Handle
-	gate           *Gate
+	quarantine     *Quarantine
 	fd             int
 	mac            [2]net.HardwareAddr // of the server and of the client
 }
@@ -77,14 +77,14 @@ func newRaw(t *testing.T, tcx bool) *raw {
 		t.Cleanup(func() { hasTCX = was })
 	}
 	root := kernel.OpenRoot(nstest.BPFFS + "/" + strings.ReplaceAll(t.Name(), "/", "-"))
-	gate, err := OpenGate(t.Context(), root, r.server, []string{"w0"}, slog.New(slog.NewTextHandler(testWriter{t}, nil)))
+	quarantine, err := OpenQuarantine(t.Context(), root, r.server, []string{"w0"}, slog.New(slog.NewTextHandler(testWriter{t}, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.gate = gate
+	r.quarantine = quarantine
 	t.Cleanup(func() {
-		gate.Close()
-		if err := RemoveGate(context.Background(), root, r.server); err != nil {
+		quarantine.Close()
+		if err := RemoveQuarantine(context.Background(), root, r.server); err != nil {
 			t.Error(err)
 		}
 	})
@@ -237,18 +237,18 @@ func options(number byte, units int) extension {
 	return extension{number, b}
 }
 
-// No extension header, and no fragment, takes a segment of a session by the gate to the stack, which would say reset. Other
+// No extension header, and no fragment, takes a segment of a session by the quarantine to the stack, which would say reset. Other
 // flows between the same ends pass.
-func TestGateReadsExtensions(t *testing.T) {
+func TestQuarantineReadsExtensions(t *testing.T) {
 	for name, tcx := range map[string]bool{"tcx": true, "filters": false} {
 		if tcx && !hasTCX() {
 			continue // this kernel has filters alone
 		}
-		t.Run(name, func(t *testing.T) { newRaw(t, tcx).gateReadsExtensions() })
+		t.Run(name, func(t *testing.T) { newRaw(t, tcx).quarantineReadsExtensions() })
 	}
 }
 
-func (r *raw) gateReadsExtensions() {
+func (r *raw) quarantineReadsExtensions() {
 	hop, dest := options(unix.IPPROTO_HOPOPTS, 1), options(unix.IPPROTO_DSTOPTS, 3)
 	routed := extension{unix.IPPROTO_ROUTING, append([]byte{0, 2, 4, 0, 0, 0, 0, 0}, rawServer.AsSlice()...)}
 	midway := extension{unix.IPPROTO_ROUTING, append([]byte{0, 2, 4, 1, 0, 0, 0, 0}, rawServer.AsSlice()...)}
@@ -265,7 +265,7 @@ func (r *raw) gateReadsExtensions() {
 	cases := []struct {
 		name    string
 		packets func(tcp []byte) [][]byte
-		lost    bool // by the kernel, also without a gate
+		lost    bool // by the kernel, also without a quarantine
 		v4      bool
 		doubt   bool // that of another flow is dropped as well: it cannot be told apart
 	}{
@@ -317,12 +317,12 @@ func (r *raw) gateReadsExtensions() {
 			}
 		}
 		flow := repair.Flow{Local: netip.AddrPortFrom(to, rawPort), Remote: netip.AddrPortFrom(from, port)}
-		if err := r.gate.shut(flow, 1); err != nil {
+		if err := r.quarantine.shut(flow, 1); err != nil {
 			r.Fatal(err)
 		}
 		before := r.stopped()
 		if send(rawPort); r.reset(port, 100*time.Millisecond) {
-			r.Errorf("%s: the kernel says reset: the gate lets it pass", c.name)
+			r.Errorf("%s: the kernel says reset: the quarantine lets it pass", c.name)
 		}
 		if n := r.stopped() - before; n != 1 {
 			r.Errorf("%s: %d packets are stopped", c.name, n)
@@ -344,33 +344,33 @@ func (r *raw) gateReadsExtensions() {
 	}
 }
 
-// stopped are the packets that the gate did not let pass.
+// stopped are the packets that the quarantine did not let pass.
 func (r *raw) stopped() uint64 {
 	r.Helper()
-	c, err := r.gate.Counts()
+	c, err := r.quarantine.Counts()
 	if err != nil {
 		r.Fatal(err)
 	}
 	return c.Returned + c.Deaf
 }
 
-// The ends of sessions are known again to the next agent's gate.
-func TestGateKnowsEndsAgain(t *testing.T) {
+// The ends of sessions are known again to the next agent's quarantine.
+func TestQuarantineKnowsEndsAgain(t *testing.T) {
 	r := newRaw(t, hasTCX())
 	flow := repair.Flow{Local: netip.AddrPortFrom(rawServer, rawPort), Remote: netip.AddrPortFrom(rawClient, 4000)}
-	if err := r.gate.shut(flow, 1); err != nil {
+	if err := r.quarantine.shut(flow, 1); err != nil {
 		t.Fatal(err)
 	}
-	r.gate.Close()
+	r.quarantine.Close()
 	root := kernel.OpenRoot(nstest.BPFFS + "/" + t.Name())
-	again, err := OpenGate(t.Context(), root, r.server, []string{"w0"}, slog.New(slog.NewTextHandler(testWriter{t}, nil)))
+	again, err := OpenQuarantine(t.Context(), root, r.server, []string{"w0"}, slog.New(slog.NewTextHandler(testWriter{t}, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer again.Close()
-	k := gateKey(flow)
+	k := quarantineKey(flow)
 	var v uint8
-	if err := again.pairs.Lookup(&bpf.GateGatePair{Client: k.Client, Service: k.Service}, &v); err != nil {
+	if err := again.pairs.Lookup(&bpf.QuarantineQuarantinePair{Client: k.Client, Service: k.Service}, &v); err != nil {
 		t.Error(fmt.Errorf("the ends of %s: %w", flow, err))
 	}
 	if !bytes.Equal(k.Client[:], rawClient.AsSlice()) {

@@ -405,10 +405,10 @@ func (b *balancers) partition(clients []*client) {
 		_ = b.sendAt(c, 3-at) // while the ways are shut it is asked for again
 		return false
 	})
-	strays := b.servers[at-1].status().Gate.Strays
+	strays := b.servers[at-1].status().Quarantine.Strays
 	answer := make(chan error, 1)
 	go func() { answer <- c.ask("where are you") }()
-	b.eventually("its packets come to the server that it has left", func() bool { return b.servers[at-1].status().Gate.Strays > strays })
+	b.eventually("its packets come to the server that it has left", func() bool { return b.servers[at-1].status().Quarantine.Strays > strays })
 	b.link(true)
 	if err := <-answer; err != nil {
 		b.t.Error(err)

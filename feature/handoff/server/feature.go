@@ -119,7 +119,7 @@ func (c *Config) ready(p *feature.Plan) error {
 	return nil
 }
 
-// removeHere removes the gate and the spec of this network namespace. The gate goes first: killed in between, the next command
+// removeHere removes the quarantine and the spec of this network namespace. The quarantine goes first: killed in between, the next command
 // begins again.
 func removeHere(l *kernel.WriteLock) error {
 	ns, err := netns.Current()
@@ -127,14 +127,14 @@ func removeHere(l *kernel.WriteLock) error {
 		return err
 	}
 	defer ns.Close()
-	if err := removeGate(l, ns); err != nil {
+	if err := removeQuarantine(l, ns); err != nil {
 		return err
 	}
 	kernel.Step("backend:removed")
 	return applied.Remove(l)
 }
 
-// Remove implements feature.Feature: the gates of all network namespaces.
+// Remove implements feature.Feature: the quarantines of all network namespaces.
 func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 	return errors.Join(RemoveGates(l), applied.RemoveAll(l))
 }
@@ -213,4 +213,4 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 }
 
 // AgentPins implements feature.AgentPins.
-func (Feature) AgentPins() string { return gates.Feature }
+func (Feature) AgentPins() string { return quarantines.Feature }

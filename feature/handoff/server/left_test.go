@@ -74,7 +74,7 @@ backends: # by the hash all is the first one's
 		}
 		w.eventually("no session is on its way", func() bool {
 			for _, s := range w.servers {
-				if st := s.status(); st.Leaving+st.Arriving+st.Gated > 0 {
+				if st := s.status(); st.Leaving+st.Arriving+st.Quarantined > 0 {
 					return false
 				}
 			}
@@ -87,7 +87,7 @@ backends: # by the hash all is the first one's
 			}
 		}
 	}
-	if st := w.servers[0].status(); st.Gate.Strays == 0 {
+	if st := w.servers[0].status(); st.Quarantine.Strays == 0 {
 		t.Error("no packet came to the server that the sessions have left: this tests nothing")
 	}
 }

@@ -17,19 +17,19 @@ func (Feature) Collector(r *kernel.Root) prometheus.Collector { return collector
 type collector struct{ root *kernel.Root }
 
 var (
-	descMoved    = desc("moved_total", "sessions that have moved", "direction")
-	descBack     = desc("came_back_total", "moves that ended where they began")
-	descCalled   = desc("discarded_total", "arrivals that were called off")
-	descBytes    = desc("bytes_total", "bytes of sessions sent to other backends")
-	descRefused  = desc("refused_total", "steps of moves that could not be done", "step")
-	descMoving   = desc("moving", "sessions on their way", "direction")
-	descTransfer = desc("transfer_seconds", "of the latest moves from here: from the member's letting go until the other backend has the session")
-	descStop     = desc("stopped_seconds", "of the latest moves from here: while the session's packets were stopped")
-	descGate     = desc("gate_packets_total", "packets that the gate kept from going on", "what")
-	descExpires  = desc("certificate_expires_timestamp_seconds", "when the agent's certificate expires")
-	descUnread   = desc("certificate_refused", "1: the files of the agent's certificate have changed, and are not used")
-	descAgent    = desc("agent_up", "1: the agent answers")
-	descLink     = desc("connected", "whether an agent is connected", "agent")
+	descMoved      = desc("moved_total", "sessions that have moved", "direction")
+	descBack       = desc("came_back_total", "moves that ended where they began")
+	descCalled     = desc("discarded_total", "arrivals that were called off")
+	descBytes      = desc("bytes_total", "bytes of sessions sent to other backends")
+	descRefused    = desc("refused_total", "steps of moves that could not be done", "step")
+	descMoving     = desc("moving", "sessions on their way", "direction")
+	descTransfer   = desc("transfer_seconds", "of the latest moves from here: from the member's letting go until the other backend has the session")
+	descStop       = desc("stopped_seconds", "of the latest moves from here: while the session's packets were stopped")
+	descQuarantine = desc("quarantine_packets_total", "packets that the quarantine kept from going on", "what")
+	descExpires    = desc("certificate_expires_timestamp_seconds", "when the agent's certificate expires")
+	descUnread     = desc("certificate_refused", "1: the files of the agent's certificate have changed, and are not used")
+	descAgent      = desc("agent_up", "1: the agent answers")
+	descLink       = desc("connected", "whether an agent is connected", "agent")
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -39,7 +39,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 func (c collector) Describe(out chan<- *prometheus.Desc) { describe(out) }
 
 func describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descMoved, descBack, descCalled, descBytes, descRefused, descMoving, descTransfer, descStop, descGate, descExpires, descUnread, descAgent, descLink} {
+	for _, d := range []*prometheus.Desc{descMoved, descBack, descCalled, descBytes, descRefused, descMoving, descTransfer, descStop, descQuarantine, descExpires, descUnread, descAgent, descLink} {
 		out <- d
 	}
 }
@@ -72,10 +72,10 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	for d, times := range map[*prometheus.Desc]Times{descTransfer: s.Transfer, descStop: s.Stopped} {
 		out <- prometheus.MustNewConstSummary(d, times.Count, times.Sum.Seconds(), map[float64]float64{0.5: times.P50.Seconds(), 0.99: times.P99.Seconds(), 1: times.Max.Seconds()})
 	}
-	count(descGate, s.Gate.Returned, "returned")
-	count(descGate, s.Gate.Deaf, "too_late")
-	count(descGate, s.Gate.Parked, "parked")
-	count(descGate, s.Gate.Mute, "mute")
+	count(descQuarantine, s.Quarantine.Returned, "returned")
+	count(descQuarantine, s.Quarantine.Deaf, "too_late")
+	count(descQuarantine, s.Quarantine.Parked, "parked")
+	count(descQuarantine, s.Quarantine.Mute, "mute")
 	if c := s.Certificate; c != nil {
 		gauge(descExpires, float64(c.NotAfter.Unix()))
 		gauge(descUnread, float64(bit(c.Problem != "")))

@@ -98,27 +98,27 @@ func TestMoveWithFilters(t *testing.T) {
 			f := filterAt(nstest.Ifindex(t, s.ns, "w0"), true)
 			there, err := f.Attached()
 			if err != nil || !there {
-				t.Errorf("the gate is there after its agent: %v, %v", there, err)
+				t.Errorf("the quarantine is there after its agent: %v, %v", there, err)
 			}
 			if err := w.removeGates(s); err != nil {
 				return err
 			}
 			if there, err = f.Attached(); there {
-				t.Error("the gate is there after it was removed")
+				t.Error("the quarantine is there after it was removed")
 			}
 			return err
 		})
 	}
 	// Read to the end: a client that goes with an answer unread resets its session, which the server reports.
-	if err := c.ask("without gates"); err != nil {
+	if err := c.ask("without quarantines"); err != nil {
 		t.Error(err)
 	}
 }
 
-// removeGates takes the gate of the first server away, and then all there are.
+// removeGates takes the quarantine of the first server away, and then all there are.
 func (w *world) removeGates(s *server) error {
 	if s.number == 1 {
-		return RemoveGate(w.t.Context(), w.root, s.ns)
+		return RemoveQuarantine(w.t.Context(), w.root, s.ns)
 	}
 	l, err := w.root.Lock(w.t.Context())
 	if err != nil {

@@ -98,7 +98,7 @@ func (a *Agent) sayOwned(ctx context.Context) {
 	}
 }
 
-// ownedNow are the connections of this server. What the gate and the moves say is read after the sockets: a session that goes
+// ownedNow are the connections of this server. What the quarantine and the moves say is read after the sockets: a session that goes
 // meanwhile is not told as this server's.
 func (a *Agent) ownedNow() (out []peer.FlowRecord, err error) {
 	at := a.listens()
@@ -106,13 +106,13 @@ func (a *Agent) ownedNow() (out []peer.FlowRecord, err error) {
 	if err != nil {
 		return nil, err
 	}
-	entries, err := a.gate.entries()
+	entries, err := a.quarantine.entries()
 	if err != nil {
 		return nil, err
 	}
-	gated := map[repair.Flow]entry{}
+	quarantined := map[repair.Flow]entry{}
 	for _, e := range entries {
-		gated[e.Flow] = e
+		quarantined[e.Flow] = e
 	}
 	there := map[peer.Flow]bool{}
 	for f, s := range sockets {
@@ -121,7 +121,7 @@ func (a *Agent) ownedNow() (out []peer.FlowRecord, err error) {
 		if s.Info != nil {
 			r.Age = min(s.Info.LastDataRecv, s.Info.LastDataSent)
 		}
-		if a.owned(&r, s, gated[f]) {
+		if a.owned(&r, s, quarantined[f]) {
 			out = append(out, r)
 		}
 	}

@@ -91,7 +91,7 @@ func (w *world) settled() {
 	w.t.Helper()
 	w.eventually("no session is on its way", func() bool {
 		for _, s := range w.servers {
-			if st := s.status(); st.Leaving+st.Arriving+st.Gated > 0 {
+			if st := s.status(); st.Leaving+st.Arriving+st.Quarantined > 0 {
 				return false
 			}
 		}
@@ -152,8 +152,8 @@ func TestRebootedLB(t *testing.T) {
 				return err == nil && st.Counts.Mute == 0 && !st.Settling
 			})
 			for _, s := range w.servers {
-				if st := s.status(); st.Gate.Strays > 0 {
-					t.Errorf("server %d hears of sessions that have left it: %+v", s.number, st.Gate)
+				if st := s.status(); st.Quarantine.Strays > 0 {
+					t.Errorf("server %d hears of sessions that have left it: %+v", s.number, st.Quarantine)
 				}
 			}
 		})
@@ -211,8 +211,8 @@ func TestIdleStaysKnown(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if st := w.servers[0].status(); st.Gate.Strays > 0 {
-		t.Errorf("%+v: want no packet at the server that the session has left", st.Gate)
+	if st := w.servers[0].status(); st.Quarantine.Strays > 0 {
+		t.Errorf("%+v: want no packet at the server that the session has left", st.Quarantine)
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// parkName is the device of parked packets: one in a network namespace, as the gate.
+// parkName is the device of parked packets: one in a network namespace, as the quarantine.
 const parkName = "weir-park"
 
 // makePark makes it. It goes with this process, and packets that wait in it with it: clients send them again.
@@ -43,7 +43,7 @@ func newPark(ns *netns.Handle) (d *tap.Device[repair.Flow], err error) {
 }
 
 // park lets nothing reach a session's socket, as shut, and has the session's packets wait at this server until release.
-func (g *Gate) park(f repair.Flow, e move.Epoch) error {
+func (g *Quarantine) park(f repair.Flow, e move.Epoch) error {
 	if g.tap == nil {
 		return errNoPark
 	}
@@ -56,12 +56,12 @@ func (g *Gate) park(f repair.Flow, e move.Epoch) error {
 }
 
 // parks says whether packets can wait here.
-func (g *Gate) parks() bool { return g.tap != nil }
+func (g *Quarantine) parks() bool { return g.tap != nil }
 
 var errNoPark = errors.New("packets cannot be parked at this server")
 
-// parkShut has packets wait that a shut gate would send back. ok is false if the gate is not shut by that move.
-func (g *Gate) parkShut(f repair.Flow, e move.Epoch) (ok bool, err error) {
+// parkShut has packets wait that a shut quarantine would send back. ok is false if the quarantine is not shut by that move.
+func (g *Quarantine) parkShut(f repair.Flow, e move.Epoch) (ok bool, err error) {
 	if g.tap == nil {
 		return false, nil
 	}
@@ -75,35 +75,35 @@ func (g *Gate) parkShut(f repair.Flow, e move.Epoch) (ok bool, err error) {
 // release has the packets of a session that wait here go on, in the order in which they came, and from then on those that come:
 // shut sends them back to the load balancer, pass lets them to the socket. It is changed first: the load balancer may send here again what was
 // sent back to it.
-func (g *Gate) release(f repair.Flow, e move.Epoch, to uint32) error {
+func (g *Quarantine) release(f repair.Flow, e move.Epoch, to uint32) error {
 	err := g.tap.LetGoAfter(f, func() error { return g.leave(f, e, to) })
 	if err != nil {
-		return fmt.Errorf("the gate for %s: %w", f, err)
+		return fmt.Errorf("the quarantine for %s: %w", f, err)
 	}
 	return nil
 }
 
 // leave has a session whose packets wait be something else.
-func (g *Gate) leave(f repair.Flow, e move.Epoch, to uint32) error {
+func (g *Quarantine) leave(f repair.Flow, e move.Epoch, to uint32) error {
 	_, err := g.become(f, e, park, to)
 	return err
 }
 
 // become changes the state of a session by that move. ok is false if it is in another state, or of another move.
-func (g *Gate) become(f repair.Flow, e move.Epoch, from, to uint32) (ok bool, err error) {
+func (g *Quarantine) become(f repair.Flow, e move.Epoch, from, to uint32) (ok bool, err error) {
 	g.changing.Lock()
 	defer g.changing.Unlock()
-	var v bpf.GateGateEntry
-	if err := g.sessions.Lookup(gateKey(f), &v); err != nil || v.What != from || v.Epoch != uint32(e) {
+	var v bpf.QuarantineQuarantineEntry
+	if err := g.sessions.Lookup(quarantineKey(f), &v); err != nil || v.What != from || v.Epoch != uint32(e) {
 		return false, nil
 	}
 	v.What, v.Since = to, kernel.Monotonic() // the interface stays: some packets may be on their way to the device
-	err = g.sessions.Update(gateKey(f), &v, ebpf.UpdateExist)
+	err = g.sessions.Update(quarantineKey(f), &v, ebpf.UpdateExist)
 	return err == nil, err
 }
 
 // takeUp has packets of sessions wait no longer that an agent before us has had wait: it has lost those that waited.
-func (g *Gate) takeUp() error {
+func (g *Quarantine) takeUp() error {
 	all, err := g.entries()
 	for _, e := range all {
 		if e.What == left {
@@ -117,7 +117,7 @@ func (g *Gate) takeUp() error {
 }
 
 // late sends back what was on its way to the device of parked packets when its session was released.
-func (g *Gate) late() error {
+func (g *Quarantine) late() error {
 	if g.tap == nil {
 		return nil
 	}
@@ -131,7 +131,7 @@ func (a *Agent) await(s *leaving) {
 		return
 	}
 	var err error
-	if s.parked, err = a.gate.parkShut(s.flow, s.kept.Epoch); err != nil {
+	if s.parked, err = a.quarantine.parkShut(s.flow, s.kept.Epoch); err != nil {
 		a.o.Log.Warn("packets may be lost: their client sends them again", "flow", s.flow, "err", err)
 	}
 }
@@ -147,11 +147,11 @@ func (a *Agent) release(s *leaving, stays bool) {
 	if stays {
 		to = pass
 	}
-	if err := a.gate.release(s.flow, s.kept.Epoch, to); err != nil {
+	if err := a.quarantine.release(s.flow, s.kept.Epoch, to); err != nil {
 		a.o.Log.Warn("a session's packets are lost: its client sends them again", "flow", s.flow, "reason", err)
 	}
 	time.AfterFunc(tick, func() {
-		if err := a.gate.late(); err != nil {
+		if err := a.quarantine.late(); err != nil {
 			a.o.Log.Warn("packets are lost: their clients send them again", "reason", err)
 		}
 	})

@@ -105,11 +105,11 @@ func (a *Agent) adopt(r *arriving, fd int) error {
 	return err
 }
 
-// orphans asks about what the gate still knows of an agent before us, and of what it alone knows.
+// orphans asks about what the quarantine still knows of an agent before us, and of what it alone knows.
 func (a *Agent) orphans() {
-	entries, err := a.gate.entries()
+	entries, err := a.quarantine.entries()
 	if err != nil {
-		a.o.Log.Warn("the gate cannot be read", "reason", err)
+		a.o.Log.Warn("the quarantine cannot be read", "reason", err)
 		return
 	}
 	know := a.known.Load()
@@ -124,7 +124,7 @@ func (a *Agent) orphans() {
 		a.mu.Unlock()
 		switch {
 		case !ok, e.What == pass:
-			_ = a.gate.open(e.Flow, e.Epoch)
+			_ = a.quarantine.open(e.Flow, e.Epoch)
 		case busy:
 		case e.What == shut, e.What == park: // if the keeper has it, it is given to us sooner or later
 			a.mu.Lock()
@@ -146,7 +146,7 @@ func (a *Agent) orphans() {
 	}
 }
 
-// openForNobody opens the gate that an agent before us has shut, once no process has the session's socket any more: while one has
+// openForNobody opens the quarantine that an agent before us has shut, once no process has the session's socket any more: while one has
 // it, it may be stopped, and a packet that reached it would be answered. Of a socket that nobody has the client is to hear the end.
 func (a *Agent) openForNobody(id peer.Flow, e entry) {
 	defer func() {
@@ -165,13 +165,13 @@ func (a *Agent) openForNobody(id peer.Flow, e entry) {
 		a.mu.Lock()
 		busy := a.leaving[id] != nil
 		a.mu.Unlock()
-		now, there, err := a.gate.lookup(e.Flow)
+		now, there, err := a.quarantine.lookup(e.Flow)
 		if busy || err == nil && (!there || now.Epoch != e.Epoch || now.What == left) {
 			return // it is, or was, given to us
 		}
 		held, err := a.held(e.Flow)
 		if err == nil && !held {
-			if err = a.gate.open(e.Flow, e.Epoch); err == nil {
+			if err = a.quarantine.open(e.Flow, e.Epoch); err == nil {
 				return
 			}
 		}

@@ -24,7 +24,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Start runs the agent of a server, in the network namespace of the process, until ctx is done. The gate stays.
+// Start runs the agent of a server, in the network namespace of the process, until ctx is done. The quarantine stays.
 func Start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
 	o, err := c.options()
 	if err != nil {

@@ -33,25 +33,25 @@ type Status struct {
 	Keeper   bool            `json:"keeper_connected"`
 	Peers    map[string]bool `json:"peers"` // connected?
 	// Silent are the agents that are connected and not heard, with for how long, in seconds; the load balancer's has the name "".
-	Silent    map[string]float64 `json:"silent_seconds,omitempty"`
-	Leaving   int                `json:"leaving"`
-	Arriving  int                `json:"arriving"`
-	Gated     int                `json:"gated"` // sessions that the gate knows: on their way, or come and not heard yet
-	Out       uint64             `json:"moved_out"`
-	In        uint64             `json:"moved_in"`
-	Back      uint64             `json:"came_back"` // moves that ended where they began
-	Discarded uint64             `json:"discarded"` // arrivals that were called off
-	Bytes     uint64             `json:"bytes_out"`
-	Draining  bool               `json:"draining"`
-	Blocked   []Blocked          `json:"blocked,omitempty"`  // sessions that are in the way of the drain
-	Unserved  []string           `json:"unserved,omitempty"` // services that nobody serves here: the load balancer gives it no new flows of them
-	Refused   map[string]uint64  `json:"refused"`            // by what could not be done
+	Silent      map[string]float64 `json:"silent_seconds,omitempty"`
+	Leaving     int                `json:"leaving"`
+	Arriving    int                `json:"arriving"`
+	Quarantined int                `json:"quarantined"` // sessions that the quarantine knows: on their way, or come and not heard yet
+	Out         uint64             `json:"moved_out"`
+	In          uint64             `json:"moved_in"`
+	Back        uint64             `json:"came_back"` // moves that ended where they began
+	Discarded   uint64             `json:"discarded"` // arrivals that were called off
+	Bytes       uint64             `json:"bytes_out"`
+	Draining    bool               `json:"draining"`
+	Blocked     []Blocked          `json:"blocked,omitempty"`  // sessions that are in the way of the drain
+	Unserved    []string           `json:"unserved,omitempty"` // services that nobody serves here: the load balancer gives it no new flows of them
+	Refused     map[string]uint64  `json:"refused"`            // by what could not be done
 	// Transfer is how long moves from here have taken: from the moment at which the member let go of the session until the
 	// other server had it. Stopped is the part of it in which the session's packets were stopped.
-	Transfer Times      `json:"transfer"`
-	Stopped  Times      `json:"stopped"`
-	Gate     GateCounts `json:"gate"`
-	Stuck    []Stuck    `json:"stuck,omitempty"` // of Leaving and Arriving, those that stand still
+	Transfer   Times            `json:"transfer"`
+	Stopped    Times            `json:"stopped"`
+	Quarantine QuarantineCounts `json:"quarantine"`
+	Stuck      []Stuck          `json:"stuck,omitempty"` // of Leaving and Arriving, those that stand still
 
 	Certificate *peer.Certificate `json:"certificate,omitempty"` // of the agent
 }
@@ -76,17 +76,17 @@ func timesOf(latest []time.Duration, sum time.Duration, count uint64) Times {
 
 // Status tells.
 func (a *Agent) Status() (Status, error) {
-	g, err := a.gate.Counts()
+	g, err := a.quarantine.Counts()
 	if err != nil {
 		return Status{}, err
 	}
-	gated, err := a.gate.entries()
+	quarantined, err := a.quarantine.entries()
 	stuck, blocked := a.stuck(time.Now()), a.blockedNow()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := Status{Server: a.o.Name, Certificate: a.o.TLS.Certificate(), LB: a.lb.conn() != nil, Unwanted: a.unwanted, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: gatedNow(gated),
+	s := Status{Server: a.o.Name, Certificate: a.o.TLS.Certificate(), LB: a.lb.conn() != nil, Unwanted: a.unwanted, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Leaving: len(a.leaving), Arriving: len(a.arriving), Quarantined: gatedNow(quarantined),
 		Out: a.stats.out, In: a.stats.in, Back: a.stats.back, Discarded: a.stats.discarded, Bytes: a.stats.bytes,
-		Refused: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Gate: g}
+		Refused: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Quarantine: g}
 	if err := a.tooPatient(); err != nil {
 		s.Patience = err.Error()
 	}

@@ -13,16 +13,16 @@ const (
 	stepGiven     = "leaving: given"     // by the member
 	stepKept      = "leaving: kept"      // the keeper knows that a move begins
 	stepHold      = "leaving: hold"      // was said to the load balancer
-	stepShut      = "leaving: shut"      // is the gate
+	stepShut      = "leaving: shut"      // is the quarantine
 	stepDumped    = "leaving: dumped"    // is the socket
 	stepSent      = "leaving: sent"      // is the state
-	stepHeld      = "leaving: held"      // is the load balancer's answer; where it has to be waited for, before the gate is shut
+	stepHeld      = "leaving: held"      // is the load balancer's answer; where it has to be waited for, before the quarantine is shut
 	stepDone      = "leaving: done"      // says the other server
 	stepReclaimed = "leaving: reclaimed" // has the load balancer answered
 	stepDropped   = "leaving: dropped"   // is what was left
 
 	stepState    = "arriving: state"     // has come
-	stepQuiet    = "arriving: quiet"     // is the gate
+	stepQuiet    = "arriving: quiet"     // is the quarantine
 	stepBuilt    = "arriving: built"     // is the socket
 	stepKeptHere = "arriving: kept"      // by the keeper
 	stepFlip     = "arriving: flip"      // was said to the load balancer

@@ -1,7 +1,7 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * The gate of a server behind a load balancer, at tcx of its devices: from the dump of a session on nothing reaches its socket,
+ * The quarantine of a server behind a load balancer, at tcx of its devices: from the dump of a session on nothing reaches its socket,
  * and a socket that is being restored cannot be given away by a reset. It works while the server's agent is dead, which is
  * what package move asks for.
  */
@@ -17,15 +17,15 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#include "gate.h"
+#include "quarantine.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct gate_key);
-	__type(value, struct gate_entry);
-} gate_sessions SEC(".maps");
+	__type(key, struct quarantine_key);
+	__type(value, struct quarantine_entry);
+} quarantine_sessions SEC(".maps");
 
 /*
  * The ends of sessions that were here of late: of their packets those are dropped whose transport
@@ -34,25 +34,25 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
-	__type(key, struct gate_pair);
+	__type(key, struct quarantine_pair);
 	__type(value, __u8);
-} gate_pairs SEC(".maps");
+} quarantine_pairs SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, GATE_COUNTS);
+	__uint(max_entries, QUARANTINE_COUNTS);
 	__type(key, __u32);
 	__type(value, __u64);
-} gate_counts SEC(".maps");
+} quarantine_counts SEC(".maps");
 
 /* Sessions that have left, and of which packets come here: the agent tells the load balancer where they are. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 16);
-} gate_strays SEC(".maps");
+} quarantine_strays SEC(".maps");
 
 /* The interface of the device of parked packets, whose owner is the agent; 0: there is none. */
-const volatile __u32 gate_tap;
+const volatile __u32 quarantine_tap;
 
 /*
  * What was on its way here when the load balancer began to hold goes back to it, for so long and so often. Should the load balancer
@@ -71,7 +71,7 @@ const volatile __u32 gate_tap;
 
 static __always_inline void count(__u32 what)
 {
-	__u64 *n = bpf_map_lookup_elem(&gate_counts, &what);
+	__u64 *n = bpf_map_lookup_elem(&quarantine_counts, &what);
 
 	if (n)
 		*n += 1;
@@ -141,7 +141,8 @@ static __always_inline int walk(struct __sk_buff *skb, __u32 *at, __u32 end, __u
  * the addresses are read, and the transport header cannot be; the kernel may find TCP there, for
  * instance once it has put fragments together.
  */
-static __always_inline int read(struct __sk_buff *skb, struct gate_key *k, __u8 *flags, int out)
+static __always_inline int read(struct __sk_buff *skb, struct quarantine_key *k, __u8 *flags,
+				int out)
 {
 	struct ipv6hdr v6;
 	struct iphdr v4;
@@ -182,11 +183,11 @@ static __always_inline int read(struct __sk_buff *skb, struct gate_key *k, __u8 
 }
 
 /* doubtful drops a packet that the kernel may find to be of a session on its way. */
-static __always_inline int doubtful(struct gate_key *k)
+static __always_inline int doubtful(struct quarantine_key *k)
 {
-	if (!bpf_map_lookup_elem(&gate_pairs, k))
+	if (!bpf_map_lookup_elem(&quarantine_pairs, k))
 		return TC_ACT_UNSPEC;
-	count(GATE_DEAF);
+	count(QUARANTINE_DEAF);
 	return TC_ACT_SHOT;
 }
 
@@ -201,7 +202,7 @@ static __always_inline int turn(struct __sk_buff *skb, __u32 ifindex)
 	__builtin_memcpy(turned + 6, macs, 6);
 	if (bpf_skb_store_bytes(skb, 0, turned, sizeof(turned), 0))
 		return TC_ACT_SHOT;
-	count(GATE_RETURNED);
+	count(QUARANTINE_RETURNED);
 	return bpf_redirect(ifindex, 0);
 }
 
@@ -210,93 +211,93 @@ static __always_inline int turn(struct __sk_buff *skb, __u32 ifindex)
  * load balancer that has forgotten the session would let that pass. A new connection between the same
  * ends is none.
  */
-static __always_inline int stray(struct gate_entry *e, struct gate_key *k, __u8 flags)
+static __always_inline int stray(struct quarantine_entry *e, struct quarantine_key *k, __u8 flags)
 {
 	__u64 now = bpf_ktime_get_ns();
 
 	if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN) {
-		bpf_map_delete_elem(&gate_sessions, k);
+		bpf_map_delete_elem(&quarantine_sessions, k);
 		return TC_ACT_UNSPEC;
 	}
-	count(GATE_STRAYS);
+	count(QUARANTINE_STRAYS);
 	if (now - e->since > STRAY_NS) {
 		e->since = now;
-		bpf_ringbuf_output(&gate_strays, k, sizeof(*k), 0);
+		bpf_ringbuf_output(&quarantine_strays, k, sizeof(*k), 0);
 	}
 	return TC_ACT_SHOT;
 }
 
-/* gate_in is at the ingress of every device. */
+/* quarantine_in is at the ingress of every device. */
 SEC("tc")
-int gate_in(struct __sk_buff *skb)
+int quarantine_in(struct __sk_buff *skb)
 {
-	struct gate_entry *e;
-	struct gate_key k = {};
+	struct quarantine_entry *e;
+	struct quarantine_key k = {};
 	__u8 flags;
 	int r = read(skb, &k, &flags, 0);
 
 	if (r)
 		return r > 0 ? doubtful(&k) : TC_ACT_UNSPEC;
-	e = bpf_map_lookup_elem(&gate_sessions, &k);
-	if (!e || e->what == GATE_QUIET || e->what == GATE_PASS)
+	e = bpf_map_lookup_elem(&quarantine_sessions, &k);
+	if (!e || e->what == QUARANTINE_QUIET || e->what == QUARANTINE_PASS)
 		return TC_ACT_UNSPEC;
-	if (e->what == GATE_PARK && gate_tap) {
+	if (e->what == QUARANTINE_PARK && quarantine_tap) {
 		e->ifindex = skb->ifindex;
-		count(GATE_PARKED);
-		return bpf_redirect(gate_tap, 0);
+		count(QUARANTINE_PARKED);
+		return bpf_redirect(quarantine_tap, 0);
 	}
-	if (e->what == GATE_LEFT)
+	if (e->what == QUARANTINE_LEFT)
 		return stray(e, &k, flags);
 	if (e->returned >= MOST_TURNS || bpf_ktime_get_ns() - e->since > RETURN_NS) {
-		count(GATE_DEAF);
+		count(QUARANTINE_DEAF);
 		return TC_ACT_SHOT;
 	}
 	e->returned++;
 	return turn(skb, skb->ifindex);
 }
 
-/* gate_again is at the device of parked packets, where the agent puts them back. */
+/* quarantine_again is at the device of parked packets, where the agent puts them back. */
 SEC("tc")
-int gate_again(struct __sk_buff *skb)
+int quarantine_again(struct __sk_buff *skb)
 {
-	struct gate_entry *e;
-	struct gate_key k = {};
+	struct quarantine_entry *e;
+	struct quarantine_key k = {};
 	__u8 flags;
 
 	if (read(skb, &k, &flags, 0))
 		return TC_ACT_SHOT;
-	e = bpf_map_lookup_elem(&gate_sessions, &k);
+	e = bpf_map_lookup_elem(&quarantine_sessions, &k);
 	if (!e || !e->ifindex)
 		return TC_ACT_SHOT;
-	return e->what == GATE_PASS ? bpf_redirect(e->ifindex, BPF_F_INGRESS) :
-				      turn(skb, e->ifindex);
+	return e->what == QUARANTINE_PASS ? bpf_redirect(e->ifindex, BPF_F_INGRESS) :
+					    turn(skb, e->ifindex);
 }
 
-/* gate_out is at the egress of every device. */
+/* quarantine_out is at the egress of every device. */
 SEC("tc")
-int gate_out(struct __sk_buff *skb)
+int quarantine_out(struct __sk_buff *skb)
 {
-	struct gate_entry *e;
-	struct gate_key k = {};
+	struct quarantine_entry *e;
+	struct quarantine_key k = {};
 	__u8 flags;
 
 	if (read(skb, &k, &flags, 1))
 		return TC_ACT_UNSPEC;
-	e = bpf_map_lookup_elem(&gate_sessions, &k);
+	e = bpf_map_lookup_elem(&quarantine_sessions, &k);
 	if (!e)
 		return TC_ACT_UNSPEC;
-	if (e->what == GATE_PASS)
+	if (e->what == QUARANTINE_PASS)
 		return TC_ACT_UNSPEC;
-	if (e->what != GATE_QUIET || flags & (TCP_RST | TCP_FIN)) {
-		count(GATE_MUTE);
+	if (e->what != QUARANTINE_QUIET || flags & (TCP_RST | TCP_FIN)) {
+		count(QUARANTINE_MUTE);
 		return TC_ACT_SHOT;
 	}
-	count(GATE_SPOKE);
-	bpf_map_delete_elem(&gate_sessions, &k);
+	count(QUARANTINE_SPOKE);
+	bpf_map_delete_elem(&quarantine_sessions, &k);
 	return TC_ACT_UNSPEC;
 }
 
-const struct gate_key *gate_key_type __attribute__((unused)); /* for bpf2go */
-const struct gate_pair *gate_pair_type __attribute__((unused));
+const struct quarantine_key *quarantine_key_type __attribute__((unused)); /* for bpf2go */
+const struct quarantine_pair *quarantine_pair_type __attribute__((unused));
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -24,14 +24,14 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// Needs of a server's gate. Without tcx its programs are filters of the devices' clsact qdiscs, and not held by links.
+// Needs of a server's quarantine. Without tcx its programs are filters of the devices' clsact qdiscs, and not held by links.
 var Needs = []kernel.Need{kernel.TCXLink, kernel.ClsactFilter}
 
 // hasTCX is replaced by a test that wants the kernel to lack it.
 var hasTCX = func() bool { return kernel.TCXLink.Check() == nil }
 
-// gateABI is the version of the gate's maps.
-const gateABI = 1
+// quarantineABI is the version of the quarantine's maps.
+const quarantineABI = 1
 
 // Names of the pins.
 const (
@@ -39,7 +39,7 @@ const (
 	pinCounts   = "counts"
 )
 
-// What a gate does with a session's packets: gate.h.
+// What a quarantine does with a session's packets: quarantine.h.
 const (
 	shut  = 1
 	quiet = 2
@@ -48,8 +48,8 @@ const (
 	left  = 5
 )
 
-// Gate stands at a server's devices. It is pinned: what it holds back stays held back while the agent is dead.
-type Gate struct {
+// Quarantine stands at a server's devices. It is pinned: what it holds back stays held back while the agent is dead.
+type Quarantine struct {
 	sessions, counts *ebpf.Map
 	pairs            *ebpf.Map // ends of sessions; not pinned, filled anew from the sessions
 	strays           *ringbuf.Reader
@@ -65,7 +65,7 @@ type Gate struct {
 	closed  bool
 }
 
-// entry is a session that the gate knows.
+// entry is a session that the quarantine knows.
 type entry struct {
 	Flow  repair.Flow
 	What  uint32
@@ -74,19 +74,21 @@ type entry struct {
 	To    move.Host // of left: where the session is
 }
 
-// gates are the instances. Their spec is the devices.
-var gates = instances.Store[[]string]{Feature: "handoff", ABI: gateABI, Object: bpf.Object, Is: func(name string) bool { return name == gateName }}
+// quarantines are the instances. Their spec is the devices.
+var quarantines = instances.Store[[]string]{Feature: "handoff", ABI: quarantineABI, Object: bpf.Object, Is: func(name string) bool { return name == quarantineName }}
 
-func gateInstance(ns *netns.Handle) kernel.Instance { return gates.Name(kernel.ScopeOf(ns), gateName) }
+func quarantineInstance(ns *netns.Handle) kernel.Instance {
+	return quarantines.Name(kernel.ScopeOf(ns), quarantineName)
+}
 
-const gateName = "gate"
+const quarantineName = "quarantine"
 
-// OpenGate makes the gate of a network namespace at these devices. Sessions of a gate that is there already stay.
-func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices []string, log *slog.Logger) (_ *Gate, err error) {
+// OpenQuarantine makes the quarantine of a network namespace at these devices. Sessions of a quarantine that is there already stay.
+func OpenQuarantine(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices []string, log *slog.Logger) (_ *Quarantine, err error) {
 	if err := kernel.Require(Needs); err != nil {
 		return nil, err
 	}
-	spec, err := bpf.LoadGate()
+	spec, err := bpf.LoadQuarantine()
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +98,7 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 	}
 	defer l.Unlock()
 	share := map[string]*ebpf.Map{}
-	before, err := l.Open(gateInstance(ns))
+	before, err := l.Open(quarantineInstance(ns))
 	if err == nil {
 		defer before.Close()
 		err = shareMaps(before, share)
@@ -106,7 +108,7 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 	if err != nil {
 		return nil, err
 	}
-	g := &Gate{}
+	g := &Quarantine{}
 	defer func() {
 		if err != nil {
 			g.Close()
@@ -115,7 +117,7 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 	if err := g.openTap(ns, spec, log); err != nil {
 		return nil, err
 	}
-	c, err := kernel.Load(spec, []string{"gate_in", "gate_out", "gate_again"}, share)
+	c, err := kernel.Load(spec, []string{"quarantine_in", "quarantine_out", "quarantine_again"}, share)
 	if err != nil {
 		return nil, err
 	}
@@ -132,51 +134,51 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 	return g, nil
 }
 
-// shareMaps adds the maps of a gate that is there already, which a new one goes on with.
+// shareMaps adds the maps of a quarantine that is there already, which a new one goes on with.
 func shareMaps(before *kernel.Opened, share map[string]*ebpf.Map) error {
-	if err := before.Meta.RequireABI(before.Instance, gateABI); err != nil {
+	if err := before.Meta.RequireABI(before.Instance, quarantineABI); err != nil {
 		return err
 	}
-	share["gate_sessions"], share["gate_counts"] = before.Maps[pinSessions], before.Maps[pinCounts]
+	share["quarantine_sessions"], share["quarantine_counts"] = before.Maps[pinSessions], before.Maps[pinCounts]
 	return nil
 }
 
 // openTap makes the device of parked packets, and tells the programs of it.
-func (g *Gate) openTap(ns *netns.Handle, spec *ebpf.CollectionSpec, log *slog.Logger) (err error) {
+func (g *Quarantine) openTap(ns *netns.Handle, spec *ebpf.CollectionSpec, log *slog.Logger) (err error) {
 	if g.tap, err = makePark(ns); err != nil {
 		log.Warn("packets cannot be parked at this server: each session that leaves it waits for the load balancer to hold its packets", "reason", err)
 		return nil
 	}
-	return spec.Variables[bpf.GateVarGateTap].Set(uint32(g.tap.Ifindex))
+	return spec.Variables[bpf.QuarantineVarQuarantineTap].Set(uint32(g.tap.Ifindex))
 }
 
 // openMaps opens the maps of the programs, and fills in the ends of the sessions that are there.
-func (g *Gate) openMaps(c *kernel.Collection) (err error) {
-	for name, m := range map[string]**ebpf.Map{"gate_sessions": &g.sessions, "gate_counts": &g.counts, "gate_pairs": &g.pairs} {
+func (g *Quarantine) openMaps(c *kernel.Collection) (err error) {
+	for name, m := range map[string]**ebpf.Map{"quarantine_sessions": &g.sessions, "quarantine_counts": &g.counts, "quarantine_pairs": &g.pairs} {
 		if *m, err = c.Maps[name].Clone(); err != nil {
 			return err
 		}
 	}
-	if g.strays, err = ringbuf.NewReader(c.Maps["gate_strays"]); err != nil {
+	if g.strays, err = ringbuf.NewReader(c.Maps["quarantine_strays"]); err != nil {
 		return err
 	}
 	all, err := g.entries()
 	for _, e := range all {
-		err = errors.Join(err, g.putPair(gateKey(e.Flow)))
+		err = errors.Join(err, g.putPair(quarantineKey(e.Flow)))
 	}
 	return err
 }
 
-// putPair has the gate know the ends of a session, before it knows the session.
-func (g *Gate) putPair(k *bpf.GateGateKey) error {
-	if err := g.pairs.Put(&bpf.GateGatePair{Client: k.Client, Service: k.Service}, uint8(1)); err != nil {
-		return fmt.Errorf("the gate for %s: %w", flowOfKey(*k), err)
+// putPair has the quarantine know the ends of a session, before it knows the session.
+func (g *Quarantine) putPair(k *bpf.QuarantineQuarantineKey) error {
+	if err := g.pairs.Put(&bpf.QuarantineQuarantinePair{Client: k.Client, Service: k.Service}, uint8(1)); err != nil {
+		return fmt.Errorf("the quarantine for %s: %w", flowOfKey(*k), err)
 	}
 	return nil
 }
 
-// publish attaches the programs, and pins what the gate stands by.
-func (g *Gate) publish(l *kernel.WriteLock, ns *netns.Handle, c *kernel.Collection, devices []string) error {
+// publish attaches the programs, and pins what the quarantine stands by.
+func (g *Quarantine) publish(l *kernel.WriteLock, ns *netns.Handle, c *kernel.Collection, devices []string) error {
 	links, err := g.attach(ns, c, devices)
 	defer func() {
 		for _, l := range links {
@@ -186,18 +188,18 @@ func (g *Gate) publish(l *kernel.WriteLock, ns *netns.Handle, c *kernel.Collecti
 	if err != nil {
 		return err
 	}
-	pins := kernel.Pins{Maps: map[string]*ebpf.Map{pinSessions: c.Maps["gate_sessions"], pinCounts: c.Maps["gate_counts"]}, Links: links}
+	pins := kernel.Pins{Maps: map[string]*ebpf.Map{pinSessions: c.Maps["quarantine_sessions"], pinCounts: c.Maps["quarantine_counts"]}, Links: links}
 	// Until its predecessor has gone both stand there, with the same sessions: no packet slips through in between.
-	if err := gates.Publish(l, gateInstance(ns), instances.Form[[]string]{Spec: devices, Netns: ns, Pins: pins}); err != nil {
+	if err := quarantines.Publish(l, quarantineInstance(ns), instances.Form[[]string]{Spec: devices, Netns: ns, Pins: pins}); err != nil {
 		return err
 	}
-	_ = ns.Do(func() error { l.NoteFilters(gateInstance(ns), g.filters); return nil })
-	kernel.Step("handoff:gate")
+	_ = ns.Do(func() error { l.NoteFilters(quarantineInstance(ns), g.filters); return nil })
+	kernel.Step("handoff:quarantine")
 	return nil
 }
 
 // attach attaches the programs at each device. Links that it made are returned even if it fails.
-func (g *Gate) attach(ns *netns.Handle, c *kernel.Collection, devices []string) (map[string]kernel.Link, error) {
+func (g *Quarantine) attach(ns *netns.Handle, c *kernel.Collection, devices []string) (map[string]kernel.Link, error) {
 	links := map[string]kernel.Link{}
 	if len(devices) == 0 {
 		return links, errors.New("no devices: name those that clients' packets come by and answers leave by")
@@ -212,9 +214,9 @@ func (g *Gate) attach(ns *netns.Handle, c *kernel.Collection, devices []string) 
 				g.device = i.Index
 			}
 			for _, egress := range []bool{false, true} {
-				prog, side := c.Programs["gate_in"], "in"
+				prog, side := c.Programs["quarantine_in"], "in"
 				if egress {
-					prog, side = c.Programs["gate_out"], "out"
+					prog, side = c.Programs["quarantine_out"], "out"
 				}
 				if !hasTCX() {
 					if err := g.filter(i.Index, egress, prog); err != nil {
@@ -233,9 +235,9 @@ func (g *Gate) attach(ns *netns.Handle, c *kernel.Collection, devices []string) 
 			return nil
 		}
 		if !hasTCX() {
-			return g.filter(g.tap.Ifindex, false, c.Programs["gate_again"])
+			return g.filter(g.tap.Ifindex, false, c.Programs["quarantine_again"])
 		}
-		ln, err := kernel.TCX{Ifindex: g.tap.Ifindex, Device: parkName}.Attach(c.Programs["gate_again"])
+		ln, err := kernel.TCX{Ifindex: g.tap.Ifindex, Device: parkName}.Attach(c.Programs["quarantine_again"])
 		if err != nil {
 			return err
 		}
@@ -245,7 +247,7 @@ func (g *Gate) attach(ns *netns.Handle, c *kernel.Collection, devices []string) 
 }
 
 // filter attaches a program where the kernel has no tcx.
-func (g *Gate) filter(ifindex int, egress bool, prog *ebpf.Program) error {
+func (g *Quarantine) filter(ifindex int, egress bool, prog *ebpf.Program) error {
 	at := filterAt(ifindex, egress)
 	g.filters = append(g.filters, at)
 	held, err := prog.Clone()
@@ -258,32 +260,32 @@ func (g *Gate) filter(ifindex int, egress bool, prog *ebpf.Program) error {
 
 // filterAt is a program's place where the kernel has no tcx (before 6.6): a filter of the device.
 func filterAt(ifindex int, egress bool) kernel.Clsact {
-	name := "weir_gate_in"
+	name := "weir_quarantine_in"
 	if egress {
-		name = "weir_gate_out"
+		name = "weir_quarantine_out"
 	}
 	return kernel.Clsact{Ifindex: ifindex, Name: name, Egress: egress, Priority: 3} // others of weir's come before it
 }
 
-// RemoveGate takes a namespace's gate away, and the spec of the caller's. That there is none is no error.
-func RemoveGate(ctx context.Context, root *kernel.Root, ns *netns.Handle) error {
+// RemoveQuarantine takes a namespace's quarantine away, and the spec of the caller's. That there is none is no error.
+func RemoveQuarantine(ctx context.Context, root *kernel.Root, ns *netns.Handle) error {
 	l, err := root.Lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer l.Unlock()
-	return errors.Join(removeGate(l, ns), applied.Remove(l))
+	return errors.Join(removeQuarantine(l, ns), applied.Remove(l))
 }
 
-// RemoveGates takes the gates of all namespaces away.
+// RemoveGates takes the quarantines of all namespaces away.
 func RemoveGates(l *kernel.WriteLock) error {
-	all, err := gates.Keys(l.Root)
+	all, err := quarantines.Keys(l.Root)
 	for _, inst := range all {
 		ns, e := l.OpenNetns(inst)
 		if errors.Is(e, netns.ErrGone) { // and its devices with it
-			e = gates.Remove(l, inst)
+			e = quarantines.Remove(l, inst)
 		} else if e == nil {
-			e = removeGate(l, ns)
+			e = removeQuarantine(l, ns)
 			ns.Close()
 		}
 		err = errors.Join(err, e)
@@ -291,8 +293,8 @@ func RemoveGates(l *kernel.WriteLock) error {
 	return err
 }
 
-func removeGate(l *kernel.WriteLock, ns *netns.Handle) error {
-	rec, err := gates.Read(l.Root, gateInstance(ns))
+func removeQuarantine(l *kernel.WriteLock, ns *netns.Handle) error {
+	rec, err := quarantines.Read(l.Root, quarantineInstance(ns))
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil
 	} else if err != nil {
@@ -308,11 +310,11 @@ func removeGate(l *kernel.WriteLock, ns *netns.Handle) error {
 		}
 		return err
 	})
-	return errors.Join(err, gates.Remove(l, gateInstance(ns)))
+	return errors.Join(err, quarantines.Remove(l, quarantineInstance(ns)))
 }
 
-// Close closes our descriptors: the gate stands.
-func (g *Gate) Close() {
+// Close closes our descriptors: the quarantine stands.
+func (g *Quarantine) Close() {
 	g.closing.Lock()
 	defer g.closing.Unlock()
 	g.closed = true
@@ -332,10 +334,10 @@ func (g *Gate) Close() {
 	}
 }
 
-// gateKey points to the key: package ebpf takes what a pointer leads to as it is, and reflects on a value, which takes as long as the
+// quarantineKey points to the key: package ebpf takes what a pointer leads to as it is, and reflects on a value, which takes as long as the
 // kernel does.
-func gateKey(f repair.Flow) *bpf.GateGateKey {
-	return &bpf.GateGateKey{Client: f.Remote.Addr().As16(), Service: f.Local.Addr().As16(), ClientPort: swap(f.Remote.Port()), ServicePort: swap(f.Local.Port())}
+func quarantineKey(f repair.Flow) *bpf.QuarantineQuarantineKey {
+	return &bpf.QuarantineQuarantineKey{Client: f.Remote.Addr().As16(), Service: f.Local.Addr().As16(), ClientPort: swap(f.Remote.Port()), ServicePort: swap(f.Local.Port())}
 }
 
 // swap turns a port into network byte order, or back.
@@ -344,26 +346,26 @@ func swap(port uint16) uint16 {
 }
 
 // shut lets nothing reach a session's socket, and nothing leave it.
-func (g *Gate) shut(f repair.Flow, e move.Epoch) error { return g.put(f, shut, e) }
+func (g *Quarantine) shut(f repair.Flow, e move.Epoch) error { return g.put(f, shut, e) }
 
 // quiet has the kernel answer for a session neither with a reset nor with an end, until its socket has spoken.
-func (g *Gate) quiet(f repair.Flow, e move.Epoch) error { return g.put(f, quiet, e) }
+func (g *Quarantine) quiet(f repair.Flow, e move.Epoch) error { return g.put(f, quiet, e) }
 
-func (g *Gate) put(f repair.Flow, what uint32, e move.Epoch) error {
+func (g *Quarantine) put(f repair.Flow, what uint32, e move.Epoch) error {
 	g.changing.Lock()
 	defer g.changing.Unlock()
-	v := bpf.GateGateEntry{Since: kernel.Monotonic(), What: what, Epoch: uint32(e), Ifindex: uint32(g.device)}
-	if err := g.putPair(gateKey(f)); err != nil {
+	v := bpf.QuarantineQuarantineEntry{Since: kernel.Monotonic(), What: what, Epoch: uint32(e), Ifindex: uint32(g.device)}
+	if err := g.putPair(quarantineKey(f)); err != nil {
 		return err
 	}
-	if err := g.sessions.Put(gateKey(f), &v); err != nil {
-		return fmt.Errorf("the gate for %s: %w", f, err)
+	if err := g.sessions.Put(quarantineKey(f), &v); err != nil {
+		return fmt.Errorf("the quarantine for %s: %w", f, err)
 	}
 	return nil
 }
 
-// open lets a session's packets pass, unless the gate has since been told of another move. After Close that is the next agent's to do.
-func (g *Gate) open(f repair.Flow, e move.Epoch) error {
+// open lets a session's packets pass, unless the quarantine has since been told of another move. After Close that is the next agent's to do.
+func (g *Quarantine) open(f repair.Flow, e move.Epoch) error {
 	g.closing.RLock()
 	defer g.closing.RUnlock()
 	if g.closed {
@@ -372,27 +374,27 @@ func (g *Gate) open(f repair.Flow, e move.Epoch) error {
 	if now, ok, err := g.lookup(f); err != nil || !ok || now.Epoch != e {
 		return err
 	}
-	if err := g.sessions.Delete(gateKey(f)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("the gate for %s: %w", f, err)
+	if err := g.sessions.Delete(quarantineKey(f)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("the quarantine for %s: %w", f, err)
 	}
 	return nil
 }
 
-func (g *Gate) lookup(f repair.Flow) (entry, bool, error) {
-	var v bpf.GateGateEntry
-	err := g.sessions.Lookup(gateKey(f), &v)
+func (g *Quarantine) lookup(f repair.Flow) (entry, bool, error) {
+	var v bpf.QuarantineQuarantineEntry
+	err := g.sessions.Lookup(quarantineKey(f), &v)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return entry{}, false, nil
 	} else if err != nil {
-		return entry{}, false, fmt.Errorf("the gate for %s: %w", f, err)
+		return entry{}, false, fmt.Errorf("the quarantine for %s: %w", f, err)
 	}
 	return entryOf(f, v), true, nil
 }
 
-// entries are all sessions that the gate knows.
-func (g *Gate) entries() (out []entry, err error) {
-	var k bpf.GateGateKey
-	var v bpf.GateGateEntry
+// entries are all sessions that the quarantine knows.
+func (g *Quarantine) entries() (out []entry, err error) {
+	var k bpf.QuarantineQuarantineKey
+	var v bpf.QuarantineQuarantineEntry
 	it := g.sessions.Iterate()
 	for it.Next(&k, &v) {
 		out = append(out, entryOf(flowOfKey(k), v))
@@ -400,7 +402,7 @@ func (g *Gate) entries() (out []entry, err error) {
 	return out, it.Err()
 }
 
-func entryOf(f repair.Flow, v bpf.GateGateEntry) entry {
+func entryOf(f repair.Flow, v bpf.QuarantineQuarantineEntry) entry {
 	e := entry{Flow: f, What: v.What, Epoch: move.Epoch(v.Epoch), Since: v.Since}
 	if e.What == left {
 		e.To = move.Host(v.Ifindex)
@@ -408,8 +410,8 @@ func entryOf(f repair.Flow, v bpf.GateGateEntry) entry {
 	return e
 }
 
-// GateCounts are packets that a gate has kept from going where they were going, since it stands.
-type GateCounts struct {
+// QuarantineCounts are packets that a quarantine has kept from going where they were going, since it stands.
+type QuarantineCounts struct {
 	Returned uint64 `json:"returned"` // sent back to the load balancer, which holds them
 	Deaf     uint64 `json:"deaf"`     // of clients, dropped: too late to be sent back
 	Mute     uint64 `json:"mute"`     // to clients, dropped: resets and ends for want of a socket
@@ -419,11 +421,11 @@ type GateCounts struct {
 }
 
 // Counts reads them.
-func (g *Gate) Counts() (c GateCounts, err error) {
+func (g *Quarantine) Counts() (c QuarantineCounts, err error) {
 	for i, n := range []*uint64{&c.Returned, &c.Deaf, &c.Mute, &c.Spoke, &c.Parked, &c.Strays} {
 		var each []uint64
 		if err := g.counts.Lookup(uint32(i), &each); err != nil {
-			return c, fmt.Errorf("reading the gate's counts: %w", err)
+			return c, fmt.Errorf("reading the quarantine's counts: %w", err)
 		}
 		for _, v := range each {
 			*n += v
