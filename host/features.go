@@ -10,10 +10,10 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/feature/guard"
+	"github.com/weir-project/weir/feature/handoff/backend"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/mover"
-	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/kernel"
@@ -28,7 +28,7 @@ var features = []feature.Declared{
 	feature.Declare[keeper.Limits, keeper.State](sessions{}),
 	feature.Declare(reroute.Feature{}),
 	feature.Declare(lb.Feature{}),
-	feature.Declare(server.Feature{}),
+	feature.Declare(backend.Feature{}),
 }
 
 // Add adds a feature to the list, for programs with weir as a library and features of their own. Call it before everything else.

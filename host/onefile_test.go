@@ -11,9 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature/handoff/backend"
 	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
-	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -63,14 +63,14 @@ func TestOneFile(t *testing.T) {
 	write(path, text)
 	reload := make(chan struct{})
 	s := w.serveWith(dir, ServeOptions{File: path, Reload: reload})
-	backend := func() (st server.Status) {
-		st, _ = server.StatusHere(t.Context()) // an agent that does not answer has an empty one
+	agent := func() (st backend.Status) {
+		st, _ = backend.StatusHere(t.Context()) // an agent that does not answer has an empty one
 		return st
 	}
 	all := func() bool {
 		st, err := w.Reader(s.socket).Status(t.Context())
 		r, _ := Part[lb.Report](st, lb.Name)
-		b, _ := Part[server.Report](st, server.Name)
+		b, _ := Part[backend.Report](st, backend.Name)
 		shown := st.Shown()
 		return err == nil && !slices.ContainsFunc(Features(), func(f string) bool { return !slices.Contains(shown, f) }) && len(r.Balancers) == 1 &&
 			r.Balancers[0].Agent && len(r.Balancers[0].Backends) == 1 && r.Balancers[0].Backends[0].Connected && b.Agent != nil && b.Agent.LB && b.Agent.Keeper
@@ -87,7 +87,7 @@ func TestOneFile(t *testing.T) {
 	reload <- struct{}{}
 	reload <- struct{}{} // the first one is over
 	if !strings.Contains(s.log.String(), "number 5000: each backend has one of its own") || !all() {
-		t.Errorf("after a wrong file: %+v\n%s", backend(), s.log)
+		t.Errorf("after a wrong file: %+v\n%s", agent(), s.log)
 	}
 	write(path, strings.Replace(text, "number: 1\n", "number: 1\n    weight: 3\n", 1))
 	reload <- struct{}{}
@@ -99,7 +99,7 @@ func TestOneFile(t *testing.T) {
 	if err := w.Remove(context.Background(), "", true); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the agents have ended", func() bool { return backend().Server == "" })
+	eventually(t, "the agents have ended", func() bool { return agent().Backend == "" })
 	if left, err := w.Root.Instances(""); err != nil || len(left) > 0 {
 		t.Errorf("%v is left, %v", left, err)
 	}

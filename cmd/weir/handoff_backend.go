@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/weir-project/weir/feature/handoff/server"
+	"github.com/weir-project/weir/feature/handoff/backend"
 	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/netns"
 	fmt "github.com/weir-project/weir/internal/printable"
@@ -21,10 +21,10 @@ import (
 
 func init() {
 	addFeature(featureCommand{
-		name:     server.Name,
+		name:     backend.Name,
 		commands: func(*globals) []*cobra.Command { return nil }, // below weir handoff
 		summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
-			if r, ok := host.Part[server.Report](st, server.Name); ok && r.Agent != nil {
+			if r, ok := host.Part[backend.Report](st, backend.Name); ok && r.Agent != nil {
 				printServer(w, *r.Agent)
 			} else if ok && r.Spec != nil {
 				fmt.Fprintf(w, "%s: ! its agent does not answer: no session can move; weir serve runs it\n", r.Spec.Name)
@@ -44,7 +44,7 @@ SESSION @b moves a session to backend b, and so does a transfer to @b. weir hand
 empties this backend.
 
 A quarantine at tcx of the devices keeps packets from a session that is on its way; it stays
-when the agent ends, and the next agent goes on. docs/HANDOFF-SERVERS.md has the section's
+when the agent ends, and the next agent goes on. docs/BACKENDS.md has the section's
 keys and what is promised.`,
 	}
 	c.AddCommand(serverStatus(g), serverRemove(g))
@@ -58,7 +58,7 @@ func serverStatus(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "status", Short: "Sessions that have moved from and to this backend", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := server.StatusHere(cmd.Context())
+			s, err := backend.StatusHere(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -73,18 +73,18 @@ func serverStatus(g *globals) *cobra.Command {
 	return c
 }
 
-func printServer(w io.Writer, s server.Status) {
+func printServer(w io.Writer, s backend.Status) {
 	draining := ""
 	if s.Draining {
 		draining = "; it is being drained, and gets no new flows"
 	}
-	fmt.Fprintf(w, "%s: %d sessions have left, %d have come, %d came back, %d on their way%s\n", s.Server, s.Out, s.In, s.Back, s.Leaving+s.Arriving, draining)
+	fmt.Fprintf(w, "%s: %d sessions have left, %d have come, %d came back, %d on their way%s\n", s.Backend, s.Out, s.In, s.Back, s.Leaving+s.Arriving, draining)
 	if s.Out > 0 {
 		fmt.Fprintf(w, "  a move takes %s, of a hundred the slowest %s, at most %s; %s on average stopped; %d bytes a session\n",
 			short(s.Transfer.P50), short(s.Transfer.P99), short(s.Transfer.Max), short(s.Stopped.Sum/time.Duration(s.Stopped.Count)), s.Bytes/s.Out)
 	}
 	if len(s.Unserved) > 0 {
-		fmt.Fprintf(w, "  ! nobody here serves %s: new flows go to other servers\n", strings.Join(s.Unserved, ", "))
+		fmt.Fprintf(w, "  ! nobody here serves %s: new flows go to other backends\n", strings.Join(s.Unserved, ", "))
 	}
 	for _, what := range slices.Sorted(maps.Keys(s.Refused)) {
 		fmt.Fprintf(w, "  ! %s: refused %d times; the agent's log says why\n", what, s.Refused[what])
@@ -151,7 +151,7 @@ in all network namespaces.`,
 				return err
 			}
 			defer ns.Close()
-			return server.RemoveQuarantine(cmd.Context(), kernel.OpenRoot(g.root), ns)
+			return backend.RemoveQuarantine(cmd.Context(), kernel.OpenRoot(g.root), ns)
 		},
 	}
 }
@@ -162,7 +162,7 @@ type blockedTold struct {
 	why map[string]string // by session
 }
 
-func (t blockedTold) tell(all []server.Blocked) {
+func (t blockedTold) tell(all []backend.Blocked) {
 	for _, b := range all {
 		was, known := t.why[b.Session]
 		if was == b.Why {
@@ -179,7 +179,7 @@ func (t blockedTold) tell(all []server.Blocked) {
 }
 
 // staying names the connections that a drain cannot move.
-func staying(d server.Drained) string {
+func staying(d backend.Drained) string {
 	var all []string
 	if d.Immobile > 0 {
 		all = append(all, fmt.Sprintf("%d sessions whose members move none", d.Immobile))
@@ -191,16 +191,16 @@ func staying(d server.Drained) string {
 }
 
 func handoffDrain() *cobra.Command {
-	var how server.Draining
+	var how backend.Draining
 	var patience time.Duration
 	c := &cobra.Command{
-		Use: "drain [SERVER]", Short: "Empty this server: its sessions move to the others", Args: cobra.MaximumNArgs(1),
-		Long: `Have the load balancer give this server no new flows, and move every session of members
-that move theirs to the other servers. It ends when none is left, and names the sessions
+		Use: "drain [SERVER]", Short: "Empty this backend: its sessions move to the others", Args: cobra.MaximumNArgs(1),
+		Long: `Have the load balancer give this backend no new flows, and move every session of members
+that move theirs to the other backends. It ends when none is left, and names the sessions
 that are in the way meanwhile, with their addresses, their member and the reason.
 Connections that cannot move, such as downloads from nginx, are counted in the end;
 --wait waits for them as well. --undo has new flows come again. SERVER, if it is given,
-must be this server's name: it guards against the wrong terminal.`,
+must be this backend's name: it guards against the wrong terminal.`,
 		Example: `  weir handoff drain s2 --wait && systemctl poweroff
   weir handoff drain --undo`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -217,14 +217,14 @@ must be this server's name: it guards against the wrong terminal.`,
 				ctx, cancel = context.WithTimeout(ctx, patience)
 				defer cancel()
 			}
-			var last server.Drained
+			var last backend.Drained
 			told := blockedTold{w: cmd.ErrOrStderr(), why: map[string]string{}}
-			err := server.DrainHere(ctx, name, how, func(d server.Drained) {
+			err := backend.DrainHere(ctx, name, how, func(d backend.Drained) {
 				if d.Left != last.Left || d.Why != last.Why {
-					fmt.Fprintln(cmd.ErrOrStderr(), strings.TrimSpace(fmt.Sprintf("%s: %d sessions left %s", d.Server, d.Left, d.Why)))
+					fmt.Fprintln(cmd.ErrOrStderr(), strings.TrimSpace(fmt.Sprintf("%s: %d sessions left %s", d.Backend, d.Left, d.Why)))
 				}
 				if stays := staying(d); how.All && d.Left == 0 && stays != staying(last) && stays != "" {
-					fmt.Fprintf(cmd.ErrOrStderr(), "%s: waits for the end of %s\n", d.Server, stays)
+					fmt.Fprintf(cmd.ErrOrStderr(), "%s: waits for the end of %s\n", d.Backend, stays)
 				}
 				told.tell(d.Blocked)
 				last = d

@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/backend"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
-	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -111,7 +111,7 @@ func TestFormerFiles(t *testing.T) {
 			}},
 		{"server", "name: s1\nnumber: 1\naddress: 10.55.0.9\nlisten: 10.55.0.9:7947\npatience: 1s\nlimit: 5\nmetrics: 127.0.0.1:9745\nfront: {name: f, address: 10.55.0.1:7946}\n" + tls, "timeout: 1s",
 			func(d *feature.Document) bool {
-				b, ok := server.Feature{}.Spec(d)
+				b, ok := backend.Feature{}.Spec(d)
 				return ok && b.Name == "s1" && b.TLS.CA != "" && b.LB.Name == "f" && b.Timeout == time.Second && b.MaxQueues == 5
 			}},
 		{"", "handoff: {hold: 2m, sessions: 7}\n", "max_sessions: 7",

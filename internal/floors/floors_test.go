@@ -290,7 +290,7 @@ func TestRules(t *testing.T) {
 		{"clients/go/guard/a.go", "kernel", "floor 1 may use lower floors only"},
 		{"clients/go/register/a.go", "internal/netns", "it stands on nothing of ours"},
 		{"clients/go/handoff/a.go", "feature/handoff/wire", ""},
-		{"feature/handoff/server/a.go", "clients/go/handoff", ""},
+		{"feature/handoff/backend/a.go", "clients/go/handoff", ""},
 		{"clients/go/handoff/a.go", "feature/steer", "features never import each other"},
 		{"feature/steer/a.go", "clients/go/handoff", "features never import each other"},
 		{"lab/telemetry/a.go", "lab/routers", ""},

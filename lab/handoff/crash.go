@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/clients/go/handoff"
+	"github.com/weir-project/weir/feature/handoff/backend"
 	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/move/explore"
-	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/lab"
 )
@@ -69,7 +69,7 @@ func runCrash(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	for _, v := range model.Violations {
 		r.Note("model: %v", v)
 	}
-	steps := len(server.Steps.Leaving) + len(server.Steps.Arriving) + len(lb.Steps)
+	steps := len(backend.Steps.Leaving) + len(backend.Steps.Arriving) + len(lb.Steps)
 	for metric, n := range map[string]int{"protocol_steps": steps, "crash_steps_tested": len(x.tested), "crash_cases": x.cases, "crash_cases_parked": parked.cases, "two_owners": x.owners,
 		"sessions_lost": x.lost, "sessions_reset_both_dead": x.resets, "streams_wrong": x.wrong, "clients_hung": x.hung, "leaked_flows": leaked,
 		"model_states": model.States, "model_violations": len(model.Violations)} {
@@ -120,7 +120,7 @@ func (x *crashes) add(o *crashes) {
 // balancer's.
 func (x *crashes) parked(ctx context.Context) error {
 	var all []victim
-	for side, steps := range [][]string{server.Steps.Leaving, server.Steps.Arriving} {
+	for side, steps := range [][]string{backend.Steps.Leaving, backend.Steps.Arriving} {
 		h := x.servers[side]
 		for _, step := range steps {
 			all = append(all, victim{step: step, what: "agent, packets parked", agent: func() *process { return h.agent }, again: h.startAgent})
@@ -143,7 +143,7 @@ func (x *crashes) parked(ctx context.Context) error {
 // all kills at every step: a server's agent, for a moment and for long; with it the rest of its server; with it the other
 // server's agent; and the load balancer's agent.
 func (x *crashes) all(ctx context.Context) error {
-	for side, steps := range [][]string{server.Steps.Leaving, server.Steps.Arriving} {
+	for side, steps := range [][]string{backend.Steps.Leaving, backend.Steps.Arriving} {
 		for _, step := range steps {
 			for _, v := range x.victims(side, step) {
 				if err := x.one(ctx, v); err != nil {
@@ -308,11 +308,11 @@ func (x *crashes) speaks(c *client) error {
 var ends = map[string]bool{}
 
 func init() {
-	for i, step := range server.Steps.Leaving {
-		ends[step] = i <= slices.Index(server.Steps.Leaving, "leaving: dumped")
+	for i, step := range backend.Steps.Leaving {
+		ends[step] = i <= slices.Index(backend.Steps.Leaving, "leaving: dumped")
 	}
-	for i, step := range server.Steps.Arriving {
-		ends[step] = i >= slices.Index(server.Steps.Arriving, "arriving: flip")
+	for i, step := range backend.Steps.Arriving {
+		ends[step] = i >= slices.Index(backend.Steps.Arriving, "arriving: flip")
 	}
 }
 

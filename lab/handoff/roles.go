@@ -23,10 +23,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/clients/go/handoff"
+	"github.com/weir-project/weir/feature/handoff/backend"
 	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
-	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/internal/awake"
 	"github.com/weir-project/weir/kernel"
 )
@@ -200,7 +200,7 @@ func scramble(b []byte, at uint64) {
 // agentRole is a server's agent.
 type agentRole struct {
 	Certificates certificates
-	Options      server.Options // without what JSON cannot carry
+	Options      backend.Options // without what JSON cannot carry
 	Root         string
 	Listen       string
 }
@@ -218,7 +218,7 @@ func playAgent(arg string) error {
 	o.Options.TLS, o.Options.Root, o.Options.Log = config, kernel.OpenRoot(o.Root), slog.New(slog.NewTextHandler(os.Stderr, nil))
 	var d death
 	o.Options.Step = d.at
-	a, err := server.New(context.Background(), o.Options)
+	a, err := backend.New(context.Background(), o.Options)
 	if err != nil {
 		return err
 	}
@@ -248,7 +248,7 @@ func playAgent(arg string) error {
 
 // agentStatus is what an agent has done, with the times of its latest moves.
 type agentStatus struct {
-	server.Status
+	backend.Status
 	Transfers, Stops []time.Duration
 }
 
@@ -298,7 +298,7 @@ type lbRole struct {
 	Certificates certificates
 	Devices      []string
 	Service      lb.Service
-	Hosts        []lb.Host
+	Backends     []lb.Backend
 	Listen       string
 	Hold, Lapse  time.Duration
 	Root         string
@@ -320,11 +320,11 @@ func playLB(arg string) error {
 		return err
 	}
 	defer f.Close()
-	if err := errors.Join(f.SetService(o.Service), f.SetHosts(o.Hosts)); err != nil {
+	if err := errors.Join(f.SetService(o.Service), f.SetBackends(o.Backends)); err != nil {
 		return err
 	}
 	var d death
-	a, err := lb.NewAgent(f, lb.AgentOptions{Name: "lb", TLS: config, Hosts: o.Hosts, Ended: 200 * time.Millisecond, Hold: o.Hold, Lapse: o.Lapse, Step: d.at,
+	a, err := lb.NewAgent(f, lb.AgentOptions{Name: "lb", TLS: config, Backends: o.Backends, Ended: 200 * time.Millisecond, Hold: o.Hold, Lapse: o.Lapse, Step: d.at,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 	if err != nil {
 		return err
@@ -352,7 +352,7 @@ func playLB(arg string) error {
 				host, err = strconv.Atoi(words[2])
 			}
 			if err == nil {
-				err = f.Learn(lb.Key{Client: client, Service: o.Service.ID}, move.Host(host), 0)
+				err = f.Learn(lb.Key{Client: client, Service: o.Service.ID}, move.Backend(host), 0)
 			}
 		default:
 			v, err = f.Counts()

@@ -18,10 +18,10 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/handoff/backend"
 	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
-	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/topo"
@@ -218,14 +218,14 @@ func (w *world) startLB() (err error) {
 		Service: lb.Service{ID: 0, Listen: serviceAt, Proto: unix.IPPROTO_TCP}}
 	for _, h := range w.servers {
 		o.Devices = append(o.Devices, h.name())
-		at := lb.Host{Number: move.Host(h.number), Name: h.name(), Weight: h.weight}
+		at := lb.Backend{Number: move.Backend(h.number), Name: h.name(), Weight: h.weight}
 		if at.Interface, _, err = linkOf(w.middle, h.name()); err != nil {
 			return err
 		}
 		if _, at.MAC, err = linkOf(h.site, "up"); err != nil {
 			return err
 		}
-		o.Hosts = append(o.Hosts, at)
+		o.Backends = append(o.Backends, at)
 	}
 	w.lb, err = w.play(w.middle, "lb", o, nil)
 	return err
@@ -265,12 +265,12 @@ func (h *host) startKeeper() (err error) {
 func (h *host) startAgent() (err error) {
 	w := h.w
 	o := agentRole{Certificates: w.certificates(h.name()), Root: filepath.Join(w.env.Root), Listen: fmt.Sprintf("%s:%d", h.address(), agentPort),
-		Options: server.Options{Name: h.name(), Number: move.Host(h.number), Keeper: h.socket(), Devices: []string{"up"}, Park: w.park,
-			LB:       server.Remote{Name: "lb", Address: fmt.Sprintf("10.2.%d.1:%d", h.number, lbPort)},
-			Services: []server.Service{{Name: service, Listen: serviceAt}}}}
+		Options: backend.Options{Name: h.name(), Number: move.Backend(h.number), Keeper: h.socket(), Devices: []string{"up"}, Park: w.park,
+			LB:       backend.Remote{Name: "lb", Address: fmt.Sprintf("10.2.%d.1:%d", h.number, lbPort)},
+			Services: []backend.Service{{Name: service, Listen: serviceAt}}}}
 	for _, p := range w.servers {
 		if p != h {
-			o.Options.Peers = append(o.Options.Peers, server.Remote{Name: p.name(), Number: move.Host(p.number), Address: fmt.Sprintf("%s:%d", p.address(), agentPort)})
+			o.Options.Peers = append(o.Options.Peers, backend.Remote{Name: p.name(), Number: move.Backend(p.number), Address: fmt.Sprintf("%s:%d", p.address(), agentPort)})
 		}
 	}
 	h.agent, err = w.play(h.site, "agent", o, nil)

@@ -67,19 +67,19 @@ func (w *world) startWeir(_ context.Context, n int) (func() error, error) {
 	var f *lb.DataPath
 	err := w.lbs[withWeir].Do(func() (err error) {
 		devices := []string{"c0"}
-		var hosts []lb.Host
+		var hosts []lb.Backend
 		for i, s := range w.servers[:n] {
 			dev, err := net.InterfaceByName(towards(i))
 			if err != nil {
 				return err
 			}
 			devices = append(devices, towards(i))
-			hosts = append(hosts, lb.Host{Number: move.Host(i + 1), Name: fmt.Sprint("server", i), Interface: dev.Index, MAC: s.mac, Weight: 1})
+			hosts = append(hosts, lb.Backend{Number: move.Backend(i + 1), Name: fmt.Sprint("server", i), Interface: dev.Index, MAC: s.mac, Weight: 1})
 		}
 		if f, err = lb.New(lb.Options{Devices: devices}); err != nil {
 			return err
 		}
-		return errors.Join(f.SetHosts(hosts),
+		return errors.Join(f.SetBackends(hosts),
 			f.SetService(lb.Service{Listen: netip.AddrPortFrom(serviceAddr, servicePort), Proto: unix.IPPROTO_TCP}))
 	})
 	if err != nil {
@@ -91,7 +91,7 @@ func (w *world) startWeir(_ context.Context, n int) (func() error, error) {
 	return func() error {
 		defer f.Close()
 		c, err := f.Counts()
-		w.dropped += c.Mute + c.NoHost + c.NoReset + c.Stranger + c.Full
+		w.dropped += c.Mute + c.NoBackend + c.NoReset + c.Stranger + c.Full
 		return err
 	}, nil
 }

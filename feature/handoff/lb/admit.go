@@ -8,32 +8,32 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// admits says whether a host's agent may connect: it is one of the options', or may register under a name and a number that are
+// admits says whether a backend's agent may connect: it is one of the options', or may register under a name and a number that are
 // nobody else's. The caller holds mu.
 func (a *Agent) admits(h peer.Hello) error {
-	if h.Role != peer.HostAgent || h.Number == 0 || h.Number > MostHosts {
-		return fmt.Errorf("it is no host's, or has no number from 1 to %d", MostHosts)
+	if h.Role != peer.BackendAgent || h.Number == 0 || h.Number > MostBackends {
+		return fmt.Errorf("it is no backend's, or has no number from 1 to %d", MostBackends)
 	}
 	if name, ok := a.names[h.Number]; ok {
 		if name != h.Name {
-			return fmt.Errorf("host %d is %s", h.Number, name)
+			return fmt.Errorf("backend %d is %s", h.Number, name)
 		}
 		return nil
 	}
 	if !a.o.Manage || !a.o.Register {
-		return fmt.Errorf("it is none of the hosts of this load balancer")
+		return fmt.Errorf("it is none of the backends of this load balancer")
 	}
 	for number, name := range a.names {
 		if name == h.Name {
-			return fmt.Errorf("host %s has number %d", name, number)
+			return fmt.Errorf("backend %s has number %d", name, number)
 		}
 	}
 	if m := a.members[h.Number]; m != nil && m.Name != h.Name {
-		return fmt.Errorf("number %d is host %s's: take another one", h.Number, m.Name)
+		return fmt.Errorf("number %d is backend %s's: take another one", h.Number, m.Name)
 	}
 	for _, m := range a.members {
 		if m.Name == h.Name && m.Number != h.Number {
-			return fmt.Errorf("host %s has number %d: a host keeps its number", m.Name, m.Number)
+			return fmt.Errorf("backend %s has number %d: a backend keeps its number", m.Name, m.Number)
 		}
 	}
 	return nil
@@ -42,14 +42,14 @@ func (a *Agent) admits(h peer.Hello) error {
 // silentAfter is the number of unanswered pings after which an agent's connection no longer keeps another one out.
 const silentAfter = 2
 
-// duplicate refuses a second server with the name, number and certificate of a connected one: a cloned machine, say. Both would
+// duplicate refuses a second backend with the name, number and certificate of a connected one: a cloned machine, say. Both would
 // take the flows from each other, and reset them. An agent that restarts replaces its own connection: its address is the same, or the
 // old connection has ended, or answers nothing. The caller holds mu.
 func (a *Agent) duplicate(c *peer.Conn) error {
-	before := a.hosts[c.Peer.Number]
+	before := a.backends[c.Peer.Number]
 	if before == nil || before.Peer.Instance == c.Peer.Instance || before.Unanswered() >= silentAfter || before.Remote() == c.Remote() {
 		return nil
 	}
-	return fmt.Errorf("%s (number %d) is connected from %s: give the server at %s a name, number and certificate of its own",
+	return fmt.Errorf("%s (number %d) is connected from %s: give the backend at %s a name, number and certificate of its own",
 		c.Peer.Name, c.Peer.Number, before.Remote(), c.Remote())
 }

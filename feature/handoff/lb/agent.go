@@ -22,18 +22,18 @@ import (
 
 // AgentOptions say how an agent of a load balancer is to be.
 type AgentOptions struct {
-	Name  string // in its certificate
-	TLS   *peer.Identity
-	Hosts []Host // whose agents may connect
-	// Manage has the agent tell the data path of hosts: those of Managed, and with Register those that register themselves. Else
-	// [DataPath.SetHosts] is the caller's.
+	Name     string // in its certificate
+	TLS      *peer.Identity
+	Backends []Backend // whose agents may connect
+	// Manage has the agent tell the data path of backends: those of Managed, and with Register those that register themselves. Else
+	// [DataPath.SetBackends] is the caller's.
 	Manage   bool
 	Managed  []Managed
 	Register bool
-	Services []Service // as hosts call them when they register
+	Services []Service // as backends call them when they register
 	// Partner is another load balancer beside this one, with which flows are exchanged; "" for none.
 	Partner Partner
-	// Down is how long a host's agent may say nothing until the host gets no new flows; default 3 s.
+	// Down is how long a backend's agent may say nothing until the backend gets no new flows; default 3 s.
 	Down time.Duration
 	// Hold is how long packets of a session that moves wait at most; default 1 s. Lapse is how long a move may take of which
 	// nobody says anything; default 10 s.
@@ -45,27 +45,27 @@ type AgentOptions struct {
 	Step func(name string)
 }
 
-// Agent lets hosts move sessions: it is the load balancer of package move. The data path needs it for nothing else.
+// Agent lets backends move sessions: it is the load balancer of package move. The data path needs it for nothing else.
 type Agent struct {
 	f     *DataPath
 	o     AgentOptions
 	own   peer.Hello
-	names map[move.Host]string
+	names map[move.Backend]string
 
 	pair    *pairing      // nil: without a partner
 	openFor time.Duration // moves of the partner's; a test has less patience
 
 	mu       sync.Mutex
-	hosts    map[move.Host]*peer.Conn
+	backends map[move.Backend]*peer.Conn
 	timers   map[Key]*time.Timer
 	early    map[Key]*early
 	loads    map[loadKey]uint32
-	members  map[move.Host]*member
+	members  map[move.Backend]*member
 	news     bool // of a member, that the others have not been told
 	kick     chan struct{}
-	settling *settling      // the data path has begun anew, and not all hosts have said which sessions are theirs; else nil
+	settling *settling      // the data path has begun anew, and not all backends have said which sessions are theirs; else nil
 	ended    bool           // Serve has: nothing is done with the data path any more, which may be closed
-	asides   sync.WaitGroup // goroutines that find and check hosts
+	asides   sync.WaitGroup // goroutines that find and check backends
 	routes   routes         // of tend alone
 }
 
@@ -75,7 +75,7 @@ const (
 	defaultIdle  = time.Hour
 )
 
-// NewAgent makes an agent of a data path, which knows the hosts already: see [DataPath.SetHosts].
+// NewAgent makes an agent of a data path, which knows the backends already: see [DataPath.SetBackends].
 func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 	for _, d := range []struct {
 		of  *time.Duration
@@ -89,15 +89,15 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 	if o.Step == nil {
 		o.Step = func(string) {}
 	}
-	a := &Agent{f: f, o: o, own: peer.Hello{Role: peer.LBAgent, Instance: peer.NewInstance(), Name: o.Name}, names: map[move.Host]string{},
-		hosts: map[move.Host]*peer.Conn{}, timers: map[Key]*time.Timer{}, early: map[Key]*early{},
-		members: map[move.Host]*member{}, kick: make(chan struct{}, 1), loads: map[loadKey]uint32{}, openFor: max(openFor, 2*o.Lapse)}
-	for _, h := range o.Hosts {
+	a := &Agent{f: f, o: o, own: peer.Hello{Role: peer.LBAgent, Instance: peer.NewInstance(), Name: o.Name}, names: map[move.Backend]string{},
+		backends: map[move.Backend]*peer.Conn{}, timers: map[Key]*time.Timer{}, early: map[Key]*early{},
+		members: map[move.Backend]*member{}, kick: make(chan struct{}, 1), loads: map[loadKey]uint32{}, openFor: max(openFor, 2*o.Lapse)}
+	for _, h := range o.Backends {
 		a.names[h.Number] = h.Name
 	}
 	for _, h := range o.Managed {
-		if a.members[h.Number] != nil || h.Number == 0 || h.Number > MostHosts || h.Name == "" {
-			return nil, fmt.Errorf("host %q, number %d: a host has a name, and a number of its own from 1 to %d", h.Name, h.Number, MostHosts)
+		if a.members[h.Number] != nil || h.Number == 0 || h.Number > MostBackends || h.Name == "" {
+			return nil, fmt.Errorf("backend %q, number %d: a backend has a name, and a number of its own from 1 to %d", h.Name, h.Number, MostBackends)
 		}
 		a.names[h.Number] = h.Name
 		a.members[h.Number] = &member{Managed: h, told: &h}
@@ -110,7 +110,7 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 	return a, nil
 }
 
-// Serve speaks with hosts until ctx is done.
+// Serve speaks with backends until ctx is done.
 func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
 	heap.Reserve()
 	awake.Room()
@@ -182,7 +182,7 @@ func (a *Agent) forget(ctx context.Context) {
 	}
 }
 
-// attend speaks with one host, as long as it stays.
+// attend speaks with one backend, as long as it stays.
 func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	defer raw.Close()
 	c, err := peer.Accept(ctx, raw.Conn, a.o.TLS, a.own)
@@ -215,11 +215,11 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 		_ = c.Tell(peer.Peers{Refused: err.Error()})
 		return
 	}
-	if before := a.hosts[number]; before != nil {
-		before.Close() // the host's agent has started anew, or its connection was broken for it alone
+	if before := a.backends[number]; before != nil {
+		before.Close() // the backend's agent has started anew, or its connection was broken for it alone
 		a.unload(number)
 	}
-	a.hosts[number] = c
+	a.backends[number] = c
 	a.mu.Unlock()
 	a.kicked()
 	c.Handle(peer.Control{Register: func(r peer.Registration) { a.register(c, r) },
@@ -234,13 +234,13 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 			continue
 		}
 		if err := a.handle(c, f); err != nil {
-			a.o.Log.Warn("a message of a host", "host", c.Peer.Name, "message", f.Message.String(), "flow", f.Flow.String(), "reason", err)
+			a.o.Log.Warn("a message of a backend", "backend", c.Peer.Name, "message", f.Message.String(), "flow", f.Flow.String(), "reason", err)
 		}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.hosts[number] == c {
-		delete(a.hosts, number)
+	if a.backends[number] == c {
+		delete(a.backends, number)
 		a.unload(number)
 		a.kicked()
 	}

@@ -38,7 +38,7 @@ func agentsOf(t *testing.T, f *DataPath, hold time.Duration, lives [3]uint64) *a
 	t.Helper()
 	s := &agents{t: t, ca: peertest.NewAuthority(t), lives: lives}
 	a, err := NewAgent(f, AgentOptions{Name: "lb", TLS: s.ca.TLS("lb"), Hold: hold, Lapse: hold,
-		Hosts: []Host{{Number: 1, Name: "h1"}, {Number: 2, Name: "h2"}}})
+		Backends: []Backend{{Number: 1, Name: "h1"}, {Number: 2, Name: "h2"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func (s *agents) connect(number int) {
 	s.t.Helper()
 	name := []string{"", "h1", "h2"}[number]
 	life := cmp.Or(s.lives[number], peer.NewInstance())
-	c, err := peer.Dial(s.t.Context(), s.address, cmp.Or(s.name, "lb"), s.ca.TLS(name), peer.Hello{Number: move.Host(number), Instance: life, Name: name})
+	c, err := peer.Dial(s.t.Context(), s.address, cmp.Or(s.name, "lb"), s.ca.TLS(name), peer.Hello{Number: move.Backend(number), Instance: life, Name: name})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -72,7 +72,7 @@ func (s *agents) connect(number int) {
 }
 
 // says has a host say something about a flow.
-func (s *agents) says(number move.Host, k Key, m move.Message) {
+func (s *agents) says(number move.Backend, k Key, m move.Message) {
 	s.t.Helper()
 	f := peer.Frame{Message: m, Flow: peer.Flow{Service: uint16(k.Service), Client: k.Client}}
 	if err := s.hosts[number].Send(f); err != nil {
@@ -81,7 +81,7 @@ func (s *agents) says(number move.Host, k Key, m move.Message) {
 }
 
 // hears waits for what a host is told.
-func (s *agents) hears(number move.Host) move.Message {
+func (s *agents) hears(number move.Backend) move.Message {
 	s.t.Helper()
 	type heard struct {
 		f   peer.Frame
@@ -105,7 +105,7 @@ func (s *agents) hears(number move.Host) move.Message {
 }
 
 // session is a connection of the client that has spoken with its owner.
-func session(t *testing.T, s *scene) (c net.Conn, k Key, owner, other move.Host) {
+func session(t *testing.T, s *scene) (c net.Conn, k Key, owner, other move.Backend) {
 	t.Helper()
 	if !s.served {
 		serve(t, s.hosts, service4)
@@ -151,8 +151,8 @@ func answers(t *testing.T, c net.Conn, want string) {
 	}
 }
 
-func asksHold(epoch move.Epoch, to move.Host) move.Message {
-	return move.Message{Kind: move.Hold, From: move.AtSource, To: move.AtLoadBalancer, Epoch: epoch, Host: to}
+func asksHold(epoch move.Epoch, to move.Backend) move.Message {
+	return move.Message{Kind: move.Hold, From: move.AtSource, To: move.AtLoadBalancer, Epoch: epoch, Backend: to}
 }
 
 func reclaim(epoch move.Epoch) move.Message {

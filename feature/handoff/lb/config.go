@@ -185,8 +185,8 @@ func (c *Config) checkBackends(fail failure) {
 		default:
 			at[a] = "backend " + name
 		}
-		if o, taken := numbers[h.Number]; taken || h.Number < 1 || h.Number > int(MostHosts) {
-			fail(h.Pos, "backends.%s: number %d: each has one of its own from 1 to %d%s", name, h.Number, MostHosts, has(o))
+		if o, taken := numbers[h.Number]; taken || h.Number < 1 || h.Number > int(MostBackends) {
+			fail(h.Pos, "backends.%s: number %d: each has one of its own from 1 to %d%s", name, h.Number, MostBackends, has(o))
 		}
 		numbers[h.Number] = name
 		if !h.Address.IsValid() && !c.Register {
@@ -236,7 +236,7 @@ func (c *Config) agent() (AgentOptions, error) {
 		Hold: c.Hold, Lapse: c.Lapse, Ended: c.Ended, Idle: c.Idle, Down: c.Down}
 	for _, name := range sortedKeys(c.Backends) {
 		h := c.Backends[name]
-		o.Managed = append(o.Managed, Managed{Number: move.Host(h.Number), Name: name, Address: h.Address, Weight: h.weight(), Weighted: h.Weight != nil,
+		o.Managed = append(o.Managed, Managed{Number: move.Backend(h.Number), Name: name, Address: h.Address, Weight: h.weight(), Weighted: h.Weight != nil,
 			Services: h.Services, Check: h.Check, Agent: h.Agent})
 	}
 	return o, nil

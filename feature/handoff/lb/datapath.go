@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lb is the data path of a load balancer: it spreads new flows of services over hosts, keeps each with its owner, and
-// parks the packets of one that moves. Package move says who owns a flow and when; the agent that speaks with hosts is above.
+// Package lb is the data path of a load balancer: it spreads new flows of services over backends, keeps each with its owner, and
+// parks the packets of one that moves. Package move says who owns a flow and when; the agent that speaks with backends is above.
 //
 //	f, err := lb.New(lb.Options{Devices: []string{"eth0", "eth1"}})   // in the namespace of the devices
 //	err = f.SetService(lb.Service{Listen: vip, Proto: unix.IPPROTO_TCP})
-//	err = f.SetHosts(hosts)
+//	err = f.SetBackends(backends)
 //
-// Hosts have the service's address themselves, and their replies pass the load balancer: nothing of a packet is changed but its MAC
-// addresses. A host on a segment with the load balancer gets packets as they are; others get them through a tunnel (package tunnel).
+// Backends have the service's address themselves, and their replies pass the load balancer: nothing of a packet is changed but its MAC
+// addresses. A backend on a segment with the load balancer gets packets as they are; others get them through a tunnel (package tunnel).
 package lb
 
 import (
@@ -34,16 +34,16 @@ import (
 
 // Options say where a load balancer is.
 type Options struct {
-	// Devices are all interfaces towards clients and hosts.
+	// Devices are all interfaces towards clients and backends.
 	Devices []string
 	// Hold is the name of the device of parked packets, which is made; "weir-hold" if empty.
 	Hold string
-	// TunnelMTU is that of packets to hosts at the other end of a tunnel, 0 where there are none: the least of [Locate]'s. A
+	// TunnelMTU is that of packets to backends at the other end of a tunnel, 0 where there are none: the least of [Locate]'s. A
 	// packet that is longer is answered by a Packet Too Big, or goes in fragments where its sender lets it.
 	TunnelMTU int
 	// Tunnel is the name of the tunnels' device, which is made; [tunnel.Device] if empty.
 	Tunnel string
-	// Settle is how long packets of unknown connections wait at most for the hosts' agents, if the data path begins anew.
+	// Settle is how long packets of unknown connections wait at most for the backends' agents, if the data path begins anew.
 	Settle time.Duration `json:"-"`
 }
 
@@ -64,7 +64,7 @@ type DataPath struct {
 	parkFor   time.Duration
 	settle    atomic.Uint64 // CLOCK_MONOTONIC in ns: until then packets of unknown connections wait
 	mu        sync.Mutex
-	hosts     []Host // nil before SetHosts
+	backends  []Backend // nil before SetBackends
 }
 
 // New makes a load balancer in the network namespace of the calling thread, that ends with this process or with Close; see [Open] for
@@ -242,7 +242,7 @@ func removeDevices(o Options) error {
 }
 
 // SetService has the data path know a service. Services of different protocols may have one number: where they go by source, a
-// client keeps one host for all of them.
+// client keeps one backend for all of them.
 func (f *DataPath) SetService(s Service) error {
 	if s.ID < 0 || s.ID >= maxServices || s.Tag < 0 || s.Tag > peer.MostTag {
 		return fmt.Errorf("service %d: a load balancer has %d, from 0 on", s.ID, maxServices)
@@ -281,7 +281,7 @@ func (f *DataPath) putService(s Service, broken bool) error {
 	return f.maps.LbServices.Put(bpf.LBLbServiceKey{Addr: s.Listen.Addr().As16(), Port: swap(s.Listen.Port()), Proto: s.Proto}, v)
 }
 
-// fragmentsGo says whether a fragment without ports, to a service's address, can only be for hosts that its source alone finds.
+// fragmentsGo says whether a fragment without ports, to a service's address, can only be for backends that its source alone finds.
 func (f *DataPath) fragmentsGo(s Service) bool {
 	f.hold.mu.Lock()
 	defer f.hold.mu.Unlock()
@@ -293,7 +293,7 @@ func (f *DataPath) fragmentsGo(s Service) bool {
 	return true
 }
 
-// route has the kernel send what this machine says to a service's address, errors about hosts' packets above all, to the device of
+// route has the kernel send what this machine says to a service's address, errors about backends' packets above all, to the device of
 // parked packets, where the data path takes it. Its MTU is that of tunnels: what the data path leaves to the kernel for being too
 // big for them the kernel answers.
 func (f *DataPath) route(a netip.Addr) error {
@@ -331,25 +331,25 @@ func (f *DataPath) serviceIDs() (ids []int) {
 
 // Counts are packets and flows since New, as lb.h's enum has them.
 type Counts struct {
-	In, Out  uint64 // packets passed to hosts, and to clients
-	Learned  uint64 // flows
-	Held     uint64 // packets parked
-	Mute     uint64 // packets of hosts that do not own the flow, dropped
-	NoReset  uint64 // resets of flows that are about to move, dropped
-	NoHost   uint64 // packets that there is no host for, dropped
-	Full     uint64 // flows that there was no room for: they go by the hash
-	ICMP     uint64 // errors passed to a flow's owner
-	Stranger uint64 // packets of a service by who is none of its hosts, dropped
-	Fragment uint64 // later fragments of a service by flow, dropped
-	Big      uint64 // packets too big for their tunnel, left to the kernel to answer
-	Late     uint64 // packets of parked flows after their deadline: passed to the owner
-	Awaited  uint64 // packets of unknown connections, before the hosts have said which are theirs: dropped
+	In, Out   uint64 // packets passed to backends, and to clients
+	Learned   uint64 // flows
+	Held      uint64 // packets parked
+	Mute      uint64 // packets of backends that do not own the flow, dropped
+	NoReset   uint64 // resets of flows that are about to move, dropped
+	NoBackend uint64 // packets that there is no backend for, dropped
+	Full      uint64 // flows that there was no room for: they go by the hash
+	ICMP      uint64 // errors passed to a flow's owner
+	Stranger  uint64 // packets of a service by who is none of its backends, dropped
+	Fragment  uint64 // later fragments of a service by flow, dropped
+	Big       uint64 // packets too big for their tunnel, left to the kernel to answer
+	Late      uint64 // packets of parked flows after their deadline: passed to the owner
+	Awaited   uint64 // packets of unknown connections, before the backends have said which are theirs: dropped
 }
 
 // Counts reads them.
 func (f *DataPath) Counts() (Counts, error) {
 	var c Counts
-	for i, n := range []*uint64{&c.In, &c.Out, &c.Learned, &c.Held, &c.Mute, &c.NoReset, &c.NoHost, &c.Full, &c.ICMP, &c.Stranger,
+	for i, n := range []*uint64{&c.In, &c.Out, &c.Learned, &c.Held, &c.Mute, &c.NoReset, &c.NoBackend, &c.Full, &c.ICMP, &c.Stranger,
 		&c.Fragment, &c.Big, &c.Late, &c.Awaited} {
 		var each []uint64
 		if err := f.maps.LbCounts.Lookup(uint32(i), &each); err != nil {

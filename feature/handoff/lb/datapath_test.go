@@ -56,7 +56,7 @@ func TestSpread(t *testing.T) {
 		}
 	}
 	c, err := f.Counts()
-	if err != nil || c.Learned != 80 || c.Mute+c.NoHost+c.Stranger+c.Full != 0 {
+	if err != nil || c.Learned != 80 || c.Mute+c.NoBackend+c.Stranger+c.Full != 0 {
 		t.Errorf("%+v, %v", c, err)
 	}
 }
@@ -119,7 +119,7 @@ func TestMute(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := keyOfConn(c, 0)
-	var from move.Host
+	var from move.Backend
 	moved, err := f.Change(k, func(fl *Flow) {
 		from = fl.Owner
 		fl.Flow = move.Flow{Owner: 3 - from, Epoch: fl.Epoch + 1, Before: from, To: from, Birth: fl.Birth} // to: resets do not pass
@@ -219,7 +219,7 @@ func TestChange(t *testing.T) {
 
 // Weights are kept to, and a host that goes changes no flow of others.
 func TestRing(t *testing.T) {
-	hosts := []Host{{Number: 1, Name: "a", Weight: 1}, {Number: 2, Name: "b", Weight: 2}, {Number: 3, Name: "c", Weight: 1}, {Number: 4, Name: "d"}}
+	hosts := []Backend{{Number: 1, Name: "a", Weight: 1}, {Number: 2, Name: "b", Weight: 2}, {Number: 3, Name: "c", Weight: 1}, {Number: 4, Name: "d"}}
 	all := ring(hosts)
 	share := map[uint16]int{}
 	for _, h := range all {
@@ -238,7 +238,7 @@ func TestRing(t *testing.T) {
 }
 
 func TestWord(t *testing.T) {
-	for _, f := range []move.Flow{{}, {Owner: 1}, {Owner: MostHosts, To: MostHosts, Before: MostHosts, Held: true, Epoch: 1<<32 - 1}, {Owner: 3, To: 4, Epoch: 8}} {
+	for _, f := range []move.Flow{{}, {Owner: 1}, {Owner: MostBackends, To: MostBackends, Before: MostBackends, Held: true, Epoch: 1<<32 - 1}, {Owner: 3, To: 4, Epoch: 8}} {
 		for _, parked := range []bool{false, true} {
 			if got, p := unword(word(f, parked)); got != f || p != parked {
 				t.Errorf("%+v, %v: %+v, %v", f, parked, got, p)

@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/internal/awake"
 )
 
-// handle does what a host asks for. All of it happens one after the other.
+// handle does what a backend asks for. All of it happens one after the other.
 func (a *Agent) handle(c *peer.Conn, in peer.Frame) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -23,7 +23,7 @@ func (a *Agent) handle(c *peer.Conn, in peer.Frame) error {
 // decide does. a.mu is held.
 func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 	from := c.Peer.Number
-	if a.hosts[from] != c {
+	if a.backends[from] != c {
 		return nil // of a life that has ended: who asks has nobody to hear the answer
 	}
 	k := a.f.keyOf(in.Flow.Client, int(in.Flow.Service))
@@ -31,7 +31,7 @@ func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 		return a.left(k, from, in.Message)
 	}
 	var answers [2]move.Message
-	var owner move.Host // before
+	var owner move.Backend // before
 	var tooEarly bool
 	change := func() (Flow, error) {
 		return a.f.Change(k, func(fl *Flow) {
@@ -53,7 +53,7 @@ func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 		}
 	}
 	if errors.Is(err, ErrNoFlow) && a.settling != nil {
-		return nil // its hosts say whose it is, in a moment: then they ask again
+		return nil // its backends say whose it is, in a moment: then they ask again
 	}
 	if errors.Is(err, ErrNoFlow) { // the client has ended it, or it never was
 		answers = (&move.Flow{}).Receive(from, in.Message, false)
@@ -126,12 +126,12 @@ func (a *Agent) follow(k Key, now Flow, kind move.Kind) error {
 // gone says that the life of the owner's agent has ended that had the flow flipped: until then nobody gets it back. The kernel
 // knows which it was, so that it is known to every life of this agent.
 func (a *Agent) gone(fl *Flow) bool {
-	h := a.hosts[fl.Owner]
+	h := a.backends[fl.Owner]
 	return h == nil || fl.Life != 0 && h.Peer.Instance != fl.Life
 }
 
-func (a *Agent) send(to move.Host, in peer.Frame, m move.Message) error {
-	c := a.hosts[to]
+func (a *Agent) send(to move.Backend, in peer.Frame, m move.Message) error {
+	c := a.backends[to]
 	if m.Kind == 0 || c == nil {
 		return nil
 	}

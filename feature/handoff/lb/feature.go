@@ -21,7 +21,7 @@ import (
 // Name is the feature's name: config key, CLI noun.
 const Name = "lb"
 
-// Feature is the load balancer as the host sees it. weir apply records what the file says, for the network namespace in which
+// Feature is the load balancer as the backend sees it. weir apply records what the file says, for the network namespace in which
 // it runs; weir serve runs the agent by it there.
 type Feature struct{}
 
@@ -56,7 +56,7 @@ func (Feature) Spec(d *feature.Document) (Config, bool) {
 	return feature.Section[Config](d.Sections, Name)
 }
 
-// Needs implements feature.Feature. They are optional for a host without a load balancer.
+// Needs implements feature.Feature. They are optional for a backend without a load balancer.
 func (Feature) Needs(c Config) []kernel.Need {
 	needs := slices.Clone(Needs)
 	for i := range needs {

@@ -31,7 +31,7 @@ type Flow struct {
 	Seen    uint64
 	In, Out uint64 // packets
 	Ended   bool   // a reset, or the ends of both sides, have been seen
-	Opening bool   // a client's SYN made it known, and no other packet of the client has come after a host's
+	Opening bool   // a client's SYN made it known, and no other packet of the client has come after a backend's
 	Told    bool   // by Learn or Override, and nothing of it was seen then
 	Pinned  bool   // by Override: it stays until Release
 	Until   uint64 // CLOCK_MONOTONIC in ns: packets to the owner wait no longer than that
@@ -43,10 +43,10 @@ var ErrNoFlow = errors.New("no such flow")
 
 // The word of a flow, see lb.h.
 const (
-	hostBits    = 10
-	hostMask    = 1<<hostBits - 1
-	toAt        = hostBits
-	beforeAt    = 2 * hostBits
+	backendBits = 10
+	backendMask = 1<<backendBits - 1
+	toAt        = backendBits
+	beforeAt    = 2 * backendBits
 	heldBit     = 1 << 30
 	parkedBit   = 1 << 31
 	epochAt     = 32
@@ -71,7 +71,7 @@ func word(f move.Flow, parked bool) uint64 {
 }
 
 func unword(w uint64) (f move.Flow, parked bool) {
-	return move.Flow{Owner: move.Host(w & hostMask), To: move.Host(w >> toAt & hostMask), Before: move.Host(w >> beforeAt & hostMask),
+	return move.Flow{Owner: move.Backend(w & backendMask), To: move.Backend(w >> toAt & backendMask), Before: move.Backend(w >> beforeAt & backendMask),
 		Held: w&heldBit != 0, Epoch: move.Epoch(w >> epochAt)}, w&parkedBit != 0
 }
 
@@ -166,9 +166,9 @@ func (f *DataPath) exchange(a bpf.LBLbChangeArgs, k Key) (bool, error) {
 	return false, fmt.Errorf("%w: %s of service %d has ended meanwhile", ErrNoFlow, k.Client, k.Service)
 }
 
-// Learn records a flow of a host that the data path has not seen yet, one of another load balancer. It is an error if the flow is
+// Learn records a flow of a backend that the data path has not seen yet, one of another load balancer. It is an error if the flow is
 // known.
-func (f *DataPath) Learn(k Key, owner move.Host, epoch move.Epoch) error {
+func (f *DataPath) Learn(k Key, owner move.Backend, epoch move.Epoch) error {
 	err := f.learn(k, move.Flow{Owner: owner, Epoch: epoch}, kernel.Monotonic(), told)
 	f.changed(k)
 	return err
@@ -182,13 +182,13 @@ func (f *DataPath) learn(k Key, fl move.Flow, seen uint64, flags uint32) error {
 	return nil
 }
 
-// ErrLive says that a flow is a connection, or is being moved: only its host can give it up.
+// ErrLive says that a flow is a connection, or is being moved: only its backend can give it up.
 var ErrLive = errors.New("the flow is live")
 
-// Override has a flow be a host's, whatever the hash says, until Release: also one of which nothing has been seen. A source of a
-// service by source changes its host at once, and its connections are reset there; a connection that is known by itself is not
-// torn from its host: move it (the error is ErrLive).
-func (f *DataPath) Override(k Key, owner move.Host) error {
+// Override has a flow be a backend's, whatever the hash says, until Release: also one of which nothing has been seen. A source of a
+// service by source changes its backend at once, and its connections are reset there; a connection that is known by itself is not
+// torn from its backend: move it (the error is ErrLive).
+func (f *DataPath) Override(k Key, owner move.Backend) error {
 	for range 100 { // the data path may learn it anew in between
 		epoch := move.Epoch(0)
 		fl, err := f.Flow(k)
@@ -197,7 +197,7 @@ func (f *DataPath) Override(k Key, owner move.Host) error {
 		case err != nil:
 			return err
 		case fl.To != 0 || fl.Parked || k.Client.Port() != 0 && !fl.Pinned && !fl.Ended && fl.Out > 0:
-			return fmt.Errorf("%w: %s of service %d, at host %d", ErrLive, k.Client, k.Service, fl.Owner)
+			return fmt.Errorf("%w: %s of service %d, at backend %d", ErrLive, k.Client, k.Service, fl.Owner)
 		default:
 			epoch = fl.Epoch + 1
 			if err := f.maps.LbFlows.Delete(k.raw()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -227,12 +227,12 @@ func (f *DataPath) Release(k Key) error {
 	return nil
 }
 
-// unanswered is how long a flow stays known that no host has answered, or whose client has not answered the host: a flood of SYNs must
-// not fill the table. A host repeats its answer for half a minute, within which no pause is as long.
+// unanswered is how long a flow stays known that no backend has answered, or whose client has not answered the backend: a flood of SYNs must
+// not fill the table. A backend repeats its answer for half a minute, within which no pause is as long.
 const unanswered = 20 * time.Second
 
-// never says that a flow is, as far as anybody can tell, no more than what a client has made up: no host has answered it, or its
-// client has not answered the host. One that has moved was some host's.
+// never says that a flow is, as far as anybody can tell, no more than what a client has made up: no backend has answered it, or its
+// client has not answered the backend. One that has moved was some backend's.
 func (fl *Flow) never(k Key) bool {
 	return fl.To == 0 && fl.Epoch == 0 && (fl.Opening || fl.Out == 0 && k.Client.Port() != 0 && !fl.Told)
 }

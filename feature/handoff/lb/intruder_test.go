@@ -50,7 +50,7 @@ func TestTunnelOfStranger(t *testing.T) {
 func vxlanOf(from, to netip.Addr, port uint16, payload string) []byte {
 	b := binary.BigEndian.AppendUint32(nil, 0x08000000) // RFC 7348, 5: a VNI is there
 	b = binary.BigEndian.AppendUint32(b, tunnel.VNI<<8)
-	b = append(append(b, tunnel.LBMAC...), tunnel.HostMAC...)
+	b = append(append(b, tunnel.LBMAC...), tunnel.BackendMAC...)
 	b = binary.BigEndian.AppendUint16(b, 0x0800)
 	udp := 8 + len(payload)
 	ip := binary.BigEndian.AppendUint32(nil, 0x45000000|uint32(20+udp))

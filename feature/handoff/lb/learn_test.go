@@ -27,7 +27,7 @@ func TestAgentLearnsFromWhoAsks(t *testing.T) {
 	s := newAgents(t, f, time.Second)
 	client := netip.MustParseAddrPort("10.1.0.2:5555")
 	ask := move.Message{Kind: move.Ask, From: move.AtSource, To: move.AtLoadBalancer}
-	asks := func(host move.Host, service int) bool {
+	asks := func(host move.Backend, service int) bool {
 		t.Helper()
 		s.says(host, Key{client, service}, ask)
 		m := s.hears(host)
@@ -50,12 +50,12 @@ func TestAgentLearnsFromWhoAsks(t *testing.T) {
 			t.Errorf("a flow of service %d is learned", service)
 		}
 	}
-	hosts := []Host(nil)
-	for _, h := range f.hosts {
+	hosts := []Backend(nil)
+	for _, h := range f.backends {
 		h.Services = []int{1}
 		hosts = append(hosts, h)
 	}
-	do(t, sc.middle, func() error { return f.SetHosts(hosts) })
+	do(t, sc.middle, func() error { return f.SetBackends(hosts) })
 	other := Key{netip.MustParseAddrPort("10.1.0.2:6666"), 0}
 	s.says(1, other, ask)
 	if m := s.hears(1); m.OK {

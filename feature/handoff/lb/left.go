@@ -11,18 +11,18 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// left has a flow go to the host for which its session has left another one, which has told so. a.mu is held.
-func (a *Agent) left(k Key, from move.Host, m move.Message) error {
-	if !a.f.serves(m.Host, k.Service) {
-		return fmt.Errorf("host %d does not serve it", m.Host)
+// left has a flow go to the backend for which its session has left another one, which has told so. a.mu is held.
+func (a *Agent) left(k Key, from move.Backend, m move.Message) error {
+	if !a.f.serves(m.Backend, k.Service) {
+		return fmt.Errorf("backend %d does not serve it", m.Backend)
 	}
 	_, err := a.f.Change(k, func(fl *Flow) {
-		if fl.Left(from, m.Host, m.Epoch) {
+		if fl.Left(from, m.Backend, m.Epoch) {
 			fl.Life = 0
 		}
 	})
 	if errors.Is(err, ErrNoFlow) { // forgotten meanwhile
-		if err = a.f.Learn(k, m.Host, m.Epoch); errors.Is(err, ebpf.ErrKeyExist) {
+		if err = a.f.Learn(k, m.Backend, m.Epoch); errors.Is(err, ebpf.ErrKeyExist) {
 			err = nil
 		}
 	}

@@ -10,35 +10,35 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// loadKey is a service at a host.
+// loadKey is a service at a backend.
 type loadKey struct {
-	host    move.Host
+	backend move.Backend
 	service uint16
 }
 
-// nobody is what a host says waits for a service whose members have gone.
+// nobody is what a backend says waits for a service whose members have gone.
 const nobody = math.MaxUint32
 
 func (a *Agent) noteLoad(from *peer.Conn, service uint16, n uint32) {
 	service = peer.ServiceNumber(service)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	host := from.Peer.Number
-	if a.hosts[host] != from {
+	backend := from.Peer.Number
+	if a.backends[backend] != from {
 		return // of a connection that another one has replaced
 	}
 	if n == nobody {
-		delete(a.loads, loadKey{host, service})
+		delete(a.loads, loadKey{backend, service})
 		return
 	}
-	a.loads[loadKey{host, service}] = n
+	a.loads[loadKey{backend, service}] = n
 }
 
-// loadsOf is what waits at a host, by service. The caller holds mu.
-func (a *Agent) loadsOf(host move.Host) map[string]uint32 {
+// loadsOf is what waits at a backend, by service. The caller holds mu.
+func (a *Agent) loadsOf(backend move.Backend) map[string]uint32 {
 	var out map[string]uint32
 	for k, n := range a.loads {
-		if k.host != host {
+		if k.backend != backend {
 			continue
 		}
 		name := fmt.Sprint(k.service)
@@ -55,10 +55,10 @@ func (a *Agent) loadsOf(host move.Host) map[string]uint32 {
 	return out
 }
 
-// unload forgets what a host has said. The caller holds mu.
-func (a *Agent) unload(host move.Host) {
+// unload forgets what a backend has said. The caller holds mu.
+func (a *Agent) unload(backend move.Backend) {
 	for k := range a.loads {
-		if k.host == host {
+		if k.backend == backend {
 			delete(a.loads, k)
 		}
 	}

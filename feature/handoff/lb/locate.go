@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 )
 
-// Place is where a host is: on a segment with the load balancer, or at the other end of a tunnel.
+// Place is where a backend is: on a segment with the load balancer, or at the other end of a tunnel.
 type Place struct {
 	Interface int
 	Device    string // its name
@@ -22,18 +22,18 @@ type Place struct {
 	MTU       int // of the way there; of packets to the service that go through the tunnel
 }
 
-// Locate asks the kernel's routes where a host is, in the network namespace of the calling thread: a host that no router is
+// Locate asks the kernel's routes where a backend is, in the network namespace of the calling thread: a backend that no router is
 // before is on the segment of that interface, and its neighbour entry says which MAC address it has; any other is at the end of
-// a tunnel. A host that does not answer for its address is an error.
+// a tunnel. A backend that does not answer for its address is an error.
 func Locate(a netip.Addr) (Place, error) {
 	routes, err := netlink.RouteGet(a.AsSlice())
 	if err != nil || len(routes) == 0 {
-		return Place{}, fmt.Errorf("host at %s: there is no route to it: %w", a, err)
+		return Place{}, fmt.Errorf("backend at %s: there is no route to it: %w", a, err)
 	}
 	r := routes[0]
 	l, err := netlink.LinkByIndex(r.LinkIndex)
 	if err != nil {
-		return Place{}, fmt.Errorf("host at %s: %w", a, err)
+		return Place{}, fmt.Errorf("backend at %s: %w", a, err)
 	}
 	mtu := l.Attrs().MTU
 	if r.MTU > 0 {
@@ -48,12 +48,12 @@ func Locate(a netip.Addr) (Place, error) {
 	}
 	mac, err := neighbour(l, a)
 	if err != nil {
-		return Place{}, fmt.Errorf("host at %s: %w", a, err)
+		return Place{}, fmt.Errorf("backend at %s: %w", a, err)
 	}
 	return Place{Interface: r.LinkIndex, Device: l.Attrs().Name, MAC: mac, MTU: mtu}, nil
 }
 
-// neighbourTime is how long a host on the segment has to answer for its address.
+// neighbourTime is how long a backend on the segment has to answer for its address.
 const neighbourTime = 2 * time.Second
 
 // neighbour asks for a MAC address if the kernel does not know it.
@@ -77,7 +77,7 @@ func neighbour(l netlink.Link, a netip.Addr) (net.HardwareAddr, error) {
 			}
 		}
 		if time.Now().After(end) {
-			return nil, fmt.Errorf("nobody on %s answers for its address: is the host up?", l.Attrs().Name)
+			return nil, fmt.Errorf("nobody on %s answers for its address: is the backend up?", l.Attrs().Name)
 		}
 		if err := poke(a); err != nil {
 			return nil, err
@@ -85,7 +85,7 @@ func neighbour(l netlink.Link, a netip.Addr) (net.HardwareAddr, error) {
 	}
 }
 
-// poke sends a packet to a host: any one has the kernel ask for its MAC address, and the port of discard hurts nobody.
+// poke sends a packet to a backend: any one has the kernel ask for its MAC address, and the port of discard hurts nobody.
 func poke(a netip.Addr) error {
 	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, 9)))
 	if err != nil {

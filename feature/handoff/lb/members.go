@@ -17,26 +17,26 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// Managed is a host that the agent places and weighs itself.
+// Managed is a backend that the agent places and weighs itself.
 type Managed struct {
-	Number   move.Host
+	Number   move.Backend
 	Name     string     // in its agent's certificate
-	Address  netip.Addr // of the host; not valid: it says so when it registers
+	Address  netip.Addr // of the backend; not valid: it says so when it registers
 	Weight   int
-	Weighted bool     // Weight goes, whatever the host registers with: it may only take itself out, with 0
+	Weighted bool     // Weight goes, whatever the backend registers with: it may only take itself out, with 0
 	Services []string // names of those it serves; none: all, unless it says which when it registers
-	// Check is where the host takes TCP connections while it is well. "" for none: a host is well then while its agent answers,
+	// Check is where the backend takes TCP connections while it is well. "" for none: a backend is well then while its agent answers,
 	// and one that never had an agent always is.
 	Check string
 	Agent string // host:port of its agent, for the others
 }
 
-// member is a host as the agent knows it now.
+// member is a backend as the agent knows it now.
 type member struct {
 	Managed
 	told     *Managed // by the options; nil: it has registered
 	place    Place
-	placed   time.Time // when place was found; zero: it is not known where the host is
+	placed   time.Time // when place was found; zero: it is not known where the backend is
 	looked   time.Time // for it, the last time
 	locating bool
 	agent    bool         // it has had one
@@ -58,9 +58,9 @@ type health struct {
 const (
 	checkEvery  = time.Second
 	checkTime   = time.Second
-	checkFall   = 3 // checks in a row that fail have a host be ill
+	checkFall   = 3 // checks in a row that fail have a backend be ill
 	checkRise   = 2
-	placeEvery  = 10 * time.Second // a host may get another network card
+	placeEvery  = 10 * time.Second // a backend may get another network card
 	placeAgain  = time.Second      // where it was not found
 	pingEvery   = 500 * time.Millisecond
 	tendEvery   = 250 * time.Millisecond
@@ -68,11 +68,11 @@ const (
 	defaultDown = 3 * time.Second
 )
 
-// tend keeps the data path's hosts what they are: where they are, and whether they are well.
+// tend keeps the data path's backends what they are: where they are, and whether they are well.
 func (a *Agent) tend(ctx context.Context) {
 	tick := time.NewTicker(tendEvery)
 	defer tick.Stop()
-	var applied []Host
+	var applied []Backend
 	var pinged time.Time
 	awaited, until := a.f.placed(), time.Now().Add(settled)
 	news := false // that nobody was told yet
@@ -95,17 +95,17 @@ func (a *Agent) tend(ctx context.Context) {
 			continue
 		}
 		a.lookAfter()
-		hosts, p, changed := a.judge()
+		backends, p, changed := a.judge()
 		news = news || changed
-		if awaits(hosts, awaited) && time.Now().Before(until) {
-			continue // the data path knows more hosts, from an earlier life: they may be about to register again
+		if awaits(backends, awaited) && time.Now().Before(until) {
+			continue // the data path knows more backends, from an earlier life: they may be about to register again
 		}
-		if hosts != nil && !slices.EqualFunc(hosts, applied, sameHost) {
-			if err := a.f.SetHosts(hosts); err != nil {
-				a.o.Log.Warn("not every host can be set", "reason", err)
+		if backends != nil && !slices.EqualFunc(backends, applied, sameBackend) {
+			if err := a.f.SetBackends(backends); err != nil {
+				a.o.Log.Warn("not every backend can be set", "reason", err)
 			}
 			a.pairNews()
-			applied = hosts // the same again would fail again: a host that is found elsewhere is another one
+			applied = backends // the same again would fail again: a backend that is found elsewhere is another one
 		}
 		if news { // what p says the data path does by now
 			a.announce(p)
@@ -115,25 +115,25 @@ func (a *Agent) tend(ctx context.Context) {
 	}
 }
 
-// settled is how long an agent that goes on with an earlier one's data path waits for the hosts that are there.
+// settled is how long an agent that goes on with an earlier one's data path waits for the backends that are there.
 const settled = 5 * time.Second
 
-// placed are the hosts that the data path can reach.
-func (f *DataPath) placed() map[move.Host]bool {
-	out := map[move.Host]bool{}
+// placed are the backends that the data path can reach.
+func (f *DataPath) placed() map[move.Backend]bool {
+	out := map[move.Backend]bool{}
 	var number uint32
 	var k bpf.LBLbMacKey
 	for it := f.maps.LbMacs.Iterate(); it.Next(&k, &number); {
-		out[move.Host(number)] = true
+		out[move.Backend(number)] = true
 	}
 	var t bpf.LBLbTunnelKey
 	for it := f.maps.LbTunnels.Iterate(); it.Next(&t, &number); {
-		out[move.Host(number)] = true
+		out[move.Backend(number)] = true
 	}
 	return out
 }
 
-func awaits(have []Host, want map[move.Host]bool) bool {
+func awaits(have []Backend, want map[move.Backend]bool) bool {
 	missing := len(want)
 	for _, h := range have {
 		if want[h.Number] {
@@ -143,7 +143,7 @@ func awaits(have []Host, want map[move.Host]bool) bool {
 	return missing > 0
 }
 
-func sameHost(a, b Host) bool {
+func sameBackend(a, b Backend) bool {
 	return a.Number == b.Number && a.Name == b.Name && a.Interface == b.Interface && a.MAC.String() == b.MAC.String() && a.Weight == b.Weight &&
 		a.Tunnel == b.Tunnel && slices.Equal(a.Services, b.Services) && slices.Equal(a.Unserved, b.Unserved)
 }
@@ -151,7 +151,7 @@ func sameHost(a, b Host) bool {
 func (a *Agent) conns() []*peer.Conn {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return slices.Collect(maps.Values(a.hosts))
+	return slices.Collect(maps.Values(a.backends))
 }
 
 func (a *Agent) pingAll() {
@@ -160,7 +160,7 @@ func (a *Agent) pingAll() {
 	}
 }
 
-// lookAfter starts what takes time: finding hosts, and checking them.
+// lookAfter starts what takes time: finding backends, and checking them.
 func (a *Agent) lookAfter() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -187,13 +187,13 @@ func (a *Agent) locate(m *member, at netip.Addr) {
 	var p Place
 	err := a.f.ns.Do(func() (err error) { p, err = Locate(at); return err })
 	if err == nil && p.Tunnel.IsValid() && a.f.tunnel == 0 {
-		err = fmt.Errorf("host at %s: routers are before it, and there are no tunnels: set tunnel_mtu", at)
+		err = fmt.Errorf("backend at %s: routers are before it, and there are no tunnels: set tunnel_mtu", at)
 	}
 	a.mu.Lock()
 	m.locating = false
 	if m.Address == at { // else it has registered anew meanwhile
 		if err != nil {
-			// What was known stays: a host that answers no ARP for a moment has not moved.
+			// What was known stays: a backend that answers no ARP for a moment has not moved.
 			m.why = err.Error()
 		} else {
 			m.place, m.placed, m.why = p, time.Now(), ""
@@ -231,10 +231,10 @@ func (a *Agent) kicked() {
 	}
 }
 
-// unservedAt are services that nobody serves at a host, as its agent says. What an agent that has gone said counts no more: a host
+// unservedAt are services that nobody serves at a backend, as its agent says. What an agent that has gone said counts no more: a backend
 // with a check may be well without one. The caller holds mu.
 func (a *Agent) unservedAt(m *member) []string {
-	if a.hosts[m.Number] == nil {
+	if a.backends[m.Number] == nil {
 		if _, yes := a.byWord(m); !yes {
 			return nil
 		}
@@ -242,9 +242,9 @@ func (a *Agent) unservedAt(m *member) []string {
 	return m.unserved
 }
 
-// judge says which hosts there are, with weight 0 those that are not to get new flows; nil as long as no host's place is known.
+// judge says which backends there are, with weight 0 those that are not to get new flows; nil as long as no backend's place is known.
 // p is what the others are told of them; changed: what they were told is not so any more.
-func (a *Agent) judge() (hosts []Host, p peer.Peers, changed bool) {
+func (a *Agent) judge() (backends []Backend, p peer.Peers, changed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	up := 0
@@ -253,7 +253,7 @@ func (a *Agent) judge() (hosts []Host, p peer.Peers, changed bool) {
 		was := m.up
 		m.up = a.well(m)
 		if m.up != was {
-			a.o.Log.Info("host", "name", m.Name, "up", m.up, "reason", m.why)
+			a.o.Log.Info("backend", "name", m.Name, "up", m.up, "reason", m.why)
 		}
 		changed = changed || m.up != was
 		if m.placed.IsZero() {
@@ -262,17 +262,17 @@ func (a *Agent) judge() (hosts []Host, p peer.Peers, changed bool) {
 		if m.up && m.Weight > 0 {
 			up++
 		}
-		hosts = append(hosts, Host{Number: number, Name: m.Name, Interface: m.place.Interface, MAC: m.place.MAC, Tunnel: m.place.Tunnel,
+		backends = append(backends, Backend{Number: number, Name: m.Name, Interface: m.place.Interface, MAC: m.place.MAC, Tunnel: m.place.Tunnel,
 			Weight: m.Weight, Services: a.serviceIDs(m.Services), Unserved: a.serviceIDs(a.unservedAt(m))})
 	}
-	for i, h := range hosts {
-		if up > 0 && !a.members[h.Number].up { // where all are ill it may be us: better a host that is perhaps well than none
-			hosts[i].Weight = 0
+	for i, h := range backends {
+		if up > 0 && !a.members[h.Number].up { // where all are ill it may be us: better a backend that is perhaps well than none
+			backends[i].Weight = 0
 		}
 	}
 	changed = changed || a.news
 	a.news = false
-	return hosts, a.peers(), changed
+	return backends, a.peers(), changed
 }
 
 func (a *Agent) serviceIDs(names []string) (ids []int) {
@@ -284,22 +284,22 @@ func (a *Agent) serviceIDs(names []string) (ids []int) {
 	return ids
 }
 
-// pairNews has the partner told of the hosts.
+// pairNews has the partner told of the backends.
 func (a *Agent) pairNews() {
 	if a.pair != nil {
 		a.matchNews()
-		wake(a.pair.hosts)
+		wake(a.pair.backends)
 	}
 }
 
-// announce tells all hosts of each other.
+// announce tells all backends of each other.
 func (a *Agent) announce(p peer.Peers) {
 	for _, c := range a.conns() {
 		_ = c.Tell(p) // one that fails is closed
 	}
 }
 
-// peers is what hosts are told. The caller holds mu.
+// peers is what backends are told. The caller holds mu.
 func (a *Agent) peers() (p peer.Peers) {
 	for _, number := range slices.Sorted(maps.Keys(a.members)) {
 		m := a.members[number]
@@ -313,10 +313,10 @@ func (a *Agent) peers() (p peer.Peers) {
 	return p
 }
 
-// register takes what a host says of itself.
+// register takes what a backend says of itself.
 func (a *Agent) register(c *peer.Conn, r peer.Registration) {
 	if err := a.enroll(c, r); err != nil {
-		a.o.Log.Warn("a registration is refused", "host", c.Peer.Name, "reason", err)
+		a.o.Log.Warn("a registration is refused", "backend", c.Peer.Name, "reason", err)
 		_ = c.Tell(peer.Peers{Refused: err.Error()})
 		return
 	}
@@ -329,15 +329,15 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 	m := a.members[c.Peer.Number]
 	switch {
 	case !a.o.Manage:
-		return fmt.Errorf("this load balancer's hosts are told, and do not register")
-	case a.hosts[c.Peer.Number] != c:
+		return fmt.Errorf("this load balancer's backends are told, and do not register")
+	case a.backends[c.Peer.Number] != c:
 		return nil // of a connection that another one has replaced
 	case !r.Address.IsValid() || !unicast(r.Address.Unmap()):
-		return fmt.Errorf("address %q: say where packets to the host go", r.Address)
+		return fmt.Errorf("address %q: say where packets to the backend go", r.Address)
 	case r.Weight < 0 || r.Weight > mostWeight:
 		return fmt.Errorf("weight %d: take one of 0 to %d", r.Weight, mostWeight)
 	case m != nil && m.told != nil && m.Address.IsValid() && m.Address != r.Address:
-		return fmt.Errorf("address %s: this load balancer is told that the host is at %s", r.Address, m.Address)
+		return fmt.Errorf("address %s: this load balancer is told that the backend is at %s", r.Address, m.Address)
 	}
 	for _, name := range r.Services {
 		if !slices.ContainsFunc(a.o.Services, func(s Service) bool { return s.Name == name }) {
@@ -346,12 +346,12 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 	}
 	for _, s := range a.o.Services {
 		if s.Listen.Addr().Unmap() == r.Address.Unmap() {
-			return fmt.Errorf("address %s is that of service %s, which every host has: say the host's own", r.Address, s.Name)
+			return fmt.Errorf("address %s is that of service %s, which every backend has: say the backend's own", r.Address, s.Name)
 		}
 	}
 	for _, o := range a.members {
 		if o.Number != c.Peer.Number && o.Address == r.Address {
-			return fmt.Errorf("address %s is host %s's", r.Address, o.Name)
+			return fmt.Errorf("address %s is backend %s's", r.Address, o.Name)
 		}
 	}
 	if m == nil {
@@ -370,10 +370,10 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 	}
 	m.Agent = cmp.Or(r.Agent, m.Agent)
 	if !slices.Equal(m.unserved, r.Unserved) {
-		a.o.Log.Info("services that nobody serves at a host", "host", c.Peer.Name, "services", r.Unserved)
+		a.o.Log.Info("services that nobody serves at a backend", "backend", c.Peer.Name, "services", r.Unserved)
 	}
 	m.unserved = r.Unserved
 	a.news = true
-	a.o.Log.Info("a host has registered", "name", m.Name, "number", m.Number, "address", m.Address, "weight", m.Weight)
+	a.o.Log.Info("a backend has registered", "name", m.Name, "number", m.Number, "address", m.Address, "weight", m.Weight)
 	return nil
 }

@@ -35,7 +35,7 @@ type registrar struct {
 func managed(t *testing.T, o AgentOptions) (*scene, *peertest.Authority, *Agent, string) {
 	t.Helper()
 	sc := newScene(t)
-	if err := sc.f.SetHosts([]Host{}); err != nil {
+	if err := sc.f.SetBackends([]Backend{}); err != nil {
 		t.Fatal(err)
 	}
 	ca, a, at := manage(t, sc, o)
@@ -66,7 +66,7 @@ func manage(t *testing.T, sc *scene, o AgentOptions) (*peertest.Authority, *Agen
 	return ca, a, net.JoinHostPort("127.0.0.1", strconv.Itoa(l.Addr().(*net.TCPAddr).Port))
 }
 
-func register(t *testing.T, ca *peertest.Authority, at, name string, number move.Host, r peer.Registration) *registrar {
+func register(t *testing.T, ca *peertest.Authority, at, name string, number move.Backend, r peer.Registration) *registrar {
 	t.Helper()
 	h := &registrar{mute: make(chan struct{})}
 	c, err := peer.Dial(t.Context(), at, "lb", ca.TLS(name), peer.Hello{Number: number, Instance: peer.NewInstance(), Name: name,
@@ -139,7 +139,7 @@ func owners(t *testing.T, sc *scene, at netip.AddrPort, n int) map[byte]int {
 	return of
 }
 
-// Hosts that register are found, get flows of the services they serve by their weight, and hear of each other.
+// Backends that register are found, get flows of the services they serve by their weight, and hear of each other.
 func TestRegister(t *testing.T) {
 	sc, ca, _, at := managed(t, AgentOptions{Register: true})
 	serve(t, sc.hosts, service4)
@@ -174,7 +174,7 @@ func TestRegisterUnserved(t *testing.T) {
 	rs := []peer.Registration{{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1}, {Address: netip.MustParseAddr("10.2.1.2"), Weight: 1}}
 	var hosts []*registrar
 	for i, r := range rs {
-		hosts = append(hosts, register(t, ca, at, fmt.Sprint("h", i+1), move.Host(i+1), r))
+		hosts = append(hosts, register(t, ca, at, fmt.Sprint("h", i+1), move.Backend(i+1), r))
 	}
 	waitOwners(t, sc, service4, "12")
 	for _, c := range []struct {
@@ -288,7 +288,7 @@ func TestRegisterRefused(t *testing.T) {
 	register(t, ca, at, "h1", 1, ok).hears(t, func(p peer.Peers) bool { return len(p.Members) == 2 })
 	for _, c := range []struct {
 		name   string
-		number move.Host
+		number move.Backend
 		r      peer.Registration
 		says   string
 	}{
@@ -313,7 +313,7 @@ func TestRegisterNamed(t *testing.T) {
 	_, ca, _, to := managed(t, AgentOptions{Managed: []Managed{
 		{Number: 7, Name: "h7", Address: at, Weight: 2, Weighted: true, Services: []string{"four"}},
 		{Number: 8, Name: "h8", Address: netip.MustParseAddr("10.2.0.8"), Weight: 1}}})
-	is := func(h *registrar, number move.Host, weight int, services ...string) {
+	is := func(h *registrar, number move.Backend, weight int, services ...string) {
 		t.Helper()
 		h.hears(t, func(p peer.Peers) bool {
 			for _, m := range p.Members {
@@ -365,7 +365,7 @@ func TestLoads(t *testing.T) {
 	shows(map[string]uint32{"four": 3})
 	// The host's agent starts anew before it is noticed that its connection has ended: what that says, and has said, is of before.
 	a.mu.Lock()
-	before := a.hosts[1]
+	before := a.backends[1]
 	a.mu.Unlock()
 	h = register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
 	h.hears(t, func(p peer.Peers) bool { return len(p.Members) == 1 })

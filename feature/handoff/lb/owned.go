@@ -15,50 +15,50 @@ import (
 )
 
 // A load balancer that begins anew knows no flow, and the hash alone does not find those that have moved, or that began before the
-// hosts or their weights changed. Each host's agent tells of its sessions when it connects, and again while they are known. Until all
+// backends or their weights changed. Each backend's agent tells of its sessions when it connects, and again while they are known. Until all
 // have done so, or for Options.Settle, the data path lets packets of unknown connections wait.
 
 const (
 	defaultSettle = 5 * time.Second
-	// leastSettle is for hosts that register and that no file names: their agents try to connect once a second.
+	// leastSettle is for backends that register and that no file names: their agents try to connect once a second.
 	leastSettle = 2 * time.Second
 )
 
-// settling is what hosts have said so far. It ends once, with settle.
+// settling is what backends have said so far. It ends once, with settle.
 type settling struct {
 	began time.Time
 	until uint64 // CLOCK_MONOTONIC, ns
-	told  map[move.Host]bool
+	told  map[move.Backend]bool
 	// byPartner: the other load balancer knows, and has told.
 	byPartner bool
-	ages      map[Key]time.Duration // of flows that a host has said are its own
+	ages      map[Key]time.Duration // of flows that a backend has said are its own
 	open      []claim               // nobody can tell yet whose they are
 }
 
-// claim is what a host says of a session that was about to move, or that has come and not spoken.
+// claim is what a backend says of a session that was about to move, or that has come and not spoken.
 type claim struct {
-	host move.Host
-	key  Key
-	r    peer.FlowRecord
+	backend move.Backend
+	key     Key
+	r       peer.FlowRecord
 }
 
-// beginSettling has the agent wait for hosts as long as the data path does.
+// beginSettling has the agent wait for backends as long as the data path does.
 func (a *Agent) beginSettling() {
 	if until := a.f.settle.Load(); until > kernel.Monotonic() {
-		a.settling = &settling{began: time.Now(), until: until, told: map[move.Host]bool{}, ages: map[Key]time.Duration{}}
+		a.settling = &settling{began: time.Now(), until: until, told: map[move.Backend]bool{}, ages: map[Key]time.Duration{}}
 	}
 }
 
-// hearOwned takes what a host says of its sessions.
+// hearOwned takes what a backend says of its sessions.
 func (a *Agent) hearOwned(c *peer.Conn, records []peer.FlowRecord, last bool) {
 	for _, r := range records {
 		if err := a.owned(c, r); err != nil {
-			a.o.Log.Warn("a session of a host", "host", c.Peer.Name, "flow", r.Flow.String(), "err", err)
+			a.o.Log.Warn("a session of a backend", "backend", c.Peer.Name, "flow", r.Flow.String(), "err", err)
 		}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if s := a.settling; last && s != nil && a.hosts[c.Peer.Number] == c {
+	if s := a.settling; last && s != nil && a.backends[c.Peer.Number] == c {
 		s.told[c.Peer.Number] = true
 		a.kicked()
 	}
@@ -67,8 +67,8 @@ func (a *Agent) hearOwned(c *peer.Conn, records []peer.FlowRecord, last bool) {
 func (a *Agent) owned(c *peer.Conn, r peer.FlowRecord) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	host := c.Peer.Number
-	if a.ended || a.hosts[host] != c {
+	backend := c.Peer.Number
+	if a.ended || a.backends[backend] != c {
 		return nil
 	}
 	k := a.f.keyOf(r.Flow.Client, int(r.Flow.Service))
@@ -76,35 +76,35 @@ func (a *Agent) owned(c *peer.Conn, r peer.FlowRecord) error {
 	case !a.f.hasConnections(k.Service):
 		return fmt.Errorf("service %d is none of this load balancer's", r.Flow.Service)
 	case a.settling != nil && (r.Gone || r.Quiet || r.To != 0):
-		a.settling.open = append(a.settling.open, claim{host, k, r})
+		a.settling.open = append(a.settling.open, claim{backend, k, r})
 		return nil
 	case r.Gone || r.To != 0:
 		return nil // its move ends by itself
 	}
-	return a.ownedBy(k, host, r)
+	return a.ownedBy(k, backend, r)
 }
 
-// ownedBy has a flow be a host's that has a session of it, unless another host has a better claim. a.mu is held.
-func (a *Agent) ownedBy(k Key, host move.Host, r peer.FlowRecord) error {
+// ownedBy has a flow be a backend's that has a session of it, unless another backend has a better claim. a.mu is held.
+func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 	fl, err := a.f.Flow(k)
 	if errors.Is(err, ErrNoFlow) {
 		if a.settling != nil {
 			a.settling.ages[k] = r.Age
 		}
-		err = a.f.Learn(k, host, r.Epoch)
+		err = a.f.Learn(k, backend, r.Epoch)
 		if errors.Is(err, ebpf.ErrKeyExist) {
-			return nil // its host has spoken just now
+			return nil // its backend has spoken just now
 		}
 		return err
 	}
 	if err != nil {
 		return err
 	}
-	if fl.Owner == host {
+	if fl.Owner == backend {
 		return a.still(k, fl, r)
 	}
 	take := func(fl *Flow) bool {
-		if fl.Owner == host || fl.To != 0 || fl.Parked || fl.Held || fl.Pinned || fl.Out > 0 || r.Quiet {
+		if fl.Owner == backend || fl.To != 0 || fl.Parked || fl.Held || fl.Pinned || fl.Out > 0 || r.Quiet {
 			return false // it moves, or its owner has been heard here
 		}
 		age, said := time.Duration(0), false
@@ -124,7 +124,7 @@ func (a *Agent) ownedBy(k Key, host move.Host, r peer.FlowRecord) error {
 	}
 	_, err = a.f.Change(k, func(fl *Flow) {
 		if take(fl) {
-			fl.Flow, fl.Life = move.Flow{Owner: host, Epoch: r.Epoch, Birth: fl.Birth}, 0
+			fl.Flow, fl.Life = move.Flow{Owner: backend, Epoch: r.Epoch, Birth: fl.Birth}, 0
 		}
 	})
 	if a.settling != nil {
@@ -152,7 +152,7 @@ func (a *Agent) still(k Key, fl Flow, r peer.FlowRecord) error {
 	return err
 }
 
-// settleIfDue ends the wait for hosts if all have told of their sessions, or if it is over.
+// settleIfDue ends the wait for backends if all have told of their sessions, or if it is over.
 func (a *Agent) settleIfDue() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -170,14 +170,14 @@ func (a *Agent) allTold() bool {
 	if s.byPartner {
 		return true
 	}
-	expected := map[move.Host]bool{}
+	expected := map[move.Backend]bool{}
 	for number := range a.names {
 		expected[number] = true
 	}
 	if a.o.Register && (len(expected) == 0 || time.Since(s.began) < leastSettle) {
 		return false
 	}
-	for number := range a.hosts {
+	for number := range a.backends {
 		expected[number] = true
 	}
 	for number := range expected {
@@ -188,7 +188,7 @@ func (a *Agent) allTold() bool {
 	return true
 }
 
-// settle decides about sessions of which a host alone could not say whose they are. a.mu is held.
+// settle decides about sessions of which a backend alone could not say whose they are. a.mu is held.
 func (a *Agent) settle(over bool) {
 	s := a.settling
 	ends := map[Key]move.Epoch{} // of sessions that have been at their destination, the latest epoch
@@ -207,7 +207,7 @@ func (a *Agent) settle(over bool) {
 			}
 		}
 	}
-	a.o.Log.Info("hosts have told of their sessions", "hosts", len(s.told), "sessions", len(s.ages), "moving", len(s.open), "timeout", over)
+	a.o.Log.Info("backends have told of their sessions", "backends", len(s.told), "sessions", len(s.ages), "moving", len(s.open), "timeout", over)
 	a.settling = nil
 	a.f.settle.Store(0)
 	if err := a.f.configure(false); err != nil {
@@ -215,7 +215,7 @@ func (a *Agent) settle(over bool) {
 	}
 }
 
-// decideClaim: a session that has come is its host's, unless another one has it in a later epoch. One that was to leave is its host's,
+// decideClaim: a session that has come is its backend's, unless another one has it in a later epoch. One that was to leave is its backend's,
 // about to move, if the destination has said that it has not had it: the move goes on, or is reclaimed. Else it is nobody's, and
 // the source closes its copy.
 func (a *Agent) decideClaim(c claim, ended move.Epoch) error {
@@ -224,7 +224,7 @@ func (a *Agent) decideClaim(c claim, ended move.Epoch) error {
 	if err != nil && !errors.Is(err, ErrNoFlow) {
 		return err
 	}
-	want := move.Flow{Owner: c.host, Epoch: c.r.Epoch}
+	want := move.Flow{Owner: c.backend, Epoch: c.r.Epoch}
 	if c.r.To != 0 {
 		want.To = c.r.To
 		if !a.settling.told[c.r.To] || ended > c.r.Epoch || known && (fl.Owner == c.r.To || fl.Epoch > c.r.Epoch) {
@@ -243,7 +243,7 @@ func (a *Agent) decideClaim(c claim, ended move.Epoch) error {
 		})
 	}
 	if errors.Is(err, ErrNoFlow) || errors.Is(err, ebpf.ErrKeyExist) {
-		return nil // a packet has come in between, of a host that has it
+		return nil // a packet has come in between, of a backend that has it
 	}
 	if err == nil && want.To != 0 {
 		a.timers[c.key] = a.after(a.o.Lapse, func() { a.lapse(c.key, want.Epoch) })

@@ -25,7 +25,7 @@ func newlyBegun(t *testing.T) (*scene, *agents) {
 	return sc, newAgents(t, sc.f, time.Second)
 }
 
-func (s *agents) owns(host move.Host, last bool, records ...peer.FlowRecord) {
+func (s *agents) owns(host move.Backend, last bool, records ...peer.FlowRecord) {
 	s.t.Helper()
 	if err := s.hosts[host].TellFlows(records, last); err != nil {
 		s.t.Fatal(err)
@@ -51,8 +51,8 @@ func TestOwned(t *testing.T) {
 	cases := []struct {
 		name     string
 		one, two peer.FlowRecord // of hosts 1 and 2
-		owner    move.Host       // 0: it stays unknown
-		to       move.Host
+		owner    move.Backend    // 0: it stays unknown
+		to       move.Backend
 		epoch    move.Epoch
 	}{
 		{"the later epoch", peer.FlowRecord{Epoch: 2}, peer.FlowRecord{Epoch: 4}, 2, 0, 4},
@@ -66,9 +66,9 @@ func TestOwned(t *testing.T) {
 		{"about to move where nobody is", peer.FlowRecord{Epoch: 2, To: 7}, peer.FlowRecord{}, 0, 0, 0},
 	}
 	absent := map[string]bool{"about to move, and not there": true, "about to move where nobody is": true}
-	for _, order := range [][]move.Host{{1, 2}, {2, 1}} {
+	for _, order := range [][]move.Backend{{1, 2}, {2, 1}} {
 		sc, s := newlyBegun(t)
-		records := map[move.Host][]peer.FlowRecord{}
+		records := map[move.Backend][]peer.FlowRecord{}
 		for i, c := range cases {
 			records[1] = append(records[1], of(uint16(i+1), c.one))
 			if !absent[c.name] {

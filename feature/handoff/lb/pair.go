@@ -14,13 +14,13 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// Two load balancers with the same hosts find the same host for a flow, so neither has to know what the other one knows. Each tells
-// the other its hosts and their shares, and of flows only those whose owner is not the hash's at both: they have moved, or began
+// Two load balancers with the same backends find the same backend for a flow, so neither has to know what the other one knows. Each tells
+// the other its backends and their shares, and of flows only those whose owner is not the hash's at both: they have moved, or began
 // before the shares changed.
 
 const (
 	wordTime = 3 * time.Second // for the partner to say its shares; one of an older weir is told of all flows
-	// wordFor is for how long after its end a partner is believed about hosts whose agents have not come here, while others have.
+	// wordFor is for how long after its end a partner is believed about backends whose agents have not come here, while others have.
 	wordFor     = 10 * time.Second
 	carriesFor  = 3 * time.Second // since the latest packets of clients
 	newsOfAll   = 1               // lb_config.news
@@ -29,7 +29,7 @@ const (
 
 // pairing is what is known of the partner, and what it is yet to be told.
 type pairing struct {
-	wake, hosts, compare chan struct{} // flows have changed; hosts have; the partner's shares have
+	wake, backends, compare chan struct{} // flows have changed; backends have; the partner's shares have
 
 	told, heard  atomic.Uint64 // records
 	splitTime    atomic.Int64  // see PairStatus
@@ -48,7 +48,7 @@ type pairing struct {
 }
 
 func newPairing() *pairing {
-	return &pairing{keys: map[Key]bool{}, said: map[Key]bool{}, wake: make(chan struct{}, 1), hosts: make(chan struct{}, 1), compare: make(chan struct{}, 1)}
+	return &pairing{keys: map[Key]bool{}, said: map[Key]bool{}, wake: make(chan struct{}, 1), backends: make(chan struct{}, 1), compare: make(chan struct{}, 1)}
 }
 
 // assume has the partner be told of everything, if its shares are not known.
@@ -66,8 +66,8 @@ func (d *pairing) knows() bool {
 	return d.all || d.rings != nil
 }
 
-// elsewhere says whether the hash leads a flow to another host than its owner, at the partner or here. The caller holds mu.
-func (d *pairing) elsewhere(k Key, owner move.Host) bool {
+// elsewhere says whether the hash leads a flow to another backend than its owner, at the partner or here. The caller holds mu.
+func (d *pairing) elsewhere(k Key, owner move.Backend) bool {
 	r, own := d.rings[numberOf(k.Service)], d.own[numberOf(k.Service)]
 	return r == nil || own == nil || r[k.bucket()] != uint16(owner) || own[k.bucket()] != uint16(owner)
 }
@@ -130,39 +130,39 @@ func (d *pairing) hears(c *peer.Conn, yes bool) {
 // pairWord is what the partner is told of this load balancer.
 func (a *Agent) pairWord() peer.Peers {
 	a.f.mu.Lock()
-	hosts := slices.Clone(a.f.hosts)
+	backends := slices.Clone(a.f.backends)
 	a.f.mu.Unlock()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.peers()
 	for i, m := range p.Members {
-		p.Members[i].Connected, p.Members[i].Unserved = a.hosts[m.Number] != nil, a.unservedAt(a.members[m.Number])
+		p.Members[i].Connected, p.Members[i].Unserved = a.backends[m.Number] != nil, a.unservedAt(a.members[m.Number])
 	}
-	p.Pair = &peer.Pair{Ring: shares(hosts), Agents: len(a.hosts), Settling: a.settling != nil, Carries: a.pair.carries()}
+	p.Pair = &peer.Pair{Ring: shares(backends), Agents: len(a.backends), Settling: a.settling != nil, Carries: a.pair.carries()}
 	return p
 }
 
-func shares(hosts []Host) (out []peer.Share) {
-	for _, h := range hosts {
+func shares(backends []Backend) (out []peer.Share) {
+	for _, h := range backends {
 		out = append(out, peer.Share{Number: h.Number, Name: h.Name, Weight: h.Weight, Services: h.Services, Unserved: h.Unserved})
 	}
 	return out
 }
 
-// partnerSaid takes the partner's hosts and shares.
+// partnerSaid takes the partner's backends and shares.
 func (a *Agent) partnerSaid(p peer.Peers) {
 	if p.Pair == nil {
 		return
 	}
 	a.adoptMembers(p.Members)
 	a.f.mu.Lock()
-	own := len(a.f.hosts)
+	own := len(a.f.backends)
 	a.f.mu.Unlock()
 	d := a.pair
 	d.mu.Lock()
 	same := d.word != nil && reflect.DeepEqual(d.word.Ring, p.Pair.Ring)
 	d.word = p.Pair
-	// One that has just begun finds its hosts one after the other: by each of these shares almost all flows would be told.
+	// One that has just begun finds its backends one after the other: by each of these shares almost all flows would be told.
 	if !same && len(p.Pair.Ring) > 0 && (d.rings != nil || d.all || len(p.Pair.Ring) >= own) {
 		d.rings = a.f.ringsOf(p.Pair.Ring)
 	}
@@ -176,13 +176,13 @@ func (a *Agent) partnerSaid(p peer.Peers) {
 
 // ringsOf are the rings of all services.
 func (f *DataPath) ringsOf(shares []peer.Share) map[int][]uint16 {
-	var hosts []Host
+	var backends []Backend
 	for _, s := range shares {
-		hosts = append(hosts, Host{Number: s.Number, Name: s.Name, Weight: s.Weight, Services: s.Services, Unserved: s.Unserved})
+		backends = append(backends, Backend{Number: s.Number, Name: s.Name, Weight: s.Weight, Services: s.Services, Unserved: s.Unserved})
 	}
 	rings := map[int][]uint16{}
 	for _, id := range f.serviceIDs() {
-		rings[id] = ringOf(hosts, id)
+		rings[id] = ringOf(backends, id)
 	}
 	return rings
 }
@@ -191,7 +191,7 @@ func (f *DataPath) ringsOf(shares []peer.Share) map[int][]uint16 {
 // that the hash does not find.
 func (a *Agent) matchNews() {
 	a.f.mu.Lock()
-	own := shares(a.f.hosts)
+	own := shares(a.f.backends)
 	a.f.mu.Unlock()
 	rings := a.f.ringsOf(own)
 	a.pair.mu.Lock()
@@ -209,7 +209,7 @@ func (a *Agent) matchNews() {
 	}
 }
 
-// adoptMembers takes hosts whose agents are at the partner: this load balancer spreads new flows as that one does, and goes on with
+// adoptMembers takes backends whose agents are at the partner: this load balancer spreads new flows as that one does, and goes on with
 // them if the partner ends.
 func (a *Agent) adoptMembers(members []peer.Member) {
 	a.mu.Lock()
@@ -221,7 +221,7 @@ func (a *Agent) adoptMembers(members []peer.Member) {
 		m := a.members[w.Number]
 		if m == nil {
 			taken := slices.ContainsFunc(slices.Collect(maps.Values(a.members)), func(o *member) bool { return o.Name == w.Name || o.Address == w.Address })
-			if !a.o.Register || taken || !w.Address.IsValid() || w.Number == 0 || w.Number > MostHosts {
+			if !a.o.Register || taken || !w.Address.IsValid() || w.Number == 0 || w.Number > MostBackends {
 				continue
 			}
 			m = &member{Managed: Managed{Number: w.Number, Name: w.Name}}
@@ -232,7 +232,7 @@ func (a *Agent) adoptMembers(members []peer.Member) {
 			continue // the sections of the two differ: status shows both
 		}
 		m.word = &w
-		if a.hosts[w.Number] != nil || !w.Connected {
+		if a.backends[w.Number] != nil || !w.Connected {
 			continue
 		}
 		if m.told == nil && m.Address != w.Address {
@@ -248,14 +248,14 @@ func (a *Agent) adoptMembers(members []peer.Member) {
 	}
 }
 
-// byWord says whether a host without an agent here is judged by the partner's word, and what that is. The caller holds mu.
+// byWord says whether a backend without an agent here is judged by the partner's word, and what that is. The caller holds mu.
 func (a *Agent) byWord(m *member) (up, yes bool) {
 	if a.pair == nil || m.word == nil || !m.word.Connected {
 		return false, false
 	}
 	a.pair.mu.Lock()
 	defer a.pair.mu.Unlock()
-	if a.pair.conn == nil && len(a.hosts) > 0 && time.Since(a.pair.lost) > wordFor {
+	if a.pair.conn == nil && len(a.backends) > 0 && time.Since(a.pair.lost) > wordFor {
 		return false, false // the others' agents are here, and this one's does not come
 	}
 	return m.word.Up, true

@@ -77,9 +77,9 @@ func TestPairTellsMoved(t *testing.T) {
 	// All new flows are one host's from here on.
 	first := slices.IndexFunc(conns, func(c net.Conn) bool { return at[c] == '1' })
 	for i, f := range p.lbs {
-		hosts := slices.Clone(f.hosts)
+		hosts := slices.Clone(f.backends)
 		hosts[0].Weight = 0
-		if err := f.SetHosts(hosts); err != nil {
+		if err := f.SetBackends(hosts); err != nil {
 			t.Fatal(err)
 		}
 		p.agents[i].pairNews()

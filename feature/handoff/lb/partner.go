@@ -29,7 +29,7 @@ const (
 	partnerPause = time.Second      // between attempts to connect
 	tellAll      = 30 * time.Second // all that is known: what was lost, and what is not idle elsewhere
 	goneAfter    = time.Second      // without a packet here a flow is over whose end the other load balancer has seen
-	// openFor is how long a move that the partner has told of stays open here. If the partner dies in its midst, the hosts' agents
+	// openFor is how long a move that the partner has told of stays open here. If the partner dies in its midst, the backends' agents
 	// come here, and the session is theirs to have as long as their keepers hold it, 30 s by default: were the move over before,
 	// both would be told no, and close their copies.
 	openFor = 45 * time.Second
@@ -130,7 +130,7 @@ func (a *Agent) tellPartner(ctx context.Context, c *peer.Conn) error {
 	defer all.Stop()
 	defer ping.Stop()
 	defer late.Stop()
-	wake(d.hosts)
+	wake(d.backends)
 	wake(d.compare)
 	for {
 		var err error
@@ -138,7 +138,7 @@ func (a *Agent) tellPartner(ctx context.Context, c *peer.Conn) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case err = <-ended:
-		case <-late.C: // an older weir's says nothing of its hosts
+		case <-late.C: // an older weir's says nothing of its backends
 			if d.assume() {
 				err = a.tellMoved(c)
 			}
@@ -146,7 +146,7 @@ func (a *Agent) tellPartner(ctx context.Context, c *peer.Conn) error {
 			err = a.tellMoved(c)
 		case <-d.compare:
 			err = a.tellMoved(c)
-		case <-d.hosts:
+		case <-d.backends:
 			err = c.Tell(a.pairWord())
 		case <-ping.C:
 			if a.silent(c) {
@@ -228,7 +228,7 @@ func since(seen uint64) time.Duration {
 // keyOfRecord is the flow that a record is about.
 func keyOfRecord(r peer.FlowRecord) Key { return Key{r.Flow.Client, int(r.Flow.Service)} }
 
-// hearPartner takes what the partner tells of hosts and flows, as long as it is connected.
+// hearPartner takes what the partner tells of backends and flows, as long as it is connected.
 func (a *Agent) hearPartner(c *peer.Conn) {
 	a.pair.hears(c, true)
 	defer a.pair.hears(c, false)
@@ -253,7 +253,7 @@ func (a *Agent) hearPartner(c *peer.Conn) {
 }
 
 // adopt takes what the partner knows of a flow, where it is later: the epoch says so. Two that have learned a flow at once, at
-// different hosts, keep to the one whose name comes first.
+// different backends, keep to the one whose name comes first.
 func (a *Agent) adopt(r peer.FlowRecord) error {
 	if !r.Gone && r.Owner == 0 {
 		return errors.New("a flow without an owner")
@@ -294,7 +294,7 @@ func (a *Agent) adopt(r peer.FlowRecord) error {
 		case r.Epoch > now.Epoch, r.Epoch == now.Epoch && r.Owner != now.Owner && a.o.Partner.Name < a.o.Name:
 			now.Flow, now.Life = moved(r, now.Birth), 0
 		case r.Epoch == now.Epoch && r.Owner == now.Owner && r.To != 0:
-			now.To = r.To // from here on no reset of its host passes
+			now.To = r.To // from here on no reset of its backend passes
 		}
 	})
 	if errors.Is(err, ErrNoFlow) {

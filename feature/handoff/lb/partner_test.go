@@ -67,21 +67,21 @@ func newPairOfLBs(t *testing.T, weights [2][2]int) *pairOfLBs {
 		route(t, ns, "c", "10.8.0.1/32", fmt.Sprintf("10.1.%d.2", i))
 		forward(t, ns)
 		looseSource(t, ns)
-		devices, hosts := []string{"c"}, []Host(nil)
+		devices, hosts := []string{"c"}, []Backend(nil)
 		for h, host := range p.hosts {
 			name := fmt.Sprint("h", h+1)
 			nstest.Cable(t, host, fmt.Sprint("w", i), ns, name)
 			nstest.Address(t, host, fmt.Sprint("w", i), prefix("10.2.1%d%d.2/24", i, h))
 			nstest.Address(t, ns, name, prefix("10.2.1%d%d.1/24", i, h))
 			devices = append(devices, name)
-			hosts = append(hosts, Host{Number: move.Host(h + 1), Name: name, Interface: nstest.Ifindex(t, ns, name), MAC: macOf(t, host, fmt.Sprint("w", i)), Weight: weights[i][h]})
+			hosts = append(hosts, Backend{Number: move.Backend(h + 1), Name: name, Interface: nstest.Ifindex(t, ns, name), MAC: macOf(t, host, fmt.Sprint("w", i)), Weight: weights[i][h]})
 		}
 		do(t, ns, func() (err error) {
 			if p.lbs[i], err = New(Options{Devices: devices}); err != nil {
 				return err
 			}
 			t.Cleanup(p.lbs[i].Close)
-			return errors.Join(p.lbs[i].SetHosts(hosts), p.lbs[i].SetService(Service{ID: 0, Listen: service4, Proto: unix.IPPROTO_TCP}))
+			return errors.Join(p.lbs[i].SetBackends(hosts), p.lbs[i].SetService(Service{ID: 0, Listen: service4, Proto: unix.IPPROTO_TCP}))
 		})
 	}
 	serve(t, p.hosts, service4)
@@ -133,7 +133,7 @@ func (p *pairOfLBs) start(i int) {
 	var err error
 	p.agents[i], err = NewAgent(p.lbs[i], AgentOptions{Name: lbNames[i], TLS: p.ca.TLS(lbNames[i]), Ended: 50 * time.Millisecond,
 		Lapse: 700 * time.Millisecond, Partner: Partner{Name: lbNames[1-i], Address: p.listen[1-i]},
-		Hosts: []Host{{Number: 1, Name: "h1"}, {Number: 2, Name: "h2"}}})
+		Backends: []Backend{{Number: 1, Name: "h1"}, {Number: 2, Name: "h2"}}})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -266,7 +266,7 @@ func TestPartnerApart(t *testing.T) {
 	}
 	// Both have learned one at once, at different hosts: the first name's counts.
 	both := Key{netip.MustParseAddrPort("10.8.0.1:7"), 0}
-	for i, owner := range []move.Host{2, 1} {
+	for i, owner := range []move.Backend{2, 1} {
 		if err := p.agents[i].f.learn(both, move.Flow{Owner: owner}, kernel.Monotonic(), told); err != nil {
 			t.Fatal(err)
 		}
@@ -317,7 +317,7 @@ func TestPartnerFlood(t *testing.T) {
 // The load balancer that a session moves at is lost in the midst of that. The agents of its hosts come to the other one later than a
 // move may take, and one of both has the session.
 func TestPartnerLostInMove(t *testing.T) {
-	for name, first := range map[string]move.Host{"the destination comes first": 2, "the source comes first": 1} {
+	for name, first := range map[string]move.Backend{"the destination comes first": 2, "the source comes first": 1} {
 		t.Run(name, func(t *testing.T) {
 			p := newPairOfLBs(t, [2][2]int{{1, 0}, {0, 1}})
 			p.start(0)
@@ -340,7 +340,7 @@ func TestPartnerLostInMove(t *testing.T) {
 			p.ends[0]()
 			time.Sleep(2 * p.agents[1].o.Lapse)
 			s = hosts(1)
-			word := map[move.Host]move.Message{1: reclaim(1), 2: flip(1)}
+			word := map[move.Backend]move.Message{1: reclaim(1), 2: flip(1)}
 			s.says(first, k, word[first])
 			if m := s.hears(first); !m.OK {
 				t.Errorf("host %d comes first, and hears %v", first, m)

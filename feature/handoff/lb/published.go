@@ -99,7 +99,7 @@ func closeMaps(m map[string]*ebpf.Map) {
 // first one decides, and no packet slips through in between.
 func (f *DataPath) publish(l *kernel.WriteLock, inst kernel.Instance, o Options) error {
 	m := f.maps.LBMaps
-	pins := kernel.Pins{Links: f.links, Maps: map[string]*ebpf.Map{"services": m.LbServices, "ring": m.LbRing, "hosts": m.LbHosts,
+	pins := kernel.Pins{Links: f.links, Maps: map[string]*ebpf.Map{"services": m.LbServices, "ring": m.LbRing, "backends": m.LbBackends,
 		"macs": m.LbMacs, "tunnels": m.LbTunnels, "setup": m.LbSetup, "flows": m.LbFlows, "counts": m.LbCounts}}
 	if err := store.Publish(l, inst, instances.Form[Options]{Spec: o, Netns: f.ns, Pins: pins}); err != nil {
 		return err

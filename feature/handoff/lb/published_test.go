@@ -35,7 +35,7 @@ func (s *scene) open(t *testing.T, root *kernel.Root) {
 func published(t *testing.T) (*scene, *kernel.Root) {
 	t.Helper()
 	sc := newScene(t)
-	hosts := sc.f.hosts
+	hosts := sc.f.backends
 	sc.f.Close()
 	root := kernel.OpenRoot(nstest.BPFFS + "/lb-test")
 	sc.open(t, root)
@@ -47,7 +47,7 @@ func published(t *testing.T) (*scene, *kernel.Root) {
 			t.Error(err)
 		}
 	})
-	if err := sc.f.SetHosts(hosts); err != nil {
+	if err := sc.f.SetBackends(hosts); err != nil {
 		t.Fatal(err)
 	}
 	return sc, root

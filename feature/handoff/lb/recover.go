@@ -55,7 +55,7 @@ func (f *DataPath) SetServices(services []Service) error {
 			return err
 		}
 	}
-	for _, s := range services { // once more: which fragments find a host depends on all of them
+	for _, s := range services { // once more: which fragments find a backend depends on all of them
 		if err := f.SetService(s); err != nil {
 			return err
 		}

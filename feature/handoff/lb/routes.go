@@ -16,7 +16,7 @@ const (
 )
 
 // routes are the routes of the services' addresses to the device of parked packets. Other programs may remove them:
-// systemd-networkd does so when it starts. A loose reverse path filter then drops what hosts answer.
+// systemd-networkd does so when it starts. A loose reverse path filter then drops what backends answer.
 type routes struct {
 	looked time.Time
 	put    map[netip.Addr]time.Time // addresses without such a route, and when it was put back

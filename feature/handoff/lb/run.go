@@ -76,25 +76,25 @@ func (a *Agent) controls() http.Handler {
 	return mux
 }
 
-// override has a client be a host's; without a host it ends that.
-func (a *Agent) override(service, client, host string) error {
+// override has a client be a backend's; without a backend it ends that.
+func (a *Agent) override(service, client, backend string) error {
 	keys, err := a.parseKeys(service, client)
 	if err != nil {
 		return err
 	}
-	if host == "" {
+	if backend == "" {
 		return each(keys, a.f.Release)
 	}
 	a.mu.Lock()
-	to := move.Host(0)
+	to := move.Backend(0)
 	for _, m := range a.members {
-		if m.Name == host && !m.placed.IsZero() {
+		if m.Name == backend && !m.placed.IsZero() {
 			to = m.Number
 		}
 	}
 	a.mu.Unlock()
 	if to == 0 {
-		return fmt.Errorf("no backend %q is known, and where it is: weir lb status shows all", host)
+		return fmt.Errorf("no backend %q is known, and where it is: weir lb status shows all", backend)
 	}
 	return each(keys, func(k Key) error { return a.f.Override(k, to) })
 }
@@ -163,7 +163,7 @@ func statusOf(ctx context.Context, root *kernel.Root, inst kernel.Instance) (s S
 	return f.Status()
 }
 
-// Override asks the agent of a load balancer of this name to have a client of a service be a host's; host "" ends that.
+// Override asks the agent of a load balancer of this name to have a client of a service be a backend's; backend "" ends that.
 func Override(ctx context.Context, root *kernel.Root, name, service, client, backend string) error {
 	all, err := Instances(root)
 	if err != nil {

@@ -62,7 +62,7 @@ func newSceneBehind(t *testing.T, router bool) *scene {
 		route(t, lb, "c", "fd08::/64", "fd01::2")
 	}
 	devices := []string{"c"}
-	var servers []Host
+	var servers []Backend
 	for i := range hosts {
 		name := fmt.Sprint("h", i+1)
 		hosts[i] = nstest.NewNetns(t)
@@ -73,7 +73,7 @@ func newSceneBehind(t *testing.T, router bool) *scene {
 		route(t, hosts[i], "w0", "0.0.0.0/0", fmt.Sprintf("10.2.%d.1", i))
 		route(t, hosts[i], "w0", "::/0", fmt.Sprintf("fd02:%d::1", i))
 		devices = append(devices, name)
-		servers = append(servers, Host{Number: move.Host(i + 1), Name: name, Interface: nstest.Ifindex(t, lb, name), MAC: mac(t, hosts[i]), Weight: 1})
+		servers = append(servers, Backend{Number: move.Backend(i + 1), Name: name, Interface: nstest.Ifindex(t, lb, name), MAC: mac(t, hosts[i]), Weight: 1})
 	}
 	forward(t, lb)
 	do(t, lb, func() (err error) {
@@ -87,7 +87,7 @@ func newSceneBehind(t *testing.T, router bool) *scene {
 				return err
 			}
 		}
-		return f.SetHosts(servers)
+		return f.SetBackends(servers)
 	})
 	return &scene{client: client, hosts: hosts, f: f, middle: lb, devices: devices}
 }

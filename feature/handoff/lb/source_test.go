@@ -64,7 +64,7 @@ func TestBySource(t *testing.T) {
 	if n, err := sc.f.Forget(0, time.Hour); err != nil || n != 0 {
 		t.Errorf("%d forgotten, %v", n, err)
 	}
-	owner := move.Host(one[0] - '0')
+	owner := move.Backend(one[0] - '0')
 	if fl, err := sc.f.Flow(client4()); err != nil || fl.Owner != owner || fl.Ended {
 		t.Errorf("%+v, %v", fl, err)
 	}
@@ -78,9 +78,9 @@ func TestBySource(t *testing.T) {
 }
 
 // weigh gives a host a weight; the other has 1.
-func weigh(t *testing.T, sc *scene, host move.Host, weight int) {
+func weigh(t *testing.T, sc *scene, host move.Backend, weight int) {
 	t.Helper()
-	var hosts []Host
+	var hosts []Backend
 	for i, ns := range sc.hosts {
 		name := []string{"h1", "h2"}[i]
 		dev := 0
@@ -91,13 +91,13 @@ func weigh(t *testing.T, sc *scene, host move.Host, weight int) {
 			}
 			return err
 		})
-		h := Host{Number: move.Host(i + 1), Name: name, Interface: dev, MAC: mac(t, ns), Weight: 1}
+		h := Backend{Number: move.Backend(i + 1), Name: name, Interface: dev, MAC: mac(t, ns), Weight: 1}
 		if h.Number == host {
 			h.Weight = weight
 		}
 		hosts = append(hosts, h)
 	}
-	if err := sc.f.SetHosts(hosts); err != nil {
+	if err := sc.f.SetBackends(hosts); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -105,7 +105,7 @@ func weigh(t *testing.T, sc *scene, host move.Host, weight int) {
 // An override says which host a client has, before and after it is known, until it is released. A connection by flow is not torn.
 func TestOverride(t *testing.T) {
 	sc := bySource(t)
-	for _, host := range []move.Host{1, 2, 1, 2} {
+	for _, host := range []move.Backend{1, 2, 1, 2} {
 		if err := sc.f.Override(client4(), host); err != nil {
 			t.Fatal(err)
 		}
@@ -235,7 +235,7 @@ func TestPacketTooBig(t *testing.T) {
 			echoMuch(t, dial(t, sc.client, at))
 		}
 		after, err := sc.f.Counts()
-		if err != nil || after.ICMP == before.ICMP || after.Mute+after.Stranger+after.NoHost != 0 {
+		if err != nil || after.ICMP == before.ICMP || after.Mute+after.Stranger+after.NoBackend != 0 {
 			t.Errorf("%s: %+v, %v: before %d errors", at, after, err, before.ICMP)
 		}
 	}
@@ -262,7 +262,7 @@ func TestOwn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if fl, err := sc.f.Flow(keyOfConn(c, id)); err != nil || fl.Owner != move.Host(got[0]-'0') {
+		if fl, err := sc.f.Flow(keyOfConn(c, id)); err != nil || fl.Owner != move.Backend(got[0]-'0') {
 			t.Errorf("%+v, %v, served by %s", fl, err, got)
 		}
 		// It waits with the others.

@@ -14,7 +14,7 @@ func (a *Agent) split() (both, apart bool) {
 	a.mu.Lock()
 	strays := false // agents that are at neither, as far as is known here
 	for n, m := range a.members {
-		strays = strays || m.word != nil && m.word.Connected && a.hosts[n] == nil
+		strays = strays || m.word != nil && m.word.Connected && a.backends[n] == nil
 	}
 	a.mu.Unlock()
 	d := a.pair
@@ -70,11 +70,11 @@ func (a *Agent) watchPair(ctx context.Context) {
 		}
 		if c := d.carries(); c != carried {
 			carried = c
-			wake(d.hosts)
+			wake(d.backends)
 		}
 		if both, apart := a.split(); both || apart {
 			d.splitTime.Add(int64(time.Since(at)))
-			d.splitDropped.Add(now.Mute + now.NoHost + now.NoReset - before.Mute - before.NoHost - before.NoReset)
+			d.splitDropped.Add(now.Mute + now.NoBackend + now.NoReset - before.Mute - before.NoBackend - before.NoReset)
 		}
 		before, at = now, time.Now()
 	}

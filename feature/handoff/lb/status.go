@@ -21,7 +21,7 @@ type Status struct {
 	Flows  int    `json:"flows"`  // that it knows
 	Parked int    `json:"parked"` // of them, whose packets wait
 	Moving int    `json:"moving"` // of them, that are being moved
-	// Settling: it has begun anew, and packets of unknown connections wait for the hosts to say which are theirs.
+	// Settling: it has begun anew, and packets of unknown connections wait for the backends to say which are theirs.
 	Settling bool        `json:"settling,omitempty"`
 	Backends []Seen      `json:"backends,omitempty"` // by number
 	Partner  *PairStatus `json:"partner,omitempty"`  // nil: there is none
@@ -35,12 +35,12 @@ type PairStatus struct {
 	Connected bool   `json:"connected"`
 	// Silent is for how long nothing was heard of it, connected or not; 0: it is heard. -1: nothing since the agent began.
 	Silent  float64 `json:"silent_seconds"`
-	Agents  int     `json:"agents"`  // of hosts, that are connected to it
+	Agents  int     `json:"agents"`  // of backends, that are connected to it
 	Carries bool    `json:"carries"` // clients' packets come by this load balancer
 	There   bool    `json:"there"`   // and by the partner, as it says
 	Told    uint64  `json:"told"`    // flows, since the agent began
 	Heard   uint64  `json:"heard"`
-	// Apart: clients' packets come by here, the partner is not heard, and agents of hosts that were at the partner are not here. It
+	// Apart: clients' packets come by here, the partner is not heard, and agents of backends that were at the partner are not here. It
 	// has ended a moment ago, or both go on without each other.
 	Apart bool `json:"apart"`
 	// Seconds and Dropped are for how long both carried clients' packets, or were apart, and what this one dropped meanwhile of
@@ -49,19 +49,19 @@ type PairStatus struct {
 	Dropped uint64  `json:"split_dropped"`
 }
 
-// Seen is a host as the agent sees it.
+// Seen is a backend as the agent sees it.
 type Seen struct {
-	Name      string     `json:"name,omitempty"`
-	Number    move.Host  `json:"number"`
-	Address   netip.Addr `json:"address,omitzero"`
-	Where     string     `json:"where,omitempty"` // the interface, or tunnel
-	Weight    int        `json:"weight"`
-	Up        bool       `json:"up"`
-	Why       string     `json:"why,omitempty"`      // it is not
-	Unserved  []string   `json:"unserved,omitempty"` // services that nobody serves there: others get their new flows
-	Connected bool       `json:"connected"`          // its agent
-	Silent    float64    `json:"silent_seconds"`     // of an agent that is connected; 0: it is heard
-	Flows     int        `json:"flows"`              // that it owns
+	Name      string       `json:"name,omitempty"`
+	Number    move.Backend `json:"number"`
+	Address   netip.Addr   `json:"address,omitzero"`
+	Where     string       `json:"where,omitempty"` // the interface, or tunnel
+	Weight    int          `json:"weight"`
+	Up        bool         `json:"up"`
+	Why       string       `json:"why,omitempty"`      // it is not
+	Unserved  []string     `json:"unserved,omitempty"` // services that nobody serves there: others get their new flows
+	Connected bool         `json:"connected"`          // its agent
+	Silent    float64      `json:"silent_seconds"`     // of an agent that is connected; 0: it is heard
+	Flows     int          `json:"flows"`              // that it owns
 	// Loads are what waits for the least busy member there, by service, in the service's own unit, where members say it.
 	Loads map[string]uint32 `json:"loads,omitempty"`
 }
@@ -69,7 +69,7 @@ type Seen struct {
 // Status reads what the data path does: flows by owner, and counts.
 func (f *DataPath) Status() (Status, error) {
 	s := Status{}
-	owned := map[move.Host]int{}
+	owned := map[move.Backend]int{}
 	err := f.Flows(func(_ Key, fl Flow) bool {
 		s.Flows++
 		owned[fl.Owner]++
@@ -91,12 +91,12 @@ func (f *DataPath) Status() (Status, error) {
 	return s, err
 }
 
-// Status is the load balancer's, with the hosts as this agent sees them.
+// Status is the load balancer's, with the backends as this agent sees them.
 func (a *Agent) Status() (Status, error) {
 	s, err := a.f.Status()
 	s.Agent, s.Name, s.Settling, s.Partner = true, a.o.Name, a.settles(), a.pairStatus()
 	s.Certificate = a.o.TLS.Certificate()
-	owned := map[move.Host]int{}
+	owned := map[move.Backend]int{}
 	for _, h := range s.Backends {
 		owned[h.Number] = h.Flows
 	}
@@ -105,8 +105,8 @@ func (a *Agent) Status() (Status, error) {
 	defer a.mu.Unlock()
 	for _, number := range slices.Sorted(maps.Keys(a.members)) {
 		m := a.members[number]
-		v := Seen{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.hosts[number] != nil, Flows: owned[number], Loads: a.loadsOf(number), Unserved: a.unservedAt(m)}
-		if c := a.hosts[number]; c != nil {
+		v := Seen{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.backends[number] != nil, Flows: owned[number], Loads: a.loadsOf(number), Unserved: a.unservedAt(m)}
+		if c := a.backends[number]; c != nil {
 			v.Silent = c.Silence(pingEvery).Seconds()
 		}
 		delete(owned, number)
@@ -122,8 +122,8 @@ func (a *Agent) Status() (Status, error) {
 		}
 		s.Backends = append(s.Backends, v)
 	}
-	for _, number := range slices.Sorted(maps.Keys(owned)) { // of hosts that have registered with a life before this one
-		s.Backends = append(s.Backends, Seen{Name: a.names[number], Number: number, Flows: owned[number], Connected: a.hosts[number] != nil})
+	for _, number := range slices.Sorted(maps.Keys(owned)) { // of backends that have registered with a life before this one
+		s.Backends = append(s.Backends, Seen{Name: a.names[number], Number: number, Flows: owned[number], Connected: a.backends[number] != nil})
 	}
 	return s, err
 }

@@ -29,9 +29,9 @@ func TestRetag(t *testing.T) {
 	if _, err := sc.f.Change(k, func(fl *Flow) { fl.Epoch = 6 }); err != nil {
 		t.Fatal(err)
 	}
-	hosts := slices.Clone(sc.f.hosts)
+	hosts := slices.Clone(sc.f.backends)
 	hosts[owner-1].Weight = 0
-	if err := sc.f.SetHosts(hosts); err != nil {
+	if err := sc.f.SetBackends(hosts); err != nil {
 		t.Fatal(err)
 	}
 	for _, services := range [][]Service{set(one, two), nil, {one}} {

@@ -26,7 +26,7 @@ import (
 )
 
 // newRoutedScene puts a router between the load balancer and its two hosts. The first host's end of the tunnel is made by the
-// commands of package tunnel's page, the second's by NewHost. outer6: the router knows IPv6 only.
+// commands of package tunnel's page, the second's by NewBackend. outer6: the router knows IPv6 only.
 func newRoutedScene(t *testing.T, outer6 bool) *scene {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -58,7 +58,7 @@ func newRoutedScene(t *testing.T, outer6 bool) *scene {
 	route(t, lb, "u", everywhere, end(2, 2).Addr().String())
 	forward(t, router)
 	forward(t, lb)
-	var hosts []Host
+	var hosts []Backend
 	for i := range sc.hosts {
 		h := nstest.NewNetns(t)
 		sc.hosts[i] = h
@@ -73,7 +73,7 @@ func newRoutedScene(t *testing.T, outer6 bool) *scene {
 		if place.Tunnel != end(3+i, 2).Addr() || place.Interface != 0 {
 			t.Fatalf("a host behind a router is at %+v", place)
 		}
-		hosts = append(hosts, Host{Number: move.Host(i + 1), Name: name, Weight: 1, Tunnel: place.Tunnel})
+		hosts = append(hosts, Backend{Number: move.Backend(i + 1), Name: name, Weight: 1, Tunnel: place.Tunnel})
 		sc.mtu = place.MTU
 	}
 	do(t, lb, func() (err error) {
@@ -81,14 +81,14 @@ func newRoutedScene(t *testing.T, outer6 bool) *scene {
 			return err
 		}
 		t.Cleanup(sc.f.Close)
-		return sc.f.SetHosts(hosts)
+		return sc.f.SetBackends(hosts)
 	})
 	// The load balancer knows the hosts first: a new device solicits routers at once, and what comes
 	// from an unknown host counts as a stranger's.
 	near := end(2, 1).Addr()
 	byHand(t, sc.hosts[0], ip, hosts[0].Tunnel, near, sc.mtu)
 	do(t, sc.hosts[1], func() error {
-		return tunneltest.NewHost(tunneltest.End{Local: hosts[1].Tunnel, LB: near, MTU: sc.mtu, Services: []netip.Addr{service4.Addr(), service6.Addr()}})
+		return tunneltest.NewBackend(tunneltest.End{Local: hosts[1].Tunnel, LB: near, MTU: sc.mtu, Services: []netip.Addr{service4.Addr(), service6.Addr()}})
 	})
 	for id, listen := range []netip.AddrPort{service4, service6} {
 		if err := sc.f.SetService(Service{ID: id, Listen: listen, Proto: unix.IPPROTO_TCP}); err != nil {
@@ -120,7 +120,7 @@ func byHand(t *testing.T, h *netns.Handle, ip string, far, near netip.Addr, mtu 
 	}
 }
 
-// Hosts behind routers get their flows through tunnels, of both families over both, and are known by them.
+// Backends behind routers get their flows through tunnels, of both families over both, and are known by them.
 func TestTunnel(t *testing.T) {
 	for _, outer6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "over IPv4", true: "over IPv6"}[outer6], func(t *testing.T) {
@@ -150,7 +150,7 @@ func TestTunnel(t *testing.T) {
 				}
 				echoMuch(t, dial(t, sc.client, at))
 			}
-			if c, err := sc.f.Counts(); err != nil || c.Mute+c.NoHost+c.Stranger+c.Full+c.Big != 0 {
+			if c, err := sc.f.Counts(); err != nil || c.Mute+c.NoBackend+c.Stranger+c.Full+c.Big != 0 {
 				t.Errorf("%+v, %v", c, err)
 			}
 		})

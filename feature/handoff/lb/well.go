@@ -15,9 +15,9 @@ func (a *Agent) silent(c *peer.Conn) bool {
 	return time.Since(c.Heard()) > a.o.Down && c.Unanswered() > 1
 }
 
-// well says whether a host is to get new flows. The caller holds mu.
+// well says whether a backend is to get new flows. The caller holds mu.
 func (a *Agent) well(m *member) bool {
-	c := a.hosts[m.Number]
+	c := a.backends[m.Number]
 	m.agent = m.agent || c != nil
 	switch {
 	case m.placed.IsZero():

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package move decides who owns a TCP session while it moves from one host to another. It is the protocol without its
+// Package move decides who owns a TCP session while it moves from one backend to another. It is the protocol without its
 // transport: what each side does at each message, so that the explorer (package explore) and the agents run the same code.
 //
 // Three take part. The source has the socket. The destination is to have it. The load balancer, which every packet of the session
-// passes in both directions, lets one host speak and be spoken to: the owner; whatever another host sends for the flow it drops.
-// So a socket that lives at both hosts for a moment is no second owner, and one record at the load balancer, changed by one store,
+// passes in both directions, lets one backend speak and be spoken to: the owner; whatever another backend sends for the flow it drops.
+// So a socket that lives at both backends for a moment is no second owner, and one record at the load balancer, changed by one store,
 // is where a session moves.
 //
 //	source            load balancer          destination
@@ -48,13 +48,13 @@
 //   - from Dump to Thaw or Close no packet reaches the source's socket, also while its agent is dead;
 //   - while an agent is dead its sockets are kept for its next life, and no application is given one, however long that takes;
 //   - from Restore to Deliver the destination's socket is in repair, so that it dies silently with those who have it; and from Restore
-//     to the first packet that it sends, its host sends neither reset nor end of the flow, for want of a socket or for its death;
+//     to the first packet that it sends, its backend sends neither reset nor end of the flow, for want of a socket or for its death;
 //   - what is sent to the destination's agent is read by no later life of it, be it a State or an answer: the one that has died
 //     may have owned the session already;
 //   - the load balancer's Flow outlives its agent, and is not forgotten while it is to be held, or while a copy of the session is
 //     stopped or has yet to speak, unless the session has ended: a machine that is lost in that moment may take the session with it;
-//     (one that begins anew answers nothing about what it does not know, until both hosts have told how they stand);
-//   - the load balancer hears what a host says in the order in which it was said, and nothing from a connection before.
+//     (one that begins anew answers nothing about what it does not know, until both backends have told how they stand);
+//   - the load balancer hears what a backend says in the order in which it was said, and nothing from a connection before.
 //
 // Messages may be lost, come twice and come late: each is harmless then, and Retry repeats what has had no answer. Only the Hold of a
 // source that goes ahead must not come twice: it is said once, by a connection that delivers nothing twice, and after a Retry no source

@@ -4,26 +4,26 @@ package move
 
 // Flow is what a load balancer knows of a session. It is kept where the data path reads it, and outlives the load balancer's agent.
 type Flow struct {
-	Owner  Host
-	Epoch  Epoch // in which Owner owns it
-	To     Host  // who may have it in epoch Epoch+1; 0: nobody
-	Held   bool  // packets to the owner are held meanwhile
-	Before Host  // the owner before, as long as Owner has said nothing: it may get the session back; 0: nobody may
-	Birth  Birth // of this record; 0: it was made by a load balancer that chose none
+	Owner  Backend
+	Epoch  Epoch   // in which Owner owns it
+	To     Backend // who may have it in epoch Epoch+1; 0: nobody
+	Held   bool    // packets to the owner are held meanwhile
+	Before Backend // the owner before, as long as Owner has said nothing: it may get the session back; 0: nobody may
+	Birth  Birth   // of this record; 0: it was made by a load balancer that chose none
 }
 
 // farAhead is more epochs than a load balancer can be behind an owner's: no destination is to use up those of a session.
 const farAhead = 1 << 16
 
-// Receive takes a message from a host, and returns the answers. gone says that the life of the owner's agent has ended that
+// Receive takes a message from a backend, and returns the answers. gone says that the life of the owner's agent has ended that
 // flipped the flow, or the latest of those that did.
-func (f *Flow) Receive(from Host, m Message, gone bool) (answers [2]Message) {
+func (f *Flow) Receive(from Backend, m Message, gone bool) (answers [2]Message) {
 	switch m.Kind {
 	case Hold:
 		// The owner may know of moves that were forgotten here: its epoch is the later one then.
-		ok := f.Owner == from && m.Epoch > f.Epoch && (!f.Held || f.To == m.Host) && m.Host != from && m.Host != 0
+		ok := f.Owner == from && m.Epoch > f.Epoch && (!f.Held || f.To == m.Backend) && m.Backend != from && m.Backend != 0
 		if ok {
-			f.Held, f.To, f.Epoch = !m.OK, m.Host, m.Epoch-1
+			f.Held, f.To, f.Epoch = !m.OK, m.Backend, m.Epoch-1
 		}
 		answers[0] = Message{Kind: Held, To: AtSource, Epoch: m.Epoch, OK: ok}
 	case Flip:
@@ -49,7 +49,7 @@ func (f *Flow) Receive(from Host, m Message, gone bool) (answers [2]Message) {
 	return answers
 }
 
-func (f *Flow) reclaim(from Host, m Message, gone bool) (answers [2]Message) {
+func (f *Flow) reclaim(from Backend, m Message, gone bool) (answers [2]Message) {
 	answers[0] = Message{Kind: Reclaimed, To: AtSource, Move: m.Epoch}
 	switch {
 	case f.Owner == from && m.Epoch == f.Epoch+1 && f.To != 0: // held or not: what is on its way to the destination is too late now
@@ -71,9 +71,9 @@ func (f *Flow) reclaim(from Host, m Message, gone bool) (answers [2]Message) {
 	return answers
 }
 
-// Left takes the word of a host that a session has left it for another, in an epoch: the record was forgotten, and made anew by a
+// Left takes the word of a backend that a session has left it for another, in an epoch: the record was forgotten, and made anew by a
 // packet that went by the hash. It says whether that changes the flow.
-func (f *Flow) Left(from, to Host, e Epoch) bool {
+func (f *Flow) Left(from, to Backend, e Epoch) bool {
 	if f.Owner != from || to == 0 || to == from || f.To != 0 || f.Held || e <= f.Epoch {
 		return false
 	}
@@ -92,13 +92,13 @@ func (f *Flow) Lapse() {
 	}
 }
 
-// In says whether a packet to a host may pass.
-func (f *Flow) In(host Host) bool { return host == f.Owner && !f.Held }
+// In says whether a packet to a backend may pass.
+func (f *Flow) In(backend Backend) bool { return backend == f.Owner && !f.Held }
 
-// Out says whether a packet from a host may pass, and notes that one has: what the owner before has is worth nothing then.
-// While the session is to move, a reset comes from a host on which the source has died, and does not pass.
-func (f *Flow) Out(host Host, reset bool) bool {
-	if host != f.Owner || reset && f.To != 0 {
+// Out says whether a packet from a backend may pass, and notes that one has: what the owner before has is worth nothing then.
+// While the session is to move, a reset comes from a backend on which the source has died, and does not pass.
+func (f *Flow) Out(backend Backend, reset bool) bool {
+	if backend != f.Owner || reset && f.To != 0 {
 		return false
 	}
 	f.Before = 0

@@ -4,8 +4,8 @@ package move
 
 import "fmt"
 
-// Host is a server behind a load balancer, by the number that the load balancer's flow table has for it. 0 is none.
-type Host uint16
+// Backend is a backend behind a load balancer, by the number that the load balancer's flow table has for it. 0 is none.
+type Backend uint16
 
 // Epoch counts the owners that a session has had. It begins with 0, grows by 1 with each move and with each that was called
 // off, and tells an answer that is late from one that is awaited. It does not come round: 2^32 moves are more than a session has.
@@ -32,7 +32,7 @@ type Kind uint8
 
 // The messages.
 const (
-	Hold      Kind = iota + 1 // source to load balancer: hold my packets, the session is to move to Host
+	Hold      Kind = iota + 1 // source to load balancer: hold my packets, the session is to move to Backend
 	Held                      // the answer: OK, or refused
 	State                     // source to destination: the session; the transport adds the socket's and the application's state
 	Flip                      // destination to load balancer: I have it
@@ -42,9 +42,9 @@ const (
 	Reclaim                   // source to load balancer: what became of it?
 	Reclaimed                 // the answer: OK, you own it, in Epoch; or it is gone
 	Revoked                   // load balancer to destination: the source has it again, in Epoch
-	Ask                       // a host to the load balancer, before a move: in which epoch do I own it?
+	Ask                       // a backend to the load balancer, before a move: in which epoch do I own it?
 	Known                     // the answer: OK, in Epoch, and no move is under way; or it is not yours to move now
-	Left                      // a host to the load balancer, which sends it a session's packets: it has left for Host, in Epoch
+	Left                      // a backend to the load balancer, which sends it a session's packets: it has left for Backend, in Epoch
 )
 
 var kindNames = [...]string{"?", "Hold", "Held", "State", "Flip", "Flipped", "Done", "Failed", "Reclaim", "Reclaimed", "Revoked", "Ask", "Known", "Left"}
@@ -58,14 +58,14 @@ func (k Kind) String() string {
 
 // Message is one of them, about one session.
 type Message struct {
-	Kind  Kind
-	From  Role
-	To    Role
-	Epoch Epoch // of the move; of Reclaimed and Revoked the one in which the source owns it now
-	Move  Epoch // of Reclaimed and Revoked: the move that they are about
-	Birth Birth // of Known and Flipped: the record's, at the load balancer; of Reclaim: as the source has heard it
-	Host  Host  // of Hold: the destination
-	OK    bool  // of Held, Flipped, Reclaimed and Known; of Hold: packets wait at the source, and are not to be held
+	Kind    Kind
+	From    Role
+	To      Role
+	Epoch   Epoch   // of the move; of Reclaimed and Revoked the one in which the source owns it now
+	Move    Epoch   // of Reclaimed and Revoked: the move that they are about
+	Birth   Birth   // of Known and Flipped: the record's, at the load balancer; of Reclaim: as the source has heard it
+	Backend Backend // of Hold: the destination
+	OK      bool    // of Held, Flipped, Reclaimed and Known; of Hold: packets wait at the source, and are not to be held
 }
 
 func (m Message) String() string {

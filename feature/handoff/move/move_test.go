@@ -5,23 +5,23 @@ package move
 import "testing"
 
 const (
-	hostA Host = 1
-	hostB Host = 2
+	backendA Backend = 1
+	backendB Backend = 2
 )
 
 // A move in which nothing goes wrong, message by message.
 func TestMove(t *testing.T) {
-	f, s, d := Flow{Owner: hostA}, Source{}, Destination{}
-	do, err := s.Start(hostB)
+	f, s, d := Flow{Owner: backendA}, Source{}, Destination{}
+	do, err := s.Start(backendB)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !f.In(hostA) {
+	if !f.In(backendA) {
 		t.Error("packets do not pass before the move")
 	}
-	held := f.Receive(hostA, do.Send[0], false)[0]
-	if !held.OK || f.In(hostA) {
-		t.Fatalf("%v; packets pass: %v", held, f.In(hostA))
+	held := f.Receive(backendA, do.Send[0], false)[0]
+	if !held.OK || f.In(backendA) {
+		t.Fatalf("%v; packets pass: %v", held, f.In(backendA))
 	}
 	if do = s.Receive(held); do.Actions[0] != Dump {
 		t.Fatalf("then %v", do)
@@ -30,8 +30,8 @@ func TestMove(t *testing.T) {
 	if do.Actions[0] != Restore {
 		t.Fatalf("then %v", do)
 	}
-	flipped := f.Receive(hostB, d.Restored().Send[0], false)[0]
-	if !flipped.OK || !f.In(hostB) || f.In(hostA) || f.Out(hostA, false) {
+	flipped := f.Receive(backendB, d.Restored().Send[0], false)[0]
+	if !flipped.OK || !f.In(backendB) || f.In(backendA) || f.Out(backendA, false) {
 		t.Fatalf("%v, flow %+v", flipped, f)
 	}
 	do = d.Receive(flipped)
@@ -42,7 +42,7 @@ func TestMove(t *testing.T) {
 	if do.Send[0].Kind != Reclaim {
 		t.Fatalf("then %v", do)
 	}
-	gone := f.Receive(hostA, do.Send[0], false)[0]
+	gone := f.Receive(backendA, do.Send[0], false)[0]
 	if do = s.Receive(gone); gone.OK || do.Actions[0] != Close || s.Phase != Closed {
 		t.Fatalf("%v, then %v", gone, do)
 	}
@@ -50,24 +50,24 @@ func TestMove(t *testing.T) {
 
 // Who is not the owner is refused, and changes nothing.
 func TestRefusals(t *testing.T) {
-	held := Flow{Owner: hostA, Epoch: 4, Held: true, To: hostB}
+	held := Flow{Owner: backendA, Epoch: 4, Held: true, To: backendB}
 	for name, c := range map[string]struct {
 		flow Flow
-		from Host
+		from Backend
 		m    Message
 	}{
-		"hold by another":                {Flow{Owner: hostA}, hostB, Message{Kind: Hold, Epoch: 1, Host: 3}},
-		"hold in an epoch gone by":       {Flow{Owner: hostA, Epoch: 4}, hostA, Message{Kind: Hold, Epoch: 4, Host: hostB}},
-		"hold for oneself":               {Flow{Owner: hostA}, hostA, Message{Kind: Hold, Epoch: 1, Host: hostA}},
-		"hold for nobody":                {Flow{Owner: hostA}, hostA, Message{Kind: Hold, Epoch: 1}},
-		"hold for a third":               {held, hostA, Message{Kind: Hold, Epoch: 5, Host: 3}},
+		"hold by another":                {Flow{Owner: backendA}, backendB, Message{Kind: Hold, Epoch: 1, Backend: 3}},
+		"hold in an epoch gone by":       {Flow{Owner: backendA, Epoch: 4}, backendA, Message{Kind: Hold, Epoch: 4, Backend: backendB}},
+		"hold for oneself":               {Flow{Owner: backendA}, backendA, Message{Kind: Hold, Epoch: 1, Backend: backendA}},
+		"hold for nobody":                {Flow{Owner: backendA}, backendA, Message{Kind: Hold, Epoch: 1}},
+		"hold for a third":               {held, backendA, Message{Kind: Hold, Epoch: 5, Backend: 3}},
 		"flip by a third":                {held, 3, Message{Kind: Flip, Epoch: 5}},
-		"flip in an epoch gone by":       {held, hostB, Message{Kind: Flip, Epoch: 3}},
-		"flip of what is not moved":      {Flow{Owner: hostA}, hostB, Message{Kind: Flip, Epoch: 1}},
+		"flip in an epoch gone by":       {held, backendB, Message{Kind: Flip, Epoch: 3}},
+		"flip of what is not moved":      {Flow{Owner: backendA}, backendB, Message{Kind: Flip, Epoch: 1}},
 		"reclaim by a third":             {held, 3, Message{Kind: Reclaim, Epoch: 5}},
-		"reclaim of what was never held": {Flow{Owner: hostA}, hostA, Message{Kind: Reclaim, Epoch: 1}},
-		"reclaim of a move forgotten":    {Flow{Owner: hostA}, hostA, Message{Kind: Reclaim, Epoch: 3}},
-		"reclaim of an earlier move":     {Flow{Owner: hostB, Epoch: 3, Before: hostA}, hostA, Message{Kind: Reclaim, Epoch: 1}},
+		"reclaim of what was never held": {Flow{Owner: backendA}, backendA, Message{Kind: Reclaim, Epoch: 1}},
+		"reclaim of a move forgotten":    {Flow{Owner: backendA}, backendA, Message{Kind: Reclaim, Epoch: 3}},
+		"reclaim of an earlier move":     {Flow{Owner: backendB, Epoch: 3, Before: backendA}, backendA, Message{Kind: Reclaim, Epoch: 1}},
 	} {
 		f := c.flow
 		a := f.Receive(c.from, c.m, true)
@@ -80,13 +80,13 @@ func TestRefusals(t *testing.T) {
 // What the destination has said makes the source's copy worthless; before, it gets the session back if the destination is gone.
 func TestReclaimAfterFlip(t *testing.T) {
 	for _, spoke := range []bool{false, true} {
-		f := Flow{Owner: hostA, Held: true, To: hostB}
-		f.Receive(hostB, Message{Kind: Flip, Epoch: 1}, false)
+		f := Flow{Owner: backendA, Held: true, To: backendB}
+		f.Receive(backendB, Message{Kind: Flip, Epoch: 1}, false)
 		if spoke {
-			f.Out(hostB, false)
+			f.Out(backendB, false)
 		}
-		a := f.Receive(hostA, Message{Kind: Reclaim, Epoch: 1}, true)
-		if a[0].OK == spoke || f.In(hostA) == spoke {
+		a := f.Receive(backendA, Message{Kind: Reclaim, Epoch: 1}, true)
+		if a[0].OK == spoke || f.In(backendA) == spoke {
 			t.Errorf("the destination spoke: %v; %v, flow %+v", spoke, a, f)
 		}
 	}
@@ -94,14 +94,14 @@ func TestReclaimAfterFlip(t *testing.T) {
 
 // The load balancer has forgotten moves of a session that its owner remembers: the owner's epoch counts from then on.
 func TestHoldOfLaterEpoch(t *testing.T) {
-	f := Flow{Owner: hostA}
-	if a := f.Receive(hostA, Message{Kind: Hold, Epoch: 3, Host: hostB}, false)[0]; !a.OK || f != (Flow{Owner: hostA, Epoch: 2, Held: true, To: hostB}) {
+	f := Flow{Owner: backendA}
+	if a := f.Receive(backendA, Message{Kind: Hold, Epoch: 3, Backend: backendB}, false)[0]; !a.OK || f != (Flow{Owner: backendA, Epoch: 2, Held: true, To: backendB}) {
 		t.Fatalf("%v, flow %+v", a, f)
 	}
-	if a := f.Receive(hostB, Message{Kind: Flip, Epoch: 1}, false)[0]; a.OK {
+	if a := f.Receive(backendB, Message{Kind: Flip, Epoch: 1}, false)[0]; a.OK {
 		t.Errorf("a flip of a move forgotten: %v", a)
 	}
-	if a := f.Receive(hostB, Message{Kind: Flip, Epoch: 3}, false)[0]; !a.OK || f.Owner != hostB || f.Epoch != 3 {
+	if a := f.Receive(backendB, Message{Kind: Flip, Epoch: 3}, false)[0]; !a.OK || f.Owner != backendB || f.Epoch != 3 {
 		t.Errorf("%v, flow %+v", a, f)
 	}
 }
@@ -125,7 +125,7 @@ func TestUnknownToLBEnd(t *testing.T) {
 		}
 	}
 	s := Source{Epoch: 2}
-	if _, err := s.Start(hostB); err != nil {
+	if _, err := s.Start(backendB); err != nil {
 		t.Fatal(err)
 	}
 	s.Receive(Message{Kind: Held, Epoch: 3})
@@ -137,8 +137,8 @@ func TestUnknownToLBEnd(t *testing.T) {
 
 // A source that knows the birth of the load balancer's record sends the session before it has the load balancer's answer.
 func TestAhead(t *testing.T) {
-	f, s, d := Flow{Owner: hostA, Birth: 7}, Source{Birth: 7}, Destination{}
-	hold, err := s.Start(hostB)
+	f, s, d := Flow{Owner: backendA, Birth: 7}, Source{Birth: 7}, Destination{}
+	hold, err := s.Start(backendB)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,16 +149,16 @@ func TestAhead(t *testing.T) {
 	if do := s.Ahead(); do != (Do{}) {
 		t.Errorf("a second time: %v", do)
 	}
-	held := f.Receive(hostA, hold.Send[0], false)[0]
+	held := f.Receive(backendA, hold.Send[0], false)[0]
 	if do := s.Receive(held); !held.OK || do != (Do{}) || s.Phase != Moving {
 		t.Fatalf("%v, %v, %+v", held, do, s)
 	}
 	d.Receive(state)
-	flipped := f.Receive(hostB, d.Restored().Send[0], false)[0]
+	flipped := f.Receive(backendB, d.Restored().Send[0], false)[0]
 	if do := d.Receive(flipped); do.Actions[0] != Deliver || d.Birth != 7 {
 		t.Errorf("%v, %+v", do, d)
 	}
-	if f != (Flow{Owner: hostB, Epoch: 1, Before: hostA, Birth: 7}) {
+	if f != (Flow{Owner: backendB, Epoch: 1, Before: backendA, Birth: 7}) {
 		t.Errorf("%+v", f)
 	}
 }
@@ -166,14 +166,14 @@ func TestAhead(t *testing.T) {
 // Without a birth it waits.
 func TestNotAhead(t *testing.T) {
 	s := Source{}
-	if _, err := s.Start(hostB); err != nil {
+	if _, err := s.Start(backendB); err != nil {
 		t.Fatal(err)
 	}
 	if do := s.Ahead(); do != (Do{}) || s.Phase != Holding {
 		t.Errorf("%v, %+v", do, s)
 	}
 	s = Source{Birth: 7}
-	if _, err := s.Start(hostB); err != nil {
+	if _, err := s.Start(backendB); err != nil {
 		t.Fatal(err)
 	}
 	s.Retry() // Hold was said twice
@@ -190,16 +190,16 @@ func TestNeverHeard(t *testing.T) {
 		back bool
 		want Flow
 	}{
-		"never heard":       {Flow{Owner: hostA, Epoch: 4, Birth: 7}, true, Flow{Owner: hostA, Epoch: 6, Birth: 7}},
-		"another record":    {Flow{Owner: hostA, Epoch: 0, Birth: 9}, false, Flow{Owner: hostA, Epoch: 0, Birth: 9}},
-		"without a birth":   {Flow{Owner: hostA, Epoch: 4}, false, Flow{Owner: hostA, Epoch: 4}},
-		"moved":             {Flow{Owner: hostB, Epoch: 5, Birth: 7}, false, Flow{Owner: hostB, Epoch: 5, Birth: 7}},
-		"refused to flip":   {Flow{Owner: hostA, Epoch: 5, Birth: 7}, true, Flow{Owner: hostA, Epoch: 6, Birth: 7}},
-		"of an earlier one": {Flow{Owner: hostA, Epoch: 2, To: hostB, Held: true, Birth: 7}, true, Flow{Owner: hostA, Epoch: 6, Birth: 7}},
+		"never heard":       {Flow{Owner: backendA, Epoch: 4, Birth: 7}, true, Flow{Owner: backendA, Epoch: 6, Birth: 7}},
+		"another record":    {Flow{Owner: backendA, Epoch: 0, Birth: 9}, false, Flow{Owner: backendA, Epoch: 0, Birth: 9}},
+		"without a birth":   {Flow{Owner: backendA, Epoch: 4}, false, Flow{Owner: backendA, Epoch: 4}},
+		"moved":             {Flow{Owner: backendB, Epoch: 5, Birth: 7}, false, Flow{Owner: backendB, Epoch: 5, Birth: 7}},
+		"refused to flip":   {Flow{Owner: backendA, Epoch: 5, Birth: 7}, true, Flow{Owner: backendA, Epoch: 6, Birth: 7}},
+		"of an earlier one": {Flow{Owner: backendA, Epoch: 2, To: backendB, Held: true, Birth: 7}, true, Flow{Owner: backendA, Epoch: 6, Birth: 7}},
 	} {
 		s := Source{Phase: Moving, Epoch: 5, Sent: true, Birth: 7}
 		f := c.flow
-		a := f.Receive(hostA, s.Retry().Send[0], false)[0]
+		a := f.Receive(backendA, s.Retry().Send[0], false)[0]
 		if a.OK != c.back || f != c.want {
 			t.Errorf("%s: %v, %+v", name, a, f)
 		}
@@ -213,7 +213,7 @@ func TestNeverHeard(t *testing.T) {
 // Who is refused a Hold that was said once goes on, whatever it has sent: nobody can have the session by that move.
 func TestRefusedAhead(t *testing.T) {
 	s := Source{Epoch: 4, Birth: 7}
-	if _, err := s.Start(hostB); err != nil {
+	if _, err := s.Start(backendB); err != nil {
 		t.Fatal(err)
 	}
 	s.Ahead()

@@ -13,7 +13,7 @@ const (
 	Holding                       // the load balancer was asked to hold; packets still come
 	Moving                        // stopped and dumped; the destination was told
 	Reclaiming                    // the load balancer is asked what became of the session
-	Closed                        // another host has it
+	Closed                        // another backend has it
 )
 
 func (p SourcePhase) String() string {
@@ -24,7 +24,7 @@ func (p SourcePhase) String() string {
 type Source struct {
 	Phase SourcePhase
 	Epoch Epoch // in which it owns the session; of the move, once one has begun
-	To    Host
+	To    Backend
 	Sent  bool // the state of this move may have been sent: the destination may own the session
 	// Birth is of the load balancer's record of the session, heard lately. With it a move need not wait for the load balancer: see [Source.Ahead].
 	Birth Birth
@@ -39,7 +39,7 @@ func Resumed(e Epoch, b Birth, stopped bool) Source {
 }
 
 // Start begins a move. It is an error while another is under way.
-func (s *Source) Start(to Host) (Do, error) {
+func (s *Source) Start(to Backend) (Do, error) {
 	if s.Phase != Owns {
 		return Do{}, fmt.Errorf("the session is %s in epoch %d: wait until its move has ended", s.Phase, s.Epoch)
 	}
@@ -58,7 +58,7 @@ func (s *Source) Ahead() Do {
 }
 
 func (s *Source) hold() Do {
-	return Do{}.send(Message{Kind: Hold, From: AtSource, To: AtLoadBalancer, Epoch: s.Epoch, Host: s.To, OK: s.Parks})
+	return Do{}.send(Message{Kind: Hold, From: AtSource, To: AtLoadBalancer, Epoch: s.Epoch, Backend: s.To, OK: s.Parks})
 }
 
 // Retry repeats what has had no answer for some time, or for the connection that broke. A move that the destination does not

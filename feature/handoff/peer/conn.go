@@ -22,7 +22,7 @@ import (
 // helloTime is how long an introduction may take, from the first byte of TLS on.
 const helloTime = 5 * time.Second
 
-// keepAlive finds a host that has gone without a word, within some seconds.
+// keepAlive finds a backend that has gone without a word, within some seconds.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
 
 // goneTime is the same for one that goes while something is on its way to it: then the kernel repeats that, for a quarter of an
@@ -147,7 +147,7 @@ func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error)
 	if c.Peer, err = parseHello(body); err != nil {
 		return nil, err
 	}
-	// Who it is says the certificate, or every agent could speak for every host.
+	// Who it is says the certificate, or every agent could speak for every backend.
 	if err := t.ConnectionState().PeerCertificates[0].VerifyHostname(c.Peer.Name); err != nil {
 		return nil, fmt.Errorf("it calls itself %q: %w", c.Peer.Name, err)
 	}

@@ -10,24 +10,24 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// Registration is what a host says of itself to a load balancer: there, it is one of its hosts from then on.
+// Registration is what a backend says of itself to a load balancer: there, it is one of its backends from then on.
 type Registration struct {
-	Address  netip.Addr `json:"address"`            // of the host, where the load balancer sends packets to it
+	Address  netip.Addr `json:"address"`            // of the backend, where the load balancer sends packets to it
 	Weight   int        `json:"weight"`             // of its share of new flows; 0: none, as while it is drained
 	Services []string   `json:"services,omitempty"` // names of those it serves; none: all that the load balancer has
 	Agent    string     `json:"agent,omitempty"`    // host:port where the agents of other hosts find its own
 	Unserved []string   `json:"unserved,omitempty"` // names of services that nobody serves there now: their new flows go elsewhere
 }
 
-// Member is a host as a load balancer tells it to the others.
+// Member is a backend as a load balancer tells it to the others.
 type Member struct {
-	Name     string     `json:"name"`
-	Number   move.Host  `json:"number"`
-	Address  netip.Addr `json:"address,omitzero"`
-	Agent    string     `json:"agent,omitempty"`
-	Weight   int        `json:"weight"`
-	Services []string   `json:"services,omitempty"`
-	Up       bool       `json:"up"` // it gets new flows, its weight permitting
+	Name     string       `json:"name"`
+	Number   move.Backend `json:"number"`
+	Address  netip.Addr   `json:"address,omitzero"`
+	Agent    string       `json:"agent,omitempty"`
+	Weight   int          `json:"weight"`
+	Services []string     `json:"services,omitempty"`
+	Up       bool         `json:"up"` // it gets new flows, its weight permitting
 	// Unserved and Connected are for another load balancer: services that nobody serves there, and whether its agent is at this one.
 	Unserved  []string `json:"unserved,omitempty"`
 	Connected bool     `json:"connected,omitempty"`
@@ -36,18 +36,18 @@ type Member struct {
 // Pair is what a load balancer tells the other one beside it, whenever it changes.
 type Pair struct {
 	Ring     []Share `json:"ring,omitempty"`     // by which new flows are spread there
-	Agents   int     `json:"agents"`             // hosts' agents that are connected there
+	Agents   int     `json:"agents"`             // backends' agents that are connected there
 	Carries  bool    `json:"carries,omitempty"`  // clients' packets come by it
-	Settling bool    `json:"settling,omitempty"` // it waits for hosts itself
+	Settling bool    `json:"settling,omitempty"` // it waits for backends itself
 }
 
-// Share is what a host gets of new flows.
+// Share is what a backend gets of new flows.
 type Share struct {
-	Number   move.Host `json:"number"`
-	Name     string    `json:"name"`
-	Weight   int       `json:"weight"`
-	Services []int     `json:"services"` // null: all
-	Unserved []int     `json:"unserved,omitempty"`
+	Number   move.Backend `json:"number"`
+	Name     string       `json:"name"`
+	Weight   int          `json:"weight"`
+	Services []int        `json:"services"` // null: all
+	Unserved []int        `json:"unserved,omitempty"`
 }
 
 // Service is what a load balancer spreads.
@@ -59,14 +59,14 @@ type Service struct {
 	BySource bool           `json:"by_source,omitempty"`
 }
 
-// Peers is what a load balancer tells its hosts: once they have registered, and whenever it changes.
+// Peers is what a load balancer tells its backends: once they have registered, and whenever it changes.
 type Peers struct {
 	Refused  string    `json:"refused,omitempty"` // why the registration is
 	Members  []Member  `json:"members,omitempty"`
 	Services []Service `json:"services,omitempty"`
 	// HearsLeft says that this load balancer takes move.Left. An older one would end the connection.
 	HearsLeft bool `json:"hears_left,omitempty"`
-	// Idle is for how long this load balancer knows a flow of which nothing is seen, in milliseconds. A host tells of its sessions
+	// Idle is for how long this load balancer knows a flow of which nothing is seen, in milliseconds. A backend tells of its sessions
 	// more often. 0: this load balancer does not want to hear of them.
 	Idle int64 `json:"idle_ms,omitempty"`
 	// Hold is how long this load balancer holds packets of a session that moves, in milliseconds. 0: an older one does not say.
@@ -87,7 +87,7 @@ func (c *Conn) Handle(h Control) { c.control = h }
 // Register tells a load balancer of this host.
 func (c *Conn) Register(r Registration) error { return c.say(typeRegister, r) }
 
-// Tell tells a host of the others.
+// Tell tells a backend of the others.
 func (c *Conn) Tell(p Peers) error { return c.say(typePeers, p) }
 
 // mostControl is the most bytes of what is no move.

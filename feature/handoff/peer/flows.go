@@ -11,17 +11,17 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// FlowRecord is what a load balancer tells another one of a flow, or a host a load balancer of a session.
+// FlowRecord is what a load balancer tells another one of a flow, or a backend a load balancer of a session.
 type FlowRecord struct {
 	Flow  Flow
-	Owner move.Host // of a host's records 0: it is the host
-	// To is the host that the flow is about to move to, or 0. A host says it of a session that it has stopped, and whose state
+	Owner move.Backend // of a backend's records 0: it is the backend
+	// To is the backend that the flow is about to move to, or 0. A backend says it of a session that it has stopped, and whose state
 	// may be there.
-	To    move.Host
+	To    move.Backend
 	Epoch move.Epoch    // in which the owner owns it
 	Age   time.Duration // since a packet of it was seen, in seconds
 	Gone  bool          // it has ended
-	Quiet bool          // of a host: the session has moved there, and has not spoken
+	Quiet bool          // of a backend: the session has moved there, and has not spoken
 }
 
 // In a flows frame are four bytes: 1 (the version), 1 if it is the last one of a list, and zeros. Then records of 32 bytes: 0 client,
@@ -32,7 +32,7 @@ const (
 	recordSize   = 32
 	recordGone   = 1
 	recordQuiet  = 2
-	mostHost     = 1<<10 - 1
+	mostBackend  = 1<<10 - 1
 )
 
 // MostFlows is how many records one frame has at most.
@@ -87,11 +87,11 @@ func ParseFlows(b []byte) (out []FlowRecord, last bool, err error) {
 	for b = b[flowsHead:]; len(b) > 0; b = b[recordSize:] {
 		r := FlowRecord{
 			Flow:  Flow{binary.BigEndian.Uint16(b[18:]), netip.AddrPortFrom(netip.AddrFrom16([16]byte(b)).Unmap(), binary.BigEndian.Uint16(b[16:]))},
-			Owner: move.Host(binary.BigEndian.Uint16(b[20:])), To: move.Host(binary.BigEndian.Uint16(b[22:])),
+			Owner: move.Backend(binary.BigEndian.Uint16(b[20:])), To: move.Backend(binary.BigEndian.Uint16(b[22:])),
 			Epoch: move.Epoch(binary.BigEndian.Uint32(b[24:])), Age: time.Duration(binary.BigEndian.Uint16(b[28:])) * time.Second,
 			Gone: b[30]&recordGone != 0, Quiet: b[30]&recordQuiet != 0}
-		if r.Owner > mostHost || r.To > mostHost {
-			return nil, false, fmt.Errorf("%w: a flow of host %d, %d: the highest is %d", ErrFormat, r.Owner, r.To, mostHost)
+		if r.Owner > mostBackend || r.To > mostBackend {
+			return nil, false, fmt.Errorf("%w: a flow of backend %d, %d: the highest is %d", ErrFormat, r.Owner, r.To, mostBackend)
 		}
 		out = append(out, r)
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package peer is how agents of hosts and load balancers speak with each other: frames over TLS, in which both sides have shown a
+// Package peer is how agents of backends and load balancers speak with each other: frames over TLS, in which both sides have shown a
 // certificate (mutual TLS 1.3, keys by file). What they say about sessions is package move's.
 //
 // # Wire format, version 1
@@ -12,8 +12,8 @@
 //	5  ..  the body
 //
 //	hello: 0  1  version: 1
-//	       1  1  role: 0 host, 1 load balancer
-//	       2  2  number of the host, 0 of a load balancer
+//	       1  1  role: 0 backend, 1 load balancer
+//	       2  2  number of the backend, 0 of a load balancer
 //	       4  8  instance: of this life of the agent, never the same again
 //	      12  1  length of the name, and the name
 //
@@ -24,13 +24,13 @@
 //	       4  4  epoch
 //	       8  4  of Reclaimed and Revoked the move that the answer is about; of Known, Flipped and Reclaim the birth of the lb
 //	             end's record, or 0
-//	      12  2  host: of Hold and Left where the session goes, or has gone
+//	      12  2  backend: of Hold and Left where the session goes, or has gone
 //	      14  2  service: its number in the lower 6 bits; above them which of its addresses, 0 where only one can be meant
 //	      16 16  the client's address, IPv4 as ::ffff:a.b.c.d
 //	      32  2  the client's port
 //	      34  2  0
 //	      36  8  instance of the destination's agent that is meant, or 0
-//	      44 ..  of State: the session, as the hosts' agents have it
+//	      44 ..  of State: the session, as the backends' agents have it
 //
 //	load:  0  2  service
 //	       2  2  1: there is no member of it that could go on with a session
@@ -72,22 +72,22 @@ type Role uint8
 
 // The roles.
 const (
-	HostAgent Role = iota
+	BackendAgent Role = iota
 	LBAgent
 )
 
 // Hello is how an agent introduces itself.
 type Hello struct {
 	Role     Role
-	Number   move.Host // of a host
-	Instance uint64    // of this life of the agent
-	Name     string    // at most 255 bytes
+	Number   move.Backend // of a backend
+	Instance uint64       // of this life of the agent
+	Name     string       // at most 255 bytes
 
 	// Beside is what Dial says next, to a load balancer. It is no part of the hello.
 	Beside *Beside
 }
 
-// Beside is a host's registration, and what it does with what the load balancer tells of others.
+// Beside is a backend's registration, and what it does with what the load balancer tells of others.
 type Beside struct {
 	Register Registration
 	Peers    func(Peers)
@@ -120,7 +120,7 @@ type Frame struct {
 	Flow     Flow
 	Instance uint64 // of the destination's agent
 	Session  []byte // of State
-	// IsLoad says that it is none of these, but what waits at the host for Flow.Service: Load.
+	// IsLoad says that it is none of these, but what waits at the backend for Flow.Service: Load.
 	IsLoad bool
 	Load   uint32
 	None   bool // no member is there
@@ -145,7 +145,7 @@ func parseHello(b []byte) (h Hello, err error) {
 	case b[1] > byte(LBAgent):
 		return h, fmt.Errorf("%w: role %d", ErrFormat, b[1])
 	}
-	return Hello{Role: Role(b[1]), Number: move.Host(binary.BigEndian.Uint16(b[2:])), Instance: binary.BigEndian.Uint64(b[4:]), Name: string(b[13:])}, nil
+	return Hello{Role: Role(b[1]), Number: move.Backend(binary.BigEndian.Uint16(b[2:])), Instance: binary.BigEndian.Uint64(b[4:]), Name: string(b[13:])}, nil
 }
 
 func (f Frame) appendHeader(b []byte) []byte {
@@ -161,7 +161,7 @@ func (f Frame) appendHeader(b []byte) []byte {
 		about = uint32(m.Birth)
 	}
 	b = binary.BigEndian.AppendUint32(b, about)
-	b = binary.BigEndian.AppendUint16(b, uint16(m.Host))
+	b = binary.BigEndian.AppendUint16(b, uint16(m.Backend))
 	b = binary.BigEndian.AppendUint16(b, f.Flow.Service)
 	a := f.Flow.Client.Addr().As16()
 	b = append(b, a[:]...)
@@ -178,7 +178,7 @@ func parseFrame(b []byte) (f Frame, err error) {
 		return f, fmt.Errorf("%w: a message of %d bytes", ErrFormat, len(b))
 	}
 	m := move.Message{Kind: move.Kind(b[0]), From: move.Role(b[1] >> 4), To: move.Role(b[1] & 15), OK: b[2] == 1,
-		Epoch: move.Epoch(binary.BigEndian.Uint32(b[4:])), Host: move.Host(binary.BigEndian.Uint16(b[12:]))}
+		Epoch: move.Epoch(binary.BigEndian.Uint32(b[4:])), Backend: move.Backend(binary.BigEndian.Uint16(b[12:]))}
 	if about := binary.BigEndian.Uint32(b[8:]); carriesBirth(m.Kind) {
 		m.Birth = move.Birth(about)
 	} else {

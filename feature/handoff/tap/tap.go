@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tap is a device in which packets of sessions that move wait: at a load balancer, and at the server that a session leaves.
+// Package tap is a device in which packets of sessions that move wait: at a load balancer, and at the backend that a session leaves.
 // The data path redirects them to it, and they are taken out and put back as Ethernet frames.
 package tap
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tunnel makes the load balancer's end of the way to a host that routers are between: VXLAN (RFC 7348), which
+// Package tunnel makes the load balancer's end of the way to a backend that routers are between: VXLAN (RFC 7348), which
 // every Debian kernel has, carries IPv4 and IPv6 over either, is spread by routers and network cards (its source port is a hash of
-// what it carries), and keeps segmentation offloads. The load balancer has one device for all hosts; a host has one towards its load
+// what it carries), and keeps segmentation offloads. The load balancer has one device for all backends; a backend has one towards its load
 // balancer, an ordinary device without any program:
 //
 //	ip link add weir-tun address 02:77:65:69:72:02 type vxlan id 22341 dstport 4789 local HOST remote FRONT nolearning udp6zerocsumrx
@@ -11,7 +11,7 @@
 //	ip route add default via 169.254.85.1 dev weir-tun onlink table 22341
 //	ip rule add from SERVICE lookup 22341     # answers go the way the questions came, past the load balancer
 //
-// Packets are not authenticated: as on a segment, whoever can send to the port from a host's address can speak for the host.
+// Packets are not authenticated: as on a segment, whoever can send to the port from a backend's address can speak for the backend.
 package tunnel
 
 import (
@@ -26,7 +26,7 @@ import (
 
 // What both ends agree on.
 const (
-	VNI  = 22341 // of the packets; also the number of the host's routing table
+	VNI  = 22341 // of the packets; also the number of the backend's routing table
 	Port = 4789
 	// Device is its name at both ends, unless told otherwise.
 	Device = "weir-tun"
@@ -34,14 +34,14 @@ const (
 	Over4, Over6 = 50, 70
 )
 
-// LBMAC and HostMAC are the link addresses of the ends within the tunnel, the same everywhere: nobody has to learn them.
+// LBMAC and BackendMAC are the link addresses of the ends within the tunnel, the same everywhere: nobody has to learn them.
 var (
-	LBMAC   = net.HardwareAddr{2, 'w', 'e', 'i', 'r', 1}
-	HostMAC = net.HardwareAddr{2, 'w', 'e', 'i', 'r', 2}
+	LBMAC      = net.HardwareAddr{2, 'w', 'e', 'i', 'r', 1}
+	BackendMAC = net.HardwareAddr{2, 'w', 'e', 'i', 'r', 2}
 )
 
 // NewLB makes a load balancer's device, or takes the one that is there, and returns its index. mtu is that of what goes through
-// it: the least of the ways to the hosts, less [Over4] or [Over6].
+// it: the least of the ways to the backends, less [Over4] or [Over6].
 func NewLB(name string, mtu int) (int, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr, attrs.MTU = name, LBMAC, mtu

@@ -1,10 +1,10 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * The load balancer's data path, at tcx of the devices towards clients and servers. The service's address is on every server,
- * so nothing of a packet changes but its MAC addresses: no NAT, no checksum, GSO passes. Servers behind routers are at the
+ * The load balancer's data path, at tcx of the devices towards clients and backends. The service's address is on every backend,
+ * so nothing of a packet changes but its MAC addresses: no NAT, no checksum, GSO passes. Backends behind routers are at the
  * ends of tunnels, which a device of the kernel makes (VXLAN, one for all of them): the program says which end. A flow has
- * one owner; packets from clients go to it, and what another host sends for the flow is dropped (package move says why that
+ * one owner; packets from clients go to it, and what another backend sends for the flow is dropped (package move says why that
  * is enough).
  */
 #include <linux/bpf.h>
@@ -30,7 +30,7 @@ struct {
 	__type(value, struct lb_service);
 } lb_services SEC(".maps");
 
-/* Of each service's buckets the host that new flows go to. */
+/* Of each service's buckets the backend that new flows go to. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, LB_SERVICES * LB_BUCKETS);
@@ -40,22 +40,22 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, LB_HOSTS);
+	__uint(max_entries, LB_BACKENDS);
 	__type(key, __u32);
-	__type(value, struct lb_host);
-} lb_hosts SEC(".maps");
+	__type(value, struct lb_backend);
+} lb_backends SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, LB_HOSTS);
+	__uint(max_entries, LB_BACKENDS);
 	__type(key, struct lb_mac_key);
 	__type(value, __u32);
 } lb_macs SEC(".maps");
 
-/* The hosts at the other ends of tunnels. */
+/* The backends at the other ends of tunnels. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, LB_HOSTS);
+	__uint(max_entries, LB_BACKENDS);
 	__type(key, struct lb_tunnel_key);
 	__type(value, __u32);
 } lb_tunnels SEC(".maps");
@@ -247,13 +247,13 @@ static __always_inline int read(struct __sk_buff *skb, struct packet *p)
 	return 0;
 }
 
-static __always_inline __u32 bucket_host(const struct lb_service *s, const struct lb_flow_key *k)
+static __always_inline __u32 bucket_backend(const struct lb_service *s, const struct lb_flow_key *k)
 {
 	__u32 at = weir_hash_addr((const __u32 *)k->client, k->port) % LB_BUCKETS +
 		   s->id % LB_SERVICES * LB_BUCKETS;
-	__u16 *host = bpf_map_lookup_elem(&lb_ring, &at);
+	__u16 *backend = bpf_map_lookup_elem(&lb_ring, &at);
 
-	return host ? *host : 0;
+	return backend ? *backend : 0;
 }
 
 static __always_inline struct lb_config *config(void)
@@ -280,7 +280,7 @@ static __always_inline int may_fragment(struct __sk_buff *skb)
  * into_tunnel says which end a packet is for. What does not fit, and may not be fragmented, is
  * the kernel's: its route for the service has the tunnel's MTU, so it answers by a Packet Too Big.
  */
-static __always_inline int into_tunnel(struct __sk_buff *skb, const struct lb_host *h)
+static __always_inline int into_tunnel(struct __sk_buff *skb, const struct lb_backend *h)
 {
 	struct lb_config *c = config();
 	struct bpf_tunnel_key key = { .tunnel_ttl = 64 };
@@ -303,15 +303,15 @@ static __always_inline int into_tunnel(struct __sk_buff *skb, const struct lb_ho
 	return bpf_skb_set_tunnel_key(skb, &key, sizeof(key), flags) ? -1 : 0;
 }
 
-/* to_host sends a packet on. */
-static __always_inline int to_host(struct __sk_buff *skb, __u32 number)
+/* to_backend sends a packet on. */
+static __always_inline int to_backend(struct __sk_buff *skb, __u32 number)
 {
-	struct lb_host *h = bpf_map_lookup_elem(&lb_hosts, &number);
+	struct lb_backend *h = bpf_map_lookup_elem(&lb_backends, &number);
 	__u8 macs[12];
 	int special;
 
 	if (!h || !h->ifindex) {
-		count(LB_NO_HOST);
+		count(LB_NO_BACKEND);
 		return TC_ACT_SHOT;
 	}
 	if (*(__u32 *)h->tunnel || *(__u32 *)(h->tunnel + 8)) {
@@ -333,23 +333,23 @@ static __always_inline void tell(const struct lb_flow_key *k, const struct lb_se
 {
 	struct lb_config *c = config();
 
-	if (c && (c->news == 1 || (c->news == 2 && bucket_host(s, k) != owner)))
+	if (c && (c->news == 1 || (c->news == 2 && bucket_backend(s, k) != owner)))
 		bpf_ringbuf_output(&lb_learned, (void *)k, sizeof(*k), 0);
 }
 
 /*
  * learn records a flow that is new. What there is no room for goes by the hash. A connection that a
- * client begins is told of once a host and the client have spoken: a flood of SYNs is not to fill
+ * client begins is told of once a backend and the client have spoken: a flood of SYNs is not to fill
  * two load balancers.
  */
 static __always_inline void learn(const struct lb_flow_key *k, const struct lb_service *s,
-				  __u32 owner, __u32 flags, int by_host)
+				  __u32 owner, __u32 flags, int by_backend)
 {
 	struct lb_flow f = {
 		.word = owner,
 		.seen = bpf_ktime_get_coarse_ns(),
-		.in = !by_host,
-		.out = by_host,
+		.in = !by_backend,
+		.out = by_backend,
 		.flags = flags,
 		.birth = bpf_get_prandom_u32() | 1,
 	};
@@ -359,7 +359,7 @@ static __always_inline void learn(const struct lb_flow_key *k, const struct lb_s
 		return;
 	}
 	count(LB_LEARNED);
-	if (by_host || !k->port)
+	if (by_backend || !k->port)
 		tell(k, s, owner);
 }
 
@@ -371,8 +371,8 @@ static __always_inline int opens(const struct packet *p, const struct lb_service
 
 /*
  * awaited says whether a packet is of a connection that is not known yet: the load balancer has
- * begun anew, and the hosts have not said which connections are theirs. The client repeats it. A
- * packet that opens a connection waits for nothing, but where its source may have a host already.
+ * begun anew, and the backends have not said which connections are theirs. The client repeats it. A
+ * packet that opens a connection waits for nothing, but where its source may have a backend already.
  */
 static __always_inline int awaited(const struct packet *p, const struct lb_service *s)
 {
@@ -387,7 +387,7 @@ static __always_inline int awaited(const struct packet *p, const struct lb_servi
 /*
  * learns says whether a packet makes a flow known. A connection's does; a datagram's only its
  * source, where that is what the service goes by, while there is room (anybody can make up
- * sources), and once the hosts have said which sources are theirs. Other datagrams go by the hash.
+ * sources), and once the backends have said which sources are theirs. Other datagrams go by the hash.
  */
 static __always_inline int learns(const struct packet *p, const struct lb_service *s)
 {
@@ -435,11 +435,11 @@ static __always_inline void saw_client(struct lb_flow *f, const struct lb_flow_k
 }
 
 /*
- * saw_host: an owner that goes on speaks of a connection that lives, whatever reset was seen:
+ * saw_backend: an owner that goes on speaks of a connection that lives, whatever reset was seen:
  * anybody can make up one of the client's. Of a real one the client says so again.
  */
-static __always_inline void saw_host(struct lb_flow *f, const struct lb_flow_key *k,
-				     const struct packet *p, const struct lb_service *s)
+static __always_inline void saw_backend(struct lb_flow *f, const struct lb_flow_key *k,
+					const struct packet *p, const struct lb_service *s)
 {
 	if (!f->out++ && k->port && !(f->flags & LB_OPENING))
 		tell(k, s, LB_OWNER(f->word));
@@ -455,7 +455,7 @@ static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
 	struct lb_flow_key k = { .service = s->id };
 	struct lb_config *c;
 	struct lb_flow *f;
-	__u32 host;
+	__u32 backend;
 
 	if (s->broken) {
 		count(LB_FRAGMENT);
@@ -469,10 +469,10 @@ static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
 			count(LB_AWAITED);
 			return TC_ACT_SHOT;
 		}
-		host = bucket_host(s, &k);
-		if (host && learns(p, s))
-			learn(&k, s, host, opens(p, s) ? LB_OPENING : 0, 0);
-		return to_host(skb, host);
+		backend = bucket_backend(s, &k);
+		if (backend && learns(p, s))
+			learn(&k, s, backend, opens(p, s) ? LB_OPENING : 0, 0);
+		return to_backend(skb, backend);
 	}
 	if (p->error) {
 		count(LB_ICMP);
@@ -489,10 +489,10 @@ static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
 		}
 		count(LB_LATE);
 	}
-	return to_host(skb, LB_OWNER(f->word));
+	return to_backend(skb, LB_OWNER(f->word));
 }
 
-/* sender is the host that a packet comes from. */
+/* sender is the backend that a packet comes from. */
 static __always_inline __u32 *sender(struct __sk_buff *skb)
 {
 	struct lb_mac_key m = { .ifindex = skb->ifindex };
@@ -513,18 +513,18 @@ static __always_inline __u32 *sender(struct __sk_buff *skb)
 	return bpf_map_lookup_elem(&lb_macs, &m);
 }
 
-static __always_inline int from_host(struct __sk_buff *skb, struct packet *p,
-				     const struct lb_service *s)
+static __always_inline int from_backend(struct __sk_buff *skb, struct packet *p,
+					const struct lb_service *s)
 {
 	struct lb_flow_key k = { .service = s->id };
 	struct lb_flow *f;
-	__u32 *host;
+	__u32 *backend;
 	__u64 word;
 
 	if (s->broken) /* it has begun, so its flow was heard */
 		return TC_ACT_UNSPEC;
-	host = sender(skb);
-	if (!host) {
+	backend = sender(skb);
+	if (!backend) {
 		count(LB_STRANGER);
 		return TC_ACT_SHOT;
 	}
@@ -533,12 +533,12 @@ static __always_inline int from_host(struct __sk_buff *skb, struct packet *p,
 	f = bpf_map_lookup_elem(&lb_flows, &k);
 	if (!f) { /* forgotten while nothing was said: who speaks has it */
 		if (learns(p, s))
-			learn(&k, s, *host, 0, 1);
+			learn(&k, s, *backend, 0, 1);
 		count(LB_OUT);
 		return TC_ACT_UNSPEC;
 	}
 	word = f->word;
-	if (LB_OWNER(word) != *host) {
+	if (LB_OWNER(word) != *backend) {
 		count(LB_MUTE);
 		return TC_ACT_SHOT;
 	}
@@ -548,13 +548,13 @@ static __always_inline int from_host(struct __sk_buff *skb, struct packet *p,
 	}
 	if (word & LB_BEFORE) /* the owner has spoken: nobody before it gets the flow back */
 		__sync_fetch_and_and(&f->word, ~LB_BEFORE);
-	saw_host(f, &k, p, s);
+	saw_backend(f, &k, p, s);
 	count(LB_OUT);
 	return TC_ACT_UNSPEC;
 }
 
 /*
- * intruder says whether a packet comes out of the tunnels' device and from no host's end: the device takes what anybody sends
+ * intruder says whether a packet comes out of the tunnels' device and from no backend's end: the device takes what anybody sends
  * to it, and the kernel would route what is in there, whatever its addresses.
  */
 static __always_inline int intruder(struct __sk_buff *skb)
@@ -582,7 +582,7 @@ int lb_in(struct __sk_buff *skb)
 		return from_client(skb, &p, s, 0);
 	s = bpf_map_lookup_elem(&lb_services, &p.from);
 	if (s)
-		return from_host(skb, &p, s);
+		return from_backend(skb, &p, s);
 	return TC_ACT_UNSPEC;
 }
 
@@ -601,7 +601,7 @@ int lb_again(struct __sk_buff *skb)
 
 /*
  * lb_own is where the kernel's routes send what this machine says to a service's address: errors
- * about hosts' packets, and connections of its own. Parked packets pass, with a mark.
+ * about backends' packets, and connections of its own. Parked packets pass, with a mark.
  */
 SEC("tc")
 int lb_own(struct __sk_buff *skb)
@@ -618,7 +618,7 @@ int lb_own(struct __sk_buff *skb)
 	s = bpf_map_lookup_elem(&lb_services, &p.to);
 	if (!s)
 		return TC_ACT_SHOT;
-	/* What is not for a host now is for nobody: the agent would take it for parked. */
+	/* What is not for a backend now is for nobody: the agent would take it for parked. */
 	return from_client(skb, &p, s, 0) == TC_ACT_REDIRECT ? TC_ACT_REDIRECT : TC_ACT_SHOT;
 }
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * What a load balancer keeps: services, the hosts behind them, and flows. Go reads and writes the same structures
- * (flows.go, hosts.go). Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d; ports in network byte order.
+ * What a load balancer keeps: services, the backends behind them, and flows. Go reads and writes the same structures
+ * (flows.go, backends.go). Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d; ports in network byte order.
  */
 #ifndef WEIR_LB_H
 #define WEIR_LB_H
 
-#define LB_HOSTS    1024 /* host 0 is none */
+#define LB_BACKENDS 1024 /* backend 0 is none */
 #define LB_SERVICES 64
 #define LB_BUCKETS  4096 /* of a service */
 
@@ -25,12 +25,12 @@ struct lb_service_key {
 struct lb_service {
 	/* of its flows: the number, below LB_SERVICES, and above that the tag of this address */
 	__u32 id;
-	__u16 by_source; /* a client's flows are of one host: its port does not matter */
-	__u16 broken;	 /* of port 0: a fragment's host is not known */
+	__u16 by_source; /* a client's flows are of one backend: its port does not matter */
+	__u16 broken;	 /* of port 0: a fragment's backend is not known */
 };
 
-/* lb_host is a server. */
-struct lb_host {
+/* lb_backend is a backend. */
+struct lb_backend {
 	__u32 ifindex; /* where it is; 0: there is none of this number */
 	__u8 mac[6];   /* its own */
 	__u8 from[6];  /* of the interface that leads to it */
@@ -51,14 +51,14 @@ struct lb_config {
 	__u64 settle; /* CLOCK_MONOTONIC in ns: until then packets of unknown connections wait */
 };
 
-/* lb_mac_key finds the host that a packet comes from. */
+/* lb_mac_key finds the backend that a packet comes from. */
 struct lb_mac_key {
 	__u32 ifindex;
 	__u8 mac[6];
 	__u16 pad;
 };
 
-/* lb_tunnel_key finds the host that a packet out of a tunnel comes from. */
+/* lb_tunnel_key finds the backend that a packet out of a tunnel comes from. */
 struct lb_tunnel_key {
 	__u8 addr[16];
 };
@@ -113,25 +113,25 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 #define LB_TOLD	   8 /* not seen but told: it does not go for want of packets */
 /* 16 is Go's */
 #define LB_OPENING \
-	32 /* learned by a client's SYN, and no other packet of it has come after the host's */
+	32 /* learned by a client's SYN, and no other packet of it has come after the backend's */
 #define LB_FINS (LB_FIN_IN | LB_FIN_OUT)
 
 /* Why packets did not go on, or went another way: lb_counts. */
 enum {
-	LB_IN,	     /* passed to a host */
-	LB_OUT,	     /* passed to a client */
-	LB_LEARNED,  /* flows */
-	LB_HELD,     /* packets handed to the agent */
-	LB_MUTE,     /* of hosts that do not own the flow */
-	LB_NO_RESET, /* resets of flows that are about to move */
-	LB_NO_HOST,  /* no host for the flow */
-	LB_FULL,     /* flows that there was no room for: they go by the hash */
-	LB_ICMP,     /* errors that went to a flow's owner */
-	LB_STRANGER, /* packets of a service by who is none of its hosts */
-	LB_FRAGMENT, /* later fragments of a service by flow: nobody knows whose they are */
-	LB_BIG,	     /* too big for the tunnel: the kernel says so to the client */
-	LB_LATE,     /* of parked flows whose deadline has passed */
-	LB_AWAITED,  /* of unknown connections, before the hosts have said which are theirs */
+	LB_IN,	       /* passed to a backend */
+	LB_OUT,	       /* passed to a client */
+	LB_LEARNED,    /* flows */
+	LB_HELD,       /* packets handed to the agent */
+	LB_MUTE,       /* of backends that do not own the flow */
+	LB_NO_RESET,   /* resets of flows that are about to move */
+	LB_NO_BACKEND, /* no backend for the flow */
+	LB_FULL,       /* flows that there was no room for: they go by the hash */
+	LB_ICMP,       /* errors that went to a flow's owner */
+	LB_STRANGER,   /* packets of a service by who is none of its backends */
+	LB_FRAGMENT,   /* later fragments of a service by flow: nobody knows whose they are */
+	LB_BIG,	       /* too big for the tunnel: the kernel says so to the client */
+	LB_LATE,       /* of parked flows whose deadline has passed */
+	LB_AWAITED,    /* of unknown connections, before the backends have said which are theirs */
 	LB_COUNTS,
 };
 

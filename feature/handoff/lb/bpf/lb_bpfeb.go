@@ -13,6 +13,15 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type LBLbBackend struct {
+	_       structs.HostLayout
+	Ifindex uint32
+	Mac     [6]uint8
+	From    [6]uint8
+	Tunnel  [16]uint8
+	Tunnel6 uint32
+}
+
 type LBLbChangeArgs struct {
 	_     structs.HostLayout
 	Key   LBLbFlowKey
@@ -54,15 +63,6 @@ type LBLbFlowKey struct {
 	Service uint16
 }
 
-type LBLbHost struct {
-	_       structs.HostLayout
-	Ifindex uint32
-	Mac     [6]uint8
-	From    [6]uint8
-	Tunnel  [16]uint8
-	Tunnel6 uint32
-}
-
 type LBLbMacKey struct {
 	_       structs.HostLayout
 	Ifindex uint32
@@ -94,9 +94,9 @@ type LBLbTunnelKey struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	LBMapLbBackends       = "lb_backends"
 	LBMapLbCounts         = "lb_counts"
 	LBMapLbFlows          = "lb_flows"
-	LBMapLbHosts          = "lb_hosts"
 	LBMapLbLearned        = "lb_learned"
 	LBMapLbMacs           = "lb_macs"
 	LBMapLbRing           = "lb_ring"
@@ -162,9 +162,9 @@ type LBProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type LBMapSpecs struct {
+	LbBackends *ebpf.MapSpec `ebpf:"lb_backends"`
 	LbCounts   *ebpf.MapSpec `ebpf:"lb_counts"`
 	LbFlows    *ebpf.MapSpec `ebpf:"lb_flows"`
-	LbHosts    *ebpf.MapSpec `ebpf:"lb_hosts"`
 	LbLearned  *ebpf.MapSpec `ebpf:"lb_learned"`
 	LbMacs     *ebpf.MapSpec `ebpf:"lb_macs"`
 	LbRing     *ebpf.MapSpec `ebpf:"lb_ring"`
@@ -200,9 +200,9 @@ func (o *LBObjects) Close() error {
 //
 // It can be passed to LoadLBObjects or ebpf.CollectionSpec.LoadAndAssign.
 type LBMaps struct {
+	LbBackends *ebpf.Map `ebpf:"lb_backends"`
 	LbCounts   *ebpf.Map `ebpf:"lb_counts"`
 	LbFlows    *ebpf.Map `ebpf:"lb_flows"`
-	LbHosts    *ebpf.Map `ebpf:"lb_hosts"`
 	LbLearned  *ebpf.Map `ebpf:"lb_learned"`
 	LbMacs     *ebpf.Map `ebpf:"lb_macs"`
 	LbRing     *ebpf.Map `ebpf:"lb_ring"`
@@ -213,9 +213,9 @@ type LBMaps struct {
 
 func (m *LBMaps) Close() error {
 	return _LBClose(
+		m.LbBackends,
 		m.LbCounts,
 		m.LbFlows,
-		m.LbHosts,
 		m.LbLearned,
 		m.LbMacs,
 		m.LbRing,

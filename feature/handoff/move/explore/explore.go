@@ -158,7 +158,7 @@ func (w World) events(yield func(kind, event string, next World)) {
 // patience of the source ends.
 func (w *World) patience() {
 	if w.fault == holdTwice && w.Source.Phase == move.Moving && w.Source.Birth != 0 {
-		w.post(move.Message{Kind: move.Hold, From: move.AtSource, To: move.AtLoadBalancer, Epoch: w.Source.Epoch, Host: D}, 0)
+		w.post(move.Message{Kind: move.Hold, From: move.AtSource, To: move.AtLoadBalancer, Epoch: w.Source.Epoch, Backend: D}, 0)
 		return
 	}
 	w.source(w.Source.Retry())

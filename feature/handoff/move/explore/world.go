@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package explore goes through every order of events that package move's protocol can meet, within bounds: messages that are
-// lost, come twice and come late, agents and whole hosts that are killed and come back, deadlines, packets of the client at any
+// lost, come twice and come late, agents and whole backends that are killed and come back, deadlines, packets of the client at any
 // moment. It runs the very code that the agents run.
 //
 // In each state that it reaches it asks two things. Has the client been served by a socket that did not know what the client
 // had been told by another, or been reset while a socket lived that knew? And if nothing else goes wrong from here on: does the
-// session live at exactly one host, unless every socket that knew it has died, and is nothing left over?
+// session live at exactly one backend, unless every socket that knew it has died, and is nothing left over?
 package explore
 
 import (
@@ -15,13 +15,13 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// The two hosts.
+// The two backends.
 const (
-	S move.Host = 1
-	D move.Host = 2
+	S move.Backend = 1
+	D move.Backend = 2
 )
 
-// Socket is what is left of the session at a host.
+// Socket is what is left of the session at a backend.
 type Socket uint8
 
 // The sockets.
@@ -57,7 +57,7 @@ type World struct {
 	DInc  uint8 // how often the destination's agent has started
 	DSock Socket
 	DVer  uint8
-	guard bool // the destination's host sends no reset or end of the flow, for want of a socket or for its death
+	guard bool // the destination's backend sends no reset or end of the flow, for want of a socket or for its death
 
 	mail  [mostLetters]letter
 	mails uint8
@@ -95,7 +95,7 @@ type fault uint8
 const (
 	none         fault = iota
 	openSource         // packets reach the source's socket after its dump
-	noGuard            // the destination's host resets flows that it has no socket for
+	noGuard            // the destination's backend resets flows that it has no socket for
 	alwaysBack         // the load balancer gives back what has moved, whoever has spoken
 	lateFlip           // it lets a session move that has been reclaimed
 	closeAtState       // the source closes its socket as soon as it has sent the state
@@ -285,7 +285,7 @@ func (w *World) forgettable() bool {
 }
 
 // forget loses the flow. What the source has said of an earlier move, or before it sent the state of this one, has arrived by then
-// or is lost: the load balancer hears a host in order. Whoever owns the session goes by no birth that it heard before: it believes it for
+// or is lost: the load balancer hears a backend in order. Whoever owns the session goes by no birth that it heard before: it believes it for
 // a minute, and of no other life of the load balancer's agent.
 func (w *World) forget() {
 	w.Flow = move.Flow{}
@@ -306,8 +306,8 @@ func (w *World) end() {
 	w.forget()
 }
 
-// learn has the load balancer know a flow that it has forgotten, in epoch 0: the host that speaks has it. When the session is over it
-// is another of the client's, that may go to the source's host.
+// learn has the load balancer know a flow that it has forgotten, in epoch 0: the backend that speaks has it. When the session is over it
+// is another of the client's, that may go to the source's backend.
 func (w *World) learn() {
 	switch {
 	case w.Flow.Owner != 0:
@@ -328,7 +328,7 @@ func (w *World) learn() {
 }
 
 // packet is one of the client, and what it is told in answer. Of a flow that is forgotten it goes by the hash, wherever that leads:
-// here the host that has it speaks first.
+// here the backend that has it speaks first.
 func (w *World) packet() {
 	if w.Reset || w.Flow.Held {
 		return
@@ -346,22 +346,22 @@ func (w *World) packet() {
 	}
 }
 
-func (w *World) served(knows *uint8, by move.Host) {
+func (w *World) served(knows *uint8, by move.Backend) {
 	if *knows != w.Client {
-		w.bad = fmt.Sprintf("host %d serves the client, who has been told %d things, of which it knows %d", by, w.Client, *knows)
+		w.bad = fmt.Sprintf("backend %d serves the client, who has been told %d things, of which it knows %d", by, w.Client, *knows)
 	}
 	w.Client++
 	*knows = w.Client
 	w.Flow.Out(by, false)
 }
 
-func (w *World) reset(by move.Host) {
+func (w *World) reset(by move.Backend) {
 	knew := w.knows()
 	if !w.Flow.Out(by, true) {
 		return
 	}
 	if knew {
-		w.bad = fmt.Sprintf("host %d resets the client while a socket lives that knows the session", by)
+		w.bad = fmt.Sprintf("backend %d resets the client while a socket lives that knows the session", by)
 	}
 	w.Reset = true
 }

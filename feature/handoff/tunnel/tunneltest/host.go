@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tunneltest makes a host's end of a tunnel, as operators do with the commands of package tunnel.
+// Package tunneltest makes a backend's end of a tunnel, as operators do with the commands of package tunnel.
 package tunneltest
 
 import (
@@ -21,7 +21,7 @@ var (
 	gateway6 = netip.MustParseAddr("fe80::7765:6972")
 )
 
-// End is a host's end.
+// End is a backend's end.
 type End struct {
 	Name     string // of the device; [tunnel.Device] if empty
 	Local    netip.Addr
@@ -30,13 +30,13 @@ type End struct {
 	Services []netip.Addr // whose packets go back through it
 }
 
-// NewHost makes a host's end, in the network namespace of the calling thread. What is there already stays.
-func NewHost(e End) error {
+// NewBackend makes a backend's end, in the network namespace of the calling thread. What is there already stays.
+func NewBackend(e End) error {
 	if e.Name == "" {
 		e.Name = tunnel.Device
 	}
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.HardwareAddr, attrs.MTU = e.Name, tunnel.HostMAC, e.MTU
+	attrs.Name, attrs.HardwareAddr, attrs.MTU = e.Name, tunnel.BackendMAC, e.MTU
 	err := netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: tunnel.VNI, Port: tunnel.Port, SrcAddr: e.Local.AsSlice(), Group: e.LB.AsSlice(), UDP6ZeroCSumRx: true})
 	if err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("device %s: %w", e.Name, err)

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/feature/handoff/sock"
+	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/awake"
+	"github.com/weir-project/weir/internal/sockdiag"
+)
+
+// arriving is a session on its way to here, until it has spoken.
+type arriving struct {
+	id   peer.Flow
+	flow repair.Flow
+	home *place
+
+	mu     sync.Mutex
+	dst    move.Destination
+	since  time.Time  // it came
+	source *peer.Conn // where the answers go; nil: its agent has gone
+	lb     uint64     // instance of the load balancer's agent whose word was the latest
+	asked  time.Time
+
+	packed  []byte // as it came
+	c       carried
+	state   *repair.State
+	built   *repair.Built // until it is started
+	fd      int           // of our own while the keeper is to have it under our name; else -1
+	session uint64        // to the keeper
+	kept    kept
+	read    uint64 // positions at which the keeper has it
+	written uint64
+	pending uint64 // bytes that are yet to be sent then: with them the state is accounted for
+
+	before    entry // of the quarantine, when it came
+	delivered bool  // a member has it
+	turn      int   // how often it has come, or a keeper has given it to us: who hands it on for an earlier time does so no more
+}
+
+// arrive takes what another backend says about a session that it sends.
+func (a *Agent) arrive(c *peer.Conn, f peer.Frame) {
+	if f.Message.Kind != move.State || f.Instance != a.own.Instance {
+		return // for another life of this agent: that one may have owned the session since
+	}
+	awake.For(awake.Moment)
+	a.o.Step(stepState)
+	flow, home := a.known.Load().flowOf(f.Flow)
+	if home == nil {
+		a.refused("arrival", fmt.Errorf("service %d is none of this backend's", f.Flow.Service))
+		_ = c.Send(peer.Frame{Flow: f.Flow, Instance: c.Peer.Instance,
+			Message: move.Message{Kind: move.Failed, From: move.AtDestination, To: move.AtSource, Epoch: f.Message.Epoch}})
+		return
+	}
+	r := a.arrivingAt(f.Flow, flow, home)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if f.Message.Epoch > r.dst.Epoch { // a later move, from which it follows that the one before has come to nothing
+		if r.dst.Phase == move.Restoring || r.dst.Phase == move.Flipping {
+			a.discard(r)
+		}
+		r.dst, r.delivered, r.since = move.Destination{}, false, time.Now()
+	}
+	if r.fd < 0 && r.built == nil {
+		r.home = home // the one before may have been retired
+	}
+	r.source, r.packed = c, f.Session
+	a.come(r, r.dst.Receive(f.Message))
+}
+
+func (a *Agent) arrivingAt(id peer.Flow, flow repair.Flow, home *place) *arriving {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r := a.arriving[id]
+	if r == nil {
+		r = &arriving{id: id, flow: flow, home: home, fd: -1, since: time.Now()}
+		a.arriving[id] = r
+	}
+	return r
+}
+
+// toDestination takes what the load balancer says about a session that arrives.
+func (a *Agent) toDestination(c *peer.Conn, f peer.Frame) {
+	a.mu.Lock()
+	r := a.arriving[f.Flow]
+	a.mu.Unlock()
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lb = c.Peer.Instance
+	a.come(r, r.dst.Receive(f.Message))
+}
+
+// come does what the protocol asks for. r.mu is held.
+func (a *Agent) come(r *arriving, do move.Do) {
+	for _, action := range do.Actions {
+		switch action {
+		case move.Restore:
+			a.come(r, a.restore(r))
+		case move.Deliver:
+			a.deliver(r)
+		case move.Discard:
+			a.discard(r)
+		}
+	}
+	for _, m := range do.Send {
+		f := peer.Frame{Message: m, Flow: r.id}
+		switch {
+		case m.Kind == 0:
+		case m.To == move.AtLoadBalancer:
+			r.asked = time.Now()
+			_ = a.lb.send(f) // what is lost is said again
+			a.o.Step(stepFlip)
+		case r.source != nil:
+			f.Instance = r.source.Peer.Instance
+			_ = r.source.Send(f) // the source asks the load balancer if it does not hear
+			a.o.Step(stepToldDone)
+		}
+	}
+}
+
+// restore makes a socket of what came, and leaves it in repair.
+func (a *Agent) restore(r *arriving) move.Do {
+	err := a.build(r)
+	r.packed = nil
+	if err != nil {
+		a.refused("arrival", err)
+		return r.dst.RestoreFailed()
+	}
+	return r.dst.Restored()
+}
+
+// leftPatience is for how much of its patience the backend that sends a session waits for the socket that the session had here
+// before: its member and its keeper close theirs a moment after it has gone.
+const leftPatience = 0.3
+
+// errNoMember says that a session has to stay where it is.
+var errNoMember = errors.New("no member of this backend is ready for it")
+
+func (a *Agent) build(r *arriving) error {
+	if r.home.members.Load() == 0 {
+		return fmt.Errorf("service %s: %w", r.home.service, errNoMember)
+	}
+	c, kernelState, err := parseCarried(r.packed)
+	if err != nil {
+		return err
+	}
+	state, err := repair.Parse(kernelState)
+	if err != nil {
+		return err
+	}
+	if got := state.Flow(); got != r.flow {
+		return fmt.Errorf("%w: it is %s, and was said to be %s", errCarried, got, r.flow)
+	}
+	r.c, r.state = c, state
+	// Before there is anything that a reset could be about.
+	if r.before, _, err = a.quarantine.lookup(r.flow); err == nil {
+		err = a.quarantine.quiet(r.flow, r.dst.Epoch)
+	}
+	if err != nil {
+		return err
+	}
+	a.o.Step(stepQuiet)
+	a.untrack(r.flow) // as an earlier stay of the session has left it, or another weir
+	for end := time.Now().Add(time.Duration(leftPatience * float64(a.patience()))); ; time.Sleep(time.Millisecond) {
+		err = a.inside(func() (err error) {
+			r.built, err = repair.Build(state, repair.RestoreOptions{Probe: true})
+			return err
+		})
+		if !errors.Is(err, repair.ErrTaken) || time.Now().After(end) {
+			break
+		}
+	}
+	if err == nil {
+		a.o.Step(stepBuilt)
+		err = a.keepArrival(r)
+	}
+	if err != nil {
+		if r.built != nil {
+			r.built.Close()
+			r.built = nil
+		}
+		return errors.Join(err, a.quarantine.backTo(r.flow, r.dst.Epoch, r.before))
+	}
+	return nil
+}
+
+// inside runs f in the services' network namespace.
+func (a *Agent) inside(f func() error) error {
+	if a.o.home {
+		return f()
+	}
+	return a.o.Netns.Do(f)
+}
+
+// deliver starts the session. The keeper has it: it outlives this agent.
+func (a *Agent) deliver(r *arriving) {
+	if r.delivered || r.built == nil {
+		return
+	}
+	a.o.Step(stepFlipped)
+	if err := a.start(r); err != nil {
+		a.refused("start", err)
+		a.discard(r)
+		return
+	}
+	a.o.Step(stepStarted)
+	a.setEpoch(r.id, owned{session: r.session, epoch: r.dst.Epoch, birth: r.dst.Birth, by: r.lb, at: time.Now()})
+	a.arrived(r)
+	r.delivered = true
+	a.handIn(r)
+}
+
+func (a *Agent) start(r *arriving) error {
+	b := r.built
+	r.built = nil
+	if err := b.StartFD(); err != nil { // the keeper's descriptor and ours stay
+		return err
+	}
+	for _, lost := range b.Lost {
+		a.o.Log.Info("a session goes on without", "flow", r.flow, "what", lost)
+	}
+	return nil
+}
+
+// keepArrival has the keeper keep a session that is still in repair: it has room for it, or the session stays where it is.
+// Should this agent die, the next one asks the load balancer whose the session is.
+func (a *Agent) keepArrival(r *arriving) error {
+	fd, err := unix.FcntlInt(uintptr(r.built.FD()), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	at, err := sock.PositionsOf(fd)
+	if err == nil {
+		r.session, err = sock.Cookie(fd)
+	}
+	unsent := *r.state
+	unsent.TLS = nil // the socket has it, and nobody else needs the keys
+	unsent.Send = r.built.Pending()
+	unsent.Unsent = len(unsent.Send)
+	var b []byte
+	if err == nil {
+		b, err = unsent.MarshalBinary()
+	}
+	if err != nil {
+		unix.Close(fd)
+		return err
+	}
+	r.read, r.written, r.pending = at.Read, at.Written-r.c.Replay, uint64(unsent.Unsent)
+	c := r.c
+	c.Unread = nil // beside it
+	r.kept = kept{Arriving: true, Epoch: r.dst.Epoch, Put: at.Written, Carried: c, Kernel: b}
+	if most := r.home.most(); most == 0 {
+		err = errNoKeeper
+	} else if n := len(c.State) + len(r.c.Unread); n > most {
+		err = fmt.Errorf("%w: %d bytes of state and of what was not read; the keeper keeps at most %d", wire.ErrLimit, n, most)
+	} else {
+		err = r.home.post(r.keep(), fd) // it is taken: the keeper has nothing else against it
+	}
+	if err != nil {
+		unix.Close(fd)
+		return err
+	}
+	r.fd, r.turn = fd, r.turn+1
+	a.o.Step(stepKeptHere)
+	return nil
+}
+
+func (r *arriving) keep() *wire.Message {
+	return &wire.Message{Type: wire.Keep, Session: r.session, Number: uint32(wire.Stream), Text: r.kept.Carried.Label,
+		Read: r.read, Written: r.written, State: r.kept.append(nil), Unread: r.c.Unread}
+}
+
+// held says whether a process has a connection's socket.
+func (a *Agent) held(f repair.Flow) (yes bool, err error) {
+	err = a.inside(func() error {
+		s, there, err := find(f)
+		yes = there && s.Inode != 0
+		return err
+	})
+	return yes, err
+}
+
+// discard ends a session that is another backend's: silently, whoever has it here.
+func (a *Agent) discard(r *arriving) {
+	switch {
+	case r.built != nil:
+		r.built.Close()
+		r.built = nil
+	case r.delivered: // its member hears that the connection was aborted; the quarantine keeps the reset from the client
+		if err := a.inside(func() error { return destroy(r.flow) }); err != nil {
+			a.o.Log.Error("a session that is another backend's stays", "flow", r.flow, "reason", err)
+		}
+	}
+	if r.fd >= 0 {
+		if err := repair.Freeze(r.fd); err != nil {
+			a.o.Log.Warn("a session that is another backend's ends with a reset", "flow", r.flow, "reason", err)
+		}
+		_ = r.home.post(&wire.Message{Type: wire.Drop, Session: r.session})
+		unix.Close(r.fd)
+		r.fd = -1
+	}
+	epoch, before := r.dst.Epoch, r.before
+	a.mu.Lock()
+	delete(a.epochs, r.id)
+	a.stats.discarded++
+	a.mu.Unlock()
+	time.AfterFunc(time.Second, func() { _ = a.quarantine.backTo(r.flow, epoch, before) })
+}
+
+// destroy closes a connection of this namespace.
+func destroy(f repair.Flow) error {
+	s, there, err := find(f)
+	if err != nil || !there {
+		return err
+	}
+	return sockdiag.Destroy(s)
+}
+
+// find looks for a connection in this namespace.
+func find(f repair.Flow) (s sockdiag.Socket, there bool, err error) {
+	all, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_TCP, LocalPort: f.Local.Port()})
+	for _, s := range all {
+		if s.Remote.Port() == f.Remote.Port() && s.Remote.Addr().Unmap() == f.Remote.Addr() && s.Local.Addr().Unmap() == f.Local.Addr() {
+			return s, true, nil
+		}
+	}
+	return s, false, err
+}
+
+// watchArriving asks again, and forgets what has arrived.
+func (a *Agent) watchArriving(r *arriving, now time.Time) {
+	if !r.mu.TryLock() { // see watchLeaving
+		return
+	}
+	defer r.mu.Unlock()
+	switch {
+	case r.dst.Phase == move.Flipping && now.Sub(r.asked) > a.patience()/4:
+		a.come(r, r.dst.Retry())
+	case r.dst.Phase == move.Idle && r.fd < 0, r.dst.Phase == move.Active && r.delivered && r.fd < 0 && a.spoke(r):
+		a.mu.Lock()
+		if a.arriving[r.id] == r {
+			delete(a.arriving, r.id)
+		}
+		a.mu.Unlock()
+	}
+}
+
+// spoke says whether the session has sent something: from then on nobody takes it back.
+func (a *Agent) spoke(r *arriving) bool {
+	e, there, err := a.quarantine.lookup(r.flow)
+	return err == nil && (!there || e.What == left)
+}

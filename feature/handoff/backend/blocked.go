@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/weir-project/weir/clients/go/handoff"
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// Blocked is a session that is in the way of a drain.
+type Blocked struct {
+	Service string `json:"service"`
+	Session string `json:"session"` // its number at the keeper
+	Client  string `json:"client"`  // address and port
+	Address string `json:"address"` // of the service
+	Member  string `json:"member"`  // its slot: the name of the member that has it, or had it last
+	PID     int    `json:"pid,omitempty"`
+	Why     string `json:"why"`
+}
+
+func (b Blocked) String() string {
+	return fmt.Sprintf("session %s, %s to %s, member %s of %s: %s", b.Session, b.Client, b.Address, b.Member, b.Service, b.Why)
+}
+
+// asking are the sessions whose members were asked to move them, by the keeper's numbers. It is safe for concurrent use.
+type asking struct {
+	mu   sync.Mutex
+	all  map[string]asked
+	told map[string]string // in the log: why a session is in the way
+}
+
+type asked struct {
+	at      time.Time // the latest
+	first   time.Time
+	refused int // transfers that were refused before it was asked
+	err     error
+}
+
+func (a *asking) reset() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.all, a.told = nil, nil
+}
+
+func (a *asking) add(s handoff.SessionReport, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	was := a.all[s.ID]
+	is := asked{at: time.Now(), first: was.first, refused: s.Refused, err: err}
+	if is.first.IsZero() {
+		is.first = is.at
+	}
+	if a.all == nil {
+		a.all = map[string]asked{}
+	}
+	a.all[s.ID] = is
+}
+
+func (a *asking) of(s handoff.SessionReport) (asked, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at, ok := a.all[s.ID]
+	return at, ok
+}
+
+// when is the time at which a session's member was asked the last time.
+func (a *asking) when(s handoff.SessionReport) time.Time {
+	at, _ := a.of(s)
+	return at.at
+}
+
+// count is how many were asked, and how many of them could be.
+func (a *asking) count() (all, could int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, at := range a.all {
+		if at.err == nil {
+			could++
+		}
+	}
+	return len(a.all), could
+}
+
+// moves says whether a session's member was asked lately, and nothing has come of it yet.
+func (a *asking) moves(s handoff.SessionReport, now time.Time) bool {
+	at, ok := a.of(s)
+	return ok && now.Sub(at.at) < drainAgain && at.err == nil && s.Refused == at.refused
+}
+
+// blocked are the sessions of a keeper's report that are in the way of a drain. Sessions whose turn has not come are not.
+func (a *Agent) blocked(r handoff.Report, now time.Time) (out []Blocked) {
+	stuck := map[string]string{}
+	for _, s := range a.stuck(now) {
+		stuck[s.Client] = s.Why
+	}
+	for _, v := range r.Services {
+		if a.known.Load().home[v.Name] == nil {
+			continue
+		}
+		for _, s := range v.Sessions {
+			if s.Kind != wire.Stream.String() {
+				continue
+			}
+			if why := a.whyBlocked(s, stuck, now); why != "" {
+				out = append(out, Blocked{Service: v.Name, Session: s.ID, Client: s.Remote, Address: s.Local, Member: s.Member, PID: s.PID, Why: why})
+			}
+		}
+	}
+	return out
+}
+
+// waitsLong is the time for which a session may wait for a member, in seconds, until it counts as blocked.
+const waitsLong = 1
+
+// whyBlocked says what a session that is to move waits for; "": it moves, or its turn has not come.
+func (a *Agent) whyBlocked(s handoff.SessionReport, stuck map[string]string, now time.Time) string {
+	asked, ok := a.asked.of(s)
+	switch {
+	case wire.Elsewhere(s.Member):
+		return stuck[s.Remote]
+	case s.PID == 0 && s.Waits > waitsLong:
+		return fmt.Sprintf("no member %s is ready to go on with it", s.Member)
+	case s.PID == 0 || !ok:
+		return ""
+	case errors.Is(asked.err, wire.ErrUnable):
+		return fmt.Sprintf("its member (process %d) does not move sessions on request: it ends in its own time", s.PID)
+	case asked.err != nil:
+		return asked.err.Error()
+	case s.Why != "":
+		return s.Why
+	case now.Sub(asked.first) > drainAgain:
+		return fmt.Sprintf("its member (process %d) was asked to move it and has not let go of it", s.PID)
+	}
+	return ""
+}
+
+// tellBlocked logs every reason for which a session is in the way once.
+func (a *Agent) tellBlocked(all []Blocked) {
+	a.asked.mu.Lock()
+	defer a.asked.mu.Unlock()
+	if a.asked.told == nil {
+		a.asked.told = map[string]string{}
+	}
+	for _, b := range all {
+		if a.asked.told[b.Session] == b.Why {
+			continue
+		}
+		a.asked.told[b.Session] = b.Why
+		a.o.Log.Warn("session in the way of the drain", "service", b.Service, "session", b.Session, "client", b.Client,
+			"address", b.Address, "member", b.Member, "pid", b.PID, "err", b.Why)
+	}
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"cmp"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/internal/strictyaml"
+)
+
+// Config is the section handoff.backend of weir.yaml: docs/BACKENDS.md tells each key.
+type Config struct {
+	strictyaml.Pos `yaml:"-" json:"-"`
+	Name           string        `yaml:"name"`      // in its certificate
+	Number         int           `yaml:"number"`    // at the load balancer
+	Address        netip.Addr    `yaml:"address"`   // where the load balancer sends this backend's packets
+	Weight         *int          `yaml:"weight"`    // of its share of new flows; absent: 1
+	Listen         string        `yaml:"listen"`    // host:port that other backends' agents connect to
+	Advertise      string        `yaml:"advertise"` // what they are told of it; absent: listen
+	TLS            peer.Files    `yaml:"tls"`
+	LB             LBConfig      `yaml:"lb"`
+	Devices        []string      `yaml:"devices"`
+	Services       []string      `yaml:"services"` // absent: all of the load balancer
+	Keeper         string        `yaml:"keeper" path:"file"`
+	Buffer         bool          `yaml:"buffer"` // packets of a session that leaves wait here, not at the load balancer
+	Timeout        time.Duration `yaml:"timeout"`
+	MaxQueues      int           `yaml:"max_queues"` // bytes of a session's queues
+}
+
+// LBConfig is where the load balancer's agent is.
+type LBConfig struct {
+	Name    string   `yaml:"name"`  // in its certificate; absent: lb
+	Names   []string `yaml:"names"` // of those that the address may lead to, in place of name
+	Address string   `yaml:"address"`
+}
+
+// mostNumber is the highest that a load balancer's flows have room for.
+const mostNumber = 1<<10 - 1
+
+// ParseConfig reads the text of the section alone, as a file of that name.
+func ParseConfig(file string, text []byte) (*Config, error) {
+	c := &Config{}
+	if err := strictyaml.Decode(file, text, c); err != nil {
+		return nil, err
+	}
+	return c, errors.Join(c.Validate()...)
+}
+
+// Validate checks what the types cannot. Errors carry the place in the file.
+func (c *Config) Validate() (errs []error) {
+	if c.Pos.Line == 0 {
+		return nil // the file lacks the section
+	}
+	fail := func(format string, a ...any) { errs = append(errs, c.Errorf(format, a...)) }
+	if c.Name == "" {
+		fail("name: say what this backend is called, as in its certificate")
+	}
+	if c.Number < 1 || c.Number > mostNumber {
+		fail("number %d: each backend has one of its own, from 1 to %d", c.Number, mostNumber)
+	}
+	if !c.Address.IsValid() {
+		fail("address: say where the load balancer reaches this backend, like 192.0.2.11")
+	}
+	if a := c.Address.Unmap(); c.Address.IsValid() && (a.IsUnspecified() || a.IsLoopback() || a.IsMulticast()) {
+		fail("address %s: say where the load balancer reaches this backend, like 192.0.2.11", a)
+	}
+	if c.Weight != nil && *c.Weight < 0 {
+		fail("weight %d: take 0 or more", *c.Weight)
+	}
+	if backend, _, err := net.SplitHostPort(cmp.Or(c.Advertise, c.Listen)); err != nil {
+		fail("listen %q: say where other backends' agents connect to, like 192.0.2.11:7947", cmp.Or(c.Advertise, c.Listen))
+	} else if a, err := netip.ParseAddr(backend); backend == "" || err == nil && a.IsUnspecified() {
+		fail("listen %q is every address: say with advertise which of them others are to use", c.Listen)
+	}
+	if c.TLS.Certificate == "" || c.TLS.Key == "" || c.TLS.CA == "" {
+		fail("tls: name the files of certificate, key and ca: agents speak with nobody else")
+	}
+	if _, _, err := net.SplitHostPort(c.LB.Address); err != nil {
+		fail("lb: address %q: say where its agent listens, like 192.0.2.1:7946", c.LB.Address)
+	}
+	if c.LB.Name != "" && len(c.LB.Names) > 0 || slices.Contains(c.LB.Names, "") {
+		fail("lb: say either name, or names, like [lb-a, lb-b], for an address that may lead to each of them")
+	}
+	if len(c.Devices) == 0 {
+		fail("devices: name the interfaces that the services' packets come by, and answers leave by")
+	}
+	for i, d := range c.Devices {
+		if slices.Contains(c.Devices[:i], d) {
+			fail("devices: %q is there twice: name each interface once", d)
+		}
+	}
+	if c.Timeout < 0 || c.Timeout > 0 && c.Timeout < 10*time.Millisecond {
+		fail("timeout %s: take 10 ms or more, and less than the load balancer's hold", c.Timeout)
+	}
+	if c.MaxQueues < 0 {
+		fail("max_queues %d: take bytes", c.MaxQueues)
+	}
+	return errs
+}
+
+// options are what the file says.
+func (c *Config) options() (Options, error) {
+	config, err := c.TLS.LoadFor(c.Name)
+	if err != nil {
+		return Options{}, err
+	}
+	weight := 1
+	if c.Weight != nil {
+		weight = *c.Weight
+	}
+	names := c.LB.Names
+	if len(names) == 0 {
+		names = []string{cmp.Or(c.LB.Name, "lb")}
+	}
+	return Options{Name: c.Name, Number: move.Backend(c.Number), TLS: config, LB: Remote{Name: names[0], Address: c.LB.Address}, LBNames: names,
+		Registration: peer.Registration{Address: c.Address, Weight: weight, Services: c.Services, Agent: cmp.Or(c.Advertise, c.Listen)},
+		Serve:        c.Services, Devices: c.Devices, Keeper: c.Keeper, Park: c.Buffer, Patience: c.Timeout, Limit: c.MaxQueues,
+		PatienceAt: c.At("timeout")}, nil
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/weir-project/weir/clients/go/handoff"
+	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/sockdiag"
+)
+
+// Drained is how far emptying a backend has come.
+type Drained struct {
+	Backend  string    `json:"backend"`
+	Asked    int       `json:"asked"`    // sessions whose members were asked to move them
+	Left     int       `json:"left"`     // sessions of members that could move them
+	Immobile int       `json:"immobile"` // sessions of members that do not move any: they end in their own time
+	Others   int       `json:"others"`   // connections to the services that the keeper does not know: of nginx, say
+	Blocked  []Blocked `json:"blocked,omitempty"`
+	Why      string    `json:"why,omitempty"`
+	Failed   bool      `json:"failed,omitempty"`
+}
+
+// Draining says how to drain.
+type Draining struct {
+	Undo bool // puts the backend back, and moves nothing
+	All  bool // waits as well for the end of connections that cannot move
+}
+
+// Drain takes this backend out of the load balancer's share of new flows, and moves all of its sessions to the other backends. It
+// returns when no session is left that could move and the load balancer sends no new ones, or with the error of ctx.
+func (a *Agent) Drain(ctx context.Context, how Draining, progress func(Drained)) error {
+	again := how.Undo
+	a.mu.Lock()
+	a.weight, a.share = 0, unknown
+	if again {
+		a.weight = a.o.Registration.Weight
+	}
+	a.mu.Unlock()
+	a.asked.reset()
+	if !a.o.Registration.Address.IsValid() {
+		return errors.New("this backend does not register with the load balancer: set its weight there")
+	}
+	if c := a.lb.conn(); c != nil {
+		if err := c.Register(a.registration()); err != nil {
+			return err
+		}
+	} else if !again {
+		return errors.New("the load balancer is not connected: sessions cannot move, and new ones keep coming")
+	}
+	if again {
+		return nil
+	}
+	for {
+		out, err := a.outOfShare() // before it is counted what has come until then
+		if err != nil {
+			return err
+		}
+		d, err := a.drainStep(ctx)
+		if err != nil {
+			return err
+		}
+		if !out && d.Left == 0 {
+			d.Why = "the load balancer has not said yet that new sessions go elsewhere"
+		}
+		progress(d)
+		stays := d.Immobile + d.Others
+		if d.Left == 0 && out && (stays == 0 || !how.All) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			if !out {
+				return fmt.Errorf("new sessions may still come, and %d are left: %w", d.Left, ctx.Err())
+			}
+			return fmt.Errorf("%d sessions are left: %w", d.Left+stays, ctx.Err())
+		case <-time.After(drainEvery):
+		}
+	}
+}
+
+// unknown is what the load balancer has not said.
+const unknown = -1
+
+// outOfShare says whether the load balancer gives this backend no new sessions any more.
+func (a *Agent) outOfShare() (bool, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.unwanted != "" {
+		return false, fmt.Errorf("the load balancer refuses this backend: %s", a.unwanted)
+	}
+	return a.share == 0, nil
+}
+
+const (
+	drainEvery  = 50 * time.Millisecond
+	drainAtOnce = 64              // sessions on their way
+	drainAgain  = 2 * time.Second // until a member is asked once more
+)
+
+// drainStep asks members to move some of what is left: first those that were not asked yet.
+func (a *Agent) drainStep(ctx context.Context) (Drained, error) {
+	d := Drained{Backend: a.o.Name}
+	r, err := handoff.Status(ctx, a.o.Keeper)
+	if err != nil {
+		return d, err
+	}
+	now, moving := time.Now(), 0
+	for _, v := range r.Services {
+		if a.known.Load().home[v.Name] == nil {
+			continue
+		}
+		var ask []handoff.SessionReport
+		for _, s := range v.Sessions {
+			if s.Kind != wire.Stream.String() {
+				continue
+			}
+			d.Left++
+			if wire.Elsewhere(s.Member) || s.PID == 0 || a.asked.moves(s, now) {
+				moving++
+				continue
+			}
+			ask = append(ask, s)
+		}
+		slices.SortStableFunc(ask, func(x, y handoff.SessionReport) int { return a.asked.when(x).Compare(a.asked.when(y)) })
+		for _, s := range ask {
+			if moving >= drainAtOnce {
+				break
+			}
+			switch err := a.askToMove(ctx, v, s); {
+			case errors.Is(err, wire.ErrUnable):
+				d.Immobile++
+				d.Left--
+			case err != nil:
+				d.Why = err.Error()
+			default:
+				moving++
+			}
+		}
+	}
+	if d.Others, err = a.others(r); err != nil {
+		return d, err
+	}
+	_, d.Asked = a.asked.count()
+	d.Blocked = a.blocked(r, now)
+	a.tellBlocked(d.Blocked)
+	return d, nil
+}
+
+// others counts the connections to the services' addresses that the keeper does not know. They end with their programs.
+func (a *Agent) others(r handoff.Report) (n int, err error) {
+	sockets, err := a.sockets(a.listens())
+	if err != nil {
+		return 0, err
+	}
+	entries, err := a.quarantine.entries()
+	if err != nil {
+		return 0, err
+	}
+	moving := map[repair.Flow]bool{}
+	for _, e := range entries {
+		moving[e.Flow] = e.What != pass
+	}
+	kept := map[string]bool{}
+	for _, v := range r.Services {
+		for _, s := range v.Sessions {
+			kept[s.ID] = true
+		}
+	}
+	for f, s := range sockets {
+		ended := s.Inode == 0 && s.State == sockdiag.FinWait2 // its program has closed it, and all has arrived
+		if !ended && !moving[f] && !kept[strconv.FormatUint(s.Cookie, 10)] {
+			n++
+		}
+	}
+	return n, nil
+}
+
+var errNoServer = errors.New("no other backend is connected that has a member for it")
+
+// askToMove has a session's member move it to another backend.
+func (a *Agent) askToMove(ctx context.Context, v handoff.ServiceReport, s handoff.SessionReport) error {
+	err := errNoServer
+	if to := a.leastLoaded(v); to != "" {
+		var id uint64
+		if id, err = strconv.ParseUint(s.ID, 10, 64); err == nil {
+			err = handoff.Send(ctx, a.o.Keeper, v.Name, s.Member, id, to)
+		}
+	}
+	a.asked.add(s, err)
+	return err
+}
+
+// leastLoaded is the way to another backend, of those that are open and do not say that they have no member the one by which the fewest sessions have gone.
+func (a *Agent) leastLoaded(v handoff.ServiceReport) string {
+	best, least := "", uint64(math.MaxUint64)
+	for _, m := range v.Members {
+		name, elsewhere := strings.CutPrefix(m.Name, "@")
+		if !elsewhere || !m.Ready || name == a.o.Name {
+			continue
+		}
+		i := slices.IndexFunc(a.sortedLinks(), func(k *link) bool { return k.to.Name == name })
+		if i < 0 {
+			continue
+		}
+		k := a.sortedLinks()[i]
+		if none, _ := k.none.Load(a.known.Load().number(v.Name)); none == true {
+			continue
+		}
+		if n := k.sent.Load(); n < least {
+			best, least = m.Name, n
+		}
+	}
+	for _, k := range a.sortedLinks() {
+		if "@"+k.to.Name == best {
+			k.sent.Add(1)
+		}
+	}
+	return best
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/conntrack"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// trackLoose is whether conntrack takes up connections whose beginning it has not seen.
+const trackLoose = "/proc/sys/net/netfilter/nf_conntrack_tcp_loose"
+
+// Examine looks at what keeps sessions from moving in the network namespaces of backends' agents: doctor asks.
+func Examine(r *kernel.Root) (out []feature.Finding, err error) {
+	all, unreadable, err := quarantines.All(r)
+	out = feature.UnreadFindings(unreadable)
+	for _, inst := range all {
+		ns, e := inst.Netns()
+		if errors.Is(e, netns.ErrGone) {
+			continue
+		} else if e != nil {
+			err = errors.Join(err, e)
+			continue
+		}
+		err = errors.Join(err, ns.Do(func() error { out = append(out, examineTracking("conntrack of netns "+inst.Scope)...); return nil }))
+		ns.Close()
+	}
+	return out, err
+}
+
+// examineTracking looks at the conntrack of this network namespace.
+func examineTracking(object string) (out []feature.Finding) {
+	loose, err := os.ReadFile(trackLoose)
+	if err != nil {
+		return nil // there is no conntrack
+	}
+	if strings.TrimSpace(string(loose)) == "0" {
+		out = append(out, feature.Finding{Object: object, Text: "nf_conntrack_tcp_loose is 0: packets of sessions that have moved here are invalid to conntrack, and rules that drop such packets (ct state invalid) end the sessions",
+			Remedy: "sysctl net.netfilter.nf_conntrack_tcp_loose=1, or a notrack rule for the services' addresses"})
+	}
+	nobody := netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
+	if errors.Is(conntrack.Delete(nobody, nobody, 0), conntrack.ErrNone) {
+		out = append(out, feature.Finding{Object: object, Text: "this kernel has conntrack and not ctnetlink: a session that comes back finds its old entry, and its packets may be invalid to it",
+			Remedy: "modprobe nf_conntrack_netlink, or sysctl net.netfilter.nf_conntrack_tcp_be_liberal=1"})
+	}
+	return out
+}

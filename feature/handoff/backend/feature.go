@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Name is the feature's name.
+const Name = "backend"
+
+// Feature is a backend of a load balancer as the backend sees it. weir apply records what the file says, for the network
+// namespace in which it runs; weir serve runs the agent by it there.
+type Feature struct{}
+
+var (
+	_ feature.Feature[Config, State] = Feature{}
+	_ feature.Sectioned              = Feature{}
+	_ feature.Nested                 = Feature{}
+	_ feature.Runner                 = Feature{}
+	_ feature.Restorer               = Feature{}
+	_ feature.Measured               = Feature{}
+	_ feature.Examiner               = Feature{}
+	_ feature.Reporter               = Feature{}
+	_ feature.Privileged             = Feature{}
+)
+
+var applied = feature.Applied[Config]{Feature: Name}
+
+// State is what is applied for this network namespace.
+type State struct {
+	Spec *Config `json:"spec"` // nil: none
+}
+
+// Name implements feature.Feature.
+func (Feature) Name() string { return Name }
+
+// Under implements feature.Nested.
+func (Feature) Under() string { return "handoff" }
+
+// Section implements feature.Sectioned.
+func (Feature) Section() any { return &Config{} }
+
+// Spec implements feature.Feature: the section of the file.
+func (Feature) Spec(d *feature.Document) (Config, bool) {
+	return feature.Section[Config](d.Sections, Name)
+}
+
+// Needs implements feature.Feature. They are optional for a backend that is no backend.
+func (Feature) Needs(c Config) []kernel.Need {
+	tcx := kernel.TCXLink
+	tcx.For = "backends whose sessions move to other backends (handoff.backend in weir.yaml); without it they do with tc filters"
+	needs := []kernel.Need{tcx}
+	for _, n := range repair.Needs() {
+		n.Optional = n.Optional || !c.declared()
+		needs = append(needs, n)
+	}
+	return needs
+}
+
+// Rights implements feature.Privileged.
+func (Feature) Rights() []feature.Right {
+	return []feature.Right{{Capability: unix.CAP_NET_RAW, For: "packets that wait, the tail of a moved session"}, {Capability: unix.CAP_SYS_NICE, For: "priority while sessions move"}}
+}
+
+// State implements feature.Feature.
+func (Feature) State(_ context.Context, r *kernel.Root) (s State, err error) {
+	s.Spec, err = applied.Read(r)
+	return s, err
+}
+
+// Plan implements feature.Feature.
+func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan, err error) {
+	if want.declared() {
+		if err := want.ready(&p); err != nil {
+			return p, err
+		}
+	}
+	switch {
+	case have.Spec == nil && !want.declared(), have.Spec != nil && applied.Same(have.Spec, &want):
+	case !want.declared():
+		p.Add(feature.Step{Verb: "remove", Object: "backend " + have.Spec.Name, Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", removeHere(l) }})
+	default:
+		verb := "change"
+		if have.Spec == nil {
+			verb = "create"
+		}
+		p.Add(feature.Step{Verb: verb, Object: "backend " + want.Name, Detail: fmt.Sprintf("number %d, of the load balancer at %s", want.Number, want.LB.Address),
+			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", applied.Publish(l, want) }})
+	}
+	return p, nil
+}
+
+// declared reports whether the file has the section.
+func (c *Config) declared() bool { return c.Name != "" }
+
+// ready refuses a certificate that the agent could not use, and warns of interfaces that are not there yet.
+func (c *Config) ready(p *feature.Plan) error {
+	if _, err := c.TLS.LoadFor(c.Name); err != nil {
+		return c.Pos.Errorf("handoff.backend.tls: %w", err)
+	}
+	for _, d := range c.Devices {
+		if _, err := net.InterfaceByName(d); err != nil {
+			p.Warn("handoff.backend: there is no interface %s: the backend begins when it comes", d)
+		}
+	}
+	return nil
+}
+
+// removeHere removes the quarantine and the spec of this network namespace. The quarantine goes first: killed in between, the next command
+// begins again.
+func removeHere(l *kernel.WriteLock) error {
+	ns, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	if err := removeQuarantine(l, ns); err != nil {
+		return err
+	}
+	kernel.Step("backend:removed")
+	return applied.Remove(l)
+}
+
+// Remove implements feature.Feature: the quarantines of all network namespaces.
+func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
+	return errors.Join(RemoveGates(l), applied.RemoveAll(l))
+}
+
+// Run implements feature.Runner: the agent.
+func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
+	return feature.Agent[Config]{Applied: applied, Start: Start}.Run(ctx, r, log)
+}
+
+// Save implements feature.Restorer: the spec, null for none.
+func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
+	c, err := applied.Read(r)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(c)
+}
+
+// PlanRestore implements feature.Restorer.
+func (f Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (feature.Plan, error) {
+	var was Config
+	if err := json.Unmarshal(saved, &was); err != nil {
+		return feature.Plan{}, fmt.Errorf("the saved backend: %w", err)
+	}
+	have, err := f.State(ctx, r)
+	if err != nil {
+		return feature.Plan{}, err
+	}
+	return f.Plan(ctx, have, was)
+}
+
+// Report is what weir status shows of this network namespace.
+type Report struct {
+	Spec  *Config `json:"spec"`
+	Agent *Status `json:"agent"` // nil: it does not answer
+}
+
+// Empty implements feature.Emptier.
+func (r Report) Empty() bool { return r.Spec == nil }
+
+// Report implements feature.Reporter.
+func (Feature) Report(ctx context.Context, r *kernel.Root, _ []kernel.Fault) (any, error) {
+	spec, err := applied.Read(r)
+	if err != nil || spec == nil {
+		return Report{}, err
+	}
+	s, err := StatusHere(ctx)
+	if err != nil {
+		return Report{Spec: spec}, nil // the state tells
+	}
+	return Report{Spec: spec, Agent: &s}, nil
+}
+
+// certificateNear is how long before its end a certificate is warned of.
+const certificateNear = 7 * 24 * time.Hour
+
+// Examine implements feature.Examiner: conntrack that is in the way, an agent that does not answer, a certificate that ends soon.
+func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
+	out, err := Examine(r)
+	spec, serr := applied.Read(r)
+	if spec == nil {
+		return out, errors.Join(err, serr)
+	}
+	object := "backend " + spec.Name
+	s, aerr := StatusHere(ctx)
+	if aerr != nil {
+		out = append(out, feature.Finding{Object: object, Text: "its agent does not answer, no session can move: " + aerr.Error(),
+			Remedy: "run weir serve, or weir serve --only backend, in this network namespace; its log says why the agent does not start"})
+	}
+	if c := s.Certificate; c != nil && c.Problem != "" {
+		out = append(out, feature.Finding{Object: object, Text: "the new certificate is refused, the former one stays in use: " + c.Problem, Remedy: "mend the files of handoff.backend.tls"})
+	} else if c != nil && time.Until(c.NotAfter) < certificateNear {
+		out = append(out, feature.Finding{Object: object, Text: "the certificate expires at " + c.NotAfter.UTC().Format(time.RFC3339), Remedy: "replace the files of handoff.backend.tls"})
+	}
+	return out, errors.Join(err, serr)
+}
+
+// AgentPins implements feature.AgentPins.
+func (Feature) AgentPins() string { return quarantines.Feature }

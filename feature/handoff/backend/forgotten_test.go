@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"net"
+	"testing"
+
+	"github.com/weir-project/weir/feature/handoff/lb"
+)
+
+// dialFrom has a client come from a port.
+func (w *world) dialFrom(port uint16) *client {
+	w.t.Helper()
+	var c net.Conn
+	w.in(w.client, func() (err error) {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{Port: int(port)}, Timeout: longest}
+		c, err = d.Dial("tcp", w.at.String())
+		return err
+	})
+	return &client{Conn: c}
+}
+
+// forget has the load balancer know no flow any more, as after a reboot.
+func (w *world) forget() {
+	w.t.Helper()
+	if _, err := w.lb.Forget(0, 0); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) mustAsk(c *client, word string) {
+	w.t.Helper()
+	if err := c.ask(word); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// roundTrip has a session that was moved twice at the first server, which remembers its epoch.
+func (w *world) roundTrip(c *client) {
+	w.t.Helper()
+	w.mustAsk(c, "hello")
+	w.mustSend(c, 2)
+	w.mustAsk(c, "there")
+	w.mustSend(c, 1)
+	w.mustAsk(c, "and back")
+}
+
+// A session that the load balancer has learned anew, in epoch 0, moves on.
+func TestLearnedAnew(t *testing.T) {
+	w := newWorld(t, 2, at4)
+	c := w.dialFrom(5555)
+	defer c.Close()
+	w.roundTrip(c)
+	w.forget()
+	w.mustAsk(c, "it is learned anew")
+	w.mustSend(c, 2)
+	w.mustAsk(c, "there again")
+	if st, err := w.servers[0].agent.Status(); err != nil || st.Back != 0 {
+		t.Errorf("%+v, %v", st, err)
+	}
+}
+
+// A session that the load balancer does not know stays, unharmed, and moves when it is asked for once more.
+func TestUnknownStays(t *testing.T) {
+	w := newWorld(t, 2, at4)
+	c := w.dialFrom(5555)
+	defer c.Close()
+	w.roundTrip(c)
+	w.forget()
+	w.ask(c, 2)
+	w.eventually("it has come back", func() bool {
+		st, err := w.servers[0].agent.Status()
+		return err == nil && st.Back == 1 && st.Leaving == 0 && st.Refused["departure"] == 1
+	})
+	w.mustBeAt(c, 1)
+	w.mustSend(c, 2) // the load balancer is asked, and learns whose it is
+	w.mustAsk(c, "there again")
+}
+
+// A session that the load balancer has never known, or has forgotten, and that has never moved, moves.
+func TestUnknownMoves(t *testing.T) {
+	w := newWorld(t, 2, at4)
+	c := w.dialFrom(5555)
+	defer c.Close()
+	w.mustAsk(c, "hello")
+	w.forget()
+	w.mustSend(c, 2)
+	w.mustAsk(c, "there")
+}
+
+// Of a session that has ended nothing is remembered for the next one from the same port.
+func TestSamePort(t *testing.T) {
+	w := newWorld(t, 2, at4)
+	c := w.dialFrom(5555)
+	w.roundTrip(c)
+	for _, s := range w.servers[0].member.Member().Sessions() {
+		if err := s.CloseWrite(); err != nil { // before the client, whose port is free then
+			t.Fatal(err)
+		}
+	}
+	if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil {
+		t.Fatal(n, err)
+	}
+	c.Close()
+	w.eventually("the session has ended, and its moves", func() bool {
+		for _, s := range w.servers {
+			if st, err := s.agent.Status(); err != nil || st.Leaving+st.Arriving > 0 {
+				return false
+			}
+		}
+		return len(w.servers[0].member.Member().Sessions()) == 0
+	})
+	w.forget()
+	c = w.dialFrom(5555)
+	defer c.Close()
+	w.mustAsk(c, "hello")
+	w.mustSend(c, 2)
+	w.mustAsk(c, "there")
+	fl, err := w.lb.Flow(lb.Key{Client: c.LocalAddr().(*net.TCPAddr).AddrPort()})
+	if err != nil || fl.Epoch != 1 {
+		t.Errorf("%+v, %v: want its own epochs", fl, err)
+	}
+	if st, err := w.servers[0].agent.Status(); err != nil || st.Back != 0 {
+		t.Errorf("%+v, %v", st, err)
+	}
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// handIn gives the session to a member of this backend. It asks for that without a wait, and before anything else is done: the
+// client waits, too. r.mu is held.
+func (a *Agent) handIn(r *arriving) {
+	m, turn := r.transfer(), r.turn
+	m.Type, m.Name = wire.Transfer, r.c.Name
+	err := r.home.ask(&m, func(err error) {
+		switch {
+		case err != nil:
+			a.workers.run(func() { a.handInAgain(r, turn) })
+		case r.mu.TryLock():
+			a.handedIn(r, turn)
+			r.mu.Unlock()
+		default: // who reads what the keeper says waits for nobody
+			a.workers.run(func() {
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				a.handedIn(r, turn)
+			})
+		}
+	})
+	if err != nil {
+		a.workers.run(func() { a.handInAgain(r, turn) })
+	}
+}
+
+// transfer is what a member is to be given.
+func (r *arriving) transfer() wire.Message {
+	return wire.Message{Session: r.session, Read: r.read, Written: r.written + r.pending, State: r.c.State, Unread: r.c.Unread}
+}
+
+// handInAgain does so until a member has it.
+func (a *Agent) handInAgain(r *arriving, turn int) {
+	r.mu.Lock()
+	fd, err := unix.FcntlInt(uintptr(max(r.fd, 0)), unix.F_DUPFD_CLOEXEC, 0)
+	if r.fd < 0 || err != nil || r.turn != turn { // called off meanwhile, or somebody else's
+		r.mu.Unlock()
+		if err == nil {
+			unix.Close(fd)
+		}
+		return
+	}
+	m, home, name := r.transfer(), r.home, r.c.Name
+	r.mu.Unlock()
+	if !a.transfer(r.id, home, m, name, func() *wire.Message {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.turn != turn {
+			return nil
+		}
+		return r.keep()
+	}, fd) {
+		a.o.Log.Info("a session ended before a member had it", "flow", r.flow)
+	}
+	unix.Close(fd)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a.handedIn(r, turn)
+}
+
+// handedIn lets go of a session that a member has, unless it, or another, has come meanwhile. r.mu is held.
+func (a *Agent) handedIn(r *arriving, turn int) {
+	a.o.Step(stepHandedIn)
+	if r.fd >= 0 && r.turn == turn {
+		unix.Close(r.fd)
+		r.fd = -1
+	}
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// known is what an agent knows of the others. It is replaced as a whole when that changes.
+type known struct {
+	services map[string][]Service      // by name: its addresses
+	home     map[string]*place         // by service: where sessions come by
+	away     map[move.Backend][]*place // by backend: the ways there, one a service
+	links    map[move.Backend]*link    // to the other backends
+}
+
+// learn has the agent know these backends and services, and no others.
+func (a *Agent) learn(peers []Remote, services []Service) {
+	a.learning.Lock()
+	defer a.learning.Unlock()
+	was := a.known.Load()
+	now := &known{services: map[string][]Service{}, home: map[string]*place{}, away: map[move.Backend][]*place{}, links: map[move.Backend]*link{}}
+	for _, s := range services {
+		now.services[s.Name] = append(now.services[s.Name], s)
+		if now.home[s.Name] != nil {
+			continue // another address of it
+		}
+		// The keeper knows a service by its name: it goes on with other addresses.
+		if now.home[s.Name] = was.home[s.Name]; was.home[s.Name] == nil {
+			now.home[s.Name] = a.newHome(s.Name)
+		}
+	}
+	for _, r := range peers {
+		k := was.links[r.Number]
+		same := k != nil && k.to == r
+		if !same {
+			k = &link{a: a, to: r, hello: func() peer.Hello { return a.own }, hear: func(_ *peer.Conn, f peer.Frame) { a.toSource(nil, f) }, load: a.loadThere, changed: a.linkChanged}
+		}
+		now.links[r.Number] = k
+		for _, s := range slices.Sorted(maps.Keys(now.services)) {
+			i := slices.IndexFunc(was.away[r.Number], func(p *place) bool { return p.service == s })
+			if same && i >= 0 {
+				now.away[r.Number] = append(now.away[r.Number], was.away[r.Number][i])
+				continue
+			}
+			now.away[r.Number] = append(now.away[r.Number], a.newWay(s, r))
+		}
+	}
+	a.known.Store(now)
+	a.replace(was, now)
+}
+
+func (a *Agent) newHome(s string) *place {
+	p := &place{a: a, service: s, name: "@" + a.o.Name, give: a.resumeArrival, calls: map[uint32]func(error){}, ready: true}
+	// It hears of the loads of this backend's members, and tells the others; and a way may be shut for long, and what was to go
+	// that way must go on.
+	p.caps = wire.Balances | wire.Resumes
+	p.members.Store(unknown)
+	return p
+}
+
+func (a *Agent) newWay(s string, r Remote) *place {
+	return &place{a: a, service: s, name: "@" + r.Name, calls: map[uint32]func(error){},
+		give: func(p *place, m wire.Message, fd int) { a.depart(p, r.Number, m, fd) }}
+}
+
+// replace starts what is new, and ends what is not known any more.
+func (a *Agent) replace(was, now *known) {
+	for p := range was.places() {
+		if !now.has(p) && p.stop != nil {
+			a.wg.Go(func() { a.retire(p) })
+		}
+	}
+	for n, k := range was.links {
+		if now.links[n] != k && k.stop != nil {
+			k.stop()
+		}
+	}
+	for p := range now.places() {
+		if !was.has(p) {
+			p.stop = a.spawn(p.run)
+		}
+	}
+	for n, k := range now.links {
+		if was.links[n] != k {
+			k.stop = a.spawn(k.run)
+		}
+	}
+	for _, k := range now.links {
+		a.linkChanged(k)
+	}
+}
+
+// places calls yield with all of them.
+func (k *known) places() func(yield func(*place) bool) {
+	return func(yield func(*place) bool) {
+		for _, p := range k.home {
+			if !yield(p) {
+				return
+			}
+		}
+		for _, ways := range k.away {
+			for _, p := range ways {
+				if !yield(p) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// kept says whether the keeper is there for every service.
+func (k *known) kept() bool {
+	for p := range k.places() {
+		if p.most() == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func (k *known) has(p *place) bool {
+	for q := range k.places() {
+		if p == q {
+			return true
+		}
+	}
+	return false
+}
+
+// told takes what the load balancer tells of its backends and services.
+func (a *Agent) told(p peer.Peers) {
+	a.mu.Lock()
+	news := p.Refused != a.unwanted
+	a.unwanted = p.Refused
+	for _, m := range p.Members {
+		if m.Number == a.o.Number {
+			a.share = m.Weight
+		}
+	}
+	a.mu.Unlock()
+	a.lbHearsLeft.Store(p.HearsLeft)
+	a.toldHold(p.Hold)
+	if p.Refused != "" {
+		if !news {
+			return
+		}
+		a.o.Log.Error("the load balancer refuses this backend", "reason", p.Refused)
+		return
+	}
+	var peers []Remote
+	for _, m := range p.Members {
+		if m.Number != a.o.Number && m.Agent != "" {
+			peers = append(peers, Remote{Name: m.Name, Number: m.Number, Address: m.Agent})
+		}
+	}
+	var services []Service
+	for _, s := range p.Services {
+		wanted := len(a.o.Serve) == 0 || slices.Contains(a.o.Serve, s.Name)
+		if wanted && s.Name != "" && s.Proto == unix.IPPROTO_TCP && !s.BySource {
+			services = append(services, Service{Name: s.Name, ID: s.ID, Listen: s.Listen})
+		}
+	}
+	a.o.Log.Info("told of others", "backends", len(peers), "services", len(services))
+	a.learn(peers, services)
+	a.toldServices(p)
+}
+
+// serviceAt is the service at an address.
+func (k *known) serviceAt(local netip.AddrPort) (Service, bool) {
+	for _, all := range k.services {
+		for _, s := range all {
+			if s.Listen.Port() == local.Port() && s.Listen.Addr().Unmap() == local.Addr().Unmap() {
+				return s, true
+			}
+		}
+	}
+	return Service{}, false
+}
+
+// serviceOf is the address that a flow is to. Without a tag it is the only one of the client's family.
+func (k *known) serviceOf(id peer.Flow) (Service, bool) {
+	for _, all := range k.services {
+		for _, s := range all {
+			if s.ID == id.Service && s.Listen.Addr().Unmap().Is4() == id.Client.Addr().Unmap().Is4() {
+				return s, true
+			}
+		}
+	}
+	return Service{}, false
+}
+
+// idOf is how the load balancer calls a session of a service. Of an address that it tells of no more it may still know the number.
+func (k *known) idOf(service string, local, remote netip.AddrPort) peer.Flow {
+	s, ok := k.serviceAt(local)
+	if !ok || s.Name != service {
+		return peer.Flow{Service: k.number(service), Client: remote}
+	}
+	return peer.Flow{Service: s.ID, Client: remote}
+}
+
+// number is that of a service, for what is said of all of its addresses.
+func (k *known) number(service string) uint16 {
+	for _, s := range k.services[service] {
+		return peer.ServiceNumber(s.ID)
+	}
+	return 0
+}
+
+// addresses are a service's, for people.
+func (k *known) addresses(service string) string {
+	var out []string
+	for _, s := range k.services[service] {
+		out = append(out, s.Listen.String())
+	}
+	return strings.Join(out, ", ")
+}
+
+// flowOf is how the kernel calls a session, and by which place it comes; nil: its service is none of this backend's. Both are of
+// one moment: a service may go in between.
+func (k *known) flowOf(id peer.Flow) (repair.Flow, *place) {
+	s, ok := k.serviceOf(id)
+	if !ok {
+		return repair.Flow{}, nil
+	}
+	return repair.Flow{Local: netip.AddrPortFrom(s.Listen.Addr().Unmap(), s.Listen.Port()), Remote: id.Client}, k.home[s.Name]
+}
+
+func (a *Agent) backendName(h move.Backend) string {
+	if k := a.known.Load().links[h]; k != nil {
+		return k.to.Name
+	}
+	return fmt.Sprintf("backend %d", h)
+}
+
+// sortedLinks are those to the other backends, by name.
+func (a *Agent) sortedLinks() []*link {
+	return slices.SortedFunc(maps.Values(a.known.Load().links), func(x, y *link) int {
+		if x.to.Name < y.to.Name {
+			return -1
+		}
+		return 1
+	})
+}
+
+// spawn runs f until the agent ends, or until what it returns is called.
+func (a *Agent) spawn(f func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(a.ctx)
+	a.wg.Go(func() { f(ctx) })
+	return cancel
+}

@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/feature/handoff/sock"
+	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/awake"
+)
+
+// leaving is a session on its way from here.
+type leaving struct {
+	id   peer.Flow
+	flow repair.Flow
+	by   *place // the way that it goes
+	to   move.Backend
+
+	mu      sync.Mutex
+	lb      uint64 // instance of the load balancer's agent whose word was the latest
+	src     move.Source
+	fd      int
+	session uint64 // to the keeper
+	read    uint64 // positions, as committed
+	written uint64
+	unread  []byte
+	kept    kept
+	skip    int // bytes at the head of the receive queue that are accounted for
+
+	prepared *repair.Prepared // nil: it has to be read as a whole while it stands still
+
+	asking  bool // the load balancer was asked in which epoch the session is ours
+	state   []byte
+	since   time.Time // it was given to us
+	asked   time.Time // the last word that has had no answer
+	stopped time.Time
+	parked  bool // its packets wait here
+	back    bool // it is on its way back to the application
+	doubt   bool // the load balancer knows nothing of the move
+}
+
+// depart begins to move a session that a member has transferred to another backend's name.
+func (a *Agent) depart(p *place, to move.Backend, m wire.Message, fd int) {
+	awake.For(awake.Moment)
+	s := &leaving{by: p, to: to, fd: fd, session: m.Session, read: m.Read, written: m.Written, unread: m.Unread, since: time.Now()}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := a.admit(s, m); err != nil {
+		a.refused("departure", err)
+		unix.Close(fd) // with its lock: the member is given the session as soon as it is refused
+		_ = p.post(&wire.Message{Type: wire.Refuse, Session: m.Session, Number: uint32(wire.BadSocket), Text: err.Error()})
+		return
+	}
+	_ = p.post(&wire.Message{Type: wire.Took, Session: m.Session})
+	a.o.Step(stepGiven)
+	if wire.Elsewhere(m.Name) { // an agent before us had it
+		a.resumeDeparture(s, m)
+		return
+	}
+	epoch, birth, known := a.epochOf(s)
+	if known {
+		a.begin(s, epoch, birth)
+		return
+	}
+	s.asking = true
+	_ = p.post(s.commit()) // that it is not begun
+	a.tellLB(s, move.Message{Kind: move.Ask, From: move.AtSource, To: move.AtLoadBalancer})
+}
+
+// admit finds out what was given, and refuses what cannot be moved from here.
+func (a *Agent) admit(s *leaving, m wire.Message) error {
+	if _, err := parseKept(m.State); wire.Moving(m.State) && err != nil {
+		return err // for an agent of another version
+	}
+	if wire.Kind(m.Number) != wire.Stream {
+		return fmt.Errorf("a %s stays on its backend", wire.Kind(m.Number))
+	}
+	if !sock.Lock(s.fd) {
+		return errors.New("a member has taken it back")
+	}
+	local, remote := sock.Addresses(s.fd)
+	know := a.known.Load()
+	service, ok := know.serviceAt(local)
+	if !ok || service.Name != s.by.service {
+		return fmt.Errorf("the session is at %s, and %s is at %s", local, s.by.service, know.addresses(s.by.service))
+	}
+	s.flow = repair.Flow{Local: local, Remote: remote}
+	s.id = peer.Flow{Service: service.ID, Client: remote}
+	at, err := sock.PositionsOf(s.fd)
+	if err != nil {
+		return err
+	}
+	if wire.Before(m.Read, at.Read) {
+		return fmt.Errorf("%d bytes were read and not committed: a member commits what it has read before it lets go", at.Read-m.Read)
+	}
+	s.skip = int(m.Read - at.Read)
+	// While packets still come: what is on its way of a session of kTLS would not arrive any more once the load balancer holds them.
+	if !wire.Moving(m.State) {
+		if err := repair.Settle(s.fd, repair.DumpOptions{Limit: a.o.Limit}); err != nil {
+			return err
+		}
+	}
+	reuse, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR)
+	if err != nil {
+		return err
+	}
+	s.kept = kept{Other: s.to, ReuseAddr: reuse != 0,
+		Carried: carried{Name: m.Name, Label: m.Text, State: m.State, Replay: at.Written - m.Written}}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.leaving[s.id] != nil {
+		return errors.New("it is on its way already")
+	}
+	a.leaving[s.id] = s
+	return nil
+}
+
+// begin moves a session that is ours in an epoch. With the birth of the load balancer's record it does not wait for its answer, if
+// packets can wait here until the load balancer has them wait.
+func (a *Agent) begin(s *leaving, e move.Epoch, b move.Birth) {
+	if !a.quarantine.parks() {
+		b = 0
+	}
+	s.src = move.Source{Epoch: e, Birth: b, Parks: a.o.Park}
+	do, err := s.src.Start(s.to)
+	if err != nil {
+		a.o.Log.Error("a move cannot begin", "flow", s.flow, "reason", err) // a fresh source always can
+		return
+	}
+	s.kept.Epoch, s.kept.Birth = s.src.Epoch, b
+	if err := s.by.post(s.commit()); err != nil {
+		a.giveBack(s) // nobody would go on with it if we died
+		return
+	}
+	a.o.Step(stepKept)
+	a.leave(s, do)
+	// While the load balancer is busy. What does not go is said by the dump.
+	s.prepared, _ = repair.Prepare(s.fd, repair.DumpOptions{Limit: a.o.Limit})
+	if s.size() <= mostAtOnce {
+		a.leave(s, s.src.Ahead())
+		return
+	}
+	a.workers.run(func() { // who reads what the keeper says does not wait until all of it is sent
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		a.leave(s, s.src.Ahead())
+	})
+}
+
+// mostAtOnce is the most bytes of a session that are sent by whoever was given it.
+const mostAtOnce = 64 << 10
+
+// size is about how many bytes of a session are to be sent.
+func (s *leaving) size() int {
+	unread, _ := unix.IoctlGetInt(s.fd, unix.SIOCINQ) // what cannot be asked is said by the dump
+	unacked, _ := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ)
+	return len(s.kept.Carried.State) + len(s.unread) + unread + unacked
+}
+
+// keep gives a keeper the session, with its descriptor; commit tells one that has it how it stands.
+func (s *leaving) keep() *wire.Message {
+	return &wire.Message{Type: wire.Keep, Session: s.session, Number: uint32(wire.Stream), Text: s.kept.Carried.Label,
+		Read: s.read, Written: s.written, State: s.kept.append(nil), Unread: s.unread}
+}
+
+func (s *leaving) commit() *wire.Message {
+	m := s.keep()
+	m.Type, m.Number, m.Text = wire.Commit, 0, ""
+	return m
+}
+
+// toSource takes what the load balancer, by that connection, or a destination says about a session that leaves.
+func (a *Agent) toSource(lb *peer.Conn, f peer.Frame) {
+	a.mu.Lock()
+	s := a.leaving[f.Flow]
+	a.mu.Unlock()
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if lb != nil {
+		s.lb = lb.Peer.Instance
+	}
+	m := f.Message
+	if m.Kind == move.Held && m.Epoch == s.src.Epoch {
+		a.o.Step(stepHeld)
+	}
+	switch {
+	case m.Kind != move.Known:
+		if m.Kind == move.Held && m.OK && m.Epoch == s.src.Epoch && !s.src.Parks && s.src.Phase != move.Reclaiming {
+			a.release(s, false) // it has them wait
+		}
+		if m.Kind == move.Done && m.Epoch == s.src.Epoch && s.src.Phase == move.Moving {
+			a.release(s, false) // it passes them on
+			a.moved(s)
+			a.o.Step(stepDone)
+		}
+		if m.Kind == move.Reclaimed && m.Move == s.src.Epoch && s.src.Phase == move.Reclaiming { // what is late, of a move before, says nothing of this one
+			if s.doubt = !m.OK; s.doubt && !s.src.Sent {
+				a.refused("departure", errors.New("the load balancer does not know the session in this epoch"))
+			}
+		}
+		a.leave(s, s.src.Receive(m))
+	case s.asking && m.OK:
+		s.asking = false
+		epoch, _, _ := a.epochOf(s)
+		a.begin(s, max(m.Epoch, epoch), m.Birth) // the load balancer may have forgotten moves; what is on its way of them must not count
+	case s.asking:
+		s.asking = false
+		a.refused("departure", errors.New("the load balancer does not know the session as this backend's"))
+		a.giveBack(s)
+	}
+}
+
+// leave does what the protocol asks for. s.mu is held.
+func (a *Agent) leave(s *leaving, do move.Do) {
+	for _, action := range do.Actions {
+		switch action {
+		case move.Dump:
+			a.leave(s, a.dump(s))
+		case move.Thaw:
+			a.thaw(s)
+		case move.Close:
+			a.gone(s)
+		}
+	}
+	for _, m := range do.Send {
+		switch m.To {
+		case move.AtLoadBalancer:
+			if m.Kind != 0 {
+				a.tellLB(s, m)
+			}
+		case move.AtDestination:
+			s.asked = time.Now()
+			f := peer.Frame{Message: m, Flow: s.id, Session: s.state}
+			if err := a.sendTo(s.to, f); err != nil {
+				a.refused("departure", fmt.Errorf("%s: %w", a.backendName(s.to), err))
+				a.leave(s, s.src.Retry())
+			} else {
+				s.asked = time.Now() // what is large was under way for long, and the other side has it only now
+			}
+			a.o.Step(stepSent)
+		}
+	}
+}
+
+func (a *Agent) tellLB(s *leaving, m move.Message) {
+	s.asked = time.Now()
+	if m.Kind == move.Reclaim {
+		a.await(s)
+	}
+	err := a.lb.send(peer.Frame{Message: m, Flow: s.id}) // what is lost is said again
+	if m.Kind == move.Hold {
+		if err != nil {
+			s.src.Birth = 0 // there is no use in going ahead
+		}
+		a.o.Step(stepHold)
+	}
+}
+
+// dump takes the session out of the kernel.
+func (a *Agent) dump(s *leaving) move.Do {
+	s.stopped = time.Now()
+	epoch := s.src.Epoch
+	dump := repair.Dump
+	if s.prepared != nil {
+		dump = s.prepared.Dump
+	}
+	// No waiting for kTLS here: the load balancer holds what it would wait for, and admit has waited.
+	state, err := dump(s.fd, repair.DumpOptions{Limit: a.o.Limit, Quiet: -1, Stop: func(f repair.Flow) (func(), error) {
+		shut := a.quarantine.shut
+		if s.src.Parks || s.src.Birth != 0 {
+			shut, s.parked = a.quarantine.park, true
+		}
+		err := shut(s.flow, epoch)
+		a.o.Step(stepShut)
+		return func() { a.release(s, true); _ = a.quarantine.open(s.flow, epoch) }, err
+	}})
+	if err == nil && len(state.Unread) < s.skip {
+		err = errors.New("bytes that were accounted for are not in the queue")
+	}
+	if err == nil {
+		c := s.kept.Carried
+		c.Unread = append(clone(s.unread), state.Unread[s.skip:]...)
+		state.Unread = nil
+		s.state, err = s.pack(c, state)
+	}
+	if err != nil {
+		a.refused("dump", err)
+		return s.src.DumpFailed()
+	}
+	a.o.Step(stepDumped)
+	return s.src.Dumped()
+}
+
+func (s *leaving) pack(c carried, state *repair.State) ([]byte, error) {
+	b, err := state.MarshalBinary()
+	if err != nil {
+		return nil, err
+	}
+	return c.append(make([]byte, 0, len(b)+len(c.State)+len(c.Unread)+256), b), nil
+}
+
+// thaw has the session go on here.
+func (a *Agent) thaw(s *leaving) {
+	frozen, err := repair.Frozen(s.fd)
+	if err == nil && frozen {
+		err = repair.Resume(s.fd, &repair.State{ReuseAddr: s.kept.ReuseAddr})
+	}
+	if err != nil {
+		a.o.Log.Error("a session stands still", "flow", s.flow, "reason", err)
+	}
+	a.release(s, true)
+	if err := a.quarantine.open(s.flow, s.kept.Epoch); err != nil {
+		a.o.Log.Error("a session's packets do not pass", "flow", s.flow, "reason", err)
+	}
+	a.setEpoch(s.id, owned{session: s.session, epoch: s.src.Epoch, doubt: s.doubt, birth: s.src.Birth, by: s.lb, at: time.Now()})
+	a.giveBack(s)
+}
+
+// gone ends what is left of a session that has moved. The quarantine stays shut, then drops what still comes: the kernel would answer with
+// a reset, and a load balancer that has forgotten the session would let it pass.
+func (a *Agent) gone(s *leaving) {
+	a.o.Step(stepReclaimed)
+	a.release(s, false)
+	if err := repair.Freeze(s.fd); err != nil {
+		a.o.Log.Warn("the copy of a session that has moved ends with a reset", "flow", s.flow, "reason", err)
+	}
+	_ = s.by.post(&wire.Message{Type: wire.Drop, Session: s.session})
+	unix.Close(s.fd)
+	a.untrack(s.flow)
+	a.mu.Lock()
+	delete(a.leaving, s.id)
+	delete(a.epochs, s.id)
+	a.mu.Unlock()
+	a.o.Step(stepDropped)
+	a.quarantine.leaves(s.flow, s.kept.Epoch, s.to, func(err error) { a.o.Log.Warn("a session that has left is not remembered", "err", err) })
+}
+
+// giveBack has a member of this backend go on with the session. s.mu is held.
+func (a *Agent) giveBack(s *leaving) {
+	s.back = true
+	a.mu.Lock()
+	a.stats.back++
+	a.mu.Unlock()
+	c := s.kept.Carried
+	sock.Unlock(s.fd) // the member locks it
+	m := wire.Message{Session: s.session, Read: s.read, Written: s.written, State: c.State, Unread: s.unread}
+	go func() {
+		if !a.transfer(s.id, s.by, m, c.Name, func() *wire.Message { return s.keep() }, s.fd) {
+			a.o.Log.Warn("a session ended on its way back", "flow", s.flow)
+		}
+		unix.Close(s.fd)
+		a.mu.Lock()
+		delete(a.leaving, s.id)
+		a.mu.Unlock()
+	}()
+}
+
+// transfer gives a session to a local member: that of the name, else whoever has the fewest. It waits until there is one, and
+// returns false if the session ends before. keep is asked how the keeper is to have it where that does not; nil: not from here any more.
+func (a *Agent) transfer(id peer.Flow, p *place, m wire.Message, name string, keep func() *wire.Message, fd int) bool {
+	defer a.waitsFor(id, nil)
+	for try := 0; ; try++ {
+		t := m
+		t.Type, t.Name = wire.Transfer, name
+		err := p.call(&t)
+		if name != "" && (errors.Is(err, wire.ErrNoPeer) || errors.Is(err, wire.ErrSlow)) {
+			t = m
+			t.Type, t.Name = wire.Transfer, ""
+			err = p.call(&t)
+		}
+		switch {
+		case err == nil:
+			return true
+		case errors.Is(err, wire.ErrLost):
+			_ = p.post(&wire.Message{Type: wire.Drop, Session: m.Session})
+			return false
+		case errors.Is(err, wire.ErrNoSession), errors.Is(err, errNoKeeper):
+			again := keep()
+			if again == nil {
+				return true // it was given to us by another place, which hands it on
+			}
+			_ = p.post(again, fd) // the keeper is another
+		case try == 20:
+			a.o.Log.Warn("a session waits for a member", "service", p.service, "reason", err)
+		}
+		a.waitsFor(id, err)
+		time.Sleep(min(time.Duration(try+1)*time.Millisecond, 100*time.Millisecond))
+		if _, err := sock.PositionsOf(fd); err != nil {
+			_ = p.post(&wire.Message{Type: wire.Drop, Session: m.Session})
+			return false
+		}
+	}
+}
+
+// watchLeaving loses patience with whom a session waits for.
+func (a *Agent) watchLeaving(s *leaving, now time.Time) {
+	if !s.mu.TryLock() { // something is being done with it, or sent, that may take a while: others are not to wait for that
+		return
+	}
+	defer s.mu.Unlock()
+	waited := now.Sub(s.asked)
+	switch {
+	case s.back:
+	case s.asking && waited > a.patience():
+		s.asking = false
+		a.refused("departure", errors.New("the load balancer does not answer"))
+		a.giveBack(s)
+	case s.src.Phase == move.Moving && waited > a.patience():
+		a.refused("departure", fmt.Errorf("%s does not answer", a.backendName(s.to)))
+		a.leave(s, s.src.Retry())
+	case (s.src.Phase == move.Holding || s.src.Phase == move.Reclaiming) && waited > a.patience()/4:
+		a.leave(s, s.src.Retry())
+	}
+}
+
+// lost asks what became of the sessions that were on their way to a backend whose agent has gone.
+func (a *Agent) lost(to move.Backend) {
+	all, _ := a.all()
+	for _, s := range all {
+		if s.to != to {
+			continue // it may be on its way to another, for long
+		}
+		s.mu.Lock()
+		if s.src.Phase == move.Moving {
+			a.leave(s, s.src.Retry())
+		}
+		s.mu.Unlock()
+	}
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+)
+
+// link is the connection to another agent, made again whenever it breaks.
+type link struct {
+	a       *Agent
+	to      Remote
+	names   []string // in place of to's: of whoever the address leads to
+	hear    func(*peer.Conn, peer.Frame)
+	load    func(from Remote, service uint16, n uint32, none bool)
+	hello   func() peer.Hello
+	stop    func()
+	changed func(*link) // it is there, or not any more
+	c       atomic.Pointer[peer.Conn]
+	sent    atomic.Uint64 // sessions, by drain
+	none    sync.Map      // by service: no member is there, as it says
+}
+
+var (
+	errNoLink = errors.New("not connected")
+	errEnds   = errors.New("it ends each connection at once: the log there says why")
+)
+
+func (k *link) conn() *peer.Conn { return k.c.Load() }
+
+const (
+	linkFirst = 20 * time.Millisecond // between attempts
+	linkLast  = time.Second
+)
+
+func (k *link) run(ctx context.Context) {
+	warned := false
+	for pause := linkFirst; ctx.Err() == nil; pause = min(2*pause, linkLast) {
+		c, err := k.dial(ctx)
+		if err == nil {
+			begun := time.Now()
+			k.serve(ctx, c)
+			if err = errEnds; time.Since(begun) >= linkLast {
+				err, pause, warned = nil, linkFirst, false
+			}
+		}
+		if err != nil && pause == linkLast && !warned {
+			warned = true
+			k.a.o.Log.Warn("an agent is not there", "name", k.to.Name, "address", k.to.Address, "reason", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// dial connects. An address that moves between load balancers leads to one whose name is not known before it shows its certificate.
+func (k *link) dial(ctx context.Context) (c *peer.Conn, err error) {
+	names := k.names
+	if len(names) == 0 {
+		names = []string{k.to.Name}
+	}
+	for _, name := range names {
+		c, err = peer.Dial(ctx, k.to.Address, name, k.a.o.TLS, k.hello())
+		if err == nil && (c.Peer.Name != name || c.Peer.Number != k.to.Number) {
+			err = errors.New("it is another one")
+			c.Close()
+		}
+		if other := (x509.HostnameError{}); err == nil || !errors.As(err, &other) {
+			break
+		}
+	}
+	return c, err
+}
+
+func (k *link) serve(ctx context.Context, c *peer.Conn) {
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer stop()
+	k.c.Store(c)
+	k.changed(k)
+	ended := make(chan struct{})
+	go k.probe(c, ended)
+	k.a.workers.hear(c, func(f peer.Frame) {
+		switch {
+		case !f.IsLoad:
+			k.hear(c, f)
+		case k.load != nil:
+			k.load(k.to, peer.ServiceNumber(f.Flow.Service), f.Load, f.None)
+		}
+	})
+	close(ended)
+	k.c.Store(nil)
+	c.Close()
+	k.changed(k)
+}
+
+const (
+	probeEvery = time.Second
+	mostMissed = 3 // probes in a row that are not answered, before the next one
+)
+
+// probe ends a connection with an agent that answers nothing: one that stands still takes what is sent to it for as long as there is
+// room, and nobody would hear that its sessions wait.
+func (k *link) probe(c *peer.Conn, ended <-chan struct{}) {
+	t := time.NewTicker(probeEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ended:
+			return
+		case <-t.C:
+		}
+		if c.Unanswered() >= mostMissed {
+			k.a.o.Log.Warn("an agent says nothing", "name", k.to.Name, "address", k.to.Address)
+			c.Close()
+			return
+		}
+		_ = c.Ping() // one that fails is closed
+	}
+}
+
+// sendTo says something to the agent of another backend.
+func (a *Agent) sendTo(h move.Backend, f peer.Frame) error {
+	k := a.known.Load().links[h]
+	if k == nil {
+		return errNoLink
+	}
+	return k.send(f)
+}
+
+// send says something to whoever is there now.
+func (k *link) send(f peer.Frame) error {
+	c := k.conn()
+	if c == nil {
+		return errNoLink
+	}
+	f.Instance = c.Peer.Instance
+	return c.Send(f)
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"log/slog"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+)
+
+// heardLog passes lines of a log on.
+type heardLog chan string
+
+func (h heardLog) Write(b []byte) (int, error) {
+	select {
+	case h <- string(b):
+	default:
+	}
+	return len(b), nil
+}
+
+// An agent whose connections are accepted and closed at once, as by a load balancer that refuses it, comes again with growing pauses,
+// and says so.
+func TestRefusedLinkPauses(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var came atomic.Int32
+	lb := ca.TLS("lb")
+	go func() {
+		for {
+			raw, err := l.Accept()
+			if err != nil {
+				return
+			}
+			came.Add(1)
+			if c, err := peer.Accept(t.Context(), raw, lb, peer.Hello{Role: peer.LBAgent, Instance: 7, Name: "lb"}); err == nil {
+				c.Close()
+			}
+		}
+	}()
+	defer l.Close()
+	log := make(heardLog, 1)
+	a := &Agent{o: Options{TLS: ca.TLS("own"), Log: slog.New(slog.NewTextHandler(log, nil))}, workers: newWorkers(t.Context().Done())}
+	k := &link{a: a, to: Remote{Name: "lb", Address: l.Addr().String()}, hello: func() peer.Hello { return peer.Hello{Number: 1, Instance: 5, Name: "own"} },
+		changed: func(*link) {}}
+	go k.run(t.Context())
+	if line := <-log; !strings.Contains(line, "an agent is not there") || !strings.Contains(line, "ends each connection at once") {
+		t.Errorf("the log says %q", line)
+	}
+	if n := came.Load(); n > 12 { // 20 ms, doubled each time up to a second
+		t.Errorf("it came %d times in a second or so", n)
+	}
+}
+
+// A way is open when its link and the load balancer's are there, also where others look at the link while it comes.
+func TestWaysFollowLinks(t *testing.T) {
+	a := &Agent{}
+	a.lb = &link{a: a}
+	a.lb.c.Store(&peer.Conn{})
+	k := &link{a: a, to: Remote{Name: "other", Number: 2}}
+	p := &place{a: a}
+	a.known.Store(&known{links: map[move.Backend]*link{2: k}, away: map[move.Backend][]*place{2: {p}}})
+	for i := range 20_000 {
+		k.c.Store(nil)
+		var others sync.WaitGroup
+		for range 2 { // the load balancer tells of its hosts, and comes back
+			others.Go(func() {
+				if i%2 == 0 {
+					runtime.Gosched()
+				}
+				a.linkChanged(k)
+			})
+		}
+		runtime.Gosched()
+		k.c.Store(&peer.Conn{})
+		a.linkChanged(k)
+		others.Wait()
+		if !p.ready {
+			t.Fatalf("round %d: the link is there, and the way is closed", i)
+		}
+	}
+}

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import "testing"
+
+// A load balancer that the agent connects to again hears what waits here, though nothing of that changes.
+func TestLoadsToldAgain(t *testing.T) {
+	w := newWorld(t, 2, at4)
+	s := w.servers[0]
+	s.member.Member().SetLoad(7)
+	known := func() bool {
+		st, err := w.lbA.Status()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, ok := st.Backends[0].Loads[service]
+		return ok && n == 7
+	}
+	w.eventually("the load balancer hears of it", known)
+	w.stopF()
+	w.startLB(w.hosts)
+	w.eventually("the next life of the load balancer's agent hears of it", known)
+}

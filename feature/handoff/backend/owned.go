@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/internal/sockdiag"
+)
+
+// A load balancer that has begun anew, or is another one, sends a session's packets by the hash, unless it is told whose the session
+// is. So the agent tells of all connections of this backend to its services' addresses: when it connects, and before the load
+// balancer may forget those that are silent. They are the kernel's, and not the keeper's: connections of backends that hand over
+// nothing are among them.
+
+const (
+	ownedEvery = 20 * time.Minute // where the load balancer does not say how long it knows a silent flow
+	ownedAgain = time.Second      // after an error
+	ownedLeast = 50 * time.Millisecond
+)
+
+// owning is what the load balancer is to be told.
+type owning struct {
+	services []Service // for which sources choose the backend; a.known has the others
+	every    time.Duration
+	to       *peer.Conn // it was told by this connection
+}
+
+// ownedStates are those of connections whose packets must find their socket. A client that opens one repeats what is lost, and one
+// that is closed has said everything.
+const ownedStates = 1<<sockdiag.Established | 1<<sockdiag.FinWait1 | 1<<sockdiag.FinWait2 | 1<<sockdiag.CloseWait | 1<<sockdiag.LastAck | 1<<sockdiag.Closing
+
+// tellOwned has the load balancer be told soon.
+func (a *Agent) tellOwned() {
+	select {
+	case a.owns <- struct{}{}:
+	default:
+	}
+}
+
+// toldServices takes what the load balancer says of services, and how often it wants to hear of sessions.
+func (a *Agent) toldServices(p peer.Peers) {
+	var sourced []Service
+	for _, s := range p.Services {
+		if s.Proto == unix.IPPROTO_TCP && s.BySource {
+			sourced = append(sourced, Service{Name: s.Name, ID: s.ID, Listen: s.Listen})
+		}
+	}
+	every := ownedEvery
+	if p.Idle > 0 {
+		every = max(ownedLeast, time.Duration(p.Idle)*time.Millisecond/4)
+	}
+	c := a.lb.conn()
+	a.mu.Lock()
+	again := a.owning.to != c || a.owning.every != every || !slices.Equal(a.owning.services, sourced)
+	a.owning = owning{sourced, every, c}
+	a.mu.Unlock()
+	if again {
+		a.tellOwned()
+	}
+}
+
+// sayOwned tells the load balancer of this backend's sessions until ctx is done.
+func (a *Agent) sayOwned(ctx context.Context) {
+	t := time.NewTimer(ownedEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.owns:
+		case <-t.C:
+		}
+		a.mu.Lock()
+		next := a.owning.every
+		a.mu.Unlock()
+		if next == 0 {
+			next = ownedEvery
+		}
+		if c := a.lb.conn(); c != nil {
+			records, err := a.ownedNow()
+			if err != nil {
+				a.o.Log.Warn("the load balancer does not hear of this backend's sessions", "err", err)
+				next = ownedAgain
+			} else {
+				_ = c.TellFlows(records, true) // one that fails is closed, and told anew
+			}
+		}
+		t.Reset(next)
+	}
+}
+
+// ownedNow are the connections of this backend. What the quarantine and the moves say is read after the sockets: a session that goes
+// meanwhile is not told as this backend's.
+func (a *Agent) ownedNow() (out []peer.FlowRecord, err error) {
+	at := a.listens()
+	sockets, err := a.sockets(at)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := a.quarantine.entries()
+	if err != nil {
+		return nil, err
+	}
+	quarantined := map[repair.Flow]entry{}
+	for _, e := range entries {
+		quarantined[e.Flow] = e
+	}
+	there := map[peer.Flow]bool{}
+	for f, s := range sockets {
+		r := peer.FlowRecord{Flow: peer.Flow{Service: at[f.Local], Client: f.Remote}}
+		there[r.Flow] = true
+		if s.Info != nil {
+			r.Age = min(s.Info.LastDataRecv, s.Info.LastDataSent)
+		}
+		if a.owned(&r, s, quarantined[f]) {
+			out = append(out, r)
+		}
+	}
+	return append(out, a.hadLately(there)...), nil
+}
+
+// sockets are the connections of this backend to these addresses, of all programs.
+func (a *Agent) sockets(at map[netip.AddrPort]uint16) (map[repair.Flow]sockdiag.Socket, error) {
+	out := map[repair.Flow]sockdiag.Socket{}
+	for _, port := range ports(at) {
+		err := a.inside(func() error {
+			all, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_TCP, LocalPort: port, States: ownedStates, Info: true})
+			for _, s := range all {
+				f := repair.Flow{Local: unmapped(s.Local), Remote: unmapped(s.Remote)}
+				if _, ok := at[f.Local]; ok {
+					out[f] = s
+				}
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// owned says whether a connection is to be told of, and fills in how it stands.
+func (a *Agent) owned(r *peer.FlowRecord, s sockdiag.Socket, e entry) bool {
+	a.mu.Lock()
+	l, c := a.leaving[r.Flow], a.arriving[r.Flow]
+	if o, ok := a.epochs[r.Flow]; ok && o.session == s.Cookie {
+		r.Epoch = o.epoch
+	}
+	a.mu.Unlock()
+	switch e.What {
+	case 0, pass:
+		return true
+	case shut, park: // its state may be at the destination
+		if l == nil || e.Epoch == 0 {
+			return false
+		}
+		r.Epoch, r.To = e.Epoch-1, l.to
+		return true
+	case quiet: // it has come, and has not spoken
+		if c == nil {
+			return false
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		r.Epoch, r.Quiet = e.Epoch, true
+		return c.dst.Phase == move.Active && c.dst.Epoch == e.Epoch
+	}
+	return false // it has left
+}
+
+// hadLately are sessions that came here lately and have ended: a copy that their source has kept is worth nothing.
+func (a *Agent) hadLately(there map[peer.Flow]bool) (out []peer.FlowRecord) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for id, o := range a.epochs {
+		if !there[id] && time.Since(o.at) < birthTime {
+			out = append(out, peer.FlowRecord{Flow: id, Epoch: o.epoch, Gone: true})
+		}
+	}
+	return out
+}
+
+// listens are the addresses of the services, with what the load balancer calls their flows.
+func (a *Agent) listens() map[netip.AddrPort]uint16 {
+	out := map[netip.AddrPort]uint16{}
+	for _, all := range a.known.Load().services {
+		for _, s := range all {
+			out[unmapped(s.Listen)] = s.ID
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range a.owning.services {
+		out[unmapped(s.Listen)] = s.ID
+	}
+	return out
+}
+
+func ports(at map[netip.AddrPort]uint16) (out []uint16) {
+	for a := range at {
+		out = append(out, a.Port())
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+func unmapped(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// An agent with more patience than its load balancer holds packets says so, with the place of
+// the key, and waits for less than that.
+func TestPatienceBeyondHold(t *testing.T) {
+	w := newNetwork(t, 1, at4)
+	cert, key, signers := w.ca.Files("lb")
+	play := func(hold time.Duration) (stop func()) {
+		return w.play(w.middle, "lb", fmt.Sprintf(`
+listen: 0.0.0.0:7946
+tls: {certificate: %s, key: %s, ca: %s}
+devices: [c, s1]
+register: true
+hold: %s
+services:
+  talk: {number: 3, listen: [tcp %s]}
+`, cert, key, signers, hold, w.at))
+	}
+	s := w.servers[0]
+	s.keep()
+	stop := play(patience) // as long as the server's
+	w.playBackend(0, s)
+	w.eventually("the server says that its patience is too long", func() bool {
+		st := s.status()
+		return strings.Contains(st.Patience, fmt.Sprintf("server.yaml:10:10: timeout %s of handoff.backend: the load balancer holds packets", patience)) &&
+			strings.Contains(st.Patience, fmt.Sprintf("until then %s is used", patience*7/10))
+	})
+	stop()
+	play(patience + time.Second)
+	w.eventually("the server has less patience than the new load balancer's hold", func() bool {
+		st := s.status()
+		return st.LB && st.Patience == ""
+	})
+}
+
+func TestPatience(t *testing.T) {
+	a := &Agent{o: Options{Patience: 700 * time.Millisecond}}
+	for hold, want := range map[time.Duration]time.Duration{0: 700, time.Second: 700, 700 * time.Millisecond: 490, 100 * time.Millisecond: 70} {
+		a.holds.Store(int64(hold))
+		if got := a.patience(); got != want*time.Millisecond {
+			t.Errorf("hold %s: %s, want %s", hold, got, want*time.Millisecond)
+		}
+		if err := a.tooPatient(); (err != nil) != (want < 700) {
+			t.Errorf("hold %s: %v", hold, err)
+		}
+	}
+}

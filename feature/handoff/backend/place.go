@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// How an agent gets along with a keeper.
+const (
+	keeperPatience = 2 * time.Second // for one that does not read, or does not answer
+	keeperRetry    = 250 * time.Millisecond
+)
+
+// place is a member of a service, as far as the keeper knows: under another backend's name the way to there, under this
+// backend's the way that sessions come by.
+type place struct {
+	a       *Agent
+	service string // its name
+	name    string // @ and the backend's
+	caps    uint32
+	stop    func()
+	give    func(p *place, m wire.Message, fd int)
+
+	mu    sync.Mutex
+	conn  *wire.Conn // nil: no keeper
+	seq   uint32
+	calls map[uint32]func(error)
+	ready bool
+	over  bool // it is not known any more: see retire
+	limit int  // bytes of a state, as the keeper says
+
+	members atomic.Int64 // of this backend that may be given sessions, as the keeper says; unknown: it has not
+}
+
+// run is there for the keeper until ctx is done.
+func (p *place) run(ctx context.Context) {
+	for warned := false; ctx.Err() == nil; {
+		c, err := p.dial(ctx)
+		if err == nil {
+			warned = false
+			p.serve(ctx, c)
+		} else if !warned {
+			p.a.o.Log.Warn("no keeper: sessions cannot move", "service", p.service, "reason", err)
+			warned = true
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(keeperRetry):
+		}
+	}
+}
+
+func (p *place) dial(ctx context.Context) (*wire.Conn, error) {
+	c, err := wire.Dial(ctx, p.a.o.Keeper)
+	if err != nil {
+		return nil, fmt.Errorf("is weir serve, or weir handoff keep, running? %w", err)
+	}
+	c.SetReadDeadline(time.Now().Add(keeperPatience))
+	err = c.Send(&wire.Message{Type: wire.Hello, Seq: 1, Text: p.service, Name: p.name, Number: p.caps})
+	var answer wire.Message
+	if err == nil {
+		answer, _, err = c.Receive()
+	}
+	if err == nil {
+		err = answer.Err()
+	}
+	if err != nil {
+		c.Close()
+		return nil, fmt.Errorf("keeper %s: %w", p.a.o.Keeper, err)
+	}
+	c.SetReadDeadline(time.Time{})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.conn, p.limit = c, int(min(answer.Read, wire.MaxState))
+	return c, nil
+}
+
+// serve hears one keeper until it goes.
+func (p *place) serve(ctx context.Context, c *wire.Conn) {
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer stop()
+	if p.caps&wire.Balances != 0 {
+		p.a.forgetLoads(p.service)
+	}
+	p.a.keepAgain(p)
+	p.mu.Lock()
+	if p.ready {
+		_ = c.Send(&wire.Message{Type: wire.Ready, Number: 1})
+	}
+	p.mu.Unlock()
+	for {
+		m, fds, err := c.Receive()
+		if err != nil {
+			break
+		}
+		if m.Flags&wire.StateFD != 0 && len(fds) > 0 {
+			last := len(fds) - 1
+			err = m.Fetch(fds[last], wire.MaxState)
+			unix.Close(fds[last])
+			fds = fds[:last]
+		} else {
+			m.State, m.Unread = clone(m.State), clone(m.Unread) // the next message is read into the same memory
+		}
+		switch {
+		case m.Type == wire.Give && len(fds) > 0 && err == nil:
+			fd := fds[0]
+			fds = fds[1:]
+			p.give(p, m, fd)
+		case m.Type == wire.Give:
+			_ = p.post(&wire.Message{Type: wire.Refuse, Session: m.Session})
+		case m.Type == wire.Members:
+			p.members.Store(int64(m.Number))
+			p.a.tell(p.service)
+			p.a.look()
+		case m.Type == wire.Loads:
+			p.a.loadHere(p, m.Name, m.Number)
+		case m.Seq != 0:
+			p.answer(m.Seq, m.Err())
+		case m.Type == wire.Error:
+			p.a.o.Log.Warn("the keeper refuses", "service", p.service, "session", m.Session, "reason", m.Err())
+		}
+		wire.CloseAll(fds)
+	}
+	c.Close()
+	p.members.Store(unknown)
+	p.mu.Lock()
+	p.conn, p.limit = nil, 0
+	calls := p.calls
+	p.calls = map[uint32]func(error){}
+	p.mu.Unlock()
+	for _, answered := range calls {
+		answered(errNoKeeper)
+	}
+}
+
+// most is how many bytes of state and unread the keeper takes of a session; 0: there is no keeper.
+func (p *place) most() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.limit
+}
+
+func clone(b []byte) []byte {
+	if b == nil {
+		return nil
+	}
+	return append([]byte{}, b...)
+}
+
+var errNoKeeper = errors.New("the keeper has gone")
+
+// answer gives an answer to whom it is for; of two the first one counts.
+func (p *place) answer(seq uint32, err error) {
+	p.mu.Lock()
+	answered := p.calls[seq]
+	delete(p.calls, seq)
+	p.mu.Unlock()
+	if answered != nil {
+		answered(err)
+	}
+}
+
+// setReady has the keeper give sessions here, or not any more.
+func (p *place) setReady(yes bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ready == yes || p.over && yes {
+		return
+	}
+	p.ready = yes
+	if p.conn != nil {
+		_ = p.conn.SendWithin(keeperPatience, &wire.Message{Type: wire.Ready, Number: uint32(bit(yes))})
+	}
+}
+
+// post says what wants no answer. What the kernel has taken is read by the keeper, also if this process dies at once.
+func (p *place) post(m *wire.Message, fds ...int) error {
+	p.mu.Lock()
+	c := p.conn
+	p.mu.Unlock()
+	if c == nil {
+		return errNoKeeper
+	}
+	large, err := m.Spill()
+	if err != nil {
+		return err
+	}
+	if large >= 0 {
+		defer unix.Close(large)
+		fds = append(fds, large)
+	}
+	if err := c.SendWithin(keeperPatience, m, fds...); err != nil {
+		c.Close() // serve connects again
+		return fmt.Errorf("%w: %w", errNoKeeper, err)
+	}
+	return nil
+}
+
+// ask has answered called with the keeper's answer, or with what there is in its place; it must not wait for anything. If it
+// returns an error, nothing was asked.
+func (p *place) ask(m *wire.Message, answered func(error)) error {
+	p.mu.Lock()
+	if p.seq++; p.seq == 0 {
+		p.seq = 1
+	}
+	seq := p.seq
+	m.Seq = seq
+	late := time.AfterFunc(keeperPatience, func() { p.answer(seq, fmt.Errorf("%w: it does not answer", errNoKeeper)) })
+	p.calls[seq] = func(err error) {
+		late.Stop()
+		answered(err)
+	}
+	p.mu.Unlock()
+	err := p.post(m)
+	if err != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.calls[seq] == nil {
+			return nil // it was answered as its connection ended
+		}
+		late.Stop()
+		delete(p.calls, seq)
+	}
+	return err
+}
+
+// call asks, and waits for the answer.
+func (p *place) call(m *wire.Message) error {
+	answer := make(chan error, 1)
+	if err := p.ask(m, func(err error) { answer <- err }); err != nil {
+		return err
+	}
+	return <-answer
+}

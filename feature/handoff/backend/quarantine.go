@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/weir-project/weir/feature/handoff/backend/bpf"
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/feature/handoff/tap"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
+)
+
+// Needs of a backend's quarantine. Without tcx its programs are filters of the devices' clsact qdiscs, and not held by links.
+var Needs = []kernel.Need{kernel.TCXLink, kernel.ClsactFilter}
+
+// hasTCX is replaced by a test that wants the kernel to lack it.
+var hasTCX = func() bool { return kernel.TCXLink.Check() == nil }
+
+// quarantineABI is the version of the quarantine's maps.
+const quarantineABI = 1
+
+// Names of the pins.
+const (
+	pinSessions = "sessions"
+	pinCounts   = "counts"
+)
+
+// What a quarantine does with a session's packets: quarantine.h.
+const (
+	shut  = 1
+	quiet = 2
+	park  = 3
+	pass  = 4
+	left  = 5
+)
+
+// Quarantine stands at a backend's devices. It is pinned: what it holds back stays held back while the agent is dead.
+type Quarantine struct {
+	sessions, counts *ebpf.Map
+	pairs            *ebpf.Map // ends of sessions; not pinned, filled anew from the sessions
+	strays           *ringbuf.Reader
+	tap              *tap.Device[repair.Flow] // where packets are parked; nil: they cannot be
+
+	filters  []kernel.Clsact // in place of links
+	programs []*ebpf.Program // of filters: held, so that a filter that somebody takes away can be attached again
+	device   int             // the interface of one of the devices
+	changing sync.Mutex      // entries
+	gone     []repair.Flow   // sessions that have left, the oldest first; changing is held
+
+	closing sync.RWMutex // what opens it a while later may come when it is closed
+	closed  bool
+}
+
+// entry is a session that the quarantine knows.
+type entry struct {
+	Flow  repair.Flow
+	What  uint32
+	Epoch move.Epoch
+	Since uint64       // CLOCK_MONOTONIC, ns
+	To    move.Backend // of left: where the session is
+}
+
+// quarantines are the instances. Their spec is the devices.
+var quarantines = instances.Store[[]string]{Feature: "handoff", ABI: quarantineABI, Object: bpf.Object, Is: func(name string) bool { return name == quarantineName }}
+
+func quarantineInstance(ns *netns.Handle) kernel.Instance {
+	return quarantines.Name(kernel.ScopeOf(ns), quarantineName)
+}
+
+const quarantineName = "quarantine"
+
+// OpenQuarantine makes the quarantine of a network namespace at these devices. Sessions of a quarantine that is there already stay.
+func OpenQuarantine(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices []string, log *slog.Logger) (_ *Quarantine, err error) {
+	if err := kernel.Require(Needs); err != nil {
+		return nil, err
+	}
+	spec, err := bpf.LoadQuarantine()
+	if err != nil {
+		return nil, err
+	}
+	l, err := root.Lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Unlock()
+	share := map[string]*ebpf.Map{}
+	before, err := l.Open(quarantineInstance(ns))
+	if err == nil {
+		defer before.Close()
+		err = shareMaps(before, share)
+	} else if errors.Is(err, kernel.ErrNotExist) {
+		err = nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	g := &Quarantine{}
+	defer func() {
+		if err != nil {
+			g.Close()
+		}
+	}()
+	if err := g.openTap(ns, spec, log); err != nil {
+		return nil, err
+	}
+	c, err := kernel.Load(spec, []string{"quarantine_in", "quarantine_out", "quarantine_again"}, share)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	if err := g.openMaps(c); err != nil {
+		return nil, err
+	}
+	if err := g.publish(l, ns, c, devices); err != nil {
+		return nil, err
+	}
+	if err := g.takeUp(); err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// shareMaps adds the maps of a quarantine that is there already, which a new one goes on with.
+func shareMaps(before *kernel.Opened, share map[string]*ebpf.Map) error {
+	if err := before.Meta.RequireABI(before.Instance, quarantineABI); err != nil {
+		return err
+	}
+	share["quarantine_sessions"], share["quarantine_counts"] = before.Maps[pinSessions], before.Maps[pinCounts]
+	return nil
+}
+
+// openTap makes the device of parked packets, and tells the programs of it.
+func (g *Quarantine) openTap(ns *netns.Handle, spec *ebpf.CollectionSpec, log *slog.Logger) (err error) {
+	if g.tap, err = makePark(ns); err != nil {
+		log.Warn("packets cannot be parked at this backend: each session that leaves it waits for the load balancer to hold its packets", "reason", err)
+		return nil
+	}
+	return spec.Variables[bpf.QuarantineVarQuarantineTap].Set(uint32(g.tap.Ifindex))
+}
+
+// openMaps opens the maps of the programs, and fills in the ends of the sessions that are there.
+func (g *Quarantine) openMaps(c *kernel.Collection) (err error) {
+	for name, m := range map[string]**ebpf.Map{"quarantine_sessions": &g.sessions, "quarantine_counts": &g.counts, "quarantine_pairs": &g.pairs} {
+		if *m, err = c.Maps[name].Clone(); err != nil {
+			return err
+		}
+	}
+	if g.strays, err = ringbuf.NewReader(c.Maps["quarantine_strays"]); err != nil {
+		return err
+	}
+	all, err := g.entries()
+	for _, e := range all {
+		err = errors.Join(err, g.putPair(quarantineKey(e.Flow)))
+	}
+	return err
+}
+
+// putPair has the quarantine know the ends of a session, before it knows the session.
+func (g *Quarantine) putPair(k *bpf.QuarantineQuarantineKey) error {
+	if err := g.pairs.Put(&bpf.QuarantineQuarantinePair{Client: k.Client, Service: k.Service}, uint8(1)); err != nil {
+		return fmt.Errorf("the quarantine for %s: %w", flowOfKey(*k), err)
+	}
+	return nil
+}
+
+// publish attaches the programs, and pins what the quarantine stands by.
+func (g *Quarantine) publish(l *kernel.WriteLock, ns *netns.Handle, c *kernel.Collection, devices []string) error {
+	links, err := g.attach(ns, c, devices)
+	defer func() {
+		for _, l := range links {
+			l.Close()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	pins := kernel.Pins{Maps: map[string]*ebpf.Map{pinSessions: c.Maps["quarantine_sessions"], pinCounts: c.Maps["quarantine_counts"]}, Links: links}
+	// Until its predecessor has gone both stand there, with the same sessions: no packet slips through in between.
+	if err := quarantines.Publish(l, quarantineInstance(ns), instances.Form[[]string]{Spec: devices, Netns: ns, Pins: pins}); err != nil {
+		return err
+	}
+	_ = ns.Do(func() error { l.NoteFilters(quarantineInstance(ns), g.filters); return nil })
+	kernel.Step("handoff:quarantine")
+	return nil
+}
+
+// attach attaches the programs at each device. Links that it made are returned even if it fails.
+func (g *Quarantine) attach(ns *netns.Handle, c *kernel.Collection, devices []string) (map[string]kernel.Link, error) {
+	links := map[string]kernel.Link{}
+	if len(devices) == 0 {
+		return links, errors.New("no devices: name those that clients' packets come by and answers leave by")
+	}
+	return links, ns.Do(func() error {
+		for _, name := range devices {
+			i, err := net.InterfaceByName(name)
+			if err != nil {
+				return fmt.Errorf("device %s: %w", name, err)
+			}
+			if g.device == 0 {
+				g.device = i.Index
+			}
+			for _, egress := range []bool{false, true} {
+				prog, side := c.Programs["quarantine_in"], "in"
+				if egress {
+					prog, side = c.Programs["quarantine_out"], "out"
+				}
+				if !hasTCX() {
+					if err := g.filter(i.Index, egress, prog); err != nil {
+						return err
+					}
+					continue
+				}
+				ln, err := kernel.TCX{Ifindex: i.Index, Device: name, Egress: egress}.Attach(prog)
+				if err != nil {
+					return err
+				}
+				links[side+strconv.Itoa(i.Index)] = ln
+			}
+		}
+		if g.tap == nil {
+			return nil
+		}
+		if !hasTCX() {
+			return g.filter(g.tap.Ifindex, false, c.Programs["quarantine_again"])
+		}
+		ln, err := kernel.TCX{Ifindex: g.tap.Ifindex, Device: parkName}.Attach(c.Programs["quarantine_again"])
+		if err != nil {
+			return err
+		}
+		links["again"] = ln
+		return nil
+	})
+}
+
+// filter attaches a program where the kernel has no tcx.
+func (g *Quarantine) filter(ifindex int, egress bool, prog *ebpf.Program) error {
+	at := filterAt(ifindex, egress)
+	g.filters = append(g.filters, at)
+	held, err := prog.Clone()
+	if err != nil {
+		return err
+	}
+	g.programs = append(g.programs, held)
+	return at.Attach(prog)
+}
+
+// filterAt is a program's place where the kernel has no tcx (before 6.6): a filter of the device.
+func filterAt(ifindex int, egress bool) kernel.Clsact {
+	name := "weir_quarantine_in"
+	if egress {
+		name = "weir_quarantine_out"
+	}
+	return kernel.Clsact{Ifindex: ifindex, Name: name, Egress: egress, Priority: 3} // others of weir's come before it
+}
+
+// RemoveQuarantine takes a namespace's quarantine away, and the spec of the caller's. That there is none is no error.
+func RemoveQuarantine(ctx context.Context, root *kernel.Root, ns *netns.Handle) error {
+	l, err := root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	return errors.Join(removeQuarantine(l, ns), applied.Remove(l))
+}
+
+// RemoveGates takes the quarantines of all namespaces away.
+func RemoveGates(l *kernel.WriteLock) error {
+	all, err := quarantines.Keys(l.Root)
+	for _, inst := range all {
+		ns, e := l.OpenNetns(inst)
+		if errors.Is(e, netns.ErrGone) { // and its devices with it
+			e = quarantines.Remove(l, inst)
+		} else if e == nil {
+			e = removeQuarantine(l, ns)
+			ns.Close()
+		}
+		err = errors.Join(err, e)
+	}
+	return err
+}
+
+func removeQuarantine(l *kernel.WriteLock, ns *netns.Handle) error {
+	rec, err := quarantines.Read(l.Root, quarantineInstance(ns))
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	err = ns.Do(func() (err error) {
+		for _, name := range rec.Spec {
+			i, e := net.InterfaceByName(name)
+			if e != nil {
+				continue // gone, and its filters with it
+			}
+			err = errors.Join(err, filterAt(i.Index, false).Detach(true), filterAt(i.Index, true).Detach(true))
+		}
+		return err
+	})
+	return errors.Join(err, quarantines.Remove(l, quarantineInstance(ns)))
+}
+
+// Close closes our descriptors: the quarantine stands.
+func (g *Quarantine) Close() {
+	g.closing.Lock()
+	defer g.closing.Unlock()
+	g.closed = true
+	if g.tap != nil {
+		g.tap.Close()
+	}
+	if g.strays != nil {
+		g.strays.Close()
+	}
+	for _, m := range []*ebpf.Map{g.sessions, g.counts, g.pairs} {
+		if m != nil {
+			m.Close()
+		}
+	}
+	for _, p := range g.programs {
+		p.Close()
+	}
+}
+
+// quarantineKey points to the key: package ebpf takes what a pointer leads to as it is, and reflects on a value, which takes as long as the
+// kernel does.
+func quarantineKey(f repair.Flow) *bpf.QuarantineQuarantineKey {
+	return &bpf.QuarantineQuarantineKey{Client: f.Remote.Addr().As16(), Service: f.Local.Addr().As16(), ClientPort: swap(f.Remote.Port()), ServicePort: swap(f.Local.Port())}
+}
+
+// swap turns a port into network byte order, or back.
+func swap(port uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, port))
+}
+
+// shut lets nothing reach a session's socket, and nothing leave it.
+func (g *Quarantine) shut(f repair.Flow, e move.Epoch) error { return g.put(f, shut, e) }
+
+// quiet has the kernel answer for a session neither with a reset nor with an end, until its socket has spoken.
+func (g *Quarantine) quiet(f repair.Flow, e move.Epoch) error { return g.put(f, quiet, e) }
+
+func (g *Quarantine) put(f repair.Flow, what uint32, e move.Epoch) error {
+	g.changing.Lock()
+	defer g.changing.Unlock()
+	v := bpf.QuarantineQuarantineEntry{Since: kernel.Monotonic(), What: what, Epoch: uint32(e), Ifindex: uint32(g.device)}
+	if err := g.putPair(quarantineKey(f)); err != nil {
+		return err
+	}
+	if err := g.sessions.Put(quarantineKey(f), &v); err != nil {
+		return fmt.Errorf("the quarantine for %s: %w", f, err)
+	}
+	return nil
+}
+
+// open lets a session's packets pass, unless the quarantine has since been told of another move. After Close that is the next agent's to do.
+func (g *Quarantine) open(f repair.Flow, e move.Epoch) error {
+	g.closing.RLock()
+	defer g.closing.RUnlock()
+	if g.closed {
+		return nil
+	}
+	if now, ok, err := g.lookup(f); err != nil || !ok || now.Epoch != e {
+		return err
+	}
+	if err := g.sessions.Delete(quarantineKey(f)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("the quarantine for %s: %w", f, err)
+	}
+	return nil
+}
+
+func (g *Quarantine) lookup(f repair.Flow) (entry, bool, error) {
+	var v bpf.QuarantineQuarantineEntry
+	err := g.sessions.Lookup(quarantineKey(f), &v)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return entry{}, false, nil
+	} else if err != nil {
+		return entry{}, false, fmt.Errorf("the quarantine for %s: %w", f, err)
+	}
+	return entryOf(f, v), true, nil
+}
+
+// entries are all sessions that the quarantine knows.
+func (g *Quarantine) entries() (out []entry, err error) {
+	var k bpf.QuarantineQuarantineKey
+	var v bpf.QuarantineQuarantineEntry
+	it := g.sessions.Iterate()
+	for it.Next(&k, &v) {
+		out = append(out, entryOf(flowOfKey(k), v))
+	}
+	return out, it.Err()
+}
+
+func entryOf(f repair.Flow, v bpf.QuarantineQuarantineEntry) entry {
+	e := entry{Flow: f, What: v.What, Epoch: move.Epoch(v.Epoch), Since: v.Since}
+	if e.What == left {
+		e.To = move.Backend(v.Ifindex)
+	}
+	return e
+}
+
+// QuarantineCounts are packets that a quarantine has kept from going where they were going, since it stands.
+type QuarantineCounts struct {
+	Returned uint64 `json:"returned"` // sent back to the load balancer, which holds them
+	Deaf     uint64 `json:"deaf"`     // of clients, dropped: too late to be sent back
+	Mute     uint64 `json:"mute"`     // to clients, dropped: resets and ends for want of a socket
+	Spoke    uint64 `json:"spoke"`    // sessions that came here, and have spoken
+	Parked   uint64 `json:"parked"`   // that waited here, before they were sent back
+	Strays   uint64 `json:"strays"`   // of sessions that have left, dropped
+}
+
+// Counts reads them.
+func (g *Quarantine) Counts() (c QuarantineCounts, err error) {
+	for i, n := range []*uint64{&c.Returned, &c.Deaf, &c.Mute, &c.Spoke, &c.Parked, &c.Strays} {
+		var each []uint64
+		if err := g.counts.Lookup(uint32(i), &each); err != nil {
+			return c, fmt.Errorf("reading the quarantine's counts: %w", err)
+		}
+		for _, v := range each {
+			*n += v
+		}
+	}
+	return c, nil
+}

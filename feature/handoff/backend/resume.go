@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/feature/handoff/sock"
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// resumeDeparture goes on with a session that an agent before us was moving when it died.
+func (a *Agent) resumeDeparture(s *leaving, m wire.Message) {
+	k, err := parseKept(m.State)
+	if err != nil || k.Epoch == 0 { // it had not begun
+		s.kept.Carried.Name = ""
+		if err == nil {
+			s.kept = k
+		}
+		a.giveBack(s)
+		return
+	}
+	s.kept = k
+	frozen, err := repair.Frozen(s.fd)
+	s.src = move.Resumed(k.Epoch, k.Birth, frozen || err != nil)
+	a.o.Log.Info("a move is resumed", "flow", s.flow, "epoch", k.Epoch, "stopped", s.src.Sent)
+	a.leave(s, s.src.Retry())
+}
+
+// resumeArrival goes on with a session that an agent before us was delivering when it died, or was sending a way that is shut now.
+func (a *Agent) resumeArrival(p *place, m wire.Message, fd int) {
+	k, err := parseKept(m.State)
+	if wire.Elsewhere(m.Name) && err == nil && !k.Arriving {
+		a.depart(p, k.Other, m, fd)
+		return
+	}
+	if m.Name != p.name || err != nil || !k.Arriving {
+		why := "it is at this backend already"
+		if wire.Moving(m.State) && err != nil { // for an agent of another version
+			why = err.Error()
+			a.refused("arrival", err)
+		}
+		_ = p.post(&wire.Message{Type: wire.Refuse, Session: m.Session, Text: why})
+		unix.Close(fd)
+		return
+	}
+	_ = p.post(&wire.Message{Type: wire.Took, Session: m.Session})
+	local, remote := sock.Addresses(fd)
+	r := a.arrivingAt(a.known.Load().idOf(p.service, local, remote), repair.Flow{Local: local, Remote: remote}, p)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	// Where the record is an earlier one the session came by another place, that is being retired, or by this one before the keeper
+	// was another: that has no say any more.
+	if r.fd >= 0 {
+		unix.Close(r.fd)
+	}
+	if r.built != nil {
+		r.built.Close()
+		r.built = nil
+	}
+	r.home, r.turn = p, r.turn+1
+	r.fd, r.session, r.read, r.written, r.kept, r.c, r.delivered = fd, m.Session, m.Read, m.Written, k, k.Carried, false
+	r.c.Unread = m.Unread
+	if r.dst.Phase == move.Idle {
+		r.dst = move.Destination{Phase: move.Flipping, Epoch: k.Epoch}
+	}
+	if err := a.adopt(r, fd); err != nil {
+		a.refused("start", err)
+		a.discard(r)
+		return
+	}
+	a.o.Log.Info("an arrival is resumed", "flow", r.flow, "epoch", k.Epoch)
+	if r.dst.Phase == move.Active {
+		a.deliver(r)
+		return
+	}
+	a.come(r, r.dst.Retry())
+}
+
+// adopt takes over the socket as it was left: some of what was unsent may have been sent.
+func (a *Agent) adopt(r *arriving, fd int) error {
+	state, err := repair.Parse(r.kept.Kernel)
+	if err != nil {
+		return err
+	}
+	at, err := sock.PositionsOf(fd)
+	if err != nil {
+		return err
+	}
+	sent := at.Written - r.kept.Put
+	if sent > uint64(len(state.Send)) {
+		return fmt.Errorf("%d bytes were sent of %d", sent, len(state.Send))
+	}
+	r.pending = uint64(len(state.Send))
+	state.Send = state.Send[sent:]
+	state.Unsent = len(state.Send)
+	r.state = state
+	r.built, err = repair.Adopt(fd, state)
+	return err
+}
+
+// orphans asks about what the quarantine still knows of an agent before us, and of what it alone knows.
+func (a *Agent) orphans() {
+	entries, err := a.quarantine.entries()
+	if err != nil {
+		a.o.Log.Warn("the quarantine cannot be read", "reason", err)
+		return
+	}
+	know := a.known.Load()
+	for _, e := range entries {
+		if e.Since > a.began || e.What == left {
+			continue
+		}
+		s, ok := know.serviceAt(e.Flow.Local)
+		id := peer.Flow{Service: s.ID, Client: e.Flow.Remote}
+		a.mu.Lock()
+		busy := a.leaving[id] != nil || a.arriving[id] != nil
+		a.mu.Unlock()
+		switch {
+		case !ok, e.What == pass:
+			_ = a.quarantine.open(e.Flow, e.Epoch)
+		case busy:
+		case e.What == shut, e.What == park: // if the keeper has it, it is given to us sooner or later
+			a.mu.Lock()
+			known := a.stopped[id]
+			a.stopped[id] = true
+			a.mu.Unlock()
+			if !known { // the load balancer may come back more than once
+				a.wg.Go(func() { a.openForNobody(id, e) })
+			}
+		default:
+			r := a.arrivingAt(id, e.Flow, know.home[s.Name])
+			r.mu.Lock()
+			if r.dst.Phase == move.Idle {
+				r.dst, r.delivered = move.Destination{Phase: move.Flipping, Epoch: e.Epoch}, true
+				a.come(r, r.dst.Retry())
+			}
+			r.mu.Unlock()
+		}
+	}
+}
+
+// openForNobody opens the quarantine that an agent before us has shut, once no process has the session's socket any more: while one has
+// it, it may be stopped, and a packet that reached it would be answered. Of a socket that nobody has the client is to hear the end.
+func (a *Agent) openForNobody(id peer.Flow, e entry) {
+	defer func() {
+		a.mu.Lock()
+		delete(a.stopped, id)
+		a.mu.Unlock()
+	}()
+	t := time.NewTicker(orphanTime)
+	defer t.Stop()
+	for {
+		select {
+		case <-a.ctx.Done():
+			return
+		case <-t.C:
+		}
+		a.mu.Lock()
+		busy := a.leaving[id] != nil
+		a.mu.Unlock()
+		now, there, err := a.quarantine.lookup(e.Flow)
+		if busy || err == nil && (!there || now.Epoch != e.Epoch || now.What == left) {
+			return // it is, or was, given to us
+		}
+		held, err := a.held(e.Flow)
+		if err == nil && !held {
+			if err = a.quarantine.open(e.Flow, e.Epoch); err == nil {
+				return
+			}
+		}
+		if err != nil {
+			a.o.Log.Warn("a session's packets do not pass", "flow", e.Flow, "reason", err)
+		}
+	}
+}
+
+// orphanTime is how often it is looked whether what an agent before us has had is there yet, or still.
+const orphanTime = 2 * time.Second

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/clients/go/handoff"
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// A server, or a service, that the load balancer does not tell of any more while a session is on its way takes no session along: it goes
+// on where it is, or comes to its member, and moves again when the server is known again.
+func TestForgottenWay(t *testing.T) {
+	for step, server := range map[string]int{stepKept: 1, stepHeld: 1, stepSent: 1, stepKeptHere: 2, stepFlipped: 2} {
+		t.Run(strings.ReplaceAll(step, " ", ""), func(t *testing.T) {
+			w := newNetwork(t, 2, at4)
+			var did atomic.Bool
+			w.step = func(n int, name string) {
+				if n != server || name != step || did.Swap(true) {
+					return
+				}
+				a := w.servers[n-1].agent
+				if n == 1 {
+					a.learn(nil, a.o.Services)
+				} else {
+					a.learn(a.o.Peers, nil)
+				}
+			}
+			w.run()
+			c := w.dial()
+			w.mustAsk(c, "hello")
+			w.ask(c, 2)
+			w.eventually("a member has it", func() bool { return did.Load() && w.has(c) != 0 })
+			w.mustAsk(c, "it goes on")
+			at := w.has(c)
+			for _, s := range w.servers {
+				s.agent.learn(s.agent.o.Peers, s.agent.o.Services)
+			}
+			w.connected()
+			w.mustSend(c, 3-at)
+			w.mustAsk(c, "and moves again")
+			for _, s := range w.servers {
+				w.eventually("nothing is on its way, and the old way has gone", func() bool {
+					st, err := s.agent.Status()
+					return err == nil && st.Leaving == 0 && len(st.Stuck) == 0 && s.places() == 2
+				})
+			}
+		})
+	}
+}
+
+// A service that goes and comes back while a session waits for a member: the keeper gives it to the new place, once the old one has
+// left, and that hands it on. Nothing of the old one holds the socket.
+func TestServiceComesBack(t *testing.T) {
+	w := newNetwork(t, 2, at4)
+	w.step = func(n int, name string) {
+		if n == 2 && name == stepFlipped {
+			s := w.servers[1]
+			s.member.Close() // it waits for a member from here on
+			home := s.agent.known.Load().home[service]
+			w.eventually("the keeper has no member", func() bool { return home.members.Load() == 0 })
+		}
+	}
+	w.run()
+	c := w.dial()
+	w.mustAsk(c, "hello")
+	w.ask(c, 2)
+	s := w.servers[1]
+	a := s.agent
+	waits := func() bool { st, err := a.Status(); return err == nil && len(st.Stuck) == 1 }
+	w.eventually("it waits for a member", waits)
+	old := a.known.Load().home[service]
+	a.learn(a.o.Peers, nil)
+	a.learn(a.o.Peers, a.o.Services)
+	home := a.known.Load().home[service]
+	w.eventually("the new place is there", func() bool { return home.most() > 0 })
+	if err := old.post(&wire.Message{Type: wire.Leave}); err != nil { // sooner than it does so itself
+		t.Fatal(err)
+	}
+	var socket unix.Stat_t
+	w.eventually("it is the new place's", func() bool {
+		_, arriving := a.all()
+		for _, r := range arriving {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return r.home == home && unix.Fstat(r.fd, &socket) == nil
+		}
+		return false
+	})
+	s.serve()
+	w.mustBeAt(c, 2)
+	w.mustAsk(c, "it goes on")
+	w.eventually("the old place has gone", func() bool { return s.places() == 2 })
+	time.Sleep(300 * time.Millisecond) // three times as long as who hands it on would wait
+	a.mu.Lock()
+	if len(a.waits) > 0 {
+		t.Errorf("somebody still hands it on: %v", a.waits)
+	}
+	a.mu.Unlock()
+	c.Close()
+	w.eventually("nobody has its socket any more", func() bool {
+		all, err := filepath.Glob("/proc/self/fd/*")
+		return err == nil && !slices.ContainsFunc(all, func(fd string) bool {
+			to, _ := os.Readlink(fd)
+			return to == fmt.Sprintf("socket:[%d]", socket.Ino)
+		})
+	})
+}
+
+// What is sent while its service goes, or comes, is refused.
+func TestServiceGoesAsASessionComes(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	a := lonely(t, ca)
+	a.own, a.o.Step, a.stats.refused = peer.Hello{Number: 1, Instance: 5, Name: "own"}, func(string) {}, map[string]uint64{}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	failed := make(chan bool, 1)
+	go func() { // the server that sends
+		raw, err := l.Accept()
+		if err != nil {
+			return
+		}
+		c, err := peer.Accept(t.Context(), raw, ca.TLS("deaf"), peer.Hello{Number: 2, Instance: 7, Name: "deaf"})
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		for {
+			f, err := c.Receive()
+			if err != nil {
+				return
+			}
+			failed <- f.Message.Kind == move.Failed
+		}
+	}()
+	c, err := peer.Dial(t.Context(), l.Addr().String(), "deaf", a.o.TLS, a.own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	with, without := a.known.Load(), &known{}
+	half := &known{services: with.services} // as it is to who looks at it twice, while a service comes
+	for i, know := range []*known{with, without, half} {
+		a.known.Store(know)
+		id := peer.Flow{Client: netip.MustParseAddrPort("192.0.2.1:5")}
+		a.arrive(c, peer.Frame{Message: move.Message{Kind: move.State, From: move.AtSource, To: move.AtDestination, Epoch: move.Epoch(i + 1)}, Flow: id, Instance: a.own.Instance})
+		if !<-failed { // there is no member, if there is the service
+			t.Fatal("it is not refused")
+		}
+	}
+}
+
+// A late answer about a move before says nothing of this one.
+func TestLateReclaimed(t *testing.T) {
+	a := lonely(t, peertest.NewAuthority(t))
+	a.stats.refused = map[string]uint64{}
+	id := peer.Flow{Client: netip.MustParseAddrPort("192.0.2.1:5")}
+	s := &leaving{id: id, src: move.Source{Phase: move.Reclaiming, Epoch: 5}}
+	a.leaving[id] = s
+	a.toSource(nil, peer.Frame{Flow: id, Message: move.Message{Kind: move.Reclaimed, To: move.AtSource, Move: 3}})
+	if s.doubt || a.stats.refused["departure"] != 0 {
+		t.Errorf("in doubt: %v, refused: %v", s.doubt, a.stats.refused)
+	}
+}
+
+// has is the server whose member has a client's session at this moment; 0: none.
+func (w *world) has(c *client) int {
+	for _, s := range w.servers {
+		for _, session := range s.member.Member().Sessions() {
+			if session.RemoteAddr().String() == c.LocalAddr().String() {
+				return s.number
+			}
+		}
+	}
+	return 0
+}
+
+// places is how many members of the service the agent is to the keeper.
+func (s *server) places() (n int) {
+	s.w.t.Helper()
+	r, err := handoff.Status(s.w.t.Context(), s.keeper)
+	if err != nil || len(r.Services) != 1 {
+		s.w.t.Fatal(r, err)
+	}
+	for _, m := range r.Services[0].Members {
+		if wire.Elsewhere(m.Name) {
+			n++
+		}
+	}
+	return n
+}
+
+// What stands still is told, and why.
+func TestStuck(t *testing.T) {
+	w := newWorld(t, 2, at4)
+	a := w.servers[0].agent
+	id := peer.Flow{Client: netip.MustParseAddrPort("192.0.2.1:5")}
+	home := a.known.Load().home[service]
+	old := time.Now().Add(-time.Minute)
+	s := &leaving{id: id, by: home, since: old, back: true}
+	a.mu.Lock()
+	a.leaving[id] = s
+	a.mu.Unlock()
+	for _, c := range []struct {
+		change func()
+		want   string
+	}{
+		{func() { a.waitsFor(id, wire.ErrNoPeer) }, wire.ErrNoPeer.Error()},
+		{func() { s.mu.Lock(); s.back, s.asking, s.asked = false, true, time.Now(); s.mu.Unlock() }, "the load balancer has not answered"},
+		{func() { w.stopF(); w.eventually("it has gone", func() bool { return a.lb.conn() == nil }) }, "is not connected"},
+	} {
+		c.change()
+		st, err := a.Status()
+		if err != nil || len(st.Stuck) != 1 || !strings.Contains(st.Stuck[0].Why, c.want) || st.Stuck[0].For < time.Minute || st.Stuck[0].Client != id.Client.String() {
+			t.Errorf("%+v, %v: want %q", st.Stuck, err, c.want)
+		}
+	}
+	a.mu.Lock()
+	delete(a.leaving, id)
+	a.mu.Unlock()
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/weir-project/weir/feature/handoff/control"
+	"github.com/weir-project/weir/internal/accept"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Start runs the agent of a backend, in the network namespace of the process, until ctx is done. The quarantine stays.
+func Start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
+	o, err := c.options()
+	if err != nil {
+		return err
+	}
+	o.Root, o.Log = root, log
+	l, err := accept.TCP(ctx, log, c.Listen)
+	if err != nil {
+		return fmt.Errorf("where other backends' agents connect to: %w", err)
+	}
+	defer l.Close()
+	a, err := New(ctx, o)
+	if err != nil {
+		return err
+	}
+	socket, err := control.Listen(ctx, controlName(a.o.Netns), log)
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return control.Serve(ctx, socket, a.controls(), log) })
+	log.Info("backend agent runs", "name", c.Name, "number", c.Number, "agents", l.Addr().String())
+	group.Go(func() error { return a.Run(ctx, l) })
+	return group.Wait()
+}
+
+// controlName is what the agent of a network namespace is called.
+func controlName(ns *netns.Handle) string { return "backend-" + strconv.FormatUint(ns.Inode(), 10) }
+
+// controls are what the commands ask of an agent.
+func (a *Agent) controls() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", control.JSON(a.Status))
+	mux.HandleFunc("POST /drain", func(w http.ResponseWriter, r *http.Request) {
+		if name := r.FormValue("backend"); name != "" && name != a.o.Name {
+			http.Error(w, fmt.Sprintf("this is %s: drain %s there", a.o.Name, name), http.StatusBadRequest)
+			return
+		}
+		// A line of JSON a step, and in the end one that says what went wrong, if something did.
+		out := json.NewEncoder(w)
+		err := a.Drain(r.Context(), Draining{Undo: r.FormValue("undo") != "", All: r.FormValue("all") != ""}, func(d Drained) {
+			_ = out.Encode(d)
+			_ = http.NewResponseController(w).Flush()
+		})
+		if err != nil {
+			_ = out.Encode(Drained{Backend: a.o.Name, Why: err.Error(), Failed: true})
+		}
+	})
+	return mux
+}
+
+// ErrNoAgent says that no agent of a backend answers here.
+var ErrNoAgent = errors.New("no backend agent answers: does weir serve run in this network namespace, with handoff.backend in its file?")
+
+func request(ctx context.Context, method, path string) (*http.Response, error) {
+	ns, err := netns.Current()
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	name := controlName(ns)
+	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	r, err := control.Client(name).Do(req)
+	if err != nil {
+		if errors.Is(err, os.ErrPermission) {
+			return nil, fmt.Errorf("%s: %w: run it with sudo", control.Path(name), os.ErrPermission)
+		}
+		return nil, fmt.Errorf("%w (%s)", ErrNoAgent, control.Path(name))
+	}
+	if r.StatusCode != http.StatusOK {
+		defer r.Body.Close()
+		b, _ := io.ReadAll(io.LimitReader(r.Body, 4096)) // what there is of it will do
+		return nil, errors.New(strings.TrimSpace(string(b)))
+	}
+	return r, nil
+}
+
+// StatusHere asks the agent of the network namespace that the process is in.
+func StatusHere(ctx context.Context) (s Status, err error) {
+	r, err := request(ctx, http.MethodGet, "/status")
+	if err != nil {
+		return s, err
+	}
+	defer r.Body.Close()
+	return s, json.NewDecoder(r.Body).Decode(&s)
+}
+
+// DrainHere has it empty its backend, see [Agent.Drain]; name, if it is not empty, must be the backend's.
+func DrainHere(ctx context.Context, name string, how Draining, progress func(Drained)) error {
+	v := url.Values{"backend": {name}}
+	if how.Undo {
+		v.Set("undo", "1")
+	}
+	if how.All {
+		v.Set("all", "1")
+	}
+	r, err := request(ctx, http.MethodPost, "/drain?"+v.Encode())
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	for lines := bufio.NewScanner(r.Body); lines.Scan(); {
+		var d Drained
+		if err := json.Unmarshal(lines.Bytes(), &d); err != nil {
+			return err
+		}
+		if d.Failed {
+			return errors.New(d.Why)
+		}
+		progress(d)
+	}
+	return ctx.Err()
+}

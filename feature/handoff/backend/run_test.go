@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/lb"
+	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+// play has a process of its own play a role in a namespace, with a file, until the test ends or stop is called.
+func (w *world) play(ns *netns.Handle, role, text string) (stop func()) {
+	w.t.Helper()
+	file := filepath.Join(w.t.TempDir(), role+".yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	c := nstest.Child(role, w.root.Path(), file)
+	c.Stderr = testWriter{w.t}
+	in, err := c.StdinPipe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.in(ns, c.Start)
+	stop = sync.OnceFunc(func() {
+		in.Close()
+		if err := c.Wait(); err != nil {
+			w.t.Errorf("%s: %v", role, err)
+		}
+	})
+	w.t.Cleanup(stop)
+	return stop
+}
+
+// untilStdinEnds is how long roles play.
+func untilStdinEnds() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	return ctx
+}
+
+func playLB(args []string) error {
+	text, err := os.ReadFile(args[1])
+	if err != nil {
+		return err
+	}
+	c, err := lb.ParseConfig(args[1], text)
+	if err != nil {
+		return err
+	}
+	return lb.Run(untilStdinEnds(), kernel.OpenRoot(args[0]), c, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+}
+
+func playBackend(args []string) error {
+	text, err := os.ReadFile(args[1])
+	if err != nil {
+		return err
+	}
+	c, err := ParseConfig(args[1], text)
+	if err != nil {
+		return err
+	}
+	return Start(untilStdinEnds(), kernel.OpenRoot(args[0]), c, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+}
+
+// Servers that register learn of each other and of the services; drain empties one, and has no new session come to it.
+func TestDrain(t *testing.T) {
+	w := newNetwork(t, 3, at4)
+	cert, key, signers := w.ca.Files("lb")
+	w.play(w.middle, "lb", fmt.Sprintf(`
+listen: 0.0.0.0:7946
+tls: {certificate: %s, key: %s, ca: %s}
+devices: [c, s1, s2, s3]
+register: true
+hold: 20s
+services:
+  talk: {number: 3, listen: [tcp %s]}
+`, cert, key, signers, w.at))
+	for i, s := range w.servers {
+		s.keep()
+		w.playBackend(i, s)
+		s.serve()
+	}
+	status := func(s *server) Status { return s.status() }
+	w.eventually("each server knows the two others", func() bool {
+		for _, s := range w.servers {
+			st := status(s)
+			if !st.LB || !st.Keeper || len(st.Peers) != 2 {
+				return false
+			}
+			for _, there := range st.Peers {
+				if !there {
+					return false
+				}
+			}
+		}
+		return true
+	})
+	drain := func(name string, again bool, progress func(Drained)) (err error) {
+		w.in(w.servers[0].ns, func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*longest)
+			defer cancel()
+			err = DrainHere(ctx, name, Draining{Undo: again}, progress)
+			return nil
+		})
+		return err
+	}
+	comes := func() bool {
+		c := w.dial()
+		defer c.Close()
+		if err := c.ask("new"); err != nil {
+			t.Fatal(err)
+		}
+		return w.serves(c) == 1
+	}
+	// A server without sessions is empty when the load balancer gives it no new ones, and not before.
+	w.eventually("new sessions come", comes)
+	if err := drain("s1", false, func(Drained) {}); err != nil {
+		t.Fatal(err)
+	}
+	for range 12 {
+		if comes() {
+			t.Fatal("a new session came to the server that is drained")
+		}
+	}
+	if err := drain("", true, nil); err != nil {
+		t.Fatal(err)
+	}
+	before := status(w.servers[0]).Out
+	var clients []*client
+	at := map[int]int{}
+	for range 200 { // by chance few of the first, or none before the load balancer has heard of the server
+		if len(clients) >= 12 && at[1] >= 3 {
+			break
+		}
+		c := w.dial()
+		if err := c.ask("hello"); err != nil {
+			t.Fatal(err)
+		}
+		clients = append(clients, c)
+		at[w.serves(c)]++
+	}
+	t.Logf("sessions by server: %v", at)
+	if at[1] == 0 {
+		t.Fatal("no session to move")
+	}
+	var steps []Drained
+	if err := drain("s2", false, func(Drained) {}); err == nil || !strings.Contains(err.Error(), "this is s1") {
+		t.Errorf("another server's name: %v", err)
+	}
+	if err := drain("s1", false, func(d Drained) { steps = append(steps, d) }); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%+v", steps)
+	w.eventually("no session is on its way", func() bool { return status(w.servers[0]).Leaving == 0 })
+	if st := status(w.servers[0]); int(st.Out-before) != at[1] || !st.Draining {
+		t.Errorf("%d of %d sessions have moved, draining %v", st.Out-before, at[1], st.Draining)
+	}
+	for _, c := range clients {
+		if n := w.serves(c); n < 2 {
+			t.Errorf("server %d still has %s", n, c.LocalAddr())
+		}
+		if err := c.ask("and again"); err != nil {
+			t.Error(err)
+		}
+	}
+	for range 6 {
+		if comes() {
+			t.Error("a new session came to the server that is drained")
+		}
+	}
+	if err := drain("", true, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("new sessions come again", comes)
+}
+
+// serves is the server whose member has a client's session; 0: none.
+func (w *world) serves(c *client) int {
+	for end := time.Now().Add(longest); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for _, s := range w.servers {
+			for _, session := range s.member.Member().Sessions() {
+				if session.RemoteAddr().String() == c.LocalAddr().String() {
+					return s.number
+				}
+			}
+		}
+	}
+	return 0
+}
+
+// What is wrong with a file is said with its place and a remedy.
+func TestConfigErrors(t *testing.T) {
+	const good = `
+name: s1
+number: 1
+address: 10.0.0.1
+listen: 10.0.0.1:7947
+tls: {certificate: a, key: b, ca: c}
+lb: {address: 10.0.0.9:7946}
+devices: [eth0]
+`
+	if _, err := ParseConfig("server.yaml", []byte(good)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ from, to, want string }{
+		{"number: 1", "number: 2000", "from 1 to 1023"},
+		{"number: 1", "nubmer: 1", `did you mean "number"`},
+		{"listen: 10.0.0.1:7947", "listen: 0.0.0.0:7947", "advertise"},
+		{"listen: 10.0.0.1:7947", "listen: here", "where other backends' agents connect to"},
+		{"address: 10.0.0.1\n", "address: ten\n", "server.yaml:4"},
+		{"devices: [eth0]", "devices: []", "name the interfaces"},
+		{"devices: [eth0]", "devices: [eth0, eth1, eth0]", `"eth0" is there twice`},
+		{"address: 10.0.0.1\n", "address: 0.0.0.0\n", "where the load balancer reaches this backend"},
+		{"address: 10.0.0.1\n", "address: ff02::1\n", "where the load balancer reaches this backend"},
+		{"lb: {address: 10.0.0.9:7946}", "lb: {name: f}", "where its agent listens"},
+		{"lb: {address: 10.0.0.9:7946}", "lb: {address: 10.0.0.9:7946, name: f, names: [f, g]}", "either name, or names"},
+		{"tls: {certificate: a, key: b, ca: c}", "tls: {certificate: a}", "certificate, key and ca"},
+		{"number: 1", "number: 2000", "server.yaml:3:9: number 2000"},
+		{"lb: {address: 10.0.0.9:7946}", "lb: {address: nine}", "server.yaml:7:15: lb: address"},
+		{"devices: [eth0]", "devices: [eth0]\ntimeout: 1ms", "server.yaml:9:10: timeout 1ms"},
+	} {
+		_, err := ParseConfig("server.yaml", []byte(strings.Replace(good, c.from, c.to, 1)))
+		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "server.yaml") {
+			t.Errorf("%s: %v", c.to, err)
+		}
+	}
+}
+
+// What agents tell each other, and have kept, comes back as it was; cut off or changed it is refused.
+func TestCarried(t *testing.T) {
+	k := kept{Arriving: true, ReuseAddr: true, Epoch: 7, Other: 3, Put: 99, Kernel: []byte("kernel"),
+		Carried: carried{Name: "0", Label: "tcp :1790", State: []byte("state"), Unread: []byte("unread"), Replay: 12}}
+	b := k.append(nil)
+	got, err := parseKept(b)
+	if err != nil || fmt.Sprint(got) != fmt.Sprint(k) {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	whole := len(b) - len(k.Kernel)
+	for n := range whole {
+		if _, err := parseKept(b[:n]); err == nil {
+			t.Errorf("%d bytes of %d were taken", n, whole)
+		}
+	}
+	if _, err := parseKept([]byte("an application's state, whatever it is")); !errors.Is(err, errCarried) {
+		t.Error(err)
+	}
+	b[len(wire.MoveMagic)]++
+	if _, err := parseKept(b); err == nil {
+		t.Error("another version was taken")
+	}
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/clients/go/handoff"
+	"github.com/weir-project/weir/feature/handoff/peer"
+)
+
+// counters are since the agent began. They are a.mu's.
+type counters struct {
+	out, in, back, discarded uint64
+	bytes                    uint64
+	refused                  map[string]uint64
+	took                     []time.Duration // a ring of the latest
+	stood                    []time.Duration
+	tookAll, stoodAll        time.Duration // sums, of all
+	at                       int
+}
+
+const recent = 4096 // moves whose times are kept
+
+// Status is what an agent has done.
+type Status struct {
+	Backend  string          `json:"backend"`
+	LB       bool            `json:"lb_connected"`
+	Unwanted string          `json:"lb_rejects,omitempty"`     // why the load balancer refuses this backend
+	Patience string          `json:"patience_error,omitempty"` // why patience does not fit the load balancer
+	Keeper   bool            `json:"keeper_connected"`
+	Peers    map[string]bool `json:"peers"` // connected?
+	// Silent are the agents that are connected and not heard, with for how long, in seconds; the load balancer's has the name "".
+	Silent      map[string]float64 `json:"silent_seconds,omitempty"`
+	Leaving     int                `json:"leaving"`
+	Arriving    int                `json:"arriving"`
+	Quarantined int                `json:"quarantined"` // sessions that the quarantine knows: on their way, or come and not heard yet
+	Out         uint64             `json:"moved_out"`
+	In          uint64             `json:"moved_in"`
+	Back        uint64             `json:"came_back"` // moves that ended where they began
+	Discarded   uint64             `json:"discarded"` // arrivals that were called off
+	Bytes       uint64             `json:"bytes_out"`
+	Draining    bool               `json:"draining"`
+	Blocked     []Blocked          `json:"blocked,omitempty"`  // sessions that are in the way of the drain
+	Unserved    []string           `json:"unserved,omitempty"` // services that nobody serves here: the load balancer gives it no new flows of them
+	Refused     map[string]uint64  `json:"refused"`            // by what could not be done
+	// Transfer is how long moves from here have taken: from the moment at which the member let go of the session until the
+	// other backend had it. Stopped is the part of it in which the session's packets were stopped.
+	Transfer   Times            `json:"transfer"`
+	Stopped    Times            `json:"stopped"`
+	Quarantine QuarantineCounts `json:"quarantine"`
+	Stuck      []Stuck          `json:"stuck,omitempty"` // of Leaving and Arriving, those that stand still
+
+	Certificate *peer.Certificate `json:"certificate,omitempty"` // of the agent
+}
+
+// Times are a distribution: its ends of the latest moves, count and sum of all.
+type Times struct {
+	Count uint64          `json:"count"`
+	Sum   time.Duration   `json:"sum_ns"`
+	P50   time.Duration   `json:"p50_ns"`
+	P99   time.Duration   `json:"p99_ns"`
+	Max   time.Duration   `json:"max_ns"`
+	All   []time.Duration `json:"-"` // the latest, sorted
+}
+
+func timesOf(latest []time.Duration, sum time.Duration, count uint64) Times {
+	t := Times{Count: count, Sum: sum, All: slices.Sorted(slices.Values(latest))}
+	if n := len(t.All); n > 0 {
+		t.P50, t.P99, t.Max = t.All[n/2], t.All[n*99/100], t.All[n-1]
+	}
+	return t
+}
+
+// Status tells.
+func (a *Agent) Status() (Status, error) {
+	g, err := a.quarantine.Counts()
+	if err != nil {
+		return Status{}, err
+	}
+	quarantined, err := a.quarantine.entries()
+	stuck, blocked := a.stuck(time.Now()), a.blockedNow()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := Status{Backend: a.o.Name, Certificate: a.o.TLS.Certificate(), LB: a.lb.conn() != nil, Unwanted: a.unwanted, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Leaving: len(a.leaving), Arriving: len(a.arriving), Quarantined: gatedNow(quarantined),
+		Out: a.stats.out, In: a.stats.in, Back: a.stats.back, Discarded: a.stats.discarded, Bytes: a.stats.bytes,
+		Refused: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Quarantine: g}
+	if err := a.tooPatient(); err != nil {
+		s.Patience = err.Error()
+	}
+	for k, v := range a.stats.refused {
+		s.Refused[k] = v
+	}
+	silent := func(name string, c *peer.Conn) {
+		if c == nil {
+			return
+		}
+		if d := c.Silence(probeEvery); d > 0 {
+			if s.Silent == nil {
+				s.Silent = map[string]float64{}
+			}
+			s.Silent[name] = d.Seconds()
+		}
+	}
+	silent("", a.lb.conn())
+	for _, k := range a.known.Load().links {
+		s.Peers[k.to.Name] = k.conn() != nil
+		silent(k.to.Name, k.conn())
+	}
+	return s, err
+}
+
+// askKeeper is how long the status waits for the keeper.
+const askKeeper = 2 * time.Second
+
+// blockedNow are the sessions that are in the way of a drain; none while nothing is drained, or where the keeper does not answer.
+func (a *Agent) blockedNow() []Blocked {
+	if n, _ := a.asked.count(); n == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), askKeeper)
+	defer cancel()
+	r, err := handoff.Status(ctx, a.o.Keeper)
+	if err != nil {
+		return nil // status tells of the keeper by itself
+	}
+	return a.blocked(r, time.Now())
+}
+
+// gatedNow are those that are on their way.
+func gatedNow(all []entry) (n int) {
+	for _, e := range all {
+		if e.What != left {
+			n++
+		}
+	}
+	return n
+}
+
+// refused counts and tells what could not be done.
+func (a *Agent) refused(what string, err error) {
+	a.o.Log.Warn("refused", "what", what, "reason", err)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stats.refused[what]++
+}
+
+// moved counts a session that another backend has now.
+func (a *Agent) moved(s *leaving) {
+	now := time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stats.out++
+	a.stats.bytes += uint64(len(s.state))
+	if len(a.stats.took) < recent {
+		a.stats.took, a.stats.stood = append(a.stats.took, 0), append(a.stats.stood, 0)
+	}
+	a.stats.took[a.stats.at], a.stats.stood[a.stats.at] = now.Sub(s.since), now.Sub(s.stopped)
+	a.stats.tookAll += now.Sub(s.since)
+	a.stats.stoodAll += now.Sub(s.stopped)
+	a.stats.at = (a.stats.at + 1) % recent
+}
+
+func (a *Agent) arrived(*arriving) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stats.in++
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+)
+
+// Stuck is a session that is on its way, and stands still.
+type Stuck struct {
+	Service string        `json:"service"`
+	Client  string        `json:"client"` // address and port
+	For     time.Duration `json:"for_ns"` // since its move began
+	Why     string        `json:"why"`
+}
+
+// stuckAfter is for how long a session may be on its way until it counts as one that stands still.
+const stuckAfter = 3 * time.Second
+
+// stuck are those, the oldest first.
+func (a *Agent) stuck(now time.Time) (out []Stuck) {
+	leaving, arriving := a.all()
+	add := func(id peer.Flow, service string, since time.Time, why string) {
+		if d := now.Sub(since); d >= stuckAfter && why != "" {
+			out = append(out, Stuck{Service: service, Client: id.Client.String(), For: d, Why: why})
+		}
+	}
+	for _, s := range leaving {
+		why := "it is being taken out of the kernel, or sent"
+		if s.mu.TryLock() { // else something is being done with it
+			why = a.whyLeaving(s)
+			s.mu.Unlock()
+		}
+		add(s.id, s.by.service, s.since, why)
+	}
+	for _, r := range arriving {
+		if !r.mu.TryLock() {
+			continue // it is being made
+		}
+		add(r.id, r.home.service, r.since, a.whyArriving(r))
+		r.mu.Unlock()
+	}
+	slices.SortFunc(out, func(x, y Stuck) int { return cmp.Compare(y.For, x.For) })
+	return out
+}
+
+// whyLeaving is what a session that leaves waits for. s.mu is held.
+func (a *Agent) whyLeaving(s *leaving) string {
+	switch {
+	case s.back:
+		return a.whyWaits(s.id)
+	case s.src.Phase == move.Moving && a.known.Load().links[s.to] == nil:
+		return fmt.Sprintf("%s is not known any more", a.backendName(s.to))
+	case s.src.Phase == move.Moving:
+		return a.backendName(s.to) + " has not answered"
+	}
+	return a.whyLB()
+}
+
+// whyArriving is what a session that arrives waits for; "" for one that a member has. r.mu is held.
+func (a *Agent) whyArriving(r *arriving) string {
+	switch {
+	case r.dst.Phase == move.Flipping:
+		return a.whyLB()
+	case r.dst.Phase == move.Active && r.fd >= 0:
+		return a.whyWaits(r.id)
+	}
+	return ""
+}
+
+func (a *Agent) whyLB() string {
+	if a.lb.conn() == nil {
+		return "the load balancer's agent is not connected"
+	}
+	return "the load balancer has not answered"
+}
+
+// waitsFor notes why a session is not its member's yet; nil: it is.
+func (a *Agent) waitsFor(id peer.Flow, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err == nil {
+		delete(a.waits, id)
+		return
+	}
+	a.waits[id] = err.Error()
+}
+
+func (a *Agent) whyWaits(id peer.Flow) string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return cmp.Or(a.waits[id], "it is being given to a member")
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+)
+
+// deaf is an agent that says hello, and reads nothing more.
+func deaf(t *testing.T, ca *peertest.Authority) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			raw, err := l.Accept()
+			if err != nil {
+				return
+			}
+			if c, err := peer.Accept(t.Context(), raw, ca.TLS("deaf"), peer.Hello{Number: 2, Instance: 7, Name: "deaf"}); err == nil {
+				t.Cleanup(func() { c.Close() })
+			}
+		}
+	}()
+	return l.Addr().String()
+}
+
+func lonely(t *testing.T, ca *peertest.Authority) *Agent {
+	a := &Agent{o: Options{TLS: ca.TLS("own"), Log: slog.New(slog.DiscardHandler), Patience: time.Millisecond}, workers: newWorkers(t.Context().Done()),
+		leaving: map[peer.Flow]*leaving{}, arriving: map[peer.Flow]*arriving{}, attended: map[*peer.Conn]bool{},
+		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1)}
+	a.lb = &link{a: a}
+	s := Service{Name: service}
+	a.known.Store(&known{services: map[string][]Service{service: {s}}, home: map[string]*place{service: {a: a, service: service}}})
+	return a
+}
+
+// An agent that stands still takes what is sent until nothing fits any more: before that it is noticed that it answers nothing.
+func TestAgentThatSaysNothing(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	a := lonely(t, ca)
+	there, gone := make(chan struct{}, 100), make(chan struct{}, 100)
+	k := &link{a: a, to: Remote{Name: "deaf", Number: 2, Address: deaf(t, ca)}, hello: func() peer.Hello { return peer.Hello{Number: 1, Instance: 5, Name: "own"} },
+		hear: func(*peer.Conn, peer.Frame) {}, changed: func(k *link) {
+			if k.conn() != nil {
+				there <- struct{}{}
+			} else {
+				gone <- struct{}{}
+			}
+		}}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); k.run(ctx) }()
+	defer func() { cancel(); <-done }()
+	<-there
+	select {
+	case <-gone:
+	case <-time.After(longest):
+		t.Error("the link to an agent that answers nothing stays")
+	}
+}
+
+// Who has stood still itself has heard nothing for long, and takes nobody for silent whom it has not asked since.
+func TestStoodStill(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	a := lonely(t, ca)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		if raw, err := l.Accept(); err == nil {
+			if c, err := peer.Accept(t.Context(), raw, ca.TLS("other"), peer.Hello{Number: 2, Instance: 7, Name: "other"}); err == nil {
+				_, _ = c.Receive() // answers
+			}
+		}
+	}()
+	c, err := peer.Dial(t.Context(), l.Addr().String(), "other", a.o.TLS, peer.Hello{Number: 1, Instance: 5, Name: "own"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	time.Sleep(4*time.Second + 100*time.Millisecond)
+	ended, gone := make(chan struct{}), make(chan error, 1)
+	defer close(ended)
+	go func() {
+		_, err := c.Receive()
+		gone <- err
+	}()
+	k := &link{a: a, to: Remote{Name: "other", Number: 2}}
+	go k.probe(c, ended)
+	select {
+	case err := <-gone:
+		t.Errorf("an agent that answers is given up: %v", err)
+	case <-time.After(5*probeEvery/2 + probeEvery):
+	}
+}
+
+// A session that is being sent to an agent that does not read keeps nobody else's waiting, and no keeper's answers.
+func TestNobodyWaitsForOneSession(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	a := lonely(t, ca)
+	c, err := peer.Dial(t.Context(), deaf(t, ca), "deaf", a.o.TLS, peer.Hello{Number: 1, Instance: 5, Name: "own"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	go a.sayLoads(t.Context())
+	a.attended[c] = true
+	stuck, sending := &leaving{back: true}, make(chan struct{})
+	arrives := &arriving{}
+	go func() {
+		stuck.mu.Lock()
+		arrives.mu.Lock()
+		close(sending)
+		for c.Send(peer.Frame{Message: move.Message{Kind: move.State, To: move.AtDestination}, Session: make([]byte, 16<<20)}) == nil {
+		}
+		arrives.mu.Unlock()
+		stuck.mu.Unlock()
+	}()
+	<-sending
+	time.Sleep(100 * time.Millisecond)
+	start := time.Now()
+	for i := range uint32(100) {
+		a.loadHere(&place{a: a, service: service}, "0", i)
+	}
+	a.watchLeaving(stuck, start)
+	a.watchArriving(arrives, start)
+	if took := time.Since(start); took > 300*time.Millisecond {
+		t.Errorf("it took %v", took)
+	}
+	stuck.mu.Lock() // in the end it has given up
+	arrives.mu.Lock()
+}
+
+// narrow is a way by which 8 MiB go in a second.
+type narrow struct{ net.Conn }
+
+func (n narrow) Read(b []byte) (int, error) {
+	c, err := n.Conn.Read(b[:min(len(b), 64<<10)])
+	time.Sleep(time.Duration(c) * time.Second / (8 << 20))
+	return c, err
+}
+
+// A large session that is sent by a slow way has its patience from then on when it has been sent, and nobody waits for it meanwhile.
+func TestSlowWay(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	a := lonely(t, ca)
+	a.o.Patience, a.o.Step, a.stats.refused = 2*time.Second, func(string) {}, map[string]uint64{}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		raw, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_ = raw.(*net.TCPConn).SetReadBuffer(256 << 10)
+		if c, err := peer.Accept(t.Context(), narrow{raw}, ca.TLS("slow"), peer.Hello{Number: 2, Instance: 7, Name: "slow"}); err == nil {
+			_, _ = c.Receive()
+		}
+	}()
+	c, err := peer.Dial(t.Context(), l.Addr().String(), "slow", a.o.TLS, peer.Hello{Number: 1, Instance: 5, Name: "own"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	k := &link{a: a, to: Remote{Name: "slow", Number: 2}}
+	k.c.Store(c)
+	way := &place{a: a}
+	a.known.Store(&known{links: map[move.Backend]*link{2: k}})
+	id := peer.Flow{Client: netip.MustParseAddrPort("192.0.2.1:5")}
+	s := &leaving{id: id, by: way, to: 2, src: move.Source{Phase: move.Moving, Epoch: 1, To: 2}, state: make([]byte, 48<<20)}
+	a.leaving[id] = s
+	sent := make(chan struct{})
+	s.mu.Lock()
+	go func() {
+		defer close(sent)
+		defer s.mu.Unlock()
+		a.leave(s, s.src.Dumped())
+	}()
+	time.Sleep(50 * time.Millisecond)
+	start := time.Now()
+	a.lost(3)
+	a.keepAgain(way)
+	a.keepAgain(&place{a: a})
+	a.lbIsBack()
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("others wait for %v", took)
+	}
+	select {
+	case <-sent:
+		t.Fatalf("it was sent within %v: this tests nothing", time.Since(start))
+	default:
+	}
+	<-sent
+	a.watchLeaving(s, time.Now())
+	if took := time.Since(start); s.src.Phase != move.Moving || took < 3*time.Second {
+		t.Errorf("sent within %v, and then the source is %s: %v", took, s.src.Phase, a.stats.refused)
+	}
+	a.wg.Wait()
+}

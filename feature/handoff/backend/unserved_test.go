@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+// A server gets no new flows of a service that nobody serves there, and gets them again as soon as somebody does: a member, or a
+// server that is no member.
+func TestUnserved(t *testing.T) {
+	w := newNetwork(t, 2, at4)
+	web := netip.AddrPortFrom(w.at.Addr(), w.at.Port()+1) // its server is no member
+	cert, key, signers := w.ca.Files("lb")
+	w.play(w.middle, "lb", fmt.Sprintf(`
+listen: 0.0.0.0:7946
+tls: {certificate: %s, key: %s, ca: %s}
+devices: [c, s1, s2]
+register: true
+services:
+  talk: {number: 3, listen: [tcp %s]}
+  web: {number: 4, listen: [tcp %s]}
+`, cert, key, signers, w.at, web))
+	for i, s := range w.servers {
+		s.keep()
+		w.playBackend(i, s)
+		s.serve()
+	}
+	second := w.servers[1]
+	at := func() int {
+		c, err := w.tryDial(w.at)
+		if err != nil {
+			return 0
+		}
+		defer c.Close()
+		if err := c.ask("new"); err != nil {
+			return 0 // nobody has accepted it
+		}
+		return w.serves(c)
+	}
+	unserved := func() string { return strings.Join(second.status().Unserved, " ") }
+	w.eventually("new flows come to the second server", func() bool { return at() == 2 })
+	for range 2 { // its listener goes with the member, then stays with the keeper
+		second.member.Close()
+		w.eventually("the agent has told that nobody serves the service", func() bool { return unserved() == "talk web" })
+		w.eventually("new flows go to the first server alone", func() bool {
+			for range 20 {
+				if at() != 1 {
+					return false
+				}
+			}
+			return true
+		})
+		second.serve()
+		w.eventually("new flows come again", func() bool { return at() == 2 })
+	}
+	w.eventually("nobody serves the other service", func() bool { return unserved() == "web" })
+	var plain net.Listener
+	w.in(second.ns, func() (err error) { plain, err = net.Listen("tcp", web.String()); return err })
+	defer plain.Close()
+	w.eventually("a server that is no member serves it", func() bool { return unserved() == "" })
+}

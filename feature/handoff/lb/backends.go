@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/tunnel"
+	"github.com/weir-project/weir/internal/jhash"
+)
+
+// MostBackends is the highest number that a backend may have.
+const MostBackends = move.Backend(1<<10 - 1)
+
+// Buckets is how many parts a service's new flows are spread in; each goes to one backend.
+const Buckets = 4096
+
+// Backend is a backend behind the load balancer: on a segment with it, or at the other end of a tunnel. See [Locate].
+type Backend struct {
+	Number    move.Backend // 1 to MostBackends
+	Name      string       // by which new flows are spread: it stays when numbers change
+	Interface int          // of the load balancer, that leads to it
+	MAC       net.HardwareAddr
+	Weight    int        // of its share of new flows; 0 for none
+	Tunnel    netip.Addr // the other end, in place of Interface and MAC; see package tunnel. [Options].TunnelMTU must be set
+	Services  []int      // that it gets new flows of; nil: of all
+	Unserved  []int      // of these, those that nobody serves there now: other backends get the new flows, if there are any
+}
+
+// Service is what clients ask for. Its address is on every backend.
+type Service struct {
+	Name     string // for people, and backends that register for it
+	ID       int    // below 64
+	Tag      int    // tells the flows of one address from those of the service's others: see tagged
+	Listen   netip.AddrPort
+	Proto    uint8 // unix.IPPROTO_TCP or IPPROTO_UDP
+	BySource bool  // all flows of a client's address are of one backend
+}
+
+func (h Backend) check() error {
+	switch {
+	case h.Number == 0 || h.Number > MostBackends:
+		return fmt.Errorf("backend %s: number %d: take one of 1 to %d", h.Name, h.Number, MostBackends)
+	case h.Name == "":
+		return fmt.Errorf("backend %d has no name", h.Number)
+	case h.Weight < 0:
+		return fmt.Errorf("backend %s: weight %d: it must not be below 0", h.Name, h.Weight)
+	case h.Tunnel.IsValid():
+		return nil
+	case len(h.MAC) != 6:
+		return fmt.Errorf("backend %s: MAC address %q: give one of six bytes", h.Name, h.MAC)
+	case h.Interface <= 0:
+		return fmt.Errorf("backend %s: no interface leads to it", h.Name)
+	}
+	return nil
+}
+
+// ring assigns the buckets to backends by weighted rendezvous hashing (Schindelhauer and Schomaker, "Weighted distributed hash
+// tables", 2005): a backend that comes or goes changes no more than its own share, and all load balancers find the same.
+func ring(backends []Backend) []uint16 {
+	out := make([]uint16, Buckets)
+	sorted := slices.SortedFunc(slices.Values(backends), func(a, b Backend) int { return cmp.Compare(a.Name, b.Name) })
+	for bucket := range out {
+		best := math.Inf(-1)
+		for _, h := range sorted {
+			if h.Weight == 0 {
+				continue
+			}
+			if score := score(h, bucket); score > best {
+				best, out[bucket] = score, uint16(h.Number)
+			}
+		}
+	}
+	return out
+}
+
+// score is -weight / ln(u), with u a number between 0 and 1 that only depends on the backend's name and the bucket.
+func score(h Backend, bucket int) float64 {
+	f := fnv.New64a()
+	_, _ = f.Write(append(append(strconv.AppendInt(make([]byte, 0, 64), int64(bucket), 10), '/'), h.Name...)) // it does not fail
+	x := f.Sum64()                                                                                            // fnv's upper bits are alike for alike words: mixed once more, as splitmix64 does
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	x ^= x >> 31
+	u := (float64(x>>11) + 0.5) / (1 << 53)
+	return -float64(h.Weight) / math.Log(u)
+}
+
+// SetBackends has these be the backends, for every service. Flows keep theirs; new ones go by the weights.
+func (f *DataPath) SetBackends(backends []Backend) error {
+	var errs []error
+	seen := map[move.Backend]bool{}
+	for _, h := range backends {
+		errs = append(errs, h.check())
+		if seen[h.Number] {
+			errs = append(errs, fmt.Errorf("backend %s: another one has number %d", h.Name, h.Number))
+		}
+		seen[h.Number] = true
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	for _, h := range backends {
+		errs = append(errs, f.putBackend(h)) // one whose interface has gone is not to keep the others from being set
+	}
+	f.mu.Lock()
+	f.backends = slices.Clone(backends)
+	f.mu.Unlock()
+	for _, id := range f.serviceIDs() {
+		errs = append(errs, f.spread(id))
+	}
+	return errors.Join(append(errs, f.dropBackends(backends))...)
+}
+
+// spread has new flows of a service go by the backends' weights.
+func (f *DataPath) spread(service int) error {
+	f.mu.Lock()
+	backends, known := slices.Clone(f.backends), f.backends != nil
+	f.mu.Unlock()
+	if !known {
+		return nil // until there are backends
+	}
+	keys := make([]uint32, Buckets)
+	for i := range keys {
+		keys[i] = uint32(service*Buckets + i)
+	}
+	if _, err := f.maps.LbRing.BatchUpdate(keys, ringOf(backends, service), nil); err != nil {
+		return fmt.Errorf("spreading new flows of service %d: %w", service, err)
+	}
+	return nil
+}
+
+// ringOf is the ring of one service.
+func ringOf(backends []Backend, service int) []uint16 {
+	backends = slices.DeleteFunc(slices.Clone(backends), func(h Backend) bool { return h.Services != nil && !slices.Contains(h.Services, service) })
+	served := slices.DeleteFunc(slices.Clone(backends), func(h Backend) bool { return slices.Contains(h.Unserved, service) })
+	if slices.ContainsFunc(served, func(h Backend) bool { return h.Weight > 0 }) {
+		backends = served
+	}
+	return ring(backends)
+}
+
+// bucket is where a flow is in its service's ring, as the data path finds it.
+func (k Key) bucket() int {
+	return int(jhash.Addr(uint32(swap(k.Client.Port())), k.Client.Addr()) % Buckets)
+}
+
+// matches says whether flows of this number are connections to a service, and one that goes by flow if byFlow.
+func (f *DataPath) matches(service int, byFlow bool) bool {
+	f.hold.mu.Lock()
+	defer f.hold.mu.Unlock()
+	for _, s := range f.hold.services {
+		if s.flows() == service && s.Proto == unix.IPPROTO_TCP && !(byFlow && s.BySource) {
+			return true
+		}
+	}
+	return false
+}
+
+// serves says whether a backend is one of a service that goes by flow, and of connections.
+func (f *DataPath) serves(backend move.Backend, service int) bool {
+	of := f.matches(service, true)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return of && slices.ContainsFunc(f.backends, func(h Backend) bool {
+		return h.Number == backend && (h.Services == nil || slices.Contains(h.Services, numberOf(service)))
+	})
+}
+
+func (f *DataPath) putBackend(h Backend) error {
+	if h.Tunnel.IsValid() {
+		return f.putTunnel(h)
+	}
+	var from [6]uint8
+	err := f.ns.Do(func() (err error) { from, err = interfaceMAC(h.Interface); return err })
+	if err != nil {
+		return fmt.Errorf("backend %s: %w", h.Name, err)
+	}
+	v := bpf.LBLbBackend{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC), From: from}
+	k := bpf.LBLbMacKey{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC)}
+	if err := errors.Join(f.maps.LbMacs.Put(k, uint32(h.Number)), f.maps.LbBackends.Put(uint32(h.Number), v)); err != nil {
+		return fmt.Errorf("backend %s: %w", h.Name, err)
+	}
+	return nil
+}
+
+func (f *DataPath) putTunnel(h Backend) error {
+	if f.tunnel == 0 {
+		return fmt.Errorf("backend %s: it is at the end of a tunnel, and the load balancer has no MTU for tunnels", h.Name)
+	}
+	far := h.Tunnel.Unmap()
+	v := bpf.LBLbBackend{Ifindex: uint32(f.tunnel), Mac: [6]uint8(tunnel.BackendMAC), From: [6]uint8(tunnel.LBMAC), Tunnel: far.As16()}
+	if far.Is6() {
+		v.Tunnel6 = 1
+	}
+	k := bpf.LBLbTunnelKey{Addr: far.As16()}
+	if err := errors.Join(f.maps.LbTunnels.Put(k, uint32(h.Number)), f.maps.LbBackends.Put(uint32(h.Number), v)); err != nil {
+		return fmt.Errorf("backend %s: %w", h.Name, err)
+	}
+	return nil
+}
+
+// dropBackends takes away those that are not to stay, and the places where others have been before.
+func (f *DataPath) dropBackends(backends []Backend) error {
+	macs, ends := map[bpf.LBLbMacKey]bool{}, map[bpf.LBLbTunnelKey]bool{}
+	stay := map[uint32]bool{}
+	for _, h := range backends {
+		stay[uint32(h.Number)] = true
+		if h.Tunnel.IsValid() {
+			ends[bpf.LBLbTunnelKey{Addr: h.Tunnel.As16()}] = true
+		} else {
+			macs[bpf.LBLbMacKey{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC)}] = true
+		}
+	}
+	return errors.Join(dropPlaces(f, f.maps.LbMacs, macs, stay), dropPlaces(f, f.maps.LbTunnels, ends, stay))
+}
+
+func dropPlaces[K comparable](f *DataPath, m *ebpf.Map, keep map[K]bool, stay map[uint32]bool) error {
+	gone := map[K]uint32{}
+	var k K
+	var number uint32
+	it := m.Iterate()
+	for it.Next(&k, &number) {
+		if !keep[k] {
+			gone[k] = number
+		}
+	}
+	err := it.Err()
+	for k, number := range gone {
+		if !stay[number] {
+			err = errors.Join(err, f.maps.LbBackends.Put(number, bpf.LBLbBackend{}))
+		}
+		err = errors.Join(err, m.Delete(k))
+	}
+	return err
+}
+
+func interfaceMAC(index int) ([6]uint8, error) {
+	i, err := net.InterfaceByIndex(index)
+	if err != nil {
+		return [6]uint8{}, fmt.Errorf("interface %d: %w", index, err)
+	}
+	if len(i.HardwareAddr) != 6 {
+		return [6]uint8{}, fmt.Errorf("interface %s has no Ethernet address", i.Name)
+	}
+	return [6]uint8(i.HardwareAddr), nil
+}
