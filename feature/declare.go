@@ -136,8 +136,8 @@ func undoable(f any, plan Plan) Plan {
 // other from being tried.
 func putBack(ctx context.Context, l *kernel.WriteLock, f any, r Restorer, saved []byte) error {
 	var errs []error
-	if m, ok := f.(Mender); ok {
-		errs = append(errs, m.Mend(l))
+	if m, ok := f.(Recoverer); ok {
+		errs = append(errs, m.Recover(l))
 	}
 	plan, err := r.PlanRestore(ctx, l.Root, saved)
 	if err != nil {

@@ -48,18 +48,18 @@ type Upgrader interface {
 	PlanUpgrade(ctx context.Context, r *kernel.Root) (Plan, error)
 }
 
-// Mender is implemented by features whose changes a killed command can leave half
+// Recoverer is implemented by features whose changes a killed command can leave half
 // done: the next one that takes the lock finishes them.
-type Mender interface {
-	Mend(l *kernel.WriteLock) error
+type Recoverer interface {
+	Recover(l *kernel.WriteLock) error
 }
 
-// Recoverer is implemented by features that can make a damaged instance complete without
+// Completer is implemented by features that can make a damaged instance complete without
 // losing what it was made of. The others' instances are removed, and made anew by Plan.
-type Recoverer interface {
-	// Recover completes an instance after kernel.WriteLock.Restore: lacks are the pins
+type Completer interface {
+	// Complete completes an instance after kernel.WriteLock.Restore: lacks are the pins
 	// that nothing holds any more. It returns what it could not keep.
-	Recover(l *kernel.WriteLock, i kernel.Instance, lacks []string) (note string, err error)
+	Complete(l *kernel.WriteLock, i kernel.Instance, lacks []string) (note string, err error)
 }
 
 // Restorer is implemented by features that can be put back to what they were, by a later process, after pins and files

@@ -184,8 +184,8 @@ func (s Set[I, V]) Remove(_ context.Context, l *kernel.WriteLock) error {
 	return s.Store.RemoveAll(l, "")
 }
 
-// Mend implements Mender: instances whose network namespace is gone are removed.
-func (s Set[I, V]) Mend(l *kernel.WriteLock) error {
+// Recover implements Recoverer: instances whose network namespace is gone are removed.
+func (s Set[I, V]) Recover(l *kernel.WriteLock) error {
 	all, _, err := s.Store.All(l.Root)
 	for _, rec := range all {
 		gone, gerr := rec.Gone()
@@ -197,8 +197,8 @@ func (s Set[I, V]) Mend(l *kernel.WriteLock) error {
 	return err
 }
 
-// Recover implements Recoverer.
-func (s Set[I, V]) Recover(l *kernel.WriteLock, i kernel.Instance, _ []string) (string, error) {
+// Complete implements Recoverer.
+func (s Set[I, V]) Complete(l *kernel.WriteLock, i kernel.Instance, _ []string) (string, error) {
 	rec, err := s.Store.Read(l.Root, i)
 	if err != nil {
 		return "made anew by the plan", l.Remove(i)

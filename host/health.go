@@ -208,9 +208,9 @@ func recoverInstance(l *kernel.WriteLock, i kernel.Instance) (note string, err e
 		return "", nil
 	}
 	for _, f := range features {
-		r, ok := f.Value.(feature.Recoverer)
+		r, ok := f.Value.(feature.Completer)
 		if ok && f.Name == i.Feature {
-			return r.Recover(l, i, lacks)
+			return r.Complete(l, i, lacks)
 		}
 	}
 	if err != nil || byAgent(i.Feature) {

@@ -57,8 +57,8 @@ func (h *Host) Upgrade(ctx context.Context, each func(Done)) error {
 func mend(l *kernel.WriteLock, only []string) error {
 	var errs []error
 	for _, f := range featuresOnly(only) {
-		if m, ok := f.Value.(feature.Mender); ok {
-			errs = append(errs, m.Mend(l))
+		if m, ok := f.Value.(feature.Recoverer); ok {
+			errs = append(errs, m.Recover(l))
 		}
 	}
 	return errors.Join(errs...)

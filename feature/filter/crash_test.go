@@ -211,7 +211,7 @@ func TestMendsManyRules(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = Mend(l)
+			err = Recover(l)
 			l.Unlock()
 			if err != nil {
 				t.Fatal(err)

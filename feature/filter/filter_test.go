@@ -105,7 +105,7 @@ func applyTo(ctx context.Context, r *kernel.Root, filters ...Filter) ([]string, 
 		return nil, err
 	}
 	defer l.Unlock()
-	if err := Mend(l); err != nil {
+	if err := Recover(l); err != nil {
 		return nil, err
 	}
 	st, err := ReadState(ctx, r)

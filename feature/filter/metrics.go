@@ -13,9 +13,9 @@ import (
 )
 
 var (
-	_ feature.Measured = Feature{}
-	_ feature.Mender   = Feature{}
-	_ feature.Examiner = Feature{}
+	_ feature.Measured  = Feature{}
+	_ feature.Recoverer = Feature{}
+	_ feature.Examiner  = Feature{}
 )
 
 // collector reads the pins anew for every scrape: it keeps nothing.

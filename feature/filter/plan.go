@@ -92,8 +92,8 @@ func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 	return err
 }
 
-// Mend finishes what killed commands left half done.
-func (Feature) Mend(l *kernel.WriteLock) error { return Mend(l) }
+// Recover finishes what killed commands left half done.
+func (Feature) Recover(l *kernel.WriteLock) error { return Recover(l) }
 
 // target is a filter that is wanted, with its namespace found.
 type target struct {

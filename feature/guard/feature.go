@@ -20,7 +20,7 @@ type Feature struct{}
 var (
 	_ feature.Feature[Config, State] = Feature{}
 	_ feature.Upgrader               = Feature{}
-	_ feature.Mender                 = Feature{}
+	_ feature.Recoverer              = Feature{}
 	_ feature.Measured               = Feature{}
 	_ feature.Examiner               = Feature{}
 	_ feature.Runner                 = Feature{}
@@ -108,8 +108,8 @@ func reference(s Service, ns *netns.Handle) string {
 	return ns.String()
 }
 
-// Mend implements feature.Mender.
-func (Feature) Mend(l *kernel.WriteLock) error { return Mend(l) }
+// Recover implements feature.Recoverer.
+func (Feature) Recover(l *kernel.WriteLock) error { return Recover(l) }
 
 // Remove implements feature.Feature.
 func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {

@@ -78,7 +78,7 @@ func applyTo(root *kernel.Root, c Config) (said []string, err error) {
 		return nil, err
 	}
 	defer l.Unlock()
-	if err := Mend(l); err != nil {
+	if err := Recover(l); err != nil {
 		return nil, err
 	}
 	st, err := ReadState(ctx, root)

@@ -29,7 +29,7 @@ type Feature struct{}
 var (
 	_ feature.Feature[Config, State] = Feature{}
 	_ feature.Upgrader               = Feature{}
-	_ feature.Mender                 = Feature{}
+	_ feature.Recoverer              = Feature{}
 	_ feature.Measured               = Feature{}
 	_ feature.Examiner               = Feature{}
 	_ feature.Runner                 = Feature{}
@@ -119,9 +119,9 @@ func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 	return errors.Join(peers.Remove(ctx, l), live.Remove(ctx, l), protect.Remove(ctx, l))
 }
 
-// Mend implements feature.Mender.
-func (Feature) Mend(l *kernel.WriteLock) error {
-	return errors.Join(protect.Mend(l), live.Mend(l))
+// Recover implements feature.Recoverer.
+func (Feature) Recover(l *kernel.WriteLock) error {
+	return errors.Join(protect.Recover(l), live.Recover(l))
 }
 
 // PlanUpgrade implements feature.Upgrader.

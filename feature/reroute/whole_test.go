@@ -144,7 +144,7 @@ func (w *world) apply(text string) (steps []string) {
 	w.Helper()
 	c := w.parse(text)
 	w.locked(func(l *kernel.WriteLock) error {
-		if err := (Feature{}).Mend(l); err != nil {
+		if err := (Feature{}).Recover(l); err != nil {
 			return err
 		}
 		st, err := ReadState(context.Background(), w.root)

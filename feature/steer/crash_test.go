@@ -61,7 +61,7 @@ func runChange(args []string) error {
 		return err
 	}
 	defer l.Unlock()
-	if err := engine.Mend(l); err != nil {
+	if err := engine.Recover(l); err != nil {
 		return err
 	}
 	st, err := state.Read(ctx, l.Root)

@@ -212,7 +212,7 @@ func TestDispatchKilledAtEveryStep(t *testing.T) {
 // checkDispatch has the next command come, and compares what it finds.
 func (w *world) checkDispatch(step int) {
 	w.t.Helper()
-	w.locked(engine.Mend)
+	w.locked(engine.Recover)
 	w.bind("z tcp 127.99.0.0/16 80")
 	w.unbind("z tcp 127.99.0.0/16 80")
 	all, err := bindings.Bindings(context.Background(), w.root, record.Scope(here(w.t)))

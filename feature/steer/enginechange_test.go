@@ -204,7 +204,7 @@ func TestEngineChangeKilledAtEveryStep(t *testing.T) {
 			for step := rand.IntN(every); ; step += every {
 				w.cfg.Services[0].Engine = to
 				finished := w.killedApply(step)
-				w.locked(engine.Mend)
+				w.locked(engine.Recover)
 				s := w.state()
 				if s.Seed != before.Seed || s.OnEmpty != before.OnEmpty || s.Problem != "" || s.Engine != from && s.Engine != to {
 					t.Errorf("killed at step %d: engine %s, seed %d, on_empty %s, %q", step, s.Engine, s.Seed, s.OnEmpty, s.Problem)

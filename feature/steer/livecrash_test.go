@@ -153,7 +153,7 @@ func (w *world) killUnderTraffic(step int, verb, arg string) (finished bool) {
 	tr := w.startTraffic(12)
 	time.Sleep(5 * time.Millisecond)
 	finished = w.killedLive(step, verb, arg)
-	w.locked(engine.Mend)
+	w.locked(engine.Recover)
 	now := w.expected(12)
 	time.Sleep(5 * time.Millisecond)
 	for key, answers := range tr.end() {

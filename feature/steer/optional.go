@@ -35,14 +35,14 @@ func (Feature) Spec(d *feature.Document) (spec.Config, bool) {
 }
 
 var (
-	_ feature.Runner   = Feature{}
-	_ feature.Mender   = Feature{}
-	_ feature.Examiner = Feature{}
-	_ feature.Measured = Feature{}
+	_ feature.Runner    = Feature{}
+	_ feature.Recoverer = Feature{}
+	_ feature.Examiner  = Feature{}
+	_ feature.Measured  = Feature{}
 )
 
-// Mend implements feature.Mender.
-func (Feature) Mend(l *kernel.WriteLock) error { return engine.Mend(l) }
+// Recover implements feature.Recoverer.
+func (Feature) Recover(l *kernel.WriteLock) error { return engine.Recover(l) }
 
 // Collector implements feature.Measured.
 func (Feature) Collector(r *kernel.Root) prometheus.Collector { return NewCollector(r) }

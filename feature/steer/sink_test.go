@@ -365,7 +365,7 @@ func (w *world) apply() []string {
 		if errs := w.cfg.Validate(); len(errs) > 0 {
 			return errors.Join(errs...)
 		}
-		if err := engine.Mend(l); err != nil {
+		if err := engine.Recover(l); err != nil {
 			return err
 		}
 		st, err := state.Read(context.Background(), w.root)

@@ -15,11 +15,11 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-var _ feature.Recoverer = Feature{}
+var _ feature.Completer = Feature{}
 
-// Recover implements feature.Recoverer. A service keeps its seed, its table and what
+// Complete implements feature.Recoverer. A service keeps its seed, its table and what
 // operators changed; an engine keeps every map that is alive.
-func (Feature) Recover(l *kernel.WriteLock, i kernel.Instance, lacks []string) (note string, err error) {
+func (Feature) Complete(l *kernel.WriteLock, i kernel.Instance, lacks []string) (note string, err error) {
 	if kind, ok := record.EngineKind(i); ok {
 		return engine.RecoverEngine(l, i, kind, lacks)
 	}

@@ -65,7 +65,7 @@ func runUpgrade(args []string) error {
 		return err
 	}
 	defer l.Unlock()
-	if err := engine.Mend(l); err != nil {
+	if err := engine.Recover(l); err != nil {
 		return err
 	}
 	return upgradeAll(l)

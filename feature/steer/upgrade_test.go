@@ -69,7 +69,7 @@ func TestReadOutdated(t *testing.T) {
 	if findings, err := Examine(t.Context(), w.root); err != nil || len(findings) != 1 || !strings.Contains(findings[0].Remedy, "weir upgrade") {
 		t.Errorf("doctor finds %v, %v", findings, err)
 	}
-	w.locked(engine.Mend) // leaves programs to the upgrade
+	w.locked(engine.Recover) // leaves programs to the upgrade
 	if after := pinIDs(t, w.root); !slices.Equal(before, after) {
 		t.Errorf("reading changed the pins from\n%v\nto\n%v", before, after)
 	}
@@ -150,7 +150,7 @@ func TestNewerABI(t *testing.T) {
 					return err
 				}),
 				"upgrade": writes(func(l *kernel.WriteLock) error { return upgrade(l, scope, spec.EngineSkLookup) }),
-				"mend":    writes(engine.Mend),
+				"mend":    writes(engine.Recover),
 				"remove":  writes(func(l *kernel.WriteLock) error { return engine.RemoveService(l, scope, "svc") }),
 			} {
 				if !errors.Is(err, kernel.ErrABI) || !strings.Contains(err.Error(), "made by weir v9.9.9") {

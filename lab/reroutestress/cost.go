@@ -115,7 +115,7 @@ func (w *world) mend(ctx context.Context) error {
 		return err
 	}
 	defer l.Unlock()
-	return live.Mend(l)
+	return live.Recover(l)
 }
 
 // waitBeats waits until they do.

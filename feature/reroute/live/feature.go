@@ -256,10 +256,10 @@ func (s *site) clear() error {
 	return nil
 }
 
-// Mend finishes what a killed command left half done, sets right what has changed on the host since (a device that came back, a
+// Recover finishes what a killed command left half done, sets right what has changed on the host since (a device that came back, a
 // route that somebody removed, a loop that lost its packet), and removes what was for namespaces that are gone. The state tells of
 // what cannot be read.
-func Mend(l *kernel.WriteLock) error {
+func Recover(l *kernel.WriteLock) error {
 	all, _, err := store.All(l.Root)
 	errs := []error{err}
 	for _, rec := range all {

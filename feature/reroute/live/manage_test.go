@@ -95,7 +95,7 @@ func revived(t *testing.T, which int, last bool) bool {
 			t.Fatalf("not put back: %+v", loops())
 		}
 		l := p.lock()
-		err := Mend(l)
+		err := Recover(l)
 		l.Unlock()
 		if err != nil {
 			t.Fatal(err)

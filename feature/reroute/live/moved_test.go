@@ -132,7 +132,7 @@ func TestNeighbourMoves(t *testing.T) {
 		}
 	}
 	l := p.lock()
-	err := Mend(l)
+	err := Recover(l)
 	l.Unlock()
 	if e := entry(); err != nil || e == nil || !bytes.Equal(e.HardwareAddr, now) || e.State&netlink.NUD_PERMANENT == 0 {
 		t.Errorf("the kernel's entry is %v, %v", e, err)

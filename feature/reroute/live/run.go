@@ -283,5 +283,5 @@ func mendNow(ctx context.Context, r *kernel.Root) error {
 		return err
 	}
 	defer l.Unlock()
-	return Mend(l)
+	return Recover(l)
 }

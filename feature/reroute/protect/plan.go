@@ -146,7 +146,7 @@ func (w whole) apply(_ context.Context, l *kernel.WriteLock) (string, error) {
 	return "", publish(l, ns, w)
 }
 
-// Apply carries a plan out. Killed at any step, it leaves what [Mend] finishes.
+// Apply carries a plan out. Killed at any step, it leaves what [Recover] finishes.
 func Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
 	for _, s := range p.Steps {
 		if _, err := s.Do(ctx, l); err != nil {
@@ -192,8 +192,8 @@ func removeScope(l *kernel.WriteLock, scope string) error {
 	return publish(l, ns, w)
 }
 
-// Mend finishes what a killed command left half done.
-func Mend(l *kernel.WriteLock) error {
+// Recover finishes what a killed command left half done.
+func Recover(l *kernel.WriteLock) error {
 	all, _, err := store.All(l.Root) // the state tells of what cannot be read
 	for _, rec := range all {
 		err = errors.Join(err, sync(l, rec.Instance))

@@ -74,8 +74,8 @@ func ReadMeta(r *kernel.Root, i kernel.Instance) (kernel.Meta, error) {
 	return m, err
 }
 
-// Mend finishes what a killed command left half done, in every namespace.
-func Mend(l *kernel.WriteLock) error {
+// Recover finishes what a killed command left half done, in every namespace.
+func Recover(l *kernel.WriteLock) error {
 	if err := CleanStale(l); err != nil {
 		return err
 	}

@@ -82,7 +82,7 @@ func TestHanded(t *testing.T) {
 	up := func(e *Engine, what string) {
 		t.Helper()
 		s.eventually(what, func() bool {
-			if err := errors.Join(e.Mend(t.Context()), far.Mend(t.Context())); err != nil { // they look for neighbours, too
+			if err := errors.Join(e.Recover(t.Context()), far.Recover(t.Context())); err != nil { // they look for neighbours, too
 				t.Fatal(err)
 			}
 			e.mu.Lock()

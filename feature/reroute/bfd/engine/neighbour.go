@@ -111,7 +111,7 @@ func (e *Engine) Run(ctx context.Context, warn func(error)) {
 			e.mu.Unlock()
 		}
 		if n%10 == 0 {
-			err = errors.Join(err, e.Mend(ctx))
+			err = errors.Join(err, e.Recover(ctx))
 		}
 		if errors.Is(err, ErrReplaced) {
 			return

@@ -51,7 +51,7 @@ func TestVerdictOutlivesDaemons(t *testing.T) {
 		t.Helper()
 		s.eventually(what, func() bool {
 			for _, e := range []*Engine{e, far} {
-				if err := e.Mend(t.Context()); err != nil { // it looks for neighbours, too
+				if err := e.Recover(t.Context()); err != nil { // it looks for neighbours, too
 					t.Fatal(err)
 				}
 				e.mu.Lock()

@@ -115,7 +115,7 @@ func tablesOf(m map[string]*ebpf.Map) tables {
 	return tables{setups: m["setups"], states: m["states"], mine: m["mine"], peers: m["peers"], hops: m["hops"], echoes: m["echoes"], clock: m["clock"]}
 }
 
-// SetTick has [Engine.Mend] see to a metronome of at least so short a tick from now on.
+// SetTick has [Engine.Recover] see to a metronome of at least so short a tick from now on.
 func (e *Engine) SetTick(tick time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -315,8 +315,8 @@ func (e *Engine) put(mend func() error, sessions []Session) error {
 	return e.resolve()
 }
 
-// Mend attaches what is missing: loops and devices may have come anew.
-func (e *Engine) Mend(ctx context.Context) error {
+// Recover attaches what is missing: loops and devices may have come anew.
+func (e *Engine) Recover(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.mend(ctx)

@@ -38,10 +38,10 @@ func TestReplaced(t *testing.T) {
 	if err := e.Put(t.Context(), s.session(2, "fd09::1", "fd09::2")); err != nil {
 		t.Fatal(err)
 	}
-	if err := old.Mend(t.Context()); !errors.Is(err, ErrReplaced) {
+	if err := old.Recover(t.Context()); !errors.Is(err, ErrReplaced) {
 		t.Errorf("made anew: %v", err)
 	}
-	if err := e.Mend(t.Context()); err != nil {
+	if err := e.Recover(t.Context()); err != nil {
 		t.Error(err)
 	}
 	ended := make(chan struct{})
@@ -80,7 +80,7 @@ func TestTickIsTheLoops(t *testing.T) {
 	if got := ticks(); got != tick/2 {
 		t.Errorf("asked for %v: %v", tick/2, got)
 	}
-	if err := s.e.Mend(t.Context()); err != nil || ticks() != tick/2 {
+	if err := s.e.Recover(t.Context()); err != nil || ticks() != tick/2 {
 		t.Errorf("after another, who asked for %v: %v, %v", tick, ticks(), err)
 	}
 }
