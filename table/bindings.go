@@ -64,8 +64,8 @@ func BindingsOf(maps map[string]*ebpf.Map, name string) (BindingMaps, error) {
 // SizeBindings makes room for so many bindings, at most MostBindings, before the maps are made, wherever their prefixes
 // lie, but for millions of IPv6 hosts in as many networks. Replace needs room for the old bindings and the new.
 func SizeBindings(spec *ebpf.CollectionSpec, name string, bindings int) error {
-	if bindings < 1 || bindings > MostBindings {
-		return fmt.Errorf("room for %d bindings: there may be 1 to %d", bindings, MostBindings)
+	if bindings < 1 || bindings > MaxBindings {
+		return fmt.Errorf("room for %d bindings: there may be 1 to %d", bindings, MaxBindings)
 	}
 	mib := func(bytes int) int { return (bytes + segmentBytes - 1) / segmentBytes }
 	if err := Size(spec, name, min(maxSegments, mib(2*24*bindings))); err != nil {
@@ -80,8 +80,8 @@ func SizeBindings(spec *ebpf.CollectionSpec, name string, bindings int) error {
 	return nil
 }
 
-// MostBindings is the greatest number that SizeBindings takes.
-const MostBindings = 1 << 20
+// MaxBindings is the greatest number that SizeBindings takes.
+const MaxBindings = 1 << 20
 
 // OpenBindings opens bindings for writing. Maps that were just made become an empty table; what a killed writer left
 // half done is repaired.

@@ -231,7 +231,7 @@ func (f Filter) withDefaults() Filter {
 }
 
 // MaxRules of one filter.
-const MaxRules = compile.MostRules
+const MaxRules = compile.MaxRules
 
 // Validate checks what the types cannot, and fills in defaults. Errors carry
 // the place in the file.

@@ -209,7 +209,7 @@ func (l *list) grow() bool {
 	switch {
 	case l.Segments < mostSegments:
 		l.Segments = mostSegments
-	case l.Shards.Tables < compile.MostShards && l.entries != nil:
+	case l.Shards.Tables < compile.MaxShards && l.entries != nil:
 		l.Shards = l.spread(max(2, 2*l.Shards.Tables))
 	default:
 		return false

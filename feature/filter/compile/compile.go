@@ -133,8 +133,8 @@ var (
 	ErrList = errors.New("no such list")
 )
 
-// MostRules is how many rules a program may have.
-const MostRules = 1 << 20
+// MaxRules is how many rules a program may have.
+const MaxRules = 1 << 20
 
 // Running is the kernel that this process runs on, as far as a hook is concerned.
 func Running(h Hook) (*running.Kernel, error) {
@@ -157,8 +157,8 @@ func Compile(rules []Rule, o Options) (*Program, error) {
 	case o.Start == Transport && o.Hook != Socket, o.Start == Ethernet && o.Hook != TC && o.Hook != XDP:
 		return nil, fmt.Errorf("a %s hook's bytes do not begin there: leave Start at ByHook", o.Hook)
 	}
-	if len(rules) > MostRules {
-		return nil, fmt.Errorf("%w: %d, and at most %d", ErrTooLarge, len(rules), MostRules)
+	if len(rules) > MaxRules {
+		return nil, fmt.Errorf("%w: %d, and at most %d", ErrTooLarge, len(rules), MaxRules)
 	}
 	if o.Start == ByHook {
 		o.Start = [...]Start{Socket: Transport, XTBPF: IPHeader, Netfilter: IPHeader, TC: Ethernet, XDP: Ethernet}[o.Hook]

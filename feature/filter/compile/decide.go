@@ -34,7 +34,7 @@ func (g *gen) decide(elsewhere bool) {
 	relayed := len(g.Ins)
 	starts := g.starts()
 	for i, s := range g.p.plan.steps {
-		if len(g.Ins)-relayed > code.MostBetween {
+		if len(g.Ins)-relayed > code.MaxBetween {
 			decided, relayed = g.Relay(decided), len(g.Ins)
 		}
 		g.Bind(starts[i])
@@ -86,7 +86,7 @@ func (g *gen) decide(elsewhere bool) {
 // anew, for the whole program, which slots of the stack are read each time that a way through the program ends on which it
 // has seen another slot read (since Linux 6.18). Here it sees all of them at once.
 func (g *gen) readImage() {
-	var read [code.MostSlots]bool
+	var read [code.MaxSlots]bool
 	for i := range g.Ins {
 		if x := &g.Ins[i]; x.Here == 0 && x.OpCode.Class().IsLoad() && x.Src == asm.R8 {
 			read[x.Offset/8] = true

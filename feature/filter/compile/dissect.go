@@ -80,7 +80,7 @@ func (g *gen) moreTags(untagged code.Label) {
 	g.Note = "a third VLAN tag"
 	last, cut := g.Label(), g.Label()
 	g.Op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word), asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word))
-	g.repeat(expr.MostTags, func() {
+	g.repeat(expr.MaxTags, func() {
 		g.Op(asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word), asm.Mov.Reg(asm.R2, asm.R9))
 		g.load(func(r asm.Register) []asm.Instruction { return stack(r, int32(g.scratchOff)) }, 4, cut, true)
 		g.Op(asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word), asm.Add.Imm(asm.R9, 4), asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word),

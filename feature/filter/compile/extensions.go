@@ -23,7 +23,7 @@ func isExtension(g *gen, ext code.Label) {
 // extensions walks the extension headers, the first one's number in imgSpare and its offset in imgAt. It leaves to out at
 // a later fragment, to broken where the chain is, or to found with the transport protocol in R0.
 func (g *gen) extensions(out, broken, found code.Label) {
-	g.repeat(expr.MostExtensions, func() { g.extension(out, broken, found) })
+	g.repeat(expr.MaxExtensions, func() { g.extension(out, broken, found) })
 	g.GoTo(broken)
 }
 

@@ -76,7 +76,7 @@ func (g *gen) helpLate(dst func(asm.Register) []asm.Instruction, n int32, fail c
 
 // reads says whether n bytes of a packet can be read where they are, but for packets in several pieces.
 func (g *gen) reads(n int32) bool {
-	return g.inPlace() && (g.scratchAt() == 0 || n <= running.MostScratch)
+	return g.inPlace() && (g.scratchAt() == 0 || n <= running.MaxScratch)
 }
 
 // inPlace says whether packets are read where they are.

@@ -187,7 +187,7 @@ func caseBits(b []byte) uint32 {
 // anyMethod goes to t if the payload begins with capitals and a space.
 func (g *gen) anyMethod(t, f code.Label) {
 	g.carried(f)
-	for i := range expr.MostMethod + 1 {
+	for i := range expr.MaxMethod + 1 {
 		g.byteOf(expr.Operand{Field: expr.Lookup(expr.Payload), Part: expr.Byte, From: i}, f)
 		if i > 0 {
 			g.Jump(asm.JEq.Imm(asm.R0, ' ', ""), t)

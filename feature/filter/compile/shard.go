@@ -18,8 +18,8 @@ type Shards struct {
 	Bits6  int `json:"bits6,omitempty"` // of an IPv6 address: 32, 48, 64 or 128; 0 likewise
 }
 
-// MostShards bounds the tables of a list: a program may have 64 maps, and a table has three.
-const MostShards = 8
+// MaxShards bounds the tables of a list: a program may have 64 maps, and a table has three.
+const MaxShards = 8
 
 // Two odd numbers that spread bits.
 const (

@@ -230,7 +230,7 @@ func (g *gen) tcp() {
 func (g *gen) options() {
 	out := g.Label()
 	g.Op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word), asm.StoreMem(asm.R8, imgAt2, asm.R9, asm.Word))
-	g.repeat(expr.MostOptions, func() { g.option(out) })
+	g.repeat(expr.MaxOptions, func() { g.option(out) })
 	g.Bind(out)
 	g.Op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
 }
@@ -320,11 +320,11 @@ func (g *gen) dns() {
 	}
 	// A name ends after so many bytes, and with the packet.
 	g.Op(asm.Add.Imm(asm.R9, 12), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word), asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word),
-		asm.Mov.Reg(asm.R1, asm.R9), asm.Add.Imm(asm.R1, expr.MostName), asm.LoadMem(asm.R2, asm.R8, imgEnd, asm.Word))
+		asm.Mov.Reg(asm.R1, asm.R9), asm.Add.Imm(asm.R1, expr.MaxName), asm.LoadMem(asm.R2, asm.R8, imgEnd, asm.Word))
 	g.least(asm.R2, asm.R1)
 	g.Op(asm.StoreMem(asm.R8, imgAt2, asm.R2, asm.Word))
 	name, wrong := g.Label(), g.Label()
-	g.repeat(expr.MostLabels+1, func() {
+	g.repeat(expr.MaxLabels+1, func() {
 		g.Op(asm.LoadMem(asm.R9, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
 		g.Jump(asm.JGE.Reg(asm.R9, asm.R3, ""), wrong)
 		g.scratch(0, 1, wrong)

@@ -216,7 +216,7 @@ func (l *layers) missesMethod() bool {
 		return l.lost == lostPayload
 	}
 	s := l.seen(l.payload)
-	if len(s) == len(l.payload) || len(s) > MostMethod {
+	if len(s) == len(l.payload) || len(s) > MaxMethod {
 		return false
 	}
 	return !bytes.ContainsFunc(s, func(r rune) bool { return r < 'A' || r > 'Z' })

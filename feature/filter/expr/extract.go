@@ -320,7 +320,7 @@ func (l *layers) method() ([]byte, bool) {
 		return nil, false
 	}
 	m, _, found := bytes.Cut(l.seen(l.payload), []byte(" "))
-	if !found || len(m) < 1 || len(m) > MostMethod {
+	if !found || len(m) < 1 || len(m) > MaxMethod {
 		return nil, false
 	}
 	for _, c := range m {
@@ -338,12 +338,12 @@ func (l *layers) question() (name, rest []byte, ok bool) {
 		return nil, nil, false
 	}
 	b = b[12:]
-	for i, labels := 0, 0; i < len(b) && i < MostName; labels++ {
+	for i, labels := 0, 0; i < len(b) && i < MaxName; labels++ {
 		n := int(b[i])
 		if n == 0 {
 			return b[:i+1], b[i+1:], true
 		}
-		if n > 63 || labels == MostLabels {
+		if n > 63 || labels == MaxLabels {
 			return nil, nil, false // a pointer, which a question's name has none of
 		}
 		i += 1 + n

@@ -29,14 +29,14 @@ type Tag struct {
 	TCI      uint16 // priority, DEI and VLAN number
 }
 
-// MostExtensions bounds the walk over the extension headers of IPv6. The transport header behind more of them is unreadable.
-const MostExtensions = 32
+// MaxExtensions bounds the walk over the extension headers of IPv6. The transport header behind more of them is unreadable.
+const MaxExtensions = 32
 
 // mostTags is how many VLAN tags have fields. Up to MostTags more are walked: the kernel takes any number of tags of VLAN 0 off.
 // Behind more nothing of a packet is known, not even whether it is of IP.
 const (
 	mostTags = 2
-	MostTags = 32
+	MaxTags  = 32
 )
 
 var be = binary.BigEndian
@@ -150,7 +150,7 @@ func (l *layers) vlan(out []Tag, b []byte) (proto uint16, rest []byte) {
 		b = b[4:]
 	}
 	for n := 0; proto == etherVLAN || proto == etherQinQ; n++ {
-		if n == MostTags {
+		if n == MaxTags {
 			l.unreadable, l.have = true, HaveLink
 			return 0, nil
 		}
@@ -237,7 +237,7 @@ func (l *layers) ipv6(b []byte) {
 		b = until(b, 40+plen)
 	}
 	next, b := l.ip6[6], b[40:]
-	for range MostExtensions {
+	for range MaxExtensions {
 		switch next {
 		case nextHopOpts, nextRouting, nextDstOpts, nextFragment, nextAH:
 		default:
@@ -339,7 +339,7 @@ func (l *layers) option(kind byte, size int) (found []byte) {
 		return nil
 	}
 	b := l.tcp[20:]
-	for range MostOptions {
+	for range MaxOptions {
 		if len(b) == 0 || b[0] == 0 {
 			break
 		}
@@ -358,5 +358,5 @@ func (l *layers) option(kind byte, size int) (found []byte) {
 	return found
 }
 
-// MostOptions is how many TCP options a header has room for, no-operations included.
-const MostOptions = 40
+// MaxOptions is how many TCP options a header has room for, no-operations included.
+const MaxOptions = 40

@@ -13,10 +13,10 @@ import (
 
 // Limits of what a program looks at.
 const (
-	Window      = 256  // bytes that contains and matches look at, from the start of what they are given
-	MostLiteral = 128  // bytes of a text that bytes are compared with
-	MostOffset  = 9000 // of a slice, in bytes from either end of the payload
-	MostMethod  = 16   // letters of a SIP method
+	Window     = 256  // bytes that contains and matches look at, from the start of what they are given
+	MaxLiteral = 128  // bytes of a text that bytes are compared with
+	MaxOffset  = 9000 // of a slice, in bytes from either end of the payload
+	MaxMethod  = 16   // letters of a SIP method
 )
 
 // compare reads the value of a comparison.
@@ -249,8 +249,8 @@ func (p *parser) literal(t token) (Value, *Error) {
 	} else if t.kind != text {
 		return Value{}, p.fail(t.pos, "%s where a text in quotes is wanted", t)
 	}
-	if len(b) < 1 || len(b) > MostLiteral {
-		return Value{}, p.fail(t.pos, "a text of %d bytes: it may have 1 to %d", len(b), MostLiteral)
+	if len(b) < 1 || len(b) > MaxLiteral {
+		return Value{}, p.fail(t.pos, "a text of %d bytes: it may have 1 to %d", len(b), MaxLiteral)
 	}
 	return Value{Bytes: b}, nil
 }
@@ -265,8 +265,8 @@ func (p *parser) name(t token, x Operand) (Value, *Error) {
 				return Value{}, e
 			}
 		}
-		if len(t.s) < 1 || len(t.s) > MostMethod {
-			return Value{}, p.fail(t.pos, "a SIP method has 1 to %d letters", MostMethod)
+		if len(t.s) < 1 || len(t.s) > MaxMethod {
+			return Value{}, p.fail(t.pos, "a SIP method has 1 to %d letters", MaxMethod)
 		}
 		return Value{Bytes: []byte(t.s)}, nil
 	}
@@ -277,10 +277,10 @@ func (p *parser) name(t token, x Operand) (Value, *Error) {
 	return Value{Bytes: []byte(s)}, nil
 }
 
-// MostName is the most bytes of a domain name that a program compares, as DNS writes it, and MostLabels its labels.
+// MaxName is the most bytes of a domain name that a program compares, as DNS writes it, and MostLabels its labels.
 const (
-	MostName   = 255
-	MostLabels = 32
+	MaxName   = 255
+	MaxLabels = 32
 )
 
 // WireName is a domain name as DNS messages write it (RFC 1035, 3.1): "" is the root.
@@ -290,8 +290,8 @@ func WireName(s string) ([]byte, error) {
 	if s == "" {
 		labels = nil
 	}
-	if len(labels) > MostLabels {
-		return nil, fmt.Errorf("a domain name of %d labels: at most %d are looked at", len(labels), MostLabels)
+	if len(labels) > MaxLabels {
+		return nil, fmt.Errorf("a domain name of %d labels: at most %d are looked at", len(labels), MaxLabels)
 	}
 	for _, l := range labels {
 		if len(l) < 1 || len(l) > 63 {
@@ -300,8 +300,8 @@ func WireName(s string) ([]byte, error) {
 		out = append(append(out, byte(len(l))), l...)
 	}
 	out = append(out, 0)
-	if len(out) > MostName {
-		return nil, fmt.Errorf("a domain name has at most %d bytes", MostName)
+	if len(out) > MaxName {
+		return nil, fmt.Errorf("a domain name has at most %d bytes", MaxName)
 	}
 	return out, nil
 }

@@ -166,10 +166,10 @@ func TestManyTags(t *testing.T) {
 		rule  string
 		drops bool
 	}{
-		{3, 23, "tcp.dstport == 23", true}, {3, 80, "tcp.dstport == 23", false}, {2 + expr.MostTags, 23, "tcp.dstport == 23", true},
-		{2 + expr.MostTags, 80, "tcp.dstport == 23", false}, {3 + expr.MostTags, 80, "tcp.dstport == 23", true},
-		{3 + expr.MostTags, 80, "ip.src == 192.0.2.1", true}, {3 + expr.MostTags, 80, "vlan.id == 7", false},
-		{3 + expr.MostTags, 80, "vlan.id == 7 and tcp.dstport == 23", false}, {3 + expr.MostTags, 80, "ipv6", true},
+		{3, 23, "tcp.dstport == 23", true}, {3, 80, "tcp.dstport == 23", false}, {2 + expr.MaxTags, 23, "tcp.dstport == 23", true},
+		{2 + expr.MaxTags, 80, "tcp.dstport == 23", false}, {3 + expr.MaxTags, 80, "tcp.dstport == 23", true},
+		{3 + expr.MaxTags, 80, "ip.src == 192.0.2.1", true}, {3 + expr.MaxTags, 80, "vlan.id == 7", false},
+		{3 + expr.MaxTags, 80, "vlan.id == 7 and tcp.dstport == 23", false}, {3 + expr.MaxTags, 80, "ipv6", true},
 	} {
 		ip := v4(0, 0, 6, synTo(c.port))
 		frame := make([]byte, 12)

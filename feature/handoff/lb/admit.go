@@ -11,8 +11,8 @@ import (
 // admits says whether a backend's agent may connect: it is one of the options', or may register under a name and a number that are
 // nobody else's. The caller holds mu.
 func (a *Agent) admits(h peer.Hello) error {
-	if h.Role != peer.BackendAgent || h.Number == 0 || h.Number > MostBackends {
-		return fmt.Errorf("it is no backend's, or has no number from 1 to %d", MostBackends)
+	if h.Role != peer.BackendAgent || h.Number == 0 || h.Number > MaxBackends {
+		return fmt.Errorf("it is no backend's, or has no number from 1 to %d", MaxBackends)
 	}
 	if name, ok := a.names[h.Number]; ok {
 		if name != h.Name {

@@ -96,8 +96,8 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 		a.names[h.Number] = h.Name
 	}
 	for _, h := range o.Managed {
-		if a.members[h.Number] != nil || h.Number == 0 || h.Number > MostBackends || h.Name == "" {
-			return nil, fmt.Errorf("backend %q, number %d: a backend has a name, and a number of its own from 1 to %d", h.Name, h.Number, MostBackends)
+		if a.members[h.Number] != nil || h.Number == 0 || h.Number > MaxBackends || h.Name == "" {
+			return nil, fmt.Errorf("backend %q, number %d: a backend has a name, and a number of its own from 1 to %d", h.Name, h.Number, MaxBackends)
 		}
 		a.names[h.Number] = h.Name
 		a.members[h.Number] = &member{Managed: h, told: &h}

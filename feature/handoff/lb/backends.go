@@ -22,8 +22,8 @@ import (
 	"github.com/weir-project/weir/internal/jhash"
 )
 
-// MostBackends is the highest number that a backend may have.
-const MostBackends = move.Backend(1<<10 - 1)
+// MaxBackends is the highest number that a backend may have.
+const MaxBackends = move.Backend(1<<10 - 1)
 
 // Buckets is how many parts a service's new flows are spread in; each goes to one backend.
 const Buckets = 4096
@@ -52,8 +52,8 @@ type Service struct {
 
 func (h Backend) check() error {
 	switch {
-	case h.Number == 0 || h.Number > MostBackends:
-		return fmt.Errorf("backend %s: number %d: take one of 1 to %d", h.Name, h.Number, MostBackends)
+	case h.Number == 0 || h.Number > MaxBackends:
+		return fmt.Errorf("backend %s: number %d: take one of 1 to %d", h.Name, h.Number, MaxBackends)
 	case h.Name == "":
 		return fmt.Errorf("backend %d has no name", h.Number)
 	case h.Weight < 0:

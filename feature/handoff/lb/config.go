@@ -185,8 +185,8 @@ func (c *Config) checkBackends(fail failure) {
 		default:
 			at[a] = "backend " + name
 		}
-		if o, taken := numbers[h.Number]; taken || h.Number < 1 || h.Number > int(MostBackends) {
-			fail(h.Pos, "backends.%s: number %d: each has one of its own from 1 to %d%s", name, h.Number, MostBackends, has(o))
+		if o, taken := numbers[h.Number]; taken || h.Number < 1 || h.Number > int(MaxBackends) {
+			fail(h.Pos, "backends.%s: number %d: each has one of its own from 1 to %d%s", name, h.Number, MaxBackends, has(o))
 		}
 		numbers[h.Number] = name
 		if !h.Address.IsValid() && !c.Register {

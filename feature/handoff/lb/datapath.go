@@ -244,7 +244,7 @@ func removeDevices(o Options) error {
 // SetService has the data path know a service. Services of different protocols may have one number: where they go by source, a
 // client keeps one backend for all of them.
 func (f *DataPath) SetService(s Service) error {
-	if s.ID < 0 || s.ID >= maxServices || s.Tag < 0 || s.Tag > peer.MostTag {
+	if s.ID < 0 || s.ID >= maxServices || s.Tag < 0 || s.Tag > peer.MaxTag {
 		return fmt.Errorf("service %d: a load balancer has %d, from 0 on", s.ID, maxServices)
 	}
 	f.hold.mu.Lock()

@@ -238,7 +238,7 @@ func TestRing(t *testing.T) {
 }
 
 func TestWord(t *testing.T) {
-	for _, f := range []move.Flow{{}, {Owner: 1}, {Owner: MostBackends, To: MostBackends, Before: MostBackends, Held: true, Epoch: 1<<32 - 1}, {Owner: 3, To: 4, Epoch: 8}} {
+	for _, f := range []move.Flow{{}, {Owner: 1}, {Owner: MaxBackends, To: MaxBackends, Before: MaxBackends, Held: true, Epoch: 1<<32 - 1}, {Owner: 3, To: 4, Epoch: 8}} {
 		for _, parked := range []bool{false, true} {
 			if got, p := unword(word(f, parked)); got != f || p != parked {
 				t.Errorf("%+v, %v: %+v, %v", f, parked, got, p)

@@ -51,7 +51,7 @@ func tagged(services []Service) []Service {
 		for _, s := range all {
 			h := fnv.New32a()
 			_, _ = h.Write([]byte(s.Listen.String())) // it does not fail
-			for s.Tag = 1 + int(h.Sum32()%peer.MostTag); taken[s.Tag]; s.Tag = 1 + s.Tag%peer.MostTag {
+			for s.Tag = 1 + int(h.Sum32()%peer.MaxTag); taken[s.Tag]; s.Tag = 1 + s.Tag%peer.MaxTag {
 			}
 			taken[s.Tag] = true
 		}

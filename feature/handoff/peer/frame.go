@@ -49,8 +49,8 @@ import (
 // Version is that of the wire format.
 const Version = 1
 
-// MostFrame is the most bytes of a frame: a session's queues, and what its application says.
-const MostFrame = 128 << 20
+// MaxFrame is the most bytes of a frame: a session's queues, and what its application says.
+const MaxFrame = 128 << 20
 
 // ErrFormat says that what came is no frame.
 var ErrFormat = errors.New("not a frame of weir's agents")
@@ -106,8 +106,8 @@ const serviceBits = 6
 // ServiceNumber is the number of the service that a flow's Service names.
 func ServiceNumber(flows uint16) uint16 { return flows & (1<<serviceBits - 1) }
 
-// MostTag is the highest tag of a service's address.
-const MostTag = 1<<(16-serviceBits) - 1
+// MaxTag is the highest tag of a service's address.
+const MaxTag = 1<<(16-serviceBits) - 1
 
 // FlowService is the Service of flows to one address of a service. tag is 0 where no other address can be meant.
 func FlowService(number, tag uint16) uint16 { return number | tag<<serviceBits }

@@ -117,7 +117,7 @@ func withRoom(l *kernel.WriteLock, ns *netns.Handle, room int, f func(*dispatch)
 		have := engine.Room(d.Pins.Maps)
 		err = f(d)
 		d.Close()
-		if !errors.Is(err, table.ErrFull) || have >= table.MostBindings {
+		if !errors.Is(err, table.ErrFull) || have >= table.MaxBindings {
 			return err
 		}
 		room = roomFor(have + 1)

@@ -35,8 +35,8 @@ type dispatch struct {
 // openDispatch opens the dispatch of a namespace, with room for so many bindings.
 // It makes the engine, or has it go over, where that is not there yet.
 func openDispatch(l *kernel.WriteLock, ns *netns.Handle, room int) (*dispatch, error) {
-	if room > table.MostBindings {
-		return nil, fmt.Errorf("%w: there may be %d in a namespace at most", table.ErrFull, table.MostBindings)
+	if room > table.MaxBindings {
+		return nil, fmt.Errorf("%w: there may be %d in a namespace at most", table.ErrFull, table.MaxBindings)
 	}
 	if err := engine.CleanStale(l); err != nil {
 		return nil, err

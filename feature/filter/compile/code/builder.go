@@ -80,9 +80,9 @@ func (b *Builder) keepNote() {
 // GoTo adds a jump.
 func (b *Builder) GoTo(to Label) { b.Jump(asm.Ja.Label(""), to) }
 
-// MostBetween is how many instructions lie between two relays: a jump reaches 32,767,
+// MaxBetween is how many instructions lie between two relays: a jump reaches 32,767,
 // and a rule of some thousand members of a set may lie on the way.
-const MostBetween = 6_000
+const MaxBetween = 6_000
 
 // Relay puts a jump to a label here that jumps from before can take, and returns what jumps from here on take instead of it.
 func (b *Builder) Relay(to Label) Label {

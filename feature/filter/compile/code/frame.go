@@ -23,8 +23,8 @@ type held struct{ from, to int }
 // StackDyn is where a dynptr lies, from the frame pointer (netfilter).
 const StackDyn = -16
 
-// MostSlots is how many slots a stack has.
-const MostSlots = 512 / 8
+// MaxSlots is how many slots a stack has.
+const MaxSlots = 512 / 8
 
 // slots are those of n bytes at an offset from the frame pointer; slot 0 is the uppermost, which ends there.
 func slots(off, n int) held { return held{(-off - n) / 8, (-off - 1) / 8} }
@@ -96,7 +96,7 @@ func (b *Builder) slots(a access) held {
 	return slots(a.off, b.image-a.off)
 }
 
-func (h held) mark(all *[MostSlots]bool) {
+func (h held) mark(all *[MaxSlots]bool) {
 	for s := h.from; s <= h.to; s++ {
 		all[s] = true
 	}
@@ -105,7 +105,7 @@ func (h held) mark(all *[MostSlots]bool) {
 // shrink drops the stores that nothing reads, and moves what is left of the stack together.
 func (b *Builder) shrink() {
 	as := b.accesses()
-	var read, used [MostSlots]bool
+	var read, used [MaxSlots]bool
 	for _, a := range as {
 		if a.kind != stores {
 			b.slots(a).mark(&read)
@@ -135,8 +135,8 @@ func (b *Builder) shrink() {
 }
 
 // move leaves out the slots in which nothing is. The order stays, so that what is larger than a slot stays in one piece.
-func (b *Builder) move(as []access, used *[MostSlots]bool) {
-	var up [MostSlots + 1]int // by how many bytes a slot moves
+func (b *Builder) move(as []access, used *[MaxSlots]bool) {
+	var up [MaxSlots + 1]int // by how many bytes a slot moves
 	for s := range used {
 		up[s+1] = up[s]
 		if !used[s] {

@@ -35,8 +35,8 @@ type Skb struct {
 // NfSkb is where the context of a netfilter program has the sk_buff.
 const NfSkb = 8
 
-// MostScratch is how many bytes one cast makes readable.
-const MostScratch = 48
+// MaxScratch is how many bytes one cast makes readable.
+const MaxScratch = 48
 
 var (
 	skbOfSockets   = sync.OnceValue(func() *Skb { return probeSkb(ebpf.SocketFilter) })
@@ -93,7 +93,7 @@ func skbOf(spec *btf.Spec) (*Skb, error) {
 	if err != nil {
 		return nil, err
 	}
-	for name, size := range map[string]int{"head": 8, "network_header": 2, "tail": 4, "data": 8, "len": 4, "data_len": 4, "cb": MostScratch} {
+	for name, size := range map[string]int{"head": 8, "network_header": 2, "tail": 4, "data": 8, "len": 4, "data_len": 4, "cb": MaxScratch} {
 		if m[name].size != size {
 			return nil, fmt.Errorf("struct sk_buff has a %s of %d bytes, not %d", name, m[name].size, size)
 		}
