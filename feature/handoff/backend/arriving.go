@@ -217,7 +217,7 @@ func (a *Agent) deliver(r *arriving) {
 		return
 	}
 	a.o.Step(stepStarted)
-	a.setEpoch(r.id, owned{session: r.session, epoch: r.dst.Epoch, birth: r.dst.Birth, by: r.lb, at: time.Now()})
+	a.setEpoch(r.id, owned{session: r.session, epoch: r.dst.Epoch, birth: r.dst.Nonce, by: r.lb, at: time.Now()})
 	a.arrived(r)
 	r.delivered = true
 	a.handIn(r)

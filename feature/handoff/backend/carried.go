@@ -61,7 +61,7 @@ type kept struct {
 	Epoch     move.Epoch   // of the move
 	Other     move.Backend // where it goes, or came from
 	ReuseAddr bool         // of a leaving one: repair overwrites it
-	Birth     move.Birth   // of a leaving one: that the move began with
+	Nonce     move.Nonce   // of a leaving one: that the move began with
 	Put       uint64       // of an arriving one: the position before the unsent bytes of Kernel are sent
 	Carried   carried      // Unread is the keeper's own
 	Kernel    []byte       // of an arriving one: repair.State, of which only what is unsent is in the queue
@@ -74,7 +74,7 @@ func (k *kept) append(b []byte) []byte {
 	if k.Arriving {
 		b = binary.BigEndian.AppendUint64(b, k.Put)
 	} else { // in its place: agents that know of no births do not look there
-		b = binary.BigEndian.AppendUint64(b, uint64(k.Birth))
+		b = binary.BigEndian.AppendUint64(b, uint64(k.Nonce))
 	}
 	return k.Carried.append(b, k.Kernel)
 }
@@ -92,7 +92,7 @@ func parseKept(b []byte) (k kept, err error) {
 	if put := r.uint64(); k.Arriving {
 		k.Put = put
 	} else {
-		k.Birth = move.Birth(put)
+		k.Nonce = move.Nonce(put)
 	}
 	if r.short {
 		return k, fmt.Errorf("%w: it is cut off", errCarried)

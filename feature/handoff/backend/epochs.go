@@ -15,7 +15,7 @@ type owned struct {
 	epoch   move.Epoch
 	doubt   bool // the load balancer may know another epoch, or none: it is asked before the next move
 
-	birth move.Birth // of the load balancer's record
+	birth move.Nonce // of the load balancer's record
 	by    uint64     // instance of the load balancer's agent that has said it
 	at    time.Time
 }
@@ -34,7 +34,7 @@ func (a *Agent) setEpoch(id peer.Flow, o owned) {
 }
 
 // epochOf is what is remembered of a session; known says that it need not be asked for. The birth is 0 where nobody has said it lately.
-func (a *Agent) epochOf(s *leaving) (e move.Epoch, b move.Birth, known bool) {
+func (a *Agent) epochOf(s *leaving) (e move.Epoch, b move.Nonce, known bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	o := a.epochs[s.id]

@@ -126,17 +126,17 @@ func (a *Agent) admit(s *leaving, m wire.Message) error {
 
 // begin moves a session that is ours in an epoch. With the birth of the load balancer's record it does not wait for its answer, if
 // packets can wait here until the load balancer has them wait.
-func (a *Agent) begin(s *leaving, e move.Epoch, b move.Birth) {
+func (a *Agent) begin(s *leaving, e move.Epoch, b move.Nonce) {
 	if !a.quarantine.parks() {
 		b = 0
 	}
-	s.src = move.Source{Epoch: e, Birth: b, Parks: a.o.Park}
+	s.src = move.Source{Epoch: e, Nonce: b, Parks: a.o.Park}
 	do, err := s.src.Start(s.to)
 	if err != nil {
 		a.o.Log.Error("a move cannot begin", "flow", s.flow, "reason", err) // a fresh source always can
 		return
 	}
-	s.kept.Epoch, s.kept.Birth = s.src.Epoch, b
+	s.kept.Epoch, s.kept.Nonce = s.src.Epoch, b
 	if err := s.by.post(s.commit()); err != nil {
 		a.giveBack(s) // nobody would go on with it if we died
 		return
@@ -214,7 +214,7 @@ func (a *Agent) toSource(lb *peer.Conn, f peer.Frame) {
 	case s.asking && m.OK:
 		s.asking = false
 		epoch, _, _ := a.epochOf(s)
-		a.begin(s, max(m.Epoch, epoch), m.Birth) // the load balancer may have forgotten moves; what is on its way of them must not count
+		a.begin(s, max(m.Epoch, epoch), m.Nonce) // the load balancer may have forgotten moves; what is on its way of them must not count
 	case s.asking:
 		s.asking = false
 		a.refused("departure", errors.New("the load balancer does not know the session as this backend's"))
@@ -262,7 +262,7 @@ func (a *Agent) tellLB(s *leaving, m move.Message) {
 	err := a.lb.send(peer.Frame{Message: m, Flow: s.id}) // what is lost is said again
 	if m.Kind == move.Hold {
 		if err != nil {
-			s.src.Birth = 0 // there is no use in going ahead
+			s.src.Nonce = 0 // there is no use in going ahead
 		}
 		a.o.Step(stepHold)
 	}
@@ -279,7 +279,7 @@ func (a *Agent) dump(s *leaving) move.Do {
 	// No waiting for kTLS here: the load balancer holds what it would wait for, and admit has waited.
 	state, err := dump(s.fd, repair.DumpOptions{Limit: a.o.Limit, Quiet: -1, Stop: func(f repair.Flow) (func(), error) {
 		shut := a.quarantine.shut
-		if s.src.Parks || s.src.Birth != 0 {
+		if s.src.Parks || s.src.Nonce != 0 {
 			shut, s.parked = a.quarantine.park, true
 		}
 		err := shut(s.flow, epoch)
@@ -324,7 +324,7 @@ func (a *Agent) thaw(s *leaving) {
 	if err := a.quarantine.open(s.flow, s.kept.Epoch); err != nil {
 		a.o.Log.Error("a session's packets do not pass", "flow", s.flow, "reason", err)
 	}
-	a.setEpoch(s.id, owned{session: s.session, epoch: s.src.Epoch, doubt: s.doubt, birth: s.src.Birth, by: s.lb, at: time.Now()})
+	a.setEpoch(s.id, owned{session: s.session, epoch: s.src.Epoch, doubt: s.doubt, birth: s.src.Nonce, by: s.lb, at: time.Now()})
 	a.giveBack(s)
 }
 

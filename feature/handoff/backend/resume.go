@@ -28,7 +28,7 @@ func (a *Agent) resumeDeparture(s *leaving, m wire.Message) {
 	}
 	s.kept = k
 	frozen, err := repair.Frozen(s.fd)
-	s.src = move.Resumed(k.Epoch, k.Birth, frozen || err != nil)
+	s.src = move.Resumed(k.Epoch, k.Nonce, frozen || err != nil)
 	a.o.Log.Info("a move is resumed", "flow", s.flow, "epoch", k.Epoch, "stopped", s.src.Sent)
 	a.leave(s, s.src.Retry())
 }

@@ -283,14 +283,14 @@ func TestAgentEarlyFlip(t *testing.T) {
 		t.Fatal(m)
 	}
 	m := s.hears(other)
-	if m.Kind != move.Flipped || !m.OK || m.Birth == 0 {
+	if m.Kind != move.Flipped || !m.OK || m.Nonce == 0 {
 		t.Fatal(m)
 	}
 	fl, err := sc.f.Flow(k)
 	for end := time.Now().Add(patience); err == nil && fl.Parked && time.Now().Before(end); fl, err = sc.f.Flow(k) { // what waits is let go behind the answer
 		time.Sleep(time.Millisecond)
 	}
-	if err != nil || fl.Owner != other || fl.Birth != m.Birth || fl.Parked {
+	if err != nil || fl.Owner != other || fl.Nonce != m.Nonce || fl.Parked {
 		t.Fatalf("%+v, %v", fl, err)
 	}
 	c.Close()
@@ -311,12 +311,12 @@ func TestAgentEarlyFlip(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone := reclaim(1)
-	gone.Birth = fl.Birth + 2 // of another record
+	gone.Nonce = fl.Nonce + 2 // of another record
 	s.says(owner, k, gone)
 	if m := s.hears(owner); m.Kind != move.Reclaimed || m.OK {
 		t.Fatal(m)
 	}
-	gone.Birth = fl.Birth
+	gone.Nonce = fl.Nonce
 	s.says(owner, k, gone)
 	if m := s.hears(owner); m.Kind != move.Reclaimed || !m.OK || m.Epoch != 2 {
 		t.Fatal(m)

@@ -122,7 +122,7 @@ func TestMute(t *testing.T) {
 	var from move.Backend
 	moved, err := f.Change(k, func(fl *Flow) {
 		from = fl.Owner
-		fl.Flow = move.Flow{Owner: 3 - from, Epoch: fl.Epoch + 1, Before: from, To: from, Birth: fl.Birth} // to: resets do not pass
+		fl.Flow = move.Flow{Owner: 3 - from, Epoch: fl.Epoch + 1, Before: from, To: from, Nonce: fl.Nonce} // to: resets do not pass
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -197,7 +197,7 @@ func TestChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	known, err := f.Flow(k)
-	if err != nil || known.Birth == 0 {
+	if err != nil || known.Nonce == 0 {
 		t.Fatalf("%+v, %v: want a birth", known, err)
 	}
 	asked := 0
@@ -209,7 +209,7 @@ func TestChange(t *testing.T) {
 		}
 		fl.To = 5
 	})
-	if want := (move.Flow{Owner: 1, To: 5, Epoch: 9, Birth: known.Birth}); err != nil || got.Flow != want || asked != 2 {
+	if want := (move.Flow{Owner: 1, To: 5, Epoch: 9, Nonce: known.Nonce}); err != nil || got.Flow != want || asked != 2 {
 		t.Errorf("%+v, asked %d times, %v", got, asked, err)
 	}
 	if _, err := f.Change(Key{Client: k.Client, Service: 3}, func(*Flow) {}); !errors.Is(err, ErrNoFlow) {

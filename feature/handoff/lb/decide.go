@@ -41,7 +41,7 @@ func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 			}
 			answers = fl.Receive(from, in.Message, a.gone(fl))
 			if in.Message.Kind == move.Flip && answers[0].OK {
-				fl.Life = c.Peer.Instance
+				fl.Incarnation = c.Peer.Instance
 			}
 		})
 	}
@@ -127,7 +127,7 @@ func (a *Agent) follow(k Key, now Flow, kind move.Kind) error {
 // knows which it was, so that it is known to every life of this agent.
 func (a *Agent) gone(fl *Flow) bool {
 	h := a.backends[fl.Owner]
-	return h == nil || fl.Life != 0 && h.Peer.Instance != fl.Life
+	return h == nil || fl.Incarnation != 0 && h.Peer.Instance != fl.Incarnation
 }
 
 func (a *Agent) send(to move.Backend, in peer.Frame, m move.Message) error {

@@ -26,7 +26,7 @@ const earlyFor = 100 * time.Millisecond
 // tooEarly says that a message is such a Flip.
 func (a *Agent) tooEarly(k Key, fl *Flow, from move.Backend, m move.Message) bool {
 	e := a.early[k]
-	return m.Kind == move.Flip && fl.Owner != from && fl.To == 0 && fl.Birth != 0 && m.Epoch > fl.Epoch &&
+	return m.Kind == move.Flip && fl.Owner != from && fl.To == 0 && fl.Nonce != 0 && m.Epoch > fl.Epoch &&
 		(e == nil || !e.over && e.c.Peer.Number == from && e.in.Message.Epoch == m.Epoch)
 }
 

@@ -27,15 +27,15 @@ type Key struct {
 // Flow is what the load balancer knows of one.
 type Flow struct {
 	move.Flow
-	Parked  bool // packets to the owner go to the device of held packets
-	Seen    uint64
-	In, Out uint64 // packets
-	Ended   bool   // a reset, or the ends of both sides, have been seen
-	Opening bool   // a client's SYN made it known, and no other packet of the client has come after a backend's
-	Told    bool   // by Learn or Override, and nothing of it was seen then
-	Pinned  bool   // by Override: it stays until Release
-	Until   uint64 // CLOCK_MONOTONIC in ns: packets to the owner wait no longer than that
-	Life    uint64 // instance of the owner's agent that had it flipped to the owner; 0: none has
+	Parked      bool // packets to the owner go to the device of held packets
+	Seen        uint64
+	In, Out     uint64 // packets
+	Ended       bool   // a reset, or the ends of both sides, have been seen
+	Opening     bool   // a client's SYN made it known, and no other packet of the client has come after a backend's
+	Told        bool   // by Learn or Override, and nothing of it was seen then
+	Pinned      bool   // by Override: it stays until Release
+	Until       uint64 // CLOCK_MONOTONIC in ns: packets to the owner wait no longer than that
+	Incarnation uint64 // instance of the owner's agent that had it flipped to the owner; 0: none has
 }
 
 // ErrNoFlow says that the load balancer knows of no such flow.
@@ -102,9 +102,9 @@ func (f *DataPath) Flow(k Key) (Flow, error) {
 
 func flowOf(v bpf.LBLbFlow) Flow {
 	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, Ended: v.Flags&wasReset != 0 || v.Flags&(finIn|finOut) == finIn|finOut,
-		Opening: v.Flags&opening != 0, Told: v.Flags&told != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Life: v.Life}
+		Opening: v.Flags&opening != 0, Told: v.Flags&told != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Incarnation: v.Life}
 	out.Flow, out.Parked = unword(v.Word)
-	out.Birth = move.Birth(v.Birth)
+	out.Nonce = move.Nonce(v.Birth)
 	return out
 }
 
@@ -134,7 +134,7 @@ func (f *DataPath) change(k Key, until, seen uint64, change func(*Flow)) (Flow, 
 		}
 		fl := flowOf(v)
 		change(&fl)
-		switch done, err := f.exchange(bpf.LBLbChangeArgs{Key: *k.raw(), Have: v.Word, Want: word(fl.Flow, fl.Parked), Until: until, Life: fl.Life, Seen: seen}, k); {
+		switch done, err := f.exchange(bpf.LBLbChangeArgs{Key: *k.raw(), Have: v.Word, Want: word(fl.Flow, fl.Parked), Until: until, Life: fl.Incarnation, Seen: seen}, k); {
 		case err != nil:
 			return fl, err
 		case done:

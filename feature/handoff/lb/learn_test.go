@@ -42,7 +42,7 @@ func TestAgentLearnsFromWhoAsks(t *testing.T) {
 	if asks(1, 0) {
 		t.Error("another has it as well")
 	}
-	if fl, err := f.Flow(Key{client, 0}); err != nil || fl.Owner != 2 || fl.Epoch != 0 || fl.To != 0 || fl.Birth == 0 {
+	if fl, err := f.Flow(Key{client, 0}); err != nil || fl.Owner != 2 || fl.Epoch != 0 || fl.To != 0 || fl.Nonce == 0 {
 		t.Errorf("%+v, %v", fl, err)
 	}
 	for _, service := range []int{2, 3, 9} {

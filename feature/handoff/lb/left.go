@@ -18,7 +18,7 @@ func (a *Agent) left(k Key, from move.Backend, m move.Message) error {
 	}
 	_, err := a.f.Change(k, func(fl *Flow) {
 		if fl.Left(from, m.Backend, m.Epoch) {
-			fl.Life = 0
+			fl.Incarnation = 0
 		}
 	})
 	if errors.Is(err, ErrNoFlow) { // forgotten meanwhile

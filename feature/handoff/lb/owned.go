@@ -124,7 +124,7 @@ func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 	}
 	_, err = a.f.Change(k, func(fl *Flow) {
 		if take(fl) {
-			fl.Flow, fl.Life = move.Flow{Owner: backend, Epoch: r.Epoch, Birth: fl.Birth}, 0
+			fl.Flow, fl.Incarnation = move.Flow{Owner: backend, Epoch: r.Epoch, Nonce: fl.Nonce}, 0
 		}
 	})
 	if a.settling != nil {
@@ -238,8 +238,8 @@ func (a *Agent) decideClaim(c claim, ended move.Epoch) error {
 		return nil
 	default:
 		_, err = a.f.Change(c.key, func(fl *Flow) {
-			want.Birth = fl.Birth
-			fl.Flow, fl.Life = want, 0
+			want.Nonce = fl.Nonce
+			fl.Flow, fl.Incarnation = want, 0
 		})
 	}
 	if errors.Is(err, ErrNoFlow) || errors.Is(err, ebpf.ErrKeyExist) {

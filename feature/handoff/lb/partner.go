@@ -292,7 +292,7 @@ func (a *Agent) adopt(r peer.FlowRecord) error {
 	_, err = a.f.change(k, 0, seen, func(now *Flow) {
 		switch {
 		case r.Epoch > now.Epoch, r.Epoch == now.Epoch && r.Owner != now.Owner && a.o.Partner.Name < a.o.Name:
-			now.Flow, now.Life = moved(r, now.Birth), 0
+			now.Flow, now.Incarnation = moved(r, now.Nonce), 0
 		case r.Epoch == now.Epoch && r.Owner == now.Owner && r.To != 0:
 			now.To = r.To // from here on no reset of its backend passes
 		}
@@ -305,8 +305,8 @@ func (a *Agent) adopt(r peer.FlowRecord) error {
 }
 
 // moved is what a record says of a flow's owner.
-func moved(r peer.FlowRecord, b move.Birth) move.Flow {
-	return move.Flow{Owner: r.Owner, To: r.To, Epoch: r.Epoch, Birth: b}
+func moved(r peer.FlowRecord, b move.Nonce) move.Flow {
+	return move.Flow{Owner: r.Owner, To: r.To, Epoch: r.Epoch, Nonce: b}
 }
 
 // over forgets a flow whose end the partner has seen, if nothing has been seen of it here since. The caller holds mu.

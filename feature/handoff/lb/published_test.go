@@ -57,7 +57,7 @@ func published(t *testing.T) (*scene, *kernel.Root) {
 func TestOutlives(t *testing.T) {
 	sc, root := published(t)
 	c, k, owner, _ := session(t, sc)
-	if _, err := sc.f.Change(k, func(fl *Flow) { fl.Epoch, fl.Life = 7, 99 }); err != nil {
+	if _, err := sc.f.Change(k, func(fl *Flow) { fl.Epoch, fl.Incarnation = 7, 99 }); err != nil {
 		t.Fatal(err)
 	}
 	sc.f.Close()
@@ -76,12 +76,12 @@ func TestOutlives(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if fl, err := v.Flow(k); err != nil || fl.Owner != owner || fl.Epoch != 7 || fl.Life != 99 {
+	if fl, err := v.Flow(k); err != nil || fl.Owner != owner || fl.Epoch != 7 || fl.Incarnation != 99 {
 		t.Errorf("%+v, %v", fl, err)
 	}
 	v.Close()
 	sc.open(t, root)
-	if fl, err := sc.f.Flow(k); err != nil || fl.Owner != owner || fl.Epoch != 7 || fl.Life != 99 {
+	if fl, err := sc.f.Flow(k); err != nil || fl.Owner != owner || fl.Epoch != 7 || fl.Incarnation != 99 {
 		t.Errorf("%+v, %v", fl, err)
 	}
 	// The programs of the life before have gone with their links, else each packet would count twice.
@@ -190,7 +190,7 @@ func TestLifeOutlives(t *testing.T) {
 				}
 			})
 			fl, err := sc.f.Flow(k)
-			if err != nil || fl.Life == 0 || fl.Owner != other {
+			if err != nil || fl.Incarnation == 0 || fl.Owner != other {
 				t.Fatalf("%+v, %v", fl, err)
 			}
 			sc.f.Close()
@@ -198,7 +198,7 @@ func TestLifeOutlives(t *testing.T) {
 			t.Run("after", func(t *testing.T) {
 				var lives [3]uint64
 				if !died {
-					lives[other] = fl.Life
+					lives[other] = fl.Incarnation
 				}
 				a := agentsOf(t, sc.f, patience, lives)
 				if !died { // what it says first when it is connected again

@@ -21,7 +21,7 @@ func (p DestinationPhase) String() string {
 type Destination struct {
 	Phase DestinationPhase
 	Epoch Epoch
-	Birth Birth // of the load balancer's record, once it is active; 0: that load balancer does not say
+	Nonce Nonce // of the load balancer's record, once it is active; 0: that load balancer does not say
 }
 
 // Receive takes a message.
@@ -36,7 +36,7 @@ func (d *Destination) Receive(m Message) Do {
 		d.Phase = Idle
 		return act(Discard).send(d.toSource(Failed))
 	case m.Kind == Flipped && m.Epoch == d.Epoch && d.Phase == Flipping:
-		d.Phase, d.Birth = Active, m.Birth
+		d.Phase, d.Nonce = Active, m.Nonce
 		return act(Deliver).send(d.toSource(Done))
 	case m.Kind == Revoked && m.Move == d.Epoch && (d.Phase == Flipping || d.Phase == Active):
 		d.Phase = Idle

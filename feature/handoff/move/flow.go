@@ -9,7 +9,7 @@ type Flow struct {
 	To     Backend // who may have it in epoch Epoch+1; 0: nobody
 	Held   bool    // packets to the owner are held meanwhile
 	Before Backend // the owner before, as long as Owner has said nothing: it may get the session back; 0: nobody may
-	Birth  Birth   // of this record; 0: it was made by a load balancer that chose none
+	Nonce  Nonce   // of this record; 0: it was made by a load balancer that chose none
 }
 
 // farAhead is more epochs than a load balancer can be behind an owner's: no destination is to use up those of a session.
@@ -29,17 +29,17 @@ func (f *Flow) Receive(from Backend, m Message, gone bool) (answers [2]Message) 
 	case Flip:
 		ok := f.Owner == from && f.Epoch == m.Epoch // it is the second time
 		if !ok && f.To == from && m.Epoch == f.Epoch+1 {
-			*f = Flow{Owner: from, Epoch: m.Epoch, Before: f.Owner, Birth: f.Birth}
+			*f = Flow{Owner: from, Epoch: m.Epoch, Before: f.Owner, Nonce: f.Nonce}
 			ok = true
 		}
-		if !ok && f.Birth != 0 && f.Owner != from && m.Epoch > f.Epoch && m.Epoch-f.Epoch < farAhead && (f.To == 0 || f.To == from) {
+		if !ok && f.Nonce != 0 && f.Owner != from && m.Epoch > f.Epoch && m.Epoch-f.Epoch < farAhead && (f.To == 0 || f.To == from) {
 			// It was faster than its Hold, which is too late now: of a move that was refused once nothing may come, or the destination
 			// would give up, by the first answer, what the second one gives it.
 			f.Held, f.To, f.Epoch = false, 0, m.Epoch
 		}
-		answers[0] = Message{Kind: Flipped, To: AtDestination, Epoch: m.Epoch, OK: ok, Birth: f.Birth}
+		answers[0] = Message{Kind: Flipped, To: AtDestination, Epoch: m.Epoch, OK: ok, Nonce: f.Nonce}
 	case Ask:
-		answers[0] = Message{Kind: Known, To: AtSource, Epoch: f.Epoch, OK: f.Owner == from && f.To == 0, Birth: f.Birth}
+		answers[0] = Message{Kind: Known, To: AtSource, Epoch: f.Epoch, OK: f.Owner == from && f.To == 0, Nonce: f.Nonce}
 	case Reclaim:
 		answers = f.reclaim(from, m, gone)
 	}
@@ -54,12 +54,12 @@ func (f *Flow) reclaim(from Backend, m Message, gone bool) (answers [2]Message) 
 	switch {
 	case f.Owner == from && m.Epoch == f.Epoch+1 && f.To != 0: // held or not: what is on its way to the destination is too late now
 		f.Held, f.To, f.Epoch = false, 0, m.Epoch+1
-	case f.Owner == from && m.Birth == f.Birth && m.Birth != 0 && (m.Epoch > f.Epoch || m.Epoch == f.Epoch && f.To == 0):
+	case f.Owner == from && m.Nonce == f.Nonce && m.Nonce != 0 && (m.Epoch > f.Epoch || m.Epoch == f.Epoch && f.To == 0):
 		// Hold was never heard in time, and is too late now.
 		f.Held, f.To, f.Epoch = false, 0, m.Epoch+1
 	case f.Owner == from && m.Epoch < f.Epoch: // given back already: no Flip of that move is heard any more
 	case f.Owner != from && f.Before == from && f.Epoch == m.Epoch && gone:
-		*f = Flow{Owner: from, Epoch: m.Epoch + 1, Birth: f.Birth}
+		*f = Flow{Owner: from, Epoch: m.Epoch + 1, Nonce: f.Nonce}
 		answers[1] = Message{Kind: Revoked, To: AtDestination, Epoch: f.Epoch, Move: m.Epoch}
 	default: // it is gone, for good; or of this move nothing is known here, and the source knows whether it has sent anything
 		if f.Before == from && f.Epoch == m.Epoch { // what is late, of a move before, is not about this copy
@@ -77,7 +77,7 @@ func (f *Flow) Left(from, to Backend, e Epoch) bool {
 	if f.Owner != from || to == 0 || to == from || f.To != 0 || f.Held || e <= f.Epoch {
 		return false
 	}
-	*f = Flow{Owner: to, Epoch: e, Birth: f.Birth}
+	*f = Flow{Owner: to, Epoch: e, Nonce: f.Nonce}
 	return true
 }
 

@@ -11,9 +11,9 @@ type Backend uint16
 // off, and tells an answer that is late from one that is awaited. It does not come round: 2^32 moves are more than a session has.
 type Epoch uint32
 
-// Birth tells a load balancer's record of a flow from every other that it, or another load balancer, has or had of the same one: it is
+// Nonce tells a load balancer's record of a flow from every other that it, or another load balancer, has or had of the same one: it is
 // chosen at random when the flow is learned, and stays as long as the record. 0: it is not known.
-type Birth uint32
+type Nonce uint32
 
 // Role is one of the three that take part.
 type Role uint8
@@ -63,7 +63,7 @@ type Message struct {
 	To      Role
 	Epoch   Epoch   // of the move; of Reclaimed and Revoked the one in which the source owns it now
 	Move    Epoch   // of Reclaimed and Revoked: the move that they are about
-	Birth   Birth   // of Known and Flipped: the record's, at the load balancer; of Reclaim: as the source has heard it
+	Nonce   Nonce   // of Known and Flipped: the record's, at the load balancer; of Reclaim: as the source has heard it
 	Backend Backend // of Hold: the destination
 	OK      bool    // of Held, Flipped, Reclaimed and Known; of Hold: packets wait at the source, and are not to be held
 }

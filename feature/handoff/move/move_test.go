@@ -137,7 +137,7 @@ func TestUnknownToLBEnd(t *testing.T) {
 
 // A source that knows the birth of the load balancer's record sends the session before it has the load balancer's answer.
 func TestAhead(t *testing.T) {
-	f, s, d := Flow{Owner: backendA, Birth: 7}, Source{Birth: 7}, Destination{}
+	f, s, d := Flow{Owner: backendA, Nonce: 7}, Source{Nonce: 7}, Destination{}
 	hold, err := s.Start(backendB)
 	if err != nil {
 		t.Fatal(err)
@@ -155,10 +155,10 @@ func TestAhead(t *testing.T) {
 	}
 	d.Receive(state)
 	flipped := f.Receive(backendB, d.Restored().Send[0], false)[0]
-	if do := d.Receive(flipped); do.Actions[0] != Deliver || d.Birth != 7 {
+	if do := d.Receive(flipped); do.Actions[0] != Deliver || d.Nonce != 7 {
 		t.Errorf("%v, %+v", do, d)
 	}
-	if f != (Flow{Owner: backendB, Epoch: 1, Before: backendA, Birth: 7}) {
+	if f != (Flow{Owner: backendB, Epoch: 1, Before: backendA, Nonce: 7}) {
 		t.Errorf("%+v", f)
 	}
 }
@@ -172,7 +172,7 @@ func TestNotAhead(t *testing.T) {
 	if do := s.Ahead(); do != (Do{}) || s.Phase != Holding {
 		t.Errorf("%v, %+v", do, s)
 	}
-	s = Source{Birth: 7}
+	s = Source{Nonce: 7}
 	if _, err := s.Start(backendB); err != nil {
 		t.Fatal(err)
 	}
@@ -190,14 +190,14 @@ func TestNeverHeard(t *testing.T) {
 		back bool
 		want Flow
 	}{
-		"never heard":       {Flow{Owner: backendA, Epoch: 4, Birth: 7}, true, Flow{Owner: backendA, Epoch: 6, Birth: 7}},
-		"another record":    {Flow{Owner: backendA, Epoch: 0, Birth: 9}, false, Flow{Owner: backendA, Epoch: 0, Birth: 9}},
+		"never heard":       {Flow{Owner: backendA, Epoch: 4, Nonce: 7}, true, Flow{Owner: backendA, Epoch: 6, Nonce: 7}},
+		"another record":    {Flow{Owner: backendA, Epoch: 0, Nonce: 9}, false, Flow{Owner: backendA, Epoch: 0, Nonce: 9}},
 		"without a birth":   {Flow{Owner: backendA, Epoch: 4}, false, Flow{Owner: backendA, Epoch: 4}},
-		"moved":             {Flow{Owner: backendB, Epoch: 5, Birth: 7}, false, Flow{Owner: backendB, Epoch: 5, Birth: 7}},
-		"refused to flip":   {Flow{Owner: backendA, Epoch: 5, Birth: 7}, true, Flow{Owner: backendA, Epoch: 6, Birth: 7}},
-		"of an earlier one": {Flow{Owner: backendA, Epoch: 2, To: backendB, Held: true, Birth: 7}, true, Flow{Owner: backendA, Epoch: 6, Birth: 7}},
+		"moved":             {Flow{Owner: backendB, Epoch: 5, Nonce: 7}, false, Flow{Owner: backendB, Epoch: 5, Nonce: 7}},
+		"refused to flip":   {Flow{Owner: backendA, Epoch: 5, Nonce: 7}, true, Flow{Owner: backendA, Epoch: 6, Nonce: 7}},
+		"of an earlier one": {Flow{Owner: backendA, Epoch: 2, To: backendB, Held: true, Nonce: 7}, true, Flow{Owner: backendA, Epoch: 6, Nonce: 7}},
 	} {
-		s := Source{Phase: Moving, Epoch: 5, Sent: true, Birth: 7}
+		s := Source{Phase: Moving, Epoch: 5, Sent: true, Nonce: 7}
 		f := c.flow
 		a := f.Receive(backendA, s.Retry().Send[0], false)[0]
 		if a.OK != c.back || f != c.want {
@@ -212,7 +212,7 @@ func TestNeverHeard(t *testing.T) {
 
 // Who is refused a Hold that was said once goes on, whatever it has sent: nobody can have the session by that move.
 func TestRefusedAhead(t *testing.T) {
-	s := Source{Epoch: 4, Birth: 7}
+	s := Source{Epoch: 4, Nonce: 7}
 	if _, err := s.Start(backendB); err != nil {
 		t.Fatal(err)
 	}
@@ -222,10 +222,10 @@ func TestRefusedAhead(t *testing.T) {
 	if do.Send[0].Kind != Reclaim {
 		t.Fatal(do)
 	}
-	if do = s.Receive(Message{Kind: Reclaimed, Move: 5}); do.Actions[0] != Thaw || s.Phase != Owns || s.Epoch != 6 || s.Birth != 0 {
+	if do = s.Receive(Message{Kind: Reclaimed, Move: 5}); do.Actions[0] != Thaw || s.Phase != Owns || s.Epoch != 6 || s.Nonce != 0 {
 		t.Errorf("%v, %+v", do, s)
 	}
-	s = Source{Phase: Reclaiming, Epoch: 5, Birth: 7, Sent: true} // it had asked already, because the destination had gone
+	s = Source{Phase: Reclaiming, Epoch: 5, Nonce: 7, Sent: true} // it had asked already, because the destination had gone
 	if do = s.Receive(Message{Kind: Held, Epoch: 5}); do != (Do{}) || s.Sent {
 		t.Errorf("%v, %+v", do, s)
 	}

@@ -27,15 +27,15 @@ type Source struct {
 	To    Backend
 	Sent  bool // the state of this move may have been sent: the destination may own the session
 	// Birth is of the load balancer's record of the session, heard lately. With it a move need not wait for the load balancer: see [Source.Ahead].
-	Birth Birth
+	Nonce Nonce
 	// Parks says that packets wait at the source while the session moves, and not at the load balancer.
 	Parks bool
 }
 
 // Resumed is the source of a session whose agent died in the midst of the move of that epoch, when another process had the
 // socket. stopped says that the socket was found stopped: its state may have been sent. The birth is the one that the move began with.
-func Resumed(e Epoch, b Birth, stopped bool) Source {
-	return Source{Phase: Reclaiming, Epoch: e, Sent: stopped, Birth: b}
+func Resumed(e Epoch, b Nonce, stopped bool) Source {
+	return Source{Phase: Reclaiming, Epoch: e, Sent: stopped, Nonce: b}
 }
 
 // Start begins a move. It is an error while another is under way.
@@ -50,7 +50,7 @@ func (s *Source) Start(to Backend) (Do, error) {
 // Ahead goes on, once what Start has asked for is sent, without waiting for the answer, where the record's birth is known: should the
 // load balancer never have heard of the move it can tell then, and gives the session back. Else it does nothing.
 func (s *Source) Ahead() Do {
-	if s.Phase != Holding || s.Birth == 0 {
+	if s.Phase != Holding || s.Nonce == 0 {
 		return Do{}
 	}
 	s.Phase = Moving
@@ -66,13 +66,13 @@ func (s *Source) hold() Do {
 func (s *Source) Retry() Do {
 	switch s.Phase {
 	case Holding:
-		s.Birth = 0 // of what is said twice one no says nothing: see Receive
+		s.Nonce = 0 // of what is said twice one no says nothing: see Receive
 		return s.hold()
 	case Moving:
 		s.Phase = Reclaiming
 		fallthrough
 	case Reclaiming:
-		return Do{}.send(Message{Kind: Reclaim, From: AtSource, To: AtLoadBalancer, Epoch: s.Epoch, Birth: s.Birth})
+		return Do{}.send(Message{Kind: Reclaim, From: AtSource, To: AtLoadBalancer, Epoch: s.Epoch, Nonce: s.Nonce})
 	}
 	return Do{}
 }
@@ -99,7 +99,7 @@ func (s *Source) Receive(m Message) Do {
 		}
 		s.Phase = Moving
 		return act(Dump)
-	case m.Kind == Held && m.Epoch == s.Epoch && (s.Phase == Moving || s.Phase == Reclaiming) && s.Birth != 0 && !m.OK:
+	case m.Kind == Held && m.Epoch == s.Epoch && (s.Phase == Moving || s.Phase == Reclaiming) && s.Nonce != 0 && !m.OK:
 		// It went ahead, and Hold was said once: nobody ever has the session by this move, whatever was sent.
 		s.Sent = false
 		if s.Phase == Moving {
@@ -116,7 +116,7 @@ func (s *Source) Receive(m Message) Do {
 			return act(Close)
 		default: // nobody else can have it by this move: what the load balancer does not know of it stays as it was
 			s.Epoch++
-			s.Birth = 0
+			s.Nonce = 0
 		}
 		s.Phase, s.Sent = Owns, false
 		return act(Thaw)

@@ -158,7 +158,7 @@ func (f Frame) appendHeader(b []byte) []byte {
 	b = binary.BigEndian.AppendUint32(b, uint32(m.Epoch))
 	about := uint32(m.Move)
 	if carriesBirth(m.Kind) {
-		about = uint32(m.Birth)
+		about = uint32(m.Nonce)
 	}
 	b = binary.BigEndian.AppendUint32(b, about)
 	b = binary.BigEndian.AppendUint16(b, uint16(m.Backend))
@@ -180,7 +180,7 @@ func parseFrame(b []byte) (f Frame, err error) {
 	m := move.Message{Kind: move.Kind(b[0]), From: move.Role(b[1] >> 4), To: move.Role(b[1] & 15), OK: b[2] == 1,
 		Epoch: move.Epoch(binary.BigEndian.Uint32(b[4:])), Backend: move.Backend(binary.BigEndian.Uint16(b[12:]))}
 	if about := binary.BigEndian.Uint32(b[8:]); carriesBirth(m.Kind) {
-		m.Birth = move.Birth(about)
+		m.Nonce = move.Nonce(about)
 	} else {
 		m.Move = move.Epoch(about)
 	}

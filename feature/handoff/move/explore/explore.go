@@ -119,10 +119,10 @@ func (w World) events(yield func(kind, event string, next World)) {
 				}
 			})
 		}
-		if w.Source.Phase == move.Owns && w.SSock == Live && w.Flow.Owner == S && w.Source.Birth != w.Flow.Birth {
-			try("ask", "the source asks for the birth", nil, func(n *World) { n.Source.Birth = n.Flow.Birth })
+		if w.Source.Phase == move.Owns && w.SSock == Live && w.Flow.Owner == S && w.Source.Nonce != w.Flow.Nonce {
+			try("ask", "the source asks for the birth", nil, func(n *World) { n.Source.Nonce = n.Flow.Nonce })
 		}
-		if w.Source.Phase == move.Holding && w.Source.Birth != 0 {
+		if w.Source.Phase == move.Holding && w.Source.Nonce != 0 {
 			try("ahead", "the source goes ahead", nil, func(n *World) { n.source(n.Source.Ahead()) })
 		}
 		if w.Source.Phase != move.Owns && w.Source.Phase != move.Closed {
@@ -157,7 +157,7 @@ func (w World) events(yield func(kind, event string, next World)) {
 
 // patience of the source ends.
 func (w *World) patience() {
-	if w.fault == holdTwice && w.Source.Phase == move.Moving && w.Source.Birth != 0 {
+	if w.fault == holdTwice && w.Source.Phase == move.Moving && w.Source.Nonce != 0 {
 		w.post(move.Message{Kind: move.Hold, From: move.AtSource, To: move.AtLoadBalancer, Epoch: w.Source.Epoch, Backend: D}, 0)
 		return
 	}
@@ -180,7 +180,7 @@ func (w *World) startSource() {
 		w.resumed(true)
 	case Live:
 		if w.Source.Phase == move.Owns {
-			w.Source.Birth = 0 // it has heard of none
+			w.Source.Nonce = 0 // it has heard of none
 			return
 		}
 		w.resumed(false)
@@ -190,7 +190,7 @@ func (w *World) startSource() {
 }
 
 func (w *World) resumed(stopped bool) {
-	w.Source = move.Resumed(w.Source.Epoch, w.Source.Birth, stopped)
+	w.Source = move.Resumed(w.Source.Epoch, w.Source.Nonce, stopped)
 	w.Source.Parks = w.left.Parks
 	w.source(w.Source.Retry())
 }

@@ -62,7 +62,7 @@ type World struct {
 	mail  [mostLetters]letter
 	mails uint8
 
-	births move.Birth // of the records that the load balancer has had
+	births move.Nonce // of the records that the load balancer has had
 
 	Client uint8 // what the client has been told
 	Reset  bool  // it was reset
@@ -115,7 +115,7 @@ func start(b Bounds, f fault) World {
 	w.Source.Parks = b.Parks
 	if !b.Waits {
 		w.births = 1
-		w.Flow.Birth, w.Source.Birth = w.births, w.births
+		w.Flow.Nonce, w.Source.Nonce = w.births, w.births
 	}
 	return w
 }
@@ -154,8 +154,8 @@ func before(a, b letter) bool {
 		return x.Move < y.Move
 	case x.OK != y.OK:
 		return !x.OK
-	case x.Birth != y.Birth:
-		return x.Birth < y.Birth
+	case x.Nonce != y.Nonce:
+		return x.Nonce < y.Nonce
 	}
 	return a.ver < b.ver || a.ver == b.ver && a.inc < b.inc
 }
@@ -207,7 +207,7 @@ func (w *World) atLoadBalancer(l letter) {
 		w.Flow.To = D
 	}
 	if w.fault == noBirth {
-		l.m.Birth = 0
+		l.m.Nonce = 0
 	}
 	was := w.Flow
 	answers := w.Flow.Receive(from, l.m, !w.DUp || w.flipInc != w.DInc)
@@ -289,7 +289,7 @@ func (w *World) forgettable() bool {
 // a minute, and of no other life of the load balancer's agent.
 func (w *World) forget() {
 	w.Flow = move.Flow{}
-	w.Source.Birth = 0
+	w.Source.Nonce = 0
 	for i := uint8(0); i < w.mails; {
 		m := w.mail[i].m
 		if m.Kind == move.Hold && (w.Source.Phase != move.Holding || m.Epoch != w.Source.Epoch) {
@@ -323,7 +323,7 @@ func (w *World) learn() {
 		if w.fault != oneBirth {
 			w.births++
 		}
-		w.Flow.Birth = w.births
+		w.Flow.Nonce = w.births
 	}
 }
 
