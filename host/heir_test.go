@@ -192,7 +192,7 @@ func testHeirGetsNothing(t *testing.T, how string) {
 	var heir *netns.Handle
 	for range 10 { // others on this host take numbers, too
 		inode := w.inBox(c)
-		if heir = nstest.Heir(t, "box", inode); heir != nil {
+		if heir = nstest.Successor(t, "box", inode); heir != nil {
 			break
 		}
 		if err := w.Remove(t.Context(), "", true); err != nil {

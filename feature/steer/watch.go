@@ -188,7 +188,7 @@ func (w *watcher) look(ctx context.Context) error {
 			if slot.Withdrawn || member == nil {
 				continue
 			}
-			if slot.Admitted() && !slot.Outlived(member) {
+			if slot.Admitted() && !slot.Orphaned(member) {
 				w.succeed(ctx, s, slot, *member)
 				continue
 			}

@@ -9,9 +9,9 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// Heir makes a namespace of a name that has the inode number of a deleted one. It is nil if the number does not come back
+// Successor makes a namespace of a name that has the inode number of a deleted one. It is nil if the number does not come back
 // within 5 s: something else of this host may have got it.
-func Heir(t testing.TB, name string, inode uint64) *netns.Handle {
+func Successor(t testing.TB, name string, inode uint64) *netns.Handle {
 	t.Helper()
 	var others []*netns.Handle // the kernel gives the lowest number that is free
 	defer func() {

@@ -122,7 +122,7 @@ func TestMute(t *testing.T) {
 	var from move.Backend
 	moved, err := f.Change(k, func(fl *Flow) {
 		from = fl.Owner
-		fl.Flow = move.Flow{Owner: 3 - from, Epoch: fl.Epoch + 1, Before: from, To: from, Nonce: fl.Nonce} // to: resets do not pass
+		fl.Flow = move.Flow{Owner: 3 - from, Epoch: fl.Epoch + 1, Predecessor: from, To: from, Nonce: fl.Nonce} // to: resets do not pass
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +135,7 @@ func TestMute(t *testing.T) {
 		t.Errorf("%+v, %v: a reset that does not pass is no word", fl, err)
 	}
 	if _, err := f.Change(k, func(fl *Flow) {
-		fl.Flow = move.Flow{Owner: from, Epoch: fl.Epoch + 1, Before: 3 - from}
+		fl.Flow = move.Flow{Owner: from, Epoch: fl.Epoch + 1, Predecessor: 3 - from}
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func TestMute(t *testing.T) {
 	if n, err := c.Read(b); err != nil || string(b[1:n]) != "b" {
 		t.Errorf("back at its owner: %q, %v", b[:n], err)
 	}
-	if fl, err := f.Flow(k); err != nil || fl.Before != 0 {
+	if fl, err := f.Flow(k); err != nil || fl.Predecessor != 0 {
 		t.Errorf("%+v, %v: the owner has spoken, nobody before it may have the flow", fl, err)
 	}
 	if n, err := f.Counts(); err != nil || n.NoReset == 0 {
@@ -238,7 +238,7 @@ func TestRing(t *testing.T) {
 }
 
 func TestWord(t *testing.T) {
-	for _, f := range []move.Flow{{}, {Owner: 1}, {Owner: MaxBackends, To: MaxBackends, Before: MaxBackends, Held: true, Epoch: 1<<32 - 1}, {Owner: 3, To: 4, Epoch: 8}} {
+	for _, f := range []move.Flow{{}, {Owner: 1}, {Owner: MaxBackends, To: MaxBackends, Predecessor: MaxBackends, Held: true, Epoch: 1<<32 - 1}, {Owner: 3, To: 4, Epoch: 8}} {
 		for _, parked := range []bool{false, true} {
 			if got, p := unword(word(f, parked)); got != f || p != parked {
 				t.Errorf("%+v, %v: %+v, %v", f, parked, got, p)

@@ -60,7 +60,7 @@ const (
 )
 
 func word(f move.Flow, parked bool) uint64 {
-	w := uint64(f.Owner) | uint64(f.To)<<toAt | uint64(f.Before)<<beforeAt | uint64(f.Epoch)<<epochAt
+	w := uint64(f.Owner) | uint64(f.To)<<toAt | uint64(f.Predecessor)<<beforeAt | uint64(f.Epoch)<<epochAt
 	if f.Held {
 		w |= heldBit
 	}
@@ -71,7 +71,7 @@ func word(f move.Flow, parked bool) uint64 {
 }
 
 func unword(w uint64) (f move.Flow, parked bool) {
-	return move.Flow{Owner: move.Backend(w & backendMask), To: move.Backend(w >> toAt & backendMask), Before: move.Backend(w >> beforeAt & backendMask),
+	return move.Flow{Owner: move.Backend(w & backendMask), To: move.Backend(w >> toAt & backendMask), Predecessor: move.Backend(w >> beforeAt & backendMask),
 		Held: w&heldBit != 0, Epoch: move.Epoch(w >> epochAt)}, w&parkedBit != 0
 }
 

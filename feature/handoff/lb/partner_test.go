@@ -211,7 +211,7 @@ func TestPartner(t *testing.T) {
 		}
 	}
 	p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.To == 0 && fl.Owner == 1 && fl.Epoch == 0 })
-	if _, err := p.lbs[0].Change(k, func(fl *Flow) { fl.Flow = move.Flow{Owner: 2, Before: 1, Epoch: 1} }); err != nil {
+	if _, err := p.lbs[0].Change(k, func(fl *Flow) { fl.Flow = move.Flow{Owner: 2, Predecessor: 1, Epoch: 1} }); err != nil {
 		t.Fatal(err)
 	}
 	p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 2 && fl.Epoch == 1 })

@@ -4,12 +4,12 @@ package move
 
 // Flow is what a load balancer knows of a session. It is kept where the data path reads it, and outlives the load balancer's agent.
 type Flow struct {
-	Owner  Backend
-	Epoch  Epoch   // in which Owner owns it
-	To     Backend // who may have it in epoch Epoch+1; 0: nobody
-	Held   bool    // packets to the owner are held meanwhile
-	Before Backend // the owner before, as long as Owner has said nothing: it may get the session back; 0: nobody may
-	Nonce  Nonce   // of this record; 0: it was made by a load balancer that chose none
+	Owner       Backend
+	Epoch       Epoch   // in which Owner owns it
+	To          Backend // who may have it in epoch Epoch+1; 0: nobody
+	Held        bool    // packets to the owner are held meanwhile
+	Predecessor Backend // the owner before, as long as Owner has said nothing: it may get the session back; 0: nobody may
+	Nonce       Nonce   // of this record; 0: it was made by a load balancer that chose none
 }
 
 // farAhead is more epochs than a load balancer can be behind an owner's: no destination is to use up those of a session.
@@ -29,7 +29,7 @@ func (f *Flow) Receive(from Backend, m Message, gone bool) (answers [2]Message) 
 	case Flip:
 		ok := f.Owner == from && f.Epoch == m.Epoch // it is the second time
 		if !ok && f.To == from && m.Epoch == f.Epoch+1 {
-			*f = Flow{Owner: from, Epoch: m.Epoch, Before: f.Owner, Nonce: f.Nonce}
+			*f = Flow{Owner: from, Epoch: m.Epoch, Predecessor: f.Owner, Nonce: f.Nonce}
 			ok = true
 		}
 		if !ok && f.Nonce != 0 && f.Owner != from && m.Epoch > f.Epoch && m.Epoch-f.Epoch < farAhead && (f.To == 0 || f.To == from) {
@@ -58,12 +58,12 @@ func (f *Flow) reclaim(from Backend, m Message, gone bool) (answers [2]Message) 
 		// Hold was never heard in time, and is too late now.
 		f.Held, f.To, f.Epoch = false, 0, m.Epoch+1
 	case f.Owner == from && m.Epoch < f.Epoch: // given back already: no Flip of that move is heard any more
-	case f.Owner != from && f.Before == from && f.Epoch == m.Epoch && gone:
+	case f.Owner != from && f.Predecessor == from && f.Epoch == m.Epoch && gone:
 		*f = Flow{Owner: from, Epoch: m.Epoch + 1, Nonce: f.Nonce}
 		answers[1] = Message{Kind: Revoked, To: AtDestination, Epoch: f.Epoch, Move: m.Epoch}
 	default: // it is gone, for good; or of this move nothing is known here, and the source knows whether it has sent anything
-		if f.Before == from && f.Epoch == m.Epoch { // what is late, of a move before, is not about this copy
-			f.Before = 0
+		if f.Predecessor == from && f.Epoch == m.Epoch { // what is late, of a move before, is not about this copy
+			f.Predecessor = 0
 		}
 		return answers
 	}
@@ -101,6 +101,6 @@ func (f *Flow) Out(backend Backend, reset bool) bool {
 	if backend != f.Owner || reset && f.To != 0 {
 		return false
 	}
-	f.Before = 0
+	f.Predecessor = 0
 	return true
 }

@@ -67,7 +67,7 @@ func TestRefusals(t *testing.T) {
 		"reclaim by a third":             {held, 3, Message{Kind: Reclaim, Epoch: 5}},
 		"reclaim of what was never held": {Flow{Owner: backendA}, backendA, Message{Kind: Reclaim, Epoch: 1}},
 		"reclaim of a move forgotten":    {Flow{Owner: backendA}, backendA, Message{Kind: Reclaim, Epoch: 3}},
-		"reclaim of an earlier move":     {Flow{Owner: backendB, Epoch: 3, Before: backendA}, backendA, Message{Kind: Reclaim, Epoch: 1}},
+		"reclaim of an earlier move":     {Flow{Owner: backendB, Epoch: 3, Predecessor: backendA}, backendA, Message{Kind: Reclaim, Epoch: 1}},
 	} {
 		f := c.flow
 		a := f.Receive(c.from, c.m, true)
@@ -158,7 +158,7 @@ func TestAhead(t *testing.T) {
 	if do := d.Receive(flipped); do.Actions[0] != Deliver || d.Nonce != 7 {
 		t.Errorf("%v, %+v", do, d)
 	}
-	if f != (Flow{Owner: backendB, Epoch: 1, Before: backendA, Nonce: 7}) {
+	if f != (Flow{Owner: backendB, Epoch: 1, Predecessor: backendA, Nonce: 7}) {
 		t.Errorf("%+v", f)
 	}
 }

@@ -78,7 +78,7 @@ func (s *supervisor) wanted(pid int, had bool) bool {
 	case err != nil || now.Withdrawn && had:
 		return false
 	case now.Admitted() && had:
-		return now.Outlived(&service.Member{Keep: true})
+		return now.Orphaned(&service.Member{Keep: true})
 	}
 	return true
 }

@@ -179,7 +179,7 @@ func (s *supervisor) holder() int {
 	}
 	defer slots.Close()
 	now, err := slots.State(s.Slot.Slot)
-	if err != nil || !now.Admitted() || now.PID == 0 || now.Outlived(&service.Member{Keep: true}) {
+	if err != nil || !now.Admitted() || now.PID == 0 || now.Orphaned(&service.Member{Keep: true}) {
 		return 0
 	}
 	return now.PID

@@ -90,9 +90,9 @@ func (s State) Describe() string {
 	return fmt.Sprintf("slot %d is empty: %s", s.Slot, s.Reason)
 }
 
-// Outlived says that the slot's sockets outlived the process that it was given
+// Orphaned says that the slot's sockets outlived the process that it was given
 // to: its successor is to be named, though traffic needs nobody.
-func (s State) Outlived(m *service.Member) bool {
+func (s State) Orphaned(m *service.Member) bool {
 	if m == nil || !m.Keep || s.PID == 0 {
 		return false
 	}

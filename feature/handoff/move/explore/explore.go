@@ -248,7 +248,7 @@ func (w World) settled() string {
 		}
 	}
 	w.Flow.Lapse()
-	w.guard = w.guard && w.Flow.Before != 0
+	w.guard = w.guard && w.Flow.Predecessor != 0
 	at := 0
 	if w.Flow.Owner == S && w.SSock == Live && w.SVer == w.Client {
 		at++

@@ -200,7 +200,7 @@ func (w *World) atLoadBalancer(l letter) {
 	}
 	switch {
 	case w.fault == alwaysBack && l.m.Kind == move.Reclaim && w.Flow.Owner != from:
-		w.Flow.Before, w.flipInc = from, w.DInc+1
+		w.Flow.Predecessor, w.flipInc = from, w.DInc+1
 	case w.fault == lateFlip && l.m.Kind == move.Flip && w.Flow.Owner == S:
 		w.Flow.To, w.Flow.Epoch = D, l.m.Epoch-1
 	case w.fault == backUnasked && l.m.Kind == move.Reclaim && w.Flow.Owner == from && l.m.Epoch == w.Flow.Epoch+1:
@@ -371,7 +371,7 @@ func (w *World) reset(by move.Backend) {
 // destination is refused, or loses the session if its agent has died as well: that is as if both had died.
 func (w *World) knows() bool {
 	f := &w.Flow
-	source := w.SSock != None && w.SVer == w.Client && (f.Owner == S || f.Before == S || f.Owner == 0 && w.SSock == Live)
+	source := w.SSock != None && w.SVer == w.Client && (f.Owner == S || f.Predecessor == S || f.Owner == 0 && w.SSock == Live)
 	destination := w.DSock != None && w.DVer == w.Client && (f.Owner == D || f.To == D && f.Epoch+1 == w.Dest.Epoch || f.Owner == 0 && w.spoke())
 	for _, l := range w.mail[:w.mails] {
 		if l.m.Kind == move.Reclaim && !source {
@@ -384,6 +384,6 @@ func (w *World) knows() bool {
 func (w World) String() string {
 	return fmt.Sprintf("load balancer: owner %d, epoch %d, held %v, before %d, up %v; source: %s in %d, socket %d knows %d, up %v; "+
 		"destination: %s in %d, socket %d knows %d, up %v, guard %v; client told %d, reset %v, over %v; on the way %v; left %+v",
-		w.Flow.Owner, w.Flow.Epoch, w.Flow.Held, w.Flow.Before, w.FUp, w.Source.Phase, w.Source.Epoch, w.SSock, w.SVer, w.SUp,
+		w.Flow.Owner, w.Flow.Epoch, w.Flow.Held, w.Flow.Predecessor, w.FUp, w.Source.Phase, w.Source.Epoch, w.SSock, w.SVer, w.SUp,
 		w.Dest.Phase, w.Dest.Epoch, w.DSock, w.DVer, w.DUp, w.guard, w.Client, w.Reset, w.Over, w.mail[:w.mails], w.left)
 }
