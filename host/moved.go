@@ -30,7 +30,8 @@ var former = []struct {
 	rename map[string]string // keys at any depth below the top: in their parent, or at the top; "": it has gone
 }{
 	{has: []string{"devices", "listen", "tls", "services"}, lacks: []string{"front", "number"}, path: []string{"lb"}, insert: [2]string{"name", "front"},
-		rename: map[string]string{"hosts": "backends", "tls.signers": "ca", "metrics": ""}},
+		rename: map[string]string{"hosts": "backends", "tls.signers": "ca", "metrics": "", "hold": "buffer_timeout", "lapse": "move_timeout", "ended": "ended_timeout",
+			"idle": "idle_timeout", "down": "agent_timeout", "settle": "startup_timeout"}},
 	{has: []string{"number", "address", "front", "tls"}, path: []string{"handoff", "backend"},
 		rename: map[string]string{"front": "lb", "tls.signers": "ca", "metrics": "", "park": "buffer", "patience": "timeout", "limit": "max_queues"}},
 }

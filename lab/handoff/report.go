@@ -43,7 +43,7 @@ func (m *migration) report(r *lab.Result) error {
 			return err
 		}
 		transfers, stops = append(transfers, s.Transfers...), append(stops, s.Stops...)
-		returned, deaf, parked, sent = returned+s.Quarantine.Returned, deaf+s.Quarantine.Deaf, parked+s.Quarantine.Parked, sent+s.Bytes
+		returned, deaf, parked, sent = returned+s.Quarantine.Returned, deaf+s.Quarantine.Deaf, parked+s.Quarantine.Buffered, sent+s.Bytes
 		for what, n := range s.Refused {
 			r.Note("%s: %s refused %d times", h.name(), what, n)
 		}

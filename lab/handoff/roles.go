@@ -324,7 +324,7 @@ func playLB(arg string) error {
 		return err
 	}
 	var d death
-	a, err := lb.NewAgent(f, lb.AgentOptions{Name: "lb", TLS: config, Backends: o.Backends, Ended: 200 * time.Millisecond, Hold: o.Hold, Lapse: o.Lapse, Step: d.at,
+	a, err := lb.NewAgent(f, lb.AgentOptions{Name: "lb", TLS: config, Backends: o.Backends, EndedTimeout: 200 * time.Millisecond, BufferTimeout: o.Hold, MoveTimeout: o.Lapse, Step: d.at,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 	if err != nil {
 		return err
@@ -378,7 +378,7 @@ type flow struct {
 
 func flowsOf(f *lb.DataPath) (out []flow, err error) {
 	err = f.Flows(func(k lb.Key, fl lb.Flow) bool {
-		out = append(out, flow{k.Client, uint16(fl.Owner), fl.Held || fl.Parked, fl.To != 0})
+		out = append(out, flow{k.Client, uint16(fl.Owner), fl.Buffering || fl.Buffered, fl.To != 0})
 		return true
 	})
 	return out, err

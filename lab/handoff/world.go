@@ -265,7 +265,7 @@ func (h *host) startKeeper() (err error) {
 func (h *host) startAgent() (err error) {
 	w := h.w
 	o := agentRole{Certificates: w.certificates(h.name()), Root: filepath.Join(w.env.Root), Listen: fmt.Sprintf("%s:%d", h.address(), agentPort),
-		Options: backend.Options{Name: h.name(), Number: move.Backend(h.number), Keeper: h.socket(), Devices: []string{"up"}, Park: w.park,
+		Options: backend.Options{Name: h.name(), Number: move.Backend(h.number), Keeper: h.socket(), Devices: []string{"up"}, Buffer: w.park,
 			LB:       backend.Remote{Name: "lb", Address: fmt.Sprintf("10.2.%d.1:%d", h.number, lbPort)},
 			Services: []backend.Service{{Name: service, Listen: serviceAt}}}}
 	for _, p := range w.servers {

@@ -218,7 +218,7 @@ func (w *world) paired() error {
 				up++
 			}
 		}
-		ok := a.Partner.Connected && b.Partner.Connected && !b.Settling && up == w.here && a.Partner.Told > 0
+		ok := a.Partner.Connected && b.Partner.Connected && !b.Starting && up == w.here && a.Partner.Told > 0
 		if ok && w.records == 0 {
 			w.moved, w.records = b.Flows, int(a.Partner.Told)
 		}
@@ -287,7 +287,7 @@ handoff:
 				n++
 			}
 		}
-		return n == w.here && !s.Settling, err
+		return n == w.here && !s.Starting, err
 	})
 }
 

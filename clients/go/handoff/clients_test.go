@@ -201,7 +201,7 @@ func TestForeignMovesOnRequest(t *testing.T) {
 			}
 			d, id := w.direct(), w.number()
 			for _, to := range []string{"b", "", "a", "nobody", "b"} {
-				parked, stay, err := d.Park(t.Context(), patience, id)
+				parked, stay, err := d.Suspend(t.Context(), patience, id)
 				if err != nil || len(parked) != 1 {
 					t.Fatalf("%v, stay %v, %v", parked, stay, err)
 				}

@@ -32,12 +32,12 @@ func Direct(ctx context.Context, socket string) (*Director, error) {
 	return &Director{c: c, socket: socket}, nil
 }
 
-// Park has sessions wait, by number: their owners commit and let go of them, and what
+// Suspend has sessions wait, by number: their owners commit and let go of them, and what
 // their peers send stays in their sockets. It returns those that wait now, and for the
 // others why they do not; within limit, and with an error only where the keeper has
 // gone.
-func (d *Director) Park(ctx context.Context, limit time.Duration, ids ...uint64) (parked []uint64, stay map[uint64]error, err error) {
-	answers, err := d.ask(ctx, limit, wire.Park, ids, nil)
+func (d *Director) Suspend(ctx context.Context, limit time.Duration, ids ...uint64) (parked []uint64, stay map[uint64]error, err error) {
+	answers, err := d.ask(ctx, limit, wire.Suspend, ids, nil)
 	if err != nil {
 		return nil, nil, err
 	}

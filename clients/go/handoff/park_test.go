@@ -60,7 +60,7 @@ func TestPark(t *testing.T) {
 	id := w.number()
 	park := func(d *handoff.Director) {
 		t.Helper()
-		parked, stay, err := d.Park(t.Context(), patience, id, 4711)
+		parked, stay, err := d.Suspend(t.Context(), patience, id, 4711)
 		if err != nil || len(parked) != 1 || parked[0] != id || !errors.Is(stay[4711], wire.ErrNoSession) {
 			t.Fatalf("parked %v, stay %v, %v", parked, stay, err)
 		}
@@ -82,7 +82,7 @@ func TestPark(t *testing.T) {
 	release(d, "b", nil)
 	w.at("b")
 	park(d)
-	if _, stay, err := w.direct().Park(t.Context(), patience, id); err != nil || !errors.Is(stay[id], wire.ErrOwned) {
+	if _, stay, err := w.direct().Suspend(t.Context(), patience, id); err != nil || !errors.Is(stay[id], wire.ErrOwned) {
 		t.Errorf("parked twice: %v, %v", stay, err)
 	}
 	release(d, "nobody", wire.ErrNoPeer)
@@ -128,7 +128,7 @@ func TestParkStays(t *testing.T) {
 	eventually(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
 	id, d := w.number(), w.direct()
 	stop(t, m)
-	parked, stay, err := d.Park(t.Context(), 100*time.Millisecond, id)
+	parked, stay, err := d.Suspend(t.Context(), 100*time.Millisecond, id)
 	if err != nil || len(parked) != 0 || !errors.Is(stay[id], handoff.ErrSlow) {
 		t.Errorf("of a member that is stopped: %v, %v, %v", parked, stay, err)
 	}

@@ -68,7 +68,7 @@ type Options struct {
 	Root   *kernel.Root  `json:"-"` // of the quarantine's pins
 	Netns  *netns.Handle `json:"-"` // of the services; nil: the process's own
 
-	Park     bool          // packets of a session that leaves wait at this backend until it has moved, not at the load balancer
+	Buffer   bool          // packets of a session that leaves wait at this backend until it has moved, not at the load balancer
 	Patience time.Duration // of a move, before the load balancer is asked what became of it; default 700 ms. Less than the load balancer holds
 	// PatienceAt is the place of patience in a file, for errors.
 	PatienceAt strictyaml.Pos `json:"-"`
@@ -141,7 +141,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	a := &Agent{o: o, quarantine: quarantine, began: kernel.Monotonic(), own: peer.Hello{Role: peer.BackendAgent, Number: o.Number, Instance: peer.NewInstance(), Name: o.Name},
 		leaving: map[peer.Flow]*leaving{}, arriving: map[peer.Flow]*arriving{}, stopped: map[peer.Flow]bool{}, epochs: map[peer.Flow]owned{},
 		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1), served: make(chan struct{}, 1), owns: make(chan struct{}, 1), attended: map[*peer.Conn]bool{}, waits: map[peer.Flow]string{}, weight: o.Registration.Weight}
-	if o.Park && !quarantine.parks() {
+	if o.Buffer && !quarantine.parks() {
 		quarantine.Close()
 		return nil, fmt.Errorf("packets are to wait here, and cannot: %w", errNoPark)
 	}

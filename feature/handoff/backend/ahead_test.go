@@ -45,8 +45,8 @@ func TestAhead(t *testing.T) {
 			w.step = s.note
 			w.run()
 			if !parks {
-				w.servers[0].agent.quarantine.tap.Close()
-				w.servers[0].agent.quarantine.tap = nil // nothing has moved yet
+				w.servers[0].agent.quarantine.buffer.Close()
+				w.servers[0].agent.quarantine.buffer = nil // nothing has moved yet
 			}
 			c := w.dial()
 			w.mustAsk(c, "hello")
@@ -102,7 +102,7 @@ func (w *world) parked() (parked, returned uint64) {
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		parked, returned = parked+c.Parked, returned+c.Returned
+		parked, returned = parked+c.Buffered, returned+c.Returned
 	}
 	return parked, returned
 }
@@ -123,8 +123,8 @@ func TestParkedHere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if parked < 20 || returned < parked || counts.Held != 0 {
-		t.Errorf("%d packets were parked, and %d sent back; %d waited at the load balancer", parked, returned, counts.Held)
+	if parked < 20 || returned < parked || counts.Buffered != 0 {
+		t.Errorf("%d packets were parked, and %d sent back; %d waited at the load balancer", parked, returned, counts.Buffered)
 	}
 }
 
@@ -167,7 +167,7 @@ func TestParkedAndCalledOff(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if park && counts.Parked < 20 || park && counts.Returned > 0 || counts.Deaf > 0 {
+			if park && counts.Buffered < 20 || park && counts.Returned > 0 || counts.Deaf > 0 {
 				t.Errorf("%+v: want what has waited to be delivered, and nothing sent back", counts)
 			}
 		})

@@ -97,7 +97,7 @@ func (c *Config) Validate() (errs []error) {
 		}
 	}
 	if c.Timeout < 0 || c.Timeout > 0 && c.Timeout < 10*time.Millisecond {
-		fail("timeout %s: take 10 ms or more, and less than the load balancer's hold", c.Timeout)
+		fail("timeout %s: take 10 ms or more, and less than buffer_timeout of the load balancer", c.Timeout)
 	}
 	if c.MaxQueues < 0 {
 		fail("max_queues %d: take bytes", c.MaxQueues)
@@ -121,6 +121,6 @@ func (c *Config) options() (Options, error) {
 	}
 	return Options{Name: c.Name, Number: move.Backend(c.Number), TLS: config, LB: Remote{Name: names[0], Address: c.LB.Address}, LBNames: names,
 		Registration: peer.Registration{Address: c.Address, Weight: weight, Services: c.Services, Agent: cmp.Or(c.Advertise, c.Listen)},
-		Serve:        c.Services, Devices: c.Devices, Keeper: c.Keeper, Park: c.Buffer, Patience: c.Timeout, Limit: c.MaxQueues,
+		Serve:        c.Services, Devices: c.Devices, Keeper: c.Keeper, Buffer: c.Buffer, Patience: c.Timeout, Limit: c.MaxQueues,
 		PatienceAt: c.At("timeout")}, nil
 }

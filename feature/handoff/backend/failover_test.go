@@ -357,7 +357,7 @@ func TestKeepalived(t *testing.T) {
 	b.start(0, "[c, s]", "")
 	b.eventually("the first one knows what the second one knows", func() bool {
 		s, ok := b.status(0)
-		return ok && !s.Settling && s.Partner.Connected
+		return ok && !s.Starting && s.Partner.Connected
 	})
 	// From here on neither hears that the other one is there: both have the addresses. The network sends one client's packets to
 	// each, and the servers' to the first.

@@ -152,7 +152,7 @@ func (a *Agent) told(p peer.Peers) {
 	}
 	a.mu.Unlock()
 	a.lbHearsLeft.Store(p.HearsLeft)
-	a.toldHold(p.Hold)
+	a.toldHold(p.BufferTimeout)
 	if p.Refused != "" {
 		if !news {
 			return

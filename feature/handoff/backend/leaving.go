@@ -130,7 +130,7 @@ func (a *Agent) begin(s *leaving, e move.Epoch, b move.Nonce) {
 	if !a.quarantine.parks() {
 		b = 0
 	}
-	s.src = move.Source{Epoch: e, Nonce: b, Parks: a.o.Park}
+	s.src = move.Source{Epoch: e, Nonce: b, Parks: a.o.Buffer}
 	do, err := s.src.Start(s.to)
 	if err != nil {
 		a.o.Log.Error("a move cannot begin", "flow", s.flow, "reason", err) // a fresh source always can
@@ -192,12 +192,12 @@ func (a *Agent) toSource(lb *peer.Conn, f peer.Frame) {
 		s.lb = lb.Peer.Instance
 	}
 	m := f.Message
-	if m.Kind == move.Held && m.Epoch == s.src.Epoch {
+	if m.Kind == move.Buffered && m.Epoch == s.src.Epoch {
 		a.o.Step(stepHeld)
 	}
 	switch {
 	case m.Kind != move.Known:
-		if m.Kind == move.Held && m.OK && m.Epoch == s.src.Epoch && !s.src.Parks && s.src.Phase != move.Reclaiming {
+		if m.Kind == move.Buffered && m.OK && m.Epoch == s.src.Epoch && !s.src.Parks && s.src.Phase != move.Reclaiming {
 			a.release(s, false) // it has them wait
 		}
 		if m.Kind == move.Done && m.Epoch == s.src.Epoch && s.src.Phase == move.Moving {
@@ -260,7 +260,7 @@ func (a *Agent) tellLB(s *leaving, m move.Message) {
 		a.await(s)
 	}
 	err := a.lb.send(peer.Frame{Message: m, Flow: s.id}) // what is lost is said again
-	if m.Kind == move.Hold {
+	if m.Kind == move.Buffer {
 		if err != nil {
 			s.src.Nonce = 0 // there is no use in going ahead
 		}

@@ -22,8 +22,8 @@ listen: 0.0.0.0:7946
 tls: {certificate: %s, key: %s, ca: %s}
 devices: [c, s1, s2, s3]
 register: true
-hold: 500ms
-lapse: 500ms
+buffer_timeout: 500ms
+move_timeout: 500ms
 services:
   talk: {number: 3, listen: [tcp %s]}
 backends: # by the hash all is the first one's

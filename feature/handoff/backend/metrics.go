@@ -74,7 +74,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	}
 	count(descQuarantine, s.Quarantine.Returned, "returned")
 	count(descQuarantine, s.Quarantine.Deaf, "too_late")
-	count(descQuarantine, s.Quarantine.Parked, "parked")
+	count(descQuarantine, s.Quarantine.Buffered, "buffered")
 	count(descQuarantine, s.Quarantine.Mute, "mute")
 	if c := s.Certificate; c != nil {
 		gauge(descExpires, float64(c.NotAfter.Unix()))

@@ -130,7 +130,7 @@ func TestRebootedLB(t *testing.T) {
 			if err := lb.Remove(t.Context(), kernel.OpenRoot(w.root.Path()), w.middle, "lb"); err != nil {
 				t.Fatal(err)
 			}
-			w.play(w.middle, "lb", w.balancer(3, fmt.Sprint("settle: ", longest)))
+			w.play(w.middle, "lb", w.balancer(3, fmt.Sprint("startup_timeout: ", longest)))
 			answers := make(chan error, len(clients))
 			for _, c := range clients {
 				go func() { answers <- c.ask("still there") }()
@@ -149,7 +149,7 @@ func TestRebootedLB(t *testing.T) {
 			}
 			w.eventually("packets wait no longer, and no server has spoken for another's session", func() bool {
 				st, err := w.status()
-				return err == nil && st.Counts.Mute == 0 && !st.Settling
+				return err == nil && st.Counts.Mute == 0 && !st.Starting
 			})
 			for _, s := range w.servers {
 				if st := s.status(); st.Quarantine.Strays > 0 {
@@ -164,7 +164,7 @@ func TestRebootedLB(t *testing.T) {
 func TestIdleStaysKnown(t *testing.T) {
 	w := newNetwork(t, 3, at4)
 	const idle = 400 * time.Millisecond
-	w.play(w.middle, "lb", w.balancer(1, fmt.Sprintf("hold: 100ms\nlapse: 100ms\nidle: %s\n", idle)))
+	w.play(w.middle, "lb", w.balancer(1, fmt.Sprintf("buffer_timeout: 100ms\nmove_timeout: 100ms\nidle_timeout: %s\n", idle)))
 	for i, s := range w.servers {
 		s.keep()
 		w.playBackend(i, s)
@@ -269,7 +269,7 @@ func (w *world) reboot() {
 	w.stopF()
 	w.lb.Close()
 	w.in(w.middle, func() (err error) {
-		if w.lb, err = lb.New(lb.Options{Devices: devices, Settle: longest}); err != nil {
+		if w.lb, err = lb.New(lb.Options{Devices: devices, StartupTimeout: longest}); err != nil {
 			return err
 		}
 		w.t.Cleanup(w.lb.Close)

@@ -20,7 +20,7 @@ listen: 0.0.0.0:7946
 tls: {certificate: %s, key: %s, ca: %s}
 devices: [c, s1]
 register: true
-hold: %s
+buffer_timeout: %s
 services:
   talk: {number: 3, listen: [tcp %s]}
 `, cert, key, signers, hold, w.at))

@@ -17,8 +17,8 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/backend/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/packetbuf"
 	"github.com/weir-project/weir/feature/handoff/repair"
-	"github.com/weir-project/weir/feature/handoff/tap"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
@@ -53,7 +53,7 @@ type Quarantine struct {
 	sessions, counts *ebpf.Map
 	pairs            *ebpf.Map // ends of sessions; not pinned, filled anew from the sessions
 	strays           *ringbuf.Reader
-	tap              *tap.Device[repair.Flow] // where packets are parked; nil: they cannot be
+	buffer           *packetbuf.Device[repair.Flow] // where packets are buffered; nil: they cannot be
 
 	filters  []kernel.Clsact // in place of links
 	programs []*ebpf.Program // of filters: held, so that a filter that somebody takes away can be attached again
@@ -143,13 +143,13 @@ func shareMaps(before *kernel.Opened, share map[string]*ebpf.Map) error {
 	return nil
 }
 
-// openTap makes the device of parked packets, and tells the programs of it.
+// openTap makes the device of buffered packets, and tells the programs of it.
 func (g *Quarantine) openTap(ns *netns.Handle, spec *ebpf.CollectionSpec, log *slog.Logger) (err error) {
-	if g.tap, err = makePark(ns); err != nil {
-		log.Warn("packets cannot be parked at this backend: each session that leaves it waits for the load balancer to hold its packets", "reason", err)
+	if g.buffer, err = makePark(ns); err != nil {
+		log.Warn("packets cannot be buffered at this backend: each session that leaves it waits for the load balancer to hold its packets", "reason", err)
 		return nil
 	}
-	return spec.Variables[bpf.QuarantineVarQuarantineTap].Set(uint32(g.tap.Ifindex))
+	return spec.Variables[bpf.QuarantineVarQuarantineBuffer].Set(uint32(g.buffer.Ifindex))
 }
 
 // openMaps opens the maps of the programs, and fills in the ends of the sessions that are there.
@@ -231,13 +231,13 @@ func (g *Quarantine) attach(ns *netns.Handle, c *kernel.Collection, devices []st
 				links[side+strconv.Itoa(i.Index)] = ln
 			}
 		}
-		if g.tap == nil {
+		if g.buffer == nil {
 			return nil
 		}
 		if !hasTCX() {
-			return g.filter(g.tap.Ifindex, false, c.Programs["quarantine_again"])
+			return g.filter(g.buffer.Ifindex, false, c.Programs["quarantine_again"])
 		}
-		ln, err := kernel.TCX{Ifindex: g.tap.Ifindex, Device: parkName}.Attach(c.Programs["quarantine_again"])
+		ln, err := kernel.TCX{Ifindex: g.buffer.Ifindex, Device: parkName}.Attach(c.Programs["quarantine_again"])
 		if err != nil {
 			return err
 		}
@@ -318,8 +318,8 @@ func (g *Quarantine) Close() {
 	g.closing.Lock()
 	defer g.closing.Unlock()
 	g.closed = true
-	if g.tap != nil {
-		g.tap.Close()
+	if g.buffer != nil {
+		g.buffer.Close()
 	}
 	if g.strays != nil {
 		g.strays.Close()
@@ -416,13 +416,13 @@ type QuarantineCounts struct {
 	Deaf     uint64 `json:"deaf"`     // of clients, dropped: too late to be sent back
 	Mute     uint64 `json:"mute"`     // to clients, dropped: resets and ends for want of a socket
 	Spoke    uint64 `json:"spoke"`    // sessions that came here, and have spoken
-	Parked   uint64 `json:"parked"`   // that waited here, before they were sent back
+	Buffered uint64 `json:"buffered"` // that waited here, before they were sent back
 	Strays   uint64 `json:"strays"`   // of sessions that have left, dropped
 }
 
 // Counts reads them.
 func (g *Quarantine) Counts() (c QuarantineCounts, err error) {
-	for i, n := range []*uint64{&c.Returned, &c.Deaf, &c.Mute, &c.Spoke, &c.Parked, &c.Strays} {
+	for i, n := range []*uint64{&c.Returned, &c.Deaf, &c.Mute, &c.Spoke, &c.Buffered, &c.Strays} {
 		var each []uint64
 		if err := g.counts.Lookup(uint32(i), &each); err != nil {
 			return c, fmt.Errorf("reading the quarantine's counts: %w", err)

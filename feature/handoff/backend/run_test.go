@@ -89,7 +89,7 @@ listen: 0.0.0.0:7946
 tls: {certificate: %s, key: %s, ca: %s}
 devices: [c, s1, s2, s3]
 register: true
-hold: 20s
+buffer_timeout: 20s
 services:
   talk: {number: 3, listen: [tcp %s]}
 `, cert, key, signers, w.at))

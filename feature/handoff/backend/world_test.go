@@ -202,7 +202,7 @@ func (w *world) startLB(hosts []lb.Backend) {
 	for _, h := range hosts {
 		shown = append(shown, lb.Managed{Number: h.Number, Name: h.Name})
 	}
-	a, err := lb.NewAgent(w.lb, lb.AgentOptions{Name: "lb", TLS: w.ca.TLS("lb"), Backends: hosts, Managed: shown, Hold: 2 * patience, Log: w.log, Step: w.lbStep,
+	a, err := lb.NewAgent(w.lb, lb.AgentOptions{Name: "lb", TLS: w.ca.TLS("lb"), Backends: hosts, Managed: shown, BufferTimeout: 2 * patience, Log: w.log, Step: w.lbStep,
 		Services: []lb.Service{{Name: service, Listen: w.at, Proto: unix.IPPROTO_TCP}}})
 	if err != nil {
 		w.t.Fatal(err)
@@ -248,7 +248,7 @@ func (s *server) start() {
 	t.Helper()
 	own := w.remotes[s.number-1]
 	o := Options{Name: own.Name, Number: own.Number, TLS: w.ca.TLS(own.Name), LB: Remote{Name: "lb", Address: w.address},
-		Services: []Service{{Name: service, ID: 0, Listen: w.at}}, Devices: []string{"w0"}, Keeper: s.keeper, Root: w.root, Netns: s.ns, Patience: patience, Park: w.park, Log: w.log.With("server", s.number)}
+		Services: []Service{{Name: service, ID: 0, Listen: w.at}}, Devices: []string{"w0"}, Keeper: s.keeper, Root: w.root, Netns: s.ns, Patience: patience, Buffer: w.park, Log: w.log.With("server", s.number)}
 	for _, r := range w.remotes {
 		if r.Number != own.Number {
 			o.Peers = append(o.Peers, r)

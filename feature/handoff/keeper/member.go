@@ -193,7 +193,7 @@ func (k *Keeper) fetch(m *member, msg *wire.Message, fds []int) ([]int, error) {
 func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds []int) []int {
 	var answer *wire.Message
 	var err error
-	if msg.Type == wire.Send || msg.Type == wire.Forget || msg.Type == wire.Park {
+	if msg.Type == wire.Send || msg.Type == wire.Forget || msg.Type == wire.Suspend {
 		m.cost += memberCost
 	}
 	switch {
@@ -205,7 +205,7 @@ func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds [
 		answer, err = k.ask(ctx, m, msg)
 	case msg.Type == wire.Forget:
 		answer, err = k.forgets(ctx, m, msg)
-	case msg.Type == wire.Park:
+	case msg.Type == wire.Suspend:
 		if err = k.park(ctx, m, msg); err == nil {
 			return fds // answered when the session waits
 		}

@@ -34,13 +34,13 @@ type AgentOptions struct {
 	// Partner is another load balancer beside this one, with which flows are exchanged; "" for none.
 	Partner Partner
 	// Down is how long a backend's agent may say nothing until the backend gets no new flows; default 3 s.
-	Down time.Duration
+	AgentTimeout time.Duration
 	// Hold is how long packets of a session that moves wait at most; default 1 s. Lapse is how long a move may take of which
 	// nobody says anything; default 10 s.
-	Hold, Lapse time.Duration
+	BufferTimeout, MoveTimeout time.Duration
 	// Ended and Idle are how long flows stay known that have ended, and of which nothing is seen; default 5 s and 1 h.
-	Ended, Idle time.Duration
-	Log         *slog.Logger // default: nothing is logged
+	EndedTimeout, IdleTimeout time.Duration
+	Log                       *slog.Logger // default: nothing is logged
 	// Step is called after each step of a move, by which experiments kill the agent there; nil in use. [Steps] names them.
 	Step func(name string)
 }
@@ -80,7 +80,7 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 	for _, d := range []struct {
 		of  *time.Duration
 		def time.Duration
-	}{{&o.Hold, defaultHold}, {&o.Lapse, defaultLapse}, {&o.Ended, 5 * time.Second}, {&o.Idle, defaultIdle}, {&o.Down, defaultDown}} {
+	}{{&o.BufferTimeout, defaultHold}, {&o.MoveTimeout, defaultLapse}, {&o.EndedTimeout, 5 * time.Second}, {&o.IdleTimeout, defaultIdle}, {&o.AgentTimeout, defaultDown}} {
 		if *d.of == 0 {
 			*d.of = d.def
 		}
@@ -91,7 +91,7 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 	}
 	a := &Agent{f: f, o: o, own: peer.Hello{Role: peer.LBAgent, Instance: peer.NewInstance(), Name: o.Name}, names: map[move.Backend]string{},
 		backends: map[move.Backend]*peer.Conn{}, timers: map[Key]*time.Timer{}, early: map[Key]*early{},
-		members: map[move.Backend]*member{}, kick: make(chan struct{}, 1), loads: map[loadKey]uint32{}, openFor: max(openFor, 2*o.Lapse)}
+		members: map[move.Backend]*member{}, kick: make(chan struct{}, 1), loads: map[loadKey]uint32{}, openFor: max(openFor, 2*o.MoveTimeout)}
 	for _, h := range o.Backends {
 		a.names[h.Number] = h.Name
 	}
@@ -102,7 +102,7 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 		a.names[h.Number] = h.Name
 		a.members[h.Number] = &member{Managed: h, told: &h}
 	}
-	f.parkFor = a.o.Hold + slack
+	f.parkFor = a.o.BufferTimeout + slack
 	if o.Partner.Name != "" {
 		a.pair = newPairing()
 	}
@@ -145,7 +145,7 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// collect takes parked packets out of the device's queue.
+// collect takes buffered packets out of the device's queue.
 func (a *Agent) collect(ctx context.Context) {
 	ready, err := a.f.Ready()
 	if err == nil {
@@ -162,7 +162,7 @@ func (a *Agent) collect(ctx context.Context) {
 		}
 	}
 	if err != nil && ctx.Err() == nil {
-		a.o.Log.Warn("parked packets cannot be read", "reason", err)
+		a.o.Log.Warn("buffered packets cannot be read", "reason", err)
 	}
 }
 
@@ -176,7 +176,7 @@ func (a *Agent) forget(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		if _, err := a.f.forget(a.o.Ended, a.o.Idle, &a.mu); err != nil {
+		if _, err := a.f.forget(a.o.EndedTimeout, a.o.IdleTimeout, &a.mu); err != nil {
 			a.o.Log.Warn("flows that have ended stay known", "reason", err)
 		}
 	}
@@ -279,12 +279,12 @@ func (a *Agent) expire(k Key, epoch move.Epoch) {
 		}
 	})
 	if err == nil {
-		_, err = a.f.Unpark(k)
+		_, err = a.f.Flush(k)
 	}
 	if err != nil && !errors.Is(err, ErrNoFlow) {
 		a.o.Log.Warn("packets stay parked", "flow", k.Client, "reason", err)
 	}
-	a.timers[k] = a.after(a.o.Lapse, func() { a.lapse(k, epoch) })
+	a.timers[k] = a.after(a.o.MoveTimeout, func() { a.lapse(k, epoch) })
 }
 
 func (a *Agent) lapse(k Key, epoch move.Epoch) {

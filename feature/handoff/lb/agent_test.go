@@ -37,7 +37,7 @@ func newAgents(t *testing.T, f *DataPath, hold time.Duration) *agents {
 func agentsOf(t *testing.T, f *DataPath, hold time.Duration, lives [3]uint64) *agents {
 	t.Helper()
 	s := &agents{t: t, ca: peertest.NewAuthority(t), lives: lives}
-	a, err := NewAgent(f, AgentOptions{Name: "lb", TLS: s.ca.TLS("lb"), Hold: hold, Lapse: hold,
+	a, err := NewAgent(f, AgentOptions{Name: "lb", TLS: s.ca.TLS("lb"), BufferTimeout: hold, MoveTimeout: hold,
 		Backends: []Backend{{Number: 1, Name: "h1"}, {Number: 2, Name: "h2"}}})
 	if err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func answers(t *testing.T, c net.Conn, want string) {
 }
 
 func asksHold(epoch move.Epoch, to move.Backend) move.Message {
-	return move.Message{Kind: move.Hold, From: move.AtSource, To: move.AtLoadBalancer, Epoch: epoch, Backend: to}
+	return move.Message{Kind: move.Buffer, From: move.AtSource, To: move.AtLoadBalancer, Epoch: epoch, Backend: to}
 }
 
 func reclaim(epoch move.Epoch) move.Message {
@@ -170,11 +170,11 @@ func TestAgentReclaim(t *testing.T) {
 	c, k, owner, other := session(t, sc)
 	s := newAgents(t, f, 30*time.Second)
 	s.says(other, k, asksHold(1, owner))
-	if m := s.hears(other); m.Kind != move.Held || m.OK {
+	if m := s.hears(other); m.Kind != move.Buffered || m.OK {
 		t.Fatalf("who does not own it asks to hold it: %v", m)
 	}
 	s.says(owner, k, asksHold(1, other))
-	if m := s.hears(owner); m.Kind != move.Held || !m.OK {
+	if m := s.hears(owner); m.Kind != move.Buffered || !m.OK {
 		t.Fatal(m)
 	}
 	silent(t, c, "b")
@@ -244,7 +244,7 @@ func TestAgentDeadlines(t *testing.T) {
 	}
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		fl, err := f.Flow(k)
-		if err == nil && fl.To == 0 && fl.Epoch == 2 && !fl.Parked {
+		if err == nil && fl.To == 0 && fl.Epoch == 2 && !fl.Buffered {
 			return
 		}
 		if time.Now().After(end) {
@@ -279,7 +279,7 @@ func TestAgentEarlyFlip(t *testing.T) {
 		t.Fatalf("%v: want Flip to wait", m)
 	}
 	s.says(owner, k, asksHold(1, other))
-	if m := s.hears(owner); m.Kind != move.Held || !m.OK {
+	if m := s.hears(owner); m.Kind != move.Buffered || !m.OK {
 		t.Fatal(m)
 	}
 	m := s.hears(other)
@@ -287,10 +287,10 @@ func TestAgentEarlyFlip(t *testing.T) {
 		t.Fatal(m)
 	}
 	fl, err := sc.f.Flow(k)
-	for end := time.Now().Add(patience); err == nil && fl.Parked && time.Now().Before(end); fl, err = sc.f.Flow(k) { // what waits is let go behind the answer
+	for end := time.Now().Add(patience); err == nil && fl.Buffered && time.Now().Before(end); fl, err = sc.f.Flow(k) { // what waits is let go behind the answer
 		time.Sleep(time.Millisecond)
 	}
-	if err != nil || fl.Owner != other || fl.Nonce != m.Nonce || fl.Parked {
+	if err != nil || fl.Owner != other || fl.Nonce != m.Nonce || fl.Buffered {
 		t.Fatalf("%+v, %v", fl, err)
 	}
 	c.Close()
@@ -303,7 +303,7 @@ func TestAgentEarlyFlip(t *testing.T) {
 		t.Fatal(m)
 	}
 	s.says(owner, k, asksHold(1, other))
-	if m := s.hears(owner); m.Kind != move.Held || m.OK {
+	if m := s.hears(owner); m.Kind != move.Buffered || m.OK {
 		t.Fatal(m)
 	}
 	fl, err = sc.f.Flow(k)
@@ -335,7 +335,7 @@ func TestAgentPassesOn(t *testing.T) {
 	hold := asksHold(1, other)
 	hold.OK = true
 	s.says(owner, k, hold)
-	if m := s.hears(owner); m.Kind != move.Held || !m.OK {
+	if m := s.hears(owner); m.Kind != move.Buffered || !m.OK {
 		t.Fatal(m)
 	}
 	if got, err := ask(c, "b", patience); err != nil || got[1:] != "b" {

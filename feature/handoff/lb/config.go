@@ -30,12 +30,12 @@ type Config struct {
 	Services       map[string]ServiceConfig `yaml:"services"`
 	Backends       map[string]BackendConfig `yaml:"backends"`
 	Partner        Partner                  `yaml:"partner"`
-	Hold           time.Duration            `yaml:"hold"`
-	Lapse          time.Duration            `yaml:"lapse"`
-	Ended          time.Duration            `yaml:"ended"`
-	Idle           time.Duration            `yaml:"idle"`
-	Down           time.Duration            `yaml:"down"`
-	Settle         time.Duration            `yaml:"settle"`
+	BufferTimeout  time.Duration            `yaml:"buffer_timeout"`
+	MoveTimeout    time.Duration            `yaml:"move_timeout"`
+	EndedTimeout   time.Duration            `yaml:"ended_timeout"`
+	IdleTimeout    time.Duration            `yaml:"idle_timeout"`
+	AgentTimeout   time.Duration            `yaml:"agent_timeout"`
+	StartupTimeout time.Duration            `yaml:"startup_timeout"`
 }
 
 // ServiceConfig is a service in the file.
@@ -101,13 +101,13 @@ func (c *Config) Validate() (errs []error) {
 			fail(c.Pos, "partner: want the name in the other load balancer's certificate, which is not %q, and where it listens, like {name: lb-b, address: 10.2.0.3:7946}", c.Name)
 		}
 	}
-	for what, d := range map[string]time.Duration{"hold": c.Hold, "lapse": c.Lapse, "ended": c.Ended, "idle": c.Idle, "down": c.Down, "settle": c.Settle} {
+	for what, d := range map[string]time.Duration{"buffer_timeout": c.BufferTimeout, "move_timeout": c.MoveTimeout, "ended_timeout": c.EndedTimeout, "idle_timeout": c.IdleTimeout, "agent_timeout": c.AgentTimeout, "startup_timeout": c.StartupTimeout} {
 		if d < 0 || d > 0 && d < 10*time.Millisecond {
 			fail(c.Pos, "%s %s: take 10 ms or more", what, d)
 		}
 	}
-	if least := cmp.Or(c.Hold, defaultHold) + cmp.Or(c.Lapse, defaultLapse); cmp.Or(c.Idle, defaultIdle) < least { // a move may be as long without a packet
-		fail(c.Pos, "idle %s: take hold and lapse together, %s, or more: a flow must not be forgotten while it moves", cmp.Or(c.Idle, defaultIdle), least)
+	if least := cmp.Or(c.BufferTimeout, defaultHold) + cmp.Or(c.MoveTimeout, defaultLapse); cmp.Or(c.IdleTimeout, defaultIdle) < least { // a move may be as long without a packet
+		fail(c.Pos, "idle %s: take hold and lapse together, %s, or more: a flow must not be forgotten while it moves", cmp.Or(c.IdleTimeout, defaultIdle), least)
 	}
 	c.checkServices(fail)
 	c.checkBackends(fail)
@@ -233,7 +233,7 @@ func (c *Config) agent() (AgentOptions, error) {
 		return AgentOptions{}, err
 	}
 	o := AgentOptions{Name: c.Name, TLS: tls, Manage: true, Register: c.Register, Services: c.services(), Partner: c.Partner,
-		Hold: c.Hold, Lapse: c.Lapse, Ended: c.Ended, Idle: c.Idle, Down: c.Down}
+		BufferTimeout: c.BufferTimeout, MoveTimeout: c.MoveTimeout, EndedTimeout: c.EndedTimeout, IdleTimeout: c.IdleTimeout, AgentTimeout: c.AgentTimeout}
 	for _, name := range sortedKeys(c.Backends) {
 		h := c.Backends[name]
 		o.Managed = append(o.Managed, Managed{Number: move.Backend(h.Number), Name: name, Address: h.Address, Weight: h.weight(), Weighted: h.Weight != nil,

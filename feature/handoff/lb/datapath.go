@@ -36,15 +36,15 @@ import (
 type Options struct {
 	// Devices are all interfaces towards clients and backends.
 	Devices []string
-	// Hold is the name of the device of parked packets, which is made; "weir-hold" if empty.
-	Hold string
+	// Hold is the name of the device of buffered packets, which is made; "weir-lb-buffer" if empty.
+	BufferDevice string
 	// TunnelMTU is that of packets to backends at the other end of a tunnel, 0 where there are none: the least of [Locate]'s. A
 	// packet that is longer is answered by a Packet Too Big, or goes in fragments where its sender lets it.
 	TunnelMTU int
 	// Tunnel is the name of the tunnels' device, which is made; [tunnel.Device] if empty.
 	Tunnel string
 	// Settle is how long packets of unknown connections wait at most for the backends' agents, if the data path begins anew.
-	Settle time.Duration `json:"-"`
+	StartupTimeout time.Duration `json:"-"`
 }
 
 // DataPath is a data path. It ends with Close.
@@ -85,14 +85,14 @@ func New(o Options) (_ *DataPath, err error) {
 }
 
 func (o Options) filled() Options {
-	o.Hold, o.Tunnel = cmp.Or(o.Hold, "weir-hold"), cmp.Or(o.Tunnel, tunnel.Device)
+	o.BufferDevice, o.Tunnel = cmp.Or(o.BufferDevice, "weir-lb-buffer"), cmp.Or(o.Tunnel, tunnel.Device)
 	return o
 }
 
 // build makes the devices, loads the programs, over maps that there are already if share has them, and attaches them.
 func (f *DataPath) build(o Options, share map[string]*ebpf.Map) (err error) {
 	o = o.filled()
-	if f.hold, err = newHold(o.Hold, f.stays); err != nil {
+	if f.hold, err = newHold(o.BufferDevice, f.stays); err != nil {
 		return err
 	}
 	devices := slices.Clone(o.Devices)
@@ -103,7 +103,7 @@ func (f *DataPath) build(o Options, share map[string]*ebpf.Map) (err error) {
 		}
 		devices = append(devices, o.Tunnel)
 	}
-	if err := f.load(share, o.Settle); err != nil {
+	if err := f.load(share, o.StartupTimeout); err != nil {
 		return err
 	}
 	f.links = map[string]kernel.Link{}
@@ -116,8 +116,8 @@ func (f *DataPath) build(o Options, share map[string]*ebpf.Map) (err error) {
 			return err
 		}
 	}
-	return errors.Join(f.attach(kernel.TCX{Ifindex: f.hold.Ifindex, Device: o.Hold}, f.maps.LbAgain),
-		f.attach(kernel.TCX{Ifindex: f.hold.Ifindex, Device: o.Hold, Egress: true}, f.maps.LbOwn))
+	return errors.Join(f.attach(kernel.TCX{Ifindex: f.hold.Ifindex, Device: o.BufferDevice}, f.maps.LbAgain),
+		f.attach(kernel.TCX{Ifindex: f.hold.Ifindex, Device: o.BufferDevice, Egress: true}, f.maps.LbOwn))
 }
 
 func (f *DataPath) load(share map[string]*ebpf.Map, settle time.Duration) error {
@@ -228,7 +228,7 @@ func (f *DataPath) Close() {
 // removeDevices takes away what stays of a load balancer that is not pinned any more.
 func removeDevices(o Options) error {
 	var errs []error
-	for _, name := range []string{o.Hold, o.Tunnel} {
+	for _, name := range []string{o.BufferDevice, o.Tunnel} {
 		l, err := netlink.LinkByName(name)
 		if errors.As(err, &netlink.LinkNotFoundError{}) || name == o.Tunnel && o.TunnelMTU == 0 {
 			continue
@@ -294,7 +294,7 @@ func (f *DataPath) fragmentsGo(s Service) bool {
 }
 
 // route has the kernel send what this machine says to a service's address, errors about backends' packets above all, to the device of
-// parked packets, where the data path takes it. Its MTU is that of tunnels: what the data path leaves to the kernel for being too
+// buffered packets, where the data path takes it. Its MTU is that of tunnels: what the data path leaves to the kernel for being too
 // big for them the kernel answers.
 func (f *DataPath) route(a netip.Addr) error {
 	bits := a.BitLen()
@@ -333,7 +333,7 @@ func (f *DataPath) serviceIDs() (ids []int) {
 type Counts struct {
 	In, Out   uint64 // packets passed to backends, and to clients
 	Learned   uint64 // flows
-	Held      uint64 // packets parked
+	Buffered  uint64 // packets buffered
 	Mute      uint64 // packets of backends that do not own the flow, dropped
 	NoReset   uint64 // resets of flows that are about to move, dropped
 	NoBackend uint64 // packets that there is no backend for, dropped
@@ -349,7 +349,7 @@ type Counts struct {
 // Counts reads them.
 func (f *DataPath) Counts() (Counts, error) {
 	var c Counts
-	for i, n := range []*uint64{&c.In, &c.Out, &c.Learned, &c.Held, &c.Mute, &c.NoReset, &c.NoBackend, &c.Full, &c.ICMP, &c.Stranger,
+	for i, n := range []*uint64{&c.In, &c.Out, &c.Learned, &c.Buffered, &c.Mute, &c.NoReset, &c.NoBackend, &c.Full, &c.ICMP, &c.Stranger,
 		&c.Fragment, &c.Big, &c.Late, &c.Awaited} {
 		var each []uint64
 		if err := f.maps.LbCounts.Lookup(uint32(i), &each); err != nil {

@@ -72,7 +72,7 @@ func TestPark(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := keyOfConn(c, 0)
-	if err := f.Park(k); err != nil {
+	if err := f.Buffer(k); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := ask(c, "b", 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -83,7 +83,7 @@ func TestPark(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	waited, err := f.Unpark(k)
+	waited, err := f.Flush(k)
 	if err != nil || waited == 0 {
 		t.Fatalf("%d waited, %v", waited, err)
 	}
@@ -238,7 +238,7 @@ func TestRing(t *testing.T) {
 }
 
 func TestWord(t *testing.T) {
-	for _, f := range []move.Flow{{}, {Owner: 1}, {Owner: MaxBackends, To: MaxBackends, Predecessor: MaxBackends, Held: true, Epoch: 1<<32 - 1}, {Owner: 3, To: 4, Epoch: 8}} {
+	for _, f := range []move.Flow{{}, {Owner: 1}, {Owner: MaxBackends, To: MaxBackends, Predecessor: MaxBackends, Buffering: true, Epoch: 1<<32 - 1}, {Owner: 3, To: 4, Epoch: 8}} {
 		for _, parked := range []bool{false, true} {
 			if got, p := unword(word(f, parked)); got != f || p != parked {
 				t.Errorf("%+v, %v: %+v, %v", f, parked, got, p)
@@ -254,7 +254,7 @@ func TestNoDevice(t *testing.T) {
 		t.Skip("need: kernel", err)
 	}
 	do(t, nstest.NewNetns(t), func() error {
-		f, err := New(Options{Hold: "a name that is too long for a device"})
+		f, err := New(Options{BufferDevice: "a name that is too long for a device"})
 		if err == nil || !strings.Contains(err.Error(), "device of parked packets") {
 			t.Errorf("%v, %v", f, err)
 		}

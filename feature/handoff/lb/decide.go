@@ -75,7 +75,7 @@ func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 		}
 		return err
 	}
-	if in.Message.Kind == move.Hold { // from the answer on the owner counts on it
+	if in.Message.Kind == move.Buffer { // from the answer on the owner counts on it
 		awake.For(awake.Moment)
 		a.o.Step(stepHeld)
 		if err := a.follow(k, now, in.Message.Kind); err != nil {
@@ -110,16 +110,16 @@ func (a *Agent) follow(k Key, now Flow, kind move.Kind) error {
 		t.Stop()
 		delete(a.timers, k)
 	}
-	if kind == move.Hold {
-		if now.Held {
-			if err := a.f.Park(k); err != nil {
+	if kind == move.Buffer {
+		if now.Buffering {
+			if err := a.f.Buffer(k); err != nil {
 				return err
 			}
 		}
-		a.timers[k] = a.after(a.o.Hold, func() { a.expire(k, now.Epoch) })
+		a.timers[k] = a.after(a.o.BufferTimeout, func() { a.expire(k, now.Epoch) })
 		return nil
 	}
-	_, err := a.f.Unpark(k)
+	_, err := a.f.Flush(k)
 	return err
 }
 

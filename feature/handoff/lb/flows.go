@@ -27,7 +27,7 @@ type Key struct {
 // Flow is what the load balancer knows of one.
 type Flow struct {
 	move.Flow
-	Parked      bool // packets to the owner go to the device of held packets
+	Buffered    bool // packets to the owner go to the device of buffered packets
 	Seen        uint64
 	In, Out     uint64 // packets
 	Ended       bool   // a reset, or the ends of both sides, have been seen
@@ -61,7 +61,7 @@ const (
 
 func word(f move.Flow, parked bool) uint64 {
 	w := uint64(f.Owner) | uint64(f.To)<<toAt | uint64(f.Predecessor)<<beforeAt | uint64(f.Epoch)<<epochAt
-	if f.Held {
+	if f.Buffering {
 		w |= heldBit
 	}
 	if parked {
@@ -72,7 +72,7 @@ func word(f move.Flow, parked bool) uint64 {
 
 func unword(w uint64) (f move.Flow, parked bool) {
 	return move.Flow{Owner: move.Backend(w & backendMask), To: move.Backend(w >> toAt & backendMask), Predecessor: move.Backend(w >> beforeAt & backendMask),
-		Held: w&heldBit != 0, Epoch: move.Epoch(w >> epochAt)}, w&parkedBit != 0
+		Buffering: w&heldBit != 0, Epoch: move.Epoch(w >> epochAt)}, w&parkedBit != 0
 }
 
 // raw points to the data path's form: package ebpf takes what a pointer leads to as it is, and reflects on a value.
@@ -103,7 +103,7 @@ func (f *DataPath) Flow(k Key) (Flow, error) {
 func flowOf(v bpf.LBLbFlow) Flow {
 	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, Ended: v.Flags&wasReset != 0 || v.Flags&(finIn|finOut) == finIn|finOut,
 		Opening: v.Flags&opening != 0, Told: v.Flags&told != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Incarnation: v.Life}
-	out.Flow, out.Parked = unword(v.Word)
+	out.Flow, out.Buffered = unword(v.Word)
 	out.Nonce = move.Nonce(v.Birth)
 	return out
 }
@@ -134,7 +134,7 @@ func (f *DataPath) change(k Key, until, seen uint64, change func(*Flow)) (Flow, 
 		}
 		fl := flowOf(v)
 		change(&fl)
-		switch done, err := f.exchange(bpf.LBLbChangeArgs{Key: *k.raw(), Have: v.Word, Want: word(fl.Flow, fl.Parked), Until: until, Life: fl.Incarnation, Seen: seen}, k); {
+		switch done, err := f.exchange(bpf.LBLbChangeArgs{Key: *k.raw(), Have: v.Word, Want: word(fl.Flow, fl.Buffered), Until: until, Life: fl.Incarnation, Seen: seen}, k); {
 		case err != nil:
 			return fl, err
 		case done:
@@ -196,7 +196,7 @@ func (f *DataPath) Override(k Key, owner move.Backend) error {
 		case errors.Is(err, ErrNoFlow):
 		case err != nil:
 			return err
-		case fl.To != 0 || fl.Parked || k.Client.Port() != 0 && !fl.Pinned && !fl.Ended && fl.Out > 0:
+		case fl.To != 0 || fl.Buffered || k.Client.Port() != 0 && !fl.Pinned && !fl.Ended && fl.Out > 0:
 			return fmt.Errorf("%w: %s of service %d, at backend %d", ErrLive, k.Client, k.Service, fl.Owner)
 		default:
 			epoch = fl.Epoch + 1
@@ -250,7 +250,7 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker) (n int, err
 		now := kernel.Monotonic()
 		age := time.Duration(now - min(now, fl.Seen))
 		switch {
-		case fl.To != 0 || fl.Parked || fl.Pinned:
+		case fl.To != 0 || fl.Buffered || fl.Pinned:
 			return false
 		case fl.Ended && age >= ended, age >= idle:
 			return true

@@ -306,7 +306,7 @@ func (a *Agent) peers() (p peer.Peers) {
 		p.Members = append(p.Members, peer.Member{Name: m.Name, Number: m.Number, Address: m.Address, Agent: m.Agent, Weight: m.Weight,
 			Services: m.Services, Up: m.up})
 	}
-	p.HearsLeft, p.Idle, p.Hold = true, a.o.Idle.Milliseconds(), a.o.Hold.Milliseconds()
+	p.HearsLeft, p.Idle, p.BufferTimeout = true, a.o.IdleTimeout.Milliseconds(), a.o.BufferTimeout.Milliseconds()
 	for _, s := range a.o.Services {
 		p.Services = append(p.Services, peer.Service{Name: s.Name, ID: uint16(s.flows()), Listen: s.Listen, Proto: s.Proto, BySource: s.BySource})
 	}

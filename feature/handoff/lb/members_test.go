@@ -46,7 +46,7 @@ func managed(t *testing.T, o AgentOptions) (*scene, *peertest.Authority, *Agent,
 func manage(t *testing.T, sc *scene, o AgentOptions) (*peertest.Authority, *Agent, string) {
 	t.Helper()
 	ca := peertest.NewAuthority(t)
-	o.Name, o.TLS, o.Manage, o.Down = "lb", ca.TLS("lb"), true, cmp.Or(o.Down, patience)
+	o.Name, o.TLS, o.Manage, o.AgentTimeout = "lb", ca.TLS("lb"), true, cmp.Or(o.AgentTimeout, patience)
 	o.Services = []Service{{Name: "four", ID: 0, Listen: service4, Proto: unix.IPPROTO_TCP}, {Name: "six", ID: 1, Listen: service6, Proto: unix.IPPROTO_TCP}}
 	a, err := NewAgent(sc.f, o)
 	if err != nil {
@@ -228,7 +228,7 @@ func waitOwners(t *testing.T, sc *scene, at netip.AddrPort, want string) {
 // Who is not well gets no new flows, and keeps those it has: a host whose agent has gone or says nothing, or whose check fails.
 // When it is back, it gets its share again; and where all are ill, flows go on as before.
 func TestHealth(t *testing.T) {
-	sc, ca, a, at := managed(t, AgentOptions{Register: true, Down: 700 * time.Millisecond, Managed: []Managed{
+	sc, ca, a, at := managed(t, AgentOptions{Register: true, AgentTimeout: 700 * time.Millisecond, Managed: []Managed{
 		{Number: 2, Name: "h2", Address: netip.MustParseAddr("10.2.1.2"), Weight: 1, Check: "10.2.1.2:9000"}}})
 	serve(t, sc.hosts, service4)
 	one := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})

@@ -18,25 +18,25 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	flowsDesc   = desc("flows", "Flows that the load balancer knows, by the backend that owns them.", "backend")
-	parkedDesc  = desc("parked_flows", "Flows whose packets wait.")
-	movingDesc  = desc("moving_flows", "Flows that are being moved.")
-	upDesc      = desc("backend_up", "1: the backend gets new flows, its weight permitting.", "backend")
-	weightDesc  = desc("backend_weight", "The backend's share of new flows.", "backend")
-	loadDesc    = desc("backend_load", "What waits for the least busy member of a service at the backend, in the service's own unit.", "backend", "service")
-	packetsDesc = desc("packets_total", "Packets, by what became of them.", "verdict")
-	learnedDesc = desc("flows_learned_total", "Flows that became known.")
-	settleDesc  = desc("settling", "1: packets of unknown connections wait for the backends to say which are theirs.")
-	pairDesc    = desc("partner_connected", "1: the other load balancer is heard.")
-	carriesDesc = desc("partner_carries", "1: clients' packets come by that load balancer.", "carrier")
-	apartDesc   = desc("partner_apart", "1: clients' packets come by here, the partner is not heard, and agents of backends that were there are not here.")
-	toldDesc    = desc("partner_flows_total", "Flows told to the other load balancer, and heard from it.", "direction")
-	splitDesc   = desc("partner_split_seconds_total", "Time in which both load balancers carried clients' packets, or were apart.")
-	splitLoss   = desc("partner_split_dropped_packets_total", "Packets dropped meanwhile, of flows that are not where this load balancer knows them.")
-	expiresDesc = desc("certificate_expires_timestamp_seconds", "When the agent's certificate expires.")
-	unreadDesc  = desc("certificate_refused", "1: the files of the agent's certificate have changed, and are not used.")
-	agentDesc   = desc("agent_up", "1: the agent answers.")
-	failedDesc  = prometheus.NewDesc("weir_lb_status_failed", "1: not every load balancer could be read.", nil, nil)
+	flowsDesc    = desc("flows", "Flows that the load balancer knows, by the backend that owns them.", "backend")
+	bufferedDesc = desc("buffered_flows", "Flows whose packets wait.")
+	movingDesc   = desc("moving_flows", "Flows that are being moved.")
+	upDesc       = desc("backend_up", "1: the backend gets new flows, its weight permitting.", "backend")
+	weightDesc   = desc("backend_weight", "The backend's share of new flows.", "backend")
+	loadDesc     = desc("backend_load", "What waits for the least busy member of a service at the backend, in the service's own unit.", "backend", "service")
+	packetsDesc  = desc("packets_total", "Packets, by what became of them.", "verdict")
+	learnedDesc  = desc("flows_learned_total", "Flows that became known.")
+	startingDesc = desc("starting", "1: packets of unknown connections wait for the backends to say which are theirs.")
+	pairDesc     = desc("partner_connected", "1: the other load balancer is heard.")
+	carriesDesc  = desc("partner_carries", "1: clients' packets come by that load balancer.", "carrier")
+	apartDesc    = desc("partner_apart", "1: clients' packets come by here, the partner is not heard, and agents of backends that were there are not here.")
+	toldDesc     = desc("partner_flows_total", "Flows told to the other load balancer, and heard from it.", "direction")
+	splitDesc    = desc("partner_split_seconds_total", "Time in which both load balancers carried clients' packets, or were apart.")
+	splitLoss    = desc("partner_split_dropped_packets_total", "Packets dropped meanwhile, of flows that are not where this load balancer knows them.")
+	expiresDesc  = desc("certificate_expires_timestamp_seconds", "When the agent's certificate expires.")
+	unreadDesc   = desc("certificate_refused", "1: the files of the agent's certificate have changed, and are not used.")
+	agentDesc    = desc("agent_up", "1: the agent answers.")
+	failedDesc   = prometheus.NewDesc("weir_lb_status_failed", "1: not every load balancer could be read.", nil, nil)
 )
 
 func (s Seen) label() string {
@@ -60,8 +60,8 @@ type collector struct{ root *kernel.Root }
 
 // Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{flowsDesc, parkedDesc, movingDesc, upDesc, weightDesc, loadDesc, packetsDesc, learnedDesc, failedDesc,
-		settleDesc, pairDesc, carriesDesc, apartDesc, toldDesc, splitDesc, splitLoss, expiresDesc, unreadDesc, agentDesc} {
+	for _, d := range []*prometheus.Desc{flowsDesc, bufferedDesc, movingDesc, upDesc, weightDesc, loadDesc, packetsDesc, learnedDesc, failedDesc,
+		startingDesc, pairDesc, carriesDesc, apartDesc, toldDesc, splitDesc, splitLoss, expiresDesc, unreadDesc, agentDesc} {
 		ch <- d
 	}
 }
@@ -88,9 +88,9 @@ func (s Status) collect(ch chan<- prometheus.Metric) {
 		gauge(expiresDesc, float64(c.NotAfter.Unix()))
 		gauge(unreadDesc, feature.Gauge(c.Problem != ""))
 	}
-	gauge(parkedDesc, float64(s.Parked))
+	gauge(bufferedDesc, float64(s.Buffered))
 	gauge(movingDesc, float64(s.Moving))
-	gauge(settleDesc, oneIf(s.Settling))
+	gauge(startingDesc, oneIf(s.Starting))
 	if p := s.Partner; p != nil {
 		gauge(pairDesc, oneIf(p.Connected))
 		gauge(carriesDesc, oneIf(p.Carries), s.Name)
@@ -111,7 +111,7 @@ func (s Status) collect(ch chan<- prometheus.Metric) {
 	}
 	n := s.Counts
 	value(learnedDesc, prometheus.CounterValue, float64(n.Learned))
-	for verdict, v := range map[string]uint64{"to_backend": n.In, "to_client": n.Out, "parked": n.Held, "late": n.Late, "icmp_error": n.ICMP,
+	for verdict, v := range map[string]uint64{"to_backend": n.In, "to_client": n.Out, "buffered": n.Buffered, "late": n.Late, "icmp_error": n.ICMP,
 		"too_big": n.Big, "dropped_other_owner": n.Mute, "dropped_reset": n.NoReset, "dropped_no_backend": n.NoBackend, "dropped_stranger": n.Stranger,
 		"dropped_fragment": n.Fragment, "dropped_awaited": n.Awaited, "unlearned": n.Full} {
 		value(packetsDesc, prometheus.CounterValue, float64(v), verdict)

@@ -104,7 +104,7 @@ func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 		return a.still(k, fl, r)
 	}
 	take := func(fl *Flow) bool {
-		if fl.Owner == backend || fl.To != 0 || fl.Parked || fl.Held || fl.Pinned || fl.Out > 0 || r.Quiet {
+		if fl.Owner == backend || fl.To != 0 || fl.Buffered || fl.Buffering || fl.Pinned || fl.Out > 0 || r.Quiet {
 			return false // it moves, or its owner has been heard here
 		}
 		age, said := time.Duration(0), false
@@ -138,11 +138,11 @@ func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 
 // still notes that a flow's owner has its session: it is not forgotten for want of packets. a.mu is held.
 func (a *Agent) still(k Key, fl Flow, r peer.FlowRecord) error {
-	if fl.Ended || since(fl.Seen) < a.o.Idle/8 && r.Epoch <= fl.Epoch {
+	if fl.Ended || since(fl.Seen) < a.o.IdleTimeout/8 && r.Epoch <= fl.Epoch {
 		return nil
 	}
 	_, err := a.f.change(k, 0, kernel.Monotonic(), func(fl *Flow) {
-		if fl.To == 0 && !fl.Held && r.Epoch > fl.Epoch {
+		if fl.To == 0 && !fl.Buffering && r.Epoch > fl.Epoch {
 			fl.Epoch = r.Epoch // moves were forgotten here
 		}
 	})
@@ -234,7 +234,7 @@ func (a *Agent) decideClaim(c claim, ended move.Epoch) error {
 	switch {
 	case !known:
 		err = a.f.learn(c.key, want, kernel.Monotonic(), told)
-	case fl.Out > 0 && fl.Epoch >= c.r.Epoch || fl.Epoch > c.r.Epoch || fl.To != 0 || fl.Parked || fl.Pinned:
+	case fl.Out > 0 && fl.Epoch >= c.r.Epoch || fl.Epoch > c.r.Epoch || fl.To != 0 || fl.Buffered || fl.Pinned:
 		return nil
 	default:
 		_, err = a.f.Change(c.key, func(fl *Flow) {
@@ -246,7 +246,7 @@ func (a *Agent) decideClaim(c claim, ended move.Epoch) error {
 		return nil // a packet has come in between, of a backend that has it
 	}
 	if err == nil && want.To != 0 {
-		a.timers[c.key] = a.after(a.o.Lapse, func() { a.lapse(c.key, want.Epoch) })
+		a.timers[c.key] = a.after(a.o.MoveTimeout, func() { a.lapse(c.key, want.Epoch) })
 	}
 	a.f.changed(c.key)
 	return err

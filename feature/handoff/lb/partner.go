@@ -275,7 +275,7 @@ func (a *Agent) adopt(r peer.FlowRecord) error {
 		return nil
 	case err != nil:
 		return err
-	case fl.Parked || fl.Held: // it is being moved here
+	case fl.Buffered || fl.Buffering: // it is being moved here
 		return nil
 	case r.Gone:
 		if fl.Ended {
@@ -312,7 +312,7 @@ func moved(r peer.FlowRecord, b move.Nonce) move.Flow {
 // over forgets a flow whose end the partner has seen, if nothing has been seen of it here since. The caller holds mu.
 func (a *Agent) over(k Key, seen uint64) error {
 	fl, err := a.f.Flow(k)
-	if errors.Is(err, ErrNoFlow) || err == nil && (fl.Seen != seen || fl.To != 0 || fl.Parked || fl.Pinned) {
+	if errors.Is(err, ErrNoFlow) || err == nil && (fl.Seen != seen || fl.To != 0 || fl.Buffered || fl.Pinned) {
 		return nil
 	} else if err != nil {
 		return err
@@ -336,7 +336,7 @@ func (a *Agent) watchMove(r peer.FlowRecord) {
 	a.timers[k] = a.after(a.openFor, func() {
 		delete(a.timers, k)
 		_, err := a.f.change(k, 0, 0, func(fl *Flow) {
-			if fl.Epoch == r.Epoch && !fl.Held {
+			if fl.Epoch == r.Epoch && !fl.Buffering {
 				fl.To = 0
 			}
 		})

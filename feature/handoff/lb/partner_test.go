@@ -131,8 +131,8 @@ func (p *pairOfLBs) by(lb int) {
 func (p *pairOfLBs) start(i int) {
 	p.t.Helper()
 	var err error
-	p.agents[i], err = NewAgent(p.lbs[i], AgentOptions{Name: lbNames[i], TLS: p.ca.TLS(lbNames[i]), Ended: 50 * time.Millisecond,
-		Lapse: 700 * time.Millisecond, Partner: Partner{Name: lbNames[1-i], Address: p.listen[1-i]},
+	p.agents[i], err = NewAgent(p.lbs[i], AgentOptions{Name: lbNames[i], TLS: p.ca.TLS(lbNames[i]), EndedTimeout: 50 * time.Millisecond,
+		MoveTimeout: 700 * time.Millisecond, Partner: Partner{Name: lbNames[1-i], Address: p.listen[1-i]},
 		Backends: []Backend{{Number: 1, Name: "h1"}, {Number: 2, Name: "h2"}}})
 	if err != nil {
 		p.t.Fatal(err)
@@ -338,7 +338,7 @@ func TestPartnerLostInMove(t *testing.T) {
 			}
 			p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.To == 2 })
 			p.ends[0]()
-			time.Sleep(2 * p.agents[1].o.Lapse)
+			time.Sleep(2 * p.agents[1].o.MoveTimeout)
 			s = hosts(1)
 			word := map[move.Backend]move.Message{1: reclaim(1), 2: flip(1)}
 			s.says(first, k, word[first])

@@ -135,10 +135,10 @@ func TestParkedOutlives(t *testing.T) {
 	c, k, owner, other := session(t, sc)
 	park := func(d time.Duration) {
 		sc.f.parkFor = d
-		if _, err := sc.f.Change(k, func(fl *Flow) { fl.Held, fl.To = true, other }); err != nil {
+		if _, err := sc.f.Change(k, func(fl *Flow) { fl.Buffering, fl.To = true, other }); err != nil {
 			t.Fatal(err)
 		}
-		if err := sc.f.Park(k); err != nil {
+		if err := sc.f.Buffer(k); err != nil {
 			t.Fatal(err)
 		}
 		sc.f.Close()
@@ -155,7 +155,7 @@ func TestParkedOutlives(t *testing.T) {
 		t.Errorf("packets waited for %s", d)
 	}
 	sc.open(t, root)
-	if n, err := sc.f.Counts(); err != nil || n.Late == 0 || n.Held == 0 {
+	if n, err := sc.f.Counts(); err != nil || n.Late == 0 || n.Buffered == 0 {
 		t.Errorf("%+v, %v", n, err)
 	}
 	park(time.Minute)
@@ -239,7 +239,7 @@ func TestRemove(t *testing.T) {
 		t.Errorf("%v, %v", left, err)
 	}
 	do(t, sc.middle, func() error {
-		if _, err := net.InterfaceByName("weir-hold"); err == nil {
+		if _, err := net.InterfaceByName("weir-lb-buffer"); err == nil {
 			t.Error("the device of parked packets is left")
 		}
 		return nil
@@ -259,11 +259,11 @@ func TestClsact(t *testing.T) {
 		t.Fatalf("%q, %v", got, err)
 	}
 	sc.open(t, root)
-	if err := sc.f.Park(k); err != nil {
+	if err := sc.f.Buffer(k); err != nil {
 		t.Fatal(err)
 	}
 	silent(t, c, "c")
-	if n, err := sc.f.Unpark(k); err != nil || n == 0 {
+	if n, err := sc.f.Flush(k); err != nil || n == 0 {
 		t.Errorf("%d waited, %v", n, err)
 	}
 	answers(t, c, "c")

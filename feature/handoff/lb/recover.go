@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// slack is how much sooner the agent lets parked packets go than the data path would by itself, which keeps no order.
+// slack is how much sooner the agent lets buffered packets go than the data path would by itself, which keeps no order.
 const slack = 500 * time.Millisecond
 
 // takeUp goes on with moves that an earlier life of the agent has begun: packets of parked flows wait for the rest of their time,
@@ -21,7 +21,7 @@ const slack = 500 * time.Millisecond
 func (a *Agent) takeUp() error {
 	var open []Key
 	err := a.f.Flows(func(k Key, fl Flow) bool {
-		if fl.To != 0 || fl.Parked {
+		if fl.To != 0 || fl.Buffered {
 			open = append(open, k)
 		}
 		return true
@@ -35,8 +35,8 @@ func (a *Agent) takeUp() error {
 		}
 		a.f.hold.Expect(k)
 		left := time.Duration(fl.Until-min(fl.Until, kernel.Monotonic())) - slack
-		a.timers[k] = a.after(max(0, min(left, a.o.Hold)), func() { a.expire(k, fl.Epoch) })
-		a.o.Log.Info("a move goes on that was under way", "flow", k.Client, "service", k.Service, "epoch", fl.Epoch, "parked", fl.Parked)
+		a.timers[k] = a.after(max(0, min(left, a.o.BufferTimeout)), func() { a.expire(k, fl.Epoch) })
+		a.o.Log.Info("a move goes on that was under way", "flow", k.Client, "service", k.Service, "epoch", fl.Epoch, "buffered", fl.Buffered)
 	}
 	return err
 }

@@ -15,7 +15,7 @@ const (
 	routeAgain  = 10 * time.Second // one that does not help: rules or another route lead elsewhere
 )
 
-// routes are the routes of the services' addresses to the device of parked packets. Other programs may remove them:
+// routes are the routes of the services' addresses to the device of buffered packets. Other programs may remove them:
 // systemd-networkd does so when it starts. A loose reverse path filter then drops what backends answer.
 type routes struct {
 	looked time.Time
@@ -46,7 +46,7 @@ func (a *Agent) keepRoutes() {
 	}
 }
 
-// unrouted are the services' addresses that no route leads to the device of parked packets.
+// unrouted are the services' addresses that no route leads to the device of buffered packets.
 func (f *DataPath) unrouted() (out []netip.Addr) {
 	f.hold.mu.Lock()
 	for l := range f.hold.services {

@@ -38,7 +38,7 @@ func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 		return fmt.Errorf("where backends' agents connect to: %w", err)
 	}
 	defer l.Close()
-	f, err := Open(ctx, root, c.Name, Options{Devices: c.Devices, TunnelMTU: c.TunnelMTU, Settle: cmp.Or(c.Settle, defaultSettle)})
+	f, err := Open(ctx, root, c.Name, Options{Devices: c.Devices, TunnelMTU: c.TunnelMTU, StartupTimeout: cmp.Or(c.StartupTimeout, defaultSettle)})
 	if err != nil {
 		return err
 	}

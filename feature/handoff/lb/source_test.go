@@ -267,11 +267,11 @@ func TestOwn(t *testing.T) {
 		}
 		// It waits with the others.
 		k := keyOfConn(c, id)
-		if err := sc.f.Park(k); err != nil {
+		if err := sc.f.Buffer(k); err != nil {
 			t.Fatal(err)
 		}
 		silent(t, c, "b")
-		if n, err := sc.f.Unpark(k); err != nil || n == 0 {
+		if n, err := sc.f.Flush(k); err != nil || n == 0 {
 			t.Errorf("%d waited, %v", n, err)
 		}
 		answers(t, c, "b")

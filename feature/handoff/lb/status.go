@@ -14,15 +14,15 @@ import (
 
 // Status is what a load balancer does.
 type Status struct {
-	Name   string `json:"name"`
-	Netns  string `json:"netns"`  // inode number of its network namespace
-	Agent  bool   `json:"agent"`  // whether its agent answers; without one there is no Backends
-	Counts Counts `json:"counts"` // since it was made
-	Flows  int    `json:"flows"`  // that it knows
-	Parked int    `json:"parked"` // of them, whose packets wait
-	Moving int    `json:"moving"` // of them, that are being moved
+	Name     string `json:"name"`
+	Netns    string `json:"netns"`    // inode number of its network namespace
+	Agent    bool   `json:"agent"`    // whether its agent answers; without one there is no Backends
+	Counts   Counts `json:"counts"`   // since it was made
+	Flows    int    `json:"flows"`    // that it knows
+	Buffered int    `json:"buffered"` // of them, whose packets wait
+	Moving   int    `json:"moving"`   // of them, that are being moved
 	// Settling: it has begun anew, and packets of unknown connections wait for the backends to say which are theirs.
-	Settling bool        `json:"settling,omitempty"`
+	Starting bool        `json:"starting,omitempty"`
 	Backends []Seen      `json:"backends,omitempty"` // by number
 	Partner  *PairStatus `json:"partner,omitempty"`  // nil: there is none
 
@@ -73,8 +73,8 @@ func (f *DataPath) Status() (Status, error) {
 	err := f.Flows(func(_ Key, fl Flow) bool {
 		s.Flows++
 		owned[fl.Owner]++
-		if fl.Parked && fl.Until > kernel.Monotonic() {
-			s.Parked++
+		if fl.Buffered && fl.Until > kernel.Monotonic() {
+			s.Buffered++
 		}
 		if fl.To != 0 {
 			s.Moving++
@@ -94,7 +94,7 @@ func (f *DataPath) Status() (Status, error) {
 // Status is the load balancer's, with the backends as this agent sees them.
 func (a *Agent) Status() (Status, error) {
 	s, err := a.f.Status()
-	s.Agent, s.Name, s.Settling, s.Partner = true, a.o.Name, a.settles(), a.pairStatus()
+	s.Agent, s.Name, s.Starting, s.Partner = true, a.o.Name, a.settles(), a.pairStatus()
 	s.Certificate = a.o.TLS.Certificate()
 	owned := map[move.Backend]int{}
 	for _, h := range s.Backends {

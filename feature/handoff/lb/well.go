@@ -12,7 +12,7 @@ import (
 // silent says whether an agent is: it was asked more than once since it has said something, and has had its time. Of the time alone
 // this process may have slept.
 func (a *Agent) silent(c *peer.Conn) bool {
-	return time.Since(c.Heard()) > a.o.Down && c.Unanswered() > 1
+	return time.Since(c.Heard()) > a.o.AgentTimeout && c.Unanswered() > 1
 }
 
 // well says whether a backend is to get new flows. The caller holds mu.

@@ -7,7 +7,7 @@ type Flow struct {
 	Owner       Backend
 	Epoch       Epoch   // in which Owner owns it
 	To          Backend // who may have it in epoch Epoch+1; 0: nobody
-	Held        bool    // packets to the owner are held meanwhile
+	Buffering   bool    // packets to the owner are held meanwhile
 	Predecessor Backend // the owner before, as long as Owner has said nothing: it may get the session back; 0: nobody may
 	Nonce       Nonce   // of this record; 0: it was made by a load balancer that chose none
 }
@@ -19,13 +19,13 @@ const farAhead = 1 << 16
 // flipped the flow, or the latest of those that did.
 func (f *Flow) Receive(from Backend, m Message, gone bool) (answers [2]Message) {
 	switch m.Kind {
-	case Hold:
+	case Buffer:
 		// The owner may know of moves that were forgotten here: its epoch is the later one then.
-		ok := f.Owner == from && m.Epoch > f.Epoch && (!f.Held || f.To == m.Backend) && m.Backend != from && m.Backend != 0
+		ok := f.Owner == from && m.Epoch > f.Epoch && (!f.Buffering || f.To == m.Backend) && m.Backend != from && m.Backend != 0
 		if ok {
-			f.Held, f.To, f.Epoch = !m.OK, m.Backend, m.Epoch-1
+			f.Buffering, f.To, f.Epoch = !m.OK, m.Backend, m.Epoch-1
 		}
-		answers[0] = Message{Kind: Held, To: AtSource, Epoch: m.Epoch, OK: ok}
+		answers[0] = Message{Kind: Buffered, To: AtSource, Epoch: m.Epoch, OK: ok}
 	case Flip:
 		ok := f.Owner == from && f.Epoch == m.Epoch // it is the second time
 		if !ok && f.To == from && m.Epoch == f.Epoch+1 {
@@ -35,7 +35,7 @@ func (f *Flow) Receive(from Backend, m Message, gone bool) (answers [2]Message) 
 		if !ok && f.Nonce != 0 && f.Owner != from && m.Epoch > f.Epoch && m.Epoch-f.Epoch < farAhead && (f.To == 0 || f.To == from) {
 			// It was faster than its Hold, which is too late now: of a move that was refused once nothing may come, or the destination
 			// would give up, by the first answer, what the second one gives it.
-			f.Held, f.To, f.Epoch = false, 0, m.Epoch
+			f.Buffering, f.To, f.Epoch = false, 0, m.Epoch
 		}
 		answers[0] = Message{Kind: Flipped, To: AtDestination, Epoch: m.Epoch, OK: ok, Nonce: f.Nonce}
 	case Ask:
@@ -53,10 +53,10 @@ func (f *Flow) reclaim(from Backend, m Message, gone bool) (answers [2]Message) 
 	answers[0] = Message{Kind: Reclaimed, To: AtSource, Move: m.Epoch}
 	switch {
 	case f.Owner == from && m.Epoch == f.Epoch+1 && f.To != 0: // held or not: what is on its way to the destination is too late now
-		f.Held, f.To, f.Epoch = false, 0, m.Epoch+1
+		f.Buffering, f.To, f.Epoch = false, 0, m.Epoch+1
 	case f.Owner == from && m.Nonce == f.Nonce && m.Nonce != 0 && (m.Epoch > f.Epoch || m.Epoch == f.Epoch && f.To == 0):
 		// Hold was never heard in time, and is too late now.
-		f.Held, f.To, f.Epoch = false, 0, m.Epoch+1
+		f.Buffering, f.To, f.Epoch = false, 0, m.Epoch+1
 	case f.Owner == from && m.Epoch < f.Epoch: // given back already: no Flip of that move is heard any more
 	case f.Owner != from && f.Predecessor == from && f.Epoch == m.Epoch && gone:
 		*f = Flow{Owner: from, Epoch: m.Epoch + 1, Nonce: f.Nonce}
@@ -74,7 +74,7 @@ func (f *Flow) reclaim(from Backend, m Message, gone bool) (answers [2]Message) 
 // Left takes the word of a backend that a session has left it for another, in an epoch: the record was forgotten, and made anew by a
 // packet that went by the hash. It says whether that changes the flow.
 func (f *Flow) Left(from, to Backend, e Epoch) bool {
-	if f.Owner != from || to == 0 || to == from || f.To != 0 || f.Held || e <= f.Epoch {
+	if f.Owner != from || to == 0 || to == from || f.To != 0 || f.Buffering || e <= f.Epoch {
 		return false
 	}
 	*f = Flow{Owner: to, Epoch: e, Nonce: f.Nonce}
@@ -83,17 +83,17 @@ func (f *Flow) Left(from, to Backend, e Epoch) bool {
 
 // Expire ends holding, at its deadline. The destination may still come: the source, whatever has become of it, does nothing
 // before it has reclaimed the session.
-func (f *Flow) Expire() { f.Held = false }
+func (f *Flow) Expire() { f.Buffering = false }
 
 // Lapse ends a move of which nobody has said anything for long: both sides must have died.
 func (f *Flow) Lapse() {
 	if f.To != 0 {
-		f.Held, f.To, f.Epoch = false, 0, f.Epoch+2
+		f.Buffering, f.To, f.Epoch = false, 0, f.Epoch+2
 	}
 }
 
 // In says whether a packet to a backend may pass.
-func (f *Flow) In(backend Backend) bool { return backend == f.Owner && !f.Held }
+func (f *Flow) In(backend Backend) bool { return backend == f.Owner && !f.Buffering }
 
 // Out says whether a packet from a backend may pass, and notes that one has: what the owner before has is worth nothing then.
 // While the session is to move, a reset comes from a backend on which the source has died, and does not pass.

@@ -32,8 +32,8 @@ type Kind uint8
 
 // The messages.
 const (
-	Hold      Kind = iota + 1 // source to load balancer: hold my packets, the session is to move to Backend
-	Held                      // the answer: OK, or refused
+	Buffer    Kind = iota + 1 // source to load balancer: hold my packets, the session is to move to Backend
+	Buffered                  // the answer: OK, or refused
 	State                     // source to destination: the session; the transport adds the socket's and the application's state
 	Flip                      // destination to load balancer: I have it
 	Flipped                   // the answer: OK, you own it; or refused
@@ -47,7 +47,7 @@ const (
 	Left                      // a backend to the load balancer, which sends it a session's packets: it has left for Backend, in Epoch
 )
 
-var kindNames = [...]string{"?", "Hold", "Held", "State", "Flip", "Flipped", "Done", "Failed", "Reclaim", "Reclaimed", "Revoked", "Ask", "Known", "Left"}
+var kindNames = [...]string{"?", "Buffer", "Buffered", "State", "Flip", "Flipped", "Done", "Failed", "Reclaim", "Reclaimed", "Revoked", "Ask", "Known", "Left"}
 
 func (k Kind) String() string {
 	if int(k) >= len(kindNames) {
@@ -70,7 +70,7 @@ type Message struct {
 
 func (m Message) String() string {
 	answer := ""
-	if m.Kind == Held || m.Kind == Flipped || m.Kind == Reclaimed || m.Kind == Known {
+	if m.Kind == Buffered || m.Kind == Flipped || m.Kind == Reclaimed || m.Kind == Known {
 		answer = map[bool]string{true: ", yes", false: ", no"}[m.OK]
 	}
 	return fmt.Sprintf("%s(%d%s) %s → %s", m.Kind, m.Epoch, answer, m.From, m.To)

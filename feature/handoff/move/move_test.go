@@ -50,17 +50,17 @@ func TestMove(t *testing.T) {
 
 // Who is not the owner is refused, and changes nothing.
 func TestRefusals(t *testing.T) {
-	held := Flow{Owner: backendA, Epoch: 4, Held: true, To: backendB}
+	held := Flow{Owner: backendA, Epoch: 4, Buffering: true, To: backendB}
 	for name, c := range map[string]struct {
 		flow Flow
 		from Backend
 		m    Message
 	}{
-		"hold by another":                {Flow{Owner: backendA}, backendB, Message{Kind: Hold, Epoch: 1, Backend: 3}},
-		"hold in an epoch gone by":       {Flow{Owner: backendA, Epoch: 4}, backendA, Message{Kind: Hold, Epoch: 4, Backend: backendB}},
-		"hold for oneself":               {Flow{Owner: backendA}, backendA, Message{Kind: Hold, Epoch: 1, Backend: backendA}},
-		"hold for nobody":                {Flow{Owner: backendA}, backendA, Message{Kind: Hold, Epoch: 1}},
-		"hold for a third":               {held, backendA, Message{Kind: Hold, Epoch: 5, Backend: 3}},
+		"hold by another":                {Flow{Owner: backendA}, backendB, Message{Kind: Buffer, Epoch: 1, Backend: 3}},
+		"hold in an epoch gone by":       {Flow{Owner: backendA, Epoch: 4}, backendA, Message{Kind: Buffer, Epoch: 4, Backend: backendB}},
+		"hold for oneself":               {Flow{Owner: backendA}, backendA, Message{Kind: Buffer, Epoch: 1, Backend: backendA}},
+		"hold for nobody":                {Flow{Owner: backendA}, backendA, Message{Kind: Buffer, Epoch: 1}},
+		"hold for a third":               {held, backendA, Message{Kind: Buffer, Epoch: 5, Backend: 3}},
 		"flip by a third":                {held, 3, Message{Kind: Flip, Epoch: 5}},
 		"flip in an epoch gone by":       {held, backendB, Message{Kind: Flip, Epoch: 3}},
 		"flip of what is not moved":      {Flow{Owner: backendA}, backendB, Message{Kind: Flip, Epoch: 1}},
@@ -80,7 +80,7 @@ func TestRefusals(t *testing.T) {
 // What the destination has said makes the source's copy worthless; before, it gets the session back if the destination is gone.
 func TestReclaimAfterFlip(t *testing.T) {
 	for _, spoke := range []bool{false, true} {
-		f := Flow{Owner: backendA, Held: true, To: backendB}
+		f := Flow{Owner: backendA, Buffering: true, To: backendB}
 		f.Receive(backendB, Message{Kind: Flip, Epoch: 1}, false)
 		if spoke {
 			f.Out(backendB, false)
@@ -95,7 +95,7 @@ func TestReclaimAfterFlip(t *testing.T) {
 // The load balancer has forgotten moves of a session that its owner remembers: the owner's epoch counts from then on.
 func TestHoldOfLaterEpoch(t *testing.T) {
 	f := Flow{Owner: backendA}
-	if a := f.Receive(backendA, Message{Kind: Hold, Epoch: 3, Backend: backendB}, false)[0]; !a.OK || f != (Flow{Owner: backendA, Epoch: 2, Held: true, To: backendB}) {
+	if a := f.Receive(backendA, Message{Kind: Buffer, Epoch: 3, Backend: backendB}, false)[0]; !a.OK || f != (Flow{Owner: backendA, Epoch: 2, Buffering: true, To: backendB}) {
 		t.Fatalf("%v, flow %+v", a, f)
 	}
 	if a := f.Receive(backendB, Message{Kind: Flip, Epoch: 1}, false)[0]; a.OK {
@@ -128,7 +128,7 @@ func TestUnknownToLBEnd(t *testing.T) {
 	if _, err := s.Start(backendB); err != nil {
 		t.Fatal(err)
 	}
-	s.Receive(Message{Kind: Held, Epoch: 3})
+	s.Receive(Message{Kind: Buffered, Epoch: 3})
 	s.Receive(no)
 	if s.Phase != Owns || s.Epoch != 4 {
 		t.Errorf("%+v: want it to own the session, in an epoch of which nothing is on its way", s)
@@ -195,7 +195,7 @@ func TestNeverHeard(t *testing.T) {
 		"without a birth":   {Flow{Owner: backendA, Epoch: 4}, false, Flow{Owner: backendA, Epoch: 4}},
 		"moved":             {Flow{Owner: backendB, Epoch: 5, Nonce: 7}, false, Flow{Owner: backendB, Epoch: 5, Nonce: 7}},
 		"refused to flip":   {Flow{Owner: backendA, Epoch: 5, Nonce: 7}, true, Flow{Owner: backendA, Epoch: 6, Nonce: 7}},
-		"of an earlier one": {Flow{Owner: backendA, Epoch: 2, To: backendB, Held: true, Nonce: 7}, true, Flow{Owner: backendA, Epoch: 6, Nonce: 7}},
+		"of an earlier one": {Flow{Owner: backendA, Epoch: 2, To: backendB, Buffering: true, Nonce: 7}, true, Flow{Owner: backendA, Epoch: 6, Nonce: 7}},
 	} {
 		s := Source{Phase: Moving, Epoch: 5, Sent: true, Nonce: 7}
 		f := c.flow
@@ -218,7 +218,7 @@ func TestRefusedAhead(t *testing.T) {
 	}
 	s.Ahead()
 	s.Dumped()
-	do := s.Receive(Message{Kind: Held, Epoch: 5})
+	do := s.Receive(Message{Kind: Buffered, Epoch: 5})
 	if do.Send[0].Kind != Reclaim {
 		t.Fatal(do)
 	}
@@ -226,7 +226,7 @@ func TestRefusedAhead(t *testing.T) {
 		t.Errorf("%v, %+v", do, s)
 	}
 	s = Source{Phase: Reclaiming, Epoch: 5, Nonce: 7, Sent: true} // it had asked already, because the destination had gone
-	if do = s.Receive(Message{Kind: Held, Epoch: 5}); do != (Do{}) || s.Sent {
+	if do = s.Receive(Message{Kind: Buffered, Epoch: 5}); do != (Do{}) || s.Sent {
 		t.Errorf("%v, %+v", do, s)
 	}
 }

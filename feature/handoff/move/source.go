@@ -17,7 +17,7 @@ const (
 )
 
 func (p SourcePhase) String() string {
-	return [...]string{"owns", "holding", "moving", "reclaiming", "closed"}[p]
+	return [...]string{"owns", "buffering", "moving", "reclaiming", "closed"}[p]
 }
 
 // Source is the side that has the session. The zero value owns it in epoch 0.
@@ -58,7 +58,7 @@ func (s *Source) Ahead() Do {
 }
 
 func (s *Source) hold() Do {
-	return Do{}.send(Message{Kind: Hold, From: AtSource, To: AtLoadBalancer, Epoch: s.Epoch, Backend: s.To, OK: s.Parks})
+	return Do{}.send(Message{Kind: Buffer, From: AtSource, To: AtLoadBalancer, Epoch: s.Epoch, Backend: s.To, OK: s.Parks})
 }
 
 // Retry repeats what has had no answer for some time, or for the connection that broke. A move that the destination does not
@@ -92,14 +92,14 @@ func (s *Source) DumpFailed() Do {
 // Receive takes a message. One that is late or comes twice changes nothing.
 func (s *Source) Receive(m Message) Do {
 	switch {
-	case m.Kind == Held && m.Epoch == s.Epoch && s.Phase == Holding:
+	case m.Kind == Buffered && m.Epoch == s.Epoch && s.Phase == Holding:
 		if !m.OK { // it is being moved, or the load balancer knows another epoch, or not the session: nothing was stopped, so nothing is lost
 			s.Phase = Reclaiming
 			return s.Retry()
 		}
 		s.Phase = Moving
 		return act(Dump)
-	case m.Kind == Held && m.Epoch == s.Epoch && (s.Phase == Moving || s.Phase == Reclaiming) && s.Nonce != 0 && !m.OK:
+	case m.Kind == Buffered && m.Epoch == s.Epoch && (s.Phase == Moving || s.Phase == Reclaiming) && s.Nonce != 0 && !m.OK:
 		// It went ahead, and Hold was said once: nobody ever has the session by this move, whatever was sent.
 		s.Sent = false
 		if s.Phase == Moving {

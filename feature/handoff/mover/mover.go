@@ -117,7 +117,7 @@ func (l *list) Buffer(ctx context.Context, ids ...uint64) (feature.BufferedSessi
 	if err != nil {
 		return nil, err
 	}
-	parked, _, err := d.Park(ctx, cmp.Or(l.Limit, DefaultLimit), ids...)
+	parked, _, err := d.Suspend(ctx, cmp.Or(l.Limit, DefaultLimit), ids...)
 	if err != nil {
 		d.Close()
 		return nil, err

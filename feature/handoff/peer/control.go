@@ -70,8 +70,8 @@ type Peers struct {
 	// more often. 0: this load balancer does not want to hear of them.
 	Idle int64 `json:"idle_ms,omitempty"`
 	// Hold is how long this load balancer holds packets of a session that moves, in milliseconds. 0: an older one does not say.
-	Hold int64 `json:"hold_ms,omitempty"`
-	Pair *Pair `json:"pair,omitempty"` // to another load balancer
+	BufferTimeout int64 `json:"buffer_timeout_ms,omitempty"`
+	Pair          *Pair `json:"pair,omitempty"` // to another load balancer
 }
 
 // Control is what one side does with what the other says beside moves; nil: it is ignored. The functions are called by Receive.

@@ -45,7 +45,7 @@ func TestControl(t *testing.T) {
 	p := peer.Peers{Members: []peer.Member{{Name: "host-a", Number: 3, Address: r.Address, Weight: 3, Up: true}},
 		Services: []peer.Service{{Name: "bmp", ID: 4, Listen: netip.MustParseAddrPort("192.0.2.1:1790"), Proto: 6, BySource: true}}}
 	flow := peer.FlowRecord{Flow: peer.Flow{Service: 4, Client: netip.MustParseAddrPort("192.0.2.7:1234")}, Epoch: 3, Quiet: true}
-	if err := errors.Join(a.Register(r), b.Tell(p), a.TellFlows([]peer.FlowRecord{flow}, true), a.Send(peer.Frame{Message: move.Message{Kind: move.Hold, Epoch: 1}})); err != nil {
+	if err := errors.Join(a.Register(r), b.Tell(p), a.TellFlows([]peer.FlowRecord{flow}, true), a.Send(peer.Frame{Message: move.Message{Kind: move.Buffer, Epoch: 1}})); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-registered; !reflect.DeepEqual(got, r) {
@@ -57,7 +57,7 @@ func TestControl(t *testing.T) {
 	if got := <-flows; got != flow {
 		t.Errorf("%+v", got)
 	}
-	if got := <-moved; got.Message.Kind != move.Hold {
+	if got := <-moved; got.Message.Kind != move.Buffer {
 		t.Errorf("%+v", got)
 	}
 	before := b.Heard()

@@ -184,7 +184,7 @@ func parseFrame(b []byte) (f Frame, err error) {
 	} else {
 		m.Move = move.Epoch(about)
 	}
-	if m.Kind < move.Hold || m.Kind > move.Left || m.From > move.AtDestination || m.To > move.AtDestination || b[2] > 1 {
+	if m.Kind < move.Buffer || m.Kind > move.Left || m.From > move.AtDestination || m.To > move.AtDestination || b[2] > 1 {
 		return f, fmt.Errorf("%w: %v", ErrFormat, b[:4])
 	}
 	if m.Kind != move.State && len(b) != moveSize {

@@ -65,7 +65,7 @@ func TestConn(t *testing.T) {
 		t.Errorf("%+v", a.Peer)
 	}
 	frames := []peer.Frame{
-		{Message: move.Message{Kind: move.Hold, From: move.AtSource, To: move.AtLoadBalancer, Epoch: 1<<32 - 1, Backend: 1023},
+		{Message: move.Message{Kind: move.Buffer, From: move.AtSource, To: move.AtLoadBalancer, Epoch: 1<<32 - 1, Backend: 1023},
 			Flow: peer.Flow{Service: 63, Client: netip.MustParseAddrPort("192.0.2.1:65535")}},
 		{Message: move.Message{Kind: move.Reclaimed, From: move.AtLoadBalancer, To: move.AtSource, Epoch: 5, Move: 4, OK: true},
 			Flow: peer.Flow{Client: netip.MustParseAddrPort("[2001:db8::1]:1")}, Instance: 1<<64 - 1},

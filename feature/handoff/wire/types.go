@@ -51,7 +51,7 @@ const (
 	Find     Type = 0x0a // asks for a kept listener or packet socket by its label
 	Status   Type = 0x0b // asks what the keeper keeps
 	Send     Type = 0x0c // asks that the owner of a session, or of all a member's, transfers it to Name
-	Park     Type = 0x0d // asks that nobody touches a session until Release; answered when that is so
+	Suspend  Type = 0x0d // asks that nobody touches a session until Release; answered when that is so
 	Release  Type = 0x0e // a parked session is Name's from now on; "": of whom it was
 	Commits  Type = 0x0f // a session's commits are in slot Number of the board from now on, the latest of Read in it included: see Board
 	Forget   Type = 0x11 // asks that the keeper lets go of a session that waits, or of all that wait for a member; OK says how many in Number

@@ -51,8 +51,8 @@ struct {
 	__uint(max_entries, 1 << 16);
 } quarantine_strays SEC(".maps");
 
-/* The interface of the device of parked packets, whose owner is the agent; 0: there is none. */
-const volatile __u32 quarantine_tap;
+/* The interface of the device of buffered packets, whose owner is the agent; 0: there is none. */
+const volatile __u32 quarantine_buffer;
 
 /*
  * What was on its way here when the load balancer began to hold goes back to it, for so long and so often. Should the load balancer
@@ -241,10 +241,10 @@ int quarantine_in(struct __sk_buff *skb)
 	e = bpf_map_lookup_elem(&quarantine_sessions, &k);
 	if (!e || e->what == QUARANTINE_QUIET || e->what == QUARANTINE_PASS)
 		return TC_ACT_UNSPEC;
-	if (e->what == QUARANTINE_PARK && quarantine_tap) {
+	if (e->what == QUARANTINE_BUFFER && quarantine_buffer) {
 		e->ifindex = skb->ifindex;
-		count(QUARANTINE_PARKED);
-		return bpf_redirect(quarantine_tap, 0);
+		count(QUARANTINE_BUFFERED);
+		return bpf_redirect(quarantine_buffer, 0);
 	}
 	if (e->what == QUARANTINE_LEFT)
 		return stray(e, &k, flags);
@@ -256,7 +256,7 @@ int quarantine_in(struct __sk_buff *skb)
 	return turn(skb, skb->ifindex);
 }
 
-/* quarantine_again is at the device of parked packets, where the agent puts them back. */
+/* quarantine_again is at the device of buffered packets, where the agent puts them back. */
 SEC("tc")
 int quarantine_again(struct __sk_buff *skb)
 {

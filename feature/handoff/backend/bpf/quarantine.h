@@ -25,7 +25,7 @@ struct quarantine_entry {
 	__u32 epoch;	/* of the move */
 	__u32 returned; /* packets sent back to the load balancer */
 	/*
-	 * Of the device that the latest parked packet came by, or of one that it could. Of
+	 * Of the device that the latest buffered packet came by, or of one that it could. Of
 	 * QUARANTINE_LEFT the number of the backend that the session has gone to.
 	 */
 	__u32 ifindex;
@@ -37,7 +37,7 @@ enum {
 	/* It is on its way to here: no reset and no end leaves for it, until the socket has spoken. */
 	QUARANTINE_QUIET = 2,
 	/* As QUARANTINE_SHUT, and packets wait at the device of parked ones until the agent sends them back. */
-	QUARANTINE_PARK = 3,
+	QUARANTINE_BUFFER = 3,
 	/* It stays here: everything passes, and what has waited goes to its socket. */
 	QUARANTINE_PASS = 4,
 	/* It has left for another backend: what comes for it all the same is dropped, and the agent told. */
@@ -49,7 +49,7 @@ enum {
 	QUARANTINE_DEAF,     /* packets of clients dropped */
 	QUARANTINE_MUTE,     /* packets to clients dropped */
 	QUARANTINE_SPOKE,    /* sessions that came and have spoken */
-	QUARANTINE_PARKED,   /* packets parked */
+	QUARANTINE_BUFFERED, /* packets buffered */
 	QUARANTINE_STRAYS,   /* packets of sessions that have left */
 	QUARANTINE_COUNTS,
 };

@@ -47,9 +47,9 @@ const (
 	QuarantineProgQuarantineAgain   = "quarantine_again"
 	QuarantineProgQuarantineIn      = "quarantine_in"
 	QuarantineProgQuarantineOut     = "quarantine_out"
+	QuarantineVarQuarantineBuffer   = "quarantine_buffer"
 	QuarantineVarQuarantineKeyType  = "quarantine_key_type"
 	QuarantineVarQuarantinePairType = "quarantine_pair_type"
-	QuarantineVarQuarantineTap      = "quarantine_tap"
 )
 
 // LoadQuarantine returns the embedded CollectionSpec for Quarantine.
@@ -113,9 +113,9 @@ type QuarantineMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type QuarantineVariableSpecs struct {
+	QuarantineBuffer   *ebpf.VariableSpec `ebpf:"quarantine_buffer"`
 	QuarantineKeyType  *ebpf.VariableSpec `ebpf:"quarantine_key_type"`
 	QuarantinePairType *ebpf.VariableSpec `ebpf:"quarantine_pair_type"`
-	QuarantineTap      *ebpf.VariableSpec `ebpf:"quarantine_tap"`
 }
 
 // QuarantineObjects contains all objects after they have been loaded into the kernel.
@@ -157,9 +157,9 @@ func (m *QuarantineMaps) Close() error {
 //
 // It can be passed to LoadQuarantineObjects or ebpf.CollectionSpec.LoadAndAssign.
 type QuarantineVariables struct {
+	QuarantineBuffer   *ebpf.Variable `ebpf:"quarantine_buffer"`
 	QuarantineKeyType  *ebpf.Variable `ebpf:"quarantine_key_type"`
 	QuarantinePairType *ebpf.Variable `ebpf:"quarantine_pair_type"`
-	QuarantineTap      *ebpf.Variable `ebpf:"quarantine_tap"`
 }
 
 // QuarantinePrograms contains all programs after they have been loaded into the kernel.

@@ -480,10 +480,10 @@ static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
 		f->in++;
 		saw_client(f, &k, p, s);
 	}
-	if (LB_PARKED(f->word) && !again) {
+	if (LB_BUFFERING(f->word) && !again) {
 		c = config();
 		if (c && bpf_ktime_get_coarse_ns() < f->until) {
-			count(LB_HELD);
+			count(LB_BUFFERED);
 			skb->mark = LB_MARK;
 			return bpf_redirect(c->tap, 0);
 		}
@@ -618,7 +618,7 @@ int lb_own(struct __sk_buff *skb)
 	s = bpf_map_lookup_elem(&lb_services, &p.to);
 	if (!s)
 		return TC_ACT_SHOT;
-	/* What is not for a backend now is for nobody: the agent would take it for parked. */
+	/* What is not for a backend now is for nobody: the agent would take it for buffered. */
 	return from_client(skb, &p, s, 0) == TC_ACT_REDIRECT ? TC_ACT_REDIRECT : TC_ACT_SHOT;
 }
 
@@ -635,7 +635,7 @@ int lb_change(struct __sk_buff *skb)
 	if (!f)
 		return LB_IS_NONE;
 	if (a.until)
-		f->until = a.until; /* first: a parked flow has a deadline */
+		f->until = a.until; /* first: a buffered flow has a deadline */
 	if (__sync_val_compare_and_swap(&f->word, a.have, a.want) != a.have)
 		return LB_IS_OTHER;
 	f->life = a.life; /* the data path does not ask */

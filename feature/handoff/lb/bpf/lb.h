@@ -98,10 +98,10 @@ struct lb_change_args {
 
 enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 
-#define LB_OWNER(w)  ((__u32)((w)&0x3ff))
-#define LB_TO(w)     ((__u32)((w) >> 10 & 0x3ff))
-#define LB_BEFORE    (0x3ffULL << 20)
-#define LB_PARKED(w) ((w) >> 31 & 1)
+#define LB_OWNER(w)	((__u32)((w)&0x3ff))
+#define LB_TO(w)	((__u32)((w) >> 10 & 0x3ff))
+#define LB_BEFORE	(0x3ffULL << 20)
+#define LB_BUFFERING(w) ((w) >> 31 & 1)
 
 /* The mark of a packet that is to wait, on its way to the device where others only turn round. */
 #define LB_MARK 0x77656972
@@ -121,7 +121,7 @@ enum {
 	LB_IN,	       /* passed to a backend */
 	LB_OUT,	       /* passed to a client */
 	LB_LEARNED,    /* flows */
-	LB_HELD,       /* packets handed to the agent */
+	LB_BUFFERED,   /* packets handed to the agent */
 	LB_MUTE,       /* of backends that do not own the flow */
 	LB_NO_RESET,   /* resets of flows that are about to move */
 	LB_NO_BACKEND, /* no backend for the flow */

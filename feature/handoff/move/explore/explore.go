@@ -88,7 +88,7 @@ func (w World) events(yield func(kind, event string, next World)) {
 		l := w.mail[i].m.String()
 		try("arrives", l, nil, func(n *World) { n.deliver(i) })
 		try("lost", l+" is lost", func(b *Bounds) *uint8 { return &b.Losses }, func(n *World) { n.take(i) })
-		if w.mail[i].m.Kind == move.Hold { // what says it twice goes by no birth: see Source.Retry
+		if w.mail[i].m.Kind == move.Buffer { // what says it twice goes by no birth: see Source.Retry
 			continue
 		}
 		try("repeated", l+" comes, and will again", func(b *Bounds) *uint8 { return &b.Repeats }, func(n *World) {
@@ -144,7 +144,7 @@ func (w World) events(yield func(kind, event string, next World)) {
 	}
 	if w.FUp {
 		try("kill", "the load balancer's agent is killed", kills, func(n *World) { n.FUp, n.killed = false, true })
-		if w.Flow.Held {
+		if w.Flow.Buffering {
 			try("timeout", "holding ends", timeouts, func(n *World) { n.Flow.Expire() })
 		}
 		if w.Flow.To != 0 && w.SSock == None && w.DSock == None { // so long does neither of them take
@@ -158,7 +158,7 @@ func (w World) events(yield func(kind, event string, next World)) {
 // patience of the source ends.
 func (w *World) patience() {
 	if w.fault == holdTwice && w.Source.Phase == move.Moving && w.Source.Nonce != 0 {
-		w.post(move.Message{Kind: move.Hold, From: move.AtSource, To: move.AtLoadBalancer, Epoch: w.Source.Epoch, Backend: D}, 0)
+		w.post(move.Message{Kind: move.Buffer, From: move.AtSource, To: move.AtLoadBalancer, Epoch: w.Source.Epoch, Backend: D}, 0)
 		return
 	}
 	w.source(w.Source.Retry())

@@ -292,7 +292,7 @@ func (w *World) forget() {
 	w.Source.Nonce = 0
 	for i := uint8(0); i < w.mails; {
 		m := w.mail[i].m
-		if m.Kind == move.Hold && (w.Source.Phase != move.Holding || m.Epoch != w.Source.Epoch) {
+		if m.Kind == move.Buffer && (w.Source.Phase != move.Holding || m.Epoch != w.Source.Epoch) {
 			w.take(i)
 			continue
 		}
@@ -330,7 +330,7 @@ func (w *World) learn() {
 // packet is one of the client, and what it is told in answer. Of a flow that is forgotten it goes by the hash, wherever that leads:
 // here the backend that has it speaks first.
 func (w *World) packet() {
-	if w.Reset || w.Flow.Held {
+	if w.Reset || w.Flow.Buffering {
 		return
 	}
 	switch {
@@ -384,6 +384,6 @@ func (w *World) knows() bool {
 func (w World) String() string {
 	return fmt.Sprintf("load balancer: owner %d, epoch %d, held %v, before %d, up %v; source: %s in %d, socket %d knows %d, up %v; "+
 		"destination: %s in %d, socket %d knows %d, up %v, guard %v; client told %d, reset %v, over %v; on the way %v; left %+v",
-		w.Flow.Owner, w.Flow.Epoch, w.Flow.Held, w.Flow.Predecessor, w.FUp, w.Source.Phase, w.Source.Epoch, w.SSock, w.SVer, w.SUp,
+		w.Flow.Owner, w.Flow.Epoch, w.Flow.Buffering, w.Flow.Predecessor, w.FUp, w.Source.Phase, w.Source.Epoch, w.SSock, w.SVer, w.SUp,
 		w.Dest.Phase, w.Dest.Epoch, w.DSock, w.DVer, w.DUp, w.guard, w.Client, w.Reset, w.Over, w.mail[:w.mails], w.left)
 }

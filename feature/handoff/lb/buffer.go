@@ -7,13 +7,13 @@ import (
 	"os"
 	"sync"
 
-	"github.com/weir-project/weir/feature/handoff/tap"
+	"github.com/weir-project/weir/feature/handoff/packetbuf"
 	"github.com/weir-project/weir/kernel"
 )
 
 // hold is the device to which the data path redirects the packets of parked flows.
 type hold struct {
-	*tap.Device[Key]
+	*packetbuf.Device[Key]
 	mu       sync.Mutex
 	services map[listen]Service // by what a frame says
 }
@@ -27,7 +27,7 @@ type listen struct {
 // newHold makes the device, or takes the one that is there. stays: it is there without us, too.
 func newHold(name string, stays bool) (h *hold, err error) {
 	h = &hold{services: map[listen]Service{}}
-	h.Device, err = tap.Again(func() (*tap.Device[Key], error) { return tap.New(name, stays, h.flowOf) })
+	h.Device, err = packetbuf.Again(func() (*packetbuf.Device[Key], error) { return packetbuf.New(name, stays, h.flowOf) })
 	if err != nil {
 		return nil, err
 	}
@@ -45,21 +45,21 @@ func (h *hold) flowOf(from, to netip.AddrPort, proto uint8) (Key, bool) {
 	return Key{Client: from, Service: s.flows()}, ok
 }
 
-// Park has packets of a flow wait, from now on: in the device's queue until Collect, then here, until Unpark.
-func (f *DataPath) Park(k Key) error {
+// Buffer has packets of a flow wait, from now on: in the device's queue until Collect, then here, until Unpark.
+func (f *DataPath) Buffer(k Key) error {
 	f.hold.Expect(k)
-	_, err := f.change(k, kernel.Monotonic()+uint64(f.parkFor), 0, func(fl *Flow) { fl.Parked = true })
+	_, err := f.change(k, kernel.Monotonic()+uint64(f.parkFor), 0, func(fl *Flow) { fl.Buffered = true })
 	if err != nil {
 		f.hold.Forget(k)
 	}
 	return err
 }
 
-// Unpark lets the packets of a flow go to its owner, in the order in which they came, and then has those that come go there at
+// Flush lets the packets of a flow go to its owner, in the order in which they came, and then has those that come go there at
 // once. It returns how many waited.
-func (f *DataPath) Unpark(k Key) (waited int, err error) {
-	return f.hold.LetGo(k, func() error {
-		_, err := f.Change(k, func(fl *Flow) { fl.Parked = false })
+func (f *DataPath) Flush(k Key) (waited int, err error) {
+	return f.hold.Flush(k, func() error {
+		_, err := f.Change(k, func(fl *Flow) { fl.Buffered = false })
 		return err
 	})
 }

@@ -14,23 +14,23 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/backend/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/packetbuf"
 	"github.com/weir-project/weir/feature/handoff/repair"
-	"github.com/weir-project/weir/feature/handoff/tap"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
-// parkName is the device of parked packets: one in a network namespace, as the quarantine.
-const parkName = "weir-park"
+// parkName is the device of buffered packets: one in a network namespace, as the quarantine.
+const parkName = "weir-buffer"
 
 // makePark makes it. It goes with this process, and packets that wait in it with it: clients send them again.
-func makePark(ns *netns.Handle) (d *tap.Device[repair.Flow], err error) {
-	return tap.Again(func() (*tap.Device[repair.Flow], error) { return newPark(ns) })
+func makePark(ns *netns.Handle) (d *packetbuf.Device[repair.Flow], err error) {
+	return packetbuf.Again(func() (*packetbuf.Device[repair.Flow], error) { return newPark(ns) })
 }
 
-func newPark(ns *netns.Handle) (d *tap.Device[repair.Flow], err error) {
+func newPark(ns *netns.Handle) (d *packetbuf.Device[repair.Flow], err error) {
 	err = ns.Do(func() (err error) {
-		d, err = tap.New(parkName, false, func(from, to netip.AddrPort, proto uint8) (repair.Flow, bool) {
+		d, err = packetbuf.New(parkName, false, func(from, to netip.AddrPort, proto uint8) (repair.Flow, bool) {
 			return repair.Flow{Local: to, Remote: from}, proto == unix.IPPROTO_TCP
 		})
 		if err == nil {
@@ -44,30 +44,30 @@ func newPark(ns *netns.Handle) (d *tap.Device[repair.Flow], err error) {
 
 // park lets nothing reach a session's socket, as shut, and has the session's packets wait at this backend until release.
 func (g *Quarantine) park(f repair.Flow, e move.Epoch) error {
-	if g.tap == nil {
+	if g.buffer == nil {
 		return errNoPark
 	}
-	g.tap.Expect(f)
+	g.buffer.Expect(f)
 	if err := g.put(f, park, e); err != nil {
-		g.tap.Forget(f)
+		g.buffer.Forget(f)
 		return err
 	}
 	return nil
 }
 
 // parks says whether packets can wait here.
-func (g *Quarantine) parks() bool { return g.tap != nil }
+func (g *Quarantine) parks() bool { return g.buffer != nil }
 
-var errNoPark = errors.New("packets cannot be parked at this backend")
+var errNoPark = errors.New("packets cannot be buffered at this backend")
 
 // parkShut has packets wait that a shut quarantine would send back. ok is false if the quarantine is not shut by that move.
 func (g *Quarantine) parkShut(f repair.Flow, e move.Epoch) (ok bool, err error) {
-	if g.tap == nil {
+	if g.buffer == nil {
 		return false, nil
 	}
-	g.tap.Expect(f)
+	g.buffer.Expect(f)
 	if ok, err = g.become(f, e, shut, park); !ok {
-		g.tap.Forget(f)
+		g.buffer.Forget(f)
 	}
 	return ok, err
 }
@@ -76,7 +76,7 @@ func (g *Quarantine) parkShut(f repair.Flow, e move.Epoch) (ok bool, err error) 
 // shut sends them back to the load balancer, pass lets them to the socket. It is changed first: the load balancer may send here again what was
 // sent back to it.
 func (g *Quarantine) release(f repair.Flow, e move.Epoch, to uint32) error {
-	err := g.tap.LetGoAfter(f, func() error { return g.leave(f, e, to) })
+	err := g.buffer.FlushAfter(f, func() error { return g.leave(f, e, to) })
 	if err != nil {
 		return fmt.Errorf("the quarantine for %s: %w", f, err)
 	}
@@ -116,12 +116,12 @@ func (g *Quarantine) takeUp() error {
 	return errors.Join(err, g.late())
 }
 
-// late sends back what was on its way to the device of parked packets when its session was released.
+// late sends back what was on its way to the device of buffered packets when its session was released.
 func (g *Quarantine) late() error {
-	if g.tap == nil {
+	if g.buffer == nil {
 		return nil
 	}
-	return g.tap.Collect()
+	return g.buffer.Collect()
 }
 
 // await has packets wait here until it is known whether the session stays. The load balancer answers a Reclaim and sends what it held at

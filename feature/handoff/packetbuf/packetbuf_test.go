@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package tap
+package packetbuf
 
 import (
 	"encoding/binary"
@@ -67,10 +67,10 @@ func TestWait(t *testing.T) {
 				opened := ""
 				open := func() error { opened = came(t, back); return nil }
 				if after {
-					err = d.LetGoAfter(1, open)
+					err = d.FlushAfter(1, open)
 				} else {
 					var n int
-					if n, err = d.LetGo(1, open); n != 2 {
+					if n, err = d.Flush(1, open); n != 2 {
 						t.Errorf("%d have waited", n)
 					}
 				}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tap is a device in which packets of sessions that move wait: at a load balancer, and at the backend that a session leaves.
+// Package packetbuf is a device in which packets of sessions that move wait: at a load balancer, and at the backend that a session leaves.
 // The data path redirects them to it, and they are taken out and put back as Ethernet frames.
-package tap
+package packetbuf
 
 import (
 	"encoding/binary"
@@ -150,10 +150,10 @@ func (d *Device[K]) Forget(k K) {
 	d.forget(k)
 }
 
-// LetGo puts the packets of a flow back, in the order in which they came, and then calls open, which has those that come go their
+// Flush puts the packets of a flow back, in the order in which they came, and then calls open, which has those that come go their
 // way at once. It returns how many waited. A few may be on their way to the device then: Collect puts them back. What is put back must
 // not come here again before open.
-func (d *Device[K]) LetGo(k K, open func() error) (waited int, err error) {
+func (d *Device[K]) Flush(k K, open func() error) (waited int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	err = d.collect()
@@ -167,8 +167,8 @@ func (d *Device[K]) LetGo(k K, open func() error) (waited int, err error) {
 	return waited, errors.Join(err, open(), d.collect())
 }
 
-// LetGoAfter calls open first: for packets that may come here again until then. Those that come at once may overtake those that waited.
-func (d *Device[K]) LetGoAfter(k K, open func() error) error {
+// FlushAfter calls open first: for packets that may come here again until then. Those that come at once may overtake those that waited.
+func (d *Device[K]) FlushAfter(k K, open func() error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	err := errors.Join(open(), d.collect())
