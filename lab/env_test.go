@@ -102,7 +102,7 @@ func TestStartInNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	p, err := e.Start(Command{Namespace: name, Path: "readlink", Args: []string{"/proc/self/ns/net"}, Output: &out, Patience: 30 * time.Second})
+	p, err := e.Start(Command{Namespace: name, Path: "readlink", Args: []string{"/proc/self/ns/net"}, Output: &out, Timeout: 30 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

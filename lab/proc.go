@@ -32,7 +32,7 @@ type Command struct {
 	Stdout    io.Writer // stdout only, before Output
 	// Patience is how long the end of the output may come after the end of the process; 0: a second, for a
 	// daemon's children may hold the pipe. Where the output counts and the machine is busy it wants more.
-	Patience time.Duration
+	Timeout time.Duration
 }
 
 // Process is a process that the lab started, with everything it forked.
@@ -171,7 +171,7 @@ func (e *Env) command(c Command) (*exec.Cmd, error) {
 		cmd.Stdin = c.Stdin
 	}
 	cmd.Env = append(append(os.Environ(), e.mark()), c.Env...)
-	cmd.WaitDelay = cmp.Or(c.Patience, time.Second)
+	cmd.WaitDelay = cmp.Or(c.Timeout, time.Second)
 	// A group of its own: the terminal's Ctrl-C is the lab's to handle, and a daemon dies with all it forked.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	return cmd, nil

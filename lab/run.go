@@ -43,7 +43,7 @@ func Execute(ctx context.Context, x Experiment, o Options) (*Result, error) {
 	if o.Pictures != "" && err == nil {
 		err = r.keepPictures(e.Dir, o.Pictures)
 	}
-	e.Watch.Say("cleaning up: processes, namespaces, pins")
+	e.Watch.Log("cleaning up: processes, namespaces, pins")
 	e.Close()
 	left := e.Leftovers()
 	for _, l := range left {

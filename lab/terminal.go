@@ -47,7 +47,7 @@ func (t *Terminal) Close() {
 	}
 }
 
-func (t *Terminal) Say(format string, a ...any) {
+func (t *Terminal) Log(format string, a ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	line := fmt.Sprintf("%5.1fs  %s", time.Since(t.since).Seconds(), fmt.Sprintf(format, a...))

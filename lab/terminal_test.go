@@ -19,7 +19,7 @@ func TestTerminalFits(t *testing.T) {
 		picture = append(picture, strings.Repeat(fmt.Sprint(i), 100))
 	}
 	for i := range 50 {
-		term.Say("sentence %d: %s", i, strings.Repeat("words and more ", 10))
+		term.Log("sentence %d: %s", i, strings.Repeat("words and more ", 10))
 	}
 	out.Reset()
 	term.Show(picture)
@@ -47,7 +47,7 @@ func TestTerminalClose(t *testing.T) {
 		t.Errorf("%q does not end by giving the screen back", out.String())
 	}
 	out.Reset()
-	term.Say("late")
+	term.Log("late")
 	term.Show([]string{"later"})
 	term.Close()
 	if out.Len() != 0 {

@@ -114,8 +114,8 @@ func printServer(w io.Writer, s backend.Status) {
 	} else if d := s.Silent[""]; d > 0 {
 		fmt.Fprintf(w, "  ! the load balancer's agent is connected%s\n", notHeard(d))
 	}
-	if s.Patience != "" {
-		fmt.Fprintf(w, "  ! %s\n", s.Patience)
+	if s.TimeoutError != "" {
+		fmt.Fprintf(w, "  ! %s\n", s.TimeoutError)
 	}
 	t := newTable(w, "  BACKEND", "AGENT")
 	for _, name := range slices.Sorted(maps.Keys(s.Peers)) {

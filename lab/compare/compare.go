@@ -121,7 +121,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-func (x *experiment) say(format string, a ...any) { x.env.Watch.Say(format, a...) }
+func (x *experiment) say(format string, a ...any) { x.env.Watch.Log(format, a...) }
 
 // build makes the hosts, and starts what takes long: the collectors.
 func (x *experiment) build(ctx context.Context) error {

@@ -93,7 +93,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	return nil
 }
 
-func (x *experiment) say(format string, a ...any) { x.env.Watch.Say(format, a...) }
+func (x *experiment) say(format string, a ...any) { x.env.Watch.Log(format, a...) }
 
 // rand returns a source of its own for each part of the run, so that what one part draws does not depend on what
 // others drew.

@@ -64,7 +64,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	return nil
 }
 
-func (x *experiment) say(format string, a ...any) { x.env.Watch.Say(format, a...) }
+func (x *experiment) say(format string, a ...any) { x.env.Watch.Log(format, a...) }
 
 func (x *experiment) measure(ctx context.Context) error {
 	parts := []func(context.Context) error{x.everyHook, x.evasions, x.sameVerdicts, x.swaps, x.fuzz}

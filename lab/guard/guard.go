@@ -83,7 +83,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	return nil
 }
 
-func (x *experiment) say(format string, a ...any) { x.env.Watch.Say(format, a...) }
+func (x *experiment) say(format string, a ...any) { x.env.Watch.Log(format, a...) }
 
 // measure does all of it. Sockets and scenarios go together: the kernel stamps what comes to a socket, and scenarios
 // have a clock of their own, so neither depends on how busy the machine is. What takes times comes after.

@@ -129,7 +129,7 @@ func (b *balance) compare(ctx context.Context, s setting, rounds int, long time.
 			if c != &with {
 				one.threshold, at = 0, 1
 			}
-			b.env.Watch.Say("%s, round %d of %d", c.name, i+1, rounds)
+			b.env.Watch.Log("%s, round %d of %d", c.name, i+1, rounds)
 			d, err := b.run(ctx, one, seed, long)
 			if err != nil {
 				return nil, err

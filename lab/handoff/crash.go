@@ -61,7 +61,7 @@ func runCrash(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if e.Size == lab.Full {
 		bounds = explore.Thorough
 	}
-	e.Watch.Say("going through the model's states")
+	e.Watch.Log("going through the model's states")
 	model, err := explore.Run(ctx, bounds)
 	if err != nil {
 		return err
@@ -238,7 +238,7 @@ func (x *crashes) one(ctx context.Context, v victim) error {
 	}
 	x.cases++
 	x.tested[v.step] = true
-	x.env.Watch.Say("killed at %v", v)
+	x.env.Watch.Log("killed at %v", v)
 	for _, p := range v.with {
 		<-p.Done()
 	}

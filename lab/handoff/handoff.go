@@ -110,7 +110,7 @@ func (p plan) run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if err != nil {
 		return err
 	}
-	e.Watch.Say("%d servers behind a load balancer, each with a keeper, an agent and a member", p.hosts)
+	e.Watch.Log("%d servers behind a load balancer, each with a keeper, an agent and a member", p.hosts)
 	if err := w.start(); err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func (p plan) run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 
 // oneHost is what becomes of sessions whose process is killed, and of a real router's.
 func (p plan) oneHost(ctx context.Context, e *lab.Env, r *lab.Result) error {
-	e.Watch.Say("%d kills under streams", p.kills)
+	e.Watch.Log("%d kills under streams", p.kills)
 	s, err := onehost.Stream(ctx, e, p.kills)
 	if err != nil {
 		return err
@@ -149,7 +149,7 @@ func (p plan) oneHost(ctx context.Context, e *lab.Env, r *lab.Result) error {
 		r.Skip("a real router's BMP session: %v is not installed", missing)
 		return nil
 	}
-	e.Watch.Say("a real router, %d moves and %d kills of its collector", p.bmp.Moves, p.bmp.Kills)
+	e.Watch.Log("a real router, %d moves and %d kills of its collector", p.bmp.Moves, p.bmp.Kills)
 	b, err := onehost.BMP(ctx, e, p.bmp)
 	if err != nil {
 		return err
@@ -188,7 +188,7 @@ var variants = []variant{
 }
 
 func (v *variant) run(ctx context.Context, e *lab.Env, r *lab.Result) error {
-	e.Watch.Say("%s: %d moves", v.name, v.moves)
+	e.Watch.Log("%s: %d moves", v.name, v.moves)
 	w, err := newWorld(e, v.name, v.hosts)
 	if err != nil {
 		return err
@@ -301,7 +301,7 @@ func (m *migration) run(ctx context.Context) error {
 			return err
 		}
 		if m.moved%100 == 0 {
-			m.env.Watch.Say("%d of %d moves", m.moved, m.moves)
+			m.env.Watch.Log("%d of %d moves", m.moved, m.moves)
 		}
 	}
 	time.Sleep(100 * time.Millisecond)

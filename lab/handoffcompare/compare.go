@@ -120,7 +120,7 @@ func (x *experiment) with(ctx context.Context, n int) (err error) {
 	x.result.Set(fmt.Sprintf("rounds_%d", n), float64(round))
 	for _, w := range ways {
 		f := x.found[cell{w.name, n}]
-		x.env.Watch.Say("%d servers, %-7s: %.1f µs, %.1f Gbit/s to the servers, %.1f Gbit/s from them (%d rounds)", n, w.name,
+		x.env.Watch.Log("%d servers, %-7s: %.1f µs, %.1f Gbit/s to the servers, %.1f Gbit/s from them (%d rounds)", n, w.name,
 			median(f.p50), median(f.up), median(f.down), round)
 	}
 	return nil

@@ -60,7 +60,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 		return err
 	}
 	for _, event := range events {
-		e.Watch.Say(event.what)
+		e.Watch.Log(event.what)
 		if err := p.through(ctx, event.what, event.do); err != nil {
 			return fmt.Errorf("%s: %w", event.what, err)
 		}
@@ -94,7 +94,7 @@ func (p *pair) after(errs ...error) error {
 // begin opens connections by the first load balancer alone, over two hosts; then a third host comes, and what is its by the hash
 // stays where it is.
 func (p *pair) begin(ctx context.Context, n int) error {
-	p.env.Watch.Say("opening %d connections", n)
+	p.env.Watch.Log("opening %d connections", n)
 	if err := p.after(p.add(0), p.by(0), p.host(0), p.host(1)); err != nil {
 		return err
 	}
@@ -153,6 +153,6 @@ func (p *pair) round(ctx context.Context, what string) error {
 	if resets+lost+wrong > 0 {
 		p.result.Note("%s: %d reset, %d lost, %d answered by another host", what, resets, lost, wrong)
 	}
-	p.env.Watch.Say("%d connections have answered in %s", len(p.conns)-resets-lost-wrong, took.Round(time.Millisecond))
+	p.env.Watch.Log("%d connections have answered in %s", len(p.conns)-resets-lost-wrong, took.Round(time.Millisecond))
 	return ctx.Err()
 }

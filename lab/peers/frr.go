@@ -168,7 +168,7 @@ func route(n int) string { return fmt.Sprintf("20.%d.%d.0/24", n>>8, n&0xff) }
 func (r *Router) vtysh(ctx context.Context, e *lab.Env, role, namespace string, args ...string) (string, error) {
 	var out bytes.Buffer
 	home := filepath.Join(e.Dir, r.Name, role)
-	p, err := e.Start(lab.Command{Namespace: namespace, Path: "vtysh", Output: &out, Patience: 30 * time.Second,
+	p, err := e.Start(lab.Command{Namespace: namespace, Path: "vtysh", Output: &out, Timeout: 30 * time.Second,
 		Args: append([]string{"--vty_socket", home, "--config_dir", home}, args...)})
 	if err != nil {
 		return "", err

@@ -69,7 +69,7 @@ func startLoad(ctx context.Context, e *lab.Env, h *host) (*load, error) {
 func start(e *lab.Env, h *host, name string, args ...string) (*program, error) {
 	p := &program{out: &bytes.Buffer{}}
 	var err error
-	p.proc, err = e.Start(lab.Command{Namespace: h.clients, Path: name, Args: args, Output: p.out, Patience: 30 * time.Second})
+	p.proc, err = e.Start(lab.Command{Namespace: h.clients, Path: name, Args: args, Output: p.out, Timeout: 30 * time.Second})
 	return p, err
 }
 

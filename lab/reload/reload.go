@@ -108,7 +108,7 @@ func (x *experiment) measure(ctx context.Context) error {
 			x.result.Note("%d of %d rounds: the machine is too busy for more in the time", round, x.rounds)
 			break
 		}
-		x.env.Watch.Say("round %d of %d", round+1, x.rounds)
+		x.env.Watch.Log("round %d of %d", round+1, x.rounds)
 		for _, p := range []struct {
 			way string
 			on  *host

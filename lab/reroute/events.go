@@ -40,7 +40,7 @@ func (x *experiment) listen(ctx context.Context) error {
 				return true
 			})
 			if err != nil && ctx.Err() == nil {
-				x.env.Watch.Say("events of a router: %v", err)
+				x.env.Watch.Log("events of a router: %v", err)
 			}
 		}()
 	}

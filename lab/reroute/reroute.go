@@ -112,7 +112,7 @@ func (x *experiment) stalls(host *lab.Stalls) {
 	}
 }
 
-func (x *experiment) say(format string, a ...any) { x.env.Watch.Say(format, a...) }
+func (x *experiment) say(format string, a ...any) { x.env.Watch.Log(format, a...) }
 
 func (x *experiment) build(ctx context.Context) (err error) {
 	x.say("a triangle of routers, probed and protected; sessions of BFD with what is installed")

@@ -127,7 +127,7 @@ protocol bfd {
 // ask has a daemon's own shell answer.
 func (d *daemon) ask(ctx context.Context, e *lab.Env, program string, args ...string) (string, error) {
 	var out bytes.Buffer
-	p, err := e.Start(lab.Command{Namespace: d.namespace, Path: program, Args: args, Output: &out, Patience: 30 * time.Second})
+	p, err := e.Start(lab.Command{Namespace: d.namespace, Path: program, Args: args, Output: &out, Timeout: 30 * time.Second})
 	if err != nil {
 		return "", err
 	}

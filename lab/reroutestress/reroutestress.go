@@ -69,7 +69,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	return nil
 }
 
-func (x *experiment) say(format string, a ...any) { x.env.Watch.Say(format, a...) }
+func (x *experiment) say(format string, a ...any) { x.env.Watch.Log(format, a...) }
 
 // build makes the routers, and waits until every session of everybody is up.
 func (x *experiment) build(ctx context.Context) (err error) {

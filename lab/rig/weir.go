@@ -102,7 +102,7 @@ func (w *Weir) yaml() []byte {
 func (w *Weir) Run(ctx context.Context, args ...string) ([]byte, error) {
 	var out, errs bytes.Buffer
 	p, err := w.env.Start(lab.Command{Path: w.binary, Args: append([]string{"--root", w.env.Root, "--socket", w.socket}, args...),
-		Stdout: &out, Output: &errs, Patience: time.Minute})
+		Stdout: &out, Output: &errs, Timeout: time.Minute})
 	if err != nil {
 		return nil, err
 	}

@@ -192,7 +192,7 @@ func (s *stage) askWhere(ctx context.Context) error {
 // say tells who watches, unless there is too much of it.
 func (s *stage) say(format string, a ...any) {
 	if !s.silent {
-		s.env.Watch.Say(format, a...)
+		s.env.Watch.Log(format, a...)
 	}
 }
 

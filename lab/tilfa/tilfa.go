@@ -92,7 +92,7 @@ func (x *experiment) spread(ctx context.Context) error {
 			return err
 		}
 		if len(n.Nodes) <= spreadNodes[x.env.Size] {
-			x.env.Watch.Say("%s: every order in which changes spread", n.Name)
+			x.env.Watch.Log("%s: every order in which changes spread", n.Name)
 			spread(n, x.env.Rand, &s)
 		}
 	}
@@ -154,7 +154,7 @@ func (x *experiment) judge(ctx context.Context) error {
 		}()
 	}
 	for i, n := range x.nets {
-		x.env.Watch.Say("%d of %d: %s, %d nodes, %d links", i+1, len(x.nets), n.Name, len(n.Nodes), len(n.Links)/2)
+		x.env.Watch.Log("%d of %d: %s, %d nodes, %d links", i+1, len(x.nets), n.Name, len(n.Nodes), len(n.Links)/2)
 		work <- n
 	}
 	close(work)

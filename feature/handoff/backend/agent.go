@@ -68,12 +68,12 @@ type Options struct {
 	Root   *kernel.Root  `json:"-"` // of the quarantine's pins
 	Netns  *netns.Handle `json:"-"` // of the services; nil: the process's own
 
-	Buffer   bool          // packets of a session that leaves wait at this backend until it has moved, not at the load balancer
-	Patience time.Duration // of a move, before the load balancer is asked what became of it; default 700 ms. Less than the load balancer holds
+	Buffer  bool          // packets of a session that leaves wait at this backend until it has moved, not at the load balancer
+	Timeout time.Duration // of a move, before the load balancer is asked what became of it; default 700 ms. Less than the load balancer holds
 	// PatienceAt is the place of patience in a file, for errors.
-	PatienceAt strictyaml.Pos `json:"-"`
-	Limit      int            // bytes of a session's queues; default repair.DefaultLimit
-	Log        *slog.Logger   `json:"-"` // default: nothing is logged
+	TimeoutAt strictyaml.Pos `json:"-"`
+	Limit     int            // bytes of a session's queues; default repair.DefaultLimit
+	Log       *slog.Logger   `json:"-"` // default: nothing is logged
 
 	// Step is called after each step of a move, by which experiments kill the agent there; nil in use. [Steps] names them.
 	Step func(name string) `json:"-"`
@@ -156,8 +156,8 @@ func (o *Options) check() error {
 	if o.Step == nil {
 		o.Step = func(string) {}
 	}
-	if o.Patience == 0 {
-		o.Patience = 700 * time.Millisecond
+	if o.Timeout == 0 {
+		o.Timeout = 700 * time.Millisecond
 	}
 	if o.Root == nil {
 		o.Root = kernel.OpenRoot("")

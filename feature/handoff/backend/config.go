@@ -121,6 +121,6 @@ func (c *Config) options() (Options, error) {
 	}
 	return Options{Name: c.Name, Number: move.Backend(c.Number), TLS: config, LB: Remote{Name: names[0], Address: c.LB.Address}, LBNames: names,
 		Registration: peer.Registration{Address: c.Address, Weight: weight, Services: c.Services, Agent: cmp.Or(c.Advertise, c.Listen)},
-		Serve:        c.Services, Devices: c.Devices, Keeper: c.Keeper, Buffer: c.Buffer, Patience: c.Timeout, Limit: c.MaxQueues,
-		PatienceAt: c.At("timeout")}, nil
+		Serve:        c.Services, Devices: c.Devices, Keeper: c.Keeper, Buffer: c.Buffer, Timeout: c.Timeout, Limit: c.MaxQueues,
+		TimeoutAt: c.At("timeout")}, nil
 }

@@ -26,12 +26,12 @@ const recent = 4096 // moves whose times are kept
 
 // Status is what an agent has done.
 type Status struct {
-	Backend  string          `json:"backend"`
-	LB       bool            `json:"lb_connected"`
-	Unwanted string          `json:"lb_rejects,omitempty"`     // why the load balancer refuses this backend
-	Patience string          `json:"patience_error,omitempty"` // why patience does not fit the load balancer
-	Keeper   bool            `json:"keeper_connected"`
-	Peers    map[string]bool `json:"peers"` // connected?
+	Backend      string          `json:"backend"`
+	LB           bool            `json:"lb_connected"`
+	Unwanted     string          `json:"lb_rejects,omitempty"`    // why the load balancer refuses this backend
+	TimeoutError string          `json:"timeout_error,omitempty"` // why timeout does not fit the load balancer
+	Keeper       bool            `json:"keeper_connected"`
+	Peers        map[string]bool `json:"peers"` // connected?
 	// Silent are the agents that are connected and not heard, with for how long, in seconds; the load balancer's has the name "".
 	Silent      map[string]float64 `json:"silent_seconds,omitempty"`
 	Leaving     int                `json:"leaving"`
@@ -88,7 +88,7 @@ func (a *Agent) Status() (Status, error) {
 		Out: a.stats.out, In: a.stats.in, Back: a.stats.back, Discarded: a.stats.discarded, Bytes: a.stats.bytes,
 		Refused: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Quarantine: g}
 	if err := a.tooPatient(); err != nil {
-		s.Patience = err.Error()
+		s.TimeoutError = err.Error()
 	}
 	for k, v := range a.stats.refused {
 		s.Refused[k] = v

@@ -38,7 +38,7 @@ func deaf(t *testing.T, ca *peertest.Authority) (address string) {
 }
 
 func lonely(t *testing.T, ca *peertest.Authority) *Agent {
-	a := &Agent{o: Options{TLS: ca.TLS("own"), Log: slog.New(slog.DiscardHandler), Patience: time.Millisecond}, workers: newWorkers(t.Context().Done()),
+	a := &Agent{o: Options{TLS: ca.TLS("own"), Log: slog.New(slog.DiscardHandler), Timeout: time.Millisecond}, workers: newWorkers(t.Context().Done()),
 		leaving: map[peer.Flow]*leaving{}, arriving: map[peer.Flow]*arriving{}, attended: map[*peer.Conn]bool{},
 		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1)}
 	a.lb = &link{a: a}
@@ -159,7 +159,7 @@ func (n narrow) Read(b []byte) (int, error) {
 func TestSlowWay(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	a := lonely(t, ca)
-	a.o.Patience, a.o.Step, a.stats.refused = 2*time.Second, func(string) {}, map[string]uint64{}
+	a.o.Timeout, a.o.Step, a.stats.refused = 2*time.Second, func(string) {}, map[string]uint64{}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -248,7 +248,7 @@ func (s *server) start() {
 	t.Helper()
 	own := w.remotes[s.number-1]
 	o := Options{Name: own.Name, Number: own.Number, TLS: w.ca.TLS(own.Name), LB: Remote{Name: "lb", Address: w.address},
-		Services: []Service{{Name: service, ID: 0, Listen: w.at}}, Devices: []string{"w0"}, Keeper: s.keeper, Root: w.root, Netns: s.ns, Patience: patience, Buffer: w.park, Log: w.log.With("server", s.number)}
+		Services: []Service{{Name: service, ID: 0, Listen: w.at}}, Devices: []string{"w0"}, Keeper: s.keeper, Root: w.root, Netns: s.ns, Timeout: patience, Buffer: w.park, Log: w.log.With("server", s.number)}
 	for _, r := range w.remotes {
 		if r.Number != own.Number {
 			o.Peers = append(o.Peers, r)

@@ -31,19 +31,19 @@ services:
 	w.playBackend(0, s)
 	w.eventually("the server says that its patience is too long", func() bool {
 		st := s.status()
-		return strings.Contains(st.Patience, fmt.Sprintf("server.yaml:10:10: timeout %s of handoff.backend: the load balancer holds packets", patience)) &&
-			strings.Contains(st.Patience, fmt.Sprintf("until then %s is used", patience*7/10))
+		return strings.Contains(st.TimeoutError, fmt.Sprintf("server.yaml:10:10: timeout %s of handoff.backend: the load balancer holds packets", patience)) &&
+			strings.Contains(st.TimeoutError, fmt.Sprintf("until then %s is used", patience*7/10))
 	})
 	stop()
 	play(patience + time.Second)
 	w.eventually("the server has less patience than the new load balancer's hold", func() bool {
 		st := s.status()
-		return st.LB && st.Patience == ""
+		return st.LB && st.TimeoutError == ""
 	})
 }
 
 func TestPatience(t *testing.T) {
-	a := &Agent{o: Options{Patience: 700 * time.Millisecond}}
+	a := &Agent{o: Options{Timeout: 700 * time.Millisecond}}
 	for hold, want := range map[time.Duration]time.Duration{0: 700, time.Second: 700, 700 * time.Millisecond: 490, 100 * time.Millisecond: 70} {
 		a.holds.Store(int64(hold))
 		if got := a.patience(); got != want*time.Millisecond {

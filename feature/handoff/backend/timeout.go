@@ -8,21 +8,21 @@ import "time"
 // balancer lets packets go after its hold: an agent that waits longer would ask too late, so
 // 7/10 of hold is the most.
 func (a *Agent) patience() time.Duration {
-	if hold := time.Duration(a.holds.Load()); hold > 0 && a.o.Patience >= hold {
+	if hold := time.Duration(a.holds.Load()); hold > 0 && a.o.Timeout >= hold {
 		return hold * 7 / 10
 	}
-	return a.o.Patience
+	return a.o.Timeout
 }
 
 // tooPatient says that patience does not fit the load balancer; nil: it does, or the load
 // balancer does not say for how long it holds packets.
 func (a *Agent) tooPatient() error {
 	hold := time.Duration(a.holds.Load())
-	if hold == 0 || a.o.Patience < hold {
+	if hold == 0 || a.o.Timeout < hold {
 		return nil
 	}
-	return a.o.PatienceAt.Errorf("timeout %s of handoff.backend: the load balancer holds packets of a session that moves for %s: take less, or raise hold in lb of its weir.yaml; until then %s is used",
-		a.o.Patience, hold, a.patience())
+	return a.o.TimeoutAt.Errorf("timeout %s of handoff.backend: the load balancer holds packets of a session that moves for %s: take less, or raise hold in lb of its weir.yaml; until then %s is used",
+		a.o.Timeout, hold, a.patience())
 }
 
 // toldHold takes for how many milliseconds the load balancer holds packets, 0: it does not say.
