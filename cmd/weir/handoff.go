@@ -177,7 +177,7 @@ func printHandoff(w io.Writer, r handoff.Report, all bool, now time.Time) {
 		}
 		n := s.Counts
 		fmt.Fprintf(w, "%s: %d transferred, %d rescued after crashes, %d inherited; %d transfers refused; reset: %d expired, %d uncommitted, %d closed\n",
-			s.Name, n.Transfers, n.Rescued, n.Inherited, n.Refused, n.Expired, n.Gaps, n.Closed)
+			s.Name, n.Transfers, n.Rescued, n.Inherited, n.Rejected, n.Expired, n.Gaps, n.Closed)
 		if n.OverLimit > 0 {
 			fmt.Fprintf(w, "  ! %d sockets or states were over the keeper's limits\n", n.OverLimit)
 		}
@@ -224,13 +224,13 @@ func printKept(w io.Writer, sessions []handoff.SessionReport, all bool, now time
 	}
 	refused := 0
 	for _, s := range sessions {
-		if s.Why == "" {
+		if s.ReturnReason == "" {
 			continue
 		}
 		if refused++; refused > few && !all {
 			continue
 		}
-		fmt.Fprintf(w, "  ! session %s, %s to %s, was not moved from member %s: %s\n", s.ID, s.Remote, s.Local, s.Member, s.Why)
+		fmt.Fprintf(w, "  ! session %s, %s to %s, was not moved from member %s: %s\n", s.ID, s.Remote, s.Local, s.Member, s.ReturnReason)
 	}
 	if refused > few && !all {
 		fmt.Fprintf(w, "  ! and %d more: --all shows them\n", refused-few)
@@ -368,14 +368,14 @@ func movedFrom(before []handoff.SessionReport, r handoff.Report) (stay, back int
 		is, ok := after[was.ID]
 		switch {
 		case !ok: // it has another number where it is now
-		case is.Moves == was.Moves && is.Refused > was.Refused && !is.Given && is.PID == was.PID:
+		case is.Moves == was.Moves && is.Rejected > was.Rejected && !is.Given && is.PID == was.PID:
 			back++
-			why = is.Why
+			why = is.ReturnReason
 		case is.Moves == was.Moves, is.Given, is.PID == 0, wire.Elsewhere(is.Member):
 			stay++
 		case is.Member == was.Member && is.PID == was.PID:
 			back++
-			why = cmp.Or(is.Why, "the log of the agents of both servers says why")
+			why = cmp.Or(is.ReturnReason, "the log of the agents of both servers says why")
 		}
 	}
 	return stay, back, why

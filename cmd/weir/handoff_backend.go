@@ -78,7 +78,7 @@ func printServer(w io.Writer, s backend.Status) {
 	if s.Draining {
 		draining = "; it is being drained, and gets no new flows"
 	}
-	fmt.Fprintf(w, "%s: %d sessions have left, %d have come, %d came back, %d on their way%s\n", s.Backend, s.Out, s.In, s.Back, s.Leaving+s.Arriving, draining)
+	fmt.Fprintf(w, "%s: %d sessions have left, %d have come, %d came back, %d on their way%s\n", s.Backend, s.Out, s.In, s.Returned, s.Sending+s.Receiving, draining)
 	if s.Out > 0 {
 		fmt.Fprintf(w, "  a move takes %s, of a hundred the slowest %s, at most %s; %s on average stopped; %d bytes a session\n",
 			short(s.Transfer.P50), short(s.Transfer.P99), short(s.Transfer.Max), short(s.Stopped.Sum/time.Duration(s.Stopped.Count)), s.Bytes/s.Out)
@@ -86,8 +86,8 @@ func printServer(w io.Writer, s backend.Status) {
 	if len(s.Unserved) > 0 {
 		fmt.Fprintf(w, "  ! nobody here serves %s: new flows go to other backends\n", strings.Join(s.Unserved, ", "))
 	}
-	for _, what := range slices.Sorted(maps.Keys(s.Refused)) {
-		fmt.Fprintf(w, "  ! %s: refused %d times; the agent's log says why\n", what, s.Refused[what])
+	for _, what := range slices.Sorted(maps.Keys(s.Rejected)) {
+		fmt.Fprintf(w, "  ! %s: refused %d times; the agent's log says why\n", what, s.Rejected[what])
 	}
 	for i, b := range s.Blocked {
 		if i == mostStuck {
@@ -107,8 +107,8 @@ func printServer(w io.Writer, s backend.Status) {
 	if !s.Keeper {
 		fmt.Fprintln(w, "  ! no keeper answers: no session can move (weir serve, or weir handoff keep)")
 	}
-	if s.Unwanted != "" {
-		fmt.Fprintf(w, "  ! the load balancer refuses this backend: %s\n", s.Unwanted)
+	if s.LBRejects != "" {
+		fmt.Fprintf(w, "  ! the load balancer refuses this backend: %s\n", s.LBRejects)
 	} else if !s.LB {
 		fmt.Fprintln(w, "  ! the load balancer's agent is not connected: no session can move")
 	} else if d := s.Silent[""]; d > 0 {

@@ -24,7 +24,7 @@ func TestMovedFrom(t *testing.T) {
 		"waits":             {handoff.SessionReport{ID: "7", Member: "1", Moves: 4}, 1, 0},
 		"leaves":            {handoff.SessionReport{ID: "7", Member: "@s2", PID: 9, Moves: 4}, 1, 0},
 		"back from there":   {handoff.SessionReport{ID: "7", Member: "0", PID: 5, Moves: 5}, 0, 1},
-		"refused":           {handoff.SessionReport{ID: "7", Member: "0", PID: 5, Moves: 3, Refused: 1, Why: "1 bytes were read"}, 0, 1},
+		"refused":           {handoff.SessionReport{ID: "7", Member: "0", PID: 5, Moves: 3, Rejected: 1, ReturnReason: "1 bytes were read"}, 0, 1},
 		"at another server": {handoff.SessionReport{ID: "8", Member: "0", PID: 5}, 0, 0},
 	} {
 		r := handoff.Report{Services: []handoff.ServiceReport{{Sessions: []handoff.SessionReport{x.is}}}}

@@ -192,7 +192,7 @@ func (x *crashes) victims(side int, step string) []victim {
 		// The session is looked after while there is no way to the other server.
 		return errors.Join(h.startAgent(), within(patience, "the agent to have nothing under way", func() (bool, error) {
 			s, err := h.status()
-			return err == nil && s.Leaving == 0, err
+			return err == nil && s.Sending == 0, err
 		}), other.startAgent())
 	}
 	whole.what, whole.whole, whole.with, whole.again = "whole server", true, []*process{h.keeper, h.member}, h.startAgain
@@ -371,7 +371,7 @@ func (x *crashes) leaked() (n int, err error) {
 			if err != nil {
 				return 0, err
 			}
-			n += s.Leaving + s.Arriving + s.Quarantined
+			n += s.Sending + s.Receiving + s.Quarantined
 			r, err := handoff.Status(context.Background(), h.socket())
 			if err != nil {
 				return 0, err

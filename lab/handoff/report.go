@@ -44,7 +44,7 @@ func (m *migration) report(r *lab.Result) error {
 		}
 		transfers, stops = append(transfers, s.Transfers...), append(stops, s.Stops...)
 		returned, deaf, parked, sent = returned+s.Quarantine.Returned, deaf+s.Quarantine.Deaf, parked+s.Quarantine.Buffered, sent+s.Bytes
-		for what, n := range s.Refused {
+		for what, n := range s.Rejected {
 			r.Note("%s: %s refused %d times", h.name(), what, n)
 		}
 	}

@@ -61,7 +61,7 @@ var (
 	// when it is back; until then the session stands still.
 	ErrUncertain = errors.New("whether the session has moved is known when the keeper is back")
 
-	ErrRefused   = wire.ErrRefused   // this process is no member of the service
+	ErrNotMember = wire.ErrNotMember // this process is no member of the service
 	ErrNoPeer    = wire.ErrNoPeer    // nobody of that name is ready
 	ErrSlow      = wire.ErrSlow      // the peer does not answer for what it was given
 	ErrLimit     = wire.ErrLimit     // too many sessions, or too much state

@@ -286,7 +286,7 @@ func playStranger(args []string) error {
 		case err == nil:
 			fmt.Println("welcome")
 			m.Ready()
-		case errors.Is(err, handoff.ErrRefused):
+		case errors.Is(err, handoff.ErrNotMember):
 			fmt.Println("refused")
 		default:
 			return err
@@ -307,7 +307,7 @@ func playStranger(args []string) error {
 	fmt.Println("sees", max(n, 0))
 	err = handoff.Send(ctx, args[0], "talk", "0", 0, "nobody")
 	switch {
-	case errors.Is(err, handoff.ErrRefused):
+	case errors.Is(err, handoff.ErrNotMember):
 		fmt.Println("send refused")
 	case errors.Is(err, handoff.ErrNoPeer):
 		fmt.Println("send no peer")

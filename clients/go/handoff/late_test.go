@@ -85,7 +85,7 @@ func (d *dying) serve(c *wire.Conn) {
 			m.State, m.Unread = append([]byte(nil), m.State...), append([]byte(nil), m.Unread...)
 			d.asked <- m
 			answer.Seq = 0
-		case m.Type == wire.Took:
+		case m.Type == wire.Accept:
 			d.took <- struct{}{}
 		}
 		d.mu.Unlock()

@@ -149,14 +149,14 @@ func (m *Member) find(k wire.Kind, label string) (*os.File, error) {
 	}
 	if r.m.Cut {
 		err := wire.ErrNoDescriptors()
-		m.post(&wire.Message{Type: wire.Refuse, Session: r.m.Session, Number: uint32(wire.Lost), Text: err.Error()})
+		m.post(&wire.Message{Type: wire.Reject, Session: r.m.Session, Number: uint32(wire.Lost), Text: err.Error()})
 		return nil, err
 	}
 	if len(r.fds) == 0 {
 		return nil, fmt.Errorf("%w: an answer without the socket", wire.ErrMalformed)
 	}
 	wire.CloseAll(r.fds[1:])
-	m.post(&wire.Message{Type: wire.Took, Session: r.m.Session})
+	m.post(&wire.Message{Type: wire.Accept, Session: r.m.Session})
 	return os.NewFile(uintptr(r.fds[0]), label), nil
 }
 

@@ -49,7 +49,7 @@ func TestMoves(t *testing.T) {
 		c.finish()
 		n := w.counts()
 		t.Logf("%d bytes of state: %d messages, %+v", padding, c.count, n)
-		if n.Refused+n.Gaps > 0 {
+		if n.Rejected+n.Gaps > 0 {
 			t.Errorf("%+v", n)
 		}
 		a.Kill()

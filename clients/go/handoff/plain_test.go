@@ -136,7 +136,7 @@ func TestHTTPAndSessions(t *testing.T) {
 	if n, err := s.Read(buf); err != nil || string(buf[:n]) != "/min" {
 		t.Errorf("after it came back: %q, %v", buf[:n], err)
 	}
-	if x := w.sessions("session"); len(x) != 1 || !strings.Contains(x[0].Why, "AcceptSession") {
+	if x := w.sessions("session"); len(x) != 1 || !strings.Contains(x[0].ReturnReason, "AcceptSession") {
 		t.Errorf("%+v", x)
 	}
 }

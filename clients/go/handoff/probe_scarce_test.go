@@ -38,11 +38,11 @@ func TestProbeRefusesWithoutDescriptors(t *testing.T) {
 				p.want("files 100", "0")
 				other.want("accept 30000", "1")
 				s := w.sessions("session")
-				if len(s) != 2 || !strings.Contains(s[0].Why+s[1].Why, "RLIMIT_NOFILE") {
+				if len(s) != 2 || !strings.Contains(s[0].ReturnReason+s[1].ReturnReason, "RLIMIT_NOFILE") {
 					t.Errorf("%+v", s)
 				}
 			}
-			if n := w.counts(); n.Kept != 4 || n.Refused != 2 { // two listeners and two sessions, once each
+			if n := w.counts(); n.Kept != 4 || n.Rejected != 2 { // two listeners and two sessions, once each
 				t.Errorf("%+v", n)
 			}
 		})

@@ -114,7 +114,7 @@ func TestProbeSignals(t *testing.T) {
 		accept(next)
 		at, next = next, at
 	}
-	if n := w.counts(); n.Transfers != 6 || n.Gaps+n.Closed+n.Refused > 0 || n.Kept != 3 {
+	if n := w.counts(); n.Transfers != 6 || n.Gaps+n.Closed+n.Rejected > 0 || n.Kept != 3 {
 		t.Errorf("%+v", n)
 	}
 }

@@ -157,7 +157,7 @@ func TestPoorSuccessor(t *testing.T) {
 				for _, s := range w.sessions("session") {
 					switch {
 					case s.Given:
-					case s.PID == old.PID() && s.Refused > 1: // at the first attempt and at the next
+					case s.PID == old.PID() && s.Rejected > 1: // at the first attempt and at the next
 						others++
 					case s.PID == poor.PID():
 						some++
@@ -181,7 +181,7 @@ func TestPoorSuccessorGetsRoom(t *testing.T) {
 	old := w.member("0", 0)
 	all := w.crowd(30)
 	poor := nstest.StartReady(t, nstest.Child("member", w.socket, "talk", "0", w.address, 0, "poor"))
-	eventually(t, "it has refused some", func() bool { return w.counts().Refused > 0 })
+	eventually(t, "it has refused some", func() bool { return w.counts().Rejected > 0 })
 	old.Kill()
 	if err := unix.Prlimit(poor.PID(), unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1000, Max: 1000}, nil); err != nil {
 		t.Fatal(err)

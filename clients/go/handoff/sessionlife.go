@@ -302,11 +302,11 @@ func (m *Member) given(msg *wire.Message, fds []int) {
 	}
 	wire.CloseAll(fds)
 	if err == nil {
-		m.post(&wire.Message{Type: wire.Took, Session: msg.Session})
+		m.post(&wire.Message{Type: wire.Accept, Session: msg.Session})
 		return
 	}
 	m.o.Log.Warn("not taken", "session", msg.Session, "reason", err)
-	m.post(&wire.Message{Type: wire.Refuse, Session: msg.Session, Number: uint32(wire.Lost), Text: err.Error()})
+	m.post(&wire.Message{Type: wire.Reject, Session: msg.Session, Number: uint32(wire.Lost), Text: err.Error()})
 }
 
 // takeSession makes a session of what was given, at the position where it stands.

@@ -18,7 +18,7 @@ type Counts struct {
 	Transfers uint64 `json:"transfers"`  // sessions moved by their owners
 	Rescued   uint64 `json:"rescued"`    // sessions given to another member after a crash
 	Inherited uint64 `json:"inherited"`  // the same after an orderly leave, or a refusal
-	Refused   uint64 `json:"refused"`    // transfers that could not be, or were not wanted
+	Rejected  uint64 `json:"rejected"`   // transfers that could not be, or were not wanted
 	Expired   uint64 `json:"expired"`    // sessions reset because nobody came for them
 	Gaps      uint64 `json:"gaps"`       // sessions reset because their member had not committed
 	Closed    uint64 `json:"closed"`     // sessions that were over when their member died
@@ -53,22 +53,22 @@ type MemberReport struct {
 
 // SessionReport is a socket that is kept.
 type SessionReport struct {
-	ID      string    `json:"id"`   // decimal
-	Kind    string    `json:"kind"` // session, listener, packet
-	Local   string    `json:"local"`
-	Remote  string    `json:"remote,omitempty"`
-	Label   string    `json:"label,omitempty"`
-	Member  string    `json:"member"` // its owner, or the last one
-	PID     int       `json:"pid"`    // 0: it waits for a member
-	Since   time.Time `json:"since"`
-	Waits   float64   `json:"waits_seconds,omitempty"` // without an owner
-	Read    uint64    `json:"read"`                    // as committed
-	Written uint64    `json:"written"`
-	State   int64     `json:"state_bytes"`
-	Moves   int       `json:"moves"`
-	Given   bool      `json:"given,omitempty"`     // its owner has not said yet that it takes it
-	Refused int       `json:"refused,omitempty"`   // transfers that were refused or came back
-	Why     string    `json:"came_back,omitempty"` // why the last one was, until another member has the session
+	ID           string    `json:"id"`   // decimal
+	Kind         string    `json:"kind"` // session, listener, packet
+	Local        string    `json:"local"`
+	Remote       string    `json:"remote,omitempty"`
+	Label        string    `json:"label,omitempty"`
+	Member       string    `json:"member"` // its owner, or the last one
+	PID          int       `json:"pid"`    // 0: it waits for a member
+	Since        time.Time `json:"since"`
+	Waits        float64   `json:"waits_seconds,omitempty"` // without an owner
+	Read         uint64    `json:"read"`                    // as committed
+	Written      uint64    `json:"written"`
+	State        int64     `json:"state_bytes"`
+	Moves        int       `json:"moves"`
+	Given        bool      `json:"given,omitempty"`         // its owner has not said yet that it takes it
+	Rejected     int       `json:"rejected,omitempty"`      // transfers that were refused or came back
+	ReturnReason string    `json:"return_reason,omitempty"` // why the last one was, until another member has the session
 }
 
 // Status asks the keeper behind a socket ("": as in Options) what it keeps, of the

@@ -188,7 +188,7 @@ func TestUrgentStreams(t *testing.T) {
 			c.finish()
 			n := w.counts()
 			t.Logf("%d messages, %+v", c.count, n)
-			if n.Gaps+n.Closed+n.Expired+n.Refused > 0 {
+			if n.Gaps+n.Closed+n.Expired+n.Rejected > 0 {
 				t.Errorf("%+v", n)
 			}
 		})

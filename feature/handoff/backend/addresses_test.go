@@ -77,8 +77,8 @@ services:
 		}
 	}
 	for _, s := range w.servers {
-		if st := s.status(); len(st.Refused) > 0 || st.Back > 0 {
-			t.Errorf("server %d: refused %v, %d came back", s.number, st.Refused, st.Back)
+		if st := s.status(); len(st.Rejected) > 0 || st.Returned > 0 {
+			t.Errorf("server %d: refused %v, %d came back", s.number, st.Rejected, st.Returned)
 		}
 	}
 }

@@ -156,7 +156,7 @@ func TestParkedAndCalledOff(t *testing.T) {
 				w.ask(c, 2)
 				w.eventually("it has come back", func() bool {
 					st, err := w.servers[0].agent.Status()
-					return err == nil && st.Back == i+1 && st.Leaving == 0
+					return err == nil && st.Returned == i+1 && st.Sending == 0
 				})
 				w.mustBeAt(c, 1)
 			}
@@ -192,7 +192,7 @@ func TestParkedAndRefused(t *testing.T) {
 		w.ask(c, 2)
 		w.eventually("it has come back", func() bool {
 			st, err := w.servers[0].agent.Status()
-			return err == nil && st.Back == before.Back+1 && st.Leaving == 0
+			return err == nil && st.Returned == before.Returned+1 && st.Sending == 0
 		})
 		w.mustBeAt(c, 1)
 	}
@@ -247,6 +247,6 @@ func TestLargeKeepsNobodyWaiting(t *testing.T) {
 	close(send)
 	w.eventually("both have gone", func() bool {
 		st, err := w.servers[0].agent.Status()
-		return err == nil && st.Leaving == 0
+		return err == nil && st.Sending == 0
 	})
 }

@@ -261,7 +261,7 @@ func (a *Agent) keepArrival(r *arriving) error {
 	r.read, r.written, r.pending = at.Read, at.Written-r.c.Replay, uint64(unsent.Unsent)
 	c := r.c
 	c.Unread = nil // beside it
-	r.kept = kept{Arriving: true, Epoch: r.dst.Epoch, Put: at.Written, Carried: c, Kernel: b}
+	r.kept = kept{Receiving: true, Epoch: r.dst.Epoch, Put: at.Written, Carried: c, Kernel: b}
 	if most := r.home.most(); most == 0 {
 		err = errNoKeeper
 	} else if n := len(c.State) + len(r.c.Unread); n > most {

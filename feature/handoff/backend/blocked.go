@@ -51,7 +51,7 @@ func (a *asking) add(s handoff.SessionReport, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	was := a.all[s.ID]
-	is := asked{at: time.Now(), first: was.first, refused: s.Refused, err: err}
+	is := asked{at: time.Now(), first: was.first, refused: s.Rejected, err: err}
 	if is.first.IsZero() {
 		is.first = is.at
 	}
@@ -89,7 +89,7 @@ func (a *asking) count() (all, could int) {
 // moves says whether a session's member was asked lately, and nothing has come of it yet.
 func (a *asking) moves(s handoff.SessionReport, now time.Time) bool {
 	at, ok := a.of(s)
-	return ok && now.Sub(at.at) < drainAgain && at.err == nil && s.Refused == at.refused
+	return ok && now.Sub(at.at) < drainAgain && at.err == nil && s.Rejected == at.refused
 }
 
 // blocked are the sessions of a keeper's report that are in the way of a drain. Sessions whose turn has not come are not.
@@ -131,8 +131,8 @@ func (a *Agent) whyBlocked(s handoff.SessionReport, stuck map[string]string, now
 		return fmt.Sprintf("its member (process %d) does not move sessions on request: it ends in its own time", s.PID)
 	case asked.err != nil:
 		return asked.err.Error()
-	case s.Why != "":
-		return s.Why
+	case s.ReturnReason != "":
+		return s.ReturnReason
 	case now.Sub(asked.first) > drainAgain:
 		return fmt.Sprintf("its member (process %d) was asked to move it and has not let go of it", s.PID)
 	}

@@ -57,7 +57,7 @@ func parseCarried(b []byte) (c carried, kernelState []byte, err error) {
 // kept is what an agent has the keeper keep of a session while it moves, in place of the application's state: whoever comes
 // after the agent goes on from here.
 type kept struct {
-	Arriving  bool
+	Receiving bool
 	Epoch     move.Epoch   // of the move
 	Other     move.Backend // where it goes, or came from
 	ReuseAddr bool         // of a leaving one: repair overwrites it
@@ -68,10 +68,10 @@ type kept struct {
 }
 
 func (k *kept) append(b []byte) []byte {
-	b = append(append(b, wire.MoveMagic...), keptVersion, bit(k.Arriving), bit(k.ReuseAddr))
+	b = append(append(b, wire.MoveMagic...), keptVersion, bit(k.Receiving), bit(k.ReuseAddr))
 	b = binary.BigEndian.AppendUint32(b, uint32(k.Epoch))
 	b = binary.BigEndian.AppendUint16(b, uint16(k.Other))
-	if k.Arriving {
+	if k.Receiving {
 		b = binary.BigEndian.AppendUint64(b, k.Put)
 	} else { // in its place: agents that know of no births do not look there
 		b = binary.BigEndian.AppendUint64(b, uint64(k.Nonce))
@@ -87,9 +87,9 @@ func parseKept(b []byte) (k kept, err error) {
 	if v := r.byte(); v != keptVersion && !r.short {
 		return k, fmt.Errorf("%w: it was kept in version %d, and this weir reads %d", errCarried, v, keptVersion)
 	}
-	k.Arriving, k.ReuseAddr = r.byte() == 1, r.byte() == 1
+	k.Receiving, k.ReuseAddr = r.byte() == 1, r.byte() == 1
 	k.Epoch, k.Other = move.Epoch(r.uint32()), move.Backend(r.uint16())
-	if put := r.uint64(); k.Arriving {
+	if put := r.uint64(); k.Receiving {
 		k.Put = put
 	} else {
 		k.Nonce = move.Nonce(put)

@@ -196,7 +196,7 @@ func (w *world) back() (n uint64) {
 			if err != nil {
 				w.t.Fatal(err)
 			}
-			n += st.Back
+			n += st.Returned
 		}
 	}
 	return n

@@ -56,7 +56,7 @@ func TestLearnedAnew(t *testing.T) {
 	w.mustAsk(c, "it is learned anew")
 	w.mustSend(c, 2)
 	w.mustAsk(c, "there again")
-	if st, err := w.servers[0].agent.Status(); err != nil || st.Back != 0 {
+	if st, err := w.servers[0].agent.Status(); err != nil || st.Returned != 0 {
 		t.Errorf("%+v, %v", st, err)
 	}
 }
@@ -71,7 +71,7 @@ func TestUnknownStays(t *testing.T) {
 	w.ask(c, 2)
 	w.eventually("it has come back", func() bool {
 		st, err := w.servers[0].agent.Status()
-		return err == nil && st.Back == 1 && st.Leaving == 0 && st.Refused["departure"] == 1
+		return err == nil && st.Returned == 1 && st.Sending == 0 && st.Rejected["departure"] == 1
 	})
 	w.mustBeAt(c, 1)
 	w.mustSend(c, 2) // the load balancer is asked, and learns whose it is
@@ -105,7 +105,7 @@ func TestSamePort(t *testing.T) {
 	c.Close()
 	w.eventually("the session has ended, and its moves", func() bool {
 		for _, s := range w.servers {
-			if st, err := s.agent.Status(); err != nil || st.Leaving+st.Arriving > 0 {
+			if st, err := s.agent.Status(); err != nil || st.Sending+st.Receiving > 0 {
 				return false
 			}
 		}
@@ -121,7 +121,7 @@ func TestSamePort(t *testing.T) {
 	if err != nil || fl.Epoch != 1 {
 		t.Errorf("%+v, %v: want its own epochs", fl, err)
 	}
-	if st, err := w.servers[0].agent.Status(); err != nil || st.Back != 0 {
+	if st, err := w.servers[0].agent.Status(); err != nil || st.Returned != 0 {
 		t.Errorf("%+v, %v", st, err)
 	}
 }

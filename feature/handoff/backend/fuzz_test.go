@@ -9,7 +9,7 @@ import (
 
 // What an agent keeps of a session at its keeper is read back as it was written, and anything else is refused.
 func FuzzKept(f *testing.F) {
-	k := kept{Arriving: true, Epoch: 3, Other: 2, Put: 9, Carried: carried{Name: "a", Label: "b", State: []byte("s"), Unread: []byte("u")}, Kernel: []byte("kk")}
+	k := kept{Receiving: true, Epoch: 3, Other: 2, Put: 9, Carried: carried{Name: "a", Label: "b", State: []byte("s"), Unread: []byte("u")}, Kernel: []byte("kk")}
 	f.Add(k.append(nil))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {

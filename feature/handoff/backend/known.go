@@ -143,8 +143,8 @@ func (k *known) has(p *place) bool {
 // told takes what the load balancer tells of its backends and services.
 func (a *Agent) told(p peer.Peers) {
 	a.mu.Lock()
-	news := p.Refused != a.unwanted
-	a.unwanted = p.Refused
+	news := p.Rejected != a.unwanted
+	a.unwanted = p.Rejected
 	for _, m := range p.Members {
 		if m.Number == a.o.Number {
 			a.share = m.Weight
@@ -153,11 +153,11 @@ func (a *Agent) told(p peer.Peers) {
 	a.mu.Unlock()
 	a.lbHearsLeft.Store(p.HearsLeft)
 	a.toldHold(p.BufferTimeout)
-	if p.Refused != "" {
+	if p.Rejected != "" {
 		if !news {
 			return
 		}
-		a.o.Log.Error("the load balancer refuses this backend", "reason", p.Refused)
+		a.o.Log.Error("the load balancer refuses this backend", "reason", p.Rejected)
 		return
 	}
 	var peers []Remote

@@ -57,10 +57,10 @@ func (a *Agent) depart(p *place, to move.Backend, m wire.Message, fd int) {
 	if err := a.admit(s, m); err != nil {
 		a.refused("departure", err)
 		unix.Close(fd) // with its lock: the member is given the session as soon as it is refused
-		_ = p.post(&wire.Message{Type: wire.Refuse, Session: m.Session, Number: uint32(wire.BadSocket), Text: err.Error()})
+		_ = p.post(&wire.Message{Type: wire.Reject, Session: m.Session, Number: uint32(wire.BadSocket), Text: err.Error()})
 		return
 	}
-	_ = p.post(&wire.Message{Type: wire.Took, Session: m.Session})
+	_ = p.post(&wire.Message{Type: wire.Accept, Session: m.Session})
 	a.o.Step(stepGiven)
 	if wire.Elsewhere(m.Name) { // an agent before us had it
 		a.resumeDeparture(s, m)

@@ -74,7 +74,7 @@ backends: # by the hash all is the first one's
 		}
 		w.eventually("no session is on its way", func() bool {
 			for _, s := range w.servers {
-				if st := s.status(); st.Leaving+st.Arriving+st.Quarantined > 0 {
+				if st := s.status(); st.Sending+st.Receiving+st.Quarantined > 0 {
 					return false
 				}
 			}

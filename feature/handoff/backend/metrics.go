@@ -61,14 +61,14 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	}
 	count(descMoved, s.Out, "out")
 	count(descMoved, s.In, "in")
-	count(descBack, s.Back)
+	count(descBack, s.Returned)
 	count(descCalled, s.Discarded)
 	count(descBytes, s.Bytes)
-	for what, n := range s.Refused {
+	for what, n := range s.Rejected {
 		count(descRefused, n, what)
 	}
-	gauge(descMoving, float64(s.Leaving), "out")
-	gauge(descMoving, float64(s.Arriving), "in")
+	gauge(descMoving, float64(s.Sending), "out")
+	gauge(descMoving, float64(s.Receiving), "in")
 	for d, times := range map[*prometheus.Desc]Times{descTransfer: s.Transfer, descStop: s.Stopped} {
 		out <- prometheus.MustNewConstSummary(d, times.Count, times.Sum.Seconds(), map[float64]float64{0.5: times.P50.Seconds(), 0.99: times.P99.Seconds(), 1: times.Max.Seconds()})
 	}

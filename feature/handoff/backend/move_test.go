@@ -36,11 +36,11 @@ func TestMove(t *testing.T) {
 				w.eventually("the source has heard that its session has moved", func() (ok bool) {
 					var err error
 					st, err = s.agent.Status()
-					return err == nil && st.Leaving == 0
+					return err == nil && st.Sending == 0
 				})
 				t.Logf("%+v", st)
-				if st.Out != 10 || st.Back != 0 || len(st.Refused) != 0 {
-					t.Errorf("server %d: %d moved from here, %d came back, refused %v", s.number, st.Out, st.Back, st.Refused)
+				if st.Out != 10 || st.Returned != 0 || len(st.Rejected) != 0 {
+					t.Errorf("server %d: %d moved from here, %d came back, refused %v", s.number, st.Out, st.Returned, st.Rejected)
 				}
 			}
 		})
@@ -145,10 +145,10 @@ func TestTooLargeStays(t *testing.T) {
 	w.ask(c, 2)
 	w.eventually("it has come back", func() bool {
 		st, err := w.servers[0].agent.Status()
-		return err == nil && st.Back == 1 && st.Leaving == 0
+		return err == nil && st.Returned == 1 && st.Sending == 0
 	})
 	w.mustBeAt(c, 1)
-	if st, err := w.servers[1].agent.Status(); err != nil || st.Refused["arrival"] != 1 {
+	if st, err := w.servers[1].agent.Status(); err != nil || st.Rejected["arrival"] != 1 {
 		t.Errorf("%+v, %v", st, err)
 	}
 }
@@ -178,13 +178,13 @@ func TestNoMemberThere(t *testing.T) {
 	w.ask(c, 2) // somebody wants it all the same
 	w.eventually("it has come back", func() bool {
 		st, err := here.Status()
-		return err == nil && st.Back == 1 && st.Leaving == 0
+		return err == nil && st.Returned == 1 && st.Sending == 0
 	})
 	w.mustBeAt(c, 1)
 	if err := c.ask("and here it goes on"); err != nil {
 		t.Error(err)
 	}
-	if st, err := w.servers[1].agent.Status(); err != nil || st.Refused["arrival"] != 1 || st.In != 0 {
+	if st, err := w.servers[1].agent.Status(); err != nil || st.Rejected["arrival"] != 1 || st.In != 0 {
 		t.Errorf("%+v, %v", st, err)
 	}
 	w.servers[1].serve()

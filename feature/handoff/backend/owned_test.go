@@ -91,7 +91,7 @@ func (w *world) settled() {
 	w.t.Helper()
 	w.eventually("no session is on its way", func() bool {
 		for _, s := range w.servers {
-			if st := s.status(); st.Leaving+st.Arriving+st.Quarantined > 0 {
+			if st := s.status(); st.Sending+st.Receiving+st.Quarantined > 0 {
 				return false
 			}
 		}
@@ -245,7 +245,7 @@ func TestRebootInMove(t *testing.T) {
 				n := 0
 				for _, s := range w.servers {
 					st, err := s.agent.Status()
-					if err != nil || st.Leaving+st.Arriving > 0 {
+					if err != nil || st.Sending+st.Receiving > 0 {
 						return false
 					}
 					n += len(s.member.Member().Sessions())

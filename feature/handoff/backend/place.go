@@ -117,7 +117,7 @@ func (p *place) serve(ctx context.Context, c *wire.Conn) {
 			fds = fds[1:]
 			p.give(p, m, fd)
 		case m.Type == wire.Give:
-			_ = p.post(&wire.Message{Type: wire.Refuse, Session: m.Session})
+			_ = p.post(&wire.Message{Type: wire.Reject, Session: m.Session})
 		case m.Type == wire.Members:
 			p.members.Store(int64(m.Number))
 			p.a.tell(p.service)

@@ -36,21 +36,21 @@ func (a *Agent) resumeDeparture(s *leaving, m wire.Message) {
 // resumeArrival goes on with a session that an agent before us was delivering when it died, or was sending a way that is shut now.
 func (a *Agent) resumeArrival(p *place, m wire.Message, fd int) {
 	k, err := parseKept(m.State)
-	if wire.Elsewhere(m.Name) && err == nil && !k.Arriving {
+	if wire.Elsewhere(m.Name) && err == nil && !k.Receiving {
 		a.depart(p, k.Other, m, fd)
 		return
 	}
-	if m.Name != p.name || err != nil || !k.Arriving {
+	if m.Name != p.name || err != nil || !k.Receiving {
 		why := "it is at this backend already"
 		if wire.Moving(m.State) && err != nil { // for an agent of another version
 			why = err.Error()
 			a.refused("arrival", err)
 		}
-		_ = p.post(&wire.Message{Type: wire.Refuse, Session: m.Session, Text: why})
+		_ = p.post(&wire.Message{Type: wire.Reject, Session: m.Session, Text: why})
 		unix.Close(fd)
 		return
 	}
-	_ = p.post(&wire.Message{Type: wire.Took, Session: m.Session})
+	_ = p.post(&wire.Message{Type: wire.Accept, Session: m.Session})
 	local, remote := sock.Addresses(fd)
 	r := a.arrivingAt(a.known.Load().idOf(p.service, local, remote), repair.Flow{Local: local, Remote: remote}, p)
 	r.mu.Lock()

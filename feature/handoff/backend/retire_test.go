@@ -57,7 +57,7 @@ func TestForgottenWay(t *testing.T) {
 			for _, s := range w.servers {
 				w.eventually("nothing is on its way, and the old way has gone", func() bool {
 					st, err := s.agent.Status()
-					return err == nil && st.Leaving == 0 && len(st.Stuck) == 0 && s.places() == 2
+					return err == nil && st.Sending == 0 && len(st.Stuck) == 0 && s.places() == 2
 				})
 			}
 		})

@@ -169,7 +169,7 @@ services:
 		t.Fatal(err)
 	}
 	t.Logf("%+v", steps)
-	w.eventually("no session is on its way", func() bool { return status(w.servers[0]).Leaving == 0 })
+	w.eventually("no session is on its way", func() bool { return status(w.servers[0]).Sending == 0 })
 	if st := status(w.servers[0]); int(st.Out-before) != at[1] || !st.Draining {
 		t.Errorf("%d of %d sessions have moved, draining %v", st.Out-before, at[1], st.Draining)
 	}
@@ -246,7 +246,7 @@ devices: [eth0]
 
 // What agents tell each other, and have kept, comes back as it was; cut off or changed it is refused.
 func TestCarried(t *testing.T) {
-	k := kept{Arriving: true, ReuseAddr: true, Epoch: 7, Other: 3, Put: 99, Kernel: []byte("kernel"),
+	k := kept{Receiving: true, ReuseAddr: true, Epoch: 7, Other: 3, Put: 99, Kernel: []byte("kernel"),
 		Carried: carried{Name: "0", Label: "tcp :1790", State: []byte("state"), Unread: []byte("unread"), Replay: 12}}
 	b := k.append(nil)
 	got, err := parseKept(b)

@@ -28,24 +28,24 @@ const recent = 4096 // moves whose times are kept
 type Status struct {
 	Backend      string          `json:"backend"`
 	LB           bool            `json:"lb_connected"`
-	Unwanted     string          `json:"lb_rejects,omitempty"`    // why the load balancer refuses this backend
+	LBRejects    string          `json:"lb_rejects,omitempty"`    // why the load balancer refuses this backend
 	TimeoutError string          `json:"timeout_error,omitempty"` // why timeout does not fit the load balancer
 	Keeper       bool            `json:"keeper_connected"`
 	Peers        map[string]bool `json:"peers"` // connected?
 	// Silent are the agents that are connected and not heard, with for how long, in seconds; the load balancer's has the name "".
 	Silent      map[string]float64 `json:"silent_seconds,omitempty"`
-	Leaving     int                `json:"leaving"`
-	Arriving    int                `json:"arriving"`
+	Sending     int                `json:"sending"`
+	Receiving   int                `json:"receiving"`
 	Quarantined int                `json:"quarantined"` // sessions that the quarantine knows: on their way, or come and not heard yet
 	Out         uint64             `json:"moved_out"`
 	In          uint64             `json:"moved_in"`
-	Back        uint64             `json:"came_back"` // moves that ended where they began
+	Returned    uint64             `json:"returned"`  // moves that ended where they began
 	Discarded   uint64             `json:"discarded"` // arrivals that were called off
 	Bytes       uint64             `json:"bytes_out"`
 	Draining    bool               `json:"draining"`
 	Blocked     []Blocked          `json:"blocked,omitempty"`  // sessions that are in the way of the drain
 	Unserved    []string           `json:"unserved,omitempty"` // services that nobody serves here: the load balancer gives it no new flows of them
-	Refused     map[string]uint64  `json:"refused"`            // by what could not be done
+	Rejected    map[string]uint64  `json:"rejected"`           // by what could not be done
 	// Transfer is how long moves from here have taken: from the moment at which the member let go of the session until the
 	// other backend had it. Stopped is the part of it in which the session's packets were stopped.
 	Transfer   Times            `json:"transfer"`
@@ -84,14 +84,14 @@ func (a *Agent) Status() (Status, error) {
 	stuck, blocked := a.stuck(time.Now()), a.blockedNow()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := Status{Backend: a.o.Name, Certificate: a.o.TLS.Certificate(), LB: a.lb.conn() != nil, Unwanted: a.unwanted, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Leaving: len(a.leaving), Arriving: len(a.arriving), Quarantined: gatedNow(quarantined),
-		Out: a.stats.out, In: a.stats.in, Back: a.stats.back, Discarded: a.stats.discarded, Bytes: a.stats.bytes,
-		Refused: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Quarantine: g}
+	s := Status{Backend: a.o.Name, Certificate: a.o.TLS.Certificate(), LB: a.lb.conn() != nil, LBRejects: a.unwanted, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Sending: len(a.leaving), Receiving: len(a.arriving), Quarantined: gatedNow(quarantined),
+		Out: a.stats.out, In: a.stats.in, Returned: a.stats.back, Discarded: a.stats.discarded, Bytes: a.stats.bytes,
+		Rejected: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Quarantine: g}
 	if err := a.tooPatient(); err != nil {
 		s.TimeoutError = err.Error()
 	}
 	for k, v := range a.stats.refused {
-		s.Refused[k] = v
+		s.Rejected[k] = v
 	}
 	silent := func(name string, c *peer.Conn) {
 		if c == nil {

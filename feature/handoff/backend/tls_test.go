@@ -173,7 +173,7 @@ func (b *bare) take() (h held) {
 	if err := c.SetDeadline(time.Now().Add(10 * longest)); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Send(&wire.Message{Type: wire.Took, Session: m.Session}); err != nil {
+	if err := b.Send(&wire.Message{Type: wire.Accept, Session: m.Session}); err != nil {
 		t.Fatal(err)
 	}
 	return held{m.Session, c.(*net.TCPConn)}
@@ -231,7 +231,7 @@ func TestTLSMovesBetweenServers(t *testing.T) {
 				h.quiet(w)
 				w.eventually("the move before is over", func() bool {
 					st, err := here.s.agent.Status()
-					return err == nil && st.Leaving+st.Arriving == 0
+					return err == nil && st.Sending+st.Receiving == 0
 				})
 				m := h.message(t, wire.Transfer)
 				m.Name = fmt.Sprint("@s", there.s.number)
@@ -241,7 +241,7 @@ func TestTLSMovesBetweenServers(t *testing.T) {
 				talk(1 + hop*7919)
 			}
 			st, err := w.servers[0].agent.Status()
-			if err != nil || len(st.Refused) != 0 || st.Back != 0 {
+			if err != nil || len(st.Rejected) != 0 || st.Returned != 0 {
 				t.Errorf("%+v, %v", st, err)
 			}
 		})

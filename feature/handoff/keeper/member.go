@@ -212,7 +212,7 @@ func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds [
 	case msg.Type == wire.Release:
 		err = k.release(m, msg)
 	case m.service == nil:
-		err = wire.Errorf(wire.Refused, "say hello first, with the name of a service")
+		err = wire.Errorf(wire.NotMember, "say hello first, with the name of a service")
 	default:
 		k.mu.Lock()
 		defer k.mu.Unlock()
@@ -363,10 +363,10 @@ func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message, fds []
 		k.mu.Lock()
 		k.refused++
 		k.mu.Unlock()
-		return nil, fds, wire.Errorf(wire.Refused, "%v", err)
+		return nil, fds, wire.Errorf(wire.NotMember, "%v", err)
 	}
 	if !m.admit() {
-		return nil, fds, wire.Errorf(wire.Refused, "the connection was closed to let another in")
+		return nil, fds, wire.Errorf(wire.NotMember, "the connection was closed to let another in")
 	}
 	both := msg.Number & wire.Standby
 	if msg.Number&wire.Boards != 0 {

@@ -74,7 +74,7 @@ func collect(s Service, send func(*prometheus.Desc, prometheus.ValueType, float6
 	count(movesDesc, s.Counts.Transfers, "transfer")
 	count(movesDesc, s.Counts.Rescued, "crash")
 	count(movesDesc, s.Counts.Inherited, "leave")
-	count(refusalsDesc, s.Counts.Refused)
+	count(refusalsDesc, s.Counts.Rejected)
 	count(resetsDesc, s.Counts.Expired, "expired")
 	count(resetsDesc, s.Counts.Gaps, "uncommitted")
 	count(resetsDesc, s.Counts.Closed, "closed")

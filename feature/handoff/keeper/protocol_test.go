@@ -140,7 +140,7 @@ func TestRefusals(t *testing.T) {
 	fd, id, _ := stream(t)
 	m := connect(t, socket)
 	m.say(&wire.Message{Type: wire.Keep, Session: id, Number: uint32(wire.Stream)}, fd)
-	m.refused(wire.Refused) // no hello yet
+	m.refused(wire.NotMember) // no hello yet
 	m.say(&wire.Message{Type: wire.Hello, Seq: 2, Text: "no name", Name: "0"})
 	m.refused(wire.Malformed)
 	m.say(&wire.Message{Type: wire.Hello, Seq: 2, Text: "talk"})
@@ -173,7 +173,7 @@ func TestRefusals(t *testing.T) {
 		{wire.Message{Type: wire.Commit, Session: id}, nil, wire.NoSession},
 		{wire.Message{Type: wire.Drop, Session: id}, nil, wire.NoSession},
 		{wire.Message{Type: wire.Transfer, Session: id}, nil, wire.NoSession},
-		{wire.Message{Type: wire.Refuse, Session: id}, nil, wire.NoSession},
+		{wire.Message{Type: wire.Reject, Session: id}, nil, wire.NoSession},
 		{wire.Message{Type: wire.Find, Text: "x", Number: 2}, nil, wire.NotFound},
 		{wire.Message{Type: wire.Send, Session: id, Text: "talk/"}, nil, wire.NoSession},
 		{wire.Message{Type: wire.Send, Text: "talk/1"}, nil, wire.NoPeer},
@@ -210,7 +210,7 @@ func TestRefusals(t *testing.T) {
 	m.say(&wire.Message{Type: wire.Ready, Number: 1})
 	m.say(&wire.Message{Type: wire.Find, Seq: 5, Text: "x", Number: 2})
 	m.refused(wire.NotFound) // by now it is ready
-	other.say(&wire.Message{Type: wire.Refuse, Session: id})
+	other.say(&wire.Message{Type: wire.Reject, Session: id})
 	if msg, _ := m.hear(wire.Give); msg.Flags&wire.Returned == 0 || msg.Name != "1" {
 		t.Errorf("given back %+v", msg)
 	}
@@ -244,7 +244,7 @@ func TestGivenAndNotReceived(t *testing.T) {
 		fds, ids = append(fds, fd), append(ids, id)
 	}
 	to.hear(wire.Give)
-	to.say(&wire.Message{Type: wire.Took, Session: ids[0]})
+	to.say(&wire.Message{Type: wire.Accept, Session: ids[0]})
 	to.Close() // with two unread
 	eventually := func(what string, f func() bool) {
 		t.Helper()
@@ -264,7 +264,7 @@ func TestGivenAndNotReceived(t *testing.T) {
 	if msg, _ := from.hear(wire.Give); msg.Session != ids[2] || msg.Flags&wire.Returned == 0 || string(msg.State) != "s" {
 		t.Errorf("given back: %+v, want session %d", msg, ids[2])
 	}
-	from.say(&wire.Message{Type: wire.Took, Session: ids[2]})
+	from.say(&wire.Message{Type: wire.Accept, Session: ids[2]})
 	from.say(&wire.Message{Type: wire.Keep, Seq: 6, Session: ids[1], Number: 1, State: []byte("s")}, fds[1])
 	from.refused(wire.Owned)
 	again.say(&wire.Message{Type: wire.Keep, Seq: 6, Session: ids[0], Number: 1, State: []byte("s")}, fds[0]) // which it took: it stays its own
@@ -327,16 +327,16 @@ func TestWhy(t *testing.T) {
 		from.say(&wire.Message{Type: wire.Transfer, Seq: 3, Session: id, Name: "1"})
 		from.hear(wire.OK)
 		to.hear(wire.Give)
-		to.say(&wire.Message{Type: wire.Refuse, Session: id, Text: "no room"})
+		to.say(&wire.Message{Type: wire.Reject, Session: id, Text: "no room"})
 	}
 	why := func(m mate, want string) {
 		t.Helper()
 		m.hear(wire.Give)
-		m.say(&wire.Message{Type: wire.Took, Session: id})
+		m.say(&wire.Message{Type: wire.Accept, Session: id})
 		for k.Report().Services[0].Sessions[0].Given {
 			time.Sleep(time.Millisecond)
 		}
-		if got := k.Report().Services[0].Sessions[0]; got.Why != want {
+		if got := k.Report().Services[0].Sessions[0]; got.ReturnReason != want {
 			t.Errorf("%+v, want why %q", got, want)
 		}
 	}

@@ -89,9 +89,9 @@ func (k *Keeper) request(m *member, msg *wire.Message, fds []int) (answer *wire.
 		}
 	case wire.Transfer:
 		err = k.transfer(m, msg)
-	case wire.Took:
+	case wire.Accept:
 		k.took(m, msg.Session)
-	case wire.Refuse:
+	case wire.Reject:
 		err = k.refuse(m, msg)
 	case wire.Find:
 		err = k.find(m, msg)
@@ -273,7 +273,7 @@ func (k *Keeper) transferParked(m *member, s *session, msg *wire.Message) error 
 
 // stays notes why a session could not become another member's.
 func (s *session) stays(why string) {
-	s.service.counts.Refused++
+	s.service.counts.Rejected++
 	s.refused++
 	s.why = why
 }

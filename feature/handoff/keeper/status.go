@@ -57,7 +57,7 @@ func (v *service) report(now time.Time, by *process) Service {
 			continue
 		}
 		x := Session{ID: strconv.FormatUint(s.id, 10), Kind: s.kind.String(), Local: s.local.String(), Label: s.label, Member: s.member,
-			Since: s.since, Read: s.read, Written: s.written, State: s.size(), Moves: s.moves, Refused: s.refused, Why: s.why}
+			Since: s.since, Read: s.read, Written: s.written, State: s.size(), Moves: s.moves, Rejected: s.refused, ReturnReason: s.why}
 		if s.remote.IsValid() {
 			x.Remote = s.remote.String()
 		}
@@ -133,7 +133,7 @@ func (k *Keeper) directs(ctx context.Context, m *member, session uint64, name st
 	}
 	k.mu.Unlock()
 	if !k.may(ctx, m)(name) {
-		return wire.Errorf(wire.Refused, "user %d directs no sessions of service %q", m.process.UID, name)
+		return wire.Errorf(wire.NotMember, "user %d directs no sessions of service %q", m.process.UID, name)
 	}
 	return nil
 }

@@ -114,7 +114,7 @@ func (k *Keeper) letGo(s *session, to string) error {
 		k.place(s.service, time.Now())
 	}
 	if to != "" && target == nil {
-		s.service.counts.Refused++
+		s.service.counts.Rejected++
 		return wire.Errorf(wire.NoPeer, "no member %s of %s is ready", to, s.service.name)
 	}
 	return nil

@@ -212,7 +212,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	if err != nil {
 		a.mu.Unlock()
 		a.o.Log.Warn("an agent is refused", "name", c.Peer.Name, "number", number, "reason", err)
-		_ = c.Tell(peer.Peers{Refused: err.Error()})
+		_ = c.Tell(peer.Peers{Rejected: err.Error()})
 		return
 	}
 	if before := a.backends[number]; before != nil {

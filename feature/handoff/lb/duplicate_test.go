@@ -28,7 +28,7 @@ func TestCloneOfAServerIsRefused(t *testing.T) {
 	theirs := peer.Registration{Address: netip.MustParseAddr("10.2.1.2"), Weight: 1}
 	clone := register(t, ca, elsewhere, "h1", 1, theirs)
 	clone.hears(t, func(p peer.Peers) bool {
-		return strings.Contains(p.Refused, "connected from 127.0.0.1") && strings.Contains(p.Refused, "::1")
+		return strings.Contains(p.Rejected, "connected from 127.0.0.1") && strings.Contains(p.Rejected, "::1")
 	})
 	if err := first.c.Ping(); err != nil {
 		t.Fatalf("the clone has cut the connection of the server: %v", err)
@@ -40,8 +40,8 @@ func TestCloneOfAServerIsRefused(t *testing.T) {
 	for {
 		moved := register(t, ca, elsewhere, "h1", 1, theirs)
 		told := peer.Peers{}
-		moved.hears(t, func(p peer.Peers) bool { told = p; return p.Refused != "" || len(p.Members) > 0 })
-		if told.Refused == "" {
+		moved.hears(t, func(p peer.Peers) bool { told = p; return p.Rejected != "" || len(p.Members) > 0 })
+		if told.Rejected == "" {
 			break
 		}
 	}

@@ -317,7 +317,7 @@ func (a *Agent) peers() (p peer.Peers) {
 func (a *Agent) register(c *peer.Conn, r peer.Registration) {
 	if err := a.enroll(c, r); err != nil {
 		a.o.Log.Warn("a registration is refused", "backend", c.Peer.Name, "reason", err)
-		_ = c.Tell(peer.Peers{Refused: err.Error()})
+		_ = c.Tell(peer.Peers{Rejected: err.Error()})
 		return
 	}
 	a.kicked()

@@ -303,7 +303,7 @@ func TestRegisterRefused(t *testing.T) {
 		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Weight: -1}, "weight -1"},
 		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Services: []string{"five"}}, `service "five"`},
 	} {
-		register(t, ca, at, c.name, c.number, c.r).hears(t, func(p peer.Peers) bool { return strings.Contains(p.Refused, c.says) })
+		register(t, ca, at, c.name, c.number, c.r).hears(t, func(p peer.Peers) bool { return strings.Contains(p.Rejected, c.says) })
 	}
 }
 

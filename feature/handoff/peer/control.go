@@ -61,7 +61,7 @@ type Service struct {
 
 // Peers is what a load balancer tells its backends: once they have registered, and whenever it changes.
 type Peers struct {
-	Refused  string    `json:"refused,omitempty"` // why the registration is
+	Rejected string    `json:"rejected,omitempty"` // why the registration is
 	Members  []Member  `json:"members,omitempty"`
 	Services []Service `json:"services,omitempty"`
 	// HearsLeft says that this load balancer takes move.Left. An older one would end the connection.

@@ -46,8 +46,8 @@ const (
 	Commit   Type = 0x05 // a session's positions and state from now on
 	Drop     Type = 0x06 // the session is over: the keeper closes its duplicate
 	Transfer Type = 0x07 // the session is Name's from now on
-	Took     Type = 0x08 // what Give gave is in good hands
-	Refuse   Type = 0x09 // what Give gave is for somebody else
+	Accept   Type = 0x08 // what Give gave is in good hands
+	Reject   Type = 0x09 // what Give gave is for somebody else
 	Find     Type = 0x0a // asks for a kept listener or packet socket by its label
 	Status   Type = 0x0b // asks what the keeper keeps
 	Send     Type = 0x0c // asks that the owner of a session, or of all a member's, transfers it to Name
@@ -137,7 +137,7 @@ type Code uint32
 const (
 	BadVersion Code = 1  // the keeper speaks other versions
 	Malformed  Code = 2  // the message breaks the protocol: the keeper closes the connection
-	Refused    Code = 3  // this process is no member of the service
+	NotMember  Code = 3  // this process is no member of the service
 	NoSession  Code = 4  // no such session of this member's
 	NoPeer     Code = 5  // nobody of that name is ready
 	Slow       Code = 6  // the peer does not read, or has not answered for what it was given
@@ -153,7 +153,7 @@ const (
 var (
 	ErrBadVersion = errors.New("another version of the protocol")
 	ErrMalformed  = errors.New("malformed message")
-	ErrRefused    = errors.New("refused")
+	ErrNotMember  = errors.New("refused")
 	ErrNoSession  = errors.New("no such session of this member")
 	ErrNoPeer     = errors.New("no such member is ready")
 	ErrSlow       = errors.New("the member does not keep up")
@@ -165,7 +165,7 @@ var (
 	ErrLost       = errors.New("the session is lost")
 )
 
-var codeErrors = map[Code]error{BadVersion: ErrBadVersion, Malformed: ErrMalformed, Refused: ErrRefused, NoSession: ErrNoSession,
+var codeErrors = map[Code]error{BadVersion: ErrBadVersion, Malformed: ErrMalformed, NotMember: ErrNotMember, NoSession: ErrNoSession,
 	NoPeer: ErrNoPeer, Slow: ErrSlow, Limit: ErrLimit, BadSocket: ErrBadSocket, Owned: ErrOwned, NotFound: ErrNotFound,
 	Unable: ErrUnable, Lost: ErrLost}
 
