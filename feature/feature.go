@@ -180,7 +180,7 @@ func (p Plan) Apply(ctx context.Context, l *kernel.WriteLock, each func(s Step, 
 		}
 		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 		defer cancel()
-		if undone := p.TakeBack(back, l); undone != nil {
+		if undone := p.RollBack(back, l); undone != nil {
 			return errors.Join(fmt.Errorf("%s: %w", s, kernel.Stopped(ctx, err, "half done: weir apply again goes on from there")), fmt.Errorf("%w: %w", ErrNotUndone, undone))
 		}
 		if err := kernel.Stopped(ctx, err, became); errors.Is(err, context.Canceled) {
@@ -191,8 +191,8 @@ func (p Plan) Apply(ctx context.Context, l *kernel.WriteLock, each func(s Step, 
 	return nil
 }
 
-// TakeBack takes back what was done of the plan.
-func (p Plan) TakeBack(ctx context.Context, l *kernel.WriteLock) error {
+// RollBack takes back what was done of the plan.
+func (p Plan) RollBack(ctx context.Context, l *kernel.WriteLock) error {
 	var errs []error
 	for _, undo := range slices.Backward(p.Undo) {
 		errs = append(errs, undo(ctx, l))

@@ -35,23 +35,23 @@ const retryTakeBack = 10 * time.Second
 
 // Unconfirmed is a change that is taken back unless it is confirmed in time.
 type Unconfirmed struct {
-	ID        string        `json:"id"`
-	Since     time.Time     `json:"since"`
-	Window    time.Duration `json:"window"`
-	Left      time.Duration `json:"left"`                  // negative: over, and nobody has taken it back
-	TakenBack time.Time     `json:"taken_back,omitzero"`   // it was: told until the next change
-	ByCommand bool          `json:"by_command,omitempty"`  // weir rollback took it back, before its time was over
-	Problem   string        `json:"problem,omitempty"`     // why it could not be taken back
-	Deadline  uint64        `json:"deadline"`              // CLOCK_BOOTTIME, ns
-	Retry     uint64        `json:"retry_after,omitempty"` // the same clock: of the next attempt
-	Boot      string        `json:"boot"`
+	ID         string        `json:"id"`
+	Since      time.Time     `json:"since"`
+	Window     time.Duration `json:"window"`
+	Left       time.Duration `json:"left"`                  // negative: over, and nobody has taken it back
+	RolledBack time.Time     `json:"rolled_back,omitzero"`  // it was: told until the next change
+	ByCommand  bool          `json:"by_command,omitempty"`  // weir rollback took it back, before its time was over
+	Problem    string        `json:"problem,omitempty"`     // why it could not be taken back
+	Deadline   uint64        `json:"deadline"`              // CLOCK_BOOTTIME, ns
+	Retry      uint64        `json:"retry_after,omitempty"` // the same clock: of the next attempt
+	Boot       string        `json:"boot"`
 }
 
 // savedHost is every feature as it was, by name.
 type savedHost map[string]json.RawMessage
 
 // Waits says that the change is in force and may be confirmed.
-func (u *Unconfirmed) Waits() bool { return u != nil && u.TakenBack.IsZero() }
+func (u *Unconfirmed) Waits() bool { return u != nil && u.RolledBack.IsZero() }
 
 // over says that the change is to be taken back now.
 func (u *Unconfirmed) over() bool { return u.Waits() && u.Left <= 0 && kernel.Boottime() >= u.Retry }
@@ -65,11 +65,11 @@ func (u *Unconfirmed) begin(window time.Duration) {
 func (u *Unconfirmed) Finding() feature.Finding {
 	f := feature.Finding{Object: "change of " + u.Since.Format(time.TimeOnly)}
 	switch {
-	case !u.TakenBack.IsZero() && u.ByCommand:
-		f.Text = fmt.Sprintf("taken back at %s by weir rollback", u.TakenBack.Format(time.TimeOnly))
+	case !u.RolledBack.IsZero() && u.ByCommand:
+		f.Text = fmt.Sprintf("taken back at %s by weir rollback", u.RolledBack.Format(time.TimeOnly))
 		f.Remedy = "nothing is wrong; the next weir apply that changes something ends this note"
-	case !u.TakenBack.IsZero():
-		f.Text = fmt.Sprintf("taken back at %s: it was not confirmed within %s", u.TakenBack.Format(time.TimeOnly), u.Window)
+	case !u.RolledBack.IsZero():
+		f.Text = fmt.Sprintf("taken back at %s: it was not confirmed within %s", u.RolledBack.Format(time.TimeOnly), u.Window)
 		f.Remedy = "weir apply again, and weir confirm in time"
 	case u.Problem != "":
 		f.Text = fmt.Sprintf("not confirmed within %s, and it could not be taken back: %s", u.Window, u.Problem)
@@ -197,7 +197,7 @@ func (h *Host) Confirm(ctx context.Context) error {
 // missing says that no change waits.
 func (u *Unconfirmed) missing() error {
 	if u != nil {
-		return fmt.Errorf("%w: that of %s was taken back at %s", ErrNoChange, u.Since.Format(time.TimeOnly), u.TakenBack.Format(time.TimeOnly))
+		return fmt.Errorf("%w: that of %s was taken back at %s", ErrNoChange, u.Since.Format(time.TimeOnly), u.RolledBack.Format(time.TimeOnly))
 	}
 	return fmt.Errorf("%w: weir apply --confirm makes one", ErrNoChange)
 }
@@ -256,7 +256,7 @@ func (h *Host) takeBack(ctx context.Context, l *kernel.WriteLock, u *Unconfirmed
 	}
 	kernel.Step("host:restored")
 	h.noFile(l)
-	u.TakenBack, u.Problem, u.Retry = time.Now(), "", 0
+	u.RolledBack, u.Problem, u.Retry = time.Now(), "", 0
 	return errors.Join(u.keep(l), l.Forget(keptBefore))
 }
 
@@ -298,7 +298,7 @@ func goBack(ctx context.Context, l *kernel.WriteLock, plan feature.Plan, each fu
 		if ctx.Err() != nil {
 			return nil
 		}
-		return feature.Plan{Undo: undo}.TakeBack(back, l)
+		return feature.Plan{Undo: undo}.RollBack(back, l)
 	}}
 	err := plan.Apply(ctx, l, func(s feature.Step, note string) { each(Done{s, note}) })
 	if stopped, ok := errors.AsType[*kernel.Interrupted](err); ok {
@@ -412,7 +412,7 @@ func (h *Host) watchConfirmation(ctx context.Context, log feature.Logger) error 
 		switch {
 		case err != nil && ctx.Err() == nil:
 			log.Warn("unconfirmed change cannot be taken back", "err", err)
-		case err == nil && was != nil && !was.TakenBack.IsZero():
+		case err == nil && was != nil && !was.RolledBack.IsZero():
 			log.Warn("unconfirmed change taken back", "since", was.Since.Format(time.TimeOnly), "window", was.Window)
 		}
 	}

@@ -198,7 +198,7 @@ func (w world) takenBack() {
 		if err != nil || u == nil || u.Problem != "" {
 			w.t.Fatalf("the change is %+v, %v", u, err)
 		}
-		return !u.TakenBack.IsZero()
+		return !u.RolledBack.IsZero()
 	})
 }
 

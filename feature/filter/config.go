@@ -200,7 +200,7 @@ func (u *Unreadable) UnmarshalText(b []byte) error {
 // unreadable says how a rule takes these fields.
 func (f Filter) unreadable(rule int) expr.Unreadable {
 	if f.Unreadable == AbsentUnreadable {
-		return expr.TakeAbsent
+		return expr.TreatAbsent
 	}
 	return compile.Rule{Action: actions[f.Rules[rule].Action]}.Unreadable()
 }

@@ -32,7 +32,7 @@ func testRegisterElsewhere(t *testing.T) {
 		return err
 	}
 	if underTest == spec.EngineReuseport { // a socket serves one slot there
-		if err := register(1, a); !errors.Is(err, engine.ErrSlotTaken) {
+		if err := register(1, a); !errors.Is(err, engine.ErrSocketInUse) {
 			t.Errorf("a socket that serves slot 0 is given slot 1 as well: %v", err)
 		}
 		w.check(sources(12), loopback4, names(a, b))

@@ -232,7 +232,7 @@ func (s *Session) slotted() bool {
 		return false
 	}
 	if s.slot == nil {
-		s.slot = s.m.board.Take()
+		s.slot = s.m.board.Allocate()
 	}
 	return s.slot != nil
 }

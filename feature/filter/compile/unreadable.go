@@ -51,7 +51,7 @@ var (
 
 // Unreadable says how the rule takes fields of a header that cannot be read.
 func (r Rule) Unreadable() expr.Unreadable {
-	return [...]expr.Unreadable{Pass: expr.TakeNoMatch, Drop: expr.TakeMatch, Count: expr.TakeAbsent}[r.Action]
+	return [...]expr.Unreadable{Pass: expr.TreatNoMatch, Drop: expr.TreatMatch, Count: expr.TreatAbsent}[r.Action]
 }
 
 // newVariants are the rules for all kinds; merged says that there are rules for readable and unreadable transport headers.

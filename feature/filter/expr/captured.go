@@ -278,13 +278,13 @@ func (r *run) weigh(n Node, u Unreadable) Verdict {
 	case *Xor:
 		have, is, may := r.l.mayBeUnreadable(u)
 		if may && AnyUnknown(n, have) {
-			return oneOf(is, verdict(u == TakeMatch), func() Verdict { return r.odd(n.X) })
+			return oneOf(is, verdict(u == TreatMatch), func() Verdict { return r.odd(n.X) })
 		}
 		return r.odd(n.X)
 	}
 	have, is, may := r.l.mayBeUnreadable(u)
 	if k := KnowledgeOf(n, have); may && (k == Unknown || k == UnknownX && (r.l.ip6 != nil || r.l.lost >= lostNetwork)) {
-		return oneOf(is, verdict(u == TakeMatch), func() Verdict { return r.leaf(n) })
+		return oneOf(is, verdict(u == TreatMatch), func() Verdict { return r.leaf(n) })
 	}
 	return r.leaf(n)
 }
@@ -301,7 +301,7 @@ func oneOf(unreadable bool, v Verdict, readable func() Verdict) Verdict {
 // how much of it has bytes then.
 func (l *layers) mayBeUnreadable(u Unreadable) (have int, is, may bool) {
 	switch {
-	case u == TakeAbsent:
+	case u == TreatAbsent:
 	case l.unreadable:
 		return l.have, true, true
 	case l.lost == lostTags:
@@ -318,7 +318,7 @@ func (l *layers) mayBeUnreadable(u Unreadable) (have int, is, may bool) {
 func (r *run) odd(nodes []Node) Verdict {
 	odd := No
 	for _, x := range nodes {
-		v := r.weigh(x, TakeAbsent)
+		v := r.weigh(x, TreatAbsent)
 		if v == Unsure {
 			return Unsure
 		}
@@ -365,10 +365,10 @@ func (r *run) weighAll(nodes []Node, u Unreadable, decides Verdict) Verdict {
 
 func opposite(u Unreadable) Unreadable {
 	switch u {
-	case TakeMatch:
-		return TakeNoMatch
-	case TakeNoMatch:
-		return TakeMatch
+	case TreatMatch:
+		return TreatNoMatch
+	case TreatNoMatch:
+		return TreatMatch
 	}
 	return u
 }

@@ -9,9 +9,9 @@ type Unreadable uint8
 
 // The ways to take them.
 const (
-	TakeAbsent  Unreadable = iota // as absent: rules that count
-	TakeMatch                     // the rule matches where any value could make it match: rules that drop
-	TakeNoMatch                   // the rule matches only where every value would: rules that pass
+	TreatAbsent  Unreadable = iota // as absent: rules that count
+	TreatMatch                     // the rule matches where any value could make it match: rules that drop
+	TreatNoMatch                   // the rule matches only where every value would: rules that pass
 )
 
 // Knowledge is what is known of a field of an unreadable transport header.
@@ -81,10 +81,10 @@ func AnyUnknown(n Node, have int) (any bool) {
 
 // rule evaluates an expression as that of a rule.
 func (r *run) rule(u Unreadable) bool {
-	if u == TakeAbsent || !r.l.unreadable {
+	if u == TreatAbsent || !r.l.unreadable {
 		return r.node(r.e.Root)
 	}
-	return r.maybe(r.e.Root, u == TakeMatch)
+	return r.maybe(r.e.Root, u == TreatMatch)
 }
 
 // maybe evaluates a node whose unknown terms are as wanted.

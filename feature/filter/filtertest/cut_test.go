@@ -24,7 +24,7 @@ func TestCut(t *testing.T) {
 			continue
 		}
 		n := r.IntN(len(b))
-		u := pick(r, []expr.Unreadable{expr.TakeAbsent, expr.TakeMatch, expr.TakeNoMatch})
+		u := pick(r, []expr.Unreadable{expr.TreatAbsent, expr.TreatMatch, expr.TreatNoMatch})
 		p, part := &expr.Packet{Data: b}, &expr.Packet{Data: b[:n], Missing: len(b) - n}
 		if one(r, 4) && len(b) > 14 && n > 14 {
 			p, part = &expr.Packet{Data: b[14:], Layer: expr.Network}, &expr.Packet{Data: b[14:n], Missing: len(b) - n, Layer: expr.Network}
@@ -72,7 +72,7 @@ func TestCutFields(t *testing.T) {
 	} {
 		got := expr.No
 		new(expr.Env).EvalCut([]*expr.Expr{expr.MustParse(c.text)}, &expr.Packet{Data: frame[:c.n], Missing: len(frame) - c.n},
-			func(int) expr.Unreadable { return expr.TakeAbsent }, func(_ int, v expr.Verdict) bool { got = v; return true })
+			func(int) expr.Unreadable { return expr.TreatAbsent }, func(_ int, v expr.Verdict) bool { got = v; return true })
 		if got != c.want {
 			t.Errorf("%s of the first %d bytes: %d, want %d", c.text, c.n, got, c.want)
 		}

@@ -37,7 +37,7 @@ func helloSlotted(t *testing.T, socket string) slotted {
 	if err := b.Size(w.Written); err != nil {
 		t.Fatal(err)
 	}
-	m.slot = b.Take()
+	m.slot = b.Allocate()
 	m.fd, m.id, _ = stream(t)
 	m.say(&wire.Message{Type: wire.Keep, Seq: 2, Session: m.id, Number: uint32(wire.Stream), State: []byte("kept")}, m.fd)
 	m.hear(wire.OK)

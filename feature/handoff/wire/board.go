@@ -81,8 +81,8 @@ func (b *Board) Size(sessions uint64) error {
 	return nil
 }
 
-// Take takes a slot; nil if none is left.
-func (b *Board) Take() *Slot {
+// Allocate takes a slot; nil if none is left.
+func (b *Board) Allocate() *Slot {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var i uint32

@@ -35,7 +35,7 @@ func board(t testing.TB, sessions uint64) (*Board, *BoardReader) {
 
 func TestBoard(t *testing.T) {
 	b, r := board(t, 3)
-	first, s := b.Take(), b.Take()
+	first, s := b.Allocate(), b.Allocate()
 	if first == nil || s == nil || s.Index != 1 || first.Index != 0 {
 		t.Fatalf("%+v, %+v", first, s)
 	}
@@ -71,15 +71,15 @@ func TestBoard(t *testing.T) {
 	if _, _, err := r.Read(0, 7); !errors.Is(err, ErrMalformed) {
 		t.Errorf("the slot beside it: %v", err)
 	}
-	third := b.Take()
-	if third == nil || b.Take() != nil {
+	third := b.Allocate()
+	if third == nil || b.Allocate() != nil {
 		t.Error("there are not three")
 	}
 	s.Give()
-	if s = b.Take(); s == nil || s.Index != 1 {
+	if s = b.Allocate(); s == nil || s.Index != 1 {
 		t.Errorf("one that was given back: %+v", s)
 	}
-	if b.Close(); b.Take() != nil {
+	if b.Close(); b.Allocate() != nil {
 		t.Error("taken of a board that is closed")
 	}
 	if !s.Commit(&Message{Session: 9}) { // who has it does not notice
@@ -96,7 +96,7 @@ func TestBoard(t *testing.T) {
 // What a process has stored of a commit when it is killed changes nothing until all of it is stored, whichever half it is.
 func TestCommitCutOff(t *testing.T) {
 	b, r := board(t, 1)
-	s := b.Take()
+	s := b.Allocate()
 	for i := range uint64(4) {
 		if !s.Commit(&Message{Session: 7, Read: i, State: []byte{byte(i)}}) {
 			t.Fatal("no room")
@@ -113,7 +113,7 @@ func TestCommitCutOff(t *testing.T) {
 // A reader never sees parts of two commits, however fast they follow each other.
 func TestBoardWhileWritten(t *testing.T) {
 	b, r := board(t, 1)
-	s := b.Take()
+	s := b.Allocate()
 	commit := func(i uint64) {
 		n := int(i * 131 % SlotRoom)
 		s.Commit(&Message{Session: 7, Read: i, Written: ^i, State: bytes.Repeat([]byte{byte(i)}, n), Unread: bytes.Repeat([]byte{byte(i)}, SlotRoom-n)})
@@ -172,7 +172,7 @@ func TestBoardReaderRefuses(t *testing.T) {
 
 func BenchmarkSlotCommit(b *testing.B) {
 	w, _ := board(b, 1)
-	s := w.Take()
+	s := w.Allocate()
 	m := Message{Session: 7, State: make([]byte, 100)}
 	for b.Loop() {
 		s.Commit(&m)

@@ -207,14 +207,14 @@ func (e *Engine) taken(p *record.Service, row uint32, a *service.Adoption) error
 			continue
 		}
 		for _, sock := range e.shared(r, a) {
-			return fmt.Errorf("%w: %s of process %d serves slot %d already; with engine sk_reuseport a socket serves one slot: use sk_lookup, or run a daemon for each slot", ErrSlotTaken, sock.Endpoint, sock.PID, slot)
+			return fmt.Errorf("%w: %s of process %d serves slot %d already; with engine sk_reuseport a socket serves one slot: use sk_lookup, or run a daemon for each slot", ErrSocketInUse, sock.Endpoint, sock.PID, slot)
 		}
 	}
 	return nil
 }
 
-// ErrSlotTaken says that a socket serves another slot.
-var ErrSlotTaken = errors.New("socket is taken")
+// ErrSocketInUse says that a socket serves another slot.
+var ErrSocketInUse = errors.New("socket is taken")
 
 // noteCookies has nginx's connection ids lead to a slot: they carry the cookie
 // of the socket that chose them. Those of sockets that are gone go.
