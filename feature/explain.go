@@ -18,7 +18,7 @@ import (
 // Explainer is implemented by features that decide about packets on their way to a
 // socket: they say what they would do with one. Nothing is counted or charged.
 type Explainer interface {
-	Explain(ctx context.Context, r *kernel.Root, p Packet) ([]Sight, error)
+	Explain(ctx context.Context, r *kernel.Root, p Packet) ([]Verdict, error)
 }
 
 // Deliverer is implemented by the feature that knows which socket the kernel gives an arriving packet to.
@@ -114,18 +114,18 @@ func (p Packet) Frame() ([]byte, error) {
 
 // Explanation is why a packet goes where it goes.
 type Explanation struct {
-	Proto  string `json:"proto"`
-	From   string `json:"from"`
-	To     string `json:"to"`
-	Netns  string `json:"netns"`
-	Steps  []Why  `json:"steps"`
-	Result string `json:"result"`         // who gets it, or what becomes of it
-	PID    int    `json:"pid,omitempty"`  // who gets it
-	Slot   *int   `json:"slot,omitempty"` // whose member that is
+	Proto  string        `json:"proto"`
+	From   string        `json:"from"`
+	To     string        `json:"to"`
+	Netns  string        `json:"netns"`
+	Steps  []ExplainStep `json:"steps"`
+	Result string        `json:"result"`         // who gets it, or what becomes of it
+	PID    int           `json:"pid,omitempty"`  // who gets it
+	Slot   *int          `json:"slot,omitempty"` // whose member that is
 }
 
-// Why is one step of an explanation: what was asked, and the answer.
-type Why struct {
+// ExplainStep is one step of an explanation: what was asked, and the answer.
+type ExplainStep struct {
 	Step    string `json:"step"`
 	Text    string `json:"text"`
 	Warning bool   `json:"warning,omitempty"` // an operator should know
@@ -144,11 +144,11 @@ const (
 	StageSocket                  // that socket's cgroup
 )
 
-// Sight is what a feature does with a packet at one stage.
-type Sight struct {
+// Verdict is what a feature does with a packet at one stage.
+type Verdict struct {
 	Stage Stage
 	Order int32 // within the stage, the lowest first
-	Why
+	ExplainStep
 	Dropped string // the packet ends here, and why: "rule 2 of filter sip drops it"
 }
 

@@ -20,9 +20,9 @@ func UnreadFindings(all instances.Unreadable) (out []Finding) {
 }
 
 // UnreadSights tells explain of instances in a packet's network namespace that cannot be read.
-func UnreadSights(all instances.Unreadable, p Packet, stage Stage) (out []Sight) {
+func UnreadSights(all instances.Unreadable, p Packet, stage Stage) (out []Verdict) {
 	for _, u := range all.In(fmt.Sprint(p.Inode)) {
-		out = append(out, Sight{Stage: stage, Why: Why{Step: u.Feature + " " + u.Name, Text: "cannot be read: " + u.Error(), Warning: true}})
+		out = append(out, Verdict{Stage: stage, ExplainStep: ExplainStep{Step: u.Feature + " " + u.Name, Text: "cannot be read: " + u.Error(), Warning: true}})
 	}
 	return out
 }

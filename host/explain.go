@@ -29,8 +29,8 @@ func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanat
 	defer ns.Close()
 	p.Inode = ns.Inode()
 	out := &feature.Explanation{Proto: p.Proto, From: p.From.String(), To: p.To.String(), Netns: ns.String()}
-	var sights []feature.Sight
-	arrival := feature.Why{Step: "arrival", Text: "by " + p.Interface}
+	var sights []feature.Verdict
+	arrival := feature.ExplainStep{Step: "arrival", Text: "by " + p.Interface}
 	if p.Interface != "" {
 		if err := ns.Do(func() error { _, err := netlink.LinkByName(p.Interface); return err }); err != nil {
 			return nil, fmt.Errorf("interface %s of %s: %w", p.Interface, ns, err)
@@ -49,14 +49,14 @@ func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanat
 			sights = append(sights, s...)
 		}
 	}
-	slices.SortStableFunc(sights, func(a, b feature.Sight) int {
+	slices.SortStableFunc(sights, func(a, b feature.Verdict) int {
 		return cmp.Or(cmp.Compare(a.Stage, b.Stage), cmp.Compare(a.Order, b.Order))
 	})
 	out.Steps = append(out.Steps, arrival)
 	i := 0
 	pass := func(before feature.Stage) (dropped bool) {
 		for ; i < len(sights) && sights[i].Stage < before; i++ {
-			out.Steps = append(out.Steps, sights[i].Why)
+			out.Steps = append(out.Steps, sights[i].ExplainStep)
 			if out.Result = sights[i].Dropped; out.Result != "" {
 				return true
 			}
@@ -92,7 +92,7 @@ func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanat
 		lookup.Steps = append(out.Steps, lookup.Steps...)
 	}
 	for ; i < len(sights) && lookup.PID != 0; i++ {
-		lookup.Steps = append(lookup.Steps, sights[i].Why)
+		lookup.Steps = append(lookup.Steps, sights[i].ExplainStep)
 	}
 	return lookup, nil
 }
@@ -103,7 +103,7 @@ func (h *Host) explainFaults(ctx context.Context, ns *netns.Handle, p feature.Pa
 	for _, f := range faults {
 		here := f.Kind == kernel.FaultRoot || f.Instance.Scope == kernel.HostScope || f.Instance.Scope == strconv.FormatUint(ns.Inode(), 10)
 		if here && (f.Device == "" || f.Device == p.Interface) {
-			out.Steps = append(out.Steps, feature.Why{Step: string(f.Kind), Text: fmt.Sprintf("%s: %s", f, f.Remedy), Warning: true})
+			out.Steps = append(out.Steps, feature.ExplainStep{Step: string(f.Kind), Text: fmt.Sprintf("%s: %s", f, f.Remedy), Warning: true})
 		}
 	}
 	return err

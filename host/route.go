@@ -24,7 +24,7 @@ const (
 
 // route says whether the host takes a packet: only packets to addresses with a route of
 // type local, broadcast or multicast reach sockets.
-func route(ns *netns.Handle, p feature.Packet) (d delivery, why feature.Why, result string, err error) {
+func route(ns *netns.Handle, p feature.Packet) (d delivery, why feature.ExplainStep, result string, err error) {
 	why.Step = "route"
 	var r netlink.Route
 	err = ns.Do(func() error {

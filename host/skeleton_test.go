@@ -122,7 +122,7 @@ func TestSkeleton(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(x.Steps, func(w feature.Why) bool { return w.Step == "skeleton b" }) {
+	if !slices.ContainsFunc(x.Steps, func(w feature.ExplainStep) bool { return w.Step == "skeleton b" }) {
 		t.Errorf("explained without the skeleton: %+v", x)
 	}
 	if d := s.Doctor(t.Context()); !slices.ContainsFunc(d.Findings, func(f Finding) bool { return f.Feature == featuretest.Name && f.Level == "ok" }) {

@@ -264,8 +264,8 @@ func printTried(w io.Writer, t triedFilter) {
 		fmt.Fprintf(w, "filter %s\n", t.Name)
 	}
 	fmt.Fprintf(w, "%d packets, by the %s", t.Packets, t.Engine)
-	if t.Why != "" {
-		fmt.Fprintf(w, " (%s)", t.Why)
+	if t.Reason != "" {
+		fmt.Fprintf(w, " (%s)", t.Reason)
 	}
 	if t.Interpreted > 0 && t.Engine == "kernel" {
 		fmt.Fprintf(w, " (%d that it does not take by the interpreter)", t.Interpreted)

@@ -101,7 +101,7 @@ func printServer(w io.Writer, s backend.Status) {
 			fmt.Fprintf(w, "  ! and %d more: --json has all\n", len(s.Stuck)-i)
 			break
 		}
-		fmt.Fprintf(w, "  ! %s of %s stands still for %s: %s\n", v.Client, v.Service, v.For.Round(time.Second), v.Why)
+		fmt.Fprintf(w, "  ! %s of %s stands still for %s: %s\n", v.Client, v.Service, v.For.Round(time.Second), v.Reason)
 	}
 	printCertificate(w, s.Certificate)
 	if !s.Keeper {
@@ -165,10 +165,10 @@ type blockedTold struct {
 func (t blockedTold) tell(all []backend.Blocked) {
 	for _, b := range all {
 		was, known := t.why[b.Session]
-		if was == b.Why {
+		if was == b.Reason {
 			continue
 		}
-		t.why[b.Session] = b.Why
+		t.why[b.Session] = b.Reason
 		switch n := len(t.why); {
 		case n <= mostStuck:
 			fmt.Fprintf(t.w, "  ! in the way: %s\n", b)
@@ -220,8 +220,8 @@ must be this backend's name: it guards against the wrong terminal.`,
 			var last backend.Drained
 			told := blockedTold{w: cmd.ErrOrStderr(), why: map[string]string{}}
 			err := backend.DrainHere(ctx, name, how, func(d backend.Drained) {
-				if d.Left != last.Left || d.Why != last.Why {
-					fmt.Fprintln(cmd.ErrOrStderr(), strings.TrimSpace(fmt.Sprintf("%s: %d sessions left %s", d.Backend, d.Left, d.Why)))
+				if d.Left != last.Left || d.Reason != last.Reason {
+					fmt.Fprintln(cmd.ErrOrStderr(), strings.TrimSpace(fmt.Sprintf("%s: %d sessions left %s", d.Backend, d.Left, d.Reason)))
 				}
 				if stays := staying(d); how.All && d.Left == 0 && stays != staying(last) && stays != "" {
 					fmt.Fprintf(cmd.ErrOrStderr(), "%s: waits for the end of %s\n", d.Backend, stays)

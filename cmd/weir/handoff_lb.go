@@ -104,7 +104,7 @@ func printLB(w io.Writer, s lb.Status) {
 			agent = "connected" + notHeard(h.Silent)
 		}
 		if s.Agent && !h.Up {
-			state = "gets no new flows: " + h.Why
+			state = "gets no new flows: " + h.Reason
 		} else if len(h.Unserved) > 0 {
 			state = "gets no new flows of " + strings.Join(h.Unserved, ", ") + ": nobody serves them there"
 		}

@@ -99,7 +99,7 @@ func TestPrintWhere(t *testing.T) {
 
 func TestPrintExplanation(t *testing.T) {
 	var b strings.Builder
-	printExplanation(&b, &explain.Explanation{Proto: "udp", From: "192.0.2.7:2055", To: "10.0.0.1:4739", Netns: "net:[4026531840]", Steps: []explain.Why{
+	printExplanation(&b, &explain.Explanation{Proto: "udp", From: "192.0.2.7:2055", To: "10.0.0.1:4739", Netns: "net:[4026531840]", Steps: []explain.Step{
 		{Step: "connected sockets", Text: "none has these addresses"},
 		{Step: "sk_lookup", Text: "programs that are not weir's run there too", Warning: true},
 	}, Result: "slot 0: process 4711 (nfacctd), at 0.0.0.0:4739"})

@@ -120,10 +120,10 @@ func (f Feature) view(r *kernel.Root, rec instances.Record[Item]) (View, error) 
 }
 
 // Explain implements feature.Explainer.
-func (f Feature) Explain(ctx context.Context, r *kernel.Root, _ feature.Packet) (out []feature.Sight, err error) {
+func (f Feature) Explain(ctx context.Context, r *kernel.Root, _ feature.Packet) (out []feature.Verdict, err error) {
 	st, err := f.State(ctx, r)
 	for _, v := range st.Items {
-		out = append(out, feature.Sight{Stage: feature.StageSocket, Why: feature.Why{Step: Name + " " + v.Name, Text: fmt.Sprintf("counts it, if the socket is of cgroup %s", v.Cgroup)}})
+		out = append(out, feature.Verdict{Stage: feature.StageSocket, ExplainStep: feature.ExplainStep{Step: Name + " " + v.Name, Text: fmt.Sprintf("counts it, if the socket is of cgroup %s", v.Cgroup)}})
 	}
 	return out, err
 }

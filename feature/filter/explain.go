@@ -21,7 +21,7 @@ var _ feature.Explainer = Feature{}
 // Explain implements feature.Explainer: which rule of which filter would decide a
 // packet. The kernel runs the filter's program on one (BPF_PROG_TEST_RUN), in a copy
 // that has the filter's lists, and counts and rates of its own.
-func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]feature.Sight, error) {
+func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]feature.Verdict, error) {
 	all, unreadable, err := filters.All(r)
 	if err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]f
 	return out, nil
 }
 
-func explainFilter(r *kernel.Root, i kernel.Instance, p feature.Packet) ([]feature.Sight, error) {
+func explainFilter(r *kernel.Root, i kernel.Instance, p feature.Packet) ([]feature.Verdict, error) {
 	u, err := filters.Open(r, i)
 	if err != nil {
 		return nil, err
@@ -58,17 +58,17 @@ func explainFilter(r *kernel.Root, i kernel.Instance, p feature.Packet) ([]featu
 	if where == nil {
 		return nil, nil
 	}
-	s := feature.Sight{Stage: stage, Order: pub.Filter.Priority, Why: feature.Why{Step: "filter " + i.Name}}
+	s := feature.Verdict{Stage: stage, Order: pub.Filter.Priority, ExplainStep: feature.ExplainStep{Step: "filter " + i.Name}}
 	if !where.Attached {
 		s.Text, s.Warning = where.Name+": "+where.Problem, true
-		return []feature.Sight{s}, nil
+		return []feature.Verdict{s}, nil
 	}
 	hits, err := pub.try(u.Pins, p)
 	if err != nil {
 		return nil, err
 	}
 	tell(&s, pub.Filter, where, hits, p)
-	return []feature.Sight{s}, nil
+	return []feature.Verdict{s}, nil
 }
 
 // meets says at which stage a filter sees a packet that arrives, if it does.
@@ -138,7 +138,7 @@ func (p *published) try(o *kernel.Opened, packet feature.Packet) (hits []int, er
 }
 
 // tell puts in words what became of the packet.
-func tell(s *feature.Sight, f Filter, at *Place, hits []int, p feature.Packet) {
+func tell(s *feature.Verdict, f Filter, at *Place, hits []int, p feature.Packet) {
 	var said []string
 	decided, action := len(f.Rules), f.Default
 	for _, i := range hits {

@@ -30,7 +30,7 @@ type TrialResult struct {
 	Empty       uint64      `json:"empty,omitempty"`         // of no bytes at all
 	Interpreted uint64      `json:"interpreted,omitempty"`   // by the interpreter, and not by the compiled program
 	Engine      string      `json:"engine"`                  // "kernel" or "interpreter"
-	Why         string      `json:"why,omitempty"`           // the interpreter
+	Reason      string      `json:"reason,omitempty"`        // the interpreter
 	Rules       []RuleState `json:"rules"`
 	Default     RuleState   `json:"default"`
 }
@@ -105,7 +105,7 @@ func (f Filter) hasLists(e *expr.Expr) error {
 
 func (t *Trial) interpret(why string) {
 	if t.result.Engine == "kernel" {
-		t.result.Engine, t.result.Why = "interpreter", why
+		t.result.Engine, t.result.Reason = "interpreter", why
 	}
 }
 

@@ -20,7 +20,7 @@ var _ feature.Explainer = Feature{}
 
 // Explain implements feature.Explainer: which guard sees a datagram, and whether it would pass at this moment. The
 // kernel runs the guard's program on it (BPF_PROG_TEST_RUN), over a copy of its state: nothing is charged to anybody.
-func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]feature.Sight, error) {
+func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]feature.Verdict, error) {
 	if p.Proto != "udp" {
 		return nil, nil
 	}
@@ -42,7 +42,7 @@ func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]f
 		return sights, nil
 	}
 	service := best.Spec.Service
-	s := feature.Sight{Stage: feature.StageSocket, Why: feature.Why{Step: "guard of service " + service.Name}}
+	s := feature.Verdict{Stage: feature.StageSocket, ExplainStep: feature.ExplainStep{Step: "guard of service " + service.Name}}
 	if len(service.Interfaces) > 0 {
 		s.Stage = feature.StageXDP
 		if !slices.Contains(service.Interfaces, p.Interface) {
@@ -57,7 +57,7 @@ func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]f
 }
 
 // decide says what the guard's state is, and what it would do now.
-func decide(r *kernel.Root, rec record, packet feature.Packet, s *feature.Sight) error {
+func decide(r *kernel.Root, rec record, packet feature.Packet, s *feature.Verdict) error {
 	p := rec.Spec
 	o, err := r.Open(rec.Instance)
 	if err != nil {

@@ -185,7 +185,7 @@ func chanceOf(t *testing.T, w *world, p feature.Packet) float64 {
 	return chance
 }
 
-func explain(t *testing.T, w *world, p feature.Packet) []feature.Sight {
+func explain(t *testing.T, w *world, p feature.Packet) []feature.Verdict {
 	t.Helper()
 	s, err := Feature{}.Explain(t.Context(), w.root, p)
 	if err != nil || len(s) != 1 {

@@ -51,7 +51,7 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	if err != nil {
 		return err
 	}
-	p.Engine, p.Why = kind, why
+	p.Engine, p.Reason = kind, why
 	onEmpty := p.Service.OnEmpty
 	if len(t.held) > 0 && kind == spec.EngineReuseport {
 		p.Service.OnEmpty = spec.Pass // until its members are there: see admitAll

@@ -20,11 +20,11 @@ type Blocked struct {
 	Address string `json:"address"` // of the service
 	Member  string `json:"member"`  // its slot: the name of the member that has it, or had it last
 	PID     int    `json:"pid,omitempty"`
-	Why     string `json:"why"`
+	Reason  string `json:"reason"`
 }
 
 func (b Blocked) String() string {
-	return fmt.Sprintf("session %s, %s to %s, member %s of %s: %s", b.Session, b.Client, b.Address, b.Member, b.Service, b.Why)
+	return fmt.Sprintf("session %s, %s to %s, member %s of %s: %s", b.Session, b.Client, b.Address, b.Member, b.Service, b.Reason)
 }
 
 // asking are the sessions whose members were asked to move them, by the keeper's numbers. It is safe for concurrent use.
@@ -96,7 +96,7 @@ func (a *asking) moves(s handoff.SessionReport, now time.Time) bool {
 func (a *Agent) blocked(r handoff.Report, now time.Time) (out []Blocked) {
 	stuck := map[string]string{}
 	for _, s := range a.stuck(now) {
-		stuck[s.Client] = s.Why
+		stuck[s.Client] = s.Reason
 	}
 	for _, v := range r.Services {
 		if a.known.Load().home[v.Name] == nil {
@@ -107,7 +107,7 @@ func (a *Agent) blocked(r handoff.Report, now time.Time) (out []Blocked) {
 				continue
 			}
 			if why := a.whyBlocked(s, stuck, now); why != "" {
-				out = append(out, Blocked{Service: v.Name, Session: s.ID, Client: s.Remote, Address: s.Local, Member: s.Member, PID: s.PID, Why: why})
+				out = append(out, Blocked{Service: v.Name, Session: s.ID, Client: s.Remote, Address: s.Local, Member: s.Member, PID: s.PID, Reason: why})
 			}
 		}
 	}
@@ -147,11 +147,11 @@ func (a *Agent) tellBlocked(all []Blocked) {
 		a.asked.told = map[string]string{}
 	}
 	for _, b := range all {
-		if a.asked.told[b.Session] == b.Why {
+		if a.asked.told[b.Session] == b.Reason {
 			continue
 		}
-		a.asked.told[b.Session] = b.Why
+		a.asked.told[b.Session] = b.Reason
 		a.o.Log.Warn("session in the way of the drain", "service", b.Service, "session", b.Session, "client", b.Client,
-			"address", b.Address, "member", b.Member, "pid", b.PID, "err", b.Why)
+			"address", b.Address, "member", b.Member, "pid", b.PID, "err", b.Reason)
 	}
 }

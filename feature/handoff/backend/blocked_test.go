@@ -131,7 +131,7 @@ func TestDrainNames(t *testing.T) {
 	named := func(all []Blocked) bool {
 		found := 0
 		for _, b := range all {
-			if b.Service == service && b.Address == l.Addr().String() && b.PID != 0 && b.Member != "" && want[b.Client] != "" && strings.Contains(b.Why, want[b.Client]) {
+			if b.Service == service && b.Address == l.Addr().String() && b.PID != 0 && b.Member != "" && want[b.Client] != "" && strings.Contains(b.Reason, want[b.Client]) {
 				found++
 			}
 		}

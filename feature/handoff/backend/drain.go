@@ -26,7 +26,7 @@ type Drained struct {
 	Immobile int       `json:"immobile"` // sessions of members that do not move any: they end in their own time
 	Others   int       `json:"others"`   // connections to the services that the keeper does not know: of nginx, say
 	Blocked  []Blocked `json:"blocked,omitempty"`
-	Why      string    `json:"why,omitempty"`
+	Reason   string    `json:"reason,omitempty"`
 	Failed   bool      `json:"failed,omitempty"`
 }
 
@@ -70,7 +70,7 @@ func (a *Agent) Drain(ctx context.Context, how Draining, progress func(Drained))
 			return err
 		}
 		if !out && d.Left == 0 {
-			d.Why = "the load balancer has not said yet that new sessions go elsewhere"
+			d.Reason = "the load balancer has not said yet that new sessions go elsewhere"
 		}
 		progress(d)
 		stays := d.Immobile + d.Others
@@ -141,7 +141,7 @@ func (a *Agent) drainStep(ctx context.Context) (Drained, error) {
 				d.Immobile++
 				d.Left--
 			case err != nil:
-				d.Why = err.Error()
+				d.Reason = err.Error()
 			default:
 				moving++
 			}

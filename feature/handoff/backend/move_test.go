@@ -172,7 +172,7 @@ func TestNoMemberThere(t *testing.T) {
 	w.servers[1].member.Close() // as a daemon that is down
 	w.eventually("the other server is not taken", func() bool { return takes() == "" })
 	d, err := here.drainStep(t.Context())
-	if err != nil || d.Left != 1 || d.Asked != 0 || !strings.Contains(d.Why, "has a member") {
+	if err != nil || d.Left != 1 || d.Asked != 0 || !strings.Contains(d.Reason, "has a member") {
 		t.Errorf("%+v, %v", d, err)
 	}
 	w.ask(c, 2) // somebody wants it all the same

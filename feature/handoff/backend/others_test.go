@@ -57,7 +57,7 @@ services:
 	}
 	closed := false
 	err = drain(t.Context(), Draining{All: true}, func(d Drained) {
-		if last = d; d.Others == 1 && d.Why == "" && !closed {
+		if last = d; d.Others == 1 && d.Reason == "" && !closed {
 			closed = true // while the drain waits
 			served.Close()
 			c.Close()

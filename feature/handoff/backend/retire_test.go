@@ -229,7 +229,7 @@ func TestStuck(t *testing.T) {
 	} {
 		c.change()
 		st, err := a.Status()
-		if err != nil || len(st.Stuck) != 1 || !strings.Contains(st.Stuck[0].Why, c.want) || st.Stuck[0].For < time.Minute || st.Stuck[0].Client != id.Client.String() {
+		if err != nil || len(st.Stuck) != 1 || !strings.Contains(st.Stuck[0].Reason, c.want) || st.Stuck[0].For < time.Minute || st.Stuck[0].Client != id.Client.String() {
 			t.Errorf("%+v, %v: want %q", st.Stuck, err, c.want)
 		}
 	}

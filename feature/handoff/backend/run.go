@@ -70,7 +70,7 @@ func (a *Agent) controls() http.Handler {
 			_ = http.NewResponseController(w).Flush()
 		})
 		if err != nil {
-			_ = out.Encode(Drained{Backend: a.o.Name, Why: err.Error(), Failed: true})
+			_ = out.Encode(Drained{Backend: a.o.Name, Reason: err.Error(), Failed: true})
 		}
 	})
 	return mux
@@ -135,7 +135,7 @@ func DrainHere(ctx context.Context, name string, how Draining, progress func(Dra
 			return err
 		}
 		if d.Failed {
-			return errors.New(d.Why)
+			return errors.New(d.Reason)
 		}
 		progress(d)
 	}

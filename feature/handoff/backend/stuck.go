@@ -17,7 +17,7 @@ type Stuck struct {
 	Service string        `json:"service"`
 	Client  string        `json:"client"` // address and port
 	For     time.Duration `json:"for_ns"` // since its move began
-	Why     string        `json:"why"`
+	Reason  string        `json:"reason"`
 }
 
 // stuckAfter is for how long a session may be on its way until it counts as one that stands still.
@@ -28,7 +28,7 @@ func (a *Agent) stuck(now time.Time) (out []Stuck) {
 	leaving, arriving := a.all()
 	add := func(id peer.Flow, service string, since time.Time, why string) {
 		if d := now.Sub(since); d >= stuckAfter && why != "" {
-			out = append(out, Stuck{Service: service, Client: id.Client.String(), For: d, Why: why})
+			out = append(out, Stuck{Service: service, Client: id.Client.String(), For: d, Reason: why})
 		}
 	}
 	for _, s := range leaving {

@@ -39,7 +39,7 @@ var (
 	failedDesc   = prometheus.NewDesc("weir_lb_status_failed", "1: not every load balancer could be read.", nil, nil)
 )
 
-func (s Seen) label() string {
+func (s BackendStatus) label() string {
 	if s.Name == "" {
 		return fmt.Sprint(s.Number)
 	}

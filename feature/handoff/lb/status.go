@@ -22,9 +22,9 @@ type Status struct {
 	Buffered int    `json:"buffered"` // of them, whose packets wait
 	Moving   int    `json:"moving"`   // of them, that are being moved
 	// Settling: it has begun anew, and packets of unknown connections wait for the backends to say which are theirs.
-	Starting bool        `json:"starting,omitempty"`
-	Backends []Seen      `json:"backends,omitempty"` // by number
-	Partner  *PairStatus `json:"partner,omitempty"`  // nil: there is none
+	Starting bool            `json:"starting,omitempty"`
+	Backends []BackendStatus `json:"backends,omitempty"` // by number
+	Partner  *PairStatus     `json:"partner,omitempty"`  // nil: there is none
 
 	Certificate *peer.Certificate `json:"certificate,omitempty"` // of the agent
 }
@@ -49,15 +49,15 @@ type PairStatus struct {
 	Dropped uint64  `json:"split_dropped"`
 }
 
-// Seen is a backend as the agent sees it.
-type Seen struct {
+// BackendStatus is a backend as the agent sees it.
+type BackendStatus struct {
 	Name      string       `json:"name,omitempty"`
 	Number    move.Backend `json:"number"`
 	Address   netip.Addr   `json:"address,omitzero"`
 	Where     string       `json:"where,omitempty"` // the interface, or tunnel
 	Weight    int          `json:"weight"`
 	Up        bool         `json:"up"`
-	Why       string       `json:"why,omitempty"`      // it is not
+	Reason    string       `json:"reason,omitempty"`   // it is not
 	Unserved  []string     `json:"unserved,omitempty"` // services that nobody serves there: others get their new flows
 	Connected bool         `json:"connected"`          // its agent
 	Silent    float64      `json:"silent_seconds"`     // of an agent that is connected; 0: it is heard
@@ -85,7 +85,7 @@ func (f *DataPath) Status() (Status, error) {
 		return s, err
 	}
 	for _, n := range slices.Sorted(maps.Keys(owned)) {
-		s.Backends = append(s.Backends, Seen{Number: n, Flows: owned[n]})
+		s.Backends = append(s.Backends, BackendStatus{Number: n, Flows: owned[n]})
 	}
 	s.Counts, err = f.Counts()
 	return s, err
@@ -105,13 +105,13 @@ func (a *Agent) Status() (Status, error) {
 	defer a.mu.Unlock()
 	for _, number := range slices.Sorted(maps.Keys(a.members)) {
 		m := a.members[number]
-		v := Seen{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.backends[number] != nil, Flows: owned[number], Loads: a.loadsOf(number), Unserved: a.unservedAt(m)}
+		v := BackendStatus{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.backends[number] != nil, Flows: owned[number], Loads: a.loadsOf(number), Unserved: a.unservedAt(m)}
 		if c := a.backends[number]; c != nil {
 			v.Silent = c.Silence(pingEvery).Seconds()
 		}
 		delete(owned, number)
 		if !m.up {
-			v.Why = m.why
+			v.Reason = m.why
 		}
 		switch {
 		case m.placed.IsZero():
@@ -123,7 +123,7 @@ func (a *Agent) Status() (Status, error) {
 		s.Backends = append(s.Backends, v)
 	}
 	for _, number := range slices.Sorted(maps.Keys(owned)) { // of backends that have registered with a life before this one
-		s.Backends = append(s.Backends, Seen{Name: a.names[number], Number: number, Flows: owned[number], Connected: a.backends[number] != nil})
+		s.Backends = append(s.Backends, BackendStatus{Name: a.names[number], Number: number, Flows: owned[number], Connected: a.backends[number] != nil})
 	}
 	return s, err
 }

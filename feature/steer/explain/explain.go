@@ -23,7 +23,7 @@ import (
 type (
 	Packet      = feature.Packet
 	Explanation = feature.Explanation
-	Why         = feature.Why
+	Step        = feature.ExplainStep
 )
 
 // ErrPacket says that a packet cannot be.
@@ -37,11 +37,11 @@ type explainer struct {
 }
 
 func (x *explainer) say(step, format string, a ...any) {
-	x.Steps = append(x.Steps, Why{Step: step, Text: fmt.Sprintf(format, a...)})
+	x.Steps = append(x.Steps, Step{Step: step, Text: fmt.Sprintf(format, a...)})
 }
 
 func (x *explainer) warn(step, format string, a ...any) {
-	x.Steps = append(x.Steps, Why{Step: step, Text: fmt.Sprintf(format, a...), Warning: true})
+	x.Steps = append(x.Steps, Step{Step: step, Text: fmt.Sprintf(format, a...), Warning: true})
 }
 
 func (x *explainer) result(format string, a ...any) { x.Result = fmt.Sprintf(format, a...) }
@@ -68,7 +68,7 @@ func Explain(ctx context.Context, r *kernel.Root, p Packet) (*Explanation, error
 	}
 	s := x.service(st)
 	if s != nil {
-		s.ExplainEmpty(ctx, time.Now().Add(state.WhyBudget))
+		s.ExplainEmpty(ctx, time.Now().Add(state.ReasonBudget))
 	}
 	if s != nil && s.Record.Service.Copy != "" && p.Proto == "udp" {
 		x.say("copy", "service %s gets it too: the device's filter copies it before a socket is looked for", s.Record.Service.Copy)

@@ -23,7 +23,7 @@ func ChooseEngine(s spec.Service, old *Service) (spec.Engine, string, error) {
 		return spec.EngineReuseport, "by: quic reads packets, which sk_lookup does not see", s.CheckReuseport()
 	}
 	if old != nil {
-		return old.Engine, old.Why, nil
+		return old.Engine, old.Reason, nil
 	}
 	missing := probe.SkLookup.Check()
 	if missing == nil {

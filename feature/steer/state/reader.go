@@ -166,7 +166,7 @@ func readSeen(r *kernel.Root, i kernel.Instance) (*seenService, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := Service{Root: r, Name: i.Name, PinScope: i.Scope, Netns: p.Netns, By: p.Service.By, Engine: p.Engine, Why: p.Why, Seed: *p.Service.Seed,
+	s := Service{Root: r, Name: i.Name, PinScope: i.Scope, Netns: p.Netns, By: p.Service.By, Engine: p.Engine, EngineReason: p.Reason, Seed: *p.Service.Seed,
 		Buckets: spec.Buckets, OnEmpty: p.Service.OnEmpty, Record: p, Endpoints: p.Service.Endpoints()}
 	for _, l := range p.Service.Listen {
 		s.Listen = append(s.Listen, l.String())

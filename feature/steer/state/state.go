@@ -38,7 +38,7 @@ type Service struct {
 	Listen            []string            `json:"listen"`
 	By                spec.Policy         `json:"by"`
 	Engine            spec.Engine         `json:"engine"`
-	Why               string              `json:"engine_why,omitempty"` // why this engine
+	EngineReason      string              `json:"engine_reason,omitempty"` // why this engine
 	Seed              uint32              `json:"seed"`
 	Buckets           int                 `json:"buckets"`
 	OnEmpty           spec.OnEmpty        `json:"on_empty"`

@@ -18,14 +18,14 @@ import (
 // member out before it is put in place is found out anew, by looking for it as weir serve
 // does. What keeps it out later, and checks, only the last try knows: it is remarked.
 
-// WhyBudget bounds how long one reading looks for members of empty slots. Slots beyond it
+// ReasonBudget bounds how long one reading looks for members of empty slots. Slots beyond it
 // are told what was remarked.
-const WhyBudget = 2 * time.Second
+const ReasonBudget = 2 * time.Second
 
 // ExplainEmpty finds out why slots are empty, and which are a process's that their
 // configured member does not name.
 func (st *State) ExplainEmpty(ctx context.Context) {
-	until := time.Now().Add(WhyBudget)
+	until := time.Now().Add(ReasonBudget)
 	for i := range st.Services {
 		st.Services[i].ExplainEmpty(ctx, until)
 	}
