@@ -297,7 +297,7 @@ func (w *steered) moved(foresee func() ([]steer.Foreseen, error), change func() 
 		if r.Handed {
 			after++
 		} else {
-			w.t.Logf("reset: %s %s %v", r.Router(), r.Place(), r.Err)
+			w.t.Logf("reset: %s %s %v", r.Router(), r.Slots(), r.Err)
 			doReset++
 		}
 	}); err != nil {

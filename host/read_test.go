@@ -27,7 +27,7 @@ type answers struct {
 	Reader  string
 	Status  *state.State
 	Devices *steer.DeviceReport
-	Where   *steer.PlaceReport
+	Where   *steer.WhereReport
 	Bound   []bindings.Binding
 	Named   []bindings.Named
 	Errors  []string
@@ -58,7 +58,7 @@ func readAll(r Reader) answers {
 		keep(err)
 	}
 	what := state.WhatIf{Slots: 3, Without: []int{0, 2}}
-	if p, err := Ask[steer.PlaceReport](ctx, r, spec.Name, "where", what.Values("telemetry", []string{"127.0.0.5", "2001:db8::1"})); err == nil {
+	if p, err := Ask[steer.WhereReport](ctx, r, spec.Name, "where", what.Values("telemetry", []string{"127.0.0.5", "2001:db8::1"})); err == nil {
 		a.Where = &p
 	} else {
 		keep(err)
@@ -123,7 +123,7 @@ func TestReaderFallsBackToTheSocket(t *testing.T) {
 	heard(t, "127.0.0.5:0", "127.0.0.1:4739")
 	s := w.serve()
 	own := readAll(w.Reader(s.socket))
-	if own.Reader != "host.pins" || len(own.Errors) != 1 || len(own.Devices.Devices) != 1 || len(own.Where.Places) != 2 ||
+	if own.Reader != "host.pins" || len(own.Errors) != 1 || len(own.Devices.Devices) != 1 || len(own.Where.Addresses) != 2 ||
 		len(own.Bound) != 1 || len(own.Named) != 1 || own.Named[0].Bindings != 1 {
 		t.Fatalf("root reads %+v", own)
 	}

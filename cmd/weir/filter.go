@@ -114,7 +114,7 @@ func printFilters(w io.Writer, filters []filter.FilterState, now time.Time) {
 // printFilter shows one filter with its rules.
 func printFilter(w io.Writer, f filter.FilterState, now time.Time) {
 	fmt.Fprintf(w, "%s: hook %s, default %s, in %s\n", f.Name, f.Hook, f.Default.Action, f.Netns)
-	for _, p := range f.Places {
+	for _, p := range f.Attachments {
 		if p.Attached && p.Problem == "" {
 			fmt.Fprintf(w, "  at %s%s\n", p.Name, atHook(p.Position))
 		}
@@ -149,7 +149,7 @@ func filterProblems(f filter.FilterState) []string {
 	if f.Problem != "" {
 		out = append(out, f.Problem)
 	}
-	for _, p := range f.Places {
+	for _, p := range f.Attachments {
 		if p.Problem != "" {
 			out = append(out, p.Name+": "+p.Problem)
 		}

@@ -87,7 +87,7 @@ func TestPrintSteerStatus(t *testing.T) {
 func TestPrintWhere(t *testing.T) {
 	var b strings.Builder
 	other := 3
-	printWhere(&b, []state.Place{
+	printWhere(&b, []state.Assignment{
 		{Address: netip.MustParseAddr("192.0.2.7"), Bucket: 17, Slot: 0, Admitted: true, PID: 4711, Member: "unit nfacctd@0.service"},
 		{Address: netip.MustParseAddr("2001:db8::1"), Bucket: 4095, Slot: 1},
 		{Address: netip.MustParseAddr("192.0.2.8"), Bucket: 0, Slot: 2, Instead: &other, PID: 4714, Member: "pid 4714"},

@@ -105,14 +105,14 @@ func steerWhere(g *globals) *cobra.Command {
 					return usageError{fmt.Errorf("%q is no IP address", a)}
 				}
 			}
-			p, err := host.Ask[steer.PlaceReport](cmd.Context(), g.reader(), spec.Name, "where", what.Values(service, args))
+			p, err := host.Ask[steer.WhereReport](cmd.Context(), g.reader(), spec.Name, "where", what.Values(service, args))
 			if err != nil {
 				return err
 			}
 			if g.json {
 				return printJSON(cmd, p)
 			}
-			printWhere(cmd.OutOrStdout(), p.Places)
+			printWhere(cmd.OutOrStdout(), p.Addresses)
 			return nil
 		},
 	}
@@ -123,7 +123,7 @@ func steerWhere(g *globals) *cobra.Command {
 	return c
 }
 
-func printWhere(w io.Writer, places []state.Place) {
+func printWhere(w io.Writer, places []state.Assignment) {
 	t := newTable(w, "ADDRESS", "BUCKET", "SLOT", "MEMBER", "PID")
 	for _, p := range places {
 		slot, pid := fmt.Sprint(p.Slot), "-"

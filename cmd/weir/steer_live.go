@@ -105,7 +105,7 @@ func (f *resetFlags) change(g *globals, foresee func() ([]steer.Foreseen, error)
 		return change() // sessions are to be left where they are
 	}
 	err := steer.Switch(f.cmd.Context(), g.host().Root, host.Mover(g.keeper()), foresee, change, func(s steer.Handed) {
-		fmt.Fprintf(f.cmd.OutOrStdout(), "moved session of %s: %s of %s\n", s.Router(), s.Place(), s.Service)
+		fmt.Fprintf(f.cmd.OutOrStdout(), "moved session of %s: %s of %s\n", s.Router(), s.Slots(), s.Service)
 	})
 	if err != nil {
 		return err
@@ -115,14 +115,14 @@ func (f *resetFlags) change(g *globals, foresee func() ([]steer.Foreseen, error)
 
 func printReset(w io.Writer, r reset.Reset) {
 	if r.Handed {
-		fmt.Fprintf(w, "moved session of %s: %s of %s\n", r.Router(), r.Place(), r.Service)
+		fmt.Fprintf(w, "moved session of %s: %s of %s\n", r.Router(), r.Slots(), r.Service)
 		return
 	}
 	if r.Err != nil {
-		fmt.Fprintf(w, "session of %s is misplaced (%s of %s): %v\n", r.Router(), r.Place(), r.Service, r.Err)
+		fmt.Fprintf(w, "session of %s is misplaced (%s of %s): %v\n", r.Router(), r.Slots(), r.Service, r.Err)
 		return
 	}
-	fmt.Fprintf(w, "reset session of %s: %s of %s (%d of %d)\n", r.Router(), r.Place(), r.Service, r.Done, r.Of)
+	fmt.Fprintf(w, "reset session of %s: %s of %s (%d of %d)\n", r.Router(), r.Slots(), r.Service, r.Done, r.Of)
 }
 
 // foreseen prints what a change would do to sessions.
@@ -137,7 +137,7 @@ func printForeseen(w io.Writer, movable func(service string, s state.Session) bo
 			if movable(f.Service, s) {
 				verb = "move"
 			}
-			fmt.Fprintf(w, "would %s session of %s: %s of %s\n", verb, s.Router(), s.Place(), f.Service)
+			fmt.Fprintf(w, "would %s session of %s: %s of %s\n", verb, s.Router(), s.Slots(), f.Service)
 		}
 		if f.Problem != "" {
 			fmt.Fprintf(w, "cannot say which sessions of %s would be reset: %s\n", f.Service, f.Problem)

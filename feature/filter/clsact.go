@@ -202,20 +202,20 @@ func (t tcFilters) drop(s *site, f Filter, m *ebpf.Map, index int, ours bool) er
 	return nil
 }
 
-func (t tcFilters) places(s *site) ([]Place, error) {
+func (t tcFilters) places(s *site) ([]Attachment, error) {
 	devices, without, err := s.devices()
 	if err != nil {
 		return nil, err
 	}
 	kind := "tc " + string(s.pub.Filter.Direction)
-	var out []Place
+	var out []Attachment
 	for _, name := range s.pub.Filter.Interfaces {
 		index, ok := devices[name]
 		if !ok {
 			out = append(out, absent(kind, name, without(name)))
 			continue
 		}
-		p := Place{Name: kind + " of " + name, Interface: name}
+		p := Attachment{Name: kind + " of " + name, Interface: name}
 		var id uint32
 		if err := s.ns.Do(func() (err error) { id, err = t.at(s.pub.Filter, index).Program(); return err }); err != nil {
 			return nil, err

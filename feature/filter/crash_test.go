@@ -164,7 +164,7 @@ func of(flows, family string) string {
 func (w *world) clean(when string) {
 	w.t.Helper()
 	for _, f := range w.state().Filters {
-		for _, p := range f.Places {
+		for _, p := range f.Attachments {
 			if !p.Attached || p.Problem != "" {
 				w.t.Errorf("%s: place %+v", when, p)
 			}

@@ -132,12 +132,12 @@ func (d deviceLinks) settle(s *site, prog *ebpf.Program) error {
 	return err
 }
 
-func (d deviceLinks) places(s *site) ([]Place, error) {
+func (d deviceLinks) places(s *site) ([]Attachment, error) {
 	devices, without, err := s.devices()
 	if err != nil {
 		return nil, err
 	}
-	var out []Place
+	var out []Attachment
 	for _, name := range s.pub.Filter.Interfaces {
 		index, ok := devices[name]
 		if !ok {
@@ -145,7 +145,7 @@ func (d deviceLinks) places(s *site) ([]Place, error) {
 			continue
 		}
 		a := d.at(s.pub.Filter, name, index)
-		p := Place{Name: a.String(), Interface: name, pin: devicePin(index)}
+		p := Attachment{Name: a.String(), Interface: name, pin: devicePin(index)}
 		if err := p.judgeLink(s, a); err != nil {
 			return nil, err
 		}
@@ -155,7 +155,7 @@ func (d deviceLinks) places(s *site) ([]Place, error) {
 }
 
 // judgeLink says what a place's pinned link makes of it.
-func (p *Place) judgeLink(s *site, a kernel.Attachment) error {
+func (p *Attachment) judgeLink(s *site, a kernel.Attachment) error {
 	ln, err := s.pins.Link(p.pin)
 	switch {
 	case errors.Is(err, kernel.ErrNotExist):

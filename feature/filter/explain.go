@@ -87,7 +87,7 @@ func (f Filter) meets(p feature.Packet) (feature.Stage, bool) {
 }
 
 // placeFor is where the packet meets the filter; nil if it has no such place.
-func (f Filter) placeFor(places []Place, p feature.Packet) *Place {
+func (f Filter) placeFor(places []Attachment, p feature.Packet) *Attachment {
 	for i := range places {
 		at := &places[i]
 		switch {
@@ -138,7 +138,7 @@ func (p *published) try(o *kernel.Opened, packet feature.Packet) (hits []int, er
 }
 
 // tell puts in words what became of the packet.
-func tell(s *feature.Verdict, f Filter, at *Place, hits []int, p feature.Packet) {
+func tell(s *feature.Verdict, f Filter, at *Attachment, hits []int, p feature.Packet) {
 	var said []string
 	decided, action := len(f.Rules), f.Default
 	for _, i := range hits {

@@ -34,7 +34,7 @@ func (Feature) Faults(_ context.Context, r *kernel.Root) (out []kernel.Fault, er
 }
 
 // lostPlaces are the places of a filter that could be attached now, are not, and are in no record.
-func lostPlaces(r *kernel.Root, i kernel.Instance, p *published) (out []Place, err error) {
+func lostPlaces(r *kernel.Root, i kernel.Instance, p *published) (out []Attachment, err error) {
 	o, err := r.Open(i)
 	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged) {
 		return nil, nil

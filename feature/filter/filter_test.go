@@ -227,12 +227,12 @@ func TestHooks(t *testing.T) {
 		}
 		w.want("created", "5002/4 5002/6", 5001, 5002)
 		s := w.one()
-		for _, p := range s.Places {
+		for _, p := range s.Attachments {
 			if !p.Attached || p.Problem != "" {
 				t.Errorf("place %+v", p)
 			}
 		}
-		if len(s.Places) == 0 || s.Problem != "" || s.Name != "test" || s.Netns != w.NameB {
+		if len(s.Attachments) == 0 || s.Problem != "" || s.Name != "test" || s.Netns != w.NameB {
 			t.Errorf("state %+v", s)
 		}
 		w.wantCounts(map[string]uint64{"all": 4, "p5001": 2})

@@ -39,15 +39,15 @@ type holder interface {
 	// places that it is not to have. It may be repeated.
 	settle(s *site, prog *ebpf.Program) error
 	// places tells of the places.
-	places(s *site) ([]Place, error)
+	places(s *site) ([]Attachment, error)
 	// clear takes the places away, of a form that s has or once had: before the pins go,
 	// by which they are known, and at once. (A form's links end with its pins, too.)
 	clear(s *site, form *published) error
 }
 
-// Place is where a filter is attached, or should be.
-type Place struct {
-	Name      string `json:"place"` // like "tcx ingress of eth0"
+// Attachment is where a filter is attached, or should be.
+type Attachment struct {
+	Name      string `json:"location"` // like "tcx ingress of eth0"
 	Interface string `json:"interface,omitempty"`
 	Attached  bool   `json:"attached"`
 	Problem   string `json:"problem,omitempty"`
@@ -67,10 +67,10 @@ const (
 	problemStale = "it runs the rules before the last change, which was killed: weir apply mends it"
 )
 
-func (p *Place) lack() { p.lacks, p.Problem = true, problemLacks }
+func (p *Attachment) lack() { p.lacks, p.Problem = true, problemLacks }
 
 // judge says what a place's program makes of it.
-func (p *Place) judge(s *site, program uint32) error {
+func (p *Attachment) judge(s *site, program uint32) error {
 	if program == 0 {
 		p.lack()
 		return nil
@@ -152,8 +152,8 @@ func devicePin(index int) string { return fmt.Sprintf("dev%d", index) }
 func isDevicePin(pin string) bool { return strings.HasPrefix(pin, "dev") }
 
 // absent is the place on an interface that the filter cannot be attached to.
-func absent(kind, device, why string) Place {
-	return Place{Name: kind + " of " + device, Interface: device, Problem: why}
+func absent(kind, device, why string) Attachment {
+	return Attachment{Name: kind + " of " + device, Interface: device, Problem: why}
 }
 
 func permission(err error) bool { return errors.Is(err, os.ErrPermission) }

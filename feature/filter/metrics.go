@@ -56,7 +56,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		send := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
 			ch <- scrape.Const(d, t, v, append([]string{f.Name, f.Netns}, labels...)...)
 		}
-		for _, p := range f.Places {
+		for _, p := range f.Attachments {
 			send(attachedDesc, prometheus.GaugeValue, feature.Gauge(p.Attached), p.Name)
 		}
 		send(unreadableDesc, prometheus.CounterValue, float64(f.Unreadable.Packets), string(f.Hook))
@@ -79,7 +79,7 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 		if f.Problem != "" {
 			out = append(out, feature.Finding{Object: f.Name, Text: f.Problem})
 		}
-		for _, p := range f.Places {
+		for _, p := range f.Attachments {
 			if p.Problem != "" {
 				out = append(out, feature.Finding{Object: f.Name, Text: p.Name + ": " + p.Problem})
 			}

@@ -103,8 +103,8 @@ func TestInterfacesComeAndGo(t *testing.T) {
 			f.Interfaces = []string{nstest.WireDevice, "late0"}
 			w.apply(f)
 			s := w.one()
-			if len(s.Places) != 2 || !s.Places[0].Attached || s.Places[1].Attached || !strings.Contains(s.Places[1].Problem, "no interface late0") {
-				t.Errorf("places %+v", s.Places)
+			if len(s.Attachments) != 2 || !s.Attachments[0].Attached || s.Attachments[1].Attached || !strings.Contains(s.Attachments[1].Problem, "no interface late0") {
+				t.Errorf("places %+v", s.Attachments)
 			}
 			if again := w.apply(f); len(again) > 0 {
 				t.Errorf("applied again: %q", again)
@@ -116,7 +116,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 			nstest.Cable(t, w.A, "late0", w.B, "late0")
 			nstest.Address(t, w.A, "late0", netip.MustParsePrefix("10.78.0.1/24"))
 			nstest.Address(t, w.B, "late0", netip.MustParsePrefix("10.78.0.2/24"))
-			eventually(t, "the filter is attached to the interface that came", func() bool { return w.one().Places[1].Attached })
+			eventually(t, "the filter is attached to the interface that came", func() bool { return w.one().Attachments[1].Attached })
 			mustFlow(t, "over the interface that came", "5002/4", w.A, w.B, netip.MustParseAddr("10.78.0.2"), netip.Addr{}, 5001, 5002)
 			if err := w.B.Do(func() error {
 				l, err := netlink.LinkByName("late0")
@@ -127,7 +127,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			if p := w.one().Places[1]; p.Attached {
+			if p := w.one().Attachments[1]; p.Attached {
 				t.Errorf("the interface is gone, and %+v", p)
 			}
 			w.want("the other one", "5002/4 5002/6", 5001, 5002)
@@ -186,7 +186,7 @@ func TestTakenAway(t *testing.T) {
 		t.Fatal(err, out)
 	}
 	w.want("flushed", "5001/4 5001/6", 5001)
-	if p := w.one().Places[0]; p.Attached || !strings.Contains(p.Problem, "weir apply") {
+	if p := w.one().Attachments[0]; p.Attached || !strings.Contains(p.Problem, "weir apply") {
 		t.Errorf("place %+v", p)
 	}
 	if steps := w.apply(f); len(steps) != 1 || !strings.HasPrefix(steps[0], "attach filter test: nftables table inet weir_test") {
@@ -341,7 +341,7 @@ func TestRulesetOfUser(t *testing.T) {
 		t.Fatal(err, out)
 	}
 	w.want("loaded again", "5001/4 5001/6 5002/4 5002/6", 5001, 5002, 5003)
-	if p := w.one().Places[0]; p.Attached {
+	if p := w.one().Attachments[0]; p.Attached {
 		t.Errorf("loaded again without its match, and %+v", p)
 	}
 	w.apply(f)

@@ -94,15 +94,15 @@ func (n netfilterLinks) settle(s *site, prog *ebpf.Program) error {
 	return nil
 }
 
-func (n netfilterLinks) places(s *site) ([]Place, error) {
+func (n netfilterLinks) places(s *site) ([]Attachment, error) {
 	program, err := kernel.Dispatcher{Slot: s.pins.Maps[slotMap]}.Program()
 	if err != nil {
 		return nil, err
 	}
-	var out []Place
+	var out []Attachment
 	for _, fam := range families {
 		a := n.at(s.pub.Filter, fam.family)
-		p := Place{Name: a.String(), pin: fam.pin}
+		p := Attachment{Name: a.String(), pin: fam.pin}
 		if err := p.judgeDispatcher(s, a, program); err != nil {
 			return nil, err
 		}
@@ -121,7 +121,7 @@ func hasIPv6() bool {
 }
 
 // judgeDispatcher is judgeLink, where the program is not the link's own.
-func (p *Place) judgeDispatcher(s *site, a kernel.Attachment, program uint32) error {
+func (p *Attachment) judgeDispatcher(s *site, a kernel.Attachment, program uint32) error {
 	ln, err := s.pins.Link(p.pin)
 	if err == nil {
 		err = a.Verify(ln)
@@ -181,8 +181,8 @@ func (n nftRule) settle(s *site, prog *ebpf.Program) error {
 	return n.move(s, s.pins.Maps, prog)
 }
 
-func (n nftRule) places(s *site) ([]Place, error) {
-	p := Place{Name: n.at(s.pub.Filter).String()}
+func (n nftRule) places(s *site) ([]Attachment, error) {
+	p := Attachment{Name: n.at(s.pub.Filter).String()}
 	id, err := s.countsID()
 	if err != nil {
 		return nil, err
@@ -203,7 +203,7 @@ func (n nftRule) places(s *site) ([]Place, error) {
 			p.stale, p.Problem = true, problemStale
 		}
 	}
-	return []Place{p}, nil
+	return []Attachment{p}, nil
 }
 
 func (n nftRule) clear(s *site, form *published) error {

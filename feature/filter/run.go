@@ -55,7 +55,7 @@ func adopt(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	names := FilterState{Places: places}.lacking()
+	names := FilterState{Attachments: places}.lacking()
 	if len(names) == 0 {
 		return "is attached", nil
 	}

@@ -22,19 +22,19 @@ type State struct {
 
 // FilterState is one filter.
 type FilterState struct {
-	Name      string      `json:"name"`
-	Netns     string      `json:"netns"`
-	Inode     uint64      `json:"netns_inode"`
-	Hook      Hook        `json:"hook"`
-	Held      string      `json:"held_by"` // tcx or clsact, where the hook leaves the choice
-	Direction Direction   `json:"direction,omitempty"`
-	Order     Order       `json:"order,omitzero"`
-	At        Point       `json:"at,omitempty"`
-	Priority  int32       `json:"priority,omitempty"`
-	Places    []Place     `json:"places"`
-	Rules     []RuleState `json:"rules"`
-	Default   RuleState   `json:"default"` // packets that no rule decided
-	Lists     []ListState `json:"lists,omitempty"`
+	Name        string       `json:"name"`
+	Netns       string       `json:"netns"`
+	Inode       uint64       `json:"netns_inode"`
+	Hook        Hook         `json:"hook"`
+	Held        string       `json:"held_by"` // tcx or clsact, where the hook leaves the choice
+	Direction   Direction    `json:"direction,omitempty"`
+	Order       Order        `json:"order,omitzero"`
+	At          Point        `json:"at,omitempty"`
+	Priority    int32        `json:"priority,omitempty"`
+	Attachments []Attachment `json:"attachments"`
+	Rules       []RuleState  `json:"rules"`
+	Default     RuleState    `json:"default"` // packets that no rule decided
+	Lists       []ListState  `json:"lists,omitempty"`
 	// Unreadable counts packets whose transport header could not be read, whatever became of them.
 	Unreadable Counted   `json:"unreadable"`
 	Problem    string    `json:"problem,omitempty"`
@@ -112,7 +112,7 @@ func readFilter(r *kernel.Root, i kernel.Instance) (FilterState, error) {
 	p := publishedOf(rec)
 	f := p.Filter
 	out := FilterState{Name: i.Name, Netns: p.Netns, Inode: p.meta.Inode, Hook: f.Hook, Held: string(p.Holder), Direction: f.Direction, Order: f.Order, At: f.At,
-		Priority: f.Priority, Places: []Place{}, Rules: []RuleState{}, Updated: o.Meta.Created, inst: i, pub: p}
+		Priority: f.Priority, Attachments: []Attachment{}, Rules: []RuleState{}, Updated: o.Meta.Created, inst: i, pub: p}
 	sums, err := counts(o, p)
 	if err != nil {
 		return out, fmt.Errorf("filter %s: %w", i.Name, err)
@@ -153,7 +153,7 @@ func (f *FilterState) look(_ *kernel.Root, o *kernel.Opened) {
 	case err != nil:
 		f.Problem = err.Error()
 	default:
-		f.Places = places
+		f.Attachments = places
 	}
 }
 
@@ -166,7 +166,7 @@ func (f FilterState) outdated() bool {
 // lacking names the places that could be attached now, and are not.
 func (f FilterState) lacking() []string {
 	var out []string
-	for _, p := range f.Places {
+	for _, p := range f.Attachments {
 		if p.lacks || p.stale {
 			out = append(out, p.Name)
 		}

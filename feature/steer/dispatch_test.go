@@ -244,7 +244,7 @@ func TestDispatchToSlots(t *testing.T) {
 	w.bind("svc tcp 127.20.0.0/16 80")
 	src := sources(20)
 	bound := netip.MustParseAddrPort("127.20.1.1:80")
-	check := func(want func(state.Place) string) {
+	check := func(want func(state.Assignment) string) {
 		t.Helper()
 		for _, p := range w.where(src...) {
 			if got := ask(t, "tcp", p.Address, bound); got != want(p) {
@@ -278,7 +278,7 @@ func TestDispatchToSlots(t *testing.T) {
 	for _, on := range []bool{true, false} {
 		w.locked(func(l *kernel.WriteLock) error { _, err := engine.Bypass(l, scope, "svc", on); return err })
 		if on { // the kernel's own choice: nobody listens there
-			check(func(state.Place) string { return refused })
+			check(func(state.Assignment) string { return refused })
 		}
 	}
 	check(names(a, nil))

@@ -72,14 +72,14 @@ func TestExamineProxyAndNAT(t *testing.T) {
 	}
 	var got string
 	ns.Do(func() error { got = ask(t, "tcp", netip.MustParseAddr("127.1.2.3"), loopback4); return nil })
-	if want := names(s)(state.Place{}); got != want {
+	if want := names(s)(state.Assignment{}); got != want {
 		t.Errorf("in the namespace %s answers, want %s", got, want)
 	}
 	if got := w.found(); got != "" {
 		t.Errorf("nothing in front: %q", got)
 	}
 	proxy := startSink(t, "tcp4=0.0.0.0:9991")
-	if got := w.found(); !strings.Contains(got, "listens on port 9991 in front") || !strings.Contains(got, names(proxy)(state.Place{})) {
+	if got := w.found(); !strings.Contains(got, "listens on port 9991 in front") || !strings.Contains(got, names(proxy)(state.Assignment{})) {
 		t.Errorf("a proxy in front: %q", got)
 	}
 	proxy.kill()

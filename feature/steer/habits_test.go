@@ -220,7 +220,7 @@ func TestDaemonize(t *testing.T) {
 				deadline(t, func() bool { return !slots.Running(parent.pid()) }) // until then it may answer, too
 				took := w.admitted(0, pid)
 				t.Logf("admitted %s after it was there", took)
-				daemon := func(p state.Place) string { return fmt.Sprint([]int{pid, neighbour.pid()}[p.Slot]) }
+				daemon := func(p state.Assignment) string { return fmt.Sprint([]int{pid, neighbour.pid()}[p.Slot]) }
 				w.check(sources(12), loopback4, daemon)
 			})
 		}

@@ -122,7 +122,7 @@ func (w *world) resetDue() map[netip.Addr]string {
 		if r.Err != nil {
 			w.t.Errorf("%s: %v", r.Router(), r.Err)
 		}
-		out[r.Remote.Addr().Unmap()] = r.Place()
+		out[r.Remote.Addr().Unmap()] = r.Slots()
 	})
 	if err != nil {
 		w.t.Error(err)
@@ -372,8 +372,8 @@ func TestForesee(t *testing.T) {
 		t.Errorf("foreseen %d, reset %d", len(foreseen.Sessions), len(reset))
 	}
 	for _, s := range foreseen.Sessions {
-		if reset[s.Remote.Addr().Unmap()] != s.Place() {
-			t.Errorf("%s: foreseen %s, happened %q", s.Router(), s.Place(), reset[s.Remote.Addr().Unmap()])
+		if reset[s.Remote.Addr().Unmap()] != s.Slots() {
+			t.Errorf("%s: foreseen %s, happened %q", s.Router(), s.Slots(), reset[s.Remote.Addr().Unmap()])
 		}
 	}
 	seed := uint32(4)

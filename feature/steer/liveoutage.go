@@ -78,7 +78,7 @@ func movedDevices(s *state.Service, after *state.Service, plan *feature.Plan) er
 		return err
 	}
 	for a := range changes {
-		from, to := old.Place(a), now.Place(a)
+		from, to := old.Assign(a), now.Assign(a)
 		if from.Admitted && !to.Admitted {
 			plan.Outage("device %s is served by slot %d of service %s, and slot %d, where it would go, is empty (on_empty: %s): %s: %s",
 				a, from.Slot, s.Name, to.Slot, s.OnEmpty, s.Slots[to.Slot].Reason, remedy(s.Record, to.Slot))

@@ -23,10 +23,10 @@ type DeviceReport struct {
 	Problem string         `json:"problem,omitempty"` // why something is not shown
 }
 
-// PlaceReport is the answer to the query "where": the slots of sources of one service.
-type PlaceReport struct {
-	Service string        `json:"service"`
-	Places  []state.Place `json:"addresses"`
+// WhereReport is the answer to the query "where": the slots of sources of one service.
+type WhereReport struct {
+	Service   string             `json:"service"`
+	Addresses []state.Assignment `json:"addresses"`
 }
 
 // Queries implements feature.Queried. "devices", "where" and "templates" take a service, "bindings" and "services" the inode
@@ -79,7 +79,7 @@ func answerWhere(_ *kernel.Root, s *state.Service, q url.Values) (any, error) {
 		return nil, err
 	}
 	places, err := s.Where(w, addrs...)
-	return PlaceReport{Service: s.Name, Places: places}, err
+	return WhereReport{Service: s.Name, Addresses: places}, err
 }
 
 // Deliver implements feature.Deliverer.

@@ -397,7 +397,7 @@ func (w *world) state() *state.Service {
 	return s
 }
 
-func (w *world) where(addrs ...netip.Addr) []state.Place {
+func (w *world) where(addrs ...netip.Addr) []state.Assignment {
 	w.t.Helper()
 	p, err := w.state().Where(state.WhatIf{}, addrs...)
 	if err != nil {

@@ -25,7 +25,7 @@ var loopback4 = netip.MustParseAddrPort("127.0.0.1:9991")
 
 // check asks over both protocols from every source and compares with expect,
 // which is given the source's place.
-func (w *world) check(addrs []netip.Addr, to netip.AddrPort, expect func(state.Place) string) {
+func (w *world) check(addrs []netip.Addr, to netip.AddrPort, expect func(state.Assignment) string) {
 	w.t.Helper()
 	for _, p := range w.where(addrs...) {
 		to := to
@@ -40,8 +40,8 @@ func (w *world) check(addrs []netip.Addr, to netip.AddrPort, expect func(state.P
 	}
 }
 
-func names(sinks ...*sink) func(state.Place) string {
-	return func(p state.Place) string {
+func names(sinks ...*sink) func(state.Assignment) string {
+	return func(p state.Assignment) string {
 		if s := sinks[p.Slot]; s != nil {
 			return fmt.Sprint(s.pid())
 		}

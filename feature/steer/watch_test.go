@@ -178,7 +178,7 @@ func testWatcherFollowsNamespace(t *testing.T) {
 	deadline(t, func() bool { return w.state().Inode == second.Inode() && w.state().Slots[0].Admitted() })
 	var got string
 	second.Do(func() error { got = ask(t, "udp", sources(1)[0], loopback4); return nil })
-	if want := names(s)(state.Place{}); got != want {
+	if want := names(s)(state.Assignment{}); got != want {
 		t.Errorf("after the move %s answers, want %s", got, want)
 	}
 }

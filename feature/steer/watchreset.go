@@ -78,14 +78,14 @@ func (w *watcher) resetDue(ctx context.Context) {
 
 func (w *watcher) logReset(r reset.Reset) {
 	if r.Err != nil {
-		w.log.Warn("session is misplaced", "service", r.Service, "router", r.Router(), "place", r.Place(), "error", r.Err)
+		w.log.Warn("session is misplaced", "service", r.Service, "router", r.Router(), "place", r.Slots(), "error", r.Err)
 		return
 	}
 	if r.Handed {
-		w.log.Info("session handed over", "service", r.Service, "router", r.Router(), "place", r.Place())
+		w.log.Info("session handed over", "service", r.Service, "router", r.Router(), "place", r.Slots())
 		return
 	}
-	w.log.Info("session reset", "service", r.Service, "router", r.Router(), "place", r.Place())
+	w.log.Info("session reset", "service", r.Service, "router", r.Router(), "place", r.Slots())
 }
 
 // waitResets waits for the resets that run, once ctx is done.

@@ -66,7 +66,7 @@ func (p product) counts(ctx context.Context) (map[string]uint64, error) {
 		return nil, fmt.Errorf("%d filters are there, and not one", len(st.Filters))
 	}
 	f := st.Filters[0]
-	for _, pl := range f.Places {
+	for _, pl := range f.Attachments {
 		if !pl.Attached || pl.Problem != "" {
 			return nil, fmt.Errorf("the filter is not at %s: %s", pl.Name, pl.Problem)
 		}

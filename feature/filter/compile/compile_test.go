@@ -42,7 +42,7 @@ func TestHookErrors(t *testing.T) {
 			t.Errorf("%s at %s: %v, want %q", c.expr, c.hook, err, c.msg)
 			continue
 		}
-		if _, column, _ := e.Place(); column != c.column {
+		if _, column, _ := e.Position(); column != c.column {
 			t.Errorf("%s at %s: column %d, want %d", c.expr, c.hook, column, c.column)
 		}
 	}

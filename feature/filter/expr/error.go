@@ -26,8 +26,8 @@ type Error struct {
 // Unwrap gives ErrSyntax.
 func (e *Error) Unwrap() error { return ErrSyntax }
 
-// Place is the line that the mistake is in, from 1, its column, from 1 and in characters, and the line's text.
-func (e *Error) Place() (line, column int, text string) {
+// Position is the line that the mistake is in, from 1, its column, from 1 and in characters, and the line's text.
+func (e *Error) Position() (line, column int, text string) {
 	at := min(max(int(e.Pos), 0), len(e.Source))
 	start := strings.LastIndexByte(e.Source[:at], '\n') + 1
 	text, _, _ = strings.Cut(e.Source[start:], "\n")
@@ -42,7 +42,7 @@ const shownLine = 160 // characters of a line that an error shows
 //	  udp.dstprt == 53
 //	  ^
 func (e *Error) Error() string {
-	line, column, text := e.Place()
+	line, column, text := e.Position()
 	var b strings.Builder
 	if line > 1 {
 		fmt.Fprintf(&b, "line %d, ", line)

@@ -209,7 +209,7 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%s: %v, want an Error", c.in, err)
 			continue
 		}
-		_, column, _ := e.Place()
+		_, column, _ := e.Position()
 		if column != c.column || !strings.Contains(e.Msg, c.msg) || e.Suggestion != c.suggest {
 			t.Errorf("%s: column %d, suggestion %q: %v; want column %d, %q, suggestion %q", c.in, column, e.Suggestion, err, c.column, c.msg, c.suggest)
 		}

@@ -68,7 +68,7 @@ func newRoutedScene(t *testing.T, outer6 bool) *scene {
 		nstest.Address(t, router, name, end(3+i, 1))
 		nstest.Address(t, h, "lo", netip.PrefixFrom(service4.Addr(), 32), netip.PrefixFrom(service6.Addr(), 128))
 		route(t, h, "w0", everywhere, end(3+i, 1).Addr().String())
-		var place Place
+		var place Location
 		do(t, lb, func() (err error) { place, err = Locate(end(3+i, 2).Addr()); return err })
 		if place.Tunnel != end(3+i, 2).Addr() || place.Interface != 0 {
 			t.Fatalf("a host behind a router is at %+v", place)
@@ -257,7 +257,7 @@ func TestTunnelTooBig(t *testing.T) {
 func TestLocate(t *testing.T) {
 	sc := newScene(t)
 	for _, a := range []string{"10.2.1.2", "fd02:1::2"} {
-		var p Place
+		var p Location
 		do(t, sc.f.ns, func() (err error) { p, err = Locate(netip.MustParseAddr(a)); return err })
 		if want := mac(t, sc.hosts[1]); p.Tunnel.IsValid() || p.MAC.String() != want.String() || p.Interface != nstest.Ifindex(t, sc.f.ns, "h2") || p.MTU != 1500 {
 			t.Errorf("%s is at %+v, want %s", a, p, want)
@@ -287,7 +287,7 @@ func TestLocateMoved(t *testing.T) {
 		do(t, sc.f.ns, func() error {
 			return netlink.NeighSet(&netlink.Neigh{LinkIndex: nstest.Ifindex(t, sc.f.ns, "h2"), IP: at.AsSlice(), HardwareAddr: old, State: netlink.NUD_STALE})
 		})
-		var p Place
+		var p Location
 		for end := time.Now().Add(30 * time.Second); p.MAC.String() != mac(t, sc.hosts[1]).String(); time.Sleep(20 * time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("%s is still at %s", a, p.MAC)

@@ -57,7 +57,7 @@ func (x *explainer) policy(s *state.Service) (slot int, hash uint32, known bool)
 		return 0, 0, false
 	}
 	a := x.p.From.Addr()
-	p := m.Place(a)
+	p := m.Assign(a)
 	stands := m.Devices.Stands(a)
 	what := fmt.Sprintf("the source %s", a)
 	if s.By == spec.ByDevice {

@@ -66,7 +66,7 @@ func (s *Service) Devices(r *kernel.Root) (devices []Device, problem, err error)
 		case !s.By.HoldsDevices():
 			d.Bucket, d.Slot = -1, -1
 		case merr == nil && len(s.Table) > 0:
-			p := m.Place(a)
+			p := m.Assign(a)
 			d.Name, d.Bucket, d.Slot = p.Device, p.Bucket, p.Slot
 		}
 		devices = append(devices, *d)

@@ -42,8 +42,8 @@ func (s Session) Router() string {
 	return s.Remote.Addr().Unmap().String()
 }
 
-// Place says from where to where: "slot 1 → 0".
-func (s Session) Place() string {
+// Slots says from where to where: "slot 1 → 0".
+func (s Session) Slots() string {
 	if s.From == nil {
 		return fmt.Sprintf("no member → slot %d", s.Slot)
 	}
@@ -96,7 +96,7 @@ func (s *Service) Sessions(ctx context.Context, of map[uint64]bool) (misplaced [
 
 // misplaced judges one session by the slots whose members hold it.
 func (m *Mapping) misplaced(sk sockdiag.Socket, held []int) (Session, bool) {
-	p := m.Place(sk.Remote.Addr().Unmap())
+	p := m.Assign(sk.Remote.Addr().Unmap())
 	belongs := p.Slot
 	if p.Instead != nil {
 		belongs = *p.Instead

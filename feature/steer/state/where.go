@@ -38,8 +38,8 @@ func (w *WhatIf) Parse(q url.Values) (err error) {
 	return nil
 }
 
-// Place says where the traffic of one source goes.
-type Place struct {
+// Assignment says where the traffic of one source goes.
+type Assignment struct {
 	Address  netip.Addr `json:"address"`
 	Device   string     `json:"device,omitempty"` // its name, by: device
 	Bucket   int        `json:"bucket"`
@@ -81,7 +81,7 @@ func (s *Service) Sources(names []string) ([]netip.Addr, error) {
 
 // Where computes the place of each source address, as the program does. The
 // error says so where the source alone does not decide.
-func (s *Service) Where(w WhatIf, addrs ...netip.Addr) ([]Place, error) {
+func (s *Service) Where(w WhatIf, addrs ...netip.Addr) ([]Assignment, error) {
 	switch {
 	case len(s.Table) == 0:
 		return nil, fmt.Errorf("service %s: %s", s.Name, s.Problem)
@@ -96,9 +96,9 @@ func (s *Service) Where(w WhatIf, addrs ...netip.Addr) ([]Place, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []Place
+	var out []Assignment
 	for _, a := range addrs {
-		p := m.Place(a)
+		p := m.Assign(a)
 		takes := p.Slot
 		if p.Instead != nil {
 			takes = *p.Instead
@@ -154,9 +154,9 @@ func (s *Service) Mapping(w WhatIf) (*Mapping, error) {
 	return m, nil
 }
 
-// Place computes everything but who is at the slot.
-func (m *Mapping) Place(a netip.Addr) Place {
-	p := Place{Address: a}
+// Assign computes everything but who is at the slot.
+func (m *Mapping) Assign(a netip.Addr) Assignment {
+	p := Assignment{Address: a}
 	if d := m.Devices.Find(a); d != nil {
 		p.Device = d.Name
 	}

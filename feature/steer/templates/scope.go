@@ -321,7 +321,7 @@ func (s *Service) memberFor(a netip.Addr) (slot int, who MemberID) {
 	return s.memberAt(places[0])
 }
 
-func (s *Service) memberAt(p state.Place) (slot int, who MemberID) {
+func (s *Service) memberAt(p state.Assignment) (slot int, who MemberID) {
 	slot = p.Slot
 	if p.Instead != nil {
 		slot = *p.Instead
