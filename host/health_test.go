@@ -71,8 +71,8 @@ func damagedWorldOf(t *testing.T, config string, needs ...kernel.Need) (w world,
 			t.Skip("need: kernel:", err)
 		}
 	}
-	engine.HolderCommand = func(root, scope string, kind spec.Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
-	t.Cleanup(func() { engine.HolderCommand = nil })
+	engine.SocketHolderCommand = func(root, scope string, kind spec.Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
+	t.Cleanup(func() { engine.SocketHolderCommand = nil })
 	w = newWorld(t)
 	for i, name := range []string{"d0", "d1"} {
 		d := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "p" + name}
@@ -272,11 +272,11 @@ func TestDamageIsToldAndRecovered(t *testing.T) {
 func TestReuseportRecoversWithoutItsHolder(t *testing.T) {
 	nstest.NeedRoot(t)
 	var holder *exec.Cmd
-	engine.HolderCommand = func(root, scope string, kind spec.Engine) *exec.Cmd {
+	engine.SocketHolderCommand = func(root, scope string, kind spec.Engine) *exec.Cmd {
 		holder = nstest.Child("hold", root, scope, kind)
 		return holder
 	}
-	t.Cleanup(func() { engine.HolderCommand = nil })
+	t.Cleanup(func() { engine.SocketHolderCommand = nil })
 	w := newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4740")
 	c := w.config(`

@@ -171,12 +171,12 @@ func TestHeirOfANamespaceGetsNothing(t *testing.T) {
 			t.Skip("need: kernel:", err)
 		}
 	}
-	engine.HolderCommand = func(root, scope string, kind spec.Engine) *exec.Cmd {
+	engine.SocketHolderCommand = func(root, scope string, kind spec.Engine) *exec.Cmd {
 		holder := nstest.Child("hold", root, scope, kind)
 		holders = append(holders, holder)
 		return holder
 	}
-	t.Cleanup(func() { engine.HolderCommand = nil })
+	t.Cleanup(func() { engine.SocketHolderCommand = nil })
 	for _, how := range []string{"serve", "apply"} {
 		t.Run(how, func(t *testing.T) { testHeirGetsNothing(t, how) })
 	}

@@ -22,7 +22,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/weir-project/weir/feature/steer/holder"
+	"github.com/weir-project/weir/feature/steer/sockholder"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 
 // playHold keeps the sockets that engine sk_reuseport needs: ROOT SCOPE ENGINE.
 func playHold(f []string) error {
-	return holder.Hold(context.Background(), kernel.OpenRoot(f[0]), f[1], spec.Engine(f[2]))
+	return sockholder.Hold(context.Background(), kernel.OpenRoot(f[0]), f[1], spec.Engine(f[2]))
 }
 
 func playDoctor(f []string) error {

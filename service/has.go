@@ -63,9 +63,9 @@ func effectiveUser(pid int) (uint32, error) {
 	return info.UID, err
 }
 
-// Holder names a process that holds a member's slot and is not the member's; "": it is,
+// Occupant names a process that holds a member's slot and is not the member's; "": it is,
 // or that cannot be told.
-func (m Member) Holder(pid int) string {
+func (m Member) Occupant(pid int) string {
 	if has, known := m.Has(pid); has || !known || pid <= 0 {
 		return ""
 	}

@@ -38,7 +38,7 @@ func TestMemberHas(t *testing.T) {
 			t.Errorf("%s has %d: %t, known %t; want %t, %t", c.m, c.pid, has, known, c.has, c.known)
 		}
 	}
-	if got := (Member{PID: own}).Holder(parent); got == "" || (Member{PID: own}).Holder(own) != "" || (Member{PID: 1 << 30}).Holder(own) != "" {
+	if got := (Member{PID: own}).Occupant(parent); got == "" || (Member{PID: own}).Occupant(own) != "" || (Member{PID: 1 << 30}).Occupant(own) != "" {
 		t.Errorf("holder %s", fmt.Sprintf("%q", got))
 	}
 }

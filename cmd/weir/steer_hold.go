@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer/engine"
-	"github.com/weir-project/weir/feature/steer/holder"
+	"github.com/weir-project/weir/feature/steer/sockholder"
 	"github.com/weir-project/weir/feature/steer/spec"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
@@ -23,7 +23,7 @@ func steerHold(g *globals) *cobra.Command {
 			if scope == "" {
 				return usageError{fmt.Errorf("name the namespace: --scope INODE")}
 			}
-			return holder.Hold(cmd.Context(), g.host().Root, scope, spec.Engine(engine))
+			return sockholder.Hold(cmd.Context(), g.host().Root, scope, spec.Engine(engine))
 		},
 	}
 	c.Flags().StringVar(&engine, "engine", string(spec.EngineSkLookup), "engine that the sockets are for")
@@ -32,7 +32,7 @@ func steerHold(g *globals) *cobra.Command {
 }
 
 func init() {
-	engine.HolderCommand = func(root, scope string, kind spec.Engine) *exec.Cmd {
+	engine.SocketHolderCommand = func(root, scope string, kind spec.Engine) *exec.Cmd {
 		self, err := os.Executable()
 		if err != nil {
 			self = os.Args[0]

@@ -136,8 +136,8 @@ func printSteer(w io.Writer, services []state.Service, now time.Time) {
 
 // slotMember is a slot's configured member, or who has the slot in its place.
 func slotMember(slot slots.State) string {
-	if slot.Holder != "" {
-		return slot.Holder + ", not " + slot.Member
+	if slot.Occupant != "" {
+		return slot.Occupant + ", not " + slot.Member
 	}
 	return slot.Member
 }

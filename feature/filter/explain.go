@@ -50,7 +50,7 @@ func explainFilter(r *kernel.Root, i kernel.Instance, p feature.Packet) ([]featu
 	if pub.meta.Inode != p.Inode || !comes {
 		return nil, nil
 	}
-	places, err := pub.Holder.holder().places(&site{inst: i, pub: pub, pins: u.Pins, ns: u.Netns})
+	places, err := pub.Attacher.holder().places(&site{inst: i, pub: pub, pins: u.Pins, ns: u.Netns})
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ func (Feature) Faults(_ context.Context, r *kernel.Root) (out []kernel.Fault, er
 	all, _, err := filters.All(r) // the pins tell of damage, the state of what cannot be read
 	for _, rec := range all {
 		p := publishedOf(rec)
-		if p.Holder != heldByClsact && p.Holder != heldByNFT {
+		if p.Attacher != heldByClsact && p.Attacher != heldByNFT {
 			continue
 		}
 		lost, lerr := lostPlaces(r, rec.Instance, p)
@@ -49,12 +49,12 @@ func lostPlaces(r *kernel.Root, i kernel.Instance, p *published) (out []Attachme
 		return nil, err
 	}
 	defer ns.Close()
-	places, err := p.Holder.holder().places(&site{inst: i, pub: p, pins: o, ns: ns})
+	places, err := p.Attacher.holder().places(&site{inst: i, pub: p, pins: o, ns: ns})
 	if permission(err) {
 		return nil, nil
 	}
 	told := map[int]bool{} // by kernel.Checker
-	if p.Holder == heldByClsact && err == nil {
+	if p.Attacher == heldByClsact && err == nil {
 		told, err = tcFilters{}.known(o.Maps[devicesMap])
 	}
 	_ = ns.Do(func() error {

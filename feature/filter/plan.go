@@ -110,7 +110,7 @@ func resolve(f Filter) (*target, error) {
 		return nil, fmt.Errorf("filter.%s: network namespace: %w", f.Name, err)
 	}
 	defer ns.Close()
-	t := &target{inst: filters.Name(kernel.ScopeOf(ns), f.Name), pub: &published{Filter: f, Netns: f.Netns, Holder: f.chooseHolder()}}
+	t := &target{inst: filters.Name(kernel.ScopeOf(ns), f.Name), pub: &published{Filter: f, Netns: f.Netns, Attacher: f.chooseHolder()}}
 	id := ns.ID()
 	t.pub.meta.Inode, t.pub.meta.Cookie = id.Inode, id.Cookie
 	if t.pub.Netns == "" {
@@ -323,8 +323,8 @@ func differences(have, want *published) []string {
 	if x, y := a.placeText(), b.placeText(); x != y {
 		out = append(out, x+" → "+y)
 	}
-	if have.Holder != want.Holder {
-		out = append(out, fmt.Sprintf("held by %s → %s", have.Holder, want.Holder))
+	if have.Attacher != want.Attacher {
+		out = append(out, fmt.Sprintf("held by %s → %s", have.Attacher, want.Attacher))
 	}
 	if have.Raw != want.Raw {
 		out = append(out, "interfaces with another link layer")

@@ -56,11 +56,11 @@ func (p *published) load(from *site) (*form, error) {
 	}
 	m, e := baseMap(len(p.Filter.keysOf()))
 	own("base", m, e)
-	if p.Holder == heldByNetfilter && (from == nil || !samePlace(from.pub, p)) {
+	if p.Attacher == heldByNetfilter && (from == nil || !samePlace(from.pub, p)) {
 		m, e = kernel.NewDispatcherSlot("filter_slot")
 		own(slotMap, m, e)
 	}
-	if p.Holder == heldByClsact && (from == nil || from.pins.Maps[devicesMap] == nil) {
+	if p.Attacher == heldByClsact && (from == nil || from.pins.Maps[devicesMap] == nil) {
 		m, e = newDevicesMap()
 		own(devicesMap, m, e)
 	}
@@ -94,14 +94,14 @@ func (f *form) inherit(from *site) error {
 	f.pub.Before = from.pub.Filter.keysOf()
 	f.maps["before"] = from.pins.Maps["counts"]
 	for _, name := range []string{slotMap, devicesMap} {
-		if m := from.pins.Maps[name]; m != nil && f.maps[name] == nil && (name != slotMap || f.pub.Holder == heldByNetfilter) {
+		if m := from.pins.Maps[name]; m != nil && f.maps[name] == nil && (name != slotMap || f.pub.Attacher == heldByNetfilter) {
 			f.maps[name] = m
 		}
 	}
-	if samePlace(from.pub, f.pub) || from.pub.Holder == heldByNFT && f.pub.Holder == heldByNFT {
+	if samePlace(from.pub, f.pub) || from.pub.Attacher == heldByNFT && f.pub.Attacher == heldByNFT {
 		return nil // nothing is left behind: the table of nftables is the same one
 	}
-	if from.pub.Holder == heldByNFT || from.pub.Holder == heldByClsact {
+	if from.pub.Attacher == heldByNFT || from.pub.Attacher == heldByClsact {
 		was := *from.pub
 		was.Was, was.Before = nil, nil
 		f.pub.Was = &was
@@ -123,7 +123,7 @@ func create(l *kernel.WriteLock, p *published, ns *netns.Handle) error {
 	}
 	defer f.Close()
 	s := &site{lock: l, inst: filters.Name(kernel.ScopeOf(ns), p.Filter.Name), pub: p, ns: ns}
-	h := p.Holder.holder()
+	h := p.Attacher.holder()
 	links, err := h.attach(s, f.maps, f.program())
 	defer closeLinks(links)
 	if err != nil {
@@ -160,7 +160,7 @@ func (s *site) change(p *published, moves bool) error {
 	}
 	defer f.Close()
 	old := s.pub
-	h := p.Holder.holder()
+	h := p.Attacher.holder()
 	var keep []string
 	var links, former map[string]kernel.Link
 	s.pub = p
@@ -215,7 +215,7 @@ func (s *site) misplaced() (bool, error) {
 
 // settle makes the places those that the pins say.
 func (s *site) settle(prog *ebpf.Program) error {
-	if err := s.pub.Holder.holder().settle(s, prog); err != nil {
+	if err := s.pub.Attacher.holder().settle(s, prog); err != nil {
 		return fmt.Errorf("filter %s: %w", s.pub.Filter.Name, err)
 	}
 	kernel.Step("filter:settled")
@@ -228,10 +228,10 @@ func (s *site) clearWas() error {
 	if w == nil {
 		return nil
 	}
-	if w.Holder == heldByClsact && s.pub.Holder != heldByClsact {
+	if w.Attacher == heldByClsact && s.pub.Attacher != heldByClsact {
 		s.lock.NoteFilters(s.inst, nil) // else they would be missed
 	}
-	if err := w.Holder.holder().clear(s, w); err != nil {
+	if err := w.Attacher.holder().clear(s, w); err != nil {
 		return fmt.Errorf("filter %s: what it was before: %w", s.pub.Filter.Name, err)
 	}
 	kernel.Step("filter:cleared")
@@ -247,7 +247,7 @@ func remove(l *kernel.WriteLock, i kernel.Instance) error {
 		return err
 	}
 	defer s.Close()
-	if err := errors.Join(s.clearWas(), s.pub.Holder.holder().clear(s, s.pub)); err != nil {
+	if err := errors.Join(s.clearWas(), s.pub.Attacher.holder().clear(s, s.pub)); err != nil {
 		return fmt.Errorf("filter %s: %w", i.Name, err)
 	}
 	kernel.Step("filter:detached")
@@ -258,7 +258,7 @@ func remove(l *kernel.WriteLock, i kernel.Instance) error {
 // to the published one. What is missing altogether, weir apply attaches: somebody
 // may have taken it away on purpose.
 func (s *site) mend() error {
-	places, err := s.pub.Holder.holder().places(s)
+	places, err := s.pub.Attacher.holder().places(s)
 	if err != nil {
 		return err
 	}
@@ -281,7 +281,7 @@ func (s *site) attachAll() error {
 		return err
 	}
 	defer c.Close()
-	h := s.pub.Holder.holder()
+	h := s.pub.Attacher.holder()
 	if err := h.move(s, s.pins.Maps, c.Programs[programName]); err != nil {
 		return err
 	}

@@ -32,7 +32,7 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID
 	if p.Filter.Hook.ofDevices() {
 		watch(u.Ref, u.ID())
 	}
-	places, err := p.Holder.holder().places(&site{inst: i, pub: p, pins: u.Pins, ns: u.Netns})
+	places, err := p.Attacher.holder().places(&site{inst: i, pub: p, pins: u.Pins, ns: u.Netns})
 	for _, pl := range places {
 		if pl.lacks {
 			return true, err
@@ -51,7 +51,7 @@ func adopt(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 		return "", err
 	}
 	defer s.Close()
-	places, err := s.pub.Holder.holder().places(s)
+	places, err := s.pub.Attacher.holder().places(s)
 	if err != nil {
 		return "", err
 	}

@@ -16,12 +16,12 @@ import (
 
 // published is a filter as its pins describe it: the truth that attachments follow.
 type published struct {
-	Filter Filter           `json:"filter"`        // defaults filled in
-	Netns  string           `json:"netns"`         // as people know the namespace
-	Holder holderName       `json:"holder"`        // what its program is held by
-	Raw    bool             `json:"raw,omitempty"` // its devices have no link header: tunnels
-	Lists  map[string]*list `json:"lists,omitempty"`
-	Before []string         `json:"before,omitempty"` // keys of the rules that map_before counts, by index
+	Filter   Filter           `json:"filter"`        // defaults filled in
+	Netns    string           `json:"netns"`         // as people know the namespace
+	Attacher attacherName     `json:"attacher"`      // what its program is held by
+	Raw      bool             `json:"raw,omitempty"` // its devices have no link header: tunnels
+	Lists    map[string]*list `json:"lists,omitempty"`
+	Before   []string         `json:"before,omitempty"` // keys of the rules that map_before counts, by index
 	// Was is the form before, where it was held otherwise by something that has no link:
 	// a killed command may have left that in place.
 	Was *published `json:"was,omitempty"`

@@ -26,7 +26,7 @@ type FilterState struct {
 	Netns       string       `json:"netns"`
 	Inode       uint64       `json:"netns_inode"`
 	Hook        Hook         `json:"hook"`
-	Held        string       `json:"held_by"` // tcx or clsact, where the hook leaves the choice
+	Attacher    string       `json:"attacher"` // tcx or clsact, where the hook leaves the choice
 	Direction   Direction    `json:"direction,omitempty"`
 	Order       Order        `json:"order,omitzero"`
 	At          Point        `json:"at,omitempty"`
@@ -111,7 +111,7 @@ func readFilter(r *kernel.Root, i kernel.Instance) (FilterState, error) {
 	}
 	p := publishedOf(rec)
 	f := p.Filter
-	out := FilterState{Name: i.Name, Netns: p.Netns, Inode: p.meta.Inode, Hook: f.Hook, Held: string(p.Holder), Direction: f.Direction, Order: f.Order, At: f.At,
+	out := FilterState{Name: i.Name, Netns: p.Netns, Inode: p.meta.Inode, Hook: f.Hook, Attacher: string(p.Attacher), Direction: f.Direction, Order: f.Order, At: f.At,
 		Priority: f.Priority, Attachments: []Attachment{}, Rules: []RuleState{}, Updated: o.Meta.Created, inst: i, pub: p}
 	sums, err := counts(o, p)
 	if err != nil {
@@ -146,7 +146,7 @@ func (f *FilterState) look(_ *kernel.Root, o *kernel.Opened) {
 		return
 	}
 	defer ns.Close()
-	places, err := f.pub.Holder.holder().places(&site{inst: f.inst, pub: f.pub, pins: o, ns: ns})
+	places, err := f.pub.Attacher.holder().places(&site{inst: f.inst, pub: f.pub, pins: o, ns: ns})
 	switch {
 	case permission(err):
 		f.Problem = "only root can see whether it is attached"

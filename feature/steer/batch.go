@@ -34,7 +34,7 @@ type batch struct {
 type formerly struct {
 	scope, name string
 	was         *record.Service // nil: there was none
-	held        map[int]engine.HeldSlot
+	held        map[int]engine.ServedSlot
 }
 
 func newBatch() *batch {
@@ -101,7 +101,7 @@ func (b *batch) note(l *kernel.WriteLock, scope, name string) error {
 	if err != nil {
 		return ignoreMissing(err)
 	}
-	f.held, err = e.HeldSlots(f.was)
+	f.held, err = e.ServedSlots(f.was)
 	return err
 }
 
@@ -190,7 +190,7 @@ func (b *batch) settle(l *kernel.WriteLock) error {
 		if err != nil {
 			return err
 		}
-		if err := e.KeepHolder(); err != nil {
+		if err := e.KeepSocketHolder(); err != nil {
 			return err
 		}
 		e.Close()
@@ -274,7 +274,7 @@ func returnSlots(e *engine.Engine, ctx context.Context, f *formerly, ns *netns.H
 			errs = append(errs, err)
 			continue
 		}
-		errs = append(errs, e.AdmitHeld(ctx, f.was, slot, ns))
+		errs = append(errs, e.AdmitServed(ctx, f.was, slot, ns))
 	}
 	return errors.Join(errs...)
 }

@@ -52,7 +52,7 @@ func (t target) changeEngine(ctx context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	defer ns.Close()
-	held, err := from.HeldSlots(was)
+	held, err := from.ServedSlots(was)
 	if err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (t target) changeEngine(ctx context.Context, l *kernel.WriteLock) error {
 	}
 	kernel.Step("steer:move kept")
 	t.held = maps.Clone(held)
-	maps.DeleteFunc(t.held, func(slot int, _ engine.HeldSlot) bool { // the plan has said so, and was allowed to
+	maps.DeleteFunc(t.held, func(slot int, _ engine.ServedSlot) bool { // the plan has said so, and was allowed to
 		return slot >= t.service.Slots || slot < len(t.empty) && t.empty[slot] != nil
 	})
 	if err := t.leave(ctx, from, was, ns); err != nil {
@@ -118,7 +118,7 @@ func (t target) comeBack(l *kernel.WriteLock, from *engine.Engine, was *record.S
 	from.Coming = t.held
 	var errs []error
 	for slot := range was.Rows {
-		errs = append(errs, from.AdmitHeld(ctx, was, slot, ns))
+		errs = append(errs, from.AdmitServed(ctx, was, slot, ns))
 	}
 	return errors.Join(append(errs, from.Sync())...)
 }
@@ -177,8 +177,8 @@ func readerGone(ctx context.Context, probe *ebpf.Map, s service.Adopted) error {
 }
 
 // keepMove writes down what the service and its members are.
-func (t target) keepMove(l *kernel.WriteLock, was *record.Service, held map[int]engine.HeldSlot) error {
-	m := engine.EngineMove{Scope: t.scope, Service: t.service.Name, OnEmpty: map[spec.Engine]spec.OnEmpty{was.Engine: was.Service.OnEmpty}, Held: map[int]engine.MovedSlot{}}
+func (t target) keepMove(l *kernel.WriteLock, was *record.Service, held map[int]engine.ServedSlot) error {
+	m := engine.EngineMove{Scope: t.scope, Service: t.service.Name, OnEmpty: map[spec.Engine]spec.OnEmpty{was.Engine: was.Service.OnEmpty}, Served: map[int]engine.MovedSlot{}}
 	for _, kind := range record.Engines {
 		if kind != was.Engine {
 			m.OnEmpty[kind] = t.service.OnEmpty
@@ -189,7 +189,7 @@ func (t target) keepMove(l *kernel.WriteLock, was *record.Service, held map[int]
 		if err != nil {
 			continue // it has just exited
 		}
-		m.Held[slot] = engine.MovedSlot{Member: h.Member, Start: who.Start, Counts: h.Counts}
+		m.Served[slot] = engine.MovedSlot{Member: h.Member, Start: who.Start, Counts: h.Counts}
 	}
 	text, err := json.Marshal(m)
 	if err != nil {

@@ -52,8 +52,8 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 			add(s.Problem, "")
 		}
 		for _, slot := range s.Slots {
-			if slot.Holder != "" {
-				add(fmt.Sprintf("slot %d is with %s, and the configuration gives it to %s", slot.Slot, slot.Holder, slot.Member),
+			if slot.Occupant != "" {
+				add(fmt.Sprintf("slot %d is with %s, and the configuration gives it to %s", slot.Slot, slot.Occupant, slot.Member),
 					fmt.Sprintf("weir steer register %s --slot %d gives it to the configured member", s.Name, slot.Slot))
 			}
 			if slot.Reason != "" && !slot.Withdrawn && s.Record.Service.Member(slot.Slot) != nil {

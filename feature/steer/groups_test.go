@@ -37,7 +37,7 @@ func grouped(t *testing.T, o spec.Options) *world {
 // theHolder is the process that holds the groups of the test's namespace.
 func theHolder(t *testing.T, w *world) int {
 	t.Helper()
-	var h engine.HolderProcess
+	var h engine.SocketHolderProcess
 	w.locked(func(l *kernel.WriteLock) error {
 		o, err := l.Open(record.EngineInstance(w.state().PinScope, spec.EngineReuseport), "holder")
 		if err != nil {
@@ -86,7 +86,7 @@ func TestHolderKilled(t *testing.T) {
 	w.apply()
 	first := theHolder(t, w)
 	syscall.Kill(first, syscall.SIGKILL)
-	await(t, "the loss is noticed", func() bool { return w.state().Problem == state.ProblemHolder })
+	await(t, "the loss is noticed", func() bool { return w.state().Problem == state.ProblemSocketHolder })
 	w.check(sources(20), loopback4, names(a, b))
 	w.apply()
 	if second := theHolder(t, w); second == first || w.state().Problem != "" {

@@ -29,7 +29,7 @@ func TestHolderIsNotTheMember(t *testing.T) {
 			t.Fatal(err)
 		}
 		st.ExplainEmpty(t.Context())
-		return st.Services[0].Slots[0].Holder
+		return st.Services[0].Slots[0].Occupant
 	}
 	if got := holder(); got != "" {
 		t.Errorf("the configured member: holder %q", got)

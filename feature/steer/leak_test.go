@@ -152,7 +152,7 @@ func (w *world) holder() int {
 		w.t.Fatal(err)
 	}
 	defer o.Close()
-	var h engine.HolderProcess
+	var h engine.SocketHolderProcess
 	if m := o.Maps["holder"]; m == nil {
 		return 0
 	} else if err := m.Lookup(uint32(0), &h); err != nil {

@@ -67,7 +67,7 @@ func (t *target) emptyAfter(ctx context.Context, slots []slots.State, anew bool,
 				continue
 			}
 			if m == nil || m.User != "" {
-				m = slots[n].HolderMember(m)
+				m = slots[n].OccupantMember(m)
 			}
 		}
 		if m == nil {

@@ -200,7 +200,7 @@ type target struct {
 	devices *spec.DeviceList
 	rate    *spec.Rate      // of resets; nil: the service's
 	from    *record.Service // what it was in another engine
-	held    map[int]engine.HeldSlot
+	held    map[int]engine.ServedSlot
 	batch   *batch  // nil: alone
 	empty   []error // by slot: why the plan says that it will be empty
 	was     *former // what it is put back to; nil: nothing
@@ -237,7 +237,7 @@ func planService(ctx context.Context, plan *feature.Plan, have state.State, t ta
 	if kind != s.Engine && s.Problem != state.ProblemEngine {
 		d, change = append([]string{fmt.Sprintf("engine %s → %s", s.Engine, kind)}, d...), t.changeEngine
 	}
-	if s.Problem == state.ProblemEngine || s.Problem == state.ProblemHolder || s.Problem == engine.ProblemBind {
+	if s.Problem == state.ProblemEngine || s.Problem == state.ProblemSocketHolder || s.Problem == engine.ProblemBind {
 		d = append(d, s.Problem)
 	}
 	if len(d) > 0 {

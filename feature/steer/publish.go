@@ -80,7 +80,7 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	if err := engine.SyncCopies(l, t.scope, true); err != nil || kind == spec.EngineSkLookup && p.Service.OnEmpty != spec.Drop {
 		return err
 	}
-	return e.StartHolder()
+	return e.StartSocketHolder()
 }
 
 // vet says what this kernel cannot do for the service, and removes what is pinned of namespaces that are gone: before anything changes.
@@ -110,7 +110,7 @@ func (t target) inBatch(e *engine.Engine, p, old *record.Service) error {
 	if err := kernel.Try("steer:synced"); err != nil || e.Kind == spec.EngineReuseport || p.Service.OnEmpty != spec.Drop {
 		return err
 	}
-	return e.StartHolder()
+	return e.StartSocketHolder()
 }
 
 // openEngine opens the engine of the service, and makes it where there is none.

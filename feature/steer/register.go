@@ -45,7 +45,7 @@ func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 				return err
 			}
 			defer e.Close()
-			defer e.PokeHolder() // once its pins are gone, to see that it is not wanted any more
+			defer e.PokeSocketHolder() // once its pins are gone, to see that it is not wanted any more
 		}
 	}
 	// The programs first: what they would steer by goes after them.

@@ -21,8 +21,8 @@ import (
 
 	"github.com/cilium/ebpf/link"
 	"github.com/weir-project/weir/feature/steer/engine"
-	"github.com/weir-project/weir/feature/steer/holder"
 	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/sockholder"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
@@ -32,14 +32,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	engine.HolderCommand = func(root, scope string, kind spec.Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
+	engine.SocketHolderCommand = func(root, scope string, kind spec.Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
 	nstest.Play(map[string]nstest.Role{"sink": runSink, "inheritor": runInheritor, "change": runChange, "upgrade": runUpgrade, "live": runLive, "bind": runBind, "hold": playHold,
 		"recorder": runRecorder, "reader": runReader, "supervise": runSupervise})
 	nstest.Main(m)
 }
 
 func playHold(f []string) error {
-	return holder.Hold(context.Background(), kernel.OpenRoot(f[0]), f[1], spec.Engine(f[2]))
+	return sockholder.Hold(context.Background(), kernel.OpenRoot(f[0]), f[1], spec.Engine(f[2]))
 }
 
 func sinkSocket(proto, addr string) (sinkConn, error) {

@@ -174,7 +174,7 @@ func (w *watcher) look(ctx context.Context) error {
 	lacking := map[slots.Slot]bool{}
 	for i := range st.Services {
 		s := &st.Services[i]
-		if s.Problem == state.ProblemHolder {
+		if s.Problem == state.ProblemSocketHolder {
 			if err := w.restartHolder(ctx, s.PinScope, s.Engine); err != nil {
 				return err
 			}
@@ -352,7 +352,7 @@ func (w *watcher) restartHolder(ctx context.Context, scope string, kind spec.Eng
 		return err
 	}
 	defer e.Close()
-	return e.StartHolder()
+	return e.StartSocketHolder()
 }
 
 // hooks are the programs of bpf/watch.bpf.c, attached while the watcher runs.

@@ -28,9 +28,9 @@ type Engine struct {
 	Kind     spec.Engine
 	Pins     *kernel.Opened
 	Services map[string]*record.Service
-	vet      *Vetting         // what to do about members' checks; nil: none is run
-	Rate     *spec.Rate       // of resets that this command makes due; nil: the services'
-	Coming   map[int]HeldSlot // by slot: members of a service that comes from another engine
+	vet      *Vetting           // what to do about members' checks; nil: none is run
+	Rate     *spec.Rate         // of resets that this command makes due; nil: the services'
+	Coming   map[int]ServedSlot // by slot: members of a service that comes from another engine
 }
 
 // objectOf is the BPF object of an engine.

@@ -118,7 +118,7 @@ func Hijacked(groups map[GroupKey]GroupValue, holders *ebpf.Map) []string {
 	var out []string
 	for k, v := range groups {
 		var cookie uint64
-		if k.Proto == 0 || holders.Lookup(v.Holder, &cookie) != nil {
+		if k.Proto == 0 || holders.Lookup(v.SocketHolder, &cookie) != nil {
 			continue
 		}
 		if id := programs[cookie]; id != ebpf.ProgramID(v.Program) {

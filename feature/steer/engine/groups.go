@@ -48,12 +48,12 @@ type GroupKey struct {
 
 // GroupValue is what its program was made for.
 type GroupValue struct {
-	Service  uint32    // index into steer_services
-	Endpoint [2]uint32 // of IPv4 and IPv6 packets
-	Holder   uint32    // index into steer_holders
-	UID      uint32    // of the members
-	Program  uint32    // id
-	Leaving  uint32    // 1 while the group is given up: the holder is to leave it
+	Service      uint32    // index into steer_services
+	Endpoint     [2]uint32 // of IPv4 and IPv6 packets
+	SocketHolder uint32    // index into steer_holders
+	UID          uint32    // of the members
+	Program      uint32    // id
+	Leaving      uint32    // 1 while the group is given up: the holder is to leave it
 
 	Endpoints uint32 // of the service
 }
@@ -119,7 +119,7 @@ func (e *Engine) join(p *record.Service, row uint32, a *service.Adoption, ns *ne
 		if int(at[i]) != i {
 			continue
 		}
-		v := GroupValue{Service: p.ID, Holder: p.ID*spec.MaxEndpoints + uint32(i), UID: s.Socket.UID, Endpoints: uint32(len(a.Sockets))}
+		v := GroupValue{Service: p.ID, SocketHolder: p.ID*spec.MaxEndpoints + uint32(i), UID: s.Socket.UID, Endpoints: uint32(len(a.Sockets))}
 		v.Endpoint = [2]uint32{uint32(i), uint32(i)} // a group of one family sees no other
 		for j := range a.Sockets {
 			if at[j] == uint8(i) {
@@ -130,7 +130,7 @@ func (e *Engine) join(p *record.Service, row uint32, a *service.Adoption, ns *ne
 			return at, err
 		}
 	}
-	return at, e.StartHolder()
+	return at, e.StartSocketHolder()
 }
 
 func familyIndex(family uint8) int {
@@ -154,7 +154,7 @@ func (e *Engine) joinOne(p *record.Service, row uint32, s service.Adopted, v Gro
 		return err
 	}
 	v.Program = have.Program
-	if !ok || have.Service != v.Service || have.Endpoint != v.Endpoint || have.Endpoints != v.Endpoints || have.Holder != v.Holder {
+	if !ok || have.Service != v.Service || have.Endpoint != v.Endpoint || have.Endpoints != v.Endpoints || have.SocketHolder != v.SocketHolder {
 		v.Program = 0
 	}
 	prog, err := e.groupProgram(v)
@@ -277,7 +277,7 @@ func LoadGroupProgram(pins *kernel.Opened, v GroupValue) (*ebpf.Program, error) 
 		Endpoint [2]uint32
 		Holder   uint32
 		Count    uint32
-	}{v.Service, v.Endpoint, v.Holder, v.Endpoints}
+	}{v.Service, v.Endpoint, v.SocketHolder, v.Endpoints}
 	if err := spec.Variables[bpf.ReuseVarSteerGroup].Set(constant); err != nil {
 		return nil, err
 	}

@@ -81,7 +81,7 @@ func (e *Engine) dropGroup(k GroupKey, v GroupValue) error {
 		return err
 	}
 	kernel.Step("steer:leaving")
-	if err := e.releaseHolder(v.Holder); err != nil {
+	if err := e.releaseHolder(v.SocketHolder); err != nil {
 		return err
 	}
 	kernel.Step("steer:released")
@@ -144,7 +144,7 @@ func (e *Engine) releaseHolder(index uint32) error {
 		if e.Pins.Maps["holders"].Lookup(index, &cookie) != nil {
 			return nil
 		}
-		if try%20 == 0 && !e.PokeHolder() {
+		if try%20 == 0 && !e.PokeSocketHolder() {
 			return nil // it is dead, and its sockets with it
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -302,7 +302,7 @@ func groupsGone(l *kernel.WriteLock, i kernel.Instance) (bool, error) {
 	}
 	for k, v := range groups {
 		var cookie uint64
-		if k.Proto != 0 && o.Maps["holders"].Lookup(v.Holder, &cookie) == nil {
+		if k.Proto != 0 && o.Maps["holders"].Lookup(v.SocketHolder, &cookie) == nil {
 			return false, nil
 		}
 	}

@@ -15,12 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KeepHolder has the holder of engine sk_reuseport run, if there is something to hold.
-func (e *Engine) KeepHolder() error {
+// KeepSocketHolder has the holder of engine sk_reuseport run, if there is something to hold.
+func (e *Engine) KeepSocketHolder() error {
 	if e.Kind != spec.EngineReuseport || len(e.Services) == 0 {
 		return nil
 	}
-	return e.StartHolder()
+	return e.StartSocketHolder()
 }
 
 // Settle brings what was published into force.
@@ -37,17 +37,17 @@ func (e *Engine) Settle() error {
 // again; until then empty slots of on_empty: drop reject, and a reuseport group
 // whose last member exits is forgotten by the kernel.
 
-// HolderCommand makes the command that runs [holder.Hold]: weir itself. Programs that
+// SocketHolderCommand makes the command that runs [holder.Hold]: weir itself. Programs that
 // use this package as a library set it, or do without a holder.
-var HolderCommand func(root, scope string, kind spec.Engine) *exec.Cmd
+var SocketHolderCommand func(root, scope string, kind spec.Engine) *exec.Cmd
 
-// StartHolder starts the holder of an engine unless it runs, and waits until its
+// StartSocketHolder starts the holder of an engine unless it runs, and waits until its
 // sockets are in place.
-func (e *Engine) StartHolder() error {
+func (e *Engine) StartSocketHolder() error {
 	if e.held() {
 		return nil
 	}
-	if e.Kind == spec.EngineReuseport && e.PokeHolder() {
+	if e.Kind == spec.EngineReuseport && e.PokeSocketHolder() {
 		if err := e.awaitHolder(e.held, nil); err == nil {
 			return nil
 		}
@@ -57,10 +57,10 @@ func (e *Engine) StartHolder() error {
 
 // spawnHolder starts a holder and waits until what is to be there is.
 func (e *Engine) spawnHolder(there func() bool) error {
-	if HolderCommand == nil {
+	if SocketHolderCommand == nil {
 		return errors.New("a process must hold sockets for this, and steer.HolderCommand is not set: use engine sk_lookup without on_empty: drop")
 	}
-	cmd := HolderCommand(e.Lock.Path(), e.Scope, e.Kind)
+	cmd := SocketHolderCommand(e.Lock.Path(), e.Scope, e.Kind)
 	// A session of its own, and nothing of ours open: it outlives the command that starts it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Dir = "/"
@@ -89,12 +89,12 @@ func (e *Engine) awaitHolder(there func() bool, exited <-chan error) error {
 
 // held says whether the holder has all its sockets.
 func (e *Engine) held() bool {
-	ok, err := HeldIn(e.Pins, e.Kind)
+	ok, err := SocketsHeld(e.Pins, e.Kind)
 	return ok && err == nil
 }
 
-// HeldIn says whether the holder has all its sockets in the maps of an engine.
-func HeldIn(pins *kernel.Opened, kind spec.Engine) (bool, error) {
+// SocketsHeld says whether the holder has all its sockets in the maps of an engine.
+func SocketsHeld(pins *kernel.Opened, kind spec.Engine) (bool, error) {
 	if kind == spec.EngineSkLookup {
 		return sinksThere(pins), nil
 	}
@@ -104,23 +104,23 @@ func HeldIn(pins *kernel.Opened, kind spec.Engine) (bool, error) {
 	}
 	for k, v := range groups {
 		var cookie uint64
-		if k.Proto != 0 && v.Leaving == 0 && pins.Maps["holders"].Lookup(v.Holder, &cookie) != nil {
+		if k.Proto != 0 && v.Leaving == 0 && pins.Maps["holders"].Lookup(v.SocketHolder, &cookie) != nil {
 			return false, nil
 		}
 	}
 	return true, nil
 }
 
-// HolderProcess is how a running holder is found: its number and start time.
-type HolderProcess struct {
+// SocketHolderProcess is how a running holder is found: its number and start time.
+type SocketHolderProcess struct {
 	PID   uint32
 	_     uint32
 	Start uint64 // clock ticks since boot
 }
 
-// PokeHolder wakes the holder of reuseport groups; it says whether there is one.
-func (e *Engine) PokeHolder() bool {
-	var h HolderProcess
+// PokeSocketHolder wakes the holder of reuseport groups; it says whether there is one.
+func (e *Engine) PokeSocketHolder() bool {
+	var h SocketHolderProcess
 	if e.Pins.Maps["holder"].Lookup(uint32(0), &h) != nil || h.PID == 0 {
 		return false
 	}

@@ -19,15 +19,15 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// HeldSlot is a member that serves a slot of a service whose engine changes, and what it has counted.
-type HeldSlot struct {
+// ServedSlot is a member that serves a slot of a service whose engine changes, and what it has counted.
+type ServedSlot struct {
 	Member service.Member
 	Counts [2][]bpf.SteerVerdicts
 }
 
-// HeldSlots are the members that serve a service now.
-func (e *Engine) HeldSlots(p *record.Service) (map[int]HeldSlot, error) {
-	out := map[int]HeldSlot{}
+// ServedSlots are the members that serve a service now.
+func (e *Engine) ServedSlots(p *record.Service) (map[int]ServedSlot, error) {
+	out := map[int]ServedSlot{}
 	for slot, row := range p.Rows {
 		who, err := slots.ProcessIn(e.Pins, row)
 		if err != nil {
@@ -36,7 +36,7 @@ func (e *Engine) HeldSlots(p *record.Service) (map[int]HeldSlot, error) {
 		if now, err := slots.FindProcess(who.PID); who.PID == 0 || err != nil || now != who {
 			continue // empty, or its process has exited
 		}
-		h := HeldSlot{Member: *slots.State{Slot: slot, PID: who.PID}.HolderMember(p.Service.Member(slot))}
+		h := ServedSlot{Member: *slots.State{Slot: slot, PID: who.PID}.OccupantMember(p.Service.Member(slot))}
 		for proto := range uint32(2) {
 			if err := e.Pins.Maps["verdicts"].Lookup(row*2+proto, &h.Counts[proto]); err != nil {
 				return nil, err
@@ -47,8 +47,8 @@ func (e *Engine) HeldSlots(p *record.Service) (map[int]HeldSlot, error) {
 	return out, nil
 }
 
-// AdmitHeld gives a slot to the member that had it in the other engine, with its counts.
-func (e *Engine) AdmitHeld(ctx context.Context, p *record.Service, slot int, ns *netns.Handle) error {
+// AdmitServed gives a slot to the member that had it in the other engine, with its counts.
+func (e *Engine) AdmitServed(ctx context.Context, p *record.Service, slot int, ns *netns.Handle) error {
 	h, ok := e.Coming[slot]
 	if !ok {
 		return nil
@@ -72,7 +72,7 @@ func (e *Engine) AdmitHeld(ctx context.Context, p *record.Service, slot int, ns 
 // pass meanwhile, so that a packet for a member that is still to come reaches another one and not nobody.
 func (e *Engine) AdmitAll(ctx context.Context, p *record.Service, onEmpty spec.OnEmpty, ns *netns.Handle) (*record.Service, error) {
 	for slot := range p.Rows {
-		if err := e.AdmitHeld(ctx, p, slot, ns); err != nil {
+		if err := e.AdmitServed(ctx, p, slot, ns); err != nil {
 			return p, err
 		}
 	}
@@ -95,7 +95,7 @@ type EngineMove struct {
 	Scope   string                       `json:"scope"`
 	Service string                       `json:"service"`
 	OnEmpty map[spec.Engine]spec.OnEmpty `json:"on_empty"` // as it is in each engine, once its members are there
-	Held    map[int]MovedSlot            `json:"held"`
+	Served  map[int]MovedSlot            `json:"served"`
 }
 
 // MovedSlot is a member whose service changes its engine, as it is kept for the case of a kill.
@@ -171,22 +171,22 @@ func (m EngineMove) admit(l *kernel.WriteLock, e *Engine, p *record.Service) err
 		return err
 	}
 	defer ns.Close()
-	now, err := e.HeldSlots(p)
+	now, err := e.ServedSlots(p)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	e.Coming = map[int]HeldSlot{}
-	for slot, h := range m.Held {
+	e.Coming = map[int]ServedSlot{}
+	for slot, h := range m.Served {
 		who, err := slots.FindProcess(h.Member.PID)
 		if _, has := now[slot]; has || slot >= p.Service.Slots || err != nil || who.Start != h.Start {
 			continue
 		}
-		e.Coming[slot] = HeldSlot{h.Member, h.Counts}
+		e.Coming[slot] = ServedSlot{h.Member, h.Counts}
 	}
 	for slot := range maps.Keys(e.Coming) {
-		if err := e.AdmitHeld(ctx, p, slot, ns); err != nil && !NotYet(err) {
+		if err := e.AdmitServed(ctx, p, slot, ns); err != nil && !NotYet(err) {
 			return err
 		}
 	}

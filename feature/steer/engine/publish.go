@@ -63,7 +63,7 @@ func (e *Engine) prepareRows(ctx context.Context, p, old *record.Service, ns *ne
 			return err
 		}
 		if old == nil && e.Kind == spec.EngineSkLookup {
-			err = e.AdmitHeld(ctx, p, slot, ns)
+			err = e.AdmitServed(ctx, p, slot, ns)
 		}
 		if err != nil {
 			return err

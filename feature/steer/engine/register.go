@@ -158,7 +158,7 @@ func (e *Engine) RemoveIdle() error {
 		return err
 	}
 	if e.Kind == spec.EngineReuseport {
-		e.PokeHolder() // to see that it is not wanted any more
+		e.PokeSocketHolder() // to see that it is not wanted any more
 	}
 	return nil
 }

@@ -105,7 +105,7 @@ func (x *explainer) slot(s *state.Service, endpoint, slot int, hash uint32) (don
 		}
 		x.say("on_empty", "next: no other slot has a member, so it is rejected")
 	case spec.Drop:
-		if s.Problem != state.ProblemHolder {
+		if s.Problem != state.ProblemSocketHolder {
 			x.say("on_empty", "drop")
 			x.result("dropped in silence")
 			return true, nil
@@ -148,14 +148,14 @@ func (x *explainer) passes(s *state.Service) (done bool) {
 
 // MemberText names the member of a slot.
 func MemberText(of *state.Service, s slots.State) string {
-	if m := of.Record.Service.Member(s.Slot); m != nil && s.Holder == "" {
-		s.Holder = m.Holder(s.PID)
+	if m := of.Record.Service.Member(s.Slot); m != nil && s.Occupant == "" {
+		s.Occupant = m.Occupant(s.PID)
 	}
 	if s.Member == "" {
 		return fmt.Sprintf("process %d was registered by hand", s.PID)
 	}
-	if s.Holder != "" {
-		return fmt.Sprintf("%s, registered in place of %s", s.Holder, s.Member)
+	if s.Occupant != "" {
+		return fmt.Sprintf("%s, registered in place of %s", s.Occupant, s.Member)
 	}
 	return fmt.Sprintf("process %d, found as %s", s.PID, s.Member)
 }

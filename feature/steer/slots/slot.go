@@ -30,8 +30,8 @@ func (s State) Cookies() map[uint64]bool {
 	return out
 }
 
-// HolderMember is the process that serves the slot, as a member.
-func (s State) HolderMember(configured *service.Member) *service.Member {
+// OccupantMember is the process that serves the slot, as a member.
+func (s State) OccupantMember(configured *service.Member) *service.Member {
 	m := service.Member{Slot: s.Slot, PID: s.PID}
 	if configured != nil {
 		m.Bound, m.Keep = configured.Bound, configured.Keep
@@ -62,8 +62,8 @@ type State struct {
 	Slot     int                 `json:"slot"`
 	State    string              `json:"state"` // "admitted" or "empty"
 	Reason   string              `json:"reason,omitempty"`
-	Member   string              `json:"member,omitempty"` // that the configuration names
-	Holder   string              `json:"holder,omitempty"` // the process that has the slot, if it is not the configured member's
+	Member   string              `json:"member,omitempty"`   // that the configuration names
+	Occupant string              `json:"occupant,omitempty"` // the process that has the slot, if it is not the configured member's
 	PID      int                 `json:"pid,omitempty"`
 	Since    time.Time           `json:"since,omitzero"`
 	Buckets  int                 `json:"buckets"`

@@ -144,12 +144,12 @@ func (r *Reader) Service(i kernel.Instance) (Service, error) {
 		}
 	}
 	if s.OnEmpty == spec.Drop || s.Engine == spec.EngineReuseport {
-		held, err := engine.HeldIn(e, s.Engine)
+		held, err := engine.SocketsHeld(e, s.Engine)
 		if err != nil {
 			return s, err
 		}
 		if !held {
-			s.Problem = ProblemHolder
+			s.Problem = ProblemSocketHolder
 		}
 	}
 	return s, nil

@@ -70,8 +70,8 @@ type Service struct {
 // ProblemEngine is the Problem of a service that nothing steers.
 const ProblemEngine = "its engine is missing: weir apply mends it"
 
-// ProblemHolder is the Problem of a service whose empty slots cannot drop.
-const ProblemHolder = "its holder is gone (weir steer hold), which on_empty: drop and engine sk_reuseport need: weir apply and weir serve start it again"
+// ProblemSocketHolder is the Problem of a service whose empty slots cannot drop.
+const ProblemSocketHolder = "its holder is gone (weir steer hold), which on_empty: drop and engine sk_reuseport need: weir apply and weir serve start it again"
 
 // Service returns the state of one service, the only one if name is empty.
 func (st State) Service(name string) (*Service, error) {

@@ -37,7 +37,7 @@ func (s *Service) ExplainEmpty(ctx context.Context, until time.Time) {
 		slot := &s.Slots[n]
 		m := s.Record.Service.Member(slot.Slot)
 		if m != nil && slot.Admitted() && time.Now().Before(until) {
-			slot.Holder = m.Holder(slot.PID)
+			slot.Occupant = m.Occupant(slot.PID)
 		}
 		if slot.Admitted() || slot.Withdrawn || m == nil {
 			continue

@@ -13,19 +13,19 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// holderName says by what a filter's program is held in place.
-type holderName string
+// attacherName says by what a filter's program is held in place.
+type attacherName string
 
 const (
-	heldByXDP       holderName = "xdp"
-	heldByTCX       holderName = "tcx"
-	heldByClsact    holderName = "clsact"
-	heldByNetfilter holderName = "netfilter"
-	heldByNFT       holderName = "nft"
+	heldByXDP       attacherName = "xdp"
+	heldByTCX       attacherName = "tcx"
+	heldByClsact    attacherName = "clsact"
+	heldByNetfilter attacherName = "netfilter"
+	heldByNFT       attacherName = "nft"
 )
 
-// holder attaches a filter's program to its places.
-type holder interface {
+// attacher attaches a filter's program to its places.
+type attacher interface {
 	// attach makes the links of a form that is not published yet, on all places that
 	// are there. The caller closes them. Holders without links make none.
 	attach(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) (map[string]kernel.Link, error)
@@ -87,7 +87,7 @@ func (p *Attachment) judge(s *site, program uint32) error {
 }
 
 // chooseHolder says what is to hold a filter's program on this kernel.
-func (f Filter) chooseHolder() holderName {
+func (f Filter) chooseHolder() attacherName {
 	switch f.Hook {
 	case HookXDP, HookXDPGeneric:
 		return heldByXDP
@@ -103,7 +103,7 @@ func (f Filter) chooseHolder() holderName {
 	return heldByClsact
 }
 
-func (n holderName) holder() holder {
+func (n attacherName) holder() attacher {
 	switch n {
 	case heldByXDP, heldByTCX:
 		return deviceLinks{}
@@ -119,7 +119,7 @@ func (n holderName) holder() holder {
 // what they are, but for interfaces.
 func samePlace(a, b *published) bool {
 	f, g := a.Filter, b.Filter
-	return a.Holder == b.Holder && f.Hook == g.Hook && f.Direction == g.Direction && f.At == g.At && f.Priority == g.Priority &&
+	return a.Attacher == b.Attacher && f.Hook == g.Hook && f.Direction == g.Direction && f.At == g.At && f.Priority == g.Priority &&
 		f.Order.Order == g.Order.Order
 }
 

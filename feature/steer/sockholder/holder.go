@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package holder
+package sockholder
 
 import (
 	"context"
@@ -52,7 +52,7 @@ func holdGroups(ctx context.Context, r *kernel.Root, scope string, ns *netns.Han
 	if err != nil {
 		return err
 	}
-	me := engine.HolderProcess{PID: uint32(unix.Getpid()), Start: start}
+	me := engine.SocketHolderProcess{PID: uint32(unix.Getpid()), Start: start}
 	if err := pins.Maps["holder"].Put(uint32(0), me); err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func stillThere(r *kernel.Root, scope string, pins *kernel.Opened) (bool, error)
 		return false, err
 	}
 	defer now.Close()
-	var h engine.HolderProcess
+	var h engine.SocketHolderProcess
 	err = now.Maps["holder"].Lookup(uint32(0), &h)
 	return err == nil && h.PID == uint32(unix.Getpid()), err
 }
@@ -134,11 +134,11 @@ func (h *heldSocket) move(pins *kernel.Opened, to uint32) error {
 func followGroups(pins *kernel.Opened, held map[engine.GroupKey]heldSocket, wanted map[engine.GroupKey]engine.GroupValue) error {
 	for k, h := range held {
 		v, ok := wanted[k]
-		if ok && v.Leaving == 0 && v.Holder == h.place {
+		if ok && v.Leaving == 0 && v.SocketHolder == h.place {
 			continue
 		}
 		if ok && v.Leaving == 0 {
-			if err := h.move(pins, v.Holder); err == nil {
+			if err := h.move(pins, v.SocketHolder); err == nil {
 				held[k] = h
 				continue
 			} // else it is opened anew
@@ -156,7 +156,7 @@ func followGroups(pins *kernel.Opened, held map[engine.GroupKey]heldSocket, want
 		} else if err != nil {
 			return fmt.Errorf("holding %s: %w", k, err)
 		}
-		held[k] = heldSocket{fd, v.Holder}
+		held[k] = heldSocket{fd, v.SocketHolder}
 	}
 	return nil
 }
@@ -187,7 +187,7 @@ func holdOne(pins *kernel.Opened, k engine.GroupKey, v engine.GroupValue) (int, 
 		unix.Close(fd)
 		return -1, err
 	}
-	if err := pins.Maps["holders"].Put(v.Holder, uint64(fd)); err != nil {
+	if err := pins.Maps["holders"].Put(v.SocketHolder, uint64(fd)); err != nil {
 		unix.Close(fd)
 		return -1, err
 	}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package holder is the socket holder: a process that owns sockets for engines and
+// Package sockholder is the socket holder: a process that owns sockets for engines and
 // sleeps. Engines start it by engine.HolderCommand, which runs Hold.
-package holder
+package sockholder
