@@ -123,8 +123,8 @@ func behind(t *testing.T, w *nstest.Wire) (host *netns.Handle, to4, to6 netip.Ad
 			t.Fatal(err)
 		}
 	}
-	nstest.Settle(t, w.B)
-	nstest.Settle(t, host)
+	nstest.AwaitAddresses(t, w.B)
+	nstest.AwaitAddresses(t, host)
 	return host, to4, to6
 }
 

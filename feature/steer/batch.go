@@ -70,7 +70,7 @@ func (b *batch) forget(scope string) error {
 	for _, kind := range record.Engines {
 		i := record.EngineInstance(scope, kind)
 		if e := b.engines[i]; e != nil {
-			errs = append(errs, e.Settle())
+			errs = append(errs, e.ReconcileMarked())
 			e.Close()
 			delete(b.engines, i)
 		}
@@ -175,9 +175,9 @@ func (b *batch) settle(l *kernel.WriteLock) error {
 		if err := kernel.Try("steer:batch"); err != nil {
 			return err
 		}
-		err := e.Settle()
+		err := e.ReconcileMarked()
 		if err == nil {
-			err = engine.SyncCopies(l, scope, true)
+			err = engine.ReconcileCopies(l, scope, true)
 		}
 		if err == nil && len(e.Services) == 0 {
 			if b.templates[scope], err = templates.Save(l.Root, scope); err == nil {
@@ -196,7 +196,7 @@ func (b *batch) settle(l *kernel.WriteLock) error {
 		e.Close()
 		delete(b.engines, i)
 	}
-	return engine.SyncBind(l, true)
+	return engine.ReconcileBind(l, true)
 }
 
 // undo puts every service back as it was, the last one first.
@@ -252,7 +252,7 @@ func (b *batch) restore(ctx context.Context, l *kernel.WriteLock, f *formerly) e
 	if err := e.PublishService(f.was); err != nil {
 		return err
 	}
-	if err := e.SyncOne(f.was, old); err != nil {
+	if err := e.ReconcileOne(f.was, old); err != nil {
 		return err
 	}
 	ns, err := slots.OpenNetns(f.was.Netns, e.Pins.Meta.ID())

@@ -243,7 +243,7 @@ func TestServicesShareWaits(t *testing.T) {
 		}
 		one := time.Since(start)
 		start = time.Now()
-		if err := e.SyncServices(); err != nil {
+		if err := e.ReconcileServices(); err != nil {
 			return err
 		}
 		put := time.Since(start)
@@ -260,6 +260,6 @@ func TestServicesShareWaits(t *testing.T) {
 		if put > one/3+work || gone > one/3+work {
 			t.Errorf("%d services were put in %s and deleted in %s; one after the other the latter takes %s", n, put, gone, one)
 		}
-		return e.Sync()
+		return e.Reconcile()
 	})
 }

@@ -80,6 +80,6 @@ func bypassEngine(ctx context.Context, l *kernel.WriteLock, scope string, kind s
 		kernel.Step("steer:published")
 		did = append(did, name)
 	}
-	errs = append(errs, e.Sync())
-	return did, errors.Join(append(errs, engine.SyncCopies(l, scope, true))...)
+	errs = append(errs, e.Reconcile())
+	return did, errors.Join(append(errs, engine.ReconcileCopies(l, scope, true))...)
 }

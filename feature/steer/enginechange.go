@@ -83,7 +83,7 @@ func (t target) leave(ctx context.Context, from *engine.Engine, was *record.Serv
 		return err
 	}
 	delete(from.Services, was.Service.Name)
-	if err := from.SyncMaps(); err != nil {
+	if err := from.ReconcileMaps(); err != nil {
 		return err
 	}
 	if err := kernel.Try("steer:left"); err != nil {
@@ -120,7 +120,7 @@ func (t target) comeBack(l *kernel.WriteLock, from *engine.Engine, was *record.S
 	for slot := range was.Rows {
 		errs = append(errs, from.AdmitServed(ctx, was, slot, ns))
 	}
-	return errors.Join(append(errs, from.Sync())...)
+	return errors.Join(append(errs, from.Reconcile())...)
 }
 
 // readersGone waits until no reader keeps a UDP socket in the socket map that it has left: udp_bpf_recvmsg holds a

@@ -56,13 +56,13 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	if len(t.held) > 0 && kind == spec.EngineReuseport {
 		p.Service.OnEmpty = spec.Pass // until its members are there: see admitAll
 	}
-	if err := e.PutInPlace(ctx, p, old, ns, t.rate); err != nil {
+	if err := e.PublishInPlace(ctx, p, old, ns, t.rate); err != nil {
 		return err
 	}
 	if t.batch != nil {
 		return t.inBatch(e, p, old)
 	}
-	if err := e.Sync(); err != nil {
+	if err := e.Reconcile(); err != nil {
 		return err
 	}
 	if err := kernel.Try("steer:synced"); err != nil {
@@ -73,11 +73,11 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 			return err
 		}
 	}
-	if err := engine.SyncBind(l, p.Service.SharePort); err != nil {
+	if err := engine.ReconcileBind(l, p.Service.SharePort); err != nil {
 		return err
 	}
 	// The other service may be the one that is copied, and have come before this one.
-	if err := engine.SyncCopies(l, t.scope, true); err != nil || kind == spec.EngineSkLookup && p.Service.OnEmpty != spec.Drop {
+	if err := engine.ReconcileCopies(l, t.scope, true); err != nil || kind == spec.EngineSkLookup && p.Service.OnEmpty != spec.Drop {
 		return err
 	}
 	return e.StartSocketHolder()
@@ -104,7 +104,7 @@ func (t target) vet(l *kernel.WriteLock) error {
 
 // inBatch is what a service needs before the batch settles.
 func (t target) inBatch(e *engine.Engine, p, old *record.Service) error {
-	if err := e.SyncOne(p, old); err != nil {
+	if err := e.ReconcileOne(p, old); err != nil {
 		return err
 	}
 	if err := kernel.Try("steer:synced"); err != nil || e.Kind == spec.EngineReuseport || p.Service.OnEmpty != spec.Drop {

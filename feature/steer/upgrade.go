@@ -57,7 +57,7 @@ func recoverService(l *kernel.WriteLock, i kernel.Instance) error {
 		return err
 	}
 	kernel.Step("steer:service recovered")
-	return e.Sync()
+	return e.Reconcile()
 }
 
 var _ feature.Upgrader = Feature{}

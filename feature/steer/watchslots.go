@@ -47,7 +47,7 @@ func (w *watcher) syncCopies(ctx context.Context, scope string) error {
 		return err
 	}
 	defer unlock()
-	return engine.SyncCopies(l, scope, true)
+	return engine.ReconcileCopies(l, scope, true)
 }
 
 // copyDevices are the devices of the service's namespace that take part.

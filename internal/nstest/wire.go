@@ -140,10 +140,10 @@ func Address(t testing.TB, ns *netns.Handle, device string, addrs ...netip.Prefi
 	})
 }
 
-// Settle waits until the devices of a namespace have what the kernel gives them by itself: a state, and a link-local address with
+// AwaitAddresses waits until the devices of a namespace have what the kernel gives them by itself: a state, and a link-local address with
 // its routes, once it is known that nobody else has it, which takes a second or two. Who compares what is there before and after
 // something else needs it. For devices with a carrier.
-func Settle(t testing.TB, ns *netns.Handle) {
+func AwaitAddresses(t testing.TB, ns *netns.Handle) {
 	t.Helper()
 	for end := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		waiting := ""

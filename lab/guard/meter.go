@@ -172,7 +172,7 @@ func (r *replay) run(ctx context.Context, seed uint64) error {
 		}
 	}
 	start := time.Now()
-	settled := t.Start() + uint64(r.From+r.Settle)
+	settled := t.Start() + uint64(r.From+r.WarmUp)
 	for i := range packets {
 		p := &packets[i]
 		at := start.Add(time.Duration(p.At - t.Start()))

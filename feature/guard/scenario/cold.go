@@ -21,7 +21,7 @@ func hosts(base uint32, n int, stride uint32) draw {
 func coldStarts() []Scenario {
 	cold := func(name, about string, build func(*builder)) Scenario {
 		return Scenario{Name: "start_" + name, About: about + "; 20,000 pps from the guard's first packet on",
-			To: 20 * second, Short: 12 * second, Settle: 5 * second, ColdStart: true, build: build}
+			To: 20 * second, Short: 12 * second, WarmUp: 5 * second, ColdStart: true, build: build}
 	}
 	crowd := func(n int, pps float64, d draw) func(*builder) {
 		return func(b *builder) {

@@ -27,8 +27,8 @@ type Outcome struct {
 	Offered, Accepted [4]int // packets, by class
 }
 
-// Judge takes in a trace with its verdicts, as it comes.
-type Judge struct {
+// Evaluator takes in a trace with its verdicts, as it comes.
+type Evaluator struct {
 	limit    float64
 	from, to uint64 // virtual time
 	seconds  float64
@@ -41,14 +41,14 @@ type Judge struct {
 
 type share struct{ offered, accepted int }
 
-// NewJudge judges a scenario whose trace is t.
-func NewJudge(s Scenario, t *Trace) *Judge {
-	return &Judge{limit: float64(s.Limit), from: t.start + uint64(s.From+s.Settle), to: t.start + uint64(s.To),
-		seconds: (s.To - s.From - s.Settle).Seconds(), perClient: map[Source]*share{}}
+// NewEvaluator judges a scenario whose trace is t.
+func NewEvaluator(s Scenario, t *Trace) *Evaluator {
+	return &Evaluator{limit: float64(s.Limit), from: t.start + uint64(s.From+s.WarmUp), to: t.start + uint64(s.To),
+		seconds: (s.To - s.From - s.WarmUp).Seconds(), perClient: map[Source]*share{}}
 }
 
 // Add takes in what comes next of the trace; verdicts are at least as many as packets.
-func (j *Judge) Add(packets []Packet, verdicts []bool) {
+func (j *Evaluator) Add(packets []Packet, verdicts []bool) {
 	for i := range packets {
 		p, passed := &packets[i], verdicts[i]
 		if passed {
@@ -68,7 +68,7 @@ func (j *Judge) Add(packets []Packet, verdicts []bool) {
 }
 
 // pass counts those that passed within the second that ends with at.
-func (j *Judge) pass(at uint64) {
+func (j *Evaluator) pass(at uint64) {
 	j.window = append(j.window, at)
 	first := 0
 	for j.window[first]+uint64(time.Second) <= at {
@@ -78,7 +78,7 @@ func (j *Judge) pass(at uint64) {
 	j.worst = max(j.worst, len(j.window))
 }
 
-func (j *Judge) client(s Source, passed bool) {
+func (j *Evaluator) client(s Source, passed bool) {
 	c := j.perClient[s]
 	if c == nil {
 		c = &share{}
@@ -91,7 +91,7 @@ func (j *Judge) client(s Source, passed bool) {
 }
 
 // Outcome is what was taken in until now.
-func (j *Judge) Outcome() Outcome {
+func (j *Evaluator) Outcome() Outcome {
 	o := Outcome{
 		LegitKept:                    ratio(j.accepted[Established], j.offered[Established]),
 		NewcomersKept:                ratio(j.accepted[Newcomer], j.offered[Newcomer]),
@@ -128,7 +128,7 @@ const batch = 4096
 // Run has a limiter decide a scenario's trace for a seed, and judges it. The error is the limiter's.
 func Run(s Scenario, seed uint64, l Limiter) (Outcome, error) {
 	t := s.Trace(seed)
-	j := NewJudge(s, t)
+	j := NewEvaluator(s, t)
 	packets, verdicts := make([]Packet, batch), make([]bool, batch)
 	for {
 		n := t.Next(packets)

@@ -20,7 +20,7 @@ func judged(packets []Packet, verdicts string) Outcome {
 		packets[i].At += t.Start()
 		passed[i] = verdicts[i] == '+'
 	}
-	j := NewJudge(handMade, t)
+	j := NewEvaluator(handMade, t)
 	j.Add(packets[:len(packets)/2], passed)
 	j.Add(packets[len(packets)/2:], passed[len(packets)/2:])
 	return j.Outcome()

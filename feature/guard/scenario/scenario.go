@@ -31,7 +31,7 @@ type Scenario struct {
 	// newcomers_kept counts, from Settle on.
 	ColdStart bool
 	// Settle is how long after From the judging begins.
-	Settle time.Duration
+	WarmUp time.Duration
 	// Seeds is how many seeds a run tries at least.
 	Seeds int
 	// IPv6 tells that the scenario is one of IPv6 only. The others mean the same over both families.

@@ -62,7 +62,7 @@ func newRaw(t *testing.T, tcx bool) *raw {
 	nstest.Address(t, r.client, "w0", netip.PrefixFrom(rawClient, 64), netip.PrefixFrom(rawClient4, 24))
 	nstest.Address(t, r.server, "w0", netip.PrefixFrom(rawBackend, 64), netip.PrefixFrom(rawSegment, 64), netip.PrefixFrom(rawServer4, 24))
 	for i, ns := range []*netns.Handle{r.server, r.client} {
-		nstest.Settle(t, ns)
+		nstest.AwaitAddresses(t, ns)
 		r.in(ns, func() error {
 			d, err := net.InterfaceByName("w0")
 			if err == nil {

@@ -105,7 +105,7 @@ func (a *Agent) admit(s *leaving, m wire.Message) error {
 	s.skip = int(m.Read - at.Read)
 	// While packets still come: what is on its way of a session of kTLS would not arrive any more once the load balancer holds them.
 	if !wire.Moving(m.State) {
-		if err := repair.Settle(s.fd, repair.DumpOptions{Limit: a.o.Limit}); err != nil {
+		if err := repair.Quiesce(s.fd, repair.DumpOptions{Limit: a.o.Limit}); err != nil {
 			return err
 		}
 	}

@@ -32,10 +32,10 @@ const (
 // DefaultQuiet is for how long a session of kTLS is waited for until nothing is on its way, unless the caller says otherwise.
 const DefaultQuiet = 20 * time.Millisecond
 
-// Settle waits until a session of kTLS stands still, for at most o.Quiet, while its packets come in: for whoever stops them
+// Quiesce waits until a session of kTLS stands still, for at most o.Quiet, while its packets come in: for whoever stops them
 // before he calls [Dump], which looks again. It returns at once for other sessions, and for one that Dump would refuse
 // for another reason.
-func Settle(fd int, o DumpOptions) error {
+func Quiesce(fd int, o DumpOptions) error {
 	if name, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_ULP); err != nil || name != "tls" {
 		return nil
 	}

@@ -200,7 +200,7 @@ func TestTLSSettles(t *testing.T) {
 	before := s.sent
 	s.answer(t, 1000)
 	go func() { time.Sleep(50 * time.Millisecond); w.Route(w.Owner); w.Release() }()
-	in(t, s.server, func(fd int) { ok(t, Settle(fd, DumpOptions{Quiet: patience})) })
+	in(t, s.server, func(fd int) { ok(t, Quiesce(fd, DumpOptions{Quiet: patience})) })
 	c := w.move(fresh{s.server})
 	s.rest(t, before)
 	s.exchange(t, c, 10000)
@@ -221,7 +221,7 @@ func TestTLSRecordThatIsBegun(t *testing.T) {
 		if l, err := queueLengths(fd); err != nil || l.unacked != 0 {
 			t.Errorf("%+v, %v: the test is for what no queue has", l, err)
 		}
-		ok(t, Settle(fd, DumpOptions{Quiet: patience}))
+		ok(t, Quiesce(fd, DumpOptions{Quiet: patience}))
 	})
 	c := w.move(fresh{s.server})
 	before := s.sent

@@ -121,7 +121,7 @@ func TestRemove(t *testing.T) {
 		})
 		return out
 	}
-	nstest.Settle(t, p.w.A)
+	nstest.AwaitAddresses(t, p.w.A)
 	before := look()
 	a, _ := p.sessions(10 * time.Millisecond)
 	if said := p.apply(p.w.NameA, a); len(said) != 1 || !strings.HasPrefix(said[0], "create ") {

@@ -83,7 +83,7 @@ func newWorld(t testing.TB) *world {
 	w.ip(w.r3, "route add fc00:1::/32 via fd00:13::1", "route add fc00:2::/32 via fd00:32::2", "route add fd00:d::/64 via fd00:32::2",
 		"route add fd00:a::/64 via fd00:13::1", "route add 10.1.0.0/24 via inet6 fd00:13::1", "route add 10.4.0.0/24 via inet6 fd00:32::2", "route add "+sidEnd+" encap seg6local action End dev r1")
 	for _, ns := range []*netns.Handle{w.s, w.r1, w.r2, w.r3, w.d} {
-		nstest.Settle(t, ns)
+		nstest.AwaitAddresses(t, ns)
 	}
 	return w
 }

@@ -250,7 +250,7 @@ func checkBindings(r *kernel.Root, scope string, all []Binding) ([]bindingOrder,
 		if p.Engine != spec.EngineSkLookup {
 			return nil, fmt.Errorf("%w: service %s is steered by %s, which sees only what reaches its own sockets: give it engine: sk_lookup", ErrBinding, b.Service, p.Engine)
 		}
-		if kind := engine.KindOfPacket(b.Proto == unix.IPPROTO_TCP, !b.Prefix.Addr().Is4()); engine.NamedTarget(p).Endpoint[kind] == engine.NoEndpoint {
+		if kind := engine.KindOfPacket(b.Proto == unix.IPPROTO_TCP, !b.Prefix.Addr().Is4()); engine.NamedEndpoints(p).Endpoint[kind] == engine.NoEndpoint {
 			return nil, fmt.Errorf("%w: service %s has no socket for %s over %s: add a listen for it", ErrBinding, b.Service, b.Proto, familyName(!b.Prefix.Addr().Is4()))
 		}
 	}

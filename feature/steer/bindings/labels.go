@@ -71,7 +71,7 @@ func (d *dispatch) acquire(name string) (x engine.Label, err error) {
 	}
 	n := bpf.SteerNamed{}
 	if p := d.Services[name]; p != nil {
-		n = engine.NamedTarget(p)
+		n = engine.NamedEndpoints(p)
 	}
 	if n != (bpf.SteerNamed{}) || !fresh {
 		if err := d.maps("named").Put(x.ID, n); err != nil {

@@ -24,11 +24,11 @@ import (
 // BindInstance exists while any service has share_port.
 var BindInstance = kernel.Instance{Scope: kernel.HostScope, Feature: spec.Name, Name: "@bind"}
 
-// SyncBind makes the hook say what the pins of the services say: put up with
+// ReconcileBind makes the hook say what the pins of the services say: put up with
 // the first service that wants it, its ports kept, taken down with the last.
 // Run again, it mends what a killed command left. Where it is not there and not
 // wanted by the caller, nobody wants it.
-func SyncBind(l *kernel.WriteLock, wanted bool) error {
+func ReconcileBind(l *kernel.WriteLock, wanted bool) error {
 	if o, err := l.Open(BindInstance, "ports"); err == nil {
 		o.Close()
 	} else if errors.Is(err, kernel.ErrNotExist) && !wanted {

@@ -41,7 +41,7 @@ func Bypass(l *kernel.WriteLock, scope, service string, on bool) (did bool, err 
 	if err := e.replace(p, old, nil); err != nil {
 		return true, err
 	}
-	return true, SyncCopies(l, scope, true)
+	return true, ReconcileCopies(l, scope, true)
 }
 
 // rejoin attaches the program to the members' groups again, which are left while

@@ -57,10 +57,10 @@ func copies(services map[string]*record.Service) map[bpf.CopyCopyKey]bpf.CopyCop
 	return out
 }
 
-// SyncCopies makes the filters of a namespace do what the pins of its services say.
+// ReconcileCopies makes the filters of a namespace do what the pins of its services say.
 // Run again, it mends what a killed command left, and takes in devices that have
 // come since. Where nothing is there and wanted is false, nobody wants it.
-func SyncCopies(l *kernel.WriteLock, scope string, wanted bool) error {
+func ReconcileCopies(l *kernel.WriteLock, scope string, wanted bool) error {
 	o, err := l.Open(CopyInstance(scope))
 	switch {
 	case errors.Is(err, kernel.ErrNotExist) && !wanted:
@@ -302,7 +302,7 @@ func syncAllCopies(l *kernel.WriteLock) error {
 	}
 	for scope, is := range scopes {
 		if is {
-			if err := SyncCopies(l, scope, true); err != nil {
+			if err := ReconcileCopies(l, scope, true); err != nil {
 				return err
 			}
 		}

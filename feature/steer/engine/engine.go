@@ -180,7 +180,7 @@ func OpenEngine(l *kernel.WriteLock, scope string, kind spec.Engine) (*Engine, e
 		var unfinished bool
 		if unfinished, err = e.marked(); err == nil && unfinished {
 			if err = e.finishUpgrade(); err == nil {
-				err = e.Sync()
+				err = e.Reconcile()
 			}
 		}
 	}

@@ -23,12 +23,12 @@ func (e *Engine) KeepSocketHolder() error {
 	return e.StartSocketHolder()
 }
 
-// Settle brings what was published into force.
-func (e *Engine) Settle() error {
+// ReconcileMarked brings what was published into force.
+func (e *Engine) ReconcileMarked() error {
 	if marked, err := e.marked(); err != nil || !marked {
 		return err
 	}
-	return e.Sync()
+	return e.Reconcile()
 }
 
 // The holder is a process that owns sockets of weir's and sleeps: those that

@@ -170,9 +170,9 @@ const (
 	Bypassed   = 254 // STEER_BYPASSED
 )
 
-// NamedTarget is where bindings to a service of the configuration lead. Of several
+// NamedEndpoints is where bindings to a service of the configuration lead. Of several
 // listens of a protocol the first counts.
-func NamedTarget(p *record.Service) bpf.SteerNamed {
+func NamedEndpoints(p *record.Service) bpf.SteerNamed {
 	n := bpf.SteerNamed{Service: p.ID + 1, Endpoint: [KindsIPv4]uint8{NoEndpoint, NoEndpoint, NoEndpoint, NoEndpoint}}
 	for i, ep := range p.Service.Endpoints() {
 		kind := KindOfPacket(ep.Proto == unix.IPPROTO_TCP, ep.Family == unix.AF_INET6)
@@ -202,7 +202,7 @@ func (e *Engine) syncNamed() error {
 			return err
 		}
 		if ok {
-			want[x.ID] = NamedTarget(p)
+			want[x.ID] = NamedEndpoints(p)
 		}
 	}
 	size := int(m.MaxEntries() * m.ValueSize())

@@ -39,7 +39,7 @@ func (e *Engine) replace(p, old *record.Service, rate *spec.Rate) error {
 		return err
 	}
 	kernel.Step("steer:published")
-	return e.Sync()
+	return e.Reconcile()
 }
 
 // Move puts a device or a bucket into another slot, or back. rate is that of the

@@ -155,7 +155,7 @@ func FreeSockets(l *kernel.WriteLock, scope string, keep spec.Engine) error {
 		} else if err != nil {
 			return err
 		}
-		err = errors.Join(e.Sync(), e.RemoveIdle())
+		err = errors.Join(e.Reconcile(), e.RemoveIdle())
 		e.Close()
 		if err != nil {
 			return err

@@ -16,8 +16,8 @@ import (
 // is another number after every change, so that who is done can tell whether it
 // is done with the last one. Who resets holds the lock of the engine's directory.
 
-// SyncDue is the index of that word.
-const SyncDue = uint32(1) // index
+// ResetsDue is the index of that word.
+const ResetsDue = uint32(1) // index
 
 // Owe notes that the change that follows may misplace sessions of a service.
 func (e *Engine) Owe(p *record.Service, rate *spec.Rate) error {
@@ -32,13 +32,13 @@ func (e *Engine) Owe(p *record.Service, rate *spec.Rate) error {
 	}
 	m := e.Pins.Maps["sync"]
 	var due uint32
-	if err := m.Lookup(SyncDue, &due); err != nil {
+	if err := m.Lookup(ResetsDue, &due); err != nil {
 		return err
 	}
 	if due++; due == 0 {
 		due++
 	}
-	if err := m.Put(SyncDue, due); err != nil {
+	if err := m.Put(ResetsDue, due); err != nil {
 		return fmt.Errorf("noting that sessions may be misplaced: %w", err)
 	}
 	kernel.Step("steer:owed")

@@ -13,8 +13,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// PutInPlace publishes a service in place of old. A kill at any step of it is recovered from the mark.
-func (e *Engine) PutInPlace(ctx context.Context, p, old *record.Service, ns *netns.Handle, rate *spec.Rate) error {
+// PublishInPlace publishes a service in place of old. A kill at any step of it is recovered from the mark.
+func (e *Engine) PublishInPlace(ctx context.Context, p, old *record.Service, ns *netns.Handle, rate *spec.Rate) error {
 	if err := e.Mark(true); err != nil {
 		return err
 	}

@@ -115,7 +115,7 @@ func RemoveService(l *kernel.WriteLock, scope, name string) error {
 	if err := removeService(l, scope, name); err != nil {
 		return err
 	}
-	return errors.Join(SyncBind(l, false), SyncCopies(l, scope, false))
+	return errors.Join(ReconcileBind(l, false), ReconcileCopies(l, scope, false))
 }
 
 func removeService(l *kernel.WriteLock, scope, name string) error {
@@ -140,7 +140,7 @@ func removeService(l *kernel.WriteLock, scope, name string) error {
 	}
 	kernel.Step("steer:removed")
 	delete(e.Services, name)
-	if err := e.Sync(); err != nil || len(e.Services) > 0 {
+	if err := e.Reconcile(); err != nil || len(e.Services) > 0 {
 		return err
 	}
 	if err := RemoveTemplates(l, scope); err != nil {

@@ -109,5 +109,5 @@ func Recover(l *kernel.WriteLock) error {
 			}
 		}
 	}
-	return errors.Join(SyncBind(l, true), syncAllCopies(l))
+	return errors.Join(ReconcileBind(l, true), syncAllCopies(l))
 }

@@ -19,24 +19,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sync makes the engine's maps say what the pins of the services say: first
+// Reconcile makes the engine's maps say what the pins of the services say: first
 // what a packet will need, then the ports that lead to it, then what no port
 // leads to any more. It is how services come, change and go, and what mends a
 // command that was killed: run again, it goes on from wherever the maps are.
-func (e *Engine) Sync() error {
-	if err := e.SyncMaps(); err != nil {
+func (e *Engine) Reconcile() error {
+	if err := e.ReconcileMaps(); err != nil {
 		return err
 	}
 	return e.Mark(false)
 }
 
-// SyncMaps is sync, but leaves the mark.
-func (e *Engine) SyncMaps() error {
+// ReconcileMaps is sync, but leaves the mark.
+func (e *Engine) ReconcileMaps() error {
 	ports := e.syncPorts
 	if e.Kind == spec.EngineReuseport {
 		ports = e.syncGroups
 	}
-	for _, f := range []func() error{e.SyncServices, e.syncNamed, ports, e.dropRows} {
+	for _, f := range []func() error{e.ReconcileServices, e.syncNamed, ports, e.dropRows} {
 		if err := f(); err != nil {
 			return fmt.Errorf("steering maps of namespace %s: %w", e.Scope, err)
 		}
@@ -73,9 +73,9 @@ func IsMarked(engine map[string]*ebpf.Map) (bool, error) {
 // syncedAtOnce is how many services one call to the kernel points at. It bounds the descriptors that are open meanwhile.
 const syncedAtOnce = 64
 
-// SyncServices points steer_services at each service's own map: one store a service, by
+// ReconcileServices points steer_services at each service's own map: one store a service, by
 // which a whole changed service takes effect for every packet after it.
-func (e *Engine) SyncServices() error {
+func (e *Engine) ReconcileServices() error {
 	for chunk := range slices.Chunk(slices.Collect(maps.Values(e.Services)), syncedAtOnce) {
 		if err := e.syncMany(chunk); err != nil {
 			return err
@@ -140,9 +140,9 @@ func (e *Engine) point(p *record.Service, own *ebpf.Map) error {
 	return nil
 }
 
-// SyncOne brings one service of engine sk_reuseport into force, and leaves the mark: the rest waits for sync. In engine
+// ReconcileOne brings one service of engine sk_reuseport into force, and leaves the mark: the rest waits for sync. In engine
 // sk_lookup all come into force with that.
-func (e *Engine) SyncOne(p, old *record.Service) error {
+func (e *Engine) ReconcileOne(p, old *record.Service) error {
 	if e.Kind == spec.EngineSkLookup {
 		return nil
 	}

@@ -27,7 +27,7 @@ func Due(r *kernel.Root, i kernel.Instance) (uint32, error) {
 	}
 	defer o.Close()
 	var v uint32
-	err = o.Maps["sync"].Lookup(engine.SyncDue, &v)
+	err = o.Maps["sync"].Lookup(engine.ResetsDue, &v)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return 0, nil // of an engine from before there was this word
 	}
@@ -52,7 +52,7 @@ func settle(ctx context.Context, r *kernel.Root, i kernel.Instance, was uint32) 
 		return err
 	}
 	defer o.Close()
-	return o.Maps["sync"].Put(engine.SyncDue, uint32(0))
+	return o.Maps["sync"].Put(engine.ResetsDue, uint32(0))
 }
 
 // Reset is one session that was reset, or could not be.
