@@ -38,7 +38,7 @@ var damagedInstances = []struct {
 	{who: "handoff front-lb", filters: []string{"weir_front_in", "weir_front_out"}},
 	{who: "handoff quarantine", filters: []string{"weir_quarantine_in", "weir_quarantine_out"}},
 	{who: "reroute @protect", filters: []string{"weir_reroute"}},
-	{who: "reroute @live", filters: []string{"weir_live"}},
+	{who: "reroute @liveness", filters: []string{"weir_liveness"}},
 }
 
 // forOldKernels is everyFeature without netfilter's links (Linux 6.4), and BFD, which needs tcx (6.6).

@@ -52,7 +52,7 @@ func (w world) newer(who string, by uint32) {
 // planned and changed.
 func TestInstanceOfNewerABI(t *testing.T) {
 	w, c, _ := damagedWorld(t)
-	for _, who := range []string{"guard telemetry", "filter tcx", "filter nf", "reroute @live", "reroute @protect", "reroute @bfd"} {
+	for _, who := range []string{"guard telemetry", "filter tcx", "filter nf", "reroute @liveness", "reroute @protect", "reroute @bfd"} {
 		t.Run(who, func(t *testing.T) {
 			w := w
 			w.t = t

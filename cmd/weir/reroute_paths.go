@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/peers"
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
@@ -69,7 +69,7 @@ often a stall of this host put a verdict off.`,
 func onlyPath(st reroute.State, name string) reroute.State {
 	st.Paths = slices.DeleteFunc(st.Paths, func(p protect.PathState) bool { return p.Name != name })
 	st.BFD = slices.DeleteFunc(st.BFD, func(s peers.SessionState) bool { return s.Name != name })
-	st.Sessions = slices.DeleteFunc(st.Sessions, func(s live.SessionState) bool {
+	st.Sessions = slices.DeleteFunc(st.Sessions, func(s liveness.SessionState) bool {
 		return s.Name != name && !slices.ContainsFunc(st.Paths, func(p protect.PathState) bool { return p.Device == s.Device && p.Netns == s.Netns })
 	})
 	return st
@@ -305,8 +305,8 @@ func routesText(p protect.PathState) (lines []string) {
 	return lines
 }
 
-func granted(s live.SessionState) (n uint32) {
-	for _, j := range []*live.Judgement{s.Sender, s.Peer} {
+func granted(s liveness.SessionState) (n uint32) {
+	for _, j := range []*liveness.Judgement{s.Sender, s.Peer} {
 		if j != nil {
 			n += j.Granted
 		}
@@ -314,7 +314,7 @@ func granted(s live.SessionState) (n uint32) {
 	return n
 }
 
-func printSession(w io.Writer, s live.SessionState) {
+func printSession(w io.Writer, s liveness.SessionState) {
 	fmt.Fprintf(w, "%s: %d probes sent, %d answered; %d heard\n", s.Name, s.Sent, s.Answered, s.Heard)
 	if n := granted(s); n > 0 {
 		fmt.Fprintf(w, "  %d times a stall of this host put a verdict off\n", n)

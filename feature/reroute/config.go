@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd/peers"
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/kernel"
@@ -89,7 +89,7 @@ func (c *Config) neighbours() (out []peers.Config) {
 type Probe struct {
 	strictyaml.Pos `yaml:"-"`
 	ID             uint32        `yaml:"id"`         // the same at both ends
-	Mode           live.Mode     `yaml:"mode"`       // absent: active
+	Mode           liveness.Mode `yaml:"mode"`       // absent: active
 	Peer           netip.Addr    `yaml:"peer"`       // the peer's segment
 	Via            netip.Addr    `yaml:"via"`        // absent: peer
 	Source         netip.Addr    `yaml:"source"`     // ours, to which answers return
@@ -109,9 +109,9 @@ const (
 	defaultMultiplier = 3
 )
 
-func (p *Path) session() live.Session {
+func (p *Path) session() liveness.Session {
 	o := p.Probe
-	return live.Session{Name: p.Name, ID: o.ID, Mode: o.Mode, Device: p.Device, Peer: o.Peer, Via: o.Via, Source: o.Source, Function: o.Function,
+	return liveness.Session{Name: p.Name, ID: o.ID, Mode: o.Mode, Device: p.Device, Peer: o.Peer, Via: o.Via, Source: o.Source, Function: o.Function,
 		Interval: cmp.Or(o.Interval, defaultInterval), Multiplier: cmp.Or(o.Multiplier, defaultMultiplier), Grace: o.Grace,
 		StableFor: o.StableFor, StableMax: o.StableMax, KeyFile: o.KeyFile, Observe: o.Observe}
 }
@@ -138,20 +138,20 @@ func (c *Config) protection() (out protect.Config) {
 	return out
 }
 
-// liveness is the part of package live, by network namespace. BFD beats with its loops.
-func (c *Config) liveness() (out []live.Config) {
+// liveness is the part of package liveness, by network namespace. BFD beats with its loops.
+func (c *Config) liveness() (out []liveness.Config) {
 	for _, n := range c.neighbours() {
-		out = append(out, live.Config{Netns: n.Netns, Tick: n.Tick()})
+		out = append(out, liveness.Config{Netns: n.Netns, Tick: n.Tick()})
 	}
 	for i := range c.Paths {
 		p := &c.Paths[i]
 		if p.Probe == nil {
 			continue
 		}
-		at := slices.IndexFunc(out, func(l live.Config) bool { return l.Netns == p.Netns })
+		at := slices.IndexFunc(out, func(l liveness.Config) bool { return l.Netns == p.Netns })
 		if at < 0 {
 			at = len(out)
-			out = append(out, live.Config{Netns: p.Netns})
+			out = append(out, liveness.Config{Netns: p.Netns})
 		}
 		out[at].Sessions = append(out[at].Sessions, p.session())
 	}
@@ -254,7 +254,7 @@ func (p *Path) check() (errs []error) {
 	if p.Probe == nil {
 		return errs
 	}
-	for _, err := range (live.Config{Sessions: []live.Session{p.session()}}).Validate() {
+	for _, err := range (liveness.Config{Sessions: []liveness.Session{p.session()}}).Validate() {
 		if inner := errors.Unwrap(err); inner != nil {
 			err = inner
 		}

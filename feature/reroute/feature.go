@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reroute moves traffic off a link that does not work, in tens of milliseconds, and never off one that does: package live
+// Package reroute moves traffic off a link that does not work, in tens of milliseconds, and never off one that does: package liveness
 // finds out, package protect sends packets another way by segments (SRv6), package plan says which, package bfd speaks with
 // neighbours that know nothing of weir. All of it happens in the kernel; this package is what the host sees.
 package reroute
@@ -14,14 +14,14 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/feature/reroute/bfd/peers"
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
 )
 
 // Name is the feature's name: pin directory, config key, CLI noun.
-const Name = live.Name
+const Name = liveness.Name
 
 // Feature is rerouting as host sees it.
 type Feature struct{}
@@ -41,11 +41,11 @@ func (Feature) Name() string { return Name }
 // Needs implements feature.Feature: those of both parts, each once.
 func (Feature) Needs(c Config) []kernel.Need {
 	out := protect.Needs(c.protection())
-	var sessions live.Config
+	var sessions liveness.Config
 	for _, l := range c.liveness() {
 		sessions.Sessions = append(sessions.Sessions, l.Sessions...)
 	}
-	wants := live.Needs(sessions)
+	wants := liveness.Needs(sessions)
 	if len(c.neighbours()) > 0 {
 		wants = append(wants, engine.Needs()...)
 	}
@@ -62,16 +62,16 @@ func (Feature) Needs(c Config) []kernel.Need {
 
 // State is what the pins say.
 type State struct {
-	Paths    []protect.PathState  `json:"paths"`    // none, not nil, as in other states: scripts go through them
-	Sessions []live.SessionState  `json:"sessions"` // the same
-	BFD      []peers.SessionState `json:"bfd,omitempty"`
-	Loops    []live.LoopState     `json:"loops,omitempty"`
+	Paths    []protect.PathState       `json:"paths"`    // none, not nil, as in other states: scripts go through them
+	Sessions []liveness.SessionState   `json:"sessions"` // the same
+	BFD      []peers.SessionState      `json:"bfd,omitempty"`
+	Loops    []liveness.TimerLoopState `json:"loops,omitempty"`
 	// Strangers are packets that look like probes and are of no session, by reason.
 	Strangers  map[string]uint64    `json:"strangers,omitempty"`
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
 
 	protect protect.State
-	live    live.State
+	live    liveness.State
 	peers   peers.State
 }
 
@@ -84,13 +84,13 @@ func ReadState(ctx context.Context, r *kernel.Root) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	l, err := live.ReadState(ctx, r)
+	l, err := liveness.ReadState(ctx, r)
 	if err != nil {
 		return State{}, err
 	}
 	b, err := peers.ReadState(r)
 	unreadable := slices.Concat(p.Unreadable, l.Unreadable, b.Unreadable)
-	return State{Unreadable: unreadable, Paths: append([]protect.PathState{}, p.Paths...), Sessions: append([]live.SessionState{}, l.Sessions...), BFD: b.Sessions, Loops: l.Loops, Strangers: l.Strangers, protect: p, live: l, peers: b}, err
+	return State{Unreadable: unreadable, Paths: append([]protect.PathState{}, p.Paths...), Sessions: append([]liveness.SessionState{}, l.Sessions...), BFD: b.Sessions, Loops: l.Loops, Strangers: l.UnknownSources, protect: p, live: l, peers: b}, err
 }
 
 // State implements feature.Feature.
@@ -102,7 +102,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 	if err != nil {
 		return plan, err
 	}
-	sessions, err := live.PlanAll(ctx, have.live, want.liveness())
+	sessions, err := liveness.PlanAll(ctx, have.live, want.liveness())
 	if err != nil {
 		return plan, err
 	}
@@ -116,12 +116,12 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 
 // Remove implements feature.Feature. Liveness goes first: its words would have traffic rerouted until the end.
 func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
-	return errors.Join(peers.Remove(ctx, l), live.Remove(ctx, l), protect.Remove(ctx, l))
+	return errors.Join(peers.Remove(ctx, l), liveness.Remove(ctx, l), protect.Remove(ctx, l))
 }
 
 // Recover implements feature.Recoverer.
 func (Feature) Recover(l *kernel.WriteLock) error {
-	return errors.Join(protect.Recover(l), live.Recover(l))
+	return errors.Join(protect.Recover(l), liveness.Recover(l))
 }
 
 // PlanUpgrade implements feature.Upgrader.
@@ -130,7 +130,7 @@ func (Feature) PlanUpgrade(ctx context.Context, r *kernel.Root) (feature.Plan, e
 	if err != nil {
 		return plan, err
 	}
-	sessions, err := live.PlanUpgrade(ctx, r)
+	sessions, err := liveness.PlanUpgrade(ctx, r)
 	if err != nil {
 		return plan, err
 	}
@@ -147,7 +147,7 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var all sync.WaitGroup
-	parts := []func(context.Context, *kernel.Root, feature.Logger) error{live.Run, protect.Run, peers.Run, tell, removeGone}
+	parts := []func(context.Context, *kernel.Root, feature.Logger) error{liveness.Run, protect.Run, peers.Run, tell, removeGone}
 	errs := make([]error, len(parts))
 	for i, run := range parts {
 		all.Go(func() {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -67,5 +67,5 @@ func dropGone(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 		return "", kernel.ErrNotExist
 	}
 	return fmt.Sprintf("removed: its network namespace is gone, net:[%s]", i.Scope),
-		errors.Join(engine.RemoveOf(l, i.Scope), live.DropGone(l, i.Scope), protect.DropGone(l, i.Scope))
+		errors.Join(engine.RemoveOf(l, i.Scope), liveness.DropGone(l, i.Scope), protect.DropGone(l, i.Scope))
 }

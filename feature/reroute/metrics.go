@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/peers"
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/internal/scrape"
 	"github.com/weir-project/weir/kernel"
@@ -121,15 +121,15 @@ func path(p protect.PathState, out send) {
 	out(problemDesc, prometheus.GaugeValue, feature.Gauge(len(p.Problems) > 0 || !p.Attached), p.Name, p.Netns)
 }
 
-func session(s live.SessionState, out send) {
-	out(phaseDesc, prometheus.GaugeValue, feature.Gauge(s.Phase == live.Up), s.Name, s.Netns, s.Device)
-	for name, way := range map[string]live.Direction{"out": s.Out, "in": s.In} {
-		if way != live.Unknown {
-			out(wayDesc, prometheus.GaugeValue, feature.Gauge(way == live.Works), s.Name, s.Netns, name)
+func session(s liveness.SessionState, out send) {
+	out(phaseDesc, prometheus.GaugeValue, feature.Gauge(s.Phase == liveness.Up), s.Name, s.Netns, s.Device)
+	for name, way := range map[string]liveness.Direction{"out": s.Out, "in": s.In} {
+		if way != liveness.Unknown {
+			out(wayDesc, prometheus.GaugeValue, feature.Gauge(way == liveness.Works), s.Name, s.Netns, name)
 		}
 	}
 	out(flapsDesc, prometheus.CounterValue, float64(s.Flaps), s.Name, s.Netns)
-	for judge, j := range map[string]*live.Judgement{"sender": s.Sender, "peer": s.Peer} {
+	for judge, j := range map[string]*liveness.Judgement{"sender": s.Sender, "peer": s.Peer} {
 		if j != nil {
 			out(grantedDesc, prometheus.CounterValue, float64(j.Granted), s.Name, s.Netns, judge)
 		}
@@ -163,7 +163,7 @@ func neighbour(s peers.SessionState, out send) {
 	}
 }
 
-func loop(l live.LoopState, out send) {
+func loop(l liveness.TimerLoopState, out send) {
 	cpu := strconv.Itoa(l.CPU)
 	out(stallsDesc, prometheus.CounterValue, float64(l.Stalls), l.Netns, cpu)
 	out(longestDesc, prometheus.GaugeValue, l.Longest.Seconds(), l.Netns, cpu)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute/bfd"
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/internal/netns"
 )
@@ -119,7 +119,7 @@ func unjudged(p protect.PathState, have State, want Config, ns namespacesByRef) 
 	}
 	gone := ""
 	for _, s := range have.Sessions {
-		if s.Device != p.Device || s.Netns != p.Netns || s.Phase != live.Down {
+		if s.Device != p.Device || s.Netns != p.Netns || s.Phase != liveness.Down {
 			continue
 		}
 		if slices.ContainsFunc(want.Paths, func(w Path) bool { return same(w, s.Name) && w.Probe != nil && !w.Probe.Observe }) {

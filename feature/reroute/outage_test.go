@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/kernel"
 )
@@ -34,7 +34,7 @@ func TestOutages(t *testing.T) {
 	w.apply(text)
 	w.eventually("both ends are up", func() bool {
 		st := w.state()
-		return len(st.Sessions) == 2 && st.Sessions[0].Phase == live.Up && st.Sessions[1].Phase == live.Up
+		return len(st.Sessions) == 2 && st.Sessions[0].Phase == liveness.Up && st.Sessions[1].Phase == liveness.Up
 	})
 	if got := w.outages("reroute: []"); got != "" {
 		t.Errorf("of links that are used: %s", got)

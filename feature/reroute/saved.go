@@ -10,7 +10,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute/bfd/peers"
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -20,9 +20,9 @@ var _ feature.Restorer = Feature{}
 
 // saved is rerouting as its pins describe it, by network namespace.
 type saved struct {
-	Protect []protect.Saved `json:"protect,omitempty"`
-	Live    []live.Saved    `json:"live,omitempty"`
-	Peers   []peers.Saved   `json:"peers,omitempty"`
+	Protect  []protect.Saved  `json:"protect,omitempty"`
+	Liveness []liveness.Saved `json:"liveness,omitempty"`
+	Peers    []peers.Saved    `json:"peers,omitempty"`
 }
 
 // Save implements feature.Restorer. Keys stay in their files: a restore reads them again.
@@ -62,8 +62,8 @@ func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, text []byte) (pl
 			}
 		}
 	}
-	var sessions []live.Config
-	for _, l := range s.Live {
+	var sessions []liveness.Config
+	for _, l := range s.Liveness {
 		var there bool
 		if l.Config.Netns, there = find(l.Config.Netns, l.ID, "liveness"); there {
 			sessions = append(sessions, l.Config)
@@ -83,7 +83,7 @@ func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, text []byte) (pl
 	if err != nil {
 		return plan, err
 	}
-	b, err := live.PlanAll(ctx, have.live, sessions)
+	b, err := liveness.PlanAll(ctx, have.live, sessions)
 	if err != nil {
 		return plan, err
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/kernel"
 )
@@ -16,21 +16,21 @@ import (
 // tell logs what the kernel finds of links, and what becomes of the paths over them: in the first weeks, when paths are shadows,
 // this is how one sees what would have been done. What was found while no process ran is told late, with its time.
 func tell(ctx context.Context, r *kernel.Root, log feature.Logger) error {
-	live.AllEvents(ctx, r, func(e live.SessionEvent) {
+	liveness.AllEvents(ctx, r, func(e liveness.SessionEvent) {
 		say, msg := log.Info, "link is up"
 		switch {
-		case e.Phase == live.Down && e.Ended:
+		case e.Phase == liveness.Down && e.Ended:
 			say, msg = log.Warn, "the other end has ended its session: the link was found down before and stays down until probes are answered again"
-		case e.Phase == live.Down:
+		case e.Phase == liveness.Down:
 			say, msg = log.Warn, "link is down"
-		case e.Phase == live.Init:
+		case e.Phase == liveness.Init:
 			msg = "the other end has ended its session: the link is used, unprobed"
 		}
 		args := []any{"session", e.Session.Name, "interface", e.Session.Device}
 		if e.Netns != "" {
 			args = append(args, "netns", e.Netns)
 		}
-		if e.Phase == live.Down && !e.Ended {
+		if e.Phase == liveness.Down && !e.Ended {
 			args = append(args, "reason", reason(e))
 		}
 		if at := e.At(); time.Since(at) > late {
@@ -47,7 +47,7 @@ func tell(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 // late is after how long a finding's own time is worth telling.
 const late = time.Second
 
-func reason(e live.SessionEvent) string {
+func reason(e liveness.SessionEvent) string {
 	if e.ByPeer {
 		return "the other end's probes are missing"
 	}
@@ -55,9 +55,9 @@ func reason(e live.SessionEvent) string {
 }
 
 // affected says of each path over a session's link what a change of it does, "" if there is none.
-func affected(ctx context.Context, r *kernel.Root, e live.SessionEvent) string {
+func affected(ctx context.Context, r *kernel.Root, e liveness.SessionEvent) string {
 	st, err := protect.ReadState(ctx, r)
-	if err != nil || e.Phase == live.Init {
+	if err != nil || e.Phase == liveness.Init {
 		return ""
 	}
 	var out []string
@@ -70,13 +70,13 @@ func affected(ctx context.Context, r *kernel.Root, e live.SessionEvent) string {
 	return strings.Join(out, ", ")
 }
 
-func effect(p protect.PathState, e live.SessionEvent) string {
+func effect(p protect.PathState, e liveness.SessionEvent) string {
 	switch {
 	case e.Session.Observe:
 		return "as before, for the session only observes"
-	case e.Phase == live.Down && p.Shadow:
+	case e.Phase == liveness.Down && p.Shadow:
 		return "would be rerouted (shadow)"
-	case e.Phase == live.Down:
+	case e.Phase == liveness.Down:
 		return "rerouted"
 	case p.Down:
 		return "still rerouted"

@@ -24,7 +24,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -335,7 +335,7 @@ func TestWhole(t *testing.T) {
 	defer stop()
 	up := func() bool {
 		st := w.state()
-		return len(st.Sessions) == 2 && st.Sessions[0].Phase == live.Up && st.Sessions[1].Phase == live.Up
+		return len(st.Sessions) == 2 && st.Sessions[0].Phase == liveness.Up && st.Sessions[1].Phase == liveness.Up
 	}
 	w.eventually("both ends are up", up)
 	s := w.stream()
@@ -370,8 +370,8 @@ func TestWhole(t *testing.T) {
 		w.flows(s)
 		// Which way it is says what was heard in the last few intervals: nothing, if this machine stood still.
 		w.eventually("both ends know which way is cut", func() bool {
-			return !slices.ContainsFunc(w.state().Sessions, func(x live.SessionState) bool {
-				return x.Device == "r12" && x.Out != live.Broken || x.Device == "r21" && x.In != live.Broken
+			return !slices.ContainsFunc(w.state().Sessions, func(x liveness.SessionState) bool {
+				return x.Device == "r12" && x.Out != liveness.Broken || x.Device == "r21" && x.In != liveness.Broken
 			})
 		})
 		a.Close()

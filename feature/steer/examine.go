@@ -60,7 +60,7 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 				add(slot.Describe(), "")
 			}
 		}
-		s.ExamineLive(ctx, add)
+		s.ExamineOverrides(ctx, add)
 		examineDevices(s, add)
 		if devices, _, err := s.Devices(r); err == nil {
 			examinePmacct(s, ctx, devices, add)

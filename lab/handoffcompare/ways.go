@@ -91,7 +91,7 @@ func (w *world) startWeir(_ context.Context, n int) (func() error, error) {
 	return func() error {
 		defer f.Close()
 		c, err := f.Counts()
-		w.dropped += c.Mute + c.NoBackend + c.NoReset + c.Stranger + c.Full
+		w.dropped += c.Mute + c.NoBackend + c.NoReset + c.UnknownSource + c.Full
 		return err
 	}, nil
 }

@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/lab"
 )
@@ -19,7 +19,7 @@ import (
 // event is a change of a judgement, at r1 or at r2.
 type event struct {
 	near bool // r1
-	live.Event
+	liveness.Event
 }
 
 // verdict is who says of which session that it is down.
@@ -35,7 +35,7 @@ func (x *experiment) listen(ctx context.Context) error {
 	x.env.OnClose(cancel)
 	for near, ns := range map[bool]*netns.Handle{true: x.world.r1, false: x.world.r2} {
 		go func() {
-			err := live.Events(ctx, x.world.root, ns.Inode(), func(e live.Event) bool {
+			err := liveness.Events(ctx, x.world.root, ns.Inode(), func(e liveness.Event) bool {
 				x.events <- event{near, e}
 				return true
 			})
@@ -67,7 +67,7 @@ func (x *experiment) verdicts(moment uint64) map[verdict]time.Duration {
 		select {
 		case e := <-x.events:
 			v := verdict{e.near, e.ID}
-			if _, known := out[v]; e.Phase == live.Down && e.Time >= moment && !known {
+			if _, known := out[v]; e.Phase == liveness.Down && e.Time >= moment && !known {
 				out[v] = time.Duration(e.Time - moment)
 			}
 		case <-late:

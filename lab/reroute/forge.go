@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/internal/netns"
 )
 
@@ -42,7 +42,7 @@ func (x *experiment) forge(ctx context.Context) error {
 	if _, err := x.world.main.cut(true, true); err != nil {
 		return err
 	}
-	down := func(s live.SessionState) bool { return s.Name != "main" || s.Phase == live.Down }
+	down := func(s liveness.SessionState) bool { return s.Name != "main" || s.Phase == liveness.Down }
 	if err := x.world.all(ctx, "both ends know that the main link is cut", down); err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func (x *experiment) forge(ctx context.Context) error {
 			return err
 		}
 		for i := range now {
-			if now[i].Phase != live.Down || now[i].Answered != before[i].Answered || now[i].Heard != before[i].Heard {
+			if now[i].Phase != liveness.Down || now[i].Answered != before[i].Answered || now[i].Heard != before[i].Heard {
 				changed++
 				x.result.Note("believed: %s, answered %d and %d, heard %d and %d", now[i], before[i].Answered, now[i].Answered, before[i].Heard, now[i].Heard)
 				before[i] = now[i]
@@ -91,8 +91,8 @@ func (x *experiment) forge(ctx context.Context) error {
 	return x.world.all(ctx, "both links are up again", up)
 }
 
-func (x *experiment) mainSessions(ctx context.Context) (out []live.SessionState, err error) {
-	st, err := live.ReadState(ctx, x.world.root)
+func (x *experiment) mainSessions(ctx context.Context) (out []liveness.SessionState, err error) {
+	st, err := liveness.ReadState(ctx, x.world.root)
 	for _, s := range st.Sessions {
 		if s.Name == "main" {
 			out = append(out, s)

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/lab"
 )
 
@@ -87,7 +87,7 @@ func runExperiment(ctx context.Context, e *lab.Env, r *lab.Result) error {
 }
 
 // calm is for how long of a cut the host may stand still at most, at a stretch, for the cut to count as one of a host that runs:
-// after more a session puts its verdict off (LIVE_LATE), and does so again each time.
+// after more a session puts its verdict off (LIVENESS_LATE), and does so again each time.
 const calm = 1500 * time.Microsecond
 
 // stalls sets beside the longest detection for how long of it the host stood still, and what the longest is of the cuts in
@@ -219,12 +219,12 @@ func (x *experiment) direction(ctx context.Context, c cut) (bool, error) {
 		hears = x.world.names[x.world.r2]
 	}
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
-		st, err := live.ReadState(ctx, x.world.root)
+		st, err := liveness.ReadState(ctx, x.world.root)
 		if err != nil {
 			return false, err
 		}
 		for _, s := range st.Sessions {
-			if s.Name == "main" && s.Netns == hears && s.In == live.Works && s.Out == live.Broken {
+			if s.Name == "main" && s.Netns == hears && s.In == liveness.Works && s.Out == liveness.Broken {
 				return true, nil
 			}
 		}

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute"
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/kernel"
@@ -147,9 +147,9 @@ reroute:
 }
 
 // all waits until each session of either end is as it should be.
-func (w *world) all(ctx context.Context, what string, ok func(s live.SessionState) bool) error {
+func (w *world) all(ctx context.Context, what string, ok func(s liveness.SessionState) bool) error {
 	for end := time.Now().Add(60 * time.Second); ; {
-		st, err := live.ReadState(ctx, w.root)
+		st, err := liveness.ReadState(ctx, w.root)
 		if err != nil {
 			return err
 		}
@@ -171,4 +171,4 @@ func (w *world) all(ctx context.Context, what string, ok func(s live.SessionStat
 	}
 }
 
-func up(s live.SessionState) bool { return s.Phase == live.Up }
+func up(s liveness.SessionState) bool { return s.Phase == liveness.Up }

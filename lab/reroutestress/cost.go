@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -27,7 +27,7 @@ func (x *experiment) cost(ctx context.Context) error {
 	if err := errors.Join(x.endBFD(ctx), x.world.only(ctx, nil, nil)); err != nil {
 		return err
 	}
-	var near, far []live.Session
+	var near, far []liveness.Session
 	for i := range many {
 		n, f := x.world.session(fmt.Sprint("many", i), uint32(100+i), linkMany, 10*time.Millisecond)
 		n.Observe, f.Observe = i > 0, i > 0
@@ -87,10 +87,10 @@ func (x *experiment) without(ctx context.Context) (s share, err error) {
 	return s, errors.Join(err, x.world.mend(ctx), x.waitBeats(ctx), x.world.serve.Signal(syscall.SIGCONT))
 }
 
-// silence has the clockworks of both ends (struct live_metronome) say that there are no loops: their packets end at the next tick.
+// silence has the clockworks of both ends (struct liveness_tick_source) say that there are no loops: their packets end at the next tick.
 func (w *world) silence() error {
 	for _, ns := range []*netns.Handle{w.near, w.far} {
-		i := kernel.Instance{Scope: fmt.Sprint(ns.Inode()), Feature: live.Name, Name: "@live"}
+		i := kernel.Instance{Scope: fmt.Sprint(ns.Inode()), Feature: liveness.Name, Name: "@liveness"}
 		o, err := w.root.OpenMapsForWriting(i, "clockwork")
 		if err != nil {
 			return err
@@ -115,17 +115,17 @@ func (w *world) mend(ctx context.Context) error {
 		return err
 	}
 	defer l.Unlock()
-	return live.Recover(l)
+	return liveness.Recover(l)
 }
 
 // waitBeats waits until they do.
 func (x *experiment) waitBeats(ctx context.Context) error {
 	for end := time.Now().Add(60 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		st, err := live.ReadState(ctx, x.world.root)
+		st, err := liveness.ReadState(ctx, x.world.root)
 		if err != nil {
 			return err
 		}
-		if !slices.ContainsFunc(st.Loops, func(l live.LoopState) bool { return l.Silent > 50*time.Millisecond }) && len(st.Loops) > 0 {
+		if !slices.ContainsFunc(st.Loops, func(l liveness.TimerLoopState) bool { return l.Silent > 50*time.Millisecond }) && len(st.Loops) > 0 {
 			return nil
 		}
 		if time.Now().After(end) {
@@ -135,7 +135,7 @@ func (x *experiment) waitBeats(ctx context.Context) error {
 }
 
 // only has both ends probe these sessions and no others.
-func (w *world) only(ctx context.Context, near, far []live.Session) error {
+func (w *world) only(ctx context.Context, near, far []liveness.Session) error {
 	return errors.Join(w.apply(ctx, w.nearNS, 0, near...), w.apply(ctx, w.farNS, 1, far...))
 }
 

@@ -10,7 +10,7 @@ import (
 	"os"
 
 	"github.com/weir-project/weir/feature/reroute/bfd/peers"
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -26,7 +26,7 @@ func Play() {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	root := kernel.OpenRoot(os.Args[2])
 	ended := make(chan error)
-	go func() { ended <- live.Run(context.Background(), root, log) }()
+	go func() { ended <- liveness.Run(context.Background(), root, log) }()
 	go func() { ended <- peers.Run(context.Background(), root, log) }()
 	if err := errors.Join(<-ended, <-ended); err != nil {
 		fmt.Fprintln(os.Stderr, "supervising liveness:", err)

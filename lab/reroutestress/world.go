@@ -16,7 +16,7 @@ import (
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/peers"
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/internal/ethtool"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -74,7 +74,7 @@ func (l link) addr4(end int) netip.Addr {
 func (l link) function() netip.Addr { return netip.MustParseAddr(fmt.Sprintf("fc00:2:%d::bf", l+1)) }
 
 func newWorld(e *lab.Env) (w *world, err error) {
-	if err := kernel.Require(live.Needs(live.Config{Sessions: []live.Session{{Mode: live.Active}}})); err != nil {
+	if err := kernel.Require(liveness.Needs(liveness.Config{Sessions: []liveness.Session{{Mode: liveness.Active}}})); err != nil {
 		return nil, err
 	}
 	w = &world{env: e, root: kernel.OpenRoot(e.Root)}
@@ -136,10 +136,10 @@ func (w *world) cable(l link) error {
 }
 
 // session is one of a link, at its near end.
-func (w *world) session(name string, id uint32, l link, interval time.Duration) (near, far live.Session) {
-	near = live.Session{Name: name, ID: id, Mode: live.Sender, Device: l.device(), Peer: l.function(), Via: l.addr(2), Source: l.addr(1),
+func (w *world) session(name string, id uint32, l link, interval time.Duration) (near, far liveness.Session) {
+	near = liveness.Session{Name: name, ID: id, Mode: liveness.Sender, Device: l.device(), Peer: l.function(), Via: l.addr(2), Source: l.addr(1),
 		Interval: interval, Multiplier: 3, KeyFile: w.key, StableFor: 100 * time.Millisecond, StableMax: time.Second}
-	far = live.Session{Name: name, ID: id, Mode: live.Passive, Device: l.device(), Function: l.function(), Interval: interval, Multiplier: 3,
+	far = liveness.Session{Name: name, ID: id, Mode: liveness.Passive, Device: l.device(), Function: l.function(), Interval: interval, Multiplier: 3,
 		KeyFile: w.key, StableFor: near.StableFor, StableMax: near.StableMax}
 	return near, far
 }
@@ -180,14 +180,14 @@ func (w *world) configure(ctx context.Context) error {
 		}
 		defer l.Unlock()
 		_ = peers.Remove(context.Background(), l)
-		_ = live.Remove(context.Background(), l) // the namespaces take the rest with them
+		_ = liveness.Remove(context.Background(), l) // the namespaces take the rest with them
 	})
 	p, err := w.env.Start(lab.Command{Path: w.env.Self(), Args: []string{serveArg, w.env.Root}})
 	w.serve = p
 	return err
 }
 
-func (w *world) apply(ctx context.Context, ns string, shift int, sessions ...live.Session) error {
+func (w *world) apply(ctx context.Context, ns string, shift int, sessions ...liveness.Session) error {
 	order, err := cpus(shift)
 	if err != nil {
 		return err
@@ -197,15 +197,15 @@ func (w *world) apply(ctx context.Context, ns string, shift int, sessions ...liv
 		return err
 	}
 	defer l.Unlock()
-	st, err := live.ReadState(ctx, w.root)
+	st, err := liveness.ReadState(ctx, w.root)
 	if err != nil {
 		return err
 	}
-	p, err := live.Plan(ctx, st, live.Config{Netns: ns, Sessions: sessions, CPUs: order})
+	p, err := liveness.Plan(ctx, st, liveness.Config{Netns: ns, Sessions: sessions, CPUs: order})
 	if err != nil {
 		return err
 	}
-	return live.Apply(ctx, l, p)
+	return liveness.Apply(ctx, l, p)
 }
 
 // applyBFD has both ends run a session of BFD, 10 ms × 3.
@@ -236,7 +236,7 @@ func (w *world) applyBFD(ctx context.Context) error {
 }
 
 // metricOf is what a session's downs are counted as.
-func metricOf(s live.SessionState) (name string, j *live.Judgement) {
+func metricOf(s liveness.SessionState) (name string, j *liveness.Judgement) {
 	switch {
 	case s.Name == "10x3" && s.Sender != nil:
 		return metricMaster, s.Sender
@@ -252,7 +252,7 @@ func metricOf(s live.SessionState) (name string, j *live.Judgement) {
 
 // downs is how often each side was down so far.
 func (w *world) downs(ctx context.Context) (map[string]float64, error) {
-	st, err := live.ReadState(ctx, w.root)
+	st, err := liveness.ReadState(ctx, w.root)
 	if err != nil {
 		return nil, err
 	}
@@ -280,7 +280,7 @@ func (w *world) downs(ctx context.Context) (map[string]float64, error) {
 
 // sent is how many probes both sessions have sent.
 func (w *world) sent(ctx context.Context) (n uint64, err error) {
-	st, err := live.ReadState(ctx, w.root)
+	st, err := liveness.ReadState(ctx, w.root)
 	for _, s := range st.Sessions {
 		n += uint64(s.Sent)
 	}
@@ -289,12 +289,12 @@ func (w *world) sent(ctx context.Context) (n uint64, err error) {
 
 // up says which session of weir's is not up.
 func (w *world) up(ctx context.Context) error {
-	st, err := live.ReadState(ctx, w.root)
+	st, err := liveness.ReadState(ctx, w.root)
 	if err != nil {
 		return err
 	}
 	for _, s := range st.Sessions {
-		if s.Phase != live.Up {
+		if s.Phase != liveness.Up {
 			return fmt.Errorf("weir: %s", s)
 		}
 	}
@@ -312,10 +312,10 @@ func (w *world) up(ctx context.Context) error {
 
 // describe says how sessions and loops fared.
 func (w *world) describe(ctx context.Context) (lines []string, err error) {
-	st, err := live.ReadState(ctx, w.root)
+	st, err := liveness.ReadState(ctx, w.root)
 	for _, s := range st.Sessions {
 		granted := uint32(0)
-		for _, j := range []*live.Judgement{s.Sender, s.Peer} {
+		for _, j := range []*liveness.Judgement{s.Sender, s.Peer} {
 			if j != nil {
 				granted += j.Granted
 			}

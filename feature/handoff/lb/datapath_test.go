@@ -56,7 +56,7 @@ func TestSpread(t *testing.T) {
 		}
 	}
 	c, err := f.Counts()
-	if err != nil || c.Learned != 80 || c.Mute+c.NoBackend+c.Stranger+c.Full != 0 {
+	if err != nil || c.Learned != 80 || c.Mute+c.NoBackend+c.UnknownSource+c.Full != 0 {
 		t.Errorf("%+v, %v", c, err)
 	}
 }

@@ -35,7 +35,7 @@ func TestTunnelOfStranger(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if c.Stranger > 0 {
+				if c.UnknownSource > 0 {
 					return
 				}
 				if time.Now().After(end) {

@@ -112,7 +112,7 @@ func (s Status) collect(ch chan<- prometheus.Metric) {
 	n := s.Counts
 	value(learnedDesc, prometheus.CounterValue, float64(n.Learned))
 	for verdict, v := range map[string]uint64{"to_backend": n.In, "to_client": n.Out, "buffered": n.Buffered, "late": n.Late, "icmp_error": n.ICMP,
-		"too_big": n.Big, "dropped_other_owner": n.Mute, "dropped_reset": n.NoReset, "dropped_no_backend": n.NoBackend, "dropped_stranger": n.Stranger,
+		"too_big": n.Big, "dropped_other_owner": n.Mute, "dropped_reset": n.NoReset, "dropped_no_backend": n.NoBackend, "dropped_stranger": n.UnknownSource,
 		"dropped_fragment": n.Fragment, "dropped_awaited": n.Awaited, "unlearned": n.Full} {
 		value(packetsDesc, prometheus.CounterValue, float64(v), verdict)
 	}

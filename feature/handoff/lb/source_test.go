@@ -235,7 +235,7 @@ func TestPacketTooBig(t *testing.T) {
 			echoMuch(t, dial(t, sc.client, at))
 		}
 		after, err := sc.f.Counts()
-		if err != nil || after.ICMP == before.ICMP || after.Mute+after.Stranger+after.NoBackend != 0 {
+		if err != nil || after.ICMP == before.ICMP || after.Mute+after.UnknownSource+after.NoBackend != 0 {
 			t.Errorf("%s: %+v, %v: before %d errors", at, after, err, before.ICMP)
 		}
 	}

@@ -150,7 +150,7 @@ func TestTunnel(t *testing.T) {
 				}
 				echoMuch(t, dial(t, sc.client, at))
 			}
-			if c, err := sc.f.Counts(); err != nil || c.Mute+c.NoBackend+c.Stranger+c.Full+c.Big != 0 {
+			if c, err := sc.f.Counts(); err != nil || c.Mute+c.NoBackend+c.UnknownSource+c.Full+c.Big != 0 {
 				t.Errorf("%+v, %v", c, err)
 			}
 		})

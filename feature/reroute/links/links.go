@@ -25,7 +25,7 @@ const Mark = 0x77656972
 
 // LeaveProgram is liveness' program where packets leave by a device. It changes nothing but the link address of a neighbour that has
 // moved.
-const LeaveProgram = "live_leave"
+const LeaveProgram = "liveness_leave"
 
 // Reason is a bit set of why a link is not to be used. Each has a byte of the link's word, at the place of its bit.
 type Reason uint8
@@ -37,12 +37,12 @@ const (
 	Drain                      // an operator takes the link out of use
 )
 
-// Word is a link's word, its bytes in the order of the reasons; zero while the link may be used. Where the map is mapped, words are
+// State is a link's word, its bytes in the order of the reasons; zero while the link may be used. Where the map is mapped, words are
 // eight bytes apart (array_map_alloc, kernel/bpf/arraymap.c).
-type Word [4]byte
+type State [4]byte
 
 // Reasons says why the link is not to be used; 0: it may be.
-func (w Word) Reasons() (r Reason) {
+func (w State) Reasons() (r Reason) {
 	for i, b := range w {
 		if b != 0 {
 			r |= 1 << i

@@ -5,7 +5,7 @@ package links
 import "testing"
 
 func TestReasons(t *testing.T) {
-	for w, want := range map[Word]Reason{{}: 0, {1}: Probe, {0, 7}: Carrier, {1, 0, 255}: Probe | Drain} {
+	for w, want := range map[State]Reason{{}: 0, {1}: Probe, {0, 7}: Carrier, {1, 0, 255}: Probe | Drain} {
 		if got := w.Reasons(); got != want {
 			t.Errorf("%v: %b, want %b", w, got, want)
 		}

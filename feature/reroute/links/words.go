@@ -12,7 +12,7 @@ import (
 // Places of protection's bytes in a link's word (links.h), and how far apart words are: an array's elements begin at multiples
 // of eight bytes (array_map_alloc in kernel/bpf/arraymap.c).
 const (
-	WordSize    = 8
+	StateSize   = 8
 	CarrierByte = 1
 	DrainByte   = 2
 )
@@ -22,7 +22,7 @@ type Words []byte
 
 // MapWords maps the words. Close unmaps them.
 func MapWords(m *ebpf.Map) (Words, error) {
-	memory, err := unix.Mmap(m.FD(), 0, Slots*WordSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	memory, err := unix.Mmap(m.FD(), 0, Slots*StateSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("mapping the words of links: %w", err)
 	}
@@ -38,14 +38,14 @@ func (w Words) Set(slot uint32, at int, on bool) bool {
 	if on {
 		v = 1
 	}
-	b := &w[int(slot)*WordSize+at]
+	b := &w[int(slot)*StateSize+at]
 	was := *b
 	*b = v
 	return was != v
 }
 
 // Get is the word of a link.
-func (w Words) Get(slot uint32) (v Word) {
-	copy(v[:], w[int(slot)*WordSize:])
+func (w Words) Get(slot uint32) (v State) {
+	copy(v[:], w[int(slot)*StateSize:])
 	return v
 }

@@ -88,7 +88,7 @@ func TestProgram(t *testing.T) {
 
 	for name, c := range map[string]struct {
 		repairs []bpf.ProtectRerouteRepair
-		words   map[uint32]links.Word
+		words   map[uint32]links.State
 		in      []byte
 		mark    uint32
 		ret     uint32
@@ -96,25 +96,25 @@ func TestProgram(t *testing.T) {
 		count   string // of path 1
 	}{
 		"up":                     {repairs: []bpf.ProtectRerouteRepair{repair}, in: frame, ret: actNext},
-		"probe":                  {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: frame, ret: actRedirect, out: outer6 + text(frame[14:]), count: "packets 1"},
-		"carrier":                {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {0, 1}}, in: frame, ret: actRedirect, out: outer6 + text(frame[14:]), count: "packets 1"},
-		"drain":                  {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {0, 0, 1}}, in: frame, ret: actRedirect, out: outer6 + text(frame[14:]), count: "packets 1"},
-		"another link is down":   {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{2: {1}}, in: frame, ret: actNext},
-		"nothing is configured":  {words: map[uint32]links.Word{1: {1}}, in: frame, ret: actNext},
-		"IPv4, traffic class":    {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: v4, ret: actRedirect, out: outer4 + text(v4[14:]), count: "packets 1"},
-		"inline":                 {repairs: []bpf.ProtectRerouteRepair{inline}, words: map[uint32]links.Word{1: {1}}, in: frame, ret: actRedirect, out: own + text(frame[54:]), count: "packets 1"},
-		"shadow":                 {repairs: []bpf.ProtectRerouteRepair{shadow}, words: map[uint32]links.Word{1: {1}}, in: frame, ret: actNext, count: "shadow 1"},
-		"not for its protocol":   {repairs: []bpf.ProtectRerouteRepair{only4}, words: map[uint32]links.Word{1: {1}}, in: frame, ret: actNext, count: "none 1"},
-		"the backup is down":     {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}, 7: {0, 1}}, in: frame, ret: actDrop, count: "stuck 1"},
-		"the second is taken":    {repairs: []bpf.ProtectRerouteRepair{second, inline8(inline)}, words: map[uint32]links.Word{1: {1}, 7: {0, 1}}, in: frame, ret: actRedirect, out: own + text(frame[54:]), count: "packets 1, next 1"},
-		"too big, nobody to say": {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fd00:d::2", 53, 63, 1400), ret: actDrop, count: "lost 1"},
-		"just fits":              {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fd00:d::2", 53, 63, 1436-48), ret: actRedirect, count: "packets 1", out: "-"},
-		"multicast":              {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("ff02::5", 53, 63, 4), ret: actNext, count: "exempt 1"},
-		"link-local":             {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fe80::5", 53, 63, 4), ret: actNext, count: "exempt 1"},
-		"BFD":                    {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fd00:d::2", 3784, 255, 4), ret: actNext, count: "exempt 1"},
-		"BFD over several hops":  {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fd00:d::2", 3784, 63, 4), ret: actRedirect, count: "packets 1", out: "-"},
-		"a probe":                {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: frame, mark: links.Mark, ret: actNext, count: "exempt 1"},
-		"ARP":                    {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: append(append(make([]byte, 12), 8, 6), make([]byte, 46)...), ret: actNext},
+		"probe":                  {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.State{1: {1}}, in: frame, ret: actRedirect, out: outer6 + text(frame[14:]), count: "packets 1"},
+		"carrier":                {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.State{1: {0, 1}}, in: frame, ret: actRedirect, out: outer6 + text(frame[14:]), count: "packets 1"},
+		"drain":                  {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.State{1: {0, 0, 1}}, in: frame, ret: actRedirect, out: outer6 + text(frame[14:]), count: "packets 1"},
+		"another link is down":   {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.State{2: {1}}, in: frame, ret: actNext},
+		"nothing is configured":  {words: map[uint32]links.State{1: {1}}, in: frame, ret: actNext},
+		"IPv4, traffic class":    {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.State{1: {1}}, in: v4, ret: actRedirect, out: outer4 + text(v4[14:]), count: "packets 1"},
+		"inline":                 {repairs: []bpf.ProtectRerouteRepair{inline}, words: map[uint32]links.State{1: {1}}, in: frame, ret: actRedirect, out: own + text(frame[54:]), count: "packets 1"},
+		"shadow":                 {repairs: []bpf.ProtectRerouteRepair{shadow}, words: map[uint32]links.State{1: {1}}, in: frame, ret: actNext, count: "shadow 1"},
+		"not for its protocol":   {repairs: []bpf.ProtectRerouteRepair{only4}, words: map[uint32]links.State{1: {1}}, in: frame, ret: actNext, count: "none 1"},
+		"the backup is down":     {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.State{1: {1}, 7: {0, 1}}, in: frame, ret: actDrop, count: "stuck 1"},
+		"the second is taken":    {repairs: []bpf.ProtectRerouteRepair{second, inline8(inline)}, words: map[uint32]links.State{1: {1}, 7: {0, 1}}, in: frame, ret: actRedirect, out: own + text(frame[54:]), count: "packets 1, next 1"},
+		"too big, nobody to say": {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.State{1: {1}}, in: ipv6("fd00:d::2", 53, 63, 1400), ret: actDrop, count: "lost 1"},
+		"just fits":              {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.State{1: {1}}, in: ipv6("fd00:d::2", 53, 63, 1436-48), ret: actRedirect, count: "packets 1", out: "-"},
+		"multicast":              {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.State{1: {1}}, in: ipv6("ff02::5", 53, 63, 4), ret: actNext, count: "exempt 1"},
+		"link-local":             {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.State{1: {1}}, in: ipv6("fe80::5", 53, 63, 4), ret: actNext, count: "exempt 1"},
+		"BFD":                    {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.State{1: {1}}, in: ipv6("fd00:d::2", 3784, 255, 4), ret: actNext, count: "exempt 1"},
+		"BFD over several hops":  {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.State{1: {1}}, in: ipv6("fd00:d::2", 3784, 63, 4), ret: actRedirect, count: "packets 1", out: "-"},
+		"a probe":                {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.State{1: {1}}, in: frame, mark: links.Mark, ret: actNext, count: "exempt 1"},
+		"ARP":                    {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.State{1: {1}}, in: append(append(make([]byte, 12), 8, 6), make([]byte, 46)...), ret: actNext},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec, err := bpf.LoadProtect()

@@ -231,7 +231,7 @@ func firstRepair(o *kernel.Opened, slot uint32, p published) (id uint32, err err
 	return at.Repair, err
 }
 
-func wordOf(m *ebpf.Map, slot uint32) (w links.Word, err error) {
+func wordOf(m *ebpf.Map, slot uint32) (w links.State, err error) {
 	if err := m.Lookup(slot, &w); err != nil {
 		return w, fmt.Errorf("reading a link's word: %w", err)
 	}

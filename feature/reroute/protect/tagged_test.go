@@ -41,7 +41,7 @@ func TestTaggedFrame(t *testing.T) {
 			defer k.Close()
 			repair := bpf.ProtectRerouteRepair{Ifindex: loopback, Slot: loopback, Watch: 7, Row: 1, Flags: flagFor6, Mtu: 1500}
 			put(t, k, bpf.ProtectMapRerouteRepairs, 1, repair)
-			put(t, k, bpf.ProtectMapRerouteLinks, loopback, links.Word{1})
+			put(t, k, bpf.ProtectMapRerouteLinks, loopback, links.State{1})
 			if name == bpf.ProtectProgRerouteEgress {
 				put(t, k, bpf.ProtectMapReroutePaths, loopback, bpf.ProtectReroutePath{Ifindex: loopback, Repair: 1})
 			} else {

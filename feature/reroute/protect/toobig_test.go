@@ -133,7 +133,7 @@ func TestLearnsSizes(t *testing.T) {
 			if x.change != nil {
 				x.change(x.message)
 			}
-			w := &watcher{log: testLog{t}, words: make(links.Words, 3*links.WordSize), memory: memory{sizes: map[wayKey]learntSize{}}}
+			w := &watcher{log: testLog{t}, words: make(links.Words, 3*links.StateSize), memory: memory{sizes: map[wayKey]learntSize{}}}
 			w.words.Set(1, links.DrainByte, true)
 			w.Paths = []published{{Path: Path{Name: "core"}, Row: 1}}
 			w.repairs.Store(&map[uint32]bpf.ProtectRerouteRepair{1: r})

@@ -97,12 +97,12 @@ func TestSharesLinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	live := kernel.Instance{Scope: scopeOf(w.r1), Feature: Feature, Name: "@live"}
+	live := kernel.Instance{Scope: scopeOf(w.r1), Feature: Feature, Name: "@liveness"}
 	locked(t, w.root, func(l *kernel.WriteLock) error {
 		return l.Publish(live, kernel.Meta{ABI: 1}, kernel.Pins{Maps: map[string]*ebpf.Map{pinLinks: m}})
 	})
 	w.apply(w.path(around()))
-	if err := m.Put(slotOf(t, w.r1, "main"), links.Word{1}); err != nil {
+	if err := m.Put(slotOf(t, w.r1, "main"), links.State{1}); err != nil {
 		t.Fatal(err)
 	}
 	if st := w.state("core"); !st.Probe || !st.Down {

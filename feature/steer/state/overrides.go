@@ -76,8 +76,8 @@ func (s *Service) ResetRate() spec.Rate {
 	return *s.Record.Service.ResetRate
 }
 
-// ExamineLive looks for what somebody may have forgotten to take back.
-func (s *Service) ExamineLive(ctx context.Context, add func(text, remedy string)) {
+// ExamineOverrides looks for what somebody may have forgotten to take back.
+func (s *Service) ExamineOverrides(ctx context.Context, add func(text, remedy string)) {
 	if s.Bypassed {
 		add("BYPASSED: the kernel alone chooses, nothing is steered", "weir bypass --off "+s.Name)
 	}

@@ -121,7 +121,7 @@ func (e *Engine) load() (*kernel.Collection, error) {
 	if err != nil {
 		return nil, err
 	}
-	share := map[string]*ebpf.Map{bpf.BfdMapLiveShared: e.stalls}
+	share := map[string]*ebpf.Map{bpf.BfdMapLivenessShared: e.stalls}
 	for pin, name := range pins {
 		share[name] = e.maps[pin]
 	}

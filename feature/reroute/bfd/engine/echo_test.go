@@ -36,7 +36,7 @@ func (s *side) forwards(on string) {
 // bad says what the link's word says of the probe.
 func (s *side) bad() bool {
 	s.Helper()
-	var w links.Word
+	var w links.State
 	if err := s.e.maps[links.MapName].Lookup(links.Slot(s.index), &w); err != nil {
 		s.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func TestEchoRefused(t *testing.T) {
 			t.Fatalf("after %d: %+v", n, st)
 		}
 	}
-	if err := b.o.LiveShared.Put(uint32(0), uint64(b.now+4*time.Millisecond)); err != nil {
+	if err := b.o.LivenessShared.Put(uint32(0), uint64(b.now+4*time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
 	step()

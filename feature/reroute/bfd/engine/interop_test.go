@@ -20,7 +20,7 @@ import (
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/frrtest"
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -66,7 +66,7 @@ func newSide(t testing.TB) *side {
 		if err := Remove(l); err != nil {
 			t.Error(err)
 		}
-		if err := live.Remove(context.Background(), l); err != nil {
+		if err := liveness.Remove(context.Background(), l); err != nil {
 			t.Error(err)
 		}
 	})
@@ -156,7 +156,7 @@ func (s *side) cut() link.Link {
 // ran is how long the engine has run: what it missed while this machine stood still, it does not send afterwards.
 func (s *side) ran() (d time.Duration) {
 	s.Helper()
-	st, err := live.ReadState(s.Context(), s.root)
+	st, err := liveness.ReadState(s.Context(), s.root)
 	if err != nil {
 		s.Fatal(err)
 	}

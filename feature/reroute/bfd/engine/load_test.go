@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestLoads(t *testing.T) {
 	nstest.NeedRoot(t)
-	if err := kernel.Require(live.Needs(live.Config{Tick: time.Millisecond})); err != nil {
+	if err := kernel.Require(liveness.Needs(liveness.Config{Tick: time.Millisecond})); err != nil {
 		t.Skip("need: kernel", err)
 	}
 	var o bpf.BfdObjects

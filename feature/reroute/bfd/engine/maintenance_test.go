@@ -68,7 +68,7 @@ func TestMaintenance(t *testing.T) {
 				}
 				b.at(0)
 				b.tick()
-				var w links.Word
+				var w links.State
 				if err := b.o.RerouteLinks.Lookup(links.Slot(b.index), &w); err != nil {
 					t.Fatal(err)
 				}

@@ -68,7 +68,7 @@ func (e *Engine) inherits(s *Session) (bool, error) {
 	if e.held == nil || s.Link == 0 {
 		return false, nil
 	}
-	var w links.Word
+	var w links.State
 	if err := e.maps[links.MapName].Lookup(links.Slot(s.Link), &w); err != nil {
 		return false, fmt.Errorf("reading the link of the session with %s: %w", s.Peer, err)
 	}

@@ -56,8 +56,8 @@ func (p Published) Identities(r *kernel.Root) (map[uint32]Identity, error) {
 	return out, p.each(r, func(c *bpf.BfdBfdSetup, _ *bpf.BfdBfdState, _ *bpf.BfdBfdEcho) { out[c.Mine] = identity(c) })
 }
 
-// Beat is when the sessions' programs last ran (CLOCK_MONOTONIC): those of bfdd run as long as somebody holds their links.
-func (p Published) Beat(r *kernel.Root) (time.Duration, error) {
+// Tick is when the sessions' programs last ran (CLOCK_MONOTONIC): those of bfdd run as long as somebody holds their links.
+func (p Published) Tick(r *kernel.Root) (time.Duration, error) {
 	o, err := r.Open(p.Instance(), "clock")
 	if err != nil {
 		return 0, err

@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/internal/hookorder"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -35,7 +36,7 @@ const (
 
 // storeOf has the instances of one of these names. Their spec is the text of the caller's.
 func storeOf(name string) instances.Store[json.RawMessage] {
-	return instances.Store[json.RawMessage]{Feature: live.Name, ABI: ABI, Object: bpf.Object, Is: func(n string) bool { return n == name }}
+	return instances.Store[json.RawMessage]{Feature: liveness.Name, ABI: ABI, Object: bpf.Object, Is: func(n string) bool { return n == name }}
 }
 
 func instanceOf(scope, name string) kernel.Instance { return storeOf(name).Name(scope, name) }
@@ -60,7 +61,7 @@ var pins = map[string]string{
 func Needs() []kernel.Need {
 	first := kernel.TCXLink
 	first.Optional, first.For = false, "BFD sessions run by the kernel"
-	return append(live.Needs(live.Config{Tick: time.Millisecond}), first)
+	return append(liveness.Needs(liveness.Config{Tick: time.Millisecond}), first)
 }
 
 // Engine runs the sessions of a network namespace. The kernel goes on with them when it is closed, and when its process ends,
@@ -197,7 +198,7 @@ func (e *Engine) upgrade(ctx context.Context, l *kernel.WriteLock) error {
 // sync attaches what is missing: to the loops, and to the devices of sessions. With anew programs are attached in place of those
 // that are.
 func (e *Engine) sync(ctx context.Context, l *kernel.WriteLock, anew bool) error {
-	loops, err := live.OpenLoops(ctx, l, e.ns, e.tick)
+	loops, err := liveness.OpenLoops(ctx, l, e.ns, e.tick)
 	if err != nil {
 		return err
 	}
@@ -363,7 +364,7 @@ func (e *Engine) current() error {
 
 // Remove takes BFD of all namespaces away. The other ends take the links for dead, unless the sessions were taken down before.
 func Remove(l *kernel.WriteLock) error {
-	all, err := l.Instances(live.Name)
+	all, err := l.Instances(liveness.Name)
 	for _, i := range all {
 		if i.Name == instanceName || i.Name == handedName {
 			err = errors.Join(err, l.Remove(i))

@@ -58,7 +58,7 @@ func TestStallsPutAnEndOff(t *testing.T) {
 					t.Fatal("up after a minute of silence")
 				}
 				if c.stalls {
-					if err := b.o.LiveShared.Put(uint32(0), uint64(b.now)); err != nil {
+					if err := b.o.LivenessShared.Put(uint32(0), uint64(b.now)); err != nil {
 						t.Fatal(err)
 					}
 				}

@@ -21,7 +21,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/feature/reroute/frrtest"
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -53,7 +53,7 @@ func newWorld(t testing.TB, cable bool) *world {
 	}
 	t.Cleanup(func() {
 		w.locked(func(l *kernel.WriteLock) error { return Remove(context.Background(), l) })
-		if left, err := w.root.Instances(live.Name); err != nil || len(left) > 0 {
+		if left, err := w.root.Instances(liveness.Name); err != nil || len(left) > 0 {
 			t.Errorf("left over: %v, %v", left, err)
 		}
 	})

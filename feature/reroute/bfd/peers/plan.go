@@ -22,7 +22,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
-	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -305,7 +305,7 @@ func (p *published) remove(ctx context.Context, l *kernel.WriteLock, scope strin
 		err = nil // and its sessions with it
 	}
 	// Also where nobody could be told: what is to go goes.
-	return errors.Join(err, engine.RemoveOf(l, scope), live.DropLoops(l, scope))
+	return errors.Join(err, engine.RemoveOf(l, scope), liveness.DropLoops(l, scope))
 }
 
 func silence(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, p *published) error {

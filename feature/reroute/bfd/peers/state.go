@@ -127,7 +127,7 @@ func readHanded(r *kernel.Root, known map[string]published, yield func(SessionSt
 			unreadable.Add(e.Instance(), err)
 			continue
 		}
-		beat, err := e.Beat(r)
+		beat, err := e.Tick(r)
 		var found map[uint32]engine.Status
 		var ids map[uint32]engine.Identity
 		var owners map[uint32]engine.Owner

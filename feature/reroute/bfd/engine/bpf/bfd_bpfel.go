@@ -126,22 +126,22 @@ type BfdBfdState struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	BfdMapBfdClock      = "bfd_clock"
-	BfdMapBfdEchoes     = "bfd_echoes"
-	BfdMapBfdEvents     = "bfd_events"
-	BfdMapBfdHops       = "bfd_hops"
-	BfdMapBfdMine       = "bfd_mine"
-	BfdMapBfdPeers      = "bfd_peers"
-	BfdMapBfdScratches  = "bfd_scratches"
-	BfdMapBfdSetups     = "bfd_setups"
-	BfdMapBfdStates     = "bfd_states"
-	BfdMapLiveShared    = "live_shared"
-	BfdMapRerouteLinks  = "reroute_links"
-	BfdProgBfdReceive   = "bfd_receive"
-	BfdProgBfdTick      = "bfd_tick"
-	BfdVarBfdClockGiven = "bfd_clock_given"
-	BfdVarBfdEventType  = "bfd_event_type"
-	BfdVarBfdGivenClock = "bfd_given_clock"
+	BfdMapBfdClock       = "bfd_clock"
+	BfdMapBfdEchoes      = "bfd_echoes"
+	BfdMapBfdEvents      = "bfd_events"
+	BfdMapBfdHops        = "bfd_hops"
+	BfdMapBfdMine        = "bfd_mine"
+	BfdMapBfdPeers       = "bfd_peers"
+	BfdMapBfdScratches   = "bfd_scratches"
+	BfdMapBfdSetups      = "bfd_setups"
+	BfdMapBfdStates      = "bfd_states"
+	BfdMapLivenessShared = "liveness_shared"
+	BfdMapRerouteLinks   = "reroute_links"
+	BfdProgBfdReceive    = "bfd_receive"
+	BfdProgBfdTick       = "bfd_tick"
+	BfdVarBfdClockGiven  = "bfd_clock_given"
+	BfdVarBfdEventType   = "bfd_event_type"
+	BfdVarBfdGivenClock  = "bfd_given_clock"
 )
 
 // LoadBfd returns the embedded CollectionSpec for Bfd.
@@ -194,17 +194,17 @@ type BfdProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type BfdMapSpecs struct {
-	BfdClock     *ebpf.MapSpec `ebpf:"bfd_clock"`
-	BfdEchoes    *ebpf.MapSpec `ebpf:"bfd_echoes"`
-	BfdEvents    *ebpf.MapSpec `ebpf:"bfd_events"`
-	BfdHops      *ebpf.MapSpec `ebpf:"bfd_hops"`
-	BfdMine      *ebpf.MapSpec `ebpf:"bfd_mine"`
-	BfdPeers     *ebpf.MapSpec `ebpf:"bfd_peers"`
-	BfdScratches *ebpf.MapSpec `ebpf:"bfd_scratches"`
-	BfdSetups    *ebpf.MapSpec `ebpf:"bfd_setups"`
-	BfdStates    *ebpf.MapSpec `ebpf:"bfd_states"`
-	LiveShared   *ebpf.MapSpec `ebpf:"live_shared"`
-	RerouteLinks *ebpf.MapSpec `ebpf:"reroute_links"`
+	BfdClock       *ebpf.MapSpec `ebpf:"bfd_clock"`
+	BfdEchoes      *ebpf.MapSpec `ebpf:"bfd_echoes"`
+	BfdEvents      *ebpf.MapSpec `ebpf:"bfd_events"`
+	BfdHops        *ebpf.MapSpec `ebpf:"bfd_hops"`
+	BfdMine        *ebpf.MapSpec `ebpf:"bfd_mine"`
+	BfdPeers       *ebpf.MapSpec `ebpf:"bfd_peers"`
+	BfdScratches   *ebpf.MapSpec `ebpf:"bfd_scratches"`
+	BfdSetups      *ebpf.MapSpec `ebpf:"bfd_setups"`
+	BfdStates      *ebpf.MapSpec `ebpf:"bfd_states"`
+	LivenessShared *ebpf.MapSpec `ebpf:"liveness_shared"`
+	RerouteLinks   *ebpf.MapSpec `ebpf:"reroute_links"`
 }
 
 // BfdVariableSpecs contains global variables before they are loaded into the kernel.
@@ -236,17 +236,17 @@ func (o *BfdObjects) Close() error {
 //
 // It can be passed to LoadBfdObjects or ebpf.CollectionSpec.LoadAndAssign.
 type BfdMaps struct {
-	BfdClock     *ebpf.Map `ebpf:"bfd_clock"`
-	BfdEchoes    *ebpf.Map `ebpf:"bfd_echoes"`
-	BfdEvents    *ebpf.Map `ebpf:"bfd_events"`
-	BfdHops      *ebpf.Map `ebpf:"bfd_hops"`
-	BfdMine      *ebpf.Map `ebpf:"bfd_mine"`
-	BfdPeers     *ebpf.Map `ebpf:"bfd_peers"`
-	BfdScratches *ebpf.Map `ebpf:"bfd_scratches"`
-	BfdSetups    *ebpf.Map `ebpf:"bfd_setups"`
-	BfdStates    *ebpf.Map `ebpf:"bfd_states"`
-	LiveShared   *ebpf.Map `ebpf:"live_shared"`
-	RerouteLinks *ebpf.Map `ebpf:"reroute_links"`
+	BfdClock       *ebpf.Map `ebpf:"bfd_clock"`
+	BfdEchoes      *ebpf.Map `ebpf:"bfd_echoes"`
+	BfdEvents      *ebpf.Map `ebpf:"bfd_events"`
+	BfdHops        *ebpf.Map `ebpf:"bfd_hops"`
+	BfdMine        *ebpf.Map `ebpf:"bfd_mine"`
+	BfdPeers       *ebpf.Map `ebpf:"bfd_peers"`
+	BfdScratches   *ebpf.Map `ebpf:"bfd_scratches"`
+	BfdSetups      *ebpf.Map `ebpf:"bfd_setups"`
+	BfdStates      *ebpf.Map `ebpf:"bfd_states"`
+	LivenessShared *ebpf.Map `ebpf:"liveness_shared"`
+	RerouteLinks   *ebpf.Map `ebpf:"reroute_links"`
 }
 
 func (m *BfdMaps) Close() error {
@@ -260,7 +260,7 @@ func (m *BfdMaps) Close() error {
 		m.BfdScratches,
 		m.BfdSetups,
 		m.BfdStates,
-		m.LiveShared,
+		m.LivenessShared,
 		m.RerouteLinks,
 	)
 }

@@ -44,7 +44,7 @@ static __always_inline void bfd_echo_idle(struct bfd_state *s, struct bfd_echo *
 }
 
 /*
- * bfd_echo_judge is under the lock. It counts, as liveness does (live_judge_sender): a host that does not
+ * bfd_echo_judge is under the lock. It counts, as liveness does (liveness_judge_sender): a host that does not
  * run sends none and blames nobody. After a stall what came has a moment to be received.
  */
 static __always_inline void bfd_echo_judge(const struct bfd_setup *c, struct bfd_state *s,
@@ -116,7 +116,7 @@ static __always_inline void bfd_echo_back(struct bfd_echo *e, const struct bfd_e
 	e->failed = 0;
 	rtt = ((__u32)(now >> BFD_ECHO_UNIT) - e->at[sequence & (BFD_ECHO_RING - 1)])
 	      << BFD_ECHO_UNIT;
-	/* As live_timed of liveness: RFC 6298. */
+	/* As liveness_timed of liveness: RFC 6298. */
 	d = rtt > e->rtt ? rtt - e->rtt : e->rtt - rtt;
 	e->rtt_dev = e->rtt_dev - e->rtt_dev / 4 + d / 4;
 	e->rtt = e->rtt - e->rtt / 8 + rtt / 8;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * The ticks are those of liveness's metronome (feature/reroute/live): bfd_tick is before live_tick at the same devices, and
+ * The ticks are those of liveness's metronome (feature/reroute/liveness): bfd_tick is before liveness_tick at the same devices, and
  * leaves the packet as it was.
  */
 #ifndef WEIR_BFD_TICK_H
@@ -23,13 +23,13 @@ struct {
 	__type(value, struct bfd_clockwork);
 } bfd_clock SEC(".maps");
 
-/* When a CPU that has a loop was last seen not to run; liveness writes it: its struct live_common. */
+/* When a CPU that has a loop was last seen not to run; liveness writes it: its struct liveness_common. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, __u64);
-} live_shared SEC(".maps");
+} liveness_shared SEC(".maps");
 
 struct bfd_round {
 	struct __sk_buff *skb;
@@ -67,7 +67,7 @@ int bfd_tick(struct __sk_buff *skb)
 	struct bfd_round r = { .skb = skb };
 	__u32 zero = 0, length = skb->len, mark = skb->mark, priority = skb->priority;
 	struct bfd_clockwork *m = bpf_map_lookup_elem(&bfd_clock, &zero);
-	__u64 *stalled = bpf_map_lookup_elem(&live_shared, &zero);
+	__u64 *stalled = bpf_map_lookup_elem(&liveness_shared, &zero);
 
 	r.scratch = bpf_map_lookup_elem(&bfd_scratches, &zero);
 	if (!m || !stalled || !r.scratch || !m->sessions)

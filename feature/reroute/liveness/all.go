@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+)
+
+// PlanAll plans for the whole host: what each of wants says of its namespace, and no liveness in any other. Loops that beat for
+// others (OpenLoops) beat on.
+func PlanAll(ctx context.Context, have State, wants []Config) (plan feature.Plan, err error) {
+	plan.Stays(have.Unreadable)
+	wanted := map[string]bool{}
+	for _, w := range wants {
+		ns, err := netns.Open(w.Netns)
+		if err != nil {
+			return plan, fmt.Errorf("network namespace: %w", err)
+		}
+		scope := scopeOf(ns)
+		ns.Close()
+		wanted[scope] = true
+		if w.Tick == 0 {
+			w.Tick = have.published[scope].Config.Tick
+		}
+		p, err := Plan(ctx, have, w)
+		if err != nil {
+			return plan, err
+		}
+		plan.Join(p)
+	}
+	for _, scope := range slices.Sorted(maps.Keys(have.published)) {
+		if c := have.published[scope].Config; !wanted[scope] && (c.Tick == 0 || len(c.Sessions) > 0) {
+			plan.Add(removeStep(scope))
+		}
+	}
+	return plan, nil
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
+	"github.com/weir-project/weir/kernel"
+)
+
+// hasTCX is replaced by a test that wants the kernel to lack it.
+var hasTCX = func() bool { return kernel.TCXLink.Check() == nil }
+
+// deviceHook is a place for a program at a device.
+type deviceHook struct {
+	at      kernel.TCX
+	program string
+}
+
+// hooks are the places that are needed, by the names of their links.
+func (s *site) hooks(places map[string]place) map[string]deviceHook {
+	want := map[string]deviceHook{}
+	for i, l := range s.loops {
+		want[linkTick+strconv.Itoa(l.exit)] = deviceHook{kernel.TCX{Ifindex: l.exit, Device: exitName(i)}, bpf.LivenessProgLivenessTick}
+	}
+	for _, session := range s.p.Config.Sessions {
+		if p, there := places[session.Name]; there && session.filled().sends() {
+			want[linkReturn+strconv.Itoa(p.device)] = deviceHook{kernel.TCX{Ifindex: p.device, Device: session.Device}, bpf.LivenessProgLivenessReturn}
+			want[linkLeave+strconv.Itoa(p.device)] = deviceHook{kernel.TCX{Ifindex: p.device, Device: session.Device, Egress: true}, bpf.LivenessProgLivenessLeave}
+		}
+	}
+	return want
+}
+
+// attach attaches what is missing and detaches what nobody needs.
+func (s *site) attach(places map[string]place, anew bool) error {
+	want := s.hooks(places)
+	if !hasTCX() {
+		return s.filters(want, anew)
+	}
+	have, err := s.pins.Links()
+	if err != nil {
+		return err
+	}
+	for _, name := range have {
+		h, wanted := want[name]
+		if wanted && s.attached(name, h.at) == nil {
+			delete(want, name)
+			if anew {
+				err = s.move(name, h.program)
+			}
+		} else {
+			err = s.lock.RemoveLink(instance(s.scope), name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		prog, err := s.program(want[name].program)
+		if err != nil {
+			return err
+		}
+		ln, err := want[name].at.Attach(prog)
+		if err != nil {
+			return err
+		}
+		err = s.lock.AddLink(instance(s.scope), name, ln)
+		ln.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// attached says why a pinned link does not attach anything at its place.
+func (s *site) attached(name string, at kernel.Attachment) error {
+	ln, err := s.pins.Link(name)
+	if err != nil {
+		return err
+	}
+	defer ln.Close()
+	return at.Verify(ln)
+}
+
+func (s *site) move(name, program string) error {
+	prog, err := s.program(program)
+	if err != nil {
+		return err
+	}
+	ln, err := s.pins.Link(name)
+	if err != nil {
+		return err
+	}
+	defer ln.Close()
+	if err := kernel.MoveLink(ln, prog); err != nil {
+		return fmt.Errorf("moving link %s to the new program: %w", name, err)
+	}
+	kernel.Step("liveness:moved")
+	return nil
+}
+
+// filters is attach where the kernel has no tcx.
+func (s *site) filters(want map[string]deviceHook, anew bool) error {
+	used := map[kernel.Clsact]bool{}
+	for _, h := range want {
+		f := kernel.Clsact{Ifindex: h.at.Ifindex, Name: filterName, Egress: h.at.Egress}
+		used[f] = true
+		if there, err := f.Attached(); err == nil && there && !anew {
+			continue
+		}
+		prog, err := s.program(h.program)
+		if err != nil {
+			return err
+		}
+		if err := f.Attach(prog); err != nil {
+			return err
+		}
+	}
+	all, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("listing devices: %w", err)
+	}
+	for _, l := range all {
+		for _, egress := range []bool{true, false} {
+			f := kernel.Clsact{Ifindex: l.Attrs().Index, Name: filterName, Egress: egress}
+			if there, err := f.Attached(); err != nil || !there || used[f] {
+				continue
+			}
+			if err := f.Detach(true); err != nil {
+				return err
+			}
+		}
+	}
+	s.lock.NoteFilters(instance(s.scope), slices.Collect(maps.Keys(used)))
+	return nil
+}

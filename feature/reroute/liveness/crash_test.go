@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
+)
+
+// runApply applies a configuration, and dies at a step of it; -1: at none.
+func runApply(args []string) error {
+	dieAt, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	var c Config
+	if err := json.Unmarshal([]byte(args[2]), &c); err != nil {
+		return err
+	}
+	n := 0
+	kerneltest.OnStep(func(string) {
+		if n++; dieAt >= 0 && n > dieAt {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	})
+	_, err = applyTo(kernel.OpenRoot(args[0]), c)
+	return err
+}
+
+// runWake continues a process two seconds after it has been stopped.
+func runWake(args []string) error {
+	pid, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	for stopped := false; !stopped; time.Sleep(time.Millisecond) { // it may be late to stop
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return err
+		}
+		_, rest, _ := strings.Cut(string(b), ") ")
+		stopped = strings.HasPrefix(rest, "T")
+	}
+	time.Sleep(2 * time.Second)
+	return syscall.Kill(pid, syscall.SIGCONT)
+}
+
+func (p *pair) elsewhere(dieAt int, netns string, sessions ...Session) (killed bool) {
+	p.t.Helper()
+	data, err := json.Marshal(Config{Netns: netns, Sessions: sessions})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	out, err := nstest.Child("apply", p.root.Path(), dieAt, string(data)).CombinedOutput()
+	if err == nil {
+		return false
+	}
+	if !strings.Contains(err.Error(), "killed") {
+		p.t.Fatalf("%v: %s", err, out)
+	}
+	return true
+}
+
+func (p *pair) appliedElsewhere(netns string, sessions ...Session) {
+	p.t.Helper()
+	p.elsewhere(-1, netns, sessions...)
+}
+
+// Killed at any step of making, changing or removing, the next command has it as it should be.
+func TestKilled(t *testing.T) {
+	p := newPair(t)
+	a, b := p.sessions(10 * time.Millisecond)
+	p.apply(p.w.NameB, b)
+	changed := a
+	changed.ID, changed.Interval = 9, 20*time.Millisecond
+	for _, c := range []struct {
+		name     string
+		from, to []Session
+		stride   int // of the steps at which it is killed: each takes a second or two
+	}{
+		{"create", nil, []Session{a}, 4},
+		{"change", []Session{a}, []Session{changed}, 9},
+		{"remove", []Session{a}, nil, 11},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for at := 0; ; at += c.stride {
+				p.apply(p.w.NameA, c.from...)
+				if !p.elsewhere(at, p.w.NameA, c.to...) {
+					if at == 0 {
+						t.Fatal("it has no steps")
+					}
+					return
+				}
+				p.apply(p.w.NameA, a)
+				p.within(patience, "up after a kill", bothUp)
+				p.apply(p.w.NameA)
+				if all, err := p.root.Instances(""); err != nil || len(all) != 1 {
+					t.Fatalf("killed at step %d: %v, %v", at, all, err)
+				}
+			}
+		})
+	}
+}

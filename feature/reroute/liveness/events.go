@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// Event is a change of a judgement.
+type Event struct {
+	Time    uint64 // CLOCK_MONOTONIC, ns
+	ID      uint32 // of the session
+	Ifindex int
+	ByPeer  bool // judged by the peer's probes; else by answers to ours
+	Phase   Phase
+	Ended   bool // the peer has ended the session; Down: as found before
+}
+
+// At is when it was, by the clock on the wall.
+func (e Event) At() time.Time { return kernel.WallTime(e.Time) }
+
+// SessionEvent is an event of a session that is configured.
+type SessionEvent struct {
+	Event
+	Netns   string
+	Session Session
+}
+
+// eventRaw is struct liveness_event.
+type eventRaw struct {
+	Time               uint64
+	Session, ID, Index uint32
+	Role, Phase, Ended uint8
+	_                  uint8
+}
+
+// lookEvery is how often who follows events looks whether it still reads the right map.
+const lookEvery = time.Second
+
+// Events calls yield with every change of a judgement in a namespace, by its inode number, until ctx is done or yield returns false.
+// The kernel keeps some 1,600 for whoever comes late; one process at a time gets each.
+func Events(ctx context.Context, r *kernel.Root, inode uint64, yield func(Event) bool) error {
+	more := true
+	for more && ctx.Err() == nil {
+		err := eventsOf(ctx, r, fmt.Sprint(inode), func(e Event) bool {
+			more = yield(e)
+			return more
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// AllEvents calls yield, once at a time, with every change of a judgement on the host until ctx is done. Namespaces that get sessions
+// later are found within a second; events of sessions that are not configured any more are left out.
+func AllEvents(ctx context.Context, r *kernel.Root, yield func(SessionEvent)) {
+	var all sync.WaitGroup
+	defer all.Wait()
+	var mu sync.Mutex
+	reading := map[string]bool{}
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		found, _ := scopes(r) // what cannot be read now is looked for again
+		mu.Lock()
+		for _, scope := range found {
+			if reading[scope] {
+				continue
+			}
+			reading[scope] = true
+			all.Go(func() {
+				_ = eventsOf(ctx, r, scope, func(e Event) bool {
+					mu.Lock()
+					defer mu.Unlock()
+					if s, ok := whose(r, scope, e); ok {
+						yield(s)
+					}
+					return true
+				})
+				mu.Lock()
+				defer mu.Unlock()
+				delete(reading, scope)
+			})
+		}
+		mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// whose finds the session of an event.
+func whose(r *kernel.Root, scope string, e Event) (s SessionEvent, ok bool) {
+	p, err := readPublished(r, scope)
+	if err != nil {
+		return s, false
+	}
+	i := slices.IndexFunc(p.Config.Sessions, func(s Session) bool { return s.ID == e.ID })
+	if i < 0 {
+		return s, false
+	}
+	return SessionEvent{Event: e, Netns: p.Netns, Session: p.Config.Sessions[i]}, true
+}
+
+// eventsOf reads the events of a scope until another form of its instance is published, ctx is done or yield returns false.
+func eventsOf(ctx context.Context, r *kernel.Root, scope string, yield func(Event) bool) error {
+	o, err := r.OpenMapsForWriting(instance(scope), pinEvents)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	events, err := ringbuf.NewReader(o.Maps[pinEvents])
+	if err != nil {
+		return fmt.Errorf("reading events: %w", err)
+	}
+	defer events.Close()
+	stop := context.AfterFunc(ctx, func() { events.Close() })
+	defer stop()
+	for {
+		events.SetDeadline(time.Now().Add(lookEvery))
+		rec, err := events.Read()
+		switch {
+		case errors.Is(err, ringbuf.ErrClosed):
+			return nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			if o.Replaced() {
+				return nil
+			}
+			continue
+		case err != nil:
+			return fmt.Errorf("reading events: %w", err)
+		}
+		var e eventRaw
+		if len(rec.RawSample) < int(unsafe.Sizeof(e)) {
+			continue
+		}
+		if _, err := binary.Decode(rec.RawSample, binary.NativeEndian, &e); err != nil {
+			return fmt.Errorf("reading events: %w", err)
+		}
+		out := Event{Time: e.Time, ID: e.ID, Ifindex: int(e.Index), ByPeer: e.Role == 1, Ended: e.Ended != 0, Phase: Init}
+		if int(e.Phase) < len(phases) {
+			out.Phase = phases[e.Phase]
+		}
+		if !yield(out) {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/weir-project/weir/feature"
+)
+
+// examine says what of the namespace would keep sessions from working, and warns of what is missing as yet.
+func examine(plan *feature.Plan, c Config) error {
+	if _, err := loopCPUs(c.CPUs); err != nil {
+		return err
+	}
+	own, err := addresses()
+	if err != nil {
+		return err
+	}
+	for _, s := range c.Sessions {
+		warnOfAddresses(plan, s, own)
+		_, err := findDevice(s.Device)
+		if errors.Is(err, errNoDevice) {
+			plan.Warn("session %s: there is no device %s: until it comes nothing is probed; then weir serve begins, and weir apply does", s.Name, s.Device)
+		} else if err != nil {
+			return fmt.Errorf("session %q: device %s: %w", s.Name, s.Device, err)
+		}
+		// Answers are forwarded, and the kernel tells a program of neighbours only by a device that forwards.
+		if err == nil && !forwards(s.Device) {
+			return fmt.Errorf("session %q: device %s does not forward IPv6, which probes need: sysctl -w net.ipv6.conf.all.forwarding=1", s.Name, s.Device)
+		}
+	}
+	return nil
+}
+
+// addresses are those of the calling thread's namespace.
+func addresses() (map[netip.Addr]bool, error) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("reading this router's addresses: %w", err)
+	}
+	own := map[netip.Addr]bool{}
+	for _, a := range all {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			own[p.Addr().Unmap()] = true
+		}
+	}
+	return own, nil
+}
+
+// warnOfAddresses warns of probes that no answer can return to, or that go to this router itself.
+func warnOfAddresses(plan *feature.Plan, s Session, own map[netip.Addr]bool) {
+	if !s.sends() {
+		return
+	}
+	if !own[s.Source] {
+		plan.Warn("session %s: source %s is no address of this router: answers to its probes are lost until it is", s.Name, s.Source)
+	}
+	for field, a := range map[string]netip.Addr{"via": s.Via, "peer": s.Peer} {
+		if own[a] {
+			plan.Warn("session %s: %s %s is an address of this router itself, and not of the peer", s.Name, field, a)
+		}
+	}
+}
+
+// forwards says whether a device of the calling thread's namespace, and the namespace itself, are a router's.
+func forwards(device string) bool {
+	for _, of := range []string{"all", device} {
+		text, err := os.ReadFile("/proc/sys/net/ipv6/conf/" + of + "/forwarding")
+		if err == nil && strings.TrimSpace(string(text)) == "0" {
+			return false
+		}
+	}
+	return true
+}

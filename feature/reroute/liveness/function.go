@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"fmt"
+
+	"github.com/weir-project/weir/kernel/hook"
+)
+
+// function is the segment of this router at which a session's peer probes it. No link holds its route: systemd-networkd, for
+// example, removes the routes of others when it starts.
+type function struct {
+	hook.Segment
+	vrf  int  // the device of the VRF whose table has the route; 0: the main table
+	kept bool // the route is there, though rules prefer another. To list routes is too much for each second
+}
+
+// functionOf is the function of a session that has a device; nil: nobody probes it. It is called in the session's namespace.
+func functionOf(s *Session) *function {
+	full := s.filled()
+	if !full.judges() {
+		return nil
+	}
+	p, err := findDevice(full.Device)
+	if err != nil {
+		return nil
+	}
+	f := &function{Segment: hook.Segment{SID: full.Function, Table: p.table}}
+	if p.table != 0 {
+		f.vrf = p.master
+	}
+	return f
+}
+
+// unrouted says which session's function has lost its route; "": none. It is called in the namespace.
+func (k *known) unrouted() (string, error) {
+	for i := range k.places {
+		p := &k.places[i]
+		if p.device == 0 {
+			continue
+		}
+		if p.function == nil {
+			if p.function = functionOf(p.Session); p.function == nil {
+				continue
+			}
+		}
+		if p.function.kept || p.function.Chosen(p.function.vrf) {
+			continue
+		}
+		lost, err := p.function.Lost()
+		if err != nil {
+			return "", err
+		}
+		p.function.kept = !lost
+		if lost {
+			return fmt.Sprintf("somebody removed the route to %s, the function of session %s", p.function.SID, p.Name), nil
+		}
+	}
+	return "", nil
+}
+
+// routeProblem says that probes of a session's peer find no route; "": they do, or it cannot be told. It is called in the
+// namespace.
+func routeProblem(s *Session) string {
+	f := functionOf(s)
+	if f == nil || f.Chosen(f.vrf) {
+		return ""
+	}
+	if lost, err := f.Lost(); err != nil || !lost {
+		return ""
+	}
+	return fmt.Sprintf("the route to its function %s is gone, so probes of the peer are not answered: somebody removed it", f.SID)
+}

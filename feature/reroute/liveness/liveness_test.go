@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// word is the link's word that the data path of a namespace reads.
+func (p *pair) word(ns *netns.Handle, device string) (w links.State) {
+	p.t.Helper()
+	o, err := p.root.Open(instance(scopeOf(ns)), pinLinks)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer o.Close()
+	if err := o.Maps[pinLinks].Lookup(links.Slot(nstest.Ifindex(p.t, ns, device)), &w); err != nil {
+		p.t.Fatal(err)
+	}
+	return w
+}
+
+// Two routers find their link good, both ways; a cut of either way is found at both ends, and told apart where it can be; and they
+// find it good again.
+func TestCuts(t *testing.T) {
+	p := newPair(t)
+	a, b := p.sessions(10 * time.Millisecond)
+	p.apply(p.w.NameA, a)
+	p.apply(p.w.NameB, b)
+	p.within(patience, "up", bothUp)
+	for _, c := range []struct {
+		name     string
+		a, b     bool // who loses what comes in
+		okA, okB [2]Direction
+	}{
+		{name: "both ways", a: true, b: true, okA: [2]Direction{Unknown, Broken}, okB: [2]Direction{Unknown, Broken}},
+		{name: "from a to b", b: true, okA: [2]Direction{Broken, Works}, okB: [2]Direction{Unknown, Broken}},
+		{name: "from b to a", a: true, okA: [2]Direction{Unknown, Broken}, okB: [2]Direction{Broken, Works}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.a {
+				cut(t, p.w.A, nstest.WireDevice, true)
+			}
+			if c.b {
+				cut(t, p.w.B, nstest.WireDevice, true)
+			}
+			p.within(patience, "down", func(a, b SessionState) bool {
+				return a.Phase == Down && b.Phase == Down && [2]Direction{a.Out, a.In} == c.okA && [2]Direction{b.Out, b.In} == c.okB
+			})
+			p.words(links.Probe)
+			if c.a {
+				cut(t, p.w.A, nstest.WireDevice, false)
+			}
+			if c.b {
+				cut(t, p.w.B, nstest.WireDevice, false)
+			}
+			p.within(patience, "up again", bothUp)
+			p.words(0)
+		})
+	}
+	st := p.state().Session("to-b")
+	if st.RTT.Min <= 0 || st.RTT.P50 < st.RTT.Min || st.RTT.P99 < st.RTT.P50 || st.Flaps == 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// A link over which nothing was ever heard is not down: the peer may not have been configured yet.
+func TestNeverHeard(t *testing.T) {
+	p := newPair(t)
+	a, _ := p.sessions(10 * time.Millisecond)
+	p.apply(p.w.NameA, a)
+	for end := time.Now().Add(patience); p.state().Session("to-b").Sent < 20; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it does not probe")
+		}
+	}
+	if s := p.state().Session("to-b"); s.Phase != Init || p.word(p.w.A, nstest.WireDevice).Reasons() != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A peer that ends its session is no failed link.
+func TestFarewell(t *testing.T) {
+	p := newPair(t)
+	a, b := p.sessions(10 * time.Millisecond)
+	p.apply(p.w.NameA, a)
+	p.apply(p.w.NameB, b)
+	p.within(patience, "up", bothUp)
+	p.apply(p.w.NameB) // nothing any more
+	for end := time.Now().Add(patience); p.state().Session("to-b").Phase != Init; time.Sleep(time.Millisecond) {
+		if s := p.state().Session("to-b"); time.Now().After(end) {
+			t.Fatalf("%+v", s)
+		}
+	}
+	time.Sleep(200 * time.Millisecond) // many times what a failure would take
+	if s := p.state().Session("to-b"); s.Phase != Init {
+		t.Errorf("%+v", s)
+	}
+	p.steady("a peer that ended its session")
+	p.apply(p.w.NameB, b)
+	p.within(patience, "up again", bothUp)
+}
+
+// A kernel router that knows nothing of weir is probed through its plain End.
+func TestEcho(t *testing.T) {
+	p := newPair(t)
+	inside(t, p.w.B, func() error {
+		l, err := netlink.LinkByName(nstest.WireDevice)
+		if err != nil {
+			return err
+		}
+		e := &netlink.SEG6LocalEncap{Action: 1} // SEG6_LOCAL_ACTION_END
+		e.Flags[1] = true
+		r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(functionB.AsSlice()), Encap: e}
+		return netlink.RouteAdd(r)
+	})
+	a, _ := p.sessions(10 * time.Millisecond)
+	a.Mode, a.Function = Echo, netip.Addr{}
+	p.apply(p.w.NameA, a)
+	is := func(want Phase) {
+		t.Helper()
+		for end := time.Now().Add(patience); p.state().Session("to-b").Phase != want; time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("never %s: %+v", want, p.state())
+			}
+		}
+	}
+	is(Up)
+	cut(t, p.w.B, nstest.WireDevice, true)
+	is(Down)
+	cut(t, p.w.B, nstest.WireDevice, false)
+	is(Up)
+}
+
+// A peer is reached by a compressed list (NEXT-C-SID, RFC 9800): one that merely routes, behind two of its functions in one
+// container, and one with weir, whose function is the last of a container.
+func TestCompressed(t *testing.T) {
+	if _, err := exec.LookPath("ip"); err != nil {
+		t.Skip("need: tool ip")
+	}
+	p := newPair(t)
+	const container = "encap seg6local action End flavors next-csid lblen 32 nflen 16 dev " + nstest.WireDevice
+	routes := func() error {
+		for _, function := range []string{"fc00:b:1::/48", "fc00:b:2::/48"} {
+			args := strings.Fields("-6 route add " + function + " " + container)
+			if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+		}
+		return nil
+	}
+	if err := p.w.B.Do(routes); err != nil {
+		t.Skip("need: kernel 6.1 (NEXT-C-SID):", err)
+	}
+	a, b := p.sessions(10 * time.Millisecond)
+	echo := a
+	echo.Name, echo.ID, echo.Mode, echo.Function, echo.Observe = "echo", 8, Echo, netip.Addr{}, true
+	echo.Peer = netip.MustParseAddr("fc00:b:1:2::")
+	b.Function = netip.MustParseAddr("fc00:b:bf::")
+	a.Peer = netip.MustParseAddr("fc00:b:1:bf::")
+	p.apply(p.w.NameA, a, echo)
+	p.apply(p.w.NameB, b)
+	all := func(want Phase) {
+		t.Helper()
+		is := func() bool {
+			st := p.state()
+			return !slices.ContainsFunc(st.Sessions, func(s SessionState) bool { return s.Phase != want })
+		}
+		for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("never all %s: %+v", want, p.state())
+			}
+		}
+	}
+	all(Up)
+	cut(t, p.w.A, nstest.WireDevice, true)
+	cut(t, p.w.B, nstest.WireDevice, true)
+	all(Down)
+	cut(t, p.w.A, nstest.WireDevice, false)
+	cut(t, p.w.B, nstest.WireDevice, false)
+	all(Up)
+}
+
+// Parallel links are told apart: one is cut, and the other one's probes and answers do not speak for it. The next hops of one are
+// link-local.
+func TestParallel(t *testing.T) {
+	p := newPair(t)
+	nstest.Cable(t, p.w.A, "w1", p.w.B, "w1")
+	addressOn(t, p.w.A, "w1", "fd78::1/64")
+	addressOn(t, p.w.B, "w1", "fd78::2/64")
+	addressOn(t, p.w.A, "w1", "fe80::a/64")
+	addressOn(t, p.w.B, "w1", "fe80::b/64")
+	a, b := p.sessions(10 * time.Millisecond)
+	a1, b1 := a, b
+	a1.Name, a1.ID, a1.Device, a1.Via, a1.Source = "second-to-b", 8, "w1", netip.MustParseAddr("fe80::b"), netip.MustParseAddr("fd78::1")
+	b1.Name, b1.ID, b1.Device, b1.Via, b1.Source = "second-to-a", 8, "w1", netip.MustParseAddr("fe80::a"), netip.MustParseAddr("fd78::2")
+	p.apply(p.w.NameA, a, a1)
+	p.apply(p.w.NameB, b, b1)
+	phases := func() (out [4]Phase) {
+		st := p.state()
+		for i, name := range []string{"to-b", "to-a", "second-to-b", "second-to-a"} {
+			out[i] = st.Session(name).Phase
+		}
+		return out
+	}
+	until := func(want [4]Phase) {
+		t.Helper()
+		for end := time.Now().Add(patience); phases() != want; time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("never %v: %v", want, p.state())
+			}
+		}
+	}
+	until([4]Phase{Up, Up, Up, Up})
+	cut(t, p.w.B, "w1", true)
+	until([4]Phase{Up, Up, Down, Down})
+	if w := p.word(p.w.A, "w0"); w.Reasons() != 0 {
+		t.Errorf("the other link's word is %v", w)
+	}
+	cut(t, p.w.B, "w1", false)
+	until([4]Phase{Up, Up, Up, Up})
+}
+
+// A verdict is not kept until the next tick: it is found when the last unanswered probe has waited for its grace, or when the time of
+// who is only probed is over. Ticks are as far apart as probes are.
+func TestBetweenTicks(t *testing.T) {
+	const interval, most = 10 * time.Millisecond, 3 * time.Millisecond
+	p := newPair(t)
+	a, b := p.sessions(interval)
+	a.Mode, a.Function = Sender, netip.Addr{}
+	b.Mode, b.Peer, b.Via, b.Source = Passive, netip.Addr{}, netip.Addr{}, netip.Addr{}
+	a.StableFor, a.StableMax = 100*time.Millisecond, 100*time.Millisecond
+	b.StableFor, b.StableMax = a.StableFor, a.StableMax
+	a.Grace = 3 * time.Millisecond
+	p.apply(p.w.NameA, a)
+	p.apply(p.w.NameB, b)
+	state := func(ns *netns.Handle) (v bpf.LivenessLivenessState) {
+		o, err := p.root.Open(instance(scopeOf(ns)), pinStates)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer o.Close()
+		if err := o.Maps[pinStates].Lookup(uint32(0), &v); err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	// A host that is busy is late, and a stall of it puts a verdict off. Without timers who sends is 7 ms late each time.
+	const tries, want = 60, 5
+	inTime := [2]int{}
+	for n := 0; n < tries && min(inTime[0], inTime[1]) < want; n++ {
+		p.within(patience, "up", bothUp)
+		cut(t, p.w.A, nstest.WireDevice, true)
+		cut(t, p.w.B, nstest.WireDevice, true)
+		p.within(patience, "down", func(a, b SessionState) bool { return a.Phase == Down && b.Phase == Down })
+		va, vb := state(p.w.A), state(p.w.B)
+		late := [2]time.Duration{
+			time.Duration(va.Sender.Since-va.SentAt[(va.Answered+3)%64]) - max(a.Grace, time.Duration(va.RttMean+4*va.RttDev)),
+			time.Duration(vb.Peer.Since-vb.LastFresh) - 4*interval,
+		}
+		t.Logf("late by %v", late)
+		for i, d := range late {
+			if d < 0 {
+				t.Errorf("a verdict came %v early", -d)
+			} else if d < most {
+				inTime[i]++
+			}
+		}
+		cut(t, p.w.A, nstest.WireDevice, false)
+		cut(t, p.w.B, nstest.WireDevice, false)
+	}
+	if min(inTime[0], inTime[1]) < want {
+		t.Errorf("verdicts less than %v late, of who sends and who is probed: %v", most, inTime)
+	}
+}
+
+// Everything that made it is stopped, and the link is judged all the same: applied by a process that has ended.
+func TestWithoutProcess(t *testing.T) {
+	p := newPair(t)
+	a, b := p.sessions(10 * time.Millisecond)
+	p.appliedElsewhere(p.w.NameA, a)
+	p.appliedElsewhere(p.w.NameB, b)
+	p.within(patience, "up", bothUp)
+	for tries := 1; ; tries++ {
+		before := p.state().Session("to-b").Sent
+		// This process, too: a child wakes it.
+		c := nstest.Child("wake", os.Getpid())
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		if err := syscall.Kill(os.Getpid(), syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		for time.Since(begin) < time.Second {
+			time.Sleep(time.Millisecond)
+		}
+		want := uint32(time.Since(begin) / (20 * time.Millisecond))
+		if err := c.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		sent := p.state().Session("to-b").Sent - before
+		if sent >= want {
+			break
+		}
+		if tries == 5 { // a host that stands still sends nothing, but not each time
+			t.Fatalf("%d probes, want at least %d", sent, want)
+		}
+		t.Logf("%d probes, want at least %d: tried again", sent, want)
+	}
+	p.steady("nobody runs")
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Loops are a metronome's, for programs that beat with it: a packet comes in by each of the devices once a tick, and goes on to
+// the program of liveness, which sends it round again.
+type Loops struct {
+	Tick    time.Duration  // as it is: others may have asked for a shorter one
+	Devices map[string]int // where the packets come out: names and numbers
+	// Stalls has one word, struct liveness_common: when (CLOCK_MONOTONIC, ns) a CPU with a loop was last seen not to run.
+	Stalls *ebpf.Map
+}
+
+// OpenLoops has the loops of a namespace beat at least once a tick, and says which they are. Close them.
+func OpenLoops(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick time.Duration) (_ *Loops, err error) {
+	scope := scopeOf(ns)
+	p, err := readPublished(l.Root, scope)
+	if errors.Is(err, kernel.ErrNotExist) || err == nil && (p.Config.Tick == 0 || p.Config.Tick > tick) {
+		p.Config.Tick = tick
+		err = ns.Do(func() error { return become(ctx, l, p.Config) })
+	}
+	if err != nil {
+		return nil, err
+	}
+	s, err := openSite(l, scope)
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	out := &Loops{Tick: s.p.Config.tick(), Devices: map[string]int{}}
+	err = ns.Do(func() error {
+		cpus, err := loopCPUs(s.p.Config.CPUs)
+		if err != nil {
+			return err
+		}
+		loops, err := makeLoops(cpus, out.Tick)
+		for i, l := range loops {
+			out.Devices[exitName(i)] = l.exit
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("the metronome's loops: %w", err)
+	}
+	out.Stalls, err = s.pins.Maps[pinShared].Clone()
+	return out, err
+}
+
+// become makes the calling thread's namespace as a configuration says.
+func become(ctx context.Context, l *kernel.WriteLock, c Config) error {
+	st, err := ReadState(ctx, l.Root)
+	if err != nil {
+		return err
+	}
+	c.Netns = ""
+	plan, err := Plan(ctx, st, c)
+	if err != nil {
+		return err
+	}
+	return Apply(ctx, l, plan)
+}
+
+// DropLoops ends the loops of a namespace that beat for others alone.
+func DropLoops(l *kernel.WriteLock, scope string) error {
+	p, err := readPublished(l.Root, scope)
+	if errors.Is(err, kernel.ErrNotExist) || err == nil && len(p.Config.Sessions) > 0 {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	return remove(l, scope)
+}

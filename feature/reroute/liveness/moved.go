@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
+)
+
+// moveOf is what signed probes have told of the link address of a device's neighbour.
+func moveOf(m *ebpf.Map, device int) (v bpf.LivenessLivenessMove, err error) {
+	if err := m.Lookup(links.Slot(device), &v); err != nil {
+		return v, fmt.Errorf("reading the link address of the neighbour on interface %d: %w", device, err)
+	}
+	return v, nil
+}
+
+// followMoves has the kernel's neighbours follow link addresses that changed. The programs send to the new address meanwhile, and
+// see within 250 ms that the kernel knows it.
+func (s *site) followMoves() error {
+	for i := range uint32(MaxSessions) {
+		var c bpf.LivenessLivenessSetup
+		if err := s.pins.Maps[pinSetups].Lookup(i, &c); err != nil {
+			return fmt.Errorf("reading session %d: %w", i, err)
+		}
+		if c.On == 0 {
+			continue
+		}
+		v, err := moveOf(s.pins.Maps[pinMoves], int(c.Ifindex))
+		if err == nil && v.Moved != 0 {
+			err = follow(int(c.Ifindex), v.Was[:], v.Now[:])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// follow gives every neighbour of a link address the new one, and leaves its state as it is.
+func follow(device int, was, now net.HardwareAddr) error {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		all, err := netlink.NeighList(device, family)
+		if err != nil {
+			return fmt.Errorf("listing neighbours: %w", err)
+		}
+		for _, n := range all {
+			if !bytes.Equal(n.HardwareAddr, was) || n.State&(netlink.NUD_NOARP|netlink.NUD_FAILED|netlink.NUD_INCOMPLETE) != 0 {
+				continue
+			}
+			n.HardwareAddr = now
+			err := netlink.NeighSet(&netlink.Neigh{LinkIndex: device, Family: family, State: n.State, IP: n.IP, HardwareAddr: now})
+			if err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.ENETDOWN) {
+				return fmt.Errorf("neighbour %s: setting its link address %s: %w", n.IP, now, err)
+			}
+		}
+	}
+	return nil
+}

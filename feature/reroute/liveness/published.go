@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
+)
+
+// ABI is the version of the layout of the maps: liveness.h.
+const ABI = 1
+
+// instanceName is the one instance of a network namespace.
+const instanceName = "@liveness"
+
+// store has the instances.
+var store = instances.Store[published]{Feature: Name, ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
+	Ref: func(p *published) string { return p.Netns }}
+
+func instance(scope string) kernel.Instance { return store.Name(scope, instanceName) }
+
+func scopeOf(ns *netns.Handle) string { return kernel.ScopeOf(ns) }
+
+// Pins of the instance.
+const (
+	pinSetups    = "setups"
+	pinStates    = "states"
+	pinIDs       = "ids"
+	pinClockwork = "clockwork"
+	pinBeats     = "beats"
+	pinShared    = "shared"
+	pinTimers    = "timers"
+	pinCounts    = "counts"
+	pinEvents    = "events"
+	pinMoves     = "moves"
+	pinLinks     = links.MapName
+)
+
+var sharedMaps = map[string]string{
+	pinSetups: bpf.LivenessMapLivenessSetups, pinStates: bpf.LivenessMapLivenessStates, pinIDs: bpf.LivenessMapLivenessIds, pinClockwork: bpf.LivenessMapLivenessClockwork,
+	pinBeats: bpf.LivenessMapLivenessBeats, pinShared: bpf.LivenessMapLivenessShared, pinTimers: bpf.LivenessMapLivenessTimers, pinCounts: bpf.LivenessMapLivenessCounts, pinEvents: bpf.LivenessMapLivenessEvents,
+	pinMoves: bpf.LivenessMapLivenessMoves,
+	pinLinks: links.MapName,
+}
+
+// published is liveness of a namespace as its pins describe it: what is wanted. sync makes the kernel so.
+type published struct {
+	Config Config            `json:"config"`
+	Netns  string            `json:"netns"`  // what reopens the namespace
+	Places map[string]uint32 `json:"places"` // of sessions in the maps, by name
+
+	netns.ID `json:"-"`
+}
+
+// publishedOf is the liveness of a record.
+func publishedOf(rec instances.Record[published]) published {
+	rec.Spec.ID = rec.ID()
+	return rec.Spec
+}
+
+// segment is a segment of ours in a table of routes.
+type segment struct {
+	SID   string
+	Table int // 0: main
+}
+
+func readPublished(r *kernel.Root, scope string) (published, error) {
+	rec, err := store.Read(r, instance(scope))
+	return publishedOf(rec), err
+}
+
+// scopes are the namespaces that have liveness, readable or not.
+func scopes(r *kernel.Root) (out []string, err error) {
+	all, err := store.Keys(r)
+	for _, i := range all {
+		out = append(out, i.Scope)
+	}
+	return out, err
+}
+
+// place gives every session a place, which it keeps as long as it has its name.
+func (p *published) place(before map[string]uint32) error {
+	p.Places = map[string]uint32{}
+	taken := map[uint32]bool{}
+	for _, s := range p.Config.Sessions {
+		if i, ok := before[s.Name]; ok {
+			p.Places[s.Name], taken[i] = i, true
+		}
+	}
+	next := uint32(0)
+	for _, s := range p.Config.Sessions {
+		if _, ok := p.Places[s.Name]; ok {
+			continue
+		}
+		for taken[next] {
+			next++
+		}
+		p.Places[s.Name], taken[next] = next, true
+	}
+	if next >= MaxSessions {
+		return fmt.Errorf("%d sessions: a network namespace can have %d", len(p.Config.Sessions), MaxSessions)
+	}
+	return nil
+}
+
+// publish records what is wanted. The words of links are those that another instance of the namespace has, or new ones.
+func (p *published) publish(l *kernel.WriteLock, ns *netns.Handle) error {
+	i := instance(scopeOf(ns))
+	share := map[string]*ebpf.Map{}
+	o, err := l.Open(i)
+	if err == nil {
+		defer o.Close()
+		share = maps.Clone(o.Maps)
+	} else if !errors.Is(err, kernel.ErrNotExist) {
+		return err
+	}
+	if o == nil {
+		shared, err := links.Shared(l, i)
+		if err != nil {
+			return err
+		}
+		if shared != nil {
+			defer shared.Close()
+			share[pinLinks] = shared
+		}
+	}
+	made, err := makeMaps(share)
+	defer closeMaps(made)
+	if err != nil {
+		return err
+	}
+	if o == nil {
+		return store.Publish(l, i, instances.Form[published]{Spec: *p, Netns: ns, Pins: kernel.Pins{Maps: share}})
+	}
+	// The programs that are attached stay what they are: sync exchanges them where they are another weir's.
+	return store.Respec(l, i, *p, share)
+}
+
+// makeMaps adds to share the maps that are missing.
+func makeMaps(share map[string]*ebpf.Map) (made []*ebpf.Map, err error) {
+	spec, err := bpf.LoadLiveness()
+	if err != nil {
+		return nil, err
+	}
+	for _, pin := range slices.Sorted(maps.Keys(sharedMaps)) {
+		if share[pin] != nil {
+			continue
+		}
+		m, err := ebpf.NewMap(cmp.Or(spec.Maps[sharedMaps[pin]], links.Spec()))
+		if err != nil {
+			return made, fmt.Errorf("making the map %s: %w", sharedMaps[pin], err)
+		}
+		made = append(made, m)
+		share[pin] = m
+	}
+	return made, nil
+}
+
+func closeMaps(all []*ebpf.Map) {
+	for _, m := range all {
+		m.Close()
+	}
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Run supervises metronomes as long as there is a process to do it: a loop that has lost its packet, or was revived on another
+// CPU, is put back, and devices that come later, or come anew, get their sessions. It looks once a second. Nothing of detection needs it.
+func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	w := watch{r, map[string]*known{}}
+	defer w.forget(nil)
+	for {
+		if wrong := w.wrong(); wrong != "" {
+			if err := mendNow(ctx, r); err != nil && ctx.Err() == nil {
+				log.Warn("liveness is not as it should be", "what", wrong, "reason", err)
+			} else if err == nil {
+				log.Info("liveness was set right", "what", wrong)
+			}
+			w.forget(nil)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// watch is what Run knows of namespaces between two looks: to open and read what is wanted takes longer than all the rest.
+type watch struct {
+	root  *kernel.Root
+	known map[string]*known // by scope
+}
+
+type known struct {
+	published
+	*kernel.Opened
+	places []settled // of the sessions, when they were last gone through
+	looks  int
+}
+
+// settled is a session and the device that it was given; 0: it waits for one.
+type settled struct {
+	*Session
+	device   int
+	lost     bool      // the device has the session's program no more
+	function *function // nil: not looked for yet, or nobody probes it
+}
+
+// sessionsEvery is after how many looks it is asked anew which devices sessions have. Another process gives one another device only
+// when it sets right what has changed on the host.
+const sessionsEvery = 10
+
+// forget closes what is kept of all namespaces but some.
+func (w *watch) forget(but []string) {
+	maps.DeleteFunc(w.known, func(scope string, k *known) bool {
+		if slices.Contains(but, scope) {
+			return false
+		}
+		k.Opened.Close()
+		return true
+	})
+}
+
+// wrong says what is not as it should be, "" if nothing is, as far as it can be read.
+func (w *watch) wrong() string {
+	all, err := scopes(w.root)
+	if err != nil {
+		return ""
+	}
+	w.forget(all)
+	for _, scope := range all {
+		if what, err := w.wrongIn(scope); err == nil && what != "" { // else removed meanwhile, or another weir's
+			return what
+		}
+	}
+	return ""
+}
+
+func (w *watch) wrongIn(scope string) (string, error) {
+	k := w.known[scope]
+	if k == nil || k.Replaced() {
+		var err error
+		if k, err = w.open(scope); err != nil {
+			return "", err
+		}
+	}
+	var st State
+	if err := st.readLoops(k.Opened, k.published, kernel.Monotonic()); err != nil {
+		return "", err
+	}
+	for _, l := range st.Loops {
+		if l.Silent > time.Second {
+			return fmt.Sprintf("the loop of CPU %d does not beat", l.CPU), nil
+		}
+		if l.CPU >= 0 && int(l.On) != l.CPU {
+			return fmt.Sprintf("the loop of CPU %d beats on CPU %d", l.CPU, l.On), nil
+		}
+	}
+	if k.looks%sessionsEvery == 0 {
+		if err := k.settle(); err != nil {
+			return "", err
+		}
+	}
+	k.looks++
+	if what, err := k.moved(); err != nil || what != "" {
+		return what, err
+	}
+	return k.changed()
+}
+
+// moved says whose neighbour has another link address than the kernel has; "": nobody's.
+func (k *known) moved() (string, error) {
+	for _, p := range k.places {
+		if p.device == 0 {
+			continue
+		}
+		v, err := moveOf(k.Maps[pinMoves], p.device)
+		if err != nil {
+			return "", err
+		}
+		if v.Moved != 0 {
+			return fmt.Sprintf("the neighbour on %s of session %s has the link address %s, not %s", p.Device, p.Name, net.HardwareAddr(v.Now[:]), net.HardwareAddr(v.Was[:])), nil
+		}
+	}
+	return "", nil
+}
+
+// open opens a namespace in place of what was known of it.
+func (w *watch) open(scope string) (*known, error) {
+	if old := w.known[scope]; old != nil {
+		old.Opened.Close()
+		delete(w.known, scope)
+	}
+	o, err := w.root.Open(instance(scope), pinSetups, pinClockwork, pinBeats, pinMoves)
+	if err != nil {
+		return nil, err
+	}
+	rec, err := store.Of(o.Instance, o.Meta)
+	if err != nil {
+		o.Close()
+		return nil, err
+	}
+	k := &known{published: publishedOf(rec), Opened: o}
+	w.known[scope] = k
+	return k, nil
+}
+
+// settle finds out which devices the sessions were given, and whether they have still what was attached: a device that came back
+// under its old number has not.
+func (k *known) settle() error {
+	k.places = nil
+	bare, err := k.bare()
+	if err != nil {
+		return err
+	}
+	var c bpf.LivenessLivenessSetup
+	for i := range k.Config.Sessions {
+		s := &k.Config.Sessions[i]
+		if err := k.Maps[pinSetups].Lookup(k.Places[s.Name], &c); err != nil {
+			return fmt.Errorf("reading session %q: %w", s.Name, err)
+		}
+		p := settled{Session: s}
+		if c.On != 0 {
+			p.device = int(c.Ifindex)
+			p.lost = s.filled().sends() && bare(p.device)
+		}
+		k.places = append(k.places, p)
+	}
+	return nil
+}
+
+// bare asks which devices do not have the program any more that a session which sends has attached. Links are known by their pins;
+// of filters, where there is no tcx, nothing is pinned, and the devices are asked.
+func (k *known) bare() (func(device int) bool, error) {
+	if !hasTCX() {
+		return k.unfiltered, nil
+	}
+	pins, err := k.Links()
+	if err != nil {
+		return nil, err
+	}
+	off := map[int]bool{}
+	for _, pin := range pins {
+		var device int
+		if _, err := fmt.Sscanf(pin, linkReturn+"%d", &device); err == nil {
+			off[device] = !k.holds(pin, kernel.TCX{Ifindex: device})
+		}
+	}
+	return func(device int) bool { return off[device] }, nil
+}
+
+// unfiltered says whether a device of the namespace has no filter of ours. Of what cannot be asked it is not said.
+func (k *known) unfiltered(device int) (bare bool) {
+	ns, err := netns.Find(k.Netns, k.ID)
+	if err != nil {
+		return false
+	}
+	defer ns.Close()
+	_ = ns.Do(func() error {
+		there, err := kernel.Clsact{Ifindex: device, Name: filterName}.Attached()
+		bare = err == nil && !there
+		return nil
+	})
+	return bare
+}
+
+// holds says whether a pinned link attaches something at its place.
+func (k *known) holds(pin string, at kernel.Attachment) bool {
+	ln, err := k.Link(pin)
+	if err != nil {
+		return true // removed meanwhile: the next look is at other pins
+	}
+	defer ln.Close()
+	return at.Verify(ln) == nil
+}
+
+// changed says what of the namespace is another than the sessions were given, "" if nothing is.
+func (k *known) changed() (what string, err error) {
+	ns, err := netns.Find(k.Netns, k.ID)
+	if err != nil {
+		return "", err
+	}
+	defer ns.Close()
+	err = ns.Do(func() error {
+		at, err := k.appeared()
+		if err == nil && at >= 0 {
+			what = fmt.Sprintf("device %s of session %s has come", k.places[at].Device, k.places[at].Name)
+		} else if err == nil {
+			what, err = k.unrouted()
+		}
+		return err
+	})
+	return what, err
+}
+
+// appeared is the place of a session whose device is another than it was given, if it was given one; -1: there is none. It looks
+// at every session each time, and so asks for numbers of devices alone. A device that has gone makes nobody busy: it may come again.
+func (k *known) appeared() (int, error) {
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("looking for devices: %w", err)
+	}
+	defer unix.Close(fd)
+	return slices.IndexFunc(k.places, func(p settled) bool {
+		index := numberOf(fd, p.Device)
+		if index == 0 || index == p.device && !p.lost {
+			return false
+		}
+		_, err := findDevice(p.Device)
+		return err == nil
+	}), nil
+}
+
+// numberOf is a device's number; 0: there is none of that name.
+func numberOf(socket int, device string) int {
+	r, err := unix.NewIfreq(device)
+	if err != nil || unix.IoctlIfreq(socket, unix.SIOCGIFINDEX, r) != nil {
+		return 0
+	}
+	return int(r.Uint32())
+}
+
+func mendNow(ctx context.Context, r *kernel.Root) error {
+	l, err := r.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	return Recover(l)
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
+	"github.com/weir-project/weir/kernel"
+)
+
+// LIVENESS_TLV and LIVENESS_VERSION of liveness.h, and what a segment routing header says of itself (RFC 8754).
+const (
+	tlvType     = 252
+	tlvVersion  = 1
+	hopsOfProbe = 255
+	srhType     = 4
+)
+
+// place is where a session is in its namespace.
+type place struct {
+	index  uint32 // in the maps
+	device int
+	master int // of the device, 0: none; packets of a VRF's devices come to segments by the VRF
+	table  int // of the routes of its VRF; 0: main
+}
+
+func network16(v uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
+}
+func network32(v uint32) uint32 {
+	return binary.NativeEndian.Uint32(binary.BigEndian.AppendUint32(nil, v))
+}
+func network64(v uint64) uint64 {
+	return binary.NativeEndian.Uint64(binary.BigEndian.AppendUint64(nil, v))
+}
+
+// setup is what the programs need to know of a session.
+func (s Session) setup(p place, key [2]uint64, life uint64) bpf.LivenessLivenessSetup {
+	c := bpf.LivenessLivenessSetup{Key: key, Life: life, Interval: uint64(s.Interval), Grace: uint64(s.Grace), Hold: uint64(s.StableFor),
+		HoldMax: uint64(s.StableMax), Id: s.ID, Ifindex: uint32(p.device), Master: uint32(p.master), On: 1, Multiplier: uint8(s.Multiplier)}
+	for _, b := range []struct {
+		to *uint8
+		is bool
+	}{{&c.Sends, s.sends()}, {&c.Judges, s.judges()}, {&c.Echo, s.Mode == Echo}, {&c.Observe, s.Observe}} {
+		if b.is {
+			*b.to = 1
+		}
+	}
+	if !s.sends() {
+		return c
+	}
+	c.Via.Bytes = s.Via.As16()
+	f := &c.Frame
+	f.Proto = network16(unix.ETH_P_IPV6)
+	f.Ip.Word = network32(0x60000000 | 48<<22) // class CS6, as other routing protocols have it
+	f.Ip.PayloadLen = network16(uint16(unsafe.Sizeof(*f) - unsafe.Offsetof(f.Srh)))
+	f.Ip.Nexthdr, f.Ip.HopLimit = unix.IPPROTO_ROUTING, hopsOfProbe
+	f.Ip.Saddr.Bytes, f.Ip.Daddr.Bytes = s.Source.As16(), s.Peer.As16()
+	f.Srh.Nexthdr, f.Srh.Type, f.Srh.SegmentsLeft, f.Srh.FirstSegment = unix.IPPROTO_NONE, srhType, 1, 1
+	f.Srh.Hdrlen = uint8((unsafe.Sizeof(f.Seg) + unsafe.Sizeof(f.Tlv)) / 8)
+	f.Seg[0].Bytes, f.Seg[1].Bytes = s.Source.As16(), s.Peer.As16()
+	f.Tlv.Type, f.Tlv.Len, f.Tlv.Version = tlvType, uint8(unsafe.Sizeof(f.Tlv)-2), tlvVersion
+	f.Tlv.Session, f.Tlv.Multiplier = network32(s.ID), uint8(s.Multiplier)
+	f.Tlv.Interval, f.Tlv.Life = network32(uint32(s.Interval/time.Microsecond)), network64(life)
+	return c
+}
+
+// identity is what must stay for a session to keep what is known of it.
+func identity(c bpf.LivenessLivenessSetup) bpf.LivenessLivenessSetup {
+	out := bpf.LivenessLivenessSetup{Id: c.Id, Ifindex: c.Ifindex, On: c.On, Sends: c.Sends, Judges: c.Judges, Echo: c.Echo, Observe: c.Observe, Key: c.Key}
+	out.Frame.Ip, out.Frame.Seg = c.Frame.Ip, c.Frame.Seg
+	return out
+}
+
+// putSession has the programs know a session. What they know of it stays, unless it is another session now.
+func putSession(m map[string]*ebpf.Map, s Session, p place, key [2]uint64) error {
+	var have bpf.LivenessLivenessSetup
+	if err := m[pinSetups].Lookup(p.index, &have); err != nil {
+		return fmt.Errorf("reading session %d: %w", p.index, err)
+	}
+	want := s.setup(p, key, have.Life)
+	if have == want {
+		return putID(m, s.ID, p.index)
+	}
+	if identity(have) != identity(want) {
+		if err := replaceSession(m, p.index, have, want); err != nil {
+			return err
+		}
+		// Later than any before, also where two changes come in one tick of the clock.
+		want = s.setup(p, key, max(uint64(time.Now().UnixNano()), have.Life+1))
+	}
+	if err := m[pinSetups].Put(p.index, want); err != nil {
+		return fmt.Errorf("configuring session %d: %w", p.index, err)
+	}
+	return putID(m, s.ID, p.index)
+}
+
+func putID(m map[string]*ebpf.Map, id, index uint32) error {
+	if err := m[pinIDs].Put(id, index); err != nil {
+		return fmt.Errorf("numbering session %d: %w", index, err)
+	}
+	return nil
+}
+
+// replaceSession has the programs forget a session in favour of another one. If the former found its link down, the latter begins
+// with that verdict: a change of the configuration does not say that the link works.
+func replaceSession(m map[string]*ebpf.Map, index uint32, have, want bpf.LivenessLivenessSetup) error {
+	if have.Ifindex == 0 || have.Ifindex != want.Ifindex || have.Observe != 0 || want.Observe != 0 {
+		return clearSession(m, index)
+	}
+	was := &bpf.LivenessLivenessState{}
+	if err := m[pinStates].Lookup(index, was); err != nil {
+		return fmt.Errorf("reading session %d: %w", index, err)
+	}
+	if was.Sender.Phase != phaseDown && was.Peer.Phase != phaseDown {
+		return clearSession(m, index)
+	}
+	begin := &bpf.LivenessLivenessState{}
+	found := bpf.LivenessLivenessJudgement{Phase: phaseDown, Since: max(was.Sender.Since, was.Peer.Since)}
+	if want.Sends != 0 {
+		begin.Sender = found
+	}
+	if want.Judges != 0 {
+		begin.Peer = found
+	}
+	return forgetSession(m, index, have.Id, bpf.LivenessLivenessSetup{Life: have.Life, Ifindex: have.Ifindex}, begin)
+}
+
+// clearSession has the programs forget a session, and gives the data path its link back.
+func clearSession(m map[string]*ebpf.Map, index uint32) error {
+	var have bpf.LivenessLivenessSetup
+	if err := m[pinSetups].Lookup(index, &have); err != nil {
+		return fmt.Errorf("reading session %d: %w", index, err)
+	}
+	off := bpf.LivenessLivenessSetup{Life: have.Life}
+	if have == off {
+		return nil
+	}
+	if err := forgetSession(m, index, have.Id, off, &bpf.LivenessLivenessState{}); err != nil {
+		return err
+	}
+	if have.Ifindex == 0 {
+		return nil
+	}
+	if err := m[pinMoves].Put(links.Slot(int(have.Ifindex)), bpf.LivenessLivenessMove{}); err != nil {
+		return fmt.Errorf("forgetting session %d: %w", index, err)
+	}
+	if have.Observe != 0 {
+		return nil
+	}
+	return links.ClearProbe(m[pinLinks], int(have.Ifindex))
+}
+
+// forgetSession takes the session of a number from the programs. The next one of its place begins with what is given. Killed on the
+// way, off names the device whose word of the link is still to be cleared.
+func forgetSession(m map[string]*ebpf.Map, index, id uint32, off bpf.LivenessLivenessSetup, begin *bpf.LivenessLivenessState) error {
+	if err := m[pinSetups].Put(index, off); err != nil {
+		return fmt.Errorf("ending session %d: %w", index, err)
+	}
+	if err := m[pinIDs].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("ending session %d: %w", index, err)
+	}
+	// No tick that saw it on may write after this.
+	kernel.WaitForPrograms()
+	if err := m[pinStates].Put(index, begin); err != nil {
+		return fmt.Errorf("forgetting session %d: %w", index, err)
+	}
+	return nil
+}
+
+// closing has a session say, as long as it is on, that it is about to end. said tells whether it has said so three times, of which two
+// may be lost, in its probes as in its answers.
+func closing(m map[string]*ebpf.Map, index uint32) (interval time.Duration, said func() bool, err error) {
+	var c bpf.LivenessLivenessSetup
+	before, now := &bpf.LivenessLivenessState{}, &bpf.LivenessLivenessState{}
+	said = func() bool { return true }
+	if err := errors.Join(m[pinSetups].Lookup(index, &c), m[pinStates].Lookup(index, before)); err != nil {
+		return 0, said, fmt.Errorf("reading session %d: %w", index, err)
+	}
+	if c.On == 0 {
+		return 0, said, nil
+	}
+	c.Closing = 1
+	if err := m[pinSetups].Put(index, c); err != nil {
+		return 0, said, fmt.Errorf("closing session %d: %w", index, err)
+	}
+	const times = 3
+	return time.Duration(c.Interval), func() bool {
+		if err := m[pinStates].Lookup(index, now); err != nil {
+			return true
+		}
+		probed := c.Sends == 0 || now.Seq-before.Seq >= times
+		answered := c.Judges == 0 || before.LastSeen == 0 || now.Heard-before.Heard >= times
+		return probed && answered
+	}, nil
+}

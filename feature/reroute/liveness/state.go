@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
+)
+
+// Phase is what has been found of a session.
+type Phase string
+
+// Phases. A session that nothing was ever heard of is not down: its link stays in use.
+const (
+	Init Phase = "init"
+	Up   Phase = "up"
+	Down Phase = "down"
+)
+
+var phases = []Phase{Init, Up, Down}
+
+// phaseDown is LIVENESS_DOWN of liveness.h.
+const phaseDown = 2
+
+// Direction is what is known of one way of a link.
+type Direction string
+
+// Directions. A way is unknown where only the other end could tell, and does not reach us.
+const (
+	Works   Direction = "up"
+	Broken  Direction = "down"
+	Unknown Direction = "unknown"
+)
+
+// State is what the pins say of liveness on this host.
+type State struct {
+	Sessions []SessionState   `json:"sessions"`
+	Loops    []TimerLoopState `json:"timer_loops"`
+	// Strangers are packets that are of no session, or cannot be said to be: by reason.
+	UnknownSources map[string]uint64 `json:"unknown_sources,omitempty"`
+
+	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
+
+	published map[string]published // by scope
+}
+
+// Judgement is what one side of a session has found.
+type Judgement struct {
+	Phase   Phase         `json:"phase"`
+	For     time.Duration `json:"for"`     // it has been so for so long
+	Downs   uint32        `json:"downs"`   // since the session was configured
+	Granted uint32        `json:"granted"` // ticks at which a stall of this host put a verdict off
+}
+
+// SessionState is one session.
+type SessionState struct {
+	Name   string `json:"name"`
+	Netns  string `json:"netns"`
+	Device string `json:"device"`
+	ID     uint32 `json:"id"`
+	Mode   Mode   `json:"mode"`
+	Phase  Phase  `json:"phase"`
+	// Sender judges by answers to our probes, Peer by the probes of the peer; nil where the mode has none.
+	Sender *Judgement `json:"sender,omitempty"`
+	Peer   *Judgement `json:"peer,omitempty"`
+	Out    Direction  `json:"out"` // towards the peer
+	In     Direction  `json:"in"`
+	Flaps  uint32     `json:"flaps"` // how often either judgement was: down
+	// Kept says that the link was found down before the other end ended its session, or before this one was changed, and that
+	// nothing was heard of the other end since.
+	Kept bool `json:"kept,omitempty"`
+
+	Sent       uint32 `json:"sent"` // probes; wraps around
+	Answered   uint32 `json:"answered"`
+	Unanswered uint32 `json:"unanswered"` // of those sent since the last one that was answered
+	LostOut    uint32 `json:"lost_out"`   // probes that the peer did not get, by its last answer
+	LostIn     uint32 `json:"lost_in"`    // answers that did not come back
+	Heard      uint32 `json:"heard"`      // probes of the peer, in its present life
+	LostHeard  uint32 `json:"lost_heard"` // those of them that did not come
+
+	RTT    RTT               `json:"rtt"`
+	Counts map[string]uint64 `json:"counts,omitempty"` // packets that changed nothing, by reason
+
+	Problem string `json:"problem,omitempty"`
+	Gone    bool   `json:"gone,omitempty"` // the network namespace
+}
+
+// RTT is how long answers take. Percentiles are upper ends of buckets a quarter of a power of two wide.
+type RTT struct {
+	Min    time.Duration `json:"min"`
+	P50    time.Duration `json:"p50"`
+	P99    time.Duration `json:"p99"`
+	Jitter time.Duration `json:"jitter"` // RFC 3550, 6.4.1
+}
+
+// TimerLoopState is one loop of a metronome.
+type TimerLoopState struct {
+	Netns    string        `json:"netns"`
+	CPU      int           `json:"cpu"` // that it is to beat on
+	On       uint32        `json:"on"`  // that it beat on last
+	Ticks    uint64        `json:"ticks"`
+	Silent   time.Duration `json:"silent"`   // since its last tick
+	Stalls   uint64        `json:"stalls"`   // ticks that were more than 1.5 ms late
+	Longest  time.Duration `json:"longest"`  // of them
+	Revivals uint32        `json:"revivals"` // by another loop, after it had lost its packet
+	Spent    time.Duration `json:"spent"`    // in ticks
+}
+
+// reasons are enum liveness_count, in its order.
+var reasons = []string{"forged", "stale", "duplicate", "malformed", "far", "elsewhere", "unknown", "unsent"}
+
+// ReadState reads liveness from its pins alone.
+func ReadState(_ context.Context, r *kernel.Root) (State, error) {
+	st := State{published: map[string]published{}, UnknownSources: map[string]uint64{}}
+	all, unreadable, err := store.All(r)
+	st.Unreadable = unreadable
+	for _, rec := range all {
+		p := publishedOf(rec)
+		err := st.readScope(r, rec.Scope, p)
+		if errors.Is(err, kernel.ErrNotExist) {
+			continue // removed meanwhile
+		} else if err != nil {
+			st.Unreadable.Add(rec.Instance, err)
+			continue
+		}
+		st.published[rec.Scope] = p
+	}
+	return st, err
+}
+
+func (st *State) readScope(r *kernel.Root, scope string, p published) error {
+	o, err := r.Open(instance(scope), pinSetups, pinStates, pinClockwork, pinBeats, pinCounts)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	problem, gone, routes := "", false, map[string]string{}
+	if ns, err := netns.Find(p.Netns, p.ID); err != nil {
+		problem, gone = err.Error(), errors.Is(err, netns.ErrGone)
+	} else {
+		_ = ns.Do(func() error { // who may not enter the namespace is told the rest
+			for i := range p.Config.Sessions {
+				routes[p.Config.Sessions[i].Name] = routeProblem(&p.Config.Sessions[i])
+			}
+			return nil
+		})
+		ns.Close()
+	}
+	at := kernel.Monotonic()
+	for _, s := range p.Config.Sessions {
+		s = s.filled()
+		var c bpf.LivenessLivenessSetup
+		v := &bpf.LivenessLivenessState{}
+		i := p.Places[s.Name]
+		if err := errors.Join(o.Maps[pinSetups].Lookup(i, &c), o.Maps[pinStates].Lookup(i, v)); err != nil {
+			return fmt.Errorf("reading session %q: %w", s.Name, err)
+		}
+		ss := stateOf(s, c, v, at)
+		ss.Netns, ss.Problem, ss.Gone = p.Netns, problem, gone
+		if problem == "" && c.On == 0 {
+			ss.Problem = fmt.Sprintf("device %s is not there", s.Device)
+		} else if problem == "" {
+			ss.Problem = routes[s.Name]
+		}
+		st.Sessions = append(st.Sessions, ss)
+	}
+	for i, reason := range reasons {
+		var each []uint64
+		if err := o.Maps[pinCounts].Lookup(uint32(i), &each); err != nil {
+			return fmt.Errorf("reading counts: %w", err)
+		}
+		for _, n := range each {
+			if n > 0 {
+				st.UnknownSources[reason] += n
+			}
+		}
+	}
+	return st.readLoops(o, p, at)
+}
+
+func (st *State) readLoops(o *kernel.Opened, p published, at uint64) error {
+	cpus, err := loopCPUs(p.Config.CPUs)
+	if err != nil {
+		return err
+	}
+	var m bpf.LivenessLivenessTickSource
+	if err := o.Maps[pinClockwork].Lookup(uint32(0), &m); err != nil {
+		return fmt.Errorf("reading the clockwork: %w", err)
+	}
+	for i := range m.Loops {
+		var b bpf.LivenessLivenessBeat
+		if err := o.Maps[pinBeats].Lookup(i, &b); err != nil {
+			return fmt.Errorf("reading beats: %w", err)
+		}
+		l := TimerLoopState{Netns: p.Netns, On: b.Cpu, Ticks: b.Ticks, Silent: since(at, b.Beat), Stalls: b.Stalls,
+			Longest: time.Duration(b.Longest), Revivals: b.Revivals, Spent: time.Duration(b.Spent), CPU: -1}
+		if int(i) < len(cpus) {
+			l.CPU = cpus[i]
+		}
+		st.Loops = append(st.Loops, l)
+	}
+	return nil
+}
+
+// since is how long ago a moment was; 0 for one after at, which another CPU may have written meanwhile.
+func since(at, moment uint64) time.Duration { return time.Duration(at - min(at, moment)) }
+
+func judgementOf(j bpf.LivenessLivenessJudgement, at uint64) *Judgement {
+	out := &Judgement{Phase: Init, Downs: j.Downs, Granted: j.Granted}
+	if int(j.Phase) < len(phases) {
+		out.Phase = phases[j.Phase]
+	}
+	if j.Since != 0 {
+		out.For = since(at, j.Since)
+	}
+	return out
+}
+
+func stateOf(s Session, c bpf.LivenessLivenessSetup, v *bpf.LivenessLivenessState, at uint64) SessionState {
+	out := SessionState{Name: s.Name, Device: s.Device, ID: s.ID, Mode: s.Mode, Phase: Init, Flaps: v.Sender.Downs + v.Peer.Downs,
+		Sent: v.Seq, Answered: v.Answers, Unanswered: v.Seq - v.Answered, Heard: v.Heard, LostHeard: v.PeerSeq - min(v.PeerSeq, v.Heard),
+		RTT: rttOf(v), Counts: map[string]uint64{}}
+	if s.sends() {
+		out.Sender = judgementOf(v.Sender, at)
+	}
+	if s.judges() {
+		out.Peer = judgementOf(v.Peer, at)
+	}
+	for _, j := range []*Judgement{out.Sender, out.Peer} {
+		if j != nil && (j.Phase == Down || j.Phase == Up && out.Phase == Init) {
+			out.Phase = j.Phase
+		}
+	}
+	out.Kept = out.Phase == Down && v.Answers == 0 && v.LastFresh == 0
+	if s.sends() && s.Mode != Echo && v.Answers > 0 {
+		out.LostOut = v.Answered - min(v.Answered, v.PeerHeard)
+		out.LostIn = v.PeerHeard - min(v.PeerHeard, v.Answers)
+	}
+	for i, reason := range reasons {
+		if v.Counts[i] > 0 {
+			out.Counts[reason] = v.Counts[i]
+		}
+	}
+	out.Out, out.In = directions(s, c, v, at)
+	return out
+}
+
+// directions says which way of the link works. Answers prove both. The peer's own probes prove that it reaches us, and say
+// whether we reach it: they acknowledge what it hears.
+func directions(s Session, c bpf.LivenessLivenessSetup, v *bpf.LivenessLivenessState, at uint64) (out, in Direction) {
+	window := time.Duration(c.Interval) * time.Duration(s.Multiplier+1)
+	if v.PeerInterval != 0 {
+		window = max(window, time.Duration(v.PeerInterval)*time.Duration(v.PeerMultiplier+1))
+	}
+	recent := func(moment uint64) bool { return moment != 0 && since(at, moment) < window }
+	answered, probed := recent(v.LastAnswer), recent(v.LastSeen)
+	out, in = Unknown, Unknown
+	if answered || probed {
+		in = Works
+	} else if s.judges() && v.LastSeen != 0 {
+		in = Broken
+	}
+	if answered || recent(v.LastFresh) || recent(v.LastHears) {
+		out = Works
+	} else if probed {
+		out = Broken
+	}
+	return out, in
+}
+
+// rttOf reads the histogram (liveness_bucket in heard.h).
+func rttOf(v *bpf.LivenessLivenessState) RTT {
+	out := RTT{Min: time.Duration(v.RttMin), Jitter: time.Duration(v.Jitter)}
+	total := uint64(0)
+	for _, n := range v.Rtt {
+		total += uint64(n)
+	}
+	quantile := func(q float64) time.Duration {
+		left := uint64(q * float64(total))
+		for i, n := range v.Rtt {
+			if left < uint64(n) {
+				return bucketEnd(i)
+			}
+			left -= uint64(n)
+		}
+		return 0
+	}
+	if total > 0 {
+		out.P50, out.P99 = quantile(0.5), quantile(0.99)
+	}
+	return out
+}
+
+// bucketEnd is the longest round trip of a bucket.
+func bucketEnd(i int) time.Duration {
+	return time.Duration(uint64(5+i%4) << (8 + i/4))
+}
+
+// Session is the session of a name, or nil.
+func (st State) Session(name string) *SessionState {
+	i := slices.IndexFunc(st.Sessions, func(s SessionState) bool { return s.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &st.Sessions[i]
+}
+
+// String is the session in a line.
+func (s SessionState) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s on %s: out %s, in %s, %d flaps, rtt %s/%s", s.Name, s.Phase, s.Device, s.Out, s.In, s.Flaps, s.RTT.P50, s.RTT.P99)
+	return b.String()
+}
+
+// Saved is the liveness of one network namespace, for putting it back later.
+type Saved struct {
+	netns.ID
+	Config Config `json:"config"`
+}
+
+// Saved returns liveness as it is pinned.
+func (st State) Saved() (out []Saved) {
+	for _, scope := range slices.Sorted(maps.Keys(st.published)) {
+		out = append(out, Saved{st.published[scope].ID, st.published[scope].Config})
+	}
+	return out
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/hook"
+)
+
+// Names of links, each with the number of its device behind it.
+const (
+	linkTick   = "tick_"
+	linkReturn = "return_"
+	linkLeave  = "leave_"
+)
+
+// filterName is of our filters where there is no tcx, and of our segments' programs.
+const filterName = "weir_liveness"
+
+// errNoDevice says that a session's device is not there: the session waits for it.
+var errNoDevice = errors.New("there is no such device")
+
+// site is a namespace's liveness, open for writing; its methods run in the namespace.
+type site struct {
+	lock  *kernel.WriteLock
+	scope string
+	p     published
+	ns    *netns.Handle
+	pins  *kernel.Opened
+	loops []loop
+	seed  bool               // all loops anew: what clocks them has changed
+	coll  *kernel.Collection // loaded when the first program of it is attached
+}
+
+// syncScope makes the kernel what is published. It is how every change takes effect, and how one that was killed is mended.
+func syncScope(l *kernel.WriteLock, scope string) error {
+	s, err := openSite(l, scope)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return s.ns.Do(func() error { return s.sync(false) })
+}
+
+func openSite(l *kernel.WriteLock, scope string) (_ *site, err error) {
+	s := &site{lock: l, scope: scope}
+	if s.p, err = readPublished(l.Root, scope); err != nil {
+		return nil, err
+	}
+	if s.ns, err = netns.Find(s.p.Netns, s.p.ID); err != nil {
+		return nil, err
+	}
+	if s.pins, err = l.Open(instance(scope)); err != nil {
+		s.ns.Close()
+		return nil, err
+	}
+	// Damaged pins lack maps: upgrade and publish pin the maps made here.
+	if _, err := makeMaps(s.pins.Maps); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *site) close() {
+	if s.coll != nil {
+		s.coll.Close()
+	}
+	s.pins.Close()
+	s.ns.Close()
+}
+
+// sync does it. With anew programs are attached in place of those that are.
+func (s *site) sync(anew bool) error {
+	cpus, err := loopCPUs(s.p.Config.CPUs)
+	if err != nil {
+		return err
+	}
+	tick := s.p.Config.tick()
+	if s.loops, err = makeLoops(cpus, tick); err != nil {
+		return err
+	}
+	kernel.Step("liveness:loops")
+	places, err := s.places()
+	if err != nil {
+		return err
+	}
+	if err := s.followMoves(); err != nil {
+		return err
+	}
+	// Who is probed can answer before anybody probes, and answers are heard before there are any.
+	if err := s.putSessions(places); err != nil {
+		return err
+	}
+	kernel.Step("liveness:sessions")
+	if err := s.attach(places, anew); err != nil {
+		return err
+	}
+	kernel.Step("liveness:attached")
+	if err := s.segments(places, anew); err != nil {
+		return err
+	}
+	kernel.Step("liveness:segments")
+	if err := s.clockwork(uint64(tick)); err != nil {
+		return err
+	}
+	return retune(s.pins.Maps[pinClockwork], s.pins.Maps[pinBeats], s.loops, s.seed)
+}
+
+// places finds the sessions' devices. Who has none now waits for it.
+func (s *site) places() (map[string]place, error) {
+	out, speak := map[string]place{}, map[string]int{}
+	for _, session := range s.p.Config.Sessions {
+		p, err := findDevice(session.Device)
+		if errors.Is(err, errNoDevice) {
+			continue
+		} else if err != nil {
+			return nil, fmt.Errorf("session %q: device %s: %w", session.Name, session.Device, err)
+		}
+		p.index = s.p.Places[session.Name]
+		out[session.Name] = p
+		if !session.Observe {
+			speak[session.Device] = p.device
+		}
+	}
+	return out, slots(speak)
+}
+
+// findDevice looks for a device that frames can be sent by.
+func findDevice(name string) (p place, err error) {
+	l, err := netlink.LinkByName(name)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return p, errNoDevice
+	} else if err != nil {
+		return p, err
+	}
+	a := l.Attrs()
+	if a.EncapType != "ether" || a.Flags&unix.IFF_LOOPBACK != 0 {
+		return p, fmt.Errorf("it is of type %s: probes go by Ethernet devices (VLANs and bonds are some)", a.EncapType)
+	}
+	p.device, p.master = a.Index, a.MasterIndex
+	if p.master == 0 {
+		return p, nil
+	}
+	m, err := netlink.LinkByIndex(p.master)
+	if err != nil {
+		return p, err
+	}
+	if v, ok := m.(*netlink.Vrf); ok {
+		p.table = int(v.Table)
+	}
+	return p, nil
+}
+
+// program is one of them, over the instance's maps.
+func (s *site) program(name string) (*ebpf.Program, error) {
+	if s.coll == nil {
+		spec, err := bpf.LoadLiveness()
+		if err != nil {
+			return nil, err
+		}
+		share := map[string]*ebpf.Map{}
+		for pin, name := range sharedMaps {
+			share[name] = s.pins.Maps[pin]
+		}
+		if s.coll, err = kernel.Load(spec, []string{bpf.LivenessProgLivenessTick, bpf.LivenessProgLivenessEnd, bpf.LivenessProgLivenessReturn, bpf.LivenessProgLivenessLeave}, share); err != nil {
+			return nil, err
+		}
+	}
+	return s.coll.Programs[name], nil
+}
+
+// putSessions has the programs know the sessions that have a device, and forget all others.
+func (s *site) putSessions(places map[string]place) error {
+	used := map[uint32]bool{}
+	for _, p := range places {
+		used[p.index] = true
+	}
+	for i := range uint32(MaxSessions) {
+		if used[i] {
+			continue
+		}
+		if err := clearSession(s.pins.Maps, i); err != nil {
+			return err
+		}
+	}
+	for _, session := range s.p.Config.Sessions {
+		p, there := places[session.Name]
+		if !there {
+			continue
+		}
+		session = session.filled()
+		key, err := readKey(session.KeyFile)
+		if err == nil {
+			err = putSession(s.pins.Maps, session, p, key)
+		}
+		if err != nil {
+			return fmt.Errorf("session %q: %w", session.Name, err)
+		}
+	}
+	return nil
+}
+
+// segments has the peers' probes answered, and no longer those of segments that nobody needs.
+func (s *site) segments(places map[string]place, anew bool) error {
+	want := map[segment]bool{}
+	for _, session := range s.p.Config.Sessions {
+		if p, there := places[session.Name]; there && session.filled().judges() {
+			want[segment{SID: session.Function.String(), Table: p.table}] = true
+		}
+	}
+	for g := range want {
+		r := s.route(g)
+		if there, err := r.Attached(); err == nil && there && !anew {
+			continue
+		}
+		prog, err := s.program(bpf.LivenessProgLivenessEnd)
+		if err != nil {
+			return err
+		}
+		if err := r.Attach(prog, filterName); err != nil {
+			return err
+		}
+	}
+	return s.dropSegments(want)
+}
+
+// route is that of a segment. It names a device of ours: one of a link would take the segment with it.
+func (s *site) route(g segment) hook.Segment {
+	r := hook.Segment{Table: g.Table}
+	if len(s.loops) > 0 {
+		r.Ifindex = s.loops[0].entry
+	}
+	r.SID, _ = netip.ParseAddr(g.SID) // written by String
+	return r
+}
+
+// dropSegments takes away the routes of ours to all but some segments.
+func (s *site) dropSegments(but map[segment]bool) error {
+	all, err := hook.Segments()
+	if err != nil {
+		return err
+	}
+	for _, g := range all {
+		if !but[segment{SID: g.SID.String(), Table: g.Table}] {
+			if err := g.Detach(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// clockwork has the loops beat as they should.
+func (s *site) clockwork(tick uint64) error {
+	var m bpf.LivenessLivenessTickSource
+	if err := s.pins.Maps[pinClockwork].Lookup(uint32(0), &m); err != nil {
+		return fmt.Errorf("reading the clockwork: %w", err)
+	}
+	was := m
+	m.Tick, m.Loops, m.Sessions = tick, uint32(len(s.loops)), 0
+	for _, i := range s.p.Places {
+		m.Sessions = max(m.Sessions, i+1)
+	}
+	m.Ifindex = [maxLoops]uint32{}
+	for i, l := range s.loops {
+		m.Ifindex[i] = uint32(l.entry)
+	}
+	if m == was {
+		return nil
+	}
+	s.seed = m.Tick != was.Tick || m.Ifindex != was.Ifindex
+	if err := s.pins.Maps[pinClockwork].Put(uint32(0), m); err != nil {
+		return fmt.Errorf("setting the clockwork: %w", err)
+	}
+	return nil
+}
