@@ -444,7 +444,7 @@ func (w world) beside(name string) (out []hookorder.Position) {
 	}
 	filters, _ := Part[filter.State](st, filter.Name)
 	for _, f := range filters.Filters {
-		for _, p := range f.Places {
+		for _, p := range f.Attachments {
 			if p.Position != nil {
 				all = append(all, *p.Position)
 			}

@@ -103,7 +103,7 @@ func printFilters(w io.Writer, filters []filter.FilterState, now time.Time) {
 		for _, p := range filterProblems(f) {
 			fmt.Fprintf(w, "%s: %s\n", f.Name, p)
 		}
-		for _, p := range f.Places {
+		for _, p := range f.Attachments {
 			if p.Problem == "" && p.Position != nil {
 				printBeside(w, f.Name, *p.Position)
 			}

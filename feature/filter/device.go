@@ -186,7 +186,7 @@ func (p *Attachment) judgeLink(s *site, a kernel.Attachment) error {
 }
 
 // position reads where the program is among others', and whether that is as ordered.
-func (p *Place) position(s *site, a kernel.Attachment, ln kernel.Link) error {
+func (p *Attachment) position(s *site, a kernel.Attachment, ln kernel.Link) error {
 	return s.ns.Do(func() error {
 		at, ok, err := kernel.PositionAt(a, ln)
 		if err != nil || !ok {

@@ -75,10 +75,10 @@ func ordered(f Filter, where hookorder.Where, anchor string) Filter {
 // wantPosition compares the position that the state shows.
 func (w *world) wantPosition(when, want string) {
 	w.t.Helper()
-	p := w.one().Places[0]
+	p := w.one().Attachments[0]
 	for end := time.Now().Add(5 * time.Second); p.Position != nil && p.Position.String() != want && time.Now().Before(end); {
 		time.Sleep(5 * time.Millisecond) // links of a killed process end in the kernel's own time
-		p = w.one().Places[0]
+		p = w.one().Attachments[0]
 	}
 	if p.Position == nil || p.Position.String() != want || p.Problem != "" {
 		w.t.Errorf("%s: position %v, %q; want %s", when, p.Position, p.Problem, want)
@@ -137,7 +137,7 @@ func TestOrderKept(t *testing.T) {
 	w.apply(f)
 	w.wantPosition("alone", "the only program")
 	other := w.foreign(foreignShort, link.Head())
-	p := w.one().Places[0]
+	p := w.one().Attachments[0]
 	if p.Position.String() != "2 of 2, after "+foreignShort || !strings.Contains(p.Problem, "weir apply moves it") {
 		t.Errorf("behind: %s, %q", p.Position, p.Problem)
 	}

@@ -175,7 +175,7 @@ func (t *target) plan(plan *feature.Plan, have State) error {
 // misplaced says which places change because programs came to the wrong side of the filter. Where the
 // order itself changes, the difference says so.
 func (f FilterState) misplaced(want Order) (out []string) {
-	for _, p := range f.Places {
+	for _, p := range f.Attachments {
 		if p.misplaced && f.pub.Filter.Order.Order == want.Order {
 			out = append(out, fmt.Sprintf("%s: %s → %s", p.Name, p.Position, want.Order))
 		}
@@ -222,7 +222,7 @@ func (f *FilterState) at(device string) (program uint32, attached bool) {
 	if f == nil {
 		return 0, false
 	}
-	for _, p := range f.Places {
+	for _, p := range f.Attachments {
 		if p.Interface == device {
 			return p.program, p.Attached
 		}

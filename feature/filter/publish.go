@@ -209,8 +209,8 @@ func (s *site) links() map[string]kernel.Link {
 
 // misplaced says whether the filter is attached where its order does not ask for it.
 func (s *site) misplaced() (bool, error) {
-	places, err := s.pub.Holder.holder().places(s)
-	return slices.ContainsFunc(places, func(p Place) bool { return p.misplaced }), err
+	places, err := s.pub.Attacher.holder().places(s)
+	return slices.ContainsFunc(places, func(p Attachment) bool { return p.misplaced }), err
 }
 
 // settle makes the places those that the pins say.
