@@ -35,7 +35,7 @@ var damagedInstances = []struct {
 	{who: "guard telemetry", linked: true},
 	{who: "filter tcx", filters: []string{"weir_filter_tcx"}},
 	{who: "filter xdp", linked: true},
-	{who: "handoff front-lb", filters: []string{"weir_front_in", "weir_front_out"}},
+	{who: "handoff lb-lb", filters: []string{"weir_lb_in", "weir_lb_out"}},
 	{who: "handoff quarantine", filters: []string{"weir_quarantine_in", "weir_quarantine_out"}},
 	{who: "reroute @protect", filters: []string{"weir_reroute"}},
 	{who: "reroute @liveness", filters: []string{"weir_liveness"}},

@@ -107,7 +107,7 @@ func (c *Config) Validate() (errs []error) {
 		}
 	}
 	if least := cmp.Or(c.BufferTimeout, defaultHold) + cmp.Or(c.MoveTimeout, defaultLapse); cmp.Or(c.IdleTimeout, defaultIdle) < least { // a move may be as long without a packet
-		fail(c.Pos, "idle %s: take hold and lapse together, %s, or more: a flow must not be forgotten while it moves", cmp.Or(c.IdleTimeout, defaultIdle), least)
+		fail(c.Pos, "idle_timeout %s: take buffer_timeout and move_timeout together, %s, or more: a flow must not be forgotten while it moves", cmp.Or(c.IdleTimeout, defaultIdle), least)
 	}
 	c.checkServices(fail)
 	c.checkBackends(fail)

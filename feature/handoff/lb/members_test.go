@@ -292,14 +292,14 @@ func TestRegisterRefused(t *testing.T) {
 		r      peer.Registration
 		says   string
 	}{
-		{"h2", 1, ok, "number 1 is host h1's"},
-		{"h1", 2, ok, "host h1 has number 1"},
-		{"h2", 7, ok, "host 7 is h7"},
-		{"h7", 3, ok, "host h7 has number 7"},
-		{"h7", 7, peer.Registration{Address: netip.MustParseAddr("10.2.0.8")}, "is told that the host is at 10.2.0.7"},
-		{"h2", 2, ok, "is host h1's"},
+		{"h2", 1, ok, "number 1 is backend h1's"},
+		{"h1", 2, ok, "backend h1 has number 1"},
+		{"h2", 7, ok, "backend 7 is h7"},
+		{"h7", 3, ok, "backend h7 has number 7"},
+		{"h7", 7, peer.Registration{Address: netip.MustParseAddr("10.2.0.8")}, "is told that the backend is at 10.2.0.7"},
+		{"h2", 2, ok, "is backend h1's"},
 		{"h2", 0, ok, "no number"},
-		{"h2", 2, peer.Registration{Weight: 1}, "say where packets to the host go"},
+		{"h2", 2, peer.Registration{Weight: 1}, "say where packets to the backend go"},
 		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Weight: -1}, "weight -1"},
 		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Services: []string{"five"}}, `service "five"`},
 	} {

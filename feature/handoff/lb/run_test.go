@@ -191,14 +191,14 @@ func TestConfigErrors(t *testing.T) {
 		{"address: 10.0.0.1", "address: 127.0.0.1", "backends.a: address 127.0.0.1"},
 		{"a: {number: 1, address: 10.0.0.1}", "a: {number: 1, address: 10.0.0.1}\n  b: {number: 2, address: 10.0.0.1}", "is that of backend a"},
 		{"devices: [eth0]", "devices: [eth0, eth1, eth0]", `devices: "eth0" is there twice`},
-		{"devices: [eth0]", "devices: [eth0]\nbuffer_timeout: 2h", "hold and lapse together, 2h0m10s"},
+		{"devices: [eth0]", "devices: [eth0]\nbuffer_timeout: 2h", "buffer_timeout and move_timeout together, 2h0m10s"},
 		{"devices: [eth0]", "devices: [eth0]\nname: ''", `name ""`},
 		{"devices: [eth0]", "devices: []", "devices: name the interfaces"},
 		{"listen: 10.2.0.1:7946", "listen: x", `listen "x"`},
 		{"devices: [eth0]", "devices: [eth0]\ntunnel_mtu: 100", "tunnel_mtu 100"},
-		{"devices: [eth0]", "devices: [eth0]\nbuffer_timeout: 1ms", "hold 1ms"},
-		{"devices: [eth0]", "devices: [eth0]\nidle_timeout: 10s", "hold and lapse together, 11s"},
-		{"devices: [eth0]", "devices: [eth0]\nidle_timeout: 20s\nbuffer_timeout: 5s\nmove_timeout: 16s", "hold and lapse together, 21s"},
+		{"devices: [eth0]", "devices: [eth0]\nbuffer_timeout: 1ms", "buffer_timeout 1ms"},
+		{"devices: [eth0]", "devices: [eth0]\nidle_timeout: 10s", "buffer_timeout and move_timeout together, 11s"},
+		{"devices: [eth0]", "devices: [eth0]\nidle_timeout: 20s\nbuffer_timeout: 5s\nmove_timeout: 16s", "buffer_timeout and move_timeout together, 21s"},
 		{"devices: [eth0]", "devices: [eth0]\nname: a/b", `name "a/b"`},
 	} {
 		text := strings.Replace(good, e.from, e.to, 1)
@@ -207,8 +207,8 @@ func TestConfigErrors(t *testing.T) {
 		}
 	}
 	text := strings.Replace(good, "devices: [eth0]", "devices: [eth0]\nbuffer_timeout: 1ms", 1)
-	line := 1 + strings.Count(text[:strings.Index(text, "hold:")], "\n")
-	if _, err := ParseConfig("weir.yaml", []byte(text)); err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("weir.yaml:%d:7: buffer_timeout 1ms", line)) {
+	line := 1 + strings.Count(text[:strings.Index(text, "buffer_timeout:")], "\n")
+	if _, err := ParseConfig("weir.yaml", []byte(text)); err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("weir.yaml:%d:17: buffer_timeout 1ms", line)) {
 		t.Errorf("%v, want it at line %d", err, line)
 	}
 }
