@@ -203,5 +203,5 @@ func afterwards(t *testing.T, l *WriteLock, where string) {
 	if left := tree(t, l.Root); len(left) > 0 {
 		t.Errorf("%s: removed, and there is still %v", where, left)
 	}
-	eventually(t, where+": no link is left attached", func() bool { return lookupLinks(t) == 0 })
+	nstest.Until(t, where+": no link is left attached", func() bool { return lookupLinks(t) == 0 })
 }

@@ -298,7 +298,7 @@ func TestUpgradeKeepsTheLink(t *testing.T) {
 		return info.ID
 	}
 	// Those of tests before are taken off some time after they were unpinned.
-	eventually(t, "it alone is attached", func() bool { return lookupLinks(t) == 1 })
+	nstest.Until(t, "it alone is attached", func() bool { return lookupLinks(t) == 1 })
 	first, links := id(), 1
 	for v := uint64(2); v < 12; v++ {
 		if err := upgradeTo(l, "link", "", v); err != nil {
@@ -312,7 +312,7 @@ func TestUpgradeKeepsTheLink(t *testing.T) {
 	if err := l.Remove(instance); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "the last link is gone", func() bool { return lookupLinks(t) == links-1 })
+	nstest.Until(t, "the last link is gone", func() bool { return lookupLinks(t) == links-1 })
 }
 
 func TestUpgradeThatFails(t *testing.T) {
@@ -380,11 +380,11 @@ func TestUpgradesLeakNothing(t *testing.T) {
 	if now := descriptors(t); now > fds { // fewer: what tests before left to the collector of garbage
 		t.Errorf("%d descriptors were open and %d are", fds, now)
 	}
-	eventually(t, "one program uses the maps", func() bool { return programsUsing(t, shared[0]) == 1 })
+	nstest.Until(t, "one program uses the maps", func() bool { return programsUsing(t, shared[0]) == 1 })
 	if err := l.Remove(instance); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "no program uses the maps", func() bool { return programsUsing(t, shared[0]) == 0 })
+	nstest.Until(t, "no program uses the maps", func() bool { return programsUsing(t, shared[0]) == 0 })
 }
 
 func descriptors(t *testing.T) int {
