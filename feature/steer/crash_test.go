@@ -14,7 +14,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/slots"
@@ -192,12 +191,12 @@ func testApplyKilledAtEveryStep(t *testing.T) {
 				w.apply()
 				old := w.expected(24)
 				tr := w.startTraffic(24)
-				time.Sleep(5 * time.Millisecond)
+				tr.asked(t, 24)
 				change.to(w)
 				finished := w.killedApply(step)
 				w.apply() // mends
 				now := w.expected(24)
-				time.Sleep(5 * time.Millisecond)
+				tr.asked(t, 24)
 				for key, answers := range tr.end() {
 					for got, n := range answers {
 						if got != old[key] && got != now[key] {

@@ -151,11 +151,11 @@ func (w *world) killUnderTraffic(step int, verb, arg string) (finished bool) {
 	any := verb == "bypass" || verb == "off" // the kernel may choose meanwhile
 	old := w.expected(12)
 	tr := w.startTraffic(12)
-	time.Sleep(5 * time.Millisecond)
+	tr.asked(t, 12)
 	finished = w.killedLive(step, verb, arg)
 	w.locked(engine.Mend)
 	now := w.expected(12)
-	time.Sleep(5 * time.Millisecond)
+	tr.asked(t, 12)
 	for key, answers := range tr.end() {
 		for got, n := range answers {
 			if got != old[key] && got != now[key] && (!any || got == refused) {
@@ -241,10 +241,13 @@ func TestServeLeavesResetsToTheLiving(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.serve()
-	time.Sleep(takeOverAfter + 2*time.Second)
-	if left, err := w.state().Misplaced(t.Context()); err != nil || len(left) != len(want) {
-		t.Errorf("%d of %d are left, %v", len(left), len(want), err)
-	}
+	nstest.Steadily(t, takeOverAfter+2*time.Second, func() error {
+		left, err := w.state().Misplaced(t.Context())
+		if err == nil && len(left) != len(want) {
+			err = fmt.Errorf("%d of %d are left", len(left), len(want))
+		}
+		return err
+	})
 	release()
 	w.deadline("nothing is due", func() bool { return !w.due() })
 }

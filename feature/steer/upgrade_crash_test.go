@@ -16,7 +16,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/bpf"
@@ -130,11 +129,12 @@ func (tr *traffic) asked(t testing.TB, more int) {
 		return n
 	}
 	first := count()
-	for end := time.Now().Add(60 * time.Second); count() < first+more; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("only %d questions of %d were answered in a minute", count()-first, more)
+	nstest.Eventually(t, func() error {
+		if count() < first+more {
+			return fmt.Errorf("only %d questions of %d were answered", count()-first, more)
 		}
-	}
+		return nil
+	})
 }
 
 // twoMembers is a world with a service whose two slots have their members.
@@ -328,7 +328,7 @@ func (w *world) groupPrograms() map[engine.GroupKey]ebpf.ProgramID {
 // eventuallyGone waits until programs are attached nowhere, and so are no more.
 func eventuallyGone(t *testing.T, ids map[engine.GroupKey]ebpf.ProgramID) {
 	t.Helper()
-	for end := time.Now().Add(patiently); ; time.Sleep(5 * time.Millisecond) {
+	nstest.Eventually(t, func() error {
 		left := 0
 		for _, id := range ids {
 			if p, err := ebpf.NewProgramFromID(id); err == nil {
@@ -336,14 +336,11 @@ func eventuallyGone(t *testing.T, ids map[engine.GroupKey]ebpf.ProgramID) {
 				p.Close()
 			}
 		}
-		if left == 0 {
-			return
+		if left > 0 {
+			return fmt.Errorf("%d programs of before are still there", left)
 		}
-		if time.Now().After(end) {
-			t.Errorf("%d programs of before are still there", left)
-			return
-		}
-	}
+		return nil
+	})
 }
 
 // A member that exits while programs change places, at whatever step, has no slot
@@ -413,16 +410,12 @@ func testUpgradesLeakNothing(t *testing.T) {
 	if now := w.mapID("verdicts"); now != verdicts {
 		t.Errorf("maps of the same layout were not kept")
 	}
-	for end := time.Now().Add(patiently); ; time.Sleep(5 * time.Millisecond) {
-		programs := programsWith(t, verdicts)
-		if programs == groups {
-			break
+	nstest.Eventually(t, func() error {
+		if programs := programsWith(t, verdicts); programs != groups {
+			return fmt.Errorf("%d programs use the counters, want %d", programs, groups)
 		}
-		if time.Now().After(end) {
-			t.Errorf("%d programs use the counters", programs)
-			break
-		}
-	}
+		return nil
+	})
 	w.check(sources(10), loopback4, names(a, b))
 }
 
