@@ -132,7 +132,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 					}
 					w.apply(c.after(w)...)
 					// A link that is unpinned without a command's help ends by and by.
-					eventually(t, fmt.Sprintf("killed at step %d (%s), and applied again: %q arrive", n, step, c.to),
+					nstest.Until(t, fmt.Sprintf("killed at step %d (%s), and applied again: %q arrive", n, step, c.to),
 						func() bool { return w.flows(5001, 5002) == c.to })
 					w.want(fmt.Sprintf("killed at step %d (%s), and applied again", n, step), c.to, 5001, 5002)
 					w.clean(fmt.Sprintf("killed at step %d (%s)", n, step))

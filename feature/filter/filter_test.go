@@ -261,19 +261,16 @@ func (w *world) wantCounts(want map[string]uint64) {
 	w.t.Helper()
 	var s FilterState
 	var got map[string]uint64
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	nstest.Eventually(w.t, func() error {
 		s, got = w.one(), map[string]uint64{}
 		for _, r := range s.Rules {
 			got[r.Key()] = r.Packets
 		}
-		if fmt.Sprint(got) == fmt.Sprint(want) {
-			break
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			return fmt.Errorf("counts %v, want %v", got, want)
 		}
-		if time.Now().After(end) {
-			w.t.Errorf("counts %v, want %v", got, want)
-			break
-		}
-	}
+		return nil
+	})
 	for _, r := range s.Rules {
 		if r.Bytes < 40*r.Packets || r.Bytes > 100*r.Packets {
 			w.t.Errorf("rule %s: %d bytes of %d packets", r.Key(), r.Bytes, r.Packets)
