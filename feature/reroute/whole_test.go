@@ -219,11 +219,12 @@ func (w *world) links(what string, ok func(p protect.PathState) bool) {
 
 func (w *world) eventually(what string, f func() bool) {
 	w.Helper()
-	for end := time.Now().Add(60 * time.Second); !f(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			w.Fatalf("not in 60 s: %s\n%+v", what, w.state())
+	nstest.Eventually(w, func() error {
+		if !f() {
+			return fmt.Errorf("not yet: %s\n%+v", what, w.state())
 		}
-	}
+		return nil
+	})
 }
 
 // cut has what comes in by a device be lost before any other program sees it, until the link that is returned is closed.

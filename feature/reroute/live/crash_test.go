@@ -44,13 +44,18 @@ func runWake(args []string) error {
 	if err != nil {
 		return err
 	}
-	for stopped := false; !stopped; time.Sleep(time.Millisecond) { // it may be late to stop
+	err = nstest.Poll(nstest.Timeout(), func() error { // it may be late to stop
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			return err
 		}
-		_, rest, _ := strings.Cut(string(b), ") ")
-		stopped = strings.HasPrefix(rest, "T")
+		if _, rest, _ := strings.Cut(string(b), ") "); !strings.HasPrefix(rest, "T") {
+			return fmt.Errorf("process %d does not stop: %s", pid, b)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	time.Sleep(2 * time.Second)
 	return syscall.Kill(pid, syscall.SIGCONT)

@@ -164,27 +164,28 @@ const patience = 60 * time.Second
 // within waits until both sessions are as they should be.
 func (p *pair) within(limit time.Duration, what string, ok func(a, b SessionState) bool) (a, b SessionState) {
 	p.t.Helper()
-	for end := time.Now().Add(limit); ; time.Sleep(5 * time.Millisecond) {
+	nstest.Within(p.t, limit, func() error {
 		st := p.state()
 		sa, sb := st.Session("to-b"), st.Session("to-a")
-		if sa != nil && sb != nil && ok(*sa, *sb) {
-			return *sa, *sb
+		if sa == nil || sb == nil || !ok(*sa, *sb) {
+			return fmt.Errorf("not yet: %s: %+v", what, st)
 		}
-		if time.Now().After(end) {
-			p.t.Fatalf("not within %s: %s: %+v", limit, what, st)
-		}
-	}
+		a, b = *sa, *sb
+		return nil
+	})
+	return a, b
 }
 
 // words waits until the data path of both ends reads of their links what it is to: a tick enters the phase first.
 func (p *pair) words(want links.Reason) {
 	p.t.Helper()
 	for _, ns := range []*netns.Handle{p.w.A, p.w.B} {
-		for end := time.Now().Add(patience); p.word(ns, nstest.WireDevice).Reasons() != want; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				p.t.Fatalf("the data path reads %v, want %v", p.word(ns, nstest.WireDevice), want)
+		nstest.Eventually(p.t, func() error {
+			if p.word(ns, nstest.WireDevice).Reasons() != want {
+				return fmt.Errorf("the data path reads %v, want %v", p.word(ns, nstest.WireDevice), want)
 			}
-		}
+			return nil
+		})
 	}
 }
 

@@ -4,12 +4,12 @@ package protect
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -206,11 +206,12 @@ func TestFRR(t *testing.T) {
 		return func() bool { return strings.Contains(w.ip(w.r1, "-6 route"), route) }
 	}
 	untilHas := func(route string) {
-		for end := time.Now().Add(60 * time.Second); !has(route)(); time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("no route %s: %s", route, w.ip(w.r1, "-6 route"))
+		nstest.Eventually(t, func() error {
+			if !has(route)() {
+				return fmt.Errorf("no route %s: %s", route, w.ip(w.r1, "-6 route"))
 			}
-		}
+			return nil
+		})
 	}
 	untilHas("fd00:d::/64 ")
 	w.apply(w.path(around()))

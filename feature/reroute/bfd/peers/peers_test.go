@@ -179,11 +179,12 @@ func (w *world) session(name string) SessionState {
 
 func (w *world) eventually(what string, f func() bool) {
 	w.Helper()
-	for end := time.Now().Add(2 * time.Minute); !f(); time.Sleep(250 * time.Millisecond) {
-		if time.Now().After(end) {
-			w.Fatal("not within two minutes: ", what)
+	nstest.Within(w, 2*time.Minute, func() error {
+		if !f() {
+			return errors.New("not yet: " + what)
 		}
-	}
+		return nil
+	})
 }
 
 // Daemons stand still for seconds where the machine is busy: what comes up is to stay up.
