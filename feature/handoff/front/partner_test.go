@@ -157,15 +157,13 @@ func (p *pairOfFronts) start(i int) {
 // knows waits until a front end knows a flow as wanted.
 func (p *pairOfFronts) knows(front int, k Key, want func(Flow, error) bool) {
 	p.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+	nstest.Eventually(p.t, func() error {
 		fl, err := p.fronts[front].Flow(k)
 		if want(fl, err) {
-			return
+			return nil
 		}
-		if time.Now().After(end) {
-			p.t.Fatalf("%s: %+v, %v", frontNames[front], fl, err)
-		}
-	}
+		return fmt.Errorf("%s: %+v, %v", frontNames[front], fl, err)
+	})
 }
 
 // A flow that goes by one front end keeps its host when its path changes to the other one, though that would choose another host;
