@@ -193,7 +193,7 @@ func TestUnconfirmedIsTakenBack(t *testing.T) {
 // takenBack waits until the change was taken back by somebody.
 func (w world) takenBack() {
 	w.t.Helper()
-	eventually(w.t, "the change is taken back", func() bool {
+	nstest.Until(w.t, "the change is taken back", func() bool {
 		u, err := w.Unconfirmed()
 		if err != nil || u == nil || u.Problem != "" {
 			w.t.Fatalf("the change is %+v, %v", u, err)
@@ -267,7 +267,7 @@ func TestRollbackByCommandIsTold(t *testing.T) {
 		t.Errorf("rolled back, and told is %+v", f)
 	}
 	w.apply(w.after(time.Millisecond))
-	eventually(t, "its time is over", func() bool {
+	nstest.Until(t, "its time is over", func() bool {
 		u, err := w.Unconfirmed()
 		return err == nil && u.Left <= 0
 	})

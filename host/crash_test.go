@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
@@ -81,9 +82,12 @@ func (w world) handled(port int, want string) (services string) {
 	before := count()
 	heard(w.t, "127.0.0.5:0", fmt.Sprintf("127.0.0.1:%d", port))
 	after := count()
-	for end := time.Now().Add(30 * time.Second); want != "" && after[want] == before[want] && time.Now().Before(end); after = count() {
-		time.Sleep(5 * time.Millisecond)
-	}
+	_ = nstest.Poll(30*time.Second, func() error { // the caller says what is missing
+		if after = count(); want != "" && after[want] == before[want] {
+			return errors.New("nothing was counted for " + want)
+		}
+		return nil
+	})
 	for name, n := range after {
 		if n > before[name] {
 			services += name
