@@ -50,7 +50,7 @@ services:
 // ROOT FILE STEP.
 func playConfirm(f []string) error {
 	h := New(f[0])
-	dieAt(f[2])
+	kerneltest.DieAt(f[2])
 	if f[1] == "rollback" {
 		return h.Rollback(context.Background(), func(Done) {})
 	}
@@ -209,7 +209,7 @@ func TestKilledUnconfirmedIsTakenBack(t *testing.T) {
 	every := nstest.Stride(10)
 	seen := map[string]bool{}
 	killed := func(what string, n int) (step string) {
-		step = w.killed(child("confirm", w.Root.Path(), what, n))
+		step = kerneltest.Killed(w.t, child("confirm", w.Root.Path(), what, n))
 		seen[step] = true
 		return step
 	}

@@ -9,14 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -121,19 +119,7 @@ func playUpgrade(f []string) error {
 	if f[0] == "twostep" {
 		kerneltest.WithoutExchange()
 	}
-	fatal, err := strconv.Atoi(f[2])
-	if err != nil {
-		return err
-	}
-	n := 0
-	kerneltest.OnStep(func(step string) {
-		if n == fatal {
-			fmt.Println("killed at", step)
-			unix.Kill(unix.Getpid(), unix.SIGKILL)
-			select {}
-		}
-		n++
-	})
+	kerneltest.DieAt(f[2])
 	l, err := OpenRoot(f[3]).Lock(context.Background())
 	if err != nil {
 		return err
@@ -214,9 +200,9 @@ func crashUpgrade(t *testing.T, kind, way string, n int) string {
 	dir := r.dir(instance)
 	before, _ := attached(t, dir)
 	l.Unlock()
-	step := dies(t, nstest.Child("upgrade", kind, way, n, r.path, files))
+	step := kerneltest.Killed(t, nstest.Child("upgrade", kind, way, n, r.path, files))
 	where := fmt.Sprintf("killed at step %d (%s)", n, step)
-	dies(t, nstest.Child("upgrade", kind, "mend", n%3, r.path, files)) // who mends may be killed as well
+	kerneltest.Killed(t, nstest.Child("upgrade", kind, "mend", n%3, r.path, files)) // who mends may be killed as well
 	l = lock(t, r)
 	v := metaVersion(t, l)
 	switch way {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -96,31 +97,7 @@ func (w *world) apply(filters ...Filter) []string {
 }
 
 func applyTo(ctx context.Context, r *kernel.Root, filters ...Filter) ([]string, error) {
-	c := Config{Filters: filters}
-	if errs := c.Validate(); len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
-	l, err := r.Lock(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer l.Unlock()
-	if err := Mend(l); err != nil {
-		return nil, err
-	}
-	st, err := ReadState(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	p, err := Feature{}.Plan(ctx, st, c)
-	if err != nil {
-		return nil, err
-	}
-	var steps []string
-	for _, s := range p.Steps {
-		steps = append(steps, s.String())
-	}
-	return steps, p.Apply(ctx, l, nil)
+	return featuretest.Apply(ctx, r, Feature{}, Config{Filters: filters})
 }
 
 func (w *world) state() State {

@@ -24,6 +24,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/feature/reroute/live"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/internal/netns"
@@ -142,24 +143,10 @@ func (w *world) parse(text string) Config {
 // apply makes it as a file says, and returns the plan.
 func (w *world) apply(text string) (steps []string) {
 	w.Helper()
-	c := w.parse(text)
-	w.locked(func(l *kernel.WriteLock) error {
-		if err := (Feature{}).Mend(l); err != nil {
-			return err
-		}
-		st, err := ReadState(context.Background(), w.root)
-		if err != nil {
-			return err
-		}
-		plan, err := Feature{}.Plan(context.Background(), st, c)
-		if err != nil {
-			return err
-		}
-		for _, s := range plan.Steps {
-			steps = append(steps, s.String())
-		}
-		return plan.Apply(context.Background(), l, nil)
-	})
+	steps, err := featuretest.Apply(context.Background(), w.root, Feature{}, w.parse(text))
+	if err != nil {
+		w.Error(err)
+	}
 	return steps
 }
 

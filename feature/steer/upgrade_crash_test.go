@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -39,10 +38,6 @@ func otherObject(n int) (restore func()) {
 // runUpgrade upgrades everything and dies at a step: ROOT STEP BYTES KIND, where
 // STEP is a number or how its name begins, and BYTES make it another object.
 func runUpgrade(args []string) error {
-	dieAt, err := strconv.Atoi(args[1])
-	if err != nil {
-		dieAt = 1 << 30
-	}
 	n, err := strconv.Atoi(args[2])
 	if err != nil {
 		return err
@@ -51,14 +46,7 @@ func runUpgrade(args []string) error {
 	if args[3] == "twostep" {
 		kerneltest.WithoutExchange()
 	}
-	at := 0
-	onSteps(func(step string) {
-		if at++; at > dieAt || strings.HasPrefix(step, args[1]) {
-			fmt.Println(step)
-			syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {}
-		}
-	})
+	kerneltest.DieAtKind(args[1])
 	l, err := kernel.OpenRoot(args[0]).Lock(context.Background())
 	if err != nil {
 		return err
@@ -68,19 +56,6 @@ func runUpgrade(args []string) error {
 		return err
 	}
 	return upgradeAll(l)
-}
-
-// onSteps calls hook at every step but those that are like the one before: the
-// tests of kernel go through each pin.
-func onSteps(hook func(step string)) {
-	last := ""
-	kerneltest.OnStep(func(step string) {
-		kind, _, _ := strings.Cut(step, "_")
-		if kind != last {
-			hook(step)
-		}
-		last = kind
-	})
 }
 
 func upgradeAll(l *kernel.WriteLock) error {
@@ -95,15 +70,7 @@ func upgradeAll(l *kernel.WriteLock) error {
 // the one whose name begins so. It returns the step at which it was, "" if it had finished.
 func (w *world) killedUpgrade(at any, object int, kind string) string {
 	w.t.Helper()
-	c := nstest.Child("upgrade", w.root.Path(), at, object, kind)
-	out, err := c.CombinedOutput()
-	if err == nil {
-		return ""
-	}
-	if ws, ok := c.ProcessState.Sys().(syscall.WaitStatus); !ok || !ws.Signaled() {
-		w.t.Fatalf("the command failed instead of being killed: %v\n%s", err, out)
-	}
-	return strings.TrimSpace(string(out))
+	return kerneltest.Killed(w.t, nstest.Child("upgrade", w.root.Path(), at, object, kind))
 }
 
 // fewer is stride of an upgrade, whose steps take three loads of the program each,
@@ -351,7 +318,7 @@ func TestExitDuringUpgrade(t *testing.T) {
 		w, a, b := twoMembers(t)
 		a.do("orphan")
 		at := 0
-		onSteps(func(string) {
+		kerneltest.OnKind(func(string) {
 			if at == n {
 				a.kill()
 			}

@@ -19,6 +19,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -126,26 +128,13 @@ func (p *pair) apply(netns string, sessions ...Session) []string {
 
 func applyTo(root *kernel.Root, c Config) (said []string, err error) {
 	ctx := context.Background()
-	l, err := root.Lock(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer l.Unlock()
-	if err := Mend(l); err != nil {
-		return nil, err
-	}
-	st, err := ReadState(ctx, root)
-	if err != nil {
-		return nil, err
-	}
-	plan, err := Plan(ctx, st, c)
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range plan.Steps {
-		said = append(said, s.String())
-	}
-	return said, Apply(ctx, l, plan)
+	return featuretest.ApplyPlan(ctx, root, Mend, func() (feature.Plan, error) {
+		st, err := ReadState(ctx, root)
+		if err != nil {
+			return feature.Plan{}, err
+		}
+		return Plan(ctx, st, c)
+	})
 }
 
 func (p *pair) state() State {

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 // tables is all that the operator sees of r1's routing.
@@ -153,14 +154,7 @@ func (w *world) killedApply(steps int, paths ...Path) (ended bool) {
 	if err != nil {
 		w.Fatal(err)
 	}
-	out, err := nstest.Child("apply", w.root.Path(), steps, string(data)).CombinedOutput()
-	if err == nil {
-		return true
-	}
-	if !strings.Contains(err.Error(), "killed") {
-		w.Fatalf("%v: %s", err, out)
-	}
-	return false
+	return kerneltest.Killed(w, nstest.Child("apply", w.root.Path(), steps, string(data))) == ""
 }
 
 // FRR's zebra and staticd keep their routes, and change them, while weir protects the link; and have them after it.
