@@ -185,16 +185,7 @@ func TestSkeletonRestored(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.apply(s.load(s.file("b")))
-	plan, err := f.PlanRestore(t.Context(), s.Root, saved)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := s.Root.Lock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = plan.Apply(t.Context(), l, nil)
-	l.Unlock()
+	_, err = featuretest.Restore(t.Context(), s.Root, f, saved)
 	if got := s.names(); err != nil || !slices.Equal(got, []string{"a"}) {
 		t.Errorf("restored: %q, %v", got, err)
 	}

@@ -31,6 +31,21 @@ func Apply[C, S any](ctx context.Context, r *kernel.Root, f feature.Feature[C, S
 	})
 }
 
+// Upgrade puts this weir's programs in place of another one's, as weir upgrade does. It returns the plan's steps in words.
+func Upgrade(ctx context.Context, r *kernel.Root, f feature.Upgrader) (steps []string, err error) {
+	return ApplyPlan(ctx, r, nil, func() (feature.Plan, error) { return f.PlanUpgrade(ctx, r) })
+}
+
+// Restore puts a feature back to what Save returned, as weir rollback does.
+func Restore(ctx context.Context, r *kernel.Root, f feature.Restorer, saved []byte) (feature.Plan, error) {
+	var p feature.Plan
+	_, err := ApplyPlan(ctx, r, nil, func() (_ feature.Plan, err error) {
+		p, err = f.PlanRestore(ctx, r, saved)
+		return p, err
+	})
+	return p, err
+}
+
 // ApplyPlan is Apply for a part of a feature: plan runs under the lock, after recovers if there is any.
 func ApplyPlan(ctx context.Context, r *kernel.Root, recovers func(*kernel.WriteLock) error, plan func() (feature.Plan, error)) (steps []string, err error) {
 	l, err := r.Lock(ctx)

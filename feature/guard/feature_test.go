@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -318,15 +319,8 @@ func TestUpgrade(t *testing.T) {
 	limited(t, s, 50)
 	before := w.state("dns")
 	for i, want := range []int{1, 0} {
-		p, err := Feature{}.PlanUpgrade(context.Background(), w.root)
-		if err != nil || len(p.Steps) != want {
-			t.Fatalf("turn %d: %v, %v; want %d steps", i, p.Steps, err, want)
-		}
-		l := w.lock()
-		err = p.Apply(context.Background(), l, nil)
-		l.Unlock()
-		if err != nil {
-			t.Fatal(err)
+		if steps, err := featuretest.Upgrade(t.Context(), w.root, Feature{}); err != nil || len(steps) != want {
+			t.Fatalf("turn %d: %v, %v; want %d steps", i, steps, err, want)
 		}
 	}
 	limited(t, s, 50)
