@@ -49,7 +49,7 @@ func (f Follower) Run(ctx context.Context, r *kernel.Root, log Logger) error {
 	for n := 0; ; n++ {
 		if n%lookAgain == 0 || w.changed() {
 			if err := w.follow(ctx); err != nil && ctx.Err() == nil {
-				log.Warn(f.Feature+"s cannot be looked after", "reason", err)
+				log.Warn(f.Feature+"s cannot be looked after", "err", err)
 			}
 		}
 		select {
@@ -142,7 +142,7 @@ func (w *following) follow(ctx context.Context) error {
 		} else if err != nil { // which keeps nobody from mending the others
 			unread[i] = err.Error()
 			if w.unread[i] != unread[i] {
-				w.log.Warn("a "+w.Feature+" cannot be looked after", w.Feature, i.Name, "reason", err)
+				w.log.Warn("a "+w.Feature+" cannot be looked after", w.Feature, i.Name, "err", err)
 			}
 			continue
 		}
@@ -178,7 +178,7 @@ func (w *following) adopt(l *kernel.WriteLock, i kernel.Instance) {
 	switch {
 	case w.said[i] == text:
 	case err != nil:
-		w.log.Warn("a "+w.Feature+" cannot be attached", w.Feature, i.Name, "reason", err)
+		w.log.Warn("a "+w.Feature+" cannot be attached", w.Feature, i.Name, "err", err)
 	default:
 		w.log.Info(w.Feature+" "+text, w.Feature, i.Name)
 	}

@@ -50,7 +50,7 @@ services:
 // ROOT FILE STEP.
 func playConfirm(f []string) error {
 	h := New(f[0])
-	dieAt(f[2])
+	kerneltest.DieAt(f[2])
 	if f[1] == "rollback" {
 		return h.Rollback(context.Background(), func(Done) {})
 	}
@@ -79,7 +79,7 @@ func (w world) saved() string {
 		if err := json.Unmarshal(all[text], &v); err != nil {
 			w.t.Fatal(err)
 		}
-		b, _ := json.Marshal(without(v, "id", "rows", "spare", "engine_why", "why", "engine", "index"))
+		b, _ := json.Marshal(without(v, "id", "rows", "spare", "engine_reason", "engine", "index"))
 		all[text] = b
 	}
 	b, err := json.MarshalIndent(all, "", " ")
@@ -193,7 +193,7 @@ func TestUnconfirmedIsTakenBack(t *testing.T) {
 // takenBack waits until the change was taken back by somebody.
 func (w world) takenBack() {
 	w.t.Helper()
-	eventually(w.t, "the change is taken back", func() bool {
+	nstest.Until(w.t, "the change is taken back", func() bool {
 		u, err := w.Unconfirmed()
 		if err != nil || u == nil || u.Problem != "" {
 			w.t.Fatalf("the change is %+v, %v", u, err)
@@ -209,7 +209,7 @@ func TestKilledUnconfirmedIsTakenBack(t *testing.T) {
 	every := nstest.Stride(10)
 	seen := map[string]bool{}
 	killed := func(what string, n int) (step string) {
-		step = w.killed(child("confirm", w.Root.Path(), what, n))
+		step = kerneltest.Killed(w.t, child("confirm", w.Root.Path(), what, n))
 		seen[step] = true
 		return step
 	}
@@ -267,7 +267,7 @@ func TestRollbackByCommandIsTold(t *testing.T) {
 		t.Errorf("rolled back, and told is %+v", f)
 	}
 	w.apply(w.after(time.Millisecond))
-	eventually(t, "its time is over", func() bool {
+	nstest.Until(t, "its time is over", func() bool {
 		u, err := w.Unconfirmed()
 		return err == nil && u.Left <= 0
 	})

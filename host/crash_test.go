@@ -8,22 +8,17 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 // playApply applies a file and is killed at a step, counted from 0: ROOT FILE STEP.
 func playApply(f []string) error {
-	dieAt(f[2])
+	kerneltest.DieAt(f[2])
 	c, err := LoadConfig(f[1])
 	if err != nil {
 		return err
@@ -31,38 +26,11 @@ func playApply(f []string) error {
 	return New(f[0]).Apply(context.Background(), c, func(Done) {})
 }
 
-// dieAt has this process killed at a step, counted from 0, whose name it prints.
-func dieAt(step string) {
-	n := 0
-	kerneltest.OnStep(func(name string) {
-		if strconv.Itoa(n) == step {
-			fmt.Println(name)
-			unix.Kill(unix.Getpid(), unix.SIGKILL)
-			select {}
-		}
-		n++
-	})
-}
-
 // crash applies a file in a process that is killed at a step, and returns which
 // that was: "" if there were fewer.
 func (w world) crash(file string, step int) string {
 	w.t.Helper()
-	return w.killed(child("apply", w.Root.Path(), file, step))
-}
-
-// killed runs a process that is to be killed at a step, and returns which that was: "" if there were fewer.
-func (w world) killed(c *exec.Cmd) string {
-	w.t.Helper()
-	out, err := c.CombinedOutput()
-	if err == nil {
-		return ""
-	}
-	exit, ok := errors.AsType[*exec.ExitError](err)
-	if !ok || exit.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
-		w.t.Fatalf("%q: %v\n%s", c.Args, err, out)
-	}
-	return strings.TrimSpace(string(out))
+	return kerneltest.Killed(w.t, child("apply", w.Root.Path(), file, step))
 }
 
 // handled sends one datagram to a port and says which services counted it: it waits for the one that should.
@@ -81,9 +49,12 @@ func (w world) handled(port int, want string) (services string) {
 	before := count()
 	heard(w.t, "127.0.0.5:0", fmt.Sprintf("127.0.0.1:%d", port))
 	after := count()
-	for end := time.Now().Add(30 * time.Second); want != "" && after[want] == before[want] && time.Now().Before(end); after = count() {
-		time.Sleep(5 * time.Millisecond)
-	}
+	_ = nstest.Poll(30*time.Second, func() error { // the caller says what is missing
+		if after = count(); want != "" && after[want] == before[want] {
+			return errors.New("nothing was counted for " + want)
+		}
+		return nil
+	})
 	for name, n := range after {
 		if n > before[name] {
 			services += name

@@ -67,7 +67,7 @@ func TestServeAppliesItsFile(t *testing.T) {
 		}
 		return names
 	}
-	eventually(t, "the filter is applied", func() bool { return slices.Equal(filters(), []string{"guarded"}) })
+	nstest.Until(t, "the filter is applied", func() bool { return slices.Equal(filters(), []string{"guarded"}) })
 	if all, err := w.Root.Instances("handoff"); err != nil || len(all) > 0 {
 		t.Errorf("of handoff, which does not run here, %v is there, %v", all, err)
 	}
@@ -79,5 +79,5 @@ func TestServeAppliesItsFile(t *testing.T) {
 	}
 	write("filter: []\n")
 	reload <- struct{}{}
-	eventually(t, "the filter is removed", func() bool { return len(filters()) == 0 })
+	nstest.Until(t, "the filter is removed", func() bool { return len(filters()) == 0 })
 }

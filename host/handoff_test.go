@@ -115,14 +115,13 @@ func TestServeKeepsSessions(t *testing.T) {
 	}
 	say("three", "onetwothree")
 	s = w.serve()
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	nstest.Eventually(t, func() error {
 		r, err := handoff.Status(t.Context(), s.handoff)
 		if err == nil && len(r.Services) == 0 {
-			break // another socket: this member does not know of it
-		} else if time.Now().After(end) {
-			t.Fatal(r, err)
+			return nil // another socket: this member does not know of it
 		}
-	}
+		return fmt.Errorf("status %+v, %v", r, err)
+	})
 	// A keeper that is there already keeps weir serve from nothing else.
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -252,7 +252,7 @@ func (w *steered) start(i int) {
 // processing waits until a member has each router's connection, and has processed something of it.
 func (w *steered) processing(routers []*router) {
 	w.t.Helper()
-	eventually(w.t, "members process what each router sends", func() bool {
+	nstest.Until(w.t, "members process what each router sends", func() bool {
 		has := map[byte]bool{}
 		for _, p := range readProcessed(w.t, w.logs[:]...) {
 			has[p.router] = has[p.router] || p.proto == "tcp"
@@ -266,10 +266,32 @@ func (w *steered) processing(routers []*router) {
 	})
 }
 
+// processedMore waits until the members have processed so many more messages of each router.
+func (w *steered) processedMore(routers []*router, more int) {
+	w.t.Helper()
+	count := func() map[byte]int {
+		n := map[byte]int{}
+		for _, p := range readProcessed(w.t, w.logs[:]...) {
+			n[p.router]++
+		}
+		return n
+	}
+	before := count()
+	nstest.Eventually(w.t, func() error {
+		now := count()
+		for _, r := range routers {
+			if n := now[r.id] - before[r.id]; n < more {
+				return fmt.Errorf("%d messages of router %d were processed, want %d", n, r.id, more)
+			}
+		}
+		return nil
+	})
+}
+
 // processedAll waits until the members have processed all that routers have sent, and for what is processed twice.
 func (w *steered) processedAll(routers []*router) {
 	w.t.Helper()
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	_ = nstest.Poll(30*time.Second, func() error {
 		last := map[string]int{}
 		for _, p := range readProcessed(w.t, w.logs[:]...) {
 			key := fmt.Sprint(p.proto, p.router)
@@ -279,10 +301,11 @@ func (w *steered) processedAll(routers []*router) {
 		for _, r := range routers {
 			missing += max(len(r.sent[0])-last[fmt.Sprint("tcp", r.id)], 0) + max(len(r.sent[1])-last[fmt.Sprint("udp", r.id)], 0)
 		}
-		if missing == 0 {
-			break // what is missing before the last ones is judged
+		if missing > 0 {
+			return fmt.Errorf("%d are missing", missing)
 		}
-	}
+		return nil // what is missing before the last ones is judged
+	})
 	time.Sleep(200 * time.Millisecond)
 }
 
@@ -396,11 +419,11 @@ func TestSessionsGoWithTheirRouters(t *testing.T) {
 	if with, after, reset := w.drain(1, false); with != held[1] || after+reset != 0 {
 		t.Errorf("drained: %d of %d sessions went along, %d followed, %d were reset", with, held[1], after, reset)
 	}
-	time.Sleep(30 * time.Millisecond)
+	w.processedMore(routers, 20)
 	if with, after, reset := w.drain(1, true); with != held[1] || after+reset != 0 {
 		t.Errorf("undrained: %d of %d sessions went along, %d followed, %d were reset", with, held[1], after, reset)
 	}
-	time.Sleep(30 * time.Millisecond)
+	w.processedMore(routers, 20)
 	stop.Store(true)
 	running.Wait()
 	w.processedAll(routers)
@@ -502,7 +525,7 @@ func TestSessionsGoWithResizes(t *testing.T) {
 	one := strings.Replace(strings.Replace(w.text, "slots: 2", "slots: 1", 1), "      - {slot: 1", "#", 1)
 	moved := 0
 	for _, text := range []string{one, w.text, one, w.text} {
-		time.Sleep(100 * time.Millisecond)
+		w.processedMore(routers, 50)
 		c := w.config("%s", text)
 		with, after, reset := w.moved(func() ([]steer.Foreseen, error) {
 			st, err := state.Read(t.Context(), w.Root)
@@ -517,7 +540,7 @@ func TestSessionsGoWithResizes(t *testing.T) {
 		}
 		moved += with
 	}
-	time.Sleep(100 * time.Millisecond)
+	w.processedMore(routers, 50)
 	stop.Store(true)
 	running.Wait()
 	w.processedAll(routers)
@@ -543,19 +566,21 @@ func TestSessionsWaitForTheirSlot(t *testing.T) {
 	// Over TCP alone: datagrams to a slot that is empty are refused, as they should be.
 	for _, r := range routers {
 		running.Go(func() {
+			pace := time.NewTicker(time.Millisecond)
+			defer pace.Stop()
 			for n := uint32(0); !stop.Load(); n++ {
 				if _, r.err = r.tcp.Write(message(r.id, n)); r.err != nil {
 					return
 				}
 				r.sent[0] = append(r.sent[0], time.Now().UnixNano())
-				time.Sleep(time.Millisecond)
+				<-pace.C
 			}
 		})
 	}
 	w.processing(routers)
 	w.pause = 300 * time.Millisecond
 	for i := range 6 {
-		time.Sleep(50 * time.Millisecond)
+		w.processedMore(routers, 20)
 		w.members[i%2].Kill()
 		w.start(i % 2)
 		w.slotIs(i%2, w.members[i%2].PID())
@@ -564,7 +589,7 @@ func TestSessionsWaitForTheirSlot(t *testing.T) {
 			t.Errorf("kill %d: %d, %d sessions moved, %d were reset", i, with, after, reset)
 		}
 	}
-	time.Sleep(100 * time.Millisecond)
+	w.processedMore(routers, 50)
 	stop.Store(true)
 	running.Wait()
 	w.processedAll(routers)
@@ -614,7 +639,7 @@ func TestSessionsOfOthersAreReset(t *testing.T) {
 		t.Fatal(err)
 	}
 	move := record.Moving{Device: fmt.Sprint("127.0.1.", id), To: 1}
-	eventually(t, "the member has the session", func() bool {
+	nstest.Until(t, "the member has the session", func() bool {
 		f, err := steer.ForeseeMove(t.Context(), w.Root, w.service(), move)
 		return err == nil && len(f.Sessions) == 1 && f.Sessions[0].From != nil
 	})

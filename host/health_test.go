@@ -295,7 +295,7 @@ services:
 	if err := holder.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the holder is dead", func() bool { return !held.Alive() })
+	nstest.Until(t, "the holder is dead", func() bool { return !held.Alive() })
 	w.apply(c)
 	if w.handled(4740, "shared") != "shared" {
 		s := w.state()
@@ -328,7 +328,7 @@ func TestServeTellsOfDamage(t *testing.T) {
 	}
 	_, body := s.get("/metrics")
 	checkMetrics(t, body, `weir_healthy 0`, `weir_faults{feature="steer",kind="detached",object="@lookup in net:[^"]*"} 1`)
-	eventually(t, "the log tells", func() bool { return s.log.Find(regexp.MustCompile("link_lookup is detached")) != nil })
+	nstest.Until(t, "the log tells", func() bool { return s.log.Find(regexp.MustCompile("link_lookup is detached")) != nil })
 	if d := time.Since(began); d > 3*time.Second {
 		t.Errorf("the log told after %s", d)
 	}
@@ -360,7 +360,7 @@ func TestServeTellsOfDamage(t *testing.T) {
 		t.Errorf("read-only: apply: %v; faults %q", err, d)
 	}
 	w.apply(w.config(damagedService, pid))
-	eventually(t, "the log tells of the end", func() bool { return s.log.Find(regexp.MustCompile("a fault is gone")) != nil })
+	nstest.Until(t, "the log tells of the end", func() bool { return s.log.Find(regexp.MustCompile("a fault is gone")) != nil })
 }
 
 const damagedService = `

@@ -123,7 +123,7 @@ func endHolders(t *testing.T) {
 			continue // has ended
 		}
 		h.Process.Kill()
-		eventually(t, "the holder is dead", func() bool { return !p.Alive() })
+		nstest.Until(t, "the holder is dead", func() bool { return !p.Alive() })
 		p.Close()
 	}
 	holders = nil
@@ -221,7 +221,7 @@ func testHeirGetsNothing(t *testing.T, how string) {
 	}
 	if how == "serve" {
 		s := w.serve()
-		eventually(t, "nothing of the former namespace is pinned", func() bool { return len(w.pinsOf("meta")) == 0 })
+		nstest.Until(t, "nothing of the former namespace is pinned", func() bool { return len(w.pinsOf("meta")) == 0 })
 		if err := s.stop(); err != nil {
 			t.Error(err)
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/clients/go/handoff"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // Errors of the handoff section name the key, and its place.
@@ -80,7 +81,7 @@ func TestHandoffLimits(t *testing.T) {
 		t.Errorf("65 KiB of state: %v", err)
 	}
 	// The listener and one session are two sockets.
-	eventually(t, "a third socket is not kept", func() bool { return sessions[0].Kept() && !sessions[1].Kept() })
+	nstest.Until(t, "a third socket is not kept", func() bool { return sessions[0].Kept() && !sessions[1].Kept() })
 	begin := time.Now()
 	m.Close()
 	peers[0].SetDeadline(time.Now().Add(30 * time.Second))
@@ -93,7 +94,7 @@ func TestHandoffLimits(t *testing.T) {
 	if did := fmt.Sprint(w.apply(w.config("{}"))); !strings.Contains(did, "remove limits of the session keeper") {
 		t.Errorf("without the section it did %q", did)
 	}
-	eventually(t, "the default limits hold", func() bool {
+	nstest.Until(t, "the default limits hold", func() bool {
 		m := join()
 		defer m.Close()
 		l, err := m.Listen(context.Background(), "tcp4", "127.0.0.1:0")
@@ -112,13 +113,4 @@ func TestHandoffLimits(t *testing.T) {
 		s, err := l.AcceptSession()
 		return err == nil && s.Commit(make([]byte, 100<<10)) == nil
 	})
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("still not so after 30 s: %s", what)
-		}
-	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/backend"
 	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -75,7 +76,7 @@ func TestOneFile(t *testing.T) {
 		return err == nil && !slices.ContainsFunc(Features(), func(f string) bool { return !slices.Contains(shown, f) }) && len(r.Balancers) == 1 &&
 			r.Balancers[0].Agent && len(r.Balancers[0].Backends) == 1 && r.Balancers[0].Backends[0].Connected && b.Agent != nil && b.Agent.LB && b.Agent.Keeper
 	}
-	eventually(t, "everything runs", all)
+	nstest.Until(t, "everything runs", all)
 	_, page := s.get("/metrics")
 	checkMetrics(t, page, `weir_lb_agent_up{lb="lb"} 1`, `weir_backend_agent_up 1`, `weir_backend_connected{agent="load balancer"} 1`, `weir_filter_up 1`, `weir_healthy 1`)
 	for _, f := range w.Doctor(t.Context()).Findings {
@@ -91,7 +92,7 @@ func TestOneFile(t *testing.T) {
 	}
 	write(path, strings.Replace(text, "number: 1\n", "number: 1\n    weight: 3\n", 1))
 	reload <- struct{}{}
-	eventually(t, "the backend has its new weight", func() bool {
+	nstest.Until(t, "the backend has its new weight", func() bool {
 		st, err := w.Reader(s.socket).Status(t.Context())
 		r, _ := Part[lb.Report](st, lb.Name)
 		return err == nil && len(r.Balancers) == 1 && len(r.Balancers[0].Backends) == 1 && r.Balancers[0].Backends[0].Weight == 3
@@ -99,7 +100,7 @@ func TestOneFile(t *testing.T) {
 	if err := w.Remove(context.Background(), "", true); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the agents have ended", func() bool { return agent().Backend == "" })
+	nstest.Until(t, "the agents have ended", func() bool { return agent().Backend == "" })
 	if left, err := w.Root.Instances(""); err != nil || len(left) > 0 {
 		t.Errorf("%v is left, %v", left, err)
 	}

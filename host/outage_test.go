@@ -85,7 +85,7 @@ func TestServeRefusesOutages(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- w.Serve(ctx, ServeOptions{File: path, Log: slog.New(slog.NewTextHandler(log, nil))}) }()
-		eventually(t, "weir serve tells what became of its file", func() bool { return until(log.String()) })
+		nstest.Until(t, "weir serve tells what became of its file", func() bool { return until(log.String()) })
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)

@@ -95,15 +95,13 @@ func (s *serving) collector(uid uint32, c *exec.Cmd) (line string, pid int, end 
 // slotIs waits until a slot is held by a process, or empty if pid is 0.
 func (w world) slotIs(slot, pid int) {
 	w.t.Helper()
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+	nstest.Eventually(w.t, func() error {
 		now := w.state().Services[0].Slots[slot]
 		if now.Admitted() == (pid != 0) && (pid == 0 || now.PID == pid) {
-			return
+			return nil
 		}
-		if time.Now().After(end) {
-			w.t.Fatalf("slot %d is %+v, want process %d", slot, now, pid)
-		}
-	}
+		return fmt.Errorf("slot %d is %+v, want process %d", slot, now, pid)
+	})
 }
 
 func (w world) unregister(slot int) {

@@ -18,7 +18,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -94,23 +93,17 @@ func (w world) serveWith(dir string, o ServeOptions) *serving {
 			w.t.Error(err)
 		}
 	})
-	for end := time.Now().Add(30 * time.Second); s.url == ""; time.Sleep(time.Millisecond) {
-		if m := log.Find(address); m != nil {
-			s.url = "http://" + m[1]
-		} else if time.Now().After(end) {
-			w.t.Fatal("Serve listens nowhere")
-		}
-	}
-	eventually(w.t, "sessions are kept", func() bool { return log.Find(keeping) != nil })
+	nstest.Until(w.t, "Serve listens", func() bool { return log.Find(address) != nil })
+	s.url = "http://" + log.Find(address)[1]
+	nstest.Until(w.t, "sessions are kept", func() bool { return log.Find(keeping) != nil })
 	for _, path := range []string{s.socket, s.register} {
-		for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-			if c, err := net.Dial("unix", path); err == nil {
+		nstest.Eventually(w.t, func() error {
+			c, err := net.Dial("unix", path)
+			if err == nil {
 				c.Close()
-				break
-			} else if time.Now().After(end) {
-				w.t.Fatal(err)
 			}
-		}
+			return err
+		})
 	}
 	return s
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/internal/units"
+	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 // addSkeleton adds the skeleton to the list of features for a test, or for a role that a test starts.
@@ -153,7 +154,7 @@ func TestSkeletonKilled(t *testing.T) {
 	seen := map[string]bool{}
 	for n := 0; ; n++ {
 		s.apply(first)
-		step := s.killed(child("apply-skeleton", s.Root.Path(), file, n))
+		step := kerneltest.Killed(s.t, child("apply-skeleton", s.Root.Path(), file, n))
 		if step == "" {
 			break
 		}
@@ -184,16 +185,7 @@ func TestSkeletonRestored(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.apply(s.load(s.file("b")))
-	plan, err := f.PlanRestore(t.Context(), s.Root, saved)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := s.Root.Lock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = plan.Apply(t.Context(), l, nil)
-	l.Unlock()
+	_, err = featuretest.Restore(t.Context(), s.Root, f, saved)
 	if got := s.names(); err != nil || !slices.Equal(got, []string{"a"}) {
 		t.Errorf("restored: %q, %v", got, err)
 	}

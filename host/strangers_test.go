@@ -104,7 +104,7 @@ func TestServeBesideImpostor(t *testing.T) {
 		done <- w.Serve(ctx, ServeOptions{Listen: "127.0.0.1:0", Sockets: map[string]string{"keeper": name}, Log: slog.New(slog.NewTextHandler(log, nil))})
 	}()
 	said := regexp.MustCompile(`sessions are not kept.*user 65534`)
-	eventually(t, "weir serve tells of the stranger", func() bool { return log.Find(said) != nil })
+	nstest.Until(t, "weir serve tells of the stranger", func() bool { return log.Find(said) != nil })
 	resp, err := http.Get("http://" + log.Find(address)[1] + "/healthz")
 	if err != nil {
 		t.Fatal(err)

@@ -5,15 +5,16 @@ package host
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // watchedLog is a log that another goroutine writes.
@@ -62,11 +63,15 @@ func TestServeWaitsForItsPredecessor(t *testing.T) {
 	go func() { done <- w.Serve(ctx, o) }()
 	until := func(text string) {
 		t.Helper()
-		for end := time.Now().Add(30 * time.Second); log.count(text) == 0; time.Sleep(5 * time.Millisecond) {
-			if len(done) > 0 || time.Now().After(end) {
-				t.Fatalf("never said: %s\n%s", text, log.String())
+		nstest.Eventually(t, func() error {
+			if log.count(text) > 0 {
+				return nil
 			}
-		}
+			if len(done) > 0 {
+				t.Fatalf("ended without saying: %s\n%s", text, log.String())
+			}
+			return fmt.Errorf("never said: %s\n%s", text, log.String())
+		})
 	}
 	for _, address := range []string{o.Listen, o.Socket, o.Sockets["steer"], o.Sockets["keeper"]} {
 		until("waiting for the predecessor to end\" address=" + address)

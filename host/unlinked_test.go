@@ -94,5 +94,5 @@ func TestLostFiltersAreTold(t *testing.T) {
 	}
 	w.serve()
 	lose()
-	eventually(t, "weir serve puts them up again", whole)
+	nstest.Until(t, "weir serve puts them up again", whole)
 }

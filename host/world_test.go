@@ -110,7 +110,7 @@ func newWorld(t *testing.T) world {
 		}
 		// The kernel takes programs off some time after they were unpinned: they are not to meet the packets of the next test.
 		for _, id := range attached {
-			eventually(t, "a link that was removed is gone", func() bool {
+			nstest.Until(t, "a link that was removed is gone", func() bool {
 				l, err := link.NewFromID(id)
 				if err == nil {
 					l.Close()

@@ -67,7 +67,7 @@ func TestNetnsLookup(t *testing.T) {
 	if err := netns.Delete(name); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the link knows that its namespace is gone", func() bool { return NetnsGone(l, scope, 0) })
+	nstest.Until(t, "the link knows that its namespace is gone", func() bool { return NetnsGone(l, scope, 0) })
 	if err := a.Verify(l); !errors.Is(err, ErrDetached) || !strings.Contains(err.Error(), a.String()) {
 		t.Errorf("after the namespace went: %v", err)
 	}
@@ -118,7 +118,7 @@ func TestCgroupAttachment(t *testing.T) {
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the link knows that its cgroup is gone", func() bool { return errors.Is(a.Verify(first), ErrDetached) })
+	nstest.Until(t, "the link knows that its cgroup is gone", func() bool { return errors.Is(a.Verify(first), ErrDetached) })
 	if _, err := a.Attach(p); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("attached to a cgroup that is gone: %v", err)
 	}

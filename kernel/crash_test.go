@@ -7,11 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -26,19 +23,7 @@ func playCrash(f []string) error {
 	if f[0] == "twostep" {
 		kerneltest.WithoutExchange()
 	}
-	fatal, err := strconv.Atoi(f[2])
-	if err != nil {
-		return err
-	}
-	n := 0
-	kerneltest.OnStep(func(step string) {
-		if n == fatal {
-			fmt.Println("killed at", step)
-			unix.Kill(unix.Getpid(), unix.SIGKILL)
-			select {}
-		}
-		n++
-	})
+	kerneltest.DieAt(f[2])
 	l, err := OpenRoot(f[3]).Lock(context.Background())
 	if err != nil {
 		return err
@@ -57,21 +42,7 @@ func playCrash(f []string) error {
 // ended by itself.
 func crash(t *testing.T, kind, operation string, step int, r *Root) string {
 	t.Helper()
-	return dies(t, nstest.Child("crash", kind, operation, step, r.path))
-}
-
-// dies runs a child that is to be killed, and returns the step at which it was.
-func dies(t *testing.T, c *exec.Cmd) string {
-	t.Helper()
-	out, err := c.CombinedOutput()
-	if err == nil {
-		return ""
-	}
-	exit, ok := errors.AsType[*exec.ExitError](err)
-	if !ok || exit.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
-		t.Fatalf("%s: %v\n%s", c.Env[len(c.Env)-1], err, out)
-	}
-	return strings.TrimSpace(strings.TrimPrefix(string(out), "killed at "))
+	return kerneltest.Killed(t, nstest.Child("crash", kind, operation, step, r.path))
 }
 
 // Whatever step a command is killed at, the old state or the new one is there
@@ -203,5 +174,5 @@ func afterwards(t *testing.T, l *WriteLock, where string) {
 	if left := tree(t, l.Root); len(left) > 0 {
 		t.Errorf("%s: removed, and there is still %v", where, left)
 	}
-	eventually(t, where+": no link is left attached", func() bool { return lookupLinks(t) == 0 })
+	nstest.Until(t, where+": no link is left attached", func() bool { return lookupLinks(t) == 0 })
 }

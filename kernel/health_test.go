@@ -4,17 +4,18 @@ package kernel
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // publishHere publishes an instance of the current namespace, whose program uses its map.
@@ -118,14 +119,12 @@ func kinds(t *testing.T, r *Root) (out []string) {
 // wantKinds waits for these kinds of faults: the kernel detaches the programs of the test before some time after it has ended.
 func wantKinds(t *testing.T, r *Root, what string, want ...string) {
 	t.Helper()
-	got := kinds(t, r)
-	for end := time.Now().Add(10 * time.Second); strings.Join(got, " ") != strings.Join(want, " "); got = kinds(t, r) {
-		if time.Now().After(end) {
-			t.Errorf("%s: faults %q, want %q", what, got, want)
-			return
+	nstest.Eventually(t, func() error {
+		if got := kinds(t, r); strings.Join(got, " ") != strings.Join(want, " ") {
+			return fmt.Errorf("%s: faults %q, want %q", what, got, want)
 		}
-		time.Sleep(2 * time.Millisecond)
-	}
+		return nil
+	})
 }
 
 // Each kind of damage is told, Restore ends what can be ended, and removal is no damage.
@@ -176,16 +175,15 @@ func TestCheckAndRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantKinds(t, r, "all pins lost", "pins")
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) { // the kernel frees what a pin held a little later
+	// the kernel frees what a pin held a little later
+	nstest.Eventually(t, func() error {
 		l, err := link.NewFromID(info.ID)
 		if err != nil {
-			break
+			return nil
 		}
 		l.Close()
-		if time.Now().After(end) {
-			t.Fatal("a link without pins lives on")
-		}
-	}
+		return errors.New("a link without pins lives on")
+	})
 	restore("all pins lost", "link_lookup") // nothing holds it; ln holds the map, by its program
 	wantKinds(t, r, "meta restored", "pins")
 	if m, err := r.Meta(i); err != nil || m.Version != "test" {
@@ -260,7 +258,7 @@ func TestGoneNamespaceIsNoDamage(t *testing.T) {
 	if err := netns.Delete("weir-health"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the namespace is gone", func() bool { _, err := netns.OfScope("", i.Scope, 0); return err != nil })
+	nstest.Until(t, "the namespace is gone", func() bool { _, err := netns.OfScope("", i.Scope, 0); return err != nil })
 	wantKinds(t, r, "namespace gone")
 	if err := os.Remove(filepath.Join(r.dir(i), "map_a")); err != nil {
 		t.Fatal(err)

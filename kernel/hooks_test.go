@@ -104,7 +104,7 @@ func TestDeviceLinks(t *testing.T) {
 				}
 				return netlink.LinkDel(l)
 			})
-			eventually(t, "the link knows that its device is gone", func() bool { return errors.Is(a.Verify(ln), ErrDetached) })
+			nstest.Until(t, "the link knows that its device is gone", func() bool { return errors.Is(a.Verify(ln), ErrDetached) })
 		})
 	}
 }

@@ -221,14 +221,3 @@ func countLookupLinks(t testing.TB) (int, error) {
 	}
 	return n, it.Err()
 }
-
-// eventually waits for what the kernel does in its own time.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Errorf("still not so after 30 s: %s", what)
-			return
-		}
-	}
-}

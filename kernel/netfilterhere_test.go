@@ -3,9 +3,9 @@
 package kernel
 
 import (
+	"fmt"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -50,11 +50,12 @@ func TestNetfilterSeen(t *testing.T) {
 		t.Errorf("tried %d times in 21 looks", tried)
 	}
 	links[0].Close()
-	for end := time.Now().Add(10 * time.Second); !slices.Equal(look(), fewer); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%v, want %v", look(), fewer)
+	nstest.Eventually(t, func() error {
+		if !slices.Equal(look(), fewer) {
+			return fmt.Errorf("%v, want %v", look(), fewer)
 		}
-	}
+		return nil
+	})
 	before := tried
 	seen.since = seen.since.Add(-netfilterFor)
 	if look(); tried == before {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
@@ -81,12 +82,12 @@ func TestLinksLiveByTheirPins(t *testing.T) {
 		if err := publish(l, instance, v+1); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "exactly one link is attached", func() bool { return lookupLinks(t) == 1 })
+		nstest.Until(t, "exactly one link is attached", func() bool { return lookupLinks(t) == 1 })
 	}
 	if err := l.Remove(instance); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "no link is attached", func() bool { return lookupLinks(t) == 0 })
+	nstest.Until(t, "no link is attached", func() bool { return lookupLinks(t) == 0 })
 }
 
 // Publishing must neither move nor unpin a map that another instance pins.

@@ -9,14 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -121,19 +119,7 @@ func playUpgrade(f []string) error {
 	if f[0] == "twostep" {
 		kerneltest.WithoutExchange()
 	}
-	fatal, err := strconv.Atoi(f[2])
-	if err != nil {
-		return err
-	}
-	n := 0
-	kerneltest.OnStep(func(step string) {
-		if n == fatal {
-			fmt.Println("killed at", step)
-			unix.Kill(unix.Getpid(), unix.SIGKILL)
-			select {}
-		}
-		n++
-	})
+	kerneltest.DieAt(f[2])
 	l, err := OpenRoot(f[3]).Lock(context.Background())
 	if err != nil {
 		return err
@@ -214,9 +200,9 @@ func crashUpgrade(t *testing.T, kind, way string, n int) string {
 	dir := r.dir(instance)
 	before, _ := attached(t, dir)
 	l.Unlock()
-	step := dies(t, nstest.Child("upgrade", kind, way, n, r.path, files))
+	step := kerneltest.Killed(t, nstest.Child("upgrade", kind, way, n, r.path, files))
 	where := fmt.Sprintf("killed at step %d (%s)", n, step)
-	dies(t, nstest.Child("upgrade", kind, "mend", n%3, r.path, files)) // who mends may be killed as well
+	kerneltest.Killed(t, nstest.Child("upgrade", kind, "mend", n%3, r.path, files)) // who mends may be killed as well
 	l = lock(t, r)
 	v := metaVersion(t, l)
 	switch way {
@@ -298,7 +284,7 @@ func TestUpgradeKeepsTheLink(t *testing.T) {
 		return info.ID
 	}
 	// Those of tests before are taken off some time after they were unpinned.
-	eventually(t, "it alone is attached", func() bool { return lookupLinks(t) == 1 })
+	nstest.Until(t, "it alone is attached", func() bool { return lookupLinks(t) == 1 })
 	first, links := id(), 1
 	for v := uint64(2); v < 12; v++ {
 		if err := upgradeTo(l, "link", "", v); err != nil {
@@ -312,7 +298,7 @@ func TestUpgradeKeepsTheLink(t *testing.T) {
 	if err := l.Remove(instance); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "the last link is gone", func() bool { return lookupLinks(t) == links-1 })
+	nstest.Until(t, "the last link is gone", func() bool { return lookupLinks(t) == links-1 })
 }
 
 func TestUpgradeThatFails(t *testing.T) {
@@ -380,11 +366,11 @@ func TestUpgradesLeakNothing(t *testing.T) {
 	if now := descriptors(t); now > fds { // fewer: what tests before left to the collector of garbage
 		t.Errorf("%d descriptors were open and %d are", fds, now)
 	}
-	eventually(t, "one program uses the maps", func() bool { return programsUsing(t, shared[0]) == 1 })
+	nstest.Until(t, "one program uses the maps", func() bool { return programsUsing(t, shared[0]) == 1 })
 	if err := l.Remove(instance); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "no program uses the maps", func() bool { return programsUsing(t, shared[0]) == 0 })
+	nstest.Until(t, "no program uses the maps", func() bool { return programsUsing(t, shared[0]) == 0 })
 }
 
 func descriptors(t *testing.T) int {

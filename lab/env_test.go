@@ -46,12 +46,12 @@ func soonLeftover(e *Env, word string) bool { return soonLeftovers(e, word, 1) >
 
 // soonLeftovers waits until a word is there so often, and returns how often it was there last.
 func soonLeftovers(e *Env, word string, want int) (n int) {
-	for range 3000 {
-		if n = strings.Count(fmt.Sprint(e.Leftovers()), word); n >= want {
-			return n
+	_ = nstest.Poll(nstest.Timeout(), func() error {
+		if n = strings.Count(fmt.Sprint(e.Leftovers()), word); n < want {
+			return errors.New("too few")
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		return nil
+	})
 	return n
 }
 
@@ -137,16 +137,14 @@ func TestSweep(t *testing.T) {
 	if !soonLeftover(e, name) || !soonLeftover(e, "sleep 1000") {
 		t.Fatalf("a run in progress was swept away: %v", e.Leftovers())
 	}
-	e.lock.Close() // as the kernel does when the lab is killed
-	var left []string
-	for range 3000 { // another package's run may be the one that sweeps: then it has the lock until it is done
+	e.lock.Close()                      // as the kernel does when the lab is killed
+	nstest.Eventually(t, func() error { // another package's run may be the one that sweeps: then it has the lock until it is done
 		sweep()
-		if left = e.Leftovers(); len(left) == 0 {
-			return
+		if left := e.Leftovers(); len(left) > 0 {
+			return fmt.Errorf("left behind: %v", left)
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Errorf("left behind: %v", left)
+		return nil
+	})
 }
 
 // A run that starts while others sweep has its directory, and the lock of it.

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // A group counts the CPU time of a process's children, also of those that have ended, and is gone after Close.
@@ -22,12 +24,7 @@ func TestGroup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(30 * time.Second); len(Family(p.PID)) < 2; {
-		if time.Now().After(deadline) {
-			t.Fatal("no child")
-		}
-		time.Sleep(time.Millisecond)
-	}
+	nstest.Until(t, "it has a child", func() bool { return len(Family(p.PID)) >= 2 })
 	if err := g.Take(p.PID); err != nil {
 		t.Fatal(err)
 	}
@@ -37,19 +34,13 @@ func TestGroup(t *testing.T) {
 	if !leftover(e, "cgroup "+g.dir) {
 		t.Errorf("the cgroup is not counted: %v", e.Leftovers())
 	}
-	for deadline := time.Now().Add(60 * time.Second); ; {
+	nstest.Eventually(t, func() error {
 		used, err := g.CPU()
-		if err != nil {
-			t.Fatal(err)
+		if err == nil && used <= 100*time.Millisecond {
+			err = fmt.Errorf("children that work used %s", used)
 		}
-		if used > 100*time.Millisecond {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("children that work used %s", used)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		return err
+	})
 	e.Close()
 	if left := e.Leftovers(); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
@@ -75,11 +66,12 @@ func TestGroupWithDeadChild(t *testing.T) {
 		}
 		return false
 	}
-	for deadline := time.Now().Add(30 * time.Second); !dead(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("no dead child in %v", Family(p.PID))
+	nstest.Eventually(t, func() error {
+		if !dead() {
+			return fmt.Errorf("no dead child in %v", Family(p.PID))
 		}
-	}
+		return nil
+	})
 	if err := g.Take(p.PID); err != nil {
 		t.Fatal(err)
 	}

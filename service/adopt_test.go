@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -245,11 +244,12 @@ func TestAdoptZombie(t *testing.T) {
 	if err := d.Process.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(30 * time.Second); a.Alive(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("a killed member is still taken to be alive")
+	nstest.Eventually(t, func() error {
+		if a.Alive() {
+			return errors.New("a killed member is still taken to be alive")
 		}
-	}
+		return nil
+	})
 	if p, err := pidfd.Open(d.pid()); err != nil {
 		t.Errorf("not a zombie: %v", err)
 	} else {

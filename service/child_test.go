@@ -15,7 +15,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -113,11 +112,7 @@ func cgroup(t *testing.T) string {
 	}
 	t.Cleanup(func() {
 		// A process that has ended may be in it for a moment more.
-		err := os.Remove(root + name)
-		for end := time.Now().Add(30 * time.Second); errors.Is(err, unix.EBUSY) && time.Now().Before(end); err = os.Remove(root + name) {
-			time.Sleep(5 * time.Millisecond)
-		}
-		if err != nil {
+		if err := nstest.Poll(nstest.Timeout(), func() error { return os.Remove(root + name) }); err != nil {
 			t.Error(err)
 		}
 	})

@@ -83,15 +83,16 @@ func TestReadyCheckHangs(t *testing.T) {
 // ends waits until a process is a zombie or gone.
 func ends(t *testing.T, pid int) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+	err := nstest.Poll(nstest.Timeout(), func() error {
 		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil || strings.Contains(string(state), ") Z ") { // until somebody waits for it
-			return
+			return nil
 		}
-		if time.Now().After(end) {
-			unix.Kill(pid, unix.SIGKILL)
-			t.Fatalf("process %d outlives the check", pid)
-		}
+		return fmt.Errorf("process %d outlives the check", pid)
+	})
+	if err != nil {
+		unix.Kill(pid, unix.SIGKILL)
+		t.Fatal(err)
 	}
 }
 

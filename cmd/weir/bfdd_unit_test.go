@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -107,11 +108,15 @@ func TestBFDDSeesNoRestart(t *testing.T) {
 	}
 	eventually := func(what string, f func() bool) {
 		t.Helper()
-		for end := time.Now().Add(2 * time.Minute); !f(); time.Sleep(100 * time.Millisecond) {
-			if time.Now().After(end) {
-				log, _ := systemctl("status", "-n", "50", "serve.service")
-				t.Fatalf("not within two minutes: %s\n%s", what, log)
+		err := nstest.Poll(2*nstest.Timeout(), func() error {
+			if f() {
+				return nil
 			}
+			return errors.New("not yet: " + what)
+		})
+		if err != nil {
+			log, _ := systemctl("status", "-n", "50", "serve.service")
+			t.Fatalf("%v\n%s", err, log)
 		}
 	}
 	all := func() bool { return up(near) == sessions && up(far) == sessions }
@@ -145,14 +150,12 @@ func TestBFDDSeesNoRestart(t *testing.T) {
 		must(how...)
 		eventually("another weir serve", func() bool { return pid() != before && pid() != "MainPID=0\n" })
 		// What is seen at once, and after the last one what is seen when patience is at its end.
-		for end := time.Now().Add(watch); ; time.Sleep(200 * time.Millisecond) {
+		nstest.Steadily(t, watch, func() error {
 			if !all() {
-				t.Fatalf("%s: %d up at the near bfdd, %d at the far one", how[0], up(near), up(far))
+				return fmt.Errorf("%s: %d up at the near bfdd, %d at the far one", how[0], up(near), up(far))
 			}
-			if time.Now().After(end) {
-				break
-			}
-		}
+			return nil
+		})
 		if n := len(shown()); n != sessions {
 			t.Errorf("%s: weir reroute status shows %d of the sessions up", how[0], n)
 		}

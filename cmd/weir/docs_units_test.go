@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -102,11 +103,12 @@ const bound = "127.1.2.3:80" // in TestDocsUnits
 // soonEchoes asks until there is an answer.
 func soonEchoes(t *testing.T, what string) {
 	t.Helper()
-	for end := time.Now().Add(60 * time.Second); !echoes(bound); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("no answer: ", what)
+	nstest.Eventually(t, func() error {
+		if !echoes(bound) {
+			return errors.New("no answer: " + what)
 		}
-	}
+		return nil
+	})
 }
 
 func mustRun(t *testing.T, systemctl func(...string) (string, error)) func(args ...string) {

@@ -120,16 +120,16 @@ func (e *ending) term() {
 // blocked waits until a process waits in a system call.
 func (e *ending) blocked(call int) {
 	e.t.Helper()
-	for late := time.Now().Add(time.Minute); time.Now().Before(late); time.Sleep(5 * time.Millisecond) {
+	nstest.Eventually(e.t, func() error {
 		all, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", e.Process.Pid))
 		for _, path := range all {
 			b, _ := os.ReadFile(path)
 			if strings.HasPrefix(string(b), fmt.Sprint(call, " ")) {
-				return
+				return nil
 			}
 		}
-	}
-	e.t.Fatalf("it waits in no system call %d; it said %q", call, e.said)
+		return fmt.Errorf("it waits in no system call %d; it said %q", call, e.said)
+	})
 }
 
 // silent is a socket at which connections are taken, which came tells, and nothing is answered.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -49,11 +50,13 @@ func TestFilterCommands(t *testing.T) {
 		t.Error("a datagram passes the filter")
 	}
 	// One that does not come may have to be dropped yet.
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		if out, _, _ := weir(t, "--root", s.root, "filter", "list"); regexp.MustCompile(`all +count +1 `).MatchString(out) {
-			break
+	nstest.Eventually(t, func() error {
+		out, errs, _ := weir(t, "--root", s.root, "filter", "list")
+		if !regexp.MustCompile(`all +count +1 `).MatchString(out) {
+			return errors.New(out + errs)
 		}
-	}
+		return nil
+	})
 	s.run(0, `dns: hook nft, default pass, in wire\d+-b\n  at nftables table inet weir_dns, input, priority 0\n`+
 		`  RULE +ACTION +PACKETS +BYTES +LAST +MATCH\n  all +count +1 +41 B +\d+s ago +udp\n  2 +drop +1 +41 B +\d+s ago +udp.dstport == 5001\n  default +pass +0 +0 B +never +what no rule decided\n`+
 		`\nlate: .*\n  ! tcx ingress of nowhere: there is no interface nowhere: .*`, "filter", "list")

@@ -90,7 +90,7 @@ one as soon as it is there; those that wait for a member then are reset.`,
 			k := keeper.New(o)
 			files, err := keeper.Inherited()
 			if err = errors.Join(err, k.Inherit(files)); err != nil {
-				o.Log.Warn("not all that waited for a member could be taken over", "reason", err)
+				o.Log.Warn("not all that waited for a member could be taken over", "err", err)
 			}
 			metrics, err := control.ListenMetrics(cmd.Context(), metricsAt, k.Collector(), o.Log)
 			if err != nil {

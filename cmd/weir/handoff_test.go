@@ -24,16 +24,15 @@ func TestHandoffCommands(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "keeper.sock")
 	keep := command("handoff", "--keeper", socket, "keep", "--listen", "127.0.0.1:9744")
 	k := nstest.Start(t, keep)
-	for end := time.Now().Add(60 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	nstest.Eventually(t, func() error {
 		if out, _, status := weir(t, "handoff", "--keeper", socket, "status"); status == 0 {
 			if !strings.Contains(out, "no members and no sessions") {
 				t.Errorf("an empty keeper: %s", out)
 			}
-			break
-		} else if time.Now().After(end) {
-			t.Fatal("the keeper does not answer")
+			return nil
 		}
-	}
+		return errors.New("the keeper does not answer")
+	})
 	if _, errs, status := weir(t, "handoff", "--keeper", socket, "keep"); status != exitFailed || !strings.Contains(errs, "another keeper answers") {
 		t.Errorf("a second keeper: status %d, %s", status, errs)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/internal/nstest"
+	fmt "github.com/weir-project/weir/internal/printable"
 )
 
 // Under systemd a keeper restarts while a session and a listener wait for a member: the
@@ -35,14 +36,12 @@ func restartsUnderSystemd(t *testing.T, args string) {
 	must("start", "keeper.service")
 	listen := func() *handoff.Listener {
 		t.Helper()
-		for end := time.Now().Add(60 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-			l, err := handoff.Listen(t.Context(), "tcp", "127.0.0.1:1790", handoff.Options{Service: "bmp", Name: "0", Keeper: socket})
-			if err == nil {
-				return l
-			} else if time.Now().After(end) {
-				t.Fatal(err)
-			}
-		}
+		var l *handoff.Listener
+		nstest.Eventually(t, func() (err error) {
+			l, err = handoff.Listen(t.Context(), "tcp", "127.0.0.1:1790", handoff.Options{Service: "bmp", Name: "0", Keeper: socket})
+			return err
+		})
+		return l
 	}
 	accept := func(l *handoff.Listener) *handoff.Session {
 		t.Helper()
@@ -104,14 +103,13 @@ func restartsUnderSystemd(t *testing.T, args string) {
 	peer.Write([]byte("o three"))
 	read(s, "two three")
 	// Nothing stays with systemd, which hears of it in its own time: the session's end reaches the peer.
-	out, err := systemctl("show", "--property=NFileDescriptorStore", "keeper.service")
-	for end := time.Now().Add(30 * time.Second); err == nil && strings.TrimSpace(out) != "NFileDescriptorStore=0" && time.Now().Before(end); {
-		time.Sleep(20 * time.Millisecond)
-		out, err = systemctl("show", "--property=NFileDescriptorStore", "keeper.service")
-	}
-	if err != nil || strings.TrimSpace(out) != "NFileDescriptorStore=0" {
-		t.Errorf("%s, %v", out, err)
-	}
+	nstest.Eventually(t, func() error {
+		out, err := systemctl("show", "--property=NFileDescriptorStore", "keeper.service")
+		if err != nil || strings.TrimSpace(out) != "NFileDescriptorStore=0" {
+			return fmt.Errorf("%s, %v", out, err)
+		}
+		return nil
+	})
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}

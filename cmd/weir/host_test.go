@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -141,11 +142,13 @@ func TestWhereAndDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The datagram may be on its way when it is sent.
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		if out, _, _ := weir(t, "--root", s.root, "steer", "devices"); strings.Contains(out, "127.0.0.9") {
-			break
+	nstest.Eventually(t, func() error {
+		out, errs, _ := weir(t, "--root", s.root, "steer", "devices")
+		if !strings.Contains(out, "127.0.0.9") {
+			return errors.New(out + errs)
 		}
-	}
+		return nil
+	})
 	s.run(0, `ADDRESS +BUCKET +SLOT +MEMBER +PID\n192.0.2.7 +\d+ +[01].*\nfe80::1 +\d+ +[01].*\n`, "steer", "where", "192.0.2.7", "fe80::1%eth0")
 	s.run(0, `.*\n192.0.2.7 +\d+ +0 \(empty\) +- +-\n`, "steer", "where", "--slots", "1", "--without", "0", "192.0.2.7")
 	s.run(1, `weir: 1000 slots: want a number from 1 to 256\n`, "steer", "where", "--slots", "1000", "192.0.2.7")
@@ -267,14 +270,13 @@ func TestServeEnds(t *testing.T) {
 	defer c.Process.Kill()
 	said := make(chan string, 1)
 	go func() { b, _ := io.ReadAll(log); said <- string(b) }()
-	for end := time.Now().Add(60 * time.Second); ; time.Sleep(2 * time.Millisecond) {
-		if conn, err := net.Dial("unix", socket); err == nil {
+	nstest.Eventually(t, func() error {
+		conn, err := net.Dial("unix", socket)
+		if err == nil {
 			conn.Close()
-			break
-		} else if time.Now().After(end) {
-			t.Fatal(err)
 		}
-	}
+		return err
+	})
 	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}

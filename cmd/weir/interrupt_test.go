@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/internal/nstest"
 	"golang.org/x/sys/unix"
 )
 
@@ -97,11 +99,12 @@ func TestStuckChangesEndWithinASecond(t *testing.T) {
 			s.run(0, ".*", "apply", "-f", configFile(t, ", seed: 7"), "--confirm", "1h")
 		}, []string{"rollback"}, "weir rollback again, or a running weir serve, goes on", func(s session) {
 			// Whoever finds the change goes on with it at once: the process that apply left behind.
-			for end := time.Now().Add(30 * time.Second); !strings.Contains(s.run(0, ".*", "status"), "taken back at"); time.Sleep(50 * time.Millisecond) {
-				if time.Now().After(end) {
-					t.Fatal("nobody takes the change back")
+			nstest.Eventually(t, func() error {
+				if !strings.Contains(s.run(0, ".*", "status"), "taken back at") {
+					return errors.New("nobody takes the change back")
 				}
-			}
+				return nil
+			})
 		}},
 	} {
 		t.Run(strings.Join(c.args[:min(2, len(c.args))], " "), func(t *testing.T) {

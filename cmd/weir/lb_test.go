@@ -49,15 +49,16 @@ func TestLBCommands(t *testing.T) {
 	waits := func(want func(lb.Status) bool) {
 		t.Helper()
 		var all []lb.Status
-		for end := time.Now().Add(60 * time.Second); len(all) != 1 || !want(all[0]); time.Sleep(20 * time.Millisecond) {
+		nstest.Eventually(t, func() error {
 			out, errs, status := weir(t, "--root", root, "lb", "status", "--json")
 			if err := json.Unmarshal([]byte(out), &all); err != nil && out != "" {
 				t.Fatalf("%v: %s", err, out)
 			}
-			if time.Now().After(end) {
-				t.Fatalf("status %d: %s %s", status, out, errs)
+			if len(all) != 1 || !want(all[0]) {
+				return fmt.Errorf("status %d: %s %s", status, out, errs)
 			}
-		}
+			return nil
+		})
 	}
 	waits(func(s lb.Status) bool { return s.Agent && len(s.Backends) == 0 })
 	// A reload takes another section to the agent; a wrong one changes nothing.

@@ -5,15 +5,11 @@ package filter
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/weir-project/weir/internal/nstest"
@@ -23,10 +19,6 @@ import (
 
 // playChange applies filters and is killed at a step: ROOT STEP FILE.
 func playChange(args []string) error {
-	fatal, err := strconv.Atoi(args[1])
-	if err != nil {
-		return err
-	}
 	data, err := os.ReadFile(args[2])
 	if err != nil {
 		return err
@@ -35,15 +27,7 @@ func playChange(args []string) error {
 	if err := json.Unmarshal(data, &filters); err != nil {
 		return err
 	}
-	n := 0
-	kerneltest.OnStep(func(step string) {
-		if n == fatal {
-			fmt.Println(step)
-			syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {}
-		}
-		n++
-	})
+	kerneltest.DieAt(args[1])
 	_, err = applyTo(context.Background(), kernel.OpenRoot(args[0]), filters...)
 	return err
 }
@@ -60,15 +44,7 @@ func (w *world) crash(step int, filters ...Filter) string {
 	if err := os.WriteFile(file, data, 0o600); err != nil {
 		w.t.Fatal(err)
 	}
-	out, err := nstest.Child("change", w.root.Path(), step, file).CombinedOutput()
-	if err == nil {
-		return ""
-	}
-	exit, ok := errors.AsType[*exec.ExitError](err)
-	if !ok || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		w.t.Fatalf("step %d: %v\n%s", step, err, out)
-	}
-	return strings.TrimSpace(string(out))
+	return kerneltest.Killed(w.t, nstest.Child("change", w.root.Path(), step, file))
 }
 
 // Killed at any step of a creation, a change, a change of place or a removal, a
@@ -132,7 +108,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 					}
 					w.apply(c.after(w)...)
 					// A link that is unpinned without a command's help ends by and by.
-					eventually(t, fmt.Sprintf("killed at step %d (%s), and applied again: %q arrive", n, step, c.to),
+					nstest.Until(t, fmt.Sprintf("killed at step %d (%s), and applied again: %q arrive", n, step, c.to),
 						func() bool { return w.flows(5001, 5002) == c.to })
 					w.want(fmt.Sprintf("killed at step %d (%s), and applied again", n, step), c.to, 5001, 5002)
 					w.clean(fmt.Sprintf("killed at step %d (%s)", n, step))

@@ -55,7 +55,7 @@ func TestExplainIsWhatHappens(t *testing.T) {
 		}
 		for i, want := range []uint64{2, 2, 2, 2, 0} {
 			counted := func() uint64 { return w.one().Rules[i].Packets - before.Rules[i].Packets }
-			eventually(t, fmt.Sprintf("rule %d has counted %d packets", i+1, want), func() bool { return counted() >= want })
+			nstest.Until(t, fmt.Sprintf("rule %d has counted %d packets", i+1, want), func() bool { return counted() >= want })
 			if got := counted(); got != want {
 				t.Errorf("rule %d has counted %d packets, and %d were sent: explanations count", i+1, got, want)
 			}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -96,31 +97,7 @@ func (w *world) apply(filters ...Filter) []string {
 }
 
 func applyTo(ctx context.Context, r *kernel.Root, filters ...Filter) ([]string, error) {
-	c := Config{Filters: filters}
-	if errs := c.Validate(); len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
-	l, err := r.Lock(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer l.Unlock()
-	if err := Recover(l); err != nil {
-		return nil, err
-	}
-	st, err := ReadState(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	p, err := Feature{}.Plan(ctx, st, c)
-	if err != nil {
-		return nil, err
-	}
-	var steps []string
-	for _, s := range p.Steps {
-		steps = append(steps, s.String())
-	}
-	return steps, p.Apply(ctx, l, nil)
+	return featuretest.Apply(ctx, r, Feature{}, Config{Filters: filters})
 }
 
 func (w *world) state() State {
@@ -261,19 +238,16 @@ func (w *world) wantCounts(want map[string]uint64) {
 	w.t.Helper()
 	var s FilterState
 	var got map[string]uint64
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	nstest.Eventually(w.t, func() error {
 		s, got = w.one(), map[string]uint64{}
 		for _, r := range s.Rules {
 			got[r.Key()] = r.Packets
 		}
-		if fmt.Sprint(got) == fmt.Sprint(want) {
-			break
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			return fmt.Errorf("counts %v, want %v", got, want)
 		}
-		if time.Now().After(end) {
-			w.t.Errorf("counts %v, want %v", got, want)
-			break
-		}
-	}
+		return nil
+	})
 	for _, r := range s.Rules {
 		if r.Bytes < 40*r.Packets || r.Bytes > 100*r.Packets {
 			w.t.Errorf("rule %s: %d bytes of %d packets", r.Key(), r.Bytes, r.Packets)

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/features"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // A packet that is still in a program when its rules have changed twice is counted:
@@ -60,7 +61,7 @@ func (w *world) countLate() (counted uint64, inTheMiddle bool) {
 		_, err := late.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
 		done <- err
 	}()
-	eventually(w.t, "the packet is in the program", func() bool {
+	nstest.Until(w.t, "the packet is in the program", func() bool {
 		var yes uint64
 		return begun.Lookup(uint32(0), &yes) == nil && yes != 0
 	})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gopacket/gopacket/layers"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
@@ -58,15 +59,8 @@ func TestLists(t *testing.T) {
 			w.want("order changed", "5001/4", 5001)
 			os.Remove(f.Lists["bad"])
 			w.older()
-			if p, err := (Feature{}).PlanUpgrade(t.Context(), w.root); err != nil || len(p.Steps) != 1 {
-				t.Fatal(p, err)
-			} else if l, err := w.root.Lock(t.Context()); err != nil {
-				t.Fatal(err)
-			} else {
-				if err := p.Apply(t.Context(), l, nil); err != nil {
-					t.Error(err)
-				}
-				l.Unlock()
+			if steps, err := featuretest.Upgrade(t.Context(), w.root, Feature{}); err != nil || len(steps) != 1 {
+				t.Fatal(steps, err)
 			}
 			w.want("compiled anew without the file", "5001/4", 5001)
 		}

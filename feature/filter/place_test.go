@@ -116,7 +116,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 			nstest.Cable(t, w.A, "late0", w.B, "late0")
 			nstest.Address(t, w.A, "late0", netip.MustParsePrefix("10.78.0.1/24"))
 			nstest.Address(t, w.B, "late0", netip.MustParsePrefix("10.78.0.2/24"))
-			eventually(t, "the filter is attached to the interface that came", func() bool { return w.one().Attachments[1].Attached })
+			nstest.Until(t, "the filter is attached to the interface that came", func() bool { return w.one().Attachments[1].Attached })
 			mustFlow(t, "over the interface that came", "5002/4", w.A, w.B, netip.MustParseAddr("10.78.0.2"), netip.Addr{}, 5001, 5002)
 			if err := w.B.Do(func() error {
 				l, err := netlink.LinkByName("late0")
@@ -140,16 +140,6 @@ func TestInterfacesComeAndGo(t *testing.T) {
 
 // patience is for what must happen: it is longer than the machine stands still, and costs nothing where it happens.
 const patience = 30 * time.Second
-
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Errorf("still not so after %s: %s", patience, what)
-			return
-		}
-	}
-}
 
 // The qdisc that filters share goes with the last of them, and one that was there
 // before stays.
@@ -217,7 +207,7 @@ func TestNamespaceGoes(t *testing.T) {
 				t.Errorf("%d filters are left", n)
 			}
 			// The wire goes with the namespace: nothing holds that any more.
-			eventually(t, "the namespace is gone", func() bool {
+			nstest.Until(t, "the namespace is gone", func() bool {
 				return w.A.Do(func() error { _, err := netlink.LinkByName(nstest.WireDevice); return err }) != nil
 			})
 		})

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
@@ -40,15 +41,7 @@ func TestRestoreLists(t *testing.T) {
 // restore puts filters back as they were saved.
 func (w *world) restore(saved []byte) feature.Plan {
 	w.t.Helper()
-	l, err := w.root.Lock(w.t.Context())
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	defer l.Unlock()
-	p, err := Feature{}.PlanRestore(w.t.Context(), w.root, saved)
-	if err == nil {
-		err = p.Apply(w.t.Context(), l, nil)
-	}
+	p, err := featuretest.Restore(w.t.Context(), w.root, Feature{}, saved)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -35,7 +35,7 @@ func TestSocket(t *testing.T) {
 			if _, err := AttachSocket(to, s.form.Rules, Pass); !errors.Is(err, kernel.ErrOccupied) {
 				t.Errorf("a second filter: %v", err)
 			}
-			eventually(t, "the packet that is dropped is counted", func() bool {
+			nstest.Until(t, "the packet that is dropped is counted", func() bool {
 				rules, _, err := s.Rules()
 				return err != nil || rules[0].Packets > 0
 			})

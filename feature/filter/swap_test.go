@@ -59,9 +59,12 @@ func TestSwapUnderLoad(t *testing.T) {
 			}
 			return n
 		}
-		for end := time.Now().Add(patience); counted() < total-lost && time.Now().Before(end); {
-			time.Sleep(5 * time.Millisecond)
-		}
+		nstest.Eventually(t, func() error {
+			if n := counted(); n < total-lost {
+				return fmt.Errorf("%d packets of %d are counted", n, total-lost)
+			}
+			return nil
+		})
 		never.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
 		if n, err := never.Read(make([]byte, 64)); err == nil {
 			t.Errorf("a packet of %d bytes that every set drops has arrived", n)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -48,18 +49,8 @@ func TestUpgrade(t *testing.T) {
 		if f, err := (Feature{}).Examine(t.Context(), w.root); err != nil || len(f) != 1 || !strings.Contains(f[0].Text, "v0.1") {
 			t.Errorf("doctor: %+v, %v", f, err)
 		}
-		p, err := Feature{}.PlanUpgrade(t.Context(), w.root)
-		if err != nil || len(p.Steps) != 1 || !strings.HasPrefix(p.Steps[0].String(), "upgrade filter test: compiled by weir v0.1") {
-			t.Fatalf("%v, %v", p, err)
-		}
-		l, err := w.root.Lock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = p.Apply(t.Context(), l, nil)
-		l.Unlock()
-		if err != nil {
-			t.Fatal(err)
+		if steps, err := featuretest.Upgrade(t.Context(), w.root, Feature{}); err != nil || len(steps) != 1 || !strings.HasPrefix(steps[0], "upgrade filter test: compiled by weir v0.1") {
+			t.Fatalf("%v, %v", steps, err)
 		}
 		w.want("upgraded", "5002/4 5002/6", 5001, 5002)
 		w.wantCounts(map[string]uint64{"p5001": 4})

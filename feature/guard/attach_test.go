@@ -110,11 +110,12 @@ func flood(t testing.TB, to net.Addr, n int) time.Duration {
 			t.Fatal(err)
 		}
 	}
-	for end := time.Now().Add(patience); nstest.Backlog(t).Waiting > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("packets wait in a CPU's backlog, and nothing takes them")
+	nstest.Eventually(t, func() error {
+		if nstest.Backlog(t).Waiting > 0 {
+			return errors.New("packets wait in a CPU's backlog, and nothing takes them")
 		}
-	}
+		return nil
+	})
 	return time.Since(start)
 }
 

@@ -130,13 +130,12 @@ func startFlood(t *testing.T, ns *netns.Handle, s udpServer) *steadyFlood {
 }
 
 func (f *steadyFlood) send() error {
-	for !f.end.Load() {
+	for pace := time.NewTicker(5 * time.Millisecond); !f.end.Load(); <-pace.C {
 		flood(f.t, f.to, 20)
 		f.mu.Lock()
 		f.sent, f.all = f.sent+20, f.all+20
 		f.pause, f.last = max(f.pause, time.Since(f.last)), time.Now()
 		f.mu.Unlock()
-		time.Sleep(5 * time.Millisecond)
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -211,7 +212,7 @@ func TestInterfaceComesAndGoes(t *testing.T) {
 		nstest.Cable(t, wire.A, "late0", wire.B, "late0")
 		nstest.Address(t, wire.A, "late0", netip.MustParsePrefix("10.78.0.1/24"))
 		nstest.Address(t, wire.B, "late0", netip.PrefixFrom(to, 24))
-		attachedWithin(t, w, patience)
+		attached(t, w)
 		var s udpServer
 		if err := wire.B.Do(func() error { s = listenUDP(t, netip.AddrPortFrom(to, 5300).String()); return nil }); err != nil {
 			t.Fatal(err)
@@ -229,14 +230,15 @@ func TestInterfaceComesAndGoes(t *testing.T) {
 	}
 }
 
-// attachedWithin waits until the guard has no problem.
-func attachedWithin(t *testing.T, w *world, d time.Duration) {
+// attached waits until the guard has no problem.
+func attached(t *testing.T, w *world) {
 	t.Helper()
-	for end := time.Now().Add(d); w.state("dns").Problem != ""; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("after %s: %s", d, w.state("dns").Problem)
+	nstest.Eventually(t, func() error {
+		if w.state("dns").Problem != "" {
+			return errors.New(w.state("dns").Problem)
 		}
-	}
+		return nil
+	})
 }
 
 func TestConfigErrors(t *testing.T) {
@@ -317,15 +319,8 @@ func TestUpgrade(t *testing.T) {
 	limited(t, s, 50)
 	before := w.state("dns")
 	for i, want := range []int{1, 0} {
-		p, err := Feature{}.PlanUpgrade(context.Background(), w.root)
-		if err != nil || len(p.Steps) != want {
-			t.Fatalf("turn %d: %v, %v; want %d steps", i, p.Steps, err, want)
-		}
-		l := w.lock()
-		err = p.Apply(context.Background(), l, nil)
-		l.Unlock()
-		if err != nil {
-			t.Fatal(err)
+		if steps, err := featuretest.Upgrade(t.Context(), w.root, Feature{}); err != nil || len(steps) != want {
+			t.Fatalf("turn %d: %v, %v; want %d steps", i, steps, err, want)
 		}
 	}
 	limited(t, s, 50)

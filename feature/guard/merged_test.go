@@ -169,8 +169,7 @@ func floodMerged(t *testing.T, to net.Addr, n int) time.Duration {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	for end := time.Now().Add(patience); nstest.Backlog(t).Waiting > 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
-	}
+	nstest.Until(t, "no packet waits in a CPU's backlog", func() bool { return nstest.Backlog(t).Waiting == 0 })
 	return time.Since(start)
 }
 

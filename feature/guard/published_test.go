@@ -152,7 +152,7 @@ func TestNotAttachedNotThere(t *testing.T) {
 	if testing.Short() {
 		return
 	}
-	w.fails = kernel.ErrOccupied.Error()
+	w.fails = []string{kernel.ErrOccupied.Error()}
 	died := map[string]bool{}
 	for step := 0; !w.killedApply(step, dns(at)); step++ {
 		died[w.died] = true

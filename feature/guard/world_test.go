@@ -5,14 +5,12 @@ package guard
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/kerneltest"
@@ -24,8 +22,8 @@ type world struct {
 	t    testing.TB
 	root *kernel.Root
 
-	fails string // an apply that is killed later than it ends may end with an error that says this
-	died  string // the step at which killedApply killed
+	fails []string // an apply that is killed later than it ends may end with an error that says this
+	died  string   // the step at which killedApply killed
 }
 
 func newWorld(t testing.TB, needs ...kernel.Need) *world {
@@ -69,30 +67,7 @@ func (w *world) apply(services ...Service) []string {
 }
 
 func applyTo(root *kernel.Root, c Config) (said []string, err error) {
-	ctx := context.Background()
-	if errs := c.Validate(); len(errs) > 0 {
-		return nil, errs[0]
-	}
-	l, err := root.Lock(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer l.Unlock()
-	if err := Recover(l); err != nil {
-		return nil, err
-	}
-	st, err := ReadState(ctx, root)
-	if err != nil {
-		return nil, err
-	}
-	p, err := Feature{}.Plan(ctx, st, c)
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range p.Steps {
-		said = append(said, s.String())
-	}
-	return said, p.Apply(ctx, l, nil)
+	return featuretest.Apply(context.Background(), root, Feature{}, c)
 }
 
 // state reads one guard.
@@ -128,23 +103,12 @@ func (w *world) pinned() (out []string) {
 
 // runApply applies a configuration and dies at a step of it.
 func runApply(args []string) error {
-	dieAt, err := strconv.Atoi(args[1])
-	if err != nil {
-		return err
-	}
 	var c Config
 	if err := json.Unmarshal([]byte(args[2]), &c); err != nil {
 		return err
 	}
-	n := 0
-	kerneltest.OnStep(func(step string) {
-		if n++; n > dieAt {
-			fmt.Println(step)
-			syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {}
-		}
-	})
-	_, err = applyTo(kernel.OpenRoot(args[0]), c)
+	kerneltest.DieAt(args[1])
+	_, err := applyTo(kernel.OpenRoot(args[0]), c)
 	return err
 }
 
@@ -159,16 +123,9 @@ func (w *world) killedApply(steps int, services ...Service) (ended bool) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	out, err := nstest.Child("apply", w.root.Path(), steps, string(data)).CombinedOutput()
-	if err == nil {
-		return true
+	step := kerneltest.Killed(w.t, nstest.Child("apply", w.root.Path(), steps, string(data)), w.fails...)
+	if step != "" {
+		w.died = step
 	}
-	if !strings.Contains(err.Error(), "killed") {
-		if w.fails != "" && strings.Contains(string(out), w.fails) {
-			return true
-		}
-		w.t.Fatalf("%v: %s", err, out)
-	}
-	w.died = strings.TrimSpace(string(out))
-	return false
+	return step == ""
 }

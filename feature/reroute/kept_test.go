@@ -90,11 +90,12 @@ func TestKeepsRoutesOfFRR(t *testing.T) {
 	}
 	eventually := func(what string, f func() bool) {
 		t.Helper()
-		for end := time.Now().Add(3 * time.Minute); !f(); time.Sleep(50 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("after 3 minutes not: %s; %+v", what, w.state().Paths)
+		nstest.Within(t, 3*time.Minute, func() error {
+			if !f() {
+				return fmt.Errorf("not yet: %s; %+v", what, w.state().Paths)
 			}
-		}
+			return nil
+		})
 	}
 	eventually("isisd has a route to b", func() bool { return routed("b0") })
 	name := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), a.NS.FD())

@@ -24,6 +24,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/internal/netns"
@@ -142,24 +143,10 @@ func (w *world) parse(text string) Config {
 // apply makes it as a file says, and returns the plan.
 func (w *world) apply(text string) (steps []string) {
 	w.Helper()
-	c := w.parse(text)
-	w.locked(func(l *kernel.WriteLock) error {
-		if err := (Feature{}).Recover(l); err != nil {
-			return err
-		}
-		st, err := ReadState(context.Background(), w.root)
-		if err != nil {
-			return err
-		}
-		plan, err := Feature{}.Plan(context.Background(), st, c)
-		if err != nil {
-			return err
-		}
-		for _, s := range plan.Steps {
-			steps = append(steps, s.String())
-		}
-		return plan.Apply(context.Background(), l, nil)
-	})
+	steps, err := featuretest.Apply(context.Background(), w.root, Feature{}, w.parse(text))
+	if err != nil {
+		w.Error(err)
+	}
 	return steps
 }
 
@@ -219,11 +206,12 @@ func (w *world) links(what string, ok func(p protect.PathState) bool) {
 
 func (w *world) eventually(what string, f func() bool) {
 	w.Helper()
-	for end := time.Now().Add(60 * time.Second); !f(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			w.Fatalf("not in 60 s: %s\n%+v", what, w.state())
+	nstest.Eventually(w, func() error {
+		if !f() {
+			return fmt.Errorf("not yet: %s\n%+v", what, w.state())
 		}
-	}
+		return nil
+	})
 }
 
 // cut has what comes in by a device be lost before any other program sees it, until the link that is returned is closed.

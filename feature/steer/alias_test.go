@@ -11,12 +11,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/reset"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 func TestParseDevices(t *testing.T) {
@@ -223,12 +223,8 @@ func (w *world) due() bool {
 	return false
 }
 
-// deadline waits until cond holds, half a minute at most.
+// deadline waits until cond holds.
 func (w *world) deadline(what string, cond func() bool) {
 	w.t.Helper()
-	for end := time.Now().Add(30 * time.Second); !cond(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			w.t.Fatalf("after 30 s it does not hold that %s", what)
-		}
-	}
+	nstest.Until(w.t, what, cond)
 }

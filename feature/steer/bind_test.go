@@ -5,6 +5,7 @@ package steer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os/exec"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/probe"
 	"github.com/weir-project/weir/service"
@@ -188,9 +190,10 @@ func TestSharePortIsMended(t *testing.T) {
 // some time after its pin is gone.
 func (w *world) sharesSoon(want bool) {
 	w.t.Helper()
-	for end := time.Now().Add(30 * time.Second); bindTwice(w.t, "udp4", "0.0.0.0:9991") != want; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			w.t.Fatalf("the port is shared: %v, want %v", !want, want)
+	nstest.Eventually(w.t, func() error {
+		if bindTwice(w.t, "udp4", "0.0.0.0:9991") != want {
+			return fmt.Errorf("the port is shared: %v, want %v", !want, want)
 		}
-	}
+		return nil
+	})
 }

@@ -5,6 +5,7 @@ package steer
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -20,6 +21,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
@@ -61,11 +63,13 @@ func exporters(t *testing.T, ns *netns.Handle, from netip.Addr, to netip.AddrPor
 func gotExactly(t *testing.T, who string, r *recorder, sent map[netip.AddrPort][]byte) {
 	t.Helper()
 	r.await(len(sent))
-	time.Sleep(50 * time.Millisecond) // for one too many
-	got := r.received()
-	if len(got) != len(sent) {
-		t.Errorf("%s got %d datagrams of %d", who, len(got), len(sent))
-	}
+	var got []received
+	nstest.Steadily(t, 50*time.Millisecond, func() error { // for one too many
+		if got = r.received(); len(got) != len(sent) {
+			return fmt.Errorf("%s got %d datagrams of %d", who, len(got), len(sent))
+		}
+		return nil
+	})
 	for _, g := range got {
 		if !bytes.Equal(sent[g.from], g.payload) {
 			t.Errorf("%s got from %s %d bytes that were not sent so", who, g.from, len(g.payload))
@@ -250,8 +254,12 @@ func TestCopyFollowsDevices(t *testing.T) {
 	deadline(t, func() bool { return !filter(collect.Attrs().Index) && filter(bridge.Attrs().Index) })
 	deadline(t, func() bool { // the address has moved: a neighbour entry may be stale, the port still learning
 		exporters(t, ns, netip.MustParseAddr("10.1.0.2"), netip.MustParseAddrPort("10.1.0.1:9991"), 1, 100)
-		time.Sleep(100 * time.Millisecond)
-		return len(original.received()) > len(sent)
+		return nstest.Poll(100*time.Millisecond, func() error {
+			if len(original.received()) <= len(sent) {
+				return errors.New("none has come")
+			}
+			return nil
+		}) == nil
 	})
 	deadline(t, func() bool { return len(canary.received()) == len(original.received()) })
 }

@@ -9,14 +9,11 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
-	"time"
 
-	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
@@ -36,10 +33,6 @@ func needExitHook(t testing.TB) {
 
 // runChange applies a configuration and dies at the given step of it.
 func runChange(args []string) error {
-	dieAt, err := strconv.Atoi(args[1])
-	if err != nil {
-		return err
-	}
 	var cfg spec.Config
 	data, err := os.ReadFile(args[2])
 	if err != nil {
@@ -48,31 +41,9 @@ func runChange(args []string) error {
 	if err := json.Unmarshal(data, &cfg); err != nil {
 		return err
 	}
-	n := 0
-	kerneltest.OnStep(func(string) {
-		if n++; n > dieAt {
-			syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {}
-		}
-	})
-	ctx := context.Background()
-	l, err := kernel.OpenRoot(args[0]).Lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer l.Unlock()
-	if err := engine.Recover(l); err != nil {
-		return err
-	}
-	st, err := state.Read(ctx, l.Root)
-	if err != nil {
-		return err
-	}
-	p, err := Feature{}.Plan(ctx, st, cfg)
-	if err != nil {
-		return err
-	}
-	return p.Apply(ctx, l, nil)
+	kerneltest.DieAt(args[1])
+	_, err = featuretest.Apply(context.Background(), kernel.OpenRoot(args[0]), Feature{}, cfg)
+	return err
 }
 
 // killedApply applies the world's configuration in a process that is killed
@@ -90,15 +61,7 @@ func (w *world) killedApply(steps int) bool {
 	if err := os.WriteFile(file, data, 0o600); err != nil {
 		w.t.Fatal(err)
 	}
-	c := nstest.Child("change", w.root.Path(), steps, file)
-	out, err := c.CombinedOutput()
-	if err == nil {
-		return true
-	}
-	if ws, ok := c.ProcessState.Sys().(syscall.WaitStatus); !ok || !ws.Signaled() {
-		w.t.Fatalf("the command failed instead of being killed: %v\n%s", err, out)
-	}
-	return false
+	return kerneltest.Killed(w.t, nstest.Child("change", w.root.Path(), steps, file)) == ""
 }
 
 // traffic asks without pause until stopped and collects who answered whom.
@@ -192,12 +155,12 @@ func testApplyKilledAtEveryStep(t *testing.T) {
 				w.apply()
 				old := w.expected(24)
 				tr := w.startTraffic(24)
-				time.Sleep(5 * time.Millisecond)
+				tr.asked(t, 24)
 				change.to(w)
 				finished := w.killedApply(step)
 				w.apply() // mends
 				now := w.expected(24)
-				time.Sleep(5 * time.Millisecond)
+				tr.asked(t, 24)
 				for key, answers := range tr.end() {
 					for got, n := range answers {
 						if got != old[key] && got != now[key] {

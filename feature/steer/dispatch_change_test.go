@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
-	"syscall"
 	"testing"
 
 	"github.com/weir-project/weir/feature/steer/bindings"
@@ -20,6 +18,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
 )
@@ -114,17 +113,7 @@ func TestDispatchReplaceAndGrow(t *testing.T) {
 
 // runBind carries out a change of bindings and dies at the given step of it: ROOT STEP PID…
 func runBind(args []string) error {
-	dieAt, err := strconv.Atoi(args[1])
-	if err != nil {
-		return err
-	}
-	n := 0
-	onSteps(func(string) {
-		if n++; n > dieAt {
-			syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {}
-		}
-	})
+	kerneltest.DieAtKind(args[1])
 	root := kernel.OpenRoot(args[0])
 	ns, err := netns.Current()
 	if err != nil {
@@ -185,11 +174,7 @@ func TestDispatchKilledAtEveryStep(t *testing.T) {
 		w.register("a", a, "tcp 127.0.0.1:7051")
 		w.bind("a tcp 127.20.0.0/16 80")
 		stop := asker(t, "127.20.3.4:80")
-		c := nstest.Child("bind", w.root.Path(), step, b.pid())
-		out, err := c.CombinedOutput()
-		if ws, ok := c.ProcessState.Sys().(syscall.WaitStatus); err != nil && (!ok || !ws.Signaled()) {
-			t.Fatalf("step %d: %v\n%s", step, err, out)
-		}
+		died := kerneltest.Killed(t, nstest.Child("bind", w.root.Path(), step, b.pid()))
 		for who, n := range stop() {
 			if !slices.Contains(both, who) {
 				t.Errorf("step %d: answered %d times by %s", step, n, who)
@@ -199,7 +184,7 @@ func TestDispatchKilledAtEveryStep(t *testing.T) {
 		w.bind("a tcp 127.20.0.0/16 80")
 		w.reached(map[string]*sink{"127.20.3.4:80": a})
 		w.remove()
-		if err == nil {
+		if died == "" {
 			t.Logf("killed within %d steps", step)
 			if step < 20 {
 				t.Errorf("only %d steps: the change is not what the test means", step)

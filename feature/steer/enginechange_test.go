@@ -11,6 +11,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
@@ -52,15 +53,8 @@ func startReader(t *testing.T, at string) *sink {
 }
 
 // tryApply is apply that may fail.
-func (w *world) tryApply() (err error) {
-	w.locked(func(l *kernel.WriteLock) error {
-		st, serr := state.Read(context.Background(), w.root)
-		p, perr := Feature{}.Plan(context.Background(), st, w.cfg)
-		if err = errors.Join(serr, perr); err == nil {
-			err = p.Apply(context.Background(), l, nil)
-		}
-		return nil
-	})
+func (w *world) tryApply() error {
+	_, err := featuretest.Apply(context.Background(), w.root, Feature{}, w.cfg)
 	return err
 }
 

@@ -197,10 +197,11 @@ func TestGenerationIdle(t *testing.T) {
 		busy, silent := call(t, sources(2)[0], loopback4), call(t, sources(2)[1], loopback4)
 		silent.wants(a, "the first generation")
 		heard := time.Now()
-		for end := time.Now().Add(idle + idle/2); time.Now().Before(end); time.Sleep(idle / 20) {
+		nstest.Steadily(t, idle+idle/2, func() error {
 			heard = time.Now()
 			busy.wants(a, "the first generation")
-		}
+			return nil
+		})
 		w.member(0, b)
 		w.apply()
 		got := busy.asks()
@@ -211,10 +212,12 @@ func TestGenerationIdle(t *testing.T) {
 			t.Errorf("heard just before the change: answered by %s, want %d", got, a.pid())
 		}
 		silent.wants(b, "silent since long before the change")
-		time.Sleep(idle + 100*time.Millisecond)
-		if d := w.draining(); d == nil || d.Peers != 0 {
-			t.Errorf("%+v; want no peer that is not silent", d)
-		}
+		nstest.Eventually(t, func() error {
+			if d := w.draining(); d == nil || d.Peers != 0 {
+				return fmt.Errorf("%+v; want no peer that is not silent", d)
+			}
+			return nil
+		})
 		busy.wants(b, "silent since the change")
 		return true
 	})
@@ -393,11 +396,12 @@ func TestNextGenerationInCgroup(t *testing.T) {
 	known.wants(a, "the first generation")
 	moveTo(t, group, b.pid())
 	w.admitted(0, b.pid())
-	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+	nstest.Steadily(t, 4*time.Second, func() error {
 		if pid := w.state().Slots[0].PID; pid != b.pid() {
-			t.Fatalf("process %d has the slot, want %d", pid, b.pid())
+			return fmt.Errorf("process %d has the slot, want %d", pid, b.pid())
 		}
-	}
+		return nil
+	})
 	known.wants(b, "after the deadline")
 	third := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	moveTo(t, group, third.pid())
@@ -614,7 +618,7 @@ func TestGenerationKilledAtEveryStep(t *testing.T) {
 			c.wants(a, "the first generation")
 		}
 		tr := w.startTraffic(8)
-		time.Sleep(5 * time.Millisecond)
+		tr.asked(t, 8)
 		finished := w.killedLive(step, "next", fmt.Sprint(b.pid()))
 		for _, c := range known {
 			c.wants(a, fmt.Sprintf("step %d: a known peer", step))
@@ -692,16 +696,18 @@ func TestSuperviseReplaces(t *testing.T) {
 		defer second.end()
 		b, _, _ := second.runs()
 		w.admitted(0, b)
-		for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		silent := false
+		nstest.Steadily(t, 2*time.Second, func() error {
 			last := heard
 			heard = time.Now()
 			got := known.asks()
-			if time.Since(last) > idle {
-				return false // it may have been silent for too long
+			if silent = silent || time.Since(last) > idle; !silent && got != fmt.Sprint(a) {
+				return fmt.Errorf("a known peer is answered by %s, want %d", got, a)
 			}
-			if got != fmt.Sprint(a) {
-				t.Fatalf("a known peer is answered by %s, want %d", got, a)
-			}
+			return nil
+		})
+		if silent {
+			return false // it may have been silent for too long
 		}
 		first.ends(128 + int(unix.SIGTERM)) // silent for so long
 		if got := known.asks(); got != fmt.Sprint(b) {

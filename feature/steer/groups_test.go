@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel/kerneltest"
 
 	"github.com/cilium/ebpf"
@@ -86,7 +87,7 @@ func TestHolderKilled(t *testing.T) {
 	w.apply()
 	first := theHolder(t, w)
 	syscall.Kill(first, syscall.SIGKILL)
-	await(t, "the loss is noticed", func() bool { return w.state().Problem == state.ProblemSocketHolder })
+	nstest.Until(t, "the loss is noticed", func() bool { return w.state().Problem == state.ProblemSocketHolder })
 	w.check(sources(20), loopback4, names(a, b))
 	w.apply()
 	if second := theHolder(t, w); second == first || w.state().Problem != "" {
@@ -101,16 +102,6 @@ func TestHolderKilled(t *testing.T) {
 	w.check(sources(20), loopback4, names(a, nil))
 }
 
-// await waits for a condition of the kernel's or of another process.
-func await(t testing.TB, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
 // With the last service everything goes: the holder too, and the kernel chooses.
 func TestGroupsLeaveNothing(t *testing.T) {
 	w := grouped(t, spec.Options{Slots: 1})
@@ -120,7 +111,7 @@ func TestGroupsLeaveNothing(t *testing.T) {
 	holder := theHolder(t, w)
 	w.cfg.Services = nil
 	w.apply()
-	await(t, "the holder ends", func() bool { return syscall.Kill(holder, 0) != nil })
+	nstest.Until(t, "the holder ends", func() bool { return syscall.Kill(holder, 0) != nil })
 	for _, proto := range slots.Protocols {
 		if got := ask(t, proto, sources(1)[0], loopback4); got != fmt.Sprint(a.pid()) {
 			t.Errorf("%s is answered by %s", proto, got)
@@ -329,7 +320,7 @@ func freeze(t *testing.T, pid int) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "every thread stopped", func() bool {
+	nstest.Until(t, "every thread stopped", func() bool {
 		stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 		for _, f := range stats {
 			b, err := os.ReadFile(f)

@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -21,6 +20,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 )
@@ -242,15 +242,14 @@ func TestThousandRegistrationsLeakNothing(t *testing.T) {
 		before := w.usage()
 		r.run(times)
 		var after usage
-		grown := "?"
 		// The watcher looks now and then, and holds something meanwhile.
-		for end := time.Now().Add(patiently); grown != "" && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		nstest.Eventually(t, func() error {
 			after = w.usage()
-			grown = before.more(after)
-		}
-		if grown != "" {
-			t.Errorf("%d registrations and removals: %s", times, grown)
-		}
+			if grown := before.more(after); grown != "" {
+				return fmt.Errorf("%d registrations and removals: %s", times, grown)
+			}
+			return nil
+		})
 		t.Logf("%d registrations and removals: before %+v, after %+v", times, before, after)
 		r.see()
 		w.remove()

@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/probe"
@@ -62,14 +63,14 @@ func connectTo(t testing.TB, addrs []netip.Addr, to netip.AddrPort) []*router {
 	for _, a := range addrs {
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: a.AsSlice()}, Timeout: patiently}
 		d.SetMultipathTCP(false)
-		c, err := d.Dial("tcp", to.String())
+		var c net.Conn
 		// The kernel takes an unpinned program off by and by: that of the test before may answer yet.
-		for end := time.Now().Add(patiently); errors.Is(err, syscall.ECONNREFUSED) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-			c, err = d.Dial("tcp", to.String())
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Eventually(t, func() (err error) {
+			if c, err = d.Dial("tcp", to.String()); err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Fatal(err)
+			}
+			return err
+		})
 		t.Cleanup(func() { c.Close() })
 		b := make([]byte, 64)
 		c.SetReadDeadline(time.Now().Add(patiently))

@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
-	"syscall"
 	"testing"
 	"time"
 
@@ -75,17 +73,7 @@ func liveChange(ctx context.Context, r *kernel.Root, verb, arg string) error {
 
 // runLive makes a live change and dies at the given step of it.
 func runLive(args []string) error {
-	dieAt, err := strconv.Atoi(args[1])
-	if err != nil {
-		return err
-	}
-	n := 0
-	kerneltest.OnStep(func(string) {
-		if n++; n > dieAt {
-			syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {}
-		}
-	})
+	kerneltest.DieAt(args[1])
 	return liveChange(context.Background(), kernel.OpenRoot(args[0]), args[2], args[3])
 }
 
@@ -93,15 +81,7 @@ func runLive(args []string) error {
 // it says whether the process finished first.
 func (w *world) killedLive(steps int, verb, arg string) bool {
 	w.t.Helper()
-	c := nstest.Child("live", w.root.Path(), steps, verb, arg)
-	out, err := c.CombinedOutput()
-	if err == nil {
-		return true
-	}
-	if ws, ok := c.ProcessState.Sys().(syscall.WaitStatus); !ok || !ws.Signaled() {
-		w.t.Fatalf("the command failed instead of being killed: %v\n%s", err, out)
-	}
-	return false
+	return kerneltest.Killed(w.t, nstest.Child("live", w.root.Path(), steps, verb, arg)) == ""
 }
 
 // Every live change, killed at every step under traffic: each packet met the old
@@ -151,11 +131,11 @@ func (w *world) killUnderTraffic(step int, verb, arg string) (finished bool) {
 	any := verb == "bypass" || verb == "off" // the kernel may choose meanwhile
 	old := w.expected(12)
 	tr := w.startTraffic(12)
-	time.Sleep(5 * time.Millisecond)
+	tr.asked(t, 12)
 	finished = w.killedLive(step, verb, arg)
 	w.locked(engine.Recover)
 	now := w.expected(12)
-	time.Sleep(5 * time.Millisecond)
+	tr.asked(t, 12)
 	for key, answers := range tr.end() {
 		for got, n := range answers {
 			if got != old[key] && got != now[key] && (!any || got == refused) {
@@ -241,10 +221,13 @@ func TestServeLeavesResetsToTheLiving(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.serve()
-	time.Sleep(takeOverAfter + 2*time.Second)
-	if left, err := w.state().Misplaced(t.Context()); err != nil || len(left) != len(want) {
-		t.Errorf("%d of %d are left, %v", len(left), len(want), err)
-	}
+	nstest.Steadily(t, takeOverAfter+2*time.Second, func() error {
+		left, err := w.state().Misplaced(t.Context())
+		if err == nil && len(left) != len(want) {
+			err = fmt.Errorf("%d of %d are left", len(left), len(want))
+		}
+		return err
+	})
 	release()
 	w.deadline("nothing is due", func() bool { return !w.due() })
 }

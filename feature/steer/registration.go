@@ -99,7 +99,7 @@ func (s *registerSocket) handler() http.Handler {
 		defer cancel()
 		who := []any{"service", q.service, "slot", q.slot, "pid", peer.PID, "uid", peer.UID}
 		if err := bindings.RegisterPeer(ctx, s.root, q.service, q.slot, peer); err != nil {
-			s.log.Warn("registration failed", append(who, "reason", err)...)
+			s.log.Warn("registration failed", append(who, "err", err)...)
 			http.Error(w, err.Error(), registerStatus(err))
 			return
 		}

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf/link"
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/sockholder"
@@ -360,27 +361,13 @@ func (w *world) links() (all []object) {
 // apply applies the configuration and returns the plan.
 func (w *world) apply() []string {
 	w.t.Helper()
-	var steps []string
-	w.locked(func(l *kernel.WriteLock) error {
-		if errs := w.cfg.Validate(); len(errs) > 0 {
-			return errors.Join(errs...)
-		}
-		if err := engine.Recover(l); err != nil {
-			return err
-		}
-		st, err := state.Read(context.Background(), w.root)
-		if err != nil {
-			return err
-		}
-		p, err := Feature{}.Plan(context.Background(), st, w.cfg)
-		if err != nil {
-			return err
-		}
-		for _, s := range p.Steps {
-			steps = append(steps, s.String())
-		}
-		return p.Apply(context.Background(), l, nil)
-	})
+	if errs := w.cfg.Validate(); len(errs) > 0 {
+		w.t.Fatal(errors.Join(errs...))
+	}
+	steps, err := featuretest.Apply(context.Background(), w.root, Feature{}, w.cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
 	return steps
 }
 

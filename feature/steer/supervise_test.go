@@ -203,11 +203,12 @@ func (s *supervised) end() {
 // empties waits until a slot has no member.
 func (w *world) empties(slot int) {
 	w.t.Helper()
-	for end := time.Now().Add(30 * time.Second); w.state().Slots[slot].Admitted(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			w.t.Fatalf("slot %d is still admitted: %+v", slot, w.state().Slots[slot])
+	nstest.Eventually(w.t, func() error {
+		if w.state().Slots[slot].Admitted() {
+			return fmt.Errorf("slot %d is still admitted: %+v", slot, w.state().Slots[slot])
 		}
-	}
+		return nil
+	})
 }
 
 func (w *world) answers(pid int) {

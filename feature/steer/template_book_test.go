@@ -21,6 +21,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -298,15 +299,15 @@ func TestTemplatesOfManyExporters(t *testing.T) {
 	w.admitted(0, r.pid())
 	start = time.Now()
 	seen := map[netip.AddrPort]bool{}
-	for len(seen) < n {
-		if time.Since(start) > 60*time.Second {
-			t.Fatalf("%d of %d exporters were replayed", len(seen), n)
-		}
-		time.Sleep(10 * time.Millisecond)
+	nstest.Eventually(t, func() error {
 		for _, g := range r.received() {
 			seen[g.from] = true
 		}
-	}
+		if len(seen) < n {
+			return fmt.Errorf("%d of %d exporters were replayed", len(seen), n)
+		}
+		return nil
+	})
 	t.Logf("replayed within %v, %d datagrams", time.Since(start).Round(time.Millisecond), len(r.received()))
 }
 

@@ -3,6 +3,7 @@
 package steer
 
 import (
+	"errors"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
@@ -48,12 +50,14 @@ func TestTemplatesOfRestartedExporter(t *testing.T) {
 	other := newExporter(t, nil, ipfix.IPFIX, sources(2)[1], loopback4) // when it is through, nothing else is under way
 	other.sendTemplates()
 	w.remembered(3, 6)
-	time.Sleep(3 * templates.Tick)
-	for _, r := range second.received()[1:] {
-		if r.from == before.addr() {
-			t.Error("the templates that the exporter had before came too")
+	nstest.Steadily(t, 3*templates.Tick, func() error {
+		for _, r := range second.received()[1:] {
+			if r.from == before.addr() {
+				return errors.New("the templates that the exporter had before came too")
+			}
 		}
-	}
+		return nil
+	})
 }
 
 // weir remove and weir apply under a running weir serve.

@@ -19,6 +19,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -47,16 +48,16 @@ func (w *world) serveUntil() (stop func()) {
 func (w *world) remembered(n, list int) templates.TemplateState {
 	w.t.Helper()
 	var st templates.TemplateState
-	for start := time.Now(); time.Since(start) < patiently; time.Sleep(5 * time.Millisecond) {
+	nstest.Eventually(w.t, func() error {
 		var err error
 		if st, err = templates.Templates(w.state(), w.root); err != nil {
 			w.t.Fatal(err)
 		}
-		if len(st.Exporters) == n && st.Count() == list {
-			return st
+		if len(st.Exporters) != n || st.Count() != list {
+			return fmt.Errorf("remembered: %+v, want %d exporters with %d templates", st, n, list)
 		}
-	}
-	w.t.Fatalf("remembered: %+v, want %d exporters with %d templates", st, n, list)
+		return nil
+	})
 	return st
 }
 
@@ -186,10 +187,12 @@ func TestTemplatesOutliveServe(t *testing.T) {
 	w.serveUntil() // the same member: it has them
 	e.sendData(4)
 	second.await(2)
-	time.Sleep(5 * templates.Tick)
-	if got := second.received(); len(got) != 2 {
-		t.Errorf("%d datagrams, want a replay and a message of data", len(got))
-	}
+	nstest.Steadily(t, 5*templates.Tick, func() error {
+		if got := second.received(); len(got) != 2 {
+			return fmt.Errorf("%d datagrams, want a replay and a message of data", len(got))
+		}
+		return nil
+	})
 	if n := w.remembered(1, 2).Exporters[0].Replays; n != replays {
 		t.Errorf("%d replays, want %d", n, replays)
 	}
@@ -257,10 +260,12 @@ func TestTemplatesFollowDevices(t *testing.T) {
 	for _, r := range b.await(moved) {
 		checkReplay(t, r, exporters[r.from])
 	}
-	time.Sleep(3 * templates.Tick)
-	if n := len(b.received()); n != moved {
-		t.Errorf("%d replays for %d devices that moved", n, moved)
-	}
+	nstest.Steadily(t, 3*templates.Tick, func() error {
+		if n := len(b.received()); n != moved {
+			return fmt.Errorf("%d replays for %d devices that moved", n, moved)
+		}
+		return nil
+	})
 	for _, r := range a.received()[40:] {
 		t.Errorf("a device that stayed was replayed: %v", r.from)
 	}

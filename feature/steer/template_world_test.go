@@ -96,13 +96,14 @@ func (r *recorder) received() []received {
 // await waits until n datagrams have come.
 func (r *recorder) await(n int) []received {
 	r.t.Helper()
-	for start := time.Now(); time.Since(start) < patiently; time.Sleep(2 * time.Millisecond) {
-		if got := r.received(); len(got) >= n {
-			return got
+	var got []received
+	nstest.Eventually(r.t, func() error {
+		if got = r.received(); len(got) < n {
+			return fmt.Errorf("%d datagrams came, want %d", len(got), n)
 		}
-	}
-	r.t.Fatalf("%d datagrams came, want %d", len(r.received()), n)
-	return nil
+		return nil
+	})
+	return got
 }
 
 // cable connects the test's namespace to another one, where exporters are.

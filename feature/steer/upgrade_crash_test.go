@@ -14,9 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/bpf"
@@ -40,10 +38,6 @@ func otherObject(n int) (restore func()) {
 // runUpgrade upgrades everything and dies at a step: ROOT STEP BYTES KIND, where
 // STEP is a number or how its name begins, and BYTES make it another object.
 func runUpgrade(args []string) error {
-	dieAt, err := strconv.Atoi(args[1])
-	if err != nil {
-		dieAt = 1 << 30
-	}
 	n, err := strconv.Atoi(args[2])
 	if err != nil {
 		return err
@@ -52,14 +46,7 @@ func runUpgrade(args []string) error {
 	if args[3] == "twostep" {
 		kerneltest.WithoutExchange()
 	}
-	at := 0
-	onSteps(func(step string) {
-		if at++; at > dieAt || strings.HasPrefix(step, args[1]) {
-			fmt.Println(step)
-			syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {}
-		}
-	})
+	kerneltest.DieAtKind(args[1])
 	l, err := kernel.OpenRoot(args[0]).Lock(context.Background())
 	if err != nil {
 		return err
@@ -69,19 +56,6 @@ func runUpgrade(args []string) error {
 		return err
 	}
 	return upgradeAll(l)
-}
-
-// onSteps calls hook at every step but those that are like the one before: the
-// tests of kernel go through each pin.
-func onSteps(hook func(step string)) {
-	last := ""
-	kerneltest.OnStep(func(step string) {
-		kind, _, _ := strings.Cut(step, "_")
-		if kind != last {
-			hook(step)
-		}
-		last = kind
-	})
 }
 
 func upgradeAll(l *kernel.WriteLock) error {
@@ -96,15 +70,7 @@ func upgradeAll(l *kernel.WriteLock) error {
 // the one whose name begins so. It returns the step at which it was, "" if it had finished.
 func (w *world) killedUpgrade(at any, object int, kind string) string {
 	w.t.Helper()
-	c := nstest.Child("upgrade", w.root.Path(), at, object, kind)
-	out, err := c.CombinedOutput()
-	if err == nil {
-		return ""
-	}
-	if ws, ok := c.ProcessState.Sys().(syscall.WaitStatus); !ok || !ws.Signaled() {
-		w.t.Fatalf("the command failed instead of being killed: %v\n%s", err, out)
-	}
-	return strings.TrimSpace(string(out))
+	return kerneltest.Killed(w.t, nstest.Child("upgrade", w.root.Path(), at, object, kind))
 }
 
 // fewer is stride of an upgrade, whose steps take three loads of the program each,
@@ -130,11 +96,12 @@ func (tr *traffic) asked(t testing.TB, more int) {
 		return n
 	}
 	first := count()
-	for end := time.Now().Add(60 * time.Second); count() < first+more; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("only %d questions of %d were answered in a minute", count()-first, more)
+	nstest.Eventually(t, func() error {
+		if count() < first+more {
+			return fmt.Errorf("only %d questions of %d were answered", count()-first, more)
 		}
-	}
+		return nil
+	})
 }
 
 // twoMembers is a world with a service whose two slots have their members.
@@ -328,7 +295,7 @@ func (w *world) groupPrograms() map[engine.GroupKey]ebpf.ProgramID {
 // eventuallyGone waits until programs are attached nowhere, and so are no more.
 func eventuallyGone(t *testing.T, ids map[engine.GroupKey]ebpf.ProgramID) {
 	t.Helper()
-	for end := time.Now().Add(patiently); ; time.Sleep(5 * time.Millisecond) {
+	nstest.Eventually(t, func() error {
 		left := 0
 		for _, id := range ids {
 			if p, err := ebpf.NewProgramFromID(id); err == nil {
@@ -336,14 +303,11 @@ func eventuallyGone(t *testing.T, ids map[engine.GroupKey]ebpf.ProgramID) {
 				p.Close()
 			}
 		}
-		if left == 0 {
-			return
+		if left > 0 {
+			return fmt.Errorf("%d programs of before are still there", left)
 		}
-		if time.Now().After(end) {
-			t.Errorf("%d programs of before are still there", left)
-			return
-		}
-	}
+		return nil
+	})
 }
 
 // A member that exits while programs change places, at whatever step, has no slot
@@ -354,7 +318,7 @@ func TestExitDuringUpgrade(t *testing.T) {
 		w, a, b := twoMembers(t)
 		a.do("orphan")
 		at := 0
-		onSteps(func(string) {
+		kerneltest.OnKind(func(string) {
 			if at == n {
 				a.kill()
 			}
@@ -413,16 +377,12 @@ func testUpgradesLeakNothing(t *testing.T) {
 	if now := w.mapID("verdicts"); now != verdicts {
 		t.Errorf("maps of the same layout were not kept")
 	}
-	for end := time.Now().Add(patiently); ; time.Sleep(5 * time.Millisecond) {
-		programs := programsWith(t, verdicts)
-		if programs == groups {
-			break
+	nstest.Eventually(t, func() error {
+		if programs := programsWith(t, verdicts); programs != groups {
+			return fmt.Errorf("%d programs use the counters, want %d", programs, groups)
 		}
-		if time.Now().After(end) {
-			t.Errorf("%d programs use the counters", programs)
-			break
-		}
-	}
+		return nil
+	})
 	w.check(sources(10), loopback4, names(a, b))
 }
 

@@ -81,14 +81,14 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 	defer func() { <-kept }()
 	defer w.checks.end(nil)
 	if h, err := openHooks(events); err != nil {
-		log.Warn("members are noticed once a second only", "reason", err)
+		log.Warn("members are noticed once a second only", "err", err)
 	} else {
 		w.hook = h
 		defer h.Close()
 	}
 	var commands <-chan struct{}
 	if c, err := r.Changes(); err != nil {
-		log.Warn("what other weir commands change is noticed once a second only", "reason", err)
+		log.Warn("what other weir commands change is noticed once a second only", "err", err)
 	} else {
 		w.changes, commands = c, c.C
 		defer c.Close()
@@ -125,7 +125,7 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 			w.lookouts.missedEvents()
 		}
 		if err := w.look(ctx); err != nil && ctx.Err() == nil {
-			log.Warn("looking for members", "error", err)
+			log.Warn("looking for members", "err", err)
 		}
 		w.pace.took(time.Since(w.looked), time.Now())
 		try++
@@ -153,7 +153,7 @@ func (w *watcher) drain(events chan bpf.WatchEvent) {
 func (w *watcher) look(ctx context.Context) error {
 	if w.changes != nil {
 		if err := w.changes.Renew(); err != nil {
-			w.log.Warn("what other weir commands change is noticed once a second only", "reason", err)
+			w.log.Warn("what other weir commands change is noticed once a second only", "err", err)
 			w.changes = nil
 		}
 	}

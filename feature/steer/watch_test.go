@@ -5,6 +5,8 @@ package steer
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"slices"
@@ -17,6 +19,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 )
@@ -47,19 +50,17 @@ func (w *world) admitted(slot, pid int) time.Duration {
 		w.t.Fatal(err)
 	}
 	defer r.Close()
-	for time.Since(start) < 2*time.Minute {
-		if p, ok, err := r.Admitted(slot); err != nil {
+	nstest.Within(w.t, 2*time.Minute, func() error {
+		p, ok, err := r.Admitted(slot)
+		if err != nil {
 			w.t.Fatal(err)
-		} else if ok && p == pid {
-			return time.Since(start)
 		}
-		time.Sleep(time.Millisecond)
-		if testing.Short() { // leave an emulated CPU to the watcher
-			time.Sleep(20 * time.Millisecond)
+		if !ok || p != pid {
+			return fmt.Errorf("slot %d was not given to process %d: %+v", slot, pid, w.state().Slots[slot])
 		}
-	}
-	w.t.Fatalf("slot %d was not given to process %d within two minutes: %+v", slot, pid, w.state().Slots[slot])
-	return 0
+		return nil
+	})
+	return time.Since(start)
 }
 
 // byPIDFile names a slot's member by a file that the test writes.
@@ -102,10 +103,12 @@ func testWatcherAdmitsByEvent(t *testing.T) {
 			first, second = second, first
 		}
 		s.do("open " + first)
-		time.Sleep(400 * time.Millisecond)
-		if w.state().Slots[0].Admitted() {
-			t.Fatal("admitted with half its sockets")
-		}
+		nstest.Steadily(t, 400*time.Millisecond, func() error {
+			if w.state().Slots[0].Admitted() {
+				return errors.New("admitted with half its sockets")
+			}
+			return nil
+		})
 		s.do("open " + second)
 		took = append(took, w.admitted(0, s.pid()))
 		w.check(sources(3), loopback4, names(s))
@@ -128,10 +131,12 @@ func testWatcherLeavesWithdrawn(t *testing.T) {
 	w.serve()
 	slot := slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}
 	w.locked(func(l *kernel.WriteLock) error { return engine.Unregister(l, slot) })
-	time.Sleep(1200 * time.Millisecond)
-	if w.state().Slots[0].Admitted() {
-		t.Error("the watcher admitted a slot that an operator withdrew")
-	}
+	nstest.Steadily(t, 1200*time.Millisecond, func() error {
+		if w.state().Slots[0].Admitted() {
+			return errors.New("the watcher admitted a slot that an operator withdrew")
+		}
+		return nil
+	})
 	w.check(sources(2), loopback4, names(nil))
 	w.locked(func(l *kernel.WriteLock) error {
 		_, err := engine.Register(t.Context(), l, slot, nil)
@@ -140,14 +145,10 @@ func testWatcherLeavesWithdrawn(t *testing.T) {
 	w.check(sources(2), loopback4, names(s))
 }
 
-// deadline waits until cond holds, thirty seconds at most.
+// deadline waits until cond holds.
 func deadline(t testing.TB, cond func() bool) {
 	t.Helper()
-	for start := time.Now(); !cond(); time.Sleep(10 * time.Millisecond) {
-		if time.Since(start) > 30*time.Second {
-			t.Fatal("not within thirty seconds")
-		}
-	}
+	nstest.Until(t, "the condition of this line", cond)
 }
 
 // A container's namespace is new after each of its restarts: the watcher moves

@@ -70,7 +70,7 @@ func (w *watcher) resetDue(ctx context.Context) {
 			defer close(done)
 			err := reset.ResetEngine(ctx, w.root, i, nil, w.hand, false, w.logReset)
 			if err != nil && !errors.Is(err, reset.ErrBusy) && ctx.Err() == nil {
-				w.log.Warn("resetting misplaced sessions", "error", err)
+				w.log.Warn("resetting misplaced sessions", "err", err)
 			}
 		}()
 	}
@@ -78,14 +78,14 @@ func (w *watcher) resetDue(ctx context.Context) {
 
 func (w *watcher) logReset(r reset.Reset) {
 	if r.Err != nil {
-		w.log.Warn("session is misplaced", "service", r.Service, "router", r.Router(), "place", r.Slots(), "error", r.Err)
+		w.log.Warn("session is misplaced", "service", r.Service, "router", r.Router(), "slots", r.Slots(), "err", r.Err)
 		return
 	}
 	if r.Handed {
-		w.log.Info("session handed over", "service", r.Service, "router", r.Router(), "place", r.Slots())
+		w.log.Info("session handed over", "service", r.Service, "router", r.Router(), "slots", r.Slots())
 		return
 	}
-	w.log.Info("session reset", "service", r.Service, "router", r.Router(), "place", r.Slots())
+	w.log.Info("session reset", "service", r.Service, "router", r.Router(), "slots", r.Slots())
 }
 
 // waitResets waits for the resets that run, once ctx is done.

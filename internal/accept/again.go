@@ -40,7 +40,7 @@ func Again(ctx context.Context, log *slog.Logger, address string, listen func() 
 			return nil, err
 		case !told:
 			told = true
-			log.Warn("address is in use, waiting for the predecessor to end", "address", address, "for", TakeOver)
+			log.Warn("address is in use, waiting for the predecessor to end", "address", address, "timeout", TakeOver)
 		}
 		select {
 		case <-ctx.Done():

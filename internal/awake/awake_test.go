@@ -4,6 +4,8 @@ package awake
 
 import (
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -27,12 +29,12 @@ func TestFor(t *testing.T) {
 		t.Skip("need: kernel with CONFIG_CPU_IDLE:", err)
 	}
 	asleep := func() bool { // other tests' agents keep them awake for moments
-		for end := time.Now().Add(time.Minute); latency(t) == 0; time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(end) {
-				return false
+		return nstest.Poll(time.Minute, func() error {
+			if latency(t) == 0 {
+				return errors.New("they are kept awake")
 			}
-		}
-		return true
+			return nil
+		}) == nil
 	}
 	if !asleep() {
 		t.Skip("need: kernel whose CPUs sleep: somebody keeps them from it for good")
@@ -45,10 +47,12 @@ func TestFor(t *testing.T) {
 		t.Fatalf("a CPU may take %d us", got)
 	}
 	For(2 * long)
-	time.Sleep(long + long/2)
-	if got := latency(t); got != 0 && time.Since(began) < 2*long {
-		t.Fatalf("after the first time: a CPU may take %d us", got)
-	}
+	nstest.Steadily(t, long+long/2, func() error {
+		if got := latency(t); got != 0 && time.Since(began) < 2*long {
+			return fmt.Errorf("a CPU may take %d us", got)
+		}
+		return nil
+	})
 	if !asleep() {
 		t.Fatal("they stay awake")
 	}
@@ -56,7 +60,9 @@ func TestFor(t *testing.T) {
 		t.Errorf("they slept again after %s, and were to be awake for %s", took, 2*long)
 	}
 	For(time.Millisecond) // and once more
-	time.Sleep(time.Millisecond)
+	if !asleep() {
+		t.Fatal("they stay awake the second time")
+	}
 }
 
 // A second wish costs little.

@@ -3,6 +3,7 @@
 package awake
 
 import (
+	"errors"
 	"os"
 	"strconv"
 	"testing"
@@ -28,8 +29,11 @@ func keepFirst(what string) {
 			}
 		}()
 	}
-	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	pace := time.NewTicker(10 * time.Millisecond)
+	defer pace.Stop()
+	for range 300 {
 		For(Moment)
+		<-pace.C
 	}
 }
 
@@ -58,11 +62,12 @@ func TestFirst(t *testing.T) {
 			case what != little && what != much && firsts > 0:
 				t.Errorf("it is first, and somebody wanted it to be last")
 			}
-			for end := time.Now().Add(10 * time.Second); classes(t, c.Process.Pid)[unix.SCHED_RR] > 0; time.Sleep(10 * time.Millisecond) {
-				if time.Now().After(end) {
-					t.Fatal("it stays first")
+			nstest.Eventually(t, func() error {
+				if classes(t, c.Process.Pid)[unix.SCHED_RR] > 0 {
+					return errors.New("it stays first")
 				}
-			}
+				return nil
+			})
 			if n, err := unix.Getpriority(unix.PRIO_PROCESS, c.Process.Pid); what == little && (err != nil || 20-n != ahead) {
 				t.Errorf("its nice value is %d then, %v", 20-n, err)
 			}

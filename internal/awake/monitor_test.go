@@ -3,6 +3,7 @@
 package awake
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/internal/nstest"
 	"golang.org/x/sys/unix"
 )
 
@@ -90,11 +92,12 @@ func TestBusy(t *testing.T) {
 	if best > 0.8 {
 		t.Errorf("woken %.2f times as often with Busy", best)
 	}
-	for end := time.Now().Add(time.Minute); monitor.held.Load(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the monitor is kept awake for nothing")
+	nstest.Eventually(t, func() error {
+		if monitor.held.Load() {
+			return errors.New("the monitor is kept awake for nothing")
 		}
-	}
+		return nil
+	})
 }
 
 // A moment is kept through, and ends.
@@ -104,11 +107,12 @@ func TestForHolds(t *testing.T) {
 	if !monitor.held.Load() {
 		t.Error("it is not held")
 	}
-	for end := time.Now().Add(time.Minute); monitor.held.Load(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it is held for good")
+	nstest.Eventually(t, func() error {
+		if monitor.held.Load() {
+			return errors.New("it is held for good")
 		}
-	}
+		return nil
+	})
 }
 
 func BenchmarkBusy(b *testing.B) {

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -278,13 +277,13 @@ func TestDoEnds(t *testing.T) {
 		_ = h.Do(func() error { panic("a bug in f") })
 	}()
 	// Threads end in their own time.
-	threads, err := os.ReadDir("/proc/self/task")
-	for end := time.Now().Add(30 * time.Second); len(threads) > 60 && time.Now().Before(end); threads, err = os.ReadDir("/proc/self/task") {
-		time.Sleep(10 * time.Millisecond)
-	}
-	if err != nil || len(threads) > 60 {
-		t.Errorf("%d threads, %v: Do does not end them", len(threads), err)
-	}
+	nstest.Eventually(t, func() error {
+		threads, err := os.ReadDir("/proc/self/task")
+		if err != nil || len(threads) > 60 {
+			return fmt.Errorf("%d threads, %v: Do does not end them", len(threads), err)
+		}
+		return nil
+	})
 }
 
 // A test with private mounts keeps them inside Do.

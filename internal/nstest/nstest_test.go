@@ -25,7 +25,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"echo": echo})
+	nstest.Play(map[string]nstest.Role{"echo": echo, "waiter": waiter})
 	if os.Getenv(outerEnv) == "" {
 		os.Setenv(outerEnv, netLink("self"))
 	}

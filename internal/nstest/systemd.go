@@ -147,13 +147,7 @@ func removeTree(dir string) error {
 	})
 	slices.Reverse(dirs)
 	for _, d := range dirs {
-		for range 1500 {
-			if err = unix.Rmdir(d); !errors.Is(err, unix.EBUSY) {
-				break
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-		if err != nil {
+		if err := Poll(Timeout(), func() error { return unix.Rmdir(d) }); err != nil {
 			return fmt.Errorf("remove cgroup %s: %w", d, err)
 		}
 	}

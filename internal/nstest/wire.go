@@ -145,7 +145,7 @@ func Address(t testing.TB, ns *netns.Handle, device string, addrs ...netip.Prefi
 // something else needs it. For devices with a carrier.
 func AwaitAddresses(t testing.TB, ns *netns.Handle) {
 	t.Helper()
-	for end := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	Eventually(t, func() error {
 		waiting := ""
 		in(t, ns, func() error {
 			all, err := netlink.LinkList()
@@ -165,13 +165,11 @@ func AwaitAddresses(t testing.TB, ns *netns.Handle) {
 			}
 			return err
 		})
-		if waiting == "" {
-			return
+		if waiting != "" {
+			return fmt.Errorf("nstest: %s has no link-local address", waiting)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("nstest: %s has no link-local address after 60 s", waiting)
-		}
-	}
+		return nil
+	})
 }
 
 // neighbours tells one end the other's link address, for good.

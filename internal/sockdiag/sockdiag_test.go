@@ -5,6 +5,7 @@ package sockdiag_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -116,11 +117,14 @@ const patience = 30 * time.Second
 // one lists the sockets and wants exactly one.
 func one(t *testing.T, q sockdiag.Query) sockdiag.Socket {
 	t.Helper()
-	s := dump(t, q)
+	var s []sockdiag.Socket
 	// A connection is established at the server a little after connect returns at the client.
-	for start := time.Now(); len(s) == 0 && time.Since(start) < patience; s = dump(t, q) {
-		time.Sleep(time.Millisecond)
-	}
+	nstest.Eventually(t, func() error {
+		if s = dump(t, q); len(s) == 0 {
+			return fmt.Errorf("Dump(%+v) found no socket", q)
+		}
+		return nil
+	})
 	if len(s) != 1 {
 		t.Fatalf("Dump(%+v) found %d sockets, want 1: %+v", q, len(s), s)
 	}
@@ -131,10 +135,13 @@ func one(t *testing.T, q sockdiag.Query) sockdiag.Socket {
 // it has become so the caller judges.
 func oneWhen(t *testing.T, q sockdiag.Query, ok func(sockdiag.Socket) bool) sockdiag.Socket {
 	t.Helper()
-	s := one(t, q)
-	for start := time.Now(); !ok(s) && time.Since(start) < patience; s = one(t, q) {
-		time.Sleep(time.Millisecond)
-	}
+	var s sockdiag.Socket
+	_ = nstest.Poll(nstest.Timeout(), func() error {
+		if s = one(t, q); !ok(s) {
+			return errors.New("it is not yet as it is to become")
+		}
+		return nil
+	})
 	return s
 }
 

@@ -5,6 +5,7 @@ package units
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strconv"
@@ -56,14 +57,13 @@ func TestUnitMain(t *testing.T) {
 	}
 	// Its start succeeds: that the program ends badly shows a little later.
 	must("start", "broken.service")
-	u, err = UnitMain(ctx, "broken.service")
-	for err == nil && u.ActiveState != "failed" && ctx.Err() == nil {
-		time.Sleep(10 * time.Millisecond)
-		u, err = UnitMain(ctx, "broken.service")
-	}
-	if err != nil || u.MainPID != 0 || u.ActiveState != "failed" {
-		t.Errorf("failed: %+v, %v", u, err)
-	}
+	nstest.Eventually(t, func() error {
+		u, err := UnitMain(ctx, "broken.service")
+		if err != nil || u.MainPID != 0 || u.ActiveState != "failed" {
+			return fmt.Errorf("failed: %+v, %v", u, err)
+		}
+		return nil
+	})
 	if u, err := UnitMain(ctx, "absent.service"); !errors.Is(err, ErrNoUnit) {
 		t.Errorf("absent: %+v, %v; want ErrNoUnit", u, err)
 	}

@@ -105,12 +105,14 @@ func mkcgroup(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		err := unix.Rmdir(dir)
 		// Threads that have just ended keep theirs for a moment.
-		for end := time.Now().Add(30 * time.Second); errors.Is(err, unix.EBUSY) && time.Now().Before(end); err = unix.Rmdir(dir) {
-			time.Sleep(10 * time.Millisecond)
-		}
-		if err != nil && !errors.Is(err, unix.ENOENT) {
+		err := nstest.Poll(nstest.Timeout(), func() error {
+			if err := unix.Rmdir(dir); !errors.Is(err, unix.ENOENT) {
+				return err
+			}
+			return nil
+		})
+		if err != nil {
 			t.Errorf("remove %s: %v", dir, err)
 		}
 	})

@@ -5,6 +5,7 @@ package delay
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"net"
@@ -143,18 +144,16 @@ func (r *rig) introduce() {
 // settle waits until nothing is on its way from a to b any more, after n packets.
 func (r *rig) settle(n int) {
 	r.t.Helper()
-	for end := time.Now().Add(60 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	nstest.Eventually(r.t, func() error {
 		ab, _, err := r.line.Stats()
 		if err != nil {
 			r.t.Fatal(err)
 		}
 		if ab.Packets >= uint64(n) && ab.Sent+ab.Lost+ab.Dropped+ab.Refused == ab.Packets {
-			return
+			return nil
 		}
-		if time.Now().After(end) {
-			r.t.Fatalf("of %d packets that were sent the line knows after a minute: %+v", n, ab)
-		}
-	}
+		return fmt.Errorf("of %d packets sent the line knows: %+v", n, ab)
+	})
 }
 
 // arrivals sends n numbered datagrams of a size and returns the numbers in the order in

@@ -4,10 +4,13 @@ package handofflab
 
 import (
 	"bytes"
+	"errors"
 
 	"net"
 	"testing"
 	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // A client sees every way in which a stream can be wrong.
@@ -80,17 +83,15 @@ func TestClientSeesWrongStreams(t *testing.T) {
 				t.Fatal(err)
 			}
 			// Until it must have noticed: what is spoilt is so from byte 5000 on.
-			for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+			nstest.Eventually(t, func() error {
 				one.mu.Lock()
 				enough := one.err != nil || one.heard > 20_000
 				one.mu.Unlock()
 				if enough {
-					break
+					return nil
 				}
-				if time.Now().After(end) {
-					t.Fatal("the stream stands still")
-				}
-			}
+				return errors.New("the stream stands still")
+			})
 			v := one.finish()
 			if fine := v.err == nil && v.lost == 0 && v.duplicated == 0 && !v.reset; fine != c.fine {
 				t.Errorf("%+v", v)

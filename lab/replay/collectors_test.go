@@ -4,6 +4,7 @@ package replay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -246,9 +247,14 @@ func (b *bench) writes(c *peers.Collector, filler *sender) bool {
 			b.t.Logf("%s ended while it started: %v", c, c.Err())
 			return false
 		}
-		time.Sleep(100 * time.Millisecond)
 		heard := false
-		check(b.t, c.Poll(func(r peers.Record) { heard = heard || r.Kind == peers.Flows }))
+		_ = nstest.Poll(100*time.Millisecond, func() error { // else the next datagram
+			check(b.t, c.Poll(func(r peers.Record) { heard = heard || r.Kind == peers.Flows }))
+			if !heard {
+				return errors.New("nothing is heard")
+			}
+			return nil
+		})
 		if heard {
 			return true
 		}
@@ -268,9 +274,9 @@ type seen struct {
 func (b *bench) read(s *rig.Service, complete func(map[netip.Addr]*seen) bool) map[netip.Addr]*seen {
 	all := map[netip.Addr]*seen{}
 	quiet := time.Now()
-	for limit := time.Now().Add(2 * time.Minute); time.Now().Before(limit); time.Sleep(100 * time.Millisecond) {
+	_ = nstest.Poll(2*time.Minute, func() error { // the caller sees what is missing
 		if time.Since(quiet) > 4*time.Second && complete(all) {
-			break
+			return nil
 		}
 		for _, c := range s.Collectors {
 			check(b.t, c.Poll(func(r peers.Record) {
@@ -291,7 +297,8 @@ func (b *bench) read(s *rig.Service, complete func(map[netip.Addr]*seen) bool) m
 				}
 			}))
 		}
-	}
+		return errors.New("not complete")
+	})
 	for _, c := range s.Collectors {
 		if !c.Running() {
 			b.t.Errorf("%s ended: %v", c, c.Err())

@@ -3,6 +3,7 @@
 package replay
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/peers"
 	"github.com/weir-project/weir/lab/rig"
@@ -185,16 +187,14 @@ func (o *otherRun) verdicts() []rig.Verdicts {
 // holder waits until a slot has a process, 0 for none.
 func (o *otherRun) holder(slot, pid int) {
 	o.t.Helper()
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	nstest.Eventually(o.t, func() error {
 		got, err := o.service.Holder(slot)
 		check(o.t, err)
 		if got == pid {
-			return
+			return nil
 		}
-		if time.Now().After(end) {
-			o.t.Fatalf("slot %d is held by process %d, want %d", slot, got, pid)
-		}
-	}
+		return fmt.Errorf("slot %d is held by process %d, want %d", slot, got, pid)
+	})
 }
 
 // send has every generated router send a round, of which the slot dead takes none. It returns how many
@@ -233,14 +233,15 @@ func (o *otherRun) send(dead int) (toDead int) {
 func (o *otherRun) settle(while time.Duration) {
 	o.t.Helper()
 	quiet := time.Now()
-	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+	_ = nstest.Poll(2*time.Minute, func() error { // what is missing is said below
 		if o.poll() {
 			quiet = time.Now()
 		}
 		if o.missing() == 0 && time.Since(quiet) > while && alike(o.captured)(o.got) {
-			break
+			return nil
 		}
-	}
+		return errors.New("not complete")
+	})
 	for _, s := range o.generated {
 		v := o.got[s.addr]
 		if v == nil {

@@ -159,15 +159,6 @@ func startWith(t *testing.T, cfg Config) *Fleet {
 	return f
 }
 
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal(what)
-		}
-	}
-}
-
 // What Sent says of an epoch that ended is final and is what arrives, to the record.
 func TestEpochs(t *testing.T) {
 	s, at := startSink(t)
@@ -175,12 +166,12 @@ func TestEpochs(t *testing.T) {
 	for range 3 {
 		// Some messages each, and the epoch ends while they send.
 		for i, d := range f.Devices {
-			eventually(t, fmt.Sprintf("%s sends nothing in epoch %d", d.Addr, f.Epoch()), func() bool { return f.Sent(IPFIX, i, f.Epoch()) >= 5*3 })
+			nstest.Until(t, fmt.Sprintf("%s sends nothing in epoch %d", d.Addr, f.Epoch()), func() bool { return f.Sent(IPFIX, i, f.Epoch()) >= 5*3 })
 		}
 		epoch := f.Advance()
 		for i, d := range f.Devices {
 			sent := f.Sent(IPFIX, i, epoch)
-			eventually(t, "records are missing", func() bool {
+			nstest.Until(t, "records are missing", func() bool {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				return s.records[d.Addr][epoch] == sent
@@ -189,13 +180,15 @@ func TestEpochs(t *testing.T) {
 	}
 	f.Silence(true)
 	before, _ := f.Total()
-	time.Sleep(100 * time.Millisecond)
-	if after, _ := f.Total(); after != before {
-		t.Errorf("%d datagrams were sent in silence", after-before)
-	}
+	nstest.Steadily(t, 100*time.Millisecond, func() error {
+		if after, _ := f.Total(); after != before {
+			return fmt.Errorf("%d datagrams were sent in silence", after-before)
+		}
+		return nil
+	})
 	f.Silence(false)
 	for i, d := range f.Devices {
-		eventually(t, fmt.Sprintf("%s sends no routes", d.Addr), func() bool { return f.Sent(BMP, i, f.Epoch()) > 0 })
+		nstest.Until(t, fmt.Sprintf("%s sends no routes", d.Addr), func() bool { return f.Sent(BMP, i, f.Epoch()) > 0 })
 	}
 	f.Stop()
 	for i, d := range f.Devices {
@@ -207,7 +200,7 @@ func TestEpochs(t *testing.T) {
 			t.Errorf("%s sent no routes", d.Addr)
 		}
 		// What was sent last may still be on its way to the sink.
-		eventually(t, fmt.Sprintf("%s sent %d routes, and another number arrived", d.Addr, sent), func() bool {
+		nstest.Until(t, fmt.Sprintf("%s sent %d routes, and another number arrived", d.Addr, sent), func() bool {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			return s.routes[d.Addr] == sent
@@ -238,7 +231,7 @@ func TestSparse(t *testing.T) {
 	}
 	for range 3 {
 		epoch := f.Epoch()
-		eventually(t, "not every device sent in every epoch", func() bool {
+		nstest.Until(t, "not every device sent in every epoch", func() bool {
 			for i := range f.Devices {
 				if f.Sent(IPFIX, i, epoch) < 6 {
 					return false
@@ -254,14 +247,14 @@ func TestSparse(t *testing.T) {
 	if f.Sparse(1) || !f.Sparse(0) || len(f.SentAt(1, 1)) != 0 {
 		t.Error("every second device is to be sparse, beginning with the first")
 	}
-	eventually(t, "a device that is not sparse announces its template in each epoch", func() bool { return announced(1) >= 3 })
+	nstest.Until(t, "a device that is not sparse announces its template in each epoch", func() bool { return announced(1) >= 3 })
 	for i := range f.Devices {
 		if n := announced(i); f.Sparse(i) && n != 1 {
 			t.Errorf("device %d is sparse and announced its template %d times", i, n)
 		}
 	}
 	f.Remind(0)
-	eventually(t, "a sparse device was reminded and did not announce its template", func() bool { return announced(0) == 2 })
+	nstest.Until(t, "a sparse device was reminded and did not announce its template", func() bool { return announced(0) == 2 })
 }
 
 // While its collector has not taken up its session, a device sends no IPFIX.
@@ -269,17 +262,17 @@ func TestOpened(t *testing.T) {
 	_, at := startSink(t)
 	var taken atomic.Bool
 	f := startWith(t, Config{To4: at, Opened: func(int, int) bool { return taken.Load() }})
-	eventually(t, "not all devices are up", func() bool { return f.Up() == devices })
+	nstest.Until(t, "not all devices are up", func() bool { return f.Up() == devices })
 	f.Advance()
 	for i := range f.Devices {
-		eventually(t, "no routes are sent", func() bool { return f.Sent(BMP, i, 2) > 5 })
+		nstest.Until(t, "no routes are sent", func() bool { return f.Sent(BMP, i, 2) > 5 })
 		if n := f.Sent(IPFIX, i, 2); n > 3 { // one message may have been under way when the session began
 			t.Errorf("device %d sent %d records before its session was taken up", i, n)
 		}
 	}
 	taken.Store(true)
 	for i := range f.Devices {
-		eventually(t, "a device sends no IPFIX though its session was taken up", func() bool { return f.Sent(IPFIX, i, 2) > 3 })
+		nstest.Until(t, "a device sends no IPFIX though its session was taken up", func() bool { return f.Sent(IPFIX, i, 2) > 3 })
 	}
 }
 
@@ -287,13 +280,13 @@ func TestOpened(t *testing.T) {
 func TestStorm(t *testing.T) {
 	s, at := startSink(t)
 	f := startFleet(t, at, nil)
-	eventually(t, "not all devices are up", func() bool { return f.Up() == devices })
+	nstest.Until(t, "not all devices are up", func() bool { return f.Up() == devices })
 	before := make([]int, devices)
 	for i := range before {
 		before[i], _ = f.Session(i)
 	}
 	after := f.Storm()
-	eventually(t, "not all devices are up after the storm", func() bool {
+	nstest.Until(t, "not all devices are up after the storm", func() bool {
 		for i := range f.Devices {
 			if n, up := f.Session(i); !up || n < after[i] {
 				return false
@@ -301,7 +294,7 @@ func TestStorm(t *testing.T) {
 		}
 		return true
 	})
-	eventually(t, "a device connected once only", func() bool {
+	nstest.Until(t, "a device connected once only", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, d := range f.Devices {
@@ -330,9 +323,9 @@ func TestLost(t *testing.T) {
 			lost[e.Device.Addr]++
 		}
 	})
-	eventually(t, "not all devices are up", func() bool { return f.Up() == devices })
+	nstest.Until(t, "not all devices are up", func() bool { return f.Up() == devices })
 	// A device is up when its connection is made, which the sink may be later to take.
-	eventually(t, "the sink did not take all connections", func() bool {
+	nstest.Until(t, "the sink did not take all connections", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.conns) == devices
@@ -342,12 +335,12 @@ func TestLost(t *testing.T) {
 		c.Close()
 	}
 	s.mu.Unlock()
-	eventually(t, "not every device noticed", func() bool {
+	nstest.Until(t, "not every device noticed", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return len(lost) == devices
 	})
-	eventually(t, "not all devices came back", func() bool { return f.Up() == devices })
+	nstest.Until(t, "not all devices came back", func() bool { return f.Up() == devices })
 }
 
 // Where nobody listens, both protocols notice it.
@@ -359,7 +352,7 @@ func TestRefused(t *testing.T) {
 		defer mu.Unlock()
 		seen[e.Kind] = e.Err
 	})
-	eventually(t, "nothing was noticed", func() bool {
+	nstest.Until(t, "nothing was noticed", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return seen[Refused] != nil && seen[ConnectFailed] != nil

@@ -9,12 +9,13 @@ import (
 	"testing"
 	"time"
 
+	"os"
+
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/peers"
 	"github.com/weir-project/weir/lab/routers"
-	"os"
 )
 
 func TestMain(m *testing.M) { lab.Enter(); nstest.Main(m) }
@@ -50,9 +51,9 @@ func book(t *testing.T) (*ledger, *routers.Fleet) {
 		t.Fatal(err)
 	}
 	f.Start(t.Context())
-	for f.Sent(routers.BMP, 0, 1) == 0 || f.Sent(routers.BMP, 1, 1) == 0 || f.Sent(routers.IPFIX, 0, 1) == 0 || f.Sent(routers.IPFIX, 1, 1) == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	nstest.Until(t, "both devices have sent both", func() bool {
+		return f.Sent(routers.BMP, 0, 1) > 0 && f.Sent(routers.BMP, 1, 1) > 0 && f.Sent(routers.IPFIX, 0, 1) > 0 && f.Sent(routers.IPFIX, 1, 1) > 0
+	})
 	f.Advance()
 	f.Stop()
 	led := newLedger(lab.NewResult("x", lab.Smoke, 1), f, []netip.Addr{realRouter})

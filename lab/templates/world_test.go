@@ -5,6 +5,7 @@ package templates
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/lab"
 )
@@ -93,11 +95,17 @@ type record struct{ exporter, n int }
 // have written, want, it may write in its own time.
 func (c *collector) decoded(want map[record]bool) map[record]bool {
 	c.t.Helper()
-	for end := time.Now().Add(30 * time.Second); !c.hasRead() && time.Now().Before(end); {
-		time.Sleep(20 * time.Millisecond)
+	waits := func(done func() bool) { // the caller sees what is missing
+		_ = nstest.Poll(30*time.Second, func() error {
+			if !done() {
+				return errors.New("not yet")
+			}
+			return nil
+		})
 	}
+	waits(c.hasRead)
 	if c.flushes {
-		has := func() bool {
+		waits(func() bool {
 			all := c.records()
 			for r := range want {
 				if !all[r] {
@@ -105,10 +113,7 @@ func (c *collector) decoded(want map[record]bool) map[record]bool {
 				}
 			}
 			return true
-		}
-		for end := time.Now().Add(30 * time.Second); !has() && time.Now().Before(end); {
-			time.Sleep(100 * time.Millisecond)
-		}
+		})
 	}
 	c.end(c.bye)
 	return c.records()
@@ -252,11 +257,7 @@ func (w *weir) run(args ...string) []byte {
 
 func (w *weir) until(what string, cond func() bool) {
 	w.t.Helper()
-	for start := time.Now(); !cond(); time.Sleep(20 * time.Millisecond) {
-		if time.Since(start) > 60*time.Second {
-			w.t.Fatalf("within a minute: not %s", what)
-		}
-	}
+	nstest.Until(w.t, what, cond)
 }
 
 // admitted waits until every collector has its slot, and returns when the first had.

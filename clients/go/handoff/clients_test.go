@@ -98,7 +98,7 @@ func TestForeignCrashes(t *testing.T) {
 			for _, c := range cs {
 				c.run()
 			}
-			eventually(t, "both are kept", func() bool { return len(w.sessions("session")) == 2 })
+			nstest.Until(t, "both are kept", func() bool { return len(w.sessions("session")) == 2 })
 			for i := range rounds {
 				time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
 				if i%2 == 0 {
@@ -121,7 +121,7 @@ func TestForeignCrashes(t *testing.T) {
 				c.finish()
 			}
 			n := w.counts()
-			t.Logf("%d messages, %+v", cs[0].count+cs[1].count, n)
+			t.Logf("%d messages, %+v", cs[0].count.Load()+cs[1].count.Load(), n)
 			if n.Rescued < uint64(rounds) || n.Transfers < uint64(rounds/2) || n.Gaps+n.Closed+n.Expired > 0 {
 				t.Errorf("%+v", n)
 			}
@@ -149,30 +149,30 @@ func TestLanguages(t *testing.T) {
 	}
 	c := w.client()
 	c.run()
-	eventually(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
+	nstest.Until(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
 	for range laps {
 		for i, s := range ring {
 			at := fmt.Sprint([]string{"c", "go", "python"}[i])
-			eventually(t, "the session is with "+at, func() bool { x := w.sessions("session"); return len(x) == 1 && x[0].Member == at })
+			nstest.Until(t, "the session is with "+at, func() bool { x := w.sessions("session"); return len(x) == 1 && x[0].Member == at })
 			time.Sleep(time.Duration(rand.IntN(5)) * time.Millisecond)
-			for {
+			nstest.Eventually(t, func() error {
 				s.p.Tell(s.tell)
 				line, ok := s.p.Line()
 				if !ok {
 					t.Fatalf("%s has ended: %v", at, s.p.Wait())
 				}
 				if line == s.says && len(w.sessions("session")) == 1 && w.sessions("session")[0].Member != at {
-					break
+					return nil
 				}
 				if line != s.says && line != "moved 0, failed 0" { // it had not taken it yet
 					t.Fatalf("%s says %q", at, line)
 				}
-				time.Sleep(time.Millisecond)
-			}
+				return fmt.Errorf("%s says %q, sessions %+v", at, line, w.sessions("session"))
+			})
 		}
 	}
 	c.finish()
-	t.Logf("%d messages, %+v", c.count, w.counts())
+	t.Logf("%d messages, %+v", c.count.Load(), w.counts())
 }
 
 // Members in C and Python move their sessions when weir handoff send asks for it, one or
@@ -185,7 +185,7 @@ func TestForeignMovesOnRequest(t *testing.T) {
 			w.foreign("b", freeAddress(t), command...)
 			c := w.client()
 			c.run()
-			eventually(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
+			nstest.Until(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
 			for i := range 10 {
 				from, to, id := "a", "b", w.number()
 				if i%2 == 1 {

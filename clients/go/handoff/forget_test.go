@@ -12,12 +12,13 @@ import (
 	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // refuses waits until nobody listens at an address.
 func refuses(t *testing.T, address string) {
 	t.Helper()
-	eventually(t, address+" refuses connections", func() bool {
+	nstest.Until(t, address+" refuses connections", func() bool {
 		c, err := net.Dial("tcp", address)
 		if err == nil {
 			c.Close()
@@ -41,11 +42,11 @@ func TestForget(t *testing.T) {
 	if n, err := c.Read(make([]byte, 1)); err == nil {
 		t.Errorf("read %d bytes", n)
 	}
-	eventually(t, "the keeper keeps nothing", func() bool { return len(w.sessions("listener"))+len(w.sessions("session")) == 0 })
+	nstest.Until(t, "the keeper keeps nothing", func() bool { return len(w.sessions("listener"))+len(w.sessions("session")) == 0 })
 
 	m := w.member("0", 0)
 	stream := w.client()
-	eventually(t, "it is kept", func() bool { return len(w.sessions("session")) == 1 })
+	nstest.Until(t, "it is kept", func() bool { return len(w.sessions("session")) == 1 })
 	forget := func(member string, id uint64) (int, error) {
 		return handoff.Forget(t.Context(), w.socket, "talk", member, id, false)
 	}
@@ -77,7 +78,7 @@ func TestForeignForget(t *testing.T) {
 			c := w.connect(p)
 			p.want("forget 0", "0")
 			refuses(t, w.address)
-			eventually(t, "the keeper keeps nothing", func() bool { return len(w.sessions("listener"))+len(w.sessions("session")) == 0 })
+			nstest.Until(t, "the keeper keeps nothing", func() bool { return len(w.sessions("listener"))+len(w.sessions("session")) == 0 })
 			p.Kill()
 			if n, err := c.Read(make([]byte, 1)); err == nil {
 				t.Errorf("read %d bytes", n)
@@ -93,7 +94,7 @@ func TestAddressChange(t *testing.T) {
 	old := w.member("0", 0)
 	c := w.client()
 	c.run()
-	eventually(t, "it is kept", func() bool { return len(w.sessions("session")) == 1 })
+	nstest.Until(t, "it is kept", func() bool { return len(w.sessions("session")) == 1 })
 	_, port, err := net.SplitHostPort(w.address)
 	if err != nil {
 		t.Fatal(err)
@@ -110,7 +111,7 @@ func TestAddressChange(t *testing.T) {
 	next := w.memberAt(other, "0", 0)
 	old.Expect("stopped: true")
 	old.Kill()
-	eventually(t, "the old address waits", func() bool {
+	nstest.Until(t, "the old address waits", func() bool {
 		for _, s := range w.sessions("listener") {
 			if s.PID == 0 && s.Local == w.address {
 				return true
@@ -124,7 +125,7 @@ func TestAddressChange(t *testing.T) {
 	refuses(t, w.address)
 	// Back to one that overlaps: the process ends, its session waits, and its address is free.
 	next.Kill()
-	eventually(t, "the listener is let go of", func() bool {
+	nstest.Until(t, "the listener is let go of", func() bool {
 		n, err := handoff.Forget(t.Context(), w.socket, "talk", "0", 0, true)
 		return err == nil && n == 1
 	})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // A member that has gone had nothing to do when it was heard last: nothing goes to it any more. Of its name another may be there.
@@ -16,15 +17,15 @@ func TestLoadsOfMembersThatHaveGone(t *testing.T) {
 	idle := w.join("idle", func(o *handoff.Options) { o.Stay = true })
 	idle.Member().SetLoad(0)
 	b := handoff.Balancer{Member: busy}
-	eventually(t, "the idle one is heard", func() bool { return b.Where(100) == "idle" })
+	nstest.Until(t, "the idle one is heard", func() bool { return b.Where(100) == "idle" })
 	next := w.join("idle")
 	next.Member().SetLoad(7)
-	eventually(t, "the next one is heard", func() bool { return busy.Loads()["idle"] == 7 })
+	nstest.Until(t, "the next one is heard", func() bool { return busy.Loads()["idle"] == 7 })
 	if err := idle.Close(); err != nil {
 		t.Fatal(err)
 	}
 	busy.SetLoad(1)
-	eventually(t, "one member is left beside", func() bool {
+	nstest.Until(t, "one member is left beside", func() bool {
 		for _, s := range w.keeper.Report().Services {
 			return len(s.Members) == 2
 		}
@@ -36,7 +37,7 @@ func TestLoadsOfMembersThatHaveGone(t *testing.T) {
 	if err := next.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "nobody is left", func() bool { return len(busy.Loads()) == 0 })
+	nstest.Until(t, "nobody is left", func() bool { return len(busy.Loads()) == 0 })
 	if to := b.Where(100); to != "" {
 		t.Errorf("sessions go to %q, who has gone", to)
 	}

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -75,11 +74,11 @@ func TestKeepersInherit(t *testing.T) {
 	for _, c := range clients {
 		c.run()
 	}
-	eventually(t, "both sessions are kept", func() bool { return len(w.sessions("session")) == 2 })
+	nstest.Until(t, "both sessions are kept", func() bool { return len(w.sessions("session")) == 2 })
 	for range 5 {
-		time.Sleep(20 * time.Millisecond)
+		clients[0].hears(20)
 		m.Kill()
-		eventually(t, "all wait", func() bool {
+		nstest.Until(t, "all wait", func() bool {
 			n := 0
 			for _, x := range append(w.sessions("session"), w.sessions("listener")...) {
 				if x.PID == 0 {
@@ -145,7 +144,7 @@ func TestInheritRefuses(t *testing.T) {
 				t.Fatal(n, err)
 			}
 			l.Close()
-			eventually(t, "the session waits", func() bool { x := w.sessions("session"); return len(x) == 1 && x[0].PID == 0 })
+			nstest.Until(t, "the session waits", func() bool { x := w.sessions("session"); return len(x) == 1 && x[0].PID == 0 })
 			end()
 			if len(left.files) != 3 {
 				t.Fatalf("%d descriptors were left", len(left.files))

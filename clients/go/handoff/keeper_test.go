@@ -57,11 +57,11 @@ func TestKeeperKilled(t *testing.T) {
 	c := w.client()
 	c.run()
 	for range 10 {
-		time.Sleep(30 * time.Millisecond)
+		c.hears(20)
 		k.Kill()
 		time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
 		k = nstest.StartReady(t, nstest.Child("keeper", w.socket))
-		eventually(t, "the session is kept again", func() bool {
+		nstest.Until(t, "the session is kept again", func() bool {
 			r, err := handoff.Status(t.Context(), w.socket)
 			return err == nil && len(r.Services) == 1 && len(r.Services[0].Sessions) == 2
 		})
@@ -102,7 +102,7 @@ func TestKeeperKilledWhileMoving(t *testing.T) {
 		rounds = 1
 	}
 	for range rounds {
-		time.Sleep(100 * time.Millisecond)
+		c.hears(100)
 		k.Kill()
 		k = nstest.StartReady(t, nstest.Child("keeper", w.socket))
 		time.Sleep(2 * time.Second) // longer than a member waits that does not know whose the session is
@@ -117,7 +117,7 @@ func TestHold(t *testing.T) {
 	w := newWorld(t, keeper.Options{Hold: 300 * time.Millisecond})
 	m := w.member("0", 0)
 	conn := dial(t, tcpAddr(t, w.address))
-	eventually(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
+	nstest.Until(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
 	start := time.Now()
 	m.Kill()
 	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
@@ -126,7 +126,7 @@ func TestHold(t *testing.T) {
 	if d := time.Since(start); d < 250*time.Millisecond {
 		t.Errorf("after %v, want at least the time of holding", d)
 	}
-	eventually(t, "it is counted", func() bool { return w.counts().Expired == 2 }) // the listener, too
+	nstest.Until(t, "it is counted", func() bool { return w.counts().Expired == 2 }) // the listener, too
 }
 
 // A process that hangs when it is replaced keeps its sessions until it is killed; new
@@ -136,12 +136,12 @@ func TestReplacedMemberHangs(t *testing.T) {
 	old := w.member("0", 0)
 	c := w.client()
 	c.run()
-	eventually(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
+	nstest.Until(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
 	stop(t, old)
 	w.member("0", 0)
 	c2 := w.client()
 	c2.run()
-	eventually(t, "the new one serves", func() bool { return len(w.sessions("session")) == 2 })
+	nstest.Until(t, "the new one serves", func() bool { return len(w.sessions("session")) == 2 })
 	for _, s := range w.sessions("session") {
 		if s.Remote == c.conn.LocalAddr().String() && s.PID != old.PID() {
 			t.Errorf("the session is with process %d, and %d lives", s.PID, old.PID())
@@ -166,7 +166,7 @@ func TestGap(t *testing.T) {
 	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the peer sees %v, want a reset", err)
 	}
-	eventually(t, "it is counted", func() bool { return w.counts().Gaps == 1 })
+	nstest.Until(t, "it is counted", func() bool { return w.counts().Gaps == 1 })
 }
 
 // playCareless takes bytes from a session behind the library's back.
@@ -199,15 +199,15 @@ func TestOrphans(t *testing.T) {
 	w.memberAt(freeAddress(t), "b", 0, "orphans")
 	c := w.client()
 	c.run()
-	eventually(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
+	nstest.Until(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
 	m.Kill()
-	eventually(t, "b has the session and the listener", func() bool {
+	nstest.Until(t, "b has the session and the listener", func() bool {
 		s, l := w.sessions("session"), w.sessions("listener")
 		return len(s) == 1 && s[0].Member == "b" && len(l) == 2 && l[0].Member == "b" && l[1].Member == "b"
 	})
 	c2 := w.client() // through the dead member's listener
 	c2.run()
-	time.Sleep(20 * time.Millisecond)
+	c2.hears(1)
 	c.finish()
 	c2.finish()
 }
@@ -254,7 +254,7 @@ func TestCredentials(t *testing.T) {
 	if _, err := l.AcceptSession(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
+	nstest.Until(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
 	// Nor those of root's member of its own service.
 	for _, id := range []uint32{1001, 1002} {
 		p := w.stranger("", id)

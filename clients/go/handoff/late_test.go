@@ -3,6 +3,7 @@
 package handoff_test
 
 import (
+	"fmt"
 	"net"
 	"path/filepath"
 	"sync"
@@ -113,7 +114,7 @@ func testGivenAndKeeperGone(t *testing.T, seen bool) {
 	c := w.client()
 	c.run()
 	b := w.memberAt(freeAddress(t), "b", 0)
-	eventually(t, "the session is kept", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.fd >= 0 && d.mates["b"] != nil })
+	nstest.Until(t, "the session is kept", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.fd >= 0 && d.mates["b"] != nil })
 	time.Sleep(50 * time.Millisecond)
 	a.Tell("move b")
 	m := <-d.asked
@@ -154,15 +155,17 @@ func testGivenAndKeeperGone(t *testing.T, seen bool) {
 	if seen {
 		time.Sleep(2500 * time.Millisecond) // longer than the one before waits to take it back
 	} else {
-		eventually(t, "the session is again with whom it came from", func() bool { return owner() == a.PID() })
+		nstest.Until(t, "the session is again with whom it came from", func() bool { return owner() == a.PID() })
 	}
 	if err := syscall.Kill(b.PID(), syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the session is kept again", func() bool { return owner() == has.PID() })
-	time.Sleep(500 * time.Millisecond) // in which both would serve it
-	if at := owner(); at != has.PID() {
-		t.Errorf("the session is with process %d, and was with %d", at, has.PID())
-	}
+	nstest.Until(t, "the session is kept again", func() bool { return owner() == has.PID() })
+	nstest.Steadily(t, 500*time.Millisecond, func() error { // in which both would serve it
+		if at := owner(); at != has.PID() {
+			return fmt.Errorf("the session is with process %d, and was with %d", at, has.PID())
+		}
+		return nil
+	})
 	c.finish()
 }

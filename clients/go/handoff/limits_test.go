@@ -37,7 +37,7 @@ func TestLimits(t *testing.T) {
 		}
 		sessions = append(sessions, s)
 	}
-	eventually(t, "the third session is one too many, beside the listener", func() bool { return !sessions[2].Kept() })
+	nstest.Until(t, "the third session is one too many, beside the listener", func() bool { return !sessions[2].Kept() })
 	s := sessions[0]
 	if err := s.Commit(make([]byte, 100_001)); !errors.Is(err, handoff.ErrLimit) {
 		t.Errorf("a state over the limit: %v", err)
@@ -48,15 +48,14 @@ func TestLimits(t *testing.T) {
 	if err := sessions[1].Commit(make([]byte, 60_000)); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "the second state is too much", func() bool { return !sessions[1].Kept() && s.Kept() })
+	nstest.Until(t, "the second state is too much", func() bool { return !sessions[1].Kept() && s.Kept() })
 	if err := s.Commit(nil); err != nil {
 		t.Error(err)
 	}
-	time.Sleep(1100 * time.Millisecond) // after a refusal a session is offered again, not at once
-	if err := sessions[1].Commit(make([]byte, 60_001)); err != nil {
-		t.Error(err)
-	}
-	eventually(t, "there is room for the second state", func() bool {
+	nstest.Until(t, "there is room for the second state", func() bool {
+		if err := sessions[1].Commit(make([]byte, 60_001)); err != nil { // after a refusal a session is offered again, not at once
+			t.Fatal(err)
+		}
 		for _, x := range w.sessions("session") {
 			if x.State == 60_001 {
 				return sessions[1].Kept()
@@ -141,7 +140,7 @@ func TestSlowMember(t *testing.T) {
 		t.Errorf("to a member that does not answer: %v", err)
 	}
 	slow.Signal(syscall.SIGCONT)
-	eventually(t, "it answers", func() bool { return l.Transfer(s2, "slow", nil) == nil })
+	nstest.Until(t, "it answers", func() bool { return l.Transfer(s2, "slow", nil) == nil })
 }
 
 // Five thousand sessions of a member that is killed go to the next one, and go on.
@@ -188,7 +187,7 @@ func TestManySessions(t *testing.T) {
 	start = time.Now()
 	next := w.member("0", 0)
 	m.Expect("stopped: true")
-	eventually(t, "all have moved", func() bool { return w.counts().Transfers == sessions })
+	nstest.Until(t, "all have moved", func() bool { return w.counts().Transfers == sessions })
 	t.Logf("hot restart with all sessions: %v", time.Since(start))
 	for i := range conns {
 		if err := ask(i); err != nil {
@@ -202,7 +201,7 @@ func TestManySessions(t *testing.T) {
 func stop(t testing.TB, p *nstest.Process) {
 	t.Helper()
 	p.Signal(syscall.SIGSTOP)
-	eventually(t, "the process is stopped", func() bool {
+	nstest.Until(t, "the process is stopped", func() bool {
 		proc, err := pidfd.Open(p.PID())
 		if err != nil {
 			t.Fatal(err)
@@ -271,7 +270,7 @@ func TestDescriptors(t *testing.T) {
 		}
 	}
 	more(70)
-	eventually(t, "some are too many", func() bool { return !sessions[69].Kept() })
+	nstest.Until(t, "some are too many", func() bool { return !sessions[69].Kept() })
 	all := kept()
 	if all < 30 || all > 56 || has() > 62 {
 		t.Errorf("%d sessions are kept with %d descriptors of 64", all, has())
@@ -279,7 +278,7 @@ func TestDescriptors(t *testing.T) {
 	same(all)
 	limit(has()) // not even one to receive
 	more(1)
-	eventually(t, "one more is too many", func() bool { return !sessions[70].Kept() })
+	nstest.Until(t, "one more is too many", func() bool { return !sessions[70].Kept() })
 	limit(64)
 	same(all)
 	if err := l.Close(); err != nil {

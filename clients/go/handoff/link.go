@@ -73,7 +73,7 @@ func (m *Member) dial(ctx context.Context) (*wire.Conn, error) {
 	if m.boards.Load() {
 		if err := m.board.Size(answer.Written); err != nil {
 			m.boards.Store(false)
-			m.o.Log.Warn("commits go by messages", "reason", err)
+			m.o.Log.Warn("commits go by messages", "err", err)
 		}
 	}
 	return c, nil
@@ -90,7 +90,7 @@ func (m *Member) run(c *wire.Conn) {
 		if m.isDone() {
 			return
 		}
-		m.o.Log.Warn("the keeper has gone: sessions go on and are not kept", "reason", err)
+		m.o.Log.Warn("the keeper has gone: sessions go on and are not kept", "err", err)
 		if c = m.reconnect(); c == nil {
 			return
 		}
@@ -259,7 +259,7 @@ func (m *Member) sendOn(c *wire.Conn, msg *wire.Message, fds ...int) error {
 // onError hears of what went wrong without having been asked.
 func (m *Member) onError(msg *wire.Message) {
 	err := msg.Err()
-	m.o.Log.Warn("the keeper refuses", "session", msg.Session, "reason", err)
+	m.o.Log.Warn("the keeper refuses", "session", msg.Session, "err", err)
 	m.mu.Lock()
 	s := m.sessions[msg.Session]
 	m.mu.Unlock()

@@ -289,7 +289,7 @@ func temporary(err error) bool {
 func (l *Listener) take(c *net.TCPConn) {
 	s, err := l.m.newSession(c, l.label)
 	if err != nil {
-		l.m.o.Log.Warn("a connection cannot be kept", "remote", c.RemoteAddr(), "reason", err)
+		l.m.o.Log.Warn("a connection cannot be kept", "remote", c.RemoteAddr(), "err", err)
 		c.Close()
 		return
 	}

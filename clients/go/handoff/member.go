@@ -91,7 +91,7 @@ func Join(ctx context.Context, o Options) (*Member, error) {
 	m := &Member{o: o, calls: map[uint32]*call{}, loads: map[string]uint32{}, labels: map[string]bool{}, sessions: map[uint64]*Session{}, replaced: make(chan struct{}), done: make(chan struct{})}
 	var err error
 	if m.board, err = wire.NewBoard(); err != nil {
-		o.Log.Warn("commits go by messages", "reason", err)
+		o.Log.Warn("commits go by messages", "err", err)
 	}
 	c, err := m.dial(ctx)
 	if err != nil {
@@ -252,7 +252,7 @@ func (m *Member) moveOnRequest(id uint64, to string) {
 			continue
 		}
 		if err := m.TransferCommitted(s, to); err != nil && !errors.Is(err, ErrMoved) {
-			m.o.Log.Warn("a session stays", "session", s.id, "to", to, "reason", err)
+			m.o.Log.Warn("a session stays", "session", s.id, "to", to, "err", err)
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // Orderly moves between two running members, under a stream, with states that fit a
@@ -40,7 +41,7 @@ func TestMoves(t *testing.T) {
 			}
 			// Who has not accepted it yet, or not taken what the other gave, has nothing to move: it is told again.
 			before := w.counts()
-			eventually(t, "the session moves to "+to, func() bool {
+			nstest.Until(t, "the session moves to "+to, func() bool {
 				from.Tell("move " + to)
 				from.Expect("move done: <nil>")
 				return w.counts().Transfers > before.Transfers
@@ -48,7 +49,7 @@ func TestMoves(t *testing.T) {
 		}
 		c.finish()
 		n := w.counts()
-		t.Logf("%d bytes of state: %d messages, %+v", padding, c.count, n)
+		t.Logf("%d bytes of state: %d messages, %+v", padding, c.count.Load(), n)
 		if n.Rejected+n.Gaps > 0 {
 			t.Errorf("%+v", n)
 		}
@@ -70,7 +71,7 @@ func TestHotRestart(t *testing.T) {
 	for _, c := range streams {
 		c.run()
 	}
-	eventually(t, "all are kept", func() bool { return len(w.sessions("session")) == len(streams) })
+	nstest.Until(t, "all are kept", func() bool { return len(w.sessions("session")) == len(streams) })
 	// Beside them connections that come and go all the time.
 	stop := make(chan struct{})
 	var short sync.WaitGroup
@@ -90,7 +91,7 @@ func TestHotRestart(t *testing.T) {
 		}
 	})
 	for range restarts {
-		time.Sleep(20 * time.Millisecond)
+		streams[0].hears(20)
 		m := w.member("0", 0)
 		old.Expect("stopped: true")
 		if err := old.End(); err != nil {
@@ -241,7 +242,7 @@ func TestTransfer(t *testing.T) {
 	if n, err := peer.Read(make([]byte, 1)); n != 0 || err == nil || err.Error() != "EOF" {
 		t.Errorf("after Close the peer reads %d, %v; want the end", n, err)
 	}
-	eventually(t, "the keeper has let go", func() bool { return len(w.sessions("session")) == 0 })
+	nstest.Until(t, "the keeper has let go", func() bool { return len(w.sessions("session")) == 0 })
 }
 
 // The options that net.FileConn would set.

@@ -4,6 +4,7 @@ package handoff_test
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 	"syscall"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // number is that of the only session.
@@ -31,7 +33,7 @@ func (w *world) number() uint64 {
 // at waits until the only session is with a member.
 func (w *world) at(name string) {
 	w.t.Helper()
-	eventually(w.t, "the session is with member "+name, func() bool {
+	nstest.Until(w.t, "the session is with member "+name, func() bool {
 		s := w.sessions("session")
 		return len(s) == 1 && s[0].Member == name && s[0].PID != 0
 	})
@@ -56,7 +58,7 @@ func TestPark(t *testing.T) {
 	b := w.memberAt(freeAddress(t), "b", 0)
 	c := w.client()
 	c.run()
-	eventually(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
+	nstest.Until(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
 	id := w.number()
 	park := func(d *handoff.Director) {
 		t.Helper()
@@ -65,10 +67,12 @@ func TestPark(t *testing.T) {
 			t.Fatalf("parked %v, stay %v, %v", parked, stay, err)
 		}
 		// Nobody has it, and it has waited for long enough to be missed.
-		time.Sleep(20 * time.Millisecond)
-		if s := w.sessions("session"); len(s) != 1 || s[0].PID != 0 {
-			t.Fatalf("%+v", s)
-		}
+		nstest.Steadily(t, 20*time.Millisecond, func() error {
+			if s := w.sessions("session"); len(s) != 1 || s[0].PID != 0 {
+				return fmt.Errorf("%+v", s)
+			}
+			return nil
+		})
 	}
 	release := func(d *handoff.Director, to string, want error) {
 		t.Helper()
@@ -109,7 +113,7 @@ func TestPark(t *testing.T) {
 	// A session that waits for a member may be given to another one.
 	w.memberAt(freeAddress(t), "b", 0)
 	a.Kill()
-	eventually(t, "the session waits", func() bool { s := w.sessions("session"); return len(s) == 1 && s[0].PID == 0 })
+	nstest.Until(t, "the session waits", func() bool { s := w.sessions("session"); return len(s) == 1 && s[0].PID == 0 })
 	park(d)
 	release(d, "b", nil)
 	w.at("b")
@@ -125,7 +129,7 @@ func TestParkStays(t *testing.T) {
 	m := w.member("a", 0)
 	c := w.client()
 	c.run()
-	eventually(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
+	nstest.Until(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
 	id, d := w.number(), w.direct()
 	stop(t, m)
 	parked, stay, err := d.Suspend(t.Context(), 100*time.Millisecond, id)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // serveHTTP answers requests with a release's name and how many it has served.
@@ -74,7 +75,7 @@ func TestHTTP(t *testing.T) {
 		old.ask("/x")
 		old.want(fmt.Sprintf("old %d /x", i+1))
 	}
-	eventually(t, "the keeper does not keep it", func() bool { return len(w.sessions("session")) == 0 })
+	nstest.Until(t, "the keeper does not keep it", func() bool { return len(w.sessions("session")) == 0 })
 	next := w.join("0")
 	serveHTTP(t, next, "the new release")
 	if err := <-ended; !errors.Is(err, handoff.ErrReplaced) {
@@ -95,13 +96,13 @@ func TestHTTPUnserved(t *testing.T) {
 	l := w.join("0")
 	b := browse(t, l.Addr())
 	b.ask("/first")
-	eventually(t, "it is kept", func() bool { return len(w.sessions("session")) == 1 })
+	nstest.Until(t, "it is kept", func() bool { return len(w.sessions("session")) == 1 })
 	next := w.join("0")
 	serveHTTP(t, next, "new")
 	b.want("new 1 /first")
 	b.ask("/second")
 	b.want("new 2 /second")
-	eventually(t, "it is kept no more", func() bool { return len(w.sessions("session")) == 0 })
+	nstest.Until(t, "it is kept no more", func() bool { return len(w.sessions("session")) == 0 })
 }
 
 // A session with a state is not for a process that accepts plain connections: it stays, and its bytes are nobody else's.

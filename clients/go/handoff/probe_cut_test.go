@@ -59,7 +59,7 @@ func TestProbeCutTransfer(t *testing.T) {
 				if _, err := peer.Write([]byte("1234567")); err != nil {
 					t.Error(err)
 				}
-				eventually(t, "the other reads", func() bool { got, _ := other.says(patience, "recv 0 10"); return got == "7" })
+				nstest.Until(t, "the other reads", func() bool { got, _ := other.says(patience, "recv 0 10"); return got == "7" })
 				other.want("commit 0 19", "0")
 				other.want("send 0 10", "10")
 				if n, err := io.ReadFull(peer, make([]byte, 10)); err != nil {
@@ -126,7 +126,7 @@ func TestProbeNextKeeperOfTheReplaced(t *testing.T) {
 			k.end()
 			k.start()
 			next.want("idle 1000", "0")
-			eventually(t, "a commit goes to the next keeper, too", func() bool { got, _ := p.says(patience, "commit 2 20"); return got == "0" })
+			nstest.Until(t, "a commit goes to the next keeper, too", func() bool { got, _ := p.says(patience, "commit 2 20"); return got == "0" })
 			p.want("transfer 2 20 0", "0")
 			next.want("accept 30000", "1")
 			p.Kill()
@@ -135,7 +135,7 @@ func TestProbeNextKeeperOfTheReplaced(t *testing.T) {
 				if _, err := c.Write([]byte("1234567")); err != nil {
 					t.Error(err)
 				}
-				eventually(t, "the new process has it", func() bool {
+				nstest.Until(t, "the new process has it", func() bool {
 					got, _ := next.says(patience, "recv "+string(rune('0'+i))+" 10")
 					return got == "7"
 				})

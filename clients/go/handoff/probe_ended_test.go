@@ -71,7 +71,7 @@ func TestProbeKeeperEndsAfterGive(t *testing.T) {
 				p.want("accept 5000", "1")
 				nstest.StartReady(t, nstest.Child("keeper", w.socket))
 				for session := range 2 {
-					eventually(t, "the next keeper is given both", func() bool {
+					nstest.Until(t, "the next keeper is given both", func() bool {
 						p.says(patience, "accept 100")
 						got, _ := p.says(patience, "commit "+string(rune('0'+session))+" 18")
 						return got == "0"
@@ -111,7 +111,7 @@ func TestProbeGivenAmidstTransfer(t *testing.T) {
 			<-d.took
 			p.want("idle 500", "0")
 			peer.Close()
-			eventually(t, "the session has been taken", func() bool { got, _ := p.says(patience, "recv 1 10"); return got == "0" })
+			nstest.Until(t, "the session has been taken", func() bool { got, _ := p.says(patience, "recv 1 10"); return got == "0" })
 		})
 	}
 }

@@ -103,7 +103,7 @@ func TestProbeSignals(t *testing.T) {
 	}
 	accept := func(x *probe) { // which a signal ends
 		t.Helper()
-		eventually(t, "the session has come", func() bool { got, _ := x.says(patience, "accept 30000"); return got == "1" })
+		nstest.Until(t, "the session has come", func() bool { got, _ := x.says(patience, "accept 30000"); return got == "1" })
 	}
 	at, next := p, other
 	for i, to := range []string{"1", "0", "1", "0", "1", "0"} {
@@ -210,7 +210,7 @@ func TestProbeStoppedKeeper(t *testing.T) {
 				}
 			}
 			k.Signal(syscall.SIGCONT)
-			eventually(t, "the session is kept again", func() bool {
+			nstest.Until(t, "the session is kept again", func() bool {
 				p.says(patience, "accept 100")
 				got, _ := p.says(patience, "commit 0 16")
 				return got == "0"
@@ -283,7 +283,7 @@ func TestProbeLimits(t *testing.T) {
 			p.want("commit 1 400", "0")
 			kept(1000, 400)
 			p.want("commit 1 401", "0")
-			eventually(t, "commits go on", func() bool { return w.sessions("session")[0].State+w.sessions("session")[1].State == 1401 })
+			nstest.Until(t, "commits go on", func() bool { return w.sessions("session")[0].State+w.sessions("session")[1].State == 1401 })
 		})
 	}
 }
@@ -300,7 +300,7 @@ func TestProbeDescriptors(t *testing.T) {
 	k.end()
 	p.want("accept 100", "0")
 	k.start()
-	eventually(t, "the connection to the next keeper has a large number, too", func() bool {
+	nstest.Until(t, "the connection to the next keeper has a large number, too", func() bool {
 		p.says(patience, "accept 100")
 		got, _ := p.says(patience, "commit 0 16")
 		return got == "0"
@@ -322,7 +322,7 @@ func TestProbeNextKeeper(t *testing.T) {
 			k.end()
 			k.start()
 			p.Tell("idle 3000")
-			eventually(t, "the next keeper has both", func() bool {
+			nstest.Until(t, "the next keeper has both", func() bool {
 				s := k.sessions("session")
 				return len(s) == 2 && s[0].State+s[1].State == 33 && len(k.sessions("listener")) == 1
 			})

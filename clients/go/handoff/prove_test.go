@@ -50,7 +50,7 @@ func (w *world) crowd(n int) []*client {
 		c.run()
 		all = append(all, c)
 	}
-	eventually(w.t, "all are kept", func() bool { return len(w.sessions("session")) == n })
+	nstest.Until(w.t, "all are kept", func() bool { return len(w.sessions("session")) == n })
 	return all
 }
 
@@ -125,14 +125,14 @@ func TestBrokenRelease(t *testing.T) {
 				if err := broken.Run(); err == nil || broken.ProcessState.ExitCode() != 3 {
 					t.Fatal(err)
 				}
-				eventually(t, fmt.Sprintf("after one of %d the process before has all", dies), func() bool { return w.allAt(old.PID(), sessions) })
+				nstest.Until(t, fmt.Sprintf("after one of %d the process before has all", dies), func() bool { return w.allAt(old.PID(), sessions) })
 				if err := w.answers(patience); err != nil {
 					t.Errorf("after one that has died with %d sessions a new client: %v", dies, err)
 				}
-				eventually(t, "the new client has gone", func() bool { return len(w.sessions("session")) == sessions })
+				nstest.Until(t, "the new client has gone", func() bool { return len(w.sessions("session")) == sessions })
 			}
 			next := release(w)
-			eventually(t, "the new one has all", func() bool { return w.allAt(next.PID(), sessions) })
+			nstest.Until(t, "the new one has all", func() bool { return w.allAt(next.PID(), sessions) })
 			hearsOfEnd(t, old)
 			finish(all)
 			if n := w.counts(); n.Gaps+n.Expired+n.Closed > 0 {
@@ -152,7 +152,7 @@ func TestPoorSuccessor(t *testing.T) {
 			old := release(w)
 			all := w.crowd(50)
 			poor := nstest.StartReady(t, nstest.Child("member", w.socket, "talk", "0", w.address, 0, "poor"))
-			eventually(t, "it has some, and the process before the others", func() bool {
+			nstest.Until(t, "it has some, and the process before the others", func() bool {
 				some, others := 0, 0
 				for _, s := range w.sessions("session") {
 					switch {
@@ -181,12 +181,12 @@ func TestPoorSuccessorGetsRoom(t *testing.T) {
 	old := w.member("0", 0)
 	all := w.crowd(30)
 	poor := nstest.StartReady(t, nstest.Child("member", w.socket, "talk", "0", w.address, 0, "poor"))
-	eventually(t, "it has refused some", func() bool { return w.counts().Rejected > 0 })
+	nstest.Until(t, "it has refused some", func() bool { return w.counts().Rejected > 0 })
 	old.Kill()
 	if err := unix.Prlimit(poor.PID(), unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1000, Max: 1000}, nil); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it has all", func() bool { return w.allAt(poor.PID(), len(all)) })
+	nstest.Until(t, "it has all", func() bool { return w.allAt(poor.PID(), len(all)) })
 	finish(all)
 	if n := w.counts(); n.Gaps+n.Expired > 0 {
 		t.Errorf("%+v", n)
@@ -226,16 +226,16 @@ func TestSecondRelease(t *testing.T) {
 			all := w.crowd(5)
 			second := release(w)
 			third := release(w)
-			eventually(t, "the third has all", func() bool { return w.allAt(third.PID(), len(all)) })
+			nstest.Until(t, "the third has all", func() bool { return w.allAt(third.PID(), len(all)) })
 			third.Kill()
-			eventually(t, "the second has all again", func() bool { return w.allAt(second.PID(), len(all)) })
+			nstest.Until(t, "the second has all again", func() bool { return w.allAt(second.PID(), len(all)) })
 			if err := w.answers(patience); err != nil {
 				t.Error(err)
 			}
 			hearsOfEnd(t, old) // of the second's proof
 			fourth := release(w)
 			hearsOfEnd(t, second)
-			eventually(t, "the fourth has all", func() bool { return w.allAt(fourth.PID(), len(all)) })
+			nstest.Until(t, "the fourth has all", func() bool { return w.allAt(fourth.PID(), len(all)) })
 			finish(all)
 		})
 	}
@@ -252,7 +252,7 @@ func TestStandbyNextKeeper(t *testing.T) {
 				old := release(k.world)
 				all := k.crowd(3)
 				next := release(k.world)
-				eventually(t, "it has all", func() bool { return k.allAt(next.PID(), len(all)) })
+				nstest.Until(t, "it has all", func() bool { return k.allAt(next.PID(), len(all)) })
 				k.end()
 				if when == "between" { // which takes its sessions along
 					next.Kill()
@@ -260,9 +260,9 @@ func TestStandbyNextKeeper(t *testing.T) {
 				}
 				k.start()
 				if when == "after" {
-					eventually(t, "both are back", func() bool { return k.allAt(next.PID(), len(all)) && len(k.ready()) == 2 })
+					nstest.Until(t, "both are back", func() bool { return k.allAt(next.PID(), len(all)) && len(k.ready()) == 2 })
 					next.Kill()
-					eventually(t, "the process before has all again", func() bool { return k.allAt(old.PID(), len(all)) })
+					nstest.Until(t, "the process before has all again", func() bool { return k.allAt(old.PID(), len(all)) })
 				}
 				if err := k.answers(patience); err != nil {
 					t.Error(err)
@@ -281,7 +281,7 @@ func TestStandbyNextKeeper(t *testing.T) {
 // standsBy waits until a member stands by.
 func (w *world) standsBy() {
 	w.t.Helper()
-	eventually(w.t, "the process before stands by", func() bool {
+	nstest.Until(w.t, "the process before stands by", func() bool {
 		return slices.ContainsFunc(w.keeper.Report().Services[0].Members, func(m keeper.Member) bool { return m.Standby })
 	})
 }

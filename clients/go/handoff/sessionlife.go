@@ -305,7 +305,7 @@ func (m *Member) given(msg *wire.Message, fds []int) {
 		m.post(&wire.Message{Type: wire.Accept, Session: msg.Session})
 		return
 	}
-	m.o.Log.Warn("not taken", "session", msg.Session, "reason", err)
+	m.o.Log.Warn("not taken", "session", msg.Session, "err", err)
 	m.post(&wire.Message{Type: wire.Reject, Session: msg.Session, Number: uint32(wire.Lost), Text: err.Error()})
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // talking is a session of a listener, of which n bytes have been read and not committed.
@@ -93,7 +94,7 @@ func TestCloseWhileCommitting(t *testing.T) {
 		l.Close()
 		all.Wait()
 	}
-	eventually(t, "the keeper has heard all", func() bool { return len(w.sessions("session")) == 5*2*each })
+	nstest.Until(t, "the keeper has heard all", func() bool { return len(w.sessions("session")) == 5*2*each })
 	if c := w.counts(); c.Gaps != 0 {
 		t.Errorf("%d sessions were reset: %+v", c.Gaps, c)
 	}
@@ -109,14 +110,14 @@ func TestLiveIsNotInherited(t *testing.T) {
 	if err := one.Commit([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is kept", func() bool { return len(w.sessions("session")) == 1 })
+	nstest.Until(t, "it is kept", func() bool { return len(w.sessions("session")) == 1 })
 	end()
 	if n := len(s.files); n != 0 {
 		t.Errorf("%d descriptors are left to the next keeper", n)
 	}
 	end = w.keep(keeper.Options{Store: s.put}, s.take())
 	defer end()
-	eventually(t, "the next keeper has it", func() bool {
+	nstest.Until(t, "the next keeper has it", func() bool {
 		return one.Commit([]byte("y")) == nil && one.Kept() && len(w.sessions("session")) == 1
 	})
 	l.Close()

@@ -109,7 +109,7 @@ func TestQueuedConnections(t *testing.T) {
 	w.member("0", 0)
 	for _, c := range clients {
 		c.run()
-		time.Sleep(time.Millisecond)
+		c.hears(1)
 		c.finish()
 	}
 }
@@ -198,7 +198,7 @@ func TestSend(t *testing.T) {
 	for _, c := range clients {
 		c.run()
 	}
-	eventually(t, "all are kept", func() bool { return len(w.sessions("session")) == 3 })
+	nstest.Until(t, "all are kept", func() bool { return len(w.sessions("session")) == 3 })
 	of := func(name string) (ids []string) {
 		for _, s := range w.sessions("session") {
 			if s.Member == name {
@@ -212,11 +212,11 @@ func TestSend(t *testing.T) {
 	if err := handoff.Send(t.Context(), w.socket, "talk", "", id, "b"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "one has moved", func() bool { return len(of("b")) == 1 && len(of("a")) == 2 })
+	nstest.Until(t, "one has moved", func() bool { return len(of("b")) == 1 && len(of("a")) == 2 })
 	if err := handoff.Send(t.Context(), w.socket, "talk", "a", 0, ""); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "all have moved", func() bool { return len(of("b")) == 3 })
+	nstest.Until(t, "all have moved", func() bool { return len(of("b")) == 3 })
 	if err := handoff.Send(t.Context(), w.socket, "talk", "", 1, "b"); err == nil {
 		t.Error("a session that is not there was sent")
 	}

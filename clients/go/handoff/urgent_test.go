@@ -50,7 +50,7 @@ func queuedIn(t *testing.T, s *handoff.Session, n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, fmt.Sprint(n, " bytes are queued"), func() (there bool) {
+	nstest.Until(t, fmt.Sprint(n, " bytes are queued"), func() (there bool) {
 		_ = raw.Control(func(fd uintptr) {
 			got, err := unix.IoctlGetInt(int(fd), unix.SIOCINQ)
 			there = err != nil || got == n
@@ -170,24 +170,24 @@ func TestUrgentStreams(t *testing.T) {
 			c := w.client()
 			c.urgent = true
 			c.run()
-			eventually(t, "it is kept", func() bool { return len(w.sessions("session")) == 1 })
+			nstest.Until(t, "it is kept", func() bool { return len(w.sessions("session")) == 1 })
 			for i := range rounds {
 				time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
 				before := w.counts()
 				if i%2 == 0 {
 					m.Kill()
 					m = start()
-					eventually(t, "it is rescued", func() bool { return w.counts().Rescued > before.Rescued })
+					nstest.Until(t, "it is rescued", func() bool { return w.counts().Rescued > before.Rescued })
 					continue
 				}
 				next := start()
-				eventually(t, "it is transferred", func() bool { return w.counts().Transfers > before.Transfers })
+				nstest.Until(t, "it is transferred", func() bool { return w.counts().Transfers > before.Transfers })
 				m.Kill()
 				m = next
 			}
 			c.finish()
 			n := w.counts()
-			t.Logf("%d messages, %+v", c.count, n)
+			t.Logf("%d messages, %+v", c.count.Load(), n)
 			if n.Gaps+n.Closed+n.Expired+n.Rejected > 0 {
 				t.Errorf("%+v", n)
 			}
@@ -204,7 +204,7 @@ func TestProbeUrgent(t *testing.T) {
 			c := w.connect(p).(*net.TCPConn)
 			seen := func(n int) {
 				t.Helper()
-				eventually(t, fmt.Sprint(n, " bytes are seen"), func() bool { got, _ := p.says(patience, "recv 0 100"); return got == fmt.Sprint(n) })
+				nstest.Until(t, fmt.Sprint(n, " bytes are seen"), func() bool { got, _ := p.says(patience, "recv 0 100"); return got == fmt.Sprint(n) })
 			}
 			send := func(text string, urgent bool) {
 				t.Helper()
@@ -230,7 +230,7 @@ func TestProbeUrgent(t *testing.T) {
 				p.want("commit 0 10", "0")
 				seen(2)
 			}
-			eventually(t, "all is committed", func() bool {
+			nstest.Until(t, "all is committed", func() bool {
 				p.says(patience, "recv 0 100")
 				p.want("commit 0 10", "0")
 				s := w.sessions("session")
@@ -238,7 +238,7 @@ func TestProbeUrgent(t *testing.T) {
 			})
 			p.want("send 0 1", "1")
 			p.Kill()
-			eventually(t, "it waits", func() bool { s := w.sessions("session"); return len(s) == 1 && s[0].PID == 0 })
+			nstest.Until(t, "it waits", func() bool { s := w.sessions("session"); return len(s) == 1 && s[0].PID == 0 })
 			if n := w.counts(); n.Gaps > 0 {
 				t.Errorf("%+v", n)
 			}

@@ -46,7 +46,7 @@ func TestUsersAreApart(t *testing.T) {
 	}
 	is := func(what string, uid uint32) {
 		t.Helper()
-		eventually(t, what, func() bool { _, u := owner(); return u == uid })
+		nstest.Until(t, what, func() bool { _, u := owner(); return u == uid })
 	}
 
 	victim := as(1001, "2", w.address)
@@ -66,7 +66,7 @@ func TestUsersAreApart(t *testing.T) {
 		t.Fatalf("the session went to user %d", uid)
 	}
 	victim.Kill()
-	eventually(t, "the session waits", func() bool { _, uid := owner(); return uid == 0 })
+	nstest.Until(t, "the session waits", func() bool { _, uid := owner(); return uid == 0 })
 	for end := time.Now().Add(400 * time.Millisecond); time.Now().Before(end); { // four ticks of the keeper
 		if _, uid := owner(); uid != 0 {
 			t.Fatalf("a member of user %d has the dead member's session", uid)
@@ -76,7 +76,7 @@ func TestUsersAreApart(t *testing.T) {
 	is("a process of the victim's user goes on with the session", 1001)
 
 	// Root may send it to another user's member: steering moves devices between slots. From then on it is that user's.
-	eventually(t, "root sends the session to another user's member", func() bool {
+	nstest.Until(t, "root sends the session to another user's member", func() bool {
 		err := handoff.Send(t.Context(), w.socket, "talk", "2", 0, "1")
 		if err != nil && !errors.Is(err, handoff.ErrNoPeer) {
 			t.Fatal(err)

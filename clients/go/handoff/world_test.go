@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -241,8 +242,8 @@ type client struct {
 	asks   chan int // how many messages are on their way
 	stop   chan struct{}
 	ended  chan error
-	count  int  // messages answered, for whoever has waited for ended
-	urgent bool // of some pieces the last byte is urgent
+	count  atomic.Int64 // messages answered
+	urgent bool         // of some pieces the last byte is urgent
 	pause  time.Duration
 }
 
@@ -304,17 +305,29 @@ func (c *client) check(hashes <-chan uint64) error {
 	for want := range hashes {
 		c.conn.SetReadDeadline(time.Now().Add(patience))
 		if _, err := io.ReadFull(c.conn, b); err != nil {
-			return fmt.Errorf("after %d answers: %w", c.count, err)
+			return fmt.Errorf("after %d answers: %w", c.count.Load(), err)
 		}
 		if got := binary.LittleEndian.Uint64(b); got != want {
-			return fmt.Errorf("answer %d is %x, want %x: bytes were lost, doubled or changed", c.count, got, want)
+			return fmt.Errorf("answer %d is %x, want %x: bytes were lost, doubled or changed", c.count.Load(), got, want)
 		}
-		c.count++
+		c.count.Add(1)
 	}
 	if n, err := c.conn.Read(b); err != io.EOF {
 		return fmt.Errorf("after the last answer: %d bytes, %v; want the end", n, err)
 	}
 	return nil
+}
+
+// hears waits for more answers: the session goes on.
+func (c *client) hears(more int64) {
+	c.t.Helper()
+	before := c.count.Load()
+	nstest.Eventually(c.t, func() error {
+		if n := c.count.Load() - before; n < more {
+			return fmt.Errorf("%d answers came, want %d", n, more)
+		}
+		return nil
+	})
 }
 
 // finish has the client ask no more, and waits for the rest.
@@ -344,13 +357,4 @@ func (w *world) sessions(kind string) (out []keeper.Session) {
 		}
 	}
 	return out
-}
-
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("still not so after %v: %s", patience, what)
-		}
-	}
 }

@@ -5,6 +5,7 @@ package compile_test
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"slices"
@@ -219,7 +220,7 @@ func udpHeader(port, length uint16) []byte {
 func wantCounts(t *testing.T, m *ebpf.Map, want ...uint64) {
 	t.Helper()
 	got := make([]uint64, len(want))
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	nstest.Eventually(t, func() error {
 		counts, err := filtertest.ReadCounts(m, len(want))
 		if err != nil {
 			t.Fatal(err)
@@ -227,28 +228,26 @@ func wantCounts(t *testing.T, m *ebpf.Map, want ...uint64) {
 		for i := range got {
 			got[i] = counts[i].Packets
 		}
-		if slices.Equal(got, want) {
-			return
+		if !slices.Equal(got, want) {
+			return fmt.Errorf("counted %d, want %d", got, want)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("counted %d, want %d", got, want)
-		}
-	}
+		return nil
+	})
 }
 
 // up waits until a device carries frames, which is a moment after it was told to.
 func up(t *testing.T, name string) {
 	t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	nstest.Eventually(t, func() error {
 		l, err := netlink.LinkByName(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if l.Attrs().OperState == netlink.OperUp {
-			return
+		if now := l.Attrs().OperState; now != netlink.OperUp {
+			return fmt.Errorf("%s is %s", name, now)
 		}
-	}
-	t.Fatalf("%s is not up after %s", name, patience)
+		return nil
+	})
 }
 
 // A TCP socket's filter sees each segment; what it drops is sent again, and dropped again.

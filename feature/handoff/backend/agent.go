@@ -220,7 +220,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 		return // closed for another
 	}
 	if err != nil {
-		a.o.Log.Warn("an agent is refused", "peer", raw.Peer, "reason", err)
+		a.o.Log.Warn("an agent is refused", "peer", raw.Peer, "err", err)
 		return
 	}
 	defer c.Close()

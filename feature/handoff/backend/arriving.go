@@ -230,7 +230,7 @@ func (a *Agent) start(r *arriving) error {
 		return err
 	}
 	for _, lost := range b.Lost {
-		a.o.Log.Info("a session goes on without", "flow", r.flow, "what", lost)
+		a.o.Log.Info("a session goes on without", "flow", r.flow, "lost", lost)
 	}
 	return nil
 }
@@ -301,12 +301,12 @@ func (a *Agent) discard(r *arriving) {
 		r.built = nil
 	case r.delivered: // its member hears that the connection was aborted; the quarantine keeps the reset from the client
 		if err := a.inside(func() error { return destroy(r.flow) }); err != nil {
-			a.o.Log.Error("a session that is another backend's stays", "flow", r.flow, "reason", err)
+			a.o.Log.Error("a session that is another backend's stays", "flow", r.flow, "err", err)
 		}
 	}
 	if r.fd >= 0 {
 		if err := repair.Freeze(r.fd); err != nil {
-			a.o.Log.Warn("a session that is another backend's ends with a reset", "flow", r.flow, "reason", err)
+			a.o.Log.Warn("a session that is another backend's ends with a reset", "flow", r.flow, "err", err)
 		}
 		_ = r.home.post(&wire.Message{Type: wire.Drop, Session: r.session})
 		unix.Close(r.fd)

@@ -148,11 +148,11 @@ func (a *Agent) release(s *leaving, stays bool) {
 		to = pass
 	}
 	if err := a.quarantine.release(s.flow, s.kept.Epoch, to); err != nil {
-		a.o.Log.Warn("a session's packets are lost: its client sends them again", "flow", s.flow, "reason", err)
+		a.o.Log.Warn("a session's packets are lost: its client sends them again", "flow", s.flow, "err", err)
 	}
 	time.AfterFunc(tick, func() {
 		if err := a.quarantine.late(); err != nil {
-			a.o.Log.Warn("packets are lost: their clients send them again", "reason", err)
+			a.o.Log.Warn("packets are lost: their clients send them again", "err", err)
 		}
 	})
 }

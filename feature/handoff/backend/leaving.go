@@ -133,7 +133,7 @@ func (a *Agent) begin(s *leaving, e move.Epoch, b move.Nonce) {
 	s.src = move.Source{Epoch: e, Nonce: b, Parks: a.o.Buffer}
 	do, err := s.src.Start(s.to)
 	if err != nil {
-		a.o.Log.Error("a move cannot begin", "flow", s.flow, "reason", err) // a fresh source always can
+		a.o.Log.Error("a move cannot begin", "flow", s.flow, "err", err) // a fresh source always can
 		return
 	}
 	s.kept.Epoch, s.kept.Nonce = s.src.Epoch, b
@@ -318,11 +318,11 @@ func (a *Agent) thaw(s *leaving) {
 		err = repair.Resume(s.fd, &repair.State{ReuseAddr: s.kept.ReuseAddr})
 	}
 	if err != nil {
-		a.o.Log.Error("a session stands still", "flow", s.flow, "reason", err)
+		a.o.Log.Error("a session stands still", "flow", s.flow, "err", err)
 	}
 	a.release(s, true)
 	if err := a.quarantine.open(s.flow, s.kept.Epoch); err != nil {
-		a.o.Log.Error("a session's packets do not pass", "flow", s.flow, "reason", err)
+		a.o.Log.Error("a session's packets do not pass", "flow", s.flow, "err", err)
 	}
 	a.setEpoch(s.id, owned{session: s.session, epoch: s.src.Epoch, doubt: s.doubt, birth: s.src.Nonce, by: s.lb, at: time.Now()})
 	a.giveBack(s)
@@ -334,7 +334,7 @@ func (a *Agent) gone(s *leaving) {
 	a.o.Step(stepReclaimed)
 	a.release(s, false)
 	if err := repair.Freeze(s.fd); err != nil {
-		a.o.Log.Warn("the copy of a session that has moved ends with a reset", "flow", s.flow, "reason", err)
+		a.o.Log.Warn("the copy of a session that has moved ends with a reset", "flow", s.flow, "err", err)
 	}
 	_ = s.by.post(&wire.Message{Type: wire.Drop, Session: s.session})
 	unix.Close(s.fd)
@@ -393,7 +393,7 @@ func (a *Agent) transfer(id peer.Flow, p *place, m wire.Message, name string, ke
 			}
 			_ = p.post(again, fd) // the keeper is another
 		case try == 20:
-			a.o.Log.Warn("a session waits for a member", "service", p.service, "reason", err)
+			a.o.Log.Warn("a session waits for a member", "service", p.service, "err", err)
 		}
 		a.waitsFor(id, err)
 		time.Sleep(min(time.Duration(try+1)*time.Millisecond, 100*time.Millisecond))

@@ -54,7 +54,7 @@ func (k *link) run(ctx context.Context) {
 		}
 		if err != nil && pause == linkLast && !warned {
 			warned = true
-			k.a.o.Log.Warn("an agent is not there", "name", k.to.Name, "address", k.to.Address, "reason", err)
+			k.a.o.Log.Warn("an agent is not there", "name", k.to.Name, "address", k.to.Address, "err", err)
 		}
 		select {
 		case <-ctx.Done():

@@ -146,7 +146,7 @@ func shareMaps(before *kernel.Opened, share map[string]*ebpf.Map) error {
 // openTap makes the device of buffered packets, and tells the programs of it.
 func (g *Quarantine) openTap(ns *netns.Handle, spec *ebpf.CollectionSpec, log *slog.Logger) (err error) {
 	if g.buffer, err = makePark(ns); err != nil {
-		log.Warn("packets cannot be buffered at this backend: each session that leaves it waits for the load balancer to hold its packets", "reason", err)
+		log.Warn("packets cannot be buffered at this backend: each session that leaves it waits for the load balancer to hold its packets", "err", err)
 		return nil
 	}
 	return spec.Variables[bpf.QuarantineVarQuarantineBuffer].Set(uint32(g.buffer.Ifindex))

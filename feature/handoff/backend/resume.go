@@ -109,7 +109,7 @@ func (a *Agent) adopt(r *arriving, fd int) error {
 func (a *Agent) orphans() {
 	entries, err := a.quarantine.entries()
 	if err != nil {
-		a.o.Log.Warn("the quarantine cannot be read", "reason", err)
+		a.o.Log.Warn("the quarantine cannot be read", "err", err)
 		return
 	}
 	know := a.known.Load()
@@ -176,7 +176,7 @@ func (a *Agent) openForNobody(id peer.Flow, e entry) {
 			}
 		}
 		if err != nil {
-			a.o.Log.Warn("a session's packets do not pass", "flow", e.Flow, "reason", err)
+			a.o.Log.Warn("a session's packets do not pass", "flow", e.Flow, "err", err)
 		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // A server, or a service, that the load balancer does not tell of any more while a session is on its way takes no session along: it goes
@@ -106,12 +107,14 @@ func TestServiceComesBack(t *testing.T) {
 	w.mustBeAt(c, 2)
 	w.mustAsk(c, "it goes on")
 	w.eventually("the old place has gone", func() bool { return s.places() == 2 })
-	time.Sleep(300 * time.Millisecond) // three times as long as who hands it on would wait
-	a.mu.Lock()
-	if len(a.waits) > 0 {
-		t.Errorf("somebody still hands it on: %v", a.waits)
-	}
-	a.mu.Unlock()
+	nstest.Steadily(t, 300*time.Millisecond, func() error { // three times as long as who hands it on would wait
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if len(a.waits) > 0 {
+			return fmt.Errorf("somebody still hands it on: %v", a.waits)
+		}
+		return nil
+	})
 	c.Close()
 	w.eventually("nobody has its socket any more", func() bool {
 		all, err := filepath.Glob("/proc/self/fd/*")

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/wire"
@@ -193,17 +192,19 @@ services:
 }
 
 // serves is the server whose member has a client's session; 0: none.
-func (w *world) serves(c *client) int {
-	for end := time.Now().Add(longest); time.Now().Before(end); time.Sleep(time.Millisecond) {
+func (w *world) serves(c *client) (number int) {
+	_ = nstest.Poll(longest, func() error {
 		for _, s := range w.servers {
 			for _, session := range s.member.Member().Sessions() {
 				if session.RemoteAddr().String() == c.LocalAddr().String() {
-					return s.number
+					number = s.number
+					return nil
 				}
 			}
 		}
-	}
-	return 0
+		return errors.New("no member has the session")
+	})
+	return number
 }
 
 // What is wrong with a file is said with its place and a remedy.

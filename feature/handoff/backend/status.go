@@ -141,7 +141,7 @@ func gatedNow(all []entry) (n int) {
 
 // refused counts and tells what could not be done.
 func (a *Agent) refused(what string, err error) {
-	a.o.Log.Warn("refused", "what", what, "reason", err)
+	a.o.Log.Warn("refused", "operation", what, "err", err)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.stats.refused[what]++

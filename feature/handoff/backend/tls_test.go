@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/repair/ktlstest"
 	"github.com/weir-project/weir/feature/handoff/sock"
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // needKTLS skips where the kernel has no kTLS.
@@ -73,7 +74,7 @@ func (s *server) serveBare(t *testing.T) *bare {
 // call waits for the answer that is wanted. Keepers hear of other servers a moment after their agents.
 func (b *bare) call(m wire.Message, want wire.Type, fds ...int) {
 	b.t.Helper()
-	for end := time.Now().Add(longest); ; time.Sleep(2 * time.Millisecond) {
+	nstest.Within(b.t, longest, func() error {
 		b.seq++
 		m.Seq = b.seq
 		if err := b.Send(&m, fds...); err != nil {
@@ -81,12 +82,14 @@ func (b *bare) call(m wire.Message, want wire.Type, fds ...int) {
 		}
 		got, _ := b.hear()
 		if got.Type == want {
-			return
+			return nil
 		}
-		if got.Type != wire.Error || wire.Code(got.Number) != wire.NoPeer || time.Now().After(end) {
-			b.t.Fatalf("server %d: %#x is answered with %#x (%s)", b.s.number, m.Type, got.Type, got.Text)
+		err := fmt.Errorf("server %d: %#x is answered with %#x (%s)", b.s.number, m.Type, got.Type, got.Text)
+		if got.Type != wire.Error || wire.Code(got.Number) != wire.NoPeer {
+			b.t.Fatal(err)
 		}
-	}
+		return err
+	})
 }
 
 func (b *bare) hear() (wire.Message, []int) {

@@ -3,6 +3,7 @@
 package backend
 
 import (
+	"fmt"
 	"net"
 	"runtime"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // What blocks does not keep what comes after it waiting, and few of those who have worked stay.
@@ -111,11 +113,12 @@ func TestHear(t *testing.T) {
 // goroutines waits until there are as few.
 func goroutines(t *testing.T, most int) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); runtime.NumGoroutine() > most; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d goroutines, and at most %d should be left", runtime.NumGoroutine(), most)
+	nstest.Eventually(t, func() error {
+		if runtime.NumGoroutine() > most {
+			return fmt.Errorf("%d goroutines, and at most %d should be left", runtime.NumGoroutine(), most)
 		}
-	}
+		return nil
+	})
 }
 
 // A worker that waits is taken in place of a new one.

@@ -185,15 +185,12 @@ func listener(t testing.TB) net.Listener {
 
 func listen(t testing.TB, address string) net.Listener {
 	t.Helper()
-	for end := time.Now().Add(longest); ; time.Sleep(10 * time.Millisecond) {
-		l, err := net.Listen("tcp", address)
-		if err == nil {
-			return l
-		}
-		if time.Now().After(end) {
-			t.Fatal(err)
-		}
-	}
+	var l net.Listener
+	nstest.Within(t, longest, func() (err error) {
+		l, err = net.Listen("tcp", address)
+		return err
+	})
+	return l
 }
 
 func (w *world) startLB(hosts []lb.Backend) {
@@ -296,17 +293,22 @@ func (w *world) connected() {
 
 func (w *world) eventually(what string, f func() bool) {
 	w.t.Helper()
-	for end := time.Now().Add(longest); !f(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			for _, s := range w.servers {
-				if s.agent != nil { // else it is a process of its own
-					st, err := s.agent.Status()
-					w.t.Logf("server %d: %+v, %v", s.number, st, err)
-				}
-			}
-			w.t.Fatalf("not in %s: %s", longest, what)
+	err := nstest.Poll(longest, func() error {
+		if !f() {
+			return errors.New("not yet: " + what)
+		}
+		return nil
+	})
+	if err == nil {
+		return
+	}
+	for _, s := range w.servers {
+		if s.agent != nil { // else it is a process of its own
+			st, err := s.agent.Status()
+			w.t.Logf("server %d: %+v, %v", s.number, st, err)
 		}
 	}
+	w.t.Fatal(err)
 }
 
 // serve starts a member, called as the server.

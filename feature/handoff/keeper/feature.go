@@ -131,11 +131,11 @@ func (k *Keeper) Follow(ctx context.Context, r *kernel.Root, log feature.Logger)
 			}
 			if now != last {
 				k.Limit(now)
-				log.Info("limits of the session keeper", "are", now.String())
+				log.Info("limits of the session keeper", "limits", now.String())
 				last = now
 			}
 		} else if text := err.Error(); text != said {
-			log.Warn("the limits of the session keeper stay as they were", "reason", err)
+			log.Warn("the limits of the session keeper stay as they were", "err", err)
 			said = text
 		}
 		select {

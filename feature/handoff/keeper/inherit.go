@@ -85,7 +85,7 @@ func (k *Keeper) bequeath() error {
 			k.assign(s, nil)
 			s.crashed = true
 			if err != nil {
-				k.Log.Warn(s.ends(), "service", s.service.name, "member", s.member, s.address(), "reason", err)
+				k.Log.Warn(s.ends(), "service", s.service.name, "member", s.member, s.address(), "err", err)
 				continue
 			}
 		}

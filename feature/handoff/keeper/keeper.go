@@ -233,7 +233,7 @@ func (k *Keeper) close() {
 	defer k.mu.Unlock()
 	k.closed = true
 	if err := k.bequeath(); err != nil {
-		k.Log.Warn("what waits for a member cannot be left to the next keeper", "reason", err)
+		k.Log.Warn("what waits for a member cannot be left to the next keeper", "err", err)
 	}
 	for _, s := range k.sessions {
 		k.remove(s, s.owner == nil)

@@ -75,7 +75,7 @@ func (k *Keeper) connection(ctx context.Context, c *accept.Conn) {
 	}
 	p, err := processOf(u)
 	if err != nil {
-		k.Log.Warn("turned away", "uid", c.Peer.UID, "reason", err)
+		k.Log.Warn("turned away", "uid", c.Peer.UID, "err", err)
 		return
 	}
 	defer func() {
@@ -101,7 +101,7 @@ func (k *Keeper) connection(ctx context.Context, c *accept.Conn) {
 	close(ended)
 	c.Close()
 	if err != nil && ctx.Err() == nil {
-		k.Log.Warn("connection ends", "service", m.serviceName(), "member", m.name, "pid", p.PID, "uid", p.UID, "reason", err)
+		k.Log.Warn("connection ends", "service", m.serviceName(), "member", m.name, "pid", p.PID, "uid", p.UID, "err", err)
 	}
 	k.releaseAll(m)
 	m.heard = err == nil
@@ -298,7 +298,7 @@ func (k *Keeper) sendNow(m *member, o outgoing) error {
 	o.message.State, o.message.Unread = s.state, s.unread
 	large, err := o.message.Spill()
 	if err != nil {
-		k.Log.Warn("a session cannot be given", "service", s.service.name, "to", m.name, "reason", err)
+		k.Log.Warn("a session cannot be given", "service", s.service.name, "to", m.name, "err", err)
 		return wire.ErrFull // of memory or descriptors: later
 	}
 	if large >= 0 {

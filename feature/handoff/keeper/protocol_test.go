@@ -246,15 +246,7 @@ func TestGivenAndNotReceived(t *testing.T) {
 	to.hear(wire.Give)
 	to.say(&wire.Message{Type: wire.Accept, Session: ids[0]})
 	to.Close() // with two unread
-	eventually := func(what string, f func() bool) {
-		t.Helper()
-		for end := time.Now().Add(30 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatal(what)
-			}
-		}
-	}
-	eventually("the connection has ended", func() bool { return len(k.Report().Services[0].Members) == 1 })
+	nstest.Until(t, "the connection has ended", func() bool { return len(k.Report().Services[0].Members) == 1 })
 	again := hello(t, socket, "talk", "1")
 	again.say(&wire.Message{Type: wire.Keep, Seq: 4, Session: ids[1], Number: 1, State: []byte("s")}, fds[1])
 	again.hear(wire.OK)
@@ -274,7 +266,7 @@ func TestGivenAndNotReceived(t *testing.T) {
 	from.hear(wire.OK)
 	from.Close()
 	again.Close()
-	eventually("the connections have ended", func() bool { return len(k.Report().Services[0].Members) == 0 })
+	nstest.Until(t, "the connections have ended", func() bool { return len(k.Report().Services[0].Members) == 0 })
 	last := hello(t, socket, "talk", "1")
 	last.say(&wire.Message{Type: wire.Ready, Seq: 1, Number: 1})
 	last.hear(wire.OK)
@@ -295,9 +287,7 @@ func TestGivenAndNotReceivedByTheReplaced(t *testing.T) {
 	from.say(&wire.Message{Type: wire.Transfer, Seq: 3, Session: id, Name: "1"})
 	from.hear(wire.OK)
 	to.Close()
-	for len(k.Report().Services[0].Members) > 1 {
-		time.Sleep(5 * time.Millisecond)
-	}
+	nstest.Until(t, "the connection has ended", func() bool { return len(k.Report().Services[0].Members) == 1 })
 	again := hello(t, socket, "talk", "1")
 	again.say(&wire.Message{Type: wire.Ready, Seq: 5, Number: 0})
 	again.hear(wire.OK)
@@ -333,9 +323,7 @@ func TestWhy(t *testing.T) {
 		t.Helper()
 		m.hear(wire.Give)
 		m.say(&wire.Message{Type: wire.Accept, Session: id})
-		for k.Report().Services[0].Sessions[0].Given {
-			time.Sleep(time.Millisecond)
-		}
+		nstest.Until(t, "the session is not given", func() bool { return !k.Report().Services[0].Sessions[0].Given })
 		if got := k.Report().Services[0].Sessions[0]; got.ReturnReason != want {
 			t.Errorf("%+v, want why %q", got, want)
 		}
@@ -387,18 +375,18 @@ func TestMalformedMessages(t *testing.T) {
 	// This process lives on, so what was kept for it is not given to others; it may be
 	// claimed by it, and dropped.
 	witness.say(&wire.Message{Type: wire.Leave})
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	nstest.Eventually(t, func() error {
 		kept := 0
 		for _, s := range k.Report().Services {
 			kept += len(s.Sessions)
 		}
-		if now := descriptors(t); now <= before+kept+1 {
-			t.Logf("%d sessions are kept, %d descriptors open, %d were", kept, now, before)
-			return
-		} else if time.Now().After(end) {
-			t.Fatalf("%d descriptors are open with %d sessions kept, %d were", now, kept, before)
+		now := descriptors(t)
+		if now > before+kept+1 {
+			return fmt.Errorf("%d descriptors are open with %d sessions kept, %d were", now, kept, before)
 		}
-	}
+		t.Logf("%d sessions are kept, %d descriptors open, %d were", kept, now, before)
+		return nil
+	})
 }
 
 // scramble is a message with some of it changed, or no message at all.
@@ -552,9 +540,7 @@ func TestTransferLost(t *testing.T) {
 	m.say(&wire.Message{Type: wire.Keep, Seq: 1, Session: id, Number: uint32(wire.Stream)}, fd)
 	m.hear(wire.OK)
 	fmt.Fprint(peer, "hello")
-	for n, b := 0, make([]byte, 2); n != 2; n, _ = unix.Read(fd, b) {
-		time.Sleep(time.Millisecond)
-	}
+	nstest.Until(t, "two bytes are read", func() bool { n, _ := unix.Read(fd, make([]byte, 2)); return n == 2 })
 	transfer := func(read uint64) {
 		m.say(&wire.Message{Type: wire.Transfer, Seq: 2, Session: id, Read: read, Name: "1"})
 	}
@@ -562,13 +548,12 @@ func TestTransferLost(t *testing.T) {
 	m.refused(wire.Lost) // two bytes were taken, one is accounted for
 	unix.Shutdown(fd, unix.SHUT_WR)
 	peer.Close()
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+	nstest.Eventually(t, func() error {
 		if _, err := sock.PositionsOf(fd); errors.Is(err, sock.ErrClosed) {
-			break
-		} else if time.Now().After(end) {
-			t.Fatal("both ends have closed, and the connection is not closed")
+			return nil
 		}
-	}
+		return errors.New("both ends have closed, and the connection is not closed")
+	})
 	transfer(2)
 	m.refused(wire.Lost)
 	m.say(&wire.Message{Type: wire.Drop, Seq: 3, Session: id})

@@ -69,7 +69,7 @@ func (s *socket) Serve(ctx context.Context, path string) error {
 func inherit(k *Keeper, log *slog.Logger) {
 	files, err := Inherited()
 	if err = errors.Join(err, k.Inherit(files)); err != nil {
-		log.Warn("not all that waited for a member could be taken over", "reason", err)
+		log.Warn("not all that waited for a member could be taken over", "err", err)
 	}
 }
 

@@ -5,6 +5,7 @@ package keeper
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,33 +36,21 @@ func TestStrangerThatDoesNotRead(t *testing.T) {
 	k, socket := run(t, Options{})
 	m := connect(t, socket)
 	bad := &wire.Message{Type: wire.Hello, Seq: 1, Text: strings.Repeat("\x01", wire.MaxText), Name: "0"}
-	deadline := time.Now().Add(30 * time.Second)
-	for sent := 0; ; {
-		switch err := m.TrySend(bad); {
-		case err == nil:
+	sent := 0
+	nstest.Until(t, "the keeper has closed the connection", func() bool {
+		err := m.TrySend(bad)
+		for ; err == nil; err = m.TrySend(bad) {
 			if sent++; sent > 20_000 {
 				t.Fatal("20,000 answers wait for a stranger")
 			}
-		case errors.Is(err, wire.ErrFull):
-			time.Sleep(time.Millisecond)
-		default: // the keeper has closed the connection
-			for {
-				k.mu.Lock()
-				n := len(k.queued)
-				k.mu.Unlock()
-				if n == 0 {
-					return
-				}
-				if time.Now().After(deadline) {
-					t.Fatal("what waited for it still counts")
-				}
-				time.Sleep(time.Millisecond)
-			}
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("the connection stays open")
-		}
-	}
+		return !errors.Is(err, wire.ErrFull)
+	})
+	nstest.Until(t, "nothing that waited for it counts", func() bool {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return len(k.queued) == 0
+	})
 }
 
 // All connections of a user share what may wait.
@@ -199,10 +188,12 @@ func TestDropOfLingeringSessions(t *testing.T) {
 		m.say(&wire.Message{Type: wire.Drop, Seq: 1, Session: id})
 		m.hear(wire.OK)
 	}
-	time.Sleep(50 * time.Millisecond) // threads that wait would be there by now
-	if now := threads(t); now > before+60 {
-		t.Errorf("%d threads, %d before %d sessions with SO_LINGER were dropped", now, before, n)
-	}
+	nstest.Steadily(t, 50*time.Millisecond, func() error { // threads that wait would be there by then
+		if now := threads(t); now > before+60 {
+			return fmt.Errorf("%d threads, %d before %d sessions with SO_LINGER were dropped", now, before, n)
+		}
+		return nil
+	})
 }
 
 // lingering is a connection that lingers for an hour, with what its peer does not take.

@@ -162,7 +162,7 @@ func (a *Agent) collect(ctx context.Context) {
 		}
 	}
 	if err != nil && ctx.Err() == nil {
-		a.o.Log.Warn("buffered packets cannot be read", "reason", err)
+		a.o.Log.Warn("buffered packets cannot be read", "err", err)
 	}
 }
 
@@ -177,7 +177,7 @@ func (a *Agent) forget(ctx context.Context) {
 		case <-tick.C:
 		}
 		if _, err := a.f.forget(a.o.EndedTimeout, a.o.IdleTimeout, &a.mu); err != nil {
-			a.o.Log.Warn("flows that have ended stay known", "reason", err)
+			a.o.Log.Warn("flows that have ended stay known", "err", err)
 		}
 	}
 }
@@ -190,7 +190,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 		return // closed for another
 	}
 	if err != nil {
-		a.o.Log.Warn("an agent is refused", "peer", raw.Peer, "reason", err)
+		a.o.Log.Warn("an agent is refused", "peer", raw.Peer, "err", err)
 		return
 	}
 	defer c.Close()
@@ -211,7 +211,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	}
 	if err != nil {
 		a.mu.Unlock()
-		a.o.Log.Warn("an agent is refused", "name", c.Peer.Name, "number", number, "reason", err)
+		a.o.Log.Warn("an agent is refused", "name", c.Peer.Name, "number", number, "err", err)
 		_ = c.Tell(peer.Peers{Rejected: err.Error()})
 		return
 	}
@@ -234,7 +234,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 			continue
 		}
 		if err := a.handle(c, f); err != nil {
-			a.o.Log.Warn("a message of a backend", "backend", c.Peer.Name, "message", f.Message.String(), "flow", f.Flow.String(), "reason", err)
+			a.o.Log.Warn("a message of a backend", "backend", c.Peer.Name, "message", f.Message.String(), "flow", f.Flow.String(), "err", err)
 		}
 	}
 	a.mu.Lock()
@@ -282,7 +282,7 @@ func (a *Agent) expire(k Key, epoch move.Epoch) {
 		_, err = a.f.Flush(k)
 	}
 	if err != nil && !errors.Is(err, ErrNoFlow) {
-		a.o.Log.Warn("packets stay parked", "flow", k.Client, "reason", err)
+		a.o.Log.Warn("packets stay parked", "flow", k.Client, "err", err)
 	}
 	a.timers[k] = a.after(a.o.MoveTimeout, func() { a.lapse(k, epoch) })
 }
@@ -295,6 +295,6 @@ func (a *Agent) lapse(k Key, epoch move.Epoch) {
 		}
 	})
 	if err != nil && !errors.Is(err, ErrNoFlow) {
-		a.o.Log.Warn("a move stays open", "flow", k.Client, "reason", err)
+		a.o.Log.Warn("a move stays open", "flow", k.Client, "err", err)
 	}
 }

@@ -5,6 +5,7 @@ package lb
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -242,15 +243,13 @@ func TestAgentDeadlines(t *testing.T) {
 	if got, err := ask(c, "b", patience); err != nil || got[1:] != "b" {
 		t.Fatalf("%q, %v", got, err)
 	}
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	nstest.Eventually(t, func() error {
 		fl, err := f.Flow(k)
 		if err == nil && fl.To == 0 && fl.Epoch == 2 && !fl.Buffered {
-			return
+			return nil
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%+v, %v", fl, err)
-		}
-	}
+		return fmt.Errorf("%+v, %v", fl, err)
+	})
 }
 
 // A host that this load balancer does not have is not spoken with.
@@ -286,13 +285,13 @@ func TestAgentEarlyFlip(t *testing.T) {
 	if m.Kind != move.Flipped || !m.OK || m.Nonce == 0 {
 		t.Fatal(m)
 	}
-	fl, err := sc.f.Flow(k)
-	for end := time.Now().Add(patience); err == nil && fl.Buffered && time.Now().Before(end); fl, err = sc.f.Flow(k) { // what waits is let go behind the answer
-		time.Sleep(time.Millisecond)
-	}
-	if err != nil || fl.Owner != other || fl.Nonce != m.Nonce || fl.Buffered {
-		t.Fatalf("%+v, %v", fl, err)
-	}
+	nstest.Eventually(t, func() error { // what waits is let go behind the answer
+		fl, err := sc.f.Flow(k)
+		if err != nil || fl.Owner != other || fl.Nonce != m.Nonce || fl.Buffered {
+			return fmt.Errorf("%+v, %v", fl, err)
+		}
+		return nil
+	})
 	c.Close()
 
 	// Nobody announces the next one. What comes too late changes nothing.
@@ -306,7 +305,7 @@ func TestAgentEarlyFlip(t *testing.T) {
 	if m := s.hears(owner); m.Kind != move.Buffered || m.OK {
 		t.Fatal(m)
 	}
-	fl, err = sc.f.Flow(k)
+	fl, err := sc.f.Flow(k)
 	if err != nil {
 		t.Fatal(err)
 	}

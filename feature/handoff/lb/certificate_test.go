@@ -4,8 +4,11 @@ package lb
 
 import (
 	"crypto/tls"
+	"fmt"
 	"testing"
 	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // An agent shows a certificate that was replaced while it ran to who connects then, and status tells of it.
@@ -25,9 +28,10 @@ func TestAgentReadsCertificateAnew(t *testing.T) {
 	before := shown()
 	end := before.Add(time.Hour)
 	a.ca.FilesUntil("lb", end)
-	for late := time.Now().Add(patience); !shown().Equal(end); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(late) {
-			t.Fatalf("after %s the agent still shows the certificate until %s", patience, before)
+	nstest.Eventually(t, func() error {
+		if !shown().Equal(end) {
+			return fmt.Errorf("the agent still shows the certificate until %s", before)
 		}
-	}
+		return nil
+	})
 }

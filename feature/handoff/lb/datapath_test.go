@@ -173,11 +173,7 @@ func TestForget(t *testing.T) {
 	if _, err := f.Change(keys[2], func(fl *Flow) { fl.To = 3 - fl.Owner }); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		if fl, err := f.Flow(keys[1]); err == nil && fl.Ended || time.Now().After(end) {
-			break
-		}
-	}
+	nstest.Until(t, "the flow has ended", func() bool { fl, err := f.Flow(keys[1]); return err == nil && fl.Ended })
 	n, err := f.Forget(0, time.Hour)
 	if err != nil || n != 1 {
 		t.Errorf("%d forgotten, %v", n, err)

@@ -4,6 +4,7 @@ package lb
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -56,15 +58,13 @@ func forge(t *testing.T, sc *scene, from, to netip.AddrPort, flags byte) {
 // becomes waits until a flow is as it should be.
 func becomes(t *testing.T, f *DataPath, k Key, what string, is func(Flow) bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+	nstest.Eventually(t, func() error {
 		fl, err := f.Flow(k)
 		if err == nil && is(fl) {
-			return
+			return nil
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%+v, %v: want it %s", fl, err, what)
-		}
-	}
+		return fmt.Errorf("%+v, %v: want it %s", fl, err, what)
+	})
 }
 
 // stays says that a flow is not forgotten as one that has ended.

@@ -102,7 +102,7 @@ func (a *Agent) tend(ctx context.Context) {
 		}
 		if backends != nil && !slices.EqualFunc(backends, applied, sameBackend) {
 			if err := a.f.SetBackends(backends); err != nil {
-				a.o.Log.Warn("not every backend can be set", "reason", err)
+				a.o.Log.Warn("not every backend can be set", "err", err)
 			}
 			a.pairNews()
 			applied = backends // the same again would fail again: a backend that is found elsewhere is another one
@@ -316,7 +316,7 @@ func (a *Agent) peers() (p peer.Peers) {
 // register takes what a backend says of itself.
 func (a *Agent) register(c *peer.Conn, r peer.Registration) {
 	if err := a.enroll(c, r); err != nil {
-		a.o.Log.Warn("a registration is refused", "backend", c.Peer.Name, "reason", err)
+		a.o.Log.Warn("a registration is refused", "backend", c.Peer.Name, "err", err)
 		_ = c.Tell(peer.Peers{Rejected: err.Error()})
 		return
 	}

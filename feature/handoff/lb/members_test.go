@@ -20,6 +20,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // registrar is a host's agent that registers, and notes what it is told.
@@ -101,17 +102,15 @@ func register(t *testing.T, ca *peertest.Authority, at, name string, number move
 // hears waits until what the host was told is as wanted.
 func (h *registrar) hears(t *testing.T, want func(peer.Peers) bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	nstest.Eventually(t, func() error {
 		h.mu.Lock()
 		told, err := h.told, h.err
 		h.mu.Unlock()
 		if want(told) {
-			return
+			return nil
 		}
-		if time.Now().After(end) {
-			t.Fatalf("told %+v, %v", told, err)
-		}
-	}
+		return fmt.Errorf("told %+v, %v", told, err)
+	})
 }
 
 func ups(p peer.Peers) (names []string) {
@@ -186,15 +185,14 @@ func TestRegisterUnserved(t *testing.T) {
 		if err := hosts[c.host].c.Register(rs[c.host]); err != nil {
 			t.Fatal(err)
 		}
-		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // it is heard a moment later
+		// it is heard a moment later
+		nstest.Eventually(t, func() error {
 			st, err := a.Status()
 			if err == nil && slices.Equal(st.Backends[c.host].Unserved, c.unserved) {
-				break
+				return nil
 			}
-			if time.Now().After(end) {
-				t.Fatalf("status: %+v, %v: want %v", st.Backends[c.host], err, c.unserved)
-			}
-		}
+			return fmt.Errorf("status: %+v, %v: want %v", st.Backends[c.host], err, c.unserved)
+		})
 		waitOwners(t, sc, service4, c.want)
 	}
 }
@@ -202,7 +200,7 @@ func TestRegisterUnserved(t *testing.T) {
 // waitOwners waits until new flows go to these hosts and no other.
 func waitOwners(t *testing.T, sc *scene, at netip.AddrPort, want string) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; {
+	nstest.Eventually(t, func() error {
 		of := map[byte]int{}
 		for bucket := range Buckets {
 			var host uint16
@@ -215,14 +213,11 @@ func waitOwners(t *testing.T, sc *scene, at netip.AddrPort, want string) {
 		for _, h := range want {
 			right = right && of[byte(h)] > 0
 		}
-		if right {
-			return
+		if !right {
+			return fmt.Errorf("%s: buckets %v, want hosts %s", at, of, want)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: buckets %v, want hosts %s", at, of, want)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		return nil
+	})
 }
 
 // Who is not well gets no new flows, and keeps those it has: a host whose agent has gone or says nothing, or whose check fails.
@@ -339,18 +334,16 @@ func TestLoads(t *testing.T) {
 	h.hears(t, func(p peer.Peers) bool { return len(p.Members) == 1 })
 	shows := func(want map[string]uint32) {
 		t.Helper()
-		for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		nstest.Eventually(t, func() error {
 			st, err := a.Status()
 			if err != nil {
 				t.Fatal(err)
 			}
 			if len(st.Backends) == 1 && maps.Equal(st.Backends[0].Loads, want) {
-				return
+				return nil
 			}
-			if time.Now().After(end) {
-				t.Fatalf("%+v, want %v", st.Backends, want)
-			}
-		}
+			return fmt.Errorf("%+v, want %v", st.Backends, want)
+		})
 	}
 	say := func(service uint16, n uint32) {
 		t.Helper()

@@ -11,6 +11,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -34,11 +35,12 @@ func (s *agents) owns(host move.Backend, last bool, records ...peer.FlowRecord) 
 
 func (s *agents) settledAs(f *DataPath) {
 	s.t.Helper()
-	for end := time.Now().Add(patience); f.settle.Load() != 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			s.t.Fatal("it waits still")
+	nstest.Eventually(s.t, func() error {
+		if f.settle.Load() != 0 {
+			return errors.New("it waits still")
 		}
-	}
+		return nil
+	})
 }
 
 // What two hosts say of one session, whoever comes first, leads to one owner: the one that the session is at.

@@ -7,9 +7,9 @@ import (
 	"net"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // Two load balancers with the same shares tell each other of no flow that the hash finds, and of all that it does not find: those
@@ -19,15 +19,7 @@ func TestPairTellsMoved(t *testing.T) {
 	p.start(0)
 	p.start(1)
 	pairs := [2]*pairing{p.agents[0].pair, p.agents[1].pair}
-	until := func(what string, f func() bool) {
-		t.Helper()
-		for end := time.Now().Add(patience); !f(); time.Sleep(2 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("not in %s: %s", patience, what)
-			}
-		}
-	}
-	until("they know each other's shares", func() bool {
+	nstest.Until(t, "they know each other's shares", func() bool {
 		return p.lbs[0].news.Load() == newsOfMoved && p.lbs[1].news.Load() == newsOfMoved && pairs[0].knows() && pairs[1].knows()
 	})
 	var conns []net.Conn
@@ -61,7 +53,7 @@ func TestPairTellsMoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	until("those that have moved are known", func() bool { return known() == len(moved) })
+	nstest.Until(t, "those that have moved are known", func() bool { return known() == len(moved) })
 	if n := pairs[0].told.Load(); n != uint64(len(moved)) {
 		t.Errorf("%d records were told: want those of %d flows that have moved", n, len(moved))
 	}
@@ -85,7 +77,7 @@ func TestPairTellsMoved(t *testing.T) {
 		p.agents[i].pairNews()
 	}
 	p.knows(1, keyOfConn(conns[first], 0), func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
-	until("the shares are the same again", func() bool { return p.lbs[0].news.Load() == newsOfMoved })
+	nstest.Until(t, "the shares are the same again", func() bool { return p.lbs[0].news.Load() == newsOfMoved })
 	goesOn(1)
 	// What ends is forgotten at both, whoever sees it.
 	k := keyOfConn(conns[first], 0)

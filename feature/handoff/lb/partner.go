@@ -105,7 +105,7 @@ func (a *Agent) callPartner(ctx context.Context) {
 			a.o.Log.Info("the partner is connected", "name", a.o.Partner.Name)
 			err = a.tellPartner(ctx, c)
 			c.Close()
-			a.o.Log.Warn("the partner is not connected any more: flows are not exchanged", "reason", err)
+			a.o.Log.Warn("the partner is not connected any more: flows are not exchanged", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -238,7 +238,7 @@ func (a *Agent) hearPartner(c *peer.Conn) {
 			err = errors.Join(err, a.adopt(r))
 		}
 		if err != nil {
-			a.o.Log.Warn("flows of the partner", "reason", err)
+			a.o.Log.Warn("flows of the partner", "err", err)
 		}
 		a.pair.heard.Add(uint64(len(records)))
 		if last {
@@ -284,7 +284,7 @@ func (a *Agent) adopt(r peer.FlowRecord) error {
 		// It may be a new one between the same ends: then more is seen of it.
 		a.after(goneAfter, func() {
 			if err := a.over(k, fl.Seen); err != nil {
-				a.o.Log.Warn("a flow that the partner has seen end stays known", "reason", err)
+				a.o.Log.Warn("a flow that the partner has seen end stays known", "err", err)
 			}
 		})
 		return nil
@@ -341,7 +341,7 @@ func (a *Agent) watchMove(r peer.FlowRecord) {
 			}
 		})
 		if err != nil && !errors.Is(err, ErrNoFlow) {
-			a.o.Log.Warn("a move of the partner's stays open", "flow", k.Client, "reason", err)
+			a.o.Log.Warn("a move of the partner's stays open", "flow", k.Client, "err", err)
 		}
 	})
 }

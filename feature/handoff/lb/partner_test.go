@@ -157,15 +157,13 @@ func (p *pairOfLBs) start(i int) {
 // knows waits until a load balancer knows a flow as wanted.
 func (p *pairOfLBs) knows(lb int, k Key, want func(Flow, error) bool) {
 	p.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+	nstest.Eventually(p.t, func() error {
 		fl, err := p.lbs[lb].Flow(k)
 		if want(fl, err) {
-			return
+			return nil
 		}
-		if time.Now().After(end) {
-			p.t.Fatalf("%s: %+v, %v", lbNames[lb], fl, err)
-		}
-	}
+		return fmt.Errorf("%s: %+v, %v", lbNames[lb], fl, err)
+	})
 }
 
 // A flow that goes by one load balancer keeps its host when its path changes to the other one, though that would choose another host;

@@ -4,6 +4,7 @@ package lb
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -103,14 +104,12 @@ func TestOutlives(t *testing.T) {
 	// A veth adds to its figures when the packet has been dealt with, and on another CPU than ours: the last one may be
 	// in the programs' count and not in the device's yet. Counted twice, they are more than will ever come.
 	n, all := after.In+after.Out-before.In-before.Out, uint64(0)
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		if all = sc.received(t) - came; n <= all || time.Now().After(end) {
-			break
+	nstest.Eventually(t, func() error {
+		if all = sc.received(t) - came; n < 2*asks || n > all {
+			return fmt.Errorf("%d packets came to the devices, and %d were counted", all, n)
 		}
-	}
-	if n < 2*asks || n > all {
-		t.Errorf("%d packets came to the devices, and %d were counted", all, n)
-	}
+		return nil
+	})
 }
 
 // received is how many packets have come to the load balancer's devices.

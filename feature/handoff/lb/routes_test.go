@@ -3,11 +3,12 @@
 package lb
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // The agent restores routes of its services' addresses after another program removed them.
@@ -43,10 +44,11 @@ func TestRouteRemoved(t *testing.T) {
 		}
 	}
 	for _, a := range []netip.Addr{service4.Addr(), service6.Addr()} {
-		for end := time.Now().Add(patience); !routed(a); time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("no route leads to %s any more", a)
+		nstest.Eventually(t, func() error {
+			if !routed(a) {
+				return fmt.Errorf("no route leads to %s any more", a)
 			}
-		}
+			return nil
+		})
 	}
 }

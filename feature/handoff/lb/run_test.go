@@ -55,15 +55,15 @@ func running(t *testing.T, sc *scene, root *kernel.Root, text string) (stop func
 // status waits until the load balancer's is as wanted.
 func status(t *testing.T, root *kernel.Root, want func(Status) bool) Status {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		all, err := Statuses(t.Context(), root)
+	var all []Status
+	nstest.Eventually(t, func() (err error) {
+		all, err = Statuses(t.Context(), root)
 		if err == nil && len(all) == 1 && want(all[0]) {
-			return all[0]
+			return nil
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%+v, %v", all, err)
-		}
-	}
+		return fmt.Errorf("status %+v, %v", all, err)
+	})
+	return all[0]
 }
 
 // The product's way: a file, hosts that are named and one that registers, status, metrics, an override; the agent ends and comes
@@ -150,10 +150,12 @@ func TestRun(t *testing.T) {
 	}
 	stop = running(t, sc, root, text)
 	defer func() { stop() }()
-	time.Sleep(500 * time.Millisecond) // one host only is known to the agent, and the data path keeps both
-	if of := owners(t, sc, service4, 30); of['2'] == 0 {
-		t.Errorf("30 flows: %v", of)
-	}
+	nstest.Steadily(t, 500*time.Millisecond, func() error { // one host only is known to the agent, and the data path keeps both
+		if of := owners(t, sc, service4, 30); of['2'] == 0 {
+			return fmt.Errorf("30 flows: %v", of)
+		}
+		return nil
+	})
 	connect()
 	status(t, root, both)
 	if again, err := ask(c, "c", patience); err != nil || again[0] != first[0] {

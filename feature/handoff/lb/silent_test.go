@@ -3,11 +3,13 @@
 package lb
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"sync"
 	"testing"
-	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // cable passes connections on to an address until it is pulled: then it passes nothing,
@@ -67,18 +69,16 @@ func TestPartnerSilent(t *testing.T) {
 	var c cable
 	until := func(what string, ok func(s *PairStatus) bool) {
 		t.Helper()
-		for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		nstest.Eventually(t, func() error {
 			s, err := p.agents[1].Status()
 			if err != nil {
 				t.Fatal(err)
 			}
 			if ok(s.Partner) {
-				return
+				return nil
 			}
-			if time.Now().After(end) {
-				t.Fatalf("%s: %+v", what, s.Partner)
-			}
-		}
+			return fmt.Errorf("%s: %+v", what, s.Partner)
+		})
 	}
 	p.start(1)
 	until("never there", func(s *PairStatus) bool { return !s.Connected && s.Silent == -1 })

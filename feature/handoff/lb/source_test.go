@@ -4,6 +4,7 @@ package lb
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // Collectors' ports, where a service goes by source.
@@ -60,10 +62,13 @@ func TestBySource(t *testing.T) {
 		}
 		c.Close()
 	}
-	time.Sleep(50 * time.Millisecond)
-	if n, err := sc.f.Forget(0, time.Hour); err != nil || n != 0 {
-		t.Errorf("%d forgotten, %v", n, err)
-	}
+	nstest.Steadily(t, 50*time.Millisecond, func() error {
+		n, err := sc.f.Forget(0, time.Hour)
+		if err == nil && n != 0 {
+			err = fmt.Errorf("%d forgotten", n)
+		}
+		return err
+	})
 	owner := move.Backend(one[0] - '0')
 	if fl, err := sc.f.Flow(client4()); err != nil || fl.Owner != owner || fl.Ended {
 		t.Errorf("%+v, %v", fl, err)
@@ -172,15 +177,13 @@ func TestFragments(t *testing.T) {
 	if _, err := c.Write(make([]byte, 4000)); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	nstest.Eventually(t, func() error {
 		n, err := sc.f.Counts()
-		if err != nil || time.Now().After(end) {
-			t.Fatalf("%+v, %v: two fragments are dropped", n, err)
+		if err != nil || n.Fragment != 2 {
+			return fmt.Errorf("%+v, %v: want two dropped fragments", n, err)
 		}
-		if n.Fragment == 2 {
-			break
-		}
-	}
+		return nil
+	})
 }
 
 // Datagrams by flow keep their host by the hash; what a host says of a datagram, that nobody listens, comes to the client.

@@ -225,11 +225,12 @@ func TestTunnelTooBig(t *testing.T) {
 		if _, err := conn.Write(make([]byte, 1440)); err != nil {
 			t.Fatal(err)
 		}
-		for end := time.Now().Add(patience); path() != sc.mtu; time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("%s: the path's MTU is %d, want %d", c.at, path(), sc.mtu)
+		nstest.Eventually(t, func() error {
+			if path() != sc.mtu {
+				return fmt.Errorf("%s: the path's MTU is %d, want %d", c.at, path(), sc.mtu)
 			}
-		}
+			return nil
+		})
 		if got, err := askUDP(conn, strings.Repeat("x", 1300)); err != nil || len(got) != 1301 {
 			t.Errorf("%d bytes, %v", len(got), err)
 		}
@@ -288,12 +289,13 @@ func TestLocateMoved(t *testing.T) {
 			return netlink.NeighSet(&netlink.Neigh{LinkIndex: nstest.Ifindex(t, sc.f.ns, "h2"), IP: at.AsSlice(), HardwareAddr: old, State: netlink.NUD_STALE})
 		})
 		var p Location
-		for end := time.Now().Add(30 * time.Second); p.MAC.String() != mac(t, sc.hosts[1]).String(); time.Sleep(20 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("%s is still at %s", a, p.MAC)
+		nstest.Eventually(t, func() error {
+			err := sc.f.ns.Do(func() (err error) { p, err = Locate(at); return err })
+			if p.MAC.String() != mac(t, sc.hosts[1]).String() {
+				return fmt.Errorf("%s is still at %s: %v", a, p.MAC, err)
 			}
-			_ = sc.f.ns.Do(func() (err error) { p, err = Locate(at); return err })
-		}
+			return nil
+		})
 	}
 }
 

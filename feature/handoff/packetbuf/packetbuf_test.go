@@ -91,16 +91,17 @@ func TestWait(t *testing.T) {
 func came(t *testing.T, fd int) (all string) {
 	t.Helper()
 	b := make([]byte, 2048)
-	for end := time.Now().Add(50 * time.Millisecond); time.Now().Before(end); {
-		n, from, err := unix.Recvfrom(fd, b, unix.MSG_DONTWAIT)
-		if err != nil {
-			time.Sleep(time.Millisecond)
-			continue
+	nstest.Steadily(t, 50*time.Millisecond, func() error {
+		for {
+			n, from, err := unix.Recvfrom(fd, b, unix.MSG_DONTWAIT)
+			if err != nil {
+				return nil // none is there now
+			}
+			if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Pkttype != unix.PACKET_OUTGOING {
+				all += string(b[n-1 : n])
+			}
 		}
-		if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Pkttype != unix.PACKET_OUTGOING {
-			all += string(b[n-1 : n])
-		}
-	}
+	})
 	return all
 }
 

@@ -4,15 +4,16 @@ package peer_test
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // What is no move passes by Receive, in order, and who is asked for a sign of life gives it.
@@ -61,11 +62,12 @@ func TestControl(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	before := b.Heard()
-	for end := time.Now().Add(30 * time.Second); !b.Heard().After(before); time.Sleep(time.Millisecond) {
-		if err := b.Ping(); err != nil || time.Now().After(end) {
-			t.Fatalf("%v: no sign of life", err)
+	nstest.Until(t, "there is a sign of life", func() bool {
+		if err := b.Ping(); err != nil {
+			t.Fatal(err)
 		}
-	}
+		return b.Heard().After(before)
+	})
 	if !strings.Contains(b.Heard().String(), " m=") {
 		t.Errorf("%s goes by a clock that may be set", b.Heard())
 	}
@@ -78,17 +80,19 @@ func TestUnanswered(t *testing.T) {
 	if errA != nil || errB != nil {
 		t.Fatal(errA, errB)
 	}
-	for end := time.Now().Add(30 * time.Second); a.Unanswered() < 3; time.Sleep(50 * time.Millisecond) {
-		if err := a.Ping(); err != nil || time.Now().After(end) {
-			t.Fatalf("%d pings are unanswered, %v", a.Unanswered(), err)
+	nstest.Until(t, "three pings are unanswered", func() bool {
+		if err := a.Ping(); err != nil {
+			t.Fatal(err)
 		}
-	}
+		return a.Unanswered() >= 3
+	})
 	for _, c := range []*peer.Conn{a, b} {
 		go func() { _, _ = c.Receive() }()
 	}
-	for end := time.Now().Add(30 * time.Second); a.Unanswered() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d pings are unanswered", a.Unanswered())
+	nstest.Eventually(t, func() error {
+		if a.Unanswered() > 0 {
+			return fmt.Errorf("%d pings are unanswered", a.Unanswered())
 		}
-	}
+		return nil
+	})
 }

@@ -120,16 +120,15 @@ func TestUnread(t *testing.T) {
 				return nil, err
 			}
 			defer f.Close()
-			all := slices.Clone(unread)
-			for b := make([]byte, 100); ; {
-				n, err := unix.Read(int(f.Fd()), b)
-				if err == unix.EAGAIN {
-					time.Sleep(time.Millisecond)
-				} else if err != nil || n == 0 {
-					return all, err
+			all, b := slices.Clone(unread), make([]byte, 100)
+			nstest.Until(t, "all is read", func() bool {
+				var n int
+				for n, err = unix.Read(int(f.Fd()), b); n > 0; n, err = unix.Read(int(f.Fd()), b) {
+					all = append(all, b[:n]...)
 				}
-				all = append(all, b[:max(n, 0)]...)
-			}
+				return err != unix.EAGAIN
+			})
+			return all, err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -139,7 +138,7 @@ func TestUnread(t *testing.T) {
 			more := func(c *net.TCPConn, n int) {
 				write(t, client, n, offset)
 				offset += uint64(n)
-				eventually(t, "all has arrived", func() bool { return unread(t, c) == n })
+				nstest.Until(t, "all has arrived", func() bool { return unread(t, c) == n })
 			}
 			more(server, 1000)
 			c := w.move(fresh{server})
@@ -179,7 +178,7 @@ func TestUrgentMoves(t *testing.T) {
 			in(t, client, func(fd int) { ok(t, unix.Sendto(fd, urgent, unix.MSG_OOB, nil)) })
 			write(t, client, behind, uint64(before+1))
 			all := before + 1 + behind
-			eventually(t, "all has arrived", func() bool { return unread(t, server) == all })
+			nstest.Until(t, "all has arrived", func() bool { return unread(t, server) == all })
 			c := w.move(fresh{server})
 			got := make([]byte, all)
 			_, err := io.ReadFull(c, got)
@@ -196,7 +195,7 @@ func TestUnreadIsLimited(t *testing.T) {
 	w := newWorld(t)
 	client, server := w.pair("tcp4", nil, nil)
 	write(t, client, 1000, 0)
-	eventually(t, "all has arrived", func() bool { return unread(t, server) == 1000 })
+	nstest.Until(t, "all has arrived", func() bool { return unread(t, server) == 1000 })
 	c := w.move(fresh{server})
 	for _, limit := range []int{1, 999} {
 		if _, err := c.Dump(DumpOptions{Limit: limit}); err == nil {

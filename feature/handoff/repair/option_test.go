@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/internal/nstest"
 	"golang.org/x/sys/unix"
 )
 
@@ -163,7 +164,7 @@ func TestWithoutBufLock(t *testing.T) {
 	if last != first {
 		t.Errorf("the send buffer had %d bytes, and has %d", first, last)
 	}
-	eventually(t, "the client has something", func() bool { return unread(t, client) > 0 })
+	nstest.Until(t, "the client has something", func() bool { return unread(t, client) > 0 })
 	w.WantNoResets()
 }
 

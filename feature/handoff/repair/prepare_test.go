@@ -8,6 +8,8 @@ import (
 	"net"
 	"reflect"
 	"testing"
+
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // What was prepared while packets came is dumped as what was not: with what has come since, and buffers that have grown.
@@ -21,7 +23,7 @@ func TestPrepare(t *testing.T) {
 	})
 	before := p.state
 	go func() { _, _ = client.Write(make([]byte, 600_000)) }() // more than there is room for: it ends with the connection
-	eventually(t, "much has arrived", func() bool { return unread(t, server) > 100_000 })
+	nstest.Until(t, "much has arrived", func() bool { return unread(t, server) > 100_000 })
 	w.Hold()
 	var early, late *State
 	with(t, server, func(fd int) (err error) {
@@ -61,7 +63,7 @@ func TestPrepareRefuses(t *testing.T) {
 	w := newWorld(t)
 	client, server := w.pair("tcp4", nil, nil)
 	write(t, client, 1000, 0)
-	eventually(t, "all has arrived", func() bool { return unread(t, server) == 1000 })
+	nstest.Until(t, "all has arrived", func() bool { return unread(t, server) == 1000 })
 	with(t, server, func(fd int) error {
 		if _, err := Prepare(fd, DumpOptions{Limit: 999}); !errors.Is(err, ErrTooLarge) {
 			t.Errorf("1000 bytes: %v", err)
@@ -72,7 +74,7 @@ func TestPrepareRefuses(t *testing.T) {
 			return err
 		}
 		write(t, client, 1000, 1000)
-		eventually(t, "more has arrived", func() bool { return unread(t, server) == 2000 })
+		nstest.Until(t, "more has arrived", func() bool { return unread(t, server) == 2000 })
 		if _, err := p.Dump(fd, o); !errors.Is(err, ErrTooLarge) {
 			t.Errorf("2000 bytes: %v", err)
 		}

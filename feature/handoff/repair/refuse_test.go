@@ -26,7 +26,7 @@ var errStop = errors.New("cannot be stopped")
 func TestDumpRefuses(t *testing.T) {
 	oob := func(t *testing.T, client, server *net.TCPConn) {
 		in(t, client, func(fd int) { ok(t, unix.Sendto(fd, []byte("!"), unix.MSG_OOB, nil)) })
-		eventually(t, "the urgent byte is there", func() bool { return unread(t, server) >= 0 && urgent(t, server) })
+		nstest.Until(t, "the urgent byte is there", func() bool { return unread(t, server) >= 0 && urgent(t, server) })
 	}
 	for _, tc := range []struct {
 		name    string
@@ -37,7 +37,7 @@ func TestDumpRefuses(t *testing.T) {
 	}{
 		{"queues above the limit", ErrTooLarge, func(t *testing.T, client, server *net.TCPConn) {
 			write(t, client, 5000, 0)
-			eventually(t, "5000 bytes are there", func() bool { return unread(t, server) == 5000 })
+			nstest.Until(t, "5000 bytes are there", func() bool { return unread(t, server) == 5000 })
 		}, DumpOptions{Limit: 4999}, 5000},
 		{"packets that cannot be stopped", errStop, nil, DumpOptions{Stop: func(Flow) (func(), error) { return nil, errStop }}, 0},
 		{"urgent data", ErrUrgent, oob, DumpOptions{}, 0},
@@ -45,12 +45,12 @@ func TestDumpRefuses(t *testing.T) {
 			write(t, client, 10, 0)
 			oob(t, client, server)
 			write(t, client, 10, 10)
-			eventually(t, "it can be read", func() bool {
+			nstest.Until(t, "it can be read", func() bool {
 				var n int
 				in(t, server, func(fd int) { n, _, _ = unix.Recvfrom(fd, make([]byte, 1), unix.MSG_OOB|unix.MSG_DONTWAIT) })
 				return n == 1
 			})
-			eventually(t, "the data behind it is there", func() (all bool) {
+			nstest.Until(t, "the data behind it is there", func() (all bool) {
 				in(t, server, func(fd int) {
 					i, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 					all = err == nil && i.Bytes_received == 21
@@ -183,7 +183,7 @@ func ended(t *testing.T) int {
 	ok(t, err)
 	ok(t, c.(*net.TCPConn).CloseWrite())
 	ok(t, s.Close())
-	eventually(t, "CLOSE", func() bool { return stateOf(t, c.(*net.TCPConn)) == "CLOSE" })
+	nstest.Until(t, "CLOSE", func() bool { return stateOf(t, c.(*net.TCPConn)) == "CLOSE" })
 	f, err := c.(*net.TCPConn).File()
 	ok(t, err)
 	t.Cleanup(func() { f.Close() })
@@ -272,7 +272,7 @@ func TestRestoreFails(t *testing.T) {
 	w := newWorld(t)
 	client, server := w.pair("tcp4", nil, nil)
 	write(t, client, 1000, 0)
-	eventually(t, "1000 bytes are there", func() bool { return unread(t, server) == 1000 })
+	nstest.Until(t, "1000 bytes are there", func() bool { return unread(t, server) == 1000 })
 	s := w.dump(fresh{server})
 	w.Own(1 - w.Owner)
 	here := w.Servers[w.Owner]
@@ -353,7 +353,7 @@ func TestResume(t *testing.T) {
 	w := newWorld(t)
 	client, server := w.pair("tcp4", nil, nil)
 	write(t, client, 1000, 0)
-	eventually(t, "1000 bytes are there", func() bool { return unread(t, server) == 1000 })
+	nstest.Until(t, "1000 bytes are there", func() bool { return unread(t, server) == 1000 })
 	before := socketOf(t, server)
 	s, err := DumpConn(server, DumpOptions{})
 	ok(t, err)

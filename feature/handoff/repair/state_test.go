@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/internal/nstest"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,19 +27,9 @@ func stateOf(t testing.TB, c *net.TCPConn) (name string) {
 // patience is for what must happen: it is longer than the machine stands still, and costs nothing where it happens.
 const patience = 30 * time.Second
 
-// eventually waits for what another thread or a packet brings about.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("still not so after %s: %s", patience, what)
-		}
-	}
-}
-
 func waitState(t testing.TB, c *net.TCPConn, want string) {
 	t.Helper()
-	eventually(t, "state "+want, func() bool { return stateOf(t, c) == want })
+	nstest.Until(t, "state "+want, func() bool { return stateOf(t, c) == want })
 }
 
 // write writes and must not wait.
@@ -141,7 +132,7 @@ func TestStatesMove(t *testing.T) {
 				ok(t, server.CloseWrite())
 				w.Route(w.Owner)
 				p := make([]byte, 2048)
-				eventually(t, "the client's FIN is held", func() bool {
+				nstest.Until(t, "the client's FIN is held", func() bool {
 					n, err := unix.Read(int(w.Held.Fd()), p)
 					const fin = 1 // in byte 13 of TCP's header, behind 20 bytes of IPv4's
 					if err != nil || p[0] != 0x45 || p[33]&fin == 0 {

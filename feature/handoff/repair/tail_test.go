@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/internal/nstest"
 	"golang.org/x/sys/unix"
 )
 
@@ -51,7 +52,7 @@ func lostTail(t *testing.T, network string, plain bool, bytes, nodelay, cork int
 	}
 	client, server := w.pair(network, nil, nil)
 	chat(t, client, server)
-	eventually(t, "all is acknowledged", func() (all bool) {
+	nstest.Until(t, "all is acknowledged", func() (all bool) {
 		in(t, server, func(fd int) { l, err := queueLengths(fd); all = err == nil && l.unacked == 0 })
 		return all
 	})
@@ -115,7 +116,7 @@ func TestPacketsBeforeStart(t *testing.T) {
 			if held := w.Release(); held < words {
 				t.Errorf("%d packets were held", held)
 			}
-			eventually(t, "the session has what was held", func() bool {
+			nstest.Until(t, "the session has what was held", func() bool {
 				l, err := queueLengths(b.FD())
 				ok(t, err)
 				return l.unread == words*size && l.unacked == 0

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/repair/ktlstest"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // needKTLS skips where the kernel has no kTLS.
@@ -173,7 +174,7 @@ func (w *world) acknowledged(d dumper) {
 	if is {
 		tcp = fresh{c.TCPConn}
 	}
-	eventually(w.t, "all is acknowledged", func() (all bool) {
+	nstest.Until(w.t, "all is acknowledged", func() (all bool) {
 		in(w.t, tcp.(fresh).TCPConn, func(fd int) { l, err := queueLengths(fd); all = err == nil && l.unacked == 0 })
 		return all
 	})
@@ -189,7 +190,7 @@ func TestTLSOnlyTx(t *testing.T) {
 	pattern(request, 0)
 	_, err := s.client.Write(request)
 	ok(t, err)
-	eventually(t, "the record is there", func() bool { return unread(t, s.server) > n })
+	nstest.Until(t, "the record is there", func() bool { return unread(t, s.server) > n })
 	transmit(t, s.server, s.client, n, 0)
 	w.acknowledged(fresh{s.server})
 	c := w.move(fresh{s.server})

@@ -48,16 +48,16 @@ func TestTLSBusy(t *testing.T) {
 		{"half a record", "were not read", func(t *testing.T, w *world, s *secured) {
 			s.wire.stopAfter(700)
 			s.request(t, 1000)
-			eventually(t, "half of it is there", func() bool { return unread(t, s.server) == 700 })
+			nstest.Until(t, "half of it is there", func() bool { return unread(t, s.server) == 700 })
 		}, func(t *testing.T, w *world, s *secured) { ok(t, s.wire.open()) }},
 		{"a part of its header", "were not read", func(t *testing.T, w *world, s *secured) {
 			s.wire.stopAfter(3)
 			s.request(t, 1000)
-			eventually(t, "it is there", func() bool { return unread(t, s.server) == 3 })
+			nstest.Until(t, "it is there", func() bool { return unread(t, s.server) == 3 })
 		}, func(t *testing.T, w *world, s *secured) { ok(t, s.wire.open()) }},
 		{"a record", "were not read", func(t *testing.T, w *world, s *secured) {
 			s.request(t, 1000)
-			eventually(t, "it is there", func() bool { return unread(t, s.server) > 1000 })
+			nstest.Until(t, "it is there", func() bool { return unread(t, s.server) > 1000 })
 		}, nil},
 		{"a record of which a part was read", "not read", func(t *testing.T, w *world, s *secured) {
 			s.request(t, 1000)
@@ -81,7 +81,7 @@ func TestTLSBusy(t *testing.T) {
 			s.request(t, 500)
 			s.request(t, 500)
 			w.loseFirst(2)
-			eventually(t, "the others are there", func() (there bool) {
+			nstest.Until(t, "the others are there", func() (there bool) {
 				in(t, s.server, func(fd int) {
 					var mem [9]uint32
 					ok(t, get(fd, unix.SOL_SOCKET, unix.SO_MEMINFO, &mem))
@@ -120,7 +120,7 @@ func TestTLSBusy(t *testing.T) {
 func (w *world) loseFirst(n int) {
 	w.t.Helper()
 	var held [][]byte
-	eventually(w.t, "the packets are held", func() bool {
+	nstest.Until(w.t, "the packets are held", func() bool {
 		p := make([]byte, 2048)
 		if m, err := unix.Read(int(w.Held.Fd()), p); err == nil && m > 100 { // not an acknowledgement
 			held = append(held, p[:m])
@@ -242,7 +242,7 @@ func TestTLSSmallBuffer(t *testing.T) {
 	before := s.sent
 	s.wire.stopAfter(1400)
 	s.request(t, 2000)
-	eventually(t, "a part is there", func() (some bool) {
+	nstest.Until(t, "a part is there", func() (some bool) {
 		in(t, s.server, func(fd int) {
 			i, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 			some = err == nil && i.Bytes_received > before[0]+1400

@@ -5,11 +5,11 @@ package sock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -62,25 +62,24 @@ func want(t testing.TB, fd int, read, written uint64) {
 // queued waits until n bytes are in the receive queue.
 func queued(t testing.TB, fd, n int) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-		if got, err := unix.IoctlGetInt(fd, unix.SIOCINQ); err != nil || got == n {
-			return
-		} else if time.Now().After(end) {
-			t.Fatalf("%d bytes are queued, want %d", got, n)
+	nstest.Eventually(t, func() error {
+		got, err := unix.IoctlGetInt(fd, unix.SIOCINQ)
+		if err != nil || got == n {
+			return nil
 		}
-	}
+		return fmt.Errorf("%d bytes are queued, want %d", got, n)
+	})
 }
 
 func state(t testing.TB, fd int, s uint8) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+	nstest.Eventually(t, func() error {
 		i, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 		if err == nil && i.State == s {
-			return
-		} else if time.Now().After(end) {
-			t.Fatalf("state %v, %v; want %d", i.State, err, s)
+			return nil
 		}
-	}
+		return fmt.Errorf("state %v, %v; want %d", i.State, err, s)
+	})
 }
 
 func TestPositions(t *testing.T) {

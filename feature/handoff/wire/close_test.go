@@ -3,11 +3,13 @@
 package wire
 
 import (
+	"fmt"
 	"net"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/internal/nstest"
 	"golang.org/x/sys/unix"
 )
 
@@ -163,15 +165,13 @@ func TestCloseKeptDoesNotWait(t *testing.T) {
 	for _, fd := range fds {
 		CloseKept("a test", fd, false)
 	}
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	nstest.Eventually(t, func() error {
 		kept.mu.Lock()
 		n := kept.running + len(kept.waiting)
 		kept.mu.Unlock()
 		if n == 0 {
-			return
+			return nil
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%d closes wait", n)
-		}
-	}
+		return fmt.Errorf("%d closes wait", n)
+	})
 }

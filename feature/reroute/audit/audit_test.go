@@ -4,6 +4,7 @@ package audit_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -63,14 +64,12 @@ func TestAudit(t *testing.T) {
 	var err error
 	complete := func(r audit.Row) bool { return r.Route && len(r.Planned) > 0 && len(r.Backup) > 0 }
 	// c is reached by two equal ways: each protects the other. b's and d's far links have a backup.
-	for end := time.Now().Add(3 * time.Minute); ; time.Sleep(300 * time.Millisecond) {
+	nstest.Within(t, 3*time.Minute, func() error {
 		if report, err = run(); err == nil && len(report.Rows) >= 4 && slices.ContainsFunc(report.Rows, complete) {
-			break
+			return nil
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%v: %+v", err, report)
-		}
-	}
+		return fmt.Errorf("%v: %+v", err, report)
+	})
 	if report.Router != "a" || report.InKernel != 0 || report.InWeir != 0 {
 		t.Errorf("%+v", report)
 	}
@@ -78,13 +77,13 @@ func TestAudit(t *testing.T) {
 	row := report.Rows[slices.IndexFunc(report.Rows, complete)]
 	link := primary(t, a, row)
 	change(t, a, netlink.RouteAdd, row.Prefix, row.Backup[0])
-	again, err := run()
-	for end := time.Now().Add(time.Minute); (err != nil || again.InKernel != 1) && time.Now().Before(end); again, err = run() {
-		time.Sleep(300 * time.Millisecond) // isisd's routers may have lost each other, and their backups, for a while
-	}
-	if err != nil || again.InKernel != 1 {
-		t.Errorf("%v: %d in the kernel, want the one that was put there: %+v", err, again.InKernel, again)
-	}
+	nstest.Eventually(t, func() error { // isisd's routers may have lost each other, and their backups, for a while
+		again, err := run()
+		if err == nil && again.InKernel != 1 {
+			err = fmt.Errorf("%d in the kernel, want the one that was put there: %+v", again.InKernel, again)
+		}
+		return err
+	})
 
 	change(t, a, netlink.RouteDel, row.Prefix, row.Backup[0]) // zebra took its own away for it
 
@@ -98,7 +97,7 @@ func TestAudit(t *testing.T) {
 		}
 		return found
 	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(300 * time.Millisecond) {
+	nstest.Within(t, 3*time.Minute, func() error {
 		got, err := run()
 		if err != nil {
 			t.Fatal(err)
@@ -106,12 +105,10 @@ func TestAudit(t *testing.T) {
 		has, alone := at(got, row.Prefix).Weir, at(got, own)
 		seen := len(has) == 1 && has[0].Path == "far" && has[0].Link == link && has[0].InForce() && len(has[0].Repairs) == 1 && has[0].Repairs[0].Device == row.Backup[0].Interface
 		if seen && got.InWeir == 1 && alone.Prefix == own && !alone.Route && len(alone.Weir) == 0 {
-			break
+			return nil
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%d prefixes in weir: %+v, and its own %+v", got.InWeir, has, alone)
-		}
-	}
+		return fmt.Errorf("%d prefixes in weir: %+v, and its own %+v", got.InWeir, has, alone)
+	})
 }
 
 // primary is a link of the kernel's routes to a row's prefix that is not the backup's.
@@ -134,11 +131,15 @@ func primary(t *testing.T, r *frrtest.Router, row audit.Row) (name string) {
 		}
 		return err
 	}
-	for end := time.Now().Add(time.Minute); name == ""; time.Sleep(100 * time.Millisecond) {
-		if err := r.NS.Do(look); err != nil || time.Now().After(end) {
-			t.Fatalf("no route to %s beside the backup: %v", row.Prefix, err)
+	nstest.Eventually(t, func() error {
+		if err := r.NS.Do(look); err != nil {
+			t.Fatal(err)
 		}
-	}
+		if name == "" {
+			return fmt.Errorf("no route to %s beside the backup", row.Prefix)
+		}
+		return nil
+	})
 	return name
 }
 

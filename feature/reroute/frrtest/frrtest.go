@@ -14,7 +14,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -109,15 +108,13 @@ func (r *Router) start(daemon string, arguments ...string) {
 	})
 	socket := file(".vty")
 	// It is there when the daemon binds it, a moment before anybody can connect to it.
-	for end := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if vty, err := net.Dial("unix", socket); err == nil {
-			vty.Close()
-			return
+	nstest.Eventually(r.t, func() error {
+		vty, err := net.Dial("unix", socket)
+		if err != nil {
+			return fmt.Errorf("%s of %s does not answer: %w", daemon, r.Name, err)
 		}
-		if time.Now().After(end) {
-			r.t.Fatalf("%s of %s does not answer on %s after 60 s", daemon, r.Name, socket)
-		}
-	}
+		return vty.Close()
+	})
 }
 
 // Signal sends a daemon a signal.

@@ -69,11 +69,12 @@ func clockBench(b *testing.B, tick time.Duration, departs bool) {
 		return n
 	}
 	b.ResetTimer()
-	for end := time.Now().Add(time.Minute + 4*time.Duration(b.N)*tick); count() < uint64(b.N)+2; time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(end) {
-			b.Fatalf("%d beats in place of %d", count(), b.N)
+	nstest.Within(b, time.Minute+4*time.Duration(b.N)*tick, func() error {
+		if n := count(); n < uint64(b.N)+2 {
+			return fmt.Errorf("%d beats in place of %d", n, b.N)
 		}
-	}
+		return nil
+	})
 	b.StopTimer()
 	n := count()
 	at := make([]uint64, keptBeats)

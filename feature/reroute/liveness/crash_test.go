@@ -19,22 +19,12 @@ import (
 
 // runApply applies a configuration, and dies at a step of it; -1: at none.
 func runApply(args []string) error {
-	dieAt, err := strconv.Atoi(args[1])
-	if err != nil {
-		return err
-	}
 	var c Config
 	if err := json.Unmarshal([]byte(args[2]), &c); err != nil {
 		return err
 	}
-	n := 0
-	kerneltest.OnStep(func(string) {
-		if n++; dieAt >= 0 && n > dieAt {
-			syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {}
-		}
-	})
-	_, err = applyTo(kernel.OpenRoot(args[0]), c)
+	kerneltest.DieAt(args[1])
+	_, err := applyTo(kernel.OpenRoot(args[0]), c)
 	return err
 }
 
@@ -44,13 +34,18 @@ func runWake(args []string) error {
 	if err != nil {
 		return err
 	}
-	for stopped := false; !stopped; time.Sleep(time.Millisecond) { // it may be late to stop
+	err = nstest.Poll(nstest.Timeout(), func() error { // it may be late to stop
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			return err
 		}
-		_, rest, _ := strings.Cut(string(b), ") ")
-		stopped = strings.HasPrefix(rest, "T")
+		if _, rest, _ := strings.Cut(string(b), ") "); !strings.HasPrefix(rest, "T") {
+			return fmt.Errorf("process %d does not stop: %s", pid, b)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	time.Sleep(2 * time.Second)
 	return syscall.Kill(pid, syscall.SIGCONT)
@@ -62,14 +57,7 @@ func (p *pair) elsewhere(dieAt int, netns string, sessions ...Session) (killed b
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	out, err := nstest.Child("apply", p.root.Path(), dieAt, string(data)).CombinedOutput()
-	if err == nil {
-		return false
-	}
-	if !strings.Contains(err.Error(), "killed") {
-		p.t.Fatalf("%v: %s", err, out)
-	}
-	return true
+	return kerneltest.Killed(p.t, nstest.Child("apply", p.root.Path(), dieAt, string(data))) != ""
 }
 
 func (p *pair) appliedElsewhere(netns string, sessions ...Session) {

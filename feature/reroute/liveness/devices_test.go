@@ -117,11 +117,12 @@ func TestLowerAndUpper(t *testing.T) {
 				st := p.state()
 				return !slices.ContainsFunc(names, func(name string) bool { return st.Session(name).Phase != Up })
 			}
-			for end := time.Now().Add(patience); !up(); time.Sleep(5 * time.Millisecond) {
-				if time.Now().After(end) {
-					t.Fatalf("not all up: %+v", p.state())
+			nstest.Eventually(t, func() error {
+				if !up() {
+					return fmt.Errorf("not all up: %+v", p.state())
 				}
-			}
+				return nil
+			})
 			st := p.state()
 			for _, name := range names {
 				if n := st.Session(name).Counts["elsewhere"]; n != 0 {

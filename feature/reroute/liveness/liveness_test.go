@@ -3,6 +3,7 @@
 package liveness
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -84,11 +85,12 @@ func TestNeverHeard(t *testing.T) {
 	p := newPair(t)
 	a, _ := p.sessions(10 * time.Millisecond)
 	p.apply(p.w.NameA, a)
-	for end := time.Now().Add(patience); p.state().Session("to-b").Sent < 20; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it does not probe")
+	nstest.Eventually(t, func() error {
+		if p.state().Session("to-b").Sent < 20 {
+			return errors.New("it does not probe")
 		}
-	}
+		return nil
+	})
 	if s := p.state().Session("to-b"); s.Phase != Init || p.word(p.w.A, nstest.WireDevice).Reasons() != 0 {
 		t.Errorf("%+v", s)
 	}
@@ -102,15 +104,14 @@ func TestFarewell(t *testing.T) {
 	p.apply(p.w.NameB, b)
 	p.within(patience, "up", bothUp)
 	p.apply(p.w.NameB) // nothing any more
-	for end := time.Now().Add(patience); p.state().Session("to-b").Phase != Init; time.Sleep(time.Millisecond) {
-		if s := p.state().Session("to-b"); time.Now().After(end) {
-			t.Fatalf("%+v", s)
+	init := func() error {
+		if s := p.state().Session("to-b"); s.Phase != Init {
+			return fmt.Errorf("%+v", s)
 		}
+		return nil
 	}
-	time.Sleep(200 * time.Millisecond) // many times what a failure would take
-	if s := p.state().Session("to-b"); s.Phase != Init {
-		t.Errorf("%+v", s)
-	}
+	nstest.Eventually(t, init)
+	nstest.Steadily(t, 200*time.Millisecond, init) // many times what a failure would take
 	p.steady("a peer that ended its session")
 	p.apply(p.w.NameB, b)
 	p.within(patience, "up again", bothUp)
@@ -134,11 +135,12 @@ func TestEcho(t *testing.T) {
 	p.apply(p.w.NameA, a)
 	is := func(want Phase) {
 		t.Helper()
-		for end := time.Now().Add(patience); p.state().Session("to-b").Phase != want; time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("never %s: %+v", want, p.state())
+		nstest.Eventually(t, func() error {
+			if p.state().Session("to-b").Phase != want {
+				return fmt.Errorf("never %s: %+v", want, p.state())
 			}
-		}
+			return nil
+		})
 	}
 	is(Up)
 	cut(t, p.w.B, nstest.WireDevice, true)
@@ -181,11 +183,12 @@ func TestCompressed(t *testing.T) {
 			st := p.state()
 			return !slices.ContainsFunc(st.Sessions, func(s SessionState) bool { return s.Phase != want })
 		}
-		for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("never all %s: %+v", want, p.state())
+		nstest.Eventually(t, func() error {
+			if !is() {
+				return fmt.Errorf("never all %s: %+v", want, p.state())
 			}
-		}
+			return nil
+		})
 	}
 	all(Up)
 	cut(t, p.w.A, nstest.WireDevice, true)
@@ -220,11 +223,12 @@ func TestParallel(t *testing.T) {
 	}
 	until := func(want [4]Phase) {
 		t.Helper()
-		for end := time.Now().Add(patience); phases() != want; time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("never %v: %v", want, p.state())
+		nstest.Eventually(t, func() error {
+			if phases() != want {
+				return fmt.Errorf("never %v: %v", want, p.state())
 			}
-		}
+			return nil
+		})
 	}
 	until([4]Phase{Up, Up, Up, Up})
 	cut(t, p.w.B, "w1", true)

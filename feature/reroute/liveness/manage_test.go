@@ -70,14 +70,15 @@ func revived(t *testing.T, which int, last bool) bool {
 	}
 	before := loops()[which].Revivals
 	ticks, sent, begin := lose(), p.state().Session("to-b").Sent, time.Now()
-	for end := time.Now().Add(patience); loops()[which].Revivals == before || loops()[which].Silent > 500*time.Millisecond; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not revived: %+v", loops())
+	nstest.Eventually(t, func() error {
+		if l := loops()[which]; l.Revivals > before && l.Silent <= 500*time.Millisecond {
+			return nil
 		}
 		if l := loops()[which]; l.Revivals == before && l.Ticks > ticks {
 			ticks, sent, begin = lose(), p.state().Session("to-b").Sent, time.Now()
 		}
-	}
+		return fmt.Errorf("not revived: %+v", loops())
+	})
 	if flaps, longest := p.flaps(loops()[which]); flaps > 0 && longest > 20*time.Millisecond && !last {
 		t.Logf("again: a link was found to be down, and this host stood still for %v with one loop fewer", longest)
 		return false
@@ -90,9 +91,9 @@ func revived(t *testing.T, which int, last bool) bool {
 		return false
 	}
 	p.steady("one loop fewer", loops()[which])
-	for end := time.Now().Add(patience); int(loops()[which].On) != loops()[which].CPU; time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not put back: %+v", loops())
+	nstest.Eventually(t, func() error {
+		if int(loops()[which].On) == loops()[which].CPU {
+			return nil
 		}
 		l := p.lock()
 		err := Recover(l)
@@ -100,7 +101,8 @@ func revived(t *testing.T, which int, last bool) bool {
 		if err != nil {
 			t.Fatal(err)
 		}
-	}
+		return fmt.Errorf("not put back: %+v", loops())
+	})
 	return true
 }
 
@@ -260,15 +262,15 @@ func TestSharedWords(t *testing.T) {
 	cut(t, p.w.B, nstest.WireDevice, true)
 	p.within(patience, "down", func(a, b SessionState) bool { return a.Phase == Down })
 	var w links.State
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // a tick enters the phase first, and then says it here
+	// a tick enters the phase first, and then says it here
+	nstest.Eventually(t, func() error {
 		if err := words.Lookup(slot, &w); err != nil {
 			t.Fatal(err)
 		} else if w.Reasons() == links.Probe|links.Drain {
-			break
-		} else if time.Now().After(end) {
-			t.Fatalf("the data path reads %v", w)
+			return nil
 		}
-	}
+		return fmt.Errorf("the data path reads %v", w)
+	})
 	p.apply(p.w.NameA)
 	if err := words.Lookup(slot, &w); err != nil || w.Reasons() != links.Drain {
 		t.Errorf("after removal %v, %v", w, err)

@@ -4,6 +4,7 @@ package liveness
 
 import (
 	"bytes"
+	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -117,20 +118,21 @@ func TestNeighbourMoves(t *testing.T) {
 	now := net.HardwareAddr{2, 0, 0, 0, 0, 0x97}
 	setAddress(t, p.w.B, now)
 	index := nstest.Ifindex(t, p.w.A, nstest.WireDevice)
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	nstest.Eventually(t, func() error {
 		o, err := p.root.Open(instance(scopeOf(p.w.A)), pinMoves)
 		if err != nil {
 			t.Fatal(err)
 		}
 		v, err := moveOf(o.Maps[pinMoves], index)
 		o.Close()
-		if err == nil && v.Moved != 0 && bytes.Equal(v.Now[:], now) {
-			break
+		if err != nil {
+			t.Fatal(err)
 		}
-		if err != nil || time.Now().After(end) {
-			t.Fatalf("%+v, %v", v, err)
+		if v.Moved == 0 || !bytes.Equal(v.Now[:], now) {
+			return fmt.Errorf("the move is %+v, want it to %s", v, now)
 		}
-	}
+		return nil
+	})
 	l := p.lock()
 	err := Recover(l)
 	l.Unlock()

@@ -3,6 +3,7 @@
 package liveness
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -32,14 +33,19 @@ func TestPriority(t *testing.T) {
 	p.apply(p.w.NameB, b, b2)
 	for ns, m := range counts {
 		var n [2]uint64
-		for end := time.Now().Add(patience); n[1] < 40; time.Sleep(5 * time.Millisecond) {
+		nstest.Eventually(t, func() error {
 			if err := m.Lookup(uint32(0), &n); err != nil {
 				t.Fatal(err)
 			}
-			if n[0] != 0 || time.Now().After(end) {
-				t.Fatalf("%s: %d packets of the first class, %d of others", ns, n[1], n[0])
+			err := fmt.Errorf("%s: %d packets of the first class, %d of others", ns, n[1], n[0])
+			switch {
+			case n[0] != 0:
+				t.Fatal(err)
+			case n[1] >= 40:
+				return nil
 			}
-		}
+			return err
+		})
 	}
 }
 

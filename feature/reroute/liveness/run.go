@@ -28,9 +28,9 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	for {
 		if wrong := w.wrong(); wrong != "" {
 			if err := mendNow(ctx, r); err != nil && ctx.Err() == nil {
-				log.Warn("liveness is not as it should be", "what", wrong, "reason", err)
+				log.Warn("liveness is not as it should be", "problem", wrong, "err", err)
 			} else if err == nil {
-				log.Info("liveness was set right", "what", wrong)
+				log.Info("liveness was set right", "problem", wrong)
 			}
 			w.forget(nil)
 		}

@@ -6,9 +6,9 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -123,11 +123,12 @@ func (d *tap) behind() (n uint64) {
 // until waits until the session has had so many answers.
 func (d *tap) until(answers uint32) {
 	d.b.t.Helper()
-	for end := time.Now().Add(10 * time.Second); d.b.state().Answers < answers; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			d.b.t.Fatalf("%d answers, want %d; counted %v", d.b.state().Answers, answers, d.b.counted())
+	nstest.Eventually(d.b.t, func() error {
+		if d.b.state().Answers < answers {
+			return fmt.Errorf("%d answers, want %d; counted %v", d.b.state().Answers, answers, d.b.counted())
 		}
-	}
+		return nil
+	})
 }
 
 // sent has the session have sent some probes.

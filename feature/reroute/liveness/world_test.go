@@ -19,6 +19,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -126,26 +128,13 @@ func (p *pair) apply(netns string, sessions ...Session) []string {
 
 func applyTo(root *kernel.Root, c Config) (said []string, err error) {
 	ctx := context.Background()
-	l, err := root.Lock(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer l.Unlock()
-	if err := Recover(l); err != nil {
-		return nil, err
-	}
-	st, err := ReadState(ctx, root)
-	if err != nil {
-		return nil, err
-	}
-	plan, err := Plan(ctx, st, c)
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range plan.Steps {
-		said = append(said, s.String())
-	}
-	return said, Apply(ctx, l, plan)
+	return featuretest.ApplyPlan(ctx, root, Recover, func() (feature.Plan, error) {
+		st, err := ReadState(ctx, root)
+		if err != nil {
+			return feature.Plan{}, err
+		}
+		return Plan(ctx, st, c)
+	})
 }
 
 func (p *pair) state() State {
@@ -164,27 +153,28 @@ const patience = 60 * time.Second
 // within waits until both sessions are as they should be.
 func (p *pair) within(limit time.Duration, what string, ok func(a, b SessionState) bool) (a, b SessionState) {
 	p.t.Helper()
-	for end := time.Now().Add(limit); ; time.Sleep(5 * time.Millisecond) {
+	nstest.Within(p.t, limit, func() error {
 		st := p.state()
 		sa, sb := st.Session("to-b"), st.Session("to-a")
-		if sa != nil && sb != nil && ok(*sa, *sb) {
-			return *sa, *sb
+		if sa == nil || sb == nil || !ok(*sa, *sb) {
+			return fmt.Errorf("not yet: %s: %+v", what, st)
 		}
-		if time.Now().After(end) {
-			p.t.Fatalf("not within %s: %s: %+v", limit, what, st)
-		}
-	}
+		a, b = *sa, *sb
+		return nil
+	})
+	return a, b
 }
 
 // words waits until the data path of both ends reads of their links what it is to: a tick enters the phase first.
 func (p *pair) words(want links.Reason) {
 	p.t.Helper()
 	for _, ns := range []*netns.Handle{p.w.A, p.w.B} {
-		for end := time.Now().Add(patience); p.word(ns, nstest.WireDevice).Reasons() != want; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				p.t.Fatalf("the data path reads %v, want %v", p.word(ns, nstest.WireDevice), want)
+		nstest.Eventually(p.t, func() error {
+			if p.word(ns, nstest.WireDevice).Reasons() != want {
+				return fmt.Errorf("the data path reads %v, want %v", p.word(ns, nstest.WireDevice), want)
 			}
-		}
+			return nil
+		})
 	}
 }
 

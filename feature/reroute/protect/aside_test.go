@@ -3,6 +3,7 @@
 package protect
 
 import (
+	"errors"
 	"os/exec"
 	"strings"
 	"testing"
@@ -172,12 +173,12 @@ func TestFastStandsAside(t *testing.T) {
 				}
 				return steady >= 3
 			})
-			for range 10 {
+			nstest.Steadily(t, 5*asideEvery, func() error {
 				if (fast() > 0) != c.still || !sees() {
-					t.Error("it does not stay aside")
+					return errors.New("it does not stay aside")
 				}
-				time.Sleep(asideEvery / 2)
-			}
+				return nil
+			})
 			off()
 			w.until("it is back", func() bool { return fast() > 0 })
 			w.healthy()

@@ -106,7 +106,7 @@ func (w *watcher) hurry() {
 		return
 	}
 	w.fast = f
-	w.log.Info("packets are rerouted where they come in", "interfaces", len(f.links), "not", f.not())
+	w.log.Info("packets are rerouted where they come in", "interfaces", len(f.links), "except", f.not())
 }
 
 // unsure tells why the fast program does not run though it may be that it could: once, until that is over.

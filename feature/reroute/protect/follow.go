@@ -69,7 +69,7 @@ func (w *watcher) believe(k neighbourKey, n *keptNeighbour, t told) {
 	if l := w.links[int(k.Ifindex)]; l != nil {
 		name = l.name
 	}
-	w.log.Info("neighbour has a new link address", "neighbour", k.addr(), "interface", name, "was", n.mac, "is", t.mac)
+	w.log.Info("neighbour has a new link address", "neighbour", k.addr(), "interface", name, "old", n.mac, "new", t.mac)
 	n.mac, n.heard, n.times, n.other = t.mac, time.Now(), 0, nil
 	w.follow()
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
+	"github.com/weir-project/weir/internal/nstest"
 	"golang.org/x/sys/unix"
 )
 
@@ -109,11 +110,12 @@ func TestKeepsRoutes(t *testing.T) {
 // eventually waits for what needs no path.
 func (w *world) eventually(what string, f func() bool) {
 	w.Helper()
-	for end := time.Now().Add(60 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			w.Fatalf("after 60 s not: %s:\n%s", what, w.tables())
+	nstest.Eventually(w, func() error {
+		if !f() {
+			return fmt.Errorf("not yet: %s:\n%s", what, w.tables())
 		}
-	}
+		return nil
+	})
 }
 
 // What really has no route is not rerouted for longer than a routing protocol takes, nor with nobody to end it.

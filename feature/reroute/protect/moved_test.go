@@ -4,6 +4,7 @@ package protect
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -109,10 +110,12 @@ func TestNeighbourAnswers(t *testing.T) {
 	w.until("what nobody answers for is taken", func() bool { // claims may come before the watcher knows what is kept
 		w.claims(w.r2, "main", main4, newMAC)
 		w.claims(w.r2, "main", silent, newMAC)
-		for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && w.entry("main", silent) != newMAC; {
-			time.Sleep(5 * time.Millisecond)
-		}
-		return w.entry("main", silent) == newMAC
+		return nstest.Poll(2*time.Second, func() error {
+			if at := w.entry("main", silent); at != newMAC {
+				return fmt.Errorf("%s is at %s", silent, at)
+			}
+			return nil
+		}) == nil
 	})
 	if got := w.entry("main", main4); got != mac {
 		t.Errorf("the neighbour that answers is at %s, want %s", got, mac)

@@ -4,14 +4,15 @@ package protect
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 // tables is all that the operator sees of r1's routing.
@@ -153,14 +154,7 @@ func (w *world) killedApply(steps int, paths ...Path) (ended bool) {
 	if err != nil {
 		w.Fatal(err)
 	}
-	out, err := nstest.Child("apply", w.root.Path(), steps, string(data)).CombinedOutput()
-	if err == nil {
-		return true
-	}
-	if !strings.Contains(err.Error(), "killed") {
-		w.Fatalf("%v: %s", err, out)
-	}
-	return false
+	return kerneltest.Killed(w, nstest.Child("apply", w.root.Path(), steps, string(data))) == ""
 }
 
 // FRR's zebra and staticd keep their routes, and change them, while weir protects the link; and have them after it.
@@ -206,11 +200,12 @@ func TestFRR(t *testing.T) {
 		return func() bool { return strings.Contains(w.ip(w.r1, "-6 route"), route) }
 	}
 	untilHas := func(route string) {
-		for end := time.Now().Add(60 * time.Second); !has(route)(); time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("no route %s: %s", route, w.ip(w.r1, "-6 route"))
+		nstest.Eventually(t, func() error {
+			if !has(route)() {
+				return fmt.Errorf("no route %s: %s", route, w.ip(w.r1, "-6 route"))
 			}
-		}
+			return nil
+		})
 	}
 	untilHas("fd00:d::/64 ")
 	w.apply(w.path(around()))

@@ -172,14 +172,14 @@ func TestTooBig(t *testing.T) {
 	w.ip(w.r2, "route add 10.1.0.1/32 via inet6 fd00:32::3")
 	for _, p := range []pair{w.pair(true), w.pair(false), w.pairOf(w.r1, "fc00:1::1", addrD), w.pairOf(w.r1, "10.1.0.1", addrD4)} {
 		p.discover(t, unix.IP_PMTUDISC_DO)
-		end := time.Now().Add(patience)
-		for p.mtu(t) != 1436 && time.Now().Before(end) {
+		nstest.Eventually(t, func() error {
+			got := p.mtu(t)
+			if got == 1436 {
+				return nil
+			}
 			_, _ = p.from.Write(make([]byte, 1450)) // an error says that it is too big
-			time.Sleep(5 * time.Millisecond)
-		}
-		if got := p.mtu(t); got != 1436 {
-			t.Errorf("from %s: path MTU %d, want 1436", p.from.LocalAddr(), got)
-		}
+			return fmt.Errorf("from %s: path MTU %d, want 1436", p.from.LocalAddr(), got)
+		})
 		headers := 28
 		if p.v6 {
 			headers = 48
@@ -351,12 +351,10 @@ func TestExempt(t *testing.T) {
 		t.Helper()
 		before, onLink := w.state("core").Counts, tap.to(to)
 		w.in(w.r1, func() error { return sendUDP(to, set) })
-		after := w.state("core").Counts
-		for end := time.Now().Add(patience); tap.to(to) == onLink && after.Packets == before.Packets && time.Now().Before(end); {
-			time.Sleep(time.Millisecond) // it waits for its neighbour, perhaps
-			after = w.state("core").Counts
-		}
-		after = w.state("core").Counts // what is on the link was counted before
+		nstest.Until(t, what+" leaves", func() bool { // it waits for its neighbour, perhaps
+			return tap.to(to) != onLink || w.state("core").Counts.Packets != before.Packets
+		})
+		after := w.state("core").Counts // what is on the link was counted before
 		if exempt && (tap.to(to) != onLink+1 || after.Exempt == before.Exempt || after.Packets != before.Packets) ||
 			!exempt && (tap.to(to) != onLink || after.Packets != before.Packets+1) {
 			t.Errorf("%s: exempt is not %t: %+v, before %+v; on the link %d", what, exempt, after, before, tap.to(to)-onLink)
@@ -374,23 +372,24 @@ func TestExempt(t *testing.T) {
 	before := w.state("core").Counts.Exempt
 	_ = p
 	w.in(w.r1, func() error { return sendUDP("[fd00:12::2]:9", hops(64)) })
-	for end := time.Now().Add(patience); !strings.Contains(w.ip(w.r1, "-6 neigh show fd00:12::2 dev main"), "lladdr"); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("the neighbour was not found: %s", w.ip(w.r1, "-6 neigh"))
+	nstest.Eventually(t, func() error {
+		if !strings.Contains(w.ip(w.r1, "-6 neigh show fd00:12::2 dev main"), "lladdr") {
+			return fmt.Errorf("the neighbour was not found: %s", w.ip(w.r1, "-6 neigh"))
 		}
-	}
+		return nil
+	})
 	if w.state("core").Counts.Exempt == before {
 		t.Error("neighbour discovery was not counted as exempt")
 	}
 	// Nothing was counted as exempt that went elsewhere. What was counted may not be seen on the link yet.
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	nstest.Eventually(t, func() error {
 		exempt := w.state("core").Counts.Exempt
-		if left := uint64(tap.count() - early); exempt <= left {
-			break
-		} else if time.Now().After(end) {
-			t.Fatalf("%d packets counted as exempt, and %d left by the link", exempt, left)
+		left := uint64(tap.count() - early)
+		if exempt <= left {
+			return nil
 		}
-	}
+		return fmt.Errorf("%d packets counted as exempt, and %d left by the link", exempt, left)
+	})
 }
 
 // tap sees the IP packets that leave a namespace by a device, behind all programs at its egress.

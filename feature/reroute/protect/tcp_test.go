@@ -4,6 +4,7 @@ package protect
 
 import (
 	"crypto/sha256"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -174,13 +175,15 @@ func (w *world) streamOnce(ns *netns.Handle, src, dst string, late time.Duration
 	// Some that were sent twice, for their acknowledgement was late, may be under way still: what is lost never comes.
 	to := <-taken
 	defer to.Close()
-	for end := time.Now().Add(late); ; time.Sleep(10 * time.Millisecond) {
+	_ = nstest.Poll(late, func() error {
 		out, in := info(w, c), info(w, to)
 		lost = int(out.Data_segs_out) - int(in.Data_segs_in)
-		if lost == 0 && out.Unacked == 0 || time.Now().After(end) || out.Unacked == 0 && dropped() > 0 {
-			return lost
+		if out.Unacked == 0 && (lost == 0 || dropped() > 0) {
+			return nil
 		}
-	}
+		return errors.New("segments are under way")
+	})
+	return lost
 }
 
 // info is what the kernel knows of a connection.
@@ -215,11 +218,11 @@ func (w *world) flip(n int) {
 		}
 		defer words.Close()
 		slot := slotOf(w, w.r1, "main")
-		for range n {
-			words.Set(slot, links.DrainByte, true)
-			time.Sleep(time.Millisecond)
-			words.Set(slot, links.DrainByte, false)
-			time.Sleep(time.Millisecond)
+		pace := time.NewTicker(time.Millisecond)
+		defer pace.Stop()
+		for i := range 2 * n {
+			words.Set(slot, links.DrainByte, i%2 == 0)
+			<-pace.C
 		}
 		return nil
 	})

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -100,12 +101,12 @@ func TestUnsure(t *testing.T) {
 				w.ip(w.r1, "link set in mtu 1490")
 				w.ip(w.r1, "link set back mtu 1490")
 			}
-			for range 20 {
+			nstest.Steadily(t, 20*asideEvery, func() error {
 				if fast() {
-					t.Fatal("the fast program runs where nobody can tell whether it may")
+					return errors.New("the fast program runs where nobody can tell whether it may")
 				}
-				time.Sleep(asideEvery)
-			}
+				return nil
+			})
 			fails.Store(false)
 			w.until("it is back", fast)
 			if n := log.count("are not followed"); n != 0 {
@@ -148,8 +149,10 @@ func TestOneReason(t *testing.T) {
 	w.until("it stands aside", func() bool { return said() > 0 })
 	time.Sleep(time.Second) // what follows the first change is over
 	before := said()
-	time.Sleep(20 * asideEvery)
-	if n := said() - before; n > 0 || log.count("routes by source") == 0 {
-		t.Errorf("it changed %d times in %v while nothing did", n, 20*asideEvery)
-	}
+	nstest.Steadily(t, 20*asideEvery, func() error {
+		if n := said() - before; n > 0 || log.count("routes by source") == 0 {
+			return fmt.Errorf("it changed %d times while nothing did", n)
+		}
+		return nil
+	})
 }

@@ -4,11 +4,12 @@ package protect
 
 import (
 	"errors"
+	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -26,11 +27,12 @@ func (w *world) routed(to string) bool {
 // becomes waits for it.
 func (w *world) becomes(to string, routed bool) {
 	w.Helper()
-	for end := time.Now().Add(patience); w.routed(to) != routed; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			w.Fatalf("%s: routed is not %t", to, routed)
+	nstest.Eventually(w, func() error {
+		if w.routed(to) != routed {
+			return fmt.Errorf("%s: routed is not %t", to, routed)
 		}
-	}
+		return nil
+	})
 }
 
 // What is said of routes of next-hop objects is what the kernel does: they go with the carrier,

@@ -44,7 +44,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	for {
 		all, err := allInstances(r)
 		if err != nil && ctx.Err() == nil {
-			log.Warn("protected links cannot be looked after", "reason", err)
+			log.Warn("protected links cannot be looked after", "err", err)
 		}
 		for _, i := range all {
 			f := running[i]
@@ -62,7 +62,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 			go func() {
 				defer close(f.ended)
 				if err := watch(ctx, r, i, log, &f.memory); err != nil && ctx.Err() == nil {
-					log.Warn("the links of a namespace are not followed for a second", "namespace", i.Scope, "reason", err)
+					log.Warn("the links of a namespace are not followed for a second", "netns", i.Scope, "err", err)
 				}
 			}()
 		}
@@ -170,7 +170,7 @@ func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.L
 	defer func() { w.endAll(ctx) }()
 	w.told = make(chan told, 64)
 	if w.ears, err = w.listen(w.told); err != nil {
-		log.Warn("neighbours are not heard: new link addresses are not followed", "namespace", i.Scope, "err", err)
+		log.Warn("neighbours are not heard: new link addresses are not followed", "netns", i.Scope, "err", err)
 	} else {
 		defer w.ears.close()
 	}
@@ -185,7 +185,7 @@ func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.L
 		return err
 	}
 	if stop, err := w.hearTooBig(); err != nil {
-		log.Warn("routers on the way of repairs are not heard", "namespace", i.Scope, "reason", err)
+		log.Warn("routers on the way of repairs are not heard", "netns", i.Scope, "err", err)
 	} else {
 		defer stop()
 	}
@@ -383,7 +383,7 @@ func (w *watcher) revert() {
 	for _, l := range w.links {
 		if l.up && w.words.Get(l.slot)[links.CarrierByte] != 0 && time.Since(l.since) >= l.hold {
 			w.words.Set(l.slot, links.CarrierByte, false)
-			w.log.Info("link is up", "interface", l.name, "held", l.hold)
+			w.log.Info("link is up", "interface", l.name, "hold", l.hold)
 		}
 	}
 }
@@ -430,7 +430,7 @@ func (w *watcher) catchUp(ctx context.Context) error {
 	}
 	if !w.begun {
 		w.begun = true
-		w.log.Info("links are followed", "namespace", w.inst.Scope, "interfaces", len(w.links))
+		w.log.Info("links are followed", "netns", w.inst.Scope, "interfaces", len(w.links))
 	}
 	if w.fast != nil {
 		return w.fast.learn()

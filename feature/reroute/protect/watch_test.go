@@ -4,6 +4,7 @@ package protect
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os/exec"
 	"strings"
@@ -47,11 +48,12 @@ func (w *world) serveNow() (stop func()) {
 // until waits for a condition, for which a busy machine has long.
 func (w *world) until(what string, f func() bool) {
 	w.Helper()
-	for end := time.Now().Add(60 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			w.Fatalf("after 60 s not: %s; %+v", what, w.state("core"))
+	nstest.Eventually(w, func() error {
+		if !f() {
+			return fmt.Errorf("not yet: %s; %+v", what, w.state("core"))
 		}
-	}
+		return nil
+	})
 }
 
 // A link that loses its carrier, or is set down at the other end, is not used from then on; when it is back it is only after it
@@ -132,16 +134,16 @@ func TestFast(t *testing.T) {
 		n := w.state("core").Counts.Packets
 		return q.arrives(10, patience) && w.state("core").Counts.Packets == n
 	})
-	for range 50 {
+	nstest.Steadily(t, 100*time.Millisecond, func() error {
 		n := w.state("core").Counts.Packets
 		if !q.arrives(10, patience) {
-			t.Fatal("a packet to the longer prefix does not arrive")
+			return errors.New("a packet to the longer prefix does not arrive")
 		}
 		if got := w.state("core").Counts.Packets; got != n {
-			t.Fatalf("a packet of a route that leads elsewhere was rerouted")
+			return errors.New("a packet of a route that leads elsewhere was rerouted")
 		}
-		time.Sleep(2 * time.Millisecond)
-	}
+		return nil
+	})
 	w.until("the fast program is back after routes changed", func() bool { n := fast(); p.arrives(10, patience); return fast() > n })
 	// Somebody filters what is forwarded: every packet must meet that.
 	stop()
@@ -180,15 +182,17 @@ func TestFastKeepsAway(t *testing.T) {
 			w.serve()
 			w.drain(true)
 			p := w.pair(true)
-			time.Sleep(5 * lookEvery)
-			for range 3 {
+			sent := uint64(0)
+			nstest.Steadily(t, 5*lookEvery, func() error {
 				if !p.arrives(10, patience) {
-					t.Error("a packet does not arrive")
+					return errors.New("a packet does not arrive")
 				}
-			}
-			if c := w.state("core").Counts; c.Fast != 0 || c.Packets != 3 {
-				t.Errorf("%+v", c)
-			}
+				sent++
+				if c := w.state("core").Counts; c.Fast != 0 || c.Packets != sent {
+					return fmt.Errorf("of %d packets: %+v", sent, c)
+				}
+				return nil
+			})
 		})
 	}
 }

@@ -10,17 +10,17 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -190,46 +190,26 @@ func applyTo(root *kernel.Root, c Config) (said []string, err error) {
 	if errs := c.Validate(); len(errs) > 0 {
 		return nil, errs[0]
 	}
-	l, err := root.Lock(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer l.Unlock()
-	if err := Recover(l); err != nil {
-		return nil, err
-	}
-	st, err := ReadState(ctx, root)
-	if err != nil {
-		return nil, err
-	}
-	p, err := Plan(ctx, st, c)
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range p.Steps {
-		said = append(said, s.String())
-	}
-	return append(said, p.Warnings...), Apply(ctx, l, p)
+	var p feature.Plan
+	said, err = featuretest.ApplyPlan(ctx, root, Recover, func() (feature.Plan, error) {
+		st, err := ReadState(ctx, root)
+		if err != nil {
+			return p, err
+		}
+		p, err = Plan(ctx, st, c)
+		return p, err
+	})
+	return append(said, p.Warnings...), err
 }
 
 // playApply applies a configuration and dies at a step of it.
 func playApply(args []string) error {
-	dieAt, err := strconv.Atoi(args[1])
-	if err != nil {
-		return err
-	}
 	var c Config
 	if err := json.Unmarshal([]byte(args[2]), &c); err != nil {
 		return err
 	}
-	n := 0
-	kerneltest.OnStep(func(string) {
-		if n++; n > dieAt {
-			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {}
-		}
-	})
-	_, err = applyTo(kernel.OpenRoot(args[0]), c)
+	kerneltest.DieAt(args[1])
+	_, err := applyTo(kernel.OpenRoot(args[0]), c)
 	return err
 }
 

@@ -35,16 +35,16 @@ func TestFRR(t *testing.T) {
 		var got []string
 		var err error
 		var network *topo.Network
-		for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		nstest.Within(t, 3*time.Minute, func() error {
 			if network, err = read(); err != nil {
-				continue
+				return err
 			}
 			if got = links(network, name); slices.Equal(got, want) && !without(network) && named(network) {
-				return network
+				return nil
 			}
-		}
-		t.Fatalf("%s: %v; links %q, want %q; notes %q", protocol, err, got, want, network.Notes)
-		return nil
+			return fmt.Errorf("%s: links %q, want %q; notes %q", protocol, got, want, network.Notes)
+		})
+		return network
 	}
 	byName := func(s string) string { return s }
 	isis := check("isis", byName, func() (*topo.Network, error) {

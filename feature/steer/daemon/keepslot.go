@@ -61,7 +61,7 @@ func (s *supervisor) keepSlot(ctx context.Context, pid int) {
 func (s *supervisor) retire(ctx context.Context) {
 	err := Retirement{Slot: s.Slot, Signal: s.Stop, Log: s.Log}.Run(ctx, s.root)
 	if err != nil && ctx.Err() == nil {
-		s.Log.Warn("the generation before was not ended", "service", s.Slot.Service, "slot", s.Slot.Slot, "error", err)
+		s.Log.Warn("the generation before was not ended", "service", s.Slot.Service, "slot", s.Slot.Slot, "err", err)
 	}
 }
 

@@ -288,10 +288,10 @@ func (s *supervisor) release() {
 		}
 	}
 	if err := e.SetState(p.Row(s.Slot.Slot), slots.Exited); err != nil {
-		s.Log.Warn("slot not withdrawn", "error", err)
+		s.Log.Warn("slot not withdrawn", "err", err)
 	}
 	if back, err := e.FallBack(p, s.Slot.Slot); err != nil {
-		s.Log.Warn("slot not given back to the generation before", "error", err)
+		s.Log.Warn("slot not given back to the generation before", "err", err)
 	} else if back {
 		s.Log.Warn("the slot is the generation's before again", "service", s.Slot.Service, "slot", s.Slot.Slot)
 	}

@@ -32,7 +32,7 @@ type Service struct {
 	Service spec.Service `json:"service"`         // defaults filled in, seed drawn
 	Netns   string       `json:"netns"`           // as people know the namespace
 	Engine  spec.Engine  `json:"engine"`          // the one that was chosen
-	Reason  string       `json:"reason"`          // it was
+	Reason  string       `json:"engine_reason"`   // it was
 	ID      uint32       `json:"id"`              // index into steer_services
 	Rows    []uint32     `json:"rows"`            // of the engine's maps, by slot: a slot keeps its row for life, or its two
 	Spare   []uint32     `json:"spare,omitempty"` // with generations: the other rows, by slot

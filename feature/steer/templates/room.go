@@ -95,7 +95,7 @@ func (t *Scope) tell() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for service, n := range t.untold {
-		t.log.Warn("template messages refused: unreadable, or too many", "service", service, "netns", t.ns.String(), "refused", n)
+		t.log.Warn("template messages refused: unreadable, or too many", "service", service, "netns", t.ns.String(), "messages", n)
 	}
 	clear(t.untold)
 }

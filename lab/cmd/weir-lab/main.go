@@ -23,6 +23,7 @@ import (
 	handofflab "github.com/weir-project/weir/lab/handoff"
 	_ "github.com/weir-project/weir/lab/handoffcompare"
 	"github.com/weir-project/weir/lab/handoffpair"
+	"github.com/weir-project/weir/lab/loaders"
 	"github.com/weir-project/weir/lab/onehost"
 	"github.com/weir-project/weir/lab/peers"
 	_ "github.com/weir-project/weir/lab/reload"
@@ -64,6 +65,7 @@ func main() {
 	handofflab.Play() // nor whoever moves sessions
 	handoffpair.Play()
 	reroutestress.Play()
+	loaders.Play() // nor a loader of BPF programs beside weir
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	err := newCommand().ExecuteContext(ctx)

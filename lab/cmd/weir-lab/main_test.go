@@ -51,10 +51,10 @@ func TestExitStatus(t *testing.T) {
 		says   string
 	}{
 		{"list", 0, "telemetry      routers' IPFIX and BMP steered"},
-		{"list --names", 0, "dispatch\nfilter\nguard\nhandoff\nhandoff-balance\nhandoff-compare\nhandoff-crash\nhandoff-pair\nreload\nreroute\nreroute-cost\nreroute-stress\nsteer-compare\nsteer-storm\ntable\ntelemetry\ntilfa\n"},
+		{"list --names", 0, "dispatch\nfilter\nguard\nhandoff\nhandoff-balance\nhandoff-compare\nhandoff-crash\nhandoff-pair\nloaders\nreload\nreroute\nreroute-cost\nreroute-stress\nsteer-compare\nsteer-storm\ntable\ntelemetry\ntilfa\n"},
 		{"list x", 2, "unknown command"},
 		{"run", 2, "accepts 1 arg"},
-		{"run nothing", 2, `no experiment is named "nothing"; there are: [dispatch filter guard handoff handoff-balance handoff-compare handoff-crash handoff-pair reload reroute reroute-cost reroute-stress steer-compare steer-storm table telemetry tilfa]`},
+		{"run nothing", 2, `no experiment is named "nothing"; there are: [dispatch filter guard handoff handoff-balance handoff-compare handoff-crash handoff-pair loaders reload reroute reroute-cost reroute-stress steer-compare steer-storm table telemetry tilfa]`},
 		{"run telemetry --slow", 2, "unknown flag: --slow"},
 		{"run telemetry --quick --smoke", 2, "choose one"},
 		{"nonsense", 2, "unknown command"},

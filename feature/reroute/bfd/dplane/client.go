@@ -96,7 +96,7 @@ func (c *Client) Adopt(files []*os.File, owners map[uint32]Owner) {
 			n, err = c.newConn(socket)
 		}
 		if err != nil {
-			c.log.Warn("a connection to bfdd that was kept is none", "reason", err)
+			c.log.Warn("a connection to bfdd that was kept is none", "err", err)
 			continue
 		}
 		n.kept = true
@@ -137,7 +137,7 @@ func (c *Client) Run(ctx context.Context) error {
 		}
 		if err != nil {
 			if connected || !tried {
-				c.log.Warn("bfdd is not there", "address", c.address, "reason", err)
+				c.log.Warn("bfdd is not there", "address", c.address, "err", err)
 			}
 			connected = false
 			if !sleep(ctx, redial) {
@@ -277,9 +277,9 @@ func (n *conn) serve(ctx context.Context, told chan<- struct{}) {
 		return
 	case errors.Is(err, net.ErrClosed): // by us
 	case len(n.sessions) > 0:
-		n.c.log.Warn("bfdd has closed the connection: its sessions are down", "sessions", len(n.sessions), "reason", err)
+		n.c.log.Warn("bfdd has closed the connection: its sessions are down", "sessions", len(n.sessions), "err", err)
 	case !errors.Is(err, io.EOF):
-		n.c.log.Warn("bfdd", "reason", err)
+		n.c.log.Warn("bfdd", "err", err)
 	}
 	if n.kept {
 		n.c.keep.Remove(n.cookie)
@@ -296,7 +296,7 @@ func (n *conn) leave() {
 		return
 	}
 	if err := n.control(func(fd int) error { return n.c.keep.Put(n.cookie, fd) }); err != nil {
-		n.c.log.Warn("bfdd will have its sessions down when weir serve restarts", "reason", err)
+		n.c.log.Warn("bfdd will have its sessions down when weir serve restarts", "err", err)
 		return
 	}
 	n.kept = true
@@ -327,7 +327,7 @@ func (n *conn) handle(m message, told chan<- struct{}) error {
 		}
 		n.sessions[d], c.owner[d] = true, n
 		if err := c.engine.Add(s, Owner{n.cookie, n.version}); err != nil {
-			c.log.Warn("a session of bfdd's cannot run", "peer", s.Peer, "interface", s.Device, "reason", err)
+			c.log.Warn("a session of bfdd's cannot run", "peer", s.Peer, "interface", s.Device, "err", err)
 		}
 		select {
 		case told <- struct{}{}:

@@ -5,6 +5,7 @@ package dplane
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -142,13 +143,15 @@ func (f *frr) there(file string) {
 	})
 }
 
+// eventually gives FRR's daemons five minutes.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Minute); !f(); time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("not in five minutes: ", what)
+	nstest.Within(t, 5*time.Minute, func() error {
+		if !f() {
+			return errors.New("not yet: " + what)
 		}
-	}
+		return nil
+	})
 }
 
 func (f *frr) vtysh(commands ...string) string {

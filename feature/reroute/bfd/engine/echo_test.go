@@ -4,6 +4,7 @@ package engine
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/bfdtest"
 	"github.com/weir-project/weir/feature/reroute/frrtest"
 	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // forwards has the daemon's host forward, or not.
@@ -77,8 +79,12 @@ func TestEchoWithBFDD(t *testing.T) {
 			for tries := 1; ; tries++ {
 				before := returned()
 				frr.Signal("bfdd", syscall.SIGSTOP)
-				for end := time.Now().Add(3 * time.Second); returned() <= before+20 && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-				}
+				_ = nstest.Poll(3*time.Second, func() error {
+					if returned() <= before+20 {
+						return errors.New("echo does not come back")
+					}
+					return nil
+				})
 				frr.Signal("bfdd", syscall.SIGCONT)
 				if returned() > before+20 {
 					break

@@ -4,6 +4,7 @@ package engine
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"testing"
@@ -166,10 +167,12 @@ func TestHanded(t *testing.T) {
 		t.Errorf("removed meanwhile: adopted: %t, sessions %v, %v", e.Adopted(), all, err)
 	}
 	last := heard()
-	time.Sleep(10 * every)
-	if now := heard(); now > last+2*every {
-		t.Errorf("packets of what was removed still come %v after the end", now-last)
-	}
+	nstest.Steadily(t, 10*every, func() error {
+		if now := heard(); now > last+2*every {
+			return fmt.Errorf("packets of what was removed still come %v after the end", now-last)
+		}
+		return nil
+	})
 	handOver(e)
 	up(e, "both ends are up once more")
 	if err := e.Abandon(t.Context()); err != nil {
@@ -187,10 +190,12 @@ func TestHanded(t *testing.T) {
 	up(e, "both ends are up without anybody who keeps anything")
 	e.Close()
 	last = heard()
-	time.Sleep(10 * every)
-	if now := heard(); now > last+2*every {
-		t.Errorf("packets still come %v after the end", now-last)
-	}
+	nstest.Steadily(t, 10*every, func() error {
+		if now := heard(); now > last+2*every {
+			return fmt.Errorf("packets still come %v after the end", now-last)
+		}
+		return nil
+	})
 	// Who could not go on with what is kept leaves nothing of it.
 	e = open("one", kept, nil)
 	handOver(e)

@@ -104,11 +104,7 @@ func (s *side) status(of Session) Status {
 
 func (s *side) eventually(what string, f func() bool) {
 	s.Helper()
-	for end := time.Now().Add(60 * time.Second); !f(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			s.Fatal("not in 60 s: ", what)
-		}
-	}
+	nstest.Until(s, what, f)
 }
 
 // up waits until all sessions are, or are not.

@@ -89,7 +89,7 @@ func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *
 	defer others.Wait()
 	defer cancel()
 	others.Go(func() {
-		e.Run(ctx, func(err error) { log.Warn("BFD", "netns", p.Netns, "reason", err) })
+		e.Run(ctx, func(err error) { log.Warn("BFD", "netns", p.Netns, "err", err) })
 		cancel() // it was removed
 	})
 	others.Go(func() { h.tell(ctx, log) })
@@ -272,7 +272,7 @@ func (h *handed) tell(ctx context.Context, log feature.Logger) {
 	defer both.Wait()
 	both.Go(func() {
 		if err := h.e.Changes(ctx, func(d uint32) bool { h.tellOf(d); return true }); err != nil {
-			log.Warn("bfdd hears of changes late", "reason", err)
+			log.Warn("bfdd hears of changes late", "err", err)
 		}
 	})
 	tick := time.NewTicker(time.Second)
@@ -284,10 +284,10 @@ func (h *handed) tell(ctx context.Context, log feature.Logger) {
 		case <-tick.C:
 		}
 		if err := h.link(); err != nil && ctx.Err() == nil {
-			log.Warn("links are not judged by bfdd's sessions as configured", "reason", err)
+			log.Warn("links are not judged by bfdd's sessions as configured", "err", err)
 		}
 		if err := h.e.GiveBack(orphaned); err != nil && ctx.Err() == nil {
-			log.Warn("links of sessions that have ended stay down", "reason", err)
+			log.Warn("links of sessions that have ended stay down", "err", err)
 		}
 		h.mu.Lock()
 		var all []uint32

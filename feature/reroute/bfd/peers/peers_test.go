@@ -18,6 +18,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/feature/reroute/frrtest"
@@ -99,20 +101,16 @@ func (w *world) locked(f func(l *kernel.WriteLock) error) {
 // apply has the namespace as a configuration says, and returns the steps that it took.
 func (w *world) apply(wants ...Config) (steps []string) {
 	w.Helper()
-	w.locked(func(l *kernel.WriteLock) error {
+	steps, err := featuretest.ApplyPlan(context.Background(), w.root, nil, func() (feature.Plan, error) {
 		st, err := ReadState(w.root)
 		if err != nil {
-			return err
+			return feature.Plan{}, err
 		}
-		plan, err := Plan(context.Background(), st, wants)
-		for _, s := range plan.Steps {
-			steps = append(steps, s.String())
-			if err == nil {
-				_, err = s.Do(context.Background(), l)
-			}
-		}
-		return err
+		return Plan(context.Background(), st, wants)
 	})
+	if err != nil {
+		w.Fatal(err)
+	}
 	return steps
 }
 
@@ -179,11 +177,12 @@ func (w *world) session(name string) SessionState {
 
 func (w *world) eventually(what string, f func() bool) {
 	w.Helper()
-	for end := time.Now().Add(2 * time.Minute); !f(); time.Sleep(250 * time.Millisecond) {
-		if time.Now().After(end) {
-			w.Fatal("not within two minutes: ", what)
+	nstest.Within(w, 2*time.Minute, func() error {
+		if !f() {
+			return errors.New("not yet: " + what)
 		}
-	}
+		return nil
+	})
 }
 
 // Daemons stand still for seconds where the machine is busy: what comes up is to stay up.

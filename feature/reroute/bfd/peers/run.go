@@ -32,7 +32,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	for {
 		now, _, _, err := readPublished(r)
 		if err != nil {
-			log.Warn("BFD sessions cannot be read", "reason", err)
+			log.Warn("BFD sessions cannot be read", "err", err)
 		}
 		for scope, have := range running {
 			if p, there := now[scope]; err == nil && (!there || p.Config.FRR != have.frr) {
@@ -107,7 +107,7 @@ func start(life context.Context, r *kernel.Root, p published, inherited *left, t
 		all.Go(func() {
 			for ctx.Err() == nil {
 				if err := part(); err != nil && ctx.Err() == nil {
-					log.Warn("BFD", "netns", p.Netns, "reason", err)
+					log.Warn("BFD", "netns", p.Netns, "err", err)
 				}
 				select {
 				case <-ctx.Done():
@@ -137,7 +137,7 @@ func configured(ctx context.Context, r *kernel.Root, p published, config *atomic
 	defer cancel()
 	other.Go(func() { keepTick(ctx, e, config) })
 	other.Go(func() { t.changes(ctx, e) })
-	e.Run(ctx, func(err error) { log.Warn("BFD", "netns", p.Netns, "reason", err) })
+	e.Run(ctx, func(err error) { log.Warn("BFD", "netns", p.Netns, "err", err) })
 	return nil
 }
 

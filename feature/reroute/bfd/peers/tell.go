@@ -37,7 +37,7 @@ func (t *told) changes(ctx context.Context, e *engine.Engine) {
 		return true
 	})
 	if err != nil && ctx.Err() == nil {
-		t.log.Warn("changes of BFD sessions are told of late", "reason", err)
+		t.log.Warn("changes of BFD sessions are told of late", "err", err)
 	}
 }
 

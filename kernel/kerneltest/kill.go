@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kerneltest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// DieAt kills this process at a step of its change, as a crash does: at the step of a number,
+// counted from 0, or at the first step whose name begins so. A child of a test calls it before
+// the change. It prints the name of the step, for [Killed]. "-1" is no step.
+func DieAt(step string) { OnStep(dieAt(step)) }
+
+// DieAtKind is DieAt for changes with many steps of one kind: see [OnKind].
+func DieAtKind(step string) { OnKind(dieAt(step)) }
+
+// OnKind is OnStep for the first of several steps in a row of one kind, the name up to "_":
+// the tests of package kernel go through each pin.
+func OnKind(hook func(step string)) {
+	last := ""
+	OnStep(func(step string) {
+		kind, _, _ := strings.Cut(step, "_")
+		if kind != last {
+			hook(step)
+		}
+		last = kind
+	})
+}
+
+func dieAt(at string) func(step string) {
+	number, err := strconv.Atoi(at)
+	named := err != nil
+	n := 0
+	return func(step string) {
+		if named && strings.HasPrefix(step, at) || !named && n == number {
+			fmt.Println(step)
+			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+			select {}
+		}
+		n++
+	}
+}
+
+// Killed runs a child that calls DieAt. It returns the name of the step at which the child was
+// killed, and "" if it ended by itself. Any other end fails the test, but for errors that
+// contain one of the texts: the change fails as it should, and no step is left.
+func Killed(t testing.TB, c *exec.Cmd, fails ...string) (step string) {
+	t.Helper()
+	out, err := c.CombinedOutput()
+	if err == nil {
+		return ""
+	}
+	said := strings.TrimSpace(string(out))
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.Sys().(syscall.WaitStatus).Signal() == unix.SIGKILL {
+		return said[strings.LastIndex(said, "\n")+1:]
+	}
+	for _, f := range fails {
+		if strings.Contains(said, f) {
+			return ""
+		}
+	}
+	t.Fatalf("%q: %v\n%s", c.Args, err, said)
+	return ""
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package loaders puts weir beside other loaders of BPF programs: cilium/ebpf's links, libxdp's xdp-loader,
+// tc. Either side comes first, restarts and goes, and no program of the other may go with it.
+package loaders
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/weir-project/weir/lab"
+)
+
+func init() {
+	lab.Register(lab.Experiment{
+		Name:  "loaders",
+		Short: "weir beside cilium/ebpf, xdp-loader and tc at XDP, tcx and sk_lookup: who removes whose programs",
+		Run:   run,
+		Next: []string{
+			"weir-lab run loaders --quick --json   the findings for a program",
+			"weir filter list   where a filter runs among the programs at its hook",
+		},
+	})
+}
+
+// experiment is one run.
+type experiment struct {
+	env     *lab.Env
+	result  *lab.Result
+	world   *world
+	removed map[side]int
+	counts  map[string]int
+}
+
+func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
+	if e.Control {
+		return errors.New("each run has its control: programs that it removes on purpose, and must see")
+	}
+	x := &experiment{env: e, result: r, removed: map[side]int{}, counts: map[string]int{}}
+	var err error
+	if x.world, err = newWorld(e); err != nil {
+		return err
+	}
+	missing := false
+	for _, l := range loaders {
+		if l.tool != "" {
+			if _, err := lab.Find(l.tool); err != nil {
+				r.Skip("%s is not installed: weir was not tried beside it", l.tool)
+				missing = true
+				continue
+			}
+		}
+		for _, h := range l.hooks {
+			for _, first := range []side{theirs, ours} {
+				if err := x.pair(ctx, l, h, first); err != nil {
+					return fmt.Errorf("weir at %s beside %s, %s first: %w", h, l.name, first, err)
+				}
+			}
+			x.counts["pairs"]++
+		}
+	}
+	if err := x.control(ctx); err != nil {
+		return fmt.Errorf("control: %w", err)
+	}
+	x.claims(missing)
+	return nil
+}
+
+// claims are what weir promises about the programs of others.
+func (x *experiment) claims(missing bool) {
+	for name, n := range x.counts {
+		x.result.Set("loaders_"+name, float64(n))
+	}
+	for _, s := range []side{ours, theirs} {
+		x.result.Set("loaders_removed_"+string(s), float64(x.removed[s]))
+	}
+	claim := func(text, metric, want string) { x.result.Claim(lab.Correctness, text, metric, want) }
+	if !missing {
+		claim("pairs of a foreign loader and a hook of weir's", "loaders_pairs", "== 9")
+		claim("pairs at XDP, whose place either side had when the other came", "loaders_refused", "== 12")
+		claim("refusals of weir's that name the program at XDP", "loaders_owner_named", "== 6")
+		claim("pairs at other hooks, with programs of both sides after the second came", "loaders_both_stand", "== 12")
+	}
+	claim("programs of weir's that went with an action of another loader", "loaders_removed_ours", "== 0")
+	claim("programs of others that went with an action of weir's", "loaders_removed_theirs", "== 0")
+	claim("control: programs of weir's, removed on purpose, that are counted", "loaders_control_ours", "== 1")
+	claim("control: programs of others, removed on purpose, that are counted", "loaders_control_theirs", "== 1")
+}
+
+// act is an action of one side. Programs of the other side that are gone after it are counted.
+func (x *experiment) act(who side, do func() error) error {
+	before, err := x.world.programs()
+	if err != nil {
+		return err
+	}
+	acted := do()
+	after, err := x.world.programs()
+	if err != nil {
+		return err
+	}
+	for _, p := range before {
+		if p.side() != who && !slices.Contains(after, p) {
+			x.removed[p.side()]++
+			x.result.Note("program %d %q at %s went with an action of the other side", p.id, p.name, p.hook)
+		}
+	}
+	return acted
+}
+
+// control removes a program of each side on purpose: the count must see it.
+func (x *experiment) control(ctx context.Context) error {
+	kept, notes := x.removed, len(x.result.Notes)
+	x.removed = map[side]int{}
+	w, l := x.world, loaders[0]
+	w.weir.Rewrite(w.config(hookIngress))
+	err := errors.Join(l.load(ctx, w, hookIngress), w.weir.Apply(ctx),
+		x.act(ours, func() error { return l.unload(ctx, w, hookIngress) }),
+		x.act(theirs, func() error { return w.weir.Remove(ctx) }))
+	x.counts["control_ours"], x.counts["control_theirs"] = x.removed[ours], x.removed[theirs]
+	x.removed, x.result.Notes = kept, x.result.Notes[:notes]
+	return err
+}
+
+// pair has weir and a loader at a device, restarts each, and removes each.
+func (x *experiment) pair(ctx context.Context, l loader, h hookName, first side) error {
+	x.env.Watch.Log("weir at %s beside %s, %s first", h, l.name, first)
+	w := x.world
+	w.weir.Rewrite(w.config(h))
+	load := func() error { return x.act(theirs, func() error { return l.load(ctx, w, l.at(h)) }) }
+	unload := func() error { return x.act(theirs, func() error { return l.unload(ctx, w, l.at(h)) }) }
+	apply := func() error { return x.act(ours, func() error { return w.weir.Apply(ctx) }) }
+	restart := func() error { return x.act(ours, func() error { return w.restart(ctx) }) }
+	steps := []func() error{load, apply}
+	if first == ours {
+		steps = []func() error{apply, load}
+	}
+	if err := steps[0](); err != nil {
+		return err
+	}
+	if l.exclusive(h) {
+		if err := x.refused(first, steps[1]); err != nil {
+			return err
+		}
+		if first == theirs {
+			return errors.Join(x.refused(first, restart), unload(), load(), unload(), x.removeOurs(ctx), x.empty(ctx))
+		}
+		_ = unload() // it may fail: the program is not the loader's
+		return errors.Join(restart(), x.refused(first, load), x.removeOurs(ctx), x.empty(ctx))
+	}
+	if err := steps[1](); err != nil {
+		return err
+	}
+	if err := x.bothStand(); err != nil {
+		return err
+	}
+	return errors.Join(restart(), unload(), load(), restart(), x.removeOurs(ctx), unload(), x.empty(ctx))
+}
+
+// removeOurs removes weir.
+func (x *experiment) removeOurs(ctx context.Context) error {
+	return x.act(ours, func() error { return x.world.weir.Remove(ctx) })
+}
+
+// empty waits until nothing is attached: the next pair begins like this one.
+func (x *experiment) empty(ctx context.Context) error {
+	return x.world.wait(ctx, func(all []program) (bool, error) { return len(all) == 0, nil })
+}
+
+func (x *experiment) bothStand() error {
+	all, err := x.world.programs()
+	if err != nil {
+		return err
+	}
+	if count(all, ours) == 0 || count(all, theirs) == 0 {
+		return fmt.Errorf("not both are attached: %v", all)
+	}
+	x.counts["both_stand"]++
+	return nil
+}
+
+// refused runs the step of the second side, which must fail at XDP. Weir's error names the program.
+func (x *experiment) refused(first side, second func() error) error {
+	all, err := x.world.programs()
+	if err != nil {
+		return err
+	}
+	err = second()
+	if err == nil {
+		return errors.New("two programs at one XDP hook")
+	}
+	x.counts["refused"]++
+	if first == theirs {
+		for _, p := range all {
+			if strings.Contains(err.Error(), fmt.Sprintf("%d %q", p.id, p.name)) {
+				x.counts["owner_named"]++
+			}
+		}
+	}
+	return nil
+}
