@@ -17,7 +17,7 @@ import (
 
 // KeepHolder has the holder of engine sk_reuseport run, if there is something to hold.
 func (e *Engine) KeepHolder() error {
-	if e.Kind != spec.EngineReuseport || len(e.Services) == 0 {
+	if e.Kind != spec.EngineReuseport || e.Idle() {
 		return nil
 	}
 	return e.StartHolder()
