@@ -5,7 +5,6 @@ package feature
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -185,17 +184,7 @@ func (s Set[I, V]) Remove(_ context.Context, l *kernel.WriteLock) error {
 }
 
 // Mend implements Mender: instances whose network namespace is gone are removed.
-func (s Set[I, V]) Mend(l *kernel.WriteLock) error {
-	all, _, err := s.Store.All(l.Root)
-	for _, rec := range all {
-		gone, gerr := rec.Gone()
-		if gone {
-			gerr = s.Store.Remove(l, rec.Instance)
-		}
-		err = errors.Join(err, gerr)
-	}
-	return err
-}
+func (s Set[I, V]) Mend(l *kernel.WriteLock) error { return s.Store.RemoveGone(l) }
 
 // Recover implements Recoverer.
 func (s Set[I, V]) Recover(l *kernel.WriteLock, i kernel.Instance, _ []string) (string, error) {
