@@ -5,16 +5,16 @@ package feature
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
-	"strconv"
-	"time"
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // appliedABI is the version of what is pinned: JSON of a spec in a meta.
 const appliedABI = 1
+
+const appliedName = "spec"
 
 // Applied is the spec that weir apply leaves in the pins for the process of a feature. There is one for each network
 // namespace; the methods work on the caller's.
@@ -22,73 +22,83 @@ type Applied[C any] struct {
 	Feature string
 }
 
-// instanceIn is the spec's instance in a namespace.
-func (a Applied[C]) instanceIn(ns *netns.Handle) kernel.Instance {
-	return kernel.Instance{Scope: strconv.FormatUint(ns.Inode(), 10), Feature: a.Feature, Name: "spec"}
+func (a Applied[C]) store() instances.Store[C] {
+	return instances.Store[C]{Feature: a.Feature, ABI: appliedABI, Is: func(name string) bool { return name == appliedName }}
+}
+
+// here names the spec's instance in the caller's network namespace. The caller closes ns.
+func (a Applied[C]) here() (i kernel.Instance, ns *netns.Handle, err error) {
+	if ns, err = netns.Current(); err != nil {
+		return i, nil, err
+	}
+	return a.store().Name(kernel.ScopeOf(ns), appliedName), ns, nil
 }
 
 // Read returns the spec, nil if there is none.
 func (a Applied[C]) Read(r *kernel.Root) (*C, error) {
-	ns, err := netns.Current()
+	i, ns, err := a.here()
 	if err != nil {
 		return nil, err
 	}
 	defer ns.Close()
-	i := a.instanceIn(ns)
-	m, err := r.Meta(i)
+	rec, err := a.store().Read(r, i)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
-	if err := m.RequireABI(i, appliedABI); err != nil {
-		return nil, err
-	}
-	if cookie, err := ns.Cookie(); err == nil && m.Cookie != 0 && m.Cookie != cookie {
+	if !ns.Is(rec.ID()) {
 		return nil, nil // of a namespace that is gone, whose number this one has
 	}
-	c := new(C)
-	if err := json.Unmarshal(m.Config, c); err != nil {
-		return nil, fmt.Errorf("%s: %w", i, err)
+	return &rec.Spec, nil
+}
+
+// State returns the spec, nil if there is none or it cannot be read, and the specs of all network namespaces that cannot be read.
+func (a Applied[C]) State(r *kernel.Root) (*C, instances.Unreadable, error) {
+	_, unreadable, err := a.store().All(r)
+	if err != nil {
+		return nil, nil, err
 	}
-	return c, nil
+	c, err := a.Read(r)
+	if stays, serr := a.Stays(unreadable); stays || serr != nil {
+		err = serr
+	}
+	return c, unreadable, err
+}
+
+// Stays tells whether the spec is among those that cannot be read.
+func (a Applied[C]) Stays(unreadable instances.Unreadable) (bool, error) {
+	i, ns, err := a.here()
+	if err != nil {
+		return false, err
+	}
+	defer ns.Close()
+	return unreadable.Has(i), nil
 }
 
 // Publish records a spec in place of the one that is there.
 func (a Applied[C]) Publish(l *kernel.WriteLock, c C) error {
-	ns, err := netns.Current()
+	i, ns, err := a.here()
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	text, err := json.Marshal(c)
-	if err != nil {
-		return err
-	}
-	m := kernel.Meta{ABI: appliedABI, Inode: ns.Inode(), Created: time.Now(), Version: kernel.Version, Config: text}
-	m.Cookie, _ = ns.Cookie() // 0 where the kernel has none
-	return l.Publish(a.instanceIn(ns), m, kernel.Pins{})
+	return a.store().Publish(l, i, instances.Form[C]{Spec: c, Netns: ns})
 }
 
 // Remove forgets the spec. It is no error if there is none.
 func (a Applied[C]) Remove(l *kernel.WriteLock) error {
-	ns, err := netns.Current()
+	i, ns, err := a.here()
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	return gone(l.Remove(a.instanceIn(ns)))
+	return gone(l.Remove(i))
 }
 
 // RemoveAll forgets the specs of all namespaces.
 func (a Applied[C]) RemoveAll(l *kernel.WriteLock) error {
-	all, err := l.Root.Instances(a.Feature)
-	for _, i := range all {
-		if i.Name == "spec" {
-			err = errors.Join(err, gone(l.Remove(i)))
-		}
-	}
-	return err
+	return a.store().RemoveAll(l, "")
 }
 
 func gone(err error) error {
@@ -97,6 +107,9 @@ func gone(err error) error {
 	}
 	return err
 }
+
+// RemoveGone forgets the specs of network namespaces that are gone.
+func (a Applied[C]) RemoveGone(l *kernel.WriteLock) error { return a.store().RemoveGone(l) }
 
 // Same reports whether two specs say the same. Positions in a file are no part of what they say.
 func (Applied[C]) Same(a, b *C) bool {

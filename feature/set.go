@@ -5,7 +5,6 @@ package feature
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -185,19 +184,9 @@ func (s Set[I, V]) Remove(_ context.Context, l *kernel.WriteLock) error {
 }
 
 // Recover implements Recoverer: instances whose network namespace is gone are removed.
-func (s Set[I, V]) Recover(l *kernel.WriteLock) error {
-	all, _, err := s.Store.All(l.Root)
-	for _, rec := range all {
-		gone, gerr := rec.Gone()
-		if gone {
-			gerr = s.Store.Remove(l, rec.Instance)
-		}
-		err = errors.Join(err, gerr)
-	}
-	return err
-}
+func (s Set[I, V]) Recover(l *kernel.WriteLock) error { return s.Store.RemoveGone(l) }
 
-// Complete implements Recoverer.
+// Complete implements Completer.
 func (s Set[I, V]) Complete(l *kernel.WriteLock, i kernel.Instance, _ []string) (string, error) {
 	rec, err := s.Store.Read(l.Root, i)
 	if err != nil {

@@ -210,7 +210,11 @@ func recoverInstance(l *kernel.WriteLock, i kernel.Instance) (note string, err e
 	for _, f := range features {
 		r, ok := f.Value.(feature.Completer)
 		if ok && f.Name == i.Feature {
-			return r.Complete(l, i, lacks)
+			note, err := r.Complete(l, i, lacks)
+			if errors.Is(err, kernel.ErrABI) { // the plan tells of it, too
+				return "stays as it is: " + err.Error(), nil
+			}
+			return note, err
 		}
 	}
 	if err != nil || byAgent(i.Feature) {

@@ -147,6 +147,19 @@ func (l *WriteLock) OpenRest(i Instance) (*Opened, error) {
 	return o, nil
 }
 
+// Has tells whether anything of an instance is pinned.
+func (r *Root) Has(i Instance) bool {
+	_, err := os.Stat(r.dir(i))
+	return err == nil
+}
+
+// OpenMap opens one map of an instance whose meta may be unreadable, for writing. The caller closes it.
+func (l *WriteLock) OpenMap(i Instance, name string) (*ebpf.Map, error) {
+	path := filepath.Join(l.dirPath(i), mapPrefix+name)
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	return m, l.explainOpen(path, err)
+}
+
 // Meta reads who made an instance, from what. It returns ErrNotExist where the
 // instance is not published.
 func (r *Root) Meta(i Instance) (m Meta, err error) {

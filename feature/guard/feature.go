@@ -75,7 +75,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 		return plan, err
 	}
 	for _, g := range have.Guards {
-		if !wanted[g.rec.Instance] {
+		if !wanted[g.rec.Instance] && !have.stays(g.rec.Instance) {
 			plan.Add(removeStep(g.rec.Instance))
 		}
 	}
@@ -157,7 +157,7 @@ func (t target) warnOfInterfaces(plan *feature.Plan, ns *netns.Handle) error {
 // plan adds the guard's step. That of one which has a problem comes late: it may fail again, which ends the apply, and what
 // changes the others during an attack is done by then.
 func (t target) plan(plan, late *feature.Plan, have State) {
-	if have.Unreadable.Has(t.instance) {
+	if have.stays(t.instance) {
 		return
 	}
 	object := "guard of service " + t.Service.Name
@@ -176,6 +176,11 @@ func (t target) plan(plan, late *feature.Plan, have State) {
 	if step.Detail != "" {
 		plan.Add(step)
 	}
+}
+
+// stays tells whether a guard stays as it is, since it, or what the guards of its network namespace share, cannot be read.
+func (st State) stays(i kernel.Instance) bool {
+	return st.Unreadable.Has(i) || st.Unreadable.WithoutDamage().Has(hooksInstance(i.Scope))
 }
 
 func removeStep(i kernel.Instance) feature.Step {

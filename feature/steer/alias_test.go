@@ -182,8 +182,8 @@ func TestDevicesFileChanges(t *testing.T) {
 				w.apply()
 				w.serve()
 				w.devicesFile(text.String())
-				w.deadline("its file is read", func() bool { return w.where(src[3])[0].Device == "one" })
-				w.deadline("the sessions are reset", func() bool { return !w.due() })
+				nstest.Until(w.t, "its file is read", func() bool { return w.where(src[3])[0].Device == "one" })
+				nstest.Until(w.t, "the sessions are reset", func() bool { return !w.due() })
 				for _, r := range routers {
 					if fmt.Sprint(w.where(r.addr)[0].PID) != r.who {
 						reset[r.addr] = ""
@@ -221,10 +221,4 @@ func (w *world) due() bool {
 		}
 	}
 	return false
-}
-
-// deadline waits until cond holds.
-func (w *world) deadline(what string, cond func() bool) {
-	w.t.Helper()
-	nstest.Until(w.t, what, cond)
 }

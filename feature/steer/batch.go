@@ -90,7 +90,7 @@ func (b *batch) note(l *kernel.WriteLock, scope, name string) error {
 		f.was = e.Services[name]
 	} else if was, err := record.Read(l.Root, record.Instance(scope, name)); err == nil {
 		f.was = was
-	} else if !errors.Is(err, kernel.ErrNotExist) {
+	} else if !errors.Is(err, kernel.ErrNotExist) && !errors.Is(err, kernel.ErrDamaged) {
 		return err
 	}
 	b.touched = append(b.touched, f)
@@ -140,7 +140,7 @@ func (b *batch) removal(s *state.Service) feature.Step {
 			if err := e.Mark(true); err != nil {
 				return "", err
 			}
-			delete(e.Services, name)
+			e.Drop(name)
 			err = l.Remove(record.Instance(scope, name))
 			kernel.Step("steer:removed")
 			return "", err
@@ -169,6 +169,16 @@ func (b *batch) finish(plan *feature.Plan) {
 	}
 }
 
+// gone are the services that the batch took away from a namespace, or gave other listens.
+func (b *batch) gone(scope string) (out []*record.Service) {
+	for _, f := range b.touched {
+		if f.scope == scope && f.was != nil {
+			out = append(out, f.was)
+		}
+	}
+	return out
+}
+
 func (b *batch) settle(l *kernel.WriteLock) error {
 	for i, e := range b.engines {
 		scope := e.Scope
@@ -177,9 +187,9 @@ func (b *batch) settle(l *kernel.WriteLock) error {
 		}
 		err := e.ReconcileMarked()
 		if err == nil {
-			err = engine.ReconcileCopies(l, scope, true)
+			err = engine.ReconcileCopies(l, scope, true, b.gone(scope)...)
 		}
-		if err == nil && len(e.Services) == 0 {
+		if err == nil && e.Idle() {
 			if b.templates[scope], err = templates.Save(l.Root, scope); err == nil {
 				err = engine.RemoveTemplates(l, scope)
 			}
@@ -245,7 +255,7 @@ func (b *batch) restore(ctx context.Context, l *kernel.WriteLock, f *formerly) e
 		return err
 	}
 	if f.was == nil {
-		delete(e.Services, f.name)
+		e.Drop(f.name)
 		return l.Remove(i)
 	}
 	old := e.Services[f.name]

@@ -80,6 +80,9 @@ func bypassEngine(ctx context.Context, l *kernel.WriteLock, scope string, kind s
 		kernel.Step("steer:published")
 		did = append(did, name)
 	}
+	for _, name := range e.Kept.Names {
+		errs = append(errs, fmt.Errorf("service %s stays as it is: it cannot be read", name))
+	}
 	errs = append(errs, e.Reconcile())
 	return did, errors.Join(append(errs, engine.ReconcileCopies(l, scope, true))...)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 	"github.com/weir-project/weir/service"
 )
 
@@ -21,6 +22,7 @@ func ConfiguredMembers(r *kernel.Root, name string) ([]service.Member, error) {
 		return nil, err
 	}
 	var out []service.Member
+	var unread instances.Unreadable
 	found := false
 	for _, i := range all {
 		if i.Name != name || !kernel.ValidName(name) {
@@ -31,12 +33,15 @@ func ConfiguredMembers(r *kernel.Root, name string) ([]service.Member, error) {
 			continue // removed meanwhile
 		}
 		if err != nil {
-			return nil, err
+			unread.Add(i, err)
+			continue
 		}
 		found = true
 		out = append(out, p.Service.Members...)
 	}
-	if !found {
+	if !found && len(unread) > 0 {
+		return nil, unread.Err()
+	} else if !found {
 		return nil, fmt.Errorf("service %q: %w", name, kernel.ErrNotExist)
 	}
 	return out, nil

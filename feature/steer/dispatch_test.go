@@ -190,7 +190,7 @@ func TestDispatch(t *testing.T) {
 	if _, err := c53.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	w.deadline("the datagram is counted", func() bool { return w.named()["a"].Steered > before })
+	nstest.Until(w.t, "the datagram is counted", func() bool { return w.named()["a"].Steered > before })
 	w.unregister("a", "tcp4")
 	w.reached(map[string]*sink{"127.20.7.1:443": nil, "127.20.0.1:80": b})
 	all, err := bindings.Bindings(context.Background(), w.root, record.Scope(here(t)))

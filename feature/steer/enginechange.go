@@ -82,7 +82,7 @@ func (t target) leave(ctx context.Context, from *engine.Engine, was *record.Serv
 	if err := from.Mark(true); err != nil {
 		return err
 	}
-	delete(from.Services, was.Service.Name)
+	from.Drop(was.Service.Name)
 	if err := from.ReconcileMaps(); err != nil {
 		return err
 	}

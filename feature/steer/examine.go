@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
@@ -41,6 +42,9 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 	}
 	st.ExplainEmpty(ctx)
 	var out []Finding
+	for _, f := range feature.UnreadFindings(st.Unreadable) {
+		out = append(out, Finding{f.Object, f.Text, f.Remedy})
+	}
 	for _, o := range st.Outdated {
 		out = append(out, Finding{fmt.Sprintf("engine %s of %s", o.Engine, o.Netns), "its program is that of weir " + o.Version + ", not this one's: " + o.String(),
 			"weir upgrade, or weir apply, puts this one's in place; no packet is lost"})

@@ -412,7 +412,7 @@ func TestNextGenerationInCgroup(t *testing.T) {
 func (w *world) queue(a *sink, queued int) <-chan string {
 	t := w.t
 	a.Signal(unix.SIGSTOP)
-	w.deadline("it is stopped", func() bool { return stopped(t, a.pid()) })
+	nstest.Until(w.t, "it is stopped", func() bool { return stopped(t, a.pid()) })
 	got := make(chan string, queued)
 	for _, from := range sources(queued) {
 		go func() {
@@ -423,7 +423,7 @@ func (w *world) queue(a *sink, queued int) <-chan string {
 			got <- who
 		}()
 	}
-	w.deadline("connections wait", func() bool { return w.state().Slots[0].Sockets[1].Queue == uint32(queued) })
+	nstest.Until(w.t, "connections wait", func() bool { return w.state().Slots[0].Sockets[1].Queue == uint32(queued) })
 	return got
 }
 

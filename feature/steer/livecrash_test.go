@@ -195,7 +195,7 @@ func TestServeGoesOnWithResets(t *testing.T) {
 		t.Fatalf("killed after three of %d, %d are left, %v", len(want), len(left), err)
 	}
 	w.serve()
-	w.deadline("nothing is due", func() bool { return !w.due() })
+	nstest.Until(w.t, "nothing is due", func() bool { return !w.due() })
 	reset := map[netip.Addr]string{}
 	for _, s := range want {
 		reset[s.Remote.Addr().Unmap()] = ""
@@ -229,7 +229,7 @@ func TestServeLeavesResetsToTheLiving(t *testing.T) {
 		return err
 	})
 	release()
-	w.deadline("nothing is due", func() bool { return !w.due() })
+	nstest.Until(w.t, "nothing is due", func() bool { return !w.due() })
 }
 
 // weir serve admits a member that already holds sessions, and resets those that
@@ -264,9 +264,9 @@ func TestServeResetsWhatAMemberBrings(t *testing.T) {
 		write[slot](s)
 	}
 	for slot, s := range sinks {
-		w.deadline("slot "+strconv.Itoa(slot)+" is admitted", func() bool { return w.state().Slots[slot].PID == s.pid() })
+		nstest.Until(w.t, "slot "+strconv.Itoa(slot)+" is admitted", func() bool { return w.state().Slots[slot].PID == s.pid() })
 	}
-	w.deadline("nothing is due", func() bool { return !w.due() })
+	nstest.Until(w.t, "nothing is due", func() bool { return !w.due() })
 	reset := map[netip.Addr]string{}
 	for _, r := range routers {
 		if fmt.Sprint(w.where(r.addr)[0].PID) != r.who {

@@ -21,6 +21,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/hook"
+	"github.com/weir-project/weir/kernel/instances"
 	"github.com/weir-project/weir/kernel/probe"
 )
 
@@ -172,23 +173,64 @@ func (b *batch) plan(ctx context.Context, plan *feature.Plan, have state.State, 
 	for _, o := range have.Outdated {
 		plan.Add(upgradeStep(o))
 	}
+	plan.Stays(unreadServices(have, false))
+	for _, u := range unreadServices(have, true) { // before any engine is opened: nothing of it is kept then
+		step := engine.RemoveStep(u.Scope, u.Name)
+		step.Detail = "neither its pins nor a record describe it"
+		plan.Add(step)
+	}
 	if err := checkLimits(have, targets); err != nil {
 		return err
 	}
 	wanted := map[string]bool{}
 	for _, t := range targets {
 		wanted[t.scope+"/"+t.service.Name] = true
+		if stays, err := t.stays(have); err != nil || stays {
+			if err != nil {
+				return err
+			}
+			continue
+		}
 		if err := planService(ctx, plan, have, t); err != nil {
 			return err
 		}
 	}
 	for _, s := range have.Services {
-		if !wanted[s.PinScope+"/"+s.Name] {
+		if !wanted[s.PinScope+"/"+s.Name] && have.Reads(s.PinScope, s.Engine) {
 			plan.Add(b.removal(&s))
 			removalOutages(&s, plan)
 		}
 	}
 	return nil
+}
+
+// unreadServices are the instances that cannot be read: damaged services, which a plan makes anew or removes, or all others.
+func unreadServices(have state.State, damaged bool) (out instances.Unreadable) {
+	for _, u := range have.Unreadable {
+		if damaged == (kernel.ValidName(u.Name) && errors.Is(u.Err, kernel.ErrDamaged)) {
+			out = append(out, u)
+		}
+	}
+	return out
+}
+
+// stays tells whether a service stays as it is, since it or an engine that a change of it needs cannot be read.
+func (t target) stays(have state.State) (bool, error) {
+	if unreadServices(have, false).Has(record.Instance(t.scope, t.service.Name)) {
+		return true, nil
+	}
+	var was *record.Service
+	if s, ok := serviceAt(have, t.scope, t.service.Name); ok {
+		was = s.Record
+		if !have.Reads(t.scope, s.Engine) {
+			return true, nil
+		}
+	}
+	kind, _, err := record.ChooseEngine(t.service, was)
+	if err != nil {
+		return false, fmt.Errorf("services.%s: %w", t.service.Name, err)
+	}
+	return !have.Reads(t.scope, kind), nil
 }
 
 // target is a service that is wanted, with its namespace resolved.

@@ -30,7 +30,7 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	}
 	defer ns.Close()
 	was, err := record.Read(l.Root, record.Instance(t.scope, t.service.Name))
-	if err != nil && !errors.Is(err, kernel.ErrNotExist) {
+	if err != nil && !errors.Is(err, kernel.ErrNotExist) && !errors.Is(err, kernel.ErrDamaged) { // which is made anew
 		return err
 	}
 	kind, why, err := record.ChooseEngine(t.service, was)

@@ -4,6 +4,7 @@ package steer
 
 import (
 	"context"
+	"errors"
 
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
@@ -30,17 +31,18 @@ func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 	// Groups keep their program until it is taken from them, and devices their filter.
 	for _, i := range all {
 		if i == engine.CopyInstance(i.Scope) {
-			o, err := l.Open(i)
-			if err != nil {
-				return err
-			}
-			defer o.Close()
-			if err := engine.RemoveCopies(l, i.Scope, o); err != nil {
+			if err := dropCopies(l, i); err != nil {
 				return err
 			}
 		}
 		if kind, ok := record.EngineKind(i); ok && kind == spec.EngineReuseport {
 			e, err := engine.ReleaseGroups(l, i.Scope)
+			if errors.Is(err, kernel.ErrABI) || errors.Is(err, kernel.ErrDamaged) || errors.Is(err, kernel.ErrNotExist) {
+				err = engine.DropReuse(l, i)
+				if err == nil {
+					continue
+				}
+			}
 			if err != nil {
 				return err
 			}
@@ -62,4 +64,28 @@ func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 		}
 	}
 	return nil
+}
+
+// dropCopies takes the filters of a namespace's copies away, also those whose pins cannot be read: they have a name.
+func dropCopies(l *kernel.WriteLock, i kernel.Instance) error {
+	if o, err := l.Open(i); err == nil {
+		defer o.Close()
+		if _, err := record.Shared.Of(i, o.Meta); err == nil {
+			return engine.RemoveCopies(l, i.Scope, o)
+		}
+	}
+	ns, err := l.OpenScope("", i.Scope)
+	if errors.Is(err, slots.ErrNetnsGone) {
+		return nil // with its devices
+	} else if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return ns.Do(func() error {
+		devices, err := spec.CopyDevices()
+		for index := range devices {
+			err = errors.Join(err, kernel.Clsact{Ifindex: int(index), Name: engine.CopyFilter}.Detach(false))
+		}
+		return err
+	})
 }

@@ -62,7 +62,7 @@ func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
 			}
 			if len(t) > 0 {
 				out.Templates[i.Scope] = t
-				m, _ := engine.ReadMeta(r, i)
+				m, _ := record.ReadMeta(r, i)
 				out.Cookies[i.Scope] = m.Cookie
 			}
 		}
@@ -70,10 +70,10 @@ func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
 			continue
 		}
 		s, err := saveService(r, i, engines)
-		if errors.Is(err, kernel.ErrNotExist) {
-			continue // removed meanwhile
-		} else if err != nil {
+		if errors.Is(err, kernel.ErrUnreadable) {
 			return nil, err
+		} else if err != nil {
+			continue // removed meanwhile, or it cannot be read and stays as it is
 		}
 		out.Services = append(out.Services, s)
 	}
@@ -144,7 +144,9 @@ func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (f
 		return plan, err
 	}
 	for _, t := range targets {
-		t.planReturns(&plan, have, members)
+		if stays, err := t.stays(have); err == nil && !stays {
+			t.planReturns(&plan, have, members)
+		}
 	}
 	for _, scope := range slices.Sorted(maps.Keys(was.Templates)) {
 		ns, err := netns.OfScope("", scope, was.Cookies[scope])

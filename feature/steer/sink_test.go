@@ -330,7 +330,7 @@ func (w *world) remove() {
 	attached := w.links()
 	w.locked(func(l *kernel.WriteLock) error { return Feature{}.Remove(context.Background(), l) })
 	for _, o := range attached {
-		w.deadline("a link that was removed is gone", func() bool { return !o.exists() })
+		nstest.Until(w.t, "a link that was removed is gone", func() bool { return !o.exists() })
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
 )
@@ -296,7 +297,7 @@ func (w *world) countedFor(name string, to netip.AddrPort) (before, after map[st
 	if _, err := c.Write([]byte("x")); err != nil {
 		w.t.Fatal(err)
 	}
-	w.deadline(fmt.Sprintf("service %s has counted what was sent to %s", name, to), func() bool { return w.counts()[name] > before[name] })
+	nstest.Until(w.t, fmt.Sprintf("service %s has counted what was sent to %s", name, to), func() bool { return w.counts()[name] > before[name] })
 	return before, w.counts()
 }
 

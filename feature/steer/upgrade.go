@@ -24,22 +24,24 @@ func (Feature) Complete(l *kernel.WriteLock, i kernel.Instance, lacks []string) 
 		return engine.RecoverEngine(l, i, kind, lacks)
 	}
 	if kernel.ValidName(i.Name) {
-		return "", recoverService(l, i)
+		return recoverService(l, i)
 	}
 	return "made anew", l.Remove(i) // it follows from the services
 }
 
 // recoverService publishes a service again as it was.
-func recoverService(l *kernel.WriteLock, i kernel.Instance) error {
+func recoverService(l *kernel.WriteLock, i kernel.Instance) (note string, err error) {
 	p, err := record.Read(l.Root, i)
-	if err != nil {
-		return fmt.Errorf("recovering %s: %w", i, err)
+	if errors.Is(err, kernel.ErrDamaged) {
+		return "made anew by the plan", engine.RemoveDamaged(l, i)
+	} else if err != nil {
+		return "", fmt.Errorf("recovering %s: %w", i, err)
 	}
 	e, err := engine.OpenEngine(l, i.Scope, p.Engine)
 	if errors.Is(err, kernel.ErrNotExist) {
 		ns, nerr := l.OpenNetns(i)
 		if nerr != nil {
-			return nerr
+			return "", nerr
 		}
 		defer ns.Close()
 		if err = engine.PublishEngine(l, ns, p.Engine, 0); err == nil {
@@ -47,17 +49,17 @@ func recoverService(l *kernel.WriteLock, i kernel.Instance) error {
 		}
 	}
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer e.Close()
 	if err := e.Mark(true); err != nil {
-		return err
+		return "", err
 	}
 	if err := e.PublishService(p); err != nil {
-		return err
+		return "", err
 	}
 	kernel.Step("steer:service recovered")
-	return e.Reconcile()
+	return "", e.Reconcile()
 }
 
 var _ feature.Upgrader = Feature{}
@@ -69,10 +71,12 @@ func (Feature) PlanUpgrade(_ context.Context, r *kernel.Root) (feature.Plan, err
 	if err != nil {
 		return plan, err
 	}
-	list, err := state.ReadOutdated(r, all)
+	list, unread := state.ReadOutdated(r, all)
 	for _, o := range list {
 		plan.Add(upgradeStep(o))
 	}
+	unreadServices, err := state.ReadUnread(r, all)
+	plan.Stays(append(unread, unreadServices...))
 	return plan, err
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/service"
 )
@@ -57,7 +58,7 @@ func copyDevices(s *state.Service) (devices map[uint32]uint32, err error) {
 		return nil, err
 	}
 	defer ns.Close()
-	err = ns.Do(func() error { devices, err = engine.CopyDevices(); return err })
+	err = ns.Do(func() error { devices, err = spec.CopyDevices(); return err })
 	return devices, err
 }
 

@@ -276,3 +276,16 @@ func (s Store[S]) RemoveAll(l *kernel.WriteLock, scope string) error {
 	}
 	return err
 }
+
+// RemoveGone takes away the instances whose network namespace is gone. Those that cannot be read stay.
+func (s Store[S]) RemoveGone(l *kernel.WriteLock) error {
+	all, _, err := s.All(l.Root)
+	for _, rec := range all {
+		gone, gerr := rec.Gone()
+		if gone {
+			gerr = s.Remove(l, rec.Instance)
+		}
+		err = errors.Join(err, gerr)
+	}
+	return err
+}

@@ -105,7 +105,7 @@ func TestRestartedCollectorsDecode(t *testing.T) {
 		begun := time.Now()
 		stop = keepSending(exporters)
 		time.Sleep(time.Second)
-		w.until("every exporter has sent", func() bool { return sentSince(exporters, begun) })
+		nstest.Until(w.t, "every exporter has sent", func() bool { return sentSince(exporters, begun) })
 		stop()
 		for _, wrong := range judge(t, collectors, exporters, begun, 0) {
 			t.Error(wrong)
@@ -120,7 +120,7 @@ func TestRestartedCollectorsDecode(t *testing.T) {
 			stalls := lab.WatchStalls()
 			admitted := w.admitted(collectors)
 			time.Sleep(2500 * time.Millisecond)
-			w.until("every exporter has sent", func() bool { return sentSince(exporters, admitted.Add(time.Second)) })
+			nstest.Until(w.t, "every exporter has sent", func() bool { return sentSince(exporters, admitted.Add(time.Second)) })
 			_, _, stall := stalls.Stop()
 			stop()
 			wrong := judge(t, collectors, exporters, admitted, time.Second)

@@ -236,7 +236,7 @@ func newWeir(t *testing.T, e *lab.Env, ns string, collectors []*collector) *weir
 			t.Logf("weir serve said:\n%s", b)
 		}
 	})
-	w.until("listening for templates", func() bool {
+	nstest.Until(w.t, "listening for templates", func() bool {
 		b, err := os.ReadFile(w.log)
 		return err == nil && bytes.Contains(b, []byte("listening for templates"))
 	})
@@ -255,16 +255,11 @@ func (w *weir) run(args ...string) []byte {
 	return out
 }
 
-func (w *weir) until(what string, cond func() bool) {
-	w.t.Helper()
-	nstest.Until(w.t, what, cond)
-}
-
 // admitted waits until every collector has its slot, and returns when the first had.
 func (w *weir) admitted(collectors []*collector) time.Time {
 	w.t.Helper()
 	first := time.Time{}
-	w.until("every collector admitted", func() bool {
+	nstest.Until(w.t, "every collector admitted", func() bool {
 		var st struct {
 			Services []struct {
 				Name  string
@@ -307,7 +302,7 @@ func (w *weir) templates(c *collector) (st templateState) {
 // remembered waits until the templates of so many exporters are known.
 func (w *weir) remembered(collectors []*collector, exporters int) {
 	w.t.Helper()
-	w.until("every exporter's templates known", func() bool {
+	nstest.Until(w.t, "every exporter's templates known", func() bool {
 		n := 0
 		for _, c := range collectors {
 			n += len(w.templates(c).Exporters)
@@ -328,5 +323,5 @@ func (w *weir) replays(collectors []*collector) (n int) {
 // replayed waits until so many replays more than before were made.
 func (w *weir) replayed(collectors []*collector, before, exporters int) {
 	w.t.Helper()
-	w.until("every exporter's templates replayed", func() bool { return w.replays(collectors) >= before+exporters })
+	nstest.Until(w.t, "every exporter's templates replayed", func() bool { return w.replays(collectors) >= before+exporters })
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // Name is the feature's name.
@@ -33,6 +34,7 @@ var (
 	_ feature.Restorer               = Feature{}
 	_ feature.Measured               = Feature{}
 	_ feature.Examiner               = Feature{}
+	_ feature.Recoverer                 = Feature{}
 	_ feature.Reporter               = Feature{}
 	_ feature.Privileged             = Feature{}
 )
@@ -41,8 +43,12 @@ var applied = feature.Applied[Config]{Feature: Name}
 
 // State is what is applied for this network namespace.
 type State struct {
-	Spec *Config `json:"spec"` // nil: none
+	Spec       *Config              `json:"spec"`                 // nil: none
+	Unreadable instances.Unreadable `json:"unreadable,omitempty"` // of all network namespaces
 }
+
+// Err is about backends that cannot be read, nil if all can. Faults tell of damage.
+func (s State) Err() error { return s.Unreadable.WithoutDamage().Err() }
 
 // Name implements feature.Feature.
 func (Feature) Name() string { return Name }
@@ -77,12 +83,20 @@ func (Feature) Rights() []feature.Right {
 
 // State implements feature.Feature.
 func (Feature) State(_ context.Context, r *kernel.Root) (s State, err error) {
-	s.Spec, err = applied.Read(r)
+	if s.Spec, s.Unreadable, err = applied.State(r); err != nil {
+		return s, err
+	}
+	_, unread, err := quarantines.All(r)
+	s.Unreadable = append(s.Unreadable, unread...)
 	return s, err
 }
 
 // Plan implements feature.Feature.
 func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan, err error) {
+	p.Stays(have.Unreadable)
+	if stays, err := have.stays(); stays || err != nil {
+		return p, err
+	}
 	if want.declared() {
 		if err := want.ready(&p); err != nil {
 			return p, err
@@ -101,6 +115,19 @@ func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan,
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", applied.Publish(l, want) }})
 	}
 	return p, nil
+}
+
+// stays tells whether the backend of this network namespace stays as it is, since it or its quarantine cannot be read.
+func (s State) stays() (bool, error) {
+	ns, err := netns.Current()
+	if err != nil {
+		return false, err
+	}
+	defer ns.Close()
+	if s.Unreadable.WithoutDamage().Has(quarantineInstance(ns)) {
+		return true, nil
+	}
+	return applied.Stays(s.Unreadable)
 }
 
 // declared reports whether the file has the section.
@@ -139,6 +166,11 @@ func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 	return errors.Join(RemoveGates(l), applied.RemoveAll(l))
 }
 
+// Recover implements feature.Recoverer: quarantines and specs whose network namespace is gone are removed.
+func (Feature) Recover(l *kernel.WriteLock) error {
+	return errors.Join(quarantines.RemoveGone(l), applied.RemoveGone(l))
+}
+
 // Run implements feature.Runner: the agent.
 func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	return feature.Agent[Config]{Applied: applied, Start: Start}.Run(ctx, r, log)
@@ -146,7 +178,7 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 
 // Save implements feature.Restorer: the spec, null for none.
 func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
-	c, err := applied.Read(r)
+	c, _, err := applied.State(r)
 	if err != nil {
 		return nil, err
 	}
@@ -170,22 +202,27 @@ func (f Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) 
 type Report struct {
 	Spec  *Config `json:"spec"`
 	Agent *Status `json:"agent"` // nil: it does not answer
+
+	Unreadable instances.Unreadable `json:"unreadable,omitempty"` // of all network namespaces
 }
 
+// Err is about backends that cannot be read, nil if all can.
+func (r Report) Err() error { return r.Unreadable.WithoutDamage().Err() }
+
 // Empty implements feature.Emptier.
-func (r Report) Empty() bool { return r.Spec == nil }
+func (r Report) Empty() bool { return r.Spec == nil && len(r.Unreadable) == 0 }
 
 // Report implements feature.Reporter.
-func (Feature) Report(ctx context.Context, r *kernel.Root, _ []kernel.Fault) (any, error) {
-	spec, err := applied.Read(r)
-	if err != nil || spec == nil {
-		return Report{}, err
+func (f Feature) Report(ctx context.Context, r *kernel.Root, _ []kernel.Fault) (any, error) {
+	st, err := f.State(ctx, r)
+	out := Report{Spec: st.Spec, Unreadable: st.Unreadable}
+	if err != nil || st.Spec == nil {
+		return out, err
 	}
-	s, err := StatusHere(ctx)
-	if err != nil {
-		return Report{Spec: spec}, nil // the state tells
+	if s, err := StatusHere(ctx); err == nil { // else the state tells
+		out.Agent = &s
 	}
-	return Report{Spec: spec, Agent: &s}, nil
+	return out, nil
 }
 
 // certificateNear is how long before its end a certificate is warned of.
@@ -194,7 +231,8 @@ const certificateNear = 7 * 24 * time.Hour
 // Examine implements feature.Examiner: conntrack that is in the way, an agent that does not answer, a certificate that ends soon.
 func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 	out, err := Examine(r)
-	spec, serr := applied.Read(r)
+	spec, unread, serr := applied.State(r)
+	out = append(feature.UnreadFindings(unread), out...)
 	if spec == nil {
 		return out, errors.Join(err, serr)
 	}

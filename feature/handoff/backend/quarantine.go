@@ -285,12 +285,28 @@ func RemoveGates(l *kernel.WriteLock) error {
 		if errors.Is(e, netns.ErrGone) { // and its devices with it
 			e = quarantines.Remove(l, inst)
 		} else if e == nil {
-			e = removeQuarantine(l, ns)
+			if _, rerr := quarantines.Read(l.Root, inst); rerr != nil {
+				e = removeUnread(l, ns, inst)
+			} else {
+				e = removeQuarantine(l, ns)
+			}
 			ns.Close()
 		}
 		err = errors.Join(err, e)
 	}
 	return err
+}
+
+// removeUnread removes a quarantine whose devices cannot be read: its filters are found by their names, at any device.
+func removeUnread(l *kernel.WriteLock, ns *netns.Handle, inst kernel.Instance) error {
+	err := ns.Do(func() error {
+		all, err := net.Interfaces()
+		for _, i := range all {
+			err = errors.Join(err, filterAt(i.Index, false).Detach(false), filterAt(i.Index, true).Detach(false))
+		}
+		return err
+	})
+	return errors.Join(err, quarantines.Remove(l, inst))
 }
 
 func removeQuarantine(l *kernel.WriteLock, ns *netns.Handle) error {

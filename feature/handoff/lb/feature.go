@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // Name is the feature's name: config key, CLI noun.
@@ -32,6 +33,7 @@ var (
 	_ feature.Restorer               = Feature{}
 	_ feature.Measured               = Feature{}
 	_ feature.Examiner               = Feature{}
+	_ feature.Recoverer                 = Feature{}
 	_ feature.Reporter               = Feature{}
 	_ feature.Privileged             = Feature{}
 	_ feature.AgentPins              = Feature{}
@@ -41,9 +43,13 @@ var applied = feature.Applied[Config]{Feature: Name}
 
 // State is what is applied for this network namespace, and which load balancers are pinned in it.
 type State struct {
-	Spec   *Config `json:"spec"` // nil: none
-	pinned []kernel.Instance
+	Spec       *Config              `json:"spec"`                 // nil: none
+	Unreadable instances.Unreadable `json:"unreadable,omitempty"` // of all network namespaces
+	pinned     []kernel.Instance
 }
+
+// Err is about load balancers that cannot be read, nil if all can. Faults tell of damage.
+func (s State) Err() error { return s.Unreadable.WithoutDamage().Err() }
 
 // Name implements feature.Feature.
 func (Feature) Name() string { return Name }
@@ -74,7 +80,7 @@ func (Feature) Rights() []feature.Right {
 
 // State implements feature.Feature.
 func (Feature) State(_ context.Context, r *kernel.Root) (s State, err error) {
-	if s.Spec, err = applied.Read(r); err != nil {
+	if s.Spec, s.Unreadable, err = applied.State(r); err != nil {
 		return s, err
 	}
 	ns, err := netns.Current()
@@ -83,12 +89,21 @@ func (Feature) State(_ context.Context, r *kernel.Root) (s State, err error) {
 	}
 	defer ns.Close()
 	all, err := Instances(r)
-	s.pinned = slices.DeleteFunc(all, func(i kernel.Instance) bool { return i.Scope != instanceOf(ns, "").Scope })
+	if err != nil {
+		return s, err
+	}
+	s.pinned = slices.DeleteFunc(all, func(i kernel.Instance) bool { return i.Scope != kernel.ScopeOf(ns) })
+	_, unread, err := store.All(r)
+	s.Unreadable = append(s.Unreadable, unread...)
 	return s, err
 }
 
 // Plan implements feature.Feature.
 func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan, err error) {
+	p.Stays(have.Unreadable)
+	if stays, err := have.stays(); stays || err != nil {
+		return p, err
+	}
 	if want.declared() {
 		if err := want.ready(&p); err != nil {
 			return p, err
@@ -113,6 +128,16 @@ func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan,
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", applied.Publish(l, want) }})
 	}
 	return p, nil
+}
+
+// stays tells whether the load balancer of this network namespace stays as it is, since it cannot be read.
+func (s State) stays() (bool, error) {
+	for _, i := range s.pinned {
+		if s.Unreadable.WithoutDamage().Has(i) {
+			return true, nil
+		}
+	}
+	return applied.Stays(s.Unreadable)
 }
 
 // declared reports whether the file has the section.
@@ -160,6 +185,11 @@ func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 	return errors.Join(RemoveAll(l), applied.RemoveAll(l))
 }
 
+// Recover implements feature.Recoverer: load balancers whose network namespace is gone are removed.
+func (Feature) Recover(l *kernel.WriteLock) error {
+	return errors.Join(store.RemoveGone(l), applied.RemoveGone(l))
+}
+
 // Run implements feature.Runner: the agent.
 func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	return feature.Agent[Config]{Applied: applied, Start: Run}.Run(ctx, r, log)
@@ -167,7 +197,7 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 
 // Save implements feature.Restorer: the spec, null for none.
 func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
-	c, err := applied.Read(r)
+	c, _, err := applied.State(r)
 	if err != nil {
 		return nil, err
 	}
@@ -189,24 +219,31 @@ func (f Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) 
 
 // Report is what weir status shows.
 type Report struct {
-	Balancers []Status `json:"balancers"`
+	Balancers  []Status             `json:"balancers"`
+	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
 }
 
+// Err is about load balancers that cannot be read, nil if all can.
+func (r Report) Err() error { return r.Unreadable.WithoutDamage().Err() }
+
 // Empty implements feature.Emptier.
-func (r Report) Empty() bool { return len(r.Balancers) == 0 }
+func (r Report) Empty() bool { return len(r.Balancers)+len(r.Unreadable) == 0 }
 
 // Report implements feature.Reporter: the load balancers of all network namespaces, from their agents where these answer.
-func (Feature) Report(ctx context.Context, r *kernel.Root, _ []kernel.Fault) (any, error) {
-	all, err := Statuses(ctx, r)
-	return Report{Balancers: all}, err
+func (f Feature) Report(ctx context.Context, r *kernel.Root, _ []kernel.Fault) (any, error) {
+	st, err := f.State(ctx, r)
+	all, aerr := Statuses(ctx, r)
+	return Report{Balancers: all, Unreadable: st.Unreadable}, errors.Join(err, aerr)
 }
 
 // certificateNear is how long before its end a certificate is warned of.
 const certificateNear = 7 * 24 * time.Hour
 
 // Examine implements feature.Examiner: agents that do not answer, certificates that end soon.
-func (Feature) Examine(ctx context.Context, r *kernel.Root) (out []feature.Finding, err error) {
+func (f Feature) Examine(ctx context.Context, r *kernel.Root) (out []feature.Finding, err error) {
+	st, serr := f.State(ctx, r)
 	all, err := Statuses(ctx, r)
+	out = feature.UnreadFindings(st.Unreadable)
 	answers := map[string]bool{}
 	for _, s := range all {
 		answers[s.Name] = answers[s.Name] || s.Agent
@@ -216,9 +253,8 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) (out []feature.Findi
 			out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: "the certificate expires at " + c.NotAfter.UTC().Format(time.RFC3339), Remedy: "replace the files of lb.tls"})
 		}
 	}
-	spec, serr := applied.Read(r)
-	if spec != nil && !answers[spec.Name] {
-		out = append(out, feature.Finding{Object: "load balancer " + spec.Name, Text: "its agent does not answer: no session moves, and no backend's health is seen",
+	if st.Spec != nil && !answers[st.Spec.Name] {
+		out = append(out, feature.Finding{Object: "load balancer " + st.Spec.Name, Text: "its agent does not answer: no session moves, and no backend's health is seen",
 			Remedy: "run weir serve, or weir serve --only lb, in this network namespace; its log says why the agent does not start"})
 	}
 	return out, errors.Join(err, serr)

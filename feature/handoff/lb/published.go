@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -146,7 +147,11 @@ func RemoveAll(l *kernel.WriteLock) error {
 		if errors.Is(e, netns.ErrGone) { // and its devices with it
 			e = store.Remove(l, inst)
 		} else if e == nil {
-			e = remove(l, inst, ns)
+			if _, rerr := store.Read(l.Root, inst); rerr != nil {
+				e = removeUnread(l, inst, ns)
+			} else {
+				e = remove(l, inst, ns)
+			}
 			ns.Close()
 		}
 		err = errors.Join(err, e)
@@ -168,7 +173,21 @@ func remove(l *kernel.WriteLock, inst kernel.Instance, ns *netns.Handle) error {
 	return ns.Do(func() error { return errors.Join(detach(o), removeDevices(o)) })
 }
 
-// Instances are the load balancers that are pinned, of all namespaces: their namespaces' inode numbers and names.
+// removeUnread ends a load balancer whose options cannot be read: its filters are found by their name, at any device.
+func removeUnread(l *kernel.WriteLock, inst kernel.Instance, ns *netns.Handle) error {
+	if err := store.Remove(l, inst); err != nil {
+		return err
+	}
+	return ns.Do(func() error {
+		all, err := net.Interfaces()
+		for _, i := range all {
+			err = errors.Join(err, clsact(i.Index, false).Detach(false))
+		}
+		return errors.Join(err, removeDevices(Options{}.filled()))
+	})
+}
+
+// Instances are the lb ends that are pinned, of all namespaces: their namespaces' inode numbers and names.
 func Instances(root *kernel.Root) ([]kernel.Instance, error) {
 	return store.Keys(root)
 }

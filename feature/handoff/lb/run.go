@@ -141,13 +141,17 @@ func (a *Agent) parseKeys(service, client string) (keys []Key, err error) {
 // Statuses are those of all load balancers, from their agents, else from the pins alone.
 func Statuses(ctx context.Context, root *kernel.Root) (out []Status, err error) {
 	all, err := Instances(root)
+	_, unread, uerr := store.All(root)
 	for _, inst := range all {
+		if unread.Has(inst) {
+			continue
+		}
 		s, e := statusOf(ctx, root, inst)
 		s.Name, s.Netns = inst.Name[len(pinPrefix):], inst.Scope
 		out = append(out, s)
 		err = errors.Join(err, e)
 	}
-	return out, err
+	return out, errors.Join(err, uerr)
 }
 
 func statusOf(ctx context.Context, root *kernel.Root, inst kernel.Instance) (s Status, err error) {

@@ -94,7 +94,7 @@ func TestRemovedWhileDown(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go AllEvents(ctx, p.root, func(e SessionEvent) { events <- e })
-	l := p.lock() // without Mend, which would put the route back
+	l := p.lock() // without Recover, which would put the route back
 	err := remove(l, scopeOf(p.w.B))
 	l.Unlock()
 	if err != nil {

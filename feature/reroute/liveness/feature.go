@@ -97,7 +97,7 @@ func differences(was, want Config) string {
 	return strings.Join(out, ", ")
 }
 
-// Apply carries a plan of this package out. Killed at any step, it leaves what the next Mend finishes.
+// Apply carries a plan of this package out. Killed at any step, it leaves what the next Recover finishes.
 func Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
 	for _, s := range p.Steps {
 		if _, err := s.Do(ctx, l); err != nil {
@@ -197,7 +197,7 @@ func Remove(_ context.Context, l *kernel.WriteLock) error {
 func DropGone(l *kernel.WriteLock, scope string) error { return store.Remove(l, instance(scope)) }
 
 // remove takes a namespace's liveness away: the peers are told, the words of links are cleared, and devices, filters and routes
-// go; then the pins. Killed on the way, the next Mend finds nothing wanted any more and does the rest.
+// go; then the pins. Killed on the way, the next Recover finds nothing wanted any more and does the rest.
 func remove(l *kernel.WriteLock, scope string) error {
 	p, err := readPublished(l.Root, scope)
 	if errors.Is(err, kernel.ErrNotExist) {

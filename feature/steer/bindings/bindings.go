@@ -221,7 +221,7 @@ func checkBindings(r *kernel.Root, scope string, all []Binding) ([]bindingOrder,
 	services := map[string]*record.Service{}
 	var listens []Binding
 	for _, kind := range record.Engines {
-		of, err := record.ReadAll(r, scope, kind)
+		of, _, err := record.ReadAll(r, scope, kind)
 		if err != nil {
 			return nil, err
 		}

@@ -137,7 +137,7 @@ func (d *dispatch) recount() error {
 
 // leave removes the engine if nothing needs it any more.
 func (d *dispatch) leave() error {
-	if len(d.Services) > 0 || d.bound.Len() > 0 {
+	if !d.Idle() || d.bound.Len() > 0 {
 		return nil
 	}
 	used, err := d.Dispatches()

@@ -94,12 +94,12 @@ func RegisterSockets(l *kernel.WriteLock, ns *netns.Handle, all []Registration) 
 // notConfigured refuses services that have slots.
 func notConfigured(r *kernel.Root, ns *netns.Handle, names ...string) error {
 	for _, kind := range record.Engines {
-		of, err := record.ReadAll(r, record.Scope(ns), kind)
+		of, unread, err := record.ReadAll(r, record.Scope(ns), kind)
 		if err != nil {
 			return err
 		}
 		for _, name := range names {
-			if of[name] != nil {
+			if of[name] != nil || unread.Has(record.Instance(record.Scope(ns), name)) {
 				return fmt.Errorf("%s is %w: name the slot: --slot N", name, ErrConfigured)
 			}
 		}

@@ -5,7 +5,6 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/bpf"
@@ -13,6 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 	"github.com/weir-project/weir/kernel/probe"
 )
 
@@ -29,16 +29,14 @@ var BindInstance = kernel.Instance{Scope: kernel.HostScope, Feature: spec.Name, 
 // Run again, it mends what a killed command left. Where it is not there and not
 // wanted by the caller, nobody wants it.
 func ReconcileBind(l *kernel.WriteLock, wanted bool) error {
-	if o, err := l.Open(BindInstance, "ports"); err == nil {
-		o.Close()
-	} else if errors.Is(err, kernel.ErrNotExist) && !wanted {
-		return nil
+	if _, err := record.Shared.Read(l.Root, BindInstance); errors.Is(err, kernel.ErrABI) || errors.Is(err, kernel.ErrNotExist) && !wanted && !l.Has(BindInstance) {
+		return nil // status, plans and doctor tell of one that cannot be read
 	}
-	want, err := bindPorts(l.Root)
+	want, unread, err := bindPorts(l.Root)
 	if err != nil {
 		return err
 	}
-	if len(want) == 0 {
+	if len(want) == 0 && (len(unread) == 0 || !l.Has(BindInstance)) {
 		return l.Remove(BindInstance)
 	}
 	o, err := openBind(l)
@@ -60,7 +58,7 @@ func ReconcileBind(l *kernel.WriteLock, wanted bool) error {
 		}
 	}
 	for k := range have {
-		if !want[k] {
+		if !want[k] && len(unread) == 0 { // else it may be another service's, which cannot be read
 			if err := ports.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return fmt.Errorf("sharing port %d no more: %w", k.Port, err)
 			}
@@ -71,11 +69,11 @@ func ReconcileBind(l *kernel.WriteLock, wanted bool) error {
 }
 
 // bindPorts are the ports that services on this host want shared. Services that
-// are bound elsewhere have their own ports there.
-func bindPorts(r *kernel.Root) (map[bpf.BindBindKey]bool, error) {
+// are bound elsewhere have their own ports there. Services that cannot be read are listed.
+func bindPorts(r *kernel.Root) (_ map[bpf.BindBindKey]bool, unread instances.Unreadable, _ error) {
 	all, err := r.Instances(spec.Name)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	out := map[bpf.BindBindKey]bool{}
 	for _, i := range all {
@@ -86,13 +84,14 @@ func bindPorts(r *kernel.Root) (map[bpf.BindBindKey]bool, error) {
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue
 		} else if err != nil {
-			return nil, err
+			unread.Add(i, err)
+			continue
 		}
 		for _, k := range p.BindKeys() {
 			out[k] = true
 		}
 	}
-	return out, nil
+	return out, unread, nil
 }
 
 // openBind opens the hook, and puts it up where it is missing, was detached, or
@@ -171,8 +170,7 @@ func publishBind(l *kernel.WriteLock) error {
 		pins.Links[name] = ln
 	}
 	kernel.Step("steer:bind attached")
-	meta := kernel.Meta{ABI: record.ABI, Object: kernel.ObjectHash(bpf.BindObject), Created: time.Now(), Version: kernel.Version}
-	return l.Publish(BindInstance, meta, pins)
+	return record.Shared.Publish(l, BindInstance, instances.Form[struct{}]{Object: kernel.ObjectHash(bpf.BindObject), Pins: pins})
 }
 
 // ProblemBind is the Problem of a service whose ports nobody shares.
@@ -185,6 +183,9 @@ func ReadShared(p *record.Service, r *kernel.Root) (out Shared, err error) {
 		return out, err
 	}
 	defer o.Close()
+	if _, err := record.Shared.Of(BindInstance, o.Meta); err != nil {
+		return out, err
+	}
 	for _, k := range p.BindKeys() {
 		var c bpf.BindBindCount
 		if err := o.Maps["ports"].Lookup(k, &c); err != nil {

@@ -6,16 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 	"golang.org/x/sys/unix"
 )
 
@@ -41,28 +40,22 @@ type Copies struct {
 	Failed     uint64 `json:"failed"`     // the kernel refused
 }
 
-// copies are the targets of all services of a namespace. A service whose target is
-// not there yet, or any more, is not copied.
-func copies(services map[string]*record.Service) map[bpf.CopyCopyKey]bpf.CopyCopyTo {
-	out := map[bpf.CopyCopyKey]bpf.CopyCopyTo{}
-	for _, p := range services {
-		to := services[p.Service.Copy]
-		if p.Service.Copy == "" || p.Bypassed || to == nil {
-			continue
-		}
-		if targets, err := spec.CopyTargets(p.Service.Endpoints(), to.Service.Endpoints()); err == nil {
-			maps.Copy(out, targets)
-		}
-	}
-	return out
-}
-
 // ReconcileCopies makes the filters of a namespace do what the pins of its services say.
 // Run again, it mends what a killed command left, and takes in devices that have
-// come since. Where nothing is there and wanted is false, nobody wants it.
-func ReconcileCopies(l *kernel.WriteLock, scope string, wanted bool) error {
+// come since. Where nothing is there and wanted is false, nobody wants it. gone are
+// services that the command took away: of others that it does not know it leaves the copies,
+// as those of a service that cannot be read. Filters of another ABI stay as they are.
+func ReconcileCopies(l *kernel.WriteLock, scope string, wanted bool, gone ...*record.Service) error {
 	o, err := l.Open(CopyInstance(scope))
+	if err == nil {
+		if err := o.Meta.RequireABI(o.Instance, record.ABI); err != nil {
+			o.Close()
+			return nil //nolint:nilerr // status, plans and doctor tell of it
+		}
+	}
 	switch {
+	case errors.Is(err, kernel.ErrABI):
+		return nil
 	case errors.Is(err, kernel.ErrNotExist) && !wanted:
 		return nil
 	case errors.Is(err, kernel.ErrNotExist):
@@ -73,9 +66,10 @@ func ReconcileCopies(l *kernel.WriteLock, scope string, wanted bool) error {
 		defer o.Close()
 	}
 	services := map[string]*record.Service{}
+	var unread instances.Unreadable
 	ref := ""
 	for _, kind := range record.Engines {
-		some, err := record.ReadAll(l.Root, scope, kind)
+		some, bad, err := record.ReadAll(l.Root, scope, kind)
 		if err != nil {
 			return err
 		}
@@ -83,8 +77,16 @@ func ReconcileCopies(l *kernel.WriteLock, scope string, wanted bool) error {
 		for _, p := range some {
 			ref = p.Netns
 		}
+		unread = bad
 	}
-	want := copies(services)
+	want := record.Copies(services)
+	if o != nil && len(unread) > 0 {
+		have, err := Entries[bpf.CopyCopyKey, bpf.CopyCopyTo](o.Maps["targets"])
+		if err != nil {
+			return err
+		}
+		record.KeepCopies(want, have, services, gone, unread)
+	}
 	if len(want) == 0 {
 		return RemoveCopies(l, scope, o)
 	}
@@ -107,12 +109,12 @@ func putCopies(l *kernel.WriteLock, ns *netns.Handle, o *kernel.Opened, want map
 	if err != nil {
 		return err
 	}
-	meta := kernel.Meta{ABI: record.ABI, Object: kernel.ObjectHash(bpf.CopyObject), Inode: ns.Inode(), Created: time.Now(), Version: kernel.Version}
+	meta, err := record.Shared.Meta(instances.Form[struct{}]{Netns: ns, Object: kernel.ObjectHash(bpf.CopyObject)})
+	if err != nil {
+		return err
+	}
 	share := map[string]*ebpf.Map{}
 	if o != nil {
-		if err := o.Meta.RequireABI(o.Instance, record.ABI); err != nil {
-			return err
-		}
 		share[bpf.CopyMapCopyTargets], share[bpf.CopyMapCopyDevices] = o.Maps["targets"], o.Maps["devices"]
 	}
 	c, err := kernel.Load(spec, []string{bpf.CopyProgCopyIngress}, share)
@@ -188,7 +190,7 @@ func filterDevices(devices *ebpf.Map, prog *ebpf.Program, renew bool) error {
 	if err != nil {
 		return err
 	}
-	headers, err := CopyDevices()
+	headers, err := spec.CopyDevices()
 	if err != nil {
 		return err
 	}
@@ -237,34 +239,6 @@ func dropFilter(devices *ebpf.Map, index uint32, d bpf.CopyCopyDevice) error {
 		return err
 	}
 	return nil
-}
-
-// linkHeaders are the lengths in bytes of devices' link headers, where known, as
-// dev_is_mac_header_xmit tells them apart (include/linux/if_arp.h).
-var linkHeaders = map[string]uint32{"ether": 14, "loopback": 14, "none": 0, "void": 0, "ipip": 0, "tunnel6": 0, "sit": 0,
-	"gre": 0, "ipgre": 0, "ip6gre": 0, "ppp": 0, "rawip": 0}
-
-// CopyDevices are the devices of this namespace on which packets for the host
-// arrive, with the lengths of their link headers. What arrives at a port of a
-// bridge or bond arrives once more at that.
-func CopyDevices() (map[uint32]uint32, error) {
-	links, err := netlink.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("listing devices: %w", err)
-	}
-	types := map[int]string{}
-	for _, l := range links {
-		types[l.Attrs().Index] = l.Type()
-	}
-	out := map[uint32]uint32{}
-	for _, l := range links {
-		a := l.Attrs()
-		header, known := linkHeaders[a.EncapType]
-		if known && (a.MasterIndex == 0 || types[a.MasterIndex] == "vrf") {
-			out[uint32(a.Index)] = header
-		}
-	}
-	return out, nil
 }
 
 // RemoveCopies takes a namespace's filters away, and then the pins by which they

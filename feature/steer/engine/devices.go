@@ -61,7 +61,7 @@ func (e *Engine) dropMoved() error {
 		return err
 	}
 	for k := range have {
-		if want[k] {
+		if want[k] || e.keeps(k.Service) {
 			continue
 		}
 		if err := e.Pins.Maps["moved"].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -77,7 +77,7 @@ func (e *Engine) putAliases(p *record.Service, own *ebpf.Map) error {
 	if own == nil {
 		return nil
 	}
-	same, err := holdsMap(e.Pins.Maps["aliases"], p.ID, own)
+	same, err := record.HoldsMap(e.Pins.Maps["aliases"], p.ID, own)
 	if err != nil || same {
 		return err
 	}
@@ -86,17 +86,6 @@ func (e *Engine) putAliases(p *record.Service, own *ebpf.Map) error {
 	}
 	kernel.Step("steer:devices")
 	return nil
-}
-
-// holdsMap says whether an array of maps has this one at an index.
-func holdsMap(outer *ebpf.Map, at uint32, inner *ebpf.Map) (bool, error) {
-	info, err := inner.Info()
-	if err != nil {
-		return false, err
-	}
-	want, _ := info.ID()
-	var have ebpf.MapID
-	return outer.Lookup(at, &have) == nil && have == want, nil
 }
 
 // dropAliases takes the devices of a service that is gone away.

@@ -4,10 +4,8 @@ package engine
 
 import (
 	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/bpf"
@@ -15,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 	"github.com/weir-project/weir/kernel/probe"
 	"github.com/weir-project/weir/table"
 )
@@ -28,17 +27,10 @@ type Engine struct {
 	Kind     spec.Engine
 	Pins     *kernel.Opened
 	Services map[string]*record.Service
-	vet      *Vetting           // what to do about members' checks; nil: none is run
-	Rate     *spec.Rate         // of resets that this command makes due; nil: the services'
+	Kept     record.Kept      // what services that cannot be read have
+	vet      *Vetting         // what to do about members' checks; nil: none is run
+	Rate     *spec.Rate       // of resets that this command makes due; nil: the services'
 	Coming   map[int]ServedSlot // by slot: members of a service that comes from another engine
-}
-
-// objectOf is the BPF object of an engine.
-func objectOf(kind spec.Engine) (elf []byte, load func() (*ebpf.CollectionSpec, error)) {
-	if kind == spec.EngineReuseport {
-		return bpf.ReuseObject, bpf.LoadReuse
-	}
-	return bpf.SteerObject, bpf.LoadSteer
 }
 
 // PublishEngine makes an engine in a namespace that has none of the kind yet, with
@@ -68,9 +60,7 @@ func PublishEngine(l *kernel.WriteLock, ns *netns.Handle, kind spec.Engine, room
 	if err != nil {
 		return err
 	}
-	meta := kernel.Meta{ABI: record.ABI, Object: ObjectHash(kind), Inode: ns.Inode(), Created: time.Now(), Version: kernel.Version}
-	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none
-	return l.Publish(record.EngineInstance(record.Scope(ns), kind), meta, pins)
+	return record.EngineStore(kind).Publish(l, record.EngineInstance(record.Scope(ns), kind), instances.Form[struct{}]{Netns: ns, Pins: pins})
 }
 
 // attachEngine attaches an engine's programs. The caller closes the links, also after an error.
@@ -99,8 +89,7 @@ var exitTracepoint = kernel.RawTracepoint{Name: "sched_process_exit"}
 
 // ObjectHash is the hash of an engine's object.
 func ObjectHash(kind spec.Engine) [sha256.Size]byte {
-	elf, _ := objectOf(kind)
-	return kernel.ObjectHash(elf)
+	return kernel.ObjectHash(record.EngineStore(kind).Object())
 }
 
 // loadPrograms loads the programs of an engine that this kernel can have. share
@@ -126,7 +115,10 @@ func loadPrograms(kind spec.Engine, room int, share map[string]*ebpf.Map) (*kern
 
 // specOf is the object of an engine with room for so many bindings.
 func specOf(kind spec.Engine, room int) (*ebpf.CollectionSpec, error) {
-	_, load := objectOf(kind)
+	load := bpf.LoadSteer
+	if kind == spec.EngineReuseport {
+		load = bpf.LoadReuse
+	}
 	spec, err := load()
 	if err == nil && room > 0 {
 		err = table.SizeBindings(spec, boundName, room)
@@ -174,7 +166,7 @@ func OpenEngine(l *kernel.WriteLock, scope string, kind spec.Engine) (*Engine, e
 	}
 	e := &Engine{Lock: l, Scope: scope, Kind: kind, Pins: pins}
 	if err = pins.Meta.RequireABI(pins.Instance, record.ABI); err == nil {
-		e.Services, err = record.ReadAll(l.Root, scope, kind)
+		err = e.readServices()
 	}
 	if err == nil {
 		var unfinished bool
@@ -191,8 +183,51 @@ func OpenEngine(l *kernel.WriteLock, scope string, kind spec.Engine) (*Engine, e
 	return e, nil
 }
 
+// readServices reads the services of the engine, and what those that cannot be read have in its maps.
+func (e *Engine) readServices() error {
+	all, unread, err := record.ReadAll(e.Lock.Root, e.Scope, e.Kind)
+	if err == nil {
+		e.Services, e.Kept = all, record.ReadKept(e.Lock, e.Pins, unread)
+	}
+	return err
+}
+
+// readAgain is for a service that could not be read, and can be now or is gone: nothing of its former form is kept.
+func (e *Engine) readAgain(name string) error {
+	if !e.Kept.HasName(name) {
+		return nil
+	}
+	_, unread, err := record.ReadAll(e.Lock.Root, e.Scope, e.Kind)
+	e.Kept = e.Kept.Again(e.Lock, e.Pins, unread)
+	return err
+}
+
 // Close closes the maps; everything stays pinned.
 func (e *Engine) Close() { e.Pins.Close() }
+
+// Drop takes a service out of what the maps are to say. Sync, which follows, removes what they have of it.
+func (e *Engine) Drop(name string) {
+	if p := e.Services[name]; p != nil {
+		e.Kept.Free(p)
+		delete(e.Services, name)
+	}
+}
+
+// Idle tells whether the engine has no service, readable or not.
+func (e *Engine) Idle() bool { return len(e.Services)+len(e.Kept.Names) == 0 }
+
+// keeps tells whether a number is that of a service that cannot be read.
+func (e *Engine) keeps(id uint32) bool {
+	if len(e.Kept.Names) == 0 || !e.Kept.ID(id) {
+		return false
+	}
+	for _, p := range e.Services {
+		if p.ID == id {
+			return false
+		}
+	}
+	return true
+}
 
 // PublishService writes a service's own pins. The engine's maps follow by sync,
 // in this command or the next.
@@ -216,28 +251,30 @@ func (e *Engine) PublishService(p *record.Service) error {
 		}
 		defer maps["peers"].Close()
 	}
-	config, err := json.Marshal(p)
+	meta, err := record.Services.Meta(instances.Form[record.Service]{Spec: *p, Object: e.Pins.Meta.Object})
 	if err != nil {
 		return err
 	}
-	meta := kernel.Meta{ABI: record.ABI, Object: e.Pins.Meta.Object, Cookie: e.Pins.Meta.Cookie, Inode: e.Pins.Meta.Inode,
-		Created: time.Now(), Version: kernel.Version, Config: config}
-	err = e.Lock.Publish(record.Instance(e.Scope, p.Service.Name), meta, kernel.Pins{Maps: maps})
-	if err != nil {
+	meta.Inode, meta.Cookie = e.Pins.Meta.Inode, e.Pins.Meta.Cookie
+	if err := e.Lock.Publish(record.Instance(e.Scope, p.Service.Name), meta, kernel.Pins{Maps: maps}); err != nil {
 		return err
 	}
+	e.Drop(p.Service.Name) // its former form
 	e.Services[p.Service.Name] = p
-	return nil
+	return e.readAgain(p.Service.Name)
 }
 
 // FreeID finds an index into steer_services that no service has.
 func (e *Engine) FreeID() (uint32, error) {
+	if err := e.Kept.CheckID(); err != nil {
+		return 0, err
+	}
 	taken := map[uint32]bool{}
 	for _, p := range e.Services {
 		taken[p.ID] = true
 	}
 	for id := range uint32(spec.MaxServices) {
-		if !taken[id] {
+		if !taken[id] && !e.Kept.ID(id) {
 			return id, nil
 		}
 	}
@@ -257,13 +294,16 @@ func (e *Engine) rows() map[uint32]bool {
 
 // FreeRows finds n rows that no service has, and that are not among others.
 func (e *Engine) FreeRows(n int, others ...uint32) ([]uint32, error) {
+	if err := e.Kept.CheckRows(); err != nil && n > 0 {
+		return nil, err
+	}
 	taken := e.rows()
 	for _, row := range others {
 		taken[row] = true
 	}
 	var rows []uint32
 	for row := uint32(0); row < spec.MaxRows && len(rows) < n; row++ {
-		if !taken[row] {
+		if !taken[row] && !e.Kept.Row(row) {
 			rows = append(rows, row)
 		}
 	}

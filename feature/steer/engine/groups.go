@@ -150,6 +150,9 @@ func (e *Engine) joinOne(p *record.Service, row uint32, s service.Adopted, v Gro
 	}
 	group := hook.ReuseportGroup{FD: s.FD, Name: key.String()}
 	have, ok := groups[key]
+	if ok && have.Service != v.Service && e.keeps(have.Service) {
+		return fmt.Errorf("%w: %s is in the group of a service that cannot be read", ErrNotShared, s.Endpoint)
+	}
 	if err := e.refuseForeign(p, key, s, programs); err != nil {
 		return err
 	}

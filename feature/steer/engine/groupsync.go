@@ -44,7 +44,7 @@ func (e *Engine) syncGroups() error {
 		if k.Proto != 0 {
 			joined[v.Service]++
 		}
-		if k.Proto != 0 && (!have[v.Service] || bypassed[v.Service]) {
+		if k.Proto != 0 && (!have[v.Service] || bypassed[v.Service]) && !e.keeps(v.Service) {
 			if err := e.dropGroup(k, v); err != nil {
 				return err
 			}
@@ -64,7 +64,7 @@ func (e *Engine) syncGroups() error {
 		return err
 	}
 	for k, v := range groups {
-		if k.Proto == 0 && !have[v.Service] {
+		if k.Proto == 0 && !have[v.Service] && !e.keeps(v.Service) {
 			if err := e.Pins.Maps["groups"].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return err
 			}
@@ -224,14 +224,15 @@ func (e *Engine) noteCookies(p *record.Service, slot int, a *service.Adoption) e
 	if err != nil {
 		return err
 	}
-	live := map[uint64]bool{}
-	for _, o := range e.Services {
-		for _, row := range o.Rows {
-			for i := range uint32(spec.MaxEndpoints) {
-				var cookie uint64
-				if e.Pins.Maps["sockets"].Lookup(row*spec.MaxEndpoints+i, &cookie) == nil {
-					live[cookie] = true
-				}
+	live, used := map[uint64]bool{}, e.rows()
+	for row := range uint32(spec.MaxRows) {
+		if !used[row] && !e.Kept.Row(row) {
+			continue
+		}
+		for i := range uint32(spec.MaxEndpoints) {
+			var cookie uint64
+			if e.Pins.Maps["sockets"].Lookup(row*spec.MaxEndpoints+i, &cookie) == nil {
+				live[cookie] = true
 			}
 		}
 	}
@@ -278,11 +279,13 @@ func ReleaseGroups(l *kernel.WriteLock, scope string) (_ *Engine, err error) {
 			return nil, err
 		}
 	}
-	for _, p := range e.Services {
-		for _, row := range p.Rows {
-			if err := e.clearRow(row, bpf.SteerSlot{}); err != nil {
-				return nil, err
-			}
+	used := e.rows()
+	for row := range uint32(spec.MaxRows) {
+		if !used[row] && !e.Kept.Row(row) {
+			continue
+		}
+		if err := e.clearRow(row, bpf.SteerSlot{}); err != nil {
+			return nil, err
 		}
 	}
 	return e, nil
@@ -296,6 +299,9 @@ func groupsGone(l *kernel.WriteLock, i kernel.Instance) (bool, error) {
 		return false, err
 	}
 	defer o.Close()
+	if err := o.Meta.RequireABI(i, record.ABI); err != nil {
+		return false, err
+	}
 	groups, err := Entries[GroupKey, GroupValue](o.Maps["groups"])
 	if err != nil {
 		return false, err
@@ -307,7 +313,7 @@ func groupsGone(l *kernel.WriteLock, i kernel.Instance) (bool, error) {
 		}
 	}
 	ref := ""
-	services, err := record.ReadAll(l.Root, i.Scope, spec.EngineReuseport)
+	services, _, err := record.ReadAll(l.Root, i.Scope, spec.EngineReuseport)
 	if err != nil {
 		return false, err
 	}

@@ -17,7 +17,7 @@ import (
 
 // KeepSocketHolder has the holder of engine sk_reuseport run, if there is something to hold.
 func (e *Engine) KeepSocketHolder() error {
-	if e.Kind != spec.EngineReuseport || len(e.Services) == 0 {
+	if e.Kind != spec.EngineReuseport || e.Idle() {
 		return nil
 	}
 	return e.StartSocketHolder()

@@ -205,6 +205,12 @@ func (e *Engine) syncNamed() error {
 			want[x.ID] = NamedEndpoints(p)
 		}
 	}
+	kept := map[uint32]bool{} // where services are that cannot be read
+	for _, name := range e.Kept.Names {
+		if x, ok, err := names.Get(name); err == nil && ok {
+			kept[x.ID] = true
+		}
+	}
 	size := int(m.MaxEntries() * m.ValueSize())
 	b, err := unix.Mmap(m.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -215,7 +221,7 @@ func (e *Engine) syncNamed() error {
 	for id := range have {
 		// One store: a packet must not meet one service with another one's endpoint.
 		n := want[uint32(id)]
-		if now := *(*uint64)(unsafe.Pointer(&n)); now != have[id] {
+		if now := *(*uint64)(unsafe.Pointer(&n)); now != have[id] && !kept[uint32(id)] {
 			atomic.StoreUint64(&have[id], now)
 			kernel.Step("steer:named")
 		}

@@ -116,6 +116,9 @@ func FinishMove(l *kernel.WriteLock) error {
 		return errors.Join(fmt.Errorf("what a killed change of engine left: %w", err), l.Forget(KeptMove))
 	}
 	err = m.finish(l)
+	if errors.Is(err, errUnread) || errors.Is(err, kernel.ErrABI) {
+		return nil // as long as it cannot be read
+	}
 	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, slots.ErrNetnsGone) {
 		err = nil // the service is gone, or its engine, which apply makes anew
 	}
@@ -126,10 +129,14 @@ func FinishMove(l *kernel.WriteLock) error {
 	return l.Forget(KeptMove)
 }
 
+var errUnread = errors.New("the service cannot be read")
+
 func (m EngineMove) finish(l *kernel.WriteLock) error {
 	p, err := record.Read(l.Root, record.Instance(m.Scope, m.Service))
-	if err != nil {
+	if errors.Is(err, kernel.ErrNotExist) {
 		return err
+	} else if err != nil {
+		return fmt.Errorf("%w: %w", errUnread, err)
 	}
 	if err := FreeSockets(l, m.Scope, p.Engine); err != nil {
 		return err

@@ -4,7 +4,9 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/record"
@@ -15,6 +17,9 @@ import (
 
 // PublishInPlace publishes a service in place of old. A kill at any step of it is recovered from the mark.
 func (e *Engine) PublishInPlace(ctx context.Context, p, old *record.Service, ns *netns.Handle, rate *spec.Rate) error {
+	if err := e.checkListens(p); err != nil {
+		return err
+	}
 	if err := e.Mark(true); err != nil {
 		return err
 	}
@@ -36,6 +41,36 @@ func (e *Engine) PublishInPlace(ctx context.Context, p, old *record.Service, ns 
 		return err
 	}
 	return kernel.Try("steer:published")
+}
+
+// checkListens refuses a service that listens where one does that cannot be read.
+func (e *Engine) checkListens(p *record.Service) error {
+	if len(e.Kept.Names) == 0 || e.Kind == spec.EngineReuseport {
+		return nil
+	}
+	havePorts, err := Entries[bpf.SteerPortKey, bpf.SteerPortValue](e.Pins.Maps["ports"])
+	if err != nil {
+		return err
+	}
+	havePrefixes, err := Entries[bpf.SteerPrefixKey, bpf.SteerTarget](e.Pins.Maps["prefixes"])
+	alone := &Engine{Pins: e.Pins, Services: map[string]*record.Service{p.Service.Name: p}}
+	ports, prefixes := alone.portTables()
+	both := func(a, b bpf.SteerTarget) bool { return a.Service != 0 && b.Service != 0 && e.keeps(a.Service-1) }
+	for k, v := range ports {
+		if h := havePorts[k]; both(h.Any4, v.Any4) || both(h.Any6, v.Any6) {
+			err = e.listensToo(p, k.Port)
+		}
+	}
+	for k, t := range prefixes {
+		if both(havePrefixes[k], t) {
+			err = e.listensToo(p, k.Port)
+		}
+	}
+	return err
+}
+
+func (e *Engine) listensToo(p *record.Service, port uint16) error {
+	return fmt.Errorf("service %s: a service that cannot be read listens to port %d too (%s): give it another port, or remove that one with the weir that made it", p.Service.Name, port, strings.Join(e.Kept.Names, ", "))
 }
 
 // prepareRows adopts the members of slots that get new rows before any packet is

@@ -28,7 +28,7 @@ import (
 func RecoverEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine, lacks []string) (note string, err error) {
 	lost := slices.DeleteFunc(slices.Clone(lacks), func(pin string) bool { return !strings.HasPrefix(pin, "map_") })
 	if kind == spec.EngineReuseport && len(lost) > 0 {
-		return "made anew", dropReuse(l, i)
+		return "made anew", DropReuse(l, i)
 	}
 	ns, err := l.OpenNetns(i)
 	if err != nil {
@@ -53,17 +53,19 @@ func RecoverEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine, lac
 	return note, nil
 }
 
-// dropReuse removes an engine that cannot say which groups it has. Their sockets leave the
+// DropReuse removes an engine that cannot say which groups it has. Their sockets leave the
 // arrays, for they can be in one only, and their programs leave the groups: to the new
 // engine they would be somebody else's.
-func dropReuse(l *kernel.WriteLock, i kernel.Instance) error {
-	rest, err := l.OpenRest(i)
-	if err != nil {
-		return err
+func DropReuse(l *kernel.WriteLock, i kernel.Instance) error {
+	maps := map[string]*ebpf.Map{}
+	for _, name := range []string{"sockets", "holders", "slots"} {
+		if m, err := l.OpenMap(i, name); err == nil {
+			defer m.Close()
+			maps[name] = m
+		}
 	}
-	defer rest.Close()
 	for _, name := range []string{"sockets", "holders"} {
-		m := rest.Maps[name]
+		m := maps[name]
 		if m == nil {
 			continue
 		}
@@ -73,7 +75,7 @@ func dropReuse(l *kernel.WriteLock, i kernel.Instance) error {
 			}
 		}
 	}
-	if err := detachLost(l, i.Scope, rest.Maps["slots"]); err != nil {
+	if err := detachLost(l, i.Scope, maps["slots"]); err != nil {
 		return err
 	}
 	return l.Remove(i)

@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -112,19 +113,25 @@ func RemoveStep(scope, name string) feature.Step {
 // RemoveService takes a service away: its traffic is the kernel's own again.
 // With the last service of a namespace its program goes too.
 func RemoveService(l *kernel.WriteLock, scope, name string) error {
-	if err := removeService(l, scope, name); err != nil {
-		return err
-	}
-	return errors.Join(ReconcileBind(l, false), ReconcileCopies(l, scope, false))
-}
-
-func removeService(l *kernel.WriteLock, scope, name string) error {
 	p, err := record.Read(l.Root, record.Instance(scope, name))
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil
-	} else if err != nil {
+	} else if err == nil {
+		err = removeService(l, scope, p)
+	} else if errors.Is(err, kernel.ErrDamaged) {
+		err = RemoveDamaged(l, record.Instance(scope, name))
+	}
+	if err != nil {
 		return err
 	}
+	if p == nil {
+		return errors.Join(ReconcileBind(l, false), ReconcileCopies(l, scope, false))
+	}
+	return errors.Join(ReconcileBind(l, false), ReconcileCopies(l, scope, false, p))
+}
+
+func removeService(l *kernel.WriteLock, scope string, p *record.Service) error {
+	name := p.Service.Name
 	e, err := OpenEngine(l, scope, p.Engine)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return l.Remove(record.Instance(scope, name))
@@ -139,8 +146,8 @@ func removeService(l *kernel.WriteLock, scope, name string) error {
 		return err
 	}
 	kernel.Step("steer:removed")
-	delete(e.Services, name)
-	if err := e.Reconcile(); err != nil || len(e.Services) > 0 {
+	e.Drop(name)
+	if err := e.Reconcile(); err != nil || !e.Idle() {
 		return err
 	}
 	if err := RemoveTemplates(l, scope); err != nil {
@@ -149,9 +156,32 @@ func removeService(l *kernel.WriteLock, scope, name string) error {
 	return e.RemoveIdle()
 }
 
+// RemoveDamaged removes a service that neither its pins nor a record describe.
+func RemoveDamaged(l *kernel.WriteLock, i kernel.Instance) error {
+	var engines []*Engine
+	for _, kind := range record.Engines {
+		e, err := OpenEngine(l, i.Scope, kind)
+		if errors.Is(err, kernel.ErrNotExist) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		defer e.Close()
+		if err := e.Mark(true); err != nil {
+			return err
+		}
+		engines = append(engines, e)
+	}
+	err := l.Remove(i)
+	for _, e := range engines {
+		err = cmp.Or(err, e.readAgain(i.Name), e.Reconcile())
+	}
+	return err
+}
+
 // RemoveIdle takes an engine away that has nothing left to steer.
 func (e *Engine) RemoveIdle() error {
-	if used, err := e.Dispatches(); err != nil || used || len(e.Services) > 0 {
+	if used, err := e.Dispatches(); err != nil || used || !e.Idle() {
 		return err
 	}
 	if err := e.Lock.Remove(record.EngineInstance(e.Scope, e.Kind)); err != nil {

@@ -3,6 +3,9 @@
 package engine
 
 import (
+	"errors"
+
+	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 )
@@ -27,6 +30,9 @@ func RemoveTemplates(l *kernel.WriteLock, scope string) error {
 		if i.Scope == scope && kernel.ValidName(i.Name) {
 			return nil
 		}
+	}
+	if _, err := record.Shared.Read(l.Root, TemplatesInstance(scope)); errors.Is(err, kernel.ErrABI) {
+		return nil // another weir's
 	}
 	return l.Remove(TemplatesInstance(scope))
 }

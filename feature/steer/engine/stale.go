@@ -23,11 +23,7 @@ func CleanStale(l *kernel.WriteLock) error {
 		if !ok {
 			continue
 		}
-		is, err := netnsGone(l, i, kind)
-		if err != nil {
-			return err
-		}
-		if is {
+		if is, err := netnsGone(l, i, kind); err == nil && is { // one that cannot be read stays
 			gone[i.Scope] = true
 			if err := l.Remove(i); err != nil {
 				return err
@@ -51,10 +47,7 @@ func netnsGone(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine) (bool, 
 	if kind == spec.EngineReuseport {
 		return groupsGone(l, i)
 	}
-	meta, err := ReadMeta(l.Root, i)
-	if err != nil && !errors.Is(err, kernel.ErrNotExist) {
-		return false, err
-	}
+	meta, _ := record.ReadMeta(l.Root, i) // without its cookie the link tells
 	ln, err := l.Link(i, "lookup")
 	if errors.Is(err, kernel.ErrNotExist) {
 		return kernel.NetnsGone(nil, i.Scope, meta.Cookie), nil // its link was lost, or the namespace
@@ -65,23 +58,12 @@ func netnsGone(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine) (bool, 
 	return kernel.NetnsGone(ln, i.Scope, meta.Cookie), nil
 }
 
-// ReadMeta is an instance's meta: as pinned or, where that pin was lost, as recorded.
-func ReadMeta(r *kernel.Root, i kernel.Instance) (kernel.Meta, error) {
-	m, err := r.Meta(i)
-	if errors.Is(err, kernel.ErrNotExist) {
-		return r.Recorded(i)
-	}
-	return m, err
-}
-
 // Recover finishes what a killed command left half done, in every namespace.
 func Recover(l *kernel.WriteLock) error {
 	if err := CleanStale(l); err != nil {
 		return err
 	}
-	if err := FinishMove(l); err != nil {
-		return err
-	}
+	errs := []error{FinishMove(l)}
 	all, err := l.Instances(spec.Name)
 	if err != nil {
 		return err
@@ -91,23 +73,26 @@ func Recover(l *kernel.WriteLock) error {
 		if !ok {
 			continue
 		}
-		e, err := OpenEngine(l, i.Scope, kind)
-		if err != nil {
-			return err
-		}
-		dispatches, err := e.Dispatches()
-		e.Close()
-		if err != nil {
-			return err
-		}
-		if len(e.Services) == 0 && !dispatches {
-			if err := RemoveTemplates(l, i.Scope); err != nil {
-				return err
-			}
-			if err := l.Remove(i); err != nil {
-				return err
-			}
-		}
+		errs = append(errs, mendEngine(l, i, kind))
 	}
-	return errors.Join(ReconcileBind(l, true), syncAllCopies(l))
+	return errors.Join(append(errs, ReconcileBind(l, true), syncAllCopies(l))...)
+}
+
+// mendEngine finishes what a killed command left of an engine. One of another ABI stays as it is: status, plans and doctor tell of it.
+func mendEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine) error {
+	e, err := OpenEngine(l, i.Scope, kind)
+	if errors.Is(err, kernel.ErrABI) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	dispatches, err := e.Dispatches()
+	e.Close()
+	if err != nil || dispatches || !e.Idle() {
+		return err
+	}
+	if err := RemoveTemplates(l, i.Scope); err != nil {
+		return err
+	}
+	return l.Remove(i)
 }

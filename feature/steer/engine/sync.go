@@ -130,7 +130,7 @@ func (e *Engine) prepare(p *record.Service) (*kernel.Opened, error) {
 // point has steer_services lead to a service's own map.
 func (e *Engine) point(p *record.Service, own *ebpf.Map) error {
 	services := e.Pins.Maps["services"]
-	same, err := holdsMap(services, p.ID, own)
+	same, err := record.HoldsMap(services, p.ID, own)
 	if err == nil && !same {
 		err = services.Put(p.ID, own)
 	}
@@ -240,6 +240,7 @@ func (e *Engine) syncPorts() error {
 	if err != nil {
 		return err
 	}
+	e.keepPorts(ports, prefixes, havePorts, havePrefixes)
 	if err := e.listens(true); err != nil {
 		return err
 	}
@@ -253,6 +254,40 @@ func (e *Engine) syncPorts() error {
 		return err
 	}
 	return e.listens(false)
+}
+
+// keepPorts adds to what the maps are to hold what leads to services that cannot be read. Where a readable service asks for the
+// same, that stays with the other one.
+func (e *Engine) keepPorts(ports map[bpf.SteerPortKey]bpf.SteerPortValue, prefixes map[bpf.SteerPrefixKey]bpf.SteerTarget,
+	havePorts map[bpf.SteerPortKey]bpf.SteerPortValue, havePrefixes map[bpf.SteerPrefixKey]bpf.SteerTarget) {
+	kept := func(t bpf.SteerTarget) bool { return t.Service != 0 && e.keeps(t.Service-1) }
+	for k, t := range havePrefixes {
+		if !kept(t) {
+			continue
+		}
+		if Room(e.Pins.Maps) > 0 {
+			t.Endpoint = t.Endpoint&0xff | (k.Prefixlen-32)<<8
+		}
+		if _, ok := prefixes[k]; !ok {
+			key := bpf.SteerPortKey{Port: k.Port, Proto: k.Proto}
+			v := ports[key]
+			v.Prefixes++
+			ports[key] = v
+		}
+		prefixes[k] = t
+	}
+	for k, have := range havePorts {
+		v := ports[k]
+		if kept(have.Any4) {
+			v.Any4 = have.Any4
+		}
+		if kept(have.Any6) {
+			v.Any6 = have.Any6
+		}
+		if v != (bpf.SteerPortValue{}) {
+			ports[k] = v
+		}
+	}
 }
 
 // listens tells steer_dispatch whether to ask for ports at all.
@@ -328,6 +363,7 @@ func (e *Engine) ClearIDs(ids map[uint32]bool) error {
 	for _, p := range e.Services {
 		delete(ids, p.ID)
 	}
+	maps.DeleteFunc(ids, func(id uint32, _ bool) bool { return e.keeps(id) })
 	var group errgroup.Group
 	group.SetLimit(syncedAtOnce)
 	for id := range ids {
@@ -377,7 +413,7 @@ func (e *Engine) dropRows() error {
 		return fmt.Errorf("reading slots: %w", err)
 	}
 	for row, s := range rows {
-		if !used[uint32(row)] && s != (bpf.SteerSlot{}) {
+		if !used[uint32(row)] && !e.Kept.Row(uint32(row)) && s != (bpf.SteerSlot{}) {
 			if err := e.clearRow(uint32(row), s); err != nil {
 				return err
 			}

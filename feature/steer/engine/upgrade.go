@@ -5,6 +5,7 @@ package engine
 import (
 	"crypto/sha256"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,11 +38,14 @@ func RebuildEngine(l *kernel.WriteLock, scope string, kind spec.Engine, room int
 	if err := old.Meta.RequireABI(old.Instance, record.ABI); err != nil {
 		return err
 	}
-	e := &Engine{Lock: l, Scope: scope, Kind: kind}
-	if e.Services, err = record.ReadAll(l.Root, scope, kind); err != nil {
+	e := &Engine{Lock: l, Scope: scope, Kind: kind, Pins: old}
+	if err := e.readServices(); err != nil {
 		return err
 	}
 	share, err := unchanged(old, kind, room)
+	if err == nil {
+		err = e.keepsMaps(share)
+	}
 	if err != nil {
 		return err
 	}
@@ -122,6 +126,20 @@ func unchanged(old *kernel.Opened, kind spec.Engine, room int) (map[string]*ebpf
 		delete(share, bpf.SteerMapSteerExits)
 	}
 	return share, nil
+}
+
+// keepsMaps refuses new maps where services that cannot be read have something in the old ones: nobody could carry it over.
+func (e *Engine) keepsMaps(share map[string]*ebpf.Map) error {
+	if len(e.Kept.Names) == 0 {
+		return nil
+	}
+	for name := range e.Pins.Maps {
+		own := slices.ContainsFunc(ownMaps(e.Kind, FewestBindings), func(s *ebpf.MapSpec) bool { return s.Name == mapName(name) })
+		if share[mapName(name)] == nil && !own && !slices.Contains(boundMaps, name) {
+			return fmt.Errorf("namespace %s: map %s would be made anew, without what services have in it that cannot be read (%s)", e.Scope, name, strings.Join(e.Kept.Names, ", "))
+		}
+	}
+	return nil
 }
 
 // carryOwn takes over the maps only user space knows, and makes the missing ones. It sets

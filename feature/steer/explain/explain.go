@@ -66,6 +66,9 @@ func Explain(ctx context.Context, r *kernel.Root, p Packet) (*Explanation, error
 	if err != nil || done {
 		return &x.Explanation, err
 	}
+	for _, u := range feature.UnreadSights(st.Unreadable, p, feature.StageSocket) {
+		x.Steps = append(x.Steps, u.ExplainStep)
+	}
 	s := x.service(st)
 	if s != nil {
 		s.ExplainEmpty(ctx, time.Now().Add(state.ReasonBudget))

@@ -5,9 +5,11 @@ package record
 import (
 	"strconv"
 
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // ABI is the version of the map layouts in bpf/steer.h and templates.h. It rises with every
@@ -40,6 +42,25 @@ func EngineInstance(scope string, kind spec.Engine) kernel.Instance {
 	}
 	return kernel.Instance{Scope: scope, Feature: spec.Name, Name: name}
 }
+
+// Services are the instances of services. A service has no object: its maps follow the engine's.
+var Services = instances.Store[Service]{Feature: spec.Name, ABI: ABI, Is: kernel.ValidName, Ref: func(p *Service) string { return p.Netns },
+	Fill: func(p *Service) { p.Service = p.Service.WithDefaults() }} // options that are newer than the meta
+
+// EngineStore are the instances of engines of a kind.
+func EngineStore(kind spec.Engine) instances.Store[struct{}] {
+	object := bpf.SteerObject
+	if kind == spec.EngineReuseport {
+		object = bpf.ReuseObject
+	}
+	name := EngineInstance("", kind).Name
+	return instances.Store[struct{}]{Feature: spec.Name, ABI: ABI, Object: func() []byte { return object }, Is: func(n string) bool { return n == name }}
+}
+
+// Shared are the other instances: what follows from the services of a namespace or of the host.
+var Shared = instances.Store[struct{}]{Feature: spec.Name, ABI: ABI, Is: func(name string) bool {
+	return !kernel.ValidName(name) && name != lookupName && name != reuseName
+}}
 
 // EngineKind says which engine an instance is.
 func EngineKind(i kernel.Instance) (kind spec.Engine, ok bool) {

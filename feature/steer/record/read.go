@@ -3,7 +3,6 @@
 package record
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,41 +11,63 @@ import (
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
-// ReadAll reads the published services of a namespace's engine.
-func ReadAll(r *kernel.Root, scope string, kind spec.Engine) (map[string]*Service, error) {
+// ReadAll reads the published services of a namespace's engine. Services that cannot be read are listed, whatever their engine:
+// only their meta would tell it.
+func ReadAll(r *kernel.Root, scope string, kind spec.Engine) (map[string]*Service, instances.Unreadable, error) {
 	all, err := r.Known(spec.Name) // a service that lost its pins keeps what the engine has of it
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	out := map[string]*Service{}
+	var unread instances.Unreadable
 	for _, i := range all {
 		if i.Scope != scope || !kernel.ValidName(i.Name) {
 			continue
 		}
 		p, err := Read(r, i)
-		if errors.Is(err, kernel.ErrNotExist) {
-			continue // removed meanwhile
-		} else if err != nil {
-			return nil, err
-		}
-		if p.Engine == kind {
+		switch {
+		case errors.Is(err, kernel.ErrNotExist): // removed meanwhile
+		case errors.Is(err, kernel.ErrUnreadable):
+			return nil, nil, err
+		case err != nil:
+			unread.Add(i, err)
+		case p.Engine == kind:
 			out[i.Name] = p
 		}
 	}
-	return out, nil
+	return out, unread, nil
 }
 
-// Read reads a service as it is pinned or, where pins of it were lost, as it was recorded.
+// Read reads a service as it is pinned or, where pins of it were lost, as it was recorded. It returns [kernel.ErrNotExist] where
+// there is none, and [kernel.ErrDamaged] where neither pins nor record are enough.
 func Read(r *kernel.Root, i kernel.Instance) (*Service, error) {
 	p, err := ReadPinned(r, i)
-	if errors.Is(err, kernel.ErrNotExist) {
-		if was, rerr := readRecorded(r, i); rerr == nil {
-			return was, nil
-		}
+	if !errors.Is(err, kernel.ErrNotExist) {
+		return p, err
+	}
+	was, rerr := readRecorded(r, i)
+	if !errors.Is(rerr, kernel.ErrNotExist) {
+		return was, rerr
+	}
+	if !r.Has(i) {
+		return nil, err
+	}
+	if p, err = ReadPinned(r, i); errors.Is(err, kernel.ErrNotExist) && r.Has(i) { // else it was published, or removed, meanwhile
+		return nil, fmt.Errorf("%s: %w, and there is no record of it", i, kernel.ErrDamaged)
 	}
 	return p, err
+}
+
+// ReadMeta is an instance's meta: as pinned or, where that pin was lost, as recorded.
+func ReadMeta(r *kernel.Root, i kernel.Instance) (kernel.Meta, error) {
+	m, err := r.Meta(i)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return r.Recorded(i)
+	}
+	return m, err
 }
 
 // ReadPinned reads a service from its pins alone; see Read.
@@ -56,15 +77,10 @@ func ReadPinned(r *kernel.Root, i kernel.Instance) (*Service, error) {
 		return nil, err
 	}
 	defer o.Close()
-	if err := o.Meta.RequireABI(i, ABI); err != nil {
+	p, err := serviceOf(i, o.Meta)
+	if err != nil {
 		return nil, err
 	}
-	p := &Service{}
-	if err := json.Unmarshal(o.Meta.Config, p); err != nil {
-		return nil, fmt.Errorf("the pins of service %s: %w", i.Name, err)
-	}
-	p.Service.Name, p.Cookie = i.Name, o.Meta.Cookie
-	p.Service = p.Service.WithDefaults() // of options that the weir that wrote it did not have
 	var value bpf.SteerService
 	if err := o.Maps["service"].Lookup(uint32(0), &value); err != nil {
 		return nil, fmt.Errorf("the table of service %s: %w", i.Name, err)
@@ -73,22 +89,32 @@ func ReadPinned(r *kernel.Root, i kernel.Instance) (*Service, error) {
 	return p, nil
 }
 
+// serviceOf decodes the meta of a service.
+func serviceOf(i kernel.Instance, m kernel.Meta) (*Service, error) {
+	rec, err := Services.Of(i, m)
+	if err != nil {
+		return nil, err
+	}
+	p := &rec.Spec
+	if p.Service.Seed == nil || p.Service.Slots != len(p.Rows) || !slices.Contains(Engines, p.Engine) {
+		return nil, fmt.Errorf("%s: its meta describes no service", i)
+	}
+	p.Service.Name, p.Cookie = i.Name, m.Cookie
+	return p, nil
+}
+
 // readRecorded reads a service whose pins are damaged: from what was recorded of it, and
 // from the map that its engine holds.
 func readRecorded(r *kernel.Root, i kernel.Instance) (*Service, error) {
 	meta, err := r.Recorded(i)
-	if err == nil {
-		err = meta.RequireABI(i, ABI)
-	}
 	if err != nil {
 		return nil, err
 	}
-	p := &Service{Recorded: true}
-	if err := json.Unmarshal(meta.Config, p); err != nil {
-		return nil, fmt.Errorf("the record of service %s: %w", i.Name, err)
+	p, err := serviceOf(i, meta)
+	if err != nil {
+		return nil, err
 	}
-	p.Service.Name, p.Cookie = i.Name, meta.Cookie
-	p.Service = p.Service.WithDefaults()
+	p.Recorded = true
 	if p.Table = heldTable(r, i.Scope, p); p.Table == nil {
 		p.Table = spec.Assign(p.Service.Slots)
 		p.Rebalance()

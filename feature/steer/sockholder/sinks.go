@@ -113,9 +113,9 @@ func waitUnwanted(ctx context.Context, r *kernel.Root, scope string) error {
 }
 
 func wantsDrop(r *kernel.Root, scope string) (bool, error) {
-	services, err := record.ReadAll(r, scope, spec.EngineSkLookup)
-	if err != nil {
-		return false, err
+	services, unread, err := record.ReadAll(r, scope, spec.EngineSkLookup)
+	if err != nil || len(unread) > 0 { // which may want it
+		return err == nil, err
 	}
 	for _, p := range services {
 		if p.Service.OnEmpty == spec.Drop {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
@@ -87,4 +88,32 @@ func CopyKey(e service.Endpoint) bpf.CopyCopyKey {
 // NetworkOrder stores a number so that its bytes lie in network order.
 func NetworkOrder(v uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
+}
+
+// linkHeaders are the lengths in bytes of devices' link headers, where known, as
+// dev_is_mac_header_xmit tells them apart (include/linux/if_arp.h).
+var linkHeaders = map[string]uint32{"ether": 14, "loopback": 14, "none": 0, "void": 0, "ipip": 0, "tunnel6": 0, "sit": 0,
+	"gre": 0, "ipgre": 0, "ip6gre": 0, "ppp": 0, "rawip": 0}
+
+// CopyDevices are the devices of this namespace on which packets for the host
+// arrive, with the lengths of their link headers. What arrives at a port of a
+// bridge or bond arrives once more at that.
+func CopyDevices() (map[uint32]uint32, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("listing devices: %w", err)
+	}
+	types := map[int]string{}
+	for _, l := range links {
+		types[l.Attrs().Index] = l.Type()
+	}
+	out := map[uint32]uint32{}
+	for _, l := range links {
+		a := l.Attrs()
+		header, known := linkHeaders[a.EncapType]
+		if known && (a.MasterIndex == 0 || types[a.MasterIndex] == "vrf") {
+			out[uint32(a.Index)] = header
+		}
+	}
+	return out, nil
 }

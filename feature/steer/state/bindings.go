@@ -19,7 +19,9 @@ func (s *Service) addShared(r *kernel.Root) {
 	if !s.Record.Service.SharePort {
 		return
 	}
-	if c, err := engine.ReadShared(s.Record, r); err != nil {
+	if c, err := engine.ReadShared(s.Record, r); errors.Is(err, kernel.ErrABI) {
+		s.Problem = "the hook of share_port cannot be read: " + err.Error()
+	} else if err != nil {
 		s.Problem = engine.ProblemBind
 	} else {
 		s.Shared = &c
@@ -48,10 +50,14 @@ func readDispatch(r *kernel.Root, all []kernel.Instance) (out []Bindings, err er
 			return nil, err
 		}
 		pins, err := r.Open(i, "bound_sets", "bound_many")
-		if errors.Is(err, kernel.ErrNotExist) {
-			continue // nothing was ever bound there
-		} else if err != nil {
+		if errors.Is(err, kernel.ErrUnreadable) {
 			return nil, err
+		} else if err != nil {
+			continue // nothing was ever bound there, or it cannot be read, which ReadOutdated tells
+		}
+		if pins.Meta.RequireABI(i, record.ABI) != nil {
+			pins.Close()
+			continue
 		}
 		n, err := table.CountBindings(pins.Maps["bound_sets"])
 		room := engine.Room(pins.Maps)

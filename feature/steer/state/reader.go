@@ -67,24 +67,29 @@ func (r *Reader) Read(ctx context.Context) (State, error) {
 	r.forget(all)
 	st := State{Services: []Service{}, Root: r.root}
 	if r.whole {
-		if st.Outdated, err = ReadOutdated(r.root, all); err != nil {
-			return State{}, err
-		}
+		st.Outdated, st.Unreadable = ReadOutdated(r.root, all)
 		if st.Bound, err = readDispatch(r.root, all); err != nil {
 			return State{}, err
 		}
 	}
 	for _, i := range all {
 		if !kernel.ValidName(i.Name) {
+			if r.whole && record.Shared.Is(i.Name) {
+				if _, err := record.Shared.Read(r.root, i); err != nil && !errors.Is(err, kernel.ErrNotExist) {
+					st.Unreadable.Add(i, err)
+				}
+			}
 			continue
 		}
 		s, err := r.Service(i)
-		if errors.Is(err, kernel.ErrNotExist) {
-			continue
-		} else if err != nil {
+		switch {
+		case err == nil:
+			st.Services = append(st.Services, s)
+		case errors.Is(err, kernel.ErrUnreadable):
 			return State{}, err
+		default:
+			st.addUnread(i, err)
 		}
-		st.Services = append(st.Services, s)
 		if ctx.Err() != nil {
 			return State{}, ctx.Err()
 		}
@@ -94,6 +99,16 @@ func (r *Reader) Read(ctx context.Context) (State, error) {
 		return strings.Compare(a.Name+" "+a.Netns, b.Name+" "+b.Netns)
 	})
 	return st, nil
+}
+
+// addUnread lists a service that could not be read, unless it was removed meanwhile, or its record describes it.
+func (st *State) addUnread(i kernel.Instance, err error) {
+	if errors.Is(err, kernel.ErrNotExist) {
+		_, err = record.Read(st.Root, i)
+	}
+	if err != nil && !errors.Is(err, kernel.ErrNotExist) {
+		st.Unreadable.Add(i, err)
+	}
 }
 
 // forget drops what is gone or was replaced.
@@ -126,6 +141,9 @@ func (r *Reader) Service(i kernel.Instance) (Service, error) {
 	e, err := r.engine(record.EngineInstance(i.Scope, s.Engine))
 	if errors.Is(err, kernel.ErrNotExist) {
 		s.Problem = ProblemEngine
+		return s, nil
+	} else if errors.Is(err, kernel.ErrABI) {
+		s.Problem = problemUnread(err)
 		return s, nil
 	} else if err != nil {
 		return s, err
@@ -189,10 +207,15 @@ func (r *Reader) engine(i kernel.Instance) (*kernel.Opened, error) {
 	if errors.Is(err, kernel.ErrNotExist) { // of an engine, or of a weir, that has no generations
 		e, err = r.root.Open(i, maps...)
 	}
-	if err == nil {
-		r.Engines[i] = e
+	if err != nil {
+		return nil, err
 	}
-	return e, err
+	if err := e.Meta.RequireABI(i, record.ABI); err != nil {
+		e.Close()
+		return nil, err
+	}
+	r.Engines[i] = e
+	return e, nil
 }
 
 // readSlots judges every slot, and reads its counters if they are wanted.
@@ -234,7 +257,7 @@ func ReadService(r *kernel.Root, i kernel.Instance) (Service, error) {
 		return s, err
 	}
 	for _, kind := range record.Engines {
-		beside, err := record.ReadAll(r, i.Scope, kind)
+		beside, _, err := record.ReadAll(r, i.Scope, kind)
 		if err != nil {
 			return s, err
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/internal/hookorder"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
 )
@@ -27,7 +28,17 @@ type State struct {
 	Bound    []Bindings `json:"bound,omitempty"`    // namespaces in which something is bound
 	Outdated []Outdated `json:"outdated,omitempty"` // what weir upgrade would do
 
+	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
+
 	Root *kernel.Root `json:"-"`
+}
+
+// Err is about the instances that cannot be read, nil where there are none.
+func (st State) Err() error { return st.Unreadable.WithoutDamage().Err() }
+
+// Reads tells whether the engine of a namespace can be read, or is not there.
+func (st State) Reads(scope string, kind spec.Engine) bool {
+	return !st.Unreadable.Has(record.EngineInstance(scope, kind))
 }
 
 // Service is one steered service.
@@ -69,6 +80,11 @@ type Service struct {
 
 // ProblemEngine is the Problem of a service that nothing steers.
 const ProblemEngine = "its engine is missing: weir apply mends it"
+
+// problemUnread is the Problem of a service whose engine cannot be read.
+func problemUnread(err error) string {
+	return "it stays as it is, for its engine cannot be read: " + err.Error()
+}
 
 // ProblemSocketHolder is the Problem of a service whose empty slots cannot drop.
 const ProblemSocketHolder = "its holder is gone (weir steer hold), which on_empty: drop and engine sk_reuseport need: weir apply and weir serve start it again"

@@ -93,7 +93,7 @@ func ReadTaken(b bindings.Binding, here []netip.Addr, socks []sockdiag.Socket, o
 func registeredCookies(r *kernel.Root, ns *netns.Handle) map[uint64]bool {
 	own := map[uint64]bool{}
 	for _, kind := range record.Engines {
-		services, err := record.ReadAll(r, record.Scope(ns), kind)
+		services, _, err := record.ReadAll(r, record.Scope(ns), kind)
 		if err != nil {
 			continue
 		}

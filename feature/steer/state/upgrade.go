@@ -10,6 +10,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // Outdated is an engine whose program another weir put in place.
@@ -30,27 +31,46 @@ func (o Outdated) String() string {
 	return s
 }
 
-// ReadOutdated lists the engines among instances that an upgrade would change.
-func ReadOutdated(r *kernel.Root, all []kernel.Instance) ([]Outdated, error) {
-	var out []Outdated
+// ReadOutdated lists the engines among instances that an upgrade would change, and those that cannot be read.
+func ReadOutdated(r *kernel.Root, all []kernel.Instance) (out []Outdated, unread instances.Unreadable) {
 	for _, i := range all {
 		kind, ok := record.EngineKind(i)
 		if !ok {
 			continue
 		}
-		m, err := r.Meta(i)
+		engines := record.EngineStore(kind)
+		rec, err := engines.Read(r, i)
 		if errors.Is(err, kernel.ErrNotExist) {
-			continue
+			continue // or damaged, which a Checker tells
 		} else if err != nil {
-			return nil, err
+			unread.Add(i, err)
+			continue
 		}
-		if err := m.RequireABI(i, record.ABI); err != nil {
-			return nil, err
-		}
-		if m.Object != engine.ObjectHash(kind) {
+		if m := rec.Meta; engines.Outdated(rec) {
 			out = append(out, Outdated{Netns: fmt.Sprintf("net:[%s]", i.Scope), Engine: kind,
 				Object: engine.ShortHash(m.Object), Version: m.Version, Scope: i.Scope})
 		}
 	}
-	return out, nil
+	return out, unread
+}
+
+// ReadUnread lists those among instances that cannot be read, without engines.
+func ReadUnread(r *kernel.Root, all []kernel.Instance) (unread instances.Unreadable, err error) {
+	for _, i := range all {
+		switch {
+		case kernel.ValidName(i.Name):
+			_, err = record.Read(r, i)
+		case record.Shared.Is(i.Name):
+			_, err = record.Shared.Read(r, i)
+		default:
+			continue
+		}
+		if errors.Is(err, kernel.ErrUnreadable) {
+			return nil, err
+		}
+		if err != nil && !errors.Is(err, kernel.ErrNotExist) {
+			unread.Add(i, err)
+		}
+	}
+	return unread, nil
 }

@@ -29,14 +29,14 @@ type savedSession struct {
 // Save reads what is remembered in a namespace.
 func Save(r *kernel.Root, scope string) (Saved, error) {
 	o, err := r.Open(engine.TemplatesInstance(scope))
-	if errors.Is(err, kernel.ErrNotExist) {
+	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrABI) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
 	defer o.Close()
-	if err := o.Meta.RequireABI(o.Instance, record.ABI); err != nil {
-		return nil, err
+	if o.Meta.RequireABI(o.Instance, record.ABI) != nil {
+		return nil, nil // another weir's, which stay as they are
 	}
 	all, _, err := loadSessions(o.Maps["store"])
 	if err != nil {

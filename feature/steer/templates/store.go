@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"slices"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/bpf"
@@ -18,6 +17,7 @@ import (
 	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
 )
 
 // chunkBytes is TEMPLATES_CHUNK.
@@ -82,9 +82,7 @@ func publishTemplates(l *kernel.WriteLock, ns *netns.Handle, sessions Saved) err
 			return err
 		}
 	}
-	meta := kernel.Meta{ABI: record.ABI, Object: kernel.ObjectHash(bpf.TemplatesObject), Inode: ns.Inode(), Created: time.Now(), Version: kernel.Version}
-	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none
-	return l.Publish(engine.TemplatesInstance(record.Scope(ns)), meta, pins)
+	return record.Shared.Publish(l, engine.TemplatesInstance(record.Scope(ns)), instances.Form[struct{}]{Netns: ns, Object: kernel.ObjectHash(bpf.TemplatesObject), Pins: pins})
 }
 
 func mapID(m *ebpf.Map) (ebpf.MapID, error) {

@@ -69,7 +69,7 @@ func TestEchoWithBFDD(t *testing.T) {
 			more := func(what string) {
 				t.Helper()
 				before := returned()
-				s.eventually(what, func() bool { return returned() > before+20 })
+				nstest.Until(s, what, func() bool { return returned() > before+20 })
 			}
 			more("echo comes back")
 			if e := s.status(x).Echo; e.Interval != 20*time.Millisecond || e.RTT <= 0 || e.RTT > time.Second || e.Failed || e.Refused != 0 {
@@ -104,22 +104,22 @@ func TestEchoWithBFDD(t *testing.T) {
 			if st := s.status(x); st.Diag != bfd.EchoFailed || !st.Echo.Failed {
 				t.Errorf("%+v", st)
 			}
-			s.eventually("the link is bad", s.bad)
+			nstest.Until(s, "the link is bad", s.bad)
 			l.Close()
 			s.up(true, x)
-			s.eventually("the link is good", func() bool { return !s.bad() })
+			nstest.Until(s, "the link is good", func() bool { return !s.bad() })
 
 			s.agree(x)
 			more("echo comes back before forwarding ends")
 			s.forwards("0")
-			s.eventually("echo fails", func() bool { return s.status(x).Echo.Failed && s.bad() })
+			nstest.Until(s, "echo fails", func() bool { return s.status(x).Echo.Failed && s.bad() })
 			s.up(true, x) // by its control packets
 			s.agree(x)
 			if !s.bad() || !s.status(x).Echo.Failed {
 				t.Errorf("the link is good: %+v", s.status(x))
 			}
 			s.forwards("1")
-			s.eventually("the link is good again", func() bool { return !s.bad() && !s.status(x).Echo.Failed })
+			nstest.Until(s, "the link is good again", func() bool { return !s.bad() && !s.status(x).Echo.Failed })
 			// What nobody wants any more is not sent, and says nothing.
 			x.Echo = 0
 			s.put(x)
@@ -152,7 +152,7 @@ func TestEchoOfBFDD(t *testing.T) {
 	x.Echo, x.EchoRx = 20*time.Millisecond, 50*time.Millisecond
 	s.put(x)
 	s.up(true, x)
-	s.eventually("echo comes back both ways", func() bool {
+	nstest.Until(s, "echo comes back both ways", func() bool {
 		var in, out int
 		for line := range strings.Lines(frr.Vtysh("show bfd peers counters")) {
 			_, _ = fmt.Sscanf(strings.TrimSpace(line), "Echo packet input: %d packets", &in)

@@ -82,7 +82,7 @@ func TestHanded(t *testing.T) {
 	}
 	up := func(e *Engine, what string) {
 		t.Helper()
-		s.eventually(what, func() bool {
+		nstest.Until(s, what, func() bool {
 			if err := errors.Join(e.Recover(t.Context()), far.Recover(t.Context())); err != nil { // they look for neighbours, too
 				t.Fatal(err)
 			}
@@ -126,7 +126,7 @@ func TestHanded(t *testing.T) {
 	for _, another := range []bool{false, true} {
 		e.Close()
 		last := heard()
-		s.eventually("packets come while there is no process", func() bool { return heard() > last+5*every })
+		nstest.Until(s, "packets come while there is no process", func() bool { return heard() > last+5*every })
 		if another {
 			s.exchanged(e.instance)
 		}
@@ -139,7 +139,7 @@ func TestHanded(t *testing.T) {
 			t.Errorf("another weir: %t: links run %v, they ran %v", another, after, before)
 		}
 		last = heard()
-		s.eventually("packets come with the next one", func() bool { return heard() > last+5*every })
+		nstest.Until(s, "packets come with the next one", func() bool { return heard() > last+5*every })
 		up(e, "both ends are up still")
 	}
 	if n := downs(); n != began {

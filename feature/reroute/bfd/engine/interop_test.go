@@ -102,16 +102,11 @@ func (s *side) status(of Session) Status {
 	return st
 }
 
-func (s *side) eventually(what string, f func() bool) {
-	s.Helper()
-	nstest.Until(s, what, f)
-}
-
 // up waits until all sessions are, or are not.
 func (s *side) up(want bool, all ...Session) {
 	s.Helper()
 	for _, x := range all {
-		s.eventually(fmt.Sprintf("the session with %s is up: %t", x.Peer, want), func() bool { return (s.status(x).State == bfd.Up) == want })
+		nstest.Until(s, fmt.Sprintf("the session with %s is up: %t", x.Peer, want), func() bool { return (s.status(x).State == bfd.Up) == want })
 	}
 }
 
@@ -120,7 +115,7 @@ func (s *side) up(want bool, all ...Session) {
 func (s *side) agree(all ...Session) {
 	s.Helper()
 	for _, x := range all {
-		s.eventually("intervals are agreed on", func() bool {
+		nstest.Until(s, "intervals are agreed on", func() bool {
 			st := s.status(x)
 			return st.Interval == every && st.Detection == times*every && !st.Polling
 		})
@@ -250,12 +245,12 @@ func TestWithBFDD(t *testing.T) {
 	four, six := s.session(1, "10.9.0.1", "10.9.0.2"), s.session(2, "fd09::1", "fd09::2")
 	s.talk(four, six)
 	peers := func() string { return strings.ReplaceAll(r.Vtysh("show bfd peers json"), " ", "") }
-	s.eventually("bfdd shows both up", func() bool { return strings.Count(peers(), `"status":"up"`) == 2 })
+	nstest.Until(s, "bfdd shows both up", func() bool { return strings.Count(peers(), `"status":"up"`) == 2 })
 	// An end that goes slower is agreed upon with it by a poll sequence, and it stays up.
 	four.DesiredTx, four.RequiredRx = 70*time.Millisecond, 50*time.Millisecond
 	downs := s.status(four).Downs
 	s.put(four)
-	s.eventually("other intervals are agreed on", func() bool {
+	nstest.Until(s, "other intervals are agreed on", func() bool {
 		st := s.status(four)
 		return st.Interval == 70*time.Millisecond && st.Detection == times*50*time.Millisecond && !st.Polling && strings.Contains(peers(), `"remote-transmit-interval":70`)
 	})
@@ -265,7 +260,7 @@ func TestWithBFDD(t *testing.T) {
 	// And one that is shut down says so.
 	six.Down = true
 	s.put(six)
-	s.eventually("bfdd sees that it is shut down", func() bool { return strings.Contains(peers(), "neighborsignaledsessiondown") })
+	nstest.Until(s, "bfdd sees that it is shut down", func() bool { return strings.Contains(peers(), "neighborsignaledsessiondown") })
 	// The kernel goes on without the process that asked for it.
 	s.stop()
 	s.e.Close()
@@ -364,7 +359,7 @@ func TestRestartOfKeyedBIRD(t *testing.T) {
 	s.put(x)
 	for _, sig := range []os.Signal{os.Kill, syscall.SIGTERM} {
 		s.up(true, x)
-		s.eventually("the session goes by its intervals", func() bool { return s.status(x).Detection == 500*time.Millisecond })
+		nstest.Until(s, "the session goes by its intervals", func() bool { return s.status(x).Detection == 500*time.Millisecond })
 		refused := s.status(x).NotAuthentic
 		if err := cmd.Process.Signal(sig); err != nil {
 			t.Fatal(err)

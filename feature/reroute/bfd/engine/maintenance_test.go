@@ -11,6 +11,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/bfdtest"
 	"github.com/weir-project/weir/feature/reroute/frrtest"
 	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // A session that either end has shut down says nothing of the link (RFC 5882, 3.2), and nor does it on its way up again, however long
@@ -125,5 +126,5 @@ func TestMaintenanceOfBFDD(t *testing.T) {
 	}
 	s.cut()
 	s.up(false, x)
-	s.eventually("a failure has the link bad", s.bad)
+	nstest.Until(s, "a failure has the link bad", s.bad)
 }

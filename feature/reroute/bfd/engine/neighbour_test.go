@@ -25,7 +25,7 @@ func TestNeighbourMoves(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.eventually("programs send to "+mac.String(), func() bool {
+			nstest.Until(s, "programs send to "+mac.String(), func() bool {
 				s.e.mu.Lock()
 				defer s.e.mu.Unlock()
 				if err := s.e.resolve(); err != nil {

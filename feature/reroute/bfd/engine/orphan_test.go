@@ -49,7 +49,7 @@ func TestVerdictOutlivesDaemons(t *testing.T) {
 	}
 	both := func(e *Engine, x Session, what string) {
 		t.Helper()
-		s.eventually(what, func() bool {
+		nstest.Until(s, what, func() bool {
 			for _, e := range []*Engine{e, far} {
 				if err := e.Recover(t.Context()); err != nil { // it looks for neighbours, too
 					t.Fatal(err)
@@ -67,7 +67,7 @@ func TestVerdictOutlivesDaemons(t *testing.T) {
 	judged := func(e *Engine, x Session) { // the programs have looked at it, and told of it
 		t.Helper()
 		sent := state(e, x).Out
-		s.eventually("packets go out", func() bool { return state(e, x).Out > sent+1 })
+		nstest.Until(s, "packets go out", func() bool { return state(e, x).Out > sent+1 })
 	}
 
 	e := open()
@@ -80,7 +80,7 @@ func TestVerdictOutlivesDaemons(t *testing.T) {
 	if err := far.Delete(other.Discriminator); err != nil { // as a cut does: without a word
 		t.Fatal(err)
 	}
-	s.eventually("the link is dead", s.bad)
+	nstest.Until(s, "the link is dead", s.bad)
 
 	if err := e.Lost(x.Discriminator); err != nil { // bfdd has been killed
 		t.Fatal(err)
@@ -107,12 +107,12 @@ func TestVerdictOutlivesDaemons(t *testing.T) {
 
 	put(far, back)
 	both(e, x, "both ends are up again")
-	s.eventually("the link is used again", func() bool { return !s.bad() })
+	nstest.Until(s, "the link is used again", func() bool { return !s.bad() })
 
 	if err := far.Delete(next - 1); err != nil {
 		t.Fatal(err)
 	}
-	s.eventually("the link is dead again", s.bad)
+	nstest.Until(s, "the link is dead again", s.bad)
 	e.Close()
 	e = open()
 	defer e.Close()
