@@ -33,7 +33,7 @@ var (
 	_ feature.Restorer               = Feature{}
 	_ feature.Measured               = Feature{}
 	_ feature.Examiner               = Feature{}
-	_ feature.Recoverer                 = Feature{}
+	_ feature.Recoverer              = Feature{}
 	_ feature.Reporter               = Feature{}
 	_ feature.Privileged             = Feature{}
 	_ feature.AgentPins              = Feature{}

@@ -27,9 +27,9 @@ type Engine struct {
 	Kind     spec.Engine
 	Pins     *kernel.Opened
 	Services map[string]*record.Service
-	Kept     record.Kept      // what services that cannot be read have
-	vet      *Vetting         // what to do about members' checks; nil: none is run
-	Rate     *spec.Rate       // of resets that this command makes due; nil: the services'
+	Kept     record.Kept        // what services that cannot be read have
+	vet      *Vetting           // what to do about members' checks; nil: none is run
+	Rate     *spec.Rate         // of resets that this command makes due; nil: the services'
 	Coming   map[int]ServedSlot // by slot: members of a service that comes from another engine
 }
 
