@@ -394,6 +394,7 @@ func TestToldWhoIsAhead(t *testing.T) {
 	}{
 		{ebpf.ProgramSpec{Name: "foreign_sk", Type: ebpf.SkLookup, AttachType: ebpf.AttachSkLookup}, kernel.NetnsLookup{FD: ns.FD(), Inode: ns.Inode()}, "runs at sk_lookup"},
 		{ebpf.ProgramSpec{Name: "foreign_tcx", Type: ebpf.SchedCLS}, kernel.TCX{Ifindex: lo.Attrs().Index, Device: "lo", Order: hookorder.Order{Where: hookorder.First}}, "runs at tcx ingress of lo before weir's"},
+		{ebpf.ProgramSpec{Name: "foreign_bind", Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Bind}, kernel.Cgroup{Path: root, Hook: ebpf.AttachCGroupInet4Bind}, "foreign_bind"},
 		{ebpf.ProgramSpec{Name: "foreign_cg", Type: ebpf.CGroupSKB, AttachType: ebpf.AttachCGroupInetIngress}, kernel.Cgroup{Path: root, Hook: ebpf.AttachCGroupInetIngress}, "ingress"},
 	} {
 		pass := int32(1)
@@ -434,9 +435,7 @@ func (w world) beside(name string) (out []hookorder.Position) {
 	var all []hookorder.Position
 	services, _ := Part[state.State](st, spec.Name)
 	for _, s := range services.Services {
-		if s.Position != nil {
-			all = append(all, *s.Position)
-		}
+		all = append(all, s.Positions()...)
 	}
 	guards, _ := Part[guard.State](st, guard.Name)
 	for _, g := range guards.Guards {

@@ -239,7 +239,7 @@ func (a XDP) Attach(prog *ebpf.Program) (Link, error) {
 	case err == nil:
 		return l, nil
 	case errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST):
-		return nil, fmt.Errorf("attaching to %s: %w: %s; XDP has room for one: use hook: tcx, or end the program that put it there (where it was left behind: ip link set dev %s xdp off, xdp-loader unload %[4]s --all; bpftool net list shows all)",
+		return nil, fmt.Errorf("attaching to %s: %w: %s; XDP has room for one: use hook: tcx for a filter, leave interfaces out of a guard, or end the program that put it there (where it was left behind: ip link set dev %s xdp off, xdp-loader unload %[4]s --all; bpftool net list shows all)",
 			a, ErrOccupied, a.occupant(), a.Device)
 	case errors.Is(err, unix.EOPNOTSUPP) && !a.Generic:
 		return nil, fmt.Errorf("attaching to %s: %w: its driver has no XDP: use hook: xdp-generic or tcx", a, ErrUnsupported)

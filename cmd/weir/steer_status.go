@@ -77,9 +77,7 @@ func printSummary(w io.Writer, st state.State) {
 		for _, line := range notes(s) {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, line)
 		}
-		if s.Position != nil {
-			printBeside(w, s.Name, *s.Position)
-		}
+		printBeside(w, s.Name, s.Positions()...)
 	}
 	printOutdated(w, st.Outdated)
 }
@@ -98,8 +96,8 @@ func printSteer(w io.Writer, services []state.Service, now time.Time) {
 		for _, line := range notes(s) {
 			fmt.Fprintf(w, "  ! %s\n", line)
 		}
-		if s.Position != nil {
-			fmt.Fprintf(w, "  at %s: %s\n", s.Position.Hook, s.Position)
+		for _, p := range s.Positions() {
+			fmt.Fprintf(w, "  at %s: %s\n", p.Hook, p)
 		}
 		t := newTable(w, "  SLOT", "STATE", "SINCE", "PID", "MEMBER", "BUCKETS", "UDP", "TCP", "REJECTED", "DROPS", "QUEUE")
 		for _, slot := range s.Slots {

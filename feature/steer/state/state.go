@@ -133,6 +133,17 @@ func (s *Service) addPosition(e *kernel.Opened) {
 	}
 }
 
+// Positions are those of the service's programs at their hooks: of sk_lookup and of share_port.
+func (s *Service) Positions() (out []hookorder.Position) {
+	if s.Position != nil {
+		out = append(out, *s.Position)
+	}
+	if s.Shared != nil {
+		out = append(out, s.Shared.Positions...)
+	}
+	return out
+}
+
 // addQueues asks sock_diag for queues, buffers and drops of the sockets. It
 // needs root where the namespace is not the reader's own: without, they are 0.
 func (s *Service) addQueues() {
