@@ -50,7 +50,7 @@ var _ feature.Runner = Feature{}
 // watcher gives slots to members as they come.
 type watcher struct {
 	root *kernel.Root
-	own  *engine.OwnLock
+	own  *feature.OwnLock
 	log  feature.Logger
 	hook *hooks // nil where the kernel has none
 	said map[slots.Slot]string
@@ -73,7 +73,7 @@ type watcher struct {
 // until ctx is done. Withdrawing needs no one: the program does it.
 func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	events := make(chan bpf.WatchEvent, 1024)
-	own := &engine.OwnLock{Root: r}
+	own := &feature.OwnLock{Root: r}
 	w := &watcher{root: r, own: own, log: log, hand: f.Hand, said: map[slots.Slot]string{}, marked: map[kernel.Instance]time.Time{}, copying: map[string]map[uint32]uint32{}, state: state.NewReader(r), templates: templates.NewKeeper(own, log), checks: newChecks(events)}
 	defer w.state.Close()
 	kept := make(chan struct{})

@@ -31,7 +31,7 @@ const Tick = 100 * time.Millisecond
 // Keeper keeps the templates of all namespaces.
 type Keeper struct {
 	root   *kernel.Root
-	own    *engine.OwnLock
+	own    *feature.OwnLock
 	log    feature.Logger
 	state  *state.Reader
 	wake   chan struct{}
@@ -49,7 +49,7 @@ type seenMembers struct {
 }
 
 // NewKeeper makes a keeper of all namespaces' templates. It writes under own.
-func NewKeeper(own *engine.OwnLock, log feature.Logger) *Keeper {
+func NewKeeper(own *feature.OwnLock, log feature.Logger) *Keeper {
 	return &Keeper{root: own.Root, own: own, log: log, state: state.NewReader(own.Root), wake: make(chan struct{}, 1),
 		news: make(chan struct{}, 1), scopes: map[string]*Scope{}, last: map[string]string{}}
 }
