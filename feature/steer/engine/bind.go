@@ -5,14 +5,11 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
-	"github.com/weir-project/weir/internal/hookorder"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
@@ -197,33 +194,11 @@ func ReadShared(p *record.Service, r *kernel.Root) (out Shared, err error) {
 		out.Sockets += c.Shared
 		out.Failed += c.Failed
 	}
-	out.Positions = bindPositions(o)
 	return out, nil
-}
-
-// bindPositions reads where the hook's programs are among the others, as far as the reader may see it.
-func bindPositions(o *kernel.Opened) (out []hookorder.Position) {
-	at, err := bindHooks()
-	if err != nil {
-		return nil
-	}
-	for _, name := range slices.Sorted(maps.Keys(at)) {
-		ln, err := o.Link(name)
-		if err != nil {
-			continue
-		}
-		if p, ok, err := kernel.PositionAt(at[name], ln); err == nil && ok {
-			out = append(out, p)
-		}
-		ln.Close()
-	}
-	return out
 }
 
 // Shared counts the sockets that bound a port of a service with share_port.
 type Shared struct {
 	Sockets uint64 `json:"sockets"` // that were given SO_REUSEPORT
 	Failed  uint64 `json:"failed"`  // that the kernel refused it
-	// Positions are those of the hook's programs at the root of the cgroups.
-	Positions []hookorder.Position `json:"positions,omitempty"`
 }

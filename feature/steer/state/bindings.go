@@ -6,10 +6,13 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/table"
 )
@@ -25,6 +28,33 @@ func (s *Service) addShared(r *kernel.Root) {
 		s.Problem = engine.ProblemBind
 	} else {
 		s.Shared = &c
+	}
+	s.addSharedAt(r)
+}
+
+// addSharedAt reads where the programs of share_port are among the others. Other users may not see it.
+func (s *Service) addSharedAt(r *kernel.Root) {
+	root, err := units.CgroupRoot()
+	if err != nil {
+		return
+	}
+	o, err := r.Open(engine.BindInstance, "ports")
+	if err != nil {
+		return
+	}
+	defer o.Close()
+	for _, at := range []struct {
+		pin  string
+		hook ebpf.AttachType
+	}{{bpf.BindProgBindShare4, ebpf.AttachCGroupInet4Bind}, {bpf.BindProgBindShare6, ebpf.AttachCGroupInet6Bind}} {
+		ln, err := o.Link(at.pin)
+		if err != nil {
+			continue
+		}
+		if p, ok, err := kernel.PositionAt(kernel.Cgroup{Path: root, Hook: at.hook}, ln); err == nil && ok {
+			s.SharedAt = append(s.SharedAt, p)
+		}
+		ln.Close()
 	}
 }
 

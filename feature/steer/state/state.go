@@ -43,33 +43,34 @@ func (st State) Reads(scope string, kind spec.Engine) bool {
 
 // Service is one steered service.
 type Service struct {
-	Name              string              `json:"name"`
-	Netns             string              `json:"netns"`
-	Inode             uint64              `json:"netns_inode"`
-	Listen            []string            `json:"listen"`
-	By                spec.Policy         `json:"by"`
-	Engine            spec.Engine         `json:"engine"`
-	EngineReason      string              `json:"engine_reason,omitempty"` // why this engine
-	Seed              uint32              `json:"seed"`
-	Buckets           int                 `json:"buckets"`
-	OnEmpty           spec.OnEmpty        `json:"on_empty"`
-	Slots             []slots.State       `json:"slots"`
-	Weights           spec.Weights        `json:"weights,omitempty"`
-	Drained           []int               `json:"drained,omitempty"`  // slots without buckets for now
-	Moved             map[string]int      `json:"moved,omitempty"`    // devices moved by hand, to slot
-	Placed            map[int]int         `json:"placed,omitempty"`   // buckets moved by hand, to slot
-	DevicesFile       string              `json:"devices,omitempty"`  // the file that names the devices
-	Bypassed          bool                `json:"bypassed,omitempty"` // no packet is steered
-	MisplacedSessions *int                `json:"misplaced_sessions,omitempty"`
-	Shared            *engine.Shared      `json:"share_port,omitempty"`
-	Copies            *engine.Copies      `json:"copy,omitempty"`
-	Problem           string              `json:"problem,omitempty"`  // what is wrong with the service as a whole
-	Position          *hookorder.Position `json:"position,omitempty"` // engine sk_lookup: of its program in the namespace
-	Updated           time.Time           `json:"updated"`
-	PinScope          string              `json:"-"` // directory of its namespace
-	Record            *record.Service     `json:"-"` // what plans compare with
-	Table             []uint16            `json:"-"` // bucket to slot
-	Endpoints         []service.Endpoint  `json:"-"` // what each slot's sockets serve
+	Name              string               `json:"name"`
+	Netns             string               `json:"netns"`
+	Inode             uint64               `json:"netns_inode"`
+	Listen            []string             `json:"listen"`
+	By                spec.Policy          `json:"by"`
+	Engine            spec.Engine          `json:"engine"`
+	EngineReason      string               `json:"engine_reason,omitempty"` // why this engine
+	Seed              uint32               `json:"seed"`
+	Buckets           int                  `json:"buckets"`
+	OnEmpty           spec.OnEmpty         `json:"on_empty"`
+	Slots             []slots.State        `json:"slots"`
+	Weights           spec.Weights         `json:"weights,omitempty"`
+	Drained           []int                `json:"drained,omitempty"`  // slots without buckets for now
+	Moved             map[string]int       `json:"moved,omitempty"`    // devices moved by hand, to slot
+	Placed            map[int]int          `json:"placed,omitempty"`   // buckets moved by hand, to slot
+	DevicesFile       string               `json:"devices,omitempty"`  // the file that names the devices
+	Bypassed          bool                 `json:"bypassed,omitempty"` // no packet is steered
+	MisplacedSessions *int                 `json:"misplaced_sessions,omitempty"`
+	Shared            *engine.Shared       `json:"share_port,omitempty"`
+	SharedAt          []hookorder.Position `json:"share_port_positions,omitempty"` // of its programs at the root of the cgroups
+	Copies            *engine.Copies       `json:"copy,omitempty"`
+	Problem           string               `json:"problem,omitempty"`  // what is wrong with the service as a whole
+	Position          *hookorder.Position  `json:"position,omitempty"` // engine sk_lookup: of its program in the namespace
+	Updated           time.Time            `json:"updated"`
+	PinScope          string               `json:"-"` // directory of its namespace
+	Record            *record.Service      `json:"-"` // what plans compare with
+	Table             []uint16             `json:"-"` // bucket to slot
+	Endpoints         []service.Endpoint   `json:"-"` // what each slot's sockets serve
 
 	DeviceList *spec.DeviceList     `json:"-"` // by: device
 	Others     [][]service.Endpoint `json:"-"` // of the namespace's other services
@@ -138,10 +139,7 @@ func (s *Service) Positions() (out []hookorder.Position) {
 	if s.Position != nil {
 		out = append(out, *s.Position)
 	}
-	if s.Shared != nil {
-		out = append(out, s.Shared.Positions...)
-	}
-	return out
+	return append(out, s.SharedAt...)
 }
 
 // addQueues asks sock_diag for queues, buffers and drops of the sockets. It
