@@ -4,6 +4,7 @@ package feature
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"strings"
@@ -25,7 +26,7 @@ func (s Set[I, V]) Collector(r *kernel.Root) prometheus.Collector {
 			for _, v := range st.Items {
 				out = append(out, reflect.ValueOf(v))
 			}
-			return out, err
+			return out, errors.Join(err, st.unreadable.Err())
 		}}
 	row := reflect.TypeFor[V]()
 	var names []string

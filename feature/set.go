@@ -43,6 +43,9 @@ type SetState[I, V any] struct {
 	unreadable instances.Unreadable
 }
 
+// Unread implements Unreads.
+func (st SetState[I, V]) Unread() instances.Unreadable { return st.unreadable }
+
 // Empty implements Emptier.
 func (s SetState[I, V]) Empty() bool { return len(s.Items) == 0 }
 

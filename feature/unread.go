@@ -8,6 +8,11 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
+// Unreads is implemented by the states of features whose instances can be unreadable: not up in metrics, not healthy.
+type Unreads interface {
+	Unread() instances.Unreadable
+}
+
 // UnreadRemedy is what to do about an instance that cannot be read.
 const UnreadRemedy = "use the weir that made it, or remove it with that one"
 

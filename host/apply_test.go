@@ -269,15 +269,20 @@ func TestApplyMends(t *testing.T) {
 	wantSteps(t, w.apply(c))
 }
 
-// Pins of another version are refused, not overwritten.
+// Pins of another version are refused, not overwritten; beside them a change goes on.
 func TestApplyRefusesOtherVersions(t *testing.T) {
 	w := newWorld(t)
 	w.apply(w.config(oneService, absent))
 	w.foreign()
 	before := w.dump()
-	err := w.Apply(t.Context(), w.config(twoServices, absent), func(d Done) { t.Errorf("did %s", d.Step) })
+	err := w.Apply(t.Context(), w.config(oneService, absent), func(d Done) { t.Errorf("did %s", d.Step) })
 	if !errors.Is(err, kernel.ErrABI) {
 		t.Errorf("applied over pins of another version: %v", err)
 	}
 	same(t, "refusing", before, w.dump())
+	var did []string
+	err = w.Apply(t.Context(), w.config(twoServices, absent), func(d Done) { did = append(did, d.Step.String()) })
+	if !errors.Is(err, kernel.ErrABI) || len(did) != 1 || !strings.HasPrefix(did[0], "create service flows") {
+		t.Errorf("another service beside pins of another version: did %q, %v", did, err)
+	}
 }

@@ -161,8 +161,12 @@ func (h *Host) unhealthy(ctx context.Context) error {
 	faults, err := h.Faults(ctx)
 	errs := []error{damage(faults), err}
 	for _, f := range features {
-		if _, err := f.State(ctx, h.Root); err != nil && !(errs[0] != nil && errors.Is(err, kernel.ErrDamaged)) {
+		st, err := f.State(ctx, h.Root)
+		if err != nil && !(errs[0] != nil && errors.Is(err, kernel.ErrDamaged)) {
 			errs = append(errs, err)
+		}
+		if u, ok := st.(feature.Unreads); ok {
+			errs = append(errs, u.Unread().WithoutDamage().Err())
 		}
 	}
 	return errors.Join(errs...)

@@ -34,7 +34,7 @@ var (
 	lastDesc       = desc("last_match_seconds", "When a rule last matched, seconds since the epoch.", "hook", "rule", "action")
 	unreadableDesc = desc("unreadable_packets_total", "Packets whose transport header could not be read, where rules ask for it.", "hook")
 	attachedDesc   = desc("attached", "Whether the filter is attached at a place.", "place")
-	upDesc         = prometheus.NewDesc("weir_filter_up", "Whether the pins could be read.", nil, nil)
+	upDesc         = prometheus.NewDesc("weir_filter_up", "Whether all pins could be read.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -47,7 +47,7 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	st, err := ReadState(context.Background(), c.root)
-	ch <- scrape.Const(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
+	ch <- scrape.Const(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil && len(st.Unreadable) == 0))
 	var once feature.Once
 	for _, f := range st.Filters {
 		if f.gone || !once.First(f.Name, f.Netns) {

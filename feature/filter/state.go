@@ -20,6 +20,9 @@ type State struct {
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
 }
 
+// Unread implements feature.Unreads.
+func (st State) Unread() instances.Unreadable { return st.Unreadable }
+
 // FilterState is one filter.
 type FilterState struct {
 	Name        string       `json:"name"`

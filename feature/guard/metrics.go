@@ -36,7 +36,7 @@ var (
 	dryDesc       = desc("dry_run", "Whether what is refused passes all the same.")
 	topDesc       = desc("top_refused_packets_per_second", "Refused packets of the heaviest patterns, about.", "level", "pattern")
 	problemDesc   = desc("problem", "Whether something keeps the guard from deciding.")
-	upDesc        = prometheus.NewDesc("weir_guard_up", "Whether the pins could be read.", nil, nil)
+	upDesc        = prometheus.NewDesc("weir_guard_up", "Whether all pins could be read.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -49,7 +49,7 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	st, err := ReadState(context.Background(), c.root)
-	ch <- scrape.Const(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
+	ch <- scrape.Const(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil && len(st.Unreadable) == 0))
 	var once feature.Once
 	for _, g := range st.Guards {
 		if !once.First(g.Service, g.Netns) {

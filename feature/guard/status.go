@@ -30,6 +30,9 @@ type State struct {
 	outdated []string // scopes whose programs are another weir's
 }
 
+// Unread implements feature.Unreads.
+func (st State) Unread() instances.Unreadable { return st.Unreadable }
+
 // GuardState is one guard.
 type GuardState struct {
 	Service string   `json:"service"`

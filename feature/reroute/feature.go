@@ -75,6 +75,9 @@ type State struct {
 	peers   peers.State
 }
 
+// Unread implements feature.Unreads.
+func (st State) Unread() instances.Unreadable { return st.Unreadable }
+
 // Err is about what cannot be read, nil if all can. Faults tell of damage.
 func (st State) Err() error { return st.Unreadable.WithoutDamage().Err() }
 

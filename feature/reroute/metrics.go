@@ -30,7 +30,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	upDesc       = desc("up", "Whether the pins could be read.")
+	upDesc       = desc("up", "Whether all pins could be read.")
 	downDesc     = desc("link_down", "Whether a path's link may not be used, and why.", "path", "netns", "interface", "reason")
 	packetsDesc  = desc("packets_total", "Packets of a path by what became of them while its link was not to be used; trains of segments count once.", "path", "netns", "fate")
 	bytesDesc    = desc("bytes_total", "Bytes of packets that went another way, from the IP header on, before they grew.", "path", "netns")
@@ -76,7 +76,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	out := send(func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
 		ch <- scrape.Const(d, t, v, labels...)
 	})
-	out(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
+	out(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil && len(st.Unreadable) == 0))
 	var once feature.Once
 	for _, p := range st.Paths {
 		if once.First("path", p.Name, p.Netns) {

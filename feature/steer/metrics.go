@@ -50,7 +50,7 @@ var (
 	drainingDesc = desc("draining", "What is left with the generation before a slot's member: tcp connections, connections waiting in its queues.", "slot", "left")
 	keptDesc     = desc("draining_packets_total", "Packets that the generation before got since it drains: known are its peers' datagrams, back what its successor was not whole for.", "slot", "why")
 	hitsDesc     = desc("dispatched_packets_total", "Datagrams of UDP and connection attempts of TCP that bindings led to registered sockets, by what became of them.", "result")
-	upDesc       = prometheus.NewDesc("weir_steer_up", "Whether the pins could be read.", nil, nil)
+	upDesc       = prometheus.NewDesc("weir_steer_up", "Whether all pins could be read.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -64,7 +64,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	st, err := state.Read(context.Background(), c.root)
-	ch <- scrape.Const(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
+	ch <- scrape.Const(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil && len(st.Unreadable) == 0))
 	st.ExplainEmpty(context.Background())
 	var once, bound feature.Once
 	for i := range st.Services {

@@ -47,6 +47,9 @@ type State struct {
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"` // of all network namespaces
 }
 
+// Unread implements feature.Unreads.
+func (st State) Unread() instances.Unreadable { return st.Unreadable }
+
 // Err is about backends that cannot be read, nil if all can. Faults tell of damage.
 func (s State) Err() error { return s.Unreadable.WithoutDamage().Err() }
 

@@ -43,6 +43,9 @@ type State struct {
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
 }
 
+// Unread implements feature.Unreads.
+func (st State) Unread() instances.Unreadable { return st.Unreadable }
+
 // Name implements feature.Feature.
 func (Feature) Name() string { return FeatureName }
 

@@ -48,6 +48,9 @@ type State struct {
 	pinned     []kernel.Instance
 }
 
+// Unread implements feature.Unreads.
+func (st State) Unread() instances.Unreadable { return st.Unreadable }
+
 // Err is about load balancers that cannot be read, nil if all can. Faults tell of damage.
 func (s State) Err() error { return s.Unreadable.WithoutDamage().Err() }
 

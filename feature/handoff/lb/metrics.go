@@ -36,7 +36,7 @@ var (
 	expiresDesc  = desc("certificate_expires_timestamp_seconds", "When the agent's certificate expires.")
 	unreadDesc   = desc("certificate_refused", "1: the files of the agent's certificate have changed, and are not used.")
 	agentDesc    = desc("agent_up", "1: the agent answers.")
-	failedDesc   = prometheus.NewDesc("weir_lb_status_failed", "1: not every load balancer could be read.", nil, nil)
+	readDesc     = prometheus.NewDesc("weir_lb_up", "Whether all load balancers could be read.", nil, nil)
 )
 
 func (s BackendStatus) label() string {
@@ -60,7 +60,7 @@ type collector struct{ root *kernel.Root }
 
 // Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{flowsDesc, bufferedDesc, movingDesc, upDesc, weightDesc, loadDesc, packetsDesc, learnedDesc, failedDesc,
+	for _, d := range []*prometheus.Desc{flowsDesc, bufferedDesc, movingDesc, upDesc, weightDesc, loadDesc, packetsDesc, learnedDesc, readDesc,
 		startingDesc, pairDesc, carriesDesc, apartDesc, toldDesc, splitDesc, splitLoss, expiresDesc, unreadDesc, agentDesc} {
 		ch <- d
 	}
@@ -75,7 +75,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			s.collect(ch)
 		}
 	}
-	ch <- scrape.Const(failedDesc, prometheus.GaugeValue, feature.Gauge(err != nil))
+	ch <- scrape.Const(readDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
 }
 
 func (s Status) collect(ch chan<- prometheus.Metric) {

@@ -265,7 +265,7 @@ func TestLocate(t *testing.T) {
 		}
 	}
 	err := sc.f.ns.Do(func() error { _, err := Locate(netip.MustParseAddr("10.2.1.77")); return err })
-	if err == nil || !strings.Contains(err.Error(), "is the host up?") {
+	if err == nil || !strings.Contains(err.Error(), "is the backend up?") {
 		t.Errorf("%v", err)
 	}
 }

@@ -33,6 +33,9 @@ type State struct {
 	Root *kernel.Root `json:"-"`
 }
 
+// Unread implements feature.Unreads.
+func (st State) Unread() instances.Unreadable { return st.Unreadable }
+
 // Err is about the instances that cannot be read, nil where there are none.
 func (st State) Err() error { return st.Unreadable.WithoutDamage().Err() }
 
