@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"maps"
 	"slices"
@@ -58,14 +59,16 @@ func lbStatus(g *globals) *cobra.Command {
 and health come from the load balancer's agent; without one, flows by the number of their
 backend.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			all, err := lb.Statuses(cmd.Context(), kernel.OpenRoot(g.root))
+			root := kernel.OpenRoot(g.root)
+			all, err := lb.Statuses(cmd.Context(), root)
 			if err != nil {
 				return err
 			}
+			unread := lb.Unread(root)
 			if g.json {
-				return printJSON(cmd, all)
+				return errors.Join(printJSON(cmd, all), unread)
 			}
-			if len(all) == 0 {
+			if len(all) == 0 && unread == nil {
 				fmt.Fprintln(cmd.OutOrStdout(), "no load balancer is here: lb in weir.yaml makes one")
 			}
 			for i, s := range all {
@@ -74,7 +77,7 @@ backend.`,
 				}
 				printLB(cmd.OutOrStdout(), s)
 			}
-			return nil
+			return unread
 		},
 	}
 	jsonFlag(c, g)

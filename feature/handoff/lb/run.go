@@ -154,6 +154,12 @@ func Statuses(ctx context.Context, root *kernel.Root) (out []Status, err error) 
 	return out, errors.Join(err, uerr)
 }
 
+// Unread is an error about the load balancers that cannot be read, nil where there are none. [Statuses] leaves them out.
+func Unread(root *kernel.Root) error {
+	_, unread, err := store.All(root)
+	return errors.Join(err, unread.WithoutDamage().Err())
+}
+
 func statusOf(ctx context.Context, root *kernel.Root, inst kernel.Instance) (s Status, err error) {
 	body, err := request(ctx, http.MethodGet, inst, "/status")
 	if err == nil {
