@@ -74,16 +74,16 @@ func steerStatus(g *globals) *cobra.Command {
 				st.Services = []state.Service{*s}
 			}
 			if g.json {
-				return printJSON(cmd, steerReport{all.Faults, st})
+				return errors.Join(printJSON(cmd, steerReport{all.Faults, st}), st.Err())
 			}
 			printFaults(cmd.OutOrStdout(), all.Faults, spec.Name)
 			if len(st.Services) == 0 {
 				printSummary(cmd.OutOrStdout(), st)
-				return nil
+				return st.Err()
 			}
 			printSteer(cmd.OutOrStdout(), st.Services, time.Now())
 			printOutdated(cmd.OutOrStdout(), st.Outdated)
-			return nil
+			return st.Err()
 		},
 	}
 	jsonFlag(c, g)

@@ -49,7 +49,7 @@ func printSummary(w io.Writer, st state.State) {
 		}
 	}
 	if len(st.Services) == 0 {
-		if len(st.Bound) == 0 {
+		if len(st.Bound)+len(st.Unreadable) == 0 {
 			fmt.Fprintln(w, "no services: weir apply -f weir.yaml makes some")
 		}
 		printOutdated(w, st.Outdated)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/explain"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
@@ -143,6 +144,13 @@ func testUnreadableService(t *testing.T) {
 				}
 			}
 			kept("it was spoilt")
+			x, err := explain.Explain(t.Context(), w.root, explain.Packet{Inode: w.state().Inode, Proto: "udp", From: netip.AddrPortFrom(src[0], 5000), To: netip.MustParseAddrPort("127.0.0.1:9993")})
+			if err != nil || !slices.ContainsFunc(x.Steps, func(y explain.Step) bool { return y.Step == "steer bad" && y.Warning }) {
+				t.Errorf("explained: %+v, %v", x, err)
+			}
+			if all, err := Examine(t.Context(), w.root); err != nil || !slices.ContainsFunc(all, func(f Finding) bool { return f.Service == "bad" }) {
+				t.Errorf("examined: %+v, %v", all, err)
+			}
 			w.cfg.Services[0].Slots, w.cfg.Services[0].Members = 1, w.cfg.Services[0].Members[:1]
 			w.apply()
 			kept("svc has a slot less")
@@ -152,7 +160,7 @@ func testUnreadableService(t *testing.T) {
 			kept("an upgrade")
 			w.cfg.Services[0].Slots = 4
 			w.beside("new", 9994)
-			err := w.tryApply()
+			err = w.tryApply()
 			if c.roomless == (err == nil) || err != nil && !strings.Contains(err.Error(), "bad") {
 				t.Fatalf("more slots, and a service more: %v", err)
 			}

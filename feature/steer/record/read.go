@@ -56,6 +56,11 @@ func Read(r *kernel.Root, i kernel.Instance) (*Service, error) {
 		return nil, err
 	}
 	if p, err = ReadPinned(r, i); errors.Is(err, kernel.ErrNotExist) && r.Has(i) { // else it was published, or removed, meanwhile
+		if m, merr := r.Meta(i); merr == nil {
+			if _, merr = serviceOf(i, m); merr != nil {
+				return nil, merr // another weir's
+			}
+		}
 		return nil, fmt.Errorf("%s: %w, and there is no record of it", i, kernel.ErrDamaged)
 	}
 	return p, err
