@@ -53,8 +53,7 @@ func (e *Engine) checkListens(p *record.Service) error {
 		return err
 	}
 	havePrefixes, err := Entries[bpf.SteerPrefixKey, bpf.SteerTarget](e.Pins.Maps["prefixes"])
-	alone := &Engine{Pins: e.Pins, Services: map[string]*record.Service{p.Service.Name: p}}
-	ports, prefixes := alone.portTables()
+	ports, prefixes := record.Ports(map[string]*record.Service{p.Service.Name: p}, false)
 	both := func(a, b bpf.SteerTarget) bool { return a.Service != 0 && b.Service != 0 && e.keeps(a.Service-1) }
 	for k, v := range ports {
 		if h := havePorts[k]; both(h.Any4, v.Any4) || both(h.Any6, v.Any6) {

@@ -14,7 +14,6 @@ import (
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
-	"github.com/weir-project/weir/service"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
@@ -191,47 +190,11 @@ func (e *Engine) free(p, old *record.Service) error {
 	return nil
 }
 
-// portTables computes what steer_ports and steer_prefixes must hold.
-func (e *Engine) portTables() (map[bpf.SteerPortKey]bpf.SteerPortValue, map[bpf.SteerPrefixKey]bpf.SteerTarget) {
-	ports, prefixes := map[bpf.SteerPortKey]bpf.SteerPortValue{}, map[bpf.SteerPrefixKey]bpf.SteerTarget{}
-	compared := Room(e.Pins.Maps) > 0 // with bindings: the program must know how long a prefix is
-	for _, p := range e.Services {
-		if p.Bypassed {
-			continue
-		}
-		for i, ep := range p.Service.Endpoints() {
-			key := bpf.SteerPortKey{Port: ep.Port, Proto: ep.Proto}
-			target := bpf.SteerTarget{Service: p.ID + 1, Endpoint: uint32(i)}
-			if compared {
-				target.Endpoint |= uint32(ep.Prefix.Bits()) << 8
-			}
-			v := ports[key]
-			switch {
-			case ep.Prefix.Bits() > 0:
-				prefixes[prefixKey(ep)] = target
-				v.Prefixes++
-			case ep.Family == unix.AF_INET:
-				v.Any4 = target
-			default:
-				v.Any6 = target
-			}
-			ports[key] = v
-		}
-	}
-	return ports, prefixes
-}
-
-func prefixKey(ep service.Endpoint) bpf.SteerPrefixKey {
-	k := bpf.SteerPrefixKey{Prefixlen: 32 + uint32(ep.Prefix.Bits()), Proto: ep.Proto, Family: ep.Family, Port: ep.Port}
-	copy(k.Addr[:], ep.Prefix.Addr().AsSlice())
-	return k
-}
-
 // syncPorts adds prefixes before the ports that make packets ask for them, and
 // takes ports away before their prefixes. A service that only they still lead
 // to goes before them, so that a killed command leaves its trace.
 func (e *Engine) syncPorts() error {
-	ports, prefixes := e.portTables()
+	ports, prefixes := record.Ports(e.Services, Room(e.Pins.Maps) > 0)
 	havePorts, err := Entries[bpf.SteerPortKey, bpf.SteerPortValue](e.Pins.Maps["ports"])
 	if err != nil {
 		return err
