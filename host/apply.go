@@ -233,7 +233,7 @@ func (h *Host) Remove(ctx context.Context, name string, allowOutage bool) error 
 	}
 	errs = append(errs, h.forgetSaved(l, some))
 	h.noFile(l)
-	l.ForgetDamaged(name)
+	l.ForgetDamaged(func(i kernel.Instance) bool { return name == "" || i.Feature == name })
 	return errors.Join(errs...)
 }
 

@@ -43,16 +43,15 @@ func (l *WriteLock) ForgetLost() {
 	}
 }
 
-// ForgetDamaged ends the records of a feature's instances that have no pins any more; of
-// all features if it is empty.
-func (l *WriteLock) ForgetDamaged(feature string) {
+// ForgetDamaged ends the records of instances that have no pins any more.
+func (l *WriteLock) ForgetDamaged(of func(Instance) bool) {
 	all, err := l.Instances("")
 	if err != nil {
 		return
 	}
 	for _, device := range append(l.others(), l.device()) {
 		for i := range (recordCache{}).read(l.recordsAt(device)) {
-			if (feature == "" || i.Feature == feature) && (device != l.device() || !slices.Contains(all, i)) {
+			if of(i) && (device != l.device() || !slices.Contains(all, i)) {
 				os.Remove(filepath.Join(l.recordsAt(device), recordName(i)))
 			}
 		}

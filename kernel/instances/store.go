@@ -289,3 +289,8 @@ func (s Store[S]) RemoveGone(l *kernel.WriteLock) error {
 	}
 	return err
 }
+
+// ForgetDamaged ends the records of instances that have no pins any more.
+func (s Store[S]) ForgetDamaged(l *kernel.WriteLock) {
+	l.ForgetDamaged(func(i kernel.Instance) bool { return i.Feature == s.Feature && (s.Is == nil || s.Is(i.Name)) })
+}

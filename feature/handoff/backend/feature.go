@@ -166,7 +166,9 @@ func removeHere(l *kernel.WriteLock) error {
 
 // Remove implements feature.Feature: the quarantines of all network namespaces.
 func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
-	return errors.Join(RemoveGates(l), applied.RemoveAll(l))
+	err := errors.Join(RemoveGates(l), applied.RemoveAll(l))
+	quarantines.ForgetDamaged(l)
+	return err
 }
 
 // Recover implements feature.Recoverer: quarantines and specs whose network namespace is gone are removed.

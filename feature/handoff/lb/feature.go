@@ -185,7 +185,9 @@ func removeHere(l *kernel.WriteLock, name string) error {
 
 // Remove implements feature.Feature: the load balancers of all network namespaces.
 func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
-	return errors.Join(RemoveAll(l), applied.RemoveAll(l))
+	err := errors.Join(RemoveAll(l), applied.RemoveAll(l))
+	store.ForgetDamaged(l)
+	return err
 }
 
 // Recover implements feature.Recoverer: load balancers whose network namespace is gone are removed.
