@@ -60,6 +60,37 @@ func LinkProgram(ln Link) (uint32, error) {
 	return uint32(info.Program), nil
 }
 
+// MapsOf opens the maps of a program by their names in the kernel, of at most 15 characters. The caller closes them.
+func MapsOf(program uint32) (out map[string]*ebpf.Map, err error) {
+	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(program))
+	if err != nil {
+		return nil, fmt.Errorf("program %d: %w", program, err)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return nil, fmt.Errorf("program %d: %w", program, err)
+	}
+	ids, _ := info.MapIDs()
+	out = map[string]*ebpf.Map{}
+	for _, id := range ids {
+		m, err := ebpf.NewMapFromID(id)
+		if err == nil {
+			var i *ebpf.MapInfo
+			if i, err = m.Info(); err == nil {
+				out[i.Name] = m
+				continue
+			}
+			m.Close()
+		}
+		for _, m := range out {
+			m.Close()
+		}
+		return nil, fmt.Errorf("map %d of program %d: %w", id, program, err)
+	}
+	return out, nil
+}
+
 // MoveLink has a link run another program in one step: a packet meets the one or
 // the other.
 func MoveLink(ln Link, p *ebpf.Program) error { return replaceProgram(ln, p) }

@@ -31,6 +31,7 @@ var (
 	_ feature.Sectioned              = Feature{}
 	_ feature.Nested                 = Feature{}
 	_ feature.Runner                 = Feature{}
+	_ feature.Upgrader               = Feature{}
 	_ feature.Restorer               = Feature{}
 	_ feature.Measured               = Feature{}
 	_ feature.Examiner               = Feature{}

@@ -37,6 +37,9 @@ const quarantineABI = 1
 const (
 	pinSessions = "sessions"
 	pinCounts   = "counts"
+	linkIn      = "in" // and the interface's number
+	linkOut     = "out"
+	linkAgain   = "again" // of the device of buffered packets
 )
 
 // What a quarantine does with a session's packets: quarantine.h.
@@ -214,9 +217,9 @@ func (g *Quarantine) attach(ns *netns.Handle, c *kernel.Collection, devices []st
 				g.device = i.Index
 			}
 			for _, egress := range []bool{false, true} {
-				prog, side := c.Programs["quarantine_in"], "in"
+				prog, side := c.Programs["quarantine_in"], linkIn
 				if egress {
-					prog, side = c.Programs["quarantine_out"], "out"
+					prog, side = c.Programs["quarantine_out"], linkOut
 				}
 				if !hasTCX() {
 					if err := g.filter(i.Index, egress, prog); err != nil {
@@ -241,7 +244,7 @@ func (g *Quarantine) attach(ns *netns.Handle, c *kernel.Collection, devices []st
 		if err != nil {
 			return err
 		}
-		links["again"] = ln
+		links[linkAgain] = ln
 		return nil
 	})
 }

@@ -31,7 +31,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"lb": playLB, "server": playBackend})
+	nstest.Play(map[string]nstest.Role{"lb": playLB, "server": playBackend, "upgrade": playUpgrade, "remove": playRemove})
 	nstest.Main(m)
 }
 

@@ -171,11 +171,7 @@ func (f *DataPath) attach(a kernel.TCX, prog *ebpf.Program) error {
 	if err != nil {
 		return err
 	}
-	side := "in"
-	if a.Egress {
-		side = "out"
-	}
-	f.links[fmt.Sprint(side, a.Ifindex)] = l
+	f.links[linkName(a.Ifindex, a.Egress)] = l
 	return nil
 }
 

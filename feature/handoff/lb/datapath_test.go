@@ -17,7 +17,10 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-func TestMain(m *testing.M) { nstest.Main(m) }
+func TestMain(m *testing.M) {
+	nstest.Play(map[string]nstest.Role{"upgrade": playUpgrade, "remove": playRemove})
+	nstest.Main(m)
+}
 
 var (
 	service4 = netip.MustParseAddrPort("10.55.0.1:9000")

@@ -30,6 +30,7 @@ var (
 	_ feature.Feature[Config, State] = Feature{}
 	_ feature.Sectioned              = Feature{}
 	_ feature.Runner                 = Feature{}
+	_ feature.Upgrader               = Feature{}
 	_ feature.Restorer               = Feature{}
 	_ feature.Measured               = Feature{}
 	_ feature.Examiner               = Feature{}

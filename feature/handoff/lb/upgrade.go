@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
+)
+
+// learnedName is the map lb_learned. It is not pinned: the agent holds it.
+const learnedName = "lb_learned"
+
+// PlanUpgrade implements feature.Upgrader.
+func (Feature) PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan, err error) {
+	all, unreadable, err := store.All(r)
+	plan.Stays(unreadable)
+	for _, rec := range all {
+		if store.Outdated(rec) {
+			plan.Add(feature.Step{Verb: "upgrade", Object: "load balancer " + strings.TrimPrefix(rec.Name, pinPrefix) + " of namespace " + rec.Scope,
+				Detail: "programs of another weir", Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", upgrade(l, rec.Instance) }})
+		}
+	}
+	return plan, err
+}
+
+// upgrade puts this weir's programs in place of another's, over the same maps: the agent, if one runs, goes on. The meta changes
+// last: killed before, the next upgrade begins again, and meanwhile each packet meets one or the other program.
+func upgrade(l *kernel.WriteLock, inst kernel.Instance) error {
+	u, err := store.Open(l, inst)
+	if err != nil {
+		return err
+	}
+	defer u.Close()
+	if err := u.Netns.Do(func() error { return exchange(l, u) }); err != nil {
+		return err
+	}
+	return store.Upgrade(l, inst, func() error { return nil }, nil)
+}
+
+// exchange moves the links, or the filters where there are none. The caller is in the network namespace.
+func exchange(l *kernel.WriteLock, u *instances.InUse[Options]) error {
+	names, err := u.Pins.Links()
+	if err != nil {
+		return err
+	}
+	o := u.Spec.filled()
+	buffer, err := net.InterfaceByName(o.BufferDevice)
+	if err != nil {
+		return fmt.Errorf("the device of buffered packets, %s: %w: weir serve makes it anew", o.BufferDevice, err)
+	}
+	filters := filtersOf(o, buffer.Index)
+	at, err := attached(u.Pins, names, filters)
+	if err != nil {
+		return err
+	}
+	p, err := programs(u.Pins, at)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	for _, name := range names {
+		if err := moveLink(u.Pins, name, p.Programs[programAt(name, buffer.Index)]); err != nil {
+			return err
+		}
+		kernel.Step("lb:moved")
+	}
+	if len(names) > 0 {
+		return nil
+	}
+	for _, f := range filters {
+		if err := f.Attach(p.Programs[programAt(linkName(f.Ifindex, f.Egress), buffer.Index)]); err != nil {
+			return err
+		}
+	}
+	l.NoteFilters(u.Instance, filters)
+	return nil
+}
+
+func moveLink(pins *kernel.Opened, name string, to *ebpf.Program) error {
+	ln, err := pins.Link(name)
+	if err != nil {
+		return err
+	}
+	defer ln.Close()
+	if err := kernel.MoveLink(ln, to); err != nil {
+		return fmt.Errorf("moving link %s to the new program: %w", name, err)
+	}
+	return nil
+}
+
+// linkName is what a link is pinned as.
+func linkName(ifindex int, egress bool) string {
+	if egress {
+		return fmt.Sprint("out", ifindex)
+	}
+	return fmt.Sprint("in", ifindex)
+}
+
+// programAt is the program of a link, by the interface of buffered packets.
+func programAt(link string, buffer int) string {
+	switch link {
+	case linkName(buffer, false):
+		return "lb_again"
+	case linkName(buffer, true):
+		return "lb_own"
+	}
+	return "lb_in"
+}
+
+// filtersOf are those of a load balancer without links.
+func filtersOf(o Options, buffer int) []kernel.Clsact {
+	out := []kernel.Clsact{clsact(buffer, false), clsact(buffer, true)}
+	devices := o.Devices
+	if o.TunnelMTU > 0 {
+		devices = append(devices[:len(devices):len(devices)], o.Tunnel)
+	}
+	for _, name := range devices {
+		if i, err := net.InterfaceByName(name); err == nil { // else it has gone, and its filter
+			out = append(out, clsact(i.Index, false))
+		}
+	}
+	return out
+}
+
+// attached is the id of a program that runs: all use the same maps.
+func attached(pins *kernel.Opened, names []string, filters []kernel.Clsact) (uint32, error) {
+	if len(names) == 0 {
+		return filters[0].Program()
+	}
+	ln, err := pins.Link(names[0])
+	if err != nil {
+		return 0, err
+	}
+	defer ln.Close()
+	return kernel.LinkProgram(ln)
+}
+
+// programs loads this weir's over the maps that are pinned, and over the agent's ring of learned flows.
+func programs(pins *kernel.Opened, running uint32) (*kernel.Collection, error) {
+	spec, err := bpf.LoadLB()
+	if err != nil {
+		return nil, err
+	}
+	share := map[string]*ebpf.Map{}
+	for pin, m := range pins.Maps {
+		share["lb_"+pin] = m
+	}
+	if running != 0 {
+		used, err := kernel.MapsOf(running)
+		if err != nil {
+			return nil, err
+		}
+		defer closeMaps(used)
+		if m := used[learnedName]; m != nil {
+			share[learnedName] = m
+		}
+	}
+	return kernel.Load(spec, []string{"lb_in", "lb_again", "lb_own"}, share)
+}
