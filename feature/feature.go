@@ -142,7 +142,7 @@ func (p *Plan) Refuse(allowed bool) error {
 	if len(p.Outages) == 0 || allowed {
 		return nil
 	}
-	return fmt.Errorf("%w; nothing was changed:\n  %s\nmend the reason, or give --allow-outage", ErrOutage, strings.Join(p.Outages, "\n  "))
+	return fmt.Errorf("%w; nothing was changed:\n  %s\nfix the reason, or give --allow-outage", ErrOutage, strings.Join(p.Outages, "\n  "))
 }
 
 // Join appends another plan.

@@ -165,7 +165,7 @@ func (w *following) follow(ctx context.Context) error {
 	return nil
 }
 
-// adopt mends one instance, and says so unless it has said the same before.
+// adopt recovers one instance, and says so unless it has said the same before.
 func (w *following) adopt(l *kernel.WriteLock, i kernel.Instance) {
 	text, err := w.Adopt(l, i)
 	if errors.Is(err, kernel.ErrNotExist) {

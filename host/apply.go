@@ -171,7 +171,7 @@ func (c *Config) warn(text string) {
 // warnUnrecorded warns of records that could not be written. Damage to their instances goes unnoticed.
 func (c *Config) warnUnrecorded(l *kernel.WriteLock) {
 	if err := l.Unrecorded(); err != nil {
-		c.warn(fmt.Sprintf("damage to what is applied will not be noticed, and not be recovered: its record cannot be written: %v: mend that, then run weir apply again", err))
+		c.warn(fmt.Sprintf("damage to what is applied will not be noticed, and not be recovered: its record cannot be written: %v: fix that, then run weir apply again", err))
 	}
 }
 

@@ -259,7 +259,7 @@ func TestApplyMends(t *testing.T) {
 	if err := os.RemoveAll(engines[0]); err != nil {
 		t.Fatal(err)
 	}
-	if p := w.state().Services[0].Problem; !strings.Contains(p, "weir apply mends it") {
+	if p := w.state().Services[0].Problem; !strings.Contains(p, "weir apply recovers it") {
 		t.Errorf("its engine was removed, and its problem is %q", p)
 	}
 	w.apply(c)

@@ -73,7 +73,7 @@ func (u *Unconfirmed) Finding() feature.Finding {
 		f.Remedy = "weir apply again, and weir confirm in time"
 	case u.Problem != "":
 		f.Text = fmt.Sprintf("not confirmed within %s, and it could not be taken back: %s", u.Window, u.Problem)
-		f.Remedy = "mend the reason, then weir rollback; or keep the change: weir confirm"
+		f.Remedy = "fix the reason, then weir rollback; or keep the change: weir confirm"
 	case u.Left <= 0:
 		f.Text = fmt.Sprintf("not confirmed within %s, and nobody has taken it back for %s", u.Window, (-u.Left).Round(time.Second))
 		f.Remedy = "weir rollback, or start weir serve; weir confirm keeps it"

@@ -48,7 +48,7 @@ func (c cut) of(cmd *cobra.Command) *cobra.Command {
 
 // untilSignal is a context that INT and TERM end. Commands end by it in their own way, which takes back a change that is under
 // way. One that has not ended within endTime waits for something that does not answer, a file system or a terminal: the
-// process exits then. That is harmless, as every kill is: the next command mends what it finds. A second signal kills at once.
+// process exits then. That is harmless, as every kill is: the next command recovers what it finds. A second signal kills at once.
 func untilSignal() (context.Context, context.CancelFunc) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, func() {

@@ -86,7 +86,7 @@ backend.`,
 
 func printLB(w io.Writer, s lb.Status) {
 	n := s.Counts
-	fmt.Fprintf(w, "%s (namespace %s): %d flows, %d parked, %d moving; packets: %d to backends, %d to clients, %d parked, %d errors passed on\n",
+	fmt.Fprintf(w, "%s (namespace %s): %d flows, %d buffered, %d moving; packets: %d to backends, %d to clients, %d buffered, %d errors passed on\n",
 		s.Name, s.Netns, s.Flows, s.Buffered, s.Moving, n.In, n.Out, n.Buffered, n.ICMP)
 	fmt.Fprintf(w, "  dropped: %d of backends that do not own the flow, %d resets, %d without a backend, %d of strangers, %d fragments\n",
 		n.Mute, n.NoReset, n.NoBackend, n.UnknownSource, n.Fragment)

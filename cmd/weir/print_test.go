@@ -66,7 +66,7 @@ func TestPrintStatus(t *testing.T) {
 	printSummary(&b, state.State{})
 	b.WriteString("---\n")
 	broken := telemetry
-	broken.Name, broken.Slots, broken.Problem = "broken", nil, "its engine is missing: weir apply mends it"
+	broken.Name, broken.Slots, broken.Problem = "broken", nil, "its engine is missing: weir apply recovers it"
 	printSummary(&b, state.State{Services: []state.Service{broken, dns, telemetry}})
 	golden(t, "status.golden", b.String())
 }

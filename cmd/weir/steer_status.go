@@ -169,7 +169,7 @@ func printDraining(w io.Writer, slot slots.State, now time.Time) {
 	}
 	fmt.Fprintf(w, "  slot %d: process %d drains since %s, left: %s\n", slot.Slot, d.PID, ago(d.Since, now), what)
 	if d.Back > 0 {
-		fmt.Fprintf(w, "  slot %d: %d packets went back to it, its successor is not whole\n", slot.Slot, d.Back)
+		fmt.Fprintf(w, "  slot %d: %d packets went back to it, its successor is not complete\n", slot.Slot, d.Back)
 	}
 }
 

@@ -64,7 +64,7 @@ type Attachment struct {
 // Problems of places.
 const (
 	problemLacks = "not attached, somebody took it away or the interface came later: weir apply attaches it"
-	problemStale = "it runs the rules before the last change, which was killed: weir apply mends it"
+	problemStale = "it runs the rules before the last change, which was killed: weir apply recovers it"
 )
 
 func (p *Attachment) lack() { p.lacks, p.Problem = true, problemLacks }

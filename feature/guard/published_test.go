@@ -32,7 +32,7 @@ func (w *world) guardsOf(name string) []GuardState {
 }
 
 // TestKilledSaysSo kills the apply of a second guard, and a change of its destinations, at each of their steps: before
-// anything mends it, the state says that it limits only if it does, and weir serve finds out.
+// anything recovers it, the state says that it limits only if it does, and weir serve finds out.
 func TestKilledSaysSo(t *testing.T) {
 	w := newWorld(t, probe.CgroupIngress)
 	s := listenUDP(t, "127.0.0.1:5301")
@@ -228,7 +228,7 @@ func TestOthersHold(t *testing.T) {
 			t.Errorf("%s: %s is there", c.name, c.gone)
 		}
 	}
-	// A step that does its own says what is not in force beside it, and weir serve mends the others.
+	// A step that does its own says what is not in force beside it, and weir serve recovers the others.
 	l := w.lock()
 	defer l.Unlock()
 	ns, err := netns.Open(wire.NameB)

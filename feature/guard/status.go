@@ -128,18 +128,18 @@ func problem(r *kernel.Root, rec record, m *ebpf.Map, s *guardstate.Layout) stri
 	p := rec.Spec
 	o, err := r.Open(hooksInstance(rec.Scope), pinListens, pinStates)
 	if errors.Is(err, kernel.ErrNotExist) {
-		return "nothing is attached: weir apply mends it"
+		return "nothing is attached: weir apply recovers it"
 	} else if err != nil {
 		return err.Error()
 	}
 	defer o.Close()
 	if s.Limits() != p.Service.limits().Layout() {
-		return "its limits are not in force: weir apply mends it"
+		return "its limits are not in force: weir apply recovers it"
 	}
 	if found, err := p.found(o, m); err != nil {
 		return err.Error()
 	} else if !found {
-		return "no packet is led to it yet, what put it in place was interrupted: weir apply mends it, and weir serve does within seconds"
+		return "no packet is led to it yet, what put it in place was interrupted: weir apply recovers it, and weir serve does within seconds"
 	}
 	ns, err := rec.Netns()
 	if err != nil {

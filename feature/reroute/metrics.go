@@ -202,7 +202,7 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 	}
 	for _, l := range st.Loops {
 		if l.Silent > 2*time.Second {
-			out = append(out, feature.Finding{Object: "reroute", Text: fmt.Sprintf("the metronome's loop of CPU %d has not beaten for %s", l.CPU, l.Silent.Round(time.Millisecond)),
+			out = append(out, feature.Finding{Object: "reroute", Text: fmt.Sprintf("the tick source's loop of CPU %d has not beaten for %s", l.CPU, l.Silent.Round(time.Millisecond)),
 				Remedy: "run weir serve: it puts a packet back into the loop"})
 		}
 	}

@@ -107,7 +107,7 @@ func (b *batch) note(l *kernel.WriteLock, scope, name string) error {
 
 func ignoreMissing(err error) error {
 	if errors.Is(err, kernel.ErrNotExist) {
-		return nil // apply mends it
+		return nil // apply recovers it
 	}
 	return err
 }

@@ -127,7 +127,7 @@ func (tr *traffic) end() map[string]map[string]int {
 }
 
 // Every change of a service, killed at every step under traffic: each packet
-// met the old state or the new one, and the next command mends the rest.
+// met the old state or the new one, and the next command recovers the rest.
 func TestApplyKilledAtEveryStep(t *testing.T) { eachEngine(t, testApplyKilledAtEveryStep) }
 
 func testApplyKilledAtEveryStep(t *testing.T) {

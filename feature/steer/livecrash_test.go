@@ -85,7 +85,7 @@ func (w *world) killedLive(steps int, verb, arg string) bool {
 }
 
 // Every live change, killed at every step under traffic: each packet met the old
-// state or the new one, the next command mends the rest, and who had a session at
+// state or the new one, the next command recovers the rest, and who had a session at
 // another slot than it is at then is reset.
 func TestLiveKilledAtEveryStep(t *testing.T) { eachEngine(t, testLiveKilled) }
 

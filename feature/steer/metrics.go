@@ -48,7 +48,7 @@ var (
 	givenDesc    = desc("registered_sockets", "Sockets that are registered for a service and open.", "kind")
 	peersDesc    = desc("known_peers", "UDP peers that a slot's generations have: the one that serves, and the one that drains.", "slot", "generation")
 	drainingDesc = desc("draining", "What is left with the generation before a slot's member: tcp connections, connections waiting in its queues.", "slot", "left")
-	keptDesc     = desc("draining_packets_total", "Packets that the generation before got since it drains: known are its peers' datagrams, back what its successor was not whole for.", "slot", "why")
+	keptDesc     = desc("draining_packets_total", "Packets that the generation before got since it drains: known are its peers' datagrams, back what its successor was not complete for.", "slot", "why")
 	hitsDesc     = desc("dispatched_packets_total", "Datagrams of UDP and connection attempts of TCP that bindings led to registered sockets, by what became of them.", "result")
 	upDesc       = prometheus.NewDesc("weir_steer_up", "Whether all pins could be read.", nil, nil)
 )

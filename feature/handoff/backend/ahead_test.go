@@ -38,7 +38,7 @@ func (s *steps) before(t *testing.T, server int, one, other string) bool {
 
 // A server sends a session without waiting for the load balancer's answer. One that has nowhere to park packets waits for it.
 func TestAhead(t *testing.T) {
-	for name, parks := range map[string]bool{"ahead": true, "no device of parked packets": false} {
+	for name, parks := range map[string]bool{"ahead": true, "no device of buffered packets": false} {
 		t.Run(name, func(t *testing.T) {
 			w := newNetwork(t, 2, at4)
 			s := &steps{all: map[int][]string{}}

@@ -249,7 +249,7 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 			Remedy: "run weir serve, or weir serve --only backend, in this network namespace; its log says why the agent does not start"})
 	}
 	if c := s.Certificate; c != nil && c.Problem != "" {
-		out = append(out, feature.Finding{Object: object, Text: "the new certificate is refused, the former one stays in use: " + c.Problem, Remedy: "mend the files of handoff.backend.tls"})
+		out = append(out, feature.Finding{Object: object, Text: "the new certificate is refused, the former one stays in use: " + c.Problem, Remedy: "fix the files of handoff.backend.tls"})
 	} else if c != nil && time.Until(c.NotAfter) < certificateNear {
 		out = append(out, feature.Finding{Object: object, Text: "the certificate expires at " + c.NotAfter.UTC().Format(time.RFC3339), Remedy: "replace the files of handoff.backend.tls"})
 	}

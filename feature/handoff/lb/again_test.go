@@ -60,7 +60,7 @@ func TestRunWaitsForItsPredecessor(t *testing.T) {
 			if strings.Contains(line, "address="+at) {
 				l.Close()
 				if free[at] = strings.Contains(line, "address is free"); free[at] && len(free) == 1 {
-					time.AfterFunc(200*time.Millisecond, sc.f.Close) // the device of parked packets, for which Run waits next
+					time.AfterFunc(200*time.Millisecond, sc.f.Close) // the device of buffered packets, for which Run waits next
 				}
 			}
 		}

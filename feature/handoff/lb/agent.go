@@ -282,7 +282,7 @@ func (a *Agent) expire(k Key, epoch move.Epoch) {
 		_, err = a.f.Flush(k)
 	}
 	if err != nil && !errors.Is(err, ErrNoFlow) {
-		a.o.Log.Warn("packets stay parked", "flow", k.Client, "err", err)
+		a.o.Log.Warn("packets stay buffered", "flow", k.Client, "err", err)
 	}
 	a.timers[k] = a.after(a.o.MoveTimeout, func() { a.lapse(k, epoch) })
 }

@@ -254,7 +254,7 @@ func TestNoDevice(t *testing.T) {
 	}
 	do(t, nstest.NewNetns(t), func() error {
 		f, err := New(Options{BufferDevice: "a name that is too long for a device"})
-		if err == nil || !strings.Contains(err.Error(), "device of parked packets") {
+		if err == nil || !strings.Contains(err.Error(), "device of buffered packets") {
 			t.Errorf("%v, %v", f, err)
 		}
 		return nil

@@ -254,7 +254,7 @@ func (f Feature) Examine(ctx context.Context, r *kernel.Root) (out []feature.Fin
 	for _, s := range all {
 		answers[s.Name] = answers[s.Name] || s.Agent
 		if c := s.Certificate; c != nil && c.Problem != "" {
-			out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: "the new certificate is refused, the former one stays in use: " + c.Problem, Remedy: "mend the files of lb.tls"})
+			out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: "the new certificate is refused, the former one stays in use: " + c.Problem, Remedy: "fix the files of lb.tls"})
 		} else if c != nil && time.Until(c.NotAfter) < certificateNear {
 			out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: "the certificate expires at " + c.NotAfter.UTC().Format(time.RFC3339), Remedy: "replace the files of lb.tls"})
 		}

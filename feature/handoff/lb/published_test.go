@@ -239,7 +239,7 @@ func TestRemove(t *testing.T) {
 	}
 	do(t, sc.middle, func() error {
 		if _, err := net.InterfaceByName("weir-lb-buffer"); err == nil {
-			t.Error("the device of parked packets is left")
+			t.Error("the device of buffered packets is left")
 		}
 		return nil
 	})

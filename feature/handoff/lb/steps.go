@@ -7,7 +7,7 @@ var Steps = []string{stepHeld, stepParked, stepToldHeld, stepFlipped, stepToldFl
 
 const (
 	stepHeld        = "load balancer: held"         // in the flow's record
-	stepParked      = "load balancer: parked"       // are its packets
+	stepParked      = "load balancer: buffered"     // are its packets
 	stepToldHeld    = "load balancer: told held"    // was the source
 	stepFlipped     = "load balancer: flipped"      // in the flow's record
 	stepToldFlipped = "load balancer: told flipped" // was the destination

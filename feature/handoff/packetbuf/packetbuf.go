@@ -18,7 +18,7 @@ import (
 )
 
 // Err is part of each error of a device.
-var Err = errors.New("the device of parked packets")
+var Err = errors.New("the device of buffered packets")
 
 // Limits of what waits. More is dropped: the client sends it again.
 const (

@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// BenchmarkClock compares what can clock a loop: a token bucket, which the metronome has, and departure times (fq), which this
+// BenchmarkClock compares what can clock a loop: a token bucket, which the tick source has, and departure times (fq), which this
 // machine's kernel may not have (Debian's has: WEIR_VM_PACKAGES="./feature/reroute/liveness -test.v -test.run=SipHash -test.bench=Clock -test.benchtime=3000x" vm/run 6.12). An
 // operation is a beat; late-us are by how much a beat came later than a tick after the one before, or, where it is negative, sooner.
 func BenchmarkClock(b *testing.B) {

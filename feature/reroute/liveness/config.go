@@ -101,7 +101,7 @@ func (c Config) Validate() []error {
 		errs = append(errs, fmt.Errorf("%d sessions: a network namespace can have %d", len(c.Sessions), MaxSessions))
 	}
 	if len(c.CPUs) > maxLoops {
-		errs = append(errs, fmt.Errorf("cpus: %d of them: a metronome has at most %d loops", len(c.CPUs), maxLoops))
+		errs = append(errs, fmt.Errorf("cpus: %d of them: a tick source has at most %d loops", len(c.CPUs), maxLoops))
 	}
 	if c.Tick != 0 && (c.Tick < minTick || c.Tick > maxTick) {
 		errs = append(errs, fmt.Errorf("tick %s: it can be %s to %s", c.Tick, minTick, maxTick))

@@ -71,7 +71,7 @@ func Plan(_ context.Context, have State, want Config) (plan feature.Plan, err er
 	step := feature.Step{Verb: "create", Object: "liveness of " + ns.String(), Detail: fmt.Sprintf("%d sessions", len(want.Sessions)),
 		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", p.apply(l) }}
 	if len(want.Sessions) == 0 {
-		step.Object, step.Detail = "metronome of "+ns.String(), fmt.Sprintf("it beats each %s, for others", want.Tick)
+		step.Object, step.Detail = "tick source of "+ns.String(), fmt.Sprintf("it beats each %s, for others", want.Tick)
 	}
 	if has {
 		step.Verb, step.Detail = "change", differences(was.Config, want)

@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Loops are a metronome's, for programs that beat with it: a packet comes in by each of the devices once a tick, and goes on to
+// Loops are a tick source's, for programs that beat with it: a packet comes in by each of the devices once a tick, and goes on to
 // the program of liveness, which sends it round again.
 type Loops struct {
 	Tick    time.Duration  // as it is: others may have asked for a shorter one
@@ -52,7 +52,7 @@ func OpenLoops(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick 
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("the metronome's loops: %w", err)
+		return nil, fmt.Errorf("the tick source's loops: %w", err)
 	}
 	out.Stalls, err = s.pins.Maps[pinShared].Clone()
 	return out, err

@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Run supervises metronomes as long as there is a process to do it: a loop that has lost its packet, or was revived on another
+// Run supervises tick sources as long as there is a process to do it: a loop that has lost its packet, or was revived on another
 // CPU, is put back, and devices that come later, or come anew, get their sessions. It looks once a second. Nothing of detection needs it.
 func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	tick := time.NewTicker(time.Second)

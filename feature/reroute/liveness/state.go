@@ -103,7 +103,7 @@ type RTT struct {
 	Jitter time.Duration `json:"jitter"` // RFC 3550, 6.4.1
 }
 
-// TimerLoopState is one loop of a metronome.
+// TimerLoopState is one loop of a tick source.
 type TimerLoopState struct {
 	Netns    string        `json:"netns"`
 	CPU      int           `json:"cpu"` // that it is to beat on

@@ -33,7 +33,7 @@ const frameBytes = int(unsafe.Sizeof(bpf.LivenessLivenessFrame{})) - 2
 // frameMagic is LIVENESS_MAGIC.
 const frameMagic = 0x52494557
 
-// loop is one of a metronome's, with the numbers of its devices.
+// loop is one of a tick source's, with the numbers of its devices.
 type loop struct {
 	cpu         int
 	entry, exit int

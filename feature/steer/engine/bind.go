@@ -26,7 +26,7 @@ var BindInstance = kernel.Instance{Scope: kernel.HostScope, Feature: spec.Name, 
 
 // ReconcileBind makes the hook say what the pins of the services say: put up with
 // the first service that wants it, its ports kept, taken down with the last.
-// Run again, it mends what a killed command left. Where it is not there and not
+// Run again, it recovers what a killed command left. Where it is not there and not
 // wanted by the caller, nobody wants it.
 func ReconcileBind(l *kernel.WriteLock, wanted bool) error {
 	if _, err := record.Shared.Read(l.Root, BindInstance); errors.Is(err, kernel.ErrABI) || errors.Is(err, kernel.ErrNotExist) && !wanted && !l.Has(BindInstance) {
@@ -174,7 +174,7 @@ func publishBind(l *kernel.WriteLock) error {
 }
 
 // ProblemBind is the Problem of a service whose ports nobody shares.
-const ProblemBind = "the hook of share_port is missing, so daemons that do not ask for SO_REUSEPORT cannot start beside one another: weir apply mends it"
+const ProblemBind = "the hook of share_port is missing, so daemons that do not ask for SO_REUSEPORT cannot start beside one another: weir apply recovers it"
 
 // ReadShared reads the counters of a service's ports.
 func ReadShared(p *record.Service, r *kernel.Root) (out Shared, err error) {

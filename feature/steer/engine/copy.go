@@ -41,7 +41,7 @@ type Copies struct {
 }
 
 // ReconcileCopies makes the filters of a namespace do what the pins of its services say.
-// Run again, it mends what a killed command left, and takes in devices that have
+// Run again, it recovers what a killed command left, and takes in devices that have
 // come since. Where nothing is there and wanted is false, nobody wants it. gone are
 // services that the command took away: of others that it does not know it leaves the copies,
 // as those of a service that cannot be read. Filters of another ABI stay as they are.
@@ -285,4 +285,4 @@ func syncAllCopies(l *kernel.WriteLock) error {
 }
 
 // ProblemCopy is the Problem of a service whose copies nobody makes.
-const ProblemCopy = "its datagrams are not copied: the service that is to get them is not there, or the filters are missing; weir apply mends it"
+const ProblemCopy = "its datagrams are not copied: the service that is to get them is not there, or the filters are missing; weir apply recovers it"

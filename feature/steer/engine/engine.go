@@ -157,7 +157,7 @@ func ownMaps(kind spec.Engine, room int) []*ebpf.MapSpec {
 	return specs
 }
 
-// OpenEngine opens a namespace's engine for writing and mends what a killed
+// OpenEngine opens a namespace's engine for writing and recovers what a killed
 // command left between the pins of services and the engine's maps.
 func OpenEngine(l *kernel.WriteLock, scope string, kind spec.Engine) (*Engine, error) {
 	pins, err := l.Open(record.EngineInstance(scope, kind))

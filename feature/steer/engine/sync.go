@@ -20,7 +20,7 @@ import (
 
 // Reconcile makes the engine's maps say what the pins of the services say: first
 // what a packet will need, then the ports that lead to it, then what no port
-// leads to any more. It is how services come, change and go, and what mends a
+// leads to any more. It is how services come, change and go, and what recovers a
 // command that was killed: run again, it goes on from wherever the maps are.
 func (e *Engine) Reconcile() error {
 	if err := e.ReconcileMaps(); err != nil {

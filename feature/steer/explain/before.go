@@ -40,7 +40,7 @@ func (x *explainer) before(s *state.Service, endpoint, slot int) (done bool, err
 	if known {
 		x.say("generation", "a peer that the generation before knows, process %d, which drains", d.Who.PID)
 	} else {
-		x.say("generation", "slot %d is not whole (%s), and the generation before, process %d, still drains", slot, st.Reason, d.Who.PID)
+		x.say("generation", "slot %d is not complete (%s), and the generation before, process %d, still drains", slot, st.Reason, d.Who.PID)
 	}
 	return true, x.given(s, endpoint, slot, cookie)
 }

@@ -254,7 +254,7 @@ func (x *explainer) lookup(r *kernel.Root, st state.State, s *state.Service) (do
 		return false, nil
 	}
 	if err == nil && !ours {
-		x.warn("sk_lookup", "service %s is published, but its program is not attached: weir apply mends it", s.Name)
+		x.warn("sk_lookup", "service %s is published, but its program is not attached: weir apply recovers it", s.Name)
 		return false, nil
 	}
 	return x.steered(s, x.endpointOf(s))

@@ -24,7 +24,7 @@ type Draining struct {
 	Until    time.Time `json:"until"`    // from then on it gets nothing new
 	Peers    int       `json:"peers"`    // UDP peers that it keeps: not silent for longer than generations.idle
 	Kept     uint64    `json:"kept"`     // datagrams that they have sent since
-	Back     uint64    `json:"back"`     // packets that it got because its successor was not whole
+	Back     uint64    `json:"back"`     // packets that it got because its successor was not complete
 	Waiting  int       `json:"waiting"`  // connections in the queue of its listeners
 	Sessions int       `json:"sessions"` // TCP connections that it has; -1: not known, it takes root
 	Unread   uint32    `json:"unread"`   // bytes in its UDP sockets

@@ -30,7 +30,7 @@ type Options struct {
 	By             Policy       `yaml:"by" json:"by"`
 	Slots          int          `yaml:"slots" json:"slots"`       // 1 to MaxSlots
 	Engine         Engine       `yaml:"engine" json:"engine"`     // where the decision is made
-	OnEmpty        OnEmpty      `yaml:"on_empty" json:"on_empty"` // what a slot without a whole member does
+	OnEmpty        OnEmpty      `yaml:"on_empty" json:"on_empty"` // what a slot without a complete member does
 	Seed           *uint32      `yaml:"seed" json:"seed"`         // of the hash; nil: drawn once, then kept
 	Backlog        *int         `yaml:"backlog" json:"backlog"`   // of adopted listeners, at least; 0 leaves them
 	ReceiveBuffer  *int         `yaml:"receive_buffer" json:"receive_buffer"`
@@ -88,7 +88,7 @@ func (f *Foreign) UnmarshalText(b []byte) error {
 	return choice(f, b, "foreign", ForeignRefuse, ForeignReplace)
 }
 
-// OnEmpty says what happens to traffic of a slot without a whole member.
+// OnEmpty says what happens to traffic of a slot without a complete member.
 type OnEmpty string
 
 // What an empty slot does.

@@ -83,7 +83,7 @@ type Service struct {
 }
 
 // ProblemEngine is the Problem of a service that nothing steers.
-const ProblemEngine = "its engine is missing: weir apply mends it"
+const ProblemEngine = "its engine is missing: weir apply recovers it"
 
 // problemUnread is the Problem of a service whose engine cannot be read.
 func problemUnread(err error) string {

@@ -601,7 +601,7 @@ int lb_again(struct __sk_buff *skb)
 
 /*
  * lb_own is where the kernel's routes send what this machine says to a service's address: errors
- * about backends' packets, and connections of its own. Parked packets pass, with a mark.
+ * about backends' packets, and connections of its own. Buffered packets pass, with a mark.
  */
 SEC("tc")
 int lb_own(struct __sk_buff *skb)

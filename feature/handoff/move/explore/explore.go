@@ -120,13 +120,13 @@ func (w World) events(yield func(kind, event string, next World)) {
 			})
 		}
 		if w.Source.Phase == move.Owns && w.SSock == Live && w.Flow.Owner == S && w.Source.Nonce != w.Flow.Nonce {
-			try("ask", "the source asks for the birth", nil, func(n *World) { n.Source.Nonce = n.Flow.Nonce })
+			try("ask", "the source asks for the nonce", nil, func(n *World) { n.Source.Nonce = n.Flow.Nonce })
 		}
 		if w.Source.Phase == move.Holding && w.Source.Nonce != 0 {
 			try("ahead", "the source goes ahead", nil, func(n *World) { n.source(n.Source.Ahead()) })
 		}
 		if w.Source.Phase != move.Owns && w.Source.Phase != move.Closed {
-			try("timeout", "the source's patience ends", timeouts, func(n *World) { n.patience() })
+			try("timeout", "the source's timeout ends", timeouts, func(n *World) { n.patience() })
 		}
 		try("kill", "the source's agent is killed", kills, func(n *World) { n.killSource(false) })
 		try("kill", "the source's agent and application are killed", kills, func(n *World) { n.killSource(true) })
@@ -135,7 +135,7 @@ func (w World) events(yield func(kind, event string, next World)) {
 	}
 	if w.DUp {
 		if w.Dest.Phase == move.Flipping {
-			try("timeout", "the destination's patience ends", timeouts, func(n *World) { n.destination(n.Dest.Retry(), 0) })
+			try("timeout", "the destination's timeout ends", timeouts, func(n *World) { n.destination(n.Dest.Retry(), 0) })
 		}
 		try("kill", "the destination's agent is killed", kills, func(n *World) { n.killDestination(false) })
 		try("kill", "the destination's agent and application are killed", kills, func(n *World) { n.killDestination(true) })

@@ -68,7 +68,7 @@ func (b *bench) priorities() func() map[uint32]uint64 {
 const rerouteMark = 0x77656972 // REROUTE_MARK
 
 // Control and echo packets go before others, at this host (TC_PRIO_CONTROL) and on the way (CS6), as those of bfdd and BIRD do. The
-// metronome's own packet stays as it was.
+// tick source's own packet stays as it was.
 func TestPriority(t *testing.T) {
 	if err := kernel.Require(Needs()); err != nil {
 		t.Skip("need: kernel", err)

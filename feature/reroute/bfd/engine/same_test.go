@@ -107,7 +107,7 @@ func (b *bench) setClock() {
 	}
 }
 
-// tick is one of the metronome.
+// tick is one of the tick source.
 func (b *bench) tick() {
 	b.t.Helper()
 	b.setClock()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package engine has the kernel run BFD sessions: send, receive, authenticate, judge and come up again, by the state machine of
-// package bfd, at the ticks of liveness's metronome. User space says which sessions there are, and may look.
+// package bfd, at the ticks of liveness's tick source. User space says which sessions there are, and may look.
 package engine
 
 import (

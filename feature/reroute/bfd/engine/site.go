@@ -56,7 +56,7 @@ var pins = map[string]string{
 	"clock": bpf.BfdMapBfdClock, "events": bpf.BfdMapBfdEvents, links.MapName: bpf.BfdMapRerouteLinks,
 }
 
-// Needs of the engine, beside those of liveness, whose metronome it beats with.
+// Needs of the engine, beside those of liveness, with whose tick source it beats.
 func Needs() []kernel.Need {
 	first := kernel.TCXLink
 	first.Optional, first.For = false, "BFD sessions run by the kernel"
@@ -80,7 +80,7 @@ type Engine struct {
 	adopted  bool
 }
 
-// Open has the sessions of a network namespace beat with a metronome of at least so short a tick; there may be sessions already.
+// Open has the sessions of a network namespace beat with a tick source of at least so short a tick; there may be sessions already.
 // It takes the lock for a moment.
 func Open(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick time.Duration) (*Engine, error) {
 	l, err := root.Lock(ctx)
@@ -115,7 +115,7 @@ func tablesOf(m map[string]*ebpf.Map) tables {
 	return tables{setups: m["setups"], states: m["states"], mine: m["mine"], peers: m["peers"], hops: m["hops"], echoes: m["echoes"], clock: m["clock"]}
 }
 
-// SetTick has [Engine.Recover] see to a metronome of at least so short a tick from now on.
+// SetTick has [Engine.Recover] see to a tick source of at least so short a tick from now on.
 func (e *Engine) SetTick(tick time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -151,7 +151,7 @@ func Dial(frr string) (network, address string, err error) {
 	return "", "", fmt.Errorf("%q: %w", frr, ErrAddress)
 }
 
-// Tick is how often the metronome is to beat: a quarter of the shortest interval, of echoes as well. Of what bfdd will ask for nothing is known.
+// Tick is how often the tick source is to beat: a quarter of the shortest interval, of echoes as well. Of what bfdd will ask for nothing is known.
 func (c *Config) Tick() time.Duration {
 	const usual = 2500 * time.Microsecond
 	tick := usual

@@ -1,8 +1,8 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Liveness of links: the metronome that sends probes, the peer's function that answers them, and the
- * return, where answers are taken from the wire. Judgement is the metronome's, on both sides: every
+ * Liveness of links: the tick source that sends probes, the peer's function that answers them, and the
+ * return, where answers are taken from the wire. Judgement is the tick source's, on both sides: every
  * loop's tick looks at its sessions.
  */
 #include <stddef.h>

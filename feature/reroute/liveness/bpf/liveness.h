@@ -7,7 +7,7 @@
 #define WEIR_LIVENESS_H
 
 #define LIVENESS_SESSIONS 1024 /* of a network namespace */
-#define LIVENESS_LOOPS	  16   /* of its metronome, one a CPU; a power of two */
+#define LIVENESS_LOOPS	  16   /* of its tick source, one a CPU; a power of two */
 #define LIVENESS_RING	  64   /* probes whose time of sending is known; a power of two */
 #define LIVENESS_BUCKETS  96   /* of round-trip times: four to each power of two from 1.024 us on */
 
@@ -134,7 +134,7 @@ struct liveness_beat_frame {
 
 #define LIVENESS_MAGIC 0x52494557
 
-/* The metronome, as user space wants it. */
+/* The tick source, as user space wants it. */
 struct liveness_tick_source {
 	__u64 tick;
 	__u32 loops;

@@ -1,7 +1,7 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * BFD (RFC 5880, 5881) in the kernel: bfd_tick sends what is due and finds out who is silent, at each tick of a metronome;
+ * BFD (RFC 5880, 5881) in the kernel: bfd_tick sends what is due and finds out who is silent, at each tick of a tick source;
  * bfd_receive, at tcx ingress of the sessions' devices, takes what comes. User space says which sessions there are, and hears
  * of what becomes of them; they begin, go on and end without it.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * The ticks are those of liveness's metronome (feature/reroute/liveness): bfd_tick is before liveness_tick at the same devices, and
+ * The ticks are those of liveness's tick source (feature/reroute/liveness): bfd_tick is before liveness_tick at the same devices, and
  * leaves the packet as it was.
  */
 #ifndef WEIR_BFD_TICK_H
