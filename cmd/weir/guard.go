@@ -134,8 +134,8 @@ func printGuard(w io.Writer, g guard.GuardState) {
 		now = "refusing: more comes than the limit"
 	}
 	reserved := "no source has reserved a part of the limit yet"
-	if g.Holders > 0 {
-		reserved = fmt.Sprintf("%d sources have reserved %.0f packets a second", g.Holders, g.Reserved)
+	if g.ReservationOwners > 0 {
+		reserved = fmt.Sprintf("%d sources have reserved %.0f packets a second", g.ReservationOwners, g.Reserved)
 	}
 	fmt.Fprintf(w, "  %s; %s\n", now, reserved)
 	t := newTable(w, "  TIER", "PASSED", "REFUSED", "OF SOURCES THAT")

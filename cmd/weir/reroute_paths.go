@@ -239,13 +239,13 @@ func printReroute(w io.Writer, st reroute.State) {
 			printSession(w, s)
 		}
 	}
-	if text := countsText(st.Strangers); text != "" {
+	if text := countsText(st.UnknownSources); text != "" {
 		fmt.Fprintf(w, "\npackets that look like probes and are of no session: %s\n", text)
 	}
-	if len(st.Loops) > 0 {
+	if len(st.TimerLoops) > 0 {
 		fmt.Fprintln(w)
 		t := newTable(w, "LOOP", "CPU", "TICKS", "STALLS", "LONGEST", "TICK TAKES", "NETNS")
-		for i, l := range st.Loops {
+		for i, l := range st.TimerLoops {
 			t.row(i, l.CPU, l.Ticks, l.Stalls, fine(l.Longest), fine(l.Spent/time.Duration(max(l.Ticks, 1))), l.Netns)
 		}
 		t.flush()

@@ -73,7 +73,7 @@ func (c *Config) neighbours() (out []peers.Config) {
 		p := &c.Paths[i]
 		if p.BFD != nil {
 			if o := of(p.Netns); p.BFD.FRR {
-				o.Judged = append(o.Judged, peers.Judged{Name: p.Name, Device: p.Device, Peer: p.BFD.Peer})
+				o.Evaluated = append(o.Evaluated, peers.Evaluated{Name: p.Name, Device: p.Device, Peer: p.BFD.Peer})
 			} else {
 				o.Sessions = append(o.Sessions, p.neighbour())
 			}

@@ -69,7 +69,7 @@ reroute:
 		t.Fatal(err)
 	}
 	n := c.neighbours()
-	if len(n) != 1 || n[0].FRR == "" || len(n[0].Sessions) != 2 || len(n[0].Judged) != 1 || n[0].Judged[0] != (peers.Judged{Name: "a", Device: "e", Peer: netip.MustParseAddr("fe80::2")}) {
+	if len(n) != 1 || n[0].FRR == "" || len(n[0].Sessions) != 2 || len(n[0].Evaluated) != 1 || n[0].Evaluated[0] != (peers.Evaluated{Name: "a", Device: "e", Peer: netip.MustParseAddr("fe80::2")}) {
 		t.Errorf("%+v", n)
 	}
 }

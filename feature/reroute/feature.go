@@ -62,13 +62,13 @@ func (Feature) Needs(c Config) []kernel.Need {
 
 // State is what the pins say.
 type State struct {
-	Paths    []protect.PathState       `json:"paths"`    // none, not nil, as in other states: scripts go through them
-	Sessions []liveness.SessionState   `json:"sessions"` // the same
-	BFD      []peers.SessionState      `json:"bfd,omitempty"`
-	Loops    []liveness.TimerLoopState `json:"loops,omitempty"`
-	// Strangers are packets that look like probes and are of no session, by reason.
-	Strangers  map[string]uint64    `json:"strangers,omitempty"`
-	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
+	Paths      []protect.PathState       `json:"paths"`    // none, not nil, as in other states: scripts go through them
+	Sessions   []liveness.SessionState   `json:"sessions"` // the same
+	BFD        []peers.SessionState      `json:"bfd,omitempty"`
+	TimerLoops []liveness.TimerLoopState `json:"timer_loops,omitempty"`
+	// UnknownSources are packets that look like probes and are of no session, by reason.
+	UnknownSources map[string]uint64    `json:"unknown_sources,omitempty"`
+	Unreadable     instances.Unreadable `json:"unreadable,omitempty"`
 
 	protect protect.State
 	live    liveness.State
@@ -93,7 +93,7 @@ func ReadState(ctx context.Context, r *kernel.Root) (State, error) {
 	}
 	b, err := peers.ReadState(r)
 	unreadable := slices.Concat(p.Unreadable, l.Unreadable, b.Unreadable)
-	return State{Unreadable: unreadable, Paths: append([]protect.PathState{}, p.Paths...), Sessions: append([]liveness.SessionState{}, l.Sessions...), BFD: b.Sessions, Loops: l.Loops, Strangers: l.UnknownSources, protect: p, live: l, peers: b}, err
+	return State{Unreadable: unreadable, Paths: append([]protect.PathState{}, p.Paths...), Sessions: append([]liveness.SessionState{}, l.Sessions...), BFD: b.Sessions, TimerLoops: l.TimerLoops, UnknownSources: l.UnknownSources, protect: p, live: l, peers: b}, err
 }
 
 // State implements feature.Feature.

@@ -93,10 +93,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			neighbour(s, out)
 		}
 	}
-	for reason, n := range st.Strangers {
+	for reason, n := range st.UnknownSources {
 		out(refusedDesc, prometheus.CounterValue, float64(n), "", "", reason)
 	}
-	for _, l := range st.Loops {
+	for _, l := range st.TimerLoops {
 		loop(l, out)
 	}
 }
@@ -200,7 +200,7 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 			out = append(out, feature.Finding{Object: "reroute BFD session " + s.Name, Text: s.Problem, Remedy: sessionRemedy(s.Gone)})
 		}
 	}
-	for _, l := range st.Loops {
+	for _, l := range st.TimerLoops {
 		if l.Silent > 2*time.Second {
 			out = append(out, feature.Finding{Object: "reroute", Text: fmt.Sprintf("the tick source's loop of CPU %d has not beaten for %s", l.CPU, l.Silent.Round(time.Millisecond)),
 				Remedy: "run weir serve: it puts a packet back into the loop"})

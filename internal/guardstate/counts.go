@@ -9,14 +9,14 @@ import (
 
 // Counts is what a guard has seen and whom it knows.
 type Counts struct {
-	Passed      uint64          `json:"passed"`       // packets
-	Refused     uint64          `json:"refused"`      // packets; under dry_run they passed
-	Malformed   uint64          `json:"malformed"`    // of the refused, packets whose headers cannot be read to their end
-	Tiers       map[string]Tier `json:"tiers"`        // by what their sources have earned
-	UnderAttack bool            `json:"under_attack"` // something was refused in the last few seconds
-	Reserved    float64         `json:"reserved"`     // packets per second that known sources have reserved
-	Holders     uint32          `json:"holders"`      // sources with a reservation
-	Top         []Pattern       `json:"top,omitempty"`
+	Passed            uint64          `json:"passed"`             // packets
+	Refused           uint64          `json:"refused"`            // packets; under dry_run they passed
+	Malformed         uint64          `json:"malformed"`          // of the refused, packets whose headers cannot be read to their end
+	Tiers             map[string]Tier `json:"tiers"`              // by what their sources have earned
+	UnderAttack       bool            `json:"under_attack"`       // something was refused in the last few seconds
+	Reserved          float64         `json:"reserved"`           // packets per second that known sources have reserved
+	ReservationOwners uint32          `json:"reservation_owners"` // sources with a reservation
+	Top               []Pattern       `json:"top,omitempty"`
 }
 
 // Tier is what became of the packets of one tier.
@@ -67,7 +67,7 @@ func (p Pattern) String() string {
 
 // Read adds the counters up, as of a time.
 func (s *Layout) Read(now uint64) Counts {
-	c := Counts{Tiers: map[string]Tier{}, Holders: s.Total.Holders,
+	c := Counts{Tiers: map[string]Tier{}, ReservationOwners: s.Total.Holders,
 		Reserved:    float64(s.Total.Reserved) * 1e9 / (1 << epochShift),
 		UnderAttack: uint32(now>>epochShift)-s.Total.Hot <= 2}
 	var sum [8][2]uint64

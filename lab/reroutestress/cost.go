@@ -125,11 +125,11 @@ func (x *experiment) waitBeats(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if !slices.ContainsFunc(st.Loops, func(l liveness.TimerLoopState) bool { return l.Silent > 50*time.Millisecond }) && len(st.Loops) > 0 {
+		if !slices.ContainsFunc(st.TimerLoops, func(l liveness.TimerLoopState) bool { return l.Silent > 50*time.Millisecond }) && len(st.TimerLoops) > 0 {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("loops do not beat again: %+v", st.Loops)
+			return fmt.Errorf("loops do not beat again: %+v", st.TimerLoops)
 		}
 	}
 }

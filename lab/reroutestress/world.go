@@ -322,7 +322,7 @@ func (w *world) describe(ctx context.Context) (lines []string, err error) {
 		}
 		lines = append(lines, fmt.Sprintf("%s; sent %d, answered %d, heard %d; a stall put a verdict off at %d ticks", s, s.Sent, s.Answered, s.Heard, granted))
 	}
-	for _, l := range st.Loops {
+	for _, l := range st.TimerLoops {
 		lines = append(lines, fmt.Sprintf("loop of CPU %d in %s: %d ticks, %d late, at most by %s, revived %d times", l.CPU, l.Netns, l.Ticks, l.Stalls, l.Longest, l.Revivals))
 	}
 	return lines, err

@@ -65,7 +65,7 @@ func Plan(_ context.Context, have State, want Config) (plan feature.Plan, err er
 	if want.Netns != "" {
 		p.Netns = want.Netns
 	}
-	if err := p.place(was.Places); err != nil {
+	if err := p.place(was.Indexes); err != nil {
 		return plan, err
 	}
 	step := feature.Step{Verb: "create", Object: "liveness of " + ns.String(), Detail: fmt.Sprintf("%d sessions", len(want.Sessions)),
@@ -155,8 +155,8 @@ func (p *published) farewell(l *kernel.WriteLock, scope string) error {
 	defer o.Close()
 	longest := time.Duration(0)
 	var waits []func() bool
-	for name, i := range was.Places {
-		if _, stays := p.Places[name]; stays {
+	for name, i := range was.Indexes {
+		if _, stays := p.Indexes[name]; stays {
 			continue
 		}
 		interval, said, err := closing(o.Maps, i)
@@ -212,7 +212,7 @@ func remove(l *kernel.WriteLock, scope string) error {
 		return err
 	}
 	defer ns.Close()
-	none := published{Netns: p.Netns, ID: p.ID, Places: map[string]uint32{}}
+	none := published{Netns: p.Netns, ID: p.ID, Indexes: map[string]uint32{}}
 	if p.Config.wanted() {
 		if err := none.farewell(l, scope); err != nil {
 			return err

@@ -44,7 +44,7 @@ func revived(t *testing.T, which int, last bool) bool {
 	p.apply(p.w.NameB, b)
 	p.within(patience, "up", bothUp)
 	loops := func() (out []TimerLoopState) {
-		for _, l := range p.state().Loops {
+		for _, l := range p.state().TimerLoops {
 			if l.Netns == p.w.NameA {
 				out = append(out, l)
 			}

@@ -56,9 +56,9 @@ var sharedMaps = map[string]string{
 
 // published is liveness of a namespace as its pins describe it: what is wanted. sync makes the kernel so.
 type published struct {
-	Config Config            `json:"config"`
-	Netns  string            `json:"netns"`  // what reopens the namespace
-	Places map[string]uint32 `json:"places"` // of sessions in the maps, by name
+	Config  Config            `json:"config"`
+	Netns   string            `json:"netns"`   // what reopens the namespace
+	Indexes map[string]uint32 `json:"indexes"` // of sessions in the maps, by name
 
 	netns.ID `json:"-"`
 }
@@ -91,22 +91,22 @@ func scopes(r *kernel.Root) (out []string, err error) {
 
 // place gives every session a place, which it keeps as long as it has its name.
 func (p *published) place(before map[string]uint32) error {
-	p.Places = map[string]uint32{}
+	p.Indexes = map[string]uint32{}
 	taken := map[uint32]bool{}
 	for _, s := range p.Config.Sessions {
 		if i, ok := before[s.Name]; ok {
-			p.Places[s.Name], taken[i] = i, true
+			p.Indexes[s.Name], taken[i] = i, true
 		}
 	}
 	next := uint32(0)
 	for _, s := range p.Config.Sessions {
-		if _, ok := p.Places[s.Name]; ok {
+		if _, ok := p.Indexes[s.Name]; ok {
 			continue
 		}
 		for taken[next] {
 			next++
 		}
-		p.Places[s.Name], taken[next] = next, true
+		p.Indexes[s.Name], taken[next] = next, true
 	}
 	if next >= MaxSessions {
 		return fmt.Errorf("%d sessions: a network namespace can have %d", len(p.Config.Sessions), MaxSessions)

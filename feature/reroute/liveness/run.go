@@ -105,7 +105,7 @@ func (w *watch) wrongIn(scope string) (string, error) {
 	if err := st.readLoops(k.Opened, k.published, kernel.Monotonic()); err != nil {
 		return "", err
 	}
-	for _, l := range st.Loops {
+	for _, l := range st.TimerLoops {
 		if l.Silent > time.Second {
 			return fmt.Sprintf("the loop of CPU %d does not beat", l.CPU), nil
 		}
@@ -173,7 +173,7 @@ func (k *known) settle() error {
 	var c bpf.LivenessLivenessSetup
 	for i := range k.Config.Sessions {
 		s := &k.Config.Sessions[i]
-		if err := k.Maps[pinSetups].Lookup(k.Places[s.Name], &c); err != nil {
+		if err := k.Maps[pinSetups].Lookup(k.Indexes[s.Name], &c); err != nil {
 			return fmt.Errorf("reading session %q: %w", s.Name, err)
 		}
 		p := settled{Session: s}

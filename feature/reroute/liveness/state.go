@@ -44,9 +44,9 @@ const (
 
 // State is what the pins say of liveness on this host.
 type State struct {
-	Sessions []SessionState   `json:"sessions"`
-	Loops    []TimerLoopState `json:"timer_loops"`
-	// Strangers are packets that are of no session, or cannot be said to be: by reason.
+	Sessions   []SessionState   `json:"sessions"`
+	TimerLoops []TimerLoopState `json:"timer_loops"`
+	// UnknownSources are packets that are of no session, or cannot be said to be: by reason.
 	UnknownSources map[string]uint64 `json:"unknown_sources,omitempty"`
 
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
@@ -161,7 +161,7 @@ func (st *State) readScope(r *kernel.Root, scope string, p published) error {
 		s = s.filled()
 		var c bpf.LivenessLivenessSetup
 		v := &bpf.LivenessLivenessState{}
-		i := p.Places[s.Name]
+		i := p.Indexes[s.Name]
 		if err := errors.Join(o.Maps[pinSetups].Lookup(i, &c), o.Maps[pinStates].Lookup(i, v)); err != nil {
 			return fmt.Errorf("reading session %q: %w", s.Name, err)
 		}
@@ -207,7 +207,7 @@ func (st *State) readLoops(o *kernel.Opened, p published, at uint64) error {
 		if int(i) < len(cpus) {
 			l.CPU = cpus[i]
 		}
-		st.Loops = append(st.Loops, l)
+		st.TimerLoops = append(st.TimerLoops, l)
 	}
 	return nil
 }

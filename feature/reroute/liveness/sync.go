@@ -127,7 +127,7 @@ func (s *site) places() (map[string]place, error) {
 		} else if err != nil {
 			return nil, fmt.Errorf("session %q: device %s: %w", session.Name, session.Device, err)
 		}
-		p.index = s.p.Places[session.Name]
+		p.index = s.p.Indexes[session.Name]
 		out[session.Name] = p
 		if !session.Observe {
 			speak[session.Device] = p.device
@@ -269,7 +269,7 @@ func (s *site) clockwork(tick uint64) error {
 	}
 	was := m
 	m.Tick, m.Loops, m.Sessions = tick, uint32(len(s.loops)), 0
-	for _, i := range s.p.Places {
+	for _, i := range s.p.Indexes {
 		m.Sessions = max(m.Sessions, i+1)
 	}
 	m.Ifindex = [maxLoops]uint32{}

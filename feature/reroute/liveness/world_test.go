@@ -185,7 +185,7 @@ func (p *pair) flaps(lost ...TimerLoopState) (flaps uint32, longest time.Duratio
 	for _, s := range st.Sessions {
 		flaps += s.Flaps
 	}
-	for _, l := range st.Loops {
+	for _, l := range st.TimerLoops {
 		if !slices.ContainsFunc(lost, func(x TimerLoopState) bool { return x.Netns == l.Netns && x.CPU == l.CPU }) {
 			longest = max(longest, l.Longest)
 		}

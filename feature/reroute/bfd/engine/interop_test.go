@@ -151,7 +151,7 @@ func (s *side) ran() (d time.Duration) {
 	if err != nil {
 		s.Fatal(err)
 	}
-	for _, l := range st.Loops { // each of two visits every session
+	for _, l := range st.TimerLoops { // each of two visits every session
 		d = max(d, time.Duration(l.Ticks)*tick)
 	}
 	return d

@@ -22,12 +22,12 @@ type Config struct {
 	Sessions []Session `json:"sessions,omitempty"`
 	// FRR is where a bfdd listens whose sessions the kernel is to run, as its --dplaneaddr has it: unix:PATH, or
 	// ipv4:ADDRESS:PORT, or ipv6:[ADDRESS]:PORT; "": none.
-	FRR    string   `json:"frr,omitempty"`
-	Judged []Judged `json:"judged,omitempty"`
+	FRR       string      `json:"frr,omitempty"`
+	Evaluated []Evaluated `json:"evaluated,omitempty"`
 }
 
-// Judged is a link that one of bfdd's sessions judges: that with the peer on the device.
-type Judged struct {
+// Evaluated is a link that one of bfdd's sessions judges: that with the peer on the device.
+type Evaluated struct {
 	Name   string     `json:"name"`
 	Device string     `json:"device"`
 	Peer   netip.Addr `json:"peer"`
@@ -35,7 +35,7 @@ type Judged struct {
 
 // judged is the name of what a session of bfdd's judges; "": nothing.
 func (c *Config) judged(device string, peer netip.Addr) string {
-	for _, j := range c.Judged {
+	for _, j := range c.Evaluated {
 		if j.Device == device && j.Peer == peer {
 			return j.Name
 		}

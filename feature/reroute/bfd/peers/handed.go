@@ -103,7 +103,7 @@ const orphaned = 10 * time.Second
 // orphan has the links be given back that no session of bfdd judges in time: one before may have left them with a verdict.
 func (h *handed) orphan() {
 	_ = h.ns.Do(func() error { // a device that is not there has no verdict
-		for _, j := range h.config.Load().Judged {
+		for _, j := range h.config.Load().Evaluated {
 			if d, err := net.InterfaceByName(j.Device); err == nil {
 				h.e.Orphan(d.Index)
 			}

@@ -101,7 +101,7 @@ func summary(c Config) string {
 // differences says what of the configuration changes; "": nothing.
 func differences(was, want Config) string {
 	out := feature.Differences("session", was.Sessions, want.Sessions, func(s Session) string { return s.Name })
-	out = append(out, feature.Differences("link judged by FRR", was.Judged, want.Judged, func(j Judged) string { return j.Name })...)
+	out = append(out, feature.Differences("link judged by FRR", was.Evaluated, want.Evaluated, func(j Evaluated) string { return j.Name })...)
 	if was.FRR != want.FRR {
 		out = append(out, fmt.Sprintf("frr %q → %q", was.FRR, want.FRR))
 	}
