@@ -55,7 +55,7 @@ func TestMissing(t *testing.T) {
 	}
 	x := &experiment{epoch: 7}
 	book := func(kind peers.Kind, device netip.Addr, epoch uint32, n int) {
-		y.tally.book(0, peers.Record{Kind: kind, Device: device, Epoch: epoch, Count: n, Life: 1})
+		y.tally.book(0, peers.Record{Kind: kind, Device: device, Epoch: epoch, Count: n, Incarnation: 1})
 	}
 	book(peers.Flows, a, 7, 4)
 	book(peers.Flows, a, 7, 2)

@@ -107,7 +107,7 @@ func (x *experiment) buildStorm(ctx context.Context, names []string) error {
 		return err
 	}
 	if y := x.way(proxied); y != nil {
-		proxy := peers.Proxy{Listen: y.service(), Backlog: backlog, Backends: y.behind(), Place: x.place, Header: true}
+		proxy := peers.Proxy{Listen: y.service(), Backlog: backlog, Backends: y.behind(), Collector: x.place, Header: true}
 		p, err := proxy.Start(x.env, y.ns)
 		if err != nil {
 			return err

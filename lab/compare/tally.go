@@ -36,7 +36,7 @@ func (t *tally) book(collector int, r peers.Record) {
 	switch r.Kind {
 	case peers.Flows:
 		t.seen[key{routers.IPFIX, r.Epoch, r.Device}] += r.Count
-		t.heard[[2]int{collector, r.Life}] = true
+		t.heard[[2]int{collector, r.Incarnation}] = true
 	case peers.Route:
 		t.seen[key{routers.BMP, r.Epoch, r.Device}]++
 	case peers.PeerUp:

@@ -96,12 +96,12 @@ func (y *way) target(collector int) netip.AddrPort {
 
 // relay starts the intermediaries of the existing way.
 func (s *site) relay(e *lab.Env, place map[netip.Addr]int, to []netip.AddrPort, header bool) ([]*lab.Process, error) {
-	proxy := peers.Proxy{Listen: s.service(), Backlog: backlog, Backends: to, Place: place, Header: header}
+	proxy := peers.Proxy{Listen: s.service(), Backlog: backlog, Backends: to, Collector: place, Header: header}
 	p, err := proxy.Start(e, s.ns)
 	if err != nil {
 		return nil, err
 	}
-	tee := peers.Tee{Listen: s.service(), Receivers: to, Place: place}
+	tee := peers.Tee{Listen: s.service(), Receivers: to, Collector: place}
 	t, err := tee.Start(e, s.ns)
 	if err != nil {
 		return nil, err

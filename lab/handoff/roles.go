@@ -72,7 +72,7 @@ func hear(f func(words []string) error) error {
 }
 
 // certificates are files of an agent.
-type certificates struct{ Cert, Key, Signers string }
+type certificates struct{ Cert, Key, CA string }
 
 // memberRole is a process that serves sessions.
 type memberRole struct {
@@ -211,7 +211,7 @@ func playAgent(arg string) error {
 	if err := json.Unmarshal([]byte(arg), &o); err != nil {
 		return err
 	}
-	config, err := peer.Files{Certificate: o.Certificates.Cert, Key: o.Certificates.Key, CA: o.Certificates.Signers}.Load()
+	config, err := peer.Files{Certificate: o.Certificates.Cert, Key: o.Certificates.Key, CA: o.Certificates.CA}.Load()
 	if err != nil {
 		return err
 	}
@@ -295,13 +295,13 @@ func (d *death) at(step string) {
 
 // lbRole is a load balancer.
 type lbRole struct {
-	Certificates certificates
-	Devices      []string
-	Service      lb.Service
-	Backends     []lb.Backend
-	Listen       string
-	Hold, Lapse  time.Duration
-	Root         string
+	Certificates         certificates
+	Devices              []string
+	Service              lb.Service
+	Backends             []lb.Backend
+	Listen               string
+	BufferTimeout, Lapse time.Duration
+	Root                 string
 }
 
 // playLB answers "status" with the counts of the data path and "flows" with the flows, a line of JSON each. "learn CLIENT HOST"
@@ -311,7 +311,7 @@ func playLB(arg string) error {
 	if err := json.Unmarshal([]byte(arg), &o); err != nil {
 		return err
 	}
-	config, err := peer.Files{Certificate: o.Certificates.Cert, Key: o.Certificates.Key, CA: o.Certificates.Signers}.Load()
+	config, err := peer.Files{Certificate: o.Certificates.Cert, Key: o.Certificates.Key, CA: o.Certificates.CA}.Load()
 	if err != nil {
 		return err
 	}
@@ -324,7 +324,7 @@ func playLB(arg string) error {
 		return err
 	}
 	var d death
-	a, err := lb.NewAgent(f, lb.AgentOptions{Name: "lb", TLS: config, Backends: o.Backends, EndedTimeout: 200 * time.Millisecond, BufferTimeout: o.Hold, MoveTimeout: o.Lapse, Step: d.at,
+	a, err := lb.NewAgent(f, lb.AgentOptions{Name: "lb", TLS: config, Backends: o.Backends, EndedTimeout: 200 * time.Millisecond, BufferTimeout: o.BufferTimeout, MoveTimeout: o.Lapse, Step: d.at,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 	if err != nil {
 		return err
@@ -370,10 +370,10 @@ func playLB(arg string) error {
 
 // flow is one of the load balancer's.
 type flow struct {
-	Client netip.AddrPort
-	Owner  uint16
-	Held   bool
-	Moving bool
+	Client    netip.AddrPort
+	Owner     uint16
+	Buffering bool
+	Moving    bool
 }
 
 func flowsOf(f *lb.DataPath) (out []flow, err error) {

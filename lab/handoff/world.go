@@ -214,7 +214,7 @@ func (w *world) certificates(name string) certificates {
 }
 
 func (w *world) startLB() (err error) {
-	o := lbRole{Certificates: w.certificates("lb"), Hold: w.hold, Lapse: w.lapse, Root: w.env.Root, Devices: []string{"client"}, Listen: fmt.Sprintf(":%d", lbPort),
+	o := lbRole{Certificates: w.certificates("lb"), BufferTimeout: w.hold, Lapse: w.lapse, Root: w.env.Root, Devices: []string{"client"}, Listen: fmt.Sprintf(":%d", lbPort),
 		Service: lb.Service{ID: 0, Listen: serviceAt, Proto: unix.IPPROTO_TCP}}
 	for _, h := range w.servers {
 		o.Devices = append(o.Devices, h.name())

@@ -15,12 +15,12 @@ import (
 // Proxy is HAProxy in front of collectors that take TCP: each source address has its collector, which learns the
 // address from the PROXY header that HAProxy sends first (send-proxy).
 type Proxy struct {
-	Listen   netip.AddrPort
-	Backlog  int                // of its listener
-	Backends []netip.AddrPort   // of the collectors
-	Place    map[netip.Addr]int // source address to index of its collector
-	Header   bool               // the collectors take a PROXY header
-	Spread   bool               // connections go to the collectors in turn, whoever connects
+	Listen    netip.AddrPort
+	Backlog   int                // of its listener
+	Backends  []netip.AddrPort   // of the collectors
+	Collector map[netip.Addr]int // source address to index of its collector
+	Header    bool               // the collectors take a PROXY header
+	Spread    bool               // connections go to the collectors in turn, whoever connects
 }
 
 // configuration is what an operator would write; all that is not said is HAProxy's default, the number of threads
@@ -63,7 +63,7 @@ func (p *Proxy) Start(e *lab.Env, namespace string) (*lab.Process, error) {
 		return nil, err
 	}
 	var sources strings.Builder
-	for a, n := range p.Place {
+	for a, n := range p.Collector {
 		fmt.Fprintf(&sources, "%s collector%d\n", a, n)
 	}
 	return startConfigured(e, namespace, "haproxy", []string{"-db", "-f"}, dir, "haproxy.cfg", map[string]string{
@@ -75,7 +75,7 @@ func (p *Proxy) Start(e *lab.Env, namespace string) (*lab.Process, error) {
 type Tee struct {
 	Listen    netip.AddrPort
 	Receivers []netip.AddrPort
-	Place     map[netip.Addr]int // source address to index of its receiver
+	Collector map[netip.Addr]int // source address to index of its receiver
 }
 
 // configuration is what an operator would write. The queue between nfacctd's core and its plugin is made large
@@ -103,7 +103,7 @@ func (t *Tee) Start(e *lab.Env, namespace string) (*lab.Process, error) {
 		return nil, err
 	}
 	var tags, receivers strings.Builder
-	for a, n := range t.Place {
+	for a, n := range t.Collector {
 		fmt.Fprintf(&tags, "set_tag=%d ip=%s\n", n+1, a)
 	}
 	for i, to := range t.Receivers {

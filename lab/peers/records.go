@@ -28,13 +28,13 @@ const (
 
 // Record is one line that a collector wrote about what it received.
 type Record struct {
-	Kind   Kind
-	Device netip.Addr // as the collector saw the source
-	Epoch  uint32     // ingress interface of flows, MED of a route
-	Count  int        // packets of flows; 1 otherwise
-	Port   int        // remote port that a Peer Up names
-	Life   int        // which of the collector's lives wrote it, from 1
-	Text   string     // the line, if odd
+	Kind        Kind
+	Device      netip.Addr // as the collector saw the source
+	Epoch       uint32     // ingress interface of flows, MED of a route
+	Count       int        // packets of flows; 1 otherwise
+	Port        int        // remote port that a Peer Up names
+	Incarnation int        // which of the collector's lives wrote it, from 1
+	Text        string     // the line, if odd
 }
 
 // flowLine is what the print plugin writes with aggregate peer_src_ip, in_iface.
@@ -143,7 +143,7 @@ func (c *Collector) Poll(f func(Record)) error {
 	c.mu.Unlock()
 	for _, l := range lives {
 		give := func(r Record) {
-			r.Life = l.number
+			r.Incarnation = l.number
 			f(r)
 		}
 		c.crash(l, give)

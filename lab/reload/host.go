@@ -171,7 +171,7 @@ func tailOf(text []byte) string { return string(text[max(0, len(text)-600):]) }
 
 // replace starts the next generation beside the present one, and waits until that has ended.
 func (s *server) replace(ctx context.Context, changed func()) error {
-	was, err := s.service.Holder(0)
+	was, err := s.service.Occupant(0)
 	if err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (s *server) replace(ctx context.Context, changed func()) error {
 		return err
 	}
 	err = s.await(ctx, "it has the slot", func() bool {
-		pid, err := s.service.Holder(0)
+		pid, err := s.service.Occupant(0)
 		return err == nil && pid != 0 && pid != was
 	})
 	if err != nil {

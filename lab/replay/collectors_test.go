@@ -240,7 +240,7 @@ func (b *bench) writes(c *peers.Collector, filler *sender) bool {
 			}
 		}
 		if err != nil && c.Running() {
-			holder, herr := b.netflow.Holder(c.Number)
+			holder, herr := b.netflow.Occupant(c.Number)
 			b.t.Errorf("%s runs, holds its slot: %v (%v), and its router is rejected: %v", c, holder == c.PID(), herr, err)
 		}
 		if !c.Running() {

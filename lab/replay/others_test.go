@@ -188,7 +188,7 @@ func (o *otherRun) verdicts() []rig.Verdicts {
 func (o *otherRun) holder(slot, pid int) {
 	o.t.Helper()
 	nstest.Eventually(o.t, func() error {
-		got, err := o.service.Holder(slot)
+		got, err := o.service.Occupant(slot)
 		check(o.t, err)
 		if got == pid {
 			return nil

@@ -195,9 +195,9 @@ func (s *Service) Steered(ctx context.Context) (engine string, err error) {
 // errClosed ends whoever looks for slots while the run ends.
 var errClosed = errors.New("the run is over")
 
-// Holder returns the process that holds a slot, 0 for an empty one. It reads the pins without starting a
+// Occupant returns the process that holds a slot, 0 for an empty one. It reads the pins without starting a
 // process, so that it can be asked every few milliseconds.
-func (s *Service) Holder(slot int) (int, error) {
+func (s *Service) Occupant(slot int) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -239,7 +239,7 @@ func (s *Service) Admitted(ctx context.Context, limit time.Duration) error {
 	for deadline := time.Now().Add(limit); ; {
 		missing := 0
 		for i, c := range s.Serving() {
-			pid, err := s.Holder(i)
+			pid, err := s.Occupant(i)
 			if err != nil {
 				return err
 			}

@@ -87,7 +87,7 @@ func (l *ledger) enter(collector int, r peers.Record) {
 		return
 	}
 	if r.Kind == peers.Crashed && l.disturbed[collector] {
-		l.crashed[[2]int{collector, r.Life}] = true
+		l.crashed[[2]int{collector, r.Incarnation}] = true
 		return
 	}
 	if r.Kind == peers.Odd || r.Kind == peers.Gap || r.Kind == peers.Crashed {
@@ -134,9 +134,9 @@ func (l *ledger) credit(a *account, collector int, r peers.Record) {
 		a.counted[routers.BMP][r.Epoch] += r.Count
 	case peers.Flows:
 		a.counted[routers.IPFIX][r.Epoch] += r.Count
-		a.decoded[decoding{collector, r.Life, r.Epoch}] += r.Count
+		a.decoded[decoding{collector, r.Incarnation, r.Epoch}] += r.Count
 		if here {
-			a.life = r.Life
+			a.life = r.Incarnation
 		}
 	case peers.PeerUp:
 		a.peerUps++

@@ -103,11 +103,11 @@ func TestAudit(t *testing.T) {
 			map[string]float64{"decode_errors": 1, "odd_log_lines": 1}},
 		{"an odd line", func(l *ledger) { l.book(0, peers.Record{Kind: peers.Odd, Count: 1}) }, allCalm,
 			map[string]float64{"decode_errors": 1, "odd_log_lines": 1}},
-		{"a crash", func(l *ledger) { l.book(0, peers.Record{Kind: peers.Crashed, Count: 1, Life: 1}) }, allCalm,
+		{"a crash", func(l *ledger) { l.book(0, peers.Record{Kind: peers.Crashed, Count: 1, Incarnation: 1}) }, allCalm,
 			map[string]float64{"decode_errors": 1, "odd_log_lines": 1}},
 		{"a crash of a collector whose routers come back", func(l *ledger) {
 			l.disturb(0)
-			l.book(0, peers.Record{Kind: peers.Crashed, Count: 1, Life: 2})
+			l.book(0, peers.Record{Kind: peers.Crashed, Count: 1, Incarnation: 2})
 		}, map[int]bool{1: true, 2: true}, map[string]float64{"crashed_starts": 1}},
 		{"a gap", func(l *ledger) { l.book(0, peers.Record{Kind: peers.Gap, Device: l.accounts[0].addr, Count: 1}) }, allCalm,
 			map[string]float64{"decode_errors": 1, "odd_log_lines": 1}},

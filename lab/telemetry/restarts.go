@@ -170,7 +170,7 @@ const look = 2 * time.Millisecond
 
 func (s *stage) awaitReadmission(ctx context.Context, c *peers.Collector, appeared time.Time) error {
 	for {
-		pid, err := s.service.Holder(c.Number)
+		pid, err := s.service.Occupant(c.Number)
 		if err != nil {
 			return err
 		}

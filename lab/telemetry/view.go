@@ -93,7 +93,7 @@ func (x *experiment) snapshot() snapshot {
 	for _, c := range x.collectors {
 		serving[c.Number] = x.weir == nil && c.Running()
 		if x.weir != nil {
-			pid, err := x.service.Holder(c.Number)
+			pid, err := x.service.Occupant(c.Number)
 			serving[c.Number] = err == nil && pid != 0 // on_empty is reject: what is not held rejects
 		}
 	}

@@ -138,7 +138,7 @@ func (a *Agent) pairWord() peer.Peers {
 	for i, m := range p.Members {
 		p.Members[i].Connected, p.Members[i].Unserved = a.backends[m.Number] != nil, a.unservedAt(a.members[m.Number])
 	}
-	p.Pair = &peer.Pair{Ring: shares(backends), Agents: len(a.backends), Settling: a.settling != nil, Carries: a.pair.carries()}
+	p.Pair = &peer.Pair{Ring: shares(backends), Agents: len(a.backends), Starting: a.settling != nil, Carries: a.pair.carries()}
 	return p
 }
 
@@ -268,7 +268,7 @@ func (a *Agent) partnerToldAll() {
 	a.pair.mu.Unlock()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.settling != nil && w != nil && w.Agents > 0 && !w.Settling {
+	if a.settling != nil && w != nil && w.Agents > 0 && !w.Starting {
 		a.settling.byPartner = true
 		a.kicked()
 	}

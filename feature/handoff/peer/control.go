@@ -38,7 +38,7 @@ type Pair struct {
 	Ring     []Share `json:"ring,omitempty"`     // by which new flows are spread there
 	Agents   int     `json:"agents"`             // backends' agents that are connected there
 	Carries  bool    `json:"carries,omitempty"`  // clients' packets come by it
-	Settling bool    `json:"starting,omitempty"` // it waits for backends itself
+	Starting bool    `json:"starting,omitempty"` // it waits for backends itself
 }
 
 // Share is what a backend gets of new flows.

@@ -58,7 +58,7 @@ func (t *Scope) Replay(ctx context.Context) error {
 		err := t.ns.Do(func() (err error) { sent, err = t.replayTo(ctx, to); return err })
 		if sent > 0 {
 			t.log.Info("templates replayed", "service", to.service.Name, "slot", to.slot, "pid", to.member.Tgid,
-				"exporters", sent, "of", len(to.Sessions), "took", time.Since(start).Round(time.Millisecond))
+				"exporters", sent, "of", len(to.Sessions), "duration", time.Since(start).Round(time.Millisecond))
 		}
 		errs = append(errs, err)
 	}
