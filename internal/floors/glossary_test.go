@@ -37,6 +37,8 @@ var otherMeanings = map[string]string{
 	"ForeignRefuse":    "steer: what to do about another's program",
 	"PublishInPlace":   "steer/engine: over the one before",
 	"SocketsHeld":      "steer/engine: by the socket holder",
+	"Held":             "internal/guardstate: as guard.h has it",
+	"Strangers":        "internal/accept: peers that are not admitted yet",
 	"Holders":          "internal/pidfd: processes that have a file open",
 	"Whole":            "filter/expr: the value of a field, not a part of it",
 	"holds":            "lab",

@@ -276,10 +276,10 @@ func LoadGroupProgram(pins *kernel.Opened, v GroupValue) (*ebpf.Program, error) 
 		return nil, err
 	}
 	constant := struct {
-		Service  uint32
-		Endpoint [2]uint32
-		Holder   uint32
-		Count    uint32
+		Service      uint32
+		Endpoint     [2]uint32
+		SocketHolder uint32
+		Count        uint32
 	}{v.Service, v.Endpoint, v.SocketHolder, v.Endpoints}
 	if err := spec.Variables[bpf.ReuseVarSteerGroup].Set(constant); err != nil {
 		return nil, err
