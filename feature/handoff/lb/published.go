@@ -166,25 +166,41 @@ func remove(l *kernel.WriteLock, inst kernel.Instance, ns *netns.Handle) error {
 	} else if err != nil {
 		return err
 	}
-	if err := store.Remove(l, inst); err != nil {
+	if err := removeLinks(l, inst); err != nil {
 		return err
 	}
 	o := rec.Spec.filled()
-	return ns.Do(func() error { return errors.Join(detach(o), removeDevices(o)) })
+	if err := ns.Do(func() error { return errors.Join(detach(o), removeDevices(o)) }); err != nil {
+		return err
+	}
+	return store.Remove(l, inst)
+}
+
+// removeLinks detaches the programs. The pins of maps and options stay until the devices have gone: a removal that is killed in
+// between finds by them what is left.
+func removeLinks(l *kernel.WriteLock, inst kernel.Instance) error {
+	o, err := l.OpenRest(inst)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	names, err := o.Links()
+	for _, name := range names {
+		err = errors.Join(err, l.RemoveLink(inst, name))
+	}
+	return err
 }
 
 // removeUnread ends a load balancer whose options cannot be read: its filters are found by their name, at any device.
 func removeUnread(l *kernel.WriteLock, inst kernel.Instance, ns *netns.Handle) error {
-	if err := store.Remove(l, inst); err != nil {
-		return err
-	}
-	return ns.Do(func() error {
+	err := ns.Do(func() error {
 		all, err := net.Interfaces()
 		for _, i := range all {
 			err = errors.Join(err, clsact(i.Index, false).Detach(false))
 		}
 		return errors.Join(err, removeDevices(Options{}.filled()))
 	})
+	return errors.Join(err, store.Remove(l, inst))
 }
 
 // Instances are the lb ends that are pinned, of all namespaces: their namespaces' inode numbers and names.

@@ -5,6 +5,7 @@ package lb
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -208,7 +209,7 @@ func TestKilledRemoval(t *testing.T) {
 			t.Fatalf("killed at step %d, %s: left are %v, %v", step, died, all, err)
 		}
 		do(t, sc.middle, func() error {
-			if _, err := os.Stat("/sys/class/net/weir-lb-buffer"); err == nil {
+			if _, err := net.InterfaceByName("weir-lb-buffer"); err == nil {
 				return fmt.Errorf("killed at %s: the device of buffered packets is left", died)
 			}
 			return nil
