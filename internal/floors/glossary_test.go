@@ -21,7 +21,7 @@ import (
 
 // formerWords are words that exported names, keys, log keys and metrics do not use any more, and what they say instead.
 var formerWords = map[string]string{
-	"aside": "bypass", "beat": "tick", "birth": "nonce", "front": "lb", "gate": "quarantine", "gated": "quarantined", "heir": "successor",
+	"aside": "bypass", "beat": "tick", "birth": "nonce", "front": "lb", "fronts": "lb", "gates": "quarantines", "gate": "quarantine", "gated": "quarantined", "heir": "successor",
 	"held": "by kind: buffered, served", "holder": "by kind: attacher, socket holder, reservation owner", "holders": "by kind", "judge": "evaluate", "judged": "evaluated",
 	"live": "overrides, liveness", "mend": "recover", "metronome": "tick source", "most": "max", "outlived": "orphaned", "park": "buffer", "parked": "buffered",
 	"patience": "timeout", "place": "by kind: index, attachment, location, client", "places": "by kind", "refuse": "reject", "settle": "reconcile", "settling": "starting", "sight": "verdict",

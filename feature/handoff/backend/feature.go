@@ -167,7 +167,7 @@ func removeHere(l *kernel.WriteLock) error {
 
 // Remove implements feature.Feature: the quarantines of all network namespaces.
 func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
-	err := errors.Join(RemoveGates(l), applied.RemoveAll(l))
+	err := errors.Join(RemoveQuarantines(l), applied.RemoveAll(l))
 	quarantines.ForgetDamaged(l)
 	return err
 }

@@ -280,8 +280,8 @@ func RemoveQuarantine(ctx context.Context, root *kernel.Root, ns *netns.Handle) 
 	return errors.Join(removeQuarantine(l, ns), applied.Remove(l))
 }
 
-// RemoveGates takes the quarantines of all namespaces away.
-func RemoveGates(l *kernel.WriteLock) error {
+// RemoveQuarantines takes the quarantines of all namespaces away.
+func RemoveQuarantines(l *kernel.WriteLock) error {
 	all, err := quarantines.Keys(l.Root)
 	for _, inst := range all {
 		ns, e := l.OpenNetns(inst)
