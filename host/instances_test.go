@@ -89,7 +89,7 @@ func (w world) unpin(path string) (back func()) {
 	w.t.Helper()
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
-		err = os.Remove(path)
+		err = m.Unpin() // which lets m be pinned there again
 	}
 	if err != nil {
 		w.t.Fatal(err)

@@ -3,6 +3,7 @@
 package steer
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/kernel/kerneltest"
 
 	"github.com/cilium/ebpf"
@@ -100,6 +102,61 @@ func TestHolderKilled(t *testing.T) {
 	w.member(0, a)
 	w.apply()
 	w.check(sources(20), loopback4, names(a, nil))
+}
+
+// A holder outlives the time in which its engine cannot be read.
+func TestHolderOfUnreadableEngine(t *testing.T) {
+	w := grouped(t, spec.Options{Slots: 1, OnEmpty: spec.Drop})
+	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	w.member(0, a)
+	w.apply()
+	pid, i := theHolder(t, w), record.EngineInstance(w.state().PinScope, spec.EngineReuseport)
+	p, err := pidfd.Open(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	stays := func() {
+		t.Helper()
+		if err := syscall.Kill(pid, syscall.SIGHUP); err != nil { // it looks at once, and not only each five seconds
+			t.Fatal(err)
+		}
+		nstest.Steadily(t, time.Second, func() error {
+			if !p.Alive() {
+				return errors.New("the holder has ended")
+			}
+			return nil
+		})
+	}
+	back := w.unpin(i, "map_holder")
+	stays()
+	back()
+	w.newerABI(i, 1)
+	stays()
+	w.newerABI(i, ^uint32(0))
+	stays()
+	if got := w.state().Problem; got != "" {
+		t.Error(got)
+	}
+}
+
+// unpin takes the pin of a map away; back pins it again.
+func (w *world) unpin(i kernel.Instance, pin string) (back func()) {
+	w.t.Helper()
+	path := filepath.Join(w.root.Path(), i.Scope, i.Feature, i.Name, pin)
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if err == nil {
+		err = m.Unpin() // which lets m be pinned there again
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return func() {
+		defer m.Close()
+		if err := m.Pin(path); err != nil {
+			w.t.Fatal(err)
+		}
+	}
 }
 
 // With the last service everything goes: the holder too, and the kernel chooses.

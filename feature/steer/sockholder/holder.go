@@ -66,8 +66,8 @@ func holdGroups(ctx context.Context, r *kernel.Root, scope string, ns *netns.Han
 		if err != nil {
 			return err
 		}
-		if again, err := stillThere(r, scope, pins); err != nil || !again {
-			return err
+		if !stillThere(r, scope) {
+			return nil
 		}
 		debug.FreeOSMemory()
 		select {
@@ -79,18 +79,18 @@ func holdGroups(ctx context.Context, r *kernel.Root, scope string, ns *netns.Han
 	return nil
 }
 
-// stillThere says whether the engine that we hold for is the published one.
-func stillThere(r *kernel.Root, scope string, pins *kernel.Opened) (bool, error) {
-	now, err := r.Open(record.EngineInstance(scope, spec.EngineReuseport), "holder")
-	if errors.Is(err, kernel.ErrNotExist) {
-		return false, nil
-	} else if err != nil {
-		return false, err
+// stillThere says whether the engine that we hold for is the published one. An engine
+// that cannot be read now, as a pin of it is gone or another weir made it, may be ours:
+// without our sockets its services would lose what on_empty: drop promises.
+func stillThere(r *kernel.Root, scope string) bool {
+	i := record.EngineInstance(scope, spec.EngineReuseport)
+	now, err := r.Open(i, "holder")
+	if err != nil {
+		return !errors.Is(err, kernel.ErrNotExist) || r.Has(i)
 	}
 	defer now.Close()
 	var h engine.SocketHolderProcess
-	err = now.Maps["holder"].Lookup(uint32(0), &h)
-	return err == nil && h.PID == uint32(unix.Getpid()), err
+	return now.Maps["holder"].Lookup(uint32(0), &h) != nil || h.PID == uint32(unix.Getpid())
 }
 
 // onPoke has changed receive when a command pokes us.

@@ -98,29 +98,31 @@ func waitUnwanted(ctx context.Context, r *kernel.Root, scope string) error {
 	for ctx.Err() == nil {
 		unix.Poll([]unix.PollFd{{Fd: int32(watch), Events: unix.POLLIN}}, 5000)
 		unix.Read(watch, buf)
-		wanted, err := wantsDrop(r, scope)
+		wanted := wantsDrop(r, scope)
 		// Before Linux 5.16 a service that is being replaced is nowhere between two renames.
-		for again := 0; again < 2 && err == nil && !wanted; again++ {
-			if err = slots.Sleep(ctx, 250*time.Millisecond); err == nil {
-				wanted, err = wantsDrop(r, scope)
+		for again := 0; again < 2 && !wanted; again++ {
+			if err := slots.Sleep(ctx, 250*time.Millisecond); err != nil {
+				return err
 			}
+			wanted = wantsDrop(r, scope)
 		}
-		if err != nil || !wanted {
-			return err
+		if !wanted {
+			return nil
 		}
 	}
 	return nil
 }
 
-func wantsDrop(r *kernel.Root, scope string) (bool, error) {
+// wantsDrop says whether a service of the namespace drops. One that cannot be read may.
+func wantsDrop(r *kernel.Root, scope string) bool {
 	services, unread, err := record.ReadAll(r, scope, spec.EngineSkLookup)
-	if err != nil || len(unread) > 0 { // which may want it
-		return err == nil, err
+	if err != nil || len(unread) > 0 {
+		return true
 	}
 	for _, p := range services {
 		if p.Service.OnEmpty == spec.Drop {
-			return true, nil
+			return true
 		}
 	}
-	return false, nil
+	return false
 }
