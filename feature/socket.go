@@ -34,6 +34,14 @@ type Socket interface {
 	Collector() prometheus.Collector
 }
 
+// FileSocket is implemented by a [Socket] that can go by the configuration file itself, without pins. weir serve that runs nothing else
+// (--only) needs no right then.
+type FileSocket interface {
+	Socket
+	// Configure has the socket go by a file. The first call is before Serve.
+	Configure(d *Document) error
+}
+
 // Members lists the members that weir.yaml names for the slots of a service. The error wraps [kernel.ErrNotExist] if there is no
 // such service.
 type Members func(service string) ([]service.Member, error)

@@ -30,6 +30,9 @@ func TestHandoffConfigErrors(t *testing.T) {
 		"max_total: 65GiB":                     "handoff.keeper.max_total: 65GiB: want at most 64GiB",
 		"hlod: 1s":                             "hold",
 		"hold: 30":                             "handoff.keeper.hold",
+		"allow: [dns]":                         `"dns": want SERVICE:KIND=VALUE`,
+		"allow: [dns:name=x]":                  "processes are named by uid",
+		"allow: [dns:pidfile=run/x]":           `handoff.keeper.allow: "dns:pidfile=run/x": name the pidfile from / on`,
 	} {
 		_, err := ParseConfig("weir.yaml", []byte("handoff:\n  keeper:\n    "+text+"\n"))
 		if err == nil || !strings.Contains(err.Error(), want) || !place.MatchString(err.Error()) {

@@ -4,7 +4,7 @@ package main
 
 import (
 	"cmp"
-	"errors"
+	"context"
 	"io"
 	"maps"
 	"os"
@@ -54,7 +54,7 @@ they must do.`,
 }
 
 func handoffKeep(socket *string) *cobra.Command {
-	var o keeper.Options
+	var l keeper.Limits
 	var allow []string
 	var metricsAt string
 	c := &cobra.Command{
@@ -62,63 +62,62 @@ func handoffKeep(socket *string) *cobra.Command {
 		Long: `Keep the sessions of members. Root and the keeper's own user may be members of any
 service; others of those that --allow names for them, by uid, gid, user, unit,
 cgroup, pidfile or pid. It needs no right, and may run as the user of the service.
+weir serve --only keeper does the same by a file, whose section handoff.keeper has the
+flags as keys.
 
 If the keeper ends, members have their sessions as before, and give them to the next
 one as soon as it is there; those that wait for a member then are reset.`,
 		Example: `  weir handoff keep --allow telemetry:user=collector --allow telemetry:unit=nfacctd@0.service`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var rules keeper.Rules
 			for _, a := range allow {
 				r, err := keeper.ParseRule(a)
 				if err != nil {
 					return usageError{fmt.Errorf("--allow %w", err)}
 				}
-				rules = append(rules, r)
+				l.Allow = append(l.Allow, r)
 			}
-			if err := checkLimits(cmd, o); err != nil {
+			if err := checkLimits(cmd, l); err != nil {
 				return err
 			}
-			o.Allow, o.Log = rules.Allow, newLog(os.Stderr)
-			ignoreHangup(cmd.Context(), o.Log, "sessions stay; its flags are read at a start")
-			path := wire.Socket(*socket)
-			l, err := keeper.ListenAgain(cmd.Context(), o.Log, path)
-			if err != nil {
-				return err
-			}
-			o.Log.Info("keeping sessions of members", "socket", path)
-			o.Store = keeper.Store()
-			k := keeper.New(o)
-			files, err := keeper.Inherited()
-			if err = errors.Join(err, k.Inherit(files)); err != nil {
-				o.Log.Warn("not all that waited for a member could be taken over", "err", err)
-			}
-			metrics, err := control.ListenMetrics(cmd.Context(), metricsAt, k.Collector(), o.Log)
-			if err != nil {
-				return err
-			}
-			group, ctx := errgroup.WithContext(cmd.Context())
-			group.Go(func() error { return k.Serve(ctx, l) })
-			group.Go(func() error { return metrics(ctx) })
-			return group.Wait()
+			return keep(cmd.Context(), wire.Socket(*socket), metricsAt, l)
 		},
 	}
 	f := c.Flags()
 	f.StringArrayVar(&allow, "allow", nil, "SERVICE:KIND=VALUE: processes that are members of a service (* for every one), like telemetry:user=collector")
-	f.DurationVar(&o.Hold, "hold", 30*time.Second, "how long a session waits for a member before it is reset")
-	f.DurationVar(&o.Grace, "grace", time.Second, "how long it waits for one of its own name where another would take it")
-	f.IntVar(&o.MaxSessions, "max-sessions", 10_000, "sockets of one user in one service")
-	f.Int64Var(&o.MaxState, "max-state", 1<<20, "bytes of state of one session")
-	f.Int64Var(&o.MaxTotal, "max-total", 256<<20, "bytes of state of all sessions, in shares")
+	f.DurationVar(&l.Hold, "hold", 30*time.Second, "how long a session waits for a member before it is reset")
+	f.DurationVar(&l.Grace, "grace", time.Second, "how long it waits for one of its own name where another would take it")
+	f.IntVar(&l.Sessions, "max-sessions", 10_000, "sockets of one user in one service")
+	f.Int64Var((*int64)(&l.State), "max-state", 1<<20, "bytes of state of one session")
+	f.Int64Var((*int64)(&l.Total), "max-total", 256<<20, "bytes of state of all sessions, in shares")
 	f.StringVar(&metricsAt, "listen", "", "address of /metrics, like 127.0.0.1:9744; empty for none")
 	return c
 }
 
-// limitFlags are the flags for keys of the configuration's section handoff.
+// keep is weir serve of the keeper alone, by limits in place of a file.
+func keep(ctx context.Context, path, metricsAt string, limits keeper.Limits) error {
+	log := newLog(os.Stderr)
+	ignoreHangup(ctx, log, "sessions stay; its flags are read at a start")
+	l, err := keeper.ListenAgain(ctx, log, path)
+	if err != nil {
+		return err
+	}
+	k := keeper.New(keeper.Options{Log: log, Store: keeper.Store()})
+	k.Limit(limits)
+	metrics, err := control.ListenMetrics(ctx, metricsAt, k.Collector(), log)
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return k.Keep(ctx, l) })
+	group.Go(func() error { return metrics(ctx) })
+	return group.Wait()
+}
+
+// limitFlags are the flags for keys of the section handoff.keeper.
 var limitFlags = map[string]string{"hold": "hold", "grace": "grace", "max_sessions": "max-sessions", "max_state": "max-state", "max_total": "max-total"}
 
 // checkLimits refuses numbers that the configuration would not take either. There 0 is a default; here it was typed.
-func checkLimits(cmd *cobra.Command, o keeper.Options) error {
-	l := keeper.Limits{Hold: o.Hold, Grace: o.Grace, Sessions: o.MaxSessions, State: keeper.Size(o.MaxState), Total: keeper.Size(o.MaxTotal)}
+func checkLimits(cmd *cobra.Command, l keeper.Limits) error {
 	for _, key := range slices.Sorted(maps.Keys(limitFlags)) {
 		f := cmd.Flags().Lookup(limitFlags[key])
 		if f.Changed && (f.Value.String() == "0" || f.Value.String() == "0s") {

@@ -13,5 +13,5 @@ func (Feature) Section() any { return new(Limits) }
 // Spec implements feature.Feature: the limits of the file.
 func (Feature) Spec(d *feature.Document) (Limits, bool) {
 	l, _ := feature.Section[Limits](d.Sections, FeatureName)
-	return l, l != Limits{}
+	return l, l.Pos.Line > 0 || !l.same(Limits{})
 }

@@ -86,12 +86,12 @@ func (Feature) Plan(_ context.Context, st State, want Limits) (feature.Plan, err
 		return p, nil
 	}
 	have := st.Limits
-	none := want.withDefaults() == Limits{}.withDefaults()
+	none := want.same(Limits{})
 	switch {
 	case none && have != nil:
 		p.Add(feature.Step{Verb: "remove", Object: "limits of the session keeper", Detail: Limits{}.String() + " hold again",
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", store.Remove(l, pinnedLimits) }})
-	case !none && (have == nil || have.withDefaults() != want.withDefaults()):
+	case !none && (have == nil || !have.same(want)):
 		verb := "change"
 		if have == nil {
 			verb = "create"
@@ -132,7 +132,7 @@ func (k *Keeper) Follow(ctx context.Context, r *kernel.Root, log feature.Logger)
 			if l != nil {
 				now = l.withDefaults()
 			}
-			if now != last {
+			if !now.same(last) {
 				k.Limit(now)
 				log.Info("limits of the session keeper", "limits", now.String())
 				last = now

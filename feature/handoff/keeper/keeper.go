@@ -26,8 +26,8 @@ import (
 // Options say what a keeper keeps, and for whom. The zero value is for root and the
 // keeper's own user, with the limits below.
 type Options struct {
-	// Allow says whether a process is a member of a service, under a name if that is not empty; nil says no. Root and
-	// the user whom the keeper runs as need no leave.
+	// Allow says whether a process is a member of a service, under a name if that is not empty; nil says no. Root, the user
+	// whom the keeper runs as, and whom Limits.Allow names need no leave.
 	Allow func(ctx context.Context, service, name string, p Peer) error
 
 	Hold        time.Duration // how long a session waits for a member before it is reset; default 30 s
@@ -89,6 +89,7 @@ type Keeper struct {
 	refused  uint64           // hellos of processes that are no members
 	queued   map[uint32]int64 // bytes that wait for a user's processes to read
 	closed   bool
+	rules    Rules // of Limits
 
 	tolls tolls
 }

@@ -4,6 +4,8 @@ package keeper
 
 import (
 	"fmt"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -11,8 +13,8 @@ import (
 	"github.com/weir-project/weir/internal/strictyaml"
 )
 
-// Limits are the section handoff.keeper of weir.yaml: how long and how much weir serve
-// keeps. What is 0 is as in Options.
+// Limits are the section handoff.keeper of weir.yaml: how long, how much and for whom the session keeper keeps. What is 0 is as in
+// Options.
 type Limits struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
 	Hold           time.Duration `yaml:"hold" json:"hold,omitempty"`                 // how long a session waits for a member
@@ -20,6 +22,7 @@ type Limits struct {
 	Sessions       int           `yaml:"max_sessions" json:"max_sessions,omitempty"` // sockets of one user in one service
 	State          Size          `yaml:"max_state" json:"max_state,omitempty"`       // of one session
 	Total          Size          `yaml:"max_total" json:"max_total,omitempty"`       // of all, in shares
+	Allow          Rules         `yaml:"allow" json:"allow,omitempty"`               // members beside those that services of the file name
 }
 
 // Size is a number of bytes, in a configuration one like 64KiB or 1MiB.
@@ -73,6 +76,11 @@ func (l *Limits) Validate() []error {
 	for _, p := range l.Problems() {
 		errs = append(errs, l.Pos.At(p.Key).Errorf("handoff.keeper.%s: %s", p.Key, p.Text))
 	}
+	for _, r := range l.Allow {
+		if r.Kind == "pidfile" && !filepath.IsAbs(r.Value) {
+			errs = append(errs, l.Pos.At("allow").Errorf("handoff.keeper.allow: %q: name the pidfile from / on: weir serve has a directory of its own", r))
+		}
+	}
 	return errs
 }
 
@@ -111,19 +119,29 @@ func (l *Limits) Problems() (out []Problem) {
 func (l Limits) withDefaults() Limits {
 	o := Options{Hold: l.Hold, Grace: l.Grace, MaxSessions: l.Sessions, MaxState: int64(l.State), MaxTotal: int64(l.Total)}
 	o.setDefaults()
-	return Limits{Hold: o.Hold, Grace: o.Grace, Sessions: o.MaxSessions, State: Size(o.MaxState), Total: Size(o.MaxTotal)}
+	return Limits{Hold: o.Hold, Grace: o.Grace, Sessions: o.MaxSessions, State: Size(o.MaxState), Total: Size(o.MaxTotal), Allow: l.Allow}
+}
+
+// same reports whether two limits say the same. Positions in a file are no part of it.
+func (l Limits) same(o Limits) bool {
+	l, o = l.withDefaults(), o.withDefaults()
+	return l.Hold == o.Hold && l.Grace == o.Grace && l.Sessions == o.Sessions && l.State == o.State && l.Total == o.Total && slices.Equal(l.Allow, o.Allow)
 }
 
 // String is what plans show.
 func (l Limits) String() string {
 	l = l.withDefaults()
-	return fmt.Sprintf("hold %v, grace %v, max_sessions %d, max_state %v, max_total %v", l.Hold, l.Grace, l.Sessions, l.State, l.Total)
+	out := fmt.Sprintf("hold %v, grace %v, max_sessions %d, max_state %v, max_total %v", l.Hold, l.Grace, l.Sessions, l.State, l.Total)
+	for _, r := range l.Allow {
+		out += ", allow " + r.String()
+	}
+	return out
 }
 
-// Limit has a running keeper go by other limits. What it has over a lower one stays.
+// Limit has a running keeper go by other limits. What it has over a lower one stays, also members that are not allowed any more.
 func (k *Keeper) Limit(l Limits) {
 	l = l.withDefaults()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.Hold, k.Grace, k.MaxSessions, k.MaxState, k.MaxTotal = l.Hold, l.Grace, l.Sessions, int64(l.State), int64(l.Total)
+	k.Hold, k.Grace, k.MaxSessions, k.MaxState, k.MaxTotal, k.rules = l.Hold, l.Grace, l.Sessions, int64(l.State), int64(l.Total), l.Allow
 }

@@ -409,10 +409,7 @@ func (k *Keeper) authorise(ctx context.Context, service, name string, p *process
 	if wire.Elsewhere(name) {
 		return fmt.Errorf("user %d may not speak for another server: names that begin with @ are for root's agents", p.UID)
 	}
-	if k.Allow == nil {
-		return fmt.Errorf("user %d may not be a member of %s: this keeper is for root alone", p.UID, service)
-	}
-	if err := k.Allow(ctx, service, name, p.Peer); err != nil {
+	if err := k.allow(ctx, service, name, p.Peer); err != nil {
 		return err
 	}
 	if p.exited() { // who was judged by its number may have been another
@@ -420,6 +417,25 @@ func (k *Keeper) authorise(ctx context.Context, service, name string, p *process
 	}
 	return nil
 }
+
+// allow asks Options.Allow. Where that refuses, a rule of the limits gives leave, except after a [firm] refusal.
+func (k *Keeper) allow(ctx context.Context, service, name string, p Peer) error {
+	k.mu.Lock()
+	rules := k.rules
+	k.mu.Unlock()
+	if k.Allow == nil {
+		return rules.Allow(ctx, service, name, p)
+	}
+	err := k.Allow(ctx, service, name, p)
+	var no firm
+	if err == nil || errors.As(err, &no) || rules.Allow(ctx, service, name, p) != nil {
+		return err
+	}
+	return nil
+}
+
+// firm is a refusal of Options.Allow that no rule of the limits overrules.
+type firm struct{ error }
 
 // leave ends a member: its sessions are for others once it cannot touch them any more.
 func (k *Keeper) leave(ctx context.Context, m *member) {

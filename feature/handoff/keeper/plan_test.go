@@ -3,6 +3,7 @@
 package keeper
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -20,5 +21,38 @@ func TestPlanWarnsOfShorterHold(t *testing.T) {
 	}
 	if p, err = (Feature{}).Plan(t.Context(), State{}, Limits{Hold: time.Minute}); err != nil || len(p.Warnings) != 0 {
 		t.Errorf("longer: %q, %v", p.Warnings, err)
+	}
+}
+
+// Rules are part of the limits: another list is a change, and the pins keep it.
+func TestPlanOfRules(t *testing.T) {
+	limits := func(value string) Limits { return Limits{Allow: Rules{{"telemetry", "user", value}}} }
+	for _, c := range []struct {
+		have *Limits
+		want Limits
+		verb string
+	}{
+		{nil, limits("collector"), "create"},
+		{new(limits("collector")), limits("collector"), ""},
+		{new(limits("collector")), limits("other"), "change"},
+		{new(limits("collector")), Limits{}, "remove"},
+	} {
+		have := State{}
+		if c.have != nil {
+			text, err := json.Marshal(c.have)
+			have.Limits = &Limits{}
+			if err == nil {
+				err = json.Unmarshal(text, have.Limits)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		p, err := Feature{}.Plan(t.Context(), have, c.want)
+		if err != nil || (c.verb == "") != (len(p.Steps) == 0) || c.verb != "" && p.Steps[0].Verb != c.verb {
+			t.Errorf("%v to %v: %v, %v; want %q", c.have, c.want, p.Steps, err, c.verb)
+		} else if c.verb == "create" && !strings.Contains(p.Steps[0].Detail, "allow telemetry:user=collector") {
+			t.Errorf("the plan says %q", p.Steps[0].Detail)
+		}
 	}
 }

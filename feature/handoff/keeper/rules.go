@@ -21,7 +21,7 @@ type Rule struct {
 	Value   string
 }
 
-// Rules are an Options.Allow.
+// Rules name processes that are members.
 type Rules []Rule
 
 // ParseRule reads SERVICE:KIND=VALUE, like "telemetry:user=collector" or
@@ -46,6 +46,15 @@ func ParseRule(s string) (Rule, error) {
 	return r, nil
 }
 
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (r *Rule) UnmarshalText(b []byte) (err error) {
+	*r, err = ParseRule(string(b))
+	return err
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (r Rule) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
 // String is the rule as ParseRule reads it.
 func (r Rule) String() string { return r.Service + ":" + r.Kind + "=" + r.Value }
 
@@ -57,7 +66,7 @@ func (rs Rules) Allow(ctx context.Context, service, _ string, p Peer) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("process %d of user %d is no member of service %q: weir handoff keep --allow %s:uid=%d would make it one", p.PID, p.UID, service, service, p.UID)
+	return fmt.Errorf("process %d of user %d is no member of service %q: handoff.keeper.allow in weir.yaml, or weir handoff keep --allow, makes it one: %s:uid=%d", p.PID, p.UID, service, service, p.UID)
 }
 
 func (r Rule) matches(ctx context.Context, p Peer) bool {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"strconv"
 
@@ -36,6 +37,19 @@ type socket struct {
 	root    *kernel.Root
 	log     *slog.Logger
 	members feature.Members
+	byFile  bool // not by the pins
+}
+
+var _ feature.FileSocket = (*socket)(nil)
+
+// Configure implements feature.FileSocket.
+func (s *socket) Configure(d *feature.Document) error {
+	if !s.byFile {
+		s.byFile = true // before Serve: nobody else reads it yet
+	}
+	l, _ := Feature{}.Spec(d)
+	s.Limit(l)
+	return nil
 }
 
 // Serve implements feature.Socket. Another keeper at the path, or another user's process, is no reason for weir serve not to start.
@@ -57,28 +71,36 @@ func (s *socket) Serve(ctx context.Context, path string) error {
 	case err != nil:
 		return err
 	}
-	inherit(s.Keeper, s.log)
-	s.log.Info("keeping sessions of members", "socket", path)
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.Keeper.Serve(ctx, l) })
-	g.Go(func() error { return s.Keeper.Follow(ctx, s.root, s.log) })
+	g.Go(func() error { return s.Keep(ctx, l) })
+	if !s.byFile {
+		g.Go(func() error { return s.Keeper.Follow(ctx, s.root, s.log) })
+	}
 	return g.Wait()
 }
 
-// inherit takes what the weir serve before left with systemd.
-func inherit(k *Keeper, log *slog.Logger) {
+// Keep is Serve, after it has taken what the keeper before left with systemd.
+func (k *Keeper) Keep(ctx context.Context, l *net.UnixListener) error {
 	files, err := Inherited()
 	if err = errors.Join(err, k.Inherit(files)); err != nil {
-		log.Warn("not all that waited for a member could be taken over", "err", err)
+		k.Log.Warn("not all that waited for a member could be taken over", "err", err)
 	}
+	k.Log.Info("keeping sessions of members", "socket", l.Addr().String())
+	return k.Serve(ctx, l)
 }
 
 // allow is Options.Allow of a keeper in weir serve: a service's sessions are for its members. A name that is the number of a slot with a member is for that member alone:
 // steering knows a slot's member by it.
 func (s *socket) allow(ctx context.Context, name, member string, p Peer) error {
+	if s.byFile { // there are no pins: the rules alone give leave
+		return Rules{}.Allow(ctx, name, member, p)
+	}
 	members, err := s.members(name)
-	if err != nil {
+	switch {
+	case errors.Is(err, kernel.ErrNotExist):
 		return fmt.Errorf("process %d of user %d: %w", p.PID, p.UID, err)
+	case err != nil: // whose names the slots are is not known
+		return firm{fmt.Errorf("process %d of user %d: %w", p.PID, p.UID, err)}
 	}
 	slot, err := strconv.Atoi(member)
 	named := err == nil && slices.ContainsFunc(members, func(m svc.Member) bool { return m.Slot == slot })
@@ -92,8 +114,12 @@ func (s *socket) allow(ctx context.Context, name, member string, p Peer) error {
 			other = m.Slot
 		}
 	}
-	if other >= 0 {
-		return fmt.Errorf("process %d of user %d is the member of slot %d of service %q, not of slot %d: let it take the number of its own slot as its name", p.PID, p.UID, other, name, slot)
+	switch {
+	case other >= 0:
+		return firm{fmt.Errorf("process %d of user %d is the member of slot %d of service %q, not of slot %d: let it take the number of its own slot as its name", p.PID, p.UID, other, name, slot)}
+	case named:
+		return firm{fmt.Errorf("process %d of user %d is no member of service %q in slot %d: root is, and the one that weir.yaml names for the slot, by user: %d for one; processes of handoff.keeper.allow take another name",
+			p.PID, p.UID, name, slot, p.UID)}
 	}
-	return fmt.Errorf("process %d of user %d is no member of service %q: root is, and the members that weir.yaml names for its slots, by user: %d for one", p.PID, p.UID, name, p.UID)
+	return fmt.Errorf("process %d of user %d is no member of service %q: root is, the members that weir.yaml names for its slots, by user: %d for one, and those of handoff.keeper.allow", p.PID, p.UID, name, p.UID)
 }
