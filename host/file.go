@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/weir-project/weir/feature"
 )
 
 // retryEvery is the time between two attempts to apply the file at the start of weir serve.
@@ -19,6 +21,8 @@ const retryEvery = 5 * time.Second
 type file struct {
 	path string
 	only []string // features; empty: all
+
+	sockets []feature.FileSocket // that go by the file without pins; none: the file is applied
 
 	mu  sync.Mutex
 	err error // of the last attempt to apply it
@@ -91,8 +95,11 @@ func (f *file) told(err error, log *slog.Logger) {
 	f.err = err
 }
 
-// apply makes the host match the file.
+// apply makes the host match the file, or this process alone where nothing is pinned.
 func (f *file) apply(ctx context.Context, h *Host, c *Config, log *slog.Logger) error {
+	if len(f.sockets) > 0 {
+		return f.configure(c, log)
+	}
 	c.Warned = func(text string) { log.Warn("file applied with a warning", "file", f.path, "warning", text) }
 	steps := 0
 	err := h.Apply(ctx, c, func(d Done) {
@@ -103,6 +110,17 @@ func (f *file) apply(ctx context.Context, h *Host, c *Config, log *slog.Logger) 
 		log.Info("file applied", "file", f.path, "steps", steps)
 	}
 	return err
+}
+
+// configure has the sockets go by the file.
+func (f *file) configure(c *Config, log *slog.Logger) error {
+	for _, s := range f.sockets {
+		if err := s.Configure(c.Document()); err != nil {
+			return err
+		}
+	}
+	log.Info("file in force, without pins", "file", f.path)
+	return nil
 }
 
 // oneLine is an error as an attribute of a log line.

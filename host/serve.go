@@ -68,6 +68,15 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	sockets := h.sockets(o)
+	alone := unpinned(o, sockets)
+	for _, s := range alone {
+		if err := s.Configure(configured(config)); err != nil {
+			return err
+		}
+	}
+	if f != nil {
+		f.sockets = alone
+	}
 	public := h.public(f, o, sockets)
 	if o.Listen != "" {
 		// Go listens with MPTCP by default, which is of no use to a scraper.
@@ -95,8 +104,10 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 	for name, x := range sockets {
 		g.Go(func() error { return x.Serve(ctx, o.Sockets[name]) })
 	}
-	g.Go(func() error { return h.watchHealth(ctx, o.Log) })
-	g.Go(func() error { return h.watchConfirmation(ctx, o.Log) })
+	if len(alone) == 0 {
+		g.Go(func() error { return h.watchHealth(ctx, o.Log) })
+		g.Go(func() error { return h.watchConfirmation(ctx, o.Log) })
+	}
 	if f != nil {
 		g.Go(func() error { return f.follow(ctx, h, config, o.Reload, o.Log) })
 	}
@@ -131,23 +142,32 @@ func (h *Host) listenUnix(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// public answers /metrics and /healthz: all that a TCP port tells, to anybody.
+// public answers /metrics and /healthz: all that a TCP port tells, to anybody. A weir serve that goes by its file without pins tells
+// nothing of them.
 func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket) http.Handler {
-	all := []prometheus.Collector{healthCollector{h}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})}
+	alone := len(unpinned(o, sockets)) > 0
+	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})}
 	for _, x := range sockets {
 		if c := x.Collector(); c != nil {
 			all = append(all, c)
 		}
 	}
+	if !alone {
+		all = append(all, healthCollector{h})
+	}
 	for _, f := range featuresOnly(o.Only) {
-		if m, ok := f.Value.(feature.Measured); ok {
+		if m, ok := f.Value.(feature.Measured); ok && !alone {
 			all = append(all, m.Collector(h.Root))
 		}
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", scrape.Handler(all...))
 	mux.Handle("GET /healthz", scrape.Shared(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if err := errors.Join(h.unhealthy(r.Context()), f.failure()); err != nil {
+		err := f.failure()
+		if !alone {
+			err = errors.Join(h.unhealthy(r.Context()), err)
+		}
+		if err != nil {
 			http.Error(w, printable.Lines(err.Error()), http.StatusServiceUnavailable)
 			return
 		}

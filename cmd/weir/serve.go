@@ -90,7 +90,8 @@ Without -f it serves what is applied, and ignores SIGHUP.
 --only runs some features alone, for privileges: the process keeps the capabilities that
 these need, applies their part of the file, and listens only where flags say so. Without
 --only it keeps those of all features. Checks of members that it starts (ready.command)
-have no others either.`,
+have no others either. --only keeper needs no right: a user who may not pin runs it by the
+file alone.`,
 		Example: `  weir serve -f /etc/weir/weir.yaml
   weir serve -f /etc/weir/weir.yaml --only guard,filter --listen 127.0.0.1:9744`,
 		RunE: func(cmd *cobra.Command, _ []string) error {

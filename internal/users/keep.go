@@ -43,3 +43,10 @@ func KeepOnly(keep uint64) error {
 	}
 	return nil
 }
+
+// Has tells whether a capability of this process is in effect.
+func Has(capability int) bool {
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	return unix.Capget(&head, &data[0]) == nil && data[capability/32].Effective>>(capability%32)&1 == 1
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/nstest"
+	fmt "github.com/weir-project/weir/internal/printable"
+)
+
+// A user without rights runs the session keeper by a file: for the members that it allows, and for others when it has another file.
+func TestUnprivilegedKeeper(t *testing.T) {
+	nstest.NeedRoot(t)
+	const user = 65534
+	t.Setenv(wire.UIDEnv, fmt.Sprint(user))
+	dir, err := os.MkdirTemp("", "weir-keeper")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	file := filepath.Join(dir, "weir.yaml")
+	write := func(allow string) {
+		t.Helper()
+		text := "handoff:\n  keeper:\n    allow: [" + allow + "]\n"
+		if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	socket := fmt.Sprint("@weir-unprivileged-", os.Getpid())
+	address := freeAddress(t)
+	write("telemetry:uid=4242")
+	c := command("--root", filepath.Join(nstest.BPFFS, "unprivileged"), "serve", "-f", file, "--only", "keeper", "--handoff-socket", socket, "--listen", address)
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+	k := nstest.Start(t, c)
+	hello := func(uid int) (err error) {
+		nstest.AsUser(t, uid, func() error { err = greet(t, socket); return nil })
+		return err
+	}
+	nstest.Eventually(t, func() error { return hello(4242) })
+	if err := hello(4343); err == nil || !strings.Contains(err.Error(), "no member of service") || !strings.Contains(err.Error(), "handoff.keeper.allow") {
+		t.Errorf("a stranger: %v", err)
+	}
+	write("telemetry:uid=4343")
+	k.Signal(syscall.SIGHUP)
+	nstest.Eventually(t, func() error { return hello(4343) })
+	if hello(4242) == nil {
+		t.Error("who is allowed no more is a member")
+	}
+	write("telemetry")
+	k.Signal(syscall.SIGHUP)
+	nstest.Eventually(t, func() error {
+		r, err := http.Get("http://" + address + "/healthz")
+		if err != nil {
+			return err
+		}
+		defer r.Body.Close()
+		if text, err := io.ReadAll(r.Body); err != nil || r.StatusCode != http.StatusServiceUnavailable || !strings.Contains(string(text), "SERVICE:KIND=VALUE") {
+			return fmt.Errorf("healthz: %d, %q, %v", r.StatusCode, text, err)
+		}
+		return nil
+	})
+	if err := hello(4343); err != nil {
+		t.Errorf("after a wrong file: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(nstest.BPFFS, "unprivileged")); err == nil {
+		t.Error("it has pinned something")
+	}
+	k.Kill()
+}
+
+// freeAddress is one that nobody listens on.
+func freeAddress(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// greet says hello to a keeper as a member of telemetry, and returns the refusal.
+func greet(t *testing.T, socket string) error {
+	c, err := wire.Dial(t.Context(), socket)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := c.Send(&wire.Message{Type: wire.Hello, Seq: 1, Text: "telemetry", Name: "0"}); err != nil {
+		return err
+	}
+	m, fds, err := c.Receive()
+	wire.CloseAll(fds)
+	if err != nil {
+		return err
+	}
+	return m.Err()
+}
