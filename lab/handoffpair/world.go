@@ -18,9 +18,9 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/weir-project/weir/feature/handoff/lb"
-	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/rig"
 	"github.com/weir-project/weir/lab/topo"
 )
 
@@ -37,7 +37,7 @@ type site struct {
 type world struct {
 	env      *lab.Env
 	weir     string
-	certs    *peertest.Authority
+	certs    rig.Certificates
 	client   site
 	wire     site // the segments
 	lbs      [2]site
@@ -50,13 +50,6 @@ type world struct {
 	attempts int
 }
 
-// certDir is where certificates are made: the directory is the run's own.
-type certDir struct{ dir string }
-
-func (certDir) Helper()           {}
-func (certDir) Fatal(a ...any)    { panic(fmt.Sprint(a...)) }
-func (c certDir) TempDir() string { return c.dir }
-
 var lbNames = [2]string{"lb-a", "lb-b"}
 
 func newWorld(e *lab.Env) (*world, error) {
@@ -65,11 +58,9 @@ func newWorld(e *lab.Env) (*world, error) {
 		return nil, err
 	}
 	w := &world{env: e, weir: weir}
-	dir := filepath.Join(e.Dir, "certificates")
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	if w.certs, err = rig.NewCertificates(e, "certificates"); err != nil {
 		return nil, err
 	}
-	w.certs = peertest.NewAuthority(certDir{dir})
 	make := func(s *site, name string) {
 		if err == nil {
 			s.Handle, s.name, err = e.Namespace(name)
@@ -164,34 +155,25 @@ func (w *world) by(i int) error {
 	return errors.Join(errs...)
 }
 
-func (w *world) start(at site, name, text string, args ...string) (*lab.Process, error) {
+// start starts weir serve of a feature, with a file of its own each time.
+func (w *world) start(at site, name, only, text string) (*lab.Process, error) {
 	w.attempts++
-	file := filepath.Join(w.env.Dir, fmt.Sprintf("%s-%d.yaml", name, w.attempts))
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		return nil, err
-	}
-	log, err := os.Create(file + ".log")
-	if err != nil {
-		return nil, err
-	}
-	defer log.Close()
-	return w.env.Start(lab.Command{Namespace: at.name, Path: w.weir, Args: append([]string{"--root", w.env.Root}, append(args, "-f", file)...), Output: log})
+	return rig.Serve{Namespace: at.name, Name: fmt.Sprintf("%s-%d", name, w.attempts), Only: only, Text: text}.Start(w.env)
 }
 
 // add starts a load balancer, and waits until it goes.
 func (w *world) add(i int) (err error) {
-	cert, key, signers := w.certs.Files(lbNames[i])
-	w.agents[i], err = w.start(w.lbs[i], lbNames[i], fmt.Sprintf(`
+	w.agents[i], err = w.start(w.lbs[i], lbNames[i], "lb", fmt.Sprintf(`
 lb:
   name: %s
   devices: [c, s]
   listen: 0.0.0.0:7946
-  tls: {certificate: %s, key: %s, ca: %s}
+  tls: %s
   register: true
   partner: {name: %s, address: 10.2.0.%d:7946}
   services:
     test: {number: 0, listen: [tcp %s]}
-`, lbNames[i], cert, key, signers, lbNames[1-i], 12-i, service), "serve", "--only", "lb")
+`, lbNames[i], w.certs.TLS(lbNames[i]), lbNames[1-i], 12-i, service))
 	if err != nil {
 		return err
 	}
@@ -262,8 +244,7 @@ func (w *world) host(i int) error {
 		return err
 	}
 	name := fmt.Sprint("h", i+1)
-	cert, key, signers := w.certs.Files(name)
-	_, err = w.start(w.hosts[i], name, fmt.Sprintf(`
+	_, err = w.start(w.hosts[i], name, "backend", fmt.Sprintf(`
 handoff:
   backend:
     name: %s
@@ -271,10 +252,10 @@ handoff:
     address: 10.2.0.%d
     listen: 10.2.0.%d:7947
     lb: {address: 10.9.9.9:7946, names: [lb-a, lb-b]}
-    tls: {certificate: %s, key: %s, ca: %s}
+    tls: %s
     devices: [up]
     keeper: %s
-`, name, i+1, 101+i, 101+i, cert, key, signers, filepath.Join(w.env.Dir, "none")), "serve", "--only", "backend")
+`, name, i+1, 101+i, 101+i, w.certs.TLS(name), filepath.Join(w.env.Dir, "none")))
 	if err != nil {
 		return err
 	}
