@@ -3,14 +3,17 @@
 package backend
 
 import (
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
@@ -79,8 +82,25 @@ services:
 	for _, s := range w.servers {
 		if st := s.status(); len(st.Rejected) > 0 || st.Returned > 0 {
 			t.Errorf("server %d: refused %v, %d came back", s.number, st.Rejected, st.Returned)
+		} else if times := s.times(); st.Transfer.Count == 0 || len(times.Transfer) != int(st.Transfer.Count) || slices.Max(times.Transfer) != st.Transfer.Max || len(times.Stopped) != len(times.Transfer) {
+			t.Errorf("server %d: the times %v of moves do not fit %+v", s.number, times, st.Transfer)
 		}
 	}
+}
+
+// times asks the agent for the times of its latest moves.
+func (s *server) times() (out latestTimes) {
+	t := s.w.t
+	t.Helper()
+	r, err := control.Client(controlName(s.ns)).Get("http://agent/times")
+	if err == nil {
+		defer r.Body.Close()
+		err = json.NewDecoder(r.Body).Decode(&out)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	return out
 }
 
 // dialAt connects to an address from a port; 0: any.

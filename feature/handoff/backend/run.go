@@ -58,6 +58,7 @@ func controlName(ns *netns.Handle) string { return "backend-" + strconv.FormatUi
 func (a *Agent) controls() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", control.JSON(a.Status))
+	mux.HandleFunc("GET /times", control.JSON(a.latest))
 	mux.HandleFunc("POST /drain", func(w http.ResponseWriter, r *http.Request) {
 		if name := r.FormValue("backend"); name != "" && name != a.o.Name {
 			http.Error(w, fmt.Sprintf("this is %s: drain %s there", a.o.Name, name), http.StatusBadRequest)

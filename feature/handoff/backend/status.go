@@ -74,6 +74,18 @@ func timesOf(latest []time.Duration, sum time.Duration, count uint64) Times {
 	return t
 }
 
+// latestTimes are those of the latest moves from here, for measurements: distributions of several agents cannot be joined.
+type latestTimes struct {
+	Transfer []time.Duration `json:"transfer_ns"`
+	Stopped  []time.Duration `json:"stopped_ns"`
+}
+
+func (a *Agent) latest() (latestTimes, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return latestTimes{Transfer: slices.Clone(a.stats.took), Stopped: slices.Clone(a.stats.stood)}, nil
+}
+
 // Status tells.
 func (a *Agent) Status() (Status, error) {
 	g, err := a.quarantine.Counts()
