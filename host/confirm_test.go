@@ -25,7 +25,7 @@ import (
 	svc "github.com/weir-project/weir/service"
 )
 
-// What there is before a change that is to be confirmed: slot 1's member registered itself by hand.
+// What there is before a change that is to be confirmed: slot 1's member was admitted by hand.
 const beforeChange = `
 services:
   telemetry:
@@ -114,7 +114,7 @@ func confirmWorld(t *testing.T) (w world, before *Config, file string) {
 	before = w.config(beforeChange, pid)
 	before.AllowOutage = true
 	w.apply(before)
-	w.register("telemetry", 1, hand)
+	w.admit("telemetry", 1, hand)
 	w.drain("telemetry", 2)
 	file = filepath.Join(t.TempDir(), "after.yaml")
 	if err := os.WriteFile(file, []byte(afterChange), 0o600); err != nil {
@@ -365,11 +365,11 @@ func TestOthersTakeBack(t *testing.T) {
 	w.rollback()
 }
 
-// register gives a slot to a process, as weir steer register does.
-func (w world) register(service string, slot, pid int) {
+// admit gives a slot to a process, as weir steer admit does.
+func (w world) admit(service string, slot, pid int) {
 	w.t.Helper()
 	w.change(service, slot, func(l *kernel.WriteLock, s slots.Slot) error {
-		_, err := engine.Register(w.t.Context(), l, s, &svc.Member{Slot: slot, PID: pid})
+		_, err := engine.AdmitLocked(w.t.Context(), l, s, &svc.Member{Slot: slot, PID: pid}, nil)
 		return err
 	})
 }

@@ -104,7 +104,7 @@ func (w world) slotIs(slot, pid int) {
 	})
 }
 
-func (w world) unregister(slot int) {
+func (w world) withdraw(slot int) {
 	w.t.Helper()
 	l, err := w.Root.Lock(w.t.Context())
 	if err != nil {
@@ -112,7 +112,7 @@ func (w world) unregister(slot int) {
 	}
 	defer l.Unlock()
 	s := w.state().Services[0]
-	if err := engine.Unregister(l, slots.Slot{Scope: s.Scope(), Service: s.Name, Slot: slot}); err != nil {
+	if err := engine.Withdraw(l, slots.Slot{Scope: s.Scope(), Service: s.Name, Slot: slot}); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -192,8 +192,8 @@ func TestRegistrationIsRefused(t *testing.T) {
 		w.slotIs(2, pid)
 		end()
 	}
-	w.unregister(0)
-	if line, _, _ := s.collector(nobody, asCollector("telemetry 0 127.0.0.1:4739")); !strings.Contains(line, "withdrawn by weir steer unregister") {
+	w.withdraw(0)
+	if line, _, _ := s.collector(nobody, asCollector("telemetry 0 127.0.0.1:4739")); !strings.Contains(line, "withdrawn by weir steer withdraw") {
 		t.Errorf("a withdrawn slot: %s", line)
 	}
 	s.stop()

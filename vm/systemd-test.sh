@@ -91,13 +91,13 @@ another_pid() { # UNIT PID: the unit runs, as another process than PID
 	[ "$now" != 0 ] && [ "$now" != "$2" ]
 }
 
-# Daemons that know nothing of weir: one registered by a line of its unit, two
+# Daemons that know nothing of weir: one admitted by a line of its unit, two
 # that share an address, and one on sockets that systemd holds and passes.
 unit registered.service <<'EOF'
 [Service]
 Type=exec
 ExecStart=/weir/sink serve -name registered-0 -listen 127.0.0.1:4740
-ExecStartPost=/weir/weir steer register registered --slot 0 --pid $MAINPID
+ExecStartPost=/weir/weir steer admit registered --slot 0 --pid $MAINPID
 Restart=always
 RestartSec=2
 EOF
@@ -175,14 +175,14 @@ check 'weir apply' weir apply -f /weir/weir.yaml
 
 # ExecStartPost: no weir process runs.
 check 'a slot without member rejects' answers refused udp 127.0.0.1:4740
-check 'ExecStartPost registers the unit' systemctl start registered.service
+check 'ExecStartPost admits the unit' systemctl start registered.service
 check 'its slot is admitted when the start is done' slot_is admitted registered 0
 check 'it gets every source' each_source_answers registered 4740
 crash registered.service
 check 'killed: its slot rejects' eventually 1 answers refused udp 127.0.0.1:4740
 check 'killed: over TCP too' answers refused tcp 127.0.0.1:4740
 check 'Restart= brings it back' eventually 120 another_pid registered.service "$pid"
-check 'ExecStartPost registers it anew' eventually 120 slot_is admitted registered 0
+check 'ExecStartPost admits it anew' eventually 120 slot_is admitted registered 0
 check 'it gets every source again' each_source_answers registered 4740
 
 # Members named by unit: weir serve finds their processes and follows them.

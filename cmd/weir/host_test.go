@@ -165,25 +165,25 @@ func TestWhereAndDevices(t *testing.T) {
 	}
 }
 
-func TestRegister(t *testing.T) {
+func TestAdmit(t *testing.T) {
 	closeTCP := listen(t)
 	s := session{t, root(t)}
 	s.run(0, `create .*`, "apply", "-f", configFile(t, ""), "--allow-outage")
 	pid := fmt.Sprint(os.Getpid())
-	s.run(0, `slot 0 of telemetry has it already\n`, "steer", "register", "telemetry", "--slot", "0")
-	s.run(0, ``, "steer", "unregister", "telemetry", "--slot", "0")
-	s.run(0, `.*slot 0 is empty: withdrawn by weir steer unregister.*`, "steer", "status")
-	s.run(0, ``, "steer", "register", "telemetry", "--slot", "0")
-	s.run(1, `weir: wrong process: process `+pid+` serves slot 0 of telemetry: weir steer unregister telemetry --slot 0 comes first, .*`, "steer", "register", "telemetry", "--slot", "1", "--pid", pid)
+	s.run(0, `slot 0 of telemetry has it already\n`, "steer", "admit", "telemetry", "--slot", "0")
+	s.run(0, ``, "steer", "withdraw", "telemetry", "--slot", "0")
+	s.run(0, `.*slot 0 is empty: withdrawn by weir steer withdraw.*`, "steer", "status")
+	s.run(0, ``, "steer", "admit", "telemetry", "--slot", "0")
+	s.run(1, `weir: wrong process: process `+pid+` serves slot 0 of telemetry: weir steer withdraw telemetry --slot 0 comes first, .*`, "steer", "admit", "telemetry", "--slot", "1", "--pid", pid)
 	s.run(0, `SERVICE[^\n]*\ntelemetry .* 2 +1 +reject .*`, "status")
-	s.run(1, `weir: no such slot: telemetry has slots 0 to 1\n`, "steer", "register", "telemetry", "--slot", "2", "--pid", pid)
-	s.run(2, `weir: telemetry is a service of the configuration: name the slot: --slot N\n`, "steer", "register", "telemetry")
-	s.run(2, `weir: --bound goes with --pid, .*`, "steer", "register", "telemetry", "--slot", "1", "--bound", "udp :1")
-	s.run(2, `weir: no such listen: "udp": .*`, "steer", "register", "telemetry", "--slot", "1", "--pid", pid, "--bound", "udp")
-	s.run(1, `weir: bound has 1 entries and the service 2 listens: .*`, "steer", "register", "telemetry", "--slot", "1", "--pid", pid, "--bound", "udp :4739")
+	s.run(1, `weir: no such slot: telemetry has slots 0 to 1\n`, "steer", "admit", "telemetry", "--slot", "2", "--pid", pid)
+	s.run(2, `weir: telemetry is a service of the configuration, its members have slots: see weir steer admit and withdraw\n`, "steer", "register", "telemetry")
+	s.run(2, `weir: --bound goes with --pid, .*`, "steer", "admit", "telemetry", "--slot", "1", "--bound", "udp :1")
+	s.run(2, `weir: no such listen: "udp": .*`, "steer", "admit", "telemetry", "--slot", "1", "--pid", pid, "--bound", "udp")
+	s.run(1, `weir: bound has 1 entries and the service 2 listens: .*`, "steer", "admit", "telemetry", "--slot", "1", "--pid", pid, "--bound", "udp :4739")
 	closeTCP()
 	s.run(1, `weir: slot 0 of telemetry stays empty after 30ms: process `+pid+`: socket missing: tcp4 :4739\n`,
-		"steer", "register", "telemetry", "--slot", "0", "--wait", "30ms")
+		"steer", "admit", "telemetry", "--slot", "0", "--wait", "30ms")
 	s.run(0, `.*slot 0 is empty: process `+pid+` closed tcp4 :4739\n.*`, "steer", "status")
 }
 
@@ -223,14 +223,14 @@ func TestWithoutRights(t *testing.T) {
 		t.Fatal(err)
 	}
 	for line, want := range map[string]string{
-		"doctor":                              `(?s)weir: this kernel or user cannot do that: steer needs sk_lookup programs`,
-		"doctor --json":                       `weir: this kernel or user cannot do that`,
-		"status":                              `weir: no permission to read weir's pins .*; and no weir serve answers on /nonexistent`,
-		"steer where 192.0.2.1":               `no permission to read weir's pins`,
-		"steer devices":                       `no permission to read weir's pins`,
-		"steer unregister telemetry --slot 0": `no permission to read weir's pins`,
-		"apply -f " + readable:                `run as root`,
-		"remove":                              `permission denied`,
+		"doctor":                            `(?s)weir: this kernel or user cannot do that: steer needs sk_lookup programs`,
+		"doctor --json":                     `weir: this kernel or user cannot do that`,
+		"status":                            `weir: no permission to read weir's pins .*; and no weir serve answers on /nonexistent`,
+		"steer where 192.0.2.1":             `no permission to read weir's pins`,
+		"steer devices":                     `no permission to read weir's pins`,
+		"steer withdraw telemetry --slot 0": `no permission to read weir's pins`,
+		"apply -f " + readable:              `run as root`,
+		"remove":                            `permission denied`,
 	} {
 		args := append([]string{"--root", s.root, "--socket", "/nonexistent"}, strings.Fields(line)...)
 		_, errs, status := asNobody(t, args...)

@@ -132,7 +132,8 @@ func TestUsageErrors(t *testing.T) {
 		"status extra", "status --jsn", "apply", "apply -f", "apply weir.yaml", "apply --file= --dry-run", "remove a b",
 		"steer where", "steer where 192.0.2.1/24", "steer where --slots many 192.0.2.1", "steer where --without 1,x 192.0.2.1",
 		"steer devices 192.0.2.1", "steer devices --silent 5", "steer devices --missing sctp", "steer status a b",
-		"steer register", "steer register svc extra", "steer register svc --slot x", "steer unregister",
+		"steer admit", "steer admit svc extra", "steer admit svc --slot x", "steer withdraw", "steer register", "steer register svc extra", "steer unregister",
+		"steer register svc --slot 0 --bound x --pid 1", "steer register svc --bound x", "steer unregister svc --slot 0",
 		"steer run", "steer run svc", "steer run svc --slot 0", "steer run svc --slot x -- sleep 1", "steer run --slo 1 svc sleep",
 		"steer move", "steer move svc", "steer move svc --device 192.0.2.7", "steer move svc --bucket 1 --device 192.0.2.7 --to 2", "steer move svc --bucket 1 --to 2 --back",
 		"steer drain", "steer drain svc --rate fast", "steer undrain svc extra --slot 1", "steer reset", "apply -f x --rate 5",
@@ -195,6 +196,7 @@ func TestCompletion(t *testing.T) {
 	for line, want := range map[string]string{
 		"__complete rem":             "remove\tTake weir's pins",
 		"__complete steer un":        "unregister\t",
+		"__complete steer adm":       "admit\t",
 		"__complete remove s":        "steer\n",
 		"__complete remove f":        "filter\n",
 		"__complete apply --d":       "--dry-run\t",

@@ -78,7 +78,7 @@ these outlive them: see weir handoff.
 
 Traffic does not need it: it may be stopped, restarted or killed at any time, and
 a slot whose member dies is withdrawn by the kernel alone. Only members that
-start meanwhile wait for its return, or for weir steer register; and the BFD sessions
+start meanwhile wait for its return, or for weir steer admit; and the BFD sessions
 that FRR's bfdd hands over (frr:) end with it, unless systemd restarts it.
 
 A file with an error changes nothing: weir serve does not start with it, and at SIGHUP

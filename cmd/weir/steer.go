@@ -50,7 +50,7 @@ func steerCommand(g *globals) *cobra.Command {
 hashes to a bucket, a table maps buckets to slots, and the slot's member gets
 every protocol of that source. A slot without a member rejects.`,
 	}
-	c.AddCommand(steerStatus(g), steerWhere(g), steerDevices(g), steerTemplates(g), steerRegister(g), steerUnregister(g), steerRun(g), steerRetire(g),
+	c.AddCommand(steerStatus(g), steerWhere(g), steerDevices(g), steerTemplates(g), steerAdmit(g), steerWithdraw(g), steerRegister(g), steerUnregister(g), steerRun(g), steerRetire(g),
 		steerMove(g), steerDrain(g), steerUndrain(g), steerReset(g), steerHold(g),
 		steerServices(g))
 	c.AddCommand(movedToBind()...)

@@ -190,7 +190,7 @@ func TestEngineChangeKilledAtEveryStep(t *testing.T) {
 			w.member(0, a)
 			w.apply()
 			w.locked(func(l *kernel.WriteLock) error {
-				_, err := engine.Register(t.Context(), l, slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 1}, &service.Member{PID: b.pid()})
+				_, err := engine.AdmitLocked(t.Context(), l, slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 1}, &service.Member{PID: b.pid()}, nil)
 				return err
 			})
 			before := w.state()

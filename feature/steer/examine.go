@@ -58,7 +58,7 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 		for _, slot := range s.Slots {
 			if slot.Occupant != "" {
 				add(fmt.Sprintf("slot %d is with %s, and the configuration gives it to %s", slot.Slot, slot.Occupant, slot.Member),
-					fmt.Sprintf("weir steer register %s --slot %d gives it to the configured member", s.Name, slot.Slot))
+					fmt.Sprintf("weir steer admit %s --slot %d gives it to the configured member", s.Name, slot.Slot))
 			}
 			if slot.Reason != "" && !slot.Withdrawn && s.Record.Service.Member(slot.Slot) != nil {
 				add(slot.Describe(), "")

@@ -306,7 +306,7 @@ func TestGenerationFallsBack(t *testing.T) {
 	known := call(t, sources(2)[0], loopback4)
 	known.wants(a, "the first generation")
 	write(b)
-	w.locked(func(l lock) error { _, err := engine.Register(t.Context(), l, w.slot(0), nil); return err })
+	w.locked(func(l lock) error { _, err := engine.AdmitLocked(t.Context(), l, w.slot(0), nil, nil); return err })
 	fresh := call(t, sources(2)[1], loopback4)
 	fresh.wants(b, "a new peer")
 	b.kill()
@@ -337,7 +337,7 @@ func TestGenerationWithdrawn(t *testing.T) {
 	c.wants(a, "the first generation")
 	w.member(0, b)
 	w.apply()
-	w.locked(func(l lock) error { return engine.Unregister(l, w.slot(0)) })
+	w.locked(func(l lock) error { return engine.Withdraw(l, w.slot(0)) })
 	if got := c.asks(); got != refused {
 		t.Errorf("a withdrawn slot's known peer is answered by %s", got)
 	}
@@ -574,7 +574,7 @@ func TestRetireWaitsForPeers(t *testing.T) {
 		t.Errorf("it ended %s before the deadline, though a session is left; the process runs: %v", until.Sub(now), slots.Running(a.pid()))
 	}
 	session.Close()
-	w.locked(func(l lock) error { return engine.Unregister(l, w.slot(0)) }) // what was before is forgotten
+	w.locked(func(l lock) error { return engine.Withdraw(l, w.slot(0)) }) // what was before is forgotten
 }
 
 // A session of the generation before is where it belongs: no reset that the change makes due meets it.

@@ -203,7 +203,7 @@ func TestNotShared(t *testing.T) {
 
 func registerNow(w *world, slot int) (changed bool, err error) {
 	w.locked(func(l *kernel.WriteLock) error {
-		changed, err = engine.Register(w.t.Context(), l, slots.Slot{Scope: w.state().PinScope, Service: "svc", Slot: slot}, nil)
+		changed, err = engine.AdmitLocked(w.t.Context(), l, slots.Slot{Scope: w.state().PinScope, Service: "svc", Slot: slot}, nil, nil)
 		return nil
 	})
 	return changed, err

@@ -141,7 +141,7 @@ func TestZombie(t *testing.T) {
 		w.check(sources(8), loopback4, names(nil, neighbour))
 		w.locked(func(l *kernel.WriteLock) error {
 			at := slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}
-			if _, err := engine.Register(t.Context(), l, at, nil); !errors.Is(err, service.ErrNotRunning) {
+			if _, err := engine.AdmitLocked(t.Context(), l, at, nil, nil); !errors.Is(err, service.ErrNotRunning) {
 				t.Errorf("registering a zombie: %v", err)
 			}
 			return nil

@@ -42,7 +42,7 @@ func TestHolderIsNotTheMember(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer l.Unlock()
-		if _, err := engine.Register(t.Context(), l, slot, m); err != nil {
+		if _, err := engine.AdmitLocked(t.Context(), l, slot, m, nil); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -288,12 +288,12 @@ func (r *registrations) run(times int) {
 		at := slots.Slot{Scope: r.scope, Service: "svc", Slot: r.n % 2}
 		m := service.Member{Slot: at.Slot, PID: r.members[r.n/2%2].pid()}
 		r.locked(func(l *kernel.WriteLock) error {
-			if changed, err := engine.Register(context.Background(), l, at, &m); err != nil || !changed {
+			if changed, err := engine.AdmitLocked(context.Background(), l, at, &m, nil); err != nil || !changed {
 				return fmt.Errorf("registered %s: %v, %w", m, changed, err)
 			}
 			return nil
 		})
-		r.locked(func(l *kernel.WriteLock) error { return engine.Unregister(l, at) })
+		r.locked(func(l *kernel.WriteLock) error { return engine.Withdraw(l, at) })
 		switch r.n % 20 {
 		case 1:
 			r.cfg.Services = append(r.cfg.Services[:1], r.second)

@@ -220,7 +220,7 @@ func testLiveChanges(t *testing.T) {
 		s := startSink(t, both...)
 		w.member(0, s)
 		w.locked(func(l *kernel.WriteLock) error {
-			_, err := engine.Register(t.Context(), l, slots.Slot{Scope: scope, Service: "svc", Slot: 0}, &svc.Members[0])
+			_, err := engine.AdmitLocked(t.Context(), l, slots.Slot{Scope: scope, Service: "svc", Slot: 0}, &svc.Members[0], nil)
 			return err
 		})
 	})

@@ -59,7 +59,7 @@ func liveChange(ctx context.Context, r *kernel.Root, verb, arg string) error {
 	case "bucket":
 		return engine.Move(l, s.Scope(), "svc", record.Moving{Bucket: n, To: (int(s.Table[n]) + 1) % 3}, nil)
 	case "next": // the next generation of slot 0, by its process
-		_, err := engine.Register(ctx, l, slots.Slot{Scope: s.Scope(), Service: "svc", Slot: 0}, &service.Member{PID: n})
+		_, err := engine.AdmitLocked(ctx, l, slots.Slot{Scope: s.Scope(), Service: "svc", Slot: 0}, &service.Member{PID: n}, nil)
 		return err
 	case "bypass":
 		_, err := engine.Bypass(l, s.Scope(), "svc", true)

@@ -301,7 +301,7 @@ func planMembers(plan *feature.Plan, t target, have *state.Service) {
 		plan.Add(t.batch.step(t.scope, t.service.Name, feature.Step{Verb: "adopt", Object: fmt.Sprintf("slot %d of service %s", m.Slot, t.service.Name), Detail: m.String(),
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) {
 				slot := slots.Slot{Scope: t.scope, Service: t.service.Name, Slot: m.Slot}
-				_, err := t.batch.register(ctx, l, slot, nil, vet)
+				_, err := t.batch.admit(ctx, l, slot, nil, vet)
 				engine.Remark(l.Root, slot, err)
 				if engine.NotYet(err) {
 					return "stays empty: " + err.Error(), nil

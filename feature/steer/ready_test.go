@@ -101,7 +101,7 @@ func TestRegisterAsksWhetherReady(t *testing.T) {
 	began := time.Now()
 	hung := &service.Member{PID: a.pid(), Ready: &service.Ready{Command: []string{"sleep", "1000"}, Timeout: time.Minute}}
 	w.locked(func(l *kernel.WriteLock) error {
-		if _, err := engine.Register(t.Context(), l, w.slot(0), hung); !errors.Is(err, service.ErrNotReady) {
+		if _, err := engine.AdmitLocked(t.Context(), l, w.slot(0), hung, nil); !errors.Is(err, service.ErrNotReady) {
 			t.Errorf("with the lock held: %v", err)
 		}
 		return nil

@@ -14,12 +14,12 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// register is Register in the batch: its engine stays open.
-func (b *batch) register(ctx context.Context, l *kernel.WriteLock, s slots.Slot, member *service.Member, vet *engine.Vetting) (changed bool, err error) {
+// admit is AdmitLocked in the batch: its engine stays open.
+func (b *batch) admit(ctx context.Context, l *kernel.WriteLock, s slots.Slot, member *service.Member, vet *engine.Vetting) (changed bool, err error) {
 	if e := b.of(s.Scope, s.Service); e != nil {
-		return e.Register(ctx, e.Services[s.Service], s, member, vet)
+		return e.Admit(ctx, e.Services[s.Service], s, member, vet)
 	}
-	return engine.RegisterSlot(ctx, l, s, member, vet)
+	return engine.AdmitLocked(ctx, l, s, member, vet)
 }
 
 // Remove implements feature.Feature.

@@ -209,7 +209,7 @@ func (t target) planReturns(plan *feature.Plan, have state.State, members map[sl
 				if now, err := slots.FindProcess(member.PID); err != nil || now.Start != who.Start {
 					return "stays empty: its member has exited", nil
 				}
-				_, err := t.batch.register(ctx, l, slot, &member, &engine.Vetting{Rate: t.rate, Proven: map[slots.Process]bool{{PID: member.PID, Start: who.Start}: true}})
+				_, err := t.batch.admit(ctx, l, slot, &member, &engine.Vetting{Rate: t.rate, Proven: map[slots.Process]bool{{PID: member.PID, Start: who.Start}: true}})
 				if engine.NotYet(err) {
 					return "stays empty: " + err.Error(), nil
 				}

@@ -377,7 +377,7 @@ func testOneProcessServesTwo(t *testing.T) {
 	w.apply()
 	w.locked(func(l *kernel.WriteLock) error {
 		m := w.cfg.Services[0].Members[0]
-		_, err := engine.Register(t.Context(), l, slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}, &m)
+		_, err := engine.AdmitLocked(t.Context(), l, slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}, &m, nil)
 		return err
 	})
 	to := netip.MustParseAddrPort("127.0.0.1:9992")

@@ -26,7 +26,7 @@ func testRegisterElsewhere(t *testing.T) {
 	at := func(slot int) slots.Slot { return slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: slot} }
 	register := func(slot int, s *sink) (err error) {
 		w.locked(func(l *kernel.WriteLock) error {
-			_, err = engine.Register(t.Context(), l, at(slot), &service.Member{Slot: slot, PID: s.pid()})
+			_, err = engine.AdmitLocked(t.Context(), l, at(slot), &service.Member{Slot: slot, PID: s.pid()}, nil)
 			return nil
 		})
 		return err
@@ -38,7 +38,7 @@ func testRegisterElsewhere(t *testing.T) {
 		w.check(sources(12), loopback4, names(a, b))
 	}
 	for _, s := range []int{0, 1} {
-		w.locked(func(l *kernel.WriteLock) error { return engine.Unregister(l, at(s)) })
+		w.locked(func(l *kernel.WriteLock) error { return engine.Withdraw(l, at(s)) })
 	}
 	for slot, s := range []*sink{b, a} {
 		if err := register(slot, s); err != nil {
@@ -55,7 +55,7 @@ func TestAdmitsNoOtherSlotsProcess(t *testing.T) {
 	w.check(sources(12), loopback4, names(a, b))
 	at := func(slot int) slots.Slot { return slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: slot} }
 	_, err := engine.AdmitWithin(t.Context(), w.root, at(0), &service.Member{PID: b.pid()}, time.Minute)
-	if !errors.Is(err, engine.ErrOtherSlot) || !strings.Contains(err.Error(), "serves slot 1 of svc: weir steer unregister svc --slot 1") {
+	if !errors.Is(err, engine.ErrOtherSlot) || !strings.Contains(err.Error(), "serves slot 1 of svc: weir steer withdraw svc --slot 1") {
 		t.Errorf("the member of slot 1 is given slot 0 as well: %v", err)
 	}
 	w.check(sources(12), loopback4, names(a, b))

@@ -211,14 +211,14 @@ func TestTemplatesChangedInAbsence(t *testing.T) {
 	w.admitted(0, r.pid())
 	e := newExporter(t, nil, ipfix.IPFIX, sources(1)[0], loopback4)
 	slot := slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}
-	w.locked(func(l *kernel.WriteLock) error { return engine.Unregister(l, slot) })
+	w.locked(func(l *kernel.WriteLock) error { return engine.Withdraw(l, slot) })
 	e.sendTemplates()
 	w.remembered(1, 2)
 	if got := r.received(); len(got) != 0 {
 		t.Fatalf("%d datagrams came to a withdrawn slot", len(got))
 	}
 	w.locked(func(l *kernel.WriteLock) error {
-		_, err := engine.Register(t.Context(), l, slot, nil)
+		_, err := engine.AdmitLocked(t.Context(), l, slot, nil, nil)
 		return err
 	})
 	checkReplay(t, r.await(1)[0], e)

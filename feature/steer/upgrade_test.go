@@ -151,7 +151,7 @@ func TestNewerABI(t *testing.T) {
 				"status":  st.Err(),
 				"upgrade": plan.Unread.Err(),
 				"register": writes(func(l *kernel.WriteLock) error {
-					_, err := engine.Register(t.Context(), l, slots.Slot{Scope: scope, Service: "svc", Slot: 0}, nil)
+					_, err := engine.AdmitLocked(t.Context(), l, slots.Slot{Scope: scope, Service: "svc", Slot: 0}, nil, nil)
 					return err
 				}),
 				"remove": writes(func(l *kernel.WriteLock) error { return engine.RemoveService(l, scope, "svc") }),

@@ -230,7 +230,7 @@ func (w *watcher) admit(ctx context.Context, s *state.Service, n int, m service.
 		var l *kernel.WriteLock
 		var unlock func()
 		if l, unlock, err = w.own.Lock(ctx); err == nil {
-			_, err = engine.RegisterSlot(ctx, l, key, &m, &vet)
+			_, err = engine.AdmitLocked(ctx, l, key, &m, &vet)
 			unlock()
 			w.templates.Kick()
 			w.ownResets(s)

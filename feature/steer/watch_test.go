@@ -149,7 +149,7 @@ func testWatcherLeavesWithdrawn(t *testing.T) {
 	w.apply()
 	w.serve()
 	slot := slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}
-	w.locked(func(l *kernel.WriteLock) error { return engine.Unregister(l, slot) })
+	w.locked(func(l *kernel.WriteLock) error { return engine.Withdraw(l, slot) })
 	nstest.Steadily(t, 1200*time.Millisecond, func() error {
 		if w.state().Slots[0].Admitted() {
 			return errors.New("the watcher admitted a slot that an operator withdrew")
@@ -158,7 +158,7 @@ func testWatcherLeavesWithdrawn(t *testing.T) {
 	})
 	w.check(sources(2), loopback4, names(nil))
 	w.locked(func(l *kernel.WriteLock) error {
-		_, err := engine.Register(t.Context(), l, slot, nil)
+		_, err := engine.AdmitLocked(t.Context(), l, slot, nil, nil)
 		return err
 	})
 	w.check(sources(2), loopback4, names(s))

@@ -26,7 +26,7 @@ var (
 	// ErrRefused says that a process may not register itself for a slot.
 	ErrRefused = errors.New("refused")
 	// ErrWithdrawn says that an operator keeps the slot empty.
-	ErrWithdrawn = errors.New("withdrawn by weir steer unregister")
+	ErrWithdrawn = errors.New("withdrawn by weir steer withdraw")
 )
 
 // Peer is a process that asks for a slot, as the kernel vouches for it
@@ -212,7 +212,7 @@ func notWithdrawn(r *kernel.Root, s slots.Slot) error {
 	defer slots.Close()
 	now, err := slots.State(s.Slot)
 	if err == nil && now.Withdrawn {
-		err = fmt.Errorf("slot %d of %s is %w: weir steer register gives it its member again", s.Slot, s.Service, ErrWithdrawn)
+		err = fmt.Errorf("slot %d of %s is %w: weir steer admit gives it its member again", s.Slot, s.Service, ErrWithdrawn)
 	}
 	return err
 }

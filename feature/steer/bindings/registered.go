@@ -100,7 +100,7 @@ func notConfigured(r *kernel.Root, ns *netns.Handle, names ...string) error {
 		}
 		for _, name := range names {
 			if of[name] != nil || unread.Has(record.Instance(record.Scope(ns), name)) {
-				return fmt.Errorf("%s is %w: name the slot: --slot N", name, ErrConfigured)
+				return fmt.Errorf("%s is %w, its members have slots: see weir steer admit and withdraw", name, ErrConfigured)
 			}
 		}
 	}

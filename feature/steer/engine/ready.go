@@ -70,7 +70,7 @@ func checkRequest(p *record.Service, slot int, who slots.Process) service.Asked 
 }
 
 // Admit gives a slot to member, or to the configured one if member is nil, as
-// [Register] does, but waits for the member's check, if it has one, before it
+// [AdmitLocked] does, but waits for the member's check, if it has one, before it
 // takes the lock. It tries once: [Waiting] tells errors that may pass.
 func Admit(ctx context.Context, r *kernel.Root, s slots.Slot, member *service.Member) (changed bool, err error) {
 	return AdmitOnly(ctx, r, s, member, slots.Process{})
@@ -117,7 +117,7 @@ func AdmitOnly(ctx context.Context, r *kernel.Root, s slots.Slot, member *servic
 		return false, err
 	}
 	defer l.Unlock()
-	return RegisterSlot(ctx, l, s, &m, &vet)
+	return AdmitLocked(ctx, l, s, &m, &vet)
 }
 
 // AdmitWithin tries Admit until it succeeds, fails for good, or wait is over.
@@ -223,7 +223,7 @@ func servesElsewhere(p *record.Service, ctx context.Context, r *kernel.Root, s s
 				return nil
 			}
 		}
-		return fmt.Errorf("%w: process %d serves slot %d of %s: weir steer unregister %s --slot %d comes first, or name it for both slots in the configuration", ErrOtherSlot, who.PID, i, s.Service, s.Service, i)
+		return fmt.Errorf("%w: process %d serves slot %d of %s: weir steer withdraw %s --slot %d comes first, or name it for both slots in the configuration", ErrOtherSlot, who.PID, i, s.Service, s.Service, i)
 	}
 	return nil
 }

@@ -152,10 +152,10 @@ func MemberText(of *state.Service, s slots.State) string {
 		s.Occupant = m.Occupant(s.PID)
 	}
 	if s.Member == "" {
-		return fmt.Sprintf("process %d was registered by hand", s.PID)
+		return fmt.Sprintf("process %d was admitted by hand", s.PID)
 	}
 	if s.Occupant != "" {
-		return fmt.Sprintf("%s, registered in place of %s", s.Occupant, s.Member)
+		return fmt.Sprintf("%s, admitted in place of %s", s.Occupant, s.Member)
 	}
 	return fmt.Sprintf("process %d, found as %s", s.PID, s.Member)
 }

@@ -217,7 +217,7 @@ func evaluate(s bpf.SteerSlot, member *service.Member, missing []string) (state,
 	case Exited:
 		return "empty", who + " exited"
 	case Withdrawn:
-		return "empty", "withdrawn by weir steer unregister; weir steer register gives it its member again"
+		return "empty", "withdrawn by weir steer withdraw; weir steer admit gives it its member again"
 	case Changing:
 		return "empty", "its member is being replaced"
 	}

@@ -36,7 +36,7 @@ func (s *Service) ExamineGroups(r *kernel.Root, add func(text, remedy string)) {
 	defer ns.Close()
 	ns.Do(func() error {
 		for _, text := range engine.Hijacked(groups, e.Maps["holders"]) {
-			add(text, "turn off the daemons' own balancer, and weir steer register their slots again")
+			add(text, "turn off the daemons' own balancer, and weir steer admit their slots again")
 		}
 		for _, text := range engine.Narrower(groups) {
 			add(text, "end that process, or use engine sk_lookup, which comes before the kernel's own choice")

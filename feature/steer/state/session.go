@@ -248,7 +248,7 @@ func (s *Service) holders(ctx context.Context) (map[uint32][]int, error) {
 			pids = append(pids, slot.Drains)
 		}
 		if m := s.Record.Service.Member(slot.Slot); m != nil {
-			// One that was registered by hand need not be the configured one.
+			// A process that was admitted by hand need not be the configured one.
 			if more, err := m.Processes(ctx); err == nil && (len(pids) == 0 || slices.Contains(more, pids[0])) {
 				pids = append(pids, more...)
 			}

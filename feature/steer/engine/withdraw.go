@@ -19,29 +19,27 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// Register gives a slot to member, or to the member that the configuration
+// AdmitLocked gives a slot to member, or to the member that the configuration
 // names if member is nil. It reports whether anything changed: a member that
 // holds the slot with the same sockets is left alone. [Waiting] tells errors
 // that may pass from others. A member's check is run once, and briefly, since
-// the lock is held: [Admit] waits for it without.
+// the lock is held: [Admit] waits for it without. vet is nil, or the caller's.
 //
 // The member may hold TCP sessions of devices that belong elsewhere: [steer.ResetDue].
-func Register(ctx context.Context, l *kernel.WriteLock, s slots.Slot, member *service.Member) (changed bool, err error) {
-	return RegisterSlot(ctx, l, s, member, &Vetting{Limit: UnderLock})
-}
-
-// RegisterSlot is Register with a vetting of the caller.
-func RegisterSlot(ctx context.Context, l *kernel.WriteLock, s slots.Slot, member *service.Member, vet *Vetting) (changed bool, err error) {
+func AdmitLocked(ctx context.Context, l *kernel.WriteLock, s slots.Slot, member *service.Member, vet *Vetting) (changed bool, err error) {
 	e, p, err := OpenSlot(l, s)
 	if err != nil {
 		return false, err
 	}
 	defer e.Close()
-	return e.Register(ctx, p, s, member, vet)
+	if vet == nil {
+		vet = &Vetting{Limit: UnderLock}
+	}
+	return e.Admit(ctx, p, s, member, vet)
 }
 
-// Register gives a slot of a record to a member; nil is the configured one. It says whether anything changed.
-func (e *Engine) Register(ctx context.Context, p *record.Service, s slots.Slot, member *service.Member, vet *Vetting) (changed bool, err error) {
+// Admit gives a slot of a record to a member; nil is the configured one. It says whether anything changed.
+func (e *Engine) Admit(ctx context.Context, p *record.Service, s slots.Slot, member *service.Member, vet *Vetting) (changed bool, err error) {
 	e.vet, e.Rate = vet, vet.Rate
 	m, err := MemberFor(p, s, member)
 	if err != nil {
@@ -55,9 +53,9 @@ func (e *Engine) Register(ctx context.Context, p *record.Service, s slots.Slot, 
 	return e.admit(ctx, p, s.Slot, m, ns)
 }
 
-// Unregister withdraws a slot: its traffic meets on_empty until Register. A
+// Withdraw withdraws a slot: its traffic meets on_empty until [AdmitLocked]. A
 // running weir serve leaves it withdrawn.
-func Unregister(l *kernel.WriteLock, s slots.Slot) error {
+func Withdraw(l *kernel.WriteLock, s slots.Slot) error {
 	e, p, err := OpenSlot(l, s)
 	if err != nil {
 		return err

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/steer/engine"
+	fmt "github.com/weir-project/weir/internal/printable"
+	"github.com/weir-project/weir/service"
+)
+
+func steerAdmit(g *globals) *cobra.Command {
+	var m service.Member
+	slot := -1
+	var wait time.Duration
+	var bound []string
+	var resets resetFlags
+	c := &cobra.Command{
+		Use:   "admit SERVICE --slot N",
+		Short: "Give a slot to its member, or to another process", Args: cobra.ExactArgs(1),
+		Long: `Give a slot of a service of the configuration to its member once all its sockets
+are there and its check, if the configuration has one, has passed: to the member
+of the configuration, or to the process of --pid, --pidfile, --unit or --cgroup.
+weir serve does this by itself; without it, a unit does:
+
+  ExecStartPost=weir steer admit telemetry --slot 0 --pid $MAINPID
+
+A collector can also register itself: see weir serve --register-socket.`,
+		Example: `  weir steer admit telemetry --slot 0
+  weir steer admit telemetry --slot 1 --unit nfacctd@1.service --wait 5s`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			s, err := slotOf(cmd, g, args[0], slot)
+			if err != nil {
+				return err
+			}
+			named, err := namedMember(m, slot, bound)
+			if err != nil {
+				return err
+			}
+			changed, err := engine.AdmitWithin(cmd.Context(), g.host().Root, s, named, wait)
+			if err == nil && !changed {
+				fmt.Fprintf(cmd.OutOrStdout(), "slot %d of %s has it already\n", slot, args[0])
+			}
+			if err != nil || !changed {
+				return err
+			}
+			return resets.resetDue(g)
+		},
+	}
+	c.Flags().IntVar(&slot, "slot", -1, "number of the slot")
+	processFlags(c, &m)
+	c.Flags().StringSliceVar(&bound, "bound", nil, "where its sockets are bound, one for each listen, if not there")
+	resets.addRate(c)
+	c.Flags().DurationVar(&wait, "wait", time.Minute, "wait so long for its sockets")
+	return c
+}
+
+// processFlags name the process of a command.
+func processFlags(c *cobra.Command, m *service.Member) {
+	c.Flags().IntVar(&m.PID, "pid", 0, "the member's process")
+	c.Flags().StringVar(&m.PIDFile, "pidfile", "", "file with the number of the member's process")
+	c.Flags().StringVar(&m.Unit, "unit", "", "the member's systemd unit")
+	c.Flags().StringVar(&m.Cgroup, "cgroup", "", "the member's cgroup, from the root of cgroup2")
+}
+
+// namedMember is the member that the flags name, or nil for the configured one.
+func namedMember(m service.Member, slot int, bound []string) (*service.Member, error) {
+	if m.String() == "none" {
+		if len(bound) > 0 {
+			return nil, usageError{fmt.Errorf("--bound goes with --pid, --pidfile, --unit or --cgroup")}
+		}
+		return nil, nil
+	}
+	m.Slot = slot
+	var err error
+	if m.PIDFile != "" {
+		if m.PIDFile, err = filepath.Abs(m.PIDFile); err != nil { // weir serve has another working directory
+			return nil, err
+		}
+	}
+	m.Bound, err = parseBound(bound)
+	return &m, err
+}
+
+func parseBound(texts []string) ([]service.Listen, error) {
+	var out []service.Listen
+	for _, b := range texts {
+		l, err := service.ParseListen(b)
+		if err != nil {
+			return nil, usageError{err}
+		}
+		out = append(out, l)
+	}
+	return out, nil
+}
+
+func steerWithdraw(g *globals) *cobra.Command {
+	slot := -1
+	c := &cobra.Command{
+		Use:   "withdraw SERVICE --slot N",
+		Short: "Take a slot from its member", Args: cobra.ExactArgs(1),
+		Long: `Take a slot from its member: its traffic, of every protocol, meets on_empty until
+weir steer admit gives the slot to a member again. weir serve leaves it withdrawn.`,
+		Example: `  weir steer withdraw telemetry --slot 0`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			s, err := slotOf(cmd, g, args[0], slot)
+			if err != nil {
+				return err
+			}
+			l, err := g.host().Root.Lock(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer l.Unlock()
+			return engine.Withdraw(l, s)
+		},
+	}
+	c.Flags().IntVar(&slot, "slot", -1, "number of the slot")
+	return c
+}
