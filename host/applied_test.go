@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/weir-project/weir/feature"
 )
 
 // The metrics tell a fleet which file is in force on which host, and what became of the last apply.
@@ -25,7 +27,7 @@ func TestAppliedMetrics(t *testing.T) {
 	inForce := `weir_config_info{hash="` + hash + `"} 1`
 	checkMetrics(t, page(), inForce, `weir_config_last_apply_timestamp_seconds [0-9.e+]+`, `weir_config_last_apply_success 1`)
 	outage := w.config(strings.Replace(twoServices, "tcp 0.0.0.0:4739", "tcp 0.0.0.0:4739, udp 0.0.0.0:4740", 1), pid)
-	if err := w.Apply(t.Context(), outage, func(Done) {}); !errors.Is(err, ErrOutage) {
+	if err := w.Apply(t.Context(), outage, func(Done) {}); !errors.Is(err, feature.ErrOutage) {
 		t.Fatal(err)
 	}
 	checkMetrics(t, page(), inForce, `weir_config_last_apply_success 0`)

@@ -32,12 +32,9 @@ type Host struct {
 // New returns the host with its pins below root; empty is the default.
 func New(root string) *Host { return &Host{Root: kernel.OpenRoot(root)} }
 
-// DefaultGroup may read weir's pins, if the host has such a group and the
+// defaultGroup may read weir's pins, if the host has such a group and the
 // configuration names no other.
-const DefaultGroup = "weir"
-
-// ErrOutage says that a change would take traffic away that is served now.
-var ErrOutage = feature.ErrOutage
+const defaultGroup = "weir"
 
 // Done is one step that Apply carried out.
 type Done struct {
@@ -136,7 +133,7 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 		return unread(plan)
 	}
 	if u.Waits() && c.Confirm == 0 {
-		return fmt.Errorf("%w, that of %s (%s left); nothing was changed: weir confirm, weir rollback, or apply --confirm this one, too", ErrUnconfirmed, u.Since.Format(time.TimeOnly), u.Left.Round(time.Second))
+		return fmt.Errorf("%w, that of %s (%s left); nothing was changed: weir confirm, weir rollback, or apply --confirm this one, too", errUnconfirmed, u.Since.Format(time.TimeOnly), u.Left.Round(time.Second))
 	}
 	if err := plan.Refuse(c.AllowOutage); err != nil {
 		return err
@@ -241,7 +238,7 @@ func (h *Host) Remove(ctx context.Context, name string, allowOutage bool) error 
 func (c *Config) gid() (int, error) {
 	name := c.Group
 	if name == "" {
-		name = DefaultGroup
+		name = defaultGroup
 	}
 	g, err := user.LookupGroup(name)
 	var unknown user.UnknownGroupError

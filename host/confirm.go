@@ -26,8 +26,8 @@ const (
 
 // Errors about a change that is to be confirmed.
 var (
-	ErrUnconfirmed = errors.New("a change waits to be confirmed")
-	ErrNoChange    = errors.New("no change waits to be confirmed")
+	errUnconfirmed = errors.New("a change waits to be confirmed")
+	errNoChange    = errors.New("no change waits to be confirmed")
 )
 
 // retryTakeBack is how long after a failed attempt a change is taken back again.
@@ -197,9 +197,9 @@ func (h *Host) Confirm(ctx context.Context) error {
 // missing says that no change waits.
 func (u *Unconfirmed) missing() error {
 	if u != nil {
-		return fmt.Errorf("%w: that of %s was taken back at %s", ErrNoChange, u.Since.Format(time.TimeOnly), u.RolledBack.Format(time.TimeOnly))
+		return fmt.Errorf("%w: that of %s was taken back at %s", errNoChange, u.Since.Format(time.TimeOnly), u.RolledBack.Format(time.TimeOnly))
 	}
-	return fmt.Errorf("%w: weir apply --confirm makes one", ErrNoChange)
+	return fmt.Errorf("%w: weir apply --confirm makes one", errNoChange)
 }
 
 // Rollback takes the change that waits back at once, and calls each after every step.

@@ -170,7 +170,7 @@ func TestUnconfirmedIsTakenBack(t *testing.T) {
 	}
 	w.takenBack()
 	w.wantBefore("taken back", was)
-	if err := w.Confirm(t.Context()); !errors.Is(err, ErrNoChange) || !strings.Contains(err.Error(), "was taken back at") {
+	if err := w.Confirm(t.Context()); !errors.Is(err, errNoChange) || !strings.Contains(err.Error(), "was taken back at") {
 		t.Errorf("confirmed too late: %v", err)
 	}
 	wantSteps(t, w.apply(before))
@@ -182,7 +182,7 @@ func TestUnconfirmedIsTakenBack(t *testing.T) {
 	if u, err := w.Unconfirmed(); u != nil || err != nil {
 		t.Errorf("confirmed, and there is %+v, %v", u, err)
 	}
-	if err := w.Rollback(t.Context(), func(Done) {}); !errors.Is(err, ErrNoChange) {
+	if err := w.Rollback(t.Context(), func(Done) {}); !errors.Is(err, errNoChange) {
 		t.Errorf("rollback of a confirmed change: %v", err)
 	}
 	if s, err := w.state().Service("telemetry"); err != nil || s.Seed != 7 {
@@ -283,7 +283,7 @@ func TestSecondApplyWhileUnconfirmed(t *testing.T) {
 	was := w.saved()
 	w.apply(w.after(time.Hour))
 	err := w.Apply(t.Context(), before, func(d Done) { t.Errorf("did %s", d.Step) })
-	if !errors.Is(err, ErrUnconfirmed) || !strings.Contains(err.Error(), "weir rollback") {
+	if !errors.Is(err, errUnconfirmed) || !strings.Contains(err.Error(), "weir rollback") {
 		t.Errorf("a second apply: %v", err)
 	}
 	same := w.after(0)

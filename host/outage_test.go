@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -29,7 +30,7 @@ func TestApplyRefusesOutages(t *testing.T) {
 		t.Errorf("planned outages %q, %v", p.Outages, err)
 	}
 	err = w.Apply(t.Context(), c, func(d Done) { t.Errorf("did %s", d.Step) })
-	if !errors.Is(err, ErrOutage) || !strings.Contains(err.Error(), p.Outages[0]) || !strings.Contains(err.Error(), "--allow-outage") {
+	if !errors.Is(err, feature.ErrOutage) || !strings.Contains(err.Error(), p.Outages[0]) || !strings.Contains(err.Error(), "--allow-outage") {
 		t.Errorf("applied: %v", err)
 	}
 	same(t, "a refused change", before, w.dump())
@@ -55,7 +56,7 @@ func TestRemoveRefusesOutages(t *testing.T) {
 	before := w.dump()
 	for _, name := range []string{"reroute", ""} {
 		err := w.Remove(t.Context(), name, false)
-		if !errors.Is(err, ErrOutage) || !strings.Contains(err.Error(), "path core: interface d0") || !strings.Contains(err.Error(), "drained") {
+		if !errors.Is(err, feature.ErrOutage) || !strings.Contains(err.Error(), "path core: interface d0") || !strings.Contains(err.Error(), "drained") {
 			t.Errorf("remove %s: %v", name, err)
 		}
 	}

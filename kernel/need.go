@@ -132,14 +132,3 @@ func ExplainProbe(err error) error {
 	}
 	return err
 }
-
-// Release is the running kernel's, as uname has it. Only tests and messages
-// compare it: what a kernel can do is probed.
-func Release() (v [2]int, err error) {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return v, err
-	}
-	_, err = fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &v[0], &v[1])
-	return v, err
-}

@@ -63,8 +63,8 @@ func isGone(pid int) bool {
 	return err != nil
 }
 
-// Pids lists the processes of the group.
-func (g *Group) Pids() ([]int, error) { return units.CgroupProcs(g.dir) }
+// pids lists the processes of the group.
+func (g *Group) pids() ([]int, error) { return units.CgroupProcs(g.dir) }
 
 // CPU is what the group used since it was made: the scheduler's own count in µs, not a count of ticks.
 func (g *Group) CPU() (time.Duration, error) {
@@ -130,7 +130,7 @@ func removeGroups(id string) {
 	for _, dir := range groupDirs(id) {
 		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 			home := Group{filepath.Dir(dir)}
-			left, _ := (&Group{dir}).Pids()
+			left, _ := (&Group{dir}).pids()
 			for _, pid := range left {
 				_ = home.add(pid)
 			}

@@ -28,7 +28,7 @@ func TestGroup(t *testing.T) {
 	if err := g.Take(p.PID); err != nil {
 		t.Fatal(err)
 	}
-	if pids, err := g.Pids(); err != nil || len(pids) < 2 || !slices.Contains(pids, p.PID) {
+	if pids, err := g.pids(); err != nil || len(pids) < 2 || !slices.Contains(pids, p.PID) {
 		t.Errorf("it holds %v, %v", pids, err)
 	}
 	if !leftover(e, "cgroup "+g.dir) {
@@ -75,7 +75,7 @@ func TestGroupWithDeadChild(t *testing.T) {
 	if err := g.Take(p.PID); err != nil {
 		t.Fatal(err)
 	}
-	if pids, err := g.Pids(); err != nil || !slices.Contains(pids, p.PID) {
+	if pids, err := g.pids(); err != nil || !slices.Contains(pids, p.PID) {
 		t.Errorf("it holds %v, %v", pids, err)
 	}
 }

@@ -94,8 +94,8 @@ func (r *Result) Claim(kind Kind, claim, metric, want string) {
 	r.Claims = append(r.Claims, Claim{Claim: claim, Kind: kind, Metric: metric, Want: want, Got: got, OK: measured && holds})
 }
 
-// Conclude sets OK: every claim holds.
-func (r *Result) Conclude() {
+// conclude sets OK: every claim holds.
+func (r *Result) conclude() {
 	r.OK = len(r.Claims) > 0
 	for _, c := range r.Claims {
 		r.OK = r.OK && c.OK

@@ -29,7 +29,7 @@ func TestClaims(t *testing.T) {
 func TestClaimWithoutMeasurement(t *testing.T) {
 	r := NewResult("x", Full, 1)
 	r.Claim(Correctness, "nothing is lost", "lost", "== 0")
-	r.Conclude()
+	r.conclude()
 	if r.Claims[0].OK || r.OK || !r.Failed(false) {
 		t.Errorf("%+v", r.Claims[0])
 	}
@@ -65,7 +65,7 @@ func TestFailed(t *testing.T) {
 			r.Claim(Correctness, "nothing is lost", "lost", "== 0")
 			r.Claim(Performance, "it is fast", "ms", "< 1")
 		}
-		r.Conclude()
+		r.conclude()
 		if r.Failed(false) != c.failed || r.Failed(true) != c.strict || r.OK != (c.correct && c.fast && !c.none) {
 			t.Errorf("%s: failed %v, strict %v, ok %v", c.name, r.Failed(false), r.Failed(true), r.OK)
 		}
@@ -78,7 +78,7 @@ func TestResultJSON(t *testing.T) {
 	r.Kernel = "6.1"
 	r.Set("split_devices", 0)
 	r.Claim(Correctness, "no device is split", "split_devices", "== 0")
-	r.Conclude()
+	r.conclude()
 	got, err := json.Marshal(r)
 	want := `{"experiment":"telemetry","size":"quick","kernel":"6.1","seed":7,"ok":true,"metrics":{"split_devices":0},` +
 		`"claims":[{"claim":"no device is split","kind":"correctness","metric":"split_devices","want":"== 0","got":0,"ok":true}]}`

@@ -57,7 +57,7 @@ func Execute(ctx context.Context, x Experiment, o Options) (*Result, error) {
 		return r, err
 	}
 	r.Claim(Correctness, "nothing is left behind, after the run and after Ctrl-C", LeftoversMetric, "== 0")
-	r.Conclude()
+	r.conclude()
 	return r, nil
 }
 

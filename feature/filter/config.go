@@ -230,8 +230,8 @@ func (f Filter) withDefaults() Filter {
 	return f
 }
 
-// MaxRules of one filter.
-const MaxRules = compile.MaxRules
+// maxRules of one filter.
+const maxRules = compile.MaxRules
 
 // Validate checks what the types cannot, and fills in defaults. Errors carry
 // the place in the file.
@@ -253,8 +253,8 @@ func (c *Config) Validate() []error {
 		if f.Default == Count {
 			fail("default: count decides nothing: want pass or drop")
 		}
-		if len(f.Rules) == 0 || len(f.Rules) > MaxRules {
-			fail("%d rules: want 1 to %d, like rules: [{match: 'udp.dstport == 53', action: drop}]", len(f.Rules), MaxRules)
+		if len(f.Rules) == 0 || len(f.Rules) > maxRules {
+			fail("%d rules: want 1 to %d, like rules: [{match: 'udp.dstport == 53', action: drop}]", len(f.Rules), maxRules)
 		}
 		for _, o := range c.Filters[:i] {
 			if o.Netns == f.Netns {

@@ -187,7 +187,7 @@ func TestMendsManyRules(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = Recover(l)
+			err = recoverAll(l)
 			l.Unlock()
 			if err != nil {
 				t.Fatal(err)

@@ -6,8 +6,8 @@
 // runs. See README.md for the use, docs/PINS.md for what is pinned.
 package filter
 
-// ABI is the version of the layout of a filter's pins.
-const ABI = 1
+// abi is the version of the layout of a filter's pins.
+const abi = 1
 
 // Name of the feature: pin directory, config key, command, metric prefix.
 const Name = "filter"

@@ -93,7 +93,7 @@ func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 }
 
 // Recover finishes what killed commands left half done.
-func (Feature) Recover(l *kernel.WriteLock) error { return Recover(l) }
+func (Feature) Recover(l *kernel.WriteLock) error { return recoverAll(l) }
 
 // target is a filter that is wanted, with its namespace found.
 type target struct {

@@ -288,9 +288,9 @@ func (s *site) attachAll() error {
 	return s.settle(c.Programs[programName])
 }
 
-// Recover finishes what a killed command left half done, in every namespace, and
+// recoverAll finishes what a killed command left half done, in every namespace, and
 // removes the filters of namespaces that are gone. The state tells of filters that cannot be read.
-func Recover(l *kernel.WriteLock) error {
+func recoverAll(l *kernel.WriteLock) error {
 	all, _, err := filters.All(l.Root)
 	if err != nil {
 		return err

@@ -30,7 +30,7 @@ type published struct {
 }
 
 // filters are the instances. Each has an object of its own: the compiled rules.
-var filters = instances.Store[published]{Feature: Name, ABI: ABI, Ref: func(p *published) string { return p.Netns },
+var filters = instances.Store[published]{Feature: Name, ABI: abi, Ref: func(p *published) string { return p.Netns },
 	Fill: func(p *published) { p.Filter = p.Filter.withDefaults() }}
 
 // publishedOf is the filter of a record.

@@ -88,7 +88,7 @@ func TestNewerABI(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	set(ABI + 1)
+	set(abi + 1)
 	st, err := ReadState(t.Context(), w.root)
 	if err != nil || st.Err() == nil || !strings.Contains(st.Err().Error(), "use that weir") {
 		t.Errorf("read: %v, %v", err, st.Err())
@@ -100,5 +100,5 @@ func TestNewerABI(t *testing.T) {
 		t.Errorf("applied: %v, %v", steps, err)
 	}
 	w.want("not changed", "5002/4 5002/6", 5001, 5002)
-	set(ABI)
+	set(abi)
 }

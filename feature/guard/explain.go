@@ -140,7 +140,7 @@ func (p published) chance(o *kernel.Opened, packet feature.Packet) (chance float
 	passed := 0
 	for i := range cases {
 		*sim.state.Layout = *state
-		sim.SetLimits(limits)
+		sim.setLimits(limits)
 		if known {
 			err = sim.each.Put(k, v)
 		} else if err = sim.each.Delete(k); errors.Is(err, ebpf.ErrKeyNotExist) {

@@ -43,7 +43,7 @@ func (Feature) Needs(c Config) []kernel.Need {
 }
 
 // State implements feature.Feature.
-func (Feature) State(ctx context.Context, r *kernel.Root) (State, error) { return ReadState(ctx, r) }
+func (Feature) State(ctx context.Context, r *kernel.Root) (State, error) { return readGuards(ctx, r) }
 
 // Plan implements feature.Feature.
 func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan, error) {
@@ -109,7 +109,7 @@ func reference(s Service, ns *netns.Handle) string {
 }
 
 // Recover implements feature.Recoverer.
-func (Feature) Recover(l *kernel.WriteLock) error { return Recover(l) }
+func (Feature) Recover(l *kernel.WriteLock) error { return recoverAll(l) }
 
 // Remove implements feature.Feature.
 func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
@@ -191,7 +191,7 @@ func removeStep(i kernel.Instance) feature.Step {
 // PlanUpgrade implements feature.Upgrader.
 func (Feature) PlanUpgrade(ctx context.Context, r *kernel.Root) (feature.Plan, error) {
 	var plan feature.Plan
-	st, err := ReadState(ctx, r)
+	st, err := readGuards(ctx, r)
 	if err != nil {
 		return plan, err
 	}

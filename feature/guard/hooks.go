@@ -71,7 +71,7 @@ func openHooks(l *kernel.WriteLock, ref string, id netns.ID) (_ *hooks, err erro
 	}()
 	h.pins, err = l.Open(hooksInstance(h.scope))
 	if err == nil {
-		return h, h.pins.Meta.RequireABI(hooksInstance(h.scope), ABI)
+		return h, h.pins.Meta.RequireABI(hooksInstance(h.scope), abi)
 	} else if !errors.Is(err, kernel.ErrNotExist) {
 		return nil, err
 	}

@@ -48,7 +48,7 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
-	st, err := ReadState(context.Background(), c.root)
+	st, err := readGuards(context.Background(), c.root)
 	ch <- scrape.Const(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil && len(st.Unreadable) == 0))
 	var once feature.Once
 	for _, g := range st.Guards {
@@ -108,7 +108,7 @@ func (g *GuardState) notLocal() (out []feature.Finding) {
 
 // Examine implements feature.Examiner: guards that do not decide where they should.
 func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
-	st, err := ReadState(ctx, r)
+	st, err := readGuards(ctx, r)
 	var out []feature.Finding
 	for _, g := range st.Guards {
 		if g.Problem != "" {

@@ -27,9 +27,9 @@ type record = instances.Record[published]
 
 // guards are the instances of guards, shared that of what those of a namespace share.
 var (
-	guards = instances.Store[published]{Feature: Name, ABI: ABI, Object: embedded, Is: func(name string) bool { return name != hooksName },
+	guards = instances.Store[published]{Feature: Name, ABI: abi, Object: embedded, Is: func(name string) bool { return name != hooksName },
 		Ref: func(p *published) string { return p.Netns }}
-	shared = instances.Store[struct{}]{Feature: Name, ABI: ABI, Object: embedded, Is: func(name string) bool { return name == hooksName }}
+	shared = instances.Store[struct{}]{Feature: Name, ABI: abi, Object: embedded, Is: func(name string) bool { return name == hooksName }}
 )
 
 const maxGuards = 64 // GUARD_MAX

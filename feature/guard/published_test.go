@@ -24,7 +24,7 @@ import (
 // guardsOf are the guards that the pins tell of.
 func (w *world) guardsOf(name string) []GuardState {
 	w.t.Helper()
-	st, err := ReadState(context.Background(), w.root)
+	st, err := readGuards(context.Background(), w.root)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -88,8 +88,8 @@ func (s *Simulation) Passes(at uint64, frame []byte) (bool, error) {
 	return verdict != 0, err
 }
 
-// SetLimits changes the limits at once.
-func (s *Simulation) SetLimits(l Limits) { s.state.SetLimits(l) }
+// setLimits changes the limits at once.
+func (s *Simulation) setLimits(l Limits) { s.state.SetLimits(l) }
 
 // Seed makes the guard's decisions the same in every run.
 func (s *Simulation) Seed(a, b uint64) { s.state.Total.Seed = [2]uint64{a, b} }

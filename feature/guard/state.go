@@ -17,14 +17,13 @@ type (
 	Limit   = guardstate.Limit
 	Limits  = guardstate.Limits
 	Counts  = guardstate.Counts
-	Tier    = guardstate.Tier
 	TierOf  = guardstate.TierOf
 	Pattern = guardstate.Pattern
 )
 
 const (
-	// ABI is the version of the layout of a guard's state: guard.h.
-	ABI = guardstate.ABI
+	// abi is the version of the layout of a guard's state: guard.h.
+	abi = guardstate.ABI
 	// MaxLimit is the highest limit.
 	MaxLimit = guardstate.MaxLimit
 )
@@ -74,8 +73,8 @@ func readState(m *ebpf.Map) (*guardstate.Layout, error) {
 	if err := m.Lookup(uint32(0), unsafe.Slice((*byte)(unsafe.Pointer(s)), guardstate.Bytes)); err != nil {
 		return nil, fmt.Errorf("reading a guard's state: %w", err)
 	}
-	if s.Total.Version != ABI {
-		return nil, fmt.Errorf("version %d: %w, which reads %d", s.Total.Version, guardstate.ErrLayout, ABI)
+	if s.Total.Version != abi {
+		return nil, fmt.Errorf("version %d: %w, which reads %d", s.Total.Version, guardstate.ErrLayout, abi)
 	}
 	return s, nil
 }

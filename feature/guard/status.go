@@ -67,8 +67,8 @@ type Destination struct {
 // Err is about the guards that cannot be read, nil if all can. Faults tell of damage.
 func (st State) Err() error { return st.Unreadable.WithoutDamage().Err() }
 
-// ReadState reads the guards from their pins alone.
-func ReadState(_ context.Context, r *kernel.Root) (State, error) {
+// readGuards reads the guards from their pins alone.
+func readGuards(_ context.Context, r *kernel.Root) (State, error) {
 	st := State{Guards: []GuardState{}} // [] in JSON, not null
 	all, unreadable, err := guards.All(r)
 	if err != nil {

@@ -67,10 +67,10 @@ func (h *hooks) moveLinks(c *kernel.Collection, names []string) error {
 	return nil
 }
 
-// Recover finishes what a killed command left half done, and removes guards whose namespace is gone. A guard that cannot be
+// recoverAll finishes what a killed command left half done, and removes guards whose namespace is gone. A guard that cannot be
 // put in force is none that a command left half done: its state has the problem, and its own step of a plan fails. All the
 // others can be changed meanwhile.
-func Recover(l *kernel.WriteLock) error {
+func recoverAll(l *kernel.WriteLock) error {
 	scopes := map[string]bool{}
 	all, err := l.Instances(Name)
 	if err != nil {

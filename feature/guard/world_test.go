@@ -73,7 +73,7 @@ func applyTo(root *kernel.Root, c Config) (said []string, err error) {
 // state reads one guard.
 func (w *world) state(name string) GuardState {
 	w.t.Helper()
-	st, err := ReadState(context.Background(), w.root)
+	st, err := readGuards(context.Background(), w.root)
 	if err != nil {
 		w.t.Fatal(err)
 	}

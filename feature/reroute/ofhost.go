@@ -71,5 +71,5 @@ func isNeighbour(device string, via netip.Addr) error {
 }
 
 func otherRouter(format string, a ...any) error {
-	return fmt.Errorf("%w: %s: name this host with --node", ErrOtherRouter, fmt.Sprintf(format, a...))
+	return fmt.Errorf("%w: %s: name this host with --node", errOtherRouter, fmt.Sprintf(format, a...))
 }

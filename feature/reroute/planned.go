@@ -20,8 +20,8 @@ import (
 // plannedName is what names of planned paths begin with: a new plan takes their place.
 const plannedName = "plan-"
 
-// ErrNothingPlanned says that a plan gives a router nothing to install.
-var ErrNothingPlanned = errors.New("the plan has nothing that can be installed")
+// errNothingPlanned says that a plan gives a router nothing to install.
+var errNothingPlanned = errors.New("the plan has nothing that can be installed")
 
 // way is a way around an interface.
 type way struct {
@@ -78,7 +78,7 @@ func Planned(a *plan.Answer) (paths []protect.Path, notes []string, err error) {
 		g.note("%s without %s: %s", u.Destination, u.Failure, u.Reason)
 	}
 	if paths = g.done(); len(paths) == 0 {
-		return nil, g.notes, errors.Join(append([]error{ErrNothingPlanned}, texts(g.notes)...)...)
+		return nil, g.notes, errors.Join(append([]error{errNothingPlanned}, texts(g.notes)...)...)
 	}
 	c := protect.Config{Paths: paths}
 	return paths, g.notes, errors.Join(c.Validate()...)
@@ -197,12 +197,12 @@ func PlannedYAML(paths []protect.Path) ([]byte, error) {
 	return yaml.Marshal(map[string][]path{"reroute": out})
 }
 
-// ErrOtherRouter says that a plan is not one of this host.
-var ErrOtherRouter = errors.New("the plan is another router's")
+// errOtherRouter says that a plan is not one of this host.
+var errOtherRouter = errors.New("the plan is another router's")
 
 // Install puts planned paths, at least one, in force beside the present paths, in place of an earlier plan's. It returns the
 // steps done. Packets that are rerouted now and would not be are a reason to refuse, unless allowOutage says otherwise; so are
-// interfaces and neighbours that this host does not have: [ErrOtherRouter].
+// interfaces and neighbours that this host does not have: [errOtherRouter].
 func Install(ctx context.Context, l *kernel.WriteLock, planned []protect.Path, allowOutage bool) (done []string, err error) {
 	if err := isOfHost(planned); err != nil {
 		return nil, err

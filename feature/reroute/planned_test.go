@@ -66,7 +66,7 @@ func TestPlannedYAML(t *testing.T) {
 		t.Errorf("notes %q", notes)
 	}
 	_, _, err = Planned(planOf(t, strings.ReplaceAll(triangle, "interface: r12,", ""), "r1"))
-	if !errors.Is(err, ErrNothingPlanned) || !strings.Contains(err.Error(), "by which interface") {
+	if !errors.Is(err, errNothingPlanned) || !strings.Contains(err.Error(), "by which interface") {
 		t.Errorf("without an interface: %v", err)
 	}
 }
@@ -147,7 +147,7 @@ func TestInstall(t *testing.T) {
 			change(&paths[i])
 		}
 		w.locked(func(l *kernel.WriteLock) error {
-			if _, err := Install(context.Background(), l, paths, true); !errors.Is(err, ErrOtherRouter) || !strings.Contains(err.Error(), name) {
+			if _, err := Install(context.Background(), l, paths, true); !errors.Is(err, errOtherRouter) || !strings.Contains(err.Error(), name) {
 				t.Errorf("%s: %v", name, err)
 			}
 			return nil

@@ -13,10 +13,10 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// ConfiguredMembers are the members that the configuration names for the slots of a
+// configuredMembers are the members that the configuration names for the slots of a
 // service, of every namespace that has one of this name. The error wraps
 // [kernel.ErrNotExist] if none has.
-func ConfiguredMembers(r *kernel.Root, name string) ([]service.Member, error) {
+func configuredMembers(r *kernel.Root, name string) ([]service.Member, error) {
 	all, err := r.Instances(spec.Name)
 	if err != nil {
 		return nil, err

@@ -410,7 +410,7 @@ func TestDispatchExplained(t *testing.T) {
 		t.Errorf("%v %+v", err, st.Bound)
 	}
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(NewCollector(w.root))
+	reg.MustRegister(newCollector(w.root))
 	all, err := reg.Gather()
 	if err != nil {
 		t.Fatal(err)

@@ -26,8 +26,8 @@ import (
 // meanwhile, so a reader lets go with its next datagram.
 const readerWait = time.Second
 
-// ErrReader says that a blocked reader keeps a socket in the maps of the former engine.
-var ErrReader = errors.New("a reader holds the socket")
+// errReader says that a blocked reader keeps a socket in the maps of the former engine.
+var errReader = errors.New("a reader holds the socket")
 
 // changeEngine moves a service to another engine. A socket is in the maps of one engine only: between the two the
 // kernel alone chooses. Whatever fails, the service is back in the former engine, with its members.
@@ -170,7 +170,7 @@ func readerGone(ctx context.Context, probe *ebpf.Map, s service.Adopted) error {
 			if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return ctx.Err()
 			}
-			return fmt.Errorf("%w: process %d waits in a read of %s, and the kernel keeps the socket in the maps of the former engine until the next datagram: apply again while datagrams arrive, or restart the process with the new engine", ErrReader, s.PID, s.Endpoint)
+			return fmt.Errorf("%w: process %d waits in a read of %s, and the kernel keeps the socket in the maps of the former engine until the next datagram: apply again while datagrams arrive, or restart the process with the new engine", errReader, s.PID, s.Endpoint)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}

@@ -86,7 +86,7 @@ func TestEngineChangeWithBlockedReaders(t *testing.T) {
 	seed := w.state().Seed
 	check(spec.EngineSkLookup, seed) // now the map's own receive function has them waiting
 	w.cfg.Services[0].Engine = spec.EngineReuseport
-	if err := w.tryApply(); !errors.Is(err, ErrReader) {
+	if err := w.tryApply(); !errors.Is(err, errReader) {
 		t.Fatalf("applied, and the error is %v", err)
 	}
 	check(spec.EngineSkLookup, seed)

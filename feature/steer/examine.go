@@ -33,9 +33,9 @@ type Finding struct {
 // doubt that it is a router: one exporter in a lab sends fewer.
 const oneSourceAfter = 1000
 
-// Examine looks for what makes steering useless or blind: above all whatever
+// examine looks for what makes steering useless or blind: above all whatever
 // makes every router look like one source.
-func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
+func examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 	st, err := state.Read(ctx, r)
 	if err != nil {
 		return nil, err

@@ -20,7 +20,7 @@ import (
 // found are the texts of what doctor would say about the world.
 func (w *world) found() string {
 	w.t.Helper()
-	findings, err := Examine(w.t.Context(), w.root)
+	findings, err := examine(w.t.Context(), w.root)
 	if err != nil {
 		w.t.Fatal(err)
 	}

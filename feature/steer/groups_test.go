@@ -54,7 +54,7 @@ func theHolder(t *testing.T, w *world) int {
 
 func findings(t *testing.T, w *world) string {
 	t.Helper()
-	all, err := Examine(t.Context(), w.root)
+	all, err := examine(t.Context(), w.root)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,8 +20,8 @@ import (
 // collector reads the pins anew for every scrape: it keeps nothing.
 type collector struct{ root *kernel.Root }
 
-// NewCollector exports every service's slots to Prometheus.
-func NewCollector(r *kernel.Root) prometheus.Collector { return collector{r} }
+// newCollector exports every service's slots to Prometheus.
+func newCollector(r *kernel.Root) prometheus.Collector { return collector{r} }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("weir_steer_"+name, help, append([]string{"service", "netns"}, labels...), nil)

@@ -45,11 +45,11 @@ var (
 func (Feature) Recover(l *kernel.WriteLock) error { return engine.Recover(l) }
 
 // Collector implements feature.Measured.
-func (Feature) Collector(r *kernel.Root) prometheus.Collector { return NewCollector(r) }
+func (Feature) Collector(r *kernel.Root) prometheus.Collector { return newCollector(r) }
 
 // Examine implements feature.Examiner.
 func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
-	all, err := Examine(ctx, r)
+	all, err := examine(ctx, r)
 	var out []feature.Finding
 	for _, f := range all {
 		out = append(out, feature.Finding{Object: f.Service, Text: f.Text, Remedy: f.Remedy})

@@ -38,7 +38,7 @@ func (Feature) Socket(r *kernel.Root, log *slog.Logger, _ feature.Members) featu
 
 // Members implements feature.MemberLister.
 func (Feature) Members(r *kernel.Root, name string) ([]service.Member, error) {
-	return ConfiguredMembers(r, name)
+	return configuredMembers(r, name)
 }
 
 // registerSocket answers registrations.

@@ -148,7 +148,7 @@ func testUnreadableService(t *testing.T) {
 			if err != nil || !slices.ContainsFunc(x.Steps, func(y explain.Step) bool { return y.Step == "steer bad" && y.Warning }) {
 				t.Errorf("explained: %+v, %v", x, err)
 			}
-			if all, err := Examine(t.Context(), w.root); err != nil || !slices.ContainsFunc(all, func(f Finding) bool { return f.Service == "bad" }) {
+			if all, err := examine(t.Context(), w.root); err != nil || !slices.ContainsFunc(all, func(f Finding) bool { return f.Service == "bad" }) {
 				t.Errorf("examined: %+v, %v", all, err)
 			}
 			w.cfg.Services[0].Slots, w.cfg.Services[0].Members = 1, w.cfg.Services[0].Members[:1]

@@ -17,7 +17,7 @@ func TestTellsOfUnserved(t *testing.T) {
 	w.bind("www tcp 127.21.0.0/16 80")
 	found := func() string {
 		t.Helper()
-		findings, err := Examine(t.Context(), w.root)
+		findings, err := examine(t.Context(), w.root)
 		if err != nil {
 			t.Fatal(err)
 		}

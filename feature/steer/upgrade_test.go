@@ -48,7 +48,7 @@ func TestReadOutdated(t *testing.T) {
 		t.Errorf("slot 1 is of process %d, %v, %v", pid, ok, err)
 	}
 	metrics := make(chan prometheus.Metric, 1000)
-	NewCollector(w.root).Collect(metrics)
+	newCollector(w.root).Collect(metrics)
 	close(metrics)
 	admitted := 0
 	for m := range metrics {
@@ -66,7 +66,7 @@ func TestReadOutdated(t *testing.T) {
 	if o := all.Outdated[0].String(); !strings.Contains(o, "object ") {
 		t.Errorf("the upgrade is described as %q", o)
 	}
-	if findings, err := Examine(t.Context(), w.root); err != nil || len(findings) != 1 || !strings.Contains(findings[0].Remedy, "weir upgrade") {
+	if findings, err := examine(t.Context(), w.root); err != nil || len(findings) != 1 || !strings.Contains(findings[0].Remedy, "weir upgrade") {
 		t.Errorf("doctor finds %v, %v", findings, err)
 	}
 	w.locked(engine.Recover) // leaves programs to the upgrade

@@ -21,8 +21,8 @@ import (
 // socketEnv names the service manager's socket, which it sets for services that have a store.
 const socketEnv = "NOTIFY_SOCKET"
 
-// ErrNone says that this process has no service manager to leave anything with.
-var ErrNone = errors.New("no service manager listens: $" + socketEnv + " is not set")
+// errNone says that this process has no service manager to leave anything with.
+var errNone = errors.New("no service manager listens: $" + socketEnv + " is not set")
 
 // batch is how many descriptors go in one message; the kernel takes 253 (SCM_MAX_FD).
 const batch = 200
@@ -81,7 +81,7 @@ func Remove(name string) error {
 func notify(state string, fds []int) error {
 	path := os.Getenv(socketEnv)
 	if path == "" {
-		return ErrNone
+		return errNone
 	}
 	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {

@@ -69,9 +69,6 @@ func harmless(v any, text string) string {
 
 // The rest is fmt's, for a package that imports this one in its place.
 
-// Stringer is fmt.Stringer.
-type Stringer = fmt.Stringer
-
 // Errorf is fmt.Errorf.
 func Errorf(format string, args ...any) error { return fmt.Errorf(format, args...) }
 

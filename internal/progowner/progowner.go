@@ -26,8 +26,8 @@ const (
 	maxProcesses = 3 // named
 )
 
-// BPFFS is the BPF file system that other loaders use by default.
-const BPFFS = "/sys/fs/bpf"
+// bpfFS is the BPF file system that other loaders use by default.
+const bpfFS = "/sys/fs/bpf"
 
 // dispatcher is the name of the program by which libxdp runs several at one XDP hook.
 const dispatcher = "xdp_dispatcher"
@@ -38,12 +38,12 @@ func Describe(program uint32, ifindex int) string {
 	p := hookorder.Read(program)
 	out := []string{fmt.Sprintf("program %s", p)}
 	if p.Name == dispatcher {
-		out[0] += ", " + dispatched(Dispatched(filepath.Join(BPFFS, "xdp"), ifindex, program))
+		out[0] += ", " + describeDispatcher(dispatched(filepath.Join(bpfFS, "xdp"), ifindex, program))
 	}
-	if pins := Pins(BPFFS, program); len(pins) > 0 {
-		out = append(out, "pinned at "+pins[0])
+	if paths := pins(bpfFS, program); len(paths) > 0 {
+		out = append(out, "pinned at "+paths[0])
 	}
-	if all := Processes(program); len(all) > 0 {
+	if all := processes(program); len(all) > 0 {
 		more := ""
 		if n := len(all) - maxProcesses; n > 0 {
 			more = fmt.Sprintf(" and %d more", n)
@@ -53,7 +53,7 @@ func Describe(program uint32, ifindex int) string {
 	return strings.Join(out, ", ")
 }
 
-func dispatched(names []string) string {
+func describeDispatcher(names []string) string {
 	switch len(names) {
 	case 0:
 		return "libxdp's dispatcher"
@@ -63,9 +63,9 @@ func dispatched(names []string) string {
 	return fmt.Sprintf("libxdp's dispatcher with %d programs (%s)", len(names), strings.Join(names, ", "))
 }
 
-// Dispatched are the names of the programs behind a dispatcher of libxdp, in the order in which
+// dispatched are the names of the programs behind a dispatcher of libxdp, in the order in which
 // they run: libxdp pins them below dir, in dispatch-IFINDEX-ID, as prog0-prog and so on.
-func Dispatched(dir string, ifindex int, dispatcher uint32) (names []string) {
+func dispatched(dir string, ifindex int, dispatcher uint32) (names []string) {
 	dir = filepath.Join(dir, fmt.Sprintf("dispatch-%d-%d", ifindex, dispatcher))
 	for n := range 64 {
 		p, err := ebpf.LoadPinnedProgram(filepath.Join(dir, fmt.Sprintf("prog%d-prog", n)), &ebpf.LoadPinOptions{ReadOnly: true})
@@ -85,8 +85,8 @@ func Dispatched(dir string, ifindex int, dispatcher uint32) (names []string) {
 	return names
 }
 
-// Pins are the paths below a directory at which a program, or a link to it, is pinned.
-func Pins(dir string, program uint32) (out []string) {
+// pins are the paths below a directory at which a program, or a link to it, is pinned.
+func pins(dir string, program uint32) (out []string) {
 	seen := 0
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !d.Type().IsRegular() {
@@ -122,8 +122,8 @@ func pinned(path string, program uint32) bool {
 	return err == nil && uint32(info.Program) == program
 }
 
-// Processes are the processes that have a program, or a link to it, open: "41 (xdp-fw)".
-func Processes(program uint32) (out []string) {
+// processes are the processes that have a program, or a link to it, open: "41 (xdp-fw)".
+func processes(program uint32) (out []string) {
 	line := fmt.Sprintf("\nprog_id:\t%d\n", program)
 	files := 0
 	for _, pid := range pidfd.All() {

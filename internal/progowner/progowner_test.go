@@ -59,7 +59,7 @@ func TestDescribe(t *testing.T) {
 	if got := Describe(id, 7); got != want {
 		t.Errorf("alone: %s; want %s", got, want)
 	}
-	pin(t, p, filepath.Join(BPFFS, "fw", "prog"))
+	pin(t, p, filepath.Join(bpfFS, "fw", "prog"))
 	fd, err := unix.FcntlInt(uintptr(p.FD()), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +82,7 @@ func TestDispatched(t *testing.T) {
 	d, id := pass(t, "xdp_dispatcher")
 	first, _ := pass(t, "xdp_filt")
 	second, _ := pass(t, "xdp_dump")
-	dir := filepath.Join(BPFFS, "xdp")
+	dir := filepath.Join(bpfFS, "xdp")
 	if got := Describe(id, 7); !strings.HasSuffix(got, "libxdp's dispatcher") {
 		t.Errorf("without pins: %s", got)
 	}
@@ -93,14 +93,14 @@ func TestDispatched(t *testing.T) {
 	pin(t, second, of(7, id, 1))
 	pin(t, d, of(8, id, 0))
 	pin(t, d, of(7, id+1, 0))
-	got := Dispatched(dir, 7, id)
+	got := dispatched(dir, 7, id)
 	if len(got) != 2 || !strings.HasSuffix(got[0], `"xdp_filt"`) || !strings.HasSuffix(got[1], `"xdp_dump"`) {
 		t.Errorf("%q", got)
 	}
 	if text := Describe(id, 7); !strings.Contains(text, "libxdp's dispatcher with 2 programs (") {
 		t.Error(text)
 	}
-	if slices.Contains(Pins(dir, id+100000), of(7, id, 0)) {
+	if slices.Contains(pins(dir, id+100000), of(7, id, 0)) {
 		t.Error("pins of another program")
 	}
 }

@@ -41,11 +41,11 @@ func Limit(l *slog.Logger) *slog.Logger {
 	if _, ok := l.Handler().(*handler); ok {
 		return l
 	}
-	return slog.New(NewHandler(l.Handler()))
+	return slog.New(newHandler(l.Handler()))
 }
 
-// NewHandler bounds the records that reach h.
-func NewHandler(h slog.Handler) slog.Handler {
+// newHandler bounds the records that reach h.
+func newHandler(h slog.Handler) slog.Handler {
 	return &handler{Handler: h, limits: &limits{out: h, messages: map[string]*message{}}}
 }
 

@@ -26,7 +26,7 @@ func TestConsistent(t *testing.T) {
 	for _, c := range []struct {
 		breaks, calls int
 		want          error
-	}{{0, 1, nil}, {dumpAttempts - 1, dumpAttempts, nil}, {dumpAttempts, dumpAttempts, ErrInterrupted}} {
+	}{{0, 1, nil}, {dumpAttempts - 1, dumpAttempts, nil}, {dumpAttempts, dumpAttempts, errInterrupted}} {
 		calls := 0
 		msgs, err := consistent(func() ([]netlink.Message, error) {
 			if calls++; calls <= c.breaks {
@@ -44,7 +44,7 @@ func TestConsistent(t *testing.T) {
 func TestNoHandler(t *testing.T) {
 	const unassigned = 250
 	_, err := dump(Query{Proto: unix.IPPROTO_UDP}, unassigned)
-	if !errors.Is(err, ErrNoDiag) {
+	if !errors.Is(err, errNoDiag) {
 		t.Errorf("protocol %d: %v, want ErrNoDiag", unassigned, err)
 	}
 	if err := explainDump(unix.ENOENT, unix.IPPROTO_UDP); !strings.Contains(err.Error(), "modprobe udp_diag") {

@@ -36,14 +36,14 @@ const (
 )
 
 var (
-	// ErrNoDiag says that the kernel has no diagnostics for the protocol: the
+	// errNoDiag says that the kernel has no diagnostics for the protocol: the
 	// module (tcp_diag, udp_diag) is missing and was not loaded on demand.
-	ErrNoDiag = errors.New("no socket diagnostics")
+	errNoDiag = errors.New("no socket diagnostics")
 	// ErrNoSocket says that the socket is gone.
 	ErrNoSocket = errors.New("no such socket")
-	// ErrInterrupted says that the sockets changed faster than they could be
+	// errInterrupted says that the sockets changed faster than they could be
 	// listed, several times over.
-	ErrInterrupted = errors.New("socket list changed while it was read")
+	errInterrupted = errors.New("socket list changed while it was read")
 )
 
 // dumpAttempts bounds how often an inconsistent dump is read again.
@@ -114,7 +114,7 @@ func Dump(q Query) ([]Socket, error) {
 func MPTCPListeners(port uint16) ([]Socket, error) {
 	q := Query{Proto: unix.IPPROTO_TCP, States: 1 << Listen, LocalPort: port}
 	sockets, err := dump(q, unix.IPPROTO_MPTCP)
-	if errors.Is(err, ErrNoDiag) {
+	if errors.Is(err, errNoDiag) {
 		return nil, nil
 	}
 	return sockets, err
@@ -158,7 +158,7 @@ func consistent(dump func() ([]netlink.Message, error)) ([]netlink.Message, erro
 			return msgs, nil
 		}
 	}
-	return nil, fmt.Errorf("%w, %d times; try again", ErrInterrupted, dumpAttempts)
+	return nil, fmt.Errorf("%w, %d times; try again", errInterrupted, dumpAttempts)
 }
 
 func interrupted(msgs []netlink.Message) bool {
@@ -175,7 +175,7 @@ func explainDump(err error, proto uint32) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EPROTONOSUPPORT) {
 		module := map[uint32]string{unix.IPPROTO_TCP: "tcp_diag", unix.IPPROTO_UDP: "udp_diag", unix.IPPROTO_MPTCP: "mptcp_diag"}[proto]
 		return fmt.Errorf("%w for IP protocol %d: load the module with `modprobe %s`, or use a kernel that has it: %w",
-			ErrNoDiag, proto, module, err)
+			errNoDiag, proto, module, err)
 	}
 	return err
 }

@@ -45,8 +45,8 @@ type Node interface {
 	UnmarshalNode(n *yaml.Node, d *Decoder) error
 }
 
-// Extended is implemented, with a pointer receiver, by structs with keys beside their fields.
-type Extended interface {
+// extended is implemented, with a pointer receiver, by structs with keys beside their fields.
+type extended interface {
 	// Keys lists these keys.
 	Keys() []string
 	// Section returns a pointer for the value of one of these keys to be decoded into. It is called once for each key present.

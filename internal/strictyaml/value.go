@@ -113,7 +113,7 @@ func (d *Decoder) structure(n *yaml.Node, v reflect.Value) {
 		d.failf(n, "", "want %s, got %s", wanted(v), got(n))
 		return
 	}
-	more, extended := v.Addr().Interface().(Extended)
+	more, extended := v.Addr().Interface().(extended)
 	if extended {
 		fs.names = append(fs.names, more.Keys()...)
 		slices.Sort(fs.names)

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoCgroup says that there is no cgroup of that name.
-var ErrNoCgroup = errors.New("no such cgroup")
+// errNoCgroup says that there is no cgroup of that name.
+var errNoCgroup = errors.New("no such cgroup")
 
 // CgroupRoot is where the unified hierarchy (cgroup2) is mounted, also on hosts
 // that run it beside the old one, where it is not /sys/fs/cgroup. The error
@@ -71,8 +71,7 @@ var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\13
 // CgroupProcs lists the processes of a cgroup and of all below it, ascending.
 // The path is as systemd and /proc/PID/cgroup write it, "/collectors/1", or
 // absolute under the mount, "/sys/fs/cgroup/collectors/1". Zombies and
-// processes outside this pid namespace are not listed. The error wraps
-// [ErrNoCgroup] if there is no such cgroup.
+// processes outside this pid namespace are not listed. An absent cgroup is an error.
 func CgroupProcs(path string) ([]int, error) {
 	root, err := CgroupRoot()
 	if err != nil {
@@ -85,7 +84,7 @@ func cgroupProcs(root, path string) ([]int, error) {
 	dir := cgroupDir(root, path)
 	if st, err := os.Stat(dir); err != nil || !st.IsDir() {
 		if err == nil || gone(err) || errors.Is(err, unix.ENOTDIR) {
-			return nil, fmt.Errorf("cgroup %s: %w under %s", path, ErrNoCgroup, root)
+			return nil, fmt.Errorf("cgroup %s: %w under %s", path, errNoCgroup, root)
 		}
 		return nil, fmt.Errorf("cgroup %s: %w", path, err)
 	}

@@ -159,7 +159,7 @@ func TestCgroupProcs(t *testing.T) {
 		}
 	}
 	for _, path := range []string{name + "/absent", name + "/cgroup.procs", name + "/cgroup.procs/x"} {
-		if got, err := CgroupProcs(path); !errors.Is(err, ErrNoCgroup) {
+		if got, err := CgroupProcs(path); !errors.Is(err, errNoCgroup) {
 			t.Errorf("%s: %v, %v; want ErrNoCgroup", path, got, err)
 		}
 	}

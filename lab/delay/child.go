@@ -70,7 +70,7 @@ func play(arg string) error {
 	}
 	var ways [2]*direction
 	for i := range ways {
-		ways[i] = &direction{in: fds[i], out: fds[1-i], line: s.Lines[i], fates: NewFates(s.Lines[i], s.Seed, i)}
+		ways[i] = &direction{in: fds[i], out: fds[1-i], line: s.Lines[i], fates: newFates(s.Lines[i], s.Seed, i)}
 		go func() {
 			runtime.LockOSThread()
 			hurry()

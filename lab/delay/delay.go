@@ -32,11 +32,11 @@ type Delay struct {
 // devices there, with their addresses. A process of its own carries the packets, from
 // the lab's own binary, whose main must call [Play].
 func New(env *lab.Env, a, b topo.End, line Line) (*Delay, error) {
-	return NewTwo(env, a, b, line, line)
+	return newTwo(env, a, b, line, line)
 }
 
-// NewTwo is New with a line of its own for each direction.
-func NewTwo(env *lab.Env, a, b topo.End, ab, ba Line) (*Delay, error) {
+// newTwo is New with a line of its own for each direction.
+func newTwo(env *lab.Env, a, b topo.End, ab, ba Line) (*Delay, error) {
 	return start(env, a, b, setup{Lines: [2]Line{ab, ba}})
 }
 

@@ -44,7 +44,7 @@ func newRig(t testing.TB, seed uint64, ab, ba Line) *rig {
 	t.Helper()
 	r := newEnds(t, seed)
 	var err error
-	if r.line, err = NewTwo(r.env, r.a, r.b, ab, ba); err != nil {
+	if r.line, err = newTwo(r.env, r.a, r.b, ab, ba); err != nil {
 		t.Fatal(err)
 	}
 	return r
@@ -259,9 +259,9 @@ func TestFates(t *testing.T) {
 		here[v] = i
 	}
 	var lost, late, overtaken int
-	f := NewFates(line, 7, 0)
+	f := newFates(line, 7, 0)
 	for i := range n {
-		fate := f.Next()
+		fate := f.next()
 		at, came := here[i]
 		if came == fate.Lost {
 			t.Fatalf("packet %d: arrived %v, but its fate is %+v", i, came, fate)
@@ -299,9 +299,9 @@ func within(t *testing.T, what string, got, n int, p float64) {
 // reordering leaves the same packets lost.
 func TestSeeds(t *testing.T) {
 	course := func(l Line, seed uint64, direction int) (lost, late string) {
-		f := NewFates(l, seed, direction)
+		f := newFates(l, seed, direction)
 		for range 1000 {
-			fate := f.Next()
+			fate := f.next()
 			for s, is := range map[*string]bool{&lost: fate.Lost, &late: fate.Late} {
 				*s += map[bool]string{true: "x", false: "."}[is]
 			}

@@ -112,7 +112,7 @@ func (d *direction) decide(s *segments) []Fate {
 		return append(d.drawn, Fate{})
 	}
 	for range s.n {
-		d.drawn = append(d.drawn, d.fates.Next())
+		d.drawn = append(d.drawn, d.fates.next())
 	}
 	return d.drawn
 }

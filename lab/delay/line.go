@@ -73,14 +73,14 @@ type Fates struct {
 	rng  *rand.Rand
 }
 
-// NewFates begins with the first packet. Direction 0 is from a to b, 1 from b to a.
-func NewFates(l Line, seed uint64, direction int) *Fates {
+// newFates begins with the first packet. Direction 0 is from a to b, 1 from b to a.
+func newFates(l Line, seed uint64, direction int) *Fates {
 	return &Fates{l, rand.New(rand.NewPCG(seed, uint64(direction)))}
 }
 
-// Next is the fate of the next packet. It draws as often whatever comes out, so that
+// next is the fate of the next packet. It draws as often whatever comes out, so that
 // another probability of reordering leaves the same packets lost.
-func (f *Fates) Next() Fate {
+func (f *Fates) next() Fate {
 	lost, late := f.rng.Float64(), f.rng.Float64()
 	return Fate{Lost: lost < f.line.Loss, Late: late < f.line.Reorder}
 }

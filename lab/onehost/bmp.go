@@ -161,7 +161,7 @@ func ignoreEnd(ctx context.Context, err error) error {
 
 // complete says whether a book has every route, and the mark behind each table. (The table before policy is empty
 // where the router does not store what it was told besides what it made of it.)
-func (b *Book) complete(routes int) bool {
+func (b *book) complete(routes int) bool {
 	for _, p := range b.Peers {
 		if p.EndsOfRIB == 0 {
 			return false
@@ -188,7 +188,7 @@ func (p *proof) booksOf(name string) string { return filepath.Join(p.dir, name+"
 func (p *proof) journal(name string) string { return filepath.Join(p.dir, name+".journal") }
 
 // book asks a collector what it knows of its session; nil if it has none.
-func (p *proof) book(ctx context.Context, m *member) (*Book, error) {
+func (p *proof) book(ctx context.Context, m *member) (*book, error) {
 	path := p.booksOf(m.name)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -196,7 +196,7 @@ func (p *proof) book(ctx context.Context, m *member) (*Book, error) {
 	if err := m.Signal(showSignal); err != nil {
 		return nil, err
 	}
-	var s Shown
+	var s shown
 	err := p.until(ctx, m.name+" shows its books", func() (bool, error) {
 		if !m.Running() {
 			return false, fmt.Errorf("collector %s has ended: %w; see its log in %s", m.name, m.Err(), p.dir)

@@ -9,19 +9,19 @@ import (
 	"maps"
 )
 
-// Book is what a collector knows of one BMP session: all of it goes with the session.
-type Book struct {
+// book is what a collector knows of one BMP session: all of it goes with the session.
+type book struct {
 	Messages, Bytes uint64 // whole ones
 	Initiations     uint64
 	Statistics      uint64
 	Hash            uint64 // of every byte, one after the other
-	Peers           map[peerKey]*PeerBook
+	Peers           map[peerKey]*peerBook
 	Moves, Crashes  uint64 // how often the session has come from another process, and from one that died
 	Partial         uint64 // how often a part of a message came along
 }
 
-// PeerBook is what a collector knows of a router's peer, before or after policy.
-type PeerBook struct {
+// peerBook is what a collector knows of a router's peer, before or after policy.
+type peerBook struct {
 	Ups, Downs  uint64
 	EndsOfRIB   uint64
 	Updates     uint64
@@ -33,12 +33,12 @@ type PeerBook struct {
 // route is an IPv4 prefix: its length in bits, its address.
 type route [5]byte
 
-func newBook() *Book { return &Book{Peers: map[peerKey]*PeerBook{}} }
+func newBook() *book { return &book{Peers: map[peerKey]*peerBook{}} }
 
-func (b *Book) peer(k peerKey) *PeerBook {
+func (b *book) peer(k peerKey) *peerBook {
 	p := b.Peers[k]
 	if p == nil {
-		p = &PeerBook{Table: map[route]uint64{}}
+		p = &peerBook{Table: map[route]uint64{}}
 		b.Peers[k] = p
 	}
 	return p
@@ -53,7 +53,7 @@ func hashOn(h uint64, b []byte) uint64 {
 }
 
 // take enters all whole messages of b and returns how many bytes are left over.
-func (b *Book) take(in []byte) (rest int, err error) {
+func (b *book) take(in []byte) (rest int, err error) {
 	for {
 		m, n, err := next(in)
 		if err != nil || n == 0 {
@@ -69,7 +69,7 @@ func (b *Book) take(in []byte) (rest int, err error) {
 	}
 }
 
-func (b *Book) enter(m message) error {
+func (b *book) enter(m message) error {
 	switch m.kind {
 	case initiation:
 		b.Initiations++
@@ -87,7 +87,7 @@ func (b *Book) enter(m message) error {
 	return nil
 }
 
-func (p *PeerBook) update(b []byte) error {
+func (p *peerBook) update(b []byte) error {
 	u, err := parseUpdate(b)
 	if err != nil {
 		return err
@@ -119,14 +119,14 @@ func routeOf(b []byte) (r route) {
 }
 
 // state is what is committed with the session.
-func (b *Book) state() ([]byte, error) {
+func (b *book) state() ([]byte, error) {
 	var out bytes.Buffer
 	err := gob.NewEncoder(&out).Encode(b)
 	return out.Bytes(), err
 }
 
 // restore is the book of a session with this state; that of a new one is empty.
-func restore(state []byte) (*Book, error) {
+func restore(state []byte) (*book, error) {
 	b := newBook()
 	if len(state) == 0 {
 		return b, nil
@@ -135,7 +135,7 @@ func restore(state []byte) (*Book, error) {
 }
 
 // dumps is how many whole tables the session has brought: by the mark behind each, of the peer that has most.
-func (b *Book) dumps() (n uint64) {
+func (b *book) dumps() (n uint64) {
 	for _, p := range b.Peers {
 		n = max(n, p.EndsOfRIB)
 	}
@@ -143,7 +143,7 @@ func (b *Book) dumps() (n uint64) {
 }
 
 // ups is how often the session has said that a peer is up: of the peer of which most often.
-func (b *Book) ups() (n uint64) {
+func (b *book) ups() (n uint64) {
 	for _, p := range b.Peers {
 		n = max(n, p.Ups)
 	}
@@ -151,7 +151,7 @@ func (b *Book) ups() (n uint64) {
 }
 
 // routes are those of all peers together.
-func (b *Book) routes() (n int) {
+func (b *book) routes() (n int) {
 	for _, p := range b.Peers {
 		n += len(p.Table)
 	}
@@ -159,6 +159,6 @@ func (b *Book) routes() (n int) {
 }
 
 // sameTables says whether two sessions have led to the same routes.
-func (b *Book) sameTables(o *Book) bool {
-	return maps.EqualFunc(b.Peers, o.Peers, func(p, q *PeerBook) bool { return maps.Equal(p.Table, q.Table) })
+func (b *book) sameTables(o *book) bool {
+	return maps.EqualFunc(b.Peers, o.Peers, func(p, q *peerBook) bool { return maps.Equal(p.Table, q.Table) })
 }

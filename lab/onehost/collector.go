@@ -30,7 +30,7 @@ type collector struct {
 	to  string // the member that it gives sessions to when it is told to
 
 	mu       sync.Mutex
-	books    map[any]*Book
+	books    map[any]*book
 	sessions map[*handoff.Session]bool
 	leave    time.Time // the session is to go, at the latest then; zero: it stays
 }
@@ -44,7 +44,7 @@ const (
 )
 
 func newCollector(out, to string) *collector {
-	c := &collector{out: out, to: to, books: map[any]*Book{}, sessions: map[*handoff.Session]bool{}}
+	c := &collector{out: out, to: to, books: map[any]*book{}, sessions: map[*handoff.Session]bool{}}
 	onSignal(showSignal, func() {
 		if err := c.show(); err != nil {
 			fmt.Fprintln(os.Stderr, "ERROR:", err)
@@ -53,13 +53,13 @@ func newCollector(out, to string) *collector {
 	return c
 }
 
-// Shown is what a collector writes when it is asked.
-type Shown struct{ Books []*Book }
+// shown is what a collector writes when it is asked.
+type shown struct{ Books []*book }
 
 func (c *collector) show() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var s Shown
+	var s shown
 	for _, b := range c.books {
 		s.Books = append(s.Books, b)
 	}
@@ -176,7 +176,7 @@ func (c *collector) serve(l *handoff.Listener, s *handoff.Session, log string) e
 	return c.read(l, s, b)
 }
 
-func (c *collector) read(l *handoff.Listener, s *handoff.Session, b *Book) (err error) {
+func (c *collector) read(l *handoff.Listener, s *handoff.Session, b *book) (err error) {
 	var partial []byte
 	var leave time.Time // when the session goes at the latest; zero: it stays
 	defer func() {
@@ -222,14 +222,14 @@ func (c *collector) read(l *handoff.Listener, s *handoff.Session, b *Book) (err 
 }
 
 // feed enters what was read and returns the beginning of the message that is not complete.
-func (c *collector) feed(b *Book, in []byte) (partial []byte, err error) {
+func (c *collector) feed(b *book, in []byte) (partial []byte, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	rest, err := b.take(in)
 	return append([]byte(nil), in[len(in)-rest:]...), err
 }
 
-func (c *collector) commit(s *handoff.Session, b *Book, partial []byte) error {
+func (c *collector) commit(s *handoff.Session, b *book, partial []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	state, err := b.state()
@@ -240,7 +240,7 @@ func (c *collector) commit(s *handoff.Session, b *Book, partial []byte) error {
 }
 
 // transfer gives a session away at the end of a message, with the beginning of the next.
-func (c *collector) transfer(l *handoff.Listener, s *handoff.Session, b *Book, partial []byte) error {
+func (c *collector) transfer(l *handoff.Listener, s *handoff.Session, b *book, partial []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(partial) > 0 {

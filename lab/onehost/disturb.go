@@ -124,7 +124,7 @@ func (p *proof) killPlain(ctx context.Context, routes int) error {
 // judge compares what the collectors know in the end with what the router says, and with each other.
 func (p *proof) judge(ctx context.Context) error {
 	r := p.result
-	var mine, witness *Book
+	var mine, witness *book
 	var say string
 	err := p.every(ctx, glance, "the router has sent everything", func() (bool, error) {
 		s, err := p.owner(ctx)

@@ -161,7 +161,7 @@ func (d *Device) Statistics(b []byte, routes uint64, now time.Time) []byte {
 	})
 }
 
-// Termination appends the last message of a session: administratively closed (RFC 7854 section 4.5).
-func (d *Device) Termination(b []byte) []byte {
+// termination appends the last message of a session: administratively closed (RFC 7854 section 4.5).
+func (d *Device) termination(b []byte) []byte {
 	return bmp(b, bmpTermination, func(b []byte) []byte { return append(b, 0, 1, 0, 2, 0, 0) })
 }

@@ -182,7 +182,7 @@ func (f *Fleet) talk(ctx context.Context, l *lane, conn net.Conn, storm <-chan s
 		select {
 		case <-ctx.Done():
 			_ = conn.SetWriteDeadline(time.Now().Add(time.Second))
-			_, _ = conn.Write(l.dev.Termination(nil))
+			_, _ = conn.Write(l.dev.termination(nil))
 			return false
 		case <-storm:
 			return true

@@ -65,7 +65,7 @@ func TestBMPLengths(t *testing.T) {
 		b = d.PeerUp(b, 5, now)
 		b = d.RouteMonitoring(b, 17, 70000, now)
 		b = d.Statistics(b, 16, now)
-		b = d.Termination(b)
+		b = d.termination(b)
 		var kinds []byte
 		for len(b) > 0 {
 			n := int(be.Uint32(b[1:]))

@@ -36,7 +36,7 @@ func (p *Program) rateID(e *expr.Expr, index int) int32 {
 	return p.rates[e]<<8 | int32(index)
 }
 
-// rate takes a packet from the bucket of its key, as [expr.Rate.Next] does.
+// rate takes a packet from the bucket of its key, as [expr.Rate.next] does.
 func (g *gen) rate(n *expr.Rate, t, f code.Label) {
 	above, below := t, f
 	if n.Not {

@@ -23,12 +23,12 @@ type Env struct {
 
 var started = time.Now()
 
-// Eval says whether a packet matches. An expression with lists or rates needs an Env, see [Env.Eval]; here lists are empty
+// Eval says whether a packet matches. An expression with lists or rates needs an Env, see [Env.eval]; here lists are empty
 // and each packet is the first of its rate.
-func (e *Expr) Eval(p *Packet) bool { return new(Env).Eval(e, p) }
+func (e *Expr) Eval(p *Packet) bool { return new(Env).eval(e, p) }
 
-// Eval says whether a packet matches. Rates go on counting from one call to the next.
-func (v *Env) Eval(e *Expr, p *Packet) bool {
+// eval says whether a packet matches. Rates go on counting from one call to the next.
+func (v *Env) eval(e *Expr, p *Packet) bool {
 	return (&run{v, e, dissect(p)}).node(e.Root)
 }
 
@@ -296,7 +296,7 @@ func (r *run) rate(n *Rate) bool {
 	if r.env.buckets == nil {
 		r.env.buckets = map[string]uint64{}
 	}
-	full, above := n.Next(r.env.buckets[string(key)], now)
+	full, above := n.next(r.env.buckets[string(key)], now)
 	r.env.buckets[string(key)] = full
 	return above != n.Not
 }

@@ -115,10 +115,10 @@ func TestEval(t *testing.T) {
 				if s = strings.TrimSpace(s); s == "" {
 					continue
 				}
-				if got := env.Eval(MustParse(s), p); got != want {
+				if got := env.eval(MustParse(s), p); got != want {
 					t.Errorf("%s: %s is %t", c.frame, s, got)
 				}
-				if got := env.Eval(MustParse("not ("+s+")"), p); got == want {
+				if got := env.eval(MustParse("not ("+s+")"), p); got == want {
 					t.Errorf("%s: not (%s) is %t", c.frame, s, got)
 				}
 			}
@@ -144,7 +144,7 @@ func TestRate(t *testing.T) {
 	e, p := MustParse("rate(ip.src) > 10/s"), frame(t, "dns")
 	above := func(n int) (hits int) {
 		for range n {
-			if env.Eval(e, p) {
+			if env.eval(e, p) {
 				hits++
 			}
 		}
@@ -161,7 +161,7 @@ func TestRate(t *testing.T) {
 	if n := above(11); n != 1 {
 		t.Errorf("11 packets after a minute: %d above 10/s, want 1", n)
 	}
-	if env.Eval(MustParse("rate(ipv6.src) > 1/h or rate(ipv6.src) <= 1/h"), p) {
+	if env.eval(MustParse("rate(ipv6.src) > 1/h or rate(ipv6.src) <= 1/h"), p) {
 		t.Error("a rate of a field that the packet does not have is not false")
 	}
 }

@@ -168,8 +168,8 @@ type Value struct {
 	Bytes    []byte
 }
 
-// IsRange says that the value is more than one number or address.
-func (v Value) IsRange() bool {
+// isRange says that the value is more than one number or address.
+func (v Value) isRange() bool {
 	return v.Lo != v.Hi || v.From.IsValid() || v.Prefix.IsValid() && !v.Prefix.IsSingleIP()
 }
 

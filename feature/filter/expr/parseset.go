@@ -84,7 +84,7 @@ func (p *parser) matches(here at, x Operand) (Node, *Error) {
 	if t.kind != text {
 		return nil, p.fail(t.pos, "%s where a pattern in quotes is wanted", t)
 	}
-	pattern, err := NewPattern(t.s)
+	pattern, err := newPattern(t.s)
 	if err != nil {
 		return nil, p.fail(t.pos, "%v", err)
 	}
@@ -152,8 +152,8 @@ func (p *parser) inclusive(at token, x *Operand, first, last string) (err *Error
 
 func (p *parser) offset(at token, s string) (int, *Error) {
 	n, err := strconv.Atoi(s)
-	if err != nil || n < -MaxOffset || n > MaxOffset || s == "-0" || s[0] == '+' {
-		return 0, p.fail(at.pos, "%q where the number of a byte is wanted, from 0, or up to -1 from the end, at most %d", s, MaxOffset)
+	if err != nil || n < -maxOffset || n > maxOffset || s == "-0" || s[0] == '+' {
+		return 0, p.fail(at.pos, "%q where the number of a byte is wanted, from 0, or up to -1 from the end, at most %d", s, maxOffset)
 	}
 	return n, nil
 }
@@ -204,14 +204,14 @@ func (p *parser) keys(t token) (*Rate, *Error) {
 			return nil, err
 		}
 	}
-	if size > MaxKey {
-		return nil, p.fail(t.pos, "the fields of a rate have %d bytes together: at most %d", size, MaxKey)
+	if size > maxKey {
+		return nil, p.fail(t.pos, "the fields of a rate have %d bytes together: at most %d", size, maxKey)
 	}
 	return r, nil
 }
 
-// MaxKey is the most bytes of a rate's key.
-const MaxKey = 64
+// maxKey is the most bytes of a rate's key.
+const maxKey = 64
 
 // KeySize is the bytes that a field takes in the key of a rate: 4 a number or an IPv4 address, 8 a link-layer address, 16 an
 // IPv6 address, 20 one of either family; 0: it cannot be in one.

@@ -22,9 +22,9 @@ const (
 	mostProg    = 512 // instructions of the automaton that is not yet deterministic
 )
 
-// NewPattern reads a pattern: literals, ., classes, ?, *, +, {n,m}, alternatives, groups, and ^ and $ for the ends of what is
+// newPattern reads a pattern: literals, ., classes, ?, *, +, {n,m}, alternatives, groups, and ^ and $ for the ends of what is
 // searched.
-func NewPattern(s string) (*Pattern, error) {
+func newPattern(s string) (*Pattern, error) {
 	if s == "" || len(s) > mostPattern {
 		return nil, fmt.Errorf("a pattern has 1 to %d bytes", mostPattern)
 	}

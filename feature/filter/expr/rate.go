@@ -12,9 +12,9 @@ func (r *Rate) Interval() uint64 { return max(r.Per/r.Limit, 1) }
 // Tolerance is how far ahead the time of the full bucket may be for a packet to find something in it.
 func (r *Rate) Tolerance() uint64 { return r.Interval() * (r.Limit - 1) }
 
-// Next takes a packet at now from a bucket that will be full at full. It returns when the bucket will be full then, and
+// next takes a packet at now from a bucket that will be full at full. It returns when the bucket will be full then, and
 // whether the packet is above the rate, which takes nothing.
-func (r *Rate) Next(full, now uint64) (uint64, bool) {
+func (r *Rate) next(full, now uint64) (uint64, bool) {
 	start := max(full, now)
 	if start-now > r.Tolerance() {
 		return full, true

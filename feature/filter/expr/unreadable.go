@@ -38,9 +38,9 @@ func tcpBytes(id ID) int {
 	return 20
 }
 
-// Known says what is known of a field in a header of which have bytes are there: 8, 16 or 20 bytes of TCP, or 0 where nothing
+// known says what is known of a field in a header of which have bytes are there: 8, 16 or 20 bytes of TCP, or 0 where nothing
 // is known, neither the protocol nor, in IPv6, the extension headers; or HaveLink.
-func (f *Field) Known(have int) Knowledge {
+func (f *Field) known(have int) Knowledge {
 	switch id := f.ID; {
 	case have == HaveLink && !f.Link && id != TransportUnreadable:
 		return Unknown
@@ -66,7 +66,7 @@ func (f *Field) Known(have int) Knowledge {
 // KnowledgeOf is the least that is known of the operands of a node.
 func KnowledgeOf(n Node, have int) (k Knowledge) {
 	for _, x := range Operands(n) {
-		if o := x.Field.Known(have); o == Unknown || o == UnknownX && k == Known {
+		if o := x.Field.known(have); o == Unknown || o == UnknownX && k == Known {
 			k = o
 		}
 	}

@@ -14,8 +14,8 @@ import (
 // Limits of what a program looks at.
 const (
 	Window     = 256  // bytes that contains and matches look at, from the start of what they are given
-	MaxLiteral = 128  // bytes of a text that bytes are compared with
-	MaxOffset  = 9000 // of a slice, in bytes from either end of the payload
+	maxLiteral = 128  // bytes of a text that bytes are compared with
+	maxOffset  = 9000 // of a slice, in bytes from either end of the payload
 	MaxMethod  = 16   // letters of a SIP method
 )
 
@@ -36,7 +36,7 @@ func (p *parser) compare(here at, x Operand, op Op) (Node, *Error) {
 			return nil, err
 		}
 	case IPv4, IPv6, IP:
-		if ordered && v.IsRange() {
+		if ordered && v.isRange() {
 			return nil, p.fail(t.pos, "%s compares with one address: write in {…} for a prefix or a range", op)
 		}
 		if ordered && x.Type() == IP {
@@ -47,7 +47,7 @@ func (p *parser) compare(here at, x Operand, op Op) (Node, *Error) {
 			return nil, p.fail(t.pos, "link-layer addresses have no %s", op)
 		}
 	}
-	if ordered && v.IsRange() {
+	if ordered && v.isRange() {
 		return nil, p.fail(t.pos, "%s compares with one number", op)
 	}
 	return &Compare{here, x, op, v}, nil
@@ -249,8 +249,8 @@ func (p *parser) literal(t token) (Value, *Error) {
 	} else if t.kind != text {
 		return Value{}, p.fail(t.pos, "%s where a text in quotes is wanted", t)
 	}
-	if len(b) < 1 || len(b) > MaxLiteral {
-		return Value{}, p.fail(t.pos, "a text of %d bytes: it may have 1 to %d", len(b), MaxLiteral)
+	if len(b) < 1 || len(b) > maxLiteral {
+		return Value{}, p.fail(t.pos, "a text of %d bytes: it may have 1 to %d", len(b), maxLiteral)
 	}
 	return Value{Bytes: b}, nil
 }

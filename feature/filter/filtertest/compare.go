@@ -71,7 +71,7 @@ func samples(r *rand.Rand, h compile.Hook, n int) []sample {
 	for i := range out {
 		switch h {
 		case compile.Netfilter:
-			b := Datagram(r)
+			b := datagram(r)
 			out[i] = sample{b, expr.Packet{Data: b, Layer: expr.Network}}
 		case compile.Socket, compile.XTBPF:
 			b := runnable(r)

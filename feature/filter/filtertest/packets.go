@@ -62,8 +62,8 @@ func Packet(r *rand.Rand) []byte {
 	return b
 }
 
-// Datagram is Packet without the link layer, for hooks whose test runs begin at IP: at least 20 bytes.
-func Datagram(r *rand.Rand) []byte {
+// datagram is Packet without the link layer, for hooks whose test runs begin at IP: at least 20 bytes.
+func datagram(r *rand.Rand) []byte {
 	for {
 		if b := Packet(r); b[12] == 8 && b[13] == 0 || b[12] == 0x86 && b[13] == 0xdd || one(r, 20) {
 			return b[14:]

@@ -3,28 +3,16 @@
 package guardtest
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/features"
 
 	"github.com/weir-project/weir/feature/guard/guardtest/bpf"
 	"github.com/weir-project/weir/feature/guard/scenario"
 	"github.com/weir-project/weir/kernel"
 )
-
-// NeedBatch tells whether this kernel can decide many packets in one run.
-func NeedBatch() error {
-	err := features.HaveProgramHelper(ebpf.SocketFilter, asm.FnLoop)
-	if errors.Is(err, ebpf.ErrNotSupported) {
-		return fmt.Errorf("this kernel has no bpf_loop (Linux 5.17): %w", err)
-	}
-	return err
-}
 
 const batchSize = 4096
 

@@ -27,8 +27,8 @@ type Outcome struct {
 	Offered, Accepted [4]int // packets, by class
 }
 
-// Evaluator takes in a trace with its verdicts, as it comes.
-type Evaluator struct {
+// evaluator takes in a trace with its verdicts, as it comes.
+type evaluator struct {
 	limit    float64
 	from, to uint64 // virtual time
 	seconds  float64
@@ -41,14 +41,14 @@ type Evaluator struct {
 
 type share struct{ offered, accepted int }
 
-// NewEvaluator judges a scenario whose trace is t.
-func NewEvaluator(s Scenario, t *Trace) *Evaluator {
-	return &Evaluator{limit: float64(s.Limit), from: t.start + uint64(s.From+s.WarmUp), to: t.start + uint64(s.To),
+// newEvaluator judges a scenario whose trace is t.
+func newEvaluator(s Scenario, t *Trace) *evaluator {
+	return &evaluator{limit: float64(s.Limit), from: t.start + uint64(s.From+s.WarmUp), to: t.start + uint64(s.To),
 		seconds: (s.To - s.From - s.WarmUp).Seconds(), perClient: map[Source]*share{}}
 }
 
 // Add takes in what comes next of the trace; verdicts are at least as many as packets.
-func (j *Evaluator) Add(packets []Packet, verdicts []bool) {
+func (j *evaluator) Add(packets []Packet, verdicts []bool) {
 	for i := range packets {
 		p, passed := &packets[i], verdicts[i]
 		if passed {
@@ -68,7 +68,7 @@ func (j *Evaluator) Add(packets []Packet, verdicts []bool) {
 }
 
 // pass counts those that passed within the second that ends with at.
-func (j *Evaluator) pass(at uint64) {
+func (j *evaluator) pass(at uint64) {
 	j.window = append(j.window, at)
 	first := 0
 	for j.window[first]+uint64(time.Second) <= at {
@@ -78,7 +78,7 @@ func (j *Evaluator) pass(at uint64) {
 	j.worst = max(j.worst, len(j.window))
 }
 
-func (j *Evaluator) client(s Source, passed bool) {
+func (j *evaluator) client(s Source, passed bool) {
 	c := j.perClient[s]
 	if c == nil {
 		c = &share{}
@@ -90,8 +90,8 @@ func (j *Evaluator) client(s Source, passed bool) {
 	}
 }
 
-// Outcome is what was taken in until now.
-func (j *Evaluator) Outcome() Outcome {
+// outcome is what was taken in until now.
+func (j *evaluator) outcome() Outcome {
 	o := Outcome{
 		LegitKept:                    ratio(j.accepted[Established], j.offered[Established]),
 		NewcomersKept:                ratio(j.accepted[Newcomer], j.offered[Newcomer]),
@@ -128,12 +128,12 @@ const batch = 4096
 // Run has a limiter decide a scenario's trace for a seed, and judges it. The error is the limiter's.
 func Run(s Scenario, seed uint64, l Limiter) (Outcome, error) {
 	t := s.Trace(seed)
-	j := NewEvaluator(s, t)
+	j := newEvaluator(s, t)
 	packets, verdicts := make([]Packet, batch), make([]bool, batch)
 	for {
 		n := t.Next(packets)
 		if n == 0 {
-			return j.Outcome(), nil
+			return j.outcome(), nil
 		}
 		if err := l.Decide(packets[:n], verdicts[:n]); err != nil {
 			return Outcome{}, fmt.Errorf("scenario %s, seed %d: %w", s.Name, seed, err)

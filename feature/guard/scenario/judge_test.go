@@ -20,10 +20,10 @@ func judged(packets []Packet, verdicts string) Outcome {
 		packets[i].At += t.Start()
 		passed[i] = verdicts[i] == '+'
 	}
-	j := NewEvaluator(handMade, t)
+	j := newEvaluator(handMade, t)
 	j.Add(packets[:len(packets)/2], passed)
 	j.Add(packets[len(packets)/2:], passed[len(packets)/2:])
-	return j.Outcome()
+	return j.outcome()
 }
 
 func packet(at float64, source uint32, c Class) Packet {

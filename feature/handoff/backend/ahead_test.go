@@ -98,7 +98,7 @@ func (w *world) toAndFro() {
 func (w *world) parked() (parked, returned uint64) {
 	w.t.Helper()
 	for _, s := range w.servers {
-		c, err := s.agent.quarantine.Counts()
+		c, err := s.agent.quarantine.readCounts()
 		if err != nil {
 			w.t.Fatal(err)
 		}
@@ -163,7 +163,7 @@ func TestParkedAndCalledOff(t *testing.T) {
 			if err := c.stop(); err != nil {
 				t.Fatal(err)
 			}
-			counts, err := w.servers[0].agent.quarantine.Counts()
+			counts, err := w.servers[0].agent.quarantine.readCounts()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -4,7 +4,6 @@ package backend
 
 import (
 	"cmp"
-	"errors"
 	"net"
 	"net/netip"
 	"slices"
@@ -43,15 +42,6 @@ type LBConfig struct {
 
 // mostNumber is the highest that a load balancer's flows have room for.
 const mostNumber = 1<<10 - 1
-
-// ParseConfig reads the text of the section alone, as a file of that name.
-func ParseConfig(file string, text []byte) (*Config, error) {
-	c := &Config{}
-	if err := strictyaml.Decode(file, text, c); err != nil {
-		return nil, err
-	}
-	return c, errors.Join(c.Validate()...)
-}
 
 // Validate checks what the types cannot. Errors carry the place in the file.
 func (c *Config) Validate() (errs []error) {

@@ -89,7 +89,7 @@ func TestExamine(t *testing.T) {
 	}
 	for v, want := range map[string]int{"1": 0, "0": 1} {
 		loose(v)
-		found, err := Examine(w.root)
+		found, err := examine(w.root)
 		if err != nil || len(found) != want {
 			t.Errorf("nf_conntrack_tcp_loose=%s: %+v, %v: want %d findings", v, found, err, want)
 		}

@@ -36,9 +36,9 @@ type Draining struct {
 	All  bool // waits as well for the end of connections that cannot move
 }
 
-// Drain takes this backend out of the load balancer's share of new flows, and moves all of its sessions to the other backends. It
+// drain takes this backend out of the load balancer's share of new flows, and moves all of its sessions to the other backends. It
 // returns when no session is left that could move and the load balancer sends no new ones, or with the error of ctx.
-func (a *Agent) Drain(ctx context.Context, how Draining, progress func(Drained)) error {
+func (a *Agent) drain(ctx context.Context, how Draining, progress func(Drained)) error {
 	again := how.Undo
 	a.mu.Lock()
 	a.weight, a.share = 0, unknown

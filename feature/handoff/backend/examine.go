@@ -17,8 +17,8 @@ import (
 // trackLoose is whether conntrack takes up connections whose beginning it has not seen.
 const trackLoose = "/proc/sys/net/netfilter/nf_conntrack_tcp_loose"
 
-// Examine looks at what keeps sessions from moving in the network namespaces of backends' agents: doctor asks.
-func Examine(r *kernel.Root) (out []feature.Finding, err error) {
+// examine looks at what keeps sessions from moving in the network namespaces of backends' agents: doctor asks.
+func examine(r *kernel.Root) (out []feature.Finding, err error) {
 	all, unreadable, err := quarantines.All(r)
 	out = feature.UnreadFindings(unreadable)
 	for _, inst := range all {

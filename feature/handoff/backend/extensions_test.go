@@ -347,7 +347,7 @@ func (r *raw) quarantineReadsExtensions() {
 // stopped are the packets that the quarantine did not let pass.
 func (r *raw) stopped() uint64 {
 	r.Helper()
-	c, err := r.quarantine.Counts()
+	c, err := r.quarantine.readCounts()
 	if err != nil {
 		r.Fatal(err)
 	}

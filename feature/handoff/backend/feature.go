@@ -167,7 +167,7 @@ func removeHere(l *kernel.WriteLock) error {
 
 // Remove implements feature.Feature: the quarantines of all network namespaces.
 func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
-	err := errors.Join(RemoveQuarantines(l), applied.RemoveAll(l))
+	err := errors.Join(removeQuarantines(l), applied.RemoveAll(l))
 	quarantines.ForgetDamaged(l)
 	return err
 }
@@ -179,7 +179,7 @@ func (Feature) Recover(l *kernel.WriteLock) error {
 
 // Run implements feature.Runner: the agent.
 func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
-	return feature.Agent[Config]{Applied: applied, Start: Start}.Run(ctx, r, log)
+	return feature.Agent[Config]{Applied: applied, Start: start}.Run(ctx, r, log)
 }
 
 // Save implements feature.Restorer: the spec, null for none.
@@ -236,7 +236,7 @@ const certificateNear = 7 * 24 * time.Hour
 
 // Examine implements feature.Examiner: conntrack that is in the way, an agent that does not answer, a certificate that ends soon.
 func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
-	out, err := Examine(r)
+	out, err := examine(r)
 	spec, unread, serr := applied.State(r)
 	out = append(feature.UnreadFindings(unread), out...)
 	if spec == nil {

@@ -28,7 +28,7 @@ func FuzzKept(f *testing.F) {
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte("name: s1\nnumber: 1\naddress: 10.2.0.2\nlisten: 10.2.0.2:7947\nlb: {address: 10.2.0.1:7946}\ntls: {certificate: a, key: b, ca: c}\ndevices: [eth0]\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if c, err := ParseConfig("x", b); err == nil && c == nil {
+		if c, err := parseConfig("x", b); err == nil && c == nil {
 			t.Error("neither a configuration nor an error")
 		}
 	})

@@ -125,7 +125,7 @@ func (w *world) removeGates(s *server) error {
 		return err
 	}
 	defer l.Unlock()
-	return RemoveQuarantines(l)
+	return removeQuarantines(l)
 }
 
 // A session with more than the keeper keeps stays where it is, and goes on.

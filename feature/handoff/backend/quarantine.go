@@ -24,8 +24,8 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// Needs of a backend's quarantine. Without tcx its programs are filters of the devices' clsact qdiscs, and not held by links.
-var Needs = []kernel.Need{kernel.TCXLink, kernel.ClsactFilter}
+// needs of a backend's quarantine. Without tcx its programs are filters of the devices' clsact qdiscs, and not held by links.
+var needs = []kernel.Need{kernel.TCXLink, kernel.ClsactFilter}
 
 // hasTCX is replaced by a test that wants the kernel to lack it.
 var hasTCX = func() bool { return kernel.TCXLink.Check() == nil }
@@ -88,7 +88,7 @@ const quarantineName = "quarantine"
 
 // OpenQuarantine makes the quarantine of a network namespace at these devices. Sessions of a quarantine that is there already stay.
 func OpenQuarantine(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices []string, log *slog.Logger) (_ *Quarantine, err error) {
-	if err := kernel.Require(Needs); err != nil {
+	if err := kernel.Require(needs); err != nil {
 		return nil, err
 	}
 	spec, err := bpf.LoadQuarantine()
@@ -280,8 +280,8 @@ func RemoveQuarantine(ctx context.Context, root *kernel.Root, ns *netns.Handle) 
 	return errors.Join(removeQuarantine(l, ns), applied.Remove(l))
 }
 
-// RemoveQuarantines takes the quarantines of all namespaces away.
-func RemoveQuarantines(l *kernel.WriteLock) error {
+// removeQuarantines takes the quarantines of all namespaces away.
+func removeQuarantines(l *kernel.WriteLock) error {
 	all, err := quarantines.Keys(l.Root)
 	for _, inst := range all {
 		ns, e := l.OpenNetns(inst)
@@ -439,8 +439,8 @@ type QuarantineCounts struct {
 	Strays   uint64 `json:"strays"`   // of sessions that have left, dropped
 }
 
-// Counts reads them.
-func (g *Quarantine) Counts() (c QuarantineCounts, err error) {
+// readCounts reads them.
+func (g *Quarantine) readCounts() (c QuarantineCounts, err error) {
 	for i, n := range []*uint64{&c.Returned, &c.Deaf, &c.Mute, &c.Spoke, &c.Buffered, &c.Strays} {
 		var each []uint64
 		if err := g.counts.Lookup(uint32(i), &each); err != nil {

@@ -24,8 +24,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Start runs the agent of a backend, in the network namespace of the process, until ctx is done. The quarantine stays.
-func Start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
+// start runs the agent of a backend, in the network namespace of the process, until ctx is done. The quarantine stays.
+func start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
 	o, err := c.options()
 	if err != nil {
 		return err
@@ -66,7 +66,7 @@ func (a *Agent) controls() http.Handler {
 		}
 		// A line of JSON a step, and in the end one that says what went wrong, if something did.
 		out := json.NewEncoder(w)
-		err := a.Drain(r.Context(), Draining{Undo: r.FormValue("undo") != "", All: r.FormValue("all") != ""}, func(d Drained) {
+		err := a.drain(r.Context(), Draining{Undo: r.FormValue("undo") != "", All: r.FormValue("all") != ""}, func(d Drained) {
 			_ = out.Encode(d)
 			_ = http.NewResponseController(w).Flush()
 		})
@@ -77,8 +77,8 @@ func (a *Agent) controls() http.Handler {
 	return mux
 }
 
-// ErrNoAgent says that no agent of a backend answers here.
-var ErrNoAgent = errors.New("no backend agent answers: does weir serve run in this network namespace, with handoff.backend in its file?")
+// errNoAgent says that no agent of a backend answers here.
+var errNoAgent = errors.New("no backend agent answers: does weir serve run in this network namespace, with handoff.backend in its file?")
 
 func request(ctx context.Context, method, path string) (*http.Response, error) {
 	ns, err := netns.Current()
@@ -96,7 +96,7 @@ func request(ctx context.Context, method, path string) (*http.Response, error) {
 		if errors.Is(err, os.ErrPermission) {
 			return nil, fmt.Errorf("%s: %w: run it with sudo", control.Path(name), os.ErrPermission)
 		}
-		return nil, fmt.Errorf("%w (%s)", ErrNoAgent, control.Path(name))
+		return nil, fmt.Errorf("%w (%s)", errNoAgent, control.Path(name))
 	}
 	if r.StatusCode != http.StatusOK {
 		defer r.Body.Close()
@@ -116,7 +116,7 @@ func StatusHere(ctx context.Context) (s Status, err error) {
 	return s, json.NewDecoder(r.Body).Decode(&s)
 }
 
-// DrainHere has it empty its backend, see [Agent.Drain]; name, if it is not empty, must be the backend's.
+// DrainHere has it empty its backend, see [Agent.drain]; name, if it is not empty, must be the backend's.
 func DrainHere(ctx context.Context, name string, how Draining, progress func(Drained)) error {
 	v := url.Values{"backend": {name}}
 	if how.Undo {

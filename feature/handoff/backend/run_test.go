@@ -72,11 +72,11 @@ func playBackend(args []string) error {
 	if err != nil {
 		return err
 	}
-	c, err := ParseConfig(args[1], text)
+	c, err := parseConfig(args[1], text)
 	if err != nil {
 		return err
 	}
-	return Start(untilStdinEnds(), kernel.OpenRoot(args[0]), c, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	return start(untilStdinEnds(), kernel.OpenRoot(args[0]), c, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 }
 
 // Servers that register learn of each other and of the services; drain empties one, and has no new session come to it.
@@ -218,7 +218,7 @@ tls: {certificate: a, key: b, ca: c}
 lb: {address: 10.0.0.9:7946}
 devices: [eth0]
 `
-	if _, err := ParseConfig("server.yaml", []byte(good)); err != nil {
+	if _, err := parseConfig("server.yaml", []byte(good)); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ from, to, want string }{
@@ -238,7 +238,7 @@ devices: [eth0]
 		{"lb: {address: 10.0.0.9:7946}", "lb: {address: nine}", "server.yaml:7:15: lb: address"},
 		{"devices: [eth0]", "devices: [eth0]\ntimeout: 1ms", "server.yaml:9:10: timeout 1ms"},
 	} {
-		_, err := ParseConfig("server.yaml", []byte(strings.Replace(good, c.from, c.to, 1)))
+		_, err := parseConfig("server.yaml", []byte(strings.Replace(good, c.from, c.to, 1)))
 		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "server.yaml") {
 			t.Errorf("%s: %v", c.to, err)
 		}

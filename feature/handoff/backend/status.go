@@ -88,7 +88,7 @@ func (a *Agent) latest() (latestTimes, error) {
 
 // Status tells.
 func (a *Agent) Status() (Status, error) {
-	g, err := a.quarantine.Counts()
+	g, err := a.quarantine.readCounts()
 	if err != nil {
 		return Status{}, err
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/probe"
 )
@@ -389,4 +390,13 @@ func (w testWriter) Write(b []byte) (int, error) {
 		fmt.Fprintln(os.Stderr, s)
 	}
 	return len(b), nil
+}
+
+// parseConfig reads the text of the section alone, as a file of that name.
+func parseConfig(file string, text []byte) (*Config, error) {
+	c := &Config{}
+	if err := strictyaml.Decode(file, text, c); err != nil {
+		return nil, err
+	}
+	return c, errors.Join(c.Validate()...)
 }

@@ -20,11 +20,11 @@ import (
 	"github.com/weir-project/weir/internal/scrape"
 )
 
-// Dir is where agents' sockets are.
-const Dir = "/run/weir"
+// dir is where agents' sockets are.
+const dir = "/run/weir"
 
 // Path is the socket of an agent of that name.
-func Path(name string) string { return filepath.Join(Dir, name+".sock") }
+func Path(name string) string { return filepath.Join(dir, name+".sock") }
 
 // Listen makes an agent's socket. It waits briefly for an agent that ends ([accept.Again]); it is an error while another
 // answers there.
@@ -33,7 +33,7 @@ func Listen(ctx context.Context, name string, log *slog.Logger) (net.Listener, e
 }
 
 func listen(path string) (net.Listener, error) {
-	if err := os.MkdirAll(Dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
 	if c, err := net.Dial("unix", path); err == nil {

@@ -118,9 +118,9 @@ func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 	return store.Remove(l, pinnedLimits)
 }
 
-// Follow has a keeper go by the limits that are applied, until ctx is done: within a
+// follow has a keeper go by the limits that are applied, until ctx is done: within a
 // second of a change.
-func (k *Keeper) Follow(ctx context.Context, r *kernel.Root, log feature.Logger) error {
+func (k *Keeper) follow(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
 	var said string

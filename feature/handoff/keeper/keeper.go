@@ -73,8 +73,8 @@ func (o *Options) setDefaults() {
 	o.Log = ratelog.Limit(o.Log)
 }
 
-// ErrTaken says that a keeper is there already.
-var ErrTaken = fmt.Errorf("another keeper answers: %w", accept.ErrAnswers)
+// errTaken says that a keeper is there already.
+var errTaken = fmt.Errorf("another keeper answers: %w", accept.ErrAnswers)
 
 // Keeper keeps sessions. Make one with New.
 type Keeper struct {
@@ -130,7 +130,7 @@ func Listen(path string) (*net.UnixListener, error) {
 		if err != nil {
 			return nil, fmt.Errorf("the socket for members: %w, or choose another socket", err)
 		}
-		return nil, fmt.Errorf("%w on %s: stop it, or choose another socket", ErrTaken, path)
+		return nil, fmt.Errorf("%w on %s: stop it, or choose another socket", errTaken, path)
 	}
 	if !abstract {
 		if err := accept.RemoveStale(path); err != nil {

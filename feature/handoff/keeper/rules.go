@@ -89,11 +89,11 @@ func (r Rule) matches(ctx context.Context, p Peer) bool {
 	case "pid":
 		m.PID, _ = strconv.Atoi(r.Value)
 	}
-	return Matches(ctx, m, p)
+	return matches(ctx, m, p)
 }
 
-// Matches says whether a process is a member as a configuration names it.
-func Matches(ctx context.Context, m svc.Member, p Peer) bool {
+// matches says whether a process is a member as a configuration names it.
+func matches(ctx context.Context, m svc.Member, p Peer) bool {
 	if m.User != "" {
 		if u, err := user.Lookup(m.User); err == nil {
 			return u.Uid == strconv.FormatUint(uint64(p.UID), 10)

@@ -56,7 +56,7 @@ func (s *socket) Configure(d *feature.Document) error {
 func (s *socket) Serve(ctx context.Context, path string) error {
 	l, err := Listen(path)
 	switch {
-	case errors.Is(err, ErrTaken):
+	case errors.Is(err, errTaken):
 		// weir handoff keep outlives restarts of weir serve. A predecessor that was killed ends soon.
 		if l, err = ListenAgain(ctx, s.log, path); err != nil {
 			if ctx.Err() == nil {
@@ -74,7 +74,7 @@ func (s *socket) Serve(ctx context.Context, path string) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.Keep(ctx, l) })
 	if !s.byFile {
-		g.Go(func() error { return s.Keeper.Follow(ctx, s.root, s.log) })
+		g.Go(func() error { return s.Keeper.follow(ctx, s.root, s.log) })
 	}
 	return g.Wait()
 }
@@ -107,7 +107,7 @@ func (s *socket) allow(ctx context.Context, name, member string, p Peer) error {
 	other := -1
 	for _, m := range members {
 		switch {
-		case !Matches(ctx, m, p):
+		case !matches(ctx, m, p):
 		case !named || m.Slot == slot:
 			return nil
 		default:

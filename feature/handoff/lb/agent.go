@@ -147,7 +147,7 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
 
 // collect takes buffered packets out of the device's queue.
 func (a *Agent) collect(ctx context.Context) {
-	ready, err := a.f.Ready()
+	ready, err := a.f.ready()
 	if err == nil {
 		defer ready.Close()
 		stop := context.AfterFunc(ctx, func() { ready.Close() })
@@ -281,7 +281,7 @@ func (a *Agent) expire(k Key, epoch move.Epoch) {
 	if err == nil {
 		_, err = a.f.Flush(k)
 	}
-	if err != nil && !errors.Is(err, ErrNoFlow) {
+	if err != nil && !errors.Is(err, errNoFlow) {
 		a.o.Log.Warn("packets stay buffered", "flow", k.Client, "err", err)
 	}
 	a.timers[k] = a.after(a.o.MoveTimeout, func() { a.lapse(k, epoch) })
@@ -294,7 +294,7 @@ func (a *Agent) lapse(k Key, epoch move.Epoch) {
 			fl.Lapse()
 		}
 	})
-	if err != nil && !errors.Is(err, ErrNoFlow) {
+	if err != nil && !errors.Is(err, errNoFlow) {
 		a.o.Log.Warn("a move stays open", "flow", k.Client, "err", err)
 	}
 }

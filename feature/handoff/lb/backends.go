@@ -25,10 +25,10 @@ import (
 // MaxBackends is the highest number that a backend may have.
 const MaxBackends = move.Backend(1<<10 - 1)
 
-// Buckets is how many parts a service's new flows are spread in; each goes to one backend.
-const Buckets = 4096
+// buckets is how many parts a service's new flows are spread in; each goes to one backend.
+const buckets = 4096
 
-// Backend is a backend behind the load balancer: on a segment with it, or at the other end of a tunnel. See [Locate].
+// Backend is a backend behind the load balancer: on a segment with it, or at the other end of a tunnel. See [locate].
 type Backend struct {
 	Number    move.Backend // 1 to MostBackends
 	Name      string       // by which new flows are spread: it stays when numbers change
@@ -71,7 +71,7 @@ func (h Backend) check() error {
 // ring assigns the buckets to backends by weighted rendezvous hashing (Schindelhauer and Schomaker, "Weighted distributed hash
 // tables", 2005): a backend that comes or goes changes no more than its own share, and all load balancers find the same.
 func ring(backends []Backend) []uint16 {
-	out := make([]uint16, Buckets)
+	out := make([]uint16, buckets)
 	sorted := slices.SortedFunc(slices.Values(backends), func(a, b Backend) int { return cmp.Compare(a.Name, b.Name) })
 	for bucket := range out {
 		best := math.Inf(-1)
@@ -133,9 +133,9 @@ func (f *DataPath) spread(service int) error {
 	if !known {
 		return nil // until there are backends
 	}
-	keys := make([]uint32, Buckets)
+	keys := make([]uint32, buckets)
 	for i := range keys {
-		keys[i] = uint32(service*Buckets + i)
+		keys[i] = uint32(service*buckets + i)
 	}
 	if _, err := f.maps.LbRing.BatchUpdate(keys, ringOf(backends, service), nil); err != nil {
 		return fmt.Errorf("spreading new flows of service %d: %w", service, err)
@@ -155,7 +155,7 @@ func ringOf(backends []Backend, service int) []uint16 {
 
 // bucket is where a flow is in its service's ring, as the data path finds it.
 func (k Key) bucket() int {
-	return int(jhash.Addr(uint32(swap(k.Client.Port())), k.Client.Addr()) % Buckets)
+	return int(jhash.Addr(uint32(swap(k.Client.Port())), k.Client.Addr()) % buckets)
 }
 
 // matches says whether flows of this number are connections to a service, and one that goes by flow if byFlow.

@@ -67,5 +67,5 @@ func (f *DataPath) Flush(k Key) (waited int, err error) {
 // Collect takes packets out of the device's queue, which is short: see Ready.
 func (f *DataPath) Collect() error { return f.hold.Collect() }
 
-// Ready is the device's file, to wait for packets to collect.
-func (f *DataPath) Ready() (*os.File, error) { return f.hold.Ready() }
+// ready is the device's file, to wait for packets to collect.
+func (f *DataPath) ready() (*os.File, error) { return f.hold.Ready() }

@@ -211,7 +211,7 @@ func TestChange(t *testing.T) {
 	if want := (move.Flow{Owner: 1, To: 5, Epoch: 9, Nonce: known.Nonce}); err != nil || got.Flow != want || asked != 2 {
 		t.Errorf("%+v, asked %d times, %v", got, asked, err)
 	}
-	if _, err := f.Change(Key{Client: k.Client, Service: 3}, func(*Flow) {}); !errors.Is(err, ErrNoFlow) {
+	if _, err := f.Change(Key{Client: k.Client, Service: 3}, func(*Flow) {}); !errors.Is(err, errNoFlow) {
 		t.Errorf("%v", err)
 	}
 }
@@ -224,9 +224,9 @@ func TestRing(t *testing.T) {
 	for _, h := range all {
 		share[h]++
 	}
-	for host, want := range map[uint16]int{1: Buckets / 4, 2: Buckets / 2, 3: Buckets / 4, 4: 0} {
+	for host, want := range map[uint16]int{1: buckets / 4, 2: buckets / 2, 3: buckets / 4, 4: 0} {
 		if got := share[host]; got < want*9/10 || got > want*11/10 {
-			t.Errorf("host %d has %d of %d buckets, want about %d", host, got, Buckets, want)
+			t.Errorf("host %d has %d of %d buckets, want about %d", host, got, buckets, want)
 		}
 	}
 	for i, h := range ring(hosts[:2]) {

@@ -46,16 +46,16 @@ func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 		})
 	}
 	now, err := change()
-	if errors.Is(err, ErrNoFlow) && in.Message.Kind == move.Ask && a.settling == nil && k.Client.Port() != 0 && a.f.serves(from, k.Service) {
+	if errors.Is(err, errNoFlow) && in.Message.Kind == move.Ask && a.settling == nil && k.Client.Port() != 0 && a.f.serves(from, k.Service) {
 		// Of a connection that has been silent for long nothing is known, and who asks has it.
 		if err = a.f.Learn(k, from, 0); err == nil || errors.Is(err, ebpf.ErrKeyExist) {
 			now, err = change()
 		}
 	}
-	if errors.Is(err, ErrNoFlow) && a.settling != nil {
+	if errors.Is(err, errNoFlow) && a.settling != nil {
 		return nil // its backends say whose it is, in a moment: then they ask again
 	}
-	if errors.Is(err, ErrNoFlow) { // the client has ended it, or it never was
+	if errors.Is(err, errNoFlow) { // the client has ended it, or it never was
 		answers = (&move.Flow{}).Receive(from, in.Message, false)
 	} else if err != nil {
 		return err

@@ -186,7 +186,7 @@ func removeHere(l *kernel.WriteLock, name string) error {
 
 // Remove implements feature.Feature: the load balancers of all network namespaces.
 func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
-	err := errors.Join(RemoveAll(l), applied.RemoveAll(l))
+	err := errors.Join(removeAll(l), applied.RemoveAll(l))
 	store.ForgetDamaged(l)
 	return err
 }

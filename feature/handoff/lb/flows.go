@@ -38,8 +38,8 @@ type Flow struct {
 	Incarnation uint64 // instance of the owner's agent that had it flipped to the owner; 0: none has
 }
 
-// ErrNoFlow says that the load balancer knows of no such flow.
-var ErrNoFlow = errors.New("no such flow")
+// errNoFlow says that the load balancer knows of no such flow.
+var errNoFlow = errors.New("no such flow")
 
 // The word of a flow, see lb.h.
 const (
@@ -93,7 +93,7 @@ func swap(port uint16) uint16 {
 func (f *DataPath) Flow(k Key) (Flow, error) {
 	var v bpf.LBLbFlow
 	if err := f.maps.LbFlows.Lookup(k.raw(), &v); errors.Is(err, ebpf.ErrKeyNotExist) {
-		return Flow{}, fmt.Errorf("%w: %s of service %d", ErrNoFlow, k.Client, k.Service)
+		return Flow{}, fmt.Errorf("%w: %s of service %d", errNoFlow, k.Client, k.Service)
 	} else if err != nil {
 		return Flow{}, fmt.Errorf("reading the flow of %s: %w", k.Client, err)
 	}
@@ -128,7 +128,7 @@ func (f *DataPath) change(k Key, until, seen uint64, change func(*Flow)) (Flow, 
 	for {
 		var v bpf.LBLbFlow
 		if err := f.maps.LbFlows.Lookup(k.raw(), &v); errors.Is(err, ebpf.ErrKeyNotExist) {
-			return Flow{}, fmt.Errorf("%w: %s of service %d", ErrNoFlow, k.Client, k.Service)
+			return Flow{}, fmt.Errorf("%w: %s of service %d", errNoFlow, k.Client, k.Service)
 		} else if err != nil {
 			return Flow{}, fmt.Errorf("reading the flow of %s: %w", k.Client, err)
 		}
@@ -163,7 +163,7 @@ func (f *DataPath) exchange(a bpf.LBLbChangeArgs, k Key) (bool, error) {
 	case ret == isOther:
 		return false, nil
 	}
-	return false, fmt.Errorf("%w: %s of service %d has ended meanwhile", ErrNoFlow, k.Client, k.Service)
+	return false, fmt.Errorf("%w: %s of service %d has ended meanwhile", errNoFlow, k.Client, k.Service)
 }
 
 // Learn records a flow of a backend that the data path has not seen yet, one of another load balancer. It is an error if the flow is
@@ -182,22 +182,22 @@ func (f *DataPath) learn(k Key, fl move.Flow, seen uint64, flags uint32) error {
 	return nil
 }
 
-// ErrLive says that a flow is a connection, or is being moved: only its backend can give it up.
-var ErrLive = errors.New("the flow is live")
+// errLive says that a flow is a connection, or is being moved: only its backend can give it up.
+var errLive = errors.New("the flow is live")
 
-// Override has a flow be a backend's, whatever the hash says, until Release: also one of which nothing has been seen. A source of a
+// override has a flow be a backend's, whatever the hash says, until Release: also one of which nothing has been seen. A source of a
 // service by source changes its backend at once, and its connections are reset there; a connection that is known by itself is not
 // torn from its backend: move it (the error is ErrLive).
-func (f *DataPath) Override(k Key, owner move.Backend) error {
+func (f *DataPath) override(k Key, owner move.Backend) error {
 	for range 100 { // the data path may learn it anew in between
 		epoch := move.Epoch(0)
 		fl, err := f.Flow(k)
 		switch {
-		case errors.Is(err, ErrNoFlow):
+		case errors.Is(err, errNoFlow):
 		case err != nil:
 			return err
 		case fl.To != 0 || fl.Buffered || k.Client.Port() != 0 && !fl.Pinned && !fl.Ended && fl.Out > 0:
-			return fmt.Errorf("%w: %s of service %d, at backend %d", ErrLive, k.Client, k.Service, fl.Owner)
+			return fmt.Errorf("%w: %s of service %d, at backend %d", errLive, k.Client, k.Service, fl.Owner)
 		default:
 			epoch = fl.Epoch + 1
 			if err := f.maps.LbFlows.Delete(k.raw()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -283,7 +283,7 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker) (n int, err
 		return nil
 	}
 	for _, k := range gone {
-		if e := remove(k); !errors.Is(e, ErrNoFlow) && !errors.Is(e, ebpf.ErrKeyNotExist) {
+		if e := remove(k); !errors.Is(e, errNoFlow) && !errors.Is(e, ebpf.ErrKeyNotExist) {
 			err = errors.Join(err, e)
 		}
 	}

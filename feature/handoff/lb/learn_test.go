@@ -61,7 +61,7 @@ func TestAgentLearnsFromWhoAsks(t *testing.T) {
 	if m := s.hears(1); m.OK {
 		t.Error("a host that is none of the service's has it")
 	}
-	if _, err := f.Flow(other); !errors.Is(err, ErrNoFlow) {
+	if _, err := f.Flow(other); !errors.Is(err, errNoFlow) {
 		t.Error(err)
 	}
 }

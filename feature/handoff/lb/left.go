@@ -21,7 +21,7 @@ func (a *Agent) left(k Key, from move.Backend, m move.Message) error {
 			fl.Incarnation = 0
 		}
 	})
-	if errors.Is(err, ErrNoFlow) { // forgotten meanwhile
+	if errors.Is(err, errNoFlow) { // forgotten meanwhile
 		if err = a.f.Learn(k, m.Backend, m.Epoch); errors.Is(err, ebpf.ErrKeyExist) {
 			err = nil
 		}

@@ -35,7 +35,7 @@ type Managed struct {
 type member struct {
 	Managed
 	told     *Managed // by the options; nil: it has registered
-	place    Location
+	place    location
 	placed   time.Time // when place was found; zero: it is not known where the backend is
 	looked   time.Time // for it, the last time
 	locating bool
@@ -184,8 +184,8 @@ func (a *Agent) lookAfter() {
 }
 
 func (a *Agent) locate(m *member, at netip.Addr) {
-	var p Location
-	err := a.f.ns.Do(func() (err error) { p, err = Locate(at); return err })
+	var p location
+	err := a.f.ns.Do(func() (err error) { p, err = locate(at); return err })
 	if err == nil && p.Tunnel.IsValid() && a.f.tunnel == 0 {
 		err = fmt.Errorf("backend at %s: routers are before it, and there are no tunnels: set tunnel_mtu", at)
 	}

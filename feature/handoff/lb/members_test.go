@@ -202,7 +202,7 @@ func waitOwners(t *testing.T, sc *scene, at netip.AddrPort, want string) {
 	t.Helper()
 	nstest.Eventually(t, func() error {
 		of := map[byte]int{}
-		for bucket := range Buckets {
+		for bucket := range buckets {
 			var host uint16
 			if err := sc.f.maps.LbRing.Lookup(uint32(bucket), &host); err != nil {
 				t.Fatal(err)

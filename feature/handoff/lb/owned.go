@@ -87,7 +87,7 @@ func (a *Agent) owned(c *peer.Conn, r peer.FlowRecord) error {
 // ownedBy has a flow be a backend's that has a session of it, unless another backend has a better claim. a.mu is held.
 func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 	fl, err := a.f.Flow(k)
-	if errors.Is(err, ErrNoFlow) {
+	if errors.Is(err, errNoFlow) {
 		if a.settling != nil {
 			a.settling.ages[k] = r.Age
 		}
@@ -130,7 +130,7 @@ func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 	if a.settling != nil {
 		a.settling.ages[k] = r.Age
 	}
-	if errors.Is(err, ErrNoFlow) {
+	if errors.Is(err, errNoFlow) {
 		return nil // it has ended meanwhile
 	}
 	return err
@@ -146,7 +146,7 @@ func (a *Agent) still(k Key, fl Flow, r peer.FlowRecord) error {
 			fl.Epoch = r.Epoch // moves were forgotten here
 		}
 	})
-	if errors.Is(err, ErrNoFlow) {
+	if errors.Is(err, errNoFlow) {
 		return nil
 	}
 	return err
@@ -221,7 +221,7 @@ func (a *Agent) settle(over bool) {
 func (a *Agent) decideClaim(c claim, ended move.Epoch) error {
 	fl, err := a.f.Flow(c.key)
 	known := err == nil
-	if err != nil && !errors.Is(err, ErrNoFlow) {
+	if err != nil && !errors.Is(err, errNoFlow) {
 		return err
 	}
 	want := move.Flow{Owner: c.backend, Epoch: c.r.Epoch}
@@ -242,7 +242,7 @@ func (a *Agent) decideClaim(c claim, ended move.Epoch) error {
 			fl.Flow, fl.Incarnation = want, 0
 		})
 	}
-	if errors.Is(err, ErrNoFlow) || errors.Is(err, ebpf.ErrKeyExist) {
+	if errors.Is(err, errNoFlow) || errors.Is(err, ebpf.ErrKeyExist) {
 		return nil // a packet has come in between, of a backend that has it
 	}
 	if err == nil && want.To != 0 {

@@ -84,7 +84,7 @@ func TestOwned(t *testing.T) {
 		for i, c := range cases {
 			fl, err := sc.f.Flow(client(uint16(i + 1)))
 			switch {
-			case c.owner == 0 && !errors.Is(err, ErrNoFlow), c.owner != 0 && (err != nil || fl.Owner != c.owner || fl.To != c.to || fl.Epoch != c.epoch):
+			case c.owner == 0 && !errors.Is(err, errNoFlow), c.owner != 0 && (err != nil || fl.Owner != c.owner || fl.To != c.to || fl.Epoch != c.epoch):
 				t.Errorf("%s, hosts %v: %+v, %v", c.name, order, fl, err)
 			}
 		}

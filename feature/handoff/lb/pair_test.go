@@ -83,6 +83,6 @@ func TestPairTellsMoved(t *testing.T) {
 	k := keyOfConn(conns[first], 0)
 	conns[first].Close()
 	for i := range p.lbs {
-		p.knows(i, k, func(_ Flow, err error) bool { return errors.Is(err, ErrNoFlow) })
+		p.knows(i, k, func(_ Flow, err error) bool { return errors.Is(err, errNoFlow) })
 	}
 }

@@ -196,7 +196,7 @@ func (a *Agent) tellOf(c *peer.Conn, keys map[Key]bool, all bool) error {
 	var records []peer.FlowRecord
 	for k := range keys {
 		fl, err := a.f.Flow(k)
-		gone := errors.Is(err, ErrNoFlow)
+		gone := errors.Is(err, errNoFlow)
 		if err != nil && !gone {
 			return err
 		}
@@ -265,9 +265,9 @@ func (a *Agent) adopt(r peer.FlowRecord) error {
 	fl, err := a.f.Flow(k)
 	a.pair.knownThere(k, r.Gone, err == nil && !r.Gone && fl.Epoch > r.Epoch)
 	switch {
-	case errors.Is(err, ErrNoFlow) && r.Gone:
+	case errors.Is(err, errNoFlow) && r.Gone:
 		return nil
-	case errors.Is(err, ErrNoFlow):
+	case errors.Is(err, errNoFlow):
 		if err := a.f.learn(k, moved(r, 0), seen, told); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 			return err
 		}
@@ -297,7 +297,7 @@ func (a *Agent) adopt(r peer.FlowRecord) error {
 			now.To = r.To // from here on no reset of its backend passes
 		}
 	})
-	if errors.Is(err, ErrNoFlow) {
+	if errors.Is(err, errNoFlow) {
 		return nil // it has ended meanwhile
 	}
 	a.watchMove(r)
@@ -312,7 +312,7 @@ func moved(r peer.FlowRecord, b move.Nonce) move.Flow {
 // over forgets a flow whose end the partner has seen, if nothing has been seen of it here since. The caller holds mu.
 func (a *Agent) over(k Key, seen uint64) error {
 	fl, err := a.f.Flow(k)
-	if errors.Is(err, ErrNoFlow) || err == nil && (fl.Seen != seen || fl.To != 0 || fl.Buffered || fl.Pinned) {
+	if errors.Is(err, errNoFlow) || err == nil && (fl.Seen != seen || fl.To != 0 || fl.Buffered || fl.Pinned) {
 		return nil
 	} else if err != nil {
 		return err
@@ -340,7 +340,7 @@ func (a *Agent) watchMove(r peer.FlowRecord) {
 				fl.To = 0
 			}
 		})
-		if err != nil && !errors.Is(err, ErrNoFlow) {
+		if err != nil && !errors.Is(err, errNoFlow) {
 			a.o.Log.Warn("a move of the partner's stays open", "flow", k.Client, "err", err)
 		}
 	})

@@ -228,7 +228,7 @@ func TestPartner(t *testing.T) {
 	// Its end is seen by one of them, and both forget it.
 	c.Close()
 	for i := range p.lbs {
-		p.knows(i, k, func(_ Flow, err error) bool { return errors.Is(err, ErrNoFlow) })
+		p.knows(i, k, func(_ Flow, err error) bool { return errors.Is(err, errNoFlow) })
 	}
 	if _, err := p.lbs[0].Flow(keyOfConn(old, 0)); err != nil {
 		t.Errorf("another one: %v", err)
@@ -304,11 +304,11 @@ func TestPartnerFlood(t *testing.T) {
 		}
 	}
 	for _, k := range made {
-		if fl, err := p.lbs[1].Flow(k); !errors.Is(err, ErrNoFlow) {
+		if fl, err := p.lbs[1].Flow(k); !errors.Is(err, errNoFlow) {
 			t.Errorf("%s is known to the other load balancer: %+v, %v", k.Client, fl, err)
 		}
 		change(t, p.lbs[0], k, func(v *bpf.LBLbFlow) { v.Seen = kernel.Monotonic() - uint64(unanswered) })
-		p.knows(0, k, func(_ Flow, err error) bool { return errors.Is(err, ErrNoFlow) })
+		p.knows(0, k, func(_ Flow, err error) bool { return errors.Is(err, errNoFlow) })
 	}
 }
 

@@ -20,8 +20,8 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// ABI is the version of the maps' layout: lb.h.
-const ABI = 1
+// abi is the version of the maps' layout: lb.h.
+const abi = 1
 
 // Needs of a load balancer. Without tcx its programs are filters of the devices' clsact qdiscs, and not held by links.
 var Needs = []kernel.Need{probe.TCRedirect, kernel.TCXLink, kernel.ClsactFilter}
@@ -30,7 +30,7 @@ var Needs = []kernel.Need{probe.TCRedirect, kernel.TCXLink, kernel.ClsactFilter}
 const pinPrefix = "lb-"
 
 // store has the instances.
-var store = instances.Store[Options]{Feature: "handoff", ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return strings.HasPrefix(name, pinPrefix) }}
+var store = instances.Store[Options]{Feature: "handoff", ABI: abi, Object: bpf.Object, Is: func(name string) bool { return strings.HasPrefix(name, pinPrefix) }}
 
 func instanceOf(ns *netns.Handle, name string) kernel.Instance {
 	return store.Name(kernel.ScopeOf(ns), pinPrefix+name)
@@ -79,7 +79,7 @@ func earlier(l *kernel.WriteLock, inst kernel.Instance) (map[string]*ebpf.Map, e
 	} else if err != nil {
 		return nil, err
 	}
-	if err := before.Meta.RequireABI(inst, ABI); err != nil {
+	if err := before.Meta.RequireABI(inst, abi); err != nil {
 		before.Close()
 		return nil, err
 	}
@@ -139,8 +139,8 @@ func Remove(ctx context.Context, root *kernel.Root, ns *netns.Handle, name strin
 	return remove(l, inst, ns)
 }
 
-// RemoveAll ends the load balancers of all network namespaces, as Remove does.
-func RemoveAll(l *kernel.WriteLock) error {
+// removeAll ends the load balancers of all network namespaces, as Remove does.
+func removeAll(l *kernel.WriteLock) error {
 	all, err := Instances(l.Root)
 	for _, inst := range all {
 		ns, e := l.OpenNetns(inst)

@@ -27,7 +27,7 @@ func (s *scene) open(t *testing.T, root *kernel.Root) {
 		s.f, err = Open(t.Context(), root, "test", Options{Devices: s.devices})
 		return err
 	})
-	if err := s.f.SetServices([]Service{{ID: 0, Listen: service4, Proto: unix.IPPROTO_TCP}, {ID: 1, Listen: service6, Proto: unix.IPPROTO_TCP}}); err != nil {
+	if err := s.f.setServices([]Service{{ID: 0, Listen: service4, Proto: unix.IPPROTO_TCP}, {ID: 1, Listen: service6, Proto: unix.IPPROTO_TCP}}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -216,7 +216,7 @@ func TestLifeOutlives(t *testing.T) {
 // A service that is not told any more is none, and Remove leaves nothing.
 func TestRemove(t *testing.T) {
 	sc, root := published(t)
-	if err := sc.f.SetServices([]Service{{ID: 0, Listen: service4, Proto: unix.IPPROTO_TCP}}); err != nil {
+	if err := sc.f.setServices([]Service{{ID: 0, Listen: service4, Proto: unix.IPPROTO_TCP}}); err != nil {
 		t.Fatal(err)
 	}
 	n := 0
@@ -271,7 +271,7 @@ func TestClsact(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = RemoveAll(l)
+	err = removeAll(l)
 	l.Unlock()
 	if err != nil {
 		t.Fatal(err)

@@ -41,8 +41,8 @@ func (a *Agent) takeUp() error {
 	return err
 }
 
-// SetServices has the data path know these services and no others. Flows of others stay until they are forgotten.
-func (f *DataPath) SetServices(services []Service) error {
+// setServices has the data path know these services and no others. Flows of others stay until they are forgotten.
+func (f *DataPath) setServices(services []Service) error {
 	if err := f.retag(services); err != nil {
 		return err
 	}

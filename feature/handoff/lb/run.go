@@ -43,7 +43,7 @@ func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 		return err
 	}
 	defer f.Close()
-	if err := f.SetServices(c.services()); err != nil {
+	if err := f.setServices(c.services()); err != nil {
 		return err
 	}
 	a, err := NewAgent(f, o)
@@ -96,7 +96,7 @@ func (a *Agent) override(service, client, backend string) error {
 	if to == 0 {
 		return fmt.Errorf("no backend %q is known, and where it is: weir lb status shows all", backend)
 	}
-	return each(keys, func(k Key) error { return a.f.Override(k, to) })
+	return each(keys, func(k Key) error { return a.f.override(k, to) })
 }
 
 func each(keys []Key, do func(Key) error) error {

@@ -111,7 +111,7 @@ func weigh(t *testing.T, sc *scene, host move.Backend, weight int) {
 func TestOverride(t *testing.T) {
 	sc := bySource(t)
 	for _, host := range []move.Backend{1, 2, 1, 2} {
-		if err := sc.f.Override(client4(), host); err != nil {
+		if err := sc.f.override(client4(), host); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := askUDP(dialUDP(t, sc.client, flows4), "a"); err != nil || got[0] != byte('0'+host) {
@@ -124,11 +124,11 @@ func TestOverride(t *testing.T) {
 	if err := sc.f.Release(client4()); err != nil {
 		t.Fatal(err)
 	}
-	if err := sc.f.Release(client4()); !errors.Is(err, ErrNoFlow) {
+	if err := sc.f.Release(client4()); !errors.Is(err, errNoFlow) {
 		t.Errorf("%v", err)
 	}
 	c, k, owner, other := session(t, sc)
-	if err := sc.f.Override(k, other); !errors.Is(err, ErrLive) {
+	if err := sc.f.override(k, other); !errors.Is(err, errLive) {
 		t.Errorf("%v", err)
 	}
 	if _, err := ask(c, "a", patience); err != nil {
@@ -139,7 +139,7 @@ func TestOverride(t *testing.T) {
 	}
 	// One that is to come.
 	k.Client = netip.AddrPortFrom(k.Client.Addr(), 40123)
-	if err := sc.f.Override(k, other); err != nil {
+	if err := sc.f.override(k, other); err != nil {
 		t.Fatal(err)
 	}
 	do(t, sc.client, func() (err error) {

@@ -19,7 +19,7 @@ func TestRetag(t *testing.T) {
 	set := func(services ...Service) []Service {
 		t.Helper()
 		services = tagged(services)
-		if err := sc.f.SetServices(services); err != nil {
+		if err := sc.f.setServices(services); err != nil {
 			t.Fatal(err)
 		}
 		return services

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Err is part of each error of a device.
-var Err = errors.New("the device of buffered packets")
+// errDevice is part of each error of a device.
+var errDevice = errors.New("the device of buffered packets")
 
 // Limits of what waits. More is dropped: the client sends it again.
 const (
@@ -76,12 +76,12 @@ func Again[K comparable](open func() (*Device[K], error)) (d *Device[K], err err
 func New[K comparable](name string, stays bool, of func(from, to netip.AddrPort, proto uint8) (K, bool)) (*Device[K], error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, fmt.Errorf("%w: /dev/net/tun: %w (the kernel needs CONFIG_TUN)", Err, err)
+		return nil, fmt.Errorf("%w: /dev/net/tun: %w (the kernel needs CONFIG_TUN)", errDevice, err)
 	}
 	d := &Device[K]{fd: fd, of: of, buf: make([]byte, mostFrame+vnetHeader), queues: map[K]*queue{}}
 	if d.Ifindex, err = setUp(fd, name, stays); err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("%w %s: %w", Err, name, err)
+		return nil, fmt.Errorf("%w %s: %w", errDevice, name, err)
 	}
 	return d, nil
 }
@@ -212,7 +212,7 @@ func (d *Device[K]) forget(k K) [][]byte {
 func (d *Device[K]) Ready() (*os.File, error) {
 	fd, err := unix.FcntlInt(uintptr(d.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", Err, err)
+		return nil, fmt.Errorf("%w: %w", errDevice, err)
 	}
 	return os.NewFile(uintptr(fd), "hold"), nil
 }
@@ -230,7 +230,7 @@ func (d *Device[K]) read() (packets int, err error) {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
-			return packets, fmt.Errorf("%w: %w", Err, err)
+			return packets, fmt.Errorf("%w: %w", errDevice, err)
 		}
 		frame := d.buf[:n]
 		q := d.queueOf(frame)
@@ -251,7 +251,7 @@ func (d *Device[K]) read() (packets int, err error) {
 
 func (d *Device[K]) write(frame []byte) error {
 	if _, err := unix.Write(d.fd, frame); err != nil {
-		return fmt.Errorf("%w: letting a packet go: %w", Err, err)
+		return fmt.Errorf("%w: letting a packet go: %w", errDevice, err)
 	}
 	return nil
 }

@@ -169,8 +169,8 @@ func (c *Conn) Send(f Frame) error {
 }
 
 func (c *Conn) write(kind byte, header, body []byte) error {
-	if len(header)+len(body)+1 > MaxFrame {
-		return fmt.Errorf("a frame of %d bytes: at most %d", len(header)+len(body), MaxFrame)
+	if len(header)+len(body)+1 > maxFrame {
+		return fmt.Errorf("a frame of %d bytes: at most %d", len(header)+len(body), maxFrame)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -250,7 +250,7 @@ func (c *Conn) read() (kind byte, body []byte, err error) {
 		return 0, nil, err
 	}
 	n := binary.BigEndian.Uint32(head[:])
-	if n == 0 || n > MaxFrame {
+	if n == 0 || n > maxFrame {
 		return 0, nil, fmt.Errorf("%w: %d bytes", ErrFormat, n)
 	}
 	if _, err := io.ReadFull(c.in, head[4:]); err != nil {

@@ -35,13 +35,13 @@ const (
 	mostBackend  = 1<<10 - 1
 )
 
-// MaxFlows is how many records one frame has at most.
-const MaxFlows = 16 << 10
+// maxFlows is how many records one frame has at most.
+const maxFlows = 16 << 10
 
 // TellFlows tells of flows, in as many frames as they need. last says that the list is complete: the other side knows all by then.
 func (c *Conn) TellFlows(records []FlowRecord, last bool) error {
 	for more := true; more; {
-		part := records[:min(len(records), MaxFlows)]
+		part := records[:min(len(records), maxFlows)]
 		records = records[len(part):]
 		more = len(records) > 0
 		if err := c.write(typeFlows, nil, AppendFlows(nil, part, last && !more)); err != nil {

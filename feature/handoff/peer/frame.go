@@ -46,11 +46,11 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// Version is that of the wire format.
-const Version = 1
+// version is that of the wire format.
+const version = 1
 
-// MaxFrame is the most bytes of a frame: a session's queues, and what its application says.
-const MaxFrame = 128 << 20
+// maxFrame is the most bytes of a frame: a session's queues, and what its application says.
+const maxFrame = 128 << 20
 
 // ErrFormat says that what came is no frame.
 var ErrFormat = errors.New("not a frame of weir's agents")
@@ -130,7 +130,7 @@ func (h Hello) append(b []byte) ([]byte, error) {
 	if len(h.Name) > 255 {
 		return nil, fmt.Errorf("the name %q has more than 255 bytes", h.Name)
 	}
-	b = append(b, Version, byte(h.Role))
+	b = append(b, version, byte(h.Role))
 	b = binary.BigEndian.AppendUint16(b, uint16(h.Number))
 	b = binary.BigEndian.AppendUint64(b, h.Instance)
 	return append(append(b, byte(len(h.Name))), h.Name...), nil
@@ -138,8 +138,8 @@ func (h Hello) append(b []byte) ([]byte, error) {
 
 func parseHello(b []byte) (h Hello, err error) {
 	switch {
-	case len(b) > 0 && b[0] != Version:
-		return h, fmt.Errorf("%w: version %d, and this weir speaks %d: update the older one", ErrFormat, b[0], Version)
+	case len(b) > 0 && b[0] != version:
+		return h, fmt.Errorf("%w: version %d, and this weir speaks %d: update the older one", ErrFormat, b[0], version)
 	case len(b) < 13 || len(b) != 13+int(b[12]):
 		return h, fmt.Errorf("%w: a hello of %d bytes", ErrFormat, len(b))
 	case b[1] > byte(LBAgent):

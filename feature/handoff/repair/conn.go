@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"slices"
 	"syscall"
 )
@@ -48,19 +47,6 @@ func (c *Conn) WriteTo(w io.Writer) (int64, error) {
 // Unread is what Read gives before it asks the socket; it is for who uses the
 // descriptor itself.
 func (c *Conn) Unread() []byte { return c.unread }
-
-// TakeFile gives the session up to a descriptor of its own, non-blocking, and returns
-// what was not read. The Conn is closed, the session is not.
-func (c *Conn) TakeFile() (f *os.File, unread []byte, err error) {
-	if f, err = c.File(); err != nil {
-		return nil, nil, err
-	}
-	if err := syscall.SetNonblock(int(f.Fd()), true); err != nil {
-		f.Close()
-		return nil, nil, err
-	}
-	return f, c.unread, c.TCPConn.Close()
-}
 
 // Dump is [DumpConn] of a session that has moved before, with what is still unread of
 // that move.

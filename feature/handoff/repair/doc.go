@@ -31,10 +31,10 @@
 //
 // A session whose records the kernel encrypts or decrypts (kTLS) moves with its keys, which [State] then holds: it is to
 // be carried over like a private key. Under kTLS the queues cannot be read, so that it takes a moment in which they are
-// empty: [Dump] waits for it a little ([DumpOptions.Quiet]), and refuses with [ErrTLSBusy] else. Whoever has the packets
+// empty: [Dump] waits for it a little ([DumpOptions.Quiet]), and refuses with [errTLSBusy] else. Whoever has the packets
 // stopped before Dump calls [Quiesce] before that. A record that waits for more data (MSG_MORE) is sent at once. A session
 // stays if one of its ends has ended, if its receive buffer is small, and if the kernel decrypts and is older than Linux
-// 6.0: in the latter cases nobody can see what of a record has arrived ([ErrTLS]). That remains so under memory pressure
+// 6.0: in the latter cases nobody can see what of a record has arrived ([errTLS]). That remains so under memory pressure
 // of the whole system (tcp_mem, a cgroup's memory), in which every kernel takes half a record out of the queue where nobody can
 // see it: a session that moves then ends with an error of TLS. Offload to a network card was not tried.
 //

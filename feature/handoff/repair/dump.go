@@ -15,7 +15,7 @@ import (
 
 // DumpOptions say how a session is dumped.
 type DumpOptions struct {
-	// Limit is how many bytes the queues may hold together; 0 means [DefaultLimit].
+	// Limit is how many bytes the queues may hold together; 0 means [defaultLimit].
 	// It is checked before anything is changed.
 	Limit int
 	// Stop, if it is set, stops the session's packets before the dump, and is not
@@ -93,7 +93,7 @@ func (p *Prepared) Dump(fd int, o DumpOptions) (_ *State, err error) {
 	// What had passed when packets were stopped may be on its way to the socket yet, on another CPU: for some microseconds.
 	for try := 1; ; try++ {
 		s, err := p.freeze(fd, o)
-		if !errors.Is(err, ErrMoving) || o.Stop == nil || try == mostFreezes {
+		if !errors.Is(err, errMoving) || o.Stop == nil || try == mostFreezes {
 			return s, err
 		}
 	}
@@ -141,7 +141,7 @@ func thaw(fd int, reuse bool, how int) error {
 
 func limitOf(o DumpOptions) int {
 	if o.Limit == 0 {
-		return DefaultLimit
+		return defaultLimit
 	}
 	return o.Limit
 }
@@ -151,32 +151,32 @@ func admit(fd int, o DumpOptions) (s State, tls bool, err error) {
 	if p, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL); err != nil {
 		return s, tls, fmt.Errorf("SO_PROTOCOL: %w", err)
 	} else if p == protocolMPTCP {
-		return s, tls, ErrMPTCP
+		return s, tls, errMPTCP
 	} else if p != unix.IPPROTO_TCP {
-		return s, tls, fmt.Errorf("%w: its protocol is number %d, not TCP", ErrState, p)
+		return s, tls, fmt.Errorf("%w: its protocol is number %d, not TCP", errState, p)
 	}
 	i, err := tcpInfo(fd)
 	if err != nil {
 		return s, tls, err
 	}
 	if !movable(i.State) {
-		return s, tls, fmt.Errorf("%w: %s", ErrState, stateName(i.State))
+		return s, tls, fmt.Errorf("%w: %s", errState, stateName(i.State))
 	}
 	if err := s.readAddresses(fd); err != nil {
 		return s, tls, err
 	}
 	if name, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_ULP); err == nil && name != "" && name != "tls" {
-		return s, tls, fmt.Errorf("%w: it is %s", ErrULP, name)
+		return s, tls, fmt.Errorf("%w: it is %s", errULP, name)
 	} else if err == nil {
 		tls = name == "tls"
 	}
 	// The kernel says ENOENT where no key was ever set.
 	var ao [64]byte
 	if err := getTCP(fd, tcpAOInfo, &ao); err == nil {
-		return s, tls, ErrAO
+		return s, tls, errAO
 	}
 	if off, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, soPeekOff); err == nil && off >= 0 {
-		return s, tls, ErrPeekOff
+		return s, tls, errPeekOff
 	}
 	l, err := queueLengths(fd)
 	if err == nil {
@@ -187,7 +187,7 @@ func admit(fd int, o DumpOptions) (s State, tls bool, err error) {
 
 func tooLarge(n, limit int) error {
 	if n > limit {
-		return fmt.Errorf("%w: %d bytes, allowed are %d; let the session drain, or allow more", ErrTooLarge, n, limit)
+		return fmt.Errorf("%w: %d bytes, allowed are %d; let the session drain, or allow more", errTooLarge, n, limit)
 	}
 	return nil
 }
@@ -228,7 +228,7 @@ func checkUrgent(fd int, decrypts bool) (err error) {
 	// EINVAL: there is none. EAGAIN: the byte is on its way. 0: the peer's FIN came first.
 	n, _, err := unix.Recvfrom(fd, make([]byte, 1), unix.MSG_OOB|unix.MSG_PEEK|unix.MSG_DONTWAIT)
 	if n > 0 || errors.Is(err, unix.EAGAIN) || unread[0] < unread[1] {
-		return ErrUrgent
+		return errUrgent
 	}
 	return nil
 }
@@ -255,7 +255,7 @@ func (s *State) readAddresses(fd int) error {
 			*a.to = netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port))
 			zone = max(zone, sa.ZoneId)
 		default:
-			return fmt.Errorf("%w: it is not of IPv4 or IPv6", ErrState)
+			return fmt.Errorf("%w: it is not of IPv4 or IPv6", errState)
 		}
 	}
 	if zone != 0 {

@@ -114,22 +114,6 @@ func TestUnread(t *testing.T) {
 			_, err := c.WriteTo(&b)
 			return b.Bytes(), err
 		},
-		"TakeFile": func(c *Conn) ([]byte, error) {
-			f, unread, err := c.TakeFile()
-			if err != nil {
-				return nil, err
-			}
-			defer f.Close()
-			all, b := slices.Clone(unread), make([]byte, 100)
-			nstest.Until(t, "all is read", func() bool {
-				var n int
-				for n, err = unix.Read(int(f.Fd()), b); n > 0; n, err = unix.Read(int(f.Fd()), b) {
-					all = append(all, b[:n]...)
-				}
-				return err != unix.EAGAIN
-			})
-			return all, err
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

@@ -65,7 +65,7 @@ func TestPrepareRefuses(t *testing.T) {
 	write(t, client, 1000, 0)
 	nstest.Until(t, "all has arrived", func() bool { return unread(t, server) == 1000 })
 	with(t, server, func(fd int) error {
-		if _, err := Prepare(fd, DumpOptions{Limit: 999}); !errors.Is(err, ErrTooLarge) {
+		if _, err := Prepare(fd, DumpOptions{Limit: 999}); !errors.Is(err, errTooLarge) {
 			t.Errorf("1000 bytes: %v", err)
 		}
 		o := DumpOptions{Limit: 1500}
@@ -75,7 +75,7 @@ func TestPrepareRefuses(t *testing.T) {
 		}
 		write(t, client, 1000, 1000)
 		nstest.Until(t, "more has arrived", func() bool { return unread(t, server) == 2000 })
-		if _, err := p.Dump(fd, o); !errors.Is(err, ErrTooLarge) {
+		if _, err := p.Dump(fd, o); !errors.Is(err, errTooLarge) {
 			t.Errorf("2000 bytes: %v", err)
 		}
 		frozen, err := Frozen(fd)

@@ -34,7 +34,7 @@ func (s *State) read(fd, limit int) error {
 		return err
 	}
 	if !movable(i.State) {
-		return fmt.Errorf("%w: %s", ErrState, stateName(i.State))
+		return fmt.Errorf("%w: %s", errState, stateName(i.State))
 	}
 	before, err := queueLengths(fd)
 	if err != nil {
@@ -78,7 +78,7 @@ func (s *State) checkStill(fd int, state uint8, before lengths) error {
 		return err
 	}
 	if rcv != s.RcvNxt || i.State != state || after.unread != before.unread || after.unacked != before.unacked {
-		return ErrMoving
+		return errMoving
 	}
 	if s.TLS != nil {
 		if err := s.TLS.still(fd); err != nil {
@@ -204,7 +204,7 @@ func peek(fd, n int, copy func(fd int, b []byte) (int, error)) ([]byte, error) {
 		return nil, err
 	}
 	if m < n || m == len(b) {
-		return nil, fmt.Errorf("%w: the queue holds %d bytes, not %d", ErrMoving, m, n)
+		return nil, fmt.Errorf("%w: the queue holds %d bytes, not %d", errMoving, m, n)
 	}
 	return b[m-n : m : m], nil
 }

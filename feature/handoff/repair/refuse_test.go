@@ -35,13 +35,13 @@ func TestDumpRefuses(t *testing.T) {
 		o       DumpOptions
 		extra   int // bytes that are in the client's stream before the chat
 	}{
-		{"queues above the limit", ErrTooLarge, func(t *testing.T, client, server *net.TCPConn) {
+		{"queues above the limit", errTooLarge, func(t *testing.T, client, server *net.TCPConn) {
 			write(t, client, 5000, 0)
 			nstest.Until(t, "5000 bytes are there", func() bool { return unread(t, server) == 5000 })
 		}, DumpOptions{Limit: 4999}, 5000},
 		{"packets that cannot be stopped", errStop, nil, DumpOptions{Stop: func(Flow) (func(), error) { return nil, errStop }}, 0},
-		{"urgent data", ErrUrgent, oob, DumpOptions{}, 0},
-		{"urgent data that was read, with data behind it", ErrUrgent, func(t *testing.T, client, server *net.TCPConn) {
+		{"urgent data", errUrgent, oob, DumpOptions{}, 0},
+		{"urgent data that was read, with data behind it", errUrgent, func(t *testing.T, client, server *net.TCPConn) {
 			write(t, client, 10, 0)
 			oob(t, client, server)
 			write(t, client, 10, 10)
@@ -74,7 +74,7 @@ func TestDumpRefuses(t *testing.T) {
 			if _, err := DumpConn(server, tc.o); !errors.Is(err, tc.want) {
 				t.Errorf("dump: %v, want %v", err, tc.want)
 			}
-			if stopped != released || errors.Is(tc.want, ErrTooLarge) && stopped != 0 {
+			if stopped != released || errors.Is(tc.want, errTooLarge) && stopped != 0 {
 				t.Errorf("stopped %d times, released %d times", stopped, released)
 			}
 			if after := socketOf(t, server); after != before {
@@ -149,18 +149,18 @@ func TestDumpRefusesSockets(t *testing.T) {
 		fd   int
 		want error
 	}{
-		"a listener":         {listener, ErrState},
-		"nothing yet":        {socket(unix.AF_INET, unix.SOCK_STREAM, 0), ErrState},
-		"UDP":                {socket(unix.AF_INET, unix.SOCK_DGRAM, 0), ErrState},
+		"a listener":         {listener, errState},
+		"nothing yet":        {socket(unix.AF_INET, unix.SOCK_STREAM, 0), errState},
+		"UDP":                {socket(unix.AF_INET, unix.SOCK_DGRAM, 0), errState},
 		"no descriptor":      {-1, unix.EBADF},
-		"a connection ended": {ended(t), ErrState},
+		"a connection ended": {ended(t), errState},
 	}
 	if fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, protocolMPTCP); err == nil {
 		t.Cleanup(func() { unix.Close(fd) })
 		tests["MPTCP"] = struct {
 			fd   int
 			want error
-		}{fd, ErrMPTCP}
+		}{fd, errMPTCP}
 	}
 	for name, tc := range tests {
 		if _, err := Dump(tc.fd, DumpOptions{}); !errors.Is(err, tc.want) {
@@ -232,7 +232,7 @@ func TestDumpWhilePacketsArrive(t *testing.T) {
 			if err == nil {
 				whole++
 				err = resumeConn(server, s)
-			} else if errors.Is(err, ErrMoving) {
+			} else if errors.Is(err, errMoving) {
 				moving++
 				err = nil
 			}
@@ -283,13 +283,13 @@ func TestRestoreFails(t *testing.T) {
 		state *State
 		want  error
 	}{
-		{"an address that is not here", edited(func(s *State) { s.Local = netip.MustParseAddrPort("10.9.9.9:9000") }), ErrAddress},
+		{"an address that is not here", edited(func(s *State) { s.Local = netip.MustParseAddrPort("10.9.9.9:9000") }), errAddress},
 		{"no route to the peer", edited(func(s *State) {
 			s.Remote = netip.MustParseAddrPort("240.0.0.1:9000")
 			s.Local = netip.MustParseAddrPort("127.0.0.1:1")
 		}), nil},
 		{"a device that is not here", edited(func(s *State) { s.Device = "nowhere0" }), unix.ENODEV},
-		{"a state that contradicts itself", edited(func(s *State) { s.Window.MaxWindow = 0 }), ErrInvalid},
+		{"a state that contradicts itself", edited(func(s *State) { s.Window.MaxWindow = 0 }), errInvalid},
 		{"an option that cannot be", edited(func(s *State) { s.Options = []Option{{11, 4711}} }), unix.EINVAL},
 		{"an option that cannot be, late", edited(func(s *State) { s.Options = []Option{{19, 1 << 30}} }), unix.EINVAL},
 	} {

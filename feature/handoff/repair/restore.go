@@ -39,8 +39,8 @@ type Built struct {
 
 // Build makes a socket of a state in the network namespace of the calling thread,
 // in which the session's own address must be. If it fails, nothing is left behind and
-// no packet was sent. Its errors are or wrap [ErrInvalid], [ErrTaken], [ErrAddress],
-// [ErrRoute], [ErrNoTLS], or are those of the kernel.
+// no packet was sent. Its errors are or wrap [errInvalid], [ErrTaken], [errAddress],
+// [errRoute], [errNoTLS], or are those of the kernel.
 func Build(s *State, o RestoreOptions) (_ *Built, err error) {
 	if err := s.check(); err != nil {
 		return nil, err
@@ -170,7 +170,7 @@ func (b *Built) connect() error {
 		return err
 	}
 	if err := unix.Bind(b.fd, local); errors.Is(err, unix.EADDRNOTAVAIL) {
-		return fmt.Errorf("%w: %s", ErrAddress, s.Local.Addr())
+		return fmt.Errorf("%w: %s", errAddress, s.Local.Addr())
 	} else if err != nil {
 		return fmt.Errorf("bind: %w", err)
 	}
@@ -193,7 +193,7 @@ func (b *Built) connect() error {
 	case errors.Is(err, unix.EADDRNOTAVAIL):
 		return ErrTaken
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
-		return fmt.Errorf("%w %s: %w", ErrRoute, s.Remote.Addr(), err)
+		return fmt.Errorf("%w %s: %w", errRoute, s.Remote.Addr(), err)
 	case err != nil:
 		return fmt.Errorf("connect: %w", err)
 	}

@@ -10,33 +10,33 @@ import (
 
 // Reasons for which a session is not dumped. The socket is then as it was.
 var (
-	ErrTooLarge = errors.New("the session's queues are larger than allowed")
-	ErrState    = errors.New("a connection in this state cannot be moved")
-	ErrUrgent   = errors.New("the session has urgent data that is not read yet: read it, then move the session")
-	ErrMPTCP    = errors.New("the session is MPTCP, which the kernel cannot dump: listen with SetMultipathTCP(false) or IPPROTO_TCP")
-	ErrULP      = errors.New("the session has a protocol of the kernel's on top that is not moved; kTLS is")
-	ErrTLS      = errors.New("the kernel cannot tell all that it knows of the session's TLS")
-	ErrTLSBusy  = errors.New("the session's TLS is in the midst of something: have the application read all that came, and move the session when the peer has acknowledged all")
-	ErrAO       = errors.New("the session is signed with TCP-AO, whose keys the kernel does not give away")
-	ErrPeekOff  = errors.New("the session has SO_PEEK_OFF set, which cannot be moved: set it to -1 first")
-	ErrMoving   = errors.New("packets of the session still arrive: stop them before the dump")
+	errTooLarge = errors.New("the session's queues are larger than allowed")
+	errState    = errors.New("a connection in this state cannot be moved")
+	errUrgent   = errors.New("the session has urgent data that is not read yet: read it, then move the session")
+	errMPTCP    = errors.New("the session is MPTCP, which the kernel cannot dump: listen with SetMultipathTCP(false) or IPPROTO_TCP")
+	errULP      = errors.New("the session has a protocol of the kernel's on top that is not moved; kTLS is")
+	errTLS      = errors.New("the kernel cannot tell all that it knows of the session's TLS")
+	errTLSBusy  = errors.New("the session's TLS is in the midst of something: have the application read all that came, and move the session when the peer has acknowledged all")
+	errAO       = errors.New("the session is signed with TCP-AO, whose keys the kernel does not give away")
+	errPeekOff  = errors.New("the session has SO_PEEK_OFF set, which cannot be moved: set it to -1 first")
+	errMoving   = errors.New("packets of the session still arrive: stop them before the dump")
 )
 
 // Reasons for which a session is not restored. Nothing is left behind then.
 var (
-	ErrFormat  = errors.New("not a session's state")
-	ErrVersion = errors.New("the session's state is of a version that this weir does not know: update weir here first")
-	ErrInvalid = errors.New("the session's state contradicts itself")
+	errFormat  = errors.New("not a session's state")
+	errVersion = errors.New("the session's state is of a version that this weir does not know: update weir here first")
+	errInvalid = errors.New("the session's state contradicts itself")
 	ErrTaken   = errors.New("the same connection is open here already")
-	ErrAddress = errors.New("the session's own address is not one of this network namespace: add it to lo first")
-	ErrRoute   = errors.New("there is no route to the session's peer")
-	ErrNoTLS   = errors.New("this kernel cannot go on with the session's TLS (kTLS: modprobe tls; CONFIG_TLS, and the cipher's module)")
+	errAddress = errors.New("the session's own address is not one of this network namespace: add it to lo first")
+	errRoute   = errors.New("there is no route to the session's peer")
+	errNoTLS   = errors.New("this kernel cannot go on with the session's TLS (kTLS: modprobe tls; CONFIG_TLS, and the cipher's module)")
 )
 
-// DefaultLimit is how many bytes of queues a state holds unless the caller says
+// defaultLimit is how many bytes of queues a state holds unless the caller says
 // otherwise: above what the kernel's own tuning gives one (tcp_rmem and tcp_wmem,
 // 6 + 4 MB by default, 32 + 4 MB since Linux 6.15).
-const DefaultLimit = 64 << 20
+const defaultLimit = 64 << 20
 
 // Flow names a connection. Addresses of IPv4 on an IPv6 socket are IPv4 here.
 type Flow struct {
@@ -150,7 +150,7 @@ const maxScale = 14
 // come from other hosts.
 func (s *State) check() error {
 	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
+		return fmt.Errorf("%w: %s", errInvalid, fmt.Sprintf(format, args...))
 	}
 	for _, a := range []netip.AddrPort{s.Local, s.Remote} {
 		ip := a.Addr().Unmap()
@@ -191,9 +191,9 @@ func (s *State) checkTLS() error {
 	switch k := s.TLS; {
 	case k == nil:
 	case k.problem() != "":
-		return fmt.Errorf("%w: %s", ErrInvalid, k.problem())
+		return fmt.Errorf("%w: %s", errInvalid, k.problem())
 	case s.EOF || s.Fin || k.configured() && len(s.Send) > 0 || k.Rx != nil && len(s.Unread) > 0:
-		return fmt.Errorf("%w: a session of TLS that does not stand still", ErrInvalid)
+		return fmt.Errorf("%w: a session of TLS that does not stand still", errInvalid)
 	}
 	return nil
 }
@@ -207,7 +207,7 @@ func (s *State) checkOptions() error {
 	last := 0
 	for _, o := range s.Options {
 		if int(o.ID) <= last {
-			return fmt.Errorf("%w: option %d after %d", ErrInvalid, o.ID, last)
+			return fmt.Errorf("%w: option %d after %d", errInvalid, o.ID, last)
 		}
 		last = int(o.ID)
 	}

@@ -146,15 +146,15 @@ func (s *State) appendTLS(b []byte, start int) []byte {
 // parseTLS reads the section's content; before is the state up to its end.
 func (s *State) parseTLS(b, before []byte) error {
 	if len(b) < tlsHeadLen+tlsSumLen {
-		return fmt.Errorf("%w: %d bytes of TLS", ErrFormat, len(b))
+		return fmt.Errorf("%w: %d bytes of TLS", errFormat, len(b))
 	}
 	sum := sha256.Sum256(before[:len(before)-tlsSumLen])
 	if string(sum[:tlsSumLen]) != string(b[len(b)-tlsSumLen:]) {
-		return fmt.Errorf("%w: it has changed on its way: its sum is another", ErrFormat)
+		return fmt.Errorf("%w: it has changed on its way: its sum is another", errFormat)
 	}
 	f, be := b[0], binary.BigEndian
 	if f&^byte(tlsFlagAll) != 0 || b[1] != 0 {
-		return fmt.Errorf("%w: flags %#x of TLS", ErrVersion, f)
+		return fmt.Errorf("%w: flags %#x of TLS", errVersion, f)
 	}
 	k := &TLS{Version: be.Uint16(b[2:]), Cipher: be.Uint16(b[4:]), MaxPayload: be.Uint16(b[6:]),
 		ZeroCopy: f&tlsFlagZeroCopy != 0, NoPad: f&tlsFlagNoPad != 0}
@@ -165,15 +165,15 @@ func (s *State) parseTLS(b, before []byte) error {
 		}
 		c := cipherOf(k.Cipher)
 		if c == nil {
-			return fmt.Errorf("%w: cipher %d of TLS", ErrVersion, k.Cipher)
+			return fmt.Errorf("%w: cipher %d of TLS", errVersion, k.Cipher)
 		}
 		if len(b) < c.size() {
-			return fmt.Errorf("%w: keys of TLS are cut off", ErrFormat)
+			return fmt.Errorf("%w: keys of TLS are cut off", errFormat)
 		}
 		*keys, b = Keys(b[:c.size():c.size()]), b[c.size():]
 	}
 	if len(b) != 0 {
-		return fmt.Errorf("%w: %d bytes behind the keys of TLS", ErrFormat, len(b))
+		return fmt.Errorf("%w: %d bytes behind the keys of TLS", errFormat, len(b))
 	}
 	s.TLS = k
 	return nil

@@ -61,7 +61,7 @@ func (w *world) secure(network string, su ktlstest.Suite, directions int) *secur
 func (w *world) give(fd int, k *TLS) {
 	w.t.Helper()
 	b := &Built{fd: fd, state: &State{TLS: k}}
-	if err := b.secure(); errors.Is(err, ErrNoTLS) {
+	if err := b.secure(); errors.Is(err, errNoTLS) {
 		w.t.Skipf("need: kernel with %s: %v", k, err)
 	} else if err != nil {
 		w.t.Fatal(err)

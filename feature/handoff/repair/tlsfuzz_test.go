@@ -29,7 +29,7 @@ func FuzzTLS(f *testing.F) {
 		}
 		s := &State{}
 		if err := s.parseTLS(section, before); err != nil {
-			if !errors.Is(err, ErrFormat) && !errors.Is(err, ErrVersion) {
+			if !errors.Is(err, errFormat) && !errors.Is(err, errVersion) {
 				t.Errorf("%v: want a format or a version", err)
 			}
 			return

@@ -63,7 +63,7 @@ func settle(fd int, o DumpOptions) error {
 		if err == nil {
 			err = k.still(fd)
 		}
-		if !errors.Is(err, ErrTLSBusy) || time.Now().After(end) {
+		if !errors.Is(err, errTLSBusy) || time.Now().After(end) {
 			return err
 		}
 		time.Sleep(min(500*time.Microsecond, max(quiet, 0)))
@@ -96,11 +96,11 @@ func readKeys(fd int) (*TLS, error) {
 		k.Version, k.Cipher = binary.NativeEndian.Uint16(info[:]), binary.NativeEndian.Uint16(info[2:])
 		c := cipherOf(k.Cipher)
 		if c == nil {
-			return nil, fmt.Errorf("%w: cipher %d is unknown to this weir", ErrTLS, k.Cipher)
+			return nil, fmt.Errorf("%w: cipher %d is unknown to this weir", errTLS, k.Cipher)
 		}
 		b := make([]byte, tlsInfoLen+c.size())
 		if err := getBytes(fd, way.opt, b); errors.Is(err, unix.EINVAL) {
-			return nil, fmt.Errorf("%w: it does not give away the keys of %s (a newer one may)", ErrTLS, c.name)
+			return nil, fmt.Errorf("%w: it does not give away the keys of %s (a newer one may)", errTLS, c.name)
 		} else if err != nil {
 			return nil, fmt.Errorf("keys of TLS: %w", err)
 		}
@@ -131,7 +131,7 @@ func (k *TLS) readFlags(fd int) error {
 	case err == nil:
 		k.NoPad = on != 0
 	case absent(err):
-		return fmt.Errorf("%w: what of a record has arrived it tells since Linux 6.0; run a newer one, or have the application decrypt", ErrTLS)
+		return fmt.Errorf("%w: what of a record has arrived it tells since Linux 6.0; run a newer one, or have the application decrypt", errTLS)
 	case !errors.Is(err, unix.EINVAL) || k.Version == tlsVersion13: // of TLS 1.2 it tells nothing
 		return fmt.Errorf("read TLS_RX_EXPECT_NO_PAD: %w", err)
 	}
@@ -164,10 +164,10 @@ func decrypts(fd int) bool {
 	return getBytes(fd, tlsRx, info[:]) == nil
 }
 
-// still says whether nothing of the session is on its way, as far as the kernel tells: the error wraps [ErrTLSBusy] else.
+// still says whether nothing of the session is on its way, as far as the kernel tells: the error wraps [errTLSBusy] else.
 func (k *TLS) still(fd int) error {
 	busy := func(format string, args ...any) error {
-		return fmt.Errorf("%w: %s", ErrTLSBusy, fmt.Sprintf(format, args...))
+		return fmt.Errorf("%w: %s", errTLSBusy, fmt.Sprintf(format, args...))
 	}
 	i, err := tcpInfo(fd)
 	if err != nil {
@@ -213,7 +213,7 @@ func roomForRecords(fd int, i info) error {
 		return fmt.Errorf("size of a buffer: %w", err)
 	}
 	if least := 4*maxTLSRecord + 4*int(i.RcvMSS); n < least {
-		return fmt.Errorf("%w: what of a record has arrived, in a receive buffer of %d bytes: it takes %d (SO_RCVBUF half of it)", ErrTLS, n, least)
+		return fmt.Errorf("%w: what of a record has arrived, in a receive buffer of %d bytes: it takes %d (SO_RCVBUF half of it)", errTLS, n, least)
 	}
 	return nil
 }
@@ -230,7 +230,7 @@ func nothingDecrypted(fd int) error {
 		}
 	}
 	if p[0].Revents != 0 {
-		return fmt.Errorf("%w: what was decrypted is not read", ErrTLSBusy)
+		return fmt.Errorf("%w: what was decrypted is not read", errTLSBusy)
 	}
 	oob := make([]byte, unix.CmsgSpace(1))
 	for {
@@ -241,11 +241,11 @@ func nothingDecrypted(fd int) error {
 		case errors.Is(err, unix.EAGAIN):
 			return nil
 		case errors.Is(err, unix.EKEYEXPIRED):
-			return fmt.Errorf("%w: the peer has changed its key: give the kernel the new one", ErrTLSBusy)
+			return fmt.Errorf("%w: the peer has changed its key: give the kernel the new one", errTLSBusy)
 		case err != nil:
 			return fmt.Errorf("look for what was decrypted: %w", err)
 		}
-		return fmt.Errorf("%w: what was decrypted is not read", ErrTLSBusy)
+		return fmt.Errorf("%w: what was decrypted is not read", errTLSBusy)
 	}
 }
 
@@ -257,7 +257,7 @@ func (b *Built) secure() error {
 	}
 	err := unix.SetsockoptString(b.fd, unix.IPPROTO_TCP, unix.TCP_ULP, "tls")
 	if errors.Is(err, unix.ENOENT) || absent(err) {
-		return fmt.Errorf("%w: it has no kTLS", ErrNoTLS)
+		return fmt.Errorf("%w: it has no kTLS", errNoTLS)
 	} else if err != nil {
 		return fmt.Errorf("set TCP_ULP to tls: %w", err)
 	}
@@ -271,7 +271,7 @@ func (b *Built) secure() error {
 		info := binary.NativeEndian.AppendUint16(binary.NativeEndian.AppendUint16(nil, k.Version), k.Cipher)
 		err := unix.SetsockoptString(b.fd, unix.SOL_TLS, way.opt, string(slices.Concat(info, way.keys)))
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || absent(err) {
-			return fmt.Errorf("%w: it does not know %s (%w)", ErrNoTLS, k, err)
+			return fmt.Errorf("%w: it does not know %s (%w)", errNoTLS, k, err)
 		} else if err != nil {
 			return fmt.Errorf("give the kernel the keys of %s: %w", k, err)
 		}
@@ -284,7 +284,7 @@ func (b *Built) setTLSFlags() error {
 	if k.MaxPayload != 0 { // the peer takes no longer records
 		v := binary.NativeEndian.AppendUint16(nil, k.MaxPayload)
 		if err := unix.SetsockoptString(b.fd, unix.SOL_TLS, tlsMaxPayload, string(v)); err != nil {
-			return fmt.Errorf("%w: records of at most %d bytes (TLS_TX_MAX_PAYLOAD_LEN, Linux 6.19): %w", ErrNoTLS, k.MaxPayload, err)
+			return fmt.Errorf("%w: records of at most %d bytes (TLS_TX_MAX_PAYLOAD_LEN, Linux 6.19): %w", errNoTLS, k.MaxPayload, err)
 		}
 	}
 	for _, o := range []struct {

@@ -24,7 +24,7 @@ func (w *world) refusedBusy(s *secured, why string) {
 	stopped, released := 0, 0
 	o := DumpOptions{Quiet: 5 * time.Millisecond, Stop: func(Flow) (func(), error) { stopped++; return func() { released++ }, nil }}
 	state, err := DumpConn(s.server, o)
-	if !errors.Is(err, ErrTLSBusy) || !strings.Contains(err.Error(), why) {
+	if !errors.Is(err, errTLSBusy) || !strings.Contains(err.Error(), why) {
 		w.t.Errorf("dump: %v, %v; want %q", state, err, why)
 	}
 	if stopped != released {
@@ -250,7 +250,7 @@ func TestTLSSmallBuffer(t *testing.T) {
 		return some
 	})
 	t.Logf("of 1400 bytes of a record %d are to be seen", unread(t, s.server))
-	if _, err := DumpConn(s.server, DumpOptions{}); err == nil || unread(t, s.server) == 0 && !errors.Is(err, ErrTLS) {
+	if _, err := DumpConn(s.server, DumpOptions{}); err == nil || unread(t, s.server) == 0 && !errors.Is(err, errTLS) {
 		t.Errorf("dump: %v", err)
 	}
 	ok(t, s.wire.open())
@@ -280,13 +280,13 @@ func TestTLSRestoreFails(t *testing.T) {
 		state *State
 		want  error
 	}{
-		{"a cipher that is unknown", edited(func(k *TLS) { k.Cipher = 99 }), ErrInvalid},
+		{"a cipher that is unknown", edited(func(k *TLS) { k.Cipher = 99 }), errInvalid},
 		{"a cipher that does not go with the version", edited(func(k *TLS) { // ARIA is for TLS 1.2 alone, and rarely there
 			k.Version, k.Cipher = tlsVersion13, 57
 			k.Tx, k.Rx = make(Keys, 36), make(Keys, 36)
-		}), ErrNoTLS},
-		{"keys that are too short", edited(func(k *TLS) { k.Tx = k.Tx[1:] }), ErrInvalid},
-		{"a version that is unknown", edited(func(k *TLS) { k.Version = 0x0305 }), ErrInvalid},
+		}), errNoTLS},
+		{"keys that are too short", edited(func(k *TLS) { k.Tx = k.Tx[1:] }), errInvalid},
+		{"a version that is unknown", edited(func(k *TLS) { k.Version = 0x0305 }), errInvalid},
 	} {
 		w.do(here, func() error {
 			c, err := restore(tc.state, RestoreOptions{})
@@ -345,8 +345,8 @@ func TestTLSWithoutKernel(t *testing.T) {
 	with := *state
 	with.TLS = exampleTLS().TLS
 	w.do(w.Servers[w.Owner], func() error {
-		if _, err := restore(&with, RestoreOptions{}); !errors.Is(err, ErrNoTLS) {
-			t.Errorf("restored: %v, want %v", err, ErrNoTLS)
+		if _, err := restore(&with, RestoreOptions{}); !errors.Is(err, errNoTLS) {
+			t.Errorf("restored: %v, want %v", err, errNoTLS)
 		}
 		return nil
 	})

@@ -50,7 +50,7 @@ func TestTLSWire(t *testing.T) {
 		}
 	}
 	for n := len(good) - 10; n < len(good); n++ {
-		if _, err := Parse(good[:n]); !errors.Is(err, ErrFormat) {
+		if _, err := Parse(good[:n]); !errors.Is(err, errFormat) {
 			t.Errorf("%d bytes of %d: %v", n, len(good), err)
 		}
 	}
@@ -66,7 +66,7 @@ func TestTLSWire(t *testing.T) {
 	} {
 		s := exampleTLS()
 		f(s)
-		if _, err := s.MarshalBinary(); !errors.Is(err, ErrInvalid) {
+		if _, err := s.MarshalBinary(); !errors.Is(err, errInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -65,7 +65,7 @@ func (s *State) flags() (f uint16) {
 func (s *State) MarshalBinary() ([]byte, error) { return s.AppendBinary(nil) }
 
 // AppendBinary appends the state in the form that docs/HANDOFF-WIRE.md describes. It
-// fails with [ErrInvalid] for a state that no dump gives.
+// fails with [errInvalid] for a state that no dump gives.
 func (s *State) AppendBinary(b []byte) ([]byte, error) {
 	if err := s.check(); err != nil {
 		return nil, err
@@ -124,26 +124,26 @@ func (s *State) UnmarshalBinary(b []byte) error {
 }
 
 // Parse is [State.UnmarshalBinary] without the copy: the state's queues are parts of
-// b. It allocates nothing that b did not bring along. Errors are [ErrFormat],
-// [ErrVersion] and [ErrInvalid].
+// b. It allocates nothing that b did not bring along. Errors are [errFormat],
+// [errVersion] and [errInvalid].
 func Parse(b []byte) (*State, error) {
 	if len(b) < headerLen || string(b[:4]) != wireMagic {
-		return nil, fmt.Errorf("%w: it does not begin with %s", ErrFormat, wireMagic)
+		return nil, fmt.Errorf("%w: it does not begin with %s", errFormat, wireMagic)
 	}
 	if v := binary.BigEndian.Uint16(b[4:]); v != wireVersion {
-		return nil, fmt.Errorf("%w: version %d, known is %d", ErrVersion, v, wireVersion)
+		return nil, fmt.Errorf("%w: version %d, known is %d", errVersion, v, wireVersion)
 	}
 	if b[6]|b[7] != 0 {
-		return nil, fmt.Errorf("%w: its header is longer", ErrFormat)
+		return nil, fmt.Errorf("%w: its header is longer", errFormat)
 	}
 	s, last, all := &State{}, byte(0), b
 	for b = b[headerLen:]; len(b) > 0; {
 		if len(b) < sectionLen {
-			return nil, fmt.Errorf("%w: cut off after section %d", ErrFormat, last)
+			return nil, fmt.Errorf("%w: cut off after section %d", errFormat, last)
 		}
 		kind, flags, n := b[0], b[1], binary.BigEndian.Uint32(b[4:])
 		if kind <= last || b[2]|b[3] != 0 || uint64(n) > uint64(len(b)-sectionLen) {
-			return nil, fmt.Errorf("%w: section %d of %d bytes after section %d, with %d bytes left", ErrFormat, kind, n, last, len(b)-sectionLen)
+			return nil, fmt.Errorf("%w: section %d of %d bytes after section %d, with %d bytes left", errFormat, kind, n, last, len(b)-sectionLen)
 		}
 		end := sectionLen + int(n)
 		before := all[:len(all)-len(b)+end]
@@ -153,7 +153,7 @@ func Parse(b []byte) (*State, error) {
 		last, b = kind, b[end:]
 	}
 	if !s.Local.IsValid() {
-		return nil, fmt.Errorf("%w: there is no core", ErrFormat)
+		return nil, fmt.Errorf("%w: there is no core", errFormat)
 	}
 	return s, s.check()
 }
@@ -165,7 +165,7 @@ func (s *State) parseSection(kind, flags byte, b, before []byte) error {
 		return s.parseCore(b)
 	case sectionOptions:
 		if len(b)%optionLen != 0 || len(b) > 255*optionLen {
-			return fmt.Errorf("%w: options of %d bytes", ErrFormat, len(b))
+			return fmt.Errorf("%w: options of %d bytes", errFormat, len(b))
 		}
 		for ; len(b) > 0; b = b[optionLen:] {
 			s.Options = append(s.Options, Option{b[0], binary.BigEndian.Uint32(b[1:])})
@@ -182,7 +182,7 @@ func (s *State) parseSection(kind, flags byte, b, before []byte) error {
 		return s.parseTLS(b, before)
 	default:
 		if flags&must != 0 {
-			return fmt.Errorf("%w: section %d", ErrVersion, kind)
+			return fmt.Errorf("%w: section %d", errVersion, kind)
 		}
 	}
 	return nil
@@ -192,19 +192,19 @@ func (s *State) parseSection(kind, flags byte, b, before []byte) error {
 func parseName(b []byte) (string, error) {
 	ok := func(c byte) bool { return c > ' ' && c < 0x7f && c != '/' }
 	if len(b) == 0 || len(b) > maxName || slices.ContainsFunc(b, func(c byte) bool { return !ok(c) }) {
-		return "", fmt.Errorf("%w: name %q", ErrFormat, b[:min(len(b), 2*maxName)])
+		return "", fmt.Errorf("%w: name %q", errFormat, b[:min(len(b), 2*maxName)])
 	}
 	return string(b), nil
 }
 
 func (s *State) parseCore(b []byte) error {
 	if len(b) != coreLen {
-		return fmt.Errorf("%w: a core of %d bytes", ErrFormat, len(b))
+		return fmt.Errorf("%w: a core of %d bytes", errFormat, len(b))
 	}
 	be := binary.BigEndian
 	f := be.Uint16(b)
 	if f&^uint16(flagAll) != 0 {
-		return fmt.Errorf("%w: flags %#x", ErrVersion, f)
+		return fmt.Errorf("%w: flags %#x", errVersion, f)
 	}
 	for i, p := range []*bool{&s.Timestamps, &s.Microseconds, &s.SACK, &s.Scaling, &s.EOF, &s.Fin, &s.ReuseAddr, &s.SndBufLocked, &s.RcvBufLocked} {
 		*p = f&(1<<i) != 0
@@ -214,7 +214,7 @@ func (s *State) parseCore(b []byte) error {
 		ip := netip.AddrFrom16([16]byte(b[4+16*i:]))
 		if f&flagIPv6 == 0 {
 			if !ip.Is4In6() {
-				return fmt.Errorf("%w: address %s of an IPv4 socket", ErrInvalid, ip)
+				return fmt.Errorf("%w: address %s of an IPv4 socket", errInvalid, ip)
 			}
 			ip = ip.Unmap()
 		}

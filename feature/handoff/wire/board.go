@@ -24,15 +24,15 @@ import (
 
 // Shape of a slot, in bytes. All numbers in it are little-endian.
 const (
-	SlotSize   = 4096                                    // a page: no two sessions share one
+	slotSize   = 4096                                    // a page: no two sessions share one
 	halfAt     = 64                                      // of the first half; the word is at 0
-	halfSize   = (SlotSize - halfAt) / 2                 // 2,016
+	halfSize   = (slotSize - halfAt) / 2                 // 2,016
 	halfHeader = 32                                      // session, read, written: 8 each; lengths of state and unread: 4 each
 	SlotRoom   = halfSize - halfHeader                   // for state and unread together
 	maxSlots   = 1 << 16                                 // of a board: 256 MiB of addresses; memory only where something was stored
 	slotTries  = 16                                      // to read a slot between two commits
 	halfBit    = uint64(1)                               // of the word: which half counts; the rest: how many commits
-	_          = uint(math.MaxInt32 - maxSlots*SlotSize) // fits an int of 32 bits
+	_          = uint(math.MaxInt32 - maxSlots*slotSize) // fits an int of 32 bits
 )
 
 // Board is a member's. It is safe for concurrent use.
@@ -66,7 +66,7 @@ func (b *Board) Size(sessions uint64) error {
 	if b.mem != nil || b.closed {
 		return nil
 	}
-	size := int(min(sessions, maxSlots)) * SlotSize
+	size := int(min(sessions, maxSlots)) * slotSize
 	if size == 0 {
 		return nil
 	}
@@ -91,13 +91,13 @@ func (b *Board) Allocate() *Slot {
 		return nil
 	case n > 0:
 		i, b.free = b.free[n-1], b.free[:n-1]
-	case int(b.next) < len(b.mem)/SlotSize:
+	case int(b.next) < len(b.mem)/slotSize:
 		i, b.next = b.next, b.next+1
 	default:
 		return nil
 	}
 	b.used++
-	return &Slot{Index: i, mem: b.mem[int(i)*SlotSize:][:SlotSize:SlotSize], board: b}
+	return &Slot{Index: i, mem: b.mem[int(i)*slotSize:][:slotSize:slotSize], board: b}
 }
 
 // Close gives its memory back, once all of its slots are given back.
@@ -187,13 +187,13 @@ func NewBoardReader(fd int) (*BoardReader, error) {
 // Close closes the memfd.
 func (r *BoardReader) Close() error { return r.f.Close() }
 
-// ErrUnsettled says that a slot is being written too fast to be read: its owner lives.
-var ErrUnsettled = errors.New("a slot changes while it is read")
+// errUnsettled says that a slot is being written too fast to be read: its owner lives.
+var errUnsettled = errors.New("a slot changes while it is read")
 
 // Read reads what was committed last in a slot, and how many commits there have been in it. The error wraps [ErrMalformed] where
 // there is none of that session.
 func (r *BoardReader) Read(index uint32, session uint64) (m Message, commits uint64, err error) {
-	at := int64(index) * SlotSize
+	at := int64(index) * slotSize
 	word := func() (uint64, error) {
 		var b [8]byte
 		_, err := r.f.ReadAt(b[:], at)
@@ -224,5 +224,5 @@ func (r *BoardReader) Read(index uint32, session uint64) (m Message, commits uin
 		m.Unread = b[halfHeader+state:][:unread]
 		return m, before >> 1, nil
 	}
-	return m, 0, ErrUnsettled
+	return m, 0, errUnsettled
 }

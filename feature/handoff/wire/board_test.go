@@ -134,7 +134,7 @@ func TestBoardWhileWritten(t *testing.T) {
 	read, last := 0, uint64(0)
 	for range 30_000 {
 		m, n, err := r.Read(0, 7)
-		if errors.Is(err, ErrUnsettled) {
+		if errors.Is(err, errUnsettled) {
 			continue
 		}
 		i := m.Read
@@ -162,7 +162,7 @@ func TestBoardReaderRefuses(t *testing.T) {
 		t.Errorf("no memfd: %v", err)
 	}
 	b, r := board(t, 2)
-	if err := unix.Ftruncate(b.FD(), SlotSize); err != nil {
+	if err := unix.Ftruncate(b.FD(), slotSize); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := r.Read(1, 7); !errors.Is(err, ErrMalformed) {

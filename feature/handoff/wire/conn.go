@@ -65,7 +65,7 @@ func NewConn(u *net.UnixConn) (*Conn, error) {
 		return nil, err
 	}
 	u.SetWriteBuffer(sndbuf) // the kernel's bound may be lower; a message of MaxMessage fits the default
-	return &Conn{u: u, raw: raw, in: make([]byte, MaxMessage+1), oob: make([]byte, unix.CmsgSpace(4*MaxFDs))}, nil
+	return &Conn{u: u, raw: raw, in: make([]byte, maxMessage+1), oob: make([]byte, unix.CmsgSpace(4*maxFDs))}, nil
 }
 
 // Close closes the connection.
@@ -172,13 +172,13 @@ func (c *Conn) parse(r received, err error) (Message, []int, error) {
 	}
 	fds, err := descriptors(c.oob[:oobn])
 	// Fewer descriptors than there is room for: this process may have no more. The message is whole, and its sender can be told.
-	cut := flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) == unix.MSG_CTRUNC && len(fds) < MaxFDs
+	cut := flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) == unix.MSG_CTRUNC && len(fds) < maxFDs
 	if err == nil && !cut && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
-		err = fmt.Errorf("%w: longer than %d bytes, or with more than %d descriptors", ErrMalformed, MaxMessage, MaxFDs)
+		err = fmt.Errorf("%w: longer than %d bytes, or with more than %d descriptors", ErrMalformed, maxMessage, maxFDs)
 	}
 	var m Message
 	if err == nil {
-		m, err = Parse(c.in[:n])
+		m, err = parse(c.in[:n])
 	}
 	if err != nil {
 		CloseAll(fds)

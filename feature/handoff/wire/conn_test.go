@@ -120,7 +120,7 @@ func TestReceiveMalformed(t *testing.T) {
 		fds  []int
 	}{
 		{"short", []byte("x"), []int{0}},
-		{"too long", make([]byte, MaxMessage+2), []int{0}},
+		{"too long", make([]byte, maxMessage+2), []int{0}},
 		{"three descriptors", good, []int{0, 0, 0}},
 		{"many descriptors", good, make([]int, 250)},
 	} {
@@ -153,7 +153,7 @@ func TestTrySendFull(t *testing.T) {
 	if !errors.Is(err, ErrFull) {
 		t.Fatalf("after %d messages: %v, want full", sent, err)
 	}
-	b := make([]byte, MaxMessage)
+	b := make([]byte, maxMessage)
 	for range 4 {
 		if _, err := unix.Read(fd, b); err != nil {
 			t.Fatal(err)
@@ -197,7 +197,7 @@ func TestSpill(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := Parse(b)
+	got, err := parse(b)
 	if err != nil || len(got.State) != 0 || got.Sizes != [2]uint64{MaxInline, 1} {
 		t.Fatalf("%+v, %v", got, err)
 	}

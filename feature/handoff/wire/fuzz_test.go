@@ -14,7 +14,7 @@ import (
 // A member can write anything into its board, and make it shorter: its keeper reads a commit of that session, or an error.
 func FuzzBoardReader(f *testing.F) {
 	slot := func(word, session uint64, state, unread uint32) []byte {
-		b := make([]byte, SlotSize)
+		b := make([]byte, slotSize)
 		binary.LittleEndian.PutUint64(b, word)
 		half := b[halfAt+int(word&halfBit)*halfSize:]
 		binary.LittleEndian.PutUint64(half, session)
@@ -26,7 +26,7 @@ func FuzzBoardReader(f *testing.F) {
 	f.Add(slot(3, 7, SlotRoom, 0), uint32(0), uint64(7))
 	f.Add(slot(3, 7, SlotRoom, 1), uint32(0), uint64(7))
 	f.Add(slot(2, 7, 1<<32-1, 2), uint32(0), uint64(7))
-	f.Add(slot(2, 8, 1, 1)[:SlotSize-1], uint32(1<<32-1), uint64(7))
+	f.Add(slot(2, 8, 1, 1)[:slotSize-1], uint32(1<<32-1), uint64(7))
 	f.Add([]byte{1}, uint32(0), uint64(0))
 	f.Fuzz(func(t *testing.T, content []byte, index uint32, session uint64) {
 		fd, err := unix.MemfdCreate("board", unix.MFD_CLOEXEC)
@@ -48,7 +48,7 @@ func FuzzBoardReader(f *testing.F) {
 			}
 			return
 		}
-		at := int(index) * SlotSize
+		at := int(index) * slotSize
 		if m.Session != session || len(m.State)+len(m.Unread) > SlotRoom || cap(m.State) != len(m.State) ||
 			!bytes.Contains(content[at:], m.State) || !bytes.Contains(content[at:], m.Unread) {
 			t.Errorf("session %d of slot %d: %+v", session, index, m)

@@ -66,12 +66,12 @@ func (m *Message) Append(b []byte) ([]byte, error) {
 	return append(b, m.Unread...), nil
 }
 
-// Parse reads a message, which must be all of b. Its State and Unread are parts of b. What it
+// parse reads a message, which must be all of b. Its State and Unread are parts of b. What it
 // does not know is no error: flags, types and a version of later clients are the
 // receiver's to judge. The error wraps [ErrMalformed].
-func Parse(b []byte) (Message, error) {
-	if len(b) < HeaderSize {
-		return Message{}, fmt.Errorf("%w: %d bytes, the header alone has %d", ErrMalformed, len(b), HeaderSize)
+func parse(b []byte) (Message, error) {
+	if len(b) < headerSize {
+		return Message{}, fmt.Errorf("%w: %d bytes, the header alone has %d", ErrMalformed, len(b), headerSize)
 	}
 	m := Message{
 		Version: b[0],
@@ -90,7 +90,7 @@ func Parse(b []byte) (Message, error) {
 		m.Sizes = [2]uint64{state, unread}
 		state, unread = 0, 0
 	}
-	rest := b[HeaderSize:]
+	rest := b[headerSize:]
 	switch {
 	case m.Version == 0:
 		return Message{}, fmt.Errorf("%w: version 0", ErrMalformed)

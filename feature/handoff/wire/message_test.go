@@ -41,11 +41,11 @@ func TestRoundTrip(t *testing.T) {
 		if m.Version == 0 {
 			m.Version = Version
 		}
-		if got, err := Parse(b); err != nil || !reflect.DeepEqual(got, m) {
+		if got, err := parse(b); err != nil || !reflect.DeepEqual(got, m) {
 			t.Errorf("got %+v, %v; want %+v", got, err, m)
 		}
-		for _, broken := range [][]byte{b[:len(b)-1], append(bytes.Clone(b), 0), b[:HeaderSize-1], nil} {
-			if m, err := Parse(broken); !errors.Is(err, ErrMalformed) && len(broken) != HeaderSize {
+		for _, broken := range [][]byte{b[:len(b)-1], append(bytes.Clone(b), 0), b[:headerSize-1], nil} {
+			if m, err := parse(broken); !errors.Is(err, ErrMalformed) && len(broken) != headerSize {
 				t.Errorf("%d bytes of %d: %+v, %v; want malformed", len(broken), len(b), m, err)
 			}
 		}
@@ -62,9 +62,9 @@ func FuzzParse(f *testing.F) {
 		b, _ := m.Append(nil)
 		f.Add(b)
 	}
-	f.Add(bytes.Repeat([]byte{0xff}, HeaderSize))
+	f.Add(bytes.Repeat([]byte{0xff}, headerSize))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, err := Parse(b)
+		m, err := parse(b)
 		if err != nil {
 			if !errors.Is(err, ErrMalformed) {
 				t.Errorf("%v: want malformed", err)

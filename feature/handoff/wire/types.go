@@ -17,13 +17,13 @@ const Version = 1
 
 // Sizes, in bytes.
 const (
-	HeaderSize = 48
+	headerSize = 48
 	MaxName    = 63        // of a service, of a member
 	MaxText    = 1024      // of a label, of an error's text
 	MaxInline  = 64 << 10  // of state and unread inside a message; more go in a memfd
 	MaxState   = 256 << 20 // of both; a keeper's own limit is lower, and told in Welcome
-	MaxMessage = HeaderSize + MaxName + MaxText + MaxInline
-	MaxFDs     = 2 // descriptors of one message: a socket, a memfd
+	maxMessage = headerSize + MaxName + MaxText + MaxInline
+	maxFDs     = 2 // descriptors of one message: a socket, a memfd
 )
 
 // DefaultSocket is where weir's keeper listens, unless $WEIR_HANDOFF_SOCKET names
@@ -151,7 +151,7 @@ const (
 
 // Errors that codes stand for; a [CodeError] is one of them.
 var (
-	ErrBadVersion = errors.New("another version of the protocol")
+	errBadVersion = errors.New("another version of the protocol")
 	ErrMalformed  = errors.New("malformed message")
 	ErrNotMember  = errors.New("refused")
 	ErrNoSession  = errors.New("no such session of this member")
@@ -165,7 +165,7 @@ var (
 	ErrLost       = errors.New("the session is lost")
 )
 
-var codeErrors = map[Code]error{BadVersion: ErrBadVersion, Malformed: ErrMalformed, NotMember: ErrNotMember, NoSession: ErrNoSession,
+var codeErrors = map[Code]error{BadVersion: errBadVersion, Malformed: ErrMalformed, NotMember: ErrNotMember, NoSession: ErrNoSession,
 	NoPeer: ErrNoPeer, Slow: ErrSlow, Limit: ErrLimit, BadSocket: ErrBadSocket, Owned: ErrOwned, NotFound: ErrNotFound,
 	Unable: ErrUnable, Lost: ErrLost}
 

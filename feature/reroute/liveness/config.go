@@ -57,8 +57,8 @@ type Config struct {
 	Tick time.Duration `json:"tick,omitempty"`
 }
 
-// MaxSessions is how many a network namespace can have.
-const MaxSessions = 1024
+// maxSessions is how many a network namespace can have.
+const maxSessions = 1024
 
 const (
 	maxLoops      = 16
@@ -97,8 +97,8 @@ func (c Config) wanted() bool { return len(c.Sessions) > 0 || c.Tick != 0 }
 // Validate says what is wrong, each with the place and what to do about it.
 func (c Config) Validate() []error {
 	var errs []error
-	if len(c.Sessions) > MaxSessions {
-		errs = append(errs, fmt.Errorf("%d sessions: a network namespace can have %d", len(c.Sessions), MaxSessions))
+	if len(c.Sessions) > maxSessions {
+		errs = append(errs, fmt.Errorf("%d sessions: a network namespace can have %d", len(c.Sessions), maxSessions))
 	}
 	if len(c.CPUs) > maxLoops {
 		errs = append(errs, fmt.Errorf("cpus: %d of them: a tick source has at most %d loops", len(c.CPUs), maxLoops))

@@ -115,7 +115,7 @@ func TestLowerAndUpper(t *testing.T) {
 			names := []string{"to-b", "to-a", "upper-to-b", "upper-to-a"}
 			up := func() bool {
 				st := p.state()
-				return !slices.ContainsFunc(names, func(name string) bool { return st.Session(name).Phase != Up })
+				return !slices.ContainsFunc(names, func(name string) bool { return st.session(name).Phase != Up })
 			}
 			nstest.Eventually(t, func() error {
 				if !up() {
@@ -125,7 +125,7 @@ func TestLowerAndUpper(t *testing.T) {
 			})
 			st := p.state()
 			for _, name := range names {
-				if n := st.Session(name).Counts["elsewhere"]; n != 0 {
+				if n := st.session(name).Counts["elsewhere"]; n != 0 {
 					t.Errorf("%s: %d packets were judged at another device", name, n)
 				}
 			}

@@ -6,10 +6,5 @@
 // process.
 package liveness
 
-import "github.com/weir-project/weir/feature/reroute/links"
-
 // Name is the feature whose instances hold liveness.
 const Name = "reroute"
-
-// Mark is the mark of probes on their way out, by which the data path of protection lets them pass (REROUTE_MARK, links.h).
-const Mark = links.Mark

@@ -106,7 +106,7 @@ func TestRemovedWhileDown(t *testing.T) {
 			if e.Session.Name != "to-b" || !e.Ended || e.ByPeer {
 				continue
 			}
-			if s := p.state().Session("to-b"); e.Phase != Down || s.Phase != Down || !s.Kept {
+			if s := p.state().session("to-b"); e.Phase != Down || s.Phase != Down || !s.Kept {
 				t.Errorf("after the farewell: %+v, %+v", e, s)
 			}
 		case <-late:
@@ -138,7 +138,7 @@ func TestChangedWhileDown(t *testing.T) {
 	b.KeyFile = a.KeyFile
 	p.apply(p.w.NameB, b)
 	p.words(links.Probe)
-	if s := p.state().Session("to-b"); s.Phase != Down || !s.Kept {
+	if s := p.state().session("to-b"); s.Phase != Down || !s.Kept {
 		t.Errorf("with another key: %+v", s)
 	}
 	cut(t, p.w.A, nstest.WireDevice, false)

@@ -61,7 +61,7 @@ func TestFunctionRouteRemoved(t *testing.T) {
 				p.within(patience, "up", bothUp)
 			}
 			removeFunctions(p)
-			if got := p.state().Session("to-b").Problem; !strings.Contains(got, functionA.String()) {
+			if got := p.state().session("to-b").Problem; !strings.Contains(got, functionA.String()) {
 				t.Errorf("the route is away, and the session's problem is %q", got)
 			}
 			ctx, cancel := context.WithCancel(context.Background())

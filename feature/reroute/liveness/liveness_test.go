@@ -74,7 +74,7 @@ func TestCuts(t *testing.T) {
 			p.words(0)
 		})
 	}
-	st := p.state().Session("to-b")
+	st := p.state().session("to-b")
 	if st.RTT.Min <= 0 || st.RTT.P50 < st.RTT.Min || st.RTT.P99 < st.RTT.P50 || st.Flaps == 0 {
 		t.Errorf("%+v", st)
 	}
@@ -86,12 +86,12 @@ func TestNeverHeard(t *testing.T) {
 	a, _ := p.sessions(10 * time.Millisecond)
 	p.apply(p.w.NameA, a)
 	nstest.Eventually(t, func() error {
-		if p.state().Session("to-b").Sent < 20 {
+		if p.state().session("to-b").Sent < 20 {
 			return errors.New("it does not probe")
 		}
 		return nil
 	})
-	if s := p.state().Session("to-b"); s.Phase != Init || p.word(p.w.A, nstest.WireDevice).Reasons() != 0 {
+	if s := p.state().session("to-b"); s.Phase != Init || p.word(p.w.A, nstest.WireDevice).Reasons() != 0 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -105,7 +105,7 @@ func TestFarewell(t *testing.T) {
 	p.within(patience, "up", bothUp)
 	p.apply(p.w.NameB) // nothing any more
 	init := func() error {
-		if s := p.state().Session("to-b"); s.Phase != Init {
+		if s := p.state().session("to-b"); s.Phase != Init {
 			return fmt.Errorf("%+v", s)
 		}
 		return nil
@@ -136,7 +136,7 @@ func TestEcho(t *testing.T) {
 	is := func(want Phase) {
 		t.Helper()
 		nstest.Eventually(t, func() error {
-			if p.state().Session("to-b").Phase != want {
+			if p.state().session("to-b").Phase != want {
 				return fmt.Errorf("never %s: %+v", want, p.state())
 			}
 			return nil
@@ -217,7 +217,7 @@ func TestParallel(t *testing.T) {
 	phases := func() (out [4]Phase) {
 		st := p.state()
 		for i, name := range []string{"to-b", "to-a", "second-to-b", "second-to-a"} {
-			out[i] = st.Session(name).Phase
+			out[i] = st.session(name).Phase
 		}
 		return out
 	}
@@ -301,7 +301,7 @@ func TestWithoutProcess(t *testing.T) {
 	p.appliedElsewhere(p.w.NameB, b)
 	p.within(patience, "up", bothUp)
 	for tries := 1; ; tries++ {
-		before := p.state().Session("to-b").Sent
+		before := p.state().session("to-b").Sent
 		// This process, too: a child wakes it.
 		c := nstest.Child("wake", os.Getpid())
 		if err := c.Start(); err != nil {
@@ -318,7 +318,7 @@ func TestWithoutProcess(t *testing.T) {
 		if err := c.Wait(); err != nil {
 			t.Fatal(err)
 		}
-		sent := p.state().Session("to-b").Sent - before
+		sent := p.state().session("to-b").Sent - before
 		if sent >= want {
 			break
 		}

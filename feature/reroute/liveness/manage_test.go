@@ -69,13 +69,13 @@ func revived(t *testing.T, which int, last bool) bool {
 		return loops()[which].Ticks + 1 // one may be under way
 	}
 	before := loops()[which].Revivals
-	ticks, sent, begin := lose(), p.state().Session("to-b").Sent, time.Now()
+	ticks, sent, begin := lose(), p.state().session("to-b").Sent, time.Now()
 	nstest.Eventually(t, func() error {
 		if l := loops()[which]; l.Revivals > before && l.Silent <= 500*time.Millisecond {
 			return nil
 		}
 		if l := loops()[which]; l.Revivals == before && l.Ticks > ticks {
-			ticks, sent, begin = lose(), p.state().Session("to-b").Sent, time.Now()
+			ticks, sent, begin = lose(), p.state().session("to-b").Sent, time.Now()
 		}
 		return fmt.Errorf("not revived: %+v", loops())
 	})
@@ -84,7 +84,7 @@ func revived(t *testing.T, which int, last bool) bool {
 		return false
 	}
 	silence := time.Since(begin)
-	if n := p.state().Session("to-b").Sent - sent; n < uint32(silence/(20*time.Millisecond)) {
+	if n := p.state().session("to-b").Sent - sent; n < uint32(silence/(20*time.Millisecond)) {
 		if last {
 			t.Errorf("%d probes in %v, of one each 10 ms", n, silence)
 		}
@@ -185,7 +185,7 @@ func TestUpgrade(t *testing.T) {
 	if err != nil || len(plan.Steps) != 2 {
 		t.Fatalf("%v, %v", plan.Steps, err)
 	}
-	before := p.state().Session("to-b").Answered
+	before := p.state().session("to-b").Answered
 	if err := Apply(ctx, l, plan); err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,7 @@ func moveOf(m *ebpf.Map, device int) (v bpf.LivenessLivenessMove, err error) {
 // followMoves has the kernel's neighbours follow link addresses that changed. The programs send to the new address meanwhile, and
 // see within 250 ms that the kernel knows it.
 func (s *site) followMoves() error {
-	for i := range uint32(MaxSessions) {
+	for i := range uint32(maxSessions) {
 		var c bpf.LivenessLivenessSetup
 		if err := s.pins.Maps[pinSetups].Lookup(i, &c); err != nil {
 			return fmt.Errorf("reading session %d: %w", i, err)

@@ -106,7 +106,7 @@ func TestNeighbourMoves(t *testing.T) {
 		return netlink.NeighSet(&netlink.Neigh{LinkIndex: n.LinkIndex, Family: netlink.FAMILY_V6, State: n.State, IP: n.IP, HardwareAddr: n.HardwareAddr})
 	})
 	for i, now := range []net.HardwareAddr{{2, 0, 0, 0, 0, 0x99}, {2, 0, 0, 0, 0, 0x98}, n.HardwareAddr} {
-		flaps := p.state().Session("to-b").Flaps
+		flaps := p.state().session("to-b").Flaps
 		setAddress(t, p.w.B, now)
 		p.within(patience, "down", func(a, _ SessionState) bool { return a.Flaps > flaps })
 		p.within(patience, "up again", bothUp)

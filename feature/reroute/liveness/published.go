@@ -18,14 +18,14 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// ABI is the version of the layout of the maps: liveness.h.
-const ABI = 1
+// abi is the version of the layout of the maps: liveness.h.
+const abi = 1
 
 // instanceName is the one instance of a network namespace.
 const instanceName = "@liveness"
 
 // store has the instances.
-var store = instances.Store[published]{Feature: Name, ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
+var store = instances.Store[published]{Feature: Name, ABI: abi, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
 	Ref: func(p *published) string { return p.Netns }}
 
 func instance(scope string) kernel.Instance { return store.Name(scope, instanceName) }
@@ -108,8 +108,8 @@ func (p *published) place(before map[string]uint32) error {
 		}
 		p.Indexes[s.Name], taken[next] = next, true
 	}
-	if next >= MaxSessions {
-		return fmt.Errorf("%d sessions: a network namespace can have %d", len(p.Config.Sessions), MaxSessions)
+	if next >= maxSessions {
+		return fmt.Errorf("%d sessions: a network namespace can have %d", len(p.Config.Sessions), maxSessions)
 	}
 	return nil
 }

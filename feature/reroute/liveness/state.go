@@ -306,15 +306,6 @@ func bucketEnd(i int) time.Duration {
 	return time.Duration(uint64(5+i%4) << (8 + i/4))
 }
 
-// Session is the session of a name, or nil.
-func (st State) Session(name string) *SessionState {
-	i := slices.IndexFunc(st.Sessions, func(s SessionState) bool { return s.Name == name })
-	if i < 0 {
-		return nil
-	}
-	return &st.Sessions[i]
-}
-
 // String is the session in a line.
 func (s SessionState) String() string {
 	var b strings.Builder

@@ -186,7 +186,7 @@ func (s *site) putSessions(places map[string]place) error {
 	for _, p := range places {
 		used[p.index] = true
 	}
-	for i := range uint32(MaxSessions) {
+	for i := range uint32(maxSessions) {
 		if used[i] {
 			continue
 		}

@@ -155,7 +155,7 @@ func (p *pair) within(limit time.Duration, what string, ok func(a, b SessionStat
 	p.t.Helper()
 	nstest.Within(p.t, limit, func() error {
 		st := p.state()
-		sa, sb := st.Session("to-b"), st.Session("to-a")
+		sa, sb := st.session("to-b"), st.session("to-a")
 		if sa == nil || sb == nil || !ok(*sa, *sb) {
 			return fmt.Errorf("not yet: %s: %+v", what, st)
 		}
@@ -247,4 +247,13 @@ func addressOn(t testing.TB, ns *netns.Handle, device string, addr string) {
 	a, _ := netip.AddrFromSlice(ip)
 	ones, _ := prefix.Mask.Size()
 	nstest.Address(t, ns, device, netip.PrefixFrom(a, ones))
+}
+
+// session is the session of a name, or nil.
+func (st State) session(name string) *SessionState {
+	i := slices.IndexFunc(st.Sessions, func(s SessionState) bool { return s.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &st.Sessions[i]
 }

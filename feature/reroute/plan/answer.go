@@ -158,7 +158,7 @@ func (a *Answer) detours(n *topo.Network, node, destination int) error {
 	if a.Change != Up && a.Change != Down {
 		return fmt.Errorf("there is no change %q: down and up are", a.Change)
 	}
-	failures := a.Planner.Everywhere(a.Mode)
+	failures := a.Planner.everywhere(a.Mode)
 	p := &Plan{Network: n, Node: node, Mode: a.Mode, Failures: failures}
 	for i, f := range failures {
 		detours, missing := a.Planner.Detours(node, f, a.Change == Up)
@@ -202,7 +202,7 @@ func (a *Answer) row(p *Plan, r Repair) RepairRow {
 		var err error
 		if out.SIDs, err = r.SIDs(n); err != nil {
 			out.Problem = err.Error()
-		} else if out.SIDs4, err = r.SIDs4(n); err != nil {
+		} else if out.SIDs4, err = r.sids4(n); err != nil {
 			out.Problem4 = err.Error()
 		}
 		out.InlineSIDs, _ = r.InlineSIDs(n) // what is missing there is missing above

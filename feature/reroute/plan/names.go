@@ -88,9 +88,9 @@ func (r Repair) SIDs(n *topo.Network) ([]netip.Addr, error) {
 	return out, nil
 }
 
-// SIDs4 is the list for IPv4 packets: that of [Repair.SIDs] with End.DT4 of the same router in place of End.DT6. In place of an
+// sids4 is the list for IPv4 packets: that of [Repair.SIDs] with End.DT4 of the same router in place of End.DT6. In place of an
 // End.DX6 it has End.X, and End.DT4 of the router behind.
-func (r Repair) SIDs4(n *topo.Network) ([]netip.Addr, error) {
+func (r Repair) sids4(n *topo.Network) ([]netip.Addr, error) {
 	out, err := r.SIDs(n)
 	if err != nil || len(out) == 0 {
 		return nil, err

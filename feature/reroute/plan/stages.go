@@ -63,8 +63,8 @@ func (p *Planner) Detours(router int, f Failure, up bool) (detours []Detour, mis
 	return detours, missing
 }
 
-// Everywhere lists what can fail in a mode in the whole network, each once.
-func (p *Planner) Everywhere(mode Mode) (out []Failure) {
+// everywhere lists what can fail in a mode in the whole network, each once.
+func (p *Planner) everywhere(mode Mode) (out []Failure) {
 	seen := map[string]bool{}
 	for l := range p.g.Links {
 		f := p.g.failureOf(int32(l), mode)

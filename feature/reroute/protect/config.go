@@ -23,11 +23,11 @@ const (
 
 // Limits of a configuration.
 const (
-	MaxSegments = 9         // of a repair
-	MaxRepairs  = 4         // of a path
-	MaxHold     = time.Hour // of a path
-	maxPaths    = 1023      // of a network namespace: REROUTE_PATHS less the first
-	minMTU      = 1280      // of a link that carries IPv6: RFC 8200, 5
+	maxSegments    = 9         // of a repair
+	maxPathRepairs = 4         // of a path
+	MaxHold        = time.Hour // of a path
+	maxPaths       = 1023      // of a network namespace: REROUTE_PATHS less the first
+	minMTU         = 1280      // of a link that carries IPv6: RFC 8200, 5
 )
 
 // Config is what is protected.
@@ -123,8 +123,8 @@ func (p *Path) checkPrefixes(owners map[netip.Prefix]string, fail failure) {
 }
 
 func (p *Path) checkRepairs(fail failure) {
-	if len(p.Repairs) == 0 || len(p.Repairs) > MaxRepairs {
-		fail("%d repairs: give 1 to %d, the best first", len(p.Repairs), MaxRepairs)
+	if len(p.Repairs) == 0 || len(p.Repairs) > maxPathRepairs {
+		fail("%d repairs: give 1 to %d, the best first", len(p.Repairs), maxPathRepairs)
 	}
 	for i := range p.Repairs {
 		r := &p.Repairs[i]
@@ -152,8 +152,8 @@ func (p *Path) checkRepairs(fail failure) {
 
 func (r *Repair) checkAddresses(fail failure) {
 	for _, list := range [][]netip.Addr{r.Segments, r.Segments4} {
-		if len(list) > MaxSegments {
-			fail("%d segments: at most %d", len(list), MaxSegments)
+		if len(list) > maxSegments {
+			fail("%d segments: at most %d", len(list), maxSegments)
 		}
 		for _, s := range list {
 			if !usable(s) || !s.Is6() {

@@ -14,8 +14,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// ErrNoPath says that no path has that name.
-var ErrNoPath = errors.New("no such path")
+// errNoPath says that no path has that name.
+var errNoPath = errors.New("no such path")
 
 // Drain takes the link of a path out of use, at once: other paths of the link are rerouted as well. It outlasts this process
 // and applied configurations; [Undrain] ends it. A path is named NAME, or NETNS/NAME where several namespaces have one.
@@ -50,9 +50,9 @@ func findPath(r *kernel.Root, name string) (i kernel.Instance, device string, er
 	switch len(found) {
 	case 0:
 		if err := unreadable.Err(); err != nil {
-			return i, "", fmt.Errorf("path %q: %w among those that can be read: %w", name, ErrNoPath, err)
+			return i, "", fmt.Errorf("path %q: %w among those that can be read: %w", name, errNoPath, err)
 		}
-		return i, "", fmt.Errorf("path %q: %w: weir reroute status lists them", name, ErrNoPath)
+		return i, "", fmt.Errorf("path %q: %w: weir reroute status lists them", name, errNoPath)
 	case 1:
 		return found[0], device, nil
 	}

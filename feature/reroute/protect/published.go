@@ -21,8 +21,8 @@ const Feature = "reroute"
 // instanceName is protection's unit of publication, one a network namespace.
 const instanceName = "@protect"
 
-// ABI is the version of the maps' layout: protect.h.
-const ABI = 1
+// abi is the version of the maps' layout: protect.h.
+const abi = 1
 
 // published is a path as the pins describe it.
 type published struct {
@@ -40,7 +40,7 @@ type whole struct {
 }
 
 // store has the instances.
-var store = instances.Store[whole]{Feature: Feature, ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
+var store = instances.Store[whole]{Feature: Feature, ABI: abi, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
 	Ref: func(w *whole) string { return w.Netns }}
 
 func instanceOf(scope string) kernel.Instance { return store.Name(scope, instanceName) }

@@ -55,11 +55,11 @@ type device struct {
 type resolver struct {
 	byName  map[string]device
 	bySlot  map[uint32]device // those in use
-	problem []Problem
+	problem []problem
 }
 
-// Problem is why a path, or one of its repairs, is not in force.
-type Problem struct {
+// problem is why a path, or one of its repairs, is not in force.
+type problem struct {
 	Path string `json:"path"`
 	Text string `json:"text"`
 }
@@ -107,7 +107,7 @@ func (r *resolver) all(paths []published) (out []route) {
 }
 
 func (r *resolver) note(p *published, err error) {
-	r.problem = append(r.problem, Problem{Path: p.Name, Text: err.Error()})
+	r.problem = append(r.problem, problem{Path: p.Name, Text: err.Error()})
 }
 
 // use finds an interface and takes the slot of its word.

@@ -151,7 +151,7 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 }
 
 // look says what is amiss, for a user who may enter the namespace; gone is why there is none to enter.
-func (w whole) look() (problems []Problem, devices map[string]device, routesOf func(index int) RouteState, gone error) {
+func (w whole) look() (problems []problem, devices map[string]device, routesOf func(index int) RouteState, gone error) {
 	ns, err := netns.Find(w.Netns, w.ID)
 	if errors.Is(err, netns.ErrGone) {
 		return nil, nil, nil, err

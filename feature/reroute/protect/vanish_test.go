@@ -86,7 +86,7 @@ func TestRoutesGoWithDevice(t *testing.T) {
 	w.becomes("fd00:6::1", false)
 	w.becomes("fd00:7::1", true)
 	w.becomes(addrD, false)
-	if _, err := GoWithDown(kernel.OpenRoot(w.root.Path()), "nothing"); !errors.Is(err, ErrNoPath) {
+	if _, err := GoWithDown(kernel.OpenRoot(w.root.Path()), "nothing"); !errors.Is(err, errNoPath) {
 		t.Errorf("a path that is not there: %v", err)
 	}
 }

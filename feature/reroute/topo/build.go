@@ -73,8 +73,8 @@ func (b *Builder) Announce(node int, p netip.Prefix, metric uint32) {
 	}
 }
 
-// Note adds a sentence about what the network leaves out.
-func (b *Builder) Note(format string, a ...any) {
+// note adds a sentence about what the network leaves out.
+func (b *Builder) note(format string, a ...any) {
 	b.n.Notes = append(b.n.Notes, fmt.Sprintf(format, a...))
 }
 
@@ -120,7 +120,7 @@ func (b *Builder) join(halves []half) {
 	match(func(x, y half) bool { return x.mine == "" || y.mine == "" })
 	for i, h := range halves {
 		if !used[i] {
-			b.Note("%s→%s is announced by %s only and not used", b.n.Nodes[h.From].Name, b.n.Nodes[h.To].Name, b.n.Nodes[h.From].Name)
+			b.note("%s→%s is announced by %s only and not used", b.n.Nodes[h.From].Name, b.n.Nodes[h.To].Name, b.n.Nodes[h.From].Name)
 		}
 	}
 }
@@ -151,8 +151,8 @@ func (b *Builder) lan(name string, members []member) {
 // metric makes what a file says of a link a metric: rounded, and at least 1.
 func metric(v float64) (uint32, error) {
 	v = math.Round(v)
-	if math.IsNaN(v) || v < 0 || v > MaxMetric {
-		return 0, fmt.Errorf("metric %v: 0 to %d are possible", v, MaxMetric)
+	if math.IsNaN(v) || v < 0 || v > maxMetric {
+		return 0, fmt.Errorf("metric %v: 0 to %d are possible", v, maxMetric)
 	}
 	return uint32(max(v, 1)), nil
 }

@@ -271,10 +271,10 @@ func (r *isisReader) network() (*Network, error) {
 		for _, e := range s.edges(mt) {
 			far, known := r.systems[e.to]
 			if !known {
-				b.Note("%s announces a neighbour %s whose LSP is not in the database", r.name(id), e.to)
+				b.note("%s announces a neighbour %s whose LSP is not in the database", r.name(id), e.to)
 				continue
 			}
-			if !far.router() || e.metric > MaxMetric || far == s {
+			if !far.router() || e.metric > maxMetric || far == s {
 				continue // 2^24-1 is a link that is announced but not to be used (RFC 5305 section 3)
 			}
 			l := Link{From: b.Node(r.name(id)), To: b.Node(r.name(e.to)), Metric: uint32(max(e.metric, 1)), Local: e.local, Remote: e.remote, EndX: e.endX}
@@ -288,7 +288,7 @@ func (r *isisReader) network() (*Network, error) {
 		r.nameInterfaces(b)
 	}
 	if apart {
-		b.Note("IPv6 has a topology of its own, which differs from that of IPv4: IPv4 prefixes are left out")
+		b.note("IPv6 has a topology of its own, which differs from that of IPv4: IPv4 prefixes are left out")
 	}
 	return b.Network()
 }
@@ -302,7 +302,7 @@ func (r *isisReader) lan(b *Builder, s *isisSystem, mt bool) {
 			continue
 		}
 		for _, up := range of.edges(mt) {
-			if up.to == s.id && up.metric <= MaxMetric {
+			if up.to == s.id && up.metric <= maxMetric {
 				m := member{Link: Link{From: b.Node(r.name(e.to)), Metric: uint32(max(up.metric, 1)), Local: up.local}, endX: map[int]netip.Addr{}}
 				for id, sid := range up.lanEndX {
 					if far := r.systems[id+".00"]; far != nil {

@@ -81,7 +81,7 @@ func readOSPF6(file string, data []byte) (*Network, error) {
 		return a.ID == "0.0.0.0"
 	}))]
 	if len(db.Area) > 1 {
-		r.b.Note("the database has %d areas: only %s is planned for", len(db.Area), area.ID)
+		r.b.note("the database has %d areas: only %s is planned for", len(db.Area), area.ID)
 	}
 	n, err := r.area(area.LSA)
 	if err != nil {
@@ -195,8 +195,8 @@ func (r *ospf6Reader) prefixes(routers map[string]int, l ospf6LSA) error {
 // router reads the links of a router LSA.
 func (r *ospf6Reader) router(routers map[string]int, l ospf6LSA) error {
 	for _, d := range l.Description {
-		if d.Metric > MaxMetric {
-			return fmt.Errorf("a link of %s has metric %d: 1 to %d are possible", l.Router, d.Metric, MaxMetric)
+		if d.Metric > maxMetric {
+			return fmt.Errorf("a link of %s has metric %d: 1 to %d are possible", l.Router, d.Metric, maxMetric)
 		}
 		mine, far := port{l.Router, d.Interface}, port{d.Remote, d.RemoteInterface}
 		link := Link{From: routers[l.Router], Metric: max(d.Metric, 1), Interface: r.interfaces[mine], Local: r.addresses[mine]}
@@ -204,7 +204,7 @@ func (r *ospf6Reader) router(routers map[string]int, l ospf6LSA) error {
 		case "Point-To-Point", "Virtual-Link":
 			to, ok := routers[d.Remote]
 			if !ok || d.Remote == l.Router || d.Type == "Virtual-Link" {
-				r.b.Note("%s announces a link of type %s to %s that is not used", l.Router, d.Type, d.Remote)
+				r.b.note("%s announces a link of type %s to %s that is not used", l.Router, d.Type, d.Remote)
 				continue
 			}
 			link.To, link.Remote = to, r.addresses[far]

@@ -153,7 +153,7 @@ func (f ownFile) noteMetrics(b *Builder) {
 		}
 	}
 	if without > 0 && without < len(f.Links) {
-		b.Note("%d of %d links have no metric (%s): 1 is taken for each", without, len(f.Links), example)
+		b.note("%d of %d links have no metric (%s): 1 is taken for each", without, len(f.Links), example)
 	}
 }
 
@@ -188,8 +188,8 @@ func (l ownLink) add(b *Builder) error {
 		if *m == 0 {
 			*m = 1
 		}
-		if *m > MaxMetric {
-			return l.Pos.Errorf("metric %d: 1 to %d are possible", *m, MaxMetric)
+		if *m > maxMetric {
+			return l.Pos.Errorf("metric %d: 1 to %d are possible", *m, maxMetric)
 		}
 	}
 	there.Remote, back.Remote = back.Local, there.Local

@@ -25,8 +25,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrSlotInUse says that a living process has the slot.
-var ErrSlotInUse = errors.New("slot held")
+// errSlotInUse says that a living process has the slot.
+var errSlotInUse = errors.New("slot held")
 
 // Supervision runs a daemon as the member of a slot, on hosts where no systemd
 // does.
@@ -131,7 +131,7 @@ func (s *supervisor) prepare() (err error) {
 		return fmt.Errorf("service %s has no generations, and so no slot of it has two members side by side: add generations: {} to its steer section, and apply", s.Slot.Service)
 	}
 	if pid := s.holder(); pid != 0 && !s.TakeOver && !s.Replace {
-		return fmt.Errorf("%w: process %d serves slot %d of %s: end it first, take the slot over with --take-over, or, of a service with generations, replace it with --replace", ErrSlotInUse, pid, s.Slot.Slot, s.Slot.Service)
+		return fmt.Errorf("%w: process %d serves slot %d of %s: end it first, take the slot over with --take-over, or, of a service with generations, replace it with --replace", errSlotInUse, pid, s.Slot.Slot, s.Slot.Service)
 	}
 	s.env = append(os.Environ(), s.Env...)
 	uid := os.Geteuid()

@@ -139,7 +139,7 @@ func (e *Engine) place(p *record.Service, slot int, a *service.Adoption, keep bo
 	at := slots.OwnEntries
 	if e.Kind == spec.EngineReuseport {
 		if p.Bypassed { // to join its group would steer it again
-			return fmt.Errorf("%w: weir bypass --off %s", ErrBypassed, p.Service.Name)
+			return fmt.Errorf("%w: weir bypass --off %s", errBypassed, p.Service.Name)
 		}
 		if err := e.taken(p, p.Row(slot), a); err != nil {
 			return err

@@ -13,8 +13,8 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// ErrBypassed says that a service is bypassed, so that its engine admits nobody.
-var ErrBypassed = errors.New("service is bypassed")
+// errBypassed says that a service is bypassed, so that its engine admits nobody.
+var errBypassed = errors.New("service is bypassed")
 
 // Bypass leaves a service's traffic to the kernel alone, or takes that back. The
 // service stays, with its members, until it is steered again; apply keeps it so.

@@ -106,7 +106,7 @@ func (e *Engine) refuseForeign(p *record.Service, key GroupKey, s service.Adopte
 	if info, err := prog.Info(); err == nil {
 		name = " " + info.Name
 	}
-	return fmt.Errorf("%w: program %d%s chooses among the sockets of %s, which process %d has joined: turn off that daemon's own balancer, or let weir replace it with foreign: replace", ErrForeign, id, name, key, s.PID)
+	return fmt.Errorf("%w: program %d%s chooses among the sockets of %s, which process %d has joined: turn off that daemon's own balancer, or let weir replace it with foreign: replace", errForeign, id, name, key, s.PID)
 }
 
 // Hijacked names the groups in which another program than weir's chooses.

@@ -29,11 +29,11 @@ import (
 // program. Which groups there are is in map_groups; it is also what the holder
 // works by.
 
-// ErrNotShared says that a socket cannot be in a group.
-var ErrNotShared = errors.New("socket does not share its port")
+// errNotShared says that a socket cannot be in a group.
+var errNotShared = errors.New("socket does not share its port")
 
-// ErrForeign says that somebody else's program chooses in a group.
-var ErrForeign = errors.New("another program is attached")
+// errForeign says that somebody else's program chooses in a group.
+var errForeign = errors.New("another program is attached")
 
 // GroupKey is what sockets of a group have in common, beside their owner.
 type GroupKey struct {
@@ -142,7 +142,7 @@ func familyIndex(family uint8) int {
 
 func (e *Engine) joinOne(p *record.Service, row uint32, s service.Adopted, v GroupValue, groups map[GroupKey]GroupValue, programs groupList) error {
 	if on, err := unix.GetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_REUSEPORT); err != nil || on == 0 {
-		return fmt.Errorf("%w: process %d opened %s without SO_REUSEPORT: use engine sk_lookup, or a daemon that shares its port", ErrNotShared, s.PID, s.Endpoint)
+		return fmt.Errorf("%w: process %d opened %s without SO_REUSEPORT: use engine sk_lookup, or a daemon that shares its port", errNotShared, s.PID, s.Endpoint)
 	}
 	key := keyOfSocket(s.Socket)
 	if err := e.alike(p, row, key, v, groups); err != nil {
@@ -151,7 +151,7 @@ func (e *Engine) joinOne(p *record.Service, row uint32, s service.Adopted, v Gro
 	group := hook.ReuseportGroup{FD: s.FD, Name: key.String()}
 	have, ok := groups[key]
 	if ok && have.Service != v.Service && e.keeps(have.Service) {
-		return fmt.Errorf("%w: %s is in the group of a service that cannot be read", ErrNotShared, s.Endpoint)
+		return fmt.Errorf("%w: %s is in the group of a service that cannot be read", errNotShared, s.Endpoint)
 	}
 	if err := e.refuseForeign(p, key, s, programs); err != nil {
 		return err
@@ -196,7 +196,7 @@ func (e *Engine) alike(p *record.Service, row uint32, key GroupKey, v GroupValue
 			return err
 		}
 		if others {
-			return fmt.Errorf("%w: it is bound as %s of user %d, those of the other slots as %s of user %d: give all members the same addresses, families and user", ErrNotShared, key, v.UID, k, o.UID)
+			return fmt.Errorf("%w: it is bound as %s of user %d, those of the other slots as %s of user %d: give all members the same addresses, families and user", errNotShared, key, v.UID, k, o.UID)
 		}
 		if err := e.dropGroup(k, o); err != nil {
 			return err

@@ -98,7 +98,7 @@ func Waiting(err error) bool {
 // configuration from being applied: status shows the reason.
 func NotYet(err error) bool {
 	return Waiting(err) || errors.Is(err, service.ErrNarrow) || errors.Is(err, service.ErrAmbiguous) || errors.Is(err, service.ErrMPTCP) ||
-		errors.Is(err, service.ErrElsewhere) || errors.Is(err, ErrBypassed) || errors.Is(err, ErrForeign) || errors.Is(err, ErrNotShared) || errors.Is(err, ErrSocketInUse) || errors.Is(err, units.ErrNoSystemd) || errors.Is(err, units.ErrNoUnit) ||
+		errors.Is(err, service.ErrElsewhere) || errors.Is(err, errBypassed) || errors.Is(err, errForeign) || errors.Is(err, errNotShared) || errors.Is(err, ErrSocketInUse) || errors.Is(err, units.ErrNoSystemd) || errors.Is(err, units.ErrNoUnit) ||
 		errors.Is(err, os.ErrPermission)
 }
 

@@ -26,9 +26,6 @@ type (
 	Step        = feature.ExplainStep
 )
 
-// ErrPacket says that a packet cannot be.
-var ErrPacket = feature.ErrPacket
-
 // explainer puts an explanation together.
 type explainer struct {
 	Explanation

@@ -44,7 +44,7 @@ func ReadAll(r *kernel.Root, scope string, kind spec.Engine) (map[string]*Servic
 // Read reads a service as it is pinned or, where pins of it were lost, as it was recorded. It returns [kernel.ErrNotExist] where
 // there is none, and [kernel.ErrDamaged] where neither pins nor record are enough.
 func Read(r *kernel.Root, i kernel.Instance) (*Service, error) {
-	p, err := ReadPinned(r, i)
+	p, err := readPinned(r, i)
 	if !errors.Is(err, kernel.ErrNotExist) {
 		return p, err
 	}
@@ -55,7 +55,7 @@ func Read(r *kernel.Root, i kernel.Instance) (*Service, error) {
 	if !r.Has(i) {
 		return nil, err
 	}
-	if p, err = ReadPinned(r, i); errors.Is(err, kernel.ErrNotExist) && r.Has(i) { // else it was published, or removed, meanwhile
+	if p, err = readPinned(r, i); errors.Is(err, kernel.ErrNotExist) && r.Has(i) { // else it was published, or removed, meanwhile
 		if m, merr := r.Meta(i); merr == nil {
 			if _, merr = serviceOf(i, m); merr != nil {
 				return nil, merr // another weir's
@@ -75,8 +75,8 @@ func ReadMeta(r *kernel.Root, i kernel.Instance) (kernel.Meta, error) {
 	return m, err
 }
 
-// ReadPinned reads a service from its pins alone; see Read.
-func ReadPinned(r *kernel.Root, i kernel.Instance) (*Service, error) {
+// readPinned reads a service from its pins alone; see Read.
+func readPinned(r *kernel.Root, i kernel.Instance) (*Service, error) {
 	o, err := r.Open(i, "service")
 	if err != nil {
 		return nil, err

@@ -65,12 +65,6 @@ func (r *Reader) Admitted(slot int) (pid int, ok bool, err error) {
 	return s.PID, s.Admitted(), nil
 }
 
-// Verdicts reads a slot's counters, by "udp" and "tcp".
-func (r *Reader) Verdicts(slot int) (map[string]Verdicts, error) {
-	s, err := r.State(slot)
-	return s.Verdicts, err
-}
-
 // State reads a slot as status shows it.
 func (r *Reader) State(slot int) (State, error) {
 	if r.Pins == nil {

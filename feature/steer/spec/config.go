@@ -50,8 +50,8 @@ type Options struct {
 // backlog of 1, which loses most of a reconnect storm without a trace, and the
 // kernel's receive buffer holds some 200 datagrams.
 const (
-	DefaultBacklog       = 1024
-	DefaultReceiveBuffer = 8 << 20 // bytes
+	defaultBacklog       = 1024
+	defaultReceiveBuffer = 8 << 20 // bytes
 )
 
 // Policy names what of a packet decides about its bucket.
@@ -156,11 +156,11 @@ func (s Service) WithDefaults() Service {
 	}
 	if s.Backlog == nil {
 		s.Backlog = new(int)
-		*s.Backlog = DefaultBacklog
+		*s.Backlog = defaultBacklog
 	}
 	if s.ReceiveBuffer == nil {
 		s.ReceiveBuffer = new(int)
-		*s.ReceiveBuffer = DefaultReceiveBuffer
+		*s.ReceiveBuffer = defaultReceiveBuffer
 	}
 	return s
 }

@@ -24,8 +24,8 @@ const (
 	maxDeviceName  = 64       // bytes
 )
 
-// ErrDevices is wrapped by every error about the text of a file of devices.
-var ErrDevices = errors.New("no such devices")
+// errDevices is wrapped by every error about the text of a file of devices.
+var errDevices = errors.New("no such devices")
 
 // DeviceList says which addresses are one device's.
 type DeviceList struct {
@@ -55,14 +55,14 @@ func (d NamedDevice) Stands() netip.Addr { return d.Prefixes[0].Addr() }
 func LoadDevices(path string) (*DeviceList, error) {
 	f, err := safefile.Read(path, maxDevicesFile)
 	if errors.Is(err, safefile.ErrRefused) {
-		return nil, fmt.Errorf("%w: %w", ErrDevices, err)
+		return nil, fmt.Errorf("%w: %w", errDevices, err)
 	}
 	if err != nil {
 		return nil, err
 	}
 	l, err := ParseDevices(path, f.Data)
 	if err != nil && !f.Public() {
-		return nil, fmt.Errorf("%w: %s has errors, which are not shown as not everybody may read the file: chmod o+r %s", ErrDevices, path, path)
+		return nil, fmt.Errorf("%w: %s has errors, which are not shown as not everybody may read the file: chmod o+r %s", errDevices, path, path)
 	}
 	return l, err
 }
@@ -81,15 +81,15 @@ func ParseDevices(file string, text []byte) (*DeviceList, error) {
 		d := NamedDevice{Name: fields[0], line: i + 1}
 		err := l.add(d, fields[1:], names, stand)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%w: %s:%d: %w", ErrDevices, file, i+1, err))
+			errs = append(errs, fmt.Errorf("%w: %s:%d: %w", errDevices, file, i+1, err))
 		}
 		if len(errs) == 20 {
-			errs = append(errs, fmt.Errorf("%w: %s: fix these first", ErrDevices, file))
+			errs = append(errs, fmt.Errorf("%w: %s: fix these first", errDevices, file))
 			break
 		}
 	}
 	if len(l.by) > maxAliases {
-		errs = append(errs, fmt.Errorf("%w: %s: %d prefixes, the most is %d", ErrDevices, file, len(l.by), maxAliases))
+		errs = append(errs, fmt.Errorf("%w: %s: %d prefixes, the most is %d", errDevices, file, len(l.by), maxAliases))
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)

@@ -28,7 +28,7 @@ type Generations struct {
 const (
 	DefaultGenerationIdle     = 30 * time.Second
 	DefaultGenerationDeadline = 5 * time.Minute
-	DefaultGenerationPeers    = 65536
+	defaultGenerationPeers    = 65536
 )
 
 func (g *Generations) withDefaults() *Generations {
@@ -43,7 +43,7 @@ func (g *Generations) withDefaults() *Generations {
 		out.Deadline = DefaultGenerationDeadline
 	}
 	if out.Peers == 0 {
-		out.Peers = DefaultGenerationPeers
+		out.Peers = defaultGenerationPeers
 	}
 	return &out
 }

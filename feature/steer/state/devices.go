@@ -143,13 +143,13 @@ type DeviceFilter struct {
 	Slot    *int
 }
 
-// ErrFilter says that a filter's values make no sense.
-var ErrFilter = errors.New("no such filter")
+// errFilter says that a filter's values make no sense.
+var errFilter = errors.New("no such filter")
 
 // Check returns an error that wraps ErrFilter.
 func (f DeviceFilter) Check() error {
 	if f.Missing != "" && f.Missing != "udp" && f.Missing != "tcp" {
-		return fmt.Errorf("%w: --missing %s: want udp or tcp", ErrFilter, f.Missing)
+		return fmt.Errorf("%w: --missing %s: want udp or tcp", errFilter, f.Missing)
 	}
 	return nil
 }

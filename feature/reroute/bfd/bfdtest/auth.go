@@ -34,16 +34,16 @@ func (a *Auth) append(b []byte) []byte {
 func parseAuth(b []byte) (*Auth, error) {
 	t := bfd.AuthType(b[0])
 	if t != bfd.KeyedSHA1 && t != bfd.MeticulousSHA1 {
-		return nil, fmt.Errorf("%w: %s: weir has keyed sha1 and meticulous keyed sha1", ErrPacket, t)
+		return nil, fmt.Errorf("%w: %s: weir has keyed sha1 and meticulous keyed sha1", errPacket, t)
 	}
 	if len(b) != authLength || b[1] != authLength {
-		return nil, fmt.Errorf("%w: %d bytes of %s, and %d by its own length; want %d", ErrPacket, len(b), t, b[1], authLength)
+		return nil, fmt.Errorf("%w: %d bytes of %s, and %d by its own length; want %d", errPacket, len(b), t, b[1], authLength)
 	}
 	return &Auth{Type: t, KeyID: b[2], Sequence: binary.BigEndian.Uint32(b[4:]), Digest: [sha1.Size]byte(b[8:])}, nil
 }
 
-// ErrAuth says that a packet is not from somebody who has the key, or is an old one.
-var ErrAuth = errors.New("not authentic")
+// errAuth says that a packet is not from somebody who has the key, or is an old one.
+var errAuth = errors.New("not authentic")
 
 // Seal writes the digest into a packet that Append has written at the beginning of b.
 func Seal(k *bfd.Key, b []byte) {
@@ -66,11 +66,11 @@ func Check(k *bfd.Key, b []byte, p *Packet, last uint32, known bool, window uint
 	a := p.Auth
 	switch {
 	case a == nil:
-		return fmt.Errorf("%w: without authentication, and the session has %s", ErrAuth, k.Type)
+		return fmt.Errorf("%w: without authentication, and the session has %s", errAuth, k.Type)
 	case a.Type != k.Type:
-		return fmt.Errorf("%w: %s, and the session has %s", ErrAuth, a.Type, k.Type)
+		return fmt.Errorf("%w: %s, and the session has %s", errAuth, a.Type, k.Type)
 	case a.KeyID != k.ID:
-		return fmt.Errorf("%w: key %d, and the session has key %d", ErrAuth, a.KeyID, k.ID)
+		return fmt.Errorf("%w: key %d, and the session has key %d", errAuth, a.KeyID, k.ID)
 	}
 	if known {
 		least := uint32(0)
@@ -78,12 +78,12 @@ func Check(k *bfd.Key, b []byte, p *Packet, last uint32, known bool, window uint
 			least = 1
 		}
 		if ahead := a.Sequence - last; ahead < least || ahead > window {
-			return fmt.Errorf("%w: sequence number %d after %d", ErrAuth, a.Sequence, last)
+			return fmt.Errorf("%w: sequence number %d after %d", errAuth, a.Sequence, last)
 		}
 	}
 	want := digest(k, b)
 	if subtle.ConstantTimeCompare(want[:], a.Digest[:]) == 0 {
-		return fmt.Errorf("%w: the digest is another's", ErrAuth)
+		return fmt.Errorf("%w: the digest is another's", errAuth)
 	}
 	return nil
 }

@@ -42,8 +42,8 @@ const (
 	headLength = 24
 )
 
-// ErrPacket says that a packet is to be discarded; why, is in the error's text (RFC 5880 6.8.6).
-var ErrPacket = errors.New("not a control packet")
+// errPacket says that a packet is to be discarded; why, is in the error's text (RFC 5880 6.8.6).
+var errPacket = errors.New("not a control packet")
 
 // Append writes the packet. The digest of its authentication, if it has one, is zero: Seal makes it.
 func (p *Packet) Append(b []byte) []byte {
@@ -78,7 +78,7 @@ func micros(d time.Duration) uint32 {
 // Authentication is parsed here and checked by Check.
 func Parse(b []byte) (p Packet, err error) {
 	fail := func(format string, a ...any) (Packet, error) {
-		return p, fmt.Errorf("%w: "+format, append([]any{ErrPacket}, a...)...)
+		return p, fmt.Errorf("%w: "+format, append([]any{errPacket}, a...)...)
 	}
 	if len(b) < headLength {
 		return fail("%d bytes, want %d at least", len(b), headLength)

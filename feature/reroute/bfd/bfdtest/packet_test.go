@@ -55,7 +55,7 @@ func TestPacketErrors(t *testing.T) {
 		"is 0 in state up":         func(b []byte) []byte { b[1] = byte(bfd.Up) << 6; copy(b[8:12], make([]byte, 4)); return b },
 		"its length says 23 bytes": func(b []byte) []byte { b[3] = 23; return b },
 	} {
-		if _, err := Parse(change(bytes.Clone(good))); !errors.Is(err, ErrPacket) || !strings.Contains(err.Error(), want) {
+		if _, err := Parse(change(bytes.Clone(good))); !errors.Is(err, errPacket) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -84,7 +84,7 @@ func TestAuthentication(t *testing.T) {
 			known bool
 			ok    bool
 		}{{0, false, true}, {999, true, true}, {991, true, true}, {990, true, false}, {1000, true, kind == bfd.KeyedSHA1}, {1001, true, false}, {1 << 31, true, false}} {
-			if err := Check(&k, b, &p, c.last, c.known, 9); errors.Is(err, ErrAuth) == c.ok || c.ok && err != nil {
+			if err := Check(&k, b, &p, c.last, c.known, 9); errors.Is(err, errAuth) == c.ok || c.ok && err != nil {
 				t.Errorf("%s, sequence number 1000 after %d: %v", kind, c.last, err)
 			}
 		}
@@ -100,7 +100,7 @@ func TestAuthentication(t *testing.T) {
 			t.Error("another's key will do")
 		}
 		plain := example()
-		if err := Check(&k, plain.Append(nil), &plain, 0, false, 9); !errors.Is(err, ErrAuth) {
+		if err := Check(&k, plain.Append(nil), &plain, 0, false, 9); !errors.Is(err, errAuth) {
 			t.Errorf("without authentication: %v", err)
 		}
 	}

@@ -27,7 +27,7 @@ type Session struct {
 func New(c bfd.Config) *Session {
 	s := &Session{c: c, State: bfd.Down, rxInUse: c.RequiredRx}
 	s.forget()
-	s.SetDown(c.Down)
+	s.setDown(c.Down)
 	return s
 }
 
@@ -97,7 +97,7 @@ func (s *Session) expected() time.Duration {
 // place of Poll.
 func (s *Session) Receive(p Packet) (final bool, err error) {
 	if p.Yours != 0 && p.Yours != s.c.Discriminator {
-		return false, fmt.Errorf("%w: it is for discriminator %d, and this is %d", ErrPacket, p.Yours, s.c.Discriminator)
+		return false, fmt.Errorf("%w: it is for discriminator %d, and this is %d", errPacket, p.Yours, s.c.Discriminator)
 	}
 	s.Remote = bfd.Remote{State: p.State, Diag: p.Diag, Discriminator: p.Mine, Multiplier: p.Multiplier, DesiredTx: p.DesiredTx,
 		RequiredRx: p.RequiredRx, EchoRx: p.EchoRx, Demand: p.Demand, Independent: p.Independent}
@@ -141,8 +141,8 @@ func (s *Session) down(why bfd.Diag) {
 	s.poll, s.pollAgain, s.txFloor, s.rxInUse = false, false, 0, s.c.RequiredRx
 }
 
-// SetDown takes the session administratively down, or lets it come up again.
-func (s *Session) SetDown(down bool) {
+// setDown takes the session administratively down, or lets it come up again.
+func (s *Session) setDown(down bool) {
 	switch {
 	case down && s.State != bfd.AdminDown:
 		s.down(bfd.AdminDiag)
@@ -160,7 +160,7 @@ func (s *Session) Set(c bfd.Config) {
 	old := s.c
 	c.Discriminator = old.Discriminator
 	s.c = c
-	s.SetDown(c.Down)
+	s.setDown(c.Down)
 	if s.State != bfd.Up {
 		s.rxInUse = c.RequiredRx
 		return

@@ -117,12 +117,12 @@ func TestComesUpAndGoesDown(t *testing.T) {
 	p.drop = func(int) bool { return false }
 	p.run(3 * time.Second)
 	p.states(bfd.Up, bfd.Up)
-	p.ends[0].SetDown(true)
+	p.ends[0].setDown(true)
 	p.run(40 * ms)
 	p.states(bfd.AdminDown, bfd.Down)
 	p.run(5 * time.Second)
 	p.states(bfd.AdminDown, bfd.Down)
-	p.ends[0].SetDown(false)
+	p.ends[0].setDown(false)
 	p.run(3 * time.Second)
 	p.states(bfd.Up, bfd.Up)
 }
@@ -186,7 +186,7 @@ func TestPassiveBeginsAnew(t *testing.T) {
 	passive.Passive = true
 	for name, end := range map[string]func(p *pair){
 		"without a word": func(*pair) {},
-		"shut down":      func(p *pair) { p.ends[1].SetDown(true); p.run(2 * time.Second) },
+		"shut down":      func(p *pair) { p.ends[1].setDown(true); p.run(2 * time.Second) },
 		"down": func(p *pair) {
 			p.drop = func(from int) bool { return from == 0 }
 			p.run(1100 * ms)
@@ -279,11 +279,11 @@ func TestRandomLoss(t *testing.T) {
 			case 0:
 				p.ends[end].Set(random(uint32(end + 1)))
 			case 1:
-				p.ends[end].SetDown(!p.ends[end].c.Down)
+				p.ends[end].setDown(!p.ends[end].c.Down)
 			}
 		}
-		p.ends[0].SetDown(false)
-		p.ends[1].SetDown(false)
+		p.ends[0].setDown(false)
+		p.ends[1].setDown(false)
 		p.drop = func(int) bool { return false }
 		p.run(6 * time.Second)
 		p.states(bfd.Up, bfd.Up)

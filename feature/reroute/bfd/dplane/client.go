@@ -335,7 +335,7 @@ func (n *conn) handle(m message, told chan<- struct{}) error {
 		}
 	case requestCounters:
 		if len(m.body) < 4 {
-			return ErrProtocol
+			return errProtocol
 		}
 		d := binary.BigEndian.Uint32(m.body)
 		return n.send(sessionCounters, m.id, c.engine.Counters(d).append(nil, d))

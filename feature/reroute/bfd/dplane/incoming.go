@@ -55,7 +55,7 @@ func (in *incoming) next() (m message, length int, err error) {
 			return m, 0, err
 		}
 		if time.Now().After(end) {
-			return m, 0, fmt.Errorf("%w: the rest of a message has not come in %v", ErrProtocol, restLimit)
+			return m, 0, fmt.Errorf("%w: the rest of a message has not come in %v", errProtocol, restLimit)
 		}
 	}
 }

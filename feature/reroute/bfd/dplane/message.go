@@ -45,8 +45,8 @@ const (
 	mostLength    = 4096
 )
 
-// ErrProtocol says that bfdd does not speak as expected.
-var ErrProtocol = errors.New("bfdd's data-plane protocol")
+// errProtocol says that bfdd does not speak as expected.
+var errProtocol = errors.New("bfdd's data-plane protocol")
 
 // Session is what bfdd wants a session to be.
 type Session struct {
@@ -87,14 +87,14 @@ func read(r io.Reader) (m message, err error) {
 	length := int(binary.BigEndian.Uint16(head[6:]))
 	m = message{version: head[0], kind: binary.BigEndian.Uint16(head[2:]), id: binary.BigEndian.Uint16(head[4:])}
 	if m.version != 1 && m.version != 2 {
-		return m, fmt.Errorf("%w: version %d; weir has 1 and 2", ErrProtocol, m.version)
+		return m, fmt.Errorf("%w: version %d; weir has 1 and 2", errProtocol, m.version)
 	}
 	if length < headLength || length > mostLength {
-		return m, fmt.Errorf("%w: a message of %d bytes", ErrProtocol, length)
+		return m, fmt.Errorf("%w: a message of %d bytes", errProtocol, length)
 	}
 	m.body = make([]byte, length-headLength)
 	if _, err := io.ReadFull(r, m.body); err != nil {
-		return m, fmt.Errorf("%w: it ends within a message: %w", ErrProtocol, err)
+		return m, fmt.Errorf("%w: it ends within a message: %w", errProtocol, err)
 	}
 	return m, nil
 }
@@ -110,7 +110,7 @@ func appendMessage(b []byte, version byte, kind, id uint16, body []byte) []byte 
 
 func parseSession(b []byte) (s Session, err error) {
 	if len(b) < sessionLength {
-		return s, fmt.Errorf("%w: a session of %d bytes, want %d", ErrProtocol, len(b), sessionLength)
+		return s, fmt.Errorf("%w: a session of %d bytes, want %d", errProtocol, len(b), sessionLength)
 	}
 	word := func(at int) uint32 { return binary.BigEndian.Uint32(b[at:]) }
 	micros := func(at int) time.Duration { return time.Duration(word(at)) * time.Microsecond }
@@ -132,7 +132,7 @@ func parseSession(b []byte) (s Session, err error) {
 		s.Config.EchoRx = micros(52)
 	}
 	if err := s.Config.Validate(); err != nil {
-		return s, fmt.Errorf("%w: the session with %s: %w", ErrProtocol, s.Peer, err)
+		return s, fmt.Errorf("%w: the session with %s: %w", errProtocol, s.Peer, err)
 	}
 	return s, nil
 }

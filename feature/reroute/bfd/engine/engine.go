@@ -19,8 +19,8 @@ type tables struct {
 	setups, states, hops, echoes, mine, peers, clock *ebpf.Map
 }
 
-// ErrTaken says that there is another session of the same discriminator, or with the same neighbour on the same device.
-var ErrTaken = errors.New("there is such a session already")
+// errTaken says that there is another session of the same discriminator, or with the same neighbour on the same device.
+var errTaken = errors.New("there is such a session already")
 
 // put makes a session at a place that is free, or changes what is there: generation is not that of any session before it.
 func (t tables) put(place uint32, s *Session, generation uint32) error {
@@ -80,7 +80,7 @@ func (t tables) enter(place uint32, r *bpf.BfdBfdSetup) error {
 	for m, key := range map[*ebpf.Map]any{t.mine: r.Mine, t.peers: from} {
 		var at uint32
 		if err := m.Lookup(key, &at); err == nil && at != place {
-			return fmt.Errorf("%w: at place %d", ErrTaken, at)
+			return fmt.Errorf("%w: at place %d", errTaken, at)
 		}
 	}
 	return errors.Join(t.mine.Put(r.Mine, place), t.peers.Put(from, place))
@@ -109,7 +109,7 @@ func (t tables) reach() error {
 		return err
 	}
 	clock.Sessions = 0
-	for place := range uint32(MaxSessions) {
+	for place := range uint32(maxSessions) {
 		if err := t.setups.Lookup(place, &c); err != nil {
 			return err
 		}

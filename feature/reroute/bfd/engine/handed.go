@@ -81,7 +81,7 @@ func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map,
 	defer closeFiles(h.Links)
 	m, err := l.Meta(e.instance)
 	if err == nil {
-		if err := m.RequireABI(e.instance, ABI); err != nil {
+		if err := m.RequireABI(e.instance, abi); err != nil {
 			return nil, false, err
 		}
 	}
@@ -124,7 +124,7 @@ func (e *Engine) publishHanded(l *kernel.WriteLock, text []byte) (map[string]*eb
 	if err != nil {
 		return out, err
 	}
-	e.owners, err = ebpf.NewMap(&ebpf.MapSpec{Name: "bfd_owners", Type: ebpf.Hash, KeySize: 4, ValueSize: ownerSize, MaxEntries: MaxSessions})
+	e.owners, err = ebpf.NewMap(&ebpf.MapSpec{Name: "bfd_owners", Type: ebpf.Hash, KeySize: 4, ValueSize: ownerSize, MaxEntries: maxSessions})
 	if err != nil {
 		return out, fmt.Errorf("making the map of owners: %w", err)
 	}

@@ -94,7 +94,7 @@ func (e *Engine) resolveOne(place uint32, c *bpf.BfdBfdSetup, seen map[[2]int][]
 }
 
 // Run looks after what programs cannot, until ctx is done: neighbours that have not answered yet, devices and loops that came anew.
-// It ends, too, when the engine is not the namespace's any more: see [ErrReplaced].
+// It ends, too, when the engine is not the namespace's any more: see [errReplaced].
 func (e *Engine) Run(ctx context.Context, warn func(error)) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -113,7 +113,7 @@ func (e *Engine) Run(ctx context.Context, warn func(error)) {
 		if n%10 == 0 {
 			err = errors.Join(err, e.Recover(ctx))
 		}
-		if errors.Is(err, ErrReplaced) {
+		if errors.Is(err, errReplaced) {
 			return
 		}
 		if err != nil && ctx.Err() == nil {

@@ -82,7 +82,7 @@ func (p Published) each(r *kernel.Root, yield func(*bpf.BfdBfdSetup, *bpf.BfdBfd
 	}
 	var c bpf.BfdBfdSetup
 	var s bpf.BfdBfdState
-	for place := range min(clock.Sessions, MaxSessions) { // programs look no farther, either
+	for place := range min(clock.Sessions, maxSessions) { // programs look no farther, either
 		if err := errors.Join(o.Maps["setups"].Lookup(place, &c), o.Maps["states"].Lookup(place, &s)); err != nil {
 			return fmt.Errorf("reading sessions: %w", err)
 		}

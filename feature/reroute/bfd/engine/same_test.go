@@ -196,7 +196,7 @@ func TestSameAsTheModel(t *testing.T) {
 		if seed%3 == 2 {
 			s.Key = &bfd.Key{Type: bfd.KeyedSHA1 + bfd.AuthType(seed/3%2), ID: 7, Secret: []byte("something secret")[:4+r.IntN(12)]}
 		}
-		place, generation := uint32(r.IntN(MaxSessions)), uint32(1)
+		place, generation := uint32(r.IntN(maxSessions)), uint32(1)
 		if err := b.w.put(place, s, generation); err != nil {
 			t.Fatal(err)
 		}

@@ -30,8 +30,8 @@ type Session struct {
 	linkDown bool // of a new one: the link has a verdict, which it takes over
 }
 
-// MaxSessions is how many a network namespace may have.
-const MaxSessions = 1024
+// maxSessions is how many a network namespace may have.
+const maxSessions = 1024
 
 // Validate says what is wrong with a session.
 func (s *Session) Validate() error {

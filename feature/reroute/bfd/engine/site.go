@@ -24,8 +24,8 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// ABI is the version of the layout of the maps: bfd.h.
-const ABI = 1
+// abi is the version of the layout of the maps: bfd.h.
+const abi = 1
 
 // Instances of a network namespace.
 const (
@@ -35,7 +35,7 @@ const (
 
 // storeOf has the instances of one of these names. Their spec is the text of the caller's.
 func storeOf(name string) instances.Store[json.RawMessage] {
-	return instances.Store[json.RawMessage]{Feature: liveness.Name, ABI: ABI, Object: bpf.Object, Is: func(n string) bool { return n == name }}
+	return instances.Store[json.RawMessage]{Feature: liveness.Name, ABI: abi, Object: bpf.Object, Is: func(n string) bool { return n == name }}
 }
 
 func instanceOf(scope, name string) kernel.Instance { return storeOf(name).Name(scope, name) }
@@ -139,7 +139,7 @@ func (e *Engine) Close() {
 func (e *Engine) publish(l *kernel.WriteLock) (out map[string]*ebpf.Map, err error) {
 	o, err := l.Open(e.instance)
 	if err == nil {
-		if err := o.Meta.RequireABI(e.instance, ABI); err != nil {
+		if err := o.Meta.RequireABI(e.instance, abi); err != nil {
 			o.Close()
 			return nil, err
 		}
@@ -226,7 +226,7 @@ func (e *Engine) sync(ctx context.Context, l *kernel.WriteLock, anew bool) error
 // each goes through the sessions.
 func (e *Engine) each(yield func(place uint32, c *bpf.BfdBfdSetup)) error {
 	var c bpf.BfdBfdSetup
-	for place := range uint32(MaxSessions) {
+	for place := range uint32(maxSessions) {
 		if err := e.tables.setups.Lookup(place, &c); err != nil {
 			return fmt.Errorf("reading sessions: %w", err)
 		}
@@ -286,8 +286,8 @@ func (e *Engine) put(mend func() error, sessions []Session) error {
 			for slices.Contains(taken, place) {
 				place++
 			}
-			if place >= MaxSessions {
-				return fmt.Errorf("a network namespace can have %d BFD sessions", MaxSessions)
+			if place >= maxSessions {
+				return fmt.Errorf("a network namespace can have %d BFD sessions", maxSessions)
 			}
 			taken = append(taken, place)
 		}
@@ -334,14 +334,14 @@ func (e *Engine) mend(ctx context.Context) error {
 	return e.sync(ctx, l, false)
 }
 
-// ErrReplaced says that BFD of the namespace was taken away, and perhaps made anew: what this engine writes nobody reads.
-var ErrReplaced = errors.New("BFD of this network namespace was removed meanwhile")
+// errReplaced says that BFD of the namespace was taken away, and perhaps made anew: what this engine writes nobody reads.
+var errReplaced = errors.New("BFD of this network namespace was removed meanwhile")
 
 // current is nil while this engine's maps are those that are pinned.
 func (e *Engine) current() error {
 	o, err := e.root.Open(e.instance, "setups")
 	if errors.Is(err, kernel.ErrNotExist) {
-		return ErrReplaced
+		return errReplaced
 	} else if err != nil {
 		return err
 	}
@@ -356,7 +356,7 @@ func (e *Engine) current() error {
 	}
 	a, _ := was.ID()
 	if b, _ := is.ID(); a != b {
-		return ErrReplaced
+		return errReplaced
 	}
 	return nil
 }

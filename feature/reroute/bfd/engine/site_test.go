@@ -24,7 +24,7 @@ func TestReplaced(t *testing.T) {
 		if err := RemoveOf(l, scopeOf(s.here)); err != nil {
 			t.Fatal(err)
 		}
-		if err := old.current(); !errors.Is(err, ErrReplaced) {
+		if err := old.current(); !errors.Is(err, errReplaced) {
 			t.Errorf("removed: %v", err)
 		}
 		e, err := OpenWith(t.Context(), l, s.here, tick)
@@ -38,7 +38,7 @@ func TestReplaced(t *testing.T) {
 	if err := e.Put(t.Context(), s.session(2, "fd09::1", "fd09::2")); err != nil {
 		t.Fatal(err)
 	}
-	if err := old.Recover(t.Context()); !errors.Is(err, ErrReplaced) {
+	if err := old.Recover(t.Context()); !errors.Is(err, errReplaced) {
 		t.Errorf("made anew: %v", err)
 	}
 	if err := e.Recover(t.Context()); err != nil {

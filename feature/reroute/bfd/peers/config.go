@@ -131,8 +131,8 @@ func (s *Session) key() (*bfd.Key, error) {
 	return k, nil
 }
 
-// ErrAddress says that an address of bfdd's is not one.
-var ErrAddress = errors.New("want unix:PATH, ipv4:ADDRESS:PORT or ipv6:[ADDRESS]:PORT, as bfdd's --dplaneaddr has it")
+// errAddress says that an address of bfdd's is not one.
+var errAddress = errors.New("want unix:PATH, ipv4:ADDRESS:PORT or ipv6:[ADDRESS]:PORT, as bfdd's --dplaneaddr has it")
 
 // Dial splits an address of bfdd's data plane into what net.Dial takes.
 func Dial(frr string) (network, address string, err error) {
@@ -140,7 +140,7 @@ func Dial(frr string) (network, address string, err error) {
 	switch family {
 	case "unix":
 		if !strings.HasPrefix(address, "/") {
-			return "", "", fmt.Errorf("%q: %w", frr, ErrAddress)
+			return "", "", fmt.Errorf("%q: %w", frr, errAddress)
 		}
 		return "unix", address, nil
 	case "ipv4", "ipv6":
@@ -148,7 +148,7 @@ func Dial(frr string) (network, address string, err error) {
 			return "tcp", address, nil
 		}
 	}
-	return "", "", fmt.Errorf("%q: %w", frr, ErrAddress)
+	return "", "", fmt.Errorf("%q: %w", frr, errAddress)
 }
 
 // Tick is how often the tick source is to beat: a quarter of the shortest interval, of echoes as well. Of what bfdd will ask for nothing is known.
