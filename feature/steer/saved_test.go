@@ -13,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/ipfix"
+	"github.com/weir-project/weir/internal/ipfix/ipfixtest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -32,7 +33,7 @@ func (w *world) keepTemplates() {
 		}
 		defer store.Close()
 		k := bpf.TemplatesSession{Src: netip.MustParseAddr("192.0.2.7").As16(), Dst: netip.MustParseAddr("127.0.0.1").As16(), Sport: 4000, Dport: 9991, Version: ipfix.IPFIX, Domain: 1}
-		return errors.Join(store.Save(k, &templates.FlowSession{Templates: exampleTemplates(ipfix.IPFIX)}), store.Enter(k, bpf.TemplatesHeard{}))
+		return errors.Join(store.Save(k, &templates.FlowSession{Templates: ipfixtest.Templates(ipfix.IPFIX)}), store.Enter(k, bpf.TemplatesHeard{}))
 	})
 }
 

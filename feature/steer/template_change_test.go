@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/ipfix"
+	"github.com/weir-project/weir/internal/ipfix/ipfixtest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -120,7 +121,7 @@ func TestTemplatesThatCannotBeSent(t *testing.T) {
 			k.Src[0], k.Src[10], k.Src[11] = 0xfd, 0, 0
 			k.Dst = [16]byte{15: 1}
 		}
-		ts.Hear(templates.HeardMessage{Session: k, Ifindex: 1, Payload: ipfix.Encode(ipfix.Header{Version: ipfix.IPFIX, Domain: 1}, exampleTemplates(ipfix.IPFIX))})
+		ts.Hear(templates.HeardMessage{Session: k, Ifindex: 1, Payload: ipfix.Encode(ipfix.Header{Version: ipfix.IPFIX, Domain: 1}, ipfixtest.Templates(ipfix.IPFIX))})
 	}
 	for _, s := range ts.Book.Sessions { // on a slow machine the member may have been there for long
 		s.Served = templates.MemberID{}

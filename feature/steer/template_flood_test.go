@@ -4,77 +4,17 @@ package steer
 
 import (
 	"log/slog"
-	"net/netip"
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/ipfix"
+	"github.com/weir-project/weir/internal/ipfix/ipfixtest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
-
-// The filter wakes user space for a burst of each source, and of all sources that are not known; known sessions
-// have a budget of their own. The rest is counted.
-func TestTemplateBudgets(t *testing.T) {
-	c := loadFilter(t)
-	to4, to6 := netip.MustParseAddrPort("10.0.0.1:4739"), netip.MustParseAddrPort("[2001:db8::1]:4739")
-	message := withSets(ipfix.Header{Version: ipfix.IPFIX, Domain: 3}, set(2, exampleRecord...))
-	var sent, passed uint64
-	start := time.Now()
-	send := func(from netip.AddrPort) bool {
-		t.Helper()
-		to := to4
-		if from.Addr().Is6() {
-			to = to6
-		}
-		ret, err := c.Programs[bpf.TemplatesProgTemplatesFilter].Run(&ebpf.RunOptions{Data: framed(from, to, message)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		sent++
-		if ret != 0 {
-			passed++
-		}
-		return ret != 0
-	}
-	many := func(n int, source func(i int) netip.Addr) (got int) {
-		for i := range n {
-			if send(netip.AddrPortFrom(source(i), uint16(1024+i))) {
-				got++
-			}
-		}
-		return got
-	}
-	within := func(what string, got, burst, rate int) {
-		t.Helper()
-		if most := burst + 1 + int(time.Since(start).Seconds()*float64(rate)+1); got < burst-1 || got > most {
-			t.Errorf("%s: %d messages, want %d to %d", what, got, burst, most)
-		}
-	}
-	one := netip.MustParseAddr("192.0.2.7")
-	within("one address", many(3000, func(int) netip.Addr { return one }), 1024, 32)
-	within("one /64", many(3000, func(i int) netip.Addr {
-		return netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 0, 0, 0, 1, 9: byte(i >> 8), 10: byte(i), 15: 1})
-	}), 1024, 32)
-	known := netip.MustParseAddrPort("192.0.2.8:50000")
-	key := bpf.TemplatesSession{Src: known.Addr().As16(), Dst: to4.Addr().As16(), Sport: 50000, Dport: 4739, Version: ipfix.IPFIX, Domain: 3}
-	if err := c.Maps[bpf.TemplatesMapTemplatesSessions].Put(key, bpf.TemplatesHeard{}); err != nil {
-		t.Fatal(err)
-	}
-	got := many(20000, func(i int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}) })
-	within("all that are not known", got+2*1024, 16384, 500+2*32)
-	if !send(known) {
-		t.Error("a known exporter is refused in a flood of forged ones")
-	}
-	var port bpf.TemplatesPort
-	if err := c.Maps[bpf.TemplatesMapTemplatesPorts].Lookup(uint16(4739), &port); err != nil || port.Refused != sent-passed {
-		t.Errorf("%d refused counted, want %d (%v)", port.Refused, sent-passed, err)
-	}
-}
 
 // An exporter that floods is held to its budget; state tells how much was refused, and others are remembered.
 func TestTemplateFlood(t *testing.T) {
@@ -130,7 +70,7 @@ func TestNewcomersAreProven(t *testing.T) {
 		keys := [3]bpf.TemplatesSession{}
 		for i := range keys {
 			m := templates.HeardMessage{Ifindex: 1, Session: bpf.TemplatesSession{Src: sources(3)[i].As16(), Dst: loopback4.Addr().As16(), Sport: 50000, Dport: 9991},
-				Payload: ipfix.Encode(ipfix.Header{Version: ipfix.IPFIX, Domain: 1}, exampleTemplates(ipfix.IPFIX))}
+				Payload: ipfix.Encode(ipfix.Header{Version: ipfix.IPFIX, Domain: 1}, ipfixtest.Templates(ipfix.IPFIX))}
 			ts.Hear(m)
 			keys[i] = m.Session
 			keys[i].Version, keys[i].Domain = ipfix.IPFIX, 1

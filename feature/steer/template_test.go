@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/ipfix"
+	"github.com/weir-project/weir/internal/ipfix/ipfixtest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -98,8 +99,8 @@ func checkReplay(t *testing.T, r received, e *flowExporter) {
 	for _, c := range m.Changes {
 		got = append(got, *c.Template)
 	}
-	if !slices.EqualFunc(got, exampleTemplates(e.version), ipfix.Template.Equal) {
-		t.Errorf("templates %v, want %v", got, exampleTemplates(e.version))
+	if !slices.EqualFunc(got, ipfixtest.Templates(e.version), ipfix.Template.Equal) {
+		t.Errorf("templates %v, want %v", got, ipfixtest.Templates(e.version))
 	}
 }
 
@@ -222,9 +223,9 @@ func TestTemplatesChangedInAbsence(t *testing.T) {
 		return err
 	})
 	checkReplay(t, r.await(1)[0], e)
-	e.send(0, set(2, 1, 4, 0, 0)) // 260 is withdrawn
+	e.send(0, ipfixtest.Set(2, 1, 4, 0, 0)) // 260 is withdrawn
 	w.remembered(1, 1)
-	e.send(0, set(3, 0, 3, 0, 0)) // and all options templates
+	e.send(0, ipfixtest.Set(3, 0, 3, 0, 0)) // and all options templates
 	w.remembered(0, 0)
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/internal/ipfix"
+	"github.com/weir-project/weir/internal/ipfix/ipfixtest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/service"
@@ -188,24 +189,12 @@ func newExporter(t testing.TB, ns *netns.Handle, version uint16, from netip.Addr
 
 func (e *flowExporter) addr() netip.AddrPort { return e.conn.LocalAddr().(*net.UDPAddr).AddrPort() }
 
-// fields are two of 4 and 8 bytes: a data record has 12.
-var exampleRecord = []byte{1, 4, 0, 2, 0, 8, 0, 4, 0, 1, 0, 8}
-
-// exampleTemplates are template 260 and options template 261.
-func exampleTemplates(version uint16) []ipfix.Template {
-	options := ipfix.Template{ID: 261, Options: true, Record: []byte{1, 5, 0, 2, 0, 1, 0, 149, 0, 4, 0, 41, 0, 8}}
-	if version == ipfix.NetFlow9 {
-		options.Record = []byte{1, 5, 0, 4, 0, 4, 0, 1, 0, 4, 0, 41, 0, 8}
-	}
-	return []ipfix.Template{{ID: 260, Record: exampleRecord}, options}
-}
-
 // send sends a message of the sets that follow its header, with so many data
 // records.
 func (e *flowExporter) send(records int, sets ...[]byte) {
 	e.t.Helper()
 	h := ipfix.Header{Version: e.version, Domain: e.domain, Sequence: e.seq, ExportTime: uint32(time.Now().Unix()), Uptime: 5000}
-	b := withSets(h, sets...)
+	b := ipfixtest.Message(h, sets...)
 	if _, err := e.conn.Write(b); errors.Is(err, syscall.ECONNREFUSED) {
 		e.conn.Write(b) // that was about an earlier one, which nobody took
 	}
@@ -216,38 +205,21 @@ func (e *flowExporter) send(records int, sets ...[]byte) {
 	}
 }
 
-// withSets is a message of sets.
-func withSets(h ipfix.Header, sets ...[]byte) []byte {
-	b := ipfix.Encode(h, nil)
-	for _, s := range sets {
-		b = append(b, s...)
-	}
-	if h.Version == ipfix.IPFIX {
-		b[2], b[3] = byte(len(b)>>8), byte(len(b))
-	}
-	return b
-}
-
-func set(id uint16, body ...byte) []byte {
-	n := 4 + len(body)
-	return append([]byte{byte(id >> 8), byte(id), byte(n >> 8), byte(n)}, body...)
-}
-
 // sendTemplates sends the example templates.
 func (e *flowExporter) sendTemplates() {
 	e.t.Helper()
-	t := exampleTemplates(e.version)
+	t := ipfixtest.Templates(e.version)
 	options := t[1].Record
 	if e.version == ipfix.NetFlow9 {
 		options = append(append([]byte{}, options...), 0, 0)
 	}
-	e.send(0, set(ipfix.SetID(e.version, false), t[0].Record...), set(ipfix.SetID(e.version, true), options...))
+	e.send(0, ipfixtest.Set(ipfix.SetID(e.version, false), t[0].Record...), ipfixtest.Set(ipfix.SetID(e.version, true), options...))
 }
 
 // sendData sends a message of n records of template 260.
 func (e *flowExporter) sendData(n int) {
 	e.t.Helper()
-	e.send(n, set(260, make([]byte, 12*n)...))
+	e.send(n, ipfixtest.Set(260, make([]byte, 12*n)...))
 }
 
 func mustListen(t testing.TB, s string) service.Listen {
