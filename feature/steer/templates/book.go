@@ -18,14 +18,14 @@ import (
 // TEMPLATES_SESSIONS. Bytes are by [FlowSession.Size]. Newcomers are sessions that
 // may be forged, see [proven]: they never push out the others.
 const (
-	MaxSessions          = 32768
-	MaxBookBytes         = 18 << 20
-	MaxNewcomers         = MaxSessions / 2
-	MaxNewcomerBytes     = 14 << 20
-	MaxSessionsOfAddress = 256            // one exporter's domains, or ports that it changes with every message
-	MaxAddressBytes      = 256 << 10      // of one address
-	MaxSessionTemplates  = 256            // of one observation domain
-	MaxSessionBytes      = 16 << 10       // of one observation domain's template records
+	maxSessions          = 32768
+	maxBookBytes         = 18 << 20
+	maxNewcomers         = maxSessions / 2
+	maxNewcomerBytes     = 14 << 20
+	maxSessionsOfAddress = 256            // one exporter's domains, or ports that it changes with every message
+	maxAddressBytes      = 256 << 10      // of one address
+	maxSessionTemplates  = 256            // of one observation domain
+	maxSessionBytes      = 16 << 10       // of one observation domain's template records
 	sessionLife          = 24 * time.Hour // of silence
 	newcomerLife         = time.Hour      // of silence, of a newcomer
 	supersededLife       = 10 * time.Minute
@@ -34,7 +34,7 @@ const (
 // sessionBytes and templateBytes are about what weir serve keeps of a session and of a
 // template, apart from the template's record.
 const (
-	SessionBytes  = 256
+	sessionBytes  = 256
 	templateBytes = 48
 )
 
@@ -45,8 +45,8 @@ const (
 	ProvenAge      = 30 * time.Second
 )
 
-// ErrNoRoom says that a session already has as many templates as fit.
-var ErrNoRoom = errors.New("more templates than are remembered of one observation domain")
+// errNoRoom says that a session already has as many templates as fit.
+var errNoRoom = errors.New("more templates than are remembered of one observation domain")
 
 // MemberID is the process that has a slot; the zero value is nobody.
 type MemberID struct {
@@ -71,7 +71,7 @@ type FlowSession struct {
 }
 
 // Size is about the memory of weir serve that a session takes, bytes.
-func (s *FlowSession) Size() int { return SessionBytes + templateBytes*len(s.Templates) + s.Bytes }
+func (s *FlowSession) Size() int { return sessionBytes + templateBytes*len(s.Templates) + s.Bytes }
 
 // BookUse is a number of sessions and the sum of their sizes.
 type BookUse struct{ Sessions, Bytes int }
@@ -89,8 +89,8 @@ type Book struct {
 	Bytes     int
 }
 
-// NewTemplateBook makes an empty book.
-func NewTemplateBook() *Book {
+// newBook makes an empty book.
+func newBook() *Book {
 	return &Book{Sessions: map[bpf.TemplatesSession]*FlowSession{}, Of: map[[16]byte]*BookUse{}}
 }
 
@@ -110,8 +110,8 @@ func (b *Book) Remove(k bpf.TemplatesSession) {
 	b.charge(k, s, -1, -s.Size())
 }
 
-// Grown notes that a session's size was another one before.
-func (b *Book) Grown(k bpf.TemplatesSession, s *FlowSession, before int) {
+// grown notes that a session's size was another one before.
+func (b *Book) grown(k bpf.TemplatesSession, s *FlowSession, before int) {
 	b.charge(k, s, 0, s.Size()-before)
 }
 
@@ -131,8 +131,8 @@ func (b *Book) charge(k bpf.TemplatesSession, s *FlowSession, sessions, bytes in
 	b.Bytes += bytes
 }
 
-// Prove notes that a session is not forged, or was forged with effort.
-func (b *Book) Prove(s *FlowSession) {
+// prove notes that a session is not forged, or was forged with effort.
+func (b *Book) prove(s *FlowSession) {
 	if !s.Proven {
 		s.Proven = true
 		b.Newcomers.add(-1, -s.Size())
@@ -143,56 +143,56 @@ func (b *Book) Prove(s *FlowSession) {
 type crowd int
 
 const (
-	CrowdNone crowd = iota
-	CrowdAddress
+	crowdNone crowd = iota
+	crowdAddress
 	crowdNewcomers
-	CrowdAll
+	crowdAll
 )
 
-// Crowded returns the first group that takes too much room, with a session of src.
-func (b *Book) Crowded(src [16]byte) crowd {
+// crowded returns the first group that takes too much room, with a session of src.
+func (b *Book) crowded(src [16]byte) crowd {
 	switch u := b.Of[src]; {
-	case u != nil && (u.Sessions > MaxSessionsOfAddress || u.Bytes > MaxAddressBytes):
-		return CrowdAddress
-	case b.Newcomers.Sessions > MaxNewcomers || b.Newcomers.Bytes > MaxNewcomerBytes:
+	case u != nil && (u.Sessions > maxSessionsOfAddress || u.Bytes > maxAddressBytes):
+		return crowdAddress
+	case b.Newcomers.Sessions > maxNewcomers || b.Newcomers.Bytes > maxNewcomerBytes:
 		return crowdNewcomers
-	case len(b.Sessions) > MaxSessions || b.Bytes > MaxBookBytes:
-		if b.Newcomers.Sessions > MaxSessions/8 || b.Newcomers.Bytes > MaxBookBytes/8 {
+	case len(b.Sessions) > maxSessions || b.Bytes > maxBookBytes:
+		if b.Newcomers.Sessions > maxSessions/8 || b.Newcomers.Bytes > maxBookBytes/8 {
 			return crowdNewcomers
 		}
-		return CrowdAll
+		return crowdAll
 	}
-	return CrowdNone
+	return crowdNone
 }
 
 // eased says that newcomers are so far from their bounds that no room has to be made for a while.
 func (b *Book) eased() bool {
-	const most = CrowdShare - 1
-	return b.Newcomers.Sessions*CrowdShare < MaxNewcomers*most && b.Newcomers.Bytes*CrowdShare < MaxNewcomerBytes*most
+	const most = crowdShare - 1
+	return b.Newcomers.Sessions*crowdShare < maxNewcomers*most && b.Newcomers.Bytes*crowdShare < maxNewcomerBytes*most
 }
 
-// CrowdShare is the share of a crowd that makes room at a time: to look for the silent ones
+// crowdShare is the share of a crowd that makes room at a time: to look for the silent ones
 // costs time.
-const CrowdShare = 16
+const crowdShare = 16
 
-// Silent returns the share of a crowd that was silent longest, at least one session and never
+// silent returns the share of a crowd that was silent longest, at least one session and never
 // except. last tells when a session was heard. An exporter that sends is not pushed out by
 // forged ones that sent once.
-func (b *Book) Silent(c crowd, except bpf.TemplatesSession, last func(bpf.TemplatesSession) uint64) []bpf.TemplatesSession {
+func (b *Book) silent(c crowd, except bpf.TemplatesSession, last func(bpf.TemplatesSession) uint64) []bpf.TemplatesSession {
 	type silent struct {
 		key  bpf.TemplatesSession
 		last uint64
 	}
 	var all []silent
 	for k, s := range b.Sessions {
-		if k == except || c == CrowdAddress && k.Src != except.Src || c == crowdNewcomers && s.Proven {
+		if k == except || c == crowdAddress && k.Src != except.Src || c == crowdNewcomers && s.Proven {
 			continue
 		}
 		all = append(all, silent{k, last(k)})
 	}
 	slices.SortFunc(all, func(a, b silent) int { return cmp.Compare(a.last, b.last) })
 	var out []bpf.TemplatesSession
-	for _, s := range all[:min(len(all), len(all)/CrowdShare+1)] {
+	for _, s := range all[:min(len(all), len(all)/crowdShare+1)] {
 		out = append(out, s.key)
 	}
 	return out
@@ -221,9 +221,9 @@ func (b *Book) current(last func(bpf.TemplatesSession) uint64) func(bpf.Template
 	}
 }
 
-// Apply enters what a message says of templates and tells how many are new or
+// apply enters what a message says of templates and tells how many are new or
 // gone. A template of a number that is taken replaces the one that had it.
-func (s *FlowSession) Apply(changes []ipfix.Change) (changed int, err error) {
+func (s *FlowSession) apply(changes []ipfix.Change) (changed int, err error) {
 	for _, c := range changes {
 		if c.Withdrawn != nil {
 			changed += s.withdraw(*c.Withdrawn)
@@ -252,8 +252,8 @@ func (s *FlowSession) Put(t ipfix.Template) (bool, error) {
 	if i >= 0 {
 		grown -= len(s.Templates[i].Record)
 	}
-	if s.Bytes+grown > MaxSessionBytes || i < 0 && len(s.Templates) >= MaxSessionTemplates {
-		return false, ErrNoRoom
+	if s.Bytes+grown > maxSessionBytes || i < 0 && len(s.Templates) >= maxSessionTemplates {
+		return false, errNoRoom
 	}
 	t.Record = bytes.Clone(t.Record) // it shares the buffer that it was read into
 	s.Bytes += grown
@@ -277,11 +277,11 @@ func (s *FlowSession) withdraw(w ipfix.Withdrawal) int {
 	return before - len(s.Templates)
 }
 
-// NextSequence is the sequence number that the exporter's next message will
+// nextSequence is the sequence number that the exporter's next message will
 // have. NetFlow v9 counts messages; ipfix.IPFIX counts data records, so those of the
 // latest message are counted by its sets' lengths. exact is false where they
 // cannot be, because records vary in length: a collector then notes a gap once.
-func (s *FlowSession) NextSequence(k bpf.TemplatesSession, h bpf.TemplatesHeard) (next uint32, exact bool) {
+func (s *FlowSession) nextSequence(k bpf.TemplatesSession, h bpf.TemplatesHeard) (next uint32, exact bool) {
 	if k.Version == ipfix.NetFlow9 {
 		return h.Sequence + 1, true
 	}
@@ -304,9 +304,9 @@ func (s *FlowSession) NextSequence(k bpf.TemplatesSession, h bpf.TemplatesHeard)
 	return next, exact
 }
 
-// HeardAs is a message as the filter would have noted it, had the session been
+// heardAs is a message as the filter would have noted it, had the session been
 // known.
-func HeardAs(m *ipfix.Message, ifindex uint32, now uint64) bpf.TemplatesHeard {
+func heardAs(m *ipfix.Message, ifindex uint32, now uint64) bpf.TemplatesHeard {
 	h := bpf.TemplatesHeard{Last: now, Messages: 1, Sequence: m.Sequence, ExportTime: m.ExportTime, Uptime: m.Uptime,
 		Ifindex: ifindex, Sets: uint32(len(m.Sets))}
 	for i, d := range m.Sets[:min(len(m.Sets), len(h.Set))] {
@@ -315,12 +315,12 @@ func HeardAs(m *ipfix.Message, ifindex uint32, now uint64) bpf.TemplatesHeard {
 	return h
 }
 
-// Replay is the messages that give a session's templates to a new member. Their
+// replay is the messages that give a session's templates to a new member. Their
 // header continues the latest message that was heard, in the exporter's own time.
-func (s *FlowSession) Replay(k bpf.TemplatesSession, h bpf.TemplatesHeard, limit int) [][]byte {
-	next, _ := s.NextSequence(k, h)
+func (s *FlowSession) replay(k bpf.TemplatesSession, h bpf.TemplatesHeard, limit int) [][]byte {
+	next, _ := s.nextSequence(k, h)
 	head := ipfix.Header{Version: k.Version, Domain: k.Domain, ExportTime: h.ExportTime, Uptime: h.Uptime}
-	return ReplayMessages(head, next, s.Templates, limit)
+	return replayMessages(head, next, s.Templates, limit)
 }
 
 // Templates counts the templates of all sessions.

@@ -16,70 +16,70 @@ import (
 func TestSessionIsBounded(t *testing.T) {
 	s := &FlowSession{}
 	var err error
-	for i := range 2 * MaxSessionTemplates {
+	for i := range 2 * maxSessionTemplates {
 		id := uint16(ipfix.MinTemplateID + i)
 		record := append(binary.BigEndian.AppendUint16(nil, id), 0, 1, 0, 8, 0, 4)
-		_, perr := s.Apply([]ipfix.Change{{Template: &ipfix.Template{ID: id, Record: record}}})
+		_, perr := s.apply([]ipfix.Change{{Template: &ipfix.Template{ID: id, Record: record}}})
 		err = errors.Join(err, perr)
 	}
-	if len(s.Templates) != MaxSessionTemplates || !errors.Is(err, ErrNoRoom) {
+	if len(s.Templates) != maxSessionTemplates || !errors.Is(err, errNoRoom) {
 		t.Errorf("%d templates: %v", len(s.Templates), err)
 	}
-	if n, err := s.Apply([]ipfix.Change{{Template: &ipfix.Template{ID: 300, Record: []byte{1, 44, 0, 1, 0, 12, 0, 4}}}}); n != 1 || err != nil {
+	if n, err := s.apply([]ipfix.Change{{Template: &ipfix.Template{ID: 300, Record: []byte{1, 44, 0, 1, 0, 12, 0, 4}}}}); n != 1 || err != nil {
 		t.Errorf("a change of a template that is there: %d, %v", n, err)
 	}
-	if n, err := s.Apply([]ipfix.Change{{Withdrawn: &ipfix.Withdrawal{ID: 2, All: true}}}); n != MaxSessionTemplates || err != nil || s.Bytes != 0 {
+	if n, err := s.apply([]ipfix.Change{{Withdrawn: &ipfix.Withdrawal{ID: 2, All: true}}}); n != maxSessionTemplates || err != nil || s.Bytes != 0 {
 		t.Errorf("all withdrawn: %d, %v, %d bytes left", n, err, s.Bytes)
 	}
 	for i := range 100 {
 		s.Put(ipfix.Template{ID: uint16(300 + i), Record: make([]byte, ipfix.MaxTemplateBytes)})
 	}
-	if s.Bytes > MaxSessionBytes || s.Bytes < MaxSessionBytes-ipfix.MaxTemplateBytes {
-		t.Errorf("%d bytes, the most should be %d", s.Bytes, MaxSessionBytes)
+	if s.Bytes > maxSessionBytes || s.Bytes < maxSessionBytes-ipfix.MaxTemplateBytes {
+		t.Errorf("%d bytes, the most should be %d", s.Bytes, maxSessionBytes)
 	}
 }
 
 // Forged exporters that send once do not push out those that go on.
 func TestRoomIsMadeOfTheSilent(t *testing.T) {
-	b := NewTemplateBook()
+	b := newBook()
 	key := func(i int) bpf.TemplatesSession {
 		return bpf.TemplatesSession{Src: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}).As16(), Domain: uint32(i)}
 	}
-	for i := range MaxSessions + 1 {
+	for i := range maxSessions + 1 {
 		b.Add(key(i), &FlowSession{Bytes: 10, Proven: true})
 	}
-	if c := b.Crowded(key(0).Src); c != CrowdAll {
+	if c := b.crowded(key(0).Src); c != crowdAll {
 		t.Errorf("crowd %d", c)
 	}
 	// The first thousand are heard all the time.
-	gone := b.Silent(CrowdAll, key(MaxSessions), func(k bpf.TemplatesSession) uint64 {
+	gone := b.silent(crowdAll, key(maxSessions), func(k bpf.TemplatesSession) uint64 {
 		if k.Domain < 1000 {
 			return 1e9
 		}
 		return uint64(k.Domain)
 	})
 	for _, k := range gone {
-		if k.Domain < 1000 || k.Domain > 1000+MaxSessions/CrowdShare {
+		if k.Domain < 1000 || k.Domain > 1000+maxSessions/crowdShare {
 			t.Fatalf("session %d goes", k.Domain)
 		}
 		b.Remove(k)
 	}
-	if c := b.Crowded(key(0).Src); c != CrowdNone || b.Bytes != (10+SessionBytes)*len(b.Sessions) {
+	if c := b.crowded(key(0).Src); c != crowdNone || b.Bytes != (10+sessionBytes)*len(b.Sessions) {
 		t.Errorf("%d sessions, %d bytes, crowd %d", len(b.Sessions), b.Bytes, c)
 	}
 	src := key(5).Src
-	for i := range MaxSessionsOfAddress {
+	for i := range maxSessionsOfAddress {
 		b.Add(bpf.TemplatesSession{Src: src, Sport: uint16(i + 1)}, &FlowSession{})
 	}
-	one := b.Silent(CrowdAddress, key(5), func(k bpf.TemplatesSession) uint64 { return uint64(k.Sport) })
-	if c := b.Crowded(src); c != CrowdAddress || len(one) != MaxSessionsOfAddress/CrowdShare+1 || one[0].Src != src || one[0].Sport != 1 {
+	one := b.silent(crowdAddress, key(5), func(k bpf.TemplatesSession) uint64 { return uint64(k.Sport) })
+	if c := b.crowded(src); c != crowdAddress || len(one) != maxSessionsOfAddress/crowdShare+1 || one[0].Src != src || one[0].Sport != 1 {
 		t.Errorf("of one address: crowd %d, %v", c, one)
 	}
 }
 
 // What a session, an address, newcomers and all take is bounded, whatever grows; the proven stay.
 func TestBookIsBounded(t *testing.T) {
-	b := NewTemplateBook()
+	b := newBook()
 	last := func(k bpf.TemplatesSession) uint64 { return uint64(k.Domain) }
 	key := func(address, domain int) bpf.TemplatesSession {
 		return bpf.TemplatesSession{Src: netip.AddrFrom4([4]byte{10, byte(address >> 16), byte(address >> 8), byte(address)}).As16(), Domain: uint32(domain)}
@@ -93,27 +93,27 @@ func TestBookIsBounded(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		b.Grown(k, s, before)
-		for c := b.Crowded(k.Src); c != CrowdNone; c = b.Crowded(k.Src) {
-			for _, gone := range b.Silent(c, k, last) {
+		b.grown(k, s, before)
+		for c := b.crowded(k.Src); c != crowdNone; c = b.crowded(k.Src) {
+			for _, gone := range b.silent(c, k, last) {
 				b.Remove(gone)
 			}
 		}
 		return s
 	}
 	for i := range 1000 {
-		b.Prove(enter(key(0xff0000+i, 0), 8, 60)) // silent longest of all
+		b.prove(enter(key(0xff0000+i, 0), 8, 60)) // silent longest of all
 	}
 	proven := b.Bytes
 	for domain := range 1000 {
 		enter(key(1, domain), 15, 1000)
-		if u := b.Of[key(1, 0).Src]; u.Bytes > MaxAddressBytes || u.Sessions > MaxSessionsOfAddress {
+		if u := b.Of[key(1, 0).Src]; u.Bytes > maxAddressBytes || u.Sessions > maxSessionsOfAddress {
 			t.Fatalf("an address has %+v", *u)
 		}
 	}
-	for i := range 3 * MaxNewcomers {
+	for i := range 3 * maxNewcomers {
 		enter(key(2+i, i), 1, 1300)
-		if b.Newcomers.Bytes > MaxNewcomerBytes || b.Newcomers.Sessions > MaxNewcomers || b.Bytes > MaxBookBytes {
+		if b.Newcomers.Bytes > maxNewcomerBytes || b.Newcomers.Sessions > maxNewcomers || b.Bytes > maxBookBytes {
 			t.Fatalf("newcomers %+v, all %d bytes", b.Newcomers, b.Bytes)
 		}
 	}
@@ -124,7 +124,7 @@ func TestBookIsBounded(t *testing.T) {
 			b.Remove(k)
 		}
 	}
-	if len(b.Sessions) != 1000 || b.Bytes != proven || b.Newcomers != (BookUse{}) || sum < MaxNewcomerBytes/2 {
+	if len(b.Sessions) != 1000 || b.Bytes != proven || b.Newcomers != (BookUse{}) || sum < maxNewcomerBytes/2 {
 		t.Errorf("left %d sessions of %d bytes, newcomers %+v; before %d bytes, in all %d", len(b.Sessions), b.Bytes, b.Newcomers, proven, sum)
 	}
 }
@@ -133,7 +133,7 @@ func TestNextSequence(t *testing.T) {
 	s := &FlowSession{Templates: []ipfix.Template{{ID: 260, Record: ipfixtest.Record}, {ID: 262, Record: []byte{1, 6, 0, 1, 0, 82, 0xff, 0xff}}}}
 	heard := func(sets ...ipfix.Set) bpf.TemplatesHeard {
 		m := ipfix.Message{Header: ipfix.Header{Sequence: 0xfffffffe}, Sets: sets}
-		return HeardAs(&m, 1, 1)
+		return heardAs(&m, 1, 1)
 	}
 	for _, c := range []struct {
 		version uint16
@@ -150,7 +150,7 @@ func TestNextSequence(t *testing.T) {
 		{ipfix.IPFIX, heard(ipfix.Set{ID: 999, Length: 40}, ipfix.Set{ID: 260, Length: 16}), 0xffffffff, false},
 		{ipfix.IPFIX, heard(make([]ipfix.Set, 9)...), 0xfffffffe, false},
 	} {
-		if next, exact := s.NextSequence(bpf.TemplatesSession{Version: c.version}, c.h); next != c.want || exact != c.exact {
+		if next, exact := s.nextSequence(bpf.TemplatesSession{Version: c.version}, c.h); next != c.want || exact != c.exact {
 			t.Errorf("version %d, %+v: %d, %v; want %d, %v", c.version, c.h.Set[:min(2, c.h.Sets)], next, exact, c.want, c.exact)
 		}
 	}

@@ -169,16 +169,16 @@ func readMessages(s *os.File, give func(HeardMessage)) {
 		if rerr != nil || !ok {
 			continue // an interface went down: the socket goes on
 		}
-		if m, ok := ReadDatagram(buf[:size]); ok {
+		if m, ok := readDatagram(buf[:size]); ok {
 			m.Ifindex = uint32(ll.Ifindex)
 			give(m)
 		}
 	}
 }
 
-// ReadDatagram reads the headers of a packet that the filter let through. The
+// readDatagram reads the headers of a packet that the filter let through. The
 // payload shares b.
-func ReadDatagram(b []byte) (m HeardMessage, ok bool) {
+func readDatagram(b []byte) (m HeardMessage, ok bool) {
 	if len(b) < 20 {
 		return m, false
 	}

@@ -38,7 +38,7 @@ func loadFilter(t testing.TB) *kernel.Collection {
 
 // framed is an Ethernet frame of a datagram that is no replay.
 func framed(from, to netip.AddrPort, payload []byte) []byte {
-	p := UDPPacket(from, to, payload)
+	p := udpPacket(from, to, payload)
 	ethertype := []byte{8, 0}
 	if from.Addr().Is6() {
 		p[3]++ // another flow label
@@ -80,8 +80,8 @@ func TestTemplateFilter(t *testing.T) {
 		{"a fragment", with(framed(from4, to4, ipfixtest.Message(h10, ipfixtest.Set(2, ipfixtest.Record...))), func(b []byte) { b[14+6] = 0x20 }), false},
 		{"not UDP", with(framed(from4, to4, ipfixtest.Message(h10, ipfixtest.Set(2, ipfixtest.Record...))), func(b []byte) { b[14+9] = unix.IPPROTO_TCP }), false},
 		{"options in the IP header", ipOptions(framed(from4, to4, ipfixtest.Message(h10, ipfixtest.Set(2, ipfixtest.Record...)))), true},
-		{"our own replay", append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0}, UDPPacket(from4, to4, ipfixtest.Message(h10, ipfixtest.Set(2, ipfixtest.Record...)))...), false},
-		{"our own replay over IPv6", append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x86, 0xdd}, UDPPacket(from6, to6, ipfixtest.Message(h9, ipfixtest.Set(0, ipfixtest.Record...)))...), false},
+		{"our own replay", append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0}, udpPacket(from4, to4, ipfixtest.Message(h10, ipfixtest.Set(2, ipfixtest.Record...)))...), false},
+		{"our own replay over IPv6", append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x86, 0xdd}, udpPacket(from6, to6, ipfixtest.Message(h9, ipfixtest.Set(0, ipfixtest.Record...)))...), false},
 		{"an empty datagram", framed(from4, to4, nil), false},
 		{"a set of no length", framed(from4, to4, ipfixtest.Message(h10, []byte{1, 4, 0, 0, 0, 2, 0, 8, 0, 0, 0, 0})), false},
 	} {
@@ -113,7 +113,7 @@ func TestTemplateFilter(t *testing.T) {
 		t.Errorf("noted %+v", h)
 	}
 	s := &FlowSession{Templates: e10}
-	if next, exact := s.NextSequence(key, h); next != 10 || !exact {
+	if next, exact := s.nextSequence(key, h); next != 10 || !exact {
 		t.Errorf("two records after 8: the next message is %d, exact %v", next, exact)
 	}
 }

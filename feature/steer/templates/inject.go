@@ -101,7 +101,7 @@ func (in *injector) limit(index uint32) int {
 
 // send delivers one datagram.
 func (in *injector) send(from, to netip.AddrPort, index uint32, payload []byte) error {
-	packet := UDPPacket(from, to, payload)
+	packet := udpPacket(from, to, payload)
 	l := in.link(index)
 	if l == nil || len(packet) > maxInjected {
 		return in.sendRaw(to.Addr(), packet)
@@ -155,9 +155,9 @@ func (in *injector) sendRaw(to netip.Addr, packet []byte) error {
 	return nil
 }
 
-// UDPPacket is a whole IP packet (RFC 791, RFC 8200) of UDP (RFC 768), marked as
+// udpPacket is a whole IP packet (RFC 791, RFC 8200) of UDP (RFC 768), marked as
 // a replay, with correct checksums.
-func UDPPacket(from, to netip.AddrPort, payload []byte) []byte {
+func udpPacket(from, to netip.AddrPort, payload []byte) []byte {
 	be := binary.BigEndian
 	udp := be.AppendUint16(nil, from.Port())
 	udp = be.AppendUint16(udp, to.Port())

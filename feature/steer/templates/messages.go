@@ -4,11 +4,11 @@ package templates
 
 import "github.com/weir-project/weir/internal/ipfix"
 
-// ReplayMessages carries templates in messages of at most limit bytes each,
+// replayMessages carries templates in messages of at most limit bytes each,
 // more only where one template alone needs them. next is the sequence number
 // that the exporter's next message will have: after the replay a collector
 // expects just that.
-func ReplayMessages(h ipfix.Header, next uint32, templates []ipfix.Template, limit int) [][]byte {
+func replayMessages(h ipfix.Header, next uint32, templates []ipfix.Template, limit int) [][]byte {
 	var parts [][]ipfix.Template
 	size := 0
 	for _, t := range templates {

@@ -29,7 +29,7 @@ func TestReplayIsSplit(t *testing.T) {
 			all[i].Record[3], all[i].Record[5] = 4, 36
 		}
 	}
-	messages := ReplayMessages(ipfix.Header{Version: ipfix.NetFlow9, Domain: 1}, 5000, all, 1400)
+	messages := replayMessages(ipfix.Header{Version: ipfix.NetFlow9, Domain: 1}, 5000, all, 1400)
 	if len(messages) < 4 {
 		t.Fatalf("%d messages for %d bytes", len(messages), 100*45)
 	}
@@ -51,7 +51,7 @@ func TestReplayIsSplit(t *testing.T) {
 		t.Errorf("templates %v", got)
 	}
 	one := ipfix.Template{ID: 300, Record: make([]byte, 2000)} // longer than a message should be, but there
-	if m := ReplayMessages(ipfix.Header{Version: ipfix.IPFIX}, 7, []ipfix.Template{one, all[1]}, 1400); len(m) != 2 || len(m[0]) < 2000 {
+	if m := replayMessages(ipfix.Header{Version: ipfix.IPFIX}, 7, []ipfix.Template{one, all[1]}, 1400); len(m) != 2 || len(m[0]) < 2000 {
 		t.Errorf("%d messages", len(m))
 	}
 }
@@ -69,22 +69,22 @@ func FuzzTemplates(f *testing.F) {
 			return
 		}
 		s := &FlowSession{}
-		if _, err := s.Apply(m.Changes); err != nil {
+		if _, err := s.apply(m.Changes); err != nil {
 			return
 		}
 		k := bpf.TemplatesSession{Version: m.Version, Domain: m.Domain}
-		s.NextSequence(k, HeardAs(&m, 1, 1))
+		s.nextSequence(k, heardAs(&m, 1, 1))
 		var back FlowSession
-		if err := back.Unmarshal(s.Marshal()); err != nil || !slices.EqualFunc(s.Templates, back.Templates, ipfix.Template.Equal) || back.Bytes != s.Bytes {
+		if err := back.unmarshal(s.marshal()); err != nil || !slices.EqualFunc(s.Templates, back.Templates, ipfix.Template.Equal) || back.Bytes != s.Bytes {
 			t.Fatalf("stored: %v, read: %v %v", s.Templates, back.Templates, err)
 		}
 		again := &FlowSession{}
-		for _, r := range s.Replay(k, HeardAs(&m, 1, 1), 1400) {
+		for _, r := range s.replay(k, heardAs(&m, 1, 1), 1400) {
 			n, err := ipfix.Parse(r)
 			if err != nil {
 				t.Fatalf("a replay that cannot be read: %x: %v", r, err)
 			}
-			again.Apply(n.Changes)
+			again.apply(n.Changes)
 		}
 		byID := func(a, b ipfix.Template) int { return int(a.ID) - int(b.ID) }
 		slices.SortFunc(s.Templates, byID)
@@ -97,9 +97,9 @@ func FuzzTemplates(f *testing.F) {
 
 func FuzzDatagram(f *testing.F) {
 	loopback := netip.MustParseAddrPort("127.0.0.1:9991")
-	f.Add(UDPPacket(loopback, loopback, []byte("hello")))
+	f.Add(udpPacket(loopback, loopback, []byte("hello")))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if m, ok := ReadDatagram(b); ok && !bytes.Contains(b, m.Payload) {
+		if m, ok := readDatagram(b); ok && !bytes.Contains(b, m.Payload) {
 			t.Fatal("a payload from elsewhere")
 		}
 	})
@@ -107,12 +107,12 @@ func FuzzDatagram(f *testing.F) {
 
 func TestStoredSession(t *testing.T) {
 	var s FlowSession
-	if s.Unmarshal([]byte("short")) == nil {
+	if s.unmarshal([]byte("short")) == nil {
 		t.Error("a short session is read")
 	}
-	b := (&FlowSession{Templates: ipfixtest.Templates(ipfix.IPFIX)}).Marshal()
+	b := (&FlowSession{Templates: ipfixtest.Templates(ipfix.IPFIX)}).marshal()
 	for n := range len(b) {
-		if new(FlowSession).Unmarshal(b[:n]) == nil {
+		if new(FlowSession).unmarshal(b[:n]) == nil {
 			t.Errorf("a session cut at %d of %d bytes is read", n, len(b))
 		}
 	}

@@ -207,7 +207,7 @@ func (t *Scope) send(key bpf.TemplatesSession) error {
 		return nil // forgotten meanwhile
 	}
 	h := t.Store.heard(key)
-	messages := s.Replay(key, h, limit)
+	messages := s.replay(key, h, limit)
 	t.mu.Unlock()
 	for _, m := range messages {
 		err := t.Inject.send(exporterOf(key), collectorOf(key), h.Ifindex, m)

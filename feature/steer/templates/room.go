@@ -14,17 +14,17 @@ import (
 // makeRoom keeps the sessions within their bounds; key was added, or has grown.
 func (t *Scope) makeRoom(key bpf.TemplatesSession) {
 	for proved := false; ; {
-		c := t.Book.Crowded(key.Src)
-		if c == CrowdNone {
+		c := t.Book.crowded(key.Src)
+		if c == crowdNone {
 			return
 		}
 		if c == crowdNewcomers && !proved {
 			t.Prove()
-			if proved = true; t.Book.eased() && t.Book.Crowded(key.Src) != crowdNewcomers {
+			if proved = true; t.Book.eased() && t.Book.crowded(key.Src) != crowdNewcomers {
 				continue
 			}
 		}
-		silent := t.Book.Silent(c, key, t.lastHeard)
+		silent := t.Book.silent(c, key, t.lastHeard)
 		if len(silent) == 0 {
 			return // the session alone, which has a bound of its own
 		}
@@ -44,7 +44,7 @@ func (t *Scope) Prove() {
 			continue
 		}
 		if h := t.Store.heard(k); h.Messages >= ProvenMessages && h.Last > s.Born+uint64(ProvenAge) {
-			t.Book.Prove(s)
+			t.Book.prove(s)
 		}
 	}
 }

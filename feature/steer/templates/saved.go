@@ -48,7 +48,7 @@ func Save(r *kernel.Root, scope string) (Saved, error) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, savedSession{key, v.Marshal()})
+		out = append(out, savedSession{key, v.marshal()})
 	}
 	return out, nil
 }
@@ -56,7 +56,7 @@ func Save(r *kernel.Root, scope string) (Saved, error) {
 // read is the session, nil if it cannot be read.
 func (s savedSession) read() (k bpf.TemplatesSession, v *FlowSession) {
 	v = &FlowSession{}
-	if binary.Read(bytes.NewReader(s.Key), binary.NativeEndian, &k) != nil || v.Unmarshal(s.Value) != nil {
+	if binary.Read(bytes.NewReader(s.Key), binary.NativeEndian, &k) != nil || v.unmarshal(s.Value) != nil {
 		return k, nil
 	}
 	return k, v

@@ -113,7 +113,7 @@ type Scope struct {
 // OpenScope takes up what an earlier weir serve knew, and listens. It
 // owns the store and the services from then on, unless it fails.
 func OpenScope(store *templateStore, ns *netns.Handle, services []*Service, log feature.Logger, news chan struct{}) (*Scope, error) {
-	t := &Scope{scope: record.Scope(ns), ns: ns, log: log, news: news, Store: store, Book: NewTemplateBook(), Services: services,
+	t := &Scope{scope: record.Scope(ns), ns: ns, log: log, news: news, Store: store, Book: newBook(), Services: services,
 		counts: map[string]bpf.TemplatesCounts{}, untold: map[string]uint64{}, local: map[netip.Addr]bool{}, unserved: true}
 	err := t.restore()
 	if err == nil {
@@ -270,9 +270,9 @@ func (t *Scope) learn(svc *Service, m HeardMessage) (learnt int, err error) {
 		s = &FlowSession{Born: kernel.Monotonic()}
 	}
 	before := s.Size()
-	changed, err := s.Apply(msg.Changes)
+	changed, err := s.apply(msg.Changes)
 	if !fresh {
-		t.Book.Grown(key, s, before)
+		t.Book.grown(key, s, before)
 	}
 	if len(s.Templates) == 0 {
 		t.Forget(key)
@@ -283,7 +283,7 @@ func (t *Scope) learn(svc *Service, m HeardMessage) (learnt int, err error) {
 	}
 	t.makeRoom(key)
 	if fresh {
-		if err := t.Store.Enter(key, HeardAs(&msg, m.Ifindex, kernel.Monotonic())); err != nil {
+		if err := t.Store.Enter(key, heardAs(&msg, m.Ifindex, kernel.Monotonic())); err != nil {
 			t.Book.Remove(key)
 			return 0, err
 		}

@@ -126,7 +126,7 @@ func (s *templateStore) Enter(k bpf.TemplatesSession, h bpf.TemplatesHeard) erro
 // then those away that are too many. A reader that meets two generations takes
 // neither: the exporter will say its templates again.
 func (s *templateStore) Save(k bpf.TemplatesSession, v *FlowSession) error {
-	b := v.Marshal()
+	b := v.marshal()
 	v.Generation++
 	crc, n := crc32.ChecksumIEEE(b), 0
 	for piece := range slices.Chunk(b, chunkBytes) {
@@ -215,7 +215,7 @@ func joinChunks(ks []bpf.TemplatesChunkKey, chunks map[bpf.TemplatesChunkKey]*bp
 		return nil
 	}
 	s := &FlowSession{Generation: first.Generation, Chunks: len(ks)}
-	if s.Unmarshal(b[:first.Length]) != nil {
+	if s.unmarshal(b[:first.Length]) != nil {
 		return nil
 	}
 	return s
@@ -238,8 +238,8 @@ type storedTemplate struct {
 	ID, Options, Length, Pad uint16
 }
 
-// Marshal is the session as the store keeps it, in chunks of one value.
-func (s *FlowSession) Marshal() []byte {
+// marshal is the session as the store keeps it, in chunks of one value.
+func (s *FlowSession) marshal() []byte {
 	ne := binary.NativeEndian
 	b, _ := binary.Append(nil, ne, storedSession{Tgid: s.Served.Tgid, Start: s.Served.Start, Templates: uint32(len(s.Templates)),
 		Learnt: s.Learnt, Replayed: s.Replayed, Replays: s.Replays, Born: s.Born}) // of fixed size: cannot fail
@@ -254,8 +254,8 @@ func (s *FlowSession) Marshal() []byte {
 	return b
 }
 
-// Unmarshal reads the text of Marshal. An error leaves the session undefined.
-func (s *FlowSession) Unmarshal(b []byte) error {
+// unmarshal reads the text of marshal. An error leaves the session undefined.
+func (s *FlowSession) unmarshal(b []byte) error {
 	var h storedSession
 	n, err := binary.Decode(b, binary.NativeEndian, &h)
 	if err != nil {
