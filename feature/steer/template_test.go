@@ -272,33 +272,6 @@ func TestTemplatesFollowDevices(t *testing.T) {
 	}
 }
 
-func TestTemplatesOption(t *testing.T) {
-	for _, c := range []struct {
-		option  spec.Templates
-		port    uint16
-		by      spec.Policy
-		wanted  bool
-		refused bool
-	}{
-		{"", 4739, "", true, false}, {spec.TemplatesAuto, 53, spec.BySource, false, false}, {spec.TemplatesOn, 53, spec.BySource, true, false},
-		{spec.TemplatesOff, 4739, spec.BySource, false, false}, {spec.TemplatesAuto, 4739, "packet", false, false}, {spec.TemplatesOn, 4739, "packet", true, true},
-	} {
-		s := spec.Service{Options: spec.Options{Templates: c.option, By: c.by}}
-		s.Listen = append(s.Listen, mustListen(t, fmt.Sprintf("udp :%d", c.port)))
-		if got := s.WantsTemplates(c.port); got != c.wanted {
-			t.Errorf("%+v: wanted %v", c, got)
-		}
-		if got := s.CheckTemplates(); (got != "") != c.refused {
-			t.Errorf("%+v: %s", c, got)
-		}
-	}
-	s := spec.Service{Options: spec.Options{Templates: spec.TemplatesOn}}
-	s.Listen = append(s.Listen, mustListen(t, "tcp :4739"))
-	if s.CheckTemplates() == "" {
-		t.Error("templates: true is accepted without a udp listen")
-	}
-}
-
 // Listening must not keep a container's namespace from ending with it.
 func TestTemplatesLetNamespacesGo(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")

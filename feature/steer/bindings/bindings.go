@@ -237,7 +237,7 @@ func checkBindings(r *kernel.Root, scope string, all []Binding) ([]bindingOrder,
 		listening[b.key()] = b.Service
 	}
 	for _, b := range all {
-		if err := CheckLabel(b.Service); err != nil {
+		if err := checkLabel(b.Service); err != nil {
 			return nil, err
 		}
 		if by, ok := listening[b.key()]; ok {

@@ -31,12 +31,12 @@ func LoadBindingsFile(path string) ([]Binding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ParseBindings(name, text)
+	return parseBindings(name, text)
 }
 
-// ParseBindings reads {"bindings": [{"label", "prefix", "port", "protocol"}, …]}, and
+// parseBindings reads {"bindings": [{"label", "prefix", "port", "protocol"}, …]}, and
 // returns them by address. Errors name file and line.
-func ParseBindings(file string, text []byte) ([]Binding, error) {
+func parseBindings(file string, text []byte) ([]Binding, error) {
 	p := bindingsParser{file: file, text: text, dec: jsontext.NewDecoder(bytes.NewBuffer(text))}
 	if err := p.whole(); err != nil {
 		return nil, err
@@ -165,7 +165,7 @@ func (p *bindingsParser) binding() error {
 
 // add takes a binding that ends at an offset.
 func (p *bindingsParser) add(f fileBinding, at int64) error {
-	if err := CheckLabel(f.label); err != nil {
+	if err := checkLabel(f.label); err != nil {
 		return p.fail(at, "label: %w", err)
 	}
 	prefix, err := ParsePrefix(f.prefix)

@@ -12,7 +12,7 @@ import (
 )
 
 func TestParseBindings(t *testing.T) {
-	all, err := ParseBindings("f", []byte(`{"bindings": [
+	all, err := parseBindings("f", []byte(`{"bindings": [
 		{"label": "foo", "prefix": "127.0.0.1"},
 		{"label": "bar", "prefix": "2001:db8::/64", "port": 80, "protocol": "tcp"},
 		{"label": "bar", "prefix": "::ffff:192.0.2.0/120", "port": 53, "protocol": "udp"},
@@ -30,7 +30,7 @@ func TestParseBindings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := ParseBindings("f", text); err != nil || !slices.Equal(again, all) {
+	if again, err := parseBindings("f", text); err != nil || !slices.Equal(again, all) {
 		t.Errorf("written and read again: %v %v", again, err)
 	}
 	for text, want := range map[string]string{
@@ -47,7 +47,7 @@ func TestParseBindings(t *testing.T) {
 		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"ports\": 1}]}":                                   `"ports": want label, prefix, port and protocol`,
 		`{"bindings": []} x`: "something follows",
 	} {
-		if _, err := ParseBindings("f", []byte(text)); err == nil || !errors.Is(err, ErrBinding) || !strings.Contains(err.Error(), want) {
+		if _, err := parseBindings("f", []byte(text)); err == nil || !errors.Is(err, ErrBinding) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
 	}
@@ -56,7 +56,7 @@ func TestParseBindings(t *testing.T) {
 func FuzzParseBindings(f *testing.F) {
 	f.Add([]byte(`{"bindings": [{"label": "foo", "prefix": "127.0.0.1", "port": 1, "protocol": "tcp"}]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		all, err := ParseBindings("f", text)
+		all, err := parseBindings("f", text)
 		if err != nil {
 			return
 		}

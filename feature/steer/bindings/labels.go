@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CheckLabel says what is wrong with a new name. Names that are there may be any
+// checkLabel says what is wrong with a new name. Names that are there may be any
 // keyOfLabel: previous versions took every byte.
-func CheckLabel(name string) error {
+func checkLabel(name string) error {
 	if _, err := engine.LabelKey(name); err != nil {
 		return err
 	}

@@ -60,7 +60,7 @@ func (k socketKind) kinds() (out []uint32) {
 func RegisterSockets(l *kernel.WriteLock, ns *netns.Handle, all []Registration) ([][]string, error) {
 	looks := make([]socketKind, len(all))
 	for i, r := range all {
-		if err := CheckLabel(r.Service); err != nil {
+		if err := checkLabel(r.Service); err != nil {
 			return nil, err
 		}
 		var err error

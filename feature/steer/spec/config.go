@@ -192,7 +192,7 @@ func (c *Config) Validate() []error {
 		if *s.ReceiveBuffer < 0 || *s.ReceiveBuffer > 1<<30 {
 			fail("receive_buffer %d: want bytes, from 0 to %d", *s.ReceiveBuffer, 1<<30)
 		}
-		if problem := s.CheckTemplates(); problem != "" {
+		if problem := s.checkTemplates(); problem != "" {
 			fail("%s", problem)
 		}
 		s.validatePolicy(fail)

@@ -46,8 +46,8 @@ func (s Service) WantsTemplates(port uint16) bool {
 	return port >= firstUserPort && s.By.followable()
 }
 
-// CheckTemplates refuses what cannot be done; the error is without its place.
-func (s Service) CheckTemplates() string {
+// checkTemplates refuses what cannot be done; the error is without its place.
+func (s Service) checkTemplates() string {
 	if s.Templates != TemplatesOn {
 		return ""
 	}
