@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -60,8 +61,8 @@ func playLB(args []string) error {
 	if err != nil {
 		return err
 	}
-	c, err := lb.ParseConfig(args[1], text)
-	if err != nil {
+	c := &lb.Config{Name: lb.Name}
+	if err := errors.Join(strictyaml.Decode(args[1], text, c), errors.Join(c.Validate()...)); err != nil {
 		return err
 	}
 	return lb.Run(untilStdinEnds(), kernel.OpenRoot(args[0]), c, slog.New(slog.NewTextHandler(os.Stderr, nil)))

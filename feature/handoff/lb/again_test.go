@@ -37,7 +37,7 @@ func TestRunWaitsForItsPredecessor(t *testing.T) {
 		}
 		return nil
 	})
-	c, err := ParseConfig("weir.yaml", []byte(fileOf(peertest.NewAuthority(t), sc.devices, "register: true\n")))
+	c, err := parseConfig("weir.yaml", []byte(fileOf(peertest.NewAuthority(t), sc.devices, "register: true\n")))
 	if err != nil {
 		t.Fatal(err)
 	}

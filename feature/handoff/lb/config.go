@@ -4,7 +4,6 @@ package lb
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -55,15 +54,6 @@ type BackendConfig struct {
 	Services       []string   `yaml:"services"`
 	Check          string     `yaml:"check"`
 	Agent          string     `yaml:"agent"`
-}
-
-// ParseConfig reads the text of the section alone, as a file of that name.
-func ParseConfig(file string, text []byte) (*Config, error) {
-	c := &Config{Name: Name}
-	if err := strictyaml.Decode(file, text, c); err != nil {
-		return nil, err
-	}
-	return c, errors.Join(c.Validate()...)
 }
 
 // Validate checks what the types cannot. Errors carry the place in the file.

@@ -34,7 +34,7 @@ services:
 // running is a scene with Run in place of its own load balancer.
 func running(t *testing.T, sc *scene, root *kernel.Root, text string) (stop func()) {
 	t.Helper()
-	c, err := ParseConfig("weir.yaml", []byte(text))
+	c, err := parseConfig("weir.yaml", []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +173,7 @@ func metrics(root *kernel.Root) string {
 func TestConfigErrors(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	good := fileOf(ca, []string{"eth0"}, "backends:\n  a: {number: 1, address: 10.0.0.1}\n")
-	if c, err := ParseConfig("weir.yaml", []byte(good)); err != nil || c.Backends["a"].weight() != 1 || len(c.services()) != 3 {
+	if c, err := parseConfig("weir.yaml", []byte(good)); err != nil || c.Backends["a"].weight() != 1 || len(c.services()) != 3 {
 		t.Fatalf("%+v, %v", c, err)
 	}
 	for _, e := range []struct{ from, to, says string }{
@@ -204,13 +204,13 @@ func TestConfigErrors(t *testing.T) {
 		{"devices: [eth0]", "devices: [eth0]\nname: a/b", `name "a/b"`},
 	} {
 		text := strings.Replace(good, e.from, e.to, 1)
-		if _, err := ParseConfig("weir.yaml", []byte(text)); err == nil || !strings.Contains(err.Error(), e.says) || !strings.Contains(err.Error(), "weir.yaml:") {
+		if _, err := parseConfig("weir.yaml", []byte(text)); err == nil || !strings.Contains(err.Error(), e.says) || !strings.Contains(err.Error(), "weir.yaml:") {
 			t.Errorf("%s: %v, want %q with its place", e.to, err, e.says)
 		}
 	}
 	text := strings.Replace(good, "devices: [eth0]", "devices: [eth0]\nbuffer_timeout: 1ms", 1)
 	line := 1 + strings.Count(text[:strings.Index(text, "buffer_timeout:")], "\n")
-	if _, err := ParseConfig("weir.yaml", []byte(text)); err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("weir.yaml:%d:17: buffer_timeout 1ms", line)) {
+	if _, err := parseConfig("weir.yaml", []byte(text)); err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("weir.yaml:%d:17: buffer_timeout 1ms", line)) {
 		t.Errorf("%v, want it at line %d", err, line)
 	}
 }

@@ -80,12 +80,5 @@ func (d *Diag) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Ports of control and echo packets, RFC 5881 4; and the range of source ports.
-const (
-	Port            = 3784
-	EchoPort        = 3785
-	FirstSourcePort = 49152
-)
-
-// HopLimit of every control packet on one hop, sent and wanted (RFC 5881 5, GTSM).
-const HopLimit = 255
+// FirstSourcePort begins the range of source ports, RFC 5881 4.
+const FirstSourcePort = 49152

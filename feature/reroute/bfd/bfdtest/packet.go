@@ -12,6 +12,15 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd"
 )
 
+// Ports of control and echo packets, RFC 5881 4.
+const (
+	Port     = 3784
+	EchoPort = 3785
+)
+
+// HopLimit of every control packet on one hop, sent and wanted (RFC 5881 5, GTSM).
+const HopLimit = 255
+
 // Packet is a control packet, RFC 5880 4.1. Intervals are whole microseconds, up to 2^32-1 of them.
 type Packet struct {
 	State       bfd.State

@@ -178,7 +178,7 @@ func TestEchoRefused(t *testing.T) {
 	step := func() (echo []byte) {
 		b.now += 5 * time.Millisecond
 		b.at(0)
-		b.receive(frame(peer4, local4, bfd.HopLimit, p.Append(nil)))
+		b.receive(frame(peer4, local4, bfdtest.HopLimit, p.Append(nil)))
 		b.tick()
 		p.State = bfd.Up
 		for f := b.sent(); f != nil; f = b.sent() {

@@ -48,7 +48,7 @@ func newPaceOf(t *testing.T, local, peer netip.Addr, interval time.Duration, mul
 // hear has a packet of the neighbour's come in.
 func (x *pace) hear() {
 	x.t.Helper()
-	x.receive(frame(x.s.Peer, x.s.Local, bfd.HopLimit, x.p.Append(nil)))
+	x.receive(frame(x.s.Peer, x.s.Local, bfdtest.HopLimit, x.p.Append(nil)))
 }
 
 // beat ticks after a while, and returns what was sent.

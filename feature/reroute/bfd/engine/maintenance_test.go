@@ -57,7 +57,7 @@ func TestMaintenance(t *testing.T) {
 				switch state, packet := heard[x.does]; {
 				case packet:
 					p.State = state
-					b.receive(frame(peer4, local4, bfd.HopLimit, p.Append(nil)))
+					b.receive(frame(peer4, local4, bfdtest.HopLimit, p.Append(nil)))
 				case x.does == "silence":
 					b.now += time.Minute
 				default:

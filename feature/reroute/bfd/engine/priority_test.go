@@ -91,7 +91,7 @@ func TestPriority(t *testing.T) {
 			p := bfdtest.Packet{State: bfd.Init, Multiplier: 3, Mine: 5, Yours: s.Discriminator, DesiredTx: 10 * time.Millisecond, RequiredRx: 10 * time.Millisecond,
 				EchoRx: 10 * time.Millisecond}
 			for range 2 {
-				b.receive(frame(s.Peer, s.Local, bfd.HopLimit, p.Append(nil)))
+				b.receive(frame(s.Peer, s.Local, bfdtest.HopLimit, p.Append(nil)))
 				p.State = bfd.Up
 			}
 			b.setClock()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/bfdtest"
 )
 
 // What RFC 5880, 6.8.6, and RFC 5881, 5, have discarded changes nothing of a session; what is for none of them goes on to other
@@ -26,7 +27,7 @@ func TestRefused(t *testing.T) {
 	} {
 		t.Run(family, func(t *testing.T) {
 			x := newPaceOf(t, a.local, a.peer, time.Second, 3)
-			whole := frame(a.peer, a.local, bfd.HopLimit, x.p.Append(nil))
+			whole := frame(a.peer, a.local, bfdtest.HopLimit, x.p.Append(nil))
 			state := func(s bfd.State) func(f []byte) { return func(f []byte) { f[a.at+1] = byte(s) << 6 } }
 			yours := func(d uint32) func(f []byte) { return func(f []byte) { binary.BigEndian.PutUint32(f[a.at+8:], d) } }
 			from := func(f []byte) { copy(f[a.at-8-2*len(a.other.AsSlice()):], a.other.AsSlice()) }

@@ -144,7 +144,7 @@ func (b *bench) run(p *ebpf.Program, frame []byte) int32 {
 func frame(from, to netip.Addr, hops byte, payload []byte) []byte {
 	f := make([]byte, 12, 128)
 	udp := binary.BigEndian.AppendUint16(nil, bfd.FirstSourcePort)
-	udp = binary.BigEndian.AppendUint16(udp, bfd.Port)
+	udp = binary.BigEndian.AppendUint16(udp, bfdtest.Port)
 	udp = binary.BigEndian.AppendUint16(udp, uint16(8+len(payload)))
 	udp = append(udp, 0, 0)
 	if from.Is4() {
@@ -234,7 +234,7 @@ func TestSameAsTheModel(t *testing.T) {
 				if s.Key != nil {
 					bfdtest.Seal(s.Key, wire)
 				}
-				if got := b.receive(frame(peer, local, bfd.HopLimit, wire)); got != 2 {
+				if got := b.receive(frame(peer, local, bfdtest.HopLimit, wire)); got != 2 {
 					t.Fatalf("seed %d, step %d: a packet is not taken: %d", seed, step, got)
 				}
 				heard = b.now
@@ -290,7 +290,7 @@ func (b *bench) compare(seed uint64, step int, s *Session, said bfdtest.Packet, 
 	if peer.Is6() {
 		at, hops = 14+40+8, f[21]
 	}
-	if hops != bfd.HopLimit || !valid(f) {
+	if hops != bfdtest.HopLimit || !valid(f) {
 		b.t.Fatalf("seed %d, step %d: hop limit %d, or a wrong checksum:\n%x", seed, step, hops, f)
 	}
 	p, err := bfdtest.Parse(f[at:])

@@ -38,7 +38,7 @@ func TestStallsPutAnEndOff(t *testing.T) {
 			b.at(0)
 			p := bfdtest.Packet{State: bfd.Init, Multiplier: c.multiplier, Mine: 5, Yours: s.Discriminator, DesiredTx: c.interval, RequiredRx: c.interval, Final: true}
 			for range 2 {
-				b.receive(frame(peer4, local4, bfd.HopLimit, p.Append(nil)))
+				b.receive(frame(peer4, local4, bfdtest.HopLimit, p.Append(nil)))
 				b.tick()
 				p.State = bfd.Up
 			}
@@ -90,7 +90,7 @@ func TestFirstTickAfterStall(t *testing.T) {
 			b.at(0)
 			p := bfdtest.Packet{State: bfd.Init, Multiplier: 3, Mine: 5, Yours: s.Discriminator, DesiredTx: interval, RequiredRx: interval, Final: true}
 			hear := func() {
-				b.receive(frame(peer4, local4, bfd.HopLimit, p.Append(nil)))
+				b.receive(frame(peer4, local4, bfdtest.HopLimit, p.Append(nil)))
 				b.tick()
 				p.State = bfd.Up
 			}

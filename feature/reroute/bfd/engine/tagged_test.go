@@ -22,9 +22,9 @@ func TestTaggedFrame(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := bfdtest.Packet{State: bfd.Down, Multiplier: 3, Mine: 5, Yours: s.Discriminator, DesiredTx: time.Second, RequiredRx: time.Second, EchoRx: time.Second}
-	control := frame(peer4, local4, bfd.HopLimit, p.Append(nil))
-	echo := frame(local4, local4, bfd.HopLimit-1, make([]byte, bfd.EchoLength))
-	echo[36], echo[37] = bfd.EchoPort>>8, bfd.EchoPort&0xff
+	control := frame(peer4, local4, bfdtest.HopLimit, p.Append(nil))
+	echo := frame(local4, local4, bfdtest.HopLimit-1, make([]byte, bfd.EchoLength))
+	echo[36], echo[37] = bfdtest.EchoPort>>8, bfdtest.EchoPort&0xff
 	copy(echo[42+4:], "\x01\x02\x03\x04")
 	for name, c := range map[string]struct {
 		frame []byte

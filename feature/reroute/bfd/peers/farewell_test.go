@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/bfdtest"
 	"github.com/weir-project/weir/feature/reroute/frrtest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -46,7 +47,7 @@ func (w *world) loses(ns *netns.Handle, packets int32, compares asm.JumpOp, to b
 		asm.LoadAbs(proto, asm.Byte),
 		asm.JNE.Imm(asm.R0, unix.IPPROTO_UDP, "pass"),
 		asm.LoadAbs(port, asm.Half),
-		asm.JNE.Imm(asm.R0, bfd.Port, "pass"),
+		asm.JNE.Imm(asm.R0, bfdtest.Port, "pass"),
 		asm.LoadAbs(state, asm.Byte),
 		asm.RSh.Imm(asm.R0, 6),
 		compares.Imm(asm.R0, int32(to), "lose"),
