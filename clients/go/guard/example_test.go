@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"os/exec"
 
 	"github.com/weir-project/weir/clients/go/guard"
 )
@@ -40,4 +42,45 @@ func ExampleParseLimit() {
 	// Output:
 	// 1500000 <nil>
 	// limit "0pps": nothing would pass: want 1pps or more, or leave it out for none
+}
+
+// Several sockets share one limit, which changes while they serve.
+func ExampleNew() {
+	g, err := guard.New(20_000)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer g.Close()
+	for _, address := range []string{"127.0.0.1:5353", "[::1]:5353"} {
+		conn, err := net.ListenPacket("udp", address)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		defer conn.Close()
+		if err := g.Attach(conn.(*net.UDPConn)); err != nil {
+			fmt.Println(err) // guard.ErrOccupied: the socket has another filter
+			return
+		}
+	}
+	if err := g.SetLimits(guard.Limits{Total: 50_000}); err != nil {
+		fmt.Println(err)
+	}
+}
+
+// A privileged supervisor gives a daemon a guard. Attach in the daemon finds it, and accepts no higher limit.
+func ExampleNewGrant() {
+	grant, err := guard.NewGrant(20_000)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer grant.Close()
+	daemon := exec.Command("/usr/local/bin/resolver")
+	daemon.ExtraFiles = grant.Files()
+	daemon.Env = append(os.Environ(), grant.Env(3)) // 3 is the first of ExtraFiles
+	if err := daemon.Start(); err != nil {
+		fmt.Println(err)
+	}
 }

@@ -43,3 +43,34 @@ func count(s *handoff.Session) {
 		}
 	}
 }
+
+// A resolver keeps its UDP socket over a restart: the next process of the name goes on with it, and no query is lost.
+func ExampleJoin() {
+	ctx := context.Background()
+	m, err := handoff.Join(ctx, handoff.Options{Service: "dns", Name: "0"})
+	if err != nil {
+		fmt.Println(err) // no keeper answers: weir serve, or weir handoff keep, runs one
+		return
+	}
+	defer m.Close()
+	queries, err := m.ListenPacket(ctx, "udp", "127.0.0.1:5353")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer queries.Close()
+	if err := m.Ready(); err != nil { // from now on this process serves
+		fmt.Println(err)
+		return
+	}
+	buf := make([]byte, 1500)
+	for {
+		n, from, err := queries.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			return // handoff.ErrReplaced: a newer process has the socket
+		}
+		if _, err := queries.WriteToUDPAddrPort(buf[:n], from); err != nil {
+			fmt.Println(err)
+		}
+	}
+}

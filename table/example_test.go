@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table_test
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/weir-project/weir/table"
+	"github.com/weir-project/weir/table/tabletest"
+)
+
+// A table is changed in place, beside the program that reads it. [table.Of] finds the maps of a loaded collection.
+func ExampleTable() {
+	program, err := tabletest.Load(1) // in a program of yours: kernel.Load, then table.Of
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer program.Close()
+	t, err := table.Open(program.Maps)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer t.Close()
+	for prefix, value := range map[string]uint32{"192.0.2.0/24": 1, "192.0.2.128/25": 2, "2001:db8::/32": 3} {
+		if err := t.Set(netip.MustParsePrefix(prefix), value); err != nil {
+			fmt.Println(err) // table.ErrFull
+			return
+		}
+	}
+	value, ok := t.Lookup(netip.MustParseAddr("192.0.2.200"))
+	fmt.Println(value, ok) // 2 true: the longest prefix
+}
