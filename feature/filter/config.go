@@ -95,7 +95,7 @@ func (h Hook) ofDevices() bool { return h != HookNetfilter && h != HookNFT }
 func (h Hook) xdp() bool { return h == HookXDP || h == HookXDPGeneric }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (h *Hook) UnmarshalText(b []byte) error { return choice(h, b, "hook", hooks...) }
+func (h *Hook) UnmarshalText(b []byte) error { return strictyaml.Choice(h, b, "hook", hooks...) }
 
 // Direction is which of a device's packets are filtered.
 type Direction string
@@ -107,7 +107,9 @@ const (
 )
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (d *Direction) UnmarshalText(b []byte) error { return choice(d, b, "direction", Ingress, Egress) }
+func (d *Direction) UnmarshalText(b []byte) error {
+	return strictyaml.Choice(d, b, "direction", Ingress, Egress)
+}
 
 // Order is where a filter goes among the programs at a hook of tcx, with its place in the file.
 type Order struct {
@@ -167,7 +169,7 @@ var points = map[Point]kernel.InetHook{"prerouting": kernel.Prerouting, "input":
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (p *Point) UnmarshalText(b []byte) error {
-	return choice(p, b, "at", "prerouting", "input", "forward", "output", "postrouting")
+	return strictyaml.Choice(p, b, "at", "prerouting", "input", "forward", "output", "postrouting")
 }
 
 // Action is what becomes of a packet.
@@ -181,7 +183,9 @@ const (
 )
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (a *Action) UnmarshalText(b []byte) error { return choice(a, b, "action", Drop, Pass, Count) }
+func (a *Action) UnmarshalText(b []byte) error {
+	return strictyaml.Choice(a, b, "action", Drop, Pass, Count)
+}
 
 // Unreadable is how rules take fields of a transport header that cannot be read.
 type Unreadable string
@@ -194,7 +198,7 @@ const (
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (u *Unreadable) UnmarshalText(b []byte) error {
-	return choice(u, b, "unreadable", MatchUnreadable, AbsentUnreadable)
+	return strictyaml.Choice(u, b, "unreadable", MatchUnreadable, AbsentUnreadable)
 }
 
 // unreadable says how a rule takes these fields.
@@ -203,19 +207,6 @@ func (f Filter) unreadable(rule int) expr.Unreadable {
 		return expr.TreatAbsent
 	}
 	return compile.Rule{Action: actions[f.Rules[rule].Action]}.Unreadable()
-}
-
-// choice reads one of a fixed set of words.
-func choice[T ~string](to *T, b []byte, what string, words ...T) error {
-	if i := slices.Index(words, T(b)); i >= 0 {
-		*to = words[i]
-		return nil
-	}
-	names := make([]string, len(words))
-	for i, w := range words {
-		names[i] = string(w)
-	}
-	return fmt.Errorf("%s %q: want %s", what, b, strings.Join(names, ", "))
 }
 
 // withDefaults fills in what the file leaves out.

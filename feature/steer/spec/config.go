@@ -4,9 +4,6 @@ package spec
 
 import (
 	"encoding"
-	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/service"
@@ -85,7 +82,7 @@ const (
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (f *Foreign) UnmarshalText(b []byte) error {
-	return choice(f, b, "foreign", ForeignRefuse, ForeignReplace)
+	return strictyaml.Choice(f, b, "foreign", ForeignRefuse, ForeignReplace)
 }
 
 // OnEmpty says what happens to traffic of a slot without a complete member.
@@ -102,30 +99,17 @@ const (
 // OnEmptyCodes are the values of on_empty by the number that the programs use.
 var OnEmptyCodes = []OnEmpty{Reject, Drop, Next, Pass} // index: enum steer_on_empty
 
-// choice reads one of a fixed set of words.
-func choice[T ~string](to *T, b []byte, what string, words ...T) error {
-	if i := slices.Index(words, T(b)); i >= 0 {
-		*to = words[i]
-		return nil
-	}
-	names := make([]string, len(words))
-	for i, w := range words {
-		names[i] = string(w)
-	}
-	return fmt.Errorf("%s %q: want %s", what, b, strings.Join(names, ", "))
-}
-
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (p *Policy) UnmarshalText(b []byte) error { return choice(p, b, "policy", Policies...) }
+func (p *Policy) UnmarshalText(b []byte) error { return strictyaml.Choice(p, b, "policy", Policies...) }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (e *Engine) UnmarshalText(b []byte) error {
-	return choice(e, b, "engine", EngineAuto, EngineSkLookup, EngineReuseport)
+	return strictyaml.Choice(e, b, "engine", EngineAuto, EngineSkLookup, EngineReuseport)
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (o *OnEmpty) UnmarshalText(b []byte) error {
-	return choice(o, b, "on_empty", Reject, Drop, Next, Pass)
+	return strictyaml.Choice(o, b, "on_empty", Reject, Drop, Next, Pass)
 }
 
 var _, _, _ encoding.TextUnmarshaler = (*Policy)(nil), (*Engine)(nil), (*OnEmpty)(nil)

@@ -63,7 +63,7 @@ var QUICFormats = []QUICFormat{QUICNginx, QUICLB} // index: enum steer_quic
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (f *QUICFormat) UnmarshalText(b []byte) error {
-	return choice(f, b, "format of connection ids", QUICFormats...)
+	return strictyaml.Choice(f, b, "format of connection ids", QUICFormats...)
 }
 
 // Weights are slots' shares of the buckets, by slot. A slot that is not named has

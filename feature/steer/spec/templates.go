@@ -5,6 +5,7 @@ package spec
 import (
 	"encoding"
 
+	"github.com/weir-project/weir/internal/strictyaml"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,7 +22,7 @@ const (
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (t *Templates) UnmarshalText(b []byte) error {
-	return choice(t, b, "templates", TemplatesAuto, TemplatesOn, TemplatesOff)
+	return strictyaml.Choice(t, b, "templates", TemplatesAuto, TemplatesOn, TemplatesOff)
 }
 
 var _ encoding.TextUnmarshaler = (*Templates)(nil)
