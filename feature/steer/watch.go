@@ -3,17 +3,13 @@
 package steer
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/ringbuf"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/engine"
@@ -27,6 +23,7 @@ import (
 	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/ringbuf"
 	"github.com/weir-project/weir/service"
 )
 
@@ -80,7 +77,7 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 	go func() { w.templates.Run(ctx); close(kept) }()
 	defer func() { <-kept }()
 	defer w.checks.end(nil)
-	if h, err := openHooks(events); err != nil {
+	if h, err := openHooks(ctx, events); err != nil {
 		log.Warn("members are noticed once a second only", "err", err)
 	} else {
 		w.hook = h
@@ -359,7 +356,7 @@ func (w *watcher) restartHolder(ctx context.Context, scope string, kind spec.Eng
 type hooks struct {
 	c       *kernel.Collection
 	links   []interface{ Close() error }
-	reader  *ringbuf.Reader
+	reader  *ringbuf.Reader[bpf.WatchEvent]
 	watched map[uint16]bool
 	udp     bool        // the hooks of UDP sockets are there, too
 	lost    atomic.Bool // an event had no room: its port is not known
@@ -371,8 +368,8 @@ func (h *hooks) complete() bool { return h != nil && h.udp }
 // overflowed says whether events were lost since it was last asked.
 func (h *hooks) overflowed() bool { return h != nil && h.lost.Swap(false) }
 
-// openHooks attaches what the kernel offers and sends their events.
-func openHooks(events chan<- bpf.WatchEvent) (*hooks, error) {
+// openHooks attaches what the kernel offers and sends their events until ctx is done.
+func openHooks(ctx context.Context, events chan<- bpf.WatchEvent) (*hooks, error) {
 	spec, err := bpf.LoadWatch()
 	if err != nil {
 		return nil, err
@@ -398,24 +395,17 @@ func openHooks(events chan<- bpf.WatchEvent) (*hooks, error) {
 		}
 		h.links = append(h.links, ln)
 	}
-	if h.reader, err = ringbuf.NewReader(h.c.Maps[bpf.WatchMapWatchEvents]); err != nil {
+	if h.reader, err = ringbuf.Open[bpf.WatchEvent](h.c.Maps[bpf.WatchMapWatchEvents]); err != nil {
 		h.Close()
-		return nil, fmt.Errorf("reading events: %w", err)
+		return nil, err
 	}
-	go h.read(events)
+	go h.read(ctx, events)
 	return h, nil
 }
 
-func (h *hooks) read(events chan<- bpf.WatchEvent) {
-	for {
-		rec, err := h.reader.Read()
-		if errors.Is(err, os.ErrClosed) {
-			return
-		} else if err != nil {
-			continue
-		}
-		var e bpf.WatchEvent
-		if binary.Read(bytes.NewReader(rec.RawSample), binary.NativeEndian, &e) != nil {
+func (h *hooks) read(ctx context.Context, events chan<- bpf.WatchEvent) {
+	for e, err := range h.reader.Events(ctx) {
+		if err != nil {
 			continue
 		}
 		select {

@@ -3,14 +3,13 @@
 package backend
 
 import (
-	"encoding/binary"
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/weir-project/weir/feature/handoff/backend/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
@@ -90,15 +89,7 @@ func (g *Quarantine) backTo(f repair.Flow, e move.Epoch, before entry) error {
 
 // hearStrays tells the load balancer of sessions that have left and whose packets come here, until the quarantine is closed.
 func (a *Agent) hearStrays() {
-	for {
-		rec, err := a.quarantine.strays.Read()
-		if errors.Is(err, ringbuf.ErrClosed) {
-			return
-		}
-		var k bpf.QuarantineQuarantineKey
-		if err == nil {
-			_, err = binary.Decode(rec.RawSample, binary.NativeEndian, &k)
-		}
+	for k, err := range a.quarantine.strays.Events(context.Background()) {
 		if err == nil {
 			err = a.tellWhere(flowOfKey(k))
 		}

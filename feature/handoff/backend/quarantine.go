@@ -13,7 +13,6 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/weir-project/weir/feature/handoff/backend/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
@@ -22,6 +21,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
+	"github.com/weir-project/weir/kernel/ringbuf"
 )
 
 // needs of a backend's quarantine. Without tcx its programs are filters of the devices' clsact qdiscs, and not held by links.
@@ -55,7 +55,7 @@ const (
 type Quarantine struct {
 	sessions, counts *ebpf.Map
 	pairs            *ebpf.Map // ends of sessions; not pinned, filled anew from the sessions
-	strays           *ringbuf.Reader
+	strays           *ringbuf.Reader[bpf.QuarantineQuarantineKey]
 	buffer           *packetbuf.Device[repair.Flow] // where packets are buffered; nil: they cannot be
 
 	filters  []kernel.Clsact // in place of links
@@ -162,7 +162,7 @@ func (g *Quarantine) openMaps(c *kernel.Collection) (err error) {
 			return err
 		}
 	}
-	if g.strays, err = ringbuf.NewReader(c.Maps["quarantine_strays"]); err != nil {
+	if g.strays, err = ringbuf.Open[bpf.QuarantineQuarantineKey](c.Maps["quarantine_strays"]); err != nil {
 		return err
 	}
 	all, err := g.entries()

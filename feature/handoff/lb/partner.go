@@ -4,19 +4,18 @@ package lb
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/ringbuf"
 )
 
 // Partner is another load balancer, as the agents of both know each other.
@@ -37,7 +36,7 @@ const (
 
 // exchange tells the partner of flows, and hears of its own by attend. Each side sends over the connection that it has made.
 func (a *Agent) exchange(ctx context.Context, wg *sync.WaitGroup) error {
-	r, err := ringbuf.NewReader(a.f.maps.LbLearned)
+	r, err := ringbuf.Open[bpf.LBLbFlowKey](a.f.maps.LbLearned)
 	if err != nil {
 		return fmt.Errorf("hearing of new flows: %w", err)
 	}
@@ -48,11 +47,7 @@ func (a *Agent) exchange(ctx context.Context, wg *sync.WaitGroup) error {
 		r.Close()
 		return err
 	}
-	wg.Go(func() {
-		stop := context.AfterFunc(ctx, func() { r.Close() })
-		defer stop()
-		hearNews(r, a.pair)
-	})
+	wg.Go(func() { hearNews(ctx, r, a.pair) })
 	wg.Go(func() { a.callPartner(ctx) })
 	wg.Go(func() { a.watchPair(ctx) })
 	return nil
@@ -81,17 +76,10 @@ func (d *pairing) take() map[Key]bool {
 	return out
 }
 
-// hearNews marks flows that the data path learns.
-func hearNews(r *ringbuf.Reader, d *pairing) {
-	for {
-		rec, err := r.Read()
-		if errors.Is(err, ringbuf.ErrClosed) {
-			return
-		} else if err != nil {
-			continue
-		}
-		var k bpf.LBLbFlowKey
-		if _, err := binary.Decode(rec.RawSample, binary.NativeEndian, &k); err == nil {
+// hearNews marks flows that the data path learns, until ctx is done.
+func hearNews(ctx context.Context, r *ringbuf.Reader[bpf.LBLbFlowKey], d *pairing) {
+	for k, err := range r.Events(ctx) {
+		if err == nil {
 			d.mark(keyOf(k))
 		}
 	}

@@ -4,18 +4,14 @@ package liveness
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"time"
-	"unsafe"
-
-	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/ringbuf"
 )
 
 // Event is a change of a judgement.
@@ -125,33 +121,23 @@ func eventsOf(ctx context.Context, r *kernel.Root, scope string, yield func(Even
 		return err
 	}
 	defer o.Close()
-	events, err := ringbuf.NewReader(o.Maps[pinEvents])
+	events, err := ringbuf.Open[eventRaw](o.Maps[pinEvents])
 	if err != nil {
-		return fmt.Errorf("reading events: %w", err)
+		return err
 	}
 	defer events.Close()
-	stop := context.AfterFunc(ctx, func() { events.Close() })
-	defer stop()
-	for {
-		events.SetDeadline(time.Now().Add(lookEvery))
-		rec, err := events.Read()
+	events.Idle = lookEvery
+	for e, err := range events.Events(ctx) {
 		switch {
-		case errors.Is(err, ringbuf.ErrClosed):
-			return nil
-		case errors.Is(err, os.ErrDeadlineExceeded):
+		case errors.Is(err, ringbuf.ErrIdle):
 			if o.Replaced() {
 				return nil
 			}
 			continue
-		case err != nil:
-			return fmt.Errorf("reading events: %w", err)
-		}
-		var e eventRaw
-		if len(rec.RawSample) < int(unsafe.Sizeof(e)) {
+		case errors.Is(err, ringbuf.ErrShort): // of another version
 			continue
-		}
-		if _, err := binary.Decode(rec.RawSample, binary.NativeEndian, &e); err != nil {
-			return fmt.Errorf("reading events: %w", err)
+		case err != nil:
+			return err
 		}
 		out := Event{Time: e.Time, ID: e.ID, Ifindex: int(e.Index), ByPeer: e.Role == 1, Ended: e.Ended != 0, Phase: Init}
 		if int(e.Phase) < len(phases) {
@@ -161,4 +147,5 @@ func eventsOf(ctx context.Context, r *kernel.Root, scope string, yield func(Even
 			return nil
 		}
 	}
+	return nil
 }

@@ -4,17 +4,16 @@ package engine
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/ringbuf"
 )
 
 // Down takes a session down, and has the other end know that it is on purpose.
@@ -138,22 +137,19 @@ func identity(c *bpf.BfdBfdSetup) Identity {
 // Changes calls yield with the discriminator of each session whose state, or what the other end says of itself, is another, until
 // ctx is done or yield returns false. What nobody reads in time is not told.
 func (e *Engine) Changes(ctx context.Context, yield func(discriminator uint32) bool) error {
-	r, err := ringbuf.NewReader(e.maps["events"])
+	r, err := ringbuf.Open[bpf.BfdBfdEvent](e.maps["events"])
 	if err != nil {
 		return fmt.Errorf("reading BFD's changes: %w", err)
 	}
 	defer r.Close()
-	defer context.AfterFunc(ctx, func() { r.Close() })()
-	const mineAt = 12 // struct bfd_event
-	for {
-		rec, err := r.Read()
-		if errors.Is(err, ringbuf.ErrClosed) {
-			return nil
-		} else if err != nil {
+	for c, err := range r.Events(ctx) {
+		switch {
+		case errors.Is(err, ringbuf.ErrShort): // of another version
+		case err != nil:
 			return fmt.Errorf("reading BFD's changes: %w", err)
-		}
-		if len(rec.RawSample) >= mineAt+4 && !yield(binary.NativeEndian.Uint32(rec.RawSample[mineAt:])) {
+		case !yield(c.Mine):
 			return nil
 		}
 	}
+	return nil
 }
