@@ -51,7 +51,7 @@ test: build bin/goflow2 ## all tests; as root, or those that need the kernel ski
 # kernel, host, cmd and lab, whose tests wait for the kernel and for processes of other programs, and handoff itself, whose
 # members are such processes; reroute, whose tests measure milliseconds. Run them by RACE=./feature/steer or RACE=./lab/rig
 # after a change.
-RACE := $(addprefix ./feature/handoff/,backend keeper lb move packetbuf peer repair sock wire) ./service ./workload \
+RACE := $(addprefix ./feature/handoff/,backend keeper lb move packetbuf peer quarantine repair sock wire) ./service ./workload \
 	$(addprefix ./internal/,accept awake bounded fdstore netns pidfd ratelog safefile scrape sockdiag units users)
 
 lab := ./lab/%

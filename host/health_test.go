@@ -21,8 +21,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/feature/guard"
-	"github.com/weir-project/weir/feature/handoff/backend"
 	"github.com/weir-project/weir/feature/handoff/lb"
+	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
@@ -103,7 +103,7 @@ func damagedWorldOf(t *testing.T, config string, needs ...kernel.Need) (w world,
 
 // agents are those of a server and of a load balancer.
 type agents struct {
-	*backend.Quarantine
+	*quarantine.Quarantine
 	*lb.DataPath
 }
 
@@ -116,7 +116,7 @@ func (w world) startAgents() *agents {
 		t.Fatal(err)
 	}
 	defer ns.Close()
-	g, err := backend.OpenQuarantine(t.Context(), w.Root, ns, []string{"d0"}, slog.New(slog.DiscardHandler))
+	g, err := quarantine.Open(t.Context(), w.Root, ns, []string{"d0"}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

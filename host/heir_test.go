@@ -15,8 +15,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"github.com/weir-project/weir/feature/handoff/backend"
 	"github.com/weir-project/weir/feature/handoff/lb"
+	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
@@ -142,7 +142,7 @@ func (w world) inBox(c *Config) uint64 {
 		t.Fatal(err)
 	}
 	w.apply(c)
-	g, err := backend.OpenQuarantine(t.Context(), w.Root, box, []string{"d0"}, slog.New(slog.DiscardHandler))
+	g, err := quarantine.Open(t.Context(), w.Root, box, []string{"d0"}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/feature/handoff/wire"
 	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/awake"
@@ -85,7 +86,7 @@ type Options struct {
 type Agent struct {
 	o          Options
 	own        peer.Hello
-	quarantine *Quarantine
+	quarantine *quarantine.Quarantine
 	began      uint64 // CLOCK_MONOTONIC, ns
 
 	known    atomic.Pointer[known]
@@ -134,16 +135,16 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		}
 		o.Netns, o.home = ns, true
 	}
-	quarantine, err := OpenQuarantine(ctx, o.Root, o.Netns, o.Devices, o.Log)
+	q, err := quarantine.Open(ctx, o.Root, o.Netns, o.Devices, o.Log)
 	if err != nil {
 		return nil, err
 	}
-	a := &Agent{o: o, quarantine: quarantine, began: kernel.Monotonic(), own: peer.Hello{Role: peer.BackendAgent, Number: o.Number, Instance: peer.NewInstance(), Name: o.Name},
+	a := &Agent{o: o, quarantine: q, began: kernel.Monotonic(), own: peer.Hello{Role: peer.BackendAgent, Number: o.Number, Instance: peer.NewInstance(), Name: o.Name},
 		leaving: map[peer.Flow]*leaving{}, arriving: map[peer.Flow]*arriving{}, stopped: map[peer.Flow]bool{}, epochs: map[peer.Flow]owned{},
 		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1), served: make(chan struct{}, 1), owns: make(chan struct{}, 1), attended: map[*peer.Conn]bool{}, waits: map[peer.Flow]string{}, weight: o.Registration.Weight}
-	if o.Buffer && !quarantine.parks() {
-		quarantine.Close()
-		return nil, fmt.Errorf("packets are to wait here, and cannot: %w", errNoPark)
+	if o.Buffer && !q.Buffers() {
+		q.Close()
+		return nil, fmt.Errorf("packets are to wait here, and cannot: %w", quarantine.ErrNoBuffer)
 	}
 	a.stats.refused = map[string]uint64{}
 	a.known.Store(&known{})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/lb"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // steps notes which steps each server's agent takes.
@@ -43,11 +44,10 @@ func TestAhead(t *testing.T) {
 			w := newNetwork(t, 2, at4)
 			s := &steps{all: map[int][]string{}}
 			w.step = s.note
-			w.run()
-			if !parks {
-				w.servers[0].agent.quarantine.buffer.Close()
-				w.servers[0].agent.quarantine.buffer = nil // nothing has moved yet
+			if !parks { // another device has the name
+				nstest.Cable(t, w.servers[0].ns, "weir-buffer", nstest.NewNetns(t), "w0")
 			}
+			w.run()
 			c := w.dial()
 			w.mustAsk(c, "hello")
 			w.mustSend(c, 2)
@@ -98,7 +98,7 @@ func (w *world) toAndFro() {
 func (w *world) parked() (parked, returned uint64) {
 	w.t.Helper()
 	for _, s := range w.servers {
-		c, err := s.agent.quarantine.readCounts()
+		c, err := s.agent.quarantine.Counts()
 		if err != nil {
 			w.t.Fatal(err)
 		}
@@ -163,7 +163,7 @@ func TestParkedAndCalledOff(t *testing.T) {
 			if err := c.stop(); err != nil {
 				t.Fatal(err)
 			}
-			counts, err := w.servers[0].agent.quarantine.readCounts()
+			counts, err := w.servers[0].agent.quarantine.Counts()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/feature/handoff/sock"
 	"github.com/weir-project/weir/feature/handoff/wire"
@@ -43,9 +44,9 @@ type arriving struct {
 	written uint64
 	pending uint64 // bytes that are yet to be sent then: with them the state is accounted for
 
-	before    entry // of the quarantine, when it came
-	delivered bool  // a member has it
-	turn      int   // how often it has come, or a keeper has given it to us: who hands it on for an earlier time does so no more
+	before    quarantine.Entry // of the quarantine, when it came
+	delivered bool             // a member has it
+	turn      int              // how often it has come, or a keeper has given it to us: who hands it on for an earlier time does so no more
 }
 
 // arrive takes what another backend says about a session that it sends.
@@ -166,8 +167,8 @@ func (a *Agent) build(r *arriving) error {
 	}
 	r.c, r.state = c, state
 	// Before there is anything that a reset could be about.
-	if r.before, _, err = a.quarantine.lookup(r.flow); err == nil {
-		err = a.quarantine.quiet(r.flow, r.dst.Epoch)
+	if r.before, _, err = a.quarantine.Lookup(r.flow); err == nil {
+		err = a.quarantine.Quiet(r.flow, r.dst.Epoch)
 	}
 	if err != nil {
 		return err
@@ -192,7 +193,7 @@ func (a *Agent) build(r *arriving) error {
 			r.built.Close()
 			r.built = nil
 		}
-		return errors.Join(err, a.quarantine.backTo(r.flow, r.dst.Epoch, r.before))
+		return errors.Join(err, a.quarantine.BackTo(r.flow, r.dst.Epoch, r.before))
 	}
 	return nil
 }
@@ -317,7 +318,7 @@ func (a *Agent) discard(r *arriving) {
 	delete(a.epochs, r.id)
 	a.stats.discarded++
 	a.mu.Unlock()
-	time.AfterFunc(time.Second, func() { _ = a.quarantine.backTo(r.flow, epoch, before) })
+	time.AfterFunc(time.Second, func() { _ = a.quarantine.BackTo(r.flow, epoch, before) })
 }
 
 // destroy closes a connection of this namespace.
@@ -360,6 +361,6 @@ func (a *Agent) watchArriving(r *arriving, now time.Time) {
 
 // spoke says whether the session has sent something: from then on nobody takes it back.
 func (a *Agent) spoke(r *arriving) bool {
-	e, there, err := a.quarantine.lookup(r.flow)
-	return err == nil && (!there || e.What == left)
+	e, there, err := a.quarantine.Lookup(r.flow)
+	return err == nil && (!there || e.State == quarantine.Left)
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/clients/go/handoff"
+	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/feature/handoff/wire"
 	"github.com/weir-project/weir/internal/sockdiag"
@@ -162,13 +163,13 @@ func (a *Agent) others(r handoff.Report) (n int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	entries, err := a.quarantine.entries()
+	entries, err := a.quarantine.Entries()
 	if err != nil {
 		return 0, err
 	}
 	moving := map[repair.Flow]bool{}
 	for _, e := range entries {
-		moving[e.Flow] = e.What != pass
+		moving[e.Flow] = e.State != quarantine.Pass
 	}
 	kept := map[string]bool{}
 	for _, v := range r.Services {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/conntrack"
+	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -19,7 +20,7 @@ const trackLoose = "/proc/sys/net/netfilter/nf_conntrack_tcp_loose"
 
 // examine looks at what keeps sessions from moving in the network namespaces of backends' agents: doctor asks.
 func examine(r *kernel.Root) (out []feature.Finding, err error) {
-	all, unreadable, err := quarantines.All(r)
+	all, unreadable, err := quarantine.Store.All(r)
 	out = feature.UnreadFindings(unreadable)
 	for _, inst := range all {
 		ns, e := inst.Netns()

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -90,7 +91,7 @@ func (Feature) State(_ context.Context, r *kernel.Root) (s State, err error) {
 	if s.Spec, s.Unreadable, err = applied.State(r); err != nil {
 		return s, err
 	}
-	_, unread, err := quarantines.All(r)
+	_, unread, err := quarantine.Store.All(r)
 	s.Unreadable = append(s.Unreadable, unread...)
 	return s, err
 }
@@ -128,7 +129,7 @@ func (s State) stays() (bool, error) {
 		return false, err
 	}
 	defer ns.Close()
-	if s.Unreadable.WithoutDamage().Has(quarantineInstance(ns)) {
+	if s.Unreadable.WithoutDamage().Has(quarantine.Instance(ns)) {
 		return true, nil
 	}
 	return applied.Stays(s.Unreadable)
@@ -158,7 +159,7 @@ func removeHere(l *kernel.WriteLock) error {
 		return err
 	}
 	defer ns.Close()
-	if err := removeQuarantine(l, ns); err != nil {
+	if err := quarantine.Remove(l, ns); err != nil {
 		return err
 	}
 	kernel.Step("backend:removed")
@@ -167,14 +168,14 @@ func removeHere(l *kernel.WriteLock) error {
 
 // Remove implements feature.Feature: the quarantines of all network namespaces.
 func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
-	err := errors.Join(removeQuarantines(l), applied.RemoveAll(l))
-	quarantines.ForgetDamaged(l)
+	err := errors.Join(quarantine.RemoveAll(l), applied.RemoveAll(l))
+	quarantine.Store.ForgetDamaged(l)
 	return err
 }
 
 // Recover implements feature.Recoverer: quarantines and specs whose network namespace is gone are removed.
 func (Feature) Recover(l *kernel.WriteLock) error {
-	return errors.Join(quarantines.RemoveGone(l), applied.RemoveGone(l))
+	return errors.Join(quarantine.Store.RemoveGone(l), applied.RemoveGone(l))
 }
 
 // Run implements feature.Runner: the agent.
@@ -257,4 +258,19 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 }
 
 // AgentPins implements feature.AgentPins.
-func (Feature) AgentPins() string { return quarantines.Feature }
+func (Feature) AgentPins() string { return quarantine.Store.Feature }
+
+// PlanUpgrade implements feature.Upgrader: the programs of the quarantines.
+func (Feature) PlanUpgrade(_ context.Context, r *kernel.Root) (feature.Plan, error) {
+	return quarantine.PlanUpgrade(r)
+}
+
+// RemoveQuarantine takes a namespace's quarantine away, and the spec of the caller's. That there is none is no error.
+func RemoveQuarantine(ctx context.Context, root *kernel.Root, ns *netns.Handle) error {
+	l, err := root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	return errors.Join(quarantine.Remove(l, ns), applied.Remove(l))
+}

@@ -127,7 +127,7 @@ func (a *Agent) admit(s *leaving, m wire.Message) error {
 // begin moves a session that is ours in an epoch. With the birth of the load balancer's record it does not wait for its answer, if
 // packets can wait here until the load balancer has them wait.
 func (a *Agent) begin(s *leaving, e move.Epoch, b move.Nonce) {
-	if !a.quarantine.parks() {
+	if !a.quarantine.Buffers() {
 		b = 0
 	}
 	s.src = move.Source{Epoch: e, Nonce: b, Parks: a.o.Buffer}
@@ -278,13 +278,13 @@ func (a *Agent) dump(s *leaving) move.Do {
 	}
 	// No waiting for kTLS here: the load balancer holds what it would wait for, and admit has waited.
 	state, err := dump(s.fd, repair.DumpOptions{Limit: a.o.Limit, Quiet: -1, Stop: func(f repair.Flow) (func(), error) {
-		shut := a.quarantine.shut
+		shut := a.quarantine.Shut
 		if s.src.Parks || s.src.Nonce != 0 {
-			shut, s.parked = a.quarantine.park, true
+			shut, s.parked = a.quarantine.Buffer, true
 		}
 		err := shut(s.flow, epoch)
 		a.o.Step(stepShut)
-		return func() { a.release(s, true); _ = a.quarantine.open(s.flow, epoch) }, err
+		return func() { a.release(s, true); _ = a.quarantine.Lift(s.flow, epoch) }, err
 	}})
 	if err == nil && len(state.Unread) < s.skip {
 		err = errors.New("bytes that were accounted for are not in the queue")
@@ -321,7 +321,7 @@ func (a *Agent) thaw(s *leaving) {
 		a.o.Log.Error("a session stands still", "flow", s.flow, "err", err)
 	}
 	a.release(s, true)
-	if err := a.quarantine.open(s.flow, s.kept.Epoch); err != nil {
+	if err := a.quarantine.Lift(s.flow, s.kept.Epoch); err != nil {
 		a.o.Log.Error("a session's packets do not pass", "flow", s.flow, "err", err)
 	}
 	a.setEpoch(s.id, owned{session: s.session, epoch: s.src.Epoch, doubt: s.doubt, birth: s.src.Nonce, by: s.lb, at: time.Now()})
@@ -344,7 +344,7 @@ func (a *Agent) gone(s *leaving) {
 	delete(a.epochs, s.id)
 	a.mu.Unlock()
 	a.o.Step(stepDropped)
-	a.quarantine.leaves(s.flow, s.kept.Epoch, s.to, func(err error) { a.o.Log.Warn("a session that has left is not remembered", "err", err) })
+	a.quarantine.Leaves(s.flow, s.kept.Epoch, s.to, func(err error) { a.o.Log.Warn("a session that has left is not remembered", "err", err) })
 }
 
 // giveBack has a member of this backend go on with the session. s.mu is held.

@@ -4,94 +4,18 @@ package backend
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"net/netip"
-	"time"
 
-	"github.com/cilium/ebpf"
-
-	"github.com/weir-project/weir/feature/handoff/backend/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/feature/handoff/repair"
 )
 
-// A load balancer that reboots, or forgets a session that was silent for long, sends its packets by the hash: maybe to a backend that
-// the session has left. That backend must not answer, or the client is reset. The quarantine remembers such sessions, and the agent tells
-// the load balancer where they went.
-
-const (
-	// mostLeft are remembered. The quarantine has room for as many that are on their way.
-	mostLeft = 1 << 15
-	// leftAfter is for how long the quarantine stays shut first: the load balancer may still send what it takes back.
-	leftAfter = time.Second
-)
-
-// leaves has the quarantine remember a session that is at another backend, in a moment.
-func (g *Quarantine) leaves(f repair.Flow, e move.Epoch, to move.Backend, failed func(error)) {
-	time.AfterFunc(leftAfter, func() {
-		if err := g.remember(f, e, to); err != nil {
-			failed(err)
-		}
-	})
-}
-
-func (g *Quarantine) remember(f repair.Flow, e move.Epoch, to move.Backend) error {
-	g.closing.RLock()
-	defer g.closing.RUnlock()
-	if g.closed {
-		return nil // the next agent opens the quarantine
-	}
-	g.changing.Lock()
-	defer g.changing.Unlock()
-	var v bpf.QuarantineQuarantineEntry
-	if err := g.sessions.Lookup(quarantineKey(f), &v); errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && v.Epoch != uint32(e) {
-		return nil // it has come back, or is a later move's
-	} else if err != nil {
-		return fmt.Errorf("the quarantine for %s: %w", f, err)
-	}
-	v.What, v.Since, v.Ifindex, v.Returned = left, 0, uint32(to), 0
-	if err := g.sessions.Update(quarantineKey(f), &v, ebpf.UpdateExist); err != nil {
-		return fmt.Errorf("the quarantine for %s: %w", f, err)
-	}
-	g.gone = append(g.gone, f)
-	for len(g.gone) > mostLeft {
-		if now, ok, err := g.lookup(g.gone[0]); err == nil && ok && now.What == left {
-			_ = g.sessions.Delete(quarantineKey(g.gone[0])) // a new connection may have taken it away
-		}
-		g.gone = g.gone[1:]
-	}
-	return nil
-}
-
-// backTo undoes what an arrival of an epoch did that came to nothing: a session that had left before has left still.
-func (g *Quarantine) backTo(f repair.Flow, e move.Epoch, before entry) error {
-	if before.What != left {
-		return g.open(f, e)
-	}
-	g.closing.RLock()
-	defer g.closing.RUnlock()
-	if g.closed {
-		return nil
-	}
-	g.changing.Lock()
-	defer g.changing.Unlock()
-	if now, ok, err := g.lookup(f); err != nil || !ok || now.Epoch != e {
-		return err
-	}
-	v := bpf.QuarantineQuarantineEntry{What: left, Epoch: uint32(before.Epoch), Ifindex: uint32(before.To)}
-	if err := g.sessions.Update(quarantineKey(f), &v, ebpf.UpdateExist); err != nil {
-		return fmt.Errorf("the quarantine for %s: %w", f, err)
-	}
-	return nil
-}
-
 // hearStrays tells the load balancer of sessions that have left and whose packets come here, until the quarantine is closed.
 func (a *Agent) hearStrays() {
-	for k, err := range a.quarantine.strays.Events(context.Background()) {
+	for f, err := range a.quarantine.Strays(context.Background()) {
 		if err == nil {
-			err = a.tellWhere(flowOfKey(k))
+			err = a.tellWhere(f)
 		}
 		if err != nil {
 			a.o.Log.Warn("the load balancer does not hear where a session is", "err", err)
@@ -99,15 +23,10 @@ func (a *Agent) hearStrays() {
 	}
 }
 
-func flowOfKey(k bpf.QuarantineQuarantineKey) repair.Flow {
-	return repair.Flow{Local: netip.AddrPortFrom(netip.AddrFrom16(k.Service).Unmap(), swap(k.ServicePort)),
-		Remote: netip.AddrPortFrom(netip.AddrFrom16(k.Client).Unmap(), swap(k.ClientPort))}
-}
-
 func (a *Agent) tellWhere(f repair.Flow) error {
-	e, ok, err := a.quarantine.lookup(f)
+	e, ok, err := a.quarantine.Lookup(f)
 	s, known := a.known.Load().serviceAt(f.Local)
-	if err != nil || !ok || e.What != left || e.To == 0 || !known || !a.lbHearsLeft.Load() {
+	if err != nil || !ok || e.State != quarantine.Left || e.To == 0 || !known || !a.lbHearsLeft.Load() {
 		return err
 	}
 	return a.lb.send(peer.Frame{Flow: peer.Flow{Service: s.ID, Client: f.Remote},

@@ -9,8 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/weir-project/weir/clients/go/handoff"
+	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 )
 
 // A session goes around four servers, forth and back, under a stream in both directions.
@@ -78,9 +82,9 @@ func (w *world) mustMove(c *client, to int) {
 
 // The same where the kernel has no tcx.
 func TestMoveWithFilters(t *testing.T) {
-	has := hasTCX
-	defer func() { hasTCX = has }()
-	hasTCX = func() bool { return false }
+	tcx := kernel.TCXLink.Probe
+	t.Cleanup(func() { kernel.TCXLink.Probe = tcx }) // after the agents have ended
+	kernel.TCXLink.Probe = func() error { return ebpf.ErrNotSupported }
 	w := newWorld(t, 2, at4)
 	c := w.dial()
 	if err := c.ask("hello"); err != nil {
@@ -95,12 +99,12 @@ func TestMoveWithFilters(t *testing.T) {
 	for _, s := range w.servers {
 		s.stop()
 		w.in(s.ns, func() error {
-			f := filterAt(nstest.Ifindex(t, s.ns, "w0"), true)
+			f := kernel.Clsact{Ifindex: nstest.Ifindex(t, s.ns, "w0"), Name: "weir_quarantine_out", Egress: true, Priority: 3}
 			there, err := f.Attached()
 			if err != nil || !there {
 				t.Errorf("the quarantine is there after its agent: %v, %v", there, err)
 			}
-			if err := w.removeGates(s); err != nil {
+			if err := w.removeQuarantines(s); err != nil {
 				return err
 			}
 			if there, err = f.Attached(); there {
@@ -115,8 +119,8 @@ func TestMoveWithFilters(t *testing.T) {
 	}
 }
 
-// removeGates takes the quarantine of the first server away, and then all there are.
-func (w *world) removeGates(s *server) error {
+// removeQuarantines takes the quarantine of the first server away, and then all there are.
+func (w *world) removeQuarantines(s *server) error {
 	if s.number == 1 {
 		return RemoveQuarantine(w.t.Context(), w.root, s.ns)
 	}
@@ -125,7 +129,7 @@ func (w *world) removeGates(s *server) error {
 		return err
 	}
 	defer l.Unlock()
-	return removeQuarantines(l)
+	return quarantine.RemoveAll(l)
 }
 
 // A session with more than the keeper keeps stays where it is, and goes on.

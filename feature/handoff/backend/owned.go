@@ -12,6 +12,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/internal/sockdiag"
 )
@@ -106,11 +107,11 @@ func (a *Agent) ownedNow() (out []peer.FlowRecord, err error) {
 	if err != nil {
 		return nil, err
 	}
-	entries, err := a.quarantine.entries()
+	entries, err := a.quarantine.Entries()
 	if err != nil {
 		return nil, err
 	}
-	quarantined := map[repair.Flow]entry{}
+	quarantined := map[repair.Flow]quarantine.Entry{}
 	for _, e := range entries {
 		quarantined[e.Flow] = e
 	}
@@ -150,23 +151,23 @@ func (a *Agent) sockets(at map[netip.AddrPort]uint16) (map[repair.Flow]sockdiag.
 }
 
 // owned says whether a connection is to be told of, and fills in how it stands.
-func (a *Agent) owned(r *peer.FlowRecord, s sockdiag.Socket, e entry) bool {
+func (a *Agent) owned(r *peer.FlowRecord, s sockdiag.Socket, e quarantine.Entry) bool {
 	a.mu.Lock()
 	l, c := a.leaving[r.Flow], a.arriving[r.Flow]
 	if o, ok := a.epochs[r.Flow]; ok && o.session == s.Cookie {
 		r.Epoch = o.epoch
 	}
 	a.mu.Unlock()
-	switch e.What {
-	case 0, pass:
+	switch e.State {
+	case 0, quarantine.Pass:
 		return true
-	case shut, park: // its state may be at the destination
+	case quarantine.Shut, quarantine.Buffered: // its state may be at the destination
 		if l == nil || e.Epoch == 0 {
 			return false
 		}
 		r.Epoch, r.To = e.Epoch-1, l.to
 		return true
-	case quiet: // it has come, and has not spoken
+	case quarantine.Quiet: // it has come, and has not spoken
 		if c == nil {
 			return false
 		}

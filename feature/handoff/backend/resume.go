@@ -10,6 +10,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/feature/handoff/sock"
 	"github.com/weir-project/weir/feature/handoff/wire"
@@ -107,14 +108,14 @@ func (a *Agent) adopt(r *arriving, fd int) error {
 
 // orphans asks about what the quarantine still knows of an agent before us, and of what it alone knows.
 func (a *Agent) orphans() {
-	entries, err := a.quarantine.entries()
+	entries, err := a.quarantine.Entries()
 	if err != nil {
 		a.o.Log.Warn("the quarantine cannot be read", "err", err)
 		return
 	}
 	know := a.known.Load()
 	for _, e := range entries {
-		if e.Since > a.began || e.What == left {
+		if e.Since > a.began || e.State == quarantine.Left {
 			continue
 		}
 		s, ok := know.serviceAt(e.Flow.Local)
@@ -123,10 +124,10 @@ func (a *Agent) orphans() {
 		busy := a.leaving[id] != nil || a.arriving[id] != nil
 		a.mu.Unlock()
 		switch {
-		case !ok, e.What == pass:
-			_ = a.quarantine.open(e.Flow, e.Epoch)
+		case !ok, e.State == quarantine.Pass:
+			_ = a.quarantine.Lift(e.Flow, e.Epoch)
 		case busy:
-		case e.What == shut, e.What == park: // if the keeper has it, it is given to us sooner or later
+		case e.State == quarantine.Shut, e.State == quarantine.Buffered: // if the keeper has it, it is given to us sooner or later
 			a.mu.Lock()
 			known := a.stopped[id]
 			a.stopped[id] = true
@@ -148,7 +149,7 @@ func (a *Agent) orphans() {
 
 // openForNobody opens the quarantine that an agent before us has shut, once no process has the session's socket any more: while one has
 // it, it may be stopped, and a packet that reached it would be answered. Of a socket that nobody has the client is to hear the end.
-func (a *Agent) openForNobody(id peer.Flow, e entry) {
+func (a *Agent) openForNobody(id peer.Flow, e quarantine.Entry) {
 	defer func() {
 		a.mu.Lock()
 		delete(a.stopped, id)
@@ -165,13 +166,13 @@ func (a *Agent) openForNobody(id peer.Flow, e entry) {
 		a.mu.Lock()
 		busy := a.leaving[id] != nil
 		a.mu.Unlock()
-		now, there, err := a.quarantine.lookup(e.Flow)
-		if busy || err == nil && (!there || now.Epoch != e.Epoch || now.What == left) {
+		now, there, err := a.quarantine.Lookup(e.Flow)
+		if busy || err == nil && (!there || now.Epoch != e.Epoch || now.State == quarantine.Left) {
 			return // it is, or was, given to us
 		}
 		held, err := a.held(e.Flow)
 		if err == nil && !held {
-			if err = a.quarantine.open(e.Flow, e.Epoch); err == nil {
+			if err = a.quarantine.Lift(e.Flow, e.Epoch); err == nil {
 				return
 			}
 		}

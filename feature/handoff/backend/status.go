@@ -9,6 +9,7 @@ import (
 
 	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/quarantine"
 )
 
 // counters are since the agent began. They are a.mu's.
@@ -48,10 +49,10 @@ type Status struct {
 	Rejected    map[string]uint64  `json:"rejected"`           // by what could not be done
 	// Transfer is how long moves from here have taken: from the moment at which the member let go of the session until the
 	// other backend had it. Stopped is the part of it in which the session's packets were stopped.
-	Transfer   Times            `json:"transfer"`
-	Stopped    Times            `json:"stopped"`
-	Quarantine QuarantineCounts `json:"quarantine"`
-	Stuck      []Stuck          `json:"stuck,omitempty"` // of Leaving and Arriving, those that stand still
+	Transfer   Times             `json:"transfer"`
+	Stopped    Times             `json:"stopped"`
+	Quarantine quarantine.Counts `json:"quarantine"`
+	Stuck      []Stuck           `json:"stuck,omitempty"` // of Leaving and Arriving, those that stand still
 
 	Certificate *peer.Certificate `json:"certificate,omitempty"` // of the agent
 }
@@ -88,15 +89,15 @@ func (a *Agent) latest() (latestTimes, error) {
 
 // Status tells.
 func (a *Agent) Status() (Status, error) {
-	g, err := a.quarantine.readCounts()
+	g, err := a.quarantine.Counts()
 	if err != nil {
 		return Status{}, err
 	}
-	quarantined, err := a.quarantine.entries()
+	quarantined, err := a.quarantine.Entries()
 	stuck, blocked := a.stuck(time.Now()), a.blockedNow()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := Status{Backend: a.o.Name, Certificate: a.o.TLS.Certificate(), LB: a.lb.conn() != nil, LBRejects: a.unwanted, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Sending: len(a.leaving), Receiving: len(a.arriving), Quarantined: gatedNow(quarantined),
+	s := Status{Backend: a.o.Name, Certificate: a.o.TLS.Certificate(), LB: a.lb.conn() != nil, LBRejects: a.unwanted, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Sending: len(a.leaving), Receiving: len(a.arriving), Quarantined: quarantinedNow(quarantined),
 		Out: a.stats.out, In: a.stats.in, Returned: a.stats.back, Discarded: a.stats.discarded, Bytes: a.stats.bytes,
 		Rejected: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Quarantine: g}
 	if err := a.tooPatient(); err != nil {
@@ -141,10 +142,10 @@ func (a *Agent) blockedNow() []Blocked {
 	return a.blocked(r, time.Now())
 }
 
-// gatedNow are those that are on their way.
-func gatedNow(all []entry) (n int) {
+// quarantinedNow are those that are on their way.
+func quarantinedNow(all []quarantine.Entry) (n int) {
 	for _, e := range all {
-		if e.What != left {
+		if e.State != quarantine.Left {
 			n++
 		}
 	}

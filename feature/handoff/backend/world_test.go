@@ -32,7 +32,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"lb": playLB, "server": playBackend, "upgrade": playUpgrade, "remove": playRemove})
+	nstest.Play(map[string]nstest.Role{"lb": playLB, "server": playBackend, "remove": playRemove})
 	nstest.Main(m)
 }
 

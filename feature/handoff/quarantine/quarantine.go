@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package backend
+package quarantine
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,9 +13,9 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/weir-project/weir/feature/handoff/backend/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/packetbuf"
+	"github.com/weir-project/weir/feature/handoff/quarantine/bpf"
 	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -42,15 +41,6 @@ const (
 	linkAgain   = "again" // of the device of buffered packets
 )
 
-// What a quarantine does with a session's packets: quarantine.h.
-const (
-	shut  = 1
-	quiet = 2
-	park  = 3
-	pass  = 4
-	left  = 5
-)
-
 // Quarantine stands at a backend's devices. It is pinned: what it holds back stays held back while the agent is dead.
 type Quarantine struct {
 	sessions, counts *ebpf.Map
@@ -68,26 +58,18 @@ type Quarantine struct {
 	closed  bool
 }
 
-// entry is a session that the quarantine knows.
-type entry struct {
-	Flow  repair.Flow
-	What  uint32
-	Epoch move.Epoch
-	Since uint64       // CLOCK_MONOTONIC, ns
-	To    move.Backend // of left: where the session is
-}
+// Store are the instances. Their spec is the devices.
+var Store = instances.Store[[]string]{Feature: "handoff", ABI: quarantineABI, Object: bpf.Object, Is: func(name string) bool { return name == quarantineName }}
 
-// quarantines are the instances. Their spec is the devices.
-var quarantines = instances.Store[[]string]{Feature: "handoff", ABI: quarantineABI, Object: bpf.Object, Is: func(name string) bool { return name == quarantineName }}
-
-func quarantineInstance(ns *netns.Handle) kernel.Instance {
-	return quarantines.Name(kernel.ScopeOf(ns), quarantineName)
+// Instance names the quarantine of a network namespace.
+func Instance(ns *netns.Handle) kernel.Instance {
+	return Store.Name(kernel.ScopeOf(ns), quarantineName)
 }
 
 const quarantineName = "quarantine"
 
-// OpenQuarantine makes the quarantine of a network namespace at these devices. Sessions of a quarantine that is there already stay.
-func OpenQuarantine(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices []string, log *slog.Logger) (_ *Quarantine, err error) {
+// Open makes the quarantine of a network namespace at these devices. Sessions of a quarantine that is there already stay.
+func Open(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices []string, log *slog.Logger) (_ *Quarantine, err error) {
 	if err := kernel.Require(needs); err != nil {
 		return nil, err
 	}
@@ -101,7 +83,7 @@ func OpenQuarantine(ctx context.Context, root *kernel.Root, ns *netns.Handle, de
 	}
 	defer l.Unlock()
 	share := map[string]*ebpf.Map{}
-	before, err := l.Open(quarantineInstance(ns))
+	before, err := l.Open(Instance(ns))
 	if err == nil {
 		defer before.Close()
 		err = shareMaps(before, share)
@@ -117,7 +99,7 @@ func OpenQuarantine(ctx context.Context, root *kernel.Root, ns *netns.Handle, de
 			g.Close()
 		}
 	}()
-	if err := g.openTap(ns, spec, log); err != nil {
+	if err := g.openBuffer(ns, spec, log); err != nil {
 		return nil, err
 	}
 	c, err := kernel.Load(spec, []string{"quarantine_in", "quarantine_out", "quarantine_again"}, share)
@@ -131,7 +113,7 @@ func OpenQuarantine(ctx context.Context, root *kernel.Root, ns *netns.Handle, de
 	if err := g.publish(l, ns, c, devices); err != nil {
 		return nil, err
 	}
-	if err := g.takeUp(); err != nil {
+	if err := g.takeOver(); err != nil {
 		return nil, err
 	}
 	return g, nil
@@ -146,9 +128,9 @@ func shareMaps(before *kernel.Opened, share map[string]*ebpf.Map) error {
 	return nil
 }
 
-// openTap makes the device of buffered packets, and tells the programs of it.
-func (g *Quarantine) openTap(ns *netns.Handle, spec *ebpf.CollectionSpec, log *slog.Logger) (err error) {
-	if g.buffer, err = makePark(ns); err != nil {
+// openBuffer makes the device of buffered packets, and tells the programs of it.
+func (g *Quarantine) openBuffer(ns *netns.Handle, spec *ebpf.CollectionSpec, log *slog.Logger) (err error) {
+	if g.buffer, err = makeBuffer(ns); err != nil {
 		log.Warn("packets cannot be buffered at this backend: each session that leaves it waits for the load balancer to hold its packets", "err", err)
 		return nil
 	}
@@ -165,7 +147,7 @@ func (g *Quarantine) openMaps(c *kernel.Collection) (err error) {
 	if g.strays, err = ringbuf.Open[bpf.QuarantineQuarantineKey](c.Maps["quarantine_strays"]); err != nil {
 		return err
 	}
-	all, err := g.entries()
+	all, err := g.Entries()
 	for _, e := range all {
 		err = errors.Join(err, g.putPair(quarantineKey(e.Flow)))
 	}
@@ -193,10 +175,10 @@ func (g *Quarantine) publish(l *kernel.WriteLock, ns *netns.Handle, c *kernel.Co
 	}
 	pins := kernel.Pins{Maps: map[string]*ebpf.Map{pinSessions: c.Maps["quarantine_sessions"], pinCounts: c.Maps["quarantine_counts"]}, Links: links}
 	// Until its predecessor has gone both stand there, with the same sessions: no packet slips through in between.
-	if err := quarantines.Publish(l, quarantineInstance(ns), instances.Form[[]string]{Spec: devices, Netns: ns, Pins: pins}); err != nil {
+	if err := Store.Publish(l, Instance(ns), instances.Form[[]string]{Spec: devices, Netns: ns, Pins: pins}); err != nil {
 		return err
 	}
-	_ = ns.Do(func() error { l.NoteFilters(quarantineInstance(ns), g.filters); return nil })
+	_ = ns.Do(func() error { l.NoteFilters(Instance(ns), g.filters); return nil })
 	kernel.Step("handoff:quarantine")
 	return nil
 }
@@ -240,7 +222,7 @@ func (g *Quarantine) attach(ns *netns.Handle, c *kernel.Collection, devices []st
 		if !hasTCX() {
 			return g.filter(g.buffer.Ifindex, false, c.Programs["quarantine_again"])
 		}
-		ln, err := kernel.TCX{Ifindex: g.buffer.Ifindex, Device: parkName}.Attach(c.Programs["quarantine_again"])
+		ln, err := kernel.TCX{Ifindex: g.buffer.Ifindex, Device: bufferName}.Attach(c.Programs["quarantine_again"])
 		if err != nil {
 			return err
 		}
@@ -270,68 +252,6 @@ func filterAt(ifindex int, egress bool) kernel.Clsact {
 	return kernel.Clsact{Ifindex: ifindex, Name: name, Egress: egress, Priority: 3} // others of weir's come before it
 }
 
-// RemoveQuarantine takes a namespace's quarantine away, and the spec of the caller's. That there is none is no error.
-func RemoveQuarantine(ctx context.Context, root *kernel.Root, ns *netns.Handle) error {
-	l, err := root.Lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer l.Unlock()
-	return errors.Join(removeQuarantine(l, ns), applied.Remove(l))
-}
-
-// removeQuarantines takes the quarantines of all namespaces away.
-func removeQuarantines(l *kernel.WriteLock) error {
-	all, err := quarantines.Keys(l.Root)
-	for _, inst := range all {
-		ns, e := l.OpenNetns(inst)
-		if errors.Is(e, netns.ErrGone) { // and its devices with it
-			e = quarantines.Remove(l, inst)
-		} else if e == nil {
-			if _, rerr := quarantines.Read(l.Root, inst); rerr != nil {
-				e = removeUnread(l, ns, inst)
-			} else {
-				e = removeQuarantine(l, ns)
-			}
-			ns.Close()
-		}
-		err = errors.Join(err, e)
-	}
-	return err
-}
-
-// removeUnread removes a quarantine whose devices cannot be read: its filters are found by their names, at any device.
-func removeUnread(l *kernel.WriteLock, ns *netns.Handle, inst kernel.Instance) error {
-	err := ns.Do(func() error {
-		all, err := net.Interfaces()
-		for _, i := range all {
-			err = errors.Join(err, filterAt(i.Index, false).Detach(false), filterAt(i.Index, true).Detach(false))
-		}
-		return err
-	})
-	return errors.Join(err, quarantines.Remove(l, inst))
-}
-
-func removeQuarantine(l *kernel.WriteLock, ns *netns.Handle) error {
-	rec, err := quarantines.Read(l.Root, quarantineInstance(ns))
-	if errors.Is(err, kernel.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	err = ns.Do(func() (err error) {
-		for _, name := range rec.Spec {
-			i, e := net.InterfaceByName(name)
-			if e != nil {
-				continue // gone, and its filters with it
-			}
-			err = errors.Join(err, filterAt(i.Index, false).Detach(true), filterAt(i.Index, true).Detach(true))
-		}
-		return err
-	})
-	return errors.Join(err, quarantines.Remove(l, quarantineInstance(ns)))
-}
-
 // Close closes our descriptors: the quarantine stands.
 func (g *Quarantine) Close() {
 	g.closing.Lock()
@@ -353,27 +273,16 @@ func (g *Quarantine) Close() {
 	}
 }
 
-// quarantineKey points to the key: package ebpf takes what a pointer leads to as it is, and reflects on a value, which takes as long as the
-// kernel does.
-func quarantineKey(f repair.Flow) *bpf.QuarantineQuarantineKey {
-	return &bpf.QuarantineQuarantineKey{Client: f.Remote.Addr().As16(), Service: f.Local.Addr().As16(), ClientPort: swap(f.Remote.Port()), ServicePort: swap(f.Local.Port())}
-}
+// Shut lets nothing reach a session's socket, and nothing leave it.
+func (g *Quarantine) Shut(f repair.Flow, e move.Epoch) error { return g.put(f, Shut, e) }
 
-// swap turns a port into network byte order, or back.
-func swap(port uint16) uint16 {
-	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, port))
-}
+// Quiet has the kernel answer for a session neither with a reset nor with an end, until its socket has spoken.
+func (g *Quarantine) Quiet(f repair.Flow, e move.Epoch) error { return g.put(f, Quiet, e) }
 
-// shut lets nothing reach a session's socket, and nothing leave it.
-func (g *Quarantine) shut(f repair.Flow, e move.Epoch) error { return g.put(f, shut, e) }
-
-// quiet has the kernel answer for a session neither with a reset nor with an end, until its socket has spoken.
-func (g *Quarantine) quiet(f repair.Flow, e move.Epoch) error { return g.put(f, quiet, e) }
-
-func (g *Quarantine) put(f repair.Flow, what uint32, e move.Epoch) error {
+func (g *Quarantine) put(f repair.Flow, what State, e move.Epoch) error {
 	g.changing.Lock()
 	defer g.changing.Unlock()
-	v := bpf.QuarantineQuarantineEntry{Since: kernel.Monotonic(), What: what, Epoch: uint32(e), Ifindex: uint32(g.device)}
+	v := bpf.QuarantineQuarantineEntry{Since: kernel.Monotonic(), What: uint32(what), Epoch: uint32(e), Ifindex: uint32(g.device)}
 	if err := g.putPair(quarantineKey(f)); err != nil {
 		return err
 	}
@@ -383,14 +292,14 @@ func (g *Quarantine) put(f repair.Flow, what uint32, e move.Epoch) error {
 	return nil
 }
 
-// open lets a session's packets pass, unless the quarantine has since been told of another move. After Close that is the next agent's to do.
-func (g *Quarantine) open(f repair.Flow, e move.Epoch) error {
+// Lift lets a session's packets pass, unless the quarantine has since been told of another move. After Close that is the next agent's to do.
+func (g *Quarantine) Lift(f repair.Flow, e move.Epoch) error {
 	g.closing.RLock()
 	defer g.closing.RUnlock()
 	if g.closed {
 		return nil
 	}
-	if now, ok, err := g.lookup(f); err != nil || !ok || now.Epoch != e {
+	if now, ok, err := g.Lookup(f); err != nil || !ok || now.Epoch != e {
 		return err
 	}
 	if err := g.sessions.Delete(quarantineKey(f)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -399,38 +308,8 @@ func (g *Quarantine) open(f repair.Flow, e move.Epoch) error {
 	return nil
 }
 
-func (g *Quarantine) lookup(f repair.Flow) (entry, bool, error) {
-	var v bpf.QuarantineQuarantineEntry
-	err := g.sessions.Lookup(quarantineKey(f), &v)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return entry{}, false, nil
-	} else if err != nil {
-		return entry{}, false, fmt.Errorf("the quarantine for %s: %w", f, err)
-	}
-	return entryOf(f, v), true, nil
-}
-
-// entries are all sessions that the quarantine knows.
-func (g *Quarantine) entries() (out []entry, err error) {
-	var k bpf.QuarantineQuarantineKey
-	var v bpf.QuarantineQuarantineEntry
-	it := g.sessions.Iterate()
-	for it.Next(&k, &v) {
-		out = append(out, entryOf(flowOfKey(k), v))
-	}
-	return out, it.Err()
-}
-
-func entryOf(f repair.Flow, v bpf.QuarantineQuarantineEntry) entry {
-	e := entry{Flow: f, What: v.What, Epoch: move.Epoch(v.Epoch), Since: v.Since}
-	if e.What == left {
-		e.To = move.Backend(v.Ifindex)
-	}
-	return e
-}
-
-// QuarantineCounts are packets that a quarantine has kept from going where they were going, since it stands.
-type QuarantineCounts struct {
+// Counts are packets that a quarantine has kept from going where they were going, since it stands.
+type Counts struct {
 	Returned uint64 `json:"returned"` // sent back to the load balancer, which holds them
 	Deaf     uint64 `json:"deaf"`     // of clients, dropped: too late to be sent back
 	Mute     uint64 `json:"mute"`     // to clients, dropped: resets and ends for want of a socket
@@ -439,8 +318,8 @@ type QuarantineCounts struct {
 	Strays   uint64 `json:"strays"`   // of sessions that have left, dropped
 }
 
-// readCounts reads them.
-func (g *Quarantine) readCounts() (c QuarantineCounts, err error) {
+// Counts reads them.
+func (g *Quarantine) Counts() (c Counts, err error) {
 	for i, n := range []*uint64{&c.Returned, &c.Deaf, &c.Mute, &c.Spoke, &c.Buffered, &c.Strays} {
 		var each []uint64
 		if err := g.counts.Lookup(uint32(i), &each); err != nil {

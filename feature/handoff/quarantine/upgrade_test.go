@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package backend
+package quarantine
 
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -23,28 +22,18 @@ import (
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
+// upgrader upgrades quarantines, as the feature of backends does.
+type upgrader struct{}
+
+// PlanUpgrade implements feature.Upgrader.
+func (upgrader) PlanUpgrade(_ context.Context, r *kernel.Root) (feature.Plan, error) {
+	return PlanUpgrade(r)
+}
+
 // playUpgrade upgrades, and dies at a step of it.
 func playUpgrade(args []string) error {
 	kerneltest.DieAt(args[1])
-	_, err := featuretest.Upgrade(context.Background(), kernel.OpenRoot(args[0]), Feature{})
-	return err
-}
-
-// playRemove applies a file without a backend, and dies at a step of it.
-func playRemove(args []string) error {
-	kerneltest.DieAtKind(args[1])
-	return planned(kernel.OpenRoot(args[0]), Config{})
-}
-
-// planned makes the backend of the caller's network namespace what c says.
-func planned(root *kernel.Root, c Config) error {
-	_, err := featuretest.ApplyPlan(context.Background(), root, Feature{}.Recover, func() (feature.Plan, error) {
-		have, err := Feature{}.State(context.Background(), root)
-		if err != nil {
-			return feature.Plan{}, err
-		}
-		return Feature{}.Plan(context.Background(), have, c)
-	})
+	_, err := featuretest.Upgrade(context.Background(), kernel.OpenRoot(args[0]), upgrader{})
 	return err
 }
 
@@ -66,7 +55,7 @@ func (r *raw) another() {
 	r.Helper()
 	l := r.lock()
 	defer l.Unlock()
-	o, err := l.Open(quarantineInstance(r.server))
+	o, err := l.Open(Instance(r.server))
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -84,7 +73,7 @@ func (r *raw) another() {
 // programs are those that run at the quarantine's devices.
 func (r *raw) programs() (out []uint32) {
 	r.Helper()
-	o, err := r.root().Open(quarantineInstance(r.server))
+	o, err := r.root().Open(Instance(r.server))
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -169,7 +158,7 @@ func TestUpgrade(t *testing.T) {
 			}
 			r := newRaw(t, tcx)
 			const port = 40000
-			if err := r.quarantine.shut(repair.Flow{Local: netip.AddrPortFrom(rawBackend, rawPort), Remote: netip.AddrPortFrom(rawClient, port)}, 1); err != nil {
+			if err := r.quarantine.Shut(repair.Flow{Local: netip.AddrPortFrom(rawBackend, rawPort), Remote: netip.AddrPortFrom(rawClient, port)}, 1); err != nil {
 				t.Fatal(err)
 			}
 			for step := 0; ; step++ {
@@ -200,10 +189,10 @@ func TestUpgrade(t *testing.T) {
 // upgrades finishes an upgrade.
 func (r *raw) upgrades(died string) {
 	r.Helper()
-	if _, err := featuretest.Upgrade(r.Context(), r.root(), Feature{}); err != nil {
+	if _, err := featuretest.Upgrade(r.Context(), r.root(), upgrader{}); err != nil {
 		r.Fatalf("after %s: %v", died, err)
 	}
-	if plan, err := (Feature{}).PlanUpgrade(r.Context(), r.root()); err != nil || len(plan.Steps) > 0 {
+	if plan, err := PlanUpgrade(r.root()); err != nil || len(plan.Steps) > 0 {
 		r.Fatalf("after %s: %v, %v; want nothing", died, plan.Steps, err)
 	}
 }
@@ -212,7 +201,7 @@ func (r *raw) upgrades(died string) {
 func TestUpgradeWithoutAgent(t *testing.T) {
 	r := newRaw(t, hasTCX())
 	const port = 40000
-	if err := r.quarantine.shut(repair.Flow{Local: netip.AddrPortFrom(rawBackend, rawPort), Remote: netip.AddrPortFrom(rawClient, port)}, 1); err != nil {
+	if err := r.quarantine.Shut(repair.Flow{Local: netip.AddrPortFrom(rawBackend, rawPort), Remote: netip.AddrPortFrom(rawClient, port)}, 1); err != nil {
 		t.Fatal(err)
 	}
 	r.quarantine.Close()
@@ -221,36 +210,5 @@ func TestUpgradeWithoutAgent(t *testing.T) {
 	r.send(packet6(rawBackend, segment(rawClient, rawBackend, port, rawPort), unix.IPPROTO_TCP))
 	if r.reset(port, 100*time.Millisecond) {
 		t.Error("the kernel says reset: the quarantine lets the session's packet pass")
-	}
-}
-
-// Killed at any step of its removal, a backend is removed by the next apply.
-func TestKilledRemoval(t *testing.T) {
-	r := newRaw(t, hasTCX())
-	between := false
-	for step := 0; ; step++ {
-		l := r.lock()
-		r.in(r.server, func() error { return applied.Publish(l, Config{Name: "test"}) })
-		l.Unlock()
-		r.quarantine.Close()
-		died := ""
-		r.in(r.server, func() error {
-			died = kerneltest.Killed(t, nstest.Child("remove", r.root().Path(), step))
-			return planned(r.root(), Config{})
-		})
-		between = between || died == "backend:removed"
-		if all, err := r.root().Instances(""); err != nil || len(all) > 0 {
-			t.Fatalf("killed at step %d, %s: left are %v, %v", step, died, all, err)
-		}
-		if died == "" {
-			break
-		}
-		var err error
-		if r.quarantine, err = OpenQuarantine(t.Context(), r.root(), r.server, []string{"w0"}, slog.New(slog.NewTextHandler(testWriter{t}, nil))); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if !between {
-		t.Error("it was never killed between the quarantine and the spec")
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package backend
+package quarantine
 
 import (
 	"bytes"
@@ -19,12 +19,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/weir-project/weir/feature/handoff/backend/bpf"
+	"github.com/weir-project/weir/feature/handoff/quarantine/bpf"
 	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
+
+func TestMain(m *testing.M) {
+	nstest.Play(map[string]nstest.Role{"upgrade": playUpgrade})
+	nstest.Main(m)
+}
 
 // raw is a client that sends frames of its own to a server with a quarantine, and hears resets.
 type raw struct {
@@ -77,14 +82,20 @@ func newRaw(t *testing.T, tcx bool) *raw {
 		t.Cleanup(func() { hasTCX = was })
 	}
 	root := kernel.OpenRoot(nstest.BPFFS + "/" + strings.ReplaceAll(t.Name(), "/", "-"))
-	quarantine, err := OpenQuarantine(t.Context(), root, r.server, []string{"w0"}, slog.New(slog.NewTextHandler(testWriter{t}, nil)))
+	quarantine, err := Open(t.Context(), root, r.server, []string{"w0"}, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.quarantine = quarantine
 	t.Cleanup(func() {
 		quarantine.Close()
-		if err := RemoveQuarantine(context.Background(), root, r.server); err != nil {
+		l, err := root.Lock(context.Background())
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer l.Unlock()
+		if err := Remove(l, r.server); err != nil {
 			t.Error(err)
 		}
 	})
@@ -317,7 +328,7 @@ func (r *raw) quarantineReadsExtensions() {
 			}
 		}
 		flow := repair.Flow{Local: netip.AddrPortFrom(to, rawPort), Remote: netip.AddrPortFrom(from, port)}
-		if err := r.quarantine.shut(flow, 1); err != nil {
+		if err := r.quarantine.Shut(flow, 1); err != nil {
 			r.Fatal(err)
 		}
 		before := r.stopped()
@@ -347,7 +358,7 @@ func (r *raw) quarantineReadsExtensions() {
 // stopped are the packets that the quarantine did not let pass.
 func (r *raw) stopped() uint64 {
 	r.Helper()
-	c, err := r.quarantine.readCounts()
+	c, err := r.quarantine.Counts()
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -358,12 +369,12 @@ func (r *raw) stopped() uint64 {
 func TestQuarantineKnowsEndsAgain(t *testing.T) {
 	r := newRaw(t, hasTCX())
 	flow := repair.Flow{Local: netip.AddrPortFrom(rawBackend, rawPort), Remote: netip.AddrPortFrom(rawClient, 4000)}
-	if err := r.quarantine.shut(flow, 1); err != nil {
+	if err := r.quarantine.Shut(flow, 1); err != nil {
 		t.Fatal(err)
 	}
 	r.quarantine.Close()
 	root := kernel.OpenRoot(nstest.BPFFS + "/" + t.Name())
-	again, err := OpenQuarantine(t.Context(), root, r.server, []string{"w0"}, slog.New(slog.NewTextHandler(testWriter{t}, nil)))
+	again, err := Open(t.Context(), root, r.server, []string{"w0"}, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

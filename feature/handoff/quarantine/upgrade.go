@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package backend
+package quarantine
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature"
-	"github.com/weir-project/weir/feature/handoff/backend/bpf"
+	"github.com/weir-project/weir/feature/handoff/quarantine/bpf"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
 )
@@ -20,12 +20,12 @@ import (
 // unpinned are the maps that the agent holds, by their names in the kernel.
 var unpinned = map[string]string{"quarantine_pair": "quarantine_pairs", "quarantine_stra": "quarantine_strays"}
 
-// PlanUpgrade implements feature.Upgrader.
-func (Feature) PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan, err error) {
-	all, unreadable, err := quarantines.All(r)
+// PlanUpgrade plans the exchange of programs of other weirs.
+func PlanUpgrade(r *kernel.Root) (plan feature.Plan, err error) {
+	all, unreadable, err := Store.All(r)
 	plan.Stays(unreadable)
 	for _, rec := range all {
-		if quarantines.Outdated(rec) {
+		if Store.Outdated(rec) {
 			plan.Add(feature.Step{Verb: "upgrade", Object: "quarantine of namespace " + rec.Scope, Detail: "programs of another weir",
 				Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", upgrade(l, rec.Instance) }})
 		}
@@ -36,7 +36,7 @@ func (Feature) PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan
 // upgrade puts this weir's programs in place of another's, over the same maps: the agent, if one runs, goes on. The meta changes
 // last: killed before, the next upgrade begins again, and meanwhile each packet meets one or the other program.
 func upgrade(l *kernel.WriteLock, inst kernel.Instance) error {
-	u, err := quarantines.Open(l, inst)
+	u, err := Store.Open(l, inst)
 	if err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func upgrade(l *kernel.WriteLock, inst kernel.Instance) error {
 	if err := u.Netns.Do(func() error { return exchange(l, u) }); err != nil {
 		return err
 	}
-	return quarantines.Upgrade(l, inst, func() error { return nil }, nil)
+	return Store.Upgrade(l, inst, func() error { return nil }, nil)
 }
 
 // exchange moves the links, or the filters where there are none. The caller is in the network namespace.
@@ -54,7 +54,7 @@ func exchange(l *kernel.WriteLock, u *instances.InUse[[]string]) error {
 		return err
 	}
 	buffer := 0
-	if i, err := net.InterfaceByName(parkName); err == nil { // else no agent runs: the next one makes it
+	if i, err := net.InterfaceByName(bufferName); err == nil { // else no agent runs: the next one makes it
 		buffer = i.Index
 	}
 	filters := filtersOf(u.Spec, buffer)

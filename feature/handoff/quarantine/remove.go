@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package quarantine
+
+import (
+	"errors"
+	"net"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// RemoveAll takes the quarantines of all namespaces away.
+func RemoveAll(l *kernel.WriteLock) error {
+	all, err := Store.Keys(l.Root)
+	for _, inst := range all {
+		ns, e := l.OpenNetns(inst)
+		if errors.Is(e, netns.ErrGone) { // and its devices with it
+			e = Store.Remove(l, inst)
+		} else if e == nil {
+			if _, rerr := Store.Read(l.Root, inst); rerr != nil {
+				e = removeUnread(l, ns, inst)
+			} else {
+				e = Remove(l, ns)
+			}
+			ns.Close()
+		}
+		err = errors.Join(err, e)
+	}
+	return err
+}
+
+// removeUnread removes a quarantine whose devices cannot be read: its filters are found by their names, at any device.
+func removeUnread(l *kernel.WriteLock, ns *netns.Handle, inst kernel.Instance) error {
+	err := ns.Do(func() error {
+		all, err := net.Interfaces()
+		for _, i := range all {
+			err = errors.Join(err, filterAt(i.Index, false).Detach(false), filterAt(i.Index, true).Detach(false))
+		}
+		return err
+	})
+	return errors.Join(err, Store.Remove(l, inst))
+}
+
+// Remove takes the quarantine of a namespace away. That there is none is no error.
+func Remove(l *kernel.WriteLock, ns *netns.Handle) error {
+	rec, err := Store.Read(l.Root, Instance(ns))
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	err = ns.Do(func() (err error) {
+		for _, name := range rec.Spec {
+			i, e := net.InterfaceByName(name)
+			if e != nil {
+				continue // gone, and its filters with it
+			}
+			err = errors.Join(err, filterAt(i.Index, false).Detach(true), filterAt(i.Index, true).Detach(true))
+		}
+		return err
+	})
+	return errors.Join(err, Store.Remove(l, Instance(ns)))
+}
