@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
 )
 
 // batch carries out the steps of one plan. It opens each engine once, and compares all maps with all services once, with the
@@ -320,4 +321,12 @@ func (b *batch) restoreAlone(ctx context.Context, l *kernel.WriteLock, f *former
 	again := *f
 	again.was = e.Services[f.name]
 	return returnSlots(e, ctx, &again, ns)
+}
+
+// admit is AdmitLocked in the batch: its engine stays open.
+func (b *batch) admit(ctx context.Context, l *kernel.WriteLock, s slots.Slot, member *service.Member, vet *engine.Vetting) (changed bool, err error) {
+	if e := b.of(s.Scope, s.Service); e != nil {
+		return e.Admit(ctx, e.Services[s.Service], s, member, vet)
+	}
+	return engine.AdmitLocked(ctx, l, s, member, vet)
 }

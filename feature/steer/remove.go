@@ -11,16 +11,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
-	"github.com/weir-project/weir/service"
 )
-
-// admit is AdmitLocked in the batch: its engine stays open.
-func (b *batch) admit(ctx context.Context, l *kernel.WriteLock, s slots.Slot, member *service.Member, vet *engine.Vetting) (changed bool, err error) {
-	if e := b.of(s.Scope, s.Service); e != nil {
-		return e.Admit(ctx, e.Services[s.Service], s, member, vet)
-	}
-	return engine.AdmitLocked(ctx, l, s, member, vet)
-}
 
 // Remove implements feature.Feature.
 func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
