@@ -16,6 +16,9 @@
 // A string, or a map of strings, tagged `path:"file"` names files. Decode makes
 // the names absolute: a relative one starts at the directory of the file that
 // Decode reads. An abstract socket (@name) stays as it is.
+//
+// A field tagged `former:"name"` had that key before; the error of a file that
+// still has it names the key of now.
 package strictyaml
 
 import (

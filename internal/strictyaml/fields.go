@@ -11,14 +11,15 @@ import (
 
 // fields is how a struct type maps to keys.
 type fields struct {
-	names  []string         // sorted
-	index  map[string][]int // by key, for reflect.Value.FieldByIndex
-	places [][]int          // the fields of type Pos
-	files  map[string]bool  // the keys whose values name files
+	names  []string          // sorted
+	index  map[string][]int  // by key, for reflect.Value.FieldByIndex
+	places [][]int           // the fields of type Pos
+	files  map[string]bool   // the keys whose values name files
+	former map[string]string // keys of before, and what they are called now
 }
 
 func fieldsOf(t reflect.Type) *fields {
-	fs := &fields{index: make(map[string][]int), files: make(map[string]bool)}
+	fs := &fields{index: make(map[string][]int), files: make(map[string]bool), former: make(map[string]string)}
 	fs.add(t, nil)
 	slices.Sort(fs.names)
 	return fs
@@ -56,5 +57,8 @@ func (fs *fields) add(t reflect.Type, at []int) {
 		fs.index[name] = index
 		fs.names = append(fs.names, name)
 		fs.files[name] = f.Tag.Get("path") == "file"
+		if was := f.Tag.Get("former"); was != "" {
+			fs.former[was] = name
+		}
 	}
 }

@@ -472,7 +472,7 @@ func TestErrorsAtKeys(t *testing.T) {
 
 // extended is a mapping with keys beside its fields.
 type extended struct {
-	Name  string         `yaml:"name"`
+	Name  string         `yaml:"name" former:"title"`
 	Parts map[string]any `yaml:"-"`
 }
 
@@ -508,6 +508,7 @@ func TestExtended(t *testing.T) {
 		"limit: {max: 3}\n":   `f:1:1: unknown key "limit"; did you mean "limits"?`,
 		"limits: {max: x}\n":  `f:1:15: limits.max: want a whole number, got "x"`,
 		"x: 1\n":              `f:1:1: unknown key "x"; known here: files, limits, name`,
+		"title: a\n":          `f:1:1: unknown key "title"; it is "name" now`,
 	} {
 		if err := strictyaml.Decode("f", []byte(text), &extended{}); err == nil || err.Error() != want {
 			t.Errorf("%q: %v, want %s", text, err, want)

@@ -158,6 +158,10 @@ func (d *Decoder) absolute(v reflect.Value) {
 }
 
 func (d *Decoder) unknown(key *yaml.Node, fs *fields) {
+	if now := fs.former[key.Value]; now != "" {
+		d.failf(key, "", "unknown key %q; it is %q now", key.Value, now)
+		return
+	}
 	if near := suggest.Nearest(key.Value, fs.names); near != "" {
 		d.failf(key, near, "unknown key %q", key.Value)
 		return

@@ -24,13 +24,13 @@ type Config struct {
 	Listen         string        `yaml:"listen"`    // host:port that other backends' agents connect to
 	Advertise      string        `yaml:"advertise"` // what they are told of it; absent: listen
 	TLS            peer.Files    `yaml:"tls"`
-	LB             LBConfig      `yaml:"lb"`
+	LB             LBConfig      `yaml:"lb" former:"front"`
 	Devices        []string      `yaml:"devices"`
 	Services       []string      `yaml:"services"` // absent: all of the load balancer
 	Keeper         string        `yaml:"keeper" path:"file"`
-	Buffer         bool          `yaml:"buffer"` // packets of a session that leaves wait here, not at the load balancer
-	Timeout        time.Duration `yaml:"timeout"`
-	MaxQueues      int           `yaml:"max_queues"` // bytes of a session's queues
+	Buffer         bool          `yaml:"buffer" former:"park"` // packets of a session that leaves wait here, not at the load balancer
+	Timeout        time.Duration `yaml:"timeout" former:"patience"`
+	MaxQueues      int           `yaml:"max_queues" former:"limit"` // bytes of a session's queues
 }
 
 // LBConfig is where the load balancer's agent is.

@@ -27,14 +27,14 @@ type Config struct {
 	TunnelMTU      int                      `yaml:"tunnel_mtu"`
 	Register       bool                     `yaml:"register"`
 	Services       map[string]ServiceConfig `yaml:"services"`
-	Backends       map[string]BackendConfig `yaml:"backends"`
+	Backends       map[string]BackendConfig `yaml:"backends" former:"hosts"`
 	Partner        Partner                  `yaml:"partner"`
-	BufferTimeout  time.Duration            `yaml:"buffer_timeout"`
-	MoveTimeout    time.Duration            `yaml:"move_timeout"`
-	EndedTimeout   time.Duration            `yaml:"ended_timeout"`
-	IdleTimeout    time.Duration            `yaml:"idle_timeout"`
-	AgentTimeout   time.Duration            `yaml:"agent_timeout"`
-	StartupTimeout time.Duration            `yaml:"startup_timeout"`
+	BufferTimeout  time.Duration            `yaml:"buffer_timeout" former:"hold"`
+	MoveTimeout    time.Duration            `yaml:"move_timeout" former:"lapse"`
+	EndedTimeout   time.Duration            `yaml:"ended_timeout" former:"ended"`
+	IdleTimeout    time.Duration            `yaml:"idle_timeout" former:"idle"`
+	AgentTimeout   time.Duration            `yaml:"agent_timeout" former:"down"`
+	StartupTimeout time.Duration            `yaml:"startup_timeout" former:"settle"`
 }
 
 // ServiceConfig is a service in the file.

@@ -22,7 +22,7 @@ import (
 type Files struct {
 	Certificate string `yaml:"certificate" path:"file"`
 	Key         string `yaml:"key" path:"file"`
-	CA          string `yaml:"ca" path:"file"`
+	CA          string `yaml:"ca" path:"file" former:"signers"`
 }
 
 // reloadEvery is how often an agent looks whether its files have changed.
