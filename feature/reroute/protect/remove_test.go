@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel/kerneltest"
@@ -186,6 +187,10 @@ func TestFRR(t *testing.T) {
 		t.Cleanup(func() { _ = c.Process.Kill(); _ = c.Wait() })
 	}
 	start(zebra, "hostname r1\n")
+	nstest.Until(t, "zebra listens", func() bool { // else staticd asks again 10 s later
+		_, err := os.Stat(filepath.Join(dir, "zserv"))
+		return err == nil
+	})
 	start(staticd, "ipv6 route fd00:d::/64 fd00:12::2\n")
 	vtysh := func(command string) {
 		w.until("vtysh: "+command, func() bool {
@@ -221,7 +226,7 @@ func TestFRR(t *testing.T) {
 	vtysh("ipv6 route fd00:d::/64 fd00:13::3") // around, by FRR's own will
 	w.until("FRR's change counts", func() bool {
 		n := w.state("core").Counts.Packets
-		return p.arrives(100, patience) && w.state("core").Counts.Packets == n
+		return p.arrives(100, time.Second) && w.state("core").Counts.Packets == n
 	})
 	with := w.ip(w.r1, "-6 route")
 	w.remove()
