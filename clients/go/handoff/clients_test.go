@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -30,16 +31,43 @@ func needTools(t testing.TB, tools ...string) {
 	}
 }
 
-// compileTalk makes the C server of clients/c.
-func compileTalk(t testing.TB) string {
+// compiled compiles C, once for all tests, and is the program.
+func compiled(args ...string) func() ([]byte, error) {
+	return sync.OnceValues(func() ([]byte, error) {
+		dir, err := os.MkdirTemp("", "weir-compiled")
+		if err != nil {
+			return nil, err
+		}
+		defer os.RemoveAll(dir)
+		out := filepath.Join(dir, "program")
+		if b, err := exec.Command("gcc", append([]string{"-std=gnu99", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o", out}, args...)...).CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("%w\n%s", err, b)
+		}
+		return os.ReadFile(out)
+	})
+}
+
+// program is a compiled program in a directory of the test.
+func program(t testing.TB, name string, compile func() ([]byte, error)) (path string) {
+	t.Helper()
+	b, err := compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+var compileTalk = compiled(clients + "c/talk.c")
+
+// talker is the C server of clients/c.
+func talker(t testing.TB) string {
 	t.Helper()
 	needTools(t, "gcc")
-	out := filepath.Join(t.TempDir(), "talk")
-	c := exec.Command("gcc", "-std=gnu99", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o", out, clients+"c/talk.c")
-	if b, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, b)
-	}
-	return out
+	return program(t, "talk", compileTalk)
 }
 
 // The header compiles without a warning, as C and as C++, with gcc and clang.
@@ -80,7 +108,7 @@ func languages(t testing.TB) map[string][]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return map[string][]string{"c": {compileTalk(t)}, "python": {"python3", script}}
+	return map[string][]string{"c": {talker(t)}, "python": {"python3", script}}
 }
 
 // Servers in C and Python survive SIGKILL and hot restarts as those in Go do.

@@ -26,15 +26,13 @@ type probe struct {
 	t testing.TB
 }
 
+var compileProbe = compiled("-I", clients+"c", "testdata/probe.c")
+
 // probes are the commands of both; they want KEEPER NAME PORT.
 func probes(t testing.TB) map[string][]string {
 	t.Helper()
 	needTools(t, "gcc", "python3")
-	out := filepath.Join(t.TempDir(), "probe")
-	c := exec.Command("gcc", "-std=gnu99", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I", clients+"c", "-o", out, "testdata/probe.c")
-	if b, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, b)
-	}
+	out := program(t, "probe", compileProbe)
 	python, err := filepath.Abs(clients + "python")
 	if err != nil {
 		t.Fatal(err)
