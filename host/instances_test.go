@@ -125,14 +125,17 @@ func everyInstanceWorld(t *testing.T) (w world, c, other *Config) {
 // planned and changed.
 func TestUnreadableInstance(t *testing.T) {
 	w, c, other := everyInstanceWorld(t)
-	for _, who := range everyInstance {
+	for i, who := range everyInstance {
 		for how, spoil := range spoilt {
+			if testing.Short() && how != "newer ABI" && i%3 != 0 {
+				continue
+			}
 			t.Run(who+", "+how, func(t *testing.T) {
 				w := w
 				w.t = t
 				defer spoil(w, who)()
 				w.staysUnread(c, who)
-				if how == "newer ABI" {
+				if how == "newer ABI" && !(testing.Short() && i%3 != 1) {
 					w.changesBeside(c, other, who)
 				}
 			})
