@@ -68,7 +68,7 @@ func runBalance(ctx context.Context, e *lab.Env, r *lab.Result) error {
 		return err
 	}
 	for _, h := range w.servers {
-		if err := errors.Join(h.startKeeper(), h.startAgent()); err != nil {
+		if err := h.startBackend(); err != nil {
 			return err
 		}
 	}
@@ -308,8 +308,7 @@ func (b *balance) run(ctx context.Context, s setting, seed uint64, long time.Dur
 // connection asks for one thing after the other.
 func (b *balance) connection(from uint16, a arrival) (took []time.Duration, err error) {
 	local := netip.AddrPortFrom(netip.MustParseAddr("10.1.0.2"), from)
-	var ok any
-	if err := b.lb.ask(fmt.Sprintf("learn %s %d", local, a.host), &ok); err != nil {
+	if err := b.override(context.Background(), local, b.servers[a.host-1]); err != nil {
 		return nil, err
 	}
 	var c net.Conn

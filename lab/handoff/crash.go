@@ -97,7 +97,7 @@ func crashWorld(e *lab.Env, r *lab.Result, name string, park bool, all func(*cra
 	if err != nil {
 		return nil, 0, err
 	}
-	w.hold, w.lapse, w.park = 500*time.Millisecond, time.Second, park
+	w.stepped, w.hold, w.lapse, w.park = true, 500*time.Millisecond, time.Second, park
 	w.servers[1].weight = 0 // every session begins at the first
 	if err := w.start(); err != nil {
 		return nil, 0, err
@@ -123,7 +123,7 @@ func (x *crashes) parked(ctx context.Context) error {
 	for side, steps := range [][]string{backend.Steps.Leaving, backend.Steps.Arriving} {
 		h := x.servers[side]
 		for _, step := range steps {
-			all = append(all, victim{step: step, what: "agent, packets parked", agent: func() *process { return h.agent }, again: h.startAgent})
+			all = append(all, victim{step: step, what: "agent, packets parked", agent: func() *process { return h.agent }, again: h.stepAgent})
 		}
 	}
 	for _, step := range lb.Steps {
@@ -183,17 +183,17 @@ const away = 1500 * time.Millisecond
 // socket is stopped then, or there twice.
 func (x *crashes) victims(side int, step string) []victim {
 	h, other := x.servers[side], x.servers[1-side]
-	short := victim{step: step, what: "agent", agent: func() *process { return h.agent }, again: h.startAgent}
+	short := victim{step: step, what: "agent", agent: func() *process { return h.agent }, again: h.stepAgent}
 	long, both, whole := short, short, short
 	long.what, long.away = "agent, for long", away
 	both.what, both.away = "both servers' agents", away
 	both.before = func() error { return other.agent.kill() }
 	both.again = func() error {
 		// The session is looked after while there is no way to the other server.
-		return errors.Join(h.startAgent(), within(patience, "the agent to have nothing under way", func() (bool, error) {
+		return errors.Join(h.stepAgent(), within(patience, "the agent to have nothing under way", func() (bool, error) {
 			s, err := h.status()
 			return err == nil && s.Sending == 0, err
-		}), other.startAgent())
+		}), other.stepAgent())
 	}
 	whole.what, whole.whole, whole.with, whole.again = "whole server", true, []*process{h.keeper, h.member}, h.startAgain
 	switch {
@@ -282,7 +282,7 @@ func (h *host) startAgain() error {
 	if err := h.startKeeper(); err != nil {
 		return err
 	}
-	if err := h.startAgent(); err != nil {
+	if err := h.stepAgent(); err != nil {
 		return err
 	}
 	return h.startMember()
@@ -361,8 +361,8 @@ func (x *crashes) owned(c *client) (n int) {
 // leaked counts what is left when every client has gone: flows at the load balancer, entries of quarantines, sessions at keepers, sockets.
 func (x *crashes) leaked() (n int, err error) {
 	look := func() (int, error) {
-		var flows []flow
-		if err := x.lb.ask("flows", &flows); err != nil {
+		flows, err := x.flows()
+		if err != nil {
 			return 0, err
 		}
 		n := len(flows)

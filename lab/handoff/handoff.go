@@ -110,7 +110,7 @@ func (p plan) run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if err != nil {
 		return err
 	}
-	e.Watch.Log("%d servers behind a load balancer, each with a keeper, an agent and a member", p.hosts)
+	e.Watch.Log("%d servers behind a load balancer, each with weir serve and a member", p.hosts)
 	if err := w.start(); err != nil {
 		return err
 	}
@@ -273,8 +273,8 @@ func (m *migration) run(ctx context.Context) error {
 		}
 		m.clients = append(m.clients, c)
 	}
-	var flows []flow
-	if err := m.lb.ask("flows", &flows); err != nil {
+	flows, err := m.flows()
+	if err != nil {
 		return err
 	}
 	for _, c := range m.clients {

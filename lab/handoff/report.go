@@ -42,7 +42,11 @@ func (m *migration) report(r *lab.Result) error {
 		if err != nil {
 			return err
 		}
-		transfers, stops = append(transfers, s.Transfers...), append(stops, s.Stops...)
+		took, stopped, err := h.times()
+		if err != nil {
+			return err
+		}
+		transfers, stops = append(transfers, took...), append(stops, stopped...)
 		returned, deaf, parked, sent = returned+s.Quarantine.Returned, deaf+s.Quarantine.Deaf, parked+s.Quarantine.Buffered, sent+s.Bytes
 		for what, n := range s.Rejected {
 			r.Note("%s: %s refused %d times", h.name(), what, n)

@@ -11,24 +11,16 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/clients/go/handoff"
-	"github.com/weir-project/weir/feature/handoff/backend"
-	"github.com/weir-project/weir/feature/handoff/lb"
-	"github.com/weir-project/weir/feature/handoff/move"
-	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/internal/awake"
-	"github.com/weir-project/weir/kernel"
 )
 
 // Processes of the experiments are the lab's own binary, in a role. What they are told comes as JSON in an argument and in
@@ -70,9 +62,6 @@ func hear(f func(words []string) error) error {
 	}
 	return in.Err()
 }
-
-// certificates are files of an agent.
-type certificates struct{ Cert, Key, CA string }
 
 // memberRole is a process that serves sessions.
 type memberRole struct {
@@ -195,191 +184,4 @@ func scramble(b []byte, at uint64) {
 	for i := range b {
 		b[i] ^= byte((at + uint64(i)) * 0x9e3779b97f4a7c15 >> 56)
 	}
-}
-
-// agentRole is a server's agent.
-type agentRole struct {
-	Certificates certificates
-	Options      backend.Options // without what JSON cannot carry
-	Root         string
-	Listen       string
-}
-
-// playAgent answers "status" with a line of JSON. "kill PID … at STEP" has it kill these and itself at the next such step.
-func playAgent(arg string) error {
-	var o agentRole
-	if err := json.Unmarshal([]byte(arg), &o); err != nil {
-		return err
-	}
-	config, err := peer.Files{Certificate: o.Certificates.Cert, Key: o.Certificates.Key, CA: o.Certificates.CA}.Load()
-	if err != nil {
-		return err
-	}
-	o.Options.TLS, o.Options.Root, o.Options.Log = config, kernel.OpenRoot(o.Root), slog.New(slog.NewTextHandler(os.Stderr, nil))
-	var d death
-	o.Options.Step = d.at
-	a, err := backend.New(context.Background(), o.Options)
-	if err != nil {
-		return err
-	}
-	l, err := net.Listen("tcp", o.Listen)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- a.Run(ctx, l) }()
-	say("ready")
-	err = hear(func(words []string) error {
-		if words[0] == "kill" {
-			return d.plan(words[1:])
-		}
-		s, err := a.Status()
-		if err != nil {
-			return err
-		}
-		b, err := json.Marshal(agentStatus{s, s.Transfer.All, s.Stopped.All})
-		say("%s", b)
-		return err
-	})
-	cancel()
-	return errors.Join(err, <-ended)
-}
-
-// agentStatus is what an agent has done, with the times of its latest moves.
-type agentStatus struct {
-	backend.Status
-	Transfers, Stops []time.Duration
-}
-
-// death is a step at which this process is killed, and others with it. The lab is told first.
-type death struct {
-	mu   sync.Mutex
-	step string
-	with []int
-}
-
-// plan takes "PID … at STEP".
-func (d *death) plan(words []string) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.with = nil
-	for i, w := range words {
-		if w == "at" {
-			d.step = strings.Join(words[i+1:], " ")
-			say("dead at %s", d.step)
-			return nil
-		}
-		pid, err := strconv.Atoi(w)
-		if err != nil {
-			return err
-		}
-		d.with = append(d.with, pid)
-	}
-	return fmt.Errorf("told to die at no step: %q", words)
-}
-
-func (d *death) at(step string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if step != d.step {
-		return
-	}
-	say("dies")
-	for _, pid := range d.with {
-		_ = unix.Kill(pid, unix.SIGKILL)
-	}
-	_ = unix.Kill(os.Getpid(), unix.SIGKILL)
-	select {} // it is a moment until the signal comes
-}
-
-// lbRole is a load balancer.
-type lbRole struct {
-	Certificates         certificates
-	Devices              []string
-	Service              lb.Service
-	Backends             []lb.Backend
-	Listen               string
-	BufferTimeout, Lapse time.Duration
-	Root                 string
-}
-
-// playLB answers "status" with the counts of the data path and "flows" with the flows, a line of JSON each. "learn CLIENT HOST"
-// has a client's flow go to a host.
-func playLB(arg string) error {
-	var o lbRole
-	if err := json.Unmarshal([]byte(arg), &o); err != nil {
-		return err
-	}
-	config, err := peer.Files{Certificate: o.Certificates.Cert, Key: o.Certificates.Key, CA: o.Certificates.CA}.Load()
-	if err != nil {
-		return err
-	}
-	f, err := lb.Open(context.Background(), kernel.OpenRoot(o.Root), "lb", lb.Options{Devices: o.Devices})
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := errors.Join(f.SetService(o.Service), f.SetBackends(o.Backends)); err != nil {
-		return err
-	}
-	var d death
-	a, err := lb.NewAgent(f, lb.AgentOptions{Name: "lb", TLS: config, Backends: o.Backends, EndedTimeout: 200 * time.Millisecond, BufferTimeout: o.BufferTimeout, MoveTimeout: o.Lapse, Step: d.at,
-		Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
-	if err != nil {
-		return err
-	}
-	l, err := net.Listen("tcp", o.Listen)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- a.Serve(ctx, l) }()
-	say("ready")
-	err = hear(func(words []string) error {
-		var v any
-		var err error
-		switch words[0] {
-		case "kill":
-			return d.plan(words[1:])
-		case "flows":
-			v, err = flowsOf(f)
-		case "learn": // CLIENT HOST
-			var client netip.AddrPort
-			var host int
-			if client, err = netip.ParseAddrPort(words[1]); err == nil {
-				host, err = strconv.Atoi(words[2])
-			}
-			if err == nil {
-				err = f.Learn(lb.Key{Client: client, Service: o.Service.ID}, move.Backend(host), 0)
-			}
-		default:
-			v, err = f.Counts()
-		}
-		if err != nil {
-			return err
-		}
-		b, err := json.Marshal(v)
-		say("%s", b)
-		return err
-	})
-	cancel()
-	return errors.Join(err, <-ended)
-}
-
-// flow is one of the load balancer's.
-type flow struct {
-	Client    netip.AddrPort
-	Owner     uint16
-	Buffering bool
-	Moving    bool
-}
-
-func flowsOf(f *lb.DataPath) (out []flow, err error) {
-	err = f.Flows(func(k lb.Key, fl lb.Flow) bool {
-		out = append(out, flow{k.Client, uint16(fl.Owner), fl.Buffering || fl.Buffered, fl.To != 0})
-		return true
-	})
-	return out, err
 }

@@ -5,25 +5,17 @@ package handofflab
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
-	"github.com/weir-project/weir/feature/handoff/backend"
-	"github.com/weir-project/weir/feature/handoff/lb"
-	"github.com/weir-project/weir/feature/handoff/move"
-	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/rig"
 	"github.com/weir-project/weir/lab/topo"
 )
 
@@ -42,18 +34,20 @@ type site struct {
 	name string
 }
 
-// world is a client, a load balancer and servers behind it. Each server has the service's address, a keeper (weir handoff keep),
-// an agent and a member, all processes of their own.
+// world is a client, a load balancer and servers behind it. Each is a network namespace with a weir serve of its own, by a weir.yaml as the
+// machine would have it: lb at the load balancer, the session keeper and the backend at a server. Each server has the service's address, and
+// a member.
 type world struct {
-	env     *lab.Env
-	certs   *peertest.Authority
-	weir    string
-	client  site
-	middle  site
-	servers []*host
-	lb      *process
-	buffer  int // bytes, of members' sockets; 0: as the kernel sizes them
-	state   int // bytes of a session that keepers keep; 0: as many as they do
+	env      *lab.Env
+	certs    rig.Certificates
+	balancer string // the load balancer's name
+	client   site
+	middle   site
+	servers  []*host
+	lb       *process
+	stepped  bool // agents are processes of the lab, which die at named steps
+	buffer   int  // bytes, of members' sockets; 0: as the kernel sizes them
+	state    int  // bytes of a session that keepers keep; 0: as many as they do
 	// hold and lapse are the load balancer's; 0: as it has them.
 	hold, lapse time.Duration
 	park        bool // packets of a session that moves wait at the server that it leaves, not at the load balancer
@@ -81,25 +75,16 @@ func (h *host) name() string    { return fmt.Sprint("s", h.number) }
 func (h *host) address() string { return fmt.Sprintf("10.2.%d.2", h.number) }
 func (h *host) socket() string  { return filepath.Join(h.dir, "keeper") }
 
-// certDir lets the authority of the tests work for the lab.
-type certDir struct{ dir string }
-
-func (certDir) Helper()           {}
-func (certDir) Fatal(a ...any)    { panic(fmt.Sprint(a...)) } // the directory is the run's own
-func (c certDir) TempDir() string { return c.dir }
-
 // newWorld wires the namespaces; nothing runs yet.
 func newWorld(e *lab.Env, name string, servers int) (*world, error) {
-	weir, err := e.Weir()
+	certs, err := rig.NewCertificates(e, name+"-certificates")
 	if err != nil {
 		return nil, err
 	}
-	w := &world{env: e, weir: weir, buffer: 64 << 10}
-	dir := filepath.Join(e.Dir, name+"-certificates")
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	if err := os.Mkdir(e.Root, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, err
 	}
-	w.certs = peertest.NewAuthority(certDir{dir})
+	w := &world{env: e, certs: certs, balancer: name + "-lb", buffer: 64 << 10}
 	for _, s := range []struct {
 		site *site
 		name string
@@ -121,6 +106,9 @@ func newWorld(e *lab.Env, name string, servers int) (*world, error) {
 	}
 	return w, nil
 }
+
+// pins is the root of a machine's pins: each has its own, as machines do. Everybody looks for damage in all of a root's.
+func (w *world) pins(at site) string { return filepath.Join(w.env.Root, at.name) }
 
 // wire connects everybody.
 func (w *world) wire() error {
@@ -172,7 +160,7 @@ func (w *world) start() error {
 		return err
 	}
 	for _, h := range w.servers {
-		if err := errors.Join(h.startKeeper(), h.startAgent(), h.startMember()); err != nil {
+		if err := errors.Join(h.startBackend(), h.startMember()); err != nil {
 			return err
 		}
 	}
@@ -181,9 +169,12 @@ func (w *world) start() error {
 
 func (w *world) connected() error {
 	return within(patience, "the agents to connect", func() (bool, error) {
+		if ready, err := w.placed(); !ready || err != nil {
+			return false, err
+		}
 		for _, h := range w.servers {
 			s, err := h.status()
-			if err != nil || !s.LB || !s.Keeper {
+			if err != nil || !s.LB || !s.Keeper || len(s.Peers) < len(w.servers)-1 {
 				return false, err
 			}
 			for _, there := range s.Peers {
@@ -206,75 +197,6 @@ func within(d time.Duration, what string, f func() (bool, error)) error {
 			return errors.Join(fmt.Errorf("waited %s in vain for %s", d, what), err)
 		}
 	}
-}
-
-func (w *world) certificates(name string) certificates {
-	c, k, s := w.certs.Files(name)
-	return certificates{c, k, s}
-}
-
-func (w *world) startLB() (err error) {
-	o := lbRole{Certificates: w.certificates("lb"), BufferTimeout: w.hold, Lapse: w.lapse, Root: w.env.Root, Devices: []string{"client"}, Listen: fmt.Sprintf(":%d", lbPort),
-		Service: lb.Service{ID: 0, Listen: serviceAt, Proto: unix.IPPROTO_TCP}}
-	for _, h := range w.servers {
-		o.Devices = append(o.Devices, h.name())
-		at := lb.Backend{Number: move.Backend(h.number), Name: h.name(), Weight: h.weight}
-		if at.Interface, _, err = linkOf(w.middle, h.name()); err != nil {
-			return err
-		}
-		if _, at.MAC, err = linkOf(h.site, "up"); err != nil {
-			return err
-		}
-		o.Backends = append(o.Backends, at)
-	}
-	w.lb, err = w.play(w.middle, "lb", o, nil)
-	return err
-}
-
-func linkOf(at site, name string) (index int, mac net.HardwareAddr, err error) {
-	err = at.Do(func() error {
-		l, err := netlink.LinkByName(name)
-		if err == nil {
-			index, mac = l.Attrs().Index, l.Attrs().HardwareAddr
-		}
-		return err
-	})
-	return index, mac, err
-}
-
-func (h *host) startKeeper() (err error) {
-	p := &process{errs: &tail{}}
-	args := []string{"handoff", "keep", "--keeper", h.socket()}
-	if h.w.state > 0 {
-		args = append(args, "--max-state", strconv.Itoa(h.w.state))
-	}
-	p.Process, err = h.w.env.Start(lab.Command{Namespace: h.site.name, Path: h.w.weir, Output: p.errs, Args: args})
-	if err != nil {
-		return err
-	}
-	h.keeper = p
-	return within(patience, "the keeper", func() (bool, error) {
-		c, err := net.Dial("unixpacket", h.socket())
-		if err == nil {
-			c.Close()
-		}
-		return err == nil, err
-	})
-}
-
-func (h *host) startAgent() (err error) {
-	w := h.w
-	o := agentRole{Certificates: w.certificates(h.name()), Root: filepath.Join(w.env.Root), Listen: fmt.Sprintf("%s:%d", h.address(), agentPort),
-		Options: backend.Options{Name: h.name(), Number: move.Backend(h.number), Keeper: h.socket(), Devices: []string{"up"}, Buffer: w.park,
-			LB:       backend.Remote{Name: "lb", Address: fmt.Sprintf("10.2.%d.1:%d", h.number, lbPort)},
-			Services: []backend.Service{{Name: service, Listen: serviceAt}}}}
-	for _, p := range w.servers {
-		if p != h {
-			o.Options.Peers = append(o.Options.Peers, backend.Remote{Name: p.name(), Number: move.Backend(p.number), Address: fmt.Sprintf("%s:%d", p.address(), agentPort)})
-		}
-	}
-	h.agent, err = w.play(h.site, "agent", o, nil)
-	return err
 }
 
 func (h *host) startMember() (err error) {
@@ -317,10 +239,6 @@ func (h *host) complaints() []string {
 // each other tell their keepers a moment later.
 func (h *host) early(since int) bool {
 	return slices.ContainsFunc(h.complaints()[since:], func(s string) bool { return strings.Contains(s, "is ready besides") })
-}
-
-func (h *host) status() (s agentStatus, err error) {
-	return s, h.agent.ask("status", &s)
 }
 
 // stop ends the processes: what comes next has the machine to itself.

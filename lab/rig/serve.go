@@ -3,6 +3,7 @@
 package rig
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -16,6 +17,7 @@ import (
 type Serve struct {
 	Namespace string    // its name
 	Name      string    // of the file, and of its log where Output is nil
+	Root      string    // of its pins; empty: the run's
 	Only      string    // features, like backend,keeper
 	Text      string    // of the file
 	Flags     []string  // of weir serve
@@ -41,7 +43,7 @@ func (s Serve) Start(e *lab.Env) (*lab.Process, error) {
 		defer log.Close()
 		out = log
 	}
-	args := append([]string{"--root", e.Root, "serve", "-f", file, "--only", s.Only}, s.Flags...)
+	args := append([]string{"--root", cmp.Or(s.Root, e.Root), "serve", "-f", file, "--only", s.Only}, s.Flags...)
 	return e.Start(lab.Command{Namespace: s.Namespace, Path: weir, Args: args, Output: out})
 }
 

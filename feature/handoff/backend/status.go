@@ -59,18 +59,18 @@ type Status struct {
 
 // Times are a distribution: its ends of the latest moves, count and sum of all.
 type Times struct {
-	Count uint64          `json:"count"`
-	Sum   time.Duration   `json:"sum_ns"`
-	P50   time.Duration   `json:"p50_ns"`
-	P99   time.Duration   `json:"p99_ns"`
-	Max   time.Duration   `json:"max_ns"`
-	All   []time.Duration `json:"-"` // the latest, sorted
+	Count uint64        `json:"count"`
+	Sum   time.Duration `json:"sum_ns"`
+	P50   time.Duration `json:"p50_ns"`
+	P99   time.Duration `json:"p99_ns"`
+	Max   time.Duration `json:"max_ns"`
 }
 
 func timesOf(latest []time.Duration, sum time.Duration, count uint64) Times {
-	t := Times{Count: count, Sum: sum, All: slices.Sorted(slices.Values(latest))}
-	if n := len(t.All); n > 0 {
-		t.P50, t.P99, t.Max = t.All[n/2], t.All[n*99/100], t.All[n-1]
+	t := Times{Count: count, Sum: sum}
+	sorted := slices.Sorted(slices.Values(latest))
+	if n := len(sorted); n > 0 {
+		t.P50, t.P99, t.Max = sorted[n/2], sorted[n*99/100], sorted[n-1]
 	}
 	return t
 }
