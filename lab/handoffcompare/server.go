@@ -5,7 +5,6 @@ package handoffcompare
 import (
 	"encoding/binary"
 	"errors"
-	"net"
 	"net/netip"
 	"time"
 
@@ -29,7 +28,6 @@ const (
 
 // server answers in a namespace. Its sockets block, and each has its thread: what is measured is the way, not the poller.
 type server struct {
-	mac    net.HardwareAddr
 	number byte
 	fd     int
 }
@@ -37,11 +35,6 @@ type server struct {
 func startServer(e *lab.Env, ns *netns.Handle, number byte) (*server, error) {
 	s := &server{number: number}
 	err := ns.Do(func() (err error) {
-		dev, err := net.InterfaceByName("w0") // towards the load balancer
-		if err != nil {
-			return err
-		}
-		s.mac = dev.HardwareAddr
 		if s.fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
 		}

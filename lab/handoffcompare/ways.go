@@ -6,17 +6,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
+	"os"
+	"slices"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/lb"
-	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/peers"
+	"github.com/weir-project/weir/lab/rig"
 )
 
 // The ways to the servers, as metrics name them.
@@ -63,37 +65,102 @@ func (w *world) ways(ctx context.Context, n int) ([]way, func() error, error) {
 	return ways, stop, nil
 }
 
-func (w *world) startWeir(_ context.Context, n int) (func() error, error) {
-	var f *lb.DataPath
-	err := w.lbs[withWeir].Do(func() (err error) {
-		devices := []string{"c0"}
-		var hosts []lb.Backend
-		for i, s := range w.servers[:n] {
-			dev, err := net.InterfaceByName(towards(i))
-			if err != nil {
-				return err
-			}
-			devices = append(devices, towards(i))
-			hosts = append(hosts, lb.Backend{Number: move.Backend(i + 1), Name: fmt.Sprint("server", i), Interface: dev.Index, MAC: s.mac, Weight: 1})
-		}
-		if f, err = lb.New(lb.Options{Devices: devices}); err != nil {
-			return err
-		}
-		return errors.Join(f.SetBackends(hosts),
-			f.SetService(lb.Service{Listen: netip.AddrPortFrom(serviceAddr, servicePort), Proto: unix.IPPROTO_TCP}))
-	})
+// startWeir has weir serve run a load balancer of these servers, which have no agents.
+func (w *world) startWeir(ctx context.Context, n int) (func() error, error) {
+	devices, backends := "c0", ""
+	for i := range n {
+		devices += ", " + towards(i)
+		backends += fmt.Sprintf("    server%d: {number: %d, address: %s}\n", i, i+1, serverAddr(withWeir, i))
+	}
+	proc, err := rig.Serve{Namespace: w.names[withWeir], Name: fmt.Sprint("lb-", n), Only: "lb", Text: fmt.Sprintf(`
+lb:
+  name: %s
+  devices: [%s]
+  listen: 0.0.0.0:7946
+  tls: %s
+  startup_timeout: 10ms
+  services:
+    compare: {number: 0, listen: [tcp %s:%d]}
+  backends:
+%s`, balancer, devices, w.tls, serviceAddr, servicePort, backends)}.Start(w.env)
 	if err != nil {
-		if f != nil {
-			f.Close()
-		}
 		return nil, err
 	}
-	return func() error {
-		defer f.Close()
-		c, err := f.Counts()
-		w.dropped += c.Mute + c.NoBackend + c.NoReset + c.UnknownSource + c.Full
+	before, err := w.served(ctx, proc, n)
+	stop := func() error {
+		after, cerr := w.drops()
+		w.dropped += after - before
+		err := proc.Signal(syscall.SIGTERM)
+		<-proc.Done()
+		return errors.Join(cerr, err, w.removeLB(ctx))
+	}
+	if err != nil {
+		return nil, errors.Join(err, stop())
+	}
+	return stop, nil
+}
+
+// served waits until the load balancer leads to all servers, and says how many packets it has let nobody have by then.
+func (w *world) served(ctx context.Context, proc *lab.Process, n int) (dropped uint64, err error) {
+	root := kernel.OpenRoot(w.env.Root)
+	answered := map[byte]bool{}
+	for end := time.Now().Add(patience); len(answered) < n; time.Sleep(5 * time.Millisecond) {
+		all, err := lb.Statuses(ctx, root)
+		if len(all) == 1 && all[0].Agent && !all[0].Starting && !slices.ContainsFunc(all[0].Backends, func(b lb.BackendStatus) bool { return !b.Up || b.Where == "" }) {
+			var server byte
+			if server, err = w.askOne(); err == nil {
+				answered[server] = true
+			}
+		}
+		if time.Now().After(end) || ctx.Err() != nil || !proc.Running() {
+			return 0, errors.Join(fmt.Errorf("the load balancer leads to %d of %d servers", len(answered), n), err, ctx.Err(), proc.Err())
+		}
+	}
+	return w.drops()
+}
+
+// askOne is the number of the server that a new connection leads to.
+func (w *world) askOne() (server byte, err error) {
+	fd, err := w.dial(netip.AddrPortFrom(serviceAddr, servicePort))
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	b := make([]byte, message)
+	err = writeAll(fd, append([]byte{kindPing}, b...))
+	if err == nil {
+		err = readAll(fd, b)
+	}
+	return b[0], err
+}
+
+// drops are packets that the load balancer has let nobody have, from its pins.
+func (w *world) drops() (uint64, error) {
+	f, err := lb.View(kernel.OpenRoot(w.env.Root), kernel.Instance{Scope: kernel.ScopeOf(w.lbs[withWeir]), Feature: "handoff", Name: "lb-" + balancer})
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	c, err := f.Counts()
+	return c.Mute + c.NoBackend + c.NoReset + c.UnknownSource + c.Full, err
+}
+
+// removeLB ends the load balancer.
+func (w *world) removeLB(ctx context.Context) error {
+	weir, err := w.env.Weir()
+	if err != nil {
 		return err
-	}, nil
+	}
+	p, err := w.env.Start(lab.Command{Namespace: w.names[withWeir], Path: weir, Args: []string{"--root", w.env.Root, "lb", "remove", balancer}, Output: os.Stderr})
+	if err != nil {
+		return err
+	}
+	select {
+	case <-p.Done():
+		return p.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // startHAProxy has HAProxy take connections at the plain namespace's own address, and make others to the servers, in turn.

@@ -9,10 +9,14 @@ import (
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/rig"
 	"github.com/weir-project/weir/lab/topo"
 )
 
 const servicePort = 9000
+
+// balancer is the name of the load balancer.
+const balancer = "compare"
 
 // serviceAddr is on every server.
 var serviceAddr = netip.MustParseAddr("10.55.0.1")
@@ -26,6 +30,7 @@ type world struct {
 	lbs     [2]*netns.Handle
 	names   [2]string // of their namespaces
 	servers []*server
+	tls     string // of the load balancer's agent, to which nobody connects
 	dropped uint64 // packets that the load balancer has let nobody have
 }
 
@@ -47,8 +52,11 @@ func serverAddr(which, i int) netip.Addr {
 func towards(i int) string { return fmt.Sprint("s", i) }
 
 func newWorld(e *lab.Env, servers int) (*world, error) {
-	w := &world{env: e}
-	var err error
+	certs, err := rig.NewCertificates(e, "certificates")
+	if err != nil {
+		return nil, err
+	}
+	w := &world{env: e, tls: certs.TLS(balancer)}
 	if w.client, _, err = e.Namespace("client"); err != nil {
 		return nil, err
 	}
