@@ -61,7 +61,7 @@ func BindingsOf(maps map[string]*ebpf.Map, name string) (BindingMaps, error) {
 	return m, err
 }
 
-// SizeBindings makes room for so many bindings, at most MostBindings, before the maps are made, wherever their prefixes
+// SizeBindings makes room for so many bindings, at most MaxBindings, before the maps are made, wherever their prefixes
 // lie, but for millions of IPv6 hosts in as many networks. Replace needs room for the old bindings and the new.
 func SizeBindings(spec *ebpf.CollectionSpec, name string, bindings int) error {
 	if bindings < 1 || bindings > MaxBindings {
@@ -115,7 +115,7 @@ func OpenBindings(maps BindingMaps) (*Bindings, error) {
 // OpenBindingsReader opens bindings for reading. Of maps that are open for reading alone it is a copy: the bindings as
 // they were at the call.
 func OpenBindingsReader(maps BindingMaps) (*Bindings, error) {
-	for range mostCopies {
+	for range maxCopies {
 		b, again, err := openReader(maps)
 		if err != nil || !again {
 			return b, err

@@ -131,7 +131,7 @@ func (b *Bindings) add(id uint32, x Binding) (added bool, err error) {
 		atomic.StoreUint32(&s.More, s.More+1)
 	case s.First == 0:
 		atomic.StoreUint64(&s.First, e)
-	case others < mostInline:
+	case others < maxInline:
 		run, err := b.m.writeRun(append(b.m.run(s.More), e))
 		if err != nil {
 			return false, err
@@ -163,7 +163,7 @@ func (b *Bindings) hash(id uint32, entries []uint64) error {
 
 func (b *Bindings) manyError(err error) error {
 	if errors.Is(err, errMapFull) {
-		return fmt.Errorf("%w: %d bindings of prefixes with more than %d take all room for such", ErrFull, b.m.Hashed, mostInline+1)
+		return fmt.Errorf("%w: %d bindings of prefixes with more than %d take all room for such", ErrFull, b.m.Hashed, maxInline+1)
 	}
 	return err
 }

@@ -106,7 +106,7 @@ func (b *Bindings) build(all []Binding, used []uint8) ([]Entry, error) {
 		}
 		above.enter(p, id)
 		used[id] = 1
-		if others := of[1:]; len(others) > mostInline {
+		if others := of[1:]; len(others) > maxInline {
 			err = b.hash(id, others)
 			s.More = hashed | uint32(len(others))
 		} else if s.More, err = b.m.writeRun(others); s.More != 0 {
@@ -149,7 +149,7 @@ func (e *enclosing) enter(p netip.Prefix, id uint32) {
 // reclaim frees what lies between the memory in use.
 func (m *sets) reclaim(used []uint8) {
 	atomic.AddUint32(&m.Reused, 1)
-	m.Free, m.InLimbo, m.retired = [mostRun + 1]uint32{}, 0, m.retired[:0]
+	m.Free, m.InLimbo, m.retired = [maxRun + 1]uint32{}, 0, m.retired[:0]
 	end := uint32(firstUnit)
 	for unit := end; unit < m.Next; unit++ {
 		if used[unit] == 0 {

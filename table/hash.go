@@ -14,10 +14,10 @@ import (
 // switches readers over, and the old slots are cleared after a grace period.
 
 const (
-	fewestSlots = 1 << 10
-	mostSlots   = 1 << slotBits
-	// mostKeys keeps displacements easy to find; keys beyond it go the long way, through the root.
-	mostKeys = mostSlots * 5 / 6
+	minSlots = 1 << 10
+	maxSlots = 1 << slotBits
+	// maxKeys keeps displacements easy to find; keys beyond it go the long way, through the root.
+	maxKeys = maxSlots * 5 / 6
 )
 
 // buckets are the keys of each bucket, which only a change that moves one needs: they are gathered when one does.
@@ -30,15 +30,15 @@ func hash(key uint32) products {
 	return products{uint64(key) * 0x9E3779B97F4A7C15, uint64(key) * 0xBF58476D1CE4E5B9}
 }
 
-const leastStep = 0x10001 // TABLE_STEP
+const minStep = 0x10001 // TABLE_STEP
 
-// mostBucket is the largest bucket for which a displacement is sought.
-const mostBucket = 64
+// maxBucket is the largest bucket for which a displacement is sought.
+const maxBucket = 64
 
 func (t *index) bucketOf(h products) uint32 { return share(uint32(h.one>>32), t.Buckets) }
 
 func (t *index) place(h products, displacement uint16) uint32 {
-	return share(uint32(h.two>>32)+uint32(displacement)*(uint32(h.one)|leastStep), t.Slots)
+	return share(uint32(h.two>>32)+uint32(displacement)*(uint32(h.one)|minStep), t.Slots)
 }
 
 func (t *index) bucket(key uint32) uint32 { return t.bucketOf(hash(key)) }
@@ -53,7 +53,7 @@ func (t *index) slotOf(key uint32) uint32 { return t.slot(key, t.Displacement[t.
 // shape sizes an empty hash for so many keys: five sixths full, with two keys a bucket. What is looked up at random is
 // to fit the caches; where buckets are larger or slots fewer, the last buckets find no place.
 func (t *index) shape(keys int) {
-	slots := min(max(fewestSlots, keys*6/5), mostSlots)
+	slots := min(max(minSlots, keys*6/5), maxSlots)
 	t.Slots, t.Buckets = uint32(slots), uint32(min(slots*5/12, 1<<bucketBits))
 	clear(t.Slot[:])
 	clear(t.Displacement[:])
@@ -209,9 +209,9 @@ func (t *index) settleGroups(groups []group, homeless func(i int)) {
 		members[first[b]+filled[b]] = uint32(i)
 		filled[b]++
 	}
-	for size := min(largest, mostBucket+1); size > 0; size-- {
+	for size := min(largest, maxBucket+1); size > 0; size-- {
 		for b := range t.Buckets {
-			if min(filled[b], mostBucket+1) == size {
+			if min(filled[b], maxBucket+1) == size {
 				t.settleBucket(groups, members[first[b]:first[b+1]], hashes, b, homeless)
 			}
 		}
@@ -220,8 +220,8 @@ func (t *index) settleGroups(groups []group, homeless func(i int)) {
 
 // settleBucket finds a displacement for the groups of one bucket.
 func (t *index) settleBucket(groups []group, members []uint32, hashes []products, b uint32, homeless func(i int)) {
-	var to [mostBucket]uint32
-	if len(members) > mostBucket {
+	var to [maxBucket]uint32
+	if len(members) > maxBucket {
 		for _, i := range members {
 			homeless(int(i))
 		}
@@ -252,7 +252,7 @@ next:
 func (m *memory) grow() bool {
 	from := m.active6()
 	old, t := m.index[from], m.index[1-from]
-	if old.Slots >= mostSlots {
+	if old.Slots >= maxSlots {
 		return false
 	}
 	m.grace() // nobody reads any more what the other index was before

@@ -98,7 +98,7 @@ func (m *memory) enter(key, e uint32) bool {
 	if !t.room(m.Groups) && m.grow() {
 		t = m.index[m.active6()]
 	}
-	if m.Groups >= mostKeys {
+	if m.Groups >= maxKeys {
 		return false
 	}
 	if !m.place(t, key, e) {
@@ -252,7 +252,7 @@ func (m *memory) fill6(which int, ps []prefix) (count uint32, err error) {
 		count--
 	}
 	count = uint32(len(groups))
-	for len(groups) > mostKeys {
+	for len(groups) > maxKeys {
 		homeless(len(groups) - 1)
 		groups = groups[:len(groups)-1]
 	}

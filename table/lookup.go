@@ -23,11 +23,11 @@ func (m *memory) lookup(a netip.Addr) uint32 {
 	return m.descend(atomic.LoadUint32(&t.Root6[p.hi>>(64-root6Bits)]), &p)
 }
 
-// mostDeep is how deep pages lie at most: each looks at one bit more at least.
-const mostDeep = 128 - root6Bits + 1
+// maxDepth is how deep pages lie at most: each looks at one bit more at least.
+const maxDepth = 128 - root6Bits + 1
 
 func (m *memory) descend(entry uint32, p *prefix) uint32 {
-	for range mostDeep { // no page leads back; but one whose memory is in use again may lead anywhere
+	for range maxDepth { // no page leads back; but one whose memory is in use again may lead anywhere
 		if !isPage(entry) {
 			break
 		}

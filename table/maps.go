@@ -188,8 +188,8 @@ func mapArray(m *ebpf.Map, write bool) (b []byte, mapped bool, err error) {
 	return b, false, nil
 }
 
-// mostCopies bounds how often a reader that has no mapping copies a table that is changed meanwhile.
-const mostCopies = 20
+// maxCopies bounds how often a reader that has no mapping copies a table that is changed meanwhile.
+const maxCopies = 20
 
 // wordOf reads a number at a place of an array's first value.
 func wordOf(m *ebpf.Map, at uintptr) (uint32, error) {

@@ -14,8 +14,8 @@ import (
 
 const maxUnits = 22
 
-// mostVacated bounds what each removal of a key has to look through.
-const mostVacated = 256
+// maxVacated bounds what each removal of a key has to look through.
+const maxVacated = 256
 
 // at returns the address of a page's memory.
 func (m *memory) at(number uint32) unsafe.Pointer { return unsafe.Pointer(&m.pages[physical(number)]) }
@@ -133,7 +133,7 @@ func (m *memory) retire(number uint32) {
 
 // settle sends what the change that was just published retired to limbo.
 func (m *memory) settle() {
-	if int(m.InLimbo)+len(m.retired) > limboPages || len(m.vacated) > mostVacated {
+	if int(m.InLimbo)+len(m.retired) > limboPages || len(m.vacated) > maxVacated {
 		m.grace()
 		for _, number := range m.retired {
 			m.giveBack(number)

@@ -17,13 +17,13 @@ import (
 
 // The layout of sets is that of bpf/bindings.h, which says what each part is for.
 const (
-	unitBytes  = 16
-	mostInline = 15
-	hashed     = 1 << 31
-	sharedSet  = 1 << 30
-	mostRun    = (mostInline + 1) / 2 // units of a run
-	firstUnit  = 4096                 // what lies before is setsHead
-	setsMagic  = 0x77627331           // "wbs1": of this layout
+	unitBytes = 16
+	maxInline = 15
+	hashed    = 1 << 31
+	sharedSet = 1 << 30
+	maxRun    = (maxInline + 1) / 2 // units of a run
+	firstUnit = 4096                // what lies before is setsHead
+	setsMagic = 0x77627331          // "wbs1": of this layout
 
 	unitsOfSegment = segmentBytes / unitBytes
 )
@@ -56,7 +56,7 @@ type setsHead struct {
 	Sets     uint32
 	Hashed   uint32
 	InLimbo  uint32
-	Free     [mostRun + 1]uint32
+	Free     [maxRun + 1]uint32
 	Limbo    [8192]uint32 // unit, and in the upper bits how many less one
 }
 
@@ -213,7 +213,7 @@ func (m *sets) alloc(units uint32) (uint32, error) {
 
 // reuse takes memory from the lists: of the size, or what is left of a larger one.
 func (m *sets) reuse(units uint32) uint32 {
-	for size := units; size <= mostRun; size++ {
+	for size := units; size <= maxRun; size++ {
 		unit := m.Free[size]
 		if unit == 0 {
 			continue
@@ -228,7 +228,7 @@ func (m *sets) reuse(units uint32) uint32 {
 // leave adds memory to the lists.
 func (m *sets) leave(unit, units uint32) {
 	for units > 0 {
-		n := min(units, mostRun)
+		n := min(units, maxRun)
 		*(*uint32)(m.at(unit)) = m.Free[n]
 		m.Free[n] = unit
 		unit, units = unit+n, units-n

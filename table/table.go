@@ -56,7 +56,7 @@ func Open(maps Maps) (*Table, error) {
 // OpenReader opens a table for reading, which the maps' rights may allow to those who may not write. Of maps that are
 // open for reading alone it is a copy, the table as it was at the call.
 func OpenReader(maps Maps) (*Table, error) {
-	for range mostCopies {
+	for range maxCopies {
 		m, err := mapMemory(maps, false)
 		if err != nil {
 			return nil, err

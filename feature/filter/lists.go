@@ -94,7 +94,7 @@ func (l *list) place() {
 		l.Prefixes = l.entries
 	} else {
 		// Twice what prefixes of the Internet's table take: others are scattered more.
-		l.Segments = min(2+l.Entries/50_000, mostSegments)
+		l.Segments = min(2+l.Entries/50_000, maxSegments)
 	}
 }
 
@@ -134,8 +134,8 @@ func forSocket(lists []List) (map[string]*list, error) {
 	return out, nil
 }
 
-// mostSegments is the size of the largest table. Tests make it less.
-var mostSegments = 32
+// maxSegments is the size of the largest table. Tests make it less.
+var maxSegments = 32
 
 var errZone = errors.New("zones are not supported")
 
@@ -207,8 +207,8 @@ func (l *list) fillOne(m table.Maps, shard int) error {
 // grow gives a list's table all the room that there is, and then the list twice the tables; false if it had all that.
 func (l *list) grow() bool {
 	switch {
-	case l.Segments < mostSegments:
-		l.Segments = mostSegments
+	case l.Segments < maxSegments:
+		l.Segments = maxSegments
 	case l.Shards.Tables < compile.MaxShards && l.entries != nil:
 		l.Shards = l.spread(max(2, 2*l.Shards.Tables))
 	default:
@@ -237,7 +237,7 @@ func (l *list) spread(tables int) compile.Shards {
 		}
 		for _, bits := range family.choice {
 			*family.bits = bits
-			if most := l.most(out, family.is); least == 0 || most < least-least/8 {
+			if most := l.fullest(out, family.is); least == 0 || most < least-least/8 {
 				least, best = most, bits
 			}
 		}
@@ -246,8 +246,8 @@ func (l *list) spread(tables int) compile.Shards {
 	return out
 }
 
-// most is how many prefixes of a family the fullest table has.
-func (l *list) most(s compile.Shards, is func(netip.Addr) bool) int {
+// fullest is how many prefixes of a family the fullest table has.
+func (l *list) fullest(s compile.Shards, is func(netip.Addr) bool) int {
 	in, all := make([]int, s.Tables), 0
 	for _, p := range l.entries {
 		if !is(p.Addr()) {

@@ -164,7 +164,7 @@ func TestListGrows(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if l.Segments != mostSegments {
+	if l.Segments != maxSegments {
 		t.Errorf("%d segments", l.Segments)
 	}
 }
@@ -173,9 +173,9 @@ func TestListGrows(t *testing.T) {
 // change, and without the file.
 func TestListSpreads(t *testing.T) {
 	nstest.NeedRoot(t)
-	was := mostSegments
-	mostSegments = 1
-	t.Cleanup(func() { mostSegments = was })
+	was := maxSegments
+	maxSegments = 1
+	t.Cleanup(func() { maxSegments = was })
 	var b strings.Builder
 	r := rand.New(rand.NewPCG(7, 7))
 	for range 20000 { // more than 1 MiB of tables
@@ -243,7 +243,7 @@ func TestSpread(t *testing.T) {
 			l.entries = append(l.entries, netip.PrefixFrom(netip.AddrFrom16([16]byte{0x30, byte(i) << 4}), 20))
 		}
 		s := l.spread(4)
-		if most := max(l.most(s, netip.Addr.Is4), l.most(s, netip.Addr.Is6)); most > 5600 {
+		if most := max(l.fullest(s, netip.Addr.Is4), l.fullest(s, netip.Addr.Is6)); most > 5600 {
 			t.Errorf("%s: %+v: %d prefixes in one of 4 tables", name, s, most)
 		}
 		for _, p := range l.entries {

@@ -343,8 +343,8 @@ func differences(have, want *published) []string {
 	return append(out, ruleDifferences(a.Rules, b.Rules)...)
 }
 
-// mostNamed is how many rules a plan names; of more it gives the number.
-const mostNamed = 5
+// maxNamed is how many rules a plan names; of more it gives the number.
+const maxNamed = 5
 
 func ruleDifferences(have, want []Rule) []string {
 	was := map[string]Rule{}
@@ -373,7 +373,7 @@ func ruleDifferences(have, want []Rule) []string {
 		rules []string
 	}{{"added", added}, {"changed", changed}, {"removed", removed}} {
 		switch {
-		case len(c.rules) > mostNamed:
+		case len(c.rules) > maxNamed:
 			out = append(out, fmt.Sprintf("%d rules %s", len(c.rules), c.what))
 		case len(c.rules) > 0:
 			out = append(out, fmt.Sprintf("%s %s", c.what, strings.Join(c.rules, ", ")))

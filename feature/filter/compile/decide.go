@@ -119,7 +119,7 @@ func (g *gen) behindLacking(i int, starts []code.Label) func(bits uint32) code.L
 	steps := g.p.plan.steps
 	return func(bits uint32) code.Label {
 		next := i + 1
-		for next < len(steps) && next < i+mostLeftOut && g.p.required[steps[next].rule]&bits == bits {
+		for next < len(steps) && next < i+maxOmitted && g.p.required[steps[next].rule]&bits == bits {
 			next++
 		}
 		if next == i+1 {
@@ -129,8 +129,8 @@ func (g *gen) behindLacking(i int, starts []code.Label) func(bits uint32) code.L
 	}
 }
 
-// mostLeftOut is how many rules are left out by one jump.
-const mostLeftOut = 256
+// maxOmitted is how many rules are left out by one jump.
+const maxOmitted = 256
 
 // required are the bits that are clear where a rule matches. Of one that measures rates, which may count what it does not
 // match, none is known.
@@ -166,7 +166,7 @@ func (g *gen) testRule(i int, decided code.Label) {
 		g.rule = r.of
 	}
 	g.node(r.Match.Root, t, f)
-	if g.pending += pending(g.Ins[start:]); g.pending > mostPending {
+	if g.pending += pending(g.Ins[start:]); g.pending > maxPending {
 		g.fail(fmt.Errorf("%w: rule %d is one too many of those that are tested in turn, which are about 4,000 at most: "+
 			"rules that only compare the same fields by == are looked up, however many; else use sets, lists, or several filters", ErrTooLarge, i+1))
 	}
@@ -190,9 +190,9 @@ func (g *gen) testRule(i int, decided code.Label) {
 	g.Bind(f)
 }
 
-// mostPending is how many branches the verifier keeps for later at once: BPF_COMPLEXITY_LIMIT_JMP_SEQ is 8,192, and the
+// maxPending is how many branches the verifier keeps for later at once: BPF_COMPLEXITY_LIMIT_JMP_SEQ is 8,192, and the
 // packet's dissection and a rule's own branches take some.
-const mostPending = 8000
+const maxPending = 8000
 
 // pending is how many branches of a rule the verifier has yet to follow when it goes on to the next rule: those on the way
 // to the first jump that leaves.

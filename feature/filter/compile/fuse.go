@@ -139,8 +139,8 @@ type addend struct {
 	parts []addend
 }
 
-// mostAdded is how many spans a term of a sum has.
-const mostAdded = 3
+// maxAdded is how many spans a term of a sum has.
+const maxAdded = 3
 
 // addend returns nil for what is no term of a sum, also where the field is not known to be there.
 func (g *gen) addend(term expr.Node) *addend {
@@ -190,7 +190,7 @@ func (g *gen) addend(term expr.Node) *addend {
 	case expr.Uint, expr.Bool:
 		a.spans = spans(op, vs, a.x.Bits())
 	}
-	if !a.true && (len(a.spans) == 0 || len(a.spans) > mostAdded) {
+	if !a.true && (len(a.spans) == 0 || len(a.spans) > maxAdded) {
 		return nil
 	}
 	return a

@@ -26,7 +26,7 @@ type gen struct {
 	rule    *expr.Expr
 	fails   code.Label                   // where the rule does not match
 	lacking func(bits uint32) code.Label // where to go instead if that is for lack of what one of the bits stands for, 0: nowhere else
-	pending int                          // branches, see mostPending
+	pending int                          // branches, see maxPending
 	err     error
 	// scratchOff is where the scratch is, from the frame pointer.
 	scratchOff int16
@@ -48,7 +48,7 @@ func (g *gen) fail(err error) {
 // xorWord is where parities are kept, a bit for each xor within another.
 const (
 	xorWord = stackSaved + 4
-	mostXor = 31
+	maxXor  = 31
 )
 
 // node generates code that goes to t where n is true, and to f where it is not.
@@ -87,8 +87,8 @@ func (g *gen) node(n expr.Node, t, f code.Label) {
 
 // xor keeps the parity in memory: to double the code for each would have it grow without bounds.
 func (g *gen) xor(n *expr.Xor, t, f code.Label) {
-	if g.xors == mostXor {
-		g.fail(fmt.Errorf("%w: more than %d xor within each other", ErrTooLarge, mostXor))
+	if g.xors == maxXor {
+		g.fail(fmt.Errorf("%w: more than %d xor within each other", ErrTooLarge, maxXor))
 		return
 	}
 	bit := int32(1) << g.xors

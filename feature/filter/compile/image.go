@@ -83,21 +83,21 @@ const (
 	stackSaved = stackBase - 8     // a register
 	stackImage = stackSaved - 8 - imgSize
 
-	leastScratch  = 8  // headers, a byte of payload
-	mostScratched = 88 // literals, keys
+	leastScratch = 8  // headers, a byte of payload
+	maxScratched = 88 // literals, keys
 )
 
 // scratchSize is how large the scratch is: what loads write that the image has no place for.
 func scratchSize(rules []Rule, p *plan, h Hook) int16 {
 	if len(p.groups) > 0 {
-		return mostScratched
+		return maxScratched
 	}
 	size := int16(leastScratch)
 	for _, r := range rules {
 		expr.Walk(r.Match.Root, func(n expr.Node) {
 			switch n.(type) {
 			case *expr.Contains, *expr.Matches, *expr.Rate:
-				size = mostScratched
+				size = maxScratched
 			}
 			if h != XDP { // which compares bytes where they are
 				size = max(size, int16(roundUp(min(longest(n), atOnce), 8)))

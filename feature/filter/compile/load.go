@@ -23,8 +23,8 @@ const (
 
 const headerFromNet = 1 // BPF_HDR_START_NET
 
-// mostOffset is the farthest that XDP reads: the verifier wants it below 64 KiB.
-const mostOffset = 0xfe00
+// maxOffset is the farthest that XDP reads: the verifier wants it below 64 KiB.
+const maxOffset = 0xfe00
 
 // stack is the address of a place of the frame in a register.
 func stack(r asm.Register, off int32) []asm.Instruction {
@@ -193,7 +193,7 @@ func (g *gen) atStart() bool {
 // what a mask comes from for another number, so here is one that changes nothing.
 func (g *gen) inReach(fail code.Label) {
 	g.Op(asm.And.Imm(asm.R2, -1))
-	g.Jump(asm.JGT.Imm(asm.R2, mostOffset, ""), fail)
+	g.Jump(asm.JGT.Imm(asm.R2, maxOffset, ""), fail)
 }
 
 // cast is direct where the verifier knows of no packet's memory.

@@ -28,8 +28,8 @@ func (g *gen) matches(n *expr.Matches, t, f code.Label) { g.scan(n.X, n.Pattern.
 // How many scans a program may have. Where the verifier walks each byte, a scan takes 20,000 to 70,000 of its million steps;
 // with may_goto some hundred.
 const (
-	mostScans  = 256
-	mostWalked = 8
+	maxScans  = 256
+	maxWalked = 8
 )
 
 // Where a scan keeps what a load overwrites: offsets from R8.
@@ -52,12 +52,12 @@ func (g *gen) scan(x expr.Operand, p *syntax.Prog, t, f code.Label) {
 		g.GoTo(t)
 		return
 	}
-	most := mostScans
+	most := maxScans
 	if !g.o.Kernel.MayGoto {
-		most = mostWalked
+		most = maxWalked
 	}
 	if g.p.patterns == most {
-		g.fail(fmt.Errorf("%w: more than %d of contains and matches in one program (%d before Linux 6.9)", ErrTooLarge, most, mostWalked))
+		g.fail(fmt.Errorf("%w: more than %d of contains and matches in one program (%d before Linux 6.9)", ErrTooLarge, most, maxWalked))
 		return
 	}
 	g.p.patterns++

@@ -19,7 +19,7 @@ import (
 // of many they would cost more: 0.4 ns a rule.
 const (
 	leastMerged = 4
-	mostMerged  = 16
+	maxMerged   = 16
 )
 
 // unknown are nodes that are true where the bytes of a header from one on are unknown.
@@ -42,7 +42,7 @@ func unknownNode(id expr.ID, name string, bit uint32) expr.Node {
 // mergedRules are the rules for all packets, nil where packets with unreadable transport headers have a copy.
 func (g *gen) mergedRules() []Rule {
 	n := len(g.p.rules)
-	if n < leastMerged || n > mostMerged || len(g.p.plan.groups) > 0 || g.o.AbsentUnreadable || g.need&(anyL4|anyExtension) == 0 {
+	if n < leastMerged || n > maxMerged || len(g.p.plan.groups) > 0 || g.o.AbsentUnreadable || g.need&(anyL4|anyExtension) == 0 {
 		return nil
 	}
 	out := make([]Rule, n)

@@ -32,10 +32,10 @@ type step struct {
 }
 
 const (
-	leastGroup  = 8  // rules: fewer are tested in turn as fast as they are looked up
-	mostGroups  = 16 // that decide
-	mostCounts  = 8  // groups that count
-	mostKeySize = 64
+	leastGroup     = 8  // rules: fewer are tested in turn as fast as they are looked up
+	maxGroups      = 16 // that decide
+	maxCountGroups = 8  // groups that count
+	maxKeySize     = 64
 )
 
 // part is a field of a group's key.
@@ -169,7 +169,7 @@ func newPlan(rules []Rule, prefix string) *plan {
 	var all []*group
 	for i, r := range rules {
 		t := tupleOf(r)
-		if t == nil || len(t.key()) > mostKeySize {
+		if t == nil || len(t.key()) > maxKeySize {
 			continue
 		}
 		tuples[i] = t
@@ -186,7 +186,7 @@ func newPlan(rules []Rule, prefix string) *plan {
 	slices.SortStableFunc(all, func(a, b *group) int { return cmp.Compare(len(b.rules), len(a.rules)) })
 	slots := 0
 	for _, g := range all {
-		if len(g.rules) < leastGroup || !g.counts && len(p.groups)-slots == mostGroups || g.counts && slots == mostCounts {
+		if len(g.rules) < leastGroup || !g.counts && len(p.groups)-slots == maxGroups || g.counts && slots == maxCountGroups {
 			continue
 		}
 		for _, i := range g.rules {

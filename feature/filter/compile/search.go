@@ -15,10 +15,10 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// mostSpans is how many spans of numbers or addresses are compared in the code itself. A jump over more is too far.
-const mostSpans = 8192
+// maxSpans is how many spans of numbers or addresses are compared in the code itself. A jump over more is too far.
+const maxSpans = 8192
 
-var errSpans = fmt.Errorf("%w: a set has more than %d members: keep it in a list", ErrTooLarge, mostSpans)
+var errSpans = fmt.Errorf("%w: a set has more than %d members: keep it in a list", ErrTooLarge, maxSpans)
 
 // merge sorts spans and joins those that touch.
 func merge(ss []span) []span {
@@ -39,7 +39,7 @@ const inTurn = 3
 
 // search goes to t if R0, a number of so many bits, is in any of the sorted spans.
 func (g *gen) search(ss []span, bits int, t, f code.Label) {
-	if len(ss) > mostSpans {
+	if len(ss) > maxSpans {
 		g.fail(errSpans)
 		return
 	}
@@ -211,7 +211,7 @@ func (g *gen) six(p place, op expr.Op, vs []expr.Value, t, f code.Label) {
 		return
 	}
 	ss := spans6(op, vs)
-	if len(ss) > mostSpans/4 {
+	if len(ss) > maxSpans/4 {
 		g.fail(errSpans)
 		return
 	}

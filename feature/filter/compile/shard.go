@@ -13,7 +13,7 @@ import (
 // Shards spreads a list over tables by a hash of the first bits of an address: one table holds 32 MiB at most. Prefixes shorter
 // than these bits are in every table. Other lists are looked up as before.
 type Shards struct {
-	Tables int `json:"tables"`          // a power of two, up to MostShards; 0 is 1
+	Tables int `json:"tables"`          // a power of two, up to MaxShards; 0 is 1
 	Bits4  int `json:"bits4,omitempty"` // of an IPv4 address: 16, 24 or 32; 0: all of the family are in the first table
 	Bits6  int `json:"bits6,omitempty"` // of an IPv6 address: 32, 48, 64 or 128; 0 likewise
 }

@@ -359,12 +359,12 @@ func (g *gen) unreadables() {
 	g.Bind(all)
 }
 
-// mostShared is how many rules a program has whose copies end where the rules do: a jump there is not too far.
-const mostShared = 64
+// maxShared is how many rules a program has whose copies end where the rules do: a jump there is not too far.
+const maxShared = 64
 
 // shares says whether a copy of the rules ends as the rules themselves.
 func (g *gen) shares(plan, of *plan) bool {
-	return len(g.p.rules) <= mostShared && len(plan.groups) == 0 && len(of.groups) == 0
+	return len(g.p.rules) <= maxShared && len(plan.groups) == 0 && len(of.groups) == 0
 }
 
 func requiredOf(rules []Rule) []uint32 {

@@ -32,11 +32,11 @@ type Tag struct {
 // MaxExtensions bounds the walk over the extension headers of IPv6. The transport header behind more of them is unreadable.
 const MaxExtensions = 32
 
-// mostTags is how many VLAN tags have fields. Up to MostTags more are walked: the kernel takes any number of tags of VLAN 0 off.
+// maxReadTags is how many VLAN tags have fields. Up to MaxTags more are walked: the kernel takes any number of tags of VLAN 0 off.
 // Behind more nothing of a packet is known, not even whether it is of IP.
 const (
-	mostTags = 2
-	MaxTags  = 32
+	maxReadTags = 2
+	MaxTags     = 32
 )
 
 var be = binary.BigEndian
@@ -124,19 +124,19 @@ func (l *layers) vlan(out []Tag, b []byte) (proto uint16, rest []byte) {
 		if i == 0 {
 			l.ethType = t.Protocol
 		}
-		if i > 0 && i <= mostTags {
+		if i > 0 && i <= maxReadTags {
 			l.etypes = append(l.etypes, t.Protocol)
 		}
-		if i < mostTags {
+		if i < maxReadTags {
 			l.tags = append(l.tags, t.TCI)
 		}
 	}
 	if len(out) == 0 {
 		l.ethType = proto
-	} else if len(out) <= mostTags {
+	} else if len(out) <= maxReadTags {
 		l.etypes = append(l.etypes, proto)
 	}
-	for len(l.tags) < mostTags && (proto == etherVLAN || proto == etherQinQ) {
+	for len(l.tags) < maxReadTags && (proto == etherVLAN || proto == etherQinQ) {
 		if len(b) < 4 {
 			return 0, nil
 		}

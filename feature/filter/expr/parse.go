@@ -9,10 +9,10 @@ import (
 )
 
 const (
-	mostSource = 1 << 20 // bytes of an expression
-	mostDeep   = 64      // brackets and nots within each other
-	mostNodes  = 4096    // of a tree
-	mostRates  = 8       // of an expression
+	maxSource = 1 << 20 // bytes of an expression
+	maxDepth  = 64      // brackets and nots within each other
+	maxNodes  = 4096    // of a tree
+	maxRates  = 8       // of an expression
 )
 
 // Parse reads an expression. What it does not accept is an [*Error].
@@ -43,8 +43,8 @@ type parser struct {
 }
 
 func parse(src string) (*Expr, *Error) {
-	if len(src) > mostSource {
-		return nil, &Error{Source: src, Pos: mostSource, Msg: "an expression has at most 1 MiB: keep long sets in a list, and write in $name"}
+	if len(src) > maxSource {
+		return nil, &Error{Source: src, Pos: maxSource, Msg: "an expression has at most 1 MiB: keep long sets in a list, and write in $name"}
 	}
 	t, err := lex(src)
 	if err != nil {
@@ -146,16 +146,16 @@ func (p *parser) chain(operand func() (Node, *Error), join func(at, []Node) Node
 }
 
 func (p *parser) enter(t token) *Error {
-	if p.deep++; p.deep > mostDeep {
-		return p.fail(t.pos, "more than %d brackets and nots within each other", mostDeep)
+	if p.deep++; p.deep > maxDepth {
+		return p.fail(t.pos, "more than %d brackets and nots within each other", maxDepth)
 	}
 	return nil
 }
 
 func (p *parser) unary() (Node, *Error) {
 	t := p.peek()
-	if p.nodes++; p.nodes > mostNodes {
-		return nil, p.fail(t.pos, "more than %d terms: make several rules of it, or a set", mostNodes)
+	if p.nodes++; p.nodes > maxNodes {
+		return nil, p.fail(t.pos, "more than %d terms: make several rules of it, or a set", maxNodes)
 	}
 	if p.take("not", "!") {
 		if err := p.enter(t); err != nil {

@@ -176,8 +176,8 @@ func perName(ns uint64) string {
 func (p *parser) keys(t token) (*Rate, *Error) {
 	p.next()
 	r := &Rate{at: at{t.pos}, Index: p.rates}
-	if p.rates++; p.rates > mostRates {
-		return nil, p.fail(t.pos, "more than %d rates in one expression", mostRates)
+	if p.rates++; p.rates > maxRates {
+		return nil, p.fail(t.pos, "more than %d rates in one expression", maxRates)
 	}
 	size := 0
 	for {
@@ -242,7 +242,7 @@ func KeySize(f *Field) int {
 }
 
 // Limits of rates: an interval between packets is kept in whole nanoseconds.
-const mostRate = 10_000_000 // a second
+const maxRate = 10_000_000 // a second
 
 // rate reads on after rate(…): "> 100/s".
 func (p *parser) rate(r *Rate) (Node, *Error) {
@@ -275,8 +275,8 @@ func (p *parser) rate(r *Rate) (Node, *Error) {
 		e.Suggestion = suggest.Nearest(per, names)
 		return nil, e
 	}
-	if limit > mostRate*(r.Per/1e9) {
-		return nil, p.fail(t.pos, "a rate above %d/s", mostRate)
+	if limit > maxRate*(r.Per/1e9) {
+		return nil, p.fail(t.pos, "a rate above %d/s", maxRate)
 	}
 	r.Limit = limit
 	return r, nil

@@ -18,15 +18,15 @@ type Pattern struct {
 
 // Limits of patterns: their automaton has to fit a program.
 const (
-	mostPattern = 256 // bytes of text
-	mostProg    = 512 // instructions of the automaton that is not yet deterministic
+	maxPattern = 256 // bytes of text
+	maxProgram = 512 // instructions of the automaton that is not yet deterministic
 )
 
 // newPattern reads a pattern: literals, ., classes, ?, *, +, {n,m}, alternatives, groups, and ^ and $ for the ends of what is
 // searched.
 func newPattern(s string) (*Pattern, error) {
-	if s == "" || len(s) > mostPattern {
-		return nil, fmt.Errorf("a pattern has 1 to %d bytes", mostPattern)
+	if s == "" || len(s) > maxPattern {
+		return nil, fmt.Errorf("a pattern has 1 to %d bytes", maxPattern)
 	}
 	// A byte of the pattern stands for that byte of the packet, so both are read as Latin-1.
 	t := latin1([]byte(s))
@@ -46,8 +46,8 @@ func newPattern(s string) (*Pattern, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pattern: %v", err)
 	}
-	if len(prog.Inst) > mostProg {
-		return nil, fmt.Errorf("pattern: too large: it has %d states, and may have %d", len(prog.Inst), mostProg)
+	if len(prog.Inst) > maxProgram {
+		return nil, fmt.Errorf("pattern: too large: it has %d states, and may have %d", len(prog.Inst), maxProgram)
 	}
 	re, err := regexp.Compile("(?s)" + t)
 	if err != nil {

@@ -277,7 +277,7 @@ func (p *parser) name(t token, x Operand) (Value, *Error) {
 	return Value{Bytes: []byte(s)}, nil
 }
 
-// MaxName is the most bytes of a domain name that a program compares, as DNS writes it, and MostLabels its labels.
+// MaxName is the most bytes of a domain name that a program compares, as DNS writes it, and MaxLabels its labels.
 const (
 	MaxName   = 255
 	MaxLabels = 32

@@ -154,7 +154,7 @@ func (c *capture) label(frame int) string {
 }
 
 // Programs may have 8 of contains and matches.
-const mostSearches = 8
+const maxSearches = 8
 
 // weirs tries pairs' expressions on each packet of captures: which ones each matches, by capture and expression.
 func weirs(t *testing.T, captures []*capture, some []pair, interpret bool) [][]answer {
@@ -163,7 +163,7 @@ func weirs(t *testing.T, captures []*capture, some []pair, interpret bool) [][]a
 	for len(some) > 0 {
 		n, searches := 0, 0
 		for ; n < len(some); n++ {
-			if searches += strings.Count(some[n].weir, "contains") + strings.Count(some[n].weir, "matches"); searches > mostSearches {
+			if searches += strings.Count(some[n].weir, "contains") + strings.Count(some[n].weir, "matches"); searches > maxSearches {
 				break
 			}
 		}

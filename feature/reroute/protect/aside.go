@@ -249,7 +249,7 @@ func bySource() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("listing routes: %w", err)
 	}
-	if len(all) > mostRoutes {
+	if len(all) > maxRoutes {
 		return tooMany, nil
 	}
 	for _, m := range all {

@@ -24,8 +24,8 @@ import (
 // that process stand still, packets take the kernel's way again, and the egress program's.
 const lease = 2 * time.Second
 
-// mostRoutes is how many routes the table is made for.
-const mostRoutes = 1 << 20
+// maxRoutes is how many routes the table is made for.
+const maxRoutes = 1 << 20
 
 const tooMany = "there are too many routes"
 

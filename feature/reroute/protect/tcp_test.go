@@ -80,8 +80,8 @@ func (w *world) stream(ns *netns.Handle, src string) (lost int) {
 	return w.streamTo(ns, src, addrD, patience)
 }
 
-// mostAnew is how often a stream is sent.
-const mostAnew = 4
+// maxAnew is how often a stream is sent.
+const maxAnew = 4
 
 // streamTo is stream to another address of d. Segments have so long to come. Where a CPU's backlog has dropped packets
 // meanwhile, what was lost says nothing of the way, and the stream is sent anew. On a machine where they always do, losses that
@@ -89,7 +89,7 @@ const mostAnew = 4
 func (w *world) streamTo(ns *netns.Handle, src, dst string, late time.Duration) (lost int) {
 	w.Helper()
 	explained := false
-	for range mostAnew {
+	for range maxAnew {
 		explained = false
 		before := nstest.Backlog(w).Dropped
 		dropped := func() uint64 { return nstest.Backlog(w).Dropped - before }

@@ -172,9 +172,9 @@ func (s *SIDs) node(n *Network, at strictyaml.Pos, name string) (int, error) {
 
 // few lists some of many names.
 func few(names []string) string {
-	const most = 8
-	if len(names) > most {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+	const maxNames = 8
+	if len(names) > maxNames {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:maxNames], ", "), len(names)-maxNames)
 	}
 	return strings.Join(names, ", ")
 }

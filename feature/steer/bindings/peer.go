@@ -110,14 +110,14 @@ func (w *waiters) enter(uid uint32) (leave func()) {
 // pause is how long to wait before looking at a process's sockets again, which took so long: together a user's processes cost a
 // fifth of a CPU. A process with many descriptors takes long.
 func (w *waiters) pause(uid uint32, took time.Duration) time.Duration {
-	const least, most = 20 * time.Millisecond, 2 * time.Second
+	const shortest, longest = 20 * time.Millisecond, 2 * time.Second
 	n := 1
 	if uid != 0 {
 		w.mu.Lock()
 		n = w.users[uid]
 		w.mu.Unlock()
 	}
-	return max(least, min(4*took*time.Duration(n), most))
+	return max(shortest, min(4*took*time.Duration(n), longest))
 }
 
 // process makes sure that the number still means the process that connected:

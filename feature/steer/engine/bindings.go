@@ -23,7 +23,7 @@ const boundName = "bound"
 var boundMaps = []string{"bound_head", "bound_index", "bound_pages", "bound_sets", "bound_many"}
 
 // FewestBindings is the room that the first bind makes; each larger one is four
-// times the one before, up to table.MostBindings.
+// times the one before, up to table.MaxBindings.
 const FewestBindings = 1 << 12
 
 // Room is for how many bindings an engine's maps were made; 0: for none.

@@ -167,8 +167,8 @@ func (b *Book) crowded(src [16]byte) crowd {
 
 // eased says that newcomers are so far from their bounds that no room has to be made for a while.
 func (b *Book) eased() bool {
-	const most = crowdShare - 1
-	return b.Newcomers.Sessions*crowdShare < maxNewcomers*most && b.Newcomers.Bytes*crowdShare < maxNewcomerBytes*most
+	const others = crowdShare - 1
+	return b.Newcomers.Sessions*crowdShare < maxNewcomers*others && b.Newcomers.Bytes*crowdShare < maxNewcomerBytes*others
 }
 
 // crowdShare is the share of a crowd that makes room at a time: to look for the silent ones

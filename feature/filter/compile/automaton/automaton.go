@@ -20,12 +20,12 @@ type Automaton struct {
 
 // States of their own.
 const (
-	Accepts    = 255 // the pattern has matched
-	Dead       = 254 // and never will
-	mostStates = 254
+	Accepts   = 255 // the pattern has matched
+	Dead      = 254 // and never will
+	maxStates = 254
 )
 
-var errStates = fmt.Errorf("%w: a pattern of more than %d states: make it shorter, or split it", code.ErrTooLarge, mostStates)
+var errStates = fmt.Errorf("%w: a pattern of more than %d states: make it shorter, or split it", code.ErrTooLarge, maxStates)
 
 // states builds the automaton, state by state.
 type states struct {
@@ -85,7 +85,7 @@ func (s *states) number(set []uint32) (byte, error) {
 	if n, ok := s.seen[key]; ok {
 		return n, nil
 	}
-	if len(s.todo) == mostStates {
+	if len(s.todo) == maxStates {
 		return 0, errStates
 	}
 	n := byte(len(s.todo))

@@ -184,7 +184,7 @@ func (b *Builder) thread() (changed bool) {
 			x.To, changed = b.Ins[j].To, true
 		}
 	}
-	if len(b.Ins) < mostInverted {
+	if len(b.Ins) < maxInverted {
 		changed = b.invert(at) || changed
 	}
 	reached := b.reached(at)
@@ -207,9 +207,9 @@ func (b *Builder) thread() (changed bool) {
 var opposites = map[asm.JumpOp]asm.JumpOp{asm.JEq: asm.JNE, asm.JNE: asm.JEq, asm.JGT: asm.JLE, asm.JLE: asm.JGT, asm.JGE: asm.JLT, asm.JLT: asm.JGE,
 	asm.JSGT: asm.JSLE, asm.JSLE: asm.JSGT, asm.JSGE: asm.JSLT, asm.JSLT: asm.JSGE}
 
-// mostInverted is below how many instructions conditions are inverted: the verifier then has more branches to follow later,
+// maxInverted is below how many instructions conditions are inverted: the verifier then has more branches to follow later,
 // of which it takes 8,192.
-const mostInverted = 12_000
+const maxInverted = 12_000
 
 // invert has a condition that jumps over nothing but a jump be the opposite one, which takes that jump.
 func (b *Builder) invert(at []int) (changed bool) {
