@@ -73,7 +73,7 @@ type Restorer interface {
 }
 
 // Checked is implemented by features with attachments that no record tells of: rules of nftables. Where
-// they are missing is told as kernel.Checker's faults are; planning or mending attaches them again.
+// they are missing is told as kernel.Checker's faults are; planning or recovery attaches them again.
 type Checked interface {
 	Faults(ctx context.Context, r *kernel.Root) ([]kernel.Fault, error)
 }

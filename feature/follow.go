@@ -139,7 +139,7 @@ func (w *following) follow(ctx context.Context) error {
 		lacks, err := w.Lacks(w.root, i, w.watch)
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue // removed meanwhile
-		} else if err != nil { // which keeps nobody from mending the others
+		} else if err != nil { // which keeps nobody from recovering the others
 			unread[i] = err.Error()
 			if w.unread[i] != unread[i] {
 				w.log.Warn("a "+w.Feature+" cannot be looked after", w.Feature, i.Name, "err", err)

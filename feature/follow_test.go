@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// An instance that cannot be read is told of, and keeps nobody from mending the others.
+// An instance that cannot be read is told of, and keeps nobody from recovering the others.
 func TestFollowsTheOthers(t *testing.T) {
 	nstest.NeedRoot(t)
 	path := nstest.BPFFS + "/" + t.Name()

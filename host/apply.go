@@ -80,7 +80,7 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 	return all, nil
 }
 
-// Apply makes the host match the configuration, after mending what a killed
+// Apply makes the host match the configuration, after recovering what a killed
 // command may have left. It calls each after every step. Slow work that follows, such as
 // resets of misplaced sessions, is left to the feature.
 func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
@@ -113,7 +113,7 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 	if err := h.recover(ctx, l, c.Only, each); err != nil {
 		return err
 	}
-	if err := mend(l, c.Only); err != nil {
+	if err := recoverAll(l, c.Only); err != nil {
 		return err
 	}
 	u, err := h.Unconfirmed()

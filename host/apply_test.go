@@ -235,7 +235,7 @@ func (w world) wantGroup(gid int) {
 	}
 }
 
-// What a killed command left half done is mended by the next, and its plan
+// What a killed command left half done is recovered by the next, and its plan
 // starts from there.
 func TestApplyMends(t *testing.T) {
 	w := newWorld(t)
@@ -250,7 +250,7 @@ func TestApplyMends(t *testing.T) {
 		}
 	}
 	wantSteps(t, w.apply(c))
-	same(t, "mending", before, w.dump())
+	same(t, "recovery", before, w.dump())
 	// A service that lost its engine gets a new one.
 	engines, err := filepath.Glob(filepath.Join(w.Root.Path(), scope, "steer", "@*"))
 	if err != nil || len(engines) != 1 {

@@ -243,7 +243,7 @@ func (h *Host) rollback(ctx context.Context, due func(*Unconfirmed) (bool, error
 func (h *Host) takeBack(ctx context.Context, l *kernel.WriteLock, u *Unconfirmed, each func(Done)) error {
 	err := h.recover(ctx, l, nil, each)
 	if err == nil {
-		err = mend(l, nil)
+		err = recoverAll(l, nil)
 	}
 	if err == nil {
 		err = h.restore(ctx, l, each)

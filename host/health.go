@@ -100,7 +100,7 @@ func (h *Host) sweep(ctx context.Context, log *slog.Logger) {
 		return
 	}
 	defer l.Unlock()
-	if err := mend(l, nil); err != nil {
+	if err := recoverAll(l, nil); err != nil {
 		log.Warn("pins cannot be completed", "err", err)
 	}
 	for _, i := range gone {
@@ -223,7 +223,7 @@ func recoverInstance(l *kernel.WriteLock, i kernel.Instance) (note string, err e
 	if slices.ContainsFunc(lacks, func(pin string) bool { return strings.HasPrefix(pin, "map_") }) {
 		return "made anew", l.Remove(i)
 	}
-	for _, pin := range lacks { // the plan, or mending, attaches what it finds missing
+	for _, pin := range lacks { // the plan, or recovery, attaches what it finds missing
 		if err := l.RemoveLink(i, strings.TrimPrefix(pin, "link_")); err != nil {
 			return "", err
 		}

@@ -28,7 +28,7 @@ func (h *Host) UpgradePlan(ctx context.Context) (feature.Plan, error) {
 }
 
 // Upgrade puts this weir's programs in place of another's, under traffic, after
-// mending what a killed command may have left. It calls each after every step. A
+// recovering what a killed command may have left. It calls each after every step. A
 // step that fails keeps no other from being tried.
 func (h *Host) Upgrade(ctx context.Context, each func(Done)) error {
 	l, err := h.Root.Lock(ctx)
@@ -36,7 +36,7 @@ func (h *Host) Upgrade(ctx context.Context, each func(Done)) error {
 		return err
 	}
 	defer l.Unlock()
-	errs := []error{mend(l, nil)}
+	errs := []error{recoverAll(l, nil)}
 	plan, err := h.UpgradePlan(ctx)
 	if err != nil {
 		return errors.Join(append(errs, err)...)
@@ -53,8 +53,8 @@ func (h *Host) Upgrade(ctx context.Context, each func(Done)) error {
 	return errors.Join(errs...)
 }
 
-// mend finishes what killed commands left, an upgrade among them; only: of these features, if there are any.
-func mend(l *kernel.WriteLock, only []string) error {
+// recoverAll finishes what killed commands left, an upgrade among them; only: of these features, if there are any.
+func recoverAll(l *kernel.WriteLock, only []string) error {
 	var errs []error
 	for _, f := range featuresOnly(only) {
 		if m, ok := f.Value.(feature.Recoverer); ok {

@@ -35,7 +35,7 @@ func playCrash(f []string) error {
 	case "remove":
 		return l.Remove(instance)
 	}
-	return nil // Lock has mended
+	return nil // Lock has recovered
 }
 
 // crash runs playCrash and returns the step at which it was killed, "" if it
@@ -133,21 +133,21 @@ func oneCrash(t *testing.T, kind, operation string, n int, before uint64, betwee
 	if err != nil || !slices.Contains(between, v) {
 		t.Errorf("%s: a reader sees version %d, %v; want one of %v", where, v, err, between)
 	}
-	// The command that mends may be killed as well.
-	crash(t, kind, "mend", 0, r)
+	// The command that recovers may be killed as well.
+	crash(t, kind, "recover", 0, r)
 	l = lock(t, r)
-	mended, err := version(l, instance)
-	if err != nil || !slices.Contains(after, mended) {
-		t.Errorf("%s: mended to version %d, %v; want one of %v", where, mended, err, after)
+	recovered, err := version(l, instance)
+	if err != nil || !slices.Contains(after, recovered) {
+		t.Errorf("%s: recovered to version %d, %v; want one of %v", where, recovered, err, after)
 	}
-	if v != 0 && mended != v && operation != "remove" {
-		t.Errorf("%s: readers saw version %d, mended to %d", where, v, mended)
+	if v != 0 && recovered != v && operation != "remove" {
+		t.Errorf("%s: readers saw version %d, recovered to %d", where, v, recovered)
 	}
 	if left := inTransit(t, r); len(left) > 0 {
 		t.Errorf("%s: left over: %v", where, left)
 	}
-	if step == "" && mended != after[len(after)-1] && operation != "remove" || step == "" && mended != 0 && operation == "remove" {
-		t.Errorf("%s was not killed, and left version %d", operation, mended)
+	if step == "" && recovered != after[len(after)-1] && operation != "remove" || step == "" && recovered != 0 && operation == "remove" {
+		t.Errorf("%s was not killed, and left version %d", operation, recovered)
 	}
 	afterwards(t, l, where)
 	return step
@@ -159,7 +159,7 @@ func inTransit(t *testing.T, r *Root) []string {
 	return slices.DeleteFunc(tree(t, r), func(s string) bool { return !strings.Contains(s, "+") })
 }
 
-// afterwards sees that the mended state can be replaced and removed, and that
+// afterwards sees that the recovered state can be replaced and removed, and that
 // nothing of it stays in the kernel.
 func afterwards(t *testing.T, l *WriteLock, where string) {
 	t.Helper()

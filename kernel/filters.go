@@ -57,8 +57,8 @@ func (t Clsact) lostAt() bool {
 	return err == nil && !there
 }
 
-// place names the filter's place for people. The caller is in its namespace.
-func (t Clsact) place() string {
+// location names the filter's place for people. The caller is in its namespace.
+func (t Clsact) location() string {
 	side := "ingress"
 	if t.Egress {
 		side = "egress"
@@ -80,7 +80,7 @@ func (c *Checker) filters(i Instance, rec record) (out []Fault) {
 	}
 	_ = ns.Do(func() error { // what a reader may not ask is not told
 		for _, f := range c.root.stillLost(i, rec.Filters) {
-			lost := fault(i, FaultDetached, "the filter %s is gone from %s", f.Name, f.place())
+			lost := fault(i, FaultDetached, "the filter %s is gone from %s", f.Name, f.location())
 			lost.Device = deviceName(uint64(f.Ifindex))
 			out = append(out, lost)
 		}
@@ -160,7 +160,7 @@ func (t Clsact) ahead(ns *netns.Handle, ours map[uint32]bool) (out []string) {
 		if isBPF {
 			what = fmt.Sprintf("%q", b.Name)
 		}
-		out = append(out, fmt.Sprintf("a filter %s of priority %d is at %s, before weir's: packets that it drops or redirects never reach weir", what, a.Priority, t.place()))
+		out = append(out, fmt.Sprintf("a filter %s of priority %d is at %s, before weir's: packets that it drops or redirects never reach weir", what, a.Priority, t.location()))
 	}
 	hook := ebpf.AttachTCXIngress
 	if t.Egress {

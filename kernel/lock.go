@@ -25,7 +25,7 @@ type WriteLock struct {
 	unrecorded error // why a record could not be written
 }
 
-// Lock waits until no other weir command changes the pins below r, then mends
+// Lock waits until no other weir command changes the pins below r, then recovers
 // what a killed one left half done. It makes the root where it is missing.
 func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
 	LiftMemlock()
@@ -41,9 +41,9 @@ func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
 			return nil, err
 		}
 		if l != nil {
-			if err := errors.Join(l.mend(), l.sweep()); err != nil {
+			if err := errors.Join(l.recover(), l.sweep()); err != nil {
 				l.Unlock()
-				return nil, fmt.Errorf("mending %s: %w", r.path, err)
+				return nil, fmt.Errorf("recovering %s: %w", r.path, err)
 			}
 			l.noteMissing()
 			l.counted = true
@@ -53,11 +53,11 @@ func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
 		}
 		if !told && time.Since(began) > tellAfter {
 			told = true
-			tellWait(fmt.Sprintf("waiting for the lock on %s, held by %s", r.path, cmp.Or(r.holder(), "another process")))
+			tellWait(fmt.Sprintf("waiting for the lock on %s, held by %s", r.path, cmp.Or(r.lockOwner(), "another process")))
 		}
 		select {
 		case <-ctx.Done():
-			return nil, &Interrupted{fmt.Sprintf("nothing was changed: %s holds the lock on %s", cmp.Or(r.holder(), "another weir command"), r.path), ctx.Err()}
+			return nil, &Interrupted{fmt.Sprintf("nothing was changed: %s holds the lock on %s", cmp.Or(r.lockOwner(), "another weir command"), r.path), ctx.Err()}
 		case <-time.After(5 * time.Millisecond):
 		}
 	}

@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// mend finishes or undoes what a killed writer left. The caller holds the lock,
+// recover finishes or undoes what a killed writer left. The caller holds the lock,
 // so nothing in transit belongs to anybody alive.
-func (l *WriteLock) mend() error {
+func (l *WriteLock) recover() error {
 	scopes, err := l.allNames(l.path)
 	if err != nil {
 		return err
@@ -25,7 +25,7 @@ func (l *WriteLock) mend() error {
 			return err
 		}
 		for _, f := range features {
-			if err := l.mendDir(filepath.Join(l.path, s, f)); err != nil {
+			if err := l.recoverDir(filepath.Join(l.path, s, f)); err != nil {
 				return err
 			}
 		}
@@ -33,7 +33,7 @@ func (l *WriteLock) mend() error {
 	return nil
 }
 
-func (l *WriteLock) mendDir(dir string) error {
+func (l *WriteLock) recoverDir(dir string) error {
 	names, err := l.allNames(dir)
 	if err != nil {
 		return err
@@ -58,9 +58,9 @@ func (l *WriteLock) mendDir(dir string) error {
 	}
 	for _, n := range names {
 		if base, staged := strings.CutSuffix(n, stagedSuffix); staged && has[n] {
-			err = l.mendStaged(filepath.Join(dir, base), filepath.Join(dir, n), has[base])
+			err = l.recoverStaged(filepath.Join(dir, base), filepath.Join(dir, n), has[base])
 		} else if base, retired := strings.CutSuffix(n, retireSuffix); retired {
-			err = settle(filepath.Join(dir, base), filepath.Join(dir, n))
+			err = endReplacement(filepath.Join(dir, base), filepath.Join(dir, n))
 		}
 		if err != nil {
 			return err
@@ -69,9 +69,9 @@ func (l *WriteLock) mendDir(dir string) error {
 	return nil
 }
 
-// mendStaged goes forward with an upgrade whose attachment has gone over: the
+// recoverStaged goes forward with an upgrade whose attachment has gone over: the
 // kernel runs the new program already. Anything else that is staged is undone.
-func (l *WriteLock) mendStaged(dir, staged string, published bool) error {
+func (l *WriteLock) recoverStaged(dir, staged string, published bool) error {
 	if published {
 		over, err := goneOver(staged)
 		if err != nil {
@@ -82,5 +82,5 @@ func (l *WriteLock) mendStaged(dir, staged string, published bool) error {
 			return commit(staged, dir)
 		}
 	}
-	return settle(dir, staged)
+	return endReplacement(dir, staged)
 }

@@ -114,7 +114,7 @@ func (s *NetfilterSeen) Here(family uint8) ([]Netfilter, error) {
 	if slices.Equal(links, s.links) && time.Since(s.since) < netfilterFor {
 		return s.here, nil
 	}
-	here, err := netfilterTaken(anywhere)
+	here, err := netfilterOccupied(anywhere)
 	if err != nil {
 		return nil, err
 	}
@@ -145,9 +145,9 @@ func netfilterLinks(family uint8) (links []link.ID, at []Netfilter, err error) {
 	return links, slices.Compact(at), nil
 }
 
-// netfilterTaken are those places that have a program in the caller's namespace.
+// netfilterOccupied are those attachments that have a program in the caller's namespace.
 // Tests count how often it is asked.
-var netfilterTaken = func(places []Netfilter) (here []Netfilter, err error) {
+var netfilterOccupied = func(places []Netfilter) (here []Netfilter, err error) {
 	if len(places) == 0 {
 		return nil, nil
 	}

@@ -17,9 +17,9 @@ import (
 func TestNetfilterSeen(t *testing.T) {
 	needs(t, NetfilterLink)
 	w := nstest.NewWire(t)
-	tried, real := 0, netfilterTaken
-	t.Cleanup(func() { netfilterTaken = real })
-	netfilterTaken = func(places []Netfilter) ([]Netfilter, error) { tried++; return real(places) }
+	tried, real := 0, netfilterOccupied
+	t.Cleanup(func() { netfilterOccupied = real })
+	netfilterOccupied = func(places []Netfilter) ([]Netfilter, error) { tried++; return real(places) }
 	var seen NetfilterSeen
 	// Of the priorities that are this test's: others' programs may come and go.
 	look := func() (here []Netfilter) {

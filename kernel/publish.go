@@ -68,7 +68,7 @@ func (l *WriteLock) makeStaged(dir string) (staged string, err error) {
 			return "", err
 		}
 	}
-	// What a removal that failed left would make mend take this for a replacement half done.
+	// What a removal that failed left would make recovery take this for a replacement half done.
 	if err := removeTree(dir + retireSuffix); err != nil {
 		return "", err
 	}
@@ -138,13 +138,13 @@ func commit(staged, dir string) error {
 	err = exchange(staged, dir)
 	if err == nil {
 		Step("publish:exchanged")
-		return settle(dir, staged) // now the old one
+		return endReplacement(dir, staged) // now the old one
 	}
 	if !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("exchanging it with the old one: %w", err)
 	}
 	// Before Linux 5.16 bpffs has no RENAME_EXCHANGE. The first rename is the record that the
-	// staged directory is complete: mend finishes from there.
+	// staged directory is complete: recovery finishes from there.
 	old := dir + retireSuffix
 	if err := os.Rename(dir, old); err != nil {
 		return err
@@ -154,13 +154,13 @@ func commit(staged, dir string) error {
 		return err
 	}
 	Step("publish:replaced")
-	return settle(dir, old)
+	return endReplacement(dir, old)
 }
 
-// settle ends a replacement: the instance forgets that it was one, then its
-// predecessor goes. In this order: mend takes the record of a swap for one that
+// endReplacement ends a replacement: the instance forgets that it was one, then its
+// predecessor goes. In this order: recover takes the record of a swap for one that
 // may be unfinished only while a second directory is there.
-func settle(dir, predecessor string) error {
+func endReplacement(dir, predecessor string) error {
 	if err := os.Remove(filepath.Join(dir, swapPin)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -198,7 +198,7 @@ func (l *WriteLock) Remove(i Instance) error {
 }
 
 // removeTree unpins a directory. The record of an upgrade goes first: without it
-// mend removes the rest. Then links: traffic must stop meeting a program before
+// recovery removes the rest. Then links: traffic must stop meeting a program before
 // its maps lose their names. Then meta, which was pinned last: where there is a
 // meta, every map is there.
 func removeTree(dir string) error {

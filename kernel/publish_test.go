@@ -177,7 +177,7 @@ func TestInstances(t *testing.T) {
 	l.Unlock()
 	l = lock(t, r)
 	if left := inTransit(t, r); len(left) > 0 {
-		t.Errorf("not mended: %v", left)
+		t.Errorf("not recovered: %v", left)
 	}
 	for _, i := range want {
 		if err := l.Remove(i); err != nil {

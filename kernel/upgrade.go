@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// swapPin is the record of an upgrade in its staging directory: how mend can
+// swapPin is the record of an upgrade in its staging directory: how recovery can
 // tell whether the attachment has gone over.
 const swapPin = "swap"
 

@@ -125,7 +125,7 @@ func playUpgrade(f []string) error {
 		return err
 	}
 	defer l.Unlock()
-	if f[1] == "mend" {
+	if f[1] == "recover" {
 		return nil
 	}
 	return upgradeTo(l, f[1], f[4], 2)
@@ -202,7 +202,7 @@ func crashUpgrade(t *testing.T, kind, way string, n int) string {
 	l.Unlock()
 	step := kerneltest.Killed(t, nstest.Child("upgrade", kind, way, n, r.path, files))
 	where := fmt.Sprintf("killed at step %d (%s)", n, step)
-	kerneltest.Killed(t, nstest.Child("upgrade", kind, "mend", n%3, r.path, files)) // who mends may be killed as well
+	kerneltest.Killed(t, nstest.Child("upgrade", kind, "recover", n%3, r.path, files)) // the recovery may be killed as well
 	l = lock(t, r)
 	v := metaVersion(t, l)
 	switch way {

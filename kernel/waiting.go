@@ -42,17 +42,17 @@ func tellWait(text string) {
 	}
 }
 
-// holder names the process that holds the write lock, "" if it is not known.
-func (r *Root) holder() string {
-	pid := flockHolder(filepath.Join(r.path, lockDir))
+// lockOwner names the process that holds the write lock, "" if it is not known.
+func (r *Root) lockOwner() string {
+	pid := flockOwner(filepath.Join(r.path, lockDir))
 	if pid == "" {
 		return ""
 	}
 	return fmt.Sprintf("process %s (%s)", pid, commandOf(pid))
 }
 
-// flockHolder is the process that proc_locks(5) names for a directory.
-func flockHolder(path string) string {
+// flockOwner is the process that proc_locks(5) names for a directory.
+func flockOwner(path string) string {
 	info, err := os.Stat(path)
 	if err != nil {
 		return ""
