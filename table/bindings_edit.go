@@ -51,7 +51,7 @@ func (b *Bindings) whole(change func() error) error {
 	if err := change(); err != nil {
 		return errors.Join(err, b.repair())
 	}
-	b.m.settle()
+	b.m.retireToLimbo()
 	atomic.StoreUint32(&b.m.Writing, 0)
 	return nil
 }
@@ -178,7 +178,7 @@ func (b *Bindings) Delete(k Key) (existed bool, err error) {
 		return false, nil
 	}
 	err = b.whole(func() (err error) {
-		if existed, err = b.take(id, k); err != nil || !existed {
+		if existed, err = b.removeFrom(id, k); err != nil || !existed {
 			return err
 		}
 		b.m.Bindings--
@@ -200,8 +200,8 @@ func (b *Bindings) Delete(k Key) (existed bool, err error) {
 	return existed && err == nil, err
 }
 
-// take removes a binding from its set.
-func (b *Bindings) take(id uint32, k Key) (existed bool, err error) {
+// removeFrom removes a binding from its set.
+func (b *Bindings) removeFrom(id uint32, k Key) (existed bool, err error) {
 	s, key := b.m.set(id), keyOf(k.Proto, k.Port)
 	if s.shared() {
 		return s.First>>32 == key, nil // the prefix goes, the set stays

@@ -166,7 +166,7 @@ func (m *sets) reclaim(used []uint8) {
 func (m *sets) free(from, to uint32) {
 	for from < to {
 		n := min(to-from, unitsOfSegment-from%unitsOfSegment)
-		m.leave(from, n)
+		m.release(from, n)
 		from += n
 	}
 }

@@ -241,7 +241,7 @@ func (m *memory) extendFan(units uint32) uint32 {
 	if start+units > m.limit() {
 		return 0
 	}
-	m.leave(m.Next, start-m.Next)
+	m.release(m.Next, start-m.Next)
 	m.Next = start + units
 	return start
 }
@@ -251,7 +251,7 @@ func (m *memory) breakFan() bool {
 	for bits, number := range m.FreeFan {
 		if number != 0 {
 			m.FreeFan[bits] = *m.word(number, 0)
-			m.leave(number, fanUnits(uint8(bits)))
+			m.release(number, fanUnits(uint8(bits)))
 			return true
 		}
 	}

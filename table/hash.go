@@ -37,13 +37,15 @@ const maxBucket = 64
 
 func (t *index) bucketOf(h products) uint32 { return share(uint32(h.one>>32), t.Buckets) }
 
-func (t *index) place(h products, displacement uint16) uint32 {
+func (t *index) slotFor(h products, displacement uint16) uint32 {
 	return share(uint32(h.two>>32)+uint32(displacement)*(uint32(h.one)|minStep), t.Slots)
 }
 
 func (t *index) bucket(key uint32) uint32 { return t.bucketOf(hash(key)) }
 
-func (t *index) slot(key uint32, displacement uint16) uint32 { return t.place(hash(key), displacement) }
+func (t *index) slot(key uint32, displacement uint16) uint32 {
+	return t.slotFor(hash(key), displacement)
+}
 
 // share brings a number that may be any to one below n.
 func share(h, n uint32) uint32 { return uint32(uint64(h) * uint64(n) >> 32) }
@@ -71,8 +73,8 @@ func (m *memory) group(t *index, key uint32) uint32 {
 	return e
 }
 
-// place gives a key that is new its slot. It returns false if no displacement does.
-func (m *memory) place(t *index, key, entry uint32) bool {
+// insert gives a key that is new its slot. It returns false if no displacement does.
+func (m *memory) insert(t *index, key, entry uint32) bool {
 	b := t.bucket(key)
 	if s := &t.Slot[t.slot(key, t.Displacement[b])]; *s == 0 {
 		atomic.StoreUint32(s, entry)
@@ -165,8 +167,8 @@ func (m *memory) clearVacated() {
 	clear(m.vacated)
 }
 
-// take removes a key.
-func (m *memory) take(t *index, key uint32) {
+// remove removes a key.
+func (m *memory) remove(t *index, key uint32) {
 	atomic.StoreUint32(&t.Slot[t.slotOf(key)], 0)
 	for s, k := range m.vacated {
 		if k == key { // its bucket may move again, and have it look there
@@ -189,9 +191,9 @@ func (m *memory) take(t *index, key uint32) {
 // group is a key of the hash, and the entry that leads to its page.
 type group struct{ key, entry uint32 }
 
-// settleGroups gives all groups of an empty hash that nobody reads yet their slots, the largest buckets first, while
+// assignGroups gives all groups of an empty hash that nobody reads yet their slots, the largest buckets first, while
 // much is free. It yields those that found none.
-func (t *index) settleGroups(groups []group, homeless func(i int)) {
+func (t *index) assignGroups(groups []group, homeless func(i int)) {
 	of, hashes := make([]uint32, len(groups)), make([]products, len(groups))
 	first := make([]uint32, t.Buckets+1) // where each bucket's groups begin
 	for i, g := range groups {
@@ -212,14 +214,14 @@ func (t *index) settleGroups(groups []group, homeless func(i int)) {
 	for size := min(largest, maxBucket+1); size > 0; size-- {
 		for b := range t.Buckets {
 			if min(filled[b], maxBucket+1) == size {
-				t.settleBucket(groups, members[first[b]:first[b+1]], hashes, b, homeless)
+				t.assignBucket(groups, members[first[b]:first[b+1]], hashes, b, homeless)
 			}
 		}
 	}
 }
 
-// settleBucket finds a displacement for the groups of one bucket.
-func (t *index) settleBucket(groups []group, members []uint32, hashes []products, b uint32, homeless func(i int)) {
+// assignBucket finds a displacement for the groups of one bucket.
+func (t *index) assignBucket(groups []group, members []uint32, hashes []products, b uint32, homeless func(i int)) {
 	var to [maxBucket]uint32
 	if len(members) > maxBucket {
 		for _, i := range members {
@@ -230,7 +232,7 @@ func (t *index) settleBucket(groups []group, members []uint32, hashes []products
 next:
 	for d := range 1 << 16 {
 		for n, i := range members {
-			s := t.place(hashes[i], uint16(d))
+			s := t.slotFor(hashes[i], uint16(d))
 			if t.Slot[s] != 0 || slices.Contains(to[:n], s) {
 				continue next
 			}
@@ -244,7 +246,7 @@ next:
 	}
 	last := len(members) - 1
 	homeless(int(members[last]))
-	t.settleBucket(groups, members[:last], hashes, b, homeless)
+	t.assignBucket(groups, members[:last], hashes, b, homeless)
 }
 
 // grow moves all keys to a hash a third larger, in the other index, and switches readers over. It returns false if there
@@ -264,7 +266,7 @@ func (m *memory) grow() bool {
 		}
 	}
 	whole := true
-	t.settleGroups(all, func(int) { whole = false })
+	t.assignGroups(all, func(int) { whole = false })
 	if !whole {
 		return false
 	}

@@ -32,7 +32,7 @@ func TestHashFindsSlots(t *testing.T) {
 				}
 			}
 			homeless := 0
-			x.settleGroups(groups, func(int) { homeless++ })
+			x.assignGroups(groups, func(int) { homeless++ })
 			if homeless > len(groups)/500 {
 				t.Errorf("%s: %d of %d keys find no slot", name, homeless, len(groups))
 			}

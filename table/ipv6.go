@@ -79,7 +79,7 @@ func (m *memory) setLong(c *change) error {
 func (m *memory) regroup(t *index, key, e uint32) error {
 	if !isPage(e) {
 		if _, _, own := m.below(t, key); !own {
-			m.take(t, key)
+			m.remove(t, key)
 			m.Groups--
 			return nil
 		}
@@ -101,8 +101,8 @@ func (m *memory) enter(key, e uint32) bool {
 	if m.Groups >= maxKeys {
 		return false
 	}
-	if !m.place(t, key, e) {
-		if !m.grow() || !m.place(m.index[m.active6()], key, e) {
+	if !m.insert(t, key, e) {
+		if !m.grow() || !m.insert(m.index[m.active6()], key, e) {
 			return false
 		}
 	}
@@ -256,7 +256,7 @@ func (m *memory) fill6(which int, ps []prefix) (count uint32, err error) {
 		homeless(len(groups) - 1)
 		groups = groups[:len(groups)-1]
 	}
-	t.settleGroups(groups, homeless)
+	t.assignGroups(groups, homeless)
 	return count, err
 }
 

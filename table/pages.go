@@ -105,7 +105,7 @@ func (m *memory) extend(units uint32) uint32 {
 			span = line
 		}
 		if r := physical(m.Next) & (line - 1); r+int(units)*8 > span {
-			m.leave(m.Next, uint32(line-r)/8)
+			m.release(m.Next, uint32(line-r)/8)
 			m.Next += uint32(line-r) / 8
 		}
 	}
@@ -117,8 +117,8 @@ func (m *memory) extend(units uint32) uint32 {
 	return number
 }
 
-// leave adds memory to the free pages.
-func (m *memory) leave(number, units uint32) {
+// release adds memory to the free pages.
+func (m *memory) release(number, units uint32) {
 	for ; units > 0 && number < m.limit(); number, units = number+min(units, maxUnits), units-min(units, maxUnits) {
 		m.push(number, min(units, maxUnits, m.limit()-number))
 	}
@@ -131,8 +131,8 @@ func (m *memory) retire(number uint32) {
 	m.retired = append(m.retired, number)
 }
 
-// settle sends what the change that was just published retired to limbo.
-func (m *memory) settle() {
+// retireToLimbo sends what the change that was just published retired to limbo.
+func (m *memory) retireToLimbo() {
 	if int(m.InLimbo)+len(m.retired) > limboPages || len(m.vacated) > maxVacated {
 		m.grace()
 		for _, number := range m.retired {

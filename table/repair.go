@@ -73,7 +73,7 @@ func (m *memory) reclaim(used []uint16) {
 	end := uint32(firstPage)
 	for number := end; number < uint32(len(used)); number++ {
 		if used[number] != 0 {
-			m.leave(end, number-end)
+			m.release(end, number-end)
 			end = number + uint32(used[number])
 			number = end - 1
 		}

@@ -194,7 +194,7 @@ func (m *sets) alloc(units uint32) (uint32, error) {
 		return unit, nil
 	}
 	if left := unitsOfSegment - m.Next%unitsOfSegment; left < units {
-		m.leave(m.Next, left)
+		m.release(m.Next, left)
 		m.Next += left
 	}
 	if m.Next+units <= m.limit() {
@@ -219,14 +219,14 @@ func (m *sets) reuse(units uint32) uint32 {
 			continue
 		}
 		m.Free[size] = *(*uint32)(m.at(unit))
-		m.leave(unit+units, size-units)
+		m.release(unit+units, size-units)
 		return unit
 	}
 	return 0
 }
 
-// leave adds memory to the lists.
-func (m *sets) leave(unit, units uint32) {
+// release adds memory to the lists.
+func (m *sets) release(unit, units uint32) {
 	for units > 0 {
 		n := min(units, maxRun)
 		*(*uint32)(m.at(unit)) = m.Free[n]
@@ -244,8 +244,8 @@ func (m *sets) retireRun(more uint32) {
 	}
 }
 
-// settle sends what the change that was just published retired to limbo.
-func (m *sets) settle() {
+// retireToLimbo sends what the change that was just published retired to limbo.
+func (m *sets) retireToLimbo() {
 	if int(m.InLimbo)+len(m.retired) > len(m.Limbo) {
 		m.grace()
 	}
@@ -258,7 +258,7 @@ func (m *sets) grace() {
 	m.wait()
 	atomic.AddUint32(&m.Reused, 1)
 	for _, r := range m.Limbo[:m.InLimbo] {
-		m.leave(r&MaxValue, r>>22+1)
+		m.release(r&MaxValue, r>>22+1)
 	}
 	m.InLimbo = 0
 }

@@ -157,7 +157,7 @@ func (t *Table) change(ipv4 bool, c *change) error {
 	case !c.remove && !c.found:
 		m.Count[family]++
 	}
-	m.settle()
+	m.retireToLimbo()
 	m.rest()
 	return nil
 }
@@ -218,7 +218,7 @@ func (m *memory) replace(ps4, ps6 []prefix) error {
 	m.Groups = groups
 	m.Count = [2]uint32{uint32(len(ps4)), uint32(len(ps6))}
 	atomic.StoreUint32(&m.Active, uint32(to4|to6<<1))
-	m.settle()
+	m.retireToLimbo()
 	m.grace()
 	m.freeIndex(m.index[1-to4].Root4[:])
 	m.freeIndex(m.index[1-to6].Root6[:])

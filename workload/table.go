@@ -58,7 +58,7 @@ type Table struct {
 type entry struct {
 	Workload
 	watch int32
-	held  int
+	refs  int
 }
 
 // Open reads all cgroups of the host, and watches for changes from then on: call [Table.Run]. Reading them needs no right.
@@ -159,7 +159,7 @@ func (t *Table) Hold(id ID) (Workload, bool) {
 	if !ok {
 		return Workload{}, false
 	}
-	e.held++
+	e.refs++
 	return e.Workload, true
 }
 
@@ -168,16 +168,16 @@ func (t *Table) Release(id ID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e, ok := t.all[id]
-	if !ok || e.held == 0 {
+	if !ok || e.refs == 0 {
 		panic(fmt.Sprintf("workload: cgroup %d is released and was not held", id))
 	}
-	e.held--
+	e.refs--
 	t.forget(e)
 }
 
 // forget drops the name of a removed cgroup that nobody holds. The lock is held.
 func (t *Table) forget(e *entry) {
-	if e.Gone && e.held == 0 {
+	if e.Gone && e.refs == 0 {
 		delete(t.all, e.ID)
 	}
 }
@@ -311,16 +311,16 @@ func (t *Table) follow(b []byte) error {
 		if parent == nil || mask&unix.IN_ISDIR == 0 || name == "" {
 			continue
 		}
-		if err := t.look(filepath.Join(parent.Cgroup, name)); err != nil {
+		if err := t.refresh(filepath.Join(parent.Cgroup, name)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// look compares one cgroup with what is known of it. Events are only a reason to look: what has happened since they were
+// refresh compares one cgroup with what is known of it. Events are only a reason to look: what has happened since they were
 // written counts, too.
-func (t *Table) look(path string) error {
+func (t *Table) refresh(path string) error {
 	id, err := idOf(unix.AT_FDCWD, filepath.Join(t.root, path), 0)
 	if err != nil && !gone(err) {
 		return fmt.Errorf("number of cgroup %s: %w", path, err)
@@ -347,7 +347,7 @@ func (t *Table) compare() error {
 	}
 	t.mu.Unlock()
 	for _, p := range paths {
-		if err := t.look(p); err != nil {
+		if err := t.refresh(p); err != nil {
 			return err
 		}
 	}

@@ -315,7 +315,7 @@ func TestReplacedDuringScan(t *testing.T) {
 	if _, err := table.scanOne("/a", dir); err != nil && !gone(err) {
 		t.Fatal(err)
 	}
-	if err := table.look("/a"); err != nil { // the event of the new one
+	if err := table.refresh("/a"); err != nil { // the event of the new one
 		t.Fatal(err)
 	}
 	mkdir(filepath.Join(path, "b.service"))
