@@ -13,36 +13,36 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// attacherName says by what a filter's program is held in place.
+// attacherName says what attaches a filter's program.
 type attacherName string
 
 const (
-	heldByXDP       attacherName = "xdp"
-	heldByTCX       attacherName = "tcx"
-	heldByClsact    attacherName = "clsact"
-	heldByNetfilter attacherName = "netfilter"
-	heldByNFT       attacherName = "nft"
+	attacherXDP       attacherName = "xdp"
+	attacherTCX       attacherName = "tcx"
+	attacherClsact    attacherName = "clsact"
+	attacherNetfilter attacherName = "netfilter"
+	attacherNFT       attacherName = "nft"
 )
 
-// attacher attaches a filter's program to its places.
+// attacher attaches a filter's program to its attachments.
 type attacher interface {
-	// attach makes the links of a form that is not published yet, on all places that
+	// attach makes the links of a form that is not published yet, at all locations that
 	// are there. The caller closes them. Holders without links make none.
-	attach(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) (map[string]kernel.Link, error)
-	// enter attaches prog to places that the form before had not, where attach makes no
+	attach(s *instance, maps map[string]*ebpf.Map, prog *ebpf.Program) (map[string]kernel.Link, error)
+	// enter attaches prog to locations that the form before had not, where attach makes no
 	// links for them. When it fails it has undone what it did.
-	enter(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) error
-	// move has all places that the published form has run prog from now on. When it
+	enter(s *instance, maps map[string]*ebpf.Map, prog *ebpf.Program) error
+	// move has all attachments that the published form has run prog from now on. When it
 	// fails it has undone what it did.
-	move(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) error
-	// settle attaches prog where the published form lacks a place, and takes away
-	// places that it is not to have. It may be repeated.
-	settle(s *site, prog *ebpf.Program) error
-	// places tells of the places.
-	places(s *site) ([]Attachment, error)
-	// clear takes the places away, of a form that s has or once had: before the pins go,
+	move(s *instance, maps map[string]*ebpf.Map, prog *ebpf.Program) error
+	// reconcile attaches prog where the published form lacks an attachment, and takes away
+	// attachments that it is not to have. It may be repeated.
+	reconcile(s *instance, prog *ebpf.Program) error
+	// attachments tells of the attachments.
+	attachments(s *instance) ([]Attachment, error)
+	// clear takes the attachments away, of a form that s has or once had: before the pins go,
 	// by which they are known, and at once. (A form's links end with its pins, too.)
-	clear(s *site, form *published) error
+	clear(s *instance, form *published) error
 }
 
 // Attachment is where a filter is attached, or should be.
@@ -61,7 +61,7 @@ type Attachment struct {
 	program   uint32
 }
 
-// Problems of places.
+// Problems of attachments.
 const (
 	problemLacks = "not attached, somebody took it away or the interface came later: weir apply attaches it"
 	problemStale = "it runs the rules before the last change, which was killed: weir apply recovers it"
@@ -69,8 +69,8 @@ const (
 
 func (p *Attachment) lack() { p.lacks, p.Problem = true, problemLacks }
 
-// judge says what a place's program makes of it.
-func (p *Attachment) judge(s *site, program uint32) error {
+// check says what an attachment's program makes of it.
+func (p *Attachment) check(s *instance, program uint32) error {
 	if program == 0 {
 		p.lack()
 		return nil
@@ -86,38 +86,38 @@ func (p *Attachment) judge(s *site, program uint32) error {
 	return err
 }
 
-// chooseHolder says what is to hold a filter's program on this kernel.
-func (f Filter) chooseHolder() attacherName {
+// chooseAttacher says what is to hold a filter's program on this kernel.
+func (f Filter) chooseAttacher() attacherName {
 	switch f.Hook {
 	case HookXDP, HookXDPGeneric:
-		return heldByXDP
+		return attacherXDP
 	case HookNetfilter:
-		return heldByNetfilter
+		return attacherNetfilter
 	case HookNFT:
-		return heldByNFT
+		return attacherNFT
 	case HookTCX:
 		if kernel.TCXLink.Check() == nil {
-			return heldByTCX
+			return attacherTCX
 		}
 	}
-	return heldByClsact
+	return attacherClsact
 }
 
-func (n attacherName) holder() attacher {
+func (n attacherName) attacher() attacher {
 	switch n {
-	case heldByXDP, heldByTCX:
+	case attacherXDP, attacherTCX:
 		return deviceLinks{}
-	case heldByNetfilter:
+	case attacherNetfilter:
 		return netfilterLinks{}
-	case heldByNFT:
+	case attacherNFT:
 		return nftRule{}
 	}
 	return tcFilters{}
 }
 
-// samePlace says whether a change from one form to the other leaves the places
+// sameAttachment says whether a change from one form to the other leaves the attachments
 // what they are, but for interfaces.
-func samePlace(a, b *published) bool {
+func sameAttachment(a, b *published) bool {
 	f, g := a.Filter, b.Filter
 	return a.Attacher == b.Attacher && f.Hook == g.Hook && f.Direction == g.Direction && f.At == g.At && f.Priority == g.Priority &&
 		f.Order.Order == g.Order.Order
@@ -137,7 +137,7 @@ func (u undo) run(err error) error {
 	return err
 }
 
-// former opens the program that a place runs, so that it can be put back.
+// former opens the program that an attachment runs, so that it can be put back.
 func former(id uint32) (*ebpf.Program, error) {
 	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(id))
 	if err != nil {
@@ -151,7 +151,7 @@ func devicePin(index int) string { return fmt.Sprintf("dev%d", index) }
 
 func isDevicePin(pin string) bool { return strings.HasPrefix(pin, "dev") }
 
-// absent is the place on an interface that the filter cannot be attached to.
+// absent is the attachment on an interface that the filter cannot be attached to.
 func absent(kind, device, why string) Attachment {
 	return Attachment{Name: kind + " of " + device, Interface: device, Problem: why}
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // BenchmarkChange is what a change of a rule takes, from the configuration to the
-// new program at every place: read, plan, compile, load, verify, go over, pin.
+// new program at every attachment: read, plan, compile, load, verify, go over, pin.
 func BenchmarkChange(b *testing.B) {
 	nstest.NeedRoot(b)
 	for _, h := range hooks {

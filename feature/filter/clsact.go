@@ -30,7 +30,7 @@ func (tcFilters) at(f Filter, index int) kernel.Clsact {
 	return kernel.Clsact{Ifindex: index, Name: "weir_filter_" + f.Name, Egress: f.Direction == Egress, Priority: tcPriority}
 }
 
-func (tcFilters) attach(*site, map[string]*ebpf.Map, *ebpf.Program) (map[string]kernel.Link, error) {
+func (tcFilters) attach(*instance, map[string]*ebpf.Map, *ebpf.Program) (map[string]kernel.Link, error) {
 	return nil, nil
 }
 
@@ -45,7 +45,7 @@ func (tcFilters) known(m *ebpf.Map) (map[int]bool, error) {
 	return out, it.Err()
 }
 
-func (t tcFilters) move(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) error {
+func (t tcFilters) move(s *instance, maps map[string]*ebpf.Map, prog *ebpf.Program) error {
 	known, err := t.known(maps[devicesMap])
 	if err != nil {
 		return err
@@ -73,7 +73,7 @@ func (t tcFilters) move(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) 
 	return nil
 }
 
-func (t tcFilters) enter(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) error {
+func (t tcFilters) enter(s *instance, maps map[string]*ebpf.Map, prog *ebpf.Program) error {
 	devices, _, err := s.devices()
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func (t tcFilters) enter(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program)
 	return nil
 }
 
-func (t tcFilters) settle(s *site, prog *ebpf.Program) error {
+func (t tcFilters) reconcile(s *instance, prog *ebpf.Program) error {
 	devices, _, err := s.devices()
 	if err != nil {
 		return err
@@ -104,12 +104,12 @@ func (t tcFilters) settle(s *site, prog *ebpf.Program) error {
 	if err != nil {
 		return err
 	}
-	places, err := t.places(s)
+	attachments, err := t.attachments(s)
 	if err != nil {
 		return err
 	}
 	wanted := map[int]bool{}
-	for _, p := range places {
+	for _, p := range attachments {
 		index, there := devices[p.Interface]
 		wanted[index] = there
 		if !there || !p.lacks && !p.stale {
@@ -131,7 +131,7 @@ func (t tcFilters) settle(s *site, prog *ebpf.Program) error {
 }
 
 // note records the filters of all devices, so that their loss is told.
-func (t tcFilters) note(s *site, m *ebpf.Map) error {
+func (t tcFilters) note(s *instance, m *ebpf.Map) error {
 	known, err := t.known(m)
 	var all []kernel.Clsact
 	for index := range known {
@@ -142,7 +142,7 @@ func (t tcFilters) note(s *site, m *ebpf.Map) error {
 
 // put attaches the filter to a device. What we are about to add is noted first, so
 // that it is found again should we be killed.
-func (t tcFilters) put(s *site, m *ebpf.Map, index int, known map[int]bool, prog *ebpf.Program) error {
+func (t tcFilters) put(s *instance, m *ebpf.Map, index int, known map[int]bool, prog *ebpf.Program) error {
 	return s.ns.Do(func() error {
 		tc := t.at(s.pub.Filter, index)
 		if _, ok := known[index]; !ok {
@@ -169,7 +169,7 @@ func (t tcFilters) put(s *site, m *ebpf.Map, index int, known map[int]bool, prog
 
 // hasAnothers says whether the qdisc of a device is there for another filter of
 // weir's: whichever of them goes last takes it along.
-func (s *site) hasAnothers(index int) bool {
+func (s *instance) hasAnothers(index int) bool {
 	all, err := s.lock.Instances(Name)
 	if err != nil {
 		return false
@@ -192,7 +192,7 @@ func (s *site) hasAnothers(index int) bool {
 	return false
 }
 
-func (t tcFilters) drop(s *site, f Filter, m *ebpf.Map, index int, ours bool) error {
+func (t tcFilters) drop(s *instance, f Filter, m *ebpf.Map, index int, ours bool) error {
 	if err := s.ns.Do(func() error { return t.at(f, index).Detach(ours) }); err != nil {
 		return err
 	}
@@ -202,7 +202,7 @@ func (t tcFilters) drop(s *site, f Filter, m *ebpf.Map, index int, ours bool) er
 	return nil
 }
 
-func (t tcFilters) places(s *site) ([]Attachment, error) {
+func (t tcFilters) attachments(s *instance) ([]Attachment, error) {
 	devices, without, err := s.devices()
 	if err != nil {
 		return nil, err
@@ -220,7 +220,7 @@ func (t tcFilters) places(s *site) ([]Attachment, error) {
 		if err := s.ns.Do(func() (err error) { id, err = t.at(s.pub.Filter, index).Program(); return err }); err != nil {
 			return nil, err
 		}
-		if err := p.judge(s, id); err != nil {
+		if err := p.check(s, id); err != nil {
 			return nil, err
 		}
 		out = append(out, p)
@@ -230,7 +230,7 @@ func (t tcFilters) places(s *site) ([]Attachment, error) {
 
 // clear takes the filters of a form away. Devices that are not in the map any more
 // are found by the form's interfaces.
-func (t tcFilters) clear(s *site, form *published) error {
+func (t tcFilters) clear(s *instance, form *published) error {
 	known := map[int]bool{}
 	m := s.pins.Maps[devicesMap]
 	if m != nil {

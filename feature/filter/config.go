@@ -234,7 +234,7 @@ func (c *Config) Validate() []error {
 		fail := func(format string, a ...any) {
 			errs = append(errs, f.Pos.Errorf("%s: "+format, append([]any{where(i, f)}, a...)...))
 		}
-		f.validatePlace(fail)
+		f.validateLocation(fail)
 		switch {
 		case f.Name == "":
 			fail("no name: filters are known by one")
@@ -265,7 +265,7 @@ func where(i int, f Filter) string {
 	return "filter." + f.Name
 }
 
-func (f Filter) validatePlace(fail func(string, ...any)) {
+func (f Filter) validateLocation(fail func(string, ...any)) {
 	switch {
 	case f.Hook == "":
 		fail("no hook: want one of %s", strings.Trim(fmt.Sprint(hooks), "[]"))

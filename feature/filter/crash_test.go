@@ -47,8 +47,8 @@ func (w *world) crash(step int, filters ...Filter) string {
 	return kerneltest.Killed(w.t, nstest.Child("change", w.root.Path(), step, file))
 }
 
-// Killed at any step of a creation, a change, a change of place or a removal, a
-// filter drops by the rules before or by the new ones (where the place changes, by
+// Killed at any step of a creation, a change, a change of location or a removal, a
+// filter drops by the rules before or by the new ones (where the location changes, by
 // both), and the next command finishes.
 func TestKilledAtEveryStep(t *testing.T) {
 	const none = "5001/4 5001/6 5002/4 5002/6"
@@ -192,8 +192,8 @@ func TestMendsManyRules(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			w.want("mended", "5001/4 5001/6", 5001, 5002, 5301)
-			w.clean("mended")
+			w.want("recovered", "5001/4 5001/6", 5001, 5002, 5301)
+			w.clean("recovered")
 			if n := len(w.one().Rules); n != 301 {
 				t.Errorf("%d rules", n)
 			}

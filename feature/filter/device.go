@@ -17,7 +17,7 @@ import (
 // truth: pinned as link_dev<ifindex>, one for each interface.
 type deviceLinks struct{}
 
-// at is the place on a device.
+// at is the attachment on a device.
 func (deviceLinks) at(f Filter, device string, index int) kernel.Attachment {
 	if f.Hook.xdp() {
 		return kernel.XDP{Ifindex: index, Device: device, Generic: f.Hook == HookXDPGeneric}
@@ -29,7 +29,7 @@ func (f Filter) tcx(device string, index int) kernel.TCX {
 	return kernel.TCX{Ifindex: index, Device: device, Egress: f.Direction == Egress, Order: f.Order.Order}
 }
 
-func (d deviceLinks) attach(s *site, _ map[string]*ebpf.Map, prog *ebpf.Program) (map[string]kernel.Link, error) {
+func (d deviceLinks) attach(s *instance, _ map[string]*ebpf.Map, prog *ebpf.Program) (map[string]kernel.Link, error) {
 	out := map[string]kernel.Link{}
 	devices, _, err := s.devices()
 	for _, name := range s.pub.Filter.Interfaces {
@@ -45,7 +45,7 @@ func (d deviceLinks) attach(s *site, _ map[string]*ebpf.Map, prog *ebpf.Program)
 	return out, err
 }
 
-func (d deviceLinks) attachOne(s *site, name string, index int, prog *ebpf.Program) (ln kernel.Link, err error) {
+func (d deviceLinks) attachOne(s *instance, name string, index int, prog *ebpf.Program) (ln kernel.Link, err error) {
 	err = s.ns.Do(func() error {
 		ln, err = d.at(s.pub.Filter, name, index).Attach(prog)
 		return err
@@ -53,7 +53,7 @@ func (d deviceLinks) attachOne(s *site, name string, index int, prog *ebpf.Progr
 	return ln, err
 }
 
-func (deviceLinks) move(s *site, _ map[string]*ebpf.Map, prog *ebpf.Program) error {
+func (deviceLinks) move(s *instance, _ map[string]*ebpf.Map, prog *ebpf.Program) error {
 	pins, err := s.pins.Links()
 	if err != nil {
 		return err
@@ -63,7 +63,7 @@ func (deviceLinks) move(s *site, _ map[string]*ebpf.Map, prog *ebpf.Program) err
 
 // moveLinks has links run another program, one after the other. Those whose
 // device is gone stay as they are.
-func moveLinks(s *site, pins []string, prog *ebpf.Program) error {
+func moveLinks(s *instance, pins []string, prog *ebpf.Program) error {
 	var undone undo
 	for _, pin := range pins {
 		ln, err := s.pins.Link(pin)
@@ -91,8 +91,8 @@ func moveLinks(s *site, pins []string, prog *ebpf.Program) error {
 	return nil
 }
 
-func (d deviceLinks) settle(s *site, prog *ebpf.Program) error {
-	places, err := d.places(s)
+func (d deviceLinks) reconcile(s *instance, prog *ebpf.Program) error {
+	attachments, err := d.attachments(s)
 	if err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (d deviceLinks) settle(s *site, prog *ebpf.Program) error {
 		return err
 	}
 	wanted := map[string]bool{}
-	for _, p := range places {
+	for _, p := range attachments {
 		if p.pin == "" {
 			continue
 		}
@@ -132,7 +132,7 @@ func (d deviceLinks) settle(s *site, prog *ebpf.Program) error {
 	return err
 }
 
-func (d deviceLinks) places(s *site) ([]Attachment, error) {
+func (d deviceLinks) attachments(s *instance) ([]Attachment, error) {
 	devices, without, err := s.devices()
 	if err != nil {
 		return nil, err
@@ -146,7 +146,7 @@ func (d deviceLinks) places(s *site) ([]Attachment, error) {
 		}
 		a := d.at(s.pub.Filter, name, index)
 		p := Attachment{Name: a.String(), Interface: name, pin: devicePin(index)}
-		if err := p.judgeLink(s, a); err != nil {
+		if err := p.checkLink(s, a); err != nil {
 			return nil, err
 		}
 		out = append(out, p)
@@ -154,8 +154,8 @@ func (d deviceLinks) places(s *site) ([]Attachment, error) {
 	return out, nil
 }
 
-// judgeLink says what a place's pinned link makes of it.
-func (p *Attachment) judgeLink(s *site, a kernel.Attachment) error {
+// checkLink says what an attachment's pinned link makes of it.
+func (p *Attachment) checkLink(s *instance, a kernel.Attachment) error {
 	ln, err := s.pins.Link(p.pin)
 	switch {
 	case errors.Is(err, kernel.ErrNotExist):
@@ -182,11 +182,11 @@ func (p *Attachment) judgeLink(s *site, a kernel.Attachment) error {
 	if err := p.position(s, a, ln); err != nil && !permission(err) {
 		return err
 	}
-	return p.judge(s, id)
+	return p.check(s, id)
 }
 
 // position reads where the program is among others', and whether that is as ordered.
-func (p *Attachment) position(s *site, a kernel.Attachment, ln kernel.Link) error {
+func (p *Attachment) position(s *instance, a kernel.Attachment, ln kernel.Link) error {
 	return s.ns.Do(func() error {
 		at, ok, err := kernel.PositionAt(a, ln)
 		if err != nil || !ok {
@@ -200,12 +200,12 @@ func (p *Attachment) position(s *site, a kernel.Attachment, ln kernel.Link) erro
 	})
 }
 
-func (deviceLinks) enter(*site, map[string]*ebpf.Map, *ebpf.Program) error { return nil }
+func (deviceLinks) enter(*instance, map[string]*ebpf.Map, *ebpf.Program) error { return nil }
 
-func (deviceLinks) clear(s *site, _ *published) error { return s.dropLinks() }
+func (deviceLinks) clear(s *instance, _ *published) error { return s.dropLinks() }
 
 // dropLinks detaches all links.
-func (s *site) dropLinks() error {
+func (s *instance) dropLinks() error {
 	if s.pins == nil {
 		return nil
 	}

@@ -50,11 +50,11 @@ func explainFilter(r *kernel.Root, i kernel.Instance, p feature.Packet) ([]featu
 	if pub.meta.Inode != p.Inode || !comes {
 		return nil, nil
 	}
-	places, err := pub.Attacher.holder().places(&site{inst: i, pub: pub, pins: u.Pins, ns: u.Netns})
+	attachments, err := pub.Attacher.attacher().attachments(&instance{inst: i, pub: pub, pins: u.Pins, ns: u.Netns})
 	if err != nil {
 		return nil, err
 	}
-	where := pub.Filter.placeFor(places, p)
+	where := pub.Filter.attachmentFor(attachments, p)
 	if where == nil {
 		return nil, nil
 	}
@@ -86,10 +86,10 @@ func (f Filter) meets(p feature.Packet) (feature.Stage, bool) {
 	return feature.StageInput, f.At == "input"
 }
 
-// placeFor is where the packet meets the filter; nil if it has no such place.
-func (f Filter) placeFor(places []Attachment, p feature.Packet) *Attachment {
-	for i := range places {
-		at := &places[i]
+// attachmentFor is where the packet meets the filter; nil if it has no such attachment.
+func (f Filter) attachmentFor(attachments []Attachment, p feature.Packet) *Attachment {
+	for i := range attachments {
+		at := &attachments[i]
 		switch {
 		case f.Hook.ofDevices() && at.Interface != p.Interface:
 		case f.Hook == HookNetfilter && (at.pin == families[0].pin) != p.To.Addr().Is4():

@@ -19,10 +19,10 @@ func (Feature) Faults(_ context.Context, r *kernel.Root) (out []kernel.Fault, er
 	all, _, err := filters.All(r) // the pins tell of damage, the state of what cannot be read
 	for _, rec := range all {
 		p := publishedOf(rec)
-		if p.Attacher != heldByClsact && p.Attacher != heldByNFT {
+		if p.Attacher != attacherClsact && p.Attacher != attacherNFT {
 			continue
 		}
-		lost, lerr := lostPlaces(r, rec.Instance, p)
+		lost, lerr := lostAttachments(r, rec.Instance, p)
 		for _, place := range lost {
 			f := kernel.NotAttached(rec.Instance, "nothing runs at %s", place.Name)
 			f.Device = place.Interface
@@ -33,8 +33,8 @@ func (Feature) Faults(_ context.Context, r *kernel.Root) (out []kernel.Fault, er
 	return out, err
 }
 
-// lostPlaces are the places of a filter that could be attached now, are not, and are in no record.
-func lostPlaces(r *kernel.Root, i kernel.Instance, p *published) (out []Attachment, err error) {
+// lostAttachments are the attachments of a filter that could be attached now, are not, and are in no record.
+func lostAttachments(r *kernel.Root, i kernel.Instance, p *published) (out []Attachment, err error) {
 	o, err := r.Open(i)
 	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged) {
 		return nil, nil
@@ -49,16 +49,16 @@ func lostPlaces(r *kernel.Root, i kernel.Instance, p *published) (out []Attachme
 		return nil, err
 	}
 	defer ns.Close()
-	places, err := p.Attacher.holder().places(&site{inst: i, pub: p, pins: o, ns: ns})
+	attachments, err := p.Attacher.attacher().attachments(&instance{inst: i, pub: p, pins: o, ns: ns})
 	if permission(err) {
 		return nil, nil
 	}
 	told := map[int]bool{} // by kernel.Checker
-	if p.Attacher == heldByClsact && err == nil {
+	if p.Attacher == attacherClsact && err == nil {
 		told, err = tcFilters{}.known(o.Maps[devicesMap])
 	}
 	_ = ns.Do(func() error {
-		for _, place := range places {
+		for _, place := range attachments {
 			if !place.lacks {
 				continue
 			}

@@ -88,5 +88,5 @@ func (e *evaded) warning(f Filter) string {
 		unless = ", unless conntrack works in the namespace"
 	}
 	return fmt.Sprintf("filter %s, at %s: %s datagrams that come in fragments are put together behind it%s, and so evade %s, which asks for their payload: drop %s before it, or see docs/FILTER.md on fragments",
-		f.Name, f.placeText(), strings.Join(of, " and "), unless, f.ruleName(e.rule), strings.Join(drop, " or "))
+		f.Name, f.location(), strings.Join(of, " and "), unless, f.ruleName(e.rule), strings.Join(drop, " or "))
 }

@@ -83,12 +83,12 @@ func readList(path string) (*list, error) {
 		}
 		l.entries = append(l.entries, p)
 	}
-	l.place()
+	l.chooseStorage()
 	return l, nil
 }
 
-// place decides where a list's entries are kept.
-func (l *list) place() {
+// chooseStorage decides where a list's entries are kept.
+func (l *list) chooseStorage() {
 	l.Entries = len(l.entries)
 	if l.Entries <= shortList {
 		l.Prefixes = l.entries
@@ -128,7 +128,7 @@ func forSocket(lists []List) (map[string]*list, error) {
 			}
 			l.entries[i] = p.Masked()
 		}
-		l.place()
+		l.chooseStorage()
 		out[x.Name] = l
 	}
 	return out, nil

@@ -37,7 +37,7 @@ func listOf(t testing.TB, n int, more ...string) string {
 }
 
 // Lists, short and long, decide at every hook; one that stays is not filled again
-// when rules change, and its filter can be mended without the file.
+// when rules change, and its filter can be recovered without the file.
 func TestLists(t *testing.T) {
 	eachHook(t, func(t *testing.T, h Hook) {
 		for _, n := range []int{3, 2000} {

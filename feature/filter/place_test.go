@@ -214,7 +214,7 @@ func TestNamespaceGoes(t *testing.T) {
 	}
 }
 
-// Where one place of several is taken, nothing of a new filter stays.
+// Where one location of several is occupied, nothing of a new filter stays.
 func TestOccupied(t *testing.T) {
 	needHook(t, HookXDP)
 	w := newWorld(t)

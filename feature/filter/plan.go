@@ -110,14 +110,14 @@ func resolve(f Filter) (*target, error) {
 		return nil, fmt.Errorf("filter.%s: network namespace: %w", f.Name, err)
 	}
 	defer ns.Close()
-	t := &target{inst: filters.Name(kernel.ScopeOf(ns), f.Name), pub: &published{Filter: f, Netns: f.Netns, Attacher: f.chooseHolder()}}
+	t := &target{inst: filters.Name(kernel.ScopeOf(ns), f.Name), pub: &published{Filter: f, Netns: f.Netns, Attacher: f.chooseAttacher()}}
 	id := ns.ID()
 	t.pub.meta.Inode, t.pub.meta.Cookie = id.Inode, id.Cookie
 	if t.pub.Netns == "" {
 		t.pub.Netns = fmt.Sprintf("net:[%d]", ns.Inode())
 	}
 	if f.Hook == HookTCX || f.Hook == HookClsact {
-		if t.pub.Raw, err = (&site{pub: t.pub, ns: ns}).raw(); err != nil {
+		if t.pub.Raw, err = (&instance{pub: t.pub, ns: ns}).raw(); err != nil {
 			return nil, fmt.Errorf("filter.%s: %w", f.Name, err)
 		}
 	}
@@ -172,7 +172,7 @@ func (t *target) plan(plan *feature.Plan, have State) error {
 	return nil
 }
 
-// misplaced says which places change because programs came to the wrong side of the filter. Where the
+// misplaced says which attachments change because programs came to the wrong side of the filter. Where the
 // order itself changes, the difference says so.
 func (f FilterState) misplaced(want Order) (out []string) {
 	for _, p := range f.Attachments {
@@ -195,7 +195,7 @@ func (t *target) anchors(plan *feature.Plan, was *FilterState) error {
 		return fmt.Errorf("filter.%s: %w", f.Name, err)
 	}
 	defer ns.Close()
-	devices, _, err := (&site{pub: t.pub, ns: ns}).devices()
+	devices, _, err := (&instance{pub: t.pub, ns: ns}).devices()
 	if err != nil {
 		return fmt.Errorf("filter.%s: %w", f.Name, err)
 	}
@@ -204,7 +204,7 @@ func (t *target) anchors(plan *feature.Plan, was *FilterState) error {
 		err := ns.Do(func() error { return f.tcx(name, devices[name]).Anchored(own) })
 		switch {
 		case err == nil, permission(err):
-		case errors.Is(err, hookorder.ErrNoAnchor) && attached && samePlace(was.pub, t.pub):
+		case errors.Is(err, hookorder.ErrNoAnchor) && attached && sameAttachment(was.pub, t.pub):
 			plan.Warn("filter %s: %v; it stays where it is", f.Name, err)
 		case errors.Is(err, hookorder.ErrNoAnchor) && t.restored:
 			plan.Warn("filter %s: %v; it goes behind them", f.Name, err)
@@ -244,7 +244,7 @@ func (t *target) warn(plan *feature.Plan, was *published) {
 	}
 	defer ns.Close()
 	t.warnOfCut(plan, was, ns)
-	devices, without, err := (&site{pub: t.pub, ns: ns}).devices()
+	devices, without, err := (&instance{pub: t.pub, ns: ns}).devices()
 	if err != nil {
 		return
 	}
@@ -265,7 +265,7 @@ func (t *target) create(l *kernel.WriteLock) error {
 }
 
 func (t *target) change(l *kernel.WriteLock) error {
-	s, err := openSite(l, t.inst)
+	s, err := openInstance(l, t.inst)
 	if err != nil {
 		return err
 	}
@@ -278,7 +278,7 @@ func (t *target) change(l *kernel.WriteLock) error {
 }
 
 func attachAll(l *kernel.WriteLock, i kernel.Instance) error {
-	s, err := openSite(l, i)
+	s, err := openInstance(l, i)
 	if err != nil {
 		return err
 	}
@@ -297,11 +297,11 @@ func (p *published) summary() string {
 	if len(p.Filter.Rules) == 1 {
 		n = "1 rule"
 	}
-	return fmt.Sprintf("%s at %s, in %s", n, p.Filter.placeText(), p.Netns)
+	return fmt.Sprintf("%s at %s, in %s", n, p.Filter.location(), p.Netns)
 }
 
-// placeText says where the filter is, as the file has it.
-func (f Filter) placeText() string {
+// location says where the filter is, as the file has it.
+func (f Filter) location() string {
 	if f.Hook.ofDevices() {
 		at := string(f.Hook)
 		if f.Direction != "" {
@@ -320,7 +320,7 @@ func (f Filter) placeText() string {
 func differences(have, want *published) []string {
 	var out []string
 	a, b := have.Filter, want.Filter
-	if x, y := a.placeText(), b.placeText(); x != y {
+	if x, y := a.location(), b.location(); x != y {
 		out = append(out, x+" → "+y)
 	}
 	if have.Attacher != want.Attacher {

@@ -29,7 +29,7 @@ func (netfilterLinks) at(f Filter, family uint8) kernel.Netfilter {
 	return kernel.Netfilter{Family: family, Hook: points[f.At], Priority: f.Priority}
 }
 
-func (n netfilterLinks) attach(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) (map[string]kernel.Link, error) {
+func (n netfilterLinks) attach(s *instance, maps map[string]*ebpf.Map, prog *ebpf.Program) (map[string]kernel.Link, error) {
 	out := map[string]kernel.Link{}
 	if err := n.move(s, maps, prog); err != nil {
 		return out, err
@@ -47,7 +47,7 @@ func (n netfilterLinks) attach(s *site, maps map[string]*ebpf.Map, prog *ebpf.Pr
 	return out, nil
 }
 
-func (n netfilterLinks) attachOne(s *site, maps map[string]*ebpf.Map, family uint8) (ln kernel.Link, err error) {
+func (n netfilterLinks) attachOne(s *instance, maps map[string]*ebpf.Map, family uint8) (ln kernel.Link, err error) {
 	run, err := kernel.Dispatcher{Slot: maps[slotMap]}.Load("filter_dispatch")
 	if err != nil {
 		return nil, err
@@ -57,7 +57,7 @@ func (n netfilterLinks) attachOne(s *site, maps map[string]*ebpf.Map, family uin
 	return ln, err
 }
 
-func (netfilterLinks) move(_ *site, maps map[string]*ebpf.Map, prog *ebpf.Program) error {
+func (netfilterLinks) move(_ *instance, maps map[string]*ebpf.Map, prog *ebpf.Program) error {
 	if err := (kernel.Dispatcher{Slot: maps[slotMap]}).Set(prog); err != nil {
 		return err
 	}
@@ -65,15 +65,15 @@ func (netfilterLinks) move(_ *site, maps map[string]*ebpf.Map, prog *ebpf.Progra
 	return nil
 }
 
-func (n netfilterLinks) settle(s *site, prog *ebpf.Program) error {
+func (n netfilterLinks) reconcile(s *instance, prog *ebpf.Program) error {
 	if err := n.move(s, s.pins.Maps, prog); err != nil {
 		return err
 	}
-	places, err := n.places(s)
+	attachments, err := n.attachments(s)
 	if err != nil {
 		return err
 	}
-	for i, p := range places {
+	for i, p := range attachments {
 		if !p.lacks {
 			continue
 		}
@@ -94,7 +94,7 @@ func (n netfilterLinks) settle(s *site, prog *ebpf.Program) error {
 	return nil
 }
 
-func (n netfilterLinks) places(s *site) ([]Attachment, error) {
+func (n netfilterLinks) attachments(s *instance) ([]Attachment, error) {
 	program, err := kernel.Dispatcher{Slot: s.pins.Maps[slotMap]}.Program()
 	if err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func (n netfilterLinks) places(s *site) ([]Attachment, error) {
 	for _, fam := range families {
 		a := n.at(s.pub.Filter, fam.family)
 		p := Attachment{Name: a.String(), pin: fam.pin}
-		if err := p.judgeDispatcher(s, a, program); err != nil {
+		if err := p.checkDispatcher(s, a, program); err != nil {
 			return nil, err
 		}
 		if p.lacks && fam.family == unix.NFPROTO_IPV6 && !hasIPv6() {
@@ -120,8 +120,8 @@ func hasIPv6() bool {
 	return err == nil
 }
 
-// judgeDispatcher is judgeLink, where the program is not the link's own.
-func (p *Attachment) judgeDispatcher(s *site, a kernel.Attachment, program uint32) error {
+// checkDispatcher is checkLink, where the program is not the link's own.
+func (p *Attachment) checkDispatcher(s *instance, a kernel.Attachment, program uint32) error {
 	ln, err := s.pins.Link(p.pin)
 	if err == nil {
 		err = a.Verify(ln)
@@ -134,12 +134,12 @@ func (p *Attachment) judgeDispatcher(s *site, a kernel.Attachment, program uint3
 	case err != nil && !permission(err):
 		return err
 	}
-	return p.judge(s, program)
+	return p.check(s, program)
 }
 
-func (netfilterLinks) enter(*site, map[string]*ebpf.Map, *ebpf.Program) error { return nil }
+func (netfilterLinks) enter(*instance, map[string]*ebpf.Map, *ebpf.Program) error { return nil }
 
-func (netfilterLinks) clear(s *site, _ *published) error { return s.dropLinks() }
+func (netfilterLinks) clear(s *instance, _ *published) error { return s.dropLinks() }
 
 // nftRule holds a program by a rule of nftables, in a table of weir's own. It has
 // no link: the rule's comment says which form of the filter it is of.
@@ -149,7 +149,7 @@ func (nftRule) at(f Filter) hook.NFT {
 	return hook.NFT{Table: "weir_" + f.Name, Hook: points[f.At], Priority: f.Priority}
 }
 
-func (nftRule) attach(*site, map[string]*ebpf.Map, *ebpf.Program) (map[string]kernel.Link, error) {
+func (nftRule) attach(*instance, map[string]*ebpf.Map, *ebpf.Program) (map[string]kernel.Link, error) {
 	return nil, nil
 }
 
@@ -158,7 +158,7 @@ func note(f Filter, counts ebpf.MapID) string {
 	return fmt.Sprintf("filter %s of weir, map %d: weir filter list", f.Name, counts)
 }
 
-func (n nftRule) move(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) error {
+func (n nftRule) move(s *instance, maps map[string]*ebpf.Map, prog *ebpf.Program) error {
 	info, err := maps["counts"].Info()
 	if err != nil {
 		return err
@@ -169,19 +169,19 @@ func (n nftRule) move(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) er
 	})
 }
 
-func (n nftRule) enter(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) error {
+func (n nftRule) enter(s *instance, maps map[string]*ebpf.Map, prog *ebpf.Program) error {
 	return n.move(s, maps, prog)
 }
 
-func (n nftRule) settle(s *site, prog *ebpf.Program) error {
-	places, err := n.places(s)
-	if err != nil || !places[0].lacks && !places[0].stale {
+func (n nftRule) reconcile(s *instance, prog *ebpf.Program) error {
+	attachments, err := n.attachments(s)
+	if err != nil || !attachments[0].lacks && !attachments[0].stale {
 		return err
 	}
 	return n.move(s, s.pins.Maps, prog)
 }
 
-func (n nftRule) places(s *site) ([]Attachment, error) {
+func (n nftRule) attachments(s *instance) ([]Attachment, error) {
 	p := Attachment{Name: n.at(s.pub.Filter).String()}
 	id, err := s.countsID()
 	if err != nil {
@@ -206,6 +206,6 @@ func (n nftRule) places(s *site) ([]Attachment, error) {
 	return []Attachment{p}, nil
 }
 
-func (n nftRule) clear(s *site, form *published) error {
+func (n nftRule) clear(s *instance, form *published) error {
 	return s.ns.Do(func() error { return n.at(form.Filter).Detach() })
 }

@@ -34,7 +34,7 @@ func (f *form) Close() {
 func (f *form) program() *ebpf.Program { return f.coll.Programs[programName] }
 
 // load makes a form of what is to be published. from is the form before, or nil.
-func (p *published) load(from *site) (*form, error) {
+func (p *published) load(from *instance) (*form, error) {
 	share := noMaps
 	if from != nil {
 		keepRoom(p.Lists, from.pub.Lists)
@@ -56,11 +56,11 @@ func (p *published) load(from *site) (*form, error) {
 	}
 	m, e := baseMap(len(p.Filter.keysOf()))
 	own("base", m, e)
-	if p.Attacher == heldByNetfilter && (from == nil || !samePlace(from.pub, p)) {
+	if p.Attacher == attacherNetfilter && (from == nil || !sameAttachment(from.pub, p)) {
 		m, e = kernel.NewDispatcherSlot("filter_slot")
 		own(slotMap, m, e)
 	}
-	if p.Attacher == heldByClsact && (from == nil || from.pins.Maps[devicesMap] == nil) {
+	if p.Attacher == attacherClsact && (from == nil || from.pins.Maps[devicesMap] == nil) {
 		m, e = newDevicesMap()
 		own(devicesMap, m, e)
 	}
@@ -75,8 +75,8 @@ func (p *published) load(from *site) (*form, error) {
 }
 
 // inherit takes over from the form before what goes on: its counts, and the maps
-// by which its places are known.
-func (f *form) inherit(from *site) error {
+// by which its attachments are known.
+func (f *form) inherit(from *instance) error {
 	if from.pins.Maps["before"] != nil {
 		// Its counts are added up for good, and a packet may still be in the program that
 		// the change before this one replaced.
@@ -94,14 +94,14 @@ func (f *form) inherit(from *site) error {
 	f.pub.Before = from.pub.Filter.keysOf()
 	f.maps["before"] = from.pins.Maps["counts"]
 	for _, name := range []string{slotMap, devicesMap} {
-		if m := from.pins.Maps[name]; m != nil && f.maps[name] == nil && (name != slotMap || f.pub.Attacher == heldByNetfilter) {
+		if m := from.pins.Maps[name]; m != nil && f.maps[name] == nil && (name != slotMap || f.pub.Attacher == attacherNetfilter) {
 			f.maps[name] = m
 		}
 	}
-	if samePlace(from.pub, f.pub) || from.pub.Attacher == heldByNFT && f.pub.Attacher == heldByNFT {
+	if sameAttachment(from.pub, f.pub) || from.pub.Attacher == attacherNFT && f.pub.Attacher == attacherNFT {
 		return nil // nothing is left behind: the table of nftables is the same one
 	}
-	if from.pub.Attacher == heldByNFT || from.pub.Attacher == heldByClsact {
+	if from.pub.Attacher == attacherNFT || from.pub.Attacher == attacherClsact {
 		was := *from.pub
 		was.Was, was.Before = nil, nil
 		f.pub.Was = &was
@@ -122,8 +122,8 @@ func create(l *kernel.WriteLock, p *published, ns *netns.Handle) error {
 		return err
 	}
 	defer f.Close()
-	s := &site{lock: l, inst: filters.Name(kernel.ScopeOf(ns), p.Filter.Name), pub: p, ns: ns}
-	h := p.Attacher.holder()
+	s := &instance{lock: l, inst: filters.Name(kernel.ScopeOf(ns), p.Filter.Name), pub: p, ns: ns}
+	h := p.Attacher.attacher()
 	links, err := h.attach(s, f.maps, f.program())
 	defer closeLinks(links)
 	if err != nil {
@@ -135,7 +135,7 @@ func create(l *kernel.WriteLock, p *published, ns *netns.Handle) error {
 	kernel.Step("filter:published")
 	if err = s.reopen(); err == nil {
 		defer s.pins.Close()
-		err = h.settle(s, f.program())
+		err = h.reconcile(s, f.program())
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("filter %s: %w", p.Filter.Name, err), h.clear(s, p), filters.Remove(l, s.inst))
@@ -151,20 +151,20 @@ func closeLinks(links map[string]kernel.Link) {
 }
 
 // change replaces a published filter: each packet meets the form before or the new
-// one. Where the place changes, or moves says that the filter moves at its hook, both are there for
+// one. Where the location changes, or moves says that the filter moves at its hook, both are there for
 // an instant, and a packet may be dropped by either.
-func (s *site) change(p *published, moves bool) error {
+func (s *instance) change(p *published, moves bool) error {
 	f, err := p.load(s)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	old := s.pub
-	h := p.Attacher.holder()
+	h := p.Attacher.attacher()
 	var keep []string
 	var links, former map[string]kernel.Link
 	s.pub = p
-	stays := samePlace(old, p) && !moves
+	stays := sameAttachment(old, p) && !moves
 	if stays {
 		if keep, err = s.pins.Links(); err != nil {
 			return err
@@ -192,11 +192,11 @@ func (s *site) change(p *published, moves bool) error {
 	if err := s.reopen(); err != nil {
 		return err
 	}
-	return s.settle(f.program())
+	return s.reconcile(f.program())
 }
 
 // links opens the links of the published form, as far as they open.
-func (s *site) links() map[string]kernel.Link {
+func (s *instance) links() map[string]kernel.Link {
 	out := map[string]kernel.Link{}
 	names, _ := s.pins.Links()
 	for _, name := range names {
@@ -208,14 +208,14 @@ func (s *site) links() map[string]kernel.Link {
 }
 
 // misplaced says whether the filter is attached where its order does not ask for it.
-func (s *site) misplaced() (bool, error) {
-	places, err := s.pub.Attacher.holder().places(s)
-	return slices.ContainsFunc(places, func(p Attachment) bool { return p.misplaced }), err
+func (s *instance) misplaced() (bool, error) {
+	attachments, err := s.pub.Attacher.attacher().attachments(s)
+	return slices.ContainsFunc(attachments, func(p Attachment) bool { return p.misplaced }), err
 }
 
-// settle makes the places those that the pins say.
-func (s *site) settle(prog *ebpf.Program) error {
-	if err := s.pub.Attacher.holder().settle(s, prog); err != nil {
+// reconcile makes the attachments those that the pins say.
+func (s *instance) reconcile(prog *ebpf.Program) error {
+	if err := s.pub.Attacher.attacher().reconcile(s, prog); err != nil {
 		return fmt.Errorf("filter %s: %w", s.pub.Filter.Name, err)
 	}
 	kernel.Step("filter:settled")
@@ -223,15 +223,15 @@ func (s *site) settle(prog *ebpf.Program) error {
 }
 
 // clearWas takes away what the form before had and no link ends.
-func (s *site) clearWas() error {
+func (s *instance) clearWas() error {
 	w := s.pub.Was
 	if w == nil {
 		return nil
 	}
-	if w.Attacher == heldByClsact && s.pub.Attacher != heldByClsact {
+	if w.Attacher == attacherClsact && s.pub.Attacher != attacherClsact {
 		s.lock.NoteFilters(s.inst, nil) // else they would be missed
 	}
-	if err := w.Attacher.holder().clear(s, w); err != nil {
+	if err := w.Attacher.attacher().clear(s, w); err != nil {
 		return fmt.Errorf("filter %s: what it was before: %w", s.pub.Filter.Name, err)
 	}
 	kernel.Step("filter:cleared")
@@ -240,30 +240,30 @@ func (s *site) clearWas() error {
 
 // remove takes a filter away: what has no link first, by what is pinned.
 func remove(l *kernel.WriteLock, i kernel.Instance) error {
-	s, err := openSite(l, i)
+	s, err := openInstance(l, i)
 	if errors.Is(err, netns.ErrGone) {
-		return filters.Remove(l, i) // with the namespace its places went
+		return filters.Remove(l, i) // with the namespace its attachments went
 	} else if err != nil {
 		return err
 	}
 	defer s.Close()
-	if err := errors.Join(s.clearWas(), s.pub.Attacher.holder().clear(s, s.pub)); err != nil {
+	if err := errors.Join(s.clearWas(), s.pub.Attacher.attacher().clear(s, s.pub)); err != nil {
 		return fmt.Errorf("filter %s: %w", i.Name, err)
 	}
 	kernel.Step("filter:detached")
 	return filters.Remove(l, i)
 }
 
-// mend finishes a change that was killed: places that run the form before go over
+// recover finishes a change that was killed: attachments that run the form before go over
 // to the published one. What is missing altogether, weir apply attaches: somebody
 // may have taken it away on purpose.
-func (s *site) mend() error {
-	places, err := s.pub.Attacher.holder().places(s)
+func (s *instance) recover() error {
+	attachments, err := s.pub.Attacher.attacher().attachments(s)
 	if err != nil {
 		return err
 	}
 	stale := false
-	for _, p := range places {
+	for _, p := range attachments {
 		stale = stale || p.stale
 	}
 	if stale {
@@ -274,18 +274,18 @@ func (s *site) mend() error {
 	return s.clearWas()
 }
 
-// attachAll has every place run the published form.
-func (s *site) attachAll() error {
+// attachAll makes every attachment run the published form.
+func (s *instance) attachAll() error {
 	c, err := s.program()
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	h := s.pub.Attacher.holder()
+	h := s.pub.Attacher.attacher()
 	if err := h.move(s, s.pins.Maps, c.Programs[programName]); err != nil {
 		return err
 	}
-	return s.settle(c.Programs[programName])
+	return s.reconcile(c.Programs[programName])
 }
 
 // recoverAll finishes what a killed command left half done, in every namespace, and
@@ -297,18 +297,18 @@ func recoverAll(l *kernel.WriteLock) error {
 	}
 	var errs []error
 	for _, rec := range all {
-		s, err := openSite(l, rec.Instance)
+		s, err := openInstance(l, rec.Instance)
 		switch {
 		case errors.Is(err, netns.ErrGone):
 			err = filters.Remove(l, rec.Instance)
 		case errors.Is(err, kernel.ErrDamaged):
 			err = nil // a Checker tells, and apply recovers it
 		case err == nil:
-			err = s.mend()
+			err = s.recover()
 			s.Close()
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("mending filter %s: %w", rec.Name, err))
+			errs = append(errs, fmt.Errorf("recovering filter %s: %w", rec.Name, err))
 		}
 	}
 	return errors.Join(errs...)

@@ -19,7 +19,7 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 	return feature.Follower{Feature: Name, Lacks: lacks, Adopt: adopt}.Run(ctx, r, log)
 }
 
-// lacks says whether a filter lacks a place that is there, or its namespace is gone.
+// lacks says whether a filter lacks an attachment that could be there, or its namespace is gone.
 func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID)) (bool, error) {
 	u, err := filters.Open(r, i)
 	if errors.Is(err, netns.ErrGone) {
@@ -32,8 +32,8 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID
 	if p.Filter.Hook.ofDevices() {
 		watch(u.Ref, u.ID())
 	}
-	places, err := p.Attacher.holder().places(&site{inst: i, pub: p, pins: u.Pins, ns: u.Netns})
-	for _, pl := range places {
+	attachments, err := p.Attacher.attacher().attachments(&instance{inst: i, pub: p, pins: u.Pins, ns: u.Netns})
+	for _, pl := range attachments {
 		if pl.lacks {
 			return true, err
 		}
@@ -43,7 +43,7 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID
 
 // adopt attaches a filter where it is lacking, or removes one whose namespace is gone.
 func adopt(l *kernel.WriteLock, i kernel.Instance) (string, error) {
-	s, err := openSite(l, i)
+	s, err := openInstance(l, i)
 	switch {
 	case errors.Is(err, netns.ErrGone):
 		return "removed: its network namespace is gone", filters.Remove(l, i)
@@ -51,11 +51,11 @@ func adopt(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 		return "", err
 	}
 	defer s.Close()
-	places, err := s.pub.Attacher.holder().places(s)
+	attachments, err := s.pub.Attacher.attacher().attachments(s)
 	if err != nil {
 		return "", err
 	}
-	names := FilterState{Attachments: places}.lacking()
+	names := FilterState{Attachments: attachments}.lacking()
 	if len(names) == 0 {
 		return "is attached", nil
 	}

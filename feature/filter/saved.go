@@ -135,7 +135,7 @@ func (f Feature) PlanRestore(ctx context.Context, r *kernel.Root, text []byte) (
 		s.Filter.Netns, s.Filter.saved = ref, map[string]*list{}
 		for name, l := range s.Lists {
 			kept := &list{Hash: l.Hash, entries: l.Prefixes}
-			kept.place()
+			kept.chooseStorage()
 			s.Filter.saved[name] = kept
 		}
 		want.Filters = append(want.Filters, s.Filter)

@@ -40,8 +40,8 @@ func publishedOf(rec instances.Record[published]) *published {
 	return &p
 }
 
-// site is a filter in its namespace.
-type site struct {
+// instance is a filter in its namespace.
+type instance struct {
 	lock *kernel.WriteLock // nil for readers
 	inst kernel.Instance
 	pub  *published
@@ -49,20 +49,20 @@ type site struct {
 	ns   *netns.Handle
 }
 
-// openSite opens a published filter for writing.
-func openSite(l *kernel.WriteLock, i kernel.Instance) (*site, error) {
+// openInstance opens a published filter for writing.
+func openInstance(l *kernel.WriteLock, i kernel.Instance) (*instance, error) {
 	u, err := filters.Open(l, i)
 	if err != nil {
 		return nil, err
 	}
-	return &site{lock: l, inst: i, pub: publishedOf(u.Record), pins: u.Pins, ns: u.Netns}, nil
+	return &instance{lock: l, inst: i, pub: publishedOf(u.Record), pins: u.Pins, ns: u.Netns}, nil
 }
 
 // findNetns opens the namespace of a published filter.
 func findNetns(p *published) (*netns.Handle, error) { return netns.Find(p.Netns, p.meta.ID()) }
 
 // Close closes what is open; everything stays pinned.
-func (s *site) Close() {
+func (s *instance) Close() {
 	if s.pins != nil {
 		s.pins.Close()
 	}
@@ -72,7 +72,7 @@ func (s *site) Close() {
 }
 
 // reopen opens the pins anew after they have been published.
-func (s *site) reopen() error {
+func (s *instance) reopen() error {
 	pins, err := s.lock.Open(s.inst)
 	if err != nil {
 		return err
@@ -86,7 +86,7 @@ func (s *site) reopen() error {
 
 // current says whether a program is that of the published form: only it uses the
 // form's map of counts.
-func (s *site) current(program uint32) (bool, error) {
+func (s *instance) current(program uint32) (bool, error) {
 	id, err := s.countsID()
 	if err != nil {
 		return false, err
@@ -94,7 +94,7 @@ func (s *site) current(program uint32) (bool, error) {
 	return kernel.ProgramUses(program, id)
 }
 
-func (s *site) countsID() (ebpf.MapID, error) {
+func (s *instance) countsID() (ebpf.MapID, error) {
 	info, err := s.pins.Maps["counts"].Info()
 	if err != nil {
 		return 0, err
@@ -112,7 +112,7 @@ var headers = map[string]bool{"ether": true, "loopback": true, "none": false, "v
 	"gre": false, "ipgre": false, "ip6gre": false, "ppp": false, "rawip": false}
 
 // interfaces are the filter's interfaces that are there, by name.
-func (s *site) interfaces() (map[string]*netlink.LinkAttrs, error) {
+func (s *instance) interfaces() (map[string]*netlink.LinkAttrs, error) {
 	var links []netlink.Link
 	err := s.ns.Do(func() (err error) { links, err = netlink.LinkList(); return err })
 	if err != nil {
@@ -129,7 +129,7 @@ func (s *site) interfaces() (map[string]*netlink.LinkAttrs, error) {
 
 // devices are the numbers of those interfaces of the filter that it can be attached
 // to now, by name; without says why it cannot be attached to another.
-func (s *site) devices() (out map[string]int, without func(name string) string, err error) {
+func (s *instance) devices() (out map[string]int, without func(name string) string, err error) {
 	all, err := s.interfaces()
 	if err != nil {
 		return nil, nil, err
@@ -153,7 +153,7 @@ func (s *site) devices() (out map[string]int, without func(name string) string, 
 }
 
 // raw says whether the first interface that is there has no link header.
-func (s *site) raw() (bool, error) {
+func (s *instance) raw() (bool, error) {
 	all, err := s.interfaces()
 	for _, name := range s.pub.Filter.Interfaces {
 		if a, ok := all[name]; ok {
@@ -173,7 +173,7 @@ func (p *published) view() view {
 }
 
 // program loads the published program once more, with its pinned maps.
-func (s *site) program() (*kernel.Collection, error) {
+func (s *instance) program() (*kernel.Collection, error) {
 	c, _, err := s.pub.compileAndLoad(func() map[string]*ebpf.Map { return sharedMaps(s.pins.Maps) })
 	return c, err
 }

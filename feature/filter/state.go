@@ -132,12 +132,12 @@ func readFilter(r *kernel.Root, i kernel.Instance) (FilterState, error) {
 	out.Lists = p.listStates()
 	u := sums[len(sums)-1]
 	out.Unreadable = Counted{u.Packets, u.Bytes, kernel.WallTime(u.Last)}
-	out.look(r, o)
+	out.checkAttachments(r, o)
 	return out, nil
 }
 
-// look finds out whether the filter is where it should be.
-func (f *FilterState) look(_ *kernel.Root, o *kernel.Opened) {
+// checkAttachments finds out whether the filter is where it should be.
+func (f *FilterState) checkAttachments(_ *kernel.Root, o *kernel.Opened) {
 	ns, err := findNetns(f.pub)
 	switch {
 	case errors.Is(err, netns.ErrGone):
@@ -149,14 +149,14 @@ func (f *FilterState) look(_ *kernel.Root, o *kernel.Opened) {
 		return
 	}
 	defer ns.Close()
-	places, err := f.pub.Attacher.holder().places(&site{inst: f.inst, pub: f.pub, pins: o, ns: ns})
+	attachments, err := f.pub.Attacher.attacher().attachments(&instance{inst: f.inst, pub: f.pub, pins: o, ns: ns})
 	switch {
 	case permission(err):
 		f.Problem = "only root can see whether it is attached"
 	case err != nil:
 		f.Problem = err.Error()
 	default:
-		f.Attachments = places
+		f.Attachments = attachments
 	}
 }
 
@@ -166,7 +166,7 @@ func (f FilterState) outdated() bool {
 	return err == nil && hash != f.pub.meta.Object
 }
 
-// lacking names the places that could be attached now, and are not.
+// lacking names the attachments that could be attached now, and are not.
 func (f FilterState) lacking() []string {
 	var out []string
 	for _, p := range f.Attachments {
@@ -204,7 +204,7 @@ func (Feature) PlanUpgrade(ctx context.Context, r *kernel.Root) (feature.Plan, e
 
 // recompile replaces a filter's program by the one that this weir makes of its rules.
 func recompile(l *kernel.WriteLock, i kernel.Instance) error {
-	s, err := openSite(l, i)
+	s, err := openInstance(l, i)
 	if err != nil {
 		return err
 	}

@@ -225,7 +225,7 @@ func (a *addend) branches() int { return len(a.spans) * len(a.x.Field.Each()) }
 func absentOf(f *expr.Field) uint32 {
 	bits := ^uint32(0)
 	for _, id := range f.Each() {
-		if b := places[id].absent; bits == ^uint32(0) || b == bits {
+		if b := locations[id].absent; bits == ^uint32(0) || b == bits {
 			bits = b
 		} else {
 			return 0
@@ -313,7 +313,7 @@ func (g *gen) numberOf(x expr.Operand, id expr.ID) {
 	if x.Part == expr.Length {
 		g.payloadLength()
 	} else {
-		g.value(places[id], expr.Operand{Field: expr.Lookup(id)})
+		g.value(locations[id], expr.Operand{Field: expr.Lookup(id)})
 	}
 	if x.Mask != 0 {
 		g.Op(asm.And.Imm32(asm.R0, int32(x.Mask)))
@@ -326,7 +326,7 @@ func (g *gen) asItStands(a *addend, r asm.Register) bool {
 	if !ok {
 		return false
 	}
-	p := places[a.x.Field.ID]
+	p := locations[a.x.Field.ID]
 	g.Op(asm.LoadMem(r, asm.R8, p.off, p.size))
 	if !full {
 		g.Op(asm.And.Imm32(r, int32(mask)))
@@ -342,7 +342,7 @@ func (g *gen) asItStands(a *addend, r asm.Register) bool {
 
 // stands says how a number is compared as it stands in memory, if it can be.
 func (a *addend) stands() (mask, want uint32, full, ok bool) {
-	p, v := places[a.x.Field.ID], a.spans[0]
+	p, v := locations[a.x.Field.ID], a.spans[0]
 	if len(a.spans) != 1 || len(a.x.Field.Of) > 0 || a.x.Part != expr.Whole || a.x.Field.ID == expr.TCPLen {
 		return 0, 0, false, false
 	}

@@ -140,14 +140,14 @@ func (g *gen) term(n expr.Node, t, f code.Label) {
 }
 
 // each generates code for every single-valued field that x is any of.
-func (g *gen) each(x expr.Operand, t, f code.Label, one func(p place, id expr.ID, t, f code.Label)) {
+func (g *gen) each(x expr.Operand, t, f code.Label, one func(p location, id expr.ID, t, f code.Label)) {
 	ids := x.Field.Each()
 	for i, id := range ids {
 		next := f
 		if i < len(ids)-1 {
 			next = g.Label()
 		}
-		p := places[id]
+		p := locations[id]
 		g.there(p.absent, next)
 		one(p, id, t, next)
 		if next != f {
@@ -171,7 +171,7 @@ func (g *gen) present(x expr.Operand, t, f code.Label) {
 	case x.Field.ID == expr.SIPMethod:
 		g.anyMethod(t, f)
 	default:
-		g.each(x, t, f, func(_ place, _ expr.ID, t, _ code.Label) { g.GoTo(t) })
+		g.each(x, t, f, func(_ location, _ expr.ID, t, _ code.Label) { g.GoTo(t) })
 	}
 }
 
@@ -192,7 +192,7 @@ func (g *gen) compare(x expr.Operand, op expr.Op, vs []expr.Value, t, f code.Lab
 	case expr.IPv4, expr.IPv6, expr.IP:
 		g.addresses(x, op, vs, t, f)
 	case expr.MAC:
-		g.each(x, t, f, func(p place, _ expr.ID, t, f code.Label) { g.macs(p, vs, t, f) })
+		g.each(x, t, f, func(p location, _ expr.ID, t, f code.Label) { g.macs(p, vs, t, f) })
 	default:
 		g.integers(x, op, vs, t, f)
 	}
@@ -231,14 +231,14 @@ func spans(op expr.Op, vs []expr.Value, bits int) []span {
 func (g *gen) integers(x expr.Operand, op expr.Op, vs []expr.Value, t, f code.Label) {
 	ss := spans(op, vs, x.Bits())
 	if len(ss) == 1 && ss[0].lo == ss[0].hi && x.Part == expr.Whole && x.Field.ID != expr.TCPLen { // that one is in no memory
-		g.each(x, t, f, func(p place, _ expr.ID, t, f code.Label) { g.equal(p, x, ss[0].lo, t, f) })
+		g.each(x, t, f, func(p location, _ expr.ID, t, f code.Label) { g.equal(p, x, ss[0].lo, t, f) })
 		return
 	}
 	g.numbers(x, t, f, func(t, f code.Label) { g.search(ss, x.Bits(), t, f) })
 }
 
 // equal compares a number as it stands in memory, where that is possible.
-func (g *gen) equal(p place, x expr.Operand, v uint64, t, f code.Label) {
+func (g *gen) equal(p location, x expr.Operand, v uint64, t, f code.Label) {
 	mask, want, full, ok := p.stands(x, v)
 	if !ok {
 		g.GoTo(f)
@@ -253,7 +253,7 @@ func (g *gen) equal(p place, x expr.Operand, v uint64, t, f code.Label) {
 }
 
 // stands is a number as it stands in memory, and the bits of it that count; full: all. It is not ok if no packet has such one.
-func (p place) stands(x expr.Operand, v uint64) (mask, want uint32, full, ok bool) {
+func (p location) stands(x expr.Operand, v uint64) (mask, want uint32, full, ok bool) {
 	all := uint32(1)<<(8*p.size.Sizeof()) - 1
 	m := uint64(all)
 	if p.mask != 0 {
@@ -286,7 +286,7 @@ func (g *gen) numbers(x expr.Operand, t, f code.Label, test func(t, f code.Label
 		g.payloadLength()
 		masked(t, f)
 	default:
-		g.each(x, t, f, func(p place, _ expr.ID, t, f code.Label) {
+		g.each(x, t, f, func(p location, _ expr.ID, t, f code.Label) {
 			g.value(p, x)
 			masked(t, f)
 		})
@@ -294,7 +294,7 @@ func (g *gen) numbers(x expr.Operand, t, f code.Label, test func(t, f code.Label
 }
 
 // value loads a number to R0.
-func (g *gen) value(p place, x expr.Operand) {
+func (g *gen) value(p location, x expr.Operand) {
 	if x.Field.ID == expr.TCPLen {
 		g.payloadLength()
 		return
@@ -319,7 +319,7 @@ func (g *gen) payloadLength() {
 }
 
 // macs compares 48 bits: four bytes, and then two.
-func (g *gen) macs(p place, vs []expr.Value, t, f code.Label) {
+func (g *gen) macs(p location, vs []expr.Value, t, f code.Label) {
 	for _, v := range vs {
 		next := g.Label()
 		// The stack is read where it is aligned: the source begins in the middle of a word.

@@ -71,7 +71,7 @@ const (
 	imgAt2    = 148
 	imgLinear = 156 // how many bytes from the IP header on lie in one piece: of packets read through struct sk_buff
 	imgTurn   = 164 // of a loop
-	imgHeld   = 172 // an offset, while a dynptr is made
+	imgSaved  = 172 // an offset, while a dynptr is made
 	imgMaybe  = 180 // the bits that are set in imgAbsent whatever the bytes are that cannot be read
 	imgSize   = 184
 )
@@ -124,8 +124,8 @@ func longest(n expr.Node) (most int) {
 	return most
 }
 
-// place is where a field lies in the image.
-type place struct {
+// location is where a field lies in the image.
+type location struct {
 	absent uint32 // any of these bits set: it is not there
 	off    int16
 	size   asm.Size
@@ -134,17 +134,17 @@ type place struct {
 	times  uint8  // and to the left
 }
 
-func at(absent uint32, off int16, size asm.Size) place {
-	return place{absent: absent, off: off, size: size}
+func at(absent uint32, off int16, size asm.Size) location {
+	return location{absent: absent, off: off, size: size}
 }
 
-func (p place) bits(shift uint8, mask uint32) place {
+func (p location) bits(shift uint8, mask uint32) location {
 	p.shift, p.mask = shift, mask
 	return p
 }
 
-// places are the fields that are numbers. Addresses and MACs have the place of their first byte.
-var places = [256]place{
+// locations are the fields that are numbers. Addresses and MACs have the place of their first byte.
+var locations = [256]location{
 	expr.EthDst: at(noEth, imgEth, 0), expr.EthSrc: at(noEth, imgEth+6, 0), expr.EthType: at(noEth, imgEth+12, asm.Half),
 	expr.VlanID0: at(noTag0, imgTag0, asm.Half).bits(0, 0xfff), expr.VlanID1: at(noTag1, imgTag1, asm.Half).bits(0, 0xfff),
 	expr.VlanPriority0: at(noTag0, imgTag0, asm.Byte).bits(5, 0), expr.VlanPriority1: at(noTag1, imgTag1, asm.Byte).bits(5, 0),
@@ -191,7 +191,7 @@ var places = [256]place{
 	expr.TransportUnreadable: {absent: noUnreadable},
 }
 
-func flag(bit uint8) place { return at(noFlags, imgL4+13, asm.Byte).bits(bit, 1) }
+func flag(bit uint8) location { return at(noFlags, imgL4+13, asm.Byte).bits(bit, 1) }
 
 // needs are the bits that rules ask about: only what some rule asks for is dissected.
 func needs(rules []Rule) (bits uint32) {
@@ -200,7 +200,7 @@ func needs(rules []Rule) (bits uint32) {
 			_, present := n.(*expr.Present)
 			for _, x := range expr.Operands(n) {
 				for _, id := range x.Field.Each() {
-					bits |= places[id].absent
+					bits |= locations[id].absent
 				}
 				switch x.Field.ID {
 				case expr.SIPMethod:
@@ -245,7 +245,7 @@ func ipEnd(rules []Rule) (end int16) {
 		expr.Walk(r.Match.Root, func(n expr.Node) {
 			for _, x := range expr.Operands(n) {
 				for _, id := range x.Field.Each() {
-					p, size := places[id], int16(4)
+					p, size := locations[id], int16(4)
 					if expr.Lookup(id).Type == expr.IPv6 {
 						size = 16
 					}

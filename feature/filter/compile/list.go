@@ -42,7 +42,7 @@ func (g *gen) list(n *expr.In, t, f code.Label) {
 		g.fail(err)
 		return
 	}
-	g.each(n.X, t, f, func(p place, id expr.ID, t, f code.Label) {
+	g.each(n.X, t, f, func(p location, id expr.ID, t, f code.Label) {
 		fn, bits := "six", l.Shards.Bits6
 		if expr.Lookup(id).Type == expr.IPv4 {
 			fn, bits = "four", l.Shards.Bits4

@@ -66,9 +66,9 @@ func (g *gen) helpLate(dst func(asm.Register) []asm.Instruction, n int32, fail c
 		g.Jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
 		return
 	}
-	g.Op(asm.StoreMem(asm.R8, imgHeld, asm.R2, asm.Word))
+	g.Op(asm.StoreMem(asm.R8, imgSaved, asm.R2, asm.Word))
 	g.open(fail)
-	g.Op(asm.LoadMem(asm.R2, asm.R8, imgHeld, asm.Word))
+	g.Op(asm.LoadMem(asm.R2, asm.R8, imgSaved, asm.Word))
 	g.help(dst, n, false)
 	g.Op(asm.Mov.Imm(asm.R1, 0), asm.StoreMem(asm.RFP, code.StackDyn, asm.R1, asm.DWord), asm.StoreMem(asm.RFP, code.StackDyn+8, asm.R1, asm.DWord))
 	g.Jump(asm.JNE.Imm(asm.R0, 0, ""), fail)

@@ -36,7 +36,7 @@ const (
 const (
 	scanState = imgSpare
 	scanEnd   = imgAt2
-	scanByte  = imgHeld        // which one of a piece
+	scanByte  = imgSaved       // which one of a piece
 	scanAt    = stackSaved - 8 // from the frame
 )
 

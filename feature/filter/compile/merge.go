@@ -35,7 +35,7 @@ var unknown = [...]struct {
 }
 
 func unknownNode(id expr.ID, name string, bit uint32) expr.Node {
-	places[id] = place{absent: bit}
+	locations[id] = location{absent: bit}
 	return &expr.Present{X: expr.Operand{Field: &expr.Field{ID: id, Name: name, Type: expr.Proto}}}
 }
 
@@ -47,7 +47,7 @@ func (g *gen) mergedRules() []Rule {
 	}
 	out := make([]Rule, n)
 	for i, r := range g.p.rules {
-		if takesR7(r.Match.Root) {
+		if usesR7(r.Match.Root) {
 			return nil
 		}
 		out[i] = r
@@ -78,8 +78,8 @@ func (g *gen) storeMaybe(but uint32) {
 	}
 }
 
-// takesR7 says whether the code for a node uses R7. Rates, besides, may count packets that their rule does not match.
-func takesR7(n expr.Node) (takes bool) {
+// usesR7 says whether the code for a node uses R7. Rates, besides, may count packets that their rule does not match.
+func usesR7(n expr.Node) (takes bool) {
 	expr.Walk(n, func(n expr.Node) {
 		switch n.(type) {
 		case *expr.Contains, *expr.Matches, *expr.Rate:

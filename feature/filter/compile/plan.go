@@ -76,7 +76,7 @@ func tupleOf(r Rule) *tuple {
 	seen := map[expr.ID]bool{}
 	for _, n := range terms {
 		if p, ok := n.(*expr.Present); ok && p.X.Part == expr.Whole && p.X.Field.Type == expr.Proto && len(p.X.Field.Of) == 0 {
-			t.absent |= places[p.X.Field.ID].absent
+			t.absent |= locations[p.X.Field.ID].absent
 			continue
 		}
 		c, ok := n.(*expr.Compare)
@@ -89,7 +89,7 @@ func tupleOf(r Rule) *tuple {
 		}
 		seen[p.id] = true
 		t.parts, t.values = append(t.parts, p), append(t.values, v)
-		t.absent |= places[p.id].absent
+		t.absent |= locations[p.id].absent
 	}
 	if len(t.parts) == 0 {
 		return nil
@@ -118,18 +118,18 @@ func keyPart(f *expr.Field, v expr.Value) (part, []byte) {
 		if v.Lo != v.Hi || f.ID == expr.TCPLen {
 			return p, nil
 		}
-		if pl := places[f.ID]; !pl.plain() {
+		if pl := locations[f.ID]; !pl.plain() {
 			p.size = 4
 			return p, native.AppendUint32(nil, uint32(v.Lo))
 		}
-		p.size = places[f.ID].size.Sizeof()
+		p.size = locations[f.ID].size.Sizeof()
 		return p, be.AppendUint64(nil, v.Lo<<(64-8*p.size))[:p.size]
 	}
 	return p, nil
 }
 
 // plain says that the number is in memory as it is compared.
-func (p place) plain() bool { return p.shift == 0 && p.mask == 0 && p.times == 0 }
+func (p location) plain() bool { return p.shift == 0 && p.mask == 0 && p.times == 0 }
 
 // arrange sorts the parts: the large first, so that each is aligned.
 func (t *tuple) arrange(counts bool) {
@@ -274,7 +274,7 @@ func (g *gen) key(gr *group) {
 	}
 	used := 0
 	for _, p := range gr.parts {
-		pl, f := places[p.id], expr.Lookup(p.id)
+		pl, f := locations[p.id], expr.Lookup(p.id)
 		used = p.off + p.size
 		switch f.Type {
 		case expr.IPv4, expr.IPv6:

@@ -115,7 +115,7 @@ func (g *gen) rateKey(n *expr.Rate, f code.Label) int {
 			if i < len(ids)-1 {
 				next = g.Label()
 			}
-			g.there(places[id].absent, next)
+			g.there(locations[id].absent, next)
 			g.keyField(k.Field, id, at)
 			g.GoTo(done)
 			if next != f {
@@ -130,7 +130,7 @@ func (g *gen) rateKey(n *expr.Rate, f code.Label) int {
 
 // keyField writes one field of a key.
 func (g *gen) keyField(f *expr.Field, id expr.ID, at int16) {
-	p, field := places[id], expr.Lookup(id)
+	p, field := locations[id], expr.Lookup(id)
 	words := 0
 	switch field.Type {
 	case expr.MAC:

@@ -86,7 +86,7 @@ func (g *gen) addresses(x expr.Operand, op expr.Op, vs []expr.Value, t, f code.L
 			six = append(six, v)
 		}
 	}
-	g.each(ofFamily(x, vs), t, f, func(p place, id expr.ID, t, f code.Label) {
+	g.each(ofFamily(x, vs), t, f, func(p location, id expr.ID, t, f code.Label) {
 		if expr.Lookup(id).Type == expr.IPv4 {
 			g.four(p, op, four, t, f)
 		} else {
@@ -127,7 +127,7 @@ func ends(v expr.Value) (from, to netip.Addr) {
 	return v.Prefix.Addr(), last(v.Prefix)
 }
 
-func (g *gen) four(p place, op expr.Op, vs []expr.Value, t, f code.Label) {
+func (g *gen) four(p location, op expr.Op, vs []expr.Value, t, f code.Label) {
 	if len(vs) == 0 {
 		g.GoTo(f)
 		return
@@ -201,7 +201,7 @@ func spans6(op expr.Op, vs []expr.Value) []span6 {
 	return merged
 }
 
-func (g *gen) six(p place, op expr.Op, vs []expr.Value, t, f code.Label) {
+func (g *gen) six(p location, op expr.Op, vs []expr.Value, t, f code.Label) {
 	if len(vs) == 0 {
 		g.GoTo(f)
 		return
@@ -221,7 +221,7 @@ func (g *gen) six(p place, op expr.Op, vs []expr.Value, t, f code.Label) {
 }
 
 // prefix6 compares the words of the prefix, as they stand in memory.
-func (g *gen) prefix6(p place, n netip.Prefix, t, f code.Label) {
+func (g *gen) prefix6(p location, n netip.Prefix, t, f code.Label) {
 	b := n.Addr().As16()
 	for i := 0; i < n.Bits(); i += 32 {
 		g.Op(asm.LoadMem(asm.R0, asm.R8, p.off+int16(i/8), asm.Word))

@@ -92,7 +92,7 @@ var blank = &expr.Present{X: expr.Operand{Field: &expr.Field{ID: blankID, Name: 
 
 const blankID = 255
 
-func init() { places[blankID] = place{absent: noBlank} }
+func init() { locations[blankID] = location{absent: noBlank} }
 
 // folder replaces terms whose value is known beforehand: about absent fields, and, unless the rule counts, about unknown ones.
 type folder struct {
@@ -213,9 +213,9 @@ func (f folder) absent(n expr.Node) bool {
 	for _, x := range expr.Operands(n) {
 		all := true
 		for _, id := range x.Field.Each() {
-			all = all && places[id].absent&f.lacks() != 0
+			all = all && locations[id].absent&f.lacks() != 0
 		}
-		if all && places[x.Field.Each()[0]].absent != 0 || x.Field.ID == expr.SIPMethod {
+		if all && locations[x.Field.Each()[0]].absent != 0 || x.Field.ID == expr.SIPMethod {
 			return true
 		} else if !rate {
 			return false

@@ -71,8 +71,8 @@ func (p *parser) next() token {
 	return t
 }
 
-// take goes over the next token if it is any of these.
-func (p *parser) take(words ...string) bool {
+// accept goes over the next token if it is any of these.
+func (p *parser) accept(words ...string) bool {
 	t := p.peek()
 	if t.kind == text || t.kind == end {
 		return false
@@ -90,8 +90,8 @@ func (p *parser) fail(at Pos, format string, args ...any) *Error {
 	return &Error{Source: p.src, Pos: at, Msg: fmt.Sprintf(format, args...)}
 }
 
-func (p *parser) want(s, why string) *Error {
-	if p.take(s) {
+func (p *parser) expect(s, why string) *Error {
+	if p.accept(s) {
 		return nil
 	}
 	t := p.peek()
@@ -132,7 +132,7 @@ func (p *parser) chain(operand func() (Node, *Error), join func(at, []Node) Node
 		return nil, err
 	}
 	all := []Node{first}
-	for p.take(op...) {
+	for p.accept(op...) {
 		n, err := operand()
 		if err != nil {
 			return nil, err
@@ -157,7 +157,7 @@ func (p *parser) unary() (Node, *Error) {
 	if p.nodes++; p.nodes > maxNodes {
 		return nil, p.fail(t.pos, "more than %d terms: make several rules of it, or a set", maxNodes)
 	}
-	if p.take("not", "!") {
+	if p.accept("not", "!") {
 		if err := p.enter(t); err != nil {
 			return nil, err
 		}
@@ -168,7 +168,7 @@ func (p *parser) unary() (Node, *Error) {
 		}
 		return &Not{at{t.pos}, x}, nil
 	}
-	if p.take("(") {
+	if p.accept("(") {
 		return p.bracket(t)
 	}
 	x, err := p.operand()
@@ -191,7 +191,7 @@ func (p *parser) bracket(open token) (Node, *Error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := p.want(")", "is wanted"); err != nil {
+	if err := p.expect(")", "is wanted"); err != nil {
 		return nil, err
 	}
 	if !p.compares() {
@@ -246,15 +246,15 @@ func (p *parser) term(x Operand) (Node, *Error) {
 		}
 	}
 	switch {
-	case p.take("in"):
+	case p.accept("in"):
 		return p.in(here, x)
-	case p.take("contains"):
+	case p.accept("contains"):
 		return p.contains(here, x)
-	case p.take("matches", "~"):
+	case p.accept("matches", "~"):
 		return p.matches(here, x)
 	}
-	if p.take("not") {
-		if !p.take("in") {
+	if p.accept("not") {
+		if !p.accept("in") {
 			return nil, p.fail(p.peek().pos, "%s where in is wanted: FIELD not in {…}", p.peek())
 		}
 		n, err := p.in(here, x)
@@ -320,7 +320,7 @@ func (p *parser) field(t token) (Operand, *Error) {
 		return Operand{}, p.unknown(t)
 	}
 	x := Operand{Field: f, pos: t.pos}
-	if p.peek().kind == symbol && p.take("[") {
+	if p.peek().kind == symbol && p.accept("[") {
 		return x, p.slice(&x)
 	}
 	return x, nil
@@ -348,5 +348,5 @@ func (p *parser) length(t token) (Operand, *Error) {
 	if f.kind != word || byName[f.s] == nil || byName[f.s].Type != Bytes {
 		return Operand{}, p.fail(f.pos, "%s where len() wants payload", f)
 	}
-	return Operand{Field: byName[f.s], Part: Length, pos: t.pos}, p.want(")", "ends len()")
+	return Operand{Field: byName[f.s], Part: Length, pos: t.pos}, p.expect(")", "ends len()")
 }

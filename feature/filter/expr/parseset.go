@@ -15,7 +15,7 @@ func (p *parser) in(here at, x Operand) (Node, *Error) {
 	if t.kind == word && strings.HasPrefix(t.s, "$") {
 		return p.list(here, x)
 	}
-	if err := p.want("{", "begins a set, or $name a list"); err != nil {
+	if err := p.expect("{", "begins a set, or $name a list"); err != nil {
 		return nil, err
 	}
 	if x.Type() == Proto {
@@ -23,7 +23,7 @@ func (p *parser) in(here at, x Operand) (Node, *Error) {
 	}
 	n := &In{at: here, X: x}
 	for {
-		if p.take("}") {
+		if p.accept("}") {
 			break
 		}
 		if t := p.peek(); t.kind == end {
@@ -38,7 +38,7 @@ func (p *parser) in(here at, x Operand) (Node, *Error) {
 			return nil, err
 		}
 		n.Set = append(n.Set, v)
-		p.take(",")
+		p.accept(",")
 	}
 	if len(n.Set) == 0 {
 		return nil, p.fail(t.pos, "a set without members: nothing is in it")
@@ -98,7 +98,7 @@ func (p *parser) slice(x *Operand) *Error {
 		return p.fail(open.pos-1, "%s has no bytes to choose from: […] is for payload", x.Field.Name)
 	}
 	var b strings.Builder
-	for !p.take("]") {
+	for !p.accept("]") {
 		t := p.next()
 		if t.kind != word {
 			return p.fail(t.pos, "%s where [from:to], [from:], [:to] or [at] goes on", t)
@@ -197,10 +197,10 @@ func (p *parser) keys(t token) (*Rate, *Error) {
 		}
 		size += n
 		r.Keys = append(r.Keys, x)
-		if p.take(")") {
+		if p.accept(")") {
 			break
 		}
-		if err := p.want(",", "or ) is wanted"); err != nil {
+		if err := p.expect(",", "or ) is wanted"); err != nil {
 			return nil, err
 		}
 	}

@@ -110,7 +110,7 @@ func (p *parser) numbers(t token, x Operand) (Value, *Error) {
 		return Value{}, err
 	}
 	v := Value{Lo: lo, Hi: lo}
-	if !p.take("..") {
+	if !p.accept("..") {
 		return v, nil
 	}
 	u := p.next()
@@ -194,7 +194,7 @@ func (p *parser) addresses(t token, x Operand) (Value, *Error) {
 		return Value{Prefix: n}, p.family(t, n.Addr(), x)
 	}
 	from, err := p.address(t, x)
-	if err != nil || !p.take("..") {
+	if err != nil || !p.accept("..") {
 		return Value{Prefix: netip.PrefixFrom(from, from.BitLen())}, err
 	}
 	u := p.next()

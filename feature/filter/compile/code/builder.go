@@ -39,7 +39,7 @@ type Builder struct {
 	Noted  bool           // notes are kept
 	Note   string         // of what comes next
 	Notes  map[int]string // by instruction
-	filled []held         // what helpers write
+	filled []stackRange   // what helpers write
 	image  int            // where the image of the packet begins, from the frame pointer
 }
 
@@ -107,8 +107,8 @@ func (i *Insn) IsJa() bool { return i.To != 0 && i.OpCode == opJa }
 
 func (i *Insn) ends() bool { return i.IsJa() || i.To == 0 && i.OpCode == opExit }
 
-// places are, by label, the index of the next instruction that is alive.
-func (b *Builder) places() []int {
+// labelIndexes are, by label, the index of the next instruction that is alive.
+func (b *Builder) labelIndexes() []int {
 	at := make([]int, b.labels+1)
 	next := len(b.Ins)
 	for i := len(b.Ins) - 1; i >= 0; i-- {
@@ -136,7 +136,7 @@ func (b *Builder) Finish(image int) (out asm.Instructions, notes []Note, err err
 	for b.thread() {
 	}
 	b.shrink()
-	at := b.places()
+	at := b.labelIndexes()
 	offset, n := make([]int, len(b.Ins)+1), 0
 	for i := range b.Ins {
 		offset[i] = n
@@ -170,7 +170,7 @@ func (b *Builder) Finish(image int) (out asm.Instructions, notes []Note, err err
 // thread has jumps to jumps go to their ends, and drops what is not reached or does nothing. It says whether it changed
 // anything.
 func (b *Builder) thread() (changed bool) {
-	at := b.places()
+	at := b.labelIndexes()
 	for i := range b.Ins {
 		x := &b.Ins[i]
 		if x.To == 0 || x.dead {

@@ -17,8 +17,8 @@ const (
 	CopyStores
 )
 
-// held is slots of the stack.
-type held struct{ from, to int }
+// stackRange is slots of the stack.
+type stackRange struct{ from, to int }
 
 // StackDyn is where a dynptr lies, from the frame pointer (netfilter).
 const StackDyn = -16
@@ -27,7 +27,7 @@ const StackDyn = -16
 const MaxSlots = 512 / 8
 
 // slots are those of n bytes at an offset from the frame pointer; slot 0 is the uppermost, which ends there.
-func slots(off, n int) held { return held{(-off - n) / 8, (-off - 1) / 8} }
+func slots(off, n int) stackRange { return stackRange{(-off - n) / 8, (-off - 1) / 8} }
 
 // Fill notes that a helper writes n bytes at an offset from the frame pointer.
 func (b *Builder) Fill(off int, n int) { b.filled = append(b.filled, slots(off, n)) }
@@ -84,19 +84,19 @@ func (b *Builder) accesses() []access {
 
 // slots are those that an access may use. At an address there may be a dynptr, or what there is of the scratch from there on;
 // of the image helpers fill what is in filled.
-func (b *Builder) slots(a access) held {
+func (b *Builder) slots(a access) stackRange {
 	switch {
 	case a.kind != points:
 		return slots(a.off, 1)
 	case a.image || b.Ins[a.at].Dst == asm.R8:
-		return held{0, -1}
+		return stackRange{0, -1}
 	case a.off >= StackDyn:
 		return slots(a.off, -StackDyn)
 	}
 	return slots(a.off, b.image-a.off)
 }
 
-func (h held) mark(all *[MaxSlots]bool) {
+func (h stackRange) mark(all *[MaxSlots]bool) {
 	for s := h.from; s <= h.to; s++ {
 		all[s] = true
 	}
