@@ -81,11 +81,11 @@ func (o Options) String() string {
 	if o.DryRun {
 		out = append(out, "dry run")
 	}
-	return strings.Join(append(out, "at "+o.place()), ", ")
+	return strings.Join(append(out, "at "+o.location()), ", ")
 }
 
-// place is where it decides.
-func (o Options) place() string {
+// location is where it decides.
+func (o Options) location() string {
 	if len(o.Interfaces) > 0 {
 		return "XDP of " + strings.Join(o.Interfaces, ", ")
 	}

@@ -46,7 +46,7 @@ func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]f
 	if len(service.Interfaces) > 0 {
 		s.Stage = feature.StageXDP
 		if !slices.Contains(service.Interfaces, p.Interface) {
-			s.Text = fmt.Sprintf("it decides at %s, and the packet comes by %s: it passes", service.place(), p.Interface)
+			s.Text = fmt.Sprintf("it decides at %s, and the packet comes by %s: it passes", service.location(), p.Interface)
 			return append(sights, s), nil
 		}
 	}

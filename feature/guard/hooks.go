@@ -22,7 +22,7 @@ import (
 )
 
 // hooksName is the instance of a namespace that holds what all its guards share: the links, and the maps by which the
-// programs find a guard. It follows from the guards that are published; sync makes it so.
+// programs find a guard. It follows from the guards that are published; reconcile makes it so.
 const hooksName = "@hooks"
 
 func hooksInstance(scope string) kernel.Instance { return shared.Name(scope, hooksName) }
@@ -113,18 +113,18 @@ func (h *hooks) programs(at ...Hook) (*kernel.Collection, error) {
 	return load(c, share, at...)
 }
 
-// place is where a link goes, and the services whose guards need it.
-type place struct {
+// attachment is where a link goes, and the services whose guards need it.
+type attachment struct {
 	at       kernel.Attachment
 	hook     Hook
 	services []string
 }
 
-// places are the links that guards need, by name.
-func (h *hooks) places(all []record, failed failures) map[string]place {
-	want := map[string]place{}
+// attachments are the links that guards need, by name.
+func (h *hooks) attachments(all []record, failed failures) map[string]attachment {
+	want := map[string]attachment{}
 	add := func(service, name string, at kernel.Attachment, hook Hook) {
-		want[name] = place{at, hook, append(want[name].services, service)}
+		want[name] = attachment{at, hook, append(want[name].services, service)}
 	}
 	for _, g := range all {
 		if len(g.Spec.Service.Interfaces) == 0 {
@@ -164,9 +164,9 @@ func ifindexOf(name string) (int, error) {
 	return i.Index, nil
 }
 
-// sync makes a namespace's hooks those of its published guards. It is how every change takes effect, and how one that
-// was killed is mended. A guard that cannot be put in force keeps no other from it: it is among those that failed.
-func sync(l *kernel.WriteLock, scope string) (failed failures, err error) {
+// reconcile makes a namespace's hooks those of its published guards. It is how every change takes effect, and how one that
+// was killed is recovered. A guard that cannot be put in force keeps no other from it: it is among those that failed.
+func reconcile(l *kernel.WriteLock, scope string) (failed failures, err error) {
 	all, failed, err := readPublished(l.Root, scope)
 	if err != nil {
 		return nil, err
@@ -265,7 +265,7 @@ func (h *hooks) putListens(all []record) error {
 	if err != nil {
 		return err
 	}
-	return syncListens(h.pins.Maps[pinListens], want)
+	return reconcileListens(h.pins.Maps[pinListens], want)
 }
 
 // destinations are what the guard is for.
@@ -283,7 +283,7 @@ func (p published) destinations() (out []destination) {
 // link attaches what is missing and detaches what nobody needs. A place that has no room fails the guards that need it,
 // and no other.
 func (h *hooks) link(all []record, failed failures) error {
-	want := h.places(all, failed)
+	want := h.attachments(all, failed)
 	have, err := h.pins.Links()
 	if err != nil {
 		return err
@@ -304,18 +304,18 @@ func (h *hooks) link(all []record, failed failures) error {
 	}
 	for _, hook := range []Hook{Cgroup, XDP} { // one that this kernel refuses keeps nobody from the other
 		at := maps.Clone(missing)
-		maps.DeleteFunc(at, func(_ string, p place) bool { return p.hook != hook })
+		maps.DeleteFunc(at, func(_ string, p attachment) bool { return p.hook != hook })
 		h.attach(hook, at, failed)
 	}
 	return nil
 }
 
 // attach attaches a hook's program at places.
-func (h *hooks) attach(hook Hook, at map[string]place, failed failures) {
+func (h *hooks) attach(hook Hook, at map[string]attachment, failed failures) {
 	if len(at) == 0 {
 		return
 	}
-	fail := func(p place, err error) {
+	fail := func(p attachment, err error) {
 		for _, service := range p.services {
 			failed.add(service, err)
 		}

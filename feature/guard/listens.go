@@ -102,9 +102,9 @@ func foreign(m *ebpf.Map, known map[uint16]bool) (out []destination, err error) 
 	return out, nil
 }
 
-// syncListens makes the map hold exactly want. Entries that change are replaced one by one: a packet finds an entry as
+// reconcileListens makes the map hold exactly want. Entries that change are replaced one by one: a packet finds an entry as
 // it was or as it will be.
-func syncListens(m *ebpf.Map, want map[bpf.GuardGuardListenKey]listenLayout) error {
+func reconcileListens(m *ebpf.Map, want map[bpf.GuardGuardListenKey]listenLayout) error {
 	for k, v := range want {
 		if err := m.Put(k, v); err != nil {
 			return fmt.Errorf("guarding port %d: %w", guardstate.NetworkOrder(k.Port), err)

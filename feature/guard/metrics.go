@@ -31,7 +31,7 @@ var (
 	limitDesc     = desc("limit_packets_per_second", "The limit of all packets of the service.")
 	eachDesc      = desc("each_limit_packets_per_second", "The limit of the packets to each of the service's addresses and ports.")
 	reservedDesc  = desc("reserved_packets_per_second", "What known sources have reserved of the limit.")
-	holdersDesc   = desc("reservation_owners", "Sources that have reserved a part of the limit.")
+	ownersDesc    = desc("reservation_owners", "Sources that have reserved a part of the limit.")
 	attackDesc    = desc("under_attack", "Whether something was refused in the last few seconds.")
 	dryDesc       = desc("dry_run", "Whether what is refused passes all the same.")
 	topDesc       = desc("top_refused_packets_per_second", "Refused packets of the heaviest patterns, about.", "level", "pattern")
@@ -41,7 +41,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{packetsDesc, malformedDesc, limitDesc, eachDesc, reservedDesc, holdersDesc, attackDesc, dryDesc, topDesc, problemDesc, upDesc} {
+	for _, d := range []*prometheus.Desc{packetsDesc, malformedDesc, limitDesc, eachDesc, reservedDesc, ownersDesc, attackDesc, dryDesc, topDesc, problemDesc, upDesc} {
 		ch <- d
 	}
 }
@@ -75,7 +75,7 @@ func (g GuardState) collect(send func(*prometheus.Desc, prometheus.ValueType, fl
 		send(eachDesc, prometheus.GaugeValue, float64(g.Each))
 	}
 	send(reservedDesc, prometheus.GaugeValue, g.Reserved)
-	send(holdersDesc, prometheus.GaugeValue, float64(g.ReservationOwners))
+	send(ownersDesc, prometheus.GaugeValue, float64(g.ReservationOwners))
 	send(attackDesc, prometheus.GaugeValue, feature.Gauge(g.UnderAttack))
 	send(dryDesc, prometheus.GaugeValue, feature.Gauge(g.DryRun))
 	send(problemDesc, prometheus.GaugeValue, feature.Gauge(g.Problem != ""))

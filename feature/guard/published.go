@@ -76,8 +76,8 @@ func readPublished(r *kernel.Root, scope string) ([]record, failures, error) {
 	return all, unreadable, err
 }
 
-// place takes the guard's place among the namespace's: the one that it has, or a free one. It returns the guard that is there.
-func (t *target) place(l *kernel.WriteLock) (before *record, err error) {
+// allocateIndex takes the guard's place among the namespace's: the one that it has, or a free one. It returns the guard that is there.
+func (t *target) allocateIndex(l *kernel.WriteLock) (before *record, err error) {
 	others, unreadable, err := readPublished(l.Root, t.instance.Scope)
 	if err != nil {
 		return nil, err
@@ -106,7 +106,7 @@ func (t *target) place(l *kernel.WriteLock) (before *record, err error) {
 // publish creates or changes a guard. What its sources have earned stays with it. Others of the namespace that are not in
 // force keep this one from nothing: the note says so.
 func (t target) publish(l *kernel.WriteLock) (note string, err error) {
-	before, err := t.place(l)
+	before, err := t.allocateIndex(l)
 	if err != nil {
 		return "", err
 	}
@@ -126,12 +126,12 @@ func (t target) publish(l *kernel.WriteLock) (note string, err error) {
 		return "", err
 	}
 	kernel.Step("guard:published")
-	failed, err := sync(l, t.instance.Scope)
+	failed, err := reconcile(l, t.instance.Scope)
 	if err == nil {
 		err = failed[t.Service.Name]
 	}
 	if err != nil {
-		if back := t.takeBack(l, before, form); back != nil && back.Error() != err.Error() {
+		if back := t.rollBack(l, before, form); back != nil && back.Error() != err.Error() {
 			err = fmt.Errorf("%w; and it could not be made what it was before: %w", err, back)
 		}
 		return "", err
@@ -139,9 +139,9 @@ func (t target) publish(l *kernel.WriteLock) (note string, err error) {
 	return failed.others(t.Service.Name), nil
 }
 
-// takeBack has a guard that could not be put in place be what it was before, nil: not there. Killed before it is done,
+// rollBack has a guard that could not be put in place be what it was before, nil: not there. Killed before it is done,
 // status says what is lacking, and the next command goes on. What could not be attached before cannot be now, and was told.
-func (t target) takeBack(l *kernel.WriteLock, before *record, form instances.Form[published]) error {
+func (t target) rollBack(l *kernel.WriteLock, before *record, form instances.Form[published]) error {
 	if before == nil {
 		_, err := remove(l, t.instance)
 		return err
@@ -151,7 +151,7 @@ func (t target) takeBack(l *kernel.WriteLock, before *record, form instances.For
 		return err
 	}
 	kernel.Step("guard:taken-back")
-	_, err := sync(l, t.instance.Scope)
+	_, err := reconcile(l, t.instance.Scope)
 	return err
 }
 
@@ -176,12 +176,12 @@ func (t target) maps(l *kernel.WriteLock, has bool) (state, each *ebpf.Map, err 
 
 // remove takes a guard away. Others that are not in force keep it from nothing: the note says so.
 func remove(l *kernel.WriteLock, i kernel.Instance) (note string, err error) {
-	// The programs find it until sync: killed in between, the next command does the rest.
+	// The programs find it until reconcile: killed in between, the next command does the rest.
 	if err := guards.Remove(l, i); err != nil {
 		return "", err
 	}
 	kernel.Step("guard:removed")
-	failed, err := sync(l, i.Scope)
+	failed, err := reconcile(l, i.Scope)
 	if errors.Is(err, netns.ErrGone) {
 		err = removeScope(l, i.Scope)
 	}

@@ -60,7 +60,7 @@ func TestKilledSaysSo(t *testing.T) {
 			}
 			w.apply(first, second)
 			if p := w.state("ntp").Problem; p != "" {
-				t.Errorf("mended after %d steps: %s", step, p)
+				t.Errorf("recovered after %d steps: %s", step, p)
 			}
 			if ended {
 				break
@@ -247,7 +247,7 @@ func TestOthersHold(t *testing.T) {
 	}
 }
 
-// TestUnreadableBeside has a guard of another weir beside one that lost its place: that is mended, and what the other has
+// TestUnreadableBeside has a guard of another weir beside one that lost its place: that is recovered, and what the other has
 // stays as it is.
 func TestUnreadableBeside(t *testing.T) {
 	need(t, kernel.XDPProgram, probe.CgroupIngress)
@@ -295,7 +295,7 @@ func TestUnreadableBeside(t *testing.T) {
 		t.Fatal(err)
 	}
 	if did, err := adopt(l, guards.Name(scope, "b")); err != nil {
-		t.Errorf("b is not mended: %q, %v", did, err)
+		t.Errorf("b is not recovered: %q, %v", did, err)
 	}
 	if _, err := adopt(l, guards.Name(scope, "a")); !errors.Is(err, kernel.ErrABI) {
 		t.Errorf("a: %v, want ErrABI", err)

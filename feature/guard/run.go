@@ -59,7 +59,7 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID
 		return true, err
 	}
 	at, err := p.unattached(o, ns)
-	return len(at.lacking)+len(at.left) > 0, err
+	return len(at.lacking)+len(at.removed) > 0, err
 }
 
 // adopt attaches the guards of a namespace where they are lacking, or removes them with their namespace.
@@ -68,7 +68,7 @@ func adopt(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	failed, err := sync(l, i.Scope)
+	failed, err := reconcile(l, i.Scope)
 	if errors.Is(err, netns.ErrGone) {
 		return "removed: its network namespace is gone", removeScope(l, i.Scope)
 	} else if err != nil {
@@ -76,14 +76,14 @@ func adopt(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 	} else if err := failed[i.Name]; err != nil { // of others, their own turn tells
 		return "", err
 	}
-	return "attached at " + rec.Spec.Service.place(), nil
+	return "attached at " + rec.Spec.Service.location(), nil
 }
 
 // unattached is where a guard is not attached.
 type unattached struct {
 	lacking []string // there, and the guard is not attached
 	absent  []string // interfaces that are not there
-	left    []string // links of interfaces that went
+	removed []string // links of interfaces that went
 }
 
 // unattached says where a guard is not attached; o are the pins of @hooks. Who may not ask a link believes its pin.
@@ -117,7 +117,7 @@ func (p published) unattached(o *kernel.Opened, ns *netns.Handle) (u unattached,
 	for _, pin := range links {
 		if number, is := strings.CutPrefix(pin, linkXDP); is {
 			if index, err := strconv.Atoi(number); err == nil && detached(o, pin, index) {
-				u.left = append(u.left, pin)
+				u.removed = append(u.removed, pin)
 			}
 		}
 	}

@@ -64,7 +64,7 @@ func Simulate(h Hook, l Limits, to netip.AddrPort, realClock bool) (_ *Simulatio
 		if err != nil {
 			return nil, err
 		}
-		if err := syncListens(s.c.Maps[bpf.GuardMapGuardListens], want); err != nil {
+		if err := reconcileListens(s.c.Maps[bpf.GuardMapGuardListens], want); err != nil {
 			return nil, err
 		}
 	}

@@ -107,7 +107,7 @@ func readGuard(r *kernel.Root, rec record) (g GuardState, err error) {
 		return g, fmt.Errorf("%s: %w", rec.Instance, err)
 	}
 	p := rec.Spec
-	g = GuardState{Service: p.Service.Name, Netns: p.Netns, At: p.Service.place(), Limit: p.Service.Limit, Each: p.Service.Each,
+	g = GuardState{Service: p.Service.Name, Netns: p.Netns, At: p.Service.location(), Limit: p.Service.Limit, Each: p.Service.Each,
 		DryRun: p.Service.DryRun, Counts: s.Read(kernel.Monotonic()), rec: rec}
 	for _, l := range p.Service.Listen {
 		if l.Proto == unix.IPPROTO_UDP {
@@ -173,7 +173,7 @@ func positions(r *kernel.Root, rec record) (out []hookorder.Position) {
 	defer o.Close()
 	h := &hooks{ns: ns, pins: o}
 	_ = ns.Do(func() error {
-		at := h.places([]record{rec}, failures{})
+		at := h.attachments([]record{rec}, failures{})
 		for _, name := range slices.Sorted(maps.Keys(at)) {
 			ln, err := o.Link(name)
 			if err != nil {
@@ -201,7 +201,7 @@ func (g GuardState) differences(t target) string {
 	add("limit", have.Limit.String(), want.Limit.String())
 	add("each", have.Each.String(), want.Each.String())
 	add("dry_run", fmt.Sprint(have.DryRun), fmt.Sprint(want.DryRun))
-	add("at", have.place(), want.place())
+	add("at", have.location(), want.location())
 	add("listen", fmt.Sprint(have.udp()), fmt.Sprint(want.udp()))
 	add("netns", g.rec.Ref, t.Netns)
 	if len(out) == 0 && g.Problem != "" && !strings.HasPrefix(g.Problem, "there is no interface ") {

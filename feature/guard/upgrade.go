@@ -81,7 +81,7 @@ func recoverAll(l *kernel.WriteLock) error {
 	}
 	var errs []error
 	for scope := range scopes {
-		_, err := sync(l, scope)
+		_, err := reconcile(l, scope)
 		switch {
 		case errors.Is(err, netns.ErrGone):
 			err = removeScope(l, scope)
