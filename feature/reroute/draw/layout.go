@@ -29,14 +29,14 @@ func layout(n *topo.Network) []topo.Point {
 	}
 	centre, radius := extent(placed)
 	if len(placed) < len(at) {
-		at = settled(n, at, fixed, centre, radius)
+		at = bestLayout(n, at, fixed, centre, radius)
 	}
 	return spread(at, radius)
 }
 
-// settled starts from several circles and takes what has the fewest crossings: one start alone is often left with
+// bestLayout starts from several circles and takes what has the fewest crossings: one start alone is often left with
 // some that no push undoes.
-func settled(n *topo.Network, given []topo.Point, fixed []bool, centre topo.Point, radius float64) []topo.Point {
+func bestLayout(n *topo.Network, given []topo.Point, fixed []bool, centre topo.Point, radius float64) []topo.Point {
 	starts := max(1, min(12, 600/len(given)))
 	var best []topo.Point
 	least := math.MaxInt
@@ -53,7 +53,7 @@ func settled(n *topo.Network, given []topo.Point, fixed []bool, centre topo.Poin
 				at[i] = topo.Point{X: centre.X + radius*math.Cos(a), Y: centre.Y + radius*math.Sin(a)}
 			}
 		}
-		settle(n, at, fixed, radius)
+		relax(n, at, fixed, radius)
 		if starts == 1 {
 			return at
 		}
@@ -108,7 +108,7 @@ func extent(points []topo.Point) (topo.Point, float64) {
 	return topo.Point{X: (low.X + high.X) / 2, Y: (low.Y + high.Y) / 2}, radius
 }
 
-func settle(n *topo.Network, at []topo.Point, fixed []bool, radius float64) {
+func relax(n *topo.Network, at []topo.Point, fixed []bool, radius float64) {
 	// Each round costs the square of the routers: of a thousand, one can tell little anyway.
 	rounds := max(40, min(300, 40_000_000/(len(at)*len(at))))
 	k := 2 * radius / math.Sqrt(float64(len(at)))

@@ -60,7 +60,7 @@ type box struct{ x0, y0, x1, y1 float64 }
 // SVG draws a network.
 func SVG(n *topo.Network, s Scene) []byte {
 	p := &picture{n: n, s: s}
-	p.place()
+	p.fit()
 	fmt.Fprintf(p, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" font-family="sans-serif" font-size="12">`+"\n", width, p.height)
 	fmt.Fprintf(p, `<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="3.4" markerHeight="3.4" orient="auto"><path d="M0 0L8 4L0 8z" fill="%s"/></marker></defs>`+"\n", green)
 	fmt.Fprintf(p, `<rect width="%d" height="%.0f" fill="white"/>`+"\n", width, p.height)
@@ -90,8 +90,8 @@ func escape(text string) string {
 	return b.String()
 }
 
-// place fits the layout into the picture.
-func (p *picture) place() {
+// fit fits the layout into the picture.
+func (p *picture) fit() {
 	p.at = layout(p.n)
 	low, high := p.at[0], p.at[0]
 	for _, a := range p.at {

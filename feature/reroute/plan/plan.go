@@ -188,7 +188,7 @@ func (g *graph) lay(f Failure) *failure {
 	return out
 }
 
-func (f *failure) takes(_ *graph, link int32) bool { return f.down[link] }
+func (f *failure) includes(_ *graph, link int32) bool { return f.down[link] }
 
 // gone tells whether the node itself fails.
 func (f *failure) gone(node int32) bool { return node == f.node }

@@ -48,7 +48,7 @@ func (g *graph) search(t *tree, f *failure, usesFailed bool, targets []int32) *s
 		s.fresh[i] = step{never, -1, noLink}
 		s.reach[i] = step{never, -1, noLink}
 	}
-	open := func(l int32) bool { return usesFailed || !f.takes(g, l) }
+	open := func(l int32) bool { return usesFailed || !f.includes(g, l) }
 	on := s.towards(targets, open)
 	var before []int32
 	for _, y := range t.near {

@@ -90,7 +90,7 @@ func (g *graph) settle(t *tree, f *failure) {
 		}
 		for _, l := range g.out(x) {
 			y := int32(g.Links[l].To)
-			if near := d + g.cost[l]; near < t.dist[y] && (f == nil || !f.takes(g, l)) {
+			if near := d + g.cost[l]; near < t.dist[y] && (f == nil || !f.includes(g, l)) {
 				t.dist[y] = near
 				g.heap.push(near, y)
 			}
@@ -116,7 +116,7 @@ func (g *graph) without(before *tree, f *failure) *tree {
 		for _, l := range g.out(x) {
 			in := int32(g.Links[l].Reverse)
 			y := int32(g.Links[l].To)
-			if g.stamp[y] == g.round || f.takes(g, in) || g.Nodes[y].Overload && y != t.source {
+			if g.stamp[y] == g.round || f.includes(g, in) || g.Nodes[y].Overload && y != t.source {
 				continue
 			}
 			best = min(best, t.dist[y]+g.cost[in])
@@ -143,7 +143,7 @@ func (g *graph) lose(before *tree, f *failure) (lost []int32) {
 		for _, l := range g.out(x) {
 			in := int32(g.Links[l].Reverse)
 			y := int32(g.Links[l].To)
-			if g.stamp[y] != g.round && !f.takes(g, in) && before.dist[y]+g.cost[in] == before.dist[x] &&
+			if g.stamp[y] != g.round && !f.includes(g, in) && before.dist[y]+g.cost[in] == before.dist[x] &&
 				(!g.Nodes[y].Overload || y == before.source) {
 				kept = true
 				break

@@ -21,16 +21,16 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// asideEvery is how often it is seen whether the fast program may run where it does. Tests change it.
-var asideEvery = time.Second
+// fastCheckInterval is how often it is seen whether the fast program may run where it does. Tests change it.
+var fastCheckInterval = time.Second
 
 // interfaces lists them. Tests have it fail.
 var interfaces = netlink.LinkList
 
 // obstacle says why the fast program would do other than the kernel does, which does more with a packet than look up its route:
-// it must pass by nothing that the operator has on the kernel's way. That of single interfaces is [places]'.
+// it must pass by nothing that the operator has on the kernel's way. That of single interfaces is [forwardingInterfaces]'.
 func (f *fast) obstacle() (why string, err error) {
-	for _, p := range f.whole.Paths {
+	for _, p := range f.spec.Paths {
 		if p.Slow {
 			return "path " + p.Name + " says slow", nil
 		}
@@ -50,9 +50,9 @@ func (f *fast) obstacle() (why string, err error) {
 	return why, err
 }
 
-// places are the interfaces from which the kernel forwards, by number; those with filters that packets meet behind the fast program
-// are left out, and aside says so. Programs of tcx are before it.
-func places() (at map[int]string, aside []string, err error) {
+// forwardingInterfaces are the interfaces from which the kernel forwards, by number; those with filters that packets meet behind the fast program
+// are left out, and bypassed says so. Programs of tcx are before it.
+func forwardingInterfaces() (at map[int]string, aside []string, err error) {
 	all, err := interfaces()
 	if err != nil {
 		return nil, nil, fmt.Errorf("listing interfaces: %w", err)
@@ -122,7 +122,7 @@ func (f *fast) stays() (stays bool, err error) {
 		return true, f.unsure
 	}
 	defer func() {
-		f.next = time.Now().Add(max(asideEvery, min(20*time.Since(began), atLatest)))
+		f.next = time.Now().Add(max(fastCheckInterval, min(20*time.Since(began), atLatest)))
 		if f.unsure = err; err != nil {
 			f.until(0)
 		}
@@ -132,14 +132,14 @@ func (f *fast) stays() (stays bool, err error) {
 		return true, err
 	}
 	err = f.ns.Do(func() error {
-		at, aside, err := places()
+		at, aside, err := forwardingInterfaces()
 		if err != nil {
 			return err
 		}
 		if why := f.because(obstacle, at, aside); why != "" {
-			stays = why == f.why
+			stays = why == f.reason
 		} else {
-			stays = f.why == "" && slices.Equal(aside, f.aside) && !f.misplaced(at)
+			stays = f.reason == "" && slices.Equal(aside, f.bypassed) && !f.misplaced(at)
 		}
 		return nil
 	})
@@ -161,7 +161,7 @@ func nowhere(at map[int]string, aside []string) string {
 }
 
 // not says where the program does not run, and why.
-func (f *fast) not() string { return cmp.Or(f.why, strings.Join(f.aside, "; ")) }
+func (f *fast) not() string { return cmp.Or(f.reason, strings.Join(f.bypassed, "; ")) }
 
 func forwardsNothing() (string, error) {
 	if setting("ipv6/conf/all/forwarding") != "1" {

@@ -48,9 +48,9 @@ func theirs(t testing.TB) (p *ebpf.Program, seen func() uint32) {
 // What the operator puts on the kernel's way while the fast program runs has every packet again: the fast program stands aside, the
 // other one reroutes, and what was there is passed by no more.
 func TestFastStandsAside(t *testing.T) {
-	every := asideEvery
-	asideEvery = 100 * time.Millisecond
-	t.Cleanup(func() { asideEvery = every })
+	every := fastCheckInterval
+	fastCheckInterval = 100 * time.Millisecond
+	t.Cleanup(func() { fastCheckInterval = every })
 	tool := func(w *world, name, args string) {
 		w.Helper()
 		if _, err := exec.LookPath(name); err != nil {
@@ -173,7 +173,7 @@ func TestFastStandsAside(t *testing.T) {
 				}
 				return steady >= 3
 			})
-			nstest.Steadily(t, 5*asideEvery, func() error {
+			nstest.Steadily(t, 5*fastCheckInterval, func() error {
 				if (fast() > 0) != c.still || !sees() {
 					return errors.New("it does not stay aside")
 				}

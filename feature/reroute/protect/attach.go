@@ -34,7 +34,7 @@ func protected(routes []route) map[int]string {
 }
 
 // load loads a program over the pinned maps.
-func (s *site) load(name string) (*kernel.Collection, error) { return loadOver(s.pins.Maps, name) }
+func (s *instance) load(name string) (*kernel.Collection, error) { return loadOver(s.pins.Maps, name) }
 
 func loadOver(pinned map[string]*ebpf.Map, name string) (*kernel.Collection, error) {
 	spec, err := bpf.LoadProtect()
@@ -49,7 +49,7 @@ func loadOver(pinned map[string]*ebpf.Map, name string) (*kernel.Collection, err
 }
 
 // attach has the program be where it is wanted and nowhere else, and then takes away what no repair leads to any more.
-func (s *site) attach(routes []route) error {
+func (s *instance) attach(routes []route) error {
 	want := protected(routes)
 	have, err := s.detachOthers(want)
 	if err != nil {
@@ -82,7 +82,7 @@ func (s *site) attach(routes []route) error {
 }
 
 // detachOthers takes the program off interfaces that do not want it, and returns those that have it.
-func (s *site) detachOthers(want map[int]string) (map[int]bool, error) {
+func (s *instance) detachOthers(want map[int]string) (map[int]bool, error) {
 	have := map[int]bool{}
 	pins, err := s.pins.Links()
 	if err != nil {
@@ -135,7 +135,7 @@ func (s *site) detachOthers(want map[int]string) (map[int]bool, error) {
 }
 
 // attached says whether a pinned link has the program at an interface.
-func (s *site) attached(pin string, index int) bool {
+func (s *instance) attached(pin string, index int) bool {
 	ln, err := s.pins.Link(pin)
 	if err != nil {
 		return false
@@ -144,7 +144,7 @@ func (s *site) attached(pin string, index int) bool {
 	return kernel.TCX{Ifindex: index, Egress: true}.Verify(ln) == nil
 }
 
-func (s *site) attachOne(index int, name string, p *ebpf.Program) error {
+func (s *instance) attachOne(index int, name string, p *ebpf.Program) error {
 	if !tcx() {
 		return s.attachFilter(index, p)
 	}
@@ -161,7 +161,7 @@ func (s *site) attachOne(index int, name string, p *ebpf.Program) error {
 }
 
 // noteFilters records the filters that are in place of links, so that their loss is told.
-func (s *site) noteFilters() error {
+func (s *instance) noteFilters() error {
 	if tcx() {
 		return nil
 	}
@@ -175,7 +175,7 @@ func (s *site) noteFilters() error {
 }
 
 // attachFilter notes the interface before it gets a filter, so that it is found again.
-func (s *site) attachFilter(index int, p *ebpf.Program) error {
+func (s *instance) attachFilter(index int, p *ebpf.Program) error {
 	return s.ns.Do(func() error {
 		f := kernel.Clsact{Ifindex: index, Name: filterName, Egress: true}
 		there, err := f.HasQdisc()

@@ -60,7 +60,7 @@ func findPath(r *kernel.Root, name string) (i kernel.Instance, device string, er
 }
 
 func drainDevice(l *kernel.WriteLock, i kernel.Instance, device string, on bool) error {
-	whole, err := readWhole(l.Root, i)
+	whole, err := readSpec(l.Root, i)
 	if err != nil {
 		return err
 	}

@@ -34,7 +34,7 @@ const tooMany = "there are too many routes"
 type fast struct {
 	ns    *netns.Handle
 	pins  *kernel.Opened
-	whole whole
+	spec  scopeSpec
 	c     *kernel.Collection
 	table *table.Table
 	links map[kernel.TCX]kernel.Link
@@ -42,18 +42,18 @@ type fast struct {
 
 	netfilter *kernel.NetfilterSeen
 
-	unsure error     // whether it may run could not be told when it was looked last
-	why    string    // it does not run
-	routes string    // of that what routes are the reason of, since they were learnt
-	aside  []string  // why it does not at some interfaces
-	next   time.Time // when it is seen whether it may still run, or may run by now
+	unsure   error     // whether it may run could not be told when it was looked last
+	reason   string    // it does not run
+	routes   string    // of that what routes are the reason of, since they were learnt
+	bypassed []string  // why it does not at some interfaces
+	next     time.Time // when it is seen whether it may still run, or may run by now
 }
 
 // startFast loads the program, fills its table and attaches it. Where it would do other than the kernel does it is not
 // attached, and why says so.
-func startFast(ns *netns.Handle, pins *kernel.Opened, w whole, seen *kernel.NetfilterSeen) (_ *fast, err error) {
-	f := &fast{ns: ns, pins: pins, whole: w, netfilter: seen, links: map[kernel.TCX]kernel.Link{}, next: time.Now().Add(asideEvery)}
-	if f.why, err = f.obstacle(); err != nil || f.why != "" {
+func startFast(ns *netns.Handle, pins *kernel.Opened, w scopeSpec, seen *kernel.NetfilterSeen) (_ *fast, err error) {
+	f := &fast{ns: ns, pins: pins, spec: w, netfilter: seen, links: map[kernel.TCX]kernel.Link{}, next: time.Now().Add(fastCheckInterval)}
+	if f.reason, err = f.obstacle(); err != nil || f.reason != "" {
 		return f, err
 	}
 	if f.c, err = loadOver(pins.Maps, bpf.ProtectProgRerouteIngress); err != nil {
@@ -99,10 +99,10 @@ func (w *watcher) hurry() {
 	if !down || !w.due.IsZero() || began.Before(w.fastAfter) {
 		return
 	}
-	f, err := startFast(w.ns, w.pins, w.whole, &w.netfilter)
+	f, err := startFast(w.ns, w.pins, w.scopeSpec, &w.netfilter)
 	w.unsure(err)
 	if err != nil {
-		w.fastAfter = time.Now().Add(max(asideEvery, min(20*time.Since(began), atLatest)))
+		w.fastAfter = time.Now().Add(max(fastCheckInterval, min(20*time.Since(began), atLatest)))
 		return
 	}
 	w.fast = f
@@ -182,11 +182,11 @@ func (f *fast) learn() error {
 // attach has the program run at every interface where packets come in that the kernel forwards, behind whatever is there.
 func (f *fast) attach() error {
 	return f.ns.Do(func() error {
-		at, aside, err := places()
+		at, aside, err := forwardingInterfaces()
 		if err != nil {
 			return err
 		}
-		if f.aside, f.why = aside, f.because("", at, aside); f.why != "" {
+		if f.bypassed, f.reason = aside, f.because("", at, aside); f.reason != "" {
 			return nil
 		}
 		for _, index := range slices.Sorted(maps.Keys(at)) {

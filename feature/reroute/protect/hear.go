@@ -45,7 +45,7 @@ func (w *watcher) neighbour(u netlink.NeighUpdate) {
 	if w.links[u.LinkIndex] == nil {
 		return
 	}
-	if time.Since(w.synced) < quiet { // what sync itself has changed is heard of as well
+	if time.Since(w.reconciled) < quiet { // what reconcile itself has changed is heard of as well
 		w.doubt = true
 		return
 	}

@@ -85,8 +85,8 @@ func pairs(routes []route) map[int]int {
 	return out
 }
 
-// settleHelper has the helper namespace be there for the sizes that routes need, and fills in their devices.
-func (s *site) settleHelper(routes []route) error {
+// reconcileHelper has the helper namespace be there for the sizes that routes need, and fills in their devices.
+func (s *instance) reconcileHelper(routes []route) error {
 	sizes := pairs(routes)
 	var source netip.Addr
 	for _, r := range routes {
@@ -124,7 +124,7 @@ func (s *site) settleHelper(routes []route) error {
 }
 
 // dropUnused takes away the pairs of sizes that nothing needs any more, once nothing leads to them.
-func (s *site) dropUnused(routes []route) error {
+func (s *instance) dropUnused(routes []route) error {
 	return s.ns.Do(func() error { return dropDevices(pairs(routes)) })
 }
 
@@ -163,7 +163,7 @@ func init() {
 }
 
 // pair makes or completes the pair for packets of at most size bytes, and returns the index of the end here.
-func (s *site) pair(h *netns.Handle, size int, source netip.Addr) (index int, err error) {
+func (s *instance) pair(h *netns.Handle, size int, source netip.Addr) (index int, err error) {
 	name, far := helperDevice+strconv.Itoa(size), helperFar+strconv.Itoa(size)
 	err = s.ns.Do(func() error {
 		index, err = pairHere(h, name, far)

@@ -24,7 +24,7 @@ type installer struct {
 }
 
 // install makes the maps those of the routes.
-func (s *site) install(routes []route) error {
+func (s *instance) install(routes []route) error {
 	i := installerOf(s.pins)
 	oldPaths, oldPrefixes, err := i.read()
 	if err != nil {

@@ -26,7 +26,7 @@ import (
 //     metric there would be announced by some, and would hide shorter prefixes of others.
 //   - A rule costs every packet a quarter of plain forwarding; it is there for KeepTime at most.
 //
-// The copies follow the daemon's routes with [sync]. While the link is down they stay.
+// The copies follow the daemon's routes with [reconcile]. While the link is down they stay.
 
 const (
 	keepProtocol = 119        // of the copies, and of the rule: RTA_PROTOCOL, FRA_PROTOCOL; 5 to 255 are user space's
@@ -102,8 +102,8 @@ func (r tableRoute) netlinkRoute() *netlink.Route {
 	return n
 }
 
-// settleKept makes the copies those of the routes as they are. It runs in the namespace.
-func settleKept(routes []route) error {
+// reconcileKept makes the copies those of the routes as they are. It runs in the namespace.
+func reconcileKept(routes []route) error {
 	rules, err := keepRules()
 	if err != nil {
 		return err

@@ -160,7 +160,7 @@ func (w *watcher) knownSizes() map[wayKey]uint32 {
 }
 
 // installedSizes are those that are in force.
-func (s *site) installedSizes() (map[wayKey]uint32, error) {
+func (s *instance) installedSizes() (map[wayKey]uint32, error) {
 	all, err := readRepairs(s.pins)
 	out := map[wayKey]uint32{}
 	for _, r := range all {

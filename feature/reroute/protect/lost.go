@@ -57,7 +57,7 @@ func (w *watcher) endKept(at time.Time) {
 			continue
 		}
 		if err := w.ns.Do(func() error { return dropRules(index) }); err != nil {
-			x.until = at.Add(lookEvery)
+			x.until = at.Add(pollInterval)
 			continue
 		}
 		x.until = time.Time{}
@@ -95,7 +95,7 @@ func (w *watcher) tellLost() error {
 	now := time.Now()
 	for index, x := range w.links {
 		lost := s.lost(index, x.alone)
-		waits := now.Before(x.lost) && len(lost) == 0 && !x.up && s.leaving(index)
+		waits := now.Before(x.lost) && len(lost) == 0 && !x.up && s.hasStaleRoute(index)
 		if waits {
 			w.follow()
 		}
@@ -105,15 +105,15 @@ func (w *watcher) tellLost() error {
 			w.endKept(now)
 		}
 		if now.Before(x.lost) && len(lost) > 0 {
-			w.sayLost(x, lost, index, s)
+			w.logLost(x, lost, index, s)
 			x.lost = time.Time{}
 		}
 	}
 	return nil
 }
 
-// leaving says whether a route with a copy is still there, over an interface that lost its carrier.
-func (s survey) leaving(index int) bool {
+// hasStaleRoute says whether a route with a copy is still there, over an interface that lost its carrier.
+func (s survey) hasStaleRoute(index int) bool {
 	for k := range s.kept {
 		is := s.routes[tablePrefix{unix.RT_TABLE_MAIN, k.to}]
 		if k.table == keepTable(index) && is.oif == index && !is.several && !is.plain {
@@ -150,7 +150,7 @@ func (s survey) copied(index int, l lone) bool {
 	return l.table == unix.RT_TABLE_MAIN && s.kept[tableRoute{tablePrefix: tablePrefix{keepTable(index), l.to}, oif: index, via: l.via, proto: keepProtocol, priority: keepMetric}]
 }
 
-func (w *watcher) sayLost(x *watched, lost []lone, index int, s survey) {
+func (w *watcher) logLost(x *watched, lost []lone, index int, s survey) {
 	var by []string
 	kept := 0
 	for _, l := range lost {

@@ -12,11 +12,11 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// leave is the value of destinations that are the kernel's: no number of a repair.
-const leave = table.MaxValue
+// noRepair is the value of destinations that are the kernel's: no number of a repair.
+const noRepair = table.MaxValue
 
 // mirror is what the kernel does with each destination, as far as it matters: the repair of those that it routes to a protected
-// link, and leave for longer prefixes below them that go elsewhere.
+// link, and noRepair for longer prefixes below them that go elsewhere.
 func (f *fast) mirror() ([]table.Entry, error) {
 	repairs, err := f.repairsOf()
 	if err != nil {
@@ -77,7 +77,7 @@ func entries(best map[netip.Prefix]netlink.Route, repairs map[int]repairOf) (out
 	}
 	for p := range best {
 		if _, ours := values[p]; !ours && within(values, p) {
-			values[p] = leave
+			values[p] = noRepair
 		}
 	}
 	for p, v := range values {
@@ -104,7 +104,7 @@ func covering(best map[netip.Prefix]netlink.Route, p netip.Prefix) (netlink.Rout
 // within says that a shorter prefix has a repair.
 func within(values map[netip.Prefix]uint32, p netip.Prefix) bool {
 	for bits := p.Bits() - 1; bits >= 0; bits-- {
-		if v := values[netip.PrefixFrom(p.Addr(), bits).Masked()]; v != 0 && v != leave {
+		if v := values[netip.PrefixFrom(p.Addr(), bits).Masked()]; v != 0 && v != noRepair {
 			return true
 		}
 	}

@@ -110,8 +110,8 @@ func (e *ears) close() {
 
 func network(n uint16) uint16 { return n<<8 | n>>8 }
 
-// say hands on what was heard. Where nobody takes it in time it is asked for again.
-func say(out chan<- told, t told) {
+// deliver hands on what was heard. Where nobody takes it in time it is asked for again.
+func deliver(out chan<- told, t told) {
 	select {
 	case out <- t:
 	default:
@@ -153,7 +153,7 @@ func (e *ears) hearARP(out chan<- told) {
 		if _, err := binary.Decode(b[:n], binary.BigEndian, &p); err != nil || p.Kind != 1 || p.Proto != unix.ETH_P_IP || p.Len != 6 || p.PLen != 4 || p.SHA[0]&1 != 0 || p.SHA == [6]byte{} {
 			continue
 		}
-		say(out, told{keyOf(at.Ifindex, netip.AddrFrom4(p.SPA)), bytes.Clone(p.SHA[:])})
+		deliver(out, told{keyOf(at.Ifindex, netip.AddrFrom4(p.SPA)), bytes.Clone(p.SHA[:])})
 	}
 }
 
@@ -189,7 +189,7 @@ func (e *ears) hearND(out chan<- told) {
 		}
 		t := told{key: keyOf(m.IfIndex, addr), mac: linkAddress(b[ndLen:n], option)}
 		if t.mac != nil || b[0] == ndAdvertises {
-			say(out, t)
+			deliver(out, t)
 		}
 	}
 }

@@ -48,10 +48,10 @@ func (k neighbourKey) addr() netip.Addr {
 // again.
 const resolveTime = 300 * time.Millisecond
 
-// settleNeighbours keeps the neighbours of protected links and of backups: the kernel forgets those of a link without a carrier,
+// reconcileNeighbours keeps the neighbours of protected links and of backups: the kernel forgets those of a link without a carrier,
 // and packets to them would never come as far as the egress program. Those that it knows become permanent; that they were not is
 // noted before, and undone when nobody needs them any more. What the operator has made permanent stays as it is.
-func (s *site) settleNeighbours(routes []route) error {
+func (s *instance) reconcileNeighbours(routes []route) error {
 	noted := s.pins.Maps[pinNeighbours]
 	want, err := neighbours(routes)
 	if err != nil {

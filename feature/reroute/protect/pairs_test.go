@@ -56,7 +56,7 @@ func TestManySizesShareDevices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = syncSizes(l, instanceOf(scopeOf(w.r1)), sizes)
+	err = reconcileSizes(l, instanceOf(scopeOf(w.r1)), sizes)
 	l.Unlock()
 	if err != nil {
 		t.Fatal(err)

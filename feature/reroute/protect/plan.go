@@ -33,7 +33,7 @@ func Plan(ctx context.Context, have State, want Config) (plan feature.Plan, err 
 		if err != nil {
 			return plan, fmt.Errorf("reroute: network namespace: %w", err)
 		}
-		w := whole{Netns: ref, ID: ns.ID()}
+		w := scopeSpec{Netns: ref, ID: ns.ID()}
 		if ref == "" {
 			w.Netns = ns.String()
 		}
@@ -76,8 +76,8 @@ func open(ref string) (*netns.Handle, error) {
 }
 
 // plan is the steps of one namespace. All of its paths change with one publication; the first step does it.
-func (w whole) plan(plan *feature.Plan, have State, ns *netns.Handle) error {
-	i := slices.IndexFunc(have.wholes, func(h whole) bool { return h.Inode == w.Inode })
+func (w scopeSpec) plan(plan *feature.Plan, have State, ns *netns.Handle) error {
+	i := slices.IndexFunc(have.wholes, func(h scopeSpec) bool { return h.Inode == w.Inode })
 	w.followed = i >= 0 && have.wholes[i].followed
 	err := ns.Do(func() error {
 		r, err := newResolver()
@@ -125,7 +125,7 @@ func (w whole) plan(plan *feature.Plan, have State, ns *netns.Handle) error {
 	return nil
 }
 
-func (w whole) planRemove(plan *feature.Plan) {
+func (w scopeSpec) planRemove(plan *feature.Plan) {
 	do := func(_ context.Context, l *kernel.WriteLock) (string, error) {
 		return "", removeScope(l, fmt.Sprint(w.Inode))
 	}
@@ -137,7 +137,7 @@ func (w whole) planRemove(plan *feature.Plan) {
 
 func done(context.Context, *kernel.WriteLock) (string, error) { return "", nil }
 
-func (w whole) apply(_ context.Context, l *kernel.WriteLock) (string, error) {
+func (w scopeSpec) apply(_ context.Context, l *kernel.WriteLock) (string, error) {
 	ns, err := netns.Find(w.Netns, w.ID)
 	if err != nil {
 		return "", err
@@ -175,7 +175,7 @@ func DropGone(l *kernel.WriteLock, scope string) error {
 // removeScope publishes that there is no path, and has everything follow: killed in between, the next command finds it so.
 func removeScope(l *kernel.WriteLock, scope string) error {
 	inst := instanceOf(scope)
-	w, err := readWhole(l.Root, inst)
+	w, err := readSpec(l.Root, inst)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil
 	} else if err != nil {
@@ -183,7 +183,7 @@ func removeScope(l *kernel.WriteLock, scope string) error {
 	}
 	ns, err := netns.Find(w.Netns, w.ID)
 	if errors.Is(err, netns.ErrGone) {
-		return sync(l, inst)
+		return reconcile(l, inst)
 	} else if err != nil {
 		return err
 	}
@@ -196,7 +196,7 @@ func removeScope(l *kernel.WriteLock, scope string) error {
 func Recover(l *kernel.WriteLock) error {
 	all, _, err := store.All(l.Root) // the state tells of what cannot be read
 	for _, rec := range all {
-		err = errors.Join(err, sync(l, rec.Instance))
+		err = errors.Join(err, reconcile(l, rec.Instance))
 	}
 	return err
 }
@@ -216,7 +216,7 @@ func PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan, err erro
 
 // upgrade exchanges the programs of a namespace.
 func upgrade(l *kernel.WriteLock, inst kernel.Instance) error {
-	s, err := openSite(l, inst)
+	s, err := openInstance(l, inst)
 	if err != nil {
 		return err
 	}
@@ -235,7 +235,7 @@ func upgrade(l *kernel.WriteLock, inst kernel.Instance) error {
 }
 
 // move has every attachment run another program.
-func (s *site) move(pins []string, p *ebpf.Program) error {
+func (s *instance) move(pins []string, p *ebpf.Program) error {
 	for _, pin := range pins {
 		ln, err := s.pins.Link(pin)
 		if err != nil {

@@ -30,8 +30,8 @@ type published struct {
 	Row int `json:"row"` // of its counters
 }
 
-// whole is the configuration of an instance. It is the truth; maps, links, neighbours and the helper namespace follow (sync).
-type whole struct {
+// scopeSpec is the configuration of an instance. It is the truth; maps, links, neighbours and the helper namespace follow (reconcile).
+type scopeSpec struct {
 	Netns string      `json:"netns"` // what reopens the namespace
 	Paths []published `json:"paths"`
 
@@ -40,8 +40,8 @@ type whole struct {
 }
 
 // store has the instances.
-var store = instances.Store[whole]{Feature: Feature, ABI: abi, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
-	Ref: func(w *whole) string { return w.Netns }}
+var store = instances.Store[scopeSpec]{Feature: Feature, ABI: abi, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
+	Ref: func(w *scopeSpec) string { return w.Netns }}
 
 func instanceOf(scope string) kernel.Instance { return store.Name(scope, instanceName) }
 
@@ -65,21 +65,21 @@ var mapNames = map[string]string{pinRepairs: bpf.ProtectMapRerouteRepairs, pinPa
 // allInstances lists the namespaces that have protection, readable or not.
 func allInstances(r *kernel.Root) ([]kernel.Instance, error) { return store.Keys(r) }
 
-// wholeOf is the protection of a record.
-func wholeOf(rec instances.Record[whole]) whole {
+// specFrom is the protection of a record.
+func specFrom(rec instances.Record[scopeSpec]) scopeSpec {
 	rec.Spec.ID = rec.ID()
 	return rec.Spec
 }
 
-func readWhole(r *kernel.Root, i kernel.Instance) (whole, error) {
+func readSpec(r *kernel.Root, i kernel.Instance) (scopeSpec, error) {
 	rec, err := store.Read(r, i)
-	return wholeOf(rec), err
+	return specFrom(rec), err
 }
 
 // publish has these be the paths of a namespace, and makes everything follow.
-func publish(l *kernel.WriteLock, ns *netns.Handle, want whole) error {
+func publish(l *kernel.WriteLock, ns *netns.Handle, want scopeSpec) error {
 	inst := instanceOf(scopeOf(ns))
-	was, err := readWhole(l.Root, inst)
+	was, err := readSpec(l.Root, inst)
 	switch {
 	case errors.Is(err, kernel.ErrNotExist) && len(want.Paths) == 0:
 		return nil
@@ -95,11 +95,11 @@ func publish(l *kernel.WriteLock, ns *netns.Handle, want whole) error {
 		return err
 	}
 	kernel.Step("protect:published")
-	return sync(l, inst)
+	return reconcile(l, inst)
 }
 
 // number gives each path its row of counters: the one that a path of its name had before.
-func (w *whole) number(before []published) {
+func (w *scopeSpec) number(before []published) {
 	taken := map[int]bool{}
 	for i := range w.Paths {
 		w.Paths[i].Row = 0
@@ -123,7 +123,7 @@ func (w *whole) number(before []published) {
 }
 
 // create publishes an instance without a link: it reroutes nothing yet.
-func create(l *kernel.WriteLock, ns *netns.Handle, want whole) error {
+func create(l *kernel.WriteLock, ns *netns.Handle, want scopeSpec) error {
 	want.number(nil)
 	spec, err := bpf.LoadProtect()
 	if err != nil {
@@ -151,5 +151,5 @@ func create(l *kernel.WriteLock, ns *netns.Handle, want whole) error {
 		defer m.Close()
 		pins.Maps[pin] = m
 	}
-	return store.Publish(l, instanceOf(scopeOf(ns)), instances.Form[whole]{Spec: want, Netns: ns, Pins: pins})
+	return store.Publish(l, instanceOf(scopeOf(ns)), instances.Form[scopeSpec]{Spec: want, Netns: ns, Pins: pins})
 }

@@ -285,7 +285,7 @@ func (w *world) mark(dev string, down bool) {
 		if err != nil {
 			return err
 		}
-		s, err := openSite(l, all[0])
+		s, err := openInstance(l, all[0])
 		if err != nil {
 			return err
 		}

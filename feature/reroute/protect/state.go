@@ -25,7 +25,7 @@ type State struct {
 	Paths      []PathState          `json:"paths"`
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
 
-	wholes []whole
+	wholes []scopeSpec
 }
 
 // Configured are the paths as they were asked for.
@@ -109,7 +109,7 @@ func ReadNamespace(r *kernel.Root, ns *netns.Handle) (State, error) {
 }
 
 func (st *State) read(r *kernel.Root, i kernel.Instance) error {
-	w, err := readWhole(r, i)
+	w, err := readSpec(r, i)
 	if err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 	} else {
 		w.followed = true
 	}
-	problems, devices, routesOf, gone := w.look()
+	problems, devices, routesOf, gone := w.check()
 	for _, p := range w.Paths {
 		s := PathState{Name: p.Name, Netns: w.Netns, Device: p.Device, Prefixes: p.Prefixes, Shadow: p.Shadow, Hold: p.Hold}
 		if gone != nil {
@@ -150,8 +150,8 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 	return nil
 }
 
-// look says what is amiss, for a user who may enter the namespace; gone is why there is none to enter.
-func (w whole) look() (problems []problem, devices map[string]device, routesOf func(index int) RouteState, gone error) {
+// check says what is amiss, for a user who may enter the namespace; gone is why there is none to enter.
+func (w scopeSpec) check() (problems []problem, devices map[string]device, routesOf func(index int) RouteState, gone error) {
 	ns, err := netns.Find(w.Netns, w.ID)
 	if errors.Is(err, netns.ErrGone) {
 		return nil, nil, nil, err

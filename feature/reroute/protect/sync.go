@@ -11,24 +11,24 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// site is one namespace's protection, open for writing.
-type site struct {
+// instance is one namespace's protection, open for writing.
+type instance struct {
 	lock *kernel.WriteLock
 	inst kernel.Instance
 	ns   *netns.Handle
 	pins *kernel.Opened
-	whole
+	scopeSpec
 }
 
-func (s *site) close() {
+func (s *instance) close() {
 	s.pins.Close()
 	s.ns.Close()
 }
 
-// openSite opens an instance and its namespace.
-func openSite(l *kernel.WriteLock, inst kernel.Instance) (_ *site, err error) {
-	s := &site{lock: l, inst: inst}
-	if s.whole, err = readWhole(l.Root, inst); err != nil {
+// openInstance opens an instance and its namespace.
+func openInstance(l *kernel.WriteLock, inst kernel.Instance) (_ *instance, err error) {
+	s := &instance{lock: l, inst: inst}
+	if s.scopeSpec, err = readSpec(l.Root, inst); err != nil {
 		return nil, err
 	}
 	if s.ns, err = netns.Find(s.Netns, s.ID); err != nil {
@@ -41,14 +41,14 @@ func openSite(l *kernel.WriteLock, inst kernel.Instance) (_ *site, err error) {
 	return s, nil
 }
 
-// sync makes everything follow the published configuration of a namespace. It is how every change takes effect, and how one
-// that was killed is mended; without a path it takes everything away. Its order keeps packets safe: neighbours and the helper
+// reconcile makes everything follow the published configuration of a namespace. It is how every change takes effect, and how one
+// that was killed is recovered; without a path it takes everything away. Its order keeps packets safe: neighbours and the helper
 // namespace before repairs that need them, repairs before what leads to them, the programs last.
-func sync(l *kernel.WriteLock, inst kernel.Instance) error { return syncSizes(l, inst, nil) }
+func reconcile(l *kernel.WriteLock, inst kernel.Instance) error { return reconcileSizes(l, inst, nil) }
 
-// syncSizes is sync with the sizes that are known of ways; nil: those in force stay.
-func syncSizes(l *kernel.WriteLock, inst kernel.Instance, sizes map[wayKey]uint32) error {
-	s, err := openSite(l, inst)
+// reconcileSizes is reconcile with the sizes that are known of ways; nil: those in force stay.
+func reconcileSizes(l *kernel.WriteLock, inst kernel.Instance, sizes map[wayKey]uint32) error {
+	s, err := openInstance(l, inst)
 	if errors.Is(err, netns.ErrGone) {
 		dropHelper(inst.Scope)
 		return l.Remove(inst)
@@ -57,7 +57,7 @@ func syncSizes(l *kernel.WriteLock, inst kernel.Instance, sizes map[wayKey]uint3
 	}
 	defer s.close()
 	if len(s.Paths) == 0 {
-		return s.takeAway()
+		return s.remove()
 	}
 	var routes []route
 	err = s.ns.Do(func() error {
@@ -76,11 +76,11 @@ func syncSizes(l *kernel.WriteLock, inst kernel.Instance, sizes map[wayKey]uint3
 		}
 	}
 	shrink(routes, sizes)
-	if err := s.settleHelper(routes); err != nil {
+	if err := s.reconcileHelper(routes); err != nil {
 		return fmt.Errorf("the helper namespace for packets that are too big: %w", err)
 	}
 	kernel.Step("protect:helper")
-	if err := s.ns.Do(func() error { return s.settleNeighbours(routes) }); err != nil {
+	if err := s.ns.Do(func() error { return s.reconcileNeighbours(routes) }); err != nil {
 		return err
 	}
 	kernel.Step("protect:neighbours")
@@ -92,12 +92,12 @@ func syncSizes(l *kernel.WriteLock, inst kernel.Instance, sizes map[wayKey]uint3
 		return err
 	}
 	kernel.Step("protect:programs")
-	return s.ns.Do(func() error { return settleKept(routes) })
+	return s.ns.Do(func() error { return reconcileKept(routes) })
 }
 
-// takeAway removes everything. Killed within, the configuration says still that there is no path, and the next command goes on.
-func (s *site) takeAway() error {
-	if err := s.ns.Do(func() error { return settleKept(nil) }); err != nil {
+// remove removes everything. Killed within, the configuration says still that there is no path, and the next command goes on.
+func (s *instance) remove() error {
+	if err := s.ns.Do(func() error { return reconcileKept(nil) }); err != nil {
 		return err
 	}
 	kernel.Step("protect:kept")
@@ -105,10 +105,10 @@ func (s *site) takeAway() error {
 		return err
 	}
 	kernel.Step("protect:detached")
-	if err := s.ns.Do(func() error { return s.settleNeighbours(nil) }); err != nil {
+	if err := s.ns.Do(func() error { return s.reconcileNeighbours(nil) }); err != nil {
 		return err
 	}
-	if err := s.settleHelper(nil); err != nil {
+	if err := s.reconcileHelper(nil); err != nil {
 		return err
 	}
 	kernel.Step("protect:cleared")
@@ -119,7 +119,7 @@ func (s *site) takeAway() error {
 }
 
 // forget clears protection's bytes of a link's word: the map may go on as liveness's, and the slot be another's.
-func (s *site) forget(slot uint32) error {
+func (s *instance) forget(slot uint32) error {
 	w, err := links.MapWords(s.pins.Maps[pinLinks])
 	if err != nil {
 		return err

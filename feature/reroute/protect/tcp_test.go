@@ -207,7 +207,7 @@ func (w *world) flip(n int) {
 		if err != nil {
 			return err
 		}
-		s, err := openSite(l, all[0])
+		s, err := openInstance(l, all[0])
 		if err != nil {
 			return err
 		}

@@ -85,7 +85,7 @@ func (w *watcher) hearTooBig() (stop func(), err error) {
 			if errors.Is(err, os.ErrClosed) {
 				return
 			} else if err != nil {
-				time.Sleep(lookEvery) // an error that waited at the socket
+				time.Sleep(pollInterval) // an error that waited at the socket
 				continue
 			}
 			if m, ok := parseTooBig(b[:n]); ok && w.concerns(m) {

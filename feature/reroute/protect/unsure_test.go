@@ -48,9 +48,9 @@ func (l *heardLog) count(text string) (n int) {
 
 func lookOften(t *testing.T) {
 	t.Helper()
-	every := asideEvery
-	asideEvery = 50 * time.Millisecond
-	t.Cleanup(func() { asideEvery = every })
+	every := fastCheckInterval
+	fastCheckInterval = 50 * time.Millisecond
+	t.Cleanup(func() { fastCheckInterval = every })
 }
 
 // Where it cannot be told whether the fast program may run, packets are rerouted without it, links are followed as before, and
@@ -101,7 +101,7 @@ func TestUnsure(t *testing.T) {
 				w.ip(w.r1, "link set in mtu 1490")
 				w.ip(w.r1, "link set back mtu 1490")
 			}
-			nstest.Steadily(t, 20*asideEvery, func() error {
+			nstest.Steadily(t, 20*fastCheckInterval, func() error {
 				if fast() {
 					return errors.New("the fast program runs where nobody can tell whether it may")
 				}
@@ -149,7 +149,7 @@ func TestOneReason(t *testing.T) {
 	w.until("it stands aside", func() bool { return said() > 0 })
 	time.Sleep(time.Second) // what follows the first change is over
 	before := said()
-	nstest.Steadily(t, 20*asideEvery, func() error {
+	nstest.Steadily(t, 20*fastCheckInterval, func() error {
 		if n := said() - before; n > 0 || log.count("routes by source") == 0 {
 			return fmt.Errorf("it changed %d times while nothing did", n)
 		}

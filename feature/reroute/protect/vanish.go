@@ -210,7 +210,7 @@ type Vanish struct{ Path, Text, Remedy string }
 // withCarrier tells of the destinations that go with the carriers of a namespace's protected
 // interfaces and are not rerouted then. Where routes cannot be read nothing is said: what reads
 // them next fails by that.
-func (w whole) withCarrier(routes []route) (out []Vanish) {
+func (w scopeSpec) withCarrier(routes []route) (out []Vanish) {
 	paths := map[int]*published{} // the first of each interface
 	for _, r := range routes {
 		if paths[r.ifindex] == nil {
@@ -267,7 +267,7 @@ func GoWithDown(r *kernel.Root, path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	whole, err := readWhole(r, i)
+	whole, err := readSpec(r, i)
 	if err != nil {
 		return "", err
 	}

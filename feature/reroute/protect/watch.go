@@ -24,10 +24,10 @@ import (
 
 // Times of the watcher.
 const (
-	lookEvery  = 100 * time.Millisecond // at words that liveness writes, for the fast program's sake
-	renewEvery = time.Second            // look whether the pins are others
-	quiet      = 50 * time.Millisecond  // from a change of routes or links until everything follows it
-	atLatest   = 5 * time.Second        // until then, where that takes so long that it would be done all the time
+	pollInterval = 100 * time.Millisecond // at words that liveness writes, for the fast program's sake
+	renewEvery   = time.Second            // look whether the pins are others
+	quiet        = 50 * time.Millisecond  // from a change of routes or links until everything follows it
+	atLatest     = 5 * time.Second        // until then, where that takes so long that it would be done all the time
 )
 
 // repeatEvery is how often everything is made to follow again where something is amiss: neighbours that did not answer. Tests change it.
@@ -101,14 +101,14 @@ type watcher struct {
 	pins  *kernel.Opened
 	words links.Words
 	fast  *fast
-	whole
+	scopeSpec
 	memory
-	due    time.Time // when everything is made to follow; zero: it does
-	took   time.Duration
-	amiss  bool
-	doubt  bool // a neighbour has changed, by sync or by another at the same time
-	begun  bool // everything has followed once: what happens from then on is noticed
-	synced time.Time
+	due          time.Time // when everything is made to follow; zero: it does
+	lastDuration time.Duration
+	amiss        bool
+	doubt        bool // a neighbour has changed, by reconcile or by another at the same time
+	begun        bool // everything has followed once: what happens from then on is noticed
+	reconciled   time.Time
 
 	ears *ears
 	told chan told
@@ -207,7 +207,7 @@ func ignore(err error, these ...error) error {
 }
 
 func (w *watcher) open() (err error) {
-	if w.whole, err = readWhole(w.root, w.inst); err != nil {
+	if w.scopeSpec, err = readSpec(w.root, w.inst); err != nil {
 		return err
 	}
 	if w.ns, err = netns.Find(w.Netns, w.ID); err != nil {
@@ -282,8 +282,8 @@ func (w *watcher) list() (err error) {
 	})
 }
 
-// look says whether something does not follow yet that no link and no route will tell of.
-func (w *watcher) look() error {
+// checkRoutes says whether something does not follow yet that no link and no route will tell of.
+func (w *watcher) checkRoutes() error {
 	return w.ns.Do(func() error {
 		r, err := newResolver()
 		if err != nil {
@@ -299,7 +299,7 @@ func (w *watcher) look() error {
 // follow has everything follow a change of routes or neighbours: soon, but where that takes long not all the time.
 func (w *watcher) follow() {
 	if w.due.IsZero() {
-		w.due = time.Now().Add(max(quiet, min(20*w.took, atLatest)))
+		w.due = time.Now().Add(max(quiet, min(20*w.lastDuration, atLatest)))
 	}
 }
 
@@ -329,7 +329,7 @@ func (w *watcher) wait(ctx context.Context, h heard) error {
 			return errors.New("listening for routes ended")
 		}
 		if u.Dst != nil && u.Dst.IP.Equal(helper4.AsSlice()) {
-			break // what sync itself sets
+			break // what reconcile itself sets
 		}
 		if u.Protocol == keepProtocol {
 			break
@@ -366,7 +366,7 @@ func (w *watcher) wait(ctx context.Context, h heard) error {
 
 // next is how long nothing is to be done.
 func (w *watcher) next() time.Duration {
-	d := lookEvery
+	d := pollInterval
 	if !w.due.IsZero() {
 		d = min(d, time.Until(w.due))
 	}
@@ -391,13 +391,13 @@ func (w *watcher) revert() {
 // catchUp makes neighbours, repairs and programs follow the namespace.
 func (w *watcher) catchUp(ctx context.Context) error {
 	now := time.Now()
-	if w.doubt && now.Sub(w.synced) > quiet {
+	if w.doubt && now.Sub(w.reconciled) > quiet {
 		w.doubt = false
-		if err := w.look(); err != nil {
+		if err := w.checkRoutes(); err != nil {
 			return err
 		}
 	}
-	if w.due.IsZero() && w.amiss && now.Sub(w.synced) > repeatEvery {
+	if w.due.IsZero() && w.amiss && now.Sub(w.reconciled) > repeatEvery {
 		w.due = now
 	}
 	if w.due.IsZero() || now.Before(w.due) {
@@ -415,7 +415,7 @@ func (w *watcher) catchUp(ctx context.Context) error {
 	if err := w.list(); err != nil {
 		return err
 	}
-	if err := syncSizes(l, w.inst, w.knownSizes()); err != nil {
+	if err := reconcileSizes(l, w.inst, w.knownSizes()); err != nil {
 		return err
 	}
 	if err := w.readRepairs(); err != nil {
@@ -424,8 +424,8 @@ func (w *watcher) catchUp(ctx context.Context) error {
 	if err := w.tellLost(); err != nil {
 		return err
 	}
-	w.synced, w.took = time.Now(), time.Since(now)
-	if err := w.look(); err != nil {
+	w.reconciled, w.lastDuration = time.Now(), time.Since(now)
+	if err := w.checkRoutes(); err != nil {
 		return err
 	}
 	if !w.begun {

@@ -183,7 +183,7 @@ func TestFastKeepsAway(t *testing.T) {
 			w.drain(true)
 			p := w.pair(true)
 			sent := uint64(0)
-			nstest.Steadily(t, 5*lookEvery, func() error {
+			nstest.Steadily(t, 5*pollInterval, func() error {
 				if !p.arrives(10, patience) {
 					return errors.New("a packet does not arrive")
 				}

@@ -39,7 +39,7 @@ type nodeLinkEdge struct {
 func readNodeLink(file string, data []byte) (*Network, error) {
 	var doc nodeLink
 	if err := json.Unmarshal(data, &doc); err != nil {
-		return nil, fmt.Errorf("%s: no node-link JSON: %w", placeOf(file, data, err), err)
+		return nil, fmt.Errorf("%s: no node-link JSON: %w", withLine(file, data, err), err)
 	}
 	l := newLoose(doc.Graph.Name)
 	degrees := true
@@ -80,8 +80,8 @@ func scalar(raw json.RawMessage) string {
 	return string(bytes.TrimSpace(raw))
 }
 
-// placeOf adds the line to a file's name where an error of package json knows its offset.
-func placeOf(file string, data []byte, err error) string {
+// withLine adds the line to a file's name where an error of package json knows its offset.
+func withLine(file string, data []byte, err error) string {
 	var offset int64
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 		offset = syntax.Offset

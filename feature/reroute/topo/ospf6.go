@@ -65,7 +65,7 @@ type ospf6Reader struct {
 func readOSPF6(file string, data []byte) (*Network, error) {
 	var db ospf6Database
 	if err := json.Unmarshal(data, &db); err != nil {
-		return nil, fmt.Errorf("%s: no database of ospf6d: %w", placeOf(file, data, err), err)
+		return nil, fmt.Errorf("%s: no database of ospf6d: %w", withLine(file, data, err), err)
 	}
 	if len(db.Area) == 0 {
 		return nil, fmt.Errorf("%s: the database has no area: give what %s prints", file, OSPF6Command)
