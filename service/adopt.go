@@ -145,9 +145,9 @@ func (m Member) Adopt(ctx context.Context, ns *netns.Handle, spec Spec) (*Adopti
 		socks[i] = slices.DeleteFunc(socks[i], func(s sockdiag.Socket) bool { return m.Not[s.Cookie] })
 	}
 	a := &Adoption{}
-	holders, err := a.open(pids, socks)
+	owners, err := a.open(pids, socks)
 	if err == nil {
-		err = m.pick(a, ns, places{eps, at, socks}, holders)
+		err = m.pick(a, ns, slotSockets{eps, at, socks}, owners)
 	}
 	if err != nil {
 		a.Close()
@@ -157,8 +157,8 @@ func (m Member) Adopt(ctx context.Context, ns *netns.Handle, spec Spec) (*Adopti
 }
 
 // haveSockets says whether any process has a socket of whatever kind.
-func haveSockets(all []holder) bool {
-	return slices.ContainsFunc(all, func(h holder) bool { return len(h.fds) > 0 })
+func haveSockets(all []owner) bool {
+	return slices.ContainsFunc(all, func(h owner) bool { return len(h.fds) > 0 })
 }
 
 // lister lists sockets and remembers the answers: both families of a listen ask the same.
@@ -178,23 +178,23 @@ func (l lister) dump(q sockdiag.Query) ([]sockdiag.Socket, error) {
 	return socks, err
 }
 
-// holder is a live process of the member with its socket descriptors by inode. proc is closed if none of these fits.
-type holder struct {
+// owner is a live process of the member with its socket descriptors by inode. proc is closed if none of these fits.
+type owner struct {
 	proc *pidfd.Process
 	fds  map[uint32][]int
 }
 
-// maxHolders bounds the processes with a fitting socket that an adoption chooses from. Each takes a descriptor.
-const maxHolders = 256
+// maxOwners bounds the processes with a fitting socket that an adoption chooses from. Each takes a descriptor.
+const maxOwners = 256
 
 // open looks at the descriptors of processes. The adoption keeps hold of the first one, and of those with a socket that fits:
 // a cgroup may have more processes than this one may have descriptors.
-func (a *Adoption) open(pids []int, socks [][]sockdiag.Socket) ([]holder, error) {
+func (a *Adoption) open(pids []int, socks [][]sockdiag.Socket) ([]owner, error) {
 	fitting := map[uint32]bool{}
 	for _, s := range slices.Concat(socks...) {
 		fitting[s.Inode] = true
 	}
-	var out []holder
+	var out []owner
 	var last error
 	for _, pid := range pids {
 		p, err := pidfd.Open(pid)
@@ -209,13 +209,13 @@ func (a *Adoption) open(pids []int, socks [][]sockdiag.Socket) ([]holder, error)
 			continue
 		}
 		alive, fits := p.Alive(), hasAny(fds, fitting)
-		if len(a.procs) == 0 || fits && len(a.procs) < maxHolders {
+		if len(a.procs) == 0 || fits && len(a.procs) < maxOwners {
 			a.procs = append(a.procs, p)
 		} else if p.Close(); fits {
 			continue // there are enough to choose from
 		}
 		if alive {
-			out = append(out, holder{p, fds})
+			out = append(out, owner{p, fds})
 		}
 	}
 	if len(out) == 0 {
@@ -236,9 +236,9 @@ func hasAny(fds map[uint32][]int, fitting map[uint32]bool) bool {
 	return false
 }
 
-// places are the endpoints of a slot, where the member's socket for each is
+// slotSockets are the endpoints of a slot, where the member's socket for each is
 // bound, and the sockets of the namespace that are bound there, best first.
-type places struct {
+type slotSockets struct {
 	eps, at []Endpoint
 	socks   [][]sockdiag.Socket
 }
@@ -319,13 +319,13 @@ func fit(e Endpoint, s sockdiag.Socket) int {
 
 // pick chooses a socket for every endpoint among those that the member holds,
 // all of one process if one has them all.
-func (m Member) pick(a *Adoption, ns *netns.Handle, p places, holders []holder) error {
-	tries := make([][]holder, 0, len(holders)+1)
-	for _, h := range holders {
-		tries = append(tries, []holder{h})
+func (m Member) pick(a *Adoption, ns *netns.Handle, p slotSockets, owners []owner) error {
+	tries := make([][]owner, 0, len(owners)+1)
+	for _, h := range owners {
+		tries = append(tries, []owner{h})
 	}
-	if len(holders) > 1 {
-		tries = append(tries, holders) // UDP in one process, TCP in another
+	if len(owners) > 1 {
+		tries = append(tries, owners) // UDP in one process, TCP in another
 	}
 	var lastErr error
 	for _, hs := range tries {
@@ -335,25 +335,25 @@ func (m Member) pick(a *Adoption, ns *netns.Handle, p places, holders []holder) 
 		}
 		lastErr = err
 	}
-	return m.explain(ns, holders, lastErr)
+	return m.explain(ns, owners, lastErr)
 }
 
 type choice struct {
 	endpoint Endpoint
 	at       Endpoint // where its socket is bound
 	socket   sockdiag.Socket
-	holder   holder
+	owner    owner
 }
 
 // choose takes one socket for every endpoint. With group, one of several that are
 // bound alike will do.
-func choose(p places, holders []holder, group bool) ([]choice, error) {
+func choose(p slotSockets, owners []owner, group bool) ([]choice, error) {
 	var out []choice
 	var none missing
 	for i, at := range p.at {
 		var fits []choice
 		for _, s := range p.socks[i] {
-			for _, h := range holders {
+			for _, h := range owners {
 				if len(h.fds[s.Inode]) > 0 {
 					fits = append(fits, choice{p.eps[i], at, s, h})
 					break
@@ -387,12 +387,12 @@ func (a *Adoption) dup(ns *netns.Handle, chosen []choice, bound bool) error {
 		fd, ok := open[c.socket.Inode]
 		if !ok {
 			var err error
-			if fd, err = c.holder.proc.Dup(c.holder.fds[c.socket.Inode][0]); err != nil {
+			if fd, err = c.owner.proc.Dup(c.owner.fds[c.socket.Inode][0]); err != nil {
 				return err
 			}
 			open[c.socket.Inode] = fd
 		}
-		a.Sockets = append(a.Sockets, Adopted{Endpoint: c.endpoint, FD: fd, PID: c.holder.proc.PID(), Socket: c.socket})
+		a.Sockets = append(a.Sockets, Adopted{Endpoint: c.endpoint, FD: fd, PID: c.owner.proc.PID(), Socket: c.socket})
 		// Kernels list an MPTCP listener's first subflow as a TCP listener of the same inode.
 		if proto, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL); err == nil && proto == unix.IPPROTO_MPTCP {
 			return mptcpError(c.socket.Local)
@@ -402,7 +402,7 @@ func (a *Adoption) dup(ns *netns.Handle, chosen []choice, bound bool) error {
 			return fmt.Errorf("%w: %s changed hands while it was looked at", ErrNoSocket, c.endpoint)
 		}
 		if err := ns.Do(func() error { return narrower(c.at, c.socket, fd, bound) }); err != nil {
-			return fmt.Errorf("process %d, socket for %s: %w", c.holder.proc.PID(), c.endpoint, err)
+			return fmt.Errorf("process %d, socket for %s: %w", c.owner.proc.PID(), c.endpoint, err)
 		}
 	}
 	return nil

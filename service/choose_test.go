@@ -121,7 +121,7 @@ func TestChoose(t *testing.T) {
 		"bound, ambiguous": {[]string{"udp4 :53"}, []string{"udp4 :7001"}, []string{"udp4 0.0.0.0:7001", "udp4 0.0.0.0:7001"}, [][]uint32{{1, 2}}, "udp4 :7001: the member has 2", ErrAmbiguous},
 	} {
 		m := bound(t, Member{PID: 1}, c.bound...)
-		p := places{eps: spec(t, c.listen).Endpoints()}
+		p := slotSockets{eps: spec(t, c.listen).Endpoints()}
 		p.at = wanted(p.eps, m.Bound)
 		var all []sockdiag.Socket
 		for i, s := range c.socks {
@@ -130,19 +130,19 @@ func TestChoose(t *testing.T) {
 		for _, e := range p.at {
 			p.socks = append(p.socks, ranked(e, all))
 		}
-		var holders []holder
+		var owners []owner
 		for _, inodes := range c.holders {
-			h := holder{fds: map[uint32][]int{}}
+			h := owner{fds: map[uint32][]int{}}
 			for _, n := range inodes {
 				h.fds[n] = []int{int(n)}
 			}
-			holders = append(holders, h)
+			owners = append(owners, h)
 		}
-		chosen, err := choose(p, holders, false)
+		chosen, err := choose(p, owners, false)
 		var inodes []uint32
 		for i, ch := range chosen {
 			inodes = append(inodes, ch.socket.Inode)
-			if ch.endpoint != p.eps[i] || len(ch.holder.fds[ch.socket.Inode]) == 0 {
+			if ch.endpoint != p.eps[i] || len(ch.owner.fds[ch.socket.Inode]) == 0 {
 				t.Errorf("%s: chose %+v for %s", name, ch, p.eps[i])
 			}
 		}
@@ -169,9 +169,9 @@ func TestChooseOfGroup(t *testing.T) {
 		"at two addresses": {"udp4 127.0.0.0/8:53", []string{"udp4 127.0.0.1:53", "udp4 127.0.0.2:53"}, ErrAmbiguous},
 		"at another port":  {"udp4 127.0.0.1:54", []string{"udp4 127.0.0.1:53", "udp4 127.0.0.1:53"}, ErrNoSocket},
 	} {
-		p := places{eps: spec(t, []string{c.listen}).Endpoints()}
+		p := slotSockets{eps: spec(t, []string{c.listen}).Endpoints()}
 		p.at = p.eps
-		h := holder{fds: map[uint32][]int{}}
+		h := owner{fds: map[uint32][]int{}}
 		var all []sockdiag.Socket
 		for i, s := range c.socks {
 			all = append(all, sock(t, s, uint32(i+1)))
@@ -180,7 +180,7 @@ func TestChooseOfGroup(t *testing.T) {
 		for _, e := range p.at {
 			p.socks = append(p.socks, ranked(e, all))
 		}
-		chosen, err := choose(p, []holder{h}, true)
+		chosen, err := choose(p, []owner{h}, true)
 		if !errors.Is(err, c.err) || err == nil && len(chosen) != len(p.eps) {
 			t.Errorf("%s: chose %+v, %v, want error %v", name, chosen, err, c.err)
 		}

@@ -29,22 +29,22 @@ func (m missing) Error() string {
 func (missing) Unwrap() error { return ErrNoSocket }
 
 // explain finds out why no socket fits: the usual reasons have a remedy.
-func (m Member) explain(ns *netns.Handle, holders []holder, err error) error {
+func (m Member) explain(ns *netns.Handle, owners []owner, err error) error {
 	none, ok := errors.AsType[missing](err)
 	if !ok {
 		return err
 	}
-	pid := holders[0].proc.PID()
+	pid := owners[0].proc.PID()
 	if other, oerr := netns.OfPID(pid); oerr == nil {
 		defer other.Close()
 		if !other.Same(ns) {
 			return fmt.Errorf("%w: process %d is in %s, the service in %s: set netns: pid:%d, or its name", ErrElsewhere, pid, other, ns, pid)
 		}
 	}
-	if at, ok := mptcpAt(ns, holders, none); ok {
+	if at, ok := mptcpAt(ns, owners, none); ok {
 		return mptcpError(at)
 	}
-	if near := nearly(ns, holders, none); near != nil {
+	if near := nearly(ns, owners, none); near != nil {
 		return near
 	}
 	return fmt.Errorf("process %d: %w", pid, err)
@@ -55,7 +55,7 @@ func mptcpError(at netip.AddrPort) error {
 }
 
 // mptcpAt finds an MPTCP listener of the holders where a TCP one is missing.
-func mptcpAt(ns *netns.Handle, holders []holder, none missing) (at netip.AddrPort, found bool) {
+func mptcpAt(ns *netns.Handle, owners []owner, none missing) (at netip.AddrPort, found bool) {
 	if !slices.ContainsFunc(none, func(e Endpoint) bool { return e.Proto == unix.IPPROTO_TCP }) {
 		return at, false // the kernel walks its table of all MPTCP connections for a listing
 	}
@@ -64,7 +64,7 @@ func mptcpAt(ns *netns.Handle, holders []holder, none missing) (at netip.AddrPor
 		return at, false
 	}
 	for _, s := range socks {
-		held := slices.ContainsFunc(holders, func(h holder) bool { return len(h.fds[s.Inode]) > 0 })
+		held := slices.ContainsFunc(owners, func(h owner) bool { return len(h.fds[s.Inode]) > 0 })
 		if held && slices.ContainsFunc(none, func(e Endpoint) bool { return fit(e, s) > 0 }) {
 			return s.Local, true
 		}

@@ -38,16 +38,16 @@ func TestHoldersAreBounded(t *testing.T) {
 		most  int
 	}{
 		"none fits": {nil, 1},
-		"all fit":   {[][]sockdiag.Socket{{{Inode: own}}}, maxHolders},
+		"all fit":   {[][]sockdiag.Socket{{{Inode: own}}}, maxOwners},
 	} {
-		pids := make([]int, 2*maxHolders)
+		pids := make([]int, 2*maxOwners)
 		for i := range pids {
 			pids[i] = os.Getpid() // as good as as many processes
 		}
 		a := &Adoption{}
-		holders, err := a.open(pids, k.socks)
-		if err != nil || len(a.procs) != k.most || len(holders) == 0 {
-			t.Errorf("%s: %d processes are kept, want %d; %d to choose from, %v", name, len(a.procs), k.most, len(holders), err)
+		owners, err := a.open(pids, k.socks)
+		if err != nil || len(a.procs) != k.most || len(owners) == 0 {
+			t.Errorf("%s: %d processes are kept, want %d; %d to choose from, %v", name, len(a.procs), k.most, len(owners), err)
 		}
 		if !a.Alive() {
 			t.Errorf("%s: this process has exited", name)

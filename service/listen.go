@@ -88,7 +88,7 @@ func anyAddr(v4 bool) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// setHost reads an address or a prefix and settles the families.
+// setHost reads an address or a prefix and decides the families.
 func (l *Listen) setHost(host string) error {
 	addr, bits, isPrefix := strings.Cut(host, "/")
 	if bracketed, ok := strings.CutPrefix(addr, "["); ok {

@@ -82,8 +82,8 @@ func exact(e Endpoint, s sockdiag.Socket) string {
 
 // nearly finds a socket of the holders that is almost what is missing, and says what it
 // lacks.
-func nearly(ns *netns.Handle, holders []holder, none missing) error {
-	if !haveSockets(holders) {
+func nearly(ns *netns.Handle, owners []owner, none missing) error {
+	if !haveSockets(owners) {
 		return nil
 	}
 	at := make([][]sockdiag.Socket, len(none))
@@ -105,7 +105,7 @@ func nearly(ns *netns.Handle, holders []holder, none missing) error {
 	}
 	for i, e := range none {
 		for _, s := range at[i] {
-			for _, h := range holders {
+			for _, h := range owners {
 				if len(h.fds[s.Inode]) == 0 {
 					continue
 				}

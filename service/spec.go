@@ -104,12 +104,12 @@ func (s Spec) Validate(slots int) []error {
 			}
 		}
 	}
-	holders := map[int]Member{}
+	owners := map[int]Member{}
 	for _, m := range s.Members {
-		if first, ok := holders[m.Slot]; ok {
+		if first, ok := owners[m.Slot]; ok {
 			fail(m.Pos, "two members in slot %d: %s here and %s in line %d; a slot has one member, give each its own", m.Slot, m, first, first.Pos.Line)
 		}
-		holders[m.Slot] = m
+		owners[m.Slot] = m
 		if m.Slot < 0 || m.Slot >= slots {
 			fail(m.Pos, "slot %d: the service has %d slots, numbered 0 to %d", m.Slot, slots, slots-1)
 		}

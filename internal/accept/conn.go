@@ -113,7 +113,7 @@ func (l *Listener) evict(p *peerConns) bool {
 	default:
 		return false
 	}
-	l.leave(c)
+	l.uncount(c)
 	l.o.Log.Warn("idle connection closed to let another in", "listener", l.o.Name, "peer", c.Peer)
 	go c.Conn.Close()
 	return true
@@ -146,8 +146,8 @@ func (p *peerConns) of(s state) *ages {
 	return &p.idle
 }
 
-// leave ends the counting of a connection. l.mu is held.
-func (l *Listener) leave(c *Conn) {
+// uncount ends the counting of a connection. l.mu is held.
+func (l *Listener) uncount(c *Conn) {
 	if c.deadline != nil {
 		c.deadline.Stop()
 	}
@@ -174,7 +174,7 @@ func (c *Conn) late() {
 		c.l.mu.Unlock()
 		return
 	}
-	c.l.leave(c)
+	c.l.uncount(c)
 	c.l.mu.Unlock()
 	c.Close()
 }
@@ -222,7 +222,7 @@ func (c *Conn) Close() error {
 	c.close.Do(func() {
 		c.l.mu.Lock()
 		defer c.l.mu.Unlock()
-		c.l.leave(c)
+		c.l.uncount(c)
 	})
 	return c.Conn.Close()
 }

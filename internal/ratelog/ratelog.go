@@ -56,7 +56,7 @@ type handler struct {
 
 // Handle implements slog.Handler.
 func (h *handler) Handle(ctx context.Context, r slog.Record) error {
-	ok, missing := h.limits.take(r.Message, party(r), time.Now())
+	ok, missing := h.limits.allow(r.Message, party(r), time.Now())
 	if !ok {
 		return nil
 	}
@@ -138,8 +138,8 @@ func (b *bucket) fill(now time.Time, rate, burst float64) {
 	b.at = now
 }
 
-// take says whether a line may be logged, and how many of its party were not before.
-func (l *limits) take(text, who string, now time.Time) (ok bool, missing int) {
+// allow says whether a line may be logged, and how many of its party were not before.
+func (l *limits) allow(text, who string, now time.Time) (ok bool, missing int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m := l.messages[text]

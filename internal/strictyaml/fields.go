@@ -13,7 +13,7 @@ import (
 type fields struct {
 	names  []string          // sorted
 	index  map[string][]int  // by key, for reflect.Value.FieldByIndex
-	places [][]int           // the fields of type Pos
+	positions [][]int           // the fields of type Pos
 	files  map[string]bool   // the keys whose values name files
 	former map[string]string // keys of before, and what they are called now
 }
@@ -31,7 +31,7 @@ func (fs *fields) add(t reflect.Type, at []int) {
 		index := append(slices.Clone(at), i)
 		if f.Type == posType {
 			if f.IsExported() {
-				fs.places = append(fs.places, index)
+				fs.positions = append(fs.positions, index)
 			}
 			continue
 		}

@@ -102,10 +102,10 @@ func (d *Decoder) inKey(key string, f func()) {
 
 func (d *Decoder) structure(n *yaml.Node, v reflect.Value) {
 	fs := fieldsOf(v.Type())
-	if len(fs.places) > 0 {
+	if len(fs.positions) > 0 {
 		at := d.Pos(n)
 		at.keys = d.keys(n, 2)
-		for _, p := range fs.places {
+		for _, p := range fs.positions {
 			v.FieldByIndex(p).Set(reflect.ValueOf(at))
 		}
 	}
