@@ -35,7 +35,7 @@ type batch struct {
 type formerly struct {
 	scope, name string
 	was         *record.Service // nil: there was none
-	held        map[int]engine.ServedSlot
+	served      map[int]engine.ServedSlot
 }
 
 func newBatch() *batch {
@@ -102,7 +102,7 @@ func (b *batch) note(l *kernel.WriteLock, scope, name string) error {
 	if err != nil {
 		return ignoreMissing(err)
 	}
-	f.held, err = e.ServedSlots(f.was)
+	f.served, err = e.ServedSlots(f.was)
 	return err
 }
 
@@ -164,7 +164,7 @@ func (b *batch) finish(plan *feature.Plan) {
 			err = ctx.Err()
 		}
 		if err == nil {
-			err = b.settle(l)
+			err = b.reconcile(l)
 		}
 		return note, err
 	}
@@ -180,7 +180,7 @@ func (b *batch) gone(scope string) (out []*record.Service) {
 	return out
 }
 
-func (b *batch) settle(l *kernel.WriteLock) error {
+func (b *batch) reconcile(l *kernel.WriteLock) error {
 	for i, e := range b.engines {
 		scope := e.Scope
 		if err := kernel.Try("steer:batch"); err != nil {
@@ -222,14 +222,14 @@ func (b *batch) undo(ctx context.Context, l *kernel.WriteLock) error {
 	b.touched = nil
 	forgotten := b.templates
 	b.templates = map[string]templates.Saved{}
-	errs = append(errs, b.settle(l))
+	errs = append(errs, b.reconcile(l))
 	for scope, t := range forgotten {
 		errs = append(errs, t.Restore(l, scope))
 	}
 	return errors.Join(errs...)
 }
 
-// restore puts one service back. It comes into force when the batch settles.
+// restore puts one service back. It comes into force when the batch reconciles.
 func (b *batch) restore(ctx context.Context, l *kernel.WriteLock, f *formerly) error {
 	i := record.Instance(f.scope, f.name)
 	now, err := record.Read(l.Root, i)
@@ -276,11 +276,11 @@ func (b *batch) restore(ctx context.Context, l *kernel.WriteLock, f *formerly) e
 
 // returnSlots gives slots back to the members that had them.
 func returnSlots(e *engine.Engine, ctx context.Context, f *formerly, ns *netns.Handle) error {
-	e.Coming = f.held
+	e.Coming = f.served
 	defer func() { e.Coming = nil }()
 	var errs []error
 	for slot, row := range f.was.Rows {
-		h, had := f.held[slot]
+		h, had := f.served[slot]
 		if who, err := slots.ProcessIn(e.Pins, row); err != nil || !had || who.PID == h.Member.PID {
 			errs = append(errs, err)
 			continue
@@ -299,7 +299,7 @@ func (b *batch) restoreAlone(ctx context.Context, l *kernel.WriteLock, f *former
 	if err != nil {
 		return err
 	}
-	t := target{service: f.was.Service, scope: f.scope, netns: f.was.Netns, id: netns.ID{Inode: inode, Cookie: f.was.Cookie}, from: f.was, devices: f.was.List, held: f.held}
+	t := target{service: f.was.Service, scope: f.scope, netns: f.was.Netns, id: netns.ID{Inode: inode, Cookie: f.was.Cookie}, from: f.was, devices: f.was.List, served: f.served}
 	t.service.Engine = f.was.Engine
 	now, err := record.Read(l.Root, record.Instance(f.scope, f.name))
 	if err == nil && now.Engine != f.was.Engine {

@@ -182,7 +182,7 @@ func TestSharePortIsMended(t *testing.T) {
 	w.apply()
 	w.sharesSoon(true)
 	if p := w.state().Problem; p != "" {
-		t.Errorf("mended, its problem is %q", p)
+		t.Errorf("recovered, its problem is %q", p)
 	}
 }
 

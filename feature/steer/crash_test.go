@@ -158,7 +158,7 @@ func testApplyKilledAtEveryStep(t *testing.T) {
 				tr.asked(t, 24)
 				change.to(w)
 				finished := w.killedApply(step)
-				w.apply() // mends
+				w.apply() // recovers
 				now := w.expected(24)
 				tr.asked(t, 24)
 				for key, answers := range tr.end() {
@@ -170,7 +170,7 @@ func testApplyKilledAtEveryStep(t *testing.T) {
 				}
 				w.check(sources(24), loopback4, names(a, b, nil))
 				if again := w.apply(); len(again) != 0 && change.name != "slots" {
-					t.Errorf("step %d: after mending, apply would %v", step, again)
+					t.Errorf("step %d: after recovery, apply would %v", step, again)
 				}
 				w.remove()
 				if finished {

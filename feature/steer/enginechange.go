@@ -60,12 +60,12 @@ func (t target) changeEngine(ctx context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	kernel.Step("steer:move kept")
-	t.held = maps.Clone(held)
-	maps.DeleteFunc(t.held, func(slot int, _ engine.ServedSlot) bool { // the plan has said so, and was allowed to
+	t.served = maps.Clone(held)
+	maps.DeleteFunc(t.served, func(slot int, _ engine.ServedSlot) bool { // the plan has said so, and was allowed to
 		return slot >= t.service.Slots || slot < len(t.empty) && t.empty[slot] != nil
 	})
-	if err := t.leave(ctx, from, was, ns); err != nil {
-		t.held = held
+	if err := t.republish(ctx, from, was, ns); err != nil {
+		t.served = held
 		if back := t.comeBack(l, from, was, ns); back != nil {
 			return errors.Join(err, fmt.Errorf("service %s, back to engine %s: %w", was.Service.Name, was.Engine, back))
 		}
@@ -77,8 +77,8 @@ func (t target) changeEngine(ctx context.Context, l *kernel.WriteLock) error {
 	return errors.Join(from.RemoveIdle(), l.Forget(engine.KeptMove))
 }
 
-// leave takes a service out of its engine, and publishes it in the other one.
-func (t target) leave(ctx context.Context, from *engine.Engine, was *record.Service, ns *netns.Handle) error {
+// republish takes a service out of its engine, and publishes it in the other one.
+func (t target) republish(ctx context.Context, from *engine.Engine, was *record.Service, ns *netns.Handle) error {
 	if err := from.Mark(true); err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (t target) comeBack(l *kernel.WriteLock, from *engine.Engine, was *record.S
 	// The command may have been interrupted, which is no reason to leave a service without its members.
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	from.Coming = t.held
+	from.Coming = t.served
 	var errs []error
 	for slot := range was.Rows {
 		errs = append(errs, from.AdmitServed(ctx, was, slot, ns))
@@ -136,8 +136,8 @@ func (t target) readersGone(ctx context.Context, ns *netns.Handle) error {
 	defer probe.Close()
 	ctx, cancel := context.WithTimeout(ctx, readerWait)
 	defer cancel()
-	for _, slot := range slices.Sorted(maps.Keys(t.held)) {
-		a, err := t.held[slot].Member.Adopt(ctx, ns, t.service.Spec)
+	for _, slot := range slices.Sorted(maps.Keys(t.served)) {
+		a, err := t.served[slot].Member.Adopt(ctx, ns, t.service.Spec)
 		if errors.Is(err, service.ErrNotRunning) {
 			continue
 		} else if err != nil {

@@ -624,9 +624,9 @@ func TestGenerationKilledAtEveryStep(t *testing.T) {
 			c.wants(a, fmt.Sprintf("step %d: a known peer", step))
 		}
 		w.member(0, b)
-		w.apply() // mends
+		w.apply() // recovers
 		for _, c := range known {
-			c.wants(a, fmt.Sprintf("step %d, mended: a known peer", step))
+			c.wants(a, fmt.Sprintf("step %d, recovered: a known peer", step))
 		}
 		call(t, sources(1)[0], loopback4).wants(b, "a new peer")
 		for key, answers := range tr.end() {
@@ -637,7 +637,7 @@ func TestGenerationKilledAtEveryStep(t *testing.T) {
 			}
 		}
 		if again := w.apply(); len(again) != 0 {
-			t.Errorf("step %d: after mending, apply would %v", step, again)
+			t.Errorf("step %d: after recovery, apply would %v", step, again)
 		}
 		w.remove()
 		a.kill()

@@ -152,7 +152,7 @@ func (w *world) killUnderTraffic(step int, verb, arg string) (finished bool) {
 			var a, proto string
 			fmt.Sscan(key, &a, &proto)
 			if got := ask(t, proto, netip.MustParseAddr(a), loopback4); got != want {
-				t.Errorf("step %d: mended, %s is answered by %s, want %s", step, key, got, want)
+				t.Errorf("step %d: recovered, %s is answered by %s, want %s", step, key, got, want)
 			}
 		}
 	}

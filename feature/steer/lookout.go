@@ -124,8 +124,8 @@ type pace struct {
 	at    time.Time
 }
 
-// took notes that a look has ended, and how long it was.
-func (p *pace) took(d time.Duration, now time.Time) {
+// spend notes that a look has ended, and how long it was.
+func (p *pace) spend(d time.Duration, now time.Time) {
 	p.fill(now)
 	p.spent += d
 }

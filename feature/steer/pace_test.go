@@ -17,12 +17,12 @@ func TestPace(t *testing.T) {
 			t.Fatalf("look %d is held up by %s", i, d)
 		}
 		now = now.Add(look)
-		p.took(look, now)
+		p.spend(look, now)
 	}
 	began, spent := now, time.Duration(0)
 	for now.Sub(began) < time.Minute {
 		now = now.Add(p.wait(now) + look)
-		p.took(look, now)
+		p.spend(look, now)
 		spent += look
 	}
 	if share := spent.Seconds() / now.Sub(began).Seconds(); share > 0.12 {

@@ -242,7 +242,7 @@ type target struct {
 	devices *spec.DeviceList
 	rate    *spec.Rate      // of resets; nil: the service's
 	from    *record.Service // what it was in another engine
-	held    map[int]engine.ServedSlot
+	served  map[int]engine.ServedSlot
 	batch   *batch  // nil: alone
 	empty   []error // by slot: why the plan says that it will be empty
 	was     *former // what it is put back to; nil: nothing

@@ -42,7 +42,7 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	defer done()
-	e.Rate, e.Coming = t.rate, t.held
+	e.Rate, e.Coming = t.rate, t.served
 	old := e.Services[t.service.Name]
 	if t.from == nil {
 		t.from = was // of the other engine, if it is not old
@@ -53,7 +53,7 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	}
 	p.Engine, p.Reason = kind, why
 	onEmpty := p.Service.OnEmpty
-	if len(t.held) > 0 && kind == spec.EngineReuseport {
+	if len(t.served) > 0 && kind == spec.EngineReuseport {
 		p.Service.OnEmpty = spec.Pass // until its members are there: see admitAll
 	}
 	if err := e.PublishInPlace(ctx, p, old, ns, t.rate); err != nil {
@@ -102,7 +102,7 @@ func (t target) vet(l *kernel.WriteLock) error {
 	return nil
 }
 
-// inBatch is what a service needs before the batch settles.
+// inBatch is what a service needs before the batch reconciles.
 func (t target) inBatch(e *engine.Engine, p, old *record.Service) error {
 	if err := e.ReconcileOne(p, old); err != nil {
 		return err

@@ -30,7 +30,7 @@ import (
 // takeover adds to a plan which traffic of bound sockets would meet a slot that stays empty. s is the service as it is; nil:
 // there is none.
 func (t *target) takeover(ctx context.Context, plan *feature.Plan, have state.State, s *state.Service, kind spec.Engine) error {
-	eps := t.takes(s)
+	eps := t.gained(s)
 	if len(eps) == 0 || t.service.OnEmpty == spec.Pass || t.was != nil { // a rollback is not refused
 		return nil
 	}
@@ -71,8 +71,8 @@ func (t *target) takeover(ctx context.Context, plan *feature.Plan, have state.St
 	return nil
 }
 
-// takes are the endpoints that the service decides about after the change, and the kernel alone before.
-func (t *target) takes(s *state.Service) []service.Endpoint {
+// gained are the endpoints that the service decides about after the change, and the kernel alone before.
+func (t *target) gained(s *state.Service) []service.Endpoint {
 	eps := t.service.Endpoints()
 	switch {
 	case s == nil:

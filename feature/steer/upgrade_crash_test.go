@@ -187,7 +187,7 @@ func oneKilledUpgrade(t *testing.T, kind string, n int, a, b *sink) string {
 	}
 	w.checkCounts(where, seen)
 	if again := w.apply(); len(again) != 0 {
-		t.Errorf("%s: after mending, apply would %v", where, again)
+		t.Errorf("%s: after recovery, apply would %v", where, again)
 	}
 	if st, err := state.Read(t.Context(), w.root); err != nil || len(st.Outdated) != 0 {
 		t.Errorf("%s: still outdated: %v, %v", where, st.Outdated, err)

@@ -124,7 +124,7 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 		if err := w.look(ctx); err != nil && ctx.Err() == nil {
 			log.Warn("looking for members", "err", err)
 		}
-		w.pace.took(time.Since(w.looked), time.Now())
+		w.pace.spend(time.Since(w.looked), time.Now())
 		try++
 		if try < len(retries) {
 			timer.Reset(retries[try] - retries[try-1])

@@ -213,7 +213,7 @@ func Unbind(l *kernel.WriteLock, ns *netns.Handle, b Binding) error {
 	if err != nil {
 		return err
 	}
-	return d.leave()
+	return d.removeIdle()
 }
 
 // checkBindings says what is wrong with bindings in a namespace, or sorts them.

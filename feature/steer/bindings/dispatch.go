@@ -82,7 +82,7 @@ func openDispatchThere(l *kernel.WriteLock, ns *netns.Handle) (*dispatch, error)
 func newDispatch(e *engine.Engine, ns *netns.Handle) (_ *dispatch, err error) {
 	d := &dispatch{Engine: e, ns: ns, labels: &engine.Labels{Maps: e.Pins.Maps}}
 	if d.bound, err = engine.OpenBound(e.Pins.Maps, true); err == nil {
-		err = d.mend()
+		err = d.recoverCounts()
 	}
 	if err != nil {
 		d.Close()
@@ -111,8 +111,8 @@ func (d *dispatch) change(f func() error) error {
 	return d.labels.Mark(false)
 }
 
-// mend corrects the counts that a killed command left.
-func (d *dispatch) mend() error {
+// recoverCounts corrects the counts that a killed command left.
+func (d *dispatch) recoverCounts() error {
 	marked, err := d.labels.Marked()
 	if err != nil || !marked {
 		return err
@@ -135,8 +135,8 @@ func (d *dispatch) recount() error {
 	return d.labels.Mark(false)
 }
 
-// leave removes the engine if nothing needs it any more.
-func (d *dispatch) leave() error {
+// removeIdle removes the engine if nothing needs it any more.
+func (d *dispatch) removeIdle() error {
 	if !d.Idle() || d.bound.Len() > 0 {
 		return nil
 	}

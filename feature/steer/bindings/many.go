@@ -55,7 +55,7 @@ func setBindings(l *kernel.WriteLock, ns *netns.Handle, want []Binding, keep boo
 		}
 		defer d.Close()
 		if diff, err = d.set(want, order, keep); err == nil {
-			err = d.leave()
+			err = d.removeIdle()
 		}
 		return diff, err
 	}

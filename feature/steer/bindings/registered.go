@@ -344,5 +344,5 @@ func UnregisterSockets(l *kernel.WriteLock, ns *netns.Handle, name string, only 
 			return were, err
 		}
 	}
-	return were, d.leave()
+	return were, d.removeIdle()
 }

@@ -31,9 +31,9 @@ type Retirement struct {
 }
 
 const (
-	// drainLook is how often a retirement looks, at first; slower later on.
-	drainLook  = 20 * time.Millisecond
-	drainLooks = 500 * time.Millisecond
+	// drainPoll is how often a retirement looks, at first; slower later on.
+	drainPoll    = 20 * time.Millisecond
+	maxDrainPoll = 500 * time.Millisecond
 	// drainLast is how long the process has at most, once it gets nothing new, for what
 	// waits in its sockets.
 	drainLast = 2 * time.Second
@@ -54,7 +54,7 @@ type retiring struct {
 // Run waits, and ends the process. It returns at once where nobody drains.
 func (t Retirement) Run(ctx context.Context, r *kernel.Root) error {
 	v := &retiring{Retirement: t, root: r}
-	now, err := v.look()
+	now, err := v.read()
 	if err != nil || !v.who.Alive() {
 		return err
 	}
@@ -94,7 +94,7 @@ func (t Retirement) Run(ctx context.Context, r *kernel.Root) error {
 func (v *retiring) drained(ctx context.Context, now slots.Left, proc *pidfd.Process) (err error) {
 	opening := now.Opening // SYNs that were answered before the change: their queue is the old one
 	clean := 0
-	for wait := drainLook; proc.Alive() && !v.back; wait = min(wait+wait/8, drainLooks) {
+	for wait := drainPoll; proc.Alive() && !v.back; wait = min(wait+wait/8, maxDrainPoll) {
 		for remote := range opening {
 			if !now.Opening[remote] {
 				delete(opening, remote)
@@ -107,7 +107,7 @@ func (v *retiring) drained(ctx context.Context, now slots.Left, proc *pidfd.Proc
 		} else if clean++; clean == 2 {
 			return nil
 		} else {
-			wait = drainLook
+			wait = drainPoll
 		}
 		if kernel.Monotonic() >= v.until {
 			v.Log.Warn("the deadline ends what is left", "service", v.Slot.Service, "slot", v.Slot.Slot, "pid", v.who.PID, "sessions", now.Sessions, "waiting", now.Waiting)
@@ -116,7 +116,7 @@ func (v *retiring) drained(ctx context.Context, now slots.Left, proc *pidfd.Proc
 		if err := slots.Sleep(ctx, min(wait, time.Duration(max(int64(v.until-kernel.Monotonic()), 0))+time.Millisecond)); err != nil {
 			return err
 		}
-		if now, err = v.look(); err != nil {
+		if now, err = v.read(); err != nil {
 			return err
 		}
 	}
@@ -129,11 +129,11 @@ func (v *retiring) close(ctx context.Context) error {
 		return err
 	}
 	for last := time.Now().Add(drainLast); time.Now().Before(last); {
-		now, err := v.look()
+		now, err := v.read()
 		if err != nil || now.Waiting+int(now.Unread) == 0 {
 			break
 		}
-		if err := slots.Sleep(ctx, drainLook); err != nil {
+		if err := slots.Sleep(ctx, drainPoll); err != nil {
 			return err
 		}
 	}
@@ -165,8 +165,8 @@ func (v *retiring) endDraining(ctx context.Context) error {
 	return e.Pins.Maps["gens"].Put(d.Row, d.SteerGeneration)
 }
 
-// look reads what is left with the process: the first time with whoever drains.
-func (v *retiring) look() (l slots.Left, err error) {
+// read reads what is left with the process: the first time with whoever drains.
+func (v *retiring) read() (l slots.Left, err error) {
 	s, err := state.ReadService(v.root, record.Instance(v.Slot.Scope, v.Slot.Service))
 	if err != nil {
 		return l, err

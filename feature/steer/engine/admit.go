@@ -30,7 +30,7 @@ func (e *Engine) admit(ctx context.Context, p *record.Service, slot int, m servi
 	}
 	defer a.Close()
 	row := p.Row(slot)
-	same, holder, err := e.holds(row, a)
+	same, holder, err := e.admittedWith(row, a)
 	if err != nil || same && holder == a.PIDs()[0] {
 		return false, err
 	}
@@ -45,7 +45,7 @@ func (e *Engine) admit(ctx context.Context, p *record.Service, slot int, m servi
 		// Sockets that were passed on, by systemd or by weir steer run: what waits in them
 		// must not meet a slot that is changing.
 		err = e.succeed(row, a, m.Keep)
-	} else if p, err = e.takePlace(p, slot, a, m.Keep, ns); err == nil {
+	} else if p, err = e.assign(p, slot, a, m.Keep, ns); err == nil {
 		row = p.Row(slot)
 	}
 	if err != nil {
@@ -58,9 +58,9 @@ func (e *Engine) admit(ctx context.Context, p *record.Service, slot int, m servi
 	return true, e.confirm(row, a)
 }
 
-// holds says whether a row is admitted with exactly these sockets, and whose
+// admittedWith says whether a row is admitted with exactly these sockets, and whose
 // process it is by now.
-func (e *Engine) holds(row uint32, a *service.Adoption) (same bool, holder int, err error) {
+func (e *Engine) admittedWith(row uint32, a *service.Adoption) (same bool, holder int, err error) {
 	var s bpf.SteerSlot
 	if err := e.Pins.Maps["slots"].Lookup(row, &s); err != nil {
 		return false, 0, err
@@ -121,9 +121,9 @@ func (e *Engine) watchExits(row uint32, a *service.Adoption, keep bool) error {
 	return nil
 }
 
-// takePlace gives a slot to a member with other sockets: as the next generation where
+// assign gives a slot to a member with other sockets: as the next generation where
 // the service has some, else at once. It returns the service as it is then.
-func (e *Engine) takePlace(p *record.Service, slot int, a *service.Adoption, keep bool, ns *netns.Handle) (*record.Service, error) {
+func (e *Engine) assign(p *record.Service, slot int, a *service.Adoption, keep bool, ns *netns.Handle) (*record.Service, error) {
 	next, err := e.superseded(p, slot, a)
 	if err != nil {
 		return p, err
@@ -131,17 +131,17 @@ func (e *Engine) takePlace(p *record.Service, slot int, a *service.Adoption, kee
 	if next {
 		return e.supersede(p, slot, a, keep, ns)
 	}
-	return p, e.place(p, slot, a, keep, ns)
+	return p, e.assignNow(p, slot, a, keep, ns)
 }
 
-// place gives a slot to a member with other sockets.
-func (e *Engine) place(p *record.Service, slot int, a *service.Adoption, keep bool, ns *netns.Handle) (err error) {
+// assignNow gives a slot to a member with other sockets.
+func (e *Engine) assignNow(p *record.Service, slot int, a *service.Adoption, keep bool, ns *netns.Handle) (err error) {
 	at := slots.OwnEntries
 	if e.Kind == spec.EngineReuseport {
 		if p.Bypassed { // to join its group would steer it again
 			return fmt.Errorf("%w: weir bypass --off %s", errBypassed, p.Service.Name)
 		}
-		if err := e.taken(p, p.Row(slot), a); err != nil {
+		if err := e.checkUnshared(p, p.Row(slot), a); err != nil {
 			return err
 		}
 		if at, err = e.join(p, p.Row(slot), a, ns); err != nil {

@@ -264,8 +264,8 @@ func RemoveCopies(l *kernel.WriteLock, scope string, o *kernel.Opened) error {
 	return l.Remove(CopyInstance(scope))
 }
 
-// syncAllCopies is syncCopies for every namespace.
-func syncAllCopies(l *kernel.WriteLock) error {
+// reconcileAllCopies is syncCopies for every namespace.
+func reconcileAllCopies(l *kernel.WriteLock) error {
 	all, err := l.Instances(spec.Name)
 	if err != nil {
 		return err

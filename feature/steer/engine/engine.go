@@ -229,7 +229,7 @@ func (e *Engine) keeps(id uint32) bool {
 	return true
 }
 
-// PublishService writes a service's own pins. The engine's maps follow by sync,
+// PublishService writes a service's own pins. The engine's maps follow by Reconcile,
 // in this command or the next.
 func (e *Engine) PublishService(p *record.Service) error {
 	m, err := record.NewMap(p)

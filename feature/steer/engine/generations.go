@@ -110,7 +110,7 @@ func (e *Engine) supersede(p *record.Service, slot int, a *service.Adoption, kee
 	if err != nil {
 		return nil, err
 	}
-	if err := e.place(next, slot, a, keep, ns); err != nil {
+	if err := e.assignNow(next, slot, a, keep, ns); err != nil {
 		return nil, err
 	}
 	g, now := p.Service.Generations, kernel.Monotonic()

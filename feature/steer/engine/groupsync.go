@@ -22,9 +22,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// syncGroups is syncPorts of this engine: groups come with their members, and
+// reconcileGroups is reconcilePorts of this engine: groups come with their members, and
 // go here with their service.
-func (e *Engine) syncGroups() error {
+func (e *Engine) reconcileGroups() error {
 	groups, err := e.groups()
 	if err != nil {
 		return err
@@ -81,7 +81,7 @@ func (e *Engine) dropGroup(k GroupKey, v GroupValue) error {
 		return err
 	}
 	kernel.Step("steer:leaving")
-	if err := e.releaseHolder(v.SocketHolder); err != nil {
+	if err := e.releaseSocketHolder(v.SocketHolder); err != nil {
 		return err
 	}
 	kernel.Step("steer:released")
@@ -137,8 +137,8 @@ func withGroup(ns *netns.Handle, k GroupKey, uid uint32, f func(hook.ReuseportGr
 	return nil
 }
 
-// releaseHolder has the holder close its socket of a group, and waits for it.
-func (e *Engine) releaseHolder(index uint32) error {
+// releaseSocketHolder has the holder close its socket of a group, and waits for it.
+func (e *Engine) releaseSocketHolder(index uint32) error {
 	for try := range 1000 { // ten seconds: a busy machine may not let it run
 		var cookie uint64
 		if e.Pins.Maps["holders"].Lookup(index, &cookie) != nil {
@@ -192,10 +192,10 @@ func (e *Engine) shared(row uint32, a *service.Adoption) map[uint32]service.Adop
 	return out
 }
 
-// taken refuses sockets that serve another slot now. It is asked before
+// checkUnshared refuses sockets that serve another slot now. It is asked before
 // anything changes: the row's own member must not lose it to a command that
 // fails. What an empty slot was left with, anybody may have.
-func (e *Engine) taken(p *record.Service, row uint32, a *service.Adoption) error {
+func (e *Engine) checkUnshared(p *record.Service, row uint32, a *service.Adoption) error {
 	for slot, r := range p.Rows {
 		var s bpf.SteerSlot
 		if r == row {

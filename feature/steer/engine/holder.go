@@ -44,19 +44,19 @@ var SocketHolderCommand func(root, scope string, kind spec.Engine) *exec.Cmd
 // StartSocketHolder starts the holder of an engine unless it runs, and waits until its
 // sockets are in place.
 func (e *Engine) StartSocketHolder() error {
-	if e.held() {
+	if e.socketsHeld() {
 		return nil
 	}
 	if e.Kind == spec.EngineReuseport && e.PokeSocketHolder() {
-		if err := e.awaitHolder(e.held, nil); err == nil {
+		if err := e.awaitSocketHolder(e.socketsHeld, nil); err == nil {
 			return nil
 		}
 	}
-	return e.spawnHolder(e.held)
+	return e.spawnSocketHolder(e.socketsHeld)
 }
 
-// spawnHolder starts a holder and waits until what is to be there is.
-func (e *Engine) spawnHolder(there func() bool) error {
+// spawnSocketHolder starts a holder and waits until what is to be there is.
+func (e *Engine) spawnSocketHolder(there func() bool) error {
 	if SocketHolderCommand == nil {
 		return errors.New("a process must hold sockets for this, and steer.HolderCommand is not set: use engine sk_lookup without on_empty: drop")
 	}
@@ -69,11 +69,11 @@ func (e *Engine) spawnHolder(there func() bool) error {
 	}
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
-	return e.awaitHolder(there, exited)
+	return e.awaitSocketHolder(there, exited)
 }
 
-// awaitHolder waits until the holder's sockets are there.
-func (e *Engine) awaitHolder(there func() bool, exited <-chan error) error {
+// awaitSocketHolder waits until the holder's sockets are there.
+func (e *Engine) awaitSocketHolder(there func() bool, exited <-chan error) error {
 	for range 1000 { // a busy machine may take seconds to start it
 		if there() {
 			return nil
@@ -87,8 +87,8 @@ func (e *Engine) awaitHolder(there func() bool, exited <-chan error) error {
 	return errors.New("the holder did not open its sockets within ten seconds")
 }
 
-// held says whether the holder has all its sockets.
-func (e *Engine) held() bool {
+// socketsHeld says whether the holder has all its sockets.
+func (e *Engine) socketsHeld() bool {
 	ok, err := SocketsHeld(e.Pins, e.Kind)
 	return ok && err == nil
 }

@@ -186,10 +186,10 @@ func NamedEndpoints(p *record.Service) bpf.SteerNamed {
 	return n
 }
 
-// syncNamed makes steer_named say where the services of the configuration are. It
+// reconcileNamed makes steer_named say where the services of the configuration are. It
 // comes after the services' maps are in place, and before the number of one that is
 // gone can be another's.
-func (e *Engine) syncNamed() error {
+func (e *Engine) reconcileNamed() error {
 	m := e.Pins.Maps["named"]
 	if m == nil {
 		return nil

@@ -105,7 +105,7 @@ func (e *Engine) prepareRows(ctx context.Context, p, old *record.Service, ns *ne
 		if old == nil {
 			continue
 		}
-		if m := e.heir(p, old, slot); m != nil {
+		if m := e.successor(p, old, slot); m != nil {
 			if _, err := e.admit(ctx, p, slot, *m, ns); err != nil && !NotYet(err) {
 				return err
 			}

@@ -228,11 +228,11 @@ func servesElsewhere(p *record.Service, ctx context.Context, r *kernel.Root, s s
 	return nil
 }
 
-// heir is the member that a slot of a changed service begins with in its new
+// successor is the member that a slot of a changed service begins with in its new
 // row: the configured one, or, where the configuration names no process (it
 // registered itself, or somebody did by its number), whoever serves the slot
 // now. Who serves now is ready. It is nil if there is none.
-func (e *Engine) heir(p, old *record.Service, slot int) *service.Member {
+func (e *Engine) successor(p, old *record.Service, slot int) *service.Member {
 	m := p.Service.Member(slot)
 	if slot >= old.Service.Slots {
 		return m

@@ -188,7 +188,7 @@ func reattachEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine, ns
 		return err
 	}
 	kernel.Step("steer:recovered")
-	e, err = OpenEngine(l, i.Scope, kind) // which syncs
+	e, err = OpenEngine(l, i.Scope, kind) // which reconciles
 	if err != nil {
 		return err
 	}

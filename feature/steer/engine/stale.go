@@ -73,13 +73,13 @@ func Recover(l *kernel.WriteLock) error {
 		if !ok {
 			continue
 		}
-		errs = append(errs, mendEngine(l, i, kind))
+		errs = append(errs, recoverEngine(l, i, kind))
 	}
-	return errors.Join(append(errs, ReconcileBind(l, true), syncAllCopies(l))...)
+	return errors.Join(append(errs, ReconcileBind(l, true), reconcileAllCopies(l))...)
 }
 
-// mendEngine finishes what a killed command left of an engine. One of another ABI stays as it is: status, plans and doctor tell of it.
-func mendEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine) error {
+// recoverEngine finishes what a killed command left of an engine. One of another ABI stays as it is: status, plans and doctor tell of it.
+func recoverEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine) error {
 	e, err := OpenEngine(l, i.Scope, kind)
 	if errors.Is(err, kernel.ErrABI) {
 		return nil

@@ -29,13 +29,13 @@ func (e *Engine) Reconcile() error {
 	return e.Mark(false)
 }
 
-// ReconcileMaps is sync, but leaves the mark.
+// ReconcileMaps is Reconcile, but leaves the mark.
 func (e *Engine) ReconcileMaps() error {
-	ports := e.syncPorts
+	ports := e.reconcilePorts
 	if e.Kind == spec.EngineReuseport {
-		ports = e.syncGroups
+		ports = e.reconcileGroups
 	}
-	for _, f := range []func() error{e.ReconcileServices, e.syncNamed, ports, e.dropRows} {
+	for _, f := range []func() error{e.ReconcileServices, e.reconcileNamed, ports, e.dropRows} {
 		if err := f(); err != nil {
 			return fmt.Errorf("steering maps of namespace %s: %w", e.Scope, err)
 		}
@@ -45,7 +45,7 @@ func (e *Engine) ReconcileMaps() error {
 
 // Mark says in the pins that the services' directories and the engine's maps
 // may differ from now on, or that they agree. A command that finds the mark
-// syncs; without it a command that admits a member need not read every map,
+// reconciles; without it a command that admits a member need not read every map,
 // which some kernels (6.1) make slow: each look into a map of maps waits for a
 // grace period there.
 func (e *Engine) Mark(differ bool) error {
@@ -59,7 +59,7 @@ func (e *Engine) Mark(differ bool) error {
 	return nil
 }
 
-// marked says whether a command was killed between mark and the end of sync.
+// marked says whether a command was killed between mark and the end of Reconcile.
 func (e *Engine) marked() (bool, error) { return IsMarked(e.Pins.Maps) }
 
 // IsMarked is engine.marked for readers of an engine's maps, without the lock.
@@ -69,23 +69,23 @@ func IsMarked(engine map[string]*ebpf.Map) (bool, error) {
 	return v != 0, err
 }
 
-// syncedAtOnce is how many services one call to the kernel points at. It bounds the descriptors that are open meanwhile.
-const syncedAtOnce = 64
+// reconciledAtOnce is how many services one call to the kernel points at. It bounds the descriptors that are open meanwhile.
+const reconciledAtOnce = 64
 
 // ReconcileServices points steer_services at each service's own map: one store a service, by
 // which a whole changed service takes effect for every packet after it.
 func (e *Engine) ReconcileServices() error {
-	for chunk := range slices.Chunk(slices.Collect(maps.Values(e.Services)), syncedAtOnce) {
-		if err := e.syncMany(chunk); err != nil {
+	for chunk := range slices.Chunk(slices.Collect(maps.Values(e.Services)), reconciledAtOnce) {
+		if err := e.reconcileMany(chunk); err != nil {
 			return err
 		}
 	}
 	return e.dropMoved()
 }
 
-// syncMany is syncService for several. The kernel ends each store in a map of maps with a wait for a grace period, and so
+// reconcileMany is reconcileService for several. The kernel ends each store in a map of maps with a wait for a grace period, and so
 // does Linux 6.1 each look into one: 20 ms a service on a busy host, 20 s for 1,000. Those at the same time share a wait.
-func (e *Engine) syncMany(services []*record.Service) error {
+func (e *Engine) reconcileMany(services []*record.Service) error {
 	var group errgroup.Group
 	for _, p := range services {
 		own, err := e.prepare(p)
@@ -109,7 +109,9 @@ func (e *Engine) syncMany(services []*record.Service) error {
 	return nil
 }
 
-func (e *Engine) syncService(p *record.Service) error { return e.syncMany([]*record.Service{p}) }
+func (e *Engine) reconcileService(p *record.Service) error {
+	return e.reconcileMany([]*record.Service{p})
+}
 
 // prepare puts what a service asks for into the maps beside it, and opens its own. It returns nil where those are lost.
 func (e *Engine) prepare(p *record.Service) (*kernel.Opened, error) {
@@ -139,13 +141,13 @@ func (e *Engine) point(p *record.Service, own *ebpf.Map) error {
 	return nil
 }
 
-// ReconcileOne brings one service of engine sk_reuseport into force, and leaves the mark: the rest waits for sync. In engine
+// ReconcileOne brings one service of engine sk_reuseport into force, and leaves the mark: the rest waits for Reconcile. In engine
 // sk_lookup all come into force with that.
 func (e *Engine) ReconcileOne(p, old *record.Service) error {
 	if e.Kind == spec.EngineSkLookup {
 		return nil
 	}
-	if err := e.syncService(p); err != nil {
+	if err := e.reconcileService(p); err != nil {
 		return err
 	}
 	if err := e.Pins.Maps["groups"].Put(serviceMark(p.ID), GroupValue{Service: p.ID}); err != nil || old == nil || old.ID == p.ID {
@@ -190,10 +192,10 @@ func (e *Engine) free(p, old *record.Service) error {
 	return nil
 }
 
-// syncPorts adds prefixes before the ports that make packets ask for them, and
+// reconcilePorts adds prefixes before the ports that make packets ask for them, and
 // takes ports away before their prefixes. A service that only they still lead
 // to goes before them, so that a killed command leaves its trace.
-func (e *Engine) syncPorts() error {
+func (e *Engine) reconcilePorts() error {
 	ports, prefixes := record.Ports(e.Services, Room(e.Pins.Maps) > 0)
 	havePorts, err := Entries[bpf.SteerPortKey, bpf.SteerPortValue](e.Pins.Maps["ports"])
 	if err != nil {
@@ -328,7 +330,7 @@ func (e *Engine) ClearIDs(ids map[uint32]bool) error {
 	}
 	maps.DeleteFunc(ids, func(id uint32, _ bool) bool { return e.keeps(id) })
 	var group errgroup.Group
-	group.SetLimit(syncedAtOnce)
+	group.SetLimit(reconciledAtOnce)
 	for id := range ids {
 		group.Go(func() error {
 			if err := e.Pins.Maps["services"].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

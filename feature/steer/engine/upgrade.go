@@ -143,7 +143,7 @@ func (e *Engine) keepsMaps(share map[string]*ebpf.Map) error {
 }
 
 // carryOwn takes over the maps only user space knows, and makes the missing ones. It sets
-// the mark where the engine changes to steer_dispatch: sync then writes to its ports how
+// the mark where the engine changes to steer_dispatch: Reconcile then writes to its ports how
 // long their prefixes are. The caller closes the returned maps, also after an error.
 func (e *Engine) carryOwn(old *kernel.Opened) (made []*ebpf.Map, err error) {
 	for _, spec := range ownMaps(e.Kind, Room(e.Pins.Maps)) {
@@ -176,7 +176,7 @@ func (e *Engine) migrate(old *kernel.Opened, c *kernel.Collection) (links map[st
 		}
 	}
 	kernel.Step("steer:exit attached")
-	if old.Maps["listens"] == nil { // sync, which follows, knows better
+	if old.Maps["listens"] == nil { // Reconcile, which follows, knows better
 		if err := e.listens(true); err != nil {
 			return links, err
 		}
@@ -189,7 +189,7 @@ func (e *Engine) migrate(old *kernel.Opened, c *kernel.Collection) (links map[st
 }
 
 // finishUpgrade is for an engine that is marked: an upgrade may have been killed,
-// or is about to end. It comes before sync, which puts the services' maps to use.
+// or is about to end. It comes before Reconcile, which puts the services' maps to use.
 func (e *Engine) finishUpgrade() error {
 	if e.Kind == spec.EngineReuseport && e.Pins.Meta.Object == ObjectHash(e.Kind) {
 		return e.renewGroups() // else they still run what the pins say, or another upgrade comes

@@ -43,9 +43,9 @@ func (x *explainer) interfaces() (a arrival, err error) {
 	return a, err
 }
 
-// takes says whether a socket's interface lets a packet in, as udp_sk_bound_dev_eq and
+// accepts says whether a socket's interface lets a packet in, as udp_sk_bound_dev_eq and
 // inet_bound_dev_eq of the kernel do.
-func (a arrival) takes(s sockdiag.Socket) bool {
+func (a arrival) accepts(s sockdiag.Socket) bool {
 	if !a.known {
 		return true
 	}

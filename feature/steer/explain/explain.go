@@ -103,7 +103,7 @@ func ExplainEvery(_ context.Context, _ *kernel.Root, p Packet) (*Explanation, er
 	}
 	var names []string
 	for _, s := range socks {
-		if s.State == sockdiag.Established && !same(s.Remote, p.From) || !arrives.takes(s) || kernelScore(s, p) == 0 {
+		if s.State == sockdiag.Established && !same(s.Remote, p.From) || !arrives.accepts(s) || kernelScore(s, p) == 0 {
 			continue
 		}
 		n, _ := x.processes(s.Inode)
@@ -139,7 +139,7 @@ func (x *explainer) connected() (done bool, err error) {
 		return false, err
 	}
 	for _, s := range socks {
-		if !arrives.takes(s) {
+		if !arrives.accepts(s) {
 			continue
 		}
 		if same(s.Remote, x.p.From) && same(s.Local, x.p.To) {

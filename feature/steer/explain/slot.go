@@ -248,7 +248,7 @@ func (x *explainer) fitting() (best []sockdiag.Socket, remark string, err error)
 	for _, s := range socks {
 		n := kernelScore(s, x.p)
 		switch {
-		case n == 0, !arrives.takes(s):
+		case n == 0, !arrives.accepts(s):
 		case n > score:
 			less += len(best)
 			best, score = []sockdiag.Socket{s}, n

@@ -10,7 +10,7 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// ChooseEngine settles engine: auto, and says why. A service that stands keeps
+// ChooseEngine decides engine: auto, and says why. A service that stands keeps
 // the engine it has.
 func ChooseEngine(s spec.Service, old *Service) (spec.Engine, string, error) {
 	if s.Engine != spec.EngineAuto {

@@ -120,15 +120,15 @@ func readRecorded(r *kernel.Root, i kernel.Instance) (*Service, error) {
 		return nil, err
 	}
 	p.Recorded = true
-	if p.Table = heldTable(r, i.Scope, p); p.Table == nil {
+	if p.Table = engineTable(r, i.Scope, p); p.Table == nil {
 		p.Table = spec.Assign(p.Service.Slots)
 		p.Rebalance()
 	}
 	return p, nil
 }
 
-// heldTable is the table of a service in the map that its engine holds, or nil.
-func heldTable(r *kernel.Root, scope string, p *Service) []uint16 {
+// engineTable is the table of a service in the map that its engine holds, or nil.
+func engineTable(r *kernel.Root, scope string, p *Service) []uint16 {
 	o, err := r.Open(EngineInstance(scope, p.Engine), "services")
 	if err != nil {
 		return nil

@@ -34,8 +34,8 @@ func Due(r *kernel.Root, i kernel.Instance) (uint32, error) {
 	return v, err
 }
 
-// settle notes that resets are done, unless another change came meanwhile.
-func settle(ctx context.Context, r *kernel.Root, i kernel.Instance, was uint32) error {
+// finish notes that resets are done, unless another change came meanwhile.
+func finish(ctx context.Context, r *kernel.Root, i kernel.Instance, was uint32) error {
 	l, err := r.Lock(ctx)
 	if err != nil {
 		return err
@@ -88,7 +88,7 @@ func ResetDue(ctx context.Context, r *kernel.Root, rate *spec.Rate, hand Hand, e
 			continue
 		}
 		if v, err := Due(r, i); err != nil || v == 0 {
-			continue //nolint:nilerr // gone, or of another ABI: nothing that this could settle
+			continue //nolint:nilerr // gone, or of another ABI: nothing that this could finish
 		}
 		if err := ResetEngine(ctx, r, i, rate, hand, true, each); err != nil {
 			errs = append(errs, err)
@@ -134,7 +134,7 @@ func ResetEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, rate *s
 		return ctx.Err() // weir serve goes on
 	}
 	// Also after errors: trying again would only say the same.
-	return errors.Join(append(errs, settle(ctx, r, i, was))...)
+	return errors.Join(append(errs, finish(ctx, r, i, was))...)
 }
 
 // ClaimEngine claims the resets of an engine; without wait it fails at once where another process has them.
@@ -176,13 +176,13 @@ func ResetService(ctx context.Context, r *kernel.Root, scope, name string, rate 
 	return resetService(ctx, r, &s, rate, hand, each)
 }
 
-// queuePatience is how long sessions are waited for that no process has accepted:
+// queueTimeout is how long sessions are waited for that no process has accepted:
 // only then can one say whose they are.
-const queuePatience = 5 * time.Second
+const queueTimeout = 5 * time.Second
 
-// lookAgain is how often where sessions belong is looked at anew while they are
+// rereadInterval is how often where sessions belong is looked at anew while they are
 // reset: other changes go on meanwhile.
-const lookAgain = time.Second
+const rereadInterval = time.Second
 
 // resetter resets the sessions of one service.
 type resetter struct {
@@ -204,9 +204,9 @@ func resetService(ctx context.Context, r *kernel.Root, s *state.Service, rate sp
 	name := s.Name
 	t := &resetter{root: r, scope: s.PinScope, name: name, every: time.Duration(float64(time.Second) / float64(rate)),
 		state: s, hand: hand, each: each, tried: map[uint64]bool{}}
-	deadline := time.Now().Add(queuePatience)
+	deadline := time.Now().Add(queueTimeout)
 	for {
-		found, waiting, err := t.look(ctx)
+		found, waiting, err := t.findMisplaced(ctx)
 		if errors.Is(err, kernel.ErrNotExist) {
 			return nil // the service went
 		} else if err != nil {
@@ -228,9 +228,9 @@ func resetService(ctx context.Context, r *kernel.Root, s *state.Service, rate sp
 	}
 }
 
-// look lists what is misplaced, by two looks: a session that a process hands to
+// findMisplaced lists what is misplaced, by two looks: a session that a process hands to
 // its child between looking at sockets and at processes is nobody's in one only.
-func (t *resetter) look(ctx context.Context) (found []state.Session, waiting int, err error) {
+func (t *resetter) findMisplaced(ctx context.Context) (found []state.Session, waiting int, err error) {
 	for try := range 2 {
 		s, err := t.read()
 		if err != nil {
@@ -313,7 +313,7 @@ func (t *resetter) some(ctx context.Context, found []state.Session) error {
 	if err != nil {
 		return err
 	}
-	until := time.Now().Add(lookAgain)
+	until := time.Now().Add(rereadInterval)
 	of := t.done + len(found)
 	for _, f := range found {
 		if t.done > 0 && time.Now().After(until) {

@@ -33,13 +33,13 @@ func Hold(ctx context.Context, r *kernel.Root, scope string, kind spec.Engine) e
 	defer ns.Close()
 	debug.SetGCPercent(20)
 	if kind == spec.EngineReuseport {
-		return holdGroups(ctx, r, scope, ns)
+		return runGroups(ctx, r, scope, ns)
 	}
-	return holdSinks(ctx, r, scope, ns)
+	return runSinks(ctx, r, scope, ns)
 }
 
-// holdGroups has a socket in every group of map_groups, as that changes.
-func holdGroups(ctx context.Context, r *kernel.Root, scope string, ns *netns.Handle) error {
+// runGroups has a socket in every group of map_groups, as that changes.
+func runGroups(ctx context.Context, r *kernel.Root, scope string, ns *netns.Handle) error {
 	// Reading the pins needs no lock: the command that started us holds it.
 	pins, err := r.OpenMapsForWriting(record.EngineInstance(scope, spec.EngineReuseport))
 	if err != nil {
@@ -56,7 +56,7 @@ func holdGroups(ctx context.Context, r *kernel.Root, scope string, ns *netns.Han
 	if err := pins.Maps["holder"].Put(uint32(0), me); err != nil {
 		return err
 	}
-	held := map[engine.GroupKey]heldSocket{}
+	held := map[engine.GroupKey]groupSocket{}
 	for ctx.Err() == nil {
 		wanted, err := engine.Entries[engine.GroupKey, engine.GroupValue](pins.Maps["groups"])
 		if err != nil {
@@ -111,30 +111,30 @@ func onPoke(changed chan<- struct{}) (stop func()) {
 	}
 }
 
-// heldSocket is the holder's socket in a group, and its place in map_holders.
-type heldSocket struct {
+// groupSocket is the holder's socket in a group, and its place in map_holders.
+type groupSocket struct {
 	fd    int
-	place uint32
+	index uint32
 }
 
 // move puts the socket in another place: its group is another service's now. An array takes a socket once.
-func (h *heldSocket) move(pins *kernel.Opened, to uint32) error {
-	if err := pins.Maps["holders"].Delete(h.place); err != nil && !engine.Gone(err) {
+func (h *groupSocket) move(pins *kernel.Opened, to uint32) error {
+	if err := pins.Maps["holders"].Delete(h.index); err != nil && !engine.Gone(err) {
 		return err
 	}
 	if err := pins.Maps["holders"].Put(to, uint64(h.fd)); err != nil {
 		return err
 	}
-	h.place = to
+	h.index = to
 	return nil
 }
 
 // followGroups opens and closes sockets until they are those of wanted. One that
 // cannot be opened now is tried again: members of another user may hold the port.
-func followGroups(pins *kernel.Opened, held map[engine.GroupKey]heldSocket, wanted map[engine.GroupKey]engine.GroupValue) error {
+func followGroups(pins *kernel.Opened, held map[engine.GroupKey]groupSocket, wanted map[engine.GroupKey]engine.GroupValue) error {
 	for k, h := range held {
 		v, ok := wanted[k]
-		if ok && v.Leaving == 0 && v.SocketHolder == h.place {
+		if ok && v.Leaving == 0 && v.SocketHolder == h.index {
 			continue
 		}
 		if ok && v.Leaving == 0 {
@@ -150,19 +150,19 @@ func followGroups(pins *kernel.Opened, held map[engine.GroupKey]heldSocket, want
 		if _, ok := held[k]; ok || k.Proto == 0 || v.Leaving != 0 {
 			continue
 		}
-		fd, err := holdOne(pins, k, v)
+		fd, err := openGroupSocket(pins, k, v)
 		if errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL) {
 			continue
 		} else if err != nil {
 			return fmt.Errorf("holding %s: %w", k, err)
 		}
-		held[k] = heldSocket{fd, v.SocketHolder}
+		held[k] = groupSocket{fd, v.SocketHolder}
 	}
 	return nil
 }
 
-// holdOne opens a socket in a group, or begins the group anew, with its program.
-func holdOne(pins *kernel.Opened, k engine.GroupKey, v engine.GroupValue) (int, error) {
+// openGroupSocket opens a socket in a group, or begins the group anew, with its program.
+func openGroupSocket(pins *kernel.Opened, k engine.GroupKey, v engine.GroupValue) (int, error) {
 	typ := unix.SOCK_DGRAM
 	if k.Proto == unix.IPPROTO_TCP {
 		typ = unix.SOCK_STREAM
@@ -171,7 +171,7 @@ func holdOne(pins *kernel.Opened, k engine.GroupKey, v engine.GroupValue) (int, 
 	if err != nil {
 		return -1, err
 	}
-	if err := bindHolder(fd, k, typ); err != nil {
+	if err := bindGroupSocket(fd, k, typ); err != nil {
 		unix.Close(fd)
 		return -1, err
 	}
@@ -208,9 +208,9 @@ func socketOf(uid, family, typ int) (int, error) {
 	return unix.Socket(family, typ|unix.SOCK_CLOEXEC, 0)
 }
 
-// bindHolder binds a socket like the members', with a filter that drops
+// bindGroupSocket binds a socket like the members', with a filter that drops
 // everything: all that it is ever given is to vanish.
-func bindHolder(fd int, k engine.GroupKey, typ int) error {
+func bindGroupSocket(fd int, k engine.GroupKey, typ int) error {
 	swallow := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
 	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &swallow[0]}); err != nil {
 		return err

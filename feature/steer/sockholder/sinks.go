@@ -18,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// holdSinks owns the swallowing sockets of a namespace until none of its services
+// runSinks owns the swallowing sockets of a namespace until none of its services
 // wants to drop.
-func holdSinks(ctx context.Context, r *kernel.Root, scope string, ns *netns.Handle) error {
+func runSinks(ctx context.Context, r *kernel.Root, scope string, ns *netns.Handle) error {
 	// Reading the pins needs no lock: the command that started us holds it.
 	pins, err := r.OpenMapsForWriting(record.EngineInstance(scope, spec.EngineSkLookup), "sinks")
 	if err != nil {

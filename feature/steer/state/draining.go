@@ -43,14 +43,14 @@ func (s *Service) addDraining(e *kernel.Opened) error {
 		if !d.Over() {
 			slot.Draining.Peers = peers[d.Row]
 		}
-		s.addLeft(e, d, slot.Draining)
+		s.addRemaining(e, d, slot.Draining)
 	}
 	return nil
 }
 
-// addLeft asks sock_diag what the generation before has in its sockets. It needs
+// addRemaining asks sock_diag what the generation before has in its sockets. It needs
 // root: without, Sessions stays -1.
-func (s *Service) addLeft(e *kernel.Opened, d slots.Predecessor, out *slots.Draining) {
+func (s *Service) addRemaining(e *kernel.Opened, d slots.Predecessor, out *slots.Draining) {
 	left, err := s.Left(s.CookiesIn(e, d.Row), d.Who.PID)
 	if err != nil {
 		return

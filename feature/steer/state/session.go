@@ -146,7 +146,7 @@ func (s *Service) Established() ([]sockdiag.Socket, error) {
 			}
 			for _, sk := range socks {
 				to := netip.AddrPortFrom(sk.Local.Addr().Unmap(), sk.Local.Port())
-				if mine, decides := bound.decides(s, to); mine || !decides && s.takes(unix.IPPROTO_TCP, to) {
+				if mine, decides := bound.decides(s, to); mine || !decides && s.owns(unix.IPPROTO_TCP, to) {
 					out = append(out, sk)
 				}
 			}
@@ -204,9 +204,9 @@ func (b boundTo) decides(s *Service, to netip.AddrPort) (mine, decides bool) {
 	return b.named && x.Value-1 == b.id, true
 }
 
-// takes says whether a destination is the service's: no other service of the
+// owns says whether a destination is the service's: no other service of the
 // namespace has a longer prefix there.
-func (s *Service) takes(proto uint8, to netip.AddrPort) bool {
+func (s *Service) owns(proto uint8, to netip.AddrPort) bool {
 	best := BestEndpoint(s.Endpoints, proto, to)
 	if best < 0 {
 		return false
