@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 
 // playHold keeps the sockets that engine sk_reuseport needs: ROOT SCOPE ENGINE.
 func playHold(f []string) error {
-	return sockholder.Hold(context.Background(), kernel.OpenRoot(f[0]), f[1], spec.Engine(f[2]))
+	return sockholder.Run(context.Background(), kernel.OpenRoot(f[0]), f[1], spec.Engine(f[2]))
 }
 
 func playDoctor(f []string) error {

@@ -10,7 +10,7 @@ import (
 )
 
 // A reporter holds the workloads that it has numbers of: they have names until it has reported them, also if they end first.
-func ExampleTable_Hold() {
+func ExampleTable_Retain() {
 	table, err := workload.Open(workload.Options{})
 	if err != nil {
 		fmt.Println(err)
@@ -21,7 +21,7 @@ func ExampleTable_Hold() {
 	go table.Run(ctx)
 	waits := map[workload.ID]uint64{}
 	for _, w := range table.All() {
-		if _, ok := table.Hold(w.ID); ok {
+		if _, ok := table.Retain(w.ID); ok {
 			waits[w.ID] = 0
 		}
 	}

@@ -150,9 +150,9 @@ func (t *Table) Get(id ID) (Workload, bool) {
 	return e.Workload, true
 }
 
-// Hold is Get for a reporter that keeps numbers of the workload. The name stays until as many calls of [Table.Release], also
+// Retain is Get for a reporter that keeps numbers of the workload. The name stays until as many calls of [Table.Release], also
 // if the cgroup is removed meanwhile.
-func (t *Table) Hold(id ID) (Workload, bool) {
+func (t *Table) Retain(id ID) (Workload, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e, ok := t.all[id]

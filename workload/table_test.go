@@ -159,11 +159,11 @@ func TestHold(t *testing.T) {
 	w.mkdir("job.service")
 	first := w.next("/job.service", false)
 	for range 2 {
-		if got, ok := w.Hold(first.ID); !ok || got != first {
+		if got, ok := w.Retain(first.ID); !ok || got != first {
 			t.Fatalf("held %+v, %v", got, ok)
 		}
 	}
-	if _, ok := w.Hold(first.ID + 1<<40); ok {
+	if _, ok := w.Retain(first.ID + 1<<40); ok {
 		t.Error("an unknown cgroup was held")
 	}
 	removeAll(t, filepath.Join(w.root, "job.service"))

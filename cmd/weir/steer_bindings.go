@@ -164,7 +164,7 @@ func (f outageFlag) refuseBindings(cmd *cobra.Command, l *kernel.WriteLock, ns *
 
 // warnTakes warns of what new bindings take away from others.
 func warnTakes(cmd *cobra.Command, l *kernel.WriteLock, ns *netns.Handle, all ...bindings.Binding) {
-	for _, w := range state.Takes(l.Root, ns, all...) {
+	for _, w := range state.BindingConflicts(l.Root, ns, all...) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
 	}
 }

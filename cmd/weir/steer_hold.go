@@ -23,7 +23,7 @@ func steerHold(g *globals) *cobra.Command {
 			if scope == "" {
 				return usageError{fmt.Errorf("name the namespace: --scope INODE")}
 			}
-			return sockholder.Hold(cmd.Context(), g.host().Root, scope, spec.Engine(engine))
+			return sockholder.Run(cmd.Context(), g.host().Root, scope, spec.Engine(engine))
 		},
 	}
 	c.Flags().StringVar(&engine, "engine", string(spec.EngineSkLookup), "engine that the sockets are for")

@@ -67,7 +67,7 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 					return err
 				}
 			}
-			if losers := state.ReadTaken(b, addrs(b, local), socks[b.Proto], nil); len(losers) > 0 {
+			if losers := state.ConflictsAmong(b, addrs(b, local), socks[b.Proto], nil); len(losers) > 0 {
 				lack, remedy := s.lack(b.Service)
 				plan.Outage("%s: %s %s; %s: %s", b, b.Service, lack, losing(losers), remedy)
 			}

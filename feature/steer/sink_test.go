@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 }
 
 func playHold(f []string) error {
-	return sockholder.Hold(context.Background(), kernel.OpenRoot(f[0]), f[1], spec.Engine(f[2]))
+	return sockholder.Run(context.Background(), kernel.OpenRoot(f[0]), f[1], spec.Engine(f[2]))
 }
 
 func sinkSocket(proto, addr string) (sinkConn, error) {

@@ -91,7 +91,7 @@ func (t Retirement) Run(ctx context.Context, r *kernel.Root) error {
 }
 
 // drained waits until nothing is left, or the deadline.
-func (v *retiring) drained(ctx context.Context, now slots.Left, proc *pidfd.Process) (err error) {
+func (v *retiring) drained(ctx context.Context, now slots.Remaining, proc *pidfd.Process) (err error) {
 	opening := now.Opening // SYNs that were answered before the change: their queue is the old one
 	clean := 0
 	for wait := drainPoll; proc.Alive() && !v.back; wait = min(wait+wait/8, maxDrainPoll) {
@@ -166,7 +166,7 @@ func (v *retiring) endDraining(ctx context.Context) error {
 }
 
 // read reads what is left with the process: the first time with whoever drains.
-func (v *retiring) read() (l slots.Left, err error) {
+func (v *retiring) read() (l slots.Remaining, err error) {
 	s, err := state.ReadService(v.root, record.Instance(v.Slot.Scope, v.Slot.Service))
 	if err != nil {
 		return l, err
@@ -197,7 +197,7 @@ func (v *retiring) read() (l slots.Left, err error) {
 		return l, err
 	}
 	v.back = holder == v.who
-	if l, err = s.Left(v.cookies, v.who.PID); err != nil || d.Who != v.who {
+	if l, err = s.Remaining(v.cookies, v.who.PID); err != nil || d.Who != v.who {
 		return l, err // another generation came: the program gives this one nothing any more
 	}
 	if v.until = d.Until; d.Over() {

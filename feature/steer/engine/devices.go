@@ -77,7 +77,7 @@ func (e *Engine) putAliases(p *record.Service, own *ebpf.Map) error {
 	if own == nil {
 		return nil
 	}
-	same, err := record.HoldsMap(e.Pins.Maps["aliases"], p.ID, own)
+	same, err := record.ContainsMap(e.Pins.Maps["aliases"], p.ID, own)
 	if err != nil || same {
 		return err
 	}

@@ -206,7 +206,7 @@ func (e *Engine) putPeers(p *record.Service, own *ebpf.Map) error {
 	if own == nil {
 		return nil
 	}
-	same, err := record.HoldsMap(e.Pins.Maps["known"], p.ID, own)
+	same, err := record.ContainsMap(e.Pins.Maps["known"], p.ID, own)
 	if err != nil || same {
 		return err
 	}

@@ -27,7 +27,7 @@ func (e *Engine) Owe(p *record.Service, rate *spec.Rate) error {
 	if rate == nil {
 		rate = p.Service.ResetRate
 	}
-	if rate == nil || *rate == 0 || !p.Service.By.HoldsDevices() {
+	if rate == nil || *rate == 0 || !p.Service.By.KeepsDevices() {
 		return nil // they are to be left
 	}
 	m := e.Pins.Maps["sync"]

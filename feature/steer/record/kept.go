@@ -43,7 +43,7 @@ func (k *Kept) add(l *kernel.WriteLock, engine *kernel.Opened, i kernel.Instance
 			if ofAnother(l, engine.Instance, v.Id, own) {
 				return
 			}
-			if held, err := HoldsMap(engine.Maps["services"], v.Id, own); err == nil && held {
+			if held, err := ContainsMap(engine.Maps["services"], v.Id, own); err == nil && held {
 				k.Names = append(k.Names, i.Name)
 				k.ids[v.Id] = true
 				for _, row := range v.Row[:min(int(v.Slots), len(v.Row))] {
@@ -69,7 +69,7 @@ func ofAnother(l *kernel.WriteLock, engine kernel.Instance, id uint32, own *ebpf
 		if err != nil {
 			continue
 		}
-		held, err := HoldsMap(services, id, own)
+		held, err := ContainsMap(services, id, own)
 		services.Close()
 		if err == nil && held {
 			return true
@@ -125,8 +125,8 @@ func (k *Kept) check(unknown bool, what string) error {
 	return fmt.Errorf("cannot allocate %s beside services that cannot be read (weir status says why; weir remove steer removes all services): %s", what, strings.Join(k.Names, ", "))
 }
 
-// HoldsMap tells whether an array of maps has this one at an index.
-func HoldsMap(outer *ebpf.Map, at uint32, inner *ebpf.Map) (bool, error) {
+// ContainsMap tells whether an array of maps has this one at an index.
+func ContainsMap(outer *ebpf.Map, at uint32, inner *ebpf.Map) (bool, error) {
 	info, err := inner.Info()
 	if err != nil {
 		return false, err

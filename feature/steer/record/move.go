@@ -36,7 +36,7 @@ func (m Moving) Apply(p *Service) error {
 	if m.Device == "" {
 		return m.applyBucket(p)
 	}
-	if !p.Service.By.HoldsDevices() {
+	if !p.Service.By.KeepsDevices() {
 		return fmt.Errorf("%w: by: %s keeps no device in one place: move a bucket", ErrNoMove, p.Service.By)
 	}
 	a, err := p.device(m.Device)

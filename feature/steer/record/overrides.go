@@ -47,7 +47,7 @@ func (v Overrides) IsDrained(slot int) bool { return slices.Contains(v.Drained, 
 func (p *Service) Moves() map[netip.Addr]int {
 	out := map[netip.Addr]int{}
 	for a, slot := range p.Moved {
-		if p.Service.By.HoldsDevices() && slot < p.Service.Slots && !p.IsDrained(slot) {
+		if p.Service.By.KeepsDevices() && slot < p.Service.Slots && !p.IsDrained(slot) {
 			out[a] = slot
 		}
 	}
@@ -183,7 +183,7 @@ func returnHome(table []uint16, home []byte, weights []int) []uint16 {
 
 // Misplaces says whether p may name another slot than old for some device.
 func (p *Service) Misplaces(old *Service) bool {
-	if old == nil || !p.Service.By.HoldsDevices() {
+	if old == nil || !p.Service.By.KeepsDevices() {
 		return false
 	}
 	return *p.Service.Seed != *old.Service.Seed || p.Service.By != old.Service.By || !slices.Equal(p.Table, old.Table) ||

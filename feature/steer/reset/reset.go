@@ -297,7 +297,7 @@ func (t *resetter) handOver(ctx context.Context, found []state.Session) (stay []
 // begin notes which sessions there are.
 func (t *resetter) begin(s *state.Service) error {
 	t.first = map[uint64]bool{}
-	if s.Bypassed || !s.By.HoldsDevices() || len(s.Table) == 0 {
+	if s.Bypassed || !s.By.KeepsDevices() || len(s.Table) == 0 {
 		return nil
 	}
 	socks, err := s.Established()

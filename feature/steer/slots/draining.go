@@ -80,8 +80,8 @@ func CountPeers(m *ebpf.Map, idle uint64) (map[uint32]int, error) {
 	}
 }
 
-// Left is what is in the sockets of a generation that drains.
-type Left struct {
+// Remaining is what is in the sockets of a generation that drains.
+type Remaining struct {
 	Peers    int             // UDP peers that it keeps
 	Waiting  int             // connections in its listeners' queues
 	Unread   uint32          // bytes in its UDP sockets
@@ -101,7 +101,7 @@ func Inodes(pid int) (map[uint32]bool, error) {
 
 // Count adds a socket to what is left with a predecessor: own are the inodes of its
 // descriptors, cookies the sockets that its row has.
-func (l *Left) Count(sk sockdiag.Socket, cookies map[uint64]bool, own map[uint32]bool) {
+func (l *Remaining) Count(sk sockdiag.Socket, cookies map[uint64]bool, own map[uint32]bool) {
 	switch {
 	case sk.Proto == unix.IPPROTO_UDP:
 		if cookies[sk.Cookie] {

@@ -23,9 +23,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hold owns the sockets of an engine until it is gone, nobody wants them any
+// Run owns the sockets of an engine until it is gone, nobody wants them any
 // more, or ctx is done.
-func Hold(ctx context.Context, r *kernel.Root, scope string, kind spec.Engine) error {
+func Run(ctx context.Context, r *kernel.Root, scope string, kind spec.Engine) error {
 	ns, err := r.OpenScope("", scope)
 	if err != nil {
 		return err

@@ -24,15 +24,15 @@ const (
 // Policies are the policies by the number that the programs use.
 var Policies = []Policy{BySource, ByDevice, ByFlow, ByPacket, ByCPU, ByQUIC} // index: enum steer_policy
 
-// HoldsDevices says whether a policy keeps all traffic of a device at one slot,
+// KeepsDevices says whether a policy keeps all traffic of a device at one slot,
 // so that a device can be moved, and be found split.
-func (p Policy) HoldsDevices() bool { return p == BySource || p == ByDevice }
+func (p Policy) KeepsDevices() bool { return p == BySource || p == ByDevice }
 
 // onEmpty is the default for what an empty slot does. Who wants every protocol of
 // a router at one collector wants no other to have it; where any member will do,
 // refusing one packet in N would be silly.
 func (p Policy) onEmpty() OnEmpty {
-	if p.HoldsDevices() {
+	if p.KeepsDevices() {
 		return Reject
 	}
 	return Next

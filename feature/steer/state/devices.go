@@ -63,7 +63,7 @@ func (s *Service) Devices(r *kernel.Root) (devices []Device, problem, err error)
 	m, merr := s.Mapping(WhatIf{})
 	for a, d := range by {
 		switch {
-		case !s.By.HoldsDevices():
+		case !s.By.KeepsDevices():
 			d.Bucket, d.Slot = -1, -1
 		case merr == nil && len(s.Table) > 0:
 			p := m.Assign(a)

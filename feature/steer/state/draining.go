@@ -51,7 +51,7 @@ func (s *Service) addDraining(e *kernel.Opened) error {
 // addRemaining asks sock_diag what the generation before has in its sockets. It needs
 // root: without, Sessions stays -1.
 func (s *Service) addRemaining(e *kernel.Opened, d slots.Predecessor, out *slots.Draining) {
-	left, err := s.Left(s.CookiesIn(e, d.Row), d.Who.PID)
+	left, err := s.Remaining(s.CookiesIn(e, d.Row), d.Who.PID)
 	if err != nil {
 		return
 	}
@@ -70,8 +70,8 @@ func (s *Service) CookiesIn(e *kernel.Opened, row uint32) map[uint64]bool {
 	return cookies
 }
 
-// Left asks what is in these sockets, and what connections a process and its children have.
-func (s *Service) Left(cookies map[uint64]bool, pid int) (out slots.Left, err error) {
+// Remaining asks what is in these sockets, and what connections a process and its children have.
+func (s *Service) Remaining(cookies map[uint64]bool, pid int) (out slots.Remaining, err error) {
 	out.Opening = map[string]bool{}
 	ns, err := s.OpenNetns()
 	if err != nil {

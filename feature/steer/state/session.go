@@ -63,7 +63,7 @@ func (s *Service) Misplaced(ctx context.Context) ([]Session, error) {
 // process has accepted yet, so that nobody can say where they are. of selects
 // sockets; nil for all.
 func (s *Service) Sessions(ctx context.Context, of map[uint64]bool) (misplaced []Session, waiting []uint64, err error) {
-	if s.Bypassed || !s.By.HoldsDevices() || len(s.Table) == 0 {
+	if s.Bypassed || !s.By.KeepsDevices() || len(s.Table) == 0 {
 		return nil, nil, nil
 	}
 	socks, err := s.Established()

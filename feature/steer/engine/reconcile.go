@@ -131,7 +131,7 @@ func (e *Engine) prepare(p *record.Service) (*kernel.Opened, error) {
 // point has steer_services lead to a service's own map.
 func (e *Engine) point(p *record.Service, own *ebpf.Map) error {
 	services := e.Pins.Maps["services"]
-	same, err := record.HoldsMap(services, p.ID, own)
+	same, err := record.ContainsMap(services, p.ID, own)
 	if err == nil && !same {
 		err = services.Put(p.ID, own)
 	}

@@ -23,10 +23,10 @@ import (
 // MaxTold bounds how many processes a warning names.
 const MaxTold = 5
 
-// Takes says what bindings take away from others in a namespace: sockets that are bound
+// BindingConflicts says what bindings take away from others in a namespace: sockets that are bound
 // there and serve something else and, where every port is bound, answers to this host's
 // own requests.
-func Takes(r *kernel.Root, ns *netns.Handle, bindings ...bindings.Binding) (warnings []string) {
+func BindingConflicts(r *kernel.Root, ns *netns.Handle, bindings ...bindings.Binding) (warnings []string) {
 	own := registeredCookies(r, ns)
 	_ = ns.Do(func() error {
 		routes, err := service.LocalRoutes(netlink.FAMILY_ALL, unix.RTN_LOCAL)
@@ -63,11 +63,11 @@ func conflictsOf(b bindings.Binding, here []netip.Addr, own map[uint64]bool) (ou
 	if err != nil {
 		return nil
 	}
-	return ReadTaken(b, here, socks, own)
+	return ConflictsAmong(b, here, socks, own)
 }
 
-// ReadTaken is conflictsOf among the sockets of the binding's protocol.
-func ReadTaken(b bindings.Binding, here []netip.Addr, socks []sockdiag.Socket, own map[uint64]bool) (out []string) {
+// ConflictsAmong is conflictsOf among the sockets of the binding's protocol.
+func ConflictsAmong(b bindings.Binding, here []netip.Addr, socks []sockdiag.Socket, own map[uint64]bool) (out []string) {
 	for _, s := range socks {
 		if b.Port != 0 && s.Local.Port() != b.Port {
 			continue

@@ -34,7 +34,7 @@ func TestBindingOfEveryPortWarns(t *testing.T) {
 	}
 	defer own.Close()
 	takes := func(prefix string, proto bindings.Proto, port uint16) string {
-		return strings.Join(state.Takes(w.root, ns, bindings.Binding{Service: "svc", Prefix: netip.MustParsePrefix(prefix), Proto: proto, Port: port}), "\n")
+		return strings.Join(state.BindingConflicts(w.root, ns, bindings.Binding{Service: "svc", Prefix: netip.MustParsePrefix(prefix), Proto: proto, Port: port}), "\n")
 	}
 	all := takes("127.0.0.0/8", unix.IPPROTO_UDP, 0)
 	if !strings.Contains(all, "answers of DNS") || !strings.Contains(all, "at 127.0.0.1:5353 gets nothing") || strings.Contains(all, ":9991 gets nothing") {
