@@ -72,7 +72,7 @@ func (a Agent[C]) start(ctx context.Context, r *kernel.Root, spec *C, log Logger
 	go func() {
 		defer close(done)
 		for pause := againMin; ; pause = min(2*pause, againMax) {
-			err := a.Start(ctx, r, spec, slogOf(log))
+			err := a.Start(ctx, r, spec, newSlog(log))
 			if ctx.Err() != nil {
 				return
 			}
@@ -87,8 +87,8 @@ func (a Agent[C]) start(ctx context.Context, r *kernel.Root, spec *C, log Logger
 	return func() { cancel(); <-done }
 }
 
-// slogOf is a Logger for packages that take one of log/slog.
-func slogOf(l Logger) *slog.Logger {
+// newSlog is a Logger for packages that take one of log/slog.
+func newSlog(l Logger) *slog.Logger {
 	if s, ok := l.(*slog.Logger); ok {
 		return s
 	}

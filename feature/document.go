@@ -64,8 +64,8 @@ type Claim struct {
 	Remedy   string // what to change in the file for this claim to go: "use hook tcx or clsact for the filter"
 }
 
-// XDPOf is the Location of a device's XDP hook.
-func XDPOf(device string) string { return "XDP of " + device }
+// XDPLocation is the Location of a device's XDP hook.
+func XDPLocation(device string) string { return "XDP of " + device }
 
 // Claimer is implemented by features with such locations.
 type Claimer[C any] interface {

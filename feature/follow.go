@@ -90,15 +90,15 @@ func (w *following) changed() bool {
 		}
 	}
 	for id, n := range w.seen {
-		if interfacesOf(n.ref, id) != n.devices {
+		if interfacesText(n.ref, id) != n.devices {
 			return true
 		}
 	}
 	return false
 }
 
-// interfacesOf is a namespace's interfaces in a text that changes with them.
-func interfacesOf(ref string, id netns.ID) string {
+// interfacesText is a namespace's interfaces in a text that changes with them.
+func interfacesText(ref string, id netns.ID) string {
 	ns, err := netns.Find(ref, id)
 	if err != nil {
 		return err.Error()
@@ -122,7 +122,7 @@ func interfacesOf(ref string, id netns.ID) string {
 // itself: one that comes in between changes it.
 func (w *following) watch(ref string, id netns.ID) {
 	if w.seen[id].devices == "" {
-		w.seen[id] = watched{ref, interfacesOf(ref, id)}
+		w.seen[id] = watched{ref, interfacesText(ref, id)}
 	}
 }
 

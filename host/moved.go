@@ -43,9 +43,9 @@ func moved(path string, data []byte) error {
 		return nil
 	}
 	top := doc.Content[0]
-	keys := keysOf(top)
+	keys := mappingKeys(top)
 	for i := 0; i+1 < len(top.Content); i += 2 { // handoff had the keeper's keys
-		if v := top.Content[i+1]; top.Content[i].Value == "handoff" && slices.ContainsFunc(keysOf(v), func(k string) bool { return slices.Contains(formerKeeper, k) }) {
+		if v := top.Content[i+1]; top.Content[i].Value == "handoff" && slices.ContainsFunc(mappingKeys(v), func(k string) bool { return slices.Contains(formerKeeper, k) }) {
 			renameKeys(v, "", map[string]string{"sessions": "max_sessions", "state": "max_state", "total": "max_total"})
 			return section(path, []string{"handoff", "keeper"}, v)
 		}
@@ -80,7 +80,7 @@ func section(file string, path []string, n *yaml.Node) error {
 	return &MovedError{File: file, Section: text.String()}
 }
 
-func keysOf(n *yaml.Node) (out []string) {
+func mappingKeys(n *yaml.Node) (out []string) {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		out = append(out, n.Content[i].Value)
 	}

@@ -26,8 +26,8 @@ var rights = []feature.Right{
 	{Capability: unix.CAP_CHECKPOINT_RESTORE, For: "/proc, by CAP_SYS_ADMIN before Linux 5.9"},
 }
 
-// rightsOf are the capabilities of a weir serve that runs these features; none named: all.
-func rightsOf(only []string) (set uint64) {
+// serveRights are the capabilities of a weir serve that runs these features; none named: all.
+func serveRights(only []string) (set uint64) {
 	keep := func(all []feature.Right) {
 		for _, r := range all {
 			set |= 1 << r.Capability
@@ -44,4 +44,4 @@ func rightsOf(only []string) (set uint64) {
 
 // DropRights takes from this process, and from what it starts, the capabilities that a weir serve of these features does not
 // use; none named: of all.
-func DropRights(only []string) error { return users.KeepOnly(rightsOf(only)) }
+func DropRights(only []string) error { return users.KeepOnly(serveRights(only)) }

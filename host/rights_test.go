@@ -19,7 +19,7 @@ var capabilityNames = strings.Fields("CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER 
 
 // A weir serve for some features keeps what they need, and nothing for the others.
 func TestRightsOfSome(t *testing.T) {
-	has := func(c uint, only ...string) bool { return rightsOf(only)>>c&1 == 1 }
+	has := func(c uint, only ...string) bool { return serveRights(only)>>c&1 == 1 }
 	if !has(unix.CAP_SETUID) || !has(unix.CAP_SETUID, "guard", "steer") || has(unix.CAP_SETUID, "guard") {
 		t.Error("SETUID is for ready.command of steer alone")
 	}
@@ -41,7 +41,7 @@ func TestUnitsHaveTheRights(t *testing.T) {
 				got = append(got, strings.Fields(list)...)
 			}
 		}
-		for c, all := 0, rightsOf(only); c < len(capabilityNames); c++ {
+		for c, all := 0, serveRights(only); c < len(capabilityNames); c++ {
 			if all>>c&1 == 1 {
 				want = append(want, fmt.Sprint("CAP_", capabilityNames[c]))
 			}

@@ -28,7 +28,7 @@ func route(ns *netns.Handle, p feature.Packet) (d delivery, why feature.ExplainS
 	why.Step = "route"
 	var r netlink.Route
 	err = ns.Do(func() error {
-		r, err = routeOf(p)
+		r, err = findRoute(p)
 		return err
 	})
 	to := p.To.Addr()
@@ -70,9 +70,9 @@ func typeName(t int) string {
 	return fmt.Sprint(t)
 }
 
-// routeOf asks for the route of a packet that arrives; of one that this host sends to
+// findRoute asks for the route of a packet that arrives; of one that this host sends to
 // itself, where that is what happens.
-func routeOf(p feature.Packet) (netlink.Route, error) {
+func findRoute(p feature.Packet) (netlink.Route, error) {
 	o := &netlink.RouteGetOptions{}
 	if l, err := netlink.LinkByName(p.Interface); err == nil && l.Attrs().Flags&net.FlagLoopback == 0 {
 		o.IifIndex, o.SrcAddr = l.Attrs().Index, p.From.Addr().AsSlice()

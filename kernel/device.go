@@ -173,7 +173,7 @@ func PositionAt(at Attachment, l Link) (p hookorder.Position, ok bool, err error
 	if err != nil {
 		return p, false, err
 	}
-	p, attached, err := hookorder.PositionOf(own, q, at)
+	p, attached, err := hookorder.ReadPosition(own, q, at)
 	if err == nil && !attached {
 		err = fmt.Errorf("%s: %w", at, ErrDetached)
 	}

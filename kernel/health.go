@@ -249,7 +249,7 @@ func (c *Checker) link(i Instance, rec record, name string) (f Fault, bad bool) 
 		return f, false
 	}
 	was, known := rec.Links[name]
-	is := targetOf(info)
+	is := newTarget(info)
 	c.ours[uint32(info.Program)] = true
 	ns := c.space(i.Scope)
 	inSpace(ns, func() {

@@ -202,7 +202,7 @@ func TestRecordsAreMade(t *testing.T) {
 	l := lock(t, r)
 	i, _ := publishHere(t, l)
 	l.Unlock()
-	if err := os.RemoveAll(r.recordsOf()); err != nil {
+	if err := os.RemoveAll(r.recordsPath()); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(filepath.Join(r.dir(i), "map_a")); err != nil {

@@ -11,28 +11,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keptOf is a file beside the records of all file systems at the root's path: it outlives the loss of the pins, and goes
+// keptPath is a file beside the records of all file systems at the root's path: it outlives the loss of the pins, and goes
 // with /run at a reboot.
-func (r *Root) keptOf(name string) string { return filepath.Join(r.recordsOf(), "+"+name) }
+func (r *Root) keptPath(name string) string { return filepath.Join(r.recordsPath(), "+"+name) }
 
 // Kept reads what Keep wrote; nil where there is nothing.
 func (r *Root) Kept(name string) ([]byte, error) {
-	b, err := os.ReadFile(r.keptOf(name))
+	b, err := os.ReadFile(r.keptPath(name))
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, nil
 	case errors.Is(err, os.ErrPermission):
-		return nil, r.unreadable(r.keptOf(name))
+		return nil, r.unreadable(r.keptPath(name))
 	}
 	return b, err
 }
 
 // Keep writes a text beside the pins, in one step. Unlike a record it is no aid: without it the caller must not go on.
 func (l *WriteLock) Keep(name string, text []byte) error {
-	dir := l.recordsOf()
+	dir := l.recordsPath()
 	err := l.makeRecords(dir)
 	if err == nil {
-		err = l.writeFile(l.keptOf(name), text)
+		err = l.writeFile(l.keptPath(name), text)
 	}
 	if err != nil {
 		return fmt.Errorf("keeping the %s in %s: %w", name, dir, err)
@@ -42,11 +42,11 @@ func (l *WriteLock) Keep(name string, text []byte) error {
 
 // Forget removes what Keep wrote.
 func (l *WriteLock) Forget(name string) error {
-	err := os.Remove(l.keptOf(name))
+	err := os.Remove(l.keptPath(name))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	_ = os.Remove(l.recordsOf()) // fails unless empty, as it should
+	_ = os.Remove(l.recordsPath()) // fails unless empty, as it should
 	return err
 }
 

@@ -60,8 +60,8 @@ func LinkProgram(ln Link) (uint32, error) {
 	return uint32(info.Program), nil
 }
 
-// MapsOf opens the maps of a program by their names in the kernel, of at most 15 characters. The caller closes them.
-func MapsOf(program uint32) (out map[string]*ebpf.Map, err error) {
+// OpenProgramMaps opens the maps of a program by their names in the kernel, of at most 15 characters. The caller closes them.
+func OpenProgramMaps(program uint32) (out map[string]*ebpf.Map, err error) {
 	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(program))
 	if err != nil {
 		return nil, fmt.Errorf("program %d: %w", program, err)
@@ -104,8 +104,8 @@ func LinkFD(ln Link) (int, error) {
 	return f.FD(), nil
 }
 
-// LinkOf is the link of a descriptor that somebody kept. It closes the file, also where it fails.
-func LinkOf(f *os.File) (Link, error) {
+// LinkFrom is the link of a descriptor that somebody kept. It closes the file, also where it fails.
+func LinkFrom(f *os.File) (Link, error) {
 	defer f.Close()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

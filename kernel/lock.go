@@ -141,7 +141,7 @@ func (l *WriteLock) SetGroup(gid int) error {
 	if err := filepath.WalkDir(l.path, give); err != nil {
 		return err
 	}
-	return filepath.WalkDir(l.recordsOf(), func(path string, d fs.DirEntry, err error) error {
+	return filepath.WalkDir(l.recordsPath(), func(path string, d fs.DirEntry, err error) error {
 		if err = give(path, d, err); errors.Is(err, os.ErrNotExist) {
 			return nil // weir serve replaces and removes remarks without the lock
 		}

@@ -20,7 +20,7 @@ import (
 // ErrDamaged says that pins of an instance were taken away one by one.
 var ErrDamaged = errors.New("a pin is gone")
 
-func inodeOf(f os.FileInfo) uint64 { return f.Sys().(*syscall.Stat_t).Ino }
+func fileInode(f os.FileInfo) uint64 { return f.Sys().(*syscall.Stat_t).Ino }
 
 // Opened is a published instance, open for reading or, through a WriteLock, for
 // writing. Close it.
@@ -112,7 +112,7 @@ func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, map
 			return r.explainOpen(o.dir, err)
 		}
 	}
-	if rec, err := readRecord(filepath.Join(r.recordsAt(r.device()), recordName(o.Instance))); all && err == nil && rec.Dir == inodeOf(o.was) {
+	if rec, err := readRecord(filepath.Join(r.recordsAt(r.device()), recordName(o.Instance))); all && err == nil && rec.Dir == fileInode(o.was) {
 		for name := range rec.Maps {
 			if !slices.Contains(maps, name) {
 				return fmt.Errorf("%s: %w: %s", filepath.Join(o.dir, mapPrefix+name), ErrDamaged, remedyApply)

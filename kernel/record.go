@@ -71,11 +71,11 @@ func bpffsAt(path string) uint64 {
 	return 0
 }
 
-// recordsOf is the directory of the records of all file systems at the root's path.
-func (r *Root) recordsOf() string { return filepath.Join(RecordDir, url.PathEscape(r.path)) }
+// recordsPath is the directory of the records of all file systems at the root's path.
+func (r *Root) recordsPath() string { return filepath.Join(RecordDir, url.PathEscape(r.path)) }
 
 func (r *Root) recordsAt(device uint64) string {
-	return filepath.Join(r.recordsOf(), fmt.Sprintf("%d-%.8s", device, bootID()))
+	return filepath.Join(r.recordsPath(), fmt.Sprintf("%d-%.8s", device, bootID()))
 }
 
 func bootID() string {
@@ -130,7 +130,7 @@ func (rec *record) noteLink(name string, ln Link) {
 	if err != nil {
 		return
 	}
-	if t := targetOf(info); t.Where != 0 || !t.Kind.detachable() {
+	if t := newTarget(info); t.Where != 0 || !t.Kind.detachable() {
 		rec.Links[name] = linkRecord{ID: info.ID, target: t}
 	}
 }
@@ -178,7 +178,7 @@ func (r *Root) makeRecords(dir string) error {
 			return err
 		}
 	}
-	for _, d := range []string{r.recordsOf(), dir} {
+	for _, d := range []string{r.recordsPath(), dir} {
 		if err := errors.Join(os.MkdirAll(d, 0o750), setRights(d, true, r.gid())); err != nil {
 			return err
 		}
@@ -221,7 +221,7 @@ func (r *Root) writeFile(path string, b []byte) error {
 // Lock notes it again.
 func (l *WriteLock) forget(i Instance) {
 	os.Remove(filepath.Join(l.recordsAt(l.device()), recordName(i)))
-	os.RemoveAll(l.remarksOf(i))
+	os.RemoveAll(l.remarksPath(i))
 }
 
 // forgetDir ends the record of the instance of a directory, whose form is another one now.
@@ -256,7 +256,7 @@ func (l *WriteLock) closeRecords(device uint64) {
 	rest := slices.DeleteFunc(entries, func(e os.DirEntry) bool { return e.Name() == rootRecordName || e.Name() == remarksName })
 	if err == nil && len(rest) == 0 {
 		os.RemoveAll(dir)
-		os.Remove(l.recordsOf())
+		os.Remove(l.recordsPath())
 	}
 }
 
@@ -328,7 +328,7 @@ func (r *Root) Known(feature string) ([]Instance, error) {
 		}
 		// A name of weir's own begins with @, and none has the mark.
 		if i := (Instance{Scope: f[0], Feature: f[1], Name: f[2]}); recordName(i) == e.Name() && !slices.Contains(all, i) &&
-			(i.Scope == HostScope || !othersNow(i.Scope, func(string) uint64 { return r.cookieOf(i) })) {
+			(i.Scope == HostScope || !othersNow(i.Scope, func(string) uint64 { return r.netnsCookie(i) })) {
 			all = append(all, i)
 		}
 	}
@@ -347,7 +347,7 @@ func (r *Root) Recorded(i Instance) (m Meta, err error) {
 
 const remarksName = "+remarks"
 
-func (r *Root) remarksOf(i Instance) string {
+func (r *Root) remarksPath(i Instance) string {
 	return filepath.Join(r.recordsAt(r.device()), remarksName, recordName(i))
 }
 
@@ -355,7 +355,7 @@ func (r *Root) remarksOf(i Instance) string {
 // themselves; an empty text ends it. It goes with the instance. It needs no lock: each key
 // is replaced in one step. Like records, remarks are an aid: failing to write one is no error.
 func (r *Root) Remark(i Instance, key, text string) {
-	dir := r.remarksOf(i)
+	dir := r.remarksPath(i)
 	path := filepath.Join(dir, key)
 	if text == "" {
 		os.Remove(path)
@@ -374,7 +374,7 @@ func (r *Root) Remark(i Instance, key, text string) {
 
 // Remarks reads what Remark keeps: an empty text where there is none.
 func (r *Root) Remarks(i Instance, key string) string {
-	b, err := os.ReadFile(filepath.Join(r.remarksOf(i), key))
+	b, err := os.ReadFile(filepath.Join(r.remarksPath(i), key))
 	if err != nil {
 		return ""
 	}

@@ -213,7 +213,7 @@ func liveLink(was linkRecord) (Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	if info, err := ln.Info(); err != nil || targetOf(info) != was.target {
+	if info, err := ln.Info(); err != nil || newTarget(info) != was.target {
 		ln.Close()
 		return nil, ErrDetached
 	}

@@ -178,12 +178,12 @@ func TestRightsOfRecords(t *testing.T) {
 		}
 		check(filepath.Dir(RecordDir), 0o755, 0)
 		check(RecordDir, 0o755, 0)
-		check(r.recordsOf(), 0o750, gid)
-		check(r.keptOf("change"), 0o640, gid)
+		check(r.recordsPath(), 0o750, gid)
+		check(r.keptPath("change"), 0o640, gid)
 		check(r.recordsAt(r.device()), 0o750, gid)
 		check(filepath.Join(r.recordsAt(r.device()), recordName(instance)), 0o640, gid)
-		check(r.remarksOf(instance), 0o750, gid)
-		check(filepath.Join(r.remarksOf(instance), "why"), 0o640, gid)
+		check(r.remarksPath(instance), 0o750, gid)
+		check(filepath.Join(r.remarksPath(instance), "why"), 0o640, gid)
 	}
 	if err := errors.Join(l.Forget("change"), l.Remove(instance)); err != nil {
 		t.Error(err)

@@ -33,7 +33,7 @@ func (r *Root) rootFaults() (out []Fault) {
 			remedyApply+", with its seeds; mount it again first if another process has it: nsenter -m")
 	}
 	if r.readOnly() {
-		add(ErrReadOnly.Error()+": nothing can be changed, members are not given their slots", "mount -o remount,rw "+mountOf(r.path))
+		add(ErrReadOnly.Error()+": nothing can be changed, members are not given their slots", "mount -o remount,rw "+mountPoint(r.path))
 	}
 	return out
 }
@@ -58,7 +58,7 @@ func (r *Root) readOnly() bool {
 // others are the file systems that the root was on, and is not now: by their records.
 // A file system of another mount namespace is none of this process's concern.
 func (r *Root) others() (out []uint64) {
-	entries, err := os.ReadDir(r.recordsOf())
+	entries, err := os.ReadDir(r.recordsPath())
 	if err != nil {
 		return nil
 	}
@@ -71,7 +71,7 @@ func (r *Root) others() (out []uint64) {
 			continue
 		}
 		var rec rootRecord
-		b, err := os.ReadFile(filepath.Join(r.recordsOf(), e.Name(), rootRecordName))
+		b, err := os.ReadFile(filepath.Join(r.recordsPath(), e.Name(), rootRecordName))
 		if err != nil || json.Unmarshal(b, &rec) != nil {
 			continue
 		}
@@ -104,8 +104,8 @@ func mountedAt(device uint64) string {
 	return ""
 }
 
-// mountOf is the mount point that a path is below.
-func mountOf(path string) string {
+// mountPoint is the mount point that a path is below.
+func mountPoint(path string) string {
 	best := "/"
 	text, _ := os.ReadFile("/proc/thread-self/mountinfo")
 	for line := range strings.Lines(string(text)) {
@@ -126,7 +126,7 @@ func (r *Root) Usable() error {
 		}
 	}
 	if r.readOnly() {
-		return fmt.Errorf("pin root %s: %w: mount -o remount,rw %s", r.path, ErrReadOnly, mountOf(r.path))
+		return fmt.Errorf("pin root %s: %w: mount -o remount,rw %s", r.path, ErrReadOnly, mountPoint(r.path))
 	}
 	return nil
 }

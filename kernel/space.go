@@ -23,7 +23,7 @@ func ScopeOf(ns *netns.Handle) string {
 // OpenNetns opens the namespace of a published instance. It returns [netns.ErrGone] where it is gone, also if another
 // namespace has its inode number now.
 func (r *Root) OpenNetns(i Instance) (*netns.Handle, error) {
-	return netns.OfScope("", i.Scope, r.cookieOf(i))
+	return netns.OfScope("", i.Scope, r.netnsCookie(i))
 }
 
 // OpenScope opens the namespace of a scope's instances, as OpenNetns does. ref may lead to it.
@@ -31,8 +31,8 @@ func (r *Root) OpenScope(ref, scope string) (*netns.Handle, error) {
 	return netns.OfScope(ref, scope, r.cookieIn(scope))
 }
 
-// cookieOf is the cookie of an instance's namespace: as pinned or, where that pin was lost, as recorded. 0 if unknown.
-func (r *Root) cookieOf(i Instance) uint64 {
+// netnsCookie is the cookie of an instance's namespace: as pinned or, where that pin was lost, as recorded. 0 if unknown.
+func (r *Root) netnsCookie(i Instance) uint64 {
 	m, err := r.Meta(i)
 	if err != nil {
 		m, _ = r.Recorded(i)
@@ -48,7 +48,7 @@ const maxAsked = 8
 func (r *Root) cookieIn(scope string) uint64 {
 	all, _ := r.instancesIn(scope, "")
 	for _, i := range all[:min(len(all), maxAsked)] {
-		if c := r.cookieOf(i); c != 0 {
+		if c := r.netnsCookie(i); c != 0 {
 			return c
 		}
 	}

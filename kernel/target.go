@@ -39,7 +39,7 @@ type target struct {
 	Priority int32      `json:"priority,omitempty"`
 }
 
-func targetOf(info *link.Info) target {
+func newTarget(info *link.Info) target {
 	if x := info.NetNs(); x != nil {
 		return target{Kind: targetLookup, Where: uint64(x.NetnsInode), Hook: uint32(x.AttachType)}
 	}

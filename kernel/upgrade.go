@@ -85,7 +85,7 @@ func (l *WriteLock) upgrade(dir string, u Upgrade) error {
 	}
 	if u.Link != "" {
 		var err error
-		if rec, err = recordOf(u.Link, u.Program); err != nil {
+		if rec, err = newSwapRecord(u.Link, u.Program); err != nil {
 			return err
 		}
 		swap = func() error { return replaceProgram(links[u.Link], u.Program) }
@@ -130,7 +130,7 @@ func (l *WriteLock) goOver(staged string, u Upgrade, rec swapRecord, swap func()
 	return swap()
 }
 
-func recordOf(name string, p *ebpf.Program) (rec swapRecord, err error) {
+func newSwapRecord(name string, p *ebpf.Program) (rec swapRecord, err error) {
 	info, err := p.Info()
 	if err != nil {
 		return rec, err

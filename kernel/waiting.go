@@ -48,7 +48,7 @@ func (r *Root) lockOwner() string {
 	if pid == "" {
 		return ""
 	}
-	return fmt.Sprintf("process %s (%s)", pid, commandOf(pid))
+	return fmt.Sprintf("process %s (%s)", pid, processCommand(pid))
 }
 
 // flockOwner is the process that proc_locks(5) names for a directory.
@@ -71,8 +71,8 @@ func flockOwner(path string) string {
 	return ""
 }
 
-// commandOf is the command line of a process, as one line of printable characters.
-func commandOf(pid string) string {
+// processCommand is the command line of a process, as one line of printable characters.
+func processCommand(pid string) string {
 	n, _ := strconv.Atoi(pid) // 0 has none
 	args, err := pidfd.CommandLine(n)
 	if err != nil || len(args) == 0 {
@@ -96,7 +96,7 @@ const servingName = "+serve"
 // Where another one does already, other names it.
 func (r *Root) ClaimServing() (release func(), other string) {
 	release = func() {}
-	dir := r.recordsOf()
+	dir := r.recordsPath()
 	if r.makeRecords(dir) != nil {
 		return release, ""
 	}
@@ -109,7 +109,7 @@ func (r *Root) ClaimServing() (release func(), other string) {
 		n, _ := f.ReadAt(b, 0)
 		f.Close()
 		pid := strings.TrimSpace(string(b[:n]))
-		return release, fmt.Sprintf("process %s (%s)", pid, commandOf(pid))
+		return release, fmt.Sprintf("process %s (%s)", pid, processCommand(pid))
 	}
 	_ = f.Truncate(0)
 	_, _ = f.WriteAt(fmt.Appendln(nil, os.Getpid()), 0)

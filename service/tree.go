@@ -50,9 +50,9 @@ func (t Tree) Descendants(pids []int) []int {
 	return out
 }
 
-// SocketsOf lists the inode numbers of the sockets that processes have open, each
+// ListSockets lists the inode numbers of the sockets that processes have open, each
 // once a process. One that has exited has none.
-func SocketsOf(pids []int) ([]uint32, error) {
+func ListSockets(pids []int) ([]uint32, error) {
 	var out []uint32
 	for _, pid := range pids {
 		p, err := pidfd.Open(pid)

@@ -51,9 +51,9 @@ type BindingMaps struct {
 	Sets, Many *ebpf.Map
 }
 
-// BindingsOf picks the maps of the bindings called name.
-func BindingsOf(maps map[string]*ebpf.Map, name string) (BindingMaps, error) {
-	t, err := Of(maps, name)
+// FindBindings picks the maps of the bindings called name.
+func FindBindings(maps map[string]*ebpf.Map, name string) (BindingMaps, error) {
+	t, err := Find(maps, name)
 	m := BindingMaps{t, maps[name+"_sets"], maps[name+"_many"]}
 	if err == nil && (m.Sets == nil || m.Many == nil) {
 		err = fmt.Errorf("%w: %s_sets and %s_many are not all there", ErrLayout, name, name)
@@ -127,7 +127,7 @@ func OpenBindingsReader(maps BindingMaps) (*Bindings, error) {
 // openReader copies, if it must, the table before the sets that it leads to: a set that went meanwhile is still in its
 // memory, unless that was used again.
 func openReader(maps BindingMaps) (_ *Bindings, again bool, err error) {
-	reused, err := wordOf(maps.Sets, unsafe.Offsetof(setsHead{}.Reused))
+	reused, err := readWord(maps.Sets, unsafe.Offsetof(setsHead{}.Reused))
 	if err != nil {
 		return nil, false, err
 	}
@@ -143,7 +143,7 @@ func openReader(maps BindingMaps) (_ *Bindings, again bool, err error) {
 	b := &Bindings{t, m, maps.Many}
 	now := reused
 	if m.mapped == nil {
-		now, err = wordOf(maps.Sets, unsafe.Offsetof(setsHead{}.Reused))
+		now, err = readWord(maps.Sets, unsafe.Offsetof(setsHead{}.Reused))
 	}
 	if err == nil && m.Magic != setsMagic {
 		err = fmt.Errorf("%w: its sets say %#x, want %#x", ErrLayout, m.Magic, setsMagic)
@@ -165,7 +165,7 @@ func (b *Bindings) Len() int { return int(b.m.Bindings) }
 
 // check says what is wrong with a binding.
 func (x Binding) check() error {
-	if _, err := prefixOf(x.Prefix, 1); err != nil {
+	if _, err := newPrefix(x.Prefix, 1); err != nil {
 		return err
 	}
 	if x.Value < 1 || x.Value > MaxBound {
@@ -210,8 +210,8 @@ func (b *Bindings) match(id uint32, proto uint8, port uint16) (x Binding, ok boo
 	s := b.m.set(id)
 	for range 3 {
 		first, more := atomic.LoadUint64(&s.First), atomic.LoadUint32(&s.More)
-		e := b.entry(id, first, more, keyOf(proto, port), keyOf(proto, 0))
-		x, ok = bindingOf(netip.Prefix{}, e), e != 0
+		e := b.entry(id, first, more, packKey(proto, port), packKey(proto, 0))
+		x, ok = unpackBinding(netip.Prefix{}, e), e != 0
 		if atomic.LoadUint64(&s.First) == first && atomic.LoadUint32(&s.More) == more {
 			break
 		}
@@ -264,7 +264,7 @@ func (b *Bindings) All() iter.Seq2[Binding, error] {
 				prefixes[e.Value] = e.Prefix
 			}
 			for _, x := range entries {
-				if !yield(bindingOf(e.Prefix, x), nil) {
+				if !yield(unpackBinding(e.Prefix, x), nil) {
 					return
 				}
 			}

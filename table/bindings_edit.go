@@ -26,8 +26,8 @@ func (b *Bindings) Set(x Binding) error {
 	case ok && b.m.set(id).shared():
 		return b.setShared(id, x)
 	case ok:
-		if at := b.m.find(id, keyOf(x.Proto, x.Port)); at != nil {
-			atomic.StoreUint64(at, entryOf(x))
+		if at := b.m.find(id, packKey(x.Proto, x.Port)); at != nil {
+			atomic.StoreUint64(at, packBinding(x))
 			return nil
 		}
 	}
@@ -77,7 +77,7 @@ func (b *Bindings) insert(p netip.Prefix) (uint32, error) {
 			return 0, err
 		}
 	}
-	*b.m.set(id) = set{Link: linkOf(p, above)}
+	*b.m.set(id) = set{Link: packLink(p, above)}
 	b.m.Sets++
 	if err := b.t.Set(p, id); err != nil {
 		return 0, err
@@ -115,7 +115,7 @@ func (b *Bindings) reparent(p netip.Prefix, from, to uint32) error {
 
 // add puts a binding that is not there yet into a set; with many in one, it may turn out to be.
 func (b *Bindings) add(id uint32, x Binding) (added bool, err error) {
-	s, e := b.m.set(id), entryOf(x)
+	s, e := b.m.set(id), packBinding(x)
 	hash, others := s.others()
 	switch {
 	case hash:
@@ -152,7 +152,7 @@ func (b *Bindings) add(id uint32, x Binding) (added bool, err error) {
 // hash puts entries of a set into the map for sets of many.
 func (b *Bindings) hash(id uint32, entries []uint64) error {
 	for _, e := range entries {
-		x := bindingOf(netip.Prefix{}, e)
+		x := unpackBinding(netip.Prefix{}, e)
 		if err := b.many.Put(manyKey{Set: id, Port: x.Port, Proto: x.Proto}, x.Value); err != nil {
 			return b.manyError(err)
 		}
@@ -202,7 +202,7 @@ func (b *Bindings) Delete(k Key) (existed bool, err error) {
 
 // removeFrom removes a binding from its set.
 func (b *Bindings) removeFrom(id uint32, k Key) (existed bool, err error) {
-	s, key := b.m.set(id), keyOf(k.Proto, k.Port)
+	s, key := b.m.set(id), packKey(k.Proto, k.Port)
 	if s.shared() {
 		return s.First>>32 == key, nil // the prefix goes, the set stays
 	}

@@ -82,9 +82,9 @@ func (b *Bindings) build(all []Binding, used []uint8) ([]Entry, error) {
 		p := all[i].Prefix
 		of = of[:0]
 		for ; i < len(all) && all[i].Prefix == p; i++ {
-			of = append(of, entryOf(all[i]))
+			of = append(of, packBinding(all[i]))
 		}
-		s := set{Link: linkOf(p, above.of(p)), First: of[0]}
+		s := set{Link: packLink(p, above.of(p)), First: of[0]}
 		if len(of) == 1 && (i == len(all) || !p.Overlaps(all[i].Prefix)) { // nothing is below it
 			s.Link |= sharedSet
 			family := &same[p.Addr().BitLen()>>7]
@@ -233,7 +233,7 @@ func (b *Bindings) repair() error {
 			}
 			continue
 		}
-		link := linkOf(e.Prefix, above.of(e.Prefix))
+		link := packLink(e.Prefix, above.of(e.Prefix))
 		above.enter(e.Prefix, e.Value)
 		switch {
 		case !s.shared():

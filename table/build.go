@@ -13,7 +13,7 @@ func (m *memory) build(ps []prefix, slice uint8, value uint32, own bool, tag uin
 		n.list = append(make([]prefix, 0, len(ps)), ps...)
 		return m.emit(&n)
 	}
-	end := endOf(slice)
+	end := sliceEnd(slice)
 	n.items = make([]item, 0, len(ps))
 	var open [18]item // those that the present one lies in
 	depth := 0

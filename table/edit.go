@@ -35,7 +35,7 @@ func (m *memory) edit(entry uint32, slice uint8, c *change) (uint32, error) {
 	if n.list != nil {
 		return m.editList(entry, &n, c)
 	}
-	end, x := endOf(n.slice), c.part(n.slice)
+	end, x := sliceEnd(n.slice), c.part(n.slice)
 	for i, it := range n.items {
 		if !isPage(it.entry) || !it.covers(x) || c.len <= end-it.shift {
 			continue

@@ -10,7 +10,7 @@ import (
 	"github.com/weir-project/weir/table/tabletest"
 )
 
-// A table is changed in place, beside the program that reads it. [table.Of] finds the maps of a loaded collection.
+// A table is changed in place, beside the program that reads it. [table.Find] finds the maps of a loaded collection.
 func ExampleTable() {
 	program, err := tabletest.Load(1) // in a program of yours: kernel.Load, then table.Of
 	if err != nil {

@@ -31,7 +31,7 @@ type fan struct {
 }
 
 func (m *memory) fanAt(number uint32) fan {
-	f := fan{slice: sliceOf(*m.word(number, 0)), tag: *m.word(number, 1), bits: uint8(*m.word(number, 2)), shadow: m.word(number, 3)}
+	f := fan{slice: headSlice(*m.word(number, 0)), tag: *m.word(number, 1), bits: uint8(*m.word(number, 2)), shadow: m.word(number, 3)}
 	f.entries = m.words(number, fanHead, 1<<f.bits)
 	return f
 }
@@ -115,7 +115,7 @@ func (m *memory) makeFan(n *node, bits uint8) (uint32, error) {
 		}
 		i = j
 	}
-	return pageOf(number), nil
+	return pageEntryFor(number), nil
 }
 
 // shadowValue is the value in force at an entry of a fan.
@@ -150,7 +150,7 @@ func (m *memory) find(number, x uint32) uint32 {
 	h := atomic.LoadUint32(m.word(number, 0))
 	n := h & kindBits
 	for i := n; i > 0; i-- { // the last that covers it is the longest
-		e := atomic.LoadUint32(m.entryOf(number, n, i-1))
+		e := atomic.LoadUint32(m.entryAt(number, n, i-1))
 		if (x^m.start(number, i-1))>>wildcard(e) == 0 {
 			return e &^ itemBits
 		}
@@ -163,7 +163,7 @@ func (m *memory) editFan(entry uint32, c *change) (uint32, error) {
 	number := of(entry)
 	f := m.fanAt(number)
 	x := c.part(f.slice)
-	if end := endOf(f.slice) - f.shift(); c.len > end {
+	if end := sliceEnd(f.slice) - f.shift(); c.len > end {
 		at := &f.entries[x>>f.shift()]
 		c.tag = f.tag
 		e, err := m.edit(*at, f.below(), c)
@@ -179,7 +179,7 @@ func (m *memory) editFan(entry uint32, c *change) (uint32, error) {
 	}
 	*f.shadow = e
 	first := x >> f.shift()
-	for i := range uint32(1) << (endOf(f.slice) - f.shift() - c.len) {
+	for i := range uint32(1) << (sliceEnd(f.slice) - f.shift() - c.len) {
 		m.restore(&f.entries[first+i], m.shadowValue(&f, first+i))
 	}
 	return m.foldFan(entry, &f), nil
@@ -192,7 +192,7 @@ func (m *memory) editShadow(f *fan, c *change) (uint32, error) {
 		return m.edit(*f.shadow, f.slice, c)
 	}
 	return m.emit(&node{value: of(*f.shadow), slice: f.slice, tag: f.tag,
-		items: []item{{c.part(f.slice), endOf(f.slice) - c.len, valueEntry(c.value)}}})
+		items: []item{{c.part(f.slice), sliceEnd(f.slice) - c.len, valueEntry(c.value)}}})
 }
 
 // foldFan returns a value in place of a fan that holds nothing else.

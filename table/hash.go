@@ -35,13 +35,13 @@ const minStep = 0x10001 // TABLE_STEP
 // maxBucket is the largest bucket for which a displacement is sought.
 const maxBucket = 64
 
-func (t *index) bucketOf(h products) uint32 { return share(uint32(h.one>>32), t.Buckets) }
+func (t *index) hashBucket(h products) uint32 { return share(uint32(h.one>>32), t.Buckets) }
 
 func (t *index) slotFor(h products, displacement uint16) uint32 {
 	return share(uint32(h.two>>32)+uint32(displacement)*(uint32(h.one)|minStep), t.Slots)
 }
 
-func (t *index) bucket(key uint32) uint32 { return t.bucketOf(hash(key)) }
+func (t *index) bucket(key uint32) uint32 { return t.hashBucket(hash(key)) }
 
 func (t *index) slot(key uint32, displacement uint16) uint32 {
 	return t.slotFor(hash(key), displacement)
@@ -50,7 +50,7 @@ func (t *index) slot(key uint32, displacement uint16) uint32 {
 // share brings a number that may be any to one below n.
 func share(h, n uint32) uint32 { return uint32(uint64(h) * uint64(n) >> 32) }
 
-func (t *index) slotOf(key uint32) uint32 { return t.slot(key, t.Displacement[t.bucket(key)]) }
+func (t *index) find(key uint32) uint32 { return t.slot(key, t.Displacement[t.bucket(key)]) }
 
 // shape sizes an empty hash for so many keys: five sixths full, with two keys a bucket. What is looked up at random is
 // to fit the caches; where buckets are larger or slots fewer, the last buckets find no place.
@@ -66,7 +66,7 @@ func (t *index) room(keys uint32) bool { return keys < t.Slots/10*9 }
 
 // group returns the entry of a key, 0 if it has none.
 func (m *memory) group(t *index, key uint32) uint32 {
-	e := t.Slot[t.slotOf(key)]
+	e := t.Slot[t.find(key)]
 	if e == 0 || *m.word(of(e), 1) != key {
 		return 0
 	}
@@ -169,7 +169,7 @@ func (m *memory) clearVacated() {
 
 // remove removes a key.
 func (m *memory) remove(t *index, key uint32) {
-	atomic.StoreUint32(&t.Slot[t.slotOf(key)], 0)
+	atomic.StoreUint32(&t.Slot[t.find(key)], 0)
 	for s, k := range m.vacated {
 		if k == key { // its bucket may move again, and have it look there
 			atomic.StoreUint32(&t.Slot[s], 0)
@@ -198,7 +198,7 @@ func (t *index) assignGroups(groups []group, homeless func(i int)) {
 	first := make([]uint32, t.Buckets+1) // where each bucket's groups begin
 	for i, g := range groups {
 		hashes[i] = hash(g.key)
-		of[i] = t.bucketOf(hashes[i])
+		of[i] = t.hashBucket(hashes[i])
 		first[of[i]+1]++
 	}
 	largest := uint32(0)

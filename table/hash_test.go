@@ -28,7 +28,7 @@ func TestHashFindsSlots(t *testing.T) {
 			for i := range n {
 				if k := key(i); !seen[k] {
 					seen[k] = true
-					groups = append(groups, group{k, pageOf(i + 1)})
+					groups = append(groups, group{k, pageEntryFor(i + 1)})
 				}
 			}
 			homeless := 0
@@ -37,7 +37,7 @@ func TestHashFindsSlots(t *testing.T) {
 				t.Errorf("%s: %d of %d keys find no slot", name, homeless, len(groups))
 			}
 			for _, g := range groups {
-				if homeless == 0 && x.Slot[x.slotOf(g.key)] != g.entry {
+				if homeless == 0 && x.Slot[x.find(g.key)] != g.entry {
 					t.Fatalf("%s: %d keys: %#x is not where it is looked for", name, n, g.key)
 				}
 			}

@@ -88,7 +88,7 @@ func (m *memory) regroup(t *index, key, e uint32) error {
 			return err
 		}
 	}
-	atomic.StoreUint32(&t.Slot[t.slotOf(key)], e)
+	atomic.StoreUint32(&t.Slot[t.find(key)], e)
 	return nil
 }
 
@@ -115,7 +115,7 @@ func (m *memory) enter(key, e uint32) bool {
 func (m *memory) below(t *index, key uint32) (value, page uint32, own bool) {
 	e := t.Root6[key>>16]
 	for isPage(e) {
-		if m.isFan(of(e)) && sliceOf(*m.word(of(e), 0)) == 1 {
+		if m.isFan(of(e)) && headSlice(*m.word(of(e), 0)) == 1 {
 			f := m.fanAt(of(e))
 			x := key & 0xffff >> f.shift()
 			if e, value = f.entries[x], m.shadowValue(&f, x); !isPage(e) {

@@ -17,7 +17,7 @@ func (m *memory) lookup(a netip.Addr) uint32 {
 	}
 	t := m.index[active>>1&1]
 	key := uint32(p.hi >> 32)
-	if e := atomic.LoadUint32(&t.Slot[t.slotOf(key)]); e != 0 && *m.word(of(e), 1) == key {
+	if e := atomic.LoadUint32(&t.Slot[t.find(key)]); e != 0 && *m.word(of(e), 1) == key {
 		return m.descend(e, &p)
 	}
 	return m.descend(atomic.LoadUint32(&t.Root6[p.hi>>(64-root6Bits)]), &p)
@@ -42,7 +42,7 @@ func (m *memory) search(number uint32, p *prefix) uint32 {
 		return 0
 	}
 	h := atomic.LoadUint32(m.word(number, 0))
-	slice := sliceOf(h)
+	slice := headSlice(h)
 	switch x := p.part(slice); h & kindBits {
 	case fanPage:
 		at := fanHead + x>>(width(slice)-min(uint8(*m.word(number, 2)), width(slice)))

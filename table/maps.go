@@ -73,8 +73,8 @@ var (
 // Maps are the three maps of a table: NAME_head, NAME_index and NAME_pages of TABLE_MAPS(NAME).
 type Maps struct{ Head, Index, Pages *ebpf.Map }
 
-// Of picks the maps of the table called name.
-func Of(maps map[string]*ebpf.Map, name string) (Maps, error) {
+// Find picks the maps of the table called name.
+func Find(maps map[string]*ebpf.Map, name string) (Maps, error) {
 	m := Maps{maps[name+"_head"], maps[name+"_index"], maps[name+"_pages"]}
 	if m.Head == nil || m.Index == nil || m.Pages == nil {
 		return m, fmt.Errorf("%w: %s_head, %s_index and %s_pages are not all there", ErrLayout, name, name, name)
@@ -191,8 +191,8 @@ func mapArray(m *ebpf.Map, write bool) (b []byte, mapped bool, err error) {
 // maxCopies bounds how often a reader that has no mapping copies a table that is changed meanwhile.
 const maxCopies = 20
 
-// wordOf reads a number at a place of an array's first value.
-func wordOf(m *ebpf.Map, at uintptr) (uint32, error) {
+// readWord reads a number at a place of an array's first value.
+func readWord(m *ebpf.Map, at uintptr) (uint32, error) {
 	value, err := m.LookupBytes(uint32(0))
 	if err != nil {
 		return 0, fmt.Errorf("reading %v: %w", m, err)

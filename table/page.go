@@ -23,11 +23,11 @@ const (
 	MaxValue = 1<<22 - 1
 )
 
-func valueEntry(v uint32) uint32  { return v << 9 }
-func pageOf(number uint32) uint32 { return pageEntry | number<<9 }
-func sliceOf(head uint32) uint8   { return uint8(head >> 5 & 7) }
-func of(entry uint32) uint32      { return entry >> 9 & MaxValue }
-func isPage(entry uint32) bool    { return entry&pageEntry != 0 }
+func valueEntry(v uint32) uint32        { return v << 9 }
+func pageEntryFor(number uint32) uint32 { return pageEntry | number<<9 }
+func headSlice(head uint32) uint8       { return uint8(head >> 5 & 7) }
+func of(entry uint32) uint32            { return entry >> 9 & MaxValue }
+func isPage(entry uint32) bool          { return entry&pageEntry != 0 }
 
 // prefix is a prefix with its value. An IPv4 address is the upper half of hi.
 type prefix struct {
@@ -57,8 +57,8 @@ func width(slice uint8) uint8 {
 	return 16
 }
 
-// endOf is the length of a prefix that ends where a slice does.
-func endOf(slice uint8) uint8 {
+// sliceEnd is the length of a prefix that ends where a slice does.
+func sliceEnd(slice uint8) uint8 {
 	if slice == 0 {
 		return 32
 	}
@@ -92,14 +92,14 @@ type node struct {
 	list  []prefix // of a list, in place of items; lo, len and value are set
 }
 
-// lanesOf is how many bytes the starts of n items take.
-func lanesOf(n uint32) uint32 { return (n + 3) / 4 * 8 }
+// laneBytes is how many bytes the starts of n items take.
+func laneBytes(n uint32) uint32 { return (n + 3) / 4 * 8 }
 
 // itemUnits is the memory of a page of n items.
-func itemUnits(n uint32) uint32 { return (8 + lanesOf(n) + 4*n + 7) / 8 }
+func itemUnits(n uint32) uint32 { return (8 + laneBytes(n) + 4*n + 7) / 8 }
 
-// entryOf is where the entry of an item is, in a page of n.
-func (m *memory) entryOf(number, n, i uint32) *uint32 { return m.word(number, 2+lanesOf(n)/4+i) }
+// entryAt is where the entry of an item is, in a page of n.
+func (m *memory) entryAt(number, n, i uint32) *uint32 { return m.word(number, 2+laneBytes(n)/4+i) }
 
 // wildcard is how many of the slice's last bits an item's entry leaves open.
 func wildcard(entry uint32) uint8 { return uint8(entry >> 5 & 15) }
@@ -107,7 +107,7 @@ func wildcard(entry uint32) uint8 { return uint8(entry >> 5 & 15) }
 // decode reads a page.
 func (m *memory) decode(number uint32) node {
 	h := *m.word(number, 0)
-	n := node{value: of(h), own: h&ownValue != 0, slice: sliceOf(h)}
+	n := node{value: of(h), own: h&ownValue != 0, slice: headSlice(h)}
 	if h&kindBits == listPage {
 		k := *m.word(number, 1)
 		n.list = make([]prefix, 0, maxList+1)
@@ -124,7 +124,7 @@ func (m *memory) decode(number uint32) node {
 	}
 	n.items = make([]item, 0, k+1)
 	for i := range k {
-		e := *m.entryOf(number, k, i)
+		e := *m.entryAt(number, k, i)
 		n.items = append(n.items, item{m.start(number, i), wildcard(e), e &^ itemBits})
 	}
 	return n
@@ -148,7 +148,7 @@ func (m *memory) emit(n *node) (uint32, error) {
 	}
 	*m.word(number, 0), *m.word(number, 1) = valueEntry(n.value)|n.flags()|k, n.tag
 	back := enclosers(n)
-	for i := range lanesOf(k) / 2 {
+	for i := range laneBytes(k) / 2 {
 		lane := (*uint16)(unsafe.Add(m.at(number), 8+2*uintptr(i)))
 		if i >= k {
 			*lane = 0xffff
@@ -156,7 +156,7 @@ func (m *memory) emit(n *node) (uint32, error) {
 		}
 		it := n.items[i]
 		*lane = uint16(it.start)>>1 | uint16(it.start)<<15
-		*m.entryOf(number, k, i) = it.entry&^itemBits | uint32(it.shift)<<5 | uint32(back[i])
+		*m.entryAt(number, k, i) = it.entry&^itemBits | uint32(it.shift)<<5 | uint32(back[i])
 	}
 	return m.leadTo(number), nil
 }
@@ -172,7 +172,7 @@ func (n *node) flags() uint32 {
 // leadTo is the entry that leads to a page, with the number of cache lines that it goes on over.
 func (m *memory) leadTo(number uint32) uint32 {
 	from := uint32(physical(number)) % 64
-	return pageOf(number) | min((from+8*m.unitsOf(number)-1)/64, 3)
+	return pageEntryFor(number) | min((from+8*m.pageUnits(number)-1)/64, 3)
 }
 
 // enclosers finds for each item how many items before it stands the one where the search goes on if the address is not
@@ -217,6 +217,6 @@ func (m *memory) emitList(n *node) (uint32, error) {
 
 // point has an item of a page lead elsewhere, at once: one 32-bit store.
 func (m *memory) point(number uint32, i int, entry uint32) {
-	w := m.entryOf(number, *m.word(number, 0)&kindBits, uint32(i))
+	w := m.entryAt(number, *m.word(number, 0)&kindBits, uint32(i))
 	atomic.StoreUint32(w, entry&^itemBits|*w&itemBits)
 }

@@ -127,7 +127,7 @@ func (m *memory) release(number, units uint32) {
 // retire notes that a page is no longer part of the table once the present change is published.
 func (m *memory) retire(number uint32) {
 	m.Pages--
-	m.Units -= m.unitsOf(number)
+	m.Units -= m.pageUnits(number)
 	m.retired = append(m.retired, number)
 }
 
@@ -144,8 +144,8 @@ func (m *memory) retireToLimbo() {
 	m.retired = m.retired[:0]
 }
 
-// unitsOf is how much memory a page takes.
-func (m *memory) unitsOf(number uint32) uint32 {
+// pageUnits is how much memory a page takes.
+func (m *memory) pageUnits(number uint32) uint32 {
 	h := *m.word(number, 0)
 	switch h & kindBits {
 	case fanPage:
@@ -175,7 +175,7 @@ func (m *memory) free(entry uint32) {
 		}
 	}
 	m.Pages--
-	m.Units -= m.unitsOf(number)
+	m.Units -= m.pageUnits(number)
 	m.giveBack(number)
 }
 
@@ -186,7 +186,7 @@ func (m *memory) giveBack(number uint32) {
 		*m.word(number, 0), m.FreeFan[bits] = m.FreeFan[bits], number
 		return
 	}
-	m.push(number, m.unitsOf(number))
+	m.push(number, m.pageUnits(number))
 }
 
 // grace frees what is in limbo, once nobody can read it any more.

@@ -13,7 +13,7 @@ func (m *memory) repair() {
 	m.Free, m.FreeFan, m.Pages, m.Units, m.Groups, m.Count = [maxUnits + 1]uint32{}, [17]uint32{}, 0, 0, 0, [2]uint32{}
 	m.Reused++
 	for s, e := range t.Slot {
-		if e != 0 && (uint32(s) >= t.Slots || t.slotOf(*m.word(of(e), 1)) != uint32(s)) {
+		if e != 0 && (uint32(s) >= t.Slots || t.find(*m.word(of(e), 1)) != uint32(s)) {
 			t.Slot[s] = 0 // its key moved from there
 		}
 	}
@@ -48,7 +48,7 @@ func (m *memory) mark(entry uint32, used []uint16) {
 	if !isPage(entry) || used[of(entry)] != 0 {
 		return
 	}
-	units := m.unitsOf(of(entry))
+	units := m.pageUnits(of(entry))
 	used[of(entry)] = uint16(units)
 	m.Pages++
 	m.Units += units

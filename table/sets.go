@@ -60,15 +60,15 @@ type setsHead struct {
 	Limbo    [8192]uint32 // unit, and in the upper bits how many less one
 }
 
-func keyOf(proto uint8, port uint16) uint64 { return 1<<31 | uint64(port)<<8 | uint64(proto) }
+func packKey(proto uint8, port uint16) uint64 { return 1<<31 | uint64(port)<<8 | uint64(proto) }
 
-func entryOf(x Binding) uint64 { return keyOf(x.Proto, x.Port)<<32 | uint64(x.Value) }
+func packBinding(x Binding) uint64 { return packKey(x.Proto, x.Port)<<32 | uint64(x.Value) }
 
-func bindingOf(p netip.Prefix, e uint64) Binding {
+func unpackBinding(p netip.Prefix, e uint64) Binding {
 	return Binding{Prefix: p, Proto: uint8(e >> 32), Port: uint16(e >> 40), Value: uint32(e) & MaxBound}
 }
 
-func linkOf(p netip.Prefix, above uint32) uint32 { return uint32(p.Bits())<<22 | above }
+func packLink(p netip.Prefix, above uint32) uint32 { return uint32(p.Bits())<<22 | above }
 
 func (s *set) bits() int { return int(atomic.LoadUint32(&s.Link) >> 22 & 0xff) }
 
@@ -77,9 +77,9 @@ func (s *set) shared() bool { return atomic.LoadUint32(&s.Link)&sharedSet != 0 }
 func (s *set) parent() uint32 { return atomic.LoadUint32(&s.Link) & MaxValue }
 
 // others is how many bindings a set has beyond the first, and whether they are in the hash.
-func (s *set) others() (hash bool, n uint32) { return countOf(atomic.LoadUint32(&s.More)) }
+func (s *set) others() (hash bool, n uint32) { return unpackMore(atomic.LoadUint32(&s.More)) }
 
-func countOf(more uint32) (hash bool, n uint32) {
+func unpackMore(more uint32) (hash bool, n uint32) {
 	if more&hashed != 0 {
 		return true, more &^ hashed
 	}
@@ -112,7 +112,7 @@ func mapSets(m *ebpf.Map, write bool) (*sets, error) {
 
 // CountBindings says how many bindings there are, of the map of their sets alone.
 func CountBindings(sets *ebpf.Map) (int, error) {
-	n, err := wordOf(sets, unsafe.Offsetof(setsHead{}.Bindings))
+	n, err := readWord(sets, unsafe.Offsetof(setsHead{}.Bindings))
 	return int(n), err
 }
 
@@ -143,7 +143,7 @@ func (m *sets) limit() uint32 {
 
 // run returns a copy of the entries that More leads to.
 func (m *sets) run(more uint32) []uint64 {
-	hash, n := countOf(more)
+	hash, n := unpackMore(more)
 	if hash || n == 0 {
 		return nil
 	}
@@ -239,7 +239,7 @@ func (m *sets) release(unit, units uint32) {
 func (m *sets) retire(unit, units uint32) { m.retired = append(m.retired, unit|(units-1)<<22) }
 
 func (m *sets) retireRun(more uint32) {
-	if hash, n := countOf(more); !hash && n > 0 {
+	if hash, n := unpackMore(more); !hash && n > 0 {
 		m.retire(more&MaxValue, unitsOfRun(n))
 	}
 }

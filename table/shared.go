@@ -14,7 +14,7 @@ type alike map[set]uint32
 
 // setShared changes a prefix whose set is shared: it gets one of its own, and both at once.
 func (b *Bindings) setShared(id uint32, x Binding) error {
-	s, e := *b.m.set(id), entryOf(x)
+	s, e := *b.m.set(id), packBinding(x)
 	if s.First == e {
 		return nil
 	}

@@ -67,7 +67,7 @@ func OpenReader(maps Maps) (*Table, error) {
 		}
 		now := m.Reused
 		if len(m.mapped) == 0 { // the head was copied first
-			now, err = wordOf(maps.Head, unsafe.Offsetof(head{}.Reused))
+			now, err = readWord(maps.Head, unsafe.Offsetof(head{}.Reused))
 		}
 		if err == nil && now == m.Reused {
 			return &Table{m}, nil
@@ -92,8 +92,8 @@ func (t *Table) Close() error {
 	return nil
 }
 
-// prefixOf checks a prefix and its value.
-func prefixOf(p netip.Prefix, value uint32) (prefix, error) {
+// newPrefix checks a prefix and its value.
+func newPrefix(p netip.Prefix, value uint32) (prefix, error) {
 	if !p.IsValid() || p.Masked() != p || p.Addr().Is4In6() && p.Bits() > 96 {
 		return prefix{}, fmt.Errorf("%w: %s", ErrPrefix, p)
 	}
@@ -116,7 +116,7 @@ func words(a netip.Addr) (hi, lo uint64) {
 
 // Set adds a prefix, or gives it another value.
 func (t *Table) Set(p netip.Prefix, value uint32) error {
-	q, err := prefixOf(p, value)
+	q, err := newPrefix(p, value)
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (t *Table) Set(p netip.Prefix, value uint32) error {
 
 // Delete removes a prefix, and says whether it was there.
 func (t *Table) Delete(p netip.Prefix) (existed bool, err error) {
-	q, err := prefixOf(p, 1)
+	q, err := newPrefix(p, 1)
 	if err != nil {
 		return false, err
 	}
@@ -184,7 +184,7 @@ func (t *Table) Replace(entries []Entry) error {
 	}
 	families[0], families[1] = make([]prefix, 0, n4), make([]prefix, 0, len(entries)-n4)
 	for i, e := range entries {
-		p, err := prefixOf(e.Prefix, e.Value)
+		p, err := newPrefix(e.Prefix, e.Value)
 		if err != nil {
 			return fmt.Errorf("entry %d: %w", i, err)
 		}
@@ -249,7 +249,7 @@ func (t *Table) Lookup(a netip.Addr) (value uint32, ok bool) {
 
 // Get returns the value of a prefix itself.
 func (t *Table) Get(p netip.Prefix) (value uint32, ok bool) {
-	q, err := prefixOf(p, 1)
+	q, err := newPrefix(p, 1)
 	if err != nil {
 		return 0, false
 	}

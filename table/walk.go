@@ -18,7 +18,7 @@ func (m *memory) walk(entry uint32, base prefix, yield func(prefix) bool) bool {
 			return false
 		}
 	}
-	end := endOf(n.slice)
+	end := sliceEnd(n.slice)
 	for _, it := range n.items {
 		p := base
 		p.put(n.slice, it.start)
@@ -37,7 +37,7 @@ func (m *memory) walk(entry uint32, base prefix, yield func(prefix) bool) bool {
 			}
 		}
 		below := base
-		if sliceOf(*m.word(of(it.entry), 0)) != n.slice {
+		if headSlice(*m.word(of(it.entry), 0)) != n.slice {
 			below = p
 		}
 		if !m.walk(it.entry, below, yield) {
@@ -163,7 +163,7 @@ func (m *memory) walkOne(entry uint32, base prefix, p *prefix, yield func(prefix
 	for isPage(entry) {
 		if m.isFan(of(entry)) {
 			f := m.fanAt(of(entry))
-			if p.len <= endOf(f.slice)-f.shift() {
+			if p.len <= sliceEnd(f.slice)-f.shift() {
 				entry = *f.shadow
 			} else {
 				entry = f.entries[p.part(f.slice)>>f.shift()]
@@ -179,7 +179,7 @@ func (m *memory) walkOne(entry uint32, base prefix, p *prefix, yield func(prefix
 				yield(q)
 			}
 		}
-		end, x := endOf(n.slice), p.part(n.slice)
+		end, x := sliceEnd(n.slice), p.part(n.slice)
 		entry = 0
 		for _, it := range n.items {
 			switch {
@@ -205,7 +205,7 @@ func (m *memory) walkOne(entry uint32, base prefix, p *prefix, yield func(prefix
 
 // within yields the prefixes that lie in another one, itself included, and their values.
 func (t *Table) within(p netip.Prefix, yield func(prefix, uint32)) {
-	q, err := prefixOf(p, 1)
+	q, err := newPrefix(p, 1)
 	if err != nil {
 		return
 	}

@@ -231,7 +231,7 @@ func (t *Table) scanOne(path string, dir *os.File) ([]fs.DirEntry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch cgroup %s: %w", path, explain(err))
 	}
-	id, err := idOf(int(dir.Fd()), "", unix.AT_EMPTY_PATH)
+	id, err := readID(int(dir.Fd()), "", unix.AT_EMPTY_PATH)
 	if err != nil {
 		return nil, fmt.Errorf("number of cgroup %s: %w", path, err)
 	}
@@ -321,7 +321,7 @@ func (t *Table) follow(b []byte) error {
 // refresh compares one cgroup with what is known of it. Events are only a reason to look: what has happened since they were
 // written counts, too.
 func (t *Table) refresh(path string) error {
-	id, err := idOf(unix.AT_FDCWD, filepath.Join(t.root, path), 0)
+	id, err := readID(unix.AT_FDCWD, filepath.Join(t.root, path), 0)
 	if err != nil && !gone(err) {
 		return fmt.Errorf("number of cgroup %s: %w", path, err)
 	}
@@ -354,8 +354,8 @@ func (t *Table) compare() error {
 	return t.scan("/")
 }
 
-// idOf is the number of a cgroup's directory, named as name_to_handle_at(2) has it named.
-func idOf(fd int, dir string, flags int) (ID, error) {
+// readID is the number of a cgroup's directory, named as name_to_handle_at(2) has it named.
+func readID(fd int, dir string, flags int) (ID, error) {
 	h, _, err := unix.NameToHandleAt(fd, dir, flags)
 	if err != nil {
 		return 0, err

@@ -61,7 +61,7 @@ func complete(c *cobra.Command, g *globals) {
 			c.ValidArgsFunction = completeFirst(g, func(host.Status) []string { return []string{"udp", "tcp"} })
 		}
 		for _, f := range inOrder() {
-			if of := f.names[first]; of != nil && f.name == ownerOf(c) {
+			if of := f.names[first]; of != nil && f.name == commandFeature(c) {
 				c.ValidArgsFunction = completeFirst(g, of)
 			}
 		}
@@ -78,8 +78,8 @@ func complete(c *cobra.Command, g *globals) {
 // ownerKey is the annotation of a feature's commands.
 const ownerKey = "feature"
 
-// ownerOf is the feature that a command, or one above it, is of; "" if it is of none.
-func ownerOf(c *cobra.Command) string {
+// commandFeature is the feature that a command, or one above it, is of; "" if it is of none.
+func commandFeature(c *cobra.Command) string {
 	for ; c != nil; c = c.Parent() {
 		if name := c.Annotations[ownerKey]; name != "" {
 			return name

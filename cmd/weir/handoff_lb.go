@@ -97,7 +97,7 @@ func printLB(w io.Writer, s lb.Status) {
 		fmt.Fprintf(w, "  it has begun anew: packets of unknown connections wait for the backends to say which are theirs (%d dropped)\n", n.Awaited)
 	}
 	if p := s.Partner; p != nil {
-		fmt.Fprintf(w, "  partner %s: %s; %d flows told, %d heard%s\n", p.Name, partnerState(p), p.Told, p.Heard, splitOf(p))
+		fmt.Fprintf(w, "  partner %s: %s; %d flows told, %d heard%s\n", p.Name, partnerState(p), p.Told, p.Heard, splitText(p))
 	}
 	printCertificate(w, s.Certificate)
 	t := newTable(w, "  BACKEND", "NUMBER", "ADDRESS", "AT", "WEIGHT", "FLOWS", "WAITING", "AGENT", "")
@@ -146,7 +146,7 @@ func notHeard(seconds float64) string {
 	return fmt.Sprintf(", but not heard for %.0f s", seconds)
 }
 
-func splitOf(p *lb.PairStatus) string {
+func splitText(p *lb.PairStatus) string {
 	if p.Seconds == 0 {
 		return ""
 	}

@@ -213,8 +213,8 @@ func steerDevices(g *globals) *cobra.Command {
 	return c
 }
 
-// slotOf finds a slot by service name in the state of the pins.
-func slotOf(cmd *cobra.Command, g *globals, service string, slot int) (slots.Slot, error) {
+// findSlot finds a slot by service name in the state of the pins.
+func findSlot(cmd *cobra.Command, g *globals, service string, slot int) (slots.Slot, error) {
 	st, err := state.Read(cmd.Context(), g.host().Root)
 	if err != nil {
 		return slots.Slot{}, err

@@ -32,7 +32,7 @@ A collector can also register itself: see weir serve --register-socket.`,
 		Example: `  weir steer admit telemetry --slot 0
   weir steer admit telemetry --slot 1 --unit nfacctd@1.service --wait 5s`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			s, err := slotOf(cmd, g, args[0], slot)
+			s, err := findSlot(cmd, g, args[0], slot)
 			if err != nil {
 				return err
 			}
@@ -106,7 +106,7 @@ func steerWithdraw(g *globals) *cobra.Command {
 weir steer admit gives the slot to a member again. weir serve leaves it withdrawn.`,
 		Example: `  weir steer withdraw telemetry --slot 0`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			s, err := slotOf(cmd, g, args[0], slot)
+			s, err := findSlot(cmd, g, args[0], slot)
 			if err != nil {
 				return err
 			}

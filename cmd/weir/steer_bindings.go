@@ -82,8 +82,8 @@ func (f *netnsFlag) locked(cmd *cobra.Command, g *globals, do func(l *kernel.Wri
 	return locked(cmd, g, func(l *kernel.WriteLock) error { return do(l, ns) })
 }
 
-// bindingOf reads SERVICE tcp|udp PREFIX PORT.
-func bindingOf(args []string) (b bindings.Binding, err error) {
+// parseBinding reads SERVICE tcp|udp PREFIX PORT.
+func parseBinding(args []string) (b bindings.Binding, err error) {
 	b.Service = args[0]
 	if err := b.Proto.UnmarshalText([]byte(args[1])); err != nil {
 		return b, usageError{err}
@@ -91,13 +91,13 @@ func bindingOf(args []string) (b bindings.Binding, err error) {
 	if b.Prefix, err = bindings.ParsePrefix(args[2]); err != nil {
 		return b, usageError{err}
 	}
-	if b.Port, err = portOf(args[3]); err != nil {
+	if b.Port, err = parsePort(args[3]); err != nil {
 		return b, usageError{err}
 	}
 	return b, nil
 }
 
-func portOf(s string) (uint16, error) {
+func parsePort(s string) (uint16, error) {
 	n, err := strconv.ParseUint(s, 10, 16)
 	if err != nil {
 		return 0, fmt.Errorf("%q is no port: want 1 to 65535, or 0 for every one", s)
@@ -122,7 +122,7 @@ given.`,
 		Example: `  weir bind add www tcp 192.0.2.0/24 80
   weir bind add game udp 2001:db8:7::/64 0      # every port`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			b, err := bindingOf(args)
+			b, err := parseBinding(args)
 			if err != nil {
 				return err
 			}
@@ -174,7 +174,7 @@ func bindRemove(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "remove SERVICE tcp|udp PREFIX PORT", Short: "Take a binding away", Args: cobra.ExactArgs(4),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			b, err := bindingOf(args)
+			b, err := parseBinding(args)
 			if err != nil {
 				return err
 			}
@@ -201,7 +201,7 @@ weir bind replace reads.`,
 				given(within, func(s []byte) (err error) { f.Within, err = bindings.ParsePrefix(string(s)); return err }),
 				given(covers, func(s []byte) (err error) { f.Covers, err = netip.ParseAddr(string(s)); return err }),
 				given(port, func(s []byte) error {
-					n, err := portOf(string(s))
+					n, err := parsePort(string(s))
 					f.Port = &n
 					return err
 				}))
@@ -400,7 +400,7 @@ func steerServices(g *globals) *cobra.Command {
 			}
 			t := newTable(cmd.OutOrStdout(), "SERVICE", "BINDINGS", "SOCKETS", "STEERED", "REJECTED", "FAILED")
 			for _, n := range all {
-				t.row(n.Service, n.Bindings, socketsOf(n), n.Steered, n.Rejected, n.Failed)
+				t.row(n.Service, n.Bindings, socketsText(n), n.Steered, n.Rejected, n.Failed)
 			}
 			t.flush()
 			return nil
@@ -411,7 +411,7 @@ func steerServices(g *globals) *cobra.Command {
 	return c
 }
 
-func socketsOf(n bindings.Named) string {
+func socketsText(n bindings.Named) string {
 	if n.Configured {
 		return "slots of the configuration"
 	}

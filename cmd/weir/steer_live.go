@@ -237,7 +237,7 @@ func drainCommand(g *globals, back bool, c *cobra.Command) *cobra.Command {
 	var allow outageFlag
 	c.Args = cobra.ExactArgs(1)
 	c.RunE = func(cmd *cobra.Command, args []string) error {
-		named, err := slotOf(cmd, g, args[0], slot)
+		named, err := findSlot(cmd, g, args[0], slot)
 		if err != nil {
 			return err
 		}

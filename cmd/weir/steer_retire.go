@@ -33,7 +33,7 @@ itself; this is for members that systemd or somebody else starts.`,
   weir steer retire www --slot 0 --keep && systemctl stop www@blue`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
-			if t.Slot, err = slotOf(cmd, g, args[0], slot); err != nil {
+			if t.Slot, err = findSlot(cmd, g, args[0], slot); err != nil {
 				return err
 			}
 			if t.Signal, err = stopSignal(cmd, stop); err != nil {

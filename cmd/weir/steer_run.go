@@ -62,7 +62,7 @@ for httpd, INT for lighttpd). If the new one dies first, nothing has happened.`,
   weir steer run www --slot 0 --replace -- nginx -c /etc/nginx/b.conf`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
-			if v.Slot, err = slotOf(cmd, g, args[0], slot); err != nil {
+			if v.Slot, err = findSlot(cmd, g, args[0], slot); err != nil {
 				return err
 			}
 			if v.Bound, err = parseBound(bound); err != nil {

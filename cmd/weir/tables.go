@@ -22,7 +22,7 @@ func printTables(w io.Writer, state any, now time.Time) {
 		if f := v.Type().Field(i); !f.IsExported() || f.Type.Kind() != reflect.Slice || f.Type.Elem().Kind() != reflect.Struct {
 			continue
 		}
-		columns := columnsOf(v.Type().Field(i).Type.Elem())
+		columns := tableColumns(v.Type().Field(i).Type.Elem())
 		if len(columns) == 0 || v.Field(i).Len() == 0 {
 			continue
 		}
@@ -40,7 +40,7 @@ type column struct {
 	heading string
 }
 
-func columnsOf(row reflect.Type) (out []column) {
+func tableColumns(row reflect.Type) (out []column) {
 	for i := range row.NumField() {
 		if heading := row.Field(i).Tag.Get("table"); heading != "" {
 			out = append(out, column{i, heading})

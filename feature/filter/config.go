@@ -276,10 +276,10 @@ func (f Filter) validateLocation(fail func(string, ...any)) {
 		fail("hook %s is the whole namespace's: leave interfaces out, or use hook tcx", f.Hook)
 	}
 	if f.Direction != "" && f.Hook != HookTCX && f.Hook != HookClsact {
-		fail("direction: only hooks tcx and clsact have one; %s", directionOf(f.Hook))
+		fail("direction: only hooks tcx and clsact have one; %s", directionHint(f.Hook))
 	}
 	if !f.Order.IsZero() && f.Hook != HookTCX {
-		fail("order: only hook tcx has one; %s", orderOf(f.Hook))
+		fail("order: only hook tcx has one; %s", orderHint(f.Hook))
 	}
 	if (f.At != "" || f.Priority != 0) && f.Hook.ofDevices() {
 		fail("at and priority: only hooks netfilter and nft have them; at a device, programs run in the order in which they were attached, or that order asks for")
@@ -293,14 +293,14 @@ func (f Filter) validateLocation(fail func(string, ...any)) {
 	}
 }
 
-func directionOf(h Hook) string {
+func directionHint(h Hook) string {
 	if h.xdp() {
 		return "xdp sees incoming packets alone"
 	}
 	return "for this hook say at: input, forward, output, prerouting or postrouting"
 }
 
-func orderOf(h Hook) string {
+func orderHint(h Hook) string {
 	switch {
 	case h.xdp():
 		return "XDP has room for one program"

@@ -39,8 +39,8 @@ func baseMap(entries int) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// keysOf are the rules' keys in order, then that of the default and that of unreadable packets.
-func (f Filter) keysOf() []string {
+// countKeys are the rules' keys in order, then that of the default and that of unreadable packets.
+func (f Filter) countKeys() []string {
 	keys := make([]string, 0, len(f.Rules)+2)
 	for _, r := range f.Rules {
 		keys = append(keys, r.Key())
@@ -74,7 +74,7 @@ func sumCounts(m *ebpf.Map, i int) (sum tally, err error) {
 // carried is what a form of a filter brings its successor: by key.
 func carried(o *kernel.Opened, p *published) (map[string]tally, error) {
 	out := map[string]tally{}
-	for i, key := range p.Filter.keysOf() {
+	for i, key := range p.Filter.countKeys() {
 		var t tally
 		if err := o.Maps["base"].Lookup(uint32(i), &t); err != nil {
 			return nil, fmt.Errorf("reading earlier counts: %w", err)
@@ -98,7 +98,7 @@ func counts(o *kernel.Opened, p *published) ([]tally, error) {
 		return nil, err
 	}
 	out := make([]tally, 0, len(p.Filter.Rules)+2)
-	for i, key := range p.Filter.keysOf() {
+	for i, key := range p.Filter.countKeys() {
 		t, err := sumCounts(o.Maps["counts"], i)
 		if err != nil {
 			return nil, err

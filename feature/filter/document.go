@@ -24,7 +24,7 @@ func (Feature) Claims(c Config) (out []feature.Claim) {
 			continue
 		}
 		for _, device := range f.Interfaces {
-			out = append(out, feature.Claim{Pos: f.Pos, Object: "filter." + f.Name, Location: feature.XDPOf(device), Netns: f.Netns,
+			out = append(out, feature.Claim{Pos: f.Pos, Object: "filter." + f.Name, Location: feature.XDPLocation(device), Netns: f.Netns,
 				Remedy: "use hook tcx or clsact for the filter"})
 		}
 	}

@@ -45,7 +45,7 @@ func explainFilter(r *kernel.Root, i kernel.Instance, p feature.Packet) ([]featu
 		return nil, err
 	}
 	defer u.Close()
-	pub := publishedOf(u.Record)
+	pub := publishedFrom(u.Record)
 	stage, comes := pub.Filter.meets(p)
 	if pub.meta.Inode != p.Inode || !comes {
 		return nil, nil
@@ -208,9 +208,9 @@ func decided(n expr.Node, frame *expr.Packet, p feature.Packet) (is, known bool)
 		is, known = decided(n.X, frame, p)
 		return !is, known
 	case *expr.And:
-		return anyOf(n.X, false, frame, p)
+		return decideAny(n.X, false, frame, p)
 	case *expr.Or:
-		return anyOf(n.X, true, frame, p)
+		return decideAny(n.X, true, frame, p)
 	case *expr.Xor:
 		known = true
 		for _, x := range n.X {
@@ -233,8 +233,8 @@ func decided(n expr.Node, frame *expr.Packet, p feature.Packet) (is, known bool)
 	return (&expr.Expr{Root: n}).Eval(frame), true
 }
 
-// anyOf is decided of several nodes, one of which suffices if it is so.
-func anyOf(nodes []expr.Node, so bool, frame *expr.Packet, p feature.Packet) (is, known bool) {
+// decideAny is decided of several nodes, one of which suffices if it is so.
+func decideAny(nodes []expr.Node, so bool, frame *expr.Packet, p feature.Packet) (is, known bool) {
 	known = true
 	for _, x := range nodes {
 		i, k := decided(x, frame, p)

@@ -18,7 +18,7 @@ var _ feature.Checked = Feature{}
 func (Feature) Faults(_ context.Context, r *kernel.Root) (out []kernel.Fault, err error) {
 	all, _, err := filters.All(r) // the pins tell of damage, the state of what cannot be read
 	for _, rec := range all {
-		p := publishedOf(rec)
+		p := publishedFrom(rec)
 		if p.Attacher != attacherClsact && p.Attacher != attacherNFT {
 			continue
 		}

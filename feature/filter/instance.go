@@ -33,8 +33,8 @@ type published struct {
 var filters = instances.Store[published]{Feature: Name, ABI: abi, Ref: func(p *published) string { return p.Netns },
 	Fill: func(p *published) { p.Filter = p.Filter.withDefaults() }}
 
-// publishedOf is the filter of a record.
-func publishedOf(rec instances.Record[published]) *published {
+// publishedFrom is the filter of a record.
+func publishedFrom(rec instances.Record[published]) *published {
 	p := rec.Spec
 	p.meta = rec.Meta
 	return &p
@@ -55,7 +55,7 @@ func openInstance(l *kernel.WriteLock, i kernel.Instance) (*instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &instance{lock: l, inst: i, pub: publishedOf(u.Record), pins: u.Pins, ns: u.Netns}, nil
+	return &instance{lock: l, inst: i, pub: publishedFrom(u.Record), pins: u.Pins, ns: u.Netns}, nil
 }
 
 // findNetns opens the namespace of a published filter.

@@ -177,7 +177,7 @@ func (l *list) fill(ms, given map[string]*ebpf.Map) error {
 		if l.entries == nil {
 			return errNoContents
 		}
-		m, err := table.Of(ms, name)
+		m, err := table.Find(ms, name)
 		if err != nil {
 			return err
 		}
@@ -197,7 +197,7 @@ func (l *list) fillOne(m table.Maps, shard int) error {
 	defer t.Close()
 	entries := make([]table.Entry, 0, len(l.entries)/max(1, l.Shards.Tables))
 	for _, p := range l.entries {
-		if of := l.Shards.Of(p); of == shard || of < 0 {
+		if of := l.Shards.Find(p); of == shard || of < 0 {
 			entries = append(entries, table.Entry{Prefix: p, Value: 1})
 		}
 	}
@@ -253,7 +253,7 @@ func (l *list) fullest(s compile.Shards, is func(netip.Addr) bool) int {
 		if !is(p.Addr()) {
 			continue
 		}
-		if of := s.Of(p); of < 0 {
+		if of := s.Find(p); of < 0 {
 			all++
 		} else {
 			in[of]++

@@ -247,13 +247,13 @@ func TestSpread(t *testing.T) {
 			t.Errorf("%s: %+v: %d prefixes in one of 4 tables", name, s, most)
 		}
 		for _, p := range l.entries {
-			of := s.Of(p)
+			of := s.Find(p)
 			b := p.Addr().AsSlice()
 			for i := p.Bits(); i < 8*len(b); i++ {
 				b[i/8] |= byte(r.IntN(2)) << (7 - i%8)
 			}
 			a, _ := netip.AddrFromSlice(b)
-			if got := s.Of(netip.PrefixFrom(a, a.BitLen())); of >= 0 && got != of {
+			if got := s.Find(netip.PrefixFrom(a, a.BitLen())); of >= 0 && got != of {
 				t.Errorf("%s: %s is in table %d, and %s is looked for in %d", name, p, of, a, got)
 			}
 		}

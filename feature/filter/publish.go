@@ -54,7 +54,7 @@ func (p *published) load(from *instance) (*form, error) {
 			f.made = append(f.made, m)
 		}
 	}
-	m, e := baseMap(len(p.Filter.keysOf()))
+	m, e := baseMap(len(p.Filter.countKeys()))
 	own("base", m, e)
 	if p.Attacher == attacherNetfilter && (from == nil || !sameAttachment(from.pub, p)) {
 		m, e = kernel.NewDispatcherSlot("filter_slot")
@@ -86,12 +86,12 @@ func (f *form) inherit(from *instance) error {
 	if err != nil {
 		return err
 	}
-	for i, key := range f.pub.Filter.keysOf() {
+	for i, key := range f.pub.Filter.countKeys() {
 		if err := f.maps["base"].Put(uint32(i), sums[key]); err != nil {
 			return fmt.Errorf("carrying counts on: %w", err)
 		}
 	}
-	f.pub.Before = from.pub.Filter.keysOf()
+	f.pub.Before = from.pub.Filter.countKeys()
 	f.maps["before"] = from.pins.Maps["counts"]
 	for _, name := range []string{slotMap, devicesMap} {
 		if m := from.pins.Maps[name]; m != nil && f.maps[name] == nil && (name != slotMap || f.pub.Attacher == attacherNetfilter) {

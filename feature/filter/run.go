@@ -28,7 +28,7 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID
 		return false, err
 	}
 	defer u.Close()
-	p := publishedOf(u.Record)
+	p := publishedFrom(u.Record)
 	if p.Filter.Hook.ofDevices() {
 		watch(u.Ref, u.ID())
 	}

@@ -56,11 +56,11 @@ func save(r *kernel.Root, i kernel.Instance) (saved, error) {
 		return saved{}, err
 	}
 	defer o.Close()
-	rec, err := filters.Of(i, o.Meta)
+	rec, err := filters.Decode(i, o.Meta)
 	if err != nil {
 		return saved{}, err
 	}
-	p := publishedOf(rec)
+	p := publishedFrom(rec)
 	s := saved{Filter: p.Filter, Netns: p.Netns, ID: p.meta.ID(), Lists: map[string]savedList{}}
 	for name, l := range p.Lists {
 		prefixes, all, err := l.contents(o)
@@ -89,7 +89,7 @@ func (l *list) contents(o *kernel.Opened) (out []netip.Prefix, all bool, err err
 			all = false
 			continue
 		}
-		m, err := table.Of(have, name)
+		m, err := table.Find(have, name)
 		if err != nil {
 			return nil, false, err
 		}

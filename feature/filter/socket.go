@@ -37,11 +37,11 @@ func AttachSocket(c syscall.Conn, rules []Rule, byDefault Action, lists ...List)
 	s := &Socket{conn: c}
 	err := s.control(func(fd int) error {
 		var err error
-		s.start, err = startOf(fd)
+		s.start, err = packetStart(fd)
 		return err
 	})
 	if err == nil {
-		s.at.Name = nameOf(c)
+		s.at.Name = socketName(c)
 		err = s.Replace(rules, byDefault, lists...)
 	}
 	if err != nil {
@@ -50,8 +50,8 @@ func AttachSocket(c syscall.Conn, rules []Rule, byDefault Action, lists ...List)
 	return s, nil
 }
 
-// nameOf names a socket for errors.
-func nameOf(c syscall.Conn) string {
+// socketName names a socket for errors.
+func socketName(c syscall.Conn) string {
 	switch c := c.(type) {
 	case interface{ LocalAddr() net.Addr }:
 		return c.LocalAddr().Network() + " " + c.LocalAddr().String()
@@ -72,8 +72,8 @@ func (s *Socket) control(f func(fd int) error) error {
 	return errors.Join(err, inside)
 }
 
-// startOf says where packets begin for a socket's filter.
-func startOf(fd int) (compile.Start, error) {
+// packetStart says where packets begin for a socket's filter.
+func packetStart(fd int) (compile.Start, error) {
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	kind, err2 := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
 	switch err := errors.Join(err, err2); {

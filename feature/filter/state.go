@@ -108,11 +108,11 @@ func readFilter(r *kernel.Root, i kernel.Instance) (FilterState, error) {
 		return FilterState{}, err
 	}
 	defer o.Close()
-	rec, err := filters.Of(i, o.Meta)
+	rec, err := filters.Decode(i, o.Meta)
 	if err != nil {
 		return FilterState{}, err
 	}
-	p := publishedOf(rec)
+	p := publishedFrom(rec)
 	f := p.Filter
 	out := FilterState{Name: i.Name, Netns: p.Netns, Inode: p.meta.Inode, Hook: f.Hook, Attacher: string(p.Attacher), Direction: f.Direction, Order: f.Order, At: f.At,
 		Priority: f.Priority, Attachments: []Attachment{}, Rules: []RuleState{}, Updated: o.Meta.Created, inst: i, pub: p}

@@ -26,7 +26,7 @@ func (Feature) Spec(d *feature.Document) (Config, bool) {
 func (Feature) Claims(c Config) (out []feature.Claim) {
 	for _, s := range c.Services {
 		for _, device := range s.Interfaces {
-			out = append(out, feature.Claim{Pos: s.Options.Pos, Object: fmt.Sprintf("services.%s.guard", s.Name), Location: feature.XDPOf(device), Netns: s.Netns,
+			out = append(out, feature.Claim{Pos: s.Options.Pos, Object: fmt.Sprintf("services.%s.guard", s.Name), Location: feature.XDPLocation(device), Netns: s.Netns,
 				Remedy: "leave interfaces out of the guard, which then decides at the sockets"})
 		}
 	}

@@ -143,7 +143,7 @@ type target struct {
 func (t target) warnOfInterfaces(plan *feature.Plan, ns *netns.Handle) error {
 	return ns.Do(func() error {
 		for _, name := range t.Service.Interfaces {
-			_, err := ifindexOf(name)
+			_, err := interfaceIndex(name)
 			if errors.Is(err, errNoInterface) {
 				plan.Warn("guard of service %s in %s: there is no interface %s: until it comes nothing is limited there; then weir serve attaches the guard, and weir apply does", t.Service.Name, ns, name)
 			} else if err != nil {

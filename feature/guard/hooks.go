@@ -137,7 +137,7 @@ func (h *hooks) attachments(all []record, failed failures) map[string]attachment
 			continue
 		}
 		for _, name := range g.Spec.Service.Interfaces {
-			index, err := ifindexOf(name)
+			index, err := interfaceIndex(name)
 			if errors.Is(err, errNoInterface) {
 				continue // status says so; whoever applies again once it is there attaches
 			} else if err != nil {
@@ -152,8 +152,8 @@ func (h *hooks) attachments(all []record, failed failures) map[string]attachment
 
 var errNoInterface = errors.New("there is no such interface")
 
-// ifindexOf is the number of an interface of the calling thread's namespace.
-func ifindexOf(name string) (int, error) {
+// interfaceIndex is the number of an interface of the calling thread's namespace.
+func interfaceIndex(name string) (int, error) {
 	i, err := net.InterfaceByName(name)
 	var oe *net.OpError
 	if errors.As(err, &oe) && strings.Contains(oe.Err.Error(), "no such network interface") {

@@ -82,7 +82,7 @@ func occupy(t *testing.T, ns *netns.Handle, device string) {
 	}
 	defer theirs.Close()
 	err = ns.Do(func() error {
-		index, err := ifindexOf(device)
+		index, err := interfaceIndex(device)
 		if err != nil {
 			return err
 		}

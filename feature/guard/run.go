@@ -100,7 +100,7 @@ func (p published) unattached(o *kernel.Opened, ns *netns.Handle) (u unattached,
 	}
 	err = ns.Do(func() error {
 		for _, name := range p.Service.Interfaces {
-			index, err := ifindexOf(name)
+			index, err := interfaceIndex(name)
 			if errors.Is(err, errNoInterface) {
 				u.absent = append(u.absent, name)
 				continue

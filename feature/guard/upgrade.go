@@ -31,7 +31,7 @@ func upgradeHooks(l *kernel.WriteLock, scope string) error {
 	}
 	var at []Hook
 	for _, name := range names {
-		if hook := hookOf(name); !slices.Contains(at, hook) {
+		if hook := linkHook(name); !slices.Contains(at, hook) {
 			at = append(at, hook)
 		}
 	}
@@ -43,8 +43,8 @@ func upgradeHooks(l *kernel.WriteLock, scope string) error {
 	return shared.Upgrade(l, hooksInstance(scope), func() error { return h.moveLinks(c, names) }, nil)
 }
 
-// hookOf is where a link is, by its name.
-func hookOf(link string) Hook {
+// linkHook is where a link is, by its name.
+func linkHook(link string) Hook {
 	if link == linkCgroup {
 		return Cgroup
 	}
@@ -57,7 +57,7 @@ func (h *hooks) moveLinks(c *kernel.Collection, names []string) error {
 		if err != nil {
 			return err
 		}
-		err = kernel.MoveLink(ln, c.Programs[hookOf(name).program()])
+		err = kernel.MoveLink(ln, c.Programs[linkHook(name).program()])
 		ln.Close()
 		if err != nil {
 			return fmt.Errorf("moving link %s to the new program: %w", name, err)

@@ -67,5 +67,5 @@ func dropGone(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 		return "", kernel.ErrNotExist
 	}
 	return fmt.Sprintf("removed: its network namespace is gone, net:[%s]", i.Scope),
-		errors.Join(engine.RemoveOf(l, i.Scope), liveness.DropGone(l, i.Scope), protect.DropGone(l, i.Scope))
+		errors.Join(engine.RemoveScope(l, i.Scope), liveness.DropGone(l, i.Scope), protect.DropGone(l, i.Scope))
 }

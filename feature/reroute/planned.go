@@ -56,7 +56,7 @@ func (p *planning) note(format string, a ...any) {
 func Planned(a *plan.Answer) (paths []protect.Path, notes []string, err error) {
 	g := planning{paths: map[way]*protect.Path{}, ways: map[behind][]way{}, to: map[behind][]string{}}
 	for _, row := range a.Repairs {
-		prefixes, why := prefixesOf(a, row)
+		prefixes, why := repairedPrefixes(a, row)
 		switch {
 		case why != "":
 		case row.Problem != "":
@@ -84,9 +84,9 @@ func Planned(a *plan.Answer) (paths []protect.Path, notes []string, err error) {
 	return paths, g.notes, errors.Join(c.Validate()...)
 }
 
-// prefixesOf are those of a repair's destination whose packets the router sends there: neither to another router that announces
+// repairedPrefixes are those of a repair's destination whose packets the router sends there: neither to another router that announces
 // them, nor to its own interfaces, as those of a LAN that both are on.
-func prefixesOf(a *plan.Answer, row plan.RepairRow) (out []netip.Prefix, why string) {
+func repairedPrefixes(a *plan.Answer, row plan.RepairRow) (out []netip.Prefix, why string) {
 	all := row.Plan.Network.Nodes[row.Repair.Destination].Prefixes
 	if len(all) == 0 {
 		return nil, "the topology names no prefix of it"

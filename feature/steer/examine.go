@@ -141,7 +141,7 @@ func examineNetns(s *state.Service, add func(text, remedy string)) {
 		}
 	}
 	for _, ep := range s.Endpoints {
-		for _, p := range holdersOf(ep.Proto, ep.Port) {
+		for _, p := range portOwners(ep.Proto, ep.Port) {
 			add(fmt.Sprintf("%s listens on port %d in front of the service's own network namespace: its members see that process's address, not the routers'", p, ep.Port),
 				"give the members the host's network, route to their namespace, or turn the userland proxy off (dockerd: \"userland-proxy\": false)")
 		}
@@ -189,8 +189,8 @@ func changesSource(e expr.Any) bool {
 	return false
 }
 
-// holdersOf names the processes with a socket on a port in this namespace.
-func holdersOf(proto uint8, port uint16) []string {
+// portOwners names the processes with a socket on a port in this namespace.
+func portOwners(proto uint8, port uint16) []string {
 	socks, err := engine.Bound(proto, port)
 	if err != nil || len(socks) == 0 {
 		return nil

@@ -87,7 +87,7 @@ func lostBuckets(p *record.Service, s *state.Service, reasons []error) []int {
 	if p.Service.OnEmpty == spec.Next || p.Service.OnEmpty == spec.Pass {
 		return make([]int, len(reasons))
 	}
-	return lostOf(p, reasons, func(b int) bool { // those that are served now
+	return countLost(p, reasons, func(b int) bool { // those that are served now
 		return b < len(s.Table) && int(s.Table[b]) < len(s.Slots) && s.Slots[s.Table[b]].Admitted() || s.OnEmpty == spec.Next || s.OnEmpty == spec.Pass
 	})
 }

@@ -85,7 +85,7 @@ const (
 func (s *registerSocket) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/register", func(w http.ResponseWriter, r *http.Request) {
-		peer, err := peerOf(r)
+		peer, err := requestPeer(r)
 		if err != nil || peer.PID == 0 {
 			http.Error(w, "weir serve cannot see this process: it must run in the initial pid namespace", http.StatusForbidden)
 			return
@@ -146,9 +146,9 @@ func registerStatus(err error) int {
 	return http.StatusUnprocessableEntity
 }
 
-// peerOf is the process that has sent a request.
-func peerOf(r *http.Request) (peer bindings.Peer, err error) {
-	c, ok := accept.PeerOf(r.Context())
+// requestPeer is the process that has sent a request.
+func requestPeer(r *http.Request) (peer bindings.Peer, err error) {
+	c, ok := accept.ConnFrom(r.Context())
 	if !ok {
 		return peer, errors.ErrUnsupported
 	}

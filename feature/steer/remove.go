@@ -61,7 +61,7 @@ func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 func dropCopies(l *kernel.WriteLock, i kernel.Instance) error {
 	if o, err := l.Open(i); err == nil {
 		defer o.Close()
-		if _, err := record.Shared.Of(i, o.Meta); err == nil {
+		if _, err := record.Shared.Decode(i, o.Meta); err == nil {
 			return engine.RemoveCopies(l, i.Scope, o)
 		}
 	}

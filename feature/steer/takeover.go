@@ -105,11 +105,11 @@ func lostTo(p *record.Service, reasons []error) []int {
 	if p.Service.OnEmpty == spec.Pass || p.Service.OnEmpty == spec.Next && served {
 		return make([]int, len(reasons))
 	}
-	return lostOf(p, reasons, func(int) bool { return true })
+	return countLost(p, reasons, func(int) bool { return true })
 }
 
-// lostOf counts the buckets of some that meet a slot with a reason to be empty, by slot.
-func lostOf(p *record.Service, reasons []error, some func(bucket int) bool) []int {
+// countLost counts the buckets of some that meet a slot with a reason to be empty, by slot.
+func countLost(p *record.Service, reasons []error, some func(bucket int) bool) []int {
 	lost := make([]int, len(reasons))
 	for b, slot := range p.Table {
 		if reasons[slot] != nil && some(b) {

@@ -356,7 +356,7 @@ func TestUsersOverLoopback(t *testing.T) {
 
 func TestStrangersOfRlimit(t *testing.T) {
 	for nofile, want := range map[uint64]int{0: 4, 64: 4, 128: 8, 1024: 120, 4096: 504, 1 << 20: 1024, 1<<64 - 1: 1024} {
-		n := strangersOf(nofile)
+		n := strangerLimit(nofile)
 		if n != want {
 			t.Errorf("%d descriptors: %d strangers, want %d", nofile, n, want)
 		}

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// HTTP answers requests within o until ctx is done. [PeerOf] tells handlers who asks.
+// HTTP answers requests within o until ctx is done. [ConnFrom] tells handlers who asks.
 func HTTP(ctx context.Context, l net.Listener, h http.Handler, o Options) error {
 	b := New(l, o)
 	if o.Write > 0 {
@@ -47,8 +47,8 @@ func HTTP(ctx context.Context, l net.Listener, h http.Handler, o Options) error 
 
 type connKey struct{}
 
-// PeerOf is the connection of a request that [HTTP] serves.
-func PeerOf(ctx context.Context) (*Conn, bool) {
+// ConnFrom is the connection of a request that [HTTP] serves.
+func ConnFrom(ctx context.Context) (*Conn, bool) {
 	c, ok := ctx.Value(connKey{}).(*Conn)
 	return c, ok
 }

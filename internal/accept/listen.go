@@ -76,10 +76,10 @@ func strangers() int {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
 		return minStrangers
 	}
-	return strangersOf(r.Cur)
+	return strangerLimit(r.Cur)
 }
 
-func strangersOf(nofile uint64) int {
+func strangerLimit(nofile uint64) int {
 	return int(max(minStrangers, min((max(nofile, reserved)-reserved)/8, maxStrangers)))
 }
 
@@ -125,7 +125,7 @@ func (l *Listener) Next() (*Conn, error) {
 			l.failed(err, &wait)
 			continue
 		}
-		peer, err := l.peerOf(raw)
+		peer, err := l.identify(raw)
 		if err != nil { // it has gone already, or is of another pid namespace
 			raw.Close()
 			continue

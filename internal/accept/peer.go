@@ -38,8 +38,8 @@ func (p Peer) String() string {
 // its own, and no more: its proxies speak for others.
 func (p Peer) trusted() bool { return p.kind == unixUser && (p.UID == 0 || int(p.UID) == os.Geteuid()) }
 
-// peerOf asks the kernel who has connected.
-func (l *Listener) peerOf(c net.Conn) (Peer, error) {
+// identify asks the kernel who has connected.
+func (l *Listener) identify(c net.Conn) (Peer, error) {
 	switch c := c.(type) {
 	case *net.UnixConn:
 		cred, err := Credentials(c)
@@ -52,7 +52,7 @@ func (l *Listener) peerOf(c net.Conn) (Peer, error) {
 		if !ok {
 			return Peer{}, net.ErrClosed
 		}
-		if uid, ok := l.userOf(c, at.AddrPort()); ok {
+		if uid, ok := l.findUser(c, at.AddrPort()); ok {
 			return Peer{UID: uid, kind: localTCP}, nil
 		}
 		return Peer{Net: prefix(at.AddrPort().Addr())}, nil
@@ -60,9 +60,9 @@ func (l *Listener) peerOf(c net.Conn) (Peer, error) {
 	return Peer{}, nil // of a test's own kind
 }
 
-// userOf is the user of a client on this host, as the kernel lists its socket. All of
+// findUser is the user of a client on this host, as the kernel lists its socket. All of
 // them can have all of its addresses.
-func (l *Listener) userOf(c *net.TCPConn, at netip.AddrPort) (uint32, bool) {
+func (l *Listener) findUser(c *net.TCPConn, at netip.AddrPort) (uint32, bool) {
 	here, ok := c.LocalAddr().(*net.TCPAddr)
 	if !ok {
 		return 0, false

@@ -77,11 +77,11 @@ func Socket(fd int) string {
 // Do runs f in another thread, and waits for a second at most. After that it fails at once for a while, for the same party.
 // f may go on after Do has returned: late, unless it is nil, gets what f returns then.
 func Do[T any](who string, f func() (T, error), late func(T, error)) (T, error) {
-	return DoOf(func() string { return who }, f, late)
+	return DoLazy(func() string { return who }, f, late)
 }
 
-// DoOf is [Do] for many quick calls. It calls of, which may be slow, only while some call is stuck.
-func DoOf[T any](of func() string, f func() (T, error), late func(T, error)) (T, error) {
+// DoLazy is [Do] for many quick calls. It calls of, which may be slow, only while some call is stuck.
+func DoLazy[T any](of func() string, f func() (T, error), late func(T, error)) (T, error) {
 	type result struct {
 		v   T
 		err error

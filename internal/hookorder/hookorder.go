@@ -193,8 +193,8 @@ func (n Program) short() string {
 	return n.Name
 }
 
-// PositionOf reads where a program is at a hook. The caller is in the namespace of the hook.
-func PositionOf(own uint32, at link.QueryOptions, hook fmt.Stringer) (p Position, attached bool, err error) {
+// ReadPosition reads where a program is at a hook. The caller is in the namespace of the hook.
+func ReadPosition(own uint32, at link.QueryOptions, hook fmt.Stringer) (p Position, attached bool, err error) {
 	all, _, err := List(at, 0)
 	if err != nil {
 		return p, false, fmt.Errorf("asking for the programs at %s: %w", hook, err)

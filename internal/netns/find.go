@@ -57,7 +57,7 @@ func findInode(ref string, inode uint64) (*Handle, error) {
 		if err != nil {
 			continue
 		}
-		if ns := openIfOf(inode, pid); ns != nil {
+		if ns := openIfInode(inode, pid); ns != nil {
 			return ns, nil
 		}
 	}
@@ -124,11 +124,11 @@ func openIfAt(inode uint64, path, name string) *Handle {
 	return openIf(inode, func() (*Handle, error) { return openPath(path, name) })
 }
 
-// openIfOf opens a process's namespace if it has an inode number. A process whose user has the kernel wait for it is left
+// openIfInode opens a process's namespace if it has an inode number. A process whose user has the kernel wait for it is left
 // out: see package bounded.
-func openIfOf(inode uint64, pid int) *Handle {
+func openIfInode(inode uint64, pid int) *Handle {
 	path := filepath.Join("/proc", strconv.Itoa(pid), "ns/net")
-	ns, _ := bounded.DoOf(func() string { return bounded.Process(pid) },
+	ns, _ := bounded.DoLazy(func() string { return bounded.Process(pid) },
 		func() (*Handle, error) { return openIfAt(inode, path, ""), nil },
 		func(ns *Handle, _ error) {
 			if ns != nil {

@@ -124,7 +124,7 @@ func open(path string) (int, error) {
 			return fail(err)
 		}
 		if st.Mode&unix.S_IFMT == unix.S_IFLNK {
-			target, err := linkOf(fd)
+			target, err := readLink(fd)
 			unix.Close(fd)
 			if links++; links > maxLinks {
 				return fail(unix.ELOOP)
@@ -167,8 +167,8 @@ func open(path string) (int, error) {
 	}
 }
 
-// linkOf is where the link leads that an O_PATH descriptor stands for.
-func linkOf(fd int) (string, error) {
+// readLink is where the link leads that an O_PATH descriptor stands for.
+func readLink(fd int) (string, error) {
 	buf := make([]byte, unix.PathMax)
 	n, err := unix.Readlinkat(fd, "", buf)
 	if err != nil {

@@ -11,14 +11,14 @@ import (
 
 // fields is how a struct type maps to keys.
 type fields struct {
-	names  []string          // sorted
-	index  map[string][]int  // by key, for reflect.Value.FieldByIndex
+	names     []string          // sorted
+	index     map[string][]int  // by key, for reflect.Value.FieldByIndex
 	positions [][]int           // the fields of type Pos
-	files  map[string]bool   // the keys whose values name files
-	former map[string]string // keys of before, and what they are called now
+	files     map[string]bool   // the keys whose values name files
+	former    map[string]string // keys of before, and what they are called now
 }
 
-func fieldsOf(t reflect.Type) *fields {
+func newFields(t reflect.Type) *fields {
 	fs := &fields{index: make(map[string][]int), files: make(map[string]bool), former: make(map[string]string)}
 	fs.add(t, nil)
 	slices.Sort(fs.names)

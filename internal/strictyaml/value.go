@@ -101,7 +101,7 @@ func (d *Decoder) inKey(key string, f func()) {
 }
 
 func (d *Decoder) structure(n *yaml.Node, v reflect.Value) {
-	fs := fieldsOf(v.Type())
+	fs := newFields(v.Type())
 	if len(fs.positions) > 0 {
 		at := d.Pos(n)
 		at.keys = d.keys(n, 2)

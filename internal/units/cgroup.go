@@ -142,7 +142,7 @@ func readProcs(dir string) ([]int, error) {
 	}
 	pids = nil
 	for _, tid := range tids {
-		if pid, ok := processOf(tid); ok {
+		if pid, ok := findProcess(tid); ok {
 			pids = append(pids, pid)
 		}
 	}
@@ -167,8 +167,8 @@ func readIDs(file string) ([]int, error) {
 	return ids, nil
 }
 
-// processOf finds the process that a thread belongs to.
-func processOf(tid int) (int, bool) {
+// findProcess finds the process that a thread belongs to.
+func findProcess(tid int) (int, bool) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	if err != nil {
 		return 0, false

@@ -46,7 +46,7 @@ func ReadPIDFile(path string) (int, error) {
 	if f.Trusted() {
 		return pid, nil
 	}
-	users, err := usersOf(pid)
+	users, err := readUsers(pid)
 	switch {
 	case err != nil: // it has exited, or is about to
 		return pid, nil
@@ -58,8 +58,8 @@ func ReadPIDFile(path string) (int, error) {
 	return pid, nil
 }
 
-// usersOf are a process's real, effective, saved and file system user.
-func usersOf(pid int) (out []uint32, err error) {
+// readUsers are a process's real, effective, saved and file system user.
+func readUsers(pid int) (out []uint32, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return nil, err

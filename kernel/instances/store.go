@@ -78,11 +78,11 @@ func (s Store[S]) Read(r *kernel.Root, i kernel.Instance) (Record[S], error) {
 	if err != nil {
 		return Record[S]{Instance: i}, err
 	}
-	return s.Of(i, m)
+	return s.Decode(i, m)
 }
 
-// Of decodes the meta of an instance.
-func (s Store[S]) Of(i kernel.Instance, m kernel.Meta) (Record[S], error) {
+// Decode decodes the meta of an instance.
+func (s Store[S]) Decode(i kernel.Instance, m kernel.Meta) (Record[S], error) {
 	rec := Record[S]{Instance: i, Meta: m}
 	if err := m.RequireABI(i, s.ABI); err != nil {
 		return rec, err
@@ -157,7 +157,7 @@ func (s Store[S]) Open(from source, i kernel.Instance, names ...string) (*InUse[
 		return nil, err
 	}
 	u := &InUse[S]{Pins: o}
-	if u.Record, err = s.Of(i, o.Meta); err == nil && i.Scope != kernel.HostScope {
+	if u.Record, err = s.Decode(i, o.Meta); err == nil && i.Scope != kernel.HostScope {
 		u.Netns, err = u.Record.Netns()
 	}
 	if err != nil {

@@ -193,7 +193,7 @@ func replaceLookup(p *compile.Program, by asm.Instructions) error {
 }
 
 func fillTable(c *kernel.Collection, name string, entries []table.Entry) error {
-	m, err := table.Of(c.Maps, name)
+	m, err := table.Find(c.Maps, name)
 	if err != nil {
 		return err
 	}

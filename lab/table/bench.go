@@ -86,7 +86,7 @@ func (b *bench) open() error {
 		}
 	}
 	var err error
-	if b.maps, err = table.Of(b.c.Maps, "bench"); err != nil {
+	if b.maps, err = table.Find(b.c.Maps, "bench"); err != nil {
 		return err
 	}
 	b.table, err = table.Open(b.maps)

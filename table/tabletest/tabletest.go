@@ -33,7 +33,7 @@ func Load(segments int) (*Probe, error) {
 	if p.c, err = kernel.Load(spec, []string{bpf.ProbeProgProbeLookup}, nil); err != nil {
 		return nil, err
 	}
-	if p.Maps, err = table.Of(p.c.Maps, "probe"); err != nil {
+	if p.Maps, err = table.Find(p.c.Maps, "probe"); err != nil {
 		p.Close()
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func LoadBindings(bindings int) (*Bound, error) {
 	if p.c, err = kernel.Load(spec, []string{bpf.ProbeProgProbeBindings}, nil); err != nil {
 		return nil, err
 	}
-	if p.Maps, err = table.BindingsOf(p.c.Maps, "bound"); err != nil {
+	if p.Maps, err = table.FindBindings(p.c.Maps, "bound"); err != nil {
 		p.Close()
 		return nil, err
 	}

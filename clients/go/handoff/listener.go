@@ -160,8 +160,8 @@ func (m *Member) find(k wire.Kind, label string) (*os.File, error) {
 	return os.NewFile(uintptr(r.fds[0]), label), nil
 }
 
-// cookieOf is the kernel's name of a socket.
-func cookieOf(c interface {
+// socketCookie is the kernel's name of a socket.
+func socketCookie(c interface {
 	SyscallConn() (rawConn, error)
 }) (uint64, error) {
 	raw, err := c.SyscallConn()

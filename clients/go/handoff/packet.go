@@ -72,7 +72,7 @@ func (m *Member) listenPacket(ctx context.Context, network, address, label strin
 		return nil, fmt.Errorf("listen %s: what the keeper has of that label is no UDP socket", label)
 	}
 	p := &PacketConn{UDPConn: u, m: m, label: label, stopped: make(chan struct{}), wake: make(chan struct{})}
-	if p.id, err = cookieOf(u); err == nil && f == nil {
+	if p.id, err = socketCookie(u); err == nil && f == nil {
 		err = p.keep()
 	}
 	if err != nil {

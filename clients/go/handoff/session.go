@@ -93,7 +93,7 @@ func (m *Member) newSession(c socket, label string) (*Session, error) {
 		local, remote := sock.Addresses(fd)
 		s.local, s.remote = net.TCPAddrFromAddrPort(local), net.TCPAddrFromAddrPort(remote)
 		if s.id, err = sock.Cookie(fd); err == nil {
-			p, err = sock.PositionsOf(fd)
+			p, err = sock.ReadPositions(fd)
 		}
 		return err
 	})

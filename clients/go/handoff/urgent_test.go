@@ -142,7 +142,7 @@ func taken(s *handoff.Session) (n int) {
 		return 0
 	}
 	_ = raw.Control(func(fd uintptr) {
-		if p, err := sock.PositionsOf(int(fd)); err == nil {
+		if p, err := sock.ReadPositions(int(fd)); err == nil {
 			n = int(p.Read)
 		}
 	})

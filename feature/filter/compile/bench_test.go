@@ -156,7 +156,7 @@ func BenchmarkList(b *testing.B) {
 			defer c.Close()
 			b.ReportMetric(float64(time.Since(start).Microseconds())/1e3, "ms-load")
 			if name := p.Tables["many"]; name != "" {
-				m, err := table.Of(c.Maps, name)
+				m, err := table.Find(c.Maps, name)
 				if err != nil {
 					b.Fatal(err)
 				}

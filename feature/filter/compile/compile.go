@@ -108,7 +108,7 @@ type Counts struct {
 type Program struct {
 	// Spec has one program, ProgramName, and its maps.
 	Spec *ebpf.CollectionSpec
-	// Tables are the lists on tables: the names of their maps in Spec, for [table.Of]. Their owner fills them.
+	// Tables are the lists on tables: the names of their maps in Spec, for [table.Find]. Their owner fills them.
 	Tables map[string]string
 
 	rules     []Rule

@@ -179,7 +179,7 @@ func (g *gen) addend(term expr.Node) *addend {
 		op, a.not = expr.Eq, !a.not
 	}
 	a.x = ofFamily(xs[0], vs)
-	absent := absentOf(a.x.Field)
+	absent := absentBits(a.x.Field)
 	if a.x.Part == expr.Byte || a.x.Part == expr.Slice || absent == 0 || absent&^g.known != 0 || a.true && a.not {
 		return nil
 	}
@@ -221,8 +221,8 @@ func ofFamily(x expr.Operand, vs []expr.Value) expr.Operand {
 // branches are how many it would have if it were tested alone.
 func (a *addend) branches() int { return len(a.spans) * len(a.x.Field.Each()) }
 
-// absentOf are the bits of which any says that a field is absent; of one that is any of several the bits that they share.
-func absentOf(f *expr.Field) uint32 {
+// absentBits are the bits of which any says that a field is absent; of one that is any of several the bits that they share.
+func absentBits(f *expr.Field) uint32 {
 	bits := ^uint32(0)
 	for _, id := range f.Each() {
 		if b := locations[id].absent; bits == ^uint32(0) || b == bits {
@@ -272,7 +272,7 @@ func (g *gen) outside(a *addend, r asm.Register) {
 		bits = 32
 	}
 	for i, id := range a.x.Field.Each() {
-		g.numberOf(a.x, id)
+		g.loadNumber(a.x, id)
 		for j, s := range a.spans {
 			to := asm.R3
 			if i+j == 0 {
@@ -308,8 +308,8 @@ func (g *gen) beyond(s span, to asm.Register, bits int, last bool) {
 	g.Op(asm.Mov.Imm32(to, int32(s.hi-s.lo)), asm.Sub.Reg(to, from))
 }
 
-// numberOf has R0 be the operand's number, of one of the fields that it is any of.
-func (g *gen) numberOf(x expr.Operand, id expr.ID) {
+// loadNumber has R0 be the operand's number, of one of the fields that it is any of.
+func (g *gen) loadNumber(x expr.Operand, id expr.ID) {
 	if x.Part == expr.Length {
 		g.payloadLength()
 	} else {
@@ -381,7 +381,7 @@ func implied(n expr.Node) uint32 {
 	case expr.SIPMethod:
 		return noPayload
 	default:
-		return absentOf(x.Field)
+		return absentBits(x.Field)
 	}
 }
 

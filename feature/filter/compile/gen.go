@@ -279,7 +279,7 @@ func (g *gen) numbers(x expr.Operand, t, f code.Label, test func(t, f code.Label
 	}
 	switch x.Part {
 	case expr.Byte:
-		g.byteOf(x, f)
+		g.payloadByte(x, f)
 		masked(t, f)
 	case expr.Length:
 		g.there(noPayload, f)
@@ -338,7 +338,7 @@ func (g *gen) macs(p location, vs []expr.Value, t, f code.Label) {
 
 // generate makes the program.
 func (p *Program) generate() error {
-	p.required = requiredOf(p.rules)
+	p.required = requiredBits(p.rules)
 	p.skips = true
 	err := p.generateOnce()
 	if errors.Is(err, code.ErrFar) {
@@ -355,7 +355,7 @@ func (p *Program) generateOnce() error {
 	g.Ins = make([]code.Insn, 0, 1024+64*len(p.plan.steps))
 	size := scratchSize(p.rules, p.plan, p.opts.Hook)
 	g.merged = g.mergedRules()
-	g.variants = newVariants(g.havesOf(), p.rules, g.o, g.merged != nil)
+	g.variants = newVariants(g.copyKinds(), p.rules, g.o, g.merged != nil)
 	g.hidden = g.Label()
 	for _, v := range g.variants {
 		v.enter = g.Label()

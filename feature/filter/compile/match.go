@@ -43,7 +43,7 @@ const (
 // scan runs an automaton over the first Window bytes of the operand.
 func (g *gen) scan(x expr.Operand, p *syntax.Prog, t, f code.Label) {
 	g.slice(x, -1, f)
-	a, err := automaton.Of(p)
+	a, err := automaton.New(p)
 	if err != nil {
 		g.fail(err)
 		return

@@ -101,7 +101,7 @@ func forAll(n expr.Node, want bool) expr.Node {
 	}
 	_, xor := n.(*expr.Xor)
 	for _, u := range unknown {
-		switch k := expr.KnowledgeOf(n, u.have); {
+		switch k := expr.KnowledgeFrom(n, u.have); {
 		case xor && !expr.AnyUnknown(n, u.have), !xor && k == expr.Known:
 			continue
 		case !xor && k == expr.UnknownX:
@@ -155,14 +155,14 @@ func gather(terms []expr.Node) (out []expr.Node) {
 
 // unlessUnknown are the two terms that forAll has joined, nil if it has not.
 func unlessUnknown(x expr.Node) (u, inner expr.Node) {
-	if or, ok := x.(*expr.Or); ok && len(or.X) == 2 && maskOf(or.X[0]) != 0 {
+	if or, ok := x.(*expr.Or); ok && len(or.X) == 2 && unknownBit(or.X[0]) != 0 {
 		return or.X[0], or.X[1]
 	}
 	return nil, nil
 }
 
-// maskOf is the bit of a node of unknown, 0 of others.
-func maskOf(n expr.Node) uint32 {
+// unknownBit is the bit of a node of unknown, 0 of others.
+func unknownBit(n expr.Node) uint32 {
 	for _, u := range unknown {
 		if u.node == n {
 			return u.bit
@@ -226,7 +226,7 @@ func (g *gen) masked(x expr.Node, clear *[len(unknown)]uint32) (*addend, expr.No
 			g.known |= clear[i]
 		}
 	}
-	a := &addend{term: x, mask: maskOf(u)}
+	a := &addend{term: x, mask: unknownBit(u)}
 	var rest []expr.Node
 	for _, t := range conjuncts(inner) {
 		switch p := g.addend(t); {

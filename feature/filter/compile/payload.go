@@ -53,8 +53,8 @@ func (g *gen) slice(x expr.Operand, want int, f code.Label) {
 	}
 }
 
-// byteOf has R0 be one byte of the payload.
-func (g *gen) byteOf(x expr.Operand, f code.Label) {
+// payloadByte has R0 be one byte of the payload.
+func (g *gen) payloadByte(x expr.Operand, f code.Label) {
 	x.Part, x.To, x.Open = expr.Slice, x.From+1, x.From == -1
 	g.slice(x, 1, f)
 	g.loadAt(0, 1, f)
@@ -188,7 +188,7 @@ func caseBits(b []byte) uint32 {
 func (g *gen) anyMethod(t, f code.Label) {
 	g.carried(f)
 	for i := range expr.MaxMethod + 1 {
-		g.byteOf(expr.Operand{Field: expr.Lookup(expr.Payload), Part: expr.Byte, From: i}, f)
+		g.payloadByte(expr.Operand{Field: expr.Lookup(expr.Payload), Part: expr.Byte, From: i}, f)
 		if i > 0 {
 			g.Jump(asm.JEq.Imm(asm.R0, ' ', ""), t)
 		}

@@ -66,8 +66,8 @@ type tuple struct {
 	absent uint32
 }
 
-// tupleOf is a rule's tuple, nil if it is more than equalities.
-func tupleOf(r Rule) *tuple {
+// newTuple is a rule's tuple, nil if it is more than equalities.
+func newTuple(r Rule) *tuple {
 	terms := []expr.Node{r.Match.Root}
 	if and, ok := r.Match.Root.(*expr.And); ok {
 		terms = and.X
@@ -168,7 +168,7 @@ func newPlan(rules []Rule, prefix string) *plan {
 	tuples := make([]*tuple, len(rules))
 	var all []*group
 	for i, r := range rules {
-		t := tupleOf(r)
+		t := newTuple(r)
 		if t == nil || len(t.key()) > maxKeySize {
 			continue
 		}

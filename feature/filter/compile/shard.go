@@ -39,8 +39,8 @@ func (s Shards) Names(first string) []string {
 // shift is how far to the right the hash's bits lie that number the table.
 func (s Shards) shift() int { return 65 - bits.Len(uint(s.Tables)) }
 
-// Of is the table that a prefix lies in, or -1: in all of them.
-func (s Shards) Of(p netip.Prefix) int {
+// Find is the table that a prefix lies in, or -1: in all of them.
+func (s Shards) Find(p netip.Prefix) int {
 	n := s.Bits6
 	if p.Addr().Is4() {
 		n = s.Bits4

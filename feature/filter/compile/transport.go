@@ -80,7 +80,7 @@ func (g *gen) transport(p *paths) {
 			g.Bind(gre)
 			g.found(noGRE)
 		}
-		g.payloadOf(t)
+		g.findPayload(t)
 		g.GoTo(g.done)
 		g.Bind(other)
 	}
@@ -153,8 +153,8 @@ func (g *gen) ofFamily(t transport, other code.Label) {
 	g.Jump(asm.JNE.Imm(asm.R1, version, ""), other)
 }
 
-// payloadOf goes on with the header in the image.
-func (g *gen) payloadOf(t transport) {
+// findPayload goes on with the header in the image.
+func (g *gen) findPayload(t transport) {
 	switch t.bit {
 	case noUDP:
 		g.udp()

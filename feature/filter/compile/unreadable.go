@@ -20,8 +20,8 @@ const (
 	partTCP     = 8 // bytes of a TCP header, at least
 )
 
-// havesOf are the kinds that rules need a copy for.
-func (g *gen) havesOf() (haves []int) {
+// copyKinds are the kinds that rules need a copy for.
+func (g *gen) copyKinds() (haves []int) {
 	if g.o.Start == Ethernet && g.need&^anyLink != 0 {
 		haves = append(haves, expr.HaveLink)
 	}
@@ -135,7 +135,7 @@ func (f folder) fold(n expr.Node, want bool) expr.Node {
 func (f folder) term(n expr.Node, want bool) expr.Node {
 	k := expr.Known
 	if f.unknown {
-		k = expr.KnowledgeOf(n, f.have)
+		k = expr.KnowledgeFrom(n, f.have)
 	}
 	switch {
 	case k == expr.Unknown:
@@ -349,7 +349,7 @@ func (g *gen) unreadables() {
 			g.GoTo(all)
 		} else {
 			rules, plan, required, pending := g.p.rules, g.p.plan, g.p.required, g.pending
-			g.p.rules, g.p.plan, g.p.required, g.pending = v.rules, v.plan, requiredOf(v.rules), 0
+			g.p.rules, g.p.plan, g.p.required, g.pending = v.rules, v.plan, requiredBits(v.rules), 0
 			g.decide(g.shares(plan, v.plan))
 			g.p.rules, g.p.plan, g.p.required, g.pending = rules, plan, required, pending
 		}
@@ -367,7 +367,7 @@ func (g *gen) shares(plan, of *plan) bool {
 	return len(g.p.rules) <= maxShared && len(plan.groups) == 0 && len(of.groups) == 0
 }
 
-func requiredOf(rules []Rule) []uint32 {
+func requiredBits(rules []Rule) []uint32 {
 	out := make([]uint32, len(rules))
 	for i, r := range rules {
 		out[i] = required(r)

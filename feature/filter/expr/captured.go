@@ -107,8 +107,8 @@ var ends = [lastField]int{IP4: 1, IP4Version: 1, IP4HdrLen: 1, IP4DSCP: 2, IP4EC
 	ICMP: begun, ICMPType: 1, ICMPCode: 2, ICMPChecksum: 4, ICMPIdent: 6, ICMPSeq: 8, ICMP6: begun, ICMP6Type: 1, ICMP6Code: 2, ICMP6Checksum: 4,
 	GRE: begun, GREFlags: 2, GREProto: 4}
 
-// headerOf is the header that a field is of, nil where the packet has none.
-func (l *layers) headerOf(id ID) []byte {
+// header is the header that a field is of, nil where the packet has none.
+func (l *layers) header(id ID) []byte {
 	switch {
 	case id >= IP4 && id <= IP4Addr:
 		return l.ip4
@@ -140,7 +140,7 @@ func (l *layers) hidden(id ID) bool {
 	if (id == IP6FragOffset || id == IP6FragMore) && l.lost == lostTransport && l.proto < 0 {
 		return l.frag != nil // of several fragment headers the last one counts
 	}
-	h := l.headerOf(id)
+	h := l.header(id)
 	return len(h) >= ends[id] && !l.sees(h, ends[id])
 }
 
@@ -163,7 +163,7 @@ func (l *layers) misses(id ID) bool {
 	case id == TransportUnreadable:
 		return l.lost != lostNothing && !l.unreadable
 	case l.lost >= lostTransport:
-		return l.lost > lostTransport || l.proto < 0 || slices.Contains(protocolsOf(id), l.proto)
+		return l.lost > lostTransport || l.proto < 0 || slices.Contains(fieldProtocols(id), l.proto)
 	case id >= TCPMSS && id <= TCPTSEcr:
 		return l.lost == lostPayload && l.tcp != nil || len(l.tcp) > 20 && !l.sees(l.tcp, len(l.tcp))
 	case id == TCPLen:
@@ -180,8 +180,8 @@ func (l *layers) misses(id ID) bool {
 	return false
 }
 
-// protocolsOf is which protocols have a transport field.
-func protocolsOf(id ID) []int {
+// fieldProtocols is which protocols have a transport field.
+func fieldProtocols(id ID) []int {
 	switch {
 	case id >= TCP && id <= TCPTSEcr:
 		return []int{protoTCP}
@@ -278,19 +278,19 @@ func (r *run) weigh(n Node, u Unreadable) Verdict {
 	case *Xor:
 		have, is, may := r.l.mayBeUnreadable(u)
 		if may && AnyUnknown(n, have) {
-			return oneOf(is, verdict(u == TreatMatch), func() Verdict { return r.odd(n.X) })
+			return agree(is, verdict(u == TreatMatch), func() Verdict { return r.odd(n.X) })
 		}
 		return r.odd(n.X)
 	}
 	have, is, may := r.l.mayBeUnreadable(u)
-	if k := KnowledgeOf(n, have); may && (k == Unknown || k == UnknownX && (r.l.ip6 != nil || r.l.lost >= lostNetwork)) {
-		return oneOf(is, verdict(u == TreatMatch), func() Verdict { return r.leaf(n) })
+	if k := KnowledgeFrom(n, have); may && (k == Unknown || k == UnknownX && (r.l.ip6 != nil || r.l.lost >= lostNetwork)) {
+		return agree(is, verdict(u == TreatMatch), func() Verdict { return r.leaf(n) })
 	}
 	return r.leaf(n)
 }
 
-// oneOf is the verdict of an unreadable header, if it is one, and else what both verdicts agree on.
-func oneOf(unreadable bool, v Verdict, readable func() Verdict) Verdict {
+// agree is the verdict of an unreadable header, if it is one, and else what both verdicts agree on.
+func agree(unreadable bool, v Verdict, readable func() Verdict) Verdict {
 	if unreadable || readable() == v {
 		return v
 	}

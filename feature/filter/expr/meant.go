@@ -105,8 +105,8 @@ var (
 		"nd-neighbor-solicit": 135, "nd-neighbor-advert": 136}
 )
 
-// numberOf is what a name is as a number of a field, "" if that is not known; hint says what else there is.
-func numberOf(name string, x Operand) (number, hint string) {
+// fieldNumber is what a name is as a number of a field, "" if that is not known; hint says what else there is.
+func fieldNumber(name string, x Operand) (number, hint string) {
 	var of map[string]uint64
 	name, format := strings.ToLower(name), "%d"
 	switch x.Field.ID {
@@ -138,8 +138,8 @@ func numberOf(name string, x Operand) (number, hint string) {
 	return number, hint
 }
 
-// insteadOf says which fields a protocol has that are compared, as it is not.
-func insteadOf(f *Field) string {
+// suggestFields says which fields a protocol has that are compared, as it is not.
+func suggestFields(f *Field) string {
 	var all []string
 	for _, last := range []string{"src", "dst", "srcport", "dstport", "type", "proto", "nxt", "offset", "id"} {
 		if g := byName[f.Name+"."+last]; g != nil && (last != "id" || len(all) == 0) {

@@ -19,7 +19,7 @@ func (p *parser) in(here at, x Operand) (Node, *Error) {
 		return nil, err
 	}
 	if x.Type() == Proto {
-		return nil, p.fail(t.pos, "%s is there or not: it is in no set%s", x, insteadOf(x.Field))
+		return nil, p.fail(t.pos, "%s is there or not: it is in no set%s", x, suggestFields(x.Field))
 	}
 	n := &In{at: here, X: x}
 	for {

@@ -63,8 +63,8 @@ func (f *Field) known(have int) Knowledge {
 	return Known
 }
 
-// KnowledgeOf is the least that is known of the operands of a node.
-func KnowledgeOf(n Node, have int) (k Knowledge) {
+// KnowledgeFrom is the least that is known of the operands of a node.
+func KnowledgeFrom(n Node, have int) (k Knowledge) {
 	for _, x := range Operands(n) {
 		if o := x.Field.known(have); o == Unknown || o == UnknownX && k == Known {
 			k = o
@@ -75,7 +75,7 @@ func KnowledgeOf(n Node, have int) (k Knowledge) {
 
 // AnyUnknown says whether a node or any below it has an operand that is unknown.
 func AnyUnknown(n Node, have int) (any bool) {
-	Walk(n, func(n Node) { any = any || KnowledgeOf(n, have) != Known })
+	Walk(n, func(n Node) { any = any || KnowledgeFrom(n, have) != Known })
 	return any
 }
 
@@ -102,7 +102,7 @@ func (r *run) maybe(n Node, want bool) bool {
 		}
 		return r.node(n)
 	}
-	switch k := KnowledgeOf(n, r.l.have); {
+	switch k := KnowledgeFrom(n, r.l.have); {
 	case k == Unknown, k == UnknownX && r.l.ip6 != nil:
 		return want
 	}

@@ -100,7 +100,7 @@ func (p *parser) value(x Operand) (Value, *Error) {
 		}
 		return p.name(t, x)
 	}
-	return Value{}, p.fail(t.pos, "%s is there or not: it has no value%s", x, insteadOf(x.Field))
+	return Value{}, p.fail(t.pos, "%s is there or not: it has no value%s", x, suggestFields(x.Field))
 }
 
 // numbers reads a number, or a range of them.
@@ -138,7 +138,7 @@ func (p *parser) number(t token, bits int, x Operand) (uint64, *Error) {
 	}
 	v, err := strconv.ParseUint(s, base, 64)
 	if t.kind != word || err != nil && (v == 0 || s == "") {
-		n, hint := numberOf(t.s, x)
+		n, hint := fieldNumber(t.s, x)
 		e := p.fail(t.pos, "%s where a number of %s is wanted%s", t, x, hint)
 		e.Suggestion = cmp.Or(n, dotted(t))
 		return 0, e

@@ -127,7 +127,7 @@ func fill(p *compile.Program, c *kernel.Collection, lists map[string]compile.Lis
 	for list, first := range p.Tables {
 		shards := lists[list].Shards
 		for i, name := range shards.Names(first) {
-			m, err := table.Of(c.Maps, name)
+			m, err := table.Find(c.Maps, name)
 			if i > 0 && err != nil {
 				continue // no rule asks for its family
 			} else if err != nil {
@@ -138,7 +138,7 @@ func fill(p *compile.Program, c *kernel.Collection, lists map[string]compile.Lis
 				return err
 			}
 			for _, n := range List {
-				if of := shards.Of(n); of != i && of >= 0 {
+				if of := shards.Find(n); of != i && of >= 0 {
 					continue
 				}
 				if err := t.Set(n, 1); err != nil {

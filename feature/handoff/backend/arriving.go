@@ -243,7 +243,7 @@ func (a *Agent) keepArrival(r *arriving) error {
 	if err != nil {
 		return err
 	}
-	at, err := sock.PositionsOf(fd)
+	at, err := sock.ReadPositions(fd)
 	if err == nil {
 		r.session, err = sock.Cookie(fd)
 	}

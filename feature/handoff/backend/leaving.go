@@ -95,7 +95,7 @@ func (a *Agent) admit(s *leaving, m wire.Message) error {
 	}
 	s.flow = repair.Flow{Local: local, Remote: remote}
 	s.id = peer.Flow{Service: service.ID, Client: remote}
-	at, err := sock.PositionsOf(s.fd)
+	at, err := sock.ReadPositions(s.fd)
 	if err != nil {
 		return err
 	}
@@ -397,7 +397,7 @@ func (a *Agent) transfer(id peer.Flow, p *place, m wire.Message, name string, ke
 		}
 		a.waitsFor(id, err)
 		time.Sleep(min(time.Duration(try+1)*time.Millisecond, 100*time.Millisecond))
-		if _, err := sock.PositionsOf(fd); err != nil {
+		if _, err := sock.ReadPositions(fd); err != nil {
 			_ = p.post(&wire.Message{Type: wire.Drop, Session: m.Session})
 			return false
 		}

@@ -90,7 +90,7 @@ func (a *Agent) adopt(r *arriving, fd int) error {
 	if err != nil {
 		return err
 	}
-	at, err := sock.PositionsOf(fd)
+	at, err := sock.ReadPositions(fd)
 	if err != nil {
 		return err
 	}

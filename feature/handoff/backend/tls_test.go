@@ -114,7 +114,7 @@ type held struct {
 func (h held) message(t testing.TB, kind wire.Type) (m wire.Message) {
 	t.Helper()
 	inside(t, h.c, func(fd int) {
-		at, err := sock.PositionsOf(fd)
+		at, err := sock.ReadPositions(fd)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,7 +165,7 @@ func (b *bare) take() (h held) {
 	}
 	f := os.NewFile(uintptr(fds[0]), "session")
 	defer f.Close()
-	if at, err := sock.PositionsOf(fds[0]); err != nil || at.Read != m.Read || len(m.Unread) != 0 || string(m.State) != "of the member" {
+	if at, err := sock.ReadPositions(fds[0]); err != nil || at.Read != m.Read || len(m.Unread) != 0 || string(m.State) != "of the member" {
 		t.Errorf("server %d: given at %d, %d bytes beside it, state %q; the kernel says %+v, %v", b.s.number, m.Read, len(m.Unread), m.State, at, err)
 	}
 	c, err := net.FileConn(f)

@@ -78,7 +78,7 @@ func Zones() ([]uint16, error) {
 	for _, v4 := range []bool{true, false} {
 		r := request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, v4)
 		err := r.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(b []byte) bool {
-			for _, zone := range zonesOf(b[min(len(b), nl.SizeofNfgenmsg):]) {
+			for _, zone := range readZones(b[min(len(b), nl.SizeofNfgenmsg):]) {
 				if !slices.Contains(out, zone) {
 					out = append(out, zone)
 				}
@@ -92,8 +92,8 @@ func Zones() ([]uint16, error) {
 	return out, nil
 }
 
-// zonesOf are the zones of an entry: its own, or one of a direction.
-func zonesOf(b []byte) (out []uint16) {
+// readZones are the zones of an entry: its own, or one of a direction.
+func readZones(b []byte) (out []uint16) {
 	each(b, func(kind uint16, v []byte) {
 		switch {
 		case kind == nl.CTA_ZONE && len(v) >= 2:

@@ -73,7 +73,7 @@ func (k *Keeper) connection(ctx context.Context, c *accept.Conn) {
 	if !ok {
 		return
 	}
-	p, err := processOf(u)
+	p, err := identify(u)
 	if err != nil {
 		k.Log.Warn("turned away", "uid", c.Peer.UID, "err", err)
 		return
@@ -155,7 +155,7 @@ func (k *Keeper) read(ctx context.Context, m *member) error {
 			fds, err = k.fetch(m, &msg, fds)
 		}
 		if err == nil && msg.Type == wire.Keep && m.service != nil && len(fds) > 0 {
-			m.ends, err = endsOf(m.process, fds[0])
+			m.ends, err = socketEnds(m.process, fds[0])
 		}
 		if err == nil {
 			fds = k.handle(ctx, m, &msg, fds)

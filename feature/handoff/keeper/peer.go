@@ -30,8 +30,8 @@ type process struct {
 	pidfd *os.File // in the poller: readable once the process has exited
 }
 
-// processOf finds out who has connected.
-func processOf(u *net.UnixConn) (*process, error) {
+// identify finds out who has connected.
+func identify(u *net.UnixConn) (*process, error) {
 	raw, err := u.SyscallConn()
 	if err != nil {
 		return nil, err

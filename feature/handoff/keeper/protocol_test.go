@@ -549,7 +549,7 @@ func TestTransferLost(t *testing.T) {
 	unix.Shutdown(fd, unix.SHUT_WR)
 	peer.Close()
 	nstest.Eventually(t, func() error {
-		if _, err := sock.PositionsOf(fd); errors.Is(err, sock.ErrClosed) {
+		if _, err := sock.ReadPositions(fd); errors.Is(err, sock.ErrClosed) {
 			return nil
 		}
 		return errors.New("both ends have closed, and the connection is not closed")

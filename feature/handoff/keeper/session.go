@@ -413,9 +413,9 @@ func (k *Keeper) remove(s *session, reset bool) {
 // ends are the addresses of a socket.
 type ends [2]netip.AddrPort
 
-// endsOf asks for the addresses of a socket that a process passes. The process can hold the socket's lock, so this is not
+// socketEnds asks for the addresses of a socket that a process passes. The process can hold the socket's lock, so this is not
 // done under the keeper's.
-func endsOf(p *process, fd int) (ends, error) {
+func socketEnds(p *process, fd int) (ends, error) {
 	e, err := bounded.Do(party(p.UID, "process", uint64(p.PID)), func() (e ends, err error) {
 		e[0], e[1] = sock.Addresses(fd)
 		return e, nil
@@ -428,7 +428,7 @@ func endsOf(p *process, fd int) (ends, error) {
 
 // positions asks how far the session's socket has come, and gives up where the owner holds the socket's lock.
 func (s *session) positions() (sock.Positions, error) {
-	return bounded.Do(s.party(), func() (sock.Positions, error) { return sock.PositionsOf(s.fd) }, nil)
+	return bounded.Do(s.party(), func() (sock.Positions, error) { return sock.ReadPositions(s.fd) }, nil)
 }
 
 // party is who can have calls about the session's socket wait.

@@ -28,10 +28,10 @@ type (
 )
 
 // Report tells all.
-func (k *Keeper) Report() Report { return k.reportOf(func(string) bool { return true }, nil) }
+func (k *Keeper) Report() Report { return k.buildReport(func(string) bool { return true }, nil) }
 
-// reportOf tells of some services, and of the sessions that a process may have; nil: of all.
-func (k *Keeper) reportOf(may func(service string) bool, by *process) Report {
+// buildReport tells of some services, and of the sessions that a process may have; nil: of all.
+func (k *Keeper) buildReport(may func(service string) bool, by *process) Report {
 	k.catchUpAll(may)
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -98,7 +98,7 @@ func (k *Keeper) report(ctx context.Context, m *member, msg *wire.Message, fds [
 	for _, n := range names {
 		allowed[n] = may(n)
 	}
-	r := k.reportOf(func(s string) bool { return allowed[s] }, m.process)
+	r := k.buildReport(func(s string) bool { return allowed[s] }, m.process)
 	cost := reportCost + time.Duration(len(names))*memberCost
 	for _, s := range r.Services {
 		cost += time.Duration(len(s.Sessions)) * sessionCost

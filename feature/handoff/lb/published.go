@@ -214,7 +214,7 @@ func View(root *kernel.Root, inst kernel.Instance) (*DataPath, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := store.Of(inst, o.Meta); err != nil {
+	if _, err := store.Decode(inst, o.Meta); err != nil {
 		o.Close()
 		return nil, err
 	}

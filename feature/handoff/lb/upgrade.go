@@ -155,7 +155,7 @@ func programs(pins *kernel.Opened, running uint32) (*kernel.Collection, error) {
 		share["lb_"+pin] = m
 	}
 	if running != 0 {
-		used, err := kernel.MapsOf(running)
+		used, err := kernel.OpenProgramMaps(running)
 		if err != nil {
 			return nil, err
 		}

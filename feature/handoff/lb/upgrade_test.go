@@ -117,7 +117,7 @@ func (s *scene) programs(t *testing.T, root *kernel.Root) (out []uint32) {
 // sharesRing wants the agent to hear of flows that a program learns.
 func (s *scene) sharesRing(t *testing.T, program uint32) {
 	t.Helper()
-	used, err := kernel.MapsOf(program)
+	used, err := kernel.OpenProgramMaps(program)
 	if err != nil {
 		t.Fatal(err)
 	}

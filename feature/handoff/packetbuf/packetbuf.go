@@ -233,7 +233,7 @@ func (d *Device[K]) read() (packets int, err error) {
 			return packets, fmt.Errorf("%w: %w", errDevice, err)
 		}
 		frame := d.buf[:n]
-		q := d.queueOf(frame)
+		q := d.findQueue(frame)
 		switch {
 		case q == nil:
 			if err := d.write(frame); err != nil {
@@ -256,9 +256,9 @@ func (d *Device[K]) write(frame []byte) error {
 	return nil
 }
 
-// queueOf finds the queue of a frame's flow; nil: it does not wait.
-func (d *Device[K]) queueOf(frame []byte) *queue {
-	from, to, proto, ok := endsOf(frame[min(vnetHeader, len(frame)):])
+// findQueue finds the queue of a frame's flow; nil: it does not wait.
+func (d *Device[K]) findQueue(frame []byte) *queue {
+	from, to, proto, ok := parseEnds(frame[min(vnetHeader, len(frame)):])
 	if !ok {
 		return nil
 	}
@@ -269,9 +269,9 @@ func (d *Device[K]) queueOf(frame []byte) *queue {
 	return d.queues[k]
 }
 
-// endsOf are the source and the destination of an Ethernet frame of TCP or UDP, as the data path has parked it: without tags
+// parseEnds are the source and the destination of an Ethernet frame of TCP or UDP, as the data path has parked it: without tags
 // and extension headers.
-func endsOf(b []byte) (from, to netip.AddrPort, proto uint8, ok bool) {
+func parseEnds(b []byte) (from, to netip.AddrPort, proto uint8, ok bool) {
 	if len(b) < 14+20 {
 		return from, to, 0, false
 	}

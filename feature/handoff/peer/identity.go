@@ -62,7 +62,7 @@ type stamp struct {
 	err                  string
 }
 
-func stampOf(path string) (s stamp) {
+func readStamp(path string) (s stamp) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
 		return stamp{err: err.Error()}
@@ -71,7 +71,7 @@ func stampOf(path string) (s stamp) {
 }
 
 func (f Files) stamps() [3]stamp {
-	return [3]stamp{stampOf(f.Certificate), stampOf(f.Key), stampOf(f.CA)}
+	return [3]stamp{readStamp(f.Certificate), readStamp(f.Key), readStamp(f.CA)}
 }
 
 // Load reads the files.

@@ -160,7 +160,7 @@ func programs(pins *kernel.Opened, running uint32, buffer int) (*kernel.Collecti
 	}
 	share := map[string]*ebpf.Map{"quarantine_sessions": pins.Maps[pinSessions], "quarantine_counts": pins.Maps[pinCounts]}
 	if running != 0 {
-		used, err := kernel.MapsOf(running)
+		used, err := kernel.OpenProgramMaps(running)
 		if err != nil {
 			return nil, err
 		}

@@ -113,7 +113,7 @@ func (r *raw) programs() (out []uint32) {
 // sharesPairs wants a program of arriving packets to know the ends of sessions that the agent tells of.
 func (r *raw) sharesPairs(program uint32) {
 	r.Helper()
-	used, err := kernel.MapsOf(program)
+	used, err := kernel.OpenProgramMaps(program)
 	if err != nil {
 		r.Fatal(err)
 	}

@@ -51,10 +51,10 @@ func (c *Conn) Unread() []byte { return c.unread }
 // Dump is [DumpConn] of a session that has moved before, with what is still unread of
 // that move.
 func (c *Conn) Dump(o DumpOptions) (*State, error) {
-	if err := tooLarge(len(c.unread), limitOf(o)); err != nil {
+	if err := tooLarge(len(c.unread), dumpLimit(o)); err != nil {
 		return nil, fmt.Errorf("dump %s-%s: %w", c.LocalAddr(), c.RemoteAddr(), err)
 	}
-	o.Limit = max(1, limitOf(o)-len(c.unread)) // 0 would be the default
+	o.Limit = max(1, dumpLimit(o)-len(c.unread)) // 0 would be the default
 	s, err := DumpConn(c.TCPConn, o)
 	if err != nil {
 		return nil, err

@@ -118,7 +118,7 @@ func (p *Prepared) freeze(fd int, o DumpOptions) (_ *State, err error) {
 			err = errors.Join(err, thaw(fd, s.ReuseAddr, repairOffQuiet))
 		}
 	}()
-	if err := s.read(fd, limitOf(o)); err != nil {
+	if err := s.read(fd, dumpLimit(o)); err != nil {
 		return nil, err
 	}
 	return &s, nil
@@ -139,7 +139,7 @@ func thaw(fd int, reuse bool, how int) error {
 	return nil
 }
 
-func limitOf(o DumpOptions) int {
+func dumpLimit(o DumpOptions) int {
 	if o.Limit == 0 {
 		return defaultLimit
 	}
@@ -180,7 +180,7 @@ func admit(fd int, o DumpOptions) (s State, tls bool, err error) {
 	}
 	l, err := queueLengths(fd)
 	if err == nil {
-		err = tooLarge(l.unread+l.unacked, limitOf(o))
+		err = tooLarge(l.unread+l.unacked, dumpLimit(o))
 	}
 	return s, tls, err
 }

@@ -66,7 +66,7 @@ var options = []option{
 	{32, "SO_ZEROCOPY", unix.SOL_SOCKET, unix.SO_ZEROCOPY, anyFamily, false},
 }
 
-func optionOf(id uint8) *option {
+func findOption(id uint8) *option {
 	if i := int(id) - 1; i >= 0 && i < len(options) {
 		return &options[i]
 	}
@@ -110,7 +110,7 @@ func (s *State) readOptions(fd int) error {
 // know is told, not an error: a session without a refinement beats none.
 func (s *State) setOptions(fd int, early bool) (lost []string, err error) {
 	for _, have := range s.Options {
-		o := optionOf(have.ID)
+		o := findOption(have.ID)
 		if o == nil || !o.applies(s) {
 			if early {
 				lost = append(lost, fmt.Sprintf("socket option number %d: unknown to this weir", have.ID))

@@ -54,7 +54,7 @@ var ciphers = []cipher{
 	{58, "ARIA-256-GCM", 8, 32, 4, 8},
 }
 
-func cipherOf(id uint16) *cipher {
+func findCipher(id uint16) *cipher {
 	if i := slices.IndexFunc(ciphers, func(c cipher) bool { return c.id == id }); i >= 0 {
 		return &ciphers[i]
 	}
@@ -72,7 +72,7 @@ func (k *TLS) String() string {
 		return "kTLS without keys"
 	}
 	name := fmt.Sprintf("cipher %d", k.Cipher)
-	if c := cipherOf(k.Cipher); c != nil {
+	if c := findCipher(k.Cipher); c != nil {
 		name = c.name
 	}
 	return fmt.Sprintf("TLS 1.%d with %s", int(k.Version)-0x0301, name)
@@ -89,7 +89,7 @@ func (k *TLS) problem() string {
 	if k.Version != tlsVersion12 && k.Version != tlsVersion13 {
 		return fmt.Sprintf("version %#x of TLS", k.Version)
 	}
-	c := cipherOf(k.Cipher)
+	c := findCipher(k.Cipher)
 	if c == nil {
 		return fmt.Sprintf("cipher %d", k.Cipher)
 	}
@@ -163,7 +163,7 @@ func (s *State) parseTLS(b, before []byte) error {
 		if f&(tlsFlagTx<<i) == 0 {
 			continue
 		}
-		c := cipherOf(k.Cipher)
+		c := findCipher(k.Cipher)
 		if c == nil {
 			return fmt.Errorf("%w: cipher %d of TLS", errVersion, k.Cipher)
 		}

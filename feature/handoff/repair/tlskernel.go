@@ -94,7 +94,7 @@ func readKeys(fd int) (*TLS, error) {
 			return nil, fmt.Errorf("keys of TLS: %w", err)
 		}
 		k.Version, k.Cipher = binary.NativeEndian.Uint16(info[:]), binary.NativeEndian.Uint16(info[2:])
-		c := cipherOf(k.Cipher)
+		c := findCipher(k.Cipher)
 		if c == nil {
 			return nil, fmt.Errorf("%w: cipher %d is unknown to this weir", errTLS, k.Cipher)
 		}

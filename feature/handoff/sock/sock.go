@@ -30,12 +30,12 @@ type Positions struct {
 	Written uint64 // put into the send queue
 }
 
-// PositionsOf asks the kernel. Read is what has been received (tcpi_bytes_received)
+// ReadPositions asks the kernel. Read is what has been received (tcpi_bytes_received)
 // less what is still queued (SIOCINQ), Written what has been acknowledged
 // (tcpi_bytes_acked) and what is queued (SIOCOUTQ). The numbers are exact whoever
 // read and wrote, and however they ended. The error wraps [ErrClosed] for a
 // connection that is over.
-func PositionsOf(fd int) (Positions, error) {
+func ReadPositions(fd int) (Positions, error) {
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	// Segments arrive meanwhile: the two halves of a sum must be of one instant.
 	for err == nil {

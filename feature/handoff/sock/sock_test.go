@@ -54,7 +54,7 @@ func fdOf(t testing.TB, c *net.TCPConn) int {
 
 func want(t testing.TB, fd int, read, written uint64) {
 	t.Helper()
-	if p, err := PositionsOf(fd); err != nil || p.Read != read || p.Written != written {
+	if p, err := ReadPositions(fd); err != nil || p.Read != read || p.Written != written {
 		t.Errorf("positions %+v, %v; want read %d, written %d", p, err, read, written)
 	}
 }
@@ -87,7 +87,7 @@ func TestPositions(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		peer, ours, fd := connection(t, address)
 		peerFD := fdOf(t, peer)
-		start, err := PositionsOf(peerFD) // of an active opener: the SYN may count
+		start, err := ReadPositions(peerFD) // of an active opener: the SYN may count
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -123,7 +123,7 @@ func TestPositions(t *testing.T) {
 		want(t, fd, 1000, 50)
 		ours.Write(b[:7])
 		ours.CloseWrite()
-		if p, err := PositionsOf(fd); !errors.Is(err, ErrClosed) && (err != nil || p != (Positions{1000, 57})) {
+		if p, err := ReadPositions(fd); !errors.Is(err, ErrClosed) && (err != nil || p != (Positions{1000, 57})) {
 			t.Errorf("after both ends have closed: %+v, %v", p, err)
 		}
 	}
@@ -154,7 +154,7 @@ func TestPositionsUnderLoad(t *testing.T) {
 			t.Fatal(err)
 		}
 		written += uint64(n)
-		if p, err := PositionsOf(fd); err != nil || p != (Positions{read, written}) {
+		if p, err := ReadPositions(fd); err != nil || p != (Positions{read, written}) {
 			t.Fatalf("positions %+v, %v; want %d and %d", p, err, read, written)
 		}
 	}
@@ -194,6 +194,6 @@ func BenchmarkPositions(b *testing.B) {
 	nstest.NeedRoot(b)
 	_, _, fd := connection(b, "127.0.0.1:0")
 	for b.Loop() {
-		PositionsOf(fd)
+		ReadPositions(fd)
 	}
 }

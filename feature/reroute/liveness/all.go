@@ -22,7 +22,7 @@ func PlanAll(ctx context.Context, have State, wants []Config) (plan feature.Plan
 		if err != nil {
 			return plan, fmt.Errorf("network namespace: %w", err)
 		}
-		scope := scopeOf(ns)
+		scope := netnsScope(ns)
 		ns.Close()
 		wanted[scope] = true
 		if w.Tick == 0 {

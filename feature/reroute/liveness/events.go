@@ -50,7 +50,7 @@ const lookEvery = time.Second
 func Events(ctx context.Context, r *kernel.Root, inode uint64, yield func(Event) bool) error {
 	more := true
 	for more && ctx.Err() == nil {
-		err := eventsOf(ctx, r, fmt.Sprint(inode), func(e Event) bool {
+		err := readEvents(ctx, r, fmt.Sprint(inode), func(e Event) bool {
 			more = yield(e)
 			return more
 		})
@@ -79,7 +79,7 @@ func AllEvents(ctx context.Context, r *kernel.Root, yield func(SessionEvent)) {
 			}
 			reading[scope] = true
 			all.Go(func() {
-				_ = eventsOf(ctx, r, scope, func(e Event) bool {
+				_ = readEvents(ctx, r, scope, func(e Event) bool {
 					mu.Lock()
 					defer mu.Unlock()
 					if s, ok := whose(r, scope, e); ok {
@@ -114,8 +114,8 @@ func whose(r *kernel.Root, scope string, e Event) (s SessionEvent, ok bool) {
 	return SessionEvent{Event: e, Netns: p.Netns, Session: p.Config.Sessions[i]}, true
 }
 
-// eventsOf reads the events of a scope until another form of its instance is published, ctx is done or yield returns false.
-func eventsOf(ctx context.Context, r *kernel.Root, scope string, yield func(Event) bool) error {
+// readEvents reads the events of a scope until another form of its instance is published, ctx is done or yield returns false.
+func readEvents(ctx context.Context, r *kernel.Root, scope string, yield func(Event) bool) error {
 	o, err := r.OpenMapsForWriting(instance(scope), pinEvents)
 	if err != nil {
 		return err

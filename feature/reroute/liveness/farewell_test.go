@@ -95,7 +95,7 @@ func TestRemovedWhileDown(t *testing.T) {
 	defer cancel()
 	go AllEvents(ctx, p.root, func(e SessionEvent) { events <- e })
 	l := p.lock() // without Recover, which would put the route back
-	err := remove(l, scopeOf(p.w.B))
+	err := remove(l, netnsScope(p.w.B))
 	l.Unlock()
 	if err != nil {
 		t.Fatal(err)

@@ -47,7 +47,7 @@ func Plan(_ context.Context, have State, want Config) (plan feature.Plan, err er
 	for i := range want.Sessions {
 		want.Sessions[i] = want.Sessions[i].filled()
 	}
-	scope := scopeOf(ns)
+	scope := netnsScope(ns)
 	was, has := have.published[scope]
 	if have.Unreadable.Has(instance(scope)) {
 		return plan, nil
@@ -129,14 +129,14 @@ func (p *published) apply(l *kernel.WriteLock) error {
 		return err
 	}
 	defer ns.Close()
-	if err := p.farewell(l, scopeOf(ns)); err != nil {
+	if err := p.farewell(l, netnsScope(ns)); err != nil {
 		return err
 	}
 	if err := p.publish(l, ns); err != nil {
 		return err
 	}
 	kernel.Step("liveness:published")
-	return syncScope(l, scopeOf(ns))
+	return syncScope(l, netnsScope(ns))
 }
 
 // farewell has sessions that are there, and not in p, tell their peers that they end: silence is no failure then. It takes a few

@@ -16,8 +16,8 @@ type function struct {
 	kept bool // the route is there, though rules prefer another. To list routes is too much for each second
 }
 
-// functionOf is the function of a session that has a device; nil: nobody probes it. It is called in the session's namespace.
-func functionOf(s *Session) *function {
+// findFunction is the function of a session that has a device; nil: nobody probes it. It is called in the session's namespace.
+func findFunction(s *Session) *function {
 	full := s.filled()
 	if !full.judges() {
 		return nil
@@ -41,7 +41,7 @@ func (k *known) unrouted() (string, error) {
 			continue
 		}
 		if p.function == nil {
-			if p.function = functionOf(p.Session); p.function == nil {
+			if p.function = findFunction(p.Session); p.function == nil {
 				continue
 			}
 		}
@@ -63,7 +63,7 @@ func (k *known) unrouted() (string, error) {
 // routeProblem says that probes of a session's peer find no route; "": they do, or it cannot be told. It is called in the
 // namespace.
 func routeProblem(s *Session) string {
-	f := functionOf(s)
+	f := findFunction(s)
 	if f == nil || f.Chosen(f.vrf) {
 		return ""
 	}

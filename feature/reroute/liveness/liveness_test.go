@@ -25,7 +25,7 @@ import (
 // word is the link's word that the data path of a namespace reads.
 func (p *pair) word(ns *netns.Handle, device string) (w links.State) {
 	p.t.Helper()
-	o, err := p.root.Open(instance(scopeOf(ns)), pinLinks)
+	o, err := p.root.Open(instance(netnsScope(ns)), pinLinks)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ func TestBetweenTicks(t *testing.T) {
 	p.apply(p.w.NameA, a)
 	p.apply(p.w.NameB, b)
 	state := func(ns *netns.Handle) (v bpf.LivenessLivenessState) {
-		o, err := p.root.Open(instance(scopeOf(ns)), pinStates)
+		o, err := p.root.Open(instance(netnsScope(ns)), pinStates)
 		if err != nil {
 			t.Fatal(err)
 		}

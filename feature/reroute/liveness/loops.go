@@ -25,7 +25,7 @@ type Loops struct {
 
 // OpenLoops has the loops of a namespace beat at least once a tick, and says which they are. Close them.
 func OpenLoops(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick time.Duration) (_ *Loops, err error) {
-	scope := scopeOf(ns)
+	scope := netnsScope(ns)
 	p, err := readPublished(l.Root, scope)
 	if errors.Is(err, kernel.ErrNotExist) || err == nil && (p.Config.Tick == 0 || p.Config.Tick > tick) {
 		p.Config.Tick = tick

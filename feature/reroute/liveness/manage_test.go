@@ -53,7 +53,7 @@ func revived(t *testing.T, which int, last bool) bool {
 	}
 	// A packet of another generation than the clockwork's ends.
 	lose := func() (ticks uint64) {
-		o, err := p.root.OpenMapsForWriting(instance(scopeOf(p.w.A)), pinClockwork)
+		o, err := p.root.OpenMapsForWriting(instance(netnsScope(p.w.A)), pinClockwork)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -164,7 +164,7 @@ func TestUpgrade(t *testing.T) {
 	l := p.lock()
 	defer l.Unlock()
 	for _, ns := range []*netns.Handle{p.w.A, p.w.B} {
-		o, err := l.Open(instance(scopeOf(ns)))
+		o, err := l.Open(instance(netnsScope(ns)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -173,7 +173,7 @@ func TestUpgrade(t *testing.T) {
 		names, err := o.Links()
 		delete(o.Maps, pinTimers) // which weir had no need for once
 		if err == nil {
-			err = l.Upgrade(instance(scopeOf(ns)), kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: o.Maps}, Keep: names, Swap: func() error { return nil }})
+			err = l.Upgrade(instance(netnsScope(ns)), kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: o.Maps}, Keep: names, Swap: func() error { return nil }})
 		}
 		o.Close()
 		if err != nil {
@@ -195,7 +195,7 @@ func TestUpgrade(t *testing.T) {
 		}
 	}
 	p.within(patience, "answers go on", func(a, b SessionState) bool { return a.Answered > before+20 })
-	if o, err := l.Open(instance(scopeOf(p.w.A)), pinTimers); err != nil {
+	if o, err := l.Open(instance(netnsScope(p.w.A)), pinTimers); err != nil {
 		t.Error(err)
 	} else {
 		o.Close()
@@ -206,7 +206,7 @@ func TestUpgrade(t *testing.T) {
 // programs are the numbers of those that the links of a namespace run.
 func (p *pair) programs() (out []uint32) {
 	p.t.Helper()
-	o, err := p.root.Open(instance(scopeOf(p.w.A)))
+	o, err := p.root.Open(instance(netnsScope(p.w.A)))
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestSharedWords(t *testing.T) {
 	a, b := p.sessions(10 * time.Millisecond)
 	p.apply(p.w.NameB, b)
 	l := p.lock()
-	other := kernel.Instance{Scope: scopeOf(p.w.A), Feature: Name, Name: "@other"}
+	other := kernel.Instance{Scope: netnsScope(p.w.A), Feature: Name, Name: "@other"}
 	if err := l.Publish(other, kernel.Meta{ABI: 1}, kernel.Pins{Maps: map[string]*ebpf.Map{links.MapName: words}}); err != nil {
 		t.Fatal(err)
 	}

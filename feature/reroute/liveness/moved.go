@@ -16,8 +16,8 @@ import (
 	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
 )
 
-// moveOf is what signed probes have told of the link address of a device's neighbour.
-func moveOf(m *ebpf.Map, device int) (v bpf.LivenessLivenessMove, err error) {
+// readMove is what signed probes have told of the link address of a device's neighbour.
+func readMove(m *ebpf.Map, device int) (v bpf.LivenessLivenessMove, err error) {
 	if err := m.Lookup(links.Slot(device), &v); err != nil {
 		return v, fmt.Errorf("reading the link address of the neighbour on interface %d: %w", device, err)
 	}
@@ -35,7 +35,7 @@ func (s *site) followMoves() error {
 		if c.On == 0 {
 			continue
 		}
-		v, err := moveOf(s.pins.Maps[pinMoves], int(c.Ifindex))
+		v, err := readMove(s.pins.Maps[pinMoves], int(c.Ifindex))
 		if err == nil && v.Moved != 0 {
 			err = follow(int(c.Ifindex), v.Was[:], v.Now[:])
 		}

@@ -58,7 +58,7 @@ func TestMovedNeighbour(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.run(bpf.LivenessProgLivenessReturn, c.data(b))
-			v, err := moveOf(b.maps[pinMoves], 0)
+			v, err := readMove(b.maps[pinMoves], 0)
 			if err != nil || v.Moved != c.moved || c.moved == 1 && (v.Was != old || v.Now != other) {
 				t.Errorf("%+v, %v", v, err)
 			}
@@ -67,7 +67,7 @@ func TestMovedNeighbour(t *testing.T) {
 			}
 			if c.moved == 1 { // and back, before the kernel knew
 				b.run(bpf.LivenessProgLivenessReturn, from(old, changed(func(f *bpf.LivenessLivenessFrame) { f.Tlv.Life, f.Tlv.Seq = network64(78), network32(2) }))(b))
-				if v, err := moveOf(b.maps[pinMoves], 0); err != nil || v.Moved != 0 {
+				if v, err := readMove(b.maps[pinMoves], 0); err != nil || v.Moved != 0 {
 					t.Errorf("moved back: %+v, %v", v, err)
 				}
 			}
@@ -119,11 +119,11 @@ func TestNeighbourMoves(t *testing.T) {
 	setAddress(t, p.w.B, now)
 	index := nstest.Ifindex(t, p.w.A, nstest.WireDevice)
 	nstest.Eventually(t, func() error {
-		o, err := p.root.Open(instance(scopeOf(p.w.A)), pinMoves)
+		o, err := p.root.Open(instance(netnsScope(p.w.A)), pinMoves)
 		if err != nil {
 			t.Fatal(err)
 		}
-		v, err := moveOf(o.Maps[pinMoves], index)
+		v, err := readMove(o.Maps[pinMoves], index)
 		o.Close()
 		if err != nil {
 			t.Fatal(err)

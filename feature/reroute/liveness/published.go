@@ -30,7 +30,7 @@ var store = instances.Store[published]{Feature: Name, ABI: abi, Object: bpf.Obje
 
 func instance(scope string) kernel.Instance { return store.Name(scope, instanceName) }
 
-func scopeOf(ns *netns.Handle) string { return kernel.ScopeOf(ns) }
+func netnsScope(ns *netns.Handle) string { return kernel.ScopeOf(ns) }
 
 // Pins of the instance.
 const (
@@ -63,8 +63,8 @@ type published struct {
 	netns.ID `json:"-"`
 }
 
-// publishedOf is the liveness of a record.
-func publishedOf(rec instances.Record[published]) published {
+// publishedFrom is the liveness of a record.
+func publishedFrom(rec instances.Record[published]) published {
 	rec.Spec.ID = rec.ID()
 	return rec.Spec
 }
@@ -77,7 +77,7 @@ type segment struct {
 
 func readPublished(r *kernel.Root, scope string) (published, error) {
 	rec, err := store.Read(r, instance(scope))
-	return publishedOf(rec), err
+	return publishedFrom(rec), err
 }
 
 // scopes are the namespaces that have liveness, readable or not.
@@ -116,7 +116,7 @@ func (p *published) place(before map[string]uint32) error {
 
 // publish records what is wanted. The words of links are those that another instance of the namespace has, or new ones.
 func (p *published) publish(l *kernel.WriteLock, ns *netns.Handle) error {
-	i := instance(scopeOf(ns))
+	i := instance(netnsScope(ns))
 	share := map[string]*ebpf.Map{}
 	o, err := l.Open(i)
 	if err == nil {

@@ -131,7 +131,7 @@ func (k *known) moved() (string, error) {
 		if p.device == 0 {
 			continue
 		}
-		v, err := moveOf(k.Maps[pinMoves], p.device)
+		v, err := readMove(k.Maps[pinMoves], p.device)
 		if err != nil {
 			return "", err
 		}
@@ -152,12 +152,12 @@ func (w *watch) open(scope string) (*known, error) {
 	if err != nil {
 		return nil, err
 	}
-	rec, err := store.Of(o.Instance, o.Meta)
+	rec, err := store.Decode(o.Instance, o.Meta)
 	if err != nil {
 		o.Close()
 		return nil, err
 	}
-	k := &known{published: publishedOf(rec), Opened: o}
+	k := &known{published: publishedFrom(rec), Opened: o}
 	w.known[scope] = k
 	return k, nil
 }
@@ -259,7 +259,7 @@ func (k *known) appeared() (int, error) {
 	}
 	defer unix.Close(fd)
 	return slices.IndexFunc(k.places, func(p settled) bool {
-		index := numberOf(fd, p.Device)
+		index := deviceNumber(fd, p.Device)
 		if index == 0 || index == p.device && !p.lost {
 			return false
 		}
@@ -268,8 +268,8 @@ func (k *known) appeared() (int, error) {
 	}), nil
 }
 
-// numberOf is a device's number; 0: there is none of that name.
-func numberOf(socket int, device string) int {
+// deviceNumber is a device's number; 0: there is none of that name.
+func deviceNumber(socket int, device string) int {
 	r, err := unix.NewIfreq(device)
 	if err != nil || unix.IoctlIfreq(socket, unix.SIOCGIFINDEX, r) != nil {
 		return 0

@@ -125,7 +125,7 @@ func ReadState(_ context.Context, r *kernel.Root) (State, error) {
 	all, unreadable, err := store.All(r)
 	st.Unreadable = unreadable
 	for _, rec := range all {
-		p := publishedOf(rec)
+		p := publishedFrom(rec)
 		err := st.readScope(r, rec.Scope, p)
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue // removed meanwhile
@@ -165,7 +165,7 @@ func (st *State) readScope(r *kernel.Root, scope string, p published) error {
 		if err := errors.Join(o.Maps[pinSetups].Lookup(i, &c), o.Maps[pinStates].Lookup(i, v)); err != nil {
 			return fmt.Errorf("reading session %q: %w", s.Name, err)
 		}
-		ss := stateOf(s, c, v, at)
+		ss := newSessionState(s, c, v, at)
 		ss.Netns, ss.Problem, ss.Gone = p.Netns, problem, gone
 		if problem == "" && c.On == 0 {
 			ss.Problem = fmt.Sprintf("device %s is not there", s.Device)
@@ -215,7 +215,7 @@ func (st *State) readLoops(o *kernel.Opened, p published, at uint64) error {
 // since is how long ago a moment was; 0 for one after at, which another CPU may have written meanwhile.
 func since(at, moment uint64) time.Duration { return time.Duration(at - min(at, moment)) }
 
-func judgementOf(j bpf.LivenessLivenessJudgement, at uint64) *Judgement {
+func newJudgement(j bpf.LivenessLivenessJudgement, at uint64) *Judgement {
 	out := &Judgement{Phase: Init, Downs: j.Downs, Granted: j.Granted}
 	if int(j.Phase) < len(phases) {
 		out.Phase = phases[j.Phase]
@@ -226,15 +226,15 @@ func judgementOf(j bpf.LivenessLivenessJudgement, at uint64) *Judgement {
 	return out
 }
 
-func stateOf(s Session, c bpf.LivenessLivenessSetup, v *bpf.LivenessLivenessState, at uint64) SessionState {
+func newSessionState(s Session, c bpf.LivenessLivenessSetup, v *bpf.LivenessLivenessState, at uint64) SessionState {
 	out := SessionState{Name: s.Name, Device: s.Device, ID: s.ID, Mode: s.Mode, Phase: Init, Flaps: v.Sender.Downs + v.Peer.Downs,
 		Sent: v.Seq, Answered: v.Answers, Unanswered: v.Seq - v.Answered, Heard: v.Heard, LostHeard: v.PeerSeq - min(v.PeerSeq, v.Heard),
-		RTT: rttOf(v), Counts: map[string]uint64{}}
+		RTT: newRTT(v), Counts: map[string]uint64{}}
 	if s.sends() {
-		out.Sender = judgementOf(v.Sender, at)
+		out.Sender = newJudgement(v.Sender, at)
 	}
 	if s.judges() {
-		out.Peer = judgementOf(v.Peer, at)
+		out.Peer = newJudgement(v.Peer, at)
 	}
 	for _, j := range []*Judgement{out.Sender, out.Peer} {
 		if j != nil && (j.Phase == Down || j.Phase == Up && out.Phase == Init) {
@@ -278,8 +278,8 @@ func directions(s Session, c bpf.LivenessLivenessSetup, v *bpf.LivenessLivenessS
 	return out, in
 }
 
-// rttOf reads the histogram (liveness_bucket in heard.h).
-func rttOf(v *bpf.LivenessLivenessState) RTT {
+// newRTT reads the histogram (liveness_bucket in heard.h).
+func newRTT(v *bpf.LivenessLivenessState) RTT {
 	out := RTT{Min: time.Duration(v.RttMin), Jitter: time.Duration(v.Jitter)}
 	total := uint64(0)
 	for _, n := range v.Rtt {

@@ -133,11 +133,11 @@ func (g *graph) failures(node int32, mode Mode) (out []Failure) {
 		if done[l] {
 			continue
 		}
-		f := g.failureOf(l, mode)
+		f := g.newFailure(l, mode)
 		for _, local := range g.out(node) {
 			if slices.Contains(f.Links, int(local)) && !done[local] {
 				// In mode SRLG another local link may have more groups and so a failure of its own.
-				if mode != SRLG || slices.Equal(g.failureOf(local, mode).Links, f.Links) {
+				if mode != SRLG || slices.Equal(g.newFailure(local, mode).Links, f.Links) {
 					f.Local = append(f.Local, int(local))
 					done[local] = true
 				}
@@ -148,7 +148,7 @@ func (g *graph) failures(node int32, mode Mode) (out []Failure) {
 	return out
 }
 
-func (g *graph) failureOf(link int32, mode Mode) Failure {
+func (g *graph) newFailure(link int32, mode Mode) Failure {
 	l := g.Links[link]
 	f := Failure{Mode: mode, Node: -1}
 	for i, o := range g.Links {

@@ -67,7 +67,7 @@ func (p *Planner) Detours(router int, f Failure, up bool) (detours []Detour, mis
 func (p *Planner) everywhere(mode Mode) (out []Failure) {
 	seen := map[string]bool{}
 	for l := range p.g.Links {
-		f := p.g.failureOf(int32(l), mode)
+		f := p.g.newFailure(int32(l), mode)
 		if key := fmt.Sprint(f.Links); !seen[key] {
 			seen[key] = true
 			out = append(out, f)

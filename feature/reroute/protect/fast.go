@@ -59,7 +59,7 @@ func startFast(ns *netns.Handle, pins *kernel.Opened, w scopeSpec, seen *kernel.
 	if f.c, err = loadOver(pins.Maps, bpf.ProtectProgRerouteIngress); err != nil {
 		return nil, err
 	}
-	m, err := table.Of(f.c.Maps, "fast")
+	m, err := table.Find(f.c.Maps, "fast")
 	if err == nil {
 		f.table, err = table.Open(m)
 	}
@@ -234,9 +234,9 @@ func passedOver(index int) bool {
 	return err != nil || setting("ipv6/conf/"+l.Attrs().Name+"/ignore_routes_with_linkdown") == "1" || setting("ipv6/conf/all/ignore_routes_with_linkdown") == "1"
 }
 
-// repairsOf reads the repairs of every protected link, by its number.
-func (f *fast) repairsOf() (map[int]repairOf, error) {
-	i := installerOf(f.pins)
+// readRepairs reads the repairs of every protected link, by its number.
+func (f *fast) readRepairs() (map[int]repairOf, error) {
+	i := newInstaller(f.pins)
 	paths, prefixes, err := i.read()
 	if err != nil {
 		return nil, err

@@ -156,7 +156,7 @@ func dropHelper(scope string) { _ = netns.Delete(helperName + scope) }
 
 func init() {
 	kernel.OnSweep(func(i kernel.Instance) {
-		if i == instanceOf(i.Scope) {
+		if i == instanceKey(i.Scope) {
 			dropHelper(i.Scope)
 		}
 	})

@@ -25,7 +25,7 @@ type installer struct {
 
 // install makes the maps those of the routes.
 func (s *instance) install(routes []route) error {
-	i := installerOf(s.pins)
+	i := newInstaller(s.pins)
 	oldPaths, oldPrefixes, err := i.read()
 	if err != nil {
 		return err
@@ -71,14 +71,14 @@ func (s *instance) install(routes []route) error {
 	return nil
 }
 
-func installerOf(o *kernel.Opened) *installer {
+func newInstaller(o *kernel.Opened) *installer {
 	return &installer{repairs: o.Maps[pinRepairs], paths: o.Maps[pinPaths], prefixes: o.Maps[pinPrefixes],
 		have: map[uint32]bpf.ProtectRerouteRepair{}, kept: map[uint32]bool{}}
 }
 
 // readRepairs are the repairs that packets can take, by number.
 func readRepairs(o *kernel.Opened) (map[uint32]bpf.ProtectRerouteRepair, error) {
-	i := installerOf(o)
+	i := newInstaller(o)
 	_, _, err := i.read()
 	return i.have, err
 }

@@ -21,7 +21,7 @@ type wayKey struct {
 	header6, header4 [srv6.Room]byte
 }
 
-func wayKeyOf(r *bpf.ProtectRerouteRepair) wayKey { return wayKey{r.Ifindex, r.Header6, r.Header4} }
+func newWayKey(r *bpf.ProtectRerouteRepair) wayKey { return wayKey{r.Ifindex, r.Header6, r.Header4} }
 
 // learntSize is the size of packets that a way takes, with their outer headers.
 type learntSize struct {
@@ -76,8 +76,8 @@ func (w *watcher) recall() error {
 	}
 	err := w.readRepairs()
 	for _, r := range *w.repairs.Load() {
-		if _, known := w.sizes[wayKeyOf(&r)]; !known && r.Flags&flagLearnt != 0 {
-			w.sizes[wayKeyOf(&r)] = learntSize{r.Mtu, time.Now().Add(keepSize)}
+		if _, known := w.sizes[newWayKey(&r)]; !known && r.Flags&flagLearnt != 0 {
+			w.sizes[newWayKey(&r)] = learntSize{r.Mtu, time.Now().Add(keepSize)}
 		}
 	}
 	return err
@@ -122,14 +122,14 @@ func (w *watcher) learn(m tooBig) {
 
 func (w *watcher) learnSize(p published, r *bpf.ProtectRerouteRepair, m tooBig) {
 	size, known := max(m.mtu, leastSize(r)), r.Mtu
-	s, again := w.sizes[wayKeyOf(r)]
+	s, again := w.sizes[newWayKey(r)]
 	if again {
 		known = min(known, s.mtu)
 	}
 	if size >= known {
 		return
 	}
-	w.sizes[wayKeyOf(r)] = learntSize{size, time.Now().Add(keepSize)}
+	w.sizes[newWayKey(r)] = learntSize{size, time.Now().Add(keepSize)}
 	if again {
 		w.follow() // a way of many sizes does not keep this process busy
 	} else {
@@ -165,7 +165,7 @@ func (s *instance) installedSizes() (map[wayKey]uint32, error) {
 	out := map[wayKey]uint32{}
 	for _, r := range all {
 		if r.Flags&flagLearnt != 0 {
-			out[wayKeyOf(&r)] = r.Mtu
+			out[newWayKey(&r)] = r.Mtu
 		}
 	}
 	return out, err
@@ -176,7 +176,7 @@ func shrink(routes []route, sizes map[wayKey]uint32) {
 	for _, t := range routes {
 		for i := range t.ways {
 			w := &t.ways[i]
-			if size, ok := sizes[wayKeyOf(&w.ProtectRerouteRepair)]; ok && size < w.Mtu {
+			if size, ok := sizes[newWayKey(&w.ProtectRerouteRepair)]; ok && size < w.Mtu {
 				w.Mtu, w.Flags = size, w.Flags|flagLearnt
 			}
 		}

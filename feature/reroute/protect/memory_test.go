@@ -20,7 +20,7 @@ func TestWatcherKeepsItsMemory(t *testing.T) {
 	path := w.path(around())
 	path.Hold = time.Hour
 	w.apply(path)
-	inst := instanceOf(scopeOf(w.r1))
+	inst := instanceKey(netnsScope(w.r1))
 	var m memory
 	begin := func() (end func()) {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -69,7 +69,7 @@ func TestMemoryOfAnotherNamespace(t *testing.T) {
 	m := memory{id: netns.ID{Inode: w.r1.Inode(), Cookie: 1}, links: map[int]*watched{1: {name: "stale"}}}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := watch(ctx, w.root, instanceOf(scopeOf(w.r1)), testLog{t}, &m); err != nil {
+	if err := watch(ctx, w.root, instanceKey(netnsScope(w.r1)), testLog{t}, &m); err != nil {
 		t.Fatal(err)
 	}
 	if m.id != w.r1.ID() || m.links[1] != nil || len(m.links) != 2 {

@@ -18,7 +18,7 @@ const noRepair = table.MaxValue
 // mirror is what the kernel does with each destination, as far as it matters: the repair of those that it routes to a protected
 // link, and noRepair for longer prefixes below them that go elsewhere.
 func (f *fast) mirror() ([]table.Entry, error) {
-	repairs, err := f.repairsOf()
+	repairs, err := f.readRepairs()
 	if err != nil {
 		return nil, err
 	}

@@ -153,7 +153,7 @@ func (e *ears) hearARP(out chan<- told) {
 		if _, err := binary.Decode(b[:n], binary.BigEndian, &p); err != nil || p.Kind != 1 || p.Proto != unix.ETH_P_IP || p.Len != 6 || p.PLen != 4 || p.SHA[0]&1 != 0 || p.SHA == [6]byte{} {
 			continue
 		}
-		deliver(out, told{keyOf(at.Ifindex, netip.AddrFrom4(p.SPA)), bytes.Clone(p.SHA[:])})
+		deliver(out, told{newNeighbourKey(at.Ifindex, netip.AddrFrom4(p.SPA)), bytes.Clone(p.SHA[:])})
 	}
 }
 
@@ -187,7 +187,7 @@ func (e *ears) hearND(out chan<- told) {
 			option = ndSource
 			addr, _ = netip.AddrFromSlice(a.IP)
 		}
-		t := told{key: keyOf(m.IfIndex, addr), mac: linkAddress(b[ndLen:n], option)}
+		t := told{key: newNeighbourKey(m.IfIndex, addr), mac: linkAddress(b[ndLen:n], option)}
 		if t.mac != nil || b[0] == ndAdvertises {
 			deliver(out, t)
 		}

@@ -28,7 +28,7 @@ type neighbourValue struct {
 	Pad uint16
 }
 
-func keyOf(index int, a netip.Addr) neighbourKey {
+func newNeighbourKey(index int, a netip.Addr) neighbourKey {
 	k := neighbourKey{Ifindex: uint32(index), Addr: a.As16()}
 	if a.Is6() {
 		k.IPv6 = 1
@@ -109,7 +109,7 @@ func anyUnkept(routes []route) (bool, error) {
 
 // address fills in the link addresses of the way to a neighbour that is known, so that the fast program need not look for them.
 func (w *way) address() error {
-	n, err := find(keyOf(int(w.Ifindex), w.via))
+	n, err := find(newNeighbourKey(int(w.Ifindex), w.via))
 	if err != nil || n == nil || n.State&netlink.NUD_PERMANENT == 0 || len(n.HardwareAddr) != 6 || len(w.mac) != 6 {
 		return err
 	}
@@ -127,7 +127,7 @@ func neighbours(routes []route) (map[neighbourKey]bool, error) {
 	for _, r := range routes {
 		protected[r.ifindex] = true
 		for _, w := range r.ways {
-			want[keyOf(int(w.Ifindex), w.via)] = true
+			want[newNeighbourKey(int(w.Ifindex), w.via)] = true
 		}
 	}
 	if len(protected) == 0 {
@@ -138,7 +138,7 @@ func neighbours(routes []route) (map[neighbourKey]bool, error) {
 			gw = v.Addr
 		}
 		if a, ok := netip.AddrFromSlice(gw); ok && protected[index] {
-			want[keyOf(index, a)] = true
+			want[newNeighbourKey(index, a)] = true
 		}
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {

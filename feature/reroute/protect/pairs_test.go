@@ -36,7 +36,7 @@ func TestManySizesShareDevices(t *testing.T) {
 	own := len(devices()) // of the full size: IPv6 and IPv4
 	read := func() map[uint32]bpf.ProtectRerouteRepair {
 		t.Helper()
-		o, err := w.root.Open(instanceOf(scopeOf(w.r1)), pinRepairs, pinPaths, pinPrefixes)
+		o, err := w.root.Open(instanceKey(netnsScope(w.r1)), pinRepairs, pinPaths, pinPrefixes)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -49,14 +49,14 @@ func TestManySizesShareDevices(t *testing.T) {
 	}
 	sizes, next := map[wayKey]uint32{}, uint32(1400)
 	for _, r := range read() {
-		sizes[wayKeyOf(&r)] = next
+		sizes[newWayKey(&r)] = next
 		next++
 	}
 	l, err := w.root.Lock(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = reconcileSizes(l, instanceOf(scopeOf(w.r1)), sizes)
+	err = reconcileSizes(l, instanceKey(netnsScope(w.r1)), sizes)
 	l.Unlock()
 	if err != nil {
 		t.Fatal(err)

@@ -43,7 +43,7 @@ func Plan(ctx context.Context, have State, want Config) (plan feature.Plan, err 
 			}
 		}
 		wanted[w.Inode] = true
-		if !have.Unreadable.Has(instanceOf(scopeOf(ns))) {
+		if !have.Unreadable.Has(instanceKey(netnsScope(ns))) {
 			err = w.plan(&plan, have, ns)
 		}
 		ns.Close()
@@ -169,12 +169,12 @@ func Remove(_ context.Context, l *kernel.WriteLock) error {
 // DropGone removes the protection of a network namespace that is gone, readable or not.
 func DropGone(l *kernel.WriteLock, scope string) error {
 	dropHelper(scope)
-	return store.Remove(l, instanceOf(scope))
+	return store.Remove(l, instanceKey(scope))
 }
 
 // removeScope publishes that there is no path, and has everything follow: killed in between, the next command finds it so.
 func removeScope(l *kernel.WriteLock, scope string) error {
-	inst := instanceOf(scope)
+	inst := instanceKey(scope)
 	w, err := readSpec(l.Root, inst)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil

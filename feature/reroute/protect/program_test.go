@@ -148,7 +148,7 @@ func TestProgram(t *testing.T) {
 			} else if c.out == "" && !bytes.Equal(o.DataOut, c.in) {
 				t.Errorf("the packet changed: %x", o.DataOut)
 			}
-			sum, err := countsOf(k.Maps[bpf.ProtectMapRerouteCounts], 1)
+			sum, err := readCounts(k.Maps[bpf.ProtectMapRerouteCounts], 1)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -43,9 +43,9 @@ type scopeSpec struct {
 var store = instances.Store[scopeSpec]{Feature: Feature, ABI: abi, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
 	Ref: func(w *scopeSpec) string { return w.Netns }}
 
-func instanceOf(scope string) kernel.Instance { return store.Name(scope, instanceName) }
+func instanceKey(scope string) kernel.Instance { return store.Name(scope, instanceName) }
 
-func scopeOf(ns *netns.Handle) string { return kernel.ScopeOf(ns) }
+func netnsScope(ns *netns.Handle) string { return kernel.ScopeOf(ns) }
 
 // Pins of the instance, and the maps that they are in the object. Neighbours and devices are user space's alone.
 const (
@@ -78,7 +78,7 @@ func readSpec(r *kernel.Root, i kernel.Instance) (scopeSpec, error) {
 
 // publish has these be the paths of a namespace, and makes everything follow.
 func publish(l *kernel.WriteLock, ns *netns.Handle, want scopeSpec) error {
-	inst := instanceOf(scopeOf(ns))
+	inst := instanceKey(netnsScope(ns))
 	was, err := readSpec(l.Root, inst)
 	switch {
 	case errors.Is(err, kernel.ErrNotExist) && len(want.Paths) == 0:
@@ -129,7 +129,7 @@ func create(l *kernel.WriteLock, ns *netns.Handle, want scopeSpec) error {
 	if err != nil {
 		return err
 	}
-	shared, err := links.Shared(l, instanceOf(scopeOf(ns)))
+	shared, err := links.Shared(l, instanceKey(netnsScope(ns)))
 	if err != nil {
 		return err
 	}
@@ -151,5 +151,5 @@ func create(l *kernel.WriteLock, ns *netns.Handle, want scopeSpec) error {
 		defer m.Close()
 		pins.Maps[pin] = m
 	}
-	return store.Publish(l, instanceOf(scopeOf(ns)), instances.Form[scopeSpec]{Spec: want, Netns: ns, Pins: pins})
+	return store.Publish(l, instanceKey(netnsScope(ns)), instances.Form[scopeSpec]{Spec: want, Netns: ns, Pins: pins})
 }

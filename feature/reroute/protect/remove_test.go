@@ -70,7 +70,7 @@ func TestRemove(t *testing.T) {
 			if left := w.pinned(); len(left) > 0 {
 				t.Errorf("left pinned: %v", left)
 			}
-			if names, _ := os.ReadDir("/run/netns"); strings.Contains(listed(names), helperName+scopeOf(w.r1)) {
+			if names, _ := os.ReadDir("/run/netns"); strings.Contains(listed(names), helperName+netnsScope(w.r1)) {
 				t.Errorf("the helper namespace is left: %s", listed(names))
 			}
 			for _, side := range []string{"egress", "ingress"} {

@@ -101,7 +101,7 @@ func ReadState(_ context.Context, r *kernel.Root) (State, error) {
 // ReadNamespace is [ReadState] of one network namespace.
 func ReadNamespace(r *kernel.Root, ns *netns.Handle) (State, error) {
 	var st State
-	err := st.read(r, instanceOf(scopeOf(ns)))
+	err := st.read(r, instanceKey(netnsScope(ns)))
 	if errors.Is(err, kernel.ErrNotExist) {
 		err = nil
 	}
@@ -141,7 +141,7 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 			s.Routes = routesOf(d.index)
 			s.Routes.Followed = w.followed
 		}
-		if s.Counts, err = countsOf(o.Maps[pinCounts], p.Row); err != nil {
+		if s.Counts, err = readCounts(o.Maps[pinCounts], p.Row); err != nil {
 			return err
 		}
 		st.Paths = append(st.Paths, s)
@@ -185,7 +185,7 @@ func (s *PathState) readLink(o *kernel.Opened, index int, p published, devices m
 	}
 	var ours uint32
 	s.Attached = slices.Contains(pins, linkPin(index)) || o.Maps[pinDevices].Lookup(uint32(index), &ours) == nil
-	word, err := wordOf(o.Maps[pinLinks], slot)
+	word, err := readLinkState(o.Maps[pinLinks], slot)
 	if err != nil {
 		return err
 	}
@@ -213,7 +213,7 @@ func (s *PathState) add(o *kernel.Opened, r bpf.ProtectRerouteRepair, devices ma
 	if r.Flags&flagVia4 != 0 {
 		via = netip.AddrFrom4([4]byte(r.Via[:4]))
 	}
-	word, err := wordOf(o.Maps[pinLinks], r.Watch)
+	word, err := readLinkState(o.Maps[pinLinks], r.Watch)
 	s.Repairs = append(s.Repairs, RepairState{Device: name, Via: via, MTU: int(r.Mtu), Fits: int(r.Mtu - r.Len6), Learnt: r.Flags&flagLearnt != 0, Down: word.Reasons() != 0})
 	return err
 }
@@ -231,14 +231,14 @@ func firstRepair(o *kernel.Opened, slot uint32, p published) (id uint32, err err
 	return at.Repair, err
 }
 
-func wordOf(m *ebpf.Map, slot uint32) (w links.State, err error) {
+func readLinkState(m *ebpf.Map, slot uint32) (w links.State, err error) {
 	if err := m.Lookup(slot, &w); err != nil {
 		return w, fmt.Errorf("reading a link's word: %w", err)
 	}
 	return w, nil
 }
 
-func countsOf(m *ebpf.Map, row int) (Counts, error) {
+func readCounts(m *ebpf.Map, row int) (Counts, error) {
 	sum, err := kernel.SumPerCPU[bpf.ProtectRerouteTally](m, uint32(row))
 	return Counts{Packets: sum.Packets, Bytes: sum.Bytes, Fast: sum.Fast, Next: sum.Next, Shadow: sum.Shadow, Exempt: sum.Exempt, Shrunk: sum.Shrunk,
 		Big: sum.Big, Lost: sum.Lost, None: sum.None, Stuck: sum.Stuck, Odd: sum.Odd}, err

@@ -45,7 +45,7 @@ func TestTaggedFrame(t *testing.T) {
 			if name == bpf.ProtectProgRerouteEgress {
 				put(t, k, bpf.ProtectMapReroutePaths, loopback, bpf.ProtectReroutePath{Ifindex: loopback, Repair: 1})
 			} else {
-				m, err := table.Of(k.Maps, "fast")
+				m, err := table.Find(k.Maps, "fast")
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -74,7 +74,7 @@ func TestTaggedFrame(t *testing.T) {
 				if ret != x.ret {
 					t.Errorf("tag %#x: returned %#x, want %#x", x.vlan, ret, x.ret)
 				}
-				sum, err := countsOf(k.Maps[bpf.ProtectMapRerouteCounts], 1)
+				sum, err := readCounts(k.Maps[bpf.ProtectMapRerouteCounts], 1)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -140,7 +140,7 @@ func TestLearnsSizes(t *testing.T) {
 			if m, ok := parseTooBig(x.message); ok {
 				w.learn(m)
 			}
-			if got := w.sizes[wayKeyOf(&r)].mtu; got != x.want {
+			if got := w.sizes[newWayKey(&r)].mtu; got != x.want {
 				t.Errorf("learnt %d, want %d", got, x.want)
 			}
 			routes := []route{{ways: []way{{ProtectRerouteRepair: r}}}}

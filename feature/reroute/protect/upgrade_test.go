@@ -97,7 +97,7 @@ func TestSharesLinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	live := kernel.Instance{Scope: scopeOf(w.r1), Feature: Feature, Name: "@liveness"}
+	live := kernel.Instance{Scope: netnsScope(w.r1), Feature: Feature, Name: "@liveness"}
 	locked(t, w.root, func(l *kernel.WriteLock) error {
 		return l.Publish(live, kernel.Meta{ABI: 1}, kernel.Pins{Maps: map[string]*ebpf.Map{pinLinks: m}})
 	})

@@ -25,7 +25,7 @@ func ReadFile(path string) (*Network, error) {
 
 // Read finds out which form data has and reads it; file names it in errors.
 func Read(file string, data []byte) (*Network, error) {
-	n, err := formOf(data)(file, data)
+	n, err := detectForm(data)(file, data)
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +37,7 @@ func Read(file string, data []byte) (*Network, error) {
 
 type form func(file string, data []byte) (*Network, error)
 
-func formOf(data []byte) form {
+func detectForm(data []byte) form {
 	text := bytes.TrimLeft(bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")), " \t\r\n")
 	switch {
 	case bytes.HasPrefix(text, []byte("<")):

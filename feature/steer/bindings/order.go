@@ -22,7 +22,7 @@ type bindingOrder struct {
 	at     int32 // its index
 }
 
-func orderOf(k table.Key, at int) bindingOrder {
+func newBindingOrder(k table.Key, at int) bindingOrder {
 	o := bindingOrder{rest: uint64(k.Prefix.Bits())<<24 | uint64(k.Proto)<<16 | uint64(k.Port), at: int32(at)}
 	if a := k.Prefix.Addr(); a.Is4() {
 		b := a.As4()
@@ -54,7 +54,7 @@ func (o bindingOrder) compare(p bindingOrder) int {
 func inOrder(n int, key func(i int) table.Key) []bindingOrder {
 	out := make([]bindingOrder, n)
 	for i := range out {
-		out[i] = orderOf(key(i), i)
+		out[i] = newBindingOrder(key(i), i)
 	}
 	slices.SortFunc(out, func(a, b bindingOrder) int {
 		if c := a.compare(b); c != 0 {

@@ -179,7 +179,7 @@ func authorise(p *record.Service, ctx context.Context, s slots.Slot, peer Peer) 
 	case configured == nil:
 		return m, refused
 	case configured.User != "":
-		if uid, err := uidOf(configured.User); err != nil || uid != peer.UID {
+		if uid, err := lookupUID(configured.User); err != nil || uid != peer.UID {
 			return m, refused
 		}
 		return m, nil
@@ -190,8 +190,8 @@ func authorise(p *record.Service, ctx context.Context, s slots.Slot, peer Peer) 
 	return m, nil
 }
 
-// uidOf is the number of a user named by name or number.
-func uidOf(name string) (uint32, error) {
+// lookupUID is the number of a user named by name or number.
+func lookupUID(name string) (uint32, error) {
 	u, err := user.Lookup(name)
 	if err != nil {
 		u = &user.User{Uid: name}

@@ -78,8 +78,8 @@ func (e *Engine) admittedWith(row uint32, a *service.Adoption) (same bool, holde
 	return true, int(s.Tgid), nil
 }
 
-// slotOf is a row's new content for the process that holds the sockets.
-func slotOf(a *service.Adoption, state slots.RowState) (bpf.SteerSlot, error) {
+// newSlot is a row's new content for the process that holds the sockets.
+func newSlot(a *service.Adoption, state slots.RowState) (bpf.SteerSlot, error) {
 	pid := a.PIDs()[0]
 	start, err := pidfd.StartTime(pid)
 	if err != nil {
@@ -94,7 +94,7 @@ func (e *Engine) succeed(row uint32, a *service.Adoption, keep bool) error {
 	if err := e.Pins.Maps["slots"].Lookup(row, &was); err != nil {
 		return err
 	}
-	s, err := slotOf(a, slots.Admitted)
+	s, err := newSlot(a, slots.Admitted)
 	if err != nil {
 		return err
 	}
@@ -156,7 +156,7 @@ func (e *Engine) assignNow(p *record.Service, slot int, a *service.Adoption, kee
 func (e *Engine) install(p *record.Service, slot int, at [spec.MaxEndpoints]uint8, a *service.Adoption, keep bool) error {
 	row := p.Row(slot)
 	all, sockets := e.Pins.Maps["slots"], e.Pins.Maps["sockets"]
-	s, err := slotOf(a, slots.Changing)
+	s, err := newSlot(a, slots.Changing)
 	if err != nil {
 		return err
 	}

@@ -183,7 +183,7 @@ func ReadShared(p *record.Service, r *kernel.Root) (out Shared, err error) {
 		return out, err
 	}
 	defer o.Close()
-	if _, err := record.Shared.Of(BindInstance, o.Meta); err != nil {
+	if _, err := record.Shared.Decode(BindInstance, o.Meta); err != nil {
 		return out, err
 	}
 	for _, k := range p.BindKeys() {

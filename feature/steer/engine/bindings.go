@@ -103,7 +103,7 @@ func (e *Engine) renewed(old *kernel.Opened, name string) bool {
 
 // OpenBound opens the table of bindings among an engine's maps.
 func OpenBound(maps map[string]*ebpf.Map, write bool) (*table.Bindings, error) {
-	m, err := table.BindingsOf(maps, boundName)
+	m, err := table.FindBindings(maps, boundName)
 	if err != nil {
 		return nil, err
 	}

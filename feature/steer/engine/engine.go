@@ -96,7 +96,7 @@ func ObjectHash(kind spec.Engine) [sha256.Size]byte {
 // gives maps in place of new ones. The program of sk_reuseport is loaded again for
 // each group; here, for the maps that all share.
 func loadPrograms(kind spec.Engine, room int, share map[string]*ebpf.Map) (*kernel.Collection, error) {
-	cs, err := specOf(kind, room)
+	cs, err := loadSpec(kind, room)
 	if err != nil {
 		return nil, err
 	}
@@ -113,8 +113,8 @@ func loadPrograms(kind spec.Engine, room int, share map[string]*ebpf.Map) (*kern
 	return kernel.Load(cs, programs, share)
 }
 
-// specOf is the object of an engine with room for so many bindings.
-func specOf(kind spec.Engine, room int) (*ebpf.CollectionSpec, error) {
+// loadSpec is the object of an engine with room for so many bindings.
+func loadSpec(kind spec.Engine, room int) (*ebpf.CollectionSpec, error) {
 	load := bpf.LoadSteer
 	if kind == spec.EngineReuseport {
 		load = bpf.LoadReuse

@@ -108,7 +108,7 @@ func (e *Engine) goOver(c *kernel.Collection, links map[string]kernel.Link) erro
 // unchanged are the maps of an engine that this weir's program takes as they are,
 // by the names that the program has for them.
 func unchanged(old *kernel.Opened, kind spec.Engine, room int) (map[string]*ebpf.Map, error) {
-	spec, err := specOf(kind, room)
+	spec, err := loadSpec(kind, room)
 	if err != nil {
 		return nil, err
 	}

@@ -199,8 +199,8 @@ func (x *explainer) service(st state.State) *state.Service {
 	return best
 }
 
-// endpointOf is the endpoint of a service that takes a packet.
-func (x *explainer) endpointOf(s *state.Service) int {
+// findEndpoint is the endpoint of a service that takes a packet.
+func (x *explainer) findEndpoint(s *state.Service) int {
 	best := -1
 	for i, ep := range s.Endpoints {
 		if ep.Proto == x.p.Number() && ep.Port == x.p.To.Port() && ep.Prefix.Contains(x.p.To.Addr()) &&
@@ -254,7 +254,7 @@ func (x *explainer) lookup(r *kernel.Root, st state.State, s *state.Service) (do
 		x.warn("sk_lookup", "service %s is published, but its program is not attached: weir apply recovers it", s.Name)
 		return false, nil
 	}
-	return x.steered(s, x.endpointOf(s))
+	return x.steered(s, x.findEndpoint(s))
 }
 
 // processes names who holds a socket.

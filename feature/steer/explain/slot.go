@@ -298,7 +298,7 @@ func (x *explainer) reuseport(s *state.Service) (done bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	endpoint := x.endpointOf(s)
+	endpoint := x.findEndpoint(s)
 	ours := map[uint64]bool{}
 	for _, slot := range s.Slots {
 		if len(slot.Sockets) > endpoint {
@@ -320,7 +320,7 @@ func (x *explainer) reuseport(s *state.Service) (done bool, err error) {
 		return false, nil
 	}
 	x.say("reuseport group", "the sockets bound at %s are a group, within which weir's program chooses", best[0].Local)
-	return x.steered(s, x.endpointOf(s))
+	return x.steered(s, x.findEndpoint(s))
 }
 
 // sharesGroup says whether sockets are bound as the service's listen is, though no

@@ -57,7 +57,7 @@ func Read(r *kernel.Root, i kernel.Instance) (*Service, error) {
 	}
 	if p, err = readPinned(r, i); errors.Is(err, kernel.ErrNotExist) && r.Has(i) { // else it was published, or removed, meanwhile
 		if m, merr := r.Meta(i); merr == nil {
-			if _, merr = serviceOf(i, m); merr != nil {
+			if _, merr = decodeService(i, m); merr != nil {
 				return nil, merr // another weir's
 			}
 		}
@@ -82,7 +82,7 @@ func readPinned(r *kernel.Root, i kernel.Instance) (*Service, error) {
 		return nil, err
 	}
 	defer o.Close()
-	p, err := serviceOf(i, o.Meta)
+	p, err := decodeService(i, o.Meta)
 	if err != nil {
 		return nil, err
 	}
@@ -94,9 +94,9 @@ func readPinned(r *kernel.Root, i kernel.Instance) (*Service, error) {
 	return p, nil
 }
 
-// serviceOf decodes the meta of a service.
-func serviceOf(i kernel.Instance, m kernel.Meta) (*Service, error) {
-	rec, err := Services.Of(i, m)
+// decodeService decodes the meta of a service.
+func decodeService(i kernel.Instance, m kernel.Meta) (*Service, error) {
+	rec, err := Services.Decode(i, m)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +115,7 @@ func readRecorded(r *kernel.Root, i kernel.Instance) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := serviceOf(i, meta)
+	p, err := decodeService(i, meta)
 	if err != nil {
 		return nil, err
 	}

@@ -91,7 +91,7 @@ type Remaining struct {
 
 // Inodes are the sockets of a process and all that descend from it.
 func Inodes(pid int) (map[uint32]bool, error) {
-	inodes, err := service.SocketsOf(append(Descendants(pid), pid))
+	inodes, err := service.ListSockets(append(Descendants(pid), pid))
 	own := map[uint32]bool{}
 	for _, i := range inodes {
 		own[i] = true

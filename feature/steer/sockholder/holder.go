@@ -167,7 +167,7 @@ func openGroupSocket(pins *kernel.Opened, k engine.GroupKey, v engine.GroupValue
 	if k.Proto == unix.IPPROTO_TCP {
 		typ = unix.SOCK_STREAM
 	}
-	fd, err := socketOf(int(v.UID), int(k.Family), typ)
+	fd, err := newUserSocket(int(v.UID), int(k.Family), typ)
 	if err != nil {
 		return -1, err
 	}
@@ -194,9 +194,9 @@ func openGroupSocket(pins *kernel.Opened, k engine.GroupKey, v engine.GroupValue
 	return fd, nil
 }
 
-// socketOf makes a socket that belongs to a user: groups are of one user each.
+// newUserSocket makes a socket that belongs to a user: groups are of one user each.
 // The owner is the fsuid at the time of socket(2) (sock_alloc in net/socket.c).
-func socketOf(uid, family, typ int) (int, error) {
+func newUserSocket(uid, family, typ int) (int, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if uid != unix.Geteuid() {

@@ -50,15 +50,15 @@ func BindingConflicts(r *kernel.Root, ns *netns.Handle, bindings ...bindings.Bin
 			if b.Proto == unix.IPPROTO_UDP {
 				warnings = append(warnings, fmt.Sprintf("%s takes every UDP port of this host's address %s, those that its own requests are sent from as well: answers of DNS, NTP and the like to unconnected sockets go to %s. Bind single ports instead", b, here[0], b.Service))
 			}
-			warnings = append(warnings, conflictsOf(b, here, own)...)
+			warnings = append(warnings, socketConflicts(b, here, own)...)
 		}
 		return nil
 	})
 	return warnings
 }
 
-// conflictsOf names the processes whose sockets lose what a binding takes.
-func conflictsOf(b bindings.Binding, here []netip.Addr, own map[uint64]bool) (out []string) {
+// socketConflicts names the processes whose sockets lose what a binding takes.
+func socketConflicts(b bindings.Binding, here []netip.Addr, own map[uint64]bool) (out []string) {
 	socks, err := engine.Bound(uint8(b.Proto), 0)
 	if err != nil {
 		return nil
@@ -66,7 +66,7 @@ func conflictsOf(b bindings.Binding, here []netip.Addr, own map[uint64]bool) (ou
 	return ConflictsAmong(b, here, socks, own)
 }
 
-// ConflictsAmong is conflictsOf among the sockets of the binding's protocol.
+// ConflictsAmong is socketConflicts among the sockets of the binding's protocol.
 func ConflictsAmong(b bindings.Binding, here []netip.Addr, socks []sockdiag.Socket, own map[uint64]bool) (out []string) {
 	for _, s := range socks {
 		if b.Port != 0 && s.Local.Port() != b.Port {

@@ -56,7 +56,7 @@ func (s *Service) Devices(r *kernel.Root) (devices []Device, problem, err error)
 	for k, d := range all {
 		if k.Service == s.Record.ID {
 			a := netip.AddrFrom16(k.Addr).Unmap()
-			by[a] = deviceOf(&d, a, now)
+			by[a] = newDevice(&d, a, now)
 		}
 	}
 	problem = s.addSessions(by)
@@ -75,7 +75,7 @@ func (s *Service) Devices(r *kernel.Root) (devices []Device, problem, err error)
 	return devices, problem, nil
 }
 
-func deviceOf(d *bpf.SteerDevice, a netip.Addr, now uint64) *Device {
+func newDevice(d *bpf.SteerDevice, a netip.Addr, now uint64) *Device {
 	out := &Device{Address: a, First: kernel.WallTime(d.First), LastUDP: kernel.WallTime(d.Last[0]), LastTCP: kernel.WallTime(d.Last[1]),
 		UDP: d.Packets[0], Connects: d.Packets[1]}
 	out.Last = later(out.LastUDP, out.LastTCP)

@@ -253,7 +253,7 @@ func (s *Service) holders(ctx context.Context) (map[uint32][]int, error) {
 				pids = append(pids, more...)
 			}
 		}
-		inodes, err := service.SocketsOf(tree.Descendants(pids))
+		inodes, err := service.ListSockets(tree.Descendants(pids))
 		if err != nil {
 			return nil, err
 		}

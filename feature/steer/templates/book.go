@@ -331,12 +331,12 @@ func (b *Book) Templates() (n int) {
 	return n
 }
 
-// exporterOf is the address and port that a session's exporter sends from.
-func exporterOf(k bpf.TemplatesSession) netip.AddrPort {
+// exporterAddr is the address and port that a session's exporter sends from.
+func exporterAddr(k bpf.TemplatesSession) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(k.Src).Unmap(), k.Sport)
 }
 
-// collectorOf is the address and port that it sends to.
-func collectorOf(k bpf.TemplatesSession) netip.AddrPort {
+// collectorAddr is the address and port that it sends to.
+func collectorAddr(k bpf.TemplatesSession) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(k.Dst).Unmap(), k.Dport)
 }

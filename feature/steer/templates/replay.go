@@ -88,11 +88,11 @@ func (t *Scope) Due() []*replayTo {
 	}
 	all := map[target]*replayTo{}
 	for key, s := range t.Book.Sessions {
-		svc, endpoint := t.serviceOf(collectorOf(key))
+		svc, endpoint := t.findService(collectorAddr(key))
 		if svc == nil || svc.coming {
 			continue // arrive has all looked at
 		}
-		slot, who := svc.memberFor(exporterOf(key).Addr())
+		slot, who := svc.memberFor(exporterAddr(key).Addr())
 		if who == (MemberID{}) || who == s.Served {
 			continue
 		}
@@ -210,10 +210,10 @@ func (t *Scope) send(key bpf.TemplatesSession) error {
 	messages := s.replay(key, h, limit)
 	t.mu.Unlock()
 	for _, m := range messages {
-		err := t.Inject.send(exporterOf(key), collectorOf(key), h.Ifindex, m)
+		err := t.Inject.send(exporterAddr(key), collectorAddr(key), h.Ifindex, m)
 		for wait := time.Microsecond; errors.Is(err, unix.ENOBUFS) && wait < 10*time.Millisecond; wait *= 2 {
 			time.Sleep(wait)
-			err = t.Inject.send(exporterOf(key), collectorOf(key), h.Ifindex, m)
+			err = t.Inject.send(exporterAddr(key), collectorAddr(key), h.Ifindex, m)
 		}
 		if err != nil {
 			return err

@@ -29,7 +29,7 @@ func (t *Scope) makeRoom(key bpf.TemplatesSession) {
 			return // the session alone, which has a bound of its own
 		}
 		for _, k := range silent {
-			if svc, _ := t.serviceOf(collectorOf(k)); svc != nil {
+			if svc, _ := t.findService(collectorAddr(k)); svc != nil {
 				t.refuse(svc.Name, 1)
 			}
 			t.Forget(k)

@@ -217,9 +217,9 @@ func servicePorts(s *state.Service) (ports []uint16) {
 	return ports
 }
 
-// serviceOf returns the service that traffic to an address belongs to, if its
+// findService returns the service that traffic to an address belongs to, if its
 // templates are wanted, and the number of its endpoint.
-func (t *Scope) serviceOf(to netip.AddrPort) (best *Service, endpoint int) {
+func (t *Scope) findService(to netip.AddrPort) (best *Service, endpoint int) {
 	bits := -1
 	for _, s := range t.Services {
 		for i, ep := range s.Endpoints {
@@ -238,7 +238,7 @@ func (t *Scope) serviceOf(to netip.AddrPort) (best *Service, endpoint int) {
 func (t *Scope) Hear(m HeardMessage) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	svc, _ := t.serviceOf(collectorOf(m.Session))
+	svc, _ := t.findService(collectorAddr(m.Session))
 	if svc == nil {
 		return
 	}
@@ -264,7 +264,7 @@ func (t *Scope) learn(svc *Service, m HeardMessage) (learnt int, err error) {
 	s := t.Book.Sessions[key]
 	fresh := s == nil
 	if fresh {
-		if !t.isLocal(collectorOf(key).Addr()) {
+		if !t.isLocal(collectorAddr(key).Addr()) {
 			return 0, nil // on its way to another host
 		}
 		s = &FlowSession{Born: kernel.Monotonic()}
@@ -299,7 +299,7 @@ func (t *Scope) learn(svc *Service, m HeardMessage) (learnt int, err error) {
 // noteServed says who has a session's templates after a message changed them:
 // the member, if it had its slot when the message came and knew the others.
 func (t *Scope) noteServed(svc *Service, key bpf.TemplatesSession, s *FlowSession, fresh bool) {
-	slot, who := svc.memberFor(exporterOf(key).Addr())
+	slot, who := svc.memberFor(exporterAddr(key).Addr())
 	if who != (MemberID{}) && (fresh || s.Served == who) && svc.had(slot, who) {
 		s.Served = who
 		return

@@ -84,7 +84,7 @@ func Templates(s *state.Service, r *kernel.Root) (TemplateState, error) {
 	}
 	scope := &Scope{Services: []*Service{{Service: s}}}
 	for key, v := range all {
-		if svc, _ := scope.serviceOf(collectorOf(key)); svc == nil {
+		if svc, _ := scope.findService(collectorAddr(key)); svc == nil {
 			continue
 		}
 		out.Exporters = append(out.Exporters, exporter(s, key, v, o.Maps["sessions"]))
@@ -105,7 +105,7 @@ func Templates(s *state.Service, r *kernel.Root) (TemplateState, error) {
 func exporter(s *state.Service, key bpf.TemplatesSession, v *FlowSession, sessions *ebpf.Map) Exporter {
 	var h bpf.TemplatesHeard
 	_ = sessions.Lookup(key, &h) // zero: not heard since it was restored
-	e := Exporter{Address: exporterOf(key), Collector: collectorOf(key), Protocol: "netflow9", Domain: key.Domain,
+	e := Exporter{Address: exporterAddr(key), Collector: collectorAddr(key), Protocol: "netflow9", Domain: key.Domain,
 		Messages: h.Messages, Last: kernel.WallTime(h.Last), Learnt: time.Unix(0, v.Learnt), Replays: v.Replays}
 	if key.Version == ipfix.IPFIX {
 		e.Protocol = "ipfix"

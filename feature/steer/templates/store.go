@@ -133,7 +133,7 @@ func (s *templateStore) Save(k bpf.TemplatesSession, v *FlowSession) error {
 		c := bpf.TemplatesChunk{Generation: v.Generation, Crc: crc, Length: uint32(len(b))}
 		copy(c.Data[:], piece)
 		if err := s.Pins.Maps["store"].Put(bpf.TemplatesChunkKey{Session: k, N: uint32(n)}, c); err != nil {
-			return fmt.Errorf("keeping the templates of %s: %w", exporterOf(k), err)
+			return fmt.Errorf("keeping the templates of %s: %w", exporterAddr(k), err)
 		}
 		n++
 	}

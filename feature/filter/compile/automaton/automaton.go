@@ -36,8 +36,8 @@ type states struct {
 	final []bool
 }
 
-// Of searches: a match may begin at any byte.
-func Of(p *syntax.Prog) (*Automaton, error) {
+// New searches: a match may begin at any byte.
+func New(p *syntax.Prog) (*Automaton, error) {
 	s := &states{prog: p, seen: map[string]byte{}}
 	start, matched := s.closure([]uint32{uint32(p.Start)}, true, false)
 	if matched { // at once, whatever comes

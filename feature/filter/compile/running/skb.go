@@ -49,7 +49,7 @@ func probeSkb(t ebpf.ProgramType) *Skb {
 	if err != nil {
 		return nil
 	}
-	s, err := skbOf(spec)
+	s, err := newSkb(spec)
 	if err != nil {
 		return nil
 	}
@@ -88,7 +88,7 @@ type member struct {
 	size int
 }
 
-func skbOf(spec *btf.Spec) (*Skb, error) {
+func newSkb(spec *btf.Spec) (*Skb, error) {
 	m, err := skbMembers(spec)
 	if err != nil {
 		return nil, err

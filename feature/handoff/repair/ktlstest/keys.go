@@ -77,7 +77,7 @@ func Handshake(t testing.TB, client, service net.Conn, s Suite) (*tls.Conn, *Ser
 	if err != nil {
 		t.Fatal(err)
 	}
-	out.Keys = keysOf(t, out.TLS.ConnectionState(), log.String(), out.flight)
+	out.Keys = deriveKeys(t, out.TLS.ConnectionState(), log.String(), out.flight)
 	return near, out
 }
 
@@ -111,8 +111,8 @@ func (k Keys) Give(fd int) error {
 	return nil
 }
 
-// keysOf derives the service's keys from what Go logs (RFC 8446, 7.3; RFC 5246, 6.3). flight is the service's first.
-func keysOf(t testing.TB, cs tls.ConnectionState, log string, flight []byte) Keys {
+// deriveKeys derives the service's keys from what Go logs (RFC 8446, 7.3; RFC 5246, 6.3). flight is the service's first.
+func deriveKeys(t testing.TB, cs tls.ConnectionState, log string, flight []byte) Keys {
 	t.Helper()
 	k := Keys{Version: cs.Version}
 	newHash := sha256.New

@@ -138,5 +138,5 @@ func (t tables) status(place uint32) (Status, bool, error) {
 	if err := errors.Join(t.setups.Lookup(place, &c), t.states.Lookup(place, &s), t.echoes.Lookup(place, &e)); err != nil {
 		return Status{}, false, err
 	}
-	return statusOf(&c, &s, &e), c.Generation != 0, nil
+	return newStatus(&c, &s, &e), c.Generation != 0, nil
 }

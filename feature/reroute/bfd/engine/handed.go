@@ -44,7 +44,7 @@ func OpenHanded(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick t
 		return nil, err
 	}
 	defer l.Unlock()
-	e := &Engine{root: root, ns: ns, instance: instanceOf(scopeOf(ns), handedName), tick: tick, held: &held{keep: h.Keep, links: map[string]kernel.Link{}}}
+	e := &Engine{root: root, ns: ns, instance: instanceKey(netnsScope(ns), handedName), tick: tick, held: &held{keep: h.Keep, links: map[string]kernel.Link{}}}
 	anew := false
 	err = e.open(ctx, l, func(l *kernel.WriteLock) (map[string]*ebpf.Map, error) {
 		out, other, err := e.adopt(l, h)
@@ -102,7 +102,7 @@ func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map,
 		}
 	}
 	for name, f := range h.Links {
-		ln, err := kernel.LinkOf(f)
+		ln, err := kernel.LinkFrom(f)
 		if err != nil { // attached anew, then
 			e.held.forget(name)
 			continue
@@ -139,7 +139,7 @@ func (e *Engine) orphanPinned(l *kernel.WriteLock) error {
 		return nil // there is nothing to be read
 	}
 	defer o.Close()
-	of := Engine{maps: o.Maps, tables: tablesOf(o.Maps)}
+	of := Engine{maps: o.Maps, tables: newTables(o.Maps)}
 	return of.each(func(_ uint32, c *bpf.BfdBfdSetup) {
 		if c.Link != 0 {
 			e.orphan(int(c.Link))

@@ -250,7 +250,7 @@ func (s *side) programs(t *testing.T, kept holder) map[string]uint32 {
 	t.Helper()
 	out := map[string]uint32{}
 	for name, f := range kept.given(t) {
-		ln, err := kernel.LinkOf(f)
+		ln, err := kernel.LinkFrom(f)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -31,7 +31,7 @@ func All(r *kernel.Root) ([]Published, instances.Unreadable, error) { return all
 func AllHanded(r *kernel.Root) ([]Published, instances.Unreadable, error) { return all(r, handedName) }
 
 func all(r *kernel.Root, name string) (out []Published, unreadable instances.Unreadable, err error) {
-	store := storeOf(name)
+	store := storeFor(name)
 	found, unreadable, err := store.All(r)
 	for _, rec := range found {
 		out = append(out, Published{Scope: rec.Scope, name: name, ID: rec.ID(), Text: rec.Spec, Other: store.Outdated(rec)})
@@ -41,13 +41,13 @@ func all(r *kernel.Root, name string) (out []Published, unreadable instances.Unr
 
 // Instance is its unit of publication.
 func (p Published) Instance() kernel.Instance {
-	return instanceOf(p.Scope, cmp.Or(p.name, instanceName))
+	return instanceKey(p.Scope, cmp.Or(p.name, instanceName))
 }
 
 // Sessions reads all sessions, by discriminator.
 func (p Published) Sessions(r *kernel.Root) (map[uint32]Status, error) {
 	out := map[uint32]Status{}
-	return out, p.each(r, func(c *bpf.BfdBfdSetup, s *bpf.BfdBfdState, e *bpf.BfdBfdEcho) { out[c.Mine] = statusOf(c, s, e) })
+	return out, p.each(r, func(c *bpf.BfdBfdSetup, s *bpf.BfdBfdState, e *bpf.BfdBfdEcho) { out[c.Mine] = newStatus(c, s, e) })
 }
 
 // Identities reads between whom sessions are, by discriminator.
@@ -108,7 +108,7 @@ func Upgrade(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick ti
 	return e.upgrade(ctx, l)
 }
 
-// RemoveOf takes BFD of a namespace away, as Remove does.
-func RemoveOf(l *kernel.WriteLock, scope string) error {
-	return errors.Join(l.Remove(instanceOf(scope, instanceName)), l.Remove(instanceOf(scope, handedName)))
+// RemoveScope takes BFD of a namespace away, as Remove does.
+func RemoveScope(l *kernel.WriteLock, scope string) error {
+	return errors.Join(l.Remove(instanceKey(scope, instanceName)), l.Remove(instanceKey(scope, handedName)))
 }

@@ -134,7 +134,7 @@ type Echo struct {
 	Failures       uint64
 }
 
-func statusOf(c *bpf.BfdBfdSetup, s *bpf.BfdBfdState, e *bpf.BfdBfdEcho) Status {
+func newStatus(c *bpf.BfdBfdSetup, s *bpf.BfdBfdState, e *bpf.BfdBfdEcho) Status {
 	fromMicros := func(v uint32) time.Duration { return time.Duration(v) * time.Microsecond }
 	const demand, independent = 2, 8
 	out := Status{State: bfd.State(s.State), Diag: bfd.Diag(s.Diag), Polling: s.Poll != 0, Since: time.Duration(s.Since), Heard: time.Duration(s.Heard),

@@ -33,16 +33,16 @@ const (
 	handedName   = "@bfdd" // see OpenHanded
 )
 
-// storeOf has the instances of one of these names. Their spec is the text of the caller's.
-func storeOf(name string) instances.Store[json.RawMessage] {
+// storeFor has the instances of one of these names. Their spec is the text of the caller's.
+func storeFor(name string) instances.Store[json.RawMessage] {
 	return instances.Store[json.RawMessage]{Feature: liveness.Name, ABI: abi, Object: bpf.Object, Is: func(n string) bool { return n == name }}
 }
 
-func instanceOf(scope, name string) kernel.Instance { return storeOf(name).Name(scope, name) }
+func instanceKey(scope, name string) kernel.Instance { return storeFor(name).Name(scope, name) }
 
-func (e *Engine) store() instances.Store[json.RawMessage] { return storeOf(e.instance.Name) }
+func (e *Engine) store() instances.Store[json.RawMessage] { return storeFor(e.instance.Name) }
 
-func scopeOf(ns *netns.Handle) string { return kernel.ScopeOf(ns) }
+func netnsScope(ns *netns.Handle) string { return kernel.ScopeOf(ns) }
 
 // Pins of the instance. Maps are the whole truth: which sessions there are, and what has become of them.
 const (
@@ -93,7 +93,7 @@ func Open(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick time.Du
 
 // OpenWith is Open under the caller's lock.
 func OpenWith(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick time.Duration) (*Engine, error) {
-	e := &Engine{root: l.Root, ns: ns, instance: instanceOf(scopeOf(ns), instanceName), tick: tick}
+	e := &Engine{root: l.Root, ns: ns, instance: instanceKey(netnsScope(ns), instanceName), tick: tick}
 	return e, e.open(ctx, l, e.publish)
 }
 
@@ -102,7 +102,7 @@ func (e *Engine) open(ctx context.Context, l *kernel.WriteLock, maps func(*kerne
 		return err
 	}
 	if e.maps, err = maps(l); err == nil {
-		e.tables = tablesOf(e.maps)
+		e.tables = newTables(e.maps)
 		err = e.sync(ctx, l, false)
 	}
 	if err != nil {
@@ -111,7 +111,7 @@ func (e *Engine) open(ctx context.Context, l *kernel.WriteLock, maps func(*kerne
 	return err
 }
 
-func tablesOf(m map[string]*ebpf.Map) tables {
+func newTables(m map[string]*ebpf.Map) tables {
 	return tables{setups: m["setups"], states: m["states"], mine: m["mine"], peers: m["peers"], hops: m["hops"], echoes: m["echoes"], clock: m["clock"]}
 }
 

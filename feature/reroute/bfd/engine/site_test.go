@@ -21,7 +21,7 @@ func TestReplaced(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer l.Unlock()
-		if err := RemoveOf(l, scopeOf(s.here)); err != nil {
+		if err := RemoveScope(l, netnsScope(s.here)); err != nil {
 			t.Fatal(err)
 		}
 		if err := old.current(); !errors.Is(err, errReplaced) {

@@ -28,7 +28,7 @@ import (
 // the two: life is this process's. Else the connection ends with it, and bfdd has them down until there is another one.
 func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *atomic.Pointer[Config], inherited *left, log feature.Logger) (err error) {
 	links, connections := inherited.parts()
-	k := keepOf(p.scope(), log)
+	k := newKeep(p.scope(), log)
 	drop := func() { // what nobody goes on with
 		k.drop(connections)
 		closeLinks(k, links)
@@ -271,7 +271,7 @@ func (h *handed) tell(ctx context.Context, log feature.Logger) {
 	var both sync.WaitGroup
 	defer both.Wait()
 	both.Go(func() {
-		if err := h.e.Changes(ctx, func(d uint32) bool { h.tellOf(d); return true }); err != nil {
+		if err := h.e.Changes(ctx, func(d uint32) bool { h.announce(d); return true }); err != nil {
 			log.Warn("bfdd hears of changes late", "err", err)
 		}
 	})
@@ -296,13 +296,13 @@ func (h *handed) tell(ctx context.Context, log feature.Logger) {
 		}
 		h.mu.Unlock()
 		for _, d := range all {
-			h.tellOf(d)
+			h.announce(d)
 		}
 	}
 }
 
-// tellOf has bfdd know what a session is, if it does not.
-func (h *handed) tellOf(d uint32) {
+// announce has bfdd know what a session is, if it does not.
+func (h *handed) announce(d uint32) {
 	h.telling.Lock()
 	defer h.telling.Unlock()
 	st, there, err := h.e.Status(d)

@@ -61,7 +61,7 @@ type keep struct {
 	log   feature.Logger
 }
 
-func keepOf(scope string, log feature.Logger) *keep {
+func newKeep(scope string, log feature.Logger) *keep {
 	if !fdstore.Available() {
 		return nil
 	}

@@ -305,7 +305,7 @@ func (p *published) remove(ctx context.Context, l *kernel.WriteLock, scope strin
 		err = nil // and its sessions with it
 	}
 	// Also where nobody could be told: what is to go goes.
-	return errors.Join(err, engine.RemoveOf(l, scope), liveness.DropLoops(l, scope))
+	return errors.Join(err, engine.RemoveScope(l, scope), liveness.DropLoops(l, scope))
 }
 
 func silence(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, p *published) error {
