@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -170,6 +171,7 @@ func (w *world) run() {
 		}
 	}
 	w.connected()
+	w.staffed()
 }
 
 // listener finds a free port, which is then used again.
@@ -271,6 +273,17 @@ func (s *server) start() {
 		}
 	})
 	t.Cleanup(func() { s.stop() })
+}
+
+// staffed waits until agents know the members that have begun: they refuse sessions until then, and those come back.
+func (w *world) staffed() {
+	w.t.Helper()
+	w.eventually("agents know the members", func() bool {
+		return !slices.ContainsFunc(w.servers, func(s *server) bool {
+			home := s.agent.known.Load().home[service]
+			return s.member != nil && home != nil && home.members.Load() <= 0
+		})
+	})
 }
 
 // connected waits until every agent has its links.
