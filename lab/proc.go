@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,7 +31,8 @@ type Command struct {
 	Stdin     *os.File  // nil: nothing
 	Output    io.Writer // stdout and stderr; nil discards them
 	Stdout    io.Writer // stdout only, before Output
-	// Patience is how long the end of the output may come after the end of the process; 0: a second, for a
+	Nice      int       // as Nice= of a unit
+	// Timeout is how long the end of the output may come after the end of the process; 0: a second, for a
 	// daemon's children may hold the pipe. Where the output counts and the machine is busy it wants more.
 	Timeout time.Duration
 }
@@ -159,6 +161,13 @@ func (e *Env) command(c Command) (*exec.Cmd, error) {
 		return nil, err
 	}
 	args := append([]string{path}, c.Args...)
+	if c.Nice != 0 {
+		nice, err := Find("nice")
+		if err != nil {
+			return nil, err
+		}
+		args = append([]string{nice, "-n", strconv.Itoa(c.Nice)}, args...)
+	}
 	if c.Namespace != "" {
 		args = append([]string{e.self, enterArg, "/run/netns/" + c.Namespace}, args...)
 	}

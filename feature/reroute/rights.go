@@ -14,6 +14,5 @@ func (Feature) Rights() []feature.Right {
 	return []feature.Right{
 		{Capability: unix.CAP_NET_RAW, For: "probes"},
 		{Capability: unix.CAP_DAC_OVERRIDE, For: "FRR's sockets"},
-		{Capability: unix.CAP_SYS_NICE, For: "priority while probes are due"},
 	}
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package awake keeps a machine's CPUs from sleeping for moments in which every wake-up counts. One that sleeps takes its time to
-// wake: tens of microseconds in a virtual machine, whose host has to let it run again, a hundred and more in deep sleep of a real
-// one. A session that moves waits for a dozen wake-ups of processes that have nothing else to do. And it keeps Go's runtime from
-// sleeping in a way that has each message wake two threads: see [Busy]. [Ahead] has a process that is awake get a CPU.
+// Package awake keeps a machine's CPUs out of idle states for moments in which every wake-up counts. A CPU takes time to leave
+// one: tens of microseconds in a virtual machine, whose host has to run it again, 100 us and more in deep states of a real one. A move of a
+// session waits for a dozen wake-ups of otherwise idle processes. The scheduling of such processes is left to their units (Nice=).
 package awake
 
 import (
@@ -27,11 +26,9 @@ var wish struct {
 	open  *os.File // nil: there is no such device, or it is not ours to open
 }
 
-// For keeps the CPUs, and Go's monitor, awake for d from now on, or for as long as it was asked for before, and has a process that is
-// [Ahead] be first. Nothing is promised: where the device is missing, or is not ours to open, they sleep as they do. Call it as often as
-// you like, a second time costs next to nothing.
+// For keeps the CPUs awake for d from now on, or for longer if an earlier call asks for that. Nothing is promised: where the device is
+// missing, or this process may not open it, CPUs sleep as usual. A second call costs some nanoseconds.
 func For(d time.Duration) {
-	holdFor(d)
 	wish.Lock()
 	defer wish.Unlock()
 	now := time.Now()
@@ -42,7 +39,6 @@ func For(d time.Duration) {
 		return
 	}
 	wish.is = true
-	lead.begin(now)
 	wish.open = noLatency()
 	time.AfterFunc(min(d, Moment), end)
 }
@@ -66,11 +62,9 @@ func end() {
 	defer wish.Unlock()
 	now := time.Now()
 	if left := wish.until.Sub(now); left > 0 {
-		lead.look(now)
 		time.AfterFunc(min(left, Moment), end)
 		return
 	}
-	lead.end()
 	if wish.open != nil {
 		wish.open.Close()
 	}

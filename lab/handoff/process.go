@@ -69,7 +69,7 @@ func (w *world) play(at site, role string, arg any, each func(line string)) (*pr
 		default:
 		}
 	}}
-	p.Process, err = w.env.Start(lab.Command{Namespace: at.name, Path: w.env.Self(), Args: []string{roleArg, role, string(b)}, Stdin: in, Stdout: stdout, Output: p.errs})
+	p.Process, err = w.env.Start(lab.Command{Namespace: at.name, Path: w.env.Self(), Args: []string{roleArg, role, string(b)}, Nice: niceOf[role], Stdin: in, Stdout: stdout, Output: p.errs})
 	if err != nil {
 		out.Close()
 		return nil, err

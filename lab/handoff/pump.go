@@ -15,8 +15,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/weir-project/weir/internal/awake"
 )
 
 // stream talks until finish. Clients that stream together do so in one thread, which wakes a few times a millisecond: threads of
@@ -91,7 +89,6 @@ func pump(clients []*client, ends []context.Context) {
 		}
 		ts := unix.NsecToTimespec(max(0, time.Until(next).Nanoseconds()))
 		_, err := unix.Ppoll(polled, &ts, nil)
-		awake.Busy()
 		now := time.Now()
 		due := !now.Before(next)
 		if due {

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/clients/go/handoff"
-	"github.com/weir-project/weir/internal/awake"
+	"github.com/weir-project/weir/lab/rig"
 )
 
 // Processes of the experiments are the lab's own binary, in a role. What they are told comes as JSON in an argument and in
@@ -28,6 +28,9 @@ import (
 const roleArg = "__handoff"
 
 var roles = map[string]func(arg string) error{"member": playMember, "agent": playAgent, "lb": playLB, "workers": playWorkers}
+
+// niceOf is Nice= of the unit that a role stands for.
+var niceOf = map[string]int{"agent": rig.UnitNice, "lb": rig.UnitNice}
 
 // Play plays a role, if this process is one of an experiment's. main calls it first; else it returns.
 func Play() {
@@ -94,7 +97,6 @@ func playMember(arg string) error {
 	if err != nil {
 		return err
 	}
-	awake.Room() // four servers share this machine's CPUs: what they do for themselves is time of the moves
 	m := &member{of: l.Member(), sessions: map[string]*handoff.Session{}}
 	go m.accept(l)
 	say("ready")
@@ -162,7 +164,6 @@ func talk(s *handoff.Session) error {
 	b := make([]byte, 64<<10)
 	for {
 		n, err := s.Read(b)
-		awake.Busy()
 		if errors.Is(err, io.EOF) {
 			return s.Close()
 		}

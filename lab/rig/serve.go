@@ -13,6 +13,9 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
+// UnitNice is Nice= of the units of keeper, backend and load balancer (examples/handoff).
+const UnitNice = -10
+
 // Serve is one weir serve of some features in a network namespace, with the weir.yaml of the machine that the namespace stands for.
 type Serve struct {
 	Namespace string    // its name
@@ -44,7 +47,7 @@ func (s Serve) Start(e *lab.Env) (*lab.Process, error) {
 		out = log
 	}
 	args := append([]string{"--root", cmp.Or(s.Root, e.Root), "serve", "-f", file, "--only", s.Only}, s.Flags...)
-	return e.Start(lab.Command{Namespace: s.Namespace, Path: weir, Args: args, Output: out})
+	return e.Start(lab.Command{Namespace: s.Namespace, Path: weir, Args: args, Nice: UnitNice, Output: out})
 }
 
 // Certificates make the certificates of agents, in a directory of the run.

@@ -27,8 +27,6 @@ import (
 	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/feature/handoff/wire"
 	"github.com/weir-project/weir/internal/accept"
-	"github.com/weir-project/weir/internal/awake"
-	"github.com/weir-project/weir/internal/heap"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/ratelog"
 	"github.com/weir-project/weir/internal/strictyaml"
@@ -182,9 +180,6 @@ func (o *Options) check() error {
 
 // Run moves sessions until ctx is done. l is where other backends' agents connect to.
 func (a *Agent) Run(ctx context.Context, l net.Listener) error {
-	heap.Reserve()
-	awake.Room()
-	awake.Ahead()
 	ctx, cancel := context.WithCancel(ctx)
 	a.ctx = ctx
 	a.workers = newWorkers(ctx.Done())

@@ -83,7 +83,7 @@ func (Feature) Needs(c Config) []kernel.Need {
 
 // Rights implements feature.Privileged.
 func (Feature) Rights() []feature.Right {
-	return []feature.Right{{Capability: unix.CAP_NET_RAW, For: "packets that wait, the tail of a moved session"}, {Capability: unix.CAP_SYS_NICE, For: "priority while sessions move"}}
+	return []feature.Right{{Capability: unix.CAP_NET_RAW, For: "packets that wait, the tail of a moved session"}}
 }
 
 // State implements feature.Feature.

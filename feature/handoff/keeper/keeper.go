@@ -18,8 +18,6 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/wire"
 	"github.com/weir-project/weir/internal/accept"
-	"github.com/weir-project/weir/internal/awake"
-	"github.com/weir-project/weir/internal/heap"
 	"github.com/weir-project/weir/internal/ratelog"
 )
 
@@ -181,9 +179,6 @@ func (k *Keeper) wait(members *sync.WaitGroup) {
 // Serve serves members until ctx is done. Their sessions are theirs then as before,
 // without a keeper; those that wait for a member go to Options.Store, else are reset.
 func (k *Keeper) Serve(ctx context.Context, l *net.UnixListener) error {
-	heap.Reserve()
-	awake.Room()
-	awake.Ahead()
 	var members sync.WaitGroup
 	defer k.close()
 	defer k.wait(&members)

@@ -120,7 +120,6 @@ func (k *Keeper) read(ctx context.Context, m *member) error {
 	receive := m.conn.Receive
 	for {
 		msg, fds, err := receive()
-		awake.Busy()
 		if msg.Session != 0 && wire.Elsewhere(m.name) { // a session moves
 			awake.For(awake.Moment)
 		}

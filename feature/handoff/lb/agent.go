@@ -15,8 +15,6 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/internal/accept"
-	"github.com/weir-project/weir/internal/awake"
-	"github.com/weir-project/weir/internal/heap"
 	"github.com/weir-project/weir/internal/ratelog"
 )
 
@@ -112,9 +110,6 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 
 // Serve speaks with backends until ctx is done.
 func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
-	heap.Reserve()
-	awake.Room()
-	awake.Ahead()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { l.Close() })
