@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
@@ -17,12 +18,12 @@ import (
 type applyFlags struct {
 	file        string
 	dry         bool
-	more        []applyExtension
+	more        []cli.Extension
 	allowOutage bool
 	confirm     confirmFlag
 }
 
-func applyCommand(g *globals) *cobra.Command {
+func applyCommand(g *cli.Globals) *cobra.Command {
 	var f applyFlags
 	c := &cobra.Command{
 		Use: "apply -f FILE", Short: "Make the host match a configuration file", Args: cobra.NoArgs,
@@ -54,7 +55,7 @@ meanwhile, a running weir serve goes on.`,
 			}
 			cfg.AllowOutage, cfg.Confirm = f.allowOutage, time.Duration(f.confirm)
 			for _, x := range f.more {
-				x.prepare(cfg)
+				x.Prepare(cfg)
 			}
 			if f.dry {
 				return f.printWould(cmd, g, cfg)
@@ -65,7 +66,7 @@ meanwhile, a running weir serve goes on.`,
 	c.Flags().StringVarP(&f.file, "file", "f", "", "configuration file (- for standard input)")
 	f.more = extensions(g)
 	for _, x := range f.more {
-		x.addFlags(c)
+		x.AddFlags(c)
 	}
 	c.Flags().BoolVar(&f.dry, "dry-run", false, "print the plan, and the routers whose sessions would be reset; change nothing")
 	c.Flags().Var(&f.confirm, "confirm", "take the change back after this time, like 5m, unless weir confirm comes before")
@@ -74,7 +75,7 @@ meanwhile, a running weir serve goes on.`,
 	c.MarkFlagFilename("file", "yaml", "yml")
 	c.PreRunE = func(*cobra.Command, []string) error {
 		if f.file == "" {
-			return usageError{fmt.Errorf("name the configuration file: weir apply -f weir.yaml")}
+			return cli.Usage(fmt.Errorf("name the configuration file: weir apply -f weir.yaml"))
 		}
 		return nil
 	}
@@ -82,8 +83,8 @@ meanwhile, a running weir serve goes on.`,
 }
 
 // printWould prints the plan, and what would follow from it.
-func (f *applyFlags) printWould(cmd *cobra.Command, g *globals, cfg *host.Config) error {
-	plan, err := g.host().Plan(cmd.Context(), cfg)
+func (f *applyFlags) printWould(cmd *cobra.Command, g *cli.Globals, cfg *host.Config) error {
+	plan, err := g.Host().Plan(cmd.Context(), cfg)
 	if err != nil {
 		return err
 	}
@@ -97,20 +98,20 @@ func (f *applyFlags) printWould(cmd *cobra.Command, g *globals, cfg *host.Config
 	warn(cmd, plan.Warnings...)
 	printOutages(cmd, plan)
 	for _, x := range f.more {
-		x.foresee(cmd, cfg)
+		x.Foresee(cmd, cfg)
 	}
 	return nil
 }
 
 // apply makes the host match the file, and prints each step.
-func (f *applyFlags) apply(cmd *cobra.Command, g *globals, cfg *host.Config) error {
+func (f *applyFlags) apply(cmd *cobra.Command, g *cli.Globals, cfg *host.Config) error {
 	out, steps, told := cmd.OutOrStdout(), 0, map[string]bool{}
 	cfg.Warned = func(w string) {
 		told[w] = true
 		warn(cmd, w)
 	}
 	change := func() error {
-		err := g.host().Apply(cmd.Context(), cfg, func(d host.Done) {
+		err := g.Host().Apply(cmd.Context(), cfg, func(d host.Done) {
 			steps++
 			printDone(cmd, d)
 		})
@@ -120,17 +121,17 @@ func (f *applyFlags) apply(cmd *cobra.Command, g *globals, cfg *host.Config) err
 		if steps == 0 {
 			fmt.Fprintln(out, "nothing to change")
 		}
-		if plan, err := g.host().Plan(cmd.Context(), cfg); err == nil {
+		if plan, err := g.Host().Plan(cmd.Context(), cfg); err == nil {
 			warn(cmd, slices.DeleteFunc(plan.Warnings, func(w string) bool { return told[w] })...)
 		}
-		if u, err := g.host().Unconfirmed(); err == nil && u.Waits() {
+		if u, err := g.Host().Unconfirmed(); err == nil && u.Waits() {
 			fmt.Fprintf(out, "unconfirmed: taken back at %s, in %s, unless weir confirm comes first\n", moment(time.Now().Add(u.Left), time.Now()), u.Left.Round(time.Second))
 		}
 		return nil
 	}
 	for _, x := range slices.Backward(f.more) {
 		inner := change
-		change = func() error { return x.around(cmd, cfg, inner) }
+		change = func() error { return x.Around(cmd, cfg, inner) }
 	}
 	return change()
 }
@@ -142,7 +143,7 @@ func warn(cmd *cobra.Command, warnings ...string) {
 	}
 }
 
-func removeCommand(g *globals) *cobra.Command {
+func removeCommand(g *cli.Globals) *cobra.Command {
 	var allowOutage bool
 	c := &cobra.Command{
 		Use: "remove [FEATURE]", Short: "Take weir's pins and programs away: the kernel's own behaviour at once", Args: cobra.MaximumNArgs(1),
@@ -158,7 +159,7 @@ steering reaches. --allow-outage removes all the same.`,
 			if len(args) > 0 {
 				name = args[0]
 			}
-			return g.host().Remove(cmd.Context(), name, allowOutage)
+			return g.Host().Remove(cmd.Context(), name, allowOutage)
 		},
 	}
 	c.Flags().BoolVar(&allowOutage, "allow-outage", false, "remove also what takes traffic away that is served now")
@@ -173,8 +174,8 @@ func printOutages(cmd *cobra.Command, plan feature.Plan) {
 }
 
 // locked runs f with the lock.
-func locked(cmd *cobra.Command, g *globals, f func(l *kernel.WriteLock) error) error {
-	l, err := g.host().Root.Lock(cmd.Context())
+func locked(cmd *cobra.Command, g *cli.Globals, f func(l *kernel.WriteLock) error) error {
+	l, err := g.Host().Root.Lock(cmd.Context())
 	if err != nil {
 		return err
 	}

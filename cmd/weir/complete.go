@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/netns"
 )
@@ -53,15 +54,15 @@ func completionCommand(root *cobra.Command) {
 
 // complete has a command's first argument, and flags that name things, completed with the
 // names that there are. A command whose usage has no such argument completes nothing.
-func complete(c *cobra.Command, g *globals) {
+func complete(c *cobra.Command, g *cli.Globals) {
 	fields := strings.Fields(c.Use)
 	if len(fields) > 1 && c.ValidArgsFunction == nil && c.ValidArgs == nil && c.Parent() != nil {
 		first := strings.Trim(fields[1], "[]{}")
 		if first == "udp" {
 			c.ValidArgsFunction = completeFirst(g, func(host.Status) []string { return []string{"udp", "tcp"} })
 		}
-		for _, f := range inOrder() {
-			if of := f.names[first]; of != nil && f.name == commandFeature(c) {
+		for _, f := range cli.Features() {
+			if of := f.Names[first]; of != nil && f.Name == commandFeature(c) {
 				c.ValidArgsFunction = completeFirst(g, of)
 			}
 		}
@@ -91,8 +92,8 @@ func commandFeature(c *cobra.Command) string {
 // everyName are the names of a kind that all features have, each once.
 func everyName(kind string) func(host.Status) []string {
 	return func(st host.Status) (out []string) {
-		for _, f := range inOrder() {
-			if of := f.names[kind]; of != nil {
+		for _, f := range cli.Features() {
+			if of := f.Names[kind]; of != nil {
 				out = append(out, of(st)...)
 			}
 		}
@@ -101,7 +102,7 @@ func everyName(kind string) func(host.Status) []string {
 	}
 }
 
-func completeFirst(g *globals, of func(host.Status) []string) cobra.CompletionFunc {
+func completeFirst(g *cli.Globals, of func(host.Status) []string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
@@ -111,10 +112,10 @@ func completeFirst(g *globals, of func(host.Status) []string) cobra.CompletionFu
 }
 
 // completed asks for names; where nothing can be read there are none.
-func completed(g *globals, of func(host.Status) []string) []string {
+func completed(g *cli.Globals, of func(host.Status) []string) []string {
 	ctx, cancel := context.WithTimeout(context.Background(), completing)
 	defer cancel()
-	st, err := g.reader().Status(ctx)
+	st, err := g.Reader().Status(ctx)
 	if err != nil {
 		return nil
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/units"
@@ -40,7 +41,7 @@ func (f *confirmFlag) Set(text string) error {
 	return nil
 }
 
-func confirmCommand(g *globals) *cobra.Command {
+func confirmCommand(g *cli.Globals) *cobra.Command {
 	var watch string
 	c := &cobra.Command{
 		Use: "confirm", Short: "Keep the change that weir apply --confirm made", Args: cobra.NoArgs,
@@ -50,10 +51,10 @@ when its time is over. weir status shows how much is left.`,
   weir confirm`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if watch == "" {
-				return g.host().Confirm(cmd.Context())
+				return g.Host().Confirm(cmd.Context())
 			}
 			leaveCgroup()
-			err := g.host().Watch(cmd.Context(), watch, func() { fmt.Fprintln(cmd.OutOrStdout(), "watching") })
+			err := g.Host().Watch(cmd.Context(), watch, func() { fmt.Fprintln(cmd.OutOrStdout(), "watching") })
 			if err != nil {
 				return err
 			}
@@ -85,14 +86,14 @@ func leaveCgroup() {
 	}
 }
 
-func rollbackCommand(g *globals) *cobra.Command {
+func rollbackCommand(g *cli.Globals) *cobra.Command {
 	return cut{remedy: "the change is taken back in part: " + host.RollbackRemedy}.of(&cobra.Command{
 		Use: "rollback", Short: "Take the change of weir apply --confirm back at once", Args: cobra.NoArgs,
 		Long: `Take the change that weir apply --confirm made back at once, as happens by itself when
 its time is over. A change that was confirmed, or made without --confirm, stays: apply the
 former file.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := g.host().Rollback(cmd.Context(), func(d host.Done) { printDone(cmd, d) }); err != nil {
+			if err := g.Host().Rollback(cmd.Context(), func(d host.Done) { printDone(cmd, d) }); err != nil {
 				return err
 			}
 			return resetDue(cmd, g, nil)

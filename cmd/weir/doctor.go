@@ -6,20 +6,21 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-func doctorCommand(g *globals) *cobra.Command {
+func doctorCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "doctor", Short: "What this kernel and user can run, feature by feature, and why not", Args: cobra.NoArgs,
 		Long: `Probe what each feature needs of this kernel and user, and look at running services
 for what would make them useless, such as a proxy that hides the routers' addresses.
 Exit status 3 if a feature cannot run.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			d := g.host().Doctor(cmd.Context())
-			if g.json {
-				if err := printJSON(cmd, d); err != nil {
+			d := g.Host().Doctor(cmd.Context())
+			if g.JSON {
+				if err := cli.PrintJSON(cmd, d); err != nil {
 					return err
 				}
 				return d.Able()
@@ -28,19 +29,19 @@ Exit status 3 if a feature cannot run.`,
 			return d.Able()
 		},
 	}
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 
 func printDoctor(w io.Writer, d host.Diagnosis) {
 	fmt.Fprintf(w, "Linux %s, as %s\n", d.Kernel, d.User)
-	t := newTable(w, "FEATURE", "NEEDS", "SINCE", "")
+	t := cli.NewTable(w, "FEATURE", "NEEDS", "SINCE", "")
 	for _, f := range d.Findings {
 		if f.Level != "warning" {
-			t.row(f.Feature, f.Check, dash(f.Since), f.Level)
+			t.Row(f.Feature, f.Check, dash(f.Since), f.Level)
 		}
 	}
-	t.flush()
+	t.Flush()
 	for _, f := range d.Findings {
 		if f.Text == "" {
 			continue

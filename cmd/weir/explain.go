@@ -6,11 +6,12 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-func explainCommand(g *globals) *cobra.Command {
+func explainCommand(g *cli.Globals) *cobra.Command {
 	var ns, device string
 	c := &cobra.Command{
 		Use: "explain {udp | tcp} FROM TO", Short: "Why a packet goes where it goes, step by step", Args: cobra.ExactArgs(3),
@@ -27,15 +28,15 @@ programs of others are not asked.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := feature.ParsePacket(args[0], args[1], args[2])
 			if err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			p.Netns, p.Interface = ns, device
-			x, err := g.host().Explain(cmd.Context(), p)
+			x, err := g.Host().Explain(cmd.Context(), p)
 			if err != nil {
 				return err
 			}
-			if g.json {
-				return printJSON(cmd, x)
+			if g.JSON {
+				return cli.PrintJSON(cmd, x)
 			}
 			printExplanation(cmd.OutOrStdout(), x)
 			return nil
@@ -43,7 +44,7 @@ programs of others are not asked.`,
 	}
 	c.Flags().StringVar(&ns, "netns", "", "network namespace where it arrives: name, path or pid:N (default: this one)")
 	c.Flags().StringVar(&device, "interface", "", "interface by which it arrives (default: where the route back to FROM leads)")
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 

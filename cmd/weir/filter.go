@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/host"
@@ -15,16 +16,16 @@ import (
 )
 
 func init() {
-	addFeature(featureCommand{
-		name:     filter.Name,
-		overview: []string{"weir filter list|filters: what their rules have matched, and when"},
-		commands: func(g *globals) []*cobra.Command { return []*cobra.Command{filterCommand(g)} },
-		summary: func(w io.Writer, st host.Status, _ bool, now time.Time) {
+	cli.Add(cli.Feature{
+		Name:     filter.Name,
+		Overview: []string{"weir filter list|filters: what their rules have matched, and when"},
+		Commands: func(g *cli.Globals) []*cobra.Command { return []*cobra.Command{filterCommand(g)} },
+		Summary: func(w io.Writer, st host.Status, _ bool, now time.Time) {
 			if s, ok := host.Part[filter.State](st, filter.Name); ok && len(s.Filters) > 0 {
 				printFilters(w, s.Filters, now)
 			}
 		},
-		names: map[string]func(host.Status) []string{"NAME": func(st host.Status) (out []string) {
+		Names: map[string]func(host.Status) []string{"NAME": func(st host.Status) (out []string) {
 			s, _ := host.Part[filter.State](st, filter.Name)
 			for _, f := range s.Filters {
 				out = append(out, f.Name)
@@ -34,7 +35,7 @@ func init() {
 	})
 }
 
-func filterCommand(g *globals) *cobra.Command {
+func filterCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "filter", Short: "Which packets pass, by expressions",
 		Long: `Filters drop, pass and count packets by expressions, at any hook of the kernel.
@@ -45,14 +46,14 @@ place, and changes them so that each packet meets the old rules or the new ones.
 	return c
 }
 
-func filterList(g *globals) *cobra.Command {
+func filterList(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "list [NAME]", Short: "Filters, where they are attached, and what each rule has matched", Args: cobra.MaximumNArgs(1),
 		Long: `List filters: where each is attached, and for each rule how many packets and bytes
 it has matched and when the last one came. A rule keeps its counts as long as it
 keeps its name (without one, its expression).`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			st, err := host.Ask[filter.State](cmd.Context(), g.reader(), filter.Name, feature.StatusQuery, nil)
+			st, err := host.Ask[filter.State](cmd.Context(), g.Reader(), filter.Name, feature.StatusQuery, nil)
 			if err != nil {
 				return err
 			}
@@ -61,10 +62,10 @@ keeps its name (without one, its expression).`,
 					return fmt.Errorf("no filter %q is there: weir filter list shows all", args[0])
 				}
 			}
-			if g.json {
-				return errors.Join(printJSON(cmd, st), st.Err())
+			if g.JSON {
+				return errors.Join(cli.PrintJSON(cmd, st), st.Err())
 			}
-			tellFaults(cmd, g, "filter")
+			cli.TellFaults(cmd, g, "filter")
 			if len(st.Filters) == 0 {
 				fmt.Fprintln(cmd.OutOrStdout(), "no filters: weir apply -f weir.yaml makes those of its filter: section")
 				return st.Err()
@@ -78,13 +79,13 @@ keeps its name (without one, its expression).`,
 			return st.Err()
 		},
 	}
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 
 // printFilters shows filters in a line each.
 func printFilters(w io.Writer, filters []filter.FilterState, now time.Time) {
-	t := newTable(w, "FILTER", "HOOK", "RULES", "DROPPED", "LAST DROP", "NETNS")
+	t := cli.NewTable(w, "FILTER", "HOOK", "RULES", "DROPPED", "LAST DROP", "NETNS")
 	for _, f := range filters {
 		var dropped uint64
 		var last time.Time
@@ -96,16 +97,16 @@ func printFilters(w io.Writer, filters []filter.FilterState, now time.Time) {
 				}
 			}
 		}
-		t.row(f.Name, f.Hook, len(f.Rules), dropped, since(last, now), f.Netns)
+		t.Row(f.Name, f.Hook, len(f.Rules), dropped, since(last, now), f.Netns)
 	}
-	t.flush()
+	t.Flush()
 	for _, f := range filters {
 		for _, p := range filterProblems(f) {
 			fmt.Fprintf(w, "%s: %s\n", f.Name, p)
 		}
 		for _, p := range f.Attachments {
 			if p.Problem == "" && p.Position != nil {
-				printBeside(w, f.Name, *p.Position)
+				cli.PrintBeside(w, f.Name, *p.Position)
 			}
 		}
 	}
@@ -116,7 +117,7 @@ func printFilter(w io.Writer, f filter.FilterState, now time.Time) {
 	fmt.Fprintf(w, "%s: hook %s, default %s, in %s\n", f.Name, f.Hook, f.Default.Action, f.Netns)
 	for _, p := range f.Attachments {
 		if p.Attached && p.Problem == "" {
-			fmt.Fprintf(w, "  at %s%s\n", p.Name, atHook(p.Position))
+			fmt.Fprintf(w, "  at %s%s\n", p.Name, cli.AtHook(p.Position))
 		}
 	}
 	for _, l := range f.Lists {
@@ -129,19 +130,19 @@ func printFilter(w io.Writer, f filter.FilterState, now time.Time) {
 	for _, p := range filterProblems(f) {
 		fmt.Fprintf(w, "  ! %s\n", p)
 	}
-	t := newTable(w, "  RULE", "ACTION", "PACKETS", "BYTES", "LAST", "MATCH")
+	t := cli.NewTable(w, "  RULE", "ACTION", "PACKETS", "BYTES", "LAST", "MATCH")
 	for i, r := range f.Rules {
 		name := r.Name
 		if name == "" {
 			name = fmt.Sprint(i + 1)
 		}
-		t.row("  "+name, r.Action, r.Packets, bytes(r.Bytes), since(r.Last, now), r.Match)
+		t.Row("  "+name, r.Action, r.Packets, cli.Bytes(r.Bytes), since(r.Last, now), r.Match)
 	}
-	t.row("  default", f.Default.Action, f.Default.Packets, bytes(f.Default.Bytes), since(f.Default.Last, now), "what no rule decided")
+	t.Row("  default", f.Default.Action, f.Default.Packets, cli.Bytes(f.Default.Bytes), since(f.Default.Last, now), "what no rule decided")
 	if u := f.Unreadable; u.Packets > 0 {
-		t.row("  unreadable", "", u.Packets, bytes(u.Bytes), since(u.Last, now), "transport headers that could not be read")
+		t.Row("  unreadable", "", u.Packets, cli.Bytes(u.Bytes), since(u.Last, now), "transport headers that could not be read")
 	}
-	t.flush()
+	t.Flush()
 }
 
 func filterProblems(f filter.FilterState) []string {
@@ -162,5 +163,5 @@ func since(t, now time.Time) string {
 	if t.IsZero() {
 		return "never"
 	}
-	return ago(t, now) + " ago"
+	return cli.Ago(t, now) + " ago"
 }

@@ -10,12 +10,13 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-func filterExplain(g *globals) *cobra.Command {
+func filterExplain(g *cli.Globals) *cobra.Command {
 	hook := filter.HookTCX
 	lists := listValue{}
 	c := &cobra.Command{
@@ -29,8 +30,8 @@ hook. Nothing is loaded or attached.`,
 			if err != nil {
 				return usageIfExpression(err)
 			}
-			if g.json {
-				return printJSON(cmd, x)
+			if g.JSON {
+				return cli.PrintJSON(cmd, x)
 			}
 			out := cmd.OutOrStdout()
 			for _, line := range x.Program {
@@ -44,13 +45,13 @@ hook. Nothing is loaded or attached.`,
 	}
 	hookFlag(c, &hook)
 	listFlag(c, lists)
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 
 func usageIfExpression(err error) error {
 	if filter.IsExpressionError(err) {
-		return usageError{err}
+		return cli.Usage(err)
 	}
 	return err
 }
@@ -104,7 +105,7 @@ type triedFilter struct {
 	filter.TrialResult
 }
 
-func filterTest(g *globals) *cobra.Command {
+func filterTest(g *cli.Globals) *cobra.Command {
 	var capture, config, name string
 	lists := listValue{}
 	var interpret bool
@@ -135,8 +136,8 @@ no rule behind one that could have decided is asked.`,
 			if tried == nil {
 				return err
 			}
-			if g.json {
-				return errors.Join(printJSON(cmd, tried), err)
+			if g.JSON {
+				return errors.Join(cli.PrintJSON(cmd, tried), err)
 			}
 			for i, t := range tried {
 				if i > 0 {
@@ -152,7 +153,7 @@ no rule behind one that could have decided is asked.`,
 	c.Flags().StringVar(&name, "filter", "", "of the configuration, this filter alone")
 	c.Flags().BoolVar(&interpret, "interpret", false, "use the interpreter, also where the kernel could run the program")
 	listFlag(c, lists)
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	c.MarkFlagFilename("read", "pcap", "pcapng", "cap", "gz")
 	c.MarkFlagFilename("rules", "yaml", "yml")
 	c.Args = func(_ *cobra.Command, args []string) error {
@@ -276,13 +277,13 @@ func printTried(w io.Writer, t triedFilter) {
 	if t.Cut > 0 {
 		head = slices.Insert(head, 4, any("UNDECIDED"))
 	}
-	table := newTable(w, head...)
+	table := cli.NewTable(w, head...)
 	row := func(name string, r filter.RuleState, match string) {
-		cells := []any{name, r.Action, r.Packets, bytes(r.Bytes), match}
+		cells := []any{name, r.Action, r.Packets, cli.Bytes(r.Bytes), match}
 		if t.Cut > 0 {
 			cells = slices.Insert(cells, 4, any(r.Undecided))
 		}
-		table.row(cells...)
+		table.Row(cells...)
 	}
 	for i, r := range t.Rules {
 		name := r.Name
@@ -294,5 +295,5 @@ func printTried(w io.Writer, t triedFilter) {
 	if t.Name != "" { // expressions alone have no default
 		row("default", t.Default, "what no rule decided")
 	}
-	table.flush()
+	table.Flush()
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/guard"
 	"github.com/weir-project/weir/host"
@@ -16,16 +17,16 @@ import (
 )
 
 func init() {
-	addFeature(featureCommand{
-		name:     guard.Name,
-		overview: []string{"weir guard status|limits of floods: what passed, what was refused, and whose it was"},
-		commands: func(g *globals) []*cobra.Command { return []*cobra.Command{guardCommand(g)} },
-		summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
+	cli.Add(cli.Feature{
+		Name:     guard.Name,
+		Overview: []string{"weir guard status|limits of floods: what passed, what was refused, and whose it was"},
+		Commands: func(g *cli.Globals) []*cobra.Command { return []*cobra.Command{guardCommand(g)} },
+		Summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
 			if s, ok := host.Part[guard.State](st, guard.Name); ok && len(s.Guards) > 0 {
 				printGuards(w, s.Guards)
 			}
 		},
-		names: map[string]func(host.Status) []string{"SERVICE": func(st host.Status) (out []string) {
+		Names: map[string]func(host.Status) []string{"SERVICE": func(st host.Status) (out []string) {
 			s, _ := host.Part[guard.State](st, guard.Name)
 			for _, g := range s.Guards {
 				out = append(out, g.Service)
@@ -35,7 +36,7 @@ func init() {
 	})
 }
 
-func guardCommand(g *globals) *cobra.Command {
+func guardCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "guard", Short: "Limits of UDP floods, and who is being dropped",
 		Long: `A guard bounds how many datagrams a service gets, and gives priority to clients by
@@ -47,14 +48,14 @@ in place, and changes their limits while they run.`,
 	return c
 }
 
-func guardStatus(g *globals) *cobra.Command {
+func guardStatus(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "status [SERVICE]", Short: "What guards have let pass and refused, and whom they refuse", Args: cobra.MaximumNArgs(1),
 		Long: `Show guards: what has passed and what was refused, by the tier of what a packet's
 source has earned, and the patterns of what is being refused (hosts, networks,
 source ports, destinations) with their packets per second over the last seconds.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			st, err := host.Ask[guard.State](cmd.Context(), g.reader(), guard.Name, feature.StatusQuery, nil)
+			st, err := host.Ask[guard.State](cmd.Context(), g.Reader(), guard.Name, feature.StatusQuery, nil)
 			if err != nil {
 				return err
 			}
@@ -63,10 +64,10 @@ source ports, destinations) with their packets per second over the last seconds.
 					return fmt.Errorf("service %q has no guard: weir guard status shows all", args[0])
 				}
 			}
-			if g.json {
-				return errors.Join(printJSON(cmd, st), st.Err())
+			if g.JSON {
+				return errors.Join(cli.PrintJSON(cmd, st), st.Err())
 			}
-			tellFaults(cmd, g, "guard")
+			cli.TellFaults(cmd, g, "guard")
 			if len(st.Guards) == 0 {
 				fmt.Fprintln(cmd.OutOrStdout(), "no guards: a service gets one by guard: {limit: 20kpps} in weir.yaml")
 				return st.Err()
@@ -80,22 +81,22 @@ source ports, destinations) with their packets per second over the last seconds.
 			return st.Err()
 		},
 	}
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 
 // printGuards shows guards in a line each.
 func printGuards(w io.Writer, guards []guard.GuardState) {
-	t := newTable(w, "GUARD", "LIMIT", "PASSED", "REFUSED", "NOW", "AT", "NETNS")
+	t := cli.NewTable(w, "GUARD", "LIMIT", "PASSED", "REFUSED", "NOW", "AT", "NETNS")
 	for _, g := range guards {
-		t.row(g.Service, guardLimit(g), g.Passed, g.Refused, guardNow(g), g.At, g.Netns)
+		t.Row(g.Service, guardLimit(g), g.Passed, g.Refused, guardNow(g), g.At, g.Netns)
 	}
-	t.flush()
+	t.Flush()
 	for _, g := range guards {
 		if g.Problem != "" {
 			fmt.Fprintf(w, "%s: %s\n", g.Service, g.Problem)
 		}
-		printBeside(w, g.Service, g.Positions...)
+		cli.PrintBeside(w, g.Service, g.Positions...)
 	}
 }
 
@@ -138,27 +139,27 @@ func printGuard(w io.Writer, g guard.GuardState) {
 		reserved = fmt.Sprintf("%d sources have reserved %.0f packets a second", g.ReservationOwners, g.Reserved)
 	}
 	fmt.Fprintf(w, "  %s; %s\n", now, reserved)
-	t := newTable(w, "  TIER", "PASSED", "REFUSED", "OF SOURCES THAT")
+	t := cli.NewTable(w, "  TIER", "PASSED", "REFUSED", "OF SOURCES THAT")
 	for _, tier := range guard.Tiers() {
-		t.row("  "+tier.Name, g.Tiers[tier.Name].Passed, g.Tiers[tier.Name].Refused, tier.About)
+		t.Row("  "+tier.Name, g.Tiers[tier.Name].Passed, g.Tiers[tier.Name].Refused, tier.About)
 	}
 	if g.Malformed > 0 {
-		t.row("  malformed", 0, g.Malformed, "send headers that cannot be read")
+		t.Row("  malformed", 0, g.Malformed, "send headers that cannot be read")
 	}
-	t.row("  all", g.Passed, g.Refused, "")
-	t.flush()
+	t.Row("  all", g.Passed, g.Refused, "")
+	t.Flush()
 	if len(g.Top) > 0 {
-		t = newTable(w, "  REFUSED", "PPS AT LEAST (20s)")
+		t = cli.NewTable(w, "  REFUSED", "PPS AT LEAST (20s)")
 		for _, p := range g.Top {
-			t.row("  "+p.String(), fmt.Sprintf("%.0f", p.PPS))
+			t.Row("  "+p.String(), fmt.Sprintf("%.0f", p.PPS))
 		}
-		t.flush()
+		t.Flush()
 	}
 	if len(g.Destinations) > 0 {
-		t = newTable(w, "  DESTINATION", "PASSED", "REFUSED")
+		t = cli.NewTable(w, "  DESTINATION", "PASSED", "REFUSED")
 		for _, d := range g.Destinations {
-			t.row("  "+d.Address.String(), d.Passed, d.Refused)
+			t.Row("  "+d.Address.String(), d.Passed, d.Refused)
 		}
-		t.flush()
+		t.Flush()
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/clients/go/guard"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/users"
 	"golang.org/x/sys/unix"
@@ -29,10 +30,10 @@ socket that it is attached to; nothing is pinned.`,
 		Example: `  weir guard grant --limit 20kpps --user dns -- /usr/bin/dnsd --port 53`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usageError{errors.New("name the command after --, like weir guard grant --limit 20kpps -- dnsd")}
+				return cli.Usage(errors.New("name the command after --, like weir guard grant --limit 20kpps -- dnsd"))
 			}
 			if limit == 0 {
-				return usageError{errors.New("say --limit, like --limit 20kpps")}
+				return cli.Usage(errors.New("say --limit, like --limit 20kpps"))
 			}
 			return grant(limit, as, args)
 		},

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/weir-project/weir/clients/go/handoff"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/handoff/wire"
@@ -26,18 +27,18 @@ import (
 )
 
 func init() {
-	addFeature(featureCommand{
-		name: keeper.FeatureName,
-		overview: []string{
+	cli.Add(cli.Feature{
+		Name: keeper.FeatureName,
+		Overview: []string{
 			"weir handoff status|live sessions that outlive their processes",
 			"weir handoff drain|this server emptied: its sessions move to others",
 		},
-		commands: func(g *globals) []*cobra.Command { return []*cobra.Command{handoffCommand(g)} },
-		summary:  func(io.Writer, host.Status, bool, time.Time) {},
+		Commands: func(g *cli.Globals) []*cobra.Command { return []*cobra.Command{handoffCommand(g)} },
+		Summary:  func(io.Writer, host.Status, bool, time.Time) {},
 	})
 }
 
-func handoffCommand(g *globals) *cobra.Command {
+func handoffCommand(g *cli.Globals) *cobra.Command {
 	var socket string
 	c := &cobra.Command{
 		Use: "handoff", Short: "Live sessions that outlive the processes that serve them, and move between servers",
@@ -72,7 +73,7 @@ one as soon as it is there; those that wait for a member then are reset.`,
 			for _, a := range allow {
 				r, err := keeper.ParseRule(a)
 				if err != nil {
-					return usageError{fmt.Errorf("--allow %w", err)}
+					return cli.Usage(fmt.Errorf("--allow %w", err))
 				}
 				l.Allow = append(l.Allow, r)
 			}
@@ -95,7 +96,7 @@ one as soon as it is there; those that wait for a member then are reset.`,
 
 // keep is weir serve of the keeper alone, by limits in place of a file.
 func keep(ctx context.Context, path, metricsAt string, limits keeper.Limits) error {
-	log := newLog(os.Stderr)
+	log := cli.NewLog(os.Stderr)
 	ignoreHangup(ctx, log, "sessions stay; its flags are read at a start")
 	l, err := keeper.ListenAgain(ctx, log, path)
 	if err != nil {
@@ -121,16 +122,16 @@ func checkLimits(cmd *cobra.Command, l keeper.Limits) error {
 	for _, key := range slices.Sorted(maps.Keys(limitFlags)) {
 		f := cmd.Flags().Lookup(limitFlags[key])
 		if f.Changed && (f.Value.String() == "0" || f.Value.String() == "0s") {
-			return usageError{fmt.Errorf("--%s %s: want more than 0", f.Name, f.Value)}
+			return cli.Usage(fmt.Errorf("--%s %s: want more than 0", f.Name, f.Value))
 		}
 	}
 	for _, p := range l.Problems() {
-		return usageError{fmt.Errorf("--%s %s", limitFlags[p.Key], p.Text)}
+		return cli.Usage(fmt.Errorf("--%s %s", limitFlags[p.Key], p.Text))
 	}
 	return nil
 }
 
-func handoffStatus(g *globals, socket *string) *cobra.Command {
+func handoffStatus(g *cli.Globals, socket *string) *cobra.Command {
 	var all bool
 	c := &cobra.Command{
 		Use: "status [SERVICE]", Short: "Members, sessions, and what has become of them", Args: cobra.MaximumNArgs(1),
@@ -153,15 +154,15 @@ root and the keeper's see those of which they are members.`,
 					return fmt.Errorf("the keeper has nothing of service %q: weir handoff status shows all", args[0])
 				}
 			}
-			if g.json {
-				return printJSON(cmd, r)
+			if g.JSON {
+				return cli.PrintJSON(cmd, r)
 			}
 			printHandoff(cmd.OutOrStdout(), r, all, time.Now())
 			return nil
 		},
 	}
 	c.Flags().BoolVar(&all, "all", false, "show every session, and not only the first 20 of a service")
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 
@@ -181,7 +182,7 @@ func printHandoff(w io.Writer, r handoff.Report, all bool, now time.Time) {
 			fmt.Fprintf(w, "  ! %d sockets or states were over the keeper's limits\n", n.OverLimit)
 		}
 		if len(s.Members) > 0 {
-			t := newTable(w, "  MEMBER", "PID", "USER", "SESSIONS", "FOR", "")
+			t := cli.NewTable(w, "  MEMBER", "PID", "USER", "SESSIONS", "FOR", "")
 			for _, m := range s.Members {
 				note := ""
 				switch {
@@ -190,9 +191,9 @@ func printHandoff(w io.Writer, r handoff.Report, all bool, now time.Time) {
 				case m.Standby:
 					note = "replaced, stands by"
 				}
-				t.row("  "+m.Name, m.PID, m.UID, m.Sessions, ago(m.Since, now), note)
+				t.Row("  "+m.Name, m.PID, m.UID, m.Sessions, cli.Ago(m.Since, now), note)
 			}
-			t.flush()
+			t.Flush()
 		}
 		printKept(w, s.Sessions, all, now)
 	}
@@ -203,7 +204,7 @@ func printKept(w io.Writer, sessions []handoff.SessionReport, all bool, now time
 	if len(sessions) == 0 {
 		return
 	}
-	t := newTable(w, "  ID", "KIND", "REMOTE", "LOCAL", "MEMBER", "AGE", "READ", "WRITTEN", "STATE", "MOVES")
+	t := cli.NewTable(w, "  ID", "KIND", "REMOTE", "LOCAL", "MEMBER", "AGE", "READ", "WRITTEN", "STATE", "MOVES")
 	for i, s := range sessions {
 		if i == few && !all {
 			break
@@ -215,9 +216,9 @@ func printKept(w io.Writer, sessions []handoff.SessionReport, all bool, now time
 		if remote == "" {
 			remote = "-"
 		}
-		t.row("  "+s.ID, s.Kind, remote, s.Local, member, ago(s.Since, now), bytes(s.Read), bytes(s.Written), bytes(uint64(s.State)), s.Moves)
+		t.Row("  "+s.ID, s.Kind, remote, s.Local, member, cli.Ago(s.Since, now), cli.Bytes(s.Read), cli.Bytes(s.Written), cli.Bytes(uint64(s.State)), s.Moves)
 	}
-	t.flush()
+	t.Flush()
 	if n := len(sessions); n > few && !all {
 		fmt.Fprintf(w, "  %d more: --all shows them\n", n-few)
 	}
@@ -254,7 +255,7 @@ whichever is ready and has the fewest. It waits until they have moved.`,
 			if !isMember {
 				var err error
 				if id, err = strconv.ParseUint(args[0], 10, 64); err != nil || id == 0 {
-					return usageError{fmt.Errorf("%q: want the number of a session, or SERVICE/MEMBER; see %s --help", args[0], cmd.CommandPath())}
+					return cli.Usage(fmt.Errorf("%q: want the number of a session, or SERVICE/MEMBER; see %s --help", args[0], cmd.CommandPath()))
 				}
 			}
 			status := func() (handoff.Report, error) { return handoff.Status(cmd.Context(), *socket) }
@@ -296,7 +297,7 @@ listen at another address.`,
 			if !isMember {
 				var err error
 				if id, err = strconv.ParseUint(args[0], 10, 64); err != nil || id == 0 {
-					return usageError{fmt.Errorf("%q: want the number of a session, or SERVICE/MEMBER; see %s --help", args[0], cmd.CommandPath())}
+					return cli.Usage(fmt.Errorf("%q: want the number of a session, or SERVICE/MEMBER; see %s --help", args[0], cmd.CommandPath()))
 				}
 			}
 			n, err := handoff.Forget(cmd.Context(), *socket, service, member, id, listeners)
@@ -380,11 +381,11 @@ func movedFrom(before []handoff.SessionReport, r handoff.Report) (stay, back int
 	return stay, back, why
 }
 
-// keeper is where weir serve keeps sessions: beside --socket, unless the environment says
+// keeperSocket is where weir serve keeps sessions: beside --socket, unless the environment says
 // where; "" is the default.
-func (g *globals) keeper() string {
-	if g.socket == "" || os.Getenv(wire.SocketEnv) != "" {
+func keeperSocket(g *cli.Globals) string {
+	if g.Socket == "" || os.Getenv(wire.SocketEnv) != "" {
 		return ""
 	}
-	return filepath.Join(filepath.Dir(g.socket), filepath.Base(wire.DefaultSocket))
+	return filepath.Join(filepath.Dir(g.Socket), filepath.Base(wire.DefaultSocket))
 }

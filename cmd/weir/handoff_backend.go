@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/handoff/backend"
 	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/netns"
@@ -20,10 +21,10 @@ import (
 )
 
 func init() {
-	addFeature(featureCommand{
-		name:     backend.Name,
-		commands: func(*globals) []*cobra.Command { return nil }, // below weir handoff
-		summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
+	cli.Add(cli.Feature{
+		Name:     backend.Name,
+		Commands: func(*cli.Globals) []*cobra.Command { return nil }, // below weir handoff
+		Summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
 			if r, ok := host.Part[backend.Report](st, backend.Name); ok && r.Agent != nil {
 				printServer(w, *r.Agent)
 			} else if ok && r.Spec != nil {
@@ -33,7 +34,7 @@ func init() {
 	})
 }
 
-func backendCommand(g *globals) *cobra.Command {
+func backendCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "backend", Short: "This backend of a load balancer: sessions that move to other backends",
 		Long: `A backend of a load balancer is the section handoff.backend of weir.yaml: weir apply records it,
@@ -52,9 +53,9 @@ keys and what is promised.`,
 }
 
 // handoffServer refuses the command of a backend's former file.
-func handoffServer() *cobra.Command { return movedCommand("server", "handoff.backend", "backend") }
+func handoffServer() *cobra.Command { return cli.MovedCommand("server", "handoff.backend", "backend") }
 
-func serverStatus(g *globals) *cobra.Command {
+func serverStatus(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "status", Short: "Sessions that have moved from and to this backend", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -62,14 +63,14 @@ func serverStatus(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if g.json {
-				return printJSON(cmd, s)
+			if g.JSON {
+				return cli.PrintJSON(cmd, s)
 			}
 			printServer(cmd.OutOrStdout(), s)
 			return nil
 		},
 	}
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 
@@ -117,15 +118,15 @@ func printServer(w io.Writer, s backend.Status) {
 	if s.TimeoutError != "" {
 		fmt.Fprintf(w, "  ! %s\n", s.TimeoutError)
 	}
-	t := newTable(w, "  BACKEND", "AGENT")
+	t := cli.NewTable(w, "  BACKEND", "AGENT")
 	for _, name := range slices.Sorted(maps.Keys(s.Peers)) {
 		state := "not connected"
 		if s.Peers[name] {
 			state = "connected" + notHeard(s.Silent[name])
 		}
-		t.row("  "+name, state)
+		t.Row("  "+name, state)
 	}
-	t.flush()
+	t.Flush()
 }
 
 // mostStuck are shown.
@@ -139,7 +140,7 @@ func short(d time.Duration) string {
 	return d.Round(time.Millisecond).String()
 }
 
-func serverRemove(g *globals) *cobra.Command {
+func serverRemove(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "remove", Short: "Take the backend's quarantine of this network namespace away", Args: cobra.NoArgs,
 		Long: `Take the quarantine away that the backend's agent has put at the devices. The agent ends
@@ -151,7 +152,7 @@ in all network namespaces.`,
 				return err
 			}
 			defer ns.Close()
-			return backend.RemoveQuarantine(cmd.Context(), kernel.OpenRoot(g.root), ns)
+			return backend.RemoveQuarantine(cmd.Context(), kernel.OpenRoot(g.Root), ns)
 		},
 	}
 }
@@ -210,7 +211,7 @@ must be this backend's name: it guards against the wrong terminal.`,
 			}
 			ctx := cmd.Context()
 			if patience < 0 {
-				return usageError{fmt.Errorf("--timeout %s: take a time to wait, or 0 to wait without an end", patience)}
+				return cli.Usage(fmt.Errorf("--timeout %s: take a time to wait, or 0 to wait without an end", patience))
 			}
 			if patience > 0 {
 				var cancel context.CancelFunc

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/host"
@@ -21,11 +22,11 @@ import (
 )
 
 func init() {
-	addFeature(featureCommand{
-		name:     lb.Name,
-		overview: []string{"weir lb status|load balancers: backends, flows, what became of packets"},
-		commands: func(g *globals) []*cobra.Command { return []*cobra.Command{lbCommand(g)} },
-		summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
+	cli.Add(cli.Feature{
+		Name:     lb.Name,
+		Overview: []string{"weir lb status|load balancers: backends, flows, what became of packets"},
+		Commands: func(g *cli.Globals) []*cobra.Command { return []*cobra.Command{lbCommand(g)} },
+		Summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
 			r, _ := host.Part[lb.Report](st, lb.Name)
 			for _, s := range r.Balancers {
 				printLB(w, s)
@@ -34,7 +35,7 @@ func init() {
 	})
 }
 
-func lbCommand(g *globals) *cobra.Command {
+func lbCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "lb", Short: "Spread services over backends, and let sessions move between them",
 		Long: `The load balancer is the section lb of weir.yaml: weir apply records it, and weir serve, or
@@ -49,24 +50,24 @@ with every flow; the next agent goes on with it. docs/LB.md has the section's ke
 
 // handoffLB refuses the command of the load balancer's former file.
 func handoffLB() *cobra.Command {
-	return movedCommand("front", "lb", "lb")
+	return cli.MovedCommand("front", "lb", "lb")
 }
 
-func lbStatus(g *globals) *cobra.Command {
+func lbStatus(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "status", Short: "Load balancers: their backends, flows, and what became of packets", Args: cobra.NoArgs,
 		Long: `Show the load balancers that are pinned, of all network namespaces. Backends' names, weights
 and health come from the load balancer's agent; without one, flows by the number of their
 backend.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			root := kernel.OpenRoot(g.root)
+			root := kernel.OpenRoot(g.Root)
 			all, err := lb.Statuses(cmd.Context(), root)
 			if err != nil {
 				return err
 			}
 			unread := lb.Unread(root)
-			if g.json {
-				return errors.Join(printJSON(cmd, all), unread)
+			if g.JSON {
+				return errors.Join(cli.PrintJSON(cmd, all), unread)
 			}
 			if len(all) == 0 && unread == nil {
 				fmt.Fprintln(cmd.OutOrStdout(), "no load balancer is here: lb in weir.yaml makes one")
@@ -80,7 +81,7 @@ backend.`,
 			return unread
 		},
 	}
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 
@@ -100,7 +101,7 @@ func printLB(w io.Writer, s lb.Status) {
 		fmt.Fprintf(w, "  partner %s: %s; %d flows told, %d heard%s\n", p.Name, partnerState(p), p.Told, p.Heard, splitText(p))
 	}
 	printCertificate(w, s.Certificate)
-	t := newTable(w, "  BACKEND", "NUMBER", "ADDRESS", "AT", "WEIGHT", "FLOWS", "WAITING", "AGENT", "")
+	t := cli.NewTable(w, "  BACKEND", "NUMBER", "ADDRESS", "AT", "WEIGHT", "FLOWS", "WAITING", "AGENT", "")
 	for _, h := range s.Backends {
 		agent, state := "-", ""
 		if h.Connected {
@@ -115,9 +116,9 @@ func printLB(w io.Writer, s lb.Status) {
 		if h.Address.IsValid() {
 			address = h.Address.String()
 		}
-		t.row("  "+orDash(h.Name), h.Number, address, orDash(h.Where), h.Weight, h.Flows, orDash(waiting(h.Loads)), agent, state)
+		t.Row("  "+orDash(h.Name), h.Number, address, orDash(h.Where), h.Weight, h.Flows, orDash(waiting(h.Loads)), agent, state)
 	}
-	t.flush()
+	t.Flush()
 }
 
 func partnerState(p *lb.PairStatus) string {
@@ -185,7 +186,7 @@ func orDash(s string) string {
 	return s
 }
 
-func lbOverride(g *globals) *cobra.Command {
+func lbOverride(g *cli.Globals) *cobra.Command {
 	var name string
 	c := &cobra.Command{
 		Use: "override SERVICE CLIENT [BACKEND]", Short: "Give a client to a backend, whatever the hash says", Args: cobra.RangeArgs(2, 3),
@@ -200,14 +201,14 @@ backend. Without BACKEND the override ends.`,
 			if len(args) > 2 {
 				backend = args[2]
 			}
-			return lb.Override(cmd.Context(), kernel.OpenRoot(g.root), name, args[0], args[1], backend)
+			return lb.Override(cmd.Context(), kernel.OpenRoot(g.Root), name, args[0], args[1], backend)
 		},
 	}
 	c.Flags().StringVar(&name, "name", lb.Name, "of the load balancer")
 	return c
 }
 
-func lbRemove(g *globals) *cobra.Command {
+func lbRemove(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "remove [NAME]", Short: "End a load balancer of this network namespace, and forget its flows", Args: cobra.MaximumNArgs(1),
 		Long: `End the data path: packets go where the kernel's routes lead them. Its agent ends within a second.
@@ -222,7 +223,7 @@ weir remove lb does so in all network namespaces.`,
 				return err
 			}
 			defer ns.Close()
-			return lb.Remove(cmd.Context(), kernel.OpenRoot(g.root), ns, name)
+			return lb.Remove(cmd.Context(), kernel.OpenRoot(g.Root), ns, name)
 		},
 	}
 }

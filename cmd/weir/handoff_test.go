@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/clients/go/handoff"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
@@ -137,7 +138,7 @@ func TestKeepRefusesOddNumbers(t *testing.T) {
 		err := c.ExecuteContext(ctx)
 		if err == nil || !strings.Contains(err.Error(), want) || ctx.Err() != nil {
 			t.Errorf("%s: %v; want %q", args, err, want)
-		} else if _, ok := errors.AsType[usageError](err); !ok {
+		} else if !errors.Is(err, cli.ErrUsage) {
 			t.Errorf("%s: %v is no error of usage", args, err)
 		}
 		cancel()

@@ -12,15 +12,17 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/clients/go/handoff"
+	"github.com/weir-project/weir/cmd/weir/cli"
 )
 
 // Every file prints by internal/printable in place of fmt.
 func TestFloorsPrint(t *testing.T) {
 	files, err := filepath.Glob("*.go")
-	if err != nil || len(files) < 10 {
-		t.Fatal(files, err)
+	parts, perr := filepath.Glob("*/*.go")
+	if err != nil || perr != nil || len(files) < 10 || len(parts) < 5 {
+		t.Fatal(files, parts, err, perr)
 	}
-	for _, name := range files {
+	for _, name := range append(files, parts...) {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
@@ -37,8 +39,8 @@ func TestFloorsPrint(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(string(text), "slog.NewTextHandler(") && name != "print.go" {
-			t.Errorf("%s makes a log of its own: use newLog", name)
+		if strings.Contains(string(text), "slog.NewTextHandler(") && name != "cli/print.go" {
+			t.Errorf("%s makes a log of its own: use cli.NewLog", name)
 		}
 	}
 }
@@ -51,14 +53,14 @@ func TestNamesOnTheTerminal(t *testing.T) {
 		Sessions: []handoff.SessionReport{{ID: "1", Member: evil, Remote: evil}}}}}, true, time.Now())
 	c := newCommand()
 	c.SetOut(&out)
-	if err := printJSON(c, map[string]string{evil: evil}); err != nil {
+	if err := cli.PrintJSON(c, map[string]string{evil: evil}); err != nil {
 		t.Fatal(err)
 	}
 	if s := out.String(); (strings.ContainsAny(s, "\x1b\u202e\u009b\x7f") || strings.Contains(s, "\xff")) || strings.Contains(s, "\nline") || strings.Count(s, `\u001b[31mred\nline\u202e\u009b`) < 5 {
 		t.Errorf("%q", s)
 	}
 	out.Reset()
-	newLog(&out).Warn("x", "name", evil)
+	cli.NewLog(&out).Warn("x", "name", evil)
 	if s := out.String(); (strings.ContainsAny(s, "\x1b\u202e\u009b\x7f") || strings.Contains(s, "\xff")) || strings.Count(s, "\n") != 1 {
 		t.Errorf("%q", s)
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
@@ -26,9 +27,6 @@ const (
 	exitUsage  = 2 // wrong usage
 	exitCannot = 3 // this kernel or user cannot
 )
-
-// errUsage marks errors about the command line itself.
-var errUsage = errors.New("usage")
 
 func main() {
 	if len(os.Args) > 2 && os.Args[1] == launchVerb {
@@ -68,7 +66,7 @@ func (o *keptOutput) Write(b []byte) (int, error) {
 
 func exitStatus(err error) int {
 	switch {
-	case errors.Is(err, errUsage):
+	case errors.Is(err, cli.ErrUsage):
 		return exitUsage
 	case errors.Is(err, kernel.ErrUnsupported), errors.Is(err, kernel.ErrUnreadable), errors.Is(err, os.ErrPermission):
 		return exitCannot
@@ -76,25 +74,8 @@ func exitStatus(err error) int {
 	return exitFailed
 }
 
-// usageError keeps the text of err and makes the exit status 2.
-type usageError struct{ error }
-
-func (usageError) Is(target error) bool { return target == errUsage }
-func (u usageError) Unwrap() error      { return u.error }
-
-// globals are the flags of every command.
-type globals struct {
-	root   string
-	socket string
-	json   bool
-}
-
-func (g *globals) host() *host.Host { return host.New(g.root) }
-
-func (g *globals) reader() host.Reader { return g.host().Reader(g.socket) }
-
 func newCommand() *cobra.Command {
-	g := &globals{}
+	g := &cli.Globals{}
 	c := &cobra.Command{
 		Use:   "weir",
 		Short: "Control the traffic of this host from inside its kernel",
@@ -105,17 +86,17 @@ process of weir's is in the data path.
 ` + overview(),
 		SilenceErrors:     true,
 		SilenceUsage:      true,
-		PersistentPreRunE: func(*cobra.Command, []string) error { return kernel.OpenRoot(g.root).CheckName() },
+		PersistentPreRunE: func(*cobra.Command, []string) error { return kernel.OpenRoot(g.Root).CheckName() },
 	}
-	c.PersistentFlags().StringVar(&g.root, "root", "", "directory of pins (default $WEIR_ROOT or "+kernel.DefaultRoot+")")
-	c.PersistentFlags().StringVar(&g.socket, "socket", host.DefaultSocket, "socket of weir serve, for users who may not read the pins")
+	c.PersistentFlags().StringVar(&g.Root, "root", "", "directory of pins (default $WEIR_ROOT or "+kernel.DefaultRoot+")")
+	c.PersistentFlags().StringVar(&g.Socket, "socket", host.DefaultSocket, "socket of weir serve, for users who may not read the pins")
 	c.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
+		return cli.Usage(fmt.Errorf("%w; see %s --help", err, cmd.CommandPath()))
 	})
 	c.AddCommand(doctorCommand(g), applyCommand(g), confirmCommand(g), rollbackCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), explainCommand(g), versionCommand(g))
-	for _, f := range inOrder() {
-		for _, own := range f.commands(g) {
-			own.Annotations = map[string]string{ownerKey: f.name}
+	for _, f := range cli.Features() {
+		for _, own := range f.Commands(g) {
+			own.Annotations = map[string]string{ownerKey: f.Name}
 			c.AddCommand(own)
 		}
 	}
@@ -163,7 +144,7 @@ func wrapArgs(c *cobra.Command) {
 			if cmd.RunE != nil && !cmd.HasSubCommands() && strings.HasPrefix(err.Error(), "unknown command") {
 				err = fmt.Errorf("%s takes no arguments, got %q", cmd.CommandPath(), args[0])
 			}
-			return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
+			return cli.Usage(fmt.Errorf("%w; see %s --help", err, cmd.CommandPath()))
 		}
 		return nil
 	}
@@ -182,7 +163,7 @@ func unknownCommand(cmd *cobra.Command, args []string) error {
 	return errors.New(msg)
 }
 
-func versionCommand(g *globals) *cobra.Command {
+func versionCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "version", Short: "Print the version of weir and of its pins", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -191,17 +172,13 @@ func versionCommand(g *globals) *cobra.Command {
 				Go      string `json:"go"`
 				Layout  int    `json:"layout"`
 			}{version, runtime.Version(), kernel.LayoutVersion}
-			if g.json {
-				return printJSON(cmd, v)
+			if g.JSON {
+				return cli.PrintJSON(cmd, v)
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "weir %s, %s, pins: layout %d\n", v.Version, v.Go, v.Layout)
 			return nil
 		},
 	}
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
-}
-
-func jsonFlag(c *cobra.Command, g *globals) {
-	c.Flags().BoolVar(&g.json, "json", false, "print JSON")
 }

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/nstest"
@@ -162,7 +163,7 @@ func TestUsageErrors(t *testing.T) {
 func TestExitStatusOfErrors(t *testing.T) {
 	for want, errs := range map[int][]error{
 		exitFailed: {errors.New("x"), os.ErrNotExist, kernel.ErrABI, kernel.ErrNotExist},
-		exitUsage:  {usageError{errors.New("x")}, fmt.Errorf("y: %w", usageError{os.ErrPermission})},
+		exitUsage:  {cli.Usage(errors.New("x")), fmt.Errorf("y: %w", cli.Usage(os.ErrPermission))},
 		exitCannot: {kernel.ErrUnsupported, fmt.Errorf("x: %w", kernel.ErrUnreadable), &os.PathError{Err: syscall.EACCES},
 			&kernel.NeedError{Err: errors.New("x")}, errors.Join(errors.New("x"), syscall.EPERM)},
 	} {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/feature/reroute/audit"
 	"github.com/weir-project/weir/feature/reroute/draw"
@@ -25,16 +26,16 @@ import (
 )
 
 func init() {
-	addFeature(featureCommand{
-		name:     reroute.Name,
-		overview: []string{"weir reroute status|links: whether they work, and where their traffic goes"},
-		commands: func(g *globals) []*cobra.Command { return []*cobra.Command{rerouteCommand(g)} },
-		summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
+	cli.Add(cli.Feature{
+		Name:     reroute.Name,
+		Overview: []string{"weir reroute status|links: whether they work, and where their traffic goes"},
+		Commands: func(g *cli.Globals) []*cobra.Command { return []*cobra.Command{rerouteCommand(g)} },
+		Summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
 			if s, ok := host.Part[reroute.State](st, reroute.Name); ok && !s.Empty() {
 				printPaths(w, s)
 			}
 		},
-		names: map[string]func(host.Status) []string{"PATH": func(st host.Status) (out []string) {
+		Names: map[string]func(host.Status) []string{"PATH": func(st host.Status) (out []string) {
 			s, _ := host.Part[reroute.State](st, reroute.Name)
 			for _, p := range s.Paths {
 				out = append(out, p.Name)
@@ -44,7 +45,7 @@ func init() {
 	})
 }
 
-func rerouteCommand(g *globals) *cobra.Command {
+func rerouteCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "reroute", Short: "Links that are probed, and the ways around them (SRv6 fast reroute)",
 		Long: `Reroute takes traffic off what has failed, in the kernel, by SRv6 segment lists that
@@ -66,7 +67,7 @@ type planFlags struct {
 	question           plan.Question
 }
 
-func reroutePlan(g *globals) *cobra.Command {
+func reroutePlan(g *cli.Globals) *cobra.Command {
 	var f planFlags
 	c := &cobra.Command{
 		Use: "plan", Short: "Repairs of a network's failures, computed from its topology", Args: cobra.NoArgs,
@@ -125,33 +126,33 @@ path for the same prefixes, and for those that its paths name, and what it would
 	c.Flags().StringVar(&f.change, "change", "", "what --node does while a change spreads: down or up")
 	c.Flags().StringVar(&f.sockets, "vty-socket", "", "directory of FRR's sockets (default: vtysh's own)")
 	c.Flags().StringVar(&f.svg, "svg", "", "draw a repair into this file")
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 
-func (f *planFlags) run(cmd *cobra.Command, g *globals) error {
+func (f *planFlags) run(cmd *cobra.Command, g *cli.Globals) error {
 	if f.file == "" && !f.audit {
-		return usageError{errors.New("which topology? give -f FILE; see weir reroute plan --help")}
+		return cli.Usage(errors.New("which topology? give -f FILE; see weir reroute plan --help"))
 	}
 	if f.question.Mode = plan.Mode(f.protect); !slices.Contains(plan.Modes(), f.question.Mode) {
-		return usageError{fmt.Errorf("--protect %s: link, node or srlg can be protected", f.protect)}
+		return cli.Usage(fmt.Errorf("--protect %s: link, node or srlg can be protected", f.protect))
 	}
 	switch f.question.Change = plan.Change(f.change); {
 	case f.change != "" && f.change != "down" && f.change != "up":
-		return usageError{fmt.Errorf("--change %s: a failure goes down or up", f.change)}
+		return cli.Usage(fmt.Errorf("--change %s: a failure goes down or up", f.change))
 	case f.change != "" && f.question.Node == "":
-		return usageError{errors.New("--change: for which router? add --node NODE")}
+		return cli.Usage(errors.New("--change: for which router? add --node NODE"))
 	case f.change != "" && f.svg != "":
-		return usageError{errors.New("--change cannot be drawn: leave --svg out")}
+		return cli.Usage(errors.New("--change cannot be drawn: leave --svg out"))
 	}
 	if (f.yaml || f.apply) && (f.question.Node == "" || f.change != "" || f.audit) {
-		return usageError{errors.New("--yaml and --apply: of which router? add --node NODE; --change and --audit install nothing")}
+		return cli.Usage(errors.New("--yaml and --apply: of which router? add --node NODE; --change and --audit install nothing"))
 	}
 	switch {
 	case f.apply && f.question.Destination != "":
-		return usageError{errors.New("--apply: the repairs for one destination would take the place of the whole plan: leave --destination out")}
-	case (f.yaml || f.apply) && g.json:
-		return usageError{errors.New("--json shows the plan; --yaml and --apply have a form of their own: leave one out")}
+		return cli.Usage(errors.New("--apply: the repairs for one destination would take the place of the whole plan: leave --destination out"))
+	case (f.yaml || f.apply) && g.JSON:
+		return cli.Usage(errors.New("--json shows the plan; --yaml and --apply have a form of their own: leave one out"))
 	}
 	n, err := f.read(cmd.InOrStdin())
 	if err != nil {
@@ -160,7 +161,7 @@ func (f *planFlags) run(cmd *cobra.Command, g *globals) error {
 	if f.audit {
 		return f.runAudit(cmd, g, n)
 	}
-	f.question.Summary = f.question.Node == "" && f.question.Destination == "" && !g.json
+	f.question.Summary = f.question.Node == "" && f.question.Destination == "" && !g.JSON
 	a, err := plan.Ask(n, f.question)
 	if err != nil {
 		return err
@@ -177,15 +178,15 @@ func (f *planFlags) run(cmd *cobra.Command, g *globals) error {
 	if f.yaml || f.apply {
 		return f.install(cmd, g, a)
 	}
-	if g.json {
-		return printJSON(cmd, a)
+	if g.JSON {
+		return cli.PrintJSON(cmd, a)
 	}
 	printPlan(cmd.OutOrStdout(), a, f.question.Summary)
 	return nil
 }
 
 // install puts a plan in force, or prints what would.
-func (f *planFlags) install(cmd *cobra.Command, g *globals, a *plan.Answer) error {
+func (f *planFlags) install(cmd *cobra.Command, g *cli.Globals, a *plan.Answer) error {
 	paths, notes, err := reroute.Planned(a)
 	if err != nil {
 		return err
@@ -205,7 +206,7 @@ func (f *planFlags) install(cmd *cobra.Command, g *globals, a *plan.Answer) erro
 	if !f.apply {
 		return nil
 	}
-	l, err := g.host().Root.Lock(cmd.Context())
+	l, err := g.Host().Root.Lock(cmd.Context())
 	if err != nil {
 		return err
 	}
@@ -220,7 +221,7 @@ func (f *planFlags) install(cmd *cobra.Command, g *globals, a *plan.Answer) erro
 	return err
 }
 
-func (f *planFlags) runAudit(cmd *cobra.Command, g *globals, n *topo.Network) error {
+func (f *planFlags) runAudit(cmd *cobra.Command, g *cli.Globals, n *topo.Network) error {
 	if f.question.Node != "" {
 		n.Self = f.question.Node
 	}
@@ -229,7 +230,7 @@ func (f *planFlags) runAudit(cmd *cobra.Command, g *globals, n *topo.Network) er
 		return err
 	}
 	defer here.Close()
-	own, err := protect.ReadNamespace(g.host().Root, here)
+	own, err := protect.ReadNamespace(g.Host().Root, here)
 	if err != nil {
 		return err
 	}
@@ -237,8 +238,8 @@ func (f *planFlags) runAudit(cmd *cobra.Command, g *globals, n *topo.Network) er
 	if err != nil {
 		return err
 	}
-	if g.json {
-		return printJSON(cmd, r)
+	if g.JSON {
+		return cli.PrintJSON(cmd, r)
 	}
 	printAudit(cmd.OutOrStdout(), r)
 	return nil
@@ -254,7 +255,7 @@ func printAudit(w io.Writer, r *audit.Report) {
 	if len(r.Rows) == 0 {
 		return
 	}
-	t := newTable(w, "PREFIX", "ISISD'S BACKUP", "ZEBRA", "KERNEL", "WEIR HAS", "WEIR'S PLAN")
+	t := cli.NewTable(w, "PREFIX", "ISISD'S BACKUP", "ZEBRA", "KERNEL", "WEIR HAS", "WEIR'S PLAN")
 	for _, row := range r.Rows {
 		var backups, has, planned []string
 		for _, b := range row.Backup {
@@ -270,9 +271,9 @@ func printAudit(w io.Writer, r *audit.Report) {
 		if !row.Route {
 			kernel = "no route at all"
 		}
-		t.row(row.Prefix, cmp.Or(strings.Join(backups, "; "), "none"), yes(row.Zebra), kernel, cmp.Or(strings.Join(has, "; "), "nothing"), strings.Join(planned, "; "))
+		t.Row(row.Prefix, cmp.Or(strings.Join(backups, "; "), "none"), yes(row.Zebra), kernel, cmp.Or(strings.Join(has, "; "), "nothing"), strings.Join(planned, "; "))
 	}
-	t.flush()
+	t.Flush()
 }
 
 // installedText says which way packets would go if a link failed now.
@@ -352,18 +353,18 @@ func printPlan(w io.Writer, a *plan.Answer, summary bool) {
 		return
 	}
 	if len(a.Repairs) > 0 {
-		t := newTable(w, "NODE", "FAILURE", "DESTINATION", "OUT", "SEGMENTS", "METRIC")
+		t := cli.NewTable(w, "NODE", "FAILURE", "DESTINATION", "OUT", "SEGMENTS", "METRIC")
 		for _, r := range a.Repairs {
-			t.row(r.Node, r.Failure, r.Destination, r.Out, segmentList(r), r.Metric)
+			t.Row(r.Node, r.Failure, r.Destination, r.Out, segmentList(r), r.Metric)
 		}
-		t.flush()
+		t.Flush()
 	}
 	if len(a.Unprotected) > 0 {
-		t := newTable(w, "NODE", "FAILURE", "UNPROTECTED", "WHY")
+		t := cli.NewTable(w, "NODE", "FAILURE", "UNPROTECTED", "WHY")
 		for _, u := range a.Unprotected {
-			t.row(u.Node, u.Failure, u.Destination, u.Reason)
+			t.Row(u.Node, u.Failure, u.Destination, u.Reason)
 		}
-		t.flush()
+		t.Flush()
 	}
 }
 
@@ -387,13 +388,13 @@ func segmentList(r plan.RepairRow) string {
 }
 
 func printPlanSummary(w io.Writer, a *plan.Answer) {
-	t := newTable(w, "NODE", "NO SEGMENT", "1", "2", "3+", "UNPROTECTED")
+	t := cli.NewTable(w, "NODE", "NO SEGMENT", "1", "2", "3+", "UNPROTECTED")
 	for _, r := range a.Routers {
 		var by [4]int
 		for length, count := range r.Segments {
 			by[min(length, 3)] += count
 		}
-		t.row(r.Node, by[0], by[1], by[2], by[3], r.Unprotected)
+		t.Row(r.Node, by[0], by[1], by[2], by[3], r.Unprotected)
 	}
-	t.flush()
+	t.Flush()
 }

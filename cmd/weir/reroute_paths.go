@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/feature/reroute/bfd"
@@ -22,7 +23,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-func rerouteStatus(g *globals) *cobra.Command {
+func rerouteStatus(g *cli.Globals) *cobra.Command {
 	var watch bool
 	c := &cobra.Command{
 		Use: "status [PATH]", Short: "Links: whether they work, each way, and where their traffic goes", Args: cobra.MaximumNArgs(1),
@@ -31,7 +32,7 @@ sessions that probe links: each direction by itself, round trips, loss, and how
 often a stall of this host put a verdict off.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for {
-				st, err := host.Ask[reroute.State](cmd.Context(), g.reader(), reroute.Name, feature.StatusQuery, nil)
+				st, err := host.Ask[reroute.State](cmd.Context(), g.Reader(), reroute.Name, feature.StatusQuery, nil)
 				if err != nil {
 					return err
 				}
@@ -40,13 +41,13 @@ often a stall of this host put a verdict off.`,
 						return fmt.Errorf("no path %q: weir reroute status shows all", args[0])
 					}
 				}
-				if g.json {
-					err = printJSON(cmd, st)
+				if g.JSON {
+					err = cli.PrintJSON(cmd, st)
 				} else if watch {
 					_, _ = io.WriteString(cmd.OutOrStdout(), "\x1b[H\x1b[2J") // as fmt.Fprint
 					printReroute(cmd.OutOrStdout(), st)
 				} else {
-					tellFaults(cmd, g, "reroute")
+					cli.TellFaults(cmd, g, "reroute")
 					printReroute(cmd.OutOrStdout(), st)
 				}
 				if err != nil || !watch {
@@ -61,7 +62,7 @@ often a stall of this host put a verdict off.`,
 		},
 	}
 	c.Flags().BoolVar(&watch, "watch", false, "show it anew every second")
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 
@@ -75,7 +76,7 @@ func onlyPath(st reroute.State, name string) reroute.State {
 	return st
 }
 
-func rerouteDrain(g *globals) *cobra.Command {
+func rerouteDrain(g *cli.Globals) *cobra.Command {
 	return linkCommand(g, "drain PATH", "Take the link of a path out of use at once, for maintenance",
 		`Have the traffic of a path's link, that of all its paths, go its way around, until
 weir reroute undrain. It outlives weir serve and weir apply.
@@ -85,15 +86,15 @@ raise the link's metric in the routing protocol before that, and see its routes 
 This names those that are left.`, reroute.Drain, reroute.GoWithDown)
 }
 
-func rerouteUndrain(g *globals) *cobra.Command {
+func rerouteUndrain(g *cli.Globals) *cobra.Command {
 	return linkCommand(g, "undrain PATH", "Let the link of a path be used again",
 		`End weir reroute drain. The link is used at once unless it has no carrier, or is found not to work.`, reroute.Undrain, nil)
 }
 
-func linkCommand(g *globals, use, short, long string, do func(*kernel.WriteLock, string) error, note func(*kernel.Root, string) (string, error)) *cobra.Command {
+func linkCommand(g *cli.Globals, use, short, long string, do func(*kernel.WriteLock, string) error, note func(*kernel.Root, string) (string, error)) *cobra.Command {
 	return &cobra.Command{Use: use, Short: short, Long: long, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			l, err := g.host().Root.Lock(cmd.Context())
+			l, err := g.Host().Root.Lock(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -102,7 +103,7 @@ func linkCommand(g *globals, use, short, long string, do func(*kernel.WriteLock,
 			if err != nil || note == nil {
 				return err
 			}
-			text, err := note(g.host().Root, args[0])
+			text, err := note(g.Host().Root, args[0])
 			if err != nil {
 				return fmt.Errorf("done, but it is not known which routes the link has: %w", err)
 			}
@@ -117,21 +118,21 @@ func linkCommand(g *globals, use, short, long string, do func(*kernel.WriteLock,
 // printPaths shows paths and sessions in a line each.
 func printPaths(w io.Writer, st reroute.State) {
 	if len(st.Paths) > 0 {
-		t := newTable(w, "PATH", "LINK", "STATE", "REROUTED", "BYTES", "NETNS")
+		t := cli.NewTable(w, "PATH", "LINK", "STATE", "REROUTED", "BYTES", "NETNS")
 		for _, p := range st.Paths {
-			t.row(p.Name, p.Device, linkText(p), p.Counts.Packets, bytes(p.Counts.Bytes), p.Netns)
+			t.Row(p.Name, p.Device, linkText(p), p.Counts.Packets, cli.Bytes(p.Counts.Bytes), p.Netns)
 		}
-		t.flush()
+		t.Flush()
 	}
 	if len(st.Sessions) > 0 {
 		if len(st.Paths) > 0 {
 			fmt.Fprintln(w)
 		}
-		t := newTable(w, "SESSION", "LINK", "STATE", "OUT", "IN", "FLAPS", "RTT", "P99", "JITTER", "LOST OUT", "LOST IN", "NETNS")
+		t := cli.NewTable(w, "SESSION", "LINK", "STATE", "OUT", "IN", "FLAPS", "RTT", "P99", "JITTER", "LOST OUT", "LOST IN", "NETNS")
 		for _, s := range st.Sessions {
-			t.row(s.Name, s.Device, s.Phase, s.Out, s.In, s.Flaps, fine(s.RTT.P50), fine(s.RTT.P99), fine(s.RTT.Jitter), s.LostOut, s.LostIn+s.LostHeard, s.Netns)
+			t.Row(s.Name, s.Device, s.Phase, s.Out, s.In, s.Flaps, fine(s.RTT.P50), fine(s.RTT.P99), fine(s.RTT.Jitter), s.LostOut, s.LostIn+s.LostHeard, s.Netns)
 		}
-		t.flush()
+		t.Flush()
 	}
 	for _, s := range st.Sessions {
 		if s.Problem != "" {
@@ -152,15 +153,15 @@ func printBFD(w io.Writer, all []peers.SessionState, below bool) {
 	if below {
 		fmt.Fprintln(w)
 	}
-	t := newTable(w, "BFD", "LINK", "PEER", "STATE", "FOR", "PEER SAYS", "EVERY", "DOWN AFTER", "DOWNS", "NETNS")
+	t := cli.NewTable(w, "BFD", "LINK", "PEER", "STATE", "FOR", "PEER SAYS", "EVERY", "DOWN AFTER", "DOWNS", "NETNS")
 	for _, s := range all {
 		state := s.State.String()
 		if s.Diag != 0 && s.State != bfd.Up {
 			state += ": " + s.Diag.String()
 		}
-		t.row(s.Name, s.Device, s.Peer, state, s.Since.Round(time.Second), s.Remote, fine(s.Interval), fine(s.Detection), s.Downs, s.Netns)
+		t.Row(s.Name, s.Device, s.Peer, state, s.Since.Round(time.Second), s.Remote, fine(s.Interval), fine(s.Detection), s.Downs, s.Netns)
 	}
-	t.flush()
+	t.Flush()
 	for _, s := range all {
 		if s.Problem != "" {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
@@ -244,11 +245,11 @@ func printReroute(w io.Writer, st reroute.State) {
 	}
 	if len(st.TimerLoops) > 0 {
 		fmt.Fprintln(w)
-		t := newTable(w, "LOOP", "CPU", "TICKS", "STALLS", "LONGEST", "TICK TAKES", "NETNS")
+		t := cli.NewTable(w, "LOOP", "CPU", "TICKS", "STALLS", "LONGEST", "TICK TAKES", "NETNS")
 		for i, l := range st.TimerLoops {
-			t.row(i, l.CPU, l.Ticks, l.Stalls, fine(l.Longest), fine(l.Spent/time.Duration(max(l.Ticks, 1))), l.Netns)
+			t.Row(i, l.CPU, l.Ticks, l.Stalls, fine(l.Longest), fine(l.Spent/time.Duration(max(l.Ticks, 1))), l.Netns)
 		}
-		t.flush()
+		t.Flush()
 	}
 }
 

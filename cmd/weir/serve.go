@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
@@ -62,7 +63,7 @@ type serveFlags struct {
 	sockets map[string]*string // by feature
 }
 
-func serveCommand(g *globals) *cobra.Command {
+func serveCommand(g *cli.Globals) *cobra.Command {
 	var o serveFlags
 	c := &cobra.Command{
 		Use: "serve", Short: "Apply a file and run what it declares; serve metrics and the group's socket", Args: cobra.NoArgs,
@@ -98,7 +99,7 @@ file alone.`,
 			if err := o.resolve(cmd, g); err != nil {
 				return err
 			}
-			o.Log = newLog(os.Stderr)
+			o.Log = cli.NewLog(os.Stderr)
 			if err := host.DropRights(o.Only); err != nil {
 				o.Log.Warn("capabilities that serve does not need stay", "err", err)
 			}
@@ -107,7 +108,7 @@ file alone.`,
 			} else {
 				o.Reload = hangups(cmd.Context())
 			}
-			return g.host().Serve(cmd.Context(), o.ServeOptions)
+			return g.Host().Serve(cmd.Context(), o.ServeOptions)
 		},
 	}
 	f := c.Flags()
@@ -126,16 +127,16 @@ file alone.`,
 }
 
 // resolve gives flags that are not given the values that follow from the others.
-func (o *serveFlags) resolve(cmd *cobra.Command, g *globals) error {
+func (o *serveFlags) resolve(cmd *cobra.Command, g *cli.Globals) error {
 	given := cmd.Flags().Changed
 	if err := host.CheckOnly(o.Only); err != nil {
-		return usageError{fmt.Errorf("--only: %w", err)}
+		return cli.Usage(fmt.Errorf("--only: %w", err))
 	}
 	if o.File == "-" {
-		return usageError{errors.New("-f -: weir serve reads its file again: name a file")}
+		return cli.Usage(errors.New("-f -: weir serve reads its file again: name a file"))
 	}
 	apart := len(o.Only) > 0
-	o.Socket = g.socket
+	o.Socket = g.Socket
 	if apart && !given("socket") {
 		o.Socket = ""
 	}
@@ -149,8 +150,8 @@ func (o *serveFlags) resolve(cmd *cobra.Command, g *globals) error {
 		case given(x.Name):
 		case apart && !slices.Contains(o.Only, name):
 			path = ""
-		case g.socket != "":
-			path = filepath.Join(filepath.Dir(g.socket), filepath.Base(path))
+		case g.Socket != "":
+			path = filepath.Join(filepath.Dir(g.Socket), filepath.Base(path))
 		}
 		o.Sockets[name] = path
 	}

@@ -8,48 +8,32 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
-	"github.com/weir-project/weir/kernel"
 )
 
-func statusCommand(g *globals) *cobra.Command {
+func statusCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "status", Short: "Show what is there: services, slots, members, guards, filters", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			st, err := g.reader().Status(cmd.Context())
+			st, err := g.Reader().Status(cmd.Context())
 			if err != nil {
 				return err
 			}
-			if g.json {
-				return errors.Join(printJSON(cmd, st), st.Err())
+			if g.JSON {
+				return errors.Join(cli.PrintJSON(cmd, st), st.Err())
 			}
 			printStatus(cmd.OutOrStdout(), st, time.Now())
 			return st.Err()
 		},
 	}
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 
-// tellFaults shows a feature's faults before its status.
-func tellFaults(cmd *cobra.Command, g *globals, feature string) {
-	if faults, err := g.reader().Faults(cmd.Context()); err == nil {
-		printFaults(cmd.OutOrStdout(), faults, feature)
-	}
-}
-
-// printFaults shows damage and programs of others: those of a feature, or all if it is empty.
-func printFaults(w io.Writer, faults []kernel.Fault, feature string) {
-	for _, f := range faults {
-		if feature == "" || f.Feature == feature || f.Feature == "" {
-			fmt.Fprintf(w, "! %s: %s\n", f, f.Remedy)
-		}
-	}
-}
-
 func printStatus(w io.Writer, st host.Status, now time.Time) {
-	printFaults(w, st.Faults, "")
+	cli.PrintFaults(w, st.Faults, "")
 	if st.Unconfirmed != nil {
 		f := st.Unconfirmed.Finding()
 		fmt.Fprintf(w, "! %s: %s: %s\n", f.Object, f.Text, f.Remedy)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
@@ -19,18 +20,18 @@ import (
 )
 
 func init() {
-	addFeature(featureCommand{
-		name: spec.Name,
-		overview: []string{
+	cli.Add(cli.Feature{
+		Name: spec.Name,
+		Overview: []string{
 			"weir steer where 192.0.2.7|which slot and process get this router's traffic",
 			"weir bypass SERVICE|the kernel's own behaviour at once",
 		},
-		commands: func(g *globals) []*cobra.Command {
+		Commands: func(g *cli.Globals) []*cobra.Command {
 			return []*cobra.Command{steerCommand(g), bindCommand(g), bypassCommand(g)}
 		},
-		summary: summarizeSteer,
-		extend:  func(g *globals) applyExtension { return &applyResets{g: g} },
-		names:   map[string]func(host.Status) []string{"SERVICE": serviceNames},
+		Summary: summarizeSteer,
+		Extend:  func(g *cli.Globals) cli.Extension { return &applyResets{g: g} },
+		Names:   map[string]func(host.Status) []string{"SERVICE": serviceNames},
 	})
 }
 
@@ -43,7 +44,7 @@ func serviceNames(st host.Status) (out []string) {
 	return out
 }
 
-func steerCommand(g *globals) *cobra.Command {
+func steerCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "steer", Short: "Which member gets which traffic",
 		Long: `Steering assigns the traffic of a service to numbered slots: a source address
@@ -57,11 +58,11 @@ every protocol of that source. A slot without a member rejects.`,
 	return c
 }
 
-func steerStatus(g *globals) *cobra.Command {
+func steerStatus(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "status [SERVICE]", Short: "Members, counts, queues and drops of every slot, and why one is empty", Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			all, err := g.reader().Status(cmd.Context())
+			all, err := g.Reader().Status(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -73,10 +74,10 @@ func steerStatus(g *globals) *cobra.Command {
 				}
 				st.Services = []state.Service{*s}
 			}
-			if g.json {
-				return errors.Join(printJSON(cmd, steerReport{all.Faults, st}), st.Err())
+			if g.JSON {
+				return errors.Join(cli.PrintJSON(cmd, steerReport{all.Faults, st}), st.Err())
 			}
-			printFaults(cmd.OutOrStdout(), all.Faults, spec.Name)
+			cli.PrintFaults(cmd.OutOrStdout(), all.Faults, spec.Name)
 			if len(st.Services) == 0 {
 				printSummary(cmd.OutOrStdout(), st)
 				return st.Err()
@@ -86,11 +87,11 @@ func steerStatus(g *globals) *cobra.Command {
 			return st.Err()
 		},
 	}
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 
-func steerWhere(g *globals) *cobra.Command {
+func steerWhere(g *cli.Globals) *cobra.Command {
 	var service string
 	var what state.WhatIf
 	c := &cobra.Command{
@@ -102,15 +103,15 @@ func steerWhere(g *globals) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, a := range args {
 				if _, err := netip.ParsePrefix(a); err == nil {
-					return usageError{fmt.Errorf("%q is no IP address", a)}
+					return cli.Usage(fmt.Errorf("%q is no IP address", a))
 				}
 			}
-			p, err := host.Ask[steer.WhereReport](cmd.Context(), g.reader(), spec.Name, "where", what.Values(service, args))
+			p, err := host.Ask[steer.WhereReport](cmd.Context(), g.Reader(), spec.Name, "where", what.Values(service, args))
 			if err != nil {
 				return err
 			}
-			if g.json {
-				return printJSON(cmd, p)
+			if g.JSON {
+				return cli.PrintJSON(cmd, p)
 			}
 			printWhere(cmd.OutOrStdout(), p.Addresses)
 			return nil
@@ -119,12 +120,12 @@ func steerWhere(g *globals) *cobra.Command {
 	serviceFlag(c, &service)
 	c.Flags().IntVar(&what.Slots, "slots", 0, "compute with this many slots")
 	c.Flags().IntSliceVar(&what.Without, "without", nil, "compute with these slots empty")
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 
 func printWhere(w io.Writer, places []state.Assignment) {
-	t := newTable(w, "ADDRESS", "BUCKET", "SLOT", "MEMBER", "PID")
+	t := cli.NewTable(w, "ADDRESS", "BUCKET", "SLOT", "MEMBER", "PID")
 	for _, p := range places {
 		slot, pid := fmt.Sprint(p.Slot), "-"
 		if p.Moved {
@@ -139,21 +140,21 @@ func printWhere(w io.Writer, places []state.Assignment) {
 		if p.PID != 0 {
 			pid = fmt.Sprint(p.PID)
 		}
-		t.row(named(p.Address, p.Device), p.Bucket, slot, dash(p.Member), pid)
+		t.Row(named(p.Address, p.Device), p.Bucket, slot, dash(p.Member), pid)
 	}
-	t.flush()
+	t.Flush()
 }
 
 func printDevices(w io.Writer, devices []state.Device, now time.Time) {
-	t := newTable(w, "ADDRESS", "SLOT", "LAST", "UDP", "UDP/S", "TCP SESSIONS", "TCP DATA", "CONNECTS")
+	t := cli.NewTable(w, "ADDRESS", "SLOT", "LAST", "UDP", "UDP/S", "TCP SESSIONS", "TCP DATA", "CONNECTS")
 	for _, d := range devices {
 		slot := "-" // by: flow and such
 		if d.Slot >= 0 {
 			slot = fmt.Sprint(d.Slot)
 		}
-		t.row(named(d.Address, d.Name), slot, ago(d.Last, now), d.UDP, fmt.Sprintf("%.1f", d.Rate), d.Sessions, bytes(d.Bytes), d.Connects)
+		t.Row(named(d.Address, d.Name), slot, cli.Ago(d.Last, now), d.UDP, fmt.Sprintf("%.1f", d.Rate), d.Sessions, cli.Bytes(d.Bytes), d.Connects)
 	}
-	t.flush()
+	t.Flush()
 }
 
 // named is an address with the name of its device, if it has one.
@@ -168,7 +169,7 @@ func serviceFlag(c *cobra.Command, to *string) {
 	c.Flags().StringVar(to, "service", "", "name of the service, where there are several")
 }
 
-func steerDevices(g *globals) *cobra.Command {
+func steerDevices(g *cli.Globals) *cobra.Command {
 	var service string
 	var f state.DeviceFilter
 	slot := -1
@@ -181,9 +182,9 @@ func steerDevices(g *globals) *cobra.Command {
 				f.Slot = &slot
 			}
 			if err := f.Check(); err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
-			d, err := host.Ask[steer.DeviceReport](cmd.Context(), g.reader(), spec.Name, "devices", url.Values{"service": {service}})
+			d, err := host.Ask[steer.DeviceReport](cmd.Context(), g.Reader(), spec.Name, "devices", url.Values{"service": {service}})
 			if err != nil {
 				return err
 			}
@@ -195,8 +196,8 @@ func steerDevices(g *globals) *cobra.Command {
 				}
 			}
 			d.Devices = kept
-			if g.json {
-				return printJSON(cmd, d)
+			if g.JSON {
+				return cli.PrintJSON(cmd, d)
 			}
 			printDevices(cmd.OutOrStdout(), d.Devices, now)
 			if d.Problem != "" {
@@ -209,13 +210,13 @@ func steerDevices(g *globals) *cobra.Command {
 	c.Flags().DurationVar(&f.Silent, "silent", 0, "only those not heard for so long")
 	c.Flags().StringVar(&f.Missing, "missing", "", "only those never heard over udp, or tcp")
 	c.Flags().IntVar(&slot, "slot", -1, "only those of one slot")
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 
 // findSlot finds a slot by service name in the state of the pins.
-func findSlot(cmd *cobra.Command, g *globals, service string, slot int) (slots.Slot, error) {
-	st, err := state.Read(cmd.Context(), g.host().Root)
+func findSlot(cmd *cobra.Command, g *cli.Globals, service string, slot int) (slots.Slot, error) {
+	st, err := state.Read(cmd.Context(), g.Host().Root)
 	if err != nil {
 		return slots.Slot{}, err
 	}
@@ -224,7 +225,7 @@ func findSlot(cmd *cobra.Command, g *globals, service string, slot int) (slots.S
 		return slots.Slot{}, err
 	}
 	if slot < 0 {
-		return slots.Slot{}, usageError{errors.New("name the slot: --slot N")}
+		return slots.Slot{}, cli.Usage(errors.New("name the slot: --slot N"))
 	}
 	return slots.Slot{Scope: s.Scope(), Service: s.Name, Slot: slot}, nil
 }

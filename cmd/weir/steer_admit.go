@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/steer/engine"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/service"
 )
 
-func steerAdmit(g *globals) *cobra.Command {
+func steerAdmit(g *cli.Globals) *cobra.Command {
 	var m service.Member
 	slot := -1
 	var wait time.Duration
@@ -40,7 +41,7 @@ A collector can also register itself: see weir serve --register-socket.`,
 			if err != nil {
 				return err
 			}
-			changed, err := engine.AdmitWithin(cmd.Context(), g.host().Root, s, named, wait)
+			changed, err := engine.AdmitWithin(cmd.Context(), g.Host().Root, s, named, wait)
 			if err == nil && !changed {
 				fmt.Fprintf(cmd.OutOrStdout(), "slot %d of %s has it already\n", slot, args[0])
 			}
@@ -70,7 +71,7 @@ func processFlags(c *cobra.Command, m *service.Member) {
 func namedMember(m service.Member, slot int, bound []string) (*service.Member, error) {
 	if m.String() == "none" {
 		if len(bound) > 0 {
-			return nil, usageError{fmt.Errorf("--bound goes with --pid, --pidfile, --unit or --cgroup")}
+			return nil, cli.Usage(fmt.Errorf("--bound goes with --pid, --pidfile, --unit or --cgroup"))
 		}
 		return nil, nil
 	}
@@ -90,14 +91,14 @@ func parseBound(texts []string) ([]service.Listen, error) {
 	for _, b := range texts {
 		l, err := service.ParseListen(b)
 		if err != nil {
-			return nil, usageError{err}
+			return nil, cli.Usage(err)
 		}
 		out = append(out, l)
 	}
 	return out, nil
 }
 
-func steerWithdraw(g *globals) *cobra.Command {
+func steerWithdraw(g *cli.Globals) *cobra.Command {
 	slot := -1
 	c := &cobra.Command{
 		Use:   "withdraw SERVICE --slot N",
@@ -110,7 +111,7 @@ weir steer admit gives the slot to a member again. weir serve leaves it withdraw
 			if err != nil {
 				return err
 			}
-			l, err := g.host().Root.Lock(cmd.Context())
+			l, err := g.Host().Root.Lock(cmd.Context())
 			if err != nil {
 				return err
 			}

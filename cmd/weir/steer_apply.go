@@ -6,6 +6,7 @@ import (
 	"context"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/host"
@@ -14,28 +15,28 @@ import (
 
 // applyResets moves or resets the sessions that weir apply misplaces.
 type applyResets struct {
-	g      *globals
+	g      *cli.Globals
 	resets resetFlags
 }
 
-func (x *applyResets) addFlags(c *cobra.Command) { x.resets.addRate(c) }
+func (x *applyResets) AddFlags(c *cobra.Command) { x.resets.addRate(c) }
 
-func (x *applyResets) prepare(cfg *host.Config) { cfg.Rate = x.resets.given() }
+func (x *applyResets) Prepare(cfg *host.Config) { cfg.Rate = x.resets.given() }
 
-func (x *applyResets) foresee(cmd *cobra.Command, cfg *host.Config) {
+func (x *applyResets) Foresee(cmd *cobra.Command, cfg *host.Config) {
 	foreseen, err := x.foreseen(cmd.Context(), cfg)
 	if err != nil {
 		fmt.Fprintln(cmd.ErrOrStderr(), "cannot say which sessions would be reset:", err)
 	}
-	x.g.foreseen(cmd, foreseen...)
+	tellForeseen(cmd, x.g, foreseen...)
 }
 
-func (x *applyResets) around(cmd *cobra.Command, cfg *host.Config, change func() error) error {
+func (x *applyResets) Around(cmd *cobra.Command, cfg *host.Config, change func() error) error {
 	return x.resets.change(x.g, func() ([]steer.Foreseen, error) { return x.foreseen(cmd.Context(), cfg) }, change)
 }
 
 func (x *applyResets) foreseen(ctx context.Context, cfg *host.Config) ([]steer.Foreseen, error) {
-	st, err := state.Read(ctx, x.g.host().Root)
+	st, err := state.Read(ctx, x.g.Host().Root)
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/bindings"
@@ -24,7 +25,7 @@ import (
 )
 
 // bindCommand binds prefixes to services.
-func bindCommand(g *globals) *cobra.Command {
+func bindCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "bind", Short: "Which prefixes and ports lead to which service",
 		Long: `Bindings lead the traffic of prefixes and ports to services: to those of the
@@ -41,7 +42,7 @@ func movedToBind() (out []*cobra.Command) {
 		out = append(out, &cobra.Command{
 			Use: c.old, Short: "Is weir bind " + c.now + " now", Hidden: true, FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 			RunE: func(*cobra.Command, []string) error {
-				return usageError{fmt.Errorf("weir steer %s is weir bind %s now: see weir bind %s --help", c.old, c.now, c.now)}
+				return cli.Usage(fmt.Errorf("weir steer %s is weir bind %s now: see weir bind %s --help", c.old, c.now, c.now))
 			},
 		})
 	}
@@ -73,7 +74,7 @@ func (f *netnsFlag) scope() (string, error) {
 }
 
 // lockedIn runs f with the lock and the namespace.
-func (f *netnsFlag) locked(cmd *cobra.Command, g *globals, do func(l *kernel.WriteLock, ns *netns.Handle) error) error {
+func (f *netnsFlag) locked(cmd *cobra.Command, g *cli.Globals, do func(l *kernel.WriteLock, ns *netns.Handle) error) error {
 	ns, err := f.open()
 	if err != nil {
 		return err
@@ -86,13 +87,13 @@ func (f *netnsFlag) locked(cmd *cobra.Command, g *globals, do func(l *kernel.Wri
 func parseBinding(args []string) (b bindings.Binding, err error) {
 	b.Service = args[0]
 	if err := b.Proto.UnmarshalText([]byte(args[1])); err != nil {
-		return b, usageError{err}
+		return b, cli.Usage(err)
 	}
 	if b.Prefix, err = bindings.ParsePrefix(args[2]); err != nil {
-		return b, usageError{err}
+		return b, cli.Usage(err)
 	}
 	if b.Port, err = parsePort(args[3]); err != nil {
-		return b, usageError{err}
+		return b, cli.Usage(err)
 	}
 	return b, nil
 }
@@ -105,7 +106,7 @@ func parsePort(s string) (uint16, error) {
 	return uint16(n), nil
 }
 
-func bindAdd(g *globals) *cobra.Command {
+func bindAdd(g *cli.Globals) *cobra.Command {
 	var in netnsFlag
 	var allow outageFlag
 	c := &cobra.Command{
@@ -169,7 +170,7 @@ func warnTakes(cmd *cobra.Command, l *kernel.WriteLock, ns *netns.Handle, all ..
 	}
 }
 
-func bindRemove(g *globals) *cobra.Command {
+func bindRemove(g *cli.Globals) *cobra.Command {
 	var in netnsFlag
 	c := &cobra.Command{
 		Use: "remove SERVICE tcp|udp PREFIX PORT", Short: "Take a binding away", Args: cobra.ExactArgs(4),
@@ -185,7 +186,7 @@ func bindRemove(g *globals) *cobra.Command {
 	return c
 }
 
-func bindList(g *globals) *cobra.Command {
+func bindList(g *cli.Globals) *cobra.Command {
 	var in netnsFlag
 	var proto, within, covers, port string
 	var f bindings.BindingFilter
@@ -206,13 +207,13 @@ weir bind replace reads.`,
 					return err
 				}))
 			if err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			scope, err := in.scope()
 			if err != nil {
 				return err
 			}
-			all, err := host.Ask[[]bindings.Binding](cmd.Context(), g.reader(), spec.Name, "bindings", url.Values{"netns": {scope}})
+			all, err := host.Ask[[]bindings.Binding](cmd.Context(), g.Reader(), spec.Name, "bindings", url.Values{"netns": {scope}})
 			if err != nil {
 				return err
 			}
@@ -222,7 +223,7 @@ weir bind replace reads.`,
 					chosen = append(chosen, b)
 				}
 			}
-			if g.json {
+			if g.JSON {
 				text, err := bindings.WriteBindings(chosen)
 				if err == nil {
 					_, err = fmt.Writer(cmd.OutOrStdout()).Write(append(text, '\n'))
@@ -233,11 +234,11 @@ weir bind replace reads.`,
 				fmt.Fprintln(cmd.OutOrStdout(), "nothing is bound")
 				return nil
 			}
-			t := newTable(cmd.OutOrStdout(), "PROTOCOL", "PREFIX", "PORT", "SERVICE")
+			t := cli.NewTable(cmd.OutOrStdout(), "PROTOCOL", "PREFIX", "PORT", "SERVICE")
 			for _, b := range chosen {
-				t.row(b.Proto, b.Prefix, portName(b.Port), b.Service)
+				t.Row(b.Proto, b.Prefix, portName(b.Port), b.Service)
 			}
-			t.flush()
+			t.Flush()
 			return nil
 		},
 	}
@@ -247,7 +248,7 @@ weir bind replace reads.`,
 	c.Flags().StringVar(&covers, "covers", "", "of prefixes that this address lies in")
 	c.Flags().StringVar(&port, "port", "", "of this port; 0: of every port")
 	in.add(c)
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 
@@ -266,7 +267,7 @@ func portName(port uint16) string {
 	return fmt.Sprint(port)
 }
 
-func bindLoad(g *globals) *cobra.Command {
+func bindLoad(g *cli.Globals) *cobra.Command {
 	return manyCommand(g, true, &cobra.Command{
 		Use: "load [FILE]", Short: "Add the bindings of a file, all at once",
 		Long: `Add the bindings of a file to those that there are, all at once: a packet meets the
@@ -276,7 +277,7 @@ changes. FILE is what weir bind list --json prints, or a file of tubular's;
 	})
 }
 
-func bindReplace(g *globals) *cobra.Command {
+func bindReplace(g *cli.Globals) *cobra.Command {
 	return manyCommand(g, false, &cobra.Command{
 		Use: "replace [FILE]", Short: "Have the bindings be those of a file, all at once",
 		Long: `Have the bindings be those of a file and no others, all at once: a packet meets all
@@ -286,7 +287,7 @@ tubular's; "-", or none, is standard input.`,
 	})
 }
 
-func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
+func manyCommand(g *cli.Globals, keep bool, c *cobra.Command) *cobra.Command {
 	var in netnsFlag
 	var allow outageFlag
 	var dry bool
@@ -295,7 +296,7 @@ func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			if info, err := os.Stdin.Stat(); err != nil || info.Mode()&os.ModeCharDevice != 0 {
-				return usageError{fmt.Errorf("name a file, or give it as standard input: weir bind list --json | %s", cmd.CommandPath())}
+				return cli.Usage(fmt.Errorf("name a file, or give it as standard input: weir bind list --json | %s", cmd.CommandPath()))
 			}
 			args = []string{"-"}
 		}
@@ -308,7 +309,7 @@ func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			diff, err := bindings.DiffBindings(g.host().Root, scope, all, keep)
+			diff, err := bindings.DiffBindings(g.Host().Root, scope, all, keep)
 			if err == nil {
 				printDiff(cmd.OutOrStdout(), diff, lines)
 				in.foretell(cmd, g, all, keep)
@@ -339,12 +340,12 @@ func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
 }
 
 // foretell prints what bindings would take away, as far as this user may look.
-func (f *netnsFlag) foretell(cmd *cobra.Command, g *globals, all []bindings.Binding, keep bool) {
+func (f *netnsFlag) foretell(cmd *cobra.Command, g *cli.Globals, all []bindings.Binding, keep bool) {
 	ns, err := f.open()
 	if err == nil {
 		defer ns.Close()
 		var plan feature.Plan
-		if plan, err = steer.OutagesOfBindings(cmd.Context(), g.host().Root, ns, all, keep); err == nil {
+		if plan, err = steer.OutagesOfBindings(cmd.Context(), g.Host().Root, ns, all, keep); err == nil {
 			printOutages(cmd, plan)
 		}
 	}
@@ -375,7 +376,7 @@ func printDiff(w io.Writer, d bindings.Diff, lines int) {
 	fmt.Fprintf(w, "%d added, %d removed, %d moved, %d as before\n", len(d.Added), len(d.Removed), len(d.Moved), d.Same)
 }
 
-func steerServices(g *globals) *cobra.Command {
+func steerServices(g *cli.Globals) *cobra.Command {
 	var in netnsFlag
 	c := &cobra.Command{
 		Use: "services", Short: "List the services that prefixes are bound to, their sockets and counts", Args: cobra.NoArgs,
@@ -384,30 +385,30 @@ func steerServices(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			all, err := host.Ask[[]bindings.Named](cmd.Context(), g.reader(), spec.Name, "services", url.Values{"netns": {scope}})
+			all, err := host.Ask[[]bindings.Named](cmd.Context(), g.Reader(), spec.Name, "services", url.Values{"netns": {scope}})
 			if err != nil {
 				return err
 			}
-			if g.json {
+			if g.JSON {
 				if all == nil {
 					all = []bindings.Named{}
 				}
-				return printJSON(cmd, all)
+				return cli.PrintJSON(cmd, all)
 			}
 			if len(all) == 0 {
 				fmt.Fprintln(cmd.OutOrStdout(), "nothing is bound or registered")
 				return nil
 			}
-			t := newTable(cmd.OutOrStdout(), "SERVICE", "BINDINGS", "SOCKETS", "STEERED", "REJECTED", "FAILED")
+			t := cli.NewTable(cmd.OutOrStdout(), "SERVICE", "BINDINGS", "SOCKETS", "STEERED", "REJECTED", "FAILED")
 			for _, n := range all {
-				t.row(n.Service, n.Bindings, socketsText(n), n.Steered, n.Rejected, n.Failed)
+				t.Row(n.Service, n.Bindings, socketsText(n), n.Steered, n.Rejected, n.Failed)
 			}
-			t.flush()
+			t.Flush()
 			return nil
 		},
 	}
 	in.add(c)
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/sockholder"
 	"github.com/weir-project/weir/feature/steer/spec"
@@ -14,16 +15,16 @@ import (
 )
 
 // steerHold is the process that holds sockets of weir's own; apply starts it.
-func steerHold(g *globals) *cobra.Command {
+func steerHold(g *cli.Globals) *cobra.Command {
 	var scope string
 	var engine string
 	c := &cobra.Command{
 		Use: "hold", Short: "Hold the sockets of weir's own: those that swallow for on_empty: drop, and one in every reuseport group", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if scope == "" {
-				return usageError{fmt.Errorf("name the namespace: --scope INODE")}
+				return cli.Usage(fmt.Errorf("name the namespace: --scope INODE"))
 			}
-			return sockholder.Run(cmd.Context(), g.host().Root, scope, spec.Engine(engine))
+			return sockholder.Run(cmd.Context(), g.Host().Root, scope, spec.Engine(engine))
 		},
 	}
 	c.Flags().StringVar(&engine, "engine", string(spec.EngineSkLookup), "engine that the sockets are for")

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/engine"
@@ -29,7 +30,7 @@ func (f *outageFlag) add(c *cobra.Command) {
 }
 
 // checked makes a change with the lock, unless it takes traffic of a service away.
-func (f outageFlag) checked(cmd *cobra.Command, g *globals, scope, name string, outages func(*state.Service) (feature.Plan, error), change func(l *kernel.WriteLock) error) error {
+func (f outageFlag) checked(cmd *cobra.Command, g *cli.Globals, scope, name string, outages func(*state.Service) (feature.Plan, error), change func(l *kernel.WriteLock) error) error {
 	return locked(cmd, g, func(l *kernel.WriteLock) error {
 		if f {
 			return change(l) // also where the question has no answer
@@ -85,26 +86,26 @@ func (f *resetFlags) given() *spec.Rate {
 }
 
 // resetDue resets what a change has misplaced, and tells of each session.
-func (f *resetFlags) resetDue(g *globals) error {
+func (f *resetFlags) resetDue(g *cli.Globals) error {
 	if r := f.given(); r != nil && *r == 0 {
 		return nil
 	}
 	return resetDue(f.cmd, g, f.given())
 }
 
-func resetDue(cmd *cobra.Command, g *globals, rate *spec.Rate) error {
-	h := g.host()
-	err := reset.ResetDue(cmd.Context(), h.Root, rate, steer.HandBy(host.Mover(g.keeper())), func(r reset.Reset) { printReset(cmd.OutOrStdout(), r) })
+func resetDue(cmd *cobra.Command, g *cli.Globals, rate *spec.Rate) error {
+	h := g.Host()
+	err := reset.ResetDue(cmd.Context(), h.Root, rate, steer.HandBy(host.Mover(keeperSocket(g))), func(r reset.Reset) { printReset(cmd.OutOrStdout(), r) })
 	return kernel.Stopped(cmd.Context(), err, inForce)
 }
 
 // change makes a change of steering, after which sessions may be misplaced: those that
 // can go along, and resets the others.
-func (f *resetFlags) change(g *globals, foresee func() ([]steer.Foreseen, error), change func() error) error {
+func (f *resetFlags) change(g *cli.Globals, foresee func() ([]steer.Foreseen, error), change func() error) error {
 	if r := f.given(); r != nil && *r == 0 {
 		return change() // sessions are to be left where they are
 	}
-	err := steer.Switch(f.cmd.Context(), g.host().Root, host.Mover(g.keeper()), foresee, change, func(s steer.Handed) {
+	err := steer.Switch(f.cmd.Context(), g.Host().Root, host.Mover(keeperSocket(g)), foresee, change, func(s steer.Handed) {
 		fmt.Fprintf(f.cmd.OutOrStdout(), "moved session of %s: %s of %s\n", s.Router(), s.Slots(), s.Service)
 	})
 	if err != nil {
@@ -125,9 +126,9 @@ func printReset(w io.Writer, r reset.Reset) {
 	fmt.Fprintf(w, "reset session of %s: %s of %s (%d of %d)\n", r.Router(), r.Slots(), r.Service, r.Done, r.Of)
 }
 
-// foreseen prints what a change would do to sessions.
-func (g *globals) foreseen(cmd *cobra.Command, all ...steer.Foreseen) {
-	printForeseen(cmd.OutOrStdout(), steer.Movable(cmd.Context(), host.Mover(g.keeper())), all...)
+// tellForeseen prints what a change would do to sessions.
+func tellForeseen(cmd *cobra.Command, g *cli.Globals, all ...steer.Foreseen) {
+	printForeseen(cmd.OutOrStdout(), steer.Movable(cmd.Context(), host.Mover(keeperSocket(g))), all...)
 }
 
 func printForeseen(w io.Writer, movable func(service string, s state.Session) bool, all ...steer.Foreseen) {
@@ -146,15 +147,15 @@ func printForeseen(w io.Writer, movable func(service string, s state.Session) bo
 }
 
 // pinned is a service as its pins have it.
-func pinned(cmd *cobra.Command, g *globals, name string) (*state.Service, error) {
-	st, err := state.Read(cmd.Context(), g.host().Root)
+func pinned(cmd *cobra.Command, g *cli.Globals, name string) (*state.Service, error) {
+	st, err := state.Read(cmd.Context(), g.Host().Root)
 	if err != nil {
 		return nil, err
 	}
 	return st.Service(name)
 }
 
-func steerMove(g *globals) *cobra.Command {
+func steerMove(g *cli.Globals) *cobra.Command {
 	var m record.Moving
 	var resets resetFlags
 	var allow outageFlag
@@ -172,26 +173,26 @@ A move of what is served to a slot that is empty and rejects is refused, unless
 		RunE: func(cmd *cobra.Command, args []string) error {
 			flags := cmd.Flags()
 			if flags.Changed("device") == flags.Changed("bucket") || m.Device == "" && flags.Changed("device") {
-				return usageError{errors.New("name what to move: --device ADDRESS, or --bucket N")}
+				return cli.Usage(errors.New("name what to move: --device ADDRESS, or --bucket N"))
 			}
 			if flags.Changed("to") == m.Back {
-				return usageError{errors.New("say where to: --to SLOT, or --back")}
+				return cli.Usage(errors.New("say where to: --to SLOT, or --back"))
 			}
 			s, err := pinned(cmd, g, args[0])
 			if err != nil {
 				return err
 			}
-			outages := func(s *state.Service) (feature.Plan, error) { return steer.OutagesOfMove(g.host().Root, s, m) }
+			outages := func(s *state.Service) (feature.Plan, error) { return steer.OutagesOfMove(g.Host().Root, s, m) }
 			if resets.dry {
-				f, err := steer.ForeseeMove(cmd.Context(), g.host().Root, s, m)
-				g.foreseen(cmd, f)
+				f, err := steer.ForeseeMove(cmd.Context(), g.Host().Root, s, m)
+				tellForeseen(cmd, g, f)
 				if err == nil {
 					err = tellOutages(cmd, s, outages)
 				}
 				return err
 			}
 			return resets.change(g, func() ([]steer.Foreseen, error) {
-				f, err := steer.ForeseeMove(cmd.Context(), g.host().Root, s, m)
+				f, err := steer.ForeseeMove(cmd.Context(), g.Host().Root, s, m)
 				return []steer.Foreseen{f}, err
 			}, func() error {
 				return allow.checked(cmd, g, s.Scope(), s.Name, outages, func(l *kernel.WriteLock) error { return engine.Move(l, s.Scope(), s.Name, m, resets.given()) })
@@ -208,7 +209,7 @@ A move of what is served to a slot that is empty and rejects is refused, unless
 	return c
 }
 
-func steerDrain(g *globals) *cobra.Command {
+func steerDrain(g *cli.Globals) *cobra.Command {
 	return drainCommand(g, false, &cobra.Command{
 		Use: "drain SERVICE --slot N", Short: "Give a slot's traffic to the others until it is undrained",
 		Long: `Give a slot's traffic to the other slots, as if its weight were 0, until weir steer
@@ -222,7 +223,7 @@ is given.`,
 	})
 }
 
-func steerUndrain(g *globals) *cobra.Command {
+func steerUndrain(g *cli.Globals) *cobra.Command {
 	return drainCommand(g, true, &cobra.Command{
 		Use: "undrain SERVICE --slot N", Short: "Give a drained slot its traffic back",
 		Long: `Give a drained slot its traffic back. It is refused while the slot is empty and
@@ -231,7 +232,7 @@ rejects: start its member first, or give --allow-outage.`,
 	})
 }
 
-func drainCommand(g *globals, back bool, c *cobra.Command) *cobra.Command {
+func drainCommand(g *cli.Globals, back bool, c *cobra.Command) *cobra.Command {
 	slot := -1
 	var resets resetFlags
 	var allow outageFlag
@@ -246,14 +247,14 @@ func drainCommand(g *globals, back bool, c *cobra.Command) *cobra.Command {
 			if err != nil {
 				return f, err
 			}
-			return steer.ForeseeDrain(cmd.Context(), g.host().Root, s, slot, back)
+			return steer.ForeseeDrain(cmd.Context(), g.Host().Root, s, slot, back)
 		}
 		outages := func(s *state.Service) (feature.Plan, error) {
-			return steer.OutagesOfDrain(g.host().Root, s, slot, back)
+			return steer.OutagesOfDrain(g.Host().Root, s, slot, back)
 		}
 		if resets.dry {
 			f, err := foresee()
-			g.foreseen(cmd, f)
+			tellForeseen(cmd, g, f)
 			if err != nil {
 				return err
 			}
@@ -282,7 +283,7 @@ func drainCommand(g *globals, back bool, c *cobra.Command) *cobra.Command {
 	return c
 }
 
-func steerReset(g *globals) *cobra.Command {
+func steerReset(g *cli.Globals) *cobra.Command {
 	var resets resetFlags
 	c := &cobra.Command{
 		Use: "reset SERVICE", Short: "Reset the TCP sessions that are at another slot than their router", Args: cobra.ExactArgs(1),
@@ -299,31 +300,31 @@ left with --rate 0.`,
 			if resets.dry {
 				found, err := s.Misplaced(cmd.Context())
 				f := steer.Foreseen{Service: s.Name, Sessions: append([]state.Session{}, found...)}
-				if g.json && err == nil {
-					return printJSON(cmd, f)
+				if g.JSON && err == nil {
+					return cli.PrintJSON(cmd, f)
 				}
-				g.foreseen(cmd, f)
+				tellForeseen(cmd, g, f)
 				return err
 			}
 			rate := spec.DefaultResetRate
 			if given := resets.given(); given != nil {
 				if rate = *given; rate == 0 {
-					return usageError{errors.New("--rate 0 resets none: give a rate like 5/s")}
+					return cli.Usage(errors.New("--rate 0 resets none: give a rate like 5/s"))
 				}
 			} else if own := s.ResetRate(); own != 0 {
 				rate = own
 			}
-			return reset.ResetService(cmd.Context(), g.host().Root, s.Scope(), s.Name, rate, steer.HandBy(host.Mover(g.keeper())),
+			return reset.ResetService(cmd.Context(), g.Host().Root, s.Scope(), s.Name, rate, steer.HandBy(host.Mover(keeperSocket(g))),
 				func(r reset.Reset) { printReset(cmd.OutOrStdout(), r) })
 		},
 	}
 	resets.add(c)
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	c.Flags().Lookup("json").Usage = "print JSON, with --dry-run"
 	return c
 }
 
-func bypassCommand(g *globals) *cobra.Command {
+func bypassCommand(g *cli.Globals) *cobra.Command {
 	off, all := false, false
 	var allow outageFlag
 	c := &cobra.Command{
@@ -340,10 +341,10 @@ the configuration file nor weir serve.`,
   weir bypass --off telemetry`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if all == (len(args) == 1) {
-				return usageError{errors.New("name one service, or give --all: weir bypass SERVICE")}
+				return cli.Usage(errors.New("name one service, or give --all: weir bypass SERVICE"))
 			}
 			if bool(allow) && !off {
-				return usageError{errors.New("--allow-outage goes with --off: a bypass is never refused")}
+				return cli.Usage(errors.New("--allow-outage goes with --off: a bypass is never refused"))
 			}
 			if all {
 				return bypassAll(cmd, g, !off, allow)
@@ -390,11 +391,11 @@ the configuration file nor weir serve.`,
 }
 
 // refuseSteering refuses to steer all services again where that takes traffic away.
-func refuseSteering(cmd *cobra.Command, g *globals, allow outageFlag) error {
+func refuseSteering(cmd *cobra.Command, g *cli.Globals, allow outageFlag) error {
 	if allow {
 		return nil // also where the question has no answer
 	}
-	plan, failed, err := steer.OutagesOfSteeringAll(cmd.Context(), g.host().Root)
+	plan, failed, err := steer.OutagesOfSteeringAll(cmd.Context(), g.Host().Root)
 	if err != nil {
 		return err
 	}
@@ -405,7 +406,7 @@ func refuseSteering(cmd *cobra.Command, g *globals, allow outageFlag) error {
 }
 
 // bypassAll leaves all services to the kernel, or steers them again. One that fails keeps no other from it.
-func bypassAll(cmd *cobra.Command, g *globals, on bool, allow outageFlag) error {
+func bypassAll(cmd *cobra.Command, g *cli.Globals, on bool, allow outageFlag) error {
 	var did []string
 	err := locked(cmd, g, func(l *kernel.WriteLock) (err error) {
 		if !on {
@@ -433,7 +434,7 @@ func bypassAll(cmd *cobra.Command, g *globals, on bool, allow outageFlag) error 
 	if !on {
 		return resetDue(cmd, g, nil)
 	}
-	st, err := state.Read(cmd.Context(), g.host().Root)
+	st, err := state.Read(cmd.Context(), g.Host().Root)
 	if err != nil {
 		fmt.Fprintln(cmd.ErrOrStderr(), "cannot say which members the kernel alone does not reach:", err)
 		return nil

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/internal/netns"
 	fmt "github.com/weir-project/weir/internal/printable"
@@ -17,7 +18,7 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-func steerRegister(g *globals) *cobra.Command {
+func steerRegister(g *cli.Globals) *cobra.Command {
 	var m service.Member
 	var wait time.Duration
 	var in netnsFlag
@@ -62,7 +63,7 @@ func (f *formerSlot) before(args cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, given []string) error {
 		for _, name := range []string{"slot", "bound", "rate"} {
 			if cmd.Flags().Changed(name) {
-				return usageError{fmt.Errorf("%s --%s is weir steer %s --%s now", cmd.CommandPath(), name, f.now, name)}
+				return cli.Usage(fmt.Errorf("%s --%s is weir steer %s --%s now", cmd.CommandPath(), name, f.now, name))
 			}
 		}
 		return args(cmd, given)
@@ -77,7 +78,7 @@ func registerArgs(cmd *cobra.Command, args []string) error {
 }
 
 // registerSockets registers a process's socket, or those that were passed.
-func registerSockets(cmd *cobra.Command, g *globals, m service.Member, in netnsFlag, args []string, wait time.Duration) error {
+func registerSockets(cmd *cobra.Command, g *cli.Globals, m service.Member, in netnsFlag, args []string, wait time.Duration) error {
 	var kinds []string
 	var err error
 	switch {
@@ -87,13 +88,13 @@ func registerSockets(cmd *cobra.Command, g *globals, m service.Member, in netnsF
 			return err
 		})
 	case len(args) == 1 || m.String() == "none":
-		return usageError{errors.New("a process's socket is named by protocol, address and port, and --pid, --pidfile, --unit or --cgroup")}
+		return cli.Usage(errors.New("a process's socket is named by protocol, address and port, and --pid, --pidfile, --unit or --cgroup"))
 	default:
 		at, perr := service.ParseListen(args[1] + " " + net.JoinHostPort(args[2], args[3]))
 		if perr != nil {
-			return usageError{perr}
+			return cli.Usage(perr)
 		}
-		kinds, err = bindings.RegisterWithin(cmd.Context(), g.host().Root, args[0], in.ref, m, at, wait)
+		kinds, err = bindings.RegisterWithin(cmd.Context(), g.Host().Root, args[0], in.ref, m, at, wait)
 	}
 	if err != nil {
 		return slotMissing(err)
@@ -105,12 +106,12 @@ func registerSockets(cmd *cobra.Command, g *globals, m service.Member, in netnsF
 // slotMissing makes a service of the configuration wrong usage: its members have slots.
 func slotMissing(err error) error {
 	if errors.Is(err, bindings.ErrConfigured) {
-		return usageError{err}
+		return cli.Usage(err)
 	}
 	return err
 }
 
-func steerUnregister(g *globals) *cobra.Command {
+func steerUnregister(g *cli.Globals) *cobra.Command {
 	var in netnsFlag
 	var slots formerSlot
 	c := &cobra.Command{
@@ -123,7 +124,7 @@ weir steer withdraw takes a slot from its member.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, kind := range args[1:] {
 				if !slices.Contains([]string{"udp4", "tcp4", "udp6", "tcp6"}, kind) {
-					return usageError{fmt.Errorf("%q: want udp4, tcp4, udp6 or tcp6", kind)}
+					return cli.Usage(fmt.Errorf("%q: want udp4, tcp4, udp6 or tcp6", kind))
 				}
 			}
 			return in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error {

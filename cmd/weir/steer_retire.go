@@ -8,12 +8,13 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/steer/daemon"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"golang.org/x/sys/unix"
 )
 
-func steerRetire(g *globals) *cobra.Command {
+func steerRetire(g *cli.Globals) *cobra.Command {
 	t := daemon.Retirement{}
 	slot := -1
 	var stop string
@@ -39,8 +40,8 @@ itself; this is for members that systemd or somebody else starts.`,
 			if t.Signal, err = stopSignal(cmd, stop); err != nil {
 				return err
 			}
-			t.Log = newLog(os.Stderr)
-			return t.Run(cmd.Context(), g.host().Root)
+			t.Log = cli.NewLog(os.Stderr)
+			return t.Run(cmd.Context(), g.Host().Root)
 		},
 	}
 	c.Flags().IntVar(&slot, "slot", -1, "number of the slot")

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/steer/daemon"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
@@ -23,7 +24,7 @@ type daemonStatus int
 
 func (s daemonStatus) Error() string { return fmt.Sprintf("the daemon ended with status %d", int(s)) }
 
-func steerRun(g *globals) *cobra.Command {
+func steerRun(g *cli.Globals) *cobra.Command {
 	v := daemon.Supervision{Launch: launchCommand}
 	slot := -1
 	var bound, env []string
@@ -75,13 +76,13 @@ for httpd, INT for lighttpd). If the new one dies first, nothing has happened.`,
 				return err
 			}
 			v.Command = args[1:]
-			v.Log = newLog(os.Stderr)
+			v.Log = cli.NewLog(os.Stderr)
 			signals := make(chan os.Signal, 16)
 			signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2)
 			v.Signals = signals
 			// Signals are the daemon's, once it runs: this ends when that does.
 			v.Running = daemonEnds.Store
-			status, err := v.Run(context.WithoutCancel(cmd.Context()), g.host().Root)
+			status, err := v.Run(context.WithoutCancel(cmd.Context()), g.Host().Root)
 			if err == nil && status != 0 {
 				endLike(status)
 				err = daemonStatus(status)
@@ -107,12 +108,12 @@ func addedEnv(given []string) ([]string, error) {
 	for _, v := range given {
 		name, _, set := strings.Cut(v, "=")
 		if name == "" {
-			return nil, usageError{fmt.Errorf("--env %s: no name: say NAME=VALUE, or NAME", v)}
+			return nil, cli.Usage(fmt.Errorf("--env %s: no name: say NAME=VALUE, or NAME", v))
 		}
 		if !set {
 			value, ok := os.LookupEnv(name)
 			if !ok {
-				return nil, usageError{fmt.Errorf("--env %s: the environment has no %s: say %s=VALUE", name, name, name)}
+				return nil, cli.Usage(fmt.Errorf("--env %s: the environment has no %s: say %s=VALUE", name, name, name))
 			}
 			v += "=" + value
 		}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
@@ -55,7 +56,7 @@ func printSummary(w io.Writer, st state.State) {
 		printOutdated(w, st.Outdated)
 		return
 	}
-	t := newTable(w, "SERVICE", "LISTEN", "SLOTS", "EMPTY", "ON EMPTY", "NETNS")
+	t := cli.NewTable(w, "SERVICE", "LISTEN", "SLOTS", "EMPTY", "ON EMPTY", "NETNS")
 	for _, s := range st.Services {
 		var empty []string
 		for _, slot := range s.Slots {
@@ -67,9 +68,9 @@ func printSummary(w io.Writer, st state.State) {
 		if len(empty) > 0 {
 			none = strings.Join(empty, ",")
 		}
-		t.row(s.Name, strings.Join(s.Listen, ", "), len(s.Slots), none, s.OnEmpty, s.Netns)
+		t.Row(s.Name, strings.Join(s.Listen, ", "), len(s.Slots), none, s.OnEmpty, s.Netns)
 	}
-	t.flush()
+	t.Flush()
 	for _, s := range st.Services {
 		if s.Problem != "" {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
@@ -77,7 +78,7 @@ func printSummary(w io.Writer, st state.State) {
 		for _, line := range notes(s) {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, line)
 		}
-		printBeside(w, s.Name, s.Positions()...)
+		cli.PrintBeside(w, s.Name, s.Positions()...)
 	}
 	printOutdated(w, st.Outdated)
 }
@@ -99,7 +100,7 @@ func printSteer(w io.Writer, services []state.Service, now time.Time) {
 		for _, p := range s.Positions() {
 			fmt.Fprintf(w, "  at %s: %s\n", p.Hook, p)
 		}
-		t := newTable(w, "  SLOT", "STATE", "SINCE", "PID", "MEMBER", "BUCKETS", "UDP", "TCP", "REJECTED", "DROPS", "QUEUE")
+		t := cli.NewTable(w, "  SLOT", "STATE", "SINCE", "PID", "MEMBER", "BUCKETS", "UDP", "TCP", "REJECTED", "DROPS", "QUEUE")
 		for _, slot := range s.Slots {
 			udp, tcp := slot.Verdicts["udp"], slot.Verdicts["tcp"]
 			var drops uint32
@@ -108,7 +109,7 @@ func printSteer(w io.Writer, services []state.Service, now time.Time) {
 				drops += sock.Drops
 				switch {
 				case sock.Buffer > 0:
-					queue = append(queue, fmt.Sprintf("%s/%s", bytes(uint64(sock.Queue)), bytes(uint64(sock.Buffer))))
+					queue = append(queue, fmt.Sprintf("%s/%s", cli.Bytes(uint64(sock.Queue)), cli.Bytes(uint64(sock.Buffer))))
 				case sock.Backlog > 0:
 					queue = append(queue, fmt.Sprintf("%d/%d", sock.Queue, sock.Backlog))
 				}
@@ -117,10 +118,10 @@ func printSteer(w io.Writer, services []state.Service, now time.Time) {
 			if slot.Admitted() {
 				pid = fmt.Sprint(slot.PID)
 			}
-			t.row(fmt.Sprintf("  %d", slot.Slot), slotText(s, slot), ago(slot.Since, now), pid, dash(slotMember(slot)), slot.Buckets,
+			t.Row(fmt.Sprintf("  %d", slot.Slot), slotText(s, slot), cli.Ago(slot.Since, now), pid, dash(slotMember(slot)), slot.Buckets,
 				udp.Steered, tcp.Steered, udp.Rejected+tcp.Rejected+udp.Dropped+tcp.Dropped, drops, dash(strings.Join(queue, " ")))
 		}
-		t.flush()
+		t.Flush()
 		for _, slot := range s.Slots {
 			printDraining(w, slot, now)
 			if slot.Reason != "" {
@@ -165,9 +166,9 @@ func printDraining(w io.Writer, slot slots.State, now time.Time) {
 	case d.Until.Before(now):
 		what += "; it gets nothing new"
 	default:
-		what += ", for " + ago(now, d.Until) + " more at most"
+		what += ", for " + cli.Ago(now, d.Until) + " more at most"
 	}
-	fmt.Fprintf(w, "  slot %d: process %d drains since %s, left: %s\n", slot.Slot, d.PID, ago(d.Since, now), what)
+	fmt.Fprintf(w, "  slot %d: process %d drains since %s, left: %s\n", slot.Slot, d.PID, cli.Ago(d.Since, now), what)
 	if d.Back > 0 {
 		fmt.Fprintf(w, "  slot %d: %d packets went back to it, its successor is not complete\n", slot.Slot, d.Back)
 	}

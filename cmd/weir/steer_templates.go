@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-func steerTemplates(g *globals) *cobra.Command {
+func steerTemplates(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "templates [SERVICE]", Short: "Templates remembered of flow exporters, and when they were replayed", Args: cobra.MaximumNArgs(1),
 		Long: `Templates that weir serve remembers of IPFIX and NetFlow v9 exporters: by exporter
@@ -27,12 +28,12 @@ templates were last sent again to a member that lacked them.`,
 			if len(args) > 0 {
 				service = args[0]
 			}
-			t, err := host.Ask[templates.TemplateState](cmd.Context(), g.reader(), spec.Name, "templates", url.Values{"service": {service}})
+			t, err := host.Ask[templates.TemplateState](cmd.Context(), g.Reader(), spec.Name, "templates", url.Values{"service": {service}})
 			if err != nil {
 				return err
 			}
-			if g.json {
-				return printJSON(cmd, t)
+			if g.JSON {
+				return cli.PrintJSON(cmd, t)
 			}
 			printTemplates(cmd.OutOrStdout(), t, time.Now())
 			if t.Problem != "" {
@@ -41,12 +42,12 @@ templates were last sent again to a member that lacked them.`,
 			return nil
 		},
 	}
-	jsonFlag(c, g)
+	cli.JSONFlag(c, g)
 	return c
 }
 
 func printTemplates(w io.Writer, s templates.TemplateState, now time.Time) {
-	t := newTable(w, "EXPORTER", "PROTOCOL", "DOMAIN", "SLOT", "TEMPLATES", "LAST", "LEARNT", "REPLAYED", "REPLAYS")
+	t := cli.NewTable(w, "EXPORTER", "PROTOCOL", "DOMAIN", "SLOT", "TEMPLATES", "LAST", "LEARNT", "REPLAYED", "REPLAYS")
 	for _, e := range s.Exporters {
 		options := 0
 		for _, v := range e.Templates {
@@ -58,9 +59,9 @@ func printTemplates(w io.Writer, s templates.TemplateState, now time.Time) {
 		if options > 0 {
 			n += fmt.Sprintf(" (%d options)", options)
 		}
-		t.row(e.Address, e.Protocol, e.Domain, e.Slot, n, ago(e.Last, now), ago(e.Learnt, now), ago(e.Replayed, now), e.Replays)
+		t.Row(e.Address, e.Protocol, e.Domain, e.Slot, n, cli.Ago(e.Last, now), cli.Ago(e.Learnt, now), cli.Ago(e.Replayed, now), e.Replays)
 	}
-	t.flush()
+	t.Flush()
 	if s.Refused > 0 {
 		fmt.Fprintf(w, "refused: %d messages unreadable, too many or without room, and exporters forgotten for want of room\n", s.Refused)
 	}

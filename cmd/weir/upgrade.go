@@ -4,11 +4,12 @@ package main
 
 import (
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-func upgradeCommand(g *globals) *cobra.Command {
+func upgradeCommand(g *cli.Globals) *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
 		Use: "upgrade", Short: "Put this weir's programs in place of another version's, under traffic", Args: cobra.NoArgs,
@@ -25,14 +26,14 @@ serve afterwards.`,
 			steps := 0
 			var err error
 			if dry {
-				plan, perr := g.host().UpgradePlan(cmd.Context())
+				plan, perr := g.Host().UpgradePlan(cmd.Context())
 				for _, s := range plan.Steps {
 					steps++
 					fmt.Fprintln(out, "would", s)
 				}
 				err = perr
 			} else {
-				err = g.host().Upgrade(cmd.Context(), func(d host.Done) {
+				err = g.Host().Upgrade(cmd.Context(), func(d host.Done) {
 					steps++
 					fmt.Fprintln(out, d.Step)
 				})

@@ -122,7 +122,9 @@ func broken(f source, imported string) string {
 		return "features never import each other; what two of them need moves down a floor"
 	case top(from) == "lab" && top(to) != "cmd":
 		return ""
-	case target < own || top(from) == top(to) && top(from) != "cmd" && target == own:
+	case top(from) == "cmd" && top(to) == "cmd":
+		return wrongPart(from, to)
+	case target < own || top(from) == top(to) && target == own:
 		return ""
 	}
 	return fmt.Sprintf("floor %d may use lower floors only, and that is floor %d", own, target)
@@ -151,6 +153,15 @@ func wrongRoom(from, to string) string {
 		return fmt.Sprintf("the rooms of %s import downward only: %s", house, strings.Join(order[:len(order)-1], ", "))
 	}
 	return ""
+}
+
+// wrongPart names the rule that an import between two packages of cmd breaks, "" if none. A command's parts are in its folder, one
+// a feature, and share cli.
+func wrongPart(from, to string) string {
+	if from == to || from == path.Dir(to) || to == path.Dir(from)+"/cli" {
+		return ""
+	}
+	return "a command imports its own parts, and a part imports cli alone"
 }
 
 // home is where a package belongs. The handoff client speaks the feature's own protocol with its sessions: it is part of it.
@@ -286,6 +297,12 @@ func TestRules(t *testing.T) {
 		{"feature/steer/a_test.go", "internal/nstest", ""},
 		{"host/a.go", "feature/steer", ""},
 		{"cmd/weir/a.go", "host", ""},
+		{"cmd/weir/a.go", "cmd/weir/guard", ""},
+		{"cmd/weir/guard/a.go", "cmd/weir/cli", ""},
+		{"cmd/weir/cli/a.go", "cmd/weir", "a command imports its own parts"},
+		{"cmd/weir/cli/a.go", "cmd/weir/guard", "a part imports cli alone"},
+		{"cmd/weir/guard/a.go", "cmd/weir/filter", "a part imports cli alone"},
+		{"cmd/weir-collector/a.go", "cmd/weir/cli", "a command imports its own parts"},
 		{"lab/cmd/weir-lab/a.go", "lab", ""},
 		{"examples/register-go/a.go", "clients/go/register", ""},
 		{"clients/go/guard/a.go", "internal/guardstate", ""},

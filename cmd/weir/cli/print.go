@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package cli
 
 import (
 	"encoding/json"
@@ -15,27 +15,30 @@ import (
 	"github.com/weir-project/weir/internal/ratelog"
 )
 
-func printJSON(cmd *cobra.Command, v any) error {
+// PrintJSON prints v, harmless to the terminal.
+func PrintJSON(cmd *cobra.Command, v any) error {
 	enc := json.NewEncoder(fmt.Writer(cmd.OutOrStdout()))
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
 }
 
-// newLog is the log of a process: bounded, and harmless to the terminal.
-func newLog(w io.Writer) *slog.Logger {
+// NewLog is the log of a process: bounded, and harmless to the terminal.
+func NewLog(w io.Writer) *slog.Logger {
 	return ratelog.Limit(slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{ReplaceAttr: fmt.Attr})))
 }
 
-// table aligns rows of cells, the first being the heading.
-type table struct{ w *tabwriter.Writer }
+// Table aligns rows of cells, the first being the heading.
+type Table struct{ w *tabwriter.Writer }
 
-func newTable(w io.Writer, heading ...any) table {
-	t := table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
-	t.row(heading...)
+// NewTable begins a table.
+func NewTable(w io.Writer, heading ...any) Table {
+	t := Table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
+	t.Row(heading...)
 	return t
 }
 
-func (t table) row(cells ...any) {
+// Row adds a row.
+func (t Table) Row(cells ...any) {
 	for i, c := range cells {
 		if i > 0 {
 			_, _ = io.WriteString(t.w, "\t") // as fmt.Fprint
@@ -45,10 +48,11 @@ func (t table) row(cells ...any) {
 	fmt.Fprintln(t.w)
 }
 
-func (t table) flush() { t.w.Flush() }
+// Flush writes the table.
+func (t Table) Flush() { t.w.Flush() }
 
-// ago says how long since, as people do.
-func ago(t, now time.Time) string {
+// Ago says how long since, as people do.
+func Ago(t, now time.Time) string {
 	if t.IsZero() {
 		return "-"
 	}
@@ -64,8 +68,8 @@ func ago(t, now time.Time) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// bytes prints a size in powers of 1024.
-func bytes(n uint64) string {
+// Bytes prints a size in powers of 1024.
+func Bytes(n uint64) string {
 	const units = "KMGTPE"
 	if n < 1024 {
 		return fmt.Sprintf("%d B", n)

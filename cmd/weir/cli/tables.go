@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package cli
 
 import (
 	"io"
@@ -10,9 +10,9 @@ import (
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-// printTables prints each list of a state as a table. Its columns are the fields of the list's elements tagged `table:"HEADING"`.
+// PrintTables prints each list of a state as a table. Its columns are the fields of the list's elements tagged `table:"HEADING"`.
 // A time is printed as the time since. Lists without such fields are left out.
-func printTables(w io.Writer, state any, now time.Time) {
+func PrintTables(w io.Writer, state any, now time.Time) {
 	v := reflect.Indirect(reflect.ValueOf(state))
 	if v.Kind() != reflect.Struct {
 		return
@@ -54,15 +54,15 @@ func printRows(w io.Writer, rows reflect.Value, columns []column, now time.Time)
 	for i, c := range columns {
 		cells[i] = c.heading
 	}
-	t := newTable(w, cells...)
+	t := NewTable(w, cells...)
 	for n := range rows.Len() {
 		for i, c := range columns {
 			cells[i] = rows.Index(n).Field(c.index).Interface()
 			if at, ok := cells[i].(time.Time); ok {
-				cells[i] = ago(at, now)
+				cells[i] = Ago(at, now)
 			}
 		}
-		t.row(cells...)
+		t.Row(cells...)
 	}
-	t.flush()
+	t.Flush()
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package cli
 
 import (
 	"errors"
@@ -11,21 +11,21 @@ import (
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-// movedCommand refuses a command whose file has become a section of weir.yaml: the error is that section, made of the file.
-func movedCommand(name, section, only string) *cobra.Command {
+// MovedCommand refuses a command whose file has become a section of weir.yaml: the error is that section, made of the file.
+func MovedCommand(name, section, only string) *cobra.Command {
 	var file string
 	c := &cobra.Command{
 		Use: name, Hidden: true, Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			instead := fmt.Errorf("%s has become the section %s of weir.yaml: weir serve -f weir.yaml runs it, with --only %s alone", cmd.CommandPath(), section, only)
 			if file == "" {
-				return usageError{instead}
+				return Usage(instead)
 			}
 			_, err := host.LoadConfig(file)
 			if moved, ok := errors.AsType[*host.MovedError](err); ok {
-				return usageError{fmt.Errorf("%w\n%w", instead, moved)}
+				return Usage(fmt.Errorf("%w\n%w", instead, moved))
 			}
-			return usageError{errors.Join(instead, err)}
+			return Usage(errors.Join(instead, err))
 		},
 	}
 	c.Flags().StringVarP(&file, "file", "f", "", "the former file")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package cli
 
 import (
 	"io"
@@ -9,16 +9,16 @@ import (
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-// atHook is a position behind the name of its hook; "" where it cannot be seen.
-func atHook(p *hookorder.Position) string {
+// AtHook is a position behind the name of its hook; "" where it cannot be seen.
+func AtHook(p *hookorder.Position) string {
 	if p == nil {
 		return ""
 	}
 	return ": " + p.String()
 }
 
-// printBeside tells of programs of others at the hooks of an object.
-func printBeside(w io.Writer, object string, at ...hookorder.Position) {
+// PrintBeside tells of programs of others at the hooks of an object.
+func PrintBeside(w io.Writer, object string, at ...hookorder.Position) {
 	for _, p := range at {
 		if p.Of > 1 {
 			fmt.Fprintf(w, "%s: %s: %s\n", object, p.Hook, p)

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"io"
+
+	"github.com/spf13/cobra"
+	fmt "github.com/weir-project/weir/internal/printable"
+	"github.com/weir-project/weir/kernel"
+)
+
+// TellFaults shows a feature's faults before its status.
+func TellFaults(cmd *cobra.Command, g *Globals, feature string) {
+	if faults, err := g.Reader().Faults(cmd.Context()); err == nil {
+		PrintFaults(cmd.OutOrStdout(), faults, feature)
+	}
+}
+
+// PrintFaults shows damage and programs of others: those of a feature, or all if it is empty.
+func PrintFaults(w io.Writer, faults []kernel.Fault, feature string) {
+	for _, f := range faults {
+		if feature == "" || f.Feature == feature || f.Feature == "" {
+			fmt.Fprintf(w, "! %s: %s\n", f, f.Remedy)
+		}
+	}
+}
