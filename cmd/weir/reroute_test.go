@@ -5,18 +5,13 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/weir-project/weir/feature/reroute/audit"
-	"github.com/weir-project/weir/feature/reroute/bfd"
-	"github.com/weir-project/weir/feature/reroute/bfd/peers"
 	"github.com/weir-project/weir/feature/reroute/plan"
-	"github.com/weir-project/weir/feature/reroute/protect"
 )
 
 func TestReroutePlan(t *testing.T) {
@@ -96,27 +91,5 @@ func TestReroutePlanFromPipe(t *testing.T) {
 	c.Stdin = strings.NewReader(string(text))
 	if out, stderr, status := finish(t, c); status != 0 || !strings.Contains(out, "fc00:d::e1") {
 		t.Errorf("status %d: %s%s", status, out, stderr)
-	}
-}
-
-// What the command says of a router whose isisd has computed backups.
-func TestPrintAudit(t *testing.T) {
-	var got strings.Builder
-	printAudit(&got, &audit.Report{Router: "a", InZebra: 2, InWeir: 1, Rows: []audit.Row{
-		{Prefix: netip.MustParsePrefix("fd00:9::4/128"), Zebra: true, Backup: []audit.NextHop{{Interface: "ab0", Labels: "16103/15003"}, {Interface: "ab1", Labels: "16103/15003"}}},
-		{Prefix: netip.MustParsePrefix("fd00:3::/64"), Zebra: true, Route: true, Backup: []audit.NextHop{{Interface: "ad"}},
-			Planned: []audit.Planned{{Failure: "a→b", Out: "a→d", Segments: []string{"c"}}},
-			Weir:    []audit.Installed{{Path: "far", Link: "ab", Attached: true, Repairs: []protect.RepairState{{Device: "ad"}, {Device: "ac", Down: true}}}}},
-		{Prefix: netip.MustParsePrefix("fd00:77::/64"), Route: true, Weir: []audit.Installed{{Path: "own", Link: "ab", Attached: true, Problems: []string{"no route"}}, {Path: "own2", Link: "ac"}}},
-	}})
-	golden(t, "reroute-audit.golden", got.String())
-}
-
-// Packets with another key are told of beside a session that does not come up.
-func TestBFDNotAuthentic(t *testing.T) {
-	var out strings.Builder
-	printBFD(&out, []peers.SessionState{{Name: "core-a", State: bfd.Down, NotAuthentic: 28}, {Name: "core-b", State: bfd.Up, NotAuthentic: 1}}, false)
-	if got := out.String(); !strings.Contains(got, "core-a: 28 packets of the peer are refused") || strings.Contains(got, "core-b: 1") {
-		t.Errorf("%s", got)
 	}
 }

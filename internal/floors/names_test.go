@@ -16,11 +16,14 @@ import (
 const features = "github.com/weir-project/weir/feature/"
 
 // host knows features by package feature alone: only its list names them. In cmd/weir a file that names a feature begins with its
-// name: handoff_lb.go.
+// name, handoff_lb.go, or is in a package of its name.
 func TestWhoNamesFeatures(t *testing.T) {
 	for dir, may := range map[string]func(file, feature string) bool{
-		"host":     func(file, _ string) bool { return file == "features.go" },
-		"cmd/weir": func(file, feature string) bool { return file == feature+".go" || strings.HasPrefix(file, feature+"_") },
+		"host":             func(file, _ string) bool { return file == "features.go" },
+		"cmd/weir":         func(file, feature string) bool { return file == feature+".go" || strings.HasPrefix(file, feature+"_") },
+		"cmd/weir/filter":  func(_, feature string) bool { return feature == "filter" },
+		"cmd/weir/guard":   func(_, feature string) bool { return feature == "guard" },
+		"cmd/weir/reroute": func(_, feature string) bool { return feature == "reroute" },
 	} {
 		named := 0
 		for file, imports := range importsOf(t, filepath.Join("../..", dir)) {

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package filter is the command weir filter.
+package filter
+
+import (
+	"errors"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/filter"
+	"github.com/weir-project/weir/host"
+	fmt "github.com/weir-project/weir/internal/printable"
+)
+
+func init() {
+	cli.Add(cli.Feature{
+		Name:     filter.Name,
+		Overview: []string{"weir filter list|filters: what their rules have matched, and when"},
+		Commands: func(g *cli.Globals) []*cobra.Command { return []*cobra.Command{filterCommand(g)} },
+		Summary: func(w io.Writer, st host.Status, _ bool, now time.Time) {
+			if s, ok := host.Part[filter.State](st, filter.Name); ok && len(s.Filters) > 0 {
+				printFilters(w, s.Filters, now)
+			}
+		},
+		Names: map[string]func(host.Status) []string{"NAME": func(st host.Status) (out []string) {
+			s, _ := host.Part[filter.State](st, filter.Name)
+			for _, f := range s.Filters {
+				out = append(out, f.Name)
+			}
+			return out
+		}},
+	})
+}
+
+func filterCommand(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "filter", Short: "Which packets pass, by expressions",
+		Long: `Filters drop, pass and count packets by expressions, at any hook of the kernel.
+They stand in the configuration (filter: in weir.yaml); weir apply puts them in
+place, and changes them so that each packet meets the old rules or the new ones.`,
+	}
+	c.AddCommand(filterList(g), filterExplain(g), filterTest(g))
+	return c
+}
+
+func filterList(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "list [NAME]", Short: "Filters, where they are attached, and what each rule has matched", Args: cobra.MaximumNArgs(1),
+		Long: `List filters: where each is attached, and for each rule how many packets and bytes
+it has matched and when the last one came. A rule keeps its counts as long as it
+keeps its name (without one, its expression).`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			st, err := host.Ask[filter.State](cmd.Context(), g.Reader(), filter.Name, feature.StatusQuery, nil)
+			if err != nil {
+				return err
+			}
+			if len(args) > 0 {
+				if st.Filters = st.Filter(args[0]); len(st.Filters) == 0 {
+					return fmt.Errorf("no filter %q is there: weir filter list shows all", args[0])
+				}
+			}
+			if g.JSON {
+				return errors.Join(cli.PrintJSON(cmd, st), st.Err())
+			}
+			cli.TellFaults(cmd, g, "filter")
+			if len(st.Filters) == 0 {
+				fmt.Fprintln(cmd.OutOrStdout(), "no filters: weir apply -f weir.yaml makes those of its filter: section")
+				return st.Err()
+			}
+			for i, f := range st.Filters {
+				if i > 0 {
+					fmt.Fprintln(cmd.OutOrStdout())
+				}
+				printFilter(cmd.OutOrStdout(), f, time.Now())
+			}
+			return st.Err()
+		},
+	}
+	cli.JSONFlag(c, g)
+	return c
+}
+
+// printFilters shows filters in a line each.
+func printFilters(w io.Writer, filters []filter.FilterState, now time.Time) {
+	t := cli.NewTable(w, "FILTER", "HOOK", "RULES", "DROPPED", "LAST DROP", "NETNS")
+	for _, f := range filters {
+		var dropped uint64
+		var last time.Time
+		for _, r := range append(f.Rules[:len(f.Rules):len(f.Rules)], f.Default) {
+			if r.Action == filter.Drop {
+				dropped += r.Packets
+				if r.Last.After(last) {
+					last = r.Last
+				}
+			}
+		}
+		t.Row(f.Name, f.Hook, len(f.Rules), dropped, since(last, now), f.Netns)
+	}
+	t.Flush()
+	for _, f := range filters {
+		for _, p := range filterProblems(f) {
+			fmt.Fprintf(w, "%s: %s\n", f.Name, p)
+		}
+		for _, p := range f.Attachments {
+			if p.Problem == "" && p.Position != nil {
+				cli.PrintBeside(w, f.Name, *p.Position)
+			}
+		}
+	}
+}
+
+// printFilter shows one filter with its rules.
+func printFilter(w io.Writer, f filter.FilterState, now time.Time) {
+	fmt.Fprintf(w, "%s: hook %s, default %s, in %s\n", f.Name, f.Hook, f.Default.Action, f.Netns)
+	for _, p := range f.Attachments {
+		if p.Attached && p.Problem == "" {
+			fmt.Fprintf(w, "  at %s%s\n", p.Name, cli.AtHook(p.Position))
+		}
+	}
+	for _, l := range f.Lists {
+		fmt.Fprintf(w, "  list $%s: %d prefixes", l.Name, l.Prefixes)
+		if l.MiB > 0 {
+			fmt.Fprintf(w, ", %d MiB in tables: %d", l.MiB, l.Tables)
+		}
+		fmt.Fprintln(w)
+	}
+	for _, p := range filterProblems(f) {
+		fmt.Fprintf(w, "  ! %s\n", p)
+	}
+	t := cli.NewTable(w, "  RULE", "ACTION", "PACKETS", "BYTES", "LAST", "MATCH")
+	for i, r := range f.Rules {
+		name := r.Name
+		if name == "" {
+			name = fmt.Sprint(i + 1)
+		}
+		t.Row("  "+name, r.Action, r.Packets, cli.Bytes(r.Bytes), since(r.Last, now), r.Match)
+	}
+	t.Row("  default", f.Default.Action, f.Default.Packets, cli.Bytes(f.Default.Bytes), since(f.Default.Last, now), "what no rule decided")
+	if u := f.Unreadable; u.Packets > 0 {
+		t.Row("  unreadable", "", u.Packets, cli.Bytes(u.Bytes), since(u.Last, now), "transport headers that could not be read")
+	}
+	t.Flush()
+}
+
+func filterProblems(f filter.FilterState) []string {
+	var out []string
+	if f.Problem != "" {
+		out = append(out, f.Problem)
+	}
+	for _, p := range f.Attachments {
+		if p.Problem != "" {
+			out = append(out, p.Name+": "+p.Problem)
+		}
+	}
+	return out
+}
+
+// since is ago, as a phrase.
+func since(t, now time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	return cli.Ago(t, now) + " ago"
+}

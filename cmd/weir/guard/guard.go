@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package guard is the command weir guard.
+package guard
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/cmd/weir/cli"
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/guard"
+	"github.com/weir-project/weir/host"
+	fmt "github.com/weir-project/weir/internal/printable"
+)
+
+func init() {
+	cli.Add(cli.Feature{
+		Name:     guard.Name,
+		Overview: []string{"weir guard status|limits of floods: what passed, what was refused, and whose it was"},
+		Commands: func(g *cli.Globals) []*cobra.Command { return []*cobra.Command{guardCommand(g)} },
+		Summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
+			if s, ok := host.Part[guard.State](st, guard.Name); ok && len(s.Guards) > 0 {
+				printGuards(w, s.Guards)
+			}
+		},
+		Names: map[string]func(host.Status) []string{"SERVICE": func(st host.Status) (out []string) {
+			s, _ := host.Part[guard.State](st, guard.Name)
+			for _, g := range s.Guards {
+				out = append(out, g.Service)
+			}
+			return out
+		}},
+	})
+}
+
+func guardCommand(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "guard", Short: "Limits of UDP floods, and who is being dropped",
+		Long: `A guard bounds how many datagrams a service gets, and gives priority to clients by
+what they have earned; it finds the pattern of an attack by itself. Guards stand
+in the configuration (guard: {limit: 20kpps} in a service); weir apply puts them
+in place, and changes their limits while they run.`,
+	}
+	c.AddCommand(guardStatus(g), guardGrant())
+	return c
+}
+
+func guardStatus(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "status [SERVICE]", Short: "What guards have let pass and refused, and whom they refuse", Args: cobra.MaximumNArgs(1),
+		Long: `Show guards: what has passed and what was refused, by the tier of what a packet's
+source has earned, and the patterns of what is being refused (hosts, networks,
+source ports, destinations) with their packets per second over the last seconds.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			st, err := host.Ask[guard.State](cmd.Context(), g.Reader(), guard.Name, feature.StatusQuery, nil)
+			if err != nil {
+				return err
+			}
+			if len(args) > 0 {
+				if st.Guards = st.Service(args[0]); len(st.Guards) == 0 {
+					return fmt.Errorf("service %q has no guard: weir guard status shows all", args[0])
+				}
+			}
+			if g.JSON {
+				return errors.Join(cli.PrintJSON(cmd, st), st.Err())
+			}
+			cli.TellFaults(cmd, g, "guard")
+			if len(st.Guards) == 0 {
+				fmt.Fprintln(cmd.OutOrStdout(), "no guards: a service gets one by guard: {limit: 20kpps} in weir.yaml")
+				return st.Err()
+			}
+			for i, s := range st.Guards {
+				if i > 0 {
+					fmt.Fprintln(cmd.OutOrStdout())
+				}
+				printGuard(cmd.OutOrStdout(), s)
+			}
+			return st.Err()
+		},
+	}
+	cli.JSONFlag(c, g)
+	return c
+}
+
+// printGuards shows guards in a line each.
+func printGuards(w io.Writer, guards []guard.GuardState) {
+	t := cli.NewTable(w, "GUARD", "LIMIT", "PASSED", "REFUSED", "NOW", "AT", "NETNS")
+	for _, g := range guards {
+		t.Row(g.Service, guardLimit(g), g.Passed, g.Refused, guardNow(g), g.At, g.Netns)
+	}
+	t.Flush()
+	for _, g := range guards {
+		if g.Problem != "" {
+			fmt.Fprintf(w, "%s: %s\n", g.Service, g.Problem)
+		}
+		cli.PrintBeside(w, g.Service, g.Positions...)
+	}
+}
+
+func guardLimit(g guard.GuardState) string {
+	var out []string
+	if g.Limit != 0 {
+		out = append(out, g.Limit.String())
+	}
+	if g.Each != 0 {
+		out = append(out, "each "+g.Each.String())
+	}
+	if g.DryRun {
+		out = append(out, "dry run")
+	}
+	return strings.Join(out, ", ")
+}
+
+func guardNow(g guard.GuardState) string {
+	if g.UnderAttack {
+		return "refusing"
+	}
+	return "calm"
+}
+
+// printGuard shows one guard in detail.
+func printGuard(w io.Writer, g guard.GuardState) {
+	fmt.Fprintf(w, "%s: %s, limit %s, at %s, in %s\n", g.Service, strings.Join(g.Listen, ", "), guardLimit(g), g.At, g.Netns)
+	if g.Problem != "" {
+		fmt.Fprintf(w, "  ! %s\n", g.Problem)
+	}
+	for _, p := range g.Positions {
+		fmt.Fprintf(w, "  at %s: %s\n", p.Hook, p)
+	}
+	now := "calm: nothing was refused in the last few seconds"
+	if g.UnderAttack {
+		now = "refusing: more comes than the limit"
+	}
+	reserved := "no source has reserved a part of the limit yet"
+	if g.ReservationOwners > 0 {
+		reserved = fmt.Sprintf("%d sources have reserved %.0f packets a second", g.ReservationOwners, g.Reserved)
+	}
+	fmt.Fprintf(w, "  %s; %s\n", now, reserved)
+	t := cli.NewTable(w, "  TIER", "PASSED", "REFUSED", "OF SOURCES THAT")
+	for _, tier := range guard.Tiers() {
+		t.Row("  "+tier.Name, g.Tiers[tier.Name].Passed, g.Tiers[tier.Name].Refused, tier.About)
+	}
+	if g.Malformed > 0 {
+		t.Row("  malformed", 0, g.Malformed, "send headers that cannot be read")
+	}
+	t.Row("  all", g.Passed, g.Refused, "")
+	t.Flush()
+	if len(g.Top) > 0 {
+		t = cli.NewTable(w, "  REFUSED", "PPS AT LEAST (20s)")
+		for _, p := range g.Top {
+			t.Row("  "+p.String(), fmt.Sprintf("%.0f", p.PPS))
+		}
+		t.Flush()
+	}
+	if len(g.Destinations) > 0 {
+		t = cli.NewTable(w, "  DESTINATION", "PASSED", "REFUSED")
+		for _, d := range g.Destinations {
+			t.Row("  "+d.Address.String(), d.Passed, d.Refused)
+		}
+		t.Flush()
+	}
+}

@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package reroute is the command weir reroute.
+package reroute
+
+import (
+	"cmp"
+	"errors"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weir-project/weir/cmd/weir/cli"
+	"github.com/weir-project/weir/feature/reroute"
+	"github.com/weir-project/weir/feature/reroute/audit"
+	"github.com/weir-project/weir/feature/reroute/draw"
+	"github.com/weir-project/weir/feature/reroute/plan"
+	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/feature/reroute/topo"
+	"github.com/weir-project/weir/host"
+	"github.com/weir-project/weir/internal/netns"
+	fmt "github.com/weir-project/weir/internal/printable"
+)
+
+func init() {
+	cli.Add(cli.Feature{
+		Name:     reroute.Name,
+		Overview: []string{"weir reroute status|links: whether they work, and where their traffic goes"},
+		Commands: func(g *cli.Globals) []*cobra.Command { return []*cobra.Command{rerouteCommand(g)} },
+		Summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
+			if s, ok := host.Part[reroute.State](st, reroute.Name); ok && !s.Empty() {
+				printPaths(w, s)
+			}
+		},
+		Names: map[string]func(host.Status) []string{"PATH": func(st host.Status) (out []string) {
+			s, _ := host.Part[reroute.State](st, reroute.Name)
+			for _, p := range s.Paths {
+				out = append(out, p.Name)
+			}
+			return out
+		}},
+	})
+}
+
+func rerouteCommand(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "reroute", Short: "Links that are probed, and the ways around them (SRv6 fast reroute)",
+		Long: `Reroute takes traffic off what has failed, in the kernel, by SRv6 segment lists that
+were planned before. A path is a link or route that is probed, and repaired when it
+fails.`,
+	}
+	c.AddCommand(rerouteStatus(g), reroutePlan(g), rerouteDrain(g), rerouteUndrain(g))
+	return c
+}
+
+// planFlags are those of weir reroute plan.
+type planFlags struct {
+	file, svg, protect string
+	sids               string // file
+	audit, yaml, apply bool
+	allowOutage        bool
+	change             string
+	sockets            string // of FRR's daemons
+	question           plan.Question
+}
+
+func reroutePlan(g *cli.Globals) *cobra.Command {
+	var f planFlags
+	c := &cobra.Command{
+		Use: "plan", Short: "Repairs of a network's failures, computed from its topology", Args: cobra.NoArgs,
+		Long: `Compute what each router does when a link, a neighbour or a shared-risk group next to
+it fails: the first hop and the shortest list of segments that take packets along the
+post-convergence path while all others still route as before (TI-LFA). Destinations
+that cannot be protected are listed with the reason. Nothing is changed anywhere.
+
+FILE is GraphML (Topology Zoo, networkx), node-link JSON (networkx, topohub), weir's
+own YAML or JSON, which knows SIDs and shared risks, or what FRR prints:
+  ` + topo.ISISCommand + `
+  ` + topo.OSPF6Command + `
+
+Without --node a summary of all routers is shown. --svg draws, of the repairs that
+--node and --destination leave, the one with the longest list.
+
+--sids FILE gives SRv6 SIDs to a topology that lacks them: by a rule, router by router,
+or both. A router's locator is the one that its database names (FRR 8.4 has none), or
+the prefix that it announces within locators. Its SIDs are the locator and a function:
+  locators: fc00::/16
+  functions: {end: "::e", dt6: "::d6", dt4: "::d4"}
+  nodes: [{name: d, end: fc00:4::1, dt6: fc00:4::2}]     # or locator: fc00:4::/48
+  links: [{from: d, to: b, endx: fc00:4::b}]
+
+--change down, or up, shows another plan: what --node does with packets while routers
+learn of a failure anywhere, or of its end, so that they do not circle between those
+that know and those that do not (micro-loops): first each goes over to these lists as
+it learns, and when all have, to its new routes.
+
+--yaml prints the repairs of --node as the section reroute of weir.yaml, --apply puts
+them in force on this host, which is that router, beside the paths that it has, and in
+place of those of an earlier plan, until a weir apply whose file says otherwise. The
+topology must name interfaces, prefixes and SIDs. How a link is judged is no matter of
+the plan: give it a probe, or bfd, by a path of its own.
+
+--audit asks the FRR of this network namespace, by vtysh: which backups its isisd
+shows, whether zebra and the kernel have them, which repairs weir has in the data
+path for the same prefixes, and for those that its paths name, and what it would plan.`,
+		Example: `  weir reroute plan -f core.yaml --node a --destination d
+  weir reroute plan -f core.yaml --node a --yaml
+  vtysh -c 'show isis hostname' -c 'show isis neighbor detail' \
+    -c 'show isis database detail' | weir reroute plan -f - --sids sids.yaml --node a --yaml
+  weir reroute plan -f Abilene.graphml --protect node --svg repair.svg`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd, g) },
+	}
+	c.Flags().StringVarP(&f.file, "file", "f", "", "topology (- for standard input)")
+	c.Flags().StringVar(&f.sids, "sids", "", "file of SRv6 SIDs, or of locators and functions, for a topology without them")
+	c.Flags().StringVar(&f.question.Node, "node", "", "plan for this router only")
+	c.Flags().StringVar(&f.protect, "protect", "link", "what is assumed to fail: link, node or srlg")
+	c.Flags().BoolVar(&f.question.Fallback, "fallback", false, "protect the link where the node or group cannot be protected")
+	c.Flags().StringVar(&f.question.Destination, "destination", "", "repairs for this router only")
+	c.Flags().BoolVar(&f.audit, "audit", false, "compare with FRR's backups and the kernel's routes")
+	c.Flags().BoolVar(&f.yaml, "yaml", false, "print the repairs of --node as a section of weir.yaml")
+	c.Flags().BoolVar(&f.apply, "apply", false, "put the repairs of --node in force on this host")
+	c.Flags().BoolVar(&f.allowOutage, "allow-outage", false, "--apply also where packets that are rerouted now would not be")
+	c.Flags().StringVar(&f.change, "change", "", "what --node does while a change spreads: down or up")
+	c.Flags().StringVar(&f.sockets, "vty-socket", "", "directory of FRR's sockets (default: vtysh's own)")
+	c.Flags().StringVar(&f.svg, "svg", "", "draw a repair into this file")
+	cli.JSONFlag(c, g)
+	return c
+}
+
+func (f *planFlags) run(cmd *cobra.Command, g *cli.Globals) error {
+	if f.file == "" && !f.audit {
+		return cli.Usage(errors.New("which topology? give -f FILE; see weir reroute plan --help"))
+	}
+	if f.question.Mode = plan.Mode(f.protect); !slices.Contains(plan.Modes(), f.question.Mode) {
+		return cli.Usage(fmt.Errorf("--protect %s: link, node or srlg can be protected", f.protect))
+	}
+	switch f.question.Change = plan.Change(f.change); {
+	case f.change != "" && f.change != "down" && f.change != "up":
+		return cli.Usage(fmt.Errorf("--change %s: a failure goes down or up", f.change))
+	case f.change != "" && f.question.Node == "":
+		return cli.Usage(errors.New("--change: for which router? add --node NODE"))
+	case f.change != "" && f.svg != "":
+		return cli.Usage(errors.New("--change cannot be drawn: leave --svg out"))
+	}
+	if (f.yaml || f.apply) && (f.question.Node == "" || f.change != "" || f.audit) {
+		return cli.Usage(errors.New("--yaml and --apply: of which router? add --node NODE; --change and --audit install nothing"))
+	}
+	switch {
+	case f.apply && f.question.Destination != "":
+		return cli.Usage(errors.New("--apply: the repairs for one destination would take the place of the whole plan: leave --destination out"))
+	case (f.yaml || f.apply) && g.JSON:
+		return cli.Usage(errors.New("--json shows the plan; --yaml and --apply have a form of their own: leave one out"))
+	}
+	n, err := f.read(cmd.InOrStdin())
+	if err != nil {
+		return err
+	}
+	if f.audit {
+		return f.runAudit(cmd, g, n)
+	}
+	f.question.Summary = f.question.Node == "" && f.question.Destination == "" && !g.JSON
+	a, err := plan.Ask(n, f.question)
+	if err != nil {
+		return err
+	}
+	if f.svg != "" {
+		row, ok := a.Longest()
+		if !ok {
+			return errors.New("there is no repair to draw")
+		}
+		if err := os.WriteFile(f.svg, draw.Repair(a, row), 0o644); err != nil {
+			return err
+		}
+	}
+	if f.yaml || f.apply {
+		return f.install(cmd, g, a)
+	}
+	if g.JSON {
+		return cli.PrintJSON(cmd, a)
+	}
+	printPlan(cmd.OutOrStdout(), a, f.question.Summary)
+	return nil
+}
+
+// install puts a plan in force, or prints what would.
+func (f *planFlags) install(cmd *cobra.Command, g *cli.Globals, a *plan.Answer) error {
+	paths, notes, err := reroute.Planned(a)
+	if err != nil {
+		return err
+	}
+	for _, n := range notes {
+		fmt.Fprintln(cmd.ErrOrStderr(), "not installed:", n)
+	}
+	if f.yaml {
+		text, err := reroute.PlannedYAML(paths)
+		if err != nil {
+			return err
+		}
+		if _, err := cmd.OutOrStdout().Write(text); err != nil {
+			return err
+		}
+	}
+	if !f.apply {
+		return nil
+	}
+	l, err := g.Host().Root.Lock(cmd.Context())
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	done, err := reroute.Install(cmd.Context(), l, paths, f.allowOutage)
+	for _, s := range done {
+		fmt.Fprintln(cmd.ErrOrStderr(), s)
+	}
+	if err == nil && len(done) == 0 {
+		fmt.Fprintln(cmd.ErrOrStderr(), "nothing to do: the plan is in force")
+	}
+	return err
+}
+
+func (f *planFlags) runAudit(cmd *cobra.Command, g *cli.Globals, n *topo.Network) error {
+	if f.question.Node != "" {
+		n.Self = f.question.Node
+	}
+	here, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer here.Close()
+	own, err := protect.ReadNamespace(g.Host().Root, here)
+	if err != nil {
+		return err
+	}
+	r, err := audit.Run(audit.Local(f.sockets), n, f.question.Options, own.Paths)
+	if err != nil {
+		return err
+	}
+	if g.JSON {
+		return cli.PrintJSON(cmd, r)
+	}
+	printAudit(cmd.OutOrStdout(), r)
+	return nil
+}
+
+func printAudit(w io.Writer, r *audit.Report) {
+	backups := 0
+	for _, row := range r.Rows {
+		backups += min(1, len(row.Backup))
+	}
+	fmt.Fprintf(w, "%s: isisd shows backups for %d prefixes; zebra has %d of them, the kernel %d; weir's data path has a way around for %d prefixes\n",
+		r.Router, backups, r.InZebra, r.InKernel, r.InWeir)
+	if len(r.Rows) == 0 {
+		return
+	}
+	t := cli.NewTable(w, "PREFIX", "ISISD'S BACKUP", "ZEBRA", "KERNEL", "WEIR HAS", "WEIR'S PLAN")
+	for _, row := range r.Rows {
+		var backups, has, planned []string
+		for _, b := range row.Backup {
+			backups = append(backups, strings.TrimSpace(b.Interface+" "+b.Labels))
+		}
+		for _, i := range row.Weir {
+			has = append(has, installedText(i))
+		}
+		for _, p := range row.Planned {
+			planned = append(planned, fmt.Sprintf("without %s: %s", p.Failure, strings.Join(append([]string{p.Out}, p.Segments...), ", ")))
+		}
+		kernel := yes(row.Kernel)
+		if !row.Route {
+			kernel = "no route at all"
+		}
+		t.Row(row.Prefix, cmp.Or(strings.Join(backups, "; "), "none"), yes(row.Zebra), kernel, cmp.Or(strings.Join(has, "; "), "nothing"), strings.Join(planned, "; "))
+	}
+	t.Flush()
+}
+
+// installedText says which way packets would go if a link failed now.
+func installedText(i audit.Installed) string {
+	var ways []string
+	for _, r := range i.Repairs {
+		way := "by " + r.Device
+		if r.Down {
+			way += " (down as well)"
+		}
+		ways = append(ways, way)
+	}
+	text := fmt.Sprintf("without %s: %s", i.Link, cmp.Or(strings.Join(ways, ", else "), "no way in force"))
+	switch {
+	case !i.Attached:
+		text += ", not attached"
+	case i.Shadow:
+		text += ", shadow only"
+	case len(i.Problems) > 0:
+		text += ", others are not: weir reroute status " + i.Path
+	}
+	return text
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// read reads the topology, and the SIDs that are given beside it.
+func (f *planFlags) read(stdin io.Reader) (*topo.Network, error) {
+	n, err := f.topology(stdin)
+	if err != nil || f.sids == "" {
+		return n, err
+	}
+	s, err := topo.ReadSIDs(f.sids)
+	if err != nil {
+		return nil, err
+	}
+	return n, s.AddTo(n)
+}
+
+func (f *planFlags) topology(stdin io.Reader) (*topo.Network, error) {
+	switch f.file {
+	case "":
+		return audit.Topology(audit.Local(f.sockets))
+	case "-":
+	default:
+		return topo.ReadFile(f.file)
+	}
+	data, err := io.ReadAll(stdin)
+	if err != nil {
+		return nil, err
+	}
+	return topo.Read("standard input", data)
+}
+
+func printPlan(w io.Writer, a *plan.Answer, summary bool) {
+	what := "repairs"
+	if a.Change != plan.None {
+		what = "detours"
+	}
+	repairs, unprotected := 0, 0
+	for _, r := range a.Routers {
+		repairs += r.Repairs
+		unprotected += r.Unprotected
+	}
+	fmt.Fprintf(w, "%s: %d nodes, %d links; %d %s, %d unprotected, against failures of a %s\n", a.Network, a.Nodes, a.Links,
+		repairs, what, unprotected, map[plan.Mode]string{plan.Link: "link", plan.Node: "node", plan.SRLG: "shared-risk group"}[a.Mode])
+	for _, note := range a.Notes {
+		fmt.Fprintln(w, "note:", note)
+	}
+	if summary {
+		printPlanSummary(w, a)
+		return
+	}
+	if len(a.Repairs) > 0 {
+		t := cli.NewTable(w, "NODE", "FAILURE", "DESTINATION", "OUT", "SEGMENTS", "METRIC")
+		for _, r := range a.Repairs {
+			t.Row(r.Node, r.Failure, r.Destination, r.Out, segmentList(r), r.Metric)
+		}
+		t.Flush()
+	}
+	if len(a.Unprotected) > 0 {
+		t := cli.NewTable(w, "NODE", "FAILURE", "UNPROTECTED", "WHY")
+		for _, u := range a.Unprotected {
+			t.Row(u.Node, u.Failure, u.Destination, u.Reason)
+		}
+		t.Flush()
+	}
+}
+
+// segmentList shows what goes into the header, where that is known.
+func segmentList(r plan.RepairRow) string {
+	text := strings.Join(r.Segments, ", ")
+	if len(r.SIDs) > 0 {
+		var sids []string
+		for _, s := range r.SIDs {
+			sids = append(sids, s.String())
+		}
+		text += " [" + strings.Join(sids, " ") + "]"
+	}
+	if r.Problem != "" {
+		text += " (" + r.Problem + ")"
+	}
+	if text == "" {
+		return "-"
+	}
+	return text
+}
+
+func printPlanSummary(w io.Writer, a *plan.Answer) {
+	t := cli.NewTable(w, "NODE", "NO SEGMENT", "1", "2", "3+", "UNPROTECTED")
+	for _, r := range a.Routers {
+		var by [4]int
+		for length, count := range r.Segments {
+			by[min(length, 3)] += count
+		}
+		t.Row(r.Node, by[0], by[1], by[2], by[3], r.Unprotected)
+	}
+	t.Flush()
+}
