@@ -95,26 +95,26 @@ type Agent struct {
 	workers  *workers
 	wg       sync.WaitGroup
 
-	mu       sync.Mutex
-	leaving  map[peer.Flow]*leaving
-	arriving map[peer.Flow]*arriving
-	stopped  map[peer.Flow]bool           // by an agent before us, and not given to us yet
-	loads    map[string]map[string]uint32 // of members of this backend, by service and name
-	unsaid   map[string]bool              // services of which sayLoads has to tell
-	epochs   map[peer.Flow]owned          // of sessions of this backend's that have moved
-	weight   int                          // as registered: 0 while this backend is drained
-	share    int                          // this backend's weight as the load balancer goes by it, since drain has asked; unknown: it has not said
-	unwanted string                       // why the load balancer refuses the registration
-	attended map[*peer.Conn]bool          // the other backends that are connected
-	waits    map[peer.Flow]string         // why sessions that are for a member of this backend are not its yet
-	stats    counters
-	says     chan struct{} // to sayLoads
-	served   chan struct{} // to watchServed
-	zones    zones         // of conntrack
-	owning   owning        // what sayOwned tells
-	owns     chan struct{} // to sayOwned
+	mu        sync.Mutex
+	sending   map[peer.Flow]*sending
+	receiving map[peer.Flow]*receiving
+	stopped   map[peer.Flow]bool           // by an agent before us, and not given to us yet
+	loads     map[string]map[string]uint32 // of members of this backend, by service and name
+	unsaid    map[string]bool              // services of which reportLoads has to tell
+	epochs    map[peer.Flow]owned          // of sessions of this backend's that have moved
+	weight    int                          // as registered: 0 while this backend is drained
+	share     int                          // this backend's weight as the load balancer goes by it, since drain has asked; unknown: it has not said
+	unwanted  string                       // why the load balancer refuses the registration
+	attended  map[*peer.Conn]bool          // the other backends that are connected
+	waits     map[peer.Flow]string         // why sessions that are for a member of this backend are not its yet
+	stats     counters
+	says      chan struct{} // to reportLoads
+	served    chan struct{} // to watchServed
+	zones     zones         // of conntrack
+	owning    owning        // what reportOwned tells
+	owns      chan struct{} // to reportOwned
 
-	holds atomic.Int64 // for how long the load balancer holds packets, ns; 0: it does not say
+	bufferTime atomic.Int64 // for how long the load balancer holds packets, ns; 0: it does not say
 
 	lbHearsLeft atomic.Bool // it takes [move.Left], as it says
 	unserved    []string    // services that nobody serves here, sorted
@@ -138,13 +138,13 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{o: o, quarantine: q, began: kernel.Monotonic(), own: peer.Hello{Role: peer.BackendAgent, Number: o.Number, Instance: peer.NewInstance(), Name: o.Name},
-		leaving: map[peer.Flow]*leaving{}, arriving: map[peer.Flow]*arriving{}, stopped: map[peer.Flow]bool{}, epochs: map[peer.Flow]owned{},
+		sending: map[peer.Flow]*sending{}, receiving: map[peer.Flow]*receiving{}, stopped: map[peer.Flow]bool{}, epochs: map[peer.Flow]owned{},
 		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1), served: make(chan struct{}, 1), owns: make(chan struct{}, 1), attended: map[*peer.Conn]bool{}, waits: map[peer.Flow]string{}, weight: o.Registration.Weight}
 	if o.Buffer && !q.Buffers() {
 		q.Close()
 		return nil, fmt.Errorf("packets are to wait here, and cannot: %w", quarantine.ErrNoBuffer)
 	}
-	a.stats.refused = map[string]uint64{}
+	a.stats.rejected = map[string]uint64{}
 	a.known.Store(&known{})
 	a.lb = &link{a: a, to: o.LB, names: o.LBNames, hello: a.hello, hear: a.fromLB, changed: a.lbChanged}
 	return a, nil
@@ -191,10 +191,10 @@ func (a *Agent) Run(ctx context.Context, l net.Listener) error {
 	a.learn(a.o.Peers, a.o.Services)
 	a.wg.Go(func() { a.lb.run(ctx) })
 	a.wg.Go(func() { a.watch(ctx) })
-	a.wg.Go(func() { a.sayLoads(ctx) })
+	a.wg.Go(func() { a.reportLoads(ctx) })
 	a.wg.Go(func() { a.watchServed(ctx) })
 	a.wg.Go(func() { a.watchZones(ctx) })
-	a.wg.Go(func() { a.sayOwned(ctx) })
+	a.wg.Go(func() { a.reportOwned(ctx) })
 	go a.hearStrays()                        // until the quarantine is closed
 	go a.o.TLS.Watch(ctx, a.o.Name, a.o.Log) // not waited for: files may be where nobody answers
 	in := accept.New(l, accept.Options{Name: "agents", Log: a.o.Log})
@@ -240,7 +240,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	}()
 	a.workers.hear(c, func(f peer.Frame) {
 		if !f.IsLoad {
-			a.arrive(c, f)
+			a.startReceive(c, f)
 		}
 	})
 }
@@ -313,11 +313,11 @@ func (a *Agent) registration() peer.Registration {
 func (a *Agent) lbIsBack() {
 	leaving, arriving := a.all()
 	for _, s := range leaving {
-		if !s.mu.TryLock() { // it is being sent, or about to ask: watchLeaving asks again
+		if !s.mu.TryLock() { // it is being sent, or about to ask: watchSending asks again
 			continue
 		}
 		if s.src.Phase == move.Holding || s.src.Phase == move.Reclaiming {
-			a.leave(s, s.src.Retry())
+			a.executeSend(s, s.src.Retry())
 		}
 		s.mu.Unlock()
 	}
@@ -328,13 +328,13 @@ func (a *Agent) lbIsBack() {
 	}
 }
 
-func (a *Agent) all() (l []*leaving, r []*arriving) {
+func (a *Agent) all() (l []*sending, r []*receiving) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, s := range a.leaving {
+	for _, s := range a.sending {
 		l = append(l, s)
 	}
-	for _, s := range a.arriving {
+	for _, s := range a.receiving {
 		r = append(r, s)
 	}
 	return l, r
@@ -354,17 +354,17 @@ func (a *Agent) watch(ctx context.Context) {
 		case now := <-t.C:
 			leaving, arriving := a.all()
 			for _, s := range leaving {
-				a.watchLeaving(s, now)
+				a.watchSending(s, now)
 			}
 			for _, r := range arriving {
-				a.watchArriving(r, now)
+				a.watchReceiving(r, now)
 			}
 		}
 	}
 }
 
 // keepAgain gives a keeper that is new what it does not know.
-func (a *Agent) keepAgain(p *place) {
+func (a *Agent) keepAgain(p *keeperClient) {
 	leaving, arriving := a.all()
 	for _, s := range leaving {
 		if s.by != p {

@@ -56,7 +56,7 @@ func TestAhead(t *testing.T) {
 				st, err := w.servers[0].agent.Status()
 				return err == nil && st.Out == 1
 			})
-			if got := s.before(t, 1, stepSent, stepHeld); got != parks {
+			if got := s.before(t, 1, stepSent, stepBuffered); got != parks {
 				t.Errorf("it was sent before the load balancer had answered: %v", got)
 			}
 		})
@@ -234,7 +234,7 @@ func TestLargeKeepsNobodyWaiting(t *testing.T) {
 	for _, s := range w.servers[0].member.Member().Sessions() {
 		if s.RemoteAddr().String() == large.LocalAddr().String() {
 			w.eventually("the member has committed what it answered", func() bool { return len(s.State()) == 8 }) // see TestTooLargeStays
-			if err := s.Commit(make([]byte, 2*mostAtOnce)); err != nil {                                          // of no use to talk: nothing more is said
+			if err := s.Commit(make([]byte, 2*maxConcurrent)); err != nil {                                       // of no use to talk: nothing more is said
 				t.Fatal(err)
 			}
 		}

@@ -106,7 +106,7 @@ func (a *Agent) blocked(r handoff.Report, now time.Time) (out []Blocked) {
 			if s.Kind != wire.Stream.String() {
 				continue
 			}
-			if why := a.whyBlocked(s, stuck, now); why != "" {
+			if why := a.blockedReason(s, stuck, now); why != "" {
 				out = append(out, Blocked{Service: v.Name, Session: s.ID, Client: s.Remote, Address: s.Local, Member: s.Member, PID: s.PID, Reason: why})
 			}
 		}
@@ -117,8 +117,8 @@ func (a *Agent) blocked(r handoff.Report, now time.Time) (out []Blocked) {
 // waitsLong is the time for which a session may wait for a member, in seconds, until it counts as blocked.
 const waitsLong = 1
 
-// whyBlocked says what a session that is to move waits for; "": it moves, or its turn has not come.
-func (a *Agent) whyBlocked(s handoff.SessionReport, stuck map[string]string, now time.Time) string {
+// blockedReason says what a session that is to move waits for; "": it moves, or its turn has not come.
+func (a *Agent) blockedReason(s handoff.SessionReport, stuck map[string]string, now time.Time) string {
 	asked, ok := a.asked.of(s)
 	switch {
 	case wire.Elsewhere(s.Member):

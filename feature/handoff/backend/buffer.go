@@ -10,7 +10,7 @@ import (
 
 // await has packets wait here until it is known whether the session stays. The load balancer answers a Reclaim and sends what it held at
 // once, before this agent knows: sent back it would go to and fro, and soon be dropped. s.mu is held.
-func (a *Agent) await(s *leaving) {
+func (a *Agent) await(s *sending) {
 	if s.parked {
 		return
 	}
@@ -22,7 +22,7 @@ func (a *Agent) await(s *leaving) {
 
 // release has packets that wait here go to the session's socket, if it stays here, or back to the load balancer: it has them wait, or
 // passes them to whoever owns the session.
-func (a *Agent) release(s *leaving, stays bool) {
+func (a *Agent) release(s *sending, stays bool) {
 	if !s.parked {
 		return
 	}

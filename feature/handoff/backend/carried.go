@@ -60,11 +60,11 @@ type kept struct {
 	Receiving bool
 	Epoch     move.Epoch   // of the move
 	Other     move.Backend // where it goes, or came from
-	ReuseAddr bool         // of a leaving one: repair overwrites it
-	Nonce     move.Nonce   // of a leaving one: that the move began with
-	Put       uint64       // of an arriving one: the position before the unsent bytes of Kernel are sent
+	ReuseAddr bool         // of a session being sent: repair overwrites it
+	Nonce     move.Nonce   // of a session being sent: that the move began with
+	Put       uint64       // of a session being received: the position before the unsent bytes of Kernel are sent
 	Carried   carried      // Unread is the keeper's own
-	Kernel    []byte       // of an arriving one: repair.State, of which only what is unsent is in the queue
+	Kernel    []byte       // of a session being received: repair.State, of which only what is unsent is in the queue
 }
 
 func (k *kept) append(b []byte) []byte {
@@ -118,7 +118,7 @@ type reader struct {
 	short bool
 }
 
-func (r *reader) take(n int) []byte {
+func (r *reader) next(n int) []byte {
 	if r.short || n < 0 || n > len(r.b) {
 		r.short = true
 		return make([]byte, min(max(n, 0), 8))
@@ -128,10 +128,10 @@ func (r *reader) take(n int) []byte {
 	return v
 }
 
-func (r *reader) byte() byte     { return r.take(1)[0] }
-func (r *reader) uint16() uint16 { return binary.BigEndian.Uint16(r.take(2)) }
-func (r *reader) uint32() uint32 { return binary.BigEndian.Uint32(r.take(4)) }
-func (r *reader) uint64() uint64 { return binary.BigEndian.Uint64(r.take(8)) }
+func (r *reader) byte() byte     { return r.next(1)[0] }
+func (r *reader) uint16() uint16 { return binary.BigEndian.Uint16(r.next(2)) }
+func (r *reader) uint32() uint32 { return binary.BigEndian.Uint32(r.next(4)) }
+func (r *reader) uint64() uint64 { return binary.BigEndian.Uint64(r.next(8)) }
 
 func (r *reader) field() []byte {
 	n := r.uint32()
@@ -142,5 +142,5 @@ func (r *reader) field() []byte {
 		r.short = true
 		return nil
 	}
-	return r.take(int(n))
+	return r.next(int(n))
 }

@@ -40,8 +40,8 @@ type LBConfig struct {
 	Address string   `yaml:"address"`
 }
 
-// mostNumber is the highest that a load balancer's flows have room for.
-const mostNumber = 1<<10 - 1
+// maxNumber is the highest that a load balancer's flows have room for.
+const maxNumber = 1<<10 - 1
 
 // Validate checks what the types cannot. Errors carry the place in the file.
 func (c *Config) Validate() (errs []error) {
@@ -52,8 +52,8 @@ func (c *Config) Validate() (errs []error) {
 	if c.Name == "" {
 		fail("name: say what this backend is called, as in its certificate")
 	}
-	if c.Number < 1 || c.Number > mostNumber {
-		fail("number %d: each backend has one of its own, from 1 to %d", c.Number, mostNumber)
+	if c.Number < 1 || c.Number > maxNumber {
+		fail("number %d: each backend has one of its own, from 1 to %d", c.Number, maxNumber)
 	}
 	if !c.Address.IsValid() {
 		fail("address: say where the load balancer reaches this backend, like 192.0.2.11")

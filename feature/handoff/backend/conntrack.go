@@ -46,12 +46,12 @@ func (z *zones) get() []uint16 {
 	return []uint16{0}
 }
 
-// lookForZones is how often zones are looked for.
-const lookForZones = 30 * time.Second
+// zonesInterval is how often zones are looked for.
+const zonesInterval = 30 * time.Second
 
 // watchZones looks which zones of conntrack are in use at the services' addresses. Rules set them, and may change.
 func (a *Agent) watchZones(ctx context.Context) {
-	t := time.NewTicker(lookForZones)
+	t := time.NewTicker(zonesInterval)
 	defer t.Stop()
 	for {
 		var now []uint16

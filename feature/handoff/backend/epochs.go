@@ -15,26 +15,26 @@ type owned struct {
 	epoch   move.Epoch
 	doubt   bool // the load balancer may know another epoch, or none: it is asked before the next move
 
-	birth move.Nonce // of the load balancer's record
+	nonce move.Nonce // of the load balancer's record
 	by    uint64     // instance of the load balancer's agent that has said it
 	at    time.Time
 }
 
-// birthTime is for how long a birth is believed, and of no other life of the load balancer's agent. A load balancer forgets no flow so soon
+// nonceTime is for how long a birth is believed, and of no other life of the load balancer's agent. A load balancer forgets no flow so soon
 // that it has just spoken of, and one whose machine has begun anew has a new agent.
-const birthTime = time.Minute
+const nonceTime = time.Minute
 
 func (a *Agent) setEpoch(id peer.Flow, o owned) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.epochs) >= mostEpochs {
+	if len(a.epochs) >= maxEpochs {
 		clear(a.epochs) // the load balancer knows them, too
 	}
 	a.epochs[id] = o
 }
 
-// epochOf is what is remembered of a session; known says that it need not be asked for. The birth is 0 where nobody has said it lately.
-func (a *Agent) epochOf(s *leaving) (e move.Epoch, b move.Nonce, known bool) {
+// lookupEpoch is what is remembered of a session; known says that it need not be asked for. The birth is 0 where nobody has said it lately.
+func (a *Agent) lookupEpoch(s *sending) (e move.Epoch, b move.Nonce, known bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	o := a.epochs[s.id]
@@ -42,11 +42,11 @@ func (a *Agent) epochOf(s *leaving) (e move.Epoch, b move.Nonce, known bool) {
 		delete(a.epochs, s.id)
 		return 0, 0, false
 	}
-	if c := a.lb.conn(); c != nil && o.by == c.Peer.Instance && time.Since(o.at) < birthTime {
-		b = o.birth
+	if c := a.lb.conn(); c != nil && o.by == c.Peer.Instance && time.Since(o.at) < nonceTime {
+		b = o.nonce
 	}
 	return o.epoch, b, !o.doubt
 }
 
-// mostEpochs are remembered.
-const mostEpochs = 1 << 18
+// maxEpochs are remembered.
+const maxEpochs = 1 << 18

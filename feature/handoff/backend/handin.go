@@ -10,7 +10,7 @@ import (
 
 // handIn gives the session to a member of this backend. It asks for that without a wait, and before anything else is done: the
 // client waits, too. r.mu is held.
-func (a *Agent) handIn(r *arriving) {
+func (a *Agent) handIn(r *receiving) {
 	m, turn := r.transfer(), r.turn
 	m.Type, m.Name = wire.Transfer, r.c.Name
 	err := r.home.ask(&m, func(err error) {
@@ -34,12 +34,12 @@ func (a *Agent) handIn(r *arriving) {
 }
 
 // transfer is what a member is to be given.
-func (r *arriving) transfer() wire.Message {
+func (r *receiving) transfer() wire.Message {
 	return wire.Message{Session: r.session, Read: r.read, Written: r.written + r.pending, State: r.c.State, Unread: r.c.Unread}
 }
 
 // handInAgain does so until a member has it.
-func (a *Agent) handInAgain(r *arriving, turn int) {
+func (a *Agent) handInAgain(r *receiving, turn int) {
 	r.mu.Lock()
 	fd, err := unix.FcntlInt(uintptr(max(r.fd, 0)), unix.F_DUPFD_CLOEXEC, 0)
 	if r.fd < 0 || err != nil || r.turn != turn { // called off meanwhile, or somebody else's
@@ -68,7 +68,7 @@ func (a *Agent) handInAgain(r *arriving, turn int) {
 }
 
 // handedIn lets go of a session that a member has, unless it, or another, has come meanwhile. r.mu is held.
-func (a *Agent) handedIn(r *arriving, turn int) {
+func (a *Agent) handedIn(r *receiving, turn int) {
 	a.o.Step(stepHandedIn)
 	if r.fd >= 0 && r.turn == turn {
 		unix.Close(r.fd)

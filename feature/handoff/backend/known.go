@@ -20,10 +20,10 @@ import (
 
 // known is what an agent knows of the others. It is replaced as a whole when that changes.
 type known struct {
-	services map[string][]Service      // by name: its addresses
-	home     map[string]*place         // by service: where sessions come by
-	away     map[move.Backend][]*place // by backend: the ways there, one a service
-	links    map[move.Backend]*link    // to the other backends
+	services map[string][]Service             // by name: its addresses
+	home     map[string]*keeperClient         // by service: where sessions come by
+	away     map[move.Backend][]*keeperClient // by backend: the ways there, one a service
+	links    map[move.Backend]*link           // to the other backends
 }
 
 // learn has the agent know these backends and services, and no others.
@@ -31,7 +31,7 @@ func (a *Agent) learn(peers []Remote, services []Service) {
 	a.learning.Lock()
 	defer a.learning.Unlock()
 	was := a.known.Load()
-	now := &known{services: map[string][]Service{}, home: map[string]*place{}, away: map[move.Backend][]*place{}, links: map[move.Backend]*link{}}
+	now := &known{services: map[string][]Service{}, home: map[string]*keeperClient{}, away: map[move.Backend][]*keeperClient{}, links: map[move.Backend]*link{}}
 	for _, s := range services {
 		now.services[s.Name] = append(now.services[s.Name], s)
 		if now.home[s.Name] != nil {
@@ -50,7 +50,7 @@ func (a *Agent) learn(peers []Remote, services []Service) {
 		}
 		now.links[r.Number] = k
 		for _, s := range slices.Sorted(maps.Keys(now.services)) {
-			i := slices.IndexFunc(was.away[r.Number], func(p *place) bool { return p.service == s })
+			i := slices.IndexFunc(was.away[r.Number], func(p *keeperClient) bool { return p.service == s })
 			if same && i >= 0 {
 				now.away[r.Number] = append(now.away[r.Number], was.away[r.Number][i])
 				continue
@@ -62,8 +62,8 @@ func (a *Agent) learn(peers []Remote, services []Service) {
 	a.replace(was, now)
 }
 
-func (a *Agent) newHome(s string) *place {
-	p := &place{a: a, service: s, name: "@" + a.o.Name, give: a.resumeArrival, calls: map[uint32]func(error){}, ready: true}
+func (a *Agent) newHome(s string) *keeperClient {
+	p := &keeperClient{a: a, service: s, name: "@" + a.o.Name, give: a.resumeArrival, calls: map[uint32]func(error){}, ready: true}
 	// It hears of the loads of this backend's members, and tells the others; and a way may be shut for long, and what was to go
 	// that way must go on.
 	p.caps = wire.Balances | wire.Resumes
@@ -71,14 +71,14 @@ func (a *Agent) newHome(s string) *place {
 	return p
 }
 
-func (a *Agent) newWay(s string, r Remote) *place {
-	return &place{a: a, service: s, name: "@" + r.Name, calls: map[uint32]func(error){},
-		give: func(p *place, m wire.Message, fd int) { a.depart(p, r.Number, m, fd) }}
+func (a *Agent) newWay(s string, r Remote) *keeperClient {
+	return &keeperClient{a: a, service: s, name: "@" + r.Name, calls: map[uint32]func(error){},
+		give: func(p *keeperClient, m wire.Message, fd int) { a.startSend(p, r.Number, m, fd) }}
 }
 
 // replace starts what is new, and ends what is not known any more.
 func (a *Agent) replace(was, now *known) {
-	for p := range was.places() {
+	for p := range was.keepers() {
 		if !now.has(p) && p.stop != nil {
 			a.wg.Go(func() { a.retire(p) })
 		}
@@ -88,7 +88,7 @@ func (a *Agent) replace(was, now *known) {
 			k.stop()
 		}
 	}
-	for p := range now.places() {
+	for p := range now.keepers() {
 		if !was.has(p) {
 			p.stop = a.spawn(p.run)
 		}
@@ -103,9 +103,9 @@ func (a *Agent) replace(was, now *known) {
 	}
 }
 
-// places calls yield with all of them.
-func (k *known) places() func(yield func(*place) bool) {
-	return func(yield func(*place) bool) {
+// keepers calls yield with all of them.
+func (k *known) keepers() func(yield func(*keeperClient) bool) {
+	return func(yield func(*keeperClient) bool) {
 		for _, p := range k.home {
 			if !yield(p) {
 				return
@@ -123,16 +123,16 @@ func (k *known) places() func(yield func(*place) bool) {
 
 // kept says whether the keeper is there for every service.
 func (k *known) kept() bool {
-	for p := range k.places() {
-		if p.most() == 0 {
+	for p := range k.keepers() {
+		if p.maxBytes() == 0 {
 			return false
 		}
 	}
 	return true
 }
 
-func (k *known) has(p *place) bool {
-	for q := range k.places() {
+func (k *known) has(p *keeperClient) bool {
+	for q := range k.keepers() {
 		if p == q {
 			return true
 		}
@@ -152,7 +152,7 @@ func (a *Agent) told(p peer.Peers) {
 	}
 	a.mu.Unlock()
 	a.lbHearsLeft.Store(p.HearsLeft)
-	a.toldHold(p.BufferTimeout)
+	a.setBufferTime(p.BufferTimeout)
 	if p.Rejected != "" {
 		if !news {
 			return
@@ -190,8 +190,8 @@ func (k *known) serviceAt(local netip.AddrPort) (Service, bool) {
 	return Service{}, false
 }
 
-// serviceOf is the address that a flow is to. Without a tag it is the only one of the client's family.
-func (k *known) serviceOf(id peer.Flow) (Service, bool) {
+// findService is the address that a flow is to. Without a tag it is the only one of the client's family.
+func (k *known) findService(id peer.Flow) (Service, bool) {
 	for _, all := range k.services {
 		for _, s := range all {
 			if s.ID == id.Service && s.Listen.Addr().Unmap().Is4() == id.Client.Addr().Unmap().Is4() {
@@ -202,8 +202,8 @@ func (k *known) serviceOf(id peer.Flow) (Service, bool) {
 	return Service{}, false
 }
 
-// idOf is how the load balancer calls a session of a service. Of an address that it tells of no more it may still know the number.
-func (k *known) idOf(service string, local, remote netip.AddrPort) peer.Flow {
+// flowID is how the load balancer calls a session of a service. Of an address that it tells of no more it may still know the number.
+func (k *known) flowID(service string, local, remote netip.AddrPort) peer.Flow {
 	s, ok := k.serviceAt(local)
 	if !ok || s.Name != service {
 		return peer.Flow{Service: k.number(service), Client: remote}
@@ -228,10 +228,10 @@ func (k *known) addresses(service string) string {
 	return strings.Join(out, ", ")
 }
 
-// flowOf is how the kernel calls a session, and by which place it comes; nil: its service is none of this backend's. Both are of
+// findFlow is how the kernel calls a session, and by which place it comes; nil: its service is none of this backend's. Both are of
 // one moment: a service may go in between.
-func (k *known) flowOf(id peer.Flow) (repair.Flow, *place) {
-	s, ok := k.serviceOf(id)
+func (k *known) findFlow(id peer.Flow) (repair.Flow, *keeperClient) {
+	s, ok := k.findService(id)
 	if !ok {
 		return repair.Flow{}, nil
 	}

@@ -105,7 +105,7 @@ func (k *link) serve(ctx context.Context, c *peer.Conn) {
 
 const (
 	probeEvery = time.Second
-	mostMissed = 3 // probes in a row that are not answered, before the next one
+	maxMissed  = 3 // probes in a row that are not answered, before the next one
 )
 
 // probe ends a connection with an agent that answers nothing: one that stands still takes what is sent to it for as long as there is
@@ -119,7 +119,7 @@ func (k *link) probe(c *peer.Conn, ended <-chan struct{}) {
 			return
 		case <-t.C:
 		}
-		if c.Unanswered() >= mostMissed {
+		if c.Unanswered() >= maxMissed {
 			k.a.o.Log.Warn("an agent says nothing", "name", k.to.Name, "address", k.to.Address)
 			c.Close()
 			return

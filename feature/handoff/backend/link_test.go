@@ -69,8 +69,8 @@ func TestWaysFollowLinks(t *testing.T) {
 	a.lb = &link{a: a}
 	a.lb.c.Store(&peer.Conn{})
 	k := &link{a: a, to: Remote{Name: "other", Number: 2}}
-	p := &place{a: a}
-	a.known.Store(&known{links: map[move.Backend]*link{2: k}, away: map[move.Backend][]*place{2: {p}}})
+	p := &keeperClient{a: a}
+	a.known.Store(&known{links: map[move.Backend]*link{2: k}, away: map[move.Backend][]*keeperClient{2: {p}}})
 	for i := range 20_000 {
 		k.c.Store(nil)
 		var others sync.WaitGroup

@@ -12,7 +12,7 @@ import (
 
 // loadHere tells the other backends what waits here: for the member of this backend for which the least does, as it is the one
 // that gets what comes.
-func (a *Agent) loadHere(p *place, member string, n uint32) {
+func (a *Agent) loadHere(p *keeperClient, member string, n uint32) {
 	if wire.Elsewhere(member) {
 		return
 	}
@@ -53,9 +53,9 @@ func (a *Agent) say() {
 	}
 }
 
-// sayLoads says what loadHere has noted, beside whoever hears the keeper: one that does not read must not keep the keeper's answers
+// reportLoads says what loadHere has noted, beside whoever hears the keeper: one that does not read must not keep the keeper's answers
 // from those who wait for them.
-func (a *Agent) sayLoads(ctx context.Context) {
+func (a *Agent) reportLoads(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -68,7 +68,7 @@ func (a *Agent) sayLoads(ctx context.Context) {
 		for name := range a.unsaid {
 			if p := know.home[name]; p != nil {
 				of := a.loads[name]
-				all = append(all, said{know.number(name), leastOf(of), p.members.Load() == 0, of != nil})
+				all = append(all, said{know.number(name), minLoad(of), p.members.Load() == 0, of != nil})
 			}
 		}
 		clear(a.unsaid)
@@ -93,7 +93,7 @@ type said struct {
 	known   bool // a member has said what waits for it
 }
 
-func leastOf(of map[string]uint32) uint32 {
+func minLoad(of map[string]uint32) uint32 {
 	least := uint32(math.MaxUint32)
 	for _, v := range of {
 		least = min(least, v)

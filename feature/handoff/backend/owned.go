@@ -69,8 +69,8 @@ func (a *Agent) toldServices(p peer.Peers) {
 	}
 }
 
-// sayOwned tells the load balancer of this backend's sessions until ctx is done.
-func (a *Agent) sayOwned(ctx context.Context) {
+// reportOwned tells the load balancer of this backend's sessions until ctx is done.
+func (a *Agent) reportOwned(ctx context.Context) {
 	t := time.NewTimer(ownedEvery)
 	defer t.Stop()
 	for {
@@ -153,7 +153,7 @@ func (a *Agent) sockets(at map[netip.AddrPort]uint16) (map[repair.Flow]sockdiag.
 // owned says whether a connection is to be told of, and fills in how it stands.
 func (a *Agent) owned(r *peer.FlowRecord, s sockdiag.Socket, e quarantine.Entry) bool {
 	a.mu.Lock()
-	l, c := a.leaving[r.Flow], a.arriving[r.Flow]
+	l, c := a.sending[r.Flow], a.receiving[r.Flow]
 	if o, ok := a.epochs[r.Flow]; ok && o.session == s.Cookie {
 		r.Epoch = o.epoch
 	}
@@ -184,7 +184,7 @@ func (a *Agent) hadLately(there map[peer.Flow]bool) (out []peer.FlowRecord) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for id, o := range a.epochs {
-		if !there[id] && time.Since(o.at) < birthTime {
+		if !there[id] && time.Since(o.at) < nonceTime {
 			out = append(out, peer.FlowRecord{Flow: id, Epoch: o.epoch, Gone: true})
 		}
 	}

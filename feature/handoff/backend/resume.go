@@ -17,7 +17,7 @@ import (
 )
 
 // resumeDeparture goes on with a session that an agent before us was moving when it died.
-func (a *Agent) resumeDeparture(s *leaving, m wire.Message) {
+func (a *Agent) resumeDeparture(s *sending, m wire.Message) {
 	k, err := parseKept(m.State)
 	if err != nil || k.Epoch == 0 { // it had not begun
 		s.kept.Carried.Name = ""
@@ -31,14 +31,14 @@ func (a *Agent) resumeDeparture(s *leaving, m wire.Message) {
 	frozen, err := repair.Frozen(s.fd)
 	s.src = move.Resumed(k.Epoch, k.Nonce, frozen || err != nil)
 	a.o.Log.Info("a move is resumed", "flow", s.flow, "epoch", k.Epoch, "stopped", s.src.Sent)
-	a.leave(s, s.src.Retry())
+	a.executeSend(s, s.src.Retry())
 }
 
 // resumeArrival goes on with a session that an agent before us was delivering when it died, or was sending a way that is shut now.
-func (a *Agent) resumeArrival(p *place, m wire.Message, fd int) {
+func (a *Agent) resumeArrival(p *keeperClient, m wire.Message, fd int) {
 	k, err := parseKept(m.State)
 	if wire.Elsewhere(m.Name) && err == nil && !k.Receiving {
-		a.depart(p, k.Other, m, fd)
+		a.startSend(p, k.Other, m, fd)
 		return
 	}
 	if m.Name != p.name || err != nil || !k.Receiving {
@@ -53,7 +53,7 @@ func (a *Agent) resumeArrival(p *place, m wire.Message, fd int) {
 	}
 	_ = p.post(&wire.Message{Type: wire.Accept, Session: m.Session})
 	local, remote := sock.Addresses(fd)
-	r := a.arrivingAt(a.known.Load().idOf(p.service, local, remote), repair.Flow{Local: local, Remote: remote}, p)
+	r := a.receivingAt(a.known.Load().flowID(p.service, local, remote), repair.Flow{Local: local, Remote: remote}, p)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	// Where the record is an earlier one the session came by another place, that is being retired, or by this one before the keeper
@@ -85,7 +85,7 @@ func (a *Agent) resumeArrival(p *place, m wire.Message, fd int) {
 }
 
 // adopt takes over the socket as it was left: some of what was unsent may have been sent.
-func (a *Agent) adopt(r *arriving, fd int) error {
+func (a *Agent) adopt(r *receiving, fd int) error {
 	state, err := repair.Parse(r.kept.Kernel)
 	if err != nil {
 		return err
@@ -121,7 +121,7 @@ func (a *Agent) orphans() {
 		s, ok := know.serviceAt(e.Flow.Local)
 		id := peer.Flow{Service: s.ID, Client: e.Flow.Remote}
 		a.mu.Lock()
-		busy := a.leaving[id] != nil || a.arriving[id] != nil
+		busy := a.sending[id] != nil || a.receiving[id] != nil
 		a.mu.Unlock()
 		switch {
 		case !ok, e.State == quarantine.Pass:
@@ -136,7 +136,7 @@ func (a *Agent) orphans() {
 				a.wg.Go(func() { a.openForNobody(id, e) })
 			}
 		default:
-			r := a.arrivingAt(id, e.Flow, know.home[s.Name])
+			r := a.receivingAt(id, e.Flow, know.home[s.Name])
 			r.mu.Lock()
 			if r.dst.Phase == move.Idle {
 				r.dst, r.delivered = move.Destination{Phase: move.Flipping, Epoch: e.Epoch}, true
@@ -164,13 +164,13 @@ func (a *Agent) openForNobody(id peer.Flow, e quarantine.Entry) {
 		case <-t.C:
 		}
 		a.mu.Lock()
-		busy := a.leaving[id] != nil
+		busy := a.sending[id] != nil
 		a.mu.Unlock()
 		now, there, err := a.quarantine.Lookup(e.Flow)
 		if busy || err == nil && (!there || now.Epoch != e.Epoch || now.State == quarantine.Left) {
 			return // it is, or was, given to us
 		}
-		held, err := a.held(e.Flow)
+		held, err := a.socketOpen(e.Flow)
 		if err == nil && !held {
 			if err = a.quarantine.Lift(e.Flow, e.Epoch); err == nil {
 				return

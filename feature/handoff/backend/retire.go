@@ -13,7 +13,7 @@ import (
 // address, or one of a service that has gone. Sessions that it has are told to the keeper by it alone, as its member: it takes
 // no more of them, stays for those until they are a member's of this backend, or another backend's, and then says goodbye. What
 // the keeper may have given it in between is for others then.
-func (a *Agent) retire(p *place) {
+func (a *Agent) retire(p *keeperClient) {
 	defer p.stop()
 	p.mu.Lock()
 	p.over = true
@@ -25,7 +25,7 @@ func (a *Agent) retire(p *place) {
 		if !a.uses(p) {
 			// Its answer is behind all that the keeper gave before it heard that.
 			err := p.call(&wire.Message{Type: wire.Ready})
-			if p.most() == 0 || err == nil && !a.uses(p) {
+			if p.maxBytes() == 0 || err == nil && !a.uses(p) {
 				break
 			}
 		}
@@ -39,7 +39,7 @@ func (a *Agent) retire(p *place) {
 }
 
 // uses says whether a session is on its way by a place.
-func (a *Agent) uses(p *place) bool {
+func (a *Agent) uses(p *keeperClient) bool {
 	leaving, arriving := a.all()
 	for _, s := range leaving {
 		if s.by == p {

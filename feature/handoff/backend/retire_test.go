@@ -27,7 +27,7 @@ import (
 // A server, or a service, that the load balancer does not tell of any more while a session is on its way takes no session along: it goes
 // on where it is, or comes to its member, and moves again when the server is known again.
 func TestForgottenWay(t *testing.T) {
-	for step, server := range map[string]int{stepKept: 1, stepHeld: 1, stepSent: 1, stepKeptHere: 2, stepFlipped: 2} {
+	for step, server := range map[string]int{stepKept: 1, stepBuffered: 1, stepSent: 1, stepKeptHere: 2, stepFlipped: 2} {
 		t.Run(strings.ReplaceAll(step, " ", ""), func(t *testing.T) {
 			w := newNetwork(t, 2, at4)
 			var did atomic.Bool
@@ -89,7 +89,7 @@ func TestServiceComesBack(t *testing.T) {
 	a.learn(a.o.Peers, nil)
 	a.learn(a.o.Peers, a.o.Services)
 	home := a.known.Load().home[service]
-	w.eventually("the new place is there", func() bool { return home.most() > 0 })
+	w.eventually("the new place is there", func() bool { return home.maxBytes() > 0 })
 	if err := old.post(&wire.Message{Type: wire.Leave}); err != nil { // sooner than it does so itself
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestServiceComesBack(t *testing.T) {
 func TestServiceGoesAsASessionComes(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	a := lonely(t, ca)
-	a.own, a.o.Step, a.stats.refused = peer.Hello{Number: 1, Instance: 5, Name: "own"}, func(string) {}, map[string]uint64{}
+	a.own, a.o.Step, a.stats.rejected = peer.Hello{Number: 1, Instance: 5, Name: "own"}, func(string) {}, map[string]uint64{}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -164,7 +164,7 @@ func TestServiceGoesAsASessionComes(t *testing.T) {
 	for i, know := range []*known{with, without, half} {
 		a.known.Store(know)
 		id := peer.Flow{Client: netip.MustParseAddrPort("192.0.2.1:5")}
-		a.arrive(c, peer.Frame{Message: move.Message{Kind: move.State, From: move.AtSource, To: move.AtDestination, Epoch: move.Epoch(i + 1)}, Flow: id, Instance: a.own.Instance})
+		a.startReceive(c, peer.Frame{Message: move.Message{Kind: move.State, From: move.AtSource, To: move.AtDestination, Epoch: move.Epoch(i + 1)}, Flow: id, Instance: a.own.Instance})
 		if !<-failed { // there is no member, if there is the service
 			t.Fatal("it is not refused")
 		}
@@ -174,13 +174,13 @@ func TestServiceGoesAsASessionComes(t *testing.T) {
 // A late answer about a move before says nothing of this one.
 func TestLateReclaimed(t *testing.T) {
 	a := lonely(t, peertest.NewAuthority(t))
-	a.stats.refused = map[string]uint64{}
+	a.stats.rejected = map[string]uint64{}
 	id := peer.Flow{Client: netip.MustParseAddrPort("192.0.2.1:5")}
-	s := &leaving{id: id, src: move.Source{Phase: move.Reclaiming, Epoch: 5}}
-	a.leaving[id] = s
+	s := &sending{id: id, src: move.Source{Phase: move.Reclaiming, Epoch: 5}}
+	a.sending[id] = s
 	a.toSource(nil, peer.Frame{Flow: id, Message: move.Message{Kind: move.Reclaimed, To: move.AtSource, Move: 3}})
-	if s.doubt || a.stats.refused["departure"] != 0 {
-		t.Errorf("in doubt: %v, refused: %v", s.doubt, a.stats.refused)
+	if s.doubt || a.stats.rejected["departure"] != 0 {
+		t.Errorf("in doubt: %v, refused: %v", s.doubt, a.stats.rejected)
 	}
 }
 
@@ -218,9 +218,9 @@ func TestStuck(t *testing.T) {
 	id := peer.Flow{Client: netip.MustParseAddrPort("192.0.2.1:5")}
 	home := a.known.Load().home[service]
 	old := time.Now().Add(-time.Minute)
-	s := &leaving{id: id, by: home, since: old, back: true}
+	s := &sending{id: id, by: home, since: old, back: true}
 	a.mu.Lock()
-	a.leaving[id] = s
+	a.sending[id] = s
 	a.mu.Unlock()
 	for _, c := range []struct {
 		change func()
@@ -237,6 +237,6 @@ func TestStuck(t *testing.T) {
 		}
 	}
 	a.mu.Lock()
-	delete(a.leaving, id)
+	delete(a.sending, id)
 	a.mu.Unlock()
 }

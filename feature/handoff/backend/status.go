@@ -16,10 +16,10 @@ import (
 type counters struct {
 	out, in, back, discarded uint64
 	bytes                    uint64
-	refused                  map[string]uint64
-	took                     []time.Duration // a ring of the latest
+	rejected                 map[string]uint64
+	transferTimes            []time.Duration // a ring of the latest
 	stood                    []time.Duration
-	tookAll, stoodAll        time.Duration // sums, of all
+	transferSum, stoodAll    time.Duration // sums, of all
 	at                       int
 }
 
@@ -66,7 +66,7 @@ type Times struct {
 	Max   time.Duration `json:"max_ns"`
 }
 
-func timesOf(latest []time.Duration, sum time.Duration, count uint64) Times {
+func newTimes(latest []time.Duration, sum time.Duration, count uint64) Times {
 	t := Times{Count: count, Sum: sum}
 	sorted := slices.Sorted(slices.Values(latest))
 	if n := len(sorted); n > 0 {
@@ -84,7 +84,7 @@ type latestTimes struct {
 func (a *Agent) latest() (latestTimes, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return latestTimes{Transfer: slices.Clone(a.stats.took), Stopped: slices.Clone(a.stats.stood)}, nil
+	return latestTimes{Transfer: slices.Clone(a.stats.transferTimes), Stopped: slices.Clone(a.stats.stood)}, nil
 }
 
 // Status tells.
@@ -97,13 +97,13 @@ func (a *Agent) Status() (Status, error) {
 	stuck, blocked := a.stuck(time.Now()), a.blockedNow()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := Status{Backend: a.o.Name, Certificate: a.o.TLS.Certificate(), LB: a.lb.conn() != nil, LBRejects: a.unwanted, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Sending: len(a.leaving), Receiving: len(a.arriving), Quarantined: quarantinedNow(quarantined),
+	s := Status{Backend: a.o.Name, Certificate: a.o.TLS.Certificate(), LB: a.lb.conn() != nil, LBRejects: a.unwanted, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Sending: len(a.sending), Receiving: len(a.receiving), Quarantined: quarantinedNow(quarantined),
 		Out: a.stats.out, In: a.stats.in, Returned: a.stats.back, Discarded: a.stats.discarded, Bytes: a.stats.bytes,
-		Rejected: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Quarantine: g}
+		Rejected: map[string]uint64{}, Transfer: newTimes(a.stats.transferTimes, a.stats.transferSum, a.stats.out), Stopped: newTimes(a.stats.stood, a.stats.stoodAll, a.stats.out), Quarantine: g}
 	if err := a.tooPatient(); err != nil {
 		s.TimeoutError = err.Error()
 	}
-	for k, v := range a.stats.refused {
+	for k, v := range a.stats.rejected {
 		s.Rejected[k] = v
 	}
 	silent := func(name string, c *peer.Conn) {
@@ -157,26 +157,26 @@ func (a *Agent) refused(what string, err error) {
 	a.o.Log.Warn("refused", "operation", what, "err", err)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.stats.refused[what]++
+	a.stats.rejected[what]++
 }
 
 // moved counts a session that another backend has now.
-func (a *Agent) moved(s *leaving) {
+func (a *Agent) moved(s *sending) {
 	now := time.Now()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.stats.out++
 	a.stats.bytes += uint64(len(s.state))
-	if len(a.stats.took) < recent {
-		a.stats.took, a.stats.stood = append(a.stats.took, 0), append(a.stats.stood, 0)
+	if len(a.stats.transferTimes) < recent {
+		a.stats.transferTimes, a.stats.stood = append(a.stats.transferTimes, 0), append(a.stats.stood, 0)
 	}
-	a.stats.took[a.stats.at], a.stats.stood[a.stats.at] = now.Sub(s.since), now.Sub(s.stopped)
-	a.stats.tookAll += now.Sub(s.since)
+	a.stats.transferTimes[a.stats.at], a.stats.stood[a.stats.at] = now.Sub(s.since), now.Sub(s.stopped)
+	a.stats.transferSum += now.Sub(s.since)
 	a.stats.stoodAll += now.Sub(s.stopped)
 	a.stats.at = (a.stats.at + 1) % recent
 }
 
-func (a *Agent) arrived(*arriving) {
+func (a *Agent) arrived(*receiving) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.stats.in++

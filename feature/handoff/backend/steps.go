@@ -5,18 +5,18 @@ package backend
 // Steps are those of a move after which an agent may die, in the order in which they come: of the backend that a session
 // leaves, and of the one where it arrives.
 var Steps = struct{ Leaving, Arriving []string }{
-	Leaving:  []string{stepGiven, stepKept, stepHold, stepShut, stepDumped, stepSent, stepHeld, stepDone, stepReclaimed, stepDropped},
+	Leaving:  []string{stepGiven, stepKept, stepBuffer, stepShut, stepDumped, stepSent, stepBuffered, stepDone, stepReclaimed, stepDropped},
 	Arriving: []string{stepState, stepQuiet, stepBuilt, stepKeptHere, stepFlip, stepFlipped, stepStarted, stepToldDone, stepHandedIn},
 }
 
 const (
 	stepGiven     = "leaving: given"     // by the member
 	stepKept      = "leaving: kept"      // the keeper knows that a move begins
-	stepHold      = "leaving: hold"      // was said to the load balancer
+	stepBuffer    = "leaving: hold"      // was said to the load balancer
 	stepShut      = "leaving: shut"      // is the quarantine
 	stepDumped    = "leaving: dumped"    // is the socket
 	stepSent      = "leaving: sent"      // is the state
-	stepHeld      = "leaving: held"      // is the load balancer's answer; where it has to be waited for, before the quarantine is shut
+	stepBuffered  = "leaving: held"      // is the load balancer's answer; where it has to be waited for, before the quarantine is shut
 	stepDone      = "leaving: done"      // says the other backend
 	stepReclaimed = "leaving: reclaimed" // has the load balancer answered
 	stepDropped   = "leaving: dropped"   // is what was left

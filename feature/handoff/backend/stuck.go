@@ -34,7 +34,7 @@ func (a *Agent) stuck(now time.Time) (out []Stuck) {
 	for _, s := range leaving {
 		why := "it is being taken out of the kernel, or sent"
 		if s.mu.TryLock() { // else something is being done with it
-			why = a.whyLeaving(s)
+			why = a.sendingReason(s)
 			s.mu.Unlock()
 		}
 		add(s.id, s.by.service, s.since, why)
@@ -43,38 +43,38 @@ func (a *Agent) stuck(now time.Time) (out []Stuck) {
 		if !r.mu.TryLock() {
 			continue // it is being made
 		}
-		add(r.id, r.home.service, r.since, a.whyArriving(r))
+		add(r.id, r.home.service, r.since, a.receivingReason(r))
 		r.mu.Unlock()
 	}
 	slices.SortFunc(out, func(x, y Stuck) int { return cmp.Compare(y.For, x.For) })
 	return out
 }
 
-// whyLeaving is what a session that leaves waits for. s.mu is held.
-func (a *Agent) whyLeaving(s *leaving) string {
+// sendingReason is what a session that leaves waits for. s.mu is held.
+func (a *Agent) sendingReason(s *sending) string {
 	switch {
 	case s.back:
-		return a.whyWaits(s.id)
+		return a.waitReason(s.id)
 	case s.src.Phase == move.Moving && a.known.Load().links[s.to] == nil:
 		return fmt.Sprintf("%s is not known any more", a.backendName(s.to))
 	case s.src.Phase == move.Moving:
 		return a.backendName(s.to) + " has not answered"
 	}
-	return a.whyLB()
+	return a.lbReason()
 }
 
-// whyArriving is what a session that arrives waits for; "" for one that a member has. r.mu is held.
-func (a *Agent) whyArriving(r *arriving) string {
+// receivingReason is what a session that arrives waits for; "" for one that a member has. r.mu is held.
+func (a *Agent) receivingReason(r *receiving) string {
 	switch {
 	case r.dst.Phase == move.Flipping:
-		return a.whyLB()
+		return a.lbReason()
 	case r.dst.Phase == move.Active && r.fd >= 0:
-		return a.whyWaits(r.id)
+		return a.waitReason(r.id)
 	}
 	return ""
 }
 
-func (a *Agent) whyLB() string {
+func (a *Agent) lbReason() string {
 	if a.lb.conn() == nil {
 		return "the load balancer's agent is not connected"
 	}
@@ -92,7 +92,7 @@ func (a *Agent) waitsFor(id peer.Flow, err error) {
 	a.waits[id] = err.Error()
 }
 
-func (a *Agent) whyWaits(id peer.Flow) string {
+func (a *Agent) waitReason(id peer.Flow) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return cmp.Or(a.waits[id], "it is being given to a member")

@@ -39,11 +39,11 @@ func deaf(t *testing.T, ca *peertest.Authority) (address string) {
 
 func lonely(t *testing.T, ca *peertest.Authority) *Agent {
 	a := &Agent{o: Options{TLS: ca.TLS("own"), Log: slog.New(slog.DiscardHandler), Timeout: time.Millisecond}, workers: newWorkers(t.Context().Done()),
-		leaving: map[peer.Flow]*leaving{}, arriving: map[peer.Flow]*arriving{}, attended: map[*peer.Conn]bool{},
+		sending: map[peer.Flow]*sending{}, receiving: map[peer.Flow]*receiving{}, attended: map[*peer.Conn]bool{},
 		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1)}
 	a.lb = &link{a: a}
 	s := Service{Name: service}
-	a.known.Store(&known{services: map[string][]Service{service: {s}}, home: map[string]*place{service: {a: a, service: service}}})
+	a.known.Store(&known{services: map[string][]Service{service: {s}}, home: map[string]*keeperClient{service: {a: a, service: service}}})
 	return a
 }
 
@@ -118,10 +118,10 @@ func TestNobodyWaitsForOneSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	go a.sayLoads(t.Context())
+	go a.reportLoads(t.Context())
 	a.attended[c] = true
-	stuck, sending := &leaving{back: true}, make(chan struct{})
-	arrives := &arriving{}
+	stuck, sending := &sending{back: true}, make(chan struct{})
+	arrives := &receiving{}
 	go func() {
 		stuck.mu.Lock()
 		arrives.mu.Lock()
@@ -135,10 +135,10 @@ func TestNobodyWaitsForOneSession(t *testing.T) {
 	time.Sleep(100 * time.Millisecond)
 	start := time.Now()
 	for i := range uint32(100) {
-		a.loadHere(&place{a: a, service: service}, "0", i)
+		a.loadHere(&keeperClient{a: a, service: service}, "0", i)
 	}
-	a.watchLeaving(stuck, start)
-	a.watchArriving(arrives, start)
+	a.watchSending(stuck, start)
+	a.watchReceiving(arrives, start)
 	if took := time.Since(start); took > 300*time.Millisecond {
 		t.Errorf("it took %v", took)
 	}
@@ -159,7 +159,7 @@ func (n narrow) Read(b []byte) (int, error) {
 func TestSlowWay(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	a := lonely(t, ca)
-	a.o.Timeout, a.o.Step, a.stats.refused = 2*time.Second, func(string) {}, map[string]uint64{}
+	a.o.Timeout, a.o.Step, a.stats.rejected = 2*time.Second, func(string) {}, map[string]uint64{}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -182,23 +182,23 @@ func TestSlowWay(t *testing.T) {
 	defer c.Close()
 	k := &link{a: a, to: Remote{Name: "slow", Number: 2}}
 	k.c.Store(c)
-	way := &place{a: a}
+	way := &keeperClient{a: a}
 	a.known.Store(&known{links: map[move.Backend]*link{2: k}})
 	id := peer.Flow{Client: netip.MustParseAddrPort("192.0.2.1:5")}
-	s := &leaving{id: id, by: way, to: 2, src: move.Source{Phase: move.Moving, Epoch: 1, To: 2}, state: make([]byte, 48<<20)}
-	a.leaving[id] = s
+	s := &sending{id: id, by: way, to: 2, src: move.Source{Phase: move.Moving, Epoch: 1, To: 2}, state: make([]byte, 48<<20)}
+	a.sending[id] = s
 	sent := make(chan struct{})
 	s.mu.Lock()
 	go func() {
 		defer close(sent)
 		defer s.mu.Unlock()
-		a.leave(s, s.src.Dumped())
+		a.executeSend(s, s.src.Dumped())
 	}()
 	time.Sleep(50 * time.Millisecond)
 	start := time.Now()
 	a.lost(3)
 	a.keepAgain(way)
-	a.keepAgain(&place{a: a})
+	a.keepAgain(&keeperClient{a: a})
 	a.lbIsBack()
 	if took := time.Since(start); took > time.Second {
 		t.Errorf("others wait for %v", took)
@@ -209,9 +209,9 @@ func TestSlowWay(t *testing.T) {
 	default:
 	}
 	<-sent
-	a.watchLeaving(s, time.Now())
+	a.watchSending(s, time.Now())
 	if took := time.Since(start); s.src.Phase != move.Moving || took < 3*time.Second {
-		t.Errorf("sent within %v, and then the source is %s: %v", took, s.src.Phase, a.stats.refused)
+		t.Errorf("sent within %v, and then the source is %s: %v", took, s.src.Phase, a.stats.rejected)
 	}
 	a.wg.Wait()
 }

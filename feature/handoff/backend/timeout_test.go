@@ -45,8 +45,8 @@ services:
 func TestPatience(t *testing.T) {
 	a := &Agent{o: Options{Timeout: 700 * time.Millisecond}}
 	for hold, want := range map[time.Duration]time.Duration{0: 700, time.Second: 700, 700 * time.Millisecond: 490, 100 * time.Millisecond: 70} {
-		a.holds.Store(int64(hold))
-		if got := a.patience(); got != want*time.Millisecond {
+		a.bufferTime.Store(int64(hold))
+		if got := a.timeout(); got != want*time.Millisecond {
 			t.Errorf("hold %s: %s, want %s", hold, got, want*time.Millisecond)
 		}
 		if err := a.tooPatient(); (err != nil) != (want < 700) {

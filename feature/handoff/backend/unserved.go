@@ -58,8 +58,8 @@ func (a *Agent) watchServed(ctx context.Context) {
 	}
 }
 
-// look has watchServed look.
-func (a *Agent) look() {
+// pollServed has watchServed look.
+func (a *Agent) pollServed() {
 	select {
 	case a.served <- struct{}{}:
 	default: // it has yet to

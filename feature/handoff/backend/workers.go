@@ -25,11 +25,11 @@ type workers struct {
 // turn is one of those.
 type turn struct{ read func() } // goes on reading
 
-// mostWaiting is how many goroutines wait for work.
-const mostWaiting = 16
+// maxWaiting is how many goroutines wait for work.
+const maxWaiting = 16
 
 func newWorkers(done <-chan struct{}) *workers {
-	return &workers{next: make(chan func()), stay: make(chan struct{}, mostWaiting), done: done, turns: map[*turn]bool{}}
+	return &workers{next: make(chan func()), stay: make(chan struct{}, maxWaiting), done: done, turns: map[*turn]bool{}}
 }
 
 // run has f run beside the caller.
@@ -66,8 +66,8 @@ func (w *workers) wait() (f func()) {
 // soon is for how long at least, and twice that at most, what has come may keep the next from being read.
 const soon = 10 * time.Millisecond
 
-// quietLooks is after how many looks at nothing there is none any more until a frame comes.
-const quietLooks = 10
+// quietPolls is after how many looks at nothing there is none any more until a frame comes.
+const quietPolls = 10
 
 // begin says that a frame is dealt with where it was read. There is no timer for each: one that is due before all others wakes a
 // thread, on the CPU that is needed for what the frame asks for.
@@ -78,7 +78,7 @@ func (w *workers) begin(read func()) *turn {
 	w.turns[t], w.quiet = false, 0
 	if !w.looking {
 		w.looking = true
-		time.AfterFunc(soon, w.look)
+		time.AfterFunc(soon, w.check)
 	}
 	return t
 }
@@ -92,8 +92,8 @@ func (w *workers) end(t *turn) bool {
 	return mine
 }
 
-// look has others go on reading where a frame takes long.
-func (w *workers) look() {
+// check has others go on reading where a frame takes long.
+func (w *workers) check() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for t, before := range w.turns {
@@ -105,8 +105,8 @@ func (w *workers) look() {
 		}
 	}
 	w.quiet++
-	if w.looking = w.quiet <= quietLooks || len(w.turns) > 0; w.looking {
-		time.AfterFunc(soon, w.look)
+	if w.looking = w.quiet <= quietPolls || len(w.turns) > 0; w.looking {
+		time.AfterFunc(soon, w.check)
 	}
 }
 
@@ -123,7 +123,7 @@ func (w *workers) hear(c *peer.Conn, do func(peer.Frame)) {
 				close(ended)
 				return
 			}
-			if len(f.Session) > mostAtOnce || c.More() {
+			if len(f.Session) > maxConcurrent || c.More() {
 				w.run(func() { do(f) })
 				continue
 			}

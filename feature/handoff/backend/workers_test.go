@@ -22,7 +22,7 @@ func TestWorkers(t *testing.T) {
 	done := make(chan struct{})
 	w := newWorkers(done)
 	for range 3 {
-		const jobs = 10 * mostWaiting
+		const jobs = 10 * maxWaiting
 		var all, begun sync.WaitGroup
 		block := make(chan struct{})
 		begun.Add(jobs)
@@ -37,7 +37,7 @@ func TestWorkers(t *testing.T) {
 		begun.Wait() // each beside the others
 		close(block)
 		all.Wait()
-		goroutines(t, before+mostWaiting)
+		goroutines(t, before+maxWaiting)
 	}
 	close(done)
 	goroutines(t, before)

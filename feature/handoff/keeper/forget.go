@@ -26,7 +26,7 @@ func (k *Keeper) forgets(ctx context.Context, m *member, msg *wire.Message) (*wi
 		switch {
 		case s.directs(m.process) != nil:
 			return nil, s.directs(m.process)
-		case s.parked != nil, wire.Elsewhere(s.member), wire.Moving(s.state):
+		case s.suspension != nil, wire.Elsewhere(s.member), wire.Moving(s.state):
 			return nil, wire.Errorf(wire.Owned, "session %d is being moved: try again", s.id)
 		case s.owner != nil && !s.owner.process.exited():
 			lives = wire.Errorf(wire.Owned, "member %s (process %d) of %s lives: stop it first, or move its sessions with weir handoff send", s.member, s.owner.process.PID, s.service.name)

@@ -215,7 +215,7 @@ func (k *Keeper) watch(ctx context.Context) {
 				k.prove(s, now)
 				k.overdue(s, now)
 				k.missed(s, now)
-				k.place(s, now)
+				k.assignOrphans(s, now)
 				k.forget(s)
 			}
 			k.mu.Unlock()

@@ -105,7 +105,7 @@ func (k *Keeper) connection(ctx context.Context, c *accept.Conn) {
 	}
 	k.releaseAll(m)
 	m.heard = err == nil
-	k.leave(ctx, m)
+	k.endMember(ctx, m)
 }
 
 func (m *member) serviceName() string {
@@ -205,7 +205,7 @@ func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds [
 	case msg.Type == wire.Forget:
 		answer, err = k.forgets(ctx, m, msg)
 	case msg.Type == wire.Suspend:
-		if err = k.park(ctx, m, msg); err == nil {
+		if err = k.suspend(ctx, m, msg); err == nil {
 			return fds // answered when the session waits
 		}
 	case msg.Type == wire.Release:
@@ -344,9 +344,9 @@ func (m *member) flush(k *Keeper) bool {
 	return false
 }
 
-// left says whether the process has given the connection up. What it sent before may not all be read yet: one that found
+// disconnected says whether the process has given the connection up. What it sent before may not all be read yet: one that found
 // the keeper slow connects anew, and says there at once what it has.
-func (m *member) left() bool { return m.gone || m.conn.Ended() }
+func (m *member) disconnected() bool { return m.gone || m.conn.Ended() }
 
 // hello admits a process to a service, and returns the descriptors that it did not take.
 func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message, fds []int) (*wire.Message, []int, error) {
@@ -436,8 +436,8 @@ func (k *Keeper) allow(ctx context.Context, service, name string, p Peer) error 
 // firm is a refusal of Options.Allow that no rule of the limits overrules.
 type firm struct{ error }
 
-// leave ends a member: its sessions are for others once it cannot touch them any more.
-func (k *Keeper) leave(ctx context.Context, m *member) {
+// endMember ends a member: its sessions are for others once it cannot touch them any more.
+func (k *Keeper) endMember(ctx context.Context, m *member) {
 	k.mu.Lock()
 	m.gone, m.ready, m.ended = true, false, time.Now()
 	k.dequeue(m)

@@ -521,7 +521,7 @@ func TestMovesAreAgents(t *testing.T) {
 			v.members = v.members[1:]
 			k.orphan(agent, true)
 			for _, waited := range []time.Duration{0, grace, k.Hold - time.Second} {
-				k.place(v, s.waits.Add(waited))
+				k.assignOrphans(v, s.waits.Add(waited))
 			}
 			if got := mates[s.owner]; got != c.want {
 				t.Errorf("it is %q's, want %q's", got, c.want)

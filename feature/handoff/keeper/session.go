@@ -34,15 +34,15 @@ type session struct {
 	state, unread []byte
 	slot          *slot // its owner commits there; nil: by messages
 
-	parked   *parking // waits, or is to: see park
-	crashed  bool     // the last owner died
-	refusals []*member
-	refusal  time.Time // the last one
-	waits    time.Time // since when nobody has gone on with it: zero once somebody does
-	since    time.Time
-	moves    int
-	why      string // the last transfer was refused or came back, until another has it
-	refused  int    // transfers that were
+	suspension *suspension // waits, or is to: see park
+	crashed    bool        // the last owner died
+	refusals   []*member
+	refusal    time.Time // the last one
+	waits      time.Time // since when nobody has gone on with it: zero once somebody does
+	since      time.Time
+	moves      int
+	reason     string // the last transfer was refused or came back, until another has it
+	refused    int    // transfers that were
 
 	local, remote netip.AddrPort
 }
@@ -90,9 +90,9 @@ func (k *Keeper) request(m *member, msg *wire.Message, fds []int) (answer *wire.
 	case wire.Transfer:
 		err = k.transfer(m, msg)
 	case wire.Accept:
-		k.took(m, msg.Session)
+		k.accepted(m, msg.Session)
 	case wire.Reject:
-		err = k.refuse(m, msg)
+		err = k.reject(m, msg)
 	case wire.Find:
 		err = k.find(m, msg)
 		if err == nil {
@@ -126,7 +126,7 @@ func (k *Keeper) keep(m *member, msg *wire.Message, fds []int) ([]int, error) {
 		return fds, wire.Errorf(wire.BadSocket, "the socket's cookie is %d (%v), the session's number %d", c, err, msg.Session)
 	}
 	if s := k.sessions[msg.Session]; s != nil {
-		if s.owner != m && !(s.owner != nil && s.owner.left() && s.owner.process.same(m.process) && s.service == m.service) {
+		if s.owner != m && !(s.owner != nil && s.owner.disconnected() && s.owner.process.same(m.process) && s.service == m.service) {
 			return fds, wire.Errorf(wire.Owned, "session %d is member %s's", s.id, s.member)
 		}
 		k.assign(s, m)
@@ -234,8 +234,8 @@ func (k *Keeper) transfer(m *member, msg *wire.Message) error {
 	if err != nil {
 		return err
 	}
-	if s.parked != nil {
-		return k.transferParked(m, s, msg)
+	if s.suspension != nil {
+		return k.transferSuspended(m, s, msg)
 	}
 	to, err := k.peer(m, msg.Name, time.Now())
 	if err == nil {
@@ -248,15 +248,15 @@ func (k *Keeper) transfer(m *member, msg *wire.Message) error {
 		s.stays(err.Error())
 		return err
 	}
-	s.from, s.crashed, s.refusals, s.why, s.waits = m, false, nil, "", time.Time{}
+	s.from, s.crashed, s.refusals, s.reason, s.waits = m, false, nil, "", time.Time{}
 	s.moves++
 	m.service.counts.Transfers++
 	k.giveTo(to, s, wire.Message{Name: m.name})
 	return nil
 }
 
-// transferParked takes a session from its owner for it to wait, see park.
-func (k *Keeper) transferParked(m *member, s *session, msg *wire.Message) error {
+// transferSuspended takes a session from its owner for it to wait, see park.
+func (k *Keeper) transferSuspended(m *member, s *session, msg *wire.Message) error {
 	err := movable(s, msg.Read)
 	if err == nil {
 		err = k.update(m, s, msg)
@@ -266,8 +266,8 @@ func (k *Keeper) transferParked(m *member, s *session, msg *wire.Message) error 
 		k.unpark(s, wire.Errorf(wire.Lost, "session %d stays where it is: %v", s.id, err))
 		return err
 	}
-	s.from, s.crashed, s.refusals, s.why = m, false, nil, ""
-	k.hold(s)
+	s.from, s.crashed, s.refusals, s.reason = m, false, nil, ""
+	k.confirmSuspended(s)
 	return nil
 }
 
@@ -275,7 +275,7 @@ func (k *Keeper) transferParked(m *member, s *session, msg *wire.Message) error 
 func (s *session) stays(why string) {
 	s.service.counts.Rejected++
 	s.refused++
-	s.why = why
+	s.reason = why
 }
 
 // movable says why a session is better left where it is: where it stands cannot be

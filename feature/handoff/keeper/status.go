@@ -57,7 +57,7 @@ func (v *service) report(now time.Time, by *process) Service {
 			continue
 		}
 		x := Session{ID: strconv.FormatUint(s.id, 10), Kind: s.kind.String(), Local: s.local.String(), Label: s.label, Member: s.member,
-			Since: s.since, Read: s.read, Written: s.written, State: s.size(), Moves: s.moves, Rejected: s.refused, ReturnReason: s.why}
+			Since: s.since, Read: s.read, Written: s.written, State: s.size(), Moves: s.moves, Rejected: s.refused, ReturnReason: s.reason}
 		if s.remote.IsValid() {
 			x.Remote = s.remote.String()
 		}

@@ -10,22 +10,22 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// parking is a session that is to wait while who serves it changes: from the moment at
+// suspension is a session that is to wait while who serves it changes: from the moment at
 // which its owner has let go of it until it is released, nobody touches it, and what
 // the peer sends waits in its socket.
-type parking struct {
-	by    *member // who asked, a connection that need not be a member's
-	seq   uint32  // of the request, which is answered when the session waits
-	held  bool    // it waits
-	since time.Time
+type suspension struct {
+	by        *member // who asked, a connection that need not be a member's
+	seq       uint32  // of the request, which is answered when the session waits
+	suspended bool    // it waits
+	since     time.Time
 }
 
-// parkTime is how long a session waits at most. Who wanted it may have died, or hang.
-const parkTime = 3 * time.Second
+// suspendTime is how long a session waits at most. Who wanted it may have died, or hang.
+const suspendTime = 3 * time.Second
 
-// park has a session wait. It is answered with OK when nobody touches the session any
+// suspend has a session wait. It is answered with OK when nobody touches the session any
 // more.
-func (k *Keeper) park(ctx context.Context, m *member, msg *wire.Message) error {
+func (k *Keeper) suspend(ctx context.Context, m *member, msg *wire.Message) error {
 	if err := k.directs(ctx, m, msg.Session, ""); err != nil {
 		return err
 	}
@@ -37,17 +37,17 @@ func (k *Keeper) park(ctx context.Context, m *member, msg *wire.Message) error {
 		return wire.Errorf(wire.NoSession, "no session %d: weir handoff status shows them", msg.Session)
 	case s.directs(m.process) != nil:
 		return s.directs(m.process)
-	case s.parked != nil:
+	case s.suspension != nil:
 		return wire.Errorf(wire.Owned, "session %d is being moved by another command", s.id)
 	case s.owner != nil && s.owner.gone:
 		return wire.Errorf(wire.NoSession, "member %s (process %d) is not connected", s.owner.name, s.owner.process.PID)
 	case s.owner != nil && s.owner.caps&wire.Moves == 0:
 		return wire.Errorf(wire.Unable, "member %s (process %d) does not move sessions on request", s.owner.name, s.owner.process.PID)
 	}
-	s.parked = &parking{by: m, seq: msg.Seq, since: time.Now()}
+	s.suspension = &suspension{by: m, seq: msg.Seq, since: time.Now()}
 	m.parks[s.id] = s
 	if s.owner == nil {
-		k.hold(s)
+		k.confirmSuspended(s)
 		return nil
 	}
 	// To its own name, which is nobody else's: should it answer too late, it keeps it.
@@ -55,24 +55,24 @@ func (k *Keeper) park(ctx context.Context, m *member, msg *wire.Message) error {
 	return nil
 }
 
-// hold notes that nobody touches a session any more, and tells who waits for that.
-func (k *Keeper) hold(s *session) {
+// confirmSuspended notes that nobody touches a session any more, and tells who waits for that.
+func (k *Keeper) confirmSuspended(s *session) {
 	k.disown(s)
 	s.owner, s.waits = nil, time.Now()
 	delete(s.service.orphans, s)
-	s.parked.held = true
-	k.post(s.parked.by, outgoing{message: wire.Message{Type: wire.OK, Seq: s.parked.seq, Session: s.id}})
+	s.suspension.suspended = true
+	k.post(s.suspension.by, outgoing{message: wire.Message{Type: wire.OK, Seq: s.suspension.seq, Session: s.id}})
 }
 
 // unpark forgets that a session was to wait; an error goes to who still waits for it.
 func (k *Keeper) unpark(s *session, why *wire.CodeError) {
-	p := s.parked
+	p := s.suspension
 	if p == nil {
 		return
 	}
-	s.parked = nil
+	s.suspension = nil
 	delete(p.by.parks, s.id)
-	if why != nil && !p.held {
+	if why != nil && !p.suspended {
 		k.post(p.by, outgoing{message: *errorMessage(&wire.Message{Seq: p.seq, Session: s.id}, why)})
 	}
 }
@@ -90,7 +90,7 @@ func (k *Keeper) release(m *member, msg *wire.Message) error {
 }
 
 func (k *Keeper) letGo(s *session, to string) error {
-	held, by := s.parked.held, s.parked.by
+	held, by := s.suspension.suspended, s.suspension.by
 	k.unpark(s, nil)
 	if !held {
 		return wire.Errorf(wire.Slow, "session %d was not let go of by its member", s.id)
@@ -111,7 +111,7 @@ func (k *Keeper) letGo(s *session, to string) error {
 		k.giveTo(back, s, wire.Message{Name: s.member, Flags: wire.Returned})
 	default:
 		k.assign(s, nil)
-		k.place(s.service, time.Now())
+		k.assignOrphans(s.service, time.Now())
 	}
 	if to != "" && target == nil {
 		s.service.counts.Rejected++
@@ -146,8 +146,8 @@ func (k *Keeper) releaseAll(m *member) {
 // overdue lets go of what has waited for too long.
 func (k *Keeper) overdue(v *service, now time.Time) {
 	for _, s := range v.sessions {
-		if s.parked != nil && now.Sub(s.parked.since) > parkTime {
-			k.Log.Warn("session has waited too long for a change of steering", "service", v.name, "member", s.member, s.address(), "waited", parkTime)
+		if s.suspension != nil && now.Sub(s.suspension.since) > suspendTime {
+			k.Log.Warn("session has waited too long for a change of steering", "service", v.name, "member", s.member, s.address(), "waited", suspendTime)
 			k.letGo(s, "")
 		}
 	}

@@ -42,7 +42,7 @@ type debt struct {
 func (t *tolls) turn(uid uint32, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.turns[uid] || t.debt[uid].left(now) > tollBurst {
+	if t.turns[uid] || t.debt[uid].remaining(now) > tollBurst {
 		return false
 	}
 	if t.turns == nil {
@@ -91,18 +91,18 @@ func (t *tolls) charge(uid uint32, cost time.Duration, now time.Time) time.Durat
 	}
 	if len(t.debt) >= maxTolls {
 		for u, d := range t.debt {
-			if d.left(now) == 0 {
+			if d.remaining(now) == 0 {
 				delete(t.debt, u)
 			}
 		}
 	}
-	used := t.debt[uid].left(now) + cost
+	used := t.debt[uid].remaining(now) + cost
 	t.debt[uid] = debt{used, now}
 	return time.Duration(float64(max(0, used-tollBurst)) / tollShare)
 }
 
-// left is what is still to be worked off.
-func (d debt) left(now time.Time) time.Duration {
+// remaining is what is still to be worked off.
+func (d debt) remaining(now time.Time) time.Duration {
 	return max(0, d.used-time.Duration(tollShare*float64(now.Sub(d.at))))
 }
 

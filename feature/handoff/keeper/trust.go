@@ -33,8 +33,8 @@ func (m *member) send(name string, by *member) {
 	m.sent[name] = true
 }
 
-// takes says whether a member may have a session that nobody owns now.
-func (m *member) takes(s *session) bool { return m.process.may(s.user) }
+// accepts says whether a member may have a session that nobody owns now.
+func (m *member) accepts(s *session) bool { return m.process.may(s.user) }
 
 // youngest is the member of a name that came last, of those that a process may direct.
 func (v *service) youngest(name string, by *process) *member {

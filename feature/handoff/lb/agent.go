@@ -61,16 +61,16 @@ type Agent struct {
 	members  map[move.Backend]*member
 	news     bool // of a member, that the others have not been told
 	kick     chan struct{}
-	settling *settling      // the data path has begun anew, and not all backends have said which sessions are theirs; else nil
+	startup  *startup       // the data path has begun anew, and not all backends have said which sessions are theirs; else nil
 	ended    bool           // Serve has: nothing is done with the data path any more, which may be closed
 	asides   sync.WaitGroup // goroutines that find and check backends
 	routes   routes         // of tend alone
 }
 
 const (
-	defaultHold  = time.Second
-	defaultLapse = 10 * time.Second
-	defaultIdle  = time.Hour
+	defaultBufferTimeout = time.Second
+	defaultLapse         = 10 * time.Second
+	defaultIdle          = time.Hour
 )
 
 // NewAgent makes an agent of a data path, which knows the backends already: see [DataPath.SetBackends].
@@ -78,7 +78,7 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 	for _, d := range []struct {
 		of  *time.Duration
 		def time.Duration
-	}{{&o.BufferTimeout, defaultHold}, {&o.MoveTimeout, defaultLapse}, {&o.EndedTimeout, 5 * time.Second}, {&o.IdleTimeout, defaultIdle}, {&o.AgentTimeout, defaultDown}} {
+	}{{&o.BufferTimeout, defaultBufferTimeout}, {&o.MoveTimeout, defaultLapse}, {&o.EndedTimeout, 5 * time.Second}, {&o.IdleTimeout, defaultIdle}, {&o.AgentTimeout, defaultDown}} {
 		if *d.of == 0 {
 			*d.of = d.def
 		}
@@ -100,11 +100,11 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 		a.names[h.Number] = h.Name
 		a.members[h.Number] = &member{Managed: h, told: &h}
 	}
-	f.parkFor = a.o.BufferTimeout + slack
+	f.bufferFor = a.o.BufferTimeout + slack
 	if o.Partner.Name != "" {
 		a.pair = newPairing()
 	}
-	a.beginSettling()
+	a.beginStartup()
 	return a, nil
 }
 
@@ -114,7 +114,7 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
-	if err := a.takeUp(); err != nil {
+	if err := a.resumeMoves(); err != nil {
 		return fmt.Errorf("going on with moves that were under way: %w", err)
 	}
 	var wg sync.WaitGroup

@@ -137,14 +137,14 @@ func (f *DataPath) spread(service int) error {
 	for i := range keys {
 		keys[i] = uint32(service*buckets + i)
 	}
-	if _, err := f.maps.LbRing.BatchUpdate(keys, ringOf(backends, service), nil); err != nil {
+	if _, err := f.maps.LbRing.BatchUpdate(keys, newRing(backends, service), nil); err != nil {
 		return fmt.Errorf("spreading new flows of service %d: %w", service, err)
 	}
 	return nil
 }
 
-// ringOf is the ring of one service.
-func ringOf(backends []Backend, service int) []uint16 {
+// newRing is the ring of one service.
+func newRing(backends []Backend, service int) []uint16 {
 	backends = slices.DeleteFunc(slices.Clone(backends), func(h Backend) bool { return h.Services != nil && !slices.Contains(h.Services, service) })
 	served := slices.DeleteFunc(slices.Clone(backends), func(h Backend) bool { return slices.Contains(h.Unserved, service) })
 	if slices.ContainsFunc(served, func(h Backend) bool { return h.Weight > 0 }) {
@@ -160,9 +160,9 @@ func (k Key) bucket() int {
 
 // matches says whether flows of this number are connections to a service, and one that goes by flow if byFlow.
 func (f *DataPath) matches(service int, byFlow bool) bool {
-	f.hold.mu.Lock()
-	defer f.hold.mu.Unlock()
-	for _, s := range f.hold.services {
+	f.buffer.mu.Lock()
+	defer f.buffer.mu.Unlock()
+	for _, s := range f.buffer.services {
 		if s.flows() == service && s.Proto == unix.IPPROTO_TCP && !(byFlow && s.BySource) {
 			return true
 		}
@@ -176,7 +176,7 @@ func (f *DataPath) serves(backend move.Backend, service int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return of && slices.ContainsFunc(f.backends, func(h Backend) bool {
-		return h.Number == backend && (h.Services == nil || slices.Contains(h.Services, numberOf(service)))
+		return h.Number == backend && (h.Services == nil || slices.Contains(h.Services, serviceNumber(service)))
 	})
 }
 
@@ -225,10 +225,10 @@ func (f *DataPath) dropBackends(backends []Backend) error {
 			macs[bpf.LBLbMacKey{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC)}] = true
 		}
 	}
-	return errors.Join(dropPlaces(f, f.maps.LbMacs, macs, stay), dropPlaces(f, f.maps.LbTunnels, ends, stay))
+	return errors.Join(dropEntries(f, f.maps.LbMacs, macs, stay), dropEntries(f, f.maps.LbTunnels, ends, stay))
 }
 
-func dropPlaces[K comparable](f *DataPath, m *ebpf.Map, keep map[K]bool, stay map[uint32]bool) error {
+func dropEntries[K comparable](f *DataPath, m *ebpf.Map, keep map[K]bool, stay map[uint32]bool) error {
 	gone := map[K]uint32{}
 	var k K
 	var number uint32

@@ -11,8 +11,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// hold is the device to which the data path redirects the packets of parked flows.
-type hold struct {
+// bufferDevice is the device to which the data path redirects the packets of buffered flows.
+type bufferDevice struct {
 	*packetbuf.Device[Key]
 	mu       sync.Mutex
 	services map[listen]Service // by what a frame says
@@ -24,18 +24,18 @@ type listen struct {
 	proto uint8
 }
 
-// newHold makes the device, or takes the one that is there. stays: it is there without us, too.
-func newHold(name string, stays bool) (h *hold, err error) {
-	h = &hold{services: map[listen]Service{}}
-	h.Device, err = packetbuf.Again(func() (*packetbuf.Device[Key], error) { return packetbuf.New(name, stays, h.flowOf) })
+// newBufferDevice makes the device, or takes the one that is there. stays: it is there without us, too.
+func newBufferDevice(name string, stays bool) (h *bufferDevice, err error) {
+	h = &bufferDevice{services: map[listen]Service{}}
+	h.Device, err = packetbuf.Again(func() (*packetbuf.Device[Key], error) { return packetbuf.New(name, stays, h.flowKey) })
 	if err != nil {
 		return nil, err
 	}
 	return h, nil
 }
 
-// flowOf is a client's packet's flow.
-func (h *hold) flowOf(from, to netip.AddrPort, proto uint8) (Key, bool) {
+// flowKey is a client's packet's flow.
+func (h *bufferDevice) flowKey(from, to netip.AddrPort, proto uint8) (Key, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s, ok := h.services[listen{to, proto}]
@@ -47,10 +47,10 @@ func (h *hold) flowOf(from, to netip.AddrPort, proto uint8) (Key, bool) {
 
 // Buffer has packets of a flow wait, from now on: in the device's queue until Collect, then here, until Unpark.
 func (f *DataPath) Buffer(k Key) error {
-	f.hold.Expect(k)
-	_, err := f.change(k, kernel.Monotonic()+uint64(f.parkFor), 0, func(fl *Flow) { fl.Buffered = true })
+	f.buffer.Expect(k)
+	_, err := f.change(k, kernel.Monotonic()+uint64(f.bufferFor), 0, func(fl *Flow) { fl.Buffered = true })
 	if err != nil {
-		f.hold.Forget(k)
+		f.buffer.Forget(k)
 	}
 	return err
 }
@@ -58,14 +58,14 @@ func (f *DataPath) Buffer(k Key) error {
 // Flush lets the packets of a flow go to its owner, in the order in which they came, and then has those that come go there at
 // once. It returns how many waited.
 func (f *DataPath) Flush(k Key) (waited int, err error) {
-	return f.hold.Flush(k, func() error {
+	return f.buffer.Flush(k, func() error {
 		_, err := f.Change(k, func(fl *Flow) { fl.Buffered = false })
 		return err
 	})
 }
 
 // Collect takes packets out of the device's queue, which is short: see Ready.
-func (f *DataPath) Collect() error { return f.hold.Collect() }
+func (f *DataPath) Collect() error { return f.buffer.Collect() }
 
 // ready is the device's file, to wait for packets to collect.
-func (f *DataPath) ready() (*os.File, error) { return f.hold.Ready() }
+func (f *DataPath) ready() (*os.File, error) { return f.buffer.Ready() }

@@ -96,7 +96,7 @@ func (c *Config) Validate() (errs []error) {
 			fail(c.Pos, "%s %s: take 10 ms or more", what, d)
 		}
 	}
-	if least := cmp.Or(c.BufferTimeout, defaultHold) + cmp.Or(c.MoveTimeout, defaultLapse); cmp.Or(c.IdleTimeout, defaultIdle) < least { // a move may be as long without a packet
+	if least := cmp.Or(c.BufferTimeout, defaultBufferTimeout) + cmp.Or(c.MoveTimeout, defaultLapse); cmp.Or(c.IdleTimeout, defaultIdle) < least { // a move may be as long without a packet
 		fail(c.Pos, "idle_timeout %s: take buffer_timeout and move_timeout together, %s, or more: a flow must not be forgotten while it moves", cmp.Or(c.IdleTimeout, defaultIdle), least)
 	}
 	c.checkServices(fail)
@@ -182,8 +182,8 @@ func (c *Config) checkBackends(fail failure) {
 		if !h.Address.IsValid() && !c.Register {
 			fail(h.Pos, "backends.%s: address: say where it is, or register: true lets it say so itself", name)
 		}
-		if w := h.weight(); w < 0 || w > mostWeight {
-			fail(h.Pos, "backends.%s: weight %d: take one of 0 to %d", name, w, mostWeight)
+		if w := h.weight(); w < 0 || w > maxWeight {
+			fail(h.Pos, "backends.%s: weight %d: take one of 0 to %d", name, w, maxWeight)
 		}
 		if h.Check != "" {
 			if _, err := netip.ParseAddrPort(h.Check); err != nil {

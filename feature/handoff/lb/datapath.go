@@ -49,22 +49,22 @@ type Options struct {
 
 // DataPath is a data path. It ends with Close.
 type DataPath struct {
-	coll      *kernel.Collection
-	maps      bpf.LBObjects
-	links     map[string]kernel.Link    // by what is pinned
-	stays     bool                      // it is pinned: Close leaves it
-	filters   []kernel.Clsact           // in place of links
-	onChange  atomic.Pointer[func(Key)] // told of flows that the agent changes; nil: nobody is
-	full      atomic.Bool               // no sources are learned from datagrams
-	news      atomic.Uint32             // of flows that are learned, for onChange: lb_config.news
-	hold      *hold
-	ns        *netns.Handle
-	tunnel    int // interface, or 0
-	tunnelMTU int
-	parkFor   time.Duration
-	settle    atomic.Uint64 // CLOCK_MONOTONIC in ns: until then packets of unknown connections wait
-	mu        sync.Mutex
-	backends  []Backend // nil before SetBackends
+	coll         *kernel.Collection
+	maps         bpf.LBObjects
+	links        map[string]kernel.Link    // by what is pinned
+	stays        bool                      // it is pinned: Close leaves it
+	filters      []kernel.Clsact           // in place of links
+	onChange     atomic.Pointer[func(Key)] // told of flows that the agent changes; nil: nobody is
+	full         atomic.Bool               // no sources are learned from datagrams
+	news         atomic.Uint32             // of flows that are learned, for onChange: lb_config.news
+	buffer       *bufferDevice
+	ns           *netns.Handle
+	tunnel       int // interface, or 0
+	tunnelMTU    int
+	bufferFor    time.Duration
+	startupUntil atomic.Uint64 // CLOCK_MONOTONIC in ns: until then packets of unknown connections wait
+	mu           sync.Mutex
+	backends     []Backend // nil before SetBackends
 }
 
 // New makes a load balancer in the network namespace of the calling thread, that ends with this process or with Close; see [Open] for
@@ -73,7 +73,7 @@ func New(o Options) (_ *DataPath, err error) {
 	if err := kernel.Require(Needs); err != nil {
 		return nil, err
 	}
-	f := &DataPath{parkFor: time.Minute}
+	f := &DataPath{bufferFor: time.Minute}
 	if f.ns, err = netns.Current(); err != nil {
 		return nil, err
 	}
@@ -92,7 +92,7 @@ func (o Options) filled() Options {
 // build makes the devices, loads the programs, over maps that there are already if share has them, and attaches them.
 func (f *DataPath) build(o Options, share map[string]*ebpf.Map) (err error) {
 	o = o.filled()
-	if f.hold, err = newHold(o.BufferDevice, f.stays); err != nil {
+	if f.buffer, err = newBufferDevice(o.BufferDevice, f.stays); err != nil {
 		return err
 	}
 	devices := slices.Clone(o.Devices)
@@ -116,8 +116,8 @@ func (f *DataPath) build(o Options, share map[string]*ebpf.Map) (err error) {
 			return err
 		}
 	}
-	return errors.Join(f.attach(kernel.TCX{Ifindex: f.hold.Ifindex, Device: o.BufferDevice}, f.maps.LbAgain),
-		f.attach(kernel.TCX{Ifindex: f.hold.Ifindex, Device: o.BufferDevice, Egress: true}, f.maps.LbOwn))
+	return errors.Join(f.attach(kernel.TCX{Ifindex: f.buffer.Ifindex, Device: o.BufferDevice}, f.maps.LbAgain),
+		f.attach(kernel.TCX{Ifindex: f.buffer.Ifindex, Device: o.BufferDevice, Egress: true}, f.maps.LbOwn))
 }
 
 func (f *DataPath) load(share map[string]*ebpf.Map, settle time.Duration) error {
@@ -133,19 +133,19 @@ func (f *DataPath) load(share map[string]*ebpf.Map, settle time.Duration) error 
 		return err
 	}
 	if share == nil && settle > 0 {
-		f.settle.Store(kernel.Monotonic() + uint64(settle))
+		f.startupUntil.Store(kernel.Monotonic() + uint64(settle))
 	}
 	var before bpf.LBLbConfig
 	if err := f.maps.LbSetup.Lookup(uint32(0), &before); err != nil {
 		return fmt.Errorf("reading the data path's configuration: %w", err)
 	}
-	f.settle.CompareAndSwap(0, before.Settle)
+	f.startupUntil.CompareAndSwap(0, before.Settle)
 	return f.configure(false)
 }
 
 // configure tells the data path of its devices, and whether sources of datagrams are learned no more.
 func (f *DataPath) configure(full bool) error {
-	c := bpf.LBLbConfig{Tap: uint32(f.hold.Ifindex), Tunnel: uint32(f.tunnel), Vni: tunnel.VNI, Settle: f.settle.Load()}
+	c := bpf.LBLbConfig{Tap: uint32(f.buffer.Ifindex), Tunnel: uint32(f.tunnel), Vni: tunnel.VNI, Settle: f.startupUntil.Load()}
 	if full {
 		c.Full = 1
 	}
@@ -206,8 +206,8 @@ func (f *DataPath) Close() {
 			_ = f.ns.Do(func() error { return c.Detach(true) }) // its device may be gone
 		}
 	}
-	if f.hold != nil {
-		f.hold.Close()
+	if f.buffer != nil {
+		f.buffer.Close()
 	}
 	if f.tunnel != 0 && !f.stays {
 		_ = f.ns.Do(func() error { return netlink.LinkDel(&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Index: f.tunnel}}) }) // may be gone
@@ -243,9 +243,9 @@ func (f *DataPath) SetService(s Service) error {
 	if s.ID < 0 || s.ID >= maxServices || s.Tag < 0 || s.Tag > peer.MaxTag {
 		return fmt.Errorf("service %d: a load balancer has %d, from 0 on", s.ID, maxServices)
 	}
-	f.hold.mu.Lock()
-	f.hold.services[listen{s.Listen, s.Proto}] = s
-	f.hold.mu.Unlock()
+	f.buffer.mu.Lock()
+	f.buffer.services[listen{s.Listen, s.Proto}] = s
+	f.buffer.mu.Unlock()
 	if err := f.spread(s.ID); err != nil {
 		return err
 	}
@@ -279,9 +279,9 @@ func (f *DataPath) putService(s Service, broken bool) error {
 
 // fragmentsGo says whether a fragment without ports, to a service's address, can only be for backends that its source alone finds.
 func (f *DataPath) fragmentsGo(s Service) bool {
-	f.hold.mu.Lock()
-	defer f.hold.mu.Unlock()
-	for _, o := range f.hold.services {
+	f.buffer.mu.Lock()
+	defer f.buffer.mu.Unlock()
+	for _, o := range f.buffer.services {
 		if o.Listen.Addr() == s.Listen.Addr() && o.Proto == s.Proto && (!o.BySource || o.ID != s.ID) {
 			return false
 		}
@@ -294,19 +294,19 @@ func (f *DataPath) fragmentsGo(s Service) bool {
 // big for them the kernel answers.
 func (f *DataPath) route(a netip.Addr) error {
 	bits := a.BitLen()
-	r := &netlink.Route{LinkIndex: f.hold.Ifindex, Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, bits)}, Scope: netlink.SCOPE_LINK}
+	r := &netlink.Route{LinkIndex: f.buffer.Ifindex, Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, bits)}, Scope: netlink.SCOPE_LINK}
 	if f.tunnelMTU > 0 {
 		r.MTU, r.MTULock = f.tunnelMTU, true
 	}
 	return f.ns.Do(func() error { return netlink.RouteReplace(r) })
 }
 
-// keyOf is a client's flow of a service.
-func (f *DataPath) keyOf(client netip.AddrPort, service int) Key {
-	f.hold.mu.Lock()
-	defer f.hold.mu.Unlock()
-	for _, s := range f.hold.services {
-		if s.ID == numberOf(service) && s.BySource {
+// flowKey is a client's flow of a service.
+func (f *DataPath) flowKey(client netip.AddrPort, service int) Key {
+	f.buffer.mu.Lock()
+	defer f.buffer.mu.Unlock()
+	for _, s := range f.buffer.services {
+		if s.ID == serviceNumber(service) && s.BySource {
 			return Key{netip.AddrPortFrom(client.Addr(), 0), service}
 		}
 	}
@@ -315,9 +315,9 @@ func (f *DataPath) keyOf(client netip.AddrPort, service int) Key {
 
 // serviceIDs are the numbers of the services that the data path knows.
 func (f *DataPath) serviceIDs() (ids []int) {
-	f.hold.mu.Lock()
-	defer f.hold.mu.Unlock()
-	for _, s := range f.hold.services {
+	f.buffer.mu.Lock()
+	defer f.buffer.mu.Unlock()
+	for _, s := range f.buffer.services {
 		if !slices.Contains(ids, s.ID) {
 			ids = append(ids, s.ID)
 		}

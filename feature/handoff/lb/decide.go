@@ -26,9 +26,9 @@ func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 	if a.backends[from] != c {
 		return nil // of a life that has ended: who asks has nobody to hear the answer
 	}
-	k := a.f.keyOf(in.Flow.Client, int(in.Flow.Service))
+	k := a.f.flowKey(in.Flow.Client, int(in.Flow.Service))
 	if in.Message.Kind == move.Left {
-		return a.left(k, from, in.Message)
+		return a.redirect(k, from, in.Message)
 	}
 	var answers [2]move.Message
 	var owner move.Backend // before
@@ -46,13 +46,13 @@ func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 		})
 	}
 	now, err := change()
-	if errors.Is(err, errNoFlow) && in.Message.Kind == move.Ask && a.settling == nil && k.Client.Port() != 0 && a.f.serves(from, k.Service) {
+	if errors.Is(err, errNoFlow) && in.Message.Kind == move.Ask && a.startup == nil && k.Client.Port() != 0 && a.f.serves(from, k.Service) {
 		// Of a connection that has been silent for long nothing is known, and who asks has it.
 		if err = a.f.Learn(k, from, 0); err == nil || errors.Is(err, ebpf.ErrKeyExist) {
 			now, err = change()
 		}
 	}
-	if errors.Is(err, errNoFlow) && a.settling != nil {
+	if errors.Is(err, errNoFlow) && a.startup != nil {
 		return nil // its backends say whose it is, in a moment: then they ask again
 	}
 	if errors.Is(err, errNoFlow) { // the client has ended it, or it never was
@@ -77,13 +77,13 @@ func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 	}
 	if in.Message.Kind == move.Buffer { // from the answer on the owner counts on it
 		awake.For(awake.Moment)
-		a.o.Step(stepHeld)
+		a.o.Step(stepBuffering)
 		if err := a.follow(k, now, in.Message.Kind); err != nil {
 			return err
 		}
-		a.o.Step(stepParked) // or not: see move.Source.Parks
+		a.o.Step(stepBuffered) // or not: see move.Source.Parks
 		err := tell()
-		a.o.Step(stepToldHeld)
+		a.o.Step(stepToldBuffering)
 		if e := a.early[k]; e != nil {
 			err = errors.Join(err, e.now())
 		}

@@ -177,7 +177,7 @@ func removeHere(l *kernel.WriteLock, name string) error {
 		return err
 	}
 	defer ns.Close()
-	if err := remove(l, instanceOf(ns, name), ns); err != nil {
+	if err := remove(l, instanceKey(ns, name), ns); err != nil {
 		return err
 	}
 	kernel.Step("lb:removed")

@@ -43,36 +43,36 @@ var errNoFlow = errors.New("no such flow")
 
 // The word of a flow, see lb.h.
 const (
-	backendBits = 10
-	backendMask = 1<<backendBits - 1
-	toAt        = backendBits
-	beforeAt    = 2 * backendBits
-	heldBit     = 1 << 30
-	parkedBit   = 1 << 31
-	epochAt     = 32
-	finIn       = 1
-	finOut      = 2
-	wasReset    = 4
-	told        = 8
-	pinned      = 16
-	opening     = 32
-	maxServices = 64
+	backendBits  = 10
+	backendMask  = 1<<backendBits - 1
+	toAt         = backendBits
+	beforeAt     = 2 * backendBits
+	bufferingBit = 1 << 30
+	bufferedBit  = 1 << 31
+	epochAt      = 32
+	finIn        = 1
+	finOut       = 2
+	wasReset     = 4
+	told         = 8
+	pinned       = 16
+	opening      = 32
+	maxServices  = 64
 )
 
 func word(f move.Flow, parked bool) uint64 {
 	w := uint64(f.Owner) | uint64(f.To)<<toAt | uint64(f.Predecessor)<<beforeAt | uint64(f.Epoch)<<epochAt
 	if f.Buffering {
-		w |= heldBit
+		w |= bufferingBit
 	}
 	if parked {
-		w |= parkedBit
+		w |= bufferedBit
 	}
 	return w
 }
 
 func unword(w uint64) (f move.Flow, parked bool) {
 	return move.Flow{Owner: move.Backend(w & backendMask), To: move.Backend(w >> toAt & backendMask), Predecessor: move.Backend(w >> beforeAt & backendMask),
-		Buffering: w&heldBit != 0, Epoch: move.Epoch(w >> epochAt)}, w&parkedBit != 0
+		Buffering: w&bufferingBit != 0, Epoch: move.Epoch(w >> epochAt)}, w&bufferedBit != 0
 }
 
 // raw points to the data path's form: package ebpf takes what a pointer leads to as it is, and reflects on a value.
@@ -80,7 +80,7 @@ func (k Key) raw() *bpf.LBLbFlowKey {
 	return &bpf.LBLbFlowKey{Client: k.Client.Addr().As16(), Port: swap(k.Client.Port()), Service: uint16(k.Service)}
 }
 
-func keyOf(r bpf.LBLbFlowKey) Key {
+func newKey(r bpf.LBLbFlowKey) Key {
 	return Key{netip.AddrPortFrom(netip.AddrFrom16(r.Client).Unmap(), swap(r.Port)), int(r.Service)}
 }
 
@@ -97,10 +97,10 @@ func (f *DataPath) Flow(k Key) (Flow, error) {
 	} else if err != nil {
 		return Flow{}, fmt.Errorf("reading the flow of %s: %w", k.Client, err)
 	}
-	return flowOf(v), nil
+	return newFlow(v), nil
 }
 
-func flowOf(v bpf.LBLbFlow) Flow {
+func newFlow(v bpf.LBLbFlow) Flow {
 	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, Ended: v.Flags&wasReset != 0 || v.Flags&(finIn|finOut) == finIn|finOut,
 		Opening: v.Flags&opening != 0, Told: v.Flags&told != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Incarnation: v.Life}
 	out.Flow, out.Buffered = unword(v.Word)
@@ -132,7 +132,7 @@ func (f *DataPath) change(k Key, until, seen uint64, change func(*Flow)) (Flow, 
 		} else if err != nil {
 			return Flow{}, fmt.Errorf("reading the flow of %s: %w", k.Client, err)
 		}
-		fl := flowOf(v)
+		fl := newFlow(v)
 		change(&fl)
 		switch done, err := f.exchange(bpf.LBLbChangeArgs{Key: *k.raw(), Have: v.Word, Want: word(fl.Flow, fl.Buffered), Until: until, Life: fl.Incarnation, Seen: seen}, k); {
 		case err != nil:
@@ -306,5 +306,5 @@ func (f *DataPath) each(yield func(bpf.LBLbFlowKey, bpf.LBLbFlow) bool) error {
 
 // Flows calls yield with each flow until it returns false.
 func (f *DataPath) Flows(yield func(Key, Flow) bool) error {
-	return f.each(func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool { return yield(keyOf(k), flowOf(v)) })
+	return f.each(func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool { return yield(newKey(k), newFlow(v)) })
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// left has a flow go to the backend for which its session has left another one, which has told so. a.mu is held.
-func (a *Agent) left(k Key, from move.Backend, m move.Message) error {
+// redirect has a flow go to the backend for which its session has left another one, which has told so. a.mu is held.
+func (a *Agent) redirect(k Key, from move.Backend, m move.Message) error {
 	if !a.f.serves(m.Backend, k.Service) {
 		return fmt.Errorf("backend %d does not serve it", m.Backend)
 	}

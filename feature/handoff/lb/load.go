@@ -34,8 +34,8 @@ func (a *Agent) noteLoad(from *peer.Conn, service uint16, n uint32) {
 	a.loads[loadKey{backend, service}] = n
 }
 
-// loadsOf is what waits at a backend, by service. The caller holds mu.
-func (a *Agent) loadsOf(backend move.Backend) map[string]uint32 {
+// waitingLoads is what waits at a backend, by service. The caller holds mu.
+func (a *Agent) waitingLoads(backend move.Backend) map[string]uint32 {
 	var out map[string]uint32
 	for k, n := range a.loads {
 		if k.backend != backend {

@@ -35,16 +35,16 @@ type Managed struct {
 type member struct {
 	Managed
 	told     *Managed // by the options; nil: it has registered
-	place    location
+	location location
 	placed   time.Time // when place was found; zero: it is not known where the backend is
-	looked   time.Time // for it, the last time
+	checked  time.Time // for it, the last time
 	locating bool
 	agent    bool         // it has had one
 	unserved []string     // names of services that nobody serves there now, as it says
 	word     *peer.Member // what the partner says of it
 	check    health
 	up       bool
-	why      string // it is not up, or not where it should be
+	reason   string // it is not up, or not where it should be
 }
 
 // health is what checks have found.
@@ -56,16 +56,16 @@ type health struct {
 }
 
 const (
-	checkEvery  = time.Second
-	checkTime   = time.Second
-	checkFall   = 3 // checks in a row that fail have a backend be ill
-	checkRise   = 2
-	placeEvery  = 10 * time.Second // a backend may get another network card
-	placeAgain  = time.Second      // where it was not found
-	pingEvery   = 500 * time.Millisecond
-	tendEvery   = 250 * time.Millisecond
-	mostWeight  = 65535
-	defaultDown = 3 * time.Second
+	checkEvery     = time.Second
+	checkTime      = time.Second
+	checkFall      = 3 // checks in a row that fail have a backend be ill
+	checkRise      = 2
+	locateInterval = 10 * time.Second // a backend may get another network card
+	locateRetry    = time.Second      // where it was not found
+	pingEvery      = 500 * time.Millisecond
+	tendEvery      = 250 * time.Millisecond
+	maxWeight      = 65535
+	defaultDown    = 3 * time.Second
 )
 
 // tend keeps the data path's backends what they are: where they are, and whether they are well.
@@ -74,7 +74,7 @@ func (a *Agent) tend(ctx context.Context) {
 	defer tick.Stop()
 	var applied []Backend
 	var pinged time.Time
-	awaited, until := a.f.placed(), time.Now().Add(settled)
+	awaited, until := a.f.placed(), time.Now().Add(resumeTimeout)
 	news := false // that nobody was told yet
 	for first := true; ; first = false {
 		if !first {
@@ -90,12 +90,12 @@ func (a *Agent) tend(ctx context.Context) {
 			a.pingAll()
 		}
 		a.keepRoutes()
-		a.settleIfDue()
+		a.endStartupIfDue()
 		if !a.o.Manage {
 			continue
 		}
-		a.lookAfter()
-		backends, p, changed := a.judge()
+		a.checkMembers()
+		backends, p, changed := a.evaluate()
 		news = news || changed
 		if awaits(backends, awaited) && time.Now().Before(until) {
 			continue // the data path knows more backends, from an earlier life: they may be about to register again
@@ -115,8 +115,8 @@ func (a *Agent) tend(ctx context.Context) {
 	}
 }
 
-// settled is how long an agent that goes on with an earlier one's data path waits for the backends that are there.
-const settled = 5 * time.Second
+// resumeTimeout is how long an agent that goes on with an earlier one's data path waits for the backends that are there.
+const resumeTimeout = 5 * time.Second
 
 // placed are the backends that the data path can reach.
 func (f *DataPath) placed() map[move.Backend]bool {
@@ -160,18 +160,18 @@ func (a *Agent) pingAll() {
 	}
 }
 
-// lookAfter starts what takes time: finding backends, and checking them.
-func (a *Agent) lookAfter() {
+// checkMembers starts what takes time: finding backends, and checking them.
+func (a *Agent) checkMembers() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
 	for _, m := range a.members {
-		every := placeEvery
+		every := locateInterval
 		if m.placed.IsZero() {
-			every = placeAgain
+			every = locateRetry
 		}
-		if m.Address.IsValid() && !m.locating && now.Sub(m.looked) >= every {
-			m.locating, m.looked = true, now
+		if m.Address.IsValid() && !m.locating && now.Sub(m.checked) >= every {
+			m.locating, m.checked = true, now
 			at := m.Address
 			a.asides.Go(func() { a.locate(m, at) })
 		}
@@ -194,9 +194,9 @@ func (a *Agent) locate(m *member, at netip.Addr) {
 	if m.Address == at { // else it has registered anew meanwhile
 		if err != nil {
 			// What was known stays: a backend that answers no ARP for a moment has not moved.
-			m.why = err.Error()
+			m.reason = err.Error()
 		} else {
-			m.place, m.placed, m.why = p, time.Now(), ""
+			m.location, m.placed, m.reason = p, time.Now(), ""
 		}
 	}
 	a.mu.Unlock()
@@ -216,7 +216,7 @@ func (a *Agent) checkOn(m *member, at string) {
 	h.running = false
 	if err != nil {
 		h.bad, h.good = h.bad+1, 0
-		m.why = err.Error()
+		m.reason = err.Error()
 	} else {
 		h.bad, h.good = 0, h.good+1
 	}
@@ -242,9 +242,9 @@ func (a *Agent) unservedAt(m *member) []string {
 	return m.unserved
 }
 
-// judge says which backends there are, with weight 0 those that are not to get new flows; nil as long as no backend's place is known.
+// evaluate says which backends there are, with weight 0 those that are not to get new flows; nil as long as no backend's place is known.
 // p is what the others are told of them; changed: what they were told is not so any more.
-func (a *Agent) judge() (backends []Backend, p peer.Peers, changed bool) {
+func (a *Agent) evaluate() (backends []Backend, p peer.Peers, changed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	up := 0
@@ -253,7 +253,7 @@ func (a *Agent) judge() (backends []Backend, p peer.Peers, changed bool) {
 		was := m.up
 		m.up = a.well(m)
 		if m.up != was {
-			a.o.Log.Info("backend", "name", m.Name, "up", m.up, "reason", m.why)
+			a.o.Log.Info("backend", "name", m.Name, "up", m.up, "reason", m.reason)
 		}
 		changed = changed || m.up != was
 		if m.placed.IsZero() {
@@ -262,7 +262,7 @@ func (a *Agent) judge() (backends []Backend, p peer.Peers, changed bool) {
 		if m.up && m.Weight > 0 {
 			up++
 		}
-		backends = append(backends, Backend{Number: number, Name: m.Name, Interface: m.place.Interface, MAC: m.place.MAC, Tunnel: m.place.Tunnel,
+		backends = append(backends, Backend{Number: number, Name: m.Name, Interface: m.location.Interface, MAC: m.location.MAC, Tunnel: m.location.Tunnel,
 			Weight: m.Weight, Services: a.serviceIDs(m.Services), Unserved: a.serviceIDs(a.unservedAt(m))})
 	}
 	for i, h := range backends {
@@ -334,8 +334,8 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 		return nil // of a connection that another one has replaced
 	case !r.Address.IsValid() || !unicast(r.Address.Unmap()):
 		return fmt.Errorf("address %q: say where packets to the backend go", r.Address)
-	case r.Weight < 0 || r.Weight > mostWeight:
-		return fmt.Errorf("weight %d: take one of 0 to %d", r.Weight, mostWeight)
+	case r.Weight < 0 || r.Weight > maxWeight:
+		return fmt.Errorf("weight %d: take one of 0 to %d", r.Weight, maxWeight)
 	case m != nil && m.told != nil && m.Address.IsValid() && m.Address != r.Address:
 		return fmt.Errorf("address %s: this load balancer is told that the backend is at %s", r.Address, m.Address)
 	}
@@ -359,7 +359,7 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 		a.members[c.Peer.Number] = m
 	}
 	if m.Address != r.Address {
-		m.placed, m.looked = time.Time{}, time.Time{}
+		m.placed, m.checked = time.Time{}, time.Time{}
 	}
 	m.Number, m.Name, m.Address, m.Weight, m.Services = c.Peer.Number, c.Peer.Name, r.Address, r.Weight, r.Services
 	if t := m.told; t != nil && t.Weighted && r.Weight > 0 {

@@ -19,13 +19,13 @@ import (
 // have done so, or for Options.Settle, the data path lets packets of unknown connections wait.
 
 const (
-	defaultSettle = 5 * time.Second
-	// leastSettle is for backends that register and that no file names: their agents try to connect once a second.
-	leastSettle = 2 * time.Second
+	defaultStartupTimeout = 5 * time.Second
+	// minStartupTimeout is for backends that register and that no file names: their agents try to connect once a second.
+	minStartupTimeout = 2 * time.Second
 )
 
-// settling is what backends have said so far. It ends once, with settle.
-type settling struct {
+// startup is what backends have said so far. It ends once, with decideOwners.
+type startup struct {
 	began time.Time
 	until uint64 // CLOCK_MONOTONIC, ns
 	told  map[move.Backend]bool
@@ -42,10 +42,10 @@ type claim struct {
 	r       peer.FlowRecord
 }
 
-// beginSettling has the agent wait for backends as long as the data path does.
-func (a *Agent) beginSettling() {
-	if until := a.f.settle.Load(); until > kernel.Monotonic() {
-		a.settling = &settling{began: time.Now(), until: until, told: map[move.Backend]bool{}, ages: map[Key]time.Duration{}}
+// beginStartup has the agent wait for backends as long as the data path does.
+func (a *Agent) beginStartup() {
+	if until := a.f.startupUntil.Load(); until > kernel.Monotonic() {
+		a.startup = &startup{began: time.Now(), until: until, told: map[move.Backend]bool{}, ages: map[Key]time.Duration{}}
 	}
 }
 
@@ -58,7 +58,7 @@ func (a *Agent) hearOwned(c *peer.Conn, records []peer.FlowRecord, last bool) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if s := a.settling; last && s != nil && a.backends[c.Peer.Number] == c {
+	if s := a.startup; last && s != nil && a.backends[c.Peer.Number] == c {
 		s.told[c.Peer.Number] = true
 		a.kicked()
 	}
@@ -71,12 +71,12 @@ func (a *Agent) owned(c *peer.Conn, r peer.FlowRecord) error {
 	if a.ended || a.backends[backend] != c {
 		return nil
 	}
-	k := a.f.keyOf(r.Flow.Client, int(r.Flow.Service))
+	k := a.f.flowKey(r.Flow.Client, int(r.Flow.Service))
 	switch {
 	case !a.f.hasConnections(k.Service):
 		return fmt.Errorf("service %d is none of this load balancer's", r.Flow.Service)
-	case a.settling != nil && (r.Gone || r.Quiet || r.To != 0):
-		a.settling.open = append(a.settling.open, claim{backend, k, r})
+	case a.startup != nil && (r.Gone || r.Quiet || r.To != 0):
+		a.startup.open = append(a.startup.open, claim{backend, k, r})
 		return nil
 	case r.Gone || r.To != 0:
 		return nil // its move ends by itself
@@ -88,8 +88,8 @@ func (a *Agent) owned(c *peer.Conn, r peer.FlowRecord) error {
 func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 	fl, err := a.f.Flow(k)
 	if errors.Is(err, errNoFlow) {
-		if a.settling != nil {
-			a.settling.ages[k] = r.Age
+		if a.startup != nil {
+			a.startup.ages[k] = r.Age
 		}
 		err = a.f.Learn(k, backend, r.Epoch)
 		if errors.Is(err, ebpf.ErrKeyExist) {
@@ -108,8 +108,8 @@ func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 			return false // it moves, or its owner has been heard here
 		}
 		age, said := time.Duration(0), false
-		if a.settling != nil {
-			age, said = a.settling.ages[k]
+		if a.startup != nil {
+			age, said = a.startup.ages[k]
 		}
 		switch {
 		case r.Epoch != fl.Epoch:
@@ -127,8 +127,8 @@ func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 			fl.Flow, fl.Incarnation = move.Flow{Owner: backend, Epoch: r.Epoch, Nonce: fl.Nonce}, 0
 		}
 	})
-	if a.settling != nil {
-		a.settling.ages[k] = r.Age
+	if a.startup != nil {
+		a.startup.ages[k] = r.Age
 	}
 	if errors.Is(err, errNoFlow) {
 		return nil // it has ended meanwhile
@@ -152,21 +152,21 @@ func (a *Agent) still(k Key, fl Flow, r peer.FlowRecord) error {
 	return err
 }
 
-// settleIfDue ends the wait for backends if all have told of their sessions, or if it is over.
-func (a *Agent) settleIfDue() {
+// endStartupIfDue ends the wait for backends if all have told of their sessions, or if it is over.
+func (a *Agent) endStartupIfDue() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.settling == nil || a.ended {
+	if a.startup == nil || a.ended {
 		return
 	}
-	if over := kernel.Monotonic() >= a.settling.until; over || a.allTold() {
-		a.settle(over)
+	if over := kernel.Monotonic() >= a.startup.until; over || a.allTold() {
+		a.decideOwners(over)
 	}
 }
 
 // allTold says whether nobody is to be waited for any more. The caller holds mu.
 func (a *Agent) allTold() bool {
-	s := a.settling
+	s := a.startup
 	if s.byPartner {
 		return true
 	}
@@ -174,7 +174,7 @@ func (a *Agent) allTold() bool {
 	for number := range a.names {
 		expected[number] = true
 	}
-	if a.o.Register && (len(expected) == 0 || time.Since(s.began) < leastSettle) {
+	if a.o.Register && (len(expected) == 0 || time.Since(s.began) < minStartupTimeout) {
 		return false
 	}
 	for number := range a.backends {
@@ -188,9 +188,9 @@ func (a *Agent) allTold() bool {
 	return true
 }
 
-// settle decides about sessions of which a backend alone could not say whose they are. a.mu is held.
-func (a *Agent) settle(over bool) {
-	s := a.settling
+// decideOwners decides about sessions of which a backend alone could not say whose they are. a.mu is held.
+func (a *Agent) decideOwners(over bool) {
+	s := a.startup
 	ends := map[Key]move.Epoch{} // of sessions that have been at their destination, the latest epoch
 	for _, c := range s.open {
 		if c.r.Gone {
@@ -208,8 +208,8 @@ func (a *Agent) settle(over bool) {
 		}
 	}
 	a.o.Log.Info("backends have told of their sessions", "backends", len(s.told), "sessions", len(s.ages), "moving", len(s.open), "timeout", over)
-	a.settling = nil
-	a.f.settle.Store(0)
+	a.startup = nil
+	a.f.startupUntil.Store(0)
 	if err := a.f.configure(false); err != nil {
 		a.o.Log.Warn("packets of unknown connections wait", "err", err)
 	}
@@ -227,7 +227,7 @@ func (a *Agent) decideClaim(c claim, ended move.Epoch) error {
 	want := move.Flow{Owner: c.backend, Epoch: c.r.Epoch}
 	if c.r.To != 0 {
 		want.To = c.r.To
-		if !a.settling.told[c.r.To] || ended > c.r.Epoch || known && (fl.Owner == c.r.To || fl.Epoch > c.r.Epoch) {
+		if !a.startup.told[c.r.To] || ended > c.r.Epoch || known && (fl.Owner == c.r.To || fl.Epoch > c.r.Epoch) {
 			return nil
 		}
 	}
@@ -252,10 +252,10 @@ func (a *Agent) decideClaim(c claim, ended move.Epoch) error {
 	return err
 }
 
-func (a *Agent) settles() bool {
+func (a *Agent) starting() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.settling != nil
+	return a.startup != nil
 }
 
 // hasConnections says whether flows of this number are connections to a service.

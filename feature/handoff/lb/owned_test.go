@@ -19,7 +19,7 @@ import (
 func newlyBegun(t *testing.T) (*scene, *agents) {
 	t.Helper()
 	sc := newScene(t)
-	sc.f.settle.Store(kernel.Monotonic() + uint64(10*time.Minute))
+	sc.f.startupUntil.Store(kernel.Monotonic() + uint64(10*time.Minute))
 	if err := sc.f.configure(false); err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func (s *agents) owns(host move.Backend, last bool, records ...peer.FlowRecord) 
 func (s *agents) settledAs(f *DataPath) {
 	s.t.Helper()
 	nstest.Eventually(s.t, func() error {
-		if f.settle.Load() != 0 {
+		if f.startupUntil.Load() != 0 {
 			return errors.New("it waits still")
 		}
 		return nil
@@ -134,7 +134,7 @@ func TestOwnedTraffic(t *testing.T) {
 func TestSettleEnds(t *testing.T) {
 	sc := newScene(t)
 	c, k, _, _ := session(t, sc)
-	sc.f.settle.Store(kernel.Monotonic() + uint64(300*time.Millisecond))
+	sc.f.startupUntil.Store(kernel.Monotonic() + uint64(300*time.Millisecond))
 	if err := sc.f.configure(false); err != nil {
 		t.Fatal(err)
 	}
@@ -144,6 +144,6 @@ func TestSettleEnds(t *testing.T) {
 	if got, err := ask(c, "b", patience); err != nil {
 		t.Errorf("without an agent: %q, %v", got, err)
 	}
-	sc.f.settle.Store(kernel.Monotonic() + uint64(time.Second))
+	sc.f.startupUntil.Store(kernel.Monotonic() + uint64(time.Second))
 	newAgents(t, sc.f, time.Second).settledAs(sc.f)
 }

@@ -68,7 +68,7 @@ func (d *pairing) knows() bool {
 
 // elsewhere says whether the hash leads a flow to another backend than its owner, at the partner or here. The caller holds mu.
 func (d *pairing) elsewhere(k Key, owner move.Backend) bool {
-	r, own := d.rings[numberOf(k.Service)], d.own[numberOf(k.Service)]
+	r, own := d.rings[serviceNumber(k.Service)], d.own[serviceNumber(k.Service)]
 	return r == nil || own == nil || r[k.bucket()] != uint16(owner) || own[k.bucket()] != uint16(owner)
 }
 
@@ -138,7 +138,7 @@ func (a *Agent) pairWord() peer.Peers {
 	for i, m := range p.Members {
 		p.Members[i].Connected, p.Members[i].Unserved = a.backends[m.Number] != nil, a.unservedAt(a.members[m.Number])
 	}
-	p.Pair = &peer.Pair{Ring: shares(backends), Agents: len(a.backends), Starting: a.settling != nil, Carries: a.pair.carries()}
+	p.Pair = &peer.Pair{Ring: shares(backends), Agents: len(a.backends), Starting: a.startup != nil, Carries: a.pair.carries()}
 	return p
 }
 
@@ -164,7 +164,7 @@ func (a *Agent) partnerSaid(p peer.Peers) {
 	d.word = p.Pair
 	// One that has just begun finds its backends one after the other: by each of these shares almost all flows would be told.
 	if !same && len(p.Pair.Ring) > 0 && (d.rings != nil || d.all || len(p.Pair.Ring) >= own) {
-		d.rings = a.f.ringsOf(p.Pair.Ring)
+		d.rings = a.f.newRings(p.Pair.Ring)
 	}
 	d.mu.Unlock()
 	a.matchNews()
@@ -174,15 +174,15 @@ func (a *Agent) partnerSaid(p peer.Peers) {
 	a.kicked()
 }
 
-// ringsOf are the rings of all services.
-func (f *DataPath) ringsOf(shares []peer.Share) map[int][]uint16 {
+// newRings are the rings of all services.
+func (f *DataPath) newRings(shares []peer.Share) map[int][]uint16 {
 	var backends []Backend
 	for _, s := range shares {
 		backends = append(backends, Backend{Number: s.Number, Name: s.Name, Weight: s.Weight, Services: s.Services, Unserved: s.Unserved})
 	}
 	rings := map[int][]uint16{}
 	for _, id := range f.serviceIDs() {
-		rings[id] = ringOf(backends, id)
+		rings[id] = newRing(backends, id)
 	}
 	return rings
 }
@@ -193,7 +193,7 @@ func (a *Agent) matchNews() {
 	a.f.mu.Lock()
 	own := shares(a.f.backends)
 	a.f.mu.Unlock()
-	rings := a.f.ringsOf(own)
+	rings := a.f.newRings(own)
 	a.pair.mu.Lock()
 	a.pair.own = rings
 	news := uint32(newsOfAll)
@@ -236,7 +236,7 @@ func (a *Agent) adoptMembers(members []peer.Member) {
 			continue
 		}
 		if m.told == nil && m.Address != w.Address {
-			m.Address, m.placed, m.looked = w.Address, time.Time{}, time.Time{}
+			m.Address, m.placed, m.checked = w.Address, time.Time{}, time.Time{}
 		}
 		m.Weight, m.unserved = w.Weight, w.Unserved
 		if m.told == nil {
@@ -268,8 +268,8 @@ func (a *Agent) partnerToldAll() {
 	a.pair.mu.Unlock()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.settling != nil && w != nil && w.Agents > 0 && !w.Starting {
-		a.settling.byPartner = true
+	if a.startup != nil && w != nil && w.Agents > 0 && !w.Starting {
+		a.startup.byPartner = true
 		a.kicked()
 	}
 }

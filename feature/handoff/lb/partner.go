@@ -67,8 +67,8 @@ func wake(c chan struct{}) {
 	}
 }
 
-// take empties it.
-func (d *pairing) take() map[Key]bool {
+// drain empties it.
+func (d *pairing) drain() map[Key]bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	out := d.keys
@@ -80,7 +80,7 @@ func (d *pairing) take() map[Key]bool {
 func hearNews(ctx context.Context, r *ringbuf.Reader[bpf.LBLbFlowKey], d *pairing) {
 	for k, err := range r.Events(ctx) {
 		if err == nil {
-			d.mark(keyOf(k))
+			d.mark(newKey(k))
 		}
 	}
 }
@@ -145,8 +145,8 @@ func (a *Agent) tellPartner(ctx context.Context, c *peer.Conn) error {
 			if !d.knows() {
 				continue // tellMoved says so again
 			}
-			keys := d.take()
-			if err = a.tellOf(c, keys, false); err != nil {
+			keys := d.drain()
+			if err = a.sendFlows(c, keys, false); err != nil {
 				for k := range keys { // the next connection's: of what has ended nothing else tells
 					d.mark(k)
 				}
@@ -176,11 +176,11 @@ func (a *Agent) tellMoved(c *peer.Conn) error {
 	}
 	a.pair.forget(here)
 	defer wake(a.pair.wake)
-	return a.tellOf(c, keys, true)
+	return a.sendFlows(c, keys, true)
 }
 
-// tellOf tells of flows. all: these are all that there are to tell.
-func (a *Agent) tellOf(c *peer.Conn, keys map[Key]bool, all bool) error {
+// sendFlows tells of flows. all: these are all that there are to tell.
+func (a *Agent) sendFlows(c *peer.Conn, keys map[Key]bool, all bool) error {
 	var records []peer.FlowRecord
 	for k := range keys {
 		fl, err := a.f.Flow(k)
@@ -192,7 +192,7 @@ func (a *Agent) tellOf(c *peer.Conn, keys map[Key]bool, all bool) error {
 			continue // the other one would not know that it is soon forgotten; once it is open the data path says so
 		}
 		if a.pair.tells(k, fl, gone) {
-			records = append(records, recordOf(k, fl, gone))
+			records = append(records, newRecord(k, fl, gone))
 		}
 	}
 	if len(records) == 0 && !all {
@@ -202,7 +202,7 @@ func (a *Agent) tellOf(c *peer.Conn, keys map[Key]bool, all bool) error {
 	return c.TellFlows(records, all)
 }
 
-func recordOf(k Key, fl Flow, gone bool) peer.FlowRecord {
+func newRecord(k Key, fl Flow, gone bool) peer.FlowRecord {
 	return peer.FlowRecord{Flow: peer.Flow{Service: uint16(k.Service), Client: k.Client}, Owner: fl.Owner, To: fl.To, Epoch: fl.Epoch,
 		Gone: gone, Age: since(fl.Seen)}
 }

@@ -32,7 +32,7 @@ const pinPrefix = "lb-"
 // store has the instances.
 var store = instances.Store[Options]{Feature: "handoff", ABI: abi, Object: bpf.Object, Is: func(name string) bool { return strings.HasPrefix(name, pinPrefix) }}
 
-func instanceOf(ns *netns.Handle, name string) kernel.Instance {
+func instanceKey(ns *netns.Handle, name string) kernel.Instance {
 	return store.Name(kernel.ScopeOf(ns), pinPrefix+name)
 }
 
@@ -47,14 +47,14 @@ func Open(ctx context.Context, root *kernel.Root, name string, o Options) (_ *Da
 	if err != nil {
 		return nil, err
 	}
-	inst := instanceOf(ns, name)
+	inst := instanceKey(ns, name)
 	l, err := root.Lock(ctx)
 	if err != nil {
 		ns.Close()
 		return nil, err
 	}
 	defer l.Unlock()
-	f := &DataPath{ns: ns, parkFor: time.Minute, stays: true}
+	f := &DataPath{ns: ns, bufferFor: time.Minute, stays: true}
 	defer func() {
 		if err != nil {
 			f.Close()
@@ -122,7 +122,7 @@ func Remove(ctx context.Context, root *kernel.Root, ns *netns.Handle, name strin
 	if err != nil {
 		return err
 	}
-	inst := instanceOf(ns, name)
+	inst := instanceKey(ns, name)
 	spec, err := applied.Read(root)
 	if err != nil {
 		return err

@@ -133,7 +133,7 @@ func TestParkedOutlives(t *testing.T) {
 	sc, root := published(t)
 	c, k, owner, other := session(t, sc)
 	park := func(d time.Duration) {
-		sc.f.parkFor = d
+		sc.f.bufferFor = d
 		if _, err := sc.f.Change(k, func(fl *Flow) { fl.Buffering, fl.To = true, other }); err != nil {
 			t.Fatal(err)
 		}

@@ -16,9 +16,9 @@ import (
 // slack is how much sooner the agent lets buffered packets go than the data path would by itself, which keeps no order.
 const slack = 500 * time.Millisecond
 
-// takeUp goes on with moves that an earlier life of the agent has begun: packets of parked flows wait for the rest of their time,
+// resumeMoves goes on with moves that an earlier life of the agent has begun: packets of parked flows wait for the rest of their time,
 // and a move of which nobody says anything lapses.
-func (a *Agent) takeUp() error {
+func (a *Agent) resumeMoves() error {
 	var open []Key
 	err := a.f.Flows(func(k Key, fl Flow) bool {
 		if fl.To != 0 || fl.Buffered {
@@ -33,7 +33,7 @@ func (a *Agent) takeUp() error {
 		if err != nil {
 			continue // it has ended
 		}
-		a.f.hold.Expect(k)
+		a.f.buffer.Expect(k)
 		left := time.Duration(fl.Until-min(fl.Until, kernel.Monotonic())) - slack
 		a.timers[k] = a.after(max(0, min(left, a.o.BufferTimeout)), func() { a.expire(k, fl.Epoch) })
 		a.o.Log.Info("a move goes on that was under way", "flow", k.Client, "service", k.Service, "epoch", fl.Epoch, "buffered", fl.Buffered)
@@ -46,9 +46,9 @@ func (f *DataPath) setServices(services []Service) error {
 	if err := f.retag(services); err != nil {
 		return err
 	}
-	f.hold.mu.Lock()
-	f.hold.services = map[listen]Service{}
-	f.hold.mu.Unlock()
+	f.buffer.mu.Lock()
+	f.buffer.services = map[listen]Service{}
+	f.buffer.mu.Unlock()
 	want := map[bpf.LBLbServiceKey]bool{}
 	for _, s := range services {
 		if err := f.SetService(s); err != nil {

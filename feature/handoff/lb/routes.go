@@ -18,17 +18,17 @@ const (
 // routes are the routes of the services' addresses to the device of buffered packets. Other programs may remove them:
 // systemd-networkd does so when it starts. A loose reverse path filter then drops what backends answer.
 type routes struct {
-	looked time.Time
-	put    map[netip.Addr]time.Time // addresses without such a route, and when it was put back
+	checked time.Time
+	put     map[netip.Addr]time.Time // addresses without such a route, and when it was put back
 }
 
 // keepRoutes puts routes back that are gone, and logs each once.
 func (a *Agent) keepRoutes() {
 	r := &a.routes
-	if time.Since(r.looked) < routesEvery {
+	if time.Since(r.checked) < routesEvery {
 		return
 	}
-	r.looked = time.Now()
+	r.checked = time.Now()
 	was := r.put
 	r.put = map[netip.Addr]time.Time{}
 	for _, to := range a.f.unrouted() {
@@ -48,17 +48,17 @@ func (a *Agent) keepRoutes() {
 
 // unrouted are the services' addresses that no route leads to the device of buffered packets.
 func (f *DataPath) unrouted() (out []netip.Addr) {
-	f.hold.mu.Lock()
-	for l := range f.hold.services {
+	f.buffer.mu.Lock()
+	for l := range f.buffer.services {
 		if a := l.addr.Addr(); !slices.Contains(out, a) {
 			out = append(out, a)
 		}
 	}
-	f.hold.mu.Unlock()
+	f.buffer.mu.Unlock()
 	err := f.ns.Do(func() error {
 		out = slices.DeleteFunc(out, func(a netip.Addr) bool {
 			got, err := netlink.RouteGet(a.AsSlice())
-			return err == nil && slices.ContainsFunc(got, func(r netlink.Route) bool { return r.LinkIndex == f.hold.Ifindex })
+			return err == nil && slices.ContainsFunc(got, func(r netlink.Route) bool { return r.LinkIndex == f.buffer.Ifindex })
 		})
 		return nil
 	})

@@ -17,7 +17,7 @@ func TestRouteRemoved(t *testing.T) {
 	routed := func(a netip.Addr) (there bool) {
 		do(t, sc.f.ns, func() error {
 			got, err := netlink.RouteGet(a.AsSlice())
-			there = err == nil && len(got) == 1 && got[0].LinkIndex == sc.f.hold.Ifindex
+			there = err == nil && len(got) == 1 && got[0].LinkIndex == sc.f.buffer.Ifindex
 			return nil
 		})
 		return there
@@ -34,7 +34,7 @@ func TestRouteRemoved(t *testing.T) {
 					return err
 				}
 				for _, r := range all {
-					if r.LinkIndex == sc.f.hold.Ifindex && r.Dst != nil && r.Dst.IP.Equal(a.AsSlice()) {
+					if r.LinkIndex == sc.f.buffer.Ifindex && r.Dst != nil && r.Dst.IP.Equal(a.AsSlice()) {
 						return netlink.RouteDel(&r)
 					}
 				}

@@ -38,7 +38,7 @@ func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 		return fmt.Errorf("where backends' agents connect to: %w", err)
 	}
 	defer l.Close()
-	f, err := Open(ctx, root, c.Name, Options{Devices: c.Devices, TunnelMTU: c.TunnelMTU, StartupTimeout: cmp.Or(c.StartupTimeout, defaultSettle)})
+	f, err := Open(ctx, root, c.Name, Options{Devices: c.Devices, TunnelMTU: c.TunnelMTU, StartupTimeout: cmp.Or(c.StartupTimeout, defaultStartupTimeout)})
 	if err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func Statuses(ctx context.Context, root *kernel.Root) (out []Status, err error) 
 		if unread.Has(inst) {
 			continue
 		}
-		s, e := statusOf(ctx, root, inst)
+		s, e := readStatus(ctx, root, inst)
 		s.Name, s.Netns = inst.Name[len(pinPrefix):], inst.Scope
 		out = append(out, s)
 		err = errors.Join(err, e)
@@ -160,7 +160,7 @@ func Unread(root *kernel.Root) error {
 	return errors.Join(err, unread.WithoutDamage().Err())
 }
 
-func statusOf(ctx context.Context, root *kernel.Root, inst kernel.Instance) (s Status, err error) {
+func readStatus(ctx context.Context, root *kernel.Root, inst kernel.Instance) (s Status, err error) {
 	body, err := request(ctx, http.MethodGet, inst, "/status")
 	if err == nil {
 		return s, json.Unmarshal(body, &s)

@@ -94,7 +94,7 @@ func (f *DataPath) Status() (Status, error) {
 // Status is the load balancer's, with the backends as this agent sees them.
 func (a *Agent) Status() (Status, error) {
 	s, err := a.f.Status()
-	s.Agent, s.Name, s.Starting, s.Partner = true, a.o.Name, a.settles(), a.pairStatus()
+	s.Agent, s.Name, s.Starting, s.Partner = true, a.o.Name, a.starting(), a.pairStatus()
 	s.Certificate = a.o.TLS.Certificate()
 	owned := map[move.Backend]int{}
 	for _, h := range s.Backends {
@@ -105,20 +105,20 @@ func (a *Agent) Status() (Status, error) {
 	defer a.mu.Unlock()
 	for _, number := range slices.Sorted(maps.Keys(a.members)) {
 		m := a.members[number]
-		v := BackendStatus{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.backends[number] != nil, Flows: owned[number], Loads: a.loadsOf(number), Unserved: a.unservedAt(m)}
+		v := BackendStatus{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.backends[number] != nil, Flows: owned[number], Loads: a.waitingLoads(number), Unserved: a.unservedAt(m)}
 		if c := a.backends[number]; c != nil {
 			v.Silent = c.Silence(pingEvery).Seconds()
 		}
 		delete(owned, number)
 		if !m.up {
-			v.Reason = m.why
+			v.Reason = m.reason
 		}
 		switch {
 		case m.placed.IsZero():
-		case m.place.Tunnel.IsValid():
+		case m.location.Tunnel.IsValid():
 			v.Where = "tunnel"
 		default:
-			v.Where = m.place.Device
+			v.Where = m.location.Device
 		}
 		s.Backends = append(s.Backends, v)
 	}

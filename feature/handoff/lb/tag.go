@@ -20,8 +20,8 @@ import (
 // flows is Key.Service of the service's flows at this address.
 func (s Service) flows() int { return int(peer.FlowService(uint16(s.ID), uint16(s.Tag))) }
 
-// numberOf is the service of a Key.Service.
-func numberOf(flows int) int { return int(peer.ServiceNumber(uint16(flows))) }
+// serviceNumber is the service of a Key.Service.
+func serviceNumber(flows int) int { return int(peer.ServiceNumber(uint16(flows))) }
 
 func sameFamily(a, b netip.Addr) bool { return a.Unmap().Is4() == b.Unmap().Is4() }
 
@@ -70,7 +70,7 @@ func (f *DataPath) retag(services []Service) error {
 		case errors.Is(err, ebpf.ErrKeyNotExist):
 		case err != nil:
 			return fmt.Errorf("reading service %s: %w", s.Listen, err)
-		case int(v.Id) != s.flows() && numberOf(int(v.Id)) == s.ID && v.BySource == 0 && !s.BySource:
+		case int(v.Id) != s.flows() && serviceNumber(int(v.Id)) == s.ID && v.BySource == 0 && !s.BySource:
 			to[int(v.Id)] = append(to[int(v.Id)], s)
 		}
 	}

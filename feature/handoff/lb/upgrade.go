@@ -57,7 +57,7 @@ func exchange(l *kernel.WriteLock, u *instances.InUse[Options]) error {
 	if err != nil {
 		return fmt.Errorf("the device of buffered packets, %s: %w: weir serve makes it anew", o.BufferDevice, err)
 	}
-	filters := filtersOf(o, buffer.Index)
+	filters := tcFilters(o, buffer.Index)
 	at, err := attached(u.Pins, names, filters)
 	if err != nil {
 		return err
@@ -116,8 +116,8 @@ func programAt(link string, buffer int) string {
 	return "lb_in"
 }
 
-// filtersOf are those of a load balancer without links.
-func filtersOf(o Options, buffer int) []kernel.Clsact {
+// tcFilters are those of a load balancer without links.
+func tcFilters(o Options, buffer int) []kernel.Clsact {
 	out := []kernel.Clsact{clsact(buffer, false), clsact(buffer, true)}
 	devices := o.Devices
 	if o.TunnelMTU > 0 {

@@ -59,7 +59,7 @@ func (s *scene) another(t *testing.T, root *kernel.Root) {
 	t.Helper()
 	l := s.lock(t, root)
 	defer l.Unlock()
-	o, err := l.Open(instanceOf(s.middle, "test"))
+	o, err := l.Open(instanceKey(s.middle, "test"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func (s *scene) another(t *testing.T, root *kernel.Root) {
 // programs are those that run at the load balancer's devices.
 func (s *scene) programs(t *testing.T, root *kernel.Root) (out []uint32) {
 	t.Helper()
-	o, err := root.Open(instanceOf(s.middle, "test"))
+	o, err := root.Open(instanceKey(s.middle, "test"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func (s *scene) programs(t *testing.T, root *kernel.Root) (out []uint32) {
 		return out
 	}
 	do(t, s.middle, func() error {
-		for _, f := range filtersOf(Options{Devices: s.devices}.filled(), s.f.hold.Ifindex) {
+		for _, f := range tcFilters(Options{Devices: s.devices}.filled(), s.f.buffer.Ifindex) {
 			id, err := f.Program()
 			if err != nil || id == 0 {
 				return fmt.Errorf("%s: program %d, %w", f, id, err)
@@ -228,7 +228,7 @@ func TestKilledRemoval(t *testing.T) {
 func TestRemoveForgetsDamaged(t *testing.T) {
 	sc, root := published(t)
 	sc.f.Close()
-	inst := instanceOf(sc.middle, "test")
+	inst := instanceKey(sc.middle, "test")
 	if err := os.RemoveAll(filepath.Join(root.Path(), inst.Scope, inst.Feature, inst.Name)); err != nil {
 		t.Fatal(err)
 	}

@@ -29,18 +29,18 @@ func (a *Agent) well(m *member) bool {
 		return m.check.good >= checkRise
 	case c == nil && m.word != nil && m.word.Connected:
 		if up, yes := a.byWord(m); yes {
-			m.why = "as the partner says"
+			m.reason = "as the partner says"
 			return up
 		}
-		m.why = "its agent is not connected, and was at the partner"
+		m.reason = "its agent is not connected, and was at the partner"
 	case !m.agent:
 		return true
 	case c == nil:
-		m.why = "its agent is not connected"
+		m.reason = "its agent is not connected"
 	case a.silent(c):
-		m.why = fmt.Sprintf("its agent has said nothing for %s", time.Since(c.Heard()).Round(100*time.Millisecond))
+		m.reason = fmt.Sprintf("its agent has said nothing for %s", time.Since(c.Heard()).Round(100*time.Millisecond))
 	default:
-		m.why = ""
+		m.reason = ""
 		return true
 	}
 	return false

@@ -44,7 +44,7 @@ func (s *Source) Start(to Backend) (Do, error) {
 		return Do{}, fmt.Errorf("the session is %s in epoch %d: wait until its move has ended", s.Phase, s.Epoch)
 	}
 	s.Phase, s.Epoch, s.To, s.Sent = Holding, s.Epoch+1, to, false
-	return s.hold(), nil
+	return s.buffer(), nil
 }
 
 // Ahead goes on, once what Start has asked for is sent, without waiting for the answer, where the record's birth is known: should the
@@ -57,7 +57,7 @@ func (s *Source) Ahead() Do {
 	return act(Dump)
 }
 
-func (s *Source) hold() Do {
+func (s *Source) buffer() Do {
 	return Do{}.send(Message{Kind: Buffer, From: AtSource, To: AtLoadBalancer, Epoch: s.Epoch, Backend: s.To, OK: s.Parks})
 }
 
@@ -67,7 +67,7 @@ func (s *Source) Retry() Do {
 	switch s.Phase {
 	case Holding:
 		s.Nonce = 0 // of what is said twice one no says nothing: see Receive
-		return s.hold()
+		return s.buffer()
 	case Moving:
 		s.Phase = Reclaiming
 		fallthrough

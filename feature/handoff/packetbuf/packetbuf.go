@@ -22,19 +22,19 @@ var errDevice = errors.New("the device of buffered packets")
 
 // Limits of what waits. More is dropped: the client sends it again.
 const (
-	mostOfFlow = 8 << 20 // bytes
-	mostParked = 256 << 20
+	maxPerFlow  = 8 << 20 // bytes
+	maxBuffered = 256 << 20
 )
 
-// mostCollected is how many packets are taken out of the device's own queue at a time. It holds no more: what comes meanwhile may be
+// maxCollected is how many packets are taken out of the device's own queue at a time. It holds no more: what comes meanwhile may be
 // what was put back.
-const mostCollected = queueLength
+const maxCollected = queueLength
 
 const queueLength = 8192 // packets
 
 const (
 	vnetHeader = 10         // bytes: struct virtio_net_hdr
-	mostFrame  = 1<<16 + 64 // a merged segment, and headers
+	maxFrame   = 1<<16 + 64 // a merged segment, and headers
 )
 
 // Device is a TAP device whose packets wait by flow, in the order in which they came. With a virtio header (IFF_VNET_HDR) segments
@@ -78,7 +78,7 @@ func New[K comparable](name string, stays bool, of func(from, to netip.AddrPort,
 	if err != nil {
 		return nil, fmt.Errorf("%w: /dev/net/tun: %w (the kernel needs CONFIG_TUN)", errDevice, err)
 	}
-	d := &Device[K]{fd: fd, of: of, buf: make([]byte, mostFrame+vnetHeader), queues: map[K]*queue{}}
+	d := &Device[K]{fd: fd, of: of, buf: make([]byte, maxFrame+vnetHeader), queues: map[K]*queue{}}
 	if d.Ifindex, err = setUp(fd, name, stays); err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("%w %s: %w", errDevice, name, err)
@@ -184,7 +184,7 @@ func (d *Device[K]) Collect() error {
 		d.mu.Lock()
 		n, err := d.read()
 		d.mu.Unlock()
-		if err != nil || n < mostCollected {
+		if err != nil || n < maxCollected {
 			return err
 		}
 	}
@@ -222,7 +222,7 @@ func (d *Device[K]) read() (packets int, err error) {
 	if d.fd < 0 {
 		return 0, nil
 	}
-	for ; packets < mostCollected; packets++ {
+	for ; packets < maxCollected; packets++ {
 		n, err := unix.Read(d.fd, d.buf)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
@@ -239,7 +239,7 @@ func (d *Device[K]) read() (packets int, err error) {
 			if err := d.write(frame); err != nil {
 				return packets, err
 			}
-		case d.bytes+n > mostParked || q.bytes+n > mostOfFlow:
+		case d.bytes+n > maxBuffered || q.bytes+n > maxPerFlow:
 			d.dropped++
 		default:
 			d.bytes, q.bytes = d.bytes+n, q.bytes+n

@@ -51,12 +51,12 @@ func NewInstance() uint64 {
 type Conn struct {
 	Peer Hello // who is there
 
-	tls     *tls.Conn
-	in      *bufio.Reader
-	mu      sync.Mutex
-	buf     []byte
-	control Control
-	life    life
+	tls         *tls.Conn
+	in          *bufio.Reader
+	mu          sync.Mutex
+	buf         []byte
+	control     Control
+	incarnation incarnation
 }
 
 // Dial connects to an agent. name is that in its certificate.
@@ -151,7 +151,7 @@ func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error)
 	if err := t.ConnectionState().PeerCertificates[0].VerifyHostname(c.Peer.Name); err != nil {
 		return nil, fmt.Errorf("it calls itself %q: %w", c.Peer.Name, err)
 	}
-	c.life.note()
+	c.incarnation.note()
 	return c, t.SetDeadline(time.Time{})
 }
 
@@ -214,7 +214,7 @@ func (c *Conn) Receive() (Frame, error) {
 		if err != nil {
 			return Frame{}, err
 		}
-		c.life.note()
+		c.incarnation.note()
 		if kind == typeMove {
 			return parseFrame(body)
 		}
@@ -264,7 +264,7 @@ func (c *Conn) read() (kind byte, body []byte, err error) {
 		if _, err := io.ReadFull(c.in, body[at:]); err != nil {
 			return 0, nil, unexpected(err)
 		}
-		c.life.note() // an answer would be behind all of it
+		c.incarnation.note() // an answer would be behind all of it
 		want -= part
 	}
 	return head[4], body, nil

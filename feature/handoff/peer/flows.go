@@ -32,7 +32,7 @@ const (
 	recordSize   = 32
 	recordGone   = 1
 	recordQuiet  = 2
-	mostBackend  = 1<<10 - 1
+	maxBackend   = 1<<10 - 1
 )
 
 // maxFlows is how many records one frame has at most.
@@ -90,8 +90,8 @@ func ParseFlows(b []byte) (out []FlowRecord, last bool, err error) {
 			Owner: move.Backend(binary.BigEndian.Uint16(b[20:])), To: move.Backend(binary.BigEndian.Uint16(b[22:])),
 			Epoch: move.Epoch(binary.BigEndian.Uint32(b[24:])), Age: time.Duration(binary.BigEndian.Uint16(b[28:])) * time.Second,
 			Gone: b[30]&recordGone != 0, Quiet: b[30]&recordQuiet != 0}
-		if r.Owner > mostBackend || r.To > mostBackend {
-			return nil, false, fmt.Errorf("%w: a flow of backend %d, %d: the highest is %d", ErrFormat, r.Owner, r.To, mostBackend)
+		if r.Owner > maxBackend || r.To > maxBackend {
+			return nil, false, fmt.Errorf("%w: a flow of backend %d, %d: the highest is %d", ErrFormat, r.Owner, r.To, maxBackend)
 		}
 		out = append(out, r)
 	}

@@ -157,7 +157,7 @@ func (f Frame) appendHeader(b []byte) []byte {
 	b = append(b, byte(m.Kind), byte(m.From)<<4|byte(m.To), ok, 0)
 	b = binary.BigEndian.AppendUint32(b, uint32(m.Epoch))
 	about := uint32(m.Move)
-	if carriesBirth(m.Kind) {
+	if carriesNonce(m.Kind) {
 		about = uint32(m.Nonce)
 	}
 	b = binary.BigEndian.AppendUint32(b, about)
@@ -170,8 +170,8 @@ func (f Frame) appendHeader(b []byte) []byte {
 	return binary.BigEndian.AppendUint64(b, f.Instance)
 }
 
-// carriesBirth says which meaning a message's third word has: agents that know of no births leave it 0.
-func carriesBirth(k move.Kind) bool { return k == move.Known || k == move.Flipped || k == move.Reclaim }
+// carriesNonce says which meaning a message's third word has: agents that know of no births leave it 0.
+func carriesNonce(k move.Kind) bool { return k == move.Known || k == move.Flipped || k == move.Reclaim }
 
 func parseFrame(b []byte) (f Frame, err error) {
 	if len(b) < moveSize {
@@ -179,7 +179,7 @@ func parseFrame(b []byte) (f Frame, err error) {
 	}
 	m := move.Message{Kind: move.Kind(b[0]), From: move.Role(b[1] >> 4), To: move.Role(b[1] & 15), OK: b[2] == 1,
 		Epoch: move.Epoch(binary.BigEndian.Uint32(b[4:])), Backend: move.Backend(binary.BigEndian.Uint16(b[12:]))}
-	if about := binary.BigEndian.Uint32(b[8:]); carriesBirth(m.Kind) {
+	if about := binary.BigEndian.Uint32(b[8:]); carriesNonce(m.Kind) {
 		m.Nonce = move.Nonce(about)
 	} else {
 		m.Move = move.Epoch(about)

@@ -28,7 +28,7 @@ type Files struct {
 // reloadEvery is how often an agent looks whether its files have changed.
 const reloadEvery = 2 * time.Second
 
-const mostPEM = 1 << 20 // bytes of a file of certificates
+const maxPEM = 1 << 20 // bytes of a file of certificates
 
 // Identity is an agent's certificate with its key, and the certificates of those that sign for agents. [Identity.Watch]
 // reads the files anew when they change. Connections that are open keep the certificate of their handshake.
@@ -99,7 +99,7 @@ func (f Files) LoadFor(name string) (*Identity, error) {
 // config reads the files. Both sides show their certificates, and a certificate of these signers is all that is asked for: sign
 // with a CA of weir's own.
 func (f Files) config() (*tls.Config, error) {
-	chain, err := safefile.Read(f.Certificate, mostPEM)
+	chain, err := safefile.Read(f.Certificate, maxPEM)
 	if err != nil {
 		return nil, fmt.Errorf("the agent's certificate: %w", err)
 	}
@@ -111,7 +111,7 @@ func (f Files) config() (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the agent's certificate: %s with the key %s: %w", f.Certificate, f.Key, err)
 	}
-	signers, err := safefile.Read(f.CA, mostPEM)
+	signers, err := safefile.Read(f.CA, maxPEM)
 	if err != nil {
 		return nil, fmt.Errorf("the signers of agents' certificates: %w", err)
 	}
@@ -186,7 +186,7 @@ func (i *Identity) reload(name string, log *slog.Logger) {
 		err = usable(config.Certificates[0].Leaf, i.config.Certificates[0].Leaf, name, time.Now())
 	}
 	if err != nil {
-		i.refuse(err, log)
+		i.reject(err, log)
 		return
 	}
 	i.config, i.read, i.problem, i.suspect = config, now, "", ""
@@ -203,8 +203,8 @@ func (i *Identity) differ(now [3]stamp) bool {
 	return now != i.read
 }
 
-// refuse keeps the certificate in use; the caller holds mu. A certificate whose key comes a moment later is no problem yet.
-func (i *Identity) refuse(err error, log *slog.Logger) {
+// reject keeps the certificate in use; the caller holds mu. A certificate whose key comes a moment later is no problem yet.
+func (i *Identity) reject(err error, log *slog.Logger) {
 	text := err.Error()
 	if i.suspect != text {
 		i.suspect = text

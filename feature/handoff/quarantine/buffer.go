@@ -76,15 +76,15 @@ func (g *Quarantine) BufferShut(f repair.Flow, e move.Epoch) (ok bool, err error
 // shut sends them back to the load balancer, pass lets them to the socket. It is changed first: the load balancer may send here again what was
 // sent back to it.
 func (g *Quarantine) Release(f repair.Flow, e move.Epoch, to State) error {
-	err := g.buffer.FlushAfter(f, func() error { return g.leave(f, e, to) })
+	err := g.buffer.FlushAfter(f, func() error { return g.leaveRecord(f, e, to) })
 	if err != nil {
 		return fmt.Errorf("the quarantine for %s: %w", f, err)
 	}
 	return nil
 }
 
-// leave has a session whose packets wait be something else.
-func (g *Quarantine) leave(f repair.Flow, e move.Epoch, to State) error {
+// leaveRecord has a session whose packets wait be something else.
+func (g *Quarantine) leaveRecord(f repair.Flow, e move.Epoch, to State) error {
 	_, err := g.become(f, e, Buffered, to)
 	return err
 }
@@ -110,7 +110,7 @@ func (g *Quarantine) takeOver() error {
 			g.gone = append(g.gone, e.Flow)
 		}
 		if e.State == Buffered {
-			err = errors.Join(err, g.leave(e.Flow, e.Epoch, Shut))
+			err = errors.Join(err, g.leaveRecord(e.Flow, e.Epoch, Shut))
 		}
 	}
 	return errors.Join(err, g.Late())

@@ -21,8 +21,8 @@ import (
 // the load balancer where they went.
 
 const (
-	// mostLeft are remembered. The quarantine has room for as many that are on their way.
-	mostLeft = 1 << 15
+	// maxLeft are remembered. The quarantine has room for as many that are on their way.
+	maxLeft = 1 << 15
 	// leftAfter is for how long the quarantine stays shut first: the load balancer may still send what it takes back.
 	leftAfter = time.Second
 )
@@ -55,7 +55,7 @@ func (g *Quarantine) remember(f repair.Flow, e move.Epoch, to move.Backend) erro
 		return fmt.Errorf("the quarantine for %s: %w", f, err)
 	}
 	g.gone = append(g.gone, f)
-	for len(g.gone) > mostLeft {
+	for len(g.gone) > maxLeft {
 		if now, ok, err := g.Lookup(g.gone[0]); err == nil && ok && now.State == Left {
 			_ = g.sessions.Delete(quarantineKey(g.gone[0])) // a new connection may have taken it away
 		}

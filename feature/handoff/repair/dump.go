@@ -72,7 +72,7 @@ func (p *Prepared) Dump(fd int, o DumpOptions) (_ *State, err error) {
 		}
 	}()
 	if p.tls {
-		if err := settle(fd, o); err != nil {
+		if err := quiesce(fd, o); err != nil {
 			return nil, err
 		}
 	}
@@ -93,14 +93,14 @@ func (p *Prepared) Dump(fd int, o DumpOptions) (_ *State, err error) {
 	// What had passed when packets were stopped may be on its way to the socket yet, on another CPU: for some microseconds.
 	for try := 1; ; try++ {
 		s, err := p.freeze(fd, o)
-		if !errors.Is(err, errMoving) || o.Stop == nil || try == mostFreezes {
+		if !errors.Is(err, errMoving) || o.Stop == nil || try == maxFreezes {
 			return s, err
 		}
 	}
 }
 
-// mostFreezes is how often a socket whose packets are stopped is read until nothing changes meanwhile.
-const mostFreezes = 3
+// maxFreezes is how often a socket whose packets are stopped is read until nothing changes meanwhile.
+const maxFreezes = 3
 
 func (f Flow) String() string { return fmt.Sprintf("%s-%s", f.Local, f.Remote) }
 

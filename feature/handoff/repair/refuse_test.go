@@ -310,8 +310,8 @@ func TestRestoreFails(t *testing.T) {
 	var b *Built
 	w.do(here, func() (err error) { b, err = Build(s, RestoreOptions{}); return err })
 	w.do(here, func() error {
-		if _, err := Build(s, RestoreOptions{}); !errors.Is(err, ErrTaken) {
-			t.Errorf("built twice: %v, want %v", err, ErrTaken)
+		if _, err := Build(s, RestoreOptions{}); !errors.Is(err, ErrInUse) {
+			t.Errorf("built twice: %v, want %v", err, ErrInUse)
 		}
 		return nil
 	})

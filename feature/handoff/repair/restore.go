@@ -39,7 +39,7 @@ type Built struct {
 
 // Build makes a socket of a state in the network namespace of the calling thread,
 // in which the session's own address must be. If it fails, nothing is left behind and
-// no packet was sent. Its errors are or wrap [errInvalid], [ErrTaken], [errAddress],
+// no packet was sent. Its errors are or wrap [errInvalid], [ErrInUse], [errAddress],
 // [errRoute], [errNoTLS], or are those of the kernel.
 func Build(s *State, o RestoreOptions) (_ *Built, err error) {
 	if err := s.check(); err != nil {
@@ -191,7 +191,7 @@ func (b *Built) connect() error {
 	}
 	switch err := unix.Connect(b.fd, remote); {
 	case errors.Is(err, unix.EADDRNOTAVAIL):
-		return ErrTaken
+		return ErrInUse
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
 		return fmt.Errorf("%w %s: %w", errRoute, s.Remote.Addr(), err)
 	case err != nil:

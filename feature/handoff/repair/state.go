@@ -27,7 +27,7 @@ var (
 	errFormat  = errors.New("not a session's state")
 	errVersion = errors.New("the session's state is of a version that this weir does not know: update weir here first")
 	errInvalid = errors.New("the session's state contradicts itself")
-	ErrTaken   = errors.New("the same connection is open here already")
+	ErrInUse   = errors.New("the same connection is open here already")
 	errAddress = errors.New("the session's own address is not one of this network namespace: add it to lo first")
 	errRoute   = errors.New("there is no route to the session's peer")
 	errNoTLS   = errors.New("this kernel cannot go on with the session's TLS (kTLS: modprobe tls; CONFIG_TLS, and the cipher's module)")

@@ -27,8 +27,8 @@ type tail struct {
 	ttl  uint8
 }
 
-// mostTail is how many segments are sent again. Of a session that has more under way the peer is asked what it has.
-const mostTail = 8
+// maxTail is how many segments are sent again. Of a session that has more under way the peer is asked what it has.
+const maxTail = 8
 
 // openTail prepares that, where there is something to send again. Without it the peer is asked what it has. So it is where packets
 // may be encrypted on their way out (IPsec): the kernel finds a raw socket's policy without the ports, and before Linux 6.4 without
@@ -47,7 +47,7 @@ func (b *Built) openTail() error {
 	if s.Timestamps { // the kernel counts them in only once it sends, where new connections here would have none
 		size = min(size, int(s.MSS)-12)
 	}
-	if size <= 0 || sent > mostTail*size || policed(b.fd) {
+	if size <= 0 || sent > maxTail*size || policed(b.fd) {
 		return nil
 	}
 	b.tail, err = newTail(b.fd, s, size)

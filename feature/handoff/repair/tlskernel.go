@@ -43,13 +43,13 @@ func Quiesce(fd int, o DumpOptions) error {
 	if err != nil || !tls {
 		return nil
 	}
-	if err := settle(fd, o); err != nil {
+	if err := quiesce(fd, o); err != nil {
 		return fmt.Errorf("dump %s: %w", s.Flow(), err)
 	}
 	return nil
 }
 
-func settle(fd int, o DumpOptions) error {
+func quiesce(fd int, o DumpOptions) error {
 	quiet := o.Quiet
 	if quiet == 0 {
 		quiet = DefaultQuiet

@@ -75,12 +75,12 @@ func PassesMarks(fd int) bool {
 // pending (tcp_recvmsg_locked), and Go preempts goroutines with signals.
 type atMark int
 
-// mostAtMark bounds the tries. A kTLS socket whose record is incomplete says EAGAIN at a mark every time.
-const mostAtMark = 100
+// maxAtMark bounds the tries. A kTLS socket whose record is incomplete says EAGAIN at a mark every time.
+const maxAtMark = 100
 
 // again says whether to read again.
 func (t *atMark) again(fd int) bool {
-	if *t++; *t > mostAtMark {
+	if *t++; *t > maxAtMark {
 		return false
 	}
 	at, err := unix.IoctlGetInt(fd, unix.SIOCATMARK)

@@ -26,7 +26,7 @@ type Result struct {
 }
 
 // most violations are kept.
-const mostKept = 10
+const maxKept = 10
 
 // Run goes through every state within bounds, breadth first. It ends early, with what it has, when ctx does.
 func Run(ctx context.Context, b Bounds) (Result, error) { return run(ctx, b, none) }
@@ -47,10 +47,10 @@ func run(ctx context.Context, b Bounds, f fault) (Result, error) {
 		r.States++
 		what := w.bad
 		if what == "" {
-			what = w.settled()
+			what = w.quiesce()
 		}
 		if what != "" {
-			if len(r.Violations) < mostKept {
+			if len(r.Violations) < maxKept {
 				var trace []string
 				for at := w; at != first; at = came[at].from {
 					trace = append([]string{came[at].event}, trace...)
@@ -75,7 +75,7 @@ func (w World) events(yield func(kind, event string, next World)) {
 	try := func(kind, event string, budget func(*Bounds) *uint8, do func(*World)) {
 		next := w
 		if budget != nil {
-			b := budget(&next.left)
+			b := budget(&next.remaining)
 			if *b == 0 {
 				return
 			}
@@ -87,7 +87,7 @@ func (w World) events(yield func(kind, event string, next World)) {
 	for i := range w.mails {
 		l := w.mail[i].m.String()
 		try("arrives", l, nil, func(n *World) { n.deliver(i) })
-		try("lost", l+" is lost", func(b *Bounds) *uint8 { return &b.Losses }, func(n *World) { n.take(i) })
+		try("lost", l+" is lost", func(b *Bounds) *uint8 { return &b.Losses }, func(n *World) { n.removeLetter(i) })
 		if w.mail[i].m.Kind == move.Buffer { // what says it twice goes by no birth: see Source.Retry
 			continue
 		}
@@ -157,7 +157,7 @@ func (w World) events(yield func(kind, event string, next World)) {
 
 // patience of the source ends.
 func (w *World) patience() {
-	if w.fault == holdTwice && w.Source.Phase == move.Moving && w.Source.Nonce != 0 {
+	if w.fault == bufferTwice && w.Source.Phase == move.Moving && w.Source.Nonce != 0 {
 		w.post(move.Message{Kind: move.Buffer, From: move.AtSource, To: move.AtLoadBalancer, Epoch: w.Source.Epoch, Backend: D}, 0)
 		return
 	}
@@ -191,7 +191,7 @@ func (w *World) startSource() {
 
 func (w *World) resumed(stopped bool) {
 	w.Source = move.Resumed(w.Source.Epoch, w.Source.Nonce, stopped)
-	w.Source.Parks = w.left.Parks
+	w.Source.Parks = w.remaining.Parks
 	w.source(w.Source.Retry())
 }
 
@@ -215,9 +215,9 @@ func (w *World) startDestination() {
 	w.destination(w.Dest.Retry(), 0)
 }
 
-// settled has all that is dead start, all that is on its way arrive and all patience end, until nothing changes any more, and
+// quiesce has all that is dead start, all that is on its way arrive and all patience end, until nothing changes any more, and
 // says what is wrong then.
-func (w World) settled() string {
+func (w World) quiesce() string {
 	knew := w.knows() && !w.Reset
 	for range 12 {
 		was := w

@@ -38,8 +38,8 @@ type letter struct {
 	inc uint8 // the life of the destination's agent that wrote it, or is to read it: the connection that it comes by
 }
 
-// mostLetters are on their way at once; one more is lost.
-const mostLetters = 7
+// maxLetters are on their way at once; one more is lost.
+const maxLetters = 7
 
 // World is one state. It is comparable: a world that was met is not gone through again.
 type World struct {
@@ -59,7 +59,7 @@ type World struct {
 	DVer  uint8
 	guard bool // the destination's backend sends no reset or end of the flow, for want of a socket or for its death
 
-	mail  [mostLetters]letter
+	mail  [maxLetters]letter
 	mails uint8
 
 	births move.Nonce // of the records that the load balancer has had
@@ -68,10 +68,10 @@ type World struct {
 	Reset  bool  // it was reset
 	Over   bool  // the session has ended at the destination, and the load balancer has forgotten it
 
-	left   Bounds
-	killed bool   // somebody was
-	bad    string // the client was served, or reset, as it must not be
-	fault  fault
+	remaining Bounds
+	killed    bool   // somebody was
+	bad       string // the client was served, or reset, as it must not be
+	fault     fault
 }
 
 // Bounds say how much may go wrong, and how much may happen at all.
@@ -102,16 +102,16 @@ const (
 	closeUnsent        // it closes its socket when the load balancer does not know of the move, although it has sent nothing
 	backUnasked        // the load balancer gives back what it was never asked to hold
 	thawUnknown        // the source goes on with what it has sent, and the load balancer does not know any more
-	oneBirth           // a flow that the load balancer learns anew has the birth of the one before
-	holdTwice          // a source that went ahead says Hold again, and goes by either answer
+	oneNonce           // a flow that the load balancer learns anew has the birth of the one before
+	bufferTwice        // a source that went ahead says Hold again, and goes by either answer
 	refusedOnly        // a move that the load balancer has refused to flip can come to something yet
-	noBirth            // the load balancer does not know what it was never asked
-	lastFault    = noBirth
+	noNonce            // the load balancer does not know what it was never asked
+	lastFault    = noNonce
 )
 
 // start is a session that the source has.
 func start(b Bounds, f fault) World {
-	w := World{Flow: move.Flow{Owner: S}, FUp: true, SUp: true, SSock: Live, DUp: true, left: b, fault: f}
+	w := World{Flow: move.Flow{Owner: S}, FUp: true, SUp: true, SSock: Live, DUp: true, remaining: b, fault: f}
 	w.Source.Parks = b.Parks
 	if !b.Waits {
 		w.births = 1
@@ -132,7 +132,7 @@ func (w *World) post(m move.Message, ver uint8) {
 }
 
 func (w *World) repost(l letter) {
-	if w.mails == mostLetters {
+	if w.mails == maxLetters {
 		return
 	}
 	w.mail[w.mails] = l
@@ -160,7 +160,7 @@ func before(a, b letter) bool {
 	return a.ver < b.ver || a.ver == b.ver && a.inc < b.inc
 }
 
-func (w *World) take(i uint8) letter {
+func (w *World) removeLetter(i uint8) letter {
 	l := w.mail[i]
 	copy(w.mail[i:], w.mail[i+1:w.mails])
 	w.mails--
@@ -170,7 +170,7 @@ func (w *World) take(i uint8) letter {
 
 // deliver has a letter arrive. Who is dead does not get it.
 func (w *World) deliver(i uint8) {
-	l := w.take(i)
+	l := w.removeLetter(i)
 	switch l.m.To {
 	case move.AtLoadBalancer:
 		if w.FUp {
@@ -206,7 +206,7 @@ func (w *World) atLoadBalancer(l letter) {
 	case w.fault == backUnasked && l.m.Kind == move.Reclaim && w.Flow.Owner == from && l.m.Epoch == w.Flow.Epoch+1:
 		w.Flow.To = D
 	}
-	if w.fault == noBirth {
+	if w.fault == noNonce {
 		l.m.Nonce = 0
 	}
 	was := w.Flow
@@ -293,7 +293,7 @@ func (w *World) forget() {
 	for i := uint8(0); i < w.mails; {
 		m := w.mail[i].m
 		if m.Kind == move.Buffer && (w.Source.Phase != move.Holding || m.Epoch != w.Source.Epoch) {
-			w.take(i)
+			w.removeLetter(i)
 			continue
 		}
 		i++
@@ -319,8 +319,8 @@ func (w *World) learn() {
 	default:
 		return
 	}
-	if !w.left.Waits {
-		if w.fault != oneBirth {
+	if !w.remaining.Waits {
+		if w.fault != oneNonce {
 			w.births++
 		}
 		w.Flow.Nonce = w.births
@@ -385,5 +385,5 @@ func (w World) String() string {
 	return fmt.Sprintf("load balancer: owner %d, epoch %d, held %v, before %d, up %v; source: %s in %d, socket %d knows %d, up %v; "+
 		"destination: %s in %d, socket %d knows %d, up %v, guard %v; client told %d, reset %v, over %v; on the way %v; left %+v",
 		w.Flow.Owner, w.Flow.Epoch, w.Flow.Buffering, w.Flow.Predecessor, w.FUp, w.Source.Phase, w.Source.Epoch, w.SSock, w.SVer, w.SUp,
-		w.Dest.Phase, w.Dest.Epoch, w.DSock, w.DVer, w.DUp, w.guard, w.Client, w.Reset, w.Over, w.mail[:w.mails], w.left)
+		w.Dest.Phase, w.Dest.Epoch, w.DSock, w.DVer, w.DUp, w.guard, w.Client, w.Reset, w.Over, w.mail[:w.mails], w.remaining)
 }

@@ -18,11 +18,11 @@ import (
 	"github.com/weir-project/weir/internal/awake"
 )
 
-// leaving is a session on its way from here.
-type leaving struct {
+// sending is a session on its way from here.
+type sending struct {
 	id   peer.Flow
 	flow repair.Flow
-	by   *place // the way that it goes
+	by   *keeperClient // the way that it goes
 	to   move.Backend
 
 	mu      sync.Mutex
@@ -48,10 +48,10 @@ type leaving struct {
 	doubt   bool // the load balancer knows nothing of the move
 }
 
-// depart begins to move a session that a member has transferred to another backend's name.
-func (a *Agent) depart(p *place, to move.Backend, m wire.Message, fd int) {
+// startSend begins to move a session that a member has transferred to another backend's name.
+func (a *Agent) startSend(p *keeperClient, to move.Backend, m wire.Message, fd int) {
 	awake.For(awake.Moment)
-	s := &leaving{by: p, to: to, fd: fd, session: m.Session, read: m.Read, written: m.Written, unread: m.Unread, since: time.Now()}
+	s := &sending{by: p, to: to, fd: fd, session: m.Session, read: m.Read, written: m.Written, unread: m.Unread, since: time.Now()}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := a.admit(s, m); err != nil {
@@ -66,7 +66,7 @@ func (a *Agent) depart(p *place, to move.Backend, m wire.Message, fd int) {
 		a.resumeDeparture(s, m)
 		return
 	}
-	epoch, birth, known := a.epochOf(s)
+	epoch, birth, known := a.lookupEpoch(s)
 	if known {
 		a.begin(s, epoch, birth)
 		return
@@ -77,7 +77,7 @@ func (a *Agent) depart(p *place, to move.Backend, m wire.Message, fd int) {
 }
 
 // admit finds out what was given, and refuses what cannot be moved from here.
-func (a *Agent) admit(s *leaving, m wire.Message) error {
+func (a *Agent) admit(s *sending, m wire.Message) error {
 	if _, err := parseKept(m.State); wire.Moving(m.State) && err != nil {
 		return err // for an agent of another version
 	}
@@ -117,16 +117,16 @@ func (a *Agent) admit(s *leaving, m wire.Message) error {
 		Carried: carried{Name: m.Name, Label: m.Text, State: m.State, Replay: at.Written - m.Written}}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.leaving[s.id] != nil {
+	if a.sending[s.id] != nil {
 		return errors.New("it is on its way already")
 	}
-	a.leaving[s.id] = s
+	a.sending[s.id] = s
 	return nil
 }
 
 // begin moves a session that is ours in an epoch. With the birth of the load balancer's record it does not wait for its answer, if
 // packets can wait here until the load balancer has them wait.
-func (a *Agent) begin(s *leaving, e move.Epoch, b move.Nonce) {
+func (a *Agent) begin(s *sending, e move.Epoch, b move.Nonce) {
 	if !a.quarantine.Buffers() {
 		b = 0
 	}
@@ -142,37 +142,37 @@ func (a *Agent) begin(s *leaving, e move.Epoch, b move.Nonce) {
 		return
 	}
 	a.o.Step(stepKept)
-	a.leave(s, do)
+	a.executeSend(s, do)
 	// While the load balancer is busy. What does not go is said by the dump.
 	s.prepared, _ = repair.Prepare(s.fd, repair.DumpOptions{Limit: a.o.Limit})
-	if s.size() <= mostAtOnce {
-		a.leave(s, s.src.Ahead())
+	if s.size() <= maxConcurrent {
+		a.executeSend(s, s.src.Ahead())
 		return
 	}
 	a.workers.run(func() { // who reads what the keeper says does not wait until all of it is sent
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		a.leave(s, s.src.Ahead())
+		a.executeSend(s, s.src.Ahead())
 	})
 }
 
-// mostAtOnce is the most bytes of a session that are sent by whoever was given it.
-const mostAtOnce = 64 << 10
+// maxConcurrent is the most bytes of a session that are sent by whoever was given it.
+const maxConcurrent = 64 << 10
 
 // size is about how many bytes of a session are to be sent.
-func (s *leaving) size() int {
+func (s *sending) size() int {
 	unread, _ := unix.IoctlGetInt(s.fd, unix.SIOCINQ) // what cannot be asked is said by the dump
 	unacked, _ := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ)
 	return len(s.kept.Carried.State) + len(s.unread) + unread + unacked
 }
 
 // keep gives a keeper the session, with its descriptor; commit tells one that has it how it stands.
-func (s *leaving) keep() *wire.Message {
+func (s *sending) keep() *wire.Message {
 	return &wire.Message{Type: wire.Keep, Session: s.session, Number: uint32(wire.Stream), Text: s.kept.Carried.Label,
 		Read: s.read, Written: s.written, State: s.kept.append(nil), Unread: s.unread}
 }
 
-func (s *leaving) commit() *wire.Message {
+func (s *sending) commit() *wire.Message {
 	m := s.keep()
 	m.Type, m.Number, m.Text = wire.Commit, 0, ""
 	return m
@@ -181,7 +181,7 @@ func (s *leaving) commit() *wire.Message {
 // toSource takes what the load balancer, by that connection, or a destination says about a session that leaves.
 func (a *Agent) toSource(lb *peer.Conn, f peer.Frame) {
 	a.mu.Lock()
-	s := a.leaving[f.Flow]
+	s := a.sending[f.Flow]
 	a.mu.Unlock()
 	if s == nil {
 		return
@@ -193,7 +193,7 @@ func (a *Agent) toSource(lb *peer.Conn, f peer.Frame) {
 	}
 	m := f.Message
 	if m.Kind == move.Buffered && m.Epoch == s.src.Epoch {
-		a.o.Step(stepHeld)
+		a.o.Step(stepBuffered)
 	}
 	switch {
 	case m.Kind != move.Known:
@@ -210,10 +210,10 @@ func (a *Agent) toSource(lb *peer.Conn, f peer.Frame) {
 				a.refused("departure", errors.New("the load balancer does not know the session in this epoch"))
 			}
 		}
-		a.leave(s, s.src.Receive(m))
+		a.executeSend(s, s.src.Receive(m))
 	case s.asking && m.OK:
 		s.asking = false
-		epoch, _, _ := a.epochOf(s)
+		epoch, _, _ := a.lookupEpoch(s)
 		a.begin(s, max(m.Epoch, epoch), m.Nonce) // the load balancer may have forgotten moves; what is on its way of them must not count
 	case s.asking:
 		s.asking = false
@@ -222,12 +222,12 @@ func (a *Agent) toSource(lb *peer.Conn, f peer.Frame) {
 	}
 }
 
-// leave does what the protocol asks for. s.mu is held.
-func (a *Agent) leave(s *leaving, do move.Do) {
+// executeSend does what the protocol asks for. s.mu is held.
+func (a *Agent) executeSend(s *sending, do move.Do) {
 	for _, action := range do.Actions {
 		switch action {
 		case move.Dump:
-			a.leave(s, a.dump(s))
+			a.executeSend(s, a.dump(s))
 		case move.Thaw:
 			a.thaw(s)
 		case move.Close:
@@ -245,7 +245,7 @@ func (a *Agent) leave(s *leaving, do move.Do) {
 			f := peer.Frame{Message: m, Flow: s.id, Session: s.state}
 			if err := a.sendTo(s.to, f); err != nil {
 				a.refused("departure", fmt.Errorf("%s: %w", a.backendName(s.to), err))
-				a.leave(s, s.src.Retry())
+				a.executeSend(s, s.src.Retry())
 			} else {
 				s.asked = time.Now() // what is large was under way for long, and the other side has it only now
 			}
@@ -254,7 +254,7 @@ func (a *Agent) leave(s *leaving, do move.Do) {
 	}
 }
 
-func (a *Agent) tellLB(s *leaving, m move.Message) {
+func (a *Agent) tellLB(s *sending, m move.Message) {
 	s.asked = time.Now()
 	if m.Kind == move.Reclaim {
 		a.await(s)
@@ -264,12 +264,12 @@ func (a *Agent) tellLB(s *leaving, m move.Message) {
 		if err != nil {
 			s.src.Nonce = 0 // there is no use in going ahead
 		}
-		a.o.Step(stepHold)
+		a.o.Step(stepBuffer)
 	}
 }
 
 // dump takes the session out of the kernel.
-func (a *Agent) dump(s *leaving) move.Do {
+func (a *Agent) dump(s *sending) move.Do {
 	s.stopped = time.Now()
 	epoch := s.src.Epoch
 	dump := repair.Dump
@@ -303,7 +303,7 @@ func (a *Agent) dump(s *leaving) move.Do {
 	return s.src.Dumped()
 }
 
-func (s *leaving) pack(c carried, state *repair.State) ([]byte, error) {
+func (s *sending) pack(c carried, state *repair.State) ([]byte, error) {
 	b, err := state.MarshalBinary()
 	if err != nil {
 		return nil, err
@@ -312,7 +312,7 @@ func (s *leaving) pack(c carried, state *repair.State) ([]byte, error) {
 }
 
 // thaw has the session go on here.
-func (a *Agent) thaw(s *leaving) {
+func (a *Agent) thaw(s *sending) {
 	frozen, err := repair.Frozen(s.fd)
 	if err == nil && frozen {
 		err = repair.Resume(s.fd, &repair.State{ReuseAddr: s.kept.ReuseAddr})
@@ -324,13 +324,13 @@ func (a *Agent) thaw(s *leaving) {
 	if err := a.quarantine.Lift(s.flow, s.kept.Epoch); err != nil {
 		a.o.Log.Error("a session's packets do not pass", "flow", s.flow, "err", err)
 	}
-	a.setEpoch(s.id, owned{session: s.session, epoch: s.src.Epoch, doubt: s.doubt, birth: s.src.Nonce, by: s.lb, at: time.Now()})
+	a.setEpoch(s.id, owned{session: s.session, epoch: s.src.Epoch, doubt: s.doubt, nonce: s.src.Nonce, by: s.lb, at: time.Now()})
 	a.giveBack(s)
 }
 
 // gone ends what is left of a session that has moved. The quarantine stays shut, then drops what still comes: the kernel would answer with
 // a reset, and a load balancer that has forgotten the session would let it pass.
-func (a *Agent) gone(s *leaving) {
+func (a *Agent) gone(s *sending) {
 	a.o.Step(stepReclaimed)
 	a.release(s, false)
 	if err := repair.Freeze(s.fd); err != nil {
@@ -340,7 +340,7 @@ func (a *Agent) gone(s *leaving) {
 	unix.Close(s.fd)
 	a.untrack(s.flow)
 	a.mu.Lock()
-	delete(a.leaving, s.id)
+	delete(a.sending, s.id)
 	delete(a.epochs, s.id)
 	a.mu.Unlock()
 	a.o.Step(stepDropped)
@@ -348,7 +348,7 @@ func (a *Agent) gone(s *leaving) {
 }
 
 // giveBack has a member of this backend go on with the session. s.mu is held.
-func (a *Agent) giveBack(s *leaving) {
+func (a *Agent) giveBack(s *sending) {
 	s.back = true
 	a.mu.Lock()
 	a.stats.back++
@@ -362,14 +362,14 @@ func (a *Agent) giveBack(s *leaving) {
 		}
 		unix.Close(s.fd)
 		a.mu.Lock()
-		delete(a.leaving, s.id)
+		delete(a.sending, s.id)
 		a.mu.Unlock()
 	}()
 }
 
 // transfer gives a session to a local member: that of the name, else whoever has the fewest. It waits until there is one, and
 // returns false if the session ends before. keep is asked how the keeper is to have it where that does not; nil: not from here any more.
-func (a *Agent) transfer(id peer.Flow, p *place, m wire.Message, name string, keep func() *wire.Message, fd int) bool {
+func (a *Agent) transfer(id peer.Flow, p *keeperClient, m wire.Message, name string, keep func() *wire.Message, fd int) bool {
 	defer a.waitsFor(id, nil)
 	for try := 0; ; try++ {
 		t := m
@@ -404,8 +404,8 @@ func (a *Agent) transfer(id peer.Flow, p *place, m wire.Message, name string, ke
 	}
 }
 
-// watchLeaving loses patience with whom a session waits for.
-func (a *Agent) watchLeaving(s *leaving, now time.Time) {
+// watchSending loses patience with whom a session waits for.
+func (a *Agent) watchSending(s *sending, now time.Time) {
 	if !s.mu.TryLock() { // something is being done with it, or sent, that may take a while: others are not to wait for that
 		return
 	}
@@ -413,15 +413,15 @@ func (a *Agent) watchLeaving(s *leaving, now time.Time) {
 	waited := now.Sub(s.asked)
 	switch {
 	case s.back:
-	case s.asking && waited > a.patience():
+	case s.asking && waited > a.timeout():
 		s.asking = false
 		a.refused("departure", errors.New("the load balancer does not answer"))
 		a.giveBack(s)
-	case s.src.Phase == move.Moving && waited > a.patience():
+	case s.src.Phase == move.Moving && waited > a.timeout():
 		a.refused("departure", fmt.Errorf("%s does not answer", a.backendName(s.to)))
-		a.leave(s, s.src.Retry())
-	case (s.src.Phase == move.Holding || s.src.Phase == move.Reclaiming) && waited > a.patience()/4:
-		a.leave(s, s.src.Retry())
+		a.executeSend(s, s.src.Retry())
+	case (s.src.Phase == move.Holding || s.src.Phase == move.Reclaiming) && waited > a.timeout()/4:
+		a.executeSend(s, s.src.Retry())
 	}
 }
 
@@ -434,7 +434,7 @@ func (a *Agent) lost(to move.Backend) {
 		}
 		s.mu.Lock()
 		if s.src.Phase == move.Moving {
-			a.leave(s, s.src.Retry())
+			a.executeSend(s, s.src.Retry())
 		}
 		s.mu.Unlock()
 	}

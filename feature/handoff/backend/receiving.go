@@ -20,11 +20,11 @@ import (
 	"github.com/weir-project/weir/internal/sockdiag"
 )
 
-// arriving is a session on its way to here, until it has spoken.
-type arriving struct {
+// receiving is a session on its way to here, until it has spoken.
+type receiving struct {
 	id   peer.Flow
 	flow repair.Flow
-	home *place
+	home *keeperClient
 
 	mu     sync.Mutex
 	dst    move.Destination
@@ -49,21 +49,21 @@ type arriving struct {
 	turn      int              // how often it has come, or a keeper has given it to us: who hands it on for an earlier time does so no more
 }
 
-// arrive takes what another backend says about a session that it sends.
-func (a *Agent) arrive(c *peer.Conn, f peer.Frame) {
+// startReceive takes what another backend says about a session that it sends.
+func (a *Agent) startReceive(c *peer.Conn, f peer.Frame) {
 	if f.Message.Kind != move.State || f.Instance != a.own.Instance {
 		return // for another life of this agent: that one may have owned the session since
 	}
 	awake.For(awake.Moment)
 	a.o.Step(stepState)
-	flow, home := a.known.Load().flowOf(f.Flow)
+	flow, home := a.known.Load().findFlow(f.Flow)
 	if home == nil {
 		a.refused("arrival", fmt.Errorf("service %d is none of this backend's", f.Flow.Service))
 		_ = c.Send(peer.Frame{Flow: f.Flow, Instance: c.Peer.Instance,
 			Message: move.Message{Kind: move.Failed, From: move.AtDestination, To: move.AtSource, Epoch: f.Message.Epoch}})
 		return
 	}
-	r := a.arrivingAt(f.Flow, flow, home)
+	r := a.receivingAt(f.Flow, flow, home)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if f.Message.Epoch > r.dst.Epoch { // a later move, from which it follows that the one before has come to nothing
@@ -79,13 +79,13 @@ func (a *Agent) arrive(c *peer.Conn, f peer.Frame) {
 	a.come(r, r.dst.Receive(f.Message))
 }
 
-func (a *Agent) arrivingAt(id peer.Flow, flow repair.Flow, home *place) *arriving {
+func (a *Agent) receivingAt(id peer.Flow, flow repair.Flow, home *keeperClient) *receiving {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	r := a.arriving[id]
+	r := a.receiving[id]
 	if r == nil {
-		r = &arriving{id: id, flow: flow, home: home, fd: -1, since: time.Now()}
-		a.arriving[id] = r
+		r = &receiving{id: id, flow: flow, home: home, fd: -1, since: time.Now()}
+		a.receiving[id] = r
 	}
 	return r
 }
@@ -93,7 +93,7 @@ func (a *Agent) arrivingAt(id peer.Flow, flow repair.Flow, home *place) *arrivin
 // toDestination takes what the load balancer says about a session that arrives.
 func (a *Agent) toDestination(c *peer.Conn, f peer.Frame) {
 	a.mu.Lock()
-	r := a.arriving[f.Flow]
+	r := a.receiving[f.Flow]
 	a.mu.Unlock()
 	if r == nil {
 		return
@@ -105,7 +105,7 @@ func (a *Agent) toDestination(c *peer.Conn, f peer.Frame) {
 }
 
 // come does what the protocol asks for. r.mu is held.
-func (a *Agent) come(r *arriving, do move.Do) {
+func (a *Agent) come(r *receiving, do move.Do) {
 	for _, action := range do.Actions {
 		switch action {
 		case move.Restore:
@@ -133,7 +133,7 @@ func (a *Agent) come(r *arriving, do move.Do) {
 }
 
 // restore makes a socket of what came, and leaves it in repair.
-func (a *Agent) restore(r *arriving) move.Do {
+func (a *Agent) restore(r *receiving) move.Do {
 	err := a.build(r)
 	r.packed = nil
 	if err != nil {
@@ -143,14 +143,14 @@ func (a *Agent) restore(r *arriving) move.Do {
 	return r.dst.Restored()
 }
 
-// leftPatience is for how much of its patience the backend that sends a session waits for the socket that the session had here
+// leftTimeout is for how much of its patience the backend that sends a session waits for the socket that the session had here
 // before: its member and its keeper close theirs a moment after it has gone.
-const leftPatience = 0.3
+const leftTimeout = 0.3
 
 // errNoMember says that a session has to stay where it is.
 var errNoMember = errors.New("no member of this backend is ready for it")
 
-func (a *Agent) build(r *arriving) error {
+func (a *Agent) build(r *receiving) error {
 	if r.home.members.Load() == 0 {
 		return fmt.Errorf("service %s: %w", r.home.service, errNoMember)
 	}
@@ -175,12 +175,12 @@ func (a *Agent) build(r *arriving) error {
 	}
 	a.o.Step(stepQuiet)
 	a.untrack(r.flow) // as an earlier stay of the session has left it, or another weir
-	for end := time.Now().Add(time.Duration(leftPatience * float64(a.patience()))); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Duration(leftTimeout * float64(a.timeout()))); ; time.Sleep(time.Millisecond) {
 		err = a.inside(func() (err error) {
 			r.built, err = repair.Build(state, repair.RestoreOptions{Probe: true})
 			return err
 		})
-		if !errors.Is(err, repair.ErrTaken) || time.Now().After(end) {
+		if !errors.Is(err, repair.ErrInUse) || time.Now().After(end) {
 			break
 		}
 	}
@@ -207,7 +207,7 @@ func (a *Agent) inside(f func() error) error {
 }
 
 // deliver starts the session. The keeper has it: it outlives this agent.
-func (a *Agent) deliver(r *arriving) {
+func (a *Agent) deliver(r *receiving) {
 	if r.delivered || r.built == nil {
 		return
 	}
@@ -218,13 +218,13 @@ func (a *Agent) deliver(r *arriving) {
 		return
 	}
 	a.o.Step(stepStarted)
-	a.setEpoch(r.id, owned{session: r.session, epoch: r.dst.Epoch, birth: r.dst.Nonce, by: r.lb, at: time.Now()})
+	a.setEpoch(r.id, owned{session: r.session, epoch: r.dst.Epoch, nonce: r.dst.Nonce, by: r.lb, at: time.Now()})
 	a.arrived(r)
 	r.delivered = true
 	a.handIn(r)
 }
 
-func (a *Agent) start(r *arriving) error {
+func (a *Agent) start(r *receiving) error {
 	b := r.built
 	r.built = nil
 	if err := b.StartFD(); err != nil { // the keeper's descriptor and ours stay
@@ -238,7 +238,7 @@ func (a *Agent) start(r *arriving) error {
 
 // keepArrival has the keeper keep a session that is still in repair: it has room for it, or the session stays where it is.
 // Should this agent die, the next one asks the load balancer whose the session is.
-func (a *Agent) keepArrival(r *arriving) error {
+func (a *Agent) keepArrival(r *receiving) error {
 	fd, err := unix.FcntlInt(uintptr(r.built.FD()), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -263,7 +263,7 @@ func (a *Agent) keepArrival(r *arriving) error {
 	c := r.c
 	c.Unread = nil // beside it
 	r.kept = kept{Receiving: true, Epoch: r.dst.Epoch, Put: at.Written, Carried: c, Kernel: b}
-	if most := r.home.most(); most == 0 {
+	if most := r.home.maxBytes(); most == 0 {
 		err = errNoKeeper
 	} else if n := len(c.State) + len(r.c.Unread); n > most {
 		err = fmt.Errorf("%w: %d bytes of state and of what was not read; the keeper keeps at most %d", wire.ErrLimit, n, most)
@@ -279,13 +279,13 @@ func (a *Agent) keepArrival(r *arriving) error {
 	return nil
 }
 
-func (r *arriving) keep() *wire.Message {
+func (r *receiving) keep() *wire.Message {
 	return &wire.Message{Type: wire.Keep, Session: r.session, Number: uint32(wire.Stream), Text: r.kept.Carried.Label,
 		Read: r.read, Written: r.written, State: r.kept.append(nil), Unread: r.c.Unread}
 }
 
-// held says whether a process has a connection's socket.
-func (a *Agent) held(f repair.Flow) (yes bool, err error) {
+// socketOpen says whether a process has a connection's socket.
+func (a *Agent) socketOpen(f repair.Flow) (yes bool, err error) {
 	err = a.inside(func() error {
 		s, there, err := find(f)
 		yes = there && s.Inode != 0
@@ -295,7 +295,7 @@ func (a *Agent) held(f repair.Flow) (yes bool, err error) {
 }
 
 // discard ends a session that is another backend's: silently, whoever has it here.
-func (a *Agent) discard(r *arriving) {
+func (a *Agent) discard(r *receiving) {
 	switch {
 	case r.built != nil:
 		r.built.Close()
@@ -341,26 +341,26 @@ func find(f repair.Flow) (s sockdiag.Socket, there bool, err error) {
 	return s, false, err
 }
 
-// watchArriving asks again, and forgets what has arrived.
-func (a *Agent) watchArriving(r *arriving, now time.Time) {
-	if !r.mu.TryLock() { // see watchLeaving
+// watchReceiving asks again, and forgets what has arrived.
+func (a *Agent) watchReceiving(r *receiving, now time.Time) {
+	if !r.mu.TryLock() { // see watchSending
 		return
 	}
 	defer r.mu.Unlock()
 	switch {
-	case r.dst.Phase == move.Flipping && now.Sub(r.asked) > a.patience()/4:
+	case r.dst.Phase == move.Flipping && now.Sub(r.asked) > a.timeout()/4:
 		a.come(r, r.dst.Retry())
 	case r.dst.Phase == move.Idle && r.fd < 0, r.dst.Phase == move.Active && r.delivered && r.fd < 0 && a.spoke(r):
 		a.mu.Lock()
-		if a.arriving[r.id] == r {
-			delete(a.arriving, r.id)
+		if a.receiving[r.id] == r {
+			delete(a.receiving, r.id)
 		}
 		a.mu.Unlock()
 	}
 }
 
 // spoke says whether the session has sent something: from then on nobody takes it back.
-func (a *Agent) spoke(r *arriving) bool {
+func (a *Agent) spoke(r *receiving) bool {
 	e, there, err := a.quarantine.Lookup(r.flow)
 	return err == nil && (!there || e.State == quarantine.Left)
 }

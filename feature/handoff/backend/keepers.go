@@ -17,19 +17,19 @@ import (
 
 // How an agent gets along with a keeper.
 const (
-	keeperPatience = 2 * time.Second // for one that does not read, or does not answer
-	keeperRetry    = 250 * time.Millisecond
+	keeperTimeout = 2 * time.Second // for one that does not read, or does not answer
+	keeperRetry   = 250 * time.Millisecond
 )
 
-// place is a member of a service, as far as the keeper knows: under another backend's name the way to there, under this
+// keeperClient is a member of a service, as far as the keeper knows: under another backend's name the way to there, under this
 // backend's the way that sessions come by.
-type place struct {
+type keeperClient struct {
 	a       *Agent
 	service string // its name
 	name    string // @ and the backend's
 	caps    uint32
 	stop    func()
-	give    func(p *place, m wire.Message, fd int)
+	give    func(p *keeperClient, m wire.Message, fd int)
 
 	mu    sync.Mutex
 	conn  *wire.Conn // nil: no keeper
@@ -43,7 +43,7 @@ type place struct {
 }
 
 // run is there for the keeper until ctx is done.
-func (p *place) run(ctx context.Context) {
+func (p *keeperClient) run(ctx context.Context) {
 	for warned := false; ctx.Err() == nil; {
 		c, err := p.dial(ctx)
 		if err == nil {
@@ -60,12 +60,12 @@ func (p *place) run(ctx context.Context) {
 	}
 }
 
-func (p *place) dial(ctx context.Context) (*wire.Conn, error) {
+func (p *keeperClient) dial(ctx context.Context) (*wire.Conn, error) {
 	c, err := wire.Dial(ctx, p.a.o.Keeper)
 	if err != nil {
 		return nil, fmt.Errorf("is weir serve, or weir handoff keep, running? %w", err)
 	}
-	c.SetReadDeadline(time.Now().Add(keeperPatience))
+	c.SetReadDeadline(time.Now().Add(keeperTimeout))
 	err = c.Send(&wire.Message{Type: wire.Hello, Seq: 1, Text: p.service, Name: p.name, Number: p.caps})
 	var answer wire.Message
 	if err == nil {
@@ -86,7 +86,7 @@ func (p *place) dial(ctx context.Context) (*wire.Conn, error) {
 }
 
 // serve hears one keeper until it goes.
-func (p *place) serve(ctx context.Context, c *wire.Conn) {
+func (p *keeperClient) serve(ctx context.Context, c *wire.Conn) {
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
 	if p.caps&wire.Balances != 0 {
@@ -121,7 +121,7 @@ func (p *place) serve(ctx context.Context, c *wire.Conn) {
 		case m.Type == wire.Members:
 			p.members.Store(int64(m.Number))
 			p.a.tell(p.service)
-			p.a.look()
+			p.a.pollServed()
 		case m.Type == wire.Loads:
 			p.a.loadHere(p, m.Name, m.Number)
 		case m.Seq != 0:
@@ -143,8 +143,8 @@ func (p *place) serve(ctx context.Context, c *wire.Conn) {
 	}
 }
 
-// most is how many bytes of state and unread the keeper takes of a session; 0: there is no keeper.
-func (p *place) most() int {
+// maxBytes is how many bytes of state and unread the keeper takes of a session; 0: there is no keeper.
+func (p *keeperClient) maxBytes() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.limit
@@ -160,7 +160,7 @@ func clone(b []byte) []byte {
 var errNoKeeper = errors.New("the keeper has gone")
 
 // answer gives an answer to whom it is for; of two the first one counts.
-func (p *place) answer(seq uint32, err error) {
+func (p *keeperClient) answer(seq uint32, err error) {
 	p.mu.Lock()
 	answered := p.calls[seq]
 	delete(p.calls, seq)
@@ -171,7 +171,7 @@ func (p *place) answer(seq uint32, err error) {
 }
 
 // setReady has the keeper give sessions here, or not any more.
-func (p *place) setReady(yes bool) {
+func (p *keeperClient) setReady(yes bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ready == yes || p.over && yes {
@@ -179,12 +179,12 @@ func (p *place) setReady(yes bool) {
 	}
 	p.ready = yes
 	if p.conn != nil {
-		_ = p.conn.SendWithin(keeperPatience, &wire.Message{Type: wire.Ready, Number: uint32(bit(yes))})
+		_ = p.conn.SendWithin(keeperTimeout, &wire.Message{Type: wire.Ready, Number: uint32(bit(yes))})
 	}
 }
 
 // post says what wants no answer. What the kernel has taken is read by the keeper, also if this process dies at once.
-func (p *place) post(m *wire.Message, fds ...int) error {
+func (p *keeperClient) post(m *wire.Message, fds ...int) error {
 	p.mu.Lock()
 	c := p.conn
 	p.mu.Unlock()
@@ -199,7 +199,7 @@ func (p *place) post(m *wire.Message, fds ...int) error {
 		defer unix.Close(large)
 		fds = append(fds, large)
 	}
-	if err := c.SendWithin(keeperPatience, m, fds...); err != nil {
+	if err := c.SendWithin(keeperTimeout, m, fds...); err != nil {
 		c.Close() // serve connects again
 		return fmt.Errorf("%w: %w", errNoKeeper, err)
 	}
@@ -208,14 +208,14 @@ func (p *place) post(m *wire.Message, fds ...int) error {
 
 // ask has answered called with the keeper's answer, or with what there is in its place; it must not wait for anything. If it
 // returns an error, nothing was asked.
-func (p *place) ask(m *wire.Message, answered func(error)) error {
+func (p *keeperClient) ask(m *wire.Message, answered func(error)) error {
 	p.mu.Lock()
 	if p.seq++; p.seq == 0 {
 		p.seq = 1
 	}
 	seq := p.seq
 	m.Seq = seq
-	late := time.AfterFunc(keeperPatience, func() { p.answer(seq, fmt.Errorf("%w: it does not answer", errNoKeeper)) })
+	late := time.AfterFunc(keeperTimeout, func() { p.answer(seq, fmt.Errorf("%w: it does not answer", errNoKeeper)) })
 	p.calls[seq] = func(err error) {
 		late.Stop()
 		answered(err)
@@ -235,7 +235,7 @@ func (p *place) ask(m *wire.Message, answered func(error)) error {
 }
 
 // call asks, and waits for the answer.
-func (p *place) call(m *wire.Message) error {
+func (p *keeperClient) call(m *wire.Message) error {
 	answer := make(chan error, 1)
 	if err := p.ask(m, func(err error) { answer <- err }); err != nil {
 		return err

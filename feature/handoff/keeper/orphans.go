@@ -41,7 +41,7 @@ func (k *Keeper) ready(m *member, yes bool) {
 		k.replace(m)
 	}
 	k.tellAlone(m.service, now)
-	k.place(m.service, now)
+	k.assignOrphans(m.service, now)
 }
 
 // orphan takes a member's sessions from it: it died, or says that it leaves them.
@@ -58,13 +58,13 @@ func (k *Keeper) orphan(m *member, died bool) {
 			k.lose(s, err)
 			continue
 		}
-		if s.parked != nil {
-			k.hold(s)
+		if s.suspension != nil {
+			k.confirmSuspended(s)
 			continue
 		}
 		k.assign(s, nil)
 	}
-	k.place(m.service, time.Now())
+	k.assignOrphans(m.service, time.Now())
 }
 
 // missed finds others for what was given to a process whose connection ended before it had read that, or could take it: for want
@@ -88,13 +88,13 @@ func (k *Keeper) missed(v *service, now time.Time) {
 			s.refusals, s.refusal = append(s.refusals, m), now
 			s.stays("it was not received")
 			switch {
-			case s.parked != nil:
-				k.hold(s)
+			case s.suspension != nil:
+				k.confirmSuspended(s)
 			default:
 				k.giveOn(s, m.name)
 			}
 		}
-		k.place(v, now)
+		k.assignOrphans(v, now)
 	}
 }
 
@@ -140,10 +140,10 @@ func (k *Keeper) lose(s *session, why error) {
 	k.remove(s, true)
 }
 
-// place gives orphans to members that are there for them.
-func (k *Keeper) place(v *service, now time.Time) {
+// assignOrphans gives orphans to members that are there for them.
+func (k *Keeper) assignOrphans(v *service, now time.Time) {
 	for s := range v.orphans {
-		m := k.heir(s, now)
+		m := k.successor(s, now)
 		if m == nil {
 			continue
 		}
@@ -154,17 +154,17 @@ func (k *Keeper) place(v *service, now time.Time) {
 			v.counts.Inherited++
 		}
 		if s.from == nil || s.from.name != m.name || !s.from.process.same(m.process) {
-			s.why = "" // it has not come back to where it was
+			s.reason = "" // it has not come back to where it was
 		}
 		k.giveTo(m, s, wire.Message{Name: s.member})
 	}
 }
 
-// heir is who goes on with an orphan: the youngest of its name, one that stands by last, after a time of grace
+// successor is who goes on with an orphan: the youngest of its name, one that stands by last, after a time of grace
 // whoever takes those of others and has the fewest. One that an agent was moving is for
 // agents alone, however long they are away: to its application it would be a socket that
 // stands still, and perhaps a second copy of what lives on another server by now.
-func (k *Keeper) heir(s *session, now time.Time) *member {
+func (k *Keeper) successor(s *session, now time.Time) *member {
 	var other, standby *member
 	takes := wire.TakesOrphans
 	if wire.Moving(s.state) {
@@ -174,7 +174,7 @@ func (k *Keeper) heir(s *session, now time.Time) *member {
 	for i := len(members) - 1; i >= 0; i-- {
 		m := members[i]
 		switch {
-		case !m.ready || !m.takes(s) || slices.Contains(s.refusals, m) || m.slow(now):
+		case !m.ready || !m.accepts(s) || slices.Contains(s.refusals, m) || m.slow(now):
 		case m.name == s.member && m.standby:
 			standby = cmp.Or(standby, m)
 		case m.name == s.member:
@@ -209,16 +209,16 @@ func (k *Keeper) expire(v *service, now time.Time) {
 	}
 }
 
-// took notes that a member goes on with what it was given.
-func (k *Keeper) took(m *member, id uint64) {
+// accepted notes that a member goes on with what it was given.
+func (k *Keeper) accepted(m *member, id uint64) {
 	if s := m.sessions[id]; s != nil {
 		s.waits = time.Time{}
 	}
 	delete(m.given, id)
 }
 
-// refuse has a session that a member does not want go back, or to another.
-func (k *Keeper) refuse(m *member, msg *wire.Message) error {
+// reject has a session that a member does not want go back, or to another.
+func (k *Keeper) reject(m *member, msg *wire.Message) error {
 	s, err := m.session(msg)
 	if err != nil {
 		return err
@@ -229,7 +229,7 @@ func (k *Keeper) refuse(m *member, msg *wire.Message) error {
 	s.refusals, s.refusal = append(s.refusals, m), time.Now()
 	s.stays(cmp.Or(msg.Text, "no reason given"))
 	k.giveOn(s, m.name)
-	k.place(m.service, time.Now())
+	k.assignOrphans(m.service, time.Now())
 	return nil
 }
 
@@ -237,7 +237,7 @@ func (k *Keeper) refuse(m *member, msg *wire.Message) error {
 // has: for a while the old and the new one share it.
 func (k *Keeper) find(m *member, msg *wire.Message) error {
 	for _, s := range m.service.sessions {
-		if s.kind != wire.Kind(msg.Number) || s.kind == wire.Stream || s.label != msg.Text || s.member != m.name || !m.takes(s) {
+		if s.kind != wire.Kind(msg.Number) || s.kind == wire.Stream || s.label != msg.Text || s.member != m.name || !m.accepts(s) {
 			continue
 		}
 		k.giveTo(m, s, wire.Message{Name: s.member, Seq: msg.Seq})
