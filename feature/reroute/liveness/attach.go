@@ -24,7 +24,7 @@ type deviceHook struct {
 }
 
 // hooks are the places that are needed, by the names of their links.
-func (s *site) hooks(places map[string]place) map[string]deviceHook {
+func (s *scopeInstance) hooks(places map[string]location) map[string]deviceHook {
 	want := map[string]deviceHook{}
 	for i, l := range s.loops {
 		want[linkTick+strconv.Itoa(l.exit)] = deviceHook{kernel.TCX{Ifindex: l.exit, Device: exitName(i)}, bpf.LivenessProgLivenessTick}
@@ -39,7 +39,7 @@ func (s *site) hooks(places map[string]place) map[string]deviceHook {
 }
 
 // attach attaches what is missing and detaches what nobody needs.
-func (s *site) attach(places map[string]place, anew bool) error {
+func (s *scopeInstance) attach(places map[string]location, anew bool) error {
 	want := s.hooks(places)
 	if !hasTCX() {
 		return s.filters(want, anew)
@@ -81,7 +81,7 @@ func (s *site) attach(places map[string]place, anew bool) error {
 }
 
 // attached says why a pinned link does not attach anything at its place.
-func (s *site) attached(name string, at kernel.Attachment) error {
+func (s *scopeInstance) attached(name string, at kernel.Attachment) error {
 	ln, err := s.pins.Link(name)
 	if err != nil {
 		return err
@@ -90,7 +90,7 @@ func (s *site) attached(name string, at kernel.Attachment) error {
 	return at.Verify(ln)
 }
 
-func (s *site) move(name, program string) error {
+func (s *scopeInstance) move(name, program string) error {
 	prog, err := s.program(program)
 	if err != nil {
 		return err
@@ -108,7 +108,7 @@ func (s *site) move(name, program string) error {
 }
 
 // filters is attach where the kernel has no tcx.
-func (s *site) filters(want map[string]deviceHook, anew bool) error {
+func (s *scopeInstance) filters(want map[string]deviceHook, anew bool) error {
 	used := map[kernel.Clsact]bool{}
 	for _, h := range want {
 		f := kernel.Clsact{Ifindex: h.at.Ifindex, Name: filterName, Egress: h.at.Egress}

@@ -104,7 +104,7 @@ func newBench(t testing.TB) *bench {
 func (b *bench) put() {
 	b.t.Helper()
 	// Interface 0 is none: what is sent is not, and counted as sent.
-	if err := b.maps[pinSetups].Put(uint32(0), b.s.setup(place{}, b.key, b.life)); err != nil {
+	if err := b.maps[pinSetups].Put(uint32(0), b.s.setup(location{}, b.key, b.life)); err != nil {
 		b.t.Fatal(err)
 	}
 	if err := putID(b.maps, b.s.ID, 0); err != nil {
@@ -136,7 +136,7 @@ func (b *bench) state() *bpf.LivenessLivenessState {
 func (b *bench) frame(seq uint32, got time.Duration) *bpf.LivenessLivenessFrame {
 	peer := b.s
 	peer.Source, peer.Peer = netip.MustParseAddr("fd77::2"), functionA
-	f := peer.setup(place{}, b.key, b.life).Frame
+	f := peer.setup(location{}, b.key, b.life).Frame
 	f.Srh.SegmentsLeft = 0
 	f.Ip.Daddr = f.Seg[0]
 	f.Tlv.Seq, f.Tlv.Sent = network32(seq), network64(12345)
@@ -148,7 +148,7 @@ func (b *bench) frame(seq uint32, got time.Duration) *bpf.LivenessLivenessFrame 
 
 // answer is the peer's answer to a probe of ours, as it comes back.
 func (b *bench) answer(seq uint32) *bpf.LivenessLivenessFrame {
-	f := b.s.setup(place{}, b.key, b.life).Frame
+	f := b.s.setup(location{}, b.key, b.life).Frame
 	f.Srh.SegmentsLeft = 0
 	f.Ip.Daddr, f.Ip.HopLimit = f.Seg[0], 254
 	f.Tlv.Kind, f.Tlv.Seq, f.Tlv.Heard = 1, network32(seq), network32(seq)

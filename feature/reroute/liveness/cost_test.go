@@ -46,7 +46,7 @@ func BenchmarkBeat(b *testing.B) {
 	const benchSessions = 64
 	x := newBench(b)
 	for i := range uint32(benchSessions) {
-		c := x.s.setup(place{}, x.key, x.life)
+		c := x.s.setup(location{}, x.key, x.life)
 		f := &c.Frame
 		f.Ip.Word, f.Ip.PayloadLen, f.Ip.Nexthdr, f.Ip.HopLimit = frameMagic, 0, 0, 0 // loop 0
 		clear(f.Ip.Saddr.Bytes[:4])                                                   // generation 0

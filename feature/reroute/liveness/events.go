@@ -42,8 +42,8 @@ type eventRaw struct {
 	_                  uint8
 }
 
-// lookEvery is how often who follows events looks whether it still reads the right map.
-const lookEvery = time.Second
+// pollInterval is how often who follows events looks whether it still reads the right map.
+const pollInterval = time.Second
 
 // Events calls yield with every change of a judgement in a namespace, by its inode number, until ctx is done or yield returns false.
 // The kernel keeps some 1,600 for whoever comes late; one process at a time gets each.
@@ -68,7 +68,7 @@ func AllEvents(ctx context.Context, r *kernel.Root, yield func(SessionEvent)) {
 	defer all.Wait()
 	var mu sync.Mutex
 	reading := map[string]bool{}
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		found, _ := scopes(r) // what cannot be read now is looked for again
@@ -126,7 +126,7 @@ func readEvents(ctx context.Context, r *kernel.Root, scope string, yield func(Ev
 		return err
 	}
 	defer events.Close()
-	events.Idle = lookEvery
+	events.Idle = pollInterval
 	for e, err := range events.Events(ctx) {
 		switch {
 		case errors.Is(err, ringbuf.ErrIdle):

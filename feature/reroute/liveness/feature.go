@@ -65,7 +65,7 @@ func Plan(_ context.Context, have State, want Config) (plan feature.Plan, err er
 	if want.Netns != "" {
 		p.Netns = want.Netns
 	}
-	if err := p.place(was.Indexes); err != nil {
+	if err := p.assignIndexes(was.Indexes); err != nil {
 		return plan, err
 	}
 	step := feature.Step{Verb: "create", Object: "liveness of " + ns.String(), Detail: fmt.Sprintf("%d sessions", len(want.Sessions)),
@@ -136,7 +136,7 @@ func (p *published) apply(l *kernel.WriteLock) error {
 		return err
 	}
 	kernel.Step("liveness:published")
-	return syncScope(l, netnsScope(ns))
+	return reconcileScope(l, netnsScope(ns))
 }
 
 // farewell has sessions that are there, and not in p, tell their peers that they end: silence is no failure then. It takes a few
@@ -222,7 +222,7 @@ func remove(l *kernel.WriteLock, scope string) error {
 		}
 		kernel.Step("liveness:emptied")
 	}
-	s, err := openSite(l, scope)
+	s, err := openInstance(l, scope)
 	if err != nil {
 		return err
 	}
@@ -234,7 +234,7 @@ func remove(l *kernel.WriteLock, scope string) error {
 }
 
 // clear takes away all that is in the namespace.
-func (s *site) clear() error {
+func (s *scopeInstance) clear() error {
 	if err := s.followMoves(); err != nil {
 		return err
 	}
@@ -265,7 +265,7 @@ func Recover(l *kernel.WriteLock) error {
 	for _, rec := range all {
 		if !rec.Spec.Config.wanted() {
 			err = remove(l, rec.Scope)
-		} else if err = syncScope(l, rec.Scope); errors.Is(err, netns.ErrGone) {
+		} else if err = reconcileScope(l, rec.Scope); errors.Is(err, netns.ErrGone) {
 			err = store.Remove(l, rec.Instance)
 		}
 		errs = append(errs, err)
@@ -289,10 +289,10 @@ func PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan, err erro
 // upgrade puts this weir's programs in place of another's, over the same maps: a packet meets one or the other, and no session
 // loses what is known of it.
 func upgrade(l *kernel.WriteLock, scope string) error {
-	s, err := openSite(l, scope)
+	s, err := openInstance(l, scope)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	return store.Upgrade(l, instance(scope), func() error { return s.ns.Do(func() error { return s.sync(true) }) }, s.pins.Maps)
+	return store.Upgrade(l, instance(scope), func() error { return s.ns.Do(func() error { return s.reconcile(true) }) }, s.pins.Maps)
 }

@@ -35,8 +35,8 @@ func findFunction(s *Session) *function {
 
 // unrouted says which session's function has lost its route; "": none. It is called in the namespace.
 func (k *known) unrouted() (string, error) {
-	for i := range k.places {
-		p := &k.places[i]
+	for i := range k.assignments {
+		p := &k.assignments[i]
 		if p.device == 0 {
 			continue
 		}

@@ -34,7 +34,7 @@ func OpenLoops(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick 
 	if err != nil {
 		return nil, err
 	}
-	s, err := openSite(l, scope)
+	s, err := openInstance(l, scope)
 	if err != nil {
 		return nil, err
 	}

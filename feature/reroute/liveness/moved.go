@@ -26,7 +26,7 @@ func readMove(m *ebpf.Map, device int) (v bpf.LivenessLivenessMove, err error) {
 
 // followMoves has the kernel's neighbours follow link addresses that changed. The programs send to the new address meanwhile, and
 // see within 250 ms that the kernel knows it.
-func (s *site) followMoves() error {
+func (s *scopeInstance) followMoves() error {
 	for i := range uint32(maxSessions) {
 		var c bpf.LivenessLivenessSetup
 		if err := s.pins.Maps[pinSetups].Lookup(i, &c); err != nil {

@@ -46,7 +46,7 @@ func TestMovedNeighbour(t *testing.T) {
 		{"no tag", from(other, func(b *bench) []byte { d := next(b); copy(d[len(d)-8:], make([]byte, 8)); return d }), 0},
 		{"from farther away", from(other, changed(func(f *bpf.LivenessLivenessFrame) { f.Ip.HopLimit = 254 })), 0},
 		{"an answer", from(other, changed(func(f *bpf.LivenessLivenessFrame) { f.Tlv.Kind = 1 })), 0},
-		{"our own, reflected", from(other, func(b *bench) []byte { f := b.s.setup(place{}, b.key, b.life).Frame; return b.sign(&f) }), 0},
+		{"our own, reflected", from(other, func(b *bench) []byte { f := b.s.setup(location{}, b.key, b.life).Frame; return b.sign(&f) }), 0},
 		{"of another session", from(other, changed(func(f *bpf.LivenessLivenessFrame) { f.Tlv.Session = network32(8) })), 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -89,8 +89,8 @@ func scopes(r *kernel.Root) (out []string, err error) {
 	return out, err
 }
 
-// place gives every session a place, which it keeps as long as it has its name.
-func (p *published) place(before map[string]uint32) error {
+// assignIndexes gives every session a place, which it keeps as long as it has its name.
+func (p *published) assignIndexes(before map[string]uint32) error {
 	p.Indexes = map[string]uint32{}
 	taken := map[uint32]bool{}
 	for _, s := range p.Config.Sessions {

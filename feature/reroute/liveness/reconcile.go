@@ -30,8 +30,8 @@ const filterName = "weir_liveness"
 // errNoDevice says that a session's device is not there: the session waits for it.
 var errNoDevice = errors.New("there is no such device")
 
-// site is a namespace's liveness, open for writing; its methods run in the namespace.
-type site struct {
+// scopeInstance is a namespace's liveness, open for writing; its methods run in the namespace.
+type scopeInstance struct {
 	lock  *kernel.WriteLock
 	scope string
 	p     published
@@ -42,18 +42,18 @@ type site struct {
 	coll  *kernel.Collection // loaded when the first program of it is attached
 }
 
-// syncScope makes the kernel what is published. It is how every change takes effect, and how one that was killed is mended.
-func syncScope(l *kernel.WriteLock, scope string) error {
-	s, err := openSite(l, scope)
+// reconcileScope makes the kernel what is published. It is how every change takes effect, and how one that was killed is mended.
+func reconcileScope(l *kernel.WriteLock, scope string) error {
+	s, err := openInstance(l, scope)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	return s.ns.Do(func() error { return s.sync(false) })
+	return s.ns.Do(func() error { return s.reconcile(false) })
 }
 
-func openSite(l *kernel.WriteLock, scope string) (_ *site, err error) {
-	s := &site{lock: l, scope: scope}
+func openInstance(l *kernel.WriteLock, scope string) (_ *scopeInstance, err error) {
+	s := &scopeInstance{lock: l, scope: scope}
 	if s.p, err = readPublished(l.Root, scope); err != nil {
 		return nil, err
 	}
@@ -72,7 +72,7 @@ func openSite(l *kernel.WriteLock, scope string) (_ *site, err error) {
 	return s, nil
 }
 
-func (s *site) close() {
+func (s *scopeInstance) close() {
 	if s.coll != nil {
 		s.coll.Close()
 	}
@@ -80,8 +80,8 @@ func (s *site) close() {
 	s.ns.Close()
 }
 
-// sync does it. With anew programs are attached in place of those that are.
-func (s *site) sync(anew bool) error {
+// reconcile does it. With anew programs are attached in place of those that are.
+func (s *scopeInstance) reconcile(anew bool) error {
 	cpus, err := loopCPUs(s.p.Config.CPUs)
 	if err != nil {
 		return err
@@ -91,7 +91,7 @@ func (s *site) sync(anew bool) error {
 		return err
 	}
 	kernel.Step("liveness:loops")
-	places, err := s.places()
+	places, err := s.locate()
 	if err != nil {
 		return err
 	}
@@ -117,9 +117,9 @@ func (s *site) sync(anew bool) error {
 	return retune(s.pins.Maps[pinClockwork], s.pins.Maps[pinBeats], s.loops, s.seed)
 }
 
-// places finds the sessions' devices. Who has none now waits for it.
-func (s *site) places() (map[string]place, error) {
-	out, speak := map[string]place{}, map[string]int{}
+// locate finds the sessions' devices. Who has none now waits for it.
+func (s *scopeInstance) locate() (map[string]location, error) {
+	out, speak := map[string]location{}, map[string]int{}
 	for _, session := range s.p.Config.Sessions {
 		p, err := findDevice(session.Device)
 		if errors.Is(err, errNoDevice) {
@@ -137,7 +137,7 @@ func (s *site) places() (map[string]place, error) {
 }
 
 // findDevice looks for a device that frames can be sent by.
-func findDevice(name string) (p place, err error) {
+func findDevice(name string) (p location, err error) {
 	l, err := netlink.LinkByName(name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return p, errNoDevice
@@ -163,7 +163,7 @@ func findDevice(name string) (p place, err error) {
 }
 
 // program is one of them, over the instance's maps.
-func (s *site) program(name string) (*ebpf.Program, error) {
+func (s *scopeInstance) program(name string) (*ebpf.Program, error) {
 	if s.coll == nil {
 		spec, err := bpf.LoadLiveness()
 		if err != nil {
@@ -181,7 +181,7 @@ func (s *site) program(name string) (*ebpf.Program, error) {
 }
 
 // putSessions has the programs know the sessions that have a device, and forget all others.
-func (s *site) putSessions(places map[string]place) error {
+func (s *scopeInstance) putSessions(places map[string]location) error {
 	used := map[uint32]bool{}
 	for _, p := range places {
 		used[p.index] = true
@@ -212,7 +212,7 @@ func (s *site) putSessions(places map[string]place) error {
 }
 
 // segments has the peers' probes answered, and no longer those of segments that nobody needs.
-func (s *site) segments(places map[string]place, anew bool) error {
+func (s *scopeInstance) segments(places map[string]location, anew bool) error {
 	want := map[segment]bool{}
 	for _, session := range s.p.Config.Sessions {
 		if p, there := places[session.Name]; there && session.filled().judges() {
@@ -236,7 +236,7 @@ func (s *site) segments(places map[string]place, anew bool) error {
 }
 
 // route is that of a segment. It names a device of ours: one of a link would take the segment with it.
-func (s *site) route(g segment) hook.Segment {
+func (s *scopeInstance) route(g segment) hook.Segment {
 	r := hook.Segment{Table: g.Table}
 	if len(s.loops) > 0 {
 		r.Ifindex = s.loops[0].entry
@@ -246,7 +246,7 @@ func (s *site) route(g segment) hook.Segment {
 }
 
 // dropSegments takes away the routes of ours to all but some segments.
-func (s *site) dropSegments(but map[segment]bool) error {
+func (s *scopeInstance) dropSegments(but map[segment]bool) error {
 	all, err := hook.Segments()
 	if err != nil {
 		return err
@@ -262,7 +262,7 @@ func (s *site) dropSegments(but map[segment]bool) error {
 }
 
 // clockwork has the loops beat as they should.
-func (s *site) clockwork(tick uint64) error {
+func (s *scopeInstance) clockwork(tick uint64) error {
 	var m bpf.LivenessLivenessTickSource
 	if err := s.pins.Maps[pinClockwork].Lookup(uint32(0), &m); err != nil {
 		return fmt.Errorf("reading the clockwork: %w", err)

@@ -16,7 +16,7 @@ import (
 func TestReflectedProbe(t *testing.T) {
 	const pass, taken, dropped = math.MaxUint32, 2, 2 // TC_ACT_UNSPEC, TC_ACT_SHOT, BPF_DROP
 	own := func(b *bench) *bpf.LivenessLivenessFrame {
-		f := b.s.setup(place{}, b.key, b.life).Frame
+		f := b.s.setup(location{}, b.key, b.life).Frame
 		f.Tlv.Seq, f.Tlv.Sent, f.Tlv.Got = network32(101), network64(start), network64(start+1)
 		return &f
 	}

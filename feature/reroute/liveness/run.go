@@ -27,7 +27,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	defer w.forget(nil)
 	for {
 		if wrong := w.wrong(); wrong != "" {
-			if err := mendNow(ctx, r); err != nil && ctx.Err() == nil {
+			if err := recoverNow(ctx, r); err != nil && ctx.Err() == nil {
 				log.Warn("liveness is not as it should be", "problem", wrong, "err", err)
 			} else if err == nil {
 				log.Info("liveness was set right", "problem", wrong)
@@ -51,12 +51,12 @@ type watch struct {
 type known struct {
 	published
 	*kernel.Opened
-	places []settled // of the sessions, when they were last gone through
-	looks  int
+	assignments []assignment // of the sessions, when they were last gone through
+	polls       int
 }
 
-// settled is a session and the device that it was given; 0: it waits for one.
-type settled struct {
+// assignment is a session and the device that it was given; 0: it waits for one.
+type assignment struct {
 	*Session
 	device   int
 	lost     bool      // the device has the session's program no more
@@ -113,12 +113,12 @@ func (w *watch) wrongIn(scope string) (string, error) {
 			return fmt.Sprintf("the loop of CPU %d beats on CPU %d", l.CPU, l.On), nil
 		}
 	}
-	if k.looks%sessionsEvery == 0 {
-		if err := k.settle(); err != nil {
+	if k.polls%sessionsEvery == 0 {
+		if err := k.findDevices(); err != nil {
 			return "", err
 		}
 	}
-	k.looks++
+	k.polls++
 	if what, err := k.moved(); err != nil || what != "" {
 		return what, err
 	}
@@ -127,7 +127,7 @@ func (w *watch) wrongIn(scope string) (string, error) {
 
 // moved says whose neighbour has another link address than the kernel has; "": nobody's.
 func (k *known) moved() (string, error) {
-	for _, p := range k.places {
+	for _, p := range k.assignments {
 		if p.device == 0 {
 			continue
 		}
@@ -162,10 +162,10 @@ func (w *watch) open(scope string) (*known, error) {
 	return k, nil
 }
 
-// settle finds out which devices the sessions were given, and whether they have still what was attached: a device that came back
+// findDevices finds out which devices the sessions were given, and whether they have still what was attached: a device that came back
 // under its old number has not.
-func (k *known) settle() error {
-	k.places = nil
+func (k *known) findDevices() error {
+	k.assignments = nil
 	bare, err := k.bare()
 	if err != nil {
 		return err
@@ -176,12 +176,12 @@ func (k *known) settle() error {
 		if err := k.Maps[pinSetups].Lookup(k.Indexes[s.Name], &c); err != nil {
 			return fmt.Errorf("reading session %q: %w", s.Name, err)
 		}
-		p := settled{Session: s}
+		p := assignment{Session: s}
 		if c.On != 0 {
 			p.device = int(c.Ifindex)
 			p.lost = s.filled().sends() && bare(p.device)
 		}
-		k.places = append(k.places, p)
+		k.assignments = append(k.assignments, p)
 	}
 	return nil
 }
@@ -200,7 +200,7 @@ func (k *known) bare() (func(device int) bool, error) {
 	for _, pin := range pins {
 		var device int
 		if _, err := fmt.Sscanf(pin, linkReturn+"%d", &device); err == nil {
-			off[device] = !k.holds(pin, kernel.TCX{Ifindex: device})
+			off[device] = !k.attached(pin, kernel.TCX{Ifindex: device})
 		}
 	}
 	return func(device int) bool { return off[device] }, nil
@@ -221,8 +221,8 @@ func (k *known) unfiltered(device int) (bare bool) {
 	return bare
 }
 
-// holds says whether a pinned link attaches something at its place.
-func (k *known) holds(pin string, at kernel.Attachment) bool {
+// attached says whether a pinned link attaches something at its place.
+func (k *known) attached(pin string, at kernel.Attachment) bool {
 	ln, err := k.Link(pin)
 	if err != nil {
 		return true // removed meanwhile: the next look is at other pins
@@ -241,7 +241,7 @@ func (k *known) changed() (what string, err error) {
 	err = ns.Do(func() error {
 		at, err := k.appeared()
 		if err == nil && at >= 0 {
-			what = fmt.Sprintf("device %s of session %s has come", k.places[at].Device, k.places[at].Name)
+			what = fmt.Sprintf("device %s of session %s has come", k.assignments[at].Device, k.assignments[at].Name)
 		} else if err == nil {
 			what, err = k.unrouted()
 		}
@@ -258,7 +258,7 @@ func (k *known) appeared() (int, error) {
 		return -1, fmt.Errorf("looking for devices: %w", err)
 	}
 	defer unix.Close(fd)
-	return slices.IndexFunc(k.places, func(p settled) bool {
+	return slices.IndexFunc(k.assignments, func(p assignment) bool {
 		index := deviceNumber(fd, p.Device)
 		if index == 0 || index == p.device && !p.lost {
 			return false
@@ -277,7 +277,7 @@ func deviceNumber(socket int, device string) int {
 	return int(r.Uint32())
 }
 
-func mendNow(ctx context.Context, r *kernel.Root) error {
+func recoverNow(ctx context.Context, r *kernel.Root) error {
 	l, err := r.Lock(ctx)
 	if err != nil {
 		return err

@@ -25,8 +25,8 @@ const (
 	srhType     = 4
 )
 
-// place is where a session is in its namespace.
-type place struct {
+// location is where a session is in its namespace.
+type location struct {
 	index  uint32 // in the maps
 	device int
 	master int // of the device, 0: none; packets of a VRF's devices come to segments by the VRF
@@ -44,7 +44,7 @@ func network64(v uint64) uint64 {
 }
 
 // setup is what the programs need to know of a session.
-func (s Session) setup(p place, key [2]uint64, life uint64) bpf.LivenessLivenessSetup {
+func (s Session) setup(p location, key [2]uint64, life uint64) bpf.LivenessLivenessSetup {
 	c := bpf.LivenessLivenessSetup{Key: key, Life: life, Interval: uint64(s.Interval), Grace: uint64(s.Grace), Hold: uint64(s.StableFor),
 		HoldMax: uint64(s.StableMax), Id: s.ID, Ifindex: uint32(p.device), Master: uint32(p.master), On: 1, Multiplier: uint8(s.Multiplier)}
 	for _, b := range []struct {
@@ -82,7 +82,7 @@ func identity(c bpf.LivenessLivenessSetup) bpf.LivenessLivenessSetup {
 }
 
 // putSession has the programs know a session. What they know of it stays, unless it is another session now.
-func putSession(m map[string]*ebpf.Map, s Session, p place, key [2]uint64) error {
+func putSession(m map[string]*ebpf.Map, s Session, p location, key [2]uint64) error {
 	var have bpf.LivenessLivenessSetup
 	if err := m[pinSetups].Lookup(p.index, &have); err != nil {
 		return fmt.Errorf("reading session %d: %w", p.index, err)

@@ -56,7 +56,7 @@ type Client struct {
 	mu    sync.Mutex // of the engine, too
 	owner map[uint32]*conn
 	conns map[*conn]bool
-	left  []uint64 // connections that are kept, of a client that has ended
+	kept  []uint64 // connections that are kept, of a client that has ended
 }
 
 type conn struct {
@@ -162,10 +162,10 @@ func (c *Client) Run(ctx context.Context) error {
 func (c *Client) Abandon() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, cookie := range c.left {
+	for _, cookie := range c.kept {
 		c.keep.Remove(cookie)
 	}
-	c.left = nil
+	c.kept = nil
 }
 
 // mind returns when another connection is wanted; false: ctx is done.
@@ -260,10 +260,10 @@ func (n *conn) serve(ctx context.Context, told chan<- struct{}) {
 		var length int
 		if m, length, err = n.next(); err == nil {
 			if m.kind == addSession {
-				n.leave()
+				n.keepOpen()
 			}
 			if err = n.handle(m, told); err == nil {
-				err = n.take(length)
+				err = n.consume(length)
 			}
 		}
 	}
@@ -273,7 +273,7 @@ func (n *conn) serve(ctx context.Context, told chan<- struct{}) {
 	delete(n.c.conns, n)
 	switch {
 	case ctx.Err() != nil && n.kept:
-		n.c.left = append(n.c.left, n.cookie)
+		n.c.kept = append(n.c.kept, n.cookie)
 		return
 	case errors.Is(err, net.ErrClosed): // by us
 	case len(n.sessions) > 0:
@@ -290,8 +290,8 @@ func (n *conn) serve(ctx context.Context, told chan<- struct{}) {
 	}
 }
 
-// leave has the connection kept, from its first session on.
-func (n *conn) leave() {
+// keepOpen has the connection kept, from its first session on.
+func (n *conn) keepOpen() {
 	if n.kept || n.c.keep == nil {
 		return
 	}

@@ -16,7 +16,7 @@ import (
 // incoming is what comes by a stream socket, looked at before it is taken.
 type incoming struct {
 	raw    syscall.RawConn
-	buffer [mostLength]byte
+	buffer [maxLength]byte
 }
 
 func (in *incoming) of(socket any) (err error) {
@@ -60,8 +60,8 @@ func (in *incoming) next() (m message, length int, err error) {
 	}
 }
 
-// take takes so many bytes, which next has seen, from the socket.
-func (in *incoming) take(length int) error {
+// consume takes so many bytes, which next has seen, from the socket.
+func (in *incoming) consume(length int) error {
 	for length > 0 {
 		n, err := in.receive(in.buffer[:length], 0)
 		if err != nil {

@@ -42,7 +42,7 @@ const (
 	headLength    = 8
 	sessionLength = 132 // of version 1; version 2 appends what weir does not need
 	changeLength  = 28  // of which the last byte is padding
-	mostLength    = 4096
+	maxLength     = 4096
 )
 
 // errProtocol says that bfdd does not speak as expected.
@@ -89,7 +89,7 @@ func read(r io.Reader) (m message, err error) {
 	if m.version != 1 && m.version != 2 {
 		return m, fmt.Errorf("%w: version %d; weir has 1 and 2", errProtocol, m.version)
 	}
-	if length < headLength || length > mostLength {
+	if length < headLength || length > maxLength {
 		return m, fmt.Errorf("%w: a message of %d bytes", errProtocol, length)
 	}
 	m.body = make([]byte, length-headLength)

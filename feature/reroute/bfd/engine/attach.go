@@ -59,8 +59,8 @@ func (p pinned) attached(name string, at kernel.Attachment) bool {
 
 // attach has programs where they are wanted, and nowhere else; with anew those that are attached, too, are this weir's then.
 func (e *Engine) attach(l *kernel.WriteLock, want map[string]hook, anew bool) error {
-	var k keeper = e.held
-	if e.held == nil {
+	var k keeper = e.unpinned
+	if e.unpinned == nil {
 		o, err := l.Open(e.instance, "clock")
 		if err != nil {
 			return err

@@ -120,8 +120,8 @@ func (t tables) reach() error {
 	return t.clock.Put(uint32(0), clock)
 }
 
-// beat says how often there are ticks, at least.
-func (t tables) beat(tick time.Duration) error {
+// tick says how often there are ticks, at least.
+func (t tables) tick(tick time.Duration) error {
 	var clock bpf.BfdBfdClockwork
 	if err := t.clock.Lookup(uint32(0), &clock); err != nil || clock.Tick == micros(tick) {
 		return err

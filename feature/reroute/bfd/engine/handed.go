@@ -44,7 +44,7 @@ func OpenHanded(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick t
 		return nil, err
 	}
 	defer l.Unlock()
-	e := &Engine{root: root, ns: ns, instance: instanceKey(netnsScope(ns), handedName), tick: tick, held: &held{keep: h.Keep, links: map[string]kernel.Link{}}}
+	e := &Engine{root: root, ns: ns, instance: instanceKey(netnsScope(ns), handedName), tick: tick, unpinned: &unpinnedLinks{keep: h.Keep, links: map[string]kernel.Link{}}}
 	anew := false
 	err = e.open(ctx, l, func(l *kernel.WriteLock) (map[string]*ebpf.Map, error) {
 		out, other, err := e.adopt(l, h)
@@ -62,9 +62,9 @@ func OpenHanded(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick t
 	}
 	if err != nil {
 		if ctx.Err() == nil { // whoever tries again begins anew: what was kept would run beside that
-			e.held.forgetAll()
+			e.unpinned.forgetAll()
 			for name := range h.Links {
-				e.held.forget(name)
+				e.unpinned.forget(name)
 			}
 		}
 		return nil, err
@@ -87,7 +87,7 @@ func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map,
 	}
 	if err != nil || string(m.Config) != string(h.Text) || len(h.Links) == 0 {
 		for name := range h.Links { // of such as have no pins, too: somebody has removed them meanwhile
-			e.held.forget(name)
+			e.unpinned.forget(name)
 		}
 		return nil, false, errors.Join(e.orphanPinned(l), l.Remove(e.instance)) // also what cannot be read: it is this process's to make
 	}
@@ -104,10 +104,10 @@ func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map,
 	for name, f := range h.Links {
 		ln, err := kernel.LinkFrom(f)
 		if err != nil { // attached anew, then
-			e.held.forget(name)
+			e.unpinned.forget(name)
 			continue
 		}
-		e.held.links[name] = ln
+		e.unpinned.links[name] = ln
 	}
 	e.owners, e.adopted = o.Maps[ownersPin], true
 	return o.Maps, m.Object != kernel.ObjectHash(bpf.Object()), nil
@@ -156,7 +156,7 @@ func (e *Engine) Abandon(ctx context.Context) error {
 	err = errors.Join(err, e.GiveBack(0))
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.held.forgetAll()
+	e.unpinned.forgetAll()
 	l, lerr := e.root.Lock(ctx)
 	if lerr != nil {
 		return errors.Join(err, lerr)
@@ -229,15 +229,15 @@ func readOwners(m *ebpf.Map) (map[uint32]Owner, error) {
 	return out, nil
 }
 
-// held are links that this process holds, and perhaps somebody for the next one.
-type held struct {
+// unpinnedLinks are links that this process holds, and perhaps somebody for the next one.
+type unpinnedLinks struct {
 	keep  Keep
 	links map[string]kernel.Link
 }
 
-func (h *held) names() ([]string, error) { return slices.Collect(maps.Keys(h.links)), nil }
+func (h *unpinnedLinks) names() ([]string, error) { return slices.Collect(maps.Keys(h.links)), nil }
 
-func (h *held) add(name string, ln kernel.Link) error {
+func (h *unpinnedLinks) add(name string, ln kernel.Link) error {
 	h.links[name] = ln
 	if h.keep == nil {
 		return nil
@@ -249,32 +249,34 @@ func (h *held) add(name string, ln kernel.Link) error {
 	return h.keep.Put(name, fd)
 }
 
-func (h *held) move(name string, to *ebpf.Program) error { return kernel.MoveLink(h.links[name], to) }
+func (h *unpinnedLinks) move(name string, to *ebpf.Program) error {
+	return kernel.MoveLink(h.links[name], to)
+}
 
-func (h *held) remove(name string) error {
+func (h *unpinnedLinks) remove(name string) error {
 	ln := h.links[name]
 	delete(h.links, name)
 	h.forget(name)
 	return ln.Close()
 }
 
-func (h *held) forget(name string) {
+func (h *unpinnedLinks) forget(name string) {
 	if h.keep != nil {
 		h.keep.Remove(name)
 	}
 }
 
-func (h *held) forgetAll() {
+func (h *unpinnedLinks) forgetAll() {
 	for name := range h.links {
 		h.forget(name)
 	}
 }
 
-func (h *held) attached(name string, at kernel.Attachment) bool {
+func (h *unpinnedLinks) attached(name string, at kernel.Attachment) bool {
 	return at.Verify(h.links[name]) == nil
 }
 
-func (h *held) close() {
+func (h *unpinnedLinks) close() {
 	for _, ln := range h.links {
 		ln.Close()
 	}

@@ -74,7 +74,7 @@ type Engine struct {
 	maps     map[string]*ebpf.Map
 	stalls   *ebpf.Map
 	tick     time.Duration
-	held     *held             // links that are not pinned; nil: they are
+	unpinned *unpinnedLinks    // links that are not pinned; nil: they are
 	orphans  map[int]time.Time // links whose sessions were lost, by ifindex, and since when
 	owners   *ebpf.Map         // of OpenHanded
 	adopted  bool
@@ -103,7 +103,7 @@ func (e *Engine) open(ctx context.Context, l *kernel.WriteLock, maps func(*kerne
 	}
 	if e.maps, err = maps(l); err == nil {
 		e.tables = newTables(e.maps)
-		err = e.sync(ctx, l, false)
+		err = e.reconcile(ctx, l, false)
 	}
 	if err != nil {
 		e.Close()
@@ -124,8 +124,8 @@ func (e *Engine) SetTick(tick time.Duration) {
 
 // Close closes what is open here.
 func (e *Engine) Close() {
-	if e.held != nil {
-		e.held.close()
+	if e.unpinned != nil {
+		e.unpinned.close()
 	}
 	for _, m := range e.maps {
 		m.Close()
@@ -191,12 +191,12 @@ func (e *Engine) Record(l *kernel.WriteLock, text []byte) error {
 
 // upgrade puts this weir's programs in place of another's.
 func (e *Engine) upgrade(ctx context.Context, l *kernel.WriteLock) error {
-	return e.store().Upgrade(l, e.instance, func() error { return e.sync(ctx, l, true) }, e.maps)
+	return e.store().Upgrade(l, e.instance, func() error { return e.reconcile(ctx, l, true) }, e.maps)
 }
 
-// sync attaches what is missing: to the loops, and to the devices of sessions. With anew programs are attached in place of those
+// reconcile attaches what is missing: to the loops, and to the devices of sessions. With anew programs are attached in place of those
 // that are.
-func (e *Engine) sync(ctx context.Context, l *kernel.WriteLock, anew bool) error {
+func (e *Engine) reconcile(ctx context.Context, l *kernel.WriteLock, anew bool) error {
 	loops, err := liveness.OpenLoops(ctx, l, e.ns, e.tick)
 	if err != nil {
 		return err
@@ -206,7 +206,7 @@ func (e *Engine) sync(ctx context.Context, l *kernel.WriteLock, anew bool) error
 	}
 	e.stalls = loops.Stalls
 	// Not the tick that this process knows of: another has perhaps asked for a shorter one since.
-	if err := e.tables.beat(loops.Tick); err != nil {
+	if err := e.tables.tick(loops.Tick); err != nil {
 		return fmt.Errorf("writing BFD's clock: %w", err)
 	}
 	want := map[string]hook{}
@@ -239,12 +239,12 @@ func (e *Engine) each(yield func(place uint32, c *bpf.BfdBfdSetup)) error {
 
 // Put starts sessions, or changes those of the same discriminators, intervals, multiplier and such only.
 func (e *Engine) Put(ctx context.Context, sessions ...Session) error {
-	return e.put(func() error { return e.mend(ctx) }, sessions)
+	return e.put(func() error { return e.recover(ctx) }, sessions)
 }
 
 // PutWith is Put under the caller's lock, of an engine that nobody else uses.
 func (e *Engine) PutWith(ctx context.Context, l *kernel.WriteLock, sessions ...Session) error {
-	return e.put(func() error { return e.sync(ctx, l, false) }, sessions)
+	return e.put(func() error { return e.reconcile(ctx, l, false) }, sessions)
 }
 
 func (e *Engine) put(mend func() error, sessions []Session) error {
@@ -319,10 +319,10 @@ func (e *Engine) put(mend func() error, sessions []Session) error {
 func (e *Engine) Recover(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.mend(ctx)
+	return e.recover(ctx)
 }
 
-func (e *Engine) mend(ctx context.Context) error {
+func (e *Engine) recover(ctx context.Context) error {
 	l, err := e.root.Lock(ctx)
 	if err != nil {
 		return err
@@ -331,7 +331,7 @@ func (e *Engine) mend(ctx context.Context) error {
 	if err := e.current(); err != nil {
 		return err
 	}
-	return e.sync(ctx, l, false)
+	return e.reconcile(ctx, l, false)
 }
 
 // errReplaced says that BFD of the namespace was taken away, and perhaps made anew: what this engine writes nobody reads.

@@ -159,7 +159,7 @@ func TestJitter(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := newPace(t, interval, c.multiplier)
-			if err := x.w.beat(c.tick); err != nil {
+			if err := x.w.tick(c.tick); err != nil {
 				t.Fatal(err)
 			}
 			for len(x.beat(c.tick)) == 0 {

@@ -20,15 +20,15 @@ import (
 func (e *Engine) Down(discriminator uint32) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	place, there, err := e.place(discriminator)
+	place, there, err := e.findIndex(discriminator)
 	if err != nil || !there {
 		return err
 	}
 	return e.tables.down(place)
 }
 
-// place is where a session is; false: nowhere.
-func (e *Engine) place(discriminator uint32) (place uint32, there bool, err error) {
+// findIndex is where a session is; false: nowhere.
+func (e *Engine) findIndex(discriminator uint32) (place uint32, there bool, err error) {
 	err = e.tables.mine.Lookup(discriminator, &place)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return 0, false, nil
@@ -51,7 +51,7 @@ func (e *Engine) Delete(discriminators ...uint32) error {
 func (e *Engine) end(discriminators []uint32) (linked []int, err error) {
 	var errs []error
 	for _, d := range discriminators {
-		place, there, err := e.place(d)
+		place, there, err := e.findIndex(d)
 		if err != nil || !there {
 			errs = append(errs, err)
 			continue
@@ -86,7 +86,7 @@ func (e *Engine) unlink(ifindexes ...int) error {
 func (e *Engine) SetLink(discriminator uint32, ifindex int) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	place, there, err := e.place(discriminator)
+	place, there, err := e.findIndex(discriminator)
 	if err != nil || !there {
 		return err
 	}
@@ -108,7 +108,7 @@ func (e *Engine) SetLink(discriminator uint32, ifindex int) error {
 
 // Status reads the session of a discriminator; false: there is none.
 func (e *Engine) Status(discriminator uint32) (Status, bool, error) {
-	place, there, err := e.place(discriminator)
+	place, there, err := e.findIndex(discriminator)
 	if err != nil || !there {
 		return Status{}, false, err
 	}

@@ -65,7 +65,7 @@ func (e *Engine) GiveBack(after time.Duration) error {
 
 // inherits says whether a new session takes over the verdict of its link. Only bfdd's sessions end without a reason of their own.
 func (e *Engine) inherits(s *Session) (bool, error) {
-	if e.held == nil || s.Link == 0 {
+	if e.unpinned == nil || s.Link == 0 {
 		return false, nil
 	}
 	var w links.State

@@ -26,7 +26,7 @@ import (
 
 // handedOver is about the sessions of bfdd. They are this process's, and the next one's where systemd keeps what they need between
 // the two: life is this process's. Else the connection ends with it, and bfdd has them down until there is another one.
-func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *atomic.Pointer[Config], inherited *left, log feature.Logger) (err error) {
+func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *atomic.Pointer[Config], inherited *inherited, log feature.Logger) (err error) {
 	links, connections := inherited.parts()
 	k := newKeep(p.scope(), log)
 	drop := func() { // what nobody goes on with

@@ -16,20 +16,20 @@ import (
 // sees no end of its data plane, and the sessions go on. Names are weir-bfdd.SCOPE.conn.COOKIE and weir-bfdd.SCOPE.link.NAME.
 const storePrefix = "weir-bfdd."
 
-// left is what the process before has left of a namespace.
-type left struct {
+// inherited is what the process before has left of a namespace.
+type inherited struct {
 	k           *keep
 	links       map[string]*os.File // by name
 	connections []*os.File
 }
 
-// takeLeft is what systemd gave this process, by scope; nil: nothing.
-func takeLeft() map[string]*left {
-	out := map[string]*left{}
+// inherit is what systemd gave this process, by scope; nil: nothing.
+func inherit() map[string]*inherited {
+	out := map[string]*inherited{}
 	for _, f := range fdstore.Take(storePrefix) {
 		scope, rest, _ := strings.Cut(strings.TrimPrefix(f.Name(), storePrefix), ".")
 		if out[scope] == nil {
-			out[scope] = &left{k: &keep{scope: scope}, links: map[string]*os.File{}}
+			out[scope] = &inherited{k: &keep{scope: scope}, links: map[string]*os.File{}}
 		}
 		if name, isLink := strings.CutPrefix(rest, "link."); isLink {
 			out[scope].links[name] = f
@@ -40,7 +40,7 @@ func takeLeft() map[string]*left {
 	return out
 }
 
-func (l *left) parts() (links map[string]*os.File, connections []*os.File) {
+func (l *inherited) parts() (links map[string]*os.File, connections []*os.File) {
 	if l == nil {
 		return nil, nil
 	}
@@ -48,7 +48,7 @@ func (l *left) parts() (links map[string]*os.File, connections []*os.File) {
 }
 
 // drop ends what is left of namespaces whose BFD nobody runs any more.
-func drop(all map[string]*left) {
+func drop(all map[string]*inherited) {
 	for _, l := range all {
 		l.k.drop(l.connections)
 		closeLinks(l.k, l.links)

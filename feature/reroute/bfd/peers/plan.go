@@ -251,8 +251,8 @@ const (
 	maxFarewell = 10 * time.Second
 )
 
-// leave is a session that takes its leave.
-type leave struct {
+// departure is a session that takes its leave.
+type departure struct {
 	in, out uint64        // what it had received and sent before
 	told    time.Duration // for how long its other end is, if it does not answer
 }
@@ -261,7 +261,7 @@ type leave struct {
 // nothing takes the link for dead. They are told until they say that they know, or would have missed the session by themselves. What
 // the other end said before does not count: of a session that was coming up, it may be up by now.
 func farewell(ctx context.Context, l *kernel.WriteLock, e *engine.Engine, there map[uint32]engine.Identity, stays map[uint32]bool) error {
-	said := map[uint32]leave{}
+	said := map[uint32]departure{}
 	for d := range there {
 		if stays[d] {
 			continue
@@ -271,7 +271,7 @@ func farewell(ctx context.Context, l *kernel.WriteLock, e *engine.Engine, there 
 			return err
 		}
 		if ok && (st.State == bfd.Up || st.State == bfd.Init) { // the other end may be up
-			said[d] = leave{st.In, st.Out, min(max(st.Awaited, minFarewell), maxFarewell)}
+			said[d] = departure{st.In, st.Out, min(max(st.Awaited, minFarewell), maxFarewell)}
 			if err := e.Down(d); err != nil {
 				return err
 			}

@@ -23,7 +23,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer cancel()
-	left := takeLeft()
+	left := inherit()
 	running := map[string]runner{} // by scope
 	news := map[string]*told{}     // by scope
 	said := map[string]string{}    // what was warned of, so that it is once
@@ -54,7 +54,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 				delete(left, scope)
 			}
 			why := ""
-			if err := p.mend(ctx, r); err != nil && ctx.Err() == nil {
+			if err := p.startNew(ctx, r); err != nil && ctx.Err() == nil {
 				why = err.Error()
 			}
 			if why != "" && why != said[scope] {
@@ -93,7 +93,7 @@ func (r *runner) know(c Config) {
 	}
 }
 
-func start(life context.Context, r *kernel.Root, p published, inherited *left, t *told, log feature.Logger, all *sync.WaitGroup) runner {
+func start(life context.Context, r *kernel.Root, p published, inherited *inherited, t *told, log feature.Logger, all *sync.WaitGroup) runner {
 	ctx, cancel := context.WithCancel(life)
 	config := &atomic.Pointer[Config]{}
 	config.Store(&p.Config)
@@ -156,8 +156,8 @@ func keepTick(ctx context.Context, e interface{ SetTick(time.Duration) }, config
 	}
 }
 
-// mend has sessions begin whose devices have come, or are others by now.
-func (p *published) mend(ctx context.Context, r *kernel.Root) error {
+// startNew has sessions begin whose devices have come, or are others by now.
+func (p *published) startNew(ctx context.Context, r *kernel.Root) error {
 	ns, err := netns.Find(p.Netns, p.ID)
 	if err != nil {
 		return err

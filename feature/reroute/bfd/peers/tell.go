@@ -32,7 +32,7 @@ func (t *told) changes(ctx context.Context, e *engine.Engine) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		if st, there, err := e.Status(d); err == nil && there { // removed: who did it knows
-			t.look(d, st)
+			t.compare(d, st)
 		}
 		return true
 	})
@@ -52,12 +52,12 @@ func (t *told) all() {
 	}
 	maps.DeleteFunc(t.up, func(d uint32, _ bool) bool { _, there := found[d]; return !there })
 	for d, st := range found {
-		t.look(d, st)
+		t.compare(d, st)
 	}
 }
 
-// look compares a session with what was told of it. Of one that never was up there is nothing to tell.
-func (t *told) look(d uint32, st engine.Status) {
+// compare compares a session with what was told of it. Of one that never was up there is nothing to tell.
+func (t *told) compare(d uint32, st engine.Status) {
 	up := st.State == bfd.Up
 	if was, said := t.up[d]; said && was == up || !said && !up && st.Ups == 0 {
 		return
