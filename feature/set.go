@@ -89,8 +89,8 @@ type placed[I any] struct {
 	inst kernel.Instance
 }
 
-// place finds the instance of an item.
-func (s Set[I, V]) place(item I) (kernel.Instance, error) {
+// locate finds the instance of an item.
+func (s Set[I, V]) locate(item I) (kernel.Instance, error) {
 	ns, err := s.netns(item)
 	if err != nil {
 		return kernel.Instance{}, fmt.Errorf("%s.%s: network namespace: %w", s.Name(), s.NameOf(item), err)
@@ -112,7 +112,7 @@ func (s Set[I, V]) netns(item I) (*netns.Handle, error) {
 func (s Set[I, V]) Plan(_ context.Context, have SetState[I, V], want []I) (Plan, error) {
 	var wanted []placed[I]
 	for _, item := range want {
-		i, err := s.place(item)
+		i, err := s.locate(item)
 		if err != nil {
 			return Plan{}, err
 		}

@@ -121,7 +121,7 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 		return err
 	}
 	if u.Waits() && u.Left <= 0 { // nobody was there to do it
-		if err := h.takeBack(ctx, l, u, each); err != nil {
+		if err := h.rollBack(ctx, l, u, each); err != nil {
 			return err
 		}
 	}

@@ -30,8 +30,8 @@ var (
 	errNoChange    = errors.New("no change waits to be confirmed")
 )
 
-// retryTakeBack is how long after a failed attempt a change is taken back again.
-const retryTakeBack = 10 * time.Second
+// rollBackRetry is how long after a failed attempt a change is taken back again.
+const rollBackRetry = 10 * time.Second
 
 // Unconfirmed is a change that is taken back unless it is confirmed in time.
 type Unconfirmed struct {
@@ -235,12 +235,12 @@ func (h *Host) rollback(ctx context.Context, due func(*Unconfirmed) (bool, error
 			return err
 		}
 	}
-	return h.takeBack(ctx, l, u, each)
+	return h.rollBack(ctx, l, u, each)
 }
 
-// takeBack puts every feature back to what it was. One that cannot be keeps no other from it. Killed at any step, or after
+// rollBack puts every feature back to what it was. One that cannot be keeps no other from it. Killed at any step, or after
 // an error, the next one begins anew from what there is by then.
-func (h *Host) takeBack(ctx context.Context, l *kernel.WriteLock, u *Unconfirmed, each func(Done)) error {
+func (h *Host) rollBack(ctx context.Context, l *kernel.WriteLock, u *Unconfirmed, each func(Done)) error {
 	err := h.recover(ctx, l, nil, each)
 	if err == nil {
 		err = recoverAll(l, nil)
@@ -251,7 +251,7 @@ func (h *Host) takeBack(ctx context.Context, l *kernel.WriteLock, u *Unconfirmed
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		return kernel.Stopped(ctx, err, fmt.Sprintf("half done: the change of %s is taken back in part: %s", u.Since.Format(time.TimeOnly), RollbackRemedy))
 	} else if err != nil {
-		u.Problem, u.Retry = err.Error(), kernel.Boottime()+uint64(retryTakeBack)
+		u.Problem, u.Retry = err.Error(), kernel.Boottime()+uint64(rollBackRetry)
 		return errors.Join(fmt.Errorf("taking back the change of %s: %w", u.Since.Format(time.TimeOnly), err), u.keep(l))
 	}
 	kernel.Step("host:restored")

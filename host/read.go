@@ -121,7 +121,7 @@ func (p pins) answer(ctx context.Context, name, query string, args url.Values) (
 // remote asks weir serve.
 type remote struct {
 	socket string
-	why    error // reading the pins failed with this
+	reason error // reading the pins failed with this
 }
 
 func (r remote) Status(ctx context.Context) (st Status, err error) {
@@ -155,7 +155,7 @@ func (r remote) get(ctx context.Context, path string, q url.Values, into any) er
 	}
 	resp, err := c.Do(req)
 	if err != nil {
-		return fmt.Errorf("%w; and no weir serve answers on %s: %w", r.why, r.socket, err)
+		return fmt.Errorf("%w; and no weir serve answers on %s: %w", r.reason, r.socket, err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {

@@ -79,7 +79,7 @@ meanwhile, a running weir serve goes on.`,
 		}
 		return nil
 	}
-	return cut{takesBack: true, remedy: "weir apply again goes on from there, or apply the former file"}.of(c)
+	return cut{rollsBack: true, remedy: "weir apply again goes on from there, or apply the former file"}.of(c)
 }
 
 // printWould prints the plan, and what would follow from it.

@@ -28,7 +28,7 @@ var daemonEnds atomic.Bool
 
 // cut is what to tell if a change has to end before it is done.
 type cut struct {
-	takesBack bool   // the change is taken back, for which endTime is granted
+	rollsBack bool   // the change is taken back, for which endTime is granted
 	remedy    string // of a change that is half done
 }
 
@@ -80,11 +80,11 @@ func (c *cut) react() {
 	switch {
 	case !ever:
 		exit("interrupted: nothing was changed")
-	case now && c.takesBack:
+	case now && c.rollsBack:
 		tell("interrupted: taking back what was done; a second signal ends at once")
 	case now:
 		exit("half done: " + c.remedy)
-	case !c.takesBack: // sessions that move with a change are at the keeper: they get endTime
+	case !c.rollsBack: // sessions that move with a change are at the keeper: they get endTime
 		exit("interrupted: " + inForce)
 	}
 }

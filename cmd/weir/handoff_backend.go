@@ -91,14 +91,14 @@ func printServer(w io.Writer, s backend.Status) {
 		fmt.Fprintf(w, "  ! %s: refused %d times; the agent's log says why\n", what, s.Rejected[what])
 	}
 	for i, b := range s.Blocked {
-		if i == mostStuck {
+		if i == maxStuck {
 			fmt.Fprintf(w, "  ! and %d more: --json has all\n", len(s.Blocked)-i)
 			break
 		}
 		fmt.Fprintf(w, "  ! in the way of the drain: %s\n", b)
 	}
 	for i, v := range s.Stuck {
-		if i == mostStuck {
+		if i == maxStuck {
 			fmt.Fprintf(w, "  ! and %d more: --json has all\n", len(s.Stuck)-i)
 			break
 		}
@@ -129,8 +129,8 @@ func printServer(w io.Writer, s backend.Status) {
 	t.Flush()
 }
 
-// mostStuck are shown.
-const mostStuck = 10
+// maxStuck are shown.
+const maxStuck = 10
 
 // short is a duration as a person reads it.
 func short(d time.Duration) string {
@@ -171,9 +171,9 @@ func (t blockedTold) tell(all []backend.Blocked) {
 		}
 		t.why[b.Session] = b.Reason
 		switch n := len(t.why); {
-		case n <= mostStuck:
+		case n <= maxStuck:
 			fmt.Fprintf(t.w, "  ! in the way: %s\n", b)
-		case n == mostStuck+1 && !known:
+		case n == maxStuck+1 && !known:
 			fmt.Fprintln(t.w, "  ! and more: weir handoff backend status --json has all")
 		}
 	}

@@ -133,7 +133,7 @@ given.`,
 				}
 				was, err := bindings.Bind(l, ns, b)
 				if err == nil {
-					warnTakes(cmd, l, ns, b)
+					warnConflicts(cmd, l, ns, b)
 				}
 				switch {
 				case err != nil:
@@ -163,8 +163,8 @@ func (f outageFlag) refuseBindings(cmd *cobra.Command, l *kernel.WriteLock, ns *
 	return plan.Refuse(false)
 }
 
-// warnTakes warns of what new bindings take away from others.
-func warnTakes(cmd *cobra.Command, l *kernel.WriteLock, ns *netns.Handle, all ...bindings.Binding) {
+// warnConflicts warns of what new bindings take away from others.
+func warnConflicts(cmd *cobra.Command, l *kernel.WriteLock, ns *netns.Handle, all ...bindings.Binding) {
 	for _, w := range state.BindingConflicts(l.Root, ns, all...) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
 	}
@@ -326,7 +326,7 @@ func manyCommand(g *cli.Globals, keep bool, c *cobra.Command) *cobra.Command {
 			}
 			diff, err := set(l, ns, all)
 			if err == nil {
-				warnTakes(cmd, l, ns, diff.Added...)
+				warnConflicts(cmd, l, ns, diff.Added...)
 				printDiff(cmd.OutOrStdout(), diff, lines)
 			}
 			return err

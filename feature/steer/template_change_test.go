@@ -34,7 +34,7 @@ func TestTemplatesOfRestartedExporter(t *testing.T) {
 	w.serveUntil()
 	w.listening()
 	w.admitted(0, first.pid())
-	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.Settled })
+	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.StableAfter })
 	from := sources(1)[0]
 	before := newExporter(t, nil, ipfix.IPFIX, from, loopback4)
 	before.sendTemplates()
@@ -160,7 +160,7 @@ func testTemplatesWhileApplied(t *testing.T) {
 	w.serveUntil()
 	w.listening()
 	w.admitted(0, first.pid())
-	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.Settled })
+	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.StableAfter })
 	all := map[netip.Addr]*flowExporter{}
 	for _, from := range sources(8) {
 		all[from] = newExporter(t, nil, ipfix.IPFIX, from, loopback4)
@@ -173,7 +173,7 @@ func testTemplatesWhileApplied(t *testing.T) {
 	w.member(1, &second.sink)
 	kerneltest.OnStep(func(step string) {
 		if step == "steer:prepared" || step == "steer:published" {
-			time.Sleep(templates.Settled + 5*templates.Tick) // weir serve looks meanwhile
+			time.Sleep(templates.StableAfter + 5*templates.Tick) // weir serve looks meanwhile
 		}
 	})
 	w.apply()

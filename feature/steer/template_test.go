@@ -133,7 +133,7 @@ func TestTemplatesAreReplayed(t *testing.T) {
 			w.serveUntil()
 			w.listening()
 			w.admitted(0, first.pid())
-			deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.Settled }) // it has heard all: no replay to it is under way to the next
+			deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.StableAfter }) // it has heard all: no replay to it is under way to the next
 			e := newExporter(t, ns, c.version, c.from, netip.AddrPortFrom(c.to, 9991))
 			e.sendTemplates()
 			e.sendData(3)
@@ -239,7 +239,7 @@ func TestTemplatesFollowDevices(t *testing.T) {
 	w.listening()
 	w.admitted(0, a.pid())
 	// From then on nobody doubts that it was there when they spoke.
-	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.Settled })
+	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.StableAfter })
 	exporters := map[netip.AddrPort]*flowExporter{}
 	for _, from := range sources(40) {
 		e := newExporter(t, nil, ipfix.NetFlow9, from, loopback4)

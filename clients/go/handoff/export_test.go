@@ -9,6 +9,6 @@ func (l *Listener) Accepting() (done func(c *net.TCPConn)) {
 	l.running.Add(1)
 	return func(c *net.TCPConn) {
 		defer l.running.Done()
-		l.take(c)
+		l.addSession(c)
 	}
 }

@@ -261,7 +261,7 @@ func (l *Listener) run(t *net.TCPListener) {
 		c, err := t.AcceptTCP()
 		if err == nil {
 			wait.Accepted()
-			l.take(c)
+			l.addSession(c)
 			continue
 		}
 		if l.isStopped() || errors.Is(err, net.ErrClosed) {
@@ -285,8 +285,8 @@ func temporary(err error) bool {
 	return !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EBADF) && !errors.Is(err, unix.ENOTSOCK)
 }
 
-// take makes a session of a new connection.
-func (l *Listener) take(c *net.TCPConn) {
+// addSession makes a session of a new connection.
+func (l *Listener) addSession(c *net.TCPConn) {
 	s, err := l.m.newSession(c, l.label)
 	if err != nil {
 		l.m.o.Log.Warn("a connection cannot be kept", "remote", c.RemoteAddr(), "err", err)
@@ -461,9 +461,9 @@ func (m *Member) has(msg *wire.Message) bool {
 	return false
 }
 
-// takeListener goes on with a dead member's listener: its connections come out of the
+// adoptListener goes on with a dead member's listener: its connections come out of the
 // first one of ours.
-func (m *Member) takeListener(msg *wire.Message, fd int) error {
+func (m *Member) adoptListener(msg *wire.Message, fd int) error {
 	if m.has(msg) {
 		return nil
 	}

@@ -168,7 +168,7 @@ func (m *Member) Close() error {
 		m.stopListening()
 		left := m.Sessions()
 		for _, s := range left {
-			s.leave()
+			s.relinquish()
 		}
 		err = m.post(&wire.Message{Type: wire.Leave})
 		for _, s := range left {

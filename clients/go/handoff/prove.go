@@ -20,7 +20,7 @@ import (
 const (
 	tryFirst = 2 * time.Second // between attempts to hand over the sessions that came back
 	tryLast  = time.Minute
-	lookAt   = 50 * time.Millisecond // whether it may end
+	endPoll  = 50 * time.Millisecond // whether it may end
 )
 
 // proof is what a successor has to prove. Member.mu guards it.
@@ -78,7 +78,7 @@ func (m *Member) onReplaced() {
 // prove hands sessions over and waits: false if the successor has died, or this member is closed.
 func (m *Member) prove(p *proof) bool {
 	_ = m.post(&wire.Message{Type: wire.Ready, Number: m.readiness()}) // without a keeper it is said to the next one
-	tick := time.NewTicker(lookAt)
+	tick := time.NewTicker(endPoll)
 	defer tick.Stop()
 	for {
 		m.handOn(p)

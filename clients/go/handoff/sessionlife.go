@@ -58,9 +58,9 @@ func (s *Session) moved() {
 	}
 }
 
-// leave lets go of a session for others to find it at the keeper, and what it has committed in its slot: the caller calls giveSlot
+// relinquish lets go of a session for others to find it at the keeper, and what it has committed in its slot: the caller calls giveSlot
 // when the keeper knows.
-func (s *Session) leave() { s.end(gone) }
+func (s *Session) relinquish() { s.end(gone) }
 
 func (s *Session) end(to phase) bool {
 	s.mu.Lock()
@@ -292,9 +292,9 @@ func (m *Member) given(msg *wire.Message, fds []int) {
 	case msg.Cut:
 		err = wire.ErrNoDescriptors()
 	case kind == wire.Stream:
-		err = m.takeSession(msg, fds)
+		err = m.adoptSession(msg, fds)
 	case kind == wire.Listener:
-		err = m.takeListener(msg, fds[0])
+		err = m.adoptListener(msg, fds[0])
 	default:
 		if !m.has(msg) {
 			err = wire.Errorf(wire.NotFound, "nobody reads %q here", msg.Text)
@@ -309,8 +309,8 @@ func (m *Member) given(msg *wire.Message, fds []int) {
 	m.post(&wire.Message{Type: wire.Reject, Session: msg.Session, Number: uint32(wire.Lost), Text: err.Error()})
 }
 
-// takeSession makes a session of what was given, at the position where it stands.
-func (m *Member) takeSession(msg *wire.Message, fds []int) error {
+// adoptSession makes a session of what was given, at the position where it stands.
+func (m *Member) adoptSession(msg *wire.Message, fds []int) error {
 	l := m.listenerFor(msg.Text)
 	if l == nil {
 		return errors.New("this member does not accept sessions now")

@@ -47,7 +47,7 @@ func (s *Session) Read(p []byte) (int, error) {
 				err = errFenced
 				return true
 			}
-			n, err = s.look(int(fd), p)
+			n, err = s.showNext(int(fd), p)
 			return n > 0 || err != nil
 		})
 		if err == nil {
@@ -95,8 +95,8 @@ func (s *Session) explain(op string, err error) error {
 	return &net.OpError{Op: op, Net: "tcp", Source: s.LocalAddr(), Addr: s.RemoteAddr(), Err: err}
 }
 
-// look shows what follows what was shown: 0 and no error if there is nothing yet.
-func (s *Session) look(fd int, p []byte) (int, error) {
+// showNext shows what follows what was shown: 0 and no error if there is nothing yet.
+func (s *Session) showNext(fd int, p []byte) (int, error) {
 	if s.shown < len(s.unread) {
 		n := copy(p, s.unread[s.shown:])
 		s.shown += n

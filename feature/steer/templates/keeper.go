@@ -168,10 +168,10 @@ func (k *Keeper) follow(ctx context.Context) {
 		return
 	}
 	if !k.unchanged(st) || k.stale() || k.changed() {
-		k.take(ctx, st)
+		k.update(ctx, st)
 		if k.lags() { // a slot changed hands in between
 			if st, err = k.state.Read(ctx); err == nil && !k.unchanged(st) {
-				k.take(ctx, st)
+				k.update(ctx, st)
 			}
 		}
 		return
@@ -225,8 +225,8 @@ func (k *Keeper) stale() bool {
 	return false
 }
 
-// take has the scopes go by a state.
-func (k *Keeper) take(ctx context.Context, st state.State) {
+// update has the scopes go by a state.
+func (k *Keeper) update(ctx context.Context, st state.State) {
 	services := map[string][]*Service{}
 	wanted := map[string]*state.Service{}
 	for i := range st.Services {

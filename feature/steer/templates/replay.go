@@ -45,7 +45,7 @@ type replayTo struct {
 func (t *Scope) Replay(ctx context.Context) error {
 	due := t.Due()
 	if len(due) == 0 {
-		t.settle()
+		t.resetBackoff()
 		return nil
 	}
 	t.Inject.forget()
@@ -62,12 +62,12 @@ func (t *Scope) Replay(ctx context.Context) error {
 		}
 		errs = append(errs, err)
 	}
-	t.settle()
+	t.resetBackoff()
 	return errors.Join(errs...)
 }
 
-// settle has the next thing that is put off be put off for a short time again, if nothing is left.
-func (t *Scope) settle() {
+// resetBackoff has the next thing that is put off be put off for a short time again, if nothing is left.
+func (t *Scope) resetBackoff() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.Retry.IsZero() {

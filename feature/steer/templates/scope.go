@@ -23,9 +23,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Settled is how long a member must have had its slot for a message that is
+// StableAfter is how long a member must have had its slot for a message that is
 // heard now to have reached it for certain.
-const Settled = time.Second
+const StableAfter = time.Second
 
 // Service is a service of the namespace as it was last read.
 type Service struct {
@@ -64,7 +64,7 @@ func (s *Service) had(slot int, who MemberID) bool {
 	}
 	v, err := s.slots.Raw(slot)
 	return err == nil && slots.RowState(v.State) == slots.Admitted && who == MemberID{v.Tgid, v.Start} &&
-		kernel.Monotonic()-max(v.Since, s.since) > uint64(Settled)
+		kernel.Monotonic()-max(v.Since, s.since) > uint64(StableAfter)
 }
 
 // arrive has what was published be taken for what packets go by, once it is: an apply of many services publishes the
