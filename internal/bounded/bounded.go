@@ -91,7 +91,7 @@ func DoLazy[T any](of func() string, f func() (T, error), late func(T, error)) (
 	if anyStuck() && !enter(of()) {
 		return none, fmt.Errorf("%w: a call of %s has not come back: end its processes", ErrStuck, of())
 	}
-	var once sync.Mutex // guards gone
+	var once sync.Mutex // guards gone; before the package's mu
 	gone := false
 	done := make(chan result, 1)
 	go func() {

@@ -40,7 +40,7 @@ func Shared(h http.Handler) http.Handler { return &shared{collect: h} }
 type shared struct {
 	collect http.Handler
 
-	mu   sync.Mutex
+	mu   sync.Mutex // after run
 	next *answer
 	run  sync.Mutex // held while collecting
 	rest time.Time  // no run begins before; of run

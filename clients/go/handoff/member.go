@@ -54,6 +54,8 @@ type Member struct {
 	replaced chan struct{}
 	done     chan struct{}
 
+	// Lock order: handing, mu, Listener.mu or PacketConn.mu, Session.writing, Session.mu; then the locks of package wire. Session.mu
+	// is let go before mu is taken: see Session.forget.
 	handing sync.RWMutex // held for reading while sessions are handed over
 
 	mu        sync.Mutex

@@ -81,6 +81,9 @@ type Options struct {
 }
 
 // Agent is that of one backend. Make it with New.
+//
+// Lock order: learning, opening, sending.mu, receiving.mu, mu, keeperClient.mu; then the locks of packages quarantine, peer and
+// wire. A reader of a keeper's connection only tries sending.mu and receiving.mu. workers.mu and asking.mu are held alone.
 type Agent struct {
 	o          Options
 	own        peer.Hello

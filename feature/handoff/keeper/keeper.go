@@ -78,11 +78,11 @@ var errTaken = fmt.Errorf("another keeper answers: %w", accept.ErrAnswers)
 type Keeper struct {
 	Options
 
-	mu       sync.Mutex
+	mu       sync.Mutex // before the locks of package wire; tolls.mu is held alone
 	services map[string]*service
 	sessions map[uint64]*session
 	state    int64 // bytes of state, and of what slots may have
-	holdings map[holder]holding
+	holdings map[shareholder]holding
 	serial   uint64
 	refused  uint64           // hellos of processes that are no members
 	queued   map[uint32]int64 // bytes that wait for a user's processes to read
@@ -107,7 +107,7 @@ type service struct {
 // New makes a keeper.
 func New(o Options) *Keeper {
 	o.setDefaults()
-	return &Keeper{Options: o, services: map[string]*service{}, sessions: map[uint64]*session{}, holdings: map[holder]holding{}, queued: map[uint32]int64{}}
+	return &Keeper{Options: o, services: map[string]*service{}, sessions: map[uint64]*session{}, holdings: map[shareholder]holding{}, queued: map[uint32]int64{}}
 }
 
 // Listen makes the socket that members connect to, at a path, or at an abstract name

@@ -53,6 +53,7 @@ type Agent struct {
 	pair    *pairing      // nil: without a partner
 	openFor time.Duration // moves of the partner's; a test has less patience
 
+	// Lock order: mu, pairing.mu, DataPath.mu, the lock of package packetbuf, bufferDevice.mu. The lock of package peer comes last.
 	mu       sync.Mutex
 	backends map[move.Backend]*peer.Conn
 	timers   map[Key]*time.Timer

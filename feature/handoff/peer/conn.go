@@ -53,7 +53,7 @@ type Conn struct {
 
 	tls         *tls.Conn
 	in          *bufio.Reader
-	mu          sync.Mutex
+	mu          sync.Mutex // never held together with Identity.mu
 	buf         []byte
 	control     Control
 	incarnation incarnation

@@ -51,8 +51,9 @@ type Quarantine struct {
 	filters  []kernel.Clsact // in place of links
 	programs []*ebpf.Program // of filters: held, so that a filter that somebody takes away can be attached again
 	device   int             // the interface of one of the devices
-	changing sync.Mutex      // entries
-	gone     []repair.Flow   // sessions that have left, the oldest first; changing is held
+	// Lock order: the lock of the pins, closing, the packet buffer's lock, changing.
+	changing sync.Mutex    // entries
+	gone     []repair.Flow // sessions that have left, the oldest first; changing is held
 
 	closing sync.RWMutex // what opens it a while later may come when it is closed
 	closed  bool

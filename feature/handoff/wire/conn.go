@@ -30,7 +30,7 @@ type Conn struct {
 	u   *net.UnixConn
 	raw syscall.RawConn
 
-	mu  sync.Mutex // of out
+	mu  sync.Mutex // of out; never held together with Board.mu or closer.mu
 	out []byte
 
 	in  []byte

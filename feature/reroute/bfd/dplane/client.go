@@ -53,7 +53,7 @@ type Client struct {
 	keep             Keep // nil: nobody keeps connections
 	adopted          []*conn
 
-	mu    sync.Mutex // of the engine, too
+	mu    sync.Mutex // of the engine, too; before conn.wmu
 	owner map[uint32]*conn
 	conns map[*conn]bool
 	kept  []uint64 // connections that are kept, of a client that has ended

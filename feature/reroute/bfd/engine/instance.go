@@ -66,7 +66,7 @@ func Needs() []kernel.Need {
 // Engine runs the sessions of a network namespace. The kernel goes on with them when it is closed, and when its process ends,
 // unless their links are held by processes alone (OpenHanded).
 type Engine struct {
-	mu       sync.Mutex // taken before the lock of the pins
+	mu       sync.Mutex // before the lock of the pins; behind it only for an engine that no other goroutine has, as by OpenWith
 	root     *kernel.Root
 	ns       *netns.Handle
 	instance kernel.Instance

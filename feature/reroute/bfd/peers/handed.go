@@ -129,6 +129,8 @@ func (h *handed) adopt(connections []*os.File, log feature.Logger) error {
 }
 
 // handed has the kernel run the sessions of a bfdd.
+//
+// Lock order: linking, telling, mu; then the locks of the engine and of package dplane. told.mu is held alone.
 type handed struct {
 	ctx    context.Context
 	ns     *netns.Handle
