@@ -53,7 +53,7 @@ type watcher struct {
 	said map[slots.Slot]string
 
 	changes   *kernel.Changes // nil where the host has no watch to spare
-	looked    time.Time
+	polled    time.Time
 	state     *state.Reader
 	templates *templates.Keeper
 	checks    *checks
@@ -106,7 +106,7 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 			continue
 		case <-commands:
 			if sockets != nil && try >= len(retries) && !w.own.Echoes() { // else a look is due in a moment anyway
-				timer.Reset(commandsApart - min(time.Since(w.looked), commandsApart))
+				timer.Reset(commandsApart - min(time.Since(w.polled), commandsApart))
 			}
 			continue
 		case <-timer.C:
@@ -117,14 +117,14 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 			continue
 		}
 		sockets = events
-		w.looked = time.Now()
+		w.polled = time.Now()
 		if w.hook.overflowed() {
 			w.lookouts.missedEvents()
 		}
-		if err := w.look(ctx); err != nil && ctx.Err() == nil {
+		if err := w.poll(ctx); err != nil && ctx.Err() == nil {
 			log.Warn("looking for members", "err", err)
 		}
-		w.pace.spend(time.Since(w.looked), time.Now())
+		w.pace.spend(time.Since(w.polled), time.Now())
 		try++
 		if try < len(retries) {
 			timer.Reset(retries[try] - retries[try-1])
@@ -146,8 +146,8 @@ func (w *watcher) drain(events chan bpf.WatchEvent) {
 	}
 }
 
-// look tries every slot that lacks its member.
-func (w *watcher) look(ctx context.Context) error {
+// poll tries every slot that lacks its member.
+func (w *watcher) poll(ctx context.Context) error {
 	if w.changes != nil {
 		if err := w.changes.Renew(); err != nil {
 			w.log.Warn("what other weir commands change is noticed once a second only", "err", err)

@@ -220,3 +220,145 @@ func TestGlossaryFinds(t *testing.T) {
 		t.Errorf("found %q, want %q", got, want)
 	}
 }
+
+// formerNames are whole names of before with several meanings, and what declarations say instead. The words of formerWords as
+// whole names of unexported declarations belong to them, too.
+var formerNames = map[string]string{
+	"heir": "successor", "hold": "buffer, run, keep", "holder": "by kind", "leave": "execute, release, remove", "look": "check, read, poll", "mend": "recover",
+	"park": "buffer", "place": "index, location, attachment, insert", "places": "by kind", "settle": "reconcile, finish", "settled": "by kind", "settling": "by kind",
+	"site": "instance", "sync": "reconcile", "take": "accept, consume, remove, claim", "taken": "in use", "takes": "accepts", "took": "accepted",
+}
+
+// keptNames are declarations with such a name, and why they keep it.
+var keptNames = map[string]string{
+	"feature/reroute/plan graph.settle": "Dijkstra's algorithm settles nodes",
+}
+
+// mostPattern is an upper bound that is not called max.
+var mostPattern = regexp.MustCompile(`^[mM]ost[A-Z]`)
+
+// declaredIn are the functions, methods, types, constants and variables that a file declares.
+func declaredIn(file string, text []byte) (out []string, err error) {
+	tree, err := parser.ParseFile(token.NewFileSet(), file, text, parser.SkipObjectResolution)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range tree.Decls {
+		switch d := d.(type) {
+		case *ast.FuncDecl:
+			out = append(out, receiver(d)+d.Name.Name)
+		case *ast.GenDecl:
+			for _, s := range d.Specs {
+				switch s := s.(type) {
+				case *ast.TypeSpec:
+					out = append(out, s.Name.Name)
+				case *ast.ValueSpec:
+					for _, n := range s.Names {
+						out = append(out, n.Name)
+					}
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+// receiver is the type of a method and a dot; "" of a function.
+func receiver(d *ast.FuncDecl) string {
+	if d.Recv == nil {
+		return ""
+	}
+	t := d.Recv.List[0].Type
+	for {
+		switch x := t.(type) {
+		case *ast.StarExpr:
+			t = x.X
+		case *ast.IndexExpr:
+			t = x.X
+		case *ast.IndexListExpr:
+			t = x.X
+		case *ast.Ident:
+			return x.Name + "."
+		default:
+			return "."
+		}
+	}
+}
+
+// formerName says why a declaration is to have another name, "" if it is not.
+func formerName(dir, decl string) string {
+	name := decl[strings.LastIndex(decl, ".")+1:]
+	switch say := formerNames[name]; {
+	case keptNames[dir+" "+decl] != "":
+		return ""
+	case say != "":
+		return fmt.Sprintf("%s: %s is called %s: say %s, or give the reason in keptNames of internal/floors", dir, decl, name, say)
+	case mostPattern.MatchString(name):
+		return fmt.Sprintf("%s: %s is an upper bound: say max", dir, decl)
+	}
+	return ""
+}
+
+// Declarations of the product have no name of before.
+func TestFormerNames(t *testing.T) {
+	root := repository(t)
+	seen := map[string]bool{}
+	n := 0
+	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		rel, _ := filepath.Rel(root, p)
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (rel == "lab" || d.Name() == "testdata" || strings.HasPrefix(d.Name(), ".") && rel != "." || forTests(rel)):
+			return filepath.SkipDir
+		case d.IsDir(), filepath.Ext(p) != ".go", strings.HasSuffix(p, "_test.go"), strings.Contains(filepath.Base(p), "_bpfe"):
+			return nil
+		}
+		text, err := os.ReadFile(p)
+		if err != nil {
+			return err
+		}
+		all, err := declaredIn(rel, text)
+		dir := filepath.ToSlash(filepath.Dir(rel))
+		for _, decl := range all {
+			n++
+			seen[dir+" "+decl] = true
+			if problem := formerName(dir, decl); problem != "" {
+				t.Error(problem)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kept := range keptNames {
+		if !seen[kept] {
+			t.Errorf("%s is not there any more: take it off keptNames", kept)
+		}
+	}
+	if n < 5000 {
+		t.Errorf("%d declarations found: is this test looking in the right place?", n)
+	}
+}
+
+// The test that tests the test of names.
+func TestFormerNamesFinds(t *testing.T) {
+	const text = "package x\ntype place struct{}\nfunc (p *place) settle() {}\nfunc (p set[T]) take() {}\nconst mostHosts = 1\nvar hold, kept int\nfunc mostly() {}\n"
+	all, err := declaredIn("x.go", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, decl := range all {
+		if formerName("x", decl) != "" {
+			got = append(got, decl)
+		}
+	}
+	if want := []string{"place", "place.settle", "set.take", "mostHosts", "hold"}; !slices.Equal(got, want) {
+		t.Errorf("found %q, want %q", got, want)
+	}
+	if formerName("feature/reroute/plan", "graph.settle") != "" {
+		t.Error("a kept name is a former one")
+	}
+}

@@ -74,7 +74,7 @@ func (r *report) read(in io.Reader) error {
 			if !bytes.HasPrefix(line, []byte("{")) || json.Unmarshal(line, &e) != nil || e.Action == "" {
 				r.out.Write(line)
 			} else {
-				r.take(e)
+				r.add(e)
 			}
 		}
 		if errors.Is(err, io.EOF) {
@@ -86,7 +86,7 @@ func (r *report) read(in io.Reader) error {
 	}
 }
 
-func (r *report) take(e event) {
+func (r *report) add(e event) {
 	t := test{e.Package, e.Test}
 	switch e.Action {
 	case "output":

@@ -22,30 +22,30 @@ const (
 	shareAll = 31
 )
 
-// holder names sessions that have a share together: of one user in one service, of a service, or of a user.
-type holder struct {
+// shareholder names sessions that have a share together: of one user in one service, of a service, or of a user.
+type shareholder struct {
 	service *service // nil: of all services
 	user    int64    // -1: of all users
 }
 
-// holding is what a holder has.
+// holding is what a shareholder has.
 type holding struct {
 	bytes   int64 // of state, and of what slots may have
 	sockets int64
 }
 
-// share is a holder with its multiple of what is free.
+// share is a shareholder with its multiple of what is free.
 type share struct {
-	holder
+	shareholder
 	times int64
 }
 
 // shares are those that a session of a user counts for. Root and the keeper's own user have no share of all services: they run
 // the services of many.
 func shares(v *service, user uint32) []share {
-	out := []share{{holder{v, int64(user)}, shareOne}, {holder{v, -1}, shareAll}}
+	out := []share{{shareholder{v, int64(user)}, shareOne}, {shareholder{v, -1}, shareAll}}
 	if user != 0 && int(user) != os.Geteuid() {
-		out = append(out, share{holder{nil, int64(user)}, shareAll})
+		out = append(out, share{shareholder{nil, int64(user)}, shareAll})
 	}
 	return out
 }
@@ -54,12 +54,12 @@ func shares(v *service, user uint32) []share {
 func (k *Keeper) charge(s *session, bytes, sockets int64) {
 	k.state += bytes
 	for _, h := range shares(s.service, s.user) {
-		has := k.holdings[h.holder]
+		has := k.holdings[h.shareholder]
 		has.bytes, has.sockets = has.bytes+bytes, has.sockets+sockets
 		if has == (holding{}) {
-			delete(k.holdings, h.holder)
+			delete(k.holdings, h.shareholder)
 		} else {
-			k.holdings[h.holder] = has
+			k.holdings[h.shareholder] = has
 		}
 	}
 }
@@ -75,7 +75,7 @@ func (k *Keeper) belongs(s *session, user uint32) {
 }
 
 // fits says whether there is room for a state in place of the one that a session has. A state that does not grow always fits:
-// others must not end the commits of sessions that are there. A holder's first state has the whole rest.
+// others must not end the commits of sessions that are there. A shareholder's first state has the whole rest.
 func (k *Keeper) fits(m *member, s *session, size int64) error {
 	more := size - s.weight()
 	if more <= 0 || wire.Elsewhere(m.name) {
@@ -87,9 +87,9 @@ func (k *Keeper) fits(m *member, s *session, size int64) error {
 		return wire.Errorf(wire.Limit, "all states together would have %d bytes; this keeper keeps at most %d", k.MaxTotal-free, k.MaxTotal)
 	}
 	for _, h := range shares(s.service, s.user) {
-		if has := k.holdings[h.holder].bytes; has > 0 && has+more > h.times*free {
+		if has := k.holdings[h.shareholder].bytes; has > 0 && has+more > h.times*free {
 			s.service.counts.OverLimit++
-			return wire.Errorf(wire.Limit, "%s would have %d bytes of state, more than its share of the keeper's %d: raise total", h.holder, has+more, k.MaxTotal)
+			return wire.Errorf(wire.Limit, "%s would have %d bytes of state, more than its share of the keeper's %d: raise total", h.shareholder, has+more, k.MaxTotal)
 		}
 	}
 	return nil
@@ -101,7 +101,7 @@ func (k *Keeper) admits(m *member, fd int) error {
 		return nil
 	}
 	v, user := m.service, m.process.UID
-	if n := k.holdings[holder{v, int64(user)}].sockets; n >= int64(k.MaxSessions) {
+	if n := k.holdings[shareholder{v, int64(user)}].sockets; n >= int64(k.MaxSessions) {
 		v.counts.OverLimit++
 		return wire.Errorf(wire.Limit, "service %s has %d sessions of user %d, as many as this keeper keeps of one", v.name, n, user)
 	}
@@ -112,9 +112,9 @@ func (k *Keeper) admits(m *member, fd int) error {
 	all := maxDescriptors()
 	free := all - int64(len(k.sessions)) - 1
 	for _, h := range shares(v, user) {
-		if has := k.holdings[h.holder].sockets; has > 0 && has+1 > h.times*free {
+		if has := k.holdings[h.shareholder].sockets; has > 0 && has+1 > h.times*free {
 			v.counts.OverLimit++
-			return wire.Errorf(wire.Limit, "%s has %d sockets, its share of the keeper's %d descriptors: raise RLIMIT_NOFILE (LimitNOFILE= of a unit)", h.holder, has, all)
+			return wire.Errorf(wire.Limit, "%s has %d sockets, its share of the keeper's %d descriptors: raise RLIMIT_NOFILE (LimitNOFILE= of a unit)", h.shareholder, has, all)
 		}
 	}
 	return nil
@@ -136,8 +136,8 @@ func maxDescriptors() int64 {
 // full says whether a descriptor that was just received is one of the last: the kernel gives the lowest that is free.
 func full(fd int) bool { return int64(fd) >= maxDescriptors() }
 
-// String names a holder in errors.
-func (h holder) String() string {
+// String names a shareholder in errors.
+func (h shareholder) String() string {
 	switch {
 	case h.service == nil:
 		return fmt.Sprintf("user %d", h.user)

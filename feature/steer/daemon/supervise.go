@@ -130,7 +130,7 @@ func (s *supervisor) prepare() (err error) {
 	if s.Replace && p.Service.Generations == nil {
 		return fmt.Errorf("service %s has no generations, and so no slot of it has two members side by side: add generations: {} to its steer section, and apply", s.Slot.Service)
 	}
-	if pid := s.holder(); pid != 0 && !s.TakeOver && !s.Replace {
+	if pid := s.occupant(); pid != 0 && !s.TakeOver && !s.Replace {
 		return fmt.Errorf("%w: process %d serves slot %d of %s: end it first, take the slot over with --take-over, or, of a service with generations, replace it with --replace", errSlotInUse, pid, s.Slot.Slot, s.Slot.Service)
 	}
 	s.env = append(os.Environ(), s.Env...)
@@ -171,8 +171,8 @@ func supervisedMember(p *record.Service, s slots.Slot, bound []service.Listen) (
 	return m, nil
 }
 
-// holder is the living process that serves the slot, or 0.
-func (s *supervisor) holder() int {
+// occupant is the living process that serves the slot, or 0.
+func (s *supervisor) occupant() int {
 	slots, err := slots.Open(s.root, s.Slot.Scope, s.Slot.Service)
 	if err != nil {
 		return 0
