@@ -117,9 +117,9 @@ func lockDir(dir string) (*os.File, error) {
 }
 
 // mark is in the environment of every process of the run.
-func (e *Env) mark() string { return markOf(e.id) }
+func (e *Env) mark() string { return runMark(e.id) }
 
-func markOf(id string) string { return "WEIR_LAB_RUN=" + id }
+func runMark(id string) string { return "WEIR_LAB_RUN=" + id }
 
 // Namespace makes a network namespace for the run. The handle is closed, and the name removed, by Close.
 func (e *Env) Namespace(name string) (*netns.Handle, string, error) {
@@ -173,8 +173,8 @@ func (e *Env) Close() {
 // Leftovers lists what is left of this run: namespaces, processes, pins, files. It is for after Close.
 func (e *Env) Leftovers() []string { return leftovers(e.id) }
 
-// LeftoversOf is Leftovers for another run, of the weir-lab process with that pid, after it ended.
-func LeftoversOf(pid int) []string { return leftovers(strconv.Itoa(pid)) }
+// RunLeftovers is Leftovers for another run, of the weir-lab process with that pid, after it ended.
+func RunLeftovers(pid int) []string { return leftovers(strconv.Itoa(pid)) }
 
 func leftovers(id string) []string {
 	var left []string
@@ -188,7 +188,7 @@ func leftovers(id string) []string {
 		}
 	}
 	for _, pid := range ofRun(id, namespaceInodes(id)) {
-		left = append(left, fmt.Sprintf("process %d (%s)", pid, commandOf(pid)))
+		left = append(left, fmt.Sprintf("process %d (%s)", pid, processCommand(pid)))
 	}
 	for _, dir := range groupDirs(id) {
 		left = append(left, "cgroup "+dir)

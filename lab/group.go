@@ -36,9 +36,9 @@ func (e *Env) Group(name string) (*Group, error) {
 	return g, nil
 }
 
-// Take moves a process and all that it forked into the group; what these fork later is born there. CPU time
+// Claim moves a process and all that it forked into the group; what these fork later is born there. CPU time
 // that they used before is not counted. A kernel thread may be moved, too.
-func (g *Group) Take(pid int) error {
+func (g *Group) Claim(pid int) error {
 	for _, p := range Family(pid) {
 		// A child may have ended since it was listed; while nobody has waited for it, it is there and cannot be moved (ESRCH).
 		if err := g.add(p); err != nil && (p == pid || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) && !isGone(p)) {
@@ -90,7 +90,7 @@ func parseUsage(stat []byte) (time.Duration, error) {
 func Family(pid int) []int {
 	children := map[int][]int{}
 	for _, p := range pids() {
-		if parent, ok := parentOf(p); ok {
+		if parent, ok := parentPID(p); ok {
 			children[parent] = append(children[parent], p)
 		}
 	}
@@ -101,7 +101,7 @@ func Family(pid int) []int {
 	return all
 }
 
-func parentOf(pid int) (int, bool) {
+func parentPID(pid int) (int, bool) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, false

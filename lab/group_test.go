@@ -25,7 +25,7 @@ func TestGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	nstest.Until(t, "it has a child", func() bool { return len(Family(p.PID)) >= 2 })
-	if err := g.Take(p.PID); err != nil {
+	if err := g.Claim(p.PID); err != nil {
 		t.Fatal(err)
 	}
 	if pids, err := g.pids(); err != nil || len(pids) < 2 || !slices.Contains(pids, p.PID) {
@@ -72,7 +72,7 @@ func TestGroupWithDeadChild(t *testing.T) {
 		}
 		return nil
 	})
-	if err := g.Take(p.PID); err != nil {
+	if err := g.Claim(p.PID); err != nil {
 		t.Fatal(err)
 	}
 	if pids, err := g.pids(); err != nil || !slices.Contains(pids, p.PID) {

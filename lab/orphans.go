@@ -49,11 +49,11 @@ func ofRun(id string, inodes map[string]bool) []int {
 			return false
 		}
 		env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)) // empty for a zombie, as the link above
-		return !slices.ContainsFunc(bytes.Split(env, []byte{0}), func(v []byte) bool { return string(v) == markOf(id) })
+		return !slices.ContainsFunc(bytes.Split(env, []byte{0}), func(v []byte) bool { return string(v) == runMark(id) })
 	})
 }
 
-func commandOf(pid int) string {
+func processCommand(pid int) string {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	return strings.TrimSpace(strings.ReplaceAll(string(b), "\x00", " "))
 }

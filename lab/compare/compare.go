@@ -62,12 +62,12 @@ var plans = map[lab.Size]plan{
 // experiment is one run.
 type experiment struct {
 	plan
-	env     *lab.Env
-	result  *lab.Result
-	world   *world
-	dialer  *routers.Dialer
-	devices []netip.Addr
-	place   map[netip.Addr]int // which collector a router belongs to, by every way: weir's choice
+	env        *lab.Env
+	result     *lab.Result
+	world      *world
+	dialer     *routers.Dialer
+	devices    []netip.Addr
+	collectors map[netip.Addr]int // which collector a router belongs to, by every way: weir's choice
 
 	fast    []*fastSite
 	ways    []*way
@@ -220,12 +220,12 @@ func (x *experiment) steer(ctx context.Context) error {
 	}
 	if y := x.way(weir); y != nil {
 		// Whatever weir's own process does is weir's.
-		if err := y.group.Take(x.serve.PID); err != nil {
+		if err := y.group.Claim(x.serve.PID); err != nil {
 			return err
 		}
 		y.between = []*lab.Process{x.serve}
 	}
-	x.place, err = x.service.Where(ctx, x.devices)
+	x.collectors, err = x.service.Where(ctx, x.devices)
 	return err
 }
 
@@ -251,7 +251,7 @@ func (x *experiment) relay(ctx context.Context) error {
 		}
 	}
 	for i, r := range x.relays {
-		between, err := r.relay(x.env, x.place, r.behind(), r.name == existing)
+		between, err := r.relay(x.env, x.collectors, r.behind(), r.name == existing)
 		if err != nil {
 			return err
 		}

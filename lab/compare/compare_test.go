@@ -48,7 +48,7 @@ func TestMissing(t *testing.T) {
 	a, b := netip.MustParseAddr("10.99.0.1"), netip.MustParseAddr("10.99.0.2")
 	y := &way{tally: newTally()}
 	for i, addr := range []netip.Addr{a, b} {
-		l := &lane{dev: routers.NewDevice(i, addr), place: i}
+		l := &lane{dev: routers.NewDevice(i, addr), collector: i}
 		*l.count(7) = [2]int{6, 2}
 		*l.count(6) = [2]int{100, 100} // another epoch
 		y.lanes = append(y.lanes, l)

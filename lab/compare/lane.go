@@ -22,10 +22,10 @@ const (
 
 // lane is one router's traffic by one way: its IPFIX and its BMP session.
 type lane struct {
-	dev   *routers.Device
-	place int // index of its collector
-	to    netip.AddrPort
-	dial  *routers.Dialer
+	dev       *routers.Device
+	collector int // index of its collector
+	to        netip.AddrPort
+	dial      *routers.Dialer
 
 	udp net.Conn
 	seq uint32 // IPFIX records sent
@@ -49,8 +49,8 @@ func (l *lane) open(ctx context.Context) error {
 	return reportDrops(l.udp)
 }
 
-// hold keeps a BMP session up until the run ends.
-func (l *lane) hold(ctx context.Context) {
+// keepUp keeps a BMP session up until the run ends.
+func (l *lane) keepUp(ctx context.Context) {
 	for ctx.Err() == nil {
 		c, err := l.connect()
 		if err != nil {

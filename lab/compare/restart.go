@@ -33,7 +33,7 @@ func (x *experiment) restarts(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := x.settle(ctx); err != nil {
+	if err := x.awaitCounts(ctx); err != nil {
 		return err
 	}
 	for _, y := range x.ways {
@@ -91,8 +91,8 @@ func (x *experiment) killed(ctx context.Context, y *way) error {
 func (y *way) ups(collector int) map[*lane]int {
 	ups := map[*lane]int{}
 	for _, l := range y.lanes {
-		if l.place == collector {
-			ups[l] = y.tally.upsOf(l.dev.Addr)
+		if l.collector == collector {
+			ups[l] = y.tally.countUps(l.dev.Addr)
 		}
 	}
 	return ups
@@ -103,7 +103,7 @@ func (x *experiment) reopened(ctx context.Context, y *way, before map[*lane]int)
 	for begin := time.Now(); ; {
 		up := 0
 		for l, n := range before {
-			if y.tally.upsOf(l.dev.Addr) > n {
+			if y.tally.countUps(l.dev.Addr) > n {
 				up++
 			}
 		}
@@ -145,8 +145,8 @@ func (x *experiment) meanwhile(ctx context.Context, back <-chan error) error {
 	}
 }
 
-// settle waits until the routers of the collectors that were not touched have all counted, or no more comes.
-func (x *experiment) settle(ctx context.Context) error {
+// awaitCounts waits until the routers of the collectors that were not touched have all counted, or no more comes.
+func (x *experiment) awaitCounts(ctx context.Context) error {
 	alive := 1
 	for begin := time.Now(); time.Since(begin) < countLimit; {
 		short := 0
@@ -170,7 +170,7 @@ func (x *experiment) settle(ctx context.Context) error {
 func (y *way) lost() []int64 {
 	n := make([]int64, collectorsEach)
 	for _, l := range y.lanes {
-		n[l.place] += l.lost.Load()
+		n[l.collector] += l.lost.Load()
 	}
 	return n
 }

@@ -73,7 +73,7 @@ func (w *world) site(name string) (*site, error) {
 		return nil, err
 	}
 	s.wire = receiver
-	if err := s.group.Take(receiver); err != nil {
+	if err := s.group.Claim(receiver); err != nil {
 		return nil, err
 	}
 	if err := topo.Route(w.routers, netip.PrefixFrom(s.addr, 32), here); err != nil {
@@ -92,7 +92,7 @@ func (s *site) start(e *lab.Env, c lab.Command) (*lab.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p, s.group.Take(p.PID)
+	return p, s.group.Claim(p.PID)
 }
 
 // cpu is what the site used so far.

@@ -107,7 +107,7 @@ func (x *experiment) buildStorm(ctx context.Context, names []string) error {
 		return err
 	}
 	if y := x.way(proxied); y != nil {
-		proxy := peers.Proxy{Listen: y.service(), Backlog: backlog, Backends: y.behind(), Collector: x.place, Header: true}
+		proxy := peers.Proxy{Listen: y.service(), Backlog: backlog, Backends: y.behind(), Collector: x.collectors, Header: true}
 		p, err := proxy.Start(x.env, y.ns)
 		if err != nil {
 			return err
@@ -145,7 +145,7 @@ func (x *experiment) steerStorm(ctx context.Context) error {
 	if _, err := x.weir.Serve(); err != nil {
 		return err
 	}
-	x.place, err = x.service.Where(ctx, x.devices)
+	x.collectors, err = x.service.Where(ctx, x.devices)
 	return err
 }
 
@@ -153,7 +153,7 @@ func (x *experiment) steerStorm(ctx context.Context) error {
 func (x *experiment) blow(ctx context.Context, plan stormPlan) error {
 	for _, y := range x.ways {
 		for i, d := range x.devices {
-			y.lanes = append(y.lanes, &lane{dev: routers.NewDevice(i, d), place: x.place[d], dial: x.dialer, to: y.target(x.place[d])})
+			y.lanes = append(y.lanes, &lane{dev: routers.NewDevice(i, d), collector: x.collectors[d], dial: x.dialer, to: y.target(x.collectors[d])})
 		}
 	}
 	if !plan.together {
@@ -188,7 +188,7 @@ func (x *experiment) storm(ctx context.Context, y *way, limit time.Duration) err
 	defer func() { release(); holders.Wait() }()
 	begin := time.Now()
 	for _, l := range y.lanes {
-		holders.Go(func() { l.hold(holding) })
+		holders.Go(func() { l.keepUp(holding) })
 	}
 	times := map[int]time.Duration{}
 	up, total := 0, len(y.lanes)

@@ -60,7 +60,7 @@ func (t *tally) up() int {
 	return len(t.ups)
 }
 
-func (t *tally) upsOf(device netip.Addr) int {
+func (t *tally) countUps(device netip.Addr) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.ups[device]

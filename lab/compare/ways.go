@@ -75,7 +75,7 @@ func (y *way) launch(c *peers.Collector) error {
 	if err := c.Start(); err != nil {
 		return err
 	}
-	return y.group.Take(c.PID())
+	return y.group.Claim(c.PID())
 }
 
 // collectorPort is where a collector listens: on a port of its own, or with weir all on one.
@@ -107,7 +107,7 @@ func (s *site) relay(e *lab.Env, place map[netip.Addr]int, to []netip.AddrPort, 
 		return nil, err
 	}
 	for _, p := range []*lab.Process{p, t} {
-		if err := s.group.Take(p.PID); err != nil {
+		if err := s.group.Claim(p.PID); err != nil {
 			return nil, err
 		}
 	}
@@ -129,7 +129,7 @@ func (s *site) relayed(ctx context.Context, between []*lab.Process) error {
 		if n >= len(between) {
 			// The tee's plugin, which sends, is a child that comes after its socket.
 			for _, p := range between {
-				if err := s.group.Take(p.PID); err != nil {
+				if err := s.group.Claim(p.PID); err != nil {
 					return err
 				}
 			}
@@ -154,7 +154,7 @@ func (y *way) ready(ctx context.Context, i int) error {
 	if _, err := y.sockets[i].Appear(ctx, c, returnLimit); err != nil {
 		return err
 	}
-	if err := y.group.Take(c.PID()); err != nil { // and its plugins
+	if err := y.group.Claim(c.PID()); err != nil { // and its plugins
 		return err
 	}
 	if y.name == weir {

@@ -41,12 +41,12 @@ func (x *experiment) open(ctx context.Context) error {
 	x.say("%d routers connect to the collectors by each of %d ways", len(x.devices), len(x.ways))
 	for _, y := range x.ways {
 		for i, d := range x.devices {
-			l := &lane{dev: routers.NewDevice(i, d), place: x.place[d], dial: x.dialer, to: y.target(x.place[d])}
+			l := &lane{dev: routers.NewDevice(i, d), collector: x.collectors[d], dial: x.dialer, to: y.target(x.collectors[d])}
 			y.lanes = append(y.lanes, l)
 			if err := l.open(ctx); err != nil {
 				return err
 			}
-			x.holders.Go(func() { l.hold(x.holding) })
+			x.holders.Go(func() { l.keepUp(x.holding) })
 			if i%slice == slice-1 { // none may be lost on the wire
 				if err := pause(ctx, 5*time.Millisecond); err != nil {
 					return err
@@ -161,7 +161,7 @@ func (x *experiment) restart(ctx context.Context, y *way, i int) error {
 func (x *experiment) sweep(ctx context.Context, y *way, template bool) error {
 	for i, l := range y.lanes {
 		switch phase := y.flows.Load(); {
-		case phase == flowing || l.place != 0:
+		case phase == flowing || l.collector != 0:
 			l.flows(ctx, x.epoch, template)
 		case phase == hopeless:
 			l.count(x.epoch)[0] += records
@@ -180,7 +180,7 @@ func (x *experiment) sweep(ctx context.Context, y *way, template bool) error {
 // each of them in all: collectors, what is in front of them, and the network stack of their host.
 func (x *experiment) measure(ctx context.Context) error {
 	x.say("%d rounds of %d messages by each way in turn, until every one is counted", x.rounds, 2*x.sweeps*len(x.devices))
-	serve, err := cpuOf(x.serve.PID)
+	serve, err := cpuTime(x.serve.PID)
 	if err != nil {
 		return err
 	}
@@ -189,7 +189,7 @@ func (x *experiment) measure(ctx context.Context) error {
 	}
 	var wires []time.Duration
 	for _, y := range x.ways {
-		wire, _ := cpuOf(y.wire)
+		wire, _ := cpuTime(y.wire)
 		wires = append(wires, wire)
 	}
 	for round := range x.rounds {
@@ -222,13 +222,13 @@ func (x *experiment) measure(ctx context.Context) error {
 		return nil
 	}
 	for i, y := range x.ways {
-		wire, err := cpuOf(y.wire)
+		wire, err := cpuTime(y.wire)
 		if err != nil {
 			return err
 		}
 		x.result.Set("us_total_"+y.name+"_wire", float64((wire-wires[i]).Nanoseconds())/1000/float64(2*x.rounds*x.sweeps*len(x.devices)))
 	}
-	now, err := cpuOf(x.serve.PID)
+	now, err := cpuTime(x.serve.PID)
 	x.result.Set("us_total_weir_serve", float64((now-serve).Nanoseconds())/1000/float64(2*x.rounds*x.sweeps*len(x.devices)))
 	return err
 }
@@ -253,8 +253,8 @@ func (x *experiment) idle(ctx context.Context) error {
 	return nil
 }
 
-// cpuOf is what a process used so far (its CPU clock: CPUCLOCK_SCHED in linux/posix-timers.h).
-func cpuOf(pid int) (time.Duration, error) {
+// cpuTime is what a process used so far (its CPU clock: CPUCLOCK_SCHED in linux/posix-timers.h).
+func cpuTime(pid int) (time.Duration, error) {
 	var ts unix.Timespec
 	err := unix.ClockGettime(int32(^pid<<3|2), &ts)
 	return time.Duration(ts.Nano()), err
@@ -307,7 +307,7 @@ func (x *experiment) counted(ctx context.Context) error {
 // or (nil) of all.
 func (x *experiment) missing(y *way, collector *int) (missing [2]int, surplus int) {
 	for _, l := range y.lanes {
-		if collector != nil && l.place != *collector {
+		if collector != nil && l.collector != *collector {
 			continue
 		}
 		for i, p := range []routers.Protocol{routers.IPFIX, routers.BMP} {
@@ -324,10 +324,10 @@ func (x *experiment) push(ctx context.Context) {
 	for _, y := range x.ways {
 		pushed := map[int]bool{}
 		for _, l := range y.lanes {
-			if pushed[l.place] {
+			if pushed[l.collector] {
 				continue
 			}
-			pushed[l.place] = true
+			pushed[l.collector] = true
 			for range 24 {
 				l.buf = l.dev.IPFIX(l.buf[:0], l.seq, true, 16, nudge, time.Now())
 				_ = sendDatagram(ctx, l.udp, l.buf)

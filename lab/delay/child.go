@@ -29,12 +29,12 @@ const (
 // setup is what the process is told, as JSON in its argument.
 type setup struct {
 	Seed   uint64
-	Ends   [2]place
+	Ends   [2]end
 	Lines  [2]Line // from end 0 to end 1, and back
 	Device string  // which of openers
 }
 
-type place struct{ Namespace, Name string }
+type end struct{ Namespace, Name string }
 
 // Play turns a process that [New] started into the one that carries a line's packets.
 // main and TestMain call it first; in any other process it returns.
@@ -105,7 +105,7 @@ var openers = map[string]opener{"": openTAP}
 type opener func(name string, large bool) (fd int, err error)
 
 // open makes or opens an end's device, and returns to no namespace: the thread is thrown away.
-func open(e place, how opener, large bool) (fd int, err error) {
+func open(e end, how opener, large bool) (fd int, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

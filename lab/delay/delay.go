@@ -53,7 +53,7 @@ func start(env *lab.Env, a, b topo.End, s setup) (*Delay, error) {
 	ends := [2]topo.End{a, b}
 	for i, e := range ends {
 		// The descriptor is this process's; a name the namespace may not have.
-		s.Ends[i] = place{Namespace: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), e.NS.FD()), Name: e.Name}
+		s.Ends[i] = end{Namespace: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), e.NS.FD()), Name: e.Name}
 	}
 	arg, err := json.Marshal(s)
 	if err != nil {

@@ -78,7 +78,7 @@ func (d *direction) wait(now int64) {
 
 // accept decides what becomes of a frame.
 func (d *direction) accept(now int64, frame []byte) {
-	s := segmentsOf(frame)
+	s := parseSegments(frame)
 	bytes := s.wireLen()
 	d.packets.Add(uint64(s.n))
 	d.bytes.Add(uint64(bytes))
@@ -154,5 +154,5 @@ type Stats struct {
 func (d *direction) stats() Stats {
 	return Stats{Packets: d.packets.Load(), Bytes: d.bytes.Load(), Sent: d.sent.Load(), Lost: d.lost.Load(), Late: d.late.Load(),
 		Dropped: d.dropped.Load(), Refused: d.refused.Load(), LatenessP50: d.lateness.quantile(.5), LatenessP99: d.lateness.quantile(.99),
-		LatenessMax: time.Duration(d.lateness.most.Load())}
+		LatenessMax: time.Duration(d.lateness.largest.Load())}
 }

@@ -95,19 +95,19 @@ func (p *pending) pop() item {
 // histogram counts durations with an error of at most 1/16. One thread adds, others read.
 type histogram struct {
 	buckets [64 * 16]atomic.Uint64
-	most    atomic.Int64
+	largest atomic.Int64
 }
 
 func (h *histogram) add(ns int64) {
 	ns = max(ns, 0)
-	if ns > h.most.Load() {
-		h.most.Store(ns)
+	if ns > h.largest.Load() {
+		h.largest.Store(ns)
 	}
-	h.buckets[bucketOf(uint64(ns))].Add(1)
+	h.buckets[bucketIndex(uint64(ns))].Add(1)
 }
 
-// bucketOf is a number's power of two, and the four bits below its highest.
-func bucketOf(v uint64) int {
+// bucketIndex is a number's power of two, and the four bits below its highest.
+func bucketIndex(v uint64) int {
 	if v < 16 {
 		return int(v)
 	}
@@ -136,8 +136,8 @@ func (h *histogram) quantile(q float64) time.Duration {
 	rank := uint64(q * float64(total-1))
 	for i := range h.buckets {
 		if seen += h.buckets[i].Load(); seen > rank {
-			return time.Duration(min(int64(bucketTop(i)), h.most.Load()))
+			return time.Duration(min(int64(bucketTop(i)), h.largest.Load()))
 		}
 	}
-	return time.Duration(h.most.Load())
+	return time.Duration(h.largest.Load())
 }

@@ -35,7 +35,7 @@ type segments struct {
 	n       int
 }
 
-func segmentsOf(frame []byte) segments {
+func parseSegments(frame []byte) segments {
 	one := segments{frame: frame, n: 1}
 	kind := frame[atKind] &^ maskECN
 	if kind != unix.VIRTIO_NET_HDR_GSO_TCPV4 && kind != unix.VIRTIO_NET_HDR_GSO_TCPV6 {

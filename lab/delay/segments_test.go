@@ -52,7 +52,7 @@ func TestCut(t *testing.T) {
 		payload[i] = byte(i * 7)
 	}
 	for _, v6 := range []bool{false, true} {
-		s := segmentsOf(large(t, v6, payload, 1000))
+		s := parseSegments(large(t, v6, payload, 1000))
 		if s.n != 4 || s.wireLen() != 3500+4*s.headers {
 			t.Fatalf("%d segments, %d bytes on the wire, %d of headers", s.n, s.wireLen(), s.headers)
 		}
@@ -104,7 +104,7 @@ func checkSums(t *testing.T, p []byte, start int) {
 func TestOrdinaryFrames(t *testing.T) {
 	for name, frame := range map[string][]byte{"nothing": make([]byte, headerLen), "short": append([]byte{0, unix.VIRTIO_NET_HDR_GSO_TCPV4}, make([]byte, 20)...),
 		"no large one": make([]byte, headerLen+1514), "one segment": large(t, false, make([]byte, 999), 1000)} {
-		if s := segmentsOf(frame); s.n != 1 || s.wireLen() != len(frame)-headerLen {
+		if s := parseSegments(frame); s.n != 1 || s.wireLen() != len(frame)-headerLen {
 			t.Errorf("%s: %d segments", name, s.n)
 		}
 	}
@@ -153,7 +153,7 @@ func TestPending(t *testing.T) {
 
 func TestHistogram(t *testing.T) {
 	for _, v := range []uint64{0, 1, 15, 16, 31, 32, 33, 1000, 1 << 20, 1<<40 + 12345} {
-		top := bucketTop(bucketOf(v))
+		top := bucketTop(bucketIndex(v))
 		if top < v || float64(top-v) > float64(v)/16 {
 			t.Errorf("%d is counted as up to %d", v, top)
 		}

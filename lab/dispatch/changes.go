@@ -30,14 +30,14 @@ type question struct {
 // else.
 func scenes() (sets [2][]bindings.Binding, ask []question) {
 	for n := range 256 {
-		proto, other := protoOf(n%2), protoOf(n%2+1)
+		proto, other := serviceProto(n%2), serviceProto(n%2+1)
 		service := func(k int) int { return (n%2 + 2*(n/2+k)) % fewServices } // of the protocol of n
 		q := question{at(20<<24|uint32(n)<<16|0x0101, boundPort, proto == unix.IPPROTO_TCP), [2]int{service(0), service(1)}}
 		ask = append(ask, q)
 		for i := range sets {
 			bind := func(service int, bits int, port uint16, proto bindings.Proto) {
 				p := netip.PrefixFrom(netip.AddrFrom4(q.addr), bits).Masked()
-				sets[i] = append(sets[i], bindings.Binding{Service: nameOf(service), Prefix: p, Port: port, Proto: proto})
+				sets[i] = append(sets[i], bindings.Binding{Service: serviceName(service), Prefix: p, Port: port, Proto: proto})
 			}
 			switch first := i == 0; n / 2 % 4 {
 			case 0: // one host, two services

@@ -25,11 +25,11 @@ type target struct {
 	tcp  bool
 }
 
-func at(host uint32, port int, tcp bool) target { return target{addressOf(host).As4(), port, tcp} }
+func at(host uint32, port int, tcp bool) target { return target{serviceAddr(host).As4(), port, tcp} }
 
 // ownTarget is the socket of a service itself.
 func ownTarget(service int) target {
-	return target{ownAddress(service), ownPort(service), protoOf(service) == unix.IPPROTO_TCP}
+	return target{ownAddress(service), ownPort(service), serviceProto(service) == unix.IPPROTO_TCP}
 }
 
 func (t target) String() string {

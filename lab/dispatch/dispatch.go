@@ -49,13 +49,13 @@ type plan struct {
 	replaces, binds    int           // commands with all the bindings there
 }
 
-const most = 1 << 20
+const maxBindings = 1 << 20
 
 var plans = map[lab.Size]plan{
-	lab.Full: {bindings: most, services: 1 << 16, sizes: []int{1, 1000, 100_000, most}, rounds: 21, lookups: 50_000, repeat: 1 << 18,
-		compared: 100_000, ask: 4000, upgrades: 12, rooms: []int{5000, 20_000, 80_000, 300_000}, swapped: most, swapping: time.Minute,
+	lab.Full: {bindings: maxBindings, services: 1 << 16, sizes: []int{1, 1000, 100_000, maxBindings}, rounds: 21, lookups: 50_000, repeat: 1 << 18,
+		compared: 100_000, ask: 4000, upgrades: 12, rooms: []int{5000, 20_000, 80_000, 300_000}, swapped: maxBindings, swapping: time.Minute,
 		trafficRounds: 15, roundTime: 500 * time.Millisecond, replaces: 5, binds: 41},
-	lab.Quick: {bindings: most, services: 1 << 16, sizes: []int{1, 1000, 100_000, most}, rounds: 7, lookups: 20_000, repeat: 1 << 15,
+	lab.Quick: {bindings: maxBindings, services: 1 << 16, sizes: []int{1, 1000, 100_000, maxBindings}, rounds: 7, lookups: 20_000, repeat: 1 << 15,
 		compared: 20_000, ask: 800, upgrades: 3, rooms: []int{5000, 20_000}, swapped: 50_000, swapping: 5 * time.Second,
 		trafficRounds: 9, roundTime: 220 * time.Millisecond, replaces: 3, binds: 15},
 	lab.Smoke: {bindings: 1 << 16, services: 1 << 12, compared: 5000, ask: 400, upgrades: 2, rooms: []int{5000, 20_000},

@@ -23,7 +23,7 @@ func TestDrawSet(t *testing.T) {
 	seen := map[uint32]bool{}
 	for i, h := range s.hosts {
 		if h>>24 < 11 || h>>24 > 126 || seen[h] || s.at[h] != i {
-			t.Fatalf("host %d, %s, is twice there or elsewhere", i, addressOf(h))
+			t.Fatalf("host %d, %s, is twice there or elsewhere", i, serviceAddr(h))
 		}
 		seen[h] = true
 	}
@@ -33,7 +33,7 @@ func TestDrawSet(t *testing.T) {
 	r := source()
 	for range 1000 {
 		if h := s.unbound(r); seen[h] {
-			t.Errorf("%s is bound", addressOf(h))
+			t.Errorf("%s is bound", serviceAddr(h))
 		}
 		hit, miss := s.hit(100)(r), s.miss()(r)
 		if i, ok := s.at[uint32(hit.addr[0])<<24|uint32(hit.addr[1])<<16|uint32(hit.addr[2])<<8|uint32(hit.addr[3])]; !ok || i >= 100 || hit.tcp != (i%2 == 1) {
@@ -107,8 +107,8 @@ func TestScenes(t *testing.T) {
 			t.Errorf("question %d: %s, %v", n, q.target, q.want)
 		}
 		for i, want := range q.want {
-			if got := decide(sets[i], q.target); got != nameOf(want) || want >= fewServices || (want%2 == 1) != q.tcp {
-				t.Errorf("set %d: %s leads to %s, want %s", i, q.target, got, nameOf(want))
+			if got := decide(sets[i], q.target); got != serviceName(want) || want >= fewServices || (want%2 == 1) != q.tcp {
+				t.Errorf("set %d: %s leads to %s, want %s", i, q.target, got, serviceName(want))
 			}
 		}
 	}
@@ -145,7 +145,7 @@ func TestMedians(t *testing.T) {
 	if m := medianRatio([]float64{4, 9, 8}, []float64{2, 3, 1}); m != 3 {
 		t.Errorf("median of the ratios %g", m)
 	}
-	for n, want := range map[int]string{1: "1", 1000: "1k", 100_000: "100k", most: "1m"} {
+	for n, want := range map[int]string{1: "1", 1000: "1k", 100_000: "100k", maxBindings: "1m"} {
 		if got := sizeName(n); got != want {
 			t.Errorf("%d: %q", n, got)
 		}

@@ -45,11 +45,11 @@ func Hold() {
 	if len(os.Args) != 6 || os.Args[1] != holdArg {
 		return
 	}
-	fmt.Fprintln(os.Stderr, "ERROR:", hold(os.Args[2], os.Args[3:]))
+	fmt.Fprintln(os.Stderr, "ERROR:", runHolder(os.Args[2], os.Args[3:]))
 	os.Exit(1)
 }
 
-func hold(root string, numbers []string) error {
+func runHolder(root string, numbers []string) error {
 	var n [3]int
 	for i, s := range numbers {
 		var err error
@@ -68,7 +68,7 @@ func hold(root string, numbers []string) error {
 		if err != nil {
 			return fmt.Errorf("socket of service %d: %w", service, err)
 		}
-		all = append(all, bindings.Registration{Service: nameOf(service), FD: fd})
+		all = append(all, bindings.Registration{Service: serviceName(service), FD: fd})
 	}
 	if n[2] != 0 {
 		if err := shareSockets(ebpf.MapID(n[2]), n[0], all); err != nil {
@@ -123,7 +123,7 @@ type holder struct {
 }
 
 func (h *holder) open(service int) (fd int, err error) {
-	tcp := protoOf(service) == unix.IPPROTO_TCP
+	tcp := serviceProto(service) == unix.IPPROTO_TCP
 	kind := unix.SOCK_DGRAM
 	if tcp {
 		kind = unix.SOCK_STREAM
@@ -150,7 +150,7 @@ func (h *holder) serve() error {
 		}
 		for _, e := range events[:max(0, n)] {
 			service := h.serviceOf[e.Fd]
-			if protoOf(service) == unix.IPPROTO_TCP {
+			if serviceProto(service) == unix.IPPROTO_TCP {
 				h.accept(int(e.Fd), service)
 			} else {
 				h.answer(int(e.Fd), service)

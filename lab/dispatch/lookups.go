@@ -114,7 +114,7 @@ type dice func(r *rand.Rand) target
 func (s *set) hit(n int) dice {
 	return func(r *rand.Rand) target {
 		i := r.IntN(n)
-		return at(s.hosts[i], boundPort, protoOf(s.service(i)) == unix.IPPROTO_TCP)
+		return at(s.hosts[i], boundPort, serviceProto(s.service(i)) == unix.IPPROTO_TCP)
 	}
 }
 
@@ -348,10 +348,10 @@ func (t *trie) fill(s *set, n int) (time.Duration, error) {
 		var k trieKey
 		const bits = 8 + 16 + 128
 		binary.NativeEndian.PutUint32(k[:], bits)
-		k[4] = byte(protoOf(service))
+		k[4] = byte(serviceProto(service))
 		binary.NativeEndian.PutUint16(k[5:], boundPort)
 		k[17], k[18] = 0xff, 0xff
-		addr := addressOf(s.hosts[i]).As4()
+		addr := serviceAddr(s.hosts[i]).As4()
 		copy(k[19:], addr[:])
 		keys, values = append(keys, k), append(values, trieValue{uint32(service), bits})
 	}
@@ -366,8 +366,8 @@ func (t *trie) fill(s *set, n int) (time.Duration, error) {
 	return time.Since(begin), nil
 }
 
-// memoryOf is what the kernel charges for the maps of a program whose names fit, in MB.
-func memoryOf(p *ebpf.Program, fits func(name string) bool) (float64, error) {
+// mapMemory is what the kernel charges for the maps of a program whose names fit, in MB.
+func mapMemory(p *ebpf.Program, fits func(name string) bool) (float64, error) {
 	info, err := p.Info()
 	if err != nil {
 		return 0, err

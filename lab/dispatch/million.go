@@ -25,7 +25,7 @@ func sizeName(n int) string {
 		return "1k"
 	case 100_000:
 		return "100k"
-	case most:
+	case maxBindings:
 		return "1m"
 	}
 	return fmt.Sprint(n)
@@ -179,7 +179,7 @@ func (x *experiment) timeBinds(ctx context.Context, s *set) error {
 	}
 	host := func(i int) string { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).String() }
 	steps := []struct{ metric, command, service string }{
-		{"bind_ms", "add", nameOf(0)}, {"rebind_ms", "add", nameOf(2)}, {"unbind_ms", "remove", nameOf(2)},
+		{"bind_ms", "add", serviceName(0)}, {"rebind_ms", "add", serviceName(2)}, {"unbind_ms", "remove", serviceName(2)},
 	}
 	for _, s := range steps {
 		var took []time.Duration
@@ -208,12 +208,12 @@ func (x *experiment) measureMemory() error {
 	isBound := func(name string) bool { return strings.HasPrefix(name, "bound_") }
 	all := func(string) bool { return true }
 	for metric, of := range map[string]func() (float64, error){
-		"memory_mb_weir_bindings_1m": func() (float64, error) { return memoryOf(prog, isBound) },
-		"memory_mb_weir_all_1m":      func() (float64, error) { return memoryOf(prog, all) },
+		"memory_mb_weir_bindings_1m": func() (float64, error) { return mapMemory(prog, isBound) },
+		"memory_mb_weir_all_1m":      func() (float64, error) { return mapMemory(prog, all) },
 		"memory_mb_trie_bindings_1m": func() (float64, error) {
-			return memoryOf(x.trie.c.Programs["trie_dispatch"], func(name string) bool { return name == "bindings" })
+			return mapMemory(x.trie.c.Programs["trie_dispatch"], func(name string) bool { return name == "bindings" })
 		},
-		"memory_mb_trie_all_1m": func() (float64, error) { return memoryOf(x.trie.c.Programs["trie_dispatch"], all) },
+		"memory_mb_trie_all_1m": func() (float64, error) { return mapMemory(x.trie.c.Programs["trie_dispatch"], all) },
 	} {
 		mb, err := of()
 		if err != nil {

@@ -21,19 +21,19 @@ const (
 	boundPort    = 80
 )
 
-func addressOf(n uint32) netip.Addr {
+func serviceAddr(n uint32) netip.Addr {
 	return netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
 }
 
 // Services are numbered; every second one is of TCP.
-func protoOf(service int) bindings.Proto {
+func serviceProto(service int) bindings.Proto {
 	if service%2 == 1 {
 		return unix.IPPROTO_TCP
 	}
 	return unix.IPPROTO_UDP
 }
 
-func nameOf(service int) string { return fmt.Sprintf("svc-%05d", service) }
+func serviceName(service int) string { return fmt.Sprintf("svc-%05d", service) }
 
 // set is bindings of random hosts, all different. The first n of it are a set, too.
 type set struct {
@@ -68,7 +68,7 @@ func (s *set) service(i int) int { return i % s.services }
 
 func (s *set) binding(i int) bindings.Binding {
 	service := s.service(i)
-	return bindings.Binding{Service: nameOf(service), Prefix: netip.PrefixFrom(addressOf(s.hosts[i]), 32), Port: boundPort, Proto: protoOf(service)}
+	return bindings.Binding{Service: serviceName(service), Prefix: netip.PrefixFrom(serviceAddr(s.hosts[i]), 32), Port: boundPort, Proto: serviceProto(service)}
 }
 
 func (s *set) bindings(n int) []bindings.Binding {

@@ -130,7 +130,7 @@ func (x *experiment) askSome(s *site, all *set, n int) error {
 		r := x.rand("ask", n)
 		for failures := 0; n > 0 && failures < 10; n-- {
 			i := r.IntN(len(all.hosts))
-			t := at(all.hosts[i], boundPort, protoOf(all.service(i)) == unix.IPPROTO_TCP)
+			t := at(all.hosts[i], boundPort, serviceProto(all.service(i)) == unix.IPPROTO_TCP)
 			got, err := c.ask(t)
 			x.asked++
 			if err != nil || got != all.service(i) {

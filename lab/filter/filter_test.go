@@ -65,12 +65,12 @@ func TestWatchFindsOtherExpression(t *testing.T) {
 	x := newExperiment(t, plan{})
 	w := newTestWorld(t, x, false)
 	r := rand.New(rand.NewPCG(1, 1))
-	for _, p := range places() {
+	for _, p := range locations() {
 		for _, c := range []struct {
 			asked string
 			wrong bool
 		}{{"ip.ttl == 64", false}, {"ip.ttl == 1", true}} {
-			h := &watch{place: p, exprs: []*expr.Expr{expr.MustParse("ip.ttl == 64")}}
+			h := &watch{location: p, exprs: []*expr.Expr{expr.MustParse("ip.ttl == 64")}}
 			remove, err := h.put(w, x.env.Root)
 			if err != nil {
 				t.Fatalf("%s: %v", p.name, err)

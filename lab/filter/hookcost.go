@@ -46,7 +46,7 @@ func (x *experiment) measureHooks(ctx context.Context) error {
 	defer stats.Close()
 	var probes []*probe
 	for rule, match := range map[string]string{"1rule": fmt.Sprintf("udp.dstport == %d", measuredPort+1), "5terms": tenRules[0]} {
-		for _, p := range places() {
+		for _, p := range locations() {
 			if p.name == "xdp" || p.name == "socket-raw" {
 				continue // the loopback device has generic XDP only
 			}
@@ -69,7 +69,7 @@ func (x *experiment) measureHooks(ctx context.Context) error {
 }
 
 // probe attaches the program of one rule to a hook of a namespace of its own. What it does not decide is dropped.
-func (x *experiment) probe(p *place, rule, match string, src *source) (*probe, func(), error) {
+func (x *experiment) probe(p *location, rule, match string, src *source) (*probe, func(), error) {
 	ns, _, err := x.env.Namespace("probe-" + p.name + "-" + rule)
 	if err != nil {
 		return nil, nil, err

@@ -22,8 +22,8 @@ import (
 	"github.com/weir-project/weir/kernel/hook"
 )
 
-// place is where a program may be attached in the host.
-type place struct {
+// location is where a program may be attached in the host.
+type location struct {
 	name  string
 	hook  compile.Hook
 	start compile.Start
@@ -38,9 +38,9 @@ func inStack(p *packet) bool { return p.stack }
 
 func (p *packet) goesTo(t target) bool { return p.to == t }
 
-// places are all of them, two of XDP and two of sockets. What is before routing comes first in Linux, fragments as they are.
-func places() []*place {
-	return []*place{
+// locations are all of them, two of XDP and two of sockets. What is before routing comes first in Linux, fragments as they are.
+func locations() []*location {
+	return []*location{
 		{name: "xdp", hook: compile.XDP, takes: all, sees: (*packet).link, attach: links(func(w *world) []kernel.Attachment {
 			return []kernel.Attachment{kernel.XDP{Ifindex: w.ifindex, Device: device}}
 		})},

@@ -44,7 +44,7 @@ func (x *experiment) newSource(name string, draw func() netip.Addr) (*source, er
 		return nil, err
 	}
 	if err = s.from(draw); err == nil {
-		err = s.hold(x.env, name)
+		err = s.attach(x.env, name)
 	}
 	if err != nil {
 		s.c.Close()
@@ -53,10 +53,10 @@ func (x *experiment) newSource(name string, draw func() netip.Addr) (*source, er
 	return s, nil
 }
 
-// hold attaches the program to a device that no packet comes to. Each test run enters a program in the dispatcher of XDP and
+// attach attaches the program to a device that no packet comes to. Each test run enters a program in the dispatcher of XDP and
 // takes it out again, and each waits for a grace period, some 25 ms together, unless it is there already
 // (bpf_prog_change_xdp in the kernel's net/bpf/test_run.c).
-func (s *source) hold(e *lab.Env, name string) error {
+func (s *source) attach(e *lab.Env, name string) error {
 	ns, _, err := e.Namespace("source-" + name)
 	if err != nil {
 		return err

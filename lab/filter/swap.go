@@ -201,7 +201,7 @@ func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, s
 	for _, n := range sent {
 		total += n
 	}
-	counted, err := s.settled(ctx, total-lost)
+	counted, err := s.finalCounts(ctx, total-lost)
 	if err != nil {
 		return 0, err
 	}
@@ -228,9 +228,9 @@ func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, s
 	return wrong, nil
 }
 
-// settled are the counts when they are so many at least, or patience has ended: packets may be on their way still. What
+// finalCounts are the counts when they are so many at least, or patience has ended: packets may be on their way still. What
 // would be counted once too often has its time as well.
-func (s *swapper) settled(ctx context.Context, want uint64) (map[string]uint64, error) {
+func (s *swapper) finalCounts(ctx context.Context, want uint64) (map[string]uint64, error) {
 	const patience = 5 * time.Second
 	for deadline := time.Now().Add(patience); ; {
 		last := time.Now().After(deadline)

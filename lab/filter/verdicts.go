@@ -36,7 +36,7 @@ func onSocket(c interface {
 
 // watch is a program at a place, whose rules all count: what each matched shows.
 type watch struct {
-	*place
+	*location
 	counter
 	exprs []*expr.Expr
 	want  []uint64 // so far
@@ -68,16 +68,16 @@ func (x *experiment) sameVerdicts(ctx context.Context) error {
 // batch compares one set of expressions. The XDP of a device has room for one program: native and generic take turns.
 func (x *experiment) batch(ctx context.Context, w *world, r *rand.Rand, number int) (compared int, err error) {
 	kinds := filtertest.Kinds{Costs: number%4 == 3}
-	plain := exprsOf(r, kinds)
+	plain := randomExprs(r, kinds)
 	kinds.Link = true
-	link := exprsOf(r, kinds)
+	link := randomExprs(r, kinds)
 	skip := []string{"xdp-generic", "xdp"}[number%2]
 	var watches []*watch
-	for _, p := range places() {
+	for _, p := range locations() {
 		if p.name == skip {
 			continue
 		}
-		h := &watch{place: p, exprs: plain}
+		h := &watch{location: p, exprs: plain}
 		if p.hook == compile.TC || p.hook == compile.XDP {
 			h.exprs = link
 		}
@@ -106,14 +106,14 @@ func (x *experiment) batch(ctx context.Context, w *world, r *rand.Rand, number i
 			}
 			x.mismatches += len(wrong)
 			for _, i := range wrong {
-				x.result.Note("%s: %s: the interpreter differs from the program about packet %x", h.name, h.nameOf(i), p.frame)
+				x.result.Note("%s: %s: the interpreter differs from the program about packet %x", h.name, h.exprName(i), p.frame)
 			}
 		}
 	}
 	return compared, nil
 }
 
-func exprsOf(r *rand.Rand, k filtertest.Kinds) []*expr.Expr {
+func randomExprs(r *rand.Rand, k filtertest.Kinds) []*expr.Expr {
 	out := make([]*expr.Expr, rulesOfBatch)
 	for i := range out {
 		out[i] = filtertest.Expr(r, k)
@@ -186,7 +186,7 @@ func (h *watch) check() (wrong []int, err error) {
 	}
 }
 
-func (h *watch) nameOf(i int) string {
+func (h *watch) exprName(i int) string {
 	if i > len(h.exprs) {
 		return "whether it comes there"
 	}

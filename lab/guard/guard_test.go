@@ -174,7 +174,7 @@ func TestLostUpdates(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := lostOf(losing{l, c.passed, c.spent})
+		got, err := lostShare(losing{l, c.passed, c.spent})
 		l.Close()
 		if (err != nil) != c.fails || err == nil && math.Abs(got-c.want) > 1e-9 {
 			t.Errorf("%d passed, %d spent: %v, %v; want %v", c.passed, c.spent, got, err, c.want)

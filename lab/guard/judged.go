@@ -145,11 +145,11 @@ func (x *experiment) tally(verdicts []verdict) {
 			worst.least(n+"cold_start_kept_min", v.NewcomersKept)
 		}
 		if v.KnownCounts {
-			worst.most(n+"known_source_lost_max", 1-v.MinClient)
+			worst.keepMax(n+"known_source_lost_max", 1-v.MinClient)
 		}
 		worst.least(n+"newcomers_kept_"+strings.TrimPrefix(v.Name, "new_"), v.NewcomersKept)
-		worst.most(n+"accepted_over_limit_"+v.Name, v.AcceptedOverLimitWorstSecond)
-		worst.most(n+"accepted_over_limit_max", v.AcceptedOverLimitWorstSecond)
+		worst.keepMax(n+"accepted_over_limit_"+v.Name, v.AcceptedOverLimitWorstSecond)
+		worst.keepMax(n+"accepted_over_limit_max", v.AcceptedOverLimitWorstSecond)
 	}
 	for metric, v := range worst {
 		x.result.Set(metric, v)
@@ -163,8 +163,8 @@ func (x *experiment) tally(verdicts []verdict) {
 // worsts are metrics of which the worst counts. JSON has no NaN: what was not measured has no metric.
 type worsts map[string]float64
 
-func (w worsts) least(metric string, v float64) { w.keep(metric, v, math.Min) }
-func (w worsts) most(metric string, v float64)  { w.keep(metric, v, math.Max) }
+func (w worsts) least(metric string, v float64)   { w.keep(metric, v, math.Min) }
+func (w worsts) keepMax(metric string, v float64) { w.keep(metric, v, math.Max) }
 
 func (w worsts) keep(metric string, v float64, of func(a, b float64) float64) {
 	if math.IsNaN(v) {

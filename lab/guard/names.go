@@ -46,7 +46,7 @@ func (w *witness) Decide(packets []scenario.Packet, verdicts []bool) error {
 				return 1
 			})
 			if n == 0 {
-				w.look(w.at[0])
+				w.check(w.at[0])
 				w.at = w.at[1:]
 				continue
 			}
@@ -64,8 +64,8 @@ func (w *witness) Decide(packets []scenario.Packet, verdicts []bool) error {
 	return nil
 }
 
-// look finds the names that are refused at less than half of the rate that status gives them.
-func (w *witness) look(at uint64) {
+// check finds the names that are refused at less than half of the rate that status gives them.
+func (w *witness) check(at uint64) {
 	for _, name := range w.Counts(at).Top {
 		if name.Level == "destination" {
 			continue // all packets have the same

@@ -41,7 +41,7 @@ func (x *experiment) race(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		ratio, err := lostOf(l)
+		ratio, err := lostShare(l)
 		l.Close()
 		if errors.Is(err, errNoTotal) {
 			x.result.Note("lost updates: %v", err)
@@ -63,7 +63,7 @@ func (x *experiment) race(ctx context.Context) error {
 
 var errNoTotal = errors.New("this limiter does not bound its total")
 
-func lostOf(l limiter) (float64, error) {
+func lostShare(l limiter) (float64, error) {
 	a, ok := l.(accountant)
 	if !ok {
 		return 0, errNoTotal

@@ -222,7 +222,7 @@ func (s *service) read() error {
 		if err != nil {
 			return fmt.Errorf("receive: %w", err)
 		}
-		at, err := stampOf(control[:n])
+		at, err := parseStamp(control[:n])
 		if err != nil {
 			return err
 		}

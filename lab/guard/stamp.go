@@ -28,8 +28,8 @@ func stamp(c *net.UDPConn) error {
 	return nil
 }
 
-// stampOf is the time in a datagram's control messages.
-func stampOf(control []byte) (time.Time, error) {
+// parseStamp is the time in a datagram's control messages.
+func parseStamp(control []byte) (time.Time, error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
 		return time.Time{}, fmt.Errorf("control messages of a datagram: %w", err)

@@ -24,15 +24,15 @@ func Play() {
 	if len(os.Args) != 4 || os.Args[1] != holdArg {
 		return
 	}
-	if err := hold(hookName(os.Args[2]), os.Args[3]); err != nil {
+	if err := attachAndWait(hookName(os.Args[2]), os.Args[3]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	os.Exit(0)
 }
 
-// hold attaches a program by a link and waits for SIGTERM: the link ends with the process.
-func hold(at hookName, device string) error {
+// attachAndWait attaches a program by a link and waits for SIGTERM: the link ends with the process.
+func attachAndWait(at hookName, device string) error {
 	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(bpf.Object()))
 	if err != nil {
 		return err

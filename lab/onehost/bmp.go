@@ -57,12 +57,12 @@ const (
 // proof is a run of [BMP].
 type proof struct {
 	*host
-	router  *peers.Router
-	members map[string]*member // by name: "a" and "b"
-	plain   *member
-	witness *member // a plain collector that is left alone
-	result  *BMPResult
-	took    []time.Duration
+	router    *peers.Router
+	members   map[string]*member // by name: "a" and "b"
+	plain     *member
+	witness   *member // a plain collector that is left alone
+	result    *BMPResult
+	durations []time.Duration
 }
 
 // BMPMissing names the programs that BMP needs and this machine lacks.
@@ -175,21 +175,21 @@ func (p *proof) startMember(name string) error {
 	if name == "b" {
 		port, to = portB, "a"
 	}
-	m, err := p.start("bmp", name, p.socket, p.service, name, fmt.Sprintf("%s:%d", rig.Service4, port), p.booksOf(name), p.journal("members"), to)
+	m, err := p.start("bmp", name, p.socket, p.service, name, fmt.Sprintf("%s:%d", rig.Service4, port), p.booksDir(name), p.journal("members"), to)
 	p.members[name] = m
 	return err
 }
 
 func (p *proof) startPlain(name string, port int) (*member, error) {
-	return p.start("plain", name, fmt.Sprintf("%s:%d", rig.Service4, port), p.booksOf(name), p.journal(name))
+	return p.start("plain", name, fmt.Sprintf("%s:%d", rig.Service4, port), p.booksDir(name), p.journal(name))
 }
 
-func (p *proof) booksOf(name string) string { return filepath.Join(p.dir, name+".books") }
-func (p *proof) journal(name string) string { return filepath.Join(p.dir, name+".journal") }
+func (p *proof) booksDir(name string) string { return filepath.Join(p.dir, name+".books") }
+func (p *proof) journal(name string) string  { return filepath.Join(p.dir, name+".journal") }
 
 // book asks a collector what it knows of its session; nil if it has none.
 func (p *proof) book(ctx context.Context, m *member) (*book, error) {
-	path := p.booksOf(m.name)
+	path := p.booksDir(m.name)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}

@@ -52,8 +52,8 @@ func hashOn(h uint64, b []byte) uint64 {
 	return f.Sum64()
 }
 
-// take enters all whole messages of b and returns how many bytes are left over.
-func (b *book) take(in []byte) (rest int, err error) {
+// add enters all whole messages of b and returns how many bytes are left over.
+func (b *book) add(in []byte) (rest int, err error) {
 	for {
 		m, n, err := next(in)
 		if err != nil || n == 0 {
@@ -98,22 +98,22 @@ func (p *peerBook) update(b []byte) error {
 		p.EndsOfRIB++
 	}
 	for _, r := range u.withdrawn {
-		delete(p.Table, routeOf(r))
+		delete(p.Table, parseRoute(r))
 	}
 	if len(u.announced) == 0 {
 		return nil
 	}
 	attributes := hashOn(0, u.attributes)
 	for _, r := range u.announced {
-		if p.Table[routeOf(r)] == attributes {
+		if p.Table[parseRoute(r)] == attributes {
 			p.Repetitions++
 		}
-		p.Table[routeOf(r)] = attributes
+		p.Table[parseRoute(r)] = attributes
 	}
 	return nil
 }
 
-func routeOf(b []byte) (r route) {
+func parseRoute(b []byte) (r route) {
 	copy(r[:], b)
 	return r
 }

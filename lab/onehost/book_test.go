@@ -30,7 +30,7 @@ func session(n uint32) (b []byte) {
 func TestBookGoesOn(t *testing.T) {
 	stream := session(50)
 	want := newBook()
-	if rest, err := want.take(stream); rest != 0 || err != nil {
+	if rest, err := want.add(stream); rest != 0 || err != nil {
 		t.Fatal(rest, err)
 	}
 	if want.Messages != 53 || want.Bytes != uint64(len(stream)) || want.Initiations != 1 || want.ups() != 1 || want.routes() != 16 || want.Statistics != 1 {
@@ -44,7 +44,7 @@ func TestBookGoesOn(t *testing.T) {
 			n := min(1+r.IntN(300), len(stream)-at)
 			in = append(in, stream[at:at+n]...)
 			at += n
-			rest, err := b.take(in)
+			rest, err := b.add(in)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -67,7 +67,7 @@ func TestBookGoesOn(t *testing.T) {
 func TestBookSeesWrongStreams(t *testing.T) {
 	stream := session(20)
 	want := newBook()
-	if _, err := want.take(stream); err != nil {
+	if _, err := want.add(stream); err != nil {
 		t.Fatal(err)
 	}
 	for i := range stream {
@@ -76,7 +76,7 @@ func TestBookSeesWrongStreams(t *testing.T) {
 			"doubled": slices.Insert(slices.Clone(stream), i, stream[i]),
 		} {
 			b := newBook()
-			rest, err := b.take(wrong)
+			rest, err := b.add(wrong)
 			if err != nil && !errors.Is(err, errBroken) {
 				t.Fatal(err)
 			}
@@ -91,7 +91,7 @@ func TestBookSeesWrongStreams(t *testing.T) {
 func TestBookCountsDumps(t *testing.T) {
 	b := newBook()
 	once := session(16)
-	if _, err := b.take(append(slices.Clone(once), once...)); err != nil {
+	if _, err := b.add(append(slices.Clone(once), once...)); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range b.Peers {

@@ -123,8 +123,8 @@ func (c *collector) order() {
 	}
 }
 
-// look says until when an order is to be carried out, and forgets the order.
-func (c *collector) look() (until time.Time) {
+// expiry says until when an order is to be carried out, and forgets the order.
+func (c *collector) expiry() (until time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	until, c.leave = c.leave, time.Time{}
@@ -186,7 +186,7 @@ func (c *collector) read(l *handoff.Listener, s *handoff.Session, b *book) (err 
 	}()
 	all := make([]byte, 64<<10)
 	for {
-		if t := c.look(); !t.IsZero() {
+		if t := c.expiry(); !t.IsZero() {
 			leave = t
 			s.SetReadDeadline(t)
 		}
@@ -225,7 +225,7 @@ func (c *collector) read(l *handoff.Listener, s *handoff.Session, b *book) (err 
 func (c *collector) feed(b *book, in []byte) (partial []byte, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	rest, err := b.take(in)
+	rest, err := b.add(in)
 	return append([]byte(nil), in[len(in)-rest:]...), err
 }
 

@@ -70,7 +70,7 @@ func (p *proof) move(ctx context.Context) error {
 		return err
 	}
 	err = p.sessionAt(ctx, to, s.Moves)
-	p.took = append(p.took, time.Since(begin))
+	p.durations = append(p.durations, time.Since(begin))
 	return err
 }
 
@@ -156,8 +156,8 @@ func (p *proof) judge(ctx context.Context) error {
 		wrong("%v: the router says it has sent %d bytes, the collector has read %d; it has %d routes, the witness %d", err, r.RouterBytes, mine.Bytes, mine.routes(), witness.routes())
 	}
 	r.Messages, r.Bytes, r.Partial = mine.Messages, mine.Bytes, mine.Partial
-	_, r.MoveP99, _ = lab.Percentiles(p.took)
-	r.MoveP50, _, _ = lab.Percentiles(p.took)
+	_, r.MoveP99, _ = lab.Percentiles(p.durations)
+	r.MoveP50, _, _ = lab.Percentiles(p.durations)
 	// A process that dies before its first commit leaves no trace in the book: the keeper knows all.
 	if s, err := p.owner(ctx); err != nil || s.Moves != r.Moves+r.Kills || mine.Moves == 0 || r.Kills > 0 && mine.Crashes == 0 {
 		wrong("there were %d moves and %d kills; the keeper tells of %d moves in all (%v), the session's book of %d, %d of them by a crash", r.Moves, r.Kills, s.Moves, err, mine.Moves, mine.Crashes)

@@ -16,8 +16,8 @@ type readiness struct {
 	since time.Time // for so long it used none
 }
 
-// settled is for how long a process must have used no CPU to be ready.
-const settled = 300 * time.Millisecond
+// idleTime is for how long a process must have used no CPU to be ready.
+const idleTime = 300 * time.Millisecond
 
 // Ready tells whether a running collector whose sockets are there can take records, too. nfacctd opens them, and
 // says that it waits, before its BMP thread has made its tables (2 MB a session that it may have); a flow record
@@ -38,7 +38,7 @@ func (c *Collector) Ready() bool {
 		l.ready = readiness{ticks, time.Now()}
 		return false
 	}
-	return time.Since(l.ready.since) >= settled
+	return time.Since(l.ready.since) >= idleTime
 }
 
 // threads sums up the CPU time of a process's threads, in clock ticks, and tells whether all of them sleep

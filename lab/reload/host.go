@@ -152,11 +152,11 @@ func (s *server) await(ctx context.Context, what string, is func() bool) error {
 	for end := time.Now().Add(startLimit); !is(); {
 		if !s.proc.Running() {
 			text, _ := os.ReadFile(s.log.Name())
-			return fmt.Errorf("generation %d ended: %w: %s", s.n, s.proc.Err(), tailOf(text))
+			return fmt.Errorf("generation %d ended: %w: %s", s.n, s.proc.Err(), tail(text))
 		}
 		if time.Now().After(end) {
 			text, _ := os.ReadFile(s.log.Name())
-			return fmt.Errorf("generation %d: after %s it is not so that %s: %s", s.n, startLimit, what, tailOf(text))
+			return fmt.Errorf("generation %d: after %s it is not so that %s: %s", s.n, startLimit, what, tail(text))
 		}
 		select {
 		case <-ctx.Done():
@@ -167,7 +167,7 @@ func (s *server) await(ctx context.Context, what string, is func() bool) error {
 	return nil
 }
 
-func tailOf(text []byte) string { return string(text[max(0, len(text)-600):]) }
+func tail(text []byte) string { return string(text[max(0, len(text)-600):]) }
 
 // replace starts the next generation beside the present one, and waits until that has ended.
 func (s *server) replace(ctx context.Context, changed func()) error {
@@ -248,7 +248,7 @@ func (h *host) changeAll(ctx context.Context, way string, n map[string]int, t *t
 			}
 			mu.Lock()
 			t.changes[s.name]++
-			t.took[s.name] = append(t.took[s.name], time.Since(begin))
+			t.durations[s.name] = append(t.durations[s.name], time.Since(begin))
 			mu.Unlock()
 		}
 		return nil

@@ -116,7 +116,7 @@ func (l *load) stop(ctx context.Context) (f found, err error) {
 // end has a generator print its findings.
 func (p *program) end(ctx context.Context) error {
 	if !p.proc.Running() {
-		return fmt.Errorf("%s ended before it was to: %s", p.proc.Name, tailOf(p.out.Bytes()))
+		return fmt.Errorf("%s ended before it was to: %s", p.proc.Name, tail(p.out.Bytes()))
 	}
 	if err := p.proc.Signal(unix.SIGINT); err != nil {
 		return err

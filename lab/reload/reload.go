@@ -57,7 +57,7 @@ type tally struct {
 	keep            finding                    // busy connections of HTTP/1.1
 	changes         map[string]int             // by server
 	spanning        int                        // QUIC connections that were there when their server was changed
-	took            map[string][]time.Duration // likewise
+	durations       map[string][]time.Duration // likewise
 }
 
 // finding counts what clients asked for.
@@ -143,7 +143,7 @@ func withKeep(n map[string]int, changes int) map[string]int {
 func (x *experiment) phase(ctx context.Context, way string, h *host, n map[string]int) error {
 	t := x.tally[way]
 	if t == nil {
-		t = &tally{changes: map[string]int{}, took: map[string][]time.Duration{}}
+		t = &tally{changes: map[string]int{}, durations: map[string][]time.Duration{}}
 		x.tally[way] = t
 	}
 	l, err := startLoad(ctx, x.env, h)
@@ -190,7 +190,7 @@ func (x *experiment) report() {
 			name := strings.ReplaceAll(s.name, "-", "_")
 			r.Set("reloads_"+name+suffix, float64(t.changes[s.name]))
 			if way == byWeir || way == byRestart {
-				p50, _, longest := lab.Percentiles(t.took[s.name])
+				p50, _, longest := lab.Percentiles(t.durations[s.name])
 				r.Set("reload_ms_p50_"+name+suffix, float64(p50.Milliseconds()))
 				r.Set("reload_ms_max_"+name+suffix, float64(longest.Milliseconds()))
 			}

@@ -120,13 +120,13 @@ func (x *experiment) neighbour(b *bfdSide, name string, start startCommand) (n n
 	if err := x.daemon(name, namespace, there, here, start); err != nil {
 		return n, err
 	}
-	index, err := indexOf(b.ns, n.device)
+	index, err := deviceIndex(b.ns, n.device)
 	n.session = engine.Session{Config: bfd.Config{Discriminator: 0x1000 + uint32(b.links), Multiplier: bfdMultiplier, DesiredTx: bfdInterval, RequiredRx: bfdInterval},
 		Local: here, Peer: there, Ifindex: index, SourcePort: bfd.FirstSourcePort + uint16(b.links)}
 	return n, err
 }
 
-func indexOf(ns *netns.Handle, device string) (index int, err error) {
+func deviceIndex(ns *netns.Handle, device string) (index int, err error) {
 	err = ns.Do(func() error {
 		d, err := net.InterfaceByName(device)
 		if err == nil {

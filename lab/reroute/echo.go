@@ -18,11 +18,11 @@ import (
 // echoing is a session of BFD whose echo a neighbour's kernel brings back, over a link that can be cut: its control packets are ten
 // times as far apart, for their other end is a process.
 type echoing struct {
-	session engine.Session
-	link    *cutter
-	took    []time.Duration // from the cut to the verdict
-	cuts    int
-	others  int // verdicts that were not the echo's
+	session   engine.Session
+	link      *cutter
+	durations []time.Duration // from the cut to the verdict
+	cuts      int
+	others    int // verdicts that were not the echo's
 }
 
 // Of echo packets. The interval is also what bfdd is told that it may be asked for.
@@ -71,7 +71,7 @@ func (x *experiment) echo(ctx context.Context) error {
 			e.others++
 		default:
 			e.cuts++
-			e.took = append(e.took, took)
+			e.durations = append(e.durations, took)
 		}
 		if _, err := e.link.cut(false, false); err != nil {
 			return err
@@ -116,15 +116,15 @@ func (x *experiment) awaitEcho(ctx context.Context, e *echoing, ok func(engine.S
 
 func (x *experiment) reportEcho(e *echoing) {
 	x.result.Set("echo_cuts", float64(e.cuts))
-	x.result.Set("echo_undetected", float64(e.cuts-len(e.took)))
+	x.result.Set("echo_undetected", float64(e.cuts-len(e.durations)))
 	if e.others > 0 {
 		x.result.Note("of %d cuts %d were found otherwise than by echo", e.cuts, e.others)
 	}
-	if len(e.took) > 0 {
-		slices.Sort(e.took)
+	if len(e.durations) > 0 {
+		slices.Sort(e.durations)
 		ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-		x.result.Set("detect_ms_p50_echo", ms(e.took[len(e.took)/2]))
-		x.result.Set("detect_ms_max_echo", ms(e.took[len(e.took)-1]))
+		x.result.Set("detect_ms_p50_echo", ms(e.durations[len(e.durations)/2]))
+		x.result.Set("detect_ms_max_echo", ms(e.durations[len(e.durations)-1]))
 	}
 	x.result.Claim(lab.Correctness, "cuts of a link with a bfdd's host that BFD's echo did not find", "echo_undetected", "== 0")
 }

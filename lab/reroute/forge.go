@@ -141,7 +141,7 @@ const (
 
 func newForger(ns *netns.Handle, device string) (*forger, error) {
 	f := &forger{}
-	index, err := indexOf(ns, device)
+	index, err := deviceIndex(ns, device)
 	if err != nil {
 		return nil, err
 	}

@@ -203,12 +203,12 @@ func (b *bench) programs() error {
 	}
 	b.x.env.OnClose(b.c.Close)
 	for _, dev := range []string{"in0", "in1"} {
-		if err := b.hold(b.router, dev, func(i int) kernel.Attachment { return kernel.XDP{Ifindex: i, Device: dev} }, "pass"); err != nil {
+		if err := b.attach(b.router, dev, func(i int) kernel.Attachment { return kernel.XDP{Ifindex: i, Device: dev} }, "pass"); err != nil {
 			return err
 		}
 	}
 	for _, dev := range []string{"fmain0", "fmain1", "fmain3", "fback"} {
-		if err := b.hold(b.far, dev, func(i int) kernel.Attachment { return kernel.TCX{Ifindex: i, Device: dev} }, "sink"); err != nil {
+		if err := b.attach(b.far, dev, func(i int) kernel.Attachment { return kernel.TCX{Ifindex: i, Device: dev} }, "sink"); err != nil {
 			return err
 		}
 	}
@@ -217,10 +217,10 @@ func (b *bench) programs() error {
 	if err != nil {
 		return err
 	}
-	return b.hold(hold, "lo", func(i int) kernel.Attachment { return kernel.XDP{Ifindex: i, Device: "lo", Generic: true} }, "source")
+	return b.attach(hold, "lo", func(i int) kernel.Attachment { return kernel.XDP{Ifindex: i, Device: "lo", Generic: true} }, "source")
 }
 
-func (b *bench) hold(ns *netns.Handle, dev string, at func(index int) kernel.Attachment, program string) error {
+func (b *bench) attach(ns *netns.Handle, dev string, at func(index int) kernel.Attachment, program string) error {
 	return ns.Do(func() error {
 		l, err := netlink.LinkByName(dev)
 		if err != nil {

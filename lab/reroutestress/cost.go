@@ -84,7 +84,7 @@ func (x *experiment) without(ctx context.Context) (s share, err error) {
 		return s, err
 	}
 	s, err = x.share(ctx)
-	return s, errors.Join(err, x.world.mend(ctx), x.waitBeats(ctx), x.world.serve.Signal(syscall.SIGCONT))
+	return s, errors.Join(err, x.world.restartLoops(ctx), x.waitBeats(ctx), x.world.serve.Signal(syscall.SIGCONT))
 }
 
 // silence has the clockworks of both ends (struct liveness_tick_source) say that there are no loops: their packets end at the next tick.
@@ -108,8 +108,8 @@ func (w *world) silence() error {
 	return nil
 }
 
-// mend has the loops beat again.
-func (w *world) mend(ctx context.Context) error {
+// restartLoops has the loops beat again.
+func (w *world) restartLoops(ctx context.Context) error {
 	l, err := w.root.Lock(ctx)
 	if err != nil {
 		return err

@@ -235,8 +235,8 @@ func (w *world) applyBFD(ctx context.Context) error {
 	return nil
 }
 
-// metricOf is what a session's downs are counted as.
-func metricOf(s liveness.SessionState) (name string, j *liveness.Judgement) {
+// downMetric is what a session's downs are counted as.
+func downMetric(s liveness.SessionState) (name string, j *liveness.Judgement) {
 	switch {
 	case s.Name == "10x3" && s.Sender != nil:
 		return metricMaster, s.Sender
@@ -258,7 +258,7 @@ func (w *world) downs(ctx context.Context) (map[string]float64, error) {
 	}
 	out := map[string]float64{}
 	for _, s := range st.Sessions {
-		if name, j := metricOf(s); name != "" {
+		if name, j := downMetric(s); name != "" {
 			out[name] += float64(j.Downs)
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// look is how often something is looked for whose time is measured.
-const look = 2 * time.Millisecond
+// pollInterval is how often something is looked for whose time is measured.
+const pollInterval = 2 * time.Millisecond
 
 // pause waits, unless the run ends.
 func pause(ctx context.Context, d time.Duration) error {

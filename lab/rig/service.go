@@ -49,7 +49,7 @@ func (s *Service) Serving() []*peers.Collector { return s.Collectors[:len(s.Coll
 
 // Where asks weir which slot each address belongs to.
 func (s *Service) Where(ctx context.Context, addrs []netip.Addr) (map[netip.Addr]int, error) {
-	places, err := s.places(ctx, addrs)
+	places, err := s.locate(ctx, addrs)
 	slots := map[netip.Addr]int{}
 	for _, p := range places {
 		slots[p.Address] = p.Slot
@@ -59,7 +59,7 @@ func (s *Service) Where(ctx context.Context, addrs []netip.Addr) (map[netip.Addr
 
 // Table asks weir for the slot of every bucket.
 func (s *Service) Table(ctx context.Context) ([]int, error) {
-	places, err := s.places(ctx, oneOfEachBucket(uint32(s.weir.env.Seed)))
+	places, err := s.locate(ctx, oneOfEachBucket(uint32(s.weir.env.Seed)))
 	if err != nil {
 		return nil, err
 	}
@@ -86,15 +86,15 @@ func oneOfEachBucket(seed uint32) []netip.Addr {
 	return slices.Collect(maps.Values(found))
 }
 
-// place is where weir says that an address belongs.
-type place struct {
+// location is where weir says that an address belongs.
+type location struct {
 	Address netip.Addr `json:"address"`
 	Bucket  int        `json:"bucket"`
 	Slot    int        `json:"slot"`
 }
 
-// places asks weir about each address.
-func (s *Service) places(ctx context.Context, addrs []netip.Addr) ([]place, error) {
+// locate asks weir about each address.
+func (s *Service) locate(ctx context.Context, addrs []netip.Addr) ([]location, error) {
 	args := []string{"steer", "where", "--json", "--service", s.Name}
 	for _, a := range addrs {
 		args = append(args, a.String())
@@ -104,7 +104,7 @@ func (s *Service) places(ctx context.Context, addrs []netip.Addr) ([]place, erro
 		return nil, err
 	}
 	var answer struct {
-		Addresses []place `json:"addresses"`
+		Addresses []location `json:"addresses"`
 	}
 	if err := json.Unmarshal(out, &answer); err != nil {
 		return nil, fmt.Errorf("weir steer where --json: %w: %.200s", err, out)

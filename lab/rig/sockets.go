@@ -110,7 +110,7 @@ func (w *SocketWatch) Appear(ctx context.Context, c *peers.Collector, limit time
 		if last = now; now.Sub(begin) > limit {
 			return now, fmt.Errorf("%s did not open its sockets within %s; see its log in %s", c, limit, c.Dir())
 		}
-		if err := pause(ctx, look); err != nil {
+		if err := pause(ctx, pollInterval); err != nil {
 			return now, err
 		}
 	}

@@ -166,7 +166,7 @@ func (w *World) Reachable(ctx context.Context, limit time.Duration) error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("the collectors cannot be reached over IPv6 after %s: %w", limit, err)
 		}
-		if err := pause(ctx, look); err != nil {
+		if err := pause(ctx, pollInterval); err != nil {
 			return err
 		}
 	}

@@ -94,7 +94,7 @@ func (p plan) start(ctx context.Context) (wait func(), err error) {
 			err := comeFirst(cpu)
 			begun <- err
 			if err == nil {
-				p.take(ctx, first)
+				p.burn(ctx, first)
 			}
 		}()
 	}
@@ -123,8 +123,8 @@ func comeFirst(cpu int) error {
 	return nil
 }
 
-// take takes the CPU that this thread is bound to, in the same moments as all others do that have the same seed.
-func (p plan) take(ctx context.Context, at time.Time) {
+// burn takes the CPU that this thread is bound to, in the same moments as all others do that have the same seed.
+func (p plan) burn(ctx context.Context, at time.Time) {
 	r := rand.New(rand.NewPCG(p.seed, 0))
 	for ctx.Err() == nil {
 		busy, pause := p.spell(r)

@@ -129,8 +129,8 @@ func (b *bench) run(name string, start, n int) (found, error) {
 	return found{float64(ns) / float64(n), checksum, hits}, nil
 }
 
-// bytesOf shows words as they lie in memory, which is how the programs read them.
-func bytesOf(words []uint32) []byte {
+// rawBytes shows words as they lie in memory, which is how the programs read them.
+func rawBytes(words []uint32) []byte {
 	if len(words) == 0 {
 		return nil
 	}
@@ -138,7 +138,7 @@ func bytesOf(words []uint32) []byte {
 }
 
 func (b *bench) setKeys(keys []uint32) error {
-	if _, err := b.keys.WriteAt(bytesOf(keys), 0); err != nil {
+	if _, err := b.keys.WriteAt(rawBytes(keys), 0); err != nil {
 		return fmt.Errorf("write keys: %w", err)
 	}
 	return nil

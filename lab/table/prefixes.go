@@ -110,8 +110,8 @@ func address(f family, words []uint32) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// wordsOf is the reverse of address.
-func wordsOf(a netip.Addr) []uint32 {
+// addrWords is the reverse of address.
+func addrWords(a netip.Addr) []uint32 {
 	b := a.AsSlice()
 	words := make([]uint32, len(b)/4)
 	for i := range words {

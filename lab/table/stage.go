@@ -120,7 +120,7 @@ func nth(within netip.Prefix, bits, i int, r *rand.Rand) netip.Addr {
 	if room > 64 {
 		n += r.Uint64N(room/64) * 64
 	}
-	words := append(wordsOf(within.Addr()), 0)
+	words := append(addrWords(within.Addr()), 0)
 	high := (uint64(words[0])<<32 | uint64(words[1])) | n<<(64-bits)
 	words[0], words[1] = uint32(high>>32), uint32(high)
 	if within.Addr().Is4() {

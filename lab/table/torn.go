@@ -60,7 +60,7 @@ func (x *experiment) tear(ctx context.Context, f family) error {
 	if err := b.table.Replace(entries); err != nil {
 		return err
 	}
-	if err := b.place(s.probes); err != nil {
+	if err := b.fill(s.probes); err != nil {
 		return err
 	}
 	x.say("%s: %d updates while BPF looks up what they change", f, x.flips/2)
@@ -112,14 +112,14 @@ func (s *stage) flip(ctx context.Context, t *table.Table, n int, r *rand.Rand) e
 	return nil
 }
 
-// place writes the probes to where the program finds them: struct probe of bench.bpf.c.
+// fill writes the probes to where the program finds them: struct probe of bench.bpf.c.
 const probeSize = 56
 
-func (b *bench) place(probes []probe) error {
+func (b *bench) fill(probes []probe) error {
 	var text []byte
 	for _, p := range probes {
 		one := make([]byte, probeSize)
-		for i, w := range wordsOf(p.address) {
+		for i, w := range addrWords(p.address) {
 			binary.NativeEndian.PutUint32(one[4*i:], w)
 		}
 		binary.NativeEndian.PutUint32(one[16:], p.legal[0])

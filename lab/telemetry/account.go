@@ -52,8 +52,8 @@ func newAccount(a netip.Addr, real bool) *account {
 // latest stands for the epoch of records that carry none.
 const latest = ^uint32(0)
 
-// epochOf is the epoch in which a record was sent, as far as it tells.
-func (a *account) epochOf(r peers.Record) uint32 {
+// recordEpoch is the epoch in which a record was sent, as far as it tells.
+func (a *account) recordEpoch(r peers.Record) uint32 {
 	if a.real || r.Kind != peers.Flows && r.Kind != peers.Route {
 		return latest
 	}
@@ -83,7 +83,7 @@ func (a *account) moving() bool {
 // that is younger than the move belongs to the one joined only. A message without an epoch may be read a
 // little after the move has ended.
 func (a *account) welcome(collector int, r peers.Record) (bool, int) {
-	h, i := a.home(a.epochOf(r))
+	h, i := a.home(a.recordEpoch(r))
 	switch {
 	case h.slot == unknown || h.slot == collector:
 		return true, i
@@ -104,8 +104,8 @@ func (a *account) move(epoch uint32, to, session int) {
 	a.slot, a.before, a.life = to, session, 0
 }
 
-// settle ends a move: from the epoch on the device is at one collector again.
-func (a *account) settle(epoch uint32) {
+// endMove ends a move: from the epoch on the device is at one collector again.
+func (a *account) endMove(epoch uint32) {
 	if a.moving() {
 		a.homes = append(a.homes, home{epoch, a.slot, unknown})
 	}

@@ -156,7 +156,7 @@ func (x *experiment) finishFast(ctx context.Context) (totals, error) {
 	}
 	for m, v := range map[string]float64{"restarts_sinks": float64(restarts), "engines": float64(len(steered)), "devices_sinks": float64(devices),
 		"resize_moved_ratio": moves.ratio, "resize_moved_devices": float64(moves.moved), "misdirected_during_resize": float64(moves.misdirected),
-		"resize_collateral": float64(moves.collateral), "resize_resets_per_s": float64(moves.resets), "resize_s_max": moves.took.Seconds()} {
+		"resize_collateral": float64(moves.collateral), "resize_resets_per_s": float64(moves.resets), "resize_s_max": moves.duration.Seconds()} {
 		x.result.Set(m, v)
 	}
 	return sum, nil

@@ -68,7 +68,7 @@ func (x *experiment) startInterruption(ctx context.Context) *interruption {
 			i.end()
 		}
 		out.Close()
-		i.left = lab.LeftoversOf(i.proc.PID)
+		i.left = lab.RunLeftovers(i.proc.PID)
 	}()
 	return i
 }

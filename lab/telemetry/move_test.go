@@ -23,7 +23,7 @@ func TestWelcome(t *testing.T) {
 	}
 	settled := func() *account {
 		a := moving()
-		a.settle(6)
+		a.endMove(6)
 		return a
 	}
 	port := func(session int) int { return 1024 + session }
@@ -78,7 +78,7 @@ func TestDecide(t *testing.T) {
 	if moves.split() || !stays.split() {
 		t.Errorf("split: the one that moved %v, the one that did not %v", moves.split(), stays.split())
 	}
-	l.settle(6)
+	l.endMoves(6)
 	l.notice(lost(0))
 	if l.rejected != 2 {
 		t.Errorf("a session lost after the move is not noticed")

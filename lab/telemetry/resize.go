@@ -26,7 +26,7 @@ type resized struct {
 	misdirected int     // records at a collector that neither the old nor the new table names, and devices not whole at their new one
 	collateral  int     // devices that did not move and noticed something
 	resets      int     // sessions reset in the busiest second
-	took        time.Duration
+	duration    time.Duration
 }
 
 // resize changes the number of slots under traffic: the last spare collectors have none afterwards.
@@ -71,13 +71,13 @@ func (s *stage) resize(ctx context.Context, spare int) (r resized, err error) {
 		r.misdirected += missing
 		s.result.Note("%s: %d devices that should have moved are not whole at their new collector, %s for one", s.name, missing, example)
 	}
-	r.took = time.Since(begin)
+	r.duration = time.Since(begin)
 	s.revived = nil
 	if s.lostBase, err = s.lost(ctx); err != nil { // slots that are new count from here
 		return r, err
 	}
 	during := s.endEpoch(calm)
-	s.ledger.settle(s.fleet.Epoch())
+	s.ledger.endMoves(s.fleet.Epoch())
 	if err := s.ledger.drain(ctx, during.epoch, during.calm, drainLimit); err != nil {
 		return r, err
 	}
@@ -167,12 +167,12 @@ func (l *ledger) decide(epoch uint32, slots map[netip.Addr]int, held []int) (mov
 	return moved
 }
 
-// settle ends the moves: from an epoch on every device is at one collector again.
-func (l *ledger) settle(epoch uint32) {
+// endMoves ends the moves: from an epoch on every device is at one collector again.
+func (l *ledger) endMoves(epoch uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, a := range l.accounts {
-		a.settle(epoch)
+		a.endMove(epoch)
 	}
 }
 
@@ -197,11 +197,11 @@ func (r *resized) add(other resized) {
 	r.misdirected += other.misdirected
 	r.collateral += other.collateral
 	r.resets = max(r.resets, other.resets)
-	r.took = max(r.took, other.took)
+	r.duration = max(r.duration, other.duration)
 }
 
-// lostOf is how many records of an epoch, which was calm, were not counted.
-func (l *ledger) lostOf(epoch uint32) (lost int) {
+// lostRecords is how many records of an epoch, which was calm, were not counted.
+func (l *ledger) lostRecords(epoch uint32) (lost int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i, a := range l.accounts {

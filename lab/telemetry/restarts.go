@@ -166,7 +166,7 @@ func (s *stage) bringBack(ctx context.Context, v victim) error {
 }
 
 // readmissions are looked for so often that the clock's error is small beside what is claimed.
-const look = 2 * time.Millisecond
+const pollInterval = 2 * time.Millisecond
 
 func (s *stage) awaitReadmission(ctx context.Context, c *peers.Collector, appeared time.Time) error {
 	for {
@@ -189,7 +189,7 @@ func (s *stage) awaitReadmission(ctx context.Context, c *peers.Collector, appear
 		if time.Since(appeared) > returnLimit {
 			return fmt.Errorf("slot %d of %s did not take %s back within %s of its last socket; see weir-serve.log", c.Number, s.name, c, returnLimit)
 		}
-		if err := pause(ctx, look); err != nil {
+		if err := pause(ctx, pollInterval); err != nil {
 			return err
 		}
 	}

@@ -40,8 +40,8 @@ func (s *stage) undecodable() (longest, held time.Duration, which string) {
 			}
 			sent := since(s.fleet.SentAt(i, ad.epoch), ad.at)
 			decoded := a.messages(ad.slot, ad.life, ad.epoch)
-			held = max(held, blind(sent, nil, decoded, ad.at, s.endOf(ad.epoch)))
-			if d := blind(sent, s.fleet.WaitedAt(i), decoded, ad.at, s.endOf(ad.epoch)); d > longest {
+			held = max(held, blind(sent, nil, decoded, ad.at, s.epochEnd(ad.epoch)))
+			if d := blind(sent, s.fleet.WaitedAt(i), decoded, ad.at, s.epochEnd(ad.epoch)); d > longest {
 				longest = d
 				which = fmt.Sprintf("slot %d, life %d of its collector, admitted at %s: of %d messages of %s it decoded %d",
 					ad.slot, ad.life, ad.at.Format("15:04:05.000"), len(sent), a.addr, decoded)
@@ -78,7 +78,7 @@ func (s *stage) moved() (worst sides) {
 				first[h.from] = sent[before]
 			}
 			after := sent[before:]
-			worst.undecodable = max(worst.undecodable, blind(after, s.fleet.WaitedAt(i), a.messages(h.slot, 0, h.from), after[0], s.endOf(h.from)))
+			worst.undecodable = max(worst.undecodable, blind(after, s.fleet.WaitedAt(i), a.messages(h.slot, 0, h.from), after[0], s.epochEnd(h.from)))
 		}
 	}
 	for epoch, t := range first {
@@ -87,8 +87,8 @@ func (s *stage) moved() (worst sides) {
 	return worst
 }
 
-// endOf is when an epoch ended.
-func (s *stage) endOf(epoch uint32) time.Time {
+// epochEnd is when an epoch ended.
+func (s *stage) epochEnd(epoch uint32) time.Time {
 	for _, sp := range s.spans {
 		if sp.epoch == epoch {
 			return sp.end

@@ -54,7 +54,7 @@ func (x *experiment) upgrade(ctx context.Context) error {
 			return err
 		}
 		misdirected += u.ledger.strays() - u.strays
-		lost += u.ledger.lostOf(during.epoch)
+		lost += u.ledger.lostRecords(during.epoch)
 		touched += u.ledger.rejections() - u.rejected + u.touched(u.held)
 	}
 	x.result.Set("upgrades", float64(x.plan.upgrades))

@@ -29,7 +29,7 @@ func tried(t *testing.T) []*topo.Network {
 
 func plansFor(t *testing.T, n *topo.Network, mode plan.Mode) []*plan.Plan {
 	t.Helper()
-	plans, err := plansOf(plan.New(n), n, mode)
+	plans, err := allPlans(plan.New(n), n, mode)
 	if err != nil {
 		t.Fatal(err)
 	}

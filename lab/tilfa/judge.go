@@ -30,7 +30,7 @@ func (x *experiment) network(ctx context.Context, n *topo.Network) error {
 	p := plan.New(n)
 	for _, mode := range plan.Modes() {
 		mine := newSum()
-		plans, err := plansOf(p, n, mode)
+		plans, err := allPlans(p, n, mode)
 		if err != nil {
 			return fmt.Errorf("%s: %w", n.Name, err)
 		}
@@ -88,7 +88,7 @@ func labels(n *topo.Network, r plan.Repair) int {
 	return count
 }
 
-func plansOf(p *plan.Planner, n *topo.Network, mode plan.Mode) ([]*plan.Plan, error) {
+func allPlans(p *plan.Planner, n *topo.Network, mode plan.Mode) ([]*plan.Plan, error) {
 	var out []*plan.Plan
 	for i := range n.Nodes {
 		pl, err := p.Plan(i, plan.Options{Mode: mode})

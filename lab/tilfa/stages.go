@@ -11,17 +11,17 @@ import (
 	"github.com/weir-project/weir/lab/tilfa/sim"
 )
 
-// most is how many routers' orders are tried one and all; of more, so many are drawn.
+// maxNodes is how many routers' orders are tried one and all; of more, so many are drawn.
 const (
-	most  = 9
-	drawn = 300
+	maxNodes = 9
+	drawn    = 300
 )
 
 // orders calls f with routers in one of two stages, in every combination: those are the moments of every order in which
 // they can change from one to the other.
 func orders(changed []int, nodes int, from, to sim.Stage, r *rand.Rand, f func([]sim.Stage)) {
 	count := drawn
-	if len(changed) <= most {
+	if len(changed) <= maxNodes {
 		count = 1 << len(changed)
 	}
 	for k := range count {
@@ -30,7 +30,7 @@ func orders(changed []int, nodes int, from, to sim.Stage, r *rand.Rand, f func([
 			stages[i] = from
 		}
 		set := uint64(k)
-		if len(changed) > most {
+		if len(changed) > maxNodes {
 			set = r.Uint64()
 		}
 		for i, router := range changed {

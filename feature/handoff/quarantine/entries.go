@@ -45,7 +45,7 @@ func (g *Quarantine) Lookup(f repair.Flow) (Entry, bool, error) {
 	} else if err != nil {
 		return Entry{}, false, fmt.Errorf("the quarantine for %s: %w", f, err)
 	}
-	return entryOf(f, v), true, nil
+	return newEntry(f, v), true, nil
 }
 
 // Entries are all sessions that the quarantine knows.
@@ -54,12 +54,12 @@ func (g *Quarantine) Entries() (out []Entry, err error) {
 	var v bpf.QuarantineQuarantineEntry
 	it := g.sessions.Iterate()
 	for it.Next(&k, &v) {
-		out = append(out, entryOf(flowOfKey(k), v))
+		out = append(out, newEntry(flowOfKey(k), v))
 	}
 	return out, it.Err()
 }
 
-func entryOf(f repair.Flow, v bpf.QuarantineQuarantineEntry) Entry {
+func newEntry(f repair.Flow, v bpf.QuarantineQuarantineEntry) Entry {
 	e := Entry{Flow: f, State: State(v.What), Epoch: move.Epoch(v.Epoch), Since: v.Since}
 	if e.State == Left {
 		e.To = move.Backend(v.Ifindex)

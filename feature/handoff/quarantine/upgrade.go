@@ -57,7 +57,7 @@ func exchange(l *kernel.WriteLock, u *instances.InUse[[]string]) error {
 	if i, err := net.InterfaceByName(bufferName); err == nil { // else no agent runs: the next one makes it
 		buffer = i.Index
 	}
-	filters := filtersOf(u.Spec, buffer)
+	filters := tcFilters(u.Spec, buffer)
 	running, err := attached(u.Pins, names, filters)
 	if err != nil {
 		return err
@@ -71,7 +71,7 @@ func exchange(l *kernel.WriteLock, u *instances.InUse[[]string]) error {
 		if name == linkAgain && buffer == 0 {
 			continue // its device has gone with the agent
 		}
-		if err := moveLink(u.Pins, name, p.Programs[programOf(name)]); err != nil {
+		if err := moveLink(u.Pins, name, p.Programs[linkProgram(name)]); err != nil {
 			return err
 		}
 		kernel.Step("backend:moved")
@@ -86,7 +86,7 @@ func exchange(l *kernel.WriteLock, u *instances.InUse[[]string]) error {
 		} else if f.Egress {
 			name = linkOut
 		}
-		if err := f.Attach(p.Programs[programOf(name)]); err != nil {
+		if err := f.Attach(p.Programs[linkProgram(name)]); err != nil {
 			return err
 		}
 	}
@@ -106,8 +106,8 @@ func moveLink(pins *kernel.Opened, name string, to *ebpf.Program) error {
 	return nil
 }
 
-// programOf is the program of a link.
-func programOf(link string) string {
+// linkProgram is the program of a link.
+func linkProgram(link string) string {
 	switch {
 	case link == linkAgain:
 		return "quarantine_again"
@@ -117,8 +117,8 @@ func programOf(link string) string {
 	return "quarantine_in"
 }
 
-// filtersOf are those of a quarantine without links.
-func filtersOf(devices []string, buffer int) (out []kernel.Clsact) {
+// tcFilters are those of a quarantine without links.
+func tcFilters(devices []string, buffer int) (out []kernel.Clsact) {
 	for _, name := range devices {
 		if i, err := net.InterfaceByName(name); err == nil { // else it has gone, and its filters
 			out = append(out, filterAt(i.Index, false), filterAt(i.Index, true))

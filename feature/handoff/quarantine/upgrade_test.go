@@ -98,7 +98,7 @@ func (r *raw) programs() (out []uint32) {
 		return out
 	}
 	r.in(r.server, func() error {
-		for _, f := range filtersOf([]string{"w0"}, r.quarantine.buffer.Ifindex) {
+		for _, f := range tcFilters([]string{"w0"}, r.quarantine.buffer.Ifindex) {
 			id, err := f.Program()
 			if err != nil || id == 0 {
 				return fmt.Errorf("%s: program %d, %w", f, id, err)

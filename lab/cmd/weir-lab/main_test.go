@@ -139,7 +139,7 @@ func TestInterrupt(t *testing.T) {
 			if status(err) == 0 {
 				t.Errorf("status 0 of a run that was interrupted: %s", out.String())
 			}
-			if left := lab.LeftoversOf(cmd.Process.Pid); len(left) > 0 {
+			if left := lab.RunLeftovers(cmd.Process.Pid); len(left) > 0 {
 				t.Errorf("left behind: %v\n%s", left, out.String())
 			}
 		})

@@ -96,16 +96,16 @@ func (l *Limiter) Close() error {
 }
 
 func (l *Limiter) set(c bpf.RakeControl) error {
-	_, err := l.control.WriteAt(bytesOf(&c), 0)
+	_, err := l.control.WriteAt(rawBytes(&c), 0)
 	return err
 }
 
 func (l *Limiter) get() (c bpf.RakeControl, err error) {
-	_, err = l.control.ReadAt(bytesOf(&c), 0)
+	_, err = l.control.ReadAt(rawBytes(&c), 0)
 	return c, err
 }
 
-func bytesOf[T any](v *T) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v)) }
+func rawBytes[T any](v *T) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v)) }
 
 func bytesOfAll(e []bpf.RakeEntry) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&e[0])), len(e)*int(unsafe.Sizeof(e[0])))
@@ -140,7 +140,7 @@ func (l *Limiter) decide(packets []scenario.Packet, verdicts []bool, levels []in
 	if _, err := l.batch.WriteAt(bytesOfAll(entries), 0); err != nil {
 		return err
 	}
-	if _, err := l.control.WriteAt(bytesOf(new(uint32(len(entries)))), int64(unsafe.Offsetof(bpf.RakeControl{}.Count))); err != nil {
+	if _, err := l.control.WriteAt(rawBytes(new(uint32(len(entries)))), int64(unsafe.Offsetof(bpf.RakeControl{}.Count))); err != nil {
 		return err
 	}
 	done, err := l.c.Programs["rake_batch"].Run(&ebpf.RunOptions{Data: l.frame})
@@ -165,7 +165,7 @@ func (l *Limiter) decide(packets []scenario.Packet, verdicts []bool, levels []in
 // One decides one packet by the socket filter itself, and says at which level its rate was too high (5: at none). Its
 // clock and its random numbers are those of Decide.
 func (l *Limiter) One(p *scenario.Packet) (passed bool, level int, err error) {
-	if _, err := l.control.WriteAt(bytesOf(&p.At), 0); err != nil {
+	if _, err := l.control.WriteAt(rawBytes(&p.At), 0); err != nil {
 		return false, 0, err
 	}
 	verdict, err := l.Program().Run(&ebpf.RunOptions{Data: l.Frame(p)})
