@@ -153,7 +153,9 @@ func (s *instance) attachOne(index int, name string, p *ebpf.Program) error {
 		ln, err = kernel.TCX{Ifindex: index, Device: name, Egress: true}.Attach(p)
 		return err
 	})
-	if err != nil {
+	if errors.Is(err, unix.ENODEV) {
+		return nil // it went this instant
+	} else if err != nil {
 		return err
 	}
 	defer ln.Close()
