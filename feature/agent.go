@@ -26,40 +26,24 @@ type Agent[C any] struct {
 
 // Run implements Runner.
 func (a Agent[C]) Run(ctx context.Context, r *kernel.Root, log Logger) error {
-	changed := make(<-chan struct{})
-	changes, err := r.Changes()
-	if err == nil {
-		defer changes.Close()
-		changed = changes.C
-	} // else it looks from time to time
-	tick := time.NewTicker(specEvery)
-	defer tick.Stop()
 	var now *C
-	var said string
+	var said Reported[string]
 	stop := func() {}
-	for {
+	for range (Loop{Every: specEvery, Root: r}).Turns(ctx) {
 		spec, err := a.Read(r)
 		switch {
 		case err != nil:
-			if err.Error() != said {
+			if said.Changed(a.Feature, err.Error()) {
 				log.Warn("spec unreadable, nothing changes", "feature", a.Feature, "err", err)
 			}
-			said = err.Error()
 		case !a.Same(now, spec):
 			stop()
-			now, said, stop = spec, "", a.start(ctx, r, spec, log)
-		}
-		select {
-		case <-ctx.Done():
-			stop()
-			return nil
-		case <-tick.C:
-			if changes != nil {
-				_ = changes.Renew() // a missed change is found at the next tick
-			}
-		case <-changed:
+			said = Reported[string]{}
+			now, stop = spec, a.start(ctx, r, spec, log)
 		}
 	}
+	stop()
+	return nil
 }
 
 // start runs the agent with a spec, again after each failure, until stop is called, which waits for its end.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,38 +39,27 @@ type Follower struct {
 
 // Run follows until ctx is done.
 func (f Follower) Run(ctx context.Context, r *kernel.Root, log Logger) error {
-	w := &following{Follower: f, root: r, log: log, said: map[kernel.Instance]string{}, failed: map[kernel.Instance]time.Time{}}
-	changes, err := r.Changes()
-	if err == nil {
-		defer changes.Close()
-		w.changes = changes
-	} // else everything is looked at from time to time
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
-	for n := 0; ; n++ {
-		if n%lookAgain == 0 || w.changed() {
-			if err := w.follow(ctx); err != nil && ctx.Err() == nil {
-				log.Warn(f.Feature+"s cannot be looked after", "err", err)
-			}
+	w := &following{Follower: f, root: r, log: log, failed: map[kernel.Instance]time.Time{}}
+	for turn := range (Loop{Every: lookEvery, Root: r, Gather: true}).Turns(ctx) {
+		if turn.N%lookAgain != 0 && !turn.Changed && !w.changed() {
+			continue
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
+		if err := w.follow(ctx); err != nil && ctx.Err() == nil {
+			log.Warn(f.Feature+"s cannot be looked after", "err", err)
 		}
 	}
+	return nil
 }
 
 // following is what a Follower knows from one look to the next.
 type following struct {
 	Follower
-	root    *kernel.Root
-	log     Logger
-	changes *kernel.Changes
-	said    map[kernel.Instance]string // what was last said of each
-	unread  map[kernel.Instance]string // why those of the last look that could not be looked at could not
-	failed  map[kernel.Instance]time.Time
-	seen    map[netns.ID]watched
+	root   *kernel.Root
+	log    Logger
+	said   Reported[kernel.Instance] // what was last done to each
+	unread Reported[kernel.Instance] // why each cannot be looked after
+	failed map[kernel.Instance]time.Time
+	seen   map[netns.ID]watched
 }
 
 // watched is a namespace and its interfaces when they were last looked at.
@@ -78,17 +68,9 @@ type watched struct {
 	devices string
 }
 
-// changed says whether pins or interfaces may be others than at the last look. It
-// costs one listing of interfaces for each namespace.
+// changed says whether interfaces may be others than at the last look. It costs
+// one listing of interfaces for each namespace.
 func (w *following) changed() bool {
-	if w.changes != nil {
-		_ = w.changes.Renew() // what is missed is found when everything is looked at
-		select {
-		case <-w.changes.C:
-			return true
-		default:
-		}
-	}
 	for id, n := range w.seen {
 		if interfacesText(n.ref, id) != n.devices {
 			return true
@@ -133,24 +115,23 @@ func (w *following) follow(ctx context.Context) error {
 	if err != nil || len(all) == 0 {
 		return err
 	}
+	w.unread.Keep(func(i kernel.Instance) bool { return slices.Contains(all, i) })
 	var due []kernel.Instance
-	unread := map[kernel.Instance]string{}
 	for _, i := range all {
 		lacks, err := w.Lacks(w.root, i, w.watch)
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue // removed meanwhile
 		} else if err != nil { // which keeps nobody from recovering the others
-			unread[i] = err.Error()
-			if w.unread[i] != unread[i] {
+			if w.unread.Changed(i, err.Error()) {
 				w.log.Warn("a "+w.Feature+" cannot be looked after", w.Feature, i.Name, "err", err)
 			}
 			continue
 		}
+		w.unread.Changed(i, "")
 		if lacks && time.Since(w.failed[i]) > lookAgain*lookEvery-lookEvery/2 {
 			due = append(due, i)
 		}
 	}
-	w.unread = unread
 	if len(due) == 0 {
 		return nil
 	}
@@ -176,11 +157,10 @@ func (w *following) adopt(l *kernel.WriteLock, i kernel.Instance) {
 		w.failed[i] = time.Now() // it is not tried again at once: commands wait for the lock
 	}
 	switch {
-	case w.said[i] == text:
+	case !w.said.Changed(i, text):
 	case err != nil:
 		w.log.Warn("a "+w.Feature+" cannot be attached", w.Feature, i.Name, "err", err)
 	default:
 		w.log.Info(w.Feature+" "+text, w.Feature, i.Name)
 	}
-	w.said[i] = text
 }

@@ -396,14 +396,7 @@ func (u *Unconfirmed) nap() time.Duration {
 
 // watchConfirmation takes changes back whose time is over, until ctx is done.
 func (h *Host) watchConfirmation(ctx context.Context, log feature.Logger) error {
-	tick := time.NewTicker(checkEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
+	for range (feature.Loop{Every: checkEvery, Later: true}).Turns(ctx) {
 		if u, err := h.Unconfirmed(); err != nil || u == nil || !u.over() {
 			continue
 		}
@@ -416,4 +409,5 @@ func (h *Host) watchConfirmation(ctx context.Context, log feature.Logger) error 
 			log.Warn("unconfirmed change taken back", "since", was.Since.Format(time.TimeOnly), "window", was.Window)
 		}
 	}
+	return nil
 }

@@ -71,14 +71,7 @@ func damage(faults []kernel.Fault) error {
 // watchHealth logs each fault once, and that it is gone, until ctx is done.
 func (h *Host) watchHealth(ctx context.Context, log *slog.Logger) error {
 	check, told := kernel.NewChecker(h.Root), map[string]kernel.Fault{}
-	tick := time.NewTicker(checkEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
+	for range (feature.Loop{Every: checkEvery, Later: true}).Turns(ctx) {
 		h.sweep(ctx, log)
 		faults, err := h.check(ctx, check)
 		if err != nil && ctx.Err() == nil {
@@ -86,6 +79,7 @@ func (h *Host) watchHealth(ctx context.Context, log *slog.Logger) error {
 		}
 		tellFaults(log, remedied(faults), told)
 	}
+	return nil
 }
 
 // sweep removes what is pinned of namespaces that are gone, and whose numbers others have now: taking the lock does. Features

@@ -50,7 +50,7 @@ type watcher struct {
 	own  *feature.OwnLock
 	log  feature.Logger
 	hook *hooks // nil where the kernel has none
-	said map[slots.Slot]string
+	said feature.Reported[slots.Slot]
 
 	changes   *kernel.Changes // nil where the host has no watch to spare
 	polled    time.Time
@@ -71,7 +71,7 @@ type watcher struct {
 func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	events := make(chan bpf.WatchEvent, 1024)
 	own := &feature.OwnLock{Root: r}
-	w := &watcher{root: r, own: own, log: log, hand: f.Hand, said: map[slots.Slot]string{}, marked: map[kernel.Instance]time.Time{}, copying: map[string]map[uint32]uint32{}, state: state.NewReader(r), templates: templates.NewKeeper(own, log), checks: newChecks(events)}
+	w := &watcher{root: r, own: own, log: log, hand: f.Hand, marked: map[kernel.Instance]time.Time{}, copying: map[string]map[uint32]uint32{}, state: state.NewReader(r), templates: templates.NewKeeper(own, log), checks: newChecks(events)}
 	defer w.state.Close()
 	kept := make(chan struct{})
 	go func() { w.templates.Run(ctx); close(kept) }()
@@ -291,10 +291,9 @@ func (w *watcher) say(s slots.Slot, err error, done string) {
 	if err != nil {
 		text = err.Error()
 	}
-	if old, ok := w.said[s]; ok && old == text && err != nil {
+	if !w.said.Changed(s, text) && err != nil {
 		return
 	}
-	w.said[s] = text
 	engine.Remark(w.root, s, err)
 	if err == nil {
 		w.log.Info(done, "service", s.Service, "slot", s.Slot)

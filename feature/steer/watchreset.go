@@ -111,7 +111,7 @@ func (w *watcher) followFile(ctx context.Context, s *state.Service) {
 	key := slots.Slot{Scope: s.PinScope, Service: s.Name, Slot: -2}
 	if err == nil {
 		name := s.PinScope + "/" + s.Name + " " + s.DevicesFile
-		if w.files[name] == now && w.said[key] == "" {
+		if w.files[name] == now && w.said.Last(key) == "" {
 			return
 		}
 		if w.files == nil {
@@ -152,8 +152,7 @@ func (w *watcher) sayDevices(key slots.Slot, s *state.Service, err error) {
 	if err != nil {
 		text = err.Error()
 	}
-	if w.said[key] != text && err != nil {
+	if w.said.Changed(key, text) && err != nil {
 		w.log.Warn("the devices stay as they were", "service", s.Name, "reason", text)
 	}
-	w.said[key] = text
 }

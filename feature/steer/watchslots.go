@@ -35,10 +35,9 @@ func (w *watcher) followCopies(ctx context.Context, st state.State) {
 		if err != nil {
 			text = err.Error()
 		}
-		if err != nil && ctx.Err() == nil && w.said[key] != text {
+		if w.said.Changed(key, text) && err != nil && ctx.Err() == nil {
 			w.log.Warn("datagrams of new devices are not copied", "service", s.Name, "reason", text)
 		}
-		w.said[key] = text
 	}
 }
 

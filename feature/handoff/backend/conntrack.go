@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/conntrack"
 	"github.com/weir-project/weir/feature/handoff/repair"
 )
@@ -51,17 +52,10 @@ const zonesInterval = 30 * time.Second
 
 // watchZones looks which zones of conntrack are in use at the services' addresses. Rules set them, and may change.
 func (a *Agent) watchZones(ctx context.Context) {
-	t := time.NewTicker(zonesInterval)
-	defer t.Stop()
-	for {
+	for range (feature.Loop{Every: zonesInterval}).Turns(ctx) {
 		var now []uint16
 		if err := a.inside(func() (err error) { now, err = conntrack.Zones(); return err }); err == nil {
 			a.zones.known.Store(&now)
 		} // else what was known stays: this kernel may have no ctnetlink
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-		}
 	}
 }

@@ -121,10 +121,9 @@ func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 // follow has a keeper go by the limits that are applied, until ctx is done: within a
 // second of a change.
 func (k *Keeper) follow(ctx context.Context, r *kernel.Root, log feature.Logger) error {
-	t := time.NewTicker(time.Second)
-	defer t.Stop()
-	var said string
-	for last := (Limits{}).withDefaults(); ; {
+	var said feature.Reported[string]
+	last := (Limits{}).withDefaults()
+	for range (feature.Loop{Every: time.Second}).Turns(ctx) {
 		st, err := Feature{}.State(ctx, r)
 		err = errors.Join(err, st.Unreadable.Err())
 		if l := st.Limits; err == nil {
@@ -137,16 +136,11 @@ func (k *Keeper) follow(ctx context.Context, r *kernel.Root, log feature.Logger)
 				log.Info("limits of the session keeper", "limits", now.String())
 				last = now
 			}
-		} else if text := err.Error(); text != said {
+		} else if said.Changed(FeatureName, err.Error()) {
 			log.Warn("the limits of the session keeper stay as they were", "err", err)
-			said = text
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-t.C:
 		}
 	}
+	return nil
 }
 
 func probePidfd() error {

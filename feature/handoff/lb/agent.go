@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/internal/accept"
@@ -164,14 +165,7 @@ func (a *Agent) collect(ctx context.Context) {
 
 // forget has the data path forget what has ended.
 func (a *Agent) forget(ctx context.Context) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	for range (feature.Loop{Every: time.Second, Later: true}).Turns(ctx) {
 		if _, err := a.f.forget(a.o.EndedTimeout, a.o.IdleTimeout, &a.mu); err != nil {
 			a.o.Log.Warn("flows that have ended stay known", "err", err)
 		}

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
@@ -70,21 +71,11 @@ const (
 
 // tend keeps the data path's backends what they are: where they are, and whether they are well.
 func (a *Agent) tend(ctx context.Context) {
-	tick := time.NewTicker(tendEvery)
-	defer tick.Stop()
 	var applied []Backend
 	var pinged time.Time
 	awaited, until := a.f.placed(), time.Now().Add(resumeTimeout)
 	news := false // that nobody was told yet
-	for first := true; ; first = false {
-		if !first {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			case <-a.kick:
-			}
-		}
+	for range (feature.Loop{Every: tendEvery, Wake: a.kick}).Turns(ctx) {
 		if time.Since(pinged) >= pingEvery {
 			pinged = time.Now()
 			a.pingAll()

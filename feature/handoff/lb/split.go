@@ -5,6 +5,8 @@ package lb
 import (
 	"context"
 	"time"
+
+	"github.com/weir-project/weir/feature"
 )
 
 const watchEvery = 500 * time.Millisecond
@@ -50,17 +52,10 @@ func (a *Agent) pairStatus() *PairStatus {
 
 // watchPair notes which of the two carries clients' packets, and what is lost while both do.
 func (a *Agent) watchPair(ctx context.Context) {
-	t := time.NewTicker(watchEvery)
-	defer t.Stop()
 	d := a.pair
 	before, _ := a.f.Counts() // it is read again
 	carried, at := false, time.Now()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-		}
+	for range (feature.Loop{Every: watchEvery, Later: true}).Turns(ctx) {
 		now, err := a.f.Counts()
 		if err != nil {
 			continue

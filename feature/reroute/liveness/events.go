@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/ringbuf"
 )
@@ -64,21 +65,13 @@ func Events(ctx context.Context, r *kernel.Root, inode uint64, yield func(Event)
 // AllEvents calls yield, once at a time, with every change of a judgement on the host until ctx is done. Namespaces that get sessions
 // later are found within a second; events of sessions that are not configured any more are left out.
 func AllEvents(ctx context.Context, r *kernel.Root, yield func(SessionEvent)) {
-	var all sync.WaitGroup
-	defer all.Wait()
-	var mu sync.Mutex
-	reading := map[string]bool{}
-	tick := time.NewTicker(pollInterval)
-	defer tick.Stop()
-	for {
+	var readers feature.Tasks[string] // by scope
+	defer readers.Wait()
+	var mu sync.Mutex // one call of yield at a time
+	for range (feature.Loop{Every: pollInterval}).Turns(ctx) {
 		found, _ := scopes(r) // what cannot be read now is looked for again
-		mu.Lock()
 		for _, scope := range found {
-			if reading[scope] {
-				continue
-			}
-			reading[scope] = true
-			all.Go(func() {
+			readers.Start(scope, func() {
 				_ = readEvents(ctx, r, scope, func(e Event) bool {
 					mu.Lock()
 					defer mu.Unlock()
@@ -87,16 +80,7 @@ func AllEvents(ctx context.Context, r *kernel.Root, yield func(SessionEvent)) {
 					}
 					return true
 				})
-				mu.Lock()
-				defer mu.Unlock()
-				delete(reading, scope)
 			})
-		}
-		mu.Unlock()
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
 		}
 	}
 }

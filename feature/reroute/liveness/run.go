@@ -21,25 +21,21 @@ import (
 // Run supervises tick sources as long as there is a process to do it: a loop that has lost its packet, or was revived on another
 // CPU, is put back, and devices that come later, or come anew, get their sessions. It looks once a second. Nothing of detection needs it.
 func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
 	w := watch{r, map[string]*known{}}
 	defer w.forget(nil)
-	for {
-		if wrong := w.wrong(); wrong != "" {
-			if err := recoverNow(ctx, r); err != nil && ctx.Err() == nil {
-				log.Warn("liveness is not as it should be", "problem", wrong, "err", err)
-			} else if err == nil {
-				log.Info("liveness was set right", "problem", wrong)
-			}
-			w.forget(nil)
+	for range (feature.Loop{Every: time.Second}).Turns(ctx) {
+		wrong := w.wrong()
+		if wrong == "" {
+			continue
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
+		if err := recoverNow(ctx, r); err != nil && ctx.Err() == nil {
+			log.Warn("liveness is not as it should be", "problem", wrong, "err", err)
+		} else if err == nil {
+			log.Info("liveness was set right", "problem", wrong)
 		}
+		w.forget(nil)
 	}
+	return nil
 }
 
 // watch is what Run knows of namespaces between two looks: to open and read what is wanted takes longer than all the rest.

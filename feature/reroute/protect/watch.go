@@ -38,49 +38,28 @@ var repeatEvery = 10 * time.Second
 // neighbours follow routes, and has the fast program run while a link is down. Nothing of this is needed for rerouting itself:
 // without it the egress program goes on with what is pinned, and links are judged by liveness alone.
 func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
-	running := map[kernel.Instance]*following{}
-	tick := time.NewTicker(renewEvery)
-	defer tick.Stop()
-	for {
+	var watchers feature.Tasks[kernel.Instance]
+	memories := map[kernel.Instance]*memory{}
+	for range (feature.Loop{Every: renewEvery}).Turns(ctx) {
 		all, err := allInstances(r)
 		if err != nil && ctx.Err() == nil {
 			log.Warn("protected links cannot be looked after", "err", err)
 		}
 		for _, i := range all {
-			f := running[i]
-			if f == nil {
-				f = &following{}
-				running[i] = f
-			} else {
-				select {
-				case <-f.ended:
-				default:
-					continue
-				}
+			m := memories[i]
+			if m == nil {
+				m = &memory{}
+				memories[i] = m
 			}
-			f.ended = make(chan struct{})
-			go func() {
-				defer close(f.ended)
-				if err := watch(ctx, r, i, log, &f.memory); err != nil && ctx.Err() == nil {
+			watchers.Start(i, func() {
+				if err := watch(ctx, r, i, log, m); err != nil && ctx.Err() == nil {
 					log.Warn("the links of a namespace are not followed for a second", "netns", i.Scope, "err", err)
 				}
-			}()
-		}
-		select {
-		case <-ctx.Done():
-			for _, f := range running {
-				<-f.ended
-			}
-			return nil
-		case <-tick.C:
+			})
 		}
 	}
-}
-
-// following is a namespace that [Run] follows.
-type following struct {
-	ended  chan struct{} // closed when its watcher has ended
-	memory memory        // of the watcher that ended last
+	watchers.Wait()
+	return nil
 }
 
 // memory is what the watchers of a namespace know longer than one of them runs: one ends with every

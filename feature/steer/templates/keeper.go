@@ -38,7 +38,7 @@ type Keeper struct {
 	news   chan struct{} // from the scopes: a session may be due for a replay
 	scopes map[string]*Scope
 	seen   []seenMembers
-	last   map[string]string // what was said of a namespace
+	said   feature.Reported[string] // by namespace
 }
 
 // seenMembers is what of a service decides who has which templates.
@@ -51,7 +51,7 @@ type seenMembers struct {
 // NewKeeper makes a keeper of all namespaces' templates. It writes under own.
 func NewKeeper(own *feature.OwnLock, log feature.Logger) *Keeper {
 	return &Keeper{root: own.Root, own: own, log: log, state: state.NewReader(own.Root), wake: make(chan struct{}, 1),
-		news: make(chan struct{}, 1), scopes: map[string]*Scope{}, last: map[string]string{}}
+		news: make(chan struct{}, 1), scopes: map[string]*Scope{}}
 }
 
 // Kick says that services, or who serves them, may have changed.
@@ -358,8 +358,7 @@ func (k *Keeper) say(scope string, err error) {
 	if err != nil && !errors.Is(err, kernel.ErrNotExist) && !errors.Is(err, context.Canceled) {
 		text = err.Error()
 	}
-	if text != "" && k.last[scope] != text {
+	if k.said.Changed(scope, text) && text != "" {
 		k.log.Warn("templates", "reason", text)
 	}
-	k.last[scope] = text
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"golang.org/x/sys/unix"
 )
@@ -96,21 +97,14 @@ func (e *Engine) resolveOne(place uint32, c *bpf.BfdBfdSetup, seen map[[2]int][]
 // Run looks after what programs cannot, until ctx is done: neighbours that have not answered yet, devices and loops that came anew.
 // It ends, too, when the engine is not the namespace's any more: see [errReplaced].
 func (e *Engine) Run(ctx context.Context, warn func(error)) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for n := 1; ; n++ {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	for turn := range (feature.Loop{Every: time.Second, Later: true}).Turns(ctx) {
 		err := e.current()
 		if err == nil {
 			e.mu.Lock()
 			err = e.resolve()
 			e.mu.Unlock()
 		}
-		if n%10 == 0 {
+		if turn.N%10 == 9 {
 			err = errors.Join(err, e.Recover(ctx))
 		}
 		if errors.Is(err, errReplaced) {

@@ -277,14 +277,7 @@ func (h *handed) tell(ctx context.Context, log feature.Logger) {
 			log.Warn("bfdd hears of changes late", "err", err)
 		}
 	})
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	for range (feature.Loop{Every: time.Second, Later: true}).Turns(ctx) {
 		if err := h.link(); err != nil && ctx.Err() == nil {
 			log.Warn("links are not judged by bfdd's sessions as configured", "err", err)
 		}

@@ -26,10 +26,8 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	left := inherit()
 	running := map[string]runner{} // by scope
 	news := map[string]*told{}     // by scope
-	said := map[string]string{}    // what was warned of, so that it is once
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
+	var said feature.Reported[string]
+	for range (feature.Loop{Every: time.Second}).Turns(ctx) {
 		now, _, _, err := readPublished(r)
 		if err != nil {
 			log.Warn("BFD sessions cannot be read", "err", err)
@@ -57,22 +55,17 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 			if err := p.startNew(ctx, r); err != nil && ctx.Err() == nil {
 				why = err.Error()
 			}
-			if why != "" && why != said[scope] {
+			if said.Changed(scope, why) && why != "" {
 				log.Warn("BFD sessions wait", "netns", p.Netns, "reason", why)
 			}
-			said[scope] = why
 			news[scope].all()
 		}
 		if err == nil { // of namespaces that have no BFD any more
 			drop(left)
 			left = nil
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
 	}
+	return nil
 }
 
 // again is how long after its end, by an error or since BFD was made anew, it is begun again: later than Run sees that a
@@ -144,15 +137,8 @@ func configured(ctx context.Context, r *kernel.Root, p published, config *atomic
 // keepTick has an engine see to the ticks that the configuration asks for at any moment: those of when it was opened may be shorter by
 // now than anybody needs.
 func keepTick(ctx context.Context, e interface{ SetTick(time.Duration) }, config *atomic.Pointer[Config]) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
+	for range (feature.Loop{Every: time.Second}).Turns(ctx) {
 		e.SetTick(config.Load().Tick())
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
 	}
 }
 
