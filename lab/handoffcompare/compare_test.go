@@ -4,6 +4,8 @@ package handoffcompare
 
 import (
 	"net/netip"
+	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -24,6 +26,11 @@ func newExperiment(t *testing.T, servers int) *experiment {
 	if err := kernel.Require(lb.Needs); err != nil {
 		t.Skip("need: kernel", err)
 	}
+	weir := filepath.Join(t.TempDir(), "weir")
+	if out, err := exec.Command("go", "build", "-o", weir, "github.com/weir-project/weir/cmd/weir").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	t.Setenv("WEIR", weir)
 	e, err := lab.NewEnv(lab.Smoke, 1)
 	if err != nil {
 		t.Fatal(err)
