@@ -16,7 +16,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"ask": ask})
+	nstest.Play(map[string]nstest.Role{"ask": ask, "address": playAddress})
 	os.Exit(m.Run())
 }
 

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/sock"
+	"github.com/weir-project/weir/internal/bounded"
 )
 
 // DumpOptions say how a session is dumped.
@@ -235,11 +236,11 @@ func checkUrgent(fd int, decrypts bool) (err error) {
 
 // readAddresses fills in the names of both ends.
 func (s *State) readAddresses(fd int) error {
-	local, err := unix.Getsockname(fd)
+	local, err := bounded.Getsockname(fd)
 	if err != nil {
 		return fmt.Errorf("own address: %w", err)
 	}
-	remote, err := unix.Getpeername(fd)
+	remote, err := bounded.Getpeername(fd)
 	if err != nil {
 		return fmt.Errorf("peer's address: %w", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/bounded"
 )
 
 // TCP states (net/tcp_states.h) in which a FIN has been received or sent: it has a
@@ -140,10 +141,10 @@ func Check(fd int, k wire.Kind) error {
 
 // Addresses are the two ends of a socket; the zero value for what it has not.
 func Addresses(fd int) (local, remote netip.AddrPort) {
-	if a, err := unix.Getsockname(fd); err == nil {
+	if a, err := bounded.Getsockname(fd); err == nil {
 		local = addrPort(a)
 	}
-	if a, err := unix.Getpeername(fd); err == nil {
+	if a, err := bounded.Getpeername(fd); err == nil {
 		remote = addrPort(a)
 	}
 	return local, remote

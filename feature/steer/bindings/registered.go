@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/internal/bounded"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -160,7 +161,7 @@ func inspect(fd int, ns *netns.Handle) (k socketKind, err error) {
 			return k, fmt.Errorf("%w: it does not listen", ErrSocket)
 		}
 	case unix.IPPROTO_UDP:
-		if _, e := unix.Getpeername(fd); e == nil {
+		if _, e := bounded.Getpeername(fd); e == nil {
 			return k, fmt.Errorf("%w: it is connected, so that it takes nothing from others than its peer", ErrSocket)
 		}
 	case unix.IPPROTO_MPTCP:
@@ -171,7 +172,7 @@ func inspect(fd int, ns *netns.Handle) (k socketKind, err error) {
 	if err != nil {
 		return k, err
 	}
-	local, err := unix.Getsockname(fd)
+	local, err := bounded.Getsockname(fd)
 	if err != nil {
 		return k, err
 	}
