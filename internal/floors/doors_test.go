@@ -18,6 +18,8 @@ var doors = map[string]string{
 	"http.Server{":        "internal/accept", // accept.HTTP bounds connections
 	".Accept()":           "internal/accept", // accept.New does
 	".AcceptUnix()":       "internal/accept",
+	"unix.Getsockname(":   "internal/bounded", // bounded.Getsockname may wait alone for a socket's lock
+	"unix.Getpeername(":   "internal/bounded",
 }
 
 // others accept what is theirs to accept: the listener that applications use, tests'
