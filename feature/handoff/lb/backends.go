@@ -28,7 +28,7 @@ const MaxBackends = move.Backend(1<<10 - 1)
 // buckets is how many parts a service's new flows are spread in; each goes to one backend.
 const buckets = 4096
 
-// Backend is a backend behind the load balancer: on a segment with it, or at the other end of a tunnel. See [locate].
+// Backend is a backend behind the load balancer: on a segment with it, or at the other end of a tunnel. See [locate.Location].
 type Backend struct {
 	Number    move.Backend // 1 to MostBackends
 	Name      string       // by which new flows are spread: it stays when numbers change

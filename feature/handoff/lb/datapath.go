@@ -38,7 +38,7 @@ type Options struct {
 	Devices []string
 	// Hold is the name of the device of buffered packets, which is made; "weir-lb-buffer" if empty.
 	BufferDevice string
-	// TunnelMTU is that of packets to backends at the other end of a tunnel, 0 where there are none: the least of [locate]'s. A
+	// TunnelMTU is that of packets to backends at the other end of a tunnel, 0 where there are none: the least MTU of [locate.Location]. A
 	// packet that is longer is answered by a Packet Too Big, or goes in fragments where its sender lets it.
 	TunnelMTU int
 	// Tunnel is the name of the tunnels' device, which is made; [tunnel.Device] if empty.

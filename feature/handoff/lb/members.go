@@ -14,6 +14,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/locate"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
@@ -36,7 +37,7 @@ type Managed struct {
 type member struct {
 	Managed
 	told     *Managed // by the options; nil: it has registered
-	location location
+	location locate.Location
 	placed   time.Time // when place was found; zero: it is not known where the backend is
 	checked  time.Time // for it, the last time
 	locating bool
@@ -175,8 +176,8 @@ func (a *Agent) checkMembers() {
 }
 
 func (a *Agent) locate(m *member, at netip.Addr) {
-	var p location
-	err := a.f.ns.Do(func() (err error) { p, err = locate(at); return err })
+	var p locate.Location
+	err := a.f.ns.Do(func() (err error) { p, err = locate.Find(at); return err })
 	if err == nil && p.Tunnel.IsValid() && a.f.tunnel == 0 {
 		err = fmt.Errorf("backend at %s: routers are before it, and there are no tunnels: set tunnel_mtu", at)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/handoff/lb/locate"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/tunnel/tunneltest"
 	"github.com/weir-project/weir/internal/netns"
@@ -68,8 +69,8 @@ func newRoutedScene(t *testing.T, outer6 bool) *scene {
 		nstest.Address(t, router, name, end(3+i, 1))
 		nstest.Address(t, h, "lo", netip.PrefixFrom(service4.Addr(), 32), netip.PrefixFrom(service6.Addr(), 128))
 		route(t, h, "w0", everywhere, end(3+i, 1).Addr().String())
-		var place location
-		do(t, lb, func() (err error) { place, err = locate(end(3+i, 2).Addr()); return err })
+		var place locate.Location
+		do(t, lb, func() (err error) { place, err = locate.Find(end(3+i, 2).Addr()); return err })
 		if place.Tunnel != end(3+i, 2).Addr() || place.Interface != 0 {
 			t.Fatalf("a host behind a router is at %+v", place)
 		}
@@ -258,13 +259,13 @@ func TestTunnelTooBig(t *testing.T) {
 func TestLocate(t *testing.T) {
 	sc := newScene(t)
 	for _, a := range []string{"10.2.1.2", "fd02:1::2"} {
-		var p location
-		do(t, sc.f.ns, func() (err error) { p, err = locate(netip.MustParseAddr(a)); return err })
+		var p locate.Location
+		do(t, sc.f.ns, func() (err error) { p, err = locate.Find(netip.MustParseAddr(a)); return err })
 		if want := mac(t, sc.hosts[1]); p.Tunnel.IsValid() || p.MAC.String() != want.String() || p.Interface != nstest.Ifindex(t, sc.f.ns, "h2") || p.MTU != 1500 {
 			t.Errorf("%s is at %+v, want %s", a, p, want)
 		}
 	}
-	err := sc.f.ns.Do(func() error { _, err := locate(netip.MustParseAddr("10.2.1.77")); return err })
+	err := sc.f.ns.Do(func() error { _, err := locate.Find(netip.MustParseAddr("10.2.1.77")); return err })
 	if err == nil || !strings.Contains(err.Error(), "is the backend up?") {
 		t.Errorf("%v", err)
 	}
@@ -288,9 +289,9 @@ func TestLocateMoved(t *testing.T) {
 		do(t, sc.f.ns, func() error {
 			return netlink.NeighSet(&netlink.Neigh{LinkIndex: nstest.Ifindex(t, sc.f.ns, "h2"), IP: at.AsSlice(), HardwareAddr: old, State: netlink.NUD_STALE})
 		})
-		var p location
+		var p locate.Location
 		nstest.Eventually(t, func() error {
-			err := sc.f.ns.Do(func() (err error) { p, err = locate(at); return err })
+			err := sc.f.ns.Do(func() (err error) { p, err = locate.Find(at); return err })
 			if p.MAC.String() != mac(t, sc.hosts[1]).String() {
 				return fmt.Errorf("%s is still at %s: %v", a, p.MAC, err)
 			}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package lb
+// Package locate finds where a backend is: on a segment with the load balancer, or at the other end of a tunnel.
+package locate
 
 import (
 	"fmt"
@@ -13,8 +14,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 )
 
-// location is where a backend is: on a segment with the load balancer, or at the other end of a tunnel.
-type location struct {
+// Location is where a backend is: at an interface with a MAC address, or at the end of a tunnel.
+type Location struct {
 	Interface int
 	Device    string // its name
 	MAC       net.HardwareAddr
@@ -22,18 +23,18 @@ type location struct {
 	MTU       int // of the way there; of packets to the service that go through the tunnel
 }
 
-// locate asks the kernel's routes where a backend is, in the network namespace of the calling thread: a backend that no router is
+// Find asks the kernel's routes where a backend is, in the network namespace of the calling thread: a backend that no router is
 // before is on the segment of that interface, and its neighbour entry says which MAC address it has; any other is at the end of
 // a tunnel. A backend that does not answer for its address is an error.
-func locate(a netip.Addr) (location, error) {
+func Find(a netip.Addr) (Location, error) {
 	routes, err := netlink.RouteGet(a.AsSlice())
 	if err != nil || len(routes) == 0 {
-		return location{}, fmt.Errorf("backend at %s: there is no route to it: %w", a, err)
+		return Location{}, fmt.Errorf("backend at %s: there is no route to it: %w", a, err)
 	}
 	r := routes[0]
 	l, err := netlink.LinkByIndex(r.LinkIndex)
 	if err != nil {
-		return location{}, fmt.Errorf("backend at %s: %w", a, err)
+		return Location{}, fmt.Errorf("backend at %s: %w", a, err)
 	}
 	mtu := l.Attrs().MTU
 	if r.MTU > 0 {
@@ -44,13 +45,13 @@ func locate(a netip.Addr) (location, error) {
 		if a.Is6() {
 			over = tunnel.Over6
 		}
-		return location{Tunnel: a, MTU: mtu - over}, nil
+		return Location{Tunnel: a, MTU: mtu - over}, nil
 	}
 	mac, err := neighbour(l, a)
 	if err != nil {
-		return location{}, fmt.Errorf("backend at %s: %w", a, err)
+		return Location{}, fmt.Errorf("backend at %s: %w", a, err)
 	}
-	return location{Interface: r.LinkIndex, Device: l.Attrs().Name, MAC: mac, MTU: mtu}, nil
+	return Location{Interface: r.LinkIndex, Device: l.Attrs().Name, MAC: mac, MTU: mtu}, nil
 }
 
 // neighbourTime is how long a backend on the segment has to answer for its address.
