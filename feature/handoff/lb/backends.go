@@ -3,20 +3,17 @@
 package lb
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"hash/fnv"
-	"math"
 	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/ring"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 	"github.com/weir-project/weir/internal/jhash"
@@ -26,7 +23,7 @@ import (
 const MaxBackends = move.Backend(1<<10 - 1)
 
 // buckets is how many parts a service's new flows are spread in; each goes to one backend.
-const buckets = 4096
+const buckets = ring.Buckets
 
 // Backend is a backend behind the load balancer: on a segment with it, or at the other end of a tunnel. See [locate.Location].
 type Backend struct {
@@ -66,37 +63,6 @@ func (h Backend) check() error {
 		return fmt.Errorf("backend %s: no interface leads to it", h.Name)
 	}
 	return nil
-}
-
-// ring assigns the buckets to backends by weighted rendezvous hashing (Schindelhauer and Schomaker, "Weighted distributed hash
-// tables", 2005): a backend that comes or goes changes no more than its own share, and all load balancers find the same.
-func ring(backends []Backend) []uint16 {
-	out := make([]uint16, buckets)
-	sorted := slices.SortedFunc(slices.Values(backends), func(a, b Backend) int { return cmp.Compare(a.Name, b.Name) })
-	for bucket := range out {
-		best := math.Inf(-1)
-		for _, h := range sorted {
-			if h.Weight == 0 {
-				continue
-			}
-			if score := score(h, bucket); score > best {
-				best, out[bucket] = score, uint16(h.Number)
-			}
-		}
-	}
-	return out
-}
-
-// score is -weight / ln(u), with u a number between 0 and 1 that only depends on the backend's name and the bucket.
-func score(h Backend, bucket int) float64 {
-	f := fnv.New64a()
-	_, _ = f.Write(append(append(strconv.AppendInt(make([]byte, 0, 64), int64(bucket), 10), '/'), h.Name...)) // it does not fail
-	x := f.Sum64()                                                                                            // fnv's upper bits are alike for alike words: mixed once more, as splitmix64 does
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	x ^= x >> 31
-	u := (float64(x>>11) + 0.5) / (1 << 53)
-	return -float64(h.Weight) / math.Log(u)
 }
 
 // SetBackends has these be the backends, for every service. Flows keep theirs; new ones go by the weights.
@@ -150,7 +116,11 @@ func newRing(backends []Backend, service int) []uint16 {
 	if slices.ContainsFunc(served, func(h Backend) bool { return h.Weight > 0 }) {
 		backends = served
 	}
-	return ring(backends)
+	shares := make([]ring.Share, len(backends))
+	for i, h := range backends {
+		shares[i] = ring.Share{Number: uint16(h.Number), Name: h.Name, Weight: h.Weight}
+	}
+	return ring.New(shares)
 }
 
 // bucket is where a flow is in its service's ring, as the data path finds it.

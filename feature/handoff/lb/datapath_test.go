@@ -216,26 +216,6 @@ func TestChange(t *testing.T) {
 	}
 }
 
-// Weights are kept to, and a host that goes changes no flow of others.
-func TestRing(t *testing.T) {
-	hosts := []Backend{{Number: 1, Name: "a", Weight: 1}, {Number: 2, Name: "b", Weight: 2}, {Number: 3, Name: "c", Weight: 1}, {Number: 4, Name: "d"}}
-	all := ring(hosts)
-	share := map[uint16]int{}
-	for _, h := range all {
-		share[h]++
-	}
-	for host, want := range map[uint16]int{1: buckets / 4, 2: buckets / 2, 3: buckets / 4, 4: 0} {
-		if got := share[host]; got < want*9/10 || got > want*11/10 {
-			t.Errorf("host %d has %d of %d buckets, want about %d", host, got, buckets, want)
-		}
-	}
-	for i, h := range ring(hosts[:2]) {
-		if all[i] != 3 && h != all[i] {
-			t.Fatalf("bucket %d went from %d to %d", i, all[i], h)
-		}
-	}
-}
-
 func TestWord(t *testing.T) {
 	for _, f := range []move.Flow{{}, {Owner: 1}, {Owner: MaxBackends, To: MaxBackends, Predecessor: MaxBackends, Buffering: true, Epoch: 1<<32 - 1}, {Owner: 3, To: 4, Epoch: 8}} {
 		for _, parked := range []bool{false, true} {
