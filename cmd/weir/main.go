@@ -39,7 +39,9 @@ func main() {
 	c, out := newCommand(), &keptOutput{Writer: os.Stdout}
 	c.SetOut(out)
 	err := c.ExecuteContext(ctx)
-	if err == nil {
+	if _, changed := kernel.Writing(); err == nil && changed && out.err != nil {
+		fmt.Fprintln(os.Stderr, "weir: the change is in force; not all that was to be said of it could be written:", out.err)
+	} else if err == nil {
 		err = out.err
 	}
 	if err != nil {
@@ -52,7 +54,8 @@ func main() {
 	}
 }
 
-// keptOutput keeps the first error of writing: a command whose output is lost, to a full disk say, has failed.
+// keptOutput keeps the first error of writing: a command whose output is lost, to a full disk say, has failed, unless it has
+// changed the host. Callers take its failure for "nothing was changed".
 type keptOutput struct {
 	io.Writer
 	err error

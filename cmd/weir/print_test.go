@@ -166,6 +166,33 @@ func TestLostOutput(t *testing.T) {
 	}
 }
 
+// A change whose report is lost is in force, and the command says so.
+func TestLostOutputOfAChange(t *testing.T) {
+	listen(t)
+	s := session{t, root(t)}
+	file := configFile(t, "")
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	for args, want := range map[string]struct {
+		failed bool
+		told   string
+	}{
+		"--allow-outage": {false, "weir: the change is in force; not all that was to be said of it could be written: write /dev/stdout: no space left on device\n"},
+		"--dry-run":      {true, "weir: write /dev/stdout: no space left on device\n"},
+	} {
+		c := command("--root", s.root, "apply", "-f", file, args)
+		var errs strings.Builder
+		c.Stdout, c.Stderr = full, &errs
+		if err := c.Run(); (err != nil) != want.failed || !strings.HasSuffix(errs.String(), want.told) {
+			t.Errorf("apply %s: %v, and it says\n%s", args, err, &errs)
+		}
+	}
+	s.run(0, `nothing to change\n`, "apply", "-f", file)
+}
+
 func TestRerouteStatusOfNothing(t *testing.T) {
 	s := session{t, root(t)}
 	s.run(0, `\{\n  "paths": \[\],\n  "sessions": \[\]\n\}\n`, "reroute", "status", "--json")
