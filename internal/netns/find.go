@@ -68,10 +68,13 @@ func findInode(ref string, inode uint64) (*Handle, error) {
 	return nil, fmt.Errorf("%w: %s: %s", ErrGone, name, whyGone(os.Geteuid()))
 }
 
+// RemedyGone is what to do about instances in a namespace that is gone. weir apply refuses a file that names one.
+const RemedyGone = "make it again, or take it out of the file, then run weir apply"
+
 // whyGone says why a user finds nobody in a namespace. Root sees every process of its pid namespace.
 func whyGone(uid int) string {
 	if uid == 0 {
-		return "it has no process and no name here: it was probably deleted, and weir apply removes its rest"
+		return "it has no process and no name here: it was probably deleted: " + RemedyGone
 	}
 	return "no process of it is visible to this user: run as root"
 }
