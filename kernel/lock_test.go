@@ -226,25 +226,49 @@ func TestOpenRoot(t *testing.T) {
 	}
 }
 
+// A root on another file system is refused. The remedy hides nothing: it never names a directory with something in it.
 func TestRootMustBeOnBPFFS(t *testing.T) {
 	nstest.NeedRoot(t)
 	dir := t.TempDir()
-	there := filepath.Join(dir, "there")
-	if err := os.Mkdir(there, 0o755); err != nil {
+	empty, full := filepath.Join(dir, "empty"), filepath.Join(dir, "full")
+	if err := os.MkdirAll(filepath.Join(full, "something"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range map[string]string{
-		filepath.Join(dir, "weir"):        "is not on a BPF file system: mount -t bpf bpf " + dir,
-		there:                             "is not on a BPF file system",
-		filepath.Join(dir, "absent/weir"): "its parent must be a directory where a bpffs is or can be mounted",
+	if err := os.Mkdir(empty, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for path, remedy := range map[string]string{
+		filepath.Join(dir, "weir"):        "mkdir -p %[1]s && mount -t bpf bpf %[1]s",
+		filepath.Join(dir, "absent/weir"): "mkdir -p %[1]s && mount -t bpf bpf %[1]s",
+		empty:                             "mount -t bpf bpf %[1]s",
+		full:                              "",
 	} {
-		if l, err := OpenRoot(path).Lock(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, %v; want an error that says %q", path, l, err, want)
+		l, err := OpenRoot(path).Lock(t.Context())
+		if !errors.Is(err, ErrNotBPFFS) || !strings.Contains(err.Error(), "name a path below /sys/fs/bpf") {
+			t.Errorf("%s: %v, %v; want ErrNotBPFFS and a better path", path, l, err)
+			continue
+		}
+		if _, told, _ := strings.Cut(err.Error(), "make a file system there: "); remedy == "" && strings.Contains(err.Error(), "mount") ||
+			remedy != "" && told != fmt.Sprintf(remedy, path) {
+			t.Errorf("%s: %v; want the remedy %q", path, err, remedy)
 		}
 	}
-	if e, err := os.ReadDir(dir); err != nil || len(e) != 1 {
+	if e, err := os.ReadDir(dir); err != nil || len(e) != 2 {
 		t.Errorf("left over: %v, %v", e, err)
 	}
+	// The remedy works.
+	if err := unix.Mount("bpf", empty, "bpf", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(empty, unix.MNT_DETACH)
+	l := lock(t, OpenRoot(empty))
+	if err := publish(l, instance, 1); err != nil {
+		t.Error(err)
+	}
+	if err := l.Remove(instance); err != nil {
+		t.Error(err)
+	}
+	l.Unlock()
 }
 
 // bpffs answers with EPERM to names with dots. A reader and a writer say what is wrong.

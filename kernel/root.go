@@ -30,6 +30,8 @@ const (
 var (
 	// ErrNotExist says that an instance is not published.
 	ErrNotExist = errors.New("not there")
+	// ErrNotBPFFS says that the root is on no BPF file system, and so without pins.
+	ErrNotBPFFS = errors.New("not on a BPF file system")
 	// ErrUnreadable says that this user may not read the pins.
 	ErrUnreadable = errors.New("no permission to read weir's pins")
 )
@@ -185,10 +187,46 @@ func (r *Root) CheckName() error {
 	return nil
 }
 
+// bpffsDir is where hosts have their BPF file system. It is mounted where it is missing.
+const bpffsDir = "/sys/fs/bpf"
+
+// Located returns an error that wraps [ErrNotBPFFS] if neither the root nor its parent is on a BPF file system.
+func (r *Root) Located() error {
+	if strings.HasPrefix(r.path, bpffsDir+"/") {
+		return nil
+	}
+	there := true
+	for _, path := range []string{r.path, filepath.Dir(r.path)} {
+		var fs unix.Statfs_t
+		err := unix.Statfs(path, &fs)
+		switch {
+		case err == nil && fs.Type != unix.BPF_FS_MAGIC:
+			return r.notLocated(there)
+		case !errors.Is(err, os.ErrNotExist):
+			return nil // it is, or this user may not know
+		}
+		there = false
+	}
+	return r.notLocated(false)
+}
+
+// notLocated is the error about a root that is on no BPF file system. It names no mount that would hide anything: that of an empty
+// directory, and of one that does not exist.
+func (r *Root) notLocated(there bool) error {
+	const remedy = "name a path below " + bpffsDir + " by --root or $WEIR_ROOT"
+	if !there {
+		return fmt.Errorf("pin root %[1]s does not exist (%[2]w): %[3]s, or make a file system there: mkdir -p %[1]s && mount -t bpf bpf %[1]s", r.path, ErrNotBPFFS, remedy)
+	}
+	if e, err := os.ReadDir(r.path); err == nil && len(e) == 0 {
+		return fmt.Errorf("pin root %[1]s is %[2]w: %[3]s, or make a file system there: mount -t bpf bpf %[1]s", r.path, ErrNotBPFFS, remedy)
+	}
+	return fmt.Errorf("pin root %s is %w: %s", r.path, ErrNotBPFFS, remedy)
+}
+
 // ensure makes the root directory, mounting a bpffs below it when none is
 // there: minimal systems and fresh mount namespaces have none.
 func (r *Root) ensure() error {
-	if err := r.CheckName(); err != nil {
+	if err := errors.Join(r.CheckName(), r.Located()); err != nil {
 		return err
 	}
 	if err := os.Mkdir(r.path, 0o750); err == nil || errors.Is(err, os.ErrExist) {
@@ -210,11 +248,11 @@ func (r *Root) ensure() error {
 	mount := filepath.Dir(r.path)
 	var fs unix.Statfs_t
 	if err := unix.Statfs(mount, &fs); err != nil {
-		return fmt.Errorf("pin root %s: %w: its parent must be a directory where a bpffs is or can be mounted", r.path, err)
+		return fmt.Errorf("pin root %s: %w: make its parent first: mkdir -p %s", r.path, err, mount)
 	}
 	if fs.Type != unix.BPF_FS_MAGIC {
-		if mount != "/sys/fs/bpf" {
-			return fmt.Errorf("pin root %s is not on a BPF file system: mount -t bpf bpf %s", r.path, mount)
+		if mount != bpffsDir {
+			return r.notLocated(false)
 		}
 		if ns := ipNetnsExec(); ns != "" {
 			return fmt.Errorf("'ip netns exec %[1]s' has a /sys of its own, and what weir pinned there would end with this command: run weir without it, and name the namespace with --netns %[1]s, or netns: %[1]s in the configuration; what has neither (lb, handoff.backend): nsenter --net=/run/netns/%[1]s weir …", ns)
