@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/scrape"
 	"github.com/weir-project/weir/kernel"
 )
@@ -115,12 +116,16 @@ func tellFaults(log *slog.Logger, faults []kernel.Fault, told map[string]kernel.
 		if !f.Damage() {
 			msg = "another program decides at weir's hook"
 		}
-		log.Warn(msg, "object", f.Who(), "kind", f.Kind, "reason", f.Text, "remedy", f.Remedy)
+		args := []any{"object", f.Who(), "kind", f.Kind, "reason", printable.OneLine(f.Text)}
+		if f.Remedy != "" {
+			args = append(args, "remedy", f.Remedy)
+		}
+		log.Warn(msg, args...)
 	}
 	for key, f := range told {
 		if !now[key] {
 			delete(told, key)
-			log.Info("a fault is gone", "object", f.Who(), "kind", f.Kind, "reason", f.Text)
+			log.Info("a fault is gone", "object", f.Who(), "kind", f.Kind, "reason", printable.OneLine(f.Text))
 		}
 	}
 }

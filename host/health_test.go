@@ -480,3 +480,12 @@ func TestReadOnlyFromTheBeginning(t *testing.T) {
 		}
 	}
 }
+
+// A fault of several lines is one line of the log, and has no remedy where none is known.
+func TestTellFaultsOnOneLine(t *testing.T) {
+	var log strings.Builder
+	tellFaults(slog.New(slog.NewTextHandler(&log, nil)), []kernel.Fault{{Kind: kernel.FaultRoot, Text: "no permission\nno permission"}}, map[string]kernel.Fault{})
+	if s := log.String(); !strings.Contains(s, `reason="no permission"`) || strings.Contains(s, "remedy") {
+		t.Error(s)
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"hash/fnv"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf16"
@@ -152,6 +153,19 @@ func (w *writer) Write(p []byte) (int, error) {
 // maxAttr is the most bytes of one value in a log.
 const maxAttr = 1024
 
+// OneLine puts the lines of joined errors into one, each of them once.
+func OneLine(text string) string {
+	var lines []string
+	for l := range strings.Lines(text) {
+		l = strings.TrimSuffix(l, "\n")
+		said := slices.ContainsFunc(lines, func(x string) bool { return x == l || strings.HasSuffix(x, ": "+l) })
+		if l != "" && !said {
+			lines = append(lines, l)
+		}
+	}
+	return strings.Join(lines, "; ")
+}
+
 // Attr bounds and escapes the text of an attribute: a function for slog.HandlerOptions.
 func Attr(_ []string, a slog.Attr) slog.Attr {
 	switch v := a.Value.Resolve(); v.Kind() {
@@ -160,7 +174,7 @@ func Attr(_ []string, a slog.Attr) slog.Attr {
 	case slog.KindAny:
 		switch v := v.Any().(type) {
 		case error:
-			a.Value = slog.StringValue(Bounded(v.Error(), maxAttr))
+			a.Value = slog.StringValue(Bounded(OneLine(v.Error()), maxAttr))
 		case fmt.Stringer:
 			a.Value = slog.StringValue(Bounded(v.String(), maxAttr))
 		case []string:

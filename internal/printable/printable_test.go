@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -97,5 +98,21 @@ func TestAttr(t *testing.T) {
 	log.Warn("refused", "name", "\x7f"+strings.Repeat("x", 5000), "err", errors.New("a\nb\u202e"), "n", 5)
 	if s := out.String(); len(s) > 1300 || strings.ContainsAny(s, "\x7f\u202e") || strings.Count(s, "\n") != 1 {
 		t.Errorf("%q", s)
+	}
+}
+
+// Errors that were joined are in one value, apart by semicolons, and no line of them twice.
+func TestAttrJoined(t *testing.T) {
+	var out bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: Attr}))
+	once := errors.New("context canceled")
+	log.Warn("refused", "err", fmt.Errorf("agent: %w", errors.Join(once, once, errors.New("late"))), "text", "a\nb")
+	if s := out.String(); !strings.Contains(s, `err="agent: context canceled; late" text=a\nb`) {
+		t.Errorf("%s", s)
+	}
+	out.Reset()
+	log.Warn("refused", "err", errors.Join(once, once))
+	if s := out.String(); !strings.Contains(s, `err="context canceled"`) {
+		t.Errorf("%s", s)
 	}
 }

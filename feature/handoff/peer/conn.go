@@ -116,7 +116,7 @@ func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error)
 	}
 	stop := context.AfterFunc(ctx, func() { t.NetConn().Close() })
 	defer func() {
-		if !stop() {
+		if !stop() && !errors.Is(err, ctx.Err()) {
 			err = errors.Join(ctx.Err(), err)
 		}
 		if err != nil {
