@@ -139,6 +139,9 @@ func (r remote) Query(ctx context.Context, name, query string, args url.Values, 
 
 func (r remote) get(ctx context.Context, path string, q url.Values, into any) error {
 	c := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		if err := accept.CheckPath(r.socket); err != nil {
+			return nil, err
+		}
 		c, err := (&net.Dialer{}).DialContext(ctx, "unix", r.socket)
 		if err != nil {
 			return nil, err

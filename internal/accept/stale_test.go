@@ -3,6 +3,7 @@
 package accept_test
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -43,5 +44,29 @@ func TestRemoveStale(t *testing.T) {
 		if _, err := os.Lstat(path); err != nil {
 			t.Errorf("it is gone: %v", err)
 		}
+	}
+}
+
+// The kernel takes the paths that CheckPath takes, and no others. Listeners refuse these with the limit.
+func TestCheckPath(t *testing.T) {
+	dir, err := os.MkdirTemp("", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	for _, beginning := range []string{dir + "/", fmt.Sprintf("@weir-test-%d-", os.Getpid())} {
+		for n := 106; n <= 109; n++ {
+			path := beginning + strings.Repeat("x", n-len(beginning))
+			l, err := net.Listen("unix", path)
+			if err == nil {
+				l.Close()
+			}
+			if said := accept.CheckPath(path); (said == nil) != (err == nil) {
+				t.Errorf("%d bytes of %s: %v, and the kernel says %v", n, beginning, said, err)
+			}
+		}
+	}
+	if _, err := accept.Unix(dir + "/" + strings.Repeat("x", 200)); err == nil || !strings.Contains(err.Error(), "107 are the most: choose a shorter one") {
+		t.Error(err)
 	}
 }

@@ -11,6 +11,9 @@ import (
 
 // Unix listens at a Unix socket, unless another weir serve answers there: [ErrAnswers]. A stale socket is removed.
 func Unix(path string) (net.Listener, error) {
+	if err := CheckPath(path); err != nil {
+		return nil, err
+	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("the socket's directory: %w", err)
 	}

@@ -33,6 +33,9 @@ func Listen(ctx context.Context, name string, log *slog.Logger) (net.Listener, e
 }
 
 func listen(path string) (net.Listener, error) {
+	if err := accept.CheckPath(path); err != nil {
+		return nil, err
+	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}

@@ -116,6 +116,9 @@ func Listen(path string) (*net.UnixListener, error) {
 	if path == "" {
 		path = wire.DefaultSocket
 	}
+	if err := accept.CheckPath(path); err != nil {
+		return nil, err
+	}
 	abstract := path[0] == '@'
 	if !abstract {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

@@ -47,6 +47,9 @@ const UIDEnv = "WEIR_HANDOFF_UID"
 // Dial connects to a keeper: a path, or an abstract name that begins with @. The
 // kernel says whose it is.
 func Dial(ctx context.Context, path string) (*Conn, error) {
+	if err := accept.CheckPath(path); err != nil {
+		return nil, err
+	}
 	c, err := (&net.Dialer{}).DialContext(ctx, "unixpacket", path)
 	if err != nil {
 		return nil, err
