@@ -278,8 +278,8 @@ func TestServeAnswersBadQuestions(t *testing.T) {
 	s := w.serve()
 	for path, want := range map[string]string{
 		"/v1/steer/where?address=router":                 `is no IP address`,
-		"/v1/steer/where?address=::1&slots=x":            `invalid syntax`,
-		"/v1/steer/where?address=::1&without=0,y":        `invalid syntax`,
+		"/v1/steer/where?address=::1&slots=x":            `slots "x": want a whole number`,
+		"/v1/steer/where?address=::1&without=0,y":        `without "y": want whole numbers`,
 		"/v1/steer/where?address=::1&slots=1000":         `1000 slots: want a number from 1 to`,
 		"/v1/steer/where?address=::1&without=7":          `slot 7: there are slots 0 to 1`,
 		"/v1/steer/devices?service=other":                `no service "other" is steered; there is telemetry`,

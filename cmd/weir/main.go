@@ -94,7 +94,7 @@ process of weir's is in the data path.
 	c.PersistentFlags().StringVar(&g.Root, "root", "", "directory of pins (default $WEIR_ROOT or "+kernel.DefaultRoot+")")
 	c.PersistentFlags().StringVar(&g.Socket, "socket", host.DefaultSocket, "socket of weir serve, for users who may not read the pins")
 	c.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return cli.Usage(fmt.Errorf("%w; see %s --help", err, cmd.CommandPath()))
+		return cli.Usage(fmt.Errorf("%w; see %s --help", flagError(err), cmd.CommandPath()))
 	})
 	c.AddCommand(doctorCommand(g), applyCommand(g), confirmCommand(g), rollbackCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), explainCommand(g), versionCommand(g))
 	for _, f := range cli.Features() {

@@ -106,6 +106,14 @@ func parsePort(s string) (uint16, error) {
 	return uint16(n), nil
 }
 
+func parseCovered(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		return a, fmt.Errorf("--covers %q: want an address, like 192.0.2.7 or 2001:db8::7", s)
+	}
+	return a, nil
+}
+
 func bindAdd(g *cli.Globals) *cobra.Command {
 	var in netnsFlag
 	var allow outageFlag
@@ -200,7 +208,7 @@ weir bind replace reads.`,
 			err := errors.Join(
 				given(proto, f.Proto.UnmarshalText),
 				given(within, func(s []byte) (err error) { f.Within, err = bindings.ParsePrefix(string(s)); return err }),
-				given(covers, func(s []byte) (err error) { f.Covers, err = netip.ParseAddr(string(s)); return err }),
+				given(covers, func(s []byte) (err error) { f.Covers, err = parseCovered(string(s)); return err }),
 				given(port, func(s []byte) error {
 					n, err := parsePort(string(s))
 					f.Port = &n

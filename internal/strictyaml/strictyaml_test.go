@@ -264,7 +264,7 @@ func TestErrors(t *testing.T) {
 		{"services: {a: {listen: [x]}}", `f:1:25: services.a.listen[0]: want PROTOCOL ADDRESS:PORT, like "udp 0.0.0.0:4739"`},
 		{"services: {a: {listen: ['']}}", `f:1:25: services.a.listen[0]: want a value, got ""`},
 		{"services: {a: {prefix: ''}}", `f:1:24: services.a.prefix: want a prefix like 192.0.2.0/24, got ""`},
-		{"services: {a: {prefix: 192.0.2.1}}", `f:1:24: services.a.prefix: netip.ParsePrefix("192.0.2.1"): no '/'; did you mean "192.0.2.1/32"?`},
+		{"services: {a: {prefix: 192.0.2.1}}", `f:1:24: services.a.prefix: want a prefix like 192.0.2.0/24, got "192.0.2.1"; did you mean "192.0.2.1/32"?`},
 		{"services: {a: {peer: {}}}", "f:1:22: services.a.peer: want an address like 192.0.2.1, got a mapping"},
 		{"services: {a: {netns: [x]}}", "f:1:23: services.a.netns: want text, got a list"},
 		{"services: {a: {hidden: 1}}", `f:1:16: services.a: unknown key "hidden"; known here: listen, netns, peer, prefix, steer, targets`},

@@ -243,6 +243,10 @@ func (d *Decoder) text(n *yaml.Node, t encoding.TextUnmarshaler, v reflect.Value
 		return
 	}
 	if err := t.UnmarshalText([]byte(n.Value)); err != nil {
+		if v.Type().PkgPath() == "net/netip" { // whose errors speak of Go's functions
+			d.failf(n, suggestText(v, n.Value), "want %s, got %s", wanted(v), got(n))
+			return
+		}
 		e := d.Errorf(n, suggestText(v, n.Value), "%w", err)
 		d.record(e, n)
 	}

@@ -122,7 +122,7 @@ func (a *Agent) parseKeys(service, client string) (keys []Key, err error) {
 			at = netip.AddrPortFrom(addr, 0)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("client %q: want an address where the service is by source, else an address and port: %w", client, err)
+			return nil, fmt.Errorf("client %q: want an address where the service is by source, else an address and port", client)
 		}
 		k := Key{netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), s.flows()}
 		if (s.BySource || sameFamily(s.Listen.Addr(), k.Client.Addr())) && !slices.Contains(keys, k) {

@@ -25,13 +25,13 @@ func (w WhatIf) Values(service string, sources []string) url.Values {
 func (w *WhatIf) Parse(q url.Values) (err error) {
 	if s := q.Get("slots"); s != "" {
 		if w.Slots, err = strconv.Atoi(s); err != nil {
-			return fmt.Errorf("slots: %w", err)
+			return fmt.Errorf("slots %q: want a whole number", s)
 		}
 	}
 	for _, s := range strings.FieldsFunc(q.Get("without"), func(c rune) bool { return c == ',' }) {
 		n, err := strconv.Atoi(s)
 		if err != nil {
-			return fmt.Errorf("without: %w", err)
+			return fmt.Errorf("without %q: want whole numbers, like 1,2", s)
 		}
 		w.Without = append(w.Without, n)
 	}

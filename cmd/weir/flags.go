@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+	fmt "github.com/weir-project/weir/internal/printable"
+)
+
+// flagWants says what flags take whose type is of Go's or of package pflag. Other types say it themselves.
+var flagWants = map[string]string{"int": "a whole number", "int32": "a whole number", "int64": "a whole number", "intSlice": "whole numbers, like 1,2",
+	"uint": "a whole number, 0 or more", "uint16": "a whole number from 0 to 65535", "uint32": "a whole number, 0 or more", "uint64": "a whole number, 0 or more",
+	"float64": "a number", "bool": "true or false", "duration": "a time like 90s or 5m"}
+
+// flagError says of a value that does not fit what is wanted, in place of the words of Go's parsers.
+func flagError(err error) error {
+	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	cause := errors.Unwrap(bad)
+	_, number := errors.AsType[*strconv.NumError](cause)
+	wants := flagWants[bad.GetFlag().Value.Type()]
+	if wants == "" || !number && !strings.HasPrefix(cause.Error(), "time: ") {
+		return err
+	}
+	if errors.Is(cause, strconv.ErrRange) {
+		wants = "a smaller number"
+	}
+	return fmt.Errorf("invalid argument %q for %q flag: want %s", bad.GetValue(), "--"+bad.GetFlag().Name, wants)
+}
