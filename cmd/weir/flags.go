@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
@@ -23,6 +24,9 @@ func flagError(err error) error {
 		return err
 	}
 	cause := errors.Unwrap(bad)
+	if help, ok := errors.AsType[errHelp](cause); ok {
+		return help.error
+	}
 	_, number := errors.AsType[*strconv.NumError](cause)
 	wants := flagWants[bad.GetFlag().Value.Type()]
 	if wants == "" || !number && !strings.HasPrefix(cause.Error(), "time: ") {
@@ -32,4 +36,28 @@ func flagError(err error) error {
 		wants = "a smaller number"
 	}
 	return fmt.Errorf("invalid argument %q for %q flag: want %s", bad.GetValue(), "--"+bad.GetFlag().Name, wants)
+}
+
+// helpFlag is --help of a command that groups others. Behind a word that is none of them it is an error, as without --help.
+type helpFlag struct {
+	pflag.Value
+	of *cobra.Command
+}
+
+// errHelp wraps the error of a helpFlag.
+type errHelp struct{ error }
+
+// Set implements pflag.Value. The words before the flag are parsed by then.
+func (h helpFlag) Set(text string) error {
+	if err := unknownCommand(h.of, h.of.Flags().Args()); err != nil {
+		return errHelp{err}
+	}
+	return h.Value.Set(text)
+}
+
+// checkHelp makes a command's --help refuse unknown commands.
+func checkHelp(c *cobra.Command) {
+	c.InitDefaultHelpFlag()
+	f := c.Flags().Lookup("help")
+	f.Value = helpFlag{f.Value, c}
 }

@@ -137,6 +137,7 @@ func wrapArgs(c *cobra.Command) {
 	case !c.Runnable() || c.Name() == "completion":
 		c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 		check = unknownCommand
+		checkHelp(c)
 	}
 	c.Args = func(cmd *cobra.Command, args []string) error {
 		if check == nil {

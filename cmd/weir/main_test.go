@@ -146,7 +146,7 @@ func TestUsageErrors(t *testing.T) {
 		"filter test", "filter test udp", "filter test udp --rules x -r y", "filter test udp --filter x -r y", "filter test --rules x --list a=b -r y", "filter test udp -r testdata", "filter test udp --list x -r y", "filter test udp.dsport -r x", "filter test -r x",
 		"reroute", "reroute plam", "reroute plan", "reroute plan x", "reroute plan -f x --protect all", "reroute plan -f testdata/none.yaml", "reroute plan -f x --change sideways", "reroute plan -f x --change up", "reroute plan -f x --node a --change up --svg y", "reroute plan -f x --node a --destination b --apply", "reroute plan -f x --node a --yaml --json",
 		"serve now", "doctor --root", "version 1", "steer hold",
-		"help nope", "help steer nope", "help steer where 192.0.2.1", "completion nope", "completion bash nope",
+		"nope --help", "steer nope -h", "completion nope --help", "help nope", "help steer nope", "help steer where 192.0.2.1", "completion nope", "completion bash nope",
 	} {
 		out, err := inProcess(strings.Fields(line)...)
 		switch {
