@@ -41,7 +41,7 @@ func TestLBCommands(t *testing.T) {
 		}
 	}
 	write(text)
-	if _, errs, status := weir(t, "--root", root, "serve", "--only", "lb", "-f", file); status != exitFailed || !strings.Contains(errs, file+":2:3: backends: there is none") {
+	if _, errs, status := weir(t, "--root", root, "serve", "--only", "lb", "-f", file); status != exitFailed || !strings.Contains(errs, file+":2:3: lb: backends: there is none") {
 		t.Errorf("status %d: %s", status, errs)
 	}
 	write(text + "  register: true\n")

@@ -48,7 +48,7 @@ func (c *Config) Validate() (errs []error) {
 	if c.Pos.Line == 0 {
 		return nil // the file lacks the section
 	}
-	fail := func(format string, a ...any) { errs = append(errs, c.Errorf(format, a...)) }
+	fail := func(format string, a ...any) { errs = append(errs, c.Errorf("handoff.backend: "+format, a...)) }
 	if c.Name == "" {
 		fail("name: say what this backend is called, as in its certificate")
 	}

@@ -235,9 +235,9 @@ devices: [eth0]
 		{"lb: {address: 10.0.0.9:7946}", "lb: {name: f}", "where its agent listens"},
 		{"lb: {address: 10.0.0.9:7946}", "lb: {address: 10.0.0.9:7946, name: f, names: [f, g]}", "either name, or names"},
 		{"tls: {certificate: a, key: b, ca: c}", "tls: {certificate: a}", "certificate, key and ca"},
-		{"number: 1", "number: 2000", "server.yaml:3:9: number 2000"},
-		{"lb: {address: 10.0.0.9:7946}", "lb: {address: nine}", "server.yaml:7:15: lb: address"},
-		{"devices: [eth0]", "devices: [eth0]\ntimeout: 1ms", "server.yaml:9:10: timeout 1ms"},
+		{"number: 1", "number: 2000", "server.yaml:3:9: handoff.backend: number 2000"},
+		{"lb: {address: 10.0.0.9:7946}", "lb: {address: nine}", "server.yaml:7:15: handoff.backend: lb: address"},
+		{"devices: [eth0]", "devices: [eth0]\ntimeout: 1ms", "server.yaml:9:10: handoff.backend: timeout 1ms"},
 	} {
 		_, err := parseConfig("server.yaml", []byte(strings.Replace(good, c.from, c.to, 1)))
 		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "server.yaml") {

@@ -63,41 +63,41 @@ func (c *Config) Validate() (errs []error) {
 	}
 	fail := func(p strictyaml.Pos, format string, a ...any) { errs = append(errs, p.Errorf(format, a...)) }
 	if !kernel.ValidName(pinPrefix+c.Name) || c.Name == "" || len(c.Name) > 40 {
-		fail(c.Pos, "name %q: take 1 to 40 letters, digits, - and _", c.Name)
+		fail(c.Pos, "lb: name %q: take 1 to 40 letters, digits, - and _", c.Name)
 	}
 	if len(c.Devices) == 0 {
-		fail(c.Pos, "devices: name the interfaces towards clients and towards backends")
+		fail(c.Pos, "lb: devices: name the interfaces towards clients and towards backends")
 	}
 	if twice := repeated(c.Devices); twice != "" {
-		fail(c.Pos, "devices: %q is there twice: name each interface once", twice)
+		fail(c.Pos, "lb: devices: %q is there twice: name each interface once", twice)
 	}
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
-		fail(c.Pos, "listen %q: say where backends' agents connect to, like 0.0.0.0:7946", c.Listen)
+		fail(c.Pos, "lb: listen %q: say where backends' agents connect to, like 0.0.0.0:7946", c.Listen)
 	}
 	if c.TLS.Certificate == "" || c.TLS.Key == "" || c.TLS.CA == "" {
-		fail(c.Pos, "tls: name the files of certificate, key and ca: agents speak with nobody else")
+		fail(c.Pos, "lb: tls: name the files of certificate, key and ca: agents speak with nobody else")
 	}
 	if len(c.Services) == 0 {
-		fail(c.Pos, "services: there is none")
+		fail(c.Pos, "lb: services: there is none")
 	}
 	if len(c.Backends) == 0 && !c.Register {
-		fail(c.Pos, "backends: there is none, and none may register: name them, or say register: true")
+		fail(c.Pos, "lb: backends: there is none, and none may register: name them, or say register: true")
 	}
 	if c.TunnelMTU != 0 && (c.TunnelMTU < 1280 || c.TunnelMTU > 65000) {
-		fail(c.Pos, "tunnel_mtu %d: take the underlay's MTU less 50 (over IPv4) or 70 (over IPv6), 1280 to 65000; 0 for no tunnels", c.TunnelMTU)
+		fail(c.Pos, "lb: tunnel_mtu %d: take the underlay's MTU less 50 (over IPv4) or 70 (over IPv6), 1280 to 65000; 0 for no tunnels", c.TunnelMTU)
 	}
 	if p := c.Partner; p != (Partner{}) {
 		if _, _, err := net.SplitHostPort(p.Address); err != nil || p.Name == "" || p.Name == c.Name {
-			fail(c.Pos, "partner: want the name in the other load balancer's certificate, which is not %q, and where it listens, like {name: lb-b, address: 10.2.0.3:7946}", c.Name)
+			fail(c.Pos, "lb: partner: want the name in the other load balancer's certificate, which is not %q, and where it listens, like {name: lb-b, address: 10.2.0.3:7946}", c.Name)
 		}
 	}
 	for what, d := range map[string]time.Duration{"buffer_timeout": c.BufferTimeout, "move_timeout": c.MoveTimeout, "ended_timeout": c.EndedTimeout, "idle_timeout": c.IdleTimeout, "agent_timeout": c.AgentTimeout, "startup_timeout": c.StartupTimeout} {
 		if d < 0 || d > 0 && d < 10*time.Millisecond {
-			fail(c.Pos, "%s %s: take 10 ms or more", what, d)
+			fail(c.Pos, "lb: %s %s: take 10 ms or more", what, d)
 		}
 	}
 	if least := cmp.Or(c.BufferTimeout, defaultBufferTimeout) + cmp.Or(c.MoveTimeout, defaultLapse); cmp.Or(c.IdleTimeout, defaultIdle) < least { // a move may be as long without a packet
-		fail(c.Pos, "idle_timeout %s: take buffer_timeout and move_timeout together, %s, or more: a flow must not be forgotten while it moves", cmp.Or(c.IdleTimeout, defaultIdle), least)
+		fail(c.Pos, "lb: idle_timeout %s: take buffer_timeout and move_timeout together, %s, or more: a flow must not be forgotten while it moves", cmp.Or(c.IdleTimeout, defaultIdle), least)
 	}
 	c.checkServices(fail)
 	c.checkBackends(fail)
@@ -111,26 +111,26 @@ func (c *Config) checkServices(fail failure) {
 	for _, name := range sortedKeys(c.Services) {
 		s := c.Services[name]
 		if o, taken := numbers[s.Number]; taken || s.Number < 0 || s.Number >= maxServices {
-			fail(s.Pos, "services.%s: number %d: each has one of its own from 0 to %d%s", name, s.Number, maxServices-1, has(o))
+			fail(s.Pos, "lb.services.%s: number %d: each has one of its own from 0 to %d%s", name, s.Number, maxServices-1, has(o))
 		}
 		numbers[s.Number] = name
 		if len(s.Listen) == 0 {
-			fail(s.Pos, "services.%s: listen: say where it is, like [tcp 192.0.2.1:1790]", name)
+			fail(s.Pos, "lb.services.%s: listen: say where it is, like [tcp 192.0.2.1:1790]", name)
 		}
 		for _, l := range s.Listen {
 			if !l.Prefix.IsSingleIP() {
-				fail(s.Pos, "services.%s: listen %q: want one address, which every backend has, like tcp 192.0.2.1:1790", name, l)
+				fail(s.Pos, "lb.services.%s: listen %q: want one address, which every backend has, like tcp 192.0.2.1:1790", name, l)
 			}
 			if a := l.Prefix.Addr().Unmap(); l.Prefix.IsSingleIP() && !unicast(a) {
-				fail(s.Pos, "services.%s: listen %q: %s is no address of a network's machine: take a unicast address that every backend has", name, l, a)
+				fail(s.Pos, "lb.services.%s: listen %q: %s is no address of a network's machine: take a unicast address that every backend has", name, l, a)
 			}
 			if o, taken := places[l]; taken {
-				fail(s.Pos, "services.%s: %s is %s's", name, l, o)
+				fail(s.Pos, "lb.services.%s: %s is %s's", name, l, o)
 			}
 			places[l] = name
 		}
 		if s.By != "" && s.By != "flow" && s.By != "source" {
-			fail(s.Pos, "services.%s: by %q: want flow or source", name, s.By)
+			fail(s.Pos, "lb.services.%s: by %q: want flow or source", name, s.By)
 		}
 	}
 }
@@ -169,30 +169,30 @@ func (c *Config) checkBackends(fail failure) {
 		switch a := h.Address.Unmap(); {
 		case !h.Address.IsValid():
 		case !unicast(a):
-			fail(h.Pos, "backends.%s: address %s: take the address of the backend on its network", name, a)
+			fail(h.Pos, "lb.backends.%s: address %s: take the address of the backend on its network", name, a)
 		case at[a] != "":
-			fail(h.Pos, "backends.%s: address %s is that of %s: each backend has one of its own", name, a, at[a])
+			fail(h.Pos, "lb.backends.%s: address %s is that of %s: each backend has one of its own", name, a, at[a])
 		default:
 			at[a] = "backend " + name
 		}
 		if o, taken := numbers[h.Number]; taken || h.Number < 1 || h.Number > int(MaxBackends) {
-			fail(h.Pos, "backends.%s: number %d: each has one of its own from 1 to %d%s", name, h.Number, MaxBackends, has(o))
+			fail(h.Pos, "lb.backends.%s: number %d: each has one of its own from 1 to %d%s", name, h.Number, MaxBackends, has(o))
 		}
 		numbers[h.Number] = name
 		if !h.Address.IsValid() && !c.Register {
-			fail(h.Pos, "backends.%s: address: say where it is, or register: true lets it say so itself", name)
+			fail(h.Pos, "lb.backends.%s: address: say where it is, or register: true lets it say so itself", name)
 		}
 		if w := h.weight(); w < 0 || w > maxWeight {
-			fail(h.Pos, "backends.%s: weight %d: take one of 0 to %d", name, w, maxWeight)
+			fail(h.Pos, "lb.backends.%s: weight %d: take one of 0 to %d", name, w, maxWeight)
 		}
 		if h.Check != "" {
 			if _, err := netip.ParseAddrPort(h.Check); err != nil {
-				fail(h.Pos, "backends.%s: check %q: want an address and a port, like 10.0.0.7:80", name, h.Check)
+				fail(h.Pos, "lb.backends.%s: check %q: want an address and a port, like 10.0.0.7:80", name, h.Check)
 			}
 		}
 		for _, s := range h.Services {
 			if _, ok := c.Services[s]; !ok {
-				fail(h.Pos, "backends.%s: service %q is none of this file", name, s)
+				fail(h.Pos, "lb.backends.%s: service %q is none of this file", name, s)
 			}
 		}
 	}

@@ -210,7 +210,7 @@ func TestConfigErrors(t *testing.T) {
 	}
 	text := strings.Replace(good, "devices: [eth0]", "devices: [eth0]\nbuffer_timeout: 1ms", 1)
 	line := 1 + strings.Count(text[:strings.Index(text, "buffer_timeout:")], "\n")
-	if _, err := parseConfig("weir.yaml", []byte(text)); err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("weir.yaml:%d:17: buffer_timeout 1ms", line)) {
+	if _, err := parseConfig("weir.yaml", []byte(text)); err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("weir.yaml:%d:17: lb: buffer_timeout 1ms", line)) {
 		t.Errorf("%v, want it at line %d", err, line)
 	}
 }
