@@ -79,10 +79,7 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 	}
 	public := h.public(f, o, sockets)
 	if o.Listen != "" {
-		// Go listens with MPTCP by default, which is of no use to a scraper.
-		lc := net.ListenConfig{}
-		lc.SetMultipathTCP(false)
-		l, err := accept.Again(ctx, o.Log, o.Listen, func() (net.Listener, error) { return lc.Listen(ctx, "tcp", o.Listen) })
+		l, err := accept.TCP(ctx, o.Log, o.Listen)
 		if err != nil {
 			return fmt.Errorf("serving metrics: %w", err)
 		}

@@ -114,7 +114,7 @@ file alone.`,
 	f := c.Flags()
 	f.StringVarP(&o.File, "file", "f", "", "configuration file to apply at the start and at SIGHUP")
 	f.StringSliceVar(&o.Only, "only", nil, "features to run, like guard,filter; default: all")
-	f.StringVar(&o.Listen, "listen", "127.0.0.1:9743", "address of /metrics and /healthz; empty for none, which is the default with --only")
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:9743", "address of /metrics and /healthz (0.0.0.0: IPv4 alone); empty for none, which is the default with --only")
 	o.sockets = map[string]*string{}
 	for name, x := range host.SocketFlags() {
 		o.sockets[name] = f.String(x.Name, x.Default, x.Usage+", by default beside --socket; empty for none")

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"net/netip"
 	"syscall"
 	"time"
 )
@@ -50,7 +51,20 @@ func Again(ctx context.Context, log *slog.Logger, address string, listen func() 
 	}
 }
 
-// TCP listens at an address in the network namespace of the calling thread, as [Again] does.
+// TCP listens at an address in the network namespace of the calling thread, as [Again] does. 0.0.0.0 stands for IPv4 alone, [::] and an
+// empty host for both families.
 func TCP(ctx context.Context, log *slog.Logger, address string) (net.Listener, error) {
-	return Again(ctx, log, address, func() (net.Listener, error) { return net.Listen("tcp", address) })
+	// Go makes listeners of MPTCP by default, of no use to agents and scrapers.
+	lc := net.ListenConfig{}
+	lc.SetMultipathTCP(false)
+	return Again(ctx, log, address, func() (net.Listener, error) { return lc.Listen(ctx, network(address), address) })
+}
+
+// network is the one to listen at. Of 0.0.0.0 package net would make a socket of both families.
+func network(address string) string {
+	host, _, err := net.SplitHostPort(address)
+	if a, aerr := netip.ParseAddr(host); err == nil && aerr == nil && a.Is4() {
+		return "tcp4"
+	}
+	return "tcp"
 }

@@ -66,3 +66,32 @@ func TestAgainEnds(t *testing.T) {
 		t.Errorf("%v after %d calls", err, calls)
 	}
 }
+
+// 0.0.0.0 listens on IPv4 alone, so that a firewall of IPv4 covers it; [::] and no host listen on both families.
+func TestTCPFamilies(t *testing.T) {
+	six, err := net.Listen("tcp6", "[::1]:0")
+	if err != nil {
+		t.Skip("need: kernel IPv6:", err)
+	}
+	six.Close()
+	for address, want := range map[string]bool{"0.0.0.0:0": false, "[::]:0": true, ":0": true} {
+		l, err := TCP(t.Context(), slog.New(slog.DiscardHandler), address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, port, _ := net.SplitHostPort(l.Addr().String())
+		for to, answers := range map[string]bool{"127.0.0.1": true, "::1": want} {
+			c, err := net.Dial("tcp", net.JoinHostPort(to, port))
+			if err == nil {
+				c.Close()
+			}
+			if (err == nil) != answers {
+				t.Errorf("listen %s: %s: %v", address, to, err)
+			}
+		}
+		if a := l.Addr().(*net.TCPAddr).AddrPort().Addr(); a.Is4() == want {
+			t.Errorf("listen %s is at %s", address, a)
+		}
+		l.Close()
+	}
+}
