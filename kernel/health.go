@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -61,12 +62,23 @@ const remedyApply = "weir apply recovers it"
 type Checker struct {
 	root  *Root
 	cache recordCache
+	owned map[ownership]bool // answers of usesMap in the last check
 
+	asked   map[ownership]bool       // those of one check
 	ours    map[uint32]bool          // programs of this root's links
 	spaces  map[string]*netns.Handle // by scope, of one check
 	cookies map[string]uint64        // of those
 	links   []checked
 	present []checkedFilter
+}
+
+// ownership is a question of usesMap. Its answer stays while nothing is pinned in the instance's directory, or taken from there:
+// a program's maps are those that it was loaded with, and a link with another program is known by it.
+type ownership struct {
+	directory uint64 // its inode
+	changed   syscall.Timespec
+	link      link.ID
+	program   ebpf.ProgramID
 }
 
 // checked is an attached link of one check.
@@ -86,6 +98,7 @@ func NewChecker(r *Root) *Checker {
 // open begins a check.
 func (c *Checker) open() {
 	c.ours, c.spaces, c.cookies, c.links, c.present = map[uint32]bool{}, map[string]*netns.Handle{}, map[string]uint64{}, nil, nil
+	c.asked = map[ownership]bool{}
 }
 
 // Check looks for faults once.
@@ -126,6 +139,7 @@ func (c *Checker) close() {
 			ns.Close()
 		}
 	}
+	c.owned = c.asked
 	c.open()
 }
 
@@ -208,7 +222,7 @@ func (c *Checker) instance(i Instance, rec record) []Fault {
 		if !ok {
 			continue
 		}
-		if f, bad := c.link(i, rec, name); bad {
+		if f, bad := c.link(i, st, rec, name); bad {
 			out = append(out, f)
 		}
 	}
@@ -238,7 +252,7 @@ func missing(rec record, entries []os.DirEntry) (lost []string) {
 }
 
 // link checks one pinned link.
-func (c *Checker) link(i Instance, rec record, name string) (f Fault, bad bool) {
+func (c *Checker) link(i Instance, dir os.FileInfo, rec record, name string) (f Fault, bad bool) {
 	ln, err := link.LoadPinnedLink(filepath.Join(c.root.dir(i), linkPrefix+name), nil)
 	if err != nil {
 		return f, false // removed meanwhile, or not this user's to see
@@ -269,7 +283,7 @@ func (c *Checker) link(i Instance, rec record, name string) (f Fault, bad bool) 
 			f.Device = deviceName(was.Where)
 		}
 	})
-	if !bad && !c.ownProgram(i, info) {
+	if !bad && !c.owns(i, dir, info) {
 		f, bad = fault(i, FaultProgram, "%s%s runs program %d %q, which is none of the instance's", linkPrefix, name, info.Program, programName(uint32(info.Program))), true
 	}
 	return f, bad
@@ -305,23 +319,44 @@ func inSpace(ns *netns.Handle, f func()) {
 	}
 }
 
-// ownProgram says whether a program uses a map of the instance.
-func (c *Checker) ownProgram(i Instance, info *link.Info) bool {
-	p, err := ebpf.NewProgramFromID(info.Program)
+// owns says whether a link's program is the instance's, as far as that can be told. With dir, the instance's directory, it is asked again
+// only if pins have changed since: to open all maps each second costs more than the rest of a check.
+func (c *Checker) owns(i Instance, dir os.FileInfo, info *link.Info) bool {
+	if dir == nil || time.Since(dir.ModTime()) < oldEnough {
+		own, known := c.usesMap(i, info.Program)
+		return own || !known
+	}
+	st := dir.Sys().(*syscall.Stat_t)
+	q := ownership{st.Ino, st.Mtim, info.ID, info.Program}
+	own, known := c.owned[q]
+	if !known {
+		own, known = c.usesMap(i, info.Program)
+	}
+	if known {
+		c.asked[q] = own
+	}
+	return own || !known
+}
+
+// oldEnough is how long ago a directory must have changed for its time to tell of the next change: the kernel's clock has ticks.
+const oldEnough = time.Second
+
+// usesMap says whether a program uses a map of the instance. known is false where that cannot be read.
+func (c *Checker) usesMap(i Instance, program ebpf.ProgramID) (yes, known bool) {
+	p, err := ebpf.NewProgramFromID(program)
 	if err != nil {
-		return true // it cannot be told
+		return false, false
 	}
 	defer p.Close()
 	pi, err := p.Info()
 	if err != nil {
-		return true
+		return false, false
 	}
 	uses, _ := pi.MapIDs()
 	pins, err := pinNames(c.root.dir(i), mapPrefix)
-	if err != nil || len(pins) == 0 {
-		return true
+	if err != nil {
+		return false, false
 	}
-	opened := 0
 	for _, name := range pins {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(c.root.dir(i), mapPrefix+name), &ebpf.LoadPinOptions{ReadOnly: true})
 		if err != nil {
@@ -332,12 +367,12 @@ func (c *Checker) ownProgram(i Instance, info *link.Info) bool {
 		if err != nil {
 			continue
 		}
-		opened++
+		known = true
 		if id, _ := mi.ID(); slices.Contains(uses, id) {
-			return true
+			return true, true
 		}
 	}
-	return opened == 0
+	return false, known
 }
 
 // ahead looks for programs of others at the hooks of this root's links.

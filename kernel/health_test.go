@@ -8,8 +8,10 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -193,6 +195,61 @@ func TestCheckAndRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantKinds(t, r, "removed")
+}
+
+// A checker does not ask again whose a program is, until something is pinned.
+func TestOwnershipIsAskedAgain(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	i, _ := publishHere(t, l)
+	c := NewChecker(r)
+	defer c.close()
+	check := func() (kinds []FaultKind) {
+		t.Helper()
+		faults, err := c.Check()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range faults {
+			kinds = append(kinds, f.Kind)
+		}
+		return kinds
+	}
+	nstest.Until(t, "the directory is old enough", func() bool {
+		st, err := os.Stat(r.dir(i))
+		return err == nil && time.Since(st.ModTime()) > oldEnough
+	})
+	if got := check(); len(got) > 0 || len(c.owned) != 1 {
+		t.Errorf("faults %v, and %d answers are known, want none and 1", got, len(c.owned))
+	}
+	for q := range c.owned { // it would show if it asked
+		c.owned[q] = false
+	}
+	if got := check(); !slices.Equal(got, []FaultKind{FaultProgram}) {
+		t.Errorf("it asks again: %v", got)
+	}
+	for q := range c.owned {
+		c.owned[q] = true
+	}
+	other, err := newMap()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	path := filepath.Join(r.dir(i), "map_a")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Pin(path); err != nil {
+		t.Fatal(err)
+	}
+	if got := check(); !slices.Equal(got, []FaultKind{FaultProgram}) || len(c.owned) != 0 {
+		t.Errorf("another map in the place of its own: %v, and %d answers are known", got, len(c.owned))
+	}
+	if err := l.Remove(i); err != nil {
+		t.Error(err)
+	}
 }
 
 // A writer that was killed between publishing and recording, or an older weir, leaves an

@@ -175,7 +175,7 @@ func (l *WriteLock) restoreLinks(i Instance, rec record) (lacks []string, err er
 	c.spaces[i.Scope] = ns
 	for _, name := range slices.Sorted(maps.Keys(rec.Links)) {
 		was := rec.Links[name]
-		f, bad := c.link(i, rec, name)
+		f, bad := c.link(i, nil, rec, name)
 		_, statErr := os.Stat(filepath.Join(l.dirPath(i), linkPrefix+name))
 		if statErr == nil && !bad {
 			continue
@@ -231,7 +231,7 @@ func (l *WriteLock) attachAgain(i Instance, name string, was linkRecord, ns *net
 	if err != nil {
 		return nil, err
 	}
-	if info.ID != was.ID || !NewChecker(l.Root).ownProgram(i, info) {
+	if info.ID != was.ID || !NewChecker(l.Root).owns(i, nil, info) {
 		return nil, fmt.Errorf("%s%s: %w", linkPrefix, name, ErrDetached)
 	}
 	prog, err := ebpf.NewProgramFromID(info.Program)
