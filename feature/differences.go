@@ -2,7 +2,13 @@
 
 package feature
 
-import "fmt"
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+)
 
 // Differences says in words which things of one kind change between two lists of them, each with its name: "session a added",
 // "session b changed", and at last those that are removed. An order alone is no difference.
@@ -26,4 +32,34 @@ func Differences[T comparable](kind string, was, want []T, name func(T) string) 
 		}
 	}
 	return out
+}
+
+// KeyDifferences names the keys of two configurations of one type whose values differ: "devices changed". It leaves out the keys in but.
+func KeyDifferences[C any](was, want *C, but ...string) (out []string) {
+	a, b := reflect.ValueOf(was).Elem(), reflect.ValueOf(want).Elem()
+	for i := range a.NumField() {
+		key := a.Type().Field(i).Tag.Get("yaml")
+		if key != "-" && !slices.Contains(but, key) && asText(a.Field(i).Interface()) != asText(b.Field(i).Interface()) {
+			out = append(out, key+" changed")
+		}
+	}
+	return out
+}
+
+// MapDifferences is [Differences] of two maps, by names that name gives to entries.
+func MapDifferences[V any](kind string, was, want map[string]V, name func(key string, v V) string) []string {
+	type entry struct{ name, text string }
+	entries := func(of map[string]V) (out []entry) {
+		for _, key := range slices.Sorted(maps.Keys(of)) {
+			out = append(out, entry{name(key, of[key]), asText(of[key])})
+		}
+		return out
+	}
+	return Differences(kind, entries(was), entries(want), func(e entry) string { return e.name })
+}
+
+// asText is what a value of a configuration says.
+func asText(v any) string {
+	text, _ := json.Marshal(v) // plain values
+	return string(text)
 }

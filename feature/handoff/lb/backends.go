@@ -109,6 +109,12 @@ func (f *DataPath) spread(service int) error {
 	return nil
 }
 
+// spreads reports whether backends get new flows of a service.
+func (f *DataPath) spreads(service int) bool {
+	var first uint16
+	return f.maps.LbRing.Lookup(uint32(service*buckets), &first) == nil && first != 0
+}
+
 // newRing is the ring of one service.
 func newRing(backends []Backend, service int) []uint16 {
 	backends = slices.DeleteFunc(slices.Clone(backends), func(h Backend) bool { return h.Services != nil && !slices.Contains(h.Services, service) })

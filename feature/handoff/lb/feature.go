@@ -46,7 +46,8 @@ var applied = feature.Applied[Config]{Feature: Name}
 type State struct {
 	Spec       *Config              `json:"spec"`                 // nil: none
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"` // of all network namespaces
-	pinned     []kernel.Instance
+	pinned     []kernel.Instance    // here
+	root       *kernel.Root
 }
 
 // Unread implements feature.Unreads.
@@ -84,6 +85,7 @@ func (Feature) Rights() []feature.Right {
 
 // State implements feature.Feature.
 func (Feature) State(_ context.Context, r *kernel.Root) (s State, err error) {
+	s.root = r
 	if s.Spec, s.Unreadable, err = applied.State(r); err != nil {
 		return s, err
 	}
@@ -115,8 +117,8 @@ func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan,
 	}
 	switch {
 	case have.Spec != nil && (!want.declared() || want.Name != have.Spec.Name):
-		have.outage(&p)
 		name := have.Spec.Name
+		have.outage(&p, name)
 		p.Add(feature.Step{Verb: "remove", Object: "load balancer " + name, Do: func(_ context.Context, l *kernel.WriteLock) (string, error) {
 			return "", removeHere(l, name)
 		}})
@@ -124,11 +126,14 @@ func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan,
 		return p, nil
 	}
 	if want.declared() {
-		verb := "create"
+		verb, detail := "create", fmt.Sprintf("%d services, %d backends", len(want.Services), len(want.Backends))
 		if have.Spec != nil && want.Name == have.Spec.Name {
-			verb = "change"
+			verb, detail = "change", have.Spec.changes(&want)
+			if err := have.outages(&p, &want); err != nil {
+				return p, err
+			}
 		}
-		p.Add(feature.Step{Verb: verb, Object: "load balancer " + want.Name, Detail: fmt.Sprintf("%d services, %d backends", len(want.Services), len(want.Backends)),
+		p.Add(feature.Step{Verb: verb, Object: "load balancer " + want.Name, Detail: detail,
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", applied.Publish(l, want) }})
 	}
 	return p, nil
@@ -158,15 +163,6 @@ func (c *Config) ready(p *feature.Plan) error {
 		}
 	}
 	return nil
-}
-
-// outage tells of flows that lose their load balancer.
-func (s State) outage(p *feature.Plan) {
-	for _, i := range s.pinned {
-		if i.Name == pinPrefix+s.Spec.Name {
-			p.Outage("lb: load balancer %s spreads traffic now, which would go where the kernel's routes lead it", s.Spec.Name)
-		}
-	}
 }
 
 // removeHere removes the data path and the spec of this network namespace. The data path goes first: killed in between, the next

@@ -112,12 +112,19 @@ const resumeTimeout = 5 * time.Second
 
 // placed are the backends that the data path can reach.
 func (f *DataPath) placed() map[move.Backend]bool {
-	out := map[move.Backend]bool{}
+	out := f.tunnelled()
 	var number uint32
 	var k bpf.LBLbMacKey
 	for it := f.maps.LbMacs.Iterate(); it.Next(&k, &number); {
 		out[move.Backend(number)] = true
 	}
+	return out
+}
+
+// tunnelled are the backends at the ends of tunnels.
+func (f *DataPath) tunnelled() map[move.Backend]bool {
+	out := map[move.Backend]bool{}
+	var number uint32
 	var t bpf.LBLbTunnelKey
 	for it := f.maps.LbTunnels.Iterate(); it.Next(&t, &number); {
 		out[move.Backend(number)] = true

@@ -210,7 +210,12 @@ func Instances(root *kernel.Root) ([]kernel.Instance, error) {
 
 // View reads a load balancer from its pins: Flow, Flows and Counts may be called, and Close. It needs no lock and changes nothing.
 func View(root *kernel.Root, inst kernel.Instance) (*DataPath, error) {
-	o, err := root.Open(inst, "flows", "counts")
+	return view(root, inst, "flows", "counts")
+}
+
+// view opens these maps of a load balancer.
+func view(root *kernel.Root, inst kernel.Instance, pins ...string) (*DataPath, error) {
+	o, err := root.Open(inst, pins...)
 	if err != nil {
 		return nil, err
 	}
@@ -225,6 +230,10 @@ func View(root *kernel.Root, inst kernel.Instance) (*DataPath, error) {
 			f.maps.LbFlows = o.Maps[m]
 		case "counts":
 			f.maps.LbCounts = o.Maps[m]
+		case "ring":
+			f.maps.LbRing = o.Maps[m]
+		case "tunnels":
+			f.maps.LbTunnels = o.Maps[m]
 		}
 	}
 	return f, nil

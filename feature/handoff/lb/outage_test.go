@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+// applies has the pins tell of a spec, as weir apply does.
+func (s *scene) applies(t *testing.T, root *kernel.Root, text string) {
+	t.Helper()
+	c, err := parseConfig("weir.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := s.lock(t, root)
+	defer l.Unlock()
+	do(t, s.middle, func() error { return applied.Publish(l, *c) })
+}
+
+// plan is what a file would change.
+func (s *scene) plan(t *testing.T, root *kernel.Root, text string) (p feature.Plan) {
+	t.Helper()
+	c, err := parseConfig("weir.yaml", []byte(text))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	do(t, s.middle, func() error {
+		have, err := Feature{}.State(t.Context(), root)
+		if err == nil {
+			p, err = Feature{}.Plan(t.Context(), have, *c)
+		}
+		return err
+	})
+	return p
+}
+
+// learned is nil once a flow of a service is known.
+func learned(root *kernel.Root, service int) error {
+	all, err := Instances(root)
+	if err != nil || len(all) != 1 {
+		return fmt.Errorf("instances %v, %v", all, err)
+	}
+	f, err := View(root, all[0])
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	none := fmt.Errorf("no flow of service %d", service)
+	return errors.Join(f.Flows(func(k Key, _ Flow) bool {
+		if k.Service == service {
+			none = nil
+		}
+		return none != nil
+	}), none)
+}
+
+// A change that takes flows, or a service that backends serve, from the load balancer is an outage, and the plan names it. Any other
+// is none.
+func TestChangeOutages(t *testing.T) {
+	sc := newScene(t)
+	sc.f.Close()
+	serve(t, sc.hosts, service4)
+	listenUDP(t, sc.hosts, flows4)
+	root := kernel.OpenRoot(nstest.BPFFS + "/" + t.Name())
+	t.Cleanup(func() {
+		if err := Remove(context.Background(), root, sc.middle, "lb"); err != nil {
+			t.Error(err)
+		}
+	})
+	text := fileOf(peertest.NewAuthority(t), sc.devices, "startup_timeout: 100ms\nbackends:\n  h1: {number: 1, address: 10.2.0.2}\n  h2: {number: 2, address: 10.2.1.2}\n")
+	stop := running(t, sc, root, text)
+	sc.applies(t, root, text)
+	status(t, root, func(s Status) bool { return s.Agent && len(s.Backends) == 2 && s.Backends[0].Up && s.Backends[1].Up })
+	c := dial(t, sc.client, service4)
+	got, err := ask(c, "a", patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nstest.Eventually(t, func() error { // a datagram's source is learned once the load balancer has begun
+		if _, err := askUDP(dialUDP(t, sc.client, flows4), "a"); err != nil {
+			return err
+		}
+		return learned(root, 1)
+	})
+	stop() // what an agent that has ended leaves is served all the same
+	byOwner := map[byte]string{'1': "h1: {number: 1, address: 10.2.0.2}", '2': "h2: {number: 2, address: 10.2.1.2}"}
+	owner, other := byOwner[got[0]], byOwner['1'+'2'-got[0]]
+	const talk = `talk: {number: 0, listen: ["tcp 10.55.0.1:9000", "tcp [fd55::1]:9000"]}`
+	for _, e := range []struct{ from, to, step, outage string }{
+		{"  " + talk + "\n", "", `service talk (tcp 10.55.0.1:9000, tcp [fd55::1]:9000) removed`, "service talk at tcp 10.55.0.1:9000 is removed: 1 flows lose their backend, and so do new ones"},
+		{"10.55.0.1:9000", "10.55.0.1:9001", "service talk (tcp 10.55.0.1:9001, tcp [fd55::1]:9000) added", "service talk at tcp 10.55.0.1:9000 is removed"},
+		{"[fd55::1]:9000", "[fd55::1]:9001", "service talk (tcp 10.55.0.1:9000, tcp [fd55::1]:9001) added", "service talk at tcp [fd55::1]:9000 is removed: backends serve its new flows now"},
+		{"talk: {number: 0", "other: {number: 0", "service other (tcp 10.55.0.1:9000, tcp [fd55::1]:9000) added", "service talk at tcp 10.55.0.1:9000 is called other"},
+		{"talk: {number: 0", "talk: {number: 5", "service talk (tcp 10.55.0.1:9000, tcp [fd55::1]:9000) changed", "gets number 5 in place of 0"},
+		{", by: source", "", "service flows (udp 10.55.0.1:4739) changed", "service flows at udp 10.55.0.1:4739 goes by flow in place of source: 1 flows"},
+		{"devices: [c, ", "devices: [", "devices changed", "device c is removed"},
+		{owner + "\n", "", "backend " + owner[:2] + " removed", "backend " + owner[:2] + " is removed: "},
+		{owner, strings.Replace(owner, "number: ", "number: 10", 1), "backend " + owner[:2] + " changed", "backend " + owner[:2] + " gets number 10"},
+		{owner, strings.Replace(owner, ".2}", ".9}", 1), "backend " + owner[:2] + " changed", "in place of 10.2."},
+		{talk, talk + "\n  more: {number: 2, listen: [tcp 10.55.0.1:9002]}", "service more (tcp 10.55.0.1:9002) added", ""},
+		{other, strings.Replace(other, "}", ", weight: 0}", 1), "backend " + other[:2] + " changed", ""},
+		{"devices: ", "buffer_timeout: 2s\ndevices: ", "buffer_timeout changed", ""},
+	} {
+		if !strings.Contains(text, e.from) {
+			t.Fatalf("no %q in\n%s", e.from, text)
+		}
+		p := sc.plan(t, root, strings.Replace(text, e.from, e.to, 1))
+		if len(p.Steps) != 1 || !strings.HasPrefix(p.Steps[0].String(), "change load balancer lb: ") || !strings.Contains(p.Steps[0].String(), e.step) {
+			t.Errorf("%q: steps %v, want %q", e.to, p.Steps, e.step)
+		}
+		all := strings.Join(p.Outages, "\n")
+		if e.outage == "" && all != "" || !strings.Contains(all, e.outage) {
+			t.Errorf("%q: outages %q, want %q", e.to, p.Outages, e.outage)
+		}
+	}
+	if err := Remove(t.Context(), root, sc.middle, "lb"); err != nil {
+		t.Fatal(err)
+	}
+	sc.applies(t, root, text)
+	if p := sc.plan(t, root, strings.Replace(text, "  "+talk+"\n", "", 1)); len(p.Steps) != 1 || len(p.Outages) > 0 {
+		t.Errorf("nothing is pinned, and the plan is %+v", p)
+	}
+}
