@@ -72,6 +72,13 @@ type Restorer interface {
 	PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (Plan, error)
 }
 
+// RemovePlanner is implemented by features whose Remove takes away more than a file without their section: the instances of other
+// network namespaces.
+type RemovePlanner interface {
+	// PlanRemove tells of the outages of Remove. It changes nothing.
+	PlanRemove(ctx context.Context, r *kernel.Root) (Plan, error)
+}
+
 // Checked is implemented by features with attachments that no record tells of: rules of nftables. Where
 // they are missing is told as kernel.Checker's faults are; planning or recovery attaches them again.
 type Checked interface {

@@ -202,36 +202,71 @@ func (h *Host) Remove(ctx context.Context, name string, allowOutage bool) error 
 	if err != nil {
 		return err
 	}
+	plan := func() (all feature.Plan, _ error) {
+		for _, f := range some {
+			if p, err := h.planRemove(ctx, f); err == nil {
+				all.Join(p)
+			}
+		}
+		return all, nil
+	}
+	return h.remove(ctx, some, allowOutage, plan, func(l *kernel.WriteLock, _ feature.Plan) error {
+		var errs []error
+		for _, f := range some {
+			if ctx.Err() == nil {
+				errs = append(errs, f.Remove(ctx, l))
+			}
+		}
+		if ctx.Err() != nil {
+			return kernel.Stopped(ctx, errors.Join(append(errs, ctx.Err())...), "half done: "+RemoveRemedy)
+		}
+		l.ForgetDamaged(func(i kernel.Instance) bool { return name == "" || i.Feature == name })
+		return errors.Join(errs...)
+	})
+}
+
+// RemovePart carries out a plan that removes a part of a feature, as the feature's own command does. It refuses outages like Remove.
+func (h *Host) RemovePart(ctx context.Context, name string, allowOutage bool, plan func(context.Context, *kernel.Root) (feature.Plan, error)) error {
+	some, err := named(name)
+	if err != nil {
+		return err
+	}
+	return h.remove(ctx, some, allowOutage, func() (feature.Plan, error) { return plan(ctx, h.Root) },
+		func(l *kernel.WriteLock, p feature.Plan) error { return p.Apply(ctx, l, nil) })
+}
+
+// planRemove plans the removal of a feature.
+func (h *Host) planRemove(ctx context.Context, f feature.Declared) (feature.Plan, error) {
+	if x, ok := f.Value.(feature.RemovePlanner); ok {
+		return x.PlanRemove(ctx, h.Root)
+	}
+	return f.Plan(ctx, h.Root, &feature.Document{})
+}
+
+// remove removes what a plan is about, features or parts of them, unless the plan has outages that are not allowed.
+func (h *Host) remove(ctx context.Context, some []feature.Declared, allowOutage bool, plan func() (feature.Plan, error), do func(*kernel.WriteLock, feature.Plan) error) error {
 	l, err := h.Root.Lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer l.Unlock()
-	var all feature.Plan
-	for _, f := range some {
-		if p, err := f.Plan(ctx, h.Root, &feature.Document{}); err == nil {
-			all.Join(p)
-		}
+	p, err := plan()
+	if err == nil {
+		err = p.Refuse(allowOutage)
 	}
-	if err := all.Refuse(allowOutage); err != nil {
+	if err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
 		return kernel.Stopped(ctx, err, "nothing was changed")
 	}
-	var errs []error
-	for _, f := range some {
-		if ctx.Err() == nil {
-			errs = append(errs, f.Remove(ctx, l))
-		}
+	err = do(l, p)
+	if err != nil && ctx.Err() != nil {
+		return err
 	}
-	if ctx.Err() != nil {
-		return kernel.Stopped(ctx, errors.Join(append(errs, ctx.Err())...), "half done: "+RemoveRemedy)
-	}
-	errs = append(errs, h.forgetSaved(l, some))
+	err = errors.Join(err, h.forgetSaved(l, some))
 	h.noFile(l)
-	l.ForgetDamaged(func(i kernel.Instance) bool { return name == "" || i.Feature == name })
-	return errors.Join(errs...)
+	return err
 }
 
 // gid is the group that may read.

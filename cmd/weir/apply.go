@@ -152,7 +152,7 @@ alone decides.
 
 Where that takes traffic away that is served now, nothing is removed and each case is
 named: a link that is down and whose packets are rerouted, a member that only weir's
-steering reaches. --allow-outage removes all the same.`,
+steering reaches, a load balancer, a backend of one. --allow-outage removes all the same.`,
 		ValidArgs: host.Features(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := ""

@@ -15,9 +15,7 @@ import (
 	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/handoff/backend"
 	"github.com/weir-project/weir/host"
-	"github.com/weir-project/weir/internal/netns"
 	fmt "github.com/weir-project/weir/internal/printable"
-	"github.com/weir-project/weir/kernel"
 )
 
 func init() {
@@ -141,20 +139,20 @@ func short(d time.Duration) string {
 }
 
 func serverRemove(g *cli.Globals) *cobra.Command {
-	return &cobra.Command{
-		Use: "remove", Short: "Take the backend's quarantine of this network namespace away", Args: cobra.NoArgs,
-		Long: `Take the quarantine away that the backend's agent has put at the devices. The agent ends
-within a second; sessions that are on their way then may end. weir remove backend does so
-in all network namespaces.`,
+	var allow outageFlag
+	c := &cobra.Command{
+		Use: "remove", Short: "Take the backend of this network namespace away, with its quarantine", Args: cobra.NoArgs,
+		Long: `Take away what weir apply recorded of this backend, and the quarantine that its agent has put
+at the devices. The agent ends within a second; sessions that are on their way then may end,
+and the load balancer gives the backend no new flows. Nothing is removed while that would be
+so, unless --allow-outage is given: empty the backend first, by weir handoff drain.
+weir remove backend does so in all network namespaces.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ns, err := netns.Current()
-			if err != nil {
-				return err
-			}
-			defer ns.Close()
-			return backend.RemoveQuarantine(cmd.Context(), kernel.OpenRoot(g.Root), ns)
+			return g.Host().RemovePart(cmd.Context(), backend.Name, bool(allow), backend.PlanRemoveHere)
 		},
 	}
+	allow.add(c)
+	return c
 }
 
 // blockedTold prints sessions that are in the way of a drain, each reason once.

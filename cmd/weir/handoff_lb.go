@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"io"
 	"maps"
@@ -13,10 +14,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/weir-project/weir/cmd/weir/cli"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/host"
-	"github.com/weir-project/weir/internal/netns"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
@@ -209,21 +210,22 @@ backend. Without BACKEND the override ends.`,
 }
 
 func lbRemove(g *cli.Globals) *cobra.Command {
-	return &cobra.Command{
+	var allow outageFlag
+	c := &cobra.Command{
 		Use: "remove [NAME]", Short: "End a load balancer of this network namespace, and forget its flows", Args: cobra.MaximumNArgs(1),
 		Long: `End the data path: packets go where the kernel's routes lead them. Its agent ends within a second.
-weir remove lb does so in all network namespaces.`,
+A load balancer that spreads traffic is removed by --allow-outage alone. weir remove lb does
+so in all network namespaces.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := lb.Name
 			if len(args) > 0 {
 				name = args[0]
 			}
-			ns, err := netns.Current()
-			if err != nil {
-				return err
-			}
-			defer ns.Close()
-			return lb.Remove(cmd.Context(), kernel.OpenRoot(g.Root), ns, name)
+			return g.Host().RemovePart(cmd.Context(), lb.Name, bool(allow), func(ctx context.Context, r *kernel.Root) (feature.Plan, error) {
+				return lb.PlanRemoveHere(ctx, r, name)
+			})
 		},
 	}
+	allow.add(c)
+	return c
 }

@@ -87,7 +87,16 @@ func TestLBCommands(t *testing.T) {
 	if _, errs, status := weir(t, "--root", root, "apply", "-f", file); status != exitFailed || !strings.Contains(errs, "load balancer lb spreads traffic now") {
 		t.Errorf("status %d: %s", status, errs)
 	}
-	if _, errs, status := weir(t, "--root", root, "remove", "--allow-outage", "lb"); status != 0 {
+	for _, remove := range [][]string{{"remove", "lb"}, {"lb", "remove"}} {
+		args := append([]string{"--root", root}, remove...)
+		if _, errs, status := weir(t, args...); status != exitFailed || !strings.Contains(errs, "takes traffic away") || !strings.Contains(errs, "spreads traffic now") {
+			t.Errorf("%v: status %d: %s", remove, status, errs)
+		}
+	}
+	if _, errs, status := weir(t, "--root", root, "lb", "remove", "other"); status != exitFailed || !strings.Contains(errs, "name one of lb") {
+		t.Errorf("status %d: %s", status, errs)
+	}
+	if _, errs, status := weir(t, "--root", root, "lb", "remove", "--allow-outage"); status != 0 {
 		t.Errorf("status %d: %s", status, errs)
 	}
 	if out, _, _ := weir(t, "--root", root, "lb", "status"); !strings.Contains(out, "no load balancer is here") {

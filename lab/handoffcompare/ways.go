@@ -151,7 +151,7 @@ func (w *world) removeLB(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p, err := w.env.Start(lab.Command{Namespace: w.names[withWeir], Path: weir, Args: []string{"--root", w.env.Root, "lb", "remove", balancer}, Output: os.Stderr})
+	p, err := w.env.Start(lab.Command{Namespace: w.names[withWeir], Path: weir, Args: []string{"--root", w.env.Root, "lb", "remove", "--allow-outage", balancer}, Output: os.Stderr})
 	if err != nil {
 		return err
 	}

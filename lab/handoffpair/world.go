@@ -217,7 +217,7 @@ func (w *world) kill(i int) error {
 		return err
 	}
 	<-w.agents[i].Done()
-	out, err := exec.Command("nsenter", "--net=/run/netns/"+w.lbs[i].name, w.weir, "--root", w.env.Root, "lb", "remove", lbNames[i]).CombinedOutput()
+	out, err := exec.Command("nsenter", "--net=/run/netns/"+w.lbs[i].name, w.weir, "--root", w.env.Root, "lb", "remove", "--allow-outage", lbNames[i]).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("remove %s: %w: %s", lbNames[i], err, out)
 	}

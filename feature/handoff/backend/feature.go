@@ -39,6 +39,7 @@ var (
 	_ feature.Recoverer              = Feature{}
 	_ feature.Reporter               = Feature{}
 	_ feature.Privileged             = Feature{}
+	_ feature.RemovePlanner          = Feature{}
 )
 
 var applied = feature.Applied[Config]{Feature: Name}
@@ -97,7 +98,7 @@ func (Feature) State(_ context.Context, r *kernel.Root) (s State, err error) {
 }
 
 // Plan implements feature.Feature.
-func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan, err error) {
+func (Feature) Plan(ctx context.Context, have State, want Config) (p feature.Plan, err error) {
 	p.Stays(have.Unreadable)
 	if stays, err := have.stays(); stays || err != nil {
 		return p, err
@@ -110,16 +111,18 @@ func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan,
 	switch {
 	case have.Spec == nil && !want.declared(), have.Spec != nil && applied.Same(have.Spec, &want):
 	case !want.declared():
-		p.Add(feature.Step{Verb: "remove", Object: "backend " + have.Spec.Name, Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", removeHere(l) }})
+		err = have.remove(ctx, &p)
 	default:
 		verb := "change"
 		if have.Spec == nil {
 			verb = "create"
+		} else if err := have.outages(ctx, &p, &want); err != nil {
+			return p, err
 		}
 		p.Add(feature.Step{Verb: verb, Object: "backend " + want.Name, Detail: fmt.Sprintf("number %d, of the load balancer at %s", want.Number, want.LB.Address),
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", applied.Publish(l, want) }})
 	}
-	return p, nil
+	return p, err
 }
 
 // stays tells whether the backend of this network namespace stays as it is, since it or its quarantine cannot be read.
@@ -263,14 +266,4 @@ func (Feature) AgentPins() string { return quarantine.Store.Feature }
 // PlanUpgrade implements feature.Upgrader: the programs of the quarantines.
 func (Feature) PlanUpgrade(_ context.Context, r *kernel.Root) (feature.Plan, error) {
 	return quarantine.PlanUpgrade(r)
-}
-
-// RemoveQuarantine takes a namespace's quarantine away, and the spec of the caller's. That there is none is no error.
-func RemoveQuarantine(ctx context.Context, root *kernel.Root, ns *netns.Handle) error {
-	l, err := root.Lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer l.Unlock()
-	return errors.Join(quarantine.Remove(l, ns), applied.Remove(l))
 }

@@ -121,14 +121,14 @@ func TestMoveWithFilters(t *testing.T) {
 
 // removeQuarantines takes the quarantine of the first server away, and then all there are.
 func (w *world) removeQuarantines(s *server) error {
-	if s.number == 1 {
-		return RemoveQuarantine(w.t.Context(), w.root, s.ns)
-	}
 	l, err := w.root.Lock(w.t.Context())
 	if err != nil {
 		return err
 	}
 	defer l.Unlock()
+	if s.number == 1 {
+		return s.ns.Do(func() error { return removeHere(l) })
+	}
 	return quarantine.RemoveAll(l)
 }
 

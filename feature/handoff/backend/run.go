@@ -13,7 +13,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -52,7 +51,9 @@ func start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) 
 }
 
 // controlName is what the agent of a network namespace is called.
-func controlName(ns *netns.Handle) string { return "backend-" + strconv.FormatUint(ns.Inode(), 10) }
+func controlName(ns *netns.Handle) string { return controlNameOf(kernel.ScopeOf(ns)) }
+
+func controlNameOf(scope string) string { return "backend-" + scope }
 
 // controls are what the commands ask of an agent.
 func (a *Agent) controls() http.Handler {
@@ -86,7 +87,10 @@ func request(ctx context.Context, method, path string) (*http.Response, error) {
 		return nil, err
 	}
 	defer ns.Close()
-	name := controlName(ns)
+	return requestOf(ctx, controlName(ns), method, path)
+}
+
+func requestOf(ctx context.Context, name, method, path string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, nil)
 	if err != nil {
 		return nil, err
@@ -108,7 +112,17 @@ func request(ctx context.Context, method, path string) (*http.Response, error) {
 
 // StatusHere asks the agent of the network namespace that the process is in.
 func StatusHere(ctx context.Context) (s Status, err error) {
-	r, err := request(ctx, http.MethodGet, "/status")
+	ns, err := netns.Current()
+	if err != nil {
+		return s, err
+	}
+	defer ns.Close()
+	return statusOf(ctx, kernel.ScopeOf(ns))
+}
+
+// statusOf asks the agent of a network namespace.
+func statusOf(ctx context.Context, scope string) (s Status, err error) {
+	r, err := requestOf(ctx, controlNameOf(scope), http.MethodGet, "/status")
 	if err != nil {
 		return s, err
 	}

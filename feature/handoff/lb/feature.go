@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +39,7 @@ var (
 	_ feature.Reporter               = Feature{}
 	_ feature.Privileged             = Feature{}
 	_ feature.AgentPins              = Feature{}
+	_ feature.RemovePlanner          = Feature{}
 )
 
 var applied = feature.Applied[Config]{Feature: Name}
@@ -117,11 +119,7 @@ func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan,
 	}
 	switch {
 	case have.Spec != nil && (!want.declared() || want.Name != have.Spec.Name):
-		name := have.Spec.Name
-		have.outage(&p, name)
-		p.Add(feature.Step{Verb: "remove", Object: "load balancer " + name, Do: func(_ context.Context, l *kernel.WriteLock) (string, error) {
-			return "", removeHere(l, name)
-		}})
+		have.remove(&p, have.Spec.Name)
 	case have.Spec != nil && applied.Same(have.Spec, &want):
 		return p, nil
 	}
@@ -165,19 +163,71 @@ func (c *Config) ready(p *feature.Plan) error {
 	return nil
 }
 
-// removeHere removes the data path and the spec of this network namespace. The data path goes first: killed in between, the next
-// command begins again.
-func removeHere(l *kernel.WriteLock, name string) error {
-	ns, err := netns.Current()
+// PlanRemove implements feature.RemovePlanner: the load balancers of all network namespaces.
+func (Feature) PlanRemove(_ context.Context, r *kernel.Root) (p feature.Plan, err error) {
+	all, err := Instances(r)
+	for _, i := range all {
+		ns, e := r.OpenNetns(i)
+		if errors.Is(e, netns.ErrGone) {
+			continue // nothing of it is left but pins
+		} else if e == nil {
+			ns.Close()
+		}
+		p.Outage("lb: load balancer %s of namespace %s %s", strings.TrimPrefix(i.Name, pinPrefix), i.Scope, spreadsNow)
+	}
+	return p, err
+}
+
+// PlanRemoveHere plans the removal of a load balancer of this network namespace. That there is none at all is no error.
+func PlanRemoveHere(ctx context.Context, r *kernel.Root, name string) (p feature.Plan, err error) {
+	st, err := Feature{}.State(ctx, r)
 	if err != nil {
-		return err
+		return p, err
 	}
-	defer ns.Close()
-	if err := remove(l, instanceKey(ns, name), ns); err != nil {
-		return err
+	_, pinned := st.instance(name)
+	switch {
+	case pinned, st.Spec != nil && st.Spec.Name == name:
+		st.remove(&p, name)
+	case len(st.pinned) > 0:
+		return p, errOther(name, st.pinned)
 	}
-	kernel.Step("lb:removed")
-	return applied.Remove(l)
+	return p, nil
+}
+
+// remove plans the removal of a load balancer of this network namespace.
+func (s State) remove(p *feature.Plan, name string) {
+	if _, pinned := s.instance(name); pinned {
+		p.Outage("lb: load balancer %s %s", name, spreadsNow)
+	}
+	p.Add(feature.Step{Verb: "remove", Object: "load balancer " + name, Do: func(_ context.Context, l *kernel.WriteLock) (string, error) {
+		ns, err := netns.Current()
+		if err != nil {
+			return "", err
+		}
+		defer ns.Close()
+		return "", removeIn(l, ns, name)
+	}})
+}
+
+const spreadsNow = "spreads traffic now, which would go where the kernel's routes lead it"
+
+// removeIn removes the data path and the spec of a network namespace. The data path goes first: killed in between, the next
+// command begins again.
+func removeIn(l *kernel.WriteLock, ns *netns.Handle, name string) error {
+	return ns.Do(func() error {
+		spec, err := applied.Read(l.Root)
+		if err != nil {
+			return err
+		}
+		if err := remove(l, instanceKey(ns, name), ns); err != nil {
+			return err
+		}
+		kernel.Step("lb:removed")
+		if spec == nil || spec.Name != name {
+			return nil
+		}
+		return applied.Remove(l)
+	})
 }
 
 // Remove implements feature.Feature: the load balancers of all network namespaces.

@@ -140,13 +140,6 @@ func (s State) instance(name string) (i kernel.Instance, there bool) {
 	return s.pinned[at], true
 }
 
-// outage tells of flows that lose their load balancer.
-func (s State) outage(p *feature.Plan, name string) {
-	if _, there := s.instance(name); there {
-		p.Outage("lb: load balancer %s spreads traffic now, which would go where the kernel's routes lead it", name)
-	}
-}
-
 // outages tells of flows, and of new flows of services, that a change takes from their backends.
 func (s State) outages(p *feature.Plan, want *Config) error {
 	inst, there := s.instance(want.Name)

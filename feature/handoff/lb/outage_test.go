@@ -131,3 +131,33 @@ func TestChangeOutages(t *testing.T) {
 		t.Errorf("nothing is pinned, and the plan is %+v", p)
 	}
 }
+
+// The removal of a load balancer is an outage, whoever plans it: also one of another network namespace, and one that no file tells of.
+func TestRemovalOutages(t *testing.T) {
+	sc, root := published(t)
+	if p, err := (Feature{}).PlanRemove(t.Context(), root); err != nil || len(p.Outages) != 1 || !strings.Contains(p.Outages[0], "load balancer test of namespace") {
+		t.Errorf("from another network namespace: %+v, %v", p, err)
+	}
+	plan := func(name string) (p feature.Plan, err error) {
+		do(t, sc.middle, func() error { p, err = PlanRemoveHere(t.Context(), root, name); return nil })
+		return p, err
+	}
+	if _, err := plan("other"); err == nil || !strings.Contains(err.Error(), "name one of test") {
+		t.Errorf("another name: %v", err)
+	}
+	p, err := plan("test")
+	if err != nil || len(p.Outages) != 1 || !strings.Contains(p.Outages[0], "load balancer test spreads traffic now") || len(p.Steps) != 1 {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	sc.f.Close()
+	l := sc.lock(t, root)
+	do(t, sc.middle, func() error { return p.Apply(t.Context(), l, nil) })
+	l.Unlock()
+	if left, err := Instances(root); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	if p, err := plan("test"); err != nil || len(p.Steps)+len(p.Outages) > 0 {
+		t.Errorf("nothing is there: %+v, %v", p, err)
+	}
+	sc.open(t, root) // for the test's end
+}

@@ -123,20 +123,11 @@ func Remove(ctx context.Context, root *kernel.Root, ns *netns.Handle, name strin
 		return err
 	}
 	inst := instanceKey(ns, name)
-	spec, err := applied.Read(root)
-	if err != nil {
-		return err
-	}
-	if spec != nil && spec.Name == name {
-		if err := applied.Remove(l); err != nil {
-			return err
-		}
-	}
 	here := slices.DeleteFunc(all, func(o kernel.Instance) bool { return o.Scope != inst.Scope })
 	if len(here) > 0 && !slices.ContainsFunc(here, func(o kernel.Instance) bool { return o.Name == inst.Name }) {
 		return errOther(name, here)
 	}
-	return remove(l, inst, ns)
+	return removeIn(l, ns, name)
 }
 
 // removeAll ends the load balancers of all network namespaces, as Remove does.

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/quarantine"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// askAgent is how long a plan waits for the agent.
+const askAgent = 3 * time.Second
+
+// addOutages adds what a change takes from the load balancer and from sessions while the agent of a network namespace runs: that the
+// agent ends, or is another one to the load balancer.
+func addOutages(ctx context.Context, p *feature.Plan, scope, change string) {
+	ctx, cancel := context.WithTimeout(ctx, askAgent)
+	defer cancel()
+	s, err := statusOf(ctx, scope)
+	if err != nil {
+		return // no agent answers: the load balancer knows
+	}
+	if n := s.Sending + s.Receiving; n > 0 {
+		p.Outage("handoff.backend: backend %s %s, and %d sessions that are on their way may end: weir handoff backend status tells of them", s.Backend, change, n)
+	}
+	if s.LB && !s.Draining {
+		p.Outage("handoff.backend: backend %s %s, and its load balancer gives it no new flows then, and moves no session of it: weir handoff drain first", s.Backend, change)
+	}
+}
+
+// remove plans the removal of the backend of this network namespace.
+func (s State) remove(ctx context.Context, p *feature.Plan) error {
+	ns, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	addOutages(ctx, p, kernel.ScopeOf(ns), "is removed")
+	object := "backend"
+	if s.Spec != nil {
+		object = "backend " + s.Spec.Name
+	}
+	p.Add(feature.Step{Verb: "remove", Object: object, Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", removeHere(l) }})
+	return nil
+}
+
+// outages tells of a change after which the load balancer takes this backend for another one.
+func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error {
+	change := ""
+	switch {
+	case s.Spec.Name != want.Name:
+		change = "is called " + want.Name
+	case s.Spec.Number != want.Number:
+		change = fmt.Sprintf("gets number %d in place of %d", want.Number, s.Spec.Number)
+	default:
+		return nil
+	}
+	ns, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	addOutages(ctx, p, kernel.ScopeOf(ns), change)
+	return nil
+}
+
+// PlanRemove implements feature.RemovePlanner: the backends of all network namespaces.
+func (Feature) PlanRemove(ctx context.Context, r *kernel.Root) (p feature.Plan, err error) {
+	all, err := quarantine.Store.Keys(r)
+	for _, i := range all {
+		ns, e := r.OpenNetns(i)
+		if errors.Is(e, netns.ErrGone) {
+			continue // and its agent is of another one
+		} else if e == nil {
+			ns.Close()
+		}
+		addOutages(ctx, &p, i.Scope, "is removed")
+	}
+	return p, err
+}
+
+// PlanRemoveHere plans the removal of the backend of this network namespace, with its quarantine. That there is none is no error.
+func PlanRemoveHere(ctx context.Context, r *kernel.Root) (p feature.Plan, err error) {
+	st, err := Feature{}.State(ctx, r)
+	if err != nil {
+		return p, err
+	}
+	ns, err := netns.Current()
+	if err != nil {
+		return p, err
+	}
+	defer ns.Close()
+	if all, err := quarantine.Store.Keys(r); err != nil || st.Spec == nil && !slices.Contains(all, quarantine.Instance(ns)) {
+		return p, err
+	}
+	err = st.remove(ctx, &p)
+	return p, err
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/kernel"
+)
+
+// The removal of a backend is an outage while its agent is connected to the load balancer, whoever plans it, and none once it is drained
+// or its agent has ended. So is another number.
+func TestRemovalOutages(t *testing.T) {
+	w := newNetwork(t, 2, at4)
+	cert, key, ca := w.ca.Files("lb")
+	w.play(w.middle, "lb", fmt.Sprintf(`
+listen: 0.0.0.0:7946
+tls: {certificate: %s, key: %s, ca: %s}
+devices: [c, s1, s2]
+register: true
+services:
+  talk: {number: 3, listen: [tcp %s]}
+`, cert, key, ca, w.at))
+	var stop func()
+	for i, s := range w.servers {
+		s.keep()
+		end := w.playBackend(i, s)
+		s.serve()
+		if i == 0 {
+			stop = end
+		}
+	}
+	s := w.servers[0]
+	w.eventually("the backend is connected", func() bool { st := s.status(); return st.LB && st.Keeper && len(st.Peers) == 1 })
+	cert, key, ca = w.ca.Files("s1")
+	spec := Config{Name: "s1", Number: 1, Devices: []string{"w0"}}
+	spec.TLS.Certificate, spec.TLS.Key, spec.TLS.CA = cert, key, ca
+	l, err := w.root.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.in(s.ns, func() error { return applied.Publish(l, spec) })
+	l.Unlock()
+	plan := func(change func(ctx context.Context, r *kernel.Root, have State) (feature.Plan, error)) (p feature.Plan) {
+		t.Helper()
+		w.in(s.ns, func() error {
+			have, err := Feature{}.State(t.Context(), w.root)
+			if err == nil {
+				p, err = change(t.Context(), w.root, have)
+			}
+			return err
+		})
+		return p
+	}
+	without := func(ctx context.Context, _ *kernel.Root, have State) (feature.Plan, error) {
+		return Feature{}.Plan(ctx, have, Config{})
+	}
+	short := func(ctx context.Context, r *kernel.Root, _ State) (feature.Plan, error) {
+		return PlanRemoveHere(ctx, r)
+	}
+	changed := func(to func(*Config)) func(context.Context, *kernel.Root, State) (feature.Plan, error) {
+		c := spec
+		to(&c)
+		return func(ctx context.Context, _ *kernel.Root, have State) (feature.Plan, error) {
+			return Feature{}.Plan(ctx, have, c)
+		}
+	}
+	renumbered := changed(func(c *Config) { c.Number = 7 })
+	const noFlows = "its load balancer gives it no new flows"
+	for name, p := range map[string]feature.Plan{"a file without it": plan(without), "the short command": plan(short), "another number": plan(renumbered)} {
+		if len(p.Steps) != 1 || !strings.Contains(strings.Join(p.Outages, "\n"), noFlows) {
+			t.Errorf("%s: steps %v, outages %q", name, p.Steps, p.Outages)
+		}
+	}
+	if p := plan(changed(func(c *Config) { c.MaxQueues = 1 << 20 })); len(p.Steps) != 1 || len(p.Outages) > 0 {
+		t.Errorf("another limit: steps %v, outages %q", p.Steps, p.Outages)
+	}
+	if p, err := (Feature{}).PlanRemove(t.Context(), w.root); err != nil || len(p.Outages) != len(w.servers) {
+		t.Errorf("removal in all network namespaces: outages %q, %v", p.Outages, err)
+	}
+	w.in(s.ns, func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*longest)
+		defer cancel()
+		return DrainHere(ctx, "s1", Draining{}, func(Drained) {})
+	})
+	if p := plan(short); len(p.Steps) != 1 || len(p.Outages) > 0 {
+		t.Errorf("drained: steps %v, outages %q", p.Steps, p.Outages)
+	}
+	stop()
+	if p := plan(without); len(p.Steps) != 1 || len(p.Outages) > 0 {
+		t.Errorf("its agent has ended: steps %v, outages %q", p.Steps, p.Outages)
+	}
+}
