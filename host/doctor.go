@@ -84,6 +84,7 @@ func (d *Diagnosis) probe(name string, needs []kernel.Need) {
 // faults looks for damage to what is pinned.
 func (d *Diagnosis) faults(ctx context.Context, h *Host) {
 	faults, err := h.Faults(ctx)
+	err = errors.Join(h.Root.Located(), err)
 	if err != nil && !errors.Is(err, kernel.ErrUnreadable) {
 		d.Findings = append(d.Findings, Finding{Feature: "weir", Check: "pins", Level: "warning", Text: err.Error()})
 	}

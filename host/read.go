@@ -35,8 +35,14 @@ func Ask[T any](ctx context.Context, r Reader, name, query string, args url.Valu
 
 // Reader reads the pins where this user may, else it asks the weir serve behind
 // socket: kernels before 5.19, and any with BPF closed to the unprivileged for
-// good, refuse even reading.
+// good, refuse even reading. A root on no BPF file system has no pins that could be shown: it is an error, and no empty host, unless
+// records say that they were lost.
 func (h *Host) Reader(socket string) Reader {
+	if err := h.Root.Located(); err != nil {
+		if faults, _ := h.Root.Check(); len(faults) == 0 {
+			return nothing{err}
+		}
+	}
 	all, err := h.Root.Instances("")
 	if err == nil && len(all) > 0 {
 		if _, merr := h.Root.Meta(all[0]); unreadable(merr) { // other errors are for the answer to tell
@@ -56,6 +62,18 @@ func (h *Host) Reader(socket string) Reader {
 func unreadable(err error) bool {
 	return errors.Is(err, kernel.ErrUnreadable) || errors.Is(err, os.ErrPermission)
 }
+
+// nothing answers every question with an error.
+type nothing struct{ reason error }
+
+// Status implements Reader.
+func (n nothing) Status(context.Context) (st Status, err error) { return st, n.reason }
+
+// Faults implements Reader.
+func (n nothing) Faults(context.Context) ([]kernel.Fault, error) { return nil, n.reason }
+
+// Query implements Reader.
+func (n nothing) Query(context.Context, string, string, url.Values, any) error { return n.reason }
 
 type pins struct{ *Host }
 

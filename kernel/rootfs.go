@@ -117,7 +117,7 @@ func mountPoint(path string) string {
 	return best
 }
 
-// Usable refuses a root whose pins are hidden, or that cannot be written: a writer would
+// Usable refuses a root on no BPF file system, a root whose pins are hidden, and one that cannot be written: a writer would
 // make everything a second time beside what works.
 func (r *Root) Usable() error {
 	for _, device := range r.others() {
@@ -128,5 +128,5 @@ func (r *Root) Usable() error {
 	if r.readOnly() {
 		return fmt.Errorf("pin root %s: %w: mount -o remount,rw %s", r.path, ErrReadOnly, mountPoint(r.path))
 	}
-	return nil
+	return r.Located()
 }

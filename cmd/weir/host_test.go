@@ -129,6 +129,28 @@ func TestApplyStatusRemove(t *testing.T) {
 	s.run(1, `weir: no feature "garde": there is steer, guard, filter, keeper, reroute, lb, backend\n`, "remove", "garde")
 }
 
+// A root that no pins can be below is a mistake, and no empty host. A root that is only empty, or not made yet, is an empty host.
+func TestRootOnNoBPFFileSystem(t *testing.T) {
+	nstest.NeedRoot(t)
+	file := configFile(t, "")
+	for _, dir := range []string{"/nonexistent", "relative", t.TempDir()} {
+		for _, line := range []string{"status", "status --json", "steer status", "steer devices", "apply --dry-run -f " + file, "apply -f " + file} {
+			out, errs, status := weir(t, append([]string{"--root", dir}, strings.Fields(line)...)...)
+			if status != exitFailed || out != "" || !strings.HasPrefix(errs, "weir: pin root "+dir) || !strings.Contains(errs, "below /sys/fs/bpf") {
+				t.Errorf("--root %s %s: status %d, %q, %q", dir, line, status, out, errs)
+			}
+		}
+		if out, _, _ := weir(t, "--root", dir, "doctor"); !strings.Contains(out, "pin root "+dir) {
+			t.Errorf("doctor does not tell of root %s:\n%s", dir, out)
+		}
+	}
+	for _, dir := range []string{nstest.BPFFS + "/absent", nstest.BPFFS} {
+		if out, errs, status := weir(t, "--root", dir, "status"); status != 0 || out != "no services: weir apply -f weir.yaml makes some\n" {
+			t.Errorf("--root %s: status %d, %q, %q", dir, status, out, errs)
+		}
+	}
+}
+
 func TestWhereAndDevices(t *testing.T) {
 	listen(t)
 	s := session{t, root(t)}
