@@ -69,6 +69,11 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 	g, ctx := errgroup.WithContext(ctx)
 	sockets := h.sockets(o)
 	alone := unpinned(o, sockets)
+	if f != nil && len(alone) == 0 {
+		if err := h.able(); err != nil {
+			return err
+		}
+	}
 	for _, s := range alone {
 		if err := s.Configure(configured(config)); err != nil {
 			return err

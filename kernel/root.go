@@ -298,3 +298,21 @@ func (r *Root) gid() int {
 	}
 	return int(st.Sys().(*syscall.Stat_t).Gid)
 }
+
+// Writable returns an error where this user can never pin: the root is on no BPF file system, or belongs to others. Another
+// reason, such as a file system that is mounted late, may pass.
+func (r *Root) Writable() error {
+	if err := errors.Join(r.CheckName(), r.Located()); err != nil {
+		return err
+	}
+	for _, path := range []string{r.path, filepath.Dir(r.path)} {
+		err := unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
+		if errors.Is(err, os.ErrPermission) {
+			return fmt.Errorf("pin root %s: %w: run as root", r.path, err)
+		}
+		if !errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+	}
+	return nil
+}

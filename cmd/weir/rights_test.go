@@ -3,12 +3,15 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/weir-project/weir/internal/nstest"
 	"golang.org/x/sys/unix"
@@ -50,4 +53,43 @@ func TestServeDropsRights(t *testing.T) {
 		}
 	}
 	e.term()
+}
+
+// A weir serve that can never work ends, and its unit with it.
+func TestServeThatCannotWorkEnds(t *testing.T) {
+	nstest.NeedRoot(t)
+	dir, err := os.MkdirTemp("", "weir-serve")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	file := filepath.Join(dir, "weir.yaml")
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(file, []byte("services: {telemetry: {listen: [udp :4739], guard: {limit: 20kpps}}}\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	bpffs := root(t)
+	for name, x := range map[string]struct {
+		root, told string
+		user       uint32
+		status     int
+	}{
+		"without rights":        {bpffs, "run as root", 65534, exitCannot},
+		"on no BPF file system": {filepath.Join(dir, "weir"), "not on a BPF file system", 0, exitFailed},
+		"without a parent":      {filepath.Join(dir, "absent", "weir"), "not on a BPF file system", 0, exitFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := command("--root", x.root, "serve", "-f", file, "--only", "guard")
+			c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: x.user, Gid: x.user}}
+			e, done := begin(t, c), make(chan error, 1)
+			go func() { done <- e.Wait() }()
+			select {
+			case <-done:
+				if status := e.ProcessState.ExitCode(); status != x.status || !strings.Contains(e.said.String(), x.told) {
+					t.Errorf("status %d, and it says %q; want %d and %q", status, e.said, x.status, x.told)
+				}
+			case <-time.After(nstest.Timeout()):
+				t.Errorf("it runs on, and says %q", e.said)
+			}
+		})
+	}
 }

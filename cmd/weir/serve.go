@@ -83,7 +83,8 @@ start meanwhile wait for its return, or for weir steer admit; and the BFD sessio
 that FRR's bfdd hands over (frr:) end with it, unless systemd restarts it.
 
 A file with an error changes nothing: weir serve does not start with it, and at SIGHUP
-keeps running what is there. Like weir apply, SIGHUP refuses a change that takes traffic
+keeps running what is there. It does not start with a root on no BPF file system, nor
+without the right to pin. Like weir apply, SIGHUP refuses a change that takes traffic
 away from its receiver. The start allows it where nothing is applied yet, as after a boot: members may
 come later. It tries again every 5 s where something is missing. weir apply changes what weir serve works by as well.
 Without -f it serves what is applied, and ignores SIGHUP.
