@@ -4,6 +4,7 @@ package main
 
 import (
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/cmd/weir/cli"
@@ -35,13 +36,19 @@ Exit status 3 if a feature cannot run.`,
 
 func printDoctor(w io.Writer, d host.Diagnosis) {
 	fmt.Fprintf(w, "Linux %s, as %s\n", d.Kernel, d.User)
-	t := cli.NewTable(w, "FEATURE", "NEEDS", "SINCE", "")
+	type row struct {
+		Feature string `table:"FEATURE"`
+		Needs   string `table:"NEEDS"`
+		Since   string `table:"SINCE,dash"`
+		Level   string `table:""`
+	}
+	var rows []row
 	for _, f := range d.Findings {
 		if f.Level != "warning" {
-			t.Row(f.Feature, f.Check, dash(f.Since), f.Level)
+			rows = append(rows, row{f.Feature, f.Check, f.Since, f.Level})
 		}
 	}
-	t.Flush()
+	cli.PrintRows(w, rows, time.Time{})
 	for _, f := range d.Findings {
 		if f.Text == "" {
 			continue

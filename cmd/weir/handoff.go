@@ -182,21 +182,33 @@ func printHandoff(w io.Writer, r handoff.Report, all bool, now time.Time) {
 			fmt.Fprintf(w, "  ! %d sockets or states were over the keeper's limits\n", n.OverLimit)
 		}
 		if len(s.Members) > 0 {
-			t := cli.NewTable(w, "  MEMBER", "PID", "USER", "SESSIONS", "FOR", "")
-			for _, m := range s.Members {
-				note := ""
-				switch {
-				case !m.Ready:
-					note = "not ready"
-				case m.Standby:
-					note = "replaced, stands by"
-				}
-				t.Row("  "+m.Name, m.PID, m.UID, m.Sessions, cli.Ago(m.Since, now), note)
-			}
-			t.Flush()
+			printMembers(w, s.Members, now)
 		}
 		printKept(w, s.Sessions, all, now)
 	}
+}
+
+func printMembers(w io.Writer, members []handoff.MemberReport, now time.Time) {
+	type row struct {
+		Name     string    `table:"MEMBER"`
+		PID      int       `table:"PID"`
+		UID      uint32    `table:"USER"`
+		Sessions int       `table:"SESSIONS"`
+		Since    time.Time `table:"FOR"`
+		Note     string    `table:""`
+	}
+	var rows []row
+	for _, m := range members {
+		note := ""
+		switch {
+		case !m.Ready:
+			note = "not ready"
+		case m.Standby:
+			note = "replaced, stands by"
+		}
+		rows = append(rows, row{m.Name, m.PID, m.UID, m.Sessions, m.Since, note})
+	}
+	cli.PrintIndentedRows(w, rows, now)
 }
 
 func printKept(w io.Writer, sessions []handoff.SessionReport, all bool, now time.Time) {
@@ -204,21 +216,11 @@ func printKept(w io.Writer, sessions []handoff.SessionReport, all bool, now time
 	if len(sessions) == 0 {
 		return
 	}
-	t := cli.NewTable(w, "  ID", "KIND", "REMOTE", "LOCAL", "MEMBER", "AGE", "READ", "WRITTEN", "STATE", "MOVES")
-	for i, s := range sessions {
-		if i == few && !all {
-			break
-		}
-		member, remote := s.Member, s.Remote
-		if s.PID == 0 {
-			member = fmt.Sprintf("(%s, waits %.0fs)", s.Member, s.Waits)
-		}
-		if remote == "" {
-			remote = "-"
-		}
-		t.Row("  "+s.ID, s.Kind, remote, s.Local, member, cli.Ago(s.Since, now), cli.Bytes(s.Read), cli.Bytes(s.Written), cli.Bytes(uint64(s.State)), s.Moves)
+	if all {
+		printHandoffSessions(w, sessions, now)
+	} else {
+		printHandoffSessions(w, sessions[:min(few, len(sessions))], now)
 	}
-	t.Flush()
 	if n := len(sessions); n > few && !all {
 		fmt.Fprintf(w, "  %d more: --all shows them\n", n-few)
 	}
@@ -235,6 +237,30 @@ func printKept(w io.Writer, sessions []handoff.SessionReport, all bool, now time
 	if refused > few && !all {
 		fmt.Fprintf(w, "  ! and %d more: --all shows them\n", refused-few)
 	}
+}
+
+func printHandoffSessions(w io.Writer, sessions []handoff.SessionReport, now time.Time) {
+	type row struct {
+		ID      string    `table:"ID"`
+		Kind    string    `table:"KIND"`
+		Remote  string    `table:"REMOTE,dash"`
+		Local   string    `table:"LOCAL"`
+		Member  string    `table:"MEMBER"`
+		Since   time.Time `table:"AGE"`
+		Read    uint64    `table:"READ,bytes"`
+		Written uint64    `table:"WRITTEN,bytes"`
+		State   uint64    `table:"STATE,bytes"`
+		Moves   int       `table:"MOVES"`
+	}
+	var rows []row
+	for _, s := range sessions {
+		member := s.Member
+		if s.PID == 0 {
+			member = fmt.Sprintf("(%s, waits %.0fs)", s.Member, s.Waits)
+		}
+		rows = append(rows, row{s.ID, s.Kind, s.Remote, s.Local, member, s.Since, s.Read, s.Written, uint64(s.State), s.Moves})
+	}
+	cli.PrintIndentedRows(w, rows, now)
 }
 
 func handoffSend(socket *string) *cobra.Command {

@@ -116,15 +116,19 @@ func printServer(w io.Writer, s backend.Status) {
 	if s.TimeoutError != "" {
 		fmt.Fprintf(w, "  ! %s\n", s.TimeoutError)
 	}
-	t := cli.NewTable(w, "  BACKEND", "AGENT")
+	type row struct {
+		Name  string `table:"BACKEND"`
+		Agent string `table:"AGENT"`
+	}
+	var rows []row
 	for _, name := range slices.Sorted(maps.Keys(s.Peers)) {
 		state := "not connected"
 		if s.Peers[name] {
 			state = "connected" + notHeard(s.Silent[name])
 		}
-		t.Row("  "+name, state)
+		rows = append(rows, row{name, state})
 	}
-	t.Flush()
+	cli.PrintIndentedRows(w, rows, time.Time{})
 }
 
 // maxStuck are shown.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/lb"
+	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
@@ -102,24 +104,36 @@ func printLB(w io.Writer, s lb.Status) {
 		fmt.Fprintf(w, "  partner %s: %s; %d flows told, %d heard%s\n", p.Name, partnerState(p), p.Told, p.Heard, splitText(p))
 	}
 	printCertificate(w, s.Certificate)
-	t := cli.NewTable(w, "  BACKEND", "NUMBER", "ADDRESS", "AT", "WEIGHT", "FLOWS", "WAITING", "AGENT", "")
+	printLBBackends(w, s)
+}
+
+// printLBBackends shows the backends of a load balancer in a line each.
+func printLBBackends(w io.Writer, s lb.Status) {
+	type row struct {
+		Name    string       `table:"BACKEND,dash"`
+		Number  move.Backend `table:"NUMBER"`
+		Address netip.Addr   `table:"ADDRESS,dash"`
+		Where   string       `table:"AT,dash"`
+		Weight  int          `table:"WEIGHT"`
+		Flows   int          `table:"FLOWS"`
+		Waiting string       `table:"WAITING,dash"`
+		Agent   string       `table:"AGENT,dash"`
+		State   string       `table:""`
+	}
+	var rows []row
 	for _, h := range s.Backends {
-		agent, state := "-", ""
+		r := row{Name: h.Name, Number: h.Number, Address: h.Address, Where: h.Where, Weight: h.Weight, Flows: h.Flows, Waiting: waiting(h.Loads)}
 		if h.Connected {
-			agent = "connected" + notHeard(h.Silent)
+			r.Agent = "connected" + notHeard(h.Silent)
 		}
 		if s.Agent && !h.Up {
-			state = "gets no new flows: " + h.Reason
+			r.State = "gets no new flows: " + h.Reason
 		} else if len(h.Unserved) > 0 {
-			state = "gets no new flows of " + strings.Join(h.Unserved, ", ") + ": nobody serves them there"
+			r.State = "gets no new flows of " + strings.Join(h.Unserved, ", ") + ": nobody serves them there"
 		}
-		address := "-"
-		if h.Address.IsValid() {
-			address = h.Address.String()
-		}
-		t.Row("  "+orDash(h.Name), h.Number, address, orDash(h.Where), h.Weight, h.Flows, orDash(waiting(h.Loads)), agent, state)
+		rows = append(rows, r)
 	}
-	t.Flush()
+	cli.PrintIndentedRows(w, rows, time.Time{})
 }
 
 func partnerState(p *lb.PairStatus) string {
@@ -178,13 +192,6 @@ func waiting(loads map[string]uint32) string {
 		out = append(out, fmt.Sprint(service, " ", loads[service]))
 	}
 	return strings.Join(out, ", ")
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }
 
 func lbOverride(g *cli.Globals) *cobra.Command {

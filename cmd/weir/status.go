@@ -40,10 +40,3 @@ func printStatus(w io.Writer, st host.Status, now time.Time) {
 	}
 	printSummaries(w, st, now)
 }
-
-func dash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}

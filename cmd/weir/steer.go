@@ -125,9 +125,16 @@ func steerWhere(g *cli.Globals) *cobra.Command {
 }
 
 func printWhere(w io.Writer, places []state.Assignment) {
-	t := cli.NewTable(w, "ADDRESS", "BUCKET", "SLOT", "MEMBER", "PID")
+	type row struct {
+		Address string `table:"ADDRESS"`
+		Bucket  int    `table:"BUCKET"`
+		Slot    string `table:"SLOT"`
+		Member  string `table:"MEMBER,dash"`
+		PID     int    `table:"PID,dash"`
+	}
+	var rows []row
 	for _, p := range places {
-		slot, pid := fmt.Sprint(p.Slot), "-"
+		slot := fmt.Sprint(p.Slot)
 		if p.Moved {
 			slot += " (moved)"
 		}
@@ -137,24 +144,31 @@ func printWhere(w io.Writer, places []state.Assignment) {
 		case !p.Admitted:
 			slot += " (empty)"
 		}
-		if p.PID != 0 {
-			pid = fmt.Sprint(p.PID)
-		}
-		t.Row(named(p.Address, p.Device), p.Bucket, slot, dash(p.Member), pid)
+		rows = append(rows, row{named(p.Address, p.Device), p.Bucket, slot, p.Member, p.PID})
 	}
-	t.Flush()
+	cli.PrintRows(w, rows, time.Time{})
 }
 
 func printDevices(w io.Writer, devices []state.Device, now time.Time) {
-	t := cli.NewTable(w, "ADDRESS", "SLOT", "LAST", "UDP", "UDP/S", "TCP SESSIONS", "TCP DATA", "CONNECTS")
+	type row struct {
+		Address  string    `table:"ADDRESS"`
+		Slot     string    `table:"SLOT"`
+		Last     time.Time `table:"LAST"`
+		UDP      uint64    `table:"UDP"`
+		Rate     string    `table:"UDP/S"`
+		Sessions int       `table:"TCP SESSIONS"`
+		Bytes    uint64    `table:"TCP DATA,bytes"`
+		Connects uint64    `table:"CONNECTS"`
+	}
+	var rows []row
 	for _, d := range devices {
 		slot := "-" // by: flow and such
 		if d.Slot >= 0 {
 			slot = fmt.Sprint(d.Slot)
 		}
-		t.Row(named(d.Address, d.Name), slot, cli.Ago(d.Last, now), d.UDP, fmt.Sprintf("%.1f", d.Rate), d.Sessions, cli.Bytes(d.Bytes), d.Connects)
+		rows = append(rows, row{named(d.Address, d.Name), slot, d.Last, d.UDP, fmt.Sprintf("%.1f", d.Rate), d.Sessions, d.Bytes, d.Connects})
 	}
-	t.Flush()
+	cli.PrintRows(w, rows, now)
 }
 
 // named is an address with the name of its device, if it has one.

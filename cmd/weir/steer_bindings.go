@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/cmd/weir/cli"
@@ -242,11 +243,7 @@ weir bind replace reads.`,
 				fmt.Fprintln(cmd.OutOrStdout(), "nothing is bound")
 				return nil
 			}
-			t := cli.NewTable(cmd.OutOrStdout(), "PROTOCOL", "PREFIX", "PORT", "SERVICE")
-			for _, b := range chosen {
-				t.Row(b.Proto, b.Prefix, portName(b.Port), b.Service)
-			}
-			t.Flush()
+			printBindings(cmd.OutOrStdout(), chosen)
 			return nil
 		},
 	}
@@ -407,17 +404,43 @@ func steerServices(g *cli.Globals) *cobra.Command {
 				fmt.Fprintln(cmd.OutOrStdout(), "nothing is bound or registered")
 				return nil
 			}
-			t := cli.NewTable(cmd.OutOrStdout(), "SERVICE", "BINDINGS", "SOCKETS", "STEERED", "REJECTED", "FAILED")
-			for _, n := range all {
-				t.Row(n.Service, n.Bindings, socketsText(n), n.Steered, n.Rejected, n.Failed)
-			}
-			t.Flush()
+			printNamed(cmd.OutOrStdout(), all)
 			return nil
 		},
 	}
 	in.add(c)
 	cli.JSONFlag(c, g)
 	return c
+}
+
+func printBindings(w io.Writer, all []bindings.Binding) {
+	type row struct {
+		Proto   bindings.Proto `table:"PROTOCOL"`
+		Prefix  netip.Prefix   `table:"PREFIX"`
+		Port    string         `table:"PORT"`
+		Service string         `table:"SERVICE"`
+	}
+	var rows []row
+	for _, b := range all {
+		rows = append(rows, row{b.Proto, b.Prefix, portName(b.Port), b.Service})
+	}
+	cli.PrintRows(w, rows, time.Time{})
+}
+
+func printNamed(w io.Writer, all []bindings.Named) {
+	type row struct {
+		Service  string `table:"SERVICE"`
+		Bindings int    `table:"BINDINGS"`
+		Sockets  string `table:"SOCKETS"`
+		Steered  uint64 `table:"STEERED"`
+		Rejected uint64 `table:"REJECTED"`
+		Failed   uint64 `table:"FAILED"`
+	}
+	var rows []row
+	for _, n := range all {
+		rows = append(rows, row{n.Service, n.Bindings, socketsText(n), n.Steered, n.Rejected, n.Failed})
+	}
+	cli.PrintRows(w, rows, time.Time{})
 }
 
 func socketsText(n bindings.Named) string {

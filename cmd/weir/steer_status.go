@@ -56,21 +56,7 @@ func printSummary(w io.Writer, st state.State) {
 		printOutdated(w, st.Outdated)
 		return
 	}
-	t := cli.NewTable(w, "SERVICE", "LISTEN", "SLOTS", "EMPTY", "ON EMPTY", "NETNS")
-	for _, s := range st.Services {
-		var empty []string
-		for _, slot := range s.Slots {
-			if !slot.Admitted() {
-				empty = append(empty, fmt.Sprint(slot.Slot))
-			}
-		}
-		none := "-"
-		if len(empty) > 0 {
-			none = strings.Join(empty, ",")
-		}
-		t.Row(s.Name, strings.Join(s.Listen, ", "), len(s.Slots), none, s.OnEmpty, s.Netns)
-	}
-	t.Flush()
+	printServices(w, st.Services)
 	for _, s := range st.Services {
 		if s.Problem != "" {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
@@ -81,6 +67,29 @@ func printSummary(w io.Writer, st state.State) {
 		cli.PrintBeside(w, s.Name, s.Positions()...)
 	}
 	printOutdated(w, st.Outdated)
+}
+
+// printServices shows services in a line each.
+func printServices(w io.Writer, services []state.Service) {
+	type row struct {
+		Name    string       `table:"SERVICE"`
+		Listen  string       `table:"LISTEN"`
+		Slots   int          `table:"SLOTS"`
+		Empty   string       `table:"EMPTY,dash"`
+		OnEmpty spec.OnEmpty `table:"ON EMPTY"`
+		Netns   string       `table:"NETNS"`
+	}
+	var rows []row
+	for _, s := range services {
+		var empty []string
+		for _, slot := range s.Slots {
+			if !slot.Admitted() {
+				empty = append(empty, fmt.Sprint(slot.Slot))
+			}
+		}
+		rows = append(rows, row{s.Name, strings.Join(s.Listen, ", "), len(s.Slots), strings.Join(empty, ","), s.OnEmpty, s.Netns})
+	}
+	cli.PrintRows(w, rows, time.Time{})
 }
 
 // printSteer shows services in detail.
@@ -100,28 +109,7 @@ func printSteer(w io.Writer, services []state.Service, now time.Time) {
 		for _, p := range s.Positions() {
 			fmt.Fprintf(w, "  at %s: %s\n", p.Hook, p)
 		}
-		t := cli.NewTable(w, "  SLOT", "STATE", "SINCE", "PID", "MEMBER", "BUCKETS", "UDP", "TCP", "REJECTED", "DROPS", "QUEUE")
-		for _, slot := range s.Slots {
-			udp, tcp := slot.Verdicts["udp"], slot.Verdicts["tcp"]
-			var drops uint32
-			var queue []string
-			for _, sock := range slot.Sockets {
-				drops += sock.Drops
-				switch {
-				case sock.Buffer > 0:
-					queue = append(queue, fmt.Sprintf("%s/%s", cli.Bytes(uint64(sock.Queue)), cli.Bytes(uint64(sock.Buffer))))
-				case sock.Backlog > 0:
-					queue = append(queue, fmt.Sprintf("%d/%d", sock.Queue, sock.Backlog))
-				}
-			}
-			pid := "-"
-			if slot.Admitted() {
-				pid = fmt.Sprint(slot.PID)
-			}
-			t.Row(fmt.Sprintf("  %d", slot.Slot), slotText(s, slot), cli.Ago(slot.Since, now), pid, dash(slotMember(slot)), slot.Buckets,
-				udp.Steered, tcp.Steered, udp.Rejected+tcp.Rejected+udp.Dropped+tcp.Dropped, drops, dash(strings.Join(queue, " ")))
-		}
-		t.Flush()
+		printSlots(w, s, now)
 		for _, slot := range s.Slots {
 			printDraining(w, slot, now)
 			if slot.Reason != "" {
@@ -131,6 +119,50 @@ func printSteer(w io.Writer, services []state.Service, now time.Time) {
 		printCopies(w, s.Copies)
 		printMoves(w, s)
 	}
+}
+
+// printSlots shows the slots of a service in a line each.
+func printSlots(w io.Writer, s state.Service, now time.Time) {
+	type row struct {
+		Slot     int       `table:"SLOT"`
+		State    string    `table:"STATE"`
+		Since    time.Time `table:"SINCE"`
+		PID      string    `table:"PID,dash"`
+		Member   string    `table:"MEMBER,dash"`
+		Buckets  int       `table:"BUCKETS"`
+		UDP      uint64    `table:"UDP"`
+		TCP      uint64    `table:"TCP"`
+		Rejected uint64    `table:"REJECTED"`
+		Drops    uint32    `table:"DROPS"`
+		Queue    string    `table:"QUEUE,dash"`
+	}
+	var rows []row
+	for _, slot := range s.Slots {
+		udp, tcp := slot.Verdicts["udp"], slot.Verdicts["tcp"]
+		r := row{Slot: slot.Slot, State: slotText(s, slot), Since: slot.Since, Member: slotMember(slot), Buckets: slot.Buckets,
+			UDP: udp.Steered, TCP: tcp.Steered, Rejected: udp.Rejected + tcp.Rejected + udp.Dropped + tcp.Dropped}
+		if slot.Admitted() {
+			r.PID = fmt.Sprint(slot.PID)
+		}
+		r.Drops, r.Queue = queues(slot.Sockets)
+		rows = append(rows, r)
+	}
+	cli.PrintIndentedRows(w, rows, now)
+}
+
+// queues are the drops of sockets, and how full each is: of its buffer, or of its backlog.
+func queues(all []slots.Socket) (drops uint32, text string) {
+	var queue []string
+	for _, sock := range all {
+		drops += sock.Drops
+		switch {
+		case sock.Buffer > 0:
+			queue = append(queue, fmt.Sprintf("%s/%s", cli.Bytes(uint64(sock.Queue)), cli.Bytes(uint64(sock.Buffer))))
+		case sock.Backlog > 0:
+			queue = append(queue, fmt.Sprintf("%d/%d", sock.Queue, sock.Backlog))
+		}
+	}
+	return drops, strings.Join(queue, " ")
 }
 
 // slotMember is a slot's configured member, or who has the slot in its place.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"io"
+	"net/netip"
 	"net/url"
 	"time"
 
@@ -47,7 +48,18 @@ templates were last sent again to a member that lacked them.`,
 }
 
 func printTemplates(w io.Writer, s templates.TemplateState, now time.Time) {
-	t := cli.NewTable(w, "EXPORTER", "PROTOCOL", "DOMAIN", "SLOT", "TEMPLATES", "LAST", "LEARNT", "REPLAYED", "REPLAYS")
+	type row struct {
+		Exporter  netip.AddrPort `table:"EXPORTER"`
+		Protocol  string         `table:"PROTOCOL"`
+		Domain    uint32         `table:"DOMAIN"`
+		Slot      int            `table:"SLOT"`
+		Templates string         `table:"TEMPLATES"`
+		Last      time.Time      `table:"LAST"`
+		Learnt    time.Time      `table:"LEARNT"`
+		Replayed  time.Time      `table:"REPLAYED"`
+		Replays   uint32         `table:"REPLAYS"`
+	}
+	var rows []row
 	for _, e := range s.Exporters {
 		options := 0
 		for _, v := range e.Templates {
@@ -59,9 +71,9 @@ func printTemplates(w io.Writer, s templates.TemplateState, now time.Time) {
 		if options > 0 {
 			n += fmt.Sprintf(" (%d options)", options)
 		}
-		t.Row(e.Address, e.Protocol, e.Domain, e.Slot, n, cli.Ago(e.Last, now), cli.Ago(e.Learnt, now), cli.Ago(e.Replayed, now), e.Replays)
+		rows = append(rows, row{e.Address, e.Protocol, e.Domain, e.Slot, n, e.Last, e.Learnt, e.Replayed, e.Replays})
 	}
-	t.Flush()
+	cli.PrintRows(w, rows, now)
 	if s.Refused > 0 {
 		fmt.Fprintf(w, "refused: %d messages unreadable, too many or without room, and exporters forgotten for want of room\n", s.Refused)
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,30 +25,6 @@ func PrintJSON(cmd *cobra.Command, v any) error {
 func NewLog(w io.Writer) *slog.Logger {
 	return ratelog.Limit(slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{ReplaceAttr: fmt.Attr})))
 }
-
-// Table aligns rows of cells, the first being the heading.
-type Table struct{ w *tabwriter.Writer }
-
-// NewTable begins a table.
-func NewTable(w io.Writer, heading ...any) Table {
-	t := Table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
-	t.Row(heading...)
-	return t
-}
-
-// Row adds a row.
-func (t Table) Row(cells ...any) {
-	for i, c := range cells {
-		if i > 0 {
-			_, _ = io.WriteString(t.w, "\t") // as fmt.Fprint
-		}
-		fmt.Fprint(t.w, c)
-	}
-	fmt.Fprintln(t.w)
-}
-
-// Flush writes the table.
-func (t Table) Flush() { t.w.Flush() }
 
 // Ago says how long since, as people do.
 func Ago(t, now time.Time) string {

@@ -5,13 +5,14 @@ package cli
 import (
 	"io"
 	"reflect"
+	"strings"
+	"text/tabwriter"
 	"time"
 
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-// PrintTables prints each list of a state as a table. Its columns are the fields of the list's elements tagged `table:"HEADING"`.
-// A time is printed as the time since. Lists without such fields are left out.
+// PrintTables prints each list of a state as a table, as PrintRows does. Lists without columns, and empty ones, are left out.
 func PrintTables(w io.Writer, state any, now time.Time) {
 	v := reflect.Indirect(reflect.ValueOf(state))
 	if v.Kind() != reflect.Struct {
@@ -22,47 +23,96 @@ func PrintTables(w io.Writer, state any, now time.Time) {
 		if f := v.Type().Field(i); !f.IsExported() || f.Type.Kind() != reflect.Slice || f.Type.Elem().Kind() != reflect.Struct {
 			continue
 		}
-		columns := tableColumns(v.Type().Field(i).Type.Elem())
-		if len(columns) == 0 || v.Field(i).Len() == 0 {
+		if len(tableColumns(v.Field(i))) == 0 || v.Field(i).Len() == 0 {
 			continue
 		}
 		if !first {
 			fmt.Fprintln(w)
 		}
 		first = false
-		printRows(w, v.Field(i), columns, now)
+		printRows(w, "", v.Field(i), now)
 	}
+}
+
+// PrintRows prints structs as the rows of a table below its heading. The columns are the fields tagged `table:"HEADING"`, in their order.
+// A time is printed as the time until now, "-" for none. Options follow the heading:
+//
+//	table:"DATA,bytes"         a size (uint64) in KiB, MiB and so on
+//	table:"MEMBER,dash"        "-" in place of the zero value
+//	table:"UNDECIDED,omitzero" no such column where every row has the zero value
+func PrintRows[R any](w io.Writer, rows []R, now time.Time) {
+	printRows(w, "", reflect.ValueOf(rows), now)
+}
+
+// PrintIndentedRows prints rows below the line to which they belong.
+func PrintIndentedRows[R any](w io.Writer, rows []R, now time.Time) {
+	printRows(w, "  ", reflect.ValueOf(rows), now)
 }
 
 // column is a field of a row with its heading.
 type column struct {
 	index   int
 	heading string
+	option  string
 }
 
-func tableColumns(row reflect.Type) (out []column) {
+// tableColumns are the columns of rows, a slice of structs.
+func tableColumns(rows reflect.Value) (out []column) {
+	row := rows.Type().Elem()
 	for i := range row.NumField() {
-		if heading := row.Field(i).Tag.Get("table"); heading != "" {
-			out = append(out, column{i, heading})
+		tag, ok := row.Field(i).Tag.Lookup("table")
+		if !ok {
+			continue
+		}
+		c := column{index: i}
+		c.heading, c.option, _ = strings.Cut(tag, ",")
+		if c.option != "omitzero" || !allZero(rows, i) {
+			out = append(out, c)
 		}
 	}
 	return out
 }
 
-func printRows(w io.Writer, rows reflect.Value, columns []column, now time.Time) {
-	cells := make([]any, len(columns))
-	for i, c := range columns {
-		cells[i] = c.heading
-	}
-	t := NewTable(w, cells...)
+func allZero(rows reflect.Value, field int) bool {
 	for n := range rows.Len() {
-		for i, c := range columns {
-			cells[i] = rows.Index(n).Field(c.index).Interface()
-			if at, ok := cells[i].(time.Time); ok {
-				cells[i] = Ago(at, now)
-			}
+		if !rows.Index(n).Field(field).IsZero() {
+			return false
 		}
-		t.Row(cells...)
+	}
+	return true
+}
+
+func printRows(w io.Writer, indent string, rows reflect.Value, now time.Time) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	columns := tableColumns(rows)
+	line := func(cell func(column) any) {
+		for i, c := range columns {
+			before := "\t"
+			if i == 0 {
+				before = indent
+			}
+			_, _ = io.WriteString(t, before) // as fmt.Fprint
+			fmt.Fprint(t, cell(c))
+		}
+		fmt.Fprintln(t)
+	}
+	line(func(c column) any { return c.heading })
+	for n := range rows.Len() {
+		line(func(c column) any { return cellText(rows.Index(n).Field(c.index), c.option, now) })
 	}
 	t.Flush()
+}
+
+// cellText is a field as a cell shows it.
+func cellText(v reflect.Value, option string, now time.Time) any {
+	if option == "dash" && v.IsZero() {
+		return "-"
+	}
+	if option == "bytes" {
+		return Bytes(v.Uint())
+	}
+	if at, ok := v.Interface().(time.Time); ok {
+		return Ago(at, now)
+	}
+	return v.Interface()
 }

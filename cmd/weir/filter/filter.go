@@ -4,6 +4,7 @@
 package filter
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"time"
@@ -86,7 +87,15 @@ keeps its name (without one, its expression).`,
 
 // printFilters shows filters in a line each.
 func printFilters(w io.Writer, filters []filter.FilterState, now time.Time) {
-	t := cli.NewTable(w, "FILTER", "HOOK", "RULES", "DROPPED", "LAST DROP", "NETNS")
+	type row struct {
+		Name    string      `table:"FILTER"`
+		Hook    filter.Hook `table:"HOOK"`
+		Rules   int         `table:"RULES"`
+		Dropped uint64      `table:"DROPPED"`
+		Last    string      `table:"LAST DROP"`
+		Netns   string      `table:"NETNS"`
+	}
+	var rows []row
 	for _, f := range filters {
 		var dropped uint64
 		var last time.Time
@@ -98,9 +107,9 @@ func printFilters(w io.Writer, filters []filter.FilterState, now time.Time) {
 				}
 			}
 		}
-		t.Row(f.Name, f.Hook, len(f.Rules), dropped, since(last, now), f.Netns)
+		rows = append(rows, row{f.Name, f.Hook, len(f.Rules), dropped, since(last, now), f.Netns})
 	}
-	t.Flush()
+	cli.PrintRows(w, rows, now)
 	for _, f := range filters {
 		for _, p := range filterProblems(f) {
 			fmt.Fprintf(w, "%s: %s\n", f.Name, p)
@@ -131,19 +140,30 @@ func printFilter(w io.Writer, f filter.FilterState, now time.Time) {
 	for _, p := range filterProblems(f) {
 		fmt.Fprintf(w, "  ! %s\n", p)
 	}
-	t := cli.NewTable(w, "  RULE", "ACTION", "PACKETS", "BYTES", "LAST", "MATCH")
+	printRules(w, f, now)
+}
+
+func printRules(w io.Writer, f filter.FilterState, now time.Time) {
+	type row struct {
+		Name    string        `table:"RULE"`
+		Action  filter.Action `table:"ACTION"`
+		Packets uint64        `table:"PACKETS"`
+		Bytes   uint64        `table:"BYTES,bytes"`
+		Last    string        `table:"LAST"`
+		Match   string        `table:"MATCH"`
+	}
+	var rows []row
+	add := func(name string, r filter.RuleState, match string) {
+		rows = append(rows, row{name, r.Action, r.Packets, r.Bytes, since(r.Last, now), match})
+	}
 	for i, r := range f.Rules {
-		name := r.Name
-		if name == "" {
-			name = fmt.Sprint(i + 1)
-		}
-		t.Row("  "+name, r.Action, r.Packets, cli.Bytes(r.Bytes), since(r.Last, now), r.Match)
+		add(cmp.Or(r.Name, fmt.Sprint(i+1)), r, r.Match)
 	}
-	t.Row("  default", f.Default.Action, f.Default.Packets, cli.Bytes(f.Default.Bytes), since(f.Default.Last, now), "what no rule decided")
+	add("default", f.Default, "what no rule decided")
 	if u := f.Unreadable; u.Packets > 0 {
-		t.Row("  unreadable", "", u.Packets, cli.Bytes(u.Bytes), since(u.Last, now), "transport headers that could not be read")
+		rows = append(rows, row{"unreadable", "", u.Packets, u.Bytes, since(u.Last, now), "transport headers that could not be read"})
 	}
-	t.Flush()
+	cli.PrintIndentedRows(w, rows, now)
 }
 
 func filterProblems(f filter.FilterState) []string {

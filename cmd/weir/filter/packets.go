@@ -3,11 +3,12 @@
 package filter
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"os"
-	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/cmd/weir/cli"
@@ -273,27 +274,23 @@ func printTried(w io.Writer, t triedFilter) {
 	}
 	fmt.Fprintln(w)
 	printOdd(w, t.TrialResult)
-	head := []any{"RULE", "ACTION", "PACKETS", "BYTES", "MATCH"}
-	if t.Cut > 0 {
-		head = slices.Insert(head, 4, any("UNDECIDED"))
+	type row struct {
+		Name      string        `table:"RULE"`
+		Action    filter.Action `table:"ACTION"`
+		Packets   uint64        `table:"PACKETS"`
+		Bytes     uint64        `table:"BYTES,bytes"`
+		Undecided uint64        `table:"UNDECIDED,omitzero"`
+		Match     string        `table:"MATCH"`
 	}
-	table := cli.NewTable(w, head...)
-	row := func(name string, r filter.RuleState, match string) {
-		cells := []any{name, r.Action, r.Packets, cli.Bytes(r.Bytes), match}
-		if t.Cut > 0 {
-			cells = slices.Insert(cells, 4, any(r.Undecided))
-		}
-		table.Row(cells...)
+	var rows []row
+	add := func(name string, r filter.RuleState, match string) {
+		rows = append(rows, row{name, r.Action, r.Packets, r.Bytes, r.Undecided, match})
 	}
 	for i, r := range t.Rules {
-		name := r.Name
-		if name == "" {
-			name = fmt.Sprint(i + 1)
-		}
-		row(name, r, r.Match)
+		add(cmp.Or(r.Name, fmt.Sprint(i+1)), r, r.Match)
 	}
 	if t.Name != "" { // expressions alone have no default
-		row("default", t.Default, "what no rule decided")
+		add("default", t.Default, "what no rule decided")
 	}
-	table.Flush()
+	cli.PrintRows(w, rows, time.Time{})
 }

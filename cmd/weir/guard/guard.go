@@ -6,6 +6,7 @@ package guard
 import (
 	"errors"
 	"io"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -88,11 +89,20 @@ source ports, destinations) with their packets per second over the last seconds.
 
 // printGuards shows guards in a line each.
 func printGuards(w io.Writer, guards []guard.GuardState) {
-	t := cli.NewTable(w, "GUARD", "LIMIT", "PASSED", "REFUSED", "NOW", "AT", "NETNS")
-	for _, g := range guards {
-		t.Row(g.Service, guardLimit(g), g.Passed, g.Refused, guardNow(g), g.At, g.Netns)
+	type row struct {
+		Service string `table:"GUARD"`
+		Limit   string `table:"LIMIT"`
+		Passed  uint64 `table:"PASSED"`
+		Refused uint64 `table:"REFUSED"`
+		Now     string `table:"NOW"`
+		At      string `table:"AT"`
+		Netns   string `table:"NETNS"`
 	}
-	t.Flush()
+	var rows []row
+	for _, g := range guards {
+		rows = append(rows, row{g.Service, guardLimit(g), g.Passed, g.Refused, guardNow(g), g.At, g.Netns})
+	}
+	cli.PrintRows(w, rows, time.Time{})
 	for _, g := range guards {
 		if g.Problem != "" {
 			fmt.Fprintf(w, "%s: %s\n", g.Service, g.Problem)
@@ -140,27 +150,46 @@ func printGuard(w io.Writer, g guard.GuardState) {
 		reserved = fmt.Sprintf("%d sources have reserved %.0f packets a second", g.ReservationOwners, g.Reserved)
 	}
 	fmt.Fprintf(w, "  %s; %s\n", now, reserved)
-	t := cli.NewTable(w, "  TIER", "PASSED", "REFUSED", "OF SOURCES THAT")
-	for _, tier := range guard.Tiers() {
-		t.Row("  "+tier.Name, g.Tiers[tier.Name].Passed, g.Tiers[tier.Name].Refused, tier.About)
-	}
-	if g.Malformed > 0 {
-		t.Row("  malformed", 0, g.Malformed, "send headers that cannot be read")
-	}
-	t.Row("  all", g.Passed, g.Refused, "")
-	t.Flush()
+	printTiers(w, g)
 	if len(g.Top) > 0 {
-		t = cli.NewTable(w, "  REFUSED", "PPS AT LEAST (20s)")
-		for _, p := range g.Top {
-			t.Row("  "+p.String(), fmt.Sprintf("%.0f", p.PPS))
+		type row struct {
+			Sources string `table:"REFUSED"`
+			PPS     string `table:"PPS AT LEAST (20s)"`
 		}
-		t.Flush()
+		var rows []row
+		for _, p := range g.Top {
+			rows = append(rows, row{p.String(), fmt.Sprintf("%.0f", p.PPS)})
+		}
+		cli.PrintIndentedRows(w, rows, time.Time{})
 	}
 	if len(g.Destinations) > 0 {
-		t = cli.NewTable(w, "  DESTINATION", "PASSED", "REFUSED")
-		for _, d := range g.Destinations {
-			t.Row("  "+d.Address.String(), d.Passed, d.Refused)
+		type row struct {
+			Address netip.AddrPort `table:"DESTINATION"`
+			Passed  uint64         `table:"PASSED"`
+			Refused uint64         `table:"REFUSED"`
 		}
-		t.Flush()
+		var rows []row
+		for _, d := range g.Destinations {
+			rows = append(rows, row{d.Address, d.Passed, d.Refused})
+		}
+		cli.PrintIndentedRows(w, rows, time.Time{})
 	}
+}
+
+// printTiers shows what a guard did with each tier of sources.
+func printTiers(w io.Writer, g guard.GuardState) {
+	type row struct {
+		Tier    string `table:"TIER"`
+		Passed  uint64 `table:"PASSED"`
+		Refused uint64 `table:"REFUSED"`
+		About   string `table:"OF SOURCES THAT"`
+	}
+	var rows []row
+	for _, tier := range guard.Tiers() {
+		rows = append(rows, row{tier.Name, g.Tiers[tier.Name].Passed, g.Tiers[tier.Name].Refused, tier.About})
+	}
+	if g.Malformed > 0 {
+		rows = append(rows, row{"malformed", 0, g.Malformed, "send headers that cannot be read"})
+	}
+	cli.PrintIndentedRows(w, append(rows, row{"all", g.Passed, g.Refused, ""}), time.Time{})
 }

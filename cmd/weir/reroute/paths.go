@@ -5,6 +5,7 @@ package reroute
 import (
 	"cmp"
 	"io"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -118,21 +119,25 @@ func linkCommand(g *cli.Globals, use, short, long string, do func(*kernel.WriteL
 // printPaths shows paths and sessions in a line each.
 func printPaths(w io.Writer, st reroute.State) {
 	if len(st.Paths) > 0 {
-		t := cli.NewTable(w, "PATH", "LINK", "STATE", "REROUTED", "BYTES", "NETNS")
-		for _, p := range st.Paths {
-			t.Row(p.Name, p.Device, linkText(p), p.Counts.Packets, cli.Bytes(p.Counts.Bytes), p.Netns)
+		type row struct {
+			Name    string `table:"PATH"`
+			Device  string `table:"LINK"`
+			State   string `table:"STATE"`
+			Packets uint64 `table:"REROUTED"`
+			Bytes   uint64 `table:"BYTES,bytes"`
+			Netns   string `table:"NETNS"`
 		}
-		t.Flush()
+		var rows []row
+		for _, p := range st.Paths {
+			rows = append(rows, row{p.Name, p.Device, linkText(p), p.Counts.Packets, p.Counts.Bytes, p.Netns})
+		}
+		cli.PrintRows(w, rows, time.Time{})
 	}
 	if len(st.Sessions) > 0 {
 		if len(st.Paths) > 0 {
 			fmt.Fprintln(w)
 		}
-		t := cli.NewTable(w, "SESSION", "LINK", "STATE", "OUT", "IN", "FLAPS", "RTT", "P99", "JITTER", "LOST OUT", "LOST IN", "NETNS")
-		for _, s := range st.Sessions {
-			t.Row(s.Name, s.Device, s.Phase, s.Out, s.In, s.Flaps, fine(s.RTT.P50), fine(s.RTT.P99), fine(s.RTT.Jitter), s.LostOut, s.LostIn+s.LostHeard, s.Netns)
-		}
-		t.Flush()
+		printSessions(w, st.Sessions)
 	}
 	for _, s := range st.Sessions {
 		if s.Problem != "" {
@@ -145,6 +150,30 @@ func printPaths(w io.Writer, st reroute.State) {
 	printBFD(w, st.BFD, len(st.Paths)+len(st.Sessions) > 0)
 }
 
+// printSessions shows sessions of probes in a line each.
+func printSessions(w io.Writer, all []liveness.SessionState) {
+	type row struct {
+		Name    string             `table:"SESSION"`
+		Device  string             `table:"LINK"`
+		Phase   liveness.Phase     `table:"STATE"`
+		Out     liveness.Direction `table:"OUT"`
+		In      liveness.Direction `table:"IN"`
+		Flaps   uint32             `table:"FLAPS"`
+		RTT     string             `table:"RTT"`
+		P99     string             `table:"P99"`
+		Jitter  string             `table:"JITTER"`
+		LostOut uint32             `table:"LOST OUT"`
+		LostIn  uint32             `table:"LOST IN"`
+		Netns   string             `table:"NETNS"`
+	}
+	var rows []row
+	for _, s := range all {
+		rows = append(rows, row{s.Name, s.Device, s.Phase, s.Out, s.In, s.Flaps, fine(s.RTT.P50), fine(s.RTT.P99), fine(s.RTT.Jitter),
+			s.LostOut, s.LostIn + s.LostHeard, s.Netns})
+	}
+	cli.PrintRows(w, rows, time.Time{})
+}
+
 // printBFD shows BFD sessions in a line each.
 func printBFD(w io.Writer, all []peers.SessionState, below bool) {
 	if len(all) == 0 {
@@ -153,15 +182,7 @@ func printBFD(w io.Writer, all []peers.SessionState, below bool) {
 	if below {
 		fmt.Fprintln(w)
 	}
-	t := cli.NewTable(w, "BFD", "LINK", "PEER", "STATE", "FOR", "PEER SAYS", "EVERY", "DOWN AFTER", "DOWNS", "NETNS")
-	for _, s := range all {
-		state := s.State.String()
-		if s.Diag != 0 && s.State != bfd.Up {
-			state += ": " + s.Diag.String()
-		}
-		t.Row(s.Name, s.Device, s.Peer, state, s.Since.Round(time.Second), s.Remote, fine(s.Interval), fine(s.Detection), s.Downs, s.Netns)
-	}
-	t.Flush()
+	printBFDRows(w, all)
 	for _, s := range all {
 		if s.Problem != "" {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
@@ -173,6 +194,30 @@ func printBFD(w io.Writer, all []peers.SessionState, below bool) {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, echoText(s.Echo))
 		}
 	}
+}
+
+func printBFDRows(w io.Writer, all []peers.SessionState) {
+	type row struct {
+		Name      string        `table:"BFD"`
+		Device    string        `table:"LINK"`
+		Peer      netip.Addr    `table:"PEER"`
+		State     string        `table:"STATE"`
+		Since     time.Duration `table:"FOR"`
+		Remote    bfd.State     `table:"PEER SAYS"`
+		Interval  string        `table:"EVERY"`
+		Detection string        `table:"DOWN AFTER"`
+		Downs     uint64        `table:"DOWNS"`
+		Netns     string        `table:"NETNS"`
+	}
+	var rows []row
+	for _, s := range all {
+		state := s.State.String()
+		if s.Diag != 0 && s.State != bfd.Up {
+			state += ": " + s.Diag.String()
+		}
+		rows = append(rows, row{s.Name, s.Device, s.Peer, state, s.Since.Round(time.Second), s.Remote, fine(s.Interval), fine(s.Detection), s.Downs, s.Netns})
+	}
+	cli.PrintRows(w, rows, time.Time{})
 }
 
 // echoText says what echo packets have found.
@@ -245,12 +290,25 @@ func printReroute(w io.Writer, st reroute.State) {
 	}
 	if len(st.TimerLoops) > 0 {
 		fmt.Fprintln(w)
-		t := cli.NewTable(w, "LOOP", "CPU", "TICKS", "STALLS", "LONGEST", "TICK TAKES", "NETNS")
-		for i, l := range st.TimerLoops {
-			t.Row(i, l.CPU, l.Ticks, l.Stalls, fine(l.Longest), fine(l.Spent/time.Duration(max(l.Ticks, 1))), l.Netns)
-		}
-		t.Flush()
+		printTimerLoops(w, st.TimerLoops)
 	}
+}
+
+func printTimerLoops(w io.Writer, all []liveness.TimerLoopState) {
+	type row struct {
+		Number  int    `table:"LOOP"`
+		CPU     int    `table:"CPU"`
+		Ticks   uint64 `table:"TICKS"`
+		Stalls  uint64 `table:"STALLS"`
+		Longest string `table:"LONGEST"`
+		Takes   string `table:"TICK TAKES"`
+		Netns   string `table:"NETNS"`
+	}
+	var rows []row
+	for i, l := range all {
+		rows = append(rows, row{i, l.CPU, l.Ticks, l.Stalls, fine(l.Longest), fine(l.Spent / time.Duration(max(l.Ticks, 1))), l.Netns})
+	}
+	cli.PrintRows(w, rows, time.Time{})
 }
 
 func printPath(w io.Writer, p protect.PathState) {

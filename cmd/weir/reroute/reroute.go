@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"io"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -256,25 +257,38 @@ func printAudit(w io.Writer, r *audit.Report) {
 	if len(r.Rows) == 0 {
 		return
 	}
-	t := cli.NewTable(w, "PREFIX", "ISISD'S BACKUP", "ZEBRA", "KERNEL", "WEIR HAS", "WEIR'S PLAN")
-	for _, row := range r.Rows {
+	printAuditRows(w, r.Rows)
+}
+
+func printAuditRows(w io.Writer, all []audit.Row) {
+	type row struct {
+		Prefix  netip.Prefix `table:"PREFIX"`
+		Backup  string       `table:"ISISD'S BACKUP"`
+		Zebra   string       `table:"ZEBRA"`
+		Kernel  string       `table:"KERNEL"`
+		Has     string       `table:"WEIR HAS"`
+		Planned string       `table:"WEIR'S PLAN"`
+	}
+	var rows []row
+	for _, of := range all {
 		var backups, has, planned []string
-		for _, b := range row.Backup {
+		for _, b := range of.Backup {
 			backups = append(backups, strings.TrimSpace(b.Interface+" "+b.Labels))
 		}
-		for _, i := range row.Weir {
+		for _, i := range of.Weir {
 			has = append(has, installedText(i))
 		}
-		for _, p := range row.Planned {
+		for _, p := range of.Planned {
 			planned = append(planned, fmt.Sprintf("without %s: %s", p.Failure, strings.Join(append([]string{p.Out}, p.Segments...), ", ")))
 		}
-		kernel := yes(row.Kernel)
-		if !row.Route {
+		kernel := yes(of.Kernel)
+		if !of.Route {
 			kernel = "no route at all"
 		}
-		t.Row(row.Prefix, cmp.Or(strings.Join(backups, "; "), "none"), yes(row.Zebra), kernel, cmp.Or(strings.Join(has, "; "), "nothing"), strings.Join(planned, "; "))
+		rows = append(rows, row{of.Prefix, cmp.Or(strings.Join(backups, "; "), "none"), yes(of.Zebra), kernel,
+			cmp.Or(strings.Join(has, "; "), "nothing"), strings.Join(planned, "; ")})
 	}
-	t.Flush()
+	cli.PrintRows(w, rows, time.Time{})
 }
 
 // installedText says which way packets would go if a link failed now.
@@ -354,19 +368,37 @@ func printPlan(w io.Writer, a *plan.Answer, summary bool) {
 		return
 	}
 	if len(a.Repairs) > 0 {
-		t := cli.NewTable(w, "NODE", "FAILURE", "DESTINATION", "OUT", "SEGMENTS", "METRIC")
-		for _, r := range a.Repairs {
-			t.Row(r.Node, r.Failure, r.Destination, r.Out, segmentList(r), r.Metric)
-		}
-		t.Flush()
+		printRepairs(w, a.Repairs)
 	}
 	if len(a.Unprotected) > 0 {
-		t := cli.NewTable(w, "NODE", "FAILURE", "UNPROTECTED", "WHY")
-		for _, u := range a.Unprotected {
-			t.Row(u.Node, u.Failure, u.Destination, u.Reason)
+		type row struct {
+			Node        string      `table:"NODE"`
+			Failure     string      `table:"FAILURE"`
+			Destination string      `table:"UNPROTECTED"`
+			Reason      plan.Reason `table:"WHY"`
 		}
-		t.Flush()
+		var rows []row
+		for _, u := range a.Unprotected {
+			rows = append(rows, row{u.Node, u.Failure, u.Destination, u.Reason})
+		}
+		cli.PrintRows(w, rows, time.Time{})
 	}
+}
+
+func printRepairs(w io.Writer, repairs []plan.RepairRow) {
+	type row struct {
+		Node        string `table:"NODE"`
+		Failure     string `table:"FAILURE"`
+		Destination string `table:"DESTINATION"`
+		Out         string `table:"OUT"`
+		Segments    string `table:"SEGMENTS"`
+		Metric      uint64 `table:"METRIC"`
+	}
+	var rows []row
+	for _, r := range repairs {
+		rows = append(rows, row{r.Node, r.Failure, r.Destination, r.Out, segmentList(r), r.Metric})
+	}
+	cli.PrintRows(w, rows, time.Time{})
 }
 
 // segmentList shows what goes into the header, where that is known.
@@ -389,13 +421,21 @@ func segmentList(r plan.RepairRow) string {
 }
 
 func printPlanSummary(w io.Writer, a *plan.Answer) {
-	t := cli.NewTable(w, "NODE", "NO SEGMENT", "1", "2", "3+", "UNPROTECTED")
+	type row struct {
+		Node        string `table:"NODE"`
+		None        int    `table:"NO SEGMENT"`
+		One         int    `table:"1"`
+		Two         int    `table:"2"`
+		More        int    `table:"3+"`
+		Unprotected int    `table:"UNPROTECTED"`
+	}
+	var rows []row
 	for _, r := range a.Routers {
 		var by [4]int
 		for length, count := range r.Segments {
 			by[min(length, 3)] += count
 		}
-		t.Row(r.Node, by[0], by[1], by[2], by[3], r.Unprotected)
+		rows = append(rows, row{r.Node, by[0], by[1], by[2], by[3], r.Unprotected})
 	}
-	t.Flush()
+	cli.PrintRows(w, rows, time.Time{})
 }
