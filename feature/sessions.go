@@ -49,3 +49,10 @@ type MoverUser interface {
 	// WithMover returns the feature with a mover for its Run.
 	WithMover(m SessionMover) Runner
 }
+
+// KeeperUser is implemented by features whose process gives sessions to the keeper of its host.
+type KeeperUser interface {
+	// WithKeeper returns the feature with the socket of the keeper, for its Run, where the configuration names none; "" is the default
+	// socket.
+	WithKeeper(socket string) Runner
+}

@@ -111,7 +111,7 @@ func everyInstanceWorld(t *testing.T) (w world, c, other *Config) {
 	ca := peertest.NewAuthority(t)
 	cert, key, root := ca.Files("s1")
 	cert2, key2, _ := ca.Files("lb")
-	text := everyFeature + fmt.Sprintf(sectionsOfHandoff, cert, key, root, filepath.Join(t.TempDir(), "handoff.sock"), cert2, key2, root)
+	text := everyFeature + fmt.Sprintf(sectionsOfHandoff, cert, key, root, cert2, key2, root)
 	w, c, _, _ = damagedWorldOf(t, text, kernel.TCXLink, kernel.NetfilterLink)
 	second := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(second, []byte("fedcba9876543210"), 0o600); err != nil {

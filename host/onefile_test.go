@@ -30,7 +30,6 @@ handoff:
     lb: {address: 127.0.0.1:7956}
     tls: {certificate: %s, key: %s, ca: %s}
     devices: [d0]
-    keeper: %s
 lb:
   devices: [d1]
   listen: 127.0.0.1:7956
@@ -60,7 +59,7 @@ func TestOneFile(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	cert1, key1, root := ca.Files("s1")
 	cert2, key2, _ := ca.Files("lb")
-	text := fmt.Sprintf(strings.ReplaceAll(everyFeature, "4740", "4741")+sectionsOfHandoff, pid, second, key, cert1, key1, root, filepath.Join(dir, "handoff.sock"), cert2, key2, root)
+	text := fmt.Sprintf(strings.ReplaceAll(everyFeature, "4740", "4741")+sectionsOfHandoff, pid, second, key, cert1, key1, root, cert2, key2, root)
 	write(path, text)
 	reload := make(chan struct{})
 	s := w.serveWith(dir, ServeOptions{File: path, Reload: reload})

@@ -37,6 +37,8 @@ type ServeOptions struct {
 	Socket string // Unix socket for the group; empty: none
 	// Sockets are the paths of the features' own Unix sockets ([feature.SocketServer]), by feature. A feature without a path has none.
 	Sockets map[string]string
+	// Keeper is the socket of the sessions' keeper where Sockets has none; "" is the default socket.
+	Keeper string
 	// File is the configuration to apply at the start and at each Reload; empty: what is applied already is served.
 	File   string
 	Reload <-chan struct{}
@@ -114,13 +116,7 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 		g.Go(func() error { return f.follow(ctx, h, config, o.Reload, o.Log) })
 	}
 	for _, f := range featuresOnly(o.Only) {
-		r, ok := f.Value.(feature.Runner)
-		if u, uses := f.Value.(feature.MoverUser); uses {
-			if m := o.mover(); m != nil {
-				r = u.WithMover(m)
-			}
-		}
-		if ok {
+		if r := o.runner(f); r != nil {
 			g.Go(func() error { return r.Run(ctx, h.Root, o.Log) })
 		}
 	}

@@ -41,12 +41,25 @@ func (h *Host) members(name string) ([]service.Member, error) {
 	return nil, errors.ErrUnsupported
 }
 
-// mover moves the sessions that this weir serve keeps; nil if it keeps none.
-func (o ServeOptions) mover() feature.SessionMover {
+// runner is the process of a feature; nil: it has none.
+func (o ServeOptions) runner(f feature.Declared) feature.Runner {
+	mover, keeper := o.keeper()
+	if u, ok := f.Value.(feature.MoverUser); ok && mover != nil {
+		return u.WithMover(mover)
+	}
+	if u, ok := f.Value.(feature.KeeperUser); ok {
+		return u.WithKeeper(keeper)
+	}
+	r, _ := f.Value.(feature.Runner)
+	return r
+}
+
+// keeper is the socket of the sessions' keeper. mover moves the sessions of the keeper that is part of this weir serve; nil: none is.
+func (o ServeOptions) keeper() (mover feature.SessionMover, socket string) {
 	for _, f := range features {
 		if p, ok := f.Value.(feature.MoverProvider); ok && o.Sockets[f.Name] != "" {
-			return p.SessionMover(o.Sockets[f.Name])
+			return p.SessionMover(o.Sockets[f.Name]), o.Sockets[f.Name]
 		}
 	}
-	return nil
+	return nil, o.Keeper
 }

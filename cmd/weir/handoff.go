@@ -49,12 +49,13 @@ so is weir handoff keep by itself. Applications use the Go package clients/go/ha
 clients/c/weir_handoff.h or clients/python/weir_handoff.py; docs/HANDOFF.md says what
 they must do.`,
 	}
-	c.PersistentFlags().StringVar(&socket, "keeper", "", "the keeper's socket, @NAME for an abstract one (default $"+wire.SocketEnv+" or "+wire.DefaultSocket+")")
-	c.AddCommand(handoffKeep(&socket), handoffStatus(g, &socket), handoffSend(&socket), handoffForget(&socket), handoffLB(), handoffServer(), backendCommand(g), handoffDrain())
+	c.PersistentFlags().StringVar(&socket, "keeper", "", "the keeper's socket, @NAME for an abstract one (default $"+wire.SocketEnv+" or handoff.sock beside --socket)")
+	at := func() string { return cmp.Or(socket, keeperSocket(g)) }
+	c.AddCommand(handoffKeep(at), handoffStatus(g, at), handoffSend(at), handoffForget(at), handoffLB(), handoffServer(), backendCommand(g), handoffDrain())
 	return c
 }
 
-func handoffKeep(socket *string) *cobra.Command {
+func handoffKeep(at func() string) *cobra.Command {
 	var l keeper.Limits
 	var allow []string
 	var metricsAt string
@@ -80,7 +81,7 @@ one as soon as it is there; those that wait for a member then are reset.`,
 			if err := checkLimits(cmd, l); err != nil {
 				return err
 			}
-			return keep(cmd.Context(), wire.Socket(*socket), metricsAt, l)
+			return keep(cmd.Context(), wire.Socket(at()), metricsAt, l)
 		},
 	}
 	f := c.Flags()
@@ -131,7 +132,7 @@ func checkLimits(cmd *cobra.Command, l keeper.Limits) error {
 	return nil
 }
 
-func handoffStatus(g *cli.Globals, socket *string) *cobra.Command {
+func handoffStatus(g *cli.Globals, at func() string) *cobra.Command {
 	var all bool
 	c := &cobra.Command{
 		Use: "status [SERVICE]", Short: "Members, sessions, and what has become of them", Args: cobra.MaximumNArgs(1),
@@ -139,7 +140,7 @@ func handoffStatus(g *cli.Globals, socket *string) *cobra.Command {
 owner, age, positions as committed, and the bytes of their state. Users other than
 root and the keeper's see those of which they are members.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r, err := handoff.Status(cmd.Context(), *socket)
+			r, err := handoff.Status(cmd.Context(), at())
 			if err != nil {
 				return err
 			}
@@ -263,7 +264,7 @@ func printHandoffSessions(w io.Writer, sessions []handoff.SessionReport, now tim
 	cli.PrintIndentedRows(w, rows, now)
 }
 
-func handoffSend(socket *string) *cobra.Command {
+func handoffSend(at func() string) *cobra.Command {
 	c := &cobra.Command{
 		Use: "send SESSION|SERVICE/MEMBER [TO]", Short: "Have a member give a session, or all it has, to another", Args: cobra.RangeArgs(1, 2),
 		Long: `Ask the owner of a session (its number, as weir handoff status shows it), or of all
@@ -284,7 +285,7 @@ whichever is ready and has the fewest. It waits until they have moved.`,
 					return cli.Usage(fmt.Errorf("%q: want the number of a session, or SERVICE/MEMBER; see %s --help", args[0], cmd.CommandPath()))
 				}
 			}
-			status := func() (handoff.Report, error) { return handoff.Status(cmd.Context(), *socket) }
+			status := func() (handoff.Report, error) { return handoff.Status(cmd.Context(), at()) }
 			r, err := status()
 			if err != nil {
 				return err
@@ -297,7 +298,7 @@ whichever is ready and has the fewest. It waits until they have moved.`,
 					}
 				}
 			}
-			if err := handoff.Send(cmd.Context(), *socket, service, member, id, to); err != nil {
+			if err := handoff.Send(cmd.Context(), at(), service, member, id, to); err != nil {
 				return err
 			}
 			return waitMoved(cmd, before, to, status)
@@ -306,7 +307,7 @@ whichever is ready and has the fewest. It waits until they have moved.`,
 	return c
 }
 
-func handoffForget(socket *string) *cobra.Command {
+func handoffForget(at func() string) *cobra.Command {
 	var listeners bool
 	c := &cobra.Command{
 		Use: "forget SESSION|SERVICE/MEMBER", Short: "Let go of what waits for a member that will not come back", Args: cobra.ExactArgs(1),
@@ -326,7 +327,7 @@ listen at another address.`,
 					return cli.Usage(fmt.Errorf("%q: want the number of a session, or SERVICE/MEMBER; see %s --help", args[0], cmd.CommandPath()))
 				}
 			}
-			n, err := handoff.Forget(cmd.Context(), *socket, service, member, id, listeners)
+			n, err := handoff.Forget(cmd.Context(), at(), service, member, id, listeners)
 			if err == nil {
 				fmt.Fprintf(cmd.OutOrStdout(), "%d forgotten\n", n)
 			}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -17,8 +18,25 @@ import (
 
 	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/cmd/weir/cli"
+	"github.com/weir-project/weir/feature/handoff/wire"
 	"github.com/weir-project/weir/internal/nstest"
 )
+
+// Keeper and commands meet beside --socket, wherever it is.
+func TestKeeperBesideSocket(t *testing.T) {
+	t.Setenv(wire.SocketEnv, "")
+	dir := t.TempDir()
+	nstest.Start(t, command("--socket", filepath.Join(dir, "weir.sock"), "handoff", "keep"))
+	nstest.Eventually(t, func() error {
+		if out, errs, status := weir(t, "--socket", filepath.Join(dir, "weir.sock"), "handoff", "status"); status != 0 || !strings.Contains(out, "no members and no sessions") {
+			return fmt.Errorf("status %d: %s%s", status, out, errs)
+		}
+		return nil
+	})
+	if _, err := os.Lstat(filepath.Join(dir, "handoff.sock")); err != nil {
+		t.Error(err)
+	}
+}
 
 func TestHandoffCommands(t *testing.T) {
 	nstest.NeedRoot(t)

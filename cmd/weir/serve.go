@@ -137,7 +137,7 @@ func (o *serveFlags) resolve(cmd *cobra.Command, g *cli.Globals) error {
 		return cli.Usage(errors.New("-f -: weir serve reads its file again: name a file"))
 	}
 	apart := len(o.Only) > 0
-	o.Socket = g.Socket
+	o.Socket, o.Keeper = g.Socket, keeperSocket(g)
 	if apart && !given("socket") {
 		o.Socket = ""
 	}

@@ -3,10 +3,12 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"time"
 
@@ -40,6 +42,7 @@ var (
 	_ feature.Reporter               = Feature{}
 	_ feature.Privileged             = Feature{}
 	_ feature.RemovePlanner          = Feature{}
+	_ feature.KeeperUser             = Feature{}
 )
 
 var applied = feature.Applied[Config]{Feature: Name}
@@ -183,7 +186,22 @@ func (Feature) Recover(l *kernel.WriteLock) error {
 
 // Run implements feature.Runner: the agent.
 func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
-	return feature.Agent[Config]{Applied: applied, Start: start}.Run(ctx, r, log)
+	return runner{}.Run(ctx, r, log)
+}
+
+// WithKeeper implements feature.KeeperUser.
+func (Feature) WithKeeper(socket string) feature.Runner { return runner{keeper: socket} }
+
+// runner runs the agent beside a keeper, which the file may override.
+type runner struct{ keeper string }
+
+// Run implements feature.Runner.
+func (r runner) Run(ctx context.Context, root *kernel.Root, log feature.Logger) error {
+	return feature.Agent[Config]{Applied: applied, Start: func(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
+		spec := *c
+		spec.Keeper = cmp.Or(c.Keeper, r.keeper)
+		return start(ctx, root, &spec, log)
+	}}.Run(ctx, root, log)
 }
 
 // Save implements feature.Restorer: the spec, null for none.

@@ -50,7 +50,7 @@ func (p *keeperClient) run(ctx context.Context) {
 			warned = false
 			p.serve(ctx, c)
 		} else if !warned {
-			p.a.o.Log.Warn("no keeper: sessions cannot move", "service", p.service, "err", err)
+			p.a.o.Log.Warn("no keeper: sessions cannot move", "service", p.service, "keeper", p.a.o.Keeper, "err", err)
 			warned = true
 		}
 		select {
