@@ -12,20 +12,20 @@ import (
 // nobody else's. The caller holds mu.
 func (a *Agent) admits(h peer.Hello) error {
 	if h.Role != peer.BackendAgent || h.Number == 0 || h.Number > MaxBackends {
-		return fmt.Errorf("it is no backend's, or has no number from 1 to %d", MaxBackends)
+		return fmt.Errorf("it is no backend's, or has no number from 1 to %d: set handoff.backend.number", MaxBackends)
 	}
 	if name, ok := a.names[h.Number]; ok {
 		if name != h.Name {
-			return fmt.Errorf("backend %d is %s", h.Number, name)
+			return fmt.Errorf("backend %d is %s: give each backend a number of its own", h.Number, name)
 		}
 		return nil
 	}
 	if !a.o.Manage || !a.o.Register {
-		return fmt.Errorf("it is none of the backends of this load balancer")
+		return fmt.Errorf("it is none of the backends of this load balancer: name it in lb.backends, or set lb.register: true")
 	}
 	for number, name := range a.names {
 		if name == h.Name {
-			return fmt.Errorf("backend %s has number %d", name, number)
+			return fmt.Errorf("backend %s has number %d: set handoff.backend.number to it, or change lb.backends", name, number)
 		}
 	}
 	if m := a.members[h.Number]; m != nil && m.Name != h.Name {

@@ -325,6 +325,9 @@ func TestRegisterNamed(t *testing.T) {
 		h.c.Close()
 	}
 	is(register(t, ca, to, "h8", 8, peer.Registration{Address: netip.MustParseAddr("10.2.0.8"), Weight: 3, Services: []string{"six"}, Agent: "x"}), 8, 3, "six")
+	register(t, ca, to, "h9", 9, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Weight: 1}).hears(t, func(p peer.Peers) bool {
+		return strings.Contains(p.Rejected, "none of the backends of this load balancer: name it in lb.backends, or set lb.register: true")
+	})
 }
 
 // What waits at hosts, as they say, is shown, until they say that nobody is there or go.
