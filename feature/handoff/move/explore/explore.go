@@ -57,6 +57,9 @@ func run(ctx context.Context, b Bounds, f fault) (Result, error) {
 				}
 				r.Violations = append(r.Violations, Violation{what, trace, w})
 			}
+			if f != none { // it is found
+				return r, nil
+			}
 			continue
 		}
 		w.events(func(kind, event string, next World) {
