@@ -4,8 +4,11 @@ package host
 
 import (
 	"encoding/json"
+	"errors"
+	"maps"
 	"time"
 
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -18,6 +21,9 @@ type applied struct {
 	Time    time.Time `json:"time"`    // of the last apply
 	Success bool      `json:"success"` // whether it was applied
 	Boot    string    `json:"boot"`
+	// Files are the hashes of the files applied last, by the network namespace of the command and feature: weir serve in several
+	// namespaces may share a root. A feature that was removed has none.
+	Files map[string]map[string]string `json:"files,omitempty"`
 }
 
 // readApplied returns what is known of the last apply since the boot; nil if there was none.
@@ -45,10 +51,56 @@ func (h *Host) noteApplied(l *kernel.WriteLock, c *Config, outcome error) {
 	a.Time, a.Success, a.Boot = time.Now(), outcome == nil, kernel.BootID()
 	if outcome == nil {
 		a.Hash = c.hash
+		a.noteFiles(c)
 	}
 	if text, err := json.Marshal(a); err == nil {
 		_ = l.Keep(keptApplied, text)
 	}
+}
+
+// noteFiles notes that the features of a file are in force.
+func (a *applied) noteFiles(c *Config) {
+	here, err := currentScope()
+	if err != nil {
+		return // an aid, as noteApplied
+	}
+	if a.Files == nil {
+		a.Files = map[string]map[string]string{}
+	}
+	maps.DeleteFunc(a.Files, func(scope string, _ map[string]string) bool {
+		ns, err := netns.OfScope("", scope, 0)
+		if err == nil {
+			ns.Close()
+		}
+		return errors.Is(err, netns.ErrGone)
+	})
+	if a.Files[here] == nil {
+		a.Files[here] = map[string]string{}
+	}
+	for _, f := range featuresOnly(c.Only) {
+		a.Files[here][f.Name] = c.hash
+	}
+}
+
+// filesInForce are the hashes of the files in force that were applied in this network namespace, by feature. It is empty where
+// nobody knows.
+func (h *Host) filesInForce() map[string]string {
+	a, err := h.readApplied()
+	here, herr := currentScope()
+	if err != nil || herr != nil || a == nil {
+		return nil
+	}
+	return a.Files[here]
+}
+
+// currentScope is the scope of the caller's network namespace.
+func currentScope() (string, error) {
+	ns, err := netns.Current()
+	if err != nil {
+		return "", err
+	}
+	defer ns.Close()
+	return kernel.ScopeOf(ns), nil
 }
 
 // noFile notes that no file is in force as a whole any more: something was removed or taken back.

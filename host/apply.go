@@ -154,10 +154,16 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 // unread is an error about the instances that a plan leaves as they are, nil where there are none.
 func unread(p feature.Plan) error {
 	if err := p.Unread.Err(); err != nil {
-		return fmt.Errorf("all else is as the configuration has it; what cannot be read stays as it is: %w", err)
+		return &appliedInPart{fmt.Errorf("all else is as the configuration has it; what cannot be read stays as it is: %w", err)}
 	}
 	return nil
 }
+
+// appliedInPart is the error of an apply that made everything match the file but what it could not read.
+type appliedInPart struct{ error }
+
+// Unwrap returns the reason.
+func (e *appliedInPart) Unwrap() error { return e.error }
 
 func (c *Config) warn(text string) {
 	if c.Warned != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/feature"
 )
 
-// retryEvery is the time between two attempts to apply the file at the start of weir serve.
+// retryEvery is the time between two attempts of weir serve to apply its file.
 const retryEvery = 5 * time.Second
 
 // file is the configuration file of weir serve.
@@ -24,21 +24,41 @@ type file struct {
 
 	sockets []feature.FileSocket // that go by the file without pins; none: the file is applied
 
-	mu  sync.Mutex
-	err error // of the last attempt to apply it
+	mu      sync.Mutex
+	refused error // why the file of the last reload changed nothing; it is not tried again
+	err     error // of the last attempt to apply what is to be in force; it is tried again
 }
 
-// failure is the error of the last attempt to apply the file. A nil file has none.
+// failure says why the file is not in force, as of the last attempt to apply it. A nil file has no failure.
 func (f *file) failure() error {
 	if f == nil {
 		return nil
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.err == nil {
-		return nil
+	if err := errors.Join(f.refused, f.err); err != nil {
+		return fmt.Errorf("%s is not applied: %w", f.path, err)
 	}
-	return fmt.Errorf("%s is not applied: %w", f.path, f.err)
+	return nil
+}
+
+// noteRefused keeps and logs why the file of a reload changed nothing; nil: it was read, and is applied or tried again.
+func (f *file) noteRefused(err error, log *slog.Logger) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.refused = err; err != nil {
+		log.Error("file not applied, everything stays as it was", "file", f.path, "err", oneLine(err))
+	}
+}
+
+// noteAttempt keeps the outcome of an attempt, and logs a failure once.
+func (f *file) noteAttempt(err error, log *slog.Logger) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err != nil && (f.err == nil || f.err.Error() != err.Error()) {
+		log.Error("file not applied yet, trying again", "file", f.path, "interval", retryEvery, "err", oneLine(err))
+	}
+	f.err = err
 }
 
 // load reads the file for the features that this process runs.
@@ -51,65 +71,23 @@ func (f *file) load() (*Config, error) {
 	return c, nil
 }
 
-// follow applies the file, first c, and again at each reload, until ctx is done. A file that cannot be applied changes
-// nothing. At the start weir serve tries again: a network namespace, an interface or a member may come late. Outages are allowed
-// where nothing is applied yet, as after a boot: members may come after weir serve.
-func (f *file) follow(ctx context.Context, h *Host, c *Config, reload <-chan struct{}, log *slog.Logger) error {
-	all, err := h.Root.Instances("")
-	c.AllowOutage = err == nil && len(all) == 0
-	starting := true
-	again := time.NewTimer(0)
-	defer again.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-again.C:
-		case <-reload:
-			again.Stop()
-			next, err := f.load()
-			if err != nil {
-				f.told(err, log)
-				continue
-			}
-			c, starting = next, false
-		}
-		err := f.apply(ctx, h, c, log)
-		if ctx.Err() != nil {
-			return nil
-		}
-		f.told(err, log)
-		if err != nil && starting {
-			again.Reset(retryEvery)
-		}
-	}
-}
-
-// told notes the outcome of an attempt, and logs a failure once.
-func (f *file) told(err error, log *slog.Logger) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if err != nil && (f.err == nil || f.err.Error() != err.Error()) {
-		log.Error("file not applied, everything stays as it was", "file", f.path, "err", oneLine(err))
-	}
-	f.err = err
-}
-
-// apply makes the host match the file, or this process alone where nothing is pinned.
-func (f *file) apply(ctx context.Context, h *Host, c *Config, log *slog.Logger) error {
+// apply makes the host match the file, or this process alone where nothing is pinned. changed says that steps of the file, not
+// of a recovery, were carried out; those of a failed attempt are taken back.
+func (f *file) apply(ctx context.Context, h *Host, c *Config, log *slog.Logger) (changed bool, err error) {
 	if len(f.sockets) > 0 {
-		return f.configure(c, log)
+		return false, f.configure(c, log)
 	}
 	c.Warned = func(text string) { log.Warn("file applied with a warning", "file", f.path, "warning", text) }
 	steps := 0
-	err := h.Apply(ctx, c, func(d Done) {
+	err = h.Apply(ctx, c, func(d Done) {
 		steps++
+		changed = changed || d.Step.Verb != recoverVerb
 		log.Info("applied", "step", d.Step.String(), "note", d.Note)
 	})
 	if err == nil {
 		log.Info("file applied", "file", f.path, "steps", steps)
 	}
-	return err
+	return changed, err
 }
 
 // configure has the sockets go by the file.

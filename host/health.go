@@ -176,6 +176,9 @@ func (c healthCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
+// recoverVerb is the verb of the steps of recoveries.
+const recoverVerb = "recover"
+
 // recoveries are the steps that recover damaged instances. They come before everything
 // else of an Apply, which then finds the state that there was.
 // only: of these features, if there are any.
@@ -188,7 +191,7 @@ func (h *Host) recoveries(faults []kernel.Fault, only []string) (steps []feature
 		if len(only) > 0 && !slices.Contains(only, i.Feature) {
 			return
 		}
-		steps = append(steps, feature.Step{Verb: "recover", Object: i.String(), Detail: detail,
+		steps = append(steps, feature.Step{Verb: recoverVerb, Object: i.String(), Detail: detail,
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return recoverInstance(l, i) }})
 	}
 	for _, i := range h.Root.Lost() {

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/weir-project/weir/feature"
+)
+
+// follower keeps the host as the file of weir serve has it.
+type follower struct {
+	*file
+	host *Host
+	log  *slog.Logger
+
+	spec  *Config // in force, or to be applied
+	due   bool    // spec is to be applied
+	again *time.Timer
+	// before are the files in force, by feature, when spec became due or came into force: a later one of somebody else goes
+	// before spec.
+	before map[string]string
+}
+
+// follow applies the file, first c, and again at each reload, until ctx is done. A file that cannot be applied changes
+// nothing. Where something is missing weir serve tries again: a network namespace, an interface or a member may come late.
+// Outages are allowed where nothing is applied yet, as after a boot: members may come after weir serve.
+func (f *file) follow(ctx context.Context, h *Host, c *Config, reload <-chan struct{}, log *slog.Logger) error {
+	c.AllowOutage = h.blank()
+	w := &follower{file: f, host: h, log: log, spec: c, due: true, again: time.NewTimer(0), before: h.filesInForce()}
+	defer w.again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-w.again.C:
+			w.attempt(ctx)
+		case <-reload:
+			w.reload(ctx)
+		}
+	}
+}
+
+// reload reads the file and applies it. A refused file, a file with an error and one that failed half way leave weir serve with
+// the former one: the operator has to decide.
+func (w *follower) reload(ctx context.Context) {
+	next, err := w.load()
+	if err != nil {
+		w.noteRefused(err, w.log)
+		return
+	}
+	before := w.host.filesInForce()
+	changed, err := w.apply(ctx, w.host, next, w.log)
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err == nil:
+		w.inForce(next)
+	case !w.due && final(changed, err):
+		w.noteRefused(err, w.log)
+		return
+	default:
+		w.spec, w.due, w.before = next, true, before
+		w.again.Reset(retryEvery)
+	}
+	w.noteRefused(nil, w.log)
+	w.noteAttempt(err, w.log)
+}
+
+// final reports whether a failed change is not tried again: it needs a decision, or would disturb traffic at each attempt.
+func final(changed bool, err error) bool {
+	if _, ok := errors.AsType[*appliedInPart](err); ok {
+		return false
+	}
+	return changed || errors.Is(err, feature.ErrOutage) || errors.Is(err, errUnconfirmed)
+}
+
+// attempt applies what is due, and tries again later where that fails.
+func (w *follower) attempt(ctx context.Context) {
+	if !w.due {
+		return
+	}
+	if w.superseded() {
+		w.log.Info("another file was applied, this one is not tried again", "file", w.path)
+		w.due = false
+		w.noteAttempt(nil, w.log)
+		return
+	}
+	c := *w.spec
+	c.AllowOutage = c.AllowOutage || w.host.blank()
+	_, err := w.apply(ctx, w.host, &c, w.log)
+	if ctx.Err() != nil {
+		return
+	}
+	if err == nil {
+		w.inForce(w.spec)
+	} else {
+		w.again.Reset(retryEvery)
+	}
+	w.noteAttempt(err, w.log)
+}
+
+// blank reports whether nothing is applied.
+func (h *Host) blank() bool {
+	all, err := h.Root.Instances("")
+	return err == nil && len(all) == 0
+}
+
+// inForce notes that a file is in force.
+func (w *follower) inForce(c *Config) {
+	w.spec, w.due, w.before = c, false, w.host.filesInForce()
+}
+
+// superseded reports whether somebody has applied another file since, or removed something: weir serve does not undo that.
+func (w *follower) superseded() bool {
+	now := w.host.filesInForce()
+	for _, f := range featuresOnly(w.only) {
+		if now[f.Name] != w.before[f.Name] && now[f.Name] != w.spec.hash {
+			return true
+		}
+	}
+	return false
+}
