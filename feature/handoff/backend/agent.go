@@ -232,7 +232,13 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 		a.o.Log.Warn("an agent is refused", "name", c.Peer.Name, "number", c.Peer.Number, "reason", "it is none of this backend's peers")
 		return
 	}
+	c.TakeSessions()
 	a.mu.Lock()
+	for before := range a.attended {
+		if before.Peer.Number == c.Peer.Number { // each may carry large frames: one connection of a backend is enough
+			before.Close()
+		}
+	}
 	a.attended[c] = true
 	a.mu.Unlock()
 	a.tellLoads()

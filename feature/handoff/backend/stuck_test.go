@@ -172,6 +172,7 @@ func TestSlowWay(t *testing.T) {
 		}
 		_ = raw.(*net.TCPConn).SetReadBuffer(256 << 10)
 		if c, err := peer.Accept(t.Context(), narrow{raw}, ca.TLS("slow"), peer.Hello{Number: 2, Instance: 7, Name: "slow"}); err == nil {
+			c.TakeSessions()
 			_, _ = c.Receive()
 		}
 	}()

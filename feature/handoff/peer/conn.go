@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -57,6 +58,7 @@ type Conn struct {
 	buf         []byte
 	control     Control
 	incarnation incarnation
+	sessions    atomic.Bool // see TakeSessions
 }
 
 // Dial connects to an agent. name is that in its certificate.
@@ -137,12 +139,9 @@ func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error)
 	if err := c.write(typeHello, hello, nil); err != nil {
 		return nil, err
 	}
-	kind, body, err := c.read()
+	_, body, err := c.read(helloLimit)
 	if err != nil {
 		return nil, err
-	}
-	if kind != typeHello {
-		return nil, fmt.Errorf("%w: type %d in place of a hello", ErrFormat, kind)
 	}
 	if c.Peer, err = parseHello(body); err != nil {
 		return nil, err
@@ -210,7 +209,7 @@ const flagNone = 1 // of a load
 // side has ended.
 func (c *Conn) Receive() (Frame, error) {
 	for {
-		kind, body, err := c.read()
+		kind, body, err := c.read(c.limit)
 		if err != nil {
 			return Frame{}, err
 		}
@@ -244,17 +243,25 @@ func (c *Conn) More() bool {
 	return waiting > 0
 }
 
-func (c *Conn) read() (kind byte, body []byte, err error) {
+// read reads a frame. limit says how long a body of a type may be: it is asked before any of the body is read.
+func (c *Conn) read(limit func(kind byte) (int, error)) (kind byte, body []byte, err error) {
 	var head [5]byte
 	if _, err := io.ReadFull(c.in, head[:4]); err != nil {
 		return 0, nil, err
 	}
 	n := binary.BigEndian.Uint32(head[:])
-	if n == 0 || n > maxFrame {
-		return 0, nil, fmt.Errorf("%w: %d bytes", ErrFormat, n)
+	if n == 0 {
+		return 0, nil, fmt.Errorf("%w: a frame without a type", ErrFormat)
 	}
 	if _, err := io.ReadFull(c.in, head[4:]); err != nil {
 		return 0, nil, unexpected(err)
+	}
+	most, err := limit(head[4])
+	if err != nil {
+		return 0, nil, err
+	}
+	if int64(n)-1 > int64(most) {
+		return 0, nil, fmt.Errorf("%w: type %d of %d bytes: at most %d may come here", ErrFormat, head[4], n-1, most)
 	}
 	// As much memory as has come: the length alone is only said.
 	for want := int(n - 1); want > 0; {

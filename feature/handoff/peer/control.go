@@ -90,9 +90,6 @@ func (c *Conn) Register(r Registration) error { return c.say(typeRegister, r) }
 // Tell tells a backend of the others.
 func (c *Conn) Tell(p Peers) error { return c.say(typePeers, p) }
 
-// maxControl is the most bytes of what is no move.
-const maxControl = 1 << 20
-
 func (c *Conn) say(kind byte, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -103,9 +100,6 @@ func (c *Conn) say(kind byte, v any) error {
 
 // aside does what a frame asks for that is no move.
 func (c *Conn) aside(kind byte, body []byte) error {
-	if len(body) > maxControl {
-		return fmt.Errorf("%w: type %d of %d bytes", ErrFormat, kind, len(body))
-	}
 	switch kind {
 	case typePing:
 		return c.write(typePong, nil, nil)

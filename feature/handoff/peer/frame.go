@@ -9,7 +9,7 @@
 //
 //	0   4  length of what follows
 //	4   1  type: 1 hello, 2 move, 3 register, 4 peers, 5 ping, 6 pong, 7 flows (see flows.go), 9 load
-//	5  ..  the body
+//	5  ..  the body; see limit.go for how long it may be
 //
 //	hello: 0  1  version: 1
 //	       1  1  role: 0 backend, 1 load balancer

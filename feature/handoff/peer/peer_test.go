@@ -64,6 +64,7 @@ func TestConn(t *testing.T) {
 	if want := (peer.Hello{Role: peer.LBAgent, Instance: 7, Name: "lb"}); a.Peer != want {
 		t.Errorf("%+v", a.Peer)
 	}
+	b.TakeSessions()
 	frames := []peer.Frame{
 		{Message: move.Message{Kind: move.Buffer, From: move.AtSource, To: move.AtLoadBalancer, Epoch: 1<<32 - 1, Backend: 1023},
 			Flow: peer.Flow{Service: 63, Client: netip.MustParseAddrPort("192.0.2.1:65535")}},
@@ -220,6 +221,7 @@ func TestSendBySlowWay(t *testing.T) {
 			var c *peer.Conn
 			if c, err = peer.Accept(t.Context(), narrow{raw}, ca.TLS("lb"), peer.Hello{Role: peer.LBAgent, Instance: 7, Name: "lb"}); err == nil {
 				defer c.Close()
+				c.TakeSessions()
 				if got, e := c.Receive(); e != nil || len(got.Session) != len(f.Session) {
 					err = errors.Join(e, fmt.Errorf("%d bytes came", len(got.Session)))
 				}
