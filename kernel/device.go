@@ -239,8 +239,9 @@ func (a XDP) Attach(prog *ebpf.Program) (Link, error) {
 	case err == nil:
 		return l, nil
 	case errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST):
+		_, occupant := a.Occupant()
 		return nil, fmt.Errorf("attaching to %s: %w: %s; XDP has room for one: use hook: tcx for a filter, leave interfaces out of a guard, or end the program that put it there (where it was left behind: ip link set dev %s xdp off, xdp-loader unload %[4]s --all; bpftool net list shows all)",
-			a, ErrOccupied, a.occupant(), a.Device)
+			a, ErrOccupied, occupant, a.Device)
 	case errors.Is(err, unix.EOPNOTSUPP) && !a.Generic:
 		return nil, fmt.Errorf("attaching to %s: %w: its driver has no XDP: use hook: xdp-generic or tcx", a, ErrUnsupported)
 	}
@@ -261,15 +262,16 @@ func patiently(attach func() (Link, error)) (l Link, err error) {
 	return l, err
 }
 
-// occupant names the program that the device has.
-func (a XDP) occupant() string {
+// Occupant finds the program that the device has, and describes it. It is called in the device's network namespace; 0: none,
+// or it cannot be read.
+func (a XDP) Occupant() (program uint32, about string) {
 	l, err := netlink.LinkByIndex(a.Ifindex)
 	if err != nil || l.Attrs().Xdp == nil || !l.Attrs().Xdp.Attached {
-		return "a program that has gone meanwhile"
+		return 0, "a program that has gone meanwhile"
 	}
 	x := l.Attrs().Xdp
 	mode := map[uint32]string{xdpAttachedDriver: "native", xdpAttachedGeneric: "generic", xdpAttachedHardware: "offloaded"}[x.AttachMode]
-	return fmt.Sprintf("%s, %s mode", progowner.Describe(x.ProgId, a.Ifindex), mode)
+	return x.ProgId, fmt.Sprintf("%s, %s mode", progowner.Describe(x.ProgId, a.Ifindex), mode)
 }
 
 // xdpAt is the id of the program at XDP of a device, 0 for none.

@@ -235,6 +235,10 @@ func TestOccupied(t *testing.T) {
 	defer ln.Close()
 	f := w.filter(HookXDP, drops(5001))
 	f.Interfaces = []string{nstest.WireDevice, "second"}
+	plan, err := Feature{}.Plan(t.Context(), w.state(), Config{Filters: []Filter{f}})
+	if err != nil || len(plan.Warnings) != 1 || !strings.Contains(plan.Warnings[0], `XDP of second has program`) || !strings.Contains(plan.Warnings[0], `"balancer"`) {
+		t.Errorf("the plan warns of %q, %v", plan.Warnings, err)
+	}
 	_, err = applyTo(t.Context(), w.root, f)
 	if !errors.Is(err, kernel.ErrOccupied) || !strings.Contains(err.Error(), `"balancer"`) || !strings.Contains(err.Error(), "tcx") {
 		t.Errorf("%v", err)
@@ -243,6 +247,13 @@ func TestOccupied(t *testing.T) {
 		t.Errorf("%d filters", n)
 	}
 	w.want("refused", "5001/4 5001/6", 5001)
+	ln.Close()
+	if _, err := applyTo(t.Context(), w.root, f); err != nil {
+		t.Fatal(err)
+	}
+	if plan, err = (Feature{}).Plan(t.Context(), w.state(), Config{Filters: []Filter{f}}); err != nil || len(plan.Warnings) > 0 {
+		t.Errorf("of its own program the plan warns: %q, %v", plan.Warnings, err)
+	}
 }
 
 // nft runs the real nft in a namespace.

@@ -139,6 +139,7 @@ func (t *target) plan(plan *feature.Plan, have State) error {
 		}
 		plan.Add(create)
 		t.warn(plan, nil)
+		t.warnOfOccupied(plan, have)
 		return nil
 	}
 	s := have.Filters[i]
@@ -169,7 +170,41 @@ func (t *target) plan(plan *feature.Plan, have State) error {
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", attachAll(l, t.inst) }})
 	}
 	t.warn(plan, s.pub)
+	t.warnOfOccupied(plan, have)
 	return nil
+}
+
+// warnOfOccupied says at which interfaces somebody else's program has XDP, so that the filter cannot be attached.
+func (t *target) warnOfOccupied(plan *feature.Plan, have State) {
+	f := t.pub.Filter
+	if !f.Hook.xdp() {
+		return
+	}
+	ns, err := findNetns(t.pub)
+	if err != nil {
+		return // what needs it fails, and says so
+	}
+	defer ns.Close()
+	devices, _, err := (&instance{pub: t.pub, ns: ns}).devices()
+	if err != nil {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(devices)) {
+		_ = ns.Do(func() error {
+			program, about := kernel.XDP{Ifindex: devices[name], Device: name}.Occupant()
+			if program != 0 && !have.runs(program) {
+				plan.Warn("filter %s in %s: XDP of %s has %s: weir apply refuses the filter while that is there", f.Name, t.pub.Netns, name, about)
+			}
+			return nil
+		})
+	}
+}
+
+// runs reports whether a program is that of a filter.
+func (s State) runs(program uint32) bool {
+	return slices.ContainsFunc(s.Filters, func(f FilterState) bool {
+		return slices.ContainsFunc(f.Attachments, func(p Attachment) bool { return p.program == program })
+	})
 }
 
 // misplaced says which attachments change because programs came to the wrong side of the filter. Where the

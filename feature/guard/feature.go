@@ -58,7 +58,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 			return plan, fmt.Errorf("services.%s: network namespace: %w", s.Name, err)
 		}
 		t := target{published{Service: s, Netns: reference(s, ns)}, guards.Name(kernel.ScopeOf(ns), s.Name), ns.ID()}
-		err = t.warnOfInterfaces(&plan, ns)
+		err = t.warnOfInterfaces(&plan, ns, have)
 		ns.Close()
 		if err != nil {
 			return plan, err
@@ -139,18 +139,27 @@ type target struct {
 	id       netns.ID
 }
 
-// warnOfInterfaces says which interfaces are not there.
-func (t target) warnOfInterfaces(plan *feature.Plan, ns *netns.Handle) error {
+// warnOfInterfaces says which interfaces are not there, and at which somebody else's program has XDP.
+func (t target) warnOfInterfaces(plan *feature.Plan, ns *netns.Handle, have State) error {
 	return ns.Do(func() error {
 		for _, name := range t.Service.Interfaces {
-			_, err := interfaceIndex(name)
+			index, err := interfaceIndex(name)
 			if errors.Is(err, errNoInterface) {
 				plan.Warn("guard of service %s in %s: there is no interface %s: until it comes nothing is limited there; then weir serve attaches the guard, and weir apply does", t.Service.Name, ns, name)
 			} else if err != nil {
 				return t.Service.Options.Pos.Errorf("services.%s.guard: interface %q: %v in %s", t.Service.Name, name, err, ns)
+			} else if program, about := (kernel.XDP{Ifindex: index, Device: name}).Occupant(); program != 0 && !have.limits(t.instance.Scope, name) {
+				plan.Warn("guard of service %s in %s: XDP of %s has %s: weir apply refuses the guard while that is there", t.Service.Name, ns, name, about)
 			}
 		}
 		return nil
+	})
+}
+
+// limits reports whether a guard is at an interface already: its program is there, or its state tells of who is.
+func (st State) limits(scope, device string) bool {
+	return slices.ContainsFunc(st.Guards, func(g GuardState) bool {
+		return g.rec.Instance.Scope == scope && slices.Contains(g.rec.Spec.Service.Interfaces, device)
 	})
 }
 

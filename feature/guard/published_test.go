@@ -112,6 +112,10 @@ func TestNotAttachedNotThere(t *testing.T) {
 	occupy(t, wire.B, nstest.WireDevice)
 	dns := func(o Options) Service { return guarded(t, "dns", o, "udp :5300").in(wire.NameB) }
 	at := Options{Limit: 50, Interfaces: []string{nstest.WireDevice}}
+	plan, err := Feature{}.Plan(t.Context(), State{}, Config{[]Service{dns(at)}})
+	if err != nil || len(plan.Warnings) == 0 || !strings.Contains(plan.Warnings[0], `XDP of `+nstest.WireDevice+` has program`) {
+		t.Errorf("the plan warns of %q, %v", plan.Warnings, err)
+	}
 	if _, err := applyTo(w.root, Config{[]Service{dns(at)}}); !errors.Is(err, kernel.ErrOccupied) {
 		t.Fatalf("%v: want ErrOccupied", err)
 	}
@@ -139,7 +143,7 @@ func TestNotAttachedNotThere(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, err := applyTo(w.root, Config{[]Service{dns(at)}})
+	_, err = applyTo(w.root, Config{[]Service{dns(at)}})
 	if !errors.Is(err, kernel.ErrOccupied) {
 		t.Fatalf("a change: %v: want ErrOccupied", err)
 	}
