@@ -100,6 +100,7 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 			return nil, fmt.Errorf("backend %q, number %d: a backend has a name, and a number of its own from 1 to %d", h.Name, h.Number, MaxBackends)
 		}
 		a.names[h.Number] = h.Name
+		h.Address = h.Address.Unmap()
 		a.members[h.Number] = &member{Managed: h, told: &h}
 	}
 	f.bufferFor = a.o.BufferTimeout + slack

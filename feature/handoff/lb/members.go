@@ -3,8 +3,8 @@
 package lb
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -293,8 +293,11 @@ func (a *Agent) pairNews() {
 
 // announce tells all backends of each other.
 func (a *Agent) announce(p peer.Peers) {
+	p = a.fit(p)
 	for _, c := range a.conns() {
-		_ = c.Tell(p) // one that fails is closed
+		if err := c.Tell(p); errors.Is(err, peer.ErrTooLong) { // any other ends the connection
+			a.o.Log.Warn("a backend is told nothing of the others", "name", c.Peer.Name, "err", err)
+		}
 	}
 }
 
@@ -310,69 +313,4 @@ func (a *Agent) peers() (p peer.Peers) {
 		p.Services = append(p.Services, peer.Service{Name: s.Name, ID: uint16(s.flows()), Listen: s.Listen, Proto: s.Proto, BySource: s.BySource})
 	}
 	return p
-}
-
-// register takes what a backend says of itself.
-func (a *Agent) register(c *peer.Conn, r peer.Registration) {
-	if err := a.enroll(c, r); err != nil {
-		a.o.Log.Warn("a registration is refused", "backend", c.Peer.Name, "err", err)
-		_ = c.Tell(peer.Peers{Rejected: err.Error()})
-		return
-	}
-	a.kicked()
-}
-
-func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	m := a.members[c.Peer.Number]
-	switch {
-	case !a.o.Manage:
-		return fmt.Errorf("this load balancer's backends are told, and do not register")
-	case a.backends[c.Peer.Number] != c:
-		return nil // of a connection that another one has replaced
-	case !r.Address.IsValid() || !unicast(r.Address.Unmap()):
-		return fmt.Errorf("address %q: say where packets to the backend go", r.Address)
-	case r.Weight < 0 || r.Weight > maxWeight:
-		return fmt.Errorf("weight %d: take one of 0 to %d", r.Weight, maxWeight)
-	case m != nil && m.told != nil && m.Address.IsValid() && m.Address != r.Address:
-		return fmt.Errorf("address %s: this load balancer is told that the backend is at %s", r.Address, m.Address)
-	}
-	for _, name := range r.Services {
-		if !slices.ContainsFunc(a.o.Services, func(s Service) bool { return s.Name == name }) {
-			return fmt.Errorf("service %q: this load balancer has none of that name", name)
-		}
-	}
-	for _, s := range a.o.Services {
-		if s.Listen.Addr().Unmap() == r.Address.Unmap() {
-			return fmt.Errorf("address %s is that of service %s, which every backend has: say the backend's own", r.Address, s.Name)
-		}
-	}
-	for _, o := range a.members {
-		if o.Number != c.Peer.Number && o.Address == r.Address {
-			return fmt.Errorf("address %s is backend %s's", r.Address, o.Name)
-		}
-	}
-	if m == nil {
-		m = &member{}
-		a.members[c.Peer.Number] = m
-	}
-	if m.Address != r.Address {
-		m.placed, m.checked = time.Time{}, time.Time{}
-	}
-	m.Number, m.Name, m.Address, m.Weight, m.Services = c.Peer.Number, c.Peer.Name, r.Address, r.Weight, r.Services
-	if t := m.told; t != nil && t.Weighted && r.Weight > 0 {
-		m.Weight = t.Weight
-	}
-	if t := m.told; t != nil && len(t.Services) > 0 {
-		m.Services = t.Services
-	}
-	m.Agent = cmp.Or(r.Agent, m.Agent)
-	if !slices.Equal(m.unserved, r.Unserved) {
-		a.o.Log.Info("services that nobody serves at a backend", "backend", c.Peer.Name, "services", r.Unserved)
-	}
-	m.unserved = r.Unserved
-	a.news = true
-	a.o.Log.Info("a backend has registered", "name", m.Name, "number", m.Number, "address", m.Address, "weight", m.Weight)
-	return nil
 }

@@ -297,6 +297,9 @@ func TestRegisterRefused(t *testing.T) {
 		{"h2", 2, peer.Registration{Weight: 1}, "say where packets to the backend go"},
 		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Weight: -1}, "weight -1"},
 		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Services: []string{"five"}}, `service "five"`},
+		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("::ffff:10.2.0.2"), Weight: 1}, "is backend h1's"},
+		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Agent: strings.Repeat("a", 60_000) + ":7"}, "find it"},
+		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("fe80::1%" + strings.Repeat("z", 60_000))}, "zone"},
 	} {
 		register(t, ca, at, c.name, c.number, c.r).hears(t, func(p peer.Peers) bool { return strings.Contains(p.Rejected, c.says) })
 	}
@@ -313,18 +316,18 @@ func TestRegisterNamed(t *testing.T) {
 		h.hears(t, func(p peer.Peers) bool {
 			for _, m := range p.Members {
 				if m.Number == number {
-					return m.Agent == "x" && m.Weight == weight && slices.Equal(m.Services, services)
+					return m.Agent == "x:7" && m.Weight == weight && slices.Equal(m.Services, services)
 				}
 			}
 			return false
 		})
 	}
 	for _, c := range []struct{ said, goes int }{{1, 2}, {0, 0}, {5, 2}} {
-		h := register(t, ca, to, "h7", 7, peer.Registration{Address: at, Weight: c.said, Agent: "x"})
+		h := register(t, ca, to, "h7", 7, peer.Registration{Address: at, Weight: c.said, Agent: "x:7"})
 		is(h, 7, c.goes, "four")
 		h.c.Close()
 	}
-	is(register(t, ca, to, "h8", 8, peer.Registration{Address: netip.MustParseAddr("10.2.0.8"), Weight: 3, Services: []string{"six"}, Agent: "x"}), 8, 3, "six")
+	is(register(t, ca, to, "h8", 8, peer.Registration{Address: netip.MustParseAddr("10.2.0.8"), Weight: 3, Services: []string{"six"}, Agent: "x:7"}), 8, 3, "six")
 	register(t, ca, to, "h9", 9, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Weight: 1}).hears(t, func(p peer.Peers) bool {
 		return strings.Contains(p.Rejected, "none of the backends of this load balancer: name it in lb.backends, or set lb.register: true")
 	})

@@ -218,6 +218,10 @@ func (a *Agent) adoptMembers(members []peer.Member) {
 		return
 	}
 	for _, w := range members {
+		w.Address = w.Address.Unmap()
+		if said := (peer.Registration{Address: w.Address, Agent: w.Agent, Services: w.Services, Unserved: w.Unserved}); said.Check() != nil {
+			continue
+		}
 		m := a.members[w.Number]
 		if m == nil {
 			taken := slices.ContainsFunc(slices.Collect(maps.Values(a.members)), func(o *member) bool { return o.Name == w.Name || o.Address == w.Address })

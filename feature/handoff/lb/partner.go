@@ -135,7 +135,7 @@ func (a *Agent) tellPartner(ctx context.Context, c *peer.Conn) error {
 		case <-d.compare:
 			err = a.tellMoved(c)
 		case <-d.backends:
-			err = c.Tell(a.pairWord())
+			err = c.Tell(a.fit(a.pairWord()))
 		case <-ping.C:
 			if a.silent(c) {
 				return errors.New("it says nothing")

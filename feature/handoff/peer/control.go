@@ -4,6 +4,7 @@ package peer
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -87,13 +88,19 @@ func (c *Conn) Handle(h Control) { c.control = h }
 // Register tells a load balancer of this host.
 func (c *Conn) Register(r Registration) error { return c.say(typeRegister, r) }
 
-// Tell tells a backend of the others.
+// Tell tells a backend of the others. The error is ErrTooLong for more than the other side takes: see [Peers.Fit].
 func (c *Conn) Tell(p Peers) error { return c.say(typePeers, p) }
+
+// ErrTooLong says that a message is longer than the other side takes. Nothing of it is sent, and the connection stays.
+var ErrTooLong = errors.New("message too long")
 
 func (c *Conn) say(kind byte, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
+	}
+	if most, err := c.limit(kind); err != nil || len(b) > most {
+		return errors.Join(err, fmt.Errorf("%w: %d bytes to tell %s, which takes at most %d", ErrTooLong, len(b), c.Peer.Name, most))
 	}
 	return c.write(kind, nil, b)
 }
