@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -71,8 +72,8 @@ func (k *link) dial(ctx context.Context) (c *peer.Conn, err error) {
 	}
 	for _, name := range names {
 		c, err = peer.Dial(ctx, k.to.Address, name, k.a.o.TLS, k.hello())
-		if err == nil && (c.Peer.Name != name || c.Peer.Number != k.to.Number) {
-			err = errors.New("it is another one")
+		if err == nil && c.Peer.Number != k.to.Number {
+			err = fmt.Errorf("it has number %d, and not %d", c.Peer.Number, k.to.Number)
 			c.Close()
 		}
 		if other := (x509.HostnameError{}); err == nil || !errors.As(err, &other) {

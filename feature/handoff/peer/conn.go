@@ -76,6 +76,10 @@ func Dial(ctx context.Context, address, name string, as *Identity, own Hello) (*
 		return nil, err
 	}
 	c, err := introduce(ctx, tls.Client(e, config), own)
+	if err == nil && c.Peer.Name != name {
+		c.Close()
+		err = fmt.Errorf("it is %q, and not %q: name it so here, letter by letter", c.Peer.Name, name)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("agent at %s: %w", address, err)
 	}
@@ -147,7 +151,7 @@ func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error)
 		return nil, err
 	}
 	// Who it is says the certificate, or every agent could speak for every backend.
-	if err := t.ConnectionState().PeerCertificates[0].VerifyHostname(c.Peer.Name); err != nil {
+	if err := isFor(t.ConnectionState().PeerCertificates[0], c.Peer.Name); err != nil {
 		return nil, fmt.Errorf("it calls itself %q: %w", c.Peer.Name, err)
 	}
 	c.incarnation.note()

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -90,10 +92,22 @@ func (f Files) LoadFor(name string) (*Identity, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := i.config.Certificates[0].Leaf.VerifyHostname(name); err != nil {
-		return nil, fmt.Errorf("the agent's certificate %s is not for %q, the name of this agent: %w", f.Certificate, name, err)
+	if err := isFor(i.config.Certificates[0].Leaf, name); err != nil {
+		return nil, fmt.Errorf("the agent's certificate %s: %w", f.Certificate, err)
 	}
 	return i, nil
+}
+
+// isFor says why a certificate is not for an agent of this name. The name is one of its DNS names, byte by byte: with wildcards,
+// other letters' case or a dot at the end one certificate would be many agents.
+func isFor(c *x509.Certificate, name string) error {
+	if name == "" || strings.Contains(name, "*") || strings.HasSuffix(name, ".") {
+		return fmt.Errorf("%.260q is no agent's name: take one without * and without a dot at its end, for the agent and as DNS name of its certificate", name)
+	}
+	if !slices.Contains(c.DNSNames, name) {
+		return fmt.Errorf("the certificate is for the DNS names %.260q, not for %q, the name of this agent: give both the same name, letter by letter", c.DNSNames[:min(len(c.DNSNames), 8)], name)
+	}
+	return nil
 }
 
 // config reads the files. Both sides show their certificates, and a certificate of these signers is all that is asked for: sign
@@ -133,7 +147,7 @@ func usable(fresh, before *x509.Certificate, name string, now time.Time) error {
 	}{
 		{fmt.Sprintf("it has expired at %s", fresh.NotAfter.UTC().Format(time.RFC3339)), func(c *x509.Certificate) bool { return now.After(c.NotAfter) }},
 		{fmt.Sprintf("it begins at %s", fresh.NotBefore.UTC().Format(time.RFC3339)), func(c *x509.Certificate) bool { return now.Before(c.NotBefore) }},
-		{fmt.Sprintf("it is not for %q, the name of this agent", name), func(c *x509.Certificate) bool { return c.VerifyHostname(name) != nil }},
+		{fmt.Sprintf("it is not for %q, the name of this agent", name), func(c *x509.Certificate) bool { return isFor(c, name) != nil }},
 	} {
 		if bad.is(fresh) && !bad.is(before) {
 			return errors.New("the agent's certificate: " + bad.what)

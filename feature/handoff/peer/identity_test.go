@@ -5,6 +5,7 @@ package peer_test
 import (
 	"bytes"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -87,6 +88,56 @@ func TestCertificateOfAnotherAgent(t *testing.T) {
 	_, err := r.LoadFor("lb2")
 	if err == nil || !strings.Contains(err.Error(), `not for "lb2"`) || !strings.Contains(err.Error(), r.Certificate) {
 		t.Fatalf("%v: want the file and the name", err)
+	}
+}
+
+// A certificate is one agent's: another spelling of its DNS name is another name, on both sides, and in the agent's own file.
+func TestNameLetterByLetter(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	ca.Files("*.evil")
+	ca.Files("evil.") // signed, and still no agent's
+	for _, c := range []struct{ cert, name string }{
+		{"evil", "EVIL"}, {"evil", "Evil"}, {"evil", "evil."}, {"Evil", "evil"}, {"*.evil", "a.evil"}, {"*.evil", "*.evil"}, {"evil.", "evil."}, {"evil", ""},
+	} {
+		cert, key, signers := ca.Files(c.cert)
+		_, err := peer.Files{Certificate: cert, Key: key, CA: signers}.LoadFor(c.name)
+		if err == nil || !strings.Contains(err.Error(), "name") || !strings.Contains(err.Error(), cert) {
+			t.Errorf("own certificate for %q, agent %q: %v", c.cert, c.name, err)
+		}
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			if d, err := peer.Dial(t.Context(), l.Addr().String(), "lb", ca.TLS(c.cert), peer.Hello{Number: 3, Name: c.name}); err == nil {
+				defer d.Close()
+				_, _ = d.Receive()
+			}
+		}()
+		raw, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+		a, err := peer.Accept(t.Context(), raw, ca.TLS("lb"), peer.Hello{Role: peer.LBAgent, Name: "lb"})
+		if err == nil {
+			a.Close()
+			t.Errorf("with the certificate for %q an agent is %q", c.cert, c.name)
+		}
+	}
+	// Who dials wants the name that it says, and no other spelling of it.
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		if raw, err := l.Accept(); err == nil {
+			_, _ = peer.Accept(t.Context(), raw, ca.TLS("lb"), peer.Hello{Role: peer.LBAgent, Name: "lb"})
+		}
+	}()
+	if _, err = peer.Dial(t.Context(), l.Addr().String(), "LB", ca.TLS("host-a"), peer.Hello{Number: 3, Name: "host-a"}); err == nil || !strings.Contains(err.Error(), `it is "lb", and not "LB"`) {
+		t.Errorf("%v", err)
 	}
 }
 
