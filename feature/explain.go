@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Explainer is implemented by features that decide about packets on their way to a
-// socket: they say what they would do with one. Nothing is counted or charged.
+// Explainer is implemented by features that decide about arriving packets: they say what
+// they would do with one. Nothing is counted or charged.
 type Explainer interface {
 	Explain(ctx context.Context, r *kernel.Root, p Packet) ([]Verdict, error)
 }
@@ -142,14 +142,15 @@ const (
 	StageInput                   // netfilter, what is for this host
 	StageLookup                  // which socket gets it
 	StageSocket                  // that socket's cgroup
+	StageForward                 // the device by which a packet leaves that is not for this host: in place of input, lookup and socket
 )
 
 // Verdict is what a feature does with a packet at one stage.
 type Verdict struct {
 	Stage Stage
-	Order int32 // within the stage, the lowest first
+	Order int32 // within the stage, the lowest first: at tcx the program's position
 	ExplainStep
-	Dropped string // the packet ends here, and why: "rule 2 of filter sip drops it"
+	Result string // the packet ends here, or goes elsewhere: "dropped: rule 2 of filter sip"; empty: it goes on
 }
 
 // ParsePacket reads what weir explain is given: "udp", "192.0.2.7:2055",

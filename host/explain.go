@@ -53,11 +53,12 @@ func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanat
 		return cmp.Or(cmp.Compare(a.Stage, b.Stage), cmp.Compare(a.Order, b.Order))
 	})
 	out.Steps = append(out.Steps, arrival)
+	sights, forward := split(sights)
 	i := 0
 	pass := func(before feature.Stage) (dropped bool) {
 		for ; i < len(sights) && sights[i].Stage < before; i++ {
 			out.Steps = append(out.Steps, sights[i].ExplainStep)
-			if out.Result = sights[i].Dropped; out.Result != "" {
+			if out.Result = sights[i].Result; out.Result != "" {
 				return true
 			}
 		}
@@ -66,11 +67,15 @@ func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanat
 	if pass(feature.StageInput) {
 		return out, nil
 	}
-	to, why, result, err := route(ns, p)
+	to, why, result, err := route(ns, p, len(forward) > 0)
 	if err != nil {
 		return nil, err
 	}
-	if out.Steps = append(out.Steps, why); to == deliverNone {
+	out.Steps = append(out.Steps, why)
+	if to == deliverForward {
+		return out, h.explainForward(ctx, ns, p, forward, out)
+	}
+	if to == deliverNone {
 		out.Result = result
 		return out, nil
 	}
@@ -95,6 +100,30 @@ func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanat
 		lookup.Steps = append(lookup.Steps, sights[i].ExplainStep)
 	}
 	return lookup, nil
+}
+
+// split parts the verdicts about packets for this host from those about packets that it forwards.
+func split(all []feature.Verdict) (here, forward []feature.Verdict) {
+	at := slices.IndexFunc(all, func(v feature.Verdict) bool { return v.Stage == feature.StageForward })
+	if at < 0 {
+		return all, nil
+	}
+	return all[:at], all[at:]
+}
+
+// explainForward ends the explanation of a packet that a feature takes on its way out.
+func (h *Host) explainForward(ctx context.Context, ns *netns.Handle, p feature.Packet, forward []feature.Verdict, out *feature.Explanation) error {
+	if err := h.explainFaults(ctx, ns, p, out); err != nil {
+		return err
+	}
+	for _, v := range forward {
+		out.Steps = append(out.Steps, v.ExplainStep)
+		if out.Result = v.Result; out.Result != "" {
+			return nil
+		}
+	}
+	out.Result = fmt.Sprintf("forwarded to %s", p.To.Addr())
+	return nil
 }
 
 // explainFaults tells of damage, and of programs of others, on the packet's way.

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature"
@@ -17,14 +19,15 @@ import (
 type delivery int
 
 const (
-	deliverOne   delivery = iota // a socket is looked for
-	deliverEvery                 // broadcast and multicast: every socket gets it, and no program is asked
-	deliverNone                  // it is forwarded or dropped
+	deliverOne     delivery = iota // a socket is looked for
+	deliverEvery                   // broadcast and multicast: every socket gets it, and no program is asked
+	deliverForward                 // it is forwarded, and a feature takes it on its way out
+	deliverNone                    // it is forwarded or dropped
 )
 
 // route says whether the host takes a packet: only packets to addresses with a route of
-// type local, broadcast or multicast reach sockets.
-func route(ns *netns.Handle, p feature.Packet) (d delivery, why feature.ExplainStep, result string, err error) {
+// type local, broadcast or multicast reach sockets. taken says that a feature takes it where it is not local.
+func route(ns *netns.Handle, p feature.Packet, taken bool) (d delivery, why feature.ExplainStep, result string, err error) {
 	why.Step = "route"
 	var r netlink.Route
 	err = ns.Do(func() error {
@@ -36,7 +39,7 @@ func route(ns *netns.Handle, p feature.Packet) (d delivery, why feature.ExplainS
 		r.Type, err = unix.RTN_MULTICAST, nil
 	}
 	if err != nil {
-		why.Text, why.Warning = refused(p, err), true
+		why.Text, why.Warning = refused(p, err, taken), true
 		return deliverNone, why, "not delivered: " + why.Text, nil
 	}
 	switch r.Type {
@@ -51,6 +54,12 @@ func route(ns *netns.Handle, p feature.Packet) (d delivery, why feature.ExplainS
 		}
 		return deliverEvery, why, "", nil
 	case unix.RTN_UNICAST:
+		if taken {
+			if d, why.Text, result = deliverForward, fmt.Sprintf("%s is not local: its route leads to %s", to, deviceName(ns, r.LinkIndex)), ""; forwardingOff(ns, p) {
+				d, why.Warning, result = deliverNone, true, "dropped: IPv6 forwarding is off: sysctl net.ipv6.conf.all.forwarding=1"
+			}
+			return d, why, result, nil
+		}
 		why.Text, why.Warning = fmt.Sprintf("%s is not local: it is forwarded, or dropped where forwarding is off. To deliver it to sockets: ip route add local %s dev lo", to, to), true
 		return deliverNone, why, fmt.Sprintf("not delivered on this host: %s is not local", to), nil
 	}
@@ -68,6 +77,30 @@ func typeName(t int) string {
 		return "prohibit"
 	}
 	return fmt.Sprint(t)
+}
+
+// deviceName is the name of an interface.
+func deviceName(ns *netns.Handle, index int) (name string) {
+	name = fmt.Sprint("interface ", index)
+	_ = ns.Do(func() error { // it may be gone
+		if l, err := netlink.LinkByIndex(index); err == nil {
+			name = l.Attrs().Name
+		}
+		return nil
+	})
+	return name
+}
+
+// forwardingOff reports whether the kernel drops a packet that arrives and is not for this host. Of IPv4 its routes say so.
+func forwardingOff(ns *netns.Handle, p feature.Packet) (off bool) {
+	_ = ns.Do(func() error { // a sysctl that is not there forbids nothing
+		if l, err := netlink.LinkByName(p.Interface); err == nil && l.Attrs().Flags&net.FlagLoopback == 0 && p.To.Addr().Is6() {
+			b, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/forwarding")
+			off = err == nil && strings.TrimSpace(string(b)) == "0"
+		}
+		return nil
+	})
+	return off
 }
 
 // findRoute asks for the route of a packet that arrives; of one that this host sends to
@@ -88,7 +121,7 @@ func findRoute(p feature.Packet) (netlink.Route, error) {
 }
 
 // refused says why the kernel has no route for an arriving packet.
-func refused(p feature.Packet, err error) string {
+func refused(p feature.Packet, err error, taken bool) string {
 	to := p.To.Addr()
 	switch {
 	case errors.Is(err, unix.EXDEV):
@@ -97,6 +130,8 @@ func refused(p feature.Packet, err error) string {
 		return fmt.Sprintf("nothing on this host has joined the group %s at %s", to, p.Interface)
 	case errors.Is(err, unix.EINVAL):
 		return fmt.Sprintf("the kernel takes a packet from %s at %s for a martian: its reverse path filter finds no route back, or a route drops packets to %s", p.From.Addr(), p.Interface, to)
+	case taken && errors.Is(err, unix.EHOSTUNREACH):
+		return fmt.Sprintf("%s is not local, and the kernel does not forward what comes by %s: see net.ipv4.conf.%s.forwarding, and ip route get %s", to, p.Interface, p.Interface, to)
 	case errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH):
 		return fmt.Sprintf("%s is not local, and there is no route to it. To deliver it to sockets: ip route add local %s dev lo", to, to)
 	case errors.Is(err, unix.EACCES):

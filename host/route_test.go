@@ -12,9 +12,11 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
 )
 
@@ -167,4 +169,99 @@ func TestExplainRefusesAbsentInterface(t *testing.T) {
 	if _, err := w.Explain(t.Context(), p); err != nil {
 		t.Error(err)
 	}
+}
+
+// wire makes a device with an address in this network namespace, and returns it and the device at its other end.
+func wire(t *testing.T, name, address string) (at, peer netlink.Link) {
+	t.Helper()
+	d := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "p"}
+	if err := netlink.LinkAdd(d); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { netlink.LinkDel(d) })
+	at, err := netlink.LinkByName(name)
+	peer, perr := netlink.LinkByName(name + "p")
+	a, aerr := netlink.ParseAddr(address)
+	if err := errors.Join(err, perr, aerr); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(netlink.LinkSetUp(at), netlink.LinkSetUp(peer), netlink.AddrAdd(at, a)); err != nil {
+		t.Fatal(err)
+	}
+	return at, peer
+}
+
+// forwarding sets whether this network namespace forwards IPv4.
+func forwarding(t *testing.T, on string) {
+	t.Helper()
+	const key = "/proc/sys/net/ipv4/ip_forward"
+	was, err := os.ReadFile(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(key, []byte(on), 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.WriteFile(key, was, 0) })
+}
+
+// explained explains a packet. Result and steps are told in one text.
+func (w world) explained(proto, from, to, device string) string {
+	w.t.Helper()
+	p, err := feature.ParsePacket(proto, from, to)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	p.Interface = device
+	x, err := w.Explain(w.t.Context(), p)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	text := "result: " + x.Result + "\n"
+	for _, s := range x.Steps {
+		text += s.Step + ": " + s.Text + "\n"
+	}
+	return text
+}
+
+// A packet to a service of a load balancer is explained to its backend, at a device and past them, in the order of the programs there.
+// Nobody is told to make the address local.
+func TestExplainLoadBalancer(t *testing.T) {
+	w := newWorld(t)
+	if err := kernel.Require(lb.Needs); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	near, far := wire(t, "b0", "10.3.0.1/24")
+	wire(t, "b1", "10.4.0.1/24")
+	forwarding(t, "1")
+	f, err := lb.Open(t.Context(), w.Root, "test", lb.Options{Devices: []string{"b0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := errors.Join(f.SetService(lb.Service{Listen: netip.MustParseAddrPort("192.0.2.1:1791"), Proto: unix.IPPROTO_TCP}),
+		f.SetBackends([]lb.Backend{{Number: 1, Name: "s1", Interface: near.Attrs().Index, MAC: far.Attrs().HardwareAddr, Weight: 1}})); err != nil {
+		t.Fatal(err)
+	}
+	w.apply(w.config("filter: [{name: behind, hook: tcx, interfaces: [b0], rules: [{match: 'tcp.dstport == 1791', action: drop}]}]\n"))
+	check := func(from, to, device string, want ...string) {
+		t.Helper()
+		text := w.explained("tcp", from, to, device)
+		for _, s := range want {
+			if !strings.Contains(text, s) {
+				t.Errorf("%s to %s by %q:\n%swant %q", from, to, device, text, s)
+			}
+		}
+		if strings.Contains(text, "ip route add") {
+			t.Errorf("%s to %s by %q:\n%s", from, to, device, text)
+		}
+	}
+	check("10.3.0.2:1000", "192.0.2.1:1791", "", "result: backend number 1, by b0\n", "load balancer test: service number 0: the flow is new")
+	check("10.4.0.2:1000", "192.0.2.1:1791", "", "result: backend number 1, by b0\n", "route: 192.0.2.1 is not local: its route leads to weir-lb-buffer\n")
+	check("10.3.0.1:1000", "192.0.2.1:1791", "", "result: backend number 1, by b0\n", "arrival: by lo,")
+	check("10.3.0.2:1000", "192.0.2.1:80", "", "result: dropped: load balancer test has no service at tcp 192.0.2.1:80\n")
+	check("192.0.2.1:1791", "10.4.0.2:1000", "b0", "result: forwarded to the client, 10.4.0.2:1000\n", "an answer of service number 0")
+	forwarding(t, "0")
+	check("10.4.0.2:1000", "192.0.2.1:1791", "", "result: not delivered: 192.0.2.1 is not local, and the kernel does not forward what comes by b1")
+	check("10.3.0.2:1000", "192.0.2.1:1791", "", "result: backend number 1, by b0\n")
 }

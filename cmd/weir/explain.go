@@ -17,11 +17,13 @@ func explainCommand(g *cli.Globals) *cobra.Command {
 		Use: "explain {udp | tcp} FROM TO", Short: "Why a packet goes where it goes, step by step", Args: cobra.ExactArgs(3),
 		Long: `Say step by step why a datagram, or a connection attempt, goes where it goes:
 weir's filters that it meets and the rule of each that decides it, its guards and
-whether it would pass at this moment; a connected socket that is there, programs at
-the lookup, the service, its policy, the slot and its member, or what an empty slot
-does; or the kernel's own choice. Filters and guards are tried on a plain packet
-(TTL 64, four bytes, or a SYN), and count and charge nothing. Firewall rules and
-programs of others are not asked.`,
+whether it would pass at this moment; at a load balancer the service, whether the
+flow is known, the backend and the way to it; at a backend the tunnel, and the
+quarantine of sessions that move; a connected socket that is there, programs at the
+lookup, the service, its policy, the slot and its member, or what an empty slot does;
+or the kernel's own choice. Filters and guards are tried on a plain packet (TTL 64,
+four bytes, or a SYN), and count and charge nothing. Firewall rules and programs of
+others are not asked.`,
 		Example: `  weir explain udp 192.0.2.7:2055 10.0.0.1:4739
   weir explain udp 192.0.2.7:2055 10.0.0.1:4739 --interface eth1
   weir explain tcp [2001:db8::7]:40000 [2001:db8::1]:1790 --netns collectors`,

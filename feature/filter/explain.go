@@ -58,7 +58,7 @@ func explainFilter(r *kernel.Root, i kernel.Instance, p feature.Packet) ([]featu
 	if where == nil {
 		return nil, nil
 	}
-	s := feature.Verdict{Stage: stage, Order: pub.Filter.Priority, ExplainStep: feature.ExplainStep{Step: "filter " + i.Name}}
+	s := feature.Verdict{Stage: stage, Order: pub.order(where), ExplainStep: feature.ExplainStep{Step: "filter " + i.Name}}
 	if !where.Attached {
 		s.Text, s.Warning = where.Name+": "+where.Problem, true
 		return []feature.Verdict{s}, nil
@@ -84,6 +84,17 @@ func (f Filter) meets(p feature.Packet) (feature.Stage, bool) {
 		return feature.StagePrerouting, true
 	}
 	return feature.StageInput, f.At == "input"
+}
+
+// order is the filter's among weir's programs at an attachment.
+func (p *published) order(at *Attachment) int32 {
+	switch {
+	case at.Position != nil:
+		return int32(at.Position.Number)
+	case p.Attacher == attacherClsact:
+		return tcPriority
+	}
+	return p.Filter.Priority
 }
 
 // attachmentFor is where the packet meets the filter; nil if it has no such attachment.
@@ -173,7 +184,7 @@ func tell(s *feature.Verdict, f Filter, at *Attachment, hits []int, p feature.Pa
 		s.Text += fmt.Sprintf(". That is of a plain packet (TTL 64, %s): of others with these addresses and ports, %s may decide otherwise", plain, list)
 	}
 	if action == Drop {
-		s.Dropped = fmt.Sprintf("dropped: %s of filter %s, at %s", f.ruleName(decided), f.Name, at.Name)
+		s.Result = fmt.Sprintf("dropped: %s of filter %s, at %s", f.ruleName(decided), f.Name, at.Name)
 	}
 }
 

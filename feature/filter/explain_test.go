@@ -46,8 +46,8 @@ func TestExplainIsWhatHappens(t *testing.T) {
 				}
 				to := nstest.ListenUDP(t, w.B, p.To)
 				from := nstest.ListenUDP(t, w.A, netip.AddrPortFrom(way[0], 0))
-				arrived := arrives(t, from, to, feature.FramePayload, s.Dropped == "")
-				if arrived == (s.Dropped != "") {
+				arrived := arrives(t, from, to, feature.FramePayload, s.Result == "")
+				if arrived == (s.Result != "") {
 					t.Errorf("%s: arrives: %t; explained: %q", p.To, arrived, s.Text)
 				}
 				to.Close()

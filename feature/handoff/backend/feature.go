@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/feature/handoff/tunnel"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
@@ -43,6 +44,7 @@ var (
 	_ feature.Privileged             = Feature{}
 	_ feature.RemovePlanner          = Feature{}
 	_ feature.KeeperUser             = Feature{}
+	_ feature.Explainer              = Feature{}
 )
 
 var applied = feature.Applied[Config]{Feature: Name}
@@ -170,6 +172,16 @@ func removeHere(l *kernel.WriteLock) error {
 	}
 	kernel.Step("backend:removed")
 	return applied.Remove(l)
+}
+
+// Explain implements feature.Explainer: the tunnel that a packet comes by, and the quarantine of its session.
+func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]feature.Verdict, error) {
+	out, err := tunnel.Explain(p)
+	if err != nil {
+		return nil, err
+	}
+	more, err := quarantine.Explain(r, p)
+	return append(out, more...), err
 }
 
 // Remove implements feature.Feature: the quarantines of all network namespaces.

@@ -40,6 +40,7 @@ var (
 	_ feature.Privileged             = Feature{}
 	_ feature.AgentPins              = Feature{}
 	_ feature.RemovePlanner          = Feature{}
+	_ feature.Explainer              = Feature{}
 )
 
 var applied = feature.Applied[Config]{Feature: Name}

@@ -24,7 +24,7 @@ import (
 func (s *scene) open(t *testing.T, root *kernel.Root) {
 	t.Helper()
 	do(t, s.middle, func() (err error) {
-		s.f, err = Open(t.Context(), root, "test", Options{Devices: s.devices})
+		s.f, err = Open(t.Context(), root, "test", Options{Devices: s.devices, TunnelMTU: s.mtu})
 		return err
 	})
 	if err := s.f.setServices([]Service{{ID: 0, Listen: service4, Proto: unix.IPPROTO_TCP}, {ID: 1, Listen: service6, Proto: unix.IPPROTO_TCP}}); err != nil {
@@ -35,7 +35,12 @@ func (s *scene) open(t *testing.T, root *kernel.Root) {
 // published is a scene whose load balancer is pinned.
 func published(t *testing.T) (*scene, *kernel.Root) {
 	t.Helper()
-	sc := newScene(t)
+	return pinScene(t, newScene(t))
+}
+
+// pinScene pins the load balancer of a scene.
+func pinScene(t *testing.T, sc *scene) (*scene, *kernel.Root) {
+	t.Helper()
 	hosts := sc.f.backends
 	sc.f.Close()
 	root := kernel.OpenRoot(nstest.BPFFS + "/lb-test")

@@ -106,6 +106,9 @@ func TestRun(t *testing.T) {
 	if h := s.Backends[1]; h.Name != "h2" || h.Where != "h2" || !h.Connected || h.Weight != 2 || s.Name != "lb" {
 		t.Errorf("%+v", s)
 	}
+	if v, _ := explains(t, root, sc.middle, "c", "tcp", client(service4, 20000), service4); !strings.HasPrefix(v.Result, "backend h") || !strings.Contains(v.Result, " (number ") || v.Warning {
+		t.Errorf("explained by the agent's names: %+v", v)
+	}
 	// The data path follows within a moment of the status.
 	for end := time.Now().Add(patience); ; {
 		of := owners(t, sc, service4, 30)

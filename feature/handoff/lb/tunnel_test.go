@@ -38,8 +38,9 @@ func newRoutedScene(t *testing.T, outer6 bool) *scene {
 	if err != nil {
 		t.Skip("need: tool ip")
 	}
-	sc := &scene{}
+	sc := &scene{devices: []string{"c", "u"}}
 	lb, router := nstest.NewNetns(t), nstest.NewNetns(t)
+	sc.middle = lb
 	sc.client = nstest.NewNetns(t)
 	nstest.Cable(t, sc.client, "w0", lb, "c")
 	nstest.Address(t, sc.client, "w0", prefix("10.1.0.2/24"), prefix("fd01::2/64"))
@@ -78,7 +79,7 @@ func newRoutedScene(t *testing.T, outer6 bool) *scene {
 		sc.mtu = place.MTU
 	}
 	do(t, lb, func() (err error) {
-		if sc.f, err = New(Options{Devices: []string{"c", "u"}, TunnelMTU: sc.mtu}); err != nil {
+		if sc.f, err = New(Options{Devices: sc.devices, TunnelMTU: sc.mtu}); err != nil {
 			return err
 		}
 		t.Cleanup(sc.f.Close)

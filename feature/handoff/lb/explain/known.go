@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+)
+
+// Known is what the agent and the applied file tell of a load balancer.
+type Known struct {
+	Agent    bool // it answers
+	Backends []Backend
+	Services map[int]string          // names in the file, by number
+	Names    map[move.Backend]string // names in the file, of backends
+}
+
+// Backend is what the agent tells of one.
+type Backend struct {
+	Number move.Backend
+	Name   string
+	Weight int
+	Up     bool
+	Reason string // it is not up, or gets no new flows
+}
+
+func (k *Known) serviceName(number int) string {
+	if name := k.Services[number]; name != "" {
+		return "service " + name
+	}
+	return fmt.Sprintf("service number %d", number)
+}
+
+func (k *Known) backendName(number move.Backend) string {
+	if name := cmp.Or(k.backend(number).Name, k.Names[number]); name != "" {
+		return fmt.Sprintf("backend %s (number %d)", name, number)
+	}
+	return fmt.Sprintf("backend number %d", number)
+}
+
+// backend is what the agent says of one. One that it does not know is well as far as anybody can tell.
+func (k *Known) backend(number move.Backend) Backend {
+	i := slices.IndexFunc(k.Backends, func(b Backend) bool { return b.Number == number })
+	if i < 0 {
+		return Backend{Number: number, Up: true}
+	}
+	return k.Backends[i]
+}
+
+// unwell says why a backend is not well, as far as the agent tells; "" if it is, or nobody knows.
+func (k *Known) unwell(number move.Backend) string {
+	if b := k.backend(number); k.Agent && !b.Up {
+		return cmp.Or(b.Reason, "weir lb status tells more")
+	}
+	return ""
+}
+
+// noBackend says why no backend gets new flows, as far as the agent tells.
+func (k *Known) noBackend() string {
+	if !k.Agent {
+		return ": its agent does not answer, and weir serve runs it"
+	}
+	if len(k.Backends) == 0 {
+		return ": there is none"
+	}
+	var each []string
+	for _, b := range k.Backends {
+		reason := cmp.Or(b.Reason, "it has no part in this service")
+		if b.Reason == "" && b.Weight == 0 {
+			reason = "its weight is 0"
+		}
+		each = append(each, fmt.Sprintf("%s: %s", k.backendName(b.Number), reason))
+	}
+	return ": " + strings.Join(each, "; ")
+}
