@@ -138,10 +138,13 @@ func (h *Host) explainFaults(ctx context.Context, ns *netns.Handle, p feature.Pa
 	return err
 }
 
-// back is the interface by which a namespace reaches where a packet comes from.
+// back is the interface by which a namespace reaches where a packet comes from. Rules may choose it by the address that answers.
 func back(ns *netns.Handle, p feature.Packet) (name string, err error) {
 	err = ns.Do(func() error {
-		routes, err := netlink.RouteGet(p.From.Addr().AsSlice())
+		routes, err := netlink.RouteGetWithOptions(p.From.Addr().AsSlice(), &netlink.RouteGetOptions{SrcAddr: p.To.Addr().AsSlice()})
+		if err != nil || len(routes) == 0 { // the address is not this host's
+			routes, err = netlink.RouteGet(p.From.Addr().AsSlice())
+		}
 		if err != nil || len(routes) == 0 {
 			return fmt.Errorf("no route leads back to %s", p.From.Addr())
 		}

@@ -265,3 +265,27 @@ func TestExplainLoadBalancer(t *testing.T) {
 	check("10.4.0.2:1000", "192.0.2.1:1791", "", "result: not delivered: 192.0.2.1 is not local, and the kernel does not forward what comes by b1")
 	check("10.3.0.2:1000", "192.0.2.1:1791", "", "result: backend number 1, by b0\n")
 }
+
+// The way back to a source may depend on the address that answers.
+func TestExplainArrivalByRule(t *testing.T) {
+	w := newWorld(t)
+	at, _ := wire(t, "g0", "10.5.0.1/24")
+	own, err := netlink.ParseAddr("10.6.0.1/32")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := netlink.NewRule()
+	r.Family, r.Table, r.Src = netlink.FAMILY_V4, 77, &net.IPNet{IP: own.IP, Mask: net.CIDRMask(32, 32)}
+	_, all, _ := net.ParseCIDR("0.0.0.0/0")
+	if err := errors.Join(netlink.AddrAdd(lo, own), netlink.RouteAdd(&netlink.Route{LinkIndex: at.Attrs().Index, Dst: all, Gw: net.IPv4(10, 5, 0, 2), Table: 77}), netlink.RuleAdd(r)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { netlink.RuleDel(r); netlink.AddrDel(lo, own) })
+	if text := w.explained("udp", "203.0.113.5:9", "10.6.0.1:7", ""); !strings.Contains(text, "arrival: by g0, where the route back to 203.0.113.5 leads") {
+		t.Error(text)
+	}
+}
