@@ -4,20 +4,25 @@ package accept
 
 import (
 	"container/heap"
+	"fmt"
 	"net"
 	"sync"
 	"time"
 )
 
-// Conn is an accepted connection. Close ends it, and its count.
+// Conn is an accepted connection. It counts for its peer until it is closed and nobody uses it any more: a peer can make its
+// readers wait, and a read that waits has a thread and a descriptor.
 type Conn struct {
 	net.Conn
 	Peer Peer
 
 	l     *Listener
 	close sync.Once
+	left  chan struct{} // closed when the connection does not count any more
 
 	// l.mu guards the rest.
+	uses     int  // of the socket: until Close has returned; with Options.Held also until Release
+	ending   bool // it is closed, or is being closed
 	state    state
 	since    uint64 // serial of its last change of state
 	at       time.Time
@@ -36,45 +41,91 @@ const (
 
 // peerConns are a peer's connections.
 type peerConns struct {
-	all     int
+	all     int  // with those that end
 	idle    ages // waiting
 	working ages // busy
 }
 
+// A newcomer waits for the end of the connection that makes room for it. All other newcomers wait meanwhile, and a peer can
+// make ends take long. So these waits have a budget of time, of all peers; without it the newcomer is refused.
+const (
+	longestEnd = 200 * time.Millisecond
+	endBurst   = time.Second
+	endShare   = 5 // a fifth of the time
+)
+
 // enter counts a connection, making room for it; nil if there is none.
 func (l *Listener) enter(raw net.Conn, p Peer) *Conn {
-	c := &Conn{Conn: raw, Peer: p, l: l, index: -1}
+	c := &Conn{Conn: raw, Peer: p, l: l, index: -1, uses: 1, left: make(chan struct{})}
+	if l.o.Held {
+		c.uses++
+	}
 	if p.trusted() {
 		c.state = admitted
 		return c
 	}
+	for {
+		evicted, full := l.claim(c)
+		switch {
+		case full == "":
+			return c
+		case evicted == nil || !l.wait(evicted):
+			l.o.Log.Warn("connection refused: "+full, "listener", l.o.Name, "peer", p)
+			return nil
+		}
+	}
+}
+
+// claim counts a connection if there is room, else says what is full, and evicts another one if that helps.
+func (l *Listener) claim(c *Conn) (evicted *Conn, full string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	own := l.peers[p]
+	own := l.peers[c.Peer]
 	if own == nil {
 		own = &peerConns{}
 	}
-	if own.all >= l.o.PerPeer && !l.evict(own) {
-		l.o.Log.Warn("connection refused: its peer has too many", "listener", l.o.Name, "peer", p, "limit", l.o.PerPeer)
-		return nil
+	if own.all >= l.o.PerPeer {
+		return l.evict(own), fmt.Sprintf("its peer has %d, the limit", own.all)
 	}
 	if l.count >= l.o.Strangers {
 		most := l.heaviest()
 		if most != nil && most.strangers() <= own.strangers() {
 			most = own
 		}
-		if most == nil || !l.evict(most) {
-			l.o.Log.Warn("connection refused: there are too many", "listener", l.o.Name, "peer", p, "limit", l.o.Strangers)
-			return nil
+		full = fmt.Sprintf("there are %d, the limit", l.count)
+		if most == nil {
+			return nil, full
 		}
+		return l.evict(most), full
 	}
-	l.peers[p] = own
+	l.peers[c.Peer] = own
 	own.all++
 	l.count++
 	c.counted = true
 	c.to(own, waiting)
 	c.deadline = time.AfterFunc(l.o.Handshake, c.late)
-	return c
+	return nil, ""
+}
+
+// wait waits until an evicted connection does not count any more, and says whether that is so.
+func (l *Listener) wait(c *Conn) bool {
+	began := time.Now()
+	l.spent = l.spentAt(began)
+	longest := min(longestEnd, endBurst-l.spent)
+	gone := true
+	select {
+	case <-c.left:
+	case <-time.After(longest):
+		gone = false
+	}
+	l.ended = time.Now()
+	l.spent += l.ended.Sub(began)
+	return gone
+}
+
+// spentAt is how much of the budget for waits is spent.
+func (l *Listener) spentAt(now time.Time) time.Duration {
+	return max(0, l.spent-now.Sub(l.ended)/endShare)
 }
 
 // heaviest is the peer with the most connections that are not admitted.
@@ -102,8 +153,8 @@ func (p *peerConns) oldest() uint64 {
 }
 
 // evict closes the peer's connection that has been idle for longest, else the one that
-// has been busy for too long. l.mu is held.
-func (l *Listener) evict(p *peerConns) bool {
+// has been busy for too long; nil if there is none. l.mu is held.
+func (l *Listener) evict(p *peerConns) *Conn {
 	var c *Conn
 	switch {
 	case len(p.idle) > 0:
@@ -111,12 +162,12 @@ func (l *Listener) evict(p *peerConns) bool {
 	case len(p.working) > 0 && l.o.Write > 0 && time.Since(p.working[0].at) > l.o.Write/10:
 		c = p.working[0]
 	default:
-		return false
+		return nil
 	}
-	l.uncount(c)
+	c.withdraw()
 	l.o.Log.Warn("idle connection closed to let another in", "listener", l.o.Name, "peer", c.Peer)
-	go c.Conn.Close()
-	return true
+	go c.Close()
+	return c
 }
 
 // evictOldest frees a descriptor.
@@ -124,7 +175,7 @@ func (l *Listener) evictOldest() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.heaviest()
-	return p != nil && l.evict(p)
+	return p != nil && l.evict(p) != nil
 }
 
 // to moves a connection to a state. l.mu is held.
@@ -146,24 +197,39 @@ func (p *peerConns) of(s state) *ages {
 	return &p.idle
 }
 
-// uncount ends the counting of a connection. l.mu is held.
-func (l *Listener) uncount(c *Conn) {
+// withdraw takes a connection out of those that may be closed to let another in. l.mu is held.
+func (c *Conn) withdraw() {
 	if c.deadline != nil {
 		c.deadline.Stop()
 	}
+	c.ending = true
+	if c.index >= 0 {
+		heap.Remove(c.l.peers[c.Peer].of(c.state), c.index)
+	}
+}
+
+// Release says that the caller has read all that it will, and closed what it has received: see [Options].Held.
+func (c *Conn) Release() {
+	c.l.mu.Lock()
+	defer c.l.mu.Unlock()
+	if c.uses--; c.uses == 0 {
+		c.uncount()
+	}
+}
+
+// uncount ends the counting of a connection that nobody uses. l.mu is held.
+func (c *Conn) uncount() {
+	close(c.left)
 	if !c.counted {
 		return
 	}
 	c.counted = false
-	p := l.peers[c.Peer]
-	if c.index >= 0 {
-		heap.Remove(p.of(c.state), c.index)
-	}
+	p := c.l.peers[c.Peer]
 	if c.state != admitted {
-		l.count--
+		c.l.count--
 	}
 	if p.all--; p.all == 0 {
-		delete(l.peers, c.Peer)
+		delete(c.l.peers, c.Peer)
 	}
 }
 
@@ -174,7 +240,7 @@ func (c *Conn) late() {
 		c.l.mu.Unlock()
 		return
 	}
-	c.l.uncount(c)
+	c.withdraw()
 	c.l.mu.Unlock()
 	c.Close()
 }
@@ -188,7 +254,7 @@ func (c *Conn) Admit() bool {
 	if c.state == admitted {
 		return true // trusted
 	}
-	if !c.counted {
+	if !c.counted || c.ending {
 		return false
 	}
 	c.deadline.Stop()
@@ -210,21 +276,23 @@ func (c *Conn) working(s state) {
 	l := c.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !c.counted || c.state == admitted {
+	if !c.counted || c.ending || c.state == admitted {
 		return
 	}
 	c.deadline.Stop() // net/http has its own from here on
 	c.to(l.peers[c.Peer], s)
 }
 
-// Close implements net.Conn.
-func (c *Conn) Close() error {
+// Close implements net.Conn. The first call returns when no reader has the connection any more.
+func (c *Conn) Close() (err error) {
 	c.close.Do(func() {
 		c.l.mu.Lock()
-		defer c.l.mu.Unlock()
-		c.l.uncount(c)
+		c.withdraw()
+		c.l.mu.Unlock()
+		err = end(c.Conn)
+		c.Release()
 	})
-	return c.Conn.Close()
+	return err
 }
 
 // ages are connections, the first being the oldest in its state.

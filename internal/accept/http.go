@@ -12,9 +12,12 @@ import (
 	"time"
 )
 
-// HTTP answers requests within o until ctx is done. [ConnFrom] tells handlers who asks.
+// HTTP answers requests within o until ctx is done. Clients cannot pass descriptors. [ConnFrom] tells handlers who asks.
 func HTTP(ctx context.Context, l net.Listener, h http.Handler, o Options) error {
 	b := New(l, o)
+	if err := refuseRights(l); err != nil {
+		return err
+	}
 	if o.Write > 0 {
 		h = noBody(h)
 	}

@@ -38,6 +38,8 @@ type Options struct {
 	// Write is the time for an HTTP request, answer included; 0: no limit. A connection
 	// that is busy for longer than a tenth of it may be closed to let another in.
 	Write time.Duration
+	// Held has a connection count until [Conn.Release] is called as well, which every caller of Next then does once.
+	Held bool
 	// Once answers one HTTP request a connection.
 	Once bool
 	Log  *slog.Logger
@@ -88,7 +90,12 @@ type Listener struct {
 	net.Listener
 	o Options
 
-	diag   sockdiag.Finder // of Next
+	// Next alone uses these.
+	diag   sockdiag.Finder
+	enders enders
+	spent  time.Duration // of the budget for waits, at ended
+	ended  time.Time
+
 	mu     sync.Mutex
 	peers  map[Peer]*peerConns
 	count  int // strangers
@@ -127,13 +134,13 @@ func (l *Listener) Next() (*Conn, error) {
 		}
 		peer, err := l.identify(raw)
 		if err != nil { // it has gone already, or is of another pid namespace
-			raw.Close()
+			l.enders.end(raw)
 			continue
 		}
 		if c := l.enter(raw, peer); c != nil {
 			return c, nil
 		}
-		raw.Close()
+		l.enders.end(raw)
 	}
 }
 
