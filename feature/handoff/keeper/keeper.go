@@ -190,7 +190,7 @@ func (k *Keeper) Serve(ctx context.Context, l *net.UnixListener) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
 	members.Go(func() { k.watch(ctx) })
-	in := accept.New(l, accept.Options{Name: "keeper", PerPeer: connectionsEach, Handshake: helloTime, Log: k.Log})
+	in := accept.New(l, accept.Options{Name: "keeper", PerPeer: connectionsEach, Handshake: helloTime, Held: true, Log: k.Log})
 	for {
 		c, err := in.Next()
 		if ctx.Err() != nil {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,7 +25,8 @@ import (
 // until it has exited: only then does nobody touch its sessions any more.
 type member struct {
 	conn    *wire.Conn
-	admit   func() bool // see accept.Conn.Admit
+	admit   func() bool  // see accept.Conn.Admit
+	end     func() error // accept.Conn.Close, which waits for the reader
 	process *process
 	service *service
 	name    string
@@ -68,6 +70,8 @@ type outgoing struct {
 
 // connection serves a process from its first to its last message.
 func (k *Keeper) connection(ctx context.Context, c *accept.Conn) {
+	release := sync.OnceFunc(c.Release)
+	defer release()
 	defer c.Close()
 	u, ok := c.Conn.(*net.UnixConn)
 	if !ok {
@@ -91,15 +95,16 @@ func (k *Keeper) connection(ctx context.Context, c *accept.Conn) {
 	// As the keeper ends, what the member has said already counts: that it leaves, say.
 	stop := context.AfterFunc(ctx, func() {
 		conn.SetReadDeadline(time.Now().Add(lastWords))
-		time.AfterFunc(time.Second, func() { conn.Close() }) // of one that never stops talking
+		time.AfterFunc(time.Second, func() { c.Close() }) // of one that never stops talking
 	})
 	defer stop()
-	m := &member{conn: conn, admit: c.Admit, process: p, since: time.Now(), sessions: map[uint64]*session{}, given: map[uint64]time.Time{}, parks: map[uint64]*session{}, kick: make(chan struct{}, 1)}
+	m := &member{conn: conn, admit: c.Admit, end: c.Close, process: p, since: time.Now(), sessions: map[uint64]*session{}, given: map[uint64]time.Time{}, parks: map[uint64]*session{}, kick: make(chan struct{}, 1)}
 	ended := make(chan struct{})
 	go m.write(k, ended)
 	err = k.read(ctx, m)
 	close(ended)
 	c.Close()
+	release()
 	if err != nil && ctx.Err() == nil {
 		k.Log.Warn("connection ends", "service", m.serviceName(), "member", m.name, "pid", p.PID, "uid", p.UID, "err", err)
 	}
@@ -276,7 +281,7 @@ func (k *Keeper) post(m *member, o outgoing) {
 	}
 	if !k.queues(m, &o.message) {
 		k.Log.Warn("does not read", "service", m.serviceName(), "member", m.name, "pid", m.process.PID, "uid", m.process.UID)
-		m.conn.Close()
+		go m.end() // not under mu: it may have descriptors in its queue
 		return
 	}
 	m.queue = append(m.queue, o)
@@ -380,7 +385,7 @@ func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message, fds []
 	}
 	m.conn.SetReadDeadline(time.Time{})
 	if ctx.Err() != nil {
-		m.conn.Close() // the deadline just lifted was that of the keeper's end
+		m.end() // the deadline just lifted was that of the keeper's end
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 )
 
 // closer closes descriptors whose close(2) may wait: a TCP socket with SO_LINGER and data that its peer does not take, a Unix
-// socket with such a socket in its queue, a file of a file system that does not answer. Each wait takes a thread, so that
-// there are few at once; the others stay open meanwhile. A process that ends waits for none of them: the kernel does not
+// socket with such a socket in its queue, a file of a file system that does not answer. [bounded.Interrupt] ends the wait for
+// sockets. Each wait takes a thread, so that there are few at once; the others stay open meanwhile. A process that ends waits for none of them: the kernel does not
 // linger for it.
 type closer struct {
 	mu      sync.Mutex
@@ -59,7 +59,7 @@ func (c *closer) closeBounded(fd int) {
 	full := c.running == maxClosers
 	c.mu.Unlock()
 	if full && nolinger(fd) {
-		unix.Close(fd) // a socket does without a thread
+		closeNow(fd) // a socket does without a thread
 		return
 	}
 	c.mu.Lock()
@@ -72,7 +72,7 @@ func (c *closer) closeBounded(fd int) {
 
 func (c *closer) run(fd int) {
 	for {
-		unix.Close(fd)
+		closeNow(fd)
 		c.mu.Lock()
 		if len(c.waiting) == 0 {
 			c.running--
@@ -84,6 +84,9 @@ func (c *closer) run(fd int) {
 		c.mu.Unlock()
 	}
 }
+
+// closeNow closes a descriptor, and waits for a moment at most, but for a file system that does not answer.
+func closeNow(fd int) { bounded.Interrupt(func() { unix.Close(fd) }) }
 
 // CloseKept closes the duplicate of a connection that was kept for a party, with a reset if reset is set. It may be called under
 // a lock: it waits for a second at most, where the socket's owner holds the socket's lock. The owner can set SO_LINGER at any

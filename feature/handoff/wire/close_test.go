@@ -3,8 +3,8 @@
 package wire
 
 import (
+	"errors"
 	"fmt"
-	"net"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,51 +12,6 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 	"golang.org/x/sys/unix"
 )
-
-// lingering is a TCP socket whose close waits for a minute: its peer takes nothing of what it has sent.
-func lingering(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	c, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	peer, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { peer.Close() }) // resets: what waits ends then
-	f, err := c.(*net.TCPConn).File()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.Close()
-	fd, err := unix.Dup(int(f.Fd()))
-	f.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		t.Fatal(err)
-	}
-	for b := make([]byte, 1<<20); err == nil; {
-		_, err = unix.Write(fd, b)
-	}
-	if err != unix.EAGAIN {
-		t.Fatal(err)
-	}
-	if err := unix.SetNonblock(fd, false); err != nil { // else the kernel does not wait
-		t.Fatal(err)
-	}
-	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 60}); err != nil {
-		t.Fatal(err)
-	}
-	return fd
-}
 
 // queued is a Unix socket with a descriptor in its queue, which is closed with it.
 func queued(t *testing.T, fd int) int {
@@ -76,8 +31,7 @@ func queued(t *testing.T, fd int) int {
 // TestCloseAllDoesNotWait closes more lingering sockets than may wait at once, bare and in the queue of a Unix socket.
 func TestCloseAllDoesNotWait(t *testing.T) {
 	var fds []int
-	for i := range maxClosers + 8 {
-		fd := lingering(t)
+	for i, fd := range nstest.Lingering(t, maxClosers+8) {
 		if i%2 == 1 {
 			fd = queued(t, fd)
 		}
@@ -95,6 +49,55 @@ func TestCloseAllDoesNotWait(t *testing.T) {
 	}
 }
 
+// TestManyLingeringSockets closes many more than there are closers, without the help of their peers.
+func TestManyLingeringSockets(t *testing.T) {
+	done := make(chan struct{})
+	fds := nstest.Lingering(t, 2*(maxClosers+maxWaiting))
+	for i, fd := range fds {
+		fds[i] = queued(t, fd)
+	}
+	go func() {
+		defer close(done)
+		CloseAll(fds)
+	}()
+	select {
+	case <-done:
+	case <-time.After(nstest.Timeout()):
+		t.Fatal("closing what a stranger sent waits for the stranger")
+	}
+	nstest.Eventually(t, func() error {
+		strangers.mu.Lock()
+		defer strangers.mu.Unlock()
+		if n := strangers.running + len(strangers.waiting); n > 0 {
+			return fmt.Errorf("%d closes wait", n)
+		}
+		return nil
+	})
+}
+
+// TestTruncatedDescriptors has the kernel drop lingering sockets in Receive: more than a message may have.
+func TestTruncatedDescriptors(t *testing.T) {
+	c, far := pair(t)
+	fds := nstest.Lingering(t, maxFDs+4)
+	if err := unix.Sendmsg(far, []byte("x"), unix.UnixRights(fds...), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	nstest.Drop(fds...)
+	done := make(chan error, 1)
+	go func() {
+		_, _, err := c.Receive()
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if !errors.Is(err, ErrMalformed) {
+			t.Error(err)
+		}
+	case <-time.After(nstest.Timeout()):
+		t.Fatal("receiving waits for the peers of what was dropped")
+	}
+}
+
 // TestClosersAreBounded has a stranger make all closers wait: what others pass is closed all the same while it can be, and no
 // more than a few descriptors stay open.
 func TestClosersAreBounded(t *testing.T) {
@@ -108,8 +111,8 @@ func TestClosersAreBounded(t *testing.T) {
 		c.waiting = nil
 		c.room.Broadcast()
 	})
-	for range maxClosers {
-		c.closeBounded(queued(t, lingering(t)))
+	for _, fd := range nstest.Lingering(t, maxClosers) {
+		c.closeBounded(queued(t, fd))
 	}
 	sockets := make(chan struct{})
 	go func() {
@@ -158,11 +161,7 @@ func TestClosersAreBounded(t *testing.T) {
 
 // TestCloseKeptDoesNotWait closes more lingering connections than threads may be, as a member's end does.
 func TestCloseKeptDoesNotWait(t *testing.T) {
-	var fds []int
-	for range maxClosers + 8 {
-		fds = append(fds, lingering(t))
-	}
-	for _, fd := range fds {
+	for _, fd := range nstest.Lingering(t, maxClosers+8) {
 		CloseKept("a test", fd, false)
 	}
 	nstest.Eventually(t, func() error {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/accept"
+	"github.com/weir-project/weir/internal/bounded"
 )
 
 // ErrFull says that the receiver has not read what was sent before.
@@ -131,7 +132,7 @@ func (c *Conn) send(m *Message, fds []int, wait bool) error {
 func (c *Conn) Receive() (Message, []int, error) {
 	var r received
 	err := c.raw.Read(func(fd uintptr) bool {
-		r = c.recvmsg(fd)
+		bounded.Interrupt(func() { r = c.recvmsg(fd) })
 		return r.err != unix.EAGAIN
 	})
 	return c.parse(r, err)
@@ -141,7 +142,7 @@ func (c *Conn) Receive() (Message, []int, error) {
 // if nothing is.
 func (c *Conn) TryReceive() (Message, []int, error) {
 	var r received
-	err := c.raw.Control(func(fd uintptr) { r = c.recvmsg(fd) })
+	err := c.raw.Control(func(fd uintptr) { bounded.Interrupt(func() { r = c.recvmsg(fd) }) })
 	return c.parse(r, err)
 }
 
@@ -151,6 +152,7 @@ type received struct {
 	err            error
 }
 
+// recvmsg receives a message. The kernel drops more descriptors than there is room for.
 func (c *Conn) recvmsg(fd uintptr) (r received) {
 	for {
 		r.n, r.oobn, r.flags, _, r.err = unix.Recvmsg(int(fd), c.in, c.oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
@@ -234,7 +236,7 @@ func CloseAll(fds []int) {
 		if lingers(fd) {
 			strangers.closeBounded(fd)
 		} else {
-			unix.Close(fd)
+			closeNow(fd)
 		}
 	}
 }
