@@ -9,7 +9,6 @@ import (
 	"os/user"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/weir-project/weir/feature/steer/engine"
@@ -59,20 +58,14 @@ func RegisterPeer(ctx context.Context, r *kernel.Root, name string, slot int, pe
 		return err
 	}
 	m.PID = peer.PID
-	leave := registering.enter(peer.UID)
-	defer leave()
 	for {
-		if err := notWithdrawn(r, s); err != nil {
-			return err
-		}
-		began := time.Now()
-		_, err := engine.AdmitOnly(ctx, r, s, &m, who)
+		err := lookOnce(ctx, r, s, &m, who, peer.UID)
 		if err == nil || !engine.Waiting(err) || !proc.Alive() {
 			return err
 		}
-		pause := registering.pause(peer.UID, time.Since(began))
+		pause := between
 		if errors.Is(err, service.ErrNotReady) {
-			pause = m.Ready.Every()
+			pause = max(between, m.Ready.Every())
 		}
 		select {
 		case <-ctx.Done():
@@ -82,42 +75,24 @@ func RegisterPeer(ctx context.Context, r *kernel.Root, name string, slot int, pe
 	}
 }
 
-// registering counts the processes of each user that wait for a slot.
-var registering waiters
+// registering bounds the looks for sockets of processes that wait for a slot.
+var registering turns
 
-type waiters struct {
-	mu    sync.Mutex
-	users map[uint32]int
-}
+// between is how long a process waits at least from one look to the next.
+const between = 20 * time.Millisecond
 
-// enter counts one, until leave is called.
-func (w *waiters) enter(uid uint32) (leave func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.users == nil {
-		w.users = map[uint32]int{}
+// lookOnce gives a slot to a process if its sockets are there, when it is its user's turn.
+func lookOnce(ctx context.Context, r *kernel.Root, s slots.Slot, m *service.Member, who slots.Process, uid uint32) error {
+	done, err := registering.claim(ctx, uid)
+	if err != nil {
+		return fmt.Errorf("%w: looking for its sockets waits for other processes of user %d", service.ErrNotReady, uid)
 	}
-	w.users[uid]++
-	return func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if w.users[uid]--; w.users[uid] == 0 {
-			delete(w.users, uid)
-		}
+	defer done()
+	if err := notWithdrawn(r, s); err != nil {
+		return err
 	}
-}
-
-// pause is how long to wait before looking at a process's sockets again, which took so long: together a user's processes cost a
-// fifth of a CPU. A process with many descriptors takes long.
-func (w *waiters) pause(uid uint32, took time.Duration) time.Duration {
-	const shortest, longest = 20 * time.Millisecond, 2 * time.Second
-	n := 1
-	if uid != 0 {
-		w.mu.Lock()
-		n = w.users[uid]
-		w.mu.Unlock()
-	}
-	return max(shortest, min(4*took*time.Duration(n), longest))
+	_, err = engine.AdmitOnly(ctx, r, s, m, who)
+	return err
 }
 
 // process makes sure that the number still means the process that connected:

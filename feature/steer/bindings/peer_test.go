@@ -3,34 +3,60 @@
 package bindings
 
 import (
+	"context"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
-// However many processes of a user wait for a slot, and however long a look at each takes, they cost a fifth of a CPU.
-func TestWaitersPause(t *testing.T) {
-	var w waiters
-	for n := 1; n <= 16; n++ {
-		defer w.enter(7)()
-		for _, took := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 30 * time.Millisecond} {
-			pause := w.pause(7, took)
-			if share := float64(n) * took.Seconds() / (took + pause).Seconds(); share > 0.25 {
-				t.Errorf("%d that take %v each: %v of a CPU", n, took, share)
+// However many processes of a user wait for a slot, and however long a look at each takes, the first included, they cost a fifth of a CPU.
+func TestLooksShareFifth(t *testing.T) {
+	for _, took := range []time.Duration{time.Millisecond, 30 * time.Millisecond, 2 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			var w turns
+			const lasts = 2 * time.Minute
+			ctx, cancel := context.WithTimeout(t.Context(), lasts)
+			defer cancel()
+			spent := time.Duration(0) // by one at a time
+			var all sync.WaitGroup
+			for range 16 {
+				all.Go(func() {
+					for {
+						done, err := w.claim(ctx, 7)
+						if err != nil {
+							return
+						}
+						time.Sleep(took)
+						spent += took
+						done()
+					}
+				})
 			}
-			if pause > 2*time.Second {
-				t.Errorf("%d that take %v each wait for %v", n, took, pause)
+			if done, err := w.claim(ctx, 8); err != nil {
+				t.Error("another user waits:", err)
+			} else {
+				done()
 			}
+			all.Wait()
+			if share := spent.Seconds() / lasts.Seconds(); share > 0.22 || share < 0.18 {
+				t.Errorf("16 that take %v each: %.2f of a CPU", took, share)
+			}
+			time.Sleep(time.Minute)
+			w.enter(9)
+			if len(w.users) != 1 {
+				t.Errorf("%d users are remembered", len(w.users))
+			}
+		})
+	}
+}
+
+// Root's processes do not wait for each other.
+func TestLooksOfRoot(t *testing.T) {
+	var w turns
+	for range 2 {
+		if _, err := w.claim(t.Context(), 0); err != nil {
+			t.Fatal(err)
 		}
-	}
-	defer w.enter(8)()
-	if p := w.pause(8, time.Millisecond); p != 20*time.Millisecond {
-		t.Errorf("another user's waits for %v", p)
-	}
-	if p := w.pause(0, 100*time.Millisecond); p != 400*time.Millisecond {
-		t.Errorf("root's waits for %v", p)
-	}
-	leave := w.enter(9)
-	if leave(); len(w.users) != 2 {
-		t.Errorf("%d users are remembered", len(w.users))
 	}
 }

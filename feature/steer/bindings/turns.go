@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bindings
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// lookShare bounds the looks at a user's processes, one after the other, to a fifth of a CPU: after a look the next waits for this many
+// times as long. A look at a process with many descriptors takes long.
+const lookShare = 4
+
+// turns has the looks at a user's processes follow each other. Root's do not wait.
+type turns struct {
+	mu    sync.Mutex
+	users map[uint32]*turn
+}
+
+type turn struct {
+	waiting int           // and the one at work; guarded by turns.mu
+	room    chan struct{} // has one element while a look is at work
+	next    time.Time     // the next look not before; whoever is in room has it
+}
+
+// claim waits for a user's turn. The caller looks, and calls done.
+func (t *turns) claim(ctx context.Context, uid uint32) (done func(), err error) {
+	if uid == 0 {
+		return func() {}, nil
+	}
+	u := t.enter(uid)
+	select {
+	case u.room <- struct{}{}:
+	case <-ctx.Done():
+		t.release(u)
+		return nil, ctx.Err()
+	}
+	wait := time.NewTimer(time.Until(u.next))
+	defer wait.Stop()
+	select {
+	case <-wait.C:
+	case <-ctx.Done():
+		<-u.room
+		t.release(u)
+		return nil, ctx.Err()
+	}
+	began := time.Now()
+	return func() {
+		now := time.Now()
+		t.mu.Lock()
+		u.next = now.Add(lookShare * now.Sub(began))
+		t.mu.Unlock()
+		<-u.room
+		t.release(u)
+	}, nil
+}
+
+// enter finds a user's turn, and forgets those of users who can look at once.
+func (t *turns) enter(uid uint32) *turn {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	for id, u := range t.users {
+		if u.waiting == 0 && !now.Before(u.next) {
+			delete(t.users, id)
+		}
+	}
+	u := t.users[uid]
+	if u == nil {
+		if t.users == nil {
+			t.users = map[uint32]*turn{}
+		}
+		u = &turn{room: make(chan struct{}, 1)}
+		t.users[uid] = u
+	}
+	u.waiting++
+	return u
+}
+
+func (t *turns) release(u *turn) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	u.waiting--
+}
