@@ -140,3 +140,29 @@ func (p *pace) fill(now time.Time) {
 	p.spent = max(0, p.spent-now.Sub(p.at)/lookShare)
 	p.at = now
 }
+
+// Events have a budget as well: a loop of bind(2) and close(2) makes tens of thousands a second. In a rest the buffer may
+// overflow.
+const (
+	eventBurst = 256 // events without a rest
+	eventRest  = 50 * time.Millisecond
+)
+
+// eventPace bounds the events that are read, to eventBurst in eventRest.
+type eventPace struct {
+	began time.Time
+	n     int
+}
+
+// next notes an event, and says how long to rest after it.
+func (p *eventPace) next(now time.Time) time.Duration {
+	if p.n++; p.n < eventBurst && now.Sub(p.began) < eventRest {
+		return 0
+	}
+	rest := time.Duration(0)
+	if p.n >= eventBurst {
+		rest = max(0, eventRest-now.Sub(p.began))
+	}
+	p.began, p.n = now.Add(rest), 0
+	return rest
+}

@@ -33,3 +33,25 @@ func TestPace(t *testing.T) {
 		t.Errorf("after a quiet time a look is held up by %s", d)
 	}
 }
+
+// A flood of events is read at a bounded rate, and the first events at once.
+func TestEventPace(t *testing.T) {
+	var p eventPace
+	now, began := time.Now(), time.Now()
+	for i := range 100_000 {
+		rest := p.next(now)
+		if i < eventBurst-1 && rest > 0 {
+			t.Fatalf("event %d waits for %v", i, rest)
+		}
+		now = now.Add(rest + 5*time.Microsecond)
+	}
+	if rate := 100_000 / now.Sub(began).Seconds(); rate > 1.05*eventBurst/eventRest.Seconds() {
+		t.Errorf("%.0f a second", rate)
+	}
+	for range 10 * eventBurst {
+		if rest := p.next(now); rest > 0 {
+			t.Fatalf("seldom events wait for %v", rest)
+		}
+		now = now.Add(time.Millisecond)
+	}
+}

@@ -403,9 +403,17 @@ func openHooks(ctx context.Context, events chan<- bpf.WatchEvent) (*hooks, error
 }
 
 func (h *hooks) read(ctx context.Context, events chan<- bpf.WatchEvent) {
+	var pace eventPace
 	for e, err := range h.reader.Events(ctx) {
 		if err != nil {
 			continue
+		}
+		if rest := pace.next(time.Now()); rest > 0 {
+			h.lost.Store(true) // what comes meanwhile may find no room
+			select {
+			case <-ctx.Done():
+			case <-time.After(rest):
+			}
 		}
 		select {
 		case events <- e:
