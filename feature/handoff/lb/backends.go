@@ -67,7 +67,7 @@ func (h Backend) check() error {
 
 // SetBackends has these be the backends, for every service. Flows keep theirs; new ones go by the weights.
 func (f *DataPath) SetBackends(backends []Backend) error {
-	var errs []error
+	errs := checkPlaces(backends)
 	seen := map[move.Backend]bool{}
 	for _, h := range backends {
 		errs = append(errs, h.check())

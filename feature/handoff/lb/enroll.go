@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/weir-project/weir/feature/handoff/lb/locate"
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
@@ -22,6 +23,10 @@ func (a *Agent) register(c *peer.Conn, r peer.Registration) {
 }
 
 func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
+	own := false
+	if err := a.f.ns.Do(func() error { own = locate.Own(r.Address.Unmap()); return nil }); err != nil {
+		return err
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r.Address = r.Address.Unmap() // else one address is two
@@ -36,6 +41,8 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 		return err
 	case !r.Address.IsValid() || !unicast(r.Address):
 		return fmt.Errorf("address %q: say where packets to the backend go", r.Address)
+	case own:
+		return fmt.Errorf("address %s is the load balancer's own: say the backend's", r.Address)
 	case r.Weight < 0 || r.Weight > maxWeight:
 		return fmt.Errorf("weight %d: take one of 0 to %d", r.Weight, maxWeight)
 	case m != nil && m.told != nil && m.Address.IsValid() && m.Address != r.Address:
@@ -62,7 +69,7 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 		a.members[c.Peer.Number] = m
 	}
 	if m.Address != r.Address {
-		m.placed, m.checked = time.Time{}, time.Time{}
+		m.placed, m.checked, m.rival = time.Time{}, time.Time{}, ""
 	}
 	m.Number, m.Name, m.Address, m.Weight, m.Services = c.Peer.Number, c.Peer.Name, r.Address, r.Weight, r.Services
 	if t := m.told; t != nil && t.Weighted && r.Weight > 0 {

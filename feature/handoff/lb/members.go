@@ -39,6 +39,8 @@ type member struct {
 	told     *Managed // by the options; nil: it has registered
 	location locate.Location
 	placed   time.Time // when place was found; zero: it is not known where the backend is
+	since    time.Time // when it came to its place
+	rival    string    // the backend that has the place; "": it is this one's
 	checked  time.Time // for it, the last time
 	locating bool
 	agent    bool         // it has had one
@@ -195,6 +197,9 @@ func (a *Agent) locate(m *member, at netip.Addr) {
 			// What was known stays: a backend that answers no ARP for a moment has not moved.
 			m.reason = err.Error()
 		} else {
+			if m.placed.IsZero() || p.Place() != m.location.Place() {
+				m.since = time.Now()
+			}
 			m.location, m.placed, m.reason = p, time.Now(), ""
 		}
 	}
@@ -247,6 +252,7 @@ func (a *Agent) evaluate() (backends []Backend, p peer.Peers, changed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	up := 0
+	a.contest()
 	for _, number := range slices.Sorted(maps.Keys(a.members)) {
 		m := a.members[number]
 		was := m.up
@@ -255,7 +261,7 @@ func (a *Agent) evaluate() (backends []Backend, p peer.Peers, changed bool) {
 			a.o.Log.Info("backend", "name", m.Name, "up", m.up, "reason", m.reason)
 		}
 		changed = changed || m.up != was
-		if m.placed.IsZero() {
+		if !m.found() {
 			continue
 		}
 		if m.up && m.Weight > 0 {

@@ -298,6 +298,7 @@ func TestRegisterRefused(t *testing.T) {
 		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Weight: -1}, "weight -1"},
 		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Services: []string{"five"}}, `service "five"`},
 		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("::ffff:10.2.0.2"), Weight: 1}, "is backend h1's"},
+		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.1"), Weight: 1}, "the load balancer's own"},
 		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Agent: strings.Repeat("a", 60_000) + ":7"}, "find it"},
 		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("fe80::1%" + strings.Repeat("z", 60_000))}, "zone"},
 	} {

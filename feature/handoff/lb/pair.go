@@ -240,7 +240,7 @@ func (a *Agent) adoptMembers(members []peer.Member) {
 			continue
 		}
 		if m.told == nil && m.Address != w.Address {
-			m.Address, m.placed, m.checked = w.Address, time.Time{}, time.Time{}
+			m.Address, m.placed, m.checked, m.rival = w.Address, time.Time{}, time.Time{}, ""
 		}
 		m.Weight, m.unserved = w.Weight, w.Unserved
 		if m.told == nil {

@@ -88,7 +88,7 @@ func (a *Agent) override(service, client, backend string) error {
 	a.mu.Lock()
 	to := move.Backend(0)
 	for _, m := range a.members {
-		if m.Name == backend && !m.placed.IsZero() {
+		if m.Name == backend && m.found() {
 			to = m.Number
 		}
 	}

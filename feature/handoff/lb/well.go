@@ -22,6 +22,9 @@ func (a *Agent) well(m *member) bool {
 	switch {
 	case m.placed.IsZero():
 		return false
+	case m.rival != "":
+		m.reason = fmt.Sprintf("backend %s is at its place (%s): take an address of another machine, or end one of both", m.rival, m.location.Place())
+		return false
 	case m.Check != "":
 		if m.up {
 			return m.check.bad < checkFall

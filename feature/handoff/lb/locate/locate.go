@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 )
@@ -23,6 +24,36 @@ type Location struct {
 	MTU       int // of the way there; of packets to the service that go through the tunnel
 }
 
+// Place is what the data path knows a backend by.
+type Place struct {
+	Interface int
+	MAC       [6]byte
+	Tunnel    netip.Addr
+}
+
+// Place is the location's: the interface and MAC address, or the end of the tunnel.
+func (l Location) Place() Place {
+	if l.Tunnel.IsValid() {
+		return Place{Tunnel: l.Tunnel.Unmap()}
+	}
+	p := Place{Interface: l.Interface}
+	copy(p.MAC[:], l.MAC)
+	return p
+}
+
+func (p Place) String() string {
+	if p.Tunnel.IsValid() {
+		return "the tunnel to " + p.Tunnel.String()
+	}
+	return fmt.Sprintf("%s of interface %d", net.HardwareAddr(p.MAC[:]), p.Interface)
+}
+
+// Own says whether an address is of this machine, in the network namespace of the calling thread.
+func Own(a netip.Addr) bool {
+	routes, err := netlink.RouteGet(a.AsSlice())
+	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
+}
+
 // Find asks the kernel's routes where a backend is, in the network namespace of the calling thread: a backend that no router is
 // before is on the segment of that interface, and its neighbour entry says which MAC address it has; any other is at the end of
 // a tunnel. A backend that does not answer for its address is an error.
@@ -32,6 +63,9 @@ func Find(a netip.Addr) (Location, error) {
 		return Location{}, fmt.Errorf("backend at %s: there is no route to it: %w", a, err)
 	}
 	r := routes[0]
+	if r.Type == unix.RTN_LOCAL {
+		return Location{}, fmt.Errorf("backend at %s: the address is the load balancer's own: give the backend's", a)
+	}
 	l, err := netlink.LinkByIndex(r.LinkIndex)
 	if err != nil {
 		return Location{}, fmt.Errorf("backend at %s: %w", a, err)

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/feature/handoff/lb/locate"
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// A backend that registers with another address of a connected one does not get its place: the sessions there go on, and once the
+// newcomer has gone nothing stays. The place is free for it when the other one has left it.
+func TestRegisterAtAnothersPlace(t *testing.T) {
+	sc, ca, a, at := managed(t, AgentOptions{Register: true})
+	serve(t, sc.hosts, service4)
+	one := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
+	waitOwners(t, sc, service4, "1")
+	c := dial(t, sc.client, service4)
+	asks := func(word string) {
+		t.Helper()
+		if got, err := ask(c, word, patience); err != nil || got != "1"+word {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	asks("a")
+	place := locate.Location{Interface: nstest.Ifindex(t, sc.middle, "h1"), MAC: mac(t, sc.hosts[0])}.Place()
+	evil := register(t, ca, at, "evil", 3, peer.Registration{Address: netip.MustParseAddr("fd02:0::2"), Weight: 9})
+	nstest.Eventually(t, func() error {
+		st, err := a.Status()
+		if owner := a.f.ownerOf(place); owner != 1 {
+			t.Fatalf("the place of h1 is backend %d's", owner)
+		}
+		if err == nil && len(st.Backends) == 2 && !st.Backends[1].Up && strings.Contains(st.Backends[1].Reason, "backend h1 is at its place") {
+			return nil
+		}
+		return fmt.Errorf("%+v, %v", st.Backends, err)
+	})
+	asks("b")
+	waitOwners(t, sc, service4, "1")
+	evil.c.Close()
+	nstest.Eventually(t, func() error {
+		if st, err := a.Status(); err != nil || st.Backends[1].Connected {
+			return fmt.Errorf("%+v, %v", st.Backends, err)
+		}
+		return nil
+	})
+	asks("c")
+	if owner := a.f.ownerOf(place); owner != 1 {
+		t.Fatalf("the place of h1 is backend %d's", owner)
+	}
+	if err := one.c.Register(peer.Registration{Address: netip.MustParseAddr("10.2.0.77"), Weight: 1}); err != nil {
+		t.Fatal(err)
+	}
+	nstest.Eventually(t, func() error {
+		if owner := a.f.ownerOf(place); owner != 3 {
+			return fmt.Errorf("the place that h1 has left is backend %d's", owner)
+		}
+		return nil
+	})
+}
+
+// A place is the backend's that the file names there, else the one's that the data path knows there, else the first one's.
+func TestRightToPlace(t *testing.T) {
+	named := &member{Managed: Managed{Number: 4}, told: &Managed{Address: netip.MustParseAddr("10.2.0.4")}}
+	known, first, last := &member{Managed: Managed{Number: 3}}, &member{Managed: Managed{Number: 2}}, &member{Managed: Managed{Number: 1}}
+	for i, m := range []*member{first, last, known, named} {
+		m.since = m.since.AddDate(0, 0, i)
+	}
+	order := []*member{named, known, first, last}
+	for i, m := range order {
+		for j, o := range order {
+			if got := m.compare(o, move.Backend(3)); got != max(-1, min(1, i-j)) {
+				t.Errorf("%d and %d: %d", m.Number, o.Number, got)
+			}
+		}
+	}
+}
