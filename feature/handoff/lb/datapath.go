@@ -325,23 +325,6 @@ func (f *DataPath) serviceIDs() (ids []int) {
 	return ids
 }
 
-// Counts are packets and flows since New, as lb.h's enum has them.
-type Counts struct {
-	In, Out       uint64 // packets passed to backends, and to clients
-	Learned       uint64 // flows
-	Buffered      uint64 // packets buffered
-	Mute          uint64 // packets of backends that do not own the flow, dropped
-	NoReset       uint64 // resets of flows that are about to move, dropped
-	NoBackend     uint64 // packets that there is no backend for, dropped
-	Full          uint64 // flows that there was no room for: they go by the hash
-	ICMP          uint64 // errors passed to a flow's owner
-	UnknownSource uint64 // packets of a service by who is none of its backends, dropped
-	Fragment      uint64 // later fragments of a service by flow, dropped
-	Big           uint64 // packets too big for their tunnel, left to the kernel to answer
-	Late          uint64 // packets of parked flows after their deadline: passed to the owner
-	Awaited       uint64 // packets of unknown connections, before the backends have said which are theirs: dropped
-}
-
 // Counts reads them.
 func (f *DataPath) Counts() (Counts, error) {
 	var c Counts

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package lb
+package report
 
 import (
 	"context"
@@ -10,7 +10,6 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/scrape"
-	"github.com/weir-project/weir/kernel"
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -53,13 +52,13 @@ func oneIf(yes bool) float64 {
 	return 0
 }
 
-// Collector implements feature.Measured: the metrics of all load balancers below a root, from their agents where these answer.
-func (Feature) Collector(r *kernel.Root) prometheus.Collector { return collector{r} }
-
-type collector struct{ root *kernel.Root }
+// Collector collects the metrics of load balancers.
+type Collector struct {
+	Statuses func(context.Context) ([]Status, error)
+}
 
 // Describe implements prometheus.Collector.
-func (collector) Describe(ch chan<- *prometheus.Desc) {
+func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{flowsDesc, bufferedDesc, movingDesc, upDesc, weightDesc, loadDesc, packetsDesc, learnedDesc, readDesc,
 		startingDesc, pairDesc, carriesDesc, apartDesc, toldDesc, splitDesc, splitLoss, expiresDesc, unreadDesc, agentDesc} {
 		ch <- d
@@ -67,8 +66,8 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 }
 
 // Collect implements prometheus.Collector.
-func (c collector) Collect(ch chan<- prometheus.Metric) {
-	all, err := Statuses(context.Background(), c.root)
+func (c Collector) Collect(ch chan<- prometheus.Metric) {
+	all, err := c.Statuses(context.Background())
 	var once feature.Once
 	for _, s := range all {
 		if once.First(s.Name) { // two network namespaces may have one of the same name
