@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/locate"
 	"github.com/weir-project/weir/feature/handoff/lb/ring"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
@@ -67,7 +68,7 @@ func (h Backend) check() error {
 
 // SetBackends has these be the backends, for every service. Flows keep theirs; new ones go by the weights.
 func (f *DataPath) SetBackends(backends []Backend) error {
-	errs := checkPlaces(backends)
+	errs := checkLocations(backends)
 	seen := map[move.Backend]bool{}
 	for _, h := range backends {
 		errs = append(errs, h.check())
@@ -222,6 +223,30 @@ func dropEntries[K comparable](f *DataPath, m *ebpf.Map, keep map[K]bool, stay m
 		err = errors.Join(err, m.Delete(k))
 	}
 	return err
+}
+
+// ownerOf is the backend that the data path knows at a location; 0: none.
+func (f *DataPath) ownerOf(p locate.Key) uint16 {
+	var number uint32
+	if p.Tunnel.IsValid() {
+		_ = f.maps.LbTunnels.Lookup(bpf.LBLbTunnelKey{Addr: p.Tunnel.As16()}, &number) // without an entry it stays 0
+	} else {
+		_ = f.maps.LbMacs.Lookup(bpf.LBLbMacKey{Ifindex: uint32(p.Interface), Mac: p.MAC}, &number)
+	}
+	return uint16(number)
+}
+
+// checkLocations says which backends are at one location: the data path could not tell them apart.
+func checkLocations(backends []Backend) (errs []error) {
+	at := map[locate.Key]string{}
+	for _, h := range backends {
+		key := locate.Location{Interface: h.Interface, MAC: h.MAC, Tunnel: h.Tunnel}.Key()
+		if o, taken := at[key]; taken {
+			errs = append(errs, fmt.Errorf("backend %s: it is at %s, as backend %s is: each has a location of its own", h.Name, key, o))
+		}
+		at[key] = h.Name
+	}
+	return errs
 }
 
 func interfaceMAC(index int) ([6]uint8, error) {

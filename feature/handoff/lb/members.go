@@ -39,8 +39,8 @@ type member struct {
 	told     *Managed // by the options; nil: it has registered
 	location locate.Location
 	placed   time.Time // when place was found; zero: it is not known where the backend is
-	since    time.Time // when it came to its place
-	rival    string    // the backend that has the place; "": it is this one's
+	since    time.Time // when it was found there first
+	rival    string    // the backend that is there; "": it is this one
 	checked  time.Time // for it, the last time
 	locating bool
 	agent    bool         // it has had one
@@ -197,7 +197,7 @@ func (a *Agent) locate(m *member, at netip.Addr) {
 			// What was known stays: a backend that answers no ARP for a moment has not moved.
 			m.reason = err.Error()
 		} else {
-			if m.placed.IsZero() || p.Place() != m.location.Place() {
+			if m.placed.IsZero() || p.Key() != m.location.Key() {
 				m.since = time.Now()
 			}
 			m.location, m.placed, m.reason = p, time.Now(), ""
@@ -244,6 +244,28 @@ func (a *Agent) unservedAt(m *member) []string {
 		}
 	}
 	return m.unserved
+}
+
+// found says whether it is known where a backend is, and no other one is there.
+func (m *member) found() bool { return !m.placed.IsZero() && m.rival == "" }
+
+// contest notes which members are where others are. The caller holds mu.
+func (a *Agent) contest() {
+	var found []locate.Found
+	for _, m := range a.members {
+		if !m.placed.IsZero() {
+			found = append(found, locate.Found{Name: m.Name, Number: uint16(m.Number), Named: m.told != nil && m.told.Address.IsValid(), Since: m.since, At: m.location.Key()})
+		}
+	}
+	rivals := locate.Rivals(found, a.f.ownerOf)
+	for _, m := range a.members {
+		if rival := rivals[uint16(m.Number)]; rival != m.rival {
+			m.rival = rival
+			if rival != "" {
+				a.o.Log.Warn("a backend is where another one is", "name", m.Name, "address", m.Address, "backend", rival)
+			}
+		}
+	}
 }
 
 // evaluate says which backends there are, with weight 0 those that are not to get new flows; nil as long as no backend's place is known.

@@ -23,7 +23,7 @@ func (a *Agent) well(m *member) bool {
 	case m.placed.IsZero():
 		return false
 	case m.rival != "":
-		m.reason = fmt.Sprintf("backend %s is at its place (%s): take an address of another machine, or end one of both", m.rival, m.location.Place())
+		m.reason = fmt.Sprintf("backend %s is at the same location, %s: take the address of another machine, or end one of both", m.rival, m.location.Key())
 		return false
 	case m.Check != "":
 		if m.up {

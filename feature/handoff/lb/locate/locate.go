@@ -24,24 +24,24 @@ type Location struct {
 	MTU       int // of the way there; of packets to the service that go through the tunnel
 }
 
-// Place is what the data path knows a backend by.
-type Place struct {
+// Key is what the data path knows a backend by.
+type Key struct {
 	Interface int
 	MAC       [6]byte
 	Tunnel    netip.Addr
 }
 
-// Place is the location's: the interface and MAC address, or the end of the tunnel.
-func (l Location) Place() Place {
+// Key is the location's: the interface and MAC address, or the end of the tunnel.
+func (l Location) Key() Key {
 	if l.Tunnel.IsValid() {
-		return Place{Tunnel: l.Tunnel.Unmap()}
+		return Key{Tunnel: l.Tunnel.Unmap()}
 	}
-	p := Place{Interface: l.Interface}
+	p := Key{Interface: l.Interface}
 	copy(p.MAC[:], l.MAC)
 	return p
 }
 
-func (p Place) String() string {
+func (p Key) String() string {
 	if p.Tunnel.IsValid() {
 		return "the tunnel to " + p.Tunnel.String()
 	}

@@ -9,14 +9,13 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/feature/handoff/lb/locate"
-	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
 // A backend that registers with another address of a connected one does not get its place: the sessions there go on, and once the
 // newcomer has gone nothing stays. The place is free for it when the other one has left it.
-func TestRegisterAtAnothersPlace(t *testing.T) {
+func TestRegisterAtAnothersLocation(t *testing.T) {
 	sc, ca, a, at := managed(t, AgentOptions{Register: true})
 	serve(t, sc.hosts, service4)
 	one := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
@@ -29,14 +28,14 @@ func TestRegisterAtAnothersPlace(t *testing.T) {
 		}
 	}
 	asks("a")
-	place := locate.Location{Interface: nstest.Ifindex(t, sc.middle, "h1"), MAC: mac(t, sc.hosts[0])}.Place()
+	place := locate.Location{Interface: nstest.Ifindex(t, sc.middle, "h1"), MAC: mac(t, sc.hosts[0])}.Key()
 	evil := register(t, ca, at, "evil", 3, peer.Registration{Address: netip.MustParseAddr("fd02:0::2"), Weight: 9})
 	nstest.Eventually(t, func() error {
 		st, err := a.Status()
 		if owner := a.f.ownerOf(place); owner != 1 {
 			t.Fatalf("the place of h1 is backend %d's", owner)
 		}
-		if err == nil && len(st.Backends) == 2 && !st.Backends[1].Up && strings.Contains(st.Backends[1].Reason, "backend h1 is at its place") {
+		if err == nil && len(st.Backends) == 2 && !st.Backends[1].Up && strings.Contains(st.Backends[1].Reason, "backend h1 is at the same location") {
 			return nil
 		}
 		return fmt.Errorf("%+v, %v", st.Backends, err)
@@ -63,21 +62,4 @@ func TestRegisterAtAnothersPlace(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-// A place is the backend's that the file names there, else the one's that the data path knows there, else the first one's.
-func TestRightToPlace(t *testing.T) {
-	named := &member{Managed: Managed{Number: 4}, told: &Managed{Address: netip.MustParseAddr("10.2.0.4")}}
-	known, first, last := &member{Managed: Managed{Number: 3}}, &member{Managed: Managed{Number: 2}}, &member{Managed: Managed{Number: 1}}
-	for i, m := range []*member{first, last, known, named} {
-		m.since = m.since.AddDate(0, 0, i)
-	}
-	order := []*member{named, known, first, last}
-	for i, m := range order {
-		for j, o := range order {
-			if got := m.compare(o, move.Backend(3)); got != max(-1, min(1, i-j)) {
-				t.Errorf("%d and %d: %d", m.Number, o.Number, got)
-			}
-		}
-	}
 }
