@@ -58,21 +58,33 @@ func RegisterPeer(ctx context.Context, r *kernel.Root, name string, slot int, pe
 		return err
 	}
 	m.PID = peer.PID
+	var last error
 	for {
+		began := time.Now()
 		err := lookOnce(ctx, r, s, &m, who, peer.UID)
-		if err == nil || !engine.Waiting(err) || !proc.Alive() {
-			return err
+		if errors.Is(err, errTurn) && last != nil {
+			err = last
 		}
-		pause := between
-		if errors.Is(err, service.ErrNotReady) {
-			pause = max(between, m.Ready.Every())
+		if last = err; err == nil || !engine.Waiting(err) || !proc.Alive() {
+			return err
 		}
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("slot %d of %s stays empty: %w", slot, name, err)
-		case <-time.After(pause):
+		case <-time.After(pauseAfter(err, m.Ready, time.Since(began), peer.UID)):
 		}
 	}
+}
+
+// pauseAfter is how long a process waits for its next look after one. Its user's turn may come later.
+func pauseAfter(err error, ready *service.Ready, took time.Duration, uid uint32) time.Duration {
+	switch {
+	case errors.Is(err, service.ErrNotReady) && ready != nil:
+		return max(between, ready.Every())
+	case uid == 0: // has no turns
+		return max(between, min(lookShare*took, 2*time.Second))
+	}
+	return between
 }
 
 // registering bounds the looks for sockets of processes that wait for a slot.
@@ -85,13 +97,29 @@ const between = 20 * time.Millisecond
 func lookOnce(ctx context.Context, r *kernel.Root, s slots.Slot, m *service.Member, who slots.Process, uid uint32) error {
 	done, err := registering.claim(ctx, uid)
 	if err != nil {
-		return fmt.Errorf("%w: looking for its sockets waits for other processes of user %d", service.ErrNotReady, uid)
+		return err
 	}
-	defer done()
+	err = find(ctx, r, s, m)
+	if err != nil {
+		done(0)
+		return err
+	}
+	// Its sockets are there. A check, and other commands' changes, may take long, and are no reason for others to wait.
+	done(2)
+	_, err = engine.AdmitOnly(ctx, r, s, m, who)
+	return err
+}
+
+// find says whether a process has the sockets of a slot that takes it.
+func find(ctx context.Context, r *kernel.Root, s slots.Slot, m *service.Member) error {
 	if err := notWithdrawn(r, s); err != nil {
 		return err
 	}
-	_, err = engine.AdmitOnly(ctx, r, s, m, who)
+	p, err := record.Read(r, record.Instance(s.Scope, s.Service))
+	if err != nil {
+		return fmt.Errorf("service %s: %w", s.Service, err)
+	}
+	_, err = engine.FindMember(p, ctx, s, *m)
 	return err
 }
 

@@ -4,15 +4,18 @@ package bindings
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/weir-project/weir/service"
 )
 
 // However many processes of a user wait for a slot, and however long a look at each takes, the first included, they cost a fifth of a CPU.
 func TestLooksShareFifth(t *testing.T) {
-	for _, took := range []time.Duration{time.Millisecond, 30 * time.Millisecond, 2 * time.Second} {
+	for took, more := range map[time.Duration]time.Duration{time.Millisecond: 0, 30 * time.Millisecond: 0, 2 * time.Second: 0, 10 * time.Millisecond: 2} {
 		synctest.Test(t, func(t *testing.T) {
 			var w turns
 			const lasts = 2 * time.Minute
@@ -28,15 +31,15 @@ func TestLooksShareFifth(t *testing.T) {
 							return
 						}
 						time.Sleep(took)
-						spent += took
-						done()
+						spent += (1 + more) * took // outside of the turn it takes no time here
+						done(int(more))
 					}
 				})
 			}
 			if done, err := w.claim(ctx, 8); err != nil {
 				t.Error("another user waits:", err)
 			} else {
-				done()
+				done(0)
 			}
 			all.Wait()
 			if share := spent.Seconds() / lasts.Seconds(); share > 0.22 || share < 0.18 {
@@ -58,5 +61,29 @@ func TestLooksOfRoot(t *testing.T) {
 		if _, err := w.claim(t.Context(), 0); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A process whose turn does not come in time hears what was missing at its last look.
+func TestTurnDoesNotCome(t *testing.T) {
+	var w turns
+	if _, err := w.claim(t.Context(), 7); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := w.claim(ctx, 7); !errors.Is(err, service.ErrNotReady) {
+		t.Errorf("%v, want an error that waiting may help", err)
+	}
+	for _, err := range []error{errTurn, service.ErrNoSocket} {
+		if d := pauseAfter(err, nil, time.Second, 7); d != between {
+			t.Errorf("after %v: %v", err, d)
+		}
+	}
+	if d := pauseAfter(service.ErrNotReady, &service.Ready{Interval: time.Second}, 0, 7); d != time.Second {
+		t.Errorf("after a failed check: %v", d)
+	}
+	if d := pauseAfter(service.ErrNoSocket, nil, 100*time.Millisecond, 0); d != 400*time.Millisecond {
+		t.Errorf("root: %v", d)
 	}
 }

@@ -4,13 +4,19 @@ package bindings
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
+
+	"github.com/weir-project/weir/service"
 )
 
 // lookShare bounds the looks at a user's processes, one after the other, to a fifth of a CPU: after a look the next waits for this many
 // times as long. A look at a process with many descriptors takes long.
 const lookShare = 4
+
+// errTurn says that a user's turn has not come in time.
+var errTurn = fmt.Errorf("%w: its sockets are looked for after those of its user's other processes", service.ErrNotReady)
 
 // turns has the looks at a user's processes follow each other. Root's do not wait.
 type turns struct {
@@ -24,17 +30,18 @@ type turn struct {
 	next    time.Time     // the next look not before; whoever is in room has it
 }
 
-// claim waits for a user's turn. The caller looks, and calls done.
-func (t *turns) claim(ctx context.Context, uid uint32) (done func(), err error) {
+// claim waits for a user's turn. The caller looks, and calls done with the number of looks as long as this one that follow outside of
+// a turn.
+func (t *turns) claim(ctx context.Context, uid uint32) (done func(more int), err error) {
 	if uid == 0 {
-		return func() {}, nil
+		return func(int) {}, nil
 	}
 	u := t.enter(uid)
 	select {
 	case u.room <- struct{}{}:
 	case <-ctx.Done():
 		t.release(u)
-		return nil, ctx.Err()
+		return nil, errTurn
 	}
 	wait := time.NewTimer(time.Until(u.next))
 	defer wait.Stop()
@@ -43,13 +50,14 @@ func (t *turns) claim(ctx context.Context, uid uint32) (done func(), err error) 
 	case <-ctx.Done():
 		<-u.room
 		t.release(u)
-		return nil, ctx.Err()
+		return nil, errTurn
 	}
 	began := time.Now()
-	return func() {
+	return func(more int) {
 		now := time.Now()
+		took := now.Sub(began)
 		t.mu.Lock()
-		u.next = now.Add(lookShare * now.Sub(began))
+		u.next = now.Add(lookShare*took + time.Duration(more)*(lookShare+1)*took)
 		t.mu.Unlock()
 		<-u.room
 		t.release(u)
