@@ -8,6 +8,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -103,8 +104,20 @@ func currentScope() (string, error) {
 	return kernel.ScopeOf(ns), nil
 }
 
-// noFile notes that no file is in force as a whole any more: something was removed or taken back.
-func (h *Host) noFile(l *kernel.WriteLock) {
+// noFile notes that no file is in force as a whole any more: these features were removed or taken back.
+func (h *Host) noFile(l *kernel.WriteLock, some []feature.Declared) {
+	if a, err := h.readApplied(); len(some) < len(features) && err == nil && a != nil {
+		maps.DeleteFunc(a.Files, func(_ string, files map[string]string) bool {
+			for _, f := range some {
+				delete(files, f.Name)
+			}
+			return len(files) == 0
+		})
+		if text, err := json.Marshal(applied{Boot: a.Boot, Files: a.Files}); err == nil && len(a.Files) > 0 {
+			_ = l.Keep(keptApplied, text) // as in noteApplied
+			return
+		}
+	}
 	if err := l.Forget(keptApplied); err != nil {
 		_ = l.Keep(keptApplied, []byte("{}")) // as in noteApplied
 	}

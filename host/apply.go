@@ -271,7 +271,7 @@ func (h *Host) remove(ctx context.Context, some []feature.Declared, allowOutage 
 		return err
 	}
 	err = errors.Join(err, h.forgetSaved(l, some))
-	h.noFile(l)
+	h.noFile(l, some)
 	return err
 }
 

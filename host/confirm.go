@@ -255,7 +255,7 @@ func (h *Host) rollBack(ctx context.Context, l *kernel.WriteLock, u *Unconfirmed
 		return errors.Join(fmt.Errorf("taking back the change of %s: %w", u.Since.Format(time.TimeOnly), err), u.keep(l))
 	}
 	kernel.Step("host:restored")
-	h.noFile(l)
+	h.noFile(l, features)
 	u.RolledBack, u.Problem, u.Retry = time.Now(), "", 0
 	return errors.Join(u.keep(l), l.Forget(keptBefore))
 }

@@ -27,6 +27,7 @@ type file struct {
 	mu      sync.Mutex
 	refused error // why the file of the last reload changed nothing; it is not tried again
 	err     error // of the last attempt to apply what is to be in force; it is tried again
+	lost    bool  // something went with its network namespace, and is not applied again yet
 }
 
 // failure says why the file is not in force, as of the last attempt to apply it. A nil file has no failure.
@@ -40,6 +41,23 @@ func (f *file) failure() error {
 		return fmt.Errorf("%s is not applied: %w", f.path, err)
 	}
 	return nil
+}
+
+// incomplete reports whether something of the file went with its network namespace. Of a nil file nothing did.
+func (f *file) incomplete() bool {
+	if f == nil {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.lost
+}
+
+// noteLost keeps whether something went with its network namespace.
+func (f *file) noteLost(lost bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lost = lost
 }
 
 // noteRefused keeps and logs why the file of a reload changed nothing; nil: it was read, and is applied or tried again.

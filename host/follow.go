@@ -23,21 +23,28 @@ type follower struct {
 	// before are the files in force, by feature, when spec became due or came into force: a later one of somebody else goes
 	// before spec.
 	before map[string]string
+	had    map[instanceName]string // what was applied at the last check, with its scope
+	pause  time.Time               // until then what is lost is not tried again
 }
 
 // follow applies the file, first c, and again at each reload, until ctx is done. A file that cannot be applied changes
 // nothing. Where something is missing weir serve tries again: a network namespace, an interface or a member may come late.
+// What went with its network namespace is applied again when that is back.
 // Outages are allowed where nothing is applied yet, as after a boot: members may come after weir serve.
 func (f *file) follow(ctx context.Context, h *Host, c *Config, reload <-chan struct{}, log *slog.Logger) error {
 	c.AllowOutage = h.blank()
 	w := &follower{file: f, host: h, log: log, spec: c, due: true, again: time.NewTimer(0), before: h.filesInForce()}
 	defer w.again.Stop()
+	tick := time.NewTicker(checkEvery)
+	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-w.again.C:
 			w.attempt(ctx)
+		case <-tick.C:
+			w.check(ctx)
 		case <-reload:
 			w.reload(ctx)
 		}
@@ -83,7 +90,7 @@ func (w *follower) attempt(ctx context.Context) {
 	if !w.due {
 		return
 	}
-	if w.superseded() {
+	if w.superseded(featureNames(featuresOnly(w.only))) {
 		w.log.Info("another file was applied, this one is not tried again", "file", w.path)
 		w.due = false
 		w.noteAttempt(nil, w.log)
@@ -111,14 +118,16 @@ func (h *Host) blank() bool {
 
 // inForce notes that a file is in force.
 func (w *follower) inForce(c *Config) {
-	w.spec, w.due, w.before = c, false, w.host.filesInForce()
+	w.spec, w.due, w.before, w.had = c, false, w.host.filesInForce(), nil
+	w.noteLost(false)
 }
 
-// superseded reports whether somebody has applied another file since, or removed something: weir serve does not undo that.
-func (w *follower) superseded() bool {
+// superseded reports whether somebody has applied another file for these features since, or removed one: weir serve does not undo
+// that.
+func (w *follower) superseded(names []string) bool {
 	now := w.host.filesInForce()
-	for _, f := range featuresOnly(w.only) {
-		if now[f.Name] != w.before[f.Name] && now[f.Name] != w.spec.hash {
+	for _, name := range names {
+		if now[name] != w.before[name] && now[name] != w.spec.hash {
 			return true
 		}
 	}

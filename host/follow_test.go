@@ -3,16 +3,20 @@
 package host
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/hook"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 const filterElsewhere = `
@@ -23,6 +27,12 @@ filter:
     rules: [{match: 'udp.dstport == %d', action: drop}]
 `
 
+// guardOfMember is in the network namespace of the process of a pidfile.
+const guardOfMember = `
+services:
+  telemetry: {listen: [udp 0.0.0.0:4739], steer: {slots: 1}, guard: {limit: 20kpps}, members: [{slot: 0, pidfile: %s}]}
+`
+
 // reborn is a running weir serve with a file whose filter is in the network namespace "reborn".
 type reborn struct {
 	*serving
@@ -31,12 +41,20 @@ type reborn struct {
 	reload chan struct{}
 }
 
+// needs skips a test on a kernel without a facility.
+func needs(t *testing.T, all ...kernel.Need) {
+	t.Helper()
+	for _, n := range all {
+		if err := n.Check(); err != nil {
+			t.Skip("need: kernel:", err)
+		}
+	}
+}
+
 // newReborn starts it, and waits until the filter is there.
 func newReborn(t *testing.T) reborn {
 	nstest.NeedRoot(t)
-	if err := hook.NFTMatch.Check(); err != nil {
-		t.Skip("need: kernel:", err)
-	}
+	needs(t, hook.NFTMatch, kernel.NetnsCookie)
 	r := reborn{w: newWorld(t), path: filepath.Join(t.TempDir(), "weir.yaml"), reload: make(chan struct{})}
 	r.create()
 	t.Cleanup(func() { _ = netns.Delete("reborn") }) // the test may have done so
@@ -91,7 +109,7 @@ func (r reborn) healthy() error {
 
 // waits returns an error unless /healthz tells of a reload that waits for the namespace.
 func (r reborn) waits() error {
-	if err := r.healthy(); err == nil || !strings.Contains(err.Error(), "reborn") {
+	if err := r.healthy(); err == nil || !strings.Contains(err.Error(), "reborn") || strings.Contains(err.Error(), "gone with") {
 		return fmt.Errorf("the namespace is away, and /healthz says %v", err)
 	}
 	return nil
@@ -149,4 +167,140 @@ func TestWrongFileKeepsTheAttempts(t *testing.T) {
 	if err := r.healthy(); err == nil || !strings.Contains(err.Error(), `unknown key "filters"`) {
 		t.Errorf("the file is wrong, and /healthz says %v", err)
 	}
+}
+
+// What went with its network namespace comes back with it. Until then /healthz and the metrics tell.
+func TestInstancesComeBackWithTheirNetns(t *testing.T) {
+	r := newReborn(t)
+	_, page := r.get("/metrics")
+	checkMetrics(t, page, `weir_config_info{hash="[0-9a-f]*"} 1`, `weir_config_last_apply_success 1`)
+	r.remove()
+	nstest.Eventually(t, func() error {
+		if err := r.healthy(); err == nil || !strings.Contains(err.Error(), "filter elsewhere: gone with the network namespace: ") {
+			return fmt.Errorf("the namespace is away, and %w", err)
+		}
+		return nil
+	})
+	_, page = r.get("/metrics")
+	checkMetrics(t, page, `weir_config_last_apply_success 0`)
+	if strings.Contains(page, "weir_config_info{") {
+		t.Error("the metrics say that the file is in force")
+	}
+	r.create()
+	nstest.Eventually(t, r.healthy)
+	if err := r.unlike(9); err != nil {
+		t.Error(err)
+	}
+	_, page = r.get("/metrics")
+	checkMetrics(t, page, `weir_config_info{hash="[0-9a-f]*"} 1`, `weir_config_last_apply_success 1`)
+}
+
+// A namespace that is deleted and made at once, as a container that restarts, has its filter again without a word of /healthz.
+func TestInstancesComeBackAtOnce(t *testing.T) {
+	r := newReborn(t)
+	r.remove()
+	r.create()
+	nstest.Eventually(t, func() error { return r.unlike(9) })
+}
+
+// weir serve goes by its file as weir apply applied it last.
+func TestInstancesComeBackAsAppliedLast(t *testing.T) {
+	r := newReborn(t)
+	r.write(10)
+	c, err := LoadConfig(r.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.w.apply(c)
+	r.remove()
+	r.create()
+	nstest.Eventually(t, func() error { return r.unlike(10) })
+}
+
+// What somebody removed, or replaced by another file, does not come back with its namespace.
+func TestInstancesRemovedDoNotComeBack(t *testing.T) {
+	for how, change := range map[string]func(r reborn) error{
+		"removed":      func(r reborn) error { return r.w.Remove(r.w.t.Context(), "filter", true) },
+		"another file": func(r reborn) error { r.w.apply(r.w.config(filterElsewhere, 11)); return nil },
+	} {
+		t.Run(how, func(t *testing.T) {
+			r := newReborn(t)
+			if err := change(r); err != nil {
+				t.Fatal(err)
+			}
+			r.remove()
+			r.create()
+			nstest.Eventually(t, func() error {
+				if all, err := r.w.Root.Instances("filter"); err != nil || len(all) > 0 {
+					return fmt.Errorf("the filter of the namespace that went is still there: %v, %v", all, err)
+				}
+				return nil
+			})
+			nstest.Steadily(t, 3*checkEvery, func() error {
+				if err := r.unlike(9); err == nil {
+					return errors.New("the filter of the former file is back")
+				}
+				return r.healthy()
+			})
+		})
+	}
+}
+
+// A guard of a service follows the namespace of its members, and waits for them.
+func TestGuardComesBackWithItsMember(t *testing.T) {
+	nstest.NeedRoot(t)
+	needs(t, probe.CgroupIngress, probe.CompareAndSwap, kernel.NetnsCookie)
+	w := newWorld(t)
+	dir := socketDir(t)
+	pidfile, path := filepath.Join(dir, "pid"), filepath.Join(dir, "weir.yaml")
+	text := fmt.Sprintf(guardOfMember, pidfile)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start := func() (end func() error) {
+		var p *nstest.Process
+		if err := netns.InNew(func() error {
+			err := netns.LoopbackUp()
+			p = nstest.StartReady(t, child("daemon", "0.0.0.0:4739"))
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(pidfile, fmt.Append(nil, p.PID()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return p.End
+	}
+	end := start()
+	s := w.serveWith(dir, ServeOptions{File: path})
+	guarded := func() error {
+		if status, body := s.get("/healthz"); status != http.StatusOK {
+			return fmt.Errorf("/healthz: %d %s", status, body)
+		}
+		if steps := w.plan(w.config("%s", text)); len(steps) > 0 {
+			return fmt.Errorf("apply would %q", steps)
+		}
+		return nil
+	}
+	nstest.Eventually(t, guarded)
+	if err := end(); err != nil {
+		t.Fatal(err)
+	}
+	nstest.Eventually(t, func() error {
+		if status, body := s.get("/healthz"); status == http.StatusOK || !strings.Contains(body, "services.telemetry: no member runs") {
+			return fmt.Errorf("the member has ended, and /healthz says %d %s", status, body)
+		}
+		return nil
+	})
+	here, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer here.Close()
+	all, err := w.Root.Instances("")
+	if err != nil || slices.ContainsFunc(all, func(i kernel.Instance) bool { return i.Scope == kernel.ScopeOf(here) && i.Name == "telemetry" }) {
+		t.Errorf("no member runs, and the service is in the namespace of weir serve: %v, %v", all, err)
+	}
+	start()
+	nstest.Eventually(t, guarded)
 }

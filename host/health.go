@@ -131,15 +131,18 @@ func tellFaults(log *slog.Logger, faults []kernel.Fault, told map[string]kernel.
 }
 
 // healthCollector exports faults to Prometheus.
-type healthCollector struct{ host *Host }
+type healthCollector struct {
+	host *Host
+	file *file // of weir serve; nil: none
+}
 
 var (
 	healthyDesc = prometheus.NewDesc("weir_healthy", "Whether everything that weir pinned is there and attached.", nil, nil)
 	faultDesc   = prometheus.NewDesc("weir_faults", "Faults of an instance by kind: root, pins, detached, program are damage; ahead is another program at weir's hook.",
 		[]string{"feature", "object", "kind"}, nil)
-	configDesc      = prometheus.NewDesc("weir_config_info", "The configuration in force, by the SHA-256 of its file. Absent where none was applied since the boot.", []string{"hash"}, nil)
+	configDesc      = prometheus.NewDesc("weir_config_info", "The configuration in force, by the SHA-256 of its file. Absent where none was applied since the boot, or something of it went with its network namespace.", []string{"hash"}, nil)
 	applyTimeDesc   = prometheus.NewDesc("weir_config_last_apply_timestamp_seconds", "Time of the last apply, successful or not.", nil, nil)
-	applyOKDesc     = prometheus.NewDesc("weir_config_last_apply_success", "Whether the last apply made the host match its file.", nil, nil)
+	applyOKDesc     = prometheus.NewDesc("weir_config_last_apply_success", "Whether the last apply made the host match its file, and nothing of it went with its network namespace since.", nil, nil)
 	unconfirmedDesc = prometheus.NewDesc("weir_unconfirmed_left_seconds", "Time until the change that waits for weir confirm is taken back; negative: nobody has taken it back. Absent where none waits.", nil, nil)
 )
 
@@ -161,11 +164,14 @@ func (c healthCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- scrape.Const(unconfirmedDesc, prometheus.GaugeValue, u.Left.Seconds())
 	}
 	if a, err := c.host.readApplied(); err == nil && a != nil {
-		if a.Hash != "" {
+		incomplete := c.file.incomplete()
+		if a.Hash != "" && !incomplete {
 			ch <- scrape.Const(configDesc, prometheus.GaugeValue, 1, a.Hash)
 		}
-		ch <- scrape.Const(applyTimeDesc, prometheus.GaugeValue, float64(a.Time.UnixNano())/1e9)
-		ch <- scrape.Const(applyOKDesc, prometheus.GaugeValue, feature.Gauge(a.Success))
+		if !a.Time.IsZero() {
+			ch <- scrape.Const(applyTimeDesc, prometheus.GaugeValue, float64(a.Time.UnixNano())/1e9)
+			ch <- scrape.Const(applyOKDesc, prometheus.GaugeValue, feature.Gauge(a.Success && !incomplete))
+		}
 	}
 	counts := map[[3]string]int{}
 	for _, f := range faults {

@@ -151,7 +151,7 @@ func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket
 		}
 	}
 	if !alone {
-		all = append(all, healthCollector{h})
+		all = append(all, healthCollector{h, f})
 	}
 	for _, f := range featuresOnly(o.Only) {
 		if m, ok := f.Value.(feature.Measured); ok && !alone {

@@ -86,7 +86,9 @@ A file with an error changes nothing: weir serve does not start with it, and at 
 keeps running what is there. It does not start with a root on no BPF file system, nor
 without the right to pin. Like weir apply, SIGHUP refuses a change that takes traffic
 away from its receiver. The start allows it where nothing is applied yet, as after a boot: members may
-come later. It tries again every 5 s where something is missing. weir apply changes what weir serve works by as well.
+come later. Where something is missing, weir serve tries again every 5 s, also after SIGHUP. Instances that
+went with their network namespace it applies again once the namespace is back. Until then /healthz has
+the reason. weir apply changes what weir serve works by as well, and goes before such an attempt.
 Without -f it serves what is applied, and ignores SIGHUP.
 
 --only runs some features alone, for privileges: the process keeps the capabilities that

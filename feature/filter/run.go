@@ -29,7 +29,7 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID
 	}
 	defer u.Close()
 	p := publishedFrom(u.Record)
-	if p.Filter.Hook.ofDevices() {
+	if p.Filter.Hook.ofDevices() || p.Filter.Netns != "" { // one of its own may go, as when a container restarts
 		watch(u.Ref, u.ID())
 	}
 	attachments, err := p.Attacher.attacher().attachments(&instance{inst: i, pub: p, pins: u.Pins, ns: u.Netns})

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/weir-project/weir/feature"
+)
+
+// instanceName tells instances of a file apart. A service's instance moves between network namespaces, so its scope does not count.
+type instanceName struct{ feature, name string }
+
+// applied are the scopes of the instances that this process applies, without those that follow from others.
+func (w *follower) applied() (map[instanceName]string, error) {
+	all, err := w.host.Root.Instances("")
+	if err != nil {
+		return nil, err
+	}
+	names := featureNames(featuresOnly(w.only))
+	out := map[instanceName]string{}
+	for _, i := range all {
+		if slices.Contains(names, i.Feature) && !strings.HasPrefix(i.Name, "@") {
+			out[instanceName{i.Feature, i.Name}] = i.Scope
+		}
+	}
+	return out, nil
+}
+
+// check finds what of the file in force is no longer there, though nobody has removed it or applied another file: its network namespace
+// went, as when a container restarts. The features of it are applied again, until that works.
+func (w *follower) check(ctx context.Context) {
+	if w.due || len(w.sockets) > 0 || time.Now().Before(w.pause) {
+		return // all of the file is due, or nothing is pinned
+	}
+	now, err := w.applied()
+	if err != nil {
+		return // a fault, which is told elsewhere
+	}
+	var lost []instanceName
+	for i := range w.had {
+		if _, there := now[i]; !there {
+			lost = append(lost, i)
+		}
+	}
+	if len(lost) == 0 {
+		w.had = now
+		return
+	}
+	err = w.restore(ctx, lost)
+	if ctx.Err() != nil {
+		return
+	}
+	w.noteLost(err != nil)
+	w.noteAttempt(err, w.log)
+	if err != nil {
+		w.pause = time.Now().Add(retryEvery)
+		return
+	}
+	w.had, _ = w.applied()
+}
+
+// restore applies the features of instances that are lost again, unless somebody has decided otherwise meanwhile.
+func (w *follower) restore(ctx context.Context, lost []instanceName) error {
+	features := map[string]bool{}
+	var names []string
+	for _, i := range lost {
+		features[i.feature] = true
+		names = append(names, i.feature+" "+i.name)
+	}
+	slices.Sort(names)
+	text := strings.Join(names, ", ")
+	only := slices.Sorted(maps.Keys(features))
+	if w.superseded(only) && !w.adopt(only) {
+		w.log.Info("not applied again: another file was applied, or they were removed", "lost", text)
+		return nil
+	}
+	c := *w.spec
+	c.Only = only
+	err := w.located(ctx, only)
+	if err == nil {
+		_, err = w.host.Plan(ctx, &c) // without the lock, for which commands wait: the namespace may stay away
+	}
+	if err == nil {
+		w.log.Info("applying again what went with its network namespace", "lost", text)
+		_, err = w.apply(ctx, w.host, &c, w.log)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: gone with the network namespace: %w", text, err)
+	}
+	return nil
+}
+
+// adopt goes by the new contents of the file of weir serve, if weir apply has applied them for these features.
+func (w *follower) adopt(names []string) bool {
+	next, err := w.load()
+	if err != nil {
+		return false
+	}
+	now := w.host.filesInForce()
+	if slices.ContainsFunc(names, func(name string) bool { return now[name] != next.hash }) {
+		return false
+	}
+	w.spec, w.before = next, now
+	return true
+}
+
+// located says of which service nobody knows in which network namespace it belongs: it names none, and no member runs. To apply it
+// then would move it to the namespace of weir serve.
+func (w *follower) located(ctx context.Context, names []string) error {
+	here, err := currentScope()
+	if err != nil {
+		return err
+	}
+	elsewhere := func(name string) bool {
+		return slices.ContainsFunc(names, func(f string) bool {
+			scope, had := w.had[instanceName{f, name}]
+			return had && scope != here && byService(f)
+		})
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.spec.Services)) {
+		if !elsewhere(name) {
+			continue
+		}
+		ns, certain, err := w.spec.Services[name].FindNetns(ctx)
+		if err != nil {
+			return fmt.Errorf("services.%s: network namespace: %w", name, err)
+		}
+		ns.Close()
+		if !certain {
+			return fmt.Errorf("services.%s: no member runs: start one, its namespace is the service's", name)
+		}
+	}
+	return nil
+}
+
+// byService reports whether a feature has an instance for each of its services, in the network namespace of their members.
+func byService(name string) bool {
+	return slices.ContainsFunc(features, func(f feature.Declared) bool {
+		_, ok := f.Value.(feature.ServiceSectioned)
+		return ok && f.Name == name
+	})
+}
+
+func featureNames(all []feature.Declared) (out []string) {
+	for _, f := range all {
+		out = append(out, f.Name)
+	}
+	return out
+}
