@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/lb/quota"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/internal/accept"
@@ -55,18 +56,22 @@ type Agent struct {
 	openFor time.Duration // moves of the partner's; a test has less patience
 
 	// Lock order: mu, pairing.mu, DataPath.mu, the lock of package packetbuf, bufferDevice.mu. The lock of package peer comes last.
-	mu       sync.Mutex
-	backends map[move.Backend]*peer.Conn
-	timers   map[Key]*time.Timer
-	early    map[Key]*early
-	loads    map[loadKey]uint32
-	members  map[move.Backend]*member
-	news     bool // of a member, that the others have not been told
-	kick     chan struct{}
-	startup  *startup       // the data path has begun anew, and not all backends have said which sessions are theirs; else nil
-	ended    bool           // Serve has: nothing is done with the data path any more, which may be closed
-	asides   sync.WaitGroup // goroutines that find and check backends
-	routes   routes         // of tend alone
+	mu        sync.Mutex
+	backends  map[move.Backend]*peer.Conn
+	timers    map[Key]*time.Timer
+	early     map[Key]*early
+	loads     map[loadKey]uint32
+	members   map[move.Backend]*member
+	news      bool // of a member, that the others have not been told
+	kick      chan struct{}
+	left      map[move.Backend]time.Time // when agents went
+	forgotten map[move.Backend]string    // backends that have been away for long: the partner may forget them later
+	began     time.Time
+	reports   quota.Reports
+	startup   *startup       // the data path has begun anew, and not all backends have said which sessions are theirs; else nil
+	ended     bool           // Serve has: nothing is done with the data path any more, which may be closed
+	asides    sync.WaitGroup // goroutines that find and check backends
+	routes    routes         // of tend alone
 }
 
 const (
@@ -91,7 +96,7 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 	}
 	a := &Agent{f: f, o: o, own: peer.Hello{Role: peer.LBAgent, Instance: peer.NewInstance(), Name: o.Name}, names: map[move.Backend]string{},
 		backends: map[move.Backend]*peer.Conn{}, timers: map[Key]*time.Timer{}, early: map[Key]*early{},
-		members: map[move.Backend]*member{}, kick: make(chan struct{}, 1), loads: map[loadKey]uint32{}, openFor: max(openFor, 2*o.MoveTimeout)}
+		members: map[move.Backend]*member{}, kick: make(chan struct{}, 1), loads: map[loadKey]uint32{}, left: map[move.Backend]time.Time{}, forgotten: map[move.Backend]string{}, began: time.Now(), openFor: max(openFor, 2*o.MoveTimeout)}
 	for _, h := range o.Backends {
 		a.names[h.Number] = h.Name
 	}
@@ -167,8 +172,11 @@ func (a *Agent) collect(ctx context.Context) {
 // forget has the data path forget what has ended.
 func (a *Agent) forget(ctx context.Context) {
 	for range (feature.Loop{Every: time.Second, Later: true}).Turns(ctx) {
-		if _, err := a.f.forget(a.o.EndedTimeout, a.o.IdleTimeout, &a.mu); err != nil {
+		c := a.beginCensus()
+		if _, err := a.f.forget(a.o.EndedTimeout, a.o.IdleTimeout, &a.mu, c); err != nil {
 			a.o.Log.Warn("flows that have ended stay known", "err", err)
+		} else {
+			a.endCensus(c)
 		}
 	}
 }
@@ -232,6 +240,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	defer a.mu.Unlock()
 	if a.backends[number] == c {
 		delete(a.backends, number)
+		a.left[number] = time.Now()
 		a.unload(number)
 		a.kicked()
 	}

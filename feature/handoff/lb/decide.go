@@ -48,7 +48,7 @@ func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 	now, err := change()
 	if errors.Is(err, errNoFlow) && in.Message.Kind == move.Ask && a.startup == nil && k.Client.Port() != 0 && a.f.serves(from, k.Service) {
 		// Of a connection that has been silent for long nothing is known, and who asks has it.
-		if err = a.f.Learn(k, from, 0); err == nil || errors.Is(err, ebpf.ErrKeyExist) {
+		if err = a.report(k, from, move.Flow{Owner: from}); err == nil || errors.Is(err, ebpf.ErrKeyExist) {
 			now, err = change()
 		}
 	}

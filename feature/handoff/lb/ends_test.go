@@ -190,7 +190,7 @@ func TestForgetsNoMove(t *testing.T) {
 	} {
 		was := bpf.LBLbFlow{}
 		change(t, f, k, func(v *bpf.LBLbFlow) { v.Seen = 1; was = *v })
-		n, err := f.forget(time.Hour, time.Second, &locker{before: func() { change(t, f, k, begins) }})
+		n, err := f.forget(time.Hour, time.Second, &locker{before: func() { change(t, f, k, begins) }}, newCensus())
 		if n != 0 || err != nil {
 			t.Errorf("%s: %d are forgotten, %v", what, n, err)
 		}

@@ -67,6 +67,7 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 	if m == nil {
 		m = &member{}
 		a.members[c.Peer.Number] = m
+		delete(a.forgotten, c.Peer.Number)
 	}
 	if m.Address != r.Address {
 		m.placed, m.checked, m.rival = time.Time{}, time.Time{}, ""

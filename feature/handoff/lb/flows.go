@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
@@ -33,6 +34,7 @@ type Flow struct {
 	Ended       bool   // a reset, or the ends of both sides, have been seen
 	Opening     bool   // a client's SYN made it known, and no other packet of the client has come after a backend's
 	Told        bool   // by Learn or Override, and nothing of it was seen then
+	Reported    bool   // a backend has made it known by its word
 	Pinned      bool   // by Override: it stays until Release
 	Until       uint64 // CLOCK_MONOTONIC in ns: packets to the owner wait no longer than that
 	Incarnation uint64 // instance of the owner's agent that had it flipped to the owner; 0: none has
@@ -56,6 +58,7 @@ const (
 	told         = 8
 	pinned       = 16
 	opening      = 32
+	reported     = 64
 	maxServices  = 64
 )
 
@@ -102,7 +105,7 @@ func (f *DataPath) Flow(k Key) (Flow, error) {
 
 func newFlow(v bpf.LBLbFlow) Flow {
 	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, Ended: v.Flags&wasReset != 0 || v.Flags&(finIn|finOut) == finIn|finOut,
-		Opening: v.Flags&opening != 0, Told: v.Flags&told != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Incarnation: v.Life}
+		Opening: v.Flags&opening != 0, Told: v.Flags&told != 0, Reported: v.Flags&reported != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Incarnation: v.Life}
 	out.Flow, out.Buffered = unword(v.Word)
 	out.Nonce = move.Nonce(v.Birth)
 	return out
@@ -176,7 +179,9 @@ func (f *DataPath) Learn(k Key, owner move.Backend, epoch move.Epoch) error {
 
 func (f *DataPath) learn(k Key, fl move.Flow, seen uint64, flags uint32) error {
 	v := bpf.LBLbFlow{Word: word(fl, false), Seen: seen, Flags: flags, Birth: rand.Uint32() | 1}
-	if err := f.maps.LbFlows.Update(k.raw(), &v, ebpf.UpdateNoExist); err != nil {
+	if err := f.maps.LbFlows.Update(k.raw(), &v, ebpf.UpdateNoExist); errors.Is(err, unix.E2BIG) {
+		return fmt.Errorf("learning the flow of %s: the table is full, with %d flows: it goes by the hash, and cannot move", k.Client, f.maps.LbFlows.MaxEntries())
+	} else if err != nil {
 		return fmt.Errorf("learning the flow of %s: %w", k.Client, err)
 	}
 	return nil
@@ -241,12 +246,12 @@ func (fl *Flow) never(k Key) bool {
 // not what Override has made. A connection that was never opened goes after 20 s. It returns how many. Where flows have taken three
 // quarters of their room, sources of datagrams are not learned any more, which anybody could make up: these go by the hash.
 func (f *DataPath) Forget(ended, idle time.Duration) (int, error) {
-	return f.forget(ended, idle, &sync.Mutex{})
+	return f.forget(ended, idle, &sync.Mutex{}, newCensus())
 }
 
-// forget does, holding mu whenever it removes a flow: a move that begins meanwhile is seen then.
-func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker) (n int, err error) {
-	over := func(k Key, fl Flow) bool {
+// forget does, holding mu whenever it removes a flow: a move that begins meanwhile is seen then. It counts flows in c.
+func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) (n int, err error) {
+	over := func(k Key, fl Flow, away func(move.Backend) bool) bool {
 		now := kernel.Monotonic()
 		age := time.Duration(now - min(now, fl.Seen))
 		switch {
@@ -255,13 +260,14 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker) (n int, err
 		case fl.Ended && age >= ended, age >= idle:
 			return true
 		}
-		return fl.never(k) && age >= min(idle, unanswered)
+		return fl.never(k) && age >= min(idle, unanswered) || fl.unseen() && away(fl.Owner)
 	}
 	var gone []Key
 	known := 0
 	err = f.Flows(func(k Key, fl Flow) bool {
 		known++
-		if over(k, fl) {
+		c.count(fl)
+		if over(k, fl, func(b move.Backend) bool { return c.gone[b] }) {
 			gone = append(gone, k)
 		}
 		return true
@@ -270,14 +276,14 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker) (n int, err
 		mu.Lock()
 		defer mu.Unlock()
 		fl, err := f.Flow(k)
-		if err != nil || !over(k, fl) { // it moves by now, or goes on
+		if err != nil || !over(k, fl, c.away) { // it moves by now, or goes on
 			return err
 		}
 		if err := f.maps.LbFlows.Delete(k.raw()); err != nil {
 			return err
 		}
 		n++
-		if fl.Ended {
+		if fl.Ended || fl.unseen() {
 			f.changed(k)
 		}
 		return nil

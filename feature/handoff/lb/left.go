@@ -22,7 +22,7 @@ func (a *Agent) redirect(k Key, from move.Backend, m move.Message) error {
 		}
 	})
 	if errors.Is(err, errNoFlow) { // forgotten meanwhile
-		if err = a.f.Learn(k, m.Backend, m.Epoch); errors.Is(err, ebpf.ErrKeyExist) {
+		if err = a.report(k, from, move.Flow{Owner: m.Backend, Epoch: m.Epoch}); errors.Is(err, ebpf.ErrKeyExist) {
 			err = nil
 		}
 	}

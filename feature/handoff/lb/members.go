@@ -259,12 +259,11 @@ func (a *Agent) contest() {
 	}
 	rivals := locate.Rivals(found, a.f.ownerOf)
 	for _, m := range a.members {
-		if rival := rivals[uint16(m.Number)]; rival != m.rival {
-			m.rival = rival
-			if rival != "" {
-				a.o.Log.Warn("a backend is where another one is", "name", m.Name, "address", m.Address, "backend", rival)
-			}
+		rival := rivals[uint16(m.Number)]
+		if rival != m.rival && rival != "" {
+			a.o.Log.Warn("a backend is where another one is", "name", m.Name, "address", m.Address, "backend", rival)
 		}
+		m.rival = rival
 	}
 }
 

@@ -32,6 +32,7 @@ type startup struct {
 	// byPartner: the other load balancer knows, and has told.
 	byPartner bool
 	ages      map[Key]time.Duration // of flows that a backend has said are its own
+	claims    map[move.Backend]int  // how many of open are whose
 	open      []claim               // nobody can tell yet whose they are
 }
 
@@ -45,16 +46,20 @@ type claim struct {
 // beginStartup has the agent wait for backends as long as the data path does.
 func (a *Agent) beginStartup() {
 	if until := a.f.startupUntil.Load(); until > kernel.Monotonic() {
-		a.startup = &startup{began: time.Now(), until: until, told: map[move.Backend]bool{}, ages: map[Key]time.Duration{}}
+		a.startup = &startup{began: time.Now(), until: until, told: map[move.Backend]bool{}, claims: map[move.Backend]int{}, ages: map[Key]time.Duration{}}
 	}
 }
 
 // hearOwned takes what a backend says of its sessions.
 func (a *Agent) hearOwned(c *peer.Conn, records []peer.FlowRecord, last bool) {
+	var errs []error
 	for _, r := range records {
 		if err := a.owned(c, r); err != nil {
-			a.o.Log.Warn("a session of a backend", "backend", c.Peer.Name, "flow", r.Flow.String(), "err", err)
+			errs = append(errs, fmt.Errorf("%s: %w", r.Flow, err))
 		}
+	}
+	if len(errs) > 0 {
+		a.o.Log.Warn("a session of a backend", "backend", c.Peer.Name, "sessions", len(errs), "err", errs[0])
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -76,6 +81,10 @@ func (a *Agent) owned(c *peer.Conn, r peer.FlowRecord) error {
 	case !a.f.hasConnections(k.Service):
 		return fmt.Errorf("service %d is none of this load balancer's", r.Flow.Service)
 	case a.startup != nil && (r.Gone || r.Quiet || r.To != 0):
+		if n := a.startup.claims[backend]; n >= int(a.f.maps.LbFlows.MaxEntries())/2 {
+			return fmt.Errorf("it has told of %d sessions that move, the most for one backend", n)
+		}
+		a.startup.claims[backend]++
 		a.startup.open = append(a.startup.open, claim{backend, k, r})
 		return nil
 	case r.Gone || r.To != 0:
@@ -88,10 +97,10 @@ func (a *Agent) owned(c *peer.Conn, r peer.FlowRecord) error {
 func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 	fl, err := a.f.Flow(k)
 	if errors.Is(err, errNoFlow) {
-		if a.startup != nil {
+		err = a.report(k, backend, move.Flow{Owner: backend, Epoch: r.Epoch})
+		if a.startup != nil && err == nil {
 			a.startup.ages[k] = r.Age
 		}
-		err = a.f.Learn(k, backend, r.Epoch)
 		if errors.Is(err, ebpf.ErrKeyExist) {
 			return nil // its backend has spoken just now
 		}

@@ -225,7 +225,7 @@ func (a *Agent) adoptMembers(members []peer.Member) {
 		m := a.members[w.Number]
 		if m == nil {
 			taken := slices.ContainsFunc(slices.Collect(maps.Values(a.members)), func(o *member) bool { return o.Name == w.Name || o.Address == w.Address })
-			if !a.o.Register || taken || !w.Address.IsValid() || w.Number == 0 || w.Number > MaxBackends {
+			if !a.o.Register || taken || !w.Connected && a.forgotten[w.Number] == w.Name || !w.Address.IsValid() || w.Number == 0 || w.Number > MaxBackends {
 				continue
 			}
 			m = &member{Managed: Managed{Number: w.Number, Name: w.Name}}

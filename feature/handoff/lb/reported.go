@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/kernel"
+)
+
+// A backend's word alone makes flows known: any backend could fill the table with it. So of these flows, until a packet of them is
+// seen, there is a limit for each backend and for all, and they go soon when the backend's agent does.
+
+// reportedFor is how long flows stay known by the word of a backend alone, once its agent has gone.
+const reportedFor = 30 * time.Second
+
+// unseen says whether a backend's word is all that is known of a flow.
+func (fl *Flow) unseen() bool { return fl.Reported && fl.In == 0 && fl.Out == 0 && fl.To == 0 }
+
+// census counts flows by owner.
+type census struct {
+	owned, unseen map[move.Backend]int
+	gone          map[move.Backend]bool   // whose agents have gone, before the count
+	away          func(move.Backend) bool // still; called with the lock of forget
+}
+
+func newCensus() *census {
+	return &census{owned: map[move.Backend]int{}, unseen: map[move.Backend]int{}, away: func(move.Backend) bool { return false }}
+}
+
+func (c *census) count(fl Flow) {
+	c.owned[fl.Owner]++
+	if fl.unseen() {
+		c.unseen[fl.Owner]++
+	}
+}
+
+// report records a flow of which a backend says that a session is there. The caller holds mu.
+func (a *Agent) report(k Key, by move.Backend, fl move.Flow) error {
+	if err := a.reports.Room(by, int(a.f.maps.LbFlows.MaxEntries())); err != nil {
+		return err
+	}
+	err := a.f.learn(k, fl, kernel.Monotonic(), told|reported)
+	if err == nil {
+		a.reports.Add(fl.Owner)
+	}
+	a.f.changed(k)
+	return err
+}
+
+// away says for how long a backend's agent has not been connected, here or at the partner; 0: it is. The caller holds mu.
+func (a *Agent) away(b move.Backend) time.Duration {
+	m := a.members[b]
+	if a.backends[b] != nil || m != nil && m.word != nil && m.word.Connected {
+		return 0
+	}
+	if left, ok := a.left[b]; ok {
+		return time.Since(left)
+	}
+	return time.Since(a.began)
+}
+
+// beginCensus prepares a count. Flows that are learned while it goes on count twice until the next one.
+func (a *Agent) beginCensus() *census {
+	c := newCensus()
+	c.away = func(b move.Backend) bool { return a.away(b) >= reportedFor }
+	c.gone = map[move.Backend]bool{}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.reports.Begin()
+	for b := range MaxBackends + 1 {
+		c.gone[b] = c.away(b)
+	}
+	return c
+}
+
+// endCensus takes the counts, and forgets backends that registered, have been away for idle_timeout, and have no flow.
+func (a *Agent) endCensus(c *census) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.reports.End(c.unseen)
+	for number, m := range a.members {
+		if m.told == nil && c.owned[number] == 0 && a.away(number) >= a.o.IdleTimeout {
+			a.o.Log.Info("a backend that has not been here for long is forgotten", "name", m.Name, "number", number)
+			delete(a.members, number)
+			a.forgotten[number] = m.Name
+			a.news = true
+		}
+	}
+}
