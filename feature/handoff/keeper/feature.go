@@ -118,12 +118,12 @@ func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 	return store.Remove(l, pinnedLimits)
 }
 
-// follow has a keeper go by the limits that are applied, until ctx is done: within a
-// second of a change.
+// follow has a keeper go by the limits that are applied, until ctx is done: as soon as they change. A member goes by the limit that it
+// was told when it connected.
 func (k *Keeper) follow(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	var said feature.Reported[string]
 	last := (Limits{}).withDefaults()
-	for range (feature.Loop{Every: time.Second}).Turns(ctx) {
+	for range (feature.Loop{Every: time.Second, Root: r}).Turns(ctx) {
 		st, err := Feature{}.State(ctx, r)
 		err = errors.Join(err, st.Unreadable.Err())
 		if l := st.Limits; err == nil {

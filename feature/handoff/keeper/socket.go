@@ -71,6 +71,9 @@ func (s *socket) Serve(ctx context.Context, path string) error {
 	case err != nil:
 		return err
 	}
+	if st, err := (Feature{}).State(ctx, s.root); !s.byFile && err == nil && st.Limits != nil {
+		s.Limit(*st.Limits) // before the first member, which is told of them
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.Keep(ctx, l) })
 	if !s.byFile {
