@@ -42,6 +42,13 @@ type FileSocket interface {
 	Configure(d *Document) error
 }
 
+// Expectant is implemented by a [Socket] that goes by the pins and has clients before weir serve has applied its file.
+type Expectant interface {
+	Socket
+	// Expect tells of the file that is about to be applied, before Serve. What is pinned already goes before it.
+	Expect(d *Document)
+}
+
 // Members lists the members that weir.yaml names for the slots of a service. The error wraps [kernel.ErrNotExist] if there is no
 // such service.
 type Members func(service string) ([]service.Member, error)

@@ -83,6 +83,7 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 	}
 	if f != nil {
 		f.sockets = alone
+		expect(config, sockets)
 	}
 	public := h.public(f, o, sockets)
 	if o.Listen != "" {

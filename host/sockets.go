@@ -63,3 +63,12 @@ func (o ServeOptions) keeper() (mover feature.SessionMover, socket string) {
 	}
 	return nil, o.Keeper
 }
+
+// expect tells sockets of the file that weir serve is about to apply.
+func expect(c *Config, sockets map[string]feature.Socket) {
+	for _, s := range sockets {
+		if x, ok := s.(feature.Expectant); ok {
+			x.Expect(c.Document())
+		}
+	}
+}

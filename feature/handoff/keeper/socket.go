@@ -40,7 +40,17 @@ type socket struct {
 	byFile  bool // not by the pins
 }
 
-var _ feature.FileSocket = (*socket)(nil)
+var (
+	_ feature.FileSocket = (*socket)(nil)
+	_ feature.Expectant  = (*socket)(nil)
+)
+
+// Expect implements feature.Expectant: members may come before the file's limits are pinned.
+func (s *socket) Expect(d *feature.Document) {
+	if l, ok := (Feature{}).Spec(d); ok {
+		s.Limit(l)
+	}
+}
 
 // Configure implements feature.FileSocket.
 func (s *socket) Configure(d *feature.Document) error {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/wire"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -26,11 +27,30 @@ func TestLimitsBeforeFirstMember(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Unlock()
+	first(t, r, nil, 7<<20)
+	first(t, r, &feature.Document{Sections: feature.Sections{FeatureName: &Limits{State: 9 << 20}}}, 7<<20)
+	if l, err = r.Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Remove(l, pinnedLimits); err != nil {
+		t.Error(err)
+	}
+	l.Unlock()
+	first(t, r, &feature.Document{Sections: feature.Sections{FeatureName: &Limits{State: 9 << 20}}}, 9<<20) // it is about to be applied
+}
+
+// first has a member connect as soon as weir serve listens, and compares the largest state that it is told of. d is the file that weir
+// serve is about to apply; nil: it has none.
+func first(t *testing.T, r *kernel.Root, d *feature.Document, want uint64) {
+	t.Helper()
 	for range 20 {
 		path := filepath.Join(t.TempDir(), "keeper.sock")
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		s := Feature{}.Socket(r, slog.New(slog.DiscardHandler), func(string) ([]svc.Member, error) { return nil, kernel.ErrNotExist })
+		if d != nil {
+			s.(feature.Expectant).Expect(d)
+		}
 		go func() { done <- s.Serve(ctx, path) }()
 		var c *wire.Conn
 		for c == nil && t.Context().Err() == nil { // without a pause: it is in the queue before the first accept
@@ -38,20 +58,13 @@ func TestLimitsBeforeFirstMember(t *testing.T) {
 		}
 		m := mate{t, c}
 		m.say(&wire.Message{Type: wire.Hello, Seq: 1, Text: "service", Name: "first"})
-		if msg, _ := m.hear(wire.Welcome); msg.Read != 7<<20 {
-			t.Errorf("the first member is told of %d bytes", msg.Read)
+		if msg, _ := m.hear(wire.Welcome); msg.Read != want {
+			t.Errorf("the first member is told of %d bytes, want %d", msg.Read, want)
 		}
 		c.Close()
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-	}
-	if l, err = r.Lock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	defer l.Unlock()
-	if err := store.Remove(l, pinnedLimits); err != nil {
-		t.Error(err)
 	}
 }
