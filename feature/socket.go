@@ -45,7 +45,7 @@ type FileSocket interface {
 // Expectant is implemented by a [Socket] that goes by the pins and has clients before weir serve has applied its file.
 type Expectant interface {
 	Socket
-	// Expect tells of the file that is about to be applied, before Serve. What is pinned already goes before it.
+	// Expect gives the file that will be applied. It is called before Serve. Pins that exist go before the file.
 	Expect(d *Document)
 }
 

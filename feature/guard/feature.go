@@ -156,7 +156,7 @@ func (t target) warnOfInterfaces(plan *feature.Plan, ns *netns.Handle, have Stat
 	})
 }
 
-// limits reports whether a guard is at an interface already: its program is there, or its state tells of who is.
+// limits reports whether a guard already has an interface. Then XDP has the guard's program, or weir status names the other owner.
 func (st State) limits(scope, device string) bool {
 	return slices.ContainsFunc(st.Guards, func(g GuardState) bool {
 		return g.rec.Instance.Scope == scope && slices.Contains(g.rec.Spec.Service.Interfaces, device)

@@ -95,7 +95,7 @@ func (k *Keeper) connection(ctx context.Context, c *accept.Conn) {
 	// As the keeper ends, what the member has said already counts: that it leaves, say.
 	stop := context.AfterFunc(ctx, func() {
 		conn.SetReadDeadline(time.Now().Add(lastWords))
-		time.AfterFunc(time.Second, func() { c.Close() }) // of one that never stops talking
+		time.AfterFunc(time.Second, func() { c.Close() }) // even if the member goes on to send
 	})
 	defer stop()
 	m := &member{conn: conn, admit: c.Admit, end: c.Close, process: p, since: time.Now(), sessions: map[uint64]*session{}, given: map[uint64]time.Time{}, parks: map[uint64]*session{}, kick: make(chan struct{}, 1)}

@@ -9,7 +9,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// A path that no Unix socket can have is refused with the limit, by the keeper and by those who dial it.
+// Too long a path of a Unix socket is refused with the limit, when the keeper listens and when a member connects.
 func TestLongPath(t *testing.T) {
 	for _, path := range []string{"/tmp/" + strings.Repeat("x", 200), "@" + strings.Repeat("x", 200)} {
 		l, err := Listen(path)

@@ -132,7 +132,7 @@ func TestChangeOutages(t *testing.T) {
 	}
 }
 
-// The removal of a load balancer is an outage, whoever plans it: also one of another network namespace, and one that no file tells of.
+// Every command that removes a load balancer refuses the outage, also in another network namespace and without a file.
 func TestRemovalOutages(t *testing.T) {
 	sc, root := published(t)
 	if p, err := (Feature{}).PlanRemove(t.Context(), root); err != nil || len(p.Outages) != 1 || !strings.Contains(p.Outages[0], "load balancer test of namespace") {

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Limits of what a backend says of itself: a load balancer tells all others of it.
+// Limits of a registration. A load balancer passes it on to all other backends.
 const (
 	maxAgent    = 260 // bytes of host:port: a name of DNS has 253
 	maxServices = 64  // that a load balancer has

@@ -27,7 +27,7 @@ type turns struct {
 type turn struct {
 	waiting int           // and the one at work; guarded by turns.mu
 	room    chan struct{} // has one element while a look is at work
-	next    time.Time     // the next look not before; whoever is in room has it
+	next    time.Time     // time of the next look at the earliest; guarded by room
 }
 
 // claim waits for a user's turn. The caller looks, and calls done with the number of looks as long as this one that follow outside of

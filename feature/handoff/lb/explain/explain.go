@@ -48,7 +48,7 @@ type Explainer struct {
 
 	// At is the program's link at an interface, and its filter on a kernel without tcx.
 	At func(ifindex int) (link string, filter kernel.Clsact)
-	// Flow reads a flow; ok is false for one that is not known. The port of the client is 0 where the service goes by source.
+	// Flow reads a flow; ok is false for an unknown one. A service that goes by source has flows with client port 0.
 	Flow func(client netip.AddrPort, service int) (f Flow, ok bool, err error)
 	// Bucket is where a new flow is in its service's table.
 	Bucket func(client netip.AddrPort) int

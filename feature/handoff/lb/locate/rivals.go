@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// The data path knows a backend by its location: what comes from there is the backend's. So a location is one backend's alone,
-// whatever addresses lead to it.
+// The data path knows a backend by its location: packets from there are the backend's. A location therefore belongs to one backend,
+// even if several addresses lead to it.
 
 // Found is a backend that is found somewhere.
 type Found struct {

@@ -41,8 +41,8 @@ type PairStatus struct {
 	// Apart: clients' packets come by here, the partner is not heard, and agents of backends that were at the partner are not here. It
 	// has ended a moment ago, or both go on without each other.
 	Apart bool `json:"apart"`
-	// Seconds and Dropped are for how long both carried clients' packets, or were apart, and what this one dropped meanwhile of
-	// flows that are not where it knows them.
+	// Seconds is the time for which both carried clients' packets, or were apart. Dropped counts what this one dropped in that time,
+	// of flows with another owner than it knows.
 	Seconds float64 `json:"split_seconds"`
 	Dropped uint64  `json:"split_dropped"`
 }
@@ -74,7 +74,7 @@ type Counts struct {
 	NoBackend     uint64 // packets that there is no backend for, dropped
 	Full          uint64 // flows that there was no room for: they go by the hash
 	ICMP          uint64 // errors passed to a flow's owner
-	UnknownSource uint64 // packets of a service by who is none of its backends, dropped
+	UnknownSource uint64 // dropped: packets with a service's source address that came from no backend
 	Fragment      uint64 // later fragments of a service by flow, dropped
 	Big           uint64 // packets too big for their tunnel, left to the kernel to answer
 	Late          uint64 // packets of parked flows after their deadline: passed to the owner
