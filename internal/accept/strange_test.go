@@ -161,15 +161,7 @@ func TestPassedToReader(t *testing.T) {
 			_, _ = c.Write(b)
 		}
 	})
-	fds := nstest.Lingering(t, 100)
-	nstest.AsUser(t, 65534, func() error {
-		for _, fd := range fds {
-			if err := w.pass(fd); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	w.passLingering(t)
 	w.answers(t)
 	nstest.Eventually(t, func() error {
 		if n := w.active.Load(); n > 0 {
@@ -180,6 +172,20 @@ func TestPassedToReader(t *testing.T) {
 	if refused.Load() == 0 {
 		t.Error("passing descriptors is no error")
 	}
+}
+
+// passLingering has a user pass a hundred descriptors whose closing waits.
+func (w *world) passLingering(t *testing.T) {
+	t.Helper()
+	fds := nstest.Lingering(t, 100)
+	nstest.AsUser(t, 65534, func() error {
+		for _, fd := range fds {
+			if err := w.pass(fd); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // The same in the queues of connections that nobody reads: refused ones, and those that are closed at their deadline.
@@ -197,15 +203,7 @@ func TestPassedToRefused(t *testing.T) {
 			_, _ = c.Write(b)
 		}
 	})
-	fds := nstest.Lingering(t, 100)
-	nstest.AsUser(t, 65534, func() error {
-		for _, fd := range fds {
-			if err := w.pass(fd); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	w.passLingering(t)
 	w.answers(t)
 	close(gone)
 	nstest.Eventually(t, func() error {
