@@ -11,36 +11,97 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asked are the keys of calls of Within that have not come back.
-var asked sync.Map
+// call is a call of Within that has not come back.
+type call struct {
+	began time.Time
+	back  chan struct{} // closed when it comes back
+}
+
+var (
+	mu    sync.Mutex
+	asked = map[string]*call{}
+)
+
+// begin notes a call for a key, unless another one is under way: then it returns that one.
+func begin(key string) (mine, other *call) {
+	mu.Lock()
+	defer mu.Unlock()
+	if c := asked[key]; c != nil {
+		return nil, c
+	}
+	c := &call{began: time.Now(), back: make(chan struct{})}
+	asked[key] = c
+	return c, nil
+}
+
+func (c *call) end(key string) {
+	mu.Lock()
+	defer mu.Unlock()
+	delete(asked, key)
+	close(c.back)
+}
+
+// turn waits until no other call for the key is under way. It fails where one has taken longer than two seconds, and where
+// others have for as long gone first.
+func turn(key string) (*call, error) {
+	timer := time.NewTimer(readTime)
+	defer timer.Stop()
+	for {
+		mine, other := begin(key)
+		if mine != nil {
+			return mine, nil
+		}
+		if other.returns(readTime-time.Since(other.began), timer.C) {
+			continue
+		}
+		return nil, fmt.Errorf("%s: %w: its file system has not answered since it was asked last", key, ErrRefused)
+	}
+}
+
+// returns waits for a call's return, for a time at most and until the deadline. Where the host stood still meanwhile, the
+// call may have returned as well as the time passed: then it has returned.
+func (c *call) returns(within time.Duration, deadline <-chan time.Time) bool {
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	select {
+	case <-c.back:
+		return true
+	case <-timer.C:
+	case <-deadline:
+	}
+	select {
+	case <-c.back:
+		return true
+	default:
+		return false
+	}
+}
 
 // Within runs f, and does not wait for longer than two seconds: it is for calls that another user can make wait, by a file
 // system of his own or by memory that lies there. Such a call holds a thread until that user lets it go, and cannot be ended.
-// So there is one at a time for a key: while it has not come back, Within fails at once.
+// So there is one at a time for a key. Another one waits for its turn, and fails at once while a call of more than two
+// seconds has not come back.
 func Within[T any](key string, f func() (T, error)) (T, error) {
 	type result struct {
 		v   T
 		err error
 	}
-	if _, busy := asked.LoadOrStore(key, true); busy {
-		var none T
-		return none, fmt.Errorf("%s: %w: its file system has not answered since it was asked last", key, ErrRefused)
+	var none T
+	mine, err := turn(key)
+	if err != nil {
+		return none, err
 	}
 	done := make(chan result, 1)
 	go func() {
 		v, err := f()
-		asked.Delete(key)
 		done <- result{v, err}
+		mine.end(key)
 	}()
-	timer := time.NewTimer(readTime)
-	defer timer.Stop()
-	select {
-	case r := <-done:
-		return r.v, r.err
-	case <-timer.C:
-		var none T
+	if !mine.returns(readTime, nil) {
 		return none, fmt.Errorf("%s: %w: its file system has not answered within %s", key, ErrRefused, readTime)
 	}
+	r := <-done
+	return r.v, r.err
 }
 
 // Seen tells a file that has changed from one that has not.

@@ -46,6 +46,48 @@ func TestWithin(t *testing.T) {
 	})
 }
 
+// Two that read the same file at once, as agents of one process do, both read it.
+func TestWithinTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var under, done atomic.Int32
+		for range 8 {
+			go func() {
+				_, err := Within("a", func() (int, error) {
+					if under.Add(1) > 1 {
+						t.Error("two calls at once")
+					}
+					time.Sleep(readTime / 10)
+					under.Add(-1)
+					return 0, nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+				done.Add(1)
+			}()
+		}
+		time.Sleep(readTime)
+		if done.Load() != 8 {
+			t.Errorf("%d calls, want 8", done.Load())
+		}
+	})
+}
+
+// A call that waits for its turn fails when the one before it counts as hung, or when it has itself waited for that long.
+func TestWithinTurnIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		hang := func() (int, error) { <-release; return 0, nil }
+		go func() { _, _ = Within("a", hang) }()
+		time.Sleep(readTime / 2)
+		began := time.Now()
+		if _, err := Within("a", hang); !errors.Is(err, ErrRefused) || time.Since(began) != readTime/2 {
+			t.Errorf("behind a call that hangs: %v after %v", err, time.Since(began))
+		}
+		close(release)
+	})
+}
+
 // A file system of another user's is refused before it is asked anything: this one never answers.
 func TestFileSystemOfUser(t *testing.T) {
 	nstest.NeedRoot(t)
