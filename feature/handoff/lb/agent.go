@@ -14,6 +14,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/lb/quota"
+	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/internal/accept"
@@ -74,18 +75,12 @@ type Agent struct {
 	routes    routes         // of tend alone
 }
 
-const (
-	defaultBufferTimeout = time.Second
-	defaultLapse         = 10 * time.Second
-	defaultIdle          = time.Hour
-)
-
 // NewAgent makes an agent of a data path, which knows the backends already: see [DataPath.SetBackends].
 func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 	for _, d := range []struct {
 		of  *time.Duration
 		def time.Duration
-	}{{&o.BufferTimeout, defaultBufferTimeout}, {&o.MoveTimeout, defaultLapse}, {&o.EndedTimeout, 5 * time.Second}, {&o.IdleTimeout, defaultIdle}, {&o.AgentTimeout, defaultDown}} {
+	}{{&o.BufferTimeout, spec.DefaultBufferTimeout}, {&o.MoveTimeout, spec.DefaultMoveTimeout}, {&o.EndedTimeout, 5 * time.Second}, {&o.IdleTimeout, spec.DefaultIdleTimeout}, {&o.AgentTimeout, defaultDown}} {
 		if *d.of == 0 {
 			*d.of = d.def
 		}

@@ -15,13 +15,14 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/locate"
 	"github.com/weir-project/weir/feature/handoff/lb/ring"
+	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 	"github.com/weir-project/weir/internal/jhash"
 )
 
 // MaxBackends is the highest number that a backend may have.
-const MaxBackends = move.Backend(1<<10 - 1)
+const MaxBackends = spec.MaxBackends
 
 // buckets is how many parts a service's new flows are spread in; each goes to one backend.
 const buckets = ring.Buckets
@@ -36,16 +37,6 @@ type Backend struct {
 	Tunnel    netip.Addr // the other end, in place of Interface and MAC; see package tunnel. [Options].TunnelMTU must be set
 	Services  []int      // that it gets new flows of; nil: of all
 	Unserved  []int      // of these, those that nobody serves there now: other backends get the new flows, if there are any
-}
-
-// Service is what clients ask for. Its address is on every backend.
-type Service struct {
-	Name     string // for people, and backends that register for it
-	ID       int    // below 64
-	Tag      int    // tells the flows of one address from those of the service's others: see tagged
-	Listen   netip.AddrPort
-	Proto    uint8 // unix.IPPROTO_TCP or IPPROTO_UDP
-	BySource bool  // all flows of a client's address are of one backend
 }
 
 func (h Backend) check() error {
@@ -140,7 +131,7 @@ func (f *DataPath) matches(service int, byFlow bool) bool {
 	f.buffer.mu.Lock()
 	defer f.buffer.mu.Unlock()
 	for _, s := range f.buffer.services {
-		if s.flows() == service && s.Proto == unix.IPPROTO_TCP && !(byFlow && s.BySource) {
+		if s.Flows() == service && s.Proto == unix.IPPROTO_TCP && !(byFlow && s.BySource) {
 			return true
 		}
 	}
@@ -153,7 +144,7 @@ func (f *DataPath) serves(backend move.Backend, service int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return of && slices.ContainsFunc(f.backends, func(h Backend) bool {
-		return h.Number == backend && (h.Services == nil || slices.Contains(h.Services, serviceNumber(service)))
+		return h.Number == backend && (h.Services == nil || slices.Contains(h.Services, spec.ServiceNumber(service)))
 	})
 }
 

@@ -42,7 +42,7 @@ func (h *bufferDevice) flowKey(from, to netip.AddrPort, proto uint8) (Key, bool)
 	if s.BySource {
 		from = netip.AddrPortFrom(from.Addr(), 0)
 	}
-	return Key{Client: from, Service: s.flows()}, ok
+	return Key{Client: from, Service: s.Flows()}, ok
 }
 
 // Buffer has packets of a flow wait, from now on: in the device's queue until Collect, then here, until Unpark.

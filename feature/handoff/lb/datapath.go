@@ -26,6 +26,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 	"github.com/weir-project/weir/internal/netns"
@@ -240,8 +241,8 @@ func removeDevices(o Options) error {
 // SetService has the data path know a service. Services of different protocols may have one number: where they go by source, a
 // client keeps one backend for all of them.
 func (f *DataPath) SetService(s Service) error {
-	if s.ID < 0 || s.ID >= maxServices || s.Tag < 0 || s.Tag > peer.MaxTag {
-		return fmt.Errorf("service %d: a load balancer has %d, from 0 on", s.ID, maxServices)
+	if s.ID < 0 || s.ID >= spec.MaxServices || s.Tag < 0 || s.Tag > peer.MaxTag {
+		return fmt.Errorf("service %d: a load balancer has %d, from 0 on", s.ID, spec.MaxServices)
 	}
 	f.buffer.mu.Lock()
 	f.buffer.services[listen{s.Listen, s.Proto}] = s
@@ -267,7 +268,7 @@ func (f *DataPath) SetService(s Service) error {
 }
 
 func (f *DataPath) putService(s Service, broken bool) error {
-	v := bpf.LBLbService{Id: uint32(s.flows())}
+	v := bpf.LBLbService{Id: uint32(s.Flows())}
 	if s.BySource {
 		v.BySource = 1
 	}
@@ -306,7 +307,7 @@ func (f *DataPath) flowKey(client netip.AddrPort, service int) Key {
 	f.buffer.mu.Lock()
 	defer f.buffer.mu.Unlock()
 	for _, s := range f.buffer.services {
-		if s.ID == serviceNumber(service) && s.BySource {
+		if s.ID == spec.ServiceNumber(service) && s.BySource {
 			return Key{netip.AddrPortFrom(client.Addr(), 0), service}
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/lb/locate"
+	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
@@ -39,12 +40,12 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 		return nil // of a connection that another one has replaced
 	case err != nil:
 		return err
-	case !r.Address.IsValid() || !unicast(r.Address):
+	case !r.Address.IsValid() || !spec.Unicast(r.Address):
 		return fmt.Errorf("address %q: say where packets to the backend go", r.Address)
 	case own:
 		return fmt.Errorf("address %s is the load balancer's own: say the backend's", r.Address)
-	case r.Weight < 0 || r.Weight > maxWeight:
-		return fmt.Errorf("weight %d: take one of 0 to %d", r.Weight, maxWeight)
+	case r.Weight < 0 || r.Weight > spec.MaxWeight:
+		return fmt.Errorf("weight %d: take one of 0 to %d", r.Weight, spec.MaxWeight)
 	case m != nil && m.told != nil && m.Address.IsValid() && m.Address != r.Address:
 		return fmt.Errorf("address %s: this load balancer is told that the backend is at %s", r.Address, m.Address)
 	}

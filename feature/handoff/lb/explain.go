@@ -13,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/explain"
+	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -31,7 +32,7 @@ func (Feature) Explain(ctx context.Context, r *kernel.Root, p feature.Packet) ([
 		if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, netns.ErrGone) {
 			continue // gone, or damaged, which the host tells
 		} else if err != nil {
-			return nil, fmt.Errorf("load balancer %s: %w", strings.TrimPrefix(rec.Name, pinPrefix), err)
+			return nil, fmt.Errorf("load balancer %s: %w", strings.TrimPrefix(rec.Name, spec.PinPrefix), err)
 		}
 		out = append(out, v...)
 	}
@@ -50,7 +51,7 @@ func explainOne(ctx context.Context, r *kernel.Root, i kernel.Instance, p featur
 	f := &DataPath{stays: true}
 	f.maps.LBMaps = maps
 	o := use.Spec.filled()
-	x := &explain.Explainer{Name: strings.TrimPrefix(i.Name, pinPrefix), Maps: maps, Pins: use.Pins, Netns: use.Netns, Packet: p, Devices: o.Devices, Buffer: o.BufferDevice,
+	x := &explain.Explainer{Name: strings.TrimPrefix(i.Name, spec.PinPrefix), Maps: maps, Pins: use.Pins, Netns: use.Netns, Packet: p, Devices: o.Devices, Buffer: o.BufferDevice,
 		At:     func(ifindex int) (string, kernel.Clsact) { return linkName(ifindex, false), clsact(ifindex, false) },
 		Bucket: func(client netip.AddrPort) int { return Key{Client: client}.bucket() },
 		Flow: func(client netip.AddrPort, service int) (explain.Flow, bool, error) {
@@ -85,7 +86,7 @@ func readKnown(ctx context.Context, r *kernel.Root, i kernel.Instance, ns *netns
 	}
 	defer here.Close()
 	c, err := applied.Read(r)
-	if err != nil || c == nil || pinPrefix+c.Name != i.Name || !here.Same(ns) { // one that cannot be read leaves numbers
+	if err != nil || c == nil || spec.PinPrefix+c.Name != i.Name || !here.Same(ns) { // one that cannot be read leaves numbers
 		return k, nil //nolint:nilerr // see above
 	}
 	for name, s := range c.Services {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
@@ -74,7 +75,7 @@ func (Feature) Spec(d *feature.Document) (Config, bool) {
 func (Feature) Needs(c Config) []kernel.Need {
 	needs := slices.Clone(Needs)
 	for i := range needs {
-		if !c.declared() {
+		if !c.Declared() {
 			needs[i].Optional, needs[i].For = true, "a load balancer (lb in weir.yaml)"
 		}
 	}
@@ -113,21 +114,21 @@ func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan,
 	if stays, err := have.stays(); stays || err != nil {
 		return p, err
 	}
-	if want.declared() {
-		if err := want.ready(&p); err != nil {
+	if want.Declared() {
+		if err := ready(&p, &want); err != nil {
 			return p, err
 		}
 	}
 	switch {
-	case have.Spec != nil && (!want.declared() || want.Name != have.Spec.Name):
+	case have.Spec != nil && (!want.Declared() || want.Name != have.Spec.Name):
 		have.remove(&p, have.Spec.Name)
 	case have.Spec != nil && applied.Same(have.Spec, &want):
 		return p, nil
 	}
-	if want.declared() {
+	if want.Declared() {
 		verb, detail := "create", fmt.Sprintf("%d services, %d backends", len(want.Services), len(want.Backends))
 		if have.Spec != nil && want.Name == have.Spec.Name {
-			verb, detail = "change", have.Spec.changes(&want)
+			verb, detail = "change", have.Spec.Changes(&want)
 			if err := have.outages(&p, &want); err != nil {
 				return p, err
 			}
@@ -148,11 +149,8 @@ func (s State) stays() (bool, error) {
 	return applied.Stays(s.Unreadable)
 }
 
-// declared reports whether the file has the section.
-func (c *Config) declared() bool { return c.Name != "" }
-
 // ready refuses a certificate that the agent could not use, and warns of interfaces that are not there yet.
-func (c *Config) ready(p *feature.Plan) error {
+func ready(p *feature.Plan, c *Config) error {
 	if _, err := c.TLS.LoadFor(c.Name); err != nil {
 		return c.Pos.Errorf("lb.tls: %w", err)
 	}
@@ -174,7 +172,7 @@ func (Feature) PlanRemove(_ context.Context, r *kernel.Root) (p feature.Plan, er
 		} else if e == nil {
 			ns.Close()
 		}
-		p.Outage("lb: load balancer %s of namespace %s %s", strings.TrimPrefix(i.Name, pinPrefix), i.Scope, spreadsNow)
+		p.Outage("lb: load balancer %s of namespace %s %s", strings.TrimPrefix(i.Name, spec.PinPrefix), i.Scope, spreadsNow)
 	}
 	return p, err
 }

@@ -59,7 +59,6 @@ const (
 	pinned       = 16
 	opening      = 32
 	reported     = 64
-	maxServices  = 64
 )
 
 func word(f move.Flow, parked bool) uint64 {

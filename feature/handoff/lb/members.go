@@ -68,7 +68,6 @@ const (
 	locateRetry    = time.Second      // where it was not found
 	pingEvery      = 500 * time.Millisecond
 	tendEvery      = 250 * time.Millisecond
-	maxWeight      = 65535
 	defaultDown    = 3 * time.Second
 )
 
@@ -337,7 +336,7 @@ func (a *Agent) peers() (p peer.Peers) {
 	}
 	p.HearsLeft, p.Idle, p.BufferTimeout = true, a.o.IdleTimeout.Milliseconds(), a.o.BufferTimeout.Milliseconds()
 	for _, s := range a.o.Services {
-		p.Services = append(p.Services, peer.Service{Name: s.Name, ID: uint16(s.flows()), Listen: s.Listen, Proto: s.Proto, BySource: s.BySource})
+		p.Services = append(p.Services, peer.Service{Name: s.Name, ID: uint16(s.Flows()), Listen: s.Listen, Proto: s.Proto, BySource: s.BySource})
 	}
 	return p
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
@@ -68,7 +69,7 @@ func (d *pairing) knows() bool {
 
 // elsewhere says whether the hash leads a flow to another backend than its owner, at the partner or here. The caller holds mu.
 func (d *pairing) elsewhere(k Key, owner move.Backend) bool {
-	r, own := d.rings[serviceNumber(k.Service)], d.own[serviceNumber(k.Service)]
+	r, own := d.rings[spec.ServiceNumber(k.Service)], d.own[spec.ServiceNumber(k.Service)]
 	return r == nil || own == nil || r[k.bucket()] != uint16(owner) || own[k.bucket()] != uint16(owner)
 }
 

@@ -18,12 +18,6 @@ import (
 	"github.com/weir-project/weir/kernel/ringbuf"
 )
 
-// Partner is another load balancer, as the agents of both know each other.
-type Partner struct {
-	Name    string `yaml:"name"`    // in its certificate
-	Address string `yaml:"address"` // host:port where its agent listens
-}
-
 const (
 	partnerPause = time.Second      // between attempts to connect
 	tellAll      = 30 * time.Second // all that is known: what was lost, and what is not idle elsewhere

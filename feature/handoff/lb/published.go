@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
@@ -26,14 +27,11 @@ const abi = 1
 // Needs of a load balancer. Without tcx its programs are filters of the devices' clsact qdiscs, and not held by links.
 var Needs = []kernel.Need{probe.TCRedirect, kernel.TCXLink, kernel.ClsactFilter}
 
-// pinPrefix begins the names of load balancers' instances, below the feature's directory.
-const pinPrefix = "lb-"
-
 // store has the instances.
-var store = instances.Store[Options]{Feature: "handoff", ABI: abi, Object: bpf.Object, Is: func(name string) bool { return strings.HasPrefix(name, pinPrefix) }}
+var store = instances.Store[Options]{Feature: "handoff", ABI: abi, Object: bpf.Object, Is: func(name string) bool { return strings.HasPrefix(name, spec.PinPrefix) }}
 
 func instanceKey(ns *netns.Handle, name string) kernel.Instance {
-	return store.Name(kernel.ScopeOf(ns), pinPrefix+name)
+	return store.Name(kernel.ScopeOf(ns), spec.PinPrefix+name)
 }
 
 // Open makes a load balancer that outlives this process, in the network namespace of the calling thread, or goes on with the one of

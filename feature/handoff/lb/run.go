@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -21,14 +22,22 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/weir-project/weir/feature/handoff/control"
+	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/kernel"
 )
 
+// What weir.yaml says is package spec's.
+type (
+	Config  = spec.Config
+	Service = spec.Service
+	Partner = spec.Partner
+)
+
 // Run is the agent of a load balancer, in the network namespace of the process, until ctx is done. The data path stays: see [Remove].
 func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
-	o, err := c.agent()
+	o, err := agentOptions(c)
 	if err != nil {
 		return err
 	}
@@ -43,7 +52,7 @@ func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 		return err
 	}
 	defer f.Close()
-	if err := f.setServices(c.services()); err != nil {
+	if err := f.setServices(c.ServiceAddresses()); err != nil {
 		return err
 	}
 	a, err := NewAgent(f, o)
@@ -59,6 +68,22 @@ func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 	log.Info("load balancer agent runs", "name", c.Name, "agents", l.Addr().String(), "services", len(c.Services))
 	group.Go(func() error { return a.Serve(ctx, l) })
 	return group.Wait()
+}
+
+// agentOptions are the options of the agent that the file wants.
+func agentOptions(c *Config) (AgentOptions, error) {
+	tls, err := c.TLS.LoadFor(c.Name)
+	if err != nil {
+		return AgentOptions{}, err
+	}
+	o := AgentOptions{Name: c.Name, TLS: tls, Manage: true, Register: c.Register, Services: c.ServiceAddresses(), Partner: c.Partner,
+		BufferTimeout: c.BufferTimeout, MoveTimeout: c.MoveTimeout, EndedTimeout: c.EndedTimeout, IdleTimeout: c.IdleTimeout, AgentTimeout: c.AgentTimeout}
+	for _, name := range slices.Sorted(maps.Keys(c.Backends)) {
+		h := c.Backends[name]
+		o.Managed = append(o.Managed, Managed{Number: move.Backend(h.Number), Name: name, Address: h.Address, Weight: h.EffectiveWeight(), Weighted: h.Weight != nil,
+			Services: h.Services, Check: h.Check, Agent: h.Agent})
+	}
+	return o, nil
 }
 
 // controlName is what the agent of a load balancer is called, by its network namespace and name.
@@ -124,8 +149,8 @@ func (a *Agent) parseKeys(service, client string) (keys []Key, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("client %q: want an address where the service is by source, else an address and port", client)
 		}
-		k := Key{netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), s.flows()}
-		if (s.BySource || sameFamily(s.Listen.Addr(), k.Client.Addr())) && !slices.Contains(keys, k) {
+		k := Key{netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), s.Flows()}
+		if (s.BySource || spec.SameFamily(s.Listen.Addr(), k.Client.Addr())) && !slices.Contains(keys, k) {
 			keys = append(keys, k)
 		}
 	}
@@ -147,7 +172,7 @@ func Statuses(ctx context.Context, root *kernel.Root) (out []Status, err error) 
 			continue
 		}
 		s, e := readStatus(ctx, root, inst)
-		s.Name, s.Netns = inst.Name[len(pinPrefix):], inst.Scope
+		s.Name, s.Netns = inst.Name[len(spec.PinPrefix):], inst.Scope
 		out = append(out, s)
 		err = errors.Join(err, e)
 	}
@@ -180,7 +205,7 @@ func Override(ctx context.Context, root *kernel.Root, name, service, client, bac
 		return err
 	}
 	for _, inst := range all {
-		if inst.Name == pinPrefix+name {
+		if inst.Name == spec.PinPrefix+name {
 			_, err := request(ctx, http.MethodPost, inst, "/override?"+url.Values{"service": {service}, "client": {client}, "backend": {backend}}.Encode())
 			return err
 		}
@@ -192,7 +217,7 @@ func Override(ctx context.Context, root *kernel.Root, name, service, client, bac
 func errOther(name string, all []kernel.Instance) error {
 	var names []string
 	for _, inst := range all {
-		names = append(names, inst.Name[len(pinPrefix):])
+		names = append(names, inst.Name[len(spec.PinPrefix):])
 	}
 	if len(names) == 0 {
 		return fmt.Errorf("no load balancer %q is here: lb in weir.yaml makes one", name)
@@ -201,7 +226,7 @@ func errOther(name string, all []kernel.Instance) error {
 }
 
 func request(ctx context.Context, method string, inst kernel.Instance, path string) ([]byte, error) {
-	c := control.Client(controlName(inst.Scope, inst.Name[len(pinPrefix):]))
+	c := control.Client(controlName(inst.Scope, inst.Name[len(spec.PinPrefix):]))
 	c.Timeout = 5 * time.Second
 	req, err := http.NewRequestWithContext(ctx, method, "http://lb"+path, nil)
 	if err != nil {

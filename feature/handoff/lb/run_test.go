@@ -176,7 +176,7 @@ func metrics(root *kernel.Root) string {
 func TestConfigErrors(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	good := fileOf(ca, []string{"eth0"}, "backends:\n  a: {number: 1, address: 10.0.0.1}\n")
-	if c, err := parseConfig("weir.yaml", []byte(good)); err != nil || c.Backends["a"].weight() != 1 || len(c.services()) != 3 {
+	if c, err := parseConfig("weir.yaml", []byte(good)); err != nil || c.Backends["a"].EffectiveWeight() != 1 || len(c.ServiceAddresses()) != 3 {
 		t.Fatalf("%+v, %v", c, err)
 	}
 	for _, e := range []struct{ from, to, says string }{

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/lb/spec"
 )
 
 // A service gets another address, and loses it again: connections to the first one keep their host, though the hash leads to the
@@ -18,7 +20,7 @@ func TestRetag(t *testing.T) {
 	two := Service{ID: 0, Listen: netip.MustParseAddrPort("10.55.0.77:9000"), Proto: unix.IPPROTO_TCP}
 	set := func(services ...Service) []Service {
 		t.Helper()
-		services = tagged(services)
+		services = spec.Tagged(services)
 		if err := sc.f.setServices(services); err != nil {
 			t.Fatal(err)
 		}
@@ -44,12 +46,12 @@ func TestRetag(t *testing.T) {
 		if got, err := ask(c, "b", patience); err != nil || got[0] != byte('0'+owner) {
 			t.Fatalf("%d addresses: %q, %v: want host %d", len(services), got, err, owner)
 		}
-		k.Service = services[at].flows()
+		k.Service = services[at].Flows()
 		if fl, err := sc.f.Flow(k); err != nil || fl.Owner != owner || fl.Epoch != 6 {
 			t.Errorf("%d addresses: %+v, %v", len(services), fl, err)
 		}
 	}
-	if services := tagged([]Service{one, two}); services[0].Tag == 0 || services[1].Tag == 0 || services[0].Tag == services[1].Tag {
+	if services := spec.Tagged([]Service{one, two}); services[0].Tag == 0 || services[1].Tag == 0 || services[0].Tag == services[1].Tag {
 		t.Errorf("%+v: want two tags", services)
 	}
 }

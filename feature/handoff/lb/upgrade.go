@@ -12,6 +12,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
 )
@@ -25,7 +26,7 @@ func (Feature) PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan
 	plan.Stays(unreadable)
 	for _, rec := range all {
 		if store.Outdated(rec) {
-			plan.Add(feature.Step{Verb: "upgrade", Object: "load balancer " + strings.TrimPrefix(rec.Name, pinPrefix) + " of namespace " + rec.Scope,
+			plan.Add(feature.Step{Verb: "upgrade", Object: "load balancer " + strings.TrimPrefix(rec.Name, spec.PinPrefix) + " of namespace " + rec.Scope,
 				Detail: "programs of another weir", Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", upgrade(l, rec.Instance) }})
 		}
 	}

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package lb
+// Package spec is what weir.yaml says of a load balancer: its section, the services with their addresses, and what a change loses.
+package spec
 
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -16,6 +18,23 @@ import (
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 )
+
+// Limits of a load balancer.
+const (
+	MaxBackends = move.Backend(1<<10 - 1) // the highest number of a backend
+	MaxServices = 64
+	MaxWeight   = 65535
+)
+
+// Defaults of the timeouts.
+const (
+	DefaultBufferTimeout = time.Second
+	DefaultMoveTimeout   = 10 * time.Second
+	DefaultIdleTimeout   = time.Hour
+)
+
+// PinPrefix begins the names of load balancers' instances, below the feature's directory.
+const PinPrefix = "lb-"
 
 // Config is the section lb of weir.yaml: docs/LB.md tells each key.
 type Config struct {
@@ -37,6 +56,12 @@ type Config struct {
 	StartupTimeout time.Duration            `yaml:"startup_timeout" former:"settle"`
 }
 
+// Partner is another load balancer, as the agents of both know each other.
+type Partner struct {
+	Name    string `yaml:"name"`    // in its certificate
+	Address string `yaml:"address"` // host:port where its agent listens
+}
+
 // ServiceConfig is a service in the file.
 type ServiceConfig struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
@@ -56,13 +81,16 @@ type BackendConfig struct {
 	Agent          string     `yaml:"agent"`
 }
 
+// Declared reports whether the file has the section.
+func (c *Config) Declared() bool { return c.Name != "" }
+
 // Validate checks what the types cannot. Errors carry the place in the file.
 func (c *Config) Validate() (errs []error) {
 	if c.Pos.Line == 0 {
 		return nil // the file lacks the section
 	}
 	fail := func(p strictyaml.Pos, format string, a ...any) { errs = append(errs, p.Errorf(format, a...)) }
-	if !kernel.ValidName(pinPrefix+c.Name) || c.Name == "" || len(c.Name) > 40 {
+	if !kernel.ValidName(PinPrefix+c.Name) || c.Name == "" || len(c.Name) > 40 {
 		fail(c.Pos, "lb: name %q: take 1 to 40 letters, digits, - and _", c.Name)
 	}
 	if len(c.Devices) == 0 {
@@ -96,8 +124,8 @@ func (c *Config) Validate() (errs []error) {
 			fail(c.Pos, "lb: %s %s: take 10 ms or more", what, d)
 		}
 	}
-	if least := cmp.Or(c.BufferTimeout, defaultBufferTimeout) + cmp.Or(c.MoveTimeout, defaultLapse); cmp.Or(c.IdleTimeout, defaultIdle) < least { // a move may be as long without a packet
-		fail(c.Pos, "lb: idle_timeout %s: take buffer_timeout and move_timeout together, %s, or more: a flow must not be forgotten while it moves", cmp.Or(c.IdleTimeout, defaultIdle), least)
+	if least := cmp.Or(c.BufferTimeout, DefaultBufferTimeout) + cmp.Or(c.MoveTimeout, DefaultMoveTimeout); cmp.Or(c.IdleTimeout, DefaultIdleTimeout) < least { // a move may be as long without a packet
+		fail(c.Pos, "lb: idle_timeout %s: take buffer_timeout and move_timeout together, %s, or more: a flow must not be forgotten while it moves", cmp.Or(c.IdleTimeout, DefaultIdleTimeout), least)
 	}
 	c.checkServices(fail)
 	c.checkBackends(fail)
@@ -108,10 +136,10 @@ type failure func(p strictyaml.Pos, format string, a ...any)
 
 func (c *Config) checkServices(fail failure) {
 	numbers, places := map[int]string{}, map[service.Listen]string{}
-	for _, name := range sortedKeys(c.Services) {
+	for _, name := range slices.Sorted(maps.Keys(c.Services)) {
 		s := c.Services[name]
-		if o, taken := numbers[s.Number]; taken || s.Number < 0 || s.Number >= maxServices {
-			fail(s.Pos, "lb.services.%s: number %d: each has one of its own from 0 to %d%s", name, s.Number, maxServices-1, has(o))
+		if o, taken := numbers[s.Number]; taken || s.Number < 0 || s.Number >= MaxServices {
+			fail(s.Pos, "lb.services.%s: number %d: each has one of its own from 0 to %d%s", name, s.Number, MaxServices-1, has(o))
 		}
 		numbers[s.Number] = name
 		if len(s.Listen) == 0 {
@@ -121,7 +149,7 @@ func (c *Config) checkServices(fail failure) {
 			if !l.Prefix.IsSingleIP() {
 				fail(s.Pos, "lb.services.%s: listen %q: want one address, which every backend has, like tcp 192.0.2.1:1790", name, l)
 			}
-			if a := l.Prefix.Addr().Unmap(); l.Prefix.IsSingleIP() && !unicast(a) {
+			if a := l.Prefix.Addr().Unmap(); l.Prefix.IsSingleIP() && !Unicast(a) {
 				fail(s.Pos, "lb.services.%s: listen %q: %s is no address of a network's machine: take a unicast address that every backend has", name, l, a)
 			}
 			if o, taken := places[l]; taken {
@@ -135,8 +163,8 @@ func (c *Config) checkServices(fail failure) {
 	}
 }
 
-// unicast says whether an address can be that of one machine of a network.
-func unicast(a netip.Addr) bool {
+// Unicast says whether an address can be that of one machine of a network.
+func Unicast(a netip.Addr) bool {
 	return !a.IsLoopback() && !a.IsMulticast() && !a.IsUnspecified() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
@@ -159,16 +187,16 @@ func has(o string) string {
 
 func (c *Config) checkBackends(fail failure) {
 	numbers, at := map[int]string{}, map[netip.Addr]string{}
-	for _, name := range sortedKeys(c.Services) {
+	for _, name := range slices.Sorted(maps.Keys(c.Services)) {
 		for _, l := range c.Services[name].Listen {
 			at[l.Prefix.Addr().Unmap()] = "service " + name
 		}
 	}
-	for _, name := range sortedKeys(c.Backends) {
+	for _, name := range slices.Sorted(maps.Keys(c.Backends)) {
 		h := c.Backends[name]
 		switch a := h.Address.Unmap(); {
 		case !h.Address.IsValid():
-		case !unicast(a):
+		case !Unicast(a):
 			fail(h.Pos, "lb.backends.%s: address %s: take the address of the backend on its network", name, a)
 		case at[a] != "":
 			fail(h.Pos, "lb.backends.%s: address %s is that of %s: each backend has one of its own", name, a, at[a])
@@ -182,8 +210,8 @@ func (c *Config) checkBackends(fail failure) {
 		if !h.Address.IsValid() && !c.Register {
 			fail(h.Pos, "lb.backends.%s: address: say where it is, or register: true lets it say so itself", name)
 		}
-		if w := h.weight(); w < 0 || w > maxWeight {
-			fail(h.Pos, "lb.backends.%s: weight %d: take one of 0 to %d", name, w, maxWeight)
+		if w := h.EffectiveWeight(); w < 0 || w > MaxWeight {
+			fail(h.Pos, "lb.backends.%s: weight %d: take one of 0 to %d", name, w, MaxWeight)
 		}
 		if h.Check != "" {
 			if _, err := netip.ParseAddrPort(h.Check); err != nil {
@@ -198,45 +226,10 @@ func (c *Config) checkBackends(fail failure) {
 	}
 }
 
-func (h BackendConfig) weight() int {
+// EffectiveWeight is the backend's weight, 1 where the file has none.
+func (h BackendConfig) EffectiveWeight() int {
 	if h.Weight == nil {
 		return 1
 	}
 	return *h.Weight
-}
-
-// services are those of the file, as the data path has them.
-func (c *Config) services() (out []Service) {
-	for _, name := range sortedKeys(c.Services) {
-		s := c.Services[name]
-		for _, l := range s.Listen {
-			out = append(out, Service{Name: name, ID: s.Number, Listen: netip.AddrPortFrom(l.Prefix.Addr(), l.Port), Proto: l.Proto, BySource: s.By == "source"})
-		}
-	}
-	return tagged(out)
-}
-
-// agent are the options of the agent that the file wants.
-func (c *Config) agent() (AgentOptions, error) {
-	tls, err := c.TLS.LoadFor(c.Name)
-	if err != nil {
-		return AgentOptions{}, err
-	}
-	o := AgentOptions{Name: c.Name, TLS: tls, Manage: true, Register: c.Register, Services: c.services(), Partner: c.Partner,
-		BufferTimeout: c.BufferTimeout, MoveTimeout: c.MoveTimeout, EndedTimeout: c.EndedTimeout, IdleTimeout: c.IdleTimeout, AgentTimeout: c.AgentTimeout}
-	for _, name := range sortedKeys(c.Backends) {
-		h := c.Backends[name]
-		o.Managed = append(o.Managed, Managed{Number: move.Backend(h.Number), Name: name, Address: h.Address, Weight: h.weight(), Weighted: h.Weight != nil,
-			Services: h.Services, Check: h.Check, Agent: h.Agent})
-	}
-	return o, nil
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

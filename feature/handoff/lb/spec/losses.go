@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package spec
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/move"
+)
+
+// Changes says in words what want changes of c: services with their addresses, backends, and the names of other keys.
+func (c *Config) Changes(want *Config) string {
+	out := feature.MapDifferences("service", c.Services, want.Services, func(name string, s ServiceConfig) string {
+		at := make([]string, len(s.Listen))
+		for i, l := range s.Listen {
+			at[i] = l.String()
+		}
+		return fmt.Sprintf("%s (%s)", name, strings.Join(at, ", "))
+	})
+	out = append(out, feature.MapDifferences("backend", c.Backends, want.Backends, func(name string, _ BackendConfig) string { return name })...)
+	return strings.Join(append(out, feature.KeyDifferences(c, want, "services", "backends")...), ", ")
+}
+
+// Loss is traffic that a change takes from its backends.
+type Loss struct {
+	Text    string                                                        // "service talk at tcp 192.0.2.1:1790 is removed"
+	Covers  func(client netip.Addr, service int, owner move.Backend) bool // whether a flow is part of it; service is as [Service.Flows]
+	Service int                                                           // whose new flows are part of it; FlowsAlone: none
+}
+
+// FlowsAlone is the service of a loss without new flows.
+const FlowsAlone = -1
+
+// Losses are what a running load balancer with c takes from backends when it becomes want. tunnelled are the backends at the ends of tunnels.
+func (c *Config) Losses(want *Config, tunnelled map[move.Backend]bool) []Loss {
+	out := append(c.lostServices(want), c.lostBackends(want)...)
+	for _, d := range c.Devices {
+		if _, err := net.InterfaceByName(d); err == nil && !slices.Contains(want.Devices, d) {
+			out = append(out, Loss{Text: "device " + d + " is removed, and packets of services that come by it go where the kernel's routes lead them",
+				Covers: func(netip.Addr, int, move.Backend) bool { return true }, Service: FlowsAlone})
+		}
+	}
+	if c.TunnelMTU > 0 && want.TunnelMTU == 0 {
+		out = append(out, Loss{Text: "tunnels are removed (tunnel_mtu)", Covers: func(_ netip.Addr, _ int, owner move.Backend) bool { return tunnelled[owner] }, Service: FlowsAlone})
+	}
+	return out
+}
+
+// lostServices are addresses of services that go, or whose flows are other ones afterwards.
+func (c *Config) lostServices(want *Config) (out []Loss) {
+	type location struct {
+		at    netip.AddrPort
+		proto uint8
+	}
+	now := map[location]Service{}
+	for _, s := range want.ServiceAddresses() {
+		now[location{s.Listen, s.Proto}] = s
+	}
+	for _, s := range c.ServiceAddresses() {
+		n, stays := now[location{s.Listen, s.Proto}]
+		change := ""
+		switch {
+		case !stays:
+			change = "is removed"
+		case n.ID != s.ID:
+			change = fmt.Sprintf("gets number %d in place of %d, by which its flows are known", n.ID, s.ID)
+		case n.BySource != s.BySource:
+			change = "goes by " + by[n.BySource] + " in place of " + by[s.BySource]
+		case n.Name != s.Name:
+			change = fmt.Sprintf("is called %s, and a backend that registers for %s is refused", n.Name, s.Name)
+		default:
+			continue
+		}
+		out = append(out, Loss{Text: fmt.Sprintf("service %s at %s %s %s", s.Name, protocols[s.Proto], s.Listen, change), Service: s.ID,
+			Covers: func(client netip.Addr, service int, _ move.Backend) bool {
+				return service == s.Flows() && SameFamily(client, s.Listen.Addr())
+			}})
+	}
+	return out
+}
+
+var (
+	protocols = map[uint8]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}
+	by        = map[bool]string{false: "flow", true: "source"}
+)
+
+// lostBackends are backends that are unknown afterwards, or whose number leads to another machine.
+func (c *Config) lostBackends(want *Config) (out []Loss) {
+	now := want.numbers()
+	was := c.numbers()
+	for _, name := range slices.Sorted(maps.Keys(c.Backends)) {
+		b := c.Backends[name]
+		number := move.Backend(b.Number)
+		n, stays := now[number]
+		change := ""
+		again, named := want.Backends[name]
+		switch {
+		case !stays && named:
+			change = fmt.Sprintf("gets number %d in place of %d, by which its flows are known", again.Number, number)
+		case !stays && !want.Register:
+			change = "is removed"
+		case !stays:
+			continue // it may register
+		case n != name:
+			change = fmt.Sprintf("gives its number %d to backend %s", number, n)
+		case b.Address.IsValid() && want.Backends[n].Address.IsValid() && b.Address.Unmap() != want.Backends[n].Address.Unmap():
+			change = fmt.Sprintf("gets address %s in place of %s", want.Backends[n].Address, b.Address)
+		default:
+			continue
+		}
+		out = append(out, Loss{Text: fmt.Sprintf("backend %s %s", name, change), Covers: func(_ netip.Addr, _ int, owner move.Backend) bool { return owner == number }, Service: FlowsAlone})
+	}
+	if c.Register && !want.Register {
+		out = append(out, Loss{Text: "backends that registered are removed (register)", Service: FlowsAlone, Covers: func(_ netip.Addr, _ int, owner move.Backend) bool {
+			return was[owner] == "" && now[owner] == ""
+		}})
+	}
+	return out
+}
+
+// numbers are the names of the file's backends.
+func (c *Config) numbers() map[move.Backend]string {
+	out := map[move.Backend]string{}
+	for name, b := range c.Backends {
+		out[move.Backend(b.Number)] = name
+	}
+	return out
+}
