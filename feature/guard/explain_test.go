@@ -64,19 +64,20 @@ func TestExplainIsWhatHappens(t *testing.T) {
 				t.Fatalf("there is no flood: %.0f packets a second", rate)
 			}
 		}
+		over := time.Now()
 		all, got := f.stop(), s.received(t)
 		t.Logf("%s, in the flood: a chance of %.3f on average; %d of %d came", addr, foretold, got, all)
 		if foretold > 0.1 || float64(got) > 0.1*float64(all) {
 			t.Error("that is more than a tenth, of what was foretold or of what came")
 		}
 
-		sum, came, over := 0.0, 0, time.Now()
+		sum, came := 0.0, 0
 		const n = 12
 		for range n {
-			if time.Since(over) > 2*time.Second {
-				break // an epoch without a flood, and the source behaves again
-			}
 			chance := chanceOf(t, w, p)
+			if time.Since(over) > 2*time.Second {
+				break // after an epoch of 2.1 s without a flood the source behaves again
+			}
 			if chance == 0 || chance == 1 {
 				t.Errorf("%s, after the flood: a chance of %v", addr, chance)
 			}

@@ -339,7 +339,9 @@ func testDevices(t *testing.T) {
 	if d := got[src[0]]; d.UDP != 5 || d.Connects != 0 || time.Since(d.LastUDP) > time.Minute || !d.LastTCP.IsZero() {
 		t.Errorf("UDP device: %+v", d)
 	}
-	if d := got[src[1]]; d.UDP != 0 || d.Connects != 1 || !d.LastUDP.IsZero() {
+	// Two: a SYN from a port whose connection to the other engine's world is still in TIME_WAIT, and that is refused
+	// here, is answered by an ACK; it comes again after 12 ms, and is looked up anew.
+	if d := got[src[1]]; d.UDP != 0 || d.Connects < 1 || d.Connects > 2 || !d.LastUDP.IsZero() {
 		t.Errorf("TCP device: %+v", d)
 	}
 	now := time.Now()
