@@ -97,6 +97,9 @@ func printLB(w io.Writer, s lb.Status) {
 	if !s.Agent {
 		fmt.Fprintln(w, "  ! its agent does not answer: flows go on, and none can move; weir serve runs it")
 	}
+	for _, d := range s.Devices {
+		fmt.Fprintf(w, "  ! device %s: %s: its packets do not come to the load balancer\n", d.Device, d.Reason)
+	}
 	if s.Starting {
 		fmt.Fprintf(w, "  it has begun anew: packets of unknown connections wait for the backends to say which are theirs (%d dropped)\n", n.Awaited)
 	}

@@ -168,3 +168,12 @@ func TestPartnerState(t *testing.T) {
 		}
 	}
 }
+
+// A device at which nothing of the load balancer runs is told with the reason.
+func TestPrintDeviceFaults(t *testing.T) {
+	var b strings.Builder
+	printLB(&b, lb.Status{Name: "lb", Agent: true, Devices: []lb.DeviceFault{{Device: "eth0", Reason: "there is no such interface"}}})
+	if !strings.Contains(b.String(), "\n  ! device eth0: there is no such interface: ") {
+		t.Error(b.String())
+	}
+}

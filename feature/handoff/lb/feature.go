@@ -298,6 +298,10 @@ func (f Feature) Examine(ctx context.Context, r *kernel.Root) (out []feature.Fin
 	answers := map[string]bool{}
 	for _, s := range all {
 		answers[s.Name] = answers[s.Name] || s.Agent
+		for _, d := range s.Devices {
+			out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: fmt.Sprintf("device %s of namespace %s: %s: its packets do not come to the load balancer", d.Device, s.Netns, d.Reason),
+				Remedy: "bring the interface back, with weir serve running, or take it out of lb.devices"})
+		}
 		if c := s.Certificate; c != nil && c.Problem != "" {
 			out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: "the new certificate is refused, the former one stays in use: " + c.Problem, Remedy: "fix the files of lb.tls"})
 		} else if c != nil && time.Until(c.NotAfter) < certificateNear {

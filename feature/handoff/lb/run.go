@@ -172,7 +172,7 @@ func Statuses(ctx context.Context, root *kernel.Root) (out []Status, err error) 
 			continue
 		}
 		s, e := readStatus(ctx, root, inst)
-		s.Name, s.Netns = inst.Name[len(spec.PinPrefix):], inst.Scope
+		s.Name, s.Netns, s.Devices = inst.Name[len(spec.PinPrefix):], inst.Scope, deviceFaults(root, inst)
 		out = append(out, s)
 		err = errors.Join(err, e)
 	}

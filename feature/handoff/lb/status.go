@@ -20,6 +20,7 @@ type (
 	PairStatus    = report.PairStatus
 	BackendStatus = report.BackendStatus
 	Counts        = report.Counts
+	DeviceFault   = report.DeviceFault
 )
 
 // Collector implements feature.Measured: the metrics of all load balancers below a root, from their agents where these answer.

@@ -25,6 +25,14 @@ type Status struct {
 	Partner  *PairStatus     `json:"partner,omitempty"`  // nil: there is none
 
 	Certificate *peer.Certificate `json:"certificate,omitempty"` // of the agent
+
+	Devices []DeviceFault `json:"device_faults,omitempty"` // of its interfaces, those at which nothing of it runs
+}
+
+// DeviceFault is a device of a load balancer at which nothing of it runs.
+type DeviceFault struct {
+	Device string `json:"device"`
+	Reason string `json:"reason"`
 }
 
 // PairStatus is how two load balancers stand to each other, as the agent of one sees it.
