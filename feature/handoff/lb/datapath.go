@@ -54,6 +54,7 @@ type DataPath struct {
 	maps         bpf.LBObjects
 	links        map[string]kernel.Link    // by what is pinned
 	stays        bool                      // it is pinned: Close leaves it
+	devices      map[string]int            // their interfaces, 0 for one that was absent
 	filters      []kernel.Clsact           // in place of links
 	onChange     atomic.Pointer[func(Key)] // told of flows that the agent changes; nil: nobody is
 	full         atomic.Bool               // no sources are learned from datagrams
@@ -108,14 +109,8 @@ func (f *DataPath) build(o Options, share map[string]*ebpf.Map) (err error) {
 		return err
 	}
 	f.links = map[string]kernel.Link{}
-	for _, name := range devices {
-		i, err := net.InterfaceByName(name)
-		if err != nil {
-			return fmt.Errorf("interface %s: %w", name, err)
-		}
-		if err := f.attach(kernel.TCX{Ifindex: i.Index, Device: name}, f.maps.LbIn); err != nil {
-			return err
-		}
+	if err := f.attachDevices(devices, share != nil); err != nil {
+		return err
 	}
 	return errors.Join(f.attach(kernel.TCX{Ifindex: f.buffer.Ifindex, Device: o.BufferDevice}, f.maps.LbAgain),
 		f.attach(kernel.TCX{Ifindex: f.buffer.Ifindex, Device: o.BufferDevice, Egress: true}, f.maps.LbOwn))

@@ -3,11 +3,63 @@
 package lb
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"net"
 	"slices"
+	"time"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/kernel"
 )
+
+// A load balancer begins when all of its devices are there. From then on it works at those that are there: the agent begins anew when
+// one comes, or comes back.
+
+// errDevices says that a device has come.
+var errDevices = errors.New("a device has come")
+
+// devicesEvery is how often an agent looks for devices.
+const devicesEvery = time.Second
+
+// attachDevices attaches lb_in at the devices. running: the data path goes on with an earlier one, and without devices that are absent.
+func (f *DataPath) attachDevices(devices []string, running bool) error {
+	f.devices = map[string]int{}
+	for _, name := range devices {
+		i, err := net.InterfaceByName(name)
+		if err != nil && running {
+			f.devices[name] = 0
+			continue
+		} else if err != nil {
+			return fmt.Errorf("interface %s: %w", name, err)
+		}
+		if err := f.attach(kernel.TCX{Ifindex: i.Index, Device: name}, f.maps.LbIn); err != nil {
+			return err
+		}
+		f.devices[name] = i.Index
+	}
+	return nil
+}
+
+// awaitDevices returns errDevices when a device comes that was absent, or is another one, and nil when ctx is done.
+func (f *DataPath) awaitDevices(ctx context.Context) error {
+	for range (feature.Loop{Every: devicesEvery, Later: true}).Turns(ctx) {
+		came := ""
+		err := f.ns.Do(func() error {
+			for name, was := range f.devices {
+				if i, err := net.InterfaceByName(name); err == nil && i.Index != was {
+					came = name
+				}
+			}
+			return nil
+		})
+		if err == nil && came != "" {
+			return fmt.Errorf("%w: %s", errDevices, came)
+		}
+	}
+	return nil
+}
 
 // deviceFaults are those of a pinned load balancer, as far as this process may see them: other faults tell of pins that cannot be read.
 func deviceFaults(root *kernel.Root, inst kernel.Instance) (out []DeviceFault) {

@@ -3,11 +3,14 @@
 package lb
 
 import (
+	"context"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -79,4 +82,51 @@ func TestDeviceFaults(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The agent of a running load balancer goes on without a device that is absent, and takes it in when it comes: also one that comes back
+// as another one. The plan says so.
+func TestDevicesComeAndGo(t *testing.T) {
+	sc := newScene(t)
+	sc.f.Close()
+	serve(t, sc.hosts, service4)
+	root := kernel.OpenRoot(nstest.BPFFS + "/" + t.Name())
+	t.Cleanup(func() {
+		if err := Remove(context.Background(), root, sc.middle, "lb"); err != nil {
+			t.Error(err)
+		}
+	})
+	ca := peertest.NewAuthority(t)
+	const backends = "backends:\n  h1: {number: 1, address: 10.2.0.2}\n  h2: {number: 2, address: 10.2.1.2}\n"
+	text, more := fileOf(ca, sc.devices, backends), fileOf(ca, append(slices.Clone(sc.devices), "late"), backends)
+	warns := func(want string) {
+		t.Helper()
+		if p := sc.plan(t, root, more); len(p.Warnings) != 1 || p.Warnings[0] != "lb: there is no interface late: the load balancer "+want {
+			t.Errorf("warnings %q, want one that it %s", p.Warnings, want)
+		}
+	}
+	warns("begins when it comes")
+	up := func(s Status) bool { return s.Agent && len(s.Backends) == 2 && s.Backends[0].Up && s.Backends[1].Up }
+	stop := running(t, sc, root, text)
+	status(t, root, up)
+	warns("goes on without it until it comes")
+	c := dial(t, sc.client, service4)
+	talks := func() {
+		t.Helper()
+		if _, err := ask(c, "a", patience); err != nil {
+			t.Fatal(err)
+		}
+	}
+	talks()
+	stop()
+	stop = running(t, sc, root, more)
+	status(t, root, func(s Status) bool { return up(s) && len(s.Devices) == 1 && s.Devices[0].Device == "late" })
+	talks()
+	nstest.Cable(t, nstest.NewNetns(t), "w0", sc.middle, "late")
+	status(t, root, func(s Status) bool { return up(s) && len(s.Devices) == 0 })
+	sc.drop(t, "late")
+	nstest.Cable(t, nstest.NewNetns(t), "w0", sc.middle, "late")
+	status(t, root, func(s Status) bool { return up(s) && len(s.Devices) == 0 })
+	talks()
+	stop()
 }

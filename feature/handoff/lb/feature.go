@@ -115,7 +115,8 @@ func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan,
 		return p, err
 	}
 	if want.Declared() {
-		if err := ready(&p, &want); err != nil {
+		_, running := have.instance(want.Name)
+		if err := ready(&p, &want, running); err != nil {
 			return p, err
 		}
 	}
@@ -149,14 +150,19 @@ func (s State) stays() (bool, error) {
 	return applied.Stays(s.Unreadable)
 }
 
-// ready refuses a certificate that the agent could not use, and warns of interfaces that are not there yet.
-func ready(p *feature.Plan, c *Config) error {
+// ready refuses a certificate that the agent could not use, and warns of interfaces that are not there yet. running: the load balancer is
+// there already.
+func ready(p *feature.Plan, c *Config, running bool) error {
 	if _, err := c.TLS.LoadFor(c.Name); err != nil {
 		return c.Pos.Errorf("lb.tls: %w", err)
 	}
+	until := "the load balancer begins when it comes"
+	if running {
+		until = "the load balancer goes on without it until it comes"
+	}
 	for _, d := range c.Devices {
 		if _, err := net.InterfaceByName(d); err != nil {
-			p.Warn("lb: there is no interface %s: the load balancer begins when it comes", d)
+			p.Warn("lb: there is no interface %s: %s", d, until)
 		}
 	}
 	return nil

@@ -37,6 +37,17 @@ type (
 
 // Run is the agent of a load balancer, in the network namespace of the process, until ctx is done. The data path stays: see [Remove].
 func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
+	for {
+		err := run(ctx, root, c, log)
+		if !errors.Is(err, errDevices) || ctx.Err() != nil {
+			return err
+		}
+		log.Info("load balancer agent begins anew", "name", c.Name, "reason", err)
+	}
+}
+
+// run is Run until a device comes.
+func run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
 	o, err := agentOptions(c)
 	if err != nil {
 		return err
@@ -65,6 +76,7 @@ func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 		return err
 	}
 	group.Go(func() error { return control.Serve(ctx, socket, a.controls(), log) })
+	group.Go(func() error { return f.awaitDevices(ctx) })
 	log.Info("load balancer agent runs", "name", c.Name, "agents", l.Addr().String(), "services", len(c.Services))
 	group.Go(func() error { return a.Serve(ctx, l) })
 	return group.Wait()
