@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"time"
 
@@ -51,7 +52,7 @@ func (s State) remove(ctx context.Context, p *feature.Plan) error {
 	return nil
 }
 
-// outages tells of a change after which the load balancer takes this backend for another one.
+// outages tells of a change after which the load balancer takes this backend for another one, or the agent does not start.
 func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error {
 	change := ""
 	switch {
@@ -59,7 +60,13 @@ func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error
 		change = "is called " + want.Name
 	case s.Spec.Number != want.Number:
 		change = fmt.Sprintf("gets number %d in place of %d", want.Number, s.Spec.Number)
-	default:
+	}
+	for _, d := range want.Devices {
+		if _, err := net.InterfaceByName(d); err != nil && change == "" {
+			change = "has no agent until interface " + d + " comes"
+		}
+	}
+	if change == "" {
 		return nil
 	}
 	ns, err := netns.Current()
