@@ -26,9 +26,10 @@ const dir = "/run/weir"
 // Path is the socket of an agent of that name.
 func Path(name string) string { return filepath.Join(dir, name+".sock") }
 
-// Listen makes an agent's socket. It waits briefly for an agent that ends ([accept.Again]); it is an error while another
-// answers there.
+// Listen makes an agent's socket, and removes those of killed agents. It waits briefly for an agent that ends
+// ([accept.Again]); it is an error while another answers there.
 func Listen(ctx context.Context, name string, log *slog.Logger) (net.Listener, error) {
+	sweep(dir)
 	return accept.Again(ctx, log, Path(name), func() (net.Listener, error) { return listen(Path(name)) })
 }
 
