@@ -4,7 +4,6 @@ package host
 
 import (
 	"encoding/json"
-	"errors"
 	"maps"
 	"time"
 
@@ -68,13 +67,7 @@ func (a *applied) noteFiles(c *Config) {
 	if a.Files == nil {
 		a.Files = map[string]map[string]string{}
 	}
-	maps.DeleteFunc(a.Files, func(scope string, _ map[string]string) bool {
-		ns, err := netns.OfScope("", scope, 0)
-		if err == nil {
-			ns.Close()
-		}
-		return errors.Is(err, netns.ErrGone)
-	})
+	maps.DeleteFunc(a.Files, func(scope string, _ map[string]string) bool { return netns.Gone(scope, 0) })
 	if a.Files[here] == nil {
 		a.Files[here] = map[string]string{}
 	}

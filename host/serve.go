@@ -110,6 +110,7 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 		g.Go(func() error { return x.Serve(ctx, o.Sockets[name]) })
 	}
 	if len(alone) == 0 {
+		g.Go(func() error { h.sweepRecords(ctx); return nil })
 		g.Go(func() error { return h.watchHealth(ctx, o.Log) })
 		g.Go(func() error { return h.watchConfirmation(ctx, o.Log) })
 	}

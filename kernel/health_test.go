@@ -279,6 +279,46 @@ func TestRecordsAreMade(t *testing.T) {
 	}
 }
 
+// Nothing can recover an instance without pins whose namespace is gone: its record goes, and then the directories.
+func TestRecordsOfGoneNamespaces(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	here, _ := publishHere(t, l)
+	gone := Instance{Scope: "4294967290", Feature: "test", Name: "gone"} // no namespace has this number
+	for _, i := range []Instance{gone, instance} {
+		if err := publish(l, i, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.Unlock()
+	lose := func(i Instance) {
+		t.Helper()
+		if err := os.RemoveAll(r.dir(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	recorded := func(when string, want ...Instance) {
+		t.Helper()
+		lock(t, r).Unlock()
+		for _, i := range []Instance{here, gone, instance} {
+			if _, err := r.Recorded(i); slices.Contains(want, i) != (err == nil) {
+				t.Errorf("%s: %s is recorded: %t", when, i, err == nil)
+			}
+		}
+	}
+	recorded("with pins", here, gone, instance)
+	for _, i := range []Instance{here, gone, instance} {
+		lose(i)
+	}
+	recorded("without pins", here, instance)
+	l = lock(t, r)
+	l.ForgetDamaged(func(Instance) bool { return true })
+	l.Unlock()
+	if _, err := os.Stat(r.recordsPath()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory of records without any: %v", err)
+	}
+}
+
 // A namespace that has the number of the one before is none of weir's: nothing is told of
 // it, and nothing is attached there.
 func TestNumberOfAnotherNamespace(t *testing.T) {

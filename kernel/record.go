@@ -19,6 +19,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
 )
 
 // RecordDir holds a record of every published instance, one directory for each BPF file
@@ -231,7 +233,7 @@ func (l *WriteLock) forgetDir(dir string) {
 }
 
 // noteMissing records the instances that have no record: those of a writer that was
-// killed.
+// killed. It ends the records of instances without pins whose network namespace is gone: nothing can recover them.
 func (l *WriteLock) noteMissing() {
 	all, err := l.Instances("")
 	if err != nil {
@@ -246,6 +248,13 @@ func (l *WriteLock) noteMissing() {
 		if !have[recordName(i)] {
 			l.note(i)
 		}
+		delete(have, recordName(i))
+	}
+	for name := range have {
+		f := strings.Split(name, "+")
+		if i := (Instance{f[0], f[min(1, len(f)-1)], f[len(f)-1]}); recordName(i) == name && netns.Gone(i.Scope, l.netnsCookie(i)) {
+			l.forget(i)
+		}
 	}
 }
 
@@ -256,8 +265,8 @@ func (l *WriteLock) closeRecords(device uint64) {
 	rest := slices.DeleteFunc(entries, func(e os.DirEntry) bool { return e.Name() == rootRecordName || e.Name() == remarksName })
 	if err == nil && len(rest) == 0 {
 		os.RemoveAll(dir)
-		os.Remove(l.recordsPath())
 	}
+	l.closeServing()
 }
 
 func readRecord(path string) (rec record, err error) {

@@ -95,23 +95,42 @@ const servingName = "+serve"
 // ClaimServing says that this process serves the root until it ends, or release is called.
 // Where another one does already, other names it.
 func (r *Root) ClaimServing() (release func(), other string) {
-	release = func() {}
-	dir := r.recordsPath()
-	if r.makeRecords(dir) != nil {
-		return release, ""
-	}
-	f, err := os.OpenFile(filepath.Join(dir, servingName), os.O_RDWR|os.O_CREATE, 0o640)
-	if err != nil {
-		return release, ""
-	}
-	if ok, err := tryFlock(f); err != nil || !ok {
+	path := filepath.Join(r.recordsPath(), servingName)
+	for range 3 { // closeServing of another process may remove the file, or hold it for a moment
+		if r.makeRecords(r.recordsPath()) != nil {
+			break
+		}
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o640)
+		if err != nil {
+			continue
+		}
+		ok, err := tryFlock(f)
+		held, _ := f.Stat()
+		if now, gone := os.Stat(path); err == nil && ok && gone == nil && os.SameFile(held, now) {
+			_ = f.Truncate(0)
+			_, _ = f.WriteAt(fmt.Appendln(nil, os.Getpid()), 0)
+			return func() { f.Close(); r.closeServing() }, ""
+		}
 		b := make([]byte, 16)
 		n, _ := f.ReadAt(b, 0)
 		f.Close()
 		pid := strings.TrimSpace(string(b[:n]))
-		return release, fmt.Sprintf("process %s (%s)", pid, processCommand(pid))
+		other = fmt.Sprintf("process %s (%s)", pid, processCommand(pid))
+		time.Sleep(time.Millisecond)
 	}
-	_ = f.Truncate(0)
-	_, _ = f.WriteAt(fmt.Appendln(nil, os.Getpid()), 0)
-	return func() { f.Close() }, ""
+	return func() {}, other
+}
+
+// closeServing removes the file of a weir serve that has ended, and the directory of the records, where nothing else is there.
+func (r *Root) closeServing() {
+	dir := r.recordsPath()
+	if all, _ := os.ReadDir(dir); len(all) == 1 && all[0].Name() == servingName {
+		if f, err := os.Open(filepath.Join(dir, servingName)); err == nil {
+			if ok, err := tryFlock(f); err == nil && ok {
+				os.Remove(f.Name())
+			}
+			f.Close()
+		}
+	}
+	os.Remove(dir) // fails unless empty, as it should
 }

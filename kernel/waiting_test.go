@@ -5,7 +5,9 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -110,4 +112,34 @@ func TestClaimServing(t *testing.T) {
 		t.Errorf("released, and there is %s", other)
 	}
 	release()
+	if _, err := os.Stat(r.recordsPath()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("ended, and the directory of records is there: %v", err)
+	}
+}
+
+// A killed weir serve leaves its file, which goes with the last record.
+func TestServingOfKilled(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	if err := publish(l, instance, 1); err != nil {
+		t.Fatal(err)
+	}
+	release, _ := r.ClaimServing()
+	path := filepath.Join(r.recordsPath(), servingName)
+	if err := l.Remove(instance); err != nil {
+		t.Fatal(err)
+	}
+	l.Unlock()
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("a weir serve runs, and its file is gone: %v", err)
+	}
+	release()
+	l = lock(t, r)
+	if err := errors.Join(publish(l, instance, 1), os.WriteFile(path, []byte("1\n"), 0o640), l.Remove(instance)); err != nil {
+		t.Fatal(err)
+	}
+	l.Unlock()
+	if _, err := os.Stat(r.recordsPath()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory of records without any: %v", err)
+	}
 }

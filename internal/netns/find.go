@@ -118,6 +118,16 @@ func OfScope(ref, scope string, cookie uint64) (*Handle, error) {
 	return Find(ref, ID{inode, cookie})
 }
 
+// Gone says whether nothing leads to the namespace of pins any more (see [OfScope]). It is false for a scope that is no
+// namespace, and where this user cannot know.
+func Gone(scope string, cookie uint64) bool {
+	ns, err := OfScope("", scope, cookie)
+	if err == nil {
+		ns.Close()
+	}
+	return errors.Is(err, ErrGone) && os.Geteuid() == 0
+}
+
 // openIfAt opens a file of nsfs if it has an inode number.
 func openIfAt(inode uint64, path, name string) *Handle {
 	var st unix.Stat_t
