@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
 )
 
 // prefix begins the name of everything a run makes: namespaces, its directory, its pins.
@@ -193,7 +195,7 @@ func leftovers(id string) []string {
 	for _, dir := range groupDirs(id) {
 		left = append(left, "cgroup "+dir)
 	}
-	for _, dir := range []string{filepath.Join(bpffs, prefix+id), filepath.Join(os.TempDir(), prefix+id)} {
+	for _, dir := range append(records(id), filepath.Join(bpffs, prefix+id), filepath.Join(os.TempDir(), prefix+id)) {
 		if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
 			left = append(left, "directory "+dir)
 		}
@@ -211,7 +213,22 @@ func removeAll(id string) {
 	}
 	removeGroups(id)
 	_ = os.RemoveAll(filepath.Join(bpffs, prefix+id))
+	for _, dir := range records(id) {
+		_ = os.RemoveAll(dir)
+	}
 	_ = os.RemoveAll(filepath.Join(os.TempDir(), prefix+id))
+}
+
+// records are the directories of weir's records about a run's pins.
+func records(id string) (dirs []string) {
+	pins := filepath.Join(bpffs, prefix+id)
+	entries, _ := os.ReadDir(kernel.RecordDir)
+	for _, e := range entries {
+		if root, err := url.PathUnescape(e.Name()); err == nil && (root == pins || strings.HasPrefix(root, pins+"/")) {
+			dirs = append(dirs, filepath.Join(kernel.RecordDir, e.Name()))
+		}
+	}
+	return dirs
 }
 
 // sweep removes what killed runs left behind: a run in progress holds the lock of its directory.

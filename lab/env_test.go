@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 )
 
 func TestMain(m *testing.M) {
@@ -64,7 +66,8 @@ func TestCloseLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	pins := e.Root
-	if err := os.Mkdir(pins, 0o755); err != nil {
+	recorded := filepath.Join(kernel.RecordDir, url.PathEscape(filepath.Join(pins, "other")))
+	if err := errors.Join(os.Mkdir(pins, 0o755), os.MkdirAll(recorded, 0o750)); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
@@ -77,7 +80,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	if _, err := e.Start(Command{Path: "sleep", Args: []string{"1000"}}); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"namespace " + name, "sleep 1000", "directory " + pins, "directory " + e.Dir} {
+	for _, want := range []string{"namespace " + name, "sleep 1000", "directory " + pins, "directory " + recorded, "directory " + e.Dir} {
 		if !soonLeftover(e, want) {
 			t.Errorf("%q is not counted: %v", want, e.Leftovers())
 		}
