@@ -37,6 +37,7 @@ type Backend struct {
 	Tunnel    netip.Addr // the other end, in place of Interface and MAC; see package tunnel. [Options].TunnelMTU must be set
 	Services  []int      // that it gets new flows of; nil: of all
 	Unserved  []int      // of these, those that nobody serves there now: other backends get the new flows, if there are any
+	Unwell    bool       // a connection that a client opens anew, between the same ends as one that has ended, goes to another backend
 }
 
 func (h Backend) check() error {
@@ -157,7 +158,7 @@ func (f *DataPath) putBackend(h Backend) error {
 	if err != nil {
 		return fmt.Errorf("backend %s: %w", h.Name, err)
 	}
-	v := bpf.LBLbBackend{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC), From: from}
+	v := bpf.LBLbBackend{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC), From: from, Unwell: oneIf(h.Unwell)}
 	k := bpf.LBLbMacKey{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC)}
 	if err := errors.Join(f.maps.LbMacs.Put(k, uint32(h.Number)), f.maps.LbBackends.Put(uint32(h.Number), v)); err != nil {
 		return fmt.Errorf("backend %s: %w", h.Name, err)
@@ -170,7 +171,7 @@ func (f *DataPath) putTunnel(h Backend) error {
 		return fmt.Errorf("backend %s: it is at the end of a tunnel, and the load balancer has no MTU for tunnels", h.Name)
 	}
 	far := h.Tunnel.Unmap()
-	v := bpf.LBLbBackend{Ifindex: uint32(f.tunnel), Mac: [6]uint8(tunnel.BackendMAC), From: [6]uint8(tunnel.LBMAC), Tunnel: far.As16()}
+	v := bpf.LBLbBackend{Ifindex: uint32(f.tunnel), Mac: [6]uint8(tunnel.BackendMAC), From: [6]uint8(tunnel.LBMAC), Tunnel: far.As16(), Unwell: oneIf(h.Unwell)}
 	if far.Is6() {
 		v.Tunnel6 = 1
 	}
@@ -238,6 +239,13 @@ func checkLocations(backends []Backend) (errs []error) {
 		at[key] = h.Name
 	}
 	return errs
+}
+
+func oneIf(yes bool) uint16 {
+	if yes {
+		return 1
+	}
+	return 0
 }
 
 func interfaceMAC(index int) ([6]uint8, error) {

@@ -145,7 +145,7 @@ func awaits(have []Backend, want map[move.Backend]bool) bool {
 
 func sameBackend(a, b Backend) bool {
 	return a.Number == b.Number && a.Name == b.Name && a.Interface == b.Interface && a.MAC.String() == b.MAC.String() && a.Weight == b.Weight &&
-		a.Tunnel == b.Tunnel && slices.Equal(a.Services, b.Services) && slices.Equal(a.Unserved, b.Unserved)
+		a.Tunnel == b.Tunnel && slices.Equal(a.Services, b.Services) && slices.Equal(a.Unserved, b.Unserved) && a.Unwell == b.Unwell
 }
 
 func (a *Agent) conns() []*peer.Conn {
@@ -292,7 +292,7 @@ func (a *Agent) evaluate() (backends []Backend, p peer.Peers, changed bool) {
 	}
 	for i, h := range backends {
 		if up > 0 && !a.members[h.Number].up { // where all are ill it may be us: better a backend that is perhaps well than none
-			backends[i].Weight = 0
+			backends[i].Weight, backends[i].Unwell = 0, true
 		}
 	}
 	changed = changed || a.news

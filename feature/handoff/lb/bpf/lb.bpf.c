@@ -419,14 +419,67 @@ static __always_inline void saw(struct lb_flow *f, const struct packet *p,
 }
 
 /*
- * saw_client: a connection between the same ends as one that has ended is a new one, whose end has
- * not been seen. It goes to the same owner, who may still know the one before (TIME_WAIT).
+ * unanswered says whether nobody has a connection that a client opens. Of one before it the ends of
+ * both sides were seen, or the owner has left a SYN of the client without an answer: one that has a
+ * session answers. A client's reset alone says nothing: anybody can make up one.
  */
+static __always_inline int unanswered(const struct lb_flow *f)
+{
+	if ((f->flags & LB_FINS) == LB_FINS)
+		return 1;
+	return f->flags & LB_UNANSWERED && f->seen + LB_ANSWER_TIME <= bpf_ktime_get_coarse_ns();
+}
+
+/*
+ * balance gives a connection that a client opens anew to the backend of its bucket, if its owner is
+ * not well. The epoch tells a partner that this is later than what it knows.
+ */
+static __always_inline void balance(struct lb_flow *f, const struct lb_flow_key *k,
+				    const struct lb_service *s)
+{
+	__u64 word = f->word;
+	__u32 to, owner = LB_OWNER(word);
+	struct lb_backend *h = bpf_map_lookup_elem(&lb_backends, &owner);
+	struct lb_config *c = config();
+
+	if (!h || !c || (h->ifindex && !h->unwell) || word & LB_MOVES || f->flags & LB_PINNED)
+		return;
+	to = bucket_backend(s, k);
+	if (!to || to == owner)
+		return;
+	if (__sync_val_compare_and_swap(&f->word, word, ((word >> 32) + 1) << 32 | to) != word)
+		return; /* another packet has, or the agent */
+	f->flags = LB_OPENING | LB_UNANSWERED;
+	f->birth = bpf_get_prandom_u32() | 1;
+	f->life = 0;
+	f->in = 1;
+	f->out = 0;
+	count(LB_LEARNED);
+	if (c->news)
+		bpf_ringbuf_output(&lb_learned, (void *)k, sizeof(*k), 0);
+}
+
+/*
+ * opened notes that a client opens a connection between the same ends as one that has ended: it is a
+ * new one, whose end has not been seen. It goes to the same owner, who may still know the one before
+ * (TIME_WAIT), while that is well.
+ */
+static __always_inline void opened(struct lb_flow *f, const struct lb_flow_key *k,
+				   const struct lb_service *s)
+{
+	if (unanswered(f))
+		balance(f, k, s);
+	if (ended(f->flags))
+		f->flags = (f->flags & ~(LB_RST | LB_FINS)) | LB_UNANSWERED;
+}
+
 static __always_inline void saw_client(struct lb_flow *f, const struct lb_flow_key *k,
 				       const struct packet *p, const struct lb_service *s)
 {
-	if (opens(p, s) && ended(f->flags))
-		f->flags &= ~(LB_RST | LB_FINS);
+	if (opens(p, s))
+		opened(f, k, s);
+	else if (f->flags & LB_UNANSWERED)
+		f->flags &= ~LB_UNANSWERED;
 	if (f->flags & LB_OPENING && f->out && !(p->tcp & TCP_SYN)) {
 		f->flags &= ~LB_OPENING;
 		tell(k, s, LB_OWNER(f->word));
@@ -443,7 +496,8 @@ static __always_inline void saw_backend(struct lb_flow *f, const struct lb_flow_
 {
 	if (!f->out++ && k->port && !(f->flags & LB_OPENING))
 		tell(k, s, LB_OWNER(f->word));
-
+	if (f->flags & LB_UNANSWERED)
+		f->flags &= ~LB_UNANSWERED;
 	if (f->flags & LB_RST && !(p->tcp & (TCP_RST | TCP_FIN)))
 		f->flags &= ~LB_RST;
 	saw(f, p, s, LB_FIN_OUT);
@@ -471,7 +525,7 @@ static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
 		}
 		backend = bucket_backend(s, &k);
 		if (backend && learns(p, s))
-			learn(&k, s, backend, opens(p, s) ? LB_OPENING : 0, 0);
+			learn(&k, s, backend, opens(p, s) ? LB_OPENING | LB_UNANSWERED : 0, 0);
 		return to_backend(skb, backend);
 	}
 	if (p->error) {

@@ -36,7 +36,8 @@ struct lb_backend {
 	__u8 from[6];  /* of the interface that leads to it */
 	/* Where a tunnel leads to it: the other end, IPv4 as ::ffff:a.b.c.d. All zero: none does. */
 	__u8 tunnel[16];
-	__u32 tunnel6; /* it is an IPv6 address */
+	__u16 tunnel6; /* it is an IPv6 address */
+	__u16 unwell;  /* it gets no new flows */
 };
 
 /* lb_config is what the agent may change under traffic. */
@@ -103,6 +104,13 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 #define LB_BEFORE	(0x3ffULL << 20)
 #define LB_BUFFERING(w) ((w) >> 31 & 1)
 
+#define LB_MOVES ((__u64)0x3ff << 10 | 3ULL << 30) /* to, held, parked */
+
+/*
+ * A backend that does not answer a SYN for so long, in ns, has no session of it. A client repeats one after a second.
+ */
+#define LB_ANSWER_TIME 500000000ULL
+
 /* The mark of a packet that is to wait, on its way to the device where others only turn round. */
 #define LB_MARK 0x77656972
 
@@ -110,10 +118,13 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 #define LB_FIN_IN  1
 #define LB_FIN_OUT 2
 #define LB_RST	   4
-#define LB_TOLD	   8 /* not seen but told: it does not go for want of packets */
-/* 16 is Go's */
+#define LB_TOLD	   8  /* not seen but told: it does not go for want of packets */
+#define LB_PINNED  16 /* by the agent: the owner stays */
 #define LB_OPENING \
 	32 /* learned by a client's SYN, and no other packet of it has come after the backend's */
+/* 64 is Go's */
+#define LB_UNANSWERED \
+	128 /* nothing but SYNs of the client have come since it was opened, or opened anew */
 #define LB_FINS (LB_FIN_IN | LB_FIN_OUT)
 
 /* Why packets did not go on, or went another way: lb_counts. */

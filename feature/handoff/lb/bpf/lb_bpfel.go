@@ -19,7 +19,8 @@ type LBLbBackend struct {
 	Mac     [6]uint8
 	From    [6]uint8
 	Tunnel  [16]uint8
-	Tunnel6 uint32
+	Tunnel6 uint16
+	Unwell  uint16
 }
 
 type LBLbChangeArgs struct {

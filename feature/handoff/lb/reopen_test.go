@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// unwell has new flows go to the other backend, as the agent does where one is not well.
+func (s *scene) unwell(t *testing.T, number move.Backend) {
+	t.Helper()
+	var all []Backend
+	for _, b := range s.f.backends {
+		b.Weight, b.Unwell = 1, b.Number == number
+		if b.Unwell {
+			b.Weight = 0
+		}
+		all = append(all, b)
+	}
+	if err := s.f.SetBackends(all); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ended is a session that its client has ended by a reset. The flow's flags become others, if these are not 0. The backend is dead then.
+func (s *scene) ended(t *testing.T, flags uint32) (k Key, owner, other move.Backend) {
+	t.Helper()
+	c, k, owner, other := session(t, s)
+	if err := c.(*net.TCPConn).SetLinger(0); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	becomes(t, s.f, k, "ended", func(fl Flow) bool { return fl.Ended })
+	if flags != 0 {
+		change(t, s.f, k, func(v *bpf.LBLbFlow) { v.Flags = flags })
+	}
+	do(t, s.hosts[owner-1], func() error {
+		l, err := netlink.LinkByName("w0")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetDown(l)
+	})
+	return k, owner, other
+}
+
+// begin opens a connection from a port of before; the answer comes later.
+func (s *scene) begin(t *testing.T, k Key) <-chan error {
+	t.Helper()
+	out := make(chan error, 1)
+	go func() {
+		out <- s.client.Do(func() error {
+			d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(k.Client), Timeout: patience}
+			c, err := d.Dial("tcp", service4.String())
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			_, err = ask(c, "b", patience)
+			return err
+		})
+	}()
+	return out
+}
+
+// A client that comes again from a port whose flow has ended is served by another backend, where the former one is not well: also if that
+// is known only after its first SYN.
+func TestReopenedUnwell(t *testing.T) {
+	for name, c := range map[string]struct {
+		flags uint32
+		late  bool
+	}{"both ends": {flags: finIn | finOut}, "reset": {}, "late": {flags: finIn | finOut, late: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sc := newScene(t)
+			k, owner, other := sc.ended(t, c.flags)
+			was, err := sc.f.Flow(k)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !c.late {
+				sc.unwell(t, owner)
+			}
+			served := sc.begin(t, k)
+			if c.late {
+				becomes(t, sc.f, k, "opened anew", func(fl Flow) bool { return !fl.Ended && fl.In > was.In })
+				sc.unwell(t, owner)
+			}
+			if err := <-served; err != nil {
+				t.Error(err)
+			}
+			fl, err := sc.f.Flow(k)
+			if err != nil || fl.Owner != other || fl.Epoch != was.Epoch+1 || fl.Nonce == was.Nonce || fl.Nonce == 0 || fl.Opening || fl.Incarnation != 0 {
+				t.Errorf("%+v, %v: want backend %d's in epoch %d", fl, err, other, was.Epoch+1)
+			}
+		})
+	}
+}
+
+// A new connection, whose backend dies before it answers, is another one's as soon as the load balancer knows.
+func TestOpenedUnwell(t *testing.T) {
+	sc := newScene(t)
+	k, owner, other := sc.ended(t, 0)
+	if err := sc.f.maps.LbFlows.Delete(k.raw()); err != nil {
+		t.Fatal(err)
+	}
+	served := sc.begin(t, k)
+	becomes(t, sc.f, k, "learned", func(fl Flow) bool { return fl.Owner == owner })
+	sc.unwell(t, owner)
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	if fl, err := sc.f.Flow(k); err != nil || fl.Owner != other {
+		t.Errorf("%+v, %v", fl, err)
+	}
+}
+
+// A SYN in a session that lives goes to its backend, well or not, whatever somebody has made up before; and so does one of a flow that
+// moves, or is overridden.
+func TestReopenedStays(t *testing.T) {
+	sc := newScene(t)
+	for _, ns := range sc.hosts { // a host answers every odd SYN
+		do(t, ns, func() error { return os.WriteFile("/proc/sys/net/ipv4/tcp_invalid_ratelimit", []byte("0"), 0) })
+	}
+	c, k, owner, other := session(t, sc)
+	sc.unwell(t, owner)
+	same := func(what string) {
+		t.Helper()
+		if fl, err := sc.f.Flow(k); err != nil || fl.Owner != owner || fl.Epoch != 0 {
+			t.Errorf("%s: %+v, %v", what, fl, err)
+		}
+		if got, err := ask(c, "b", patience); err != nil || got[0] != byte('0'+owner) {
+			t.Errorf("%s: %q, %v", what, got, err)
+		}
+	}
+	syn := func() {
+		t.Helper()
+		before, err := sc.f.Flow(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		forge(t, sc, k.Client, service4, tcpSYN)
+		becomes(t, sc.f, k, "seen", func(fl Flow) bool { return fl.In > before.In })
+	}
+	syn()
+	same("a SYN")
+	forge(t, sc, k.Client, service4, tcpRST)
+	becomes(t, sc.f, k, "ended", func(fl Flow) bool { return fl.Ended })
+	before, err := sc.f.Flow(k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	syn()
+	becomes(t, sc.f, k, "answered", func(fl Flow) bool { return fl.Out > before.Out })
+	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Seen -= uint64(time.Minute) })
+	syn()
+	same("a reset and SYNs")
+	for what, v := range map[string]func(*bpf.LBLbFlow){
+		"it moves":         func(v *bpf.LBLbFlow) { v.Word |= uint64(other) << toAt },
+		"it is held":       func(v *bpf.LBLbFlow) { v.Word |= bufferingBit },
+		"it is overridden": func(v *bpf.LBLbFlow) { v.Flags |= pinned },
+	} {
+		change(t, sc.f, k, func(f *bpf.LBLbFlow) { f.Flags = finIn | finOut; v(f) })
+		syn()
+		change(t, sc.f, k, func(f *bpf.LBLbFlow) {
+			if move, _ := unword(f.Word); move.Owner != owner || move.Epoch != 0 {
+				t.Errorf("%s: %+v", what, move)
+			}
+			f.Word, f.Flags = uint64(owner), 0
+		})
+	}
+	same("in the end")
+}
+
+// The agent tells the data path of a backend that is not well while another one is. Explain tells of what becomes of its flows.
+func TestUnwellTold(t *testing.T) {
+	sc, root := published(t)
+	_, k, owner, other := session(t, sc)
+	ca, _, at := manage(t, sc, AgentOptions{Register: true})
+	one := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
+	two := register(t, ca, at, "h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.1.2"), Weight: 1})
+	told := func(want bool) {
+		t.Helper()
+		nstest.Eventually(t, func() error {
+			for n := range move.Backend(2) {
+				var b bpf.LBLbBackend
+				if err := sc.f.maps.LbBackends.Lookup(uint32(n+1), &b); err != nil {
+					return err
+				}
+				if (b.Unwell == 1) != (want && n+1 == owner) || b.Ifindex == 0 {
+					return errors.New("the data path does not know yet")
+				}
+			}
+			return nil
+		})
+	}
+	one.hears(t, func(p peer.Peers) bool { return len(ups(p)) == 2 })
+	told(false)
+	map[move.Backend]*registrar{1: one, 2: two}[owner].c.Close()
+	told(true)
+	waitOwners(t, sc, service4, string(rune('0'+other)))
+	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Flags = finIn | finOut })
+	v, text := explains(t, root, sc.middle, "c", "tcp", k.Client, service4)
+	if v.Stage != feature.StageTC || backendOf(t, v, "by hN") != byte('0'+other) || !strings.Contains(text, "which is not well") {
+		t.Errorf("%+v\n%s", v, text)
+	}
+}
