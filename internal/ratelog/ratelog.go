@@ -2,7 +2,8 @@
 
 // Package ratelog bounds the log lines that strangers can cause. Every message has a
 // rate for each party it is about, and one for all parties; lines beyond these are
-// counted, and the count is logged.
+// counted, and the count is logged. A line that repeats word for word, as that of a peer which tries again each second, is
+// logged once a minute after its first times.
 package ratelog
 
 import (
@@ -23,6 +24,11 @@ const (
 	maxParties   = 1024 // of one message
 	maxMessages  = 1024
 	tellAfter    = 5 * time.Second
+
+	// A line that was logged so often word for word is logged again once in repeatEvery.
+	maxRepeats  = 20
+	repeatEvery = time.Minute
+	maxLines    = 8 // different ones of one party that are remembered
 )
 
 // strangers is how many of parties are strangers: what else a line says of one is the stranger's choice.
@@ -52,11 +58,12 @@ func newHandler(h slog.Handler) slog.Handler {
 type handler struct {
 	slog.Handler
 	limits *limits
+	with   string // what WithAttrs and WithGroup have added
 }
 
 // Handle implements slog.Handler.
 func (h *handler) Handle(ctx context.Context, r slog.Record) error {
-	ok, missing := h.limits.allow(r.Message, party(r), time.Now())
+	ok, missing := h.limits.allow(r.Message, party(r), h.words(r), time.Now())
 	if !ok {
 		return nil
 	}
@@ -69,12 +76,16 @@ func (h *handler) Handle(ctx context.Context, r slog.Record) error {
 
 // WithAttrs implements slog.Handler.
 func (h *handler) WithAttrs(a []slog.Attr) slog.Handler {
-	return &handler{h.Handler.WithAttrs(a), h.limits}
+	with := h.with
+	for _, x := range a {
+		with += "\x00" + x.String()
+	}
+	return &handler{h.Handler.WithAttrs(a), h.limits, with}
 }
 
 // WithGroup implements slog.Handler.
 func (h *handler) WithGroup(name string) slog.Handler {
-	return &handler{h.Handler.WithGroup(name), h.limits}
+	return &handler{h.Handler.WithGroup(name), h.limits, h.with + "\x00" + name}
 }
 
 // party is whom a record is about.
@@ -121,9 +132,10 @@ type limits struct {
 	timer    bool
 }
 
+// message is all that is known of a message's lines.
 type message struct {
 	all     bucket
-	parties map[string]*bucket
+	parties map[string]*lines
 }
 
 // bucket is a token bucket.
@@ -139,7 +151,7 @@ func (b *bucket) fill(now time.Time, rate, burst float64) {
 }
 
 // allow says whether a line may be logged, and how many of its party were not before.
-func (l *limits) allow(text, who string, now time.Time) (ok bool, missing int) {
+func (l *limits) allow(text, who string, words uint64, now time.Time) (ok bool, missing int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m := l.messages[text]
@@ -148,35 +160,48 @@ func (l *limits) allow(text, who string, now time.Time) (ok bool, missing int) {
 			text = ""
 		}
 		if m = l.messages[text]; m == nil {
-			m = &message{all: bucket{tokens: messageBurst, at: now}, parties: map[string]*bucket{}}
+			m = &message{all: bucket{tokens: messageBurst, at: now}, parties: map[string]*lines{}}
 			l.messages[text] = m
 		}
 	}
 	b := m.party(who, now)
 	b.fill(now, partyRate, partyBurst)
 	m.all.fill(now, messageRate, messageBurst)
+	same := b.line(words, now)
+	if same.times >= maxRepeats && now.Sub(same.logged) < repeatEvery {
+		same.suppressed++
+		l.tellLater()
+		return false, 0
+	}
 	if b.tokens < 1 || m.all.tokens < 1 {
 		b.suppressed++
-		if !l.timer {
-			l.timer = true
-			time.AfterFunc(tellAfter, l.tell)
-		}
+		l.tellLater()
 		return false, 0
 	}
 	b.tokens--
 	m.all.tokens--
-	missing, b.suppressed = b.suppressed, 0
+	same.times++
+	missing = b.suppressed + same.suppressed
+	same.logged, same.suppressed, b.suppressed = now, 0, 0
 	return true, missing
 }
 
+// tellLater has tell run soon. l.mu is held.
+func (l *limits) tellLater() {
+	if !l.timer {
+		l.timer = true
+		time.AfterFunc(tellAfter, l.tell)
+	}
+}
+
 // party is the bucket of a party. Parties beyond maxParties share one.
-func (m *message) party(who string, now time.Time) *bucket {
+func (m *message) party(who string, now time.Time) *lines {
 	if b := m.parties[who]; b != nil {
 		return b
 	}
 	if len(m.parties) >= maxParties {
 		for k, b := range m.parties {
-			if b.fill(now, partyRate, partyBurst); b.tokens == partyBurst && b.suppressed == 0 {
+			if b.fill(now, partyRate, partyBurst); b.tokens == partyBurst && b.pending() == 0 {
 				delete(m.parties, k)
 			}
 		}
@@ -185,7 +210,7 @@ func (m *message) party(who string, now time.Time) *bucket {
 		}
 	}
 	if m.parties[who] == nil {
-		m.parties[who] = &bucket{tokens: partyBurst, at: now}
+		m.parties[who] = &lines{bucket: bucket{tokens: partyBurst, at: now}}
 	}
 	return m.parties[who]
 }
@@ -194,11 +219,15 @@ func (m *message) party(who string, now time.Time) *bucket {
 func (l *limits) tell() {
 	l.mu.Lock()
 	l.timer = false
+	now := time.Now()
 	missing := map[string]int{}
 	for text, m := range l.messages {
 		for _, b := range m.parties {
-			missing[text] += b.suppressed
-			b.suppressed = 0
+			n, more := b.untold(now)
+			missing[text] += n
+			if more {
+				l.tellLater()
+			}
 		}
 	}
 	l.mu.Unlock()

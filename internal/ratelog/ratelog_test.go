@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-func lines(b *bytes.Buffer, containing ...string) (n int) {
+func countLines(b *bytes.Buffer, containing ...string) (n int) {
 	for line := range strings.Lines(b.String()) {
 		all := true
 		for _, c := range containing {
@@ -37,10 +37,10 @@ func TestFloodOfOneUser(t *testing.T) {
 			log.Warn("refused", "uid", uid)
 		}
 		log.With("a", 1).Warn("other", "uid", 65534)
-		if n := lines(&out, "uid=65534"); n != partyBurst+1 {
+		if n := countLines(&out, "uid=65534"); n != partyBurst+1 {
 			t.Errorf("%d lines of one user, want %d of one message and 1 of another", n, partyBurst)
 		}
-		if n := lines(&out, "msg=refused"); n != partyBurst+500 {
+		if n := countLines(&out, "msg=refused"); n != partyBurst+500 {
 			t.Errorf("%d lines of all users, want %d", n, partyBurst+500)
 		}
 		time.Sleep(2 * time.Second)
@@ -52,8 +52,49 @@ func TestFloodOfOneUser(t *testing.T) {
 		log.Warn("refused", "uid", 65534)
 		time.Sleep(tellAfter)
 		synctest.Wait()
-		if n := lines(&out, "log lines suppressed", "line=refused", "suppressed=1"); n != 1 {
+		if n := countLines(&out, "log lines suppressed", "line=refused", "suppressed=1"); n != 1 {
 			t.Errorf("what no line has told is told %d times:\n%s", n, out.String()[out.Len()-200:])
+		}
+	})
+}
+
+// A line that repeats each second for ever is logged each minute, and tells how often it was left out. Other lines about the
+// same party are logged at once, and the end of the repetition is told.
+func TestRepeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		log := Limit(slog.New(slog.NewTextHandler(&out, nil)))
+		const seconds = 600
+		for range seconds {
+			log.Warn("an agent is refused", "name", "s1", "err", "it is none of the backends")
+			log.Info("agent ended", "feature", "lb")
+			log.With("part", 1).Info("agent ended", "feature", "lb")
+			time.Sleep(time.Second)
+		}
+		for _, text := range []string{"name=s1", `ended" feature=lb`, "part=1"} {
+			if n := countLines(&out, text); n < maxRepeats+seconds/60-2 || n > maxRepeats+seconds/60 {
+				t.Errorf("%d lines with %s in %d s", n, text, seconds)
+			}
+		}
+		if n := countLines(&out, "name=s1", "suppressed=59"); n < seconds/60-2 {
+			t.Errorf("%d lines tell of 59 others", n)
+		}
+		if n := countLines(&out, "log lines suppressed"); n > 0 {
+			t.Errorf("%d lines tell of lines only", n)
+		}
+		log.Warn("an agent is refused", "name", "s1", "err", "its certificate has expired")
+		if n := countLines(&out, "expired"); n != 1 {
+			t.Errorf("%d lines of another kind, want 1", n)
+		}
+		time.Sleep(2 * repeatEvery)
+		synctest.Wait()
+		if n := countLines(&out, "log lines suppressed", `line="an agent is refused"`); n > 1 {
+			t.Errorf("the end is told %d times", n)
+		}
+		log.Warn("an agent is refused", "name", "s1", "err", "it is none of the backends")
+		log.Warn("an agent is refused", "name", "s1", "err", "it is none of the backends")
+		if n := countLines(&out, "none of the backends"); n < maxRepeats+2+seconds/60-2 {
+			t.Errorf("%d lines: one that comes back is not logged", n)
 		}
 	})
 }
@@ -69,7 +110,7 @@ func TestFloodOfManyParties(t *testing.T) {
 		for i := range 50_000 {
 			log.Warn("refused", "peer", i)
 		}
-		if n := lines(&out, "msg=refused"); n != messageBurst {
+		if n := countLines(&out, "msg=refused"); n != messageBurst {
 			t.Errorf("%d lines, want %d", n, messageBurst)
 		}
 		if n := len(log.Handler().(*handler).limits.messages["refused"].parties); n > maxParties+1 {
@@ -88,7 +129,7 @@ func TestFloodOfPorts(t *testing.T) {
 			log.Warn("reset", "remote", fmt.Sprintf("[2001:db8::%x]:1790", i))
 		}
 		log.Warn("reset", "remote", "192.0.2.2:1")
-		if n := lines(&out, "reset"); n != 2*partyBurst+1 {
+		if n := countLines(&out, "reset"); n != 2*partyBurst+1 {
 			t.Errorf("%d lines", n)
 		}
 	})
