@@ -250,8 +250,7 @@ func (f *DataPath) Forget(ended, idle time.Duration) (int, error) {
 
 // forget does, holding mu whenever it removes a flow: a move that begins meanwhile is seen then. It counts flows in c.
 func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) (n int, err error) {
-	over := func(k Key, fl Flow, away func(move.Backend) bool) bool {
-		now := kernel.Monotonic()
+	over := func(k Key, fl Flow, now uint64, away func(move.Backend) bool) bool {
 		age := time.Duration(now - min(now, fl.Seen))
 		switch {
 		case fl.To != 0 || fl.Buffered || fl.Pinned:
@@ -262,11 +261,11 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) 
 		return fl.never(k) && age >= min(idle, unanswered) || fl.unseen() && away(fl.Owner)
 	}
 	var gone []Key
-	known := 0
+	known, now := 0, kernel.Monotonic() // reading the clock is a system call
 	err = f.Flows(func(k Key, fl Flow) bool {
 		known++
 		c.count(fl)
-		if over(k, fl, func(b move.Backend) bool { return c.gone[b] }) {
+		if over(k, fl, now, func(b move.Backend) bool { return c.gone[b] }) {
 			gone = append(gone, k)
 		}
 		return true
@@ -275,7 +274,7 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) 
 		mu.Lock()
 		defer mu.Unlock()
 		fl, err := f.Flow(k)
-		if err != nil || !over(k, fl, c.away) { // it moves by now, or goes on
+		if err != nil || !over(k, fl, kernel.Monotonic(), c.away) { // it moves by now, or goes on
 			return err
 		}
 		if err := f.maps.LbFlows.Delete(k.raw()); err != nil {
@@ -297,7 +296,35 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) 
 	return n, errors.Join(err, f.configure(full))
 }
 
+// flowBatch is how many flows one call reads.
+const flowBatch = 2048
+
+// each calls yield with each flow until it returns false. A flow that ends meanwhile may be left out, and no other.
 func (f *DataPath) each(yield func(bpf.LBLbFlowKey, bpf.LBLbFlow) bool) error {
+	keys, values := make([]bpf.LBLbFlowKey, flowBatch), make([]bpf.LBLbFlow, flowBatch)
+	var at ebpf.MapBatchCursor
+	for {
+		n, err := f.maps.LbFlows.BatchLookup(&at, keys, values, nil)
+		switch last := errors.Is(err, ebpf.ErrKeyNotExist); {
+		case errors.Is(err, ebpf.ErrNotSupported): // by the first call, then
+			return f.eachAlone(yield)
+		case err != nil && !last:
+			return fmt.Errorf("reading flows: %w", err)
+		default:
+			for i := range n {
+				if !yield(keys[i], values[i]) {
+					return nil
+				}
+			}
+			if last {
+				return nil
+			}
+		}
+	}
+}
+
+// eachAlone does so where the kernel reads no batches.
+func (f *DataPath) eachAlone(yield func(bpf.LBLbFlowKey, bpf.LBLbFlow) bool) error {
 	var k bpf.LBLbFlowKey
 	var v bpf.LBLbFlow
 	it := f.maps.LbFlows.Iterate()
