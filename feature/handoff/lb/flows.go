@@ -30,14 +30,15 @@ type Flow struct {
 	move.Flow
 	Buffered    bool // packets to the owner go to the device of buffered packets
 	Seen        uint64
-	In, Out     uint64 // packets
-	Ended       bool   // a reset, or the ends of both sides, have been seen
-	Opening     bool   // a client's SYN made it known, and no other packet of the client has come after a backend's
-	Told        bool   // by Learn or Override, and nothing of it was seen then
-	Reported    bool   // a backend has made it known by its word
-	Pinned      bool   // by Override: it stays until Release
-	Until       uint64 // CLOCK_MONOTONIC in ns: packets to the owner wait no longer than that
-	Incarnation uint64 // instance of the owner's agent that had it flipped to the owner; 0: none has
+	In, Out     uint64       // packets
+	Ended       bool         // a reset, or the ends of both sides, have been seen
+	Opening     bool         // a client's SYN made it known, and no other packet of the client has come after a backend's
+	Told        bool         // by Learn or Override, and nothing of it was seen then
+	Reported    bool         // a backend has made it known by its word
+	Reporter    move.Backend // that backend; 0: it is not known
+	Pinned      bool         // by Override: it stays until Release
+	Until       uint64       // CLOCK_MONOTONIC in ns: packets to the owner wait no longer than that
+	Incarnation uint64       // instance of the owner's agent that had it flipped to the owner; 0: none has
 }
 
 // errNoFlow says that the load balancer knows of no such flow.
@@ -59,6 +60,7 @@ const (
 	pinned       = 16
 	opening      = 32
 	reported     = 64
+	reporterAt   = 16 // of flags: the backend
 )
 
 func word(f move.Flow, parked bool) uint64 {
@@ -106,7 +108,7 @@ func newFlow(v bpf.LBLbFlow) Flow {
 	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, Ended: v.Flags&wasReset != 0 || v.Flags&(finIn|finOut) == finIn|finOut,
 		Opening: v.Flags&opening != 0, Told: v.Flags&told != 0, Reported: v.Flags&reported != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Incarnation: v.Life}
 	out.Flow, out.Buffered = unword(v.Word)
-	out.Nonce = move.Nonce(v.Birth)
+	out.Nonce, out.Reporter = move.Nonce(v.Birth), move.Backend(v.Flags>>reporterAt&backendMask)
 	return out
 }
 

@@ -242,7 +242,7 @@ func (a *Agent) decideClaim(c claim, ended move.Epoch) error {
 	}
 	switch {
 	case !known:
-		err = a.f.learn(c.key, want, kernel.Monotonic(), told)
+		err = a.report(c.key, c.backend, want)
 	case fl.Out > 0 && fl.Epoch >= c.r.Epoch || fl.Epoch > c.r.Epoch || fl.To != 0 || fl.Buffered || fl.Pinned:
 		return nil
 	default:

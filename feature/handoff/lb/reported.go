@@ -3,6 +3,7 @@
 package lb
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/move"
@@ -18,11 +19,12 @@ const reportedFor = 30 * time.Second
 // unseen says whether a backend's word is all that is known of a flow.
 func (fl *Flow) unseen() bool { return fl.Reported && fl.In == 0 && fl.Out == 0 && fl.To == 0 }
 
-// census counts flows by owner.
+// census counts flows.
 type census struct {
-	owned, unseen map[move.Backend]int
-	gone          map[move.Backend]bool   // whose agents have gone, before the count
-	away          func(move.Backend) bool // still; called with the lock of forget
+	owned  map[move.Backend]int    // by owner
+	unseen map[move.Backend]int    // by the backend whose word is all that is known of them
+	gone   map[move.Backend]bool   // whose agents have gone, before the count
+	away   func(move.Backend) bool // still; called with the lock of forget
 }
 
 func newCensus() *census {
@@ -32,18 +34,19 @@ func newCensus() *census {
 func (c *census) count(fl Flow) {
 	c.owned[fl.Owner]++
 	if fl.unseen() {
-		c.unseen[fl.Owner]++
+		c.unseen[cmp.Or(fl.Reporter, fl.Owner)]++
 	}
 }
 
-// report records a flow of which a backend says that a session is there. The caller holds mu.
+// report records a flow of which a backend says that a session is there, or at another backend. It counts against the one that says so.
+// The caller holds mu.
 func (a *Agent) report(k Key, by move.Backend, fl move.Flow) error {
 	if err := a.reports.Room(by, int(a.f.maps.LbFlows.MaxEntries())); err != nil {
 		return err
 	}
-	err := a.f.learn(k, fl, kernel.Monotonic(), told|reported)
+	err := a.f.learn(k, fl, kernel.Monotonic(), told|reported|uint32(by)<<reporterAt)
 	if err == nil {
-		a.reports.Add(fl.Owner)
+		a.reports.Add(by)
 	}
 	a.f.changed(k)
 	return err

@@ -87,3 +87,66 @@ func TestForgetMember(t *testing.T) {
 	two := register(t, ca, at, "h2", 1, r)
 	two.hears(t, func(p peer.Peers) bool { return len(p.Members) == 1 && p.Members[0].Name == "h2" })
 }
+
+// What a backend tells of a session that has left it counts against that backend, and not against the one that it names.
+func TestReportedByTeller(t *testing.T) {
+	sc, ca, a, at := managed(t, AgentOptions{Register: true})
+	one := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
+	register(t, ca, at, "h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.1.2"), Weight: 1})
+	one.hears(t, func(p peer.Peers) bool { return len(ups(p)) == 2 })
+	waitOwners(t, sc, service4, "12")
+	most := int(sc.f.maps.LbFlows.MaxEntries())
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	port := uint16(0)
+	tells := func(by, of move.Backend, want bool) {
+		t.Helper()
+		port++
+		k := Key{Client: reportOf(port).Flow.Client}
+		err := a.redirect(k, by, move.Message{Kind: move.Left, Backend: of, Epoch: 3})
+		if (err == nil) != want {
+			t.Errorf("backend %d of one at %d: %v", by, of, err)
+		}
+		if fl, err := sc.f.Flow(k); want && (err != nil || fl.Owner != of || fl.Reporter != by || !fl.Reported) {
+			t.Errorf("%+v, %v", fl, err)
+		}
+	}
+	a.reports.Begin()
+	a.reports.End(map[move.Backend]int{1: most/2 - 2, 2: most/4 - 1})
+	tells(1, 2, true)
+	tells(1, 2, true)
+	tells(1, 2, false)
+	tells(2, 1, true)
+	c := newCensus()
+	if err := sc.f.Flows(func(_ Key, fl Flow) bool { c.count(fl); return true }); err != nil || c.unseen[1] != 2 || c.unseen[2] != 1 || c.owned[2] < 2 {
+		t.Errorf("%+v, %v: want 2 of backend 1's word and 1 of backend 2's", c, err)
+	}
+}
+
+// A session that a backend has claimed while the load balancer began is known by its word alone, and goes soon when its agent does.
+func TestClaimForgotten(t *testing.T) {
+	sc, ca, a, at := managed(t, AgentOptions{Register: true})
+	one := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
+	one.hears(t, func(p peer.Peers) bool { return len(p.Members) == 1 })
+	k := Key{Client: reportOf(1).Flow.Client}
+	a.mu.Lock()
+	a.startup = &startup{told: map[move.Backend]bool{}, ages: map[Key]time.Duration{}}
+	err := a.decideClaim(claim{1, k, peer.FlowRecord{Flow: reportOf(1).Flow, Epoch: 1, Quiet: true}}, 0)
+	a.startup = nil
+	a.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	knows(t, sc, 1, true)
+	one.c.Close()
+	nstest.Eventually(t, func() error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.backends[1] != nil {
+			return errors.New("it is connected")
+		}
+		a.left[1] = time.Now().Add(-reportedFor)
+		return nil
+	})
+	knows(t, sc, 1, false)
+}

@@ -122,7 +122,7 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 #define LB_PINNED  16 /* by the agent: the owner stays */
 #define LB_OPENING \
 	32 /* learned by a client's SYN, and no other packet of it has come after the backend's */
-/* 64 is Go's */
+/* 64 is Go's, and so are the 10 bits from 16 on: the backend that has told of it */
 #define LB_UNANSWERED \
 	128 /* nothing but SYNs of the client have come since it was opened, or opened anew */
 #define LB_FINS (LB_FIN_IN | LB_FIN_OUT)
