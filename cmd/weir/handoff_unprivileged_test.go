@@ -12,13 +12,15 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/weir-project/weir/feature/handoff/wire"
 	"github.com/weir-project/weir/internal/nstest"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-// A user without rights runs the session keeper by a file: for the members that it allows, and for others when it has another file.
+// A user without rights runs the session keeper by a file: for the members that it allows, and for others when it has another file. A
+// member that is connected hears of the other limits.
 func TestUnprivilegedKeeper(t *testing.T) {
 	nstest.NeedRoot(t)
 	const user = 65534
@@ -29,16 +31,16 @@ func TestUnprivilegedKeeper(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	file := filepath.Join(dir, "weir.yaml")
-	write := func(allow string) {
+	write := func(state, allow string) {
 		t.Helper()
-		text := "handoff:\n  keeper:\n    allow: [" + allow + "]\n"
+		text := "handoff:\n  keeper:\n    max_state: " + state + "\n    allow: [" + allow + "]\n"
 		if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	socket := fmt.Sprint("@weir-unprivileged-", os.Getpid())
 	address := freeAddress(t)
-	write("telemetry:uid=4242")
+	write("1MiB", "telemetry:uid=4242")
 	c := command("--root", filepath.Join(nstest.BPFFS, "unprivileged"), "serve", "-f", file, "--only", "keeper", "--handoff-socket", socket, "--listen", address)
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 	k := nstest.Start(t, c)
@@ -50,13 +52,20 @@ func TestUnprivilegedKeeper(t *testing.T) {
 	if err := hello(4343); err == nil || !strings.Contains(err.Error(), "no member of service") || !strings.Contains(err.Error(), "handoff.keeper.allow") {
 		t.Errorf("a stranger: %v", err)
 	}
-	write("telemetry:uid=4343")
+	var connected *wire.Conn
+	nstest.AsUser(t, 4242, func() (err error) { connected, err = greeted(t, socket); return err })
+	defer connected.Close()
+	write("2MiB", "telemetry:uid=4343")
 	k.Signal(syscall.SIGHUP)
+	connected.SetReadDeadline(time.Now().Add(30 * time.Second))
+	if m, _, err := connected.Receive(); err != nil || m.Type != wire.Limits || m.Read != 2<<20 {
+		t.Errorf("a member that is connected hears %#x, %d bytes, %v; want limits of 2 MiB", uint8(m.Type), m.Read, err)
+	}
 	nstest.Eventually(t, func() error { return hello(4343) })
 	if hello(4242) == nil {
 		t.Error("who is allowed no more is a member")
 	}
-	write("telemetry")
+	write("2MiB", "telemetry")
 	k.Signal(syscall.SIGHUP)
 	nstest.Eventually(t, func() error {
 		r, err := http.Get("http://" + address + "/healthz")
@@ -90,18 +99,30 @@ func freeAddress(t *testing.T) string {
 
 // greet says hello to a keeper as a member of telemetry, and returns the refusal.
 func greet(t *testing.T, socket string) error {
+	c, err := greeted(t, socket)
+	if err == nil {
+		c.Close()
+	}
+	return err
+}
+
+// greeted is the connection of a member of telemetry to a keeper.
+func greeted(t *testing.T, socket string) (*wire.Conn, error) {
 	c, err := wire.Dial(t.Context(), socket)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer c.Close()
-	if err := c.Send(&wire.Message{Type: wire.Hello, Seq: 1, Text: "telemetry", Name: "0"}); err != nil {
-		return err
+	err = c.Send(&wire.Message{Type: wire.Hello, Seq: 1, Text: "telemetry", Name: "0"})
+	if err == nil {
+		var m wire.Message
+		var fds []int
+		m, fds, err = c.Receive()
+		wire.CloseAll(fds)
+		err = errors.Join(err, m.Err())
 	}
-	m, fds, err := c.Receive()
-	wire.CloseAll(fds)
 	if err != nil {
-		return err
+		c.Close()
+		return nil, err
 	}
-	return m.Err()
+	return c, nil
 }

@@ -106,6 +106,9 @@ func (Feature) Plan(_ context.Context, st State, want Limits) (feature.Plan, err
 	if a, b := before.withDefaults().Hold, want.withDefaults().Hold; b < a && len(p.Steps) > 0 {
 		p.Warn("handoff.keeper.hold %v → %v: sessions that have waited longer than that for a member are reset at once", a, b)
 	}
+	if a, b := before.withDefaults().State, want.withDefaults().State; b < a && len(p.Steps) > 0 {
+		p.Warn("handoff.keeper.max_state %v → %v: members are refused larger states; a session that has a larger one keeps it", a, b)
+	}
 	return p, nil
 }
 
@@ -118,8 +121,7 @@ func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 	return store.Remove(l, pinnedLimits)
 }
 
-// follow has a keeper go by the limits that are applied, until ctx is done: as soon as they change. A member goes by the limit that it
-// was told when it connected.
+// follow has a keeper go by the limits that are applied, until ctx is done: as soon as they change.
 func (k *Keeper) follow(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	var said feature.Reported[string]
 	last := (Limits{}).withDefaults()

@@ -87,7 +87,8 @@ type Keeper struct {
 	refused  uint64           // hellos of processes that are no members
 	queued   map[uint32]int64 // bytes that wait for a user's processes to read
 	closed   bool
-	rules    Rules // of Limits
+	rules    Rules  // of Limits
+	changes  uint32 // of the limits that Welcome tells, as members were told last
 
 	tolls tolls
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/weir-project/weir/feature/handoff/wire"
 	"github.com/weir-project/weir/internal/strictyaml"
 )
 
@@ -138,10 +139,59 @@ func (l Limits) String() string {
 	return out
 }
 
-// Limit has a running keeper go by other limits. What it has over a lower one stays, also members that are not allowed any more.
+// Limit has a running keeper go by other limits, and tells its members. What it has over a lower one stays, also members that are not
+// allowed any more.
 func (k *Keeper) Limit(l Limits) {
 	l = l.withDefaults()
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	was := k.MaxState
+	tell := was != int64(l.State) || k.MaxSessions != l.Sessions
 	k.Hold, k.Grace, k.MaxSessions, k.MaxState, k.MaxTotal, k.rules = l.Hold, l.Grace, l.Sessions, int64(l.State), int64(l.Total), l.Allow
+	if tell {
+		k.tellLimits(was)
+	}
+}
+
+// tellLimits tells every member of limits that have changed. A larger one holds for a member before it is told; a smaller one does when
+// the member has agreed: what it commits until then must not be refused, as the bytes before a commit are in its socket no more. A
+// session that has more goes by the limit that was.
+func (k *Keeper) tellLimits(was int64) {
+	k.changes++
+	for _, s := range k.sessions {
+		if s.size() > k.MaxState {
+			s.allowed = max(s.allowed, was)
+		}
+	}
+	for _, v := range k.services {
+		for _, m := range v.members {
+			m.limit = max(m.limit, k.MaxState)
+			k.post(m, outgoing{message: wire.Message{Type: wire.Limits, Read: uint64(k.MaxState), Written: uint64(k.MaxSessions), Number: k.changes}})
+		}
+	}
+}
+
+// agreed has the limits hold for a member that says so of the last change. What it says of an earlier one is behind the times.
+func (k *Keeper) agreed(m *member, change uint32) {
+	if change == k.changes {
+		m.limit = k.MaxState
+	}
+}
+
+// largest is how many bytes of state and unread a member's session may have. What it has always fits, so that it can be transferred.
+func (k *Keeper) largest(m *member, s *session) int64 {
+	if wire.Elsewhere(m.name) { // agents of servers see to it themselves, and add what a move needs
+		return wire.MaxState
+	}
+	return max(m.limit, s.allowed, s.size(), s.weight())
+}
+
+// fetchable is how many bytes are read of a state in a memfd; update judges them.
+func (k *Keeper) fetchable(m *member, id uint64) int64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s := k.sessions[id]; s != nil && s.service == m.service {
+		return k.largest(m, s)
+	}
+	return k.largest(m, &session{})
 }

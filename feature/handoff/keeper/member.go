@@ -31,6 +31,7 @@ type member struct {
 	service *service
 	name    string
 	caps    uint32
+	limit   int64  // bytes of a state: MaxState, or what it was before while the member may not know of the change
 	serial  uint64 // the younger, the larger
 	since   time.Time
 	ready   bool      // may be given sessions
@@ -182,11 +183,7 @@ func (k *Keeper) fetch(m *member, msg *wire.Message, fds []int) ([]int, error) {
 		return fds, wire.Errorf(wire.BadSocket, "the descriptor of the state is missing")
 	}
 	last := len(fds) - 1
-	limit := k.MaxState
-	if wire.Elsewhere(m.name) { // see update
-		limit = wire.MaxState
-	}
-	if err := msg.Fetch(fds[last], limit); err != nil {
+	if err := msg.Fetch(fds[last], k.fetchable(m, msg.Session)); err != nil {
 		return fds, err
 	}
 	unix.Close(fds[last])
@@ -202,7 +199,9 @@ func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds [
 	}
 	switch {
 	case msg.Type == wire.Hello:
-		answer, fds, err = k.hello(ctx, m, msg, fds)
+		if fds, err = k.hello(ctx, m, msg, fds); err == nil {
+			return fds // answered already
+		}
 	case msg.Type == wire.Status:
 		return k.report(ctx, m, msg, fds)
 	case msg.Type == wire.Send:
@@ -227,10 +226,6 @@ func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds [
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.reply(m, msg, answer, err)
-	if msg.Type == wire.Hello && err == nil {
-		k.tellMembersTo(m) // Welcome comes first
-		k.tellLoads(m)
-	}
 	return fds
 }
 
@@ -353,33 +348,33 @@ func (m *member) flush(k *Keeper) bool {
 // the keeper slow connects anew, and says there at once what it has.
 func (m *member) disconnected() bool { return m.gone || m.conn.Ended() }
 
-// hello admits a process to a service, and returns the descriptors that it did not take.
-func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message, fds []int) (*wire.Message, []int, error) {
+// hello admits a process to a service and welcomes it. It returns the descriptors that it did not take.
+func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message, fds []int) ([]int, error) {
 	switch {
 	case m.service != nil:
-		return nil, fds, wire.Errorf(wire.Malformed, "hello was said already: a connection is one member of one service")
+		return fds, wire.Errorf(wire.Malformed, "hello was said already: a connection is one member of one service")
 	case !wire.ValidName(msg.Text):
-		return nil, fds, wire.Errorf(wire.Malformed, "%q is no name for a service: use 1 to %d printable characters without spaces", msg.Text, wire.MaxName)
+		return fds, wire.Errorf(wire.Malformed, "%q is no name for a service: use 1 to %d printable characters without spaces", msg.Text, wire.MaxName)
 	case !wire.ValidName(msg.Name):
-		return nil, fds, wire.Errorf(wire.Malformed, "%q is no name for a member: use 1 to %d printable characters without spaces", msg.Name, wire.MaxName)
+		return fds, wire.Errorf(wire.Malformed, "%q is no name for a member: use 1 to %d printable characters without spaces", msg.Name, wire.MaxName)
 	}
 	if err := k.authorise(ctx, msg.Text, msg.Name, m.process); err != nil {
 		k.mu.Lock()
 		k.refused++
 		k.mu.Unlock()
-		return nil, fds, wire.Errorf(wire.NotMember, "%v", err)
+		return fds, wire.Errorf(wire.NotMember, "%v", err)
 	}
 	if !m.admit() {
-		return nil, fds, wire.Errorf(wire.NotMember, "the connection was closed to let another in")
+		return fds, wire.Errorf(wire.NotMember, "the connection was closed to let another in")
 	}
 	both := msg.Number & wire.Standby
 	if msg.Number&wire.Boards != 0 {
 		if len(fds) == 0 {
-			return nil, fds, wire.Errorf(wire.BadSocket, "the descriptor of the board is missing")
+			return fds, wire.Errorf(wire.BadSocket, "the descriptor of the board is missing")
 		}
 		board, err := wire.NewBoardReader(fds[0])
 		if err != nil {
-			return nil, fds, err
+			return fds, err
 		}
 		m.board, fds, both = board, fds[1:], both|wire.Boards
 	}
@@ -390,11 +385,15 @@ func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message, fds []
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.serial++
-	m.service, m.name, m.caps, m.serial = k.service(msg.Text), msg.Name, msg.Number, k.serial
+	m.service, m.name, m.caps, m.serial, m.limit = k.service(msg.Text), msg.Name, msg.Number, k.serial, k.MaxState
 	m.service.members = append(m.service.members, m)
 	k.Log.Info("member", "service", msg.Text, "member", m.name, "pid", m.process.PID, "uid", m.process.UID)
 	go k.watchExit(ctx, m)
-	return &wire.Message{Type: wire.Welcome, Read: uint64(k.MaxState), Written: uint64(k.MaxSessions), Number: both}, fds, nil
+	// In one piece: what is told to all members comes behind Welcome.
+	k.reply(m, msg, &wire.Message{Type: wire.Welcome, Read: uint64(k.MaxState), Written: uint64(k.MaxSessions), Number: both}, nil)
+	k.tellMembersTo(m)
+	k.tellLoads(m)
+	return fds, nil
 }
 
 // watchExit ends a connection whose process has exited, when all that it has sent is read:

@@ -24,6 +24,18 @@ func TestPlanWarnsOfShorterHold(t *testing.T) {
 	}
 }
 
+// A lower limit of state is one that members run into.
+func TestPlanWarnsOfLowerState(t *testing.T) {
+	have := State{Limits: &Limits{State: 2 << 20}}
+	p, err := Feature{}.Plan(t.Context(), have, Limits{State: 1 << 19})
+	if err != nil || len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], "handoff.keeper.max_state 2MiB → 512KiB") {
+		t.Errorf("lower: %q, %v", p.Warnings, err)
+	}
+	if p, err = (Feature{}).Plan(t.Context(), have, Limits{State: 3 << 20}); err != nil || len(p.Warnings) != 0 {
+		t.Errorf("higher: %q, %v", p.Warnings, err)
+	}
+}
+
 // Rules are part of the limits: another list is a change, and the pins keep it.
 func TestPlanOfRules(t *testing.T) {
 	limits := func(value string) Limits { return Limits{Allow: Rules{{"telemetry", "user", value}}} }

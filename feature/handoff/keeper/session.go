@@ -33,6 +33,7 @@ type session struct {
 	said          position // by messages
 	state, unread []byte
 	slot          *slot // its owner commits there; nil: by messages
+	allowed       int64 // bytes of state, of one that has more than a lowered limit: that of before; else 0
 
 	suspension *suspension // waits, or is to: see park
 	crashed    bool        // the last owner died
@@ -73,6 +74,8 @@ func (k *Keeper) request(m *member, msg *wire.Message, fds []int) (answer *wire.
 		answer = k.readiness(m, msg.Number)
 	case wire.Load:
 		k.load(m, msg.Number)
+	case wire.Agree:
+		k.agreed(m, msg.Number)
 	case wire.Leave:
 		k.ready(m, false)
 		k.orphan(m, false)
@@ -173,12 +176,17 @@ func (k *Keeper) update(m *member, s *session, msg *wire.Message) error {
 		}
 		size += int64(len(s.state))
 	}
-	if size > k.MaxState && !wire.Elsewhere(m.name) { // agents of servers see to it themselves, and add what a move needs
+	if size > k.largest(m, s) {
 		s.service.counts.OverLimit++
-		return wire.Errorf(wire.Limit, "%d bytes of state and unread; this keeper keeps at most %d", size, k.MaxState)
+		return wire.Errorf(wire.Limit, "%d bytes of state and unread; this keeper keeps at most %d", size, m.limit)
 	}
 	if err := k.fits(m, s, size); err != nil {
 		return err
+	}
+	if size > k.MaxState {
+		s.allowed = max(s.allowed, m.limit)
+	} else {
+		s.allowed = 0
 	}
 	s.said = position{msg.Read, msg.Written}
 	k.stand(s, msg, nil)

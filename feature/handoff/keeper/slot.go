@@ -25,7 +25,7 @@ func (k *Keeper) commits(m *member, msg *wire.Message) error {
 	if m.board == nil {
 		return wire.Errorf(wire.Malformed, "this member has no board: Hello says so with capability %d, and brings it", wire.Boards)
 	}
-	in := &slot{board: m.board, index: msg.Number, commits: msg.Read, reserved: min(wire.SlotRoom, k.MaxState)}
+	in := &slot{board: m.board, index: msg.Number, commits: msg.Read, reserved: min(wire.SlotRoom, k.largest(m, s))}
 	if err := k.fits(m, s, in.reserved); err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ const (
 	MaxName    = 63        // of a service, of a member
 	MaxText    = 1024      // of a label, of an error's text
 	MaxInline  = 64 << 10  // of state and unread inside a message; more go in a memfd
-	MaxState   = 256 << 20 // of both; a keeper's own limit is lower, and told in Welcome
+	MaxState   = 256 << 20 // of both; a keeper's own limit is lower, and told in Welcome and Limits
 	maxMessage = headerSize + MaxName + MaxText + MaxInline
 	maxFDs     = 2 // descriptors of one message: a socket, a memfd
 )
@@ -56,6 +56,7 @@ const (
 	Commits  Type = 0x0f // a session's commits are in slot Number of the board from now on, the latest of Read in it included: see Board
 	Forget   Type = 0x11 // asks that the keeper lets go of a session that waits, or of all that wait for a member; OK says how many in Number
 	Load     Type = 0x10 // Number is how much waits for this member; in which unit is between the members of the service
+	Agree    Type = 0x12 // answers Limits, with its Number: all that this member says from here on keeps to them
 )
 
 // What the keeper says.
@@ -70,6 +71,7 @@ const (
 	Alone    Type = 0x88 // no newer member of the same name is left that answers: the receiver stood by, and goes on
 	Loads    Type = 0x90 // Number is what Name has said that waits for it
 	Members  Type = 0x91 // Number members of this server may be given sessions; to those that resume
+	Limits   Type = 0x92 // the limits have changed: Read and Written as in Welcome, Number tells this message from others
 )
 
 // Bits of Ready's Number beside 1, which says that the member may be given sessions.
