@@ -83,6 +83,7 @@ enum {
 	WEIR_TOOK_ = 8,
 	WEIR_REFUSE_ = 9,
 	WEIR_FIND_ = 10,
+	WEIR_AGREE_ = 0x12,
 	WEIR_WELCOME_ = 0x81,
 	WEIR_ERROR_ = 0x82,
 	WEIR_OK_ = 0x83,
@@ -90,6 +91,7 @@ enum {
 	WEIR_MOVE_ = 0x85,
 	WEIR_REPLACED_ = 0x86,
 	WEIR_ALONE_ = 0x88,
+	WEIR_LIMITS_ = 0x92,
 	WEIR_STANDBY_ = 64,	 /* a capability */
 	WEIR_READY_STANDBY_ = 4, /* numbers of Ready */
 	WEIR_READY_ENDS_ = 8,
@@ -133,6 +135,7 @@ struct weir_note_ {
 	int over;	    /* of such a one: the caller has closed it, fd is the library's */
 	unsigned char *mem; /* a copy of state, and behind it of unread */
 	size_t state_len, unread_len;
+	size_t has; /* bytes of both that this keeper has, as far as is known */
 	struct weir_note_ *next, **at;
 };
 
@@ -193,7 +196,7 @@ struct weir_handoff {
 		again; /* it has to live until then; the next attempt to hand sessions over */
 	int pause;     /* to the one after that, in ms */
 	unsigned int seq, generation;
-	size_t max_state;
+	size_t max_state; /* as the keeper says, also while it runs */
 	char service[64], name[64], label[256];
 	char socket[108]; /* the keeper's, as it was said */
 	struct sockaddr_un keeper;
@@ -786,9 +789,10 @@ static inline void weir_given__(struct weir_handoff *h, struct weir_message_ *m)
 		ok = 0;
 	}
 	answer = weir_message_of_(ok ? WEIR_TOOK_ : WEIR_REFUSE_, m->session, ok ? 0 : WEIR_LOST_);
-	if (ok)
+	if (ok) {
 		s->note->kept = h->generation;
-	else
+		s->note->has = m->state_len + m->unread_len;
+	} else
 		answer.text = m->cut			? WEIR_NO_DESCRIPTORS_ :
 			      m->number == WEIR_STREAM_ ? "it cannot be gone on with" :
 							  "nobody here goes on with it";
@@ -922,8 +926,16 @@ static inline void weir_heard_(struct weir_handoff *h, struct weir_message_ *m)
 		if (note && m->number == WEIR_OWNED_) {
 			note->moved = 1; /* another was quicker to say so to this keeper */
 			note->cut = 0;
-		} else if (note)
+		} else if (note) {
 			note->refused = 1;
+			note->has = 0;
+		}
+	}
+	if (m->type == WEIR_LIMITS_) { /* what is sent from here on keeps to them */
+		struct weir_message_ agree = weir_message_of_(WEIR_AGREE_, 0, m->number);
+
+		h->max_state = (size_t)m->read;
+		weir_send_(h, &agree);
 	}
 	if (m->type == WEIR_MOVE_)
 		weir_ordered_(h, m);
@@ -998,11 +1010,21 @@ static inline int weir_call_(struct weir_handoff *h, struct weir_message_ *m,
 	return weir_ask_(h, m) ? -1 : weir_answered_(h, m, answer);
 }
 
+/* Whether the keeper keeps so much of a session: also what it has already, of a time with a larger limit. */
+static inline int weir_fits_(const struct weir_handoff *h, const struct weir_note_ *note)
+{
+	size_t size = note->state_len + note->unread_len;
+
+	return size <= h->max_state || (note->kept == h->generation && size <= note->has);
+}
+
 /* Has the keeper note where a session stands: 0 or -1. */
 static inline int weir_keep_(struct weir_handoff *h, struct weir_note_ *note)
 {
 	struct weir_message_ m = weir_message_of_(WEIR_COMMIT_, note->session, 0), answer;
 
+	if (!weir_fits_(h, note))
+		weir_drain_(h); /* the keeper may have said that its limit is larger now */
 	if (note->moved) {
 		weir_fail_(h, "weir: the session is another process's");
 		h->code = WEIR_OWNED_;
@@ -1010,7 +1032,7 @@ static inline int weir_keep_(struct weir_handoff *h, struct weir_note_ *note)
 	}
 	if (h->conn < 0)
 		return weir_fail_(h, "weir: no keeper answers on %s", h->socket);
-	if (note->state_len + note->unread_len > h->max_state) {
+	if (!weir_fits_(h, note)) {
 		note->refused = 1;
 		weir_fail_(h, "weir: %zu bytes of state and unread; this keeper keeps at most %zu",
 			   note->state_len + note->unread_len, h->max_state);
@@ -1031,11 +1053,13 @@ static inline int weir_keep_(struct weir_handoff *h, struct weir_note_ *note)
 		m.fd = note->fd;
 	}
 	note->kept = h->generation;
+	note->has = note->state_len + note->unread_len;
 	if (!note->refused)
 		return weir_send_(h, &m);
 	if (weir_call_(h, &m,
 		       &answer)) { /* after a refusal the caller hears at once whether it fits */
 		note->moved = h->code == WEIR_OWNED_;
+		note->has = 0;
 		return -1;
 	}
 	free(answer.mem);

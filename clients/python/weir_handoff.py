@@ -53,6 +53,7 @@ _VERSION = 1
 _INLINE = 64 << 10
 _HELLO, _READY, _LEAVE, _KEEP, _COMMIT, _DROP, _TRANSFER, _TOOK, _REFUSE, _FIND = range(1, 11)
 _WELCOME, _ERROR, _OK, _GIVE, _MOVE, _REPLACED, _REPORT, _ALONE = range(0x81, 0x89)
+_AGREE, _LIMITS = 0x12, 0x92
 _CRASHED, _STATE_FD = 1 << 1, 1 << 15
 _MOVES, _EXACT, _STANDBY = 1 << 1, 1 << 2, 1 << 6
 _READY_MOVES, _READY_STANDBY, _READY_ENDS = 2, 4, 8
@@ -172,6 +173,7 @@ class Session:
         self._unread = b""  # what the predecessor had read and its state does not account for
         self._seen = 0
         self._kept = 0
+        self._has = 0  # bytes of state and unread that the keeper of _kept has, as far as is known
 
     def _positions(self):
         """What the kernel says: None for a connection that is closed."""
@@ -686,6 +688,10 @@ class Member:
                 s.moved, s._cut = True, False  # another was quicker to say so to this keeper
             elif s:
                 self._refused.add(m.session)
+                s._has = 0
+        elif m.kind == _LIMITS:
+            self.max_state = m.read
+            self._answer(_Message(_AGREE, number=m.number))  # what is sent from here on keeps to them
         elif m.kind == _MOVE and self._move:
             self._orders.append((m.session, m.name))  # the caller may be in the middle of something with it
         elif m.kind == _REPLACED:
@@ -723,26 +729,35 @@ class Member:
         s.received, s.crashed = True, bool(m.flags & _CRASHED)
         s.state, s._unread, s._kept = m.state, m.unread, self._generation
         s._committed = (m.read, m.written, m.unread)
+        s._has = len(m.state) + len(m.unread)
         self._sessions[s.id] = s
         self._given.append(s)
         self._answer(_Message(_TOOK, session=m.session))
+
+    def _fits(self, s, size):
+        """Whether the keeper keeps so much of a session: also what it has already, of a time with a larger limit."""
+        return size <= self.max_state or s._kept == self._generation and size <= s._has
 
     def _keep(self, s):
         """Has the keeper note where a session stands; HandoffError if it does not."""
         read, written, unread = s._committed
         m = _Message(_COMMIT, session=s.id, read=read, written=written, state=s.state or b"", unread=unread)
-        refused, size, fds = s.id in self._refused, len(m.state) + len(unread), []
-        if self._conn and size > self.max_state:
+        size, fds = len(m.state) + len(unread), []
+        if self._conn and not self._fits(s, size):
+            self._hear()  # it may have said that its limit is larger now
+            s._check()
+        refused = s.id in self._refused
+        if self._conn and not self._fits(s, size):
             self._refused.add(s.id)
             raise HandoffError(f"{size} bytes of state and unread; this keeper keeps at most {self.max_state}", _LIMIT)
         if refused or s._kept != self._generation:  # a new session, or the keeper is
             m.kind, m.number, m.text, fds = _KEEP, _STREAM, self._label, [s.fileno()]
-        s._kept = self._generation
+        s._kept, s._has = self._generation, size
         if refused:  # the caller hears at once whether it fits
             try:
                 self._call(m, fds)
             except HandoffError as e:
-                s.moved = e.code == _OWNED
+                s.moved, s._has = e.code == _OWNED, 0
                 raise
             self._refused.discard(s.id)
         else:

@@ -159,6 +159,8 @@ func (m *Member) hear(c *wire.Conn) error {
 			go m.onReplaced()
 		case wire.Alone:
 			m.alone()
+		case wire.Limits:
+			m.limited(c, &msg)
 		case wire.Error:
 			m.onError(&msg)
 		}

@@ -124,6 +124,8 @@ func (p *keeperClient) serve(ctx context.Context, c *wire.Conn) {
 			p.a.pollServed()
 		case m.Type == wire.Loads:
 			p.a.loadHere(p, m.Name, m.Number)
+		case m.Type == wire.Limits:
+			p.limited(&m)
 		case m.Seq != 0:
 			p.answer(m.Seq, m.Err())
 		case m.Type == wire.Error:
@@ -141,6 +143,14 @@ func (p *keeperClient) serve(ctx context.Context, c *wire.Conn) {
 	for _, answered := range calls {
 		answered(errNoKeeper)
 	}
+}
+
+// limited goes by limits that have changed at the keeper.
+func (p *keeperClient) limited(m *wire.Message) {
+	p.mu.Lock()
+	p.limit = int(min(m.Read, wire.MaxState))
+	p.mu.Unlock()
+	_ = p.post(&wire.Message{Type: wire.Agree, Number: m.Number}) // else the connection is broken, which the next Receive says
 }
 
 // maxBytes is how many bytes of state and unread the keeper takes of a session; 0: there is no keeper.
