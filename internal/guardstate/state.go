@@ -134,13 +134,17 @@ func (s *State) Init(l Limits) error {
 // descriptor are not kept out.
 var changing sync.Mutex
 
-// SetLimits puts limits in force at once: a packet meets the old ones or the new ones.
+// SetLimits puts limits in force at once: a packet meets the old ones or the new ones. Reservations for which there is no
+// more room are taken back (see reduce).
 func (s *State) SetLimits(l Limits) {
 	changing.Lock()
 	defer changing.Unlock()
 	next := 1 - s.Total.Active&1
 	s.Total.Limits[next] = l.Layout()
 	atomic.StoreUint32(&s.Total.Active, next)
+	if l.Total != 0 {
+		s.reduce(uint64(s.Total.Limits[next].PerEpoch))
+	}
 }
 
 // Limits are the limits in force.
