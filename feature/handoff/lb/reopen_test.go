@@ -4,6 +4,7 @@ package lb
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -17,7 +18,9 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 )
 
 // unwell has new flows go to the other backend, as the agent does where one is not well.
@@ -36,6 +39,23 @@ func (s *scene) unwell(t *testing.T, number move.Backend) {
 	}
 }
 
+// bothEnds makes a flow one whose both ends were seen, and that an agent does not forget.
+func bothEnds(v *bpf.LBLbFlow) {
+	v.Flags, v.Seen = finIn|finOut, kernel.Monotonic()+uint64(time.Hour)
+}
+
+// down has a backend be dead: it hears nothing by this device.
+func down(t *testing.T, ns *netns.Handle, device string) {
+	t.Helper()
+	do(t, ns, func() error {
+		l, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetDown(l)
+	})
+}
+
 // ended is a session that its client has ended by a reset. The flow's flags become others, if these are not 0. The backend is dead then.
 func (s *scene) ended(t *testing.T, flags uint32) (k Key, owner, other move.Backend) {
 	t.Helper()
@@ -48,13 +68,7 @@ func (s *scene) ended(t *testing.T, flags uint32) (k Key, owner, other move.Back
 	if flags != 0 {
 		change(t, s.f, k, func(v *bpf.LBLbFlow) { v.Flags = flags })
 	}
-	do(t, s.hosts[owner-1], func() error {
-		l, err := netlink.LinkByName("w0")
-		if err != nil {
-			return err
-		}
-		return netlink.LinkSetDown(l)
-	})
+	down(t, s.hosts[owner-1], "w0")
 	return k, owner, other
 }
 
@@ -186,6 +200,33 @@ func TestReopenedStays(t *testing.T) {
 	same("in the end")
 }
 
+// The partner hears of the new owner, and does not have the flow be the former one's again: without a later epoch its name would win.
+func TestReopenedPartner(t *testing.T) {
+	p := newPairOfLBs(t, [2][2]int{{0, 1}, {1, 0}})
+	p.by(1)
+	p.start(0)
+	p.start(1)
+	c := dial(t, p.client, service4)
+	if got, err := ask(c, "a", patience); err != nil || got[0] != '1' {
+		t.Fatalf("%q, %v", got, err)
+	}
+	k := keyOfConn(c, 0)
+	p.knows(0, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
+	sc := &scene{client: p.client, f: p.lbs[1]}
+	sc.unwell(t, 1)
+	down(t, p.hosts[1], "w1") // it does not answer: the flow stays open
+	change(t, sc.f, k, bothEnds)
+	forge(t, sc, k.Client, service4, tcpSYN)
+	p.knows(0, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 2 })
+	nstest.Steadily(t, 1500*time.Millisecond, func() error { // each has told the other all that it knows by then
+		fl, err := sc.f.Flow(k)
+		if err == nil && fl.Owner != 2 {
+			err = fmt.Errorf("%+v: want backend 2's", fl)
+		}
+		return err
+	})
+}
+
 // The agent tells the data path of a backend that is not well while another one is. Explain tells of what becomes of its flows.
 func TestUnwellTold(t *testing.T) {
 	sc, root := published(t)
@@ -213,7 +254,7 @@ func TestUnwellTold(t *testing.T) {
 	map[move.Backend]*registrar{1: one, 2: two}[owner].c.Close()
 	told(true)
 	waitOwners(t, sc, service4, string(rune('0'+other)))
-	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Flags = finIn | finOut })
+	change(t, sc.f, k, bothEnds)
 	v, text := explains(t, root, sc.middle, "c", "tcp", k.Client, service4)
 	if v.Stage != feature.StageTC || backendOf(t, v, "by hN") != byte('0'+other) || !strings.Contains(text, "which is not well") {
 		t.Errorf("%+v\n%s", v, text)
