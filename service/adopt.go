@@ -335,7 +335,7 @@ func (m Member) pick(a *Adoption, ns *netns.Handle, p slotSockets, owners []owne
 		}
 		lastErr = err
 	}
-	return m.explain(ns, owners, lastErr)
+	return m.explain(ns, p, owners, lastErr)
 }
 
 type choice struct {

@@ -137,6 +137,22 @@ func TestAdoptBound(t *testing.T) {
 	}
 }
 
+// The sockets of a master's workers are not the master's (haproxy -W): the error names the worker. This process is the master.
+func TestAdoptMaster(t *testing.T) {
+	nstest.NeedRoot(t)
+	master := Member{PID: os.Getpid()}
+	start(t, "udp4 0.0.0.0:4740") // another worker
+	if _, err := master.Adopt(t.Context(), here(t), spec(t, both)); err == nil || strings.Contains(err.Error(), "started") {
+		t.Errorf("no process has it: %v", err)
+	}
+	if len(children(os.Getpid())) == 0 {
+		t.Skip("need: kernel with CONFIG_PROC_CHILDREN")
+	}
+	worker := start(t, "udp4 0.0.0.0:4739", "tcp4 0.0.0.0:1790")
+	refuse(t, master, ErrNoSocket, fmt.Sprintf("process %d, which it started, has it: name their unit or cgroup", worker.pid()), both...)
+	adopt(t, Member{PID: worker.pid()}, both...)
+}
+
 func TestAdoptMissing(t *testing.T) {
 	d := start(t, "udp4 0.0.0.0:4739", "tcp4 0.0.0.0:1791")
 	want := fmt.Sprintf("process %d: socket missing: tcp4 :1790", d.pid())

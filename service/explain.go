@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/sockdiag"
 )
 
@@ -29,7 +30,7 @@ func (m missing) Error() string {
 func (missing) Unwrap() error { return ErrNoSocket }
 
 // explain finds out why no socket fits: the usual reasons have a remedy.
-func (m Member) explain(ns *netns.Handle, owners []owner, err error) error {
+func (m Member) explain(ns *netns.Handle, p slotSockets, owners []owner, err error) error {
 	none, ok := errors.AsType[missing](err)
 	if !ok {
 		return err
@@ -47,7 +48,51 @@ func (m Member) explain(ns *netns.Handle, owners []owner, err error) error {
 	if near := nearly(ns, owners, none); near != nil {
 		return near
 	}
+	if child := childWith(owners, p.fitting(none)); child != 0 {
+		return fmt.Errorf("process %d: %w: process %d, which it started, has it: name their unit or cgroup, or that process", pid, err, child)
+	}
 	return fmt.Errorf("process %d: %w", pid, err)
+}
+
+// fitting are the inode numbers of the sockets that would do where one is missing.
+func (p slotSockets) fitting(none missing) map[uint32]bool {
+	out := map[uint32]bool{}
+	for i, at := range p.at {
+		if slices.Contains(none, at) {
+			for _, s := range p.socks[i] {
+				out[s.Inode] = true
+			}
+		}
+	}
+	return out
+}
+
+// maxChildren bounds the processes that are looked at for an explanation.
+const maxChildren = 64
+
+// childWith is a process with one of the sockets that a process of the member has started, as the workers of a master; 0 if there
+// is none.
+func childWith(owners []owner, fitting map[uint32]bool) int {
+	if len(fitting) == 0 {
+		return 0
+	}
+	var all []int
+	for _, o := range owners[:min(len(owners), maxChildren)] {
+		all = append(all, children(o.proc.PID())...)
+	}
+	for i := 0; i < len(all) && i < maxChildren; i++ {
+		all = append(all, children(all[i])...)
+		p, err := pidfd.Open(all[i])
+		if err != nil {
+			continue
+		}
+		fds, err := p.Sockets()
+		p.Close()
+		if err == nil && hasAny(fds, fitting) {
+			return all[i]
+		}
+	}
+	return 0
 }
 
 func mptcpError(at netip.AddrPort) error {

@@ -4,8 +4,11 @@ package service
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/weir-project/weir/internal/pidfd"
 )
@@ -46,6 +49,21 @@ func (t Tree) Descendants(pids []int) []int {
 			}
 		}
 		next = more
+	}
+	return out
+}
+
+// children are the processes that the threads of a process have started, where the kernel tells them (CONFIG_PROC_CHILDREN). It
+// reads no other process, unlike ReadTree.
+func children(pid int) (out []int) {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, path := range files {
+		b, _ := os.ReadFile(path)
+		for _, f := range strings.Fields(string(b)) {
+			if child, err := strconv.Atoi(f); err == nil {
+				out = append(out, child)
+			}
+		}
 	}
 	return out
 }
