@@ -50,6 +50,14 @@ type ServeOptions struct {
 // Serve runs what needs a process until ctx is done: it gives slots to members
 // as they come, and answers questions. Traffic does not need it.
 func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
+	err := h.serve(ctx, o)
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil // it was to end, while it waited for its predecessor for instance
+	}
+	return err
+}
+
+func (h *Host) serve(ctx context.Context, o ServeOptions) error {
 	o.Log = ratelog.Limit(o.Log)
 	var f *file
 	var config *Config

@@ -84,3 +84,41 @@ func TestServeWaitsForItsPredecessor(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// INT and TERM end a weir serve that waits for its predecessor as they end one that runs.
+func TestServeEndsWhileItWaits(t *testing.T) {
+	w := newWorld(t)
+	for _, waits := range []string{"metrics", "group", "steer", "keeper"} {
+		t.Run(waits, func(t *testing.T) {
+			dir := t.TempDir()
+			path := func(name string) string { return filepath.Join(dir, name+".sock") }
+			o := ServeOptions{Listen: "127.0.0.1:0", Socket: path("group"), Sockets: map[string]string{"steer": path("steer"), "keeper": path("keeper")}}
+			var before net.Listener
+			var err error
+			switch waits {
+			case "metrics":
+				if before, err = net.Listen("tcp", o.Listen); err == nil {
+					o.Listen = before.Addr().String()
+				}
+			case "keeper":
+				before, err = keeper.Listen(path("keeper"))
+			default:
+				before, err = net.Listen("unix", path(waits))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer before.Close()
+			log := &nstest.Log{}
+			o.Log = slog.New(slog.NewTextHandler(log, nil))
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- w.Serve(ctx, o) }()
+			nstest.Until(t, "it waits", func() bool { return log.Has("waiting for the predecessor to end") })
+			cancel()
+			if err := <-done; err != nil {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}

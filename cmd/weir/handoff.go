@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"io"
 	"maps"
 	"os"
@@ -100,6 +101,9 @@ func keep(ctx context.Context, path, metricsAt string, limits keeper.Limits) err
 	log := cli.NewLog(os.Stderr)
 	ignoreHangup(ctx, log, "sessions stay; its flags are read at a start")
 	l, err := keeper.ListenAgain(ctx, log, path)
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil // as it ends while it runs
+	}
 	if err != nil {
 		return err
 	}

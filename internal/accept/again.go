@@ -5,6 +5,7 @@ package accept
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -23,8 +24,8 @@ const (
 	TakeOver = 3 * time.Second
 )
 
-// Again calls listen until the address is free: for TakeOver at most, or until ctx is done. It logs
-// that it waits. Only EADDRINUSE and [ErrAnswers] are waited out. listen runs in the calling
+// Again calls listen until the address is free: for TakeOver at most, or until ctx is done, whose error it returns then. It
+// logs that it waits. Only EADDRINUSE and [ErrAnswers] are waited out. listen runs in the calling
 // goroutine, whose thread may be in another network namespace.
 func Again(ctx context.Context, log *slog.Logger, address string, listen func() (net.Listener, error)) (net.Listener, error) {
 	began, told := time.Now(), false
@@ -45,7 +46,7 @@ func Again(ctx context.Context, log *slog.Logger, address string, listen func() 
 		}
 		select {
 		case <-ctx.Done():
-			return nil, err
+			return nil, fmt.Errorf("waiting for the predecessor at %s: %w", address, ctx.Err())
 		case <-time.After(takeOverEvery):
 		}
 	}
