@@ -59,7 +59,8 @@ func (f Filter) readLists() (map[string]*list, error) {
 	return out, nil
 }
 
-// readList reads a file of one address or prefix a line; what follows a # is a comment.
+// readList reads a file of one address or prefix a line; what follows a # is a comment. As in expressions and bindings, no bit of a
+// prefix is set beyond its length: somebody who writes 10.1.0.1/16 may mean the one address.
 func readList(path string) (*list, error) {
 	f, err := safefile.Read(path, maxListFile)
 	if err != nil {
@@ -80,6 +81,12 @@ func readList(path string) (*list, error) {
 				return nil, fmt.Errorf("%s:%d: this is no address or prefix", path, n)
 			}
 			return nil, fmt.Errorf("%s:%d: %.80q is no address or prefix%s", path, n, text, zoned(text))
+		}
+		if m := p.Masked(); m != p {
+			if !f.Public() {
+				return nil, fmt.Errorf("%s:%d: this prefix has bits set beyond its length", path, n)
+			}
+			return nil, fmt.Errorf("%s:%d: %.80q has bits set beyond its length: write %s, or %s for the one address", path, n, text, m, p.Addr())
 		}
 		l.entries = append(l.entries, p)
 	}
@@ -155,8 +162,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 		}
 		return netip.PrefixFrom(a, a.BitLen()), err
 	}
-	p, err := netip.ParsePrefix(s)
-	return p.Masked(), err
+	return netip.ParsePrefix(s)
 }
 
 // forCompiler is the lists as the compiler takes them.

@@ -86,6 +86,12 @@ func TestListErrors(t *testing.T) {
 	if _, err := applyTo(t.Context(), w.root, f); err == nil || !strings.Contains(err.Error(), `list:4: "fe80::1%lo" is no address or prefix: zones are not supported: write fe80::1 without %lo`) {
 		t.Errorf("an address with a zone: %v", err)
 	}
+	for text, want := range map[string]string{"10.1.0.1/16": "10.1.0.0/16, or 10.1.0.1 for", "2001:db8::1/64": "2001:db8::/64, or 2001:db8::1 for"} {
+		f.Lists["bad"] = listOf(t, 1, text)
+		if _, err := applyTo(t.Context(), w.root, f); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("list:4: %q has bits set beyond its length: write %s the one address", text, want)) {
+			t.Errorf("an address with a length: %v", err)
+		}
+	}
 }
 
 // A list that has become empty is told: nothing of a configuration shows it.
