@@ -213,6 +213,8 @@ type Step struct {
 	Object string // "service telemetry"
 	Detail string // what about it: "slots 4 → 5"
 	Do     func(ctx context.Context, l *kernel.WriteLock) (note string, err error)
+	// Foresee says what keeps the step from its effect as things are, "" if nothing does. It may be nil. A dry run asks it.
+	Foresee func(ctx context.Context) string
 }
 
 // String is the step as plans print it.

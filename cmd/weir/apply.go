@@ -90,7 +90,14 @@ func (f *applyFlags) printWould(cmd *cobra.Command, g *cli.Globals, cfg *host.Co
 	}
 	out := cmd.OutOrStdout()
 	for _, s := range plan.Steps {
-		fmt.Fprintln(out, "would", s)
+		note := ""
+		if s.Foresee != nil {
+			note = s.Foresee(cmd.Context())
+		}
+		if note != "" {
+			note = " (" + note + ")"
+		}
+		fmt.Fprintln(out, "would", s.String()+note)
 	}
 	if len(plan.Steps) == 0 {
 		fmt.Fprintln(out, "nothing to change")

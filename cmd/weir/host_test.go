@@ -187,6 +187,18 @@ func TestWhereAndDevices(t *testing.T) {
 	}
 }
 
+// A dry run tells of a slot that would stay empty, in the words of the change.
+func TestDryRunForeseesEmptySlot(t *testing.T) {
+	s := session{t, root(t)}
+	file := filepath.Join(t.TempDir(), "weir.yaml")
+	if err := os.WriteFile(file, []byte("services:\n  telemetry: {listen: [udp 0.0.0.0:4747], steer: {slots: 1}, members: [{slot: 0, pidfile: /nonexistent.pid}]}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	adopt, reason := `adopt slot 0 of service telemetry: pidfile /nonexistent.pid `, `stay%s empty: not running: .*/nonexistent.pid[^\n]*`
+	s.run(0, `would create service telemetry: [^\n]*\nwould `+adopt+`\(would `+fmt.Sprintf(reason, "")+`\)\n`, "apply", "-f", file, "--dry-run")
+	s.run(0, `create service telemetry: [^\n]*\n`+adopt+`\(`+fmt.Sprintf(reason, "s")+`\)\n.*`, "apply", "-f", file)
+}
+
 func TestAdmit(t *testing.T) {
 	closeTCP := listen(t)
 	s := session{t, root(t)}

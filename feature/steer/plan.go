@@ -23,6 +23,7 @@ import (
 	"github.com/weir-project/weir/kernel/hook"
 	"github.com/weir-project/weir/kernel/instances"
 	"github.com/weir-project/weir/kernel/probe"
+	"github.com/weir-project/weir/service"
 )
 
 // loadDevices reads the file of a service that is by device.
@@ -307,8 +308,24 @@ func planMembers(plan *feature.Plan, t target, have *state.Service) {
 					return "stays empty: " + err.Error(), nil
 				}
 				return "", err
-			}}))
+			}, Foresee: func(ctx context.Context) string { return t.foreseeEmpty(ctx, m) }}))
 	}
+}
+
+// foreseeEmpty says why a member would leave its slot empty.
+func (t *target) foreseeEmpty(ctx context.Context, m service.Member) string {
+	ns, err := slots.OpenNetns(t.netns, t.id)
+	if err != nil {
+		return "" // the plan tells
+	}
+	defer ns.Close()
+	a, err := m.Adopt(ctx, ns, t.service.Spec)
+	if err == nil {
+		a.Close()
+	} else if engine.NotYet(err) {
+		return "would stay empty: " + err.Error()
+	}
+	return ""
 }
 
 func listens(s spec.Service) string {
