@@ -190,6 +190,9 @@ func staying(d backend.Drained) string {
 	if d.Others > 0 {
 		all = append(all, fmt.Sprintf("%d connections of programs that hand over nothing", d.Others))
 	}
+	for _, name := range slices.Sorted(maps.Keys(d.Unnamed)) {
+		all = append(all, fmt.Sprintf("of these %d of members of %q, which is no service of the load balancer's: they must join by its name", d.Unnamed[name], name))
+	}
 	return strings.Join(all, ", ")
 }
 
@@ -224,7 +227,7 @@ must be this backend's name: it guards against the wrong terminal.`,
 			told := blockedTold{w: cmd.ErrOrStderr(), why: map[string]string{}}
 			err := backend.DrainHere(ctx, name, how, func(d backend.Drained) {
 				if d.Left != last.Left || d.Reason != last.Reason {
-					fmt.Fprintln(cmd.ErrOrStderr(), strings.TrimSpace(fmt.Sprintf("%s: %d sessions left %s", d.Backend, d.Left, d.Reason)))
+					fmt.Fprintln(cmd.ErrOrStderr(), strings.TrimSuffix(fmt.Sprintf("%s: %d sessions left: %s", d.Backend, d.Left, d.Reason), ": "))
 				}
 				if stays := staying(d); how.All && d.Left == 0 && stays != staying(last) && stays != "" {
 					fmt.Fprintf(cmd.ErrOrStderr(), "%s: waits for the end of %s\n", d.Backend, stays)

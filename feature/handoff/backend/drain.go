@@ -21,14 +21,16 @@ import (
 
 // Drained is how far emptying a backend has come.
 type Drained struct {
-	Backend  string    `json:"backend"`
-	Asked    int       `json:"asked"`    // sessions whose members were asked to move them
-	Left     int       `json:"left"`     // sessions of members that could move them
-	Immobile int       `json:"immobile"` // sessions of members that do not move any: they end in their own time
-	Others   int       `json:"others"`   // connections to the services that the keeper does not know: of nginx, say
-	Blocked  []Blocked `json:"blocked,omitempty"`
-	Reason   string    `json:"reason,omitempty"`
-	Failed   bool      `json:"failed,omitempty"`
+	Backend  string `json:"backend"`
+	Asked    int    `json:"asked"`    // sessions whose members were asked to move them
+	Left     int    `json:"left"`     // sessions of members that could move them
+	Immobile int    `json:"immobile"` // sessions of members that do not move any: they end in their own time
+	Others   int    `json:"others"`   // connections to the services that cannot move: of nginx, say
+	// Unnamed are sessions, of the others, of members of services that the load balancer does not name, by service.
+	Unnamed map[string]int `json:"unnamed_services,omitempty"`
+	Blocked []Blocked      `json:"blocked,omitempty"`
+	Reason  string         `json:"reason,omitempty"`
+	Failed  bool           `json:"failed,omitempty"`
 }
 
 // Draining says how to drain.
@@ -148,7 +150,7 @@ func (a *Agent) drainStep(ctx context.Context) (Drained, error) {
 			}
 		}
 	}
-	if d.Others, err = a.others(r); err != nil {
+	if d.Others, d.Unnamed, err = a.others(r); err != nil {
 		return d, err
 	}
 	_, d.Asked = a.asked.count()
@@ -157,33 +159,42 @@ func (a *Agent) drainStep(ctx context.Context) (Drained, error) {
 	return d, nil
 }
 
-// others counts the connections to the services' addresses that the keeper does not know. They end with their programs.
-func (a *Agent) others(r handoff.Report) (n int, err error) {
+// others counts the connections to the services' addresses that cannot move, and end with their programs: the keeper does not
+// know them, or knows them as sessions of a service that the load balancer does not name. These are counted by their service
+// too.
+func (a *Agent) others(r handoff.Report) (n int, unnamed map[string]int, err error) {
 	sockets, err := a.sockets(a.listens())
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	entries, err := a.quarantine.Entries()
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	moving := map[repair.Flow]bool{}
 	for _, e := range entries {
 		moving[e.Flow] = e.State != quarantine.Pass
 	}
-	kept := map[string]bool{}
+	service := map[string]string{} // of a session of the keeper's
 	for _, v := range r.Services {
 		for _, s := range v.Sessions {
-			kept[s.ID] = true
+			service[s.ID] = v.Name
 		}
 	}
+	home := a.known.Load().home
+	unnamed = map[string]int{}
 	for f, s := range sockets {
 		ended := s.Inode == 0 && s.State == sockdiag.FinWait2 // its program has closed it, and all has arrived
-		if !ended && !moving[f] && !kept[strconv.FormatUint(s.Cookie, 10)] {
-			n++
+		name, kept := service[strconv.FormatUint(s.Cookie, 10)]
+		if ended || moving[f] || kept && home[name] != nil {
+			continue
+		}
+		n++
+		if kept {
+			unnamed[name]++
 		}
 	}
-	return n, nil
+	return n, unnamed, nil
 }
 
 var errNoServer = errors.New("no other backend is connected that has a member for it")

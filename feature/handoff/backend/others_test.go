@@ -8,7 +8,46 @@ import (
 	"net"
 	"net/netip"
 	"testing"
+
+	"github.com/weir-project/weir/clients/go/handoff"
 )
+
+// A member that joins by a name that is no service of the load balancer's keeps sessions that no drain can move: they are
+// counted, and the name is told.
+func TestDrainCountsUnnamedServices(t *testing.T) {
+	w := newNetwork(t, 1, at4)
+	cert, key, signers := w.ca.Files("lb")
+	w.play(w.middle, "lb", fmt.Sprintf(`
+listen: 0.0.0.0:7946
+tls: {certificate: %s, key: %s, ca: %s}
+devices: [c, s1]
+register: true
+services:
+  talk: {number: 3, listen: [tcp %s]}
+`, cert, key, signers, w.at))
+	s := w.servers[0]
+	s.keep()
+	w.playBackend(0, s)
+	var l *handoff.Listener
+	w.in(s.ns, func() (err error) {
+		l, err = handoff.Listen(t.Context(), "tcp", w.at.String(), handoff.Options{Service: "chat", Name: "0", Keeper: s.keeper})
+		return err
+	})
+	defer l.Close()
+	w.eventually("the load balancer knows the backend", func() bool { st := s.status(); return st.LB && st.Keeper })
+	c := w.dial()
+	defer c.Close()
+	session, err := l.AcceptSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Close()
+	var last Drained
+	w.in(s.ns, func() error { err = DrainHere(t.Context(), "s1", Draining{}, func(d Drained) { last = d }); return nil })
+	if err != nil || last.Left != 0 || last.Others != 1 || last.Unnamed["chat"] != 1 {
+		t.Fatalf("%+v, %v: want one connection, of a member of chat", last, err)
+	}
+}
 
 // A drain counts the connections of programs that hand over nothing, and waits for their end if it is asked to.
 func TestDrainCountsOtherPrograms(t *testing.T) {
