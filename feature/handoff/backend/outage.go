@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"time"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/quarantine"
@@ -16,14 +15,9 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// askAgent is how long a plan waits for the agent.
-const askAgent = 3 * time.Second
-
 // addOutages adds what a change takes from the load balancer and from sessions while the agent of a network namespace runs: that the
 // agent ends, or is another one to the load balancer.
 func addOutages(ctx context.Context, p *feature.Plan, scope, change string) {
-	ctx, cancel := context.WithTimeout(ctx, askAgent)
-	defer cancel()
 	s, err := statusOf(ctx, scope)
 	if err != nil {
 		return // no agent answers: the load balancer knows

@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -97,6 +98,9 @@ func requestOf(ctx context.Context, name, method, path string) (*http.Response, 
 	}
 	r, err := control.Client(name).Do(req)
 	if err != nil {
+		if errors.Is(err, context.DeadlineExceeded) {
+			return nil, fmt.Errorf("the backend's agent does not answer at %s: is weir serve stopped, or its cgroup frozen? %w", control.Path(name), err)
+		}
 		if errors.Is(err, os.ErrPermission) {
 			return nil, fmt.Errorf("%s: %w: run it with sudo", control.Path(name), os.ErrPermission)
 		}
@@ -120,8 +124,13 @@ func StatusHere(ctx context.Context) (s Status, err error) {
 	return statusOf(ctx, kernel.ScopeOf(ns))
 }
 
+// askAgent is how long an agent may take to answer: one that is stopped never does.
+const askAgent = 3 * time.Second
+
 // statusOf asks the agent of a network namespace.
 func statusOf(ctx context.Context, scope string) (s Status, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askAgent)
+	defer cancel()
 	r, err := requestOf(ctx, controlNameOf(scope), http.MethodGet, "/status")
 	if err != nil {
 		return s, err
