@@ -78,7 +78,7 @@ var errTaken = fmt.Errorf("another keeper answers: %w", accept.ErrAnswers)
 type Keeper struct {
 	Options
 
-	mu       sync.Mutex // before the locks of package wire; tolls.mu is held alone
+	mu       sync.Mutex // after the turns of fetches, before the locks of package wire; tolls.mu and fetches.mu are held alone
 	services map[string]*service
 	sessions map[uint64]*session
 	state    int64 // bytes of state, and of what slots may have
@@ -90,7 +90,8 @@ type Keeper struct {
 	rules    Rules  // of Limits
 	changes  uint32 // of the limits that Welcome tells, as members were told last
 
-	tolls tolls
+	tolls   tolls
+	fetches fetches
 }
 
 // service is a service as the keeper knows it: by the members that come.

@@ -151,34 +151,41 @@ func (k *Keeper) read(ctx context.Context, m *member) error {
 			m.conn.TrySend(errorMessage(&msg, err))
 			return err
 		}
-		if msg.Cut && msg.Type == wire.Hello { // a board is no must
-			msg.Cut, msg.Number = false, msg.Number&^wire.Boards
-		}
-		if msg.Cut {
-			err = wire.ErrNoDescriptors()
-		} else {
-			fds, err = k.fetch(m, &msg, fds)
-		}
-		if err == nil && msg.Type == wire.Keep && m.service != nil && len(fds) > 0 {
-			m.ends, err = socketEnds(m.process, fds[0])
-		}
-		if err == nil {
-			fds = k.handle(ctx, m, &msg, fds)
-		} else {
-			k.mu.Lock()
-			k.reply(m, &msg, nil, err)
-			k.mu.Unlock()
-		}
-		wire.CloseAll(fds)
+		wire.CloseAll(k.answer(ctx, m, &msg, fds))
 		k.pay(ctx, m)
 	}
 }
 
-// fetch reads a state that did not fit its message, before anything is locked.
-func (k *Keeper) fetch(m *member, msg *wire.Message, fds []int) ([]int, error) {
-	if msg.Flags&wire.StateFD == 0 {
-		return fds, nil
+// answer does what a message asks for, and returns the descriptors that it did not take.
+func (k *Keeper) answer(ctx context.Context, m *member, msg *wire.Message, fds []int) []int {
+	if msg.Cut && msg.Type == wire.Hello { // a board is no must
+		msg.Cut, msg.Number = false, msg.Number&^wire.Boards
 	}
+	var err error
+	switch {
+	case msg.Cut:
+		err = wire.ErrNoDescriptors()
+	case msg.Flags&wire.StateFD != 0 && hasState(msg.Type):
+		defer k.fetches.turn(m.process)()
+		fds, err = k.fetch(m, msg, fds)
+	}
+	if err == nil && msg.Type == wire.Keep && m.service != nil && len(fds) > 0 {
+		m.ends, err = socketEnds(m.process, fds[0])
+	}
+	if err == nil {
+		return k.handle(ctx, m, msg, fds)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.reply(m, msg, nil, err)
+	return fds
+}
+
+// hasState says whether requests of a type have a state. That of others is not read.
+func hasState(t wire.Type) bool { return t == wire.Keep || t == wire.Commit || t == wire.Transfer }
+
+// fetch reads a state that did not fit its message, before the keeper is locked.
+func (k *Keeper) fetch(m *member, msg *wire.Message, fds []int) ([]int, error) {
 	if len(fds) == 0 {
 		return fds, wire.Errorf(wire.BadSocket, "the descriptor of the state is missing")
 	}
