@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 
@@ -60,7 +61,12 @@ func route(ns *netns.Handle, p feature.Packet, taken bool) (d delivery, why feat
 			}
 			return d, why, result, nil
 		}
-		why.Text, why.Warning = fmt.Sprintf("%s is not local: it is forwarded, or dropped where forwarding is off. To deliver it to sockets: ip route add local %s dev lo", to, to), true
+		why.Warning = true
+		if isRouter(ns, to) { // a local route would take the packets that this host is to forward
+			why.Text = fmt.Sprintf("%s is not local: this host forwards it by %s, and no socket here gets it", to, deviceName(ns, r.LinkIndex))
+		} else {
+			why.Text = fmt.Sprintf("%s is not local, and forwarding is off. To deliver it to sockets: ip route add local %s dev lo", to, to)
+		}
 		return deliverNone, why, fmt.Sprintf("not delivered on this host: %s is not local", to), nil
 	}
 	why.Text, why.Warning = fmt.Sprintf("a route of type %s drops packets to %s", typeName(r.Type), to), true
@@ -89,6 +95,20 @@ func deviceName(ns *netns.Handle, index int) (name string) {
 		return nil
 	})
 	return name
+}
+
+// isRouter reports whether a network namespace forwards packets to such an address.
+func isRouter(ns *netns.Handle, to netip.Addr) (yes bool) {
+	sysctl := "/proc/sys/net/ipv4/ip_forward"
+	if to.Is6() {
+		sysctl = "/proc/sys/net/ipv6/conf/all/forwarding"
+	}
+	_ = ns.Do(func() error { // a sysctl that is not there forwards nothing
+		b, err := os.ReadFile(sysctl)
+		yes = err == nil && strings.TrimSpace(string(b)) != "0"
+		return nil
+	})
+	return yes
 }
 
 // forwardingOff reports whether the kernel drops a packet that arrives and is not for this host. Of IPv4 its routes say so.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,6 +93,44 @@ func TestExplainFollowsTheRoute(t *testing.T) {
 		if !strings.Contains(x.Result, c.result) || (x.PID != 0) != c.pid {
 			t.Errorf("%s %s to %s: %q, process %d; want %q. %+v", c.proto, c.from, c.to, x.Result, x.PID, c.result, x.Steps)
 		}
+	}
+}
+
+// A router forwards what is not its own: the local route that would have sockets get it would take it from the others.
+func TestExplainOnARouter(t *testing.T) {
+	nstest.NeedRoot(t)
+	w := newWorld(t)
+	d := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "r2"}, PeerName: "r3"}
+	if err := netlink.LinkAdd(d); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { netlink.LinkDel(d) })
+	peer, err := netlink.LinkByName("r3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, _ := netlink.ParseAddr("10.3.0.1/24")
+	was, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.WriteFile("/proc/sys/net/ipv4/ip_forward", was, 0) })
+	if err := errors.Join(netlink.LinkSetUp(d), netlink.LinkSetUp(peer), netlink.AddrAdd(d, a),
+		os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0)); err != nil {
+		t.Fatal(err)
+	}
+	p, err := feature.ParsePacket("udp", "10.3.0.2:999", "10.3.0.9:5300")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Interface = "r2"
+	x, err := w.Explain(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(x.Steps, func(s feature.ExplainStep) bool { return s.Step == "route" })
+	if i < 0 || !strings.Contains(x.Steps[i].Text, "forwards it by r2") || strings.Contains(x.Steps[i].Text, "ip route add local") {
+		t.Errorf("%+v, %q", x.Steps, x.Result)
 	}
 }
 
