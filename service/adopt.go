@@ -12,6 +12,7 @@ import (
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/internal/units"
+	"github.com/weir-project/weir/internal/users"
 	"golang.org/x/sys/unix"
 )
 
@@ -92,6 +93,9 @@ func (m Member) Processes(ctx context.Context) ([]int, error) {
 	case m.Unit != "":
 		return m.unitProcesses(ctx)
 	case m.User != "":
+		if _, err := users.Find(m.User); err != nil {
+			return nil, fmt.Errorf("%w: this host has no user %s", ErrNotRunning, m.User)
+		}
 		return nil, fmt.Errorf("%w: no process of user %s has registered itself", ErrNotRunning, m.User)
 	}
 	pids, err := units.CgroupProcs(m.Cgroup)

@@ -99,6 +99,9 @@ func (Feature) Plan(_ context.Context, st State, want Limits) (feature.Plan, err
 		p.Add(feature.Step{Verb: verb, Object: "limits of the session keeper", Detail: want.String(),
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", want.publish(l) }})
 	}
+	for _, r := range want.Allow.noUser() {
+		p.Warn("handoff.keeper.allow: %s: this host has no such user, so nobody is a member by it", r)
+	}
 	var before Limits
 	if have != nil {
 		before = *have

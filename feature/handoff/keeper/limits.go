@@ -143,8 +143,14 @@ func (l Limits) String() string {
 // allowed any more.
 func (k *Keeper) Limit(l Limits) {
 	l = l.withDefaults()
+	noUser := l.Allow.noUser() // it may read files: without the lock
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if !slices.Equal(k.rules, l.Allow) {
+		for _, r := range noUser {
+			k.Log.Warn("no such user, nobody is a member by this rule", "allow", r.String())
+		}
+	}
 	was := k.MaxState
 	tell := was != int64(l.State) || k.MaxSessions != l.Sessions
 	k.Hold, k.Grace, k.MaxSessions, k.MaxState, k.MaxTotal, k.rules = l.Hold, l.Grace, l.Sessions, int64(l.State), int64(l.Total), l.Allow

@@ -4,9 +4,12 @@ package keeper
 
 import (
 	"encoding/json"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // A shorter hold ends sessions that wait: the plan says so.
@@ -66,5 +69,22 @@ func TestPlanOfRules(t *testing.T) {
 		} else if c.verb == "create" && !strings.Contains(p.Steps[0].Detail, "allow telemetry:user=collector") {
 			t.Errorf("the plan says %q", p.Steps[0].Detail)
 		}
+	}
+}
+
+// A rule for a user that the host does not have lets nobody in: the plan tells, and the keeper's log, once.
+func TestRuleOfNoUser(t *testing.T) {
+	want := Limits{Allow: Rules{{"bmp", "user", "nosuchuser"}, {"bmp", "user", "0"}, {"bmp", "user", "root"}, {"bmp", "uid", "4711"}}}
+	p, err := Feature{}.Plan(t.Context(), State{}, want)
+	if err != nil || len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], "handoff.keeper.allow: bmp:user=nosuchuser: this host has no such user") {
+		t.Errorf("%q, %v", p.Warnings, err)
+	}
+	var log nstest.Log
+	k := New(Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	for range 2 {
+		k.Limit(want)
+	}
+	if n := strings.Count(log.String(), "no such user"); n != 1 || !log.Has("bmp:user=nosuchuser") {
+		t.Errorf("the log says so %d times: %s", n, log.String())
 	}
 }

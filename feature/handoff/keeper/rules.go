@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/users"
 	svc "github.com/weir-project/weir/service"
 )
 
@@ -67,6 +68,19 @@ func (rs Rules) Allow(ctx context.Context, service, _ string, p Peer) error {
 		}
 	}
 	return fmt.Errorf("process %d of user %d is no member of service %q: handoff.keeper.allow in weir.yaml, or weir handoff keep --allow, makes it one: %s:uid=%d", p.PID, p.UID, service, service, p.UID)
+}
+
+// noUser are the rules for users that this host does not have: nobody is a member by them.
+func (rs Rules) noUser() (out Rules) {
+	for _, r := range rs {
+		if r.Kind != "user" {
+			continue
+		}
+		if _, err := users.Find(r.Value); err != nil {
+			out = append(out, r)
+		}
+	}
+	return out
 }
 
 func (r Rule) matches(ctx context.Context, p Peer) bool {
