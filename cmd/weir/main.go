@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
+	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -35,7 +36,9 @@ func main() {
 	ctx, stop := untilSignal()
 	defer stop()
 	host.SetVersion(version)
-	kernel.OnWait(func(text string) { fmt.Fprintln(os.Stderr, "weir:", text) })
+	tellWait := func(text string) { fmt.Fprintln(os.Stderr, "weir:", text) }
+	kernel.OnWait(tellWait)
+	safefile.OnWait(tellWait)
 	c, out := newCommand(), &keptOutput{Writer: os.Stdout}
 	c.SetOut(out)
 	err := c.ExecuteContext(ctx)

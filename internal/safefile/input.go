@@ -5,8 +5,30 @@ package safefile
 import (
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"sync/atomic"
+	"time"
 )
+
+// tellAfter is how long Input waits before it says so.
+var tellAfter = time.Second
+
+// onWait is called with what Input waits for.
+var onWait atomic.Pointer[func(text string)]
+
+// OnWait has Input call tell, once for each file, when it has waited for a second: a FIFO may have no writer.
+func OnWait(tell func(text string)) { onWait.Store(&tell) }
+
+func tellWait(name string) {
+	text := "waiting for " + name
+	if info, err := os.Stat(name); err == nil && info.Mode().Type() == fs.ModeNamedPipe {
+		text = "waiting for a writer of " + name + ", which is a FIFO"
+	}
+	if tell := onWait.Load(); tell != nil {
+		(*tell)(text)
+	}
+}
 
 // Input reads a file that a command line names: of any kind, a pipe as a shell's <(command) too; "-" is standard input. The
 // name is for errors about the contents. More than max bytes are an error: a device may have no end.
@@ -14,7 +36,10 @@ func Input(path string, max int64) (name string, data []byte, err error) {
 	name, f := path, os.Stdin
 	if path == "-" {
 		name = "standard input"
-	} else {
+	}
+	waits := time.AfterFunc(tellAfter, func() { tellWait(name) })
+	defer waits.Stop()
+	if path != "-" {
 		if f, err = os.Open(path); err != nil {
 			return name, nil, err
 		}

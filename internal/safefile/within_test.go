@@ -153,3 +153,33 @@ func TestStat(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 }
+
+// A FIFO without a writer is waited for, as a shell's <(command) has to be, and not in silence.
+func TestInputWaits(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := tellAfter
+	tellAfter = 10 * time.Millisecond
+	defer func() { tellAfter = before }()
+	told := make(chan string, 10)
+	OnWait(func(text string) { told <- text })
+	read := make(chan error, 1)
+	go func() {
+		_, data, err := Input(file, 1<<20)
+		if err == nil && string(data) != "late" {
+			err = fmt.Errorf("%q", data)
+		}
+		read <- err
+	}()
+	if text, want := <-told, "waiting for a writer of "+file+", which is a FIFO"; text != want {
+		t.Errorf("it says %q, want %q", text, want)
+	}
+	if err := os.WriteFile(file, []byte("late"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-read; err != nil {
+		t.Error(err)
+	}
+}
