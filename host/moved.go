@@ -29,10 +29,10 @@ var former = []struct {
 	insert [2]string         // a key with its former default, where the file lacks it
 	rename map[string]string // keys at any depth below the top: in their parent, or at the top; "": it has gone
 }{
-	{has: []string{"devices", "listen", "tls", "services"}, lacks: []string{"front", "number"}, path: []string{"lb"}, insert: [2]string{"name", "front"},
+	{has: []string{"devices", "listen", "services"}, lacks: []string{"front", "number"}, path: []string{"lb"}, insert: [2]string{"name", "front"},
 		rename: map[string]string{"hosts": "backends", "tls.signers": "ca", "metrics": "", "hold": "buffer_timeout", "lapse": "move_timeout", "ended": "ended_timeout",
 			"idle": "idle_timeout", "down": "agent_timeout", "settle": "startup_timeout"}},
-	{has: []string{"number", "address", "front", "tls"}, path: []string{"handoff", "backend"},
+	{has: []string{"number", "address", "front"}, path: []string{"handoff", "backend"},
 		rename: map[string]string{"front": "lb", "tls.signers": "ca", "metrics": "", "park": "buffer", "patience": "timeout", "limit": "max_queues"}},
 }
 

@@ -154,6 +154,23 @@ func TestFormerFiles(t *testing.T) {
 	}
 }
 
+// A former file that lacks its certificates is known by its other keys.
+func TestFormerFilesWithoutTLS(t *testing.T) {
+	for want, text := range map[string]string{
+		"lb:\n":                  "devices: [lo]\nlisten: 127.0.0.1:7946\nservices:\n  talk: {number: 0, listen: [tcp 10.55.0.1:9000]}\n",
+		"handoff:\n  backend:\n": "name: s1\nnumber: 1\naddress: 10.55.0.9\nlisten: 10.55.0.9:7947\nfront: {name: f, address: 10.55.0.1:7946}\n",
+	} {
+		file := filepath.Join(t.TempDir(), "former.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, errs, status := weir(t, "apply", "-f", file)
+		if _, section, ok := strings.Cut(errs, "put this into weir.yaml:\n\n"); status != exitFailed || !ok || !strings.HasPrefix(section, want) {
+			t.Errorf("status %d, want the section %q: %s", status, want, errs)
+		}
+	}
+}
+
 // A partner that is connected and not heard is told with for how long.
 func TestPartnerState(t *testing.T) {
 	for want, p := range map[string]lb.PairStatus{
