@@ -46,3 +46,60 @@ func TestFloodOfRefusals(t *testing.T) {
 		t.Errorf("%d lines", n)
 	}
 }
+
+// floods is far more than a socket holds.
+const floods = 20_000
+
+// A member that says all the time how much waits for it fills the queue of no other that does not read for a moment, whose connection
+// would end. This one hears the newest.
+func TestFloodOfLoads(t *testing.T) {
+	_, socket := run(t, Options{})
+	deaf := connect(t, socket)
+	deaf.say(&wire.Message{Type: wire.Hello, Seq: 1, Text: "talk", Name: "deaf", Number: wire.Balances})
+	deaf.hear(wire.Welcome)
+	m := hello(t, socket, "talk", "0")
+	for i := range floods {
+		m.say(&wire.Message{Type: wire.Load, Number: uint32(100 + i)})
+	}
+	m.say(&wire.Message{Type: wire.Load, Seq: 5, Number: 8})
+	m.hear(wire.OK)
+	heard := 0
+	for last := uint32(0); last != 8; heard++ {
+		msg, _ := deaf.hear(wire.Loads)
+		if last = msg.Number; msg.Name != "0" {
+			t.Fatalf("the load of %q", msg.Name)
+		}
+	}
+	if heard > floods/2 {
+		t.Errorf("%d of %d loads came", heard, floods)
+	}
+}
+
+// Nor does one that is ready and not, all the time, fill that of an agent.
+func TestFloodOfReady(t *testing.T) {
+	_, socket := run(t, Options{})
+	agent := connect(t, socket)
+	agent.say(&wire.Message{Type: wire.Hello, Seq: 1, Text: "talk", Name: "@agent", Number: wire.Resumes})
+	agent.hear(wire.Welcome)
+	m := hello(t, socket, "talk", "0")
+	for i := range floods {
+		m.say(&wire.Message{Type: wire.Ready, Number: uint32(i % 2)})
+	}
+	m.say(&wire.Message{Type: wire.Ready, Seq: 5, Number: 0})
+	m.hear(wire.OK)
+	other := hello(t, socket, "talk", "1")
+	for range 2 { // two at last
+		for _, x := range []mate{m, other} {
+			x.say(&wire.Message{Type: wire.Ready, Seq: 6, Number: 1})
+			x.hear(wire.OK)
+		}
+	}
+	heard := 0
+	for last := uint32(0); last != 2; heard++ {
+		msg, _ := agent.hear(wire.Members)
+		last = msg.Number
+	}
+	if heard > floods/2 {
+		t.Errorf("%d of %d changes came", heard, floods)
+	}
+}

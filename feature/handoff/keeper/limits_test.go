@@ -139,7 +139,7 @@ func TestWelcomeIsFirst(t *testing.T) {
 	})
 	defer changing.Wait()
 	defer close(stop)
-	for i := range 300 {
+	for i := range 50 {
 		m := connect(t, socket)
 		m.say(&wire.Message{Type: wire.Hello, Seq: 1, Text: "talk", Name: fmt.Sprint(i)})
 		m.hear(wire.Welcome)

@@ -16,7 +16,7 @@ func (k *Keeper) load(m *member, n uint32) {
 func (k *Keeper) tellLoad(m *member) {
 	for _, o := range m.service.members {
 		if o != m && o.caps&wire.Balances != 0 {
-			k.post(o, outgoing{message: wire.Message{Type: wire.Loads, Name: m.name, Number: m.load}})
+			k.postNewest(o, wire.Loads, m.name, m.load)
 		}
 	}
 }
@@ -54,7 +54,7 @@ func (k *Keeper) tellMembers(v *service) {
 
 func (k *Keeper) tellMembersTo(m *member) {
 	if m.caps&wire.Resumes != 0 {
-		k.post(m, outgoing{message: wire.Message{Type: wire.Members, Number: uint32(m.service.able)}})
+		k.postNewest(m, wire.Members, "", uint32(m.service.able)) // no member has this name
 	}
 }
 
@@ -65,7 +65,7 @@ func (k *Keeper) tellLoads(m *member) {
 	}
 	for _, o := range m.service.members {
 		if o != m && o.loaded {
-			k.post(m, outgoing{message: wire.Message{Type: wire.Loads, Name: o.name, Number: o.load}})
+			k.postNewest(m, wire.Loads, o.name, o.load)
 		}
 	}
 }

@@ -55,18 +55,20 @@ type member struct {
 	sent     map[string]bool      // names to which root has its sessions go
 	board    *wire.BoardReader    // nil: it has none
 
-	queue []outgoing // what it has not read; the next is the first
-	kick  chan struct{}
+	queue  []outgoing         // what it has not read; the next is the first
+	newest map[string]*uint32 // of it, numbers that a newer one replaces: see postNewest
+	kick   chan struct{}
 
 	cost time.Duration // of what it has asked last; its reader's alone
 	ends ends          // of the socket that it passes; likewise
 }
 
 // outgoing is a message that waits to be sent. One that gives a session is made of
-// the session as it is then.
+// the session as it is then, and one with a newest number has that.
 type outgoing struct {
 	message wire.Message
 	gives   *session
+	newest  *uint32
 }
 
 // connection serves a process from its first to its last message.
@@ -287,13 +289,32 @@ func (k *Keeper) post(m *member, o outgoing) {
 		return
 	}
 	m.queue = append(m.queue, o)
+	if o.newest != nil {
+		if m.newest == nil {
+			m.newest = map[string]*uint32{}
+		}
+		m.newest[o.message.Name] = o.newest
+	}
 	select {
 	case m.kick <- struct{}{}:
 	default:
 	}
 }
 
+// postNewest is post of a number in whose place a newer one of the same name may come. Others choose how often it changes: at most one
+// waits to be read.
+func (k *Keeper) postNewest(m *member, t wire.Type, name string, n uint32) {
+	if waits := m.newest[name]; waits != nil {
+		*waits = n
+		return
+	}
+	k.post(m, outgoing{message: wire.Message{Type: t, Name: name}, newest: &n})
+}
+
 func (k *Keeper) sendNow(m *member, o outgoing) error {
+	if o.newest != nil {
+		o.message.Number = *o.newest
+	}
 	if o.gives == nil {
 		return m.conn.TrySend(&o.message)
 	}
@@ -343,6 +364,9 @@ func (m *member) flush(k *Keeper) bool {
 			return true
 		}
 		k.unqueues(m, &m.queue[0].message)
+		if m.queue[0].newest != nil {
+			delete(m.newest, m.queue[0].message.Name)
+		}
 		m.queue[0] = outgoing{} // the array may stay
 		m.queue = m.queue[1:]
 	}

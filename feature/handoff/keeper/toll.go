@@ -170,5 +170,5 @@ func (k *Keeper) dequeue(m *member) {
 	for i := range m.queue {
 		k.unqueues(m, &m.queue[i].message)
 	}
-	m.queue = nil
+	m.queue, m.newest = nil, nil
 }
