@@ -212,10 +212,17 @@ backend. Without BACKEND the override ends.`,
 			if len(args) > 2 {
 				backend = args[2]
 			}
-			return lb.Override(cmd.Context(), kernel.OpenRoot(g.Root), name, args[0], args[1], backend)
+			r := kernel.OpenRoot(g.Root)
+			if name == "" {
+				var err error
+				if name, err = lb.OnlyName(r); err != nil {
+					return fmt.Errorf("%w: --name says which", err)
+				}
+			}
+			return lb.Override(cmd.Context(), r, name, args[0], args[1], backend)
 		},
 	}
-	c.Flags().StringVar(&name, "name", lb.Name, "of the load balancer")
+	c.Flags().StringVar(&name, "name", "", "of the load balancer, where there are several")
 	return c
 }
 
@@ -227,7 +234,7 @@ func lbRemove(g *cli.Globals) *cobra.Command {
 A load balancer that spreads traffic is removed by --allow-outage alone. weir remove lb does
 so in all network namespaces.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			name := lb.Name
+			name := ""
 			if len(args) > 0 {
 				name = args[0]
 			}

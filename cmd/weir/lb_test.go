@@ -32,8 +32,8 @@ func TestLBCommands(t *testing.T) {
 		t.Errorf("status %d: %s", status, out)
 	}
 	file := filepath.Join(t.TempDir(), "weir.yaml")
-	cert, key, ca := peertest.NewAuthority(t).Files("lb")
-	text := fmt.Sprintf("lb:\n  devices: [lo]\n  listen: 127.0.0.1:7946\n  tls: {certificate: %s, key: %s, ca: %s}\n  services:\n    talk: {number: 0, listen: [tcp 10.55.0.1:9000]}\n", cert, key, ca)
+	cert, key, ca := peertest.NewAuthority(t).Files("edge")
+	text := fmt.Sprintf("lb:\n  name: edge\n  devices: [lo]\n  listen: 127.0.0.1:7946\n  tls: {certificate: %s, key: %s, ca: %s}\n  services:\n    talk: {number: 0, listen: [tcp 10.55.0.1:9000]}\n", cert, key, ca)
 	write := func(text string) {
 		t.Helper()
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -70,7 +70,7 @@ func TestLBCommands(t *testing.T) {
 		t.Errorf("status %d: %s", status, errs)
 	}
 	waits(func(s lb.Status) bool { return s.Agent && len(s.Backends) == 1 })
-	if out, _, status := weir(t, "--root", root, "status"); status != 0 || !strings.Contains(out, "lb (namespace") {
+	if out, _, status := weir(t, "--root", root, "status"); status != 0 || !strings.Contains(out, "edge (namespace") {
 		t.Errorf("status %d: %s", status, out)
 	}
 	if _, errs, status := weir(t, "--root", root, "lb", "override", "talk", "192.0.2.1:5", "b"); status != exitFailed || !strings.Contains(errs, `no backend "b" is known`) {
@@ -80,11 +80,11 @@ func TestLBCommands(t *testing.T) {
 	if out, _, status := weir(t, "--root", root, "lb", "status"); status != 0 || !strings.Contains(out, "its agent does not answer") {
 		t.Errorf("status %d: %s", status, out)
 	}
-	if out, _, _ := weir(t, "--root", root, "doctor"); !strings.Contains(out, "load balancer lb") {
+	if out, _, _ := weir(t, "--root", root, "doctor"); !strings.Contains(out, "load balancer edge") {
 		t.Errorf("doctor does not tell of the agent: %s", out)
 	}
 	write("services: {}\n")
-	if _, errs, status := weir(t, "--root", root, "apply", "-f", file); status != exitFailed || !strings.Contains(errs, "load balancer lb spreads traffic now") {
+	if _, errs, status := weir(t, "--root", root, "apply", "-f", file); status != exitFailed || !strings.Contains(errs, "load balancer edge spreads traffic now") {
 		t.Errorf("status %d: %s", status, errs)
 	}
 	for _, remove := range [][]string{{"remove", "lb"}, {"lb", "remove"}} {
@@ -93,7 +93,7 @@ func TestLBCommands(t *testing.T) {
 			t.Errorf("%v: status %d: %s", remove, status, errs)
 		}
 	}
-	if _, errs, status := weir(t, "--root", root, "lb", "remove", "other"); status != exitFailed || !strings.Contains(errs, "name one of lb") {
+	if _, errs, status := weir(t, "--root", root, "lb", "remove", "other"); status != exitFailed || !strings.Contains(errs, "name one of edge") {
 		t.Errorf("status %d: %s", status, errs)
 	}
 	if _, errs, status := weir(t, "--root", root, "lb", "remove", "--allow-outage"); status != 0 {

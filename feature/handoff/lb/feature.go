@@ -183,11 +183,19 @@ func (Feature) PlanRemove(_ context.Context, r *kernel.Root) (p feature.Plan, er
 	return p, err
 }
 
-// PlanRemoveHere plans the removal of a load balancer of this network namespace. That there is none at all is no error.
+// PlanRemoveHere plans the removal of a load balancer of this network namespace; without a name, of the only one. That there is none
+// at all is no error.
 func PlanRemoveHere(ctx context.Context, r *kernel.Root, name string) (p feature.Plan, err error) {
 	st, err := Feature{}.State(ctx, r)
 	if err != nil {
 		return p, err
+	}
+	if name == "" && len(st.pinned) == 0 && st.Spec != nil {
+		name = st.Spec.Name
+	} else if name == "" {
+		if name, err = onlyName(st.pinned); err != nil {
+			return p, err
+		}
 	}
 	_, pinned := st.instance(name)
 	switch {

@@ -225,6 +225,30 @@ func Override(ctx context.Context, root *kernel.Root, name, service, client, bac
 	return errOther(name, all)
 }
 
+// OnlyName is the name of the load balancers that are here, if they have one name.
+func OnlyName(root *kernel.Root) (string, error) {
+	all, err := Instances(root)
+	if err != nil {
+		return "", err
+	}
+	return onlyName(all)
+}
+
+func onlyName(all []kernel.Instance) (string, error) {
+	names := map[string]bool{}
+	for _, inst := range all {
+		names[inst.Name[len(spec.PinPrefix):]] = true
+	}
+	sorted := slices.Sorted(maps.Keys(names))
+	switch len(sorted) {
+	case 0:
+		return Name, nil
+	case 1:
+		return sorted[0], nil
+	}
+	return "", fmt.Errorf("there are several load balancers: name one of %s", strings.Join(sorted, ", "))
+}
+
 // errOther says that no load balancer of a name is here, and names those that are.
 func errOther(name string, all []kernel.Instance) error {
 	var names []string
