@@ -94,7 +94,7 @@ func (m Member) Processes(ctx context.Context) ([]int, error) {
 		return m.unitProcesses(ctx)
 	case m.User != "":
 		if _, err := users.Find(m.User); err != nil {
-			return nil, fmt.Errorf("%w: this host has no user %s", ErrNotRunning, m.User)
+			return nil, fmt.Errorf("%w: /etc/passwd has no user %s: add it, or name its number", ErrNotRunning, m.User)
 		}
 		return nil, fmt.Errorf("%w: no process of user %s has registered itself", ErrNotRunning, m.User)
 	}

@@ -154,8 +154,8 @@ func TestAdoptMaster(t *testing.T) {
 }
 
 func TestAdoptMissing(t *testing.T) {
-	refuse(t, Member{User: "nosuchuser"}, ErrNotRunning, "this host has no user nosuchuser", both...)
-	refuse(t, Member{User: "root"}, ErrNotRunning, "no process of user root has registered itself", both...)
+	refuse(t, Member{User: "nosuchuser"}, ErrNotRunning, "/etc/passwd has no user nosuchuser", both...)
+	refuse(t, Member{User: "0"}, ErrNotRunning, "no process of user 0 has registered itself", both...)
 	d := start(t, "udp4 0.0.0.0:4739", "tcp4 0.0.0.0:1791")
 	want := fmt.Sprintf("process %d: socket missing: tcp4 :1790", d.pid())
 	refuse(t, Member{PID: d.pid()}, ErrNoSocket, want, both...)

@@ -100,7 +100,7 @@ func (Feature) Plan(_ context.Context, st State, want Limits) (feature.Plan, err
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", want.publish(l) }})
 	}
 	for _, r := range want.Allow.noUser() {
-		p.Warn("handoff.keeper.allow: %s: this host has no such user, so nobody is a member by it", r)
+		p.Warn("handoff.keeper.allow: %s: /etc/passwd has no such user, and nobody is a member by this rule: add the user, or name its number by uid", r)
 	}
 	var before Limits
 	if have != nil {

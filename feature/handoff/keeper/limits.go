@@ -148,7 +148,7 @@ func (k *Keeper) Limit(l Limits) {
 	defer k.mu.Unlock()
 	if !slices.Equal(k.rules, l.Allow) {
 		for _, r := range noUser {
-			k.Log.Warn("no such user, nobody is a member by this rule", "allow", r.String())
+			k.Log.Warn("no such user in /etc/passwd, nobody is a member by this rule", "allow", r.String())
 		}
 	}
 	was := k.MaxState

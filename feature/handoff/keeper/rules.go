@@ -70,7 +70,8 @@ func (rs Rules) Allow(ctx context.Context, service, _ string, p Peer) error {
 	return fmt.Errorf("process %d of user %d is no member of service %q: handoff.keeper.allow in weir.yaml, or weir handoff keep --allow, makes it one: %s:uid=%d", p.PID, p.UID, service, service, p.UID)
 }
 
-// noUser are the rules for users that this host does not have: nobody is a member by them.
+// noUser are the rules for users that /etc/passwd does not have, all that a program without cgo looks into: nobody is a member by
+// them.
 func (rs Rules) noUser() (out Rules) {
 	for _, r := range rs {
 		if r.Kind != "user" {
