@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
@@ -35,7 +36,7 @@ func TestFloodOfRefusals(t *testing.T) {
 	var l log
 	_, socket := run(t, Options{Log: slog.New(slog.NewTextHandler(&l, nil))})
 	m := connect(t, socket)
-	for i := range 5000 {
+	for i := range 500 { // within the 5 s of a process that has not said hello, on a slow machine, too
 		m.say(&wire.Message{Type: wire.Ready, Seq: uint32(i + 1)})
 		m.hear(wire.Error)
 	}
@@ -101,5 +102,31 @@ func TestFloodOfReady(t *testing.T) {
 	}
 	if heard > floods/2 {
 		t.Errorf("%d of %d changes came", heard, floods)
+	}
+}
+
+// To find members for many orphans takes time for each of them, not for each pair of them: it was minutes under the keeper's lock for
+// as many.
+func TestManyOrphans(t *testing.T) {
+	const sessions = 100_000
+	now := time.Now()
+	v := &service{name: "talk"}
+	m := &member{name: "0", service: v, ready: true, process: &process{}, given: map[uint64]time.Time{}}
+	v.members = []*member{m}
+	k := New(Options{})
+	for id := range uint64(sessions) {
+		m.given[id] = now
+	}
+	for id := range uint64(sessions) {
+		if k.successor(&session{id: id, service: v, member: "0"}, now) != m {
+			t.Fatal("no member is found")
+		}
+		if took := time.Since(now); took > 30*time.Second {
+			t.Fatalf("members for %d of %d orphans took %v", id, sessions, took)
+		}
+	}
+	m.given[0] = now.Add(-2 * slowTime)
+	if k.successor(&session{service: v, member: "0"}, now.Add(time.Nanosecond)) != nil {
+		t.Error("one that does not answer is found")
 	}
 }

@@ -51,6 +51,8 @@ type member struct {
 
 	sessions map[uint64]*session
 	given    map[uint64]time.Time // what it has not answered for, since when
+	looked   time.Time            // as of when late is: see slow
+	late     bool                 // it has not for slowTime
 	parks    map[uint64]*session  // that it wants to wait
 	sent     map[string]bool      // names to which root has its sessions go
 	board    *wire.BoardReader    // nil: it has none

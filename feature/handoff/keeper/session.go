@@ -347,15 +347,20 @@ func (k *Keeper) peer(m *member, name string, now time.Time) (*member, error) {
 
 // slow says whether a member leaves unanswered what it was given, or does not read.
 func (m *member) slow(now time.Time) bool {
-	if m.hangs {
-		return true
+	if m.looked != now { // once for all sessions that somebody is sought for: each may be given to it
+		m.looked, m.late = now, m.owesSince(now.Add(-slowTime))
 	}
+	return m.hangs || m.late || len(m.queue) >= maxQueue/2
+}
+
+// owesSince says whether a member has not answered for something that it was given before then.
+func (m *member) owesSince(then time.Time) bool {
 	for _, since := range m.given {
-		if now.Sub(since) > slowTime {
+		if since.Before(then) {
 			return true
 		}
 	}
-	return len(m.queue) >= maxQueue/2
+	return false
 }
 
 // giveTo makes a session a member's, and sends it.
