@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/kernel"
 )
@@ -17,8 +19,8 @@ import (
 // A load balancer begins when all of its devices are there. From then on it works at those that are there: the agent begins anew when
 // one comes, or comes back.
 
-// errDevices says that a device has come.
-var errDevices = errors.New("a device has come")
+// errDevices says that a device has come, or that one of the load balancer's own has gone.
+var errDevices = errors.New("the devices are others")
 
 // devicesEvery is how often an agent looks for devices.
 const devicesEvery = time.Second
@@ -42,20 +44,25 @@ func (f *DataPath) attachDevices(devices []string, running bool) error {
 	return nil
 }
 
-// awaitDevices returns errDevices when a device comes that was absent, or is another one, and nil when ctx is done.
+// awaitDevices returns errDevices when a device comes that was absent, or is another one, or when one of the load balancer's own is
+// gone, and nil when ctx is done.
 func (f *DataPath) awaitDevices(ctx context.Context) error {
 	for range (feature.Loop{Every: devicesEvery, Later: true}).Turns(ctx) {
-		came := ""
+		changed := ""
 		err := f.ns.Do(func() error {
 			for name, was := range f.devices {
 				if i, err := net.InterfaceByName(name); err == nil && i.Index != was {
-					came = name
+					changed = name + " has come"
 				}
+			}
+			// Nobody else makes it anew, and its routes go with it.
+			if _, err := netlink.LinkByIndex(f.buffer.Ifindex); errors.As(err, &netlink.LinkNotFoundError{}) {
+				changed = "the device of buffered packets is gone"
 			}
 			return nil
 		})
-		if err == nil && came != "" {
-			return fmt.Errorf("%w: %s", errDevices, came)
+		if err == nil && changed != "" {
+			return fmt.Errorf("%w: %s", errDevices, changed)
 		}
 	}
 	return nil

@@ -128,5 +128,21 @@ func TestDevicesComeAndGo(t *testing.T) {
 	nstest.Cable(t, nstest.NewNetns(t), "w0", sc.middle, "late")
 	status(t, root, func(s Status) bool { return up(s) && len(s.Devices) == 0 })
 	talks()
+	// Its own, by which packets of the service are local to it, is made anew.
+	sc.drop(t, "weir-lb-buffer")
+	status(t, root, func(s Status) bool {
+		there := false
+		do(t, sc.middle, func() error {
+			_, err := netlink.LinkByName("weir-lb-buffer")
+			there = err == nil
+			return nil
+		})
+		return there && up(s)
+	})
+	talks()
+	n := dial(t, sc.client, service4)
+	if _, err := ask(n, "a", patience); err != nil {
+		t.Error("a new connection:", err)
+	}
 	stop()
 }
