@@ -5,7 +5,9 @@ package reroute
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -36,6 +38,7 @@ var (
 	bytesDesc    = desc("bytes_total", "Bytes of packets that went another way, from the IP header on, before they grew.", "path", "netns")
 	routesDesc   = desc("routes", "Destinations by what becomes of them with a path's interface: alone (no route leads over another), carrier (gone with its carrier), kept (of these, rerouted all the same by weir serve), lost (kept ones that have no other route now).", "path", "netns", "interface", "fate")
 	learntDesc   = desc("learnt_bytes", "Largest packet, with outer headers, that a link on a repair's way takes, as its router told; absent where the repair takes what its own interface does.", "path", "netns", "repair")
+	dropsDesc    = desc("dropping", "Whether packets of a path have no way left and are dropped: its link and all ways around it may not be used. Those dropped are packets_total with fate stuck.", "path", "netns", "interface", "version")
 	problemDesc  = desc("problem", "Whether something keeps a path or a session from its work.", "path", "netns")
 	phaseDesc    = desc("session_up", "Whether a session has found its link to work.", "session", "netns", "interface")
 	wayDesc      = desc("session_direction_up", "Whether one way of the link works; absent while nobody knows.", "session", "netns", "direction")
@@ -57,7 +60,7 @@ var (
 	bfdEchoDesc  = desc("bfd_echo_packets_total", "Echo packets of a BFD session: sent, returned, and those that claimed to be its own.", "session", "netns", "fate")
 	bfdEchoBad   = desc("bfd_echo_failed", "Whether echo packets of a BFD session came back once, and do not any more.", "session", "netns")
 	bfdTimeDesc  = desc("bfd_detection_seconds", "How long nothing may come from the neighbour.", "session", "netns")
-	allDescs     = []*prometheus.Desc{upDesc, downDesc, packetsDesc, bytesDesc, routesDesc, learntDesc, problemDesc, phaseDesc, wayDesc, flapsDesc, grantedDesc, sentDesc, answeredDesc, heardDesc, lostDesc, rttDesc, jitterDesc, refusedDesc, stallsDesc, longestDesc, spentDesc, bfdUpDesc, bfdDownsDesc, bfdDesc, bfdTimeDesc, bfdEchoDesc, bfdEchoBad}
+	allDescs     = []*prometheus.Desc{upDesc, downDesc, packetsDesc, bytesDesc, routesDesc, learntDesc, dropsDesc, problemDesc, phaseDesc, wayDesc, flapsDesc, grantedDesc, sentDesc, answeredDesc, heardDesc, lostDesc, rttDesc, jitterDesc, refusedDesc, stallsDesc, longestDesc, spentDesc, bfdUpDesc, bfdDownsDesc, bfdDesc, bfdTimeDesc, bfdEchoDesc, bfdEchoBad}
 )
 
 // Describe implements prometheus.Collector.
@@ -117,6 +120,9 @@ func path(p protect.PathState, out send) {
 		if r.Learnt {
 			out(learntDesc, prometheus.GaugeValue, float64(r.MTU), p.Name, p.Netns, strconv.Itoa(i+1))
 		}
+	}
+	for _, version := range []string{"IPv4", "IPv6"} {
+		out(dropsDesc, prometheus.GaugeValue, feature.Gauge(slices.Contains(p.Dropped, version)), p.Name, p.Netns, p.Device, version)
 	}
 	out(problemDesc, prometheus.GaugeValue, feature.Gauge(len(p.Problems) > 0 || !p.Attached), p.Name, p.Netns)
 }
@@ -188,7 +194,7 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 		}
 	}
 	for _, p := range st.Paths {
-		out = append(out, learntSizes(p)...)
+		out = append(append(out, droppedPackets(p)...), learntSizes(p)...)
 	}
 	for _, s := range st.Sessions {
 		if s.Problem != "" {
@@ -217,6 +223,15 @@ func sessionRemedy(gone bool) string {
 		return goneRemedy
 	}
 	return "run weir serve: it begins once that has changed"
+}
+
+// droppedPackets finds that packets of a path have no way left.
+func droppedPackets(p protect.PathState) []feature.Finding {
+	if len(p.Dropped) == 0 {
+		return nil
+	}
+	return []feature.Finding{{Object: "reroute path " + p.Name, Text: fmt.Sprintf("%s packets by %s are dropped, no way is left: the link (%s) and all ways around it may not be used", strings.Join(p.Dropped, " and "), p.Device, strings.Join(whyDown(p), ", ")),
+		Remedy: p.Remedy}}
 }
 
 // learntSizes finds links on the ways of repairs that take less than the repairs' own interfaces.

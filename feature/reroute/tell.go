@@ -74,6 +74,10 @@ func effect(p protect.PathState, e liveness.SessionEvent) string {
 	switch {
 	case e.Session.Observe:
 		return "as before, for the session only observes"
+	case e.Phase == liveness.Down && len(p.Dropped) > 0:
+		return "dropped, no way left"
+	case len(p.Dropped) > 0:
+		return "still dropped, no way left"
 	case e.Phase == liveness.Down && p.Shadow:
 		return "would be rerouted (shadow)"
 	case e.Phase == liveness.Down:

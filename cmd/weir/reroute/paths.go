@@ -251,10 +251,23 @@ func linkText(p protect.PathState) string {
 		return "not attached"
 	case !p.Down:
 		return "used"
+	case len(p.Dropped) > 0:
+		return droppedText(p) + ": " + strings.Join(why, ", ")
 	case p.Shadow:
 		return "used (shadow: " + strings.Join(why, ", ") + ")"
 	}
 	return "rerouted: " + strings.Join(why, ", ")
+}
+
+// droppedText says packets of which versions of IP have no way left.
+func droppedText(p protect.PathState) string {
+	switch {
+	case len(p.Dropped) > 1:
+		return "dropped, no way left"
+	case slices.ContainsFunc(p.Repairs, func(r protect.RepairState) bool { return !r.Down }):
+		return "rerouted, but " + p.Dropped[0] + " dropped, no way left"
+	}
+	return p.Dropped[0] + " dropped, no way left"
 }
 
 // fine is a duration of which the microseconds are worth reading.
@@ -319,6 +332,9 @@ func printPath(w io.Writer, p protect.PathState) {
 	fmt.Fprintf(w, "%s: %s by %s, %s\n", p.Name, what, p.Device, linkText(p))
 	for _, problem := range p.Problems {
 		fmt.Fprintf(w, "  ! %s\n", problem)
+	}
+	if len(p.Dropped) > 0 {
+		fmt.Fprintf(w, "  ! packets are dropped: %s\n", p.Remedy)
 	}
 	for i, r := range p.Repairs {
 		state := ""

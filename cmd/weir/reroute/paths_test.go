@@ -4,6 +4,7 @@ package reroute
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/weir-project/weir/feature/reroute/protect"
@@ -25,6 +26,27 @@ func TestRoutesText(t *testing.T) {
 	} {
 		if got := routesText(protect.PathState{Device: "eth1", Routes: c.routes}); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// A path whose ways are all down does not say that it is rerouted.
+func TestLinkTextWithoutWay(t *testing.T) {
+	down, up := protect.RepairState{Down: true}, protect.RepairState{}
+	for want, p := range map[string]protect.PathState{
+		"rerouted: not answered":                                {Repairs: []protect.RepairState{down, up}},
+		"dropped, no way left: not answered":                    {Repairs: []protect.RepairState{down}, Dropped: []string{"IPv4", "IPv6"}, Remedy: "see the firewall"},
+		"IPv6 dropped, no way left: not answered":               {Repairs: []protect.RepairState{down}, Dropped: []string{"IPv6"}, Remedy: "see the firewall"},
+		"rerouted, but IPv4 dropped, no way left: not answered": {Repairs: []protect.RepairState{down, up}, Dropped: []string{"IPv4"}, Remedy: "see the firewall"},
+	} {
+		p.Name, p.Attached, p.Down, p.Probe = "core", true, true, true
+		if got := linkText(p); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+		var out strings.Builder
+		printPath(&out, p)
+		if told := strings.Contains(out.String(), "! packets are dropped: see the firewall\n"); told != (len(p.Dropped) > 0) {
+			t.Errorf("%s", &out)
 		}
 	}
 }

@@ -54,6 +54,8 @@ type PathState struct {
 	Hold     time.Duration  `json:"hold,omitempty"`
 	Repairs  []RepairState  `json:"repairs"`            // those in force, best first
 	Problems []string       `json:"problems,omitempty"` // why others are not
+	Dropped  []string       `json:"dropped,omitempty"`  // versions of IP whose packets have no way left: "IPv4", "IPv6"
+	Remedy   string         `json:"remedy,omitempty"`   // against Dropped
 	Routes   RouteState     `json:"routes"`
 	Counts   Counts         `json:"counts"`
 }
@@ -191,18 +193,22 @@ func (s *PathState) readLink(o *kernel.Opened, index int, p published, devices m
 	}
 	why := word.Reasons()
 	s.Down, s.Probe, s.Carrier, s.Drain = why != 0, why&links.Probe != 0, why&links.Carrier != 0, why&links.Drain != 0
+	left := links.WaysLeft{Reasons: why}
 	id, err := firstRepair(o, slot, p)
 	for err == nil && id != 0 {
 		var r bpf.ProtectRerouteRepair
 		if err = o.Maps[pinRepairs].Lookup(id, &r); err == nil {
-			err = s.add(o, r, devices)
+			err = s.add(o, r, devices, &left)
 		}
 		id = r.Next
+	}
+	if s.Down && err == nil {
+		s.Dropped, s.Remedy = left.Dropped(), left.Remedy()
 	}
 	return err
 }
 
-func (s *PathState) add(o *kernel.Opened, r bpf.ProtectRerouteRepair, devices map[string]device) error {
+func (s *PathState) add(o *kernel.Opened, r bpf.ProtectRerouteRepair, devices map[string]device, left *links.WaysLeft) error {
 	name := ""
 	for _, d := range devices {
 		if d.index == int(r.Ifindex) {
@@ -214,6 +220,7 @@ func (s *PathState) add(o *kernel.Opened, r bpf.ProtectRerouteRepair, devices ma
 		via = netip.AddrFrom4([4]byte(r.Via[:4]))
 	}
 	word, err := readLinkState(o.Maps[pinLinks], r.Watch)
+	left.Add(r.Flags&flagFor4 != 0, r.Flags&flagFor6 != 0, word.Reasons())
 	s.Repairs = append(s.Repairs, RepairState{Device: name, Via: via, MTU: int(r.Mtu), Fits: int(r.Mtu - r.Len6), Learnt: r.Flags&flagLearnt != 0, Down: word.Reasons() != 0})
 	return err
 }

@@ -69,6 +69,8 @@ type memory struct {
 	links map[int]*watched
 	kept  map[neighbourKey]*keptNeighbour
 	sizes map[wayKey]learntSize
+
+	dropping map[string]string // by path: versions of IP whose packets have no way left, as logged
 }
 
 // watcher follows one namespace.
@@ -332,6 +334,7 @@ func (w *watcher) wait(ctx context.Context, h heard) error {
 		w.inquire(w.ears)
 	}
 	w.revert()
+	w.tellDropped()
 	w.endKept(time.Now())
 	w.forgetSizes(time.Now())
 	if err := w.catchUp(ctx); errors.Is(err, netlink.ErrDumpInterrupted) {

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"strings"
+
+	"github.com/weir-project/weir/feature/reroute/links"
+)
+
+// tellDropped logs when packets of a path lose their last way, and when they have one again.
+func (w *watcher) tellDropped() {
+	of := map[int]*links.WaysLeft{}
+	for _, r := range *w.repairs.Load() {
+		why := w.words.Get(r.Slot).Reasons()
+		if why == 0 {
+			continue
+		}
+		left := of[int(r.Row)]
+		if left == nil {
+			left = &links.WaysLeft{Reasons: why}
+			of[int(r.Row)] = left
+		}
+		left.Add(r.Flags&flagFor4 != 0, r.Flags&flagFor6 != 0, w.words.Get(r.Watch).Reasons())
+	}
+	if w.dropping == nil {
+		w.dropping = map[string]string{}
+	}
+	for _, p := range w.Paths {
+		left := of[p.Row]
+		if left == nil {
+			left = &links.WaysLeft{}
+		}
+		packets, args := strings.Join(left.Dropped(), ", "), []any{"path", p.Name, "interface", p.Device}
+		if w.Netns != "" {
+			args = append(args, "netns", w.Netns)
+		}
+		switch was := w.dropping[p.Name]; {
+		case packets == was:
+		case packets != "":
+			w.log.Warn("packets are dropped, no way is left: a link and all ways around it may not be used", append(args, "packets", packets, "remedy", left.Remedy())...)
+		default:
+			w.log.Info("packets have a way again", args...)
+		}
+		w.dropping[p.Name] = packets
+	}
+}
