@@ -49,7 +49,7 @@ func TestFloodOfRefusals(t *testing.T) {
 }
 
 // floods is far more than a socket holds.
-const floods = 20_000
+const floods = 10_000
 
 // A member that says all the time how much waits for it fills the queue of no other that does not read for a moment, whose connection
 // would end. This one hears the newest.
