@@ -76,6 +76,9 @@ func (a *Agent) tend(ctx context.Context) {
 	var applied []Backend
 	var pinged time.Time
 	awaited, until := a.f.placed(), time.Now().Add(resumeTimeout)
+	if err := a.inherit(awaited); err != nil {
+		a.o.Log.Warn("it is not known which backends were well", "err", err)
+	}
 	news := false // that nobody was told yet
 	for range (feature.Loop{Every: tendEvery, Wake: a.kick}).Turns(ctx) {
 		if time.Since(pinged) >= pingEvery {
@@ -106,6 +109,26 @@ func (a *Agent) tend(ctx context.Context) {
 			news = false
 		}
 	}
+}
+
+// inherit goes on with what an earlier life's checks have found of the backends that the data path can reach. Else nobody would be
+// well until they have been made again, and so as if all were: those that are ill would get new flows.
+func (a *Agent) inherit(placed map[move.Backend]bool) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for number, m := range a.members {
+		if m.Check == "" || !placed[number] {
+			continue
+		}
+		var b bpf.LBLbBackend
+		if err := a.f.maps.LbBackends.Lookup(uint32(number), &b); err != nil {
+			return fmt.Errorf("backend %s: %w", m.Name, err)
+		}
+		if b.Unwell == 0 {
+			m.check.good = checkRise
+		}
+	}
+	return nil
 }
 
 // resumeTimeout is how long an agent that goes on with an earlier one's data path waits for the backends that are there.

@@ -4,6 +4,7 @@ package lb
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"net"
@@ -21,6 +22,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 )
 
 // registrar is a host's agent that registers, and notes what it is told.
@@ -274,6 +276,40 @@ func TestRegisterBeforeOthers(t *testing.T) {
 	one := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
 	one.hears(t, func(p peer.Peers) bool { return len(ups(p)) == 1 })
 	waitOwners(t, sc, service4, "1")
+}
+
+// A backend that was found ill gets no new flows while an agent begins anew, as it does at each change of its section.
+func TestIllStaysIll(t *testing.T) {
+	sc := newScene(t)
+	sc.f.Close()
+	serve(t, sc.hosts, service4)
+	root := kernel.OpenRoot(nstest.BPFFS + "/" + t.Name())
+	t.Cleanup(func() {
+		if err := Remove(context.Background(), root, sc.middle, "lb"); err != nil {
+			t.Error(err)
+		}
+	})
+	var l net.Listener
+	do(t, sc.hosts[0], func() (err error) { l, err = net.Listen("tcp", "10.2.0.2:9000"); return err })
+	defer l.Close()
+	ca := peertest.NewAuthority(t)
+	text := func(weight int) string {
+		return fileOf(ca, sc.devices, fmt.Sprintf("backends:\n  h1: {number: 1, address: 10.2.0.2, check: \"10.2.0.2:9000\", weight: %d}\n  h2: {number: 2, address: 10.2.1.2, check: \"10.2.1.2:9000\"}\n", weight))
+	}
+	ill := func(s Status) bool { return s.Agent && len(s.Backends) == 2 && s.Backends[0].Up && !s.Backends[1].Up }
+	stop := running(t, sc, root, text(1))
+	status(t, root, ill)
+	stop()
+	stop = running(t, sc, root, text(2))
+	defer stop()
+	for began, n := time.Now(), 0; n < 100 || time.Since(began) < 3*time.Second; n++ {
+		c := dial(t, sc.client, service4)
+		if got, err := ask(c, "a", patience); err != nil || got[0] != '1' {
+			t.Fatalf("after %s, connection %d: %q, %v: want host 1, which is well", time.Since(began), n, got, err)
+		}
+		c.Close()
+	}
+	status(t, root, ill)
 }
 
 // Registrations that contradict others, or make no sense, are refused in words.
