@@ -92,6 +92,13 @@ func ReadState(ctx context.Context, r *kernel.Root) (State, error) {
 		return State{}, err
 	}
 	b, err := peers.ReadState(r)
+	for _, s := range b.Sessions {
+		for i := range p.Paths {
+			if x := &p.Paths[i]; s.Unjudged && x.Device == s.Device && x.Netns == s.Netns {
+				x.Unjudged = true
+			}
+		}
+	}
 	unreadable := slices.Concat(p.Unreadable, l.Unreadable, b.Unreadable)
 	return State{Unreadable: unreadable, Paths: append([]protect.PathState{}, p.Paths...), Sessions: append([]liveness.SessionState{}, l.Sessions...), BFD: b.Sessions, TimerLoops: l.TimerLoops, UnknownSources: l.UnknownSources, protect: p, live: l, peers: b}, err
 }

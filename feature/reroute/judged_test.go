@@ -7,10 +7,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/feature/reroute/frrtest"
@@ -41,6 +45,46 @@ func TestNobodyJudges(t *testing.T) {
 	w.apply(strings.ReplaceAll(text, "    bfd:", "    # bfd:"))
 	if st := w.state(); len(st.BFD) != 0 || st.Paths[0].Down || st.Paths[1].Down {
 		t.Errorf("links without sessions: %+v", st)
+	}
+}
+
+// A link that a session of bfdd is to judge is judged by nobody while no bfdd is there: state, doctor and metric say so.
+func TestFRRAbsent(t *testing.T) {
+	w := newWorld(t)
+	if err := kernel.Require(engine.Needs()); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	w.apply(fmt.Sprintf(`
+reroute:
+  - {name: frr, netns: %[1]s, frr: "unix:%[2]s/absent"}
+  - {name: around, netns: %[1]s, interface: r13, repairs: [{interface: r12, via: "fd00:12::2"}]}
+  - name: there
+    netns: %[1]s
+    interface: r12
+    repairs: [{segments: [fc00:3::e, fc00:2::d6], interface: r13, via: fd00:13::3}]
+    bfd: {peer: fd00:12::2, frr: true}
+`, w.name[w.r1], t.TempDir()))
+	st := w.state()
+	if len(st.BFD) != 1 || !st.BFD[0].Unjudged || st.BFD[0].Name != "there" {
+		t.Errorf("sessions %+v", st.BFD)
+	}
+	var metric []string
+	for _, p := range st.Paths {
+		path(p, func(d *prometheus.Desc, _ prometheus.ValueType, v float64, labels ...string) {
+			if d == unjudgedDesc {
+				metric = append(metric, fmt.Sprint(labels[0], " ", v))
+			}
+		})
+	}
+	slices.Sort(metric)
+	if want := []string{"around 0", "there 1"}; !slices.Equal(metric, want) {
+		t.Errorf("metric %q, want %q", metric, want)
+	}
+	found, err := Feature{}.Examine(t.Context(), w.root)
+	if err != nil || !slices.ContainsFunc(found, func(f feature.Finding) bool {
+		return f.Object == "reroute BFD session there" && strings.Contains(f.Text, "nobody judges link r12") && strings.Contains(f.Remedy, "--dplaneaddr unix:")
+	}) {
+		t.Errorf("doctor says %+v, %v", found, err)
 	}
 }
 
@@ -93,6 +137,9 @@ reroute:
 			st.BFD[0].Interval == 20*time.Millisecond && st.BFD[0].Detection == time.Second
 	}
 	w.eventually("the session is up", up)
+	if p := w.state().Paths[0]; p.Unjudged {
+		t.Errorf("judged by a session that is up: %+v", p)
+	}
 	rerouted := func(p protect.PathState) bool { return p.Down && p.Probe }
 	used := func(p protect.PathState) bool { return p.Attached && !p.Down }
 	link := func(what string, ok func(p protect.PathState) bool) {
@@ -120,7 +167,7 @@ reroute:
 	w.apply(text)
 	link("somebody does again", rerouted)
 	stop()
-	link("nobody runs the sessions", used)
+	link("nobody runs the sessions", func(p protect.PathState) bool { return used(p) && p.Unjudged })
 	run()
 	cut.Close()
 	w.eventually("the session is up with another process", up)

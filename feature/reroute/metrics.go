@@ -55,12 +55,13 @@ var (
 	longestDesc  = desc("stall_longest_seconds", "The longest of them.", "netns", "cpu")
 	spentDesc    = desc("tick_seconds_total", "Time that a loop's ticks took.", "netns", "cpu")
 	bfdUpDesc    = desc("bfd_up", "Whether a BFD session is up.", "session", "netns", "interface")
+	unjudgedDesc = desc("link_unjudged", "Whether nobody judges a path's link: a session of FRR's bfdd is to, and there is none.", "path", "netns", "interface")
 	bfdDownsDesc = desc("bfd_downs_total", "How often a BFD session that was up was not any more.", "session", "netns")
 	bfdDesc      = desc("bfd_packets_total", "Control packets of a BFD session: in, out, and those that came and changed nothing, by why.", "session", "netns", "fate")
 	bfdEchoDesc  = desc("bfd_echo_packets_total", "Echo packets of a BFD session: sent, returned, and those that claimed to be its own.", "session", "netns", "fate")
 	bfdEchoBad   = desc("bfd_echo_failed", "Whether echo packets of a BFD session came back once, and do not any more.", "session", "netns")
 	bfdTimeDesc  = desc("bfd_detection_seconds", "How long nothing may come from the neighbour.", "session", "netns")
-	allDescs     = []*prometheus.Desc{upDesc, downDesc, packetsDesc, bytesDesc, routesDesc, learntDesc, dropsDesc, problemDesc, phaseDesc, wayDesc, flapsDesc, grantedDesc, sentDesc, answeredDesc, heardDesc, lostDesc, rttDesc, jitterDesc, refusedDesc, stallsDesc, longestDesc, spentDesc, bfdUpDesc, bfdDownsDesc, bfdDesc, bfdTimeDesc, bfdEchoDesc, bfdEchoBad}
+	allDescs     = []*prometheus.Desc{upDesc, downDesc, packetsDesc, bytesDesc, routesDesc, learntDesc, dropsDesc, problemDesc, phaseDesc, wayDesc, flapsDesc, grantedDesc, sentDesc, answeredDesc, heardDesc, lostDesc, rttDesc, jitterDesc, refusedDesc, stallsDesc, longestDesc, spentDesc, bfdUpDesc, unjudgedDesc, bfdDownsDesc, bfdDesc, bfdTimeDesc, bfdEchoDesc, bfdEchoBad}
 )
 
 // Describe implements prometheus.Collector.
@@ -92,7 +93,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	for _, s := range st.BFD {
-		if once.First("bfd", s.Name, s.Netns) {
+		if !s.Unjudged && once.First("bfd", s.Name, s.Netns) { // link_unjudged tells it
 			neighbour(s, out)
 		}
 	}
@@ -121,6 +122,7 @@ func path(p protect.PathState, out send) {
 			out(learntDesc, prometheus.GaugeValue, float64(r.MTU), p.Name, p.Netns, strconv.Itoa(i+1))
 		}
 	}
+	out(unjudgedDesc, prometheus.GaugeValue, feature.Gauge(p.Unjudged), p.Name, p.Netns, p.Device)
 	for _, version := range []string{"IPv4", "IPv6"} {
 		out(dropsDesc, prometheus.GaugeValue, feature.Gauge(slices.Contains(p.Dropped, version)), p.Name, p.Netns, p.Device, version)
 	}
@@ -202,9 +204,14 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 		}
 	}
 	for _, s := range st.BFD {
-		if s.Problem != "" {
-			out = append(out, feature.Finding{Object: "reroute BFD session " + s.Name, Text: s.Problem, Remedy: sessionRemedy(s.Gone)})
+		if s.Problem == "" {
+			continue
 		}
+		remedy := sessionRemedy(s.Gone)
+		if s.Unjudged {
+			remedy = fmt.Sprintf("run weir serve, start bfdd with --dplaneaddr %s, and let vtysh show bfd peers have %s", s.FRR, s.Peer)
+		}
+		out = append(out, feature.Finding{Object: "reroute BFD session " + s.Name, Text: s.Problem, Remedy: remedy})
 	}
 	for _, l := range st.TimerLoops {
 		if l.Silent > 2*time.Second {

@@ -128,7 +128,7 @@ func unjudged(p protect.PathState, have State, want Config, ns namespacesByRef) 
 		gone = "session " + s.Name + ", which found it down, is removed or only observes"
 	}
 	for _, s := range have.BFD {
-		if s.Device != p.Device || s.Netns != p.Netns || s.State == bfd.Up && (s.Echo == nil || !s.Echo.Failed) {
+		if s.Device != p.Device || s.Netns != p.Netns || s.Unjudged || s.State == bfd.Up && (s.Echo == nil || !s.Echo.Failed) {
 			continue
 		}
 		if slices.ContainsFunc(want.Paths, func(w Path) bool {

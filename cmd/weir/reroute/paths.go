@@ -182,7 +182,9 @@ func printBFD(w io.Writer, all []peers.SessionState, below bool) {
 	if below {
 		fmt.Fprintln(w)
 	}
-	printBFDRows(w, all)
+	if there := slices.DeleteFunc(slices.Clone(all), func(s peers.SessionState) bool { return s.Unjudged }); len(there) > 0 {
+		printBFDRows(w, there)
+	}
 	for _, s := range all {
 		if s.Problem != "" {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
@@ -249,6 +251,8 @@ func linkText(p protect.PathState) string {
 		return "namespace is gone"
 	case !p.Attached:
 		return "not attached"
+	case !p.Down && p.Unjudged:
+		return "used, judged by nobody"
 	case !p.Down:
 		return "used"
 	case len(p.Dropped) > 0:

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature/reroute"
+	"github.com/weir-project/weir/feature/reroute/bfd/peers"
 	"github.com/weir-project/weir/feature/reroute/protect"
 )
 
@@ -48,5 +50,15 @@ func TestLinkTextWithoutWay(t *testing.T) {
 		if told := strings.Contains(out.String(), "! packets are dropped: see the firewall\n"); told != (len(p.Dropped) > 0) {
 			t.Errorf("%s", &out)
 		}
+	}
+}
+
+// A path whose link bfdd is to judge, and does not, is not merely used; it has no row among sessions.
+func TestPrintUnjudged(t *testing.T) {
+	var out strings.Builder
+	printPaths(&out, reroute.State{Paths: []protect.PathState{{Name: "core", Attached: true, Unjudged: true}, {Name: "edge", Attached: true}},
+		BFD: []peers.SessionState{{Name: "core", Unjudged: true, Problem: "nobody judges link eth1"}}})
+	if got := out.String(); !strings.Contains(got, "used, judged by nobody") || !strings.Contains(got, "core: nobody judges link eth1\n") || strings.Contains(got, "PEER SAYS") || strings.Count(got, "nobody") != 2 {
+		t.Errorf("%s", got)
 	}
 }

@@ -44,12 +44,13 @@ type PathState struct {
 	Netns    string         `json:"netns"`
 	Device   string         `json:"interface"`
 	Prefixes []netip.Prefix `json:"prefixes,omitempty"`
-	Gone     bool           `json:"gone,omitempty"` // the network namespace
-	Attached bool           `json:"attached"`       // the program is at the interface
-	Down     bool           `json:"down"`           // the link may not be used
-	Probe    bool           `json:"probe"`          // because liveness says so,
-	Carrier  bool           `json:"carrier"`        // it has no carrier,
-	Drain    bool           `json:"drain"`          // or an operator wants it so
+	Gone     bool           `json:"gone,omitempty"`     // the network namespace
+	Attached bool           `json:"attached"`           // the program is at the interface
+	Down     bool           `json:"down"`               // the link may not be used
+	Probe    bool           `json:"probe"`              // because liveness says so,
+	Carrier  bool           `json:"carrier"`            // it has no carrier,
+	Drain    bool           `json:"drain"`              // or an operator wants it so
+	Unjudged bool           `json:"unjudged,omitempty"` // a session of bfdd is to judge the link, and there is none
 	Shadow   bool           `json:"shadow,omitempty"`
 	Hold     time.Duration  `json:"hold,omitempty"`
 	Repairs  []RepairState  `json:"repairs"`            // those in force, best first

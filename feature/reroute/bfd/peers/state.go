@@ -55,6 +55,8 @@ type SessionState struct {
 	// FRR is where the bfdd is that handed it over; its name is that of the path whose link it
 	// judges, else frr:PEER%INTERFACE. "": it is of the configuration.
 	FRR string `json:"frr,omitempty"`
+	// Unjudged says that there is no such session, though a path's link is to be judged by it: nobody judges the link.
+	Unjudged bool `json:"unjudged,omitempty"`
 }
 
 // Echo is a session's echo function.
@@ -116,7 +118,7 @@ func (p *published) handed() handedText { return handedText{p.Config.FRR, p.Netn
 const silent = 2 * time.Second
 
 // readHanded reads the sessions of bfdd that are run; known is what is configured, by scope.
-func readHanded(r *kernel.Root, known map[string]published, yield func(SessionState)) (instances.Unreadable, error) {
+func readHanded(r *kernel.Root, known map[string]published, yield func(scope string, s SessionState)) (instances.Unreadable, error) {
 	all, unreadable, err := engine.AllHanded(r)
 	if err != nil {
 		return nil, err
@@ -153,7 +155,7 @@ func readHanded(r *kernel.Root, known map[string]published, yield func(SessionSt
 				out.Name = fmt.Sprintf("frr:%s%%%s", out.Peer, out.Device)
 			}
 			out.of(st, now)
-			yield(out)
+			yield(e.Scope, out)
 		}
 	}
 	return unreadable, nil
@@ -184,12 +186,33 @@ func ReadState(r *kernel.Root) (State, error) {
 			st.Sessions = append(st.Sessions, out)
 		}
 	}
-	handed, err := readHanded(r, all, func(s SessionState) { st.Sessions = append(st.Sessions, s) })
+	there := map[[2]string]bool{} // by scope and name
+	handed, err := readHanded(r, all, func(scope string, s SessionState) {
+		there[[2]string{scope, s.Name}] = true
+		st.Sessions = append(st.Sessions, s)
+	})
 	st.Unreadable = append(st.Unreadable, handed...)
+	if err == nil && len(handed) == 0 {
+		for scope, p := range all {
+			st.Sessions = append(st.Sessions, p.unjudged(func(name string) bool { return there[[2]string{scope, name}] })...)
+		}
+	}
 	slices.SortFunc(st.Sessions, func(a, b SessionState) int {
 		return cmp.Or(strings.Compare(a.Netns, b.Netns), strings.Compare(a.FRR, b.FRR), strings.Compare(a.Name, b.Name), strings.Compare(a.Device, b.Device))
 	})
 	return st, err
+}
+
+// unjudged returns the links that no session of bfdd judges, though the configuration says so.
+func (p *published) unjudged(there func(name string) bool) (out []SessionState) {
+	for _, j := range p.Config.Evaluated {
+		if there(j.Name) || p.gone() != "" {
+			continue
+		}
+		out = append(out, SessionState{Name: j.Name, Netns: p.Netns, Device: j.Device, Peer: j.Peer, State: bfd.Down, FRR: p.Config.FRR, Unjudged: true,
+			Problem: fmt.Sprintf("nobody judges link %s: bfdd at %s has handed over no session with %s, or weir serve does not run", j.Device, p.Config.FRR, j.Peer)})
+	}
+	return out
 }
 
 // gone says that the network namespace is gone, and its sessions with it; "": it is there, or nobody knows.
