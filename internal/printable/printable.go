@@ -153,17 +153,17 @@ func (w *writer) Write(p []byte) (int, error) {
 // maxAttr is the most bytes of one value in a log.
 const maxAttr = 1024
 
-// OneLine puts the lines of joined errors into one, each of them once.
+// OneLine puts the lines of joined errors into one, each of them once. Behind a colon a list begins.
 func OneLine(text string) string {
 	var lines []string
 	for l := range strings.Lines(text) {
-		l = strings.TrimSuffix(l, "\n")
+		l = strings.TrimSpace(l)
 		said := slices.ContainsFunc(lines, func(x string) bool { return x == l || strings.HasSuffix(x, ": "+l) })
 		if l != "" && !said {
 			lines = append(lines, l)
 		}
 	}
-	return strings.Join(lines, "; ")
+	return strings.ReplaceAll(strings.Join(lines, "; "), ":; ", ": ")
 }
 
 // Attr bounds and escapes the text of an attribute: a function for slog.HandlerOptions.

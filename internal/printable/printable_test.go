@@ -116,3 +116,14 @@ func TestAttrJoined(t *testing.T) {
 		t.Errorf("%s", s)
 	}
 }
+
+func TestOneLineOfAList(t *testing.T) {
+	for in, want := range map[string]string{
+		"one\ntwo\none": "one; two",
+		"nothing was changed:\n  slot 0 is empty\n  slot 1 is empty\nfix the reason": "nothing was changed: slot 0 is empty; slot 1 is empty; fix the reason",
+	} {
+		if got := OneLine(in); got != want {
+			t.Errorf("%q: %q, want %q", in, got, want)
+		}
+	}
+}
