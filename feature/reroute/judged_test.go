@@ -82,7 +82,7 @@ reroute:
 	}
 	found, err := Feature{}.Examine(t.Context(), w.root)
 	if err != nil || !slices.ContainsFunc(found, func(f feature.Finding) bool {
-		return f.Object == "reroute BFD session there" && strings.Contains(f.Text, "nobody judges link r12") && strings.Contains(f.Remedy, "--dplaneaddr unix:")
+		return f.Object == "BFD session there" && strings.Contains(f.Text, "nobody judges link r12") && strings.Contains(f.Remedy, "--dplaneaddr unix:")
 	}) {
 		t.Errorf("doctor says %+v, %v", found, err)
 	}

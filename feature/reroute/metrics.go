@@ -183,15 +183,15 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 	st, err := ReadState(ctx, r)
 	var out []feature.Finding
 	for _, p := range st.Paths {
-		remedy := "weir reroute status shows what is in force"
-		if p.Gone {
-			remedy = goneRemedy
-		}
 		for _, problem := range p.Problems {
-			out = append(out, feature.Finding{Object: "reroute path " + p.Name, Text: problem, Remedy: remedy})
+			text, remedy := problemRemedy(problem)
+			if p.Gone {
+				text, remedy = problem, goneRemedy
+			}
+			out = append(out, feature.Finding{Object: "path " + p.Name, Text: text, Remedy: remedy})
 		}
 		if !p.Attached && len(p.Problems) == 0 {
-			out = append(out, feature.Finding{Object: "reroute path " + p.Name, Text: "nothing is attached to " + p.Device,
+			out = append(out, feature.Finding{Object: "path " + p.Name, Text: "nothing is attached to " + p.Device,
 				Remedy: "run weir serve, or weir apply again"})
 		}
 	}
@@ -200,7 +200,7 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 	}
 	for _, s := range st.Sessions {
 		if s.Problem != "" {
-			out = append(out, feature.Finding{Object: "reroute session " + s.Name, Text: s.Problem, Remedy: sessionRemedy(s.Gone)})
+			out = append(out, feature.Finding{Object: "session " + s.Name, Text: s.Problem, Remedy: sessionRemedy(s.Gone)})
 		}
 	}
 	for _, s := range st.BFD {
@@ -211,18 +211,34 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 		if s.Unjudged {
 			remedy = fmt.Sprintf("run weir serve, start bfdd with --dplaneaddr %s, and let vtysh show bfd peers have %s", s.FRR, s.Peer)
 		}
-		out = append(out, feature.Finding{Object: "reroute BFD session " + s.Name, Text: s.Problem, Remedy: remedy})
+		out = append(out, feature.Finding{Object: "BFD session " + s.Name, Text: s.Problem, Remedy: remedy})
 	}
 	for _, l := range st.TimerLoops {
 		if l.Silent > 2*time.Second {
-			out = append(out, feature.Finding{Object: "reroute", Text: fmt.Sprintf("the tick source's loop of CPU %d has not beaten for %s", l.CPU, l.Silent.Round(time.Millisecond)),
+			out = append(out, feature.Finding{Object: "tick source", Text: fmt.Sprintf("the loop of CPU %d has not beaten for %s", l.CPU, l.Silent.Round(time.Millisecond)),
 				Remedy: "run weir serve: it puts a packet back into the loop"})
 		}
 	}
 	for _, p := range protect.Vanishing(st.protect) {
-		out = append(out, feature.Finding{Object: "reroute path " + p.Path, Text: p.Text, Remedy: p.Remedy})
+		out = append(out, feature.Finding{Object: "path " + p.Path, Text: p.Text, Remedy: p.Remedy})
 	}
 	return append(out, feature.UnreadFindings(st.Unreadable)...), err
+}
+
+// problemRemedy splits a path's problem into its text and its remedy, the last clause where that is an instruction.
+func problemRemedy(problem string) (text, remedy string) {
+	if i := strings.LastIndex(problem, ": "); i >= 0 {
+		text, last := problem[:i], problem[i+2:]
+		switch verb, _, _ := strings.Cut(last, " "); verb {
+		case "say":
+			return text, last + " in the file, then weir apply"
+		case "protect":
+			return text, last + ": change the file, then weir apply"
+		case "make":
+			return text, last
+		}
+	}
+	return problem, "weir serve puts the path in force once that has changed; else change the path in the file, then weir apply"
 }
 
 func sessionRemedy(gone bool) string {
@@ -237,7 +253,7 @@ func droppedPackets(p protect.PathState) []feature.Finding {
 	if len(p.Dropped) == 0 {
 		return nil
 	}
-	return []feature.Finding{{Object: "reroute path " + p.Name, Text: fmt.Sprintf("%s packets by %s are dropped, no way is left: the link (%s) and all ways around it may not be used", strings.Join(p.Dropped, " and "), p.Device, strings.Join(whyDown(p), ", ")),
+	return []feature.Finding{{Object: "path " + p.Name, Text: fmt.Sprintf("%s packets by %s are dropped, no way is left: the link (%s) and all ways around it may not be used", strings.Join(p.Dropped, " and "), p.Device, strings.Join(whyDown(p), ", ")),
 		Remedy: p.Remedy}}
 }
 
@@ -245,10 +261,10 @@ func droppedPackets(p protect.PathState) []feature.Finding {
 func learntSizes(p protect.PathState) (out []feature.Finding) {
 	for i, r := range p.Repairs {
 		if r.Learnt && r.Fits <= protect.LeastMTU {
-			out = append(out, feature.Finding{Object: "reroute path " + p.Name, Text: fmt.Sprintf("a link on the way of repair %d takes %d bytes or less: IPv6 needs as much with the outer headers, and more is lost there", i+1, r.MTU),
+			out = append(out, feature.Finding{Object: "path " + p.Name, Text: fmt.Sprintf("a link on the way of repair %d takes %d bytes or less: IPv6 needs as much with the outer headers, and more is lost there", i+1, r.MTU),
 				Remedy: "give that link a larger MTU"})
 		} else if r.Learnt {
-			out = append(out, feature.Finding{Object: "reroute path " + p.Name, Text: fmt.Sprintf("a link on the way of repair %d takes %d bytes at most, less than %s", i+1, r.MTU, r.Device),
+			out = append(out, feature.Finding{Object: "path " + p.Name, Text: fmt.Sprintf("a link on the way of repair %d takes %d bytes at most, less than %s", i+1, r.MTU, r.Device),
 				Remedy: fmt.Sprintf("give the repair mtu: %d, or that link a larger one: each time the size is learnt anew a packet is lost", r.MTU)})
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute/protect"
 )
 
@@ -31,5 +32,28 @@ func TestLearntSizeIsTold(t *testing.T) {
 	p.Repairs[1].MTU, p.Repairs[1].Fits = 1344, 1280
 	if found := learntSizes(p); len(found) != 1 || found[0].Remedy != "give that link a larger MTU" {
 		t.Errorf("findings of a link that takes less than IPv6 needs: %+v", found)
+	}
+}
+
+// Doctor's remedy for a path that is not in force is the instruction of its problem.
+func TestProblemRemedy(t *testing.T) {
+	w := newWorld(t)
+	w.apply(fmt.Sprintf(`
+reroute:
+  - {name: there, netns: %[1]s, interface: r12, repairs: [{segments: [fc00:3::e, fc00:2::d6], interface: r13, via: "fe80::3"}]}
+  - {name: absent, netns: %[1]s, interface: nil0, repairs: [{interface: r13, via: "fe80::3"}]}
+`, w.name[w.r1]))
+	w.ip(w.r1, "addr flush scope global")
+	found, err := Feature{}.Examine(t.Context(), w.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []feature.Finding{
+		{Object: "path there", Text: "repair 1: this host has no global IPv6 address for outer headers", Remedy: "say source in the file, then weir apply"},
+		{Object: "path absent", Text: "there is no interface nil0: until it comes nothing is rerouted", Remedy: "weir serve puts the path in force once that has changed; else change the path in the file, then weir apply"},
+	} {
+		if !slices.Contains(found, want) {
+			t.Errorf("no %+v in %+v", want, found)
+		}
 	}
 }
