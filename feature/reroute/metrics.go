@@ -34,7 +34,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 var (
 	upDesc       = desc("up", "Whether all pins could be read.")
 	downDesc     = desc("link_down", "Whether a path's link may not be used, and why.", "path", "netns", "interface", "reason")
-	packetsDesc  = desc("packets_total", "Packets of a path by what became of them while its link was not to be used; trains of segments count once.", "path", "netns", "fate")
+	packetsDesc  = desc("packets_total", "Packets of a path by what became of them while its link was not to be used; trains of segments count once. rerouted; shadow: would have been. Stayed on the link: exempt (of the link itself), none (without a way). big: too big for the way, the sender is told, or they go in fragments. Dropped: stuck (no way left), lost (too big), odd (by the kernel).", "path", "netns", "fate")
 	bytesDesc    = desc("bytes_total", "Bytes of packets that went another way, from the IP header on, before they grew.", "path", "netns")
 	routesDesc   = desc("routes", "Destinations by what becomes of them with a path's interface: alone (no route leads over another), carrier (gone with its carrier), kept (of these, rerouted all the same by weir serve), lost (kept ones that have no other route now).", "path", "netns", "interface", "fate")
 	learntDesc   = desc("learnt_bytes", "Largest packet, with outer headers, that a link on a repair's way takes, as its router told; absent where the repair takes what its own interface does.", "path", "netns", "repair")

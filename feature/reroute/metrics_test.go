@@ -4,7 +4,9 @@ package reroute
 
 import (
 	"fmt"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -55,5 +57,30 @@ reroute:
 		if !slices.Contains(found, want) {
 			t.Errorf("no %+v in %+v", want, found)
 		}
+	}
+}
+
+// The page and the metric's help tell the meaning of each fate.
+func TestFatesAreTold(t *testing.T) {
+	page, err := os.ReadFile("../../docs/REROUTE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	path(protect.PathState{}, func(d *prometheus.Desc, _ prometheus.ValueType, _ float64, labels ...string) {
+		if d != packetsDesc {
+			return
+		}
+		n++
+		fate := labels[2]
+		if !strings.Contains(string(page), "\n| `"+fate+"` |") {
+			t.Errorf("docs/REROUTE.md does not tell of fate %q", fate)
+		}
+		if !strings.Contains(d.String(), fate) {
+			t.Errorf("the help does not tell of fate %q: %s", fate, d)
+		}
+	})
+	if n < 8 {
+		t.Errorf("%d fates", n)
 	}
 }
