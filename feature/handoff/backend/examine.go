@@ -53,3 +53,20 @@ func examineTracking(object string) (out []feature.Finding) {
 	}
 	return out
 }
+
+// examineAgent looks at whom an agent lacks.
+func examineAgent(object string, s Status) (out []feature.Finding) {
+	switch {
+	case s.LBRejects != "":
+		out = append(out, feature.Finding{Object: object, Text: "the load balancer refuses it, and gives it no new flows: " + s.LBRejects,
+			Remedy: "fix the reason: the agent registers again by itself"})
+	case !s.LB:
+		out = append(out, feature.Finding{Object: object, Text: "its agent is not connected with a load balancer: no session can move, and no new flows come but where the load balancer checks the backend itself",
+			Remedy: "look whether weir serve runs there, at handoff.backend.lb, and at the log of weir serve here"})
+	}
+	if !s.Keeper {
+		out = append(out, feature.Finding{Object: object, Text: "the keeper does not answer its agent: no session can move",
+			Remedy: "run weir serve with handoff.keeper, or weir handoff keep; handoff.backend.keeper names its socket"})
+	}
+	return out
+}

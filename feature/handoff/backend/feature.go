@@ -268,7 +268,8 @@ func (f Feature) Report(ctx context.Context, r *kernel.Root, _ []kernel.Fault) (
 // certificateNear is how long before its end a certificate is warned of.
 const certificateNear = 7 * 24 * time.Hour
 
-// Examine implements feature.Examiner: conntrack that is in the way, an agent that does not answer, a certificate that ends soon.
+// Examine implements feature.Examiner: conntrack that is in the way, an agent that does not answer or has nobody to work with, a
+// certificate that ends soon.
 func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 	out, err := examine(r)
 	spec, unread, serr := applied.State(r)
@@ -281,6 +282,8 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 	if aerr != nil {
 		out = append(out, feature.Finding{Object: object, Text: "its agent does not answer, no session can move: " + aerr.Error(),
 			Remedy: "run weir serve, or weir serve --only backend, in this network namespace; its log says why the agent does not start"})
+	} else {
+		out = append(out, examineAgent(object, s)...)
 	}
 	if c := s.Certificate; c != nil && c.Problem != "" {
 		out = append(out, feature.Finding{Object: object, Text: "the new certificate is refused, the former one stays in use: " + c.Problem, Remedy: "fix the files of handoff.backend.tls"})
