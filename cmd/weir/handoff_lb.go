@@ -130,7 +130,10 @@ func printLBBackends(w io.Writer, s lb.Status) {
 			r.Agent = "connected" + notHeard(h.Silent)
 		}
 		if s.Agent && !h.Up {
-			r.State = "gets no new flows: " + h.Reason
+			r.State = "gets no new flows"
+			if h.Reason != "" {
+				r.State += ": " + h.Reason
+			}
 		} else if len(h.Unserved) > 0 {
 			r.State = "gets no new flows of " + strings.Join(h.Unserved, ", ") + ": nobody serves them there"
 		}

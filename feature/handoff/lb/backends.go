@@ -77,6 +77,9 @@ func (f *DataPath) SetBackends(backends []Backend) error {
 	}
 	f.mu.Lock()
 	f.backends = slices.Clone(backends)
+	for _, h := range backends {
+		delete(f.vacant, h.Number)
+	}
 	f.mu.Unlock()
 	for _, id := range f.serviceIDs() {
 		errs = append(errs, f.spread(id))
@@ -210,11 +213,33 @@ func dropEntries[K comparable](f *DataPath, m *ebpf.Map, keep map[K]bool, stay m
 	err := it.Err()
 	for k, number := range gone {
 		if !stay[number] {
-			err = errors.Join(err, f.maps.LbBackends.Put(number, bpf.LBLbBackend{}))
+			err = errors.Join(err, f.vacate(move.Backend(number)))
 		}
 		err = errors.Join(err, m.Delete(k))
 	}
 	return err
+}
+
+// vacate drops a backend. It may come back: packets of its flows are dropped until removeBackend.
+func (f *DataPath) vacate(number move.Backend) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.vacant == nil {
+		f.vacant = map[move.Backend]bool{}
+	}
+	f.vacant[number] = true
+	return f.maps.LbBackends.Put(uint32(number), bpf.LBLbBackend{})
+}
+
+// removeBackend makes the data path balance the flows of a vacant backend anew.
+func (f *DataPath) removeBackend(number move.Backend) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.maps.LbBackends.Put(uint32(number), bpf.LBLbBackend{Unwell: 1}); err != nil {
+		return fmt.Errorf("balancing flows of backend %d, which was removed, anew: %w", number, err)
+	}
+	delete(f.vacant, number)
+	return nil
 }
 
 // ownerOf is the backend that the data path knows at a location; 0: none.

@@ -27,6 +27,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
+	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 	"github.com/weir-project/weir/internal/netns"
@@ -66,7 +67,8 @@ type DataPath struct {
 	bufferFor    time.Duration
 	startupUntil atomic.Uint64 // CLOCK_MONOTONIC in ns: until then packets of unknown connections wait
 	mu           sync.Mutex
-	backends     []Backend // nil before SetBackends
+	backends     []Backend             // nil before SetBackends
+	vacant       map[move.Backend]bool // numbers of backends that SetBackends has dropped, and removeBackend not yet
 }
 
 // New makes a load balancer in the network namespace of the calling thread, that ends with this process or with Close; see [Open] for

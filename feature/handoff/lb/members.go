@@ -75,7 +75,7 @@ const (
 func (a *Agent) tend(ctx context.Context) {
 	var applied []Backend
 	var pinged time.Time
-	awaited, until := a.f.placed(), time.Now().Add(resumeTimeout)
+	awaited, until := a.mayReturn(a.f.placed()), time.Now().Add(resumeTimeout)
 	if err := a.inherit(awaited); err != nil {
 		a.o.Log.Warn("it is not known which backends were well", "err", err)
 	}
@@ -103,6 +103,7 @@ func (a *Agent) tend(ctx context.Context) {
 			a.pairNews()
 			applied = backends // the same again would fail again: a backend that is found elsewhere is another one
 		}
+		a.removeBackends()
 		if news { // what p says the data path does by now
 			a.announce(p)
 			a.pairNews()

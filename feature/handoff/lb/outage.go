@@ -48,11 +48,15 @@ func (s State) outages(p *feature.Plan, want *Config) error {
 	})
 	for i, l := range all {
 		spreads := l.Service != spec.FlowsAlone && f.spreads(l.Service)
+		after := ""
+		if l.After != "" {
+			after = "; " + l.After
+		}
 		switch {
 		case flows[i] > 0 && spreads:
 			p.Outage("lb: %s: %d flows lose their backend, and so do new ones", l.Text, flows[i])
 		case flows[i] > 0:
-			p.Outage("lb: %s: %d flows lose their backend", l.Text, flows[i])
+			p.Outage("lb: %s: %d flows lose their backend%s", l.Text, flows[i], after)
 		case spreads:
 			p.Outage("lb: %s: backends serve its new flows now", l.Text)
 		}

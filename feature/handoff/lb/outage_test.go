@@ -104,7 +104,7 @@ func TestChangeOutages(t *testing.T) {
 		{"talk: {number: 0", "talk: {number: 5", "service talk (tcp 10.55.0.1:9000, tcp [fd55::1]:9000) changed", "gets number 5 in place of 0"},
 		{", by: source", "", "service flows (udp 10.55.0.1:4739) changed", "service flows at udp 10.55.0.1:4739 goes by flow in place of source: 1 flows"},
 		{"devices: [c, ", "devices: [", "devices changed", "device c is removed"},
-		{owner + "\n", "", "backend " + owner[:2] + " removed", "backend " + owner[:2] + " is removed: "},
+		{owner + "\n", "", "backend " + owner[:2] + " removed", "flows lose their backend; their next packets go to other backends, which reset connections"},
 		{owner, strings.Replace(owner, "number: ", "number: 10", 1), "backend " + owner[:2] + " changed", "backend " + owner[:2] + " gets number 10"},
 		{owner, strings.Replace(owner, ".2}", ".9}", 1), "backend " + owner[:2] + " changed", "in place of 10.2."},
 		{talk, talk + "\n  more: {number: 2, listen: [tcp 10.55.0.1:9002]}", "service more (tcp 10.55.0.1:9002) added", ""},

@@ -38,14 +38,15 @@ type pairing struct {
 	carriesSince atomic.Int64 // when packets of clients came by last, UnixNano
 
 	mu    sync.Mutex
-	keys  map[Key]bool     // flows that have changed
-	said  map[Key]bool     // flows that the partner has been told of, or has told of: it may know an owner of its own
-	conn  *peer.Conn       // the partner's
-	lost  time.Time        // it went
-	word  *peer.Pair       // the latest
-	rings map[int][]uint16 // by it, of each service; nil: it is not known
-	own   map[int][]uint16 // by the shares here
-	all   bool             // its shares are not known, and it is told of everything
+	keys  map[Key]bool          // flows that have changed
+	said  map[Key]bool          // flows that the partner has been told of, or has told of: it may know an owner of its own
+	conn  *peer.Conn            // the partner's
+	lost  time.Time             // it went
+	word  *peer.Pair            // the latest
+	names map[move.Backend]bool // the backends that it knows; nil: it has not said
+	rings map[int][]uint16      // by it, of each service; nil: it is not known
+	own   map[int][]uint16      // by the shares here
+	all   bool                  // its shares are not known, and it is told of everything
 }
 
 func newPairing() *pairing {
@@ -163,6 +164,10 @@ func (a *Agent) partnerSaid(p peer.Peers) {
 	d.mu.Lock()
 	same := d.word != nil && reflect.DeepEqual(d.word.Ring, p.Pair.Ring)
 	d.word = p.Pair
+	d.names = map[move.Backend]bool{}
+	for _, m := range p.Members {
+		d.names[m.Number] = true
+	}
 	// One that has just begun finds its backends one after the other: by each of these shares almost all flows would be told.
 	if !same && len(p.Pair.Ring) > 0 && (d.rings != nil || d.all || len(p.Pair.Ring) >= own) {
 		d.rings = a.f.newRings(p.Pair.Ring)

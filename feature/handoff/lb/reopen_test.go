@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -258,5 +259,123 @@ func TestUnwellTold(t *testing.T) {
 	v, text := explains(t, root, sc.middle, "c", "tcp", k.Client, service4)
 	if v.Stage != feature.StageTC || backendOf(t, v, "by hN") != byte('0'+other) || !strings.Contains(text, "which is not well") {
 		t.Errorf("%+v\n%s", v, text)
+	}
+}
+
+// removal leaves an agent with the backend that does not own a flow.
+func (s *scene) removal(t *testing.T, owner move.Backend, register bool) {
+	t.Helper()
+	n := 3 - owner
+	manage(t, s, AgentOptions{Register: register, Managed: []Managed{{Number: n, Name: fmt.Sprintf("h%d", n), Address: netip.AddrFrom4([4]byte{10, 2, byte(n - 1), 2}), Weight: 1}}})
+	waitOwners(t, s, service4, string(rune('0'+n)))
+}
+
+// Flows of a removed backend are balanced anew, whatever the client sends: datagrams and SYNs are served, and other segments reset.
+func TestRemovedBackend(t *testing.T) {
+	sc := bySource(t)
+	from := dialUDP(t, sc.client, flows4)
+	first, err := askUDP(from, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	owner := move.Backend(first[0] - '0')
+	var sessions []net.Conn
+	for len(sessions) < 2 {
+		if c, _, of, _ := session(t, sc); of == owner {
+			sessions = append(sessions, c)
+		}
+	}
+	again := keyOfConn(sessions[1], 0)
+	if err := sessions[1].(*net.TCPConn).SetLinger(0); err != nil { // a reset: the port is free at once
+		t.Fatal(err)
+	}
+	sessions[1].Close()
+	down(t, sc.hosts[owner-1], "w0")
+	sc.removal(t, owner, false)
+	nstest.Eventually(t, func() error {
+		got, err := askUDP(from, "b") // from the same source, and never silent for long
+		if err == nil && got[0] == first[0] {
+			err = fmt.Errorf("%q: served by the removed backend", got)
+		}
+		return err
+	})
+	if got, err := ask(sessions[0], "c", patience); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%q, %v: want a reset by the other backend", got, err)
+	}
+	if err := <-sc.begin(t, again); err != nil {
+		t.Error("a SYN:", err)
+	}
+	for _, k := range []Key{client4(), again} {
+		if fl, err := sc.f.Flow(k); err != nil || fl.Owner != 3-owner || fl.Epoch != 1 || fl.To != 0 {
+			t.Errorf("%+v, %v: want backend %d's in epoch 1", fl, err, 3-owner)
+		}
+	}
+}
+
+// A flow that moves, waits or is overridden keeps its removed backend, and so does one whose backend may register again.
+func TestRemovedBackendStays(t *testing.T) {
+	sc := newScene(t)
+	_, k, owner, other := session(t, sc)
+	down(t, sc.hosts[owner-1], "w0")
+	one := sc.f.backends[other-1]
+	if err := sc.f.SetBackends([]Backend{one}); err != nil {
+		t.Fatal(err)
+	}
+	sent := func(what string, want move.Backend) {
+		t.Helper()
+		before, err := sc.f.Flow(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		forge(t, sc, k.Client, service4, 16) // an ACK
+		becomes(t, sc.f, k, "seen: "+what, func(fl Flow) bool { return fl.Owner == want && (fl.In > before.In || want == other) })
+	}
+	sent("it may come back", owner)
+	if err := sc.f.removeBackend(owner); err != nil {
+		t.Fatal(err)
+	}
+	for what, v := range map[string]func(*bpf.LBLbFlow){
+		"it moves":         func(v *bpf.LBLbFlow) { v.Word |= uint64(other) << toAt },
+		"it is held":       func(v *bpf.LBLbFlow) { v.Word |= bufferingBit },
+		"it is overridden": func(v *bpf.LBLbFlow) { v.Flags |= pinned },
+	} {
+		change(t, sc.f, k, v)
+		sent(what, owner)
+		change(t, sc.f, k, func(f *bpf.LBLbFlow) { f.Word, f.Flags = uint64(owner), 0 })
+	}
+	sent("in the end", other)
+}
+
+// An agent that knows of a backend no more waits for it to register, before it takes the backend's flows.
+func TestRemovedMayRegister(t *testing.T) {
+	const n = 7
+	a := &Agent{members: map[move.Backend]*member{1: {}}, o: AgentOptions{IdleTimeout: time.Hour}, began: time.Now()}
+	if a.removed(1) || !a.removed(n) {
+		t.Error("without registering: want what no file names removed, and nothing else")
+	}
+	a.o.Register = true
+	if a.removed(n) {
+		t.Error("it may register")
+	}
+	a.began = time.Now().Add(-2 * time.Hour)
+	if !a.removed(n) {
+		t.Error("it has not registered within idle_timeout")
+	}
+	a.pair = newPairing()
+	a.pair.conn = &peer.Conn{}
+	if a.removed(n) {
+		t.Error("the partner has not said which backends it knows")
+	}
+	a.pair.names = map[move.Backend]bool{n: true}
+	if a.removed(n) {
+		t.Error("the partner knows it")
+	}
+	a.pair.conn, a.pair.lost = nil, time.Now()
+	if a.removed(n) {
+		t.Error("the partner may be back in a moment")
+	}
+	a.pair.lost = time.Now().Add(-time.Minute)
+	if !a.removed(n) {
+		t.Error("the partner is gone")
 	}
 }

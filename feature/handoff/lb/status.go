@@ -85,7 +85,18 @@ func (a *Agent) Status() (Status, error) {
 		s.Backends = append(s.Backends, v)
 	}
 	for _, number := range slices.Sorted(maps.Keys(owned)) { // of backends that have registered with a life before this one
-		s.Backends = append(s.Backends, BackendStatus{Name: a.names[number], Number: number, Flows: owned[number], Connected: a.backends[number] != nil})
+		s.Backends = append(s.Backends, BackendStatus{Name: a.names[number], Number: number, Flows: owned[number], Connected: a.backends[number] != nil, Reason: a.unknown()})
 	}
 	return s, err
+}
+
+// unknown says why a backend that owns flows is none of the members. The caller holds mu.
+func (a *Agent) unknown() string {
+	switch {
+	case !a.o.Manage:
+		return ""
+	case a.o.Register:
+		return "lb.backends does not name it, and it has not registered"
+	}
+	return "lb.backends does not name it; its flows go to other backends at their next packet"
 }

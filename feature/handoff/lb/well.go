@@ -4,8 +4,11 @@ package lb
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
+	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
@@ -47,4 +50,47 @@ func (a *Agent) well(m *member) bool {
 		return true
 	}
 	return false
+}
+
+// mayReturn leaves out backends that are in no file and cannot register.
+func (a *Agent) mayReturn(backends map[move.Backend]bool) map[move.Backend]bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	maps.DeleteFunc(backends, func(n move.Backend, _ bool) bool { return a.members[n] == nil && !a.o.Register })
+	return backends
+}
+
+// removeBackends makes the data path balance flows of removed backends anew.
+func (a *Agent) removeBackends() {
+	a.f.mu.Lock()
+	vacant := slices.Collect(maps.Keys(a.f.vacant))
+	a.f.mu.Unlock()
+	for _, n := range vacant {
+		if !a.removed(n) {
+			continue
+		}
+		if err := a.f.removeBackend(n); err != nil {
+			a.o.Log.Warn("flows of a removed backend get no other one", "err", err)
+		}
+	}
+}
+
+// removed says whether a backend is no more: neither the file nor the partner names it, and it cannot register, or has not within
+// IdleTimeout. A backend that is only away has its sessions still.
+func (a *Agent) removed(n move.Backend) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case a.members[n] != nil, a.o.Register && time.Since(a.began) < a.o.IdleTimeout:
+		return false
+	case a.pair == nil:
+		return true
+	}
+	d := a.pair
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.conn == nil {
+		return time.Since(a.began) > wordFor && time.Since(d.lost) > wordFor
+	}
+	return d.names != nil && !d.names[n]
 }

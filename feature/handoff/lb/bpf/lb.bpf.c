@@ -304,9 +304,8 @@ static __always_inline int into_tunnel(struct __sk_buff *skb, const struct lb_ba
 }
 
 /* to_backend sends a packet on. */
-static __always_inline int to_backend(struct __sk_buff *skb, __u32 number)
+static __always_inline int to_backend(struct __sk_buff *skb, const struct lb_backend *h)
 {
-	struct lb_backend *h = bpf_map_lookup_elem(&lb_backends, &number);
 	__u8 macs[12];
 	int special;
 
@@ -431,11 +430,12 @@ static __always_inline int unanswered(const struct lb_flow *f)
 }
 
 /*
- * balance gives a connection that a client opens anew to the backend of its bucket, if its owner is
- * not well. The epoch tells a partner that this is later than what it knows.
+ * balance gives a flow to the backend of its bucket, if its owner is not well: a connection that a
+ * client opens anew, or a flow of a removed backend. The epoch tells a partner that this is later
+ * than what it knows.
  */
 static __always_inline void balance(struct lb_flow *f, const struct lb_flow_key *k,
-				    const struct lb_service *s)
+				    const struct lb_service *s, __u32 flags)
 {
 	__u64 word = f->word;
 	__u32 to, owner = LB_OWNER(word);
@@ -449,7 +449,7 @@ static __always_inline void balance(struct lb_flow *f, const struct lb_flow_key 
 		return;
 	if (__sync_val_compare_and_swap(&f->word, word, ((word >> 32) + 1) << 32 | to) != word)
 		return; /* another packet has, or the agent */
-	f->flags = LB_OPENING | LB_UNANSWERED;
+	f->flags = flags;
 	f->birth = bpf_get_prandom_u32() | 1;
 	f->life = 0;
 	f->in = 1;
@@ -468,7 +468,7 @@ static __always_inline void opened(struct lb_flow *f, const struct lb_flow_key *
 				   const struct lb_service *s)
 {
 	if (unanswered(f))
-		balance(f, k, s);
+		balance(f, k, s, LB_OPENING | LB_UNANSWERED);
 	if (ended(f->flags))
 		f->flags = (f->flags & ~(LB_RST | LB_FINS)) | LB_UNANSWERED;
 }
@@ -503,6 +503,25 @@ static __always_inline void saw_backend(struct lb_flow *f, const struct lb_flow_
 	saw(f, p, s, LB_FIN_OUT);
 }
 
+/*
+ * to_owner sends a packet to the owner of its flow. The flow of a removed backend is balanced anew.
+ * The new backend resets a connection that it does not know, so the client learns of the loss.
+ */
+static __always_inline int to_owner(struct __sk_buff *skb, struct lb_flow *f,
+				    const struct lb_flow_key *k, const struct packet *p,
+				    const struct lb_service *s)
+{
+	__u32 owner = LB_OWNER(f->word);
+	struct lb_backend *h = bpf_map_lookup_elem(&lb_backends, &owner);
+
+	if (h && !h->ifindex && h->unwell && !p->error && !(p->tcp & TCP_RST)) {
+		balance(f, k, s, opens(p, s) ? LB_OPENING | LB_UNANSWERED : 0);
+		owner = LB_OWNER(f->word);
+		h = bpf_map_lookup_elem(&lb_backends, &owner);
+	}
+	return to_backend(skb, h);
+}
+
 static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
 				       const struct lb_service *s, int again)
 {
@@ -526,7 +545,7 @@ static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
 		backend = bucket_backend(s, &k);
 		if (backend && learns(p, s))
 			learn(&k, s, backend, opens(p, s) ? LB_OPENING | LB_UNANSWERED : 0, 0);
-		return to_backend(skb, backend);
+		return to_backend(skb, bpf_map_lookup_elem(&lb_backends, &backend));
 	}
 	if (p->error) {
 		count(LB_ICMP);
@@ -543,7 +562,7 @@ static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
 		}
 		count(LB_LATE);
 	}
-	return to_backend(skb, LB_OWNER(f->word));
+	return to_owner(skb, f, &k, p, s);
 }
 
 /* sender is the backend that a packet comes from. */

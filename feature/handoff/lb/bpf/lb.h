@@ -37,7 +37,7 @@ struct lb_backend {
 	/* Where a tunnel leads to it: the other end, IPv4 as ::ffff:a.b.c.d. All zero: none does. */
 	__u8 tunnel[16];
 	__u16 tunnel6; /* it is an IPv6 address */
-	__u16 unwell;  /* it gets no new flows */
+	__u16 unwell;  /* it gets no new flows; with ifindex 0: others get its flows */
 };
 
 /* lb_config is what the agent may change under traffic. */

@@ -241,11 +241,11 @@ func (x *Explainer) fromClient(s bpf.LBLbService) (c conclusion, err error) {
 	} else if !known {
 		return x.newFlow(client, s)
 	}
-	if leaves, err := x.leaves(fl); err != nil {
+	if leaves, why, err := x.leaves(fl); err != nil {
 		return c, err
 	} else if leaves {
 		c, err = x.newFlow(client, s)
-		c.text += fmt.Sprintf("; a flow between the same ends has ended at %s, which is not well", x.backendName(fl.Owner))
+		c.text += why
 		return c, err
 	}
 	c.text = fmt.Sprintf("%s: the flow is known, and %s has it", x.called(s), x.backendName(fl.Owner))
@@ -269,16 +269,19 @@ func (x *Explainer) fromClient(s bpf.LBLbService) (c conclusion, err error) {
 	return x.toBackend(c, fl.Owner)
 }
 
-// leaves says whether a SYN goes by the table, as balance of lb.bpf.c has it.
-func (x *Explainer) leaves(fl Flow) (bool, error) {
-	if !fl.Ended || fl.Pinned || fl.To != 0 || fl.Buffered {
-		return false, nil
+// leaves says whether a SYN goes by the table, as balance of lb.bpf.c has it, and why.
+func (x *Explainer) leaves(fl Flow) (leaves bool, why string, err error) {
+	if fl.Pinned || fl.To != 0 || fl.Buffered {
+		return false, "", nil
 	}
 	var b bpf.LBLbBackend
 	if err := x.Maps.LbBackends.Lookup(uint32(fl.Owner), &b); err != nil {
-		return false, fmt.Errorf("reading backend %d: %w", fl.Owner, err)
+		return false, "", fmt.Errorf("reading backend %d: %w", fl.Owner, err)
 	}
-	return b.Ifindex == 0 || b.Unwell != 0, nil
+	if b.Ifindex == 0 && b.Unwell != 0 {
+		return true, fmt.Sprintf("; the flow was %s's, which was removed", x.backendName(fl.Owner)), nil
+	}
+	return fl.Ended && (b.Ifindex == 0 || b.Unwell != 0), fmt.Sprintf("; a flow between the same ends has ended at %s, which is not well", x.backendName(fl.Owner)), nil
 }
 
 // client is the client's end of a flow.

@@ -34,10 +34,14 @@ type Loss struct {
 	Text    string                                                        // "service talk at tcp 192.0.2.1:1790 is removed"
 	Covers  func(client netip.Addr, service int, owner move.Backend) bool // whether a flow is part of it; service is as [Service.Flows]
 	Service int                                                           // whose new flows are part of it; FlowsAlone: none
+	After   string                                                        // what becomes of the flows; "": it is as Text says
 }
 
 // FlowsAlone is the service of a loss without new flows.
 const FlowsAlone = -1
+
+// toOthers is what becomes of flows of a removed backend.
+const toOthers = "their next packets go to other backends, which reset connections"
 
 // Losses are what a running load balancer with c takes from backends when it becomes want. tunnelled are the backends at the ends of tunnels.
 func (c *Config) Losses(want *Config, tunnelled map[move.Backend]bool) []Loss {
@@ -100,7 +104,10 @@ func (c *Config) lostBackends(want *Config) (out []Loss) {
 		b := c.Backends[name]
 		number := move.Backend(b.Number)
 		n, stays := now[number]
-		change := ""
+		change, after := "", ""
+		if !stays {
+			after = toOthers
+		}
 		again, named := want.Backends[name]
 		switch {
 		case !stays && named:
@@ -116,10 +123,10 @@ func (c *Config) lostBackends(want *Config) (out []Loss) {
 		default:
 			continue
 		}
-		out = append(out, Loss{Text: fmt.Sprintf("backend %s %s", name, change), Covers: func(_ netip.Addr, _ int, owner move.Backend) bool { return owner == number }, Service: FlowsAlone})
+		out = append(out, Loss{Text: fmt.Sprintf("backend %s %s", name, change), Covers: func(_ netip.Addr, _ int, owner move.Backend) bool { return owner == number }, Service: FlowsAlone, After: after})
 	}
 	if c.Register && !want.Register {
-		out = append(out, Loss{Text: "backends that registered are removed (register)", Service: FlowsAlone, Covers: func(_ netip.Addr, _ int, owner move.Backend) bool {
+		out = append(out, Loss{Text: "backends that registered are removed (register)", Service: FlowsAlone, After: toOthers, Covers: func(_ netip.Addr, _ int, owner move.Backend) bool {
 			return was[owner] == "" && now[owner] == ""
 		}})
 	}
