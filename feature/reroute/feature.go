@@ -32,6 +32,7 @@ var (
 	_ feature.Recoverer              = Feature{}
 	_ feature.Measured               = Feature{}
 	_ feature.Examiner               = Feature{}
+	_ feature.Explainer              = Feature{}
 	_ feature.Runner                 = Feature{}
 )
 

@@ -69,6 +69,8 @@ type RepairState struct {
 	Fits   int        `json:"fits"`             // the longest IPv6 packet that can go it, in bytes
 	Learnt bool       `json:"learnt,omitempty"` // these sizes are what a router on the way told
 	Down   bool       `json:"down"`             // the backup may not be used either
+	IPv4   bool       `json:"ipv4"`             // it is for IPv4 packets
+	IPv6   bool       `json:"ipv6"`             // it is for IPv6 packets
 }
 
 // Counts are packets, trains of segments (GSO) counted once; they only rise while the path stays.
@@ -222,7 +224,8 @@ func (s *PathState) add(o *kernel.Opened, r bpf.ProtectRerouteRepair, devices ma
 	}
 	word, err := readLinkState(o.Maps[pinLinks], r.Watch)
 	left.Add(r.Flags&flagFor4 != 0, r.Flags&flagFor6 != 0, word.Reasons())
-	s.Repairs = append(s.Repairs, RepairState{Device: name, Via: via, MTU: int(r.Mtu), Fits: int(r.Mtu - r.Len6), Learnt: r.Flags&flagLearnt != 0, Down: word.Reasons() != 0})
+	s.Repairs = append(s.Repairs, RepairState{Device: name, Via: via, MTU: int(r.Mtu), Fits: int(r.Mtu - r.Len6), Learnt: r.Flags&flagLearnt != 0, Down: word.Reasons() != 0,
+		IPv4: r.Flags&flagFor4 != 0, IPv6: r.Flags&flagFor6 != 0})
 	return err
 }
 

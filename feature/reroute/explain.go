@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reroute
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Explain implements feature.Explainer: by which link a packet leaves that the host forwards over a protected one.
+func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]feature.Verdict, error) {
+	ns, err := p.OpenNetns()
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	st, err := protect.ReadNamespace(r, ns)
+	if err != nil {
+		return []feature.Verdict{{Stage: feature.StageTC, ExplainStep: feature.ExplainStep{Step: Name, Text: "cannot be read: " + err.Error(), Warning: true}}}, nil
+	}
+	if len(st.Paths) == 0 {
+		return nil, nil
+	}
+	path := pathOf(st.Paths, leavesBy(ns, p), p.To.Addr())
+	if path == nil {
+		return nil, nil
+	}
+	return []feature.Verdict{verdict(*path, p.To.Addr())}, nil
+}
+
+// leavesBy is the interface where a packet's route leads; "": the host does not forward it.
+func leavesBy(ns *netns.Handle, p feature.Packet) (device string) {
+	_ = ns.Do(func() error { // without a route host explains the reason
+		o := &netlink.RouteGetOptions{}
+		if l, err := netlink.LinkByName(p.Interface); err == nil {
+			o.IifIndex, o.SrcAddr = l.Attrs().Index, p.From.Addr().AsSlice()
+		}
+		found, err := netlink.RouteGetWithOptions(p.To.Addr().AsSlice(), o)
+		if err != nil || len(found) == 0 || found[0].Type != unix.RTN_UNICAST {
+			return err
+		}
+		l, err := netlink.LinkByIndex(found[0].LinkIndex)
+		if err == nil {
+			device = l.Attrs().Name
+		}
+		return err
+	})
+	return device
+}
+
+// pathOf returns the path of a link whose prefix is the longest for an address; nil: there is none.
+func pathOf(paths []protect.PathState, device string, to netip.Addr) (found *protect.PathState) {
+	bits := -2
+	for i := range paths {
+		p := &paths[i]
+		if p.Device != device || len(p.Repairs) == 0 {
+			continue // without any repair in force the data path does not know it
+		}
+		if len(p.Prefixes) == 0 && bits < -1 {
+			found, bits = p, -1
+		}
+		for _, x := range p.Prefixes {
+			if x.Contains(to) && x.Bits() > bits {
+				found, bits = p, x.Bits()
+			}
+		}
+	}
+	return found
+}
+
+// verdict says by which link a packet of a path leaves.
+func verdict(p protect.PathState, to netip.Addr) feature.Verdict {
+	v := feature.Verdict{Stage: feature.StageForward, ExplainStep: feature.ExplainStep{Step: "reroute path " + p.Name}}
+	version, suits := "IPv6", func(r protect.RepairState) bool { return r.IPv6 }
+	if to.Is4() {
+		version, suits = "IPv4", func(r protect.RepairState) bool { return r.IPv4 }
+	}
+	i := slices.IndexFunc(p.Repairs, func(r protect.RepairState) bool { return suits(r) && !r.Down })
+	link := fmt.Sprintf("link %s may not be used (%s)", p.Device, strings.Join(whyDown(p), ", "))
+	switch {
+	case !p.Attached:
+		v.Text, v.Warning = fmt.Sprintf("weir's program is not attached to %s: the packet takes the link, whatever its state", p.Device), true
+	case !p.Down:
+		v.Text = fmt.Sprintf("link %s is used", p.Device)
+	case slices.Contains(p.Dropped, version):
+		v.Text, v.Warning = fmt.Sprintf("%s, and no way is left for %s packets: %s", link, version, p.Remedy), true
+		v.Result = fmt.Sprintf("dropped: path %s has no way left", p.Name)
+	case i < 0:
+		v.Text, v.Warning = fmt.Sprintf("%s, and no repair is for %s packets: they stay on it", link, version), true
+	case p.Shadow:
+		v.Text = fmt.Sprintf("%s; the packet would be rerouted by %s to %s, but the path is a shadow: it stays on the link", link, p.Repairs[i].Device, p.Repairs[i].Via)
+	default:
+		v.Text = fmt.Sprintf("%s: the packet is rerouted by %s to %s", link, p.Repairs[i].Device, p.Repairs[i].Via)
+		v.Result = fmt.Sprintf("forwarded to %s, rerouted by %s to %s", to, p.Repairs[i].Device, p.Repairs[i].Via)
+	}
+	return v
+}
