@@ -4,7 +4,6 @@ package backend
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"sync"
@@ -70,15 +69,10 @@ func (k *link) dial(ctx context.Context) (c *peer.Conn, err error) {
 	if len(names) == 0 {
 		names = []string{k.to.Name}
 	}
-	for _, name := range names {
-		c, err = peer.Dial(ctx, k.to.Address, name, k.a.o.TLS, k.hello())
-		if err == nil && c.Peer.Number != k.to.Number {
-			err = fmt.Errorf("it has number %d, and not %d", c.Peer.Number, k.to.Number)
-			c.Close()
-		}
-		if other := (x509.HostnameError{}); err == nil || !errors.As(err, &other) {
-			break
-		}
+	c, err = peer.DialAny(ctx, k.to.Address, names, k.a.o.TLS, k.hello())
+	if err == nil && c.Peer.Number != k.to.Number {
+		err = fmt.Errorf("it has number %d, and not %d", c.Peer.Number, k.to.Number)
+		c.Close()
 	}
 	return c, err
 }

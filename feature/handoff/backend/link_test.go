@@ -3,6 +3,7 @@
 package backend
 
 import (
+	"context"
 	"log/slog"
 	"net"
 	"runtime"
@@ -89,5 +90,40 @@ func TestWaysFollowLinks(t *testing.T) {
 		if !p.ready {
 			t.Fatalf("round %d: the link is there, and the way is closed", i)
 		}
+	}
+}
+
+// The agent of a load balancer whose name is not the first one hears of no handshake that fails.
+func TestLinkOfSecondName(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	accepted := make(chan error, 1)
+	lb := ca.TLS("lb-b")
+	go func() {
+		raw, err := l.Accept()
+		if err == nil {
+			var c *peer.Conn
+			if c, err = peer.Accept(t.Context(), raw, lb, peer.Hello{Role: peer.LBAgent, Instance: 7, Name: "lb-b"}); err == nil {
+				defer c.Close()
+			}
+		}
+		accepted <- err
+	}()
+	k := &link{a: &Agent{o: Options{TLS: ca.TLS("own")}}, to: Remote{Name: "lb-a", Address: l.Addr().String()}, names: []string{"lb-a", "lb-b"},
+		hello: func() peer.Hello { return peer.Hello{Number: 1, Instance: 5, Name: "own"} }}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		if c, err := k.dial(ctx); err == nil {
+			defer c.Close()
+			<-ctx.Done()
+		}
+	}()
+	if err := <-accepted; err != nil {
+		t.Errorf("its first connection: %v", err)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -63,8 +65,17 @@ type Conn struct {
 
 // Dial connects to an agent. name is that in its certificate.
 func Dial(ctx context.Context, address, name string, as *Identity, own Hello) (*Conn, error) {
+	return DialAny(ctx, address, []string{name}, as, own)
+}
+
+// DialAny connects to an agent with one of several names, which is known from its certificate. One handshake does for all of them:
+// an agent logs each that ends early.
+func DialAny(ctx context.Context, address string, names []string, as *Identity, own Hello) (*Conn, error) {
 	config := as.Config().Clone()
-	config.ServerName = name
+	config.ServerName = names[0]
+	if len(names) > 1 {
+		verifyAny(config, names)
+	}
 	d := net.Dialer{Timeout: helloTime, KeepAliveConfig: keepAlive}
 	raw, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -76,9 +87,9 @@ func Dial(ctx context.Context, address, name string, as *Identity, own Hello) (*
 		return nil, err
 	}
 	c, err := introduce(ctx, tls.Client(e, config), own)
-	if err == nil && c.Peer.Name != name {
+	if err == nil && !slices.Contains(names, c.Peer.Name) {
 		c.Close()
-		err = fmt.Errorf("it is %q, and not %q: name it so here, letter by letter", c.Peer.Name, name)
+		err = fmt.Errorf("it is %q, and not %q: name it so here, letter by letter", c.Peer.Name, strings.Join(names, `" or "`))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("agent at %s: %w", address, err)

@@ -279,3 +279,56 @@ func TestGoneTime(t *testing.T) {
 		}
 	}
 }
+
+// One handshake finds an agent that may have one of several names. Nobody else is taken: for another name, of another CA, expired, or
+// with a certificate that is for clients alone.
+func TestDialAny(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	for what, c := range map[string]struct {
+		server *peer.Identity
+		name   string
+		refuse string // part of the error
+	}{
+		"first":      {ca.TLS("lb-a"), "lb-a", ""},
+		"second":     {ca.TLS("lb-b"), "lb-b", ""},
+		"third":      {ca.TLS("lb-c"), "lb-c", "not lb-b"},
+		"another CA": {peertest.NewAuthority(t).TLS("lb-b"), "lb-b", "unknown authority"},
+		"expired":    {ca.ExpiredTLS("lb-b"), "lb-b", "expired"},
+		"clients":    {ca.ClientTLS("lb-b"), "lb-b", "incompatible key usage"},
+		"other word": {ca.TLS("lb-b"), "lb-c", "it calls itself"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			heard := make(chan error, 1)
+			go func() {
+				raw, err := l.Accept()
+				if err == nil {
+					var b *peer.Conn
+					if b, err = peer.Accept(t.Context(), raw, c.server, peer.Hello{Role: peer.LBAgent, Instance: 7, Name: c.name}); err == nil {
+						defer b.Close()
+					}
+				}
+				heard <- err
+			}()
+			a, err := peer.DialAny(t.Context(), l.Addr().String(), []string{"lb-a", "lb-b"}, ca.TLS("host-a"), peer.Hello{Number: 3, Instance: 9, Name: "host-a"})
+			if err == nil {
+				defer a.Close()
+			}
+			if c.refuse != "" {
+				if err == nil || !strings.Contains(err.Error(), c.refuse) {
+					t.Errorf("%v: want %q", err, c.refuse)
+				}
+				return
+			}
+			if herr := <-heard; err != nil || herr != nil {
+				t.Errorf("%v; the agent there: %v", err, herr)
+			} else if a.Peer.Name != c.name {
+				t.Errorf("%+v", a.Peer)
+			}
+		})
+	}
+}

@@ -76,10 +76,15 @@ func (a *Authority) Files(name string) (cert, key, signers string) {
 // FilesUntil are Files of a certificate that expires then.
 func (a *Authority) FilesUntil(name string, end time.Time) (cert, key, signers string) {
 	a.t.Helper()
+	return a.sign(name, end, x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth)
+}
+
+func (a *Authority) sign(name string, end time.Time, uses ...x509.ExtKeyUsage) (cert, key, signers string) {
+	a.t.Helper()
 	k := a.newKey()
 	template := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: end,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
+		ExtKeyUsage: uses}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &k.PublicKey, a.key)
 	if err != nil {
 		a.t.Fatal(err)
@@ -94,7 +99,23 @@ func (a *Authority) FilesUntil(name string, end time.Time) (cert, key, signers s
 // TLS is the identity of an agent of that name.
 func (a *Authority) TLS(name string) *peer.Identity {
 	a.t.Helper()
-	cert, key, signers := a.Files(name)
+	return a.load(a.Files(name))
+}
+
+// ExpiredTLS is the same with a certificate that has expired.
+func (a *Authority) ExpiredTLS(name string) *peer.Identity {
+	a.t.Helper()
+	return a.load(a.FilesUntil(name, time.Now().Add(-time.Minute)))
+}
+
+// ClientTLS is the same with a certificate for clients alone.
+func (a *Authority) ClientTLS(name string) *peer.Identity {
+	a.t.Helper()
+	return a.load(a.sign(name, time.Now().Add(time.Hour), x509.ExtKeyUsageClientAuth))
+}
+
+func (a *Authority) load(cert, key, signers string) *peer.Identity {
+	a.t.Helper()
 	c, err := peer.Files{Certificate: cert, Key: key, CA: signers}.Load()
 	if err != nil {
 		a.t.Fatal(err)
