@@ -84,6 +84,7 @@ type ownership struct {
 // checked is an attached link of one check.
 type checked struct {
 	instance Instance
+	name     string
 	target   target
 	program  uint32
 }
@@ -277,7 +278,7 @@ func (c *Checker) link(i Instance, dir os.FileInfo, rec record, name string) (f 
 		case is.Kind == targetNetfilter && ns != nil && nothingAt(is.netfilter()):
 			f, bad = fault(i, FaultDetached, "%s%s is detached: nothing runs at %s", linkPrefix, name, is), true
 		default:
-			c.links = append(c.links, checked{i, is, uint32(info.Program)})
+			c.links = append(c.links, checked{i, name, is, uint32(info.Program)})
 		}
 		if was.Kind == targetTCX || was.Kind == targetXDP {
 			f.Device = deviceName(was.Where)
@@ -382,6 +383,12 @@ func (c *Checker) ahead() (out []Fault) {
 		ns := c.space(ln.instance.Scope)
 		if ns == nil && ln.target.Kind != targetCgroup {
 			continue
+		}
+		if p, err := link.LoadPinnedLink(filepath.Join(c.root.dir(ln.instance), linkPrefix+ln.name), nil); err == nil {
+			if info, err := p.Info(); err == nil { // it may have been exchanged since it was checked
+				ln.program = uint32(info.Program)
+			}
+			p.Close()
 		}
 		inSpace(ns, func() {
 			for _, text := range ln.target.ahead(ns, ln.program, c.ours) {

@@ -252,6 +252,34 @@ func TestOwnershipIsAskedAgain(t *testing.T) {
 	}
 }
 
+// A program of weir's that goes over to its link while a checker looks is not told to be another's before it.
+func TestExchangedWhileChecked(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	i, _ := publishHere(t, l)
+	pinned, err := l.Link(i, "lookup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pinned.Close()
+	c := NewChecker(r)
+	defer c.close()
+	if got := c.instance(i, record{}); len(got) > 0 || len(c.links) != 1 {
+		t.Fatalf("faults %v, and %d links", got, len(c.links))
+	}
+	other := program(t, &ebpf.ProgramSpec{Name: "other", Type: ebpf.SkLookup, AttachType: ebpf.AttachSkLookup})
+	if err := MoveLink(pinned, other); err != nil {
+		t.Fatal(err)
+	}
+	if out := c.ahead(); len(out) > 0 {
+		t.Errorf("its own program: %v", out)
+	}
+	if err := l.Remove(i); err != nil {
+		t.Error(err)
+	}
+}
+
 // A writer that was killed between publishing and recording, or an older weir, leaves an
 // instance without a record: the next writer records it.
 func TestRecordsAreMade(t *testing.T) {
