@@ -13,7 +13,7 @@ func (w *watcher) tellDropped() {
 	of := map[int]*links.WaysLeft{}
 	for _, r := range *w.repairs.Load() {
 		why := w.words.Get(r.Slot).Reasons()
-		if why == 0 {
+		if why == 0 || r.Flags&flagShadow != 0 {
 			continue
 		}
 		left := of[int(r.Row)]

@@ -104,6 +104,7 @@ func TestProgram(t *testing.T) {
 		"IPv4, traffic class":    {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.State{1: {1}}, in: v4, ret: actRedirect, out: outer4 + text(v4[14:]), count: "packets 1"},
 		"inline":                 {repairs: []bpf.ProtectRerouteRepair{inline}, words: map[uint32]links.State{1: {1}}, in: frame, ret: actRedirect, out: own + text(frame[54:]), count: "packets 1"},
 		"shadow":                 {repairs: []bpf.ProtectRerouteRepair{shadow}, words: map[uint32]links.State{1: {1}}, in: frame, ret: actNext, count: "shadow 1"},
+		"shadow, no way left":    {repairs: []bpf.ProtectRerouteRepair{shadow}, words: map[uint32]links.State{1: {1}, 7: {0, 1}}, in: frame, ret: actNext, count: "shadow 1"},
 		"not for its protocol":   {repairs: []bpf.ProtectRerouteRepair{only4}, words: map[uint32]links.State{1: {1}}, in: frame, ret: actNext, count: "none 1"},
 		"the backup is down":     {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.State{1: {1}, 7: {0, 1}}, in: frame, ret: actDrop, count: "stuck 1"},
 		"the second is taken":    {repairs: []bpf.ProtectRerouteRepair{second, inline8(inline)}, words: map[uint32]links.State{1: {1}, 7: {0, 1}}, in: frame, ret: actRedirect, out: own + text(frame[54:]), count: "packets 1, next 1"},

@@ -205,7 +205,7 @@ func (s *PathState) readLink(o *kernel.Opened, index int, p published, devices m
 		}
 		id = r.Next
 	}
-	if s.Down && err == nil {
+	if s.Down && !s.Shadow && err == nil {
 		s.Dropped, s.Remedy = left.Dropped(), left.Remedy()
 	}
 	return err

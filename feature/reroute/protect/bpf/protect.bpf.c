@@ -223,6 +223,14 @@ static __always_inline int go(struct __sk_buff *skb, const struct reroute_repair
 	return send(r);
 }
 
+/* shadowed says whether a path's first repair, and so all, only count. */
+static __always_inline int shadowed(__u32 id)
+{
+	struct reroute_repair *r = bpf_map_lookup_elem(&reroute_repairs, &id);
+
+	return r && r->flags & REROUTE_SHADOW;
+}
+
 /* rescue deals with a packet whose link may not be used. */
 static __noinline int rescue(struct __sk_buff *skb)
 {
@@ -253,13 +261,13 @@ static __noinline int rescue(struct __sk_buff *skb)
 		COUNT(row, none);
 		return NEXT;
 	}
+	if (shadowed(id)) {
+		COUNT(row, shadow);
+		return NEXT;
+	}
 	if (!r) {
 		COUNT(row, stuck);
 		return TC_ACT_SHOT;
-	}
-	if (r->flags & REROUTE_SHADOW) {
-		COUNT(r->row, shadow);
-		return NEXT;
 	}
 	return go(skb, r, &p, better);
 }
