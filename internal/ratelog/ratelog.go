@@ -10,6 +10,7 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
@@ -28,7 +29,10 @@ const (
 	// A line that was logged so often word for word is logged again once in repeatEvery.
 	maxRepeats  = 20
 	repeatEvery = time.Minute
-	maxLines    = 8 // different ones of one party that are remembered
+	// pause is after how long without its like a line that was suppressed is logged all the same: it is the latest word, such
+	// as the end of an outage in a link that flaps.
+	pause    = 10 * time.Second
+	maxLines = 8 // different ones of one party that are remembered
 )
 
 // strangers is how many of parties are strangers: what else a line says of one is the stranger's choice.
@@ -63,10 +67,15 @@ type handler struct {
 
 // Handle implements slog.Handler.
 func (h *handler) Handle(ctx context.Context, r slog.Record) error {
-	ok, missing := h.limits.allow(r.Message, party(r), h.words(r), time.Now())
+	later := func(missing int) { _ = h.handle(context.Background(), r.Clone(), missing) } // nobody is there to hear of it
+	ok, missing := h.limits.allow(r.Message, party(r), h.words(r), later, time.Now())
 	if !ok {
 		return nil
 	}
+	return h.handle(ctx, r, missing)
+}
+
+func (h *handler) handle(ctx context.Context, r slog.Record, missing int) error {
 	if missing > 0 {
 		r = r.Clone()
 		r.AddAttrs(slog.Int("suppressed", missing))
@@ -150,8 +159,9 @@ func (b *bucket) fill(now time.Time, rate, burst float64) {
 	b.at = now
 }
 
-// allow says whether a line may be logged, and how many of its party were not before.
-func (l *limits) allow(text, who string, words uint64, now time.Time) (ok bool, missing int) {
+// allow says whether a line may be logged, and how many of its party were not before. later logs the line, and how many before it
+// were not.
+func (l *limits) allow(text, who string, words uint64, later func(missing int), now time.Time) (ok bool, missing int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m := l.messages[text]
@@ -170,6 +180,7 @@ func (l *limits) allow(text, who string, words uint64, now time.Time) (ok bool, 
 	same := b.line(words, now)
 	if same.times >= maxRepeats && now.Sub(same.logged) < repeatEvery {
 		same.suppressed++
+		same.latest, same.later = now, later
 		l.tellLater()
 		return false, 0
 	}
@@ -186,7 +197,7 @@ func (l *limits) allow(text, who string, words uint64, now time.Time) (ok bool, 
 	return true, missing
 }
 
-// tellLater has tell run soon. l.mu is held.
+// tellLater starts the time after which tell runs. l.mu is held.
 func (l *limits) tellLater() {
 	if !l.timer {
 		l.timer = true
@@ -221,9 +232,11 @@ func (l *limits) tell() {
 	l.timer = false
 	now := time.Now()
 	missing := map[string]int{}
+	var paused []latest
 	for text, m := range l.messages {
 		for _, b := range m.parties {
-			n, more := b.untold(now)
+			paused = append(paused, b.paused(now)...)
+			n, more := b.untold()
 			missing[text] += n
 			if more {
 				l.tellLater()
@@ -231,6 +244,10 @@ func (l *limits) tell() {
 		}
 	}
 	l.mu.Unlock()
+	slices.SortFunc(paused, func(a, b latest) int { return a.at.Compare(b.at) })
+	for _, l := range paused {
+		l.log()
+	}
 	for text, n := range missing {
 		if n == 0 {
 			continue

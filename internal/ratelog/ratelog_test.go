@@ -99,6 +99,33 @@ func TestRepeats(t *testing.T) {
 	})
 }
 
+// The latest word about what flaps is logged, however often it was said before.
+func TestLatestOfAFlap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, every := range []time.Duration{time.Second, 3 * time.Second, 12 * time.Second} {
+			var out bytes.Buffer
+			log := Limit(slog.New(slog.NewTextHandler(&out, nil)))
+			const flaps = 100
+			for range flaps {
+				log.Warn("packets are dropped", "name", "a")
+				time.Sleep(every)
+				log.Info("packets have a way again", "name", "a")
+				time.Sleep(every)
+			}
+			log.Warn("packets are dropped", "name", "a")
+			time.Sleep(pause + 2*tellAfter)
+			synctest.Wait()
+			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+			if last := lines[len(lines)-1]; !strings.Contains(last, "packets are dropped") {
+				t.Errorf("every %s: the last of %d lines is %q", every, len(lines), last)
+			}
+			if every < pause/2 && len(lines) > flaps {
+				t.Errorf("every %s: %d lines of %d", every, len(lines), 2*flaps)
+			}
+		}
+	})
+}
+
 // Many parties are bounded together, in lines and in memory.
 func TestFloodOfManyParties(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

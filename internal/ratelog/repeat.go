@@ -18,7 +18,15 @@ type lines struct {
 type line struct {
 	times      int // that it was logged, each within repeatEvery of the one before
 	logged     time.Time
-	suppressed int // since
+	suppressed int               // since
+	latest     time.Time         // that it was suppressed
+	later      func(missing int) // logs that one
+}
+
+// latest is a line to be logged after its pause.
+type latest struct {
+	at  time.Time
+	log func()
 }
 
 var seed = maphash.MakeSeed()
@@ -72,19 +80,25 @@ func (b *lines) pending() (n int) {
 	return n
 }
 
+// paused are the lines that were suppressed and do not repeat any more, to be logged. Each counts those before it.
+func (b *lines) paused(now time.Time) (out []latest) {
+	for _, l := range b.same {
+		if l.suppressed == 0 || now.Sub(l.latest) < pause {
+			continue
+		}
+		log, missing := l.later, l.suppressed-1+b.suppressed
+		out = append(out, latest{l.latest, func() { log(missing) }})
+		l.logged, l.suppressed, l.later, b.suppressed = now, 0, nil, 0
+	}
+	return out
+}
+
 // untold is how many suppressed lines no line is going to tell, which are told now. more says that some wait for a line that
-// repeats.
-func (b *lines) untold(now time.Time) (n int, more bool) {
+// repeats, or for the pause after it.
+func (b *lines) untold() (n int, more bool) {
 	n, b.suppressed = b.suppressed, 0
 	for _, l := range b.same {
-		switch {
-		case l.suppressed == 0:
-		case now.Sub(l.logged) > repeatEvery+tellAfter:
-			n += l.suppressed
-			l.suppressed = 0
-		default:
-			more = true
-		}
+		more = more || l.suppressed > 0
 	}
 	return n, more
 }
