@@ -13,14 +13,15 @@ import (
 )
 
 // A limit that proves too high in a flood is lowered: what the flood's sources have reserved until then does not go on to
-// take the clients' room, whether those sources are many and small or few and large.
+// take the clients' room, whether those sources are many and small, few and large, or many with one that is larger than all of them.
 func TestLimitLoweredInFlood(t *testing.T) {
-	for _, sources := range []int{3000, 50} {
-		t.Run(fmt.Sprint(sources), func(t *testing.T) { lowerInFlood(t, sources) })
+	for _, c := range []struct{ sources, largest int }{{3000, 0}, {50, 0}, {3000, 8}} {
+		t.Run(fmt.Sprintf("%d and one of %d", c.sources, c.largest), func(t *testing.T) { lowerInFlood(t, c.sources, c.largest) })
 	}
 }
 
-func lowerInFlood(t *testing.T, sources int) {
+// lowerInFlood has 50 packets in 10 ms come from so many sources, and so many of them from one.
+func lowerInFlood(t *testing.T, sources, largest int) {
 	to := netip.MustParseAddrPort("192.0.2.1:5300")
 	s, err := Simulate(Cgroup, Limits{Total: 20_000}, to, false)
 	if err != nil {
@@ -57,7 +58,11 @@ func lowerInFlood(t *testing.T, sources int) {
 		}
 		for n := range 50 {
 			if at >= begin {
-				send(at+time.Duration(n)*200*time.Microsecond, flood[random.IntN(len(flood))], 1024+random.IntN(60000))
+				from := flood[random.IntN(len(flood))]
+				if n < largest {
+					from = flood[0]
+				}
+				send(at+time.Duration(n)*200*time.Microsecond, from, 1024+random.IntN(60000))
 			}
 			if n%25 == 12 && at/(10*time.Millisecond)%2 == 0 {
 				client := []string{"198.51.100.7", "203.0.113.9"}[n/25]

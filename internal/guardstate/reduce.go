@@ -37,10 +37,9 @@ func (s *State) reduce(perEpoch uint64) {
 	}
 	all := s.reservations()
 	slices.SortFunc(all, func(a, b reservation) int { return cmp.Compare(b.packets, a.packets) })
-	large := fitting(all, room/2)
-	all = all[large:]
+	all = beyond(all, room/2)
 	slices.Reverse(all)
-	for _, r := range all[fitting(all, room/2):] {
+	for _, r := range beyond(all, room/2) {
 		s.takeBack(r)
 	}
 }
@@ -57,15 +56,16 @@ func (s *State) reservations() (all []reservation) {
 	return all
 }
 
-// fitting is how many of the first reservations have room.
-func fitting(all []reservation, room uint64) int {
-	for n, r := range all {
+// beyond are the reservations for which there is no room behind those before them; one that is too large leaves it to the next.
+func beyond(all []reservation, room uint64) (out []reservation) {
+	for _, r := range all {
 		if r.packets > room {
-			return n
+			out = append(out, r)
+			continue
 		}
 		room -= r.packets
 	}
-	return len(all)
+	return out
 }
 
 // takeBack makes a source one that has earned its reservation and finds no room, beside programs that count its packets.
