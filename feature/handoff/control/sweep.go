@@ -40,7 +40,10 @@ func sweep(dir string) {
 		case err == nil:
 			c.Close()
 		case errors.Is(err, unix.ECONNREFUSED): // a listener that is merely busy gives EAGAIN
-			_ = os.Remove(path) // the next agent tries again
+			// Meanwhile another agent may have replaced it by its own.
+			if now, err := os.Lstat(path); err == nil && os.SameFile(info, now) {
+				_ = os.Remove(path) // the next agent tries again
+			}
 		}
 	}
 }
