@@ -219,7 +219,7 @@ backend. Without BACKEND the override ends.`,
 			if name == "" {
 				var err error
 				if name, err = lb.OnlyName(r); err != nil {
-					return fmt.Errorf("%w: --name says which", err)
+					return err
 				}
 			}
 			return lb.Override(cmd.Context(), r, name, args[0], args[1], backend)

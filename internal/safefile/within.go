@@ -44,30 +44,28 @@ func (c *call) end(key string) {
 // turn waits until no other call for the key is under way. It fails where one has taken longer than two seconds, and where
 // others have for as long gone first.
 func turn(key string) (*call, error) {
-	timer := time.NewTimer(readTime)
-	defer timer.Stop()
-	for {
+	for began := time.Now(); ; {
 		mine, other := begin(key)
 		if mine != nil {
 			return mine, nil
 		}
-		if other.returns(readTime-time.Since(other.began), timer.C) {
+		within := min(readTime-time.Since(other.began), readTime-time.Since(began))
+		if other.returns(within) {
 			continue
 		}
 		return nil, fmt.Errorf("%s: %w: its file system has not answered since it was asked last", key, ErrRefused)
 	}
 }
 
-// returns waits for a call's return, for a time at most and until the deadline. Where the host stood still meanwhile, the
-// call may have returned as well as the time passed: then it has returned.
-func (c *call) returns(within time.Duration, deadline <-chan time.Time) bool {
+// returns waits for a call's return, for a time at most. Where the host stood still meanwhile, the call may have returned as
+// well as the time passed: then it has returned.
+func (c *call) returns(within time.Duration) bool {
 	timer := time.NewTimer(within)
 	defer timer.Stop()
 	select {
 	case <-c.back:
 		return true
 	case <-timer.C:
-	case <-deadline:
 	}
 	select {
 	case <-c.back:
@@ -77,7 +75,7 @@ func (c *call) returns(within time.Duration, deadline <-chan time.Time) bool {
 	}
 }
 
-// Within runs f, and does not wait for longer than two seconds: it is for calls that another user can make wait, by a file
+// Within runs f, and does not wait for longer than two seconds for its turn and two for f: it is for calls that another user can make wait, by a file
 // system of his own or by memory that lies there. Such a call holds a thread until that user lets it go, and cannot be ended.
 // So there is one at a time for a key. Another one waits for its turn, and fails at once while a call of more than two
 // seconds has not come back.
@@ -97,7 +95,7 @@ func Within[T any](key string, f func() (T, error)) (T, error) {
 		done <- result{v, err}
 		mine.end(key)
 	}()
-	if !mine.returns(readTime, nil) {
+	if !mine.returns(readTime) {
 		return none, fmt.Errorf("%s: %w: its file system has not answered within %s", key, ErrRefused, readTime)
 	}
 	r := <-done

@@ -11,8 +11,8 @@ func (m *Member) limited(c *wire.Conn, msg *wire.Message) {
 	go m.agree(c, msg.Number)
 }
 
-// agree tells the keeper that nothing that comes from here on is over its limits. A commit in progress may have been measured by the
-// limits of before: it is waited for. Not by the reader: a commit can wait for a keeper that does not read.
+// agree tells the keeper that no commit that comes from here on is over its limits. One in progress may have been measured by the
+// limits of before: it is waited for. (A transfer in progress is not: the keeper refuses one that is over, and the session stays.) Not by the reader: a commit can wait for a keeper that does not read.
 func (m *Member) agree(c *wire.Conn, change uint32) {
 	for _, s := range m.Sessions() {
 		_ = s.ours() // takes the lock, which a commit holds from its check until it is sent
