@@ -4,7 +4,9 @@ package lb
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"sync"
@@ -22,6 +24,7 @@ import (
 const (
 	tcpSYN = 2
 	tcpRST = 4
+	tcpACK = 16
 )
 
 // forge has the client's network send a segment without data, that nobody there has said.
@@ -168,6 +171,75 @@ func TestForgetsFlood(t *testing.T) {
 	}
 	if fl, err := f.Flow(opened); err != nil || fl.Opening {
 		t.Errorf("%+v, %v", fl, err)
+	}
+}
+
+// A flood that the data path balances anew, while a backend is not well or was removed, is forgotten as soon; a flow that has moved is not.
+func TestForgetsFloodBalanced(t *testing.T) {
+	sc := newScene(t)
+	f := sc.f
+	for _, ns := range sc.hosts { // nobody answers
+		down(t, ns, "w0")
+	}
+	k := Key{Client: netip.MustParseAddrPort("10.1.0.77:5555")}
+	all := f.backends
+	for name, c := range map[string]struct {
+		flags byte
+		make  func(owner int)
+	}{
+		"not well": {tcpSYN, func(owner int) { sc.unwell(t, all[owner].Number) }},
+		"removed": {tcpACK, func(owner int) {
+			if err := errors.Join(f.SetBackends([]Backend{all[1-owner]}), f.removeBackend(all[owner].Number)); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		if err := f.SetBackends(all); err != nil {
+			t.Fatal(err)
+		}
+		forge(t, sc, k.Client, service4, c.flags)
+		becomes(t, f, k, "known", func(fl Flow) bool { return fl.Epoch == 0 })
+		fl, err := f.Flow(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.make(int(fl.Owner) - 1)
+		change(t, f, k, func(v *bpf.LBLbFlow) { v.Seen -= uint64(2 * time.Second) })
+		forge(t, sc, k.Client, service4, c.flags)
+		becomes(t, f, k, name+": balanced", func(now Flow) bool { return now.Epoch == 1 && now.Owner == 3-fl.Owner })
+		moved := k
+		moved.Client = netip.AddrPortFrom(k.Client.Addr(), 6666)
+		copyFlow(t, f, k, moved)
+		if fl, err := f.Change(moved, func(fl *Flow) { fl.Owner, fl.Epoch, fl.Predecessor = 3-fl.Owner, 2, fl.Owner }); err != nil || fl.Epoch != 2 {
+			t.Fatalf("%+v, %v", fl, err)
+		}
+		if fl, err := f.Flow(moved); err != nil || fl.Opening || fl.Unanswered || fl.Balanced {
+			t.Errorf("%s: %+v, %v: want one that has moved", name, fl, err)
+		}
+		for _, k := range []Key{k, moved} {
+			change(t, f, k, func(v *bpf.LBLbFlow) { v.Seen = 1 })
+		}
+		nstest.Eventually(t, func() error { // where the machine has just begun not at once
+			if n, err := f.Forget(0, math.MaxInt64); n != 1 || err != nil {
+				return fmt.Errorf("%s: %d are forgotten, %v: want the one that was never opened", name, n, err)
+			}
+			return nil
+		})
+		if _, err := f.Flow(moved); err != nil {
+			t.Errorf("%s: one that has moved: %v", name, err)
+		}
+		if err := f.maps.LbFlows.Delete(moved.raw()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// copyFlow has the data path find a flow as another one.
+func copyFlow(t *testing.T, f *DataPath, from, to Key) {
+	t.Helper()
+	var v bpf.LBLbFlow
+	if err := errors.Join(f.maps.LbFlows.Lookup(from.raw(), &v), f.maps.LbFlows.Put(to.raw(), &v)); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -33,6 +33,8 @@ type Flow struct {
 	In, Out     uint64       // packets
 	Ended       bool         // a reset, or the ends of both sides, have been seen
 	Opening     bool         // a client's SYN made it known, and no other packet of the client has come after a backend's
+	Unanswered  bool         // nothing but SYNs of the client have come since it was opened
+	Balanced    bool         // by the data path, which has chosen the epoch
 	Told        bool         // by Learn or Override, and nothing of it was seen then
 	Reported    bool         // a backend has made it known by its word
 	Reporter    move.Backend // that backend; 0: it is not known
@@ -60,6 +62,8 @@ const (
 	pinned       = 16
 	opening      = 32
 	reported     = 64
+	noAnswer     = 128
+	balanced     = 512
 	reporterAt   = 16 // of flags: the backend
 )
 
@@ -106,7 +110,7 @@ func (f *DataPath) Flow(k Key) (Flow, error) {
 
 func newFlow(v bpf.LBLbFlow) Flow {
 	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, Ended: v.Flags&wasReset != 0 || v.Flags&(finIn|finOut) == finIn|finOut,
-		Opening: v.Flags&opening != 0, Told: v.Flags&told != 0, Reported: v.Flags&reported != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Incarnation: v.Life}
+		Opening: v.Flags&opening != 0, Unanswered: v.Flags&noAnswer != 0, Balanced: v.Flags&balanced != 0, Told: v.Flags&told != 0, Reported: v.Flags&reported != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Incarnation: v.Life}
 	out.Flow, out.Buffered = unword(v.Word)
 	out.Nonce, out.Reporter = move.Nonce(v.Birth), move.Backend(v.Flags>>reporterAt&backendMask)
 	return out
@@ -238,9 +242,9 @@ func (f *DataPath) Release(k Key) error {
 const unanswered = 20 * time.Second
 
 // never says that a flow is, as far as anybody can tell, no more than what a client has made up: no backend has answered it, or its
-// client has not answered the backend. One that has moved was some backend's.
+// client has not answered the backend. One that has moved was some backend's: then it is neither opening nor balanced.
 func (fl *Flow) never(k Key) bool {
-	return fl.To == 0 && fl.Epoch == 0 && (fl.Opening || fl.Out == 0 && k.Client.Port() != 0 && !fl.Told)
+	return fl.To == 0 && (fl.Opening || (fl.Epoch == 0 || fl.Balanced) && fl.Out == 0 && k.Client.Port() != 0 && !fl.Told)
 }
 
 // Forget removes flows that have ended, and those of which nothing has been seen for as long as idle; not those that move, and

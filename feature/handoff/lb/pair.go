@@ -88,6 +88,13 @@ func (d *pairing) knownThere(k Key, gone, later bool) {
 	}
 }
 
+// knownBoth says whether the partner knows a flow, too: it is to hear of a later epoch.
+func (d *pairing) knownBoth(k Key) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.said[k]
+}
+
 // wants says whether the partner is to know a flow.
 func (d *pairing) wants(k Key, fl Flow) bool {
 	d.mu.Lock()

@@ -312,6 +312,38 @@ func TestPartnerFlood(t *testing.T) {
 	}
 }
 
+// So it is with a flood that is balanced anew, for its backend is not well.
+func TestPartnerFloodBalanced(t *testing.T) {
+	p := newPairOfLBs(t, [2][2]int{{1, 0}, {0, 1}})
+	p.start(0)
+	p.start(1)
+	for _, ns := range p.hosts { // nobody answers
+		down(t, ns, "w0")
+	}
+	nstest.Until(t, "they know each other's shares", func() bool { return p.agents[0].pair.knows() && p.agents[1].pair.knows() })
+	sc := &scene{client: p.client, f: p.lbs[0]}
+	k := Key{Client: netip.MustParseAddrPort("10.1.0.77:5555")} // nobody's
+	forge(t, sc, k.Client, service4, tcpSYN)
+	becomes(t, sc.f, k, "known", func(fl Flow) bool { return fl.Opening && fl.Owner == 1 })
+	sc.unwell(t, 1)
+	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Seen = kernel.Monotonic() - uint64(2*time.Second) })
+	forge(t, sc, k.Client, service4, tcpSYN)
+	becomes(t, sc.f, k, "balanced", func(fl Flow) bool { return fl.Owner == 2 && fl.Epoch == 1 })
+	for i := range uint16(3) { // of one that is known there, all that was to be told before has been
+		sc.f.changed(k)
+		live := Key{Client: netip.AddrPortFrom(k.Client.Addr(), 7000+i)}
+		if err := sc.f.Learn(live, 1, 0); err != nil {
+			t.Fatal(err)
+		}
+		p.knows(1, live, func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
+	}
+	if fl, err := p.lbs[1].Flow(k); !errors.Is(err, errNoFlow) {
+		t.Errorf("%+v, %v: it is known to the other load balancer", fl, err)
+	}
+	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Seen = 1 })
+	p.knows(0, k, func(_ Flow, err error) bool { return errors.Is(err, errNoFlow) })
+}
+
 // The load balancer that a session moves at is lost in the midst of that. The agents of its hosts come to the other one later than a
 // move may take, and one of both has the session.
 func TestPartnerLostInMove(t *testing.T) {

@@ -327,7 +327,7 @@ func TestRemovedBackendStays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		forge(t, sc, k.Client, service4, 16) // an ACK
+		forge(t, sc, k.Client, service4, tcpACK)
 		becomes(t, sc.f, k, "seen: "+what, func(fl Flow) bool { return fl.Owner == want && (fl.In > before.In || want == other) })
 	}
 	sent("it may come back", owner)

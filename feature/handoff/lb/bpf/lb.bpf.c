@@ -449,7 +449,7 @@ static __always_inline void balance(struct lb_flow *f, const struct lb_flow_key 
 		return;
 	if (__sync_val_compare_and_swap(&f->word, word, ((word >> 32) + 1) << 32 | to) != word)
 		return; /* another packet has, or the agent */
-	f->flags = flags;
+	f->flags = flags | LB_BALANCED;
 	f->birth = bpf_get_prandom_u32() | 1;
 	f->life = 0;
 	f->in = 1;
@@ -695,7 +695,10 @@ int lb_own(struct __sk_buff *skb)
 	return from_client(skb, &p, s, 0) == TC_ACT_REDIRECT ? TC_ACT_REDIRECT : TC_ACT_SHOT;
 }
 
-/* lb_change exchanges a flow's word, if it is still what the agent has seen. It is only run by BPF_PROG_RUN. */
+/*
+ * lb_change exchanges a flow's word, if it is still what the agent has seen. It is only run by
+ * BPF_PROG_RUN. A flow that gets another owner or epoch has a session: it was opened.
+ */
 SEC("tc")
 int lb_change(struct __sk_buff *skb)
 {
@@ -712,6 +715,8 @@ int lb_change(struct __sk_buff *skb)
 	if (__sync_val_compare_and_swap(&f->word, a.have, a.want) != a.have)
 		return LB_IS_OTHER;
 	f->life = a.life; /* the data path does not ask */
+	if ((a.have ^ a.want) & ~(LB_MOVES | LB_BEFORE) && f->flags & LB_MADE_UP)
+		f->flags &= ~LB_MADE_UP;
 	if (a.seen > f->seen)
 		f->seen = a.seen;
 	return LB_CHANGED;

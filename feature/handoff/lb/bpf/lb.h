@@ -125,7 +125,10 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 /* 64 is Go's, and so are the 10 bits from 16 on: the backend that has told of it */
 #define LB_UNANSWERED \
 	128 /* nothing but SYNs of the client have come since it was opened, or opened anew */
-#define LB_FINS (LB_FIN_IN | LB_FIN_OUT)
+#define LB_BALANCED 512 /* by the data path, which has chosen the epoch */
+#define LB_FINS	    (LB_FIN_IN | LB_FIN_OUT)
+#define LB_MADE_UP \
+	(LB_OPENING | LB_UNANSWERED | LB_BALANCED) /* of a flow that may be no more than that */
 
 /* Why packets did not go on, or went another way: lb_counts. */
 enum {
