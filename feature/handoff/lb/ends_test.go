@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 
 // Flags of TCP.
 const (
+	tcpFIN = 1
 	tcpSYN = 2
 	tcpRST = 4
 	tcpACK = 16
@@ -241,6 +243,22 @@ func copyFlow(t *testing.T, f *DataPath, from, to Key) {
 	if err := errors.Join(f.maps.LbFlows.Lookup(from.raw(), &v), f.maps.LbFlows.Put(to.raw(), &v)); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// A backend's own reset is told from a client's, until the client goes on.
+func TestResetByBackend(t *testing.T) {
+	sc := newScene(t)
+	c, k, owner, other := session(t, sc)
+	forge(t, sc, k.Client, service4, tcpRST)
+	becomes(t, sc.f, k, "ended by the client", func(fl Flow) bool { return fl.Ended && !fl.Reset })
+	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Word = uint64(other) }) // who has no session of it
+	if got, err := ask(c, "b", patience); !errors.Is(err, syscall.ECONNRESET) {
+		t.Fatalf("%q, %v: want a reset by backend %d instead of %d", got, err, other, owner)
+	}
+	becomes(t, sc.f, k, "ended by the backend", func(fl Flow) bool { return fl.Ended && fl.Reset })
+	down(t, sc.hosts[other-1], "w0")
+	forge(t, sc, k.Client, service4, tcpACK)
+	becomes(t, sc.f, k, "ended, and the client goes on", func(fl Flow) bool { return fl.Ended && !fl.Reset })
 }
 
 // locker does something before it locks.

@@ -32,6 +32,8 @@ type Flow struct {
 	Seen        uint64
 	In, Out     uint64       // packets
 	Ended       bool         // a reset, or the ends of both sides, have been seen
+	BothEnds    bool         // the latter
+	Reset       bool         // by its owner, and the client has said nothing since
 	Opening     bool         // a client's SYN made it known, and no other packet of the client has come after a backend's
 	Unanswered  bool         // nothing but SYNs of the client have come since it was opened
 	Balanced    bool         // by the data path, which has chosen the epoch
@@ -63,6 +65,7 @@ const (
 	opening      = 32
 	reported     = 64
 	noAnswer     = 128
+	resetOut     = 256
 	balanced     = 512
 	reporterAt   = 16 // of flags: the backend
 )
@@ -109,8 +112,9 @@ func (f *DataPath) Flow(k Key) (Flow, error) {
 }
 
 func newFlow(v bpf.LBLbFlow) Flow {
-	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, Ended: v.Flags&wasReset != 0 || v.Flags&(finIn|finOut) == finIn|finOut,
+	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, BothEnds: v.Flags&(finIn|finOut) == finIn|finOut, Reset: v.Flags&resetOut != 0,
 		Opening: v.Flags&opening != 0, Unanswered: v.Flags&noAnswer != 0, Balanced: v.Flags&balanced != 0, Told: v.Flags&told != 0, Reported: v.Flags&reported != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Incarnation: v.Life}
+	out.Ended = out.BothEnds || v.Flags&wasReset != 0
 	out.Flow, out.Buffered = unword(v.Word)
 	out.Nonce, out.Reporter = move.Nonce(v.Birth), move.Backend(v.Flags>>reporterAt&backendMask)
 	return out

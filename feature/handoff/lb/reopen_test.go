@@ -98,7 +98,7 @@ func TestReopenedUnwell(t *testing.T) {
 	for name, c := range map[string]struct {
 		flags uint32
 		late  bool
-	}{"both ends": {flags: finIn | finOut}, "reset": {}, "late": {flags: finIn | finOut, late: true}} {
+	}{"both ends": {flags: finIn | finOut}, "reset by the backend": {flags: wasReset | resetOut}, "late": {flags: finIn | finOut, late: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			sc := newScene(t)
@@ -144,61 +144,67 @@ func TestOpenedUnwell(t *testing.T) {
 	}
 }
 
-// A SYN in a session that lives goes to its backend, well or not, whatever somebody has made up before; and so does one of a flow that
-// moves, or is overridden.
+// A session that lives stays at its backend, well or not, whatever somebody makes up: a backend answers one SYN in half a second
+// (tcp_invalid_ratelimit), or none while it stands still.
 func TestReopenedStays(t *testing.T) {
-	sc := newScene(t)
-	for _, ns := range sc.hosts { // a host answers every odd SYN
-		do(t, ns, func() error { return os.WriteFile("/proc/sys/net/ipv4/tcp_invalid_ratelimit", []byte("0"), 0) })
-	}
-	c, k, owner, other := session(t, sc)
-	sc.unwell(t, owner)
-	same := func(what string) {
-		t.Helper()
-		if fl, err := sc.f.Flow(k); err != nil || fl.Owner != owner || fl.Epoch != 0 {
-			t.Errorf("%s: %+v, %v", what, fl, err)
-		}
-		if got, err := ask(c, "b", patience); err != nil || got[0] != byte('0'+owner) {
-			t.Errorf("%s: %q, %v", what, got, err)
-		}
-	}
-	syn := func() {
-		t.Helper()
-		before, err := sc.f.Flow(k)
-		if err != nil {
-			t.Fatal(err)
-		}
-		forge(t, sc, k.Client, service4, tcpSYN)
-		becomes(t, sc.f, k, "seen", func(fl Flow) bool { return fl.In > before.In })
-	}
-	syn()
-	same("a SYN")
-	forge(t, sc, k.Client, service4, tcpRST)
-	becomes(t, sc.f, k, "ended", func(fl Flow) bool { return fl.Ended })
-	before, err := sc.f.Flow(k)
-	if err != nil {
-		t.Fatal(err)
-	}
-	syn()
-	becomes(t, sc.f, k, "answered", func(fl Flow) bool { return fl.Out > before.Out })
-	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Seen -= uint64(time.Minute) })
-	syn()
-	same("a reset and SYNs")
-	for what, v := range map[string]func(*bpf.LBLbFlow){
-		"it moves":         func(v *bpf.LBLbFlow) { v.Word |= uint64(other) << toAt },
-		"it is held":       func(v *bpf.LBLbFlow) { v.Word |= bufferingBit },
-		"it is overridden": func(v *bpf.LBLbFlow) { v.Flags |= pinned },
-	} {
-		change(t, sc.f, k, func(f *bpf.LBLbFlow) { f.Flags = finIn | finOut; v(f) })
-		syn()
-		change(t, sc.f, k, func(f *bpf.LBLbFlow) {
-			if move, _ := unword(f.Word); move.Owner != owner || move.Epoch != 0 {
-				t.Errorf("%s: %+v", what, move)
+	for name, limit := range map[string]string{"answers": "500", "stands still": "3600000"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sc := newScene(t)
+			c, k, owner, other := session(t, sc)
+			do(t, sc.hosts[owner-1], func() error {
+				return os.WriteFile("/proc/sys/net/ipv4/tcp_invalid_ratelimit", []byte(limit), 0)
+			})
+			sc.unwell(t, owner)
+			forges := func(flags byte) {
+				t.Helper()
+				before, err := sc.f.Flow(k)
+				if err != nil {
+					t.Fatal(err)
+				}
+				forge(t, sc, k.Client, service4, flags)
+				becomes(t, sc.f, k, "seen", func(fl Flow) bool { return fl.In > before.In })
 			}
-			f.Word, f.Flags = uint64(owner), 0
+			opened, err := sc.f.Flow(k)
+			if err != nil {
+				t.Fatal(err)
+			}
+			forges(tcpSYN)
+			becomes(t, sc.f, k, "answered", func(fl Flow) bool { return fl.Out > opened.Out })
+			for _, segments := range [][]byte{{tcpSYN}, {tcpRST, tcpSYN, 0, tcpSYN, 0, tcpSYN}, {tcpRST, 0, tcpSYN, 0, tcpSYN}, {tcpRST, tcpRST, 0, tcpFIN, tcpSYN, 0, tcpSYN}} {
+				for _, flags := range segments {
+					if flags == 0 { // silence
+						change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Seen -= uint64(2 * time.Second) })
+						continue
+					}
+					forges(flags)
+				}
+				if fl, err := sc.f.Flow(k); err != nil || fl.Owner != owner || fl.Epoch != 0 {
+					t.Errorf("segments %v: %+v, %v", segments, fl, err)
+				}
+				if got, err := ask(c, "b", patience); err != nil || got[0] != byte('0'+owner) {
+					t.Fatalf("segments %v: %q, %v", segments, got, err)
+				}
+			}
+			for what, v := range map[string]func(*bpf.LBLbFlow){
+				"it moves":         func(v *bpf.LBLbFlow) { v.Word |= uint64(other) << toAt },
+				"it is held":       func(v *bpf.LBLbFlow) { v.Word |= bufferingBit },
+				"it is overridden": func(v *bpf.LBLbFlow) { v.Flags |= pinned },
+			} {
+				change(t, sc.f, k, func(f *bpf.LBLbFlow) { f.Flags = finIn | finOut; v(f) })
+				forges(tcpSYN)
+				change(t, sc.f, k, func(f *bpf.LBLbFlow) {
+					if move, _ := unword(f.Word); move.Owner != owner || move.Epoch != 0 {
+						t.Errorf("%s: %+v", what, move)
+					}
+					f.Word, f.Flags = uint64(owner), 0
+				})
+			}
+			if got, err := ask(c, "c", patience); err != nil || got[0] != byte('0'+owner) {
+				t.Errorf("in the end: %q, %v", got, err)
+			}
 		})
 	}
-	same("in the end")
 }
 
 // The partner hears of the new owner, and does not have the flow be the former one's again: without a later epoch its name would win.

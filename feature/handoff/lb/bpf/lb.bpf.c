@@ -410,17 +410,26 @@ static __always_inline int ended(__u32 flags)
 
 /* saw notes a packet of a flow. What ends one connection ends no source. */
 static __always_inline void saw(struct lb_flow *f, const struct packet *p,
-				const struct lb_service *s, __u32 fin)
+				const struct lb_service *s, __u32 fin, __u32 rst)
 {
 	f->seen = bpf_ktime_get_coarse_ns();
 	if (!s->by_source && p->tcp & (TCP_FIN | TCP_RST))
-		f->flags |= p->tcp & TCP_RST ? LB_RST : fin;
+		f->flags |= p->tcp & TCP_RST ? rst : fin;
 }
 
 /*
- * unanswered says whether nobody has a connection that a client opens. Of one before it the ends of
- * both sides were seen, or the owner has left a SYN of the client without an answer: one that has a
- * session answers. A client's reset alone says nothing: anybody can make up one.
+ * both_ended says whether both sides have ended a connection, or the backend has reset it. The
+ * client's word alone does not count: anybody can make up its reset, and an owner that stands still
+ * for a moment answers nothing, though it has the session.
+ */
+static __always_inline int both_ended(__u32 flags)
+{
+	return flags & LB_RST_OUT || (flags & LB_FINS) == LB_FINS;
+}
+
+/*
+ * unanswered says whether nobody has a connection that a client opens: the ends of both sides were
+ * seen of the one before, or the owner leaves its SYNs without an answer.
  */
 static __always_inline int unanswered(const struct lb_flow *f)
 {
@@ -469,8 +478,10 @@ static __always_inline void opened(struct lb_flow *f, const struct lb_flow_key *
 {
 	if (unanswered(f))
 		balance(f, k, s, LB_OPENING | LB_UNANSWERED);
+	if (both_ended(f->flags))
+		f->flags |= LB_UNANSWERED;
 	if (ended(f->flags))
-		f->flags = (f->flags & ~(LB_RST | LB_FINS)) | LB_UNANSWERED;
+		f->flags &= ~(LB_RST | LB_RST_OUT | LB_FINS);
 }
 
 static __always_inline void saw_client(struct lb_flow *f, const struct lb_flow_key *k,
@@ -478,13 +489,13 @@ static __always_inline void saw_client(struct lb_flow *f, const struct lb_flow_k
 {
 	if (opens(p, s))
 		opened(f, k, s);
-	else if (f->flags & LB_UNANSWERED)
-		f->flags &= ~LB_UNANSWERED;
+	else if (f->flags & (LB_UNANSWERED | LB_RST_OUT))
+		f->flags &= ~(LB_UNANSWERED | LB_RST_OUT);
 	if (f->flags & LB_OPENING && f->out && !(p->tcp & TCP_SYN)) {
 		f->flags &= ~LB_OPENING;
 		tell(k, s, LB_OWNER(f->word));
 	}
-	saw(f, p, s, LB_FIN_IN);
+	saw(f, p, s, LB_FIN_IN, LB_RST);
 }
 
 /*
@@ -499,8 +510,8 @@ static __always_inline void saw_backend(struct lb_flow *f, const struct lb_flow_
 	if (f->flags & LB_UNANSWERED)
 		f->flags &= ~LB_UNANSWERED;
 	if (f->flags & LB_RST && !(p->tcp & (TCP_RST | TCP_FIN)))
-		f->flags &= ~LB_RST;
-	saw(f, p, s, LB_FIN_OUT);
+		f->flags &= ~(LB_RST | LB_RST_OUT);
+	saw(f, p, s, LB_FIN_OUT, LB_RST | LB_RST_OUT);
 }
 
 /*

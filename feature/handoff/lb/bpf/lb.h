@@ -107,9 +107,10 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 #define LB_MOVES ((__u64)0x3ff << 10 | 3ULL << 30) /* to, held, parked */
 
 /*
- * A backend that does not answer a SYN for so long, in ns, has no session of it. A client repeats one after a second.
+ * An owner that is not well, and does not answer a SYN for so long, in ns, loses the connection that the client opens. A client
+ * repeats a SYN after a second. Linux answers segments out of a connection's window once in 500 ms (tcp_invalid_ratelimit).
  */
-#define LB_ANSWER_TIME 500000000ULL
+#define LB_ANSWER_TIME 600000000ULL
 
 /* The mark of a packet that is to wait, on its way to the device where others only turn round. */
 #define LB_MARK 0x77656972
@@ -117,14 +118,16 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 /* Flags of a flow: what has been seen of it. */
 #define LB_FIN_IN  1
 #define LB_FIN_OUT 2
-#define LB_RST	   4
+#define LB_RST	   4  /* of either side: anybody can make up one of the client's */
 #define LB_TOLD	   8  /* not seen but told: it does not go for want of packets */
 #define LB_PINNED  16 /* by the agent: the owner stays */
 #define LB_OPENING \
 	32 /* learned by a client's SYN, and no other packet of it has come after the backend's */
 /* 64 is Go's, and so are the 10 bits from 16 on: the backend that has told of it */
 #define LB_UNANSWERED \
-	128 /* nothing but SYNs of the client have come since it was opened, or opened anew */
+	128 /* nothing but SYNs of the client have come since it was opened, or opened anew after both sides had ended it */
+#define LB_RST_OUT \
+	256 /* of the owner, with LB_RST: it has no session; the client has said nothing since */
 #define LB_BALANCED 512 /* by the data path, which has chosen the epoch */
 #define LB_FINS	    (LB_FIN_IN | LB_FIN_OUT)
 #define LB_MADE_UP \
