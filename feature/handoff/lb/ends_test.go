@@ -215,8 +215,8 @@ func TestForgetsFloodBalanced(t *testing.T) {
 		if fl, err := f.Change(moved, func(fl *Flow) { fl.Owner, fl.Epoch, fl.Predecessor = 3-fl.Owner, 2, fl.Owner }); err != nil || fl.Epoch != 2 {
 			t.Fatalf("%+v, %v", fl, err)
 		}
-		if fl, err := f.Flow(moved); err != nil || fl.Opening || fl.Unanswered || fl.Balanced {
-			t.Errorf("%s: %+v, %v: want one that has moved", name, fl, err)
+		if fl, err := f.Flow(moved); err != nil || fl.Opening || fl.Unanswered || fl.Balanced || fl.Until == 0 || since(fl.Until) > patience {
+			t.Errorf("%s: %+v, %v: want one that has moved now", name, fl, err)
 		}
 		for _, k := range []Key{k, moved} {
 			change(t, f, k, func(v *bpf.LBLbFlow) { v.Seen = 1 })

@@ -207,6 +207,11 @@ func TestReopenedStays(t *testing.T) {
 	}
 }
 
+// justMoved makes a flow one that the backend before may have back.
+func justMoved(v *bpf.LBLbFlow, before move.Backend) {
+	v.Word, v.Until = v.Word|uint64(before)<<beforeAt, kernel.Monotonic()
+}
+
 // The partner hears of the new owner, and does not have the flow be the former one's again: without a later epoch its name would win.
 func TestReopenedPartner(t *testing.T) {
 	p := newPairOfLBs(t, [2][2]int{{0, 1}, {1, 0}})
@@ -344,11 +349,16 @@ func TestRemovedBackendStays(t *testing.T) {
 		"it moves":         func(v *bpf.LBLbFlow) { v.Word |= uint64(other) << toAt },
 		"it is held":       func(v *bpf.LBLbFlow) { v.Word |= bufferingBit },
 		"it is overridden": func(v *bpf.LBLbFlow) { v.Flags |= pinned },
+		"it has moved":     func(v *bpf.LBLbFlow) { justMoved(v, other) },
 	} {
 		change(t, sc.f, k, v)
 		sent(what, owner)
 		change(t, sc.f, k, func(f *bpf.LBLbFlow) { f.Word, f.Flags = uint64(owner), 0 })
 	}
+	change(t, sc.f, k, func(v *bpf.LBLbFlow) {
+		justMoved(v, other)
+		v.Until -= uint64(46 * time.Second)
+	})
 	sent("in the end", other)
 }
 

@@ -441,7 +441,7 @@ static __always_inline int unanswered(const struct lb_flow *f)
 /*
  * balance gives a flow to the backend of its bucket, if its owner is not well: a connection that a
  * client opens anew, or a flow of a removed backend. The epoch tells a partner that this is later
- * than what it knows.
+ * than what it knows. A flow that has just moved stays: the backend before may have it back.
  */
 static __always_inline void balance(struct lb_flow *f, const struct lb_flow_key *k,
 				    const struct lb_service *s, __u32 flags)
@@ -452,6 +452,8 @@ static __always_inline void balance(struct lb_flow *f, const struct lb_flow_key 
 	struct lb_config *c = config();
 
 	if (!h || !c || (h->ifindex && !h->unwell) || word & LB_MOVES || f->flags & LB_PINNED)
+		return;
+	if (word & LB_BEFORE && bpf_ktime_get_coarse_ns() < f->until + LB_RECLAIM_TIME)
 		return;
 	to = bucket_backend(s, k);
 	if (!to || to == owner)
@@ -728,6 +730,8 @@ int lb_change(struct __sk_buff *skb)
 	f->life = a.life; /* the data path does not ask */
 	if ((a.have ^ a.want) & ~(LB_MOVES | LB_BEFORE) && f->flags & LB_MADE_UP)
 		f->flags &= ~LB_MADE_UP;
+	if (a.want & LB_BEFORE && f->until < bpf_ktime_get_coarse_ns())
+		f->until = bpf_ktime_get_coarse_ns();
 	if (a.seen > f->seen)
 		f->seen = a.seen;
 	return LB_CHANGED;

@@ -80,7 +80,7 @@ struct lb_flow {
 	__u64 seen; /* CLOCK_MONOTONIC in ns, of the latest packet */
 	__u64 in;   /* packets */
 	__u64 out;
-	__u64 until; /* CLOCK_MONOTONIC in ns: parked no longer, also if nobody is there to end it */
+	__u64 until; /* CLOCK_MONOTONIC in ns: parked no longer, also if nobody is there to end it; or when it left LB_BEFORE */
 	__u64 life;  /* instance of the owner's agent that flipped it, 0: none has */
 	__u32 flags;
 	__u32 birth; /* move.Birth: at random, of this record; 0: it was made before there were births */
@@ -111,6 +111,9 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
  * repeats a SYN after a second. Linux answers segments out of a connection's window once in 500 ms (tcp_invalid_ratelimit).
  */
 #define LB_ANSWER_TIME 600000000ULL
+
+/* The backend that a flow has left may ask for it back for so long, in ns: as openFor of partner.go. */
+#define LB_RECLAIM_TIME 45000000000ULL
 
 /* The mark of a packet that is to wait, on its way to the device where others only turn round. */
 #define LB_MARK 0x77656972
