@@ -224,11 +224,33 @@ func dropEntries[K comparable](f *DataPath, m *ebpf.Map, keep map[K]bool, stay m
 func (f *DataPath) vacate(number move.Backend) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.addVacant(number)
+	return f.maps.LbBackends.Put(uint32(number), bpf.LBLbBackend{})
+}
+
+// inheritVacant adds the vacant backends of an earlier life of the agent: flows name them, and no location is known of them.
+func (f *DataPath) inheritVacant() error {
+	owners := map[move.Backend]bool{}
+	err := f.Flows(func(_ Key, fl Flow) bool { owners[fl.Owner] = true; return true })
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for number := range owners {
+		var b bpf.LBLbBackend
+		if e := f.maps.LbBackends.Lookup(uint32(number), &b); e != nil {
+			err = errors.Join(err, fmt.Errorf("backend %d: %w", number, e))
+		} else if b.Ifindex == 0 && b.Unwell == 0 {
+			f.addVacant(number)
+		}
+	}
+	return err
+}
+
+// addVacant notes that a backend is vacant. The caller holds mu.
+func (f *DataPath) addVacant(number move.Backend) {
 	if f.vacant == nil {
 		f.vacant = map[move.Backend]bool{}
 	}
 	f.vacant[number] = true
-	return f.maps.LbBackends.Put(uint32(number), bpf.LBLbBackend{})
 }
 
 // removeBackend makes the data path balance the flows of a vacant backend anew.
