@@ -59,7 +59,8 @@ func explainOne(ctx context.Context, r *kernel.Root, i kernel.Instance, p featur
 			if errors.Is(err, errNoFlow) {
 				return explain.Flow{}, false, nil
 			}
-			return explain.Flow{Owner: fl.Owner, To: fl.To, Pinned: fl.Pinned, Ended: fl.Ended, Buffered: fl.Buffered, Until: fl.Until}, err == nil, err
+			return explain.Flow{Flow: fl.Flow, Pinned: fl.Pinned, Ended: fl.Ended, BothEnds: fl.BothEnds, Reset: fl.Reset, Unanswered: fl.Unanswered,
+				Buffered: fl.Buffered, Seen: fl.Seen, Until: fl.Until}, err == nil, err
 		}}
 	if o.TunnelMTU > 0 {
 		x.Tunnel, x.Devices = o.Tunnel, append(o.Devices[:len(o.Devices):len(o.Devices)], o.Tunnel)

@@ -207,6 +207,63 @@ func TestReopenedStays(t *testing.T) {
 	}
 }
 
+// Explain says of a SYN in a known flow what becomes of it then.
+func TestExplainReopened(t *testing.T) {
+	sc, root := published(t)
+	_, k, owner, other := session(t, sc)
+	for _, ns := range sc.hosts { // nobody answers
+		down(t, ns, "w0")
+	}
+	sc.unwell(t, owner)
+	goes := func(name, says string, want move.Backend, v func(*bpf.LBLbFlow)) {
+		t.Helper()
+		const in = 10
+		change(t, sc.f, k, func(f *bpf.LBLbFlow) {
+			f.Word, f.Flags, f.In, f.Until, f.Seen = uint64(owner), 0, in, 0, kernel.Monotonic()+uint64(time.Hour)
+			v(f)
+		})
+		said, text := explains(t, root, sc.middle, "c", "tcp", k.Client, service4)
+		if backendOf(t, said, "by hN") != byte('0'+want) || !strings.Contains(text, says) {
+			t.Errorf("%s: %+v\n%s", name, said, text)
+		}
+		forge(t, sc, k.Client, service4, tcpSYN)
+		becomes(t, sc.f, k, name, func(fl Flow) bool { return fl.In != in })
+		if fl, err := sc.f.Flow(k); err != nil || fl.Owner != want {
+			t.Errorf("%s: %+v, %v: want backend %d", name, fl, err, want)
+		}
+	}
+	old := func(v *bpf.LBLbFlow) { v.Seen = kernel.Monotonic() - uint64(time.Second) }
+	for _, c := range []struct {
+		name, says string
+		want       move.Backend
+		v          func(*bpf.LBLbFlow)
+	}{
+		{"lives", "the flow is known", owner, old},
+		{"both ends", "has ended at", other, bothEnds},
+		{"the client's reset", "the same backend", owner, func(v *bpf.LBLbFlow) { v.Flags = wasReset; old(v) }},
+		{"the backend's reset", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { v.Flags = wasReset | resetOut; old(v) }},
+		{"unanswered", "has left a SYN without an answer", other, func(v *bpf.LBLbFlow) { v.Flags = noAnswer; old(v) }},
+		{"not yet", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { v.Flags = noAnswer }},
+		{"overridden", "weir lb override", owner, func(v *bpf.LBLbFlow) { bothEnds(v); v.Flags |= pinned }},
+		{"moves", "it moves to", owner, func(v *bpf.LBLbFlow) { bothEnds(v); v.Word |= uint64(other) << toAt }},
+		{"held", "the flow is known", owner, func(v *bpf.LBLbFlow) { bothEnds(v); v.Word |= bufferingBit }},
+		{"has moved", "the flow is known", owner, func(v *bpf.LBLbFlow) { bothEnds(v); justMoved(v, other) }},
+	} {
+		goes(c.name, c.says, c.want, c.v)
+	}
+	if err := sc.f.SetBackends([]Backend{sc.f.backends[other-1]}); err != nil {
+		t.Fatal(err)
+	}
+	if err := sc.f.removeBackend(owner); err != nil {
+		t.Fatal(err)
+	}
+	goes("removed", "which was removed", other, old)
+	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Word = uint64(owner); justMoved(v, other) })
+	if v, text := explains(t, root, sc.middle, "c", "tcp", k.Client, service4); !strings.Contains(v.Result, fmt.Sprintf("no way to backend number %d", owner)) {
+		t.Errorf("removed, and has moved: %+v\n%s", v, text)
+	}
+}
+
 // justMoved makes a flow one that the backend before may have back.
 func justMoved(v *bpf.LBLbFlow, before move.Backend) {
 	v.Word, v.Until = v.Word|uint64(before)<<beforeAt, kernel.Monotonic()

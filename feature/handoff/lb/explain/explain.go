@@ -25,15 +25,6 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Flow is what a load balancer knows of a flow.
-type Flow struct {
-	Owner, To move.Backend
-	Pinned    bool   // by weir lb override
-	Ended     bool   // both sides have ended it, or it was reset
-	Buffered  bool   // packets to the owner wait
-	Until     uint64 // CLOCK_MONOTONIC in ns: no longer than that
-}
-
 // Explainer follows one packet through one load balancer.
 type Explainer struct {
 	Name    string // the load balancer's
@@ -241,7 +232,8 @@ func (x *Explainer) fromClient(s bpf.LBLbService) (c conclusion, err error) {
 	} else if !known {
 		return x.newFlow(client, s)
 	}
-	if leaves, why, err := x.leaves(fl); err != nil {
+	leaves, why, err := x.leaves(fl, client, s)
+	if err != nil {
 		return c, err
 	} else if leaves {
 		c, err = x.newFlow(client, s)
@@ -255,6 +247,7 @@ func (x *Explainer) fromClient(s bpf.LBLbService) (c conclusion, err error) {
 	case fl.Ended:
 		c.text += "; it has ended, and another connection between the same ends goes to the same backend"
 	}
+	c.text += why
 	if fl.To != 0 {
 		c.text += "; it moves to " + x.backendName(fl.To)
 	}
@@ -267,21 +260,6 @@ func (x *Explainer) fromClient(s bpf.LBLbService) (c conclusion, err error) {
 		c.text += "; its packets have waited for too long, and wait no more"
 	}
 	return x.toBackend(c, fl.Owner)
-}
-
-// leaves says whether a SYN goes by the table, as balance of lb.bpf.c has it, and why.
-func (x *Explainer) leaves(fl Flow) (leaves bool, why string, err error) {
-	if fl.Pinned || fl.To != 0 || fl.Buffered {
-		return false, "", nil
-	}
-	var b bpf.LBLbBackend
-	if err := x.Maps.LbBackends.Lookup(uint32(fl.Owner), &b); err != nil {
-		return false, "", fmt.Errorf("reading backend %d: %w", fl.Owner, err)
-	}
-	if b.Ifindex == 0 && b.Unwell != 0 {
-		return true, fmt.Sprintf("; the flow was %s's, which was removed", x.backendName(fl.Owner)), nil
-	}
-	return fl.Ended && (b.Ifindex == 0 || b.Unwell != 0), fmt.Sprintf("; a flow between the same ends has ended at %s, which is not well", x.backendName(fl.Owner)), nil
 }
 
 // client is the client's end of a flow.
@@ -309,19 +287,18 @@ func (x *Explainer) newFlow(client netip.AddrPort, s bpf.LBLbService) (c conclus
 		return conclusion{text: name + ": the load balancer has begun anew, and its backends have not told which sources are theirs", warning: true,
 			result: "dropped, and the client repeats it: the load balancer waits for its backends to tell of their flows"}, nil
 	}
-	bucket := x.Bucket(client)
-	var owner uint16
-	if err := x.Maps.LbRing.Lookup(uint32(number(s)*ring.Buckets+bucket), &owner); err != nil {
-		return c, fmt.Errorf("reading the table of new flows: %w", err)
+	bucket, owner, err := x.bucket(client, s)
+	if err != nil {
+		return c, err
 	}
 	if owner == 0 {
 		return conclusion{text: fmt.Sprintf("%s: the flow is new, and no backend gets new flows%s", name, x.noBackend()), warning: true, result: "dropped: no backend gets new flows of " + name}, nil
 	}
-	c.text = fmt.Sprintf("%s: the flow is new, and bucket %d of %d is %s's", name, bucket, ring.Buckets, x.backendName(move.Backend(owner)))
+	c.text = fmt.Sprintf("%s: the flow is new, and bucket %d of %d is %s's", name, bucket, ring.Buckets, x.backendName(owner))
 	if waits {
 		c.text += "; packets of unknown connections that open none are dropped until the backends have told of theirs"
 	}
-	return x.toBackend(c, move.Backend(owner))
+	return x.toBackend(c, owner)
 }
 
 // toBackend ends with the way to a backend.

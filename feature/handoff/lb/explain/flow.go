@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/ring"
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Flow is what a load balancer knows of a flow.
+type Flow struct {
+	move.Flow
+	Pinned     bool // by weir lb override
+	Ended      bool // both sides have ended it, or it was reset
+	BothEnds   bool // both sides have ended it
+	Reset      bool // its owner has reset it
+	Unanswered bool // nothing but SYNs of the client have come since it was opened
+	Buffered   bool // packets to the owner wait
+	// CLOCK_MONOTONIC in ns: when the latest packet came, and until when packets wait or when it moved
+	Seen, Until uint64
+}
+
+// As LB_ANSWER_TIME and LB_RECLAIM_TIME of lb.h.
+const (
+	answerTime  = 600 * time.Millisecond
+	reclaimTime = 45 * time.Second
+)
+
+// leaves says whether a datagram or a SYN of a known flow goes by the table, as balance of lb.bpf.c decides, and why; or which SYN does.
+func (x *Explainer) leaves(fl Flow, client netip.AddrPort, s bpf.LBLbService) (leaves bool, why string, err error) {
+	now := kernel.Monotonic()
+	if fl.Pinned || fl.To != 0 || fl.Buffering || fl.Buffered || fl.Predecessor != 0 && now < fl.Until+uint64(reclaimTime) {
+		return false, "", nil
+	}
+	var b bpf.LBLbBackend
+	if err := x.Maps.LbBackends.Lookup(uint32(fl.Owner), &b); err != nil {
+		return false, "", fmt.Errorf("reading backend %d: %w", fl.Owner, err)
+	}
+	_, to, err := x.bucket(client, s)
+	if err != nil || to == 0 || to == fl.Owner || b.Ifindex != 0 && b.Unwell == 0 {
+		return false, "", err
+	}
+	owner := x.backendName(fl.Owner)
+	switch {
+	case b.Ifindex == 0 && b.Unwell != 0:
+		return true, fmt.Sprintf("; the flow was %s's, which was removed", owner), nil
+	case x.Packet.Proto != "tcp" || s.BySource != 0:
+		return false, "", nil
+	case fl.BothEnds:
+		return true, fmt.Sprintf("; a flow between the same ends has ended at %s, which is not well", owner), nil
+	case fl.Unanswered && fl.Seen+uint64(answerTime) <= now:
+		return true, fmt.Sprintf("; %s, which is not well, has left a SYN without an answer", owner), nil
+	case fl.Unanswered, fl.Reset:
+		return false, fmt.Sprintf("; it is not well: if it leaves a SYN without an answer for %s, the next one goes to another backend", answerTime), nil
+	}
+	return false, "", nil
+}
+
+// bucket is where a new flow is in its service's table, and the backend there; 0: none.
+func (x *Explainer) bucket(client netip.AddrPort, s bpf.LBLbService) (bucket int, owner move.Backend, err error) {
+	bucket = x.Bucket(client)
+	var found uint16
+	if err := x.Maps.LbRing.Lookup(uint32(number(s)*ring.Buckets+bucket), &found); err != nil {
+		return bucket, 0, fmt.Errorf("reading the table of new flows: %w", err)
+	}
+	return bucket, move.Backend(found), nil
+}
