@@ -117,7 +117,7 @@ func (a *Agent) tend(ctx context.Context) {
 
 // inherit goes on with what an earlier life's checks have found of the backends that the data path can reach. Else nobody would be
 // well until they have been made again, and so as if all were: those that are ill would get new flows.
-func (a *Agent) inherit(placed map[move.Backend]bool) error {
+func (a *Agent) inherit(placed map[move.Backend]bool) (err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for number, m := range a.members {
@@ -125,14 +125,13 @@ func (a *Agent) inherit(placed map[move.Backend]bool) error {
 			continue
 		}
 		var b bpf.LBLbBackend
-		if err := a.f.maps.LbBackends.Lookup(uint32(number), &b); err != nil {
-			return fmt.Errorf("backend %s: %w", m.Name, err)
-		}
-		if b.Unwell == 0 {
+		if e := a.f.maps.LbBackends.Lookup(uint32(number), &b); e != nil {
+			err = errors.Join(err, fmt.Errorf("backend %s: %w", m.Name, e))
+		} else if b.Unwell == 0 {
 			m.check.good = checkRise
 		}
 	}
-	return nil
+	return err
 }
 
 // resumeTimeout is how long an agent that goes on with an earlier one's data path waits for the backends that are there.

@@ -312,6 +312,25 @@ func TestIllStaysIll(t *testing.T) {
 	status(t, root, ill)
 }
 
+// What was found of backends is known also if some of them cannot be read.
+func TestInheritsOthers(t *testing.T) {
+	a := &Agent{f: newTable(t, 1), members: map[move.Backend]*member{}}
+	placed := map[move.Backend]bool{}
+	const n = 8
+	for i := range move.Backend(n) {
+		for _, number := range []move.Backend{i + 1, MaxBackends + 1 + i} { // the table has no room for the latter
+			a.members[number], placed[number] = &member{Managed: Managed{Name: fmt.Sprint("h", number), Check: "10.2.0.2:22"}}, true
+		}
+	}
+	err := a.inherit(placed)
+	for number, m := range a.members {
+		known := number <= MaxBackends
+		if (m.check.good == checkRise) != known || err == nil || strings.Contains(err.Error(), "backend "+m.Name+":") == known {
+			t.Errorf("backend %d: %+v, %v", number, m.check, err)
+		}
+	}
+}
+
 // Registrations that contradict others, or make no sense, are refused in words.
 func TestRegisterRefused(t *testing.T) {
 	_, ca, _, at := managed(t, AgentOptions{Register: true, Managed: []Managed{{Number: 7, Name: "h7", Address: netip.MustParseAddr("10.2.0.7"), Weight: 1}}})
