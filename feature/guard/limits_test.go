@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/feature"
 )
 
-// A limit that proves too high in a flood is lowered: what the flood's sources have reserved until then does not go on to
+// A limit is lowered in a flood that it did not stop. The sources of the flood have reservations by then, and these must not
 // take the clients' room, whether those sources are many and small, few and large, or many with one that is larger than all of them.
 func TestLimitLoweredInFlood(t *testing.T) {
 	for _, c := range []struct{ sources, largest int }{{3000, 0}, {50, 0}, {3000, 8}} {

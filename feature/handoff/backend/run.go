@@ -124,7 +124,7 @@ func StatusHere(ctx context.Context) (s Status, err error) {
 	return statusOf(ctx, kernel.ScopeOf(ns))
 }
 
-// askAgent is how long an agent may take to answer: one that is stopped never does.
+// askAgent is how long an agent may take to answer. A stopped one never answers.
 const askAgent = 3 * time.Second
 
 // statusOf asks the agent of a network namespace.

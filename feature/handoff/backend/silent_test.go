@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// An agent that is stopped accepts connections and answers nothing: who asks for its status is told, and not kept.
+// A stopped agent accepts connections and answers nothing. A request for its status then fails within askAgent.
 func TestStatusOfAStoppedAgent(t *testing.T) {
 	nstest.Enter(t)
 	ns, err := netns.Current()

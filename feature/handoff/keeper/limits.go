@@ -139,8 +139,8 @@ func (l Limits) String() string {
 	return out
 }
 
-// Limit has a running keeper go by other limits, and tells its members. What it has over a lower one stays, also members that are not
-// allowed any more.
+// Limit changes the limits of a running keeper, and tells its members. It drops nothing: sessions above a lower limit stay, and so do
+// members that the rules no longer allow.
 func (k *Keeper) Limit(l Limits) {
 	l = l.withDefaults()
 	noUser := l.Allow.noUser() // it may read files: without the lock
@@ -159,9 +159,9 @@ func (k *Keeper) Limit(l Limits) {
 	}
 }
 
-// tellLimits tells every member of limits that have changed. A larger one holds for a member before it is told; a smaller one does when
-// the member has agreed: what it commits until then must not be refused, as the bytes before a commit are in its socket no more. A
-// session that has more goes by the limit that was.
+// tellLimits tells every member of limits that have changed. A larger limit holds before the member is told. A smaller one holds once
+// the member has agreed. A commit that comes before that must not be refused, because the member has taken the bytes before it out of
+// its socket. A session that is larger than the new limit keeps the former one.
 func (k *Keeper) tellLimits(was int64) {
 	k.changes++
 	for _, s := range k.sessions {
@@ -177,14 +177,15 @@ func (k *Keeper) tellLimits(was int64) {
 	}
 }
 
-// agreed has the limits hold for a member that says so of the last change. What it says of an earlier one is behind the times.
+// agreed puts the limits in force for a member that agrees to the last change. An answer to an earlier change counts for nothing.
 func (k *Keeper) agreed(m *member, change uint32) {
 	if change == k.changes {
 		m.limit = k.MaxState
 	}
 }
 
-// largest is how many bytes of state and unread a member's session may have. What it has always fits, so that it can be transferred.
+// largest is how many bytes of state and unread a member's session may have. The bytes that it has already are allowed, so that it can
+// be transferred.
 func (k *Keeper) largest(m *member, s *session) int64 {
 	if wire.Elsewhere(m.name) { // agents of servers see to it themselves, and add what a move needs
 		return wire.MaxState
