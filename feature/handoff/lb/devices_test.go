@@ -15,6 +15,21 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
+// newStage is a scene with servers, for an agent that is yet to begin. Its load balancer is removed in the end.
+func newStage(t *testing.T) (*scene, *kernel.Root) {
+	t.Helper()
+	sc := newScene(t)
+	sc.f.Close()
+	serve(t, sc.hosts, service4)
+	root := kernel.OpenRoot(nstest.BPFFS + "/" + t.Name())
+	t.Cleanup(func() {
+		if err := Remove(context.Background(), root, sc.middle, "lb"); err != nil {
+			t.Error(err)
+		}
+	})
+	return sc, root
+}
+
 // drop deletes a device of the load balancer's.
 func (s *scene) drop(t *testing.T, device string) {
 	t.Helper()
@@ -87,15 +102,7 @@ func TestDeviceFaults(t *testing.T) {
 // The agent of a running load balancer goes on without a device that is absent, and takes it in when it comes: also one that comes back
 // as another one. The plan says so.
 func TestDevicesComeAndGo(t *testing.T) {
-	sc := newScene(t)
-	sc.f.Close()
-	serve(t, sc.hosts, service4)
-	root := kernel.OpenRoot(nstest.BPFFS + "/" + t.Name())
-	t.Cleanup(func() {
-		if err := Remove(context.Background(), root, sc.middle, "lb"); err != nil {
-			t.Error(err)
-		}
-	})
+	sc, root := newStage(t)
 	ca := peertest.NewAuthority(t)
 	const backends = "backends:\n  h1: {number: 1, address: 10.2.0.2}\n  h2: {number: 2, address: 10.2.1.2}\n"
 	text, more := fileOf(ca, sc.devices, backends), fileOf(ca, append(slices.Clone(sc.devices), "late"), backends)

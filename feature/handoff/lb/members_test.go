@@ -4,7 +4,6 @@ package lb
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"maps"
 	"net"
@@ -22,7 +21,6 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/nstest"
-	"github.com/weir-project/weir/kernel"
 )
 
 // registrar is a host's agent that registers, and notes what it is told.
@@ -280,15 +278,7 @@ func TestRegisterBeforeOthers(t *testing.T) {
 
 // A backend that was found ill gets no new flows while an agent begins anew, as it does at each change of its section.
 func TestIllStaysIll(t *testing.T) {
-	sc := newScene(t)
-	sc.f.Close()
-	serve(t, sc.hosts, service4)
-	root := kernel.OpenRoot(nstest.BPFFS + "/" + t.Name())
-	t.Cleanup(func() {
-		if err := Remove(context.Background(), root, sc.middle, "lb"); err != nil {
-			t.Error(err)
-		}
-	})
+	sc, root := newStage(t)
 	var l net.Listener
 	do(t, sc.hosts[0], func() (err error) { l, err = net.Listen("tcp", "10.2.0.2:9000"); return err })
 	defer l.Close()
