@@ -7,13 +7,39 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
-func countLines(b *bytes.Buffer, containing ...string) (n int) {
-	for line := range strings.Lines(b.String()) {
+// output is where a logger writes, by timers too: it is read when these are done with what is due.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	synctest.Wait()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+// end returns the last 200 bytes.
+func (o *output) end() string {
+	s := o.String()
+	return s[max(len(s)-200, 0):]
+}
+
+func countLines(o *output, containing ...string) (n int) {
+	for line := range strings.Lines(o.String()) {
 		all := true
 		for _, c := range containing {
 			all = all && strings.Contains(line, c)
@@ -28,7 +54,7 @@ func countLines(b *bytes.Buffer, containing ...string) (n int) {
 // One user's flood is bounded and counted, and leaves the lines about others.
 func TestFloodOfOneUser(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
+		var out output
 		log := Limit(slog.New(slog.NewTextHandler(&out, nil)))
 		for i := range 36_000 {
 			log.Warn("refused", "service", fmt.Sprint("s", i), "slot", i, "pid", 1, "uid", 65534, "reason", "it is no member")
@@ -46,14 +72,13 @@ func TestFloodOfOneUser(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		log.Warn("refused", "uid", 65534)
 		if !strings.Contains(out.String(), fmt.Sprintf("suppressed=%d", 36_000-partyBurst)) {
-			t.Errorf("the next line does not say how many are missing: %s", out.String()[out.Len()-200:])
+			t.Errorf("the next line does not say how many are missing: %s", out.end())
 		}
 		log.Warn("refused", "uid", 65534)
 		log.Warn("refused", "uid", 65534)
 		time.Sleep(tellAfter)
-		synctest.Wait()
 		if n := countLines(&out, "log lines suppressed", "line=refused", "suppressed=1"); n != 1 {
-			t.Errorf("what no line has told is told %d times:\n%s", n, out.String()[out.Len()-200:])
+			t.Errorf("what no line has told is told %d times:\n%s", n, out.end())
 		}
 	})
 }
@@ -62,7 +87,7 @@ func TestFloodOfOneUser(t *testing.T) {
 // same party are logged at once, and the end of the repetition is told.
 func TestRepeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
+		var out output
 		log := Limit(slog.New(slog.NewTextHandler(&out, nil)))
 		const seconds = 600
 		for range seconds {
@@ -87,7 +112,6 @@ func TestRepeats(t *testing.T) {
 			t.Errorf("%d lines of another kind, want 1", n)
 		}
 		time.Sleep(2 * repeatEvery)
-		synctest.Wait()
 		if n := countLines(&out, "log lines suppressed", `line="an agent is refused"`); n > 1 {
 			t.Errorf("the end is told %d times", n)
 		}
@@ -103,7 +127,7 @@ func TestRepeats(t *testing.T) {
 func TestLatestOfAFlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, every := range []time.Duration{time.Second, 3 * time.Second, 12 * time.Second} {
-			var out bytes.Buffer
+			var out output
 			log := Limit(slog.New(slog.NewTextHandler(&out, nil)))
 			const flaps = 100
 			for range flaps {
@@ -114,7 +138,6 @@ func TestLatestOfAFlap(t *testing.T) {
 			}
 			log.Warn("packets are dropped", "name", "a")
 			time.Sleep(pause + 2*tellAfter)
-			synctest.Wait()
 			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 			if last := lines[len(lines)-1]; !strings.Contains(last, "packets are dropped") {
 				t.Errorf("every %s: the last of %d lines is %q", every, len(lines), last)
@@ -129,7 +152,7 @@ func TestLatestOfAFlap(t *testing.T) {
 // Many parties are bounded together, in lines and in memory.
 func TestFloodOfManyParties(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
+		var out output
 		log := Limit(slog.New(slog.NewTextHandler(&out, nil)))
 		if Limit(log) != log {
 			t.Error("a bounded logger is bounded again")
@@ -149,7 +172,7 @@ func TestFloodOfManyParties(t *testing.T) {
 // A peer is its network, whatever its port.
 func TestFloodOfPorts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
+		var out output
 		log := Limit(slog.New(slog.NewTextHandler(&out, nil)))
 		for i := range 5000 {
 			log.Warn("reset", "remote", fmt.Sprintf("192.0.2.1:%d", 1024+i), "service", "a")
