@@ -74,7 +74,7 @@ func (f *netnsFlag) scope() (string, error) {
 	return strconv.FormatUint(ns.Inode(), 10), nil
 }
 
-// lockedIn runs f with the lock and the namespace.
+// locked runs do with the lock and the namespace.
 func (f *netnsFlag) locked(cmd *cobra.Command, g *cli.Globals, do func(l *kernel.WriteLock, ns *netns.Handle) error) error {
 	ns, err := f.open()
 	if err != nil {

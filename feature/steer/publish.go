@@ -54,7 +54,7 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	p.Engine, p.Reason = kind, why
 	onEmpty := p.Service.OnEmpty
 	if len(t.served) > 0 && kind == spec.EngineReuseport {
-		p.Service.OnEmpty = spec.Pass // until its members are there: see admitAll
+		p.Service.OnEmpty = spec.Pass // until its members are there: see AdmitAll
 	}
 	if err := e.PublishInPlace(ctx, p, old, ns, t.rate); err != nil {
 		return err

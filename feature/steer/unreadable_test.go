@@ -86,7 +86,7 @@ func (w *world) beside(name string, port int) {
 	w.cfg.Services = append(w.cfg.Services, s)
 }
 
-// answers says who answers each source.
+// answersAt says who answers each source.
 func (w *world) answersAt(port uint16, from []netip.Addr) map[string]string {
 	out := map[string]string{}
 	for _, proto := range slots.Protocols {

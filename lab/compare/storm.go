@@ -52,7 +52,7 @@ const patience = 170 * time.Second
 // that is shorter than what the others would take makes weir look worse, not better.
 const censor = 60 * time.Second
 
-// mark is a share of the routers whose time is taken.
+// marks are shares of the routers whose time is taken.
 var marks = []int{50, 95, 100} // percent
 
 // runStorm connects all routers at once to collectors that have just come back, as after an outage. nfacctd's

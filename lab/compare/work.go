@@ -337,7 +337,7 @@ func (x *experiment) push(ctx context.Context) {
 	}
 }
 
-// read takes in what collectors write, several times a second, until stopped.
+// readers take in what collectors write, several times a second, until stopped.
 func (x *experiment) readers() func() {
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {

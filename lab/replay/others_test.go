@@ -47,7 +47,7 @@ var others = []struct {
 	},
 }
 
-// perRound is what a generated router sends at a time: messages, and records in each.
+// A generated router sends so many messages at a time, and records in each.
 const messages, records = 40, 5
 
 // Unmodified collectors that weir's makers did not have in mind: routers of NetFlow and IPFIX over both

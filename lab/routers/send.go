@@ -15,7 +15,7 @@ import (
 // gives the session up, as routers do.
 const patience = 20 * time.Second
 
-// statistics follow every so many routes.
+// statisticsEvery is after how many routes statistics follow.
 const statisticsEvery = 20
 
 // sleep waits, or returns false when the fleet stops first.

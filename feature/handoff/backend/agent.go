@@ -69,7 +69,7 @@ type Options struct {
 
 	Buffer  bool          // packets of a session that leaves wait at this backend until it has moved, not at the load balancer
 	Timeout time.Duration // of a move, before the load balancer is asked what became of it; default 700 ms. Less than the load balancer holds
-	// PatienceAt is the place of patience in a file, for errors.
+	// TimeoutAt is the place of timeout in a file, for errors.
 	TimeoutAt strictyaml.Pos `json:"-"`
 	Limit     int            // bytes of a session's queues; default repair.DefaultLimit
 	Log       *slog.Logger   `json:"-"` // default: nothing is logged

@@ -29,7 +29,7 @@ const buckets = ring.Buckets
 
 // Backend is a backend behind the load balancer: on a segment with it, or at the other end of a tunnel. See [locate.Location].
 type Backend struct {
-	Number    move.Backend // 1 to MostBackends
+	Number    move.Backend // 1 to MaxBackends
 	Name      string       // by which new flows are spread: it stays when numbers change
 	Interface int          // of the load balancer, that leads to it
 	MAC       net.HardwareAddr

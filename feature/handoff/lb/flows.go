@@ -100,7 +100,7 @@ func swap(port uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, port))
 }
 
-// Flow reads a flow. The error is ErrNoFlow where there is none.
+// Flow reads a flow. The error is errNoFlow where there is none.
 func (f *DataPath) Flow(k Key) (Flow, error) {
 	var v bpf.LBLbFlow
 	if err := f.maps.LbFlows.Lookup(k.raw(), &v); errors.Is(err, ebpf.ErrKeyNotExist) {

@@ -134,7 +134,7 @@ func (d *Device[K]) Close() {
 	d.fd = -1
 }
 
-// Expect has packets of a flow wait here once they are collected, until LetGo or Forget.
+// Expect has packets of a flow wait here once they are collected, until Flush, FlushAfter or Forget.
 func (d *Device[K]) Expect(k K) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -136,7 +136,7 @@ func (s *State) setOptions(fd int, early bool) (lost []string, err error) {
 	return lost, nil
 }
 
-// device names the interface with an index in the socket's own namespace, which need
+// deviceName names the interface with an index in the socket's own namespace, which need
 // not be the calling thread's; index is the way back.
 func deviceName(fd, index int) (string, error) {
 	req, err := unix.NewIfreq("")

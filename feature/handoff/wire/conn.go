@@ -68,7 +68,7 @@ func NewConn(u *net.UnixConn) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	u.SetWriteBuffer(sndbuf) // the kernel's bound may be lower; a message of MaxMessage fits the default
+	u.SetWriteBuffer(sndbuf) // the kernel's bound may be lower; a message of maxMessage fits the default
 	return &Conn{u: u, raw: raw, in: make([]byte, maxMessage+1), oob: make([]byte, unix.CmsgSpace(4*maxFDs))}, nil
 }
 

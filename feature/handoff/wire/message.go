@@ -23,7 +23,7 @@ type Message struct {
 	Name    string
 	Text    string
 	State   []byte
-	Sizes   [2]uint64 // with StateFD: of State and of Unread, one behind the other in the memfd; see FetchState
+	Sizes   [2]uint64 // with StateFD: of State and of Unread, one behind the other in the memfd; see Fetch
 	Cut     bool      // as received: the descriptors that came with it are missing, because this process may have no more
 	Unread  []byte    // bytes out of the receive queue that State does not account for: the next owner reads them first
 }

@@ -205,7 +205,7 @@ func beat() []byte {
 	return d
 }
 
-// A lossy link goes down exactly where as many answers in a row are missing as the multiplier says, and as often as FalseAlarms
+// A lossy link goes down exactly where as many answers in a row are missing as the multiplier says, and as often as falseAlarms
 // says on average.
 func TestLoss(t *testing.T) {
 	b := newBench(t)

@@ -49,7 +49,7 @@ type Point struct{ X, Y float64 }
 // Link is one direction of an adjacency. Parallel ones differ in their index only.
 type Link struct {
 	From, To int    // indices in Nodes
-	Metric   uint32 // 1 to MaxMetric
+	Metric   uint32 // 1 to maxMetric
 	Reverse  int    // index in Links of the other direction, which fails with this one
 	// LAN names the medium if more than two routers may share it: the adjacencies of one router on one LAN
 	// use one interface, and fail with it.

@@ -16,7 +16,7 @@ import (
 )
 
 // checkLabel says what is wrong with a new name. Names that are there may be any
-// keyOfLabel: previous versions took every byte.
+// of LabelKey: previous versions took every byte.
 func checkLabel(name string) error {
 	if _, err := engine.LabelKey(name); err != nil {
 		return err

@@ -13,7 +13,7 @@ import (
 // A million bindings are compared, and searched for what is twice there, by sorting
 // them: maps of as many keys would take most of a replace.
 
-// bindingOrder is where a binding comes among others: by compareBindings, in words that
+// bindingOrder is where a binding comes among others: IPv4 before IPv6, in words that
 // are quick to compare.
 type bindingOrder struct {
 	hi, lo uint64 // address; IPv4 in lo

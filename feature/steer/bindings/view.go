@@ -92,7 +92,7 @@ type bindingsFile struct {
 	Bindings []Binding `json:"bindings"`
 }
 
-// WriteBindings writes bindings as ParseBindings reads them.
+// WriteBindings writes bindings as parseBindings reads them.
 func WriteBindings(all []Binding) ([]byte, error) {
 	if all == nil {
 		all = []Binding{}

@@ -40,7 +40,7 @@ func (s State) OccupantMember(configured *service.Member) *service.Member {
 }
 
 // Slot names a slot of a published service. Scope is the directory of its
-// network namespace (ServiceState.Scope).
+// network namespace (state.Service.Scope).
 type Slot struct {
 	Scope   string
 	Service string

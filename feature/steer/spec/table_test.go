@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// held counts the buckets of each slot, and those that differ from before.
+// heldAndMoved counts the buckets of each slot, and those that differ from before.
 func heldAndMoved(t testing.TB, before, table []uint16, slots int) (held []int, moved int) {
 	t.Helper()
 	held = make([]int, slots)

@@ -146,7 +146,7 @@ type DeviceFilter struct {
 // errFilter says that a filter's values make no sense.
 var errFilter = errors.New("no such filter")
 
-// Check returns an error that wraps ErrFilter.
+// Check returns an error that wraps errFilter.
 func (f DeviceFilter) Check() error {
 	if f.Missing != "" && f.Missing != "udp" && f.Missing != "tcp" {
 		return fmt.Errorf("%w: --missing %s: want udp or tcp", errFilter, f.Missing)

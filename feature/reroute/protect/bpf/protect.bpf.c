@@ -60,7 +60,7 @@ struct {
 	__type(value, struct reroute_tally);
 } reroute_counts SEC(".maps");
 
-/* Destination → repair, of what the kernel would route to a protected link: see accel.go. */
+/* Destination → repair, of what the kernel would route to a protected link: see fast.go. */
 TABLE_MAPS(fast)
 
 /* CLOCK_MONOTONIC in ns until when the routes of that table are known to be the kernel's. */
