@@ -3,6 +3,7 @@
 package steer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -25,9 +26,13 @@ import (
 // OutagesOfBindings says which traffic, served now, ReplaceBindings, or AddBindings with keep, would lead to a service without a
 // socket for it. The plan has no steps.
 func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, want []bindings.Binding, keep bool) (plan feature.Plan, err error) {
-	s, err := readServed(ctx, r, record.Scope(ns))
-	if err != nil || !slices.ContainsFunc(want, func(b bindings.Binding) bool { return !s.serves(b.Service, b) }) {
+	s, err := readServed(r, record.Scope(ns))
+	if err != nil {
 		return plan, err
+	}
+	defer s.Close()
+	if !slices.ContainsFunc(want, func(b bindings.Binding) bool { return !s.serves(b.Service, b) }) {
+		return plan, s.err
 	}
 	diff, err := bindings.DiffBindings(r, record.Scope(ns), want, keep)
 	if err != nil {
@@ -51,6 +56,9 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 			return err
 		}
 		for _, b := range diff.Added {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
 			if s.serves(b.Service, b) || enough(&plan) {
 				continue
 			}
@@ -74,7 +82,7 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 		}
 		return nil
 	})
-	return plan, err
+	return plan, cmp.Or(err, s.err)
 }
 
 // owners returns a function that names the service from which a new binding takes its prefix, or a part of it; "" for none.
@@ -115,54 +123,79 @@ func addrs(b bindings.Binding, local []netip.Prefix) (out []netip.Addr) {
 	return out
 }
 
-// servedNow are the services of a namespace that reach a socket.
+// servedNow tells which services of a namespace reach a socket. It reads those that it is asked for: there may be 65,536, and
+// a binding is a matter of milliseconds.
 type servedNow struct {
-	slots map[string]bool                   // configured; false: some of their traffic meets an empty slot
-	kinds map[string][engine.KindsIPv4]bool // registered, with the kinds of their sockets
+	instances map[string]kernel.Instance // of configured services, by name
+	reader    *state.Reader              // without counters and queues
+	bound     *bindings.View             // nil where nothing was ever bound or registered
+	slots     map[string]bool            // configured; false: some of their traffic meets an empty slot
+	sockets   map[kindOfService]bool     // registered
+	err       error                      // the first of bound
 }
 
-func readServed(ctx context.Context, r *kernel.Root, scope string) (s servedNow, err error) {
-	s = servedNow{map[string]bool{}, map[string][engine.KindsIPv4]bool{}}
+type kindOfService struct {
+	name string
+	kind uint32 // as engine.KindOfPacket numbers them
+}
+
+func readServed(r *kernel.Root, scope string) (*servedNow, error) {
 	all, err := r.Instances(spec.Name)
 	if err != nil {
-		return s, err
+		return nil, err
 	}
-	reader := state.NewReader(r) // without counters and queues: a binding is a matter of milliseconds
-	defer reader.Close()
+	s := &servedNow{instances: map[string]kernel.Instance{}, slots: map[string]bool{}, sockets: map[kindOfService]bool{}}
 	for _, i := range all {
-		if ctx.Err() != nil {
-			return s, ctx.Err()
+		if i.Scope == scope && kernel.ValidName(i.Name) {
+			s.instances[i.Name] = i
 		}
-		if i.Scope != scope || !kernel.ValidName(i.Name) {
-			continue
-		}
-		x, err := reader.Service(i)
-		// A damaged one cannot be asked, and keeps no other from being bound: status tells of it.
-		s.slots[i.Name] = err != nil || x.Bypassed || sum(lostTo(x.Record, emptyReasons(&x))) == 0
 	}
-	named, err := bindings.Registered(r, scope, false)
-	for _, n := range named {
-		var have [engine.KindsIPv4]bool
-		for kind := range have {
-			have[kind] = slices.ContainsFunc(n.Sockets, func(k bindings.RegisteredSocket) bool { return k.Kind == bindings.KindName(uint32(kind)) })
-		}
-		s.kinds[n.Service] = have
+	if s.bound, err = bindings.OpenView(r, scope); err != nil && !errors.Is(err, kernel.ErrNotExist) {
+		return nil, err
 	}
-	return s, err
+	s.reader = state.NewReader(r)
+	return s, nil
+}
+
+// Close closes what was opened to read.
+func (s *servedNow) Close() {
+	if s.bound != nil {
+		s.bound.Close()
+	}
+	s.reader.Close()
 }
 
 // lack says why some traffic of a service meets no socket, and the remedy.
-func (s servedNow) lack(name string) (lack, remedy string) {
-	if _, configured := s.slots[name]; configured {
+func (s *servedNow) lack(name string) (lack, remedy string) {
+	if _, configured := s.instances[name]; configured {
 		return "has a slot without a member", "start the member, or use on_empty: next or pass"
 	}
 	return "has no socket for it", "weir steer register " + name + " first"
 }
 
 // serves says whether the traffic of a binding reaches a socket of the service.
-func (s servedNow) serves(name string, b bindings.Binding) bool {
-	if served, configured := s.slots[name]; configured {
+func (s *servedNow) serves(name string, b bindings.Binding) bool {
+	if i, configured := s.instances[name]; configured {
+		served, known := s.slots[name]
+		if !known {
+			x, err := s.reader.Service(i)
+			// A damaged one cannot be asked, and keeps no other from being bound: status tells of it.
+			served = err != nil || x.Bypassed || sum(lostTo(x.Record, emptyReasons(&x))) == 0
+			s.slots[name] = served
+		}
 		return served
 	}
-	return s.kinds[name][engine.KindOfPacket(b.Proto == unix.IPPROTO_TCP, b.Prefix.Addr().Is6())]
+	if s.bound == nil {
+		return false
+	}
+	k := kindOfService{name, engine.KindOfPacket(b.Proto == unix.IPPROTO_TCP, b.Prefix.Addr().Is6())}
+	has, known := s.sockets[k]
+	if !known {
+		var err error
+		if has, err = s.bound.HasSocket(k.name, k.kind); err != nil && s.err == nil {
+			s.err = err
+		}
+		s.sockets[k] = has
+	}
+	return has
 }

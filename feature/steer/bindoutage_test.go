@@ -9,8 +9,10 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/feature/steer/bindings"
+	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/kernel"
 )
 
 // Bindings that lead served traffic to a service without a socket say so: that of a process at the port, and that of the
@@ -64,4 +66,31 @@ func TestBindingsBesideDamage(t *testing.T) {
 	}
 	w.cfg.Services[0].Name, w.cfg.Services[0].Engine = "other", spec.EngineSkLookup
 	w.planned() // panicked
+}
+
+// A binding reads the services that it is about, not all of them: there may be 65,536, and reading them took seconds.
+func TestBindingsReadTheirServices(t *testing.T) {
+	a := startSink(t, "udp4=0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9992")
+	w.apply()
+	w.register("full", a, "udp4 0.0.0.0:9991")
+	w.bind("full udp 127.0.1.0/24 9000")
+	w.locked(func(l *kernel.WriteLock) error {
+		e, err := engine.OpenEngine(l, record.Scope(here(t)), spec.EngineSkLookup)
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		labels := &engine.Labels{Maps: e.Pins.Maps}
+		return labels.Put("unreadable", engine.Label{ID: engine.MaxNamed, Bindings: 1})
+	})
+	if _, err := bindings.Registered(w.root, record.Scope(here(t)), false); err == nil {
+		t.Fatal("a service whose number is none can be read")
+	}
+	for text, outages := range map[string]int{"full udp 127.0.2.0/24 9000": 0, "none udp 127.0.1.0/24 9000": 1} {
+		plan, err := OutagesOfBindings(t.Context(), w.root, here(t), []bindings.Binding{binding(t, text)}, true)
+		if err != nil || len(plan.Outages) != outages {
+			t.Errorf("%s: %q, %v", text, plan.Outages, err)
+		}
+	}
 }

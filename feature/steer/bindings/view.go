@@ -65,6 +65,16 @@ func OpenView(r *kernel.Root, scope string) (*View, error) {
 	return v, nil
 }
 
+// HasSocket says whether a socket of a kind, as engine.KindOfPacket numbers them, is registered for a service.
+func (v *View) HasSocket(name string, kind uint32) (bool, error) {
+	x, ok, err := v.Labels.Get(name)
+	if err != nil || !ok {
+		return false, err
+	}
+	e := &engine.Engine{Pins: v.Pins}
+	return e.Given(x.ID, kind) != 0, nil
+}
+
 // Close closes the maps.
 func (v *View) Close() {
 	v.Bound.Close()

@@ -3,10 +3,10 @@
 package state
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature/steer/bindings"
@@ -27,7 +27,7 @@ const MaxTold = 5
 // there and serve something else and, where every port is bound, answers to this host's
 // own requests.
 func BindingConflicts(r *kernel.Root, ns *netns.Handle, bindings ...bindings.Binding) (warnings []string) {
-	own := registeredCookies(r, ns)
+	own := sync.OnceValue(func() map[uint64]bool { return registeredCookies(r, ns) }) // of up to 65,536 services
 	_ = ns.Do(func() error {
 		routes, err := service.LocalRoutes(netlink.FAMILY_ALL, unix.RTN_LOCAL)
 		if err != nil {
@@ -50,7 +50,7 @@ func BindingConflicts(r *kernel.Root, ns *netns.Handle, bindings ...bindings.Bin
 			if b.Proto == unix.IPPROTO_UDP {
 				warnings = append(warnings, fmt.Sprintf("%s takes every UDP port of this host's address %s, those that its own requests are sent from as well: answers of DNS, NTP and the like to unconnected sockets go to %s. Bind single ports instead", b, here[0], b.Service))
 			}
-			warnings = append(warnings, socketConflicts(b, here, own)...)
+			warnings = append(warnings, socketConflicts(b, here, own())...)
 		}
 		return nil
 	})
@@ -113,7 +113,7 @@ func registeredCookies(r *kernel.Root, ns *netns.Handle) map[uint64]bool {
 		}
 		o.Close()
 	}
-	named, _ := bindings.NamedServices(context.Background(), r, record.Scope(ns))
+	named, _ := bindings.Registered(r, record.Scope(ns), false)
 	for _, n := range named {
 		for _, s := range n.Sockets {
 			own[s.Cookie] = true
