@@ -175,8 +175,6 @@ func (l *limits) allow(text, who string, words uint64, later func(missing int), 
 		}
 	}
 	b := m.party(who, now)
-	b.fill(now, partyRate, partyBurst)
-	m.all.fill(now, messageRate, messageBurst)
 	same := b.line(words, now)
 	if same.times >= maxRepeats && now.Sub(same.logged) < repeatEvery {
 		same.suppressed++
@@ -184,17 +182,28 @@ func (l *limits) allow(text, who string, words uint64, later func(missing int), 
 		l.tellLater()
 		return false, 0
 	}
-	if b.tokens < 1 || m.all.tokens < 1 {
+	if !m.spend(b, now) {
 		b.suppressed++
 		l.tellLater()
 		return false, 0
 	}
-	b.tokens--
-	m.all.tokens--
 	same.times++
+	b.said = now
 	missing = b.suppressed + same.suppressed
 	same.logged, same.suppressed, b.suppressed = now, 0, 0
 	return true, missing
+}
+
+// spend spends the tokens of a line of a party, if there are any.
+func (m *message) spend(b *lines, now time.Time) bool {
+	b.fill(now, partyRate, partyBurst)
+	m.all.fill(now, messageRate, messageBurst)
+	if b.tokens < 1 || m.all.tokens < 1 {
+		return false
+	}
+	b.tokens--
+	m.all.tokens--
+	return true
 }
 
 // tellLater starts the time after which tell runs. l.mu is held.
@@ -226,6 +235,18 @@ func (m *message) party(who string, now time.Time) *lines {
 	return m.parties[who]
 }
 
+// said is when what was logged last about each party happened. Lines about none, or about those beyond maxParties, are of many.
+func (l *limits) said() map[string]time.Time {
+	said := map[string]time.Time{}
+	for _, m := range l.messages {
+		for who, b := range m.parties {
+			said[who] = later(said[who], b.said)
+		}
+	}
+	delete(said, "")
+	return said
+}
+
 // tell logs, once a message, how many lines were suppressed and not counted since.
 func (l *limits) tell() {
 	l.mu.Lock()
@@ -233,9 +254,10 @@ func (l *limits) tell() {
 	now := time.Now()
 	missing := map[string]int{}
 	var paused []latest
+	said := l.said()
 	for text, m := range l.messages {
-		for _, b := range m.parties {
-			paused = append(paused, b.paused(now)...)
+		for who, b := range m.parties {
+			paused = append(paused, m.paused(b, said[who], now)...)
 			n, more := b.untold()
 			missing[text] += n
 			if more {

@@ -123,28 +123,64 @@ func TestRepeats(t *testing.T) {
 	})
 }
 
-// The latest word about what flaps is logged, however often it was said before.
+// The latest word about what flaps stands last in the log, however often it was said before.
 func TestLatestOfAFlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, every := range []time.Duration{time.Second, 3 * time.Second, 12 * time.Second} {
-			var out output
-			log := Limit(slog.New(slog.NewTextHandler(&out, nil)))
-			const flaps = 100
-			for range flaps {
-				log.Warn("packets are dropped", "name", "a")
-				time.Sleep(every)
-				log.Info("packets have a way again", "name", "a")
-				time.Sleep(every)
+			for changes := 180; changes <= 220; changes++ {
+				var out output
+				log := Limit(slog.New(slog.NewTextHandler(&out, nil)))
+				words := []string{"packets are dropped", "packets have a way again"}
+				for i := range changes {
+					log.Warn(words[i%2], "name", "a")
+					time.Sleep(every)
+				}
+				time.Sleep(pause + 2*tellAfter)
+				var lines []string
+				for line := range strings.Lines(out.String()) {
+					if !strings.Contains(line, "log lines suppressed") {
+						lines = append(lines, line)
+					}
+				}
+				if last := lines[len(lines)-1]; !strings.Contains(last, words[(changes-1)%2]) {
+					t.Errorf("%d changes, every %s: the last of %d lines is %q", changes, every, len(lines), last)
+				}
+				if every < pause/2 && len(lines) > changes/2 {
+					t.Errorf("%d changes, every %s: %d lines", changes, every, len(lines))
+				}
 			}
-			log.Warn("packets are dropped", "name", "a")
-			time.Sleep(pause + 2*tellAfter)
-			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-			if last := lines[len(lines)-1]; !strings.Contains(last, "packets are dropped") {
-				t.Errorf("every %s: the last of %d lines is %q", every, len(lines), last)
+		}
+	})
+}
+
+// Lines that are logged after a pause are bounded like others.
+func TestPausesOfManyParties(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out output
+		log := Limit(slog.New(slog.NewTextHandler(&out, nil)))
+		const parties = 600
+		flood := func(from, to int) {
+			for uid := from; uid < to; uid++ {
+				log.Warn("refused", "uid", uid)
 			}
-			if every < pause/2 && len(lines) > flaps {
-				t.Errorf("every %s: %d lines of %d", every, len(lines), 2*flaps)
-			}
+		}
+		for range maxRepeats {
+			flood(0, parties)
+			time.Sleep(repeatEvery - time.Second)
+		}
+		flood(0, parties)      // suppressed
+		for range partyBurst { // all tokens
+			flood(parties, maxParties)
+		}
+		before := countLines(&out, "msg=refused")
+		const wait = pause + 2*tellAfter
+		time.Sleep(wait)
+		if n := countLines(&out, "msg=refused") - before; n > messageRate*int(wait/time.Second) {
+			t.Errorf("%d lines in %s after a pause", n, wait)
+		}
+		time.Sleep(2 * parties / messageRate * time.Second)
+		if n := countLines(&out, "msg=refused") - before; n < parties {
+			t.Errorf("%d lines of %d are logged after a pause", n, parties)
 		}
 	})
 }

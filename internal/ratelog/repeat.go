@@ -12,6 +12,7 @@ import (
 type lines struct {
 	bucket
 	same map[uint64]*line // by their words
+	said time.Time        // when what the latest logged one tells happened
 }
 
 // line is one line, in all its words.
@@ -80,17 +81,35 @@ func (b *lines) pending() (n int) {
 	return n
 }
 
-// paused are the lines that were suppressed and do not repeat any more, to be logged. Each counts those before it.
-func (b *lines) paused(now time.Time) (out []latest) {
+// paused are the lines that were suppressed and do not repeat any more, to be logged as far as there are tokens. Each counts
+// those before it. One that happened before what was logged last about the party, at said, is not logged but counted: what
+// stands last in the log is the latest.
+func (m *message) paused(b *lines, said, now time.Time) (out []latest) {
 	for _, l := range b.same {
 		if l.suppressed == 0 || now.Sub(l.latest) < pause {
 			continue
 		}
+		if l.latest.Before(said) {
+			b.suppressed += l.suppressed
+			l.suppressed, l.later = 0, nil
+			continue
+		}
+		if !m.spend(b, now) {
+			continue
+		}
 		log, missing := l.later, l.suppressed-1+b.suppressed
 		out = append(out, latest{l.latest, func() { log(missing) }})
+		b.said = later(b.said, l.latest)
 		l.logged, l.suppressed, l.later, b.suppressed = now, 0, nil, 0
 	}
 	return out
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 // untold is how many suppressed lines no line is going to tell, which are told now. more says that some wait for a line that
