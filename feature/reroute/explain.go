@@ -97,7 +97,11 @@ func verdict(p protect.PathState, to netip.Addr) feature.Verdict {
 		v.Text, v.Warning = fmt.Sprintf("%s, and no way is left for %s packets: %s", link, version, p.Remedy), true
 		v.Result = fmt.Sprintf("dropped: path %s has no way left", p.Name)
 	case i < 0:
-		v.Text, v.Warning = fmt.Sprintf("%s, and no repair is for %s packets: they stay on it", link, version), true
+		lack := "no repair is for %s packets"
+		if slices.ContainsFunc(p.Repairs, suits) { // of a shadow, which drops nothing
+			lack = "no repair for %s packets may be used"
+		}
+		v.Text, v.Warning = fmt.Sprintf("%s, and "+lack+": they stay on it", link, version), true
 	case p.Shadow:
 		v.Text = fmt.Sprintf("%s; the packet would be rerouted by %s to %s, but the path is a shadow: it stays on the link", link, p.Repairs[i].Device, p.Repairs[i].Via)
 	default:

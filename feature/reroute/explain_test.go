@@ -14,11 +14,14 @@ import (
 // Explain says by which link a forwarded packet leaves: the link, its repair, or none.
 func TestExplain(t *testing.T) {
 	w := newWorld(t)
-	w.apply(fmt.Sprintf(`
+	apply := func(shadow bool) {
+		w.apply(fmt.Sprintf(`
 reroute:
-  - {name: there, netns: %[1]s, interface: r12, repairs: [{segments: [fc00:3::e, fc00:2::d6], interface: r13, via: "fd00:13::3"}]}
+  - {name: there, netns: %[1]s, interface: r12, shadow: %[2]t, repairs: [{segments: [fc00:3::e, fc00:2::d6], interface: r13, via: "fd00:13::3"}]}
   - {name: around, netns: %[1]s, interface: r13, repairs: [{interface: r12, via: "fd00:12::2"}]}
-`, w.name[w.r1]))
+`, w.name[w.r1], shadow))
+	}
+	apply(false)
 	explain := func(to string) []feature.Verdict {
 		t.Helper()
 		p, err := feature.ParsePacket("udp", "[fd00:a::2]:9001", to)
@@ -52,4 +55,6 @@ reroute:
 	check("link r12 may not be used (drained): the packet is rerouted by r13 to fd00:13::3", "forwarded to fd00:d::2, rerouted by r13 to fd00:13::3", false)
 	drain("around")
 	check("no way is left for IPv6 packets", "dropped: path there has no way left", true)
+	apply(true)
+	check("no repair for IPv6 packets may be used: they stay on it", "", true)
 }
