@@ -23,6 +23,9 @@ func (w *watcher) tellDropped() {
 		}
 		left.Add(r.Flags&flagFor4 != 0, r.Flags&flagFor6 != 0, w.words.Get(r.Watch).Reasons())
 	}
+	if len(of) == 0 && len(w.dropping) == 0 {
+		return
+	}
 	if w.dropping == nil {
 		w.dropping = map[string]string{}
 	}
@@ -31,17 +34,20 @@ func (w *watcher) tellDropped() {
 		if left == nil {
 			left = &links.WaysLeft{}
 		}
-		packets, args := strings.Join(left.Dropped(), ", "), []any{"path", p.Name, "interface", p.Device}
+		packets := strings.Join(left.Dropped(), ", ")
+		if packets == w.dropping[p.Name] {
+			continue
+		}
+		args := []any{"path", p.Name, "interface", p.Device}
 		if w.Netns != "" {
 			args = append(args, "netns", w.Netns)
 		}
-		switch was := w.dropping[p.Name]; {
-		case packets == was:
-		case packets != "":
-			w.log.Warn("packets are dropped, no way is left: a link and all ways around it may not be used", append(args, "packets", packets, "remedy", left.Remedy())...)
-		default:
+		if packets == "" {
 			w.log.Info("packets have a way again", args...)
+			delete(w.dropping, p.Name)
+			continue
 		}
+		w.log.Warn("packets are dropped, no way is left: a link and all ways around it may not be used", append(args, "packets", packets, "remedy", left.Remedy())...)
 		w.dropping[p.Name] = packets
 	}
 }
