@@ -25,6 +25,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"github.com/weir-project/weir/feature/handoff/lb/attachment"
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
@@ -93,25 +94,31 @@ func (o Options) filled() Options {
 	return o
 }
 
+// devices are those at which lb_in is attached: all interfaces, and the tunnels' device.
+func (o Options) devices() []string {
+	if o.TunnelMTU > 0 {
+		return append(slices.Clone(o.Devices), o.Tunnel)
+	}
+	return o.Devices
+}
+
 // build makes the devices, loads the programs, over maps that there are already if share has them, and attaches them.
 func (f *DataPath) build(o Options, share map[string]*ebpf.Map) (err error) {
 	o = o.filled()
 	if f.buffer, err = newBufferDevice(o.BufferDevice, f.stays); err != nil {
 		return err
 	}
-	devices := slices.Clone(o.Devices)
 	if o.TunnelMTU > 0 {
 		f.tunnelMTU = o.TunnelMTU
 		if f.tunnel, err = tunnel.NewLB(o.Tunnel, o.TunnelMTU); err != nil {
 			return err
 		}
-		devices = append(devices, o.Tunnel)
 	}
 	if err := f.load(share, o.StartupTimeout); err != nil {
 		return err
 	}
 	f.links = map[string]kernel.Link{}
-	if err := f.attachDevices(devices, share != nil); err != nil {
+	if err := f.attachDevices(o.devices(), share != nil); err != nil {
 		return err
 	}
 	return errors.Join(f.attach(kernel.TCX{Ifindex: f.buffer.Ifindex, Device: o.BufferDevice}, f.maps.LbAgain),
@@ -161,7 +168,7 @@ var hasTCX = func() bool { return kernel.TCXLink.Check() == nil }
 
 func (f *DataPath) attach(a kernel.TCX, prog *ebpf.Program) error {
 	if !hasTCX() {
-		c := clsact(a.Ifindex, a.Egress)
+		c := attachment.Filter(a.Ifindex, a.Egress)
 		f.filters = append(f.filters, c)
 		return c.Attach(prog)
 	}
@@ -169,29 +176,8 @@ func (f *DataPath) attach(a kernel.TCX, prog *ebpf.Program) error {
 	if err != nil {
 		return err
 	}
-	f.links[linkName(a.Ifindex, a.Egress)] = l
+	f.links[attachment.Link(a.Ifindex, a.Egress)] = l
 	return nil
-}
-
-// clsact is a program's place where the kernel has no tcx (before 6.6): a filter of the device, which stays with it, and which the
-// next life of the load balancer exchanges.
-func clsact(ifindex int, egress bool) kernel.Clsact {
-	name := "weir_lb_in"
-	if egress {
-		name = "weir_lb_out"
-	}
-	return kernel.Clsact{Ifindex: ifindex, Name: name, Egress: egress}
-}
-
-// detach takes away filters that no link holds. Those of the load balancer's own devices go with these.
-func detach(o Options) error {
-	var errs []error
-	for _, name := range o.Devices {
-		if i, err := net.InterfaceByName(name); err == nil { // else it has gone, and its filter
-			errs = append(errs, clsact(i.Index, false).Detach(true))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // Close ends the data path, unless it is pinned: packets go where the kernel's routes lead them.

@@ -7,12 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/lb/attachment"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -94,20 +94,11 @@ func deviceFaults(root *kernel.Root, inst kernel.Instance) (out []DeviceFault) {
 			switch {
 			case err != nil:
 				out = append(out, DeviceFault{Device: name, Reason: "there is no such interface"})
-			case !runsAt(i.Index, links):
+			case !attachment.Runs(i.Index, links):
 				out = append(out, DeviceFault{Device: name, Reason: "no program of the load balancer is attached"})
 			}
 		}
 		return nil
 	})
 	return out
-}
-
-// runsAt reports whether the program for packets from outside is attached at an interface of the caller's network namespace.
-func runsAt(ifindex int, links []string) bool {
-	if len(links) > 0 {
-		return slices.Contains(links, linkName(ifindex, false))
-	}
-	program, err := clsact(ifindex, false).Program()
-	return err != nil || program != 0
 }

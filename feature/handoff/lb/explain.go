@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/lb/attachment"
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/explain"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
@@ -51,8 +52,10 @@ func explainOne(ctx context.Context, r *kernel.Root, i kernel.Instance, p featur
 	f := &DataPath{stays: true}
 	f.maps.LBMaps = maps
 	o := use.Spec.filled()
-	x := &explain.Explainer{Name: strings.TrimPrefix(i.Name, spec.PinPrefix), Maps: maps, Pins: use.Pins, Netns: use.Netns, Packet: p, Devices: o.Devices, Buffer: o.BufferDevice,
-		At:     func(ifindex int) (string, kernel.Clsact) { return linkName(ifindex, false), clsact(ifindex, false) },
+	x := &explain.Explainer{Name: strings.TrimPrefix(i.Name, spec.PinPrefix), Maps: maps, Pins: use.Pins, Netns: use.Netns, Packet: p, Devices: o.devices(), Buffer: o.BufferDevice,
+		At: func(ifindex int) (string, kernel.Clsact) {
+			return attachment.Link(ifindex, false), attachment.Filter(ifindex, false)
+		},
 		Bucket: func(client netip.AddrPort) int { return Key{Client: client}.bucket() },
 		Flow: func(client netip.AddrPort, service int) (explain.Flow, bool, error) {
 			fl, err := f.Flow(Key{client, service})
@@ -63,7 +66,7 @@ func explainOne(ctx context.Context, r *kernel.Root, i kernel.Instance, p featur
 				Buffered: fl.Buffered, Seen: fl.Seen, Until: fl.Until}, err == nil, err
 		}}
 	if o.TunnelMTU > 0 {
-		x.Tunnel, x.Devices = o.Tunnel, append(o.Devices[:len(o.Devices):len(o.Devices)], o.Tunnel)
+		x.Tunnel = o.Tunnel
 	}
 	if x.Known, err = readKnown(ctx, r, i, use.Netns); err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/weir-project/weir/feature/handoff/lb/attachment"
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/internal/netns"
@@ -159,7 +160,7 @@ func remove(l *kernel.WriteLock, inst kernel.Instance, ns *netns.Handle) error {
 		return err
 	}
 	o := rec.Spec.filled()
-	if err := ns.Do(func() error { return errors.Join(detach(o), removeDevices(o)) }); err != nil {
+	if err := ns.Do(func() error { return errors.Join(attachment.Detach(o.Devices), removeDevices(o)) }); err != nil {
 		return err
 	}
 	return store.Remove(l, inst)
@@ -185,7 +186,7 @@ func removeUnread(l *kernel.WriteLock, inst kernel.Instance, ns *netns.Handle) e
 	err := ns.Do(func() error {
 		all, err := net.Interfaces()
 		for _, i := range all {
-			err = errors.Join(err, clsact(i.Index, false).Detach(false))
+			err = errors.Join(err, attachment.Filter(i.Index, false).Detach(false))
 		}
 		return errors.Join(err, removeDevices(Options{}.filled()))
 	})

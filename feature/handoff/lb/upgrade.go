@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/lb/attachment"
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/kernel"
@@ -58,8 +59,8 @@ func exchange(l *kernel.WriteLock, u *instances.InUse[Options]) error {
 	if err != nil {
 		return fmt.Errorf("the device of buffered packets, %s: %w: weir serve makes it anew", o.BufferDevice, err)
 	}
-	filters := tcFilters(o, buffer.Index)
-	at, err := attached(u.Pins, names, filters)
+	filters := attachment.Filters(o.devices(), buffer.Index)
+	at, err := attachment.Running(u.Pins, names, filters)
 	if err != nil {
 		return err
 	}
@@ -69,7 +70,7 @@ func exchange(l *kernel.WriteLock, u *instances.InUse[Options]) error {
 	}
 	defer p.Close()
 	for _, name := range names {
-		if err := moveLink(u.Pins, name, p.Programs[programAt(name, buffer.Index)]); err != nil {
+		if err := attachment.Move(u.Pins, name, p.Programs[attachment.Program(name, buffer.Index)]); err != nil {
 			return err
 		}
 		kernel.Step("lb:moved")
@@ -78,71 +79,12 @@ func exchange(l *kernel.WriteLock, u *instances.InUse[Options]) error {
 		return nil
 	}
 	for _, f := range filters {
-		if err := f.Attach(p.Programs[programAt(linkName(f.Ifindex, f.Egress), buffer.Index)]); err != nil {
+		if err := f.Attach(p.Programs[attachment.Program(attachment.Link(f.Ifindex, f.Egress), buffer.Index)]); err != nil {
 			return err
 		}
 	}
 	l.NoteFilters(u.Instance, filters)
 	return nil
-}
-
-func moveLink(pins *kernel.Opened, name string, to *ebpf.Program) error {
-	ln, err := pins.Link(name)
-	if err != nil {
-		return err
-	}
-	defer ln.Close()
-	if err := kernel.MoveLink(ln, to); err != nil {
-		return fmt.Errorf("moving link %s to the new program: %w", name, err)
-	}
-	return nil
-}
-
-// linkName is what a link is pinned as.
-func linkName(ifindex int, egress bool) string {
-	if egress {
-		return fmt.Sprint("out", ifindex)
-	}
-	return fmt.Sprint("in", ifindex)
-}
-
-// programAt is the program of a link, by the interface of buffered packets.
-func programAt(link string, buffer int) string {
-	switch link {
-	case linkName(buffer, false):
-		return "lb_again"
-	case linkName(buffer, true):
-		return "lb_own"
-	}
-	return "lb_in"
-}
-
-// tcFilters are those of a load balancer without links.
-func tcFilters(o Options, buffer int) []kernel.Clsact {
-	out := []kernel.Clsact{clsact(buffer, false), clsact(buffer, true)}
-	devices := o.Devices
-	if o.TunnelMTU > 0 {
-		devices = append(devices[:len(devices):len(devices)], o.Tunnel)
-	}
-	for _, name := range devices {
-		if i, err := net.InterfaceByName(name); err == nil { // else it has gone, and its filter
-			out = append(out, clsact(i.Index, false))
-		}
-	}
-	return out
-}
-
-// attached is the id of a program that runs: all use the same maps.
-func attached(pins *kernel.Opened, names []string, filters []kernel.Clsact) (uint32, error) {
-	if len(names) == 0 {
-		return filters[0].Program()
-	}
-	ln, err := pins.Link(names[0])
-	if err != nil {
-		return 0, err
-	}
-	defer ln.Close()
-	return kernel.LinkProgram(ln)
 }
 
 // programs loads this weir's over the maps that are pinned, and over the agent's ring of learned flows.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/featuretest"
+	"github.com/weir-project/weir/feature/handoff/lb/attachment"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/kerneltest"
@@ -102,7 +103,7 @@ func (s *scene) programs(t *testing.T, root *kernel.Root) (out []uint32) {
 		return out
 	}
 	do(t, s.middle, func() error {
-		for _, f := range tcFilters(Options{Devices: s.devices}.filled(), s.f.buffer.Ifindex) {
+		for _, f := range attachment.Filters(s.devices, s.f.buffer.Ifindex) {
 			id, err := f.Program()
 			if err != nil || id == 0 {
 				return fmt.Errorf("%s: program %d, %w", f, id, err)
