@@ -197,25 +197,41 @@ func (f *DataPath) dropBackends(backends []Backend) error {
 			macs[bpf.LBLbMacKey{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC)}] = true
 		}
 	}
-	return errors.Join(dropEntries(f, f.maps.LbMacs, macs, stay), dropEntries(f, f.maps.LbTunnels, ends, stay))
+	return errors.Join(f.vacateOthers(stay), dropEntries(f.maps.LbMacs, macs), dropEntries(f.maps.LbTunnels, ends))
 }
 
-func dropEntries[K comparable](f *DataPath, m *ebpf.Map, keep map[K]bool, stay map[uint32]bool) error {
-	gone := map[K]uint32{}
+func dropEntries[K comparable](m *ebpf.Map, keep map[K]bool) error {
+	var gone []K
 	var k K
 	var number uint32
 	it := m.Iterate()
 	for it.Next(&k, &number) {
 		if !keep[k] {
-			gone[k] = number
+			gone = append(gone, k)
 		}
 	}
 	err := it.Err()
-	for k, number := range gone {
-		if !stay[number] {
-			err = errors.Join(err, f.vacate(move.Backend(number)))
-		}
+	for _, k := range gone {
 		err = errors.Join(err, m.Delete(k))
+	}
+	return err
+}
+
+// vacateOthers drops all backends but these. A backend may have got another number, or another backend its location: no other map
+// names the former number then.
+func (f *DataPath) vacateOthers(stay map[uint32]bool) error {
+	var gone []move.Backend
+	var number uint32
+	var b bpf.LBLbBackend
+	it := f.maps.LbBackends.Iterate()
+	for it.Next(&number, &b) {
+		if b.Ifindex != 0 && !stay[number] {
+			gone = append(gone, move.Backend(number))
+		}
+	}
+	err := it.Err()
+	for _, number := range gone {
+		err = errors.Join(err, f.vacate(number))
 	}
 	return err
 }
