@@ -244,10 +244,9 @@ func (f *DataPath) vacate(number move.Backend) error {
 	return f.maps.LbBackends.Put(uint32(number), bpf.LBLbBackend{})
 }
 
-// inheritVacant adds the vacant backends of an earlier life of the agent: flows name them, and no location is known of them.
-func (f *DataPath) inheritVacant() error {
-	owners := map[move.Backend]bool{}
-	err := f.Flows(func(_ Key, fl Flow) bool { owners[fl.Owner] = true; return true })
+// noteVacant adds backends that own flows and have no location: they went with an earlier life of the agent, or the partner has told of
+// their flows. One that is yet to be found is among them.
+func (f *DataPath) noteVacant(owners map[move.Backend]int) (err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for number := range owners {

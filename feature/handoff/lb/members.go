@@ -79,9 +79,6 @@ func (a *Agent) tend(ctx context.Context) {
 	if err := a.inherit(awaited); err != nil {
 		a.o.Log.Warn("it is not known which backends were well", "err", err)
 	}
-	if err := a.f.inheritVacant(); err != nil {
-		a.o.Log.Warn("it is not known which backends were removed", "err", err)
-	}
 	news := false // that nobody was told yet
 	for range (feature.Loop{Every: tendEvery, Wake: a.kick}).Turns(ctx) {
 		if time.Since(pinged) >= pingEvery {

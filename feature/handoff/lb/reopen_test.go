@@ -419,27 +419,6 @@ func TestRemovedBackendStays(t *testing.T) {
 	sent("in the end", other)
 }
 
-// Flows of a backend that went with an earlier life of the agent are balanced anew, too.
-func TestRemovedBackendOutlives(t *testing.T) {
-	sc, root := published(t)
-	_, k, owner, other := session(t, sc)
-	down(t, sc.hosts[owner-1], "w0")
-	if err := sc.f.SetBackends([]Backend{sc.f.backends[other-1]}); err != nil {
-		t.Fatal(err)
-	}
-	sc.f.Close()
-	sc.open(t, root)
-	sc.removal(t, owner, false)
-	nstest.Eventually(t, func() error {
-		forge(t, sc, k.Client, service4, tcpACK)
-		fl, err := sc.f.Flow(k)
-		if err == nil && fl.Owner != other {
-			err = fmt.Errorf("%+v: want backend %d's", fl, other)
-		}
-		return err
-	})
-}
-
 // An agent that knows of a backend no more waits for it to register, before it takes the backend's flows.
 func TestRemovedMayRegister(t *testing.T) {
 	const n = 7

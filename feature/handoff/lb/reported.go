@@ -78,8 +78,12 @@ func (a *Agent) beginCensus() *census {
 	return c
 }
 
-// endCensus takes the counts, and forgets backends that registered, have been away for idle_timeout, and have no flow.
+// endCensus takes the counts, notes owners that may have been removed, and forgets backends that registered, have been away for
+// idle_timeout, and have no flow.
 func (a *Agent) endCensus(c *census) {
+	if err := a.f.noteVacant(c.owned); err != nil {
+		a.o.Log.Warn("it is not known which backends were removed", "err", err)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.reports.End(c.unseen)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // addressOf is where a backend of a scene is.
@@ -27,5 +28,40 @@ func TestRenumberedBackend(t *testing.T) {
 	}
 	if fl, err := sc.f.Flow(k); err != nil || fl.Owner != number || fl.Epoch != 1 {
 		t.Errorf("%+v, %v: want backend %d's in epoch 1", fl, err, number)
+	}
+}
+
+// Flows of a backend that went with an earlier life of the agent are balanced anew, too, also if the partner tells of them later.
+func TestRemovedBackendOutlives(t *testing.T) {
+	for name, later := range map[string]bool{"flows of before": false, "flows of the partner": true} {
+		t.Run(name, func(t *testing.T) {
+			sc, root := published(t)
+			_, k, owner, other := session(t, sc)
+			down(t, sc.hosts[owner-1], "w0")
+			if err := sc.f.SetBackends([]Backend{sc.f.backends[other-1]}); err != nil {
+				t.Fatal(err)
+			}
+			if later {
+				if err := sc.f.maps.LbFlows.Delete(k.raw()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			sc.f.Close()
+			sc.open(t, root)
+			sc.removal(t, owner, false)
+			if later {
+				if err := sc.f.Learn(k, owner, 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			nstest.Eventually(t, func() error {
+				forge(t, sc, k.Client, service4, tcpACK)
+				fl, err := sc.f.Flow(k)
+				if err == nil && fl.Owner != other {
+					err = fmt.Errorf("%+v: want backend %d's", fl, other)
+				}
+				return err
+			})
+		})
 	}
 }
