@@ -73,13 +73,10 @@ func (f *DataPath) SetBackends(backends []Backend) error {
 		return err
 	}
 	for _, h := range backends {
-		errs = append(errs, f.putBackend(h)) // one whose interface has gone is not to keep the others from being set
+		errs = append(errs, f.occupy(h)) // one whose interface has gone is not to keep the others from being set
 	}
 	f.mu.Lock()
 	f.backends = slices.Clone(backends)
-	for _, h := range backends {
-		delete(f.vacant, h.Number)
-	}
 	f.mu.Unlock()
 	for _, id := range f.serviceIDs() {
 		errs = append(errs, f.spread(id))
@@ -150,6 +147,17 @@ func (f *DataPath) serves(backend move.Backend, service int) bool {
 	return of && slices.ContainsFunc(f.backends, func(h Backend) bool {
 		return h.Number == backend && (h.Services == nil || slices.Contains(h.Services, spec.ServiceNumber(service)))
 	})
+}
+
+// occupy sets a backend, which is not vacant then.
+func (f *DataPath) occupy(h Backend) error {
+	if err := f.putBackend(h); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.vacant, h.Number)
+	return nil
 }
 
 func (f *DataPath) putBackend(h Backend) error {

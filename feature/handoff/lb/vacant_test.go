@@ -5,6 +5,7 @@ package lb
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/weir-project/weir/feature/handoff/move"
@@ -63,5 +64,22 @@ func TestRemovedBackendOutlives(t *testing.T) {
 				return err
 			})
 		})
+	}
+}
+
+// A backend that cannot be set, for its interface has gone, is vacant still: when it is removed others get its flows.
+func TestVacantWithoutInterface(t *testing.T) {
+	sc := newScene(t)
+	both := slices.Clone(sc.f.backends)
+	gone := both[1]
+	gone.Interface = 1 << 20
+	for i, c := range []struct {
+		backends []Backend
+		fails    bool
+		vacant   bool
+	}{{both, false, false}, {both[:1], false, true}, {[]Backend{both[0], gone}, true, true}, {both[:1], false, true}, {both, false, false}} {
+		if err := sc.f.SetBackends(c.backends); (err != nil) != c.fails || sc.f.vacant[2] != c.vacant {
+			t.Errorf("step %d: vacant %v, %v: want %v, and that it fails: %v", i, sc.f.vacant, err, c.vacant, c.fails)
+		}
 	}
 }
