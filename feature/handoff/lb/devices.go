@@ -55,9 +55,12 @@ func (f *DataPath) awaitDevices(ctx context.Context) error {
 					changed = name + " has come"
 				}
 			}
-			// Nobody else makes it anew, and its routes go with it.
-			if _, err := netlink.LinkByIndex(f.buffer.Ifindex); errors.As(err, &netlink.LinkNotFoundError{}) {
+			// Nobody else makes these anew, and their routes go with them.
+			if missing(f.buffer.Ifindex) {
 				changed = "the device of buffered packets is gone"
+			}
+			if f.tunnel != 0 && missing(f.tunnel) {
+				changed = "the tunnels' device is gone"
 			}
 			return nil
 		})
@@ -66,6 +69,12 @@ func (f *DataPath) awaitDevices(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// missing reports whether an interface has gone from the caller's network namespace.
+func missing(ifindex int) bool {
+	_, err := netlink.LinkByIndex(ifindex)
+	return errors.As(err, &netlink.LinkNotFoundError{})
 }
 
 // deviceFaults are those of a pinned load balancer, as far as this process may see them: other faults tell of pins that cannot be read.
@@ -89,7 +98,7 @@ func deviceFaults(root *kernel.Root, inst kernel.Instance) (out []DeviceFault) {
 	}
 	defer ns.Close()
 	_ = ns.Do(func() error { // another network namespace than this process may enter has none
-		for _, name := range rec.Spec.Devices {
+		for _, name := range rec.Spec.filled().devices() {
 			i, err := net.InterfaceByName(name)
 			switch {
 			case err != nil:

@@ -10,7 +10,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/feature/handoff/tunnel"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -104,7 +106,7 @@ func TestDeviceFaults(t *testing.T) {
 func TestDevicesComeAndGo(t *testing.T) {
 	sc, root := newStage(t)
 	ca := peertest.NewAuthority(t)
-	const backends = "backends:\n  h1: {number: 1, address: 10.2.0.2}\n  h2: {number: 2, address: 10.2.1.2}\n"
+	const backends = "tunnel_mtu: 1450\nbackends:\n  h1: {number: 1, address: 10.2.0.2}\n  h2: {number: 2, address: 10.2.1.2}\n"
 	text, more := fileOf(ca, sc.devices, backends), fileOf(ca, append(slices.Clone(sc.devices), "late"), backends)
 	warns := func(want string) {
 		t.Helper()
@@ -135,21 +137,31 @@ func TestDevicesComeAndGo(t *testing.T) {
 	nstest.Cable(t, nstest.NewNetns(t), "w0", sc.middle, "late")
 	status(t, root, func(s Status) bool { return up(s) && len(s.Devices) == 0 })
 	talks()
-	// Its own, by which packets of the service are local to it, is made anew.
-	sc.drop(t, "weir-lb-buffer")
-	status(t, root, func(s Status) bool {
-		there := false
-		do(t, sc.middle, func() error {
-			_, err := netlink.LinkByName("weir-lb-buffer")
-			there = err == nil
-			return nil
+	// Its own are made anew: that by which packets of the service are local to it, and the tunnels'.
+	for _, own := range []string{"weir-lb-buffer", tunnel.Device} {
+		sc.drop(t, own)
+		status(t, root, func(s Status) bool {
+			there := false
+			do(t, sc.middle, func() error {
+				_, err := netlink.LinkByName(own)
+				there = err == nil
+				return nil
+			})
+			return there && up(s) && len(s.Devices) == 0
 		})
-		return there && up(s)
-	})
-	talks()
+		talks()
+	}
 	n := dial(t, sc.client, service4)
 	if _, err := ask(n, "a", patience); err != nil {
 		t.Error("a new connection:", err)
 	}
 	stop()
+	sc.drop(t, tunnel.Device)
+	if got := faults(t, root); got != "weir-tun: there is no such interface" {
+		t.Errorf("the tunnels' device is gone, and no agent runs: %s", got)
+	}
+	found, err := Feature{}.Examine(t.Context(), root)
+	if err != nil || !slices.ContainsFunc(found, func(f feature.Finding) bool { return f.Remedy == "run weir serve, which makes it anew" }) {
+		t.Errorf("doctor: %+v, %v", found, err)
+	}
 }

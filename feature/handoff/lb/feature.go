@@ -16,6 +16,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
+	"github.com/weir-project/weir/feature/handoff/tunnel"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
@@ -313,8 +314,12 @@ func (f Feature) Examine(ctx context.Context, r *kernel.Root) (out []feature.Fin
 	for _, s := range all {
 		answers[s.Name] = answers[s.Name] || s.Agent
 		for _, d := range s.Devices {
+			remedy := "bring the interface back, with weir serve running, or take it out of lb.devices"
+			if d.Device == tunnel.Device {
+				remedy = "run weir serve, which makes it anew"
+			}
 			out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: fmt.Sprintf("device %s of namespace %s: %s: its packets do not come to the load balancer", d.Device, s.Netns, d.Reason),
-				Remedy: "bring the interface back, with weir serve running, or take it out of lb.devices"})
+				Remedy: remedy})
 		}
 		if c := s.Certificate; c != nil && c.Problem != "" {
 			out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: "the new certificate is refused, the former one stays in use: " + c.Problem, Remedy: "fix the files of lb.tls"})
