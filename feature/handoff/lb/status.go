@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/report"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/kernel"
@@ -85,18 +86,24 @@ func (a *Agent) Status() (Status, error) {
 		s.Backends = append(s.Backends, v)
 	}
 	for _, number := range slices.Sorted(maps.Keys(owned)) { // of backends that have registered with a life before this one
-		s.Backends = append(s.Backends, BackendStatus{Name: a.names[number], Number: number, Flows: owned[number], Connected: a.backends[number] != nil, Reason: a.unknown()})
+		s.Backends = append(s.Backends, BackendStatus{Name: a.names[number], Number: number, Flows: owned[number], Connected: a.backends[number] != nil, Reason: a.unknown(number)})
 	}
 	return s, err
 }
 
-// unknown says why a backend that owns flows is none of the members. The caller holds mu.
-func (a *Agent) unknown() string {
+// unknown says why a backend that owns flows is none of the members, and what becomes of the flows. The caller holds mu.
+func (a *Agent) unknown(n move.Backend) string {
+	var b bpf.LBLbBackend
+	err := a.f.maps.LbBackends.Lookup(uint32(n), &b)
 	switch {
 	case !a.o.Manage:
 		return ""
+	case err == nil && b.Ifindex == 0 && b.Unwell == 1:
+		return "lb.backends does not name it; its flows go to other backends at their next packet"
 	case a.o.Register:
 		return "lb.backends does not name it, and it has not registered"
+	case a.pair != nil:
+		return "lb.backends does not name it; its flows go to other backends once the partner does not name it either"
 	}
-	return "lb.backends does not name it; its flows go to other backends at their next packet"
+	return "lb.backends does not name it; its flows go to other backends in a moment"
 }

@@ -3,12 +3,14 @@
 package lb
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
 
 	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
@@ -81,5 +83,35 @@ func TestVacantWithoutInterface(t *testing.T) {
 		if err := sc.f.SetBackends(c.backends); (err != nil) != c.fails || sc.f.vacant[2] != c.vacant {
 			t.Errorf("step %d: vacant %v, %v: want %v, and that it fails: %v", i, sc.f.vacant, err, c.vacant, c.fails)
 		}
+	}
+}
+
+// Status says what becomes of flows of a backend that no file names: they wait for the partner to name it no more.
+func TestStatusOfUnknown(t *testing.T) {
+	sc := newScene(t)
+	if err := errors.Join(sc.f.SetBackends(sc.f.backends[:1]), sc.f.Learn(Key{Client: netip.MustParseAddrPort("10.1.0.77:5555")}, 2, 0)); err != nil {
+		t.Fatal(err)
+	}
+	a, err := NewAgent(sc.f, AgentOptions{Name: "lb", TLS: peertest.NewAuthority(t).TLS("lb"), Manage: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	says := func(want string) {
+		t.Helper()
+		if s, err := a.Status(); err != nil || len(s.Backends) != 1 || s.Backends[0].Reason != "lb.backends does not name it"+want {
+			t.Errorf("%+v, %v: want backend 2 alone, and of it %q", s.Backends, err, want)
+		}
+	}
+	says("; its flows go to other backends in a moment")
+	a.pair = newPairing()
+	says("; its flows go to other backends once the partner does not name it either")
+	a.o.Register = true
+	says(", and it has not registered")
+	if err := sc.f.removeBackend(2); err != nil {
+		t.Fatal(err)
+	}
+	for _, register := range []bool{true, false} { // it may register within idle_timeout
+		a.o.Register = register
+		says("; its flows go to other backends at their next packet")
 	}
 }
