@@ -61,7 +61,7 @@ func TestFilterBesideServices(t *testing.T) {
 		`weir_filter_packets_total{action="drop",filter="guarded",hook="nft",netns="[^"]*",rule="others"} 2`,
 		`weir_filter_packets_total{action="pass",filter="guarded",hook="nft",netns="[^"]*",rule=""} [1-9]`,
 		`weir_filter_bytes_total{action="drop",filter="guarded",hook="nft",netns="[^"]*",rule="others"} 58`,
-		`weir_filter_last_match_seconds{action="drop",filter="guarded",hook="nft",netns="[^"]*",rule="others"} 1`,
+		`weir_filter_last_match_timestamp_seconds{action="drop",filter="guarded",hook="nft",netns="[^"]*",rule="others"} 1`,
 		`weir_filter_attached{filter="guarded",netns="[^"]*",place="nftables table inet weir_guarded, input, priority 0"} 1`,
 		`weir_filter_up 1`)
 	// Over the socket, what root reads from the pins.

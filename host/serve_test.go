@@ -170,7 +170,7 @@ func TestServeHTTP(t *testing.T) {
 		`weir_steer_slot_admitted{member="",netns="[^"]*",service="telemetry",slot="1"} 0`,
 		`weir_steer_packets_total{netns="[^"]*",protocol="udp",service="telemetry",slot="[01]",verdict="(steered|rejected)"} 1`,
 		`weir_steer_slot_buckets{netns="[^"]*",service="telemetry",slot="0"} [1-9]`,
-		`weir_steer_slot_since_seconds{netns="[^"]*",service="telemetry",slot="0"} 1`,
+		`weir_steer_slot_since_timestamp_seconds{netns="[^"]*",service="telemetry",slot="0"} 1`,
 		`weir_steer_socket_queue{listen="udp4 :4739",netns="[^"]*",service="telemetry",slot="0"} [0-9]`,
 		`weir_steer_socket_drops_total{listen="tcp4 :4739",netns="[^"]*",service="telemetry",slot="0"} 0`,
 		`weir_steer_socket_buffer_bytes{listen="udp4 :4739",netns="[^"]*",service="telemetry",slot="0"} [1-9]`,

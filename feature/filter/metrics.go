@@ -31,7 +31,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 var (
 	packetsDesc    = desc("packets_total", "Packets that a rule matched; rule \"\" is the default.", "hook", "rule", "action")
 	bytesDesc      = desc("bytes_total", "Bytes of the packets that a rule matched, as the hook sees them.", "hook", "rule", "action")
-	lastDesc       = desc("last_match_seconds", "When a rule last matched, seconds since the epoch.", "hook", "rule", "action")
+	lastDesc       = desc("last_match_timestamp_seconds", "When a rule last matched, seconds since the epoch.", "hook", "rule", "action")
 	unreadableDesc = desc("unreadable_packets_total", "Packets whose transport header could not be read, where rules ask for it.", "hook")
 	attachedDesc   = desc("attached", "Whether the filter is attached at a place.", "place")
 	upDesc         = prometheus.NewDesc("weir_filter_up", "Whether all pins could be read.", nil, nil)

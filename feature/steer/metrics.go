@@ -32,7 +32,7 @@ var (
 		"slot", "protocol", "verdict")
 	admittedDesc = desc("slot_admitted", "Whether the slot's traffic reaches a member.", "slot", "member")
 	emptyDesc    = desc("slot_empty", "Slots that no traffic reaches a member by, and why.", "slot", "reason")
-	sinceDesc    = desc("slot_since_seconds", "When the slot's member last came or went, seconds since the epoch.", "slot")
+	sinceDesc    = desc("slot_since_timestamp_seconds", "When the slot's member last came or went, seconds since the epoch.", "slot")
 	bucketsDesc  = desc("slot_buckets", "Buckets of source addresses that the slot serves.", "slot")
 	queueDesc    = desc("socket_queue", "Bytes waiting in a UDP socket, connections waiting in a listener.", "slot", "listen")
 	bufferDesc   = desc("socket_buffer_bytes", "Receive buffer of a UDP socket.", "slot", "listen")
