@@ -89,7 +89,7 @@ func (k *Keeper) fits(m *member, s *session, size int64) error {
 	for _, h := range shares(s.service, s.user) {
 		if has := k.holdings[h.shareholder].bytes; has > 0 && has+more > h.times*free {
 			s.service.counts.OverLimit++
-			return wire.Errorf(wire.Limit, "%s would have %d bytes of state, more than its share of the keeper's %d: raise total", h.shareholder, has+more, k.MaxTotal)
+			return wire.Errorf(wire.Limit, "%s would have %d bytes of state, more than its share of the keeper's %d: raise handoff.keeper.max_total, or --max-total", h.shareholder, has+more, k.MaxTotal)
 		}
 	}
 	return nil
