@@ -69,7 +69,8 @@ weir serve --only keeper does the same by a file, whose section handoff.keeper h
 flags as keys.
 
 If the keeper ends, members have their sessions as before, and give them to the next
-one as soon as it is there; those that wait for a member then are reset.`,
+one as soon as it is there. Sessions that wait for a member meanwhile are reset,
+unless systemd stores their descriptors (FileDescriptorStoreMax=).`,
 		Example: `  weir handoff keep --allow telemetry:user=collector --allow telemetry:unit=nfacctd@0.service`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, a := range allow {

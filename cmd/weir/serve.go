@@ -73,7 +73,7 @@ of flow exporters that they lack, copy datagrams of devices that come later, att
 filters to interfaces that come later, log which links and BFD sessions the kernel finds down and up,
 and serve /metrics and /healthz over HTTP and the reading commands over a Unix socket
 (--socket), to root and the group. Over another (--register-socket), to which everybody may connect and which answers
-nothing else, collectors register themselves, with the Go package register or
+nothing else, collectors register themselves, with the Go package clients/go/register or
 clients/c/weir.h. Over a third one (--handoff-socket) members of services keep their live sessions here, so that
 these outlive them: see weir handoff.
 

@@ -13,12 +13,11 @@ func upgradeCommand(g *cli.Globals) *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
 		Use: "upgrade", Short: "Put this weir's programs in place of another version's, under traffic", Args: cobra.NoArgs,
-		Long: `Put this weir's programs in place of those that another version left in the kernel,
-and bring their maps into this version's layout. No packet is lost: each meets
-the old program or the new one, and both know the same slots and members. What
-is there keeps its counts. weir apply does the same as part of its plan; commands
-that write do it by themselves where the layout is an older one. Restart weir
-serve afterwards.`,
+		Long: `Put this weir's programs in place of those that another version left in the kernel.
+No packet is lost: each meets the old program or the new one, and both use the same
+maps. What is there keeps its counts. Pins of another ABI are refused, with the
+remedy. weir apply does the same as part of its plan. Restart weir serve
+afterwards.`,
 		Example: `  weir upgrade --dry-run      # what would change
   weir upgrade && systemctl restart weir`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
