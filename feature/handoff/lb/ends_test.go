@@ -176,6 +176,22 @@ func TestForgetsFlood(t *testing.T) {
 	}
 }
 
+// A client that has not seen the backend's answer cannot open a connection: the backend drops what it makes up, or resets it.
+func TestOpensByACK(t *testing.T) {
+	sc := newScene(t)
+	serve(t, sc.hosts, service4)
+	from := netip.MustParseAddrPort("10.1.0.77:5555") // nobody's
+	k := Key{Client: from}
+	forge(t, sc, from, service4, tcpSYN)
+	becomes(t, sc.f, k, "answered", func(fl Flow) bool { return fl.Out > 0 && fl.Opening })
+	for i, flags := range []byte{0, tcpFIN, tcpRST} {
+		forge(t, sc, from, service4, flags)
+		becomes(t, sc.f, k, fmt.Sprintf("never opened, after flags %d", flags), func(fl Flow) bool { return fl.In == uint64(2+i) && fl.Opening })
+	}
+	forge(t, sc, from, service4, tcpACK)
+	becomes(t, sc.f, k, "reset by its backend", func(fl Flow) bool { return fl.Ended && fl.Reset })
+}
+
 // A flood that the data path balances anew, while a backend is not well or was removed, is forgotten as soon; a flow that has moved is not.
 func TestForgetsFloodBalanced(t *testing.T) {
 	sc := newScene(t)

@@ -34,7 +34,7 @@ type Flow struct {
 	Ended       bool         // a reset, or the ends of both sides, have been seen
 	BothEnds    bool         // the latter
 	Reset       bool         // by its owner, and the client has said nothing since
-	Opening     bool         // a client's SYN made it known, and no other packet of the client has come after a backend's
+	Opening     bool         // a client's SYN made it known, and no ACK of the client has come after a backend's answer
 	Unanswered  bool         // nothing but SYNs of the client have come since it was opened
 	Balanced    bool         // by the data path, which has chosen the epoch
 	Told        bool         // by Learn or Override, and nothing of it was seen then

@@ -486,6 +486,15 @@ static __always_inline void opened(struct lb_flow *f, const struct lb_flow_key *
 		f->flags &= ~(LB_RST | LB_RST_OUT | LB_FINS);
 }
 
+/*
+ * answers says whether a client's packet answers its backend. A backend drops anything without an ACK
+ * in silence, and a reset; it resets a connection whose ACK is made up.
+ */
+static __always_inline int answers(const struct packet *p)
+{
+	return (p->tcp & (TCP_SYN | TCP_RST | TCP_ACK)) == TCP_ACK;
+}
+
 static __always_inline void saw_client(struct lb_flow *f, const struct lb_flow_key *k,
 				       const struct packet *p, const struct lb_service *s)
 {
@@ -493,7 +502,7 @@ static __always_inline void saw_client(struct lb_flow *f, const struct lb_flow_k
 		opened(f, k, s);
 	else if (f->flags & (LB_UNANSWERED | LB_RST_OUT))
 		f->flags &= ~(LB_UNANSWERED | LB_RST_OUT);
-	if (f->flags & LB_OPENING && f->out && !(p->tcp & TCP_SYN)) {
+	if (f->flags & LB_OPENING && f->out && answers(p)) {
 		f->flags &= ~LB_OPENING;
 		tell(k, s, LB_OWNER(f->word));
 	}
