@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"sync"
 	"syscall"
@@ -103,7 +104,7 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 		h.Address = h.Address.Unmap()
 		a.members[h.Number] = &member{Managed: h, told: &h}
 	}
-	f.bufferFor = a.o.BufferTimeout + slack
+	f.bufferFor, f.ended = a.o.BufferTimeout+slack, uint32(min(a.o.EndedTimeout.Milliseconds(), math.MaxUint32))
 	if o.Partner.Name != "" {
 		a.pair = newPairing()
 	}

@@ -127,6 +127,13 @@ func (k Key) bucket() int {
 	return int(jhash.Addr(uint32(swap(k.Client.Port())), k.Client.Addr()) % buckets)
 }
 
+// elsewhere says whether the hash leads a flow to another backend than its owner.
+func (f *DataPath) elsewhere(k Key, owner move.Backend) bool {
+	var found uint16
+	at := uint32(spec.ServiceNumber(k.Service)*buckets + k.bucket())
+	return f.maps.LbRing.Lookup(at, &found) == nil && move.Backend(found) != owner
+}
+
 // matches says whether flows of this number are connections to a service, and one that goes by flow if byFlow.
 func (f *DataPath) matches(service int, byFlow bool) bool {
 	f.buffer.mu.Lock()

@@ -266,15 +266,19 @@ func TestResetByBackend(t *testing.T) {
 	sc := newScene(t)
 	c, k, owner, other := session(t, sc)
 	forge(t, sc, k.Client, service4, tcpRST)
-	becomes(t, sc.f, k, "ended by the client", func(fl Flow) bool { return fl.Ended && !fl.Reset })
+	becomes(t, sc.f, k, "ended by the client", func(fl Flow) bool { return fl.Ended && fl.ClientReset && !fl.Reset })
 	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Word = uint64(other) }) // who has no session of it
 	if got, err := ask(c, "b", patience); !errors.Is(err, syscall.ECONNRESET) {
 		t.Fatalf("%q, %v: want a reset by backend %d instead of %d", got, err, other, owner)
 	}
-	becomes(t, sc.f, k, "ended by the backend", func(fl Flow) bool { return fl.Ended && fl.Reset })
+	becomes(t, sc.f, k, "ended by the backend", func(fl Flow) bool { return fl.Ended && fl.Reset && !fl.ClientReset })
 	down(t, sc.hosts[other-1], "w0")
 	forge(t, sc, k.Client, service4, tcpACK)
-	becomes(t, sc.f, k, "ended, and the client goes on", func(fl Flow) bool { return fl.Ended && !fl.Reset })
+	becomes(t, sc.f, k, "ended, and the client goes on", func(fl Flow) bool { return fl.Ended && !fl.Reset && !fl.ClientReset })
+	forge(t, sc, k.Client, service4, tcpSYN)
+	becomes(t, sc.f, k, "opened anew", func(fl Flow) bool { return !fl.Ended })
+	forge(t, sc, k.Client, service4, tcpRST)
+	becomes(t, sc.f, k, "ended by the client again", func(fl Flow) bool { return fl.ClientReset })
 }
 
 // locker does something before it locks.

@@ -147,7 +147,7 @@ func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 
 // still notes that a flow's owner has its session: it is not forgotten for want of packets. a.mu is held.
 func (a *Agent) still(k Key, fl Flow, r peer.FlowRecord) error {
-	if fl.Ended || since(fl.Seen) < a.o.IdleTimeout/8 && r.Epoch <= fl.Epoch {
+	if fl.Ended && !fl.ClientReset || since(fl.Seen) < a.o.IdleTimeout/8 && r.Epoch <= fl.Epoch {
 		return nil
 	}
 	_, err := a.f.change(k, 0, kernel.Monotonic(), func(fl *Flow) {

@@ -74,6 +74,14 @@ func (d *pairing) elsewhere(k Key, owner move.Backend) bool {
 	return r == nil || own == nil || r[k.bucket()] != uint16(owner) || own[k.bucket()] != uint16(owner)
 }
 
+// elsewhereThere says whether the partner's hash leads a flow to another backend than its owner, as far as that is known.
+func (d *pairing) elsewhereThere(k Key, owner move.Backend) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	r := d.rings[spec.ServiceNumber(k.Service)]
+	return r != nil && r[k.bucket()] != uint16(owner)
+}
+
 // knownThere notes that the partner has told of a flow. later: here it is known in a later epoch, which the partner is told.
 func (d *pairing) knownThere(k Key, gone, later bool) {
 	d.mu.Lock()

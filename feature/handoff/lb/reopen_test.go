@@ -96,9 +96,10 @@ func (s *scene) begin(t *testing.T, k Key) <-chan error {
 // is known only after its first SYN.
 func TestReopenedUnwell(t *testing.T) {
 	for name, c := range map[string]struct {
-		flags uint32
-		late  bool
-	}{"both ends": {flags: finIn | finOut}, "reset by the backend": {flags: wasReset | resetOut}, "late": {flags: finIn | finOut, late: true}} {
+		flags        uint32
+		late, silent bool
+	}{"both ends": {flags: finIn | finOut}, "reset by the backend": {flags: wasReset | resetOut}, "late": {flags: finIn | finOut, late: true},
+		"reset long ago": {flags: wasReset, silent: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			sc := newScene(t)
@@ -109,6 +110,13 @@ func TestReopenedUnwell(t *testing.T) {
 			}
 			if !c.late {
 				sc.unwell(t, owner)
+			}
+			if c.silent {
+				sc.endsAfter(t, time.Second)
+				quieten(t, sc.f, k)
+				if n, err := sc.f.Forget(time.Second, time.Hour); n != 0 || err != nil {
+					t.Errorf("%d flows are forgotten, %v", n, err)
+				}
 			}
 			served := sc.begin(t, k)
 			if c.late {
@@ -156,6 +164,7 @@ func TestReopenedStays(t *testing.T) {
 				return os.WriteFile("/proc/sys/net/ipv4/tcp_invalid_ratelimit", []byte(limit), 0)
 			})
 			sc.unwell(t, owner)
+			sc.endsAfter(t, time.Minute)
 			forges := func(flags byte) {
 				t.Helper()
 				before, err := sc.f.Flow(k)
@@ -215,6 +224,7 @@ func TestExplainReopened(t *testing.T) {
 		down(t, ns, "w0")
 	}
 	sc.unwell(t, owner)
+	sc.endsAfter(t, 1500*time.Millisecond)
 	goes := func(name, says string, want move.Backend, v func(*bpf.LBLbFlow)) {
 		t.Helper()
 		const in = 10
@@ -241,6 +251,7 @@ func TestExplainReopened(t *testing.T) {
 		{"lives", "the flow is known", owner, old},
 		{"both ends", "has ended at", other, bothEnds},
 		{"the client's reset", "the same backend", owner, func(v *bpf.LBLbFlow) { v.Flags = wasReset; old(v) }},
+		{"the client's reset long ago", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { v.Flags = wasReset; v.Seen = kernel.Monotonic() - uint64(2*time.Second) }},
 		{"the backend's reset", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { v.Flags = wasReset | resetOut; old(v) }},
 		{"unanswered", "has left a SYN without an answer", other, func(v *bpf.LBLbFlow) { v.Flags = noAnswer; old(v) }},
 		{"not yet", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { v.Flags = noAnswer }},

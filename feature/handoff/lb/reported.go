@@ -21,10 +21,12 @@ func (fl *Flow) unseen() bool { return fl.Reported && fl.In == 0 && fl.Out == 0 
 
 // census counts flows.
 type census struct {
-	owned  map[move.Backend]int    // by owner
-	unseen map[move.Backend]int    // by the backend whose word is all that is known of them
-	gone   map[move.Backend]bool   // whose agents have gone, before the count
-	away   func(move.Backend) bool // still; called with the lock of forget
+	owned   map[move.Backend]int    // by owner
+	unseen  map[move.Backend]int    // by the backend whose word is all that is known of them
+	gone    map[move.Backend]bool   // whose agents have gone, before the count
+	away    func(move.Backend) bool // still; called with the lock of forget
+	pair    *pairing                // with a partner, or nil
+	crowded bool                    // more doubtful flows than there is room for, before the count
 }
 
 func newCensus() *census {
@@ -68,7 +70,7 @@ func (a *Agent) away(b move.Backend) time.Duration {
 func (a *Agent) beginCensus() *census {
 	c := newCensus()
 	c.away = func(b move.Backend) bool { return a.away(b) >= reportedFor }
-	c.gone = map[move.Backend]bool{}
+	c.gone, c.pair = map[move.Backend]bool{}, a.pair
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.reports.Begin()

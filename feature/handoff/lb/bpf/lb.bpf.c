@@ -439,6 +439,18 @@ static __always_inline int unanswered(const struct lb_flow *f)
 }
 
 /*
+ * long_reset says whether a connection has been silent since its client's reset for as long as one
+ * that has ended is known. The owner may have it still: a SYN asks.
+ */
+static __always_inline int long_reset(const struct lb_flow *f)
+{
+	struct lb_config *c = config();
+
+	return c && c->ended && f->flags & LB_RST &&
+	       f->seen + c->ended * 1000000ULL <= bpf_ktime_get_coarse_ns();
+}
+
+/*
  * balance gives a flow to the backend of its bucket, if its owner is not well: a connection that a
  * client opens anew, or a flow of a removed backend. The epoch tells a partner that this is later
  * than what it knows. A flow that has just moved stays: the backend before may have it back.
@@ -480,10 +492,10 @@ static __always_inline void opened(struct lb_flow *f, const struct lb_flow_key *
 {
 	if (unanswered(f))
 		balance(f, k, s, LB_OPENING | LB_UNANSWERED);
-	if (both_ended(f->flags))
+	if (both_ended(f->flags) || long_reset(f))
 		f->flags |= LB_UNANSWERED;
 	if (ended(f->flags))
-		f->flags &= ~(LB_RST | LB_RST_OUT | LB_FINS);
+		f->flags &= ~(LB_RSTS | LB_FINS);
 }
 
 /*
@@ -521,8 +533,8 @@ static __always_inline void saw_backend(struct lb_flow *f, const struct lb_flow_
 	if (f->flags & LB_UNANSWERED)
 		f->flags &= ~LB_UNANSWERED;
 	if (f->flags & LB_RST && !(p->tcp & (TCP_RST | TCP_FIN)))
-		f->flags &= ~(LB_RST | LB_RST_OUT);
-	saw(f, p, s, LB_FIN_OUT, LB_RST | LB_RST_OUT);
+		f->flags &= ~LB_RSTS;
+	saw(f, p, s, LB_FIN_OUT, LB_RSTS);
 }
 
 /*

@@ -48,7 +48,7 @@ struct lb_config {
 	__u32 full;   /* learn no source from datagrams: flows have the rest of the room */
 	/* learned flows that the agent is told of, for another load balancer: 1 all, 2 not the hash's */
 	__u32 news;
-	__u32 pad;
+	__u32 ended; /* ms of silence after which a client's reset counts for its next connection; 0: never */
 	__u64 settle; /* CLOCK_MONOTONIC in ns: until then packets of unknown connections wait */
 };
 
@@ -128,11 +128,13 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 	32 /* learned by a client's SYN, and no ACK of it has come after the backend's answer */
 /* 64 is Go's, and so are the 10 bits from 16 on: the backend that has told of it */
 #define LB_UNANSWERED \
-	128 /* nothing but SYNs of the client have come since it was opened, or opened anew after both sides had ended it */
+	128 /* nothing but SYNs of the client have come since it was opened, or opened anew after an end that counts */
 #define LB_RST_OUT \
 	256 /* of the owner, with LB_RST: it has no session; the client has said nothing since */
-#define LB_BALANCED 512 /* by the data path, which has chosen the epoch */
-#define LB_FINS	    (LB_FIN_IN | LB_FIN_OUT)
+#define LB_BALANCED  512  /* by the data path, which has chosen the epoch */
+#define LB_RST_OWNER 1024 /* of the owner, since the connection was opened */
+#define LB_FINS	     (LB_FIN_IN | LB_FIN_OUT)
+#define LB_RSTS	     (LB_RST | LB_RST_OUT | LB_RST_OWNER)
 #define LB_MADE_UP \
 	(LB_OPENING | LB_UNANSWERED | LB_BALANCED) /* of a flow that may be no more than that */
 

@@ -41,7 +41,7 @@ type LBLbConfig struct {
 	Vni    uint32
 	Full   uint32
 	News   uint32
-	Pad    uint32
+	Ended  uint32
 	Settle uint64
 }
 

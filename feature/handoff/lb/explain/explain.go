@@ -275,11 +275,19 @@ func (x *Explainer) called(s bpf.LBLbService) string { return x.serviceName(numb
 
 func number(s bpf.LBLbService) int { return int(peer.ServiceNumber(uint16(s.Id))) }
 
+// setup reads the data path's configuration.
+func (x *Explainer) setup() (setup bpf.LBLbConfig, err error) {
+	if err := x.Maps.LbSetup.Lookup(uint32(0), &setup); err != nil {
+		return setup, fmt.Errorf("reading the data path's configuration: %w", err)
+	}
+	return setup, nil
+}
+
 // newFlow explains a packet of a flow that is not known.
 func (x *Explainer) newFlow(client netip.AddrPort, s bpf.LBLbService) (c conclusion, err error) {
-	var setup bpf.LBLbConfig
-	if err := x.Maps.LbSetup.Lookup(uint32(0), &setup); err != nil {
-		return c, fmt.Errorf("reading the data path's configuration: %w", err)
+	setup, err := x.setup()
+	if err != nil {
+		return c, err
 	}
 	name := x.called(s)
 	waits := x.Packet.Proto == "tcp" && kernel.Monotonic() < setup.Settle

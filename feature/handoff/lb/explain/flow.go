@@ -35,6 +35,10 @@ const (
 // leaves says whether a datagram or a SYN of a known flow goes by the table, as balance of lb.bpf.c decides, and why; or which SYN does.
 func (x *Explainer) leaves(fl Flow, client netip.AddrPort, s bpf.LBLbService) (leaves bool, why string, err error) {
 	now := kernel.Monotonic()
+	setup, err := x.setup()
+	if err != nil {
+		return false, "", err
+	}
 	if fl.Pinned || fl.To != 0 || fl.Buffering || fl.Buffered || fl.Predecessor != 0 && now < fl.Until+uint64(reclaimTime) {
 		return false, "", nil
 	}
@@ -56,7 +60,7 @@ func (x *Explainer) leaves(fl Flow, client netip.AddrPort, s bpf.LBLbService) (l
 		return true, fmt.Sprintf("; a flow between the same ends has ended at %s, which is not well", owner), nil
 	case fl.Unanswered && fl.Seen+uint64(answerTime) <= now:
 		return true, fmt.Sprintf("; %s, which is not well, has left a SYN without an answer", owner), nil
-	case fl.Unanswered, fl.Reset:
+	case fl.Unanswered, fl.Reset, fl.Ended && setup.Ended != 0 && fl.Seen+uint64(setup.Ended)*uint64(time.Millisecond) <= now:
 		return false, fmt.Sprintf("; it is not well: if it leaves a SYN without an answer for %s, the next one goes to another backend", answerTime), nil
 	}
 	return false, "", nil

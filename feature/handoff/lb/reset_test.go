@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+// endsAfter sets the time for which a flow that has ended stays known, as the agent does.
+func (s *scene) endsAfter(t *testing.T, d time.Duration) {
+	t.Helper()
+	s.f.ended = uint32(d.Milliseconds())
+	if err := s.f.configure(false); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// drained leads new flows to the other backend, while this one is well.
+func (s *scene) drained(t *testing.T, number move.Backend) {
+	t.Helper()
+	backends := slices.Clone(s.f.backends)
+	for i := range backends {
+		if backends[i].Weight = 1; backends[i].Number == number {
+			backends[i].Weight = 0
+		}
+	}
+	if err := s.f.SetBackends(backends); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// quieten makes a flow one of which nothing was seen for two seconds.
+func quieten(t *testing.T, f *DataPath, k Key) {
+	t.Helper()
+	change(t, f, k, func(v *bpf.LBLbFlow) { v.Seen = kernel.Monotonic() - uint64(2*time.Second) })
+}
+
+// A reset of the client that somebody has made up cuts no session, however silent, if the hash leads to another backend by now. A flow
+// that the hash finds again is forgotten.
+func TestResetMadeUp(t *testing.T) {
+	for name, leads := range map[string]func(*scene, *testing.T, move.Backend){"drained": (*scene).drained, "not well": (*scene).unwell} {
+		t.Run(name, func(t *testing.T) {
+			sc := newScene(t)
+			all := slices.Clone(sc.f.backends)
+			c, k, owner, _ := session(t, sc)
+			resets := func(forgotten int) {
+				t.Helper()
+				forge(t, sc, k.Client, service4, tcpRST)
+				becomes(t, sc.f, k, "ended", func(fl Flow) bool { return fl.Ended && fl.ClientReset })
+				nstest.Eventually(t, func() error { // the client may acknowledge an answer late
+					quieten(t, sc.f, k)
+					if n, err := sc.f.Forget(time.Second, time.Hour); n != forgotten || err != nil {
+						return fmt.Errorf("%d flows are forgotten, %v: want %d", n, err, forgotten)
+					}
+					return nil
+				})
+				if got, err := ask(c, "b", patience); err != nil || got[0] != byte('0'+owner) {
+					t.Fatalf("%q, %v: want an answer of backend %d", got, err, owner)
+				}
+				becomes(t, sc.f, k, "alive", func(fl Flow) bool { return !fl.Ended && fl.Owner == owner })
+			}
+			leads(sc, t, owner)
+			resets(0)
+			if err := sc.f.SetBackends(all); err != nil {
+				t.Fatal(err)
+			}
+			resets(1)
+		})
+	}
+}
+
+// Of flows that the hash does not find those alone stay that are opened, and that no more than the client's reset has ended; and they
+// go like others when they have been silent for long.
+func TestForgetsReset(t *testing.T) {
+	f := newTable(t, 0) // and no backend has a bucket
+	k := Key{Client: netip.MustParseAddrPort("10.1.0.77:5555")}
+	forgets := func(name string, flags uint32, idle time.Duration, want int) {
+		t.Helper()
+		if err := f.maps.LbFlows.Put(k.raw(), bpf.LBLbFlow{Word: 1, Seen: kernel.Monotonic() - uint64(2*time.Second), In: 3, Out: 2, Flags: flags}); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := f.Forget(time.Second, idle); n != want || err != nil {
+			t.Errorf("%s: %d flows are forgotten, %v: want %d", name, n, err, want)
+		}
+	}
+	for name, c := range map[string]struct {
+		flags uint32
+		want  int
+	}{
+		"the client's reset":             {wasReset, 0},
+		"and its end":                    {wasReset | finIn, 0},
+		"the backend's reset":            {wasReset | resetOut | ownerReset, 1},
+		"and then the client's":          {wasReset | ownerReset, 1},
+		"the backend's end, and a reset": {wasReset | finOut, 1},
+		"both ends, and a reset":         {wasReset | finIn | finOut, 1},
+		"both ends":                      {finIn | finOut, 1},
+		"never opened":                   {wasReset | opening, 1},
+	} {
+		forgets(name, c.flags, time.Hour, c.want)
+	}
+	forgets("silent for long", wasReset, time.Second, 1)
+	if err := f.maps.LbRing.Put(uint32(k.bucket()), uint16(1)); err != nil {
+		t.Fatal(err)
+	}
+	forgets("the hash finds it", wasReset, time.Hour, 1)
+}
+
+// A flood of connections that clients open and reset keeps an eighth of the room at most.
+func TestForgetsResets(t *testing.T) {
+	f := newTable(t, 0)
+	room := int(f.maps.LbFlows.MaxEntries()) / 8
+	fill := func(from, n int) {
+		t.Helper()
+		keys, values := make([]bpf.LBLbFlowKey, n), make([]bpf.LBLbFlow, n)
+		for i := range keys {
+			keys[i].Client, keys[i].Port = [16]byte{10: 0xff, 0xff, 10, 1, byte((from + i) >> 8), byte(from + i)}, 7
+			values[i] = bpf.LBLbFlow{Word: 1, Seen: kernel.Monotonic() - uint64(2*time.Second), In: 2, Out: 1, Flags: wasReset}
+		}
+		if _, err := f.maps.LbFlows.BatchUpdate(keys, values, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	forgets := func(want int) {
+		t.Helper()
+		if n, err := f.Forget(time.Second, time.Hour); n != want || err != nil {
+			t.Errorf("%d flows are forgotten, %v: want %d", n, err, want)
+		}
+	}
+	fill(0, room)
+	forgets(0)
+	forgets(0)
+	fill(room, 1)
+	forgets(0)
+	forgets(room + 1)
+	fill(0, 1)
+	forgets(0)
+}
+
+// A backend that has a session still, whatever its client seems to have said, keeps its flow known.
+func TestStillAfterReset(t *testing.T) {
+	sc := newScene(t)
+	k := Key{Client: netip.MustParseAddrPort("10.1.0.77:5555")}
+	a := &Agent{f: sc.f, o: AgentOptions{IdleTimeout: time.Second}}
+	for flags, want := range map[uint32]bool{wasReset: true, wasReset | ownerReset: false, finIn | finOut: false} {
+		if err := sc.f.maps.LbFlows.Put(k.raw(), bpf.LBLbFlow{Word: 1, Seen: 1, In: 3, Out: 2, Flags: flags}); err != nil {
+			t.Fatal(err)
+		}
+		fl, err := sc.f.Flow(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := a.still(k, fl, peer.FlowRecord{}); err != nil {
+			t.Error(err)
+		}
+		if now, err := sc.f.Flow(k); err != nil || now.Seen > 1 != want {
+			t.Errorf("flags %d: %+v, %v", flags, now, err)
+		}
+	}
+}
+
+// A backend that is not well, and answers the SYN after a reset that somebody has made up, keeps its session.
+func TestResetLongAgo(t *testing.T) {
+	sc := newScene(t)
+	c, k, owner, _ := session(t, sc)
+	sc.endsAfter(t, time.Second)
+	sc.unwell(t, owner)
+	forges := func(flags byte, what string, is func(before, now Flow) bool) {
+		t.Helper()
+		before, err := sc.f.Flow(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		forge(t, sc, k.Client, service4, flags)
+		becomes(t, sc.f, k, what, func(now Flow) bool { return now.In > before.In && is(before, now) })
+		quieten(t, sc.f, k)
+	}
+	forges(tcpRST, "ended", func(_, now Flow) bool { return now.ClientReset })
+	forges(tcpSYN, "answered", func(before, now Flow) bool { return now.Out > before.Out && !now.Unanswered && !now.Ended })
+	forges(tcpSYN, "where it was", func(_, now Flow) bool { return now.Owner == owner && now.Epoch == 0 })
+	if got, err := ask(c, "b", patience); err != nil || got[0] != byte('0'+owner) {
+		t.Errorf("%q, %v: want an answer of backend %d", got, err, owner)
+	}
+}
+
+// A made-up reset at one load balancer cuts no session at the other one, whose hash leads elsewhere.
+func TestPartnerResetMadeUp(t *testing.T) {
+	p := newPairOfLBs(t, [2][2]int{{1, 0}, {0, 1}})
+	p.start(0)
+	p.start(1)
+	c := dial(t, p.client, service4)
+	if got, err := ask(c, "a", patience); err != nil || got[0] != '1' {
+		t.Fatalf("%q, %v", got, err)
+	}
+	k := keyOfConn(c, 0)
+	p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
+	nstest.Until(t, "the shares of the other one are known", func() bool { return p.agents[0].pair.elsewhereThere(k, 1) })
+	forge(t, &scene{client: p.client}, k.Client, service4, tcpRST)
+	p.knows(0, k, func(fl Flow, err error) bool { return err == nil && fl.ClientReset })
+	nstest.Steadily(t, 2500*time.Millisecond, func() error { // one would forget it within a second, and the other one a second later
+		for i, f := range p.lbs {
+			if _, err := f.Flow(k); err != nil {
+				return fmt.Errorf("%s: %w", lbNames[i], err)
+			}
+		}
+		return nil
+	})
+	p.by(1)
+	if got, err := ask(c, "b", patience); err != nil || got[0] != '1' {
+		t.Errorf("by the other load balancer: %q, %v", got, err)
+	}
+}
