@@ -116,7 +116,7 @@ type Plan struct {
 	Warnings []string                                               // what stays as it is, and the configuration alone would not say
 	Undo     []func(ctx context.Context, l *kernel.WriteLock) error // takes back what a failed or interrupted apply did, the last first
 	Unread   instances.Unreadable                                   // instances that stay as they are, as they cannot be read
-	Outages  []string                                               // traffic that is served now and would not be: a command refuses them unless told otherwise
+	Outages  []string                                               // traffic that is served, or protected, now and would not be: a command refuses them unless told otherwise
 }
 
 // Warn adds a warning.
@@ -136,13 +136,13 @@ func (p *Plan) Stays(all instances.Unreadable) {
 	}
 }
 
-// Outage adds traffic that the change takes away from its receiver, with the reason and the remedy.
+// Outage adds traffic that the change takes away from its receiver, or a protection that it takes off, with the reason and the remedy.
 func (p *Plan) Outage(format string, a ...any) {
 	p.Outages = append(p.Outages, fmt.Sprintf(format, a...))
 }
 
-// ErrOutage says that a change would take traffic away that is served now.
-var ErrOutage = errors.New("the change takes traffic away that is served now")
+// ErrOutage says that a change would take traffic away that is served now, or protection that works now.
+var ErrOutage = errors.New("the change takes traffic away that is served now, or protection that works now")
 
 // Refuse is an error that wraps [ErrOutage] and names the outages of a plan; nil if there is none, or all are allowed.
 func (p *Plan) Refuse(allowed bool) error {

@@ -41,6 +41,20 @@ func TestApplyRefusesOutages(t *testing.T) {
 	}
 }
 
+// A misspelt interface of a running filter is refused with its place in the file, and the filter stays where it is.
+func TestApplyRefusesAbsentInterface(t *testing.T) {
+	w := newWorld(t)
+	const text = "filter:\n  - name: late\n    hook: clsact\n    interfaces: [%s]\n    rules: [{match: 'udp.dstport == 9', action: drop}]\n"
+	w.apply(w.config(text, "lo"))
+	before := w.dump()
+	err := w.Apply(t.Context(), w.config(text, "l0"), func(d Done) { t.Errorf("did %s", d.Step) })
+	if want := ".yaml:4:17: filter.late: interfaces: it works at lo now, and would not at l0: there is no interface l0"; !errors.Is(err, feature.ErrOutage) || !strings.Contains(err.Error(), want) {
+		t.Errorf("applied: %v, want %q", err, want)
+	}
+	same(t, "a refused change", before, w.dump())
+	w.apply(w.config(text, "lo, l0"))
+}
+
 // Remove is refused where it takes traffic away, and then removes nothing, also of other features.
 func TestRemoveRefusesOutages(t *testing.T) {
 	w, _, _ := damagedWorld(t)

@@ -111,7 +111,7 @@ func TestApplyStatusRemove(t *testing.T) {
 	s.run(1, `weir: no service is steered: weir apply -f weir.yaml\n`, "steer", "where", "192.0.2.1")
 	outage := `slot 1 of service telemetry would stay empty \(on_empty: reject\) and take 50 % of the traffic of process \d+ \(.*\) at .*: no member is configured: name a member for it, or give it weight 0\n`
 	s.run(0, "would "+create+"would "+adopt+"outage: "+outage, "apply", "-f", file, "--dry-run")
-	s.run(1, "weir: the change takes traffic away that is served now; nothing was changed:\n  "+outage+"fix the reason, or give --allow-outage\n", "apply", "-f", file)
+	s.run(1, "weir: the change takes traffic away that is served now, or protection that works now; nothing was changed:\n  "+outage+"fix the reason, or give --allow-outage\n", "apply", "-f", file)
 	s.run(0, `no services: .*`, "status")
 	s.run(0, create+adopt, "apply", "-f", file, "--allow-outage")
 	s.run(0, `nothing to change\n`, "apply", "-f", file)

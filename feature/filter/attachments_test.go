@@ -141,6 +141,41 @@ func TestInterfacesComeAndGo(t *testing.T) {
 // patience is for what must happen: it is longer than the machine stands still, and costs nothing where it happens.
 const patience = 30 * time.Second
 
+// A filter does not leave where it filters for an interface at which it cannot. An interface of its own may be gone.
+func TestRefusesAbsentInterface(t *testing.T) {
+	needHook(t, HookNetfilter)
+	needHook(t, HookXDP)
+	w := newWorld(t)
+	refused := func(was, want Filter, from, reason string) {
+		t.Helper()
+		w.apply(was)
+		p, err := Feature{}.Plan(t.Context(), w.state(), Config{Filters: []Filter{want}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := "filter.test: interfaces: it works at " + from + " now, and would not at " + strings.Join(want.Interfaces, ", ") + ": " + reason + ": correct the name"
+		if from == "" && len(p.Outages) > 0 || from != "" && (len(p.Outages) != 1 || !strings.Contains(p.Outages[0], text)) {
+			t.Errorf("%s → %s: outages %q, want %q", was.location(), want.location(), p.Outages, text)
+		}
+	}
+	at := func(h Hook, interfaces ...string) Filter {
+		f := w.filter(h, drops(5001))
+		f.Interfaces = interfaces
+		return f
+	}
+	const there, absent, other = nstest.WireDevice, "absent0", "absent1"
+	const reason = "there is no interface " + absent
+	refused(at(HookClsact, there), at(HookClsact, absent), there, reason)
+	refused(at(HookClsact, there), at(HookXDPGeneric, absent), there, reason)
+	refused(at(HookXDPGeneric, there), at(HookXDP, absent), there, reason)
+	refused(at(HookClsact, there), at(HookClsact, there, absent), "", "")
+	refused(at(HookClsact, there, other), at(HookClsact, other), "", "")
+	refused(at(HookClsact, other), at(HookClsact, absent), "", "")
+	refused(w.filter(HookNetfilter, drops(5001)), at(HookClsact, absent), "netfilter input, priority 0", reason)
+	refused(w.filter(HookNetfilter, drops(5001)), at(HookClsact, there), "", "")
+	refused(at(HookClsact, there), w.filter(HookNetfilter, drops(5001)), "", "")
+}
+
 // The qdisc that filters share goes with the last of them, and one that was there
 // before stays.
 func TestSharedQdisc(t *testing.T) {

@@ -146,6 +146,7 @@ func (t *target) plan(plan *feature.Plan, have State) error {
 	if err := t.anchors(plan, &s); err != nil {
 		return err
 	}
+	t.refuseAbsent(plan, &s)
 	if s.pub.Filter.Hook.xdp() && t.pub.Filter.Hook.xdp() && s.pub.Filter.Hook != t.pub.Filter.Hook {
 		// The kernel has one mode of XDP at a time: for an instant there is no filter.
 		gone := removeStep(s.inst, s.Netns)
@@ -172,6 +173,34 @@ func (t *target) plan(plan *feature.Plan, have State) error {
 	t.warn(plan, s.pub)
 	t.warnOfOccupied(plan, have)
 	return nil
+}
+
+// refuseAbsent refuses to move a filter that is attached to interfaces at which it cannot be.
+func (t *target) refuseAbsent(plan *feature.Plan, was *FilterState) {
+	f := t.pub.Filter
+	ns, err := findNetns(t.pub)
+	if err != nil {
+		return // what needs it fails, and says so
+	}
+	defer ns.Close()
+	devices, without, err := (&instance{pub: t.pub, ns: ns}).devices()
+	if err != nil {
+		return
+	}
+	attached := func(p Attachment) bool { return p.Attached }
+	change := feature.Interfaces{Pos: f.Pos, Object: "filter." + f.Name, Published: was.pub.Filter.Interfaces, Spec: f.Interfaces,
+		Works: func(name string) bool { _, there := was.at(name); return there },
+		Lacks: func(name string) string {
+			if _, there := devices[name]; there {
+				return ""
+			}
+			reason, _, _ := strings.Cut(without(name), ": ")
+			return reason
+		}}
+	if len(change.Published) == 0 && slices.ContainsFunc(was.Attachments, attached) {
+		change.Beside = was.pub.Filter.location()
+	}
+	change.Refuse(plan)
 }
 
 // warnOfOccupied says at which interfaces somebody else's program has XDP, so that the filter cannot be attached.

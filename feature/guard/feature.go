@@ -142,6 +142,7 @@ type target struct {
 // warnOfInterfaces says which interfaces are not there, and at which somebody else's program has XDP.
 func (t target) warnOfInterfaces(plan *feature.Plan, ns *netns.Handle, have State) error {
 	return ns.Do(func() error {
+		t.refuseAbsent(plan, ns, have)
 		for _, name := range t.Service.Interfaces {
 			index, err := interfaceIndex(name)
 			if errors.Is(err, errNoInterface) {
@@ -154,6 +155,27 @@ func (t target) warnOfInterfaces(plan *feature.Plan, ns *netns.Handle, have Stat
 		}
 		return nil
 	})
+}
+
+// refuseAbsent refuses to move a guard that is there to interfaces that are not. The caller is in the guard's network namespace.
+func (t target) refuseAbsent(plan *feature.Plan, ns *netns.Handle, have State) {
+	at := slices.IndexFunc(have.Guards, func(g GuardState) bool { return g.rec.Instance == t.instance })
+	if at < 0 {
+		return
+	}
+	was := have.Guards[at].rec.Spec.Service.Options
+	change := feature.Interfaces{Pos: t.Service.Options.Pos, Object: fmt.Sprintf("services.%s.guard", t.Service.Name), Published: was.Interfaces, Spec: t.Service.Interfaces,
+		Works: func(name string) bool { _, err := interfaceIndex(name); return err == nil },
+		Lacks: func(name string) string {
+			if _, err := interfaceIndex(name); errors.Is(err, errNoInterface) {
+				return fmt.Sprintf("there is no interface %s in %s", name, ns)
+			}
+			return "" // other errors end the plan
+		}}
+	if len(was.Interfaces) == 0 {
+		change.Beside = was.location()
+	}
+	change.Refuse(plan)
 }
 
 // limits reports whether a guard already has an interface. Then XDP has the guard's program, or weir status names the other owner.

@@ -230,6 +230,47 @@ func TestInterfaceComesAndGoes(t *testing.T) {
 	}
 }
 
+// A guard does not leave where it limits for an interface that is not there. An interface of its own may be gone.
+func TestRefusesAbsentInterface(t *testing.T) {
+	need(t, kernel.XDPProgram)
+	wire := nstest.NewWire(t)
+	w := &world{t: t, root: kernel.OpenRoot(nstest.BPFFS + "/weir-absent")}
+	dns := func(interfaces ...string) Service {
+		s := guarded(t, "dns", Options{Limit: 100, Interfaces: interfaces}, "udp :5300")
+		s.Netns = wire.NameB
+		return s
+	}
+	refused := func(was, want []string, from string) {
+		t.Helper()
+		w.apply(dns(was...))
+		have, err := readGuards(t.Context(), w.root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := Feature{}.Plan(t.Context(), have, Config{[]Service{dns(want...)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := "services.dns.guard: interfaces: it works at " + from + " now, and would not at absent0: there is no interface absent0 in "
+		if from == "" && len(p.Outages) > 0 || from != "" && (len(p.Outages) != 1 || !strings.Contains(p.Outages[0], text)) {
+			t.Errorf("%q → %q: outages %q", was, want, p.Outages)
+		}
+	}
+	defer w.apply()
+	const there, absent, other = nstest.WireDevice, "absent0", "absent1"
+	refused([]string{there}, []string{absent}, there)
+	refused([]string{there}, []string{there, absent}, "")
+	refused([]string{there, other}, []string{other}, "")
+	refused([]string{there, other}, []string{absent, other}, there)
+	refused([]string{other}, []string{other}, "")
+	refused([]string{other}, []string{absent}, "")
+	if probe.CgroupIngress.Check() == nil {
+		refused(nil, []string{absent}, "its sockets")
+		refused(nil, []string{there}, "")
+		refused([]string{there}, nil, "")
+	}
+}
+
 // attached waits until the guard has no problem.
 func attached(t *testing.T, w *world) {
 	t.Helper()
