@@ -31,6 +31,7 @@ type specOf struct {
 	validate func(d *Document) []error
 	needs    func(d *Document) []kernel.Need
 	claims   func(d *Document) []Claim
+	listens  func(d *Document) []Listen
 }
 
 // Declare makes a feature one that the host can run.
@@ -64,6 +65,13 @@ func Declare[C, S any](f Feature[C, S]) Declared {
 			}
 			return nil
 		},
+		listens: func(doc *Document) []Listen {
+			if x, ok := f.(Listener[C]); ok {
+				c, _ := f.Spec(doc)
+				return x.Listens(c)
+			}
+			return nil
+		},
 	}
 	if s, ok := f.(Sectioned); ok {
 		d.section = s.Section
@@ -88,6 +96,9 @@ func (d Declared) Needs(doc *Document) []kernel.Need { return d.spec.needs(doc) 
 
 // Claims lists the locations of the file's part with room for one program.
 func (d Declared) Claims(doc *Document) []Claim { return d.spec.claims(doc) }
+
+// Listens lists the addresses of the file's part at which the feature's process listens.
+func (d Declared) Listens(doc *Document) []Listen { return d.spec.listens(doc) }
 
 // State reads the feature from its pins alone.
 func (d Declared) State(ctx context.Context, r *kernel.Root) (any, error) { return d.state(ctx, r) }

@@ -100,6 +100,7 @@ func ParseConfig(path string, data []byte) (*Config, error) {
 		errs = append(errs, f.Validate(c.Document())...)
 	}
 	errs = append(errs, c.crowded()...)
+	errs = append(errs, c.sameListens()...)
 	if len(errs) > 0 {
 		slices.SortStableFunc(errs, inOrderOfTheFile)
 		return nil, errors.Join(errs...)
@@ -131,6 +132,22 @@ func (c *Config) crowded() (errs []error) {
 			}
 		}
 		claimed = append(claimed, mine...)
+	}
+	return errs
+}
+
+// sameListens refuses two addresses at which the features of this process listen and the kernel allows one.
+func (c *Config) sameListens() (errs []error) {
+	var before []feature.Listen
+	for _, f := range features {
+		for _, l := range f.Listens(c.Document()) {
+			for _, o := range before {
+				if l.Excludes(o) {
+					errs = append(errs, l.Errorf("%s: listen %q: %s.listen has that port, with %q in line %d: take another port for one of them", l.Section, l.Address, o.Section, o.Address, o.At("listen").Line))
+				}
+			}
+			before = append(before, l)
+		}
 	}
 	return errs
 }

@@ -75,6 +75,11 @@ func (Feature) Spec(d *feature.Document) (Config, bool) {
 	return feature.Section[Config](d.Sections, Name)
 }
 
+// Listens implements feature.Listener: where other backends' agents connect to.
+func (Feature) Listens(c Config) []feature.Listen {
+	return []feature.Listen{{Pos: c.Pos, Section: "handoff.backend", Address: c.Listen}}
+}
+
 // Needs implements feature.Feature. They are optional for a backend that is no backend.
 func (Feature) Needs(c Config) []kernel.Need {
 	tcx := kernel.TCXLink

@@ -72,6 +72,11 @@ func (Feature) Spec(d *feature.Document) (Config, bool) {
 	return feature.Section[Config](d.Sections, Name)
 }
 
+// Listens implements feature.Listener: where backends' agents connect to.
+func (Feature) Listens(c Config) []feature.Listen {
+	return []feature.Listen{{Pos: c.Pos, Section: Name, Address: c.Listen}}
+}
+
 // Needs implements feature.Feature. They are optional for a backend without a load balancer.
 func (Feature) Needs(c Config) []kernel.Need {
 	needs := slices.Clone(Needs)

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/internal/strictyaml"
@@ -151,6 +153,9 @@ func (c *Config) checkServices(fail failure) {
 			}
 			if a := l.Prefix.Addr().Unmap(); l.Prefix.IsSingleIP() && !Unicast(a) {
 				fail(s.Pos, "lb.services.%s: listen %q: %s is no address of a network's machine: take a unicast address that every backend has", name, l, a)
+			}
+			if a, err := netip.ParseAddrPort(c.Listen); err == nil && l.Proto == unix.IPPROTO_TCP && a == netip.AddrPortFrom(l.Prefix.Addr(), l.Port) {
+				fail(s.Pos, "lb.services.%s: listen %q: lb.listen has it in line %d, and agents' connections would go to backends: take another port for lb.listen", name, l, c.At("listen").Line)
 			}
 			if o, taken := places[l]; taken {
 				fail(s.Pos, "lb.services.%s: %s is %s's", name, l, o)
