@@ -109,7 +109,7 @@ func TestLBCommands(t *testing.T) {
 
 // Former files are refused by the sections that take their place, which the product takes.
 func TestFormerFiles(t *testing.T) {
-	const tls = "tls: {certificate: c.pem, key: k.pem, signers: ca.pem}\ndevices: [lo]\n"
+	const tls = "tls: {certificate: c.pem, key: k.pem, signers: ca.pem}\ndevices: [eth0]\n"
 	for _, c := range []struct {
 		command, text, has string
 		right              func(d *feature.Document) bool
