@@ -26,7 +26,7 @@ func init() {
 			if r, ok := host.Part[backend.Report](st, backend.Name); ok && r.Agent != nil {
 				printServer(w, *r.Agent)
 			} else if ok && r.Spec != nil {
-				fmt.Fprintf(w, "%s: ! its agent does not answer: no session can move; weir serve runs it\n", r.Spec.Name)
+				fmt.Fprintf(w, "backend %s: ! its agent does not answer: no session can move; weir serve runs it\n", r.Spec.Name)
 			}
 		},
 	})
@@ -77,7 +77,7 @@ func printServer(w io.Writer, s backend.Status) {
 	if s.Draining {
 		draining = "; it is being drained, and gets no new flows"
 	}
-	fmt.Fprintf(w, "%s: %d sessions have left, %d have come, %d came back, %d on their way%s\n", s.Backend, s.Out, s.In, s.Returned, s.Sending+s.Receiving, draining)
+	fmt.Fprintf(w, "backend %s: sessions: %d have left, %d have come, %d came back, %d on their way%s\n", s.Backend, s.Out, s.In, s.Returned, s.Sending+s.Receiving, draining)
 	if s.Out > 0 {
 		fmt.Fprintf(w, "  a move takes %s, of a hundred the slowest %s, at most %s; %s on average stopped; %d bytes a session\n",
 			short(s.Transfer.P50), short(s.Transfer.P99), short(s.Transfer.Max), short(s.Stopped.Sum/time.Duration(s.Stopped.Count)), s.Bytes/s.Out)

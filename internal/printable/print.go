@@ -77,3 +77,11 @@ func Sprintf(format string, args ...any) string { return fmt.Sprintf(format, arg
 
 // Sprint is fmt.Sprint.
 func Sprint(args ...any) string { return fmt.Sprint(args...) }
+
+// Count is a number of things in words: "1 flow", "2 flows".
+func Count[N ~int | ~uint64](n N, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}

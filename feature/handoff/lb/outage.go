@@ -4,6 +4,7 @@ package lb
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/weir-project/weir/feature"
@@ -54,12 +55,20 @@ func (s State) outages(p *feature.Plan, want *Config) error {
 		}
 		switch {
 		case flows[i] > 0 && spreads:
-			p.Outage("lb: %s: %d flows lose their backend, and so do new ones", l.Text, flows[i])
+			p.Outage("lb: %s: %s, and so do new ones", l.Text, loses(flows[i]))
 		case flows[i] > 0:
-			p.Outage("lb: %s: %d flows lose their backend%s", l.Text, flows[i], after)
+			p.Outage("lb: %s: %s%s", l.Text, loses(flows[i]), after)
 		case spreads:
 			p.Outage("lb: %s: backends serve its new flows now", l.Text)
 		}
 	}
 	return err
+}
+
+// loses says that so many flows lose their backend.
+func loses(flows int) string {
+	if flows == 1 {
+		return "1 flow loses its backend"
+	}
+	return fmt.Sprintf("%d flows lose their backend", flows)
 }

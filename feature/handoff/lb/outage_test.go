@@ -97,14 +97,14 @@ func TestChangeOutages(t *testing.T) {
 	owner, other := byOwner[got[0]], byOwner['1'+'2'-got[0]]
 	const talk = `talk: {number: 0, listen: ["tcp 10.55.0.1:9000", "tcp [fd55::1]:9000"]}`
 	for _, e := range []struct{ from, to, step, outage string }{
-		{"  " + talk + "\n", "", `service talk (tcp 10.55.0.1:9000, tcp [fd55::1]:9000) removed`, "service talk at tcp 10.55.0.1:9000 is removed: 1 flows lose their backend, and so do new ones"},
+		{"  " + talk + "\n", "", `service talk (tcp 10.55.0.1:9000, tcp [fd55::1]:9000) removed`, "service talk at tcp 10.55.0.1:9000 is removed: 1 flow loses its backend, and so do new ones"},
 		{"10.55.0.1:9000", "10.55.0.1:9001", "service talk (tcp 10.55.0.1:9001, tcp [fd55::1]:9000) added", "service talk at tcp 10.55.0.1:9000 is removed"},
 		{"[fd55::1]:9000", "[fd55::1]:9001", "service talk (tcp 10.55.0.1:9000, tcp [fd55::1]:9001) added", "service talk at tcp [fd55::1]:9000 is removed: backends serve its new flows now"},
 		{"talk: {number: 0", "other: {number: 0", "service other (tcp 10.55.0.1:9000, tcp [fd55::1]:9000) added", "service talk at tcp 10.55.0.1:9000 is called other"},
 		{"talk: {number: 0", "talk: {number: 5", "service talk (tcp 10.55.0.1:9000, tcp [fd55::1]:9000) changed", "gets number 5 in place of 0"},
-		{", by: source", "", "service flows (udp 10.55.0.1:4739) changed", "service flows at udp 10.55.0.1:4739 goes by flow in place of source: 1 flows"},
+		{", by: source", "", "service flows (udp 10.55.0.1:4739) changed", "service flows at udp 10.55.0.1:4739 goes by flow in place of source: 1 flow loses"},
 		{"devices: [c, ", "devices: [", "devices changed", "device c is removed"},
-		{owner + "\n", "", "backend " + owner[:2] + " removed", "flows lose their backend; their next packets go to other backends, which reset connections"},
+		{owner + "\n", "", "backend " + owner[:2] + " removed", "; the next packets go to other backends, which reset connections"},
 		{owner, strings.Replace(owner, "number: ", "number: 10", 1), "backend " + owner[:2] + " changed", "backend " + owner[:2] + " gets number 10"},
 		{owner, strings.Replace(owner, ".2}", ".9}", 1), "backend " + owner[:2] + " changed", "in place of 10.2."},
 		{talk, talk + "\n  more: {number: 2, listen: [tcp 10.55.0.1:9002]}", "service more (tcp 10.55.0.1:9002) added", ""},

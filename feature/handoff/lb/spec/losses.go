@@ -41,7 +41,7 @@ type Loss struct {
 const FlowsAlone = -1
 
 // toOthers is what becomes of flows of a removed backend.
-const toOthers = "their next packets go to other backends, which reset connections"
+const toOthers = "the next packets go to other backends, which reset connections"
 
 // Losses are what a running load balancer with c takes from backends when it becomes want. tunnelled are the backends at the ends of tunnels.
 func (c *Config) Losses(want *Config, tunnelled map[move.Backend]bool) []Loss {
