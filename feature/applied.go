@@ -5,6 +5,7 @@ package feature
 import (
 	"encoding/json"
 	"errors"
+	"os"
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -110,6 +111,25 @@ func gone(err error) error {
 
 // RemoveGone forgets the specs of network namespaces that are gone.
 func (a Applied[C]) RemoveGone(l *kernel.WriteLock) error { return a.store().RemoveGone(l) }
+
+// RemedyGone is what becomes of an instance of a network namespace that is gone, and that no file names.
+const RemedyGone = "the next weir apply removes what is left of it; a new namespace needs an apply of its own"
+
+// Gone returns the specs whose network namespace is gone. Who is not root cannot tell, and gets none.
+func (a Applied[C]) Gone(r *kernel.Root) (out []instances.Record[C], err error) {
+	if os.Geteuid() != 0 {
+		return nil, nil
+	}
+	all, _, err := a.store().All(r)
+	for _, rec := range all {
+		if gone, gerr := rec.Gone(); gone {
+			out = append(out, rec)
+		} else {
+			err = errors.Join(err, gerr)
+		}
+	}
+	return out, err
+}
 
 // Same reports whether two specs say the same. Positions in a file are no part of what they say.
 func (Applied[C]) Same(a, b *C) bool {

@@ -90,11 +90,13 @@ backend.`,
 
 func printLB(w io.Writer, s lb.Status) {
 	n := s.Counts
-	fmt.Fprintf(w, "%s (namespace %s): %d flows, %d buffered, %d moving; packets: %d to backends, %d to clients, %d buffered, %d errors passed on\n",
-		s.Name, s.Netns, s.Flows, s.Buffered, s.Moving, n.In, n.Out, n.Buffered, n.ICMP)
+	fmt.Fprintf(w, "load balancer %s in net:[%s]: %s, %d buffered, %d moving; packets: %d to backends, %d to clients, %d buffered, %d errors passed on\n",
+		s.Name, s.Netns, fmt.Count(s.Flows, "flow"), s.Buffered, s.Moving, n.In, n.Out, n.Buffered, n.ICMP)
 	fmt.Fprintf(w, "  dropped: %d of backends that do not own the flow, %d resets, %d without a backend, %d of strangers, %d fragments\n",
 		n.Mute, n.NoReset, n.NoBackend, n.UnknownSource, n.Fragment)
-	if !s.Agent {
+	if s.Gone {
+		fmt.Fprintf(w, "  ! its network namespace is gone, and its data path with it: %s\n", feature.RemedyGone)
+	} else if !s.Agent {
 		fmt.Fprintln(w, "  ! its agent does not answer: flows go on, and none can move; weir serve runs it")
 	}
 	for _, d := range s.Devices {
@@ -104,7 +106,7 @@ func printLB(w io.Writer, s lb.Status) {
 		fmt.Fprintf(w, "  it has begun anew: packets of unknown connections wait for the backends to say which are theirs (%d dropped)\n", n.Awaited)
 	}
 	if p := s.Partner; p != nil {
-		fmt.Fprintf(w, "  partner %s: %s; %d flows told, %d heard%s\n", p.Name, partnerState(p), p.Told, p.Heard, splitText(p))
+		fmt.Fprintf(w, "  partner %s: %s; %s told, %d heard%s\n", p.Name, partnerState(p), fmt.Count(p.Told, "flow"), p.Heard, splitText(p))
 	}
 	printCertificate(w, s.Certificate)
 	printLBBackends(w, s)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/backend"
+	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
@@ -70,7 +71,7 @@ func TestLBCommands(t *testing.T) {
 		t.Errorf("status %d: %s", status, errs)
 	}
 	waits(func(s lb.Status) bool { return s.Agent && len(s.Backends) == 1 })
-	if out, _, status := weir(t, "--root", root, "status"); status != 0 || !strings.Contains(out, "edge (namespace") {
+	if out, _, status := weir(t, "--root", root, "status"); status != 0 || !strings.Contains(out, "load balancer edge in net:[") || !strings.Contains(out, "]: 0 flows, ") {
 		t.Errorf("status %d: %s", status, out)
 	}
 	if _, errs, status := weir(t, "--root", root, "lb", "override", "talk", "192.0.2.1:5", "b"); status != exitFailed || !strings.Contains(errs, `no backend "b" is known`) {
@@ -101,6 +102,9 @@ func TestLBCommands(t *testing.T) {
 	}
 	if out, _, _ := weir(t, "--root", root, "lb", "status"); !strings.Contains(out, "no load balancer is here") {
 		t.Errorf("%s", out)
+	}
+	if left, err := filepath.Glob(control.Path("lb-*-edge")); err != nil || len(left) > 0 {
+		t.Errorf("the killed agent's socket is still there: %q, %v", left, err)
 	}
 	if out, errs, status := weir(t, "--root", root, "apply", "-f", file); status != 0 || !strings.Contains(out, "nothing to change") {
 		t.Errorf("after remove, status %d: %s %s", status, out, errs)
@@ -183,6 +187,15 @@ func TestPartnerState(t *testing.T) {
 		if got := partnerState(&p); got != want {
 			t.Errorf("%+v: %q, want %q", p, got, want)
 		}
+	}
+}
+
+// A load balancer whose network namespace is gone is told of, in place of its agent.
+func TestPrintGoneLB(t *testing.T) {
+	var b strings.Builder
+	printLB(&b, lb.Status{Name: "edge", Netns: "4026532000", Flows: 1, Gone: true})
+	if text := b.String(); !strings.HasPrefix(text, "load balancer edge in net:[4026532000]: 1 flow, ") || !strings.Contains(text, "\n  ! its network namespace is gone") || strings.Contains(text, "agent") {
+		t.Error(text)
 	}
 }
 

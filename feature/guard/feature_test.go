@@ -5,6 +5,7 @@ package guard
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -269,6 +270,27 @@ func TestRefusesAbsentInterface(t *testing.T) {
 		refused(nil, []string{there}, "")
 		refused([]string{there}, nil, "")
 	}
+}
+
+// A guard whose network namespace is gone says so.
+func TestNamespaceGoes(t *testing.T) {
+	need(t, kernel.XDPProgram)
+	wire := nstest.NewWire(t)
+	w := &world{t: t, root: kernel.OpenRoot(nstest.BPFFS + "/weir-gone")}
+	dns := guarded(t, "dns", Options{Limit: 100, Interfaces: []string{nstest.WireDevice}}, "udp :5300")
+	dns.Netns = wire.NameB
+	w.apply(dns)
+	defer w.apply()
+	wire.B.Close()
+	if err := netns.Delete(wire.NameB); err != nil {
+		t.Fatal(err)
+	}
+	nstest.Eventually(t, func() error {
+		if p := w.state("dns").Problem; !strings.HasPrefix(p, "its network namespace is gone") {
+			return fmt.Errorf("problem %q", p)
+		}
+		return nil
+	})
 }
 
 // attached waits until the guard has no problem.

@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/guard/bpf"
 	"github.com/weir-project/weir/internal/guardstate"
 	"github.com/weir-project/weir/internal/hookorder"
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
 )
@@ -142,7 +143,9 @@ func problem(r *kernel.Root, rec record, m *ebpf.Map, s *guardstate.Layout) stri
 		return "no packet is led to it yet, what put it in place was interrupted: weir apply recovers it, and weir serve does within seconds"
 	}
 	ns, err := rec.Netns()
-	if err != nil {
+	if errors.Is(err, netns.ErrGone) {
+		return "its network namespace is gone, or belongs to nobody that this user can see: " + netns.RemedyGone
+	} else if err != nil {
 		return "" // only root can look
 	}
 	defer ns.Close()

@@ -3,9 +3,48 @@
 package backend
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 )
+
+// doctor tells of a backend whose network namespace is gone.
+func TestExamineGone(t *testing.T) {
+	nstest.NeedRoot(t)
+	w, root := nstest.NewWire(t), kernel.OpenRoot(nstest.BPFFS+"/backend-gone")
+	l, err := root.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = w.B.Do(func() error { return applied.Publish(l, Config{Name: "s1"}) })
+	l.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("its network namespace net:[%d] is gone", w.B.Inode())
+	w.B.Close()
+	if err := netns.Delete(w.NameB); err != nil {
+		t.Fatal(err)
+	}
+	nstest.Eventually(t, func() error {
+		all, err := Feature{}.Examine(t.Context(), root)
+		if err != nil || len(all) != 1 || all[0].Object != "backend s1" || all[0].Text != text || all[0].Remedy == "" {
+			return fmt.Errorf("findings %+v, %w, want %q", all, err, text)
+		}
+		return nil
+	})
+	if l, err = root.Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Unlock()
+	if err := (Feature{}).Remove(t.Context(), l); err != nil {
+		t.Error(err)
+	}
+}
 
 // doctor says whom an agent lacks; an agent that has all is no finding.
 func TestExamineAgent(t *testing.T) {

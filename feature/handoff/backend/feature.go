@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
@@ -176,6 +177,7 @@ func removeHere(l *kernel.WriteLock) error {
 		return err
 	}
 	kernel.Step("backend:removed")
+	defer control.Clear(controlName(ns))
 	return applied.Remove(l)
 }
 
@@ -191,13 +193,19 @@ func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]f
 
 // Remove implements feature.Feature: the quarantines of all network namespaces.
 func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
-	err := errors.Join(quarantine.RemoveAll(l), applied.RemoveAll(l))
+	all, err := quarantine.Store.Keys(l.Root)
+	err = errors.Join(err, quarantine.RemoveAll(l), applied.RemoveAll(l))
 	quarantine.Store.ForgetDamaged(l)
+	for _, i := range all {
+		control.Clear(controlNameOf(i.Scope))
+	}
+	control.Sweep()
 	return err
 }
 
 // Recover implements feature.Recoverer: quarantines and specs whose network namespace is gone are removed.
 func (Feature) Recover(l *kernel.WriteLock) error {
+	defer control.Sweep()
 	return errors.Join(quarantine.Store.RemoveGone(l), applied.RemoveGone(l))
 }
 
@@ -273,12 +281,17 @@ func (f Feature) Report(ctx context.Context, r *kernel.Root, _ []kernel.Fault) (
 // certificateNear is how long before its end a certificate is warned of.
 const certificateNear = 7 * 24 * time.Hour
 
-// Examine implements feature.Examiner: conntrack that is in the way, an agent that does not answer or has nobody to work with, a
+// Examine implements feature.Examiner: a network namespace that is gone, conntrack that is in the way, an agent that does not answer or has nobody to work with, a
 // certificate that ends soon.
 func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 	out, err := examine(r)
 	spec, unread, serr := applied.State(r)
 	out = append(feature.UnreadFindings(unread), out...)
+	gone, gerr := applied.Gone(r)
+	for _, rec := range gone {
+		out = append(out, feature.Finding{Object: "backend " + rec.Spec.Name, Text: fmt.Sprintf("its network namespace net:[%s] is gone", rec.Scope), Remedy: feature.RemedyGone})
+	}
+	err = errors.Join(err, gerr)
 	if spec == nil {
 		return out, errors.Join(err, serr)
 	}

@@ -34,16 +34,33 @@ func sweep(dir string) {
 		if err != nil || time.Since(info.ModTime()) < staleAfter {
 			continue
 		}
-		path := filepath.Join(dir, e.Name())
-		c, err := net.Dial("unix", path)
-		switch {
-		case err == nil:
-			c.Close()
-		case errors.Is(err, unix.ECONNREFUSED): // a listener that is merely busy gives EAGAIN
-			// Meanwhile another agent may have replaced it by its own.
-			if now, err := os.Lstat(path); err == nil && os.SameFile(info, now) {
-				_ = os.Remove(path) // the next agent tries again
-			}
+		removeDead(filepath.Join(dir, e.Name()), info)
+	}
+}
+
+// removeDead removes a socket that nobody listens at.
+func removeDead(path string, info fs.FileInfo) {
+	c, err := net.Dial("unix", path)
+	switch {
+	case err == nil:
+		c.Close()
+	case errors.Is(err, unix.ECONNREFUSED): // a listener that is merely busy gives EAGAIN
+		// Meanwhile another agent may have replaced it by its own.
+		if now, err := os.Lstat(path); err == nil && os.SameFile(info, now) {
+			_ = os.Remove(path) // the next agent tries again
 		}
+	}
+}
+
+// Sweep removes the sockets of killed agents.
+func Sweep() { sweep(dir) }
+
+// Clear removes the socket of a killed agent of which nothing is left: no other agent is about to listen there. A running agent keeps
+// its socket until it ends.
+func Clear(name string) { clearSocket(Path(name)) }
+
+func clearSocket(path string) {
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() == fs.ModeSocket {
+		removeDead(path, info)
 	}
 }

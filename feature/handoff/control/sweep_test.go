@@ -35,6 +35,7 @@ func TestSweep(t *testing.T) {
 	socket("lb-4026532224-main-lb.sock", false, old)
 	socket("backend-4026532225.sock", true, old)
 	socket("backend-4026532226.sock", false, time.Now())
+	socket("backend-4026532228.sock", false, time.Now())
 	socket("handoff.sock", false, old)
 	socket("weir-2.sock", false, old)
 	file := filepath.Join(dir, "lb-4026532227-a.sock")
@@ -44,6 +45,9 @@ func TestSweep(t *testing.T) {
 	if err := os.Chtimes(file, old, old); err != nil {
 		t.Fatal(err)
 	}
+	clearSocket(filepath.Join(dir, "lb-4026532227-a.sock"))    // a file
+	clearSocket(filepath.Join(dir, "backend-4026532225.sock")) // a running agent's
+	clearSocket(filepath.Join(dir, "backend-4026532228.sock")) // just killed, and its backend removed
 	sweep(dir)
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -10,14 +10,14 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
-	"github.com/weir-project/weir/feature/handoff/tunnel"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
 )
@@ -133,7 +133,7 @@ func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan,
 		return p, nil
 	}
 	if want.Declared() {
-		verb, detail := "create", fmt.Sprintf("%d services, %d backends", len(want.Services), len(want.Backends))
+		verb, detail := "create", printable.Count(len(want.Services), "service")+", "+printable.Count(len(want.Backends), "backend")
 		if have.Spec != nil && want.Name == have.Spec.Name {
 			verb, detail = "change", have.Spec.Changes(&want)
 			if err := have.outages(&p, &want); err != nil {
@@ -253,11 +253,13 @@ func removeIn(l *kernel.WriteLock, ns *netns.Handle, name string) error {
 func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 	err := errors.Join(removeAll(l), applied.RemoveAll(l))
 	store.ForgetDamaged(l)
+	control.Sweep()
 	return err
 }
 
 // Recover implements feature.Recoverer: load balancers whose network namespace is gone are removed.
 func (Feature) Recover(l *kernel.WriteLock) error {
+	defer control.Sweep()
 	return errors.Join(store.RemoveGone(l), applied.RemoveGone(l))
 }
 
@@ -307,10 +309,7 @@ func (f Feature) Report(ctx context.Context, r *kernel.Root, _ []kernel.Fault) (
 	return Report{Balancers: all, Unreadable: st.Unreadable}, errors.Join(err, aerr)
 }
 
-// certificateNear is how long before its end a certificate is warned of.
-const certificateNear = 7 * 24 * time.Hour
-
-// Examine implements feature.Examiner: agents that do not answer, certificates that end soon.
+// Examine implements feature.Examiner: network namespaces that are gone, agents that do not answer, certificates that end soon.
 func (f Feature) Examine(ctx context.Context, r *kernel.Root) (out []feature.Finding, err error) {
 	st, serr := f.State(ctx, r)
 	all, err := Statuses(ctx, r)
@@ -318,19 +317,7 @@ func (f Feature) Examine(ctx context.Context, r *kernel.Root) (out []feature.Fin
 	answers := map[string]bool{}
 	for _, s := range all {
 		answers[s.Name] = answers[s.Name] || s.Agent
-		for _, d := range s.Devices {
-			remedy := "bring the interface back, with weir serve running, or take it out of lb.devices"
-			if d.Device == tunnel.Device {
-				remedy = "run weir serve, which makes it anew"
-			}
-			out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: fmt.Sprintf("device %s of namespace %s: %s: its packets do not come to the load balancer", d.Device, s.Netns, d.Reason),
-				Remedy: remedy})
-		}
-		if c := s.Certificate; c != nil && c.Problem != "" {
-			out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: "the new certificate is refused, the former one stays in use: " + c.Problem, Remedy: "fix the files of lb.tls"})
-		} else if c != nil && time.Until(c.NotAfter) < certificateNear {
-			out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: "the certificate expires at " + c.NotAfter.UTC().Format(time.RFC3339), Remedy: "replace the files of lb.tls"})
-		}
+		out = append(out, s.Findings()...)
 	}
 	if st.Spec != nil && !answers[st.Spec.Name] {
 		out = append(out, feature.Finding{Object: "load balancer " + st.Spec.Name, Text: "its agent does not answer: no session moves, and no backend's health is seen",

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/feature/handoff/lb/attachment"
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
@@ -135,7 +136,7 @@ func removeAll(l *kernel.WriteLock) error {
 	for _, inst := range all {
 		ns, e := l.OpenNetns(inst)
 		if errors.Is(e, netns.ErrGone) { // and its devices with it
-			e = store.Remove(l, inst)
+			e = forget(l, inst)
 		} else if e == nil {
 			if _, rerr := store.Read(l.Root, inst); rerr != nil {
 				e = removeUnread(l, inst, ns)
@@ -163,6 +164,12 @@ func remove(l *kernel.WriteLock, inst kernel.Instance, ns *netns.Handle) error {
 	if err := ns.Do(func() error { return errors.Join(attachment.Detach(o.Devices), removeDevices(o)) }); err != nil {
 		return err
 	}
+	return forget(l, inst)
+}
+
+// forget removes the pins of a load balancer, and the socket of its agent if that was killed.
+func forget(l *kernel.WriteLock, inst kernel.Instance) error {
+	defer control.Clear(controlName(inst.Scope, inst.Name[len(spec.PinPrefix):]))
 	return store.Remove(l, inst)
 }
 
@@ -190,7 +197,7 @@ func removeUnread(l *kernel.WriteLock, inst kernel.Instance, ns *netns.Handle) e
 		}
 		return errors.Join(err, removeDevices(Options{}.filled()))
 	})
-	return errors.Join(err, store.Remove(l, inst))
+	return errors.Join(err, forget(l, inst))
 }
 
 // Instances are the lb ends that are pinned, of all namespaces: their namespaces' inode numbers and names.

@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +26,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/internal/accept"
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -185,10 +187,20 @@ func Statuses(ctx context.Context, root *kernel.Root) (out []Status, err error) 
 		}
 		s, e := readStatus(ctx, root, inst)
 		s.Name, s.Netns, s.Devices = inst.Name[len(spec.PinPrefix):], inst.Scope, deviceFaults(root, inst)
+		s.Gone = !s.Agent && gone(root, inst)
 		out = append(out, s)
 		err = errors.Join(err, e)
 	}
 	return out, errors.Join(err, uerr)
+}
+
+// gone reports whether the network namespace of an instance is gone, as far as this user can tell: others than root see few.
+func gone(root *kernel.Root, inst kernel.Instance) bool {
+	ns, err := root.OpenNetns(inst)
+	if err == nil {
+		ns.Close()
+	}
+	return os.Geteuid() == 0 && errors.Is(err, netns.ErrGone)
 }
 
 // Unread is an error about the load balancers that cannot be read, nil where there are none. [Statuses] leaves them out.

@@ -13,12 +13,13 @@ import (
 // Status is what a load balancer does.
 type Status struct {
 	Name     string `json:"name"`
-	Netns    string `json:"netns"`    // inode number of its network namespace
-	Agent    bool   `json:"agent"`    // whether its agent answers; without one there is no Backends
-	Counts   Counts `json:"counts"`   // since it was made
-	Flows    int    `json:"flows"`    // that it knows
-	Buffered int    `json:"buffered"` // of them, whose packets wait
-	Moving   int    `json:"moving"`   // of them, that are being moved
+	Netns    string `json:"netns"`                // inode number of its network namespace
+	Gone     bool   `json:"netns_gone,omitempty"` // the namespace, and its data path with it
+	Agent    bool   `json:"agent"`                // whether its agent answers; without one there is no Backends
+	Counts   Counts `json:"counts"`               // since it was made
+	Flows    int    `json:"flows"`                // that it knows
+	Buffered int    `json:"buffered"`             // of them, whose packets wait
+	Moving   int    `json:"moving"`               // of them, that are being moved
 	// Settling: it has begun anew, and packets of unknown connections wait for the backends to say which are theirs.
 	Starting bool            `json:"starting,omitempty"`
 	Backends []BackendStatus `json:"backends,omitempty"` // by number

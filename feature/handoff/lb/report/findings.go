@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/tunnel"
+)
+
+// certificateNear is how long before its end a certificate is warned of.
+const certificateNear = 7 * 24 * time.Hour
+
+// Findings are what an operator should know of a load balancer: its network namespace is gone, nothing of it runs at a device, its
+// certificate is refused or expires soon.
+func (s Status) Findings() (out []feature.Finding) {
+	add := func(text, remedy string) {
+		out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: text, Remedy: remedy})
+	}
+	if s.Gone {
+		add(fmt.Sprintf("its network namespace net:[%s] is gone, and its data path with it", s.Netns), feature.RemedyGone)
+	}
+	for _, d := range s.Devices {
+		remedy := "bring the interface back, with weir serve running, or take it out of lb.devices"
+		if d.Device == tunnel.Device {
+			remedy = "run weir serve, which makes it anew"
+		}
+		add(fmt.Sprintf("device %s of namespace net:[%s]: %s: its packets do not come to the load balancer", d.Device, s.Netns, d.Reason), remedy)
+	}
+	if c := s.Certificate; c != nil && c.Problem != "" {
+		add("the new certificate is refused, the former one stays in use: "+c.Problem, "fix the files of lb.tls")
+	} else if c != nil && time.Until(c.NotAfter) < certificateNear {
+		add("the certificate expires at "+c.NotAfter.UTC().Format(time.RFC3339), "replace the files of lb.tls")
+	}
+	return out
+}
