@@ -394,20 +394,29 @@ func (u *Unconfirmed) nap() time.Duration {
 	return min(max(left, 10*time.Millisecond), time.Second)
 }
 
-// watchConfirmation takes changes back whose time is over, until ctx is done.
+// watchConfirmation takes changes back whose time is over, until ctx is done. It logs each that was taken back, by whichever process.
 func (h *Host) watchConfirmation(ctx context.Context, log feature.Logger) error {
+	told := ""
+	if u, err := h.Unconfirmed(); err == nil && u != nil && !u.Waits() {
+		told = u.ID // before this process began
+	}
 	for range (feature.Loop{Every: checkEvery, Later: true}).Turns(ctx) {
-		if u, err := h.Unconfirmed(); err != nil || u == nil || !u.over() {
+		u, err := h.Unconfirmed()
+		if err == nil && u.over() {
+			err = h.rollback(ctx, func(now *Unconfirmed) (bool, error) { u = now; return u.over(), nil }, func(Done) {})
+			if err != nil && ctx.Err() == nil {
+				log.Warn("unconfirmed change cannot be taken back", "err", err)
+			}
+		}
+		if err != nil || u == nil || u.Waits() || u.ID == told {
 			continue
 		}
-		var was *Unconfirmed
-		err := h.rollback(ctx, func(u *Unconfirmed) (bool, error) { was = u; return u != nil && u.over(), nil }, func(Done) {})
-		switch {
-		case err != nil && ctx.Err() == nil:
-			log.Warn("unconfirmed change cannot be taken back", "err", err)
-		case err == nil && was != nil && !was.RolledBack.IsZero():
-			log.Warn("unconfirmed change taken back", "since", was.Since.Format(time.TimeOnly), "window", was.Window)
+		told = u.ID
+		by := "end of its time"
+		if u.ByCommand {
+			by = "weir rollback"
 		}
+		log.Warn("unconfirmed change taken back", "since", u.Since.Format(time.TimeOnly), "window", u.Window, "by", by)
 	}
 	return nil
 }

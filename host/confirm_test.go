@@ -357,12 +357,18 @@ func TestOthersTakeBack(t *testing.T) {
 	w.apply(w.after(time.Millisecond))
 	s := w.serve()
 	w.takenBack()
+	told := func(by string) {
+		t.Helper()
+		nstest.Until(t, "weir serve tells of the change that was taken back", func() bool { return s.log.Has("unconfirmed change taken back", by) })
+	}
+	told(`by="end of its time"`)
 	w.wantBefore("taken back by serve", was)
 	w.apply(w.after(time.Hour))
 	if _, body := s.get("/metrics"); !strings.Contains(body, "weir_unconfirmed_left_seconds 3") {
 		t.Error("no metric of the change")
 	}
 	w.rollback()
+	told(`by="weir rollback"`)
 }
 
 // admit gives a slot to a process, as weir steer admit does.
