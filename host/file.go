@@ -7,11 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/printable"
 )
 
 // retryEvery is the time between two attempts of weir serve to apply its file.
@@ -120,4 +120,4 @@ func (f *file) configure(c *Config, log *slog.Logger) error {
 }
 
 // oneLine is an error as an attribute of a log line.
-func oneLine(err error) error { return errors.New(strings.ReplaceAll(err.Error(), "\n", "; ")) }
+func oneLine(err error) error { return errors.New(printable.OneLine(err.Error())) }

@@ -4,6 +4,7 @@ package host
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -23,6 +24,14 @@ filter:
     hook: nft
     rules: [{name: others, match: 'udp.dstport == 4739', action: drop}]
 `
+
+// Errors of several lines are one of the log, and a list begins behind its colon.
+func TestOneLine(t *testing.T) {
+	err := fmt.Errorf("%w; nothing was changed:\n  slot 0 would be emptied\nfix the reason", errUnconfirmed)
+	if got, want := oneLine(err).Error(), errUnconfirmed.Error()+"; nothing was changed: slot 0 would be emptied; fix the reason"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
 
 // weir serve applies its file at the start and at each reload. A wrong file keeps what is there, and with Only the other
 // features are left alone.
