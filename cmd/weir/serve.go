@@ -10,12 +10,15 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
+	"github.com/weir-project/weir/internal/safefile"
+	"github.com/weir-project/weir/kernel"
 )
 
 // hangups tells of each SIGHUP until ctx is done.
@@ -55,6 +58,16 @@ func ignoreHangup(ctx context.Context, log *slog.Logger, instead string) {
 			}
 		}
 	}()
+}
+
+// logWait logs for what this process waits. That its own parts take turns with the lock is no news.
+func logWait(log *slog.Logger) func(text string) {
+	own := fmt.Sprintf("held by process %d (", os.Getpid())
+	return func(text string) {
+		if !strings.Contains(text, own) {
+			log.Info("weir serve waits", "reason", text)
+		}
+	}
 }
 
 // serveFlags are those of weir serve.
@@ -103,6 +116,8 @@ file alone.`,
 				return err
 			}
 			o.Log = cli.NewLog(os.Stderr)
+			kernel.OnWait(logWait(o.Log))
+			safefile.OnWait(logWait(o.Log))
 			if err := host.DropRights(o.Only); err != nil {
 				o.Log.Warn("capabilities that serve does not need stay", "err", err)
 			}
