@@ -34,11 +34,11 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 var (
 	upDesc       = desc("up", "Whether all pins could be read.")
 	downDesc     = desc("link_down", "Whether a path's link may not be used, and why.", "path", "netns", "interface", "reason")
-	packetsDesc  = desc("packets_total", "Packets of a path by what became of them while its link was not to be used; trains of segments count once. rerouted; shadow: would have been. Stayed on the link: exempt (of the link itself), none (without a way). big: too big for the way, the sender is told, or they go in fragments. Dropped: stuck (no way left), lost (too big), odd (by the kernel).", "path", "netns", "fate")
+	packetsDesc  = desc("packets_total", "Packets of a path by what became of them while its link was not to be used; trains of segments count once. rerouted; shadow: would have been. Stayed on the link: stayed_exempt (of the link itself), stayed_no_repair (for their version of IP). too_big: for the way, the sender is told, or they go in fragments. Dropped: dropped_no_way_left, dropped_too_big (also after that), dropped_kernel (it could not put the outer headers before them).", "path", "netns", "fate")
 	bytesDesc    = desc("bytes_total", "Bytes of packets that went another way, from the IP header on, before they grew.", "path", "netns")
 	routesDesc   = desc("routes", "Destinations by what becomes of them with a path's interface: alone (no route leads over another), carrier (gone with its carrier), kept (of these, rerouted all the same by weir serve), lost (kept ones that have no other route now).", "path", "netns", "interface", "fate")
 	learntDesc   = desc("learnt_bytes", "Largest packet, with outer headers, that a link on a repair's way takes, as its router told; absent where the repair takes what its own interface does.", "path", "netns", "repair")
-	dropsDesc    = desc("dropping", "Whether packets of a path have no way left and are dropped: its link and all ways around it may not be used. Those dropped are packets_total with fate stuck.", "path", "netns", "interface", "version")
+	dropsDesc    = desc("dropping", "Whether packets of a path have no way left and are dropped: its link and all ways around it may not be used. Those dropped are packets_total with fate dropped_no_way_left.", "path", "netns", "interface", "version")
 	problemDesc  = desc("problem", "Whether something keeps a path or a session from its work.", "path", "netns")
 	phaseDesc    = desc("session_up", "Whether a session has found its link to work.", "session", "netns", "interface")
 	wayDesc      = desc("session_direction_up", "Whether one way of the link works; absent while nobody knows.", "session", "netns", "direction")
@@ -110,7 +110,8 @@ func path(p protect.PathState, out send) {
 		out(downDesc, prometheus.GaugeValue, feature.Gauge(on), p.Name, p.Netns, p.Device, reason)
 	}
 	c := p.Counts
-	for fate, n := range map[string]uint64{"rerouted": c.Packets, "shadow": c.Shadow, "exempt": c.Exempt, "big": c.Big, "lost": c.Lost, "none": c.None, "stuck": c.Stuck, "odd": c.Odd} {
+	for fate, n := range map[string]uint64{"rerouted": c.Packets, "shadow": c.Shadow, "stayed_exempt": c.Exempt, "stayed_no_repair": c.None, "too_big": c.Big,
+		"dropped_no_way_left": c.Stuck, "dropped_too_big": c.Lost, "dropped_kernel": c.Odd} {
 		out(packetsDesc, prometheus.CounterValue, float64(n), p.Name, p.Netns, fate)
 	}
 	out(bytesDesc, prometheus.CounterValue, float64(c.Bytes), p.Name, p.Netns)

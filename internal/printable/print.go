@@ -79,7 +79,7 @@ func Sprintf(format string, args ...any) string { return fmt.Sprintf(format, arg
 func Sprint(args ...any) string { return fmt.Sprint(args...) }
 
 // Count is a number of things in words: "1 flow", "2 flows".
-func Count[N ~int | ~uint64](n N, thing string) string {
+func Count[N ~int | ~uint32 | ~uint64](n N, thing string) string {
 	if n == 1 {
 		return "1 " + thing
 	}

@@ -127,3 +127,11 @@ func TestOneLineOfAList(t *testing.T) {
 		}
 	}
 }
+
+func TestCount(t *testing.T) {
+	for n, want := range []string{"0 flows", "1 flow", "2 flows"} {
+		if got := Count(n, "flow"); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

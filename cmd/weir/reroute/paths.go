@@ -354,8 +354,8 @@ func printPath(w io.Writer, p protect.PathState) {
 		fmt.Fprintf(w, "  %s\n", line)
 	}
 	c := p.Counts
-	fmt.Fprintf(w, "  %d packets rerouted (%d where they came in, %d not the best way), %d stayed (%d of the link itself, %d without a way), %d dropped (no way left %d, too big %d, kernel %d)\n",
-		c.Packets, c.Fast, c.Next, c.Exempt+c.None, c.Exempt, c.None, c.Stuck+c.Lost+c.Odd, c.Stuck, c.Lost, c.Odd)
+	fmt.Fprintf(w, "  packets: %d rerouted (%d where they came in, %d not the best way), %d stayed (exempt %d, no repair %d), %d too big, %d dropped (no way left %d, too big %d, kernel %d)\n",
+		c.Packets, c.Fast, c.Next, c.Exempt+c.None, c.Exempt, c.None, c.Big, c.Stuck+c.Lost+c.Odd, c.Stuck, c.Lost, c.Odd)
 	if c.Shadow > 0 {
 		fmt.Fprintf(w, "  shadow: %d packets would have been rerouted\n", c.Shadow)
 	}

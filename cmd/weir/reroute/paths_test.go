@@ -3,6 +3,8 @@
 package reroute
 
 import (
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -50,6 +52,28 @@ func TestLinkTextWithoutWay(t *testing.T) {
 		if told := strings.Contains(out.String(), "! packets are dropped: see the firewall\n"); told != (len(p.Dropped) > 0) {
 			t.Errorf("%s", &out)
 		}
+	}
+}
+
+// Status has the words that the metric has.
+func TestFatesOfStatus(t *testing.T) {
+	var out strings.Builder
+	printPath(&out, protect.PathState{Name: "core", Counts: protect.Counts{Packets: 1, Exempt: 2, None: 3, Big: 4, Stuck: 5, Lost: 6, Odd: 7, Shadow: 8}})
+	text := out.String()
+	page, err := os.ReadFile("../../../docs/REROUTE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| ([a-z :]+) \\| [^|]+ \\|$").FindAllStringSubmatch(string(page), -1) {
+		group, word, divided := strings.Cut(row[2], ": ")
+		if fate := strings.ReplaceAll(strings.ReplaceAll(row[2], ": ", "_"), " ", "_"); fate != row[1] || !strings.Contains(text, group) || divided && !strings.Contains(text, word) {
+			t.Errorf("fate %s is %q in the page, and status says\n%s", row[1], row[2], text)
+		}
+		n++
+	}
+	if n != 8 || !strings.Contains(text, "packets: 1 rerouted (0 where they came in, 0 not the best way), 5 stayed (exempt 2, no repair 3), 4 too big, 18 dropped (no way left 5, too big 6, kernel 7)\n") {
+		t.Errorf("%d fates in the page, and status says\n%s", n, text)
 	}
 }
 

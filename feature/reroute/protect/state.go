@@ -75,18 +75,18 @@ type RepairState struct {
 
 // Counts are packets, trains of segments (GSO) counted once; they only rise while the path stays.
 type Counts struct {
-	Packets uint64 `json:"packets"` // rerouted
-	Bytes   uint64 `json:"bytes"`   // of them, from the IP header on, before they grew
-	Fast    uint64 `json:"fast"`    // of Packets, where they came in
-	Next    uint64 `json:"next"`    // of Packets, not by the best repair
-	Shadow  uint64 `json:"shadow"`  // that would have been rerouted
-	Exempt  uint64 `json:"exempt"`  // that belong to the link, and stayed there
-	Shrunk  uint64 `json:"shrunk"`  // trains of TCP segments that were made smaller
-	Big     uint64 `json:"big"`     // too big for the way: the sender is told, or they go in fragments
-	Lost    uint64 `json:"lost"`    // too big also after that
-	None    uint64 `json:"none"`    // no repair is for their protocol: they stayed
-	Stuck   uint64 `json:"stuck"`   // dropped: all backups were down as well
-	Odd     uint64 `json:"odd"`     // dropped: the kernel could not put a header before them
+	Packets uint64 `json:"packets"`             // rerouted
+	Bytes   uint64 `json:"bytes"`               // of them, from the IP header on, before they grew
+	Fast    uint64 `json:"fast"`                // of Packets, where they came in
+	Next    uint64 `json:"next"`                // of Packets, not by the best repair
+	Shadow  uint64 `json:"shadow"`              // that would have been rerouted
+	Exempt  uint64 `json:"stayed_exempt"`       // that belong to the link
+	Shrunk  uint64 `json:"shrunk"`              // trains of TCP segments that were made smaller
+	Big     uint64 `json:"too_big"`             // for the way: the sender is told, or they go in fragments
+	Lost    uint64 `json:"dropped_too_big"`     // also after that
+	None    uint64 `json:"stayed_no_repair"`    // for their version of IP
+	Stuck   uint64 `json:"dropped_no_way_left"` // all backups were down as well
+	Odd     uint64 `json:"dropped_kernel"`      // it could not put a header before them
 }
 
 // ReadState reads protection from its pins.
