@@ -4,6 +4,7 @@ package main
 
 import (
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -53,7 +54,11 @@ func printDoctor(w io.Writer, d host.Diagnosis) {
 		if f.Text == "" {
 			continue
 		}
-		fmt.Fprintf(w, "%s: %s %s: %s\n", f.Level, f.Feature, f.Check, f.Text)
+		about := f.Feature + " " + f.Check
+		if strings.HasPrefix(f.Check, f.Feature+" ") { // backend s1
+			about = f.Check
+		}
+		fmt.Fprintf(w, "%s: %s: %s\n", f.Level, about, f.Text)
 		if f.Remedy != "" {
 			fmt.Fprintf(w, "  remedy: %s\n", f.Remedy)
 		}

@@ -137,6 +137,7 @@ func TestPrintDoctor(t *testing.T) {
 		{Feature: "steer", Check: "sock_diag for TCP and UDP", Since: "3.3", Level: "ok"},
 		{Feature: "steer", Check: "SO_NETNS_COOKIE", Since: "5.14", Level: "note", Text: "protocol not available: telling namespaces apart", Optional: true},
 		{Feature: "steer", Check: "telemetry", Level: "warning", Text: "all its traffic comes from 192.0.2.1", Remedy: "remove the proxy"},
+		{Feature: "backend", Check: "backend s1", Level: "warning", Text: "the keeper does not answer its agent", Remedy: "run weir serve"},
 	}})
 	golden(t, "doctor.golden", b.String())
 }

@@ -126,7 +126,10 @@ func guardLimit(g guard.GuardState) string {
 }
 
 func guardNow(g guard.GuardState) string {
-	if g.UnderAttack {
+	switch {
+	case g.UnderAttack && g.DryRun:
+		return "would refuse"
+	case g.UnderAttack:
 		return "refusing"
 	}
 	return "calm"
@@ -143,13 +146,16 @@ func printGuard(w io.Writer, g guard.GuardState) {
 	}
 	now := "calm: nothing was refused in the last few seconds"
 	if g.UnderAttack {
-		now = "refusing: more comes than the limit"
+		now = guardNow(g) + ": more comes than the limit"
 	}
 	reserved := "no source has reserved a part of the limit yet"
 	if g.ReservationOwners > 0 {
-		reserved = fmt.Sprintf("%d sources have reserved %.0f packets a second", g.ReservationOwners, g.Reserved)
+		reserved = fmt.Sprintf("reserved: %.0f packets a second by %s", g.Reserved, fmt.Count(g.ReservationOwners, "source"))
 	}
 	fmt.Fprintf(w, "  %s; %s\n", now, reserved)
+	if g.DryRun {
+		fmt.Fprintln(w, "  dry run: what is counted as refused passes")
+	}
 	printTiers(w, g)
 	if len(g.Top) > 0 {
 		type row struct {
