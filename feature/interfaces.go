@@ -9,10 +9,10 @@ import (
 	"github.com/weir-project/weir/internal/strictyaml"
 )
 
-// Interfaces compares the key interfaces of a published instance with that of a file.
+// Interfaces compares the interfaces of a published instance with those of a file.
 type Interfaces struct {
 	strictyaml.Pos                           // of the instance in the file
-	Object          string                   // likewise: "services.dns.guard", "filter.sip"
+	Key             string                   // where the file has them: "filter.sip: interfaces"
 	Published, Spec []string                 // of the published instance, and of the file
 	Beside          string                   // where the published instance works without interfaces: "its sockets"; "": nowhere
 	Works           func(name string) bool   // whether the published instance works at an interface of Published
@@ -43,6 +43,6 @@ func (i Interfaces) Refuse(p *Plan) {
 	if len(left) == 0 || len(absent) == 0 {
 		return
 	}
-	p.Outage("%v", i.Errorf("%s: interfaces: it works at %s now, and would not at %s: %s: correct the name, or make this change once the interface is there",
-		i.Object, strings.Join(left, ", "), strings.Join(absent, ", "), strings.Join(reasons, "; ")))
+	p.Outage("%v", i.Errorf("%s: it works at %s now, and would not at %s: %s: correct the name, or make this change once the interface is there",
+		i.Key, strings.Join(left, ", "), strings.Join(absent, ", "), strings.Join(reasons, "; ")))
 }

@@ -188,7 +188,7 @@ func (t *target) refuseAbsent(plan *feature.Plan, was *FilterState) {
 		return
 	}
 	attached := func(p Attachment) bool { return p.Attached }
-	change := feature.Interfaces{Pos: f.Pos, Object: "filter." + f.Name, Published: was.pub.Filter.Interfaces, Spec: f.Interfaces,
+	change := feature.Interfaces{Pos: f.Pos, Key: fmt.Sprintf("filter.%s: interfaces", f.Name), Published: was.pub.Filter.Interfaces, Spec: f.Interfaces,
 		Works: func(name string) bool { _, there := was.at(name); return there },
 		Lacks: func(name string) string {
 			if _, there := devices[name]; there {

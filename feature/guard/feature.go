@@ -164,7 +164,7 @@ func (t target) refuseAbsent(plan *feature.Plan, ns *netns.Handle, have State) {
 		return
 	}
 	was := have.Guards[at].rec.Spec.Service.Options
-	change := feature.Interfaces{Pos: t.Service.Options.Pos, Object: fmt.Sprintf("services.%s.guard", t.Service.Name), Published: was.Interfaces, Spec: t.Service.Interfaces,
+	change := feature.Interfaces{Pos: t.Service.Options.Pos, Key: fmt.Sprintf("services.%s.guard: interfaces", t.Service.Name), Published: was.Interfaces, Spec: t.Service.Interfaces,
 		Works: func(name string) bool { _, err := interfaceIndex(name); return err == nil },
 		Lacks: func(name string) string {
 			if _, err := interfaceIndex(name); errors.Is(err, errNoInterface) {

@@ -3,10 +3,13 @@
 package reroute
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute/bfd"
@@ -44,6 +47,7 @@ func rerouted(p protect.PathState) bool {
 func outages(plan *feature.Plan, have State, want Config) {
 	ns := namespacesByRef{}
 	protection := want.protection()
+	refuseAbsent(plan, have, want, ns)
 	for _, p := range have.Paths {
 		if !rerouted(p) {
 			continue
@@ -54,6 +58,49 @@ func outages(plan *feature.Plan, have State, want Config) {
 			addOutage(plan, p, why)
 		}
 	}
+}
+
+// refuseAbsent refuses to take a path that is attached, or a way around its link, to an interface that is not there.
+func refuseAbsent(plan *feature.Plan, have State, want Config, ns namespacesByRef) {
+	for _, w := range want.protection().Paths {
+		i := slices.IndexFunc(have.Paths, func(p protect.PathState) bool { return p.Name == w.Name && ns.of(p.Netns) == ns.of(w.Netns) })
+		if i < 0 {
+			continue
+		}
+		p := have.Paths[i]
+		lacks := func(name string) string { return lacking(w.Netns, name) }
+		feature.Interfaces{Pos: w.Pos, Key: fmt.Sprintf("reroute.%s: interface", w.Name), Published: []string{p.Device}, Spec: []string{w.Device},
+			Works: func(string) bool { return p.Attached }, Lacks: lacks}.Refuse(plan)
+		ways := feature.Interfaces{Pos: w.Pos, Key: fmt.Sprintf("reroute.%s: repairs", w.Name), Works: func(string) bool { return p.Attached }, Lacks: lacks}
+		for _, r := range p.Repairs {
+			ways.Published = append(ways.Published, r.Device)
+		}
+		for _, r := range w.Repairs {
+			if r.Device != "" { // else the routing table tells
+				ways.Spec = append(ways.Spec, r.Device)
+			}
+		}
+		ways.Refuse(plan)
+	}
+}
+
+// lacking says that a network namespace lacks an interface; "": it does not, or nobody knows.
+func lacking(ref, name string) (text string) {
+	ns, err := netns.Current()
+	if ref != "" {
+		ns, err = netns.Open(ref)
+	}
+	if err != nil {
+		return "" // what needs it fails, and says so
+	}
+	defer ns.Close()
+	_ = ns.Do(func() error {
+		if _, err := netlink.LinkByName(name); errors.As(err, &netlink.LinkNotFoundError{}) {
+			text = fmt.Sprintf("there is no interface %s in %s", name, ns)
+		}
+		return nil
+	})
+	return text
 }
 
 func addOutage(plan *feature.Plan, p protect.PathState, change string) {

@@ -39,6 +39,15 @@ func TestOutages(t *testing.T) {
 	if got := w.outages("reroute: []"); got != "" {
 		t.Errorf("of links that are used: %s", got)
 	}
+	for text, want := range map[string]string{
+		strings.Replace(text, "interface: r12", "interface: r1x", 1): `reroute\.there: interface: it works at r12 now, and would not at r1x: there is no interface r1x in \S+: correct the name`,
+		strings.Replace(text, "interface: r13", "interface: r3x", 1): `reroute\.there: repairs: it works at r13 now, and would not at r3x: there is no interface r3x in `,
+		strings.Replace(text, "hold: 300ms", "hold: 200ms", 1):       `^$`,
+	} {
+		if got := w.outages(text); !regexp.MustCompile(want).MatchString(got) {
+			t.Errorf("outages %q, want %s", got, want)
+		}
+	}
 	ends := strings.SplitAfter(text, "  - name: back")
 	without := regexp.MustCompile(`(?m)^ *probe: .*$`)
 	there := `(?s)^reroute of path there: interface r12 in \S+ is down \(%s\) and its packets are rerouted: %s, and they are sent to the link again$`
