@@ -172,7 +172,7 @@ func (t target) refuseAbsent(plan *feature.Plan, ns *netns.Handle, have State) {
 			}
 			return "" // other errors end the plan
 		}}
-	if len(was.Interfaces) == 0 {
+	if len(was.Interfaces) == 0 && have.Guards[at].Problem == "" {
 		change.Beside = was.location()
 	}
 	change.Refuse(plan)

@@ -5,6 +5,7 @@ package lb
 import (
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 
 	"github.com/weir-project/weir/feature"
@@ -27,6 +28,14 @@ func (s State) outages(p *feature.Plan, want *Config) error {
 	if !there {
 		return nil
 	}
+	absent := func(name string) bool { _, err := net.InterfaceByName(name); return err != nil }
+	feature.Interfaces{Pos: want.Pos, Key: "lb: devices", Published: s.Spec.Devices, Spec: want.Devices, Works: func(name string) bool { return !absent(name) },
+		Lacks: func(name string) string {
+			if absent(name) {
+				return "there is no interface " + name
+			}
+			return ""
+		}}.Refuse(p)
 	f, err := view(s.root, inst, "flows", "ring", "tunnels")
 	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged) {
 		return nil // it is made anew, without flows

@@ -104,6 +104,8 @@ func TestChangeOutages(t *testing.T) {
 		{"talk: {number: 0", "talk: {number: 5", "service talk (tcp 10.55.0.1:9000, tcp [fd55::1]:9000) changed", "gets number 5 in place of 0"},
 		{", by: source", "", "service flows (udp 10.55.0.1:4739) changed", "service flows at udp 10.55.0.1:4739 goes by flow in place of source: 1 flow loses"},
 		{"devices: [c, ", "devices: [", "devices changed", "device c is removed"},
+		{"devices: [c, ", "devices: [c0, ", "devices changed", "lb: devices: it works at c now, and would not at c0: there is no interface c0: correct the name"},
+		{"devices: [c, ", "devices: [c, c0, ", "devices changed", ""},
 		{owner + "\n", "", "backend " + owner[:2] + " removed", "; the next packets go to other backends, which reset connections"},
 		{owner, strings.Replace(owner, "number: ", "number: 10", 1), "backend " + owner[:2] + " changed", "backend " + owner[:2] + " gets number 10"},
 		{owner, strings.Replace(owner, ".2}", ".9}", 1), "backend " + owner[:2] + " changed", "in place of 10.2."},
