@@ -138,18 +138,23 @@ func (c *Config) crowded() (errs []error) {
 
 // sameListens refuses two addresses at which the features of this process listen and the kernel allows one.
 func (c *Config) sameListens() (errs []error) {
-	var before []feature.Listen
-	for _, f := range features {
-		for _, l := range f.Listens(c.Document()) {
-			for _, o := range before {
-				if l.Excludes(o) {
-					errs = append(errs, l.Errorf("%s: listen %q: %s.listen has that port, with %q in line %d: take another port for one of them", l.Section, l.Address, o.Section, o.Address, o.At("listen").Line))
-				}
+	all := c.listens()
+	for i, l := range all {
+		for _, o := range all[:i] {
+			if l.Excludes(o) {
+				errs = append(errs, l.Errorf("%s: listen %q: %s.listen has that port, with %q in line %d: take another port for one of them", l.Section, l.Address, o.Section, o.Address, o.At("listen").Line))
 			}
-			before = append(before, l)
 		}
 	}
 	return errs
+}
+
+// listens are the addresses at which the features of this process listen.
+func (c *Config) listens() (all []feature.Listen) {
+	for _, f := range features {
+		all = append(all, f.Listens(c.Document())...)
+	}
+	return all
 }
 
 func inOrderOfTheFile(a, b error) int {

@@ -19,8 +19,9 @@ const retryEvery = 5 * time.Second
 
 // file is the configuration file of weir serve.
 type file struct {
-	path string
-	only []string // features; empty: all
+	path   string
+	only   []string // features; empty: all
+	listen string   // TCP address of weir serve itself; empty: none
 
 	sockets []feature.FileSocket // that go by the file without pins; none: the file is applied
 
@@ -84,6 +85,11 @@ func (f *file) load() (*Config, error) {
 	c, err := LoadConfig(f.path)
 	if err != nil {
 		return nil, err
+	}
+	for _, l := range c.listens() {
+		if l.Excludes(feature.Listen{Address: f.listen}) {
+			return nil, l.Errorf("%s: listen %q: weir serve has that port for /metrics, with --listen %s: take another port for one of them", l.Section, l.Address, f.listen)
+		}
 	}
 	c.Only = f.only
 	return c, nil

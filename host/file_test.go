@@ -33,6 +33,24 @@ func TestOneLine(t *testing.T) {
 	}
 }
 
+// weir serve takes no file that listens where it does itself.
+func TestFileListensBesideServe(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "weir.yaml")
+	const text = "lb:\n  name: edge\n  listen: 0.0.0.0:9743\n  tls: {certificate: c, key: k, ca: a}\n  devices: [eth0]\n  services: {talk: {number: 0, listen: [tcp 192.0.2.1:1790]}}\n  register: true\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want := path + `:3:11: lb: listen "0.0.0.0:9743": weir serve has that port for /metrics, with --listen 127.0.0.1:9743: `
+	if _, err := (&file{path: path, listen: "127.0.0.1:9743"}).load(); err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+	for _, listen := range []string{"", "127.0.0.1:0", "127.0.0.1:9744"} {
+		if _, err := (&file{path: path, listen: listen}).load(); err != nil {
+			t.Errorf("--listen %q: %v", listen, err)
+		}
+	}
+}
+
 // weir serve applies its file at the start and at each reload. A wrong file keeps what is there, and with Only the other
 // features are left alone.
 func TestServeAppliesItsFile(t *testing.T) {

@@ -62,7 +62,7 @@ func (h *Host) serve(ctx context.Context, o ServeOptions) error {
 	var f *file
 	var config *Config
 	if o.File != "" {
-		f = &file{path: o.File, only: o.Only}
+		f = &file{path: o.File, only: o.Only, listen: o.Listen}
 		c, err := f.load()
 		if err != nil {
 			return err
