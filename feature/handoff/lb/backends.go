@@ -37,7 +37,7 @@ type Backend struct {
 	Tunnel    netip.Addr // the other end, in place of Interface and MAC; see package tunnel. [Options].TunnelMTU must be set
 	Services  []int      // that it gets new flows of; nil: of all
 	Unserved  []int      // of these, those that nobody serves there now: other backends get the new flows, if there are any
-	Unwell    bool       // connections that clients open anew, and those whose SYNs it leaves without an answer, go to other backends
+	Unwell    bool       // connections that clients open anew, and those whose SYNs it does not answer, or resets, go to other backends
 }
 
 func (h Backend) check() error {

@@ -166,36 +166,42 @@ func mac(t *testing.T, ns *netns.Handle) (out net.HardwareAddr) {
 func serve(t *testing.T, hosts [2]*netns.Handle, at netip.AddrPort) {
 	t.Helper()
 	for i, ns := range hosts {
-		do(t, ns, func() error {
-			l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
-			if err != nil {
-				return err
-			}
-			t.Cleanup(func() { l.Close() })
-			go func() {
-				for {
-					c, err := l.Accept()
-					if err != nil {
-						return
-					}
-					go func() {
-						defer c.Close()
-						b := make([]byte, 4096)
-						for {
-							n, err := c.Read(b)
-							if err != nil {
-								return
-							}
-							if _, err := fmt.Fprintf(c, "%d%s", i+1, b[:n]); err != nil {
-								return
-							}
-						}
-					}()
-				}
-			}()
-			return nil
-		})
+		serveAt(t, ns, i+1, at)
 	}
+}
+
+// serveAt is serve at one host.
+func serveAt(t *testing.T, ns *netns.Handle, number int, at netip.AddrPort) {
+	t.Helper()
+	do(t, ns, func() error {
+		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer c.Close()
+					b := make([]byte, 4096)
+					for {
+						n, err := c.Read(b)
+						if err != nil {
+							return
+						}
+						if _, err := fmt.Fprintf(c, "%d%s", number, b[:n]); err != nil {
+							return
+						}
+					}
+				}()
+			}
+		}()
+		return nil
+	})
 }
 
 func dial(t *testing.T, client *netns.Handle, to netip.AddrPort) net.Conn {

@@ -429,7 +429,7 @@ static __always_inline int both_ended(__u32 flags)
 
 /*
  * unanswered says whether nobody has a connection that a client opens: the ends of both sides were
- * seen of the one before, or the owner leaves its SYNs without an answer.
+ * seen of the one before, or the owner leaves its SYNs without an answer, or resets them.
  */
 static __always_inline int unanswered(const struct lb_flow *f)
 {
@@ -523,14 +523,15 @@ static __always_inline void saw_client(struct lb_flow *f, const struct lb_flow_k
 
 /*
  * saw_backend: an owner that goes on speaks of a connection that lives, whatever reset was seen:
- * anybody can make up one of the client's. Of a real one the client says so again.
+ * anybody can make up one of the client's. Of a real one the client says so again. A reset answers no
+ * SYN: the host is there, and nobody serves.
  */
 static __always_inline void saw_backend(struct lb_flow *f, const struct lb_flow_key *k,
 					const struct packet *p, const struct lb_service *s)
 {
 	if (!f->out++ && k->port && !(f->flags & LB_OPENING))
 		tell(k, s, LB_OWNER(f->word));
-	if (f->flags & LB_UNANSWERED)
+	if (f->flags & LB_UNANSWERED && !(p->tcp & TCP_RST))
 		f->flags &= ~LB_UNANSWERED;
 	if (f->flags & LB_RST && !(p->tcp & (TCP_RST | TCP_FIN)))
 		f->flags &= ~LB_RSTS;

@@ -107,7 +107,7 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 #define LB_MOVES ((__u64)0x3ff << 10 | 3ULL << 30) /* to, held, parked */
 
 /*
- * An owner that is not well, and does not answer a SYN for so long, in ns, loses the connection that the client opens. A client
+ * An owner that is not well, and has no answer but a reset to a SYN for so long, in ns, loses the connection that the client opens. A client
  * repeats a SYN after a second. Linux answers segments out of a connection's window once in 500 ms (tcp_invalid_ratelimit).
  */
 #define LB_ANSWER_TIME 600000000ULL
@@ -128,7 +128,7 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 	32 /* learned by a client's SYN, and no ACK of it has come after the backend's answer */
 /* 64 is Go's, and so are the 10 bits from 16 on: the backend that has told of it */
 #define LB_UNANSWERED \
-	128 /* nothing but SYNs of the client have come since it was opened, or opened anew after an end that counts */
+	128 /* nothing but the client's SYNs and the owner's resets since it was opened, or opened anew after an end that counts */
 #define LB_RST_OUT \
 	256 /* of the owner, with LB_RST: it has no session; the client has said nothing since */
 #define LB_BALANCED  512  /* by the data path, which has chosen the epoch */

@@ -20,7 +20,7 @@ type Flow struct {
 	Ended      bool // both sides have ended it, or it was reset
 	BothEnds   bool // both sides have ended it
 	Reset      bool // its owner has reset it
-	Unanswered bool // nothing but SYNs of the client have come since it was opened
+	Unanswered bool // nothing but SYNs of the client and resets of its owner have come since it was opened
 	Buffered   bool // packets to the owner wait
 	// CLOCK_MONOTONIC in ns: when the latest packet came, and until when packets wait or when it moved
 	Seen, Until uint64
@@ -59,9 +59,9 @@ func (x *Explainer) leaves(fl Flow, client netip.AddrPort, s bpf.LBLbService) (l
 	case fl.BothEnds:
 		return true, fmt.Sprintf("; a flow between the same ends has ended at %s, which is not well", owner), nil
 	case fl.Unanswered && fl.Seen+uint64(answerTime) <= now:
-		return true, fmt.Sprintf("; %s, which is not well, has left a SYN without an answer", owner), nil
+		return true, fmt.Sprintf("; %s, which is not well, has left a SYN without an answer, or reset it", owner), nil
 	case fl.Unanswered, fl.Reset, fl.Ended && setup.Ended != 0 && fl.Seen+uint64(setup.Ended)*uint64(time.Millisecond) <= now:
-		return false, fmt.Sprintf("; it is not well: if it leaves a SYN without an answer for %s, the next one goes to another backend", answerTime), nil
+		return false, fmt.Sprintf("; it is not well: if it leaves a SYN without an answer for %s, or with a reset, the next one goes to another backend", answerTime), nil
 	}
 	return false, "", nil
 }
