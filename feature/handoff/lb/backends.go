@@ -268,7 +268,7 @@ func (f *DataPath) noteVacant(owners map[move.Backend]int) (err error) {
 		var b bpf.LBLbBackend
 		if e := f.maps.LbBackends.Lookup(uint32(number), &b); e != nil {
 			err = errors.Join(err, fmt.Errorf("backend %d: %w", number, e))
-		} else if b.Ifindex == 0 && b.Unwell == 0 {
+		} else if b.Ifindex == 0 && b.Unwell != bpf.Removed {
 			f.addVacant(number)
 		}
 	}
@@ -287,7 +287,7 @@ func (f *DataPath) addVacant(number move.Backend) {
 func (f *DataPath) removeBackend(number move.Backend) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.maps.LbBackends.Put(uint32(number), bpf.LBLbBackend{Unwell: 1}); err != nil {
+	if err := f.maps.LbBackends.Put(uint32(number), bpf.LBLbBackend{Unwell: bpf.Removed}); err != nil {
 		return fmt.Errorf("balancing flows of backend %d, which was removed, anew: %w", number, err)
 	}
 	delete(f.vacant, number)

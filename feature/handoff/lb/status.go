@@ -98,7 +98,7 @@ func (a *Agent) unknown(n move.Backend) string {
 	switch {
 	case !a.o.Manage:
 		return ""
-	case err == nil && b.Ifindex == 0 && b.Unwell == 1:
+	case err == nil && b.Ifindex == 0 && b.Unwell == bpf.Removed:
 		return "lb.backends does not name it; its flows go to other backends at their next packet"
 	case a.o.Register:
 		return "lb.backends does not name it, and it has not registered"

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/nstest"
@@ -113,5 +114,39 @@ func TestStatusOfUnknown(t *testing.T) {
 	for _, register := range []bool{true, false} { // it may register within idle_timeout
 		a.o.Register = register
 		says("; its flows go to other backends at their next packet")
+	}
+}
+
+// An entry that is half written, as a backend goes that was not well, is no removed backend's: its flows wait for it. The agent takes one
+// that stays so for a vacant backend's.
+func TestVacateUnwell(t *testing.T) {
+	sc := newScene(t)
+	_, k, owner, other := session(t, sc)
+	down(t, sc.hosts[owner-1], "w0")
+	if err := sc.f.SetBackends([]Backend{sc.f.backends[other-1]}); err != nil {
+		t.Fatal(err)
+	}
+	if err := sc.f.maps.LbBackends.Put(uint32(owner), bpf.LBLbBackend{Unwell: 1}); err != nil {
+		t.Fatal(err)
+	}
+	before, err := sc.f.Flow(k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range uint64(2) {
+		forge(t, sc, k.Client, service4, tcpACK)
+		becomes(t, sc.f, k, "seen, at its backend", func(fl Flow) bool { return fl.Owner == owner && fl.In > before.In+n })
+	}
+	sc.f.vacant = nil
+	if err := sc.f.noteVacant(map[move.Backend]int{owner: 1}); err != nil || !sc.f.vacant[owner] {
+		t.Errorf("vacant %v, %v: want backend %d", sc.f.vacant, err, owner)
+	}
+	if err := sc.f.removeBackend(owner); err != nil {
+		t.Fatal(err)
+	}
+	forge(t, sc, k.Client, service4, tcpACK)
+	becomes(t, sc.f, k, "the other backend's", func(fl Flow) bool { return fl.Owner == other })
+	if err := sc.f.noteVacant(map[move.Backend]int{owner: 1}); err != nil || sc.f.vacant[owner] {
+		t.Errorf("vacant %v, %v: want backend %d removed", sc.f.vacant, err, owner)
 	}
 }

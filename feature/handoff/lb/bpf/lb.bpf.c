@@ -549,7 +549,7 @@ static __always_inline int to_owner(struct __sk_buff *skb, struct lb_flow *f,
 	__u32 owner = LB_OWNER(f->word);
 	struct lb_backend *h = bpf_map_lookup_elem(&lb_backends, &owner);
 
-	if (h && !h->ifindex && h->unwell && !p->error && !(p->tcp & TCP_RST)) {
+	if (h && !h->ifindex && h->unwell == LB_REMOVED && !p->error && !(p->tcp & TCP_RST)) {
 		balance(f, k, s, opens(p, s) ? LB_OPENING | LB_UNANSWERED : 0);
 		owner = LB_OWNER(f->word);
 		h = bpf_map_lookup_elem(&lb_backends, &owner);

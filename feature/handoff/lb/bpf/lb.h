@@ -37,8 +37,14 @@ struct lb_backend {
 	/* Where a tunnel leads to it: the other end, IPv4 as ::ffff:a.b.c.d. All zero: none does. */
 	__u8 tunnel[16];
 	__u16 tunnel6; /* it is an IPv6 address */
-	__u16 unwell;  /* it gets no new flows; with ifindex 0: others get its flows */
+	__u16 unwell;  /* it gets no new flows; LB_REMOVED, with ifindex 0: others get its flows */
 };
+
+/*
+ * unwell of a removed backend. An entry is not written in one step: one that was not well is no removed
+ * one while it goes.
+ */
+#define LB_REMOVED 2
 
 /* lb_config is what the agent may change under traffic. */
 struct lb_config {

@@ -52,7 +52,7 @@ func (x *Explainer) leaves(fl Flow, client netip.AddrPort, s bpf.LBLbService) (l
 	}
 	owner := x.backendName(fl.Owner)
 	switch {
-	case b.Ifindex == 0 && b.Unwell != 0:
+	case b.Ifindex == 0 && b.Unwell == bpf.Removed:
 		return true, fmt.Sprintf("; the flow was %s's, which was removed", owner), nil
 	case x.Packet.Proto != "tcp" || s.BySource != 0:
 		return false, "", nil
