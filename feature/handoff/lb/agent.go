@@ -105,6 +105,7 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 		a.members[h.Number] = &member{Managed: h, told: &h}
 	}
 	f.bufferFor, f.ended = a.o.BufferTimeout+slack, uint32(min(a.o.EndedTimeout.Milliseconds(), math.MaxUint32))
+	f.reclaim = uint16(min(math.Ceil((a.openFor - openFor).Seconds()), math.MaxUint16))
 	if o.Partner.Name != "" {
 		a.pair = newPairing()
 	}

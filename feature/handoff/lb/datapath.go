@@ -67,6 +67,7 @@ type DataPath struct {
 	tunnelMTU    int
 	bufferFor    time.Duration
 	ended        uint32        // lb_config.ended
+	reclaim      uint16        // lb_config.reclaim
 	crowded      atomic.Bool   // too many flows stay though their clients have reset them
 	startupUntil atomic.Uint64 // CLOCK_MONOTONIC in ns: until then packets of unknown connections wait
 	mu           sync.Mutex
@@ -147,13 +148,13 @@ func (f *DataPath) load(share map[string]*ebpf.Map, settle time.Duration) error 
 		return fmt.Errorf("reading the data path's configuration: %w", err)
 	}
 	f.startupUntil.CompareAndSwap(0, before.Settle)
-	f.ended = before.Ended
+	f.ended, f.reclaim = before.Ended, before.Reclaim
 	return f.configure(false)
 }
 
 // configure tells the data path of its devices, and whether sources of datagrams are learned no more.
 func (f *DataPath) configure(full bool) error {
-	c := bpf.LBLbConfig{Tap: uint32(f.buffer.Ifindex), Tunnel: uint32(f.tunnel), Vni: tunnel.VNI, Ended: f.ended, Settle: f.startupUntil.Load()}
+	c := bpf.LBLbConfig{Tap: uint32(f.buffer.Ifindex), Tunnel: uint32(f.tunnel), Vni: tunnel.VNI, Ended: f.ended, Reclaim: f.reclaim, Settle: f.startupUntil.Load()}
 	if full {
 		c.Full = 1
 	}

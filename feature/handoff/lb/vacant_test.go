@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
@@ -149,4 +151,38 @@ func TestVacateUnwell(t *testing.T) {
 	if err := sc.f.noteVacant(map[move.Backend]int{owner: 1}); err != nil || sc.f.vacant[owner] {
 		t.Errorf("vacant %v, %v: want backend %d removed", sc.f.vacant, err, owner)
 	}
+}
+
+// A flow that has just moved keeps its removed backend for as long as the backend before may ask for it: twice move_timeout, if that is
+// more than 45 s. Explain says so.
+func TestReclaimTime(t *testing.T) {
+	sc, root := published(t)
+	_, k, owner, other := session(t, sc)
+	down(t, sc.hosts[owner-1], "w0")
+	if _, err := NewAgent(sc.f, AgentOptions{MoveTimeout: time.Minute}); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(sc.f.configure(false), sc.f.SetBackends([]Backend{sc.f.backends[other-1]}), sc.f.removeBackend(owner)); err != nil {
+		t.Fatal(err)
+	}
+	moved := func(ago time.Duration, says string, want move.Backend) {
+		t.Helper()
+		change(t, sc.f, k, func(v *bpf.LBLbFlow) {
+			justMoved(v, other)
+			v.Until -= uint64(ago)
+		})
+		if _, text := explains(t, root, sc.middle, "c", "tcp", k.Client, service4); !strings.Contains(text, "which was removed") != (want == owner) {
+			t.Errorf("moved %s ago: %s", ago, text)
+		}
+		before, err := sc.f.Flow(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range uint64(2) {
+			forge(t, sc, k.Client, service4, tcpACK)
+			becomes(t, sc.f, k, says, func(fl Flow) bool { return fl.Owner == want && (fl.In > before.In+n || want == other) })
+		}
+	}
+	moved(100*time.Second, "the removed backend's", owner)
+	moved(121*time.Second, "the other backend's", other)
 }

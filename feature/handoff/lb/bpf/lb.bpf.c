@@ -465,7 +465,8 @@ static __always_inline void balance(struct lb_flow *f, const struct lb_flow_key 
 
 	if (!h || !c || (h->ifindex && !h->unwell) || word & LB_MOVES || f->flags & LB_PINNED)
 		return;
-	if (word & LB_BEFORE && bpf_ktime_get_coarse_ns() < f->until + LB_RECLAIM_TIME)
+	if (word & LB_BEFORE &&
+	    bpf_ktime_get_coarse_ns() < f->until + LB_RECLAIM_TIME + c->reclaim * 1000000000ULL)
 		return;
 	to = bucket_backend(s, k);
 	if (!to || to == owner)

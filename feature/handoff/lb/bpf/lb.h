@@ -48,10 +48,11 @@ struct lb_backend {
 
 /* lb_config is what the agent may change under traffic. */
 struct lb_config {
-	__u32 tap;    /* interface where packets of parked flows go */
-	__u32 tunnel; /* interface of tunnels, or 0 */
-	__u32 vni;    /* of packets in them */
-	__u32 full;   /* learn no source from datagrams: flows have the rest of the room */
+	__u32 tap;     /* interface where packets of parked flows go */
+	__u32 tunnel;  /* interface of tunnels, or 0 */
+	__u32 vni;     /* of packets in them */
+	__u16 full;    /* learn no source from datagrams: flows have the rest of the room */
+	__u16 reclaim; /* s in addition to LB_RECLAIM_TIME */
 	/* learned flows that the agent is told of, for another load balancer: 1 all, 2 not the hash's */
 	__u32 news;
 	__u32 ended; /* ms of silence after which a client's reset counts for its next connection; 0: never */
@@ -118,7 +119,7 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
  */
 #define LB_ANSWER_TIME 600000000ULL
 
-/* The backend that a flow has left may ask for it back for so long, in ns: as openFor of partner.go. */
+/* The backend that a flow has left may ask for it back for so long, in ns: as openFor of partner.go. See lb_config.reclaim. */
 #define LB_RECLAIM_TIME 45000000000ULL
 
 /* The mark of a packet that is to wait, on its way to the device where others only turn round. */

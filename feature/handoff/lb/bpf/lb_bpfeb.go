@@ -35,14 +35,15 @@ type LBLbChangeArgs struct {
 }
 
 type LBLbConfig struct {
-	_      structs.HostLayout
-	Tap    uint32
-	Tunnel uint32
-	Vni    uint32
-	Full   uint32
-	News   uint32
-	Ended  uint32
-	Settle uint64
+	_       structs.HostLayout
+	Tap     uint32
+	Tunnel  uint32
+	Vni     uint32
+	Full    uint16
+	Reclaim uint16
+	News    uint32
+	Ended   uint32
+	Settle  uint64
 }
 
 type LBLbFlow struct {

@@ -39,7 +39,7 @@ func (x *Explainer) leaves(fl Flow, client netip.AddrPort, s bpf.LBLbService) (l
 	if err != nil {
 		return false, "", err
 	}
-	if fl.Pinned || fl.To != 0 || fl.Buffering || fl.Buffered || fl.Predecessor != 0 && now < fl.Until+uint64(reclaimTime) {
+	if fl.Pinned || fl.To != 0 || fl.Buffering || fl.Buffered || fl.Predecessor != 0 && now < fl.Until+uint64(reclaimTime)+uint64(setup.Reclaim)*uint64(time.Second) {
 		return false, "", nil
 	}
 	var b bpf.LBLbBackend
