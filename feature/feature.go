@@ -86,7 +86,7 @@ type Checked interface {
 }
 
 // Examiner is implemented by features that can say what would make them useless on
-// a running host, for doctor.
+// a running host, for doctor: the failures of their state among it.
 type Examiner interface {
 	Examine(ctx context.Context, r *kernel.Root) ([]Finding, error)
 }
@@ -96,6 +96,20 @@ type Finding struct {
 	Object string // what it is about: the name of a service, of a filter
 	Text   string
 	Remedy string
+	// Fails says that something the file declares does not work. The other findings are worth knowing.
+	Fails bool
+}
+
+// Failing is implemented by the states of features that can fail beside their pins: an interface is gone, nothing is attached, a
+// link has no way around. They are told from the pins and the kernel: no agent, member or peer is asked. doctor calls them
+// failures, /healthz and weir_healthy go by them. The text of one that lasts stays the same.
+type Failing interface {
+	Failures() []Finding
+}
+
+// Failure is a finding that something does not work.
+func Failure(object, text, remedy string) Finding {
+	return Finding{Object: object, Text: text, Remedy: remedy, Fails: true}
 }
 
 // Measured is implemented by features that have metrics.

@@ -41,7 +41,12 @@ type SetState[I, V any] struct {
 
 	records    []instances.Record[I]
 	unreadable instances.Unreadable
+	lacking    []kernel.Instance // an attachment
+	failures   []Finding
 }
+
+// Failures implements Failing.
+func (st SetState[I, V]) Failures() []Finding { return st.failures }
 
 // Unread implements Unreads.
 func (st SetState[I, V]) Unread() instances.Unreadable { return st.unreadable }
@@ -79,8 +84,20 @@ func (s Set[I, V]) State(_ context.Context, r *kernel.Root) (SetState[I, V], err
 			st.unreadable.Add(rec.Instance, verr)
 		}
 		st.Items = append(st.Items, v)
+		s.examine(r, rec, &st)
 	}
 	return st, err
+}
+
+// examine finds out whether an instance is attached.
+func (s Set[I, V]) examine(r *kernel.Root, rec instances.Record[I], st *SetState[I, V]) {
+	if gone, err := rec.Gone(); s.Lacks == nil || gone || err != nil {
+		return // weir serve removes what is gone; only root can look
+	}
+	if lacks, err := s.Lacks(r, rec, func(string, netns.ID) {}); err == nil && lacks {
+		st.lacking = append(st.lacking, rec.Instance)
+		st.failures = append(st.failures, Failure(rec.Name, "it is not attached everywhere", "run weir serve, or weir apply: both attach it"))
+	}
 }
 
 // placed is an item with its instance.
@@ -138,6 +155,8 @@ func (s Set[I, V]) plan(have SetState[I, V], wanted []placed[I]) (plan Plan, err
 			}
 			if !same {
 				plan.Add(s.step("change", w))
+			} else if slices.Contains(have.lacking, w.inst) {
+				plan.Add(s.step("attach", w))
 			}
 		}
 	}
@@ -287,8 +306,8 @@ func (s Set[I, V]) Run(ctx context.Context, r *kernel.Root, log Logger) error {
 	}.Run(ctx, r, log)
 }
 
-// Examine implements Examiner: instances that cannot be read or shown.
+// Examine implements Examiner: instances that cannot be read or shown, or are not attached.
 func (s Set[I, V]) Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 	st, err := s.State(ctx, r)
-	return UnreadFindings(st.unreadable), err
+	return append(st.Failures(), UnreadFindings(st.unreadable)...), err
 }

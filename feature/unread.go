@@ -19,7 +19,7 @@ const UnreadRemedy = "use the weir that made it, or remove it with that one"
 // UnreadFindings tells doctor of instances that cannot be read.
 func UnreadFindings(all instances.Unreadable) (out []Finding) {
 	for _, u := range all.WithoutDamage() {
-		out = append(out, Finding{Object: u.Name, Text: "cannot be read: " + u.Error(), Remedy: UnreadRemedy})
+		out = append(out, Failure(u.Name, "cannot be read: "+u.Error(), UnreadRemedy))
 	}
 	return out
 }

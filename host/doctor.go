@@ -20,7 +20,7 @@ type Finding struct {
 	Feature  string `json:"feature"`
 	Check    string `json:"check"`
 	Since    string `json:"since,omitempty"` // first kernel with it
-	Level    string `json:"level"`           // ok, note, warning, missing
+	Level    string `json:"level"`           // ok, note, warning, missing, failure: see health
 	Text     string `json:"text,omitempty"`
 	Remedy   string `json:"remedy,omitempty"`
 	Optional bool   `json:"optional,omitempty"`
@@ -89,7 +89,7 @@ func (d *Diagnosis) faults(ctx context.Context, h *Host) {
 		d.Findings = append(d.Findings, Finding{Feature: "weir", Check: "pins", Level: "warning", Text: err.Error()})
 	}
 	for _, f := range faults {
-		d.Findings = append(d.Findings, Finding{Feature: cmp.Or(f.Feature, "weir"), Check: f.Object, Level: "warning", Text: f.Text, Remedy: f.Remedy})
+		d.Findings = append(d.Findings, newFinding(cmp.Or(f.Feature, "weir"), feature.Finding{Object: f.Object, Text: f.Text, Remedy: f.Remedy, Fails: f.Damage()}))
 	}
 }
 
@@ -115,8 +115,16 @@ func (d *Diagnosis) examine(ctx context.Context, r *kernel.Root, p feature.Decla
 		d.Findings = append(d.Findings, Finding{Feature: p.Name, Check: "pins", Level: "warning", Text: err.Error()})
 	}
 	for _, f := range findings {
-		d.Findings = append(d.Findings, Finding{Feature: p.Name, Check: f.Object, Level: "warning", Text: f.Text, Remedy: f.Remedy})
+		d.Findings = append(d.Findings, newFinding(p.Name, f))
 	}
+}
+
+func newFinding(name string, f feature.Finding) Finding {
+	level := "warning"
+	if f.Fails {
+		level = "failure"
+	}
+	return Finding{Feature: name, Check: f.Object, Level: level, Text: f.Text, Remedy: f.Remedy}
 }
 
 func kernelRelease() string {

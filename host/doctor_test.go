@@ -30,7 +30,7 @@ func TestDoctor(t *testing.T) {
 	w.apply(w.config(oneService, absent))
 	w.foreign()
 	d = w.Doctor(t.Context())
-	if last := d.Findings[len(d.Findings)-1]; last.Level != "warning" || !strings.Contains(last.Text, "pins of another version") {
+	if last := d.Findings[len(d.Findings)-1]; last.Level != "failure" || !strings.Contains(last.Text, "pins of another version") {
 		t.Errorf("pins of another version: %+v", last)
 	}
 }

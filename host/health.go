@@ -130,14 +130,11 @@ func tellFaults(log *slog.Logger, faults []kernel.Fault, told map[string]kernel.
 	}
 }
 
-// healthCollector exports faults to Prometheus.
-type healthCollector struct {
-	host *Host
-	file *file // of weir serve; nil: none
-}
+// healthCollector exports health to Prometheus.
+type healthCollector struct{ health }
 
 var (
-	healthyDesc = prometheus.NewDesc("weir_healthy", "Whether everything that weir pinned is there and attached.", nil, nil)
+	healthyDesc = prometheus.NewDesc("weir_healthy", "Whether everything that the file declares is in force, as /healthz says.", nil, nil)
 	faultDesc   = prometheus.NewDesc("weir_faults", "Faults of an instance by kind: root, pins, detached, program are damage; ahead is another program at weir's hook.",
 		[]string{"feature", "object", "kind"}, nil)
 	configDesc      = prometheus.NewDesc("weir_config_info", "The configuration in force, by the SHA-256 of its file. Absent where none was applied since the boot, or something of it went with its network namespace.", []string{"hash"}, nil)
@@ -158,8 +155,8 @@ func (c healthCollector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c healthCollector) Collect(ch chan<- prometheus.Metric) {
-	faults, err := c.host.Faults(context.Background())
-	ch <- scrape.Const(healthyDesc, prometheus.GaugeValue, feature.Gauge(err == nil && damage(faults) == nil))
+	faults, err := c.check(context.Background())
+	ch <- scrape.Const(healthyDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
 	if u, err := c.host.Unconfirmed(); err == nil && u.Waits() {
 		ch <- scrape.Const(unconfirmedDesc, prometheus.GaugeValue, u.Left.Seconds())
 	}

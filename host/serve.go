@@ -21,7 +21,6 @@ import (
 	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/ratelog"
 	"github.com/weir-project/weir/internal/scrape"
-	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -161,7 +160,7 @@ func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket
 		}
 	}
 	if !alone {
-		all = append(all, healthCollector{h, f})
+		all = append(all, healthCollector{health{h, f}})
 	}
 	for _, f := range featuresOnly(o.Only) {
 		if m, ok := f.Value.(feature.Measured); ok && !alone {
@@ -173,7 +172,7 @@ func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket
 	mux.Handle("GET /healthz", scrape.Shared(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := f.failure()
 		if !alone {
-			err = errors.Join(h.unhealthy(r.Context()), err)
+			_, err = health{h, f}.check(r.Context())
 		}
 		if err != nil {
 			http.Error(w, printable.Lines(err.Error()), http.StatusServiceUnavailable)
@@ -182,22 +181,6 @@ func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket
 		fmt.Fprintln(w, "ok")
 	})))
 	return mux
-}
-
-// unhealthy says why not everything works, nil if it does. One feature that is damaged hides no other.
-func (h *Host) unhealthy(ctx context.Context) error {
-	faults, err := h.Faults(ctx)
-	errs := []error{damage(faults), err}
-	for _, f := range features {
-		st, err := f.State(ctx, h.Root)
-		if err != nil && !(errs[0] != nil && errors.Is(err, kernel.ErrDamaged)) {
-			errs = append(errs, err)
-		}
-		if u, ok := st.(feature.Unreads); ok {
-			errs = append(errs, u.Unread().WithoutDamage().Err())
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // group answers the reading commands of users who may not read the pins themselves,

@@ -17,7 +17,8 @@ func doctorCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "doctor", Short: "What this kernel and user can run, feature by feature, and why not", Args: cobra.NoArgs,
 		Long: `Probe what each feature needs of this kernel and user, and look at running services
-for what would make them useless, such as a proxy that hides the routers' addresses.
+for what would make them useless, such as a proxy that hides the routers' addresses. A
+failure is what of the file does not work: /healthz of weir serve answers 503 with it.
 Exit status 3 if a feature cannot run.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			d := g.Host().Doctor(cmd.Context())
@@ -45,7 +46,7 @@ func printDoctor(w io.Writer, d host.Diagnosis) {
 	}
 	var rows []row
 	for _, f := range d.Findings {
-		if f.Level != "warning" {
+		if f.Level != "warning" && f.Level != "failure" {
 			rows = append(rows, row{f.Feature, f.Check, f.Since, f.Level})
 		}
 	}

@@ -76,7 +76,7 @@ func TestFilterCommands(t *testing.T) {
 	if err := json.Unmarshal([]byte(s.run(0, `.*`, "status", "--json")), &all); err != nil || len(all.Filter.Filters) != 2 {
 		t.Errorf("status --json: %v, %+v", err, all)
 	}
-	s.run(0, `(?s).*warning: filter late: tcx ingress of nowhere: there is no interface nowhere.*`, "doctor")
+	s.run(0, `(?s).*failure: filter late: tcx ingress of nowhere: there is no interface nowhere.*`, "doctor")
 	write(5002)
 	s.run(0, `change filter dns: added udp.dstport == 5002; removed udp.dstport == 5001\nwarning: .*`, "apply", "-f", file)
 	if !nstest.Arrives(t, from, to, true) {

@@ -63,8 +63,9 @@ type Attachment struct {
 
 // Problems of attachments.
 const (
-	problemLacks = "not attached, somebody took it away or the interface came later: weir apply attaches it"
-	problemStale = "it runs the rules before the last change, which was killed: weir apply recovers it"
+	problemLacks  = "not attached, somebody took it away or the interface came later: weir apply attaches it"
+	problemUnseen = "only root can see whether it is attached"
+	problemStale  = "it runs the rules before the last change, which was killed: weir apply recovers it"
 )
 
 func (p *Attachment) lack() { p.lacks, p.Problem = true, problemLacks }

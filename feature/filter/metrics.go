@@ -71,16 +71,32 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
+// Failures implements feature.Failing: filters that are not where they should be. A wrong order among programs is none; filters of
+// namespaces that are gone weir serve removes.
+func (st State) Failures() (out []feature.Finding) {
+	for _, f := range st.Filters {
+		if f.Problem != "" && f.Problem != problemUnseen && !f.gone {
+			out = append(out, feature.Failure(f.Name, f.Problem, ""))
+		}
+		for _, p := range f.Attachments {
+			if p.Problem != "" && p.Problem != problemUnseen && !p.misplaced {
+				out = append(out, feature.Failure(f.Name, p.Name+": "+p.Problem, ""))
+			}
+		}
+	}
+	return out
+}
+
 // Examine implements feature.Examiner: filters that are not where they should be.
 func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 	st, err := ReadState(ctx, r)
-	var out []feature.Finding
+	out := st.Failures()
 	for _, f := range st.Filters {
-		if f.Problem != "" {
+		if f.gone {
 			out = append(out, feature.Finding{Object: f.Name, Text: f.Problem})
 		}
 		for _, p := range f.Attachments {
-			if p.Problem != "" {
+			if p.misplaced {
 				out = append(out, feature.Finding{Object: f.Name, Text: p.Name + ": " + p.Problem})
 			}
 		}

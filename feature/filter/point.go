@@ -192,7 +192,7 @@ func (n nftRule) attachments(s *instance) ([]Attachment, error) {
 	err = s.ns.Do(func() (err error) { have, ok, err = n.at(s.pub.Filter).Note(); return err })
 	switch {
 	case permission(err):
-		p.Problem = "only root can see whether it is attached"
+		p.Problem = problemUnseen
 	case err != nil:
 		return nil, err
 	case !ok:

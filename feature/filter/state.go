@@ -152,7 +152,7 @@ func (f *FilterState) checkAttachments(_ *kernel.Root, o *kernel.Opened) {
 	attachments, err := f.pub.Attacher.attacher().attachments(&instance{inst: f.inst, pub: f.pub, pins: o, ns: ns})
 	switch {
 	case permission(err):
-		f.Problem = "only root can see whether it is attached"
+		f.Problem = problemUnseen
 	case err != nil:
 		f.Problem = err.Error()
 	default:

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -106,14 +107,27 @@ func (g *GuardState) notLocal() (out []feature.Finding) {
 	return out
 }
 
+// Failures implements feature.Failing: guards that do not decide where they should. Those of namespaces that are gone weir serve removes.
+func (st State) Failures() []feature.Finding {
+	return slices.DeleteFunc(st.findings(), func(f feature.Finding) bool { return !f.Fails })
+}
+
+// findings are the failures, and the guards of namespaces that are gone.
+func (st State) findings() (out []feature.Finding) {
+	for _, g := range st.Guards {
+		if g.Problem != "" {
+			gone, _ := g.rec.Gone() // of a user who may not look it is a failure
+			out = append(out, feature.Finding{Object: g.Service, Text: g.Problem, Fails: !gone})
+		}
+	}
+	return out
+}
+
 // Examine implements feature.Examiner: guards that do not decide where they should.
 func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 	st, err := readGuards(ctx, r)
-	var out []feature.Finding
+	out := st.findings()
 	for _, g := range st.Guards {
-		if g.Problem != "" {
-			out = append(out, feature.Finding{Object: g.Service, Text: g.Problem})
-		}
 		out = append(out, g.notLocal()...)
 	}
 	if len(st.outdated) > 0 {

@@ -179,29 +179,33 @@ func loop(l liveness.TimerLoopState, out send) {
 	out(spentDesc, prometheus.CounterValue, l.Spent.Seconds(), l.Netns, cpu)
 }
 
-// Examine implements feature.Examiner: paths without a way around, sessions that cannot probe, loops that do not beat.
-func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
-	st, err := ReadState(ctx, r)
-	var out []feature.Finding
+// Failures implements feature.Failing: paths without a way around, packets without a way left, sessions that cannot probe, loops that
+// do not beat. What is of namespaces that are gone weir serve removes.
+func (st State) Failures() []feature.Finding {
+	return slices.DeleteFunc(st.findings(), func(f feature.Finding) bool { return !f.Fails })
+}
+
+// silentLoop is after how long without a beat a loop has lost its packet: the host may stand still meanwhile.
+const silentLoop = 2 * time.Second
+
+// findings are the failures, and those of namespaces that are gone.
+func (st State) findings() (out []feature.Finding) {
 	for _, p := range st.Paths {
 		for _, problem := range p.Problems {
 			text, remedy := problemRemedy(problem)
 			if p.Gone {
 				text, remedy = problem, goneRemedy
 			}
-			out = append(out, feature.Finding{Object: "path " + p.Name, Text: text, Remedy: remedy})
+			out = append(out, feature.Finding{Object: "path " + p.Name, Text: text, Remedy: remedy, Fails: !p.Gone})
 		}
 		if !p.Attached && len(p.Problems) == 0 {
-			out = append(out, feature.Finding{Object: "path " + p.Name, Text: "nothing is attached to " + p.Device,
-				Remedy: "run weir serve, or weir apply again"})
+			out = append(out, feature.Failure("path "+p.Name, "nothing is attached to "+p.Device, "run weir serve, or weir apply again: both attach it"))
 		}
-	}
-	for _, p := range st.Paths {
-		out = append(append(out, droppedPackets(p)...), learntSizes(p)...)
+		out = append(out, droppedPackets(p)...)
 	}
 	for _, s := range st.Sessions {
 		if s.Problem != "" {
-			out = append(out, feature.Finding{Object: "session " + s.Name, Text: s.Problem, Remedy: sessionRemedy(s.Gone)})
+			out = append(out, feature.Finding{Object: "session " + s.Name, Text: s.Problem, Remedy: sessionRemedy(s.Gone), Fails: !s.Gone})
 		}
 	}
 	for _, s := range st.BFD {
@@ -212,13 +216,23 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 		if s.Unjudged {
 			remedy = fmt.Sprintf("run weir serve, start bfdd with --dplaneaddr %s, and let vtysh show bfd peers have %s", s.FRR, s.Peer)
 		}
-		out = append(out, feature.Finding{Object: "BFD session " + s.Name, Text: s.Problem, Remedy: remedy})
+		out = append(out, feature.Finding{Object: "BFD session " + s.Name, Text: s.Problem, Remedy: remedy, Fails: !s.Gone})
 	}
 	for _, l := range st.TimerLoops {
-		if l.Silent > 2*time.Second {
-			out = append(out, feature.Finding{Object: "tick source", Text: fmt.Sprintf("the loop of CPU %d has not beaten for %s", l.CPU, l.Silent.Round(time.Millisecond)),
-				Remedy: "run weir serve: it puts a packet back into the loop"})
+		if l.Silent > silentLoop {
+			out = append(out, feature.Failure("tick source", fmt.Sprintf("the loop of CPU %d has not beaten for more than %s", l.CPU, silentLoop),
+				"run weir serve: it puts a packet back into the loop"))
 		}
+	}
+	return out
+}
+
+// Examine implements feature.Examiner: failures, links on the way that take less than they should, routes that go with an interface.
+func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
+	st, err := ReadState(ctx, r)
+	out := st.findings()
+	for _, p := range st.Paths {
+		out = append(out, learntSizes(p)...)
 	}
 	for _, p := range protect.Vanishing(st.protect) {
 		out = append(out, feature.Finding{Object: "path " + p.Path, Text: p.Text, Remedy: p.Remedy})
@@ -254,8 +268,8 @@ func droppedPackets(p protect.PathState) []feature.Finding {
 	if len(p.Dropped) == 0 {
 		return nil
 	}
-	return []feature.Finding{{Object: "path " + p.Name, Text: fmt.Sprintf("%s packets by %s are dropped, no way is left: the link (%s) and all ways around it may not be used", strings.Join(p.Dropped, " and "), p.Device, strings.Join(whyDown(p), ", ")),
-		Remedy: p.Remedy}}
+	return []feature.Finding{feature.Failure("path "+p.Name, fmt.Sprintf("%s packets by %s are dropped, no way is left: the link (%s) and all ways around it may not be used", strings.Join(p.Dropped, " and "), p.Device, strings.Join(whyDown(p), ", ")),
+		p.Remedy)}
 }
 
 // learntSizes finds links on the ways of repairs that take less than the repairs' own interfaces.

@@ -51,8 +51,8 @@ reroute:
 		t.Fatal(err)
 	}
 	for _, want := range []feature.Finding{
-		{Object: "path there", Text: "repair 1: this host has no global IPv6 address for outer headers", Remedy: "say source in the file, then weir apply"},
-		{Object: "path absent", Text: "there is no interface nil0: until it comes nothing is rerouted", Remedy: "weir serve puts the path in force once that has changed; else change the path in the file, then weir apply"},
+		{Object: "path there", Text: "repair 1: this host has no global IPv6 address for outer headers", Remedy: "say source in the file, then weir apply", Fails: true},
+		{Object: "path absent", Text: "there is no interface nil0: until it comes nothing is rerouted", Remedy: "weir serve puts the path in force once that has changed; else change the path in the file, then weir apply", Fails: true},
 	} {
 		if !slices.Contains(found, want) {
 			t.Errorf("no %+v in %+v", want, found)

@@ -22,37 +22,29 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// Finding is something about a running service that an operator should know.
-type Finding struct {
-	Service string
-	Text    string
-	Remedy  string
-}
-
 // oneSourceAfter is how many datagrams from one address alone make doctor
 // doubt that it is a router: one exporter in a lab sends fewer.
 const oneSourceAfter = 1000
 
 // examine looks for what makes steering useless or blind: above all whatever
 // makes every router look like one source.
-func examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
+func examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 	st, err := state.Read(ctx, r)
 	if err != nil {
 		return nil, err
 	}
 	st.ExplainEmpty(ctx)
-	var out []Finding
-	for _, f := range feature.UnreadFindings(st.Unreadable) {
-		out = append(out, Finding{f.Object, f.Text, f.Remedy})
-	}
+	out := append(st.Failures(), feature.UnreadFindings(st.Unreadable)...)
 	for _, o := range st.Outdated {
-		out = append(out, Finding{fmt.Sprintf("engine %s of %s", o.Engine, o.Netns), "its program is that of weir " + o.Version + ", not this one's: " + o.String(),
-			"weir upgrade, or weir apply, puts this one's in place; no packet is lost"})
+		out = append(out, feature.Finding{Object: fmt.Sprintf("engine %s of %s", o.Engine, o.Netns), Text: "its program is that of weir " + o.Version + ", not this one's: " + o.String(),
+			Remedy: "weir upgrade, or weir apply, puts this one's in place; no packet is lost"})
 	}
 	for i := range st.Services {
 		s := &st.Services[i]
-		add := func(text, remedy string) { out = append(out, Finding{s.Name, text, remedy}) }
-		if s.Problem != "" {
+		add := func(text, remedy string) {
+			out = append(out, feature.Finding{Object: s.Name, Text: text, Remedy: remedy})
+		}
+		if s.Problem != "" && !s.Fails() {
 			add(s.Problem, "")
 		}
 		for _, slot := range s.Slots {
@@ -212,13 +204,13 @@ func portOwners(proto uint8, port uint16) []string {
 }
 
 // examineUnserved finds services without a socket.
-func examineUnserved(s *state.State, r *kernel.Root) (out []Finding, err error) {
+func examineUnserved(s *state.State, r *kernel.Root) (out []feature.Finding, err error) {
 	if err := s.NoteUnserved(r); err != nil {
 		return nil, err
 	}
 	for _, b := range s.Bound {
 		for _, u := range b.Unserved {
-			out = append(out, Finding{u.Service, u.Text(b.Netns), u.Remedy()})
+			out = append(out, feature.Finding{Object: u.Service, Text: u.Text(b.Netns), Remedy: u.Remedy()})
 		}
 	}
 	return out, nil

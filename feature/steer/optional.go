@@ -49,12 +49,7 @@ func (Feature) Collector(r *kernel.Root) prometheus.Collector { return newCollec
 
 // Examine implements feature.Examiner.
 func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
-	all, err := examine(ctx, r)
-	var out []feature.Finding
-	for _, f := range all {
-		out = append(out, feature.Finding{Object: f.Service, Text: f.Text, Remedy: f.Remedy})
-	}
-	return out, err
+	return examine(ctx, r)
 }
 
 var _ feature.Privileged = Feature{}

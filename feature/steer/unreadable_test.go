@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/explain"
 	"github.com/weir-project/weir/feature/steer/record"
@@ -148,7 +149,7 @@ func testUnreadableService(t *testing.T) {
 			if err != nil || !slices.ContainsFunc(x.Steps, func(y explain.Step) bool { return y.Step == "steer bad" && y.Warning }) {
 				t.Errorf("explained: %+v, %v", x, err)
 			}
-			if all, err := examine(t.Context(), w.root); err != nil || !slices.ContainsFunc(all, func(f Finding) bool { return f.Service == "bad" }) {
+			if all, err := examine(t.Context(), w.root); err != nil || !slices.ContainsFunc(all, func(f feature.Finding) bool { return f.Object == "bad" }) {
 				t.Errorf("examined: %+v, %v", all, err)
 			}
 			w.cfg.Services[0].Slots, w.cfg.Services[0].Members = 1, w.cfg.Services[0].Members[:1]

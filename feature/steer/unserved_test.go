@@ -23,7 +23,7 @@ func TestTellsOfUnserved(t *testing.T) {
 		}
 		var texts []string
 		for _, f := range findings {
-			texts = append(texts, f.Service+": "+f.Text+": "+f.Remedy)
+			texts = append(texts, f.Object+": "+f.Text+": "+f.Remedy)
 		}
 		return strings.Join(texts, "\n")
 	}

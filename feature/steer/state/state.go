@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
@@ -35,6 +36,25 @@ type State struct {
 
 // Unread implements feature.Unreads.
 func (st State) Unread() instances.Unreadable { return st.Unreadable }
+
+// Failures implements feature.Failing: services whose engine, hook, copies or socket holder are missing.
+func (st State) Failures() (out []feature.Finding) {
+	for i := range st.Services {
+		if s := &st.Services[i]; s.Fails() {
+			out = append(out, feature.Failure(s.Name, s.Problem, ""))
+		}
+	}
+	return out
+}
+
+// Fails reports whether the service's Problem is a failure. The others are what a reader may not see.
+func (s *Service) Fails() bool {
+	switch s.Problem {
+	case ProblemEngine, ProblemSocketHolder, engine.ProblemBind, engine.ProblemCopy:
+		return true
+	}
+	return false
+}
 
 // Err is about the instances that cannot be read, nil where there are none.
 func (st State) Err() error { return st.Unreadable.WithoutDamage().Err() }
