@@ -75,6 +75,9 @@ func Plan(_ context.Context, have State, want Config) (plan feature.Plan, err er
 	}
 	if has {
 		step.Verb, step.Detail = "change", differences(was.Config, want)
+		if again := have.again(was.Netns); step.Detail == "" && len(again) > 0 {
+			step.Verb, step.Detail = "attach", strings.Join(again, ", ")
+		}
 	}
 	if !has || step.Detail != "" {
 		if err := p.readKeys(); err != nil { // the step would find it out, and a dry run would not
@@ -83,6 +86,16 @@ func Plan(_ context.Context, have State, want Config) (plan feature.Plan, err er
 		plan.Add(step)
 	}
 	return plan, nil
+}
+
+// again lists the sessions of a network namespace whose devices were made again, or came later.
+func (st State) again(ref string) (out []string) {
+	for _, s := range st.Sessions {
+		if s.again && s.Netns == ref {
+			out = append(out, fmt.Sprintf("session %s: %s", s.Name, s.Problem))
+		}
+	}
+	return out
 }
 
 // differences says what of the configuration changes.

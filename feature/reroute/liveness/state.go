@@ -3,6 +3,7 @@
 package liveness
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -93,6 +95,8 @@ type SessionState struct {
 
 	Problem string `json:"problem,omitempty"`
 	Gone    bool   `json:"gone,omitempty"` // the network namespace
+
+	again bool // its device was made again, or came later
 }
 
 // RTT is how long answers take. Percentiles are upper ends of buckets a quarter of a power of two wide.
@@ -145,10 +149,14 @@ func (st *State) readScope(r *kernel.Root, scope string, p published) error {
 	}
 	defer o.Close()
 	problem, gone, routes := "", false, map[string]string{}
+	var devices map[string]int // nil: this user may not see them
 	if ns, err := netns.Find(p.Netns, p.ID); err != nil {
 		problem, gone = err.Error(), errors.Is(err, netns.ErrGone)
 	} else {
-		_ = ns.Do(func() error { // who may not enter the namespace is told the rest
+		_ = ns.Do(func() (err error) { // who may not enter the namespace is told the rest
+			if devices, err = links.Devices(); err != nil {
+				return err
+			}
 			for i := range p.Config.Sessions {
 				routes[p.Config.Sessions[i].Name] = routeProblem(&p.Config.Sessions[i])
 			}
@@ -167,10 +175,17 @@ func (st *State) readScope(r *kernel.Root, scope string, p published) error {
 		}
 		ss := newSessionState(s, c, v, at)
 		ss.Netns, ss.Problem, ss.Gone = p.Netns, problem, gone
-		if problem == "" && c.On == 0 {
+		used := 0
+		if c.On != 0 {
+			used = int(c.Ifindex)
+		}
+		switch {
+		case problem != "":
+		case devices != nil:
+			ss.Problem, ss.again = links.DeviceProblem(devices, s.Device, used)
+			ss.Problem = cmp.Or(ss.Problem, routes[s.Name])
+		case used == 0:
 			ss.Problem = fmt.Sprintf("device %s is not there", s.Device)
-		} else if problem == "" {
-			ss.Problem = routes[s.Name]
 		}
 		st.Sessions = append(st.Sessions, ss)
 	}

@@ -79,10 +79,11 @@ func open(ref string) (*netns.Handle, error) {
 func (w scopeSpec) plan(plan *feature.Plan, have State, ns *netns.Handle) error {
 	i := slices.IndexFunc(have.wholes, func(h scopeSpec) bool { return h.Inode == w.Inode })
 	w.followed = i >= 0 && have.wholes[i].followed
+	var routes []route
 	err := ns.Do(func() error {
 		r, err := newResolver()
 		if err == nil {
-			routes := r.all(w.Paths)
+			routes = r.all(w.Paths)
 			for _, p := range r.problem {
 				plan.Warn("reroute of path %s: %s", p.Path, p.Text)
 			}
@@ -115,6 +116,8 @@ func (w scopeSpec) plan(plan *feature.Plan, have State, ns *netns.Handle) error 
 			add("create", p.Path, p.String())
 		case !before[n].equal(p.Path):
 			add("change", p.Path, before[n].String()+" → "+p.String())
+		case have.detached(have.wholes[i].Netns, p.Name) && slices.ContainsFunc(routes, func(t route) bool { return t.path.Name == p.Name }):
+			add("attach", p.Path, "nothing is attached to "+p.Device)
 		}
 	}
 	for _, b := range before {
@@ -123,6 +126,11 @@ func (w scopeSpec) plan(plan *feature.Plan, have State, ns *netns.Handle) error 
 		}
 	}
 	return nil
+}
+
+// detached reports whether nothing is attached to the interface of a path.
+func (st State) detached(ref, path string) bool {
+	return slices.ContainsFunc(st.Paths, func(p PathState) bool { return p.Netns == ref && p.Name == path && !p.Attached })
 }
 
 func (w scopeSpec) planRemove(plan *feature.Plan) {

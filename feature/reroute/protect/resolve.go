@@ -3,7 +3,7 @@
 package protect
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -215,7 +215,7 @@ func (r *resolver) ask(w *way, first netip.Addr, protected device) error {
 		if w.device != "" && w.via.IsValid() {
 			return r.askSource(w) // whose route is the operator's business
 		}
-		return fmt.Errorf("there is no route to segment %s (%w): say interface and via", first, errors.Join(err, unix.ENETUNREACH))
+		return fmt.Errorf("there is no route to segment %s (%w): say interface and via", first, cmp.Or[error](err, unix.ENETUNREACH))
 	}
 	f := found[0]
 	if w.device == "" {

@@ -56,6 +56,9 @@ func Plan(_ context.Context, have State, wants []Config) (plan feature.Plan, err
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", p.apply(ctx, l) }}
 		if has {
 			step.Verb, step.Detail = "change", differences(was.Config, w)
+			if again := have.again(was.Netns); step.Detail == "" && len(again) > 0 {
+				step.Verb, step.Detail = "attach", strings.Join(again, ", ")
+			}
 		}
 		if step.Detail != "" {
 			for _, s := range w.Sessions {
@@ -73,6 +76,16 @@ func Plan(_ context.Context, have State, wants []Config) (plan feature.Plan, err
 		}
 	}
 	return plan, nil
+}
+
+// again lists the sessions of a network namespace whose devices were made again.
+func (st State) again(ref string) (out []string) {
+	for _, s := range st.Sessions {
+		if s.again && s.Netns == ref {
+			out = append(out, fmt.Sprintf("session %s: %s", s.Name, s.Problem))
+		}
+	}
+	return out
 }
 
 // warnOfEcho says whose neighbours would send echo packets to a kernel that does not forward them back, and so would not use the

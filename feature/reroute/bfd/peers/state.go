@@ -16,6 +16,7 @@ import (
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
+	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
@@ -57,6 +58,8 @@ type SessionState struct {
 	FRR string `json:"frr,omitempty"`
 	// Unjudged says that there is no such session, though a path's link is to be judged by it: nobody judges the link.
 	Unjudged bool `json:"unjudged,omitempty"`
+
+	again bool // its device was made again
 }
 
 // Echo is a session's echo function.
@@ -170,6 +173,10 @@ func ReadState(r *kernel.Root) (State, error) {
 	}
 	for scope, p := range all {
 		found, err := engines[scope].Sessions(r)
+		var ids map[uint32]engine.Identity
+		if err == nil {
+			ids, err = engines[scope].Identities(r)
+		}
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue // removed meanwhile
 		} else if err != nil {
@@ -177,11 +184,13 @@ func ReadState(r *kernel.Root) (State, error) {
 			delete(all, scope)
 			continue
 		}
-		now, gone := time.Duration(kernel.Monotonic()), p.gone()
+		now, gone, devices := time.Duration(kernel.Monotonic()), p.gone(), p.devices()
 		for _, s := range p.Config.Sessions {
 			out := p.state(s, found, now)
 			if gone != "" {
 				out.State, out.Problem, out.Gone = bfd.Down, gone, true
+			} else if id, there := ids[p.Discriminators[s.Name]]; there && devices != nil {
+				out.Problem, out.again = links.DeviceProblem(devices, s.Device, id.Ifindex)
 			}
 			st.Sessions = append(st.Sessions, out)
 		}
@@ -224,6 +233,17 @@ func (p *published) gone() string {
 		return err.Error()
 	}
 	return ""
+}
+
+// devices are the interfaces of the network namespace, nil where this user may not see them.
+func (p *published) devices() (out map[string]int) {
+	ns, err := netns.Find(p.Netns, p.ID)
+	if err != nil {
+		return nil
+	}
+	defer ns.Close()
+	_ = ns.Do(func() (err error) { out, err = links.Devices(); return err })
+	return out
 }
 
 func (p *published) state(s Session, found map[uint32]engine.Status, now time.Duration) SessionState {
