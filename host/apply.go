@@ -113,7 +113,7 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 	if err := h.recover(ctx, l, c.Only, each); err != nil {
 		return err
 	}
-	if err := recoverAll(l, c.Only); err != nil {
+	if err := h.finish(ctx, l, c.Only, each); err != nil {
 		return err
 	}
 	u, err := h.Unconfirmed()
@@ -199,6 +199,21 @@ func (h *Host) recover(ctx context.Context, l *kernel.WriteLock, only []string, 
 		l.ForgetLost() // all that they say is recorded again
 	}
 	return err
+}
+
+// finish finishes what killed commands left half done, and attaches again what can be. It tells of failures that went by that.
+func (h *Host) finish(ctx context.Context, l *kernel.WriteLock, only []string, each func(Done)) error {
+	failures, _ := h.failing(ctx, false)
+	if err := recoverAll(l, only); err != nil || len(failures) == 0 {
+		return err
+	}
+	now, _ := h.failing(ctx, false)
+	for _, f := range failures {
+		if !slices.Contains(now, f) {
+			each(Done{Step: feature.Step{Verb: recoverVerb, Object: f.Feature + " " + f.Check, Detail: f.Text}})
+		}
+	}
+	return nil
 }
 
 // Remove takes a feature's state away, or every feature's if name is empty. Traffic that is served now and would not be is a

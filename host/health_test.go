@@ -53,7 +53,7 @@ filter:
   - {name: nf, hook: netfilter, rules: [{match: 'udp.dstport == 9', action: drop}]}
 reroute:
   - {name: core, interface: d0, bfd: {peer: "fd00:12::2", interval: 50ms, multiplier: 3}, repairs: [{segments: ["fc00:3::e"], interface: d1, via: "fd00:13::3"}]}
-  - {name: probed, interface: d1, segments: ["fc00:3::1"], probe: {mode: echo, id: 7, peer: "fc00:3::1", source: "fd00:13::1", via: "fd00:13::3", key_file: %q}}
+  - {name: probed, interface: d1, repairs: [{segments: ["fc00:3::1"], interface: d0, via: "fd00:12::3"}], probe: {mode: echo, id: 7, peer: "fc00:3::1", source: "fd00:13::1", via: "fd00:13::3", key_file: %q}}
 `
 
 // damagedWorld is a host with an instance of every feature.
@@ -74,19 +74,7 @@ func damagedWorldOf(t *testing.T, config string, needs ...kernel.Need) (w world,
 	engine.SocketHolderCommand = func(root, scope string, kind spec.Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
 	t.Cleanup(func() { engine.SocketHolderCommand = nil })
 	w = newWorld(t)
-	for i, name := range []string{"d0", "d1"} {
-		d := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "p" + name}
-		if err := errors.Join(netlink.LinkAdd(d), netlink.LinkSetUp(d)); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { netlink.LinkDel(d) })
-		a, _ := netlink.ParseAddr(fmt.Sprintf("fd00:1%d::1/64", i+2))
-		a.Flags = unix.IFA_F_NODAD
-		if err := netlink.AddrAdd(d, a); err != nil {
-			t.Fatal(err)
-		}
-		os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/forwarding", []byte("1"), 0)
-	}
+	makeDevices(t)
 	os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0)
 	first, _ := daemon(t, "0.0.0.0:4739")
 	second, _ := daemon(t, "0.0.0.0:4740")
@@ -99,6 +87,24 @@ func damagedWorldOf(t *testing.T, config string, needs ...kernel.Need) (w world,
 	agents = w.startAgents()
 	t.Cleanup(func() { agents.end() })
 	return w, c, first, agents
+}
+
+// makeDevices makes the devices of everyFeature.
+func makeDevices(t *testing.T) {
+	t.Helper()
+	for i, name := range []string{"d0", "d1"} {
+		d := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "p" + name}
+		if err := errors.Join(netlink.LinkAdd(d), netlink.LinkSetUp(d), netlink.LinkSetUp(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.PeerName}})); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { netlink.LinkDel(d) })
+		a, _ := netlink.ParseAddr(fmt.Sprintf("fd00:1%d::1/64", i+2))
+		a.Flags = unix.IFA_F_NODAD
+		if err := netlink.AddrAdd(d, a); err != nil {
+			t.Fatal(err)
+		}
+		os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/forwarding", []byte("1"), 0)
+	}
 }
 
 // agents are those of a server and of a load balancer.

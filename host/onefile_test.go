@@ -42,6 +42,7 @@ lb:
 // One file with every feature runs under one weir serve: it is seen in status, metrics and doctor, outlives a wrong file, and is
 // removed by one command.
 func TestOneFile(t *testing.T) {
+	countFromBoot(t)
 	w, _, pid := damagedWorld(t) // which has agents of its own: they go first
 	if err := w.Remove(t.Context(), "", true); err != nil {
 		t.Fatal(err)
@@ -75,7 +76,13 @@ func TestOneFile(t *testing.T) {
 		return err == nil && !slices.ContainsFunc(Features(), func(f string) bool { return !slices.Contains(shown, f) }) && len(r.Balancers) == 1 &&
 			r.Balancers[0].Agent && len(r.Balancers[0].Backends) == 1 && r.Balancers[0].Backends[0].Connected && b.Agent != nil && b.Agent.LB && b.Agent.Keeper
 	}
-	nstest.Until(t, "everything runs", all)
+	healthy := func() error {
+		if code, body := s.get("/healthz"); code != 200 || !all() {
+			return fmt.Errorf("all runs %t, /healthz: %d %s", all(), code, body)
+		}
+		return nil
+	}
+	nstest.Eventually(t, healthy)
 	_, page := s.get("/metrics")
 	checkMetrics(t, page, `weir_lb_agent_up{lb="lb"} 1`, `weir_backend_agent_up 1`, `weir_backend_connected{agent="load balancer"} 1`, `weir_filter_up 1`, `weir_healthy 1`)
 	for _, f := range w.Doctor(t.Context()).Findings {

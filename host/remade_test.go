@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"fmt"
+	"net/http/httptest"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/featuretest"
+	"github.com/weir-project/weir/feature/handoff/backend"
+	"github.com/weir-project/weir/feature/handoff/lb"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/instances"
+)
+
+// atDevices has an instance of every feature that attaches to devices.
+const atDevices = `
+services:
+  telemetry:
+    listen: [udp 0.0.0.0:4739]
+    steer: {slots: 1}
+    members: [{slot: 0, pid: %d}]
+    guard: {limit: 20kpps, interfaces: [d1]}
+  other: # %d
+    listen: [udp 0.0.0.0:4740]
+    steer: {slots: 1}
+filter:
+  - {name: tcx, hook: tcx, interfaces: [d0], rules: [{match: 'udp.dstport == 9', action: drop}]}
+  - {name: xdp, hook: xdp-generic, interfaces: [d0], rules: [{match: 'udp.dstport == 9', action: drop}]}
+reroute:
+  - {name: core, interface: d0, bfd: {peer: "fd00:12::2", interval: 50ms, multiplier: 3}, repairs: [{segments: ["fc00:3::e"], interface: d1, via: "fd00:13::3"}]}
+  - {name: probed, interface: d1, repairs: [{segments: ["fc00:3::1"], interface: d0, via: "fd00:12::3"}], probe: {mode: echo, id: 7, peer: "fc00:3::1", source: "fd00:13::1", via: "fd00:13::3", key_file: %q}}
+`
+
+// deviceFailures are what is told of the instances of atDevices: where a device is gone, where it was made again, and of the latter in the plan.
+var deviceFailures = []struct{ feature, object, absent, again, plan string }{
+	{"guard", "telemetry", "there is no interface d1", "not attached at d1", "guard of service telemetry"},
+	{"filter", "tcx", "there is no interface d0", "not attached", "attach filter tcx"},
+	{"filter", "xdp", "there is no interface d0", "not attached", "attach filter xdp"},
+	{"reroute", "path core", "there is no interface d0", "nothing is attached to d0", "attach reroute of path core"},
+	{"reroute", "session probed", "device d1 is not there", "device d1 was made again", "session probed: device d1 was made again"},
+	{"reroute", "BFD session core", "device d0 is not there", "device d0 was made again", "session core: device d0 was made again"},
+}
+
+// countFromBoot has failures count however long the host is up.
+func countFromBoot(t *testing.T) {
+	was := bootTime
+	bootTime = 0
+	t.Cleanup(func() { bootTime = was })
+}
+
+// page is the answer of a weir serve without a file.
+func (w world) page(path string) (int, string) {
+	r := httptest.NewRecorder()
+	w.public(nil, ServeOptions{}, nil).ServeHTTP(r, httptest.NewRequest("GET", path, nil))
+	return r.Code, r.Body.String()
+}
+
+// failures are what doctor calls so. It checks that /healthz and weir_healthy go by the same.
+func (w world) failures() (out []Finding) {
+	w.t.Helper()
+	for _, f := range w.Doctor(w.t.Context()).Findings {
+		if f.Level == "failure" {
+			out = append(out, f)
+		}
+	}
+	code, body := w.page("/healthz")
+	_, metrics := w.page("/metrics")
+	if len(out) == 0 {
+		if code != 200 || !strings.Contains(metrics, "weir_healthy 1") {
+			w.t.Errorf("doctor calls nothing a failure; /healthz: %d %s", code, body)
+		}
+		return nil
+	}
+	if code != 503 || !strings.Contains(metrics, "weir_healthy 0") {
+		w.t.Errorf("/healthz: %d %s; doctor calls failures %+v", code, body, out)
+	}
+	lines := strings.Split(strings.TrimSpace(body), "\n")
+	for _, f := range out {
+		if !slices.ContainsFunc(lines, func(l string) bool { return strings.Contains(l, f.Text) }) {
+			w.t.Errorf("/healthz does not tell of %+v: %s", f, body)
+		}
+	}
+	for _, l := range lines {
+		if !slices.ContainsFunc(out, func(f Finding) bool { return strings.Contains(l, f.Text) }) {
+			w.t.Errorf("doctor does not call it a failure: %s", l)
+		}
+	}
+	return out
+}
+
+// A device that is gone, and one that was made again: whatever was attached there is a failure, for doctor and for /healthz. The plan
+// tells how it is attached again, and it is.
+func TestDevicesMadeAgain(t *testing.T) {
+	for name, x := range map[string]struct {
+		need kernel.Need
+		tcx  bool
+	}{"links": {kernel.TCXLink, true}, "filters": {kernel.ClsactFilter, false}} {
+		t.Run(name, func(t *testing.T) {
+			countFromBoot(t)
+			text := atDevices
+			if !x.tcx {
+				withoutTCX(t)
+				text = regexp.MustCompile(`bfd: {[^}]*}, `).ReplaceAllString(text, "")
+			}
+			ca := peertest.NewAuthority(t)
+			cert, key, root := ca.Files("s1")
+			cert2, key2, _ := ca.Files("lb")
+			needs := []kernel.Need{x.need, kernel.XDPProgram}
+			for _, n := range slices.Concat(lb.Needs, backend.Feature{}.Needs(backend.Config{Name: "s1"})) {
+				if !n.Optional {
+					needs = append(needs, n)
+				}
+			}
+			w, c, _, agents := damagedWorldOf(t, text+fmt.Sprintf(sectionsOfHandoff, cert, key, root, cert2, key2, root), needs...)
+			tells := func(again bool) {
+				t.Helper()
+				found := w.failures()
+				p, err := w.Plan(t.Context(), c)
+				if err != nil {
+					t.Fatal(err)
+				}
+				plan := fmt.Sprintln(p.Steps, p.Warnings)
+				for _, d := range deviceFailures {
+					if !x.tcx && strings.Contains(d.object, "BFD") {
+						continue
+					}
+					want := d.absent
+					if again {
+						want = d.again
+					}
+					if !slices.ContainsFunc(found, func(f Finding) bool {
+						return f.Feature == d.feature && strings.HasPrefix(f.Check, d.object) && strings.Contains(f.Text, want)
+					}) {
+						t.Errorf("made again %t: no failure of %s %s: %+v", again, d.feature, d.object, found)
+					}
+					if again && !strings.Contains(plan, d.plan) {
+						t.Errorf("the plan does not tell of %s %s: %s", d.feature, d.object, plan)
+					}
+				}
+			}
+			if found := w.failures(); len(found) > 0 {
+				t.Fatalf("all is well, and doctor calls failures %+v", found)
+			}
+			for _, name := range []string{"d0", "d1"} {
+				if l, err := netlink.LinkByName(name); err != nil || netlink.LinkDel(l) != nil {
+					t.Fatal(name, err)
+				}
+			}
+			tells(false)
+			bootTime = 1 << 62
+			if code, body := w.page("/healthz"); code != 200 {
+				t.Errorf("interfaces are yet to come after the boot: /healthz: %d %s", code, body)
+			}
+			bootTime = 0
+			makeDevices(t)
+			tells(true)
+			steps := strings.Join(w.apply(c), "\n")
+			for _, want := range []string{"recover guard telemetry: not attached at d1", "attach filter tcx: ", "attach BFD of ", "recover reroute path core: nothing is attached to d0"} {
+				if !strings.Contains(steps, want) && (x.tcx || !strings.Contains(want, "BFD")) {
+					t.Errorf("apply does not tell that it did %q: %s", want, steps)
+				}
+			}
+			agents.restart(w)
+			if found := w.failures(); len(found) > 0 {
+				t.Errorf("applied, agents started anew, and doctor calls failures %+v", found)
+			}
+			if steps := w.plan(c); len(steps) > 0 {
+				t.Errorf("applied, and the plan is %q", steps)
+			}
+		})
+	}
+}
+
+// Failures that go within a moment are none: a command that works has not attached everything yet. Those that last are told, and the
+// plan attaches what lacks.
+func TestPassingFailures(t *testing.T) {
+	countFromBoot(t)
+	s := newSkeletons(t)
+	looks, lasts := 0, false
+	f := featuretest.New()
+	f.Lacks = func(*kernel.Root, instances.Record[featuretest.Item], func(string, netns.ID)) (bool, error) {
+		looks++
+		return lasts || looks == 1, nil
+	}
+	features[len(features)-1] = feature.Declare[[]featuretest.Item, feature.SetState[featuretest.Item, featuretest.View]](f)
+	c := s.config("skeleton: [{name: web, cgroup: %s}]\n", s.cgroup)
+	s.apply(c)
+	looks = 0
+	if code, body := s.page("/healthz"); code != 200 || looks != 2 {
+		t.Errorf("it passes: /healthz: %d %s after %d looks", code, body, looks)
+	}
+	lasts = true
+	if code, body := s.page("/healthz"); code != 503 || body != "skeleton web: it is not attached everywhere: run weir serve, or weir apply: both attach it\n" {
+		t.Errorf("it lasts: /healthz: %d %s", code, body)
+	}
+	if steps := s.plan(c); !slices.Equal(steps, []string{"attach skeleton web"}) {
+		t.Errorf("plan %q", steps)
+	}
+}
