@@ -187,8 +187,9 @@ func (l *limits) allow(text, who string, words uint64, later func(missing int), 
 		l.tellLater()
 		return false, 0
 	}
-	same.times++
-	b.said = now
+	if same.times++; same.times > maxRepeats {
+		b.said = now
+	}
 	missing = b.suppressed + same.suppressed
 	same.logged, same.suppressed, b.suppressed = now, 0, 0
 	return true, missing
@@ -235,7 +236,8 @@ func (m *message) party(who string, now time.Time) *lines {
 	return m.parties[who]
 }
 
-// said is when what was logged last about each party happened. Lines about none, or about those beyond maxParties, are of many.
+// said is when the latest repeated line about each party happened that was logged: what alternates with others repeats as they do.
+// Lines about no party, or about those beyond maxParties, are of many.
 func (l *limits) said() map[string]time.Time {
 	said := map[string]time.Time{}
 	for _, m := range l.messages {

@@ -12,7 +12,7 @@ import (
 type lines struct {
 	bucket
 	same map[uint64]*line // by their words
-	said time.Time        // when what the latest logged one tells happened
+	said time.Time        // when the latest repeated one that was logged happened
 }
 
 // line is one line, in all its words.
@@ -82,8 +82,8 @@ func (b *lines) pending() (n int) {
 }
 
 // paused are the lines that were suppressed and do not repeat any more, to be logged as far as there are tokens. Each counts
-// those before it. One that happened before what was logged last about the party, at said, is not logged but counted: what
-// stands last in the log is the latest.
+// those before it. One that happened before the latest repeated line about the party, at said, is not logged but counted: of
+// lines that alternate, the latest stands last in the log.
 func (m *message) paused(b *lines, said, now time.Time) (out []latest) {
 	for _, l := range b.same {
 		if l.suppressed == 0 || now.Sub(l.latest) < pause {
