@@ -62,7 +62,7 @@ func explainOne(ctx context.Context, r *kernel.Root, i kernel.Instance, p featur
 			if errors.Is(err, errNoFlow) {
 				return explain.Flow{}, false, nil
 			}
-			return explain.Flow{Flow: fl.Flow, Pinned: fl.Pinned, Ended: fl.Ended, BothEnds: fl.BothEnds, Reset: fl.Reset, Unanswered: fl.Unanswered,
+			return explain.Flow{Flow: fl.Flow, Pinned: fl.Pinned, Ended: fl.Ended, BothEnds: fl.BothEnds, Reset: fl.Reset, ClientReset: fl.ClientReset, Named: fl.Named, Unanswered: fl.Unanswered,
 				Buffered: fl.Buffered, Seen: fl.Seen, Until: fl.Until}, err == nil, err
 		}}
 	if o.TunnelMTU > 0 {

@@ -40,6 +40,7 @@ type Flow struct {
 	Balanced    bool         // by the data path, which has chosen the epoch
 	Told        bool         // by Learn or Override, and nothing of it was seen then
 	Reported    bool         // a backend has made it known by its word
+	Named       bool         // its owner's agent has told of the session, since the owner's latest answer to a SYN
 	Reporter    move.Backend // that backend; 0: it is not known
 	Pinned      bool         // by Override: it stays until Release
 	Until       uint64       // CLOCK_MONOTONIC in ns: packets to the owner wait no longer than that
@@ -69,6 +70,7 @@ const (
 	resetOut     = 256
 	balanced     = 512
 	ownerReset   = 1024
+	named        = 2048
 	reporterAt   = 16 // of flags: the backend
 )
 
@@ -115,7 +117,7 @@ func (f *DataPath) Flow(k Key) (Flow, error) {
 
 func newFlow(v bpf.LBLbFlow) Flow {
 	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, BothEnds: v.Flags&(finIn|finOut) == finIn|finOut, Reset: v.Flags&resetOut != 0,
-		Opening: v.Flags&opening != 0, Unanswered: v.Flags&noAnswer != 0, Balanced: v.Flags&balanced != 0, Told: v.Flags&told != 0, Reported: v.Flags&reported != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Incarnation: v.Life}
+		Opening: v.Flags&opening != 0, Unanswered: v.Flags&noAnswer != 0, Balanced: v.Flags&balanced != 0, Told: v.Flags&told != 0, Reported: v.Flags&reported != 0, Named: v.Flags&named != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Incarnation: v.Life}
 	out.Ended, out.ClientReset = out.BothEnds || v.Flags&wasReset != 0, v.Flags&(wasReset|ownerReset|finOut) == wasReset
 	out.Flow, out.Buffered = unword(v.Word)
 	out.Nonce, out.Reporter = move.Nonce(v.Birth), move.Backend(v.Flags>>reporterAt&backendMask)
@@ -148,7 +150,7 @@ func (f *DataPath) change(k Key, until, seen uint64, change func(*Flow)) (Flow, 
 		}
 		fl := newFlow(v)
 		change(&fl)
-		switch done, err := f.exchange(bpf.LBLbChangeArgs{Key: *k.raw(), Have: v.Word, Want: word(fl.Flow, fl.Buffered), Until: until, Life: fl.Incarnation, Seen: seen}, k); {
+		switch done, err := f.exchange(bpf.LBLbChangeArgs{Key: *k.raw(), Have: v.Word, Want: word(fl.Flow, fl.Buffered), Until: until, Life: fl.Incarnation, Seen: seen, Named: uint32(oneIf(fl.Named))}, k); {
 		case err != nil:
 			return fl, err
 		case done:
@@ -254,14 +256,15 @@ func (fl *Flow) never(k Key) bool {
 }
 
 // doubtful says whether a flow stays though its client has reset it. The reset may be made up, and the hash leads to another backend, which
-// would reset a session that lives. A flow that was never opened does not stay, and no flow does where too many would.
-func (f *DataPath) doubtful(k Key, fl Flow, c *census) bool {
-	return fl.ClientReset && !c.crowded && !fl.never(k) && (f.elsewhere(k, fl.Owner) || c.pair != nil && c.pair.elsewhereThere(k, fl.Owner))
+// would reset a session that lives. Its owner's agent tells of all sessions within a quarter of idle. A flow that it does not name, or that was never
+// opened, does not stay, and no flow does where too many would.
+func (f *DataPath) doubtful(k Key, fl Flow, age, idle time.Duration, c *census) bool {
+	return fl.ClientReset && !c.crowded && age < idle/4+c.slack && !fl.never(k) && (f.elsewhere(k, fl.Owner) || c.pair != nil && c.pair.elsewhereThere(k, fl.Owner))
 }
 
 // Forget removes flows that have ended, and those of which nothing has been seen for as long as idle; not those that move, and
 // not what Override has made. A connection that was never opened goes after 20 s.
-// Doubtful flows stay as long as idle, in an eighth of the room. It returns how many. Where flows have taken three
+// Doubtful flows stay until their owners' agents should have told of them, in an eighth of the room. It returns how many. Where flows have taken three
 // quarters of their room, sources of datagrams are not learned any more, which anybody could make up: these go by the hash.
 func (f *DataPath) Forget(ended, idle time.Duration) (int, error) {
 	return f.forget(ended, idle, &sync.Mutex{}, newCensus())
@@ -278,7 +281,7 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) 
 			return false
 		case age >= idle:
 			return true
-		case fl.Ended && age >= ended && f.doubtful(k, fl, c):
+		case fl.Ended && age >= ended && f.doubtful(k, fl, age, idle, c):
 			doubtful++
 			return false
 		case fl.Ended && age >= ended:
@@ -308,7 +311,7 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) 
 			return err
 		}
 		n++
-		if fl.Ended && !f.doubtful(k, fl, c) || fl.unseen() {
+		if fl.Ended || fl.unseen() {
 			f.changed(k)
 		}
 		return nil

@@ -133,7 +133,7 @@ func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 	}
 	_, err = a.f.Change(k, func(fl *Flow) {
 		if take(fl) {
-			fl.Flow, fl.Incarnation = move.Flow{Owner: backend, Epoch: r.Epoch, Nonce: fl.Nonce}, 0
+			fl.Flow, fl.Incarnation, fl.Named = move.Flow{Owner: backend, Epoch: r.Epoch, Nonce: fl.Nonce}, 0, true
 		}
 	})
 	if a.startup != nil {
@@ -147,10 +147,11 @@ func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 
 // still notes that a flow's owner has its session: it is not forgotten for want of packets. a.mu is held.
 func (a *Agent) still(k Key, fl Flow, r peer.FlowRecord) error {
-	if fl.Ended && !fl.ClientReset || since(fl.Seen) < a.o.IdleTimeout/8 && r.Epoch <= fl.Epoch {
+	if fl.Ended && !fl.ClientReset || fl.Named && !fl.ClientReset && since(fl.Seen) < a.o.IdleTimeout/8 && r.Epoch <= fl.Epoch {
 		return nil
 	}
 	_, err := a.f.change(k, 0, kernel.Monotonic(), func(fl *Flow) {
+		fl.Named = true
 		if fl.To == 0 && !fl.Buffering && r.Epoch > fl.Epoch {
 			fl.Epoch = r.Epoch // moves were forgotten here
 		}

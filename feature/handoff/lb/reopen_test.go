@@ -243,6 +243,7 @@ func TestExplainReopened(t *testing.T) {
 		}
 	}
 	old := func(v *bpf.LBLbFlow) { v.Seen = kernel.Monotonic() - uint64(time.Second) }
+	longReset := func(v *bpf.LBLbFlow) { v.Flags, v.Seen = wasReset, kernel.Monotonic()-uint64(2*time.Second) }
 	for _, c := range []struct {
 		name, says string
 		want       move.Backend
@@ -250,9 +251,11 @@ func TestExplainReopened(t *testing.T) {
 	}{
 		{"lives", "the flow is known", owner, old},
 		{"both ends", "has ended at", other, bothEnds},
-		{"the client's reset", "the same backend", owner, func(v *bpf.LBLbFlow) { v.Flags = wasReset; old(v) }},
-		{"the client's reset long ago", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { v.Flags = wasReset; v.Seen = kernel.Monotonic() - uint64(2*time.Second) }},
-		{"the backend's reset", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { v.Flags = wasReset | resetOut; old(v) }},
+		{"the client's reset", "the same backend", owner, func(v *bpf.LBLbFlow) { v.Flags = wasReset }},
+		{"the client's reset long ago", "whose agent has not told", other, longReset},
+		{"the agent has told of it", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { longReset(v); v.Flags |= named }},
+		{"and the backend has ended it", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { longReset(v); v.Flags |= ownerReset }},
+		{"the backend's reset", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { v.Flags = wasReset | resetOut }},
 		{"unanswered", "has left a SYN without an answer", other, func(v *bpf.LBLbFlow) { v.Flags = noAnswer; old(v) }},
 		{"not yet", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { v.Flags = noAnswer }},
 		{"overridden", "weir lb override", owner, func(v *bpf.LBLbFlow) { bothEnds(v); v.Flags |= pinned }},
@@ -262,6 +265,8 @@ func TestExplainReopened(t *testing.T) {
 	} {
 		goes(c.name, c.says, c.want, c.v)
 	}
+	sc.drained(t, owner)
+	goes("drained", "whose agent has not told", other, longReset)
 	if err := sc.f.SetBackends([]Backend{sc.f.backends[other-1]}); err != nil {
 		t.Fatal(err)
 	}

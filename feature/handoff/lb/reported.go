@@ -27,10 +27,11 @@ type census struct {
 	away    func(move.Backend) bool // still; called with the lock of forget
 	pair    *pairing                // with a partner, or nil
 	crowded bool                    // more doubtful flows than there is room for, before the count
+	slack   time.Duration           // for the word of an agent, which may come by the partner
 }
 
 func newCensus() *census {
-	return &census{owned: map[move.Backend]int{}, unseen: map[move.Backend]int{}, away: func(move.Backend) bool { return false }}
+	return &census{owned: map[move.Backend]int{}, unseen: map[move.Backend]int{}, away: func(move.Backend) bool { return false }, slack: time.Minute}
 }
 
 func (c *census) count(fl Flow) {
@@ -46,7 +47,7 @@ func (a *Agent) report(k Key, by move.Backend, fl move.Flow) error {
 	if err := a.reports.Room(by, int(a.f.maps.LbFlows.MaxEntries())); err != nil {
 		return err
 	}
-	err := a.f.learn(k, fl, kernel.Monotonic(), told|reported|uint32(by)<<reporterAt)
+	err := a.f.learn(k, fl, kernel.Monotonic(), told|reported|named|uint32(by)<<reporterAt)
 	if err == nil {
 		a.reports.Add(by)
 	}

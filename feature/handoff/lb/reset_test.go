@@ -4,8 +4,10 @@ package lb
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -30,7 +32,7 @@ func (s *scene) drained(t *testing.T, number move.Backend) {
 	t.Helper()
 	backends := slices.Clone(s.f.backends)
 	for i := range backends {
-		if backends[i].Weight = 1; backends[i].Number == number {
+		if backends[i].Weight, backends[i].Unwell = 1, false; backends[i].Number == number {
 			backends[i].Weight = 0
 		}
 	}
@@ -45,6 +47,19 @@ func quieten(t *testing.T, f *DataPath, k Key) {
 	change(t, f, k, func(v *bpf.LBLbFlow) { v.Seen = kernel.Monotonic() - uint64(2*time.Second) })
 }
 
+// isReset makes up resets of a client until the flow is one that the client has reset: a backend that repeats an answer lives.
+func (s *scene) isReset(t *testing.T, k Key) {
+	t.Helper()
+	nstest.Eventually(t, func() error {
+		fl, err := s.f.Flow(k)
+		if err == nil && fl.Ended && fl.ClientReset {
+			return nil
+		}
+		forge(t, s, k.Client, service4, tcpRST)
+		return fmt.Errorf("%+v, %v: want it ended by its client's reset", fl, err)
+	})
+}
+
 // A reset of the client that somebody has made up cuts no session, however silent, if the hash leads to another backend by now. A flow
 // that the hash finds again is forgotten.
 func TestResetMadeUp(t *testing.T) {
@@ -55,12 +70,14 @@ func TestResetMadeUp(t *testing.T) {
 			c, k, owner, _ := session(t, sc)
 			resets := func(forgotten int) {
 				t.Helper()
-				forge(t, sc, k.Client, service4, tcpRST)
-				becomes(t, sc.f, k, "ended", func(fl Flow) bool { return fl.Ended && fl.ClientReset })
 				nstest.Eventually(t, func() error { // the client may acknowledge an answer late
+					sc.isReset(t, k)
 					quieten(t, sc.f, k)
 					if n, err := sc.f.Forget(time.Second, time.Hour); n != forgotten || err != nil {
 						return fmt.Errorf("%d flows are forgotten, %v: want %d", n, err, forgotten)
+					}
+					if fl, err := sc.f.Flow(k); forgotten == 0 && !fl.ClientReset {
+						return fmt.Errorf("%+v, %v: its backend has gone on", fl, err)
 					}
 					return nil
 				})
@@ -84,11 +101,15 @@ func TestResetMadeUp(t *testing.T) {
 func TestForgetsReset(t *testing.T) {
 	f := newTable(t, 0) // and no backend has a bucket
 	k := Key{Client: netip.MustParseAddrPort("10.1.0.77:5555")}
-	forgets := func(name string, flags uint32, idle time.Duration, want int) {
+	put := func(flags uint32) {
 		t.Helper()
 		if err := f.maps.LbFlows.Put(k.raw(), bpf.LBLbFlow{Word: 1, Seen: kernel.Monotonic() - uint64(2*time.Second), In: 3, Out: 2, Flags: flags}); err != nil {
 			t.Fatal(err)
 		}
+	}
+	forgets := func(name string, flags uint32, idle time.Duration, want int) {
+		t.Helper()
+		put(flags)
 		if n, err := f.Forget(time.Second, idle); n != want || err != nil {
 			t.Errorf("%s: %d flows are forgotten, %v: want %d", name, n, err, want)
 		}
@@ -109,6 +130,14 @@ func TestForgetsReset(t *testing.T) {
 		forgets(name, c.flags, time.Hour, c.want)
 	}
 	forgets("silent for long", wasReset, time.Second, 1)
+	for most, want := range map[time.Duration]int{time.Second: 1, time.Hour: 0} { // without a word of the owner's agent
+		put(wasReset)
+		c := newCensus()
+		c.slack = most - time.Hour/4
+		if n, err := f.forget(time.Second, time.Hour, &sync.Mutex{}, c); n != want || err != nil {
+			t.Errorf("without a word for %s: %d flows are forgotten, %v: want %d", most, n, err, want)
+		}
+	}
 	if err := f.maps.LbRing.Put(uint32(k.bucket()), uint16(1)); err != nil {
 		t.Fatal(err)
 	}
@@ -150,9 +179,10 @@ func TestForgetsResets(t *testing.T) {
 func TestStillAfterReset(t *testing.T) {
 	sc := newScene(t)
 	k := Key{Client: netip.MustParseAddrPort("10.1.0.77:5555")}
-	a := &Agent{f: sc.f, o: AgentOptions{IdleTimeout: time.Second}}
-	for flags, want := range map[uint32]bool{wasReset: true, wasReset | ownerReset: false, finIn | finOut: false} {
-		if err := sc.f.maps.LbFlows.Put(k.raw(), bpf.LBLbFlow{Word: 1, Seen: 1, In: 3, Out: 2, Flags: flags}); err != nil {
+	a := &Agent{f: sc.f, o: AgentOptions{IdleTimeout: time.Hour}}
+	for flags, want := range map[uint32]bool{0: true, wasReset: true, wasReset | named: true, wasReset | ownerReset: false, finIn | finOut: false} {
+		seen := kernel.Monotonic() // however lately
+		if err := sc.f.maps.LbFlows.Put(k.raw(), bpf.LBLbFlow{Word: 1, Seen: seen, In: 3, Out: 2, Flags: flags}); err != nil {
 			t.Fatal(err)
 		}
 		fl, err := sc.f.Flow(k)
@@ -162,9 +192,38 @@ func TestStillAfterReset(t *testing.T) {
 		if err := a.still(k, fl, peer.FlowRecord{}); err != nil {
 			t.Error(err)
 		}
-		if now, err := sc.f.Flow(k); err != nil || now.Seen > 1 != want {
+		if now, err := sc.f.Flow(k); err != nil || now.Seen > seen != want || now.Named != want {
 			t.Errorf("flags %d: %+v, %v", flags, now, err)
 		}
+	}
+}
+
+// A client that has reset a connection long ago, and opens another one from the same port, is served by the backend of its bucket, not by
+// a drained one. Only if the agent of that one has told of the session, it is asked; by its answer it begins a session, of which nobody has told.
+func TestReopenedDrained(t *testing.T) {
+	for name, flags := range map[string]uint32{"nobody has told of it": 0, "its agent has told of it": named} {
+		t.Run(name, func(t *testing.T) {
+			sc := newScene(t)
+			c, k, owner, want := session(t, sc)
+			if flags != 0 {
+				want = owner
+			}
+			if err := c.(*net.TCPConn).SetLinger(0); err != nil {
+				t.Fatal(err)
+			}
+			c.Close()
+			becomes(t, sc.f, k, "ended", func(fl Flow) bool { return fl.ClientReset })
+			sc.drained(t, owner)
+			sc.endsAfter(t, time.Second)
+			change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Flags |= flags })
+			quieten(t, sc.f, k)
+			if err := <-sc.begin(t, k); err != nil {
+				t.Error(err)
+			}
+			if fl, err := sc.f.Flow(k); err != nil || fl.Owner != want || fl.Named || fl.Opening {
+				t.Errorf("%+v, %v: want backend %d's", fl, err, want)
+			}
+		})
 	}
 }
 
@@ -174,6 +233,9 @@ func TestResetLongAgo(t *testing.T) {
 	c, k, owner, _ := session(t, sc)
 	sc.endsAfter(t, time.Second)
 	sc.unwell(t, owner)
+	sc.isReset(t, k)
+	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Flags |= named })
+	quieten(t, sc.f, k)
 	forges := func(flags byte, what string, is func(before, now Flow) bool) {
 		t.Helper()
 		before, err := sc.f.Flow(k)
@@ -184,7 +246,6 @@ func TestResetLongAgo(t *testing.T) {
 		becomes(t, sc.f, k, what, func(now Flow) bool { return now.In > before.In && is(before, now) })
 		quieten(t, sc.f, k)
 	}
-	forges(tcpRST, "ended", func(_, now Flow) bool { return now.ClientReset })
 	forges(tcpSYN, "answered", func(before, now Flow) bool { return now.Out > before.Out && !now.Unanswered && !now.Ended })
 	forges(tcpSYN, "where it was", func(_, now Flow) bool { return now.Owner == owner && now.Epoch == 0 })
 	if got, err := ask(c, "b", patience); err != nil || got[0] != byte('0'+owner) {
@@ -204,8 +265,7 @@ func TestPartnerResetMadeUp(t *testing.T) {
 	k := keyOfConn(c, 0)
 	p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
 	nstest.Until(t, "the shares of the other one are known", func() bool { return p.agents[0].pair.elsewhereThere(k, 1) })
-	forge(t, &scene{client: p.client}, k.Client, service4, tcpRST)
-	p.knows(0, k, func(fl Flow, err error) bool { return err == nil && fl.ClientReset })
+	(&scene{client: p.client, f: p.lbs[0]}).isReset(t, k)
 	nstest.Steadily(t, 2500*time.Millisecond, func() error { // one would forget it within a second, and the other one a second later
 		for i, f := range p.lbs {
 			if _, err := f.Flow(k); err != nil {

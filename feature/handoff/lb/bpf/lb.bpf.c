@@ -451,19 +451,20 @@ static __always_inline int long_reset(const struct lb_flow *f)
 }
 
 /*
- * balance gives a flow to the backend of its bucket, if its owner is not well: a connection that a
- * client opens anew, or a flow of a removed backend. The epoch tells a partner that this is later
+ * balance gives a flow to the backend of its bucket, if its owner is not well, or in any case: a connection
+ * that a client opens anew, or a flow of a removed backend. The epoch tells a partner that this is later
  * than what it knows. A flow that has just moved stays: the backend before may have it back.
  */
 static __always_inline void balance(struct lb_flow *f, const struct lb_flow_key *k,
-				    const struct lb_service *s, __u32 flags)
+				    const struct lb_service *s, __u32 flags, int any)
 {
 	__u64 word = f->word;
 	__u32 to, owner = LB_OWNER(word);
 	struct lb_backend *h = bpf_map_lookup_elem(&lb_backends, &owner);
 	struct lb_config *c = config();
 
-	if (!h || !c || (h->ifindex && !h->unwell) || word & LB_MOVES || f->flags & LB_PINNED)
+	if (!h || !c || (h->ifindex && !h->unwell && !any) || word & LB_MOVES ||
+	    f->flags & LB_PINNED)
 		return;
 	if (word & LB_BEFORE &&
 	    bpf_ktime_get_coarse_ns() < f->until + LB_RECLAIM_TIME + c->reclaim * 1000000000ULL)
@@ -486,13 +487,17 @@ static __always_inline void balance(struct lb_flow *f, const struct lb_flow_key 
 /*
  * opened notes that a client opens a connection between the same ends as one that has ended: it is a
  * new one, whose end has not been seen. It goes to the same owner, who may still know the one before
- * (TIME_WAIT), while that is well.
+ * (TIME_WAIT), while that is well. Of the client's reset long ago the owner's agent has the word: where it
+ * has never told of a session, there is none to cut.
  */
 static __always_inline void opened(struct lb_flow *f, const struct lb_flow_key *k,
 				   const struct lb_service *s)
 {
-	if (unanswered(f))
-		balance(f, k, s, LB_OPENING | LB_UNANSWERED);
+	const __u32 ends = LB_RST | LB_RST_OWNER | LB_FIN_OUT;
+	int left = (f->flags & (ends | LB_NAMED)) == LB_RST && long_reset(f);
+
+	if (left || unanswered(f))
+		balance(f, k, s, LB_OPENING | LB_UNANSWERED, left);
 	if (both_ended(f->flags) || long_reset(f))
 		f->flags |= LB_UNANSWERED;
 	if (ended(f->flags))
@@ -525,7 +530,8 @@ static __always_inline void saw_client(struct lb_flow *f, const struct lb_flow_k
 /*
  * saw_backend: an owner that goes on speaks of a connection that lives, whatever reset was seen:
  * anybody can make up one of the client's. Of a real one the client says so again. A reset answers no
- * SYN: the host is there, and nobody serves.
+ * SYN: the host is there, and nobody serves. By its answer to a SYN the owner begins a session, of
+ * which its agent has not told.
  */
 static __always_inline void saw_backend(struct lb_flow *f, const struct lb_flow_key *k,
 					const struct packet *p, const struct lb_service *s)
@@ -536,6 +542,8 @@ static __always_inline void saw_backend(struct lb_flow *f, const struct lb_flow_
 		f->flags &= ~LB_UNANSWERED;
 	if (f->flags & LB_RST && !(p->tcp & (TCP_RST | TCP_FIN)))
 		f->flags &= ~LB_RSTS;
+	if (f->flags & LB_NAMED && p->tcp & TCP_SYN)
+		f->flags &= ~LB_NAMED;
 	saw(f, p, s, LB_FIN_OUT, LB_RSTS);
 }
 
@@ -551,7 +559,7 @@ static __always_inline int to_owner(struct __sk_buff *skb, struct lb_flow *f,
 	struct lb_backend *h = bpf_map_lookup_elem(&lb_backends, &owner);
 
 	if (h && !h->ifindex && h->unwell == LB_REMOVED && !p->error && !(p->tcp & TCP_RST)) {
-		balance(f, k, s, opens(p, s) ? LB_OPENING | LB_UNANSWERED : 0);
+		balance(f, k, s, opens(p, s) ? LB_OPENING | LB_UNANSWERED : 0, 0);
 		owner = LB_OWNER(f->word);
 		h = bpf_map_lookup_elem(&lb_backends, &owner);
 	}
@@ -757,6 +765,8 @@ int lb_change(struct __sk_buff *skb)
 		f->until = bpf_ktime_get_coarse_ns();
 	if (a.seen > f->seen)
 		f->seen = a.seen;
+	if (a.named && !(f->flags & LB_NAMED))
+		f->flags |= LB_NAMED;
 	return LB_CHANGED;
 }
 

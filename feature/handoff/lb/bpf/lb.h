@@ -96,7 +96,7 @@ struct lb_flow {
 /* lb_change_args is what lb_change gets as its packet. */
 struct lb_change_args {
 	struct lb_flow_key key;
-	__u32 pad;
+	__u32 named; /* see LB_NAMED */
 	__u64 have;
 	__u64 want;
 	__u64 until; /* 0: it stays */
@@ -140,6 +140,7 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 	256 /* of the owner, with LB_RST: it has no session; the client has said nothing since */
 #define LB_BALANCED  512  /* by the data path, which has chosen the epoch */
 #define LB_RST_OWNER 1024 /* of the owner, since the connection was opened */
+#define LB_NAMED     2048 /* the owner's agent has told of the session */
 #define LB_FINS	     (LB_FIN_IN | LB_FIN_OUT)
 #define LB_RSTS	     (LB_RST | LB_RST_OUT | LB_RST_OWNER)
 #define LB_MADE_UP \

@@ -26,7 +26,7 @@ type LBLbBackend struct {
 type LBLbChangeArgs struct {
 	_     structs.HostLayout
 	Key   LBLbFlowKey
-	Pad   uint32
+	Named uint32
 	Have  uint64
 	Want  uint64
 	Until uint64

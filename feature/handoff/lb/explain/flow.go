@@ -16,12 +16,14 @@ import (
 // Flow is what a load balancer knows of a flow.
 type Flow struct {
 	move.Flow
-	Pinned     bool // by weir lb override
-	Ended      bool // both sides have ended it, or it was reset
-	BothEnds   bool // both sides have ended it
-	Reset      bool // its owner has reset it
-	Unanswered bool // nothing but SYNs of the client and resets of its owner have come since it was opened
-	Buffered   bool // packets to the owner wait
+	Pinned   bool // by weir lb override
+	Ended    bool // both sides have ended it, or it was reset
+	BothEnds bool // both sides have ended it
+	Reset    bool // its owner has reset it
+	// ClientReset: its client's reset alone has. Named: its owner's agent has told of the session
+	ClientReset, Named bool
+	Unanswered         bool // nothing but SYNs of the client and resets of its owner have come since it was opened
+	Buffered           bool // packets to the owner wait
 	// CLOCK_MONOTONIC in ns: when the latest packet came, and until when packets wait or when it moved
 	Seen, Until uint64
 }
@@ -47,20 +49,25 @@ func (x *Explainer) leaves(fl Flow, client netip.AddrPort, s bpf.LBLbService) (l
 		return false, "", fmt.Errorf("reading backend %d: %w", fl.Owner, err)
 	}
 	_, to, err := x.bucket(client, s)
-	if err != nil || to == 0 || to == fl.Owner || b.Ifindex != 0 && b.Unwell == 0 {
+	syn := x.Packet.Proto == "tcp" && s.BySource == 0
+	long := fl.Ended && setup.Ended != 0 && fl.Seen+uint64(setup.Ended)*uint64(time.Millisecond) <= now
+	left := syn && long && fl.ClientReset && !fl.Named
+	if err != nil || to == 0 || to == fl.Owner || b.Ifindex != 0 && b.Unwell == 0 && !left {
 		return false, "", err
 	}
 	owner := x.backendName(fl.Owner)
 	switch {
 	case b.Ifindex == 0 && b.Unwell == bpf.Removed:
 		return true, fmt.Sprintf("; the flow was %s's, which was removed", owner), nil
-	case x.Packet.Proto != "tcp" || s.BySource != 0:
+	case !syn:
 		return false, "", nil
+	case left:
+		return true, fmt.Sprintf("; the client has reset a flow between the same ends at %s, whose agent has not told of it", owner), nil
 	case fl.BothEnds:
 		return true, fmt.Sprintf("; a flow between the same ends has ended at %s, which is not well", owner), nil
 	case fl.Unanswered && fl.Seen+uint64(answerTime) <= now:
 		return true, fmt.Sprintf("; %s, which is not well, has left a SYN without an answer, or reset it", owner), nil
-	case fl.Unanswered, fl.Reset, fl.Ended && setup.Ended != 0 && fl.Seen+uint64(setup.Ended)*uint64(time.Millisecond) <= now:
+	case fl.Unanswered, fl.Reset, long:
 		return false, fmt.Sprintf("; it is not well: if it leaves a SYN without an answer for %s, or with a reset, the next one goes to another backend", answerTime), nil
 	}
 	return false, "", nil
