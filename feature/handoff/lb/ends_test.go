@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
@@ -26,6 +27,7 @@ const (
 	tcpFIN = 1
 	tcpSYN = 2
 	tcpRST = 4
+	tcpPSH = 8
 	tcpACK = 16
 )
 
@@ -189,6 +191,89 @@ func TestOpensByACK(t *testing.T) {
 		becomes(t, sc.f, k, fmt.Sprintf("never opened, after flags %d", flags), func(fl Flow) bool { return fl.In == uint64(2+i) && fl.Opening })
 	}
 	sc.resetsACK(t, k)
+}
+
+// nobody has packets to an address go to the client's network, where nobody takes them: without an error that the backend would hear.
+func (s *scene) nobody(t *testing.T, at netip.Addr) {
+	t.Helper()
+	do(t, s.middle, func() error {
+		l, err := netlink.LinkByName("c")
+		if err != nil {
+			return err
+		}
+		return netlink.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, State: netlink.NUD_PERMANENT, IP: at.AsSlice(), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 77}})
+	})
+}
+
+// A backend that has reset a made-up ACK repeats its answer to the SYN. That opens nothing, whichever packet was the first, and though the
+// flow was forgotten in between.
+func TestOpensByACKRepeated(t *testing.T) {
+	sc := newScene(t)
+	serve(t, sc.hosts, service4)
+	sc.nobody(t, netip.MustParseAddr("10.1.0.77"))
+	flow := func(port uint16) Key { return Key{Client: netip.AddrPortFrom(netip.MustParseAddr("10.1.0.77"), port)} }
+	sends := func(k Key, flags byte, what string, is func(Flow) bool) {
+		t.Helper()
+		forge(t, sc, k.Client, service4, flags)
+		becomes(t, sc.f, k, what, is)
+	}
+	answered := func(fl Flow) bool { return fl.Out > 0 }
+	synFirst, ackFirst, forgotten, unheard := flow(1), flow(2), flow(3), flow(4)
+	sends(synFirst, tcpSYN, "answered", answered)
+	sends(forgotten, tcpSYN, "answered", answered)
+	if err := sc.f.maps.LbFlows.Delete(forgotten.raw()); err != nil {
+		t.Fatal(err)
+	}
+	before := map[Key]uint64{forgotten: 0, synFirst: sc.resetsACK(t, synFirst).Out, ackFirst: sc.resetsACK(t, ackFirst).Out}
+	sends(ackFirst, tcpSYN, "opened", func(fl Flow) bool { return !fl.Ended && fl.Out > before[ackFirst] })
+	for k, out := range before {
+		becomes(t, sc.f, k, "answered again", func(fl Flow) bool { return !fl.Ended && fl.Out > out })
+		if fl, err := sc.f.Flow(k); err != nil || !fl.Opening || !fl.never(k) {
+			t.Errorf("from port %d: %+v, %v: want it never opened", k.Client.Port(), fl, err)
+		}
+	}
+	if err := sc.f.maps.LbFlows.Put(unheard.raw(), bpf.LBLbFlow{Word: 1, Seen: kernel.Monotonic(), In: 1}); err != nil {
+		t.Fatal(err) // as by an ACK that a firewall has dropped
+	}
+	sends(unheard, tcpSYN, "never opened", func(fl Flow) bool { return fl.In == 2 && fl.Opening })
+	for what, v := range map[string]bpf.LBLbFlow{"told": {Word: 1, Flags: told}, "has moved": {Word: 1 | 1<<epochAt}, "heard": {Word: 1, Out: 1}} {
+		v.Seen, v.In = kernel.Monotonic(), 1
+		if err := sc.f.maps.LbFlows.Put(unheard.raw(), v); err != nil {
+			t.Fatal(err)
+		}
+		sends(unheard, tcpSYN, what+", and no less open", func(fl Flow) bool { return fl.In == 2 && !fl.Opening })
+	}
+}
+
+// A client whose SYN was reset, for nobody served, has an open connection once it is served.
+func TestOpensAfterReset(t *testing.T) {
+	sc := newScene(t)
+	k := Key{Client: netip.MustParseAddrPort("10.1.0.2:5555")}
+	if err := <-sc.begin(t, k); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Fatal(err)
+	}
+	becomes(t, sc.f, k, "reset", func(fl Flow) bool { return fl.Ended && fl.Reset && fl.never(k) })
+	serve(t, sc.hosts, service4)
+	if err := <-sc.begin(t, k); err != nil {
+		t.Fatal(err)
+	}
+	if fl, err := sc.f.Flow(k); err != nil || fl.Opening || fl.never(k) {
+		t.Errorf("%+v, %v: want it opened", fl, err)
+	}
+}
+
+// A connection whose client's packets come by another load balancer is open once its backend pushes data: it says nothing else that a
+// made-up packet would not have it say.
+func TestOpensByData(t *testing.T) {
+	sc := newScene(t)
+	sc.nobody(t, netip.MustParseAddr("10.1.0.77"))
+	k := Key{Client: netip.MustParseAddrPort("10.1.0.77:5555")}
+	for i, flags := range []byte{tcpSYN | tcpACK, tcpACK, tcpPSH | tcpSYN, tcpPSH | tcpACK} {
+		forge(t, &scene{client: sc.hosts[0]}, service4, k.Client, flags)
+		becomes(t, sc.f, k, fmt.Sprintf("open by data alone, after flags %d", flags), func(fl Flow) bool {
+			return fl.Owner == 1 && fl.Out == uint64(1+i) && fl.Opening == (flags != tcpPSH|tcpACK)
+		})
+	}
 }
 
 // resetsACK makes up ACKs until their reset by the backend is the latest that was seen of it: it repeats its answer to a SYN, too.

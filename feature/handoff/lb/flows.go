@@ -35,7 +35,7 @@ type Flow struct {
 	BothEnds    bool         // the latter
 	Reset       bool         // by its owner, and the client has said nothing since
 	ClientReset bool         // by its client's reset alone: anybody can make one up
-	Opening     bool         // a client's SYN made it known, and no ACK of the client has come after a backend's answer
+	Opening     bool         // a SYN made it known, or its owner has reset it, and no ACK of the client has come after a backend's answer
 	Unanswered  bool         // nothing but SYNs of the client and resets of its owner have come since it was opened
 	Balanced    bool         // by the data path, which has chosen the epoch
 	Told        bool         // by Learn or Override, and nothing of it was seen then

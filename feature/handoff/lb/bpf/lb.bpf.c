@@ -117,6 +117,7 @@ struct packet {
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
+#define TCP_PSH 0x08
 #define TCP_ACK 0x10
 
 static __always_inline void count(__u32 what)
@@ -358,7 +359,7 @@ static __always_inline void learn(const struct lb_flow_key *k, const struct lb_s
 		return;
 	}
 	count(LB_LEARNED);
-	if (by_backend || !k->port)
+	if ((by_backend && !(flags & LB_OPENING)) || !k->port)
 		tell(k, s, owner);
 }
 
@@ -506,19 +507,27 @@ static __always_inline void opened(struct lb_flow *f, const struct lb_flow_key *
 
 /*
  * answers says whether a client's packet answers its backend. A backend drops anything without an ACK
- * in silence, and a reset; it resets a connection whose ACK is made up.
+ * in silence, and a reset; it resets a connection whose ACK is made up: see saw_backend.
  */
 static __always_inline int answers(const struct packet *p)
 {
 	return (p->tcp & (TCP_SYN | TCP_RST | TCP_ACK)) == TCP_ACK;
 }
 
+/* made_up says whether a flow is no more than what a client has said, as Go's never does. */
+static __always_inline int made_up(const struct lb_flow *f)
+{
+	return !f->out && !(f->flags & LB_TOLD) && (!(f->word >> 32) || f->flags & LB_BALANCED);
+}
+
 static __always_inline void saw_client(struct lb_flow *f, const struct lb_flow_key *k,
 				       const struct packet *p, const struct lb_service *s)
 {
-	if (opens(p, s))
+	if (opens(p, s)) {
 		opened(f, k, s);
-	else if (f->flags & (LB_UNANSWERED | LB_RST_OUT))
+		if (made_up(f))
+			f->flags |= LB_OPENING;
+	} else if (f->flags & (LB_UNANSWERED | LB_RST_OUT))
 		f->flags &= ~(LB_UNANSWERED | LB_RST_OUT);
 	if (f->flags & LB_OPENING && f->out && answers(p)) {
 		f->flags &= ~LB_OPENING;
@@ -531,13 +540,21 @@ static __always_inline void saw_client(struct lb_flow *f, const struct lb_flow_k
  * saw_backend: an owner that goes on speaks of a connection that lives, whatever reset was seen:
  * anybody can make up one of the client's. Of a real one the client says so again. A reset answers no
  * SYN: the host is there, and nobody serves. By its answer to a SYN the owner begins a session, of
- * which its agent has not told.
+ * which its agent has not told. After its reset the connection is open once the client answers: Linux
+ * resets a made-up ACK, and goes on to repeat its answer to the SYN before it. What it pushes is data, of a
+ * connection that is open, though its client's packets may come by another load balancer.
  */
 static __always_inline void saw_backend(struct lb_flow *f, const struct lb_flow_key *k,
 					const struct packet *p, const struct lb_service *s)
 {
 	if (!f->out++ && k->port && !(f->flags & LB_OPENING))
 		tell(k, s, LB_OWNER(f->word));
+	if (!s->by_source && p->tcp & TCP_RST) {
+		f->flags |= LB_OPENING;
+	} else if (f->flags & LB_OPENING && (p->tcp & (TCP_PSH | TCP_SYN)) == TCP_PSH) {
+		f->flags &= ~LB_OPENING;
+		tell(k, s, LB_OWNER(f->word));
+	}
 	if (f->flags & LB_UNANSWERED && !(p->tcp & TCP_RST))
 		f->flags &= ~LB_UNANSWERED;
 	if (f->flags & LB_RST && !(p->tcp & (TCP_RST | TCP_FIN)))
@@ -650,7 +667,8 @@ static __always_inline int from_backend(struct __sk_buff *skb, struct packet *p,
 	f = bpf_map_lookup_elem(&lb_flows, &k);
 	if (!f) { /* forgotten while nothing was said: who speaks has it */
 		if (learns(p, s))
-			learn(&k, s, *backend, 0, 1);
+			learn(&k, s, *backend, !s->by_source && p->tcp & TCP_SYN ? LB_OPENING : 0,
+			      1);
 		count(LB_OUT);
 		return TC_ACT_UNSPEC;
 	}

@@ -132,7 +132,7 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 #define LB_TOLD	   8  /* not seen but told: it does not go for want of packets */
 #define LB_PINNED  16 /* by the agent: the owner stays */
 #define LB_OPENING \
-	32 /* learned by a client's SYN, and no ACK of it has come after the backend's answer */
+	32 /* learned by a SYN, or reset by the owner, and no ACK of the client has come after the backend's answer */
 /* 64 is Go's, and so are the 10 bits from 16 on: the backend that has told of it */
 #define LB_UNANSWERED \
 	128 /* nothing but the client's SYNs and the owner's resets since it was opened, or opened anew after an end that counts */
