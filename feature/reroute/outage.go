@@ -60,7 +60,8 @@ func outages(plan *feature.Plan, have State, want Config) {
 	}
 }
 
-// refuseAbsent refuses to take a path that is attached, or a way around its link, to an interface that is not there.
+// refuseAbsent refuses to take a path that is attached, or a way around its link, to an interface that is not there. Where the routing table
+// tells an interface, nobody knows what is left.
 func refuseAbsent(plan *feature.Plan, have State, want Config, ns namespacesByRef) {
 	for _, w := range want.protection().Paths {
 		i := slices.IndexFunc(have.Paths, func(p protect.PathState) bool { return p.Name == w.Name && ns.of(p.Netns) == ns.of(w.Netns) })
@@ -73,14 +74,16 @@ func refuseAbsent(plan *feature.Plan, have State, want Config, ns namespacesByRe
 			Works: func(string) bool { return p.Attached }, Lacks: lacks}.Refuse(plan)
 		ways := feature.Interfaces{Pos: w.Pos, Key: fmt.Sprintf("reroute.%s: repairs", w.Name), Works: func(string) bool { return p.Attached }, Lacks: lacks}
 		for _, r := range p.Repairs {
-			ways.Published = append(ways.Published, r.Device)
-		}
-		for _, r := range w.Repairs {
-			if r.Device != "" { // else the routing table tells
-				ways.Spec = append(ways.Spec, r.Device)
+			if r.Device != "" { // else it has gone
+				ways.Published = append(ways.Published, r.Device)
 			}
 		}
-		ways.Refuse(plan)
+		for _, r := range w.Repairs {
+			ways.Spec = append(ways.Spec, r.Device)
+		}
+		if !slices.Contains(ways.Spec, "") {
+			ways.Refuse(plan)
+		}
 	}
 }
 

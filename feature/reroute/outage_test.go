@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/feature/reroute/protect"
@@ -22,6 +23,33 @@ func (w *world) outages(text string) string {
 		w.Fatal(err)
 	}
 	return strings.Join(plan.Outages, "\n")
+}
+
+// A repair at an absent interface is refused in place of one that works, and accepted beside one whose interface the routing table tells, or
+// in place of one whose interface has gone.
+func TestAbsentRepairs(t *testing.T) {
+	const byTable, absent, elsewhere = "{segments: [fc00:3::1]}", "{segments: [fc00:3::2], interface: nil0, via: fd00:13::3}", "{segments: [fc00:3::1], interface: lo, via: fd00:12::3}"
+	for name, x := range map[string]struct {
+		published, repairs string
+		refused            bool
+	}{
+		"in place of one that works":           {"eth2", absent, true},
+		"in place of the routing table's":      {"eth2", elsewhere + ", " + absent, true},
+		"beside the routing table's":           {"eth2", byTable + ", " + absent, false},
+		"the routing table's, without another": {"eth2", byTable, false},
+		"in place of one that has gone":        {"", absent, false},
+	} {
+		want, err := parse("reroute: [{name: core, interface: eth9, repairs: [" + x.repairs + "]}]")
+		if err != nil {
+			t.Fatal(err)
+		}
+		have := State{Paths: []protect.PathState{{Name: "core", Device: "eth9", Attached: true, Repairs: []protect.RepairState{{Device: x.published}}}}}
+		plan := feature.Plan{}
+		refuseAbsent(&plan, have, want, namespacesByRef{})
+		if refused := len(plan.Outages) > 0; refused != x.refused {
+			t.Errorf("%s: outages %q", name, plan.Outages)
+		}
+	}
 }
 
 // A change that sends packets to a link which is down is an outage that names the link; one that keeps them on their way is none.
