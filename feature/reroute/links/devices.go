@@ -8,7 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Devices are the numbers of the interfaces of the caller's network namespace, by name.
+// Devices are the numbers of the interfaces of the caller's network namespace, by name and by alternative name.
 func Devices() (map[string]int, error) {
 	all, err := netlink.LinkList()
 	if err != nil {
@@ -16,7 +16,10 @@ func Devices() (map[string]int, error) {
 	}
 	out := map[string]int{}
 	for _, l := range all {
-		out[l.Attrs().Name] = l.Attrs().Index
+		a := l.Attrs()
+		for _, name := range append(a.AltNames, a.Name) {
+			out[name] = a.Index
+		}
 	}
 	return out, nil
 }

@@ -133,6 +133,18 @@ func TestLowerAndUpper(t *testing.T) {
 	}
 }
 
+// A session goes by an alternative name of its device as well, and has no problem.
+func TestAlternativeName(t *testing.T) {
+	p := newPair(t)
+	const name = "alternative"
+	overWire(t, p.w.A, func(under netlink.Link) error { return netlink.LinkAddAltName(under, name) })
+	a, b := p.sessions(10 * time.Millisecond)
+	a.Device = name
+	p.apply(p.w.NameA, a)
+	p.apply(p.w.NameB, b)
+	p.within(patience, "up, without a problem", func(a, b SessionState) bool { return bothUp(a, b) && a.Problem == "" && b.Problem == "" })
+}
+
 // overWire makes a device over the wire's end; where the kernel has none of the kind, the test skips.
 func overWire(t *testing.T, ns *netns.Handle, f func(under netlink.Link) error) {
 	t.Helper()
