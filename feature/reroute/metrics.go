@@ -180,7 +180,8 @@ func loop(l liveness.TimerLoopState, out send) {
 }
 
 // Failures implements feature.Failing: paths without a way around, packets without a way left, sessions that cannot probe, loops that
-// do not beat. What is of namespaces that are gone weir serve removes.
+// do not beat. What is of namespaces that are gone weir serve removes. A path with another repair in force is degraded, and a session
+// that bfdd does not hand over is a silence of bfdd: warnings.
 func (st State) Failures() []feature.Finding {
 	return slices.DeleteFunc(st.findings(), func(f feature.Finding) bool { return !f.Fails })
 }
@@ -188,7 +189,7 @@ func (st State) Failures() []feature.Finding {
 // silentLoop is after how long without a beat a loop has lost its packet: the host may stand still meanwhile.
 const silentLoop = 2 * time.Second
 
-// findings are the failures, and those of namespaces that are gone.
+// findings are the failures, and warnings beside them.
 func (st State) findings() (out []feature.Finding) {
 	for _, p := range st.Paths {
 		for _, problem := range p.Problems {
@@ -196,7 +197,7 @@ func (st State) findings() (out []feature.Finding) {
 			if p.Gone {
 				text, remedy = problem, goneRemedy
 			}
-			out = append(out, feature.Finding{Object: "path " + p.Name, Text: text, Remedy: remedy, Fails: !p.Gone})
+			out = append(out, feature.Finding{Object: "path " + p.Name, Text: text, Remedy: remedy, Fails: !p.Gone && !p.InForce})
 		}
 		if !p.Attached && len(p.Problems) == 0 {
 			out = append(out, feature.Failure("path "+p.Name, "nothing is attached to "+p.Device, "run weir serve, or weir apply again: both attach it"))
@@ -216,7 +217,7 @@ func (st State) findings() (out []feature.Finding) {
 		if s.Unjudged {
 			remedy = fmt.Sprintf("run weir serve, start bfdd with --dplaneaddr %s, and let vtysh show bfd peers have %s", s.FRR, s.Peer)
 		}
-		out = append(out, feature.Finding{Object: "BFD session " + s.Name, Text: s.Problem, Remedy: remedy, Fails: !s.Gone})
+		out = append(out, feature.Finding{Object: "BFD session " + s.Name, Text: s.Problem, Remedy: remedy, Fails: !s.Gone && !s.Unjudged})
 	}
 	for _, l := range st.TimerLoops {
 		if l.Silent > silentLoop {
@@ -253,7 +254,7 @@ func problemRemedy(problem string) (text, remedy string) {
 			return text, last
 		}
 	}
-	return problem, "weir serve puts the path in force once that has changed; else change the path in the file, then weir apply"
+	return problem, "weir serve puts it in force once that has changed; else change the path in the file, then weir apply"
 }
 
 func sessionRemedy(gone bool) string {

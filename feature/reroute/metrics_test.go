@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/bfd/peers"
 	"github.com/weir-project/weir/feature/reroute/protect"
 )
 
@@ -44,6 +45,7 @@ func TestProblemRemedy(t *testing.T) {
 reroute:
   - {name: there, netns: %[1]s, interface: r12, repairs: [{segments: [fc00:3::e, fc00:2::d6], interface: r13, via: "fe80::3"}]}
   - {name: absent, netns: %[1]s, interface: nil0, repairs: [{interface: r13, via: "fe80::3"}]}
+  - {name: degraded, netns: %[1]s, interface: r13, repairs: [{interface: r12, via: "fe80::2"}, {interface: nil0, via: "fe80::3"}]}
 `, w.name[w.r1]))
 	w.ip(w.r1, "addr flush scope global")
 	found, err := Feature{}.Examine(t.Context(), w.root)
@@ -52,10 +54,32 @@ reroute:
 	}
 	for _, want := range []feature.Finding{
 		{Object: "path there", Text: "repair 1: this host has no global IPv6 address for outer headers", Remedy: "say source in the file, then weir apply", Fails: true},
-		{Object: "path absent", Text: "there is no interface nil0: until it comes nothing is rerouted", Remedy: "weir serve puts the path in force once that has changed; else change the path in the file, then weir apply", Fails: true},
+		{Object: "path absent", Text: "there is no interface nil0: until it comes nothing is rerouted", Remedy: "weir serve puts it in force once that has changed; else change the path in the file, then weir apply", Fails: true},
+		{Object: "path degraded", Text: "repair 2: there is no interface nil0: until it comes nothing is rerouted", Remedy: "weir serve puts it in force once that has changed; else change the path in the file, then weir apply"},
 	} {
 		if !slices.Contains(found, want) {
 			t.Errorf("no %+v in %+v", want, found)
+		}
+	}
+}
+
+// A path that lacks one of its repairs, and a link that bfdd does not judge, are warnings. A path without a repair in force is a failure.
+func TestDegradedIsNoFailure(t *testing.T) {
+	const absent = "repair 2: there is no interface wg0: until it comes nothing is rerouted"
+	path := func(inForce bool) []protect.PathState {
+		return []protect.PathState{{Name: "core", Device: "eth1", Attached: true, InForce: inForce, Problems: []string{absent}}}
+	}
+	for name, x := range map[string]struct {
+		st    State
+		fails bool
+	}{
+		"another repair in force":  {State{Paths: path(true)}, false},
+		"no other repair in force": {State{Paths: path(false)}, true},
+		"nobody judges":            {State{BFD: []peers.SessionState{{Name: "core", Unjudged: true, Problem: "nobody judges link eth1"}}}, false},
+		"no device":                {State{BFD: []peers.SessionState{{Name: "core", Problem: "device eth1 is not there"}}}, true},
+	} {
+		if found := x.st.findings(); len(found) != 1 || found[0].Fails != x.fails || len(x.st.Failures()) > 0 != x.fails {
+			t.Errorf("%s: %+v", name, found)
 		}
 	}
 }

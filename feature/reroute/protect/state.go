@@ -59,6 +59,8 @@ type PathState struct {
 	Remedy   string         `json:"remedy,omitempty"`   // against Dropped
 	Routes   RouteState     `json:"routes"`
 	Counts   Counts         `json:"counts"`
+	// InForce says that it reroutes, though Problems may keep some of its repairs from it.
+	InForce bool `json:"-"`
 }
 
 // RepairState is a way around a link, as the data path has it.
@@ -128,7 +130,7 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 	} else {
 		w.followed = true
 	}
-	problems, devices, routesOf, gone := w.check()
+	problems, resolved, devices, routesOf, gone := w.check()
 	for _, p := range w.Paths {
 		s := PathState{Name: p.Name, Netns: w.Netns, Device: p.Device, Prefixes: p.Prefixes, Shadow: p.Shadow, Hold: p.Hold}
 		if gone != nil {
@@ -143,6 +145,7 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 			if err := s.readLink(o, d.index, p, devices); err != nil {
 				return err
 			}
+			s.InForce = s.Attached && resolved[p.Name] && slices.ContainsFunc(s.Repairs, func(r RepairState) bool { return r.Device != "" }) // "": it has gone
 			s.Routes = routesOf(d.index)
 			s.Routes.Followed = w.followed
 		}
@@ -155,30 +158,34 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 	return nil
 }
 
-// check says what is amiss, for a user who may enter the namespace; gone is why there is none to enter.
-func (w scopeSpec) check() (problems []problem, devices map[string]device, routesOf func(index int) RouteState, gone error) {
+// check says what is amiss, for a user who may enter the namespace, and which paths have a repair that resolves; gone is why there is none
+// to enter.
+func (w scopeSpec) check() (problems []problem, resolved map[string]bool, devices map[string]device, routesOf func(index int) RouteState, gone error) {
 	ns, err := netns.Find(w.Netns, w.ID)
 	if errors.Is(err, netns.ErrGone) {
-		return nil, nil, nil, err
+		return nil, nil, nil, nil, err
 	} else if err != nil {
-		return nil, nil, nil, nil
+		return nil, nil, nil, nil, nil
 	}
 	defer ns.Close()
 	var s survey
 	var rules map[uint32][]netlink.Rule
+	resolved = map[string]bool{}
 	_ = ns.Do(func() error { // who may not enter sees the configuration and the counts
 		r, err := newResolver()
 		if err != nil {
 			return err
 		}
-		r.all(w.Paths)
+		for _, route := range r.all(w.Paths) {
+			resolved[route.path.Name] = true
+		}
 		problems, devices = r.problem, r.byName
 		if s, err = readRoutes(); err == nil {
 			rules, err = keepRules()
 		}
 		return err
 	})
-	return problems, devices, func(index int) RouteState { return s.routeState(index, rules) }, nil
+	return problems, resolved, devices, func(index int) RouteState { return s.routeState(index, rules) }, nil
 }
 
 // readLink reads what the programs have of a path.
