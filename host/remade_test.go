@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
 )
@@ -65,9 +66,29 @@ func (w world) page(path string) (int, string) {
 	return r.Code, r.Body.String()
 }
 
-// failures are what doctor calls so. It checks that /healthz and weir_healthy go by the same.
-func (w world) failures() (out []Finding) {
+// judged waits until doctor, /healthz and weir_healthy tell of the same failures, and a check takes them. Each is read at its own moment:
+// in between a session may change, or a loop stand still, as long as the machine is busy.
+func (w world) judged(check func([]Finding) error) {
 	w.t.Helper()
+	nstest.Eventually(w.t, func() error {
+		found, err := w.failures()
+		if err != nil {
+			return err
+		}
+		return check(found)
+	})
+}
+
+// none is a check of judged.
+func none(found []Finding) error {
+	if len(found) > 0 {
+		return fmt.Errorf("doctor calls failures %+v", found)
+	}
+	return nil
+}
+
+// failures are what doctor calls so; err says how /healthz or weir_healthy differs.
+func (w world) failures() (out []Finding, err error) {
 	for _, f := range w.Doctor(w.t.Context()).Findings {
 		if f.Level == "failure" {
 			out = append(out, f)
@@ -75,27 +96,28 @@ func (w world) failures() (out []Finding) {
 	}
 	code, body := w.page("/healthz")
 	_, metrics := w.page("/metrics")
-	if len(out) == 0 {
-		if code != 200 || !strings.Contains(metrics, "weir_healthy 1") {
-			w.t.Errorf("doctor calls nothing a failure; /healthz: %d %s", code, body)
-		}
-		return nil
+	wantCode, wantMetric := 200, "weir_healthy 1"
+	if len(out) > 0 {
+		wantCode, wantMetric = 503, "weir_healthy 0"
 	}
-	if code != 503 || !strings.Contains(metrics, "weir_healthy 0") {
-		w.t.Errorf("/healthz: %d %s; doctor calls failures %+v", code, body, out)
+	if code != wantCode || !strings.Contains(metrics, wantMetric) {
+		return nil, fmt.Errorf("no %s, or /healthz: %d %s; doctor calls failures %+v", wantMetric, code, body, out)
+	}
+	if len(out) == 0 {
+		return nil, nil
 	}
 	lines := strings.Split(strings.TrimSpace(body), "\n")
 	for _, f := range out {
 		if !slices.ContainsFunc(lines, func(l string) bool { return strings.Contains(l, f.Text) }) {
-			w.t.Errorf("/healthz does not tell of %+v: %s", f, body)
+			return nil, fmt.Errorf("/healthz does not tell of %+v: %s", f, body)
 		}
 	}
 	for _, l := range lines {
 		if !slices.ContainsFunc(out, func(f Finding) bool { return strings.Contains(l, f.Text) }) {
-			w.t.Errorf("doctor does not call it a failure: %s", l)
+			return nil, fmt.Errorf("doctor does not call it a failure: %s", l)
 		}
 	}
-	return out
+	return out, nil
 }
 
 // A device that is gone, and one that was made again: whatever was attached there is a failure, for doctor and for /healthz. The plan
@@ -124,33 +146,32 @@ func TestDevicesMadeAgain(t *testing.T) {
 			w, c, _, agents := damagedWorldOf(t, text+fmt.Sprintf(sectionsOfHandoff, cert, key, root, cert2, key2, root), needs...)
 			tells := func(again bool) {
 				t.Helper()
-				found := w.failures()
 				p, err := w.Plan(t.Context(), c)
 				if err != nil {
 					t.Fatal(err)
 				}
 				plan := fmt.Sprintln(p.Steps, p.Warnings)
+				w.judged(func(found []Finding) error {
+					for _, d := range deviceFailures {
+						want := d.absent
+						if again {
+							want = d.again
+						}
+						if !slices.ContainsFunc(found, func(f Finding) bool {
+							return f.Feature == d.feature && strings.HasPrefix(f.Check, d.object) && strings.Contains(f.Text, want)
+						}) && (x.tcx || !strings.Contains(d.object, "BFD")) {
+							return fmt.Errorf("made again %t: no failure of %s %s: %+v", again, d.feature, d.object, found)
+						}
+					}
+					return nil
+				})
 				for _, d := range deviceFailures {
-					if !x.tcx && strings.Contains(d.object, "BFD") {
-						continue
-					}
-					want := d.absent
-					if again {
-						want = d.again
-					}
-					if !slices.ContainsFunc(found, func(f Finding) bool {
-						return f.Feature == d.feature && strings.HasPrefix(f.Check, d.object) && strings.Contains(f.Text, want)
-					}) {
-						t.Errorf("made again %t: no failure of %s %s: %+v", again, d.feature, d.object, found)
-					}
-					if again && !strings.Contains(plan, d.plan) {
+					if again && !strings.Contains(plan, d.plan) && (x.tcx || !strings.Contains(d.object, "BFD")) {
 						t.Errorf("the plan does not tell of %s %s: %s", d.feature, d.object, plan)
 					}
 				}
 			}
-			if found := w.failures(); len(found) > 0 {
-				t.Fatalf("all is well, and doctor calls failures %+v", found)
-			}
+			w.judged(none) // all is well
 			for _, name := range []string{"d0", "d1"} {
 				if l, err := netlink.LinkByName(name); err != nil || netlink.LinkDel(l) != nil {
 					t.Fatal(name, err)
@@ -171,9 +192,7 @@ func TestDevicesMadeAgain(t *testing.T) {
 				}
 			}
 			agents.restart(w)
-			if found := w.failures(); len(found) > 0 {
-				t.Errorf("applied, agents started anew, and doctor calls failures %+v", found)
-			}
+			w.judged(none)
 			if steps := w.plan(c); len(steps) > 0 {
 				t.Errorf("applied, and the plan is %q", steps)
 			}
