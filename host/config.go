@@ -70,19 +70,19 @@ const maxFile = 64 << 20
 
 // LoadConfig reads and checks a file; "-" is standard input. Nothing of a file with an error is
 // applied; the error lists everything found wrong, each with file, line and
-// column.
-func LoadConfig(path string) (*Config, error) {
+// column. It is read for some features, all where only is empty.
+func LoadConfig(path string, only ...string) (*Config, error) {
 	name, data, err := safefile.Input(path, maxFile)
 	if err != nil {
 		return nil, fmt.Errorf("reading the configuration: %w", err)
 	}
-	return ParseConfig(name, data)
+	return ParseConfig(name, data, only...)
 }
 
 // ParseConfig is LoadConfig on the text of a file.
-func ParseConfig(path string, data []byte) (*Config, error) {
+func ParseConfig(path string, data []byte, only ...string) (*Config, error) {
 	sum := sha256.Sum256(data)
-	c := &Config{hash: hex.EncodeToString(sum[:])}
+	c := &Config{hash: hex.EncodeToString(sum[:]), Only: only}
 	if err := strictyaml.Decode(path, data, c); err != nil {
 		if former := moved(path, data); former != nil {
 			return nil, former
@@ -151,7 +151,7 @@ func (c *Config) sameListens() (errs []error) {
 
 // listens are the addresses at which the features of this process listen.
 func (c *Config) listens() (all []feature.Listen) {
-	for _, f := range features {
+	for _, f := range featuresOnly(c.Only) {
 		all = append(all, f.Listens(c.Document())...)
 	}
 	return all

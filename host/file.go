@@ -82,7 +82,7 @@ func (f *file) noteAttempt(err error, log *slog.Logger) {
 
 // load reads the file for the features that this process runs.
 func (f *file) load() (*Config, error) {
-	c, err := LoadConfig(f.path)
+	c, err := LoadConfig(f.path, f.only...)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,6 @@ func (f *file) load() (*Config, error) {
 			return nil, l.Errorf("%s: listen %q: weir serve has that port for /metrics, with --listen %s: take another port for one of them", l.Section, l.Address, f.listen)
 		}
 	}
-	c.Only = f.only
 	return c, nil
 }
 

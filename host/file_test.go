@@ -51,6 +51,28 @@ func TestFileListensBesideServe(t *testing.T) {
 	}
 }
 
+// A file listens for the features that a process runs: others may, in another network namespace.
+func TestListensOfOnly(t *testing.T) {
+	const path = "testdata/errors/same-listen.yaml"
+	for _, x := range []struct {
+		only   []string
+		listen string
+		want   string
+	}{
+		{nil, "", "handoff.backend: listen"},
+		{[]string{"lb", "backend"}, "", "handoff.backend: listen"},
+		{[]string{"lb"}, "", ""},
+		{[]string{"backend"}, "", ""},
+		{[]string{"backend"}, "10.2.0.2:7946", "weir serve has that port"},
+		{[]string{"filter"}, "0.0.0.0:7946", ""},
+	} {
+		c, err := (&file{path: path, only: x.only, listen: x.listen}).load()
+		if x.want == "" && (err != nil || !slices.Equal(c.Only, x.only)) || x.want != "" && (err == nil || !strings.Contains(err.Error(), x.want)) {
+			t.Errorf("--only %v --listen %q: %v", x.only, x.listen, err)
+		}
+	}
+}
+
 // weir serve applies its file at the start and at each reload. A wrong file keeps what is there, and with Only the other
 // features are left alone.
 func TestServeAppliesItsFile(t *testing.T) {
