@@ -201,19 +201,24 @@ func (h *Host) recover(ctx context.Context, l *kernel.WriteLock, only []string, 
 	return err
 }
 
-// finish finishes what killed commands left half done, and attaches again what can be. It tells of failures that went by that.
+// finish finishes what killed commands left half done, and attaches again what can be. It tells of failures whose objects have none any more.
 func (h *Host) finish(ctx context.Context, l *kernel.WriteLock, only []string, each func(Done)) error {
-	failures, _ := h.failing(ctx, false)
+	failures, _ := h.failing(ctx, only, false)
 	if err := recoverAll(l, only); err != nil || len(failures) == 0 {
 		return err
 	}
-	now, _ := h.failing(ctx, false)
-	for _, f := range failures {
-		if !slices.Contains(now, f) {
-			each(Done{Step: feature.Step{Verb: recoverVerb, Object: f.Feature + " " + f.Check, Detail: f.Text}})
-		}
+	now, _ := h.failing(ctx, only, false)
+	for _, f := range recovered(failures, now) {
+		each(Done{Step: feature.Step{Verb: recoverVerb, Object: f.Feature + " " + f.Check, Detail: f.Text}})
 	}
 	return nil
+}
+
+// recovered are the failures of objects that have none now. One of other words is a failure still.
+func recovered(before, now []Finding) []Finding {
+	return slices.DeleteFunc(slices.Clone(before), func(f Finding) bool {
+		return slices.ContainsFunc(now, func(o Finding) bool { return o.Feature == f.Feature && o.Check == f.Check })
+	})
 }
 
 // Remove takes a feature's state away, or every feature's if name is empty. Traffic that is served now and would not be is a

@@ -31,7 +31,7 @@ const confirmAfter = 250 * time.Millisecond
 func (h health) check(ctx context.Context) ([]kernel.Fault, error) {
 	faults, err := h.host.Faults(ctx)
 	errs := []error{damage(faults), err}
-	failures, unread := h.host.failing(ctx, errs[0] != nil)
+	failures, unread := h.host.failing(ctx, nil, errs[0] != nil)
 	if errs = append(errs, unread); len(failures) > 0 && time.Duration(kernel.Monotonic()) > bootTime {
 		errs = append(errs, h.lasting(ctx, failures, errs[0] != nil)...)
 	}
@@ -44,7 +44,7 @@ func (h health) lasting(ctx context.Context, failures []Finding, damaged bool) (
 	case <-ctx.Done():
 	case <-time.After(confirmAfter):
 	}
-	now, _ := h.host.failing(ctx, damaged)
+	now, _ := h.host.failing(ctx, nil, damaged)
 	for _, f := range failures {
 		if slices.Contains(now, f) {
 			errs = append(errs, f.failure())
@@ -53,11 +53,11 @@ func (h health) lasting(ctx context.Context, failures []Finding, damaged bool) (
 	return errs
 }
 
-// failing reads the states of all features: their failures, and why not all can be read. One feature that is damaged hides no other. damaged:
-// faults tell of damage.
-func (h *Host) failing(ctx context.Context, damaged bool) (failures []Finding, unread error) {
+// failing reads the states of features, of all if only is empty: their failures, and why not all can be read. One feature that is damaged
+// hides no other. damaged: faults tell of damage.
+func (h *Host) failing(ctx context.Context, only []string, damaged bool) (failures []Finding, unread error) {
 	var errs []error
-	for _, f := range features {
+	for _, f := range featuresOnly(only) {
 		st, err := f.State(ctx, h.Root)
 		if err != nil && !(damaged && errors.Is(err, kernel.ErrDamaged)) {
 			errs = append(errs, err)

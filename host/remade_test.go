@@ -200,6 +200,37 @@ func TestDevicesMadeAgain(t *testing.T) {
 	}
 }
 
+// An apply tells that it recovered an object once it has no failure. It reads the states of the features that it applies.
+func TestRecovered(t *testing.T) {
+	core, other := Finding{Feature: "reroute", Check: "path core", Text: "nothing is attached to d0"}, Finding{Feature: "guard", Check: "core", Text: "not attached at d0"}
+	reworded := core
+	reworded.Text = "IPv4 packets by d0 are dropped"
+	for name, x := range map[string]struct{ now, want []Finding }{
+		"both":           {nil, []Finding{core, other}},
+		"in other words": {[]Finding{reworded}, []Finding{other}},
+		"neither":        {[]Finding{other, core}, []Finding{}},
+	} {
+		if got := recovered([]Finding{core, other}, x.now); !slices.Equal(got, x.want) {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	s := newSkeletons(t)
+	looks := 0
+	f := featuretest.New()
+	f.Lacks = func(*kernel.Root, instances.Record[featuretest.Item], func(string, netns.ID)) (bool, error) {
+		looks++
+		return true, nil
+	}
+	features[len(features)-1] = feature.Declare[[]featuretest.Item, feature.SetState[featuretest.Item, featuretest.View]](f)
+	s.apply(s.config("skeleton: [{name: web, cgroup: %s}]\n", s.cgroup))
+	looks = 0
+	c := s.config("filter: []\n")
+	c.Only = []string{"filter"}
+	if s.apply(c); looks > 0 {
+		t.Errorf("an apply of filters looked %d times for failures of another feature", looks)
+	}
+}
+
 // Failures that go within a moment are none: a command that works has not attached everything yet. Those that last are told, and the
 // plan attaches what lacks.
 func TestPassingFailures(t *testing.T) {
