@@ -4,21 +4,26 @@ package peers
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/bfdtest"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/feature/reroute/frrtest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 )
 
 // losesFarewells has the other namespace lose the first packets by which a session over IPv4 says that it is shut down.
@@ -144,5 +149,46 @@ func TestFarewellComingUp(t *testing.T) {
 	w.apply()
 	if got := show(t, r); got.Status != "down" || got.Diagnostic != "neighbor signaled session down" || count() != 1 {
 		t.Errorf("bfdd shows %+v; lost: %d", got, count())
+	}
+}
+
+// A session whose interface went while it was up is not waited for: its packets cannot leave.
+func TestFarewellWithoutDevice(t *testing.T) {
+	w := newWorld(t, true)
+	w.acquaint()
+	configs := map[string]Config{
+		"near": {Netns: w.ref, Sessions: []Session{{Name: "near", Device: "w0", Peer: netip.MustParseAddr("10.9.0.2"), Interval: every, Multiplier: times}}},
+		"far": {Netns: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), w.there.FD()),
+			Sessions: []Session{{Name: "far", Device: "w0", Peer: netip.MustParseAddr("10.9.0.1"), Interval: every, Multiplier: times}}},
+	}
+	w.apply(configs["near"], configs["far"])
+	w.eventually("both are up", func() bool { return w.session("near").State == bfd.Up && w.session("far").State == bfd.Up })
+	if err := w.here.Do(func() error {
+		l, err := netlink.LinkByName("w0")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkDel(l)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for name, ns := range map[string]*netns.Handle{"near": w.here, "far": w.there} {
+		w.locked(func(l *kernel.WriteLock) error {
+			c := configs[name]
+			e, err := engine.OpenWith(t.Context(), l, ns, c.Tick())
+			if err != nil {
+				return err
+			}
+			defer e.Close()
+			there, err := e.Sessions()
+			if err != nil {
+				return err
+			}
+			said, err := departing(ns, e, there, nil)
+			if len(there) != 1 || len(said) > 0 {
+				t.Errorf("%s: of sessions %v these are waited for: %v", name, there, said)
+			}
+			return err
+		})
 	}
 }

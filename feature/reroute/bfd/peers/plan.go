@@ -19,6 +19,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
@@ -156,7 +158,7 @@ func (p *published) apply(ctx context.Context, l *kernel.WriteLock) error {
 		}
 		p.Discriminators[name], stays[d] = d, true
 	}
-	if err := farewell(ctx, l, e, there, stays); err != nil {
+	if err := farewell(ctx, ns, e, there, stays); err != nil {
 		return err
 	}
 	for _, s := range p.Config.Sessions {
@@ -273,22 +275,10 @@ type departure struct {
 // farewell ends the sessions that do not stay, and has their other ends know that it is on purpose (RFC 5880, 6.8.16): who hears
 // nothing takes the link for dead. They are told until they say that they know, or would have missed the session by themselves. What
 // the other end said before does not count: of a session that was coming up, it may be up by now.
-func farewell(ctx context.Context, l *kernel.WriteLock, e *engine.Engine, there map[uint32]engine.Identity, stays map[uint32]bool) error {
-	said := map[uint32]departure{}
-	for d := range there {
-		if stays[d] {
-			continue
-		}
-		st, ok, err := e.Status(d)
-		if err != nil {
-			return err
-		}
-		if ok && (st.State == bfd.Up || st.State == bfd.Init) { // the other end may be up
-			said[d] = departure{st.In, st.Out, min(max(st.Awaited, minFarewell), maxFarewell)}
-			if err := e.Down(d); err != nil {
-				return err
-			}
-		}
+func farewell(ctx context.Context, ns *netns.Handle, e *engine.Engine, there map[uint32]engine.Identity, stays map[uint32]bool) error {
+	said, err := departing(ns, e, there, stays)
+	if err != nil {
+		return err
 	}
 	// A host that stands still says nothing meanwhile: of a round no more counts than it may well take.
 	const nap, longest = time.Millisecond, 100 * time.Millisecond
@@ -305,6 +295,28 @@ func farewell(ctx context.Context, l *kernel.WriteLock, e *engine.Engine, there 
 	}
 	maps.DeleteFunc(there, func(d uint32, _ engine.Identity) bool { return stays[d] })
 	return e.Delete(slices.Collect(maps.Keys(there))...)
+}
+
+// departing shuts down the sessions that do not stay and whose other ends may be up. A session whose interface has gone says nothing to anybody.
+func departing(ns *netns.Handle, e *engine.Engine, there map[uint32]engine.Identity, stays map[uint32]bool) (map[uint32]departure, error) {
+	said := map[uint32]departure{}
+	for d, id := range there {
+		absent := ns.Do(func() error { _, err := netlink.LinkByIndex(id.Ifindex); return err })
+		if stays[d] || errors.As(absent, &netlink.LinkNotFoundError{}) {
+			continue
+		}
+		st, ok, err := e.Status(d)
+		if err != nil {
+			return nil, err
+		}
+		if ok && (st.State == bfd.Up || st.State == bfd.Init) {
+			said[d] = departure{st.In, st.Out, min(max(st.Awaited, minFarewell), maxFarewell)}
+			if err := e.Down(d); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return said, nil
 }
 
 // remove ends all sessions of a namespace.
@@ -331,7 +343,7 @@ func silence(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, p *publ
 	if err != nil {
 		return err
 	}
-	return farewell(ctx, l, e, there, nil)
+	return farewell(ctx, ns, e, there, nil)
 }
 
 // Remove takes BFD of all namespaces away, also what is not this package's.
