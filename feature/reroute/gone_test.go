@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -63,6 +64,9 @@ func (w *world) protectBoth(withBFD bool) {
 		w.name[n] = f[len(f)-1]
 	}
 	if withBFD {
+		if err := kernel.Require(engine.Needs()); err != nil {
+			w.Skip("need: kernel", err)
+		}
 		w.apply(w.bothEnds("bfd: {peer: fd00:12::2, interval: 50ms}", "bfd: {peer: fd00:12::1, interval: 50ms}"))
 	} else {
 		w.apply(w.config())
@@ -89,6 +93,11 @@ func TestNamespaceIsGone(t *testing.T) {
 			for _, s := range st.BFD {
 				if there := s.Name == "there"; there != strings.Contains(s.Problem, gone) || there && s.State != bfd.Down {
 					t.Errorf("a BFD session is %+v", s)
+				}
+			}
+			for _, l := range st.TimerLoops {
+				if l.Netns == w.name[w.r1] {
+					t.Errorf("a loop is %+v", l)
 				}
 			}
 			found, err := Feature{}.Examine(t.Context(), w.root)

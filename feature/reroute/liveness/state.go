@@ -200,6 +200,9 @@ func (st *State) readScope(r *kernel.Root, scope string, p published) error {
 			}
 		}
 	}
+	if gone {
+		return nil // its loops do not beat
+	}
 	return st.readLoops(o, p, at)
 }
 
