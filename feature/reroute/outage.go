@@ -87,7 +87,7 @@ func refuseAbsent(plan *feature.Plan, have State, want Config, ns namespacesByRe
 	}
 }
 
-// lacking says that a network namespace lacks an interface; "": it does not, or nobody knows.
+// lacking says that a network namespace lacks an interface of this name, by which paths go; "": it does not, or nobody knows.
 func lacking(ref, name string) (text string) {
 	ns, err := netns.Current()
 	if ref != "" {
@@ -98,8 +98,10 @@ func lacking(ref, name string) (text string) {
 	}
 	defer ns.Close()
 	_ = ns.Do(func() error {
-		if _, err := netlink.LinkByName(name); errors.As(err, &netlink.LinkNotFoundError{}) {
+		if l, err := netlink.LinkByName(name); errors.As(err, &netlink.LinkNotFoundError{}) {
 			text = fmt.Sprintf("there is no interface %s in %s", name, ns)
+		} else if err == nil && l.Attrs().Name != name {
+			text = fmt.Sprintf("%s is an alternative name of interface %s, and paths go by the latter", name, l.Attrs().Name)
 		}
 		return nil
 	})

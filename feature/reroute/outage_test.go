@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/feature/reroute/liveness"
@@ -67,10 +69,20 @@ func TestOutages(t *testing.T) {
 	if got := w.outages("reroute: []"); got != "" {
 		t.Errorf("of links that are used: %s", got)
 	}
+	if err := w.r1.Do(func() error {
+		l, err := netlink.LinkByName("r13")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkAddAltName(l, "another13")
+	}); err != nil {
+		t.Fatal(err)
+	}
 	for text, want := range map[string]string{
-		strings.Replace(text, "interface: r12", "interface: r1x", 1): `reroute\.there: interface: it works at r12 now, and would not at r1x: there is no interface r1x in \S+: correct the name`,
-		strings.Replace(text, "interface: r13", "interface: r3x", 1): `reroute\.there: repairs: it works at r13 now, and would not at r3x: there is no interface r3x in `,
-		strings.Replace(text, "hold: 300ms", "hold: 200ms", 1):       `^$`,
+		strings.Replace(text, "interface: r13", "interface: another13", 1): `reroute\.there: repairs: it works at r13 now, and would not at another13: another13 is an alternative name of interface r13, `,
+		strings.Replace(text, "interface: r12", "interface: r1x", 1):       `reroute\.there: interface: it works at r12 now, and would not at r1x: there is no interface r1x in \S+: correct the name`,
+		strings.Replace(text, "interface: r13", "interface: r3x", 1):       `reroute\.there: repairs: it works at r13 now, and would not at r3x: there is no interface r3x in `,
+		strings.Replace(text, "hold: 300ms", "hold: 200ms", 1):             `^$`,
 	} {
 		if got := w.outages(text); !regexp.MustCompile(want).MatchString(got) {
 			t.Errorf("outages %q, want %s", got, want)
