@@ -3,33 +3,22 @@
 package ratelog
 
 import (
-	"bytes"
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
 )
 
-// output is where a logger writes, by timers too: it is read when these are done with what is due.
-type output struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(p)
-}
+// output is read when timers that are due have written.
+type output struct{ nstest.Log }
 
 func (o *output) String() string {
 	synctest.Wait()
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
+	return o.Log.String()
 }
 
 // end returns the last 200 bytes.
