@@ -115,7 +115,7 @@ func (a Applied[C]) RemoveGone(l *kernel.WriteLock) error { return a.store().Rem
 // RemedyGone is what becomes of an instance of a network namespace that is gone, and that no file names.
 const RemedyGone = "the next weir apply removes what is left of it; a new namespace needs an apply of its own"
 
-// Gone returns the specs whose network namespace is gone. Who is not root cannot tell, and gets none.
+// Gone returns the specs whose network namespace is gone. Other users than root cannot tell: for them it returns none.
 func (a Applied[C]) Gone(r *kernel.Root) (out []instances.Record[C], err error) {
 	if os.Geteuid() != 0 {
 		return nil, nil

@@ -60,7 +60,7 @@ func ignoreHangup(ctx context.Context, log *slog.Logger, instead string) {
 	}()
 }
 
-// logWait logs for what this process waits. That its own parts take turns with the lock is no news.
+// logWait logs the lock and the process that holds it. It does not log waits for this process itself.
 func logWait(log *slog.Logger) func(text string) {
 	own := fmt.Sprintf("held by process %d (", os.Getpid())
 	return func(text string) {

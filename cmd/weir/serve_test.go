@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// weir serve logs for whom it waits, but not for itself.
+// weir serve logs waits for other processes, none for itself.
 func TestLogWait(t *testing.T) {
 	var log strings.Builder
 	tell := logWait(slog.New(slog.NewTextHandler(&log, nil)))

@@ -107,7 +107,7 @@ func (g *GuardState) notLocal() (out []feature.Finding) {
 	return out
 }
 
-// Failures implements feature.Failing: guards that do not decide where they should. Those of namespaces that are gone weir serve removes.
+// Failures implements feature.Failing: guards that do not decide where they should. weir serve removes guards of namespaces that are gone.
 func (st State) Failures() []feature.Finding {
 	return slices.DeleteFunc(st.findings(), func(f feature.Finding) bool { return !f.Fails })
 }

@@ -55,7 +55,7 @@ func Filters(devices []string, buffer int) []kernel.Clsact {
 	return out
 }
 
-// Detach takes away filters of devices. Those of the load balancer's own devices go with these.
+// Detach removes filters from devices. The load balancer's own devices take their filters with them.
 func Detach(devices []string) error {
 	var errs []error
 	for _, name := range devices {
