@@ -50,6 +50,12 @@ func runChange(args []string) error {
 // after so many steps; it says whether the process finished first.
 func (w *world) killedApply(steps int) bool {
 	w.t.Helper()
+	return w.killedApplyAt(steps) == ""
+}
+
+// killedApplyAt is killedApply; it returns the name of the step, and "" where the process finished first.
+func (w *world) killedApplyAt(steps int) string {
+	w.t.Helper()
 	if errs := w.cfg.Validate(); len(errs) > 0 {
 		w.t.Fatal(errs)
 	}
@@ -61,7 +67,7 @@ func (w *world) killedApply(steps int) bool {
 	if err := os.WriteFile(file, data, 0o600); err != nil {
 		w.t.Fatal(err)
 	}
-	return kerneltest.Killed(w.t, nstest.Child("change", w.root.Path(), steps, file)) == ""
+	return kerneltest.Killed(w.t, nstest.Child("change", w.root.Path(), steps, file))
 }
 
 // traffic asks without pause until stopped and collects who answered whom.

@@ -217,3 +217,59 @@ func TestEngineChangeKilledAtEveryStep(t *testing.T) {
 		})
 	}
 }
+
+// Killed while it leaves a reuseport group, a change of engine leaves members that the next command puts into the group
+// again: the group has its program, and the holder its socket.
+func TestEngineChangeKilledWhileLeaving(t *testing.T) {
+	w := newWorld(t, spec.Options{Slots: 2, Engine: spec.EngineReuseport}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	w.member(0, a)
+	w.member(1, b)
+	w.apply()
+	left := 0
+	for step := 1; ; step++ {
+		w.cfg.Services[0].Engine = spec.EngineSkLookup
+		name := w.killedApplyAt(step)
+		if name == "steer:service" { // it has left all groups
+			break
+		}
+		if name == "" || step > 20 {
+			t.Fatalf("step %d is %q, and no step was steer:service", step, name)
+		}
+		left++
+		w.locked(engine.Recover)
+		w.check(sources(8), loopback4, names(a, b))
+		for k, leaving := range w.leaving() {
+			t.Errorf("killed at step %d, %s: group %s is left (%d)", step, name, k, leaving)
+		}
+		w.cfg.Services[0].Engine = spec.EngineReuseport
+		w.apply()
+	}
+	if left < 4 {
+		t.Errorf("killed at %d steps of leaving, want at least 4", left)
+	}
+	w.locked(engine.Recover)
+	w.check(sources(8), loopback4, names(a, b))
+}
+
+// leaving are the groups that a command began to leave.
+func (w *world) leaving() map[string]uint32 {
+	w.t.Helper()
+	out := map[string]uint32{}
+	w.locked(func(l *kernel.WriteLock) error {
+		e, err := engine.OpenEngine(l, w.state().Scope(), spec.EngineReuseport)
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		groups, err := engine.Entries[engine.GroupKey, engine.GroupValue](e.Pins.Maps["groups"])
+		for k, v := range groups {
+			if v.Leaving != 0 {
+				out[k.String()] = v.Leaving
+			}
+		}
+		return err
+	})
+	return out
+}

@@ -41,7 +41,7 @@ func (e *Engine) reconcileGroups() error {
 	led, joined := map[uint32]bool{}, map[uint32]int{}
 	for k, v := range groups {
 		led[v.Service] = true
-		if k.Proto != 0 {
+		if k.Proto != 0 && v.Leaving == 0 {
 			joined[v.Service]++
 		}
 		if k.Proto != 0 && (!have[v.Service] || bypassed[v.Service]) && !e.keeps(v.Service) {
@@ -52,13 +52,17 @@ func (e *Engine) reconcileGroups() error {
 		}
 	}
 	for _, p := range e.Services {
-		// Bypassed until now, maybe by a command that was killed while it took that back. Sockets
-		// of both families are in one group, and looked at once more for nothing.
+		// Bypassed until now, maybe by a command that was killed while it took that back; or a command
+		// was killed while the service left its groups. Sockets of both families are in one group, and
+		// looked at once more for nothing.
 		if !p.Bypassed && joined[p.ID] < len(p.Service.Endpoints()) {
 			if err := e.rejoin(p); err != nil {
 				return err
 			}
 		}
+	}
+	if err := e.dropLeaving(have); err != nil {
+		return err
 	}
 	if err := e.ClearIDs(led); err != nil {
 		return err
@@ -68,6 +72,23 @@ func (e *Engine) reconcileGroups() error {
 			if err := e.Pins.Maps["groups"].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+// dropLeaving ends what a killed command began: groups of services that stay which no member has joined again.
+func (e *Engine) dropLeaving(have map[uint32]bool) error {
+	groups, err := e.groups()
+	if err != nil {
+		return err
+	}
+	for k, v := range groups {
+		if k.Proto == 0 || v.Leaving == 0 || !have[v.Service] {
+			continue
+		}
+		if err := e.dropGroup(k, v); err != nil {
+			return err
 		}
 	}
 	return nil
