@@ -18,7 +18,6 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
-	"github.com/weir-project/weir/internal/jhash"
 )
 
 // MaxBackends is the highest number that a backend may have.
@@ -122,15 +121,10 @@ func newRing(backends []Backend, service int) []uint16 {
 	return ring.New(shares)
 }
 
-// bucket is where a flow is in its service's ring, as the data path finds it.
-func (k Key) bucket() int {
-	return int(jhash.Addr(uint32(swap(k.Client.Port())), k.Client.Addr()) % buckets)
-}
-
 // elsewhere says whether the hash leads a flow to another backend than its owner.
 func (f *DataPath) elsewhere(k Key, owner move.Backend) bool {
 	var found uint16
-	at := uint32(spec.ServiceNumber(k.Service)*buckets + k.bucket())
+	at := uint32(spec.ServiceNumber(k.Service)*buckets + k.Bucket())
 	return f.maps.LbRing.Lookup(at, &found) == nil && move.Backend(found) != owner
 }
 

@@ -27,6 +27,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/lb/attachment"
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/flow"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
@@ -262,7 +263,7 @@ func (f *DataPath) putService(s Service, broken bool) error {
 	if broken {
 		v.Broken = 1
 	}
-	return f.maps.LbServices.Put(bpf.LBLbServiceKey{Addr: s.Listen.Addr().As16(), Port: swap(s.Listen.Port()), Proto: s.Proto}, v)
+	return f.maps.LbServices.Put(bpf.LBLbServiceKey{Addr: s.Listen.Addr().As16(), Port: flow.Swap(s.Listen.Port()), Proto: s.Proto}, v)
 }
 
 // fragmentsGo says whether a fragment without ports, to a service's address, can only be for backends that its source alone finds.
@@ -295,10 +296,10 @@ func (f *DataPath) flowKey(client netip.AddrPort, service int) Key {
 	defer f.buffer.mu.Unlock()
 	for _, s := range f.buffer.services {
 		if s.ID == spec.ServiceNumber(service) && s.BySource {
-			return Key{netip.AddrPortFrom(client.Addr(), 0), service}
+			return Key{Client: netip.AddrPortFrom(client.Addr(), 0), Service: service}
 		}
 	}
-	return Key{client, service}
+	return Key{Client: client, Service: service}
 }
 
 // serviceIDs are the numbers of the services that the data path knows.

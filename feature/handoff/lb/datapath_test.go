@@ -216,16 +216,6 @@ func TestChange(t *testing.T) {
 	}
 }
 
-func TestWord(t *testing.T) {
-	for _, f := range []move.Flow{{}, {Owner: 1}, {Owner: MaxBackends, To: MaxBackends, Predecessor: MaxBackends, Buffering: true, Epoch: 1<<32 - 1}, {Owner: 3, To: 4, Epoch: 8}} {
-		for _, parked := range []bool{false, true} {
-			if got, p := unword(word(f, parked)); got != f || p != parked {
-				t.Errorf("%+v, %v: %+v, %v", f, parked, got, p)
-			}
-		}
-	}
-}
-
 // Without a device for packets that wait there is no load balancer, and an error that says so.
 func TestNoDevice(t *testing.T) {
 	nstest.NeedRoot(t)

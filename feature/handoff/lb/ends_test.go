@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/flow"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -116,7 +117,7 @@ func TestReopenedByClient(t *testing.T) {
 	sc := newScene(t)
 	f := sc.f
 	_, k, _, _ := session(t, sc)
-	change(t, f, k, func(v *bpf.LBLbFlow) { v.Flags = finIn | finOut })
+	change(t, f, k, func(v *bpf.LBLbFlow) { v.Flags = flow.FinIn | flow.FinOut })
 	forge(t, sc, k.Client, service4, tcpSYN) // an odd one: the host answers by no more than an ACK
 	becomes(t, f, k, "alive", func(fl Flow) bool { return !fl.Ended })
 	stays(t, f, k)
@@ -140,11 +141,11 @@ func TestForgedReset(t *testing.T) {
 func change(t *testing.T, f *DataPath, k Key, to func(*bpf.LBLbFlow)) {
 	t.Helper()
 	var v bpf.LBLbFlow
-	if err := f.maps.LbFlows.Lookup(k.raw(), &v); err != nil {
+	if err := f.maps.LbFlows.Lookup(k.Raw(), &v); err != nil {
 		t.Fatal(err)
 	}
 	to(&v)
-	if err := f.maps.LbFlows.Put(k.raw(), v); err != nil {
+	if err := f.maps.LbFlows.Put(k.Raw(), v); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -211,34 +212,34 @@ func TestOpensByACKRepeated(t *testing.T) {
 	sc := newScene(t)
 	serve(t, sc.hosts, service4)
 	sc.nobody(t, netip.MustParseAddr("10.1.0.77"))
-	flow := func(port uint16) Key { return Key{Client: netip.AddrPortFrom(netip.MustParseAddr("10.1.0.77"), port)} }
+	key := func(port uint16) Key { return Key{Client: netip.AddrPortFrom(netip.MustParseAddr("10.1.0.77"), port)} }
 	sends := func(k Key, flags byte, what string, is func(Flow) bool) {
 		t.Helper()
 		forge(t, sc, k.Client, service4, flags)
 		becomes(t, sc.f, k, what, is)
 	}
 	answered := func(fl Flow) bool { return fl.Out > 0 }
-	synFirst, ackFirst, forgotten, unheard := flow(1), flow(2), flow(3), flow(4)
+	synFirst, ackFirst, forgotten, unheard := key(1), key(2), key(3), key(4)
 	sends(synFirst, tcpSYN, "answered", answered)
 	sends(forgotten, tcpSYN, "answered", answered)
-	if err := sc.f.maps.LbFlows.Delete(forgotten.raw()); err != nil {
+	if err := sc.f.maps.LbFlows.Delete(forgotten.Raw()); err != nil {
 		t.Fatal(err)
 	}
 	before := map[Key]uint64{forgotten: 0, synFirst: sc.resetsACK(t, synFirst).Out, ackFirst: sc.resetsACK(t, ackFirst).Out}
 	sends(ackFirst, tcpSYN, "opened", func(fl Flow) bool { return !fl.Ended && fl.Out > before[ackFirst] })
 	for k, out := range before {
 		becomes(t, sc.f, k, "answered again", func(fl Flow) bool { return !fl.Ended && fl.Out > out })
-		if fl, err := sc.f.Flow(k); err != nil || !fl.Opening || !fl.never(k) {
+		if fl, err := sc.f.Flow(k); err != nil || !fl.Opening || !fl.Never(k) {
 			t.Errorf("from port %d: %+v, %v: want it never opened", k.Client.Port(), fl, err)
 		}
 	}
-	if err := sc.f.maps.LbFlows.Put(unheard.raw(), bpf.LBLbFlow{Word: 1, Seen: kernel.Monotonic(), In: 1}); err != nil {
+	if err := sc.f.maps.LbFlows.Put(unheard.Raw(), bpf.LBLbFlow{Word: 1, Seen: kernel.Monotonic(), In: 1}); err != nil {
 		t.Fatal(err) // as by an ACK that a firewall has dropped
 	}
 	sends(unheard, tcpSYN, "never opened", func(fl Flow) bool { return fl.In == 2 && fl.Opening })
-	for what, v := range map[string]bpf.LBLbFlow{"told": {Word: 1, Flags: told}, "has moved": {Word: 1 | 1<<epochAt}, "heard": {Word: 1, Out: 1}} {
+	for what, v := range map[string]bpf.LBLbFlow{"told": {Word: 1, Flags: flow.Told}, "has moved": {Word: 1 | 1<<flow.EpochAt}, "heard": {Word: 1, Out: 1}} {
 		v.Seen, v.In = kernel.Monotonic(), 1
-		if err := sc.f.maps.LbFlows.Put(unheard.raw(), v); err != nil {
+		if err := sc.f.maps.LbFlows.Put(unheard.Raw(), v); err != nil {
 			t.Fatal(err)
 		}
 		sends(unheard, tcpSYN, what+", and no less open", func(fl Flow) bool { return fl.In == 2 && !fl.Opening })
@@ -252,12 +253,12 @@ func TestOpensAfterReset(t *testing.T) {
 	if err := <-sc.begin(t, k); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Fatal(err)
 	}
-	becomes(t, sc.f, k, "reset", func(fl Flow) bool { return fl.Ended && fl.Reset && fl.never(k) })
+	becomes(t, sc.f, k, "reset", func(fl Flow) bool { return fl.Ended && fl.Reset && fl.Never(k) })
 	serve(t, sc.hosts, service4)
 	if err := <-sc.begin(t, k); err != nil {
 		t.Fatal(err)
 	}
-	if fl, err := sc.f.Flow(k); err != nil || fl.Opening || fl.never(k) {
+	if fl, err := sc.f.Flow(k); err != nil || fl.Opening || fl.Never(k) {
 		t.Errorf("%+v, %v: want it opened", fl, err)
 	}
 }
@@ -343,7 +344,7 @@ func TestForgetsFloodBalanced(t *testing.T) {
 		if _, err := f.Flow(moved); err != nil {
 			t.Errorf("%s: one that has moved: %v", name, err)
 		}
-		if err := f.maps.LbFlows.Delete(moved.raw()); err != nil {
+		if err := f.maps.LbFlows.Delete(moved.Raw()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -353,7 +354,7 @@ func TestForgetsFloodBalanced(t *testing.T) {
 func copyFlow(t *testing.T, f *DataPath, from, to Key) {
 	t.Helper()
 	var v bpf.LBLbFlow
-	if err := errors.Join(f.maps.LbFlows.Lookup(from.raw(), &v), f.maps.LbFlows.Put(to.raw(), &v)); err != nil {
+	if err := errors.Join(f.maps.LbFlows.Lookup(from.Raw(), &v), f.maps.LbFlows.Put(to.Raw(), &v)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -392,7 +393,7 @@ func TestForgetsNoMove(t *testing.T) {
 	f := sc.f
 	_, k, _, other := session(t, sc)
 	for what, begins := range map[string]func(*bpf.LBLbFlow){
-		"move":   func(v *bpf.LBLbFlow) { v.Word |= uint64(other) << toAt },
+		"move":   func(v *bpf.LBLbFlow) { v.Word |= uint64(other) << flow.ToAt },
 		"packet": func(v *bpf.LBLbFlow) { v.Seen = kernel.Monotonic() },
 	} {
 		was := bpf.LBLbFlow{}
@@ -401,7 +402,7 @@ func TestForgetsNoMove(t *testing.T) {
 		if n != 0 || err != nil {
 			t.Errorf("%s: %d are forgotten, %v", what, n, err)
 		}
-		if err := f.maps.LbFlows.Put(k.raw(), was); err != nil {
+		if err := f.maps.LbFlows.Put(k.Raw(), was); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -56,14 +56,13 @@ func explainOne(ctx context.Context, r *kernel.Root, i kernel.Instance, p featur
 		At: func(ifindex int) (string, kernel.Clsact) {
 			return attachment.Link(ifindex, false), attachment.Filter(ifindex, false)
 		},
-		Bucket: func(client netip.AddrPort) int { return Key{Client: client}.bucket() },
-		Flow: func(client netip.AddrPort, service int) (explain.Flow, bool, error) {
-			fl, err := f.Flow(Key{client, service})
+		Bucket: func(client netip.AddrPort) int { return Key{Client: client}.Bucket() },
+		Flow: func(client netip.AddrPort, service int) (Flow, bool, error) {
+			fl, err := f.Flow(Key{Client: client, Service: service})
 			if errors.Is(err, errNoFlow) {
-				return explain.Flow{}, false, nil
+				return Flow{}, false, nil
 			}
-			return explain.Flow{Flow: fl.Flow, Pinned: fl.Pinned, Ended: fl.Ended, BothEnds: fl.BothEnds, Reset: fl.Reset, ClientReset: fl.ClientReset, Named: fl.Named, Unanswered: fl.Unanswered,
-				Buffered: fl.Buffered, Seen: fl.Seen, Until: fl.Until}, err == nil, err
+			return fl, err == nil, err
 		}}
 	if o.TunnelMTU > 0 {
 		x.Tunnel = o.Tunnel

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/flow"
 	"github.com/weir-project/weir/feature/handoff/packetbuf"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -36,7 +37,7 @@ func newTable(t testing.TB, n int) *DataPath {
 	keys, values := make([]bpf.LBLbFlowKey, n), make([]bpf.LBLbFlow, n)
 	for i := range keys {
 		client := netip.AddrFrom4([4]byte{10, 1, byte(i >> 16), byte(i >> 8)})
-		keys[i] = *Key{Client: netip.AddrPortFrom(client, uint16(1024+i&0xff))}.raw()
+		keys[i] = *Key{Client: netip.AddrPortFrom(client, uint16(1024+i&0xff))}.Raw()
 		values[i] = bpf.LBLbFlow{Word: uint64(1 + i&1), Seen: kernel.Monotonic(), In: 1, Out: 1}
 	}
 	if made, err := f.maps.LbFlows.BatchUpdate(keys, values, nil); err != nil {
@@ -67,7 +68,7 @@ func TestFlowsOnce(t *testing.T) {
 			t.Errorf("%s: %d flows, want %d", what, len(seen), n)
 		}
 	}
-	if err := f.eachAlone(func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool { return see(newKey(k), newFlow(v)) }); err != nil {
+	if err := f.eachAlone(func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool { return see(flow.KeyOf(k), flow.Of(v)) }); err != nil {
 		t.Error(err)
 	}
 	once("alone")
@@ -75,7 +76,7 @@ func TestFlowsOnce(t *testing.T) {
 	clear(seen)
 	err := f.Flows(func(k Key, fl Flow) bool {
 		if len(seen)%1000 == 0 {
-			if err := f.maps.LbFlows.Delete(k.raw()); err != nil {
+			if err := f.maps.LbFlows.Delete(k.Raw()); err != nil {
 				t.Error(err)
 			}
 		}

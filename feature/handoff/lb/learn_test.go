@@ -29,7 +29,7 @@ func TestAgentLearnsFromWhoAsks(t *testing.T) {
 	ask := move.Message{Kind: move.Ask, From: move.AtSource, To: move.AtLoadBalancer}
 	asks := func(host move.Backend, service int) bool {
 		t.Helper()
-		s.says(host, Key{client, service}, ask)
+		s.says(host, Key{Client: client, Service: service}, ask)
 		m := s.hears(host)
 		if m.Kind != move.Known {
 			t.Fatal(m)
@@ -42,7 +42,7 @@ func TestAgentLearnsFromWhoAsks(t *testing.T) {
 	if asks(1, 0) {
 		t.Error("another has it as well")
 	}
-	if fl, err := f.Flow(Key{client, 0}); err != nil || fl.Owner != 2 || fl.Epoch != 0 || fl.To != 0 || fl.Nonce == 0 {
+	if fl, err := f.Flow(Key{Client: client, Service: 0}); err != nil || fl.Owner != 2 || fl.Epoch != 0 || fl.To != 0 || fl.Nonce == 0 {
 		t.Errorf("%+v, %v", fl, err)
 	}
 	for _, service := range []int{2, 3, 9} {
@@ -56,7 +56,7 @@ func TestAgentLearnsFromWhoAsks(t *testing.T) {
 		hosts = append(hosts, h)
 	}
 	do(t, sc.middle, func() error { return f.SetBackends(hosts) })
-	other := Key{netip.MustParseAddrPort("10.1.0.2:6666"), 0}
+	other := Key{Client: netip.MustParseAddrPort("10.1.0.2:6666")}
 	s.says(1, other, ask)
 	if m := s.hears(1); m.OK {
 		t.Error("a host that is none of the service's has it")

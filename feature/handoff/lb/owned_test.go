@@ -99,7 +99,7 @@ func TestOwnedTraffic(t *testing.T) {
 	s.owns(other, false, peer.FlowRecord{Flow: peer.Flow{Client: k.Client}, Epoch: 9}, peer.FlowRecord{Flow: peer.Flow{Client: k.Client, Service: 7}})
 	s.says(other, k, reclaim(1))
 	s.hears(other) // all before it was heard
-	if err := sc.f.maps.LbFlows.Delete(k.raw()); err != nil {
+	if err := sc.f.maps.LbFlows.Delete(k.Raw()); err != nil {
 		t.Fatal(err)
 	}
 	silent(t, c, "b")
@@ -138,7 +138,7 @@ func TestSettleEnds(t *testing.T) {
 	if err := sc.f.configure(false); err != nil {
 		t.Fatal(err)
 	}
-	if err := sc.f.maps.LbFlows.Delete(k.raw()); err != nil {
+	if err := sc.f.maps.LbFlows.Delete(k.Raw()); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := ask(c, "b", patience); err != nil {

@@ -71,7 +71,7 @@ func (d *pairing) knows() bool {
 // elsewhere says whether the hash leads a flow to another backend than its owner, at the partner or here. The caller holds mu.
 func (d *pairing) elsewhere(k Key, owner move.Backend) bool {
 	r, own := d.rings[spec.ServiceNumber(k.Service)], d.own[spec.ServiceNumber(k.Service)]
-	return r == nil || own == nil || r[k.bucket()] != uint16(owner) || own[k.bucket()] != uint16(owner)
+	return r == nil || own == nil || r[k.Bucket()] != uint16(owner) || own[k.Bucket()] != uint16(owner)
 }
 
 // elsewhereThere says whether the partner's hash leads a flow to another backend than its owner, as far as that is known.
@@ -79,7 +79,7 @@ func (d *pairing) elsewhereThere(k Key, owner move.Backend) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := d.rings[spec.ServiceNumber(k.Service)]
-	return r != nil && r[k.bucket()] != uint16(owner)
+	return r != nil && r[k.Bucket()] != uint16(owner)
 }
 
 // knownThere notes that the partner has told of a flow. later: here it is known in a later epoch, which the partner is told.

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/flow"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/kernel"
@@ -74,7 +75,7 @@ func (d *pairing) drain() map[Key]bool {
 func hearNews(ctx context.Context, r *ringbuf.Reader[bpf.LBLbFlowKey], d *pairing) {
 	for k, err := range r.Events(ctx) {
 		if err == nil {
-			d.mark(newKey(k))
+			d.mark(flow.KeyOf(k))
 		}
 	}
 }
@@ -182,7 +183,7 @@ func (a *Agent) sendFlows(c *peer.Conn, keys map[Key]bool, all bool) error {
 		if err != nil && !gone {
 			return err
 		}
-		if err == nil && fl.never(k) && (fl.Epoch == 0 || !a.pair.knownBoth(k)) {
+		if err == nil && fl.Never(k) && (fl.Epoch == 0 || !a.pair.knownBoth(k)) {
 			continue // the other one would not know that it is soon forgotten; once it is open the data path says so
 		}
 		if a.pair.tells(k, fl, gone) {
@@ -208,7 +209,9 @@ func since(seen uint64) time.Duration {
 }
 
 // keyOfRecord is the flow that a record is about.
-func keyOfRecord(r peer.FlowRecord) Key { return Key{r.Flow.Client, int(r.Flow.Service)} }
+func keyOfRecord(r peer.FlowRecord) Key {
+	return Key{Client: r.Flow.Client, Service: int(r.Flow.Service)}
+}
 
 // hearPartner takes what the partner tells of backends and flows, as long as it is connected.
 func (a *Agent) hearPartner(c *peer.Conn) {
@@ -250,7 +253,7 @@ func (a *Agent) adopt(r peer.FlowRecord) error {
 	case errors.Is(err, errNoFlow) && r.Gone:
 		return nil
 	case errors.Is(err, errNoFlow):
-		if err := a.f.learn(k, moved(r, 0), seen, told); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+		if err := a.f.learn(k, moved(r, 0), seen, flow.Told); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 			return err
 		}
 		a.watchMove(r)
@@ -299,7 +302,7 @@ func (a *Agent) over(k Key, seen uint64) error {
 	} else if err != nil {
 		return err
 	}
-	if err := a.f.maps.LbFlows.Delete(k.raw()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	if err := a.f.maps.LbFlows.Delete(k.Raw()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("forgetting the flow of %s: %w", k.Client, err)
 	}
 	a.f.changed(k) // the partner may have been told of it again since it has seen the end

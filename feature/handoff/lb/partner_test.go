@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/flow"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
@@ -263,9 +264,9 @@ func TestPartnerApart(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	// Both have learned one at once, at different hosts: the first name's counts.
-	both := Key{netip.MustParseAddrPort("10.8.0.1:7"), 0}
+	both := Key{Client: netip.MustParseAddrPort("10.8.0.1:7")}
 	for i, owner := range []move.Backend{2, 1} {
-		if err := p.agents[i].f.learn(both, move.Flow{Owner: owner}, kernel.Monotonic(), told); err != nil {
+		if err := p.agents[i].f.learn(both, move.Flow{Owner: owner}, kernel.Monotonic(), flow.Told); err != nil {
 			t.Fatal(err)
 		}
 		p.lbs[i].changed(both)

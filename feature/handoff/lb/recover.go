@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/flow"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -59,7 +60,7 @@ func (f *DataPath) setServices(services []Service) error {
 		if err := f.SetService(s); err != nil {
 			return err
 		}
-		k := bpf.LBLbServiceKey{Addr: s.Listen.Addr().As16(), Port: swap(s.Listen.Port()), Proto: s.Proto}
+		k := bpf.LBLbServiceKey{Addr: s.Listen.Addr().As16(), Port: flow.Swap(s.Listen.Port()), Proto: s.Proto}
 		want[k] = true
 		k.Port = 0
 		want[k] = true

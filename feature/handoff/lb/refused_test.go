@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/flow"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/kernel"
 )
@@ -20,7 +21,7 @@ func (s *scene) newOf(t *testing.T, number move.Backend) Key {
 	for port := uint16(20000); port < 30000; port++ {
 		k := Key{Client: netip.AddrPortFrom(netip.MustParseAddr("10.1.0.2"), port)}
 		var found uint16
-		if err := s.f.maps.LbRing.Lookup(uint32(k.bucket()), &found); err != nil {
+		if err := s.f.maps.LbRing.Lookup(uint32(k.Bucket()), &found); err != nil {
 			t.Fatal(err)
 		}
 		if move.Backend(found) == number {
@@ -37,7 +38,7 @@ func TestReopenedRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		flags uint32 // of the flow before; 0: as the data path has them
 		dials int
-	}{"the first SYN was reset": {0, 1}, "a session was reset": {wasReset | resetOut, 2}} {
+	}{"the first SYN was reset": {0, 1}, "a session was reset": {flow.WasReset | flow.ResetOut, 2}} {
 		t.Run(name, func(t *testing.T) {
 			const owner, other = 1, 2
 			sc := newScene(t)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/flow"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/internal/netns"
@@ -42,7 +43,7 @@ func (s *scene) unwell(t *testing.T, number move.Backend) {
 
 // bothEnds makes a flow one whose both ends were seen, and that an agent does not forget.
 func bothEnds(v *bpf.LBLbFlow) {
-	v.Flags, v.Seen = finIn|finOut, kernel.Monotonic()+uint64(time.Hour)
+	v.Flags, v.Seen = flow.FinIn|flow.FinOut, kernel.Monotonic()+uint64(time.Hour)
 }
 
 // down has a backend be dead: it hears nothing by this device.
@@ -98,8 +99,8 @@ func TestReopenedUnwell(t *testing.T) {
 	for name, c := range map[string]struct {
 		flags        uint32
 		late, silent bool
-	}{"both ends": {flags: finIn | finOut}, "reset by the backend": {flags: wasReset | resetOut}, "late": {flags: finIn | finOut, late: true},
-		"reset long ago": {flags: wasReset, silent: true}} {
+	}{"both ends": {flags: flow.FinIn | flow.FinOut}, "reset by the backend": {flags: flow.WasReset | flow.ResetOut}, "late": {flags: flow.FinIn | flow.FinOut, late: true},
+		"reset long ago": {flags: flow.WasReset, silent: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			sc := newScene(t)
@@ -138,7 +139,7 @@ func TestReopenedUnwell(t *testing.T) {
 func TestOpenedUnwell(t *testing.T) {
 	sc := newScene(t)
 	k, owner, other := sc.ended(t, 0)
-	if err := sc.f.maps.LbFlows.Delete(k.raw()); err != nil {
+	if err := sc.f.maps.LbFlows.Delete(k.Raw()); err != nil {
 		t.Fatal(err)
 	}
 	served := sc.begin(t, k)
@@ -196,14 +197,14 @@ func TestReopenedStays(t *testing.T) {
 				}
 			}
 			for what, v := range map[string]func(*bpf.LBLbFlow){
-				"it moves":         func(v *bpf.LBLbFlow) { v.Word |= uint64(other) << toAt },
-				"it is held":       func(v *bpf.LBLbFlow) { v.Word |= bufferingBit },
-				"it is overridden": func(v *bpf.LBLbFlow) { v.Flags |= pinned },
+				"it moves":         func(v *bpf.LBLbFlow) { v.Word |= uint64(other) << flow.ToAt },
+				"it is held":       func(v *bpf.LBLbFlow) { v.Word |= flow.BufferingBit },
+				"it is overridden": func(v *bpf.LBLbFlow) { v.Flags |= flow.Pinned },
 			} {
-				change(t, sc.f, k, func(f *bpf.LBLbFlow) { f.Flags = finIn | finOut; v(f) })
+				change(t, sc.f, k, func(f *bpf.LBLbFlow) { f.Flags = flow.FinIn | flow.FinOut; v(f) })
 				forges(tcpSYN)
 				change(t, sc.f, k, func(f *bpf.LBLbFlow) {
-					if move, _ := unword(f.Word); move.Owner != owner || move.Epoch != 0 {
+					if move, _ := flow.Unword(f.Word); move.Owner != owner || move.Epoch != 0 {
 						t.Errorf("%s: %+v", what, move)
 					}
 					f.Word, f.Flags = uint64(owner), 0
@@ -243,7 +244,7 @@ func TestExplainReopened(t *testing.T) {
 		}
 	}
 	old := func(v *bpf.LBLbFlow) { v.Seen = kernel.Monotonic() - uint64(time.Second) }
-	longReset := func(v *bpf.LBLbFlow) { v.Flags, v.Seen = wasReset, kernel.Monotonic()-uint64(2*time.Second) }
+	longReset := func(v *bpf.LBLbFlow) { v.Flags, v.Seen = flow.WasReset, kernel.Monotonic()-uint64(2*time.Second) }
 	for _, c := range []struct {
 		name, says string
 		want       move.Backend
@@ -251,16 +252,16 @@ func TestExplainReopened(t *testing.T) {
 	}{
 		{"lives", "the flow is known", owner, old},
 		{"both ends", "has ended at", other, bothEnds},
-		{"the client's reset", "the same backend", owner, func(v *bpf.LBLbFlow) { v.Flags = wasReset }},
+		{"the client's reset", "the same backend", owner, func(v *bpf.LBLbFlow) { v.Flags = flow.WasReset }},
 		{"the client's reset long ago", "whose agent has not told", other, longReset},
-		{"the agent has told of it", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { longReset(v); v.Flags |= named }},
-		{"and the backend has ended it", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { longReset(v); v.Flags |= ownerReset }},
-		{"the backend's reset", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { v.Flags = wasReset | resetOut }},
-		{"unanswered", "has left a SYN without an answer", other, func(v *bpf.LBLbFlow) { v.Flags = noAnswer; old(v) }},
-		{"not yet", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { v.Flags = noAnswer }},
-		{"overridden", "weir lb override", owner, func(v *bpf.LBLbFlow) { bothEnds(v); v.Flags |= pinned }},
-		{"moves", "it moves to", owner, func(v *bpf.LBLbFlow) { bothEnds(v); v.Word |= uint64(other) << toAt }},
-		{"held", "the flow is known", owner, func(v *bpf.LBLbFlow) { bothEnds(v); v.Word |= bufferingBit }},
+		{"the agent has told of it", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { longReset(v); v.Flags |= flow.Named }},
+		{"and the backend has ended it", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { longReset(v); v.Flags |= flow.OwnerReset }},
+		{"the backend's reset", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { v.Flags = flow.WasReset | flow.ResetOut }},
+		{"unanswered", "has left a SYN without an answer", other, func(v *bpf.LBLbFlow) { v.Flags = flow.NoAnswer; old(v) }},
+		{"not yet", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { v.Flags = flow.NoAnswer }},
+		{"overridden", "weir lb override", owner, func(v *bpf.LBLbFlow) { bothEnds(v); v.Flags |= flow.Pinned }},
+		{"moves", "it moves to", owner, func(v *bpf.LBLbFlow) { bothEnds(v); v.Word |= uint64(other) << flow.ToAt }},
+		{"held", "the flow is known", owner, func(v *bpf.LBLbFlow) { bothEnds(v); v.Word |= flow.BufferingBit }},
 		{"has moved", "the flow is known", owner, func(v *bpf.LBLbFlow) { bothEnds(v); justMoved(v, other) }},
 	} {
 		goes(c.name, c.says, c.want, c.v)
@@ -282,7 +283,7 @@ func TestExplainReopened(t *testing.T) {
 
 // justMoved makes a flow one that the backend before may have back.
 func justMoved(v *bpf.LBLbFlow, before move.Backend) {
-	v.Word, v.Until = v.Word|uint64(before)<<beforeAt, kernel.Monotonic()
+	v.Word, v.Until = v.Word|uint64(before)<<flow.BeforeAt, kernel.Monotonic()
 }
 
 // The partner hears of the new owner, and does not have the flow be the former one's again: without a later epoch its name would win.
@@ -419,9 +420,9 @@ func TestRemovedBackendStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, v := range map[string]func(*bpf.LBLbFlow){
-		"it moves":         func(v *bpf.LBLbFlow) { v.Word |= uint64(other) << toAt },
-		"it is held":       func(v *bpf.LBLbFlow) { v.Word |= bufferingBit },
-		"it is overridden": func(v *bpf.LBLbFlow) { v.Flags |= pinned },
+		"it moves":         func(v *bpf.LBLbFlow) { v.Word |= uint64(other) << flow.ToAt },
+		"it is held":       func(v *bpf.LBLbFlow) { v.Word |= flow.BufferingBit },
+		"it is overridden": func(v *bpf.LBLbFlow) { v.Flags |= flow.Pinned },
 		"it has moved":     func(v *bpf.LBLbFlow) { justMoved(v, other) },
 	} {
 		change(t, sc.f, k, v)

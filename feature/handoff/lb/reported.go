@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"time"
 
+	"github.com/weir-project/weir/feature/handoff/lb/flow"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/kernel"
 )
@@ -15,9 +16,6 @@ import (
 
 // reportedFor is how long flows stay known by the word of a backend alone, once its agent has gone.
 const reportedFor = 30 * time.Second
-
-// unseen says whether a backend's word is all that is known of a flow.
-func (fl *Flow) unseen() bool { return fl.Reported && fl.In == 0 && fl.Out == 0 && fl.To == 0 }
 
 // census counts flows.
 type census struct {
@@ -36,7 +34,7 @@ func newCensus() *census {
 
 func (c *census) count(fl Flow) {
 	c.owned[fl.Owner]++
-	if fl.unseen() {
+	if fl.Unseen() {
 		c.unseen[cmp.Or(fl.Reporter, fl.Owner)]++
 	}
 }
@@ -47,7 +45,7 @@ func (a *Agent) report(k Key, by move.Backend, fl move.Flow) error {
 	if err := a.reports.Room(by, int(a.f.maps.LbFlows.MaxEntries())); err != nil {
 		return err
 	}
-	err := a.f.learn(k, fl, kernel.Monotonic(), told|reported|named|uint32(by)<<reporterAt)
+	err := a.f.learn(k, fl, kernel.Monotonic(), flow.Told|flow.Reported|flow.Named|uint32(by)<<flow.ReporterAt)
 	if err == nil {
 		a.reports.Add(by)
 	}

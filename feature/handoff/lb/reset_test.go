@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/flow"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/internal/nstest"
@@ -103,7 +104,7 @@ func TestForgetsReset(t *testing.T) {
 	k := Key{Client: netip.MustParseAddrPort("10.1.0.77:5555")}
 	put := func(flags uint32) {
 		t.Helper()
-		if err := f.maps.LbFlows.Put(k.raw(), bpf.LBLbFlow{Word: 1, Seen: kernel.Monotonic() - uint64(2*time.Second), In: 3, Out: 2, Flags: flags}); err != nil {
+		if err := f.maps.LbFlows.Put(k.Raw(), bpf.LBLbFlow{Word: 1, Seen: kernel.Monotonic() - uint64(2*time.Second), In: 3, Out: 2, Flags: flags}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -118,30 +119,30 @@ func TestForgetsReset(t *testing.T) {
 		flags uint32
 		want  int
 	}{
-		"the client's reset":             {wasReset, 0},
-		"and its end":                    {wasReset | finIn, 0},
-		"the backend's reset":            {wasReset | resetOut | ownerReset, 1},
-		"and then the client's":          {wasReset | ownerReset, 1},
-		"the backend's end, and a reset": {wasReset | finOut, 1},
-		"both ends, and a reset":         {wasReset | finIn | finOut, 1},
-		"both ends":                      {finIn | finOut, 1},
-		"never opened":                   {wasReset | opening, 1},
+		"the client's reset":             {flow.WasReset, 0},
+		"and its end":                    {flow.WasReset | flow.FinIn, 0},
+		"the backend's reset":            {flow.WasReset | flow.ResetOut | flow.OwnerReset, 1},
+		"and then the client's":          {flow.WasReset | flow.OwnerReset, 1},
+		"the backend's end, and a reset": {flow.WasReset | flow.FinOut, 1},
+		"both ends, and a reset":         {flow.WasReset | flow.FinIn | flow.FinOut, 1},
+		"both ends":                      {flow.FinIn | flow.FinOut, 1},
+		"never opened":                   {flow.WasReset | flow.Opening, 1},
 	} {
 		forgets(name, c.flags, time.Hour, c.want)
 	}
-	forgets("silent for long", wasReset, time.Second, 1)
+	forgets("silent for long", flow.WasReset, time.Second, 1)
 	for most, want := range map[time.Duration]int{time.Second: 1, time.Hour: 0} { // without a word of the owner's agent
-		put(wasReset)
+		put(flow.WasReset)
 		c := newCensus()
 		c.slack = most - time.Hour/4
 		if n, err := f.forget(time.Second, time.Hour, &sync.Mutex{}, c); n != want || err != nil {
 			t.Errorf("without a word for %s: %d flows are forgotten, %v: want %d", most, n, err, want)
 		}
 	}
-	if err := f.maps.LbRing.Put(uint32(k.bucket()), uint16(1)); err != nil {
+	if err := f.maps.LbRing.Put(uint32(k.Bucket()), uint16(1)); err != nil {
 		t.Fatal(err)
 	}
-	forgets("the hash finds it", wasReset, time.Hour, 1)
+	forgets("the hash finds it", flow.WasReset, time.Hour, 1)
 }
 
 // A flood of connections that clients open and reset keeps an eighth of the room at most.
@@ -153,7 +154,7 @@ func TestForgetsResets(t *testing.T) {
 		keys, values := make([]bpf.LBLbFlowKey, n), make([]bpf.LBLbFlow, n)
 		for i := range keys {
 			keys[i].Client, keys[i].Port = [16]byte{10: 0xff, 0xff, 10, 1, byte((from + i) >> 8), byte(from + i)}, 7
-			values[i] = bpf.LBLbFlow{Word: 1, Seen: kernel.Monotonic() - uint64(2*time.Second), In: 2, Out: 1, Flags: wasReset}
+			values[i] = bpf.LBLbFlow{Word: 1, Seen: kernel.Monotonic() - uint64(2*time.Second), In: 2, Out: 1, Flags: flow.WasReset}
 		}
 		if _, err := f.maps.LbFlows.BatchUpdate(keys, values, nil); err != nil {
 			t.Fatal(err)
@@ -180,9 +181,9 @@ func TestStillAfterReset(t *testing.T) {
 	sc := newScene(t)
 	k := Key{Client: netip.MustParseAddrPort("10.1.0.77:5555")}
 	a := &Agent{f: sc.f, o: AgentOptions{IdleTimeout: time.Hour}}
-	for flags, want := range map[uint32]bool{0: true, wasReset: true, wasReset | named: true, wasReset | ownerReset: false, finIn | finOut: false} {
+	for flags, want := range map[uint32]bool{0: true, flow.WasReset: true, flow.WasReset | flow.Named: true, flow.WasReset | flow.OwnerReset: false, flow.FinIn | flow.FinOut: false} {
 		seen := kernel.Monotonic() // however lately
-		if err := sc.f.maps.LbFlows.Put(k.raw(), bpf.LBLbFlow{Word: 1, Seen: seen, In: 3, Out: 2, Flags: flags}); err != nil {
+		if err := sc.f.maps.LbFlows.Put(k.Raw(), bpf.LBLbFlow{Word: 1, Seen: seen, In: 3, Out: 2, Flags: flags}); err != nil {
 			t.Fatal(err)
 		}
 		fl, err := sc.f.Flow(k)
@@ -201,7 +202,7 @@ func TestStillAfterReset(t *testing.T) {
 // A client that has reset a connection long ago, and opens another one from the same port, is served by the backend of its bucket, not by
 // a drained one. Only if the agent of that one has told of the session, it is asked; by its answer it begins a session, of which nobody has told.
 func TestReopenedDrained(t *testing.T) {
-	for name, flags := range map[string]uint32{"nobody has told of it": 0, "its agent has told of it": named} {
+	for name, flags := range map[string]uint32{"nobody has told of it": 0, "its agent has told of it": flow.Named} {
 		t.Run(name, func(t *testing.T) {
 			sc := newScene(t)
 			c, k, owner, want := session(t, sc)
@@ -234,7 +235,7 @@ func TestResetLongAgo(t *testing.T) {
 	sc.endsAfter(t, time.Second)
 	sc.unwell(t, owner)
 	sc.isReset(t, k)
-	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Flags |= named })
+	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Flags |= flow.Named })
 	quieten(t, sc.f, k)
 	forges := func(flags byte, what string, is func(before, now Flow) bool) {
 		t.Helper()

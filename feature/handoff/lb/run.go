@@ -163,7 +163,7 @@ func (a *Agent) parseKeys(service, client string) (keys []Key, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("client %q: want an address where the service is by source, else an address and port", client)
 		}
-		k := Key{netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), s.Flows()}
+		k := Key{Client: netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), Service: s.Flows()}
 		if (s.BySource || spec.SameFamily(s.Listen.Addr(), k.Client.Addr())) && !slices.Contains(keys, k) {
 			keys = append(keys, k)
 		}

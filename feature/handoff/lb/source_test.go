@@ -42,7 +42,7 @@ func bySource(t *testing.T) *scene {
 	return sc
 }
 
-func client4() Key { return Key{netip.MustParseAddrPort("10.1.0.2:0"), 5} }
+func client4() Key { return Key{Client: netip.MustParseAddrPort("10.1.0.2:0"), Service: 5} }
 
 // A client's datagrams and connections all go to one host, whatever their ports; that one connection ends says nothing of the
 // client; and when the hash changes, who is known stays where it is.

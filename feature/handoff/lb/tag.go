@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/flow"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 )
 
@@ -19,7 +20,7 @@ func (f *DataPath) retag(services []Service) error {
 	to := map[int][]Service{} // by the tag until now
 	for _, s := range services {
 		var v bpf.LBLbService
-		k := bpf.LBLbServiceKey{Addr: s.Listen.Addr().As16(), Port: swap(s.Listen.Port()), Proto: s.Proto}
+		k := bpf.LBLbServiceKey{Addr: s.Listen.Addr().As16(), Port: flow.Swap(s.Listen.Port()), Proto: s.Proto}
 		switch err := f.maps.LbServices.Lookup(k, &v); {
 		case errors.Is(err, ebpf.ErrKeyNotExist):
 		case err != nil:
@@ -31,15 +32,15 @@ func (f *DataPath) retag(services []Service) error {
 	if len(to) == 0 {
 		return nil
 	}
-	type flow struct {
+	type copied struct {
 		key   bpf.LBLbFlowKey
 		value bpf.LBLbFlow
 	}
-	var all []flow
+	var all []copied
 	err := f.each(func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool {
 		for _, s := range to[int(k.Service)] {
 			if spec.SameFamily(s.Listen.Addr(), netip.AddrFrom16(k.Client)) {
-				c := flow{k, v}
+				c := copied{k, v}
 				c.key.Service = uint16(s.Flows())
 				all = append(all, c)
 			}

@@ -48,7 +48,7 @@ func TestRemovedBackendOutlives(t *testing.T) {
 				t.Fatal(err)
 			}
 			if later {
-				if err := sc.f.maps.LbFlows.Delete(k.raw()); err != nil {
+				if err := sc.f.maps.LbFlows.Delete(k.Raw()); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/flow"
 	"github.com/weir-project/weir/feature/handoff/lb/ring"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
@@ -40,7 +41,7 @@ type Explainer struct {
 	// At is the program's link at an interface, and its filter on a kernel without tcx.
 	At func(ifindex int) (link string, filter kernel.Clsact)
 	// Flow reads a flow; ok is false for an unknown one. A service that goes by source has flows with client port 0.
-	Flow func(client netip.AddrPort, service int) (f Flow, ok bool, err error)
+	Flow func(client netip.AddrPort, service int) (f flow.Flow, ok bool, err error)
 	// Bucket is where a new flow is in its service's table.
 	Bucket func(client netip.AddrPort) int
 

@@ -8,25 +8,11 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/flow"
 	"github.com/weir-project/weir/feature/handoff/lb/ring"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/kernel"
 )
-
-// Flow is what a load balancer knows of a flow.
-type Flow struct {
-	move.Flow
-	Pinned   bool // by weir lb override
-	Ended    bool // both sides have ended it, or it was reset
-	BothEnds bool // both sides have ended it
-	Reset    bool // its owner has reset it
-	// ClientReset: its client's reset alone has. Named: its owner's agent has told of the session
-	ClientReset, Named bool
-	Unanswered         bool // nothing but SYNs of the client and resets of its owner have come since it was opened
-	Buffered           bool // packets to the owner wait
-	// CLOCK_MONOTONIC in ns: when the latest packet came, and until when packets wait or when it moved
-	Seen, Until uint64
-}
 
 // As LB_ANSWER_TIME and LB_RECLAIM_TIME of lb.h.
 const (
@@ -35,7 +21,7 @@ const (
 )
 
 // leaves says whether a datagram or a SYN of a known flow goes by the table, as balance of lb.bpf.c decides, and why; or which SYN does.
-func (x *Explainer) leaves(fl Flow, client netip.AddrPort, s bpf.LBLbService) (leaves bool, why string, err error) {
+func (x *Explainer) leaves(fl flow.Flow, client netip.AddrPort, s bpf.LBLbService) (leaves bool, why string, err error) {
 	now := kernel.Monotonic()
 	setup, err := x.setup()
 	if err != nil {
