@@ -165,7 +165,7 @@ func (f outageFlag) refuseBindings(cmd *cobra.Command, l *kernel.WriteLock, ns *
 	if f {
 		return nil
 	}
-	plan, err := steer.OutagesOfBindings(cmd.Context(), l.Root, ns, want, keep)
+	plan, err := steer.OutagesOfBindings(cmd.Context(), l.Root, l, ns, want, keep)
 	if err != nil {
 		return err
 	}
@@ -350,7 +350,7 @@ func (f *netnsFlag) foretell(cmd *cobra.Command, g *cli.Globals, all []bindings.
 	if err == nil {
 		defer ns.Close()
 		var plan feature.Plan
-		if plan, err = steer.OutagesOfBindings(cmd.Context(), g.Host().Root, ns, all, keep); err == nil {
+		if plan, err = steer.OutagesOfBindings(cmd.Context(), g.Host().Root, g.Host().Root, ns, all, keep); err == nil {
 			printOutages(cmd, plan)
 		}
 	}

@@ -24,9 +24,9 @@ import (
 )
 
 // OutagesOfBindings says which traffic, served now, ReplaceBindings, or AddBindings with keep, would lead to a service without a
-// socket for it. The plan has no steps.
-func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, want []bindings.Binding, keep bool) (plan feature.Plan, err error) {
-	s, err := readServed(r, record.Scope(ns))
+// socket for it. The plan has no steps. from is r or, for the holder of the lock, the lock: it spares a copy of all bindings.
+func OutagesOfBindings(ctx context.Context, r *kernel.Root, from bindings.Opener, ns *netns.Handle, want []bindings.Binding, keep bool) (plan feature.Plan, err error) {
+	s, err := readServed(r, from, record.Scope(ns))
 	if err != nil {
 		return plan, err
 	}
@@ -34,7 +34,7 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 	if !slices.ContainsFunc(want, func(b bindings.Binding) bool { return !s.serves(b.Service, b) }) {
 		return plan, s.err
 	}
-	diff, err := bindings.DiffBindings(r, record.Scope(ns), want, keep)
+	diff, err := s.bound.Diff(r, record.Scope(ns), want, keep)
 	if err != nil {
 		return plan, err
 	}
@@ -44,11 +44,6 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 			plan.Outage("%s would take traffic from %s, which has a socket for it; %s %s: %s", m.Binding, m.From, m.Service, lack, remedy)
 		}
 	}
-	owner, done, err := owners(r, record.Scope(ns))
-	if err != nil {
-		return plan, err
-	}
-	defer done()
 	err = ns.Do(func() error {
 		socks := map[bindings.Proto][]sockdiag.Socket{}
 		local, err := service.LocalRoutes(netlink.FAMILY_ALL, unix.RTN_LOCAL)
@@ -62,7 +57,11 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 			if s.serves(b.Service, b) || enough(&plan) {
 				continue
 			}
-			if from := owner(b); from != "" && s.serves(from, b) {
+			from, err := s.owner(b)
+			if err != nil {
+				return err
+			}
+			if from != "" && s.serves(from, b) {
 				lack, remedy := s.lack(b.Service)
 				plan.Outage("%s would take traffic from %s, which has a socket for it; %s %s: %s", b, from, b.Service, lack, remedy)
 				continue
@@ -85,31 +84,6 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 	return plan, cmp.Or(err, s.err)
 }
 
-// owners returns a function that names the service from which a new binding takes its prefix, or a part of it; "" for none.
-func owners(r *kernel.Root, scope string) (of func(bindings.Binding) string, done func(), err error) {
-	v, err := bindings.OpenView(r, scope)
-	if errors.Is(err, kernel.ErrNotExist) {
-		return func(bindings.Binding) string { return "" }, func() {}, nil
-	} else if err != nil {
-		return nil, nil, err
-	}
-	all, err := v.Labels.All()
-	if err != nil {
-		v.Close()
-		return nil, nil, err
-	}
-	names := make(map[uint32]string, len(all))
-	for name, x := range all {
-		names[x.ID] = name
-	}
-	return func(b bindings.Binding) string {
-		if x, ok := v.Bound.Lookup(b.Prefix.Addr(), uint8(b.Proto), b.Port); ok && x.Prefix.Bits() <= b.Prefix.Bits() {
-			return names[x.Value-1]
-		}
-		return ""
-	}, v.Close, nil
-}
-
 // enough says whether a plan tells of as many bindings as are told.
 func enough(plan *feature.Plan) bool { return len(plan.Outages) >= state.MaxTold }
 
@@ -129,6 +103,7 @@ type servedNow struct {
 	instances map[string]kernel.Instance // of configured services, by name
 	reader    *state.Reader              // without counters and queues
 	bound     *bindings.View             // nil where nothing was ever bound or registered
+	names     map[uint32]string          // of services, by number; nil: not read
 	slots     map[string]bool            // configured; false: some of their traffic meets an empty slot
 	sockets   map[kindOfService]bool     // registered
 	err       error                      // the first of bound
@@ -139,7 +114,7 @@ type kindOfService struct {
 	kind uint32 // as engine.KindOfPacket numbers them
 }
 
-func readServed(r *kernel.Root, scope string) (*servedNow, error) {
+func readServed(r *kernel.Root, from bindings.Opener, scope string) (*servedNow, error) {
 	all, err := r.Instances(spec.Name)
 	if err != nil {
 		return nil, err
@@ -150,7 +125,7 @@ func readServed(r *kernel.Root, scope string) (*servedNow, error) {
 			s.instances[i.Name] = i
 		}
 	}
-	if s.bound, err = bindings.OpenView(r, scope); err != nil && !errors.Is(err, kernel.ErrNotExist) {
+	if s.bound, err = bindings.OpenServices(from, scope); err != nil && !errors.Is(err, kernel.ErrNotExist) {
 		return nil, err
 	}
 	s.reader = state.NewReader(r)
@@ -163,6 +138,23 @@ func (s *servedNow) Close() {
 		s.bound.Close()
 	}
 	s.reader.Close()
+}
+
+// owner names the service from which a new binding takes its prefix, or a part of it; "" for none.
+func (s *servedNow) owner(b bindings.Binding) (name string, err error) {
+	if s.bound == nil {
+		return "", nil
+	}
+	x, ok := s.bound.Bound.Lookup(b.Prefix.Addr(), uint8(b.Proto), b.Port)
+	if !ok || x.Prefix.Bits() > b.Prefix.Bits() {
+		return "", nil
+	}
+	if s.names == nil {
+		if s.names, err = s.bound.Labels.Names(); err != nil {
+			return "", err
+		}
+	}
+	return s.names[x.Value-1], nil
 }
 
 // lack says why some traffic of a service meets no socket, and the remedy.

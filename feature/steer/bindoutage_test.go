@@ -5,9 +5,11 @@ package steer
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
@@ -41,7 +43,7 @@ func TestBindingsSayWhatTheyTake(t *testing.T) {
 		{"none udp 127.0.4.0/22 9000", ""}, // a longer one has its part
 		{"svc udp 127.0.0.0/24 9991", fmt.Sprintf("svc has a slot without a member; process %d", a.pid())}, // slot 1 is empty
 	} {
-		plan, err := OutagesOfBindings(t.Context(), w.root, here(t), []bindings.Binding{binding(t, c.binding)}, true)
+		plan, err := OutagesOfBindings(t.Context(), w.root, w.root, here(t), []bindings.Binding{binding(t, c.binding)}, true)
 		text := strings.Join(plan.Outages, "\n")
 		if err != nil || c.want == "" && text != "" || !strings.Contains(text, c.want) {
 			t.Errorf("%s: %q, %v, want %q", c.binding, text, err, c.want)
@@ -60,7 +62,7 @@ func TestBindingsBesideDamage(t *testing.T) {
 	if err := os.RemoveAll(w.root.Path() + "/steer/" + s.PinScope + "/" + record.EngineInstance(s.PinScope, spec.EngineReuseport).Name); err != nil {
 		t.Fatal(err)
 	}
-	plan, err := OutagesOfBindings(t.Context(), w.root, here(t), []bindings.Binding{binding(t, "none udp 127.0.0.0/24 9991")}, true)
+	plan, err := OutagesOfBindings(t.Context(), w.root, w.root, here(t), []bindings.Binding{binding(t, "none udp 127.0.0.0/24 9991")}, true)
 	if err != nil || len(plan.Outages) != 1 {
 		t.Errorf("%q, %v", plan.Outages, err)
 	}
@@ -88,9 +90,85 @@ func TestBindingsReadTheirServices(t *testing.T) {
 		t.Fatal("a service whose number is none can be read")
 	}
 	for text, outages := range map[string]int{"full udp 127.0.2.0/24 9000": 0, "none udp 127.0.1.0/24 9000": 1} {
-		plan, err := OutagesOfBindings(t.Context(), w.root, here(t), []bindings.Binding{binding(t, text)}, true)
+		plan, err := OutagesOfBindings(t.Context(), w.root, w.root, here(t), []bindings.Binding{binding(t, text)}, true)
 		if err != nil || len(plan.Outages) != outages {
 			t.Errorf("%s: %q, %v", text, plan.Outages, err)
 		}
 	}
+}
+
+// The check of a binding copies no table, and compares with no other binding: there may be a million.
+func TestBindingsReadNoOthers(t *testing.T) {
+	a := startSink(t, "udp4=0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9992")
+	w.apply()
+	w.register("full", a, "udp4 0.0.0.0:9991")
+	var many []bindings.Binding
+	for i := range 4000 {
+		many = append(many, binding(t, fmt.Sprintf("full udp 10.0.%d.%d/32 9000", i>>8, i&255)))
+	}
+	w.locked(func(l *kernel.WriteLock) error {
+		if _, err := bindings.AddBindings(l, here(t), many); err != nil {
+			return err
+		}
+		for text, outages := range map[string]int{"full udp 127.0.2.0/24 9000": 0, "none udp 10.0.1.1/32 9000": 1, "none udp 10.0.1.2/32 9000": 1} {
+			one := []bindings.Binding{binding(t, text)}
+			var plan feature.Plan
+			var err error
+			if n := allocated(func() { plan, err = OutagesOfBindings(t.Context(), l.Root, l, here(t), one, true) }); n > 4<<20 {
+				t.Errorf("%s: the check takes %d bytes, as much as a copy of the table", text, n)
+			}
+			if err != nil || len(plan.Outages) != outages {
+				t.Errorf("%s: %q, %v", text, plan.Outages, err)
+			}
+		}
+		v, err := bindings.OpenView(l, record.Scope(here(t)))
+		if err != nil {
+			return err
+		}
+		defer v.Close()
+		want := []bindings.Binding{binding(t, "other udp 10.0.0.0/24 9000"), many[0], binding(t, "other udp 10.0.0.1/32 9000")}
+		var diff bindings.Diff
+		if n := allocated(func() { _, err = v.Diff(l.Root, record.Scope(here(t)), want[:1], true) }); err != nil || n > 150_000 {
+			t.Errorf("what a binding adds takes %d bytes to find out, as much as reading all: %v", n, err)
+		}
+		diff, err = v.Diff(l.Root, record.Scope(here(t)), want, true)
+		if len(diff.Added) != 1 || len(diff.Moved) != 1 || diff.Moved[0].From != "full" || diff.Same != 1 || len(diff.Removed) != 0 {
+			t.Errorf("%+v", diff)
+		}
+		return err
+	})
+}
+
+// A service with a socket is bound without a look at the bindings.
+func TestBindingsOfServedReadNoTable(t *testing.T) {
+	a := startSink(t, "udp4=0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9992")
+	w.apply()
+	w.register("full", a, "udp4 0.0.0.0:9991")
+	w.bind("full udp 127.0.1.0/24 9000")
+	w.locked(func(l *kernel.WriteLock) error {
+		m, err := l.OpenMap(record.EngineInstance(record.Scope(here(t)), spec.EngineSkLookup), "bound_sets")
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		return m.Put(uint32(0), make([]byte, m.ValueSize())) // no table any more
+	})
+	if _, err := bindings.Bindings(t.Context(), w.root, record.Scope(here(t))); err == nil {
+		t.Fatal("a table without its layout can be read")
+	}
+	plan, err := OutagesOfBindings(t.Context(), w.root, w.root, here(t), []bindings.Binding{binding(t, "full udp 127.0.2.0/24 9000")}, true)
+	if err != nil || len(plan.Outages) != 0 {
+		t.Errorf("%q, %v", plan.Outages, err)
+	}
+}
+
+// allocated returns the bytes of memory that f takes, those given back among them.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
 }

@@ -120,13 +120,9 @@ type boundNow struct {
 }
 
 func read(s *engine.Labels, b *table.Bindings) (out boundNow, err error) {
-	out = boundNow{all: make([]table.Binding, 0, b.Len()), names: map[uint32]string{}}
-	all, err := s.All()
-	if err != nil {
+	out = boundNow{all: make([]table.Binding, 0, b.Len())}
+	if out.names, err = s.Names(); err != nil {
 		return out, err
-	}
-	for name, x := range all {
-		out.names[x.ID] = name
 	}
 	for x, err := range b.All() {
 		if err != nil {
@@ -182,22 +178,56 @@ func (n boundNow) diff(want []Binding, order []bindingOrder, keep bool) (out Dif
 
 // DiffBindings is what ReplaceBindings would do, or AddBindings with keep.
 func DiffBindings(r *kernel.Root, scope string, want []Binding, keep bool) (Diff, error) {
+	v, err := OpenServices(r, scope)
+	if err == nil {
+		defer v.Close()
+	} else if !errors.Is(err, kernel.ErrNotExist) {
+		return Diff{}, err
+	}
+	return v.Diff(r, scope, want, keep)
+}
+
+// Diff is DiffBindings of an open view; of nil where nothing was ever bound.
+func (v *View) Diff(r *kernel.Root, scope string, want []Binding, keep bool) (diff Diff, err error) {
 	order, err := checkBindings(r, scope, want)
 	if err != nil {
-		return Diff{}, err
+		return diff, err
 	}
-	v, err := OpenView(r, scope)
-	if errors.Is(err, kernel.ErrNotExist) {
-		diff, _ := boundNow{}.diff(want, order, keep)
-		return diff, nil
-	} else if err != nil {
-		return Diff{}, err
+	var now boundNow
+	if v != nil {
+		if err := v.OpenBound(); err != nil {
+			return diff, err
+		}
+		if keep {
+			return v.added(want)
+		}
+		if now, err = read(v.Labels, v.Bound); err != nil {
+			return diff, err
+		}
 	}
-	defer v.Close()
-	now, err := read(v.Labels, v.Bound)
-	if err != nil {
-		return Diff{}, err
+	diff, _ = now.diff(want, order, keep)
+	return diff, nil
+}
+
+// added compares with what is bound of what is wanted, and reads nothing else.
+func (v *View) added(want []Binding) (diff Diff, err error) {
+	var names map[uint32]string
+	for _, b := range want {
+		value, ok := v.Bound.Get(b.key())
+		if !ok {
+			diff.Added = append(diff.Added, b)
+			continue
+		}
+		if names == nil {
+			if names, err = v.Labels.Names(); err != nil {
+				return Diff{}, err
+			}
+		}
+		if from := names[value-1]; from != b.Service {
+			diff.Moved = append(diff.Moved, Moved{b, from})
+		} else {
+			diff.Same++
+		}
 	}
-	diff, _ := now.diff(want, order, keep)
 	return diff, nil
 }

@@ -37,32 +37,55 @@ func Bindings(_ context.Context, r *kernel.Root, scope string) ([]Binding, error
 	return out, nil
 }
 
+// Opener opens an instance's pins: a [kernel.Root] for reading, a [kernel.WriteLock] for writing. Only maps that may be written to
+// can be mapped; a table in others is read as a copy of all of it.
+type Opener interface {
+	Open(i kernel.Instance, maps ...string) (*kernel.Opened, error)
+}
+
 // View is a namespace's dispatch, open for reading.
 type View struct {
 	Pins   *kernel.Opened
-	Bound  *table.Bindings
+	Bound  *table.Bindings // nil until OpenBound
 	Labels *engine.Labels
 }
 
 // OpenView returns ErrNotExist where nothing was ever bound.
-func OpenView(r *kernel.Root, scope string) (*View, error) {
+func OpenView(o Opener, scope string) (*View, error) {
+	v, err := OpenServices(o, scope)
+	if err != nil {
+		return nil, err
+	}
+	if err := v.OpenBound(); err != nil {
+		v.Close()
+		return nil, err
+	}
+	return v, nil
+}
+
+// OpenServices is OpenView without the bindings themselves: it is a matter of microseconds, however many there are.
+func OpenServices(o Opener, scope string) (*View, error) {
 	i := record.EngineInstance(scope, spec.EngineSkLookup)
-	pins, err := r.Open(i)
+	pins, err := o.Open(i)
 	if err != nil {
 		return nil, err
 	}
 	if err = pins.Meta.RequireABI(i, record.ABI); err == nil && engine.Room(pins.Maps) == 0 {
 		err = fmt.Errorf("bindings of namespace %s: %w", scope, kernel.ErrNotExist)
 	}
-	v := &View{Pins: pins, Labels: &engine.Labels{Maps: pins.Maps}}
-	if err == nil {
-		v.Bound, err = engine.OpenBound(pins.Maps, false)
-	}
 	if err != nil {
 		pins.Close()
 		return nil, err
 	}
-	return v, nil
+	return &View{Pins: pins, Labels: &engine.Labels{Maps: pins.Maps}}, nil
+}
+
+// OpenBound opens the bindings, unless they are open.
+func (v *View) OpenBound() (err error) {
+	if v.Bound == nil {
+		v.Bound, err = engine.OpenBound(v.Pins.Maps, false)
+	}
+	return err
 }
 
 // HasSocket says whether a socket of a kind, as engine.KindOfPacket numbers them, is registered for a service.
@@ -77,7 +100,9 @@ func (v *View) HasSocket(name string, kind uint32) (bool, error) {
 
 // Close closes the maps.
 func (v *View) Close() {
-	v.Bound.Close()
+	if v.Bound != nil {
+		v.Bound.Close()
+	}
 	v.Pins.Close()
 }
 

@@ -132,6 +132,19 @@ func (s *Labels) All() (map[string]Label, error) {
 	}
 }
 
+// Names reads every name, by number.
+func (s *Labels) Names() (map[uint32]string, error) {
+	all, err := s.All()
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[uint32]string, len(all))
+	for name, x := range all {
+		out[x.ID] = name
+	}
+	return out, nil
+}
+
 // Name finds the name of a number. It reads all names.
 func (s *Labels) Name(id uint32) (string, error) {
 	all, err := s.All()
