@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/weir-project/weir/feature/handoff/backend"
 	"github.com/weir-project/weir/feature/handoff/lb"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
@@ -93,6 +95,24 @@ func TestOneFile(t *testing.T) {
 		return nil
 	})
 	checkMetrics(t, page)
+	for _, name := range []string{"d0", "d1"} {
+		if l, err := netlink.LinkByName(name); err != nil || netlink.LinkDel(l) != nil {
+			t.Fatal(name, err)
+		}
+	}
+	nstest.Eventually(t, func() error {
+		if code, body := s.get("/healthz"); code != 503 || !strings.Contains(body, "there is no such interface") {
+			return fmt.Errorf("devices are gone: /healthz: %d %s", code, body)
+		}
+		return nil
+	})
+	makeDevices(t)
+	nstest.Eventually(t, func() error {
+		if code, body := s.get("/healthz"); code != 200 || !all() {
+			return fmt.Errorf("devices were made again, all runs %t, /healthz: %d %s", all(), code, body)
+		}
+		return nil
+	})
 	write(path, strings.Replace(text, "number: 1\n", "number: 5000\n", 1))
 	reload <- struct{}{}
 	reload <- struct{}{} // the first one is over

@@ -50,6 +50,8 @@ var deviceFailures = []struct{ feature, object, absent, again, plan string }{
 	{"reroute", "path core", "there is no interface d0", "nothing is attached to d0", "attach reroute of path core"},
 	{"reroute", "session probed", "device d1 is not there", "device d1 was made again", "session probed: device d1 was made again"},
 	{"reroute", "BFD session core", "device d0 is not there", "device d0 was made again", "session core: device d0 was made again"},
+	{"lb", "load balancer lb", "device d1 of namespace", "no program is attached", "lb: d1: no program is attached: weir serve attaches"},
+	{"backend", "quarantine of netns", "device d0: there is no such interface", "device d0: no program is attached", "handoff.backend: d0: no program is attached: weir serve attaches"},
 }
 
 // countFromBoot has failures count however long the host is up.
@@ -185,6 +187,9 @@ func TestDevicesMadeAgain(t *testing.T) {
 			bootTime = 0
 			makeDevices(t)
 			tells(true)
+			if _, body := w.page("/metrics"); !strings.Contains(body, `weir_lb_device_faults{lb="lb"} 1`) {
+				t.Error("the metrics do not tell of the load balancer's device")
+			}
 			steps := strings.Join(w.apply(c), "\n")
 			for _, want := range []string{"recover guard telemetry: not attached at d1", "attach filter tcx: ", "attach BFD of ", "recover reroute path core: nothing is attached to d0"} {
 				if !strings.Contains(steps, want) && (x.tcx || !strings.Contains(want, "BFD")) {

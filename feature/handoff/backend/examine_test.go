@@ -32,7 +32,7 @@ func TestExamineGone(t *testing.T) {
 	}
 	nstest.Eventually(t, func() error {
 		all, err := Feature{}.Examine(t.Context(), root)
-		if err != nil || len(all) != 1 || all[0].Object != "backend s1" || all[0].Text != text || all[0].Remedy == "" {
+		if err != nil || len(all) != 1 || all[0].Object != "backend s1" || all[0].Text != text || all[0].Remedy == "" || !all[0].Fails {
 			return fmt.Errorf("findings %+v, %w, want %q", all, err, text)
 		}
 		return nil

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -54,7 +55,13 @@ var applied = feature.Applied[Config]{Feature: Name}
 type State struct {
 	Spec       *Config              `json:"spec"`                 // nil: none
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"` // of all network namespaces
+
+	root     *kernel.Root
+	failures []feature.Finding // of all network namespaces
 }
+
+// Failures implements feature.Failing: network namespaces that are gone, devices at which nothing of a quarantine runs.
+func (st State) Failures() []feature.Finding { return st.failures }
 
 // Unread implements feature.Unreads.
 func (st State) Unread() instances.Unreadable { return st.Unreadable }
@@ -100,11 +107,17 @@ func (Feature) Rights() []feature.Right {
 
 // State implements feature.Feature.
 func (Feature) State(_ context.Context, r *kernel.Root) (s State, err error) {
+	s.root = r
 	if s.Spec, s.Unreadable, err = applied.State(r); err != nil {
 		return s, err
 	}
-	_, unread, err := quarantine.Store.All(r)
+	all, unread, err := quarantine.Store.All(r)
 	s.Unreadable = append(s.Unreadable, unread...)
+	s.failures = quarantine.Failures(all, r)
+	gone, _ := applied.Gone(r) // a namespace that this user may not enter is none
+	for _, rec := range gone {
+		s.failures = append(s.failures, feature.Failure("backend "+rec.Spec.Name, fmt.Sprintf("its network namespace net:[%s] is gone", rec.Scope), feature.RemedyGone))
+	}
 	return s, err
 }
 
@@ -116,6 +129,9 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (p feature.Pla
 	}
 	if want.declared() {
 		if err := want.ready(&p); err != nil {
+			return p, err
+		}
+		if err := have.detached(&p); err != nil {
 			return p, err
 		}
 	}
@@ -160,6 +176,21 @@ func (c *Config) ready(p *feature.Plan) error {
 	for _, d := range c.Devices {
 		if _, err := net.InterfaceByName(d); err != nil {
 			p.Warn("handoff.backend: there is no interface %s: the backend begins when it comes", d)
+		}
+	}
+	return nil
+}
+
+// detached warns of devices that are there, and at which nothing of the quarantine of this network namespace runs: the agent attaches it.
+func (s State) detached(p *feature.Plan) error {
+	ns, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	for _, d := range quarantine.DeviceFaults(s.root, quarantine.Instance(ns)) {
+		if !d.Absent {
+			p.Warn("handoff.backend: %s: %s: %s", d.Device, d.Reason, feature.DeviceRemedy)
 		}
 	}
 	return nil
@@ -283,15 +314,10 @@ const certificateNear = 7 * 24 * time.Hour
 
 // Examine implements feature.Examiner: a network namespace that is gone, conntrack that is in the way, an agent that does not answer or has nobody to work with, a
 // certificate that ends soon.
-func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
-	out, err := examine(r)
-	spec, unread, serr := applied.State(r)
-	out = append(feature.UnreadFindings(unread), out...)
-	gone, gerr := applied.Gone(r)
-	for _, rec := range gone {
-		out = append(out, feature.Finding{Object: "backend " + rec.Spec.Name, Text: fmt.Sprintf("its network namespace net:[%s] is gone", rec.Scope), Remedy: feature.RemedyGone})
-	}
-	err = errors.Join(err, gerr)
+func (f Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
+	st, serr := f.State(ctx, r)
+	more, err := examine(r)
+	spec, out := st.Spec, slices.Concat(st.Failures(), feature.UnreadFindings(st.Unreadable), more)
 	if spec == nil {
 		return out, errors.Join(err, serr)
 	}

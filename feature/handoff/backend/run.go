@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/netns"
@@ -26,6 +27,12 @@ import (
 
 // start runs the agent of a backend, in the network namespace of the process, until ctx is done. The quarantine stays.
 func start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
+	return feature.RunAnew(ctx, func() error { return run(ctx, root, c, log) },
+		func(reason error) { log.Info("backend agent begins anew", "name", c.Name, "reason", reason) })
+}
+
+// run is start until a device was made again.
+func run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
 	o, err := c.options()
 	if err != nil {
 		return err
@@ -47,6 +54,7 @@ func start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return control.Serve(ctx, socket, a.controls(), log) })
 	log.Info("backend agent runs", "name", c.Name, "number", c.Number, "agents", l.Addr().String())
+	group.Go(func() error { return a.quarantine.AwaitDevices(ctx, a.o.Netns) })
 	group.Go(func() error { return a.Run(ctx, l) })
 	return group.Wait()
 }

@@ -89,8 +89,11 @@ func TestDeviceFaults(t *testing.T) {
 				t.Errorf("doctor: %s", found)
 			}
 			nstest.Cable(t, sc.client, "w0", sc.middle, "c")
-			if got := faults(t, root); got != "c: no program of the load balancer is attached" {
+			if got := faults(t, root); got != "c: no program is attached" {
 				t.Errorf("c is another one: %s", got)
+			}
+			if _, text := explains(t, root, sc.middle, "c", "tcp", client(service4, 5000), service4); !strings.Contains(text, "its program is not attached to c: weir serve attaches it") {
+				t.Errorf("explain: %s", text)
 			}
 			sc.f.Close()
 			sc.open(t, root)

@@ -53,7 +53,11 @@ type State struct {
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"` // of all network namespaces
 	pinned     []kernel.Instance    // here
 	root       *kernel.Root
+	failures   []feature.Finding // of all network namespaces
 }
+
+// Failures implements feature.Failing: network namespaces that are gone, devices at which nothing of a load balancer runs.
+func (st State) Failures() []feature.Finding { return st.failures }
 
 // Unread implements feature.Unreads.
 func (st State) Unread() instances.Unreadable { return st.Unreadable }
@@ -108,6 +112,10 @@ func (Feature) State(_ context.Context, r *kernel.Root) (s State, err error) {
 	if err != nil {
 		return s, err
 	}
+	for _, i := range all {
+		x := Status{Name: strings.TrimPrefix(i.Name, spec.PinPrefix), Netns: i.Scope, Gone: gone(r, i), Devices: deviceFaults(r, i)}
+		s.failures = append(s.failures, x.Findings()...)
+	}
 	s.pinned = slices.DeleteFunc(all, func(i kernel.Instance) bool { return i.Scope != kernel.ScopeOf(ns) })
 	_, unread, err := store.All(r)
 	s.Unreadable = append(s.Unreadable, unread...)
@@ -125,6 +133,7 @@ func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan,
 		if err := ready(&p, &want, running); err != nil {
 			return p, err
 		}
+		have.detached(&p, want.Name)
 	}
 	switch {
 	case have.Spec != nil && (!want.Declared() || want.Name != have.Spec.Name):
@@ -172,6 +181,16 @@ func ready(p *feature.Plan, c *Config, running bool) error {
 		}
 	}
 	return nil
+}
+
+// detached warns of devices that are there, and at which nothing of a load balancer of this network namespace runs: its agent attaches it.
+func (s State) detached(p *feature.Plan, name string) {
+	i, _ := s.instance(name)
+	for _, d := range deviceFaults(s.root, i) {
+		if !d.Absent {
+			p.Warn("lb: %s: %s: %s", d.Device, d.Reason, feature.DeviceRemedy)
+		}
+	}
 }
 
 // PlanRemove implements feature.RemovePlanner: the load balancers of all network namespaces.

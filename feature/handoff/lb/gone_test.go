@@ -53,7 +53,7 @@ func TestNamespaceGoes(t *testing.T) {
 		return nil
 	})
 	findings, err := Feature{}.Examine(t.Context(), root)
-	if err != nil || len(findings) != 1 || findings[0].Object != "load balancer edge" || !strings.HasPrefix(findings[0].Text, text) || findings[0].Remedy == "" {
+	if err != nil || len(findings) != 1 || findings[0].Object != "load balancer edge" || !strings.HasPrefix(findings[0].Text, text) || findings[0].Remedy == "" || !findings[0].Fails {
 		t.Errorf("findings %+v, %v, want %q", findings, err, text)
 	}
 	lock, err := root.Lock(t.Context())

@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
@@ -39,13 +40,8 @@ type (
 
 // Run is the agent of a load balancer, in the network namespace of the process, until ctx is done. The data path stays: see [Remove].
 func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
-	for {
-		err := run(ctx, root, c, log)
-		if !errors.Is(err, errDevices) || ctx.Err() != nil {
-			return err
-		}
-		log.Info("load balancer agent begins anew", "name", c.Name, "reason", err)
-	}
+	return feature.RunAnew(ctx, func() error { return run(ctx, root, c, log) },
+		func(reason error) { log.Info("load balancer agent begins anew", "name", c.Name, "reason", reason) })
 }
 
 // run is Run until a device comes.

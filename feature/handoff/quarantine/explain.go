@@ -67,7 +67,7 @@ func explain(r *kernel.Root, i kernel.Instance, p feature.Packet) ([]feature.Ver
 	case known:
 		s.Text, s.Warning = fmt.Sprintf("it knows the session, and stands at %s, not at %s: the packet passes", strings.Join(use.Spec, ", "), p.Interface), true
 		if slices.Contains(use.Spec, p.Interface) {
-			s.Text = fmt.Sprintf("it knows the session, and is not attached to %s: the packet passes; weir apply recovers it", p.Interface)
+			s.Text = fmt.Sprintf("it knows the session, and is not attached to %s: the packet passes; %s", p.Interface, feature.DeviceRemedy)
 		}
 	default:
 		return nil, nil

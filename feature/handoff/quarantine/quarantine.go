@@ -51,6 +51,7 @@ type Quarantine struct {
 	filters  []kernel.Clsact // in place of links
 	programs []*ebpf.Program // of filters: held, so that a filter that somebody takes away can be attached again
 	device   int             // the interface of one of the devices
+	devices  map[string]int  // the interfaces of all
 	// Lock order: the lock of the pins, closing, the packet buffer's lock, changing.
 	changing sync.Mutex    // entries
 	gone     []repair.Flow // sessions that have left, the oldest first; changing is held
@@ -94,7 +95,7 @@ func Open(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices []st
 	if err != nil {
 		return nil, err
 	}
-	g := &Quarantine{}
+	g := &Quarantine{devices: map[string]int{}}
 	defer func() {
 		if err != nil {
 			g.Close()
@@ -199,6 +200,7 @@ func (g *Quarantine) attach(ns *netns.Handle, c *kernel.Collection, devices []st
 			if g.device == 0 {
 				g.device = i.Index
 			}
+			g.devices[name] = i.Index
 			for _, egress := range []bool{false, true} {
 				prog, side := c.Programs["quarantine_in"], linkIn
 				if egress {

@@ -215,7 +215,7 @@ func (x *Explainer) toService(at meeting, s bpf.LBLbService, routed bool) error 
 		return nil
 	}
 	if at.device {
-		x.say(feature.StageTC, 0, conclusion{warning: true, text: fmt.Sprintf("its program is not attached to %s: weir apply recovers it", x.Packet.Interface)})
+		x.say(feature.StageTC, 0, conclusion{warning: true, text: fmt.Sprintf("its program is not attached to %s: %s", x.Packet.Interface, feature.DeviceRemedy)})
 	}
 	if c.text = x.Buffer + " is the load balancer's: " + c.text; !routed {
 		c = conclusion{text: "the packet misses it", warning: true}

@@ -19,15 +19,19 @@ func (s Status) Findings() (out []feature.Finding) {
 	add := func(text, remedy string) {
 		out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: text, Remedy: remedy})
 	}
+	fail := func(text, remedy string) { out = append(out, feature.Failure("load balancer "+s.Name, text, remedy)) }
 	if s.Gone {
-		add(fmt.Sprintf("its network namespace net:[%s] is gone, and its data path with it", s.Netns), feature.RemedyGone)
+		fail(fmt.Sprintf("its network namespace net:[%s] is gone, and its data path with it", s.Netns), feature.RemedyGone)
 	}
 	for _, d := range s.Devices {
-		remedy := "bring the interface back, with weir serve running, or take it out of lb.devices"
-		if d.Device == tunnel.Device {
+		remedy := feature.DeviceRemedy
+		switch {
+		case d.Device == tunnel.Device:
 			remedy = "run weir serve, which makes it anew"
+		case d.Absent:
+			remedy = "bring the interface back, with weir serve running, or take it out of lb.devices"
 		}
-		add(fmt.Sprintf("device %s of namespace net:[%s]: %s: its packets do not come to the load balancer", d.Device, s.Netns, d.Reason), remedy)
+		fail(fmt.Sprintf("device %s of namespace net:[%s]: %s: its packets do not come to the load balancer", d.Device, s.Netns, d.Reason), remedy)
 	}
 	if c := s.Certificate; c != nil && c.Problem != "" {
 		add("the new certificate is refused, the former one stays in use: "+c.Problem, "fix the files of lb.tls")

@@ -34,6 +34,7 @@ var (
 	splitLoss    = desc("partner_split_dropped_packets_total", "Packets dropped meanwhile, of flows that are not where this load balancer knows them.")
 	expiresDesc  = desc("certificate_expires_timestamp_seconds", "When the agent's certificate expires.")
 	unreadDesc   = desc("certificate_refused", "1: the files of the agent's certificate have changed, and are not used.")
+	faultsDesc   = desc("device_faults", "Interfaces of the load balancer at which nothing of it runs.")
 	agentDesc    = desc("agent_up", "1: the agent answers.")
 	readDesc     = prometheus.NewDesc("weir_lb_up", "Whether all load balancers could be read.", nil, nil)
 )
@@ -60,7 +61,7 @@ type Collector struct {
 // Describe implements prometheus.Collector.
 func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{flowsDesc, bufferedDesc, movingDesc, upDesc, weightDesc, loadDesc, packetsDesc, learnedDesc, readDesc,
-		startingDesc, pairDesc, carriesDesc, apartDesc, toldDesc, splitDesc, splitLoss, expiresDesc, unreadDesc, agentDesc} {
+		startingDesc, pairDesc, carriesDesc, apartDesc, toldDesc, splitDesc, splitLoss, expiresDesc, unreadDesc, agentDesc, faultsDesc} {
 		ch <- d
 	}
 }
@@ -83,6 +84,7 @@ func (s Status) collect(ch chan<- prometheus.Metric) {
 	}
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) { value(d, prometheus.GaugeValue, v, labels...) }
 	gauge(agentDesc, oneIf(s.Agent))
+	gauge(faultsDesc, float64(len(s.Devices)))
 	if c := s.Certificate; c != nil {
 		gauge(expiresDesc, float64(c.NotAfter.Unix()))
 		gauge(unreadDesc, feature.Gauge(c.Problem != ""))

@@ -6,6 +6,7 @@ package report
 import (
 	"net/netip"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
@@ -31,10 +32,7 @@ type Status struct {
 }
 
 // DeviceFault is a device of a load balancer at which nothing of it runs.
-type DeviceFault struct {
-	Device string `json:"device"`
-	Reason string `json:"reason"`
-}
+type DeviceFault = feature.DeviceFault
 
 // PairStatus is how two load balancers stand to each other, as the agent of one sees it.
 type PairStatus struct {
