@@ -3,6 +3,7 @@
 package host
 
 import (
+	"context"
 	"encoding/json"
 	"maps"
 	"time"
@@ -56,6 +57,17 @@ func (h *Host) noteApplied(l *kernel.WriteLock, c *Config, outcome error) {
 	if text, err := json.Marshal(a); err == nil {
 		_ = l.Keep(keptApplied, text)
 	}
+}
+
+// noteUnread keeps that a file of weir serve could not be read at a reload: to those who watch the metrics that is an apply that
+// failed.
+func (h *Host) noteUnread(ctx context.Context, outcome error) {
+	l, err := h.Root.Lock(ctx)
+	if err != nil {
+		return // an aid, as noteApplied
+	}
+	defer l.Unlock()
+	h.noteApplied(l, nil, outcome)
 }
 
 // noteFiles notes that the features of a file are in force.

@@ -23,8 +23,15 @@ type follower struct {
 	// before are the files in force, by feature, when spec became due or came into force: a later one of somebody else goes
 	// before spec.
 	before map[string]string
+	kept   *fileInForce            // before spec became due by a reload
 	had    map[instanceName]string // what was applied at the last check, with its scope
 	pause  time.Time               // until then what is lost is not tried again
+}
+
+// fileInForce is a file that is or was in force and, by feature, the files in force then.
+type fileInForce struct {
+	spec  *Config
+	files map[string]string
 }
 
 // follow applies the file, first c, and again at each reload, until ctx is done. A file that cannot be applied changes
@@ -52,11 +59,14 @@ func (f *file) follow(ctx context.Context, h *Host, c *Config, reload <-chan str
 }
 
 // reload reads the file and applies it. A refused file, a file with an error and one that failed half way leave weir serve with
-// the former one: the operator has to decide.
+// the one in force: the operator has to decide.
 func (w *follower) reload(ctx context.Context) {
 	next, err := w.load()
 	if err != nil {
-		w.noteRefused(err, w.log)
+		if len(w.sockets) == 0 {
+			w.host.noteUnread(ctx, err)
+		}
+		w.refuse(err)
 		return
 	}
 	before := w.host.filesInForce()
@@ -66,15 +76,31 @@ func (w *follower) reload(ctx context.Context) {
 		return
 	case err == nil:
 		w.inForce(next)
-	case !w.due && final(changed, err):
-		w.noteRefused(err, w.log)
+	case final(changed, err) && !w.starting():
+		w.refuse(err)
 		return
 	default:
+		if !w.due {
+			w.kept = &fileInForce{w.spec, w.before}
+		}
 		w.spec, w.due, w.before = next, true, before
 		w.again.Reset(retryEvery)
 	}
 	w.noteRefused(nil, w.log)
 	w.noteAttempt(err, w.log)
+}
+
+// starting reports whether no file of this process is in force yet.
+func (w *follower) starting() bool { return w.due && w.kept == nil }
+
+// refuse tells why contents of the file stay without effect, and goes by those in force: none that the file had in between is tried
+// again. Those of the start are, for there are no others.
+func (w *follower) refuse(err error) {
+	if w.due && !w.starting() {
+		w.spec, w.before, w.due, w.kept = w.kept.spec, w.kept.files, false, nil
+		w.noteAttempt(nil, w.log)
+	}
+	w.noteRefused(err, w.log)
 }
 
 // final reports whether a failed change is not tried again: it needs a decision, or would disturb traffic at each attempt.
@@ -98,13 +124,16 @@ func (w *follower) attempt(ctx context.Context) {
 	}
 	c := *w.spec
 	c.AllowOutage = c.AllowOutage || w.host.blank()
-	_, err := w.apply(ctx, w.host, &c, w.log)
-	if ctx.Err() != nil {
+	changed, err := w.apply(ctx, w.host, &c, w.log)
+	switch {
+	case ctx.Err() != nil:
 		return
-	}
-	if err == nil {
+	case err == nil:
 		w.inForce(w.spec)
-	} else {
+	case final(changed, err) && !w.starting():
+		w.refuse(err)
+		return
+	default:
 		w.again.Reset(retryEvery)
 	}
 	w.noteAttempt(err, w.log)
@@ -118,7 +147,8 @@ func (h *Host) blank() bool {
 
 // inForce notes that a file is in force.
 func (w *follower) inForce(c *Config) {
-	w.spec, w.due, w.before, w.had = c, false, w.host.filesInForce(), nil
+	w.spec, w.due, w.before, w.kept = c, false, w.host.filesInForce(), nil
+	w.had, _ = w.applied() // an error: the next check finds out
 	w.noteLost(false)
 }
 

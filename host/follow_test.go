@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -147,25 +148,109 @@ func TestReloadIsNotTriedAgainAfterAnotherApply(t *testing.T) {
 	}
 }
 
-// A wrong file at a reload does not end the attempts to apply the one before, and /healthz tells both reasons.
-func TestWrongFileKeepsTheAttempts(t *testing.T) {
+// A wrong file at a reload ends the attempts to apply contents that the file had before and that were never in force: those in force
+// stay, and come back with their namespace. /healthz and the metrics tell of the wrong file.
+func TestWrongFileEndsTheAttempts(t *testing.T) {
 	r := newReborn(t)
 	r.remove()
 	r.write(10)
 	r.reload <- struct{}{}
-	r.reload <- struct{}{} // the first one is over
-	if err := os.WriteFile(r.path, []byte("filters: []\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r.reload <- struct{}{}
-	r.reload <- struct{}{}
-	if err := r.healthy(); err == nil || !strings.Contains(err.Error(), "reborn") || !strings.Contains(err.Error(), `unknown key "filters"`) {
-		t.Errorf("/healthz does not tell of both: %v", err)
-	}
-	r.create()
-	nstest.Eventually(t, func() error { return r.unlike(10) })
+	nstest.Eventually(t, r.waits)
+	r.wrong()
 	if err := r.healthy(); err == nil || !strings.Contains(err.Error(), `unknown key "filters"`) {
 		t.Errorf("the file is wrong, and /healthz says %v", err)
+	}
+	_, page := r.get("/metrics")
+	checkMetrics(t, page, `weir_config_last_apply_success 0`)
+	r.create()
+	nstest.Eventually(t, func() error { return r.unlike(9) })
+	nstest.Steadily(t, retryEvery+time.Second, func() error { return r.unlike(9) })
+	if err := r.healthy(); err == nil || !strings.Contains(err.Error(), `unknown key "filters"`) || strings.Contains(err.Error(), "reborn") {
+		t.Errorf("the file is wrong, and /healthz says %v", err)
+	}
+	r.write(11)
+	r.reload <- struct{}{}
+	nstest.Eventually(t, r.healthy)
+	if err := r.unlike(11); err != nil {
+		t.Error(err)
+	}
+	_, page = r.get("/metrics")
+	checkMetrics(t, page, `weir_config_last_apply_success 1`)
+}
+
+// wrong writes a file with an error, and has weir serve read it.
+func (r reborn) wrong() {
+	r.w.t.Helper()
+	if err := os.WriteFile(r.path, []byte("filters: []\n"), 0o600); err != nil {
+		r.w.t.Fatal(err)
+	}
+	r.reload <- struct{}{}
+	nstest.Until(r.w.t, "weir serve refuses the file", func() bool { return r.log.Has("everything stays as it was") })
+}
+
+// A wrong file at a reload does not end the attempts to apply the file of the start: nothing else is in force.
+func TestWrongFileKeepsTheStart(t *testing.T) {
+	nstest.NeedRoot(t)
+	needs(t, hook.NFTMatch, kernel.NetnsCookie)
+	r := reborn{w: newWorld(t), path: filepath.Join(t.TempDir(), "weir.yaml"), reload: make(chan struct{})}
+	t.Cleanup(func() { _ = netns.Delete("reborn") })
+	r.write(9)
+	r.serving = r.w.serveWith(socketDir(t), ServeOptions{File: r.path, Reload: r.reload})
+	nstest.Eventually(t, r.waits)
+	r.wrong()
+	if err := r.waits(); err != nil {
+		t.Error(err)
+	}
+	r.create()
+	nstest.Eventually(t, func() error { return r.unlike(9) })
+	if err := r.healthy(); err == nil || !strings.Contains(err.Error(), `unknown key "filters"`) {
+		t.Errorf("the file is wrong, and /healthz says %v", err)
+	}
+}
+
+// movedService is a service whose member serves it by weir alone: its socket is bound to another port.
+const movedService = `
+services:
+  telemetry: {listen: [udp 0.0.0.0:2055], netns: %s, steer: {slots: 1}, members: [{slot: 0, pid: %d, bound: [udp 0.0.0.0:4739]}]}
+`
+
+// A reload that waited for a namespace, and is refused for an outage when that is there, is not applied once its member has ended.
+func TestRefusedAttemptIsNotTriedAgain(t *testing.T) {
+	nstest.NeedRoot(t)
+	needs(t, kernel.NetnsCookie)
+	r := reborn{w: newWorld(t), path: filepath.Join(t.TempDir(), "weir.yaml"), reload: make(chan struct{})}
+	t.Cleanup(func() { _ = netns.Delete("reborn") })
+	scope, err := currentScope()
+	if err != nil {
+		t.Fatal(err)
+	}
+	here := fmt.Sprintf("/proc/%d/ns/net", os.Getpid())
+	pid, end := daemon(t, "0.0.0.0:4739")
+	write := func(ns string) {
+		t.Helper()
+		if err := os.WriteFile(r.path, fmt.Appendf(nil, movedService, ns, pid), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(here)
+	r.serving = r.w.serveWith(socketDir(t), ServeOptions{File: r.path, Reload: r.reload})
+	nstest.Until(t, "weir serve applies its file", func() bool { return r.log.Has("file applied") })
+	write("reborn")
+	r.reload <- struct{}{}
+	nstest.Eventually(t, r.waits)
+	r.create()
+	nstest.Until(t, "weir serve refuses the outage", func() bool { return r.log.Has("takes traffic away") })
+	end()
+	nstest.Steadily(t, retryEvery+2*time.Second, func() error {
+		for _, v := range r.w.state().Services {
+			if v.Name == "telemetry" && v.PinScope != scope {
+				return errors.New("the service left its network namespace")
+			}
+		}
+		return nil
+	})
+	if err := r.healthy(); err == nil || !strings.Contains(err.Error(), "takes traffic away") {
+		t.Errorf("the change was refused, and /healthz says %v", err)
 	}
 }
 
