@@ -70,12 +70,19 @@ func TestBindingsBesideDamage(t *testing.T) {
 	w.planned() // panicked
 }
 
-// A binding reads the services that it is about, not all of them: there may be 65,536, and reading them took seconds.
-func TestBindingsReadTheirServices(t *testing.T) {
+// registered is a world with a configured service, and a registered one, full, whose socket is there.
+func registered(t *testing.T) *world {
+	t.Helper()
 	a := startSink(t, "udp4=0.0.0.0:9991")
 	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9992")
 	w.apply()
 	w.register("full", a, "udp4 0.0.0.0:9991")
+	return w
+}
+
+// A binding reads the services that it is about, not all of them: there may be 65,536, and reading them took seconds.
+func TestBindingsReadTheirServices(t *testing.T) {
+	w := registered(t)
 	w.bind("full udp 127.0.1.0/24 9000")
 	w.locked(func(l *kernel.WriteLock) error {
 		e, err := engine.OpenEngine(l, record.Scope(here(t)), spec.EngineSkLookup)
@@ -99,10 +106,7 @@ func TestBindingsReadTheirServices(t *testing.T) {
 
 // The check of a binding copies no table, and compares with no other binding: there may be a million.
 func TestBindingsReadNoOthers(t *testing.T) {
-	a := startSink(t, "udp4=0.0.0.0:9991")
-	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9992")
-	w.apply()
-	w.register("full", a, "udp4 0.0.0.0:9991")
+	w := registered(t)
 	var many []bindings.Binding
 	for i := range 4000 {
 		many = append(many, binding(t, fmt.Sprintf("full udp 10.0.%d.%d/32 9000", i>>8, i&255)))
@@ -142,10 +146,7 @@ func TestBindingsReadNoOthers(t *testing.T) {
 
 // A service with a socket is bound without a look at the bindings.
 func TestBindingsOfServedReadNoTable(t *testing.T) {
-	a := startSink(t, "udp4=0.0.0.0:9991")
-	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9992")
-	w.apply()
-	w.register("full", a, "udp4 0.0.0.0:9991")
+	w := registered(t)
 	w.bind("full udp 127.0.1.0/24 9000")
 	w.locked(func(l *kernel.WriteLock) error {
 		m, err := l.OpenMap(record.EngineInstance(record.Scope(here(t)), spec.EngineSkLookup), "bound_sets")
