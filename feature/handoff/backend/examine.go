@@ -20,7 +20,7 @@ const trackLoose = "/proc/sys/net/netfilter/nf_conntrack_tcp_loose"
 
 // examine looks at what keeps sessions from moving in the network namespaces of backends' agents: doctor asks.
 func examine(r *kernel.Root) (out []feature.Finding, err error) {
-	all, _, err := quarantine.Store.All(r) // the state tells of what cannot be read
+	all, _, err := quarantine.Store.All(r) // State reports unreadable ones
 	for _, inst := range all {
 		ns, e := inst.Netns()
 		if errors.Is(e, netns.ErrGone) {

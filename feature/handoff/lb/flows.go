@@ -36,7 +36,7 @@ func (f *DataPath) Flow(k Key) (Flow, error) {
 	} else if err != nil {
 		return Flow{}, fmt.Errorf("reading the flow of %s: %w", k.Client, err)
 	}
-	return flow.Of(v), nil
+	return flow.Parse(v), nil
 }
 
 // Change changes a flow in one step: change gets what it is, and says who owns it, since which life of its agent, and whether it is
@@ -63,7 +63,7 @@ func (f *DataPath) change(k Key, until, seen uint64, change func(*Flow)) (Flow, 
 		} else if err != nil {
 			return Flow{}, fmt.Errorf("reading the flow of %s: %w", k.Client, err)
 		}
-		fl := flow.Of(v)
+		fl := flow.Parse(v)
 		change(&fl)
 		switch done, err := f.exchange(bpf.LBLbChangeArgs{Key: *k.Raw(), Have: v.Word, Want: flow.Word(fl.Flow, fl.Buffered), Until: until, Life: fl.Incarnation, Seen: seen, Named: uint32(oneIf(fl.Named))}, k); {
 		case err != nil:
@@ -277,5 +277,5 @@ func (f *DataPath) eachAlone(yield func(bpf.LBLbFlowKey, bpf.LBLbFlow) bool) err
 
 // Flows calls yield with each flow until it returns false.
 func (f *DataPath) Flows(yield func(Key, Flow) bool) error {
-	return f.each(func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool { return yield(flow.KeyOf(k), flow.Of(v)) })
+	return f.each(func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool { return yield(flow.ParseKey(k), flow.Parse(v)) })
 }

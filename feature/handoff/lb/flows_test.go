@@ -68,7 +68,7 @@ func TestFlowsOnce(t *testing.T) {
 			t.Errorf("%s: %d flows, want %d", what, len(seen), n)
 		}
 	}
-	if err := f.eachAlone(func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool { return see(flow.KeyOf(k), flow.Of(v)) }); err != nil {
+	if err := f.eachAlone(func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool { return see(flow.ParseKey(k), flow.Parse(v)) }); err != nil {
 		t.Error(err)
 	}
 	once("alone")

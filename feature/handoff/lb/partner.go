@@ -75,7 +75,7 @@ func (d *pairing) drain() map[Key]bool {
 func hearNews(ctx context.Context, r *ringbuf.Reader[bpf.LBLbFlowKey], d *pairing) {
 	for k, err := range r.Events(ctx) {
 		if err == nil {
-			d.mark(flow.KeyOf(k))
+			d.mark(flow.ParseKey(k))
 		}
 	}
 }

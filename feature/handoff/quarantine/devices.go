@@ -42,7 +42,8 @@ func Failures(all []instances.Record[[]string], r *kernel.Root) (out []feature.F
 	return out
 }
 
-// DeviceFaults are the devices of a quarantine at which nothing of it runs. What cannot be read has none: other faults tell of it.
+// DeviceFaults lists the devices of a quarantine without its programs. A quarantine that cannot be read has none here: other faults
+// tell of it.
 func DeviceFaults(r *kernel.Root, i kernel.Instance) (out []feature.DeviceFault) {
 	u, err := Store.Open(r, i, pinSessions)
 	if err != nil {

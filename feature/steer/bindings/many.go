@@ -209,7 +209,7 @@ func (v *View) Diff(r *kernel.Root, scope string, want []Binding, keep bool) (di
 	return diff, nil
 }
 
-// added compares with what is bound of what is wanted, and reads nothing else.
+// added compares each wanted binding with the bound one of its key. It reads no other binding.
 func (v *View) added(want []Binding) (diff Diff, err error) {
 	var names map[uint32]string
 	for _, b := range want {

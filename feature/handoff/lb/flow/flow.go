@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package flow is the data path's record of a flow: what the load balancer's maps hold, and what it says.
+// Package flow translates the records of flows in the load balancer's maps.
 package flow
 
 import (
@@ -92,8 +92,8 @@ func (k Key) Raw() *bpf.LBLbFlowKey {
 	return &bpf.LBLbFlowKey{Client: k.Client.Addr().As16(), Port: Swap(k.Client.Port()), Service: uint16(k.Service)}
 }
 
-// KeyOf reads the data path's form.
-func KeyOf(r bpf.LBLbFlowKey) Key {
+// ParseKey reads the data path's form.
+func ParseKey(r bpf.LBLbFlowKey) Key {
 	return Key{Client: netip.AddrPortFrom(netip.AddrFrom16(r.Client).Unmap(), Swap(r.Port)), Service: int(r.Service)}
 }
 
@@ -107,8 +107,8 @@ func Swap(port uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, port))
 }
 
-// Of reads the data path's form.
-func Of(v bpf.LBLbFlow) Flow {
+// Parse reads the data path's form.
+func Parse(v bpf.LBLbFlow) Flow {
 	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, BothEnds: v.Flags&(FinIn|FinOut) == FinIn|FinOut, Reset: v.Flags&ResetOut != 0,
 		Opening: v.Flags&Opening != 0, Unanswered: v.Flags&NoAnswer != 0, Balanced: v.Flags&Balanced != 0, Told: v.Flags&Told != 0, Reported: v.Flags&Reported != 0, Named: v.Flags&Named != 0, Pinned: v.Flags&Pinned != 0, Until: v.Until, Incarnation: v.Life}
 	out.Ended, out.ClientReset = out.BothEnds || v.Flags&WasReset != 0, v.Flags&(WasReset|OwnerReset|FinOut) == WasReset
