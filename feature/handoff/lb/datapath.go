@@ -60,7 +60,7 @@ type DataPath struct {
 	devices      map[string]int            // their interfaces, 0 for one that was absent
 	filters      []kernel.Clsact           // in place of links
 	onChange     atomic.Pointer[func(Key)] // told of flows that the agent changes; nil: nobody is
-	full         atomic.Bool               // no sources are learned from datagrams
+	full         atomic.Bool               // no sources are learned
 	news         atomic.Uint32             // of flows that are learned, for onChange: lb_config.news
 	buffer       *bufferDevice
 	ns           *netns.Handle

@@ -82,6 +82,34 @@ func TestBySource(t *testing.T) {
 	}
 }
 
+// With three quarters of the table taken no source becomes known, neither by a datagram nor by a connection, and both are served.
+func TestFullTableKnowsNoSource(t *testing.T) {
+	sc := bySource(t)
+	both := func() {
+		t.Helper()
+		if _, err := askUDP(dialUDP(t, sc.client, flows4), "a"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ask(dial(t, sc.client, bmp4), "b", patience); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := sc.f.configure(true); err != nil {
+		t.Fatal(err)
+	}
+	both()
+	if n, err := sc.f.Counts(); err != nil || n.Learned != 0 || n.Full != 0 {
+		t.Errorf("%+v, %v: want nothing learned", n, err)
+	}
+	if err := sc.f.configure(false); err != nil {
+		t.Fatal(err)
+	}
+	both()
+	if n, err := sc.f.Counts(); err != nil || n.Learned != 1 {
+		t.Errorf("%+v, %v: want the source", n, err)
+	}
+}
+
 // weigh gives a host a weight; the other has 1.
 func weigh(t *testing.T, sc *scene, host move.Backend, weight int) {
 	t.Helper()

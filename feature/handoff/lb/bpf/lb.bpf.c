@@ -385,9 +385,9 @@ static __always_inline int awaited(const struct packet *p, const struct lb_servi
 }
 
 /*
- * learns says whether a packet makes a flow known. A connection's does; a datagram's only its
- * source, where that is what the service goes by, while there is room (anybody can make up
- * sources), and once the backends have said which sources are theirs. Other datagrams go by the hash.
+ * learns says whether a packet makes a flow known. A connection's does. Where a service goes by
+ * source, its source becomes known while there is room, for anybody can make up sources; from a
+ * datagram only once the backends have said which sources are theirs. Other datagrams go by the hash.
  */
 static __always_inline int learns(const struct packet *p, const struct lb_service *s)
 {
@@ -395,12 +395,14 @@ static __always_inline int learns(const struct packet *p, const struct lb_servic
 
 	if (p->error)
 		return 0;
-	if (p->to.proto == IPPROTO_TCP)
-		return !(p->tcp & TCP_RST);
-	if (!s->by_source)
+	if (p->to.proto == IPPROTO_TCP && p->tcp & TCP_RST)
 		return 0;
+	if (!s->by_source)
+		return p->to.proto == IPPROTO_TCP;
 	c = config();
-	return c && !c->full && (!c->settle || bpf_ktime_get_coarse_ns() >= c->settle);
+	if (!c || c->full)
+		return 0;
+	return p->to.proto == IPPROTO_TCP || !c->settle || bpf_ktime_get_coarse_ns() >= c->settle;
 }
 
 /* ended is what Go goes by, too. */

@@ -51,7 +51,7 @@ struct lb_config {
 	__u32 tap;     /* interface where packets of parked flows go */
 	__u32 tunnel;  /* interface of tunnels, or 0 */
 	__u32 vni;     /* of packets in them */
-	__u16 full;    /* learn no source from datagrams: flows have the rest of the room */
+	__u16 full;    /* learn no sources: connections have the rest of the room */
 	__u16 reclaim; /* s in addition to LB_RECLAIM_TIME */
 	/* learned flows that the agent is told of, for another load balancer: 1 all, 2 not the hash's */
 	__u32 news;
