@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -172,4 +173,31 @@ func allocated(f func()) uint64 {
 	f()
 	runtime.ReadMemStats(&after)
 	return after.TotalAlloc - before.TotalAlloc
+}
+
+// After 65,536 names, a new one gets the number of a forgotten one: each name of a change its own. Two names of one change got the
+// same number, and the traffic of the first went to the second.
+func TestNumbersOfOneChangeDiffer(t *testing.T) {
+	w := registered(t)
+	w.bind("full udp 127.0.1.0/24 9000")
+	w.locked(func(l *kernel.WriteLock) error {
+		e, err := engine.OpenEngine(l, record.Scope(here(t)), spec.EngineSkLookup)
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		return e.Pins.Maps["registry"].Put(uint32(0), [2]uint32{engine.MaxNamed, 0})
+	})
+	var want []bindings.Binding
+	for i := range 5 {
+		want = append(want, binding(t, fmt.Sprintf("new-%d udp 127.0.2.%d/32 9000", i, i)))
+	}
+	w.locked(func(l *kernel.WriteLock) error {
+		_, err := bindings.AddBindings(l, here(t), want)
+		return err
+	})
+	have, err := bindings.Bindings(t.Context(), w.root, record.Scope(here(t)))
+	if want = append([]bindings.Binding{binding(t, "full udp 127.0.1.0/24 9000")}, want...); err != nil || !slices.Equal(have, want) {
+		t.Errorf("bound is %v, want %v (%v)", have, want, err)
+	}
 }

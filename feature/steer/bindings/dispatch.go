@@ -30,6 +30,9 @@ type dispatch struct {
 	ns     *netns.Handle
 	bound  *table.Bindings
 	labels *engine.Labels
+
+	acquired map[uint32]bool // numbers that acquire returned
+	free     []uint32        // numbers that freeNumber may return
 }
 
 // openDispatch opens the dispatch of a namespace, with room for so many bindings.
@@ -80,7 +83,7 @@ func openDispatchThere(l *kernel.WriteLock, ns *netns.Handle) (*dispatch, error)
 }
 
 func newDispatch(e *engine.Engine, ns *netns.Handle) (_ *dispatch, err error) {
-	d := &dispatch{Engine: e, ns: ns, labels: &engine.Labels{Maps: e.Pins.Maps}}
+	d := &dispatch{Engine: e, ns: ns, labels: &engine.Labels{Maps: e.Pins.Maps}, acquired: map[uint32]bool{}}
 	if d.bound, err = engine.OpenBound(e.Pins.Maps, true); err == nil {
 		err = d.recoverCounts()
 	}

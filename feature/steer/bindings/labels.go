@@ -48,12 +48,21 @@ func (d *dispatch) count(counts map[uint32]uint32) error {
 	return nil
 }
 
-// acquire finds a name, or gives it a number.
+// acquire finds a name, or gives it a number. The number stays the name's until the dispatch is closed, also while nothing
+// leads to it yet: one change acquires many names before it binds anything.
 func (d *dispatch) acquire(name string) (x engine.Label, err error) {
 	x, ok, err := d.labels.Get(name)
-	if err != nil || ok {
-		return x, err
+	if err == nil && !ok {
+		x, err = d.assign(name)
 	}
+	if err == nil {
+		d.acquired[x.ID] = true
+	}
+	return x, err
+}
+
+// assign gives a new name a number.
+func (d *dispatch) assign(name string) (x engine.Label, err error) {
 	r, err := d.labels.Registry()
 	if err != nil {
 		return x, err
@@ -84,30 +93,42 @@ func (d *dispatch) acquire(name string) (x engine.Label, err error) {
 
 func (d *dispatch) maps(name string) *ebpf.Map { return d.Pins.Maps[name] }
 
-// freeNumber takes the number of a name to which nothing leads and that has no
-// socket.
+// freeNumber returns a number without bindings and without sockets. It reads the names once for all numbers that it finds:
+// a change may acquire tens of thousands.
 func (d *dispatch) freeNumber() (uint32, error) {
-	all, err := d.labels.All()
-	if err != nil {
-		return 0, err
-	}
-	taken := make([]bool, engine.MaxNamed)
-	for name, x := range all {
-		if x.Bindings > 0 || d.Services[name] != nil || d.HasSocket(x.ID) {
-			taken[x.ID] = true
-			continue
-		}
-		k, _ := engine.LabelKey(name)
-		if err := d.maps("labels").Delete(k); err != nil {
+	if len(d.free) == 0 {
+		if err := d.findFree(); err != nil {
 			return 0, err
 		}
 	}
-	for id, is := range taken {
-		if !is {
-			return uint32(id), nil
+	if len(d.free) == 0 {
+		return 0, fmt.Errorf("namespace %s has %d services with bindings or sockets, the maximum: unbind or unregister one", d.Scope, engine.MaxNamed)
+	}
+	id := d.free[0]
+	d.free = d.free[1:]
+	return id, nil
+}
+
+// findFree lists the free numbers, and forgets the names of unused ones.
+func (d *dispatch) findFree() error {
+	all, err := d.labels.All()
+	if err != nil {
+		return err
+	}
+	used := make([]bool, engine.MaxNamed)
+	for name, x := range all {
+		if x.Bindings > 0 || d.acquired[x.ID] || d.Services[name] != nil || d.HasSocket(x.ID) {
+			used[x.ID] = true
+		} else if err := d.labels.Forget(name); err != nil {
+			return err
 		}
 	}
-	return 0, fmt.Errorf("namespace %s has %d services that something is bound to or that have sockets, the most it can: unbind or unregister one", d.Scope, engine.MaxNamed)
+	for id, is := range used {
+		if !is {
+			d.free = append(d.free, uint32(id))
+		}
+	}
+	return nil
 }
 
 // clear takes away what a number had as another name's.
