@@ -81,6 +81,7 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 		m.Services = t.Services
 	}
 	m.Agent = cmp.Or(r.Agent, m.Agent)
+	m.said = c
 	if !slices.Equal(m.unserved, r.Unserved) {
 		a.o.Log.Info("services that nobody serves at a backend", "backend", c.Peer.Name, "services", r.Unserved)
 	}

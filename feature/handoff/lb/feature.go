@@ -123,7 +123,7 @@ func (Feature) State(_ context.Context, r *kernel.Root) (s State, err error) {
 }
 
 // Plan implements feature.Feature.
-func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan, err error) {
+func (Feature) Plan(ctx context.Context, have State, want Config) (p feature.Plan, err error) {
 	p.Stays(have.Unreadable)
 	if stays, err := have.stays(); stays || err != nil {
 		return p, err
@@ -145,7 +145,7 @@ func (Feature) Plan(_ context.Context, have State, want Config) (p feature.Plan,
 		verb, detail := "create", printable.Count(len(want.Services), "service")+", "+printable.Count(len(want.Backends), "backend")
 		if have.Spec != nil && want.Name == have.Spec.Name {
 			verb, detail = "change", have.Spec.Changes(&want)
-			if err := have.outages(&p, &want); err != nil {
+			if err := have.outages(ctx, &p, &want); err != nil {
 				return p, err
 			}
 		}

@@ -44,6 +44,7 @@ type member struct {
 	checked  time.Time // for it, the last time
 	locating bool
 	agent    bool         // it has had one
+	said     *peer.Conn   // by which it has registered last; nil: it has not
 	unserved []string     // names of services that nobody serves there now, as it says
 	word     *peer.Member // what the partner says of it
 	check    health

@@ -3,6 +3,7 @@
 package lb
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
+	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -23,7 +25,7 @@ func (s State) instance(name string) (i kernel.Instance, there bool) {
 }
 
 // outages tells of flows, and of new flows of services, that a change takes from their backends.
-func (s State) outages(p *feature.Plan, want *Config) error {
+func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error {
 	inst, there := s.instance(want.Name)
 	if !there {
 		return nil
@@ -56,7 +58,11 @@ func (s State) outages(p *feature.Plan, want *Config) error {
 		}
 		return true
 	})
+	registered := s.registered(ctx, inst, all)
 	for i, l := range all {
+		if l.Returns != 0 && registered[l.Returns] {
+			continue
+		}
 		spreads := l.Service != spec.FlowsAlone && f.spreads(l.Service)
 		after := ""
 		if l.After != "" {
@@ -72,6 +78,20 @@ func (s State) outages(p *feature.Plan, want *Config) error {
 		}
 	}
 	return err
+}
+
+// registered are the backends that have registered with the agent or its partner and are connected now: they do so again when the file
+// names them no more. The agent is asked if one of the losses depends on it.
+func (s State) registered(ctx context.Context, inst kernel.Instance, all []spec.Loss) map[move.Backend]bool {
+	if !slices.ContainsFunc(all, func(l spec.Loss) bool { return l.Returns != 0 }) {
+		return nil
+	}
+	out := map[move.Backend]bool{}
+	st, _ := readStatus(ctx, s.root, inst) // without an answer nobody has
+	for _, b := range st.Backends {
+		out[b.Number] = b.Registered
+	}
+	return out
 }
 
 // loses says that so many flows lose their backend.

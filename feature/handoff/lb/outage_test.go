@@ -134,6 +134,53 @@ func TestChangeOutages(t *testing.T) {
 	}
 }
 
+// With register: true the removal of a backend from the file is an outage of its flows unless its agent registers it now.
+func TestRegisterOutages(t *testing.T) {
+	sc := newScene(t)
+	sc.f.Close()
+	serve(t, sc.hosts, service4)
+	root := kernel.OpenRoot(nstest.BPFFS + "/" + t.Name())
+	t.Cleanup(func() {
+		if err := Remove(context.Background(), root, sc.middle, "lb"); err != nil {
+			t.Error(err)
+		}
+	})
+	const one, two = "  h1: {number: 1, address: 10.2.0.2}\n", "  h2: {number: 2, address: 10.2.1.2}\n"
+	ca := peertest.NewAuthority(t)
+	text := fileOf(ca, sc.devices, "register: true\nbackends:\n"+one+two)
+	stop := running(t, sc, root, text)
+	sc.applies(t, root, text)
+	status(t, root, func(s Status) bool { return s.Agent && len(s.Backends) == 2 && s.Backends[0].Up && s.Backends[1].Up })
+	agent := registerTwo(t, sc, ca)
+	status(t, root, func(s Status) bool { return s.Agent && s.Backends[1].Registered })
+	nstest.Eventually(t, func() error {
+		_, err := ask(dial(t, sc.client, service4), "a", patience)
+		s, serr := Statuses(t.Context(), root)
+		if err == nil && serr == nil && s[0].Backends[0].Flows > 0 && s[0].Backends[1].Flows > 0 {
+			return nil
+		}
+		return fmt.Errorf("%+v, %v, %v", s, err, serr)
+	})
+	expect := func(from, to, outage string) {
+		t.Helper()
+		all := strings.Join(sc.plan(t, root, strings.Replace(text, from, to, 1)).Outages, "\n")
+		if outage == "" && all != "" || !strings.Contains(all, outage) {
+			t.Errorf("%q in place of %q: outages %q, want %q", to, from, all, outage)
+		}
+	}
+	const addressless = "  h1: {number: 1}\n"
+	expect(one, "", "backend h1 is removed: ")
+	expect(one, "", "their packets are dropped until it registers, which it does not do now: empty it first")
+	expect(one, addressless, "backend h1 has no address any more: ")
+	expect(two, "", "")
+	expect(two, strings.Replace(two, "number: 2, address: 10.2.1.2", "number: 2", 1), "")
+	agent.Close()
+	status(t, root, func(s Status) bool { return s.Agent && !s.Backends[1].Connected })
+	expect(two, "", "backend h2 is removed: ")
+	stop() // nobody tells which backends register
+	expect(two, "", "backend h2 is removed: ")
+}
+
 // Every command that removes a load balancer refuses the outage, also in another network namespace and without a file.
 func TestRemovalOutages(t *testing.T) {
 	sc, root := published(t)

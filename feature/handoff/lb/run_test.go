@@ -66,6 +66,25 @@ func status(t *testing.T, root *kernel.Root, want func(Status) bool) Status {
 	return all[0]
 }
 
+// registerTwo connects as the agent of h2, and registers it.
+func registerTwo(t *testing.T, sc *scene, ca *peertest.Authority) (c *peer.Conn) {
+	t.Helper()
+	do(t, sc.hosts[1], func() (err error) {
+		c, err = peer.Dial(t.Context(), "10.2.0.1:7946", "lb", ca.TLS("h2"), peer.Hello{Number: 2, Instance: peer.NewInstance(), Name: "h2",
+			Beside: &peer.Beside{Register: peer.Registration{Address: netip.MustParseAddr("10.2.1.2"), Weight: 2}}})
+		return err
+	})
+	t.Cleanup(func() { c.Close() })
+	go func() {
+		for {
+			if _, err := c.Receive(); err != nil {
+				return
+			}
+		}
+	}()
+	return c
+}
+
 // The product's way: a file, hosts that are named and one that registers, status, metrics, an override; the agent ends and comes
 // back, and flows go on.
 func TestRun(t *testing.T) {
@@ -83,23 +102,7 @@ func TestRun(t *testing.T) {
 		}
 	})
 	status(t, root, func(s Status) bool { return s.Agent && len(s.Backends) == 1 && s.Backends[0].Up })
-	connect := func() *peer.Conn {
-		var c *peer.Conn
-		do(t, sc.hosts[1], func() (err error) {
-			c, err = peer.Dial(t.Context(), "10.2.0.1:7946", "lb", ca.TLS("h2"), peer.Hello{Number: 2, Instance: peer.NewInstance(), Name: "h2",
-				Beside: &peer.Beside{Register: peer.Registration{Address: netip.MustParseAddr("10.2.1.2"), Weight: 2}}})
-			return err
-		})
-		t.Cleanup(func() { c.Close() })
-		go func() {
-			for {
-				if _, err := c.Receive(); err != nil {
-					return
-				}
-			}
-		}()
-		return c
-	}
+	connect := func() *peer.Conn { return registerTwo(t, sc, ca) }
 	two := connect()
 	both := func(s Status) bool { return s.Agent && len(s.Backends) == 2 && s.Backends[0].Up && s.Backends[1].Up }
 	s := status(t, root, both)

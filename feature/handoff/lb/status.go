@@ -68,7 +68,7 @@ func (a *Agent) Status() (Status, error) {
 	defer a.mu.Unlock()
 	for _, number := range slices.Sorted(maps.Keys(a.members)) {
 		m := a.members[number]
-		v := BackendStatus{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.backends[number] != nil, Flows: owned[number], Loads: a.waitingLoads(number), Unserved: a.unservedAt(m)}
+		v := BackendStatus{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.backends[number] != nil, Registered: a.registered(m), Flows: owned[number], Loads: a.waitingLoads(number), Unserved: a.unservedAt(m)}
 		if c := a.backends[number]; c != nil {
 			v.Silent = c.Silence(pingEvery).Seconds()
 		}
@@ -89,6 +89,14 @@ func (a *Agent) Status() (Status, error) {
 		s.Backends = append(s.Backends, BackendStatus{Name: a.names[number], Number: number, Flows: owned[number], Connected: a.backends[number] != nil, Reason: a.unknown(number)})
 	}
 	return s, err
+}
+
+// registered reports whether a backend's agent is connected and has registered it, here or at the partner. The caller holds mu.
+func (a *Agent) registered(m *member) bool {
+	if c := a.backends[m.Number]; c != nil {
+		return m.said == c
+	}
+	return a.pair != nil && m.word != nil && m.word.Connected
 }
 
 // unknown says why a backend that owns flows is none of the members, and what becomes of the flows. The caller holds mu.

@@ -65,8 +65,10 @@ type BackendStatus struct {
 	Reason    string       `json:"reason,omitempty"`   // it is not
 	Unserved  []string     `json:"unserved,omitempty"` // services that nobody serves there: others get their new flows
 	Connected bool         `json:"connected"`          // its agent
-	Silent    float64      `json:"silent_seconds"`     // of an agent that is connected; 0: it is heard
-	Flows     int          `json:"flows"`              // that it owns
+	// Registered: its agent is connected, here or at the partner, and has registered it. It needs no entry in lb.backends then.
+	Registered bool    `json:"registered,omitempty"`
+	Silent     float64 `json:"silent_seconds"` // of an agent that is connected; 0: it is heard
+	Flows      int     `json:"flows"`          // that it owns
 	// Loads are what waits for the least busy member there, by service, in the service's own unit, where members say it.
 	Loads map[string]uint32 `json:"loads,omitempty"`
 }

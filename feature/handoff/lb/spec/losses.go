@@ -35,6 +35,7 @@ type Loss struct {
 	Covers  func(client netip.Addr, service int, owner move.Backend) bool // whether a flow is part of it; service is as [Service.Flows]
 	Service int                                                           // whose new flows are part of it; FlowsAlone: none
 	After   string                                                        // what becomes of the flows; "": it is as Text says
+	Returns move.Backend                                                  // nothing is lost if this backend registers itself now; 0: in any case
 }
 
 // FlowsAlone is the service of a loss without new flows.
@@ -42,6 +43,12 @@ const FlowsAlone = -1
 
 // toOthers is what becomes of flows of a removed backend.
 const toOthers = "the next packets go to other backends, which reset connections"
+
+// untilRegistered is what becomes of flows of a backend that the file names no more, or without an address, and that may register.
+const untilRegistered = "their packets are dropped until it registers, which it does not do now"
+
+// drainFirst is how a backend loses no flow by its removal.
+const drainFirst = ": empty it first, with weight: 0 until weir lb status shows no flows of it, or by weir handoff drain there"
 
 // Losses are what a running load balancer with c takes from backends when it becomes want. tunnelled are the backends at the ends of tunnels.
 func (c *Config) Losses(want *Config, tunnelled map[move.Backend]bool) []Loss {
@@ -104,26 +111,30 @@ func (c *Config) lostBackends(want *Config) (out []Loss) {
 		b := c.Backends[name]
 		number := move.Backend(b.Number)
 		n, stays := now[number]
-		change, after := "", ""
+		change, after, returns := "", "", move.Backend(0)
 		if !stays {
-			after = toOthers
+			after = toOthers + drainFirst
 		}
 		again, named := want.Backends[name]
 		switch {
 		case !stays && named:
 			change = fmt.Sprintf("gets number %d in place of %d, by which its flows are known", again.Number, number)
-		case !stays && !want.Register:
-			change = "is removed"
 		case !stays:
-			continue // it may register
+			change = "is removed"
+			if want.Register {
+				after, returns = untilRegistered+drainFirst, number
+			}
 		case n != name:
 			change = fmt.Sprintf("gives its number %d to backend %s", number, n)
 		case b.Address.IsValid() && want.Backends[n].Address.IsValid() && b.Address.Unmap() != want.Backends[n].Address.Unmap():
 			change = fmt.Sprintf("gets address %s in place of %s", want.Backends[n].Address, b.Address)
+		case b.Address.IsValid() && !want.Backends[n].Address.IsValid():
+			change, after, returns = "has no address any more", untilRegistered, number
 		default:
 			continue
 		}
-		out = append(out, Loss{Text: fmt.Sprintf("backend %s %s", name, change), Covers: func(_ netip.Addr, _ int, owner move.Backend) bool { return owner == number }, Service: FlowsAlone, After: after})
+		out = append(out, Loss{Text: fmt.Sprintf("backend %s %s", name, change), Covers: func(_ netip.Addr, _ int, owner move.Backend) bool { return owner == number }, Service: FlowsAlone, After: after,
+			Returns: returns})
 	}
 	if c.Register && !want.Register {
 		out = append(out, Loss{Text: "backends that registered are removed (register)", Service: FlowsAlone, After: toOthers, Covers: func(_ netip.Addr, _ int, owner move.Backend) bool {
