@@ -3,10 +3,14 @@
 package feature
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/weir-project/weir/internal/strictyaml"
+	"github.com/weir-project/weir/service"
 )
 
 // Listen is a TCP address of the file at which the process of a feature listens, in the network namespace of weir serve.
@@ -36,6 +40,50 @@ func (l Listen) Excludes(o Listen) bool {
 	}
 	both := func(a netip.Addr) bool { return a == netip.IPv6Unspecified() } // as a listener of IPv4, too
 	return a == b || both(a) || both(b) || a.Is4() == b.Is4() && (a.IsUnspecified() || b.IsUnspecified())
+}
+
+// Await adds to a plan that no interface has the address: as a warning, for it may come later. It is an outage if the listener works at
+// another address now, was: a misspelt one would end that. was is "" for none.
+func (l Listen) Await(p *Plan, was string) {
+	lacks := l.Lacks()
+	switch {
+	case lacks == "":
+	case was == "" || was == l.Address || (Listen{Address: was}).Lacks() != "":
+		p.Warn("%s: listen %q: %s: agents connect once one has it", l.Section, l.Address, lacks)
+	default:
+		p.Outage("%v", l.Errorf("%s: listen %q: %s, and agents connect to %s now: correct the address, or make this change once an interface has it",
+			l.Section, l.Address, lacks, was))
+	}
+}
+
+// Failures are that no interface has the address of the listener of an object.
+func (l Listen) Failures(object string) []Finding {
+	lacks := l.Lacks()
+	if lacks == "" {
+		return nil
+	}
+	return []Finding{Failure(object, fmt.Sprintf("%s.listen is %s, and %s: no agent connects", l.Section, l.Address, lacks), "give the address to an interface, or correct "+l.Section+".listen")}
+}
+
+// Lacks says that no interface of the calling thread's network namespace has the address; "": one has, or a host name stands for it.
+func (l Listen) Lacks() string {
+	host, _, err := net.SplitHostPort(l.Address)
+	if err != nil || host == "" {
+		return ""
+	}
+	a, err := netip.ParseAddr(host)
+	if err != nil || a.IsUnspecified() {
+		return ""
+	}
+	a = a.Unmap().WithZone("")
+	e := service.Endpoint{Family: unix.AF_INET, Prefix: netip.PrefixFrom(a, a.BitLen())}
+	if a.Is6() {
+		e.Family = unix.AF_INET6
+	}
+	if absent, err := service.NotLocal([]service.Endpoint{e}); err != nil || len(absent) == 0 {
+		return ""
+	}
+	return "no interface has " + a.String()
 }
 
 // split is net.SplitHostPort with the number of the port.

@@ -11,6 +11,8 @@ import (
 	"net/netip"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // ErrAnswers says that another process answers at the address of a listener.
@@ -55,8 +57,21 @@ func Again(ctx context.Context, log *slog.Logger, address string, listen func() 
 // TCP listens at an address in the network namespace of the calling thread, as [Again] does. 0.0.0.0 stands for IPv4 alone, [::] and an
 // empty host for both families.
 func TCP(ctx context.Context, log *slog.Logger, address string) (net.Listener, error) {
+	return tcp(ctx, log, address, net.ListenConfig{})
+}
+
+// TCPAhead is [TCP], also at an address that no interface has yet. Connections arrive once one has it.
+func TCPAhead(ctx context.Context, log *slog.Logger, address string) (net.Listener, error) {
+	return tcp(ctx, log, address, net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) }); cerr != nil {
+			return cerr
+		}
+		return err // also of IPv6
+	}})
+}
+
+func tcp(ctx context.Context, log *slog.Logger, address string, lc net.ListenConfig) (net.Listener, error) {
 	// Go makes listeners of MPTCP by default, of no use to agents and scrapers.
-	lc := net.ListenConfig{}
 	lc.SetMultipathTCP(false)
 	return Again(ctx, log, address, func() (net.Listener, error) { return lc.Listen(ctx, network(address), address) })
 }

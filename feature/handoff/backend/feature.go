@@ -84,8 +84,10 @@ func (Feature) Spec(d *feature.Document) (Config, bool) {
 }
 
 // Listens implements feature.Listener: where other backends' agents connect to.
-func (Feature) Listens(c Config) []feature.Listen {
-	return []feature.Listen{{Pos: c.Pos, Section: "handoff.backend", Address: c.Listen}}
+func (Feature) Listens(c Config) []feature.Listen { return []feature.Listen{listens(&c)} }
+
+func listens(c *Config) feature.Listen {
+	return feature.Listen{Pos: c.Pos, Section: "handoff.backend", Address: c.Listen}
 }
 
 // Needs implements feature.Feature. They are optional for a backend that is no backend.
@@ -114,6 +116,9 @@ func (Feature) State(_ context.Context, r *kernel.Root) (s State, err error) {
 	all, unread, err := quarantine.Store.All(r)
 	s.Unreadable = append(s.Unreadable, unread...)
 	s.failures = quarantine.Failures(all, r)
+	if s.Spec != nil {
+		s.failures = append(s.failures, listens(s.Spec).Failures("backend "+s.Spec.Name)...)
+	}
 	gone, _ := applied.Gone(r) // a namespace that this user may not enter is none
 	for _, rec := range gone {
 		s.failures = append(s.failures, feature.Failure("backend "+rec.Spec.Name, fmt.Sprintf("its network namespace net:[%s] is gone", rec.Scope), feature.RemedyGone))
@@ -131,6 +136,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (p feature.Pla
 		if err := want.ready(&p); err != nil {
 			return p, err
 		}
+		have.listens(&p, &want)
 		if err := have.detached(&p); err != nil {
 			return p, err
 		}
@@ -179,6 +185,15 @@ func (c *Config) ready(p *feature.Plan) error {
 		}
 	}
 	return nil
+}
+
+// listens tells of an address at which no agent could connect.
+func (s State) listens(p *feature.Plan, c *Config) {
+	was := ""
+	if s.Spec != nil {
+		was = s.Spec.Listen
+	}
+	listens(c).Await(p, was)
 }
 
 // detached warns of devices that are there, and at which nothing of the quarantine of this network namespace runs: the agent attaches it.

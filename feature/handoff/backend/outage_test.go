@@ -37,7 +37,7 @@ services:
 	s := w.servers[0]
 	w.eventually("the backend is connected", func() bool { st := s.status(); return st.LB && st.Keeper && len(st.Peers) == 1 })
 	cert, key, ca = w.ca.Files("s1")
-	spec := Config{Name: "s1", Number: 1, Devices: []string{"w0"}}
+	spec := Config{Name: "s1", Number: 1, Devices: []string{"w0"}, Listen: "127.0.0.1:7947"}
 	spec.TLS.Certificate, spec.TLS.Key, spec.TLS.CA = cert, key, ca
 	l, err := w.root.Lock(t.Context())
 	if err != nil {
@@ -79,6 +79,9 @@ services:
 	}
 	if p := plan(changed(func(c *Config) { c.MaxQueues = 1 << 20 })); len(p.Steps) != 1 || len(p.Outages) > 0 {
 		t.Errorf("another limit: steps %v, outages %q", p.Steps, p.Outages)
+	}
+	if p := plan(changed(func(c *Config) { c.Listen = "192.0.2.77:7947" })); len(p.Steps) != 1 || len(p.Outages) != 1 || !strings.Contains(p.Outages[0], "no interface has 192.0.2.77, and agents connect to 127.0.0.1:7947 now") {
+		t.Errorf("an absent listen: steps %v, outages %q", p.Steps, p.Outages)
 	}
 	if p, err := (Feature{}).PlanRemove(t.Context(), w.root); err != nil || len(p.Outages) != len(w.servers) {
 		t.Errorf("removal in all network namespaces: outages %q, %v", p.Outages, err)

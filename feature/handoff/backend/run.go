@@ -38,11 +38,14 @@ func run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 		return err
 	}
 	o.Root, o.Log = root, log
-	l, err := accept.TCP(ctx, log, c.Listen)
+	l, err := accept.TCPAhead(ctx, log, c.Listen)
 	if err != nil {
 		return fmt.Errorf("where other backends' agents connect to: %w", err)
 	}
 	defer l.Close()
+	if lacks := listens(c).Lacks(); lacks != "" {
+		log.Warn("listening ahead of the address", "listen", c.Listen, "reason", lacks)
+	}
 	a, err := New(ctx, o)
 	if err != nil {
 		return err

@@ -77,8 +77,10 @@ func (Feature) Spec(d *feature.Document) (Config, bool) {
 }
 
 // Listens implements feature.Listener: where backends' agents connect to.
-func (Feature) Listens(c Config) []feature.Listen {
-	return []feature.Listen{{Pos: c.Pos, Section: Name, Address: c.Listen}}
+func (Feature) Listens(c Config) []feature.Listen { return []feature.Listen{listens(&c)} }
+
+func listens(c *Config) feature.Listen {
+	return feature.Listen{Pos: c.Pos, Section: Name, Address: c.Listen}
 }
 
 // Needs implements feature.Feature. They are optional for a backend without a load balancer.
@@ -108,6 +110,9 @@ func (Feature) State(_ context.Context, r *kernel.Root) (s State, err error) {
 		return s, err
 	}
 	defer ns.Close()
+	if s.Spec != nil {
+		s.failures = listens(s.Spec).Failures("load balancer " + s.Spec.Name)
+	}
 	all, err := Instances(r)
 	if err != nil {
 		return s, err
@@ -134,6 +139,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (p feature.Pla
 			return p, err
 		}
 		have.detached(&p, want.Name)
+		have.listens(&p, &want)
 	}
 	switch {
 	case have.Spec != nil && (!want.Declared() || want.Name != have.Spec.Name):
@@ -181,6 +187,15 @@ func ready(p *feature.Plan, c *Config, running bool) error {
 		}
 	}
 	return nil
+}
+
+// listens tells of an address at which no agent could connect.
+func (s State) listens(p *feature.Plan, c *Config) {
+	was := ""
+	if s.Spec != nil {
+		was = s.Spec.Listen
+	}
+	listens(c).Await(p, was)
 }
 
 // detached warns of devices that are there, and at which nothing of a load balancer of this network namespace runs: its agent attaches it.
@@ -333,6 +348,9 @@ func (f Feature) Examine(ctx context.Context, r *kernel.Root) (out []feature.Fin
 	st, serr := f.State(ctx, r)
 	all, err := Statuses(ctx, r)
 	out = feature.UnreadFindings(st.Unreadable)
+	if st.Spec != nil {
+		out = append(out, listens(st.Spec).Failures("load balancer "+st.Spec.Name)...)
+	}
 	answers := map[string]bool{}
 	for _, s := range all {
 		answers[s.Name] = answers[s.Name] || s.Agent

@@ -51,11 +51,14 @@ func run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 		return err
 	}
 	o.Log = log
-	l, err := accept.TCP(ctx, log, c.Listen)
+	l, err := accept.TCPAhead(ctx, log, c.Listen)
 	if err != nil {
 		return fmt.Errorf("where backends' agents connect to: %w", err)
 	}
 	defer l.Close()
+	if lacks := listens(c).Lacks(); lacks != "" {
+		log.Warn("listening ahead of the address", "listen", c.Listen, "reason", lacks)
+	}
 	f, err := Open(ctx, root, c.Name, Options{Devices: c.Devices, TunnelMTU: c.TunnelMTU, StartupTimeout: cmp.Or(c.StartupTimeout, defaultStartupTimeout)})
 	if err != nil {
 		return err

@@ -69,8 +69,13 @@ func status(t *testing.T, root *kernel.Root, want func(Status) bool) Status {
 // registerTwo connects as the agent of h2, and registers it.
 func registerTwo(t *testing.T, sc *scene, ca *peertest.Authority) (c *peer.Conn) {
 	t.Helper()
+	return registerTwoAt(t, sc, ca, "10.2.0.1:7946")
+}
+
+func registerTwoAt(t *testing.T, sc *scene, ca *peertest.Authority, at string) (c *peer.Conn) {
+	t.Helper()
 	do(t, sc.hosts[1], func() (err error) {
-		c, err = peer.Dial(t.Context(), "10.2.0.1:7946", "lb", ca.TLS("h2"), peer.Hello{Number: 2, Instance: peer.NewInstance(), Name: "h2",
+		c, err = peer.Dial(t.Context(), at, "lb", ca.TLS("h2"), peer.Hello{Number: 2, Instance: peer.NewInstance(), Name: "h2",
 			Beside: &peer.Beside{Register: peer.Registration{Address: netip.MustParseAddr("10.2.1.2"), Weight: 2}}})
 		return err
 	})
