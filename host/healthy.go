@@ -18,6 +18,7 @@ import (
 type health struct {
 	host *Host
 	file *file // of weir serve; nil: none
+	port *metricsPort
 }
 
 // bootTime is for how long after the host's boot failures of features do not count: interfaces, addresses and neighbours come meanwhile, and
@@ -35,7 +36,7 @@ func (h health) check(ctx context.Context) ([]kernel.Fault, error) {
 	if errs = append(errs, unread); len(failures) > 0 && time.Duration(kernel.Monotonic()) > bootTime {
 		errs = append(errs, h.lasting(ctx, failures, errs[0] != nil)...)
 	}
-	return faults, errors.Join(append(errs, h.file.failure())...)
+	return faults, errors.Join(append(errs, h.file.failure(), h.port.failure())...)
 }
 
 // lasting are the failures that are there still after a moment.

@@ -92,16 +92,10 @@ func (h *Host) serve(ctx context.Context, o ServeOptions) error {
 		f.sockets = alone
 		expect(config, sockets)
 	}
-	public := h.public(f, o, sockets)
+	metrics := &metricsPort{address: o.Listen, log: o.Log}
+	public := h.public(f, o, sockets, metrics)
 	if o.Listen != "" {
-		l, err := accept.TCP(ctx, o.Log, o.Listen)
-		if err != nil {
-			return fmt.Errorf("serving metrics: %w", err)
-		}
-		o.Log.Info("serving /metrics and /healthz", "address", l.Addr().String())
-		g.Go(func() error {
-			return accept.HTTP(ctx, l, public, accept.Options{Name: "metrics", Write: scrapeTime, Log: o.Log})
-		})
+		g.Go(func() error { return metrics.serve(ctx, public) })
 	}
 	if o.Socket != "" {
 		l, err := accept.Again(ctx, o.Log, o.Socket, func() (net.Listener, error) { return h.listenUnix(o.Socket) })
@@ -151,7 +145,7 @@ func (h *Host) listenUnix(path string) (net.Listener, error) {
 
 // public answers /metrics and /healthz: all that a TCP port tells, to anybody. A weir serve that goes by its file without pins tells
 // nothing of them.
-func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket) http.Handler {
+func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket, metrics *metricsPort) http.Handler {
 	alone := len(unpinned(o, sockets)) > 0
 	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})}
 	for _, x := range sockets {
@@ -160,7 +154,7 @@ func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket
 		}
 	}
 	if !alone {
-		all = append(all, healthCollector{health{h, f}})
+		all = append(all, healthCollector{health{h, f, metrics}})
 	}
 	for _, f := range featuresOnly(o.Only) {
 		if m, ok := f.Value.(feature.Measured); ok && !alone {
@@ -170,9 +164,9 @@ func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", scrape.Handler(all...))
 	mux.Handle("GET /healthz", scrape.Shared(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		err := f.failure()
+		err := errors.Join(f.failure(), metrics.failure())
 		if !alone {
-			_, err = health{h, f}.check(r.Context())
+			_, err = health{h, f, metrics}.check(r.Context())
 		}
 		if err != nil {
 			http.Error(w, printable.Lines(err.Error()), http.StatusServiceUnavailable)

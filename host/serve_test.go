@@ -238,9 +238,46 @@ func TestServeSocket(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "another weir serve answers on "+s.socket) {
 		t.Errorf("a second one on the socket: %v", err)
 	}
-	err = w.Serve(t.Context(), ServeOptions{Listen: strings.TrimPrefix(s.url, "http://"), Log: slog.New(slog.DiscardHandler)})
-	if !errors.Is(err, syscall.EADDRINUSE) || !strings.HasPrefix(err.Error(), "serving metrics: ") {
-		t.Errorf("a second one on the address: %v", err)
+	err = w.Serve(t.Context(), ServeOptions{Listen: "127.0.0.1:99999", Log: slog.New(slog.DiscardHandler)})
+	if err == nil || !strings.HasPrefix(err.Error(), "serving metrics: ") {
+		t.Errorf("an address that is none: %v", err)
+	}
+}
+
+// Any user can take the port of the metrics while no weir serve runs. All else goes on, the failure names the user, and the metrics
+// are served once the port is free.
+func TestServeWithoutMetricsPort(t *testing.T) {
+	w := newWorld(t)
+	taken, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	log := &nstest.Log{}
+	socket := filepath.Join(socketDir(t), "weir.sock")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- w.Serve(ctx, ServeOptions{Listen: taken.Addr().String(), Socket: socket, Log: slog.New(slog.NewTextHandler(log, nil))})
+	}()
+	healthy := func() string {
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", socket) }}}
+		r, err := client.Get("http://weir/healthz")
+		if err != nil {
+			return ""
+		}
+		defer r.Body.Close()
+		text, _ := io.ReadAll(r.Body)
+		return string(text)
+	}
+	want := "cannot serve metrics: listen tcp4 " + taken.Addr().String() + ": bind: address already in use: a socket of user root (0) has it"
+	nstest.Until(t, "the failure is told", func() bool { return strings.Contains(healthy(), want) })
+	taken.Close()
+	nstest.Until(t, "metrics are served", func() bool { return log.Find(address) != nil })
+	nstest.Until(t, "the failure is over", func() bool { return healthy() == "ok\n" })
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -9,9 +9,14 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	osuser "os/user"
+	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
+	"github.com/weir-project/weir/internal/sockdiag"
 	"golang.org/x/sys/unix"
 )
 
@@ -73,7 +78,46 @@ func TCPAhead(ctx context.Context, log *slog.Logger, address string) (net.Listen
 func tcp(ctx context.Context, log *slog.Logger, address string, lc net.ListenConfig) (net.Listener, error) {
 	// Go makes listeners of MPTCP by default, of no use to agents and scrapers.
 	lc.SetMultipathTCP(false)
-	return Again(ctx, log, address, func() (net.Listener, error) { return lc.Listen(ctx, network(address), address) })
+	l, err := Again(ctx, log, address, func() (net.Listener, error) { return lc.Listen(ctx, network(address), address) })
+	if errors.Is(err, syscall.EADDRINUSE) {
+		err = fmt.Errorf("%w%s", err, holders(address))
+	}
+	return l, err
+}
+
+// holders names the users whose sockets have an address, as the end of a message; empty if the kernel lists none.
+func holders(address string) string {
+	a, err := net.ResolveTCPAddr(network(address), address)
+	if err != nil {
+		return ""
+	}
+	at := a.AddrPort()
+	if a.IP == nil {
+		at = netip.AddrPortFrom(netip.IPv6Unspecified(), at.Port())
+	}
+	all, err := sockdiag.Holding(at)
+	if err != nil || len(all) == 0 {
+		return ""
+	}
+	var uids []uint32
+	for _, s := range all {
+		uids = append(uids, s.UID)
+	}
+	slices.Sort(uids)
+	var names []string
+	for _, uid := range slices.Compact(uids) {
+		names = append(names, userName(uid))
+	}
+	return ": a socket of user " + strings.Join(names, ", ") + " has it"
+}
+
+// userName is a user by name and number.
+func userName(uid uint32) string {
+	id := strconv.FormatUint(uint64(uid), 10)
+	if u, err := osuser.LookupId(id); err == nil {
+		return u.Username + " (" + id + ")"
+	}
+	return id
 }
 
 // network is the one to listen at. Of 0.0.0.0 package net would make a socket of both families.

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/weir-project/weir/internal/accept"
+)
+
+// metricsEvery is the time between two attempts to listen for scrapers.
+const metricsEvery = 5 * time.Second
+
+// metricsPort is the TCP address of /metrics and /healthz. Any user of the host may take it while no weir serve runs. Then weir serve does
+// all else, and tries again.
+type metricsPort struct {
+	address string
+	log     *slog.Logger
+
+	mu  sync.Mutex
+	err error // of the last attempt
+}
+
+// failure says why nobody can scrape. A nil port has no failure.
+func (p *metricsPort) failure() error {
+	if p == nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.err
+}
+
+// serve answers until ctx is done. It returns errors that time does not mend, as of an address that is none.
+func (p *metricsPort) serve(ctx context.Context, public http.Handler) error {
+	for {
+		l, err := accept.TCP(ctx, p.log, p.address)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			p.note(nil)
+			p.log.Info("serving /metrics and /healthz", "address", l.Addr().String())
+			return accept.HTTP(ctx, l, public, accept.Options{Name: "metrics", Write: scrapeTime, Log: p.log})
+		case !errors.Is(err, syscall.EADDRINUSE) && !errors.Is(err, syscall.EADDRNOTAVAIL):
+			return fmt.Errorf("serving metrics: %w", err)
+		}
+		p.note(fmt.Errorf("cannot serve metrics: %w", err))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(metricsEvery):
+		}
+	}
+}
+
+// note keeps the outcome of an attempt, and logs a failure.
+func (p *metricsPort) note(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err = err; err != nil {
+		p.log.Warn("metrics not served, trying again", "address", p.address, "err", err, "every", metricsEvery)
+	}
+}
