@@ -3,13 +3,20 @@
 package accept
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	osuser "os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
+	"time"
+
+	"github.com/weir-project/weir/internal/sockdiag"
 )
 
 // ErrImpostor says that another user's process answers at a socket.
@@ -18,8 +25,8 @@ var ErrImpostor = errors.New("another user answers there")
 // CheckServer checks who answers at a Unix socket. It must be root, this process's
 // user, the user of the environment variable env (a number; "" for no variable), or
 // the owner of the path's directory, who can put there what he likes. Everybody can
-// take an abstract name (@NAME) first, and it has no directory.
-func CheckServer(c net.Conn, path, env string) error {
+// take an abstract name (@NAME) first, and it has no directory. names are of further users, as for [CheckTCPServer].
+func CheckServer(c net.Conn, path, env string, names ...string) error {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
 		return errors.ErrUnsupported
@@ -28,7 +35,7 @@ func CheckServer(c net.Conn, path, env string) error {
 	if err != nil {
 		return fmt.Errorf("asking who answers at %s: %w", path, err)
 	}
-	if cred.Uid == 0 || int(cred.Uid) == os.Geteuid() {
+	if trusted(cred.Uid, names) {
 		return nil
 	}
 	remedy := ""
@@ -44,5 +51,51 @@ func CheckServer(c net.Conn, path, env string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%s: %w: user %d, neither root nor this user%s", path, ErrImpostor, cred.Uid, remedy)
+	return fmt.Errorf("%s: %w: user %d, neither root nor this user%s%s", path, ErrImpostor, cred.Uid, orNames(names), remedy)
+}
+
+// acceptTime is how long CheckTCPServer waits until the server has accepted: before, the kernel knows no user of its socket.
+const acceptTime = time.Second
+
+// CheckTCPServer checks the server of a connection within this host: any user can listen at a port from 1024 first. It must be root,
+// this process's user or one of those named; a name that is no user counts for nothing. Servers on other hosts pass.
+func CheckTCPServer(ctx context.Context, c *net.TCPConn, names ...string) error {
+	here, there := c.LocalAddr().(*net.TCPAddr).AddrPort(), c.RemoteAddr().(*net.TCPAddr).AddrPort()
+	if !there.Addr().Unmap().IsLoopback() && here.Addr().Unmap() != there.Addr().Unmap() {
+		return nil
+	}
+	var diag sockdiag.Finder
+	defer diag.Close()
+	ctx, cancel := context.WithTimeout(ctx, acceptTime)
+	defer cancel()
+	for {
+		s, err := diag.TCP(there, here)
+		switch {
+		case err != nil:
+			return fmt.Errorf("find the user who answers at %s: %w", there, err)
+		case s.Inode != 0 && trusted(s.UID, names):
+			return nil
+		case s.Inode != 0:
+			return fmt.Errorf("%s: %w: user %s, neither root nor this user%s", there, ErrImpostor, userName(s.UID), orNames(names))
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s: the server does not accept the connection", there)
+		case <-time.After(takeOverEvery):
+		}
+	}
+}
+
+func trusted(uid uint32, names []string) bool {
+	return uid == 0 || int(uid) == os.Geteuid() || slices.ContainsFunc(names, func(name string) bool {
+		u, err := osuser.Lookup(name)
+		return err == nil && u.Uid == strconv.FormatUint(uint64(uid), 10)
+	})
+}
+
+func orNames(names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return " nor " + strings.Join(names, " nor ")
 }

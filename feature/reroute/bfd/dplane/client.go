@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/accept"
 )
 
 // Engine runs sessions. Its methods are called one at a time, and should not wait: bfdd stands still while it asks for counters.
@@ -213,6 +214,10 @@ func (c *Client) dial(ctx context.Context) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := c.check(ctx, n); err != nil {
+		n.Close()
+		return nil, err
+	}
 	out, err := c.newConn(n)
 	if err != nil {
 		return nil, err
@@ -224,6 +229,17 @@ func (c *Client) dial(ctx context.Context) (*conn, error) {
 		n.Close()
 	}
 	return out, nil
+}
+
+// frrUser is the user of bfdd, unless FRR was built for another one.
+const frrUser = "frr"
+
+// check checks the user who answers: bfdd's address is free for anybody before bfdd starts and when it restarts.
+func (c *Client) check(ctx context.Context, n net.Conn) error {
+	if tcp, ok := n.(*net.TCPConn); ok {
+		return accept.CheckTCPServer(ctx, tcp, frrUser)
+	}
+	return accept.CheckServer(n, c.address, "", frrUser)
 }
 
 // newConn closes the socket where it fails.
