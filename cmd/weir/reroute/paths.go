@@ -190,7 +190,7 @@ func printBFD(w io.Writer, all []peers.SessionState, below bool) {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
 		}
 		if s.NotAuthentic > 0 && s.State != bfd.Up {
-			fmt.Fprintf(w, "%s: %d packets of the peer are refused, as they are not authentic: key_file, key_id and auth are the same at both ends, or absent at both\n", s.Name, s.NotAuthentic)
+			fmt.Fprintf(w, "%s: %d packets of the peer are refused, as they are not authentic: key_file, key_id and auth are the same at both ends, or absent at both; without a key one port of the peer speaks for it\n", s.Name, s.NotAuthentic)
 		}
 		if s.Echo != nil {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, echoText(s.Echo))

@@ -18,6 +18,7 @@ type Session struct {
 	Diag   bfd.Diag
 	Remote bfd.Remote
 
+	port            uint16 // of the other end; 0: not known
 	poll, pollAgain bool
 	// What applies until a poll sequence has ended, RFC 5880 6.8.3: not yet slower in sending, not yet less patient.
 	txFloor, rxInUse time.Duration
@@ -34,6 +35,7 @@ func New(c bfd.Config) *Session {
 // forget is at the beginning, and when nothing has come for the detection time.
 func (s *Session) forget() {
 	s.Remote = bfd.Remote{State: bfd.Down, RequiredRx: time.Microsecond}
+	s.port = 0
 }
 
 // Config is what the session was last told.
@@ -91,6 +93,32 @@ func (s *Session) expected() time.Duration {
 		return 0
 	}
 	return max(s.rxInUse, s.Remote.DesiredTx)
+}
+
+// How long another port or discriminator than the other end's is refused while that one is silent: for so long, and so many
+// packets, of a session that is not up.
+const (
+	holdUp, holdDown = time.Minute, 3 * time.Second
+	holdPackets      = 3
+)
+
+// Foreign says whether a packet without authentication is from another sender than the other end, silent for so long.
+func (s *Session) Foreign(port uint16, p Packet, silent time.Duration) bool {
+	if s.Remote.Discriminator == 0 || s.Remote.Discriminator == p.Mine && (s.port == 0 || s.port == port) {
+		return false
+	}
+	if s.State == bfd.Up && s.rxInUse != 0 {
+		return silent <= holdUp
+	}
+	return silent <= min(holdDown, time.Duration(min(s.Remote.Multiplier, holdPackets))*max(s.rxInUse, s.Remote.DesiredTx))
+}
+
+// ReceiveFrom is Receive of a packet from a port.
+func (s *Session) ReceiveFrom(port uint16, p Packet) (final bool, err error) {
+	if final, err = s.Receive(p); err == nil {
+		s.port = port
+	}
+	return final, err
 }
 
 // Receive takes an authentic packet of the other end. It returns whether it is to be answered at once, by Packet with Final in

@@ -329,6 +329,13 @@ func TestWithBIRD(t *testing.T) {
 // TestRestartOfKeyedBIRD kills a neighbor and starts it again: its new sequence numbers are believed after twice the
 // detection time of the session, not of a session that begins (RFC 5880 section 6.8.1).
 func TestRestartOfKeyedBIRD(t *testing.T) {
+	restartBIRD(t, `authentication keyed sha1; password "a secret" { id 9; };`, &bfd.Key{Type: bfd.KeyedSHA1, ID: 9, Secret: []byte("a secret")})
+}
+
+// Without a key the new BIRD's port is believed after the detection time.
+func TestRestartOfBIRD(t *testing.T) { restartBIRD(t, "", nil) }
+
+func restartBIRD(t *testing.T, authentication string, key *bfd.Key) {
 	bird, err := exec.LookPath("bird")
 	if err != nil {
 		t.Skip("need: tool bird (Debian package bird2)")
@@ -336,7 +343,7 @@ func TestRestartOfKeyedBIRD(t *testing.T) {
 	s := newSide(t)
 	dir := t.TempDir()
 	conf := filepath.Join(dir, "bird.conf")
-	text := "router id 10.9.0.2;\nprotocol device {}\nprotocol bfd {\n interface \"w0\" { interval 100 ms; multiplier 5; authentication keyed sha1; password \"a secret\" { id 9; }; };\n neighbor 10.9.0.1 dev \"w0\";\n}\n"
+	text := "router id 10.9.0.2;\nprotocol device {}\nprotocol bfd {\n interface \"w0\" { interval 100 ms; multiplier 5; " + authentication + " };\n neighbor 10.9.0.1 dev \"w0\";\n}\n"
 	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -355,7 +362,7 @@ func TestRestartOfKeyedBIRD(t *testing.T) {
 	})
 	x := s.session(1, "10.9.0.1", "10.9.0.2")
 	x.Multiplier, x.DesiredTx, x.RequiredRx = 5, 100*time.Millisecond, 100*time.Millisecond
-	x.Key = &bfd.Key{Type: bfd.KeyedSHA1, ID: 9, Secret: []byte("a secret")}
+	x.Key = key
 	s.put(x)
 	for _, sig := range []os.Signal{os.Kill, syscall.SIGTERM} {
 		s.up(true, x)
@@ -374,6 +381,42 @@ func TestRestartOfKeyedBIRD(t *testing.T) {
 			t.Errorf("%v: up %v after the neighbor ended, %d packets refused", sig, took, s.status(x).NotAuthentic-refused)
 		} else {
 			t.Logf("%v: up %v after the neighbor ended, %d packets refused", sig, took, s.status(x).NotAuthentic-refused)
+		}
+	}
+}
+
+// TestRestartOfBFDD kills bfdd and starts it again: the new one has another discriminator, and the port of the one before
+// or another one. Without a key it is believed after the detection time.
+func TestRestartOfBFDD(t *testing.T) {
+	frrtest.Need(t, "bfdd")
+	s := newSide(t)
+	start := func(name string) *frrtest.Router {
+		return frrtest.Start(t, s.there, name, map[string]string{"bfdd": `bfd
+ peer 10.9.0.1 local-address 10.9.0.2 interface w0
+  detect-multiplier 5
+  receive-interval 100
+  transmit-interval 100
+ exit
+`})
+	}
+	r := start("far")
+	x := s.session(1, "10.9.0.1", "10.9.0.2")
+	x.Multiplier, x.DesiredTx, x.RequiredRx = 5, 100*time.Millisecond, 100*time.Millisecond
+	s.put(x)
+	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
+		s.up(true, x)
+		nstest.Until(s, "the session goes by its intervals", func() bool { return s.status(x).Detection == 500*time.Millisecond })
+		before := s.status(x)
+		r.Signal("bfdd", sig)
+		ended := time.Now()
+		r = start("far-" + sig.String())
+		s.up(false, x)
+		s.up(true, x)
+		after := s.status(x)
+		t.Logf("%v: up %v after bfdd ended, %d packets refused", sig, time.Since(ended), after.NotAuthentic-before.NotAuthentic)
+		// Its first packets come once a second; after a farewell three of them may be refused.
+		if took := time.Since(ended); took > 10*time.Second || after.Remote.Discriminator == before.Remote.Discriminator {
+			t.Errorf("%v: up %v after bfdd ended, by %+v", sig, took, after.Remote)
 		}
 	}
 }

@@ -156,6 +156,16 @@ func frame(from, to netip.Addr, hops byte, payload []byte) []byte {
 	return append(append(f, udp...), payload...)
 }
 
+// fromPort gives a frame another source port.
+func fromPort(f []byte, port uint16) []byte {
+	at := 14 + 20
+	if f[12] != 8 {
+		at = 14 + 40
+	}
+	binary.BigEndian.PutUint16(f[at:], port)
+	return f
+}
+
 var (
 	local4, peer4 = netip.MustParseAddr("10.7.0.1"), netip.MustParseAddr("10.7.0.2")
 	local6, peer6 = netip.MustParseAddr("fe80::1"), netip.MustParseAddr("fe80::2")
@@ -181,6 +191,7 @@ func TestSameAsTheModel(t *testing.T) {
 		rounds = 6
 	}
 	var states [4]int
+	foreign := 0
 	for seed := range uint64(rounds) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		local, peer := local4, peer4
@@ -226,6 +237,13 @@ func TestSameAsTheModel(t *testing.T) {
 				if p.State <= bfd.Down && r.IntN(2) == 0 {
 					p.Yours = 0
 				}
+				port := uint16(bfd.FirstSourcePort)
+				if r.IntN(8) == 0 {
+					port++
+				}
+				if r.IntN(8) == 0 {
+					p.Mine++
+				}
 				if s.Key != nil {
 					sequence++
 					p.Auth = &bfdtest.Auth{Type: s.Key.Type, KeyID: s.Key.ID, Sequence: sequence}
@@ -234,13 +252,17 @@ func TestSameAsTheModel(t *testing.T) {
 				if s.Key != nil {
 					bfdtest.Seal(s.Key, wire)
 				}
-				if got := b.receive(frame(peer, local, bfdtest.HopLimit, wire)); got != 2 {
+				if got := b.receive(fromPort(frame(peer, local, bfdtest.HopLimit, wire), port)); got != 2 {
 					t.Fatalf("seed %d, step %d: a packet is not taken: %d", seed, step, got)
+				}
+				if s.Key == nil && model.Foreign(port, p, b.now-heard) {
+					foreign++
+					break
 				}
 				heard = b.now
 				p.Auth = nil
 				var err error
-				if final, err = model.Receive(p); err != nil {
+				if final, err = model.ReceiveFrom(port, p); err != nil {
 					t.Fatal(err)
 				}
 			default:
@@ -267,7 +289,10 @@ func TestSameAsTheModel(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	t.Logf("looked at sessions admin-down, down, init, up: %d times", states)
+	t.Logf("looked at sessions admin-down, down, init, up: %d times; %d packets were another sender's", states, foreign)
+	if foreign == 0 {
+		t.Error("no packet was another sender's")
+	}
 	for s, n := range states {
 		if n == 0 {
 			t.Errorf("never %s", bfd.State(s))

@@ -118,6 +118,8 @@ struct bfd_state {
 	__u8 remote_bits; /* BFD_DEMAND, BFD_INDEPENDENT */
 	__u32 sent_sequence;
 	__u32 received;
+	__be16 remote_port; /* from which the other end sends; 0: not known */
+	__u8 spare2[2];
 	__u64 since; /* in this state */
 	__u64 next;  /* to be sent; 0: at once */
 	__u64 heard; /* when the last packet came; 0: none yet */

@@ -106,7 +106,8 @@ type BfdBfdState struct {
 	RemoteBits       uint8
 	SentSequence     uint32
 	Received         uint32
-	_                [4]byte
+	RemotePort       uint16
+	Spare2           [2]uint8
 	Since            uint64
 	Next             uint64
 	Heard            uint64

@@ -12,6 +12,7 @@ struct bfd_arrival {
 	__u32 to[4];
 	__u32 at; /* of the control packet in the frame */
 	__u32 length;
+	__be16 port; /* that it comes from */
 	__u8 hops;
 	__u8 echo;
 };
@@ -49,6 +50,7 @@ static __always_inline int bfd_parse(struct __sk_buff *skb, struct bfd_arrival *
 	a->echo = udp->dest == bpf_htons(BFD_ECHO_PORT);
 	if (udp->dest != bpf_htons(BFD_PORT) && !a->echo)
 		return 0;
+	a->port = udp->source;
 	a->length = bpf_ntohs(udp->len);
 	if (a->length < sizeof(*udp))
 		return 0;
@@ -201,12 +203,13 @@ int bfd_receive(struct __sk_buff *skb)
 		bfd_adopt(c, s, now);
 	if (!good) {
 		s->malformed++;
-	} else if (!authentic || !bfd_recent(c, s, &w->packet, now)) {
+	} else if (!authentic || bfd_other(c, s, &w->packet, a.port, now) ||
+		   !bfd_recent(c, s, &w->packet, now)) {
 		s->not_authentic++;
 	} else {
 		s->in++;
 		s->in_bytes += w->packet.length;
-		bfd_take(c, s, &w->packet, now);
+		bfd_take(c, s, &w->packet, a.port, now);
 	}
 	bfd_gather(s, e, &news);
 	bpf_spin_unlock(&s->lock);

@@ -12,6 +12,11 @@
 #define BFD_LATE     1500000ULL	  /* ns that a tick may be late before its CPU counts as stalled */
 #define BFD_PATIENCE 500000000ULL /* ns for which stalls put an end off */
 
+/* How long a silent neighbor's port and discriminator are held: bfd_other. */
+#define BFD_HOLD_PACKETS 3
+#define BFD_HOLD_DOWN	 3000000000ULL	/* ns, of a session that is not up */
+#define BFD_HOLD_UP	 60000000000ULL /* ns, of one that is */
+
 static __always_inline __u32 bfd_max(__u32 a, __u32 b)
 {
 	return a > b ? a : b;
@@ -61,6 +66,7 @@ static __always_inline void bfd_forget(struct bfd_state *s)
 	if (limit)
 		s->wait = s->heard + 2 * limit;
 	s->yours = 0;
+	s->remote_port = 0;
 	s->remote_tx = 0;
 	s->remote_rx = 1;
 	s->remote_echo_rx = 0;
@@ -169,9 +175,35 @@ static __always_inline void bfd_expire(const struct bfd_setup *c, struct bfd_sta
 	s->changes++;
 }
 
+/*
+ * bfd_other says that a packet is not from the end that this session talks to. A neighbor sends from one port
+ * (RFC 5881, 4), which is its process's alone: other users of its host have other ports. Neither its port nor its discriminator
+ * changes unless it begins anew. A new one is taken when the old one was silent for the lifetime (bfd_forget). A session that is
+ * not up waits for BFD_HOLD_PACKETS of the old one, since its lifetime is long where the multiplier is high. Both waits are bounded:
+ * a stranger may have said the intervals. A key says better who sends.
+ */
+static __always_inline int bfd_other(const struct bfd_setup *c, const struct bfd_state *s,
+				     const struct bfd_packet *p, __be16 port, __u64 now)
+{
+	__u64 limit = BFD_HOLD_UP;
+
+	if (c->auth || !s->yours)
+		return 0;
+	if (s->yours == bpf_ntohl(p->mine) && (!s->remote_port || s->remote_port == port))
+		return 0;
+	if (s->state != BFD_UP || !s->rx_in_use) {
+		limit = BFD_US * bfd_max(s->rx_in_use, s->remote_tx);
+		limit *= s->remote_multiplier < BFD_HOLD_PACKETS ? s->remote_multiplier :
+								   BFD_HOLD_PACKETS;
+		if (limit > BFD_HOLD_DOWN)
+			limit = BFD_HOLD_DOWN;
+	}
+	return (__s64)(now - s->heard) <= (__s64)limit;
+}
+
 /* bfd_take is a packet for this session in which nothing is wrong (6.8.6). */
 static __always_inline void bfd_take(const struct bfd_setup *c, struct bfd_state *s,
-				     const struct bfd_packet *p, __u64 now)
+				     const struct bfd_packet *p, __be16 port, __u64 now)
 {
 	__u32 before = bfd_interval(c, s), after;
 	__u8 state = p->bits >> 6;
@@ -186,6 +218,7 @@ static __always_inline void bfd_take(const struct bfd_setup *c, struct bfd_state
 	if (!s->yours)
 		s->wait = 0; /* of bfd_forget */
 	s->yours = bpf_ntohl(p->mine);
+	s->remote_port = port;
 	s->remote_multiplier = p->multiplier;
 	s->remote_tx = bpf_ntohl(p->desired_tx);
 	s->remote_rx = bpf_ntohl(p->required_rx);
