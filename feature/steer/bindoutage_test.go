@@ -201,3 +201,14 @@ func TestNumbersOfOneChangeDiffer(t *testing.T) {
 		t.Errorf("bound is %v, want %v (%v)", have, want, err)
 	}
 }
+
+// Removal of steering takes bindings with it, also those of services without a section: an outage where a socket serves them.
+func TestRemoveTellsOfBindings(t *testing.T) {
+	w := registered(t)
+	w.bind("full udp 127.0.1.0/24 9000")
+	w.bind("none udp 127.0.2.0/24 9000")
+	plan, err := Feature{}.PlanRemove(t.Context(), w.root)
+	if err != nil || len(plan.Outages) != 1 || !strings.HasPrefix(plan.Outages[0], "1 bindings in ") || !strings.Contains(plan.Outages[0], " lead to service full, which has a socket") {
+		t.Errorf("%q, %v", plan.Outages, err)
+	}
+}

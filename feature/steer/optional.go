@@ -35,10 +35,11 @@ func (Feature) Spec(d *feature.Document) (spec.Config, bool) {
 }
 
 var (
-	_ feature.Runner    = Feature{}
-	_ feature.Recoverer = Feature{}
-	_ feature.Examiner  = Feature{}
-	_ feature.Measured  = Feature{}
+	_ feature.Runner        = Feature{}
+	_ feature.Recoverer     = Feature{}
+	_ feature.Examiner      = Feature{}
+	_ feature.Measured      = Feature{}
+	_ feature.RemovePlanner = Feature{}
 )
 
 // Recover implements feature.Recoverer.
