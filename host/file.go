@@ -26,6 +26,7 @@ type file struct {
 	sockets []feature.FileSocket // that go by the file without pins; none: the file is applied
 
 	mu      sync.Mutex
+	untried bool  // its first attempt has not ended
 	refused error // why the file of the last reload changed nothing; it is not tried again
 	err     error // of the last attempt to apply what is to be in force; it is tried again
 	lost    bool  // something went with its network namespace, and is not applied again yet
@@ -38,6 +39,9 @@ func (f *file) failure() error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.untried {
+		return fmt.Errorf("%s is not applied yet: the first attempt has not ended", f.path)
+	}
 	if err := errors.Join(f.refused, f.err); err != nil {
 		return fmt.Errorf("%s is not applied: %w", f.path, err)
 	}
@@ -65,6 +69,7 @@ func (f *file) noteLost(lost bool) {
 func (f *file) noteRefused(err error, log *slog.Logger) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.untried = false
 	if f.refused = err; err != nil {
 		log.Error("file not applied, everything stays as it was", "file", f.path, "err", oneLine(err))
 	}
@@ -77,7 +82,7 @@ func (f *file) noteAttempt(err error, log *slog.Logger) {
 	if err != nil && (f.err == nil || f.err.Error() != err.Error()) {
 		log.Error("file not applied yet, trying again", "file", f.path, "interval", retryEvery, "err", oneLine(err))
 	}
-	f.err = err
+	f.untried, f.err = false, err
 }
 
 // load reads the file for the features that this process runs.

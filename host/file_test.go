@@ -6,10 +6,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/weir-project/weir/feature/filter"
@@ -71,6 +73,32 @@ func TestListensOfOnly(t *testing.T) {
 			t.Errorf("--only %v --listen %q: %v", x.only, x.listen, err)
 		}
 	}
+}
+
+// /healthz of weir serve answers 503 until the first attempt to apply its file has ended: here it waits for the lock.
+func TestHealthBeforeTheFirstAttempt(t *testing.T) {
+	w := newWorld(t)
+	path := filepath.Join(t.TempDir(), "weir.yaml")
+	if err := os.WriteFile(path, []byte("filter: []\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, err := w.Root.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock := sync.OnceFunc(l.Unlock)
+	defer unlock()
+	s := w.serveWith(socketDir(t), ServeOptions{File: path})
+	if status, body := s.get("/healthz"); status != http.StatusServiceUnavailable || !strings.Contains(body, path+" is not applied yet") {
+		t.Errorf("before the first attempt: %d %s", status, body)
+	}
+	unlock()
+	nstest.Eventually(t, func() error {
+		if status, body := s.get("/healthz"); status != http.StatusOK {
+			return fmt.Errorf("/healthz: %d %s", status, body)
+		}
+		return nil
+	})
 }
 
 // weir serve applies its file at the start and at each reload. A wrong file keeps what is there, and with Only the other

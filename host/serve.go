@@ -61,7 +61,7 @@ func (h *Host) serve(ctx context.Context, o ServeOptions) error {
 	var f *file
 	var config *Config
 	if o.File != "" {
-		f = &file{path: o.File, only: o.Only, listen: o.Listen}
+		f = &file{path: o.File, only: o.Only, listen: o.Listen, untried: true}
 		c, err := f.load()
 		if err != nil {
 			return err
