@@ -69,6 +69,11 @@ func (m Member) Occupant(pid int) string {
 	if has, known := m.Has(pid); has || !known || pid <= 0 {
 		return ""
 	}
+	return ProcessName(pid)
+}
+
+// ProcessName is a process as people know it: "process 4711 (nfacctd)".
+func ProcessName(pid int) string {
 	name := "process " + strconv.Itoa(pid)
 	if p, err := pidfd.Open(pid); err == nil {
 		defer p.Close()

@@ -48,6 +48,11 @@ func examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 			add(s.Problem, "")
 		}
 		for _, slot := range s.Slots {
+			if slot.Occupant != "" && slot.Reason != "" {
+				add(fmt.Sprintf("slot %d is with %s, and the configuration gives it to %s: %s", slot.Slot, slot.Occupant, slot.Member, slot.Reason),
+					"correct the member in weir.yaml, or start it: weir serve gives it the slot then")
+				continue
+			}
 			if slot.Occupant != "" {
 				add(fmt.Sprintf("slot %d is with %s, and the configuration gives it to %s", slot.Slot, slot.Occupant, slot.Member),
 					fmt.Sprintf("weir steer admit %s --slot %d gives it to the configured member", s.Name, slot.Slot))

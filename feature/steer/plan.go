@@ -303,17 +303,35 @@ func planMembers(plan *feature.Plan, t target, have *state.Service) {
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) {
 				slot := slots.Slot{Scope: t.scope, Service: t.service.Name, Slot: m.Slot}
 				_, err := t.batch.admit(ctx, l, slot, nil, vet)
+				if note, kept := keeps(l.Root, slot, err); kept {
+					engine.RemarkKept(l.Root, slot, err)
+					return note, nil
+				}
 				engine.Remark(l.Root, slot, err)
 				if engine.NotYet(err) {
 					return "stays empty: " + err.Error(), nil
 				}
 				return "", err
-			}, Foresee: func(ctx context.Context) string { return t.foreseeEmpty(ctx, m) }}))
+			}, Foresee: func(ctx context.Context) string { return t.foreseeEmpty(ctx, m, have) }}))
 	}
 }
 
-// foreseeEmpty says why a member would leave its slot empty.
-func (t *target) foreseeEmpty(ctx context.Context, m service.Member) string {
+// keeps says that another process keeps a slot whose configured member is not there.
+func keeps(r *kernel.Root, slot slots.Slot, why error) (note string, kept bool) {
+	if !engine.NotYet(why) {
+		return "", false
+	}
+	all, err := slots.Open(r, slot.Scope, slot.Service)
+	if err != nil {
+		return "", false
+	}
+	defer all.Close()
+	pid, kept, err := all.Admitted(slot.Slot)
+	return fmt.Sprintf("stays with %s until its member is there: %v", service.ProcessName(pid), why), kept && err == nil
+}
+
+// foreseeEmpty says why a member would leave its slot empty, or with the process that serves it.
+func (t *target) foreseeEmpty(ctx context.Context, m service.Member, have *state.Service) string {
 	ns, err := slots.OpenNetns(t.netns, t.id)
 	if err != nil {
 		return "" // the plan tells
@@ -323,6 +341,9 @@ func (t *target) foreseeEmpty(ctx context.Context, m service.Member) string {
 	if err == nil {
 		a.Close()
 	} else if engine.NotYet(err) {
+		if have != nil && m.Slot < len(have.Slots) && have.Slots[m.Slot].Admitted() && (t.empty == nil || t.empty[m.Slot] == nil) {
+			return fmt.Sprintf("would stay with %s until its member is there: %v", service.ProcessName(have.Slots[m.Slot].PID), err)
+		}
 		return "would stay empty: " + err.Error()
 	}
 	return ""

@@ -212,6 +212,8 @@ func (t target) planReturns(plan *feature.Plan, have state.State, members map[sl
 				_, err := t.batch.admit(ctx, l, slot, &member, &engine.Vetting{Rate: t.rate, Proven: map[slots.Process]bool{{PID: member.PID, Start: who.Start}: true}})
 				if engine.NotYet(err) {
 					return "stays empty: " + err.Error(), nil
+				} else if err == nil {
+					engine.Remark(l.Root, slot, nil)
 				}
 				return "", err
 			}}))

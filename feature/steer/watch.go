@@ -185,14 +185,15 @@ func (w *watcher) poll(ctx context.Context) error {
 			if slot.Withdrawn || member == nil {
 				continue
 			}
-			if slot.Admitted() && !slot.Orphaned(member) {
+			key := slots.Slot{Scope: s.PinScope, Service: s.Name, Slot: slot.Slot}
+			served := slot.Admitted() && !slot.Orphaned(member)
+			if served && !w.awaits(s, slot.Slot) {
 				w.succeed(ctx, s, slot, *member)
 				continue
 			}
-			if slot.Drains != 0 && w.fallBack(ctx, s, slot.Slot) {
+			if !served && slot.Drains != 0 && w.fallBack(ctx, s, slot.Slot) {
 				continue
 			}
-			key := slots.Slot{Scope: s.PinScope, Service: s.Name, Slot: slot.Slot}
 			lacking[key] = true
 			if w.due(s, key) {
 				w.admit(ctx, s, slot.Slot, *member)
@@ -233,7 +234,19 @@ func (w *watcher) admit(ctx context.Context, s *state.Service, n int, m service.
 			w.ownResets(s)
 		}
 	}
+	if err != nil && s.Slots[n].Admitted() {
+		w.sayKept(key, err)
+		return
+	}
 	w.say(key, err, "slot admitted")
+}
+
+// sayKept logs once why a slot's member is not admitted, and another process serves on.
+func (w *watcher) sayKept(s slots.Slot, err error) {
+	if w.said.Changed(s, err.Error()) {
+		engine.RemarkKept(w.root, s, err)
+		w.log.Warn("slot stays with another process", "service", s.Service, "slot", s.Slot, "reason", err)
+	}
 }
 
 // due says whether a slot's member is to be looked for now.

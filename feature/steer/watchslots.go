@@ -5,8 +5,11 @@ package steer
 import (
 	"context"
 	"maps"
+	"strconv"
+	"strings"
 
 	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
@@ -77,6 +80,13 @@ func (w *watcher) succeed(ctx context.Context, s *state.Service, slot slots.Stat
 		return // nobody, or not whole yet
 	}
 	w.admit(ctx, s, slot.Slot, n)
+}
+
+// awaits says whether a process keeps a slot from before its member was configured: the member gets the slot when it comes. A process that
+// an operator has admitted keeps its slot: its admission has ended the remark. With generations succeed looks for the member.
+func (w *watcher) awaits(s *state.Service, slot int) bool {
+	return s.Record.Service.Generations == nil &&
+		strings.HasPrefix(w.root.Remarks(record.Instance(s.PinScope, s.Name), strconv.Itoa(slot)), engine.KeptMark)
 }
 
 // fallBack gives a slot whose member is gone to the generation before, while that lives.

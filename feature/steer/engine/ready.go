@@ -256,16 +256,25 @@ func (e *Engine) successor(p, old *record.Service, slot int) *service.Member {
 }
 
 // Remark keeps why a slot stays empty, for readers; nil ends it.
-func Remark(r *kernel.Root, s slots.Slot, err error) {
+func Remark(r *kernel.Root, s slots.Slot, err error) { remark(r, s, err, "") }
+
+// RemarkKept is Remark of a slot that another process serves, from before its member was configured.
+func RemarkKept(r *kernel.Root, s slots.Slot, err error) { remark(r, s, err, KeptMark) }
+
+func remark(r *kernel.Root, s slots.Slot, err error, mark string) {
 	text := ""
 	if err != nil {
 		text = strings.ToValidUTF8(err.Error(), "?")
 		if !foundBeforehand(err) {
 			text = LateMark + text
 		}
+		text = mark + text
 	}
 	r.Remark(record.Instance(s.Scope, s.Service), strconv.Itoa(s.Slot), text)
 }
+
+// KeptMark begins a remark of [RemarkKept].
+const KeptMark = "="
 
 // LateMark begins a remark that looking for the member does not find out.
 const LateMark = "+"

@@ -148,8 +148,8 @@ func (x *explainer) passes(s *state.Service) (done bool) {
 
 // MemberText names the member of a slot.
 func MemberText(of *state.Service, s slots.State) string {
-	if m := of.Record.Service.Member(s.Slot); m != nil && s.Occupant == "" {
-		s.Occupant = m.Occupant(s.PID)
+	if s.Occupant == "" {
+		s.Occupant = of.Occupant(s)
 	}
 	if s.Member == "" {
 		return fmt.Sprintf("process %d was admitted by hand", s.PID)

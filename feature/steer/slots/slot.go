@@ -93,15 +93,17 @@ func (s State) Describe() string {
 // Orphaned says that the slot's sockets outlived the process that it was given
 // to: its successor is to be named, though traffic needs nobody.
 func (s State) Orphaned(m *service.Member) bool {
-	if m == nil || !m.Keep || s.PID == 0 {
-		return false
-	}
+	return m != nil && m.Keep && s.PID != 0 && !s.Lives()
+}
+
+// Lives says whether the process that the slot was given to is alive.
+func (s State) Lives() bool {
 	p, err := pidfd.Open(s.PID)
 	if err != nil {
-		return true
+		return false
 	}
 	defer p.Close()
-	return !p.Alive()
+	return p.Alive()
 }
 
 // Verdicts counts what happened to a slot's traffic: datagrams of UDP,

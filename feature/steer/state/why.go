@@ -12,6 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/service"
 )
 
 // Why a slot is empty is one text for status, explain, doctor and metrics. What keeps a
@@ -31,13 +32,37 @@ func (st *State) ExplainEmpty(ctx context.Context) {
 	}
 }
 
+// Occupant names the process that serves a slot in place of its configured member; "": the member does, or that cannot be told. Where the
+// configured member names no process, the last try to admit it tells: it was remarked.
+func (s *Service) Occupant(slot slots.State) string {
+	m := s.Record.Service.Member(slot.Slot)
+	if m == nil || !slot.Admitted() {
+		return ""
+	}
+	if has, known := m.Has(slot.PID); has || known {
+		return m.Occupant(slot.PID)
+	}
+	if _, kept := s.remarked(slot.Slot); kept && slot.Lives() {
+		return service.ProcessName(slot.PID)
+	}
+	return ""
+}
+
+// remarked is why the last try to admit a slot's member failed. kept: another process served the slot.
+func (s *Service) remarked(slot int) (why string, kept bool) {
+	return strings.CutPrefix(s.Root.Remarks(record.Instance(s.PinScope, s.Name), strconv.Itoa(slot)), engine.KeptMark)
+}
+
 // ExplainEmpty looks for the reason of each empty slot, until a time.
 func (s *Service) ExplainEmpty(ctx context.Context, until time.Time) {
 	for n := range s.Slots {
 		slot := &s.Slots[n]
 		m := s.Record.Service.Member(slot.Slot)
 		if m != nil && slot.Admitted() && time.Now().Before(until) {
-			slot.Occupant = m.Occupant(slot.PID)
+			slot.Occupant = s.Occupant(*slot)
+			if why, kept := s.remarked(slot.Slot); kept && slot.Occupant != "" && slot.Reason == "" {
+				slot.Reason = "its member is not there: " + strings.TrimPrefix(why, engine.LateMark)
+			}
 		}
 		if slot.Admitted() || slot.Withdrawn || m == nil {
 			continue
@@ -56,7 +81,7 @@ func (s *Service) ExplainEmpty(ctx context.Context, until time.Time) {
 
 // whyEmpty says what keeps a slot's configured member out.
 func (s *Service) whyEmpty(ctx context.Context, key slots.Slot, look bool) string {
-	remarked := s.Root.Remarks(record.Instance(s.PinScope, s.Name), strconv.Itoa(key.Slot))
+	remarked, _ := s.remarked(key.Slot)
 	late, isLate := strings.CutPrefix(remarked, engine.LateMark)
 	if !look {
 		return late

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/explain"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+)
+
+// applyNotes applies the configuration. It returns what a dry run foresees of its steps, and what they note.
+func (w *world) applyNotes() (foreseen, noted string) {
+	w.t.Helper()
+	plan := func() feature.Plan {
+		st, err := state.Read(w.t.Context(), w.root)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		p, err := Feature{}.Plan(w.t.Context(), st, w.cfg)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		return p
+	}
+	for _, s := range plan().Steps {
+		if s.Foresee != nil {
+			foreseen += s.Foresee(w.t.Context())
+		}
+	}
+	w.locked(func(l *kernel.WriteLock) error {
+		return plan().Apply(w.t.Context(), l, func(_ feature.Step, note string) { noted += note })
+	})
+	return foreseen, noted
+}
+
+func writePID(t *testing.T, file string, s *sink) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(strconv.Itoa(s.pid())), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// has is an error unless a process has a slot.
+func (w *world) has(slot, pid int) error {
+	if s := w.state().Slots[slot]; !s.Admitted() || s.PID != pid {
+		return notGiven{w, slot, pid}
+	}
+	return nil
+}
+
+// A slot whose member is changed to one that is not there stays with its process: the plan, apply, status, explain and doctor name both.
+// The member gets the slot when it comes, unless an operator has given the slot to a process meanwhile.
+func TestFormerMemberKeepsTheSlot(t *testing.T) {
+	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991")
+	a, b, c := startSink(t, "udp4=0.0.0.0:9991"), startSink(t, "udp4=0.0.0.0:9991"), startSink(t, "udp4=0.0.0.0:9991")
+	w.member(0, a)
+	w.member(1, b)
+	w.apply()
+	pidfile := filepath.Join(t.TempDir(), "pid")
+	for _, m := range []service.Member{{PIDFile: pidfile + "x"}, {Cgroup: "/nowhere"}, {Unit: "nowhere.service"}, {PID: 1 << 21}, {PIDFile: pidfile}} {
+		w.cfg.Services[0].Members[0] = m
+		foreseen, noted := w.applyNotes()
+		who := fmt.Sprintf("process %d (", a.pid())
+		if !strings.HasPrefix(foreseen, "would stay with "+who) || !strings.HasPrefix(noted, "stays with "+who) || !strings.Contains(noted, ") until its member is there: ") {
+			t.Errorf("%s: foreseen %q, noted %q", m, foreseen, noted)
+		}
+		st, err := state.Read(t.Context(), w.root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st.ExplainEmpty(t.Context())
+		s := &st.Services[0]
+		if slot := s.Slots[0]; !slot.Admitted() || !strings.HasPrefix(slot.Occupant, who) || !strings.HasPrefix(slot.Reason, "its member is not there: ") {
+			t.Errorf("%s: slot %+v", m, slot)
+		}
+		if slot := s.Slots[1]; slot.Occupant != "" || slot.Reason != "" {
+			t.Errorf("%s: the other slot: %+v", m, slot)
+		}
+		if got := explain.MemberText(w.state(), w.state().Slots[0]); !strings.Contains(got, who) || !strings.Contains(got, "in place of "+m.String()) {
+			t.Errorf("%s: explain %q", m, got)
+		}
+		if got := w.found(); !strings.Contains(got, "slot 0 is with "+who) || !strings.Contains(got, "gives it to "+m.String()) {
+			t.Errorf("%s: doctor %q", m, got)
+		}
+	}
+	w.serve()
+	writePID(t, pidfile, c)
+	w.admitted(0, c.pid())
+	if st := w.state(); st.Occupant(st.Slots[0]) != "" {
+		t.Errorf("its member has come: %q", st.Occupant(st.Slots[0]))
+	}
+	later := pidfile + "later"
+	w.cfg.Services[0].Members[0] = service.Member{PIDFile: later}
+	w.apply()
+	if _, err := engine.Admit(t.Context(), w.root, w.slot(0), &service.Member{PID: a.pid()}); err != nil {
+		t.Fatal(err)
+	}
+	writePID(t, later, c)
+	nstest.Steadily(t, 3*lookEvery, func() error { return w.has(0, a.pid()) })
+}
