@@ -100,7 +100,7 @@ func (e *Engine) attach(l *kernel.WriteLock, want map[string]hook, anew bool) er
 		kernel.Step("bfd:moved")
 	}
 	for name, h := range want {
-		if h.program == bpf.BfdProgBfdReceive {
+		if h.program != bpf.BfdProgBfdTick {
 			if _, err := net.InterfaceByIndex(h.at.Ifindex); err != nil {
 				continue // it is gone: its sessions wait
 			}
@@ -125,5 +125,5 @@ func (e *Engine) load() (*kernel.Collection, error) {
 	for pin, name := range pins {
 		share[name] = e.maps[pin]
 	}
-	return kernel.Load(spec, []string{bpf.BfdProgBfdTick, bpf.BfdProgBfdReceive}, share)
+	return kernel.Load(spec, []string{bpf.BfdProgBfdTick, bpf.BfdProgBfdReceive, bpf.BfdProgBfdLeave}, share)
 }

@@ -48,6 +48,7 @@ func netnsScope(ns *netns.Handle) string { return kernel.ScopeOf(ns) }
 const (
 	linkTick    = "tick_"
 	linkReceive = "receive_"
+	linkLeave   = "leave_"
 )
 
 // pins are maps by the names of their pins.
@@ -215,7 +216,10 @@ func (e *Engine) reconcile(ctx context.Context, l *kernel.WriteLock, anew bool) 
 	}
 	err = e.each(func(_ uint32, c *bpf.BfdBfdSetup) {
 		index := int(c.Ifindex)
-		want[linkReceive+strconv.Itoa(index)] = hook{kernel.TCX{Ifindex: index, Device: "device " + strconv.Itoa(index)}, bpf.BfdProgBfdReceive}
+		device := kernel.TCX{Ifindex: index, Device: "device " + strconv.Itoa(index)}
+		want[linkReceive+strconv.Itoa(index)] = hook{device, bpf.BfdProgBfdReceive}
+		device.Egress, device.Order.Where = true, hookorder.First
+		want[linkLeave+strconv.Itoa(index)] = hook{device, bpf.BfdProgBfdLeave}
 	})
 	if err != nil {
 		return err

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
  * BFD (RFC 5880, 5881) in the kernel: bfd_tick sends what is due and finds out who is silent, at each tick of a tick source;
- * bfd_receive, at tcx ingress of the sessions' devices, takes what comes. User space says which sessions there are, and hears
+ * bfd_receive, at tcx ingress of the sessions' devices, takes what comes; bfd_leave, at their egress, drops what others send in
+ * a session's place. User space says which sessions there are, and hears
  * of what becomes of them; they begin, go on and end without it.
  */
 #include <linux/bpf.h>
@@ -24,6 +25,7 @@
 #include "send.h"
 #include "tick.h"
 #include "receive.h"
+#include "leave.h"
 
 /* So that the type is known to who reads the ring. */
 const struct bfd_event *bfd_event_type __attribute__((unused));

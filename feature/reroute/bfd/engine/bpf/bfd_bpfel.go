@@ -138,6 +138,7 @@ const (
 	BfdMapBfdStates      = "bfd_states"
 	BfdMapLivenessShared = "liveness_shared"
 	BfdMapRerouteLinks   = "reroute_links"
+	BfdProgBfdLeave      = "bfd_leave"
 	BfdProgBfdReceive    = "bfd_receive"
 	BfdProgBfdTick       = "bfd_tick"
 	BfdVarBfdClockGiven  = "bfd_clock_given"
@@ -187,6 +188,7 @@ type BfdSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type BfdProgramSpecs struct {
+	BfdLeave   *ebpf.ProgramSpec `ebpf:"bfd_leave"`
 	BfdReceive *ebpf.ProgramSpec `ebpf:"bfd_receive"`
 	BfdTick    *ebpf.ProgramSpec `ebpf:"bfd_tick"`
 }
@@ -279,12 +281,14 @@ type BfdVariables struct {
 //
 // It can be passed to LoadBfdObjects or ebpf.CollectionSpec.LoadAndAssign.
 type BfdPrograms struct {
+	BfdLeave   *ebpf.Program `ebpf:"bfd_leave"`
 	BfdReceive *ebpf.Program `ebpf:"bfd_receive"`
 	BfdTick    *ebpf.Program `ebpf:"bfd_tick"`
 }
 
 func (p *BfdPrograms) Close() error {
 	return _BfdClose(
+		p.BfdLeave,
 		p.BfdReceive,
 		p.BfdTick,
 	)
