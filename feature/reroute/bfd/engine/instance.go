@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"sync"
@@ -275,8 +276,8 @@ func (e *Engine) put(mend func() error, sessions []Session) error {
 		if s.SourcePort == 0 {
 			s.SourcePort = ofSession[s.Discriminator]
 		}
-		for port := uint16(bfd.FirstSourcePort); s.SourcePort == 0; port++ {
-			if !ports[port] {
+		for s.SourcePort == 0 { // by chance: who cannot see packets is not to know it
+			if port := bfd.FirstSourcePort + uint16(rand.IntN(1<<16-bfd.FirstSourcePort)); !ports[port] {
 				s.SourcePort = port
 			}
 		}

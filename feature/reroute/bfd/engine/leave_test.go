@@ -183,6 +183,38 @@ func TestOtherDatagramsLeave(t *testing.T) {
 	}
 }
 
+// Source ports are taken by chance, each by one session, and stay.
+func TestSourcePorts(t *testing.T) {
+	s := newSide(t)
+	var all []Session
+	for i := range 8 {
+		x := s.session(i+1, "10.9.0.1", "10.9.0."+strconv.Itoa(100+i))
+		x.SourcePort = 0
+		all = append(all, x)
+	}
+	s.put(slices.Clone(all)...)
+	ports := map[uint16]bool{}
+	low := 0
+	for _, x := range all {
+		port := sourcePort(t, s.e, x.Discriminator)
+		if port < bfd.FirstSourcePort || ports[port] {
+			t.Errorf("port %d", port)
+		}
+		if ports[port] = true; port < bfd.FirstSourcePort+1024 {
+			low++
+		}
+	}
+	if low > len(all)/2 {
+		t.Errorf("%d of %d ports are the lowest", low, len(all))
+	}
+	s.put(slices.Clone(all)...)
+	for _, x := range all {
+		if port := sourcePort(t, s.e, x.Discriminator); !ports[port] {
+			t.Errorf("then port %d", port)
+		}
+	}
+}
+
 // An engine of a weir without the program at the egress gets it by an upgrade.
 func TestUpgradeGuardsEgress(t *testing.T) {
 	s := newSide(t)

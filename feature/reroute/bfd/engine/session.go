@@ -21,7 +21,7 @@ type Session struct {
 	Local, Peer netip.Addr // of one family; a link-local one without a zone
 	Ifindex     int        // of the device
 	Link        int        // the same where the session judges its link (package links), else 0
-	SourcePort  uint16     // from bfd.FirstSourcePort on, of each session another one; 0: its own, or one that is free
+	SourcePort  uint16     // from bfd.FirstSourcePort on, of each session another one; 0: its own, or one that is free, by chance
 	Key         *bfd.Key   // nil: without authentication
 	// Echo is the least time between echo packets, which are sent where the neighbour says that it loops them back: whole
 	// microseconds; 0: none.
