@@ -238,7 +238,23 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 	for _, p := range protect.Vanishing(st.protect) {
 		out = append(out, feature.Finding{Object: "path " + p.Path, Text: p.Text, Remedy: p.Remedy})
 	}
+	out = append(out, keyless(st.BFD)...)
 	return append(out, feature.UnreadFindings(st.Unreadable)...), err
+}
+
+// keyless finds BFD sessions that believe the neighbour's address and port.
+func keyless(all []peers.SessionState) []feature.Finding {
+	var names []string
+	for _, s := range all {
+		if s.Keyless && !s.Gone {
+			names = append(names, s.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return []feature.Finding{{Object: "BFD without a key", Text: strings.Join(names, ", ") + ": who takes the neighbor's port before its daemon does, or sends by its address, speaks for it",
+		Remedy: "give bfd a key_file at both ends; without one keep other users off the neighbor's host"}}
 }
 
 // problemRemedy splits a path's problem into its text and its remedy, the last clause where that is an instruction.

@@ -84,6 +84,17 @@ func TestDegradedIsNoFailure(t *testing.T) {
 	}
 }
 
+// Sessions without a key are a warning of doctor, one for all, and no failure.
+func TestKeyless(t *testing.T) {
+	found := keyless([]peers.SessionState{{Name: "a", Keyless: true}, {Name: "keyed"}, {Name: "gone", Keyless: true, Gone: true}, {Name: "frr", FRR: "unix:/x"}, {Name: "b", Keyless: true}})
+	if len(found) != 1 || found[0].Fails || !strings.HasPrefix(found[0].Text, "a, b: ") || !strings.Contains(found[0].Remedy, "key_file") {
+		t.Errorf("%+v", found)
+	}
+	if found := keyless([]peers.SessionState{{Name: "keyed"}}); len(found) > 0 {
+		t.Errorf("of keyed ones: %+v", found)
+	}
+}
+
 // The page and the metric's help tell the meaning of each fate.
 func TestFatesAreTold(t *testing.T) {
 	page, err := os.ReadFile("../../docs/REROUTE.md")

@@ -59,6 +59,9 @@ type SessionState struct {
 	// Unjudged says that there is no such session, though a path's link is to be judged by it: nobody judges the link.
 	Unjudged bool `json:"unjudged,omitempty"`
 
+	// Keyless says that it is of the configuration, and without a key.
+	Keyless bool `json:"keyless,omitempty"`
+
 	again bool // its device was made again
 }
 
@@ -247,7 +250,7 @@ func (p *published) devices() (out map[string]int) {
 }
 
 func (p *published) state(s Session, found map[uint32]engine.Status, now time.Duration) SessionState {
-	out := SessionState{Name: s.Name, Netns: p.Netns, Device: s.Device, Peer: s.Peer, State: bfd.Down}
+	out := SessionState{Name: s.Name, Netns: p.Netns, Device: s.Device, Peer: s.Peer, State: bfd.Down, Keyless: s.KeyFile == ""}
 	x, there := found[p.Discriminators[s.Name]]
 	if !there {
 		out.Problem = fmt.Sprintf("it waits for the device %s and its address", s.Device)
