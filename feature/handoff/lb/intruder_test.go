@@ -4,9 +4,14 @@ package lb
 
 import (
 	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 	"github.com/weir-project/weir/internal/nstest"
@@ -42,6 +47,70 @@ func TestTunnelOfStranger(t *testing.T) {
 					t.Fatal("the packets are not counted")
 				}
 			}
+		})
+	}
+}
+
+// A backend's own end delivers nothing but packets of services' addresses: any user of its host can send to the load balancer's port.
+func TestTunnelOfNoService(t *testing.T) {
+	for name, ends := range map[string][2]string{"over IPv4": {"10.3.0.2", "10.2.0.1"}, "over IPv6": {"fd03::2", "fd02::1"}} {
+		t.Run(name, func(t *testing.T) {
+			sc := newRoutedScene(t, name == "over IPv6")
+			victim := nstest.ListenUDP(t, sc.client, netip.MustParseAddrPort("10.1.0.2:9999"))
+			var user *net.UDPConn
+			do(t, sc.hosts[0], func() (err error) {
+				user, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(ends[0]), 0)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(ends[1]), tunnel.Port)))
+				return err
+			})
+			defer user.Close()
+			to := netip.MustParseAddr("10.1.0.2")
+			for _, forged := range []string{"10.77.0.1", "10.3.0.2", "10.2.0.1"} {
+				if _, err := user.Write(vxlanOf(netip.MustParseAddr(forged), to, 9999, "forged")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// What the service's address sends is behind them, in order.
+			b := make([]byte, 100)
+			for end := time.Now().Add(patience); ; {
+				if _, err := user.Write(vxlanOf(service4.Addr(), to, 9999, "service")); err != nil {
+					t.Fatal(err)
+				}
+				if err := victim.SetReadDeadline(time.Now().Add(20 * time.Millisecond)); err != nil {
+					t.Fatal(err)
+				}
+				n, from, err := victim.ReadFromUDPAddrPort(b)
+				if err == nil && from.Addr().Unmap() != service4.Addr() {
+					t.Fatalf("a user of a backend delivers %q, as from %s", b[:n], from)
+				}
+				if err == nil {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatal("the service's own packet does not arrive")
+				}
+			}
+			if c, err := sc.f.Counts(); err != nil || c.UnknownSource != 3 {
+				t.Errorf("%+v, %v: want 3 dropped", c, err)
+			}
+			refused(t, sc)
+		})
+	}
+}
+
+// refused wants the backends' errors about a service's packets to reach their client.
+func refused(t *testing.T, sc *scene) {
+	t.Helper()
+	for id, at := range []netip.AddrPort{service4, service6} {
+		if err := sc.f.SetService(Service{ID: 2 + id, Listen: at, Proto: unix.IPPROTO_UDP}); err != nil {
+			t.Fatal(err)
+		}
+		c := dialUDP(t, sc.client, at)
+		nstest.Eventually(t, func() error {
+			_, err := c.Write([]byte("anybody?"))
+			if errors.Is(err, unix.ECONNREFUSED) {
+				return nil
+			}
+			return fmt.Errorf("%s: %v: want an error of the backend", at, err)
 		})
 	}
 }

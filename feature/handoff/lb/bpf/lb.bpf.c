@@ -690,15 +690,67 @@ static __always_inline int from_backend(struct __sk_buff *skb, struct packet *p,
 	return TC_ACT_UNSPEC;
 }
 
+/* has_service says whether an address is a service's: each has an entry of port 0, for fragments. */
+static __always_inline int has_service(struct lb_service_key *k)
+{
+	k->port = 0;
+	k->proto = IPPROTO_TCP;
+	if (bpf_map_lookup_elem(&lb_services, k))
+		return 1;
+	k->proto = IPPROTO_UDP;
+	return bpf_map_lookup_elem(&lb_services, k) != 0;
+}
+
+/* What a packet out of the tunnels' device is: of a service's address, of the link itself, of nobody. */
+enum { OF_SERVICE, OF_LINK, OF_NOBODY };
+
 /*
- * intruder says whether a packet comes out of the tunnels' device and from no backend's end: the device takes what anybody sends
- * to it, and the kernel would route what is in there, whatever its addresses.
+ * inner says whose a packet is. A new device solicits routers and listeners, from link-local addresses: nobody here wants to
+ * know, and it is no intrusion.
+ */
+static __always_inline int inner(struct __sk_buff *skb)
+{
+	struct lb_service_key k = {};
+	__be32 v4;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct iphdr, saddr), &v4,
+				       sizeof(v4)))
+			return OF_NOBODY;
+		mapped(k.addr, v4);
+		if (!v4)
+			return OF_LINK;
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		__u32 *w = (__u32 *)k.addr;
+
+		if (bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, saddr), k.addr,
+				       sizeof(k.addr)))
+			return OF_NOBODY;
+		if ((w[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000) ||
+		    !(w[0] | w[1] | w[2] | w[3]))
+			return OF_LINK;
+	} else {
+		return OF_LINK;
+	}
+	return has_service(&k) ? OF_SERVICE : OF_NOBODY;
+}
+
+/*
+ * intruder says whether a packet out of the tunnels' device does not go on. The device takes what anybody sends to it, and the kernel
+ * would route the packet in there, whatever its addresses. It has to come from a backend's end, where any user can send it, and
+ * from a service's address: nothing else leads into a backend's end.
  */
 static __always_inline int intruder(struct __sk_buff *skb)
 {
 	struct lb_config *c = config();
+	int of;
 
-	return c && c->tunnel == skb->ifindex && !sender(skb);
+	if (!c || c->tunnel != skb->ifindex)
+		return 0;
+	of = sender(skb) ? inner(skb) : OF_NOBODY;
+	if (of == OF_NOBODY)
+		count(LB_STRANGER);
+	return of != OF_SERVICE;
 }
 
 /* lb_in is at every device. */
@@ -708,10 +760,8 @@ int lb_in(struct __sk_buff *skb)
 	struct packet p = {};
 	struct lb_service *s;
 
-	if (intruder(skb)) {
-		count(LB_STRANGER);
+	if (intruder(skb))
 		return TC_ACT_SHOT;
-	}
 	if (read(skb, &p))
 		return TC_ACT_UNSPEC;
 	s = bpf_map_lookup_elem(&lb_services, &p.to);

@@ -157,7 +157,7 @@ enum {
 	LB_NO_BACKEND, /* no backend for the flow */
 	LB_FULL,       /* flows that there was no room for: they go by the hash */
 	LB_ICMP,       /* errors that went to a flow's owner */
-	LB_STRANGER,   /* packets of a service by who is none of its backends */
+	LB_STRANGER,   /* by none of the backends, or out of a tunnel and of no service */
 	LB_FRAGMENT,   /* later fragments of a service by flow: nobody knows whose they are */
 	LB_BIG,	       /* too big for the tunnel: the kernel says so to the client */
 	LB_LATE,       /* of parked flows whose deadline has passed */

@@ -89,7 +89,7 @@ func (x *Explainer) packet() error {
 }
 
 // fromTunnel is what lb_in asks of each packet out of the tunnels' device.
-const fromTunnel = "out of a tunnel a packet passes if the other end is a backend; others are dropped"
+const fromTunnel = "out of a tunnel a packet passes if the other end is a backend and its source a service's address; others are dropped"
 
 // conclusion is what becomes of a packet at the load balancer.
 type conclusion struct {
