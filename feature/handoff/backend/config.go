@@ -85,9 +85,6 @@ func (c *Config) Validate() (errs []error) {
 		if slices.Contains(c.Devices[:i], d) {
 			fail("devices: %q is there twice: name each interface once", d)
 		}
-		if d == "lo" {
-			fail("devices: %q: nothing of the load balancer comes by the loopback, and sessions of this host's own clients do not move: leave it out", d)
-		}
 	}
 	if c.Timeout < 0 || c.Timeout > 0 && c.Timeout < 10*time.Millisecond {
 		fail("timeout %s: take 10 ms or more, and less than buffer_timeout of the load balancer", c.Timeout)

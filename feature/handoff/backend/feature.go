@@ -137,6 +137,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (p feature.Pla
 			return p, err
 		}
 		have.listens(&p, &want)
+		have.loopback(&p, &want)
 		if err := have.detached(&p); err != nil {
 			return p, err
 		}
@@ -186,6 +187,22 @@ func (c *Config) ready(p *feature.Plan) error {
 	}
 	return nil
 }
+
+// loopback refuses the loopback among the devices. A backend that has it already keeps it, with a warning: weir took such a file before.
+func (s State) loopback(p *feature.Plan, c *Config) {
+	switch {
+	case !slices.Contains(c.Devices, loopback):
+	case s.Spec != nil && slices.Contains(s.Spec.Devices, loopback):
+		p.Warn("handoff.backend: devices: %q: %s", loopback, loopbackText)
+	default:
+		p.Outage("%v", c.Errorf("handoff.backend: devices: %q: %s", loopback, loopbackText))
+	}
+}
+
+const (
+	loopback     = "lo"
+	loopbackText = "nothing of the load balancer comes by the loopback, and sessions of this host's own clients do not move: leave it out"
+)
 
 // listens tells of an address at which no agent could connect.
 func (s State) listens(p *feature.Plan, c *Config) {

@@ -83,6 +83,18 @@ services:
 	if p := plan(changed(func(c *Config) { c.Listen = "192.0.2.77:7947" })); len(p.Steps) != 1 || len(p.Outages) != 1 || !strings.Contains(p.Outages[0], "no interface has 192.0.2.77, and agents connect to 127.0.0.1:7947 now") {
 		t.Errorf("an absent listen: steps %v, outages %q", p.Steps, p.Outages)
 	}
+	looped := changed(func(c *Config) { c.Devices = []string{"w0", "lo"} })
+	if p := plan(looped); len(p.Steps) != 1 || len(p.Outages) != 1 || !strings.Contains(p.Outages[0], `devices: "lo": nothing of the load balancer comes by the loopback`) {
+		t.Errorf("the loopback: steps %v, outages %q", p.Steps, p.Outages)
+	}
+	if p := plan(func(ctx context.Context, _ *kernel.Root, have State) (feature.Plan, error) {
+		before := *have.Spec // of an older weir
+		before.Devices = []string{"w0", "lo"}
+		have.Spec = &before
+		return looped(ctx, nil, have)
+	}); len(p.Outages) > 0 || !strings.Contains(strings.Join(p.Warnings, "\n"), `devices: "lo"`) {
+		t.Errorf("the loopback in force: outages %q, warnings %q", p.Outages, p.Warnings)
+	}
 	if p, err := (Feature{}).PlanRemove(t.Context(), w.root); err != nil || len(p.Outages) != len(w.servers) {
 		t.Errorf("removal in all network namespaces: outages %q, %v", p.Outages, err)
 	}

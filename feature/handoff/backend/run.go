@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,6 +44,9 @@ func run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 		return fmt.Errorf("where other backends' agents connect to: %w", err)
 	}
 	defer l.Close()
+	if slices.Contains(c.Devices, loopback) {
+		log.Warn("devices have the loopback", "device", loopback, "reason", loopbackText)
+	}
 	if lacks := listens(c).Lacks(); lacks != "" {
 		log.Warn("listening ahead of the address", "listen", c.Listen, "reason", lacks)
 	}
