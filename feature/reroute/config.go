@@ -37,10 +37,10 @@ type Path struct {
 type BFD struct {
 	strictyaml.Pos `yaml:"-"`
 	Peer           netip.Addr    `yaml:"peer"`
-	Local          netip.Addr    `yaml:"local"`      // absent: the interface's address in the peer's network
-	Interval       time.Duration `yaml:"interval"`   // absent: 50 ms; the slower end decides
-	Multiplier     int           `yaml:"multiplier"` // absent: 3
-	Echo           time.Duration `yaml:"echo"`       // absent: no echo packets
+	Local          netip.Addr    `yaml:"local"`                     // absent: the interface's address in the peer's network
+	Interval       time.Duration `yaml:"interval" zero:"default"`   // absent: 50 ms; the slower end decides
+	Multiplier     int           `yaml:"multiplier" zero:"default"` // absent: 3
+	Echo           time.Duration `yaml:"echo"`                      // absent: no echo packets
 	Passive        bool          `yaml:"passive"`
 	KeyFile        string        `yaml:"key_file" path:"file"` // absent: no authentication
 	KeyID          int           `yaml:"key_id"`
@@ -88,17 +88,17 @@ func (c *Config) neighbours() (out []peers.Config) {
 // Probe is how a link is probed.
 type Probe struct {
 	strictyaml.Pos `yaml:"-"`
-	ID             uint32        `yaml:"id"`         // the same at both ends
-	Mode           liveness.Mode `yaml:"mode"`       // absent: active
-	Peer           netip.Addr    `yaml:"peer"`       // the peer's segment
-	Via            netip.Addr    `yaml:"via"`        // absent: peer
-	Source         netip.Addr    `yaml:"source"`     // ours, to which answers return
-	Function       netip.Addr    `yaml:"function"`   // our segment, at which the peer's probes are answered
-	Interval       time.Duration `yaml:"interval"`   // absent: 10 ms
-	Multiplier     int           `yaml:"multiplier"` // absent: 3
-	Grace          time.Duration `yaml:"grace"`
-	StableFor      time.Duration `yaml:"stable_for"`
-	StableMax      time.Duration `yaml:"stable_max"`
+	ID             uint32        `yaml:"id"`                        // the same at both ends
+	Mode           liveness.Mode `yaml:"mode"`                      // absent: active
+	Peer           netip.Addr    `yaml:"peer"`                      // the peer's segment
+	Via            netip.Addr    `yaml:"via"`                       // absent: peer
+	Source         netip.Addr    `yaml:"source"`                    // ours, to which answers return
+	Function       netip.Addr    `yaml:"function"`                  // our segment, at which the peer's probes are answered
+	Interval       time.Duration `yaml:"interval" zero:"default"`   // absent: 10 ms
+	Multiplier     int           `yaml:"multiplier" zero:"default"` // absent: 3
+	Grace          time.Duration `yaml:"grace" zero:"default"`
+	StableFor      time.Duration `yaml:"stable_for" zero:"default"`
+	StableMax      time.Duration `yaml:"stable_max" zero:"default"`
 	KeyFile        string        `yaml:"key_file" path:"file"`
 	Observe        bool          `yaml:"observe"` // find out, and reroute nothing by it
 }

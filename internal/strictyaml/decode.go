@@ -13,6 +13,8 @@
 // takes any scalar as it is written. Anchors and aliases work within a bound;
 // merge keys (<<), tags of one's own and several documents are refused.
 //
+// A value tagged `zero:"default"` is not zero in a file: zero in the struct stands for a default other than it.
+//
 // A string, or a map of strings, tagged `path:"file"` names files. Decode makes
 // the names absolute: a relative one starts at the directory of the file that
 // Decode reads. An abstract socket (@name) stays as it is.

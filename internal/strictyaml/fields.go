@@ -16,10 +16,11 @@ type fields struct {
 	positions [][]int           // the fields of type Pos
 	files     map[string]bool   // the keys whose values name files
 	former    map[string]string // keys of before, and what they are called now
+	defaults  map[string]bool   // the keys whose absence means a default other than zero
 }
 
 func newFields(t reflect.Type) *fields {
-	fs := &fields{index: make(map[string][]int), files: make(map[string]bool), former: make(map[string]string)}
+	fs := &fields{index: make(map[string][]int), files: make(map[string]bool), former: make(map[string]string), defaults: make(map[string]bool)}
 	fs.add(t, nil)
 	slices.Sort(fs.names)
 	return fs
@@ -57,6 +58,7 @@ func (fs *fields) add(t reflect.Type, at []int) {
 		fs.index[name] = index
 		fs.names = append(fs.names, name)
 		fs.files[name] = f.Tag.Get("path") == "file"
+		fs.defaults[name] = f.Tag.Get("zero") == "default"
 		if was := f.Tag.Get("former"); was != "" {
 			fs.former[was] = name
 		}

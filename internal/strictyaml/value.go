@@ -128,7 +128,13 @@ func (d *Decoder) structure(n *yaml.Node, v reflect.Value) {
 			d.unknown(key, fs)
 			return
 		}
-		d.inKey(key.Value, func() { d.value(value, v.FieldByIndex(index)) })
+		d.inKey(key.Value, func() {
+			before := len(d.errs)
+			d.value(value, v.FieldByIndex(index))
+			if fs.defaults[key.Value] && len(d.errs) == before && v.FieldByIndex(index).IsZero() {
+				d.failf(value, "", "%s: want more than 0; leave the key out for the default", value.Value)
+			}
+		})
 		if fs.files[key.Value] {
 			d.absolute(v.FieldByIndex(index))
 		}

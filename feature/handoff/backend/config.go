@@ -29,8 +29,8 @@ type Config struct {
 	Services       []string      `yaml:"services"` // absent: all of the load balancer
 	Keeper         string        `yaml:"keeper" path:"file"`
 	Buffer         bool          `yaml:"buffer" former:"park"` // packets of a session that leaves wait here, not at the load balancer
-	Timeout        time.Duration `yaml:"timeout" former:"patience"`
-	MaxQueues      int           `yaml:"max_queues" former:"limit"` // bytes of a session's queues
+	Timeout        time.Duration `yaml:"timeout" former:"patience" zero:"default"`
+	MaxQueues      int           `yaml:"max_queues" former:"limit" zero:"default"` // bytes of a session's queues
 }
 
 // LBConfig is where the load balancer's agent is.

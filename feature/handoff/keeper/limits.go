@@ -18,12 +18,12 @@ import (
 // Options.
 type Limits struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
-	Hold           time.Duration `yaml:"hold" json:"hold,omitempty"`                                   // how long a session waits for a member
-	Grace          time.Duration `yaml:"grace" json:"grace,omitempty"`                                 // how long for one of its own name, where another would take it
-	Sessions       int           `yaml:"max_sessions" json:"max_sessions,omitempty" former:"sessions"` // sockets of one user in one service
-	State          Size          `yaml:"max_state" json:"max_state,omitempty" former:"state"`          // of one session
-	Total          Size          `yaml:"max_total" json:"max_total,omitempty" former:"total"`          // of all, in shares
-	Allow          Rules         `yaml:"allow" json:"allow,omitempty"`                                 // members beside those that services of the file name
+	Hold           time.Duration `yaml:"hold" json:"hold,omitempty" zero:"default"`                                   // how long a session waits for a member
+	Grace          time.Duration `yaml:"grace" json:"grace,omitempty" zero:"default"`                                 // how long for one of its own name, where another would take it
+	Sessions       int           `yaml:"max_sessions" json:"max_sessions,omitempty" former:"sessions" zero:"default"` // sockets of one user in one service
+	State          Size          `yaml:"max_state" json:"max_state,omitempty" former:"state" zero:"default"`          // of one session
+	Total          Size          `yaml:"max_total" json:"max_total,omitempty" former:"total" zero:"default"`          // of all, in shares
+	Allow          Rules         `yaml:"allow" json:"allow,omitempty"`                                                // members beside those that services of the file name
 }
 
 // Size is a number of bytes, in a configuration one like 64KiB or 1MiB.

@@ -19,9 +19,9 @@ import (
 // before keeps the UDP peers that it knows, and all else is the next one's.
 type Generations struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
-	Idle           time.Duration `yaml:"idle" json:"idle"`         // silence after which a peer is new, ns
-	Deadline       time.Duration `yaml:"deadline" json:"deadline"` // after which the one before gets nothing, ns
-	Peers          int           `yaml:"peers" json:"peers"`       // UDP peers that are remembered; beyond, those silent longest go
+	Idle           time.Duration `yaml:"idle" json:"idle" zero:"default"`         // silence after which a peer is new, ns
+	Deadline       time.Duration `yaml:"deadline" json:"deadline" zero:"default"` // after which the one before gets nothing, ns
+	Peers          int           `yaml:"peers" json:"peers" zero:"default"`       // UDP peers that are remembered; beyond, those silent longest go
 }
 
 // Defaults of generations: QUIC's usual idle timeout, and what an operator waits.

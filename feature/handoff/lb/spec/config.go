@@ -50,12 +50,12 @@ type Config struct {
 	Services       map[string]ServiceConfig `yaml:"services"`
 	Backends       map[string]BackendConfig `yaml:"backends" former:"hosts"`
 	Partner        Partner                  `yaml:"partner"`
-	BufferTimeout  time.Duration            `yaml:"buffer_timeout" former:"hold"`
-	MoveTimeout    time.Duration            `yaml:"move_timeout" former:"lapse"`
-	EndedTimeout   time.Duration            `yaml:"ended_timeout" former:"ended"`
-	IdleTimeout    time.Duration            `yaml:"idle_timeout" former:"idle"`
-	AgentTimeout   time.Duration            `yaml:"agent_timeout" former:"down"`
-	StartupTimeout time.Duration            `yaml:"startup_timeout" former:"settle"`
+	BufferTimeout  time.Duration            `yaml:"buffer_timeout" former:"hold" zero:"default"`
+	MoveTimeout    time.Duration            `yaml:"move_timeout" former:"lapse" zero:"default"`
+	EndedTimeout   time.Duration            `yaml:"ended_timeout" former:"ended" zero:"default"`
+	IdleTimeout    time.Duration            `yaml:"idle_timeout" former:"idle" zero:"default"`
+	AgentTimeout   time.Duration            `yaml:"agent_timeout" former:"down" zero:"default"`
+	StartupTimeout time.Duration            `yaml:"startup_timeout" former:"settle" zero:"default"`
 }
 
 // Partner is another load balancer, as the agents of both know each other.
