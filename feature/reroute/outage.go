@@ -87,7 +87,7 @@ func refuseAbsent(plan *feature.Plan, have State, want Config, ns namespacesByRe
 	}
 }
 
-// lacking says that a network namespace lacks an interface of this name, by which paths go; "": it does not, or nobody knows.
+// lacking says why paths cannot go by an interface of this name: it is absent, or not Ethernet. "": they can, or nobody knows.
 func lacking(ref, name string) (text string) {
 	ns, err := netns.Current()
 	if ref != "" {
@@ -102,6 +102,8 @@ func lacking(ref, name string) (text string) {
 			text = fmt.Sprintf("there is no interface %s in %s", name, ns)
 		} else if err == nil && l.Attrs().Name != name {
 			text = fmt.Sprintf("%s is an alternative name of interface %s, and paths go by the latter", name, l.Attrs().Name)
+		} else if err == nil && l.Attrs().EncapType != "ether" {
+			text = fmt.Sprintf("packets of %s have no Ethernet header, which a protected interface needs", name)
 		}
 		return nil
 	})

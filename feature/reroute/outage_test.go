@@ -54,6 +54,19 @@ func TestAbsentRepairs(t *testing.T) {
 	}
 }
 
+// A path that is attached does not go to an interface where nothing can be attached.
+func TestInterfaceWithoutEthernet(t *testing.T) {
+	want, err := parse("reroute: [{name: core, interface: lo, segments: [fc00:3::1]}]")
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := feature.Plan{}
+	refuseAbsent(&plan, State{Paths: []protect.PathState{{Name: "core", Device: "eth9", Attached: true}}}, want, namespacesByRef{})
+	if text := strings.Join(plan.Outages, "\n"); !strings.Contains(text, "packets of lo have no Ethernet header") {
+		t.Errorf("outages %q", text)
+	}
+}
+
 // A change that sends packets to a link which is down is an outage that names the link; one that keeps them on their way is none.
 func TestOutages(t *testing.T) {
 	w := newWorld(t)

@@ -146,6 +146,23 @@ func TestEchoWantsForwarding(t *testing.T) {
 	}
 }
 
+// A peer that cannot answer is warned of, with the reason.
+func TestPeersThatCannotAnswer(t *testing.T) {
+	w := newWorld(t, true)
+	for peer, want := range map[string]string{
+		"10.9.0.1": "10.9.0.1 is an address of this host",
+		"10.7.0.2": "no address of w0 is in the network of 10.7.0.2",
+		"10.9.0.2": "",
+		"fd09::1":  "fd09::1 is an address of this host",
+	} {
+		plan, err := Plan(t.Context(), State{}, []Config{{Netns: w.ref, Sessions: []Session{
+			{Name: "s", Device: "w0", Peer: netip.MustParseAddr(peer), Interval: time.Second, Multiplier: 3}}}})
+		if text := strings.Join(plan.Warnings, "\n"); err != nil || (want == "") != (text == "") || !strings.Contains(text, want) {
+			t.Errorf("%s: %q, %v", peer, text, err)
+		}
+	}
+}
+
 func (w *world) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

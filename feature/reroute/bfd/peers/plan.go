@@ -42,6 +42,7 @@ func Plan(_ context.Context, have State, wants []Config) (plan feature.Plan, err
 		p := published{Config: w, Netns: cmp.Or(w.Netns, ns.String()), ID: ns.ID()}
 		err = ns.Do(func() error {
 			w.warnOfEcho(&plan)
+			w.warnOfPeers(&plan)
 			return nil
 		})
 		ns.Close()
@@ -101,6 +102,26 @@ func (c Config) warnOfEcho(plan *feature.Plan) {
 		text, err := os.ReadFile("/proc/sys/net/" + family + "/conf/" + of + "/forwarding")
 		if s.Echo != 0 && err == nil && strings.TrimSpace(string(text)) == "0" {
 			plan.Warn("session %s: echo packets of %s do not come back to it, and it may not use the link, as this host does not forward: sysctl -w net/%s/conf/%s/forwarding=1", s.Name, s.Peer, family, of)
+		}
+	}
+}
+
+// warnOfPeers tells of peers that cannot answer: addresses of the namespace itself, and those outside of their device's networks.
+func (c Config) warnOfPeers(plan *feature.Plan) {
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		return
+	}
+	for _, s := range c.Sessions {
+		d, err := net.InterfaceByName(s.Device)
+		switch {
+		case slices.ContainsFunc(own, func(a net.Addr) bool {
+			p, err := netip.ParsePrefix(a.String())
+			return err == nil && p.Addr() == s.Peer && !s.Peer.IsLinkLocalUnicast()
+		}):
+			plan.Warn("session %s: peer: %s is an address of this host: say the neighbour's", s.Name, s.Peer)
+		case err == nil && !s.Local.IsValid() && !localTo(d, s.Peer).IsValid():
+			plan.Warn("session %s: peer: no address of %s is in the network of %s: the session begins once there is one, or say local", s.Name, s.Device, s.Peer)
 		}
 	}
 }
