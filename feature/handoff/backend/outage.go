@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"time"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/quarantine"
@@ -55,6 +56,11 @@ func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error
 	case s.Spec.Number != want.Number:
 		change = fmt.Sprintf("gets number %d in place of %d", want.Number, s.Spec.Number)
 	}
+	if s.Spec.LB.Address != want.LB.Address && change == "" {
+		if err := dialable(ctx, want.LB.Address); err != nil {
+			change = fmt.Sprintf("connects to lb.address %s (%v)", want.LB.Address, err)
+		}
+	}
 	for _, d := range want.Devices {
 		if _, err := net.InterfaceByName(d); err != nil && change == "" {
 			change = "has no agent until interface " + d + " comes"
@@ -70,6 +76,19 @@ func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error
 	defer ns.Close()
 	addOutages(ctx, p, kernel.ScopeOf(ns), change)
 	return nil
+}
+
+// dialTime is how long a plan waits for the load balancer at an address of the file.
+const dialTime = time.Second
+
+// dialable says why nothing answers at a load balancer's address.
+func dialable(ctx context.Context, address string) error {
+	d := net.Dialer{Timeout: dialTime}
+	c, err := d.DialContext(ctx, "tcp", address)
+	if err == nil {
+		c.Close()
+	}
+	return err
 }
 
 // PlanRemove implements feature.RemovePlanner: the backends of all network namespaces.

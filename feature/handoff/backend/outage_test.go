@@ -13,7 +13,7 @@ import (
 )
 
 // The removal of a backend is an outage while its agent is connected to the load balancer, whoever plans it, and none once it is drained
-// or its agent has ended. So are another number, and an absent device.
+// or its agent has ended. So are another number, an absent device, and an address without a load balancer.
 func TestRemovalOutages(t *testing.T) {
 	w := newNetwork(t, 2, at4)
 	cert, key, ca := w.ca.Files("lb")
@@ -71,8 +71,9 @@ services:
 	}
 	renumbered := changed(func(c *Config) { c.Number = 7 })
 	misspelt := changed(func(c *Config) { c.Devices = []string{"w9"} })
+	elsewhere := changed(func(c *Config) { c.LB.Address = "127.0.0.1:9" })
 	const noFlows = "its load balancer gives it no new flows"
-	for name, p := range map[string]feature.Plan{"a file without it": plan(without), "the short command": plan(short), "another number": plan(renumbered), "an absent device": plan(misspelt)} {
+	for name, p := range map[string]feature.Plan{"a file without it": plan(without), "the short command": plan(short), "another number": plan(renumbered), "an absent device": plan(misspelt), "an lb.address without an answer": plan(elsewhere)} {
 		if len(p.Steps) != 1 || !strings.Contains(strings.Join(p.Outages, "\n"), noFlows) {
 			t.Errorf("%s: steps %v, outages %q", name, p.Steps, p.Outages)
 		}
