@@ -253,7 +253,7 @@ func keyless(all []peers.SessionState) []feature.Finding {
 	if len(names) == 0 {
 		return nil
 	}
-	return []feature.Finding{{Object: "BFD without a key", Text: strings.Join(names, ", ") + ": who takes the neighbor's port before its daemon does, or sends by its address, speaks for it",
+	return []feature.Finding{{Object: "BFD without a key", Text: strings.Join(names, ", ") + ": before the neighbor's daemon has its port, a user of its host can take it and speak for it",
 		Remedy: "give bfd a key_file at both ends; without one keep other users off the neighbor's host"}}
 }
 
