@@ -95,3 +95,27 @@ func TestTCPFamilies(t *testing.T) {
 		l.Close()
 	}
 }
+
+// TCPAhead listens at addresses that no interface has, where TCP does not.
+func TestTCPAhead(t *testing.T) {
+	for _, address := range []string{"192.0.2.77:0", "[2001:db8::77]:0"} {
+		if l, err := TCP(t.Context(), slog.New(slog.DiscardHandler), address); err == nil {
+			l.Close()
+			t.Errorf("TCP listens at %s", address)
+		}
+		l, err := TCPAhead(t.Context(), slog.New(slog.DiscardHandler), address)
+		if err != nil {
+			t.Errorf("TCPAhead: %v", err)
+			continue
+		}
+		l.Close()
+	}
+	for _, address := range []string{"0.0.0.0:0", "[::]:0", ":0", "127.0.0.1:0"} {
+		l, err := TCPAhead(t.Context(), slog.New(slog.DiscardHandler), address)
+		if err != nil {
+			t.Errorf("TCPAhead: %v", err)
+			continue
+		}
+		l.Close()
+	}
+}
