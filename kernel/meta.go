@@ -50,7 +50,7 @@ func (m Meta) RequireABI(i Instance, known uint32) error {
 	if m.ABI == known {
 		return nil
 	}
-	return fmt.Errorf("%w: %s has ABI %d, made by weir %s, and this weir knows %d: use that weir, or remove it with that one first; nothing was changed",
+	return fmt.Errorf("%w: %s has ABI %d, made by weir %s, and this weir knows %d: use that weir, or remove it with that one first; it stays as it is",
 		ErrABI, i, m.ABI, m.Version, known)
 }
 
