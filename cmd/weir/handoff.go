@@ -164,6 +164,9 @@ root and the keeper's see those of which they are members.`,
 				return cli.PrintJSON(cmd, r)
 			}
 			printHandoff(cmd.OutOrStdout(), r, all, time.Now())
+			if len(r.Services) == 0 && os.Geteuid() != 0 {
+				fmt.Fprintln(cmd.ErrOrStderr(), "the keeper shows this user its own services alone: sudo shows all")
+			}
 			return nil
 		},
 	}

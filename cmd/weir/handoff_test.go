@@ -38,6 +38,22 @@ func TestKeeperBesideSocket(t *testing.T) {
 	}
 }
 
+// A user without rights sees its own services alone, and is told so where there are none.
+func TestHandoffStatusOfOthers(t *testing.T) {
+	nstest.NeedRoot(t)
+	socket := fmt.Sprint("@weir-status-", os.Getpid())
+	nstest.Start(t, command("handoff", "--keeper", socket, "keep"))
+	nstest.Eventually(t, func() error {
+		if _, errs, status := weir(t, "handoff", "--keeper", socket, "status"); status != 0 || errs != "" {
+			return fmt.Errorf("root: status %d: %s", status, errs)
+		}
+		return nil
+	})
+	if _, errs, status := asNobody(t, "handoff", "--keeper", socket, "status"); status != 0 || !strings.Contains(errs, "its own services alone: sudo shows all") {
+		t.Errorf("status %d: %s", status, errs)
+	}
+}
+
 func TestHandoffCommands(t *testing.T) {
 	nstest.NeedRoot(t)
 	socket := filepath.Join(t.TempDir(), "keeper.sock")
