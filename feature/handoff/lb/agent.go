@@ -70,6 +70,7 @@ type Agent struct {
 	forgotten map[move.Backend]string    // backends that have been away for long: the partner may forget them later
 	began     time.Time
 	reports   quota.Reports
+	unasked   bool           // too many flows are known by backends' packets alone
 	startup   *startup       // the data path has begun anew, and not all backends have said which sessions are theirs; else nil
 	ended     bool           // Serve has: nothing is done with the data path any more, which may be closed
 	asides    sync.WaitGroup // goroutines that find and check backends

@@ -70,6 +70,7 @@ type DataPath struct {
 	ended        uint32        // lb_config.ended
 	reclaim      uint16        // lb_config.reclaim
 	crowded      atomic.Bool   // too many flows stay though their clients have reset them
+	unasked      atomic.Bool   // too many flows are known by backends' packets alone
 	startupUntil atomic.Uint64 // CLOCK_MONOTONIC in ns: until then packets of unknown connections wait
 	mu           sync.Mutex
 	backends     []Backend             // nil before SetBackends

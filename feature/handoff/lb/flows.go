@@ -173,6 +173,7 @@ func (f *DataPath) doubtful(k Key, fl Flow, age, idle time.Duration, c *census) 
 
 // Forget removes flows that have ended, and those of which nothing has been seen for as long as idle; not those that move, and
 // not what Override has made. A connection that was never opened goes after 20 s.
+// So do flows that backends' packets alone have made known, where these have an eighth of the room.
 // Doubtful flows stay until their owners' agents should have told of them, in an eighth of the room. It returns how many. Where flows have taken three
 // quarters of their room, sources of datagrams are not learned any more, which anybody could make up: these go by the hash.
 func (f *DataPath) Forget(ended, idle time.Duration) (int, error) {
@@ -196,7 +197,7 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) 
 		case fl.Ended && age >= ended:
 			return true
 		}
-		return fl.Never(k) && age >= min(idle, unanswered) || fl.Unseen() && away(fl.Owner)
+		return (fl.Never(k) || fl.Unasked && f.unasked.Load()) && age >= min(idle, unanswered) || fl.Unseen() && away(fl.Owner)
 	}
 	var gone []Key
 	known, now := 0, kernel.Monotonic() // reading the clock is a system call
@@ -209,6 +210,7 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) 
 		return true
 	})
 	f.crowded.Store(doubtful > int(f.maps.LbFlows.MaxEntries())/8)
+	err = errors.Join(err, f.countUnasked(c.unaskedFlows()))
 	remove := func(k Key) error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -220,7 +222,7 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) 
 			return err
 		}
 		n++
-		if fl.Ended || fl.Unseen() {
+		if fl.Ended || fl.Unseen() || fl.Unasked {
 			f.changed(k)
 		}
 		return nil
@@ -233,6 +235,12 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) 
 	full := known-n > int(f.maps.LbFlows.MaxEntries())*3/4
 	f.full.Store(full)
 	return n, errors.Join(err, f.configure(full))
+}
+
+// countUnasked tells the data path how many flows backends' packets alone have made known.
+func (f *DataPath) countUnasked(n int) error {
+	f.unasked.Store(n > int(f.maps.LbFlows.MaxEntries())/8)
+	return f.maps.LbRoom.Put(uint32(0), bpf.LBLbUnasked{Flows: int64(n), Counted: kernel.Monotonic()})
 }
 
 // flowBatch is how many flows one call reads.

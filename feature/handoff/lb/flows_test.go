@@ -28,7 +28,7 @@ func newTable(t testing.TB, n int) *DataPath {
 		t.Fatal(err)
 	}
 	f := &DataPath{stays: true, buffer: &bufferDevice{Device: &packetbuf.Device[Key]{}}}
-	for name, m := range map[string]**ebpf.Map{"lb_flows": &f.maps.LbFlows, "lb_setup": &f.maps.LbSetup, "lb_backends": &f.maps.LbBackends, "lb_ring": &f.maps.LbRing} {
+	for name, m := range map[string]**ebpf.Map{"lb_flows": &f.maps.LbFlows, "lb_setup": &f.maps.LbSetup, "lb_backends": &f.maps.LbBackends, "lb_ring": &f.maps.LbRing, "lb_room": &f.maps.LbRoom} {
 		if *m, err = ebpf.NewMap(spec.Maps[name]); err != nil {
 			t.Fatal(err)
 		}

@@ -13,8 +13,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/flow"
+	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 )
 
 // Nobody but hosts' ends of tunnels has the load balancer route what comes out of its tunnels' device (CERT VU#199397).
@@ -57,12 +62,7 @@ func TestTunnelOfNoService(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			sc := newRoutedScene(t, name == "over IPv6")
 			victim := nstest.ListenUDP(t, sc.client, netip.MustParseAddrPort("10.1.0.2:9999"))
-			var user *net.UDPConn
-			do(t, sc.hosts[0], func() (err error) {
-				user, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(ends[0]), 0)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(ends[1]), tunnel.Port)))
-				return err
-			})
-			defer user.Close()
+			user := userOf(t, sc, ends[0], ends[1])
 			to := netip.MustParseAddr("10.1.0.2")
 			for _, forged := range []string{"10.77.0.1", "10.3.0.2", "10.2.0.1"} {
 				if _, err := user.Write(vxlanOf(netip.MustParseAddr(forged), to, 9999, "forged")); err != nil {
@@ -115,24 +115,163 @@ func refused(t *testing.T, sc *scene) {
 	}
 }
 
+// A user of a backend's host makes up packets of its connections: these fill half of the table, and clients' connections are learned.
+func TestTunnelFills(t *testing.T) {
+	sc := newRoutedScene(t, false)
+	user := userOf(t, sc, "10.3.0.2", "10.2.0.1")
+	most := int(sc.f.maps.LbFlows.MaxEntries()) / 2
+	flows := func() (n, unasked int) {
+		if err := sc.f.Flows(func(_ Key, fl Flow) bool {
+			if n++; fl.Unasked {
+				unasked++
+			}
+			return true
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return n, unasked
+	}
+	seg := make([]byte, 20)
+	binary.BigEndian.PutUint16(seg, service4.Port())
+	seg[12], seg[13] = 5<<4, tcpACK|tcpPSH
+	for i := 0; i < most+most/4; i++ {
+		binary.BigEndian.PutUint16(seg[2:], uint16(1024+i&0x7fff))
+		if _, err := user.Write(vxlanWith(service4.Addr(), netip.AddrFrom4([4]byte{10, 99, byte(i >> 15), 1}), unix.IPPROTO_TCP, seg)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, unasked := flows(); n != most || unasked != n {
+		t.Errorf("%d flows, %d of them unasked, want %d", n, unasked, most)
+	}
+	if c, err := sc.f.Counts(); err != nil || c.Full == 0 {
+		t.Errorf("%+v, %v", c, err)
+	}
+	_, k, owner, _ := session(t, sc)
+	becomes(t, sc.f, k, "of its client", func(fl Flow) bool { return fl.Owner == owner && !fl.Unasked })
+	for range 2 { // the first sees that they are many
+		if n, err := sc.f.Forget(time.Second, time.Hour); n != 0 || err != nil {
+			t.Errorf("%d flows are forgotten at once, %v", n, err)
+		}
+	}
+}
+
+// Of flows that backends' packets alone made known a few stay, and many go soon.
+func TestForgetUnasked(t *testing.T) {
+	room := 1 << 18 / 8
+	for n, want := range map[int]int{room: 0, room + 1: room + 1} {
+		f := newTable(t, n)
+		if err := f.Flows(func(k Key, _ Flow) bool {
+			v := bpf.LBLbFlow{Word: 1, Seen: kernel.Monotonic() - uint64(unanswered), Out: 1, Flags: flow.Unasked}
+			return f.maps.LbFlows.Put(k.Raw(), &v) == nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if gone, err := f.Forget(time.Second, time.Hour); gone != 0 || err != nil {
+			t.Errorf("of %d flows %d are forgotten before they are counted, %v", n, gone, err)
+		}
+		if gone, err := f.Forget(time.Second, time.Hour); gone != want || err != nil {
+			t.Errorf("of %d flows %d are forgotten, want %d: %v", n, gone, want, err)
+		}
+	}
+}
+
+// A load balancer that has forgotten a connection, or was added, meets it by its server's packet. Its client confirms it, or its
+// backend's agent does.
+func TestLearnedOfBackend(t *testing.T) {
+	sc := newScene(t)
+	const owner = move.Backend(1)
+	k := Key{Client: netip.MustParseAddrPort("10.1.0.2:5555")} // which resets what it gets
+	speaks := func() {
+		t.Helper()
+		segment := make([]byte, 20)
+		binary.BigEndian.PutUint16(segment, service4.Port())
+		binary.BigEndian.PutUint16(segment[2:], k.Client.Port())
+		segment[12], segment[13] = 5<<4, tcpACK|tcpPSH
+		raw(t, sc.hosts[owner-1], ipOf(service4.Addr(), k.Client.Addr(), unix.IPPROTO_TCP, segment), k.Client.Addr())
+		becomes(t, sc.f, k, "unasked", func(fl Flow) bool { return fl.Owner == owner && fl.Unasked })
+	}
+	count := func() int64 {
+		var u bpf.LBLbUnasked
+		if err := sc.f.maps.LbRoom.Lookup(uint32(0), &u); err != nil {
+			t.Fatal(err)
+		}
+		return u.Flows
+	}
+	speaks()
+	forge(t, sc, k.Client, service4, tcpSYN)
+	forge(t, sc, k.Client, service4, tcpRST)
+	becomes(t, sc.f, k, "reset", func(fl Flow) bool { return fl.In >= 2 })
+	if fl, err := sc.f.Flow(k); err != nil || !fl.Unasked || count() != 1 {
+		t.Errorf("%+v, %v: a SYN and a reset confirm nothing", fl, err)
+	}
+	forge(t, sc, k.Client, service4, tcpACK)
+	becomes(t, sc.f, k, "confirmed", func(fl Flow) bool { return fl.Owner == owner && !fl.Unasked })
+	if err := sc.f.maps.LbFlows.Delete(k.Raw()); err != nil {
+		t.Fatal(err)
+	}
+	speaks()
+	if _, err := sc.f.Change(k, func(fl *Flow) { fl.Named = true }); err != nil {
+		t.Fatal(err)
+	}
+	if fl, err := sc.f.Flow(k); err != nil || fl.Unasked || count() != 0 {
+		t.Errorf("%+v, %v, %d unasked: its agent has told of it", fl, err, count())
+	}
+}
+
+// userOf is a socket of a user of the first backend's host.
+func userOf(t *testing.T, sc *scene, from, lb string) (c *net.UDPConn) {
+	t.Helper()
+	at := func(a string, port uint16) *net.UDPAddr {
+		return net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(a), port))
+	}
+	do(t, sc.hosts[0], func() (err error) {
+		c, err = net.DialUDP("udp", at(from, 0), at(lb, tunnel.Port))
+		return err
+	})
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// raw sends a packet.
+func raw(t *testing.T, ns *netns.Handle, packet []byte, to netip.Addr) {
+	t.Helper()
+	do(t, ns, func() error {
+		s, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(s)
+		return unix.Sendto(s, packet, 0, &unix.SockaddrInet4{Addr: to.As4()})
+	})
+}
+
 // vxlanOf is a tunnel's packet with a datagram in it, behind the outer UDP header.
 func vxlanOf(from, to netip.Addr, port uint16, payload string) []byte {
+	var b []byte
+	for _, v := range []uint16{40000, port, uint16(8 + len(payload)), 0} {
+		b = binary.BigEndian.AppendUint16(b, v)
+	}
+	return vxlanWith(from, to, unix.IPPROTO_UDP, append(b, payload...))
+}
+
+// vxlanWith is one with any packet in it.
+func vxlanWith(from, to netip.Addr, proto byte, payload []byte) []byte {
 	b := binary.BigEndian.AppendUint32(nil, 0x08000000) // RFC 7348, 5: a VNI is there
 	b = binary.BigEndian.AppendUint32(b, tunnel.VNI<<8)
 	b = append(append(b, tunnel.LBMAC...), tunnel.BackendMAC...)
 	b = binary.BigEndian.AppendUint16(b, 0x0800)
-	udp := 8 + len(payload)
-	ip := binary.BigEndian.AppendUint32(nil, 0x45000000|uint32(20+udp))
-	ip = append(ip, 0, 1, 0, 0, 64, 17, 0, 0)
+	return append(b, ipOf(from, to, proto, payload)...)
+}
+
+// ipOf is an IPv4 packet.
+func ipOf(from, to netip.Addr, proto byte, payload []byte) []byte {
+	ip := binary.BigEndian.AppendUint32(nil, 0x45000000|uint32(20+len(payload)))
+	ip = append(ip, 0, 1, 0, 0, 64, proto, 0, 0)
 	ip = append(append(ip, from.AsSlice()...), to.AsSlice()...)
 	sum := uint32(0)
 	for i := 0; i < len(ip); i += 2 {
 		sum += uint32(binary.BigEndian.Uint16(ip[i:]))
 	}
 	binary.BigEndian.PutUint16(ip[10:], ^uint16(sum+sum>>16))
-	b = append(b, ip...)
-	for _, v := range []uint16{40000, port, uint16(udp), 0} {
-		b = binary.BigEndian.AppendUint16(b, v)
-	}
-	return append(b, payload...)
+	return append(ip, payload...)
 }

@@ -183,7 +183,7 @@ func (a *Agent) sendFlows(c *peer.Conn, keys map[Key]bool, all bool) error {
 		if err != nil && !gone {
 			return err
 		}
-		if err == nil && fl.Never(k) && (fl.Epoch == 0 || !a.pair.knownBoth(k)) {
+		if err == nil && (fl.Never(k) || fl.Unasked && a.f.unasked.Load()) && (fl.Epoch == 0 || !a.pair.knownBoth(k)) {
 			continue // the other one would not know that it is soon forgotten; once it is open the data path says so
 		}
 		if a.pair.tells(k, fl, gone) {

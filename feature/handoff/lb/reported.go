@@ -21,6 +21,7 @@ const reportedFor = 30 * time.Second
 type census struct {
 	owned   map[move.Backend]int    // by owner
 	unseen  map[move.Backend]int    // by the backend whose word is all that is known of them
+	unasked map[move.Backend]int    // by the owner, whose packets are all that is known of them
 	gone    map[move.Backend]bool   // whose agents have gone, before the count
 	away    func(move.Backend) bool // still; called with the lock of forget
 	pair    *pairing                // with a partner, or nil
@@ -29,7 +30,7 @@ type census struct {
 }
 
 func newCensus() *census {
-	return &census{owned: map[move.Backend]int{}, unseen: map[move.Backend]int{}, away: func(move.Backend) bool { return false }, slack: time.Minute}
+	return &census{owned: map[move.Backend]int{}, unseen: map[move.Backend]int{}, unasked: map[move.Backend]int{}, away: func(move.Backend) bool { return false }, slack: time.Minute}
 }
 
 func (c *census) count(fl Flow) {
@@ -37,6 +38,16 @@ func (c *census) count(fl Flow) {
 	if fl.Unseen() {
 		c.unseen[cmp.Or(fl.Reporter, fl.Owner)]++
 	}
+	if fl.Unasked {
+		c.unasked[fl.Owner]++
+	}
+}
+
+func (c *census) unaskedFlows() (n int) {
+	for _, of := range c.unasked {
+		n += of
+	}
+	return n
 }
 
 // report records a flow of which a backend says that a session is there, or at another backend. It counts against the one that says so.
@@ -88,6 +99,12 @@ func (a *Agent) endCensus(c *census) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.reports.End(c.unseen)
+	if many := a.f.unasked.Load(); many != a.unasked {
+		a.unasked = many
+		if many {
+			a.o.Log.Warn("backends send packets of connections that no client confirms, keeping these flows for 20 s", "flows", c.unaskedFlows(), "by_backend", c.unasked)
+		}
+	}
 	for number, m := range a.members {
 		if m.told == nil && c.owned[number] == 0 && a.away(number) >= a.o.IdleTimeout {
 			a.o.Log.Info("a backend that has not been here for long is forgotten", "name", m.Name, "number", number)

@@ -18,8 +18,11 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// learnedName is the map lb_learned. It is not pinned: the agent holds it.
-const learnedName = "lb_learned"
+// These maps are not pinned: the agent holds them.
+const (
+	learnedName = "lb_learned"
+	roomName    = "lb_room"
+)
 
 // PlanUpgrade implements feature.Upgrader.
 func (Feature) PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan, err error) {
@@ -87,7 +90,7 @@ func exchange(l *kernel.WriteLock, u *instances.InUse[Options]) error {
 	return nil
 }
 
-// programs loads this weir's over the maps that are pinned, and over the agent's ring of learned flows.
+// programs loads this weir's over the maps that are pinned, and over those that the agent holds.
 func programs(pins *kernel.Opened, running uint32) (*kernel.Collection, error) {
 	spec, err := bpf.LoadLB()
 	if err != nil {
@@ -103,8 +106,10 @@ func programs(pins *kernel.Opened, running uint32) (*kernel.Collection, error) {
 			return nil, err
 		}
 		defer closeMaps(used)
-		if m := used[learnedName]; m != nil {
-			share[learnedName] = m
+		for _, name := range []string{learnedName, roomName} {
+			if m := used[name]; m != nil {
+				share[name] = m
+			}
 		}
 	}
 	return kernel.Load(spec, []string{"lb_in", "lb_again", "lb_own"}, share)

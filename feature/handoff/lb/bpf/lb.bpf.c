@@ -69,7 +69,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 262144);
+	__uint(max_entries, LB_FLOWS);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct lb_flow_key);
 	__type(value, struct lb_flow);
@@ -83,6 +83,14 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
 } lb_learned SEC(".maps");
+
+/* Not pinned: the agent counts anew. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct lb_unasked);
+} lb_room SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -337,6 +345,47 @@ static __always_inline void tell(const struct lb_flow_key *k, const struct lb_se
 		bpf_ringbuf_output(&lb_learned, (void *)k, sizeof(*k), 0);
 }
 
+static __always_inline struct lb_unasked *unasked(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&lb_room, &zero);
+}
+
+/*
+ * has_room says whether one more flow may be learned by a backend's packet alone, and counts it. Any user of a backend's host may
+ * make up such packets. Clients have the other half of the table.
+ */
+static __always_inline int has_room(void)
+{
+	struct lb_unasked *u = unasked();
+	__u64 now = bpf_ktime_get_coarse_ns();
+
+	if (!u)
+		return 0;
+	if (u->counted + LB_UNASKED_TIME < now) {
+		u->counted = now;
+		u->flows = 0;
+	}
+	if (u->flows >= LB_UNASKED_MOST)
+		return 0;
+	__sync_fetch_and_add(&u->flows, 1);
+	return 1;
+}
+
+/* confirmed notes that another than a backend's packet tells of a flow. */
+static __always_inline void confirmed(struct lb_flow *f)
+{
+	struct lb_unasked *u;
+
+	if (!(f->flags & LB_UNASKED))
+		return;
+	f->flags &= ~LB_UNASKED;
+	u = unasked();
+	if (u && u->flows > 0)
+		__sync_fetch_and_add(&u->flows, -1);
+}
+
 /*
  * learn records a flow that is new. What there is no room for goes by the hash. A connection that a
  * client begins is told of once a backend and the client have spoken: a flood of SYNs is not to fill
@@ -350,11 +399,11 @@ static __always_inline void learn(const struct lb_flow_key *k, const struct lb_s
 		.seen = bpf_ktime_get_coarse_ns(),
 		.in = !by_backend,
 		.out = by_backend,
-		.flags = flags,
+		.flags = by_backend ? flags | LB_UNASKED : flags,
 		.birth = bpf_get_prandom_u32() | 1,
 	};
 
-	if (bpf_map_update_elem(&lb_flows, k, &f, BPF_NOEXIST)) {
+	if ((by_backend && !has_room()) || bpf_map_update_elem(&lb_flows, k, &f, BPF_NOEXIST)) {
 		count(LB_FULL);
 		return;
 	}
@@ -535,6 +584,8 @@ static __always_inline void saw_client(struct lb_flow *f, const struct lb_flow_k
 		f->flags &= ~LB_OPENING;
 		tell(k, s, LB_OWNER(f->word));
 	}
+	if (s->by_source || answers(p))
+		confirmed(f);
 	saw(f, p, s, LB_FIN_IN, LB_RST);
 }
 
@@ -831,6 +882,8 @@ int lb_change(struct __sk_buff *skb)
 	f->life = a.life; /* the data path does not ask */
 	if ((a.have ^ a.want) & ~(LB_MOVES | LB_BEFORE) && f->flags & LB_MADE_UP)
 		f->flags &= ~LB_MADE_UP;
+	if (a.named || (a.have ^ a.want) & ~(LB_MOVES | LB_BEFORE))
+		confirmed(f);
 	if (a.want & LB_BEFORE && f->until < bpf_ktime_get_coarse_ns())
 		f->until = bpf_ktime_get_coarse_ns();
 	if (a.seen > f->seen)

@@ -6,9 +6,11 @@
 #ifndef WEIR_LB_H
 #define WEIR_LB_H
 
-#define LB_BACKENDS 1024 /* backend 0 is none */
-#define LB_SERVICES 64
-#define LB_BUCKETS  4096 /* of a service */
+#define LB_BACKENDS	1024 /* backend 0 is none */
+#define LB_SERVICES	64
+#define LB_BUCKETS	4096 /* of a service */
+#define LB_FLOWS	262144
+#define LB_UNASKED_MOST (LB_FLOWS / 2)
 
 /* lb_service_key finds the service of a packet. */
 struct lb_service_key {
@@ -93,6 +95,17 @@ struct lb_flow {
 	__u32 birth; /* move.Birth: at random, of this record; 0: it was made before there were births */
 };
 
+/*
+ * lb_unasked counts LB_UNASKED flows. The agent writes it after each count of the table; in between the data path adds and
+ * subtracts. Without an agent the count begins anew after LB_UNASKED_TIME.
+ */
+struct lb_unasked {
+	__s64 flows;
+	__u64 counted; /* CLOCK_MONOTONIC in ns */
+};
+
+#define LB_UNASKED_TIME 60000000000ULL
+
 /* lb_change_args is what lb_change gets as its packet. */
 struct lb_change_args {
 	struct lb_flow_key key;
@@ -141,8 +154,10 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 #define LB_BALANCED  512  /* by the data path, which has chosen the epoch */
 #define LB_RST_OWNER 1024 /* of the owner, since the connection was opened */
 #define LB_NAMED     2048 /* the owner's agent has told of the session */
-#define LB_FINS	     (LB_FIN_IN | LB_FIN_OUT)
-#define LB_RSTS	     (LB_RST | LB_RST_OUT | LB_RST_OWNER)
+#define LB_UNASKED \
+	8192 /* learned by a backend's packet, and neither its client nor the backend's agent has confirmed it */
+#define LB_FINS (LB_FIN_IN | LB_FIN_OUT)
+#define LB_RSTS (LB_RST | LB_RST_OUT | LB_RST_OWNER)
 #define LB_MADE_UP \
 	(LB_OPENING | LB_UNANSWERED | LB_BALANCED) /* of a flow that may be no more than that */
 

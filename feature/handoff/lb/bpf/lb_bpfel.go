@@ -92,6 +92,12 @@ type LBLbTunnelKey struct {
 	Addr [16]uint8
 }
 
+type LBLbUnasked struct {
+	_       structs.HostLayout
+	Flows   int64
+	Counted uint64
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -102,6 +108,7 @@ const (
 	LBMapLbLearned        = "lb_learned"
 	LBMapLbMacs           = "lb_macs"
 	LBMapLbRing           = "lb_ring"
+	LBMapLbRoom           = "lb_room"
 	LBMapLbServices       = "lb_services"
 	LBMapLbSetup          = "lb_setup"
 	LBMapLbTunnels        = "lb_tunnels"
@@ -170,6 +177,7 @@ type LBMapSpecs struct {
 	LbLearned  *ebpf.MapSpec `ebpf:"lb_learned"`
 	LbMacs     *ebpf.MapSpec `ebpf:"lb_macs"`
 	LbRing     *ebpf.MapSpec `ebpf:"lb_ring"`
+	LbRoom     *ebpf.MapSpec `ebpf:"lb_room"`
 	LbServices *ebpf.MapSpec `ebpf:"lb_services"`
 	LbSetup    *ebpf.MapSpec `ebpf:"lb_setup"`
 	LbTunnels  *ebpf.MapSpec `ebpf:"lb_tunnels"`
@@ -208,6 +216,7 @@ type LBMaps struct {
 	LbLearned  *ebpf.Map `ebpf:"lb_learned"`
 	LbMacs     *ebpf.Map `ebpf:"lb_macs"`
 	LbRing     *ebpf.Map `ebpf:"lb_ring"`
+	LbRoom     *ebpf.Map `ebpf:"lb_room"`
 	LbServices *ebpf.Map `ebpf:"lb_services"`
 	LbSetup    *ebpf.Map `ebpf:"lb_setup"`
 	LbTunnels  *ebpf.Map `ebpf:"lb_tunnels"`
@@ -221,6 +230,7 @@ func (m *LBMaps) Close() error {
 		m.LbLearned,
 		m.LbMacs,
 		m.LbRing,
+		m.LbRoom,
 		m.LbServices,
 		m.LbSetup,
 		m.LbTunnels,

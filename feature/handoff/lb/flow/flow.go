@@ -36,6 +36,7 @@ type Flow struct {
 	Reported    bool         // a backend has made it known by its word
 	Named       bool         // its owner's agent has told of the session, since the owner's latest answer to a SYN
 	Reporter    move.Backend // that backend; 0: it is not known
+	Unasked     bool         // packets of its owner made it known, and neither its client nor the owner's agent has confirmed it
 	Pinned      bool         // by Override: it stays until Release
 	Until       uint64       // CLOCK_MONOTONIC in ns: packets to the owner wait no longer than that, or when it moved
 	Incarnation uint64       // instance of the owner's agent that had it flipped to the owner; 0: none has
@@ -66,6 +67,7 @@ const (
 	Balanced   = 512
 	OwnerReset = 1024
 	Named      = 2048
+	Unasked    = 8192
 	ReporterAt = 16 // the backend
 )
 
@@ -110,7 +112,7 @@ func Swap(port uint16) uint16 {
 // Parse reads the data path's form.
 func Parse(v bpf.LBLbFlow) Flow {
 	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, BothEnds: v.Flags&(FinIn|FinOut) == FinIn|FinOut, Reset: v.Flags&ResetOut != 0,
-		Opening: v.Flags&Opening != 0, Unanswered: v.Flags&NoAnswer != 0, Balanced: v.Flags&Balanced != 0, Told: v.Flags&Told != 0, Reported: v.Flags&Reported != 0, Named: v.Flags&Named != 0, Pinned: v.Flags&Pinned != 0, Until: v.Until, Incarnation: v.Life}
+		Opening: v.Flags&Opening != 0, Unanswered: v.Flags&NoAnswer != 0, Balanced: v.Flags&Balanced != 0, Told: v.Flags&Told != 0, Reported: v.Flags&Reported != 0, Named: v.Flags&Named != 0, Unasked: v.Flags&Unasked != 0, Pinned: v.Flags&Pinned != 0, Until: v.Until, Incarnation: v.Life}
 	out.Ended, out.ClientReset = out.BothEnds || v.Flags&WasReset != 0, v.Flags&(WasReset|OwnerReset|FinOut) == WasReset
 	out.Flow, out.Buffered = Unword(v.Word)
 	out.Nonce, out.Reporter = move.Nonce(v.Birth), move.Backend(v.Flags>>ReporterAt&backendMask)
