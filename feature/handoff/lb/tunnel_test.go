@@ -20,6 +20,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/lb/locate"
 	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/tunnel"
 	"github.com/weir-project/weir/feature/handoff/tunnel/tunneltest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -104,7 +105,7 @@ func newRoutedScene(t *testing.T, outer6 bool) *scene {
 func byHand(t *testing.T, h *netns.Handle, ip string, far, near netip.Addr, mtu int) {
 	t.Helper()
 	for _, line := range []string{
-		fmt.Sprintf("link add weir-tun address 02:77:65:69:72:02 type vxlan id 22341 dstport 4789 local %s remote %s nolearning udp6zerocsumrx", far, near),
+		fmt.Sprintf("link add weir-tun address 02:77:65:69:72:02 type vxlan id 22341 dstport 4789 srcport 512 1023 local %s remote %s nolearning udp6zerocsumrx", far, near),
 		fmt.Sprintf("link set weir-tun mtu %d up", mtu),
 		"neigh add 169.254.85.1 lladdr 02:77:65:69:72:01 dev weir-tun nud permanent",
 		"route add default via 169.254.85.1 dev weir-tun onlink table 22341",
@@ -151,6 +152,15 @@ func TestTunnel(t *testing.T) {
 					t.Errorf("20 flows: %v", of)
 				}
 				echoMuch(t, dial(t, sc.client, at))
+			}
+			for _, ns := range append(sc.hosts[:], sc.middle) { // nobody but root can send from these ports
+				do(t, ns, func() error {
+					l, err := netlink.LinkByName(tunnel.Device)
+					if v, ok := l.(*netlink.Vxlan); err == nil && (!ok || v.PortLow != tunnel.PortLow || v.PortHigh != tunnel.PortHigh) {
+						err = fmt.Errorf("source ports of %+v", l)
+					}
+					return err
+				})
 			}
 			if c, err := sc.f.Counts(); err != nil || c.Mute+c.NoBackend+c.UnknownSource+c.Full+c.Big != 0 {
 				t.Errorf("%+v, %v", c, err)

@@ -5,13 +5,14 @@
 // what it carries), and keeps segmentation offloads. The load balancer has one device for all backends; a backend has one towards its load
 // balancer, an ordinary device without any program:
 //
-//	ip link add weir-tun address 02:77:65:69:72:02 type vxlan id 22341 dstport 4789 local HOST remote FRONT nolearning udp6zerocsumrx
+//	ip link add weir-tun address 02:77:65:69:72:02 type vxlan id 22341 dstport 4789 srcport 512 1023 local HOST remote LB nolearning udp6zerocsumrx
 //	ip link set weir-tun mtu 1450 up          # the underlay's less 50 (IPv4) or 70 (IPv6)
 //	ip neigh add 169.254.85.1 lladdr 02:77:65:69:72:01 dev weir-tun nud permanent
 //	ip route add default via 169.254.85.1 dev weir-tun onlink table 22341
 //	ip rule add from SERVICE lookup 22341     # answers go the way the questions came, past the load balancer
 //
-// Packets are not authenticated: as on a segment, whoever can send to the port from a backend's address can speak for the backend.
+// Packets are not authenticated: as on a segment, whoever can send to the port from a backend's address can speak for the backend. Both
+// ends send from ports that only root can bind, so a filter can drop what other users of a host send.
 package tunnel
 
 import (
@@ -32,6 +33,8 @@ const (
 	Device = "weir-tun"
 	// Over4 and Over6 are the bytes that a packet gets in front of it over IPv4 and IPv6.
 	Over4, Over6 = 50, 70
+	// PortLow and PortHigh are the range of outer source ports, below net.ipv4.ip_unprivileged_port_start.
+	PortLow, PortHigh = 512, 1023
 )
 
 // LBMAC and BackendMAC are the link addresses of the ends within the tunnel, the same everywhere: nobody has to learn them.
@@ -45,7 +48,7 @@ var (
 func NewLB(name string, mtu int) (int, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr, attrs.MTU = name, LBMAC, mtu
-	l, err := add(&netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, Port: Port, UDP6ZeroCSumRx: true, UDPCSum: false})
+	l, err := add(&netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, Port: Port, PortLow: PortLow, PortHigh: PortHigh, UDP6ZeroCSumRx: true, UDPCSum: false})
 	if err != nil {
 		return 0, err
 	}

@@ -37,7 +37,7 @@ func NewBackend(e End) error {
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr, attrs.MTU = e.Name, tunnel.BackendMAC, e.MTU
-	err := netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: tunnel.VNI, Port: tunnel.Port, SrcAddr: e.Local.AsSlice(), Group: e.LB.AsSlice(), UDP6ZeroCSumRx: true})
+	err := netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: tunnel.VNI, Port: tunnel.Port, PortLow: tunnel.PortLow, PortHigh: tunnel.PortHigh, SrcAddr: e.Local.AsSlice(), Group: e.LB.AsSlice(), UDP6ZeroCSumRx: true})
 	if err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("device %s: %w", e.Name, err)
 	}
