@@ -17,6 +17,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/accept"
+	"github.com/weir-project/weir/internal/redial"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -160,7 +161,7 @@ func (r remote) get(ctx context.Context, path string, q url.Values, into any) er
 		if err := accept.CheckPath(r.socket); err != nil {
 			return nil, err
 		}
-		c, err := (&net.Dialer{}).DialContext(ctx, "unix", r.socket)
+		c, err := redial.Dial(ctx, "unix", r.socket)
 		if err != nil {
 			return nil, err
 		}

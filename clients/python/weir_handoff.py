@@ -87,6 +87,18 @@ class Moved(HandoffError):
         super().__init__("the session is another process's", _OWNED)
 
 
+def _connect(conn, address, wait):
+    """Connects. Another user can keep the keeper's listen queue full for a moment: that is waited out."""
+    end = time.monotonic() + wait
+    while True:
+        try:
+            return conn.connect(address)
+        except BlockingIOError:  # EAGAIN, also of a socket with a timeout
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.002)
+
+
 class _Message:
     def __init__(self, kind, session=0, number=0, read=0, written=0, name="", text="", state=b"", unread=b"", seq=0, flags=0):
         self.kind, self.session, self.number, self.read, self.written = kind, session, number, read, written
@@ -387,7 +399,7 @@ class Member:
         try:
             conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             conn.settimeout(wait)
-            conn.connect("\0" + self.keeper[1:] if self.keeper.startswith("@") else self.keeper)
+            _connect(conn, "\0" + self.keeper[1:] if self.keeper.startswith("@") else self.keeper, wait)
         except OSError as e:
             if conn:
                 conn.close()

@@ -96,6 +96,8 @@ type Listener struct {
 	spent  time.Duration // of the budget for waits, at ended
 	ended  time.Time
 
+	churners map[Peer]churn
+
 	mu     sync.Mutex
 	peers  map[Peer]*peerConns
 	count  int // strangers
@@ -134,6 +136,10 @@ func (l *Listener) Next() (*Conn, error) {
 		}
 		peer, err := l.identify(raw)
 		if err != nil { // it has gone already, or is of another pid namespace
+			l.enders.end(raw)
+			continue
+		}
+		if l.churns(peer, time.Now()) {
 			l.enders.end(raw)
 			continue
 		}

@@ -75,7 +75,7 @@ func (c Client) Slot(ctx context.Context, service string, slot int) error {
 	}
 	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	t := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", c.Socket)
+		conn, err := dial(ctx, c.Socket)
 		if err != nil {
 			return nil, err
 		}
@@ -99,6 +99,21 @@ func (c Client) Slot(ctx context.Context, service string, slot int) error {
 		return fmt.Errorf("weir serve: %w", refused(text))
 	}
 	return fmt.Errorf("weir serve: %s", text)
+}
+
+// dial connects. Another user can keep the listen queue full for a moment, and connect(2) fails with EAGAIN then: that is waited out.
+func dial(ctx context.Context, path string) (net.Conn, error) {
+	for {
+		c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+		if !errors.Is(err, syscall.EAGAIN) {
+			return c, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
 }
 
 // believable checks who answers: root, this process's user, the user (a number) in

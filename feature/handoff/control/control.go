@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/weir-project/weir/internal/accept"
+	"github.com/weir-project/weir/internal/redial"
 	"github.com/weir-project/weir/internal/scrape"
 )
 
@@ -93,7 +94,7 @@ func JSON[T any](get func() (T, error)) http.HandlerFunc {
 // Client asks the agent of that name. Requests go to any host: http://agent/status, say.
 func Client(name string) *http.Client {
 	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		c, err := (&net.Dialer{}).DialContext(ctx, "unix", Path(name))
+		c, err := redial.Dial(ctx, "unix", Path(name))
 		if err != nil {
 			return nil, err
 		}

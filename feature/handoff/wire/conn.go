@@ -17,6 +17,7 @@ import (
 
 	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/bounded"
+	"github.com/weir-project/weir/internal/redial"
 )
 
 // ErrFull says that the receiver has not read what was sent before.
@@ -51,7 +52,7 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 	if err := accept.CheckPath(path); err != nil {
 		return nil, err
 	}
-	c, err := (&net.Dialer{}).DialContext(ctx, "unixpacket", path)
+	c, err := redial.Dial(ctx, "unixpacket", path)
 	if err != nil {
 		return nil, err
 	}
