@@ -32,9 +32,33 @@ const (
 	tcpACK = 16
 )
 
-// forge has the client's network send a segment without data, that nobody there has said.
+// segment is one of TCP, without data, that nobody has said.
+type segment struct {
+	flags    byte
+	seq, ack uint32
+	wrong    bool // of its checksum
+	fragment bool // the first of a packet whose rest never comes
+}
+
+// forge has the client's network send a segment.
 func forge(t *testing.T, sc *scene, from, to netip.AddrPort, flags byte) {
 	t.Helper()
+	segment{flags: flags, seq: 0x12345678}.forge(t, sc, from, to)
+}
+
+func (s segment) forge(t *testing.T, sc *scene, from, to netip.AddrPort) {
+	t.Helper()
+	do(t, sc.client, func() error {
+		raw, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(raw)
+		return unix.Sendto(raw, s.packet(from, to), 0, &unix.SockaddrInet4{Addr: to.Addr().As4()})
+	})
+}
+
+func (s segment) packet(from, to netip.AddrPort) []byte {
 	src, dst := from.Addr().As4(), to.Addr().As4()
 	b := make([]byte, 40)
 	b[0], b[3], b[8], b[9] = 0x45, 40, 64, unix.IPPROTO_TCP
@@ -43,8 +67,9 @@ func forge(t *testing.T, sc *scene, from, to netip.AddrPort, flags byte) {
 	tcp := b[20:]
 	binary.BigEndian.PutUint16(tcp, from.Port())
 	binary.BigEndian.PutUint16(tcp[2:], to.Port())
-	binary.BigEndian.PutUint32(tcp[4:], 0x12345678)
-	tcp[12], tcp[13], tcp[14] = 5<<4, flags, 0x20
+	binary.BigEndian.PutUint32(tcp[4:], s.seq)
+	binary.BigEndian.PutUint32(tcp[8:], s.ack)
+	tcp[12], tcp[13], tcp[14] = 5<<4, s.flags, 0x20
 	sum := uint32(unix.IPPROTO_TCP + len(tcp))
 	for i := 12; i < len(b); i += 2 { // the addresses as well
 		sum += uint32(binary.BigEndian.Uint16(b[i:]))
@@ -52,15 +77,14 @@ func forge(t *testing.T, sc *scene, from, to netip.AddrPort, flags byte) {
 	for sum > 0xffff {
 		sum = sum>>16 + sum&0xffff
 	}
+	if s.wrong {
+		sum ^= 1
+	}
 	binary.BigEndian.PutUint16(tcp[16:], ^uint16(sum))
-	do(t, sc.client, func() error {
-		s, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(s)
-		return unix.Sendto(s, b, 0, &unix.SockaddrInet4{Addr: dst})
-	})
+	if s.fragment {
+		b[6] = 0x20
+	}
+	return b
 }
 
 // becomes waits until a flow is as it should be.

@@ -242,6 +242,9 @@ func TestPartnerApart(t *testing.T) {
 	p.start(0)
 	p.start(1)
 	c := dial(t, p.client, service4)
+	if got, err := ask(c, "a", patience); err != nil || got[0] != '1' { // it is open, and told of
+		t.Fatalf("%q, %v", got, err)
+	}
 	k := keyOfConn(c, 0)
 	p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
 	p.ends[1]()
@@ -354,6 +357,9 @@ func TestPartnerLostInMove(t *testing.T) {
 			p.start(0)
 			p.start(1)
 			c := dial(t, p.client, service4)
+			if _, err := ask(c, "a", patience); err != nil {
+				t.Fatal(err)
+			}
 			k := keyOfConn(c, 0)
 			hosts := func(lb int) *agents {
 				s := &agents{t: t, ca: p.ca, address: p.listen[lb], name: lbNames[lb]}

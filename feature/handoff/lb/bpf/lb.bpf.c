@@ -104,6 +104,7 @@ const struct lb_change_args *lb_change_args_type __attribute__((unused)); /* for
 struct packet {
 	struct lb_service_key to; /* destination */
 	struct lb_service_key from;
+	__u32 ack;  /* of TCP: acknowledgment number */
 	__u8 tcp;   /* flags, as the header's 14th byte has them */
 	__u8 error; /* an ICMP error: to and from are of the packet that it is about, turned round */
 	__u8 later; /* a later fragment, without ports */
@@ -149,6 +150,11 @@ static __always_inline void mapped(__u8 *to, __u32 v4)
 /* ports reads a transport header. 0: it is there. */
 static __always_inline int ports(struct __sk_buff *skb, __u32 at, __u8 proto, struct packet *p)
 {
+	struct {
+		__be32 ack;
+		__u8 offset, flags;
+		__be16 window;
+	} tcp;
 	__be16 both[2];
 
 	if (proto != IPPROTO_TCP && proto != IPPROTO_UDP)
@@ -161,9 +167,12 @@ static __always_inline int ports(struct __sk_buff *skb, __u32 at, __u8 proto, st
 		return -1;
 	p->from.port = both[0];
 	p->to.port = both[1];
-	if (proto == IPPROTO_TCP && !p->error &&
-	    bpf_skb_load_bytes(skb, at + 13, &p->tcp, sizeof(p->tcp)))
+	if (proto != IPPROTO_TCP || p->error)
+		return 0;
+	if (bpf_skb_load_bytes(skb, at + offsetof(struct tcphdr, ack_seq), &tcp, sizeof(tcp)))
 		return -1;
+	p->ack = bpf_ntohl(tcp.ack);
+	p->tcp = tcp.flags;
 	return 0;
 }
 
@@ -387,18 +396,19 @@ static __always_inline void confirmed(struct lb_flow *f)
 }
 
 /*
- * learn records a flow that is new. What there is no room for goes by the hash. A connection that a
- * client begins is told of once a backend and the client have spoken: a flood of SYNs is not to fill
- * two load balancers.
+ * learn records a flow that is new. What there is no room for goes by the hash. A connection is told of once
+ * its backend has said what only a session says: a flood of made-up segments is not to fill two load balancers.
  */
 static __always_inline void learn(const struct lb_flow_key *k, const struct lb_service *s,
-				  __u32 owner, __u32 flags, int by_backend)
+				  const struct packet *p, __u32 owner, __u32 flags, int by_backend)
 {
 	struct lb_flow f = {
 		.word = owner,
 		.seen = bpf_ktime_get_coarse_ns(),
 		.in = !by_backend,
 		.out = by_backend,
+		.until = by_backend && flags & LB_UNOPENED && p->tcp & TCP_ACK ? LB_ACKED | p->ack :
+										 0,
 		.flags = by_backend ? flags | LB_UNASKED : flags,
 		.birth = bpf_get_prandom_u32() | 1,
 	};
@@ -408,7 +418,7 @@ static __always_inline void learn(const struct lb_flow_key *k, const struct lb_s
 		return;
 	}
 	count(LB_LEARNED);
-	if ((by_backend && !(flags & LB_OPENING)) || !k->port)
+	if ((by_backend && !(flags & LB_UNOPENED)) || !k->port)
 		tell(k, s, owner);
 }
 
@@ -416,6 +426,14 @@ static __always_inline void learn(const struct lb_flow_key *k, const struct lb_s
 static __always_inline int opens(const struct packet *p, const struct lb_service *s)
 {
 	return !s->by_source && (p->tcp & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) == TCP_SYN;
+}
+
+/* unopened are the flags of a flow that one segment makes known which shows no session. A source has none. */
+static __always_inline __u32 unopened(const struct lb_service *s, int syn)
+{
+	if (s->by_source)
+		return 0;
+	return syn ? LB_OPENING : LB_MIDWAY;
 }
 
 /*
@@ -557,8 +575,8 @@ static __always_inline void opened(struct lb_flow *f, const struct lb_flow_key *
 }
 
 /*
- * answers says whether a client's packet answers its backend. A backend drops anything without an ACK
- * in silence, and a reset; it resets a connection whose ACK is made up: see saw_backend.
+ * answers says whether a client's packet answers a backend. It may be made up all the same: of a connection that is
+ * not open its backend tells, see saw_backend.
  */
 static __always_inline int answers(const struct packet *p)
 {
@@ -568,9 +586,14 @@ static __always_inline int answers(const struct packet *p)
 /* made_up says whether a flow is no more than what a client has said, as Go's never does. */
 static __always_inline int made_up(const struct lb_flow *f)
 {
-	return !f->out && !(f->flags & LB_TOLD) && (!(f->word >> 32) || f->flags & LB_BALANCED);
+	return !f->out && !(f->flags & (LB_TOLD | LB_NAMED)) &&
+	       (!(f->word >> 32) || f->flags & LB_BALANCED);
 }
 
+/*
+ * A client's ACK opens nothing: its backend may drop it in silence, for a checksum that is wrong or as the first fragment of
+ * a packet whose rest never comes.
+ */
 static __always_inline void saw_client(struct lb_flow *f, const struct lb_flow_key *k,
 				       const struct packet *p, const struct lb_service *s)
 {
@@ -580,32 +603,52 @@ static __always_inline void saw_client(struct lb_flow *f, const struct lb_flow_k
 			f->flags |= LB_OPENING;
 	} else if (f->flags & (LB_UNANSWERED | LB_RST_OUT))
 		f->flags &= ~(LB_UNANSWERED | LB_RST_OUT);
-	if (f->flags & LB_OPENING && f->out && answers(p)) {
-		f->flags &= ~LB_OPENING;
-		tell(k, s, LB_OWNER(f->word));
-	}
 	if (s->by_source || answers(p))
 		confirmed(f);
 	saw(f, p, s, LB_FIN_IN, LB_RST);
+}
+
+/* shows says whether an owner's segment alone is of a session: data that it pushes, or its end. */
+static __always_inline int shows(const struct packet *p)
+{
+	return p->tcp & (TCP_PSH | TCP_FIN) && !(p->tcp & (TCP_SYN | TCP_RST));
+}
+
+/*
+ * goes_on says whether an owner has a session. Without one Linux answers by a SYN and an ACK, a reset, or, to a segment out
+ * of the window of a connection that is not open yet, an ACK of the SYN alone (tcp_check_req). So its data, its end or an ACK of more
+ * than its first one are of a session: of the client's data, where the backend says nothing itself. A SYN begins anew.
+ */
+static __always_inline int goes_on(struct lb_flow *f, const struct packet *p)
+{
+	if (shows(p))
+		return 1;
+	if (!(p->tcp & TCP_ACK) || f->word & (LB_MOVES | LB_BEFORE))
+		return 0;
+	if (!(p->tcp & TCP_SYN) && f->until >> 32 == LB_ACKED >> 32)
+		return (__s32)(p->ack - (__u32)f->until) > 0;
+	f->until = LB_ACKED | p->ack;
+	return 0;
 }
 
 /*
  * saw_backend: an owner that goes on speaks of a connection that lives, whatever reset was seen:
  * anybody can make up one of the client's. Of a real one the client says so again. A reset answers no
  * SYN: the host is there, and nobody serves. By its answer to a SYN the owner begins a session, of
- * which its agent has not told. After its reset the connection is open once the client answers: Linux
- * resets a made-up ACK, and goes on to repeat its answer to the SYN before it. What it pushes is data, of a
- * connection that is open, though its client's packets may come by another load balancer.
+ * which its agent has not told. After its reset the connection is open once it goes on: Linux
+ * resets a made-up ACK, and goes on to repeat its answer to the SYN before it.
  */
 static __always_inline void saw_backend(struct lb_flow *f, const struct lb_flow_key *k,
 					const struct packet *p, const struct lb_service *s)
 {
-	if (!f->out++ && k->port && !(f->flags & LB_OPENING))
+	if (!f->out++ && k->port && !(f->flags & LB_UNOPENED))
 		tell(k, s, LB_OWNER(f->word));
 	if (!s->by_source && p->tcp & TCP_RST) {
+		if (!(f->word & (LB_MOVES | LB_BEFORE)))
+			f->until = 0;
 		f->flags |= LB_OPENING;
-	} else if (f->flags & LB_OPENING && (p->tcp & (TCP_PSH | TCP_SYN)) == TCP_PSH) {
-		f->flags &= ~LB_OPENING;
+	} else if (f->flags & LB_UNOPENED && goes_on(f, p)) {
+		f->flags &= ~LB_UNOPENED;
 		tell(k, s, LB_OWNER(f->word));
 	}
 	if (f->flags & LB_UNANSWERED && !(p->tcp & TCP_RST))
@@ -629,7 +672,7 @@ static __always_inline int to_owner(struct __sk_buff *skb, struct lb_flow *f,
 	struct lb_backend *h = bpf_map_lookup_elem(&lb_backends, &owner);
 
 	if (h && !h->ifindex && h->unwell == LB_REMOVED && !p->error && !(p->tcp & TCP_RST)) {
-		balance(f, k, s, opens(p, s) ? LB_OPENING | LB_UNANSWERED : 0, 0);
+		balance(f, k, s, opens(p, s) ? LB_OPENING | LB_UNANSWERED : unopened(s, 0), 0);
 		owner = LB_OWNER(f->word);
 		h = bpf_map_lookup_elem(&lb_backends, &owner);
 	}
@@ -658,7 +701,8 @@ static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
 		}
 		backend = bucket_backend(s, &k);
 		if (backend && learns(p, s))
-			learn(&k, s, backend, opens(p, s) ? LB_OPENING | LB_UNANSWERED : 0, 0);
+			learn(&k, s, p, backend,
+			      opens(p, s) ? LB_OPENING | LB_UNANSWERED : unopened(s, 0), 0);
 		return to_backend(skb, bpf_map_lookup_elem(&lb_backends, &backend));
 	}
 	if (p->error) {
@@ -720,8 +764,7 @@ static __always_inline int from_backend(struct __sk_buff *skb, struct packet *p,
 	f = bpf_map_lookup_elem(&lb_flows, &k);
 	if (!f) { /* forgotten while nothing was said: who speaks has it */
 		if (learns(p, s))
-			learn(&k, s, *backend, !s->by_source && p->tcp & TCP_SYN ? LB_OPENING : 0,
-			      1);
+			learn(&k, s, p, *backend, shows(p) ? 0 : unopened(s, p->tcp & TCP_SYN), 1);
 		count(LB_OUT);
 		return TC_ACT_UNSPEC;
 	}
@@ -862,7 +905,7 @@ int lb_own(struct __sk_buff *skb)
 
 /*
  * lb_change exchanges a flow's word, if it is still what the agent has seen. It is only run by
- * BPF_PROG_RUN. A flow that gets another owner or epoch has a session: it was opened.
+ * BPF_PROG_RUN. A flow that gets another owner or epoch, waits, or of which its owner's agent has told has a session: it was opened.
  */
 SEC("tc")
 int lb_change(struct __sk_buff *skb)
@@ -875,8 +918,10 @@ int lb_change(struct __sk_buff *skb)
 	f = bpf_map_lookup_elem(&lb_flows, &a.key);
 	if (!f)
 		return LB_IS_NONE;
-	if (a.until)
-		f->until = a.until; /* first: a buffered flow has a deadline */
+	if (a.until) {			  /* first: a buffered flow has a deadline */
+		f->flags &= ~LB_UNOPENED; /* or else: what the owner has acknowledged */
+		f->until = a.until;
+	}
 	if (__sync_val_compare_and_swap(&f->word, a.have, a.want) != a.have)
 		return LB_IS_OTHER;
 	f->life = a.life; /* the data path does not ask */
@@ -889,7 +934,7 @@ int lb_change(struct __sk_buff *skb)
 	if (a.seen > f->seen)
 		f->seen = a.seen;
 	if (a.named && !(f->flags & LB_NAMED))
-		f->flags |= LB_NAMED;
+		f->flags = (f->flags & ~LB_UNOPENED) | LB_NAMED;
 	return LB_CHANGED;
 }
 

@@ -89,8 +89,12 @@ struct lb_flow {
 	__u64 seen; /* CLOCK_MONOTONIC in ns, of the latest packet */
 	__u64 in;   /* packets */
 	__u64 out;
-	__u64 until; /* CLOCK_MONOTONIC in ns: parked no longer, also if nobody is there to end it; or when it left LB_BEFORE */
-	__u64 life;  /* instance of the owner's agent that flipped it, 0: none has */
+	/*
+	 * CLOCK_MONOTONIC in ns: parked no longer, also if nobody is there to end it; or when it left LB_BEFORE. Of an LB_UNOPENED
+	 * flow that neither moves nor has just moved: what the owner has acknowledged at first, see LB_ACKED.
+	 */
+	__u64 until;
+	__u64 life; /* instance of the owner's agent that flipped it, 0: none has */
 	__u32 flags;
 	__u32 birth; /* move.Birth: at random, of this record; 0: it was made before there were births */
 };
@@ -138,6 +142,9 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 /* The mark of a packet that is to wait, on its way to the device where others only turn round. */
 #define LB_MARK 0x77656972
 
+/* lb_flow.until with this bit, and with none above it, has a TCP sequence number in its lower half. */
+#define LB_ACKED (1ULL << 32)
+
 /* Flags of a flow: what has been seen of it. */
 #define LB_FIN_IN  1
 #define LB_FIN_OUT 2
@@ -145,7 +152,7 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 #define LB_TOLD	   8  /* not seen but told: it does not go for want of packets */
 #define LB_PINNED  16 /* by the agent: the owner stays */
 #define LB_OPENING \
-	32 /* learned by a SYN, or reset by the owner, and no ACK of the client has come after the backend's answer */
+	32 /* learned by a SYN, or reset by the owner, and the owner has said nothing since that only a session says */
 /* 64 is Go's, and so are the 10 bits from 16 on: the backend that has told of it */
 #define LB_UNANSWERED \
 	128 /* nothing but the client's SYNs and the owner's resets since it was opened, or opened anew after an end that counts */
@@ -154,12 +161,15 @@ enum { LB_CHANGED, LB_IS_OTHER, LB_IS_NONE }; /* what it returns */
 #define LB_BALANCED  512  /* by the data path, which has chosen the epoch */
 #define LB_RST_OWNER 1024 /* of the owner, since the connection was opened */
 #define LB_NAMED     2048 /* the owner's agent has told of the session */
+#define LB_MIDWAY \
+	4096 /* learned by a segment that opens nothing, and the owner has said nothing that only a session says */
 #define LB_UNASKED \
 	8192 /* learned by a backend's packet, and neither its client nor the backend's agent has confirmed it */
-#define LB_FINS (LB_FIN_IN | LB_FIN_OUT)
-#define LB_RSTS (LB_RST | LB_RST_OUT | LB_RST_OWNER)
+#define LB_UNOPENED (LB_OPENING | LB_MIDWAY)
+#define LB_FINS	    (LB_FIN_IN | LB_FIN_OUT)
+#define LB_RSTS	    (LB_RST | LB_RST_OUT | LB_RST_OWNER)
 #define LB_MADE_UP \
-	(LB_OPENING | LB_UNANSWERED | LB_BALANCED) /* of a flow that may be no more than that */
+	(LB_UNOPENED | LB_UNANSWERED | LB_BALANCED) /* of a flow that may be no more than that */
 
 /* Why packets did not go on, or went another way: lb_counts. */
 enum {

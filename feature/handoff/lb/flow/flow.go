@@ -29,7 +29,8 @@ type Flow struct {
 	BothEnds    bool         // the latter
 	Reset       bool         // by its owner, and the client has said nothing since
 	ClientReset bool         // by its client's reset alone: anybody can make one up
-	Opening     bool         // a SYN made it known, or its owner has reset it, and no ACK of the client has come after a backend's answer
+	Opening     bool         // a SYN made it known, or its owner has reset it, and its owner has said nothing since that only a session says
+	Midway      bool         // a segment that opens nothing made it known, and its owner has said nothing that only a session says
 	Unanswered  bool         // nothing but SYNs of the client and resets of its owner have come since it was opened
 	Balanced    bool         // by the data path, which has chosen the epoch
 	Told        bool         // by Learn or Override, and nothing of it was seen then
@@ -67,6 +68,7 @@ const (
 	Balanced   = 512
 	OwnerReset = 1024
 	Named      = 2048
+	Midway     = 4096
 	Unasked    = 8192
 	ReporterAt = 16 // the backend
 )
@@ -112,17 +114,17 @@ func Swap(port uint16) uint16 {
 // Parse reads the data path's form.
 func Parse(v bpf.LBLbFlow) Flow {
 	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, BothEnds: v.Flags&(FinIn|FinOut) == FinIn|FinOut, Reset: v.Flags&ResetOut != 0,
-		Opening: v.Flags&Opening != 0, Unanswered: v.Flags&NoAnswer != 0, Balanced: v.Flags&Balanced != 0, Told: v.Flags&Told != 0, Reported: v.Flags&Reported != 0, Named: v.Flags&Named != 0, Unasked: v.Flags&Unasked != 0, Pinned: v.Flags&Pinned != 0, Until: v.Until, Incarnation: v.Life}
+		Opening: v.Flags&Opening != 0, Midway: v.Flags&Midway != 0, Unanswered: v.Flags&NoAnswer != 0, Balanced: v.Flags&Balanced != 0, Told: v.Flags&Told != 0, Reported: v.Flags&Reported != 0, Named: v.Flags&Named != 0, Unasked: v.Flags&Unasked != 0, Pinned: v.Flags&Pinned != 0, Until: v.Until, Incarnation: v.Life}
 	out.Ended, out.ClientReset = out.BothEnds || v.Flags&WasReset != 0, v.Flags&(WasReset|OwnerReset|FinOut) == WasReset
 	out.Flow, out.Buffered = Unword(v.Word)
 	out.Nonce, out.Reporter = move.Nonce(v.Birth), move.Backend(v.Flags>>ReporterAt&backendMask)
 	return out
 }
 
-// Never reports whether a flow is, as far as anybody can tell, no more than what a client has made up: no backend has answered it, or its
-// client has not answered the backend. One that has moved was some backend's: then it is neither opening nor balanced.
+// Never reports whether a flow is, as far as anybody can tell, no more than what a client has made up: no backend has answered it, or
+// the answer may be to a made-up segment. One that has moved was some backend's: then it is neither opening nor balanced.
 func (fl *Flow) Never(k Key) bool {
-	return fl.To == 0 && (fl.Opening || (fl.Epoch == 0 || fl.Balanced) && fl.Out == 0 && k.Client.Port() != 0 && !fl.Told)
+	return fl.To == 0 && (fl.Opening || fl.Midway || (fl.Epoch == 0 || fl.Balanced) && fl.Out == 0 && k.Client.Port() != 0 && !fl.Told && !fl.Named)
 }
 
 // Unseen reports whether a backend's word is all that is known of a flow.
