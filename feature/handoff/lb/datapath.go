@@ -151,13 +151,14 @@ func (f *DataPath) load(share map[string]*ebpf.Map, settle time.Duration) error 
 	}
 	f.startupUntil.CompareAndSwap(0, before.Settle)
 	f.ended, f.reclaim = before.Ended, before.Reclaim
-	return f.configure(false)
+	f.full.Store(before.Full != 0)
+	return errors.Join(f.beginRoom(), f.configure())
 }
 
-// configure tells the data path of its devices, and whether sources of datagrams are learned no more.
-func (f *DataPath) configure(full bool) error {
+// configure tells the data path of its devices, and whether sources are learned no more.
+func (f *DataPath) configure() error {
 	c := bpf.LBLbConfig{Tap: uint32(f.buffer.Ifindex), Tunnel: uint32(f.tunnel), Vni: tunnel.VNI, Ended: f.ended, Reclaim: f.reclaim, Settle: f.startupUntil.Load()}
-	if full {
+	if f.full.Load() {
 		c.Full = 1
 	}
 	if f.onChange.Load() != nil {

@@ -181,14 +181,14 @@ func TestExplainBySource(t *testing.T) {
 	}
 	listenUDP(t, sc.hosts, flows4)
 	sc.f.startupUntil.Store(kernel.Monotonic() + uint64(time.Hour))
-	if err := sc.f.configure(false); err != nil {
+	if err := sc.f.configure(); err != nil {
 		t.Fatal(err)
 	}
 	if v, _ := explains(t, root, sc.middle, "c", "tcp", client(bmp4, 20000), bmp4); !strings.HasPrefix(v.Result, "dropped, and the client repeats it") {
 		t.Errorf("%+v", v)
 	}
 	sc.f.startupUntil.Store(0)
-	if err := sc.f.configure(false); err != nil {
+	if err := sc.f.configure(); err != nil {
 		t.Fatal(err)
 	}
 	v, _ := explains(t, root, sc.middle, "c", "udp", client(flows4, 20000), flows4)

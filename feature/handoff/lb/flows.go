@@ -15,6 +15,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/flow"
+	"github.com/weir-project/weir/feature/handoff/lb/sources"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/kernel"
 )
@@ -175,13 +176,17 @@ func (f *DataPath) doubtful(k Key, fl Flow, age, idle time.Duration, c *census) 
 // not what Override has made. A connection that was never opened goes after 20 s.
 // So do flows that backends' packets alone have made known, where these have an eighth of the room.
 // Doubtful flows stay until their owners' agents should have told of them, in an eighth of the room. It returns how many. Where flows have taken three
-// quarters of their room, sources of datagrams are not learned any more, which anybody could make up: these go by the hash.
+// quarters of their room, no source becomes known any more, for anybody can make up sources: these go by the hash.
 func (f *DataPath) Forget(ended, idle time.Duration) (int, error) {
 	return f.forget(ended, idle, &sync.Mutex{}, newCensus())
 }
 
 // forget does, holding mu whenever it removes a flow: a move that begins meanwhile is seen then. It counts flows in c.
 func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) (n int, err error) {
+	learned, err := sources.Learned(f.maps.LbSources)
+	if err != nil {
+		return 0, err
+	}
 	c.crowded = f.crowded.Load()
 	doubtful := 0
 	over := func(k Key, fl Flow, now uint64, away func(move.Backend) bool) bool {
@@ -209,6 +214,7 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) 
 		}
 		return true
 	})
+	counted := err == nil
 	f.crowded.Store(doubtful > int(f.maps.LbFlows.MaxEntries())/8)
 	err = errors.Join(err, f.countUnasked(c.unaskedFlows()))
 	remove := func(k Key) error {
@@ -232,9 +238,36 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) 
 			err = errors.Join(err, e)
 		}
 	}
-	full := known-n > int(f.maps.LbFlows.MaxEntries())*3/4
+	if counted {
+		err = errors.Join(err, f.makeRoom(learned, known-n))
+	}
+	return n, err
+}
+
+// beginRoom counts the table where no agent has made room for sources yet.
+func (f *DataPath) beginRoom() error {
+	made, err := sources.Made(f.maps.LbSources)
+	if made || err != nil {
+		return err
+	}
+	learned, err := sources.Learned(f.maps.LbSources)
+	if err != nil {
+		return err
+	}
+	known := 0
+	if err := f.Flows(func(Key, Flow) bool { known++; return true }); err != nil {
+		return err
+	}
+	return f.makeRoom(learned, known)
+}
+
+func (f *DataPath) makeRoom(learned uint64, known int) error {
+	full, err := sources.Make(f.maps.LbSources, learned, known, int(f.maps.LbFlows.MaxEntries()))
+	if err != nil {
+		return err
+	}
 	f.full.Store(full)
-	return n, errors.Join(err, f.configure(full))
+	return f.configure()
 }
 
 // countUnasked tells the data path how many flows backends' packets alone have made known.

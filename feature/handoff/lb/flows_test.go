@@ -28,12 +28,19 @@ func newTable(t testing.TB, n int) *DataPath {
 		t.Fatal(err)
 	}
 	f := &DataPath{stays: true, buffer: &bufferDevice{Device: &packetbuf.Device[Key]{}}}
-	for name, m := range map[string]**ebpf.Map{"lb_flows": &f.maps.LbFlows, "lb_setup": &f.maps.LbSetup, "lb_backends": &f.maps.LbBackends, "lb_ring": &f.maps.LbRing, "lb_room": &f.maps.LbRoom} {
+	for name, m := range map[string]**ebpf.Map{"lb_flows": &f.maps.LbFlows, "lb_setup": &f.maps.LbSetup, "lb_backends": &f.maps.LbBackends, "lb_ring": &f.maps.LbRing, "lb_room": &f.maps.LbRoom, "lb_sources": &f.maps.LbSources} {
 		if *m, err = ebpf.NewMap(spec.Maps[name]); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { (*m).Close() })
 	}
+	fill(t, f, n)
+	return f
+}
+
+// fill makes n flows known.
+func fill(t testing.TB, f *DataPath, n int) {
+	t.Helper()
 	keys, values := make([]bpf.LBLbFlowKey, n), make([]bpf.LBLbFlow, n)
 	for i := range keys {
 		client := netip.AddrFrom4([4]byte{10, 1, byte(i >> 16), byte(i >> 8)})
@@ -43,7 +50,6 @@ func newTable(t testing.TB, n int) *DataPath {
 	if made, err := f.maps.LbFlows.BatchUpdate(keys, values, nil); err != nil {
 		t.Fatal(made, err)
 	}
-	return f
 }
 
 // Each flow is seen once, though others are forgotten meanwhile; and so without batches, while none is.

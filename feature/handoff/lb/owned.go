@@ -220,7 +220,7 @@ func (a *Agent) decideOwners(over bool) {
 	a.o.Log.Info("backends have told of their sessions", "backends", len(s.told), "sessions", len(s.ages), "moving", len(s.open), "timeout", over)
 	a.startup = nil
 	a.f.startupUntil.Store(0)
-	if err := a.f.configure(false); err != nil {
+	if err := a.f.configure(); err != nil {
 		a.o.Log.Warn("packets of unknown connections wait", "err", err)
 	}
 }

@@ -20,7 +20,7 @@ func newlyBegun(t *testing.T) (*scene, *agents) {
 	t.Helper()
 	sc := newScene(t)
 	sc.f.startupUntil.Store(kernel.Monotonic() + uint64(10*time.Minute))
-	if err := sc.f.configure(false); err != nil {
+	if err := sc.f.configure(); err != nil {
 		t.Fatal(err)
 	}
 	return sc, newAgents(t, sc.f, time.Second)
@@ -135,7 +135,7 @@ func TestSettleEnds(t *testing.T) {
 	sc := newScene(t)
 	c, k, _, _ := session(t, sc)
 	sc.f.startupUntil.Store(kernel.Monotonic() + uint64(300*time.Millisecond))
-	if err := sc.f.configure(false); err != nil {
+	if err := sc.f.configure(); err != nil {
 		t.Fatal(err)
 	}
 	if err := sc.f.maps.LbFlows.Delete(k.Raw()); err != nil {

@@ -223,7 +223,7 @@ func (a *Agent) matchNews() {
 	}
 	a.pair.mu.Unlock()
 	if was := a.f.news.Swap(news); was != news {
-		if err := a.f.configure(a.f.full.Load()); err != nil {
+		if err := a.f.configure(); err != nil {
 			a.o.Log.Warn("the data path tells of too many flows, or too few", "err", err)
 		}
 		wake(a.pair.compare) // of what was learned meanwhile

@@ -38,7 +38,7 @@ func (a *Agent) exchange(ctx context.Context, wg *sync.WaitGroup) error {
 	mark := a.pair.mark
 	a.f.onChange.Store(&mark)
 	a.f.news.Store(newsOfAll)
-	if err := a.f.configure(false); err != nil {
+	if err := a.f.configure(); err != nil {
 		r.Close()
 		return err
 	}

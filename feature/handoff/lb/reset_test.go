@@ -23,7 +23,7 @@ import (
 func (s *scene) endsAfter(t *testing.T, d time.Duration) {
 	t.Helper()
 	s.f.ended = uint32(d.Milliseconds())
-	if err := s.f.configure(false); err != nil {
+	if err := s.f.configure(); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -3,10 +3,12 @@
 package lb
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -94,20 +97,93 @@ func TestFullTableKnowsNoSource(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := sc.f.configure(true); err != nil {
+	sc.f.full.Store(true)
+	if err := sc.f.configure(); err != nil {
 		t.Fatal(err)
 	}
 	both()
 	if n, err := sc.f.Counts(); err != nil || n.Learned != 0 || n.Full != 0 {
 		t.Errorf("%+v, %v: want nothing learned", n, err)
 	}
-	if err := sc.f.configure(false); err != nil {
+	sc.f.full.Store(false)
+	if err := sc.f.configure(); err != nil {
 		t.Fatal(err)
 	}
 	both()
 	if n, err := sc.f.Counts(); err != nil || n.Learned != 1 {
 		t.Errorf("%+v, %v: want the source", n, err)
 	}
+}
+
+// datagrams have sources, from 10.9.first.0 on, send one datagram each.
+func (s *scene) datagrams(t *testing.T, first byte, sources int) {
+	t.Helper()
+	before, err := s.f.Counts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	do(t, s.client, func() error {
+		raw, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(raw)
+		to := flows4.Addr().As4()
+		b := make([]byte, 28)
+		b[0], b[3], b[8], b[9] = 0x45, 28, 64, unix.IPPROTO_UDP
+		copy(b[16:], to[:])
+		binary.BigEndian.PutUint16(b[20:], 5555)
+		binary.BigEndian.PutUint16(b[22:], flows4.Port())
+		b[25] = 8
+		for i := range sources {
+			copy(b[12:], []byte{10, 9, first, byte(i)})
+			if err := unix.Sendto(raw, b, 0, &unix.SockaddrInet4{Addr: to}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	nstest.Eventually(t, func() error {
+		n, err := s.f.Counts()
+		if err != nil || n.In < before.In+uint64(sources) {
+			return fmt.Errorf("%+v, %v: want %d datagrams more than %d", n, err, sources, before.In)
+		}
+		return nil
+	})
+}
+
+// A burst of sources takes no more than three quarters of the table, though the agent counts the table but once a second.
+func TestBurstKnowsNoSource(t *testing.T) {
+	sc := bySource(t)
+	const room, sources, gone = 10, 200, 40
+	fill(t, sc.f, int(sc.f.maps.LbFlows.MaxEntries())*3/4-room)
+	learned := uint64(0)
+	for first, left := range []uint64{room, gone, 0} {
+		if first == 1 {
+			if _, err := sc.f.maps.LbFlows.BatchDelete(firstKeys(t, sc.f, gone), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n, err := sc.f.Forget(0, time.Hour); n != 0 || err != nil {
+			t.Fatal(n, err)
+		}
+		sc.datagrams(t, byte(first), sources)
+		n, err := sc.f.Counts()
+		slack := uint64(runtime.NumCPU()) // each may ask for room at once: a backend's answer makes a source known, too
+		if err != nil || n.Learned+slack < learned+left || n.Learned > learned+left+slack || n.Full != 0 {
+			t.Errorf("%+v, %v: want %d more than %d learned", n, err, left, learned)
+		}
+		learned = n.Learned
+	}
+}
+
+// firstKeys are those of some flows.
+func firstKeys(t *testing.T, f *DataPath, n int) (keys []bpf.LBLbFlowKey) {
+	t.Helper()
+	if err := f.each(func(k bpf.LBLbFlowKey, _ bpf.LBLbFlow) bool { keys = append(keys, k); return len(keys) < n }); err != nil {
+		t.Fatal(err)
+	}
+	return keys
 }
 
 // weigh gives a host a weight; the other has 1.

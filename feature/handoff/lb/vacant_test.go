@@ -162,7 +162,7 @@ func TestReclaimTime(t *testing.T) {
 	if _, err := NewAgent(sc.f, AgentOptions{MoveTimeout: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(sc.f.configure(false), sc.f.SetBackends([]Backend{sc.f.backends[other-1]}), sc.f.removeBackend(owner)); err != nil {
+	if err := errors.Join(sc.f.configure(), sc.f.SetBackends([]Backend{sc.f.backends[other-1]}), sc.f.removeBackend(owner)); err != nil {
 		t.Fatal(err)
 	}
 	moved := func(ago time.Duration, says string, want move.Backend) {

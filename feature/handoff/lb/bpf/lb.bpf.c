@@ -99,6 +99,14 @@ struct {
 	__type(value, __u64);
 } lb_counts SEC(".maps");
 
+/* Room for sources, by LB_SOURCES_…. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LB_SOURCES);
+	__type(key, __u32);
+	__type(value, __u64);
+} lb_sources SEC(".maps");
+
 const struct lb_change_args *lb_change_args_type __attribute__((unused)); /* for bpf2go */
 
 struct packet {
@@ -412,12 +420,17 @@ static __always_inline void learn(const struct lb_flow_key *k, const struct lb_s
 		.flags = by_backend ? flags | LB_UNASKED : flags,
 		.birth = bpf_get_prandom_u32() | 1,
 	};
+	__u32 learned = LB_SOURCES_LEARNED;
+	__u64 *known;
 
 	if ((by_backend && !has_room()) || bpf_map_update_elem(&lb_flows, k, &f, BPF_NOEXIST)) {
 		count(LB_FULL);
 		return;
 	}
 	count(LB_LEARNED);
+	known = bpf_map_lookup_elem(&lb_sources, &learned);
+	if (known)
+		__sync_fetch_and_add(known, 1);
 	if ((by_backend && !(flags & LB_UNOPENED)) || !k->port)
 		tell(k, s, owner);
 }
@@ -451,6 +464,16 @@ static __always_inline int awaited(const struct packet *p, const struct lb_servi
 	return c && c->settle && bpf_ktime_get_coarse_ns() < c->settle;
 }
 
+/* takes_sources says whether one more source may become known. Each CPU may ask at once. */
+static __always_inline int takes_sources(void)
+{
+	__u32 learned = LB_SOURCES_LEARNED, until = LB_SOURCES_UNTIL;
+	__u64 *n = bpf_map_lookup_elem(&lb_sources, &learned);
+	__u64 *most = bpf_map_lookup_elem(&lb_sources, &until);
+
+	return n && most && (!*most || *n < *most);
+}
+
 /*
  * learns says whether a packet makes a flow known. A connection's does. Where a service goes by
  * source, its source becomes known while there is room, for anybody can make up sources; from a
@@ -467,7 +490,7 @@ static __always_inline int learns(const struct packet *p, const struct lb_servic
 	if (!s->by_source)
 		return p->to.proto == IPPROTO_TCP;
 	c = config();
-	if (!c || c->full)
+	if (!c || c->full || !takes_sources())
 		return 0;
 	return p->to.proto == IPPROTO_TCP || !c->settle || bpf_ktime_get_coarse_ns() >= c->settle;
 }

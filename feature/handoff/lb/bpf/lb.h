@@ -190,4 +190,10 @@ enum {
 	LB_COUNTS,
 };
 
+/*
+ * lb_sources: flows that the data path has learned, ever, and at how many of them no source becomes known. The
+ * agent sets that once a second by its count of the table. 0: an older weir's agent has not, and sets lb_config.full alone. See package sources.
+ */
+enum { LB_SOURCES_LEARNED, LB_SOURCES_UNTIL, LB_SOURCES };
+
 #endif

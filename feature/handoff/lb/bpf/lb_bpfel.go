@@ -111,6 +111,7 @@ const (
 	LBMapLbRoom           = "lb_room"
 	LBMapLbServices       = "lb_services"
 	LBMapLbSetup          = "lb_setup"
+	LBMapLbSources        = "lb_sources"
 	LBMapLbTunnels        = "lb_tunnels"
 	LBProgLbAgain         = "lb_again"
 	LBProgLbChange        = "lb_change"
@@ -180,6 +181,7 @@ type LBMapSpecs struct {
 	LbRoom     *ebpf.MapSpec `ebpf:"lb_room"`
 	LbServices *ebpf.MapSpec `ebpf:"lb_services"`
 	LbSetup    *ebpf.MapSpec `ebpf:"lb_setup"`
+	LbSources  *ebpf.MapSpec `ebpf:"lb_sources"`
 	LbTunnels  *ebpf.MapSpec `ebpf:"lb_tunnels"`
 }
 
@@ -219,6 +221,7 @@ type LBMaps struct {
 	LbRoom     *ebpf.Map `ebpf:"lb_room"`
 	LbServices *ebpf.Map `ebpf:"lb_services"`
 	LbSetup    *ebpf.Map `ebpf:"lb_setup"`
+	LbSources  *ebpf.Map `ebpf:"lb_sources"`
 	LbTunnels  *ebpf.Map `ebpf:"lb_tunnels"`
 }
 
@@ -233,6 +236,7 @@ func (m *LBMaps) Close() error {
 		m.LbRoom,
 		m.LbServices,
 		m.LbSetup,
+		m.LbSources,
 		m.LbTunnels,
 	)
 }
