@@ -235,12 +235,23 @@ static __always_inline int read6(struct __sk_buff *skb, __u32 at, struct packet 
 	return 0;
 }
 
+/*
+ * tagged says whether a packet is of a VLAN: it belongs to a device above this one, though the kernel has taken its tag off.
+ * VLAN 0 is none: a tag that says a priority alone (IEEE 802.1Q, 6.9).
+ */
+static __always_inline int tagged(const struct __sk_buff *skb)
+{
+	return skb->vlan_present && skb->vlan_tci & 0xfff;
+}
+
 /* read reads a packet's addresses, of an ICMP error those of the packet that it is about. */
 static __always_inline int read(struct __sk_buff *skb, struct packet *p)
 {
 	__u8 proto, type;
 	__u32 next;
 
+	if (tagged(skb))
+		return -1;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		if (read4(skb, ETH_HLEN, p, &proto, &next))
 			return -1;

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+)
+
+// tagged has a namespace send a segment with a VLAN tag by its device w0.
+func (s segment) tagged(t *testing.T, ns *netns.Handle, to net.HardwareAddr, tag uint16, src, dst netip.AddrPort) {
+	t.Helper()
+	do(t, ns, func() error {
+		l, err := netlink.LinkByName("w0")
+		if err != nil {
+			return err
+		}
+		raw, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(raw)
+		b := append(append([]byte(nil), to...), l.Attrs().HardwareAddr...)
+		b = binary.BigEndian.AppendUint16(b, unix.ETH_P_8021Q)
+		b = binary.BigEndian.AppendUint16(b, tag)
+		b = binary.BigEndian.AppendUint16(b, unix.ETH_P_IP)
+		return unix.Sendto(raw, append(b, s.packet(src, dst)...), 0, &unix.SockaddrLinklayer{Ifindex: l.Attrs().Index})
+	})
+}
+
+// Packets of a VLAN are those of the VLAN's device, whoever sends them: they make no flow known, and go to no backend and no client. A tag that
+// says a priority alone changes nothing.
+func TestTagged(t *testing.T) {
+	sc := newScene(t)
+	sc.nobody(t, netip.MustParseAddr("10.1.0.77"))
+	near := func(device string) (mac net.HardwareAddr) {
+		t.Helper()
+		do(t, sc.middle, func() error {
+			l, err := netlink.LinkByName(device)
+			if err == nil {
+				mac = l.Attrs().HardwareAddr
+			}
+			return err
+		})
+		return mac
+	}
+	const vlan, priority = 3<<13 | 7, 3 << 13
+	client := func(port uint16) netip.AddrPort {
+		return netip.AddrPortFrom(netip.MustParseAddr("10.1.0.77"), port)
+	}
+	for name, send := range map[string]func(tag uint16, client netip.AddrPort){
+		"a client": func(tag uint16, client netip.AddrPort) {
+			segment{flags: tcpSYN}.tagged(t, sc.client, near("c"), tag, client, service4)
+		},
+		"a backend": func(tag uint16, client netip.AddrPort) {
+			segment{flags: tcpSYN | tcpACK}.tagged(t, sc.hosts[0], near("h1"), tag, service4, client)
+		},
+	} {
+		before, err := sc.f.Counts()
+		if err != nil {
+			t.Fatal(err)
+		}
+		send(vlan, client(1))
+		send(priority, client(2)) // behind the former, by the same device
+		becomes(t, sc.f, Key{Client: client(2)}, fmt.Sprintf("known by the priority of %s", name), func(Flow) bool { return true })
+		if fl, err := sc.f.Flow(Key{Client: client(1)}); !errors.Is(err, errNoFlow) {
+			t.Errorf("of a VLAN, by %s: %+v, %v", name, fl, err)
+		}
+		after, err := sc.f.Counts()
+		if err != nil || after.Learned != before.Learned+1 || after.In+after.Out != before.In+before.Out+1 || after.UnknownSource != before.UnknownSource {
+			t.Errorf("by %s: %+v, %v: before %+v", name, after, err, before)
+		}
+		if err := sc.f.maps.LbFlows.Delete(Key{Client: client(2)}.Raw()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
