@@ -32,23 +32,32 @@ func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]f
 	if len(st.Paths) == 0 {
 		return nil, nil
 	}
-	path := pathOf(st.Paths, leavesBy(ns, p), p.To.Addr())
+	device, via := leavesBy(ns, p)
+	path := pathOf(st.Paths, device, p.To.Addr())
 	if path == nil {
 		return nil, nil
 	}
-	return []feature.Verdict{verdict(*path, p.To.Addr())}, nil
+	return []feature.Verdict{verdict(*path, p.To.Addr(), via)}, nil
 }
 
-// leavesBy is the interface where a packet's route leads; "": the host does not forward it.
-func leavesBy(ns *netns.Handle, p feature.Packet) (device string) {
+// leavesBy is the interface and the gateway of a packet's route; "": the host does not forward it. The host's own packets have come
+// in by no interface, and the kernel takes IPv4 ones that have for forged.
+func leavesBy(ns *netns.Handle, p feature.Packet) (device string, via netip.Addr) {
 	_ = ns.Do(func() error { // without a route host explains the reason
 		o := &netlink.RouteGetOptions{}
 		if l, err := netlink.LinkByName(p.Interface); err == nil {
-			o.IifIndex, o.SrcAddr = l.Attrs().Index, p.From.Addr().AsSlice()
+			o.SrcAddr = p.From.Addr().AsSlice()
+			if own, err := netlink.RouteGet(o.SrcAddr); err != nil || len(own) == 0 || own[0].Type != unix.RTN_LOCAL {
+				o.IifIndex = l.Attrs().Index
+			}
 		}
 		found, err := netlink.RouteGetWithOptions(p.To.Addr().AsSlice(), o)
 		if err != nil || len(found) == 0 || found[0].Type != unix.RTN_UNICAST {
 			return err
+		}
+		via, _ = netip.AddrFromSlice(found[0].Gw)
+		if v, ok := found[0].Via.(*netlink.Via); ok && !via.IsValid() {
+			via, _ = netip.AddrFromSlice(v.Addr)
 		}
 		l, err := netlink.LinkByIndex(found[0].LinkIndex)
 		if err == nil {
@@ -56,7 +65,7 @@ func leavesBy(ns *netns.Handle, p feature.Packet) (device string) {
 		}
 		return err
 	})
-	return device
+	return device, via.Unmap()
 }
 
 // pathOf returns the path of a link whose prefix is the longest for an address; nil: there is none.
@@ -79,8 +88,8 @@ func pathOf(paths []protect.PathState, device string, to netip.Addr) (found *pro
 	return found
 }
 
-// verdict says by which link a packet of a path leaves.
-func verdict(p protect.PathState, to netip.Addr) feature.Verdict {
+// verdict says by which link a packet of a path leaves, via being the gateway of its route.
+func verdict(p protect.PathState, to, via netip.Addr) feature.Verdict {
 	v := feature.Verdict{Stage: feature.StageForward, ExplainStep: feature.ExplainStep{Step: "reroute path " + p.Name}}
 	version, suits := "IPv6", func(r protect.RepairState) bool { return r.IPv6 }
 	if to.Is4() {
@@ -93,6 +102,9 @@ func verdict(p protect.PathState, to netip.Addr) feature.Verdict {
 		v.Text, v.Warning = fmt.Sprintf("weir's program is not attached to %s: the packet takes the link, whatever its state", p.Device), true
 	case !p.Down:
 		v.Text = fmt.Sprintf("link %s is used", p.Device)
+	case slices.Contains(p.Unresolved, via):
+		v.Text, v.Warning = fmt.Sprintf("%s, and no link address is known of %s: the packet waits for it in the kernel and is not rerouted: run weir serve", link, via), true
+		v.Result = fmt.Sprintf("dropped: the gateway %s does not answer", via)
 	case slices.Contains(p.Dropped, version):
 		v.Text, v.Warning = fmt.Sprintf("%s, and no way is left for %s packets: %s", link, version, p.Remedy), true
 		v.Result = fmt.Sprintf("dropped: path %s has no way left", p.Name)

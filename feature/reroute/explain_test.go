@@ -4,10 +4,13 @@ package reroute
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -57,4 +60,36 @@ reroute:
 	check("no way is left for IPv6 packets", "dropped: path there has no way left", true)
 	apply(true)
 	check("no repair for IPv6 packets may be used: they stay on it", "", true)
+}
+
+// The host's own packets, which come in by no interface, are explained for IPv4 as for IPv6.
+func TestExplainOwn(t *testing.T) {
+	w := newWorld(t)
+	nstest.Address(t, w.r1, "r12", netip.MustParsePrefix("10.12.0.1/24"))
+	nstest.Address(t, w.r1, "in", netip.MustParsePrefix("10.1.0.1/24"))
+	w.apply(fmt.Sprintf("reroute:\n  - {name: own, netns: %s, interface: r12, repairs: [{interface: r13, via: 'fd00:13::3'}]}\n", w.name[w.r1]))
+	for from, to := range map[string]string{"[fd00:a::1]:9": "[fd00:12::2]:7", "10.1.0.1:9": "10.12.0.2:7"} {
+		p, err := feature.ParsePacket("udp", from, to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Netns, p.Interface = w.name[w.r1], "in"
+		got, err := Feature{}.Explain(t.Context(), w.root, p)
+		if err != nil || len(got) != 1 || !strings.Contains(got[0].Text, "link r12 is used") {
+			t.Errorf("%s to %s: %+v, %v", from, to, got, err)
+		}
+	}
+}
+
+// A packet whose gateway has no link address does not come to the program that would reroute it.
+func TestExplainUnresolved(t *testing.T) {
+	to, gateway := netip.MustParseAddr("2001:db8::7"), netip.MustParseAddr("fd00:12::2")
+	p := protect.PathState{Name: "core", Device: "eth1", Attached: true, Down: true, Carrier: true, Unresolved: []netip.Addr{gateway},
+		Repairs: []protect.RepairState{{Device: "eth2", IPv6: true, Via: netip.MustParseAddr("fd00:13::3")}}}
+	if v := verdict(p, to, gateway); !strings.Contains(v.Text, "no link address is known of fd00:12::2") || v.Result != "dropped: the gateway fd00:12::2 does not answer" || !v.Warning {
+		t.Errorf("%+v", v)
+	}
+	if v := verdict(p, to, netip.MustParseAddr("fd00:12::3")); !strings.Contains(v.Text, "rerouted by eth2") {
+		t.Errorf("by another gateway: %+v", v)
+	}
 }

@@ -266,7 +266,7 @@ func problemRemedy(problem string) (text, remedy string) {
 			return text, last + " in the file, then weir apply"
 		case "protect":
 			return text, last + ": change the file, then weir apply"
-		case "make":
+		case "make", "run":
 			return text, last
 		}
 	}

@@ -5,10 +5,13 @@ package protect
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+
+	"github.com/weir-project/weir/feature/reroute/protect/neigh"
 )
 
 // keptNow are the neighbours whose permanent entries are weir's. What is known of them stays.
@@ -18,16 +21,23 @@ func (w *watcher) keptNow(routes []route) error {
 		return err
 	}
 	was := w.kept
-	w.kept = map[neighbourKey]*keptNeighbour{}
+	w.kept, w.unresolved = map[neigh.Key]*keptNeighbour{}, map[neigh.Key]bool{}
 	for k := range want {
-		var v neighbourValue
+		n, err := neigh.Find(k)
+		if err != nil {
+			return err
+		}
+		if isUnresolved(n) || isStandIn(n) {
+			w.unresolved[k] = true
+		}
+		if o := was[k]; o != nil && o.stands() && isStandIn(n) {
+			w.kept[k] = o
+			continue
+		}
+		var v neigh.Value
 		if err := w.pins.Maps[pinNeighbours].Lookup(k, &v); errors.Is(err, ebpf.ErrKeyNotExist) {
 			continue // the operator's, or one that has not answered yet
 		} else if err != nil {
-			return err
-		}
-		n, err := find(k)
-		if err != nil {
 			return err
 		}
 		if n == nil || n.State&netlink.NUD_PERMANENT == 0 || len(n.HardwareAddr) != 6 {
@@ -42,49 +52,65 @@ func (w *watcher) keptNow(routes []route) error {
 }
 
 // hears takes what a neighbour told.
-func (w *watcher) hears(e *ears, t told) {
-	n := w.kept[t.key]
+func (w *watcher) hears(e *neigh.Ears, t neigh.Told) {
+	n := w.kept[t.Key]
 	switch {
 	case n == nil:
-	case t.mac == nil && n.times >= askOnly: // it answers all of the link, and says nothing
-	case t.mac == nil || bytes.Equal(t.mac, n.mac):
+	case n.stands():
+		if t.MAC != nil {
+			w.believe(t.Key, n, t)
+		}
+	case t.MAC == nil && n.times >= askOnly: // it answers all of the link, and says nothing
+	case t.MAC == nil || bytes.Equal(t.MAC, n.mac):
 		n.heard, n.times, n.other = time.Now(), 0, nil
 	case n.times >= askOnly: // the old one does not answer
-		w.believe(t.key, n, t)
-	case !bytes.Equal(n.other, t.mac):
-		n.other, n.since = t.mac, time.Now()
-		w.asks(e, t.key, n, false)
+		w.believe(t.Key, n, t)
+	case !bytes.Equal(n.other, t.MAC):
+		n.other, n.since = t.MAC, time.Now()
+		w.asks(e, t.Key, n, false)
 	}
 }
 
 // believe gives the kernel's entry the address; repairs follow that ([watcher.neighbour]).
-func (w *watcher) believe(k neighbourKey, n *keptNeighbour, t told) {
-	var v neighbourValue
-	copy(v.MAC[:], t.mac)
-	if err := w.ns.Do(func() error { return setNeighbour(k, v, netlink.NUD_PERMANENT) }); err != nil {
-		w.log.Warn("a neighbour's new link address is not taken", "neighbour", k.addr(), "err", err)
+func (w *watcher) believe(k neigh.Key, n *keptNeighbour, t neigh.Told) {
+	var v neigh.Value
+	copy(v.MAC[:], t.MAC)
+	stood := n.stands()
+	if err := w.ns.Do(func() error {
+		if stood {
+			if err := w.pins.Maps[pinNeighbours].Put(k, v); err != nil {
+				return fmt.Errorf("noting the neighbour %s: %w", k.Addr(), err)
+			}
+		}
+		return neigh.Set(k, v, netlink.NUD_PERMANENT)
+	}); err != nil {
+		w.log.Warn("a neighbour's new link address is not taken", "neighbour", k.Addr(), "err", err)
 		return
 	}
 	name := ""
 	if l := w.links[int(k.Ifindex)]; l != nil {
 		name = l.name
 	}
-	w.log.Info("neighbour has a new link address", "neighbour", k.addr(), "interface", name, "old", n.mac, "new", t.mac)
-	n.mac, n.heard, n.times, n.other = t.mac, time.Now(), 0, nil
+	if stood {
+		w.log.Info("neighbour has answered", "neighbour", k.Addr(), "interface", name, "address", t.MAC)
+	} else {
+		w.log.Info("neighbour has a new link address", "neighbour", k.Addr(), "interface", name, "old", n.mac, "new", t.MAC)
+	}
+	n.mac, n.heard, n.times, n.other = t.MAC, time.Now(), 0, nil
 	w.follow()
 }
 
-func (w *watcher) asks(e *ears, k neighbourKey, n *keptNeighbour, everybody bool) {
+func (w *watcher) asks(e *neigh.Ears, k neigh.Key, n *keptNeighbour, everybody bool) {
 	n.asked = time.Now()
-	_ = w.ns.Do(func() error { return w.ask(e, k, n, everybody) }) // a link that is down: it is asked again
+	_ = w.ns.Do(func() error { return e.Ask(k, n.mac, everybody) }) // a link that is down: it is asked again
 }
 
 // inquire asks neighbours that were not heard for long, or whose link is down.
-func (w *watcher) inquire(e *ears) {
+func (w *watcher) inquire(e *neigh.Ears) {
 	now := time.Now()
 	for k, n := range w.kept {
 		if n.other != nil && now.Sub(n.since) >= verify {
-			w.believe(k, n, told{k, n.other})
+			w.believe(k, n, neigh.Told{Key: k, MAC: n.other})
 			continue
 		}
 		l := w.links[int(k.Ifindex)]
@@ -95,7 +121,7 @@ func (w *watcher) inquire(e *ears) {
 		if w.words.Get(l.slot).Reasons() != 0 {
 			after = askEvery
 		}
-		if n.times > 5*askOnly {
+		if n.times > 5*askOnly && !n.stands() {
 			every = askSeldom
 		}
 		if now.Sub(n.heard) < after || now.Sub(n.asked) < every {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/reroute/protect/neigh"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -129,7 +130,7 @@ func (w *world) claims(ns *netns.Handle, dev, addr, mac string) {
 	if err != nil {
 		w.Fatal(err)
 	}
-	p := arpPacket{Kind: 1, Proto: unix.ETH_P_IP, Len: 6, PLen: 4, Op: 1, SHA: [6]byte(m), SPA: addrs(addr)[0].As4(), TPA: addrs(addr)[0].As4()}
+	p := neigh.ARP{Kind: 1, Proto: unix.ETH_P_IP, Len: 6, PLen: 4, Op: 1, SHA: [6]byte(m), SPA: addrs(addr)[0].As4(), TPA: addrs(addr)[0].As4()}
 	b, err := binary.Append(nil, binary.BigEndian, p)
 	if err != nil {
 		w.Fatal(err)
@@ -140,7 +141,7 @@ func (w *world) claims(ns *netns.Handle, dev, addr, mac string) {
 			return err
 		}
 		defer unix.Close(fd)
-		to := &unix.SockaddrLinklayer{Protocol: network(unix.ETH_P_ARP), Ifindex: nstest.Ifindex(w, ns, dev), Halen: 6, Addr: [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
+		to := &unix.SockaddrLinklayer{Protocol: neigh.Network(unix.ETH_P_ARP), Ifindex: nstest.Ifindex(w, ns, dev), Halen: 6, Addr: [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
 		return unix.Sendto(fd, b, 0, to)
 	})
 }

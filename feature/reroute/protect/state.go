@@ -57,8 +57,10 @@ type PathState struct {
 	Problems []string       `json:"problems,omitempty"` // why others are not
 	Dropped  []string       `json:"dropped,omitempty"`  // versions of IP whose packets have no way left: "IPv4", "IPv6"
 	Remedy   string         `json:"remedy,omitempty"`   // against Dropped
-	Routes   RouteState     `json:"routes"`
-	Counts   Counts         `json:"counts"`
+	// Unresolved are gateways over a link that does not work whose packets wait in the kernel for a link address.
+	Unresolved []netip.Addr `json:"unresolved,omitempty"`
+	Routes     RouteState   `json:"routes"`
+	Counts     Counts       `json:"counts"`
 	// InForce says that it reroutes, though Problems may keep some of its repairs from it.
 	InForce bool `json:"-"`
 }
@@ -146,6 +148,13 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 				return err
 			}
 			s.InForce = s.Attached && resolved[p.Name] && slices.ContainsFunc(s.Repairs, func(r RepairState) bool { return r.Device != "" }) // "": it has gone
+			if (s.Carrier || s.Probe) && !s.Shadow && s.InForce {                                                                            // one that is drained answers the next packet
+				s.Unresolved = w.unresolvedOf(d.index)
+			}
+			if len(s.Unresolved) > 0 {
+				s.InForce = false
+				s.Problems = append(s.Problems, fmt.Sprintf("no link address is known of %s: its packets are lost, not rerouted: run weir serve, which has them rerouted", addresses(s.Unresolved)))
+			}
 			s.Routes = routesOf(d.index)
 			s.Routes.Followed = w.followed
 		}

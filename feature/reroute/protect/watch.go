@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/feature/reroute/protect/bpf"
+	"github.com/weir-project/weir/feature/reroute/protect/neigh"
 	"github.com/weir-project/weir/feature/reroute/protect/srv6"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -67,7 +68,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 type memory struct {
 	id    netns.ID
 	links map[int]*watched
-	kept  map[neighbourKey]*keptNeighbour
+	kept  map[neigh.Key]*keptNeighbour
 	sizes map[wayKey]learntSize
 
 	dropping map[string]string // by path: versions of IP whose packets have no way left, as logged
@@ -91,8 +92,12 @@ type watcher struct {
 	begun        bool // everything has followed once: what happens from then on is noticed
 	reconciled   time.Time
 
-	ears *ears
-	told chan told
+	unresolved map[neigh.Key]bool // neighbours without a link address
+	standing   bool               // a neighbour may have a stand-in
+	stood      time.Time          // when they were last seen to
+
+	ears *neigh.Ears
+	told chan neigh.Told
 
 	tooBig  chan tooBig
 	repairs atomic.Pointer[map[uint32]bpf.ProtectRerouteRepair] // installed ones
@@ -149,11 +154,11 @@ func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.L
 		return err
 	}
 	defer func() { w.endAll(ctx) }()
-	w.told = make(chan told, 64)
-	if w.ears, err = w.listen(w.told); err != nil {
+	w.told = make(chan neigh.Told, 64)
+	if w.ears, err = neigh.Listen(w.ns, w.told); err != nil {
 		log.Warn("neighbours are not heard: new link addresses are not followed", "netns", i.Scope, "err", err)
 	} else {
-		defer w.ears.close()
+		defer w.ears.Close()
 	}
 	w.due = time.Now() // what happened while nobody looked
 	if err := w.list(); err != nil {
@@ -334,6 +339,9 @@ func (w *watcher) wait(ctx context.Context, h heard) error {
 		w.inquire(w.ears)
 	}
 	w.revert()
+	if err := w.standIns(time.Now()); err != nil {
+		return err
+	}
 	w.tellDropped()
 	w.endKept(time.Now())
 	w.forgetSizes(time.Now())
@@ -364,6 +372,9 @@ func (w *watcher) next() time.Duration {
 func (w *watcher) revert() {
 	for _, l := range w.links {
 		if l.up && w.words.Get(l.slot)[links.CarrierByte] != 0 && time.Since(l.since) >= l.hold {
+			if w.words.Get(l.slot).Reasons() == links.Carrier {
+				_ = w.ns.Do(func() error { return w.dropStandIns(l) }) // the next look tries again
+			}
 			w.words.Set(l.slot, links.CarrierByte, false)
 			w.log.Info("link is up", "interface", l.name, "hold", l.hold)
 		}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/protect/neigh"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -271,7 +272,7 @@ func TestLateNeighbour(t *testing.T) {
 	w.apply(w.path(around()))
 	stop := w.serve()
 	defer stop()
-	time.Sleep(4 * resolveTime) // it has been asked by apply, and by who looks after it
+	time.Sleep(4 * neigh.ResolveTime) // it has been asked by apply, and by who looks after it
 	w.ip(w.r2, "addr add fd00:12::24/64 dev main nodad")
 	w.until("the neighbour is kept", func() bool { return strings.Contains(w.ip(w.r1, "-6 neigh show fd00:12::24"), "PERMANENT") })
 }

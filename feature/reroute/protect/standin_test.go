@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/reroute/protect/neigh"
+)
+
+// A link without a carrier since before its neighbours were ever asked is rerouted all the same while weir serve runs, and said not
+// to be while it does not. Once the link is used again the neighbours are the real ones.
+func TestNeighbourNeverKnown(t *testing.T) {
+	w := newWorld(t)
+	const others = "fd00:12::77" // the operator's
+	w.ip(w.r2, "link set main down")
+	w.ip(w.r1, "neigh flush dev main", "-6 neigh flush dev main", "neigh add "+others+" lladdr "+newMAC+" dev main nud permanent")
+	w.apply(w.path(around()))
+	stop := w.serveNow()
+	p6, p4 := w.pair(true), w.pair(false)
+	w.until("it is rerouted", func() bool {
+		return w.state("core").Down && p6.arrives(100, time.Second) && p4.arrives(100, time.Second)
+	})
+	if st := w.state("core"); len(st.Problems) > 0 || len(st.Unresolved) > 0 || !st.InForce || st.Counts.Packets < 2 {
+		t.Errorf("rerouted: %+v", st)
+	}
+	stop()
+	w.ip(w.r1, "neigh flush dev main", "-6 neigh flush dev main")
+	st := w.state("core")
+	if len(st.Unresolved) != 2 || st.InForce || !strings.Contains(strings.Join(st.Problems, "\n"), main4+", "+main6) {
+		t.Errorf("without weir serve: %+v", st)
+	}
+	w.serveNow()
+	w.until("it is rerouted again", func() bool { return p6.arrives(100, time.Second) && p4.arrives(100, time.Second) })
+	w.ip(w.r2, "link set main up", "addr replace fd00:12::2/64 dev main nodad")
+	w.until("it is used", func() bool { return !w.state("core").Down })
+	w.until("neighbours are known", func() bool {
+		show := w.ip(w.r1, "neigh show dev main") + w.ip(w.r1, "-6 neigh show dev main")
+		return strings.Contains(show, main4+" lladdr") && strings.Contains(show, main6+" lladdr") && !strings.Contains(show, neigh.StandIn().String()) &&
+			p6.arrives(100, time.Second) && p4.arrives(100, time.Second)
+	})
+	if got := w.entry("main", others); got != newMAC {
+		t.Errorf("the operator's neighbour became %s", got)
+	}
+}
+
+// Stand-ins of a link that is not used but has a carrier give way to neighbours that answer, and none outlasts protection.
+func TestStandInGivesWay(t *testing.T) {
+	w := newWorld(t)
+	w.ip(w.r2, "addr del "+main6+"/64 dev main", "addr del "+main4+"/24 dev main")
+	w.ip(w.r1, "neigh flush dev main", "-6 neigh flush dev main")
+	w.apply(w.path(around()))
+	w.drain(true)
+	stop := w.serveNow()
+	p6, p4 := w.pair(true), w.pair(false)
+	w.until("it is rerouted", func() bool { return p6.arrives(100, time.Second) && p4.arrives(100, time.Second) })
+	w.ip(w.r2, "addr add "+main4+"/24 dev main")
+	w.until("the neighbour is kept", func() bool { return strings.Contains(w.ip(w.r1, "neigh show "+main4+" dev main"), "PERMANENT") })
+	if got := w.entry("main", main6); got != neigh.StandIn().String() {
+		t.Errorf("the other one is %q", got)
+	}
+	stop()
+	w.remove()
+	for _, a := range []string{main4, main6} {
+		if got := w.entry("main", a); got == neigh.StandIn().String() {
+			t.Errorf("%s has a stand-in still", a)
+		}
+	}
+}
