@@ -83,7 +83,7 @@ func printServer(w io.Writer, s backend.Status) {
 			short(s.Transfer.P50), short(s.Transfer.P99), short(s.Transfer.Max), short(s.Stopped.Sum/time.Duration(s.Stopped.Count)), s.Bytes/s.Out)
 	}
 	if len(s.Unserved) > 0 {
-		fmt.Fprintf(w, "  ! nobody here serves %s: new flows go to other backends\n", strings.Join(s.Unserved, ", "))
+		fmt.Fprintf(w, "  ! nobody here serves %s (no process listens, or the address is not local): new flows go to other backends\n", strings.Join(s.Unserved, ", "))
 	}
 	for _, what := range slices.Sorted(maps.Keys(s.Rejected)) {
 		fmt.Fprintf(w, "  ! %s: refused %d times; the agent's log says why\n", what, s.Rejected[what])

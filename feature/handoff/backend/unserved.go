@@ -4,15 +4,18 @@ package backend
 
 import (
 	"context"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/internal/sockdiag"
+	svc "github.com/weir-project/weir/service"
 )
 
 const (
@@ -38,8 +41,9 @@ func (a *Agent) watchServed(ctx context.Context) {
 		}
 		now, next := time.Now(), servedEvery
 		var none []string
+		absent := a.absentAddresses()
 		for name := range a.known.Load().services {
-			if a.serves(ctx, name) {
+			if !absent[name] && a.serves(ctx, name) {
 				delete(since, name)
 				continue
 			}
@@ -56,6 +60,34 @@ func (a *Agent) watchServed(ctx context.Context) {
 		a.tellUnserved(none)
 		t.Reset(next)
 	}
+}
+
+// absentAddresses are the services of which no address is local: the kernel forwards or drops their packets, whoever listens. Without
+// an answer of the kernel there is none.
+func (a *Agent) absentAddresses() map[string]bool {
+	out := map[string]bool{}
+	var local []netip.Prefix
+	err := a.inside(func() (err error) {
+		if local, err = svc.LocalRoutes(netlink.FAMILY_ALL, unix.RTN_LOCAL); err != nil {
+			return err
+		}
+		all, err := net.InterfaceAddrs() // those of VRFs have their routes elsewhere
+		for _, x := range all {
+			if p, err := netip.ParsePrefix(x.String()); err == nil {
+				local = append(local, netip.PrefixFrom(p.Addr().Unmap(), p.Addr().Unmap().BitLen()))
+			}
+		}
+		return err
+	})
+	for name, listens := range a.known.Load().services {
+		has := func(s Service) bool {
+			return slices.ContainsFunc(local, func(p netip.Prefix) bool { return p.Contains(s.Listen.Addr().Unmap()) })
+		}
+		if err == nil && len(listens) > 0 && !slices.ContainsFunc(listens, has) {
+			out[name] = true
+		}
+	}
+	return out
 }
 
 // pollServed has watchServed look.

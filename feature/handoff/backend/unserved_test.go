@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 )
 
 // A server gets no new flows of a service that nobody serves there, and gets them again as soon as somebody does: a member, or a
@@ -63,4 +65,19 @@ services:
 	w.in(second.ns, func() (err error) { plain, err = net.Listen("tcp", web.String()); return err })
 	defer plain.Close()
 	w.eventually("a server that is no member serves it", func() bool { return unserved() == "" })
+	address := &netlink.Addr{IPNet: netlink.NewIPNet(net.IP(w.at.Addr().AsSlice()))}
+	change := func(f func(netlink.Link, *netlink.Addr) error) {
+		w.in(second.ns, func() error {
+			lo, err := netlink.LinkByName("lo")
+			if err == nil {
+				err = f(lo, address)
+			}
+			return err
+		})
+	}
+	change(netlink.AddrDel)
+	w.eventually("the services' address is not local", func() bool { return unserved() == "talk web" })
+	w.eventually("new flows go to the first server", func() bool { return at() == 1 && at() == 1 && at() == 1 })
+	change(netlink.AddrAdd)
+	w.eventually("the address is local again", func() bool { return unserved() == "" })
 }
