@@ -28,6 +28,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb/attachment"
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/flow"
+	"github.com/weir-project/weir/feature/handoff/lb/report"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
@@ -45,6 +46,8 @@ type Options struct {
 	// TunnelMTU is that of packets to backends at the other end of a tunnel, 0 where there are none: the least MTU of [locate.Location]. A
 	// packet that is longer is answered by a Packet Too Big, or goes in fragments where its sender lets it.
 	TunnelMTU int
+	// TunnelRootPorts drops packets to tunnels from source ports that any user of a backend's host can bind.
+	TunnelRootPorts bool `json:",omitempty"`
 	// Tunnel is the name of the tunnels' device, which is made; [tunnel.Device] if empty.
 	Tunnel string
 	// Settle is how long packets of unknown connections wait at most for the backends' agents, if the data path begins anew.
@@ -121,6 +124,9 @@ func (f *DataPath) build(o Options, share map[string]*ebpf.Map) (err error) {
 	}
 	if err := f.load(share, o.StartupTimeout); err != nil {
 		return err
+	}
+	if err := f.maps.LbUsers.Put(uint32(0), uint64(oneIf(o.TunnelRootPorts))); err != nil {
+		return fmt.Errorf("configuring source ports of tunnels: %w", err)
 	}
 	f.links = map[string]kernel.Link{}
 	if err := f.attachDevices(o.devices(), share != nil); err != nil {
@@ -317,17 +323,4 @@ func (f *DataPath) serviceIDs() (ids []int) {
 }
 
 // Counts reads them.
-func (f *DataPath) Counts() (Counts, error) {
-	var c Counts
-	for i, n := range []*uint64{&c.In, &c.Out, &c.Learned, &c.Buffered, &c.Mute, &c.NoReset, &c.NoBackend, &c.Full, &c.ICMP, &c.UnknownSource,
-		&c.Fragment, &c.Big, &c.Late, &c.Awaited} {
-		var each []uint64
-		if err := f.maps.LbCounts.Lookup(uint32(i), &each); err != nil {
-			return c, fmt.Errorf("reading counts: %w", err)
-		}
-		for _, v := range each {
-			*n += v
-		}
-	}
-	return c, nil
-}
+func (f *DataPath) Counts() (Counts, error) { return report.ReadCounts(f.maps.LbCounts) }

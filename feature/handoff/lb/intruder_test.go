@@ -15,6 +15,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/flow"
+	"github.com/weir-project/weir/feature/handoff/lb/report"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 	"github.com/weir-project/weir/internal/netns"
@@ -152,6 +153,47 @@ func TestTunnelFills(t *testing.T) {
 		if n, err := sc.f.Forget(time.Second, time.Hour); n != 0 || err != nil {
 			t.Errorf("%d flows are forgotten at once, %v", n, err)
 		}
+	}
+}
+
+// Packets to tunnels from source ports of any user are noted, so a backend's older device goes on, and dropped if the file says so.
+func TestTunnelRootPorts(t *testing.T) {
+	for name, ends := range map[string][2]string{"over IPv4": {"10.3.0.2", "10.2.0.1"}, "over IPv6": {"fd03::2", "fd02::1"}} {
+		t.Run(name, func(t *testing.T) {
+			sc := newRoutedScene(t, name == "over IPv6")
+			session(t, sc)
+			if report.UsersSend(sc.f.maps.LbUsers, 1) || report.UsersSend(sc.f.maps.LbUsers, 2) {
+				t.Error("the backends' own devices count as users")
+			}
+			victim := nstest.ListenUDP(t, sc.client, netip.MustParseAddrPort("10.1.0.2:9999"))
+			user := userOf(t, sc, ends[0], ends[1])
+			sends := func() error {
+				_, err := user.Write(vxlanOf(service4.Addr(), netip.MustParseAddr("10.1.0.2"), 9999, "user"))
+				return err
+			}
+			b := make([]byte, 100)
+			nstest.Eventually(t, func() error {
+				return errors.Join(sends(), victim.SetReadDeadline(time.Now().Add(20*time.Millisecond)), func() error { _, err := victim.Read(b); return err }())
+			})
+			if !report.UsersSend(sc.f.maps.LbUsers, 1) || report.UsersSend(sc.f.maps.LbUsers, 2) {
+				t.Error("the backend is not noted, or another one")
+			}
+			if err := sc.f.maps.LbUsers.Put(uint32(0), uint64(1)); err != nil {
+				t.Fatal(err)
+			}
+			before, err := sc.f.Counts()
+			if err != nil {
+				t.Fatal(err)
+			}
+			nstest.Eventually(t, func() error {
+				err := sends()
+				if c, e := sc.f.Counts(); c.UnknownSource == before.UnknownSource || c.Out > before.Out {
+					return fmt.Errorf("%+v, %w", c, errors.Join(e, err, errors.New("want the packet dropped")))
+				}
+				return nil
+			})
+			session(t, sc) // the devices' own ports go on
+		})
 	}
 }
 

@@ -59,7 +59,7 @@ func run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 	if lacks := listens(c).Lacks(); lacks != "" {
 		log.Warn("listening ahead of the address", "listen", c.Listen, "reason", lacks)
 	}
-	f, err := Open(ctx, root, c.Name, Options{Devices: c.Devices, TunnelMTU: c.TunnelMTU, StartupTimeout: cmp.Or(c.StartupTimeout, defaultStartupTimeout)})
+	f, err := Open(ctx, root, c.Name, Options{Devices: c.Devices, TunnelMTU: c.TunnelMTU, TunnelRootPorts: c.TunnelRootPorts, StartupTimeout: cmp.Or(c.StartupTimeout, defaultStartupTimeout)})
 	if err != nil {
 		return err
 	}

@@ -68,7 +68,7 @@ func (a *Agent) Status() (Status, error) {
 	defer a.mu.Unlock()
 	for _, number := range slices.Sorted(maps.Keys(a.members)) {
 		m := a.members[number]
-		v := BackendStatus{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.backends[number] != nil, Registered: a.registered(m), Flows: owned[number], Loads: a.waitingLoads(number), Unserved: a.unservedAt(m)}
+		v := BackendStatus{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.backends[number] != nil, Registered: a.registered(m), Flows: owned[number], Loads: a.waitingLoads(number), Unserved: a.unservedAt(m), UserPorts: report.UsersSend(a.f.maps.LbUsers, number)}
 		if c := a.backends[number]; c != nil {
 			v.Silent = c.Silence(pingEvery).Seconds()
 		}

@@ -22,6 +22,7 @@ import (
 const (
 	learnedName = "lb_learned"
 	roomName    = "lb_room"
+	usersName   = "lb_users"
 )
 
 // PlanUpgrade implements feature.Upgrader.
@@ -106,7 +107,7 @@ func programs(pins *kernel.Opened, running uint32) (*kernel.Collection, error) {
 			return nil, err
 		}
 		defer closeMaps(used)
-		for _, name := range []string{learnedName, roomName} {
+		for _, name := range []string{learnedName, roomName, usersName} {
 			if m := used[name]; m != nil {
 				share[name] = m
 			}

@@ -84,6 +84,17 @@ struct {
 	__uint(max_entries, 1 << 20);
 } lb_learned SEC(".maps");
 
+/*
+ * By backend: CLOCK_MONOTONIC in ns when a packet of its tunnel came from a port that any user of its host can bind. Of backend
+ * 0: 1 if these packets are dropped. Not pinned: the agent sets it.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LB_BACKENDS);
+	__type(key, __u32);
+	__type(value, __u64);
+} lb_users SEC(".maps");
+
 /* Not pinned: the agent counts anew. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -116,6 +127,7 @@ struct packet {
 	__u8 tcp;   /* flags, as the header's 14th byte has them */
 	__u8 error; /* an ICMP error: to and from are of the packet that it is about, turned round */
 	__u8 later; /* a later fragment, without ports */
+	__u32 at;   /* the transport header, or that of an error's packet */
 };
 
 /* linux/icmp.h wants the headers of user space. */
@@ -169,6 +181,7 @@ static __always_inline int ports(struct __sk_buff *skb, __u32 at, __u8 proto, st
 		return -1;
 	p->from.proto = proto;
 	p->to.proto = proto;
+	p->at = at;
 	if (p->later)
 		return 0;
 	if (bpf_skb_load_bytes(skb, at, both, sizeof(both)))
@@ -881,6 +894,43 @@ static __always_inline int intruder(struct __sk_buff *skb)
 	return of != OF_SERVICE;
 }
 
+/* of_tunnels says whether a datagram is a VXLAN packet of weir's number. Where that cannot be read it is. */
+static __always_inline int of_tunnels(struct __sk_buff *skb, const struct packet *p,
+				      const struct lb_config *c)
+{
+	__be32 vni;
+
+	if (bpf_skb_load_bytes(skb, p->at + sizeof(struct udphdr) + 4, &vni, sizeof(vni)))
+		return 1;
+	return bpf_ntohl(vni) >> 8 == c->vni;
+}
+
+/*
+ * of_user says whether a packet that is about to come out of a backend's tunnel is to be dropped, because any user of the
+ * backend's host can send it. Otherwise it notes the backend. The outer source port is not known at the tunnels' device.
+ */
+static __always_inline int of_user(struct __sk_buff *skb, const struct packet *p)
+{
+	__u64 *dropped, *seen, now = bpf_ktime_get_coarse_ns();
+	struct lb_config *c = config();
+	struct lb_tunnel_key t;
+	__u32 *backend, zero = 0;
+
+	if (p->to.proto != IPPROTO_UDP || p->to.port != bpf_htons(LB_TUNNEL_PORT) || p->error ||
+	    p->later || bpf_ntohs(p->from.port) < LB_USER_PORT || !c || !c->tunnel ||
+	    c->tunnel == skb->ifindex)
+		return 0;
+	__builtin_memcpy(t.addr, p->from.addr, 16);
+	backend = bpf_map_lookup_elem(&lb_tunnels, &t);
+	if (!backend || !of_tunnels(skb, p, c))
+		return 0;
+	seen = bpf_map_lookup_elem(&lb_users, backend);
+	if (seen && *seen + LB_USER_INTERVAL < now)
+		*seen = now;
+	dropped = bpf_map_lookup_elem(&lb_users, &zero);
+	return dropped && *dropped;
+}
+
 /* lb_in is at every device. */
 SEC("tc")
 int lb_in(struct __sk_buff *skb)
@@ -892,6 +942,10 @@ int lb_in(struct __sk_buff *skb)
 		return TC_ACT_SHOT;
 	if (read(skb, &p))
 		return TC_ACT_UNSPEC;
+	if (of_user(skb, &p)) {
+		count(LB_STRANGER);
+		return TC_ACT_SHOT;
+	}
 	s = bpf_map_lookup_elem(&lb_services, &p.to);
 	if (s)
 		return from_client(skb, &p, s, 0);

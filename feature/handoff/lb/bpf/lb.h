@@ -110,6 +110,11 @@ struct lb_unasked {
 
 #define LB_UNASKED_TIME 60000000000ULL
 
+/* Who else than root sends to the tunnels' port: RFC 7348's, and the least source port that any user can bind. */
+#define LB_TUNNEL_PORT	 4789
+#define LB_USER_PORT	 1024
+#define LB_USER_INTERVAL 1000000000ULL /* ns between notes of one backend */
+
 /* lb_change_args is what lb_change gets as its packet. */
 struct lb_change_args {
 	struct lb_flow_key key;

@@ -113,6 +113,7 @@ const (
 	LBMapLbSetup          = "lb_setup"
 	LBMapLbSources        = "lb_sources"
 	LBMapLbTunnels        = "lb_tunnels"
+	LBMapLbUsers          = "lb_users"
 	LBProgLbAgain         = "lb_again"
 	LBProgLbChange        = "lb_change"
 	LBProgLbIn            = "lb_in"
@@ -183,6 +184,7 @@ type LBMapSpecs struct {
 	LbSetup    *ebpf.MapSpec `ebpf:"lb_setup"`
 	LbSources  *ebpf.MapSpec `ebpf:"lb_sources"`
 	LbTunnels  *ebpf.MapSpec `ebpf:"lb_tunnels"`
+	LbUsers    *ebpf.MapSpec `ebpf:"lb_users"`
 }
 
 // LBVariableSpecs contains global variables before they are loaded into the kernel.
@@ -223,6 +225,7 @@ type LBMaps struct {
 	LbSetup    *ebpf.Map `ebpf:"lb_setup"`
 	LbSources  *ebpf.Map `ebpf:"lb_sources"`
 	LbTunnels  *ebpf.Map `ebpf:"lb_tunnels"`
+	LbUsers    *ebpf.Map `ebpf:"lb_users"`
 }
 
 func (m *LBMaps) Close() error {
@@ -238,6 +241,7 @@ func (m *LBMaps) Close() error {
 		m.LbSetup,
 		m.LbSources,
 		m.LbTunnels,
+		m.LbUsers,
 	)
 }
 

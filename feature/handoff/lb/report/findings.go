@@ -33,6 +33,12 @@ func (s Status) Findings() (out []feature.Finding) {
 		}
 		fail(fmt.Sprintf("device %s of namespace net:[%s]: %s: its packets do not come to the load balancer", d.Device, s.Netns, d.Reason), remedy)
 	}
+	for _, b := range s.Backends {
+		if b.UserPorts {
+			add(fmt.Sprintf("tunnel of backend %s: packets come from source ports that any user of its host can bind", b.Name),
+				"make the backend's device with srcport 512 1023, as docs/LB.md has it, then set lb.tunnel_root_ports; with the key, a user of the host sends them")
+		}
+	}
 	if c := s.Certificate; c != nil && c.Problem != "" {
 		add("the new certificate is refused, the former one stays in use: "+c.Problem, "fix the files of lb.tls")
 	} else if c != nil && time.Until(c.NotAfter) < certificateNear {

@@ -66,9 +66,11 @@ type BackendStatus struct {
 	Unserved  []string     `json:"unserved,omitempty"` // services that nobody serves there: others get their new flows
 	Connected bool         `json:"connected"`          // its agent
 	// Registered: its agent is connected, here or at the partner, and has registered it. It needs no entry in lb.backends then.
-	Registered bool    `json:"registered,omitempty"`
-	Silent     float64 `json:"silent_seconds"` // of an agent that is connected; 0: it is heard
-	Flows      int     `json:"flows"`          // that it owns
+	Registered bool `json:"registered,omitempty"`
+	// UserPorts: packets of its tunnel came from source ports that any user of its host can bind, in the last ten minutes.
+	UserPorts bool    `json:"user_ports,omitempty"`
+	Silent    float64 `json:"silent_seconds"` // of an agent that is connected; 0: it is heard
+	Flows     int     `json:"flows"`          // that it owns
 	// Loads are what waits for the least busy member there, by service, in the service's own unit, where members say it.
 	Loads map[string]uint32 `json:"loads,omitempty"`
 }
@@ -83,7 +85,7 @@ type Counts struct {
 	NoBackend     uint64 // packets that there is no backend for, dropped
 	Full          uint64 // flows that there was no room for: they go by the hash
 	ICMP          uint64 // errors passed to a flow's owner
-	UnknownSource uint64 // dropped: packets with a service's source address that came from no backend
+	UnknownSource uint64 // dropped: packets of no backend, or out of a tunnel and of no service
 	Fragment      uint64 // later fragments of a service by flow, dropped
 	Big           uint64 // packets too big for their tunnel, left to the kernel to answer
 	Late          uint64 // packets of parked flows after their deadline: passed to the owner

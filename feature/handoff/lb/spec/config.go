@@ -41,21 +41,23 @@ const PinPrefix = "lb-"
 // Config is the section lb of weir.yaml: docs/LB.md tells each key.
 type Config struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
-	Name           string                   `yaml:"name"`   // in its certificate, and of its pins
-	Listen         string                   `yaml:"listen"` // host:port where backends' agents connect to
-	TLS            peer.Files               `yaml:"tls"`
-	Devices        []string                 `yaml:"devices"`
-	TunnelMTU      int                      `yaml:"tunnel_mtu"`
-	Register       bool                     `yaml:"register"`
-	Services       map[string]ServiceConfig `yaml:"services"`
-	Backends       map[string]BackendConfig `yaml:"backends" former:"hosts"`
-	Partner        Partner                  `yaml:"partner"`
-	BufferTimeout  time.Duration            `yaml:"buffer_timeout" former:"hold" zero:"default"`
-	MoveTimeout    time.Duration            `yaml:"move_timeout" former:"lapse" zero:"default"`
-	EndedTimeout   time.Duration            `yaml:"ended_timeout" former:"ended" zero:"default"`
-	IdleTimeout    time.Duration            `yaml:"idle_timeout" former:"idle" zero:"default"`
-	AgentTimeout   time.Duration            `yaml:"agent_timeout" former:"down" zero:"default"`
-	StartupTimeout time.Duration            `yaml:"startup_timeout" former:"settle" zero:"default"`
+	Name           string     `yaml:"name"`   // in its certificate, and of its pins
+	Listen         string     `yaml:"listen"` // host:port where backends' agents connect to
+	TLS            peer.Files `yaml:"tls"`
+	Devices        []string   `yaml:"devices"`
+	TunnelMTU      int        `yaml:"tunnel_mtu"`
+	// TunnelRootPorts drops tunnels' packets from source ports that any user of a backend's host can bind.
+	TunnelRootPorts bool                     `yaml:"tunnel_root_ports"`
+	Register        bool                     `yaml:"register"`
+	Services        map[string]ServiceConfig `yaml:"services"`
+	Backends        map[string]BackendConfig `yaml:"backends" former:"hosts"`
+	Partner         Partner                  `yaml:"partner"`
+	BufferTimeout   time.Duration            `yaml:"buffer_timeout" former:"hold" zero:"default"`
+	MoveTimeout     time.Duration            `yaml:"move_timeout" former:"lapse" zero:"default"`
+	EndedTimeout    time.Duration            `yaml:"ended_timeout" former:"ended" zero:"default"`
+	IdleTimeout     time.Duration            `yaml:"idle_timeout" former:"idle" zero:"default"`
+	AgentTimeout    time.Duration            `yaml:"agent_timeout" former:"down" zero:"default"`
+	StartupTimeout  time.Duration            `yaml:"startup_timeout" former:"settle" zero:"default"`
 }
 
 // Partner is another load balancer, as the agents of both know each other.
