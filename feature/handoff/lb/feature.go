@@ -15,6 +15,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/control"
+	"github.com/weir-project/weir/feature/handoff/lb/forwarding"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/printable"
@@ -350,6 +351,7 @@ func (f Feature) Examine(ctx context.Context, r *kernel.Root) (out []feature.Fin
 	out = feature.UnreadFindings(st.Unreadable)
 	if st.Spec != nil {
 		out = append(out, listens(st.Spec).Failures("load balancer "+st.Spec.Name)...)
+		out = append(out, forwarding.Findings(st.Spec)...)
 	}
 	answers := map[string]bool{}
 	for _, s := range all {

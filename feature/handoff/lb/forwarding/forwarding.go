@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package forwarding finds settings of the kernel by which a load balancer's host drops the answers of backends: clients' packets are
+// sent on by the program, answers are forwarded by the kernel.
+package forwarding
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/lb/spec"
+)
+
+// Findings are about the calling thread's network namespace, for doctor.
+func Findings(c *spec.Config) (out []feature.Finding) {
+	found := func(text, remedy string) {
+		out = append(out, feature.Finding{Object: "load balancer " + c.Name, Text: text, Remedy: remedy})
+	}
+	var v4, v6 bool
+	for _, s := range c.Services {
+		for _, l := range s.Listen {
+			v4 = v4 || l.Prefix.Addr().Is4()
+			v6 = v6 || l.Prefix.Addr().Is6()
+		}
+	}
+	if v4 {
+		if off := slices.DeleteFunc(slices.Clone(c.Devices), func(d string) bool { return sysctl("ipv4/conf/"+d+"/forwarding") != "0" }); len(off) > 0 {
+			found(fmt.Sprintf("this host does not forward IPv4 packets that come in by %s: answers of backends are dropped", strings.Join(off, ", ")), "sysctl -w net.ipv4.ip_forward=1")
+		}
+		strict := slices.DeleteFunc(slices.Clone(c.Devices), func(d string) bool {
+			all, own := sysctl("ipv4/conf/all/rp_filter"), sysctl("ipv4/conf/"+d+"/rp_filter")
+			return own == "" || max(all, own) != "1"
+		})
+		if len(strict) > 0 {
+			found(fmt.Sprintf("rp_filter is 1 at %s: answers of backends are dropped unless the route to the services' addresses leaves by the interface where they come in", strings.Join(strict, ", ")),
+				"sysctl -w net.ipv4.conf.all.rp_filter=2, which goes before 1 of an interface")
+		}
+	}
+	if v6 && sysctl("ipv6/conf/all/forwarding") == "0" {
+		found("this host does not forward IPv6 packets: answers of backends are dropped", "sysctl -w net.ipv6.conf.all.forwarding=1")
+	}
+	return out
+}
+
+// sysctl reads a setting below net; "" if there is none.
+func sysctl(name string) string {
+	text, _ := os.ReadFile("/proc/sys/net/" + name)
+	return strings.TrimSpace(string(text))
+}
