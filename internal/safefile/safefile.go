@@ -51,19 +51,11 @@ func Read(path string, most int64) (*File, error) {
 }
 
 func read(path string, most int64) (*File, error) {
-	fd, err := open(path)
+	f, st, err := openFile(path)
 	if err != nil {
 		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), path)
 	defer f.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, &os.PathError{Op: "stat", Path: path, Err: err}
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, fmt.Errorf("%s: %w: %s, and not a regular file", path, ErrRefused, kind(st.Mode))
-	}
 	if st.Size > most {
 		return nil, tooLarge(path, most)
 	}
@@ -74,7 +66,32 @@ func read(path string, most int64) (*File, error) {
 	if int64(len(data)) > most {
 		return nil, tooLarge(path, most)
 	}
-	return &File{Data: data, UID: st.Uid, GID: st.Gid, Mode: os.FileMode(st.Mode & 0o7777), Links: uint64(st.Nlink)}, nil
+	out := fileOf(st)
+	out.Data = data
+	return &out, nil
+}
+
+// openFile opens a regular file.
+func openFile(path string) (*os.File, *unix.Stat_t, error) {
+	fd, err := open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	f := os.NewFile(uintptr(fd), path)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		f.Close()
+		return nil, nil, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		f.Close()
+		return nil, nil, fmt.Errorf("%s: %w: %s, and not a regular file", path, ErrRefused, kind(st.Mode))
+	}
+	return f, &st, nil
+}
+
+func fileOf(st *unix.Stat_t) File {
+	return File{UID: st.Uid, GID: st.Gid, Mode: os.FileMode(st.Mode & 0o7777), Links: uint64(st.Nlink)}
 }
 
 func tooLarge(path string, most int64) error {

@@ -4,7 +4,6 @@ package safefile
 
 import (
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
@@ -106,22 +105,27 @@ func Within[T any](key string, f func() (T, error)) (T, error) {
 type Seen struct {
 	Changed time.Time
 	Size    int64
+
+	inode  uint64
+	status time.Time // of the last change, which no user can set
+}
+
+// Settled reports whether a later change of the file gives it another Seen: file systems count time in steps.
+func (s Seen) Settled() bool { return time.Since(s.status) > readTime }
+
+func seen(st *unix.Stat_t) Seen {
+	return Seen{time.Unix(st.Mtim.Unix()), st.Size, st.Ino, time.Unix(st.Ctim.Unix())}
 }
 
 // Stat looks at a file that Read would read.
 func Stat(path string) (Seen, error) {
 	return Within("stat "+path, func() (Seen, error) {
-		fd, err := open(path)
+		f, st, err := openFile(path)
 		if err != nil {
 			return Seen{}, err
 		}
-		f := os.NewFile(uintptr(fd), path)
-		defer f.Close()
-		st, err := f.Stat()
-		if err != nil {
-			return Seen{}, err
-		}
-		return Seen{st.ModTime(), st.Size()}, nil
+		f.Close()
+		return seen(st), nil
 	})
 }
 
