@@ -3,8 +3,6 @@
 package filter
 
 import (
-	"bytes"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
@@ -15,7 +13,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/filter/compile"
 	"github.com/weir-project/weir/feature/filter/expr"
-	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/table"
 )
 
@@ -35,64 +32,6 @@ type list struct {
 // shortList is how many prefixes are compiled into the program: more are found
 // faster, and changed cheaper, in a table.
 const shortList = 32
-
-// maxListFile bounds the file of a list, in bytes: the longest lines of as many prefixes as tables hold are below.
-const maxListFile = 1 << 30
-
-// readLists reads the files of a filter's lists.
-func (f Filter) readLists() (map[string]*list, error) {
-	out := map[string]*list{}
-	for name, file := range f.Lists {
-		if l := f.saved[name]; l != nil {
-			out[name] = l
-			continue
-		}
-		l, err := readList(file)
-		if err != nil {
-			if f.Name == "" { // of no configuration
-				return nil, fmt.Errorf("list %s: %w", name, err)
-			}
-			return nil, f.Pos.Errorf("filter.%s.lists.%s: %w", f.Name, name, err)
-		}
-		out[name] = l
-	}
-	return out, nil
-}
-
-// readList reads a file of one address or prefix a line; what follows a # is a comment. As in expressions and bindings, no bit of a
-// prefix is set beyond its length: somebody who writes 10.1.0.1/16 may mean the one address.
-func readList(path string) (*list, error) {
-	f, err := safefile.Read(path, maxListFile)
-	if err != nil {
-		return nil, err
-	}
-	data := f.Data
-	l := &list{Hash: fmt.Sprintf("%x", sha256.Sum256(data))[:16], entries: []netip.Prefix{}}
-	n := 0
-	for line := range bytes.Lines(data) { // however long: a Scanner would end at one of 64 KiB, and the list with it
-		n++
-		text, _, _ := strings.Cut(string(line), "#")
-		if text = strings.TrimSpace(text); text == "" {
-			continue
-		}
-		p, err := parsePrefix(text)
-		if err != nil {
-			if !f.Public() {
-				return nil, fmt.Errorf("%s:%d: this is no address or prefix", path, n)
-			}
-			return nil, fmt.Errorf("%s:%d: %.80q is no address or prefix%s", path, n, text, zoned(text))
-		}
-		if m := p.Masked(); m != p {
-			if !f.Public() {
-				return nil, fmt.Errorf("%s:%d: this prefix has bits set beyond its length", path, n)
-			}
-			return nil, fmt.Errorf("%s:%d: %.80q has bits set beyond its length: write %s, or %s for the one address", path, n, text, m, p.Addr())
-		}
-		l.entries = append(l.entries, p)
-	}
-	l.chooseStorage()
-	return l, nil
-}
 
 // chooseStorage decides where a list's entries are kept.
 func (l *list) chooseStorage() {
@@ -143,27 +82,6 @@ func forSocket(lists []List) (map[string]*list, error) {
 
 // maxSegments is the size of the largest table. Tests make it less.
 var maxSegments = 32
-
-var errZone = errors.New("zones are not supported")
-
-// zoned adds the remedy for an address with a zone.
-func zoned(text string) string {
-	if address, zone, ok := strings.Cut(text, "%"); ok {
-		return fmt.Sprintf(": zones are not supported: write %.80s without %%%.80s", address, zone)
-	}
-	return ""
-}
-
-func parsePrefix(s string) (netip.Prefix, error) {
-	if !strings.Contains(s, "/") {
-		a, err := netip.ParseAddr(s)
-		if a.Zone() != "" {
-			return netip.Prefix{}, errZone
-		}
-		return netip.PrefixFrom(a, a.BitLen()), err
-	}
-	return netip.ParsePrefix(s)
-}
 
 // forCompiler is the lists as the compiler takes them.
 func forCompiler(ls map[string]*list) map[string]compile.List {

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/weir-project/weir/internal/safefile"
+)
+
+// Bounds of a list's file. Its owner may be another user, at whose wish weir must not take memory and time without end.
+const (
+	// maxListPrefixes is a million for each of the tables that a list may be spread over.
+	maxListPrefixes = 8 << 20
+	// maxOthersPrefixes is for files of other users.
+	maxOthersPrefixes = 1 << 20
+	// maxListLine is the mean length of lines, in bytes: the longest prefix takes 44, and a comment may follow.
+	maxListLine = 64
+	// maxListText bounds what comes before a comment.
+	maxListText = 64 << 10
+)
+
+// readLists reads the files of a filter's lists.
+func (f Filter) readLists() (map[string]*list, error) {
+	out := map[string]*list{}
+	for _, name := range slices.Sorted(maps.Keys(f.Lists)) {
+		if l := f.saved[name]; l != nil {
+			out[name] = l
+			continue
+		}
+		l, err := readList(f.Lists[name])
+		if err != nil {
+			return nil, f.listError(name, err)
+		}
+		out[name] = l
+	}
+	return out, nil
+}
+
+func (f Filter) listError(name string, err error) error {
+	if f.Name == "" { // of no configuration
+		return fmt.Errorf("list %s: %w", name, err)
+	}
+	return f.Pos.Errorf("filter.%s.lists.%s: %w", f.Name, name, err)
+}
+
+// readList reads a file of one address or prefix a line; what follows a # is a comment. As in expressions and bindings, no bit of a
+// prefix is set beyond its length: somebody who writes 10.1.0.1/16 may mean the one address.
+func readList(path string) (*list, error) {
+	f, err := safefile.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	r := listReader{path: path, file: f, max: maxListPrefixes}
+	if !f.Trusted() {
+		r.max = maxOthersPrefixes
+	}
+	if f.Seen.Size > int64(r.max)*maxListLine {
+		return nil, r.tooLarge(f.Seen.Size)
+	}
+	hash := sha256.New()
+	r.from = bufio.NewReaderSize(io.TeeReader(io.LimitReader(f, int64(r.max)*maxListLine+1), hash), maxListText)
+	if err := r.read(); err != nil {
+		return nil, err
+	}
+	l := &list{Hash: fmt.Sprintf("%x", hash.Sum(nil))[:16], entries: r.entries}
+	l.chooseStorage()
+	return l, nil
+}
+
+// listReader reads the prefixes of a file. Its memory goes by how many of them differ.
+type listReader struct {
+	path string
+	file *safefile.Stream
+	from *bufio.Reader
+	max  int // prefixes
+
+	line    int
+	bytes   int64
+	entries []netip.Prefix
+}
+
+func (r *listReader) read() error {
+	r.entries = []netip.Prefix{}
+	for full := 4096; ; {
+		text, err := r.next()
+		if err == io.EOF {
+			break
+		} else if err != nil {
+			return err
+		}
+		if text == "" {
+			continue
+		}
+		p, err := r.parse(text)
+		if err != nil {
+			return err
+		}
+		if r.entries = append(r.entries, p); len(r.entries) < full {
+			continue
+		}
+		if err := r.compact(); err != nil {
+			return err
+		}
+		full = max(full, 2*len(r.entries))
+	}
+	return r.compact()
+}
+
+// next is the next line without its comment. [io.EOF]: there is none.
+func (r *listReader) next() (string, error) {
+	line, err := r.from.ReadSlice('\n')
+	r.line++
+	text, _, comment := bytes.Cut(line, []byte("#"))
+	out := string(bytes.TrimSpace(text))
+	for {
+		if r.bytes += int64(len(line)); r.bytes > int64(r.max)*maxListLine {
+			return "", r.tooLarge(r.bytes) // it grew meanwhile
+		}
+		if bytes.IndexByte(line, 0) >= 0 {
+			return "", fmt.Errorf("%s:%d: a NUL byte: this is no list of prefixes", r.path, r.line)
+		}
+		if err == bufio.ErrBufferFull && !comment {
+			return out + "…", nil // no prefix, whatever it begins with
+		}
+		if err != bufio.ErrBufferFull {
+			break
+		}
+		line, err = r.from.ReadSlice('\n')
+	}
+	if err == io.EOF && (len(line) > 0 || comment) {
+		err = nil
+	}
+	return out, err
+}
+
+func (r *listReader) parse(text string) (netip.Prefix, error) {
+	p, err := parsePrefix(text)
+	public := r.file.Public()
+	if err != nil {
+		if !public {
+			return p, fmt.Errorf("%s:%d: this is no address or prefix", r.path, r.line)
+		}
+		return p, fmt.Errorf("%s:%d: %.80q is no address or prefix%s", r.path, r.line, text, zoned(text))
+	}
+	m := p.Masked()
+	switch {
+	case m == p:
+		return p, nil
+	case !public:
+		return p, fmt.Errorf("%s:%d: this prefix has bits set beyond its length", r.path, r.line)
+	}
+	return p, fmt.Errorf("%s:%d: %.80q has bits set beyond its length: write %s, or %s for the one address", r.path, r.line, text, m, p.Addr())
+}
+
+// compact drops what was read more than once.
+func (r *listReader) compact() error {
+	slices.SortFunc(r.entries, func(a, b netip.Prefix) int {
+		if c := a.Addr().Compare(b.Addr()); c != 0 {
+			return c
+		}
+		return cmp.Compare(a.Bits(), b.Bits())
+	})
+	r.entries = slices.Compact(r.entries)
+	if len(r.entries) > r.max {
+		return fmt.Errorf("%s: %w: it exceeds the %d prefixes of %s: give a shorter prefix for several%s", r.path, safefile.ErrRefused, r.max, r.owner(), r.remedy())
+	}
+	return nil
+}
+
+func (r *listReader) tooLarge(size int64) error {
+	return fmt.Errorf("%s: %w: its %d bytes exceed the %d of %s (%d prefixes): shorten it%s", r.path, safefile.ErrRefused, size, int64(r.max)*maxListLine, r.owner(), r.max, r.remedy())
+}
+
+func (r *listReader) owner() string {
+	if r.file.Trusted() {
+		return "a list"
+	}
+	if r.file.Mode.Perm()&0o002 != 0 {
+		return "a list writable by everybody"
+	}
+	return fmt.Sprintf("a list of user %d", r.file.UID)
+}
+
+// remedy is what else helps.
+func (r *listReader) remedy() string {
+	if r.file.Trusted() {
+		return ", or spread it over several lists"
+	}
+	return ", or make it a file that root owns and nobody else may write"
+}
+
+var errZone = errors.New("zones are not supported")
+
+// zoned adds the remedy for an address with a zone.
+func zoned(text string) string {
+	if address, zone, ok := strings.Cut(text, "%"); ok {
+		return fmt.Sprintf(": zones are not supported: write %.80s without %%%.80s", address, zone)
+	}
+	return ""
+}
+
+func parsePrefix(s string) (netip.Prefix, error) {
+	if !strings.Contains(s, "/") {
+		a, err := netip.ParseAddr(s)
+		if a.Zone() != "" {
+			return netip.Prefix{}, errZone
+		}
+		return netip.PrefixFrom(a, a.BitLen()), err
+	}
+	return netip.ParsePrefix(s)
+}
