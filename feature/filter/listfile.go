@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/weir-project/weir/internal/safefile"
 )
@@ -32,6 +33,9 @@ const (
 
 // readLists reads the files of a filter's lists.
 func (f Filter) readLists() (map[string]*list, error) {
+	if err := f.unfitLists(); err != nil {
+		return nil, err
+	}
 	out := map[string]*list{}
 	for _, name := range slices.Sorted(maps.Keys(f.Lists)) {
 		if l := f.saved[name]; l != nil {
@@ -47,11 +51,62 @@ func (f Filter) readLists() (map[string]*list, error) {
 	return out, nil
 }
 
+// unfitLists is the error of a list that cannot be read and has not changed since. It reads nothing.
+func (f Filter) unfitLists() error {
+	for _, name := range slices.Sorted(maps.Keys(f.Lists)) {
+		if f.saved[name] != nil {
+			continue
+		}
+		if err := unfitLists.find(f.Lists[name]); err != nil {
+			return f.listError(name, err)
+		}
+	}
+	return nil
+}
+
 func (f Filter) listError(name string, err error) error {
 	if f.Name == "" { // of no configuration
 		return fmt.Errorf("list %s: %w", name, err)
 	}
 	return f.Pos.Errorf("filter.%s.lists.%s: %w", f.Name, name, err)
+}
+
+// unfit are files whose contents are no list, by path. weir serve tries a file again every few seconds: it reads such a list
+// again once that has changed.
+type unfit struct {
+	mu    sync.Mutex
+	files map[string]unfitFile
+}
+
+type unfitFile struct {
+	seen safefile.Seen
+	err  error
+}
+
+var unfitLists = unfit{files: map[string]unfitFile{}}
+
+// find returns the error of a file that is as it was then.
+func (u *unfit) find(path string) error {
+	u.mu.Lock()
+	was, ok := u.files[path]
+	u.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	if now, err := safefile.Stat(path); err == nil && now == was.seen {
+		return was.err
+	}
+	u.note(path, safefile.Seen{}, nil)
+	return nil
+}
+
+func (u *unfit) note(path string, seen safefile.Seen, err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.files, path)
+	if err != nil {
+		u.files[path] = unfitFile{seen, err}
+	}
 }
 
 // readList reads a file of one address or prefix a line; what follows a # is a comment. As in expressions and bindings, no bit of a
@@ -66,12 +121,17 @@ func readList(path string) (*list, error) {
 	if !f.Trusted() {
 		r.max = maxOthersPrefixes
 	}
+	settled := f.Seen.Settled()
 	if f.Seen.Size > int64(r.max)*maxListLine {
 		return nil, r.tooLarge(f.Seen.Size)
 	}
 	hash := sha256.New()
 	r.from = bufio.NewReaderSize(io.TeeReader(io.LimitReader(f, int64(r.max)*maxListLine+1), hash), maxListText)
-	if err := r.read(); err != nil {
+	err = r.read()
+	if r.unfit && settled {
+		unfitLists.note(path, f.Seen, err)
+	}
+	if err != nil {
 		return nil, err
 	}
 	l := &list{Hash: fmt.Sprintf("%x", hash.Sum(nil))[:16], entries: r.entries}
@@ -89,6 +149,7 @@ type listReader struct {
 	line    int
 	bytes   int64
 	entries []netip.Prefix
+	unfit   bool // its contents are wrong
 }
 
 func (r *listReader) read() error {
@@ -105,6 +166,7 @@ func (r *listReader) read() error {
 		}
 		p, err := r.parse(text)
 		if err != nil {
+			r.unfit = true
 			return err
 		}
 		if r.entries = append(r.entries, p); len(r.entries) < full {
@@ -129,6 +191,7 @@ func (r *listReader) next() (string, error) {
 			return "", r.tooLarge(r.bytes) // it grew meanwhile
 		}
 		if bytes.IndexByte(line, 0) >= 0 {
+			r.unfit = true
 			return "", fmt.Errorf("%s:%d: a NUL byte: this is no list of prefixes", r.path, r.line)
 		}
 		if err == bufio.ErrBufferFull && !comment {
@@ -174,6 +237,7 @@ func (r *listReader) compact() error {
 	})
 	r.entries = slices.Compact(r.entries)
 	if len(r.entries) > r.max {
+		r.unfit = true
 		return fmt.Errorf("%s: %w: it exceeds the %d prefixes of %s: give a shorter prefix for several%s", r.path, safefile.ErrRefused, r.max, r.owner(), r.remedy())
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/internal/safefile"
@@ -95,6 +96,35 @@ func TestListPrefixesBounded(t *testing.T) {
 	}
 	if l, err := readList(path); err != nil || l.Entries != maxOthersPrefixes+1 {
 		t.Errorf("of root: %+v, %v", l, err)
+	}
+}
+
+// What is no list is not read again before it has changed; what is changed is, whatever its times say.
+func TestListUnfitIsReadOnce(t *testing.T) {
+	path := theirs(t, append(bytes.Repeat([]byte("1.1.1.1\n"), 100_000), "no prefix\n"...))
+	f := Filter{Lists: map[string]string{"bad": path}}
+	const want = `:100001: "no prefix" is no address or prefix`
+	nstest.Eventually(t, func() error {
+		var err error
+		n := allocated(func() { _, err = f.readLists() })
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Fatalf("%v, want %q", err, want)
+		}
+		if n > 64<<10 {
+			return fmt.Errorf("it takes %d bytes of memory", n)
+		}
+		return nil
+	})
+	seen, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := append(bytes.Repeat([]byte("1.1.1.1\n"), 100_000), "127.0.0.1\n"...) // as long
+	if err := errors.Join(os.WriteFile(path, text, 0), os.Chtimes(path, time.Time{}, seen.ModTime())); err != nil {
+		t.Fatal(err)
+	}
+	if ls, err := f.readLists(); err != nil || ls["bad"].Entries != 2 {
+		t.Errorf("mended: %v", err)
 	}
 }
 

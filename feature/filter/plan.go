@@ -57,6 +57,11 @@ func (Feature) Plan(_ context.Context, have State, want Config) (feature.Plan, e
 	plan.Stays(have.Unreadable)
 	var wanted []kernel.Instance
 	for _, f := range want.Filters {
+		if err := f.unfitLists(); err != nil { // before any large list is read in vain
+			return plan, err
+		}
+	}
+	for _, f := range want.Filters {
 		t, err := resolve(f)
 		if err != nil {
 			return plan, err
