@@ -77,11 +77,11 @@ func (e *Engine) resolveOne(place uint32, c *bpf.BfdBfdSetup, seen map[[2]int][]
 	case i < 0 && known:
 		return nil // what was known stays until there is another
 	case i < 0:
-		return e.ns.Do(func() error { return netlink.NeighSet(n) })
+		return e.lookUp(n)
 	}
 	if all[i].State&netlink.NUD_STALE != 0 {
 		// Only programs send to it: the kernel is to see whether it is there still.
-		if err := e.ns.Do(func() error { return netlink.NeighSet(n) }); err != nil {
+		if err := e.lookUp(n); err != nil {
 			return err
 		}
 	}
@@ -94,9 +94,52 @@ func (e *Engine) resolveOne(place uint32, c *bpf.BfdBfdSetup, seen map[[2]int][]
 	return e.tables.hops.Put(place, hop)
 }
 
+// lookUp has the kernel look for a neighbour.
+func (e *Engine) lookUp(n *netlink.Neigh) error {
+	return lookupError(n, e.ns.Do(func() error { return netlink.NeighSet(n) }))
+}
+
+// lookupError says why the kernel does not look for a neighbour; nil: it does.
+func lookupError(n *netlink.Neigh, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ENOBUFS): // neigh_alloc (net/core/neighbour.c)
+		family := "ipv4"
+		if n.Family == unix.AF_INET6 {
+			family = "ipv6"
+		}
+		return fmt.Errorf("looking for the neighbour %s: the kernel has no room for more neighbours (%w): raise net.%s.neigh.default.gc_thresh3 of the host", n.IP, err, family)
+	}
+	return fmt.Errorf("looking for the neighbour %s: %w", n.IP, err)
+}
+
+// warnAgain is after how long what has not changed is warned of again.
+const warnAgain = time.Minute
+
+// repeated says which warnings are no news.
+type repeated struct {
+	text string
+	at   time.Time
+}
+
+// news says whether an error, or nil, is to be warned of.
+func (r *repeated) news(err error, now time.Time) bool {
+	if err == nil {
+		*r = repeated{}
+		return false
+	}
+	if err.Error() == r.text && now.Sub(r.at) < warnAgain {
+		return false
+	}
+	*r = repeated{err.Error(), now}
+	return true
+}
+
 // Run looks after what programs cannot, until ctx is done: neighbours that have not answered yet, devices and loops that came anew.
 // It ends, too, when the engine is not the namespace's any more: see [errReplaced].
 func (e *Engine) Run(ctx context.Context, warn func(error)) {
+	var last repeated
 	for turn := range (feature.Loop{Every: time.Second, Later: true}).Turns(ctx) {
 		err := e.current()
 		if err == nil {
@@ -110,7 +153,7 @@ func (e *Engine) Run(ctx context.Context, warn func(error)) {
 		if errors.Is(err, errReplaced) {
 			return
 		}
-		if err != nil && ctx.Err() == nil {
+		if last.news(err, time.Now()) && ctx.Err() == nil {
 			warn(err)
 		}
 	}

@@ -3,10 +3,14 @@
 package engine
 
 import (
+	"errors"
 	"net"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/internal/nstest"
@@ -43,6 +47,26 @@ func TestNeighbourMoves(t *testing.T) {
 				}
 				return found
 			})
+		}
+	}
+}
+
+// Why the kernel does not look for a neighbour is said, and the same not each second.
+func TestLookupWarnings(t *testing.T) {
+	full := lookupError(&netlink.Neigh{IP: net.IPv4(10, 0, 0, 2), Family: unix.AF_INET}, unix.ENOBUFS)
+	if lookupError(nil, nil) != nil || !errors.Is(full, unix.ENOBUFS) || !strings.Contains(full.Error(), "neighbour 10.0.0.2") || !strings.Contains(full.Error(), "net.ipv4.neigh.default.gc_thresh3") {
+		t.Errorf("the error is %v", full)
+	}
+	var r repeated
+	now := time.Unix(1000, 0)
+	for i, c := range []struct {
+		err  error
+		at   time.Duration
+		news bool
+	}{{nil, 0, false}, {full, 0, true}, {full, time.Second, false}, {unix.EPERM, 2 * time.Second, true}, {full, 3 * time.Second, true}, {nil, 4 * time.Second, false},
+		{full, 5 * time.Second, true}, {full, 5*time.Second + warnAgain, true}} {
+		if got := r.news(c.err, now.Add(c.at)); got != c.news {
+			t.Errorf("warning %d: %t", i, got)
 		}
 	}
 }

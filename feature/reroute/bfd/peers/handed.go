@@ -89,7 +89,7 @@ func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *
 	defer others.Wait()
 	defer cancel()
 	others.Go(func() {
-		e.Run(ctx, func(err error) { log.Warn("BFD", "netns", p.Netns, "err", err) })
+		e.Run(ctx, func(err error) { log.Warn("BFD sessions lack a neighbour or a device", "netns", p.Netns, "err", err) })
 		cancel() // it was removed
 	})
 	others.Go(func() { h.tell(ctx, log) })

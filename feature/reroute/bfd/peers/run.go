@@ -130,7 +130,7 @@ func configured(ctx context.Context, r *kernel.Root, p published, config *atomic
 	defer cancel()
 	other.Go(func() { keepTick(ctx, e, config) })
 	other.Go(func() { t.changes(ctx, e) })
-	e.Run(ctx, func(err error) { log.Warn("BFD", "netns", p.Netns, "err", err) })
+	e.Run(ctx, func(err error) { log.Warn("BFD sessions lack a neighbour or a device", "netns", p.Netns, "err", err) })
 	return nil
 }
 
