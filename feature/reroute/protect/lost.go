@@ -16,7 +16,7 @@ import (
 // inherit takes over what was known of a link; nil: nothing.
 func (l *watched) inherit(o *watched) {
 	if o != nil {
-		l.up, l.seen, l.since, l.alone, l.until, l.lost = o.up, o.seen, o.since, o.alone, o.until, o.lost
+		l.up, l.seen, l.since, l.alone, l.until, l.lost, l.against = o.up, o.seen, o.since, o.alone, o.until, o.lost, o.against
 	}
 }
 

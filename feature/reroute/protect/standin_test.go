@@ -69,3 +69,23 @@ func TestStandInGivesWay(t *testing.T) {
 		}
 	}
 }
+
+// A link that is used again is told of, whatever made it so: also an interface made anew under its name.
+func TestToldUsed(t *testing.T) {
+	w := newWorld(t)
+	w.apply(w.path(around()))
+	log := &heardLog{testLog: testLog{t}}
+	stop := w.serveTo(log)
+	defer stop()
+	w.until("links are followed", func() bool { return log.count("links are followed") > 0 })
+	w.drain(true)
+	w.until("it is down", func() bool { return w.state("core").Down })
+	time.Sleep(3 * pollInterval) // until the watcher has looked
+	w.drain(false)
+	w.until("it is told of", func() bool { return log.count("link is used again") == 1 })
+	w.ip(w.r1, "link del main")
+	w.until("it is missed", func() bool { return log.count("link is down") == 1 && len(w.state("core").Problems) > 0 })
+	time.Sleep(10 * quiet) // until everything has followed
+	w.cable(w.r1, "main", w.r2, "main", "fd00:12::1/64", "fd00:12::2/64")
+	w.until("the new one is told of", func() bool { return log.count("link is used again") == 2 })
+}

@@ -70,6 +70,7 @@ type memory struct {
 	links map[int]*watched
 	kept  map[neigh.Key]*keptNeighbour
 	sizes map[wayKey]learntSize
+	gone  map[string]links.Reason // against protected links whose interfaces have gone, by name
 
 	dropping map[string]string // by path: versions of IP whose packets have no way left, as logged
 }
@@ -118,6 +119,7 @@ type watched struct {
 	seen      bool      // it was up when it was looked at last
 	since     time.Time // up since
 	mtu       int
+	against   links.Reason // when it was looked at last
 
 	alone []lone    // destinations of which all routes lead over it, as long as it was up
 	until time.Time // the copies of its routes are in use; zero: they are not
@@ -252,6 +254,7 @@ func (w *watcher) list() (err error) {
 		for index, l := range w.links {
 			l.inherit(was[index])
 		}
+		w.passOn(was)
 		all, err := interfaces()
 		if err != nil {
 			return fmt.Errorf("listing interfaces: %w", err)
@@ -339,6 +342,7 @@ func (w *watcher) wait(ctx context.Context, h heard) error {
 		w.inquire(w.ears)
 	}
 	w.revert()
+	w.tellUsed()
 	if err := w.standIns(time.Now()); err != nil {
 		return err
 	}
