@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -222,6 +223,44 @@ func TestDeviceAnew(t *testing.T) {
 			if now := number(); (now == before) != same {
 				t.Fatalf("the devices %s were made anew as %s", before, now)
 			}
+			p.within(patience, "up again", bothUp)
+			p.words(0)
+		})
+	}
+}
+
+// A device that is made anew while its link is dead does not forget that: the link is used again once probes are answered, also where
+// a command looks after sessions while the device is away.
+func TestDeviceAnewOfDeadLink(t *testing.T) {
+	for name, looked := range map[string]bool{"a command meanwhile": true, "none": false} {
+		t.Run(name, func(t *testing.T) {
+			p := newPair(t)
+			a, b := p.sessions(10 * time.Millisecond)
+			p.apply(p.w.NameA, a)
+			p.apply(p.w.NameB, b)
+			p.within(patience, "up", bothUp)
+			inside(t, p.w.A, func() error { return exec.Command("ip", "link", "del", nstest.WireDevice).Run() })
+			p.within(patience, "down", func(a, _ SessionState) bool { return a.Phase == Down })
+			look := func() {
+				l := p.lock()
+				defer l.Unlock()
+				if err := Recover(l); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if looked {
+				look()
+			}
+			nstest.Cable(t, p.w.A, nstest.WireDevice, p.w.B, nstest.WireDevice)
+			cut(t, p.w.B, nstest.WireDevice, true)
+			addressOn(t, p.w.A, nstest.WireDevice, "fd77::1/64")
+			addressOn(t, p.w.B, nstest.WireDevice, "fd77::2/64")
+			look()
+			p.words(links.Probe)
+			if s := p.state().session("to-b"); s.Phase != Down || !s.Kept || s.Problem != "" {
+				t.Errorf("anew: %+v", s)
+			}
+			cut(t, p.w.B, nstest.WireDevice, false)
 			p.within(patience, "up again", bothUp)
 			p.words(0)
 		})

@@ -186,6 +186,16 @@ func (s *scopeInstance) putSessions(places map[string]location) error {
 	for _, p := range places {
 		used[p.index] = true
 	}
+	for _, session := range s.p.Config.Sessions {
+		if _, there := places[session.Name]; !there {
+			var c bpf.LivenessLivenessSetup
+			i := s.p.Indexes[session.Name]
+			if err := s.pins.Maps[pinSetups].Lookup(i, &c); err != nil {
+				return fmt.Errorf("reading session %d: %w", i, err)
+			}
+			used[i] = c.On != 0 && !deviceExists(c.Ifindex) // its device may be made anew: until then it keeps its verdict
+		}
+	}
 	for i := range uint32(maxSessions) {
 		if used[i] {
 			continue

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/reroute/links"
@@ -112,27 +113,50 @@ func putID(m map[string]*ebpf.Map, id, index uint32) error {
 }
 
 // replaceSession has the programs forget a session in favour of another one. If the former found its link down, the latter begins
-// with that verdict: a change of the configuration does not say that the link works.
+// with that verdict: neither a change of the configuration nor a device made anew says that the link works.
 func replaceSession(m map[string]*ebpf.Map, index uint32, have, want bpf.LivenessLivenessSetup) error {
-	if have.Ifindex == 0 || have.Ifindex != want.Ifindex || have.Observe != 0 || want.Observe != 0 {
+	anew := have.Ifindex != want.Ifindex
+	if have.Ifindex == 0 || anew && deviceExists(have.Ifindex) || have.Observe != 0 || want.Observe != 0 {
 		return clearSession(m, index)
 	}
 	was := &bpf.LivenessLivenessState{}
 	if err := m[pinStates].Lookup(index, was); err != nil {
 		return fmt.Errorf("reading session %d: %w", index, err)
 	}
-	if was.Sender.Phase != phaseDown && was.Peer.Phase != phaseDown {
+	phase := max(was.Sender.Phase, was.Peer.Phase)
+	if phase != phaseDown && !(anew && phase == phaseUp) {
 		return clearSession(m, index)
 	}
 	begin := &bpf.LivenessLivenessState{}
 	found := bpf.LivenessLivenessJudgement{Phase: phaseDown, Since: max(was.Sender.Since, was.Peer.Since)}
+	if phase == phaseUp { // it was about to find out that its device has gone
+		found.Since = kernel.Monotonic()
+	}
 	if want.Sends != 0 {
 		begin.Sender = found
 	}
 	if want.Judges != 0 {
 		begin.Peer = found
 	}
-	return forgetSession(m, index, have.Id, bpf.LivenessLivenessSetup{Life: have.Life, Ifindex: have.Ifindex}, begin)
+	err := forgetSession(m, index, have.Id, bpf.LivenessLivenessSetup{Life: have.Life, Ifindex: have.Ifindex}, begin)
+	if err != nil || !anew {
+		return err
+	}
+	return freeDevice(m, index, have.Ifindex)
+}
+
+// deviceExists says whether the namespace has a device of a number.
+func deviceExists(index uint32) bool {
+	_, err := netlink.LinkByIndex(int(index))
+	return !errors.As(err, &netlink.LinkNotFoundError{})
+}
+
+// freeDevice forgets what a session has found of a device, but for the word of one that it only observed.
+func freeDevice(m map[string]*ebpf.Map, index, device uint32) error {
+	if err := m[pinMoves].Put(links.Slot(int(device)), bpf.LivenessLivenessMove{}); err != nil {
+		return fmt.Errorf("forgetting session %d: %w", index, err)
+	}
+	return links.ClearProbe(m[pinLinks], int(device))
 }
 
 // clearSession has the programs forget a session, and gives the data path its link back.

@@ -31,8 +31,11 @@ const (
 
 var phases = []Phase{Init, Up, Down}
 
-// phaseDown is LIVENESS_DOWN of liveness.h.
-const phaseDown = 2
+// LIVENESS_UP and LIVENESS_DOWN of liveness.h.
+const (
+	phaseUp   = 1
+	phaseDown = 2
+)
 
 // Direction is what is known of one way of a link.
 type Direction string

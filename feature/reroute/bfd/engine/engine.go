@@ -35,7 +35,7 @@ func (t tables) put(place uint32, s *Session, generation uint32) error {
 	if old.Generation == 0 {
 		// By chance, or packets of an earlier session would be good for this one: RFC 5880, 6.8.1, bfd.XmitAuthSeq.
 		begin := bpf.BfdBfdState{SentSequence: rand.Uint32()}
-		if s.linkDown {
+		if s.LinkDown {
 			begin.WasUp = hasBeenUp
 		}
 		err := errors.Join(t.states.Put(place, begin), t.hops.Put(place, make([]byte, t.hops.ValueSize())), t.enter(place, &r))

@@ -296,8 +296,8 @@ func (e *Engine) put(mend func() error, sessions []Session) error {
 			}
 			taken = append(taken, place)
 		}
-		if !there {
-			if s.linkDown, err = e.inherits(s); err != nil {
+		if !there && !s.LinkDown {
+			if s.LinkDown, err = e.inherits(s); err != nil {
 				return err
 			}
 		}

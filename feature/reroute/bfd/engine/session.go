@@ -27,7 +27,8 @@ type Session struct {
 	// microseconds; 0: none.
 	Echo time.Duration
 
-	linkDown bool // of a new one: the link has a verdict, which it takes over
+	// LinkDown has a new session begin with the verdict that its link is down, which it revises once it is up.
+	LinkDown bool
 }
 
 // maxSessions is how many a network namespace may have.
@@ -115,6 +116,8 @@ type Status struct {
 	Interval     time.Duration // between packets that it sends; 0: it sends none
 	Detection    time.Duration // how long nothing may come; 0: nothing is expected
 	Awaited      time.Duration // how long the other end waits for a packet of this one until it takes it for dead; 0: it awaits none
+	BeenUp       bool          // up now, or before, and neither end has shut it down since
+	LinkDown     bool          // it has found its link dead, or took that over
 	Ups, Downs   uint64
 	In, Out      uint64 // packets
 	InBytes      uint64
@@ -142,6 +145,8 @@ func newStatus(c *bpf.BfdBfdSetup, s *bpf.BfdBfdState, e *bpf.BfdBfdEcho) Status
 			DesiredTx: fromMicros(s.RemoteTx), RequiredRx: fromMicros(s.RemoteRx), EchoRx: fromMicros(s.RemoteEchoRx),
 			Demand: s.RemoteBits&demand != 0, Independent: s.RemoteBits&independent != 0},
 		Ups: s.Ups, Downs: s.Downs, In: s.In, Out: s.Out, InBytes: s.InBytes, OutBytes: s.OutBytes, NotAuthentic: s.NotAuthentic, Malformed: s.Malformed}
+	out.BeenUp = s.WasUp == hasBeenUp
+	out.LinkDown = out.BeenUp && (out.State != bfd.Up || e.Failed != 0) && out.State != bfd.AdminDown && out.Remote.State != bfd.AdminDown
 	out.Interval, out.Detection = fromMicros(interval(c, s)), 0
 	out.Awaited = time.Duration(c.Multiplier) * out.Interval
 	if (out.State == bfd.Init || out.State == bfd.Up) && s.RxInUse != 0 {

@@ -171,9 +171,14 @@ func (p *published) apply(ctx context.Context, l *kernel.WriteLock) error {
 	was := p.Discriminators
 	p.Discriminators = map[string]uint32{}
 	stays := map[uint32]bool{}
+	p.retain(ns, was, there, sessions, stays)
 	for name, s := range sessions {
 		d := was[name]
 		if there[d] != s.identity() {
+			if s.LinkDown, err = p.foundDown(ns, e, name, d, there); err != nil {
+				return err
+			}
+			sessions[name] = s
 			for d = 0; d == 0 || there[d].Ifindex != 0 || stays[d]; d = rand.Uint32() {
 			}
 		}

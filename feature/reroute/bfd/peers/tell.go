@@ -59,7 +59,7 @@ func (t *told) all() {
 // compare compares a session with what was told of it. Of one that never was up there is nothing to tell.
 func (t *told) compare(d uint32, st engine.Status) {
 	up := st.State == bfd.Up
-	if was, said := t.up[d]; said && was == up || !said && !up && st.Ups == 0 {
+	if was, said := t.up[d]; said && was == up || !said && !up && st.Ups == 0 && !st.LinkDown {
 		return
 	}
 	s, netns, known := t.session(d)
@@ -80,7 +80,14 @@ func logVerdict(log feature.Logger, st engine.Status, args []any) {
 		args = append(args, "at", time.Now().Add(-ago).Format(time.RFC3339Nano))
 	}
 	if st.State == bfd.Up {
-		log.Info("BFD session is up", append(args, "interval", st.Interval, "detection", st.Detection)...)
+		if !st.Polling { // else they are about to change: both ends have begun slowly
+			args = append(args, "interval", st.Interval, "detection", st.Detection)
+		}
+		log.Info("BFD session is up", args...)
+		return
+	}
+	if st.Ups == 0 {
+		log.Warn("BFD session is not up again, and its link stays down", append(args, "reason", "its device was made anew, or its addresses changed")...)
 		return
 	}
 	log.Warn("BFD session is down", append(args, "reason", st.Diag, "peer_says", fmt.Sprintf("%s, %s", st.Remote.State, st.Remote.Diag))...)
