@@ -80,7 +80,9 @@ type Decoder struct {
 	file    string
 	path    []string
 	errs    []*Error
-	aliased int                 // values reached through aliases so far
+	aliased int                // nodes reached through aliases so far
+	sizes   map[*yaml.Node]int // of nodes with others below them
+	listed  map[aliasedKeys]*[]key
 	open    map[*yaml.Node]bool // anchors being expanded
 }
 

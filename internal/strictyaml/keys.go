@@ -15,11 +15,27 @@ type key struct {
 	under *[]key // nil: the value is no mapping, or is two levels below the Pos
 }
 
+// aliasedKeys are the keys of an anchor's mapping.
+type aliasedKeys struct {
+	anchor *yaml.Node
+	levels int
+}
+
 // keys lists the keys of a mapping, levels deep. It copies what it needs, since a
 // configuration outlives the nodes of its file.
 func (d *Decoder) keys(n *yaml.Node, levels int) *[]key {
-	if n.Kind == yaml.AliasNode {
-		n = n.Alias
+	if n.Kind == yaml.AliasNode && levels > 0 {
+		// A thousand aliases share one list.
+		at := aliasedKeys{n.Alias, levels}
+		if d.listed == nil {
+			d.listed = make(map[aliasedKeys]*[]key)
+		}
+		list, ok := d.listed[at]
+		if !ok {
+			list = d.keys(n.Alias, levels)
+			d.listed[at] = list
+		}
+		return list
 	}
 	if n.Kind != yaml.MappingNode || levels == 0 {
 		return nil

@@ -29,14 +29,6 @@ func (d *Decoder) value(n *yaml.Node, v reflect.Value) {
 		d.alias(n, v)
 		return
 	}
-	if len(d.open) > 0 {
-		if d.aliased++; d.aliased > maxAliased {
-			if d.aliased == maxAliased+1 {
-				d.failf(n, "", "aliases stand for more than %d values; write fewer", maxAliased)
-			}
-			return
-		}
-	}
 	if n.Style&yaml.TaggedStyle != 0 && !slices.Contains(coreTags, n.ShortTag()) {
 		d.failf(n, "", "the tag %s is not supported: remove it, or quote a text that begins with !", n.ShortTag())
 		return
@@ -76,12 +68,38 @@ func (d *Decoder) alias(n *yaml.Node, v reflect.Value) {
 		d.failf(n, "", "the anchor &%s contains itself", n.Value)
 		return
 	}
+	if d.aliased > maxAliased {
+		return // it was reported
+	}
+	if d.aliased += d.size(n.Alias); d.aliased > maxAliased {
+		d.failf(n, "", "aliases stand for more than %d values; write fewer", maxAliased)
+		return
+	}
 	if d.open == nil {
 		d.open = make(map[*yaml.Node]bool)
 	}
 	d.open[n.Alias] = true
 	d.value(n.Alias, v)
 	delete(d.open, n.Alias)
+}
+
+// size counts a node and those below it, keys included: unknown ones cost as much as others. An alias below it counts once.
+func (d *Decoder) size(n *yaml.Node) int {
+	if len(n.Content) == 0 {
+		return 1
+	}
+	if s, ok := d.sizes[n]; ok {
+		return s
+	}
+	s := 1
+	for _, below := range n.Content {
+		s += d.size(below)
+	}
+	if d.sizes == nil {
+		d.sizes = make(map[*yaml.Node]int)
+	}
+	d.sizes[n] = s
+	return s
 }
 
 func (d *Decoder) in(step string, f func()) {
