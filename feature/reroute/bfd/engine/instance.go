@@ -93,6 +93,22 @@ func Open(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick time.Du
 	return OpenWith(ctx, l, ns, tick)
 }
 
+// OpenThere is Open of sessions that are published. It makes nothing, and returns [kernel.ErrNotExist] where BFD was removed: also while
+// it waited for the lock.
+func OpenThere(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick time.Duration) (*Engine, error) {
+	l, err := root.Lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Unlock()
+	o, err := l.Open(instanceKey(netnsScope(ns), instanceName))
+	if err != nil {
+		return nil, err
+	}
+	o.Close()
+	return OpenWith(ctx, l, ns, tick)
+}
+
 // OpenWith is Open under the caller's lock.
 func OpenWith(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick time.Duration) (*Engine, error) {
 	e := &Engine{root: l.Root, ns: ns, instance: instanceKey(netnsScope(ns), instanceName), tick: tick}

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -386,5 +387,46 @@ func TestPlanReadsKeys(t *testing.T) {
 	want := Config{Netns: w.ref, Sessions: []Session{{Name: "v4", Device: "w0", Peer: netip.MustParseAddr("10.9.0.2"), Interval: time.Second, Multiplier: 3, KeyFile: missing}}}
 	if _, err := Plan(t.Context(), State{}, []Config{want}); err == nil || !strings.Contains(err.Error(), missing) {
 		t.Errorf("%v: want the key file that is missing", err)
+	}
+}
+
+// What waits for the lock while a command removes BFD makes nothing anew.
+func TestRemovedMeanwhile(t *testing.T) {
+	w := newWorld(t, true)
+	w.apply(Config{Netns: w.ref, Sessions: []Session{{Name: "s", Device: "w0", Peer: netip.MustParseAddr("10.9.0.2"), Interval: time.Second, Multiplier: 3}}})
+	now, _, _, err := readPublished(w.root)
+	if err != nil || len(now) != 1 {
+		t.Fatalf("%v, %v", now, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	waits := map[string]func(p published, scope string) error{
+		"a new session": func(p published, _ string) error { return p.startNew(ctx, w.root) },
+		"a runner": func(p published, scope string) error {
+			config := &atomic.Pointer[Config]{}
+			config.Store(&p.Config)
+			log := slog.New(slog.DiscardHandler)
+			return configured(ctx, w.root, p, config, &told{r: w.root, scope: scope, log: log, up: map[uint32]bool{}}, log)
+		},
+	}
+	done := make(chan error, len(waits))
+	w.locked(func(l *kernel.WriteLock) error {
+		for scope, p := range now {
+			if err := p.remove(t.Context(), l, scope); err != nil {
+				return err
+			}
+			for _, f := range waits {
+				go func() { done <- f(p, scope) }()
+			}
+		}
+		return nil
+	})
+	time.AfterFunc(2*time.Second, cancel) // ends a runner that goes on
+	for range waits {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	if all, _, err := engine.All(w.root); err != nil || len(all) > 0 {
+		t.Errorf("there is BFD again: %+v, %v", all, err)
 	}
 }

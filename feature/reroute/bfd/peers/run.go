@@ -4,6 +4,7 @@ package peers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"sync"
@@ -119,8 +120,10 @@ func configured(ctx context.Context, r *kernel.Root, p published, config *atomic
 		return err
 	}
 	defer ns.Close()
-	e, err := engine.Open(ctx, r, ns, config.Load().Tick())
-	if err != nil {
+	e, err := engine.OpenThere(ctx, r, ns, config.Load().Tick())
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil // removed meanwhile: Run ends this
+	} else if err != nil {
 		return err
 	}
 	defer e.Close()
@@ -154,7 +157,9 @@ func (p *published) startNew(ctx context.Context, r *kernel.Root) error {
 		return err
 	}
 	found, err := engine.Published{Scope: fmt.Sprint(ns.Inode())}.Identities(r)
-	if err != nil {
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil // removed meanwhile
+	} else if err != nil {
 		return err
 	}
 	for name, s := range wanted {
@@ -164,6 +169,10 @@ func (p *published) startNew(ctx context.Context, r *kernel.Root) error {
 				return err
 			}
 			defer l.Unlock()
+			// A command that held the lock may have removed or changed the sessions.
+			if now, _, _, err := readPublished(r); err != nil || !reflect.DeepEqual(now[kernel.ScopeOf(ns)], *p) {
+				return err
+			}
 			return p.apply(ctx, l)
 		}
 	}
