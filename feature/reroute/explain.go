@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/bfd/peers"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -25,6 +26,9 @@ func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]f
 		return nil, err
 	}
 	defer ns.Close()
+	if v := bfdVerdict(r, ns, p); v != nil {
+		return []feature.Verdict{*v}, nil
+	}
 	st, err := protect.ReadNamespace(r, ns)
 	if err != nil {
 		return []feature.Verdict{{Stage: feature.StageTC, ExplainStep: feature.ExplainStep{Step: Name, Text: "cannot be read: " + err.Error(), Warning: true}}}, nil
@@ -38,6 +42,34 @@ func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]f
 		return nil, nil
 	}
 	return []feature.Verdict{verdict(*path, p.To.Addr(), via)}, nil
+}
+
+// bfdPort is that of control packets: RFC 5881, 4.
+const bfdPort = 3784
+
+// bfdVerdict tells of the session that takes a packet; nil: there is none.
+func bfdVerdict(r *kernel.Root, ns *netns.Handle, p feature.Packet) *feature.Verdict {
+	if p.Proto != "udp" || p.To.Port() != bfdPort {
+		return nil
+	}
+	st, err := peers.ReadState(r)
+	if err != nil {
+		return nil // status tells why
+	}
+	for _, s := range st.Sessions {
+		if s.Peer.WithZone("") != p.From.Addr() || s.Problem != "" || p.Interface != "" && p.Interface != s.Device {
+			continue
+		}
+		if at, err := netns.Open(s.Netns); err == nil {
+			here := at.Inode() == ns.Inode()
+			at.Close()
+			if here {
+				return &feature.Verdict{Stage: feature.StageTC, ExplainStep: feature.ExplainStep{Step: "reroute BFD " + s.Name, Text: fmt.Sprintf("control packets of %s are the session's, which needs no socket", s.Peer)},
+					Result: "taken by BFD session " + s.Name}
+			}
+		}
+	}
+	return nil
 }
 
 // leavesBy is the interface and the gateway of a packet's route; "": the host does not forward it. The host's own packets have come
@@ -116,6 +148,9 @@ func verdict(p protect.PathState, to, via netip.Addr) feature.Verdict {
 		v.Text, v.Warning = fmt.Sprintf("%s, and "+lack+": they stay on it", link, version), true
 	case p.Shadow:
 		v.Text = fmt.Sprintf("%s; the packet would be rerouted by %s to %s, but the path is a shadow: it stays on the link", link, p.Repairs[i].Device, p.Repairs[i].Via)
+	case p.Repairs[i].Silent:
+		v.Text, v.Warning = fmt.Sprintf("%s: the packet is rerouted by %s to %s, where no neighbour answers", link, p.Repairs[i].Device, p.Repairs[i].Via), true
+		v.Result = fmt.Sprintf("dropped: the neighbour %s does not answer", p.Repairs[i].Via)
 	default:
 		v.Text = fmt.Sprintf("%s: the packet is rerouted by %s to %s", link, p.Repairs[i].Device, p.Repairs[i].Via)
 		v.Result = fmt.Sprintf("forwarded to %s, rerouted by %s to %s", to, p.Repairs[i].Device, p.Repairs[i].Via)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -91,5 +92,25 @@ func TestExplainUnresolved(t *testing.T) {
 	}
 	if v := verdict(p, to, netip.MustParseAddr("fd00:12::3")); !strings.Contains(v.Text, "rerouted by eth2") {
 		t.Errorf("by another gateway: %+v", v)
+	}
+}
+
+// Control packets of a BFD session come to no socket, and are not rejected for that.
+func TestExplainBFD(t *testing.T) {
+	w := newWorld(t)
+	if err := kernel.Require(engine.Needs()); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	w.apply(fmt.Sprintf("reroute: [{name: there, netns: %s, interface: r12, bfd: {peer: \"fd00:12::2\"}}]", w.name[w.r1]))
+	for from, want := range map[string]string{"[fd00:12::2]:49152": "taken by BFD session there", "[fd00:12::3]:49152": ""} {
+		p, err := feature.ParsePacket("udp", from, "[fd00:12::1]:3784")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Netns, p.Interface = w.name[w.r1], "r12"
+		got, err := Feature{}.Explain(t.Context(), w.root, p)
+		if err != nil || (want == "") != (len(got) == 0) || len(got) > 0 && got[0].Result != want {
+			t.Errorf("from %s: %+v, %v; want %q", from, got, err, want)
+		}
 	}
 }

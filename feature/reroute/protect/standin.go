@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/feature/reroute/protect/neigh"
@@ -123,6 +124,34 @@ func (w scopeSpec) unresolvedOf(index int) (out []netip.Addr) {
 		return err
 	})
 	return out
+}
+
+// askRepairs notes which neighbours of repairs do not answer: the kernel has given up, or weir serve asks each second and has no link
+// address yet. Before that they may only be slow. Who may not enter the namespace notes none.
+func (w scopeSpec) askRepairs(repairs []RepairState, devices map[string]device) {
+	ns, err := netns.Find(w.Netns, w.ID)
+	if err != nil {
+		return
+	}
+	defer ns.Close()
+	_ = ns.Do(func() error {
+		for i := range repairs {
+			r := &repairs[i]
+			d, ok := devices[r.Device]
+			if !ok || r.Down || !asksNeighbours(r.Device) {
+				continue
+			}
+			n, err := neigh.Find(neigh.NewKey(d.index, r.Via))
+			r.Silent = err == nil && isUnresolved(n) && (w.followed || n != nil && n.State&netlink.NUD_FAILED != 0)
+		}
+		return nil
+	})
+}
+
+// asksNeighbours says that an interface has a carrier, and finds link addresses by asking.
+func asksNeighbours(device string) bool {
+	l, err := netlink.LinkByName(device)
+	return err == nil && l.Attrs().RawFlags&unix.IFF_NOARP == 0 && l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0
 }
 
 func addresses(all []netip.Addr) string {

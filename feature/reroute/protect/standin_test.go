@@ -3,6 +3,7 @@
 package protect
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +45,24 @@ func TestNeighbourNeverKnown(t *testing.T) {
 	if got := w.entry("main", others); got != newMAC {
 		t.Errorf("the operator's neighbour became %s", got)
 	}
+}
+
+// A repair whose neighbour does not answer is told before the link fails, and is no failure any more once it answers.
+func TestSilentRepair(t *testing.T) {
+	w := newWorld(t)
+	const silent = "fd00:13::9"
+	r := around()
+	r.Device, r.Via = "back", netip.MustParseAddr(silent)
+	told := func() bool {
+		st := w.state("core")
+		return !st.InForce && len(st.Repairs) == 1 && st.Repairs[0].Silent && strings.Contains(strings.Join(st.Problems, "\n"), "no neighbour answers at "+silent)
+	}
+	w.apply(w.path(r))
+	w.until("the kernel has given up", told)
+	w.serveNow()
+	w.until("weir serve has no answer", told)
+	w.ip(w.r3, "addr add "+silent+"/64 dev r1 nodad")
+	w.until("the neighbour is known", func() bool { st := w.state("core"); return st.InForce && len(st.Problems) == 0 })
 }
 
 // Stand-ins of a link that is not used but has a carrier give way to neighbours that answer, and none outlasts protection.

@@ -73,6 +73,7 @@ type RepairState struct {
 	Fits   int        `json:"fits"`             // the longest IPv6 packet that can go it, in bytes
 	Learnt bool       `json:"learnt,omitempty"` // these sizes are what a router on the way told
 	Down   bool       `json:"down"`             // the backup may not be used either
+	Silent bool       `json:"silent,omitempty"` // the neighbour Via does not answer: packets that go this way are lost
 	IPv4   bool       `json:"ipv4"`             // it is for IPv4 packets
 	IPv6   bool       `json:"ipv6"`             // it is for IPv6 packets
 }
@@ -147,8 +148,14 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 			if err := s.readLink(o, d.index, p, devices); err != nil {
 				return err
 			}
-			s.InForce = s.Attached && resolved[p.Name] && slices.ContainsFunc(s.Repairs, func(r RepairState) bool { return r.Device != "" }) // "": it has gone
-			if (s.Carrier || s.Probe) && !s.Shadow && s.InForce {                                                                            // one that is drained answers the next packet
+			w.askRepairs(s.Repairs, devices)
+			for i, r := range s.Repairs {
+				if r.Silent {
+					s.Problems = append(s.Problems, fmt.Sprintf("way %d, by %s: no neighbour answers at %s: packets that go this way are lost", i+1, r.Device, r.Via))
+				}
+			}
+			s.InForce = s.Attached && resolved[p.Name] && slices.ContainsFunc(s.Repairs, func(r RepairState) bool { return r.Device != "" && !r.Silent }) // "": it has gone
+			if (s.Carrier || s.Probe) && !s.Shadow && s.InForce {                                                                                         // one that is drained answers the next packet
 				s.Unresolved = w.unresolvedOf(d.index)
 			}
 			if len(s.Unresolved) > 0 {
