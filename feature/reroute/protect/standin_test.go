@@ -47,7 +47,7 @@ func TestNeighbourNeverKnown(t *testing.T) {
 	}
 }
 
-// A repair whose neighbour does not answer is told before the link fails, and is no failure any more once it answers.
+// A repair whose neighbour does not answer is told before the link fails. It is a failure once the link may not be used.
 func TestSilentRepair(t *testing.T) {
 	w := newWorld(t)
 	const silent = "fd00:13::9"
@@ -55,12 +55,14 @@ func TestSilentRepair(t *testing.T) {
 	r.Device, r.Via = "back", netip.MustParseAddr(silent)
 	told := func() bool {
 		st := w.state("core")
-		return !st.InForce && len(st.Repairs) == 1 && st.Repairs[0].Silent && strings.Contains(strings.Join(st.Problems, "\n"), "no neighbour answers at "+silent)
+		return st.InForce != st.Down && len(st.Repairs) == 1 && st.Repairs[0].Silent && strings.Contains(strings.Join(st.Problems, "\n"), "no neighbour answers at "+silent)
 	}
 	w.apply(w.path(r))
 	w.until("the kernel has given up", told)
 	w.serveNow()
 	w.until("weir serve has no answer", told)
+	w.drain(true)
+	w.until("it is a failure", func() bool { return w.state("core").Down && told() })
 	w.ip(w.r3, "addr add "+silent+"/64 dev r1 nodad")
 	w.until("the neighbour is known", func() bool { st := w.state("core"); return st.InForce && len(st.Problems) == 0 })
 }

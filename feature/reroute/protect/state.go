@@ -154,8 +154,8 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 					s.Problems = append(s.Problems, fmt.Sprintf("way %d, by %s: no neighbour answers at %s: packets that go this way are lost", i+1, r.Device, r.Via))
 				}
 			}
-			s.InForce = s.Attached && resolved[p.Name] && slices.ContainsFunc(s.Repairs, func(r RepairState) bool { return r.Device != "" && !r.Silent }) // "": it has gone
-			if (s.Carrier || s.Probe) && !s.Shadow && s.InForce {                                                                                         // one that is drained answers the next packet
+			s.InForce = s.Attached && resolved[p.Name] && slices.ContainsFunc(s.Repairs, func(r RepairState) bool { return r.Device != "" && !(s.Down && r.Silent) }) // "": it has gone
+			if (s.Carrier || s.Probe) && !s.Shadow && s.InForce {                                                                                                     // one that is drained answers the next packet
 				s.Unresolved = w.unresolvedOf(d.index)
 			}
 			if len(s.Unresolved) > 0 {
