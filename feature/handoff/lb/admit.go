@@ -8,8 +8,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// admits says whether a backend's agent may connect: it is one of the options', or may register under a name and a number that are
-// nobody else's. The caller holds mu.
+// admits returns nil if an agent may connect as a backend. Its number and name must match a configured backend. With Register a
+// new backend may connect, with a name and number nobody else has. The caller holds mu.
 func (a *Agent) admits(h peer.Hello) error {
 	if h.Role != peer.BackendAgent || h.Number == 0 || h.Number > MaxBackends {
 		return fmt.Errorf("it is no backend's, or has no number from 1 to %d: set handoff.backend.number", MaxBackends)
@@ -39,12 +39,14 @@ func (a *Agent) admits(h peer.Hello) error {
 	return nil
 }
 
-// silentAfter is the number of unanswered pings after which an agent's connection no longer keeps another one out.
+// silentAfter is the number of unanswered pings after which an agent's connection no longer blocks a duplicate.
 const silentAfter = 2
 
-// duplicate refuses a second backend with the name, number and certificate of a connected one: a cloned machine, say. Both would
-// take the flows from each other, and reset them. An agent that restarts replaces its own connection: its address is the same, or the
-// old connection has ended, or answers nothing. The caller holds mu.
+// duplicate rejects a second backend with the name, number and certificate of a connected one, for example a cloned machine. The
+// two would take flows from each other and reset them.
+//
+// An agent may replace its own connection after a restart. It is the same agent if its instance or its address is the same, or if
+// the old connection does not answer pings. The caller holds mu.
 func (a *Agent) duplicate(c *peer.Conn) error {
 	before := a.backends[c.Peer.Number]
 	if before == nil || before.Peer.Instance == c.Peer.Instance || before.Unanswered() >= silentAfter || before.Remote() == c.Remote() {

@@ -22,62 +22,62 @@ import (
 	"github.com/weir-project/weir/internal/ratelog"
 )
 
-// AgentOptions say how an agent of a load balancer is to be.
+// AgentOptions configure the agent of a load balancer.
 type AgentOptions struct {
-	Name     string // in its certificate
+	Name     string // in the agent's certificate
 	TLS      *peer.Identity
-	Backends []Backend // whose agents may connect
-	// Manage has the agent tell the data path of backends: those of Managed, and with Register those that register themselves. Else
-	// [DataPath.SetBackends] is the caller's.
+	Backends []Backend // their agents may connect
+	// Manage makes the agent set the data path's backends: the Managed ones, and with Register also backends without an entry in
+	// the file. Otherwise the caller calls [DataPath.SetBackends].
 	Manage   bool
 	Managed  []Managed
 	Register bool
-	Services []Service // as backends call them when they register
-	// Partner is another load balancer beside this one, with which flows are exchanged; "" for none.
+	Services []Service // as named by registering backends
+	// Partner is a second load balancer with the same backends. The two exchange flows. The zero value means none.
 	Partner Partner
-	// Down is how long a backend's agent may say nothing until the backend gets no new flows; default 3 s.
+	// AgentTimeout is the silence of a backend's agent after which the backend gets no new flows. Default 3 s.
 	AgentTimeout time.Duration
-	// Hold is how long packets of a session that moves wait at most; default 1 s. Lapse is how long a move may take of which
-	// nobody says anything; default 10 s.
+	// BufferTimeout bounds the wait of packets of a moving session. Default 1 s. MoveTimeout ends a move without any message.
+	// Default 10 s.
 	BufferTimeout, MoveTimeout time.Duration
-	// Ended and Idle are how long flows stay known that have ended, and of which nothing is seen; default 5 s and 1 h.
+	// EndedTimeout is how long an ended flow stays known. Default 5 s. IdleTimeout is the same for a flow without packets. Default 1 h.
 	EndedTimeout, IdleTimeout time.Duration
-	Log                       *slog.Logger // default: nothing is logged
-	// Step is called after each step of a move, by which experiments kill the agent there; nil in use. [Steps] names them.
+	Log                       *slog.Logger // default: no logging
+	// Step is called after each of [Steps]. Experiments kill the agent there. nil in production.
 	Step func(name string)
 }
 
-// Agent lets backends move sessions: it is the load balancer of package move. The data path needs it for nothing else.
+// Agent lets backends move sessions. It plays the load balancer of package move. The data path forwards packets without it.
 type Agent struct {
 	f     *DataPath
 	o     AgentOptions
 	own   peer.Hello
 	names map[move.Backend]string
 
-	pair    *pairing      // nil: without a partner
-	openFor time.Duration // moves of the partner's; a test has less patience
+	pair    *pairing      // nil: no partner
+	openFor time.Duration // timeout of the partner's moves; tests shorten it
 
-	// Lock order: mu, pairing.mu, DataPath.mu, the lock of package packetbuf, bufferDevice.mu. The lock of package peer comes last.
+	// Lock order: mu, pairing.mu, DataPath.mu, the lock of package packetbuf, bufferDevice.mu, the lock of package peer.
 	mu        sync.Mutex
 	backends  map[move.Backend]*peer.Conn
 	timers    map[Key]*time.Timer
 	early     map[Key]*early
 	loads     map[loadKey]uint32
 	members   map[move.Backend]*member
-	news      bool // of a member, that the others have not been told
+	news      bool // a member has changed since the latest announcement
 	kick      chan struct{}
-	left      map[move.Backend]time.Time // when agents went
-	forgotten map[move.Backend]string    // backends that have been away for long: the partner may forget them later
+	left      map[move.Backend]time.Time // time of each agent's disconnection
+	forgotten map[move.Backend]string    // by number, removed after a long absence; the partner may still list them
 	began     time.Time
 	reports   quota.Reports
-	unasked   bool           // too many flows are known by backends' packets alone
-	startup   *startup       // the data path has begun anew, and not all backends have said which sessions are theirs; else nil
-	ended     bool           // Serve has: nothing is done with the data path any more, which may be closed
-	asides    sync.WaitGroup // goroutines that find and check backends
-	routes    routes         // of tend alone
+	unasked   bool           // more unconfirmed flows than their share, see countUnasked
+	startup   *startup       // nil unless the data path is new and backends still have sessions to report
+	ended     bool           // Serve has returned and the data path may be closed: nobody may use it
+	asides    sync.WaitGroup // goroutines locating and checking backends
+	routes    routes         // used by tend alone
 }
 
-// NewAgent makes an agent of a data path, which knows the backends already: see [DataPath.SetBackends].
+// NewAgent returns an agent for a data path. Without Manage the data path must already have its backends: see [DataPath.SetBackends].
 func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 	for _, d := range []struct {
 		of  *time.Duration
@@ -114,7 +114,7 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 	return a, nil
 }
 
-// Serve speaks with backends until ctx is done.
+// Serve accepts agents on l until ctx is done.
 func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -131,14 +131,14 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
 			return err
 		}
 	}
-	go a.o.TLS.Watch(ctx, a.o.Name, a.o.Log) // not waited for: files may be where nobody answers
+	go a.o.TLS.Watch(ctx, a.o.Name, a.o.Log) // not waited for: reading the files can block, for example on a dead NFS server
 	wg.Go(func() { a.collect(ctx) })
 	wg.Go(func() { a.forget(ctx) })
 	wg.Go(func() { a.tend(ctx) })
 	in := accept.New(l, accept.Options{Name: "agents", Log: a.o.Log})
 	for {
 		raw, err := in.Next()
-		if err != nil { // closed
+		if err != nil { // l is closed
 			cancel()
 			return nil
 		}
@@ -146,7 +146,7 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// collect takes buffered packets out of the device's queue.
+// collect moves packets from the device's queue into memory, until ctx is done.
 func (a *Agent) collect(ctx context.Context) {
 	ready, err := a.f.ready()
 	if err == nil {
@@ -157,7 +157,7 @@ func (a *Agent) collect(ctx context.Context) {
 		if raw, err = ready.SyscallConn(); err == nil {
 			rerr := raw.Read(func(uintptr) bool {
 				err = a.f.Collect()
-				return err != nil // else until there is more
+				return err != nil // false: call again when there are more
 			})
 			err = errors.Join(err, rerr)
 		}
@@ -167,7 +167,7 @@ func (a *Agent) collect(ctx context.Context) {
 	}
 }
 
-// forget has the data path forget what has ended.
+// forget removes ended and idle flows once a second.
 func (a *Agent) forget(ctx context.Context) {
 	for range (feature.Loop{Every: time.Second, Later: true}).Turns(ctx) {
 		c := a.beginCensus()
@@ -179,12 +179,12 @@ func (a *Agent) forget(ctx context.Context) {
 	}
 }
 
-// attend speaks with one backend, as long as it stays.
+// attend serves the connection of one agent until it ends.
 func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	defer raw.Close()
 	c, err := peer.Accept(ctx, raw.Conn, a.o.TLS, a.own)
 	if errors.Is(err, net.ErrClosed) {
-		return // closed for another
+		return // closed in favour of another connection
 	}
 	if err != nil {
 		a.o.Log.Warn("an agent is refused", "peer", raw.Peer, "err", err)
@@ -192,7 +192,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	}
 	defer c.Close()
 	if !raw.Admit() {
-		return // closed for another, meanwhile
+		return // meanwhile closed in favour of another connection
 	}
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
@@ -213,7 +213,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 		return
 	}
 	if before := a.backends[number]; before != nil {
-		before.Close() // the backend's agent has started anew, or its connection was broken for it alone
+		before.Close() // the backend's agent restarted, or only its side lost the connection
 		a.unload(number)
 	}
 	a.backends[number] = c
@@ -244,7 +244,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	}
 }
 
-// after runs f in d, holding mu, unless the agent has ended by then.
+// after runs f in d, holding mu, unless Serve has returned by then.
 func (a *Agent) after(d time.Duration, f func()) *time.Timer {
 	return time.AfterFunc(d, func() {
 		a.mu.Lock()
@@ -255,7 +255,7 @@ func (a *Agent) after(d time.Duration, f func()) *time.Timer {
 	})
 }
 
-// end stops the timers: the caller closes the data path when Serve returns.
+// end stops the timers and waits for locating and checking. The caller of Serve may then close the data path.
 func (a *Agent) end() {
 	a.mu.Lock()
 	a.ended = true
@@ -266,7 +266,7 @@ func (a *Agent) end() {
 	a.asides.Wait()
 }
 
-// expire ends holding at its deadline, and later the move. a.mu is held.
+// expire ends the buffering of a flow at its deadline and starts the timeout of the move. The caller holds mu.
 func (a *Agent) expire(k Key, epoch move.Epoch) {
 	if a.timers[k] == nil {
 		return

@@ -20,23 +20,23 @@ import (
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 )
 
-// MaxBackends is the highest number that a backend may have.
+// MaxBackends is the highest backend number.
 const MaxBackends = spec.MaxBackends
 
-// buckets is how many parts a service's new flows are spread in; each goes to one backend.
+// buckets is the number of buckets of a service. Each belongs to one backend.
 const buckets = ring.Buckets
 
-// Backend is a backend behind the load balancer: on a segment with it, or at the other end of a tunnel. See [locate.Location].
+// Backend is a backend behind the load balancer: on the same segment, or at the other end of a tunnel. See [locate.Location].
 type Backend struct {
 	Number    move.Backend // 1 to MaxBackends
-	Name      string       // by which new flows are spread: it stays when numbers change
-	Interface int          // of the load balancer, that leads to it
+	Name      string       // key of the rendezvous hash: stays when numbers change
+	Interface int          // index of the load balancer's interface towards it
 	MAC       net.HardwareAddr
-	Weight    int        // of its share of new flows; 0 for none
-	Tunnel    netip.Addr // the other end, in place of Interface and MAC; see package tunnel. [Options].TunnelMTU must be set
-	Services  []int      // that it gets new flows of; nil: of all
-	Unserved  []int      // of these, those that nobody serves there now: other backends get the new flows, if there are any
-	Unwell    bool       // connections that clients open anew, and those whose SYNs it does not answer, or resets, go to other backends
+	Weight    int        // share of new flows; 0: none
+	Tunnel    netip.Addr // the other end, in place of Interface and MAC; needs [Options].TunnelMTU. See package tunnel
+	Services  []int      // it gets new flows of these alone; nil: of all
+	Unserved  []int      // services without a member there: other backends, if any, get their new flows
+	Unwell    bool       // the backend loses reopened connections, and connections whose SYNs it leaves unanswered or resets
 }
 
 func (h Backend) check() error {
@@ -57,7 +57,7 @@ func (h Backend) check() error {
 	return nil
 }
 
-// SetBackends has these be the backends, for every service. Flows keep theirs; new ones go by the weights.
+// SetBackends replaces the backends of all services. Known flows keep their backend. New flows follow the weights.
 func (f *DataPath) SetBackends(backends []Backend) error {
 	errs := checkLocations(backends)
 	seen := map[move.Backend]bool{}
@@ -72,7 +72,7 @@ func (f *DataPath) SetBackends(backends []Backend) error {
 		return err
 	}
 	for _, h := range backends {
-		errs = append(errs, f.occupy(h)) // one whose interface has gone is not to keep the others from being set
+		errs = append(errs, f.occupy(h)) // a backend with a missing interface does not block the others
 	}
 	f.mu.Lock()
 	f.backends = slices.Clone(backends)
@@ -83,13 +83,13 @@ func (f *DataPath) SetBackends(backends []Backend) error {
 	return errors.Join(append(errs, f.dropBackends(backends))...)
 }
 
-// spread has new flows of a service go by the backends' weights.
+// spread distributes new flows of a service by the backends' weights.
 func (f *DataPath) spread(service int) error {
 	f.mu.Lock()
 	backends, known := slices.Clone(f.backends), f.backends != nil
 	f.mu.Unlock()
 	if !known {
-		return nil // until there are backends
+		return nil // SetBackends spreads them later
 	}
 	keys := make([]uint32, buckets)
 	for i := range keys {
@@ -107,7 +107,7 @@ func (f *DataPath) spreads(service int) bool {
 	return f.maps.LbRing.Lookup(uint32(service*buckets), &first) == nil && first != 0
 }
 
-// newRing is the ring of one service.
+// newRing returns the backend of each bucket of a service.
 func newRing(backends []Backend, service int) []uint16 {
 	backends = slices.DeleteFunc(slices.Clone(backends), func(h Backend) bool { return h.Services != nil && !slices.Contains(h.Services, service) })
 	served := slices.DeleteFunc(slices.Clone(backends), func(h Backend) bool { return slices.Contains(h.Unserved, service) })
@@ -121,14 +121,14 @@ func newRing(backends []Backend, service int) []uint16 {
 	return ring.New(shares)
 }
 
-// elsewhere says whether the hash leads a flow to another backend than its owner.
+// elsewhere reports whether the hash of a flow leads to another backend than its owner.
 func (f *DataPath) elsewhere(k Key, owner move.Backend) bool {
 	var found uint16
 	at := uint32(spec.ServiceNumber(k.Service)*buckets + k.Bucket())
 	return f.maps.LbRing.Lookup(at, &found) == nil && move.Backend(found) != owner
 }
 
-// matches says whether flows of this number are connections to a service, and one that goes by flow if byFlow.
+// matches reports whether the number belongs to flows of a TCP service. With byFlow the service must also go by flow.
 func (f *DataPath) matches(service int, byFlow bool) bool {
 	f.buffer.mu.Lock()
 	defer f.buffer.mu.Unlock()
@@ -140,7 +140,7 @@ func (f *DataPath) matches(service int, byFlow bool) bool {
 	return false
 }
 
-// serves says whether a backend is one of a service that goes by flow, and of connections.
+// serves reports whether a backend serves this TCP service, and the service goes by flow.
 func (f *DataPath) serves(backend move.Backend, service int) bool {
 	of := f.matches(service, true)
 	f.mu.Lock()
@@ -150,7 +150,7 @@ func (f *DataPath) serves(backend move.Backend, service int) bool {
 	})
 }
 
-// occupy sets a backend, which is not vacant then.
+// occupy writes a backend's location. The backend is no longer vacant.
 func (f *DataPath) occupy(h Backend) error {
 	if err := f.putBackend(h); err != nil {
 		return err
@@ -194,7 +194,7 @@ func (f *DataPath) putTunnel(h Backend) error {
 	return nil
 }
 
-// dropBackends takes away those that are not to stay, and the places where others have been before.
+// dropBackends removes all other backends, and former locations of these.
 func (f *DataPath) dropBackends(backends []Backend) error {
 	macs, ends := map[bpf.LBLbMacKey]bool{}, map[bpf.LBLbTunnelKey]bool{}
 	stay := map[uint32]bool{}
@@ -226,8 +226,8 @@ func dropEntries[K comparable](m *ebpf.Map, keep map[K]bool) error {
 	return err
 }
 
-// vacateOthers drops all backends but these. A backend may have got another number, or another backend its location: no other map
-// names the former number then.
+// vacateOthers vacates all backends outside stay. A backend may have a new number, or another backend its location. No other map
+// then names its old number.
 func (f *DataPath) vacateOthers(stay map[uint32]bool) error {
 	var gone []move.Backend
 	var number uint32
@@ -245,7 +245,7 @@ func (f *DataPath) vacateOthers(stay map[uint32]bool) error {
 	return err
 }
 
-// vacate drops a backend. It may come back: packets of its flows are dropped until removeBackend.
+// vacate removes a backend's location. The backend may return, so packets of its flows are dropped until removeBackend.
 func (f *DataPath) vacate(number move.Backend) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -253,8 +253,8 @@ func (f *DataPath) vacate(number move.Backend) error {
 	return f.maps.LbBackends.Put(uint32(number), bpf.LBLbBackend{})
 }
 
-// noteVacant adds backends that own flows and have no location: they went with an earlier life of the agent, or the partner has told of
-// their flows. One that is yet to be found is among them.
+// noteVacant marks flow owners without a location as vacant. An earlier agent removed them, or the partner reported their flows.
+// Backends that the agent has yet to locate count as vacant too.
 func (f *DataPath) noteVacant(owners map[move.Backend]int) (err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -269,7 +269,7 @@ func (f *DataPath) noteVacant(owners map[move.Backend]int) (err error) {
 	return err
 }
 
-// addVacant notes that a backend is vacant. The caller holds mu.
+// addVacant marks a backend as vacant. The caller holds mu.
 func (f *DataPath) addVacant(number move.Backend) {
 	if f.vacant == nil {
 		f.vacant = map[move.Backend]bool{}
@@ -277,7 +277,7 @@ func (f *DataPath) addVacant(number move.Backend) {
 	f.vacant[number] = true
 }
 
-// removeBackend makes the data path balance the flows of a vacant backend anew.
+// removeBackend lets the data path assign the flows of a vacant backend to others.
 func (f *DataPath) removeBackend(number move.Backend) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -288,7 +288,7 @@ func (f *DataPath) removeBackend(number move.Backend) error {
 	return nil
 }
 
-// ownerOf is the backend that the data path knows at a location; 0: none.
+// ownerOf returns the backend at a location in the data path, 0 for none.
 func (f *DataPath) ownerOf(p locate.Key) uint16 {
 	var number uint32
 	if p.Tunnel.IsValid() {
@@ -299,7 +299,7 @@ func (f *DataPath) ownerOf(p locate.Key) uint16 {
 	return uint16(number)
 }
 
-// checkLocations says which backends are at one location: the data path could not tell them apart.
+// checkLocations returns an error for each location with two backends. The data path identifies a backend by its location.
 func checkLocations(backends []Backend) (errs []error) {
 	at := map[locate.Key]string{}
 	for _, h := range backends {

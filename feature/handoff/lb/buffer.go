@@ -11,20 +11,19 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// bufferDevice is the device to which the data path redirects the packets of buffered flows.
+// bufferDevice is the target device of the data path's packets of buffered flows.
 type bufferDevice struct {
 	*packetbuf.Device[Key]
 	mu       sync.Mutex
-	services map[listen]Service // by what a frame says
+	services map[listen]Service // by destination and protocol of a packet
 }
 
-// listen is where a service is.
 type listen struct {
 	addr  netip.AddrPort
 	proto uint8
 }
 
-// newBufferDevice makes the device, or takes the one that is there. stays: it is there without us, too.
+// newBufferDevice creates the device or opens an existing one. With stays the device outlives this process.
 func newBufferDevice(name string, stays bool) (h *bufferDevice, err error) {
 	h = &bufferDevice{services: map[listen]Service{}}
 	h.Device, err = packetbuf.Again(func() (*packetbuf.Device[Key], error) { return packetbuf.New(name, stays, h.flowKey) })
@@ -34,7 +33,6 @@ func newBufferDevice(name string, stays bool) (h *bufferDevice, err error) {
 	return h, nil
 }
 
-// flowKey is a client's packet's flow.
 func (h *bufferDevice) flowKey(from, to netip.AddrPort, proto uint8) (Key, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -45,7 +43,7 @@ func (h *bufferDevice) flowKey(from, to netip.AddrPort, proto uint8) (Key, bool)
 	return Key{Client: from, Service: s.Flows()}, ok
 }
 
-// Buffer has packets of a flow wait, from now on: in the device's queue until Collect, then here, until Unpark.
+// Buffer starts buffering packets of a flow. They wait in the device's queue until Collect, then in memory until Flush.
 func (f *DataPath) Buffer(k Key) error {
 	f.buffer.Expect(k)
 	_, err := f.change(k, kernel.Monotonic()+uint64(f.bufferFor), 0, func(fl *Flow) { fl.Buffered = true })
@@ -55,8 +53,7 @@ func (f *DataPath) Buffer(k Key) error {
 	return err
 }
 
-// Flush lets the packets of a flow go to its owner, in the order in which they came, and then has those that come go there at
-// once. It returns how many waited.
+// Flush sends the buffered packets of a flow to its owner, in order of arrival, and ends the buffering. It returns their number.
 func (f *DataPath) Flush(k Key) (waited int, err error) {
 	return f.buffer.Flush(k, func() error {
 		_, err := f.Change(k, func(fl *Flow) { fl.Buffered = false })
@@ -64,8 +61,8 @@ func (f *DataPath) Flush(k Key) (waited int, err error) {
 	})
 }
 
-// Collect takes packets out of the device's queue, which is short: see Ready.
+// Collect moves packets from the device's short queue into memory. See ready.
 func (f *DataPath) Collect() error { return f.buffer.Collect() }
 
-// ready is the device's file, to wait for packets to collect.
+// ready returns the device's file. It is readable when there are packets to collect.
 func (f *DataPath) ready() (*os.File, error) { return f.buffer.Ready() }

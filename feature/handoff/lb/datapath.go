@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lb is the data path of a load balancer: it spreads new flows of services over backends, keeps each with its owner, and
-// parks the packets of one that moves. Package move says who owns a flow and when; the agent that speaks with backends is above.
+// Package lb is a load balancer: a data path in BPF, and an agent. The data path spreads new flows of services over backends,
+// keeps each flow at its owner, and buffers packets of moving flows. Package move decides about the owner of a flow. The agent
+// talks to the backends' agents.
 //
-//	f, err := lb.New(lb.Options{Devices: []string{"eth0", "eth1"}})   // in the namespace of the devices
+//	f, err := lb.New(lb.Options{Devices: []string{"eth0", "eth1"}})   // in the network namespace of the devices
 //	err = f.SetService(lb.Service{Listen: vip, Proto: unix.IPPROTO_TCP})
 //	err = f.SetBackends(backends)
 //
-// Backends have the service's address themselves, and their replies pass the load balancer: nothing of a packet is changed but its MAC
-// addresses. A backend on a segment with the load balancer gets packets as they are; others get them through a tunnel (package tunnel).
+// Each backend has the service's address itself, and its replies pass the load balancer. The data path changes only MAC
+// addresses. A backend on the load balancer's segment gets packets directly. Other backends get them through a tunnel (package
+// tunnel).
 package lb
 
 import (
@@ -37,51 +39,52 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Options say where a load balancer is.
+// Options are the devices of a load balancer.
 type Options struct {
 	// Devices are all interfaces towards clients and backends.
 	Devices []string
-	// Hold is the name of the device of buffered packets, which is made; "weir-lb-buffer" if empty.
+	// BufferDevice is the name of the device for buffered packets. It is created. Default "weir-lb-buffer".
 	BufferDevice string
-	// TunnelMTU is that of packets to backends at the other end of a tunnel, 0 where there are none: the least MTU of [locate.Location]. A
-	// packet that is longer is answered by a Packet Too Big, or goes in fragments where its sender lets it.
+	// TunnelMTU is the MTU of packets into tunnels: the least MTU of [locate.Location]. 0 means no tunnels. A longer packet is
+	// answered by a Packet Too Big, or fragmented if its sender allows it.
 	TunnelMTU int
-	// TunnelRootPorts drops packets to tunnels from source ports that any user of a backend's host can bind.
+	// TunnelRootPorts drops packets to tunnels from source ports open to every user of a backend's host (1024 and above).
 	TunnelRootPorts bool `json:",omitempty"`
-	// Tunnel is the name of the tunnels' device, which is made; [tunnel.Device] if empty.
+	// Tunnel is the name of the tunnels' device. It is created. Default [tunnel.Device].
 	Tunnel string
-	// Settle is how long packets of unknown connections wait at most for the backends' agents, if the data path begins anew.
+	// StartupTimeout bounds the startup of a new data path. It drops packets of unknown connections until the backends' agents
+	// have reported their sessions. Clients repeat these packets.
 	StartupTimeout time.Duration `json:"-"`
 }
 
-// DataPath is a data path. It ends with Close.
+// DataPath is the BPF data path of a load balancer. Close releases it.
 type DataPath struct {
 	coll         *kernel.Collection
 	maps         bpf.LBObjects
-	links        map[string]kernel.Link    // by what is pinned
-	stays        bool                      // it is pinned: Close leaves it
-	devices      map[string]int            // their interfaces, 0 for one that was absent
-	filters      []kernel.Clsact           // in place of links
-	onChange     atomic.Pointer[func(Key)] // told of flows that the agent changes; nil: nobody is
-	full         atomic.Bool               // no sources are learned
-	news         atomic.Uint32             // of flows that are learned, for onChange: lb_config.news
+	links        map[string]kernel.Link    // by pin name
+	stays        bool                      // pinned: Close leaves it running
+	devices      map[string]int            // interface index by name, 0 for an absent one
+	filters      []kernel.Clsact           // in place of links, before Linux 6.6
+	onChange     atomic.Pointer[func(Key)] // called with each flow changed by the agent; nil: no partner
+	full         atomic.Bool               // no further sources are learned
+	news         atomic.Uint32             // learned flows to report to onChange: lb_config.news
 	buffer       *bufferDevice
 	ns           *netns.Handle
-	tunnel       int // interface, or 0
+	tunnel       int // interface index, or 0
 	tunnelMTU    int
 	bufferFor    time.Duration
 	ended        uint32        // lb_config.ended
 	reclaim      uint16        // lb_config.reclaim
-	crowded      atomic.Bool   // too many flows stay though their clients have reset them
-	unasked      atomic.Bool   // too many flows are known by backends' packets alone
-	startupUntil atomic.Uint64 // CLOCK_MONOTONIC in ns: until then packets of unknown connections wait
+	crowded      atomic.Bool   // too many doubtful flows, see doubtful
+	unasked      atomic.Bool   // too many unconfirmed flows, known by backends' packets alone
+	startupUntil atomic.Uint64 // CLOCK_MONOTONIC in ns: end of StartupTimeout
 	mu           sync.Mutex
 	backends     []Backend             // nil before SetBackends
-	vacant       map[move.Backend]bool // numbers of backends that SetBackends has dropped, and removeBackend not yet
+	vacant       map[move.Backend]bool // dropped by SetBackends, and not yet by removeBackend
 }
 
-// New makes a load balancer in the network namespace of the calling thread, that ends with this process or with Close; see [Open] for
-// one that stays. Needs Linux 5.12; before 6.6 (tcx) its programs stay with the devices if the process is killed.
+// New creates a data path in the network namespace of the calling thread. It ends with Close or with this process. [Open] creates
+// a persistent one. New needs Linux 5.12. Before 6.6 (tcx) the programs stay attached after SIGKILL.
 func New(o Options) (_ *DataPath, err error) {
 	if err := kernel.Require(Needs); err != nil {
 		return nil, err
@@ -102,7 +105,7 @@ func (o Options) filled() Options {
 	return o
 }
 
-// devices are those at which lb_in is attached: all interfaces, and the tunnels' device.
+// devices returns the devices of lb_in: all interfaces, and the tunnels' device.
 func (o Options) devices() []string {
 	if o.TunnelMTU > 0 {
 		return append(slices.Clone(o.Devices), o.Tunnel)
@@ -110,7 +113,7 @@ func (o Options) devices() []string {
 	return o.Devices
 }
 
-// build makes the devices, loads the programs, over maps that there are already if share has them, and attaches them.
+// build creates the devices, loads the programs and attaches them. The programs reuse the maps in share.
 func (f *DataPath) build(o Options, share map[string]*ebpf.Map) (err error) {
 	o = o.filled()
 	if f.buffer, err = newBufferDevice(o.BufferDevice, f.stays); err != nil {
@@ -161,7 +164,7 @@ func (f *DataPath) load(share map[string]*ebpf.Map, settle time.Duration) error 
 	return errors.Join(f.beginRoom(), f.configure())
 }
 
-// configure tells the data path of its devices, and whether sources are learned no more.
+// configure writes lb_config.
 func (f *DataPath) configure() error {
 	c := bpf.LBLbConfig{Tap: uint32(f.buffer.Ifindex), Tunnel: uint32(f.tunnel), Vni: tunnel.VNI, Ended: f.ended, Reclaim: f.reclaim, Settle: f.startupUntil.Load()}
 	if f.full.Load() {
@@ -176,7 +179,7 @@ func (f *DataPath) configure() error {
 	return nil
 }
 
-// hasTCX is replaced by a test that wants the kernel to lack it.
+// hasTCX is replaced by tests of kernels without tcx.
 var hasTCX = func() bool { return kernel.TCXLink.Check() == nil }
 
 func (f *DataPath) attach(a kernel.TCX, prog *ebpf.Program) error {
@@ -193,7 +196,7 @@ func (f *DataPath) attach(a kernel.TCX, prog *ebpf.Program) error {
 	return nil
 }
 
-// Close ends the data path, unless it is pinned: packets go where the kernel's routes lead them.
+// Close detaches the programs and removes the devices, unless the data path is pinned. Packets then follow the kernel's routes.
 func (f *DataPath) Close() {
 	for _, l := range f.links {
 		l.Close()
@@ -218,7 +221,6 @@ func (f *DataPath) Close() {
 	}
 }
 
-// removeDevices takes away what stays of a load balancer that is not pinned any more.
 func removeDevices(o Options) error {
 	var errs []error
 	for _, name := range []string{o.BufferDevice, o.Tunnel} {
@@ -234,8 +236,8 @@ func removeDevices(o Options) error {
 	return errors.Join(errs...)
 }
 
-// SetService has the data path know a service. Services of different protocols may have one number: where they go by source, a
-// client keeps one backend for all of them.
+// SetService adds or changes a service. Services of different protocols may share a number. With BySource a client then keeps one
+// backend for all of them.
 func (f *DataPath) SetService(s Service) error {
 	if s.ID < 0 || s.ID >= spec.MaxServices || s.Tag < 0 || s.Tag > peer.MaxTag {
 		return fmt.Errorf("service %d: a load balancer has %d, from 0 on", s.ID, spec.MaxServices)
@@ -249,7 +251,7 @@ func (f *DataPath) SetService(s Service) error {
 	if err := f.route(s.Listen.Addr()); err != nil {
 		return fmt.Errorf("service %s: the route for what this machine itself says to it: %w", s.Listen, err)
 	}
-	// Of fragments only the first has ports; the others are found by port 0.
+	// Only the first fragment of a packet has ports. The others are looked up with port 0.
 	fragment := s
 	fragment.Listen = netip.AddrPortFrom(s.Listen.Addr(), 0)
 	for _, e := range []struct {
@@ -274,7 +276,8 @@ func (f *DataPath) putService(s Service, broken bool) error {
 	return f.maps.LbServices.Put(bpf.LBLbServiceKey{Addr: s.Listen.Addr().As16(), Port: flow.Swap(s.Listen.Port()), Proto: s.Proto}, v)
 }
 
-// fragmentsGo says whether a fragment without ports, to a service's address, can only be for backends that its source alone finds.
+// fragmentsGo reports whether the source address alone selects the backend of a fragment without ports. This holds if all
+// services at the address go by source with one number.
 func (f *DataPath) fragmentsGo(s Service) bool {
 	f.buffer.mu.Lock()
 	defer f.buffer.mu.Unlock()
@@ -286,9 +289,9 @@ func (f *DataPath) fragmentsGo(s Service) bool {
 	return true
 }
 
-// route has the kernel send what this machine says to a service's address, errors about backends' packets above all, to the device of
-// buffered packets, where the data path takes it. Its MTU is that of tunnels: what the data path leaves to the kernel for being too
-// big for them the kernel answers.
+// route makes the kernel send packets from this machine to a service's address out of the buffer device, into the data path. Most
+// of these are ICMP errors about backends' packets. The route has the tunnels' MTU, so the kernel itself answers packets too big
+// for a tunnel.
 func (f *DataPath) route(a netip.Addr) error {
 	bits := a.BitLen()
 	r := &netlink.Route{LinkIndex: f.buffer.Ifindex, Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, bits)}, Scope: netlink.SCOPE_LINK}
@@ -298,7 +301,7 @@ func (f *DataPath) route(a netip.Addr) error {
 	return f.ns.Do(func() error { return netlink.RouteReplace(r) })
 }
 
-// flowKey is a client's flow of a service.
+// flowKey returns the key of a client's flow to a service.
 func (f *DataPath) flowKey(client netip.AddrPort, service int) Key {
 	f.buffer.mu.Lock()
 	defer f.buffer.mu.Unlock()
@@ -310,7 +313,6 @@ func (f *DataPath) flowKey(client netip.AddrPort, service int) Key {
 	return Key{Client: client, Service: service}
 }
 
-// serviceIDs are the numbers of the services that the data path knows.
 func (f *DataPath) serviceIDs() (ids []int) {
 	f.buffer.mu.Lock()
 	defer f.buffer.mu.Unlock()
@@ -322,5 +324,5 @@ func (f *DataPath) serviceIDs() (ids []int) {
 	return ids
 }
 
-// Counts reads them.
+// Counts reads the packet counters.
 func (f *DataPath) Counts() (Counts, error) { return report.ReadCounts(f.maps.LbCounts) }

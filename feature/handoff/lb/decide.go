@@ -13,25 +13,25 @@ import (
 	"github.com/weir-project/weir/internal/awake"
 )
 
-// handle does what a backend asks for. All of it happens one after the other.
+// handle processes a backend's message. Messages are serialized by mu.
 func (a *Agent) handle(c *peer.Conn, in peer.Frame) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.decide(c, in)
 }
 
-// decide does. a.mu is held.
+// decide processes a message. The caller holds mu.
 func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 	from := c.Peer.Number
 	if a.backends[from] != c {
-		return nil // of a life that has ended: who asks has nobody to hear the answer
+		return nil // of a replaced connection: nobody receives the answer
 	}
 	k := a.f.flowKey(in.Flow.Client, int(in.Flow.Service))
 	if in.Message.Kind == move.Left {
 		return a.redirect(k, from, in.Message)
 	}
 	var answers [2]move.Message
-	var owner move.Backend // before
+	var owner move.Backend // before the change
 	var tooEarly bool
 	change := func() (Flow, error) {
 		return a.f.Change(k, func(fl *Flow) {
@@ -47,15 +47,15 @@ func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 	}
 	now, err := change()
 	if errors.Is(err, errNoFlow) && in.Message.Kind == move.Ask && a.startup == nil && k.Client.Port() != 0 && a.f.serves(from, k.Service) {
-		// Of a connection that has been silent for long nothing is known, and who asks has it.
+		// The flow was forgotten after a long silence. The asking backend has the session.
 		if err = a.report(k, from, move.Flow{Owner: from}); err == nil || errors.Is(err, ebpf.ErrKeyExist) {
 			now, err = change()
 		}
 	}
 	if errors.Is(err, errNoFlow) && a.startup != nil {
-		return nil // its backends say whose it is, in a moment: then they ask again
+		return nil // the backends are still reporting their sessions; the sender repeats its request
 	}
-	if errors.Is(err, errNoFlow) { // the client has ended it, or it never was
+	if errors.Is(err, errNoFlow) { // ended by the client, or never known
 		answers = (&move.Flow{}).Receive(from, in.Message, false)
 	} else if err != nil {
 		return err
@@ -75,13 +75,13 @@ func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 		}
 		return err
 	}
-	if in.Message.Kind == move.Buffer { // from the answer on the owner counts on it
+	if in.Message.Kind == move.Buffer { // after the answer the owner relies on the buffering
 		awake.For(awake.Moment)
 		a.o.Step(stepBuffering)
 		if err := a.follow(k, now, in.Message.Kind); err != nil {
 			return err
 		}
-		a.o.Step(stepBuffered) // or not: see move.Source.Parks
+		a.o.Step(stepBuffered) // buffering may be off: see move.Source.Parks
 		err := tell()
 		a.o.Step(stepToldBuffering)
 		if e := a.early[k]; e != nil {
@@ -89,7 +89,7 @@ func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 		}
 		return err
 	}
-	// It is decided: the new owner may begin while packets are let go.
+	// The decision is made. The new owner may begin while packets are released.
 	if in.Message.Kind == move.Flip {
 		a.o.Step(stepFlipped)
 	}
@@ -104,7 +104,7 @@ func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 	return err
 }
 
-// follow has the data path do what was decided.
+// follow applies a decision to the data path. The caller holds mu.
 func (a *Agent) follow(k Key, now Flow, kind move.Kind) error {
 	if t := a.timers[k]; t != nil {
 		t.Stop()
@@ -123,8 +123,8 @@ func (a *Agent) follow(k Key, now Flow, kind move.Kind) error {
 	return err
 }
 
-// gone says that the life of the owner's agent has ended that had the flow flipped: until then nobody gets it back. The kernel
-// knows which it was, so that it is known to every life of this agent.
+// gone reports whether the owner's agent has ended since it acquired the flow. Until then nobody can reclaim the flow. The
+// incarnation is in the flow's record, so it survives a restart of this agent.
 func (a *Agent) gone(fl *Flow) bool {
 	h := a.backends[fl.Owner]
 	return h == nil || fl.Incarnation != 0 && h.Peer.Instance != fl.Incarnation

@@ -16,10 +16,9 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A load balancer begins when all of its devices are there. From then on it works at those that are there: the agent begins anew when
-// one comes, or comes back.
+// A load balancer starts when all of its devices exist. Later it works with the existing ones. The agent restarts when a device appears.
 
-// attachDevices attaches lb_in at the devices. running: the data path goes on with an earlier one, and without devices that are absent.
+// attachDevices attaches lb_in to the devices. With running it continues an earlier data path and skips absent devices.
 func (f *DataPath) attachDevices(devices []string, running bool) error {
 	f.devices = map[string]int{}
 	for _, name := range devices {
@@ -38,11 +37,11 @@ func (f *DataPath) attachDevices(devices []string, running bool) error {
 	return nil
 }
 
-// awaitDevices returns an error that wraps [feature.ErrDevices] when a device comes that was absent, or is another one, or when one of
-// the load balancer's own is gone, and nil when ctx is done.
+// awaitDevices returns an error wrapping [feature.ErrDevices] when an absent device appears, a device is replaced, or one of the
+// load balancer's own devices is gone. It returns nil when ctx is done.
 func (f *DataPath) awaitDevices(ctx context.Context) error {
 	return feature.AwaitDevices(ctx, f.ns, func() string {
-		// Nobody else makes these anew, and their routes go with them.
+		// Nobody else creates these again, and their routes disappear with them.
 		if missing(f.buffer.Ifindex) {
 			return "the device of buffered packets is gone"
 		}
@@ -56,13 +55,13 @@ func (f *DataPath) awaitDevices(ctx context.Context) error {
 	})
 }
 
-// missing reports whether an interface has gone from the caller's network namespace.
 func missing(ifindex int) bool {
 	_, err := netlink.LinkByIndex(ifindex)
 	return errors.As(err, &netlink.LinkNotFoundError{})
 }
 
-// deviceFaults are those of a pinned load balancer: other faults tell of pins that cannot be read.
+// deviceFaults returns the device faults of a pinned load balancer. It returns none if the pins are unreadable, because other
+// checks report that.
 func deviceFaults(root *kernel.Root, inst kernel.Instance) []DeviceFault {
 	u, err := store.Open(root, inst, "counts")
 	if err != nil {

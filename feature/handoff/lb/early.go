@@ -9,28 +9,28 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// early is a Flip that has come before the Hold of its move. A source that goes ahead sends the session while its Hold is on its way
-// here, by another connection than the destination's answer to it. To refuse the Flip would end the move.
+// early is a Flip ahead of the Buffer message of its move. A source may send the session before its Buffer message arrives here.
+// The destination's Flip arrives by another connection and can be faster. Rejecting the Flip would end the move.
 type early struct {
 	a     *Agent
 	k     Key
 	c     *peer.Conn
 	in    peer.Frame
 	timer *time.Timer
-	over  bool // it waits no longer
+	over  bool // waiting has ended
 }
 
-// earlyFor is how long a Flip waits for its Hold.
+// earlyFor is the longest wait of an early Flip.
 const earlyFor = 100 * time.Millisecond
 
-// tooEarly says that a message is such a Flip.
+// tooEarly reports whether a message is an early Flip.
 func (a *Agent) tooEarly(k Key, fl *Flow, from move.Backend, m move.Message) bool {
 	e := a.early[k]
 	return m.Kind == move.Flip && fl.Owner != from && fl.To == 0 && fl.Nonce != 0 && m.Epoch > fl.Epoch &&
 		(e == nil || !e.over && e.c.Peer.Number == from && e.in.Message.Epoch == m.Epoch)
 }
 
-// wait has a Flip wait. One that is said again, by another connection or the same, waits no longer for that. a.mu is held.
+// wait stores an early Flip. A repeated one replaces it without extending the wait. The caller holds mu.
 func (a *Agent) wait(k Key, c *peer.Conn, in peer.Frame) {
 	if e := a.early[k]; e != nil {
 		e.c, e.in = c, in
@@ -48,7 +48,7 @@ func (a *Agent) wait(k Key, c *peer.Conn, in peer.Frame) {
 	})
 }
 
-// now decides it. a.mu is held.
+// now decides the Flip. The caller holds mu.
 func (e *early) now() error {
 	e.timer.Stop()
 	e.over = true

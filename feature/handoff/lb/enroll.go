@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// register takes what a backend says of itself.
+// register processes a backend's registration.
 func (a *Agent) register(c *peer.Conn, r peer.Registration) {
 	if err := a.enroll(c, r); err != nil {
 		a.o.Log.Warn("a registration is refused", "backend", c.Peer.Name, "err", err)
@@ -30,14 +30,14 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	r.Address = r.Address.Unmap() // else one address is two
+	r.Address = r.Address.Unmap() // an IPv4-mapped address equals its IPv4 form
 	m := a.members[c.Peer.Number]
 	err := r.Check()
 	switch {
 	case !a.o.Manage:
 		return fmt.Errorf("this load balancer's backends are told, and do not register")
 	case a.backends[c.Peer.Number] != c:
-		return nil // of a connection that another one has replaced
+		return nil // of a replaced connection
 	case err != nil:
 		return err
 	case !r.Address.IsValid() || !spec.Unicast(r.Address):
@@ -54,7 +54,7 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 			return fmt.Errorf("service %q: this load balancer has none of that name", name)
 		}
 	}
-	r.Unserved = slices.DeleteFunc(r.Unserved, func(name string) bool { return a.serviceIDs([]string{name}) == nil }) // of before a change
+	r.Unserved = slices.DeleteFunc(r.Unserved, func(name string) bool { return a.serviceIDs([]string{name}) == nil }) // services the load balancer no longer has
 	for _, s := range a.o.Services {
 		if s.Listen.Addr().Unmap() == r.Address {
 			return fmt.Errorf("address %s is that of service %s, which every backend has: say the backend's own", r.Address, s.Name)
@@ -91,7 +91,7 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 	return nil
 }
 
-// fit is what others can be told of the members. The log names members that there is no room for.
+// fit shortens the members to the longest message. It logs the omitted ones.
 func (a *Agent) fit(p peer.Peers) peer.Peers {
 	p, left := p.Fit()
 	if len(left) > 0 {

@@ -20,8 +20,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Explain implements feature.Explainer: the service of a packet at a load balancer, and the backend that gets it, by its flow or by
-// the table. It reads the maps of the data path, and changes nothing.
+// Explain implements feature.Explainer. It names the service of a packet, and the backend by its flow or by the table. It reads
+// the maps of the data path and changes nothing.
 func (Feature) Explain(ctx context.Context, r *kernel.Root, p feature.Packet) ([]feature.Verdict, error) {
 	all, unreadable, err := store.In(r, strconv.FormatUint(p.Inode, 10))
 	if err != nil {
@@ -31,7 +31,7 @@ func (Feature) Explain(ctx context.Context, r *kernel.Root, p feature.Packet) ([
 	for _, rec := range all {
 		v, err := explainOne(ctx, r, rec.Instance, p)
 		if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, netns.ErrGone) {
-			continue // gone, or damaged, which the host tells
+			continue // gone, or damaged: the host reports it
 		} else if err != nil {
 			return nil, fmt.Errorf("load balancer %s: %w", strings.TrimPrefix(rec.Name, spec.PinPrefix), err)
 		}
@@ -73,7 +73,7 @@ func explainOne(ctx context.Context, r *kernel.Root, i kernel.Instance, p featur
 	return x.Verdicts()
 }
 
-// readKnown reads what the agent tells, and names from what is applied, where that is of the load balancer's network namespace.
+// readKnown reads the agent's status, and names from the applied configuration if it is of the load balancer's network namespace.
 func readKnown(ctx context.Context, r *kernel.Root, i kernel.Instance, ns *netns.Handle) (k explain.Known, err error) {
 	s, err := readStatus(ctx, r, i)
 	if err != nil {
@@ -89,7 +89,7 @@ func readKnown(ctx context.Context, r *kernel.Root, i kernel.Instance, ns *netns
 	}
 	defer here.Close()
 	c, err := applied.Read(r)
-	if err != nil || c == nil || spec.PinPrefix+c.Name != i.Name || !here.Same(ns) { // one that cannot be read leaves numbers
+	if err != nil || c == nil || spec.PinPrefix+c.Name != i.Name || !here.Same(ns) { // without a readable configuration numbers replace names
 		return k, nil //nolint:nilerr // see above
 	}
 	for name, s := range c.Services {

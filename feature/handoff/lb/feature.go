@@ -23,11 +23,10 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// Name is the feature's name: config key, CLI noun.
+// Name is the feature's name: configuration key and CLI noun.
 const Name = "lb"
 
-// Feature is the load balancer as the backend sees it. weir apply records what the file says, for the network namespace in which
-// it runs; weir serve runs the agent by it there.
+// Feature is the load balancer. weir apply records the section for the network namespace of the command. weir serve runs the agent there.
 type Feature struct{}
 
 var (
@@ -48,22 +47,22 @@ var (
 
 var applied = feature.Applied[Config]{Feature: Name}
 
-// State is what is applied for this network namespace, and which load balancers are pinned in it.
+// State is the applied configuration of this network namespace and the load balancers pinned in it.
 type State struct {
 	Spec       *Config              `json:"spec"`                 // nil: none
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"` // of all network namespaces
-	pinned     []kernel.Instance    // here
+	pinned     []kernel.Instance    // in this network namespace
 	root       *kernel.Root
 	failures   []feature.Finding // of all network namespaces
 }
 
-// Failures implements feature.Failing: network namespaces that are gone, devices at which nothing of a load balancer runs.
+// Failures implements feature.Failing: missing network namespaces, and devices without the load balancer's program.
 func (st State) Failures() []feature.Finding { return st.failures }
 
 // Unread implements feature.Unreads.
 func (st State) Unread() instances.Unreadable { return st.Unreadable }
 
-// Err is about load balancers that cannot be read, nil if all can. Faults tell of damage.
+// Err is an error about unreadable load balancers, nil if all are readable. Damaged ones are left to the host's faults.
 func (s State) Err() error { return s.Unreadable.WithoutDamage().Err() }
 
 // Name implements feature.Feature.
@@ -77,14 +76,14 @@ func (Feature) Spec(d *feature.Document) (Config, bool) {
 	return feature.Section[Config](d.Sections, Name)
 }
 
-// Listens implements feature.Listener: where backends' agents connect to.
+// Listens implements feature.Listener: the address for backends' agents.
 func (Feature) Listens(c Config) []feature.Listen { return []feature.Listen{listens(&c)} }
 
 func listens(c *Config) feature.Listen {
 	return feature.Listen{Pos: c.Pos, Section: Name, Address: c.Listen}
 }
 
-// Needs implements feature.Feature. They are optional for a backend without a load balancer.
+// Needs implements feature.Feature. The needs are optional if the file has no load balancer.
 func (Feature) Needs(c Config) []kernel.Need {
 	needs := slices.Clone(Needs)
 	for i := range needs {
@@ -162,7 +161,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (p feature.Pla
 	return p, nil
 }
 
-// stays tells whether the load balancer of this network namespace stays as it is, since it cannot be read.
+// stays reports whether the load balancer of this network namespace is unreadable and therefore left alone.
 func (s State) stays() (bool, error) {
 	for _, i := range s.pinned {
 		if s.Unreadable.WithoutDamage().Has(i) {
@@ -172,8 +171,7 @@ func (s State) stays() (bool, error) {
 	return applied.Stays(s.Unreadable)
 }
 
-// ready refuses a certificate that the agent could not use, and warns of interfaces that are not there yet. running: the load balancer is
-// there already.
+// ready rejects an unusable certificate and warns of missing interfaces. running: the load balancer already exists.
 func ready(p *feature.Plan, c *Config, running bool) error {
 	if _, err := c.TLS.LoadFor(c.Name); err != nil {
 		return c.Pos.Errorf("lb.tls: %w", err)
@@ -190,7 +188,7 @@ func ready(p *feature.Plan, c *Config, running bool) error {
 	return nil
 }
 
-// listens tells of an address at which no agent could connect.
+// listens warns if agents cannot connect to the listen address.
 func (s State) listens(p *feature.Plan, c *Config) {
 	was := ""
 	if s.Spec != nil {
@@ -199,7 +197,7 @@ func (s State) listens(p *feature.Plan, c *Config) {
 	listens(c).Await(p, was)
 }
 
-// detached warns of devices that are there, and at which nothing of a load balancer of this network namespace runs: its agent attaches it.
+// detached warns of existing devices without the load balancer's program. The agent attaches it.
 func (s State) detached(p *feature.Plan, name string) {
 	i, _ := s.instance(name)
 	for _, d := range deviceFaults(s.root, i) {
@@ -215,7 +213,7 @@ func (Feature) PlanRemove(_ context.Context, r *kernel.Root) (p feature.Plan, er
 	for _, i := range all {
 		ns, e := r.OpenNetns(i)
 		if errors.Is(e, netns.ErrGone) {
-			continue // nothing of it is left but pins
+			continue // only pins are left
 		} else if e == nil {
 			ns.Close()
 		}
@@ -224,8 +222,8 @@ func (Feature) PlanRemove(_ context.Context, r *kernel.Root) (p feature.Plan, er
 	return p, err
 }
 
-// PlanRemoveHere plans the removal of a load balancer of this network namespace; without a name, of the only one. That there is none
-// at all is no error.
+// PlanRemoveHere plans the removal of a load balancer of this network namespace. An empty name means the only one. It is no error
+// if there is none.
 func PlanRemoveHere(ctx context.Context, r *kernel.Root, name string) (p feature.Plan, err error) {
 	st, err := Feature{}.State(ctx, r)
 	if err != nil {
@@ -248,7 +246,6 @@ func PlanRemoveHere(ctx context.Context, r *kernel.Root, name string) (p feature
 	return p, nil
 }
 
-// remove plans the removal of a load balancer of this network namespace.
 func (s State) remove(p *feature.Plan, name string) {
 	if _, pinned := s.instance(name); pinned {
 		p.Outage("lb: load balancer %s %s", name, spreadsNow)
@@ -265,8 +262,7 @@ func (s State) remove(p *feature.Plan, name string) {
 
 const spreadsNow = "spreads traffic now, which would go where the kernel's routes lead it"
 
-// removeIn removes the data path and the spec of a network namespace. The data path goes first: killed in between, the next
-// command begins again.
+// removeIn removes the data path and the spec of a network namespace. The data path goes first, so a command after a kill starts over.
 func removeIn(l *kernel.WriteLock, ns *netns.Handle, name string) error {
 	return ns.Do(func() error {
 		spec, err := applied.Read(l.Root)
@@ -292,7 +288,7 @@ func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 	return err
 }
 
-// Recover implements feature.Recoverer: load balancers whose network namespace is gone are removed.
+// Recover implements feature.Recoverer. It removes load balancers of missing network namespaces.
 func (Feature) Recover(l *kernel.WriteLock) error {
 	defer control.Sweep()
 	return errors.Join(store.RemoveGone(l), applied.RemoveGone(l))
@@ -325,26 +321,27 @@ func (f Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) 
 	return f.Plan(ctx, have, was)
 }
 
-// Report is what weir status shows.
+// Report is the load balancers' part of weir status.
 type Report struct {
 	Balancers  []Status             `json:"balancers"`
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
 }
 
-// Err is about load balancers that cannot be read, nil if all can.
+// Err is an error about unreadable load balancers, nil if all are readable.
 func (r Report) Err() error { return r.Unreadable.WithoutDamage().Err() }
 
 // Empty implements feature.Emptier.
 func (r Report) Empty() bool { return len(r.Balancers)+len(r.Unreadable) == 0 }
 
-// Report implements feature.Reporter: the load balancers of all network namespaces, from their agents where these answer.
+// Report implements feature.Reporter: the load balancers of all network namespaces, as reported by their agents. Without an agent
+// it reads the pins.
 func (f Feature) Report(ctx context.Context, r *kernel.Root, _ []kernel.Fault) (any, error) {
 	st, err := f.State(ctx, r)
 	all, aerr := Statuses(ctx, r)
 	return Report{Balancers: all, Unreadable: st.Unreadable}, errors.Join(err, aerr)
 }
 
-// Examine implements feature.Examiner: network namespaces that are gone, agents that do not answer, certificates that end soon.
+// Examine implements feature.Examiner: missing network namespaces, unreachable agents, certificates near expiry.
 func (f Feature) Examine(ctx context.Context, r *kernel.Root) (out []feature.Finding, err error) {
 	st, serr := f.State(ctx, r)
 	all, err := Statuses(ctx, r)

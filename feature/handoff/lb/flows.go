@@ -20,16 +20,16 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// The record of a flow.
+// These are the record of a flow.
 type (
 	Key  = flow.Key
 	Flow = flow.Flow
 )
 
-// errNoFlow says that the load balancer knows of no such flow.
+// errNoFlow reports an unknown flow.
 var errNoFlow = errors.New("no such flow")
 
-// Flow reads a flow. The error is errNoFlow where there is none.
+// Flow reads a flow. The error wraps errNoFlow for an unknown one.
 func (f *DataPath) Flow(k Key) (Flow, error) {
 	var v bpf.LBLbFlow
 	if err := f.maps.LbFlows.Lookup(k.Raw(), &v); errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -40,22 +40,24 @@ func (f *DataPath) Flow(k Key) (Flow, error) {
 	return flow.Parse(v), nil
 }
 
-// Change changes a flow in one step: change gets what it is, and says who owns it, since which life of its agent, and whether it is
-// parked; the rest of it is the data path's. It is asked again where the data path has changed the flow meanwhile. Returned is what the flow was made.
+// Change changes a flow atomically. change sets the owner, the incarnation of the owner's agent, and whether packets are
+// buffered. The rest belongs to the data path. change is called again if the data path changed the flow meanwhile. Change returns
+// the new flow.
 func (f *DataPath) Change(k Key, change func(*Flow)) (Flow, error) {
 	fl, err := f.change(k, 0, 0, change)
 	f.changed(k)
 	return fl, err
 }
 
-// changed tells whoever wants to know that a flow has been changed, made or ended.
+// changed reports a changed, learned or ended flow to the partner's exchange, if there is one.
 func (f *DataPath) changed(k Key) {
 	if tell := f.onChange.Load(); tell != nil {
 		(*tell)(k)
 	}
 }
 
-// change also sets until when the flow is parked, if that is not 0, and when it was seen, if that is later than what is known.
+// change is Change with two more values. It sets the deadline of the buffering if until is not 0, and raises the time of the
+// latest packet to seen.
 func (f *DataPath) change(k Key, until, seen uint64, change func(*Flow)) (Flow, error) {
 	for {
 		var v bpf.LBLbFlow
@@ -75,7 +77,7 @@ func (f *DataPath) change(k Key, until, seen uint64, change func(*Flow)) (Flow, 
 	}
 }
 
-// What lb_change returns.
+// These are the results of lb_change.
 const (
 	changed = iota
 	isOther
@@ -98,8 +100,7 @@ func (f *DataPath) exchange(a bpf.LBLbChangeArgs, k Key) (bool, error) {
 	return false, fmt.Errorf("%w: %s of service %d has ended meanwhile", errNoFlow, k.Client, k.Service)
 }
 
-// Learn records a flow of a backend that the data path has not seen yet, one of another load balancer. It is an error if the flow is
-// known.
+// Learn records a flow that the data path has not seen yet, such as one of another load balancer. It fails if the flow is known.
 func (f *DataPath) Learn(k Key, owner move.Backend, epoch move.Epoch) error {
 	err := f.learn(k, move.Flow{Owner: owner, Epoch: epoch}, kernel.Monotonic(), flow.Told)
 	f.changed(k)
@@ -116,14 +117,14 @@ func (f *DataPath) learn(k Key, fl move.Flow, seen uint64, flags uint32) error {
 	return nil
 }
 
-// errLive says that a flow is a connection, or is being moved: only its backend can give it up.
+// errLive reports an open connection or a moving flow. Only its backend can give it up.
 var errLive = errors.New("the flow is live")
 
-// override has a flow be a backend's, whatever the hash says, until Release: also one of which nothing has been seen. A source of a
-// service by source changes its backend at once, and its connections are reset there; a connection that is known by itself is not
-// torn from its backend: move it (the error is ErrLive).
+// override pins a flow to a backend until Release, whatever the hash. The flow may be unknown. A source of a service by source
+// changes its backend at once. Its connections are reset there. An open connection of a service by flow stays at its backend:
+// move it instead. The error then wraps errLive.
 func (f *DataPath) override(k Key, owner move.Backend) error {
-	for range 100 { // the data path may learn it anew in between
+	for range 100 { // the data path may learn the flow again in between
 		epoch := move.Epoch(0)
 		fl, err := f.Flow(k)
 		switch {
@@ -146,7 +147,7 @@ func (f *DataPath) override(k Key, owner move.Backend) error {
 	return fmt.Errorf("overriding the flow of %s: the data path learns it faster than it is forgotten: try again", k.Client)
 }
 
-// Release ends an override: the flow goes by the hash again, at its next packet.
+// Release ends an override. The flow follows the hash at its next packet.
 func (f *DataPath) Release(k Key) error {
 	fl, err := f.Flow(k)
 	if err != nil {
@@ -161,27 +162,30 @@ func (f *DataPath) Release(k Key) error {
 	return nil
 }
 
-// unanswered is how long a flow stays known that no backend has answered, or whose client has not answered the backend: a flood of SYNs must
-// not fill the table. A backend repeats its answer for half a minute, within which no pause is as long.
+// unanswered is how long a flow stays known without an answer of a backend, or without the client's answer to the backend. It
+// keeps a SYN flood from filling the table. A backend repeats its answer for half a minute, with pauses shorter than this.
 const unanswered = 20 * time.Second
 
-// doubtful says whether a flow stays though its client has reset it. The reset may be made up, and the hash leads to another backend, which
-// would reset a session that lives. Its owner's agent tells of all sessions within a quarter of idle. A flow that it does not name, or that was never
-// opened, does not stay, and no flow does where too many would.
+// doubtful reports whether a flow reset by its client stays known. The reset may be forged. If the hash leads to another backend,
+// that backend would reset a live session. The owner's agent reports all of its sessions within a quarter of idle. A flow is not
+// kept if the agent does not name it, or if it was never opened. No flow is kept if there are too many.
 func (f *DataPath) doubtful(k Key, fl Flow, age, idle time.Duration, c *census) bool {
 	return fl.ClientReset && !c.crowded && age < idle/4+c.slack && !fl.Never(k) && (f.elsewhere(k, fl.Owner) || c.pair != nil && c.pair.elsewhereThere(k, fl.Owner))
 }
 
-// Forget removes flows that have ended, and those of which nothing has been seen for as long as idle; not those that move, and
-// not what Override has made. A connection that was never opened goes after 20 s.
-// So do flows that backends' packets alone have made known, where these have an eighth of the room.
-// Doubtful flows stay until their owners' agents should have told of them, in an eighth of the room. It returns how many. Where flows have taken three
-// quarters of their room, no source becomes known any more, for anybody can make up sources: these go by the hash.
+// Forget removes ended flows, and flows without a packet for idle. It keeps moving and overridden flows. It returns the number of
+// removed flows. Further limits:
+//
+//   - A connection that was never opened is removed after 20 s.
+//   - Flows known by backends' packets alone are removed after 20 s while they exceed an eighth of the table.
+//   - Doubtful flows stay until their owners' agents should have reported them, up to an eighth of the table.
+//   - At three quarters of the table no further source is learned, because anybody can forge sources. These follow the hash.
 func (f *DataPath) Forget(ended, idle time.Duration) (int, error) {
 	return f.forget(ended, idle, &sync.Mutex{}, newCensus())
 }
 
-// forget does, holding mu whenever it removes a flow: a move that begins meanwhile is seen then. It counts flows in c.
+// forget is Forget with a lock and a census. It holds mu while it removes a flow, so it detects a move that has begun meanwhile.
+// It counts flows in c.
 func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) (n int, err error) {
 	learned, err := sources.Learned(f.maps.LbSources)
 	if err != nil {
@@ -221,7 +225,7 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) 
 		mu.Lock()
 		defer mu.Unlock()
 		fl, err := f.Flow(k)
-		if err != nil || !over(k, fl, kernel.Monotonic(), c.away) { // it moves by now, or goes on
+		if err != nil || !over(k, fl, kernel.Monotonic(), c.away) { // it moves by now, or has new packets
 			return err
 		}
 		if err := f.maps.LbFlows.Delete(k.Raw()); err != nil {
@@ -244,7 +248,7 @@ func (f *DataPath) forget(ended, idle time.Duration, mu sync.Locker, c *census) 
 	return n, err
 }
 
-// beginRoom counts the table where no agent has made room for sources yet.
+// beginRoom counts the table if no agent has set the room for sources yet.
 func (f *DataPath) beginRoom() error {
 	made, err := sources.Made(f.maps.LbSources)
 	if made || err != nil {
@@ -270,23 +274,23 @@ func (f *DataPath) makeRoom(learned uint64, known int) error {
 	return f.configure()
 }
 
-// countUnasked tells the data path how many flows backends' packets alone have made known.
+// countUnasked writes the number of unconfirmed flows, known by backends' packets alone, to the data path.
 func (f *DataPath) countUnasked(n int) error {
 	f.unasked.Store(n > int(f.maps.LbFlows.MaxEntries())/8)
 	return f.maps.LbRoom.Put(uint32(0), bpf.LBLbUnasked{Flows: int64(n), Counted: kernel.Monotonic()})
 }
 
-// flowBatch is how many flows one call reads.
+// flowBatch is the number of flows per batch lookup.
 const flowBatch = 2048
 
-// each calls yield with each flow until it returns false. A flow that ends meanwhile may be left out, and no other.
+// each calls yield with each flow until it returns false. It may skip a flow that ends meanwhile, and no other.
 func (f *DataPath) each(yield func(bpf.LBLbFlowKey, bpf.LBLbFlow) bool) error {
 	keys, values := make([]bpf.LBLbFlowKey, flowBatch), make([]bpf.LBLbFlow, flowBatch)
 	var at ebpf.MapBatchCursor
 	for {
 		n, err := f.maps.LbFlows.BatchLookup(&at, keys, values, nil)
 		switch last := errors.Is(err, ebpf.ErrKeyNotExist); {
-		case errors.Is(err, ebpf.ErrNotSupported): // by the first call, then
+		case errors.Is(err, ebpf.ErrNotSupported): // only the first call fails so
 			return f.eachAlone(yield)
 		case err != nil && !last:
 			return fmt.Errorf("reading flows: %w", err)
@@ -303,7 +307,7 @@ func (f *DataPath) each(yield func(bpf.LBLbFlowKey, bpf.LBLbFlow) bool) error {
 	}
 }
 
-// eachAlone does so where the kernel reads no batches.
+// eachAlone is each for kernels without batch lookup.
 func (f *DataPath) eachAlone(yield func(bpf.LBLbFlowKey, bpf.LBLbFlow) bool) error {
 	var k bpf.LBLbFlowKey
 	var v bpf.LBLbFlow

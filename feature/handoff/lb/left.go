@@ -11,7 +11,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// redirect has a flow go to the backend for which its session has left another one, which has told so. a.mu is held.
+// redirect assigns a flow to the new backend of its session, as reported by the old backend. The caller holds mu.
 func (a *Agent) redirect(k Key, from move.Backend, m move.Message) error {
 	if !a.f.serves(m.Backend, k.Service) {
 		return fmt.Errorf("backend %d does not serve it", m.Backend)

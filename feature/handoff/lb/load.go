@@ -10,13 +10,12 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// loadKey is a service at a backend.
 type loadKey struct {
 	backend move.Backend
 	service uint16
 }
 
-// nobody is what a backend says waits for a service whose members have gone.
+// nobody is the load reported for a service without members.
 const nobody = math.MaxUint32
 
 func (a *Agent) noteLoad(from *peer.Conn, service uint16, n uint32) {
@@ -25,7 +24,7 @@ func (a *Agent) noteLoad(from *peer.Conn, service uint16, n uint32) {
 	defer a.mu.Unlock()
 	backend := from.Peer.Number
 	if a.backends[backend] != from {
-		return // of a connection that another one has replaced
+		return // of a replaced connection
 	}
 	if n == nobody {
 		delete(a.loads, loadKey{backend, service})
@@ -34,7 +33,7 @@ func (a *Agent) noteLoad(from *peer.Conn, service uint16, n uint32) {
 	a.loads[loadKey{backend, service}] = n
 }
 
-// waitingLoads is what waits at a backend, by service. The caller holds mu.
+// waitingLoads returns the load of a backend by service name. The caller holds mu.
 func (a *Agent) waitingLoads(backend move.Backend) map[string]uint32 {
 	var out map[string]uint32
 	for k, n := range a.loads {
@@ -55,7 +54,7 @@ func (a *Agent) waitingLoads(backend move.Backend) map[string]uint32 {
 	return out
 }
 
-// unload forgets what a backend has said. The caller holds mu.
+// unload forgets a backend's loads. The caller holds mu.
 func (a *Agent) unload(backend move.Backend) {
 	for k := range a.loads {
 		if k.backend == backend {

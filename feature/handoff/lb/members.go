@@ -19,60 +19,60 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// Managed is a backend that the agent places and weighs itself.
+// Managed is a backend located, checked and weighted by the agent.
 type Managed struct {
 	Number   move.Backend
 	Name     string     // in its agent's certificate
-	Address  netip.Addr // of the backend; not valid: it says so when it registers
+	Address  netip.Addr // of the backend; invalid: it reports its address when it registers
 	Weight   int
-	Weighted bool     // Weight goes, whatever the backend registers with: it may only take itself out, with 0
-	Services []string // names of those it serves; none: all, unless it says which when it registers
-	// Check is where the backend takes TCP connections while it is well. "" for none: a backend is well then while its agent answers,
-	// and one that never had an agent always is.
+	Weighted bool     // Weight has precedence over the registered weight; the backend can still take itself out with weight 0
+	Services []string // service names; none: all, unless the backend registers for some
+	// Check is an address and port. A backend accepting TCP connections there is well. Without a check a backend is well while
+	// its agent answers, and always if it never had an agent.
 	Check string
-	Agent string // host:port of its agent, for the others
+	Agent string // host:port of its agent, reported to the other backends
 }
 
-// member is a backend as the agent knows it now.
+// member is a backend's state in the agent.
 type member struct {
 	Managed
-	told     *Managed // by the options; nil: it has registered
+	told     *Managed // from the options; nil: it has registered, or the partner reported it
 	location locate.Location
-	placed   time.Time // when place was found; zero: it is not known where the backend is
-	since    time.Time // when it was found there first
-	rival    string    // the backend that is there; "": it is this one
-	checked  time.Time // for it, the last time
+	placed   time.Time // latest successful locate; zero: no known location
+	since    time.Time // first locate at this location
+	rival    string    // name of the rightful backend at this location; "": this one
+	checked  time.Time // start of the latest locate
 	locating bool
-	agent    bool         // it has had one
-	said     *peer.Conn   // by which it has registered last; nil: it has not
-	unserved []string     // names of services that nobody serves there now, as it says
-	word     *peer.Member // what the partner says of it
+	agent    bool         // an agent has connected before
+	said     *peer.Conn   // connection of the latest registration; nil: none
+	unserved []string     // names of services without a member there, as reported by the backend
+	word     *peer.Member // the partner's latest report of it
 	check    health
 	up       bool
-	reason   string // it is not up, or not where it should be
+	reason   string // why the backend is not up, or has no location
 }
 
-// health is what checks have found.
+// health is the result of checks.
 type health struct {
 	running bool
 	last    time.Time
-	bad     int // in a row
+	bad     int // consecutive failures
 	good    int
 }
 
 const (
 	checkEvery     = time.Second
 	checkTime      = time.Second
-	checkFall      = 3 // checks in a row that fail have a backend be ill
+	checkFall      = 3 // consecutive failures of a backend before it counts as not well
 	checkRise      = 2
 	locateInterval = 10 * time.Second // a backend may get another network card
-	locateRetry    = time.Second      // where it was not found
+	locateRetry    = time.Second      // after a failure
 	pingEvery      = 500 * time.Millisecond
 	tendEvery      = 250 * time.Millisecond
 	defaultDown    = 3 * time.Second
 )
 
-// tend keeps the data path's backends what they are: where they are, and whether they are well.
+// tend keeps the data path's backends up to date, locates and checks them, and reports changes, until ctx is done.
 func (a *Agent) tend(ctx context.Context) {
 	var applied []Backend
 	var pinged time.Time
@@ -80,7 +80,7 @@ func (a *Agent) tend(ctx context.Context) {
 	if err := a.inherit(awaited); err != nil {
 		a.o.Log.Warn("it is not known which backends were well", "err", err)
 	}
-	news := false // that nobody was told yet
+	news := false // not announced yet
 	for range (feature.Loop{Every: tendEvery, Wake: a.kick}).Turns(ctx) {
 		if time.Since(pinged) >= pingEvery {
 			pinged = time.Now()
@@ -95,17 +95,17 @@ func (a *Agent) tend(ctx context.Context) {
 		backends, p, changed := a.evaluate()
 		news = news || changed
 		if awaits(backends, awaited) && time.Now().Before(until) {
-			continue // the data path knows more backends, from an earlier life: they may be about to register again
+			continue // the data path has more backends, from an earlier agent: they may be about to register again
 		}
 		if backends != nil && !slices.EqualFunc(backends, applied, sameBackend) {
 			if err := a.f.SetBackends(backends); err != nil {
 				a.o.Log.Warn("not every backend can be set", "err", err)
 			}
 			a.pairNews()
-			applied = backends // the same again would fail again: a backend that is found elsewhere is another one
+			applied = backends // even after an error: the same call would fail again, and a new location is a change
 		}
 		a.removeBackends()
-		if news { // what p says the data path does by now
+		if news { // the data path now matches p
 			a.announce(p)
 			a.pairNews()
 			news = false
@@ -113,8 +113,8 @@ func (a *Agent) tend(ctx context.Context) {
 	}
 }
 
-// inherit goes on with what an earlier life's checks have found of the backends that the data path can reach. Else nobody would be
-// well until they have been made again, and so as if all were: those that are ill would get new flows.
+// inherit restores check results of an earlier agent for backends with a location in the data path. Otherwise no backend would be
+// well until the first checks, and new flows would go to all, including broken ones.
 func (a *Agent) inherit(placed map[move.Backend]bool) (err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -132,10 +132,9 @@ func (a *Agent) inherit(placed map[move.Backend]bool) (err error) {
 	return err
 }
 
-// resumeTimeout is how long an agent that goes on with an earlier one's data path waits for the backends that are there.
+// resumeTimeout is how long an agent with an earlier agent's data path waits for its backends.
 const resumeTimeout = 5 * time.Second
 
-// placed are the backends that the data path can reach.
 func (f *DataPath) placed() map[move.Backend]bool {
 	out := f.tunnelled()
 	var number uint32
@@ -146,7 +145,6 @@ func (f *DataPath) placed() map[move.Backend]bool {
 	return out
 }
 
-// tunnelled are the backends at the ends of tunnels.
 func (f *DataPath) tunnelled() map[move.Backend]bool {
 	out := map[move.Backend]bool{}
 	var number uint32
@@ -180,11 +178,11 @@ func (a *Agent) conns() []*peer.Conn {
 
 func (a *Agent) pingAll() {
 	for _, c := range a.conns() {
-		_ = c.Ping() // one that fails is closed
+		_ = c.Ping() // Ping closes the connection on an error
 	}
 }
 
-// checkMembers starts what takes time: finding backends, and checking them.
+// checkMembers starts locating and checking backends in goroutines.
 func (a *Agent) checkMembers() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -215,9 +213,9 @@ func (a *Agent) locate(m *member, at netip.Addr) {
 	}
 	a.mu.Lock()
 	m.locating = false
-	if m.Address == at { // else it has registered anew meanwhile
+	if m.Address == at { // otherwise it has registered another address meanwhile
 		if err != nil {
-			// What was known stays: a backend that answers no ARP for a moment has not moved.
+			// The known location stays. A backend without an ARP answer for a moment has not moved.
 			m.reason = err.Error()
 		} else {
 			if m.placed.IsZero() || p.Key() != m.location.Key() {
@@ -258,8 +256,8 @@ func (a *Agent) kicked() {
 	}
 }
 
-// unservedAt are services that nobody serves at a backend, as its agent says. What an agent that has gone said counts no more: a backend
-// with a check may be well without one. The caller holds mu.
+// unservedAt returns the services without a member at a backend, as reported by its agent. It returns none if the agent is
+// disconnected here and at the partner, because a backend with a check may be well without an agent. The caller holds mu.
 func (a *Agent) unservedAt(m *member) []string {
 	if a.backends[m.Number] == nil {
 		if _, yes := a.byWord(m); !yes {
@@ -269,10 +267,10 @@ func (a *Agent) unservedAt(m *member) []string {
 	return m.unserved
 }
 
-// found says whether it is known where a backend is, and no other one is there.
+// found reports whether a backend has a known location to itself.
 func (m *member) found() bool { return !m.placed.IsZero() && m.rival == "" }
 
-// contest notes which members are where others are. The caller holds mu.
+// contest marks members at the location of another backend. The caller holds mu.
 func (a *Agent) contest() {
 	var found []locate.Found
 	for _, m := range a.members {
@@ -290,8 +288,8 @@ func (a *Agent) contest() {
 	}
 }
 
-// evaluate says which backends there are, with weight 0 those that are not to get new flows; nil as long as no backend's place is known.
-// p is what the others are told of them; changed: what they were told is not so any more.
+// evaluate returns the located backends. A backend that must not get new flows has weight 0. The result is nil while no backend
+// is located. p is the announcement to the backends. changed reports whether it differs from the previous one.
 func (a *Agent) evaluate() (backends []Backend, p peer.Peers, changed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -315,7 +313,7 @@ func (a *Agent) evaluate() (backends []Backend, p peer.Peers, changed bool) {
 			Weight: m.Weight, Services: a.serviceIDs(m.Services), Unserved: a.serviceIDs(a.unservedAt(m))})
 	}
 	for i, h := range backends {
-		if up > 0 && !a.members[h.Number].up { // where all are ill it may be us: better a backend that is perhaps well than none
+		if up > 0 && !a.members[h.Number].up { // if all are unwell, the fault may be on this side: a possibly broken backend is better than none
 			backends[i].Weight, backends[i].Unwell = 0, true
 		}
 	}
@@ -333,7 +331,6 @@ func (a *Agent) serviceIDs(names []string) (ids []int) {
 	return ids
 }
 
-// pairNews has the partner told of the backends.
 func (a *Agent) pairNews() {
 	if a.pair != nil {
 		a.matchNews()
@@ -341,17 +338,16 @@ func (a *Agent) pairNews() {
 	}
 }
 
-// announce tells all backends of each other.
 func (a *Agent) announce(p peer.Peers) {
 	p = a.fit(p)
 	for _, c := range a.conns() {
-		if err := c.Tell(p); errors.Is(err, peer.ErrTooLong) { // any other ends the connection
+		if err := c.Tell(p); errors.Is(err, peer.ErrTooLong) { // other errors end the connection
 			a.o.Log.Warn("a backend is told nothing of the others", "name", c.Peer.Name, "err", err)
 		}
 	}
 }
 
-// peers is what backends are told. The caller holds mu.
+// peers returns the announcement to the backends. The caller holds mu.
 func (a *Agent) peers() (p peer.Peers) {
 	for _, number := range slices.Sorted(maps.Keys(a.members)) {
 		m := a.members[number]

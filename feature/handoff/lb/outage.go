@@ -15,7 +15,6 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// instance is the pinned load balancer of a name in this network namespace.
 func (s State) instance(name string) (i kernel.Instance, there bool) {
 	at := slices.IndexFunc(s.pinned, func(i kernel.Instance) bool { return i.Name == spec.PinPrefix+name })
 	if at < 0 {
@@ -24,7 +23,7 @@ func (s State) instance(name string) (i kernel.Instance, there bool) {
 	return s.pinned[at], true
 }
 
-// outages tells of flows, and of new flows of services, that a change takes from their backends.
+// outages adds an outage to the plan for each change with lost flows, and refuses removed devices.
 func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error {
 	inst, there := s.instance(want.Name)
 	if !there {
@@ -40,7 +39,7 @@ func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error
 		}}.Refuse(p)
 	f, err := view(s.root, inst, "flows", "ring", "tunnels")
 	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged) {
-		return nil // it is made anew, without flows
+		return nil // the load balancer is created again, without flows
 	} else if err != nil {
 		return err
 	}
@@ -80,21 +79,20 @@ func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error
 	return err
 }
 
-// registered are the backends that have registered with the agent or its partner and are connected now: they do so again when the file
-// names them no more. The agent is asked if one of the losses depends on it.
+// registered returns the connected backends with a registration, here or at the partner. They register again after their removal
+// from the file. The agent is asked only if a loss depends on it.
 func (s State) registered(ctx context.Context, inst kernel.Instance, all []spec.Loss) map[move.Backend]bool {
 	if !slices.ContainsFunc(all, func(l spec.Loss) bool { return l.Returns != 0 }) {
 		return nil
 	}
 	out := map[move.Backend]bool{}
-	st, _ := readStatus(ctx, s.root, inst) // without an answer nobody has
+	st, _ := readStatus(ctx, s.root, inst) // without an answer no backend counts as registered
 	for _, b := range st.Backends {
 		out[b.Number] = b.Registered
 	}
 	return out
 }
 
-// loses says that so many flows lose their backend.
 func loses(flows int) string {
 	if flows == 1 {
 		return "1 flow loses its backend"

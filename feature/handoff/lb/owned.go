@@ -14,43 +14,43 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A load balancer that begins anew knows no flow, and the hash alone does not find those that have moved, or that began before the
-// backends or their weights changed. Each backend's agent tells of its sessions when it connects, and again while they are known. Until all
-// have done so, or for Options.Settle, the data path lets packets of unknown connections wait.
+// A new load balancer knows no flows. The hash alone does not find moved flows, or flows older than the latest change of backends
+// or weights. Each backend's agent therefore reports its sessions when it connects, and repeats this later. Packets of unknown
+// connections are dropped until all agents have reported, at most for Options.StartupTimeout. Clients repeat them.
 
 const (
 	defaultStartupTimeout = 5 * time.Second
-	// minStartupTimeout is for backends that register and that no file names: their agents try to connect once a second.
+	// minStartupTimeout is the time for backends outside the file to register. Their agents try to connect once a second.
 	minStartupTimeout = 2 * time.Second
 )
 
-// startup is what backends have said so far. It ends once, with decideOwners.
+// startup holds the backends' reports so far. It ends once, with decideOwners.
 type startup struct {
 	began time.Time
 	until uint64 // CLOCK_MONOTONIC, ns
 	told  map[move.Backend]bool
-	// byPartner: the other load balancer knows, and has told.
+	// byPartner: the partner knows the flows and has reported them.
 	byPartner bool
-	ages      map[Key]time.Duration // of flows that a backend has said are its own
-	claims    map[move.Backend]int  // how many of open are whose
-	open      []claim               // nobody can tell yet whose they are
+	ages      map[Key]time.Duration // age of each reported flow
+	claims    map[move.Backend]int  // number of open claims by backend
+	open      []claim               // claims without an owner yet
 }
 
-// claim is what a backend says of a session that was about to move, or that has come and not spoken.
+// claim is a backend's report of a session about to move away, or of an arrived session without a packet so far.
 type claim struct {
 	backend move.Backend
 	key     Key
 	r       peer.FlowRecord
 }
 
-// beginStartup has the agent wait for backends as long as the data path does.
+// beginStartup collects reports as long as the data path waits.
 func (a *Agent) beginStartup() {
 	if until := a.f.startupUntil.Load(); until > kernel.Monotonic() {
 		a.startup = &startup{began: time.Now(), until: until, told: map[move.Backend]bool{}, claims: map[move.Backend]int{}, ages: map[Key]time.Duration{}}
 	}
 }
 
-// hearOwned takes what a backend says of its sessions.
+// hearOwned processes a backend's report of its sessions. last ends the report.
 func (a *Agent) hearOwned(c *peer.Conn, records []peer.FlowRecord, last bool) {
 	var errs []error
 	for _, r := range records {
@@ -93,7 +93,7 @@ func (a *Agent) owned(c *peer.Conn, r peer.FlowRecord) error {
 	return a.ownedBy(k, backend, r)
 }
 
-// ownedBy has a flow be a backend's that has a session of it, unless another backend has a better claim. a.mu is held.
+// ownedBy assigns a flow to a backend with a session of it, unless another backend has a better claim. The caller holds mu.
 func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 	fl, err := a.f.Flow(k)
 	if errors.Is(err, errNoFlow) {
@@ -102,7 +102,7 @@ func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 			a.startup.ages[k] = r.Age
 		}
 		if errors.Is(err, ebpf.ErrKeyExist) {
-			return nil // its backend has spoken just now
+			return nil // its backend has just sent a packet
 		}
 		return err
 	}
@@ -114,7 +114,7 @@ func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 	}
 	take := func(fl *Flow) bool {
 		if fl.Owner == backend || fl.To != 0 || fl.Buffered || fl.Buffering || fl.Pinned || fl.Out > 0 || r.Quiet {
-			return false // it moves, or its owner has been heard here
+			return false // the flow is moving, or its owner's packets have been seen here
 		}
 		age, said := time.Duration(0), false
 		if a.startup != nil {
@@ -123,10 +123,10 @@ func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 		switch {
 		case r.Epoch != fl.Epoch:
 			return r.Epoch > fl.Epoch
-		case said: // one of both is of a connection that the client has forgotten
+		case said: // the client has forgotten one of the two connections: the one with the later packet wins
 			return r.Age < age
 		}
-		return !fl.Told && !fl.Opening // a packet that went by the hash has made it known
+		return !fl.Told && !fl.Opening // the flow is known by a packet sent to the hash's backend
 	}
 	if !take(&fl) {
 		return nil
@@ -145,7 +145,7 @@ func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 	return err
 }
 
-// still notes that a flow's owner has its session: it is not forgotten for want of packets. a.mu is held.
+// still notes that a flow's owner has its session. The flow then stays without packets. The caller holds mu.
 func (a *Agent) still(k Key, fl Flow, r peer.FlowRecord) error {
 	if fl.Ended && !fl.ClientReset || fl.Named && !fl.ClientReset && since(fl.Seen) < a.o.IdleTimeout/8 && r.Epoch <= fl.Epoch {
 		return nil
@@ -162,7 +162,7 @@ func (a *Agent) still(k Key, fl Flow, r peer.FlowRecord) error {
 	return err
 }
 
-// endStartupIfDue ends the wait for backends if all have told of their sessions, or if it is over.
+// endStartupIfDue ends the startup if all backends have reported their sessions, or at its timeout.
 func (a *Agent) endStartupIfDue() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -174,7 +174,7 @@ func (a *Agent) endStartupIfDue() {
 	}
 }
 
-// allTold says whether nobody is to be waited for any more. The caller holds mu.
+// allTold reports whether all expected backends have reported. The caller holds mu.
 func (a *Agent) allTold() bool {
 	s := a.startup
 	if s.byPartner {
@@ -198,16 +198,16 @@ func (a *Agent) allTold() bool {
 	return true
 }
 
-// decideOwners decides about sessions of which a backend alone could not say whose they are. a.mu is held.
+// decideOwners decides the open claims and ends the startup. The caller holds mu.
 func (a *Agent) decideOwners(over bool) {
 	s := a.startup
-	ends := map[Key]move.Epoch{} // of sessions that have been at their destination, the latest epoch
+	ends := map[Key]move.Epoch{} // latest epoch of sessions that have been at their destination
 	for _, c := range s.open {
 		if c.r.Gone {
 			ends[c.key] = max(ends[c.key], c.r.Epoch)
 		}
 	}
-	for _, leaving := range []bool{false, true} { // what has come counts before what was to leave
+	for _, leaving := range []bool{false, true} { // arrived sessions count before leaving ones
 		for _, c := range s.open {
 			if c.r.Gone || leaving != (c.r.To != 0) {
 				continue
@@ -225,9 +225,12 @@ func (a *Agent) decideOwners(over bool) {
 	}
 }
 
-// decideClaim: a session that has come is its backend's, unless another one has it in a later epoch. One that was to leave is its backend's,
-// about to move, if the destination has said that it has not had it: the move goes on, or is reclaimed. Else it is nobody's, and
-// the source closes its copy.
+// decideClaim decides one claim:
+//
+//   - An arrived session belongs to its backend, unless another backend has it in a later epoch.
+//   - A leaving session belongs to its backend if the destination has reported that it never had it. The move then continues
+//     or is reclaimed.
+//   - Any other leaving session belongs to nobody, and the source closes its copy.
 func (a *Agent) decideClaim(c claim, ended move.Epoch) error {
 	fl, err := a.f.Flow(c.key)
 	known := err == nil
@@ -253,7 +256,7 @@ func (a *Agent) decideClaim(c claim, ended move.Epoch) error {
 		})
 	}
 	if errors.Is(err, errNoFlow) || errors.Is(err, ebpf.ErrKeyExist) {
-		return nil // a packet has come in between, of a backend that has it
+		return nil // the owner's packet has made the flow known meanwhile
 	}
 	if err == nil && want.To != 0 {
 		a.timers[c.key] = a.after(a.o.MoveTimeout, func() { a.lapse(c.key, want.Epoch) })
@@ -268,5 +271,5 @@ func (a *Agent) starting() bool {
 	return a.startup != nil
 }
 
-// hasConnections says whether flows of this number are connections to a service.
+// hasConnections reports whether the number belongs to flows of a TCP service.
 func (f *DataPath) hasConnections(service int) bool { return f.matches(service, false) }

@@ -15,45 +15,46 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// Two load balancers with the same backends find the same backend for a flow, so neither has to know what the other one knows. Each tells
-// the other its backends and their shares, and of flows only those whose owner is not the hash's at both: they have moved, or began
-// before the shares changed.
+// Two load balancers with the same backends and weights hash a flow to the same backend. So neither needs the other's flows. Each
+// reports its backends and their shares to the other. It reports only flows whose owner differs from the hash at either one: they
+// have moved, or are older than the latest change of shares.
 
 const (
-	wordTime = 3 * time.Second // for the partner to say its shares; one of an older weir is told of all flows
-	// wordFor is for how long after its end a partner is believed about backends whose agents have not come here, while others have.
+	wordTime = 3 * time.Second // for the partner's first report; a partner of an older version then gets all flows
+	// wordFor is how long a disconnected partner's report of its backends stays valid, if some agents have connected here and
+	// others have not.
 	wordFor     = 10 * time.Second
 	carriesFor  = 3 * time.Second // since the latest packets of clients
-	newsOfAll   = 1               // lb_config.news
+	newsOfAll   = 1               // values of lb_config.news
 	newsOfMoved = 2
 )
 
-// pairing is what is known of the partner, and what it is yet to be told.
+// pairing is the state of the exchange with the partner. mu guards the fields below it.
 type pairing struct {
-	wake, backends, compare chan struct{} // flows have changed; backends have; the partner's shares have
+	wake, backends, compare chan struct{} // signals: flows have changed; backends have changed; the partner's shares have changed
 
-	told, heard  atomic.Uint64 // records
-	splitTime    atomic.Int64  // see PairStatus
+	told, heard  atomic.Uint64 // counts of records
+	splitTime    atomic.Int64  // ns, see PairStatus
 	splitDropped atomic.Uint64
-	carriesSince atomic.Int64 // when packets of clients came by last, UnixNano
+	carriesSince atomic.Int64 // UnixNano of the latest packets of clients
 
 	mu    sync.Mutex
-	keys  map[Key]bool          // flows that have changed
-	said  map[Key]bool          // flows that the partner has been told of, or has told of: it may know an owner of its own
-	conn  *peer.Conn            // the partner's
-	lost  time.Time             // it went
-	word  *peer.Pair            // the latest
-	names map[move.Backend]bool // the backends that it knows; nil: it has not said
-	rings map[int][]uint16      // by it, of each service; nil: it is not known
-	own   map[int][]uint16      // by the shares here
-	all   bool                  // its shares are not known, and it is told of everything
+	keys  map[Key]bool          // changed flows, not reported yet
+	said  map[Key]bool          // flows reported to or by the partner: it may have another owner for them
+	conn  *peer.Conn            // the partner's connection to this agent
+	lost  time.Time             // end of the latest connection
+	word  *peer.Pair            // the partner's latest report
+	names map[move.Backend]bool // the partner's backends; nil: not reported
+	rings map[int][]uint16      // the partner's ring of each service; nil: unknown
+	own   map[int][]uint16      // the rings here
+	all   bool                  // the partner's shares are unknown, and it gets all flows
 }
 
 func newPairing() *pairing {
 	return &pairing{keys: map[Key]bool{}, said: map[Key]bool{}, wake: make(chan struct{}, 1), backends: make(chan struct{}, 1), compare: make(chan struct{}, 1)}
 }
 
-// assume has the partner be told of everything, if its shares are not known.
+// assume selects reporting all flows if the partner's shares are unknown. It reports whether they are.
 func (d *pairing) assume() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -61,20 +62,21 @@ func (d *pairing) assume() bool {
 	return d.all
 }
 
-// knows says whether it is known what to tell.
+// knows reports whether the flows for the partner can be selected.
 func (d *pairing) knows() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.all || d.rings != nil
 }
 
-// elsewhere says whether the hash leads a flow to another backend than its owner, at the partner or here. The caller holds mu.
+// elsewhere reports whether the hash of a flow leads to another backend than its owner, here or at the partner. It is true for an
+// unknown ring. The caller holds mu.
 func (d *pairing) elsewhere(k Key, owner move.Backend) bool {
 	r, own := d.rings[spec.ServiceNumber(k.Service)], d.own[spec.ServiceNumber(k.Service)]
 	return r == nil || own == nil || r[k.Bucket()] != uint16(owner) || own[k.Bucket()] != uint16(owner)
 }
 
-// elsewhereThere says whether the partner's hash leads a flow to another backend than its owner, as far as that is known.
+// elsewhereThere reports whether the partner's hash of a flow leads to another backend than its owner. It is false for an unknown ring.
 func (d *pairing) elsewhereThere(k Key, owner move.Backend) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -82,7 +84,7 @@ func (d *pairing) elsewhereThere(k Key, owner move.Backend) bool {
 	return r != nil && r[k.Bucket()] != uint16(owner)
 }
 
-// knownThere notes that the partner has told of a flow. later: here it is known in a later epoch, which the partner is told.
+// knownThere notes the partner's report of a flow. later: this load balancer knows a later epoch, and reports it back.
 func (d *pairing) knownThere(k Key, gone, later bool) {
 	d.mu.Lock()
 	if gone {
@@ -96,21 +98,21 @@ func (d *pairing) knownThere(k Key, gone, later bool) {
 	}
 }
 
-// knownBoth says whether the partner knows a flow, too: it is to hear of a later epoch.
+// knownBoth reports whether the partner knows a flow too, and must learn of later epochs.
 func (d *pairing) knownBoth(k Key) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.said[k]
 }
 
-// wants says whether the partner is to know a flow.
+// wants reports whether the partner needs a flow.
 func (d *pairing) wants(k Key, fl Flow) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.said[k] || fl.To != 0 || d.elsewhere(k, fl.Owner)
 }
 
-// tells does so for one that is told of now, and notes it. One that the partner has been told of is told of as long as it lives.
+// tells is wants for a flow about to be reported, and notes the report. A reported flow is reported again as long as it lives.
 func (d *pairing) tells(k Key, fl Flow, gone bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -126,7 +128,7 @@ func (d *pairing) tells(k Key, fl Flow, gone bool) bool {
 	return false
 }
 
-// forget forgets flows that are not known here any more.
+// forget drops the notes of flows unknown here.
 func (d *pairing) forget(here map[Key]bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -144,7 +146,6 @@ func (d *pairing) hears(c *peer.Conn, yes bool) {
 	}
 }
 
-// pairWord is what the partner is told of this load balancer.
 func (a *Agent) pairWord() peer.Peers {
 	a.f.mu.Lock()
 	backends := slices.Clone(a.f.backends)
@@ -166,7 +167,7 @@ func shares(backends []Backend) (out []peer.Share) {
 	return out
 }
 
-// partnerSaid takes the partner's backends and shares.
+// partnerSaid processes the partner's report of its backends and shares.
 func (a *Agent) partnerSaid(p peer.Peers) {
 	if p.Pair == nil {
 		return
@@ -183,7 +184,8 @@ func (a *Agent) partnerSaid(p peer.Peers) {
 	for _, m := range p.Members {
 		d.names[m.Number] = true
 	}
-	// One that has just begun finds its backends one after the other: by each of these shares almost all flows would be told.
+	// A partner that has just started locates its backends one by one. With each of these incomplete rings almost all flows would
+	// be reported.
 	if !same && len(p.Pair.Ring) > 0 && (d.rings != nil || d.all || len(p.Pair.Ring) >= own) {
 		d.rings = a.f.newRings(p.Pair.Ring)
 	}
@@ -195,7 +197,6 @@ func (a *Agent) partnerSaid(p peer.Peers) {
 	a.kicked()
 }
 
-// newRings are the rings of all services.
 func (f *DataPath) newRings(shares []peer.Share) map[int][]uint16 {
 	var backends []Backend
 	for _, s := range shares {
@@ -208,8 +209,8 @@ func (f *DataPath) newRings(shares []peer.Share) map[int][]uint16 {
 	return rings
 }
 
-// matchNews has the data path tell of all flows that are learned, or where both load balancers have the same shares of those alone
-// that the hash does not find.
+// matchNews selects the learned flows that the data path reports. These are all flows, or only flows outside the hash if both
+// load balancers have the same shares.
 func (a *Agent) matchNews() {
 	a.f.mu.Lock()
 	own := shares(a.f.backends)
@@ -226,12 +227,12 @@ func (a *Agent) matchNews() {
 		if err := a.f.configure(); err != nil {
 			a.o.Log.Warn("the data path tells of too many flows, or too few", "err", err)
 		}
-		wake(a.pair.compare) // of what was learned meanwhile
+		wake(a.pair.compare) // compare: flows were learned meanwhile
 	}
 }
 
-// adoptMembers takes backends whose agents are at the partner: this load balancer spreads new flows as that one does, and goes on with
-// them if the partner ends.
+// adoptMembers adds and updates backends with agents at the partner. This load balancer then spreads new flows like its partner,
+// and keeps these backends if the partner dies.
 func (a *Agent) adoptMembers(members []peer.Member) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -254,7 +255,7 @@ func (a *Agent) adoptMembers(members []peer.Member) {
 			a.news = true
 		}
 		if m.Name != w.Name {
-			continue // the sections of the two differ: status shows both
+			continue // the two configurations differ: weir lb status shows both
 		}
 		m.word = &w
 		if a.backends[w.Number] != nil || !w.Connected {
@@ -273,7 +274,7 @@ func (a *Agent) adoptMembers(members []peer.Member) {
 	}
 }
 
-// byWord says whether a backend without an agent here is judged by the partner's word, and what that is. The caller holds mu.
+// byWord returns the partner's judgement of a backend without an agent here. yes is false if there is none. The caller holds mu.
 func (a *Agent) byWord(m *member) (up, yes bool) {
 	if a.pair == nil || m.word == nil || !m.word.Connected {
 		return false, false
@@ -281,12 +282,12 @@ func (a *Agent) byWord(m *member) (up, yes bool) {
 	a.pair.mu.Lock()
 	defer a.pair.mu.Unlock()
 	if a.pair.conn == nil && len(a.backends) > 0 && time.Since(a.pair.lost) > wordFor {
-		return false, false // the others' agents are here, and this one's does not come
+		return false, false // other agents have connected here, and this one has not
 	}
 	return m.word.Up, true
 }
 
-// partnerToldAll: what the partner knows is known here, too.
+// partnerToldAll ends the startup after the partner's complete report.
 func (a *Agent) partnerToldAll() {
 	a.pair.mu.Lock()
 	w := a.pair.word
@@ -299,7 +300,7 @@ func (a *Agent) partnerToldAll() {
 	}
 }
 
-// carries says whether clients' packets come by here.
+// carries reports whether clients' packets pass this load balancer.
 func (d *pairing) carries() bool {
 	return time.Since(time.Unix(0, d.carriesSince.Load())) < carriesFor
 }

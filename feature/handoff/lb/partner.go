@@ -21,15 +21,15 @@ import (
 
 const (
 	partnerPause = time.Second      // between attempts to connect
-	tellAll      = 30 * time.Second // all that is known: what was lost, and what is not idle elsewhere
-	goneAfter    = time.Second      // without a packet here a flow is over whose end the other load balancer has seen
-	// openFor is how long a move that the partner has told of stays open here. If the partner dies in its midst, the backends' agents
-	// come here, and the session is theirs to have as long as their keepers hold it, 30 s by default: were the move over before,
-	// both would be told no, and close their copies.
+	tellAll      = 30 * time.Second // interval of complete reports: for lost records, and flows idle here alone
+	goneAfter    = time.Second      // an ended flow of the partner is removed here after this time without a packet
+	// openFor is how long a move reported by the partner stays open here. If the partner dies during the move, the backends'
+	// agents connect here. Their keepers hold the session for 30 s by default, and it can still be acquired within that time. If
+	// the move ended earlier, both backends would be rejected and would close their copies.
 	openFor = 45 * time.Second
 )
 
-// exchange tells the partner of flows, and hears of its own by attend. Each side sends over the connection that it has made.
+// exchange starts reporting flows to the partner. attend receives the partner's reports. Each side sends on its own outgoing connection.
 func (a *Agent) exchange(ctx context.Context, wg *sync.WaitGroup) error {
 	r, err := ringbuf.Open[bpf.LBLbFlowKey](a.f.maps.LbLearned)
 	if err != nil {
@@ -62,7 +62,6 @@ func wake(c chan struct{}) {
 	}
 }
 
-// drain empties it.
 func (d *pairing) drain() map[Key]bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -71,7 +70,7 @@ func (d *pairing) drain() map[Key]bool {
 	return out
 }
 
-// hearNews marks flows that the data path learns, until ctx is done.
+// hearNews marks flows learned by the data path until ctx is done.
 func hearNews(ctx context.Context, r *ringbuf.Reader[bpf.LBLbFlowKey], d *pairing) {
 	for k, err := range r.Events(ctx) {
 		if err == nil {
@@ -80,7 +79,7 @@ func hearNews(ctx context.Context, r *ringbuf.Reader[bpf.LBLbFlowKey], d *pairin
 	}
 }
 
-// callPartner connects to the partner, whenever it is there, and tells it of flows.
+// callPartner connects to the partner and reports flows, again after each failure, until ctx is done.
 func (a *Agent) callPartner(ctx context.Context) {
 	for ctx.Err() == nil {
 		c, err := peer.Dial(ctx, a.o.Partner.Address, a.o.Partner.Name, a.o.TLS, a.own)
@@ -121,7 +120,7 @@ func (a *Agent) tellPartner(ctx context.Context, c *peer.Conn) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case err = <-ended:
-		case <-late.C: // an older weir's says nothing of its backends
+		case <-late.C: // a partner of an older version does not report its backends
 			if d.assume() {
 				err = a.tellMoved(c)
 			}
@@ -138,11 +137,11 @@ func (a *Agent) tellPartner(ctx context.Context, c *peer.Conn) error {
 			err = c.Ping()
 		case <-d.wake:
 			if !d.knows() {
-				continue // tellMoved says so again
+				continue // the tellMoved of a later signal wakes it again
 			}
 			keys := d.drain()
 			if err = a.sendFlows(c, keys, false); err != nil {
-				for k := range keys { // the next connection's: of what has ended nothing else tells
+				for k := range keys { // for the next connection: nothing else reports ended flows
 					d.mark(k)
 				}
 			}
@@ -153,10 +152,10 @@ func (a *Agent) tellPartner(ctx context.Context, c *peer.Conn) error {
 	}
 }
 
-// tellMoved tells of all flows that the partner would not find by its hash.
+// tellMoved reports all flows that the partner's hash would not find.
 func (a *Agent) tellMoved(c *peer.Conn) error {
 	if !a.pair.knows() {
-		return nil // its word is on its way
+		return nil // the partner's report of its backends has not arrived yet
 	}
 	keys, here := map[Key]bool{}, map[Key]bool{}
 	err := a.f.Flows(func(k Key, fl Flow) bool {
@@ -174,7 +173,7 @@ func (a *Agent) tellMoved(c *peer.Conn) error {
 	return a.sendFlows(c, keys, true)
 }
 
-// sendFlows tells of flows. all: these are all that there are to tell.
+// sendFlows reports flows. all marks the report as complete.
 func (a *Agent) sendFlows(c *peer.Conn, keys map[Key]bool, all bool) error {
 	var records []peer.FlowRecord
 	for k := range keys {
@@ -184,7 +183,7 @@ func (a *Agent) sendFlows(c *peer.Conn, keys map[Key]bool, all bool) error {
 			return err
 		}
 		if err == nil && (fl.Never(k) || fl.Unasked && a.f.unasked.Load()) && (fl.Epoch == 0 || !a.pair.knownBoth(k)) {
-			continue // the other one would not know that it is soon forgotten; once it is open the data path says so
+			continue // the flow may soon be forgotten here, and the partner would not notice; the data path reports it once it is open
 		}
 		if a.pair.tells(k, fl, gone) {
 			records = append(records, newRecord(k, fl, gone))
@@ -202,18 +201,17 @@ func newRecord(k Key, fl Flow, gone bool) peer.FlowRecord {
 		Gone: gone, Age: since(fl.Seen)}
 }
 
-// since is how long ago a moment of the monotonic clock was.
+// since returns the time since a reading of the monotonic clock in ns.
 func since(seen uint64) time.Duration {
 	now := kernel.Monotonic()
 	return time.Duration(now - min(now, seen))
 }
 
-// keyOfRecord is the flow that a record is about.
 func keyOfRecord(r peer.FlowRecord) Key {
 	return Key{Client: r.Flow.Client, Service: int(r.Flow.Service)}
 }
 
-// hearPartner takes what the partner tells of backends and flows, as long as it is connected.
+// hearPartner processes the partner's reports of backends and flows until its connection ends.
 func (a *Agent) hearPartner(c *peer.Conn) {
 	a.pair.hears(c, true)
 	defer a.pair.hears(c, false)
@@ -237,8 +235,8 @@ func (a *Agent) hearPartner(c *peer.Conn) {
 	}
 }
 
-// adopt takes what the partner knows of a flow, where it is later: the epoch says so. Two that have learned a flow at once, at
-// different backends, keep to the one whose name comes first.
+// adopt applies the partner's record of a flow if its epoch is later. If both have learned the flow at different backends in one
+// epoch, the owner of the load balancer with the lesser name wins.
 func (a *Agent) adopt(r peer.FlowRecord) error {
 	if !r.Gone && r.Owner == 0 {
 		return errors.New("a flow without an owner")
@@ -260,13 +258,13 @@ func (a *Agent) adopt(r peer.FlowRecord) error {
 		return nil
 	case err != nil:
 		return err
-	case fl.Buffered || fl.Buffering: // it is being moved here
+	case fl.Buffered || fl.Buffering: // a move is in progress here
 		return nil
 	case r.Gone:
 		if fl.Ended {
 			return a.over(k, fl.Seen)
 		}
-		// It may be a new one between the same ends: then more is seen of it.
+		// This may be a new connection between the same ends. It then has further packets.
 		a.after(goneAfter, func() {
 			if err := a.over(k, fl.Seen); err != nil {
 				a.o.Log.Warn("a flow that the partner has seen end stays known", "err", err)
@@ -279,7 +277,7 @@ func (a *Agent) adopt(r peer.FlowRecord) error {
 		case r.Epoch > now.Epoch, r.Epoch == now.Epoch && r.Owner != now.Owner && a.o.Partner.Name < a.o.Name:
 			now.Flow, now.Incarnation = moved(r, now.Nonce), 0
 		case r.Epoch == now.Epoch && r.Owner == now.Owner && r.To != 0:
-			now.To = r.To // from here on no reset of its backend passes
+			now.To = r.To // from now on no reset of its backend passes
 		}
 	})
 	if errors.Is(err, errNoFlow) {
@@ -289,12 +287,12 @@ func (a *Agent) adopt(r peer.FlowRecord) error {
 	return err
 }
 
-// moved is what a record says of a flow's owner.
+// moved returns the owners of a record, with nonce b.
 func moved(r peer.FlowRecord, b move.Nonce) move.Flow {
 	return move.Flow{Owner: r.Owner, To: r.To, Epoch: r.Epoch, Nonce: b}
 }
 
-// over forgets a flow whose end the partner has seen, if nothing has been seen of it here since. The caller holds mu.
+// over removes a flow ended at the partner, if it has had no packet here since seen. The caller holds mu.
 func (a *Agent) over(k Key, seen uint64) error {
 	fl, err := a.f.Flow(k)
 	if errors.Is(err, errNoFlow) || err == nil && (fl.Seen != seen || fl.To != 0 || fl.Buffered || fl.Pinned) {
@@ -305,11 +303,12 @@ func (a *Agent) over(k Key, seen uint64) error {
 	if err := a.f.maps.LbFlows.Delete(k.Raw()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("forgetting the flow of %s: %w", k.Client, err)
 	}
-	a.f.changed(k) // the partner may have been told of it again since it has seen the end
+	a.f.changed(k) // the partner may have got it in a report since it has seen the end
 	return nil
 }
 
-// watchMove ends a move that the partner has told of and says nothing more about, see openFor. The epoch stays: it is the partner's.
+// watchMove ends a move reported by the partner if no further report arrives, see openFor. The epoch stays, because it belongs to
+// the partner. The caller holds mu.
 func (a *Agent) watchMove(r peer.FlowRecord) {
 	k := keyOfRecord(r)
 	if r.To == 0 {

@@ -26,19 +26,18 @@ import (
 // abi is the version of the maps' layout: lb.h.
 const abi = 1
 
-// Needs of a load balancer. Without tcx its programs are filters of the devices' clsact qdiscs, and not held by links.
+// Needs of a load balancer. Without tcx its programs are filters of the devices' clsact qdiscs, without links.
 var Needs = []kernel.Need{probe.TCRedirect, kernel.TCXLink, kernel.ClsactFilter}
 
-// store has the instances.
 var store = instances.Store[Options]{Feature: "handoff", ABI: abi, Object: bpf.Object, Is: func(name string) bool { return strings.HasPrefix(name, spec.PinPrefix) }}
 
 func instanceKey(ns *netns.Handle, name string) kernel.Instance {
 	return store.Name(kernel.ScopeOf(ns), spec.PinPrefix+name)
 }
 
-// Open makes a load balancer that outlives this process, in the network namespace of the calling thread, or goes on with the one of
-// that name: its flows, who owns them in which epoch, what is parked and until when. The data path works all the time, also while
-// nobody has opened it; its programs are exchanged for this weir's under traffic. Close leaves it as it is, [Remove] ends it.
+// Open creates a persistent load balancer in the network namespace of the calling thread, or continues an existing one of that
+// name. Flows with owners and epochs, buffering and its deadlines then stay. The data path works without a process. Open replaces
+// its programs by this version's under traffic. Close leaves it running. [Remove] ends it.
 func Open(ctx context.Context, root *kernel.Root, name string, o Options) (_ *DataPath, err error) {
 	if err := kernel.Require(Needs); err != nil {
 		return nil, err
@@ -71,7 +70,6 @@ func Open(ctx context.Context, root *kernel.Root, name string, o Options) (_ *Da
 	return f, f.publish(l, inst, o)
 }
 
-// earlier are the maps of the instance that is there, or none.
 func earlier(l *kernel.WriteLock, inst kernel.Instance) (map[string]*ebpf.Map, error) {
 	before, err := l.Open(inst)
 	if errors.Is(err, kernel.ErrNotExist) {
@@ -96,8 +94,8 @@ func closeMaps(m map[string]*ebpf.Map) {
 	}
 }
 
-// publish pins maps and links. Until those of the predecessor have gone both programs stand at a device, with the same maps: the
-// first one decides, and no packet slips through in between.
+// publish pins maps and links. Until the predecessor's links are removed, a device has both programs, over the same maps. The
+// first program decides, so no packet passes unseen.
 func (f *DataPath) publish(l *kernel.WriteLock, inst kernel.Instance, o Options) error {
 	m := f.maps.LBMaps
 	pins := kernel.Pins{Links: f.links, Maps: map[string]*ebpf.Map{"services": m.LbServices, "ring": m.LbRing, "backends": m.LbBackends,
@@ -110,8 +108,8 @@ func (f *DataPath) publish(l *kernel.WriteLock, inst kernel.Instance, o Options)
 	return nil
 }
 
-// Remove ends a load balancer of the network namespace, and takes its devices away. Flows go where the kernel's routes lead them. That
-// there is none of that name is no error.
+// Remove ends a load balancer of the network namespace and deletes its devices. Flows then follow the kernel's routes. It is no
+// error if the namespace has no load balancer.
 func Remove(ctx context.Context, root *kernel.Root, ns *netns.Handle, name string) error {
 	l, err := root.Lock(ctx)
 	if err != nil {
@@ -167,14 +165,14 @@ func remove(l *kernel.WriteLock, inst kernel.Instance, ns *netns.Handle) error {
 	return forget(l, inst)
 }
 
-// forget removes the pins of a load balancer, and the socket of its agent if that was killed.
+// forget removes the pins of a load balancer, and the socket of a killed agent.
 func forget(l *kernel.WriteLock, inst kernel.Instance) error {
 	defer control.Clear(controlName(inst.Scope, inst.Name[len(spec.PinPrefix):]))
 	return store.Remove(l, inst)
 }
 
-// removeLinks detaches the programs. The pins of maps and options stay until the devices have gone: a removal that is killed in
-// between finds by them what is left.
+// removeLinks detaches the programs. The pins of maps and options stay until the devices are deleted. A removal after a kill
+// finds the rest through them.
 func removeLinks(l *kernel.WriteLock, inst kernel.Instance) error {
 	o, err := l.OpenRest(inst)
 	if err != nil {
@@ -188,7 +186,7 @@ func removeLinks(l *kernel.WriteLock, inst kernel.Instance) error {
 	return err
 }
 
-// removeUnread ends a load balancer whose options cannot be read: its filters are found by their name, at any device.
+// removeUnread ends a load balancer with unreadable options. It finds the filters by name, at every device.
 func removeUnread(l *kernel.WriteLock, inst kernel.Instance, ns *netns.Handle) error {
 	err := ns.Do(func() error {
 		all, err := net.Interfaces()
@@ -200,17 +198,16 @@ func removeUnread(l *kernel.WriteLock, inst kernel.Instance, ns *netns.Handle) e
 	return errors.Join(err, forget(l, inst))
 }
 
-// Instances are the lb ends that are pinned, of all namespaces: their namespaces' inode numbers and names.
+// Instances returns the pinned load balancers of all network namespaces.
 func Instances(root *kernel.Root) ([]kernel.Instance, error) {
 	return store.Keys(root)
 }
 
-// View reads a load balancer from its pins: Flow, Flows and Counts may be called, and Close. It needs no lock and changes nothing.
+// View opens the pins of a load balancer for Flow, Flows, Counts and Close. It takes no lock and changes nothing.
 func View(root *kernel.Root, inst kernel.Instance) (*DataPath, error) {
 	return view(root, inst, "flows", "counts")
 }
 
-// view opens these maps of a load balancer.
 func view(root *kernel.Root, inst kernel.Instance, pins ...string) (*DataPath, error) {
 	o, err := root.Open(inst, pins...)
 	if err != nil {

@@ -14,11 +14,11 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// slack is how much sooner the agent lets buffered packets go than the data path would by itself, which keeps no order.
+// slack is how much earlier than the data path the agent releases buffered packets. The data path itself would lose their order.
 const slack = 500 * time.Millisecond
 
-// resumeMoves goes on with moves that an earlier life of the agent has begun: packets of parked flows wait for the rest of their time,
-// and a move of which nobody says anything lapses.
+// resumeMoves continues moves of an earlier agent. Packets of buffered flows wait for the rest of their time. A move without
+// further messages times out.
 func (a *Agent) resumeMoves() error {
 	var open []Key
 	err := a.f.Flows(func(k Key, fl Flow) bool {
@@ -42,7 +42,7 @@ func (a *Agent) resumeMoves() error {
 	return err
 }
 
-// setServices has the data path know these services and no others. Flows of others stay until they are forgotten.
+// setServices replaces the services of the data path. Flows of removed services stay until they are forgotten.
 func (f *DataPath) setServices(services []Service) error {
 	if err := f.retag(services); err != nil {
 		return err
@@ -56,7 +56,7 @@ func (f *DataPath) setServices(services []Service) error {
 			return err
 		}
 	}
-	for _, s := range services { // once more: which fragments find a backend depends on all of them
+	for _, s := range services { // again: fragmentsGo depends on all services
 		if err := f.SetService(s); err != nil {
 			return err
 		}

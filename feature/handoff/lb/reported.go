@@ -11,22 +11,22 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A backend's word alone makes flows known: any backend could fill the table with it. So of these flows, until a packet of them is
-// seen, there is a limit for each backend and for all, and they go soon when the backend's agent does.
+// A backend's report alone makes flows known, so any backend could fill the table. Each backend, and all together, therefore have
+// a limit for flows without a packet yet. These flows are removed soon after the backend's agent disconnects.
 
-// reportedFor is how long flows stay known by the word of a backend alone, once its agent has gone.
+// reportedFor is how long a flow known by a report alone survives the disconnection of the backend's agent.
 const reportedFor = 30 * time.Second
 
 // census counts flows.
 type census struct {
 	owned   map[move.Backend]int    // by owner
-	unseen  map[move.Backend]int    // by the backend whose word is all that is known of them
-	unasked map[move.Backend]int    // by the owner, whose packets are all that is known of them
-	gone    map[move.Backend]bool   // whose agents have gone, before the count
-	away    func(move.Backend) bool // still; called with the lock of forget
-	pair    *pairing                // with a partner, or nil
-	crowded bool                    // more doubtful flows than there is room for, before the count
-	slack   time.Duration           // for the word of an agent, which may come by the partner
+	unseen  map[move.Backend]int    // flows known by a report alone, by reporting backend
+	unasked map[move.Backend]int    // flows known by the owner's packets alone, by owner
+	gone    map[move.Backend]bool   // backends without an agent for long, before the count
+	away    func(move.Backend) bool // the same at the time of the call; the caller holds the lock of forget
+	pair    *pairing                // nil: no partner
+	crowded bool                    // too many doubtful flows, before the count
+	slack   time.Duration           // for an agent's report by way of the partner
 }
 
 func newCensus() *census {
@@ -50,8 +50,8 @@ func (c *census) unaskedFlows() (n int) {
 	return n
 }
 
-// report records a flow of which a backend says that a session is there, or at another backend. It counts against the one that says so.
-// The caller holds mu.
+// report records a flow reported by a backend, with the session there or at another backend. It counts against the reporting
+// backend. The caller holds mu.
 func (a *Agent) report(k Key, by move.Backend, fl move.Flow) error {
 	if err := a.reports.Room(by, int(a.f.maps.LbFlows.MaxEntries())); err != nil {
 		return err
@@ -64,7 +64,7 @@ func (a *Agent) report(k Key, by move.Backend, fl move.Flow) error {
 	return err
 }
 
-// away says for how long a backend's agent has not been connected, here or at the partner; 0: it is. The caller holds mu.
+// away returns the time since a backend's agent disconnected here and at the partner, 0 if it is connected. The caller holds mu.
 func (a *Agent) away(b move.Backend) time.Duration {
 	m := a.members[b]
 	if a.backends[b] != nil || m != nil && m.word != nil && m.word.Connected {
@@ -76,7 +76,7 @@ func (a *Agent) away(b move.Backend) time.Duration {
 	return time.Since(a.began)
 }
 
-// beginCensus prepares a count. Flows that are learned while it goes on count twice until the next one.
+// beginCensus starts a count. Flows learned during the count are counted twice until the next one.
 func (a *Agent) beginCensus() *census {
 	c := newCensus()
 	c.away = func(b move.Backend) bool { return a.away(b) >= reportedFor }
@@ -90,8 +90,8 @@ func (a *Agent) beginCensus() *census {
 	return c
 }
 
-// endCensus takes the counts, notes owners that may have been removed, and forgets backends that registered, have been away for
-// idle_timeout, and have no flow.
+// endCensus stores the counts and marks owners without a location as vacant. It forgets registered backends without a flow after
+// an absence of IdleTimeout.
 func (a *Agent) endCensus(c *census) {
 	if err := a.f.noteVacant(c.owned); err != nil {
 		a.o.Log.Warn("it is not known which backends were removed", "err", err)

@@ -12,17 +12,17 @@ import (
 
 const (
 	routesEvery = time.Second
-	routeAgain  = 10 * time.Second // one that does not help: rules or another route lead elsewhere
+	routeAgain  = 10 * time.Second // after a failed attempt: rules or another route have precedence
 )
 
-// routes are the routes of the services' addresses to the device of buffered packets. Other programs may remove them:
-// systemd-networkd does so when it starts. A loose reverse path filter then drops what backends answer.
+// routes is the state of the routes from the services' addresses to the buffer device. Other programs may remove them:
+// systemd-networkd does so at its start. A loose reverse path filter then drops the backends' answers.
 type routes struct {
 	checked time.Time
-	put     map[netip.Addr]time.Time // addresses without such a route, and when it was put back
+	put     map[netip.Addr]time.Time // addresses without their route, with the time of the latest attempt to restore it
 }
 
-// keepRoutes puts routes back that are gone, and logs each once.
+// keepRoutes restores missing routes and logs each once.
 func (a *Agent) keepRoutes() {
 	r := &a.routes
 	if time.Since(r.checked) < routesEvery {
@@ -46,7 +46,7 @@ func (a *Agent) keepRoutes() {
 	}
 }
 
-// unrouted are the services' addresses that no route leads to the device of buffered packets.
+// unrouted returns the services' addresses without a route to the buffer device.
 func (f *DataPath) unrouted() (out []netip.Addr) {
 	f.buffer.mu.Lock()
 	for l := range f.buffer.services {

@@ -31,20 +31,20 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// What weir.yaml says is package spec's.
+// These are types of package spec.
 type (
 	Config  = spec.Config
 	Service = spec.Service
 	Partner = spec.Partner
 )
 
-// Run is the agent of a load balancer, in the network namespace of the process, until ctx is done. The data path stays: see [Remove].
+// Run runs the agent of a load balancer in the network namespace of the process until ctx is done. The data path stays: see [Remove].
 func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
 	return feature.RunAnew(ctx, func() error { return run(ctx, root, c, log) },
 		func(reason error) { log.Info("load balancer agent begins anew", "name", c.Name, "reason", reason) })
 }
 
-// run is Run until a device comes.
+// run is Run until the devices change.
 func run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
 	o, err := agentOptions(c)
 	if err != nil {
@@ -83,7 +83,6 @@ func run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 	return group.Wait()
 }
 
-// agentOptions are the options of the agent that the file wants.
 func agentOptions(c *Config) (AgentOptions, error) {
 	tls, err := c.TLS.LoadFor(c.Name)
 	if err != nil {
@@ -99,10 +98,9 @@ func agentOptions(c *Config) (AgentOptions, error) {
 	return o, nil
 }
 
-// controlName is what the agent of a load balancer is called, by its network namespace and name.
+// controlName returns the name of an agent's control socket.
 func controlName(scope, name string) string { return "lb-" + scope + "-" + name }
 
-// controls are what the commands ask of an agent.
 func (a *Agent) controls() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", control.JSON(a.Status))
@@ -114,7 +112,7 @@ func (a *Agent) controls() http.Handler {
 	return mux
 }
 
-// override has a client be a backend's; without a backend it ends that.
+// override pins a client to a backend. An empty backend ends the override.
 func (a *Agent) override(service, client, backend string) error {
 	keys, err := a.parseKeys(service, client)
 	if err != nil {
@@ -145,7 +143,7 @@ func each(keys []Key, do func(Key) error) error {
 	return errors.Join(errs...)
 }
 
-// parseKeys are a client's flows of a service: one at each address that it may speak with.
+// parseKeys returns a client's flows to a service, one for each address of the service in the client's family.
 func (a *Agent) parseKeys(service, client string) (keys []Key, err error) {
 	known := false
 	for _, s := range a.o.Services {
@@ -176,7 +174,7 @@ func (a *Agent) parseKeys(service, client string) (keys []Key, err error) {
 	return keys, nil
 }
 
-// Statuses are those of all load balancers, from their agents, else from the pins alone.
+// Statuses returns the status of all load balancers. Without an agent it reads the pins.
 func Statuses(ctx context.Context, root *kernel.Root) (out []Status, err error) {
 	all, err := Instances(root)
 	_, unread, uerr := store.All(root)
@@ -193,7 +191,7 @@ func Statuses(ctx context.Context, root *kernel.Root) (out []Status, err error) 
 	return out, errors.Join(err, uerr)
 }
 
-// gone reports whether the network namespace of an instance is gone, as far as this user can tell: others than root see few.
+// gone reports whether the network namespace of an instance is gone. It is false for users other than root, who see few namespaces.
 func gone(root *kernel.Root, inst kernel.Instance) bool {
 	ns, err := root.OpenNetns(inst)
 	if err == nil {
@@ -202,7 +200,7 @@ func gone(root *kernel.Root, inst kernel.Instance) bool {
 	return os.Geteuid() == 0 && errors.Is(err, netns.ErrGone)
 }
 
-// Unread is an error about the load balancers that cannot be read, nil where there are none. [Statuses] leaves them out.
+// Unread returns an error about unreadable load balancers, nil if there are none. [Statuses] omits them.
 func Unread(root *kernel.Root) error {
 	_, unread, err := store.All(root)
 	return errors.Join(err, unread.WithoutDamage().Err())
@@ -221,7 +219,7 @@ func readStatus(ctx context.Context, root *kernel.Root, inst kernel.Instance) (s
 	return f.Status()
 }
 
-// Override asks the agent of a load balancer of this name to have a client of a service be a backend's; backend "" ends that.
+// Override asks the agent of a load balancer to pin a client of a service to a backend. An empty backend ends the override.
 func Override(ctx context.Context, root *kernel.Root, name, service, client, backend string) error {
 	all, err := Instances(root)
 	if err != nil {
@@ -236,7 +234,7 @@ func Override(ctx context.Context, root *kernel.Root, name, service, client, bac
 	return errOther(name, all)
 }
 
-// OnlyName is the name of the load balancers that are here, if they have one name.
+// OnlyName returns the common name of the pinned load balancers.
 func OnlyName(root *kernel.Root) (string, error) {
 	all, err := Instances(root)
 	if err != nil {
@@ -260,7 +258,7 @@ func onlyName(all []kernel.Instance) (string, error) {
 	return "", fmt.Errorf("there are several load balancers: name one of %s", strings.Join(sorted, ", "))
 }
 
-// errOther says that no load balancer of a name is here, and names those that are.
+// errOther is the error about an unknown name. It lists the existing names.
 func errOther(name string, all []kernel.Instance) error {
 	var names []string
 	for _, inst := range all {

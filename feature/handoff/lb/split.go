@@ -11,10 +11,11 @@ import (
 
 const watchEvery = 500 * time.Millisecond
 
-// split says whether the two are: both carry clients' packets, as the partner says, or they are apart.
+// split reports whether clients' packets pass both load balancers, and whether the two are apart. They are apart if packets pass
+// here without a connection to the partner, while agents known from the partner are not connected here.
 func (a *Agent) split() (both, apart bool) {
 	a.mu.Lock()
-	strays := false // agents that are at neither, as far as is known here
+	strays := false // agents that were at the partner and have not connected here
 	for n, m := range a.members {
 		strays = strays || m.word != nil && m.word.Connected && a.backends[n] == nil
 	}
@@ -50,10 +51,10 @@ func (a *Agent) pairStatus() *PairStatus {
 	return s
 }
 
-// watchPair notes which of the two carries clients' packets, and what is lost while both do.
+// watchPair tracks packets of clients here, and counts losses while the load balancers are split or apart.
 func (a *Agent) watchPair(ctx context.Context) {
 	d := a.pair
-	before, _ := a.f.Counts() // it is read again
+	before, _ := a.f.Counts() // the next turn reads it again
 	carried, at := false, time.Now()
 	for range (feature.Loop{Every: watchEvery, Later: true}).Turns(ctx) {
 		now, err := a.f.Counts()

@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// What status says is package report's.
+// These are types of package report.
 type (
 	Status        = report.Status
 	PairStatus    = report.PairStatus
@@ -24,12 +24,12 @@ type (
 	DeviceFault   = report.DeviceFault
 )
 
-// Collector implements feature.Measured: the metrics of all load balancers below a root, from their agents where these answer.
+// Collector implements feature.Measured: the metrics of all load balancers below a root.
 func (Feature) Collector(r *kernel.Root) prometheus.Collector {
 	return report.Collector{Statuses: func(ctx context.Context) ([]Status, error) { return Statuses(ctx, r) }}
 }
 
-// Status reads what the data path does: flows by owner, and counts.
+// Status returns the number of flows by owner, and the packet counters.
 func (f *DataPath) Status() (Status, error) {
 	s := Status{}
 	owned := map[move.Backend]int{}
@@ -54,7 +54,7 @@ func (f *DataPath) Status() (Status, error) {
 	return s, err
 }
 
-// Status is the load balancer's, with the backends as this agent sees them.
+// Status is the data path's status, with the backends as seen by this agent.
 func (a *Agent) Status() (Status, error) {
 	s, err := a.f.Status()
 	s.Agent, s.Name, s.Starting, s.Partner = true, a.o.Name, a.starting(), a.pairStatus()
@@ -85,13 +85,14 @@ func (a *Agent) Status() (Status, error) {
 		}
 		s.Backends = append(s.Backends, v)
 	}
-	for _, number := range slices.Sorted(maps.Keys(owned)) { // of backends that have registered with a life before this one
+	for _, number := range slices.Sorted(maps.Keys(owned)) { // of backends registered with an earlier agent
 		s.Backends = append(s.Backends, BackendStatus{Name: a.names[number], Number: number, Flows: owned[number], Connected: a.backends[number] != nil, Reason: a.unknown(number)})
 	}
 	return s, err
 }
 
-// registered reports whether a backend's agent is connected and has registered it, here or at the partner. The caller holds mu.
+// registered reports whether a backend has registered over its agent's current connection, or is connected at the partner. The
+// caller holds mu.
 func (a *Agent) registered(m *member) bool {
 	if c := a.backends[m.Number]; c != nil {
 		return m.said == c
@@ -99,7 +100,7 @@ func (a *Agent) registered(m *member) bool {
 	return a.pair != nil && m.word != nil && m.word.Connected
 }
 
-// unknown says why a backend that owns flows is none of the members, and what becomes of the flows. The caller holds mu.
+// unknown explains why a flow owner is no member, and the fate of its flows. The caller holds mu.
 func (a *Agent) unknown(n move.Backend) string {
 	var b bpf.LBLbBackend
 	err := a.f.maps.LbBackends.Lookup(uint32(n), &b)

@@ -2,15 +2,15 @@
 
 package lb
 
-// Steps are those of a move after which a load balancer's agent may die, in the order in which they come.
+// Steps are the steps of a move in order. Tests kill the load balancer's agent after each.
 var Steps = []string{stepBuffering, stepBuffered, stepToldBuffering, stepFlipped, stepToldFlipped, stepLetGo, stepToldGone}
 
 const (
 	stepBuffering     = "load balancer: held"         // in the flow's record
-	stepBuffered      = "load balancer: buffered"     // are its packets
-	stepToldBuffering = "load balancer: told held"    // was the source
+	stepBuffered      = "load balancer: buffered"     // packets are buffered
+	stepToldBuffering = "load balancer: told held"    // the source is told
 	stepFlipped       = "load balancer: flipped"      // in the flow's record
-	stepToldFlipped   = "load balancer: told flipped" // was the destination
-	stepLetGo         = "load balancer: let go"       // are the packets
-	stepToldGone      = "load balancer: told gone"    // was the source: another has it for good
+	stepToldFlipped   = "load balancer: told flipped" // the destination is told
+	stepLetGo         = "load balancer: let go"       // buffered packets are released
+	stepToldGone      = "load balancer: told gone"    // the source is told: another backend has the session for good
 )

@@ -14,10 +14,10 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 )
 
-// retag copies flows of addresses whose tag changes, as it does when another address is added or removed: a flow keeps its owner.
-// Call it before the data path knows the new tags.
+// retag copies flows of addresses with a changed tag, so they keep their owners. A tag changes when another address of the
+// service is added or removed. The caller calls it before the data path gets the new tags.
 func (f *DataPath) retag(services []Service) error {
-	to := map[int][]Service{} // by the tag until now
+	to := map[int][]Service{} // by the present tag
 	for _, s := range services {
 		var v bpf.LBLbService
 		k := bpf.LBLbServiceKey{Addr: s.Listen.Addr().As16(), Port: flow.Swap(s.Listen.Port()), Proto: s.Proto}
@@ -47,7 +47,7 @@ func (f *DataPath) retag(services []Service) error {
 		}
 		return true
 	})
-	for _, c := range all { // the old ones are forgotten when they are idle
+	for _, c := range all { // the old entries are removed when they are idle
 		if e := f.maps.LbFlows.Update(c.key, &c.value, ebpf.UpdateNoExist); e != nil && !errors.Is(e, ebpf.ErrKeyExist) {
 			err = errors.Join(err, fmt.Errorf("keeping the owner of a flow: %w", e))
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// These maps are not pinned: the agent holds them.
+// These maps are not pinned. The agent holds them.
 const (
 	learnedName = "lb_learned"
 	roomName    = "lb_room"
@@ -38,8 +38,8 @@ func (Feature) PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan
 	return plan, err
 }
 
-// upgrade puts this weir's programs in place of another's, over the same maps: the agent, if one runs, goes on. The meta changes
-// last: killed before, the next upgrade begins again, and meanwhile each packet meets one or the other program.
+// upgrade replaces another version's programs by this version's, over the same maps. A running agent continues. The metadata
+// changes last. After a kill before that the next upgrade starts over. Until then each packet meets one of the two programs.
 func upgrade(l *kernel.WriteLock, inst kernel.Instance) error {
 	u, err := store.Open(l, inst)
 	if err != nil {
@@ -52,7 +52,7 @@ func upgrade(l *kernel.WriteLock, inst kernel.Instance) error {
 	return store.Upgrade(l, inst, func() error { return nil }, nil)
 }
 
-// exchange moves the links, or the filters where there are none. The caller is in the network namespace.
+// exchange moves the links, or the filters before Linux 6.6. The caller is in the network namespace.
 func exchange(l *kernel.WriteLock, u *instances.InUse[Options]) error {
 	names, err := u.Pins.Links()
 	if err != nil {
@@ -91,7 +91,7 @@ func exchange(l *kernel.WriteLock, u *instances.InUse[Options]) error {
 	return nil
 }
 
-// programs loads this weir's over the maps that are pinned, and over those that the agent holds.
+// programs loads this version's programs over the pinned maps and the running program's unpinned ones.
 func programs(pins *kernel.Opened, running uint32) (*kernel.Collection, error) {
 	spec, err := bpf.LoadLB()
 	if err != nil {

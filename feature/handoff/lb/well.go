@@ -12,13 +12,13 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// silent says whether an agent is: it was asked more than once since it has said something, and has had its time. Of the time alone
-// this process may have slept.
+// silent reports whether an agent has missed more than one ping and its timeout has passed. The time alone proves nothing,
+// because this process may have been suspended.
 func (a *Agent) silent(c *peer.Conn) bool {
 	return time.Since(c.Heard()) > a.o.AgentTimeout && c.Unanswered() > 1
 }
 
-// well says whether a backend is to get new flows. The caller holds mu.
+// well reports whether a backend should get new flows. The caller holds mu.
 func (a *Agent) well(m *member) bool {
 	c := a.backends[m.Number]
 	m.agent = m.agent || c != nil
@@ -52,7 +52,7 @@ func (a *Agent) well(m *member) bool {
 	return false
 }
 
-// mayReturn leaves out backends that are in no file and cannot register.
+// mayReturn removes backends that are in no file and cannot register.
 func (a *Agent) mayReturn(backends map[move.Backend]bool) map[move.Backend]bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -60,7 +60,7 @@ func (a *Agent) mayReturn(backends map[move.Backend]bool) map[move.Backend]bool 
 	return backends
 }
 
-// removeBackends makes the data path balance flows of removed backends anew.
+// removeBackends lets the data path assign the flows of removed backends to others.
 func (a *Agent) removeBackends() {
 	a.f.mu.Lock()
 	vacant := slices.Collect(maps.Keys(a.f.vacant))
@@ -75,8 +75,8 @@ func (a *Agent) removeBackends() {
 	}
 }
 
-// removed says whether a backend is no more: neither the file nor the partner names it, and it cannot register, or has not within
-// IdleTimeout. A backend that is only away has its sessions still.
+// removed reports whether a backend is removed for good: neither the file nor the partner lists it, and it cannot register, or
+// has not within IdleTimeout. A disconnected backend still has its sessions.
 func (a *Agent) removed(n move.Backend) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

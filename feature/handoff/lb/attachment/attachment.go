@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package attachment says where a load balancer's programs are: links at tcx of its devices, or filters of these where the kernel has no
-// tcx (before 6.6). Functions that take devices work in the network namespace of the calling thread.
+// Package attachment names the attachments of a load balancer's programs: tcx links at its devices,
+// or clsact filters on kernels without tcx (before 6.6). Functions with device names work in the
+// network namespace of the calling thread.
 package attachment
 
 import (
@@ -15,7 +16,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Link is what the link at an interface is pinned as.
+// Link returns the pin name of the link at an interface.
 func Link(ifindex int, egress bool) string {
 	if egress {
 		return fmt.Sprint("out", ifindex)
@@ -23,7 +24,7 @@ func Link(ifindex int, egress bool) string {
 	return fmt.Sprint("in", ifindex)
 }
 
-// Program is the program of a link, by the interface of buffered packets.
+// Program returns the program of a link. buffer is the index of the buffer device.
 func Program(link string, buffer int) string {
 	switch link {
 	case Link(buffer, false):
@@ -34,8 +35,8 @@ func Program(link string, buffer int) string {
 	return "lb_in"
 }
 
-// Filter is a program's place where the kernel has no tcx: a filter of the device, which stays with it, and which the next life of the
-// load balancer exchanges.
+// Filter returns the filter that holds a program on kernels without tcx. It stays with the device.
+// The next agent replaces its program.
 func Filter(ifindex int, egress bool) kernel.Clsact {
 	name := "weir_lb_in"
 	if egress {
@@ -44,29 +45,31 @@ func Filter(ifindex int, egress bool) kernel.Clsact {
 	return kernel.Clsact{Ifindex: ifindex, Name: name, Egress: egress}
 }
 
-// Filters are those of a load balancer without links: at its devices, as far as these are there, and at that of buffered packets.
+// Filters returns the filters of a load balancer without links: at its existing devices and the
+// buffer device.
 func Filters(devices []string, buffer int) []kernel.Clsact {
 	out := []kernel.Clsact{Filter(buffer, false), Filter(buffer, true)}
 	for _, name := range devices {
-		if i, err := net.InterfaceByName(name); err == nil { // else it has gone, and its filter
+		if i, err := net.InterfaceByName(name); err == nil { // otherwise the device is gone, and its filter with it
 			out = append(out, Filter(i.Index, false))
 		}
 	}
 	return out
 }
 
-// Detach removes filters from devices. The load balancer's own devices take their filters with them.
+// Detach removes the filters from devices. The load balancer's own devices take their filters with
+// them.
 func Detach(devices []string) error {
 	var errs []error
 	for _, name := range devices {
-		if i, err := net.InterfaceByName(name); err == nil { // else it has gone, and its filter
+		if i, err := net.InterfaceByName(name); err == nil { // otherwise the device is gone, and its filter with it
 			errs = append(errs, Filter(i.Index, false).Detach(true))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Runs reports whether the program for packets from outside is attached at an interface. links are those that are pinned.
+// Runs reports whether lb_in is attached to an interface. links are the names of the pinned links.
 func Runs(ifindex int, links []string) bool {
 	if len(links) > 0 {
 		return slices.Contains(links, Link(ifindex, false))
@@ -75,7 +78,8 @@ func Runs(ifindex int, links []string) bool {
 	return err != nil || program != 0
 }
 
-// Running is the id of a program that runs: all use the same maps. filters are the places of programs where there are no links.
+// Running returns the id of a running program. All of them use the same maps. filters are the
+// attachments if there are no links.
 func Running(pins *kernel.Opened, links []string, filters []kernel.Clsact) (uint32, error) {
 	if len(links) == 0 {
 		return filters[0].Program()
@@ -88,7 +92,7 @@ func Running(pins *kernel.Opened, links []string, filters []kernel.Clsact) (uint
 	return kernel.LinkProgram(ln)
 }
 
-// Move puts a program in place of a link's.
+// Move replaces a link's program.
 func Move(pins *kernel.Opened, link string, to *ebpf.Program) error {
 	ln, err := pins.Link(link)
 	if err != nil {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package explain says what a load balancer does with one packet, from the maps of its data path. It follows lb.bpf.c.
+// Package explain explains the treatment of one packet by a load balancer. It reads the maps of the
+// data path and follows lb.bpf.c.
 package explain
 
 import (
@@ -28,27 +29,28 @@ import (
 
 // Explainer follows one packet through one load balancer.
 type Explainer struct {
-	Name    string // the load balancer's
+	Name    string // of the load balancer
 	Maps    bpf.LBMaps
 	Pins    *kernel.Opened
 	Netns   *netns.Handle
 	Packet  feature.Packet
-	Devices []string // with the tunnels'
-	Tunnel  string   // the device of tunnels; "": there is none
-	Buffer  string   // the device of buffered packets
+	Devices []string // including the tunnels' device
+	Tunnel  string   // the tunnels' device; "": none
+	Buffer  string   // the buffer device
 	Known
 
-	// At is the program's link at an interface, and its filter on a kernel without tcx.
+	// At returns the link of lb_in at an interface, and its filter on kernels without tcx.
 	At func(ifindex int) (link string, filter kernel.Clsact)
-	// Flow reads a flow; ok is false for an unknown one. A service that goes by source has flows with client port 0.
+	// Flow reads a flow. ok is false for an unknown one. The client port is 0 for a service by
+	// source.
 	Flow func(client netip.AddrPort, service int) (f flow.Flow, ok bool, err error)
-	// Bucket is where a new flow is in its service's table.
+	// Bucket returns the bucket of a client's flow.
 	Bucket func(client netip.AddrPort) int
 
 	out []feature.Verdict
 }
 
-// Verdicts are what becomes of the packet.
+// Verdicts returns the verdicts about the packet.
 func (x *Explainer) Verdicts() ([]feature.Verdict, error) {
 	err := x.packet()
 	return x.out, err
@@ -88,26 +90,26 @@ func (x *Explainer) packet() error {
 	return nil
 }
 
-// fromTunnel is what lb_in asks of each packet out of the tunnels' device.
+// fromTunnel is the check of lb_in on each packet from the tunnels' device.
 const fromTunnel = "out of a tunnel a packet passes if the other end is a backend and its source a service's address; others are dropped"
 
-// conclusion is what becomes of a packet at the load balancer.
+// conclusion is the fate of a packet at the load balancer.
 type conclusion struct {
 	text    string
 	warning bool
-	result  string // empty: the packet goes on
+	result  string // empty: the packet continues
 }
 
 func (x *Explainer) say(stage feature.Stage, order int32, c conclusion) {
 	x.out = append(x.out, feature.Verdict{Stage: stage, Order: order, ExplainStep: feature.ExplainStep{Step: "load balancer " + x.Name, Text: c.text, Warning: c.warning}, Result: c.result})
 }
 
-// meeting is where a packet meets the load balancer.
+// meeting is the load balancer's program at the packet's interface.
 type meeting struct {
 	index    int  // of the interface
-	device   bool // it is one of the load balancer's
+	device   bool // the interface is one of the load balancer's
 	attached bool
-	order    int32 // among the programs there
+	order    int32 // position among the interface's programs
 }
 
 func (x *Explainer) tunnelled() bool { return x.Tunnel != "" && x.Packet.Interface == x.Tunnel }
@@ -120,7 +122,7 @@ func (x *Explainer) meets() (at meeting, err error) {
 	err = x.Netns.Do(func() error {
 		i, err := net.InterfaceByName(x.Packet.Interface)
 		if err != nil {
-			return nil //nolint:nilerr // it went this instant
+			return nil //nolint:nilerr // the interface has just been deleted
 		}
 		at.index = i.Index
 		at.order, at.attached, err = x.attached(i)
@@ -129,7 +131,8 @@ func (x *Explainer) meets() (at meeting, err error) {
 	return at, err
 }
 
-// attached reports whether the program runs at an interface, and where among the programs there. The caller is in the network namespace.
+// attached reports whether the program is attached to an interface, and its position among the
+// programs there. The caller is in the network namespace.
 func (x *Explainer) attached(device *net.Interface) (order int32, ok bool, err error) {
 	names, err := x.Pins.Links()
 	if err != nil {
@@ -166,11 +169,11 @@ func (x *Explainer) service(a netip.AddrPort) (s bpf.LBLbService, ok bool, err e
 	return s, a.Port() != 0, nil
 }
 
-// address reports whether a packet is for an address of a service, of whichever port, and whether the route to it leads to the
-// load balancer. It warns of an address that is local.
+// address reports whether a packet's destination is an address of a service, at any port, and
+// whether its route leads to the load balancer. It warns of a local address.
 func (x *Explainer) address() (ours, routed bool, err error) {
 	for _, proto := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-		var s bpf.LBLbService // of fragments: see SetService
+		var s bpf.LBLbService // the entry for fragments: see SetService
 		err := x.Maps.LbServices.Lookup(bpf.LBLbServiceKey{Addr: x.Packet.To.Addr().As16(), Proto: proto}, &s)
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return false, false, fmt.Errorf("reading the services of %s: %w", x.Packet.To.Addr(), err)
@@ -184,7 +187,7 @@ func (x *Explainer) address() (ours, routed bool, err error) {
 	err = x.Netns.Do(func() error {
 		all, err := netlink.RouteGet(x.Packet.To.Addr().AsSlice())
 		if err != nil || len(all) == 0 {
-			return nil //nolint:nilerr // no route leads anywhere
+			return nil //nolint:nilerr // no route
 		}
 		local = all[0].Type == unix.RTN_LOCAL
 		l, err := net.InterfaceByIndex(all[0].LinkIndex)
@@ -201,7 +204,7 @@ func (x *Explainer) address() (ours, routed bool, err error) {
 	return ours, routed, err
 }
 
-// toService explains a client's packet: at a device, or where the route leads that comes by another way.
+// toService explains a client's packet, at a device of the load balancer or routed to it.
 func (x *Explainer) toService(at meeting, s bpf.LBLbService, routed bool) error {
 	c, err := x.fromClient(s)
 	if err != nil {
@@ -224,7 +227,7 @@ func (x *Explainer) toService(at meeting, s bpf.LBLbService, routed bool) error 
 	return nil
 }
 
-// fromClient follows the function of this name in lb.bpf.c, of a datagram or a SYN.
+// fromClient follows from_client in lb.bpf.c for a datagram or a SYN.
 func (x *Explainer) fromClient(s bpf.LBLbService) (c conclusion, err error) {
 	client := x.client(x.Packet.From, s)
 	fl, known, err := x.Flow(client, int(s.Id))
@@ -263,7 +266,7 @@ func (x *Explainer) fromClient(s bpf.LBLbService) (c conclusion, err error) {
 	return x.toBackend(c, fl.Owner)
 }
 
-// client is the client's end of a flow.
+// client returns the client's end of a flow.
 func (x *Explainer) client(a netip.AddrPort, s bpf.LBLbService) netip.AddrPort {
 	if s.BySource != 0 {
 		return netip.AddrPortFrom(a.Addr(), 0)
@@ -271,7 +274,7 @@ func (x *Explainer) client(a netip.AddrPort, s bpf.LBLbService) netip.AddrPort {
 	return a
 }
 
-// called is what people call a service.
+// called returns the name of a service.
 func (x *Explainer) called(s bpf.LBLbService) string { return x.serviceName(number(s)) }
 
 func number(s bpf.LBLbService) int { return int(peer.ServiceNumber(uint16(s.Id))) }
@@ -284,7 +287,7 @@ func (x *Explainer) setup() (setup bpf.LBLbConfig, err error) {
 	return setup, nil
 }
 
-// newFlow explains a packet of a flow that is not known.
+// newFlow explains a packet of an unknown flow.
 func (x *Explainer) newFlow(client netip.AddrPort, s bpf.LBLbService) (c conclusion, err error) {
 	setup, err := x.setup()
 	if err != nil {
@@ -310,7 +313,7 @@ func (x *Explainer) newFlow(client netip.AddrPort, s bpf.LBLbService) (c conclus
 	return x.toBackend(c, owner)
 }
 
-// toBackend ends with the way to a backend.
+// toBackend adds the path to a backend.
 func (x *Explainer) toBackend(c conclusion, number move.Backend) (conclusion, error) {
 	var b bpf.LBLbBackend
 	if err := x.Maps.LbBackends.Lookup(uint32(number), &b); err != nil {
@@ -333,7 +336,7 @@ func (x *Explainer) toBackend(c conclusion, number move.Backend) (conclusion, er
 	return c, nil
 }
 
-// fromService explains an answer, as from_backend in lb.bpf.c does with one that is no reset.
+// fromService explains an answer other than a reset, as from_backend in lb.bpf.c.
 func (x *Explainer) fromService(at meeting, s bpf.LBLbService) error {
 	senders, err := x.senders(at)
 	if err != nil {
@@ -361,7 +364,7 @@ func (x *Explainer) fromService(at meeting, s bpf.LBLbService) error {
 	return nil
 }
 
-// senders are the backends at an interface.
+// senders returns the backends at an interface.
 func (x *Explainer) senders(at meeting) (out []move.Backend, err error) {
 	var number uint32
 	if x.tunnelled() {
@@ -382,10 +385,10 @@ func (x *Explainer) senders(at meeting) (out []move.Backend, err error) {
 	return out, it.Err()
 }
 
-// device is an interface's name.
+// device returns an interface's name.
 func (x *Explainer) device(index int) (name string) {
 	name = fmt.Sprintf("interface %d, which is gone", index)
-	_ = x.Netns.Do(func() error { // the name says that it is gone
+	_ = x.Netns.Do(func() error { // without an interface the default name stays
 		if i, err := net.InterfaceByIndex(index); err == nil {
 			name = i.Name
 		}

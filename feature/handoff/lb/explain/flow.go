@@ -14,13 +14,14 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// As LB_ANSWER_TIME and LB_RECLAIM_TIME of lb.h.
+// These are LB_ANSWER_TIME and LB_RECLAIM_TIME of lb.h.
 const (
 	answerTime  = 600 * time.Millisecond
 	reclaimTime = 45 * time.Second
 )
 
-// leaves says whether a datagram or a SYN of a known flow goes by the table, as balance of lb.bpf.c decides, and why; or which SYN does.
+// leaves reports whether a datagram or a SYN of a known flow follows the table instead, as balance
+// in lb.bpf.c decides. why is the reason, or the condition under which a later SYN does.
 func (x *Explainer) leaves(fl flow.Flow, client netip.AddrPort, s bpf.LBLbService) (leaves bool, why string, err error) {
 	now := kernel.Monotonic()
 	setup, err := x.setup()
@@ -59,7 +60,7 @@ func (x *Explainer) leaves(fl flow.Flow, client netip.AddrPort, s bpf.LBLbServic
 	return false, "", nil
 }
 
-// bucket is where a new flow is in its service's table, and the backend there; 0: none.
+// bucket returns a new flow's bucket and its backend, 0 for none.
 func (x *Explainer) bucket(client netip.AddrPort, s bpf.LBLbService) (bucket int, owner move.Backend, err error) {
 	bucket = x.Bucket(client)
 	var found uint16

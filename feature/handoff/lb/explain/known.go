@@ -11,21 +11,21 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// Known is what the agent and the applied file tell of a load balancer.
+// Known is a load balancer's state from its agent and the applied configuration.
 type Known struct {
 	Agent    bool // it answers
 	Backends []Backend
 	Services map[int]string          // names in the file, by number
-	Names    map[move.Backend]string // names in the file, of backends
+	Names    map[move.Backend]string // names of backends in the file
 }
 
-// Backend is what the agent tells of one.
+// Backend is a backend as reported by the agent.
 type Backend struct {
 	Number move.Backend
 	Name   string
 	Weight int
 	Up     bool
-	Reason string // it is not up, or gets no new flows
+	Reason string // why it is not up, or gets no new flows
 }
 
 func (k *Known) serviceName(number int) string {
@@ -42,7 +42,7 @@ func (k *Known) backendName(number move.Backend) string {
 	return fmt.Sprintf("backend number %d", number)
 }
 
-// backend is what the agent says of one. One that it does not know is well as far as anybody can tell.
+// backend returns the agent's report of a backend. A backend unknown to the agent counts as up.
 func (k *Known) backend(number move.Backend) Backend {
 	i := slices.IndexFunc(k.Backends, func(b Backend) bool { return b.Number == number })
 	if i < 0 {
@@ -51,7 +51,8 @@ func (k *Known) backend(number move.Backend) Backend {
 	return k.Backends[i]
 }
 
-// unwell says why a backend is not well, as far as the agent tells; "" if it is, or nobody knows.
+// unwell returns why a backend is not well, as reported by the agent. It is empty for a well or
+// unknown backend.
 func (k *Known) unwell(number move.Backend) string {
 	if b := k.backend(number); k.Agent && !b.Up {
 		return cmp.Or(b.Reason, "weir lb status tells more")
@@ -59,7 +60,7 @@ func (k *Known) unwell(number move.Backend) string {
 	return ""
 }
 
-// noBackend says why no backend gets new flows, as far as the agent tells.
+// noBackend returns why no backend gets new flows, as reported by the agent.
 func (k *Known) noBackend() string {
 	if !k.Agent {
 		return ": its agent does not answer, and weir serve runs it"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package flow translates the records of flows in the load balancer's maps.
+// Package flow converts the records of flows in the load balancer's maps.
 package flow
 
 import (
@@ -13,37 +13,37 @@ import (
 	"github.com/weir-project/weir/internal/jhash"
 )
 
-// Key is a flow of a service, as the client's packets have it.
+// Key is the key of a flow: the client's end and the service.
 type Key struct {
-	Client  netip.AddrPort // the port is 0 where the service is by source
-	Service int            // its number, and above that the tag of the address: see lb.Service.Tag
+	Client  netip.AddrPort // port 0 for a service by source
+	Service int            // the number, and above it the tag of the address: see spec.Service.Tag
 }
 
-// Flow is what the load balancer knows of one.
+// Flow is the record of a flow.
 type Flow struct {
 	move.Flow
-	Buffered    bool         // packets to the owner go to the device of buffered packets
-	Seen        uint64       // CLOCK_MONOTONIC in ns: the latest packet
-	In, Out     uint64       // packets
-	Ended       bool         // a reset, or the ends of both sides, have been seen
-	BothEnds    bool         // the latter
-	Reset       bool         // by its owner, and the client has said nothing since
-	ClientReset bool         // by its client's reset alone: anybody can make one up
-	Opening     bool         // a SYN made it known, or its owner has reset it, and its owner has said nothing since that only a session says
-	Midway      bool         // a segment that opens nothing made it known, and its owner has said nothing that only a session says
-	Unanswered  bool         // nothing but SYNs of the client and resets of its owner have come since it was opened
-	Balanced    bool         // by the data path, which has chosen the epoch
-	Told        bool         // by Learn or Override, and nothing of it was seen then
-	Reported    bool         // a backend has made it known by its word
-	Named       bool         // its owner's agent has told of the session, since the owner's latest answer to a SYN
-	Reporter    move.Backend // that backend; 0: it is not known
-	Unasked     bool         // packets of its owner made it known, and neither its client nor the owner's agent has confirmed it
-	Pinned      bool         // by Override: it stays until Release
-	Until       uint64       // CLOCK_MONOTONIC in ns: packets to the owner wait no longer than that, or when it moved
-	Incarnation uint64       // instance of the owner's agent that had it flipped to the owner; 0: none has
+	Buffered    bool         // packets to the owner go to the buffer device
+	Seen        uint64       // CLOCK_MONOTONIC in ns, of the latest packet
+	In, Out     uint64       // packets from the client, and from the owner
+	Ended       bool         // reset, or closed by both sides
+	BothEnds    bool         // closed by both sides
+	Reset       bool         // reset by its owner, without a packet of the client since
+	ClientReset bool         // reset by the client alone, which anybody can forge
+	Opening     bool         // learned from a SYN, or reset by its owner, and the owner has not shown a session since
+	Midway      bool         // learned from a segment other than a SYN, and the owner has not shown a session since
+	Unanswered  bool         // only SYNs of the client and resets of the owner since it was opened
+	Balanced    bool         // assigned by the data path, with an epoch of its own
+	Told        bool         // recorded by Learn or override, without a packet
+	Reported    bool         // recorded by a backend's report
+	Named       bool         // its owner's agent has reported the session since the owner's latest answer to a SYN
+	Reporter    move.Backend // the reporting backend; 0: unknown
+	Unasked     bool         // learned from the owner's packets, and confirmed neither by its client nor by the owner's agent
+	Pinned      bool         // overridden until Release
+	Until       uint64       // CLOCK_MONOTONIC in ns: deadline of the buffering, or time of the latest move
+	Incarnation uint64       // instance of the owner's agent that acquired the flow; 0: none
 }
 
-// The word of a flow, see lb.h.
+// These are the fields of a flow's word: see lb.h.
 const (
 	backendBits  = 10
 	backendMask  = 1<<backendBits - 1
@@ -54,7 +54,7 @@ const (
 	EpochAt      = 32
 )
 
-// The flags of a flow, see lb.h.
+// These are the flags of a flow: see lb.h.
 const (
 	FinIn      = 1
 	FinOut     = 2
@@ -70,7 +70,7 @@ const (
 	Named      = 2048
 	Midway     = 4096
 	Unasked    = 8192
-	ReporterAt = 16 // the backend
+	ReporterAt = 16 // the reporting backend
 )
 
 // Word packs the owners of a flow. buffered: packets to the owner wait.
@@ -85,33 +85,34 @@ func Word(f move.Flow, buffered bool) uint64 {
 	return w
 }
 
-// Unword unpacks them.
+// Unword unpacks the owners of a flow.
 func Unword(w uint64) (f move.Flow, buffered bool) {
 	return move.Flow{Owner: move.Backend(w & backendMask), To: move.Backend(w >> ToAt & backendMask), Predecessor: move.Backend(w >> BeforeAt & backendMask),
 		Buffering: w&BufferingBit != 0, Epoch: move.Epoch(w >> EpochAt)}, w&BufferedBit != 0
 }
 
-// Raw points to the data path's form: package ebpf takes what a pointer leads to as it is, and reflects on a value.
+// Raw returns the data path's form. It is a pointer because package ebpf copies memory behind a
+// pointer, and reflects on a value.
 func (k Key) Raw() *bpf.LBLbFlowKey {
 	return &bpf.LBLbFlowKey{Client: k.Client.Addr().As16(), Port: Swap(k.Client.Port()), Service: uint16(k.Service)}
 }
 
-// ParseKey reads the data path's form.
+// ParseKey converts the data path's form.
 func ParseKey(r bpf.LBLbFlowKey) Key {
 	return Key{Client: netip.AddrPortFrom(netip.AddrFrom16(r.Client).Unmap(), Swap(r.Port)), Service: int(r.Service)}
 }
 
-// Bucket is where a flow is in its service's ring, as the data path finds it.
+// Bucket returns the flow's bucket in its service's ring, as the data path does.
 func (k Key) Bucket() int {
 	return int(jhash.Addr(uint32(Swap(k.Client.Port())), k.Client.Addr()) % ring.Buckets)
 }
 
-// Swap turns a port into network byte order, or back.
+// Swap converts a port to network byte order, or back.
 func Swap(port uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, port))
 }
 
-// Parse reads the data path's form.
+// Parse converts the data path's form.
 func Parse(v bpf.LBLbFlow) Flow {
 	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, BothEnds: v.Flags&(FinIn|FinOut) == FinIn|FinOut, Reset: v.Flags&ResetOut != 0,
 		Opening: v.Flags&Opening != 0, Midway: v.Flags&Midway != 0, Unanswered: v.Flags&NoAnswer != 0, Balanced: v.Flags&Balanced != 0, Told: v.Flags&Told != 0, Reported: v.Flags&Reported != 0, Named: v.Flags&Named != 0, Unasked: v.Flags&Unasked != 0, Pinned: v.Flags&Pinned != 0, Until: v.Until, Incarnation: v.Life}
@@ -121,11 +122,12 @@ func Parse(v bpf.LBLbFlow) Flow {
 	return out
 }
 
-// Never reports whether a flow is, as far as anybody can tell, no more than what a client has made up: no backend has answered it, or
-// the answer may be to a made-up segment. One that has moved was some backend's: then it is neither opening nor balanced.
+// Never reports whether a flow may be no more than a client's forgery: no backend has answered it,
+// or the answer may be to a forged segment. A moved flow had a backend's session. It is neither
+// opening nor balanced.
 func (fl *Flow) Never(k Key) bool {
 	return fl.To == 0 && (fl.Opening || fl.Midway || (fl.Epoch == 0 || fl.Balanced) && fl.Out == 0 && k.Client.Port() != 0 && !fl.Told && !fl.Named)
 }
 
-// Unseen reports whether a backend's word is all that is known of a flow.
+// Unseen reports whether a flow is known by a backend's report alone.
 func (fl *Flow) Unseen() bool { return fl.Reported && fl.In == 0 && fl.Out == 0 && fl.To == 0 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package forwarding finds settings of the kernel by which a load balancer's host drops the answers of backends: clients' packets are
-// sent on by the program, answers are forwarded by the kernel.
+// Package forwarding checks the kernel settings that let a load balancer's host forward the answers
+// of backends. The BPF program forwards clients' packets, but the kernel forwards answers.
 package forwarding
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 )
 
-// Findings are about the calling thread's network namespace, for doctor.
+// Findings checks the calling thread's network namespace for weir doctor.
 func Findings(c *spec.Config) (out []feature.Finding) {
 	found := func(text, remedy string) {
 		out = append(out, feature.Finding{Object: "load balancer " + c.Name, Text: text, Remedy: remedy})
@@ -45,7 +45,7 @@ func Findings(c *spec.Config) (out []feature.Finding) {
 	return out
 }
 
-// sysctl reads a setting below net; "" if there is none.
+// sysctl reads a setting below net, "" if there is none.
 func sysctl(name string) string {
 	text, _ := os.ReadFile("/proc/sys/net/" + name)
 	return strings.TrimSpace(string(text))

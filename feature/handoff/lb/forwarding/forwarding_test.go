@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// A host that does not forward answers is told so, by family and interface.
+// TestFindings checks the finding for each setting: it names the family or the interface.
 func TestFindings(t *testing.T) {
 	nstest.NeedRoot(t)
 	c := &spec.Config{Name: "edge", Devices: []string{"lo", "absent"}, Services: map[string]spec.ServiceConfig{

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package locate finds where a backend is: on a segment with the load balancer, or at the other end of a tunnel.
+// Package locate finds the location of a backend: on a segment of the load balancer, or at the
+// other end of a tunnel.
 package locate
 
 import (
@@ -15,23 +16,23 @@ import (
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 )
 
-// Location is where a backend is: at an interface with a MAC address, or at the end of a tunnel.
+// Location is an interface and a MAC address on its segment, or the end of a tunnel.
 type Location struct {
 	Interface int
-	Device    string // its name
+	Device    string // name of the interface
 	MAC       net.HardwareAddr
 	Tunnel    netip.Addr
-	MTU       int // of the way there; of packets to the service that go through the tunnel
+	MTU       int // MTU of the path; for a tunnel, of the packets inside
 }
 
-// Key is what the data path knows a backend by.
+// Key identifies a backend in the data path.
 type Key struct {
 	Interface int
 	MAC       [6]byte
 	Tunnel    netip.Addr
 }
 
-// Key is the location's: the interface and MAC address, or the end of the tunnel.
+// Key returns the interface and MAC address, or the end of the tunnel.
 func (l Location) Key() Key {
 	if l.Tunnel.IsValid() {
 		return Key{Tunnel: l.Tunnel.Unmap()}
@@ -48,15 +49,17 @@ func (p Key) String() string {
 	return fmt.Sprintf("%s of interface %d", net.HardwareAddr(p.MAC[:]), p.Interface)
 }
 
-// Own says whether an address is of this machine, in the network namespace of the calling thread.
+// Own reports whether an address belongs to this machine, in the network namespace of the calling
+// thread.
 func Own(a netip.Addr) bool {
 	routes, err := netlink.RouteGet(a.AsSlice())
 	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 }
 
-// Find asks the kernel's routes where a backend is, in the network namespace of the calling thread: a backend that no router is
-// before is on the segment of that interface, and its neighbour entry says which MAC address it has; any other is at the end of
-// a tunnel. A backend that does not answer for its address is an error.
+// Find locates a backend by the kernel's routes, in the network namespace of the calling thread. A
+// backend without a router before it is on the segment of the route's interface, and its neighbour
+// entry has the MAC address. Every other backend is at the end of a tunnel. Find fails if a backend
+// on the segment does not answer for its address.
 func Find(a netip.Addr) (Location, error) {
 	routes, err := netlink.RouteGet(a.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -88,10 +91,10 @@ func Find(a netip.Addr) (Location, error) {
 	return Location{Interface: r.LinkIndex, Device: l.Attrs().Name, MAC: mac, MTU: mtu}, nil
 }
 
-// neighbourTime is how long a backend on the segment has to answer for its address.
+// neighbourTime is how long a backend on the segment may take to answer for its address.
 const neighbourTime = 2 * time.Second
 
-// neighbour asks for a MAC address if the kernel does not know it.
+// neighbour returns the MAC address of a neighbour. It makes the kernel ask for an unknown one.
 func neighbour(l netlink.Link, a netip.Addr) (net.HardwareAddr, error) {
 	family := netlink.FAMILY_V4
 	if a.Is6() {
@@ -106,7 +109,7 @@ func neighbour(l netlink.Link, a netip.Addr) (net.HardwareAddr, error) {
 			at, _ := netip.AddrFromSlice(n.IP)
 			if at.Unmap() == a && len(n.HardwareAddr) == 6 && n.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE|netlink.NUD_NONE) != n.State {
 				if n.State&netlink.NUD_STALE != 0 {
-					_ = poke(a) // the kernel asks whether it is there still, and the next look sees what it found
+					_ = poke(a) // the kernel checks the entry, and the next locate finds the result
 				}
 				return n.HardwareAddr, nil
 			}
@@ -120,12 +123,13 @@ func neighbour(l netlink.Link, a netip.Addr) (net.HardwareAddr, error) {
 	}
 }
 
-// poke sends a packet to a backend: any one has the kernel ask for its MAC address, and the port of discard hurts nobody.
+// poke sends a packet to a backend, so the kernel resolves its MAC address. The discard port
+// ignores it.
 func poke(a netip.Addr) error {
 	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, 9)))
 	if err != nil {
 		return err
 	}
-	_, _ = c.Write([]byte{0}) // unreachable, as it was found before
+	_, _ = c.Write([]byte{0}) // the neighbour may not be reachable yet
 	return c.Close()
 }

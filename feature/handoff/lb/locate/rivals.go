@@ -8,20 +8,22 @@ import (
 	"time"
 )
 
-// The data path knows a backend by its location: packets from there are the backend's. A location therefore belongs to one backend,
-// even if several addresses lead to it.
+// The data path identifies a backend by its location: packets from there are the backend's. A
+// location therefore belongs to one backend, even if several addresses lead to it.
 
-// Found is a backend that is found somewhere.
+// Found is a located backend.
 type Found struct {
 	Name   string
 	Number uint16
-	Named  bool      // the file says its address
-	Since  time.Time // it was found there
+	Named  bool      // the file has its address
+	Since  time.Time // time of the first locate at this location
 	At     Key
 }
 
-// Rivals are the backends that are where another one is, each with that one's name: a backend of the file goes first, then the one that
-// the data path knows there, then the one that was there first.
+// Rivals returns the backends at a location of another one, with the name of the rightful backend.
+// A backend with an address in the file has precedence, then the backend of the data path there,
+// then the first one located there. known returns the data path's backend at a location, 0 for
+// none.
 func Rivals(all []Found, known func(Key) uint16) map[uint16]string {
 	at := map[Key][]Found{}
 	for _, f := range all {
@@ -47,7 +49,7 @@ func (f Found) compare(o Found, before uint16) int {
 	return cmp.Or(first(f.Named, o.Named), first(f.Number == before, o.Number == before), f.Since.Compare(o.Since), cmp.Compare(f.Number, o.Number))
 }
 
-// first sorts yes before no.
+// first sorts true before false.
 func first(yes, other bool) int {
 	switch {
 	case yes == other:

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// A location is the backend's that the file names there, else the one's that the data path knows there, else the first one's.
+// TestRivals checks the precedence at a location: the file's backend, the data path's, the first
+// one.
 func TestRivals(t *testing.T) {
 	here, elsewhere := Key{Interface: 7, MAC: [6]byte{2}}, Key{Interface: 8, MAC: [6]byte{2}}
 	first, last := Found{Name: "first", Number: 2, Since: time.Unix(1, 0), At: here}, Found{Name: "last", Number: 1, Since: time.Unix(2, 0), At: here}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package quota limits the flows that backends' words alone make known: any backend could fill the table with them.
+// Package quota limits flows known by backends' reports alone. Without a limit any backend could
+// fill the table.
 package quota
 
 import (
@@ -9,19 +10,19 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// Reports counts such flows. It has no lock.
+// Reports counts such flows by backend. It has no lock.
 type Reports struct {
 	counted map[move.Backend]int // in the latest count of the table
-	since   map[move.Backend]int // since that began
+	since   map[move.Backend]int // since the start of that count
 }
 
-// Begin says that a count begins: flows that come meanwhile may count twice until the next one.
+// Begin starts a count. Flows added during the count may count twice until the next one.
 func (r *Reports) Begin() { r.since = nil }
 
-// End takes the count.
+// End stores the result of the count.
 func (r *Reports) End(counted map[move.Backend]int) { r.counted = counted }
 
-// Add counts one more.
+// Add counts one more flow of a backend.
 func (r *Reports) Add(b move.Backend) {
 	if r.since == nil {
 		r.since = map[move.Backend]int{}
@@ -29,7 +30,8 @@ func (r *Reports) Add(b move.Backend) {
 	r.since[b]++
 }
 
-// Room says whether there is room for one more of a backend in a table of this size: half of it for one backend, three quarters for all.
+// Room returns nil if a backend may add a flow to a table of this size. The limit is half of the
+// table for one backend, and three quarters for all.
 func (r *Reports) Room(b move.Backend, table int) error {
 	if n := r.counted[b] + r.since[b]; n >= table/2 {
 		return fmt.Errorf("%d sessions are known by this backend's word alone, the most for one backend", n)

@@ -27,10 +27,11 @@ func ReadCounts(m *ebpf.Map) (c Counts, err error) {
 	return c, nil
 }
 
-// usersFor is how long packets from ports of any user are told of.
+// usersFor is how long packets from unprivileged source ports are reported.
 const usersFor = 10 * time.Minute
 
-// UsersSend reports whether packets of a backend's tunnel have lately come from source ports that any user can bind. m is the map lb_users.
+// UsersSend reports whether recent packets of a backend's tunnel came from source ports open to
+// every user. m is the map lb_users.
 func UsersSend(m *ebpf.Map, b move.Backend) bool {
 	var seen uint64
 	err := m.Lookup(uint32(b), &seen)

@@ -10,11 +10,11 @@ import (
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 )
 
-// certificateNear is how long before its end a certificate is warned of.
+// certificateNear is the time before a certificate's expiry in which it is reported.
 const certificateNear = 7 * 24 * time.Hour
 
-// Findings are what an operator should know of a load balancer: its network namespace is gone, nothing of it runs at a device, its
-// certificate is refused or expires soon.
+// Findings returns the problems of a load balancer: a missing network namespace, a device without
+// its program, a backend with unprivileged tunnel ports, a rejected or expiring certificate.
 func (s Status) Findings() (out []feature.Finding) {
 	add := func(text, remedy string) {
 		out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: text, Remedy: remedy})

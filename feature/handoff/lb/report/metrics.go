@@ -71,7 +71,7 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	all, err := c.Statuses(context.Background())
 	var once feature.Once
 	for _, s := range all {
-		if once.First(s.Name) { // two network namespaces may have one of the same name
+		if once.First(s.Name) { // network namespaces may have load balancers of the same name
 			s.collect(ch)
 		}
 	}

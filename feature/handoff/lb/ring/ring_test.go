@@ -4,7 +4,8 @@ package ring
 
 import "testing"
 
-// Weights are kept to, and a host that goes changes no flow of others.
+// TestRing checks that shares follow the weights, and that a removed backend changes no other
+// bucket.
 func TestRing(t *testing.T) {
 	hosts := []Share{{Number: 1, Name: "a", Weight: 1}, {Number: 2, Name: "b", Weight: 2}, {Number: 3, Name: "c", Weight: 1}, {Number: 4, Name: "d"}}
 	all := New(hosts)

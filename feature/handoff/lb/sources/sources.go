@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sources bounds the sources that a load balancer's data path makes known.
+// Package sources limits the sources learned by a load balancer's data path.
 //
-// Anybody can make up sources, so they become known until three quarters of the table of flows are taken. The data path counts the flows
-// that it learns. It does not see flows go, so it never knows how many there are: the agent counts the table once a second, and
-// says at how many learned flows the room for sources ends. The data path stops there, in the midst of a burst, and without an agent.
-// Flows that are learned while the agent counts may count twice, until the next count. The agent's own entries count from then on.
+// Anybody can forge sources, so they are learned up to three quarters of the table of flows. The
+// data path counts learned flows, but not removed ones, so it does not know the number of flows.
+// Once a second the agent counts the table. It sets the count of learned flows at which the room
+// for sources ends. The data path stops there, even in a burst or without an agent. Flows learned
+// during the agent's count may count twice until the next count. The agent's own entries count from
+// the next count on.
 package sources
 
 import (
@@ -14,13 +16,13 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// The entries of lb_sources, see lb.h.
+// These are the entries of lb_sources: see lb.h.
 const (
 	learnedAt = iota
 	untilAt
 )
 
-// Learned is how many flows the data path has learned, ever.
+// Learned returns the number of flows learned since the data path was created.
 func Learned(m *ebpf.Map) (n uint64, err error) {
 	if err := m.Lookup(uint32(learnedAt), &n); err != nil {
 		return 0, fmt.Errorf("reading how many flows were learned: %w", err)
@@ -28,7 +30,8 @@ func Learned(m *ebpf.Map) (n uint64, err error) {
 	return n, nil
 }
 
-// Made reports whether an agent has said where the room ends: not of a new table, nor of an older weir's.
+// Made reports whether an agent has set the room for sources. It is false for a new table, and with
+// an agent of an older version.
 func Made(m *ebpf.Map) (bool, error) {
 	var until uint64
 	if err := m.Lookup(uint32(untilAt), &until); err != nil {
@@ -37,8 +40,8 @@ func Made(m *ebpf.Map) (bool, error) {
 	return until != 0, nil
 }
 
-// Make says where the room ends in a table of this size, in which known flows were counted when the data path had learned so many, or
-// later. It reports whether sources have no room.
+// Make sets the room for sources in a table of this size. known is a count of the table, begun when
+// the data path had learned the given number of flows. Make reports whether there is no room.
 func Make(m *ebpf.Map, learned uint64, known, size int) (full bool, err error) {
 	most := size * 3 / 4
 	until := learned + uint64(max(0, most-known))

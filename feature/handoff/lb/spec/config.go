@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package spec is what weir.yaml says of a load balancer: its section, the services with their addresses, and what a change loses.
+// Package spec is the section lb of weir.yaml: the configuration, the services with their
+// addresses, and the losses of a change.
 package spec
 
 import (
@@ -21,32 +22,33 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// Limits of a load balancer.
+// These are the limits of a load balancer.
 const (
-	MaxBackends = move.Backend(1<<10 - 1) // the highest number of a backend
+	MaxBackends = move.Backend(1<<10 - 1) // highest number of a backend
 	MaxServices = 64
 	MaxWeight   = 65535
 )
 
-// Defaults of the timeouts.
+// These are the defaults of the timeouts.
 const (
 	DefaultBufferTimeout = time.Second
 	DefaultMoveTimeout   = 10 * time.Second
 	DefaultIdleTimeout   = time.Hour
 )
 
-// PinPrefix begins the names of load balancers' instances, below the feature's directory.
+// PinPrefix is the prefix of load balancers' instance names in the feature's directory.
 const PinPrefix = "lb-"
 
-// Config is the section lb of weir.yaml: docs/LB.md tells each key.
+// Config is the section lb of weir.yaml. docs/LB.md describes each key.
 type Config struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
 	Name           string     `yaml:"name"`   // in its certificate, and of its pins
-	Listen         string     `yaml:"listen"` // host:port where backends' agents connect to
+	Listen         string     `yaml:"listen"` // host:port for backends' agents
 	TLS            peer.Files `yaml:"tls"`
 	Devices        []string   `yaml:"devices"`
 	TunnelMTU      int        `yaml:"tunnel_mtu"`
-	// TunnelRootPorts drops tunnels' packets from source ports that any user of a backend's host can bind.
+	// TunnelRootPorts drops packets of tunnels from source ports open to every user of a backend's
+	// host.
 	TunnelRootPorts bool                     `yaml:"tunnel_root_ports"`
 	Register        bool                     `yaml:"register"`
 	Services        map[string]ServiceConfig `yaml:"services"`
@@ -60,16 +62,16 @@ type Config struct {
 	StartupTimeout  time.Duration            `yaml:"startup_timeout" former:"settle" zero:"default"`
 }
 
-// Partner is another load balancer, as the agents of both know each other.
+// Partner is the other load balancer of a pair.
 type Partner struct {
 	Name    string `yaml:"name"`    // in its certificate
-	Address string `yaml:"address"` // host:port where its agent listens
+	Address string `yaml:"address"` // host:port of its agent
 }
 
 // ServiceConfig is a service in the file.
 type ServiceConfig struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
-	Number         int              `yaml:"number"` // as backends' agents call it; below 64
+	Number         int              `yaml:"number"` // known to backends' agents; below 64
 	Listen         []service.Listen `yaml:"listen"`
 	By             string           `yaml:"by"` // flow or source
 }
@@ -88,10 +90,10 @@ type BackendConfig struct {
 // Declared reports whether the file has the section.
 func (c *Config) Declared() bool { return c.Name != "" }
 
-// Validate checks what the types cannot. Errors carry the place in the file.
+// Validate checks the values. Errors have positions in the file.
 func (c *Config) Validate() (errs []error) {
 	if c.Pos.Line == 0 {
-		return nil // the file lacks the section
+		return nil // the file has no such section
 	}
 	fail := func(p strictyaml.Pos, format string, a ...any) { errs = append(errs, p.Errorf(format, a...)) }
 	if !kernel.ValidName(PinPrefix+c.Name) || c.Name == "" || len(c.Name) > 40 {
@@ -128,7 +130,7 @@ func (c *Config) Validate() (errs []error) {
 			fail(c.Pos, "lb: %s %s: take 10 ms or more", what, d)
 		}
 	}
-	if least := cmp.Or(c.BufferTimeout, DefaultBufferTimeout) + cmp.Or(c.MoveTimeout, DefaultMoveTimeout); cmp.Or(c.IdleTimeout, DefaultIdleTimeout) < least { // a move may be as long without a packet
+	if least := cmp.Or(c.BufferTimeout, DefaultBufferTimeout) + cmp.Or(c.MoveTimeout, DefaultMoveTimeout); cmp.Or(c.IdleTimeout, DefaultIdleTimeout) < least { // a move may last that long without a packet
 		fail(c.Pos, "lb: idle_timeout %s: take buffer_timeout and move_timeout together, %s, or more: a flow must not be forgotten while it moves", cmp.Or(c.IdleTimeout, DefaultIdleTimeout), least)
 	}
 	c.checkServices(fail)
@@ -170,12 +172,12 @@ func (c *Config) checkServices(fail failure) {
 	}
 }
 
-// Unicast says whether an address can be that of one machine of a network.
+// Unicast reports whether an address can belong to one machine of a network.
 func Unicast(a netip.Addr) bool {
 	return !a.IsLoopback() && !a.IsMulticast() && !a.IsUnspecified() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
-// repeated is a name that is in a list twice; "": none.
+// repeated returns a name that is twice in a list, "" for none.
 func repeated(names []string) string {
 	for i, n := range names {
 		if slices.Contains(names[:i], n) {
@@ -233,7 +235,7 @@ func (c *Config) checkBackends(fail failure) {
 	}
 }
 
-// EffectiveWeight is the backend's weight, 1 where the file has none.
+// EffectiveWeight returns the backend's weight, 1 by default.
 func (h BackendConfig) EffectiveWeight() int {
 	if h.Weight == nil {
 		return 1

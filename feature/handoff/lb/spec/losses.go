@@ -16,7 +16,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// Changes says in words what want changes of c: services with their addresses, backends, and the names of other keys.
+// Changes describes the changes from c to want: services with their addresses, backends, and the
+// names of other keys.
 func (c *Config) Changes(want *Config) string {
 	out := feature.MapDifferences("service", c.Services, want.Services, func(name string, s ServiceConfig) string {
 		at := make([]string, len(s.Listen))
@@ -29,28 +30,30 @@ func (c *Config) Changes(want *Config) string {
 	return strings.Join(append(out, feature.KeyDifferences(c, want, "services", "backends")...), ", ")
 }
 
-// Loss is traffic that a change takes from its backends.
+// Loss is the traffic of a change that loses its backends.
 type Loss struct {
-	Text    string                                                        // "service talk at tcp 192.0.2.1:1790 is removed"
-	Covers  func(client netip.Addr, service int, owner move.Backend) bool // whether a flow is part of it; service is as [Service.Flows]
-	Service int                                                           // whose new flows are part of it; FlowsAlone: none
-	After   string                                                        // what becomes of the flows; "": it is as Text says
-	Returns move.Backend                                                  // nothing is lost if this backend registers itself now; 0: in any case
+	Text    string                                                        // for example "service talk at tcp 192.0.2.1:1790 is removed"
+	Covers  func(client netip.Addr, service int, owner move.Backend) bool // reports whether a flow is lost; service is as in [Service.Flows]
+	Service int                                                           // its new flows are lost; FlowsAlone: none
+	After   string                                                        // fate of the flows; "": as in Text
+	Returns move.Backend                                                  // nothing is lost if this backend is registered; 0: lost in any case
 }
 
-// FlowsAlone is the service of a loss without new flows.
+// FlowsAlone is the Service of a loss without new flows.
 const FlowsAlone = -1
 
-// toOthers is what becomes of flows of a removed backend.
+// toOthers is the fate of a removed backend's flows.
 const toOthers = "the next packets go to other backends, which reset connections"
 
-// untilRegistered is what becomes of flows of a backend that the file names no more, or without an address, and that may register.
+// untilRegistered is the fate of the flows of a backend that may register, and has no entry or no
+// address in the file.
 const untilRegistered = "their packets are dropped until it registers, which it does not do now"
 
-// drainFirst is how a backend loses no flow by its removal.
+// drainFirst is the advice for removing a backend without a loss.
 const drainFirst = ": empty it first, with weight: 0 until weir lb status shows no flows of it, or by weir handoff drain there"
 
-// Losses are what a running load balancer with c takes from backends when it becomes want. tunnelled are the backends at the ends of tunnels.
+// Losses returns the losses of a running load balancer's change from c to want. tunnelled are the
+// backends behind tunnels.
 func (c *Config) Losses(want *Config, tunnelled map[move.Backend]bool) []Loss {
 	out := append(c.lostServices(want), c.lostBackends(want)...)
 	for _, d := range c.Devices {
@@ -65,7 +68,7 @@ func (c *Config) Losses(want *Config, tunnelled map[move.Backend]bool) []Loss {
 	return out
 }
 
-// lostServices are addresses of services that go, or whose flows are other ones afterwards.
+// lostServices returns the losses at service addresses that are removed or get other flows.
 func (c *Config) lostServices(want *Config) (out []Loss) {
 	type location struct {
 		at    netip.AddrPort
@@ -103,7 +106,8 @@ var (
 	by        = map[bool]string{false: "flow", true: "source"}
 )
 
-// lostBackends are backends that are unknown afterwards, or whose number leads to another machine.
+// lostBackends returns the losses of backends that are removed, or whose number then leads to
+// another machine.
 func (c *Config) lostBackends(want *Config) (out []Loss) {
 	now := want.numbers()
 	was := c.numbers()
@@ -144,7 +148,7 @@ func (c *Config) lostBackends(want *Config) (out []Loss) {
 	return out
 }
 
-// numbers are the names of the file's backends.
+// numbers returns the names of the file's backends by number.
 func (c *Config) numbers() map[move.Backend]string {
 	out := map[move.Backend]string{}
 	for name, b := range c.Backends {

@@ -14,17 +14,17 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// Service is what clients ask for. Its address is on every backend.
+// Service is a service at one address. Every backend has the address.
 type Service struct {
-	Name     string // for people, and backends that register for it
+	Name     string // for people, and for registering backends
 	ID       int    // below 64
-	Tag      int    // tells the flows of one address from those of the service's others: see Tagged
+	Tag      int    // distinguishes the flows of this address from other addresses of the service: see Tagged
 	Listen   netip.AddrPort
 	Proto    uint8 // unix.IPPROTO_TCP or IPPROTO_UDP
-	BySource bool  // all flows of a client's address are of one backend
+	BySource bool  // all flows of a client's address belong to one backend
 }
 
-// ServiceAddresses are the services of the file, one for each address, as the data path has them.
+// ServiceAddresses returns the services of the file, one for each address.
 func (c *Config) ServiceAddresses() (out []Service) {
 	for _, name := range slices.Sorted(maps.Keys(c.Services)) {
 		s := c.Services[name]
@@ -35,18 +35,19 @@ func (c *Config) ServiceAddresses() (out []Service) {
 	return Tagged(out)
 }
 
-// Flows numbers the service's flows at this address: the service, and above it the tag.
+// Flows returns the number of the service's flows at this address: the service's number, and above
+// it the tag.
 func (s Service) Flows() int { return int(peer.FlowService(uint16(s.ID), uint16(s.Tag))) }
 
-// ServiceNumber is the service of a number of flows.
+// ServiceNumber returns the service's number from a number of flows.
 func ServiceNumber(flows int) int { return int(peer.ServiceNumber(uint16(flows))) }
 
 // SameFamily reports whether both addresses are IPv4, or both IPv6.
 func SameFamily(a, b netip.Addr) bool { return a.Unmap().Is4() == b.Unmap().Is4() }
 
-// Tagged gives tags to the addresses of services by flow. A client may have connections from one port to several of them, and
-// each is a flow of its own. An address that is alone in its family has tag 0. Other tags depend on the addresses alone, so
-// both load balancers of a pair find the same.
+// Tagged sets the tags of the addresses of TCP services by flow. A client may have connections from
+// one port to several addresses, and each is a flow of its own. An address alone in its family has
+// tag 0. Other tags depend on the addresses alone, so both load balancers of a pair find the same.
 func Tagged(services []Service) []Service {
 	type family struct {
 		id int
@@ -69,7 +70,7 @@ func Tagged(services []Service) []Service {
 		taken := map[int]bool{}
 		for _, s := range all {
 			h := fnv.New32a()
-			_, _ = h.Write([]byte(s.Listen.String())) // it does not fail
+			_, _ = h.Write([]byte(s.Listen.String())) // never fails
 			for s.Tag = 1 + int(h.Sum32()%peer.MaxTag); taken[s.Tag]; s.Tag = 1 + s.Tag%peer.MaxTag {
 			}
 			taken[s.Tag] = true
