@@ -22,14 +22,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// helloTime is how long an introduction may take, from the first byte of TLS on.
+// helloTime bounds the connection's setup, from the first byte of TLS on.
 const helloTime = 5 * time.Second
 
-// keepAlive finds a backend that has gone without a word, within some seconds.
+// keepAlive detects a dead machine within a few seconds.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
 
-// goneTime is the same for one that goes while something is on its way to it: then the kernel repeats that, for a quarter of an
-// hour if it may, and sends no keepalives.
+// goneTime is the same with unacknowledged data. The kernel then sends no keepalives, and repeats
+// the data for up to a quarter of an hour.
 const goneTime = 5 * time.Second
 
 func limitGone(t *net.TCPConn) error {
@@ -43,16 +43,17 @@ func limitGone(t *net.TCPConn) error {
 	return errors.Join(cerr, err)
 }
 
-// NewInstance is a number that no life of an agent has had.
+// NewInstance returns a random instance number. It differs for each run of an agent.
 func NewInstance() uint64 {
 	var b [8]byte
-	_, _ = rand.Read(b[:]) // it does not fail
+	_, _ = rand.Read(b[:]) // never fails
 	return binary.BigEndian.Uint64(b[:]) | 1
 }
 
-// Conn is a connection with another agent. Send may be used by several goroutines, Receive by one.
+// Conn is a connection to another agent. Send is safe for concurrent use. Only one goroutine may
+// call Receive.
 type Conn struct {
-	Peer Hello // who is there
+	Peer Hello // the other agent
 
 	tls         *tls.Conn
 	in          *bufio.Reader
@@ -63,13 +64,13 @@ type Conn struct {
 	sessions    atomic.Bool // see TakeSessions
 }
 
-// Dial connects to an agent. name is that in its certificate.
+// Dial connects to an agent. name is the name in its certificate.
 func Dial(ctx context.Context, address, name string, as *Identity, own Hello) (*Conn, error) {
 	return DialAny(ctx, address, []string{name}, as, own)
 }
 
-// DialAny connects to an agent with one of several names, which is known from its certificate. One handshake does for all of them:
-// an agent logs each that ends early.
+// DialAny connects to an agent with one of several names. Its certificate tells the name. One
+// handshake is enough for all names. An agent logs each aborted handshake.
 func DialAny(ctx context.Context, address string, names []string, as *Identity, own Hello) (*Conn, error) {
 	config := as.Config().Clone()
 	config.ServerName = names[0]
@@ -104,7 +105,7 @@ func DialAny(ctx context.Context, address string, names []string, as *Identity, 
 	return c, nil
 }
 
-// Accept introduces us to who has connected.
+// Accept completes the setup of an incoming connection.
 func Accept(ctx context.Context, raw net.Conn, as *Identity, own Hello) (*Conn, error) {
 	if t, ok := raw.(*net.TCPConn); ok {
 		if err := t.SetKeepAliveConfig(keepAlive); err != nil {
@@ -146,7 +147,7 @@ func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error)
 	if err := t.HandshakeContext(ctx); err != nil {
 		return nil, err
 	}
-	c.in = bufio.NewReaderSize(t, 64<<10) // strangers do not come here
+	c.in = bufio.NewReaderSize(t, 64<<10) // only agents with a certificate get this far
 	hello, err := own.append(nil)
 	if err != nil {
 		return nil, err
@@ -161,7 +162,7 @@ func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error)
 	if c.Peer, err = parseHello(body); err != nil {
 		return nil, err
 	}
-	// Who it is says the certificate, or every agent could speak for every backend.
+	// The certificate proves the name. Otherwise every agent could act for every backend.
 	if err := isFor(t.ConnectionState().PeerCertificates[0], c.Peer.Name); err != nil {
 		return nil, fmt.Errorf("it calls itself %q: %w", c.Peer.Name, err)
 	}
@@ -169,15 +170,15 @@ func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error)
 	return c, t.SetDeadline(time.Time{})
 }
 
-// soonTime is how long writing may take, of what is large each part: one that reads nothing must not stop who speaks with all of
-// them, and a way that is slow takes the next part all the same. A connection on which it takes longer is of no use any more, and is
-// closed.
+// soonTime bounds the write of each part of a frame. A peer that does not read must not block its
+// sender, but a slow path still gets the next part in time. A connection over the limit is closed.
 const soonTime = time.Second
 
-// partSize is at most how many bytes go at once.
+// partSize is the largest write, in bytes.
 const partSize = 256 << 10
 
-// Send sends a frame. An error means that the connection has ended, or that the frame is none.
+// Send sends a frame. After an error the connection is closed, except for a frame over the size
+// limit.
 func (c *Conn) Send(f Frame) error {
 	return c.write(typeMove, f.appendHeader(nil), f.Session)
 }
@@ -201,14 +202,15 @@ func (c *Conn) write(kind byte, header, body []byte) error {
 		c.buf = nil
 	}
 	if err != nil {
-		c.Close() // in the middle of a frame, perhaps; who waits for what comes hears of it, too
+		c.Close() // perhaps within a frame; a pending Receive fails too
 		return err
 	}
-	c.giveUp(time.Time{}) // what TLS itself has to say later has no limit
+	c.giveUp(time.Time{}) // later writes of TLS itself have no limit
 	return nil
 }
 
-// SendLoad tells what waits here, in the service's unit, and whether no member of it is here.
+// SendLoad reports the load of a service here, in the service's unit. none: the service has no
+// member here.
 func (c *Conn) SendLoad(service uint16, n uint32, none bool) error {
 	flags := uint16(0)
 	if none {
@@ -218,10 +220,10 @@ func (c *Conn) SendLoad(service uint16, n uint32, none bool) error {
 	return c.write(typeLoad, binary.BigEndian.AppendUint32(b, n), nil)
 }
 
-const flagNone = 1 // of a load
+const flagNone = 1 // of a load frame
 
-// Receive waits for the next frame about a session; what else comes it deals with, see [Control]. io.EOF says that the other
-// side has ended.
+// Receive waits for the next frame about a session or a load. It processes other frames itself, see
+// [Control]. io.EOF means that the other side has closed the connection.
 func (c *Conn) Receive() (Frame, error) {
 	for {
 		kind, body, err := c.read(c.limit)
@@ -241,7 +243,7 @@ func (c *Conn) Receive() (Frame, error) {
 	}
 }
 
-// More says whether more has come than was received.
+// More reports whether there is received data not yet returned by Receive.
 func (c *Conn) More() bool {
 	if c.in.Buffered() > 0 {
 		return true
@@ -258,7 +260,8 @@ func (c *Conn) More() bool {
 	return waiting > 0
 }
 
-// read reads a frame. limit says how long a body of a type may be: it is asked before any of the body is read.
+// read reads a frame. limit returns the longest body of a type. It is called before the body is
+// read.
 func (c *Conn) read(limit func(kind byte) (int, error)) (kind byte, body []byte, err error) {
 	var head [5]byte
 	if _, err := io.ReadFull(c.in, head[:4]); err != nil {
@@ -278,7 +281,7 @@ func (c *Conn) read(limit func(kind byte) (int, error)) (kind byte, body []byte,
 	if int64(n)-1 > int64(most) {
 		return 0, nil, fmt.Errorf("%w: type %d of %d bytes: at most %d may come here", ErrFormat, head[4], n-1, most)
 	}
-	// As much memory as has come: the length alone is only said.
+	// Allocate with the received data: the length is only a claim.
 	for want := int(n - 1); want > 0; {
 		part := min(want, 1<<20)
 		at := len(body)
@@ -286,7 +289,7 @@ func (c *Conn) read(limit func(kind byte) (int, error)) (kind byte, body []byte,
 		if _, err := io.ReadFull(c.in, body[at:]); err != nil {
 			return 0, nil, unexpected(err)
 		}
-		c.incarnation.note() // an answer would be behind all of it
+		c.incarnation.note() // an answer to a ping would follow all of it
 		want -= part
 	}
 	return head[4], body, nil
@@ -299,7 +302,8 @@ func unexpected(err error) error {
 	return err
 }
 
-// Remote is the other side's address, without its port; not valid unless the connection is of TCP.
+// Remote returns the other side's address without port. It is invalid unless the connection uses
+// TCP.
 func (c *Conn) Remote() netip.Addr {
 	at, _ := c.tls.NetConn().RemoteAddr().(*net.TCPAddr)
 	if at == nil {
@@ -308,5 +312,5 @@ func (c *Conn) Remote() netip.Addr {
 	return at.AddrPort().Addr().Unmap()
 }
 
-// Close ends the connection at once.
+// Close closes the connection at once.
 func (c *Conn) Close() error { return c.tls.NetConn().Close() }

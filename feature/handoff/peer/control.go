@@ -11,16 +11,16 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// Registration is what a backend says of itself to a load balancer: there, it is one of its backends from then on.
+// Registration is a backend's request to become one of a load balancer's backends.
 type Registration struct {
-	Address  netip.Addr `json:"address"`            // of the backend, where the load balancer sends packets to it
-	Weight   int        `json:"weight"`             // of its share of new flows; 0: none, as while it is drained
-	Services []string   `json:"services,omitempty"` // names of those it serves; none: all that the load balancer has
-	Agent    string     `json:"agent,omitempty"`    // host:port where the agents of other hosts find its own
-	Unserved []string   `json:"unserved,omitempty"` // names of services that nobody serves there now: their new flows go elsewhere
+	Address  netip.Addr `json:"address"`            // destination of the load balancer's packets to the backend
+	Weight   int        `json:"weight"`             // share of new flows; 0: none, as during a drain
+	Services []string   `json:"services,omitempty"` // names of its services; none: all services of the load balancer
+	Agent    string     `json:"agent,omitempty"`    // host:port of its agent for agents of other hosts
+	Unserved []string   `json:"unserved,omitempty"` // names of services without a member there: their new flows go elsewhere
 }
 
-// Member is a backend as a load balancer tells it to the others.
+// Member is a backend in a load balancer's list for its backends.
 type Member struct {
 	Name     string       `json:"name"`
 	Number   move.Backend `json:"number"`
@@ -28,21 +28,22 @@ type Member struct {
 	Agent    string       `json:"agent,omitempty"`
 	Weight   int          `json:"weight"`
 	Services []string     `json:"services,omitempty"`
-	Up       bool         `json:"up"` // it gets new flows, its weight permitting
-	// Unserved and Connected are for another load balancer: services that nobody serves there, and whether its agent is at this one.
+	Up       bool         `json:"up"` // it gets new flows, if its weight is not 0
+	// Unserved and Connected are for a partner: the services without a member there, and whether
+	// the backend's agent is connected to the sender.
 	Unserved  []string `json:"unserved,omitempty"`
 	Connected bool     `json:"connected,omitempty"`
 }
 
-// Pair is what a load balancer tells the other one beside it, whenever it changes.
+// Pair is a load balancer's report to its partner, repeated on each change.
 type Pair struct {
-	Ring     []Share `json:"ring,omitempty"`     // by which new flows are spread there
-	Agents   int     `json:"agents"`             // backends' agents that are connected there
-	Carries  bool    `json:"carries,omitempty"`  // clients' packets come by it
-	Starting bool    `json:"starting,omitempty"` // it waits for backends itself
+	Ring     []Share `json:"ring,omitempty"`     // the shares of new flows there
+	Agents   int     `json:"agents"`             // number of connected agents of backends
+	Carries  bool    `json:"carries,omitempty"`  // clients' packets pass it
+	Starting bool    `json:"starting,omitempty"` // its own startup has not ended
 }
 
-// Share is what a backend gets of new flows.
+// Share is a backend's share of new flows.
 type Share struct {
 	Number   move.Backend `json:"number"`
 	Name     string       `json:"name"`
@@ -51,7 +52,7 @@ type Share struct {
 	Unserved []int        `json:"unserved,omitempty"`
 }
 
-// Service is what a load balancer spreads.
+// Service is a service of a load balancer.
 type Service struct {
 	Name     string         `json:"name,omitempty"`
 	ID       uint16         `json:"id"`
@@ -60,38 +61,43 @@ type Service struct {
 	BySource bool           `json:"by_source,omitempty"`
 }
 
-// Peers is what a load balancer tells its backends: once they have registered, and whenever it changes.
+// Peers is a load balancer's report to its backends, sent after their registration and on each
+// change.
 type Peers struct {
-	Rejected string    `json:"rejected,omitempty"` // why the registration is
+	Rejected string    `json:"rejected,omitempty"` // reason of a rejected registration
 	Members  []Member  `json:"members,omitempty"`
 	Services []Service `json:"services,omitempty"`
-	// HearsLeft says that this load balancer takes move.Left. An older one would end the connection.
+	// HearsLeft reports support of move.Left. An older load balancer would close the connection.
 	HearsLeft bool `json:"hears_left,omitempty"`
-	// Idle is for how long this load balancer knows a flow of which nothing is seen, in milliseconds. A backend tells of its sessions
-	// more often. 0: this load balancer does not want to hear of them.
+	// Idle is how long the load balancer knows a flow without packets, in milliseconds. A backend
+	// reports its sessions more often. 0: the load balancer does not accept reports.
 	Idle int64 `json:"idle_ms,omitempty"`
-	// Hold is how long this load balancer holds packets of a session that moves, in milliseconds. 0: an older one does not say.
+	// BufferTimeout is how long the load balancer buffers packets of a moving session, in
+	// milliseconds. 0: unknown, from an older version.
 	BufferTimeout int64 `json:"buffer_timeout_ms,omitempty"`
-	Pair          *Pair `json:"pair,omitempty"` // to another load balancer
+	Pair          *Pair `json:"pair,omitempty"` // to a partner
 }
 
-// Control is what one side does with what the other says beside moves; nil: it is ignored. The functions are called by Receive.
+// Control has the handlers of frames other than moves. A nil handler ignores them. Receive calls
+// the handlers.
 type Control struct {
 	Register func(Registration)
 	Peers    func(Peers)
-	Flows    func(records []FlowRecord, last bool) // last: a list of them is complete
+	Flows    func(records []FlowRecord, last bool) // last: the end of a complete list
 }
 
-// Handle sets what is done with what is no move. Call it before Receive.
+// Handle sets the handlers. Call it before Receive.
 func (c *Conn) Handle(h Control) { c.control = h }
 
-// Register tells a load balancer of this host.
+// Register registers this backend at a load balancer.
 func (c *Conn) Register(r Registration) error { return c.say(typeRegister, r) }
 
-// Tell tells a backend of the others. The error is ErrTooLong for more than the other side takes: see [Peers.Fit].
+// Tell sends the list of backends. The error wraps ErrTooLong if it is over the other side's limit:
+// see [Peers.Fit].
 func (c *Conn) Tell(p Peers) error { return c.say(typePeers, p) }
 
-// ErrTooLong says that a message is longer than the other side takes. Nothing of it is sent, and the connection stays.
+// ErrTooLong reports a message over the other side's limit. Nothing is sent, and the connection
+// stays open.
 var ErrTooLong = errors.New("message too long")
 
 func (c *Conn) say(kind byte, v any) error {
@@ -105,7 +111,7 @@ func (c *Conn) say(kind byte, v any) error {
 	return c.write(kind, nil, b)
 }
 
-// aside does what a frame asks for that is no move.
+// aside processes a frame other than a move or a load.
 func (c *Conn) aside(kind byte, body []byte) error {
 	switch kind {
 	case typePing:

@@ -16,7 +16,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// What is no move passes by Receive, in order, and who is asked for a sign of life gives it.
+// TestControl checks that Receive passes frames other than moves to their handlers, in order, and
+// answers pings.
 func TestControl(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	a, b, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("lb"))
@@ -73,7 +74,7 @@ func TestControl(t *testing.T) {
 	}
 }
 
-// Pings count until something comes.
+// TestUnanswered checks that unanswered pings are counted until a frame arrives.
 func TestUnanswered(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	a, b, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("lb"))

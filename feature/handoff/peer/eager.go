@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// eager is a connection that sets a deadline for what has to wait alone, which is next to nothing. Each deadline is a timer of
-// Go's, two of them with each message, and a timer that is due before all others wakes a thread, on the CPU that the message's
-// receiver needs.
+// eager is a TCP connection with a deadline only for blocking writes, which are rare. Each deadline
+// is a Go timer, and each message would need two. A timer due before all others wakes a thread, on
+// the CPU needed by the message's receiver.
 type eager struct {
 	*net.TCPConn
 	raw syscall.RawConn
-	by  atomic.Pointer[time.Time] // when a write that waits gives up; nil: never
+	by  atomic.Pointer[time.Time] // deadline of a blocking write; nil: none
 }
 
 func newEager(t *net.TCPConn) (*eager, error) {
@@ -58,7 +58,7 @@ func (e *eager) Write(b []byte) (n int, err error) {
 	return n + more, err
 }
 
-// giveUp says when a write that has to wait gives up; the zero time: never.
+// giveUp sets the deadline of a blocking write. The zero time means none.
 func (c *Conn) giveUp(by time.Time) {
 	e, ok := c.tls.NetConn().(*eager)
 	switch {
@@ -71,7 +71,7 @@ func (c *Conn) giveUp(by time.Time) {
 	}
 }
 
-// tcp is the socket below TLS; nil: it is none.
+// tcp returns the socket below TLS, nil for another kind of connection.
 func (c *Conn) tcp() *net.TCPConn {
 	switch t := c.tls.NetConn().(type) {
 	case *eager:

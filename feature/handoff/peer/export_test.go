@@ -7,8 +7,8 @@ import (
 	"net"
 )
 
-// Raw is what is below TLS.
+// Raw returns the socket below TLS.
 func Raw(c *Conn) *net.TCPConn { return c.tcp() }
 
-// Reload is a look of [Identity.Watch].
+// Reload runs one check of [Identity.Watch].
 func (i *Identity) Reload(name string, log *slog.Logger) { i.reload(name, log) }

@@ -11,21 +11,23 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// FlowRecord is what a load balancer tells another one of a flow, or a backend a load balancer of a session.
+// FlowRecord is a load balancer's report of a flow to its partner, or a backend's report of a
+// session to a load balancer.
 type FlowRecord struct {
 	Flow  Flow
-	Owner move.Backend // of a backend's records 0: it is the backend
-	// To is the backend that the flow is about to move to, or 0. A backend says it of a session that it has stopped, and whose state
-	// may be there.
+	Owner move.Backend // 0 in a backend's report: the backend itself
+	// To is the backend about to acquire the flow, or 0. A backend sets it for a stopped session
+	// whose state may already be there.
 	To    move.Backend
-	Epoch move.Epoch    // in which the owner owns it
-	Age   time.Duration // since a packet of it was seen, in seconds
-	Gone  bool          // it has ended
-	Quiet bool          // of a backend: the session has moved there, and has not spoken
+	Epoch move.Epoch    // epoch of the owner
+	Age   time.Duration // since the latest packet, in whole seconds
+	Gone  bool          // the flow has ended
+	Quiet bool          // in a backend's report: the session has moved there and has sent nothing yet
 }
 
-// In a flows frame are four bytes: 1 (the version), 1 if it is the last one of a list, and zeros. Then records of 32 bytes: 0 client,
-// 16 port, 18 service, 20 owner, 22 to, 24 epoch, 28 age in seconds, 30 flags (1 gone, 2 quiet), 31 zero.
+// The body of a flows frame begins with four bytes: 1 (the version), 1 for the last frame of a
+// list, and zeros. Records of 32 bytes follow: 0 client, 16 port, 18 service, 20 owner, 22 to, 24
+// epoch, 28 age in seconds, 30 flags (1 gone, 2 quiet), 31 zero.
 const (
 	flowsVersion = 1
 	flowsHead    = 4
@@ -35,10 +37,10 @@ const (
 	maxBackend   = 1<<10 - 1
 )
 
-// maxFlows is how many records one frame has at most.
+// maxFlows is the largest number of records in a frame.
 const maxFlows = 16 << 10
 
-// TellFlows tells of flows, in as many frames as they need. last says that the list is complete: the other side knows all by then.
+// TellFlows sends records, in as many frames as necessary. last marks the list as complete.
 func (c *Conn) TellFlows(records []FlowRecord, last bool) error {
 	for more := true; more; {
 		part := records[:min(len(records), maxFlows)]
@@ -51,7 +53,7 @@ func (c *Conn) TellFlows(records []FlowRecord, last bool) error {
 	return nil
 }
 
-// AppendFlows appends the body of a frame.
+// AppendFlows appends the body of a flows frame.
 func AppendFlows(b []byte, records []FlowRecord, last bool) []byte {
 	b = append(b, flowsVersion, 0, 0, 0)
 	if last {
@@ -78,7 +80,7 @@ func AppendFlows(b []byte, records []FlowRecord, last bool) []byte {
 	return b
 }
 
-// ParseFlows reads the body of a frame.
+// ParseFlows parses the body of a flows frame.
 func ParseFlows(b []byte) (out []FlowRecord, last bool, err error) {
 	if len(b) < flowsHead || b[0] != flowsVersion || (len(b)-flowsHead)%recordSize != 0 {
 		return nil, false, fmt.Errorf("%w: flows of %d bytes in an unknown form: update the older weir", ErrFormat, len(b))

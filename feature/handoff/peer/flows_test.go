@@ -25,7 +25,7 @@ func TestFlowRecords(t *testing.T) {
 		t.Errorf("no records: %v, %v", last, err)
 	}
 	high := slices.Clone(b)
-	high[4+20] = 4 // host 1024 and more
+	high[4+20] = 4 // host 1024 or higher
 	for _, bad := range [][]byte{nil, {2, 0, 0, 0}, b[:40], high} {
 		if got, _, err := peer.ParseFlows(bad); err == nil {
 			t.Errorf("%x: %+v", bad, got)

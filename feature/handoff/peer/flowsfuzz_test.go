@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Records of flows come from other agents.
+// FuzzFlows checks that parsed records survive another round trip. They come from other agents.
 func FuzzFlows(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte{flowsVersion, 1, 0, 0})

@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package peer is how agents of backends and load balancers speak with each other: frames over TLS, in which both sides have shown a
-// certificate (mutual TLS 1.3, keys by file). What they say about sessions is package move's.
+// Package peer is the protocol between the agents of backends and load balancers: frames over
+// mutual TLS 1.3, with certificates from files. Package move defines the messages about sessions.
 //
 // # Wire format, version 1
 //
-// Numbers are in network byte order. Each side first sends a Hello, then frames in any order:
+// Numbers are in network byte order. Each side first sends a hello, then frames in any order:
 //
-//	0   4  length of what follows
+//	0   4  length of the rest
 //	4   1  type: 1 hello, 2 move, 3 register, 4 peers, 5 ping, 6 pong, 7 flows (see flows.go), 9 load
-//	5  ..  the body; see limit.go for how long it may be
+//	5  ..  the body; see limit.go for its longest length
 //
 //	hello: 0  1  version: 1
 //	       1  1  role: 0 backend, 1 load balancer
 //	       2  2  number of the backend, 0 of a load balancer
-//	       4  8  instance: of this life of the agent, never the same again
+//	       4  8  instance: differs for each run of the agent
 //	      12  1  length of the name, and the name
 //
 //	move:  0  1  kind of message (move.Kind)
 //	       1  1  from, and to: move.Role, 4 bits each
-//	       2  1  1: OK; of Hold: packets wait at the source, and are not to be held
+//	       2  1  1: OK; of Buffer: packets wait at the source, and not at the load balancer
 //	       3  1  0
 //	       4  4  epoch
-//	       8  4  of Reclaimed and Revoked the move that the answer is about; of Known, Flipped and Reclaim the birth of the lb
-//	             end's record, or 0
-//	      12  2  backend: of Hold and Left where the session goes, or has gone
-//	      14  2  service: its number in the lower 6 bits; above them which of its addresses, 0 where only one can be meant
+//	       8  4  of Reclaimed and Revoked: the answered move; of Known, Flipped and Reclaim: the nonce of the
+//	             load balancer's record, or 0
+//	      12  2  backend: of Buffer and Left, the session's destination
+//	      14  2  service: its number in the lower 6 bits; above them the tag of its address, 0 if only one is possible
 //	      16 16  the client's address, IPv4 as ::ffff:a.b.c.d
 //	      32  2  the client's port
 //	      34  2  0
-//	      36  8  instance of the destination's agent that is meant, or 0
-//	      44 ..  of State: the session, as the backends' agents have it
+//	      36  8  instance of the destination's agent, or 0
+//	      44 ..  of State: the session, in the backends' agents' own form
 //
 //	load:  0  2  service
-//	       2  2  1: there is no member of it that could go on with a session
-//	       4  4  what waits there
+//	       2  2  1: no member there could continue a session
+//	       4  4  load
 package peer
 
 import (
@@ -46,13 +46,13 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// version is that of the wire format.
+// version is the version of the wire format.
 const version = 1
 
-// maxFrame is the most bytes of a frame: a session's queues, and what its application says.
+// maxFrame is the largest frame in bytes: a session's queues and its application's state.
 const maxFrame = 128 << 20
 
-// ErrFormat says that what came is no frame.
+// ErrFormat reports malformed input.
 var ErrFormat = errors.New("not a frame of weir's agents")
 
 const (
@@ -67,60 +67,63 @@ const (
 	moveSize     = 44
 )
 
-// Role is what an agent is an agent of.
+// Role is the kind of an agent.
 type Role uint8
 
-// The roles.
+// These are the roles.
 const (
 	BackendAgent Role = iota
 	LBAgent
 )
 
-// Hello is how an agent introduces itself.
+// Hello is the introduction of an agent.
 type Hello struct {
 	Role     Role
 	Number   move.Backend // of a backend
-	Instance uint64       // of this life of the agent
+	Instance uint64       // of this run of the agent
 	Name     string       // at most 255 bytes
 
-	// Beside is what Dial says next, to a load balancer. It is no part of the hello.
+	// Beside is the message of Dial to a load balancer after the hello. It is no part of the hello.
 	Beside *Beside
 }
 
-// Beside is a backend's registration, and what it does with what the load balancer tells of others.
+// Beside is a backend's registration, and its handler of the load balancer's reports.
 type Beside struct {
 	Register Registration
 	Peers    func(Peers)
 }
 
-// Flow is a session as load balancers know it. A service may have several addresses, at each of which a client may have a connection from
-// one port: Service then says which. See [ServiceNumber].
+// Flow is the identity of a session at load balancers. A client may have connections from one port
+// to several addresses of a service. Service then includes the tag of the address. See
+// [ServiceNumber].
 type Flow struct {
 	Service uint16
 	Client  netip.AddrPort
 }
 
-// serviceBits are those of a service's number. The bits above them tell its addresses apart.
+// serviceBits is the width of a service's number. The bits above it are the tag of the address.
 const serviceBits = 6
 
-// ServiceNumber is the number of the service that a flow's Service names.
+// ServiceNumber returns the service's number from a flow's Service.
 func ServiceNumber(flows uint16) uint16 { return flows & (1<<serviceBits - 1) }
 
 // MaxTag is the highest tag of a service's address.
 const MaxTag = 1<<(16-serviceBits) - 1
 
-// FlowService is the Service of flows to one address of a service. tag is 0 where no other address can be meant.
+// FlowService returns the Service of flows to one address of a service. tag is 0 if no other
+// address is possible.
 func FlowService(number, tag uint16) uint16 { return number | tag<<serviceBits }
 
 func (f Flow) String() string { return fmt.Sprintf("%s of service %d", f.Client, f.Service) }
 
-// Frame is a message about a flow.
+// Frame is a message about a flow, or a load.
 type Frame struct {
 	Message  move.Message
 	Flow     Flow
 	Instance uint64 // of the destination's agent
 	Session  []byte // of State
-	// IsLoad says that it is none of these, but what waits at the backend for Flow.Service: Load.
+	// IsLoad marks a load frame. Load is the backend's load for Flow.Service. Message and Session
+	// are empty.
 	IsLoad bool
 	Load   uint32
 	None   bool // no member is there
@@ -170,7 +173,7 @@ func (f Frame) appendHeader(b []byte) []byte {
 	return binary.BigEndian.AppendUint64(b, f.Instance)
 }
 
-// carriesNonce says which meaning a message's third word has: agents that know of no births leave it 0.
+// carriesNonce reports whether a message's third word is a nonce. Agents without nonces leave it 0.
 func carriesNonce(k move.Kind) bool { return k == move.Known || k == move.Flipped || k == move.Reclaim }
 
 func parseFrame(b []byte) (f Frame, err error) {

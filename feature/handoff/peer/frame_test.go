@@ -10,7 +10,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// What is read is what would be written, and nothing else is read.
+// FuzzFrame checks that a parsed frame survives another round trip.
 func FuzzFrame(f *testing.F) {
 	whole := Frame{Message: move.Message{Kind: move.State, Epoch: 3}, Flow: Flow{1, netip.MustParseAddrPort("192.0.2.1:2")}}
 	f.Add(append(whole.appendHeader(nil), "session"...))

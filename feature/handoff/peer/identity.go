@@ -20,41 +20,41 @@ import (
 	"github.com/weir-project/weir/internal/secret"
 )
 
-// Files name an agent's certificate, its key, and the certificates of those that sign for agents, in PEM.
+// Files are the PEM files of an agent's certificate, its key, and the CA of all agents.
 type Files struct {
 	Certificate string `yaml:"certificate" path:"file"`
 	Key         string `yaml:"key" path:"file"`
 	CA          string `yaml:"ca" path:"file" former:"signers"`
 }
 
-// reloadEvery is how often an agent looks whether its files have changed.
+// reloadEvery is the interval of checks for changed files.
 const reloadEvery = 2 * time.Second
 
 const maxPEM = 1 << 20 // bytes of a file of certificates
 
-// Identity is an agent's certificate with its key, and the certificates of those that sign for agents. [Identity.Watch]
-// reads the files anew when they change. Connections that are open keep the certificate of their handshake.
+// Identity is an agent's certificate with its key, and the CA of all agents. [Identity.Watch]
+// reloads the files when they change. Open connections keep the certificate of their handshake.
 type Identity struct {
 	files Files
 
 	mu      sync.Mutex
 	config  *tls.Config
-	read    [3]stamp // of the files that config is made of
-	problem string   // why files that have changed are not used
-	suspect string   // the same, seen once: files are replaced one after the other
+	read    [3]stamp // of the files behind config
+	problem string   // why changed files are not used
+	suspect string   // a problem seen once: files are replaced one after the other
 }
 
-// Config is for the next connection.
+// Config returns the configuration for the next connection.
 func (i *Identity) Config() *tls.Config {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.config
 }
 
-// Certificate tells of an agent's certificate.
+// Certificate is the status of an agent's certificate.
 type Certificate struct {
 	NotAfter time.Time `json:"not_after"`
-	Problem  string    `json:"problem,omitempty"` // why the files, which have changed, are not used
+	Problem  string    `json:"problem,omitempty"` // why changed files are not used
 }
 
 // stamp changes when a file is written or replaced.
@@ -86,7 +86,8 @@ func (f Files) Load() (*Identity, error) {
 	return i, nil
 }
 
-// LoadFor reads the files of the agent of this name. Other agents speak with nobody whose certificate is for another name.
+// LoadFor reads the files of an agent. It fails if the certificate is for another name, because
+// other agents would reject it.
 func (f Files) LoadFor(name string) (*Identity, error) {
 	i, err := f.Load()
 	if err != nil {
@@ -98,8 +99,9 @@ func (f Files) LoadFor(name string) (*Identity, error) {
 	return i, nil
 }
 
-// isFor says why a certificate is not for an agent of this name. The name is one of its DNS names, byte by byte: with wildcards,
-// other letters' case or a dot at the end one certificate would be many agents.
+// isFor returns an error if a certificate is not for an agent of this name. The name must be one of
+// its DNS names, byte by byte. With wildcards, case folding or a trailing dot one certificate would
+// fit many agents.
 func isFor(c *x509.Certificate, name string) error {
 	if name == "" || strings.Contains(name, "*") || strings.HasSuffix(name, ".") {
 		return fmt.Errorf("%.260q is no agent's name: take one without * and without a dot at its end, for the agent and as DNS name of its certificate", name)
@@ -110,8 +112,8 @@ func isFor(c *x509.Certificate, name string) error {
 	return nil
 }
 
-// config reads the files. Both sides show their certificates, and a certificate of these signers is all that is asked for: sign
-// with a CA of weir's own.
+// config reads the files. Both sides must show a certificate of the CA. No other right is checked,
+// so the CA should be for weir alone.
 func (f Files) config() (*tls.Config, error) {
 	chain, err := safefile.Read(f.Certificate, maxPEM)
 	if err != nil {
@@ -133,14 +135,15 @@ func (f Files) config() (*tls.Config, error) {
 	if !pool.AppendCertsFromPEM(signers.Data) {
 		return nil, fmt.Errorf("%s: there is no certificate in PEM in it", f.CA)
 	}
-	// A new connection's records are of one segment each otherwise, and each is a call of the kernel of its own: the first sessions that
-	// move by it would stand still for longer.
+	// Otherwise a new connection's TLS records have one segment each, with one system call each.
+	// The first sessions moved over it would pause for longer.
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{own}, RootCAs: pool, ClientCAs: pool,
 		ClientAuth: tls.RequireAndVerifyClientCert, DynamicRecordSizingDisabled: true}, nil
 }
 
-// verifyAny makes a client accept a server with one of several names. All else is as crypto/tls verifies a server by itself: the chain
-// to the roots, with the server's intermediates, the time, and the use as a server.
+// verifyAny makes a client accept a server with one of several names. The other checks are
+// crypto/tls's own: the chain to the roots with the server's intermediates, the time, and the use
+// as a server.
 func verifyAny(config *tls.Config, names []string) {
 	roots := config.RootCAs
 	config.InsecureSkipVerify = true //nolint:gosec // VerifyConnection verifies
@@ -166,7 +169,7 @@ func verifyAny(config *tls.Config, names []string) {
 	}
 }
 
-// usable says why a certificate that is read anew would be of less use than the one before.
+// usable returns why a reloaded certificate is worse than the one in use.
 func usable(fresh, before *x509.Certificate, name string, now time.Time) error {
 	for _, bad := range []struct {
 		what string
@@ -183,7 +186,7 @@ func usable(fresh, before *x509.Certificate, name string, now time.Time) error {
 	return nil
 }
 
-// Certificate tells of the certificate in use; nil without an identity.
+// Certificate returns the status of the certificate in use, nil without an identity.
 func (i *Identity) Certificate() *Certificate {
 	if i == nil {
 		return nil
@@ -193,8 +196,8 @@ func (i *Identity) Certificate() *Certificate {
 	return &Certificate{NotAfter: i.config.Certificates[0].Leaf.NotAfter, Problem: i.problem}
 }
 
-// Watch reads the files anew when they change, until ctx is done. Files that cannot be used leave those before in use. name
-// is the agent's. A file system that does not answer keeps Watch from returning.
+// Watch reloads the files when they change, until ctx is done. Unusable files leave the previous
+// ones in use. name is the agent's. A hanging file system can keep Watch from returning.
 func (i *Identity) Watch(ctx context.Context, name string, log *slog.Logger) {
 	if i == nil {
 		return
@@ -211,7 +214,7 @@ func (i *Identity) Watch(ctx context.Context, name string, log *slog.Logger) {
 	}
 }
 
-// reload reads the files if they are others than those in use.
+// reload reads the files if they differ from the ones in use.
 func (i *Identity) reload(name string, log *slog.Logger) {
 	now := i.files.stamps()
 	if !i.differ(now) {
@@ -234,7 +237,8 @@ func (i *Identity) reload(name string, log *slog.Logger) {
 	log.Info("certificate read anew", "certificate", i.files.Certificate, "expires", config.Certificates[0].Leaf.NotAfter)
 }
 
-// differ says whether the files are others than those in use; it forgets a problem of files that were put back.
+// differ reports whether the files differ from the ones in use. It clears the problem if the files
+// were restored.
 func (i *Identity) differ(now [3]stamp) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -244,7 +248,8 @@ func (i *Identity) differ(now [3]stamp) bool {
 	return now != i.read
 }
 
-// reject keeps the certificate in use; the caller holds mu. A certificate whose key comes a moment later is no problem yet.
+// reject keeps the certificate in use. The caller holds mu. An error is a problem only at the
+// second check, because the key may follow its certificate a moment later.
 func (i *Identity) reject(err error, log *slog.Logger) {
 	text := err.Error()
 	if i.suspect != text {

@@ -39,7 +39,7 @@ func newRotation(t *testing.T) *rotation {
 	return r
 }
 
-// look is three looks at the files; it returns the lines of the log.
+// look runs three checks of the files and returns the log lines.
 func (r *rotation) look() []string {
 	r.log.Reset()
 	for range 3 {
@@ -67,7 +67,7 @@ func (r *rotation) read(path string) string {
 	return string(b)
 }
 
-// leaf is the certificate that the agent shows to who connects now.
+// leaf returns the certificate shown to a new connection.
 func (r *rotation) leaf() string {
 	r.t.Helper()
 	a, b, errA, errB := pair(r.t, r.other, r.id)
@@ -79,7 +79,8 @@ func (r *rotation) leaf() string {
 	return string(r.id.Config().Certificates[0].Certificate[0])
 }
 
-// An agent does not begin with a certificate that is for another name: nobody would speak with it.
+// TestCertificateOfAnotherAgent checks that an agent does not start with a certificate for another
+// name. Nobody would accept it.
 func TestCertificateOfAnotherAgent(t *testing.T) {
 	r := newRotation(t)
 	if _, err := r.LoadFor("lb"); err != nil {
@@ -91,11 +92,12 @@ func TestCertificateOfAnotherAgent(t *testing.T) {
 	}
 }
 
-// A certificate is one agent's: another spelling of its DNS name is another name, on both sides, and in the agent's own file.
+// TestNameLetterByLetter checks that another spelling of a certificate's DNS name is another name,
+// on both sides and in the agent's own files.
 func TestNameLetterByLetter(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	ca.Files("*.evil")
-	ca.Files("evil.") // signed, and still no agent's
+	ca.Files("evil.") // signed, but not valid for an agent
 	for _, c := range []struct{ cert, name string }{
 		{"evil", "EVIL"}, {"evil", "Evil"}, {"evil", "evil."}, {"Evil", "evil"}, {"*.evil", "a.evil"}, {"*.evil", "*.evil"}, {"evil.", "evil."}, {"evil", ""},
 	} {
@@ -125,7 +127,7 @@ func TestNameLetterByLetter(t *testing.T) {
 			t.Errorf("with the certificate for %q an agent is %q", c.cert, c.name)
 		}
 	}
-	// Who dials wants the name that it says, and no other spelling of it.
+	// The dialling side requires the exact name too.
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -141,7 +143,7 @@ func TestNameLetterByLetter(t *testing.T) {
 	}
 }
 
-// A certificate, its key and the signers are read anew when they change, however they are replaced.
+// TestCertificateIsReadAnew checks that the files are reloaded however they are replaced.
 func TestCertificateIsReadAnew(t *testing.T) {
 	for name, replace := range map[string]func(r *rotation){
 		"written over": func(r *rotation) { r.ca.Files("lb") },
@@ -199,7 +201,8 @@ func TestCertificateIsReadAnew(t *testing.T) {
 	}
 }
 
-// New files that cannot be used leave those before in use; log and status say why, once.
+// TestBadCertificateIsRefused checks that unusable files leave the previous ones in use, and that
+// log and status give the reason once.
 func TestBadCertificateIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name, want string

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// incarnation is what is known of the other side's.
+// incarnation tracks signs of life of the other side.
 type incarnation struct {
-	heard      atomic.Int64 // since began, ns
-	unanswered atomic.Int32 // pings since
-	queued     atomic.Int64 // bytes that the other kernel had not taken at the last ping
+	heard      atomic.Int64 // time of the latest frame since began, ns
+	unanswered atomic.Int32 // pings since then
+	queued     atomic.Int64 // bytes in the send queue at the latest ping
 }
 
-// began is what heard counts from, by a clock that nobody sets.
+// began is the origin of heard. Its monotonic clock cannot be set.
 var began = time.Now()
 
 func (l *incarnation) note() {
@@ -24,20 +24,22 @@ func (l *incarnation) note() {
 	l.unanswered.Store(0)
 }
 
-// Ping asks the other side for a sign of life: its Receive answers, here Heard moves on, and nothing is unanswered any more.
+// Ping sends a ping. The other side's Receive answers it. The answer advances Heard and resets
+// Unanswered.
 func (c *Conn) Ping() error {
 	queued := c.queued()
-	if was := c.incarnation.queued.Swap(queued); queued >= was { // else it takes what was sent before, and comes to the ping later
+	if was := c.incarnation.queued.Swap(queued); queued >= was { // otherwise the other side is still reading older frames, and reaches the ping later
 		c.incarnation.unanswered.Add(1)
 	}
 	return c.write(typePing, nil, nil)
 }
 
-// Heard is when anything last came from the other side. It can be compared with the time by what has passed since alone.
+// Heard returns the time of the latest frame from the other side. It is only meaningful relative to
+// the present time.
 func (c *Conn) Heard() time.Time { return began.Add(time.Duration(c.incarnation.heard.Load())) }
 
-// Silence is for how long nothing has come from the other side, 0: less than three times
-// the pace of pings.
+// Silence returns the time since the latest frame from the other side, 0 if it is less than three
+// ping intervals.
 func (c *Conn) Silence(every time.Duration) time.Duration {
 	if d := time.Since(c.Heard()); d > 3*every {
 		return d
@@ -45,11 +47,11 @@ func (c *Conn) Silence(every time.Duration) time.Duration {
 	return 0
 }
 
-// Unanswered is how many pings were sent since. Who judges by the time alone takes another for silent after it has stood still
-// itself.
+// Unanswered returns the number of pings since the latest frame. Time alone would make a peer look
+// silent after this process itself was suspended.
 func (c *Conn) Unanswered() int { return int(c.incarnation.unanswered.Load()) }
 
-// queued is how many bytes were sent and not taken by the other side's kernel.
+// queued returns the number of bytes in the send queue, not acknowledged by the other kernel.
 func (c *Conn) queued() int64 {
 	n := 0
 	if t := c.tcp(); t != nil {

@@ -4,7 +4,8 @@ package peer
 
 import "fmt"
 
-// Limits of a frame's body, by its type. They hold before the body is read: a certificate alone must not fill memory.
+// These limits bound a frame's body by type. They are checked before the body is read, so a
+// certificate alone cannot fill memory.
 const (
 	maxHello    = 13 + 255
 	maxRegister = 64 << 10
@@ -12,8 +13,9 @@ const (
 	loadSize    = 8
 )
 
-// TakeSessions lets sessions come by this connection: move frames of up to 128 MiB. Without it a move frame has no session.
-// Call it once it is known that the other side may move sessions here.
+// TakeSessions accepts sessions on this connection: move frames of up to 128 MiB. Otherwise a move
+// frame must have no session. Call it once the other side is known to be allowed to move sessions
+// here.
 func (c *Conn) TakeSessions() { c.sessions.Store(true) }
 
 // helloLimit is the limit of the first frame.
@@ -24,7 +26,7 @@ func helloLimit(kind byte) (int, error) {
 	return maxHello, nil
 }
 
-// limit is the limit of the frames behind the hello.
+// limit is the limit of the frames after the hello.
 func (c *Conn) limit(kind byte) (int, error) {
 	switch kind {
 	case typeMove:

@@ -13,8 +13,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 )
 
-// heads connects to an agent that accepts, says some frames whole and the head of one more, and ends. It returns the agent's error
-// at that frame.
+// heads connects to an accepting agent, sends some complete frames and the head of one more, and
+// closes. It returns the agent's error at that frame.
 func heads(t *testing.T, ca *peertest.Authority, sessions bool, whole []byte, kind byte, length uint32) error {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -54,7 +54,7 @@ func heads(t *testing.T, ca *peertest.Authority, sessions bool, whole []byte, ki
 	return err
 }
 
-// A frame that is longer than its type may be is refused by its head: nothing of it is read.
+// TestFrameLimits checks that an overlong frame is rejected by its head, before its body is read.
 func TestFrameLimits(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	hello := append([]byte{0, 0, 0, 20, 1, 1, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 9, 6}, "host-a"...)

@@ -98,7 +98,7 @@ func TestConn(t *testing.T) {
 	}
 }
 
-// Who has no certificate of our signers is not spoken with, on either side.
+// TestStrangers checks that both sides reject a peer without a certificate of their CA.
 func TestStrangers(t *testing.T) {
 	ours, theirs := peertest.NewAuthority(t), peertest.NewAuthority(t)
 	naked := ours.TLS("host-a")
@@ -129,7 +129,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// pairRaw has an agent dial somebody who says these bytes.
+// pairRaw connects an agent to a server with the given bytes.
 func pairRaw(t *testing.T, ca *peertest.Authority, says []byte) (a, b *peer.Conn, errA, errB error) {
 	t.Helper()
 	l, err := tls.Listen("tcp", "127.0.0.1:0", ca.TLS("lb").Config())
@@ -152,8 +152,8 @@ func pairRaw(t *testing.T, ca *peertest.Authority, says []byte) (a, b *peer.Conn
 	return a, nil, errA, nil
 }
 
-// One that reads nothing stops who speaks with it for a moment only: then the connection is closed, for whoever waits for what comes
-// as well.
+// TestSendToOneThatDoesNotRead checks that a peer without reads blocks its sender only briefly.
+// Then the connection closes, and a pending Receive fails too.
 func TestSendToOneThatDoesNotRead(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	a, _, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("lb"))
@@ -195,7 +195,7 @@ func TestSendToOneThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// narrow is a way by which 8 MiB go in a second.
+// narrow is a path of 8 MiB per second.
 type narrow struct{ net.Conn }
 
 func (n narrow) Read(b []byte) (int, error) {
@@ -204,7 +204,8 @@ func (n narrow) Read(b []byte) (int, error) {
 	return c, err
 }
 
-// A slow way is none that takes nothing: what is large goes by it for as long as that takes, and the other side is not silent.
+// TestSendBySlowWay checks that a slow path is not treated as a blocked one. A large frame takes
+// its time, and the other side does not count as silent.
 func TestSendBySlowWay(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -244,7 +245,8 @@ func TestSendBySlowWay(t *testing.T) {
 	}
 }
 
-// A host that goes while something is on its way to it is given up, at both ends, long before the kernel would do it.
+// TestGoneTime checks that both ends give up on a dead host with unacknowledged data long before
+// the kernel's default.
 func TestGoneTime(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -280,8 +282,8 @@ func TestGoneTime(t *testing.T) {
 	}
 }
 
-// One handshake finds an agent that may have one of several names. Nobody else is taken: for another name, of another CA, expired, or
-// with a certificate that is for clients alone.
+// TestDialAny checks that one handshake finds an agent with one of several names. It rejects other
+// names, other CAs, expired certificates, and certificates for clients alone.
 func TestDialAny(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	for what, c := range map[string]struct {

@@ -10,7 +10,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// Agents speak with the certificates of the recipe, also with one that was added later, and not with those of another CA.
+// TestCertificateRecipe checks that agents accept the recipe's certificates, including a later one,
+// and reject another CA's.
 func TestCertificateRecipe(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	recipe := func(dir string, names ...string) {

@@ -11,14 +11,14 @@ import (
 	"strings"
 )
 
-// Limits of a registration. A load balancer passes it on to all other backends.
+// These limits bound a registration. A load balancer forwards it to all other backends.
 const (
-	maxAgent    = 260 // bytes of host:port: a name of DNS has 253
-	maxServices = 64  // that a load balancer has
+	maxAgent    = 260 // bytes of host:port: a DNS name has up to 253
+	maxServices = 64  // of a load balancer
 	maxName     = 255
 )
 
-// Check says what is wrong with a registration by itself, and removes repeated names of services.
+// Check validates a registration by itself and removes duplicate names of services.
 func (r *Registration) Check() error {
 	if r.Address.Zone() != "" {
 		return fmt.Errorf("address %.60q has a zone: say the backend's address alone, one that the load balancer can reach", r.Address)
@@ -43,7 +43,7 @@ func (r *Registration) Check() error {
 	return nil
 }
 
-// checkAgent checks where other backends' agents are to connect to; "" is nowhere.
+// checkAgent checks the address of an agent for other backends. "" means none.
 func checkAgent(at string) error {
 	if at == "" {
 		return nil
@@ -57,10 +57,11 @@ func checkAgent(at string) error {
 	return nil
 }
 
-// Fit is p without the members that a frame has no room for, and their names. Receivers end a connection by which more comes.
+// Fit returns p shortened to a frame, and the names of the omitted members. A receiver would close
+// the connection at a longer frame.
 func (p Peers) Fit() (Peers, []string) {
 	size := func(v any) int {
-		b, _ := json.Marshal(v) // what cannot be told is an error of Tell
+		b, _ := json.Marshal(v) // Tell reports the error
 		return len(b)
 	}
 	if size(p) <= maxControl {
@@ -76,7 +77,7 @@ func (p Peers) Fit() (Peers, []string) {
 	}
 	slices.SortStableFunc(byLength, func(a, b int) int { return sizes[a] - sizes[b] })
 	stays := make([]bool, len(all))
-	for _, i := range byLength { // most of them stay if the longest go
+	for _, i := range byLength { // omit the longest ones, so most of them fit
 		room -= sizes[i]
 		stays[i] = room >= 0
 	}

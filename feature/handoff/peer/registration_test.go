@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 )
 
-// What a backend says of itself is bounded field by field.
+// TestRegistrationCheck checks the limit of each field of a registration.
 func TestRegistrationCheck(t *testing.T) {
 	at := netip.MustParseAddr("10.2.0.2")
 	long := strings.Repeat("a", 253)
@@ -53,7 +53,7 @@ func TestRegistrationCheck(t *testing.T) {
 	}
 }
 
-// Members that a frame has no room for are left out, the longest first, and the rest comes by it.
+// TestPeersFit checks that Fit omits the longest members, and that the rest arrives in one frame.
 func TestPeersFit(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	a, b, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("lb"))

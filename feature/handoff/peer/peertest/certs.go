@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package peertest makes certificates for tests of agents, and for experiments.
+// Package peertest creates certificates for tests of agents and for experiments.
 package peertest
 
 import (
@@ -18,14 +18,14 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// TB is what it wants of a test: a testing.TB is one.
+// TB is the required part of testing.TB.
 type TB interface {
 	Helper()
 	Fatal(...any)
 	TempDir() string
 }
 
-// Authority signs for agents.
+// Authority is a CA of agents.
 type Authority struct {
 	t    TB
 	dir  string
@@ -33,7 +33,7 @@ type Authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// NewAuthority makes one, in a directory that vanishes with the test.
+// NewAuthority creates a CA in a directory removed with the test.
 func NewAuthority(t TB) *Authority {
 	t.Helper()
 	a := &Authority{t: t, dir: t.TempDir()}
@@ -67,13 +67,13 @@ func (a *Authority) write(name, kind string, der []byte) string {
 	return path
 }
 
-// Files are those of an agent's certificate, its key and the signers.
+// Files returns the paths of an agent's new certificate, its key and the CA.
 func (a *Authority) Files(name string) (cert, key, signers string) {
 	a.t.Helper()
 	return a.FilesUntil(name, time.Now().Add(time.Hour))
 }
 
-// FilesUntil are Files of a certificate that expires then.
+// FilesUntil is Files with an expiry time.
 func (a *Authority) FilesUntil(name string, end time.Time) (cert, key, signers string) {
 	a.t.Helper()
 	return a.sign(name, end, x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth)
@@ -96,19 +96,19 @@ func (a *Authority) sign(name string, end time.Time, uses ...x509.ExtKeyUsage) (
 	return a.write(name+".pem", "CERTIFICATE", der), a.write(name+".key", "PRIVATE KEY", bytes), filepath.Join(a.dir, "signers.pem")
 }
 
-// TLS is the identity of an agent of that name.
+// TLS returns the identity of an agent.
 func (a *Authority) TLS(name string) *peer.Identity {
 	a.t.Helper()
 	return a.load(a.Files(name))
 }
 
-// ExpiredTLS is the same with a certificate that has expired.
+// ExpiredTLS is TLS with an expired certificate.
 func (a *Authority) ExpiredTLS(name string) *peer.Identity {
 	a.t.Helper()
 	return a.load(a.FilesUntil(name, time.Now().Add(-time.Minute)))
 }
 
-// ClientTLS is the same with a certificate for clients alone.
+// ClientTLS is TLS with a certificate for clients alone.
 func (a *Authority) ClientTLS(name string) *peer.Identity {
 	a.t.Helper()
 	return a.load(a.sign(name, time.Now().Add(time.Hour), x509.ExtKeyUsageClientAuth))
