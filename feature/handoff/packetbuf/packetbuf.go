@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package packetbuf is a device in which packets of sessions that move wait: at a load balancer, and at the backend that a session leaves.
-// The data path redirects them to it, and they are taken out and put back as Ethernet frames.
+// Package packetbuf is a network device for buffering packets of moving sessions, at a load
+// balancer or at the backend losing a session. The data path redirects packets to the device. The
+// agent reads them as Ethernet frames and writes them back.
 package packetbuf
 
 import (
@@ -20,14 +21,14 @@ import (
 // errDevice is part of each error of a device.
 var errDevice = errors.New("the device of buffered packets")
 
-// Limits of what waits. More is dropped: the client sends it again.
+// These limits bound the buffered packets. Further ones are dropped, and the client repeats them.
 const (
 	maxPerFlow  = 8 << 20 // bytes
 	maxBuffered = 256 << 20
 )
 
-// maxCollected is how many packets are taken out of the device's own queue at a time. It holds no more: what comes meanwhile may be
-// what was put back.
+// maxCollected is the number of packets read from the device's queue at a time. The queue holds no
+// more. Later packets may be packets just written back.
 const maxCollected = queueLength
 
 const queueLength = 8192 // packets
@@ -37,8 +38,8 @@ const (
 	maxFrame   = 1<<16 + 64 // a merged segment, and headers
 )
 
-// Device is a TAP device whose packets wait by flow, in the order in which they came. With a virtio header (IFF_VNET_HDR) segments
-// that the kernel has merged come and go as one, and checksums stay partial.
+// Device is a TAP device. Its packets wait by flow, in order of arrival. With a virtio header
+// (IFF_VNET_HDR), segments merged by the kernel stay merged, and checksums stay partial.
 type Device[K comparable] struct {
 	Ifindex int
 
@@ -48,19 +49,20 @@ type Device[K comparable] struct {
 	buf     []byte
 	queues  map[K]*queue
 	bytes   int
-	dropped uint64 // for want of room
+	dropped uint64 // packets over the limits
 }
 
-// queue is the packets of a flow.
+// queue has the packets of a flow.
 type queue struct {
 	frames [][]byte
 	bytes  int
 }
 
-// predecessor is how long an agent waits for the device of a predecessor that was killed and still ends.
+// predecessor is how long an agent waits for the device of a killed predecessor.
 const predecessor = 3 * time.Second
 
-// Again calls open, which makes a device, until a predecessor no longer holds it: for a few seconds at most.
+// Again calls open, which must create a device, and repeats it for up to 3 s while a predecessor
+// still has the device (EBUSY).
 func Again[K comparable](open func() (*Device[K], error)) (d *Device[K], err error) {
 	for end := time.Now().Add(predecessor); ; time.Sleep(predecessor / 60) {
 		d, err = open()
@@ -70,9 +72,9 @@ func Again[K comparable](open func() (*Device[K], error)) (d *Device[K], err err
 	}
 }
 
-// New makes the device in the network namespace of the calling thread, or takes the one that is there. stays: it is there without this
-// process, too. of finds the flow of a packet of TCP or UDP, by its source, its destination and the protocol; it may be called at any
-// time.
+// New creates the device in the network namespace of the calling thread, or opens the existing one.
+// With stays the device outlives this process. of returns the flow of a TCP or UDP packet by
+// source, destination and protocol. It may be called at any time.
 func New[K comparable](name string, stays bool, of func(from, to netip.AddrPort, proto uint8) (K, bool)) (*Device[K], error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -124,7 +126,7 @@ func setUp(fd int, name string, stays bool) (ifindex int, err error) {
 	return i.Index, nil
 }
 
-// Close ends this process's hold of the device. What waits in it is lost, and with a device that does not stay the device.
+// Close closes the device. Its buffered packets are lost. A device without stays is deleted.
 func (d *Device[K]) Close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -134,7 +136,7 @@ func (d *Device[K]) Close() {
 	d.fd = -1
 }
 
-// Expect has packets of a flow wait here once they are collected, until Flush, FlushAfter or Forget.
+// Expect buffers collected packets of a flow until Flush, FlushAfter or Forget.
 func (d *Device[K]) Expect(k K) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -143,31 +145,33 @@ func (d *Device[K]) Expect(k K) {
 	}
 }
 
-// Forget drops what waits of a flow.
+// Forget drops the buffered packets of a flow.
 func (d *Device[K]) Forget(k K) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.forget(k)
 }
 
-// Flush puts the packets of a flow back, in the order in which they came, and then calls open, which has those that come go their
-// way at once. It returns how many waited. A few may be on their way to the device then: Collect puts them back. What is put back must
-// not come here again before open.
+// Flush writes the packets of a flow back, in order of arrival, and then calls open. open must let
+// new packets pass the device. Until then the packets written back must not be redirected here
+// again. Flush returns their number. A few packets may still be on their way to the device after
+// open. Collect writes them back.
 func (d *Device[K]) Flush(k K, open func() error) (waited int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	err = d.collect()
-	q := d.forget(k) // what is collected from here on goes at once
+	q := d.forget(k) // packets collected from here on are written back at once
 	waited = len(q)
 	for _, frame := range q {
 		err = errors.Join(err, d.write(frame))
 	}
-	// Those that came meanwhile first, and then the way is open; a few may have slipped in between.
+	// First the packets received meanwhile, then open. A few may have arrived in between.
 	err = errors.Join(err, d.collect())
 	return waited, errors.Join(err, open(), d.collect())
 }
 
-// FlushAfter calls open first: for packets that may come here again until then. Those that come at once may overtake those that waited.
+// FlushAfter is Flush with open called first, for packets that would be redirected here again
+// before open. New packets may then overtake buffered ones.
 func (d *Device[K]) FlushAfter(k K, open func() error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -178,7 +182,8 @@ func (d *Device[K]) FlushAfter(k K, open func() error) error {
 	return errors.Join(err, d.collect())
 }
 
-// Collect takes packets out of the device's own queue, which is short: see Ready. Those of flows that do not wait are put back at once.
+// Collect reads packets from the device's short queue: see Ready. It writes back packets of flows
+// without a buffer at once.
 func (d *Device[K]) Collect() error {
 	for {
 		d.mu.Lock()
@@ -190,13 +195,13 @@ func (d *Device[K]) Collect() error {
 	}
 }
 
-// collect does so once.
+// collect is Collect for at most one full queue. The caller holds mu.
 func (d *Device[K]) collect() error {
 	_, err := d.read()
 	return err
 }
 
-// forget ends a queue, and returns what was in it.
+// forget ends a queue and returns its packets. The caller holds mu.
 func (d *Device[K]) forget(k K) [][]byte {
 	q := d.queues[k]
 	delete(d.queues, k)
@@ -207,8 +212,9 @@ func (d *Device[K]) forget(k K) [][]byte {
 	return q.frames
 }
 
-// Ready is a file whose SyscallConn waits for packets to collect: in the runtime's poller, not in a thread that keeps its P and has
-// Go's monitor take it back. It is the caller's.
+// Ready returns a file whose SyscallConn waits for packets to collect. The wait uses the runtime's
+// poller. A blocking read would keep its P until Go's monitor takes it away. The caller closes the
+// file.
 func (d *Device[K]) Ready() (*os.File, error) {
 	fd, err := unix.FcntlInt(uintptr(d.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -217,7 +223,8 @@ func (d *Device[K]) Ready() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "hold"), nil
 }
 
-// read reads what the device has, and returns how many packets. Those of flows that do not wait any more go on at once.
+// read reads the packets of the device and returns their number. It writes back packets of flows
+// without a buffer. The caller holds mu.
 func (d *Device[K]) read() (packets int, err error) {
 	if d.fd < 0 {
 		return 0, nil
@@ -256,7 +263,7 @@ func (d *Device[K]) write(frame []byte) error {
 	return nil
 }
 
-// findQueue finds the queue of a frame's flow; nil: it does not wait.
+// findQueue returns the queue of a frame's flow, nil for none. The caller holds mu.
 func (d *Device[K]) findQueue(frame []byte) *queue {
 	from, to, proto, ok := parseEnds(frame[min(vnetHeader, len(frame)):])
 	if !ok {
@@ -269,8 +276,8 @@ func (d *Device[K]) findQueue(frame []byte) *queue {
 	return d.queues[k]
 }
 
-// parseEnds are the source and the destination of an Ethernet frame of TCP or UDP, as the data path has parked it: without tags
-// and extension headers.
+// parseEnds returns the source and the destination of an Ethernet frame with TCP or UDP. The data
+// path redirects only frames without VLAN tags and extension headers.
 func parseEnds(b []byte) (from, to netip.AddrPort, proto uint8, ok bool) {
 	if len(b) < 14+20 {
 		return from, to, 0, false

@@ -17,7 +17,8 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// Packets of a flow wait in their order, those of others go on at once, and open is called before or behind.
+// TestWait checks that packets of a flow wait in order, packets of other flows pass at once, and
+// open is called first or last.
 func TestWait(t *testing.T) {
 	nstest.NeedRoot(t)
 	for name, after := range map[string]bool{"then open": false, "open first": true} {
@@ -87,7 +88,7 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// came is the last byte of each packet that has come back out of the device since the last time.
+// came returns the last byte of each packet received from the device since the previous call.
 func came(t *testing.T, fd int) (all string) {
 	t.Helper()
 	b := make([]byte, 2048)
@@ -95,7 +96,7 @@ func came(t *testing.T, fd int) (all string) {
 		for {
 			n, from, err := unix.Recvfrom(fd, b, unix.MSG_DONTWAIT)
 			if err != nil {
-				return nil // none is there now
+				return nil // none now
 			}
 			if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Pkttype != unix.PACKET_OUTGOING {
 				all += string(b[n-1 : n])
@@ -105,5 +106,5 @@ func came(t *testing.T, fd int) (all string) {
 	return all
 }
 
-// swap turns a number into network byte order.
+// swap converts a number to network byte order.
 func swap(v uint16) uint16 { return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v)) }
