@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control is how commands ask an agent that runs on this machine: HTTP over a Unix socket, for root alone.
+// Package control connects commands with an agent on this machine: HTTP over a Unix socket, for
+// root alone.
 package control
 
 import (
@@ -21,14 +22,14 @@ import (
 	"github.com/weir-project/weir/internal/scrape"
 )
 
-// dir is where agents' sockets are.
+// dir is the directory of agents' sockets.
 const dir = "/run/weir"
 
-// Path is the socket of an agent of that name.
+// Path returns the socket path of an agent.
 func Path(name string) string { return filepath.Join(dir, name+".sock") }
 
-// Listen makes an agent's socket, and removes those of killed agents. It waits briefly for an agent that ends
-// ([accept.Again]); it is an error while another answers there.
+// Listen creates an agent's socket and removes the sockets of killed agents. It waits briefly for a
+// terminating agent ([accept.Again]). It fails while another agent answers at the socket.
 func Listen(ctx context.Context, name string, log *slog.Logger) (net.Listener, error) {
 	sweep(dir)
 	return accept.Again(ctx, log, Path(name), func() (net.Listener, error) { return listen(Path(name)) })
@@ -55,16 +56,16 @@ func listen(path string) (net.Listener, error) {
 	return l, err
 }
 
-// Serve answers until ctx is done.
+// Serve answers requests until ctx is done.
 func Serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger) error {
 	return accept.HTTP(ctx, l, h, accept.Options{Name: "control", Log: log})
 }
 
-// scrapeTime is the time for a request to /metrics.
+// scrapeTime bounds a request to /metrics.
 const scrapeTime = 30 * time.Second
 
-// ListenMetrics listens at a TCP address, in the network namespace of this thread, and returns what answers scrapes of an
-// agent's metrics there until ctx is done. At "" nothing listens.
+// ListenMetrics listens on a TCP address in the network namespace of this thread. The returned
+// serve answers scrapes there until its ctx is done. An empty address disables it.
 func ListenMetrics(ctx context.Context, address string, c prometheus.Collector, log *slog.Logger) (serve func(ctx context.Context) error, err error) {
 	if address == "" {
 		return func(context.Context) error { return nil }, nil
@@ -78,7 +79,7 @@ func ListenMetrics(ctx context.Context, address string, c prometheus.Collector, 
 	}, nil
 }
 
-// JSON answers with what get returns, or with status 500 and its error.
+// JSON returns a handler that answers with the result of get, or with status 500 and its error.
 func JSON[T any](get func() (T, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		v, err := get()
@@ -87,11 +88,12 @@ func JSON[T any](get func() (T, error)) http.HandlerFunc {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(v) // who has asked may have gone
+		_ = json.NewEncoder(w).Encode(v) // the client may be gone
 	}
 }
 
-// Client asks the agent of that name. Requests go to any host: http://agent/status, say.
+// Client returns an HTTP client of an agent. The host in a URL has no meaning, for example
+// http://agent/status.
 func Client(name string) *http.Client {
 	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		c, err := redial.Dial(ctx, "unix", Path(name))

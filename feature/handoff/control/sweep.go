@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// agentSocket is the form of an agent's socket: its kind, the inode number of its network namespace, and a name if the kind has
-// several in one namespace.
+// agentSocket matches the names of agents' sockets: the kind, the inode number of the network
+// namespace, and a name if a namespace can have several agents of the kind.
 var agentSocket = regexp.MustCompile(`^[a-z]+-[0-9]{10}(-.+)?\.sock$`)
 
-// staleAfter is the age from which a socket without a listener counts as left behind. An agent that starts has its socket
-// for a moment before it listens there.
+// staleAfter is the age of a socket without a listener before it counts as abandoned. A starting
+// agent has its socket for a moment before it listens.
 const staleAfter = time.Minute
 
-// sweep removes the sockets of killed agents. Nobody else does: the number of a network namespace that is gone may never come
-// back, and so no agent takes the socket over.
+// sweep removes the sockets of killed agents. The number of a deleted network namespace may never
+// be used again, so no later agent would replace the socket.
 func sweep(dir string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
@@ -38,14 +38,14 @@ func sweep(dir string) {
 	}
 }
 
-// removeDead removes a socket that nobody listens at.
+// removeDead removes a socket without a listener.
 func removeDead(path string, info fs.FileInfo) {
 	c, err := net.Dial("unix", path)
 	switch {
 	case err == nil:
 		c.Close()
-	case errors.Is(err, unix.ECONNREFUSED): // a listener that is merely busy gives EAGAIN
-		// Meanwhile another agent may have replaced it by its own.
+	case errors.Is(err, unix.ECONNREFUSED): // a busy listener returns EAGAIN
+		// Meanwhile another agent may have replaced the socket.
 		if now, err := os.Lstat(path); err == nil && os.SameFile(info, now) {
 			_ = os.Remove(path) // the next agent tries again
 		}
@@ -55,8 +55,8 @@ func removeDead(path string, info fs.FileInfo) {
 // Sweep removes the sockets of killed agents.
 func Sweep() { sweep(dir) }
 
-// Clear removes the socket of a killed agent of which nothing is left: no other agent is about to listen there. A running agent keeps
-// its socket until it ends.
+// Clear removes the socket of a killed agent whose configuration is gone, so no other agent is
+// about to listen there. A running agent keeps its socket.
 func Clear(name string) { clearSocket(Path(name)) }
 
 func clearSocket(path string) {

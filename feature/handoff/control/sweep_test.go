@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// Sockets of killed agents go; those of running agents, of agents about to listen, and everything else stays.
+// TestSweep checks that only old sockets of killed agents are removed. Sockets of running or
+// starting agents and all other files stay.
 func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	old := time.Now().Add(-2 * staleAfter)
@@ -46,8 +47,8 @@ func TestSweep(t *testing.T) {
 		t.Fatal(err)
 	}
 	clearSocket(filepath.Join(dir, "lb-4026532227-a.sock"))    // a file
-	clearSocket(filepath.Join(dir, "backend-4026532225.sock")) // a running agent's
-	clearSocket(filepath.Join(dir, "backend-4026532228.sock")) // just killed, and its backend removed
+	clearSocket(filepath.Join(dir, "backend-4026532225.sock")) // of a running agent
+	clearSocket(filepath.Join(dir, "backend-4026532228.sock")) // of an agent just killed, with its backend removed
 	sweep(dir)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
