@@ -4,18 +4,20 @@ package sock
 
 import "golang.org/x/sys/unix"
 
-// Lock says whether a session is this process's to read and write. It takes a record lock on the socket (fcntl(2), F_SETLK),
-// which the kernel gives to one process at a time, whoever else has a duplicate of the socket: so two processes that both
-// believe that they were given a session, because the keeper went in the middle or one of them stood still, do not both serve
-// it. The lock ends with the process, or when it closes any duplicate of the socket; within one process there is none.
+// Lock acquires a session for this process and reports whether it has it. It takes a record lock on
+// the socket (fcntl(2), F_SETLK). The kernel grants the lock to one process at a time, even if
+// several have duplicates of the socket. Two processes can both believe that they own a session,
+// after a crash of the keeper or a long pause of one of them. With the lock only one serves it.
 //
-// Who gives a session away unlocks it first. Whoever does not lock is served as before.
+// The kernel releases the lock when the process ends, or closes any duplicate of the socket. The
+// lock has no effect within one process. A process must unlock a session before it gives it away. A
+// process without Lock is served as before.
 func Lock(fd int) bool {
 	err := unix.FcntlFlock(uintptr(fd), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
 	return err != unix.EAGAIN && err != unix.EACCES
 }
 
-// Unlock lets another process lock the session.
+// Unlock releases the session for other processes.
 func Unlock(fd int) {
 	_ = unix.FcntlFlock(uintptr(fd), unix.F_SETLK, &unix.Flock_t{Type: unix.F_UNLCK})
 }

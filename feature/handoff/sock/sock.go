@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sock asks the kernel what a hand-over must know of a socket: who it is,
-// how far its stream has been read and written, and takes what was read twice.
+// Package sock reads the kernel's state of a socket for a hand-over: its identity, and how far its
+// stream has been read and written. It also discards bytes that were read before.
 package sock
 
 import (
@@ -15,30 +15,30 @@ import (
 	"github.com/weir-project/weir/internal/bounded"
 )
 
-// TCP states (net/tcp_states.h) in which a FIN has been received or sent: it has a
-// sequence number of its own, which is no byte of the stream.
+// These are the TCP states (net/tcp_states.h) after a received or sent FIN. The FIN has a sequence
+// number of its own, but is no byte of the stream.
 const (
 	finReceived = 1<<unix.BPF_TCP_CLOSE_WAIT | 1<<unix.BPF_TCP_LAST_ACK | 1<<unix.BPF_TCP_CLOSING | 1<<unix.BPF_TCP_TIME_WAIT
 	finSent     = 1<<unix.BPF_TCP_FIN_WAIT1 | 1<<unix.BPF_TCP_FIN_WAIT2 | 1<<unix.BPF_TCP_CLOSING | 1<<unix.BPF_TCP_LAST_ACK | 1<<unix.BPF_TCP_TIME_WAIT
 )
 
-// ErrClosed says that a connection is over: reset, or closed by both ends.
+// ErrClosed reports a connection that was reset, or closed by both ends.
 var ErrClosed = errors.New("the connection is closed")
 
-// Positions are how far a TCP connection has come, in bytes since it was made.
+// Positions are byte counts of a TCP connection since it was established.
 type Positions struct {
-	Read    uint64 // taken out of the receive queue, by anybody who has the socket
-	Written uint64 // put into the send queue
+	Read    uint64 // bytes read from the receive queue, by any owner of the socket
+	Written uint64 // bytes written to the send queue
 }
 
-// ReadPositions asks the kernel. Read is what has been received (tcpi_bytes_received)
-// less what is still queued (SIOCINQ), Written what has been acknowledged
-// (tcpi_bytes_acked) and what is queued (SIOCOUTQ). The numbers are exact whoever
-// read and wrote, and however they ended. The error wraps [ErrClosed] for a
-// connection that is over.
+// ReadPositions reads the positions from the kernel. Read is the received bytes
+// (tcpi_bytes_received) minus the queued ones (SIOCINQ). Written is the acknowledged bytes
+// (tcpi_bytes_acked) plus the queued ones (SIOCOUTQ). The numbers are exact, even if several
+// processes have used the socket and some were killed. The error wraps [ErrClosed] for a closed
+// connection.
 func ReadPositions(fd int) (Positions, error) {
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-	// Segments arrive meanwhile: the two halves of a sum must be of one instant.
+	// Segments arrive meanwhile. Repeat until both halves of each sum are of the same instant.
 	for err == nil {
 		before := info
 		var in, out int
@@ -66,12 +66,12 @@ func ReadPositions(fd int) (Positions, error) {
 
 func fin(states uint32, state uint8) uint64 { return uint64(states >> state & 1) }
 
-// Discard takes n bytes out of the receive queue that a predecessor has accounted
-// for already. They are there: the error says so if not.
+// Discard removes n bytes from the receive queue, already processed by a predecessor. It fails if
+// the queue has fewer bytes.
 func Discard(fd int, n uint64) error {
 	var tries atMark
 	for n > 0 {
-		// With MSG_TRUNC, TCP throws the bytes away without copying them (tcp(7)).
+		// With MSG_TRUNC, TCP drops the bytes without copying them (tcp(7)).
 		got, err := truncate(fd, int(min(n, 1<<30)))
 		switch {
 		case err == unix.EINTR, err == unix.EAGAIN && tries.again(fd):
@@ -86,7 +86,7 @@ func Discard(fd int, n uint64) error {
 	return nil
 }
 
-// Cookie is the kernel's name of a socket, the same for all duplicates.
+// Cookie returns the kernel's identifier of a socket. All duplicates have the same.
 func Cookie(fd int) (uint64, error) {
 	c, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
 	if err != nil {
@@ -95,8 +95,8 @@ func Cookie(fd int) (uint64, error) {
 	return c, nil
 }
 
-// Check makes sure that a descriptor is a socket of the kind. The error wraps
-// [wire.ErrBadSocket] and says what it is.
+// Check verifies that a descriptor is a socket of the kind. The error wraps [wire.ErrBadSocket] and
+// describes the descriptor.
 func Check(fd int, k wire.Kind) error {
 	bad := func(format string, a ...any) error {
 		return fmt.Errorf("%w: %s", wire.ErrBadSocket, fmt.Sprintf(format, a...))
@@ -139,7 +139,7 @@ func Check(fd int, k wire.Kind) error {
 	return nil
 }
 
-// Addresses are the two ends of a socket; the zero value for what it has not.
+// Addresses returns the two ends of a socket. A missing one is the zero value.
 func Addresses(fd int) (local, remote netip.AddrPort) {
 	if a, err := bounded.Getsockname(fd); err == nil {
 		local = addrPort(a)
@@ -160,8 +160,7 @@ func addrPort(a unix.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// Reset closes a connection so that the peer hears of it at once, and does not take
-// the end of its session for an orderly one.
+// Reset closes a connection with a reset, so the peer does not mistake the end for an orderly one.
 func Reset(fd int) {
 	unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	unix.Close(fd)

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// connection is a TCP connection over lo: the peer's end, and ours as a descriptor too.
+// connection returns a TCP connection over lo: the peer's end, this end, and this end's descriptor.
 func connection(t testing.TB, address string) (peer, ours *net.TCPConn, fd int) {
 	t.Helper()
 	lc := net.ListenConfig{}
@@ -87,7 +87,7 @@ func TestPositions(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		peer, ours, fd := connection(t, address)
 		peerFD := fdOf(t, peer)
-		start, err := ReadPositions(peerFD) // of an active opener: the SYN may count
+		start, err := ReadPositions(peerFD) // of the connecting side: the SYN may count
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -97,7 +97,7 @@ func TestPositions(t *testing.T) {
 		want(t, fd, 0, 0)
 		b := make([]byte, 100)
 		unix.Recvfrom(fd, b, unix.MSG_PEEK)
-		want(t, fd, 0, 0) // a look is no reading
+		want(t, fd, 0, 0) // a peek does not read
 		io.ReadFull(ours, b)
 		want(t, fd, 100, 0)
 		if err := Discard(fd, 300); err != nil {
@@ -108,7 +108,7 @@ func TestPositions(t *testing.T) {
 		want(t, fd, 400, 50)
 		queued(t, peerFD, 50)
 		want(t, peerFD, start.Read, start.Written+1000)
-		// A FIN is no byte, wherever it is.
+		// A FIN is no byte, on either side.
 		peer.CloseWrite()
 		state(t, fd, unix.BPF_TCP_CLOSE_WAIT)
 		want(t, fd, 400, 50)
@@ -129,7 +129,7 @@ func TestPositions(t *testing.T) {
 	}
 }
 
-// Positions are those of one instant however fast bytes pass.
+// TestPositionsUnderLoad checks that positions are consistent under fast traffic.
 func TestPositionsUnderLoad(t *testing.T) {
 	nstest.NeedRoot(t)
 	peer, ours, fd := connection(t, "127.0.0.1:0")
