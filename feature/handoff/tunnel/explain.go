@@ -11,8 +11,8 @@ import (
 	"github.com/weir-project/weir/feature"
 )
 
-// Explain tells of a packet that comes by a backend's device of the tunnel: from which load balancer, and whether the answer goes
-// back there.
+// Explain explains a packet arriving at a backend's tunnel device: its load balancer, and whether
+// the answer takes the same tunnel back.
 func Explain(p feature.Packet) (out []feature.Verdict, err error) {
 	if p.Interface == "" {
 		return nil, nil
@@ -25,7 +25,7 @@ func Explain(p feature.Packet) (out []feature.Verdict, err error) {
 	err = ns.Do(func() error {
 		l, err := netlink.LinkByName(p.Interface)
 		if err != nil {
-			return nil //nolint:nilerr // it went this instant
+			return nil //nolint:nilerr // the interface has just been deleted
 		}
 		v, ok := l.(*netlink.Vxlan)
 		if !ok || v.VxlanId != VNI || v.FlowBased {
@@ -37,7 +37,7 @@ func Explain(p feature.Packet) (out []feature.Verdict, err error) {
 	return out, err
 }
 
-// backEnd tells of a backend's end of the tunnel. The caller is in the network namespace.
+// backEnd explains a backend's end of the tunnel. The caller is in the network namespace.
 func backEnd(v *netlink.Vxlan, p feature.Packet) feature.Verdict {
 	s := feature.Verdict{Stage: feature.StageTC, Order: -1, ExplainStep: feature.ExplainStep{Step: "tunnel",
 		Text: fmt.Sprintf("%s leads from the load balancer at %s", v.Name, v.Group)}}

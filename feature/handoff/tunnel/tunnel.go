@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tunnel makes the load balancer's end of the way to a backend that routers are between: VXLAN (RFC 7348), which
-// every Debian kernel has, carries IPv4 and IPv6 over either, is spread by routers and network cards (its source port is a hash of
-// what it carries), and keeps segmentation offloads. The load balancer has one device for all backends; a backend has one towards its load
-// balancer, an ordinary device without any program:
+// Package tunnel creates the load balancer's end of VXLAN tunnels (RFC 7348) to backends behind
+// routers. Every Debian kernel has VXLAN. It carries IPv4 and IPv6 over either. Routers and network
+// cards can spread it, because its source port is a hash of the inner packet. It keeps segmentation
+// offloads. The load balancer has one device for all backends. A backend has an ordinary device to
+// its load balancer, without a BPF program:
 //
 //	ip link add weir-tun address 02:77:65:69:72:02 type vxlan id 22341 dstport 4789 srcport 512 1023 local HOST remote LB nolearning udp6zerocsumrx
 //	ip link set weir-tun mtu 1450 up          # the underlay's less 50 (IPv4) or 70 (IPv6)
 //	ip neigh add 169.254.85.1 lladdr 02:77:65:69:72:01 dev weir-tun nud permanent
 //	ip route add default via 169.254.85.1 dev weir-tun onlink table 22341
-//	ip rule add from SERVICE lookup 22341     # answers go the way the questions came, past the load balancer
+//	ip rule add from SERVICE lookup 22341     # answers return through the tunnel, past the load balancer
 //
-// Packets are not authenticated: as on a segment, whoever can send to the port from a backend's address can speak for the backend. Both
-// ends send from ports that only root can bind, so a filter can drop what other users of a host send.
+// Packets are not authenticated. As on a segment, anybody able to send to the port from a backend's
+// address can impersonate the backend. Both ends send from ports open only to root, so a filter can
+// drop packets of other users.
 package tunnel
 
 import (
@@ -25,26 +27,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What both ends agree on.
+// These are the constants of both ends.
 const (
 	VNI  = 22341 // of the packets; also the number of the backend's routing table
 	Port = 4789
-	// Device is its name at both ends, unless told otherwise.
+	// Device is the default name of the device at both ends.
 	Device = "weir-tun"
-	// Over4 and Over6 are the bytes that a packet gets in front of it over IPv4 and IPv6.
+	// Over4 and Over6 are the bytes added to each packet over IPv4 and IPv6.
 	Over4, Over6 = 50, 70
-	// PortLow and PortHigh are the range of outer source ports, below net.ipv4.ip_unprivileged_port_start.
+	// PortLow and PortHigh are the range of outer source ports. It is below
+	// net.ipv4.ip_unprivileged_port_start.
 	PortLow, PortHigh = 512, 1023
 )
 
-// LBMAC and BackendMAC are the link addresses of the ends within the tunnel, the same everywhere: nobody has to learn them.
+// LBMAC and BackendMAC are the link addresses inside the tunnel. They are the same everywhere, so
+// no end has to learn them.
 var (
 	LBMAC      = net.HardwareAddr{2, 'w', 'e', 'i', 'r', 1}
 	BackendMAC = net.HardwareAddr{2, 'w', 'e', 'i', 'r', 2}
 )
 
-// NewLB makes a load balancer's device, or takes the one that is there, and returns its index. mtu is that of what goes through
-// it: the least of the ways to the backends, less [Over4] or [Over6].
+// NewLB creates a load balancer's device, or opens the existing one, and returns its index. mtu is
+// the MTU inside the tunnel: the least path MTU to the backends, less [Over4] or [Over6].
 func NewLB(name string, mtu int) (int, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr, attrs.MTU = name, LBMAC, mtu

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tunneltest makes a backend's end of a tunnel, as operators do with the commands of package tunnel.
+// Package tunneltest creates a backend's end of a tunnel, like the commands in package tunnel.
 package tunneltest
 
 import (
@@ -15,22 +15,23 @@ import (
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 )
 
-// Addresses of the load balancer within the tunnel.
+// These are the load balancer's addresses inside the tunnel.
 var (
 	gateway4 = netip.MustParseAddr("169.254.85.1")
 	gateway6 = netip.MustParseAddr("fe80::7765:6972")
 )
 
-// End is a backend's end.
+// End is a backend's end of a tunnel.
 type End struct {
-	Name     string // of the device; [tunnel.Device] if empty
+	Name     string // of the device; default [tunnel.Device]
 	Local    netip.Addr
 	LB       netip.Addr
-	MTU      int          // of what goes through it
-	Services []netip.Addr // whose packets go back through it
+	MTU      int          // inside the tunnel
+	Services []netip.Addr // their answers return through the tunnel
 }
 
-// NewBackend makes a backend's end, in the network namespace of the calling thread. What is there already stays.
+// NewBackend creates a backend's end in the network namespace of the calling thread. It keeps
+// existing parts.
 func NewBackend(e End) error {
 	if e.Name == "" {
 		e.Name = tunnel.Device
@@ -56,7 +57,7 @@ func NewBackend(e End) error {
 	return nil
 }
 
-// answers has what a service sends go to the load balancer.
+// answers routes a service's packets to the load balancer.
 func answers(l netlink.Link, service netip.Addr) error {
 	gateway, family, bits := gateway4, netlink.FAMILY_V4, 32
 	if service.Is6() {
