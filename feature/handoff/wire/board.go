@@ -15,39 +15,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A board is memory of a member's that its keeper can read: a memfd of slots, one a session. A commit there is a few stores, and
-// wakes nobody; the keeper looks when it has to know, which for most commits is never. What was stored is there when the
-// process is killed, as what a socket has accepted is.
+// A board is memory of a member that its keeper can read: a memfd with one slot per session. A
+// commit to a slot is a few stores and wakes nobody. The keeper reads a slot only when it needs the
+// state, after most commits never. A commit survives the death of the process, like a message
+// accepted by a socket.
 //
-// A slot has two halves, written in turn, and in front of them a word that says which one counts and how many commits there
-// have been. The word is stored last, in one piece: a commit that is cut off leaves the one before.
+// A slot has two halves, written in turn. A word before them has the valid half and the number of
+// commits. The word is stored last and atomically, so an interrupted commit leaves the previous one
+// valid.
 
-// Shape of a slot, in bytes. All numbers in it are little-endian.
+// This is the layout of a slot, in bytes. Numbers in it are little-endian.
 const (
-	slotSize   = 4096                                    // a page: no two sessions share one
+	slotSize   = 4096                                    // a page: sessions share none
 	halfAt     = 64                                      // of the first half; the word is at 0
 	halfSize   = (slotSize - halfAt) / 2                 // 2,016
 	halfHeader = 32                                      // session, read, written: 8 each; lengths of state and unread: 4 each
 	SlotRoom   = halfSize - halfHeader                   // for state and unread together
-	maxSlots   = 1 << 16                                 // of a board: 256 MiB of addresses; memory only where something was stored
+	maxSlots   = 1 << 16                                 // of a board: 256 MiB of addresses; only stored pages use memory
 	slotTries  = 16                                      // to read a slot between two commits
-	halfBit    = uint64(1)                               // of the word: which half counts; the rest: how many commits
-	_          = uint(math.MaxInt32 - maxSlots*slotSize) // fits an int of 32 bits
+	halfBit    = uint64(1)                               // of the word: the valid half; the other bits: number of commits
+	_          = uint(math.MaxInt32 - maxSlots*slotSize) // fits a 32-bit int
 )
 
-// Board is a member's. It is safe for concurrent use.
+// Board is a member's side of a board. It is safe for concurrent use.
 type Board struct {
 	fd  int
 	mem []byte
 
 	mu     sync.Mutex
 	free   []uint32
-	next   uint32 // none from here on was ever taken
+	next   uint32 // first slot never allocated
 	used   int
 	closed bool
 }
 
-// NewBoard makes one, of which nothing can be taken before Size.
+// NewBoard creates a board. Size must follow before Allocate.
 func NewBoard() (*Board, error) {
 	fd, err := unix.MemfdCreate("weir-handoff-board", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -56,10 +58,11 @@ func NewBoard() (*Board, error) {
 	return &Board{fd: fd}, nil
 }
 
-// FD is the memfd, which stays the board's.
+// FD returns the memfd. The board keeps owning it.
 func (b *Board) FD() int { return b.fd }
 
-// Size gives it room for so many sessions, at the most it can have. It is for the first call alone: later ones do nothing.
+// Size makes room for a number of sessions, up to the largest board. Only the first call has an
+// effect.
 func (b *Board) Size(sessions uint64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -81,7 +84,7 @@ func (b *Board) Size(sessions uint64) error {
 	return nil
 }
 
-// Allocate takes a slot; nil if none is left.
+// Allocate returns a free slot, nil if there is none.
 func (b *Board) Allocate() *Slot {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -100,7 +103,7 @@ func (b *Board) Allocate() *Slot {
 	return &Slot{Index: i, mem: b.mem[int(i)*slotSize:][:slotSize:slotSize], board: b}
 }
 
-// Close gives its memory back, once all of its slots are given back.
+// Close releases the memory as soon as all slots are returned.
 func (b *Board) Close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -119,14 +122,14 @@ func (b *Board) unmap() {
 	}
 }
 
-// Slot is a session's place on a board. It is for one goroutine at a time.
+// Slot is a session's part of a board. It is not safe for concurrent use.
 type Slot struct {
 	Index uint32 // on the board
 	mem   []byte
 	board *Board
 }
 
-// Give gives it back, for another session.
+// Give returns the slot to the board.
 func (s *Slot) Give() {
 	s.board.mu.Lock()
 	defer s.board.mu.Unlock()
@@ -135,8 +138,8 @@ func (s *Slot) Give() {
 	s.board.unmap()
 }
 
-// Commit notes the session, positions, state and unread of a message: false if there is no room for them. When it returns the
-// keeper can see it, whatever becomes of this process.
+// Commit stores the session, positions, state and unread of a message. It returns false if they do
+// not fit. On return the keeper can read them, even if this process dies.
 func (s *Slot) Commit(m *Message) bool {
 	if len(m.State)+len(m.Unread) > SlotRoom {
 		return false
@@ -155,10 +158,10 @@ func (s *Slot) Commit(m *Message) bool {
 	return true
 }
 
-// Commits is how many there have been in it, of all sessions that had it.
+// Commits returns the number of commits to the slot, of all its sessions.
 func (s *Slot) Commits() uint64 { return loadWord(s.mem) >> 1 }
 
-// loadWord and storeWord are atomic, and order what is read and written around them.
+// loadWord and storeWord are atomic. They order the accesses around them.
 func loadWord(mem []byte) uint64 {
 	var b [8]byte
 	binary.NativeEndian.PutUint64(b[:], atomic.LoadUint64((*uint64)(unsafe.Pointer(&mem[0]))))
@@ -171,12 +174,12 @@ func storeWord(mem []byte, v uint64) {
 	atomic.StoreUint64((*uint64)(unsafe.Pointer(&mem[0])), binary.NativeEndian.Uint64(b[:]))
 }
 
-// BoardReader is a board as its keeper sees it: by pread(2), so that a member which makes it smaller does the keeper no harm. It is
-// safe for concurrent use.
+// BoardReader is the keeper's side of a board. It uses pread(2), so a member cannot harm the keeper
+// by truncating the memfd. It is safe for concurrent use.
 type BoardReader struct{ f *os.File }
 
-// NewBoardReader takes the memfd of a board, and owns it. The error wraps [ErrBadSocket] if it is none: reading anything else could
-// keep the reader waiting.
+// NewBoardReader returns a reader that owns the memfd of a board. The error wraps [ErrBadSocket]
+// for another descriptor, because reading one could block.
 func NewBoardReader(fd int) (*BoardReader, error) {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err != nil {
 		return nil, fmt.Errorf("%w: a board's descriptor is a memfd: %w", ErrBadSocket, err)
@@ -187,11 +190,11 @@ func NewBoardReader(fd int) (*BoardReader, error) {
 // Close closes the memfd.
 func (r *BoardReader) Close() error { return r.f.Close() }
 
-// errUnsettled says that a slot is being written too fast to be read: its owner lives.
+// errUnsettled reports a slot written too often during a read. Its owner is alive.
 var errUnsettled = errors.New("a slot changes while it is read")
 
-// Read reads what was committed last in a slot, and how many commits there have been in it. The error wraps [ErrMalformed] where
-// there is none of that session.
+// Read returns the latest commit of a slot and its number of commits. The error wraps
+// [ErrMalformed] if the slot has none of that session.
 func (r *BoardReader) Read(index uint32, session uint64) (m Message, commits uint64, err error) {
 	at := int64(index) * slotSize
 	word := func() (uint64, error) {
@@ -208,7 +211,7 @@ func (r *BoardReader) Read(index uint32, session uint64) (m Message, commits uin
 		if _, err := r.f.ReadAt(b, at+halfAt+int64(before&halfBit)*halfSize); err != nil {
 			return m, 0, fmt.Errorf("%w: slot %d of the board: %w", ErrMalformed, index, err)
 		}
-		// Another commit since then was written into the other half, and the one after it is written into this.
+		// The next commit uses the other half. The one after it overwrites this half.
 		if after, err := word(); err != nil || after != before {
 			continue
 		}

@@ -82,7 +82,7 @@ func TestBoard(t *testing.T) {
 	if b.Close(); b.Allocate() != nil {
 		t.Error("taken of a board that is closed")
 	}
-	if !s.Commit(&Message{Session: 9}) { // who has it does not notice
+	if !s.Commit(&Message{Session: 9}) { // its user does not notice
 		t.Error("no room")
 	}
 	s.Give()
@@ -93,7 +93,8 @@ func TestBoard(t *testing.T) {
 	}
 }
 
-// What a process has stored of a commit when it is killed changes nothing until all of it is stored, whichever half it is.
+// TestCommitCutOff checks that an interrupted commit changes nothing before its last store, in
+// either half.
 func TestCommitCutOff(t *testing.T) {
 	b, r := board(t, 1)
 	s := b.Allocate()
@@ -101,7 +102,7 @@ func TestCommitCutOff(t *testing.T) {
 		if !s.Commit(&Message{Session: 7, Read: i, State: []byte{byte(i)}}) {
 			t.Fatal("no room")
 		}
-		// The next one, without its last store.
+		// The next commit, without its last store.
 		half := binary.LittleEndian.Uint64(s.mem)&halfBit ^ 1
 		copy(s.mem[halfAt+int(half)*halfSize:][:halfSize], bytes.Repeat([]byte{0xff}, halfSize))
 		if m, n, err := r.Read(0, 7); err != nil || n != i+1 || m.Read != i || m.State[0] != byte(i) {
@@ -110,7 +111,7 @@ func TestCommitCutOff(t *testing.T) {
 	}
 }
 
-// A reader never sees parts of two commits, however fast they follow each other.
+// TestBoardWhileWritten checks that a reader never gets parts of two commits during fast writes.
 func TestBoardWhileWritten(t *testing.T) {
 	b, r := board(t, 1)
 	s := b.Allocate()

@@ -10,23 +10,25 @@ import (
 	"github.com/weir-project/weir/internal/bounded"
 )
 
-// closer closes descriptors whose close(2) may wait: a TCP socket with SO_LINGER and data that its peer does not take, a Unix
-// socket with such a socket in its queue, a file of a file system that does not answer. [bounded.Interrupt] ends the wait for
-// sockets. Each wait takes a thread, so that there are few at once; the others stay open meanwhile. A process that ends waits for none of them: the kernel does not
-// linger for it.
+// closer closes descriptors with a potentially blocking close(2): a TCP socket with SO_LINGER and
+// data not taken by its peer, a Unix socket with such a socket in its queue, or a file of a hanging
+// file system. [bounded.Interrupt] ends the wait for sockets. Each wait needs a thread, so their
+// number is limited. The other descriptors stay open meanwhile. A terminating process waits for
+// none of them, because the kernel does not linger then.
 type closer struct {
 	mu      sync.Mutex
-	room    *sync.Cond // waiting has become shorter
+	room    *sync.Cond // signalled when waiting gets shorter
 	running int
 	waiting []int
 }
 
 const (
-	maxClosers = 32 // threads that wait
-	maxWaiting = 64 // descriptors of strangers that wait for a thread
+	maxClosers = 32 // blocked threads
+	maxWaiting = 64 // descriptors of unknown peers without a thread
 )
 
-// strangers closes what was passed and refused, kept the duplicates of sessions: one does not hold up the other.
+// strangers closes passed and rejected descriptors. kept closes duplicates of sessions. Neither
+// delays the other.
 var strangers, kept = newCloser(), newCloser()
 
 func newCloser() *closer {
@@ -35,14 +37,14 @@ func newCloser() *closer {
 	return c
 }
 
-// close closes a descriptor by another thread.
+// close closes a descriptor on another thread.
 func (c *closer) close(fd int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.start(fd)
 }
 
-// start is close, with mu held.
+// start is close with mu held.
 func (c *closer) start(fd int) {
 	if c.running == maxClosers {
 		c.waiting = append(c.waiting, fd)
@@ -52,14 +54,14 @@ func (c *closer) start(fd int) {
 	go c.run(fd)
 }
 
-// closeBounded is close, but waits while too many descriptors are open for want of a thread. Without this bound a stranger
-// who makes all threads wait has every descriptor of the process.
+// closeBounded is close, but waits while too many descriptors have no thread. Otherwise a stranger
+// blocking all threads could use up the process's descriptors.
 func (c *closer) closeBounded(fd int) {
 	c.mu.Lock()
 	full := c.running == maxClosers
 	c.mu.Unlock()
 	if full && nolinger(fd) {
-		closeNow(fd) // a socket does without a thread
+		closeNow(fd) // a socket needs no thread
 		return
 	}
 	c.mu.Lock()
@@ -85,16 +87,16 @@ func (c *closer) run(fd int) {
 	}
 }
 
-// closeNow closes a descriptor, and waits for a moment at most, but for a file system that does not answer.
+// closeNow closes a descriptor. It blocks only briefly, unless a file system hangs.
 func closeNow(fd int) { bounded.Interrupt(func() { unix.Close(fd) }) }
 
-// CloseKept closes the duplicate of a connection that was kept for a party, with a reset if reset is set. It may be called under
-// a lock: it waits for a second at most, where the socket's owner holds the socket's lock. The owner can set SO_LINGER at any
-// moment.
+// CloseKept closes the kept duplicate of a party's connection, with a reset if reset is set. It may
+// be called under a lock, because it waits at most a second while the socket's owner holds the
+// socket's lock. The owner can set SO_LINGER at any time.
 func CloseKept(party string, fd int, reset bool) {
-	_ = bounded.Run(party, func() error { // else it ends by itself
+	_ = bounded.Run(party, func() error { // the close follows in any case
 		if reset {
-			return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // of no connection: it ends by itself
+			return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // fails for an unconnected socket: nothing to reset
 		}
 		if l, err := unix.GetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER); err == nil && l.Linger > 0 {
 			nolinger(fd)
@@ -104,19 +106,20 @@ func CloseKept(party string, fd int, reset bool) {
 	kept.close(fd)
 }
 
-// nolinger makes an IP socket one whose close does not wait: the kernel sends the rest by itself. It says whether it has.
+// nolinger makes the close of an IP socket non-blocking. The kernel then sends the remaining data
+// by itself. It reports success.
 func nolinger(fd int) bool {
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	return err == nil && (domain == unix.AF_INET || domain == unix.AF_INET6) &&
 		unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{}) == nil
 }
 
-// lingers says whether closing a descriptor may wait.
+// lingers reports whether closing a descriptor may block.
 func lingers(fd int) bool {
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	switch {
 	case err == unix.ENOTSOCK:
-		var st unix.Statfs_t // a memfd's does not, a pipe's and an anonymous file's neither
+		var st unix.Statfs_t // closing a memfd, a pipe or an anonymous file does not block
 		return unix.Fstatfs(fd, &st) != nil || st.Type != unix.TMPFS_MAGIC && st.Type != unix.PIPEFS_MAGIC && st.Type != unix.ANON_INODE_FS_MAGIC
 	case err != nil:
 		return true

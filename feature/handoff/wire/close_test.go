@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// queued is a Unix socket with a descriptor in its queue, which is closed with it.
+// queued returns a Unix socket with a descriptor in its queue. Closing the socket closes the
+// descriptor.
 func queued(t *testing.T, fd int) int {
 	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -28,7 +29,8 @@ func queued(t *testing.T, fd int) int {
 	return pair[1]
 }
 
-// TestCloseAllDoesNotWait closes more lingering sockets than may wait at once, bare and in the queue of a Unix socket.
+// TestCloseAllDoesNotWait closes more lingering sockets than closers, directly and in the queue of
+// a Unix socket.
 func TestCloseAllDoesNotWait(t *testing.T) {
 	var fds []int
 	for i, fd := range nstest.Lingering(t, maxClosers+8) {
@@ -49,7 +51,7 @@ func TestCloseAllDoesNotWait(t *testing.T) {
 	}
 }
 
-// TestManyLingeringSockets closes many more than there are closers, without the help of their peers.
+// TestManyLingeringSockets closes many more sockets than closers, with silent peers.
 func TestManyLingeringSockets(t *testing.T) {
 	done := make(chan struct{})
 	fds := nstest.Lingering(t, 2*(maxClosers+maxWaiting))
@@ -75,7 +77,8 @@ func TestManyLingeringSockets(t *testing.T) {
 	})
 }
 
-// TestTruncatedDescriptors has the kernel drop lingering sockets in Receive: more than a message may have.
+// TestTruncatedDescriptors makes the kernel drop lingering sockets in Receive, by a message with
+// too many.
 func TestTruncatedDescriptors(t *testing.T) {
 	c, far := pair(t)
 	fds := nstest.Lingering(t, maxFDs+4)
@@ -98,11 +101,11 @@ func TestTruncatedDescriptors(t *testing.T) {
 	}
 }
 
-// TestClosersAreBounded has a stranger make all closers wait: what others pass is closed all the same while it can be, and no
-// more than a few descriptors stay open.
+// TestClosersAreBounded blocks all closers by one stranger's descriptors. Descriptors of others are
+// still closed if possible, and few stay open.
 func TestClosersAreBounded(t *testing.T) {
 	c := newCloser()
-	t.Cleanup(func() { // else descriptors of this test stay open
+	t.Cleanup(func() { // otherwise descriptors of this test stay open
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		for _, fd := range c.waiting {
@@ -159,7 +162,8 @@ func TestClosersAreBounded(t *testing.T) {
 	}
 }
 
-// TestCloseKeptDoesNotWait closes more lingering connections than threads may be, as a member's end does.
+// TestCloseKeptDoesNotWait closes more lingering connections than closers, as the end of a member
+// does.
 func TestCloseKeptDoesNotWait(t *testing.T) {
 	for _, fd := range nstest.Lingering(t, maxClosers+8) {
 		CloseKept("a test", fd, false)

@@ -20,19 +20,19 @@ import (
 	"github.com/weir-project/weir/internal/redial"
 )
 
-// ErrFull says that the receiver has not read what was sent before.
+// ErrFull reports that the receiver has not read earlier messages.
 var ErrFull = errors.New("the receiver's queue is full")
 
-// ErrEmpty says that nothing has been sent that was not received.
+// ErrEmpty reports that no message is waiting.
 var ErrEmpty = errors.New("no message has come")
 
-// Conn carries messages and descriptors. Send, TrySend and Close may be called by
-// several goroutines at once, Receive by one.
+// Conn carries messages and descriptors. Send, TrySend and Close are safe for concurrent use. Only
+// one goroutine may call Receive.
 type Conn struct {
 	u   *net.UnixConn
 	raw syscall.RawConn
 
-	mu  sync.Mutex // of out; never held together with Board.mu or closer.mu
+	mu  sync.Mutex // guards out; never held together with Board.mu or closer.mu
 	out []byte
 
 	in  []byte
@@ -42,12 +42,12 @@ type Conn struct {
 // sndbuf has room for the largest messages.
 const sndbuf = 1 << 20
 
-// UIDEnv names a user, by number, whose keeper is believed beside root's and this
+// UIDEnv is the environment variable with the uid of a trusted keeper, besides root's and this
 // process's own: see [accept.CheckServer].
 const UIDEnv = "WEIR_HANDOFF_UID"
 
-// Dial connects to a keeper: a path, or an abstract name that begins with @. The
-// kernel says whose it is.
+// Dial connects to a keeper at a path, or at an abstract name beginning with @. It checks the
+// keeper's user with the kernel.
 func Dial(ctx context.Context, path string) (*Conn, error) {
 	if err := accept.CheckPath(path); err != nil {
 		return nil, err
@@ -63,29 +63,29 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 	return NewConn(c.(*net.UnixConn))
 }
 
-// NewConn makes a Conn of a SOCK_SEQPACKET connection, and owns it.
+// NewConn returns a Conn that owns a SOCK_SEQPACKET connection.
 func NewConn(u *net.UnixConn) (*Conn, error) {
 	raw, err := u.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	u.SetWriteBuffer(sndbuf) // the kernel's bound may be lower; a message of maxMessage fits the default
+	u.SetWriteBuffer(sndbuf) // the kernel's limit may be lower; a message of maxMessage fits the default
 	return &Conn{u: u, raw: raw, in: make([]byte, maxMessage+1), oob: make([]byte, unix.CmsgSpace(4*maxFDs))}, nil
 }
 
 // Close closes the connection.
 func (c *Conn) Close() error { return c.u.Close() }
 
-// SyscallConn is the socket itself.
+// SyscallConn returns the raw socket.
 func (c *Conn) SyscallConn() syscall.RawConn { return c.raw }
 
 // SetReadDeadline bounds Receive.
 func (c *Conn) SetReadDeadline(t time.Time) error { return c.u.SetReadDeadline(t) }
 
-// Send sends a message, waiting for room. The descriptors stay the caller's.
+// Send sends a message and waits for room. The caller keeps the descriptors.
 func (c *Conn) Send(m *Message, fds ...int) error { return c.send(m, fds, true) }
 
-// TrySend is Send that returns ErrFull in place of waiting.
+// TrySend is Send without waiting. It returns ErrFull if there is no room.
 func (c *Conn) TrySend(m *Message, fds ...int) error { return c.send(m, fds, false) }
 
 func (c *Conn) send(m *Message, fds []int, wait bool) error {
@@ -108,7 +108,7 @@ func (c *Conn) send(m *Message, fds []int, wait bool) error {
 				continue
 			}
 			if sent == unix.ETOOMANYREFS && wait {
-				// Too many of this user's descriptors are on their way: the receiver has to read some.
+				// Too many of this user's descriptors are in flight. The receiver must read some first.
 				time.Sleep(time.Millisecond)
 				continue
 			}
@@ -126,10 +126,9 @@ func (c *Conn) send(m *Message, fds []int, wait bool) error {
 	return nil
 }
 
-// Receive waits for a message. Its State is valid until the next call; its
-// descriptors, close-on-exec, are the caller's. The error is [io.EOF] at the end,
-// and wraps [ErrMalformed] for what is no message of the protocol: its descriptors
-// have been closed.
+// Receive waits for a message. Its State is valid until the next call. The caller owns its
+// descriptors, which are close-on-exec. The error is [io.EOF] at the end. It wraps [ErrMalformed]
+// for a malformed message, with its descriptors closed.
 func (c *Conn) Receive() (Message, []int, error) {
 	var r received
 	err := c.raw.Read(func(fd uintptr) bool {
@@ -139,25 +138,26 @@ func (c *Conn) Receive() (Message, []int, error) {
 	return c.parse(r, err)
 }
 
-// TryReceive is Receive of what is there already, whatever the deadline says: ErrEmpty
-// if nothing is.
+// TryReceive is Receive without waiting, independent of the deadline. It returns ErrEmpty if there
+// is no message.
 func (c *Conn) TryReceive() (Message, []int, error) {
 	var r received
 	err := c.raw.Control(func(fd uintptr) { bounded.Interrupt(func() { r = c.recvmsg(fd) }) })
 	return c.parse(r, err)
 }
 
-// received is what recvmsg(2) says.
+// received is the result of recvmsg(2).
 type received struct {
 	n, oobn, flags int
 	err            error
 }
 
-// recvmsg receives a message. The kernel drops more descriptors than there is room for.
+// recvmsg receives a message. The kernel drops descriptors over the limit.
 func (c *Conn) recvmsg(fd uintptr) (r received) {
 	for {
 		r.n, r.oobn, r.flags, _, r.err = unix.Recvmsg(int(fd), c.in, c.oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
-		// Who has closed the connection with something unread has it reset, which is said once and before what it has sent.
+		// A peer that closes with unread data resets the connection. The kernel reports the reset
+		// once, before the peer's messages.
 		if r.err != unix.EINTR && r.err != unix.ECONNRESET {
 			return r
 		}
@@ -177,7 +177,8 @@ func (c *Conn) parse(r received, err error) (Message, []int, error) {
 		return Message{}, nil, fmt.Errorf("receiving: %w", got)
 	}
 	fds, err := descriptors(c.oob[:oobn])
-	// Fewer descriptors than there is room for: this process may have no more. The message is whole, and its sender can be told.
+	// With fewer descriptors than the limit this process has none left. The message itself is
+	// complete, so its sender can get an error.
 	cut := flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) == unix.MSG_CTRUNC && len(fds) < maxFDs
 	if err == nil && !cut && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 		err = fmt.Errorf("%w: longer than %d bytes, or with more than %d descriptors", ErrMalformed, maxMessage, maxFDs)
@@ -190,14 +191,14 @@ func (c *Conn) parse(r received, err error) (Message, []int, error) {
 		CloseAll(fds)
 		return Message{}, nil, err
 	}
-	if m.Cut = cut; cut { // which of them is there?
+	if m.Cut = cut; cut { // unknown which of them is missing
 		CloseAll(fds)
 		fds = nil
 	}
 	return m, fds, nil
 }
 
-// ErrNoDescriptors is about a message whose descriptors are missing, see Message.Cut.
+// ErrNoDescriptors is the error about a message with missing descriptors, see Message.Cut.
 func ErrNoDescriptors() *CodeError {
 	n := "its limit"
 	var r unix.Rlimit
@@ -207,7 +208,7 @@ func ErrNoDescriptors() *CodeError {
 	return Errorf(Limit, "no descriptors are left: process %d may have %s (RLIMIT_NOFILE; LimitNOFILE= of its unit)", os.Getpid(), n)
 }
 
-// descriptors are those of a message's control data.
+// descriptors returns the descriptors in a message's control data.
 func descriptors(oob []byte) ([]int, error) {
 	if len(oob) == 0 {
 		return nil, nil
@@ -230,8 +231,8 @@ func descriptors(oob []byte) ([]int, error) {
 	return out, nil
 }
 
-// CloseAll closes descriptors, which may be a stranger's. It does not wait for that, unless strangers make very many wait at
-// once: see closer. So it is never called under a lock.
+// CloseAll closes descriptors, including those of strangers. It does not block unless strangers
+// block very many at once: see closer. It must not be called under a lock.
 func CloseAll(fds []int) {
 	for _, fd := range fds {
 		if lingers(fd) {
@@ -242,8 +243,7 @@ func CloseAll(fds []int) {
 	}
 }
 
-// Socket is the path of the keeper: the given one, else of the environment, else
-// the default.
+// Socket returns the path of the keeper: the argument, else the environment's, else the default.
 func Socket(path string) string {
 	if path == "" {
 		path = os.Getenv(SocketEnv)
@@ -254,7 +254,7 @@ func Socket(path string) string {
 	return path
 }
 
-// WaitWritable waits until the receiver has read some of what was sent.
+// WaitWritable waits until the receiver has read some messages.
 func (c *Conn) WaitWritable() error {
 	return c.raw.Write(func(fd uintptr) bool {
 		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
@@ -263,7 +263,8 @@ func (c *Conn) WaitWritable() error {
 	})
 }
 
-// Ended says whether the other side has closed the connection, also where not all that it sent has been received.
+// Ended reports whether the other side has closed the connection, even with messages still unread
+// here.
 func (c *Conn) Ended() bool {
 	ended := false
 	err := c.raw.Control(func(fd uintptr) {
@@ -274,15 +275,15 @@ func (c *Conn) Ended() bool {
 	return ended || err != nil
 }
 
-// Unread says whether the other side has not received all that was sent.
+// Unread reports whether the other side has unread messages.
 func (c *Conn) Unread() bool {
 	n := 0
 	err := c.raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
 	return n > 0 && err == nil
 }
 
-// SendWithin is Send that gives up after a time; the error is then
-// [os.ErrDeadlineExceeded]. One Conn has one such limit at a time.
+// SendWithin is Send with a timeout. The error is then [os.ErrDeadlineExceeded]. A Conn can have
+// one such call at a time.
 func (c *Conn) SendWithin(d time.Duration, m *Message, fds ...int) error {
 	err := c.TrySend(m, fds...)
 	if !errors.Is(err, ErrFull) {

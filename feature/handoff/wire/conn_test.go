@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pair is a connection, and the other end as a bare descriptor.
+// pair returns a connection and its other end as a bare descriptor.
 func pair(t testing.TB) (*Conn, int) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -109,7 +109,7 @@ func TestConn(t *testing.T) {
 	}
 }
 
-// What a stranger sends is an error, and leaves no descriptor behind.
+// TestReceiveMalformed checks that malformed messages return an error and leak no descriptor.
 func TestReceiveMalformed(t *testing.T) {
 	good, _ := (&Message{Type: Hello}).Append(nil)
 	c, fd := pair(t)
@@ -213,7 +213,8 @@ func TestSpill(t *testing.T) {
 	}
 }
 
-// What was sent is received, also if the sender then closed the connection without reading what came.
+// TestClosedWithSomethingUnread checks that sent messages arrive even if their sender closes with
+// unread ones.
 func TestClosedWithSomethingUnread(t *testing.T) {
 	a, b := conns(t)
 	if err := errors.Join(a.Send(&Message{Type: Commit, Session: 7}), b.Send(&Message{Type: OK})); err != nil {
@@ -228,7 +229,8 @@ func TestClosedWithSomethingUnread(t *testing.T) {
 	}
 }
 
-// A receiver without room for a descriptor gets the message without it, and the next one with its own.
+// TestNoRoomForDescriptors checks that a receiver out of descriptors gets the message without them,
+// and the next one complete.
 func TestNoRoomForDescriptors(t *testing.T) {
 	a, b := conns(t)
 	for range 2 {

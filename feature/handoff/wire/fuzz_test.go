@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A member can write anything into its board, and make it shorter: its keeper reads a commit of that session, or an error.
+// FuzzBoardReader checks that any content and length of a board gives a commit of the session, or
+// an error. Members control both.
 func FuzzBoardReader(f *testing.F) {
 	slot := func(word, session uint64, state, unread uint32) []byte {
 		b := make([]byte, slotSize)

@@ -9,26 +9,25 @@ import (
 	"strings"
 )
 
-// Message is one message. All have the same layout; what a type does not use is
-// zero.
+// Message is one message. All types have the same layout. Unused fields are zero.
 type Message struct {
-	Version uint8 // 0: Version, when sent
+	Version uint8 // 0: the package's Version, when sent
 	Type    Type
 	Flags   Flags
-	Seq     uint32 // of a request that wants an answer, and of its answer; else 0
+	Seq     uint32 // of a request with an answer, and of its answer; else 0
 	Session uint64 // the socket's cookie (SO_COOKIE)
-	Read    uint64 // bytes out of the receive queue since the connection began: those that State accounts for, then Unread
-	Written uint64 // bytes of the other direction that State accounts for
+	Read    uint64 // bytes read from the receive queue since the connection began: first the ones included in State, then Unread
+	Written uint64 // bytes written to the send queue, as included in State
 	Number  uint32
 	Name    string
 	Text    string
 	State   []byte
-	Sizes   [2]uint64 // with StateFD: of State and of Unread, one behind the other in the memfd; see Fetch
-	Cut     bool      // as received: the descriptors that came with it are missing, because this process may have no more
-	Unread  []byte    // bytes out of the receive queue that State does not account for: the next owner reads them first
+	Sizes   [2]uint64 // with StateFD: lengths of State and Unread, consecutive in the memfd; see Fetch
+	Cut     bool      // as received: its descriptors are missing, because this process has none left
+	Unread  []byte    // bytes read from the receive queue and not included in State: the next owner reads them first
 }
 
-// Append appends the message's bytes, all numbers little-endian.
+// Append appends the message's bytes. All numbers are little-endian.
 func (m *Message) Append(b []byte) ([]byte, error) {
 	switch {
 	case len(m.Name) > MaxName:
@@ -66,9 +65,9 @@ func (m *Message) Append(b []byte) ([]byte, error) {
 	return append(b, m.Unread...), nil
 }
 
-// parse reads a message, which must be all of b. Its State and Unread are parts of b. What it
-// does not know is no error: flags, types and a version of later clients are the
-// receiver's to judge. The error wraps [ErrMalformed].
+// parse parses a message, which must be all of b. State and Unread are slices of b. Unknown flags,
+// types and versions of later clients are no error, but left to the receiver. The error wraps
+// [ErrMalformed].
 func parse(b []byte) (Message, error) {
 	if len(b) < headerSize {
 		return Message{}, fmt.Errorf("%w: %d bytes, the header alone has %d", ErrMalformed, len(b), headerSize)
@@ -86,7 +85,7 @@ func parse(b []byte) (Message, error) {
 	name, text := int(b[36]), int(binary.LittleEndian.Uint16(b[38:]))
 	state, unread := uint64(binary.LittleEndian.Uint32(b[40:])), uint64(binary.LittleEndian.Uint32(b[44:]))
 	if m.Flags&StateFD != 0 {
-		// The numbers are of what is in the memfd.
+		// The lengths are of the memfd's content.
 		m.Sizes = [2]uint64{state, unread}
 		state, unread = 0, 0
 	}
@@ -110,7 +109,7 @@ func parse(b []byte) (Message, error) {
 	return m, nil
 }
 
-// Err is the error that an Error message carries, nil for other messages.
+// Err returns the error of an Error message, nil for other messages.
 func (m *Message) Err() error {
 	if m.Type != Error {
 		return nil
@@ -118,24 +117,25 @@ func (m *Message) Err() error {
 	return &CodeError{Code(m.Number), m.Text}
 }
 
-// Before says whether position a lies before position b. Positions are counted modulo 2^64: a session that has come from
-// another server begins near 0 again, and what was written there and is not accounted for yet lies before 0.
+// Before reports whether position a is before position b. Positions are modulo 2^64. A session from
+// another server starts near 0 again. Its earlier positions are before 0.
 func Before(a, b uint64) bool { return int64(a-b) < 0 }
 
-// Elsewhere says whether a name is not that of a member, but of a server: the agent of this one joins services under the
-// names of others, and takes sessions there.
+// Elsewhere reports whether a name belongs to a server and not to a member. An agent joins services
+// under the names of other servers, and accepts sessions for them.
 func Elsewhere(name string) bool { return strings.HasPrefix(name, "@") }
 
-// MoveMagic begins what agents have a keeper keep of a session while it moves between servers, in place of the application's
-// state. It tells the two apart: an agent may die between being given a session and keeping it.
+// MoveMagic begins an agent's record of a moving session, kept in place of the application's state.
+// It distinguishes the two, because an agent may die between acquiring a session and keeping it.
 const MoveMagic = "\x00weir-move\xff"
 
-// Moving says whether a state was kept by an agent, of a session in the midst of a move. Nobody but an agent can go on with it:
-// its socket may be stopped, or another server's by now.
+// Moving reports whether a state is an agent's record of a moving session. Only an agent can
+// continue such a session. Its socket may be stopped, or another server may already have the
+// session.
 func Moving(state []byte) bool { return bytes.HasPrefix(state, []byte(MoveMagic)) }
 
-// ValidName says whether a service or a member may have this name: 1 to 63 bytes of
-// printable ASCII without spaces, so that it needs no quotes anywhere.
+// ValidName reports whether a service or a member may have this name: 1 to 63 bytes of printable
+// ASCII without spaces. It needs no quotes anywhere.
 func ValidName(s string) bool {
 	if len(s) == 0 || len(s) > MaxName {
 		return false

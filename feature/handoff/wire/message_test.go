@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// The bytes of docs/HANDOFF.md's example: clients in other languages count on them.
+// TestLayout checks the bytes of the example in docs/HANDOFF.md. Clients in other languages rely on
+// them.
 func TestLayout(t *testing.T) {
 	m := Message{Type: Transfer, Flags: Crashed, Seq: 0x01020304, Session: 0x1112131415161718, Read: 0x2122232425262728,
 		Written: 0x3132333435363738, Number: 0x41424344, Name: "b", Text: "xyz", State: []byte{0xee, 0xff}, Unread: []byte{0xdd}}
@@ -75,7 +76,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			t.Fatalf("what was parsed cannot be written: %v", err)
 		}
-		// The reserved byte is not kept; all else is.
+		// Only the reserved byte is lost.
 		c := bytes.Clone(b)
 		c[37] = 0
 		if !bytes.Equal(again, c) {

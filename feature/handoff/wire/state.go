@@ -12,13 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// seals make a memfd a value: nobody changes it any more, so that whoever is given
-// it may trust its size and bytes.
+// seals make a memfd immutable, so its receiver may trust its size and content.
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
 
-// Spill moves a message's State and Unread into a sealed memfd if they are too large
-// for the message: the memfd is its last descriptor, and the caller's to close. Else
-// it returns -1.
+// Spill moves State and Unread into a sealed memfd if they are too large for the message. The memfd
+// must be the message's last descriptor, and the caller closes it. Otherwise Spill returns -1.
 func (m *Message) Spill() (int, error) {
 	if len(m.State)+len(m.Unread) <= MaxInline {
 		return -1, nil
@@ -32,9 +30,9 @@ func (m *Message) Spill() (int, error) {
 	return fd, nil
 }
 
-// Fetch undoes Spill, for a message with StateFD set: State and Unread are read from
-// the memfd, which stays open. The error wraps [ErrLimit] if they have more than limit
-// bytes together, and [ErrBadSocket] if fd is no sealed memfd of the size announced.
+// Fetch undoes Spill for a message with StateFD set. It reads State and Unread from the memfd,
+// which stays open. The error wraps [ErrLimit] if they have more than limit bytes together. It
+// wraps [ErrBadSocket] if fd is no sealed memfd of the announced size.
 func (m *Message) Fetch(fd int, limit int64) error {
 	b, err := readStateFD(fd, limit)
 	if err != nil {
@@ -48,7 +46,7 @@ func (m *Message) Fetch(fd int, limit int64) error {
 	return nil
 }
 
-// newStateFD puts bytes into a sealed memfd, for the caller to close.
+// newStateFD returns a sealed memfd with the given bytes. The caller closes it.
 func newStateFD(parts ...[]byte) (int, error) {
 	state := bytes.Join(parts, nil)
 	fd, err := unix.MemfdCreate("weir-handoff-state", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -72,8 +70,8 @@ func newStateFD(parts ...[]byte) (int, error) {
 	return fd, nil
 }
 
-// checkStateFD gives the size of a state in a memfd, in bytes. The error wraps
-// [ErrBadSocket] if it is no sealed memfd.
+// checkStateFD returns the size of a state in a memfd, in bytes. The error wraps [ErrBadSocket] for
+// a descriptor other than a sealed memfd.
 func checkStateFD(fd int) (int64, error) {
 	got, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil || got&seals != seals {
@@ -86,7 +84,7 @@ func checkStateFD(fd int) (int64, error) {
 	return st.Size, nil
 }
 
-// readStateFD reads the state of a memfd of at most limit bytes, and leaves it open.
+// readStateFD reads the state in a memfd of at most limit bytes. The memfd stays open.
 func readStateFD(fd int, limit int64) ([]byte, error) {
 	size, err := checkStateFD(fd)
 	if err != nil {
@@ -102,7 +100,7 @@ func readStateFD(fd int, limit int64) ([]byte, error) {
 	f := os.NewFile(uintptr(dup), "state")
 	defer f.Close()
 	b := make([]byte, size)
-	// Not from the descriptor's own offset, which its writer shares.
+	// The descriptor's own offset is shared with its writer, so it is not used.
 	if _, err := io.ReadFull(io.NewSectionReader(f, 0, size), b); err != nil {
 		return nil, fmt.Errorf("reading a state: %w", err)
 	}
