@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// lines hands on the lines of a log.
+// lines is a writer that sends the lines of a log.
 type lines chan string
 
 func (l lines) Write(p []byte) (int, error) {
@@ -24,7 +24,8 @@ func (l lines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// An agent waits for the addresses of a killed one that still ends.
+// TestRunWaitsForItsPredecessor checks that an agent waits for the addresses of a killed but still
+// terminating one.
 func TestRunWaitsForItsPredecessor(t *testing.T) {
 	sc := newScene(t)
 	root := kernel.OpenRoot(nstest.BPFFS + "/lb-again")
@@ -60,7 +61,7 @@ func TestRunWaitsForItsPredecessor(t *testing.T) {
 			if strings.Contains(line, "address="+at) {
 				l.Close()
 				if free[at] = strings.Contains(line, "address is free"); free[at] && len(free) == 1 {
-					time.AfterFunc(200*time.Millisecond, sc.f.Close) // the device of buffered packets, for which Run waits next
+					time.AfterFunc(200*time.Millisecond, sc.f.Close) // frees the buffer device: Run waits for it next
 				}
 			}
 		}
@@ -74,7 +75,8 @@ func TestRunWaitsForItsPredecessor(t *testing.T) {
 	}
 }
 
-// A control socket at which a killed agent still answers is waited for.
+// TestControlWaits checks that Listen waits for a control socket while a killed agent still answers
+// there.
 func TestControlWaits(t *testing.T) {
 	nstest.NeedRoot(t)
 	const name = "lb-again-test"

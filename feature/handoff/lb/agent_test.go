@@ -18,7 +18,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// agents are a load balancer's agent, and those of its two hosts, which the test plays message by message.
+// agents are a load balancer's agent and the agents of two hosts. The test plays the hosts message
+// by message.
 type agents struct {
 	t       *testing.T
 	ca      *peertest.Authority
@@ -34,7 +35,7 @@ func newAgents(t *testing.T, f *DataPath, hold time.Duration) *agents {
 	return agentsOf(t, f, hold, [3]uint64{})
 }
 
-// agentsOf has the hosts' agents be lives that there were before, unless they are 0.
+// agentsOf is newAgents with the instances of the hosts' agents. 0 means a new one.
 func agentsOf(t *testing.T, f *DataPath, hold time.Duration, lives [3]uint64) *agents {
 	t.Helper()
 	s := &agents{t: t, ca: peertest.NewAuthority(t), lives: lives}
@@ -72,7 +73,7 @@ func (s *agents) connect(number int) {
 	s.hosts[number] = c
 }
 
-// says has a host say something about a flow.
+// says sends a message from a host about a flow.
 func (s *agents) says(number move.Backend, k Key, m move.Message) {
 	s.t.Helper()
 	f := peer.Frame{Message: m, Flow: peer.Flow{Service: uint16(k.Service), Client: k.Client}}
@@ -81,7 +82,7 @@ func (s *agents) says(number move.Backend, k Key, m move.Message) {
 	}
 }
 
-// hears waits for what a host is told.
+// hears waits for the next message to a host.
 func (s *agents) hears(number move.Backend) move.Message {
 	s.t.Helper()
 	type heard struct {
@@ -105,7 +106,7 @@ func (s *agents) hears(number move.Backend) move.Message {
 	}
 }
 
-// session is a connection of the client that has spoken with its owner.
+// session returns a client's connection with one exchange behind it.
 func session(t *testing.T, s *scene) (c net.Conn, k Key, owner, other move.Backend) {
 	t.Helper()
 	if !s.served {
@@ -124,7 +125,7 @@ func session(t *testing.T, s *scene) (c net.Conn, k Key, owner, other move.Backe
 	return c, k, fl.Owner, 3 - fl.Owner
 }
 
-// silent wants no answer.
+// silent requires that a word gets no answer.
 func silent(t *testing.T, c net.Conn, word string) {
 	t.Helper()
 	if got, err := ask(c, word, 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -132,7 +133,7 @@ func silent(t *testing.T, c net.Conn, word string) {
 	}
 }
 
-// answers reads until the client has had these bytes, whoever's number is before them.
+// answers reads until the client has received these bytes, ignoring the hosts' numbers.
 func answers(t *testing.T, c net.Conn, want string) {
 	t.Helper()
 	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
@@ -164,7 +165,7 @@ func flip(epoch move.Epoch) move.Message {
 	return move.Message{Kind: move.Flip, From: move.AtDestination, To: move.AtLoadBalancer, Epoch: epoch}
 }
 
-// A move that is called off: packets wait, and come to whom they were for.
+// TestAgentReclaim checks a cancelled move: packets wait, and then reach the source.
 func TestAgentReclaim(t *testing.T) {
 	sc := newScene(t)
 	f := sc.f
@@ -193,7 +194,8 @@ func TestAgentReclaim(t *testing.T) {
 	}
 }
 
-// The destination dies when it has the flow, and has said nothing: the source gets it back.
+// TestAgentGivesBack checks that the source gets a flow back if the destination's agent dies before
+// it answers the client.
 func TestAgentGivesBack(t *testing.T) {
 	sc := newScene(t)
 	f := sc.f
@@ -209,7 +211,8 @@ func TestAgentGivesBack(t *testing.T) {
 	if m := s.hears(owner); m.OK {
 		t.Fatalf("the destination lives: %v", m)
 	}
-	// Once more, and this time the destination's agent dies. What the source was told is for good: it needs another session.
+	// Once more, but now the destination's agent dies. The earlier rejection is final, so this
+	// takes another session.
 	c.Close()
 	c, k, owner, other = session(t, sc)
 	s.says(owner, k, asksHold(1, other))
@@ -218,7 +221,7 @@ func TestAgentGivesBack(t *testing.T) {
 	s.hears(other)
 	s.hosts[other].Close()
 	s.connect(int(other))
-	s.says(other, k, flip(7)) // the agent has seen the new life when it answers
+	s.says(other, k, flip(7)) // the load balancer's agent knows the new instance once it answers
 	s.hears(other)
 	s.says(owner, k, reclaim(1))
 	if m := s.hears(owner); m.Kind != move.Reclaimed || !m.OK || m.Epoch != 2 {
@@ -232,7 +235,8 @@ func TestAgentGivesBack(t *testing.T) {
 	}
 }
 
-// Holding ends at its deadline, and the move some time later, also if nobody says anything.
+// TestAgentDeadlines checks that buffering ends at its deadline, and the move later, without any
+// message.
 func TestAgentDeadlines(t *testing.T) {
 	sc := newScene(t)
 	f := sc.f
@@ -252,7 +256,7 @@ func TestAgentDeadlines(t *testing.T) {
 	})
 }
 
-// A host that this load balancer does not have is not spoken with.
+// TestAgentStrangers checks that a host with another's number is rejected.
 func TestAgentStrangers(t *testing.T) {
 	f := newScene(t).f
 	s := newAgents(t, f, time.Second)
@@ -266,14 +270,15 @@ func TestAgentStrangers(t *testing.T) {
 	}
 }
 
-// Flip may come before Hold: the source goes ahead. It waits for it a while, and then that move is over.
+// TestAgentEarlyFlip checks that a Flip waits for a later Buffer message, and the move fails if
+// none arrives.
 func TestAgentEarlyFlip(t *testing.T) {
 	sc := newScene(t)
 	c, k, owner, other := session(t, sc)
 	s := newAgents(t, sc.f, 30*time.Second)
 	s.says(other, k, flip(1))
-	s.says(other, k, flip(1))                                                                    // said again
-	s.says(other, k, move.Message{Kind: move.Ask, From: move.AtSource, To: move.AtLoadBalancer}) // answered behind it
+	s.says(other, k, flip(1))                                                                    // repeated
+	s.says(other, k, move.Message{Kind: move.Ask, From: move.AtSource, To: move.AtLoadBalancer}) // answered after it
 	if m := s.hears(other); m.Kind != move.Known || m.OK {
 		t.Fatalf("%v: want Flip to wait", m)
 	}
@@ -285,7 +290,7 @@ func TestAgentEarlyFlip(t *testing.T) {
 	if m.Kind != move.Flipped || !m.OK || m.Nonce == 0 {
 		t.Fatal(m)
 	}
-	nstest.Eventually(t, func() error { // what waits is let go behind the answer
+	nstest.Eventually(t, func() error { // buffered packets are released after the answer
 		fl, err := sc.f.Flow(k)
 		if err != nil || fl.Owner != other || fl.Nonce != m.Nonce || fl.Buffered {
 			return fmt.Errorf("%+v, %v", fl, err)
@@ -294,7 +299,7 @@ func TestAgentEarlyFlip(t *testing.T) {
 	})
 	c.Close()
 
-	// Nobody announces the next one. What comes too late changes nothing.
+	// The next move has no Buffer message in time. Late messages change nothing.
 	c, k, owner, other = session(t, sc)
 	defer c.Close()
 	s.says(other, k, flip(1))
@@ -325,7 +330,8 @@ func TestAgentEarlyFlip(t *testing.T) {
 	}
 }
 
-// Packets that wait at the source are not held: they go to it until the flow is another's.
+// TestAgentPassesOn checks that packets of a move with buffering at the source go to the source
+// until the Flip.
 func TestAgentPassesOn(t *testing.T) {
 	sc := newScene(t)
 	c, k, owner, other := session(t, sc)

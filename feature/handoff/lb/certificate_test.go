@@ -11,7 +11,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// An agent shows a certificate that was replaced while it ran to who connects then, and status tells of it.
+// TestAgentReadsCertificateAnew checks that an agent shows a replaced certificate to new
+// connections.
 func TestAgentReadsCertificateAnew(t *testing.T) {
 	s := newScene(t)
 	a := newAgents(t, s.f, time.Second)

@@ -31,7 +31,8 @@ func prefix(format string, a ...any) netip.Prefix {
 	return netip.MustParsePrefix(fmt.Sprintf(format, a...))
 }
 
-// New flows are spread over the hosts, and each stays where it is; both families.
+// TestSpread checks that new flows of both families are spread over the hosts, and each stays at
+// its host.
 func TestSpread(t *testing.T) {
 	sc := newScene(t)
 	client, hosts, f := sc.client, sc.hosts, sc.f
@@ -64,7 +65,7 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// Packets of a flow that is parked wait, and come in order when it is let go.
+// TestPark checks that packets of a buffered flow wait, and arrive in order after Flush.
 func TestPark(t *testing.T) {
 	sc := newScene(t)
 	client, hosts, f := sc.client, sc.hosts, sc.f
@@ -112,7 +113,7 @@ func TestPark(t *testing.T) {
 	}
 }
 
-// Who does not own a flow is not heard: nor its reset, for want of a socket.
+// TestMute checks that packets of a host without the flow are dropped, including its resets.
 func TestMute(t *testing.T) {
 	sc := newScene(t)
 	client, hosts, f := sc.client, sc.hosts, sc.f
@@ -125,12 +126,12 @@ func TestMute(t *testing.T) {
 	var from move.Backend
 	moved, err := f.Change(k, func(fl *Flow) {
 		from = fl.Owner
-		fl.Flow = move.Flow{Owner: 3 - from, Epoch: fl.Epoch + 1, Predecessor: from, To: from, Nonce: fl.Nonce} // to: resets do not pass
+		fl.Flow = move.Flow{Owner: 3 - from, Epoch: fl.Epoch + 1, Predecessor: from, To: from, Nonce: fl.Nonce} // with To set, resets are dropped
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The other host has no such socket: it answers by a reset.
+	// The other host has no such socket, so it answers by a reset.
 	if got, err := ask(c, "b", 300*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("%q, %v: want no answer", got, err)
 	}
@@ -157,7 +158,7 @@ func TestMute(t *testing.T) {
 	}
 }
 
-// Flows that have ended are forgotten, those that move are not.
+// TestForget checks that ended flows are forgotten, and moving ones stay.
 func TestForget(t *testing.T) {
 	sc := newScene(t)
 	client, hosts, f := sc.client, sc.hosts, sc.f
@@ -188,7 +189,7 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// A change that the data path is faster than is made again.
+// TestChange checks that a change is repeated if the flow changed meanwhile.
 func TestChange(t *testing.T) {
 	f := newScene(t).f
 	k := Key{Client: netip.MustParseAddrPort("10.1.0.2:1"), Service: 0}
@@ -216,7 +217,7 @@ func TestChange(t *testing.T) {
 	}
 }
 
-// Without a device for packets that wait there is no load balancer, and an error that says so.
+// TestNoDevice checks the error about a missing buffer device.
 func TestNoDevice(t *testing.T) {
 	nstest.NeedRoot(t)
 	if err := kernel.Require(Needs); err != nil {

@@ -17,7 +17,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// newStage is a scene with servers, for an agent that is yet to begin. Its load balancer is removed in the end.
+// newStage returns a scene with servers for an agent yet to start. Its load balancer is removed at
+// the end.
 func newStage(t *testing.T) (*scene, *kernel.Root) {
 	t.Helper()
 	sc := newScene(t)
@@ -32,7 +33,7 @@ func newStage(t *testing.T) (*scene, *kernel.Root) {
 	return sc, root
 }
 
-// drop deletes a device of the load balancer's.
+// drop deletes a device of the load balancer.
 func (s *scene) drop(t *testing.T, device string) {
 	t.Helper()
 	do(t, s.middle, func() error {
@@ -44,7 +45,7 @@ func (s *scene) drop(t *testing.T, device string) {
 	})
 }
 
-// faults are the devices of the one load balancer at which nothing of it runs, with the reasons.
+// faults returns the device faults of the only load balancer.
 func faults(t *testing.T, root *kernel.Root) string {
 	t.Helper()
 	all, err := Statuses(t.Context(), root)
@@ -58,7 +59,8 @@ func faults(t *testing.T, root *kernel.Root) string {
 	return strings.Join(out, "; ")
 }
 
-// Status and doctor tell of a device that is gone, and of one that is another one by now, until the data path is at it again.
+// TestDeviceFaults checks that status and doctor report a missing or replaced device until the data
+// path is attached again.
 func TestDeviceFaults(t *testing.T) {
 	for name, tcx := range map[string]bool{"links": true, "filters": false} {
 		t.Run(name, func(t *testing.T) {
@@ -104,8 +106,8 @@ func TestDeviceFaults(t *testing.T) {
 	}
 }
 
-// The agent of a running load balancer goes on without a device that is absent, and takes it in when it comes: also one that comes back
-// as another one. The plan says so.
+// TestDevicesComeAndGo checks that the agent of a running load balancer works without an absent
+// device, and attaches the device when it appears, even as another one. The plan reports it.
 func TestDevicesComeAndGo(t *testing.T) {
 	sc, root := newStage(t)
 	ca := peertest.NewAuthority(t)
@@ -140,7 +142,7 @@ func TestDevicesComeAndGo(t *testing.T) {
 	nstest.Cable(t, nstest.NewNetns(t), "w0", sc.middle, "late")
 	status(t, root, func(s Status) bool { return up(s) && len(s.Devices) == 0 })
 	talks()
-	// Its own are made anew: that by which packets of the service are local to it, and the tunnels'.
+	// Its own devices are created again: the buffer device and the tunnels' device.
 	for _, own := range []string{"weir-lb-buffer", tunnel.Device} {
 		sc.drop(t, own)
 		status(t, root, func(s Status) bool {

@@ -11,8 +11,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// A cloned server, with the certificate, the name and the number of a connected one, is refused while that one answers. It
-// takes the place once the other is gone.
+// TestCloneOfAServerIsRefused checks that a clone with the certificate, name and number of a
+// connected server is rejected while the server answers. It is accepted once the server is gone.
 func TestCloneOfAServerIsRefused(t *testing.T) {
 	_, ca, _, at := managed(t, AgentOptions{Register: true})
 	mine := peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1}
@@ -24,7 +24,7 @@ func TestCloneOfAServerIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	elsewhere := net.JoinHostPort("::1", port) // connections come from another address
+	elsewhere := net.JoinHostPort("::1", port) // for connections from another address
 	theirs := peer.Registration{Address: netip.MustParseAddr("10.2.1.2"), Weight: 1}
 	clone := register(t, ca, elsewhere, "h1", 1, theirs)
 	clone.hears(t, func(p peer.Peers) bool {
@@ -34,7 +34,7 @@ func TestCloneOfAServerIsRefused(t *testing.T) {
 		t.Fatalf("the clone has cut the connection of the server: %v", err)
 	}
 
-	again := register(t, ca, at, "h1", 1, mine) // the server's agent has started anew
+	again := register(t, ca, at, "h1", 1, mine) // the server's agent has restarted
 	again.hears(t, isUp)
 	again.c.Close()
 	for {

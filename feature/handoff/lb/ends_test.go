@@ -23,7 +23,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Flags of TCP.
+// These are flags of TCP.
 const (
 	tcpFIN = 1
 	tcpSYN = 2
@@ -32,15 +32,15 @@ const (
 	tcpACK = 16
 )
 
-// segment is one of TCP, without data, that nobody has said.
+// segment is a forged TCP segment without data.
 type segment struct {
 	flags    byte
 	seq, ack uint32
-	wrong    bool // of its checksum
-	fragment bool // the first of a packet whose rest never comes
+	wrong    bool // checksum
+	fragment bool // the first fragment of a packet without the rest
 }
 
-// forge has the client's network send a segment.
+// forge sends a forged segment from the client's network.
 func forge(t *testing.T, sc *scene, from, to netip.AddrPort, flags byte) {
 	t.Helper()
 	segment{flags: flags, seq: 0x12345678}.forge(t, sc, from, to)
@@ -71,7 +71,7 @@ func (s segment) packet(from, to netip.AddrPort) []byte {
 	binary.BigEndian.PutUint32(tcp[8:], s.ack)
 	tcp[12], tcp[13], tcp[14] = 5<<4, s.flags, 0x20
 	sum := uint32(unix.IPPROTO_TCP + len(tcp))
-	for i := 12; i < len(b); i += 2 { // the addresses as well
+	for i := 12; i < len(b); i += 2 { // the sum includes the addresses
 		sum += uint32(binary.BigEndian.Uint16(b[i:]))
 	}
 	for sum > 0xffff {
@@ -87,7 +87,7 @@ func (s segment) packet(from, to netip.AddrPort) []byte {
 	return b
 }
 
-// becomes waits until a flow is as it should be.
+// becomes waits for a state of a flow.
 func becomes(t *testing.T, f *DataPath, k Key, what string, is func(Flow) bool) {
 	t.Helper()
 	nstest.Eventually(t, func() error {
@@ -99,7 +99,7 @@ func becomes(t *testing.T, f *DataPath, k Key, what string, is func(Flow) bool) 
 	})
 }
 
-// stays says that a flow is not forgotten as one that has ended.
+// stays checks that a flow is not forgotten as an ended one.
 func stays(t *testing.T, f *DataPath, k Key) {
 	t.Helper()
 	if n, err := f.Forget(0, time.Hour); n != 0 || err != nil {
@@ -110,7 +110,8 @@ func stays(t *testing.T, f *DataPath, k Key) {
 	}
 }
 
-// A client that comes again from the same port, before the flow is forgotten, has a connection that lives, at the same host.
+// TestReopened checks that a client reconnecting from the same port before the flow is forgotten
+// has a live flow at the same host.
 func TestReopened(t *testing.T) {
 	sc := newScene(t)
 	f := sc.f
@@ -136,18 +137,19 @@ func TestReopened(t *testing.T) {
 	stays(t, f, k)
 }
 
-// The SYN alone does it, before the host has said anything: both ends were seen, and the host may still know of them.
+// TestReopenedByClient checks that the SYN alone revives a flow closed by both sides, before the
+// host answers. The host may still know the connection.
 func TestReopenedByClient(t *testing.T) {
 	sc := newScene(t)
 	f := sc.f
 	_, k, _, _ := session(t, sc)
 	change(t, f, k, func(v *bpf.LBLbFlow) { v.Flags = flow.FinIn | flow.FinOut })
-	forge(t, sc, k.Client, service4, tcpSYN) // an odd one: the host answers by no more than an ACK
+	forge(t, sc, k.Client, service4, tcpSYN) // an odd one: the host answers with an ACK alone
 	becomes(t, f, k, "alive", func(fl Flow) bool { return !fl.Ended })
 	stays(t, f, k)
 }
 
-// A reset that somebody has made up ends no flow whose host goes on.
+// TestForgedReset checks that a forged reset does not end a flow whose host continues.
 func TestForgedReset(t *testing.T) {
 	sc := newScene(t)
 	f := sc.f
@@ -161,7 +163,7 @@ func TestForgedReset(t *testing.T) {
 	stays(t, f, k)
 }
 
-// change has the data path find a flow as it makes it itself.
+// change edits a flow's entry in the data path.
 func change(t *testing.T, f *DataPath, k Key, to func(*bpf.LBLbFlow)) {
 	t.Helper()
 	var v bpf.LBLbFlow
@@ -174,7 +176,8 @@ func change(t *testing.T, f *DataPath, k Key, to func(*bpf.LBLbFlow)) {
 	}
 }
 
-// What a flood of SYNs has hosts answer is forgotten soon; a connection that was opened is not, however little is said.
+// TestForgetsFlood checks that flows of a SYN flood with the hosts' answers are forgotten soon, and
+// an opened silent connection stays.
 func TestForgetsFlood(t *testing.T) {
 	sc := newScene(t)
 	f := sc.f
@@ -190,7 +193,7 @@ func TestForgetsFlood(t *testing.T) {
 	}
 	change(t, f, opened, func(v *bpf.LBLbFlow) { v.Seen = kernel.Monotonic() - uint64(unanswered) })
 	stays(t, f, opened)
-	for end := time.Now().Add(patience); ; { // the host repeats its answer, by which the flow is seen
+	for end := time.Now().Add(patience); ; { // each repeated answer of the host updates the flow's time
 		change(t, f, spoofed, func(v *bpf.LBLbFlow) { v.Seen = kernel.Monotonic() - uint64(unanswered) })
 		if n, err := f.Forget(0, time.Hour); n == 1 && err == nil {
 			break
@@ -203,7 +206,8 @@ func TestForgetsFlood(t *testing.T) {
 	}
 }
 
-// A client that has not seen the backend's answer cannot open a connection: the backend drops what it makes up, or resets it.
+// TestOpensByACK checks that a client without the backend's answer cannot open a connection. The
+// backend drops or resets its forged segments.
 func TestOpensByACK(t *testing.T) {
 	sc := newScene(t)
 	serve(t, sc.hosts, service4)
@@ -218,7 +222,8 @@ func TestOpensByACK(t *testing.T) {
 	sc.resetsACK(t, k)
 }
 
-// nobody has packets to an address go to the client's network, where nobody takes them: without an error that the backend would hear.
+// nobody routes packets for an address into the client's network without a receiver, so the backend
+// gets no error.
 func (s *scene) nobody(t *testing.T, at netip.Addr) {
 	t.Helper()
 	do(t, s.middle, func() error {
@@ -230,8 +235,9 @@ func (s *scene) nobody(t *testing.T, at netip.Addr) {
 	})
 }
 
-// A backend that has reset a made-up ACK repeats its answer to the SYN. That opens nothing, whichever packet was the first, and though the
-// flow was forgotten in between.
+// TestOpensByACKRepeated checks that a backend's repeated answer to a SYN after its reset of a
+// forged ACK opens nothing. This holds for either order of SYN and ACK, and if the flow was
+// forgotten in between.
 func TestOpensByACKRepeated(t *testing.T) {
 	sc := newScene(t)
 	serve(t, sc.hosts, service4)
@@ -258,7 +264,7 @@ func TestOpensByACKRepeated(t *testing.T) {
 		}
 	}
 	if err := sc.f.maps.LbFlows.Put(unheard.Raw(), bpf.LBLbFlow{Word: 1, Seen: kernel.Monotonic(), In: 1}); err != nil {
-		t.Fatal(err) // as by an ACK that a firewall has dropped
+		t.Fatal(err) // as by an ACK dropped by a firewall
 	}
 	sends(unheard, tcpSYN, "never opened", func(fl Flow) bool { return fl.In == 2 && fl.Opening })
 	for what, v := range map[string]bpf.LBLbFlow{"told": {Word: 1, Flags: flow.Told}, "has moved": {Word: 1 | 1<<flow.EpochAt}, "heard": {Word: 1, Out: 1}} {
@@ -270,7 +276,8 @@ func TestOpensByACKRepeated(t *testing.T) {
 	}
 }
 
-// A client whose SYN was reset, for nobody served, has an open connection once it is served.
+// TestOpensAfterReset checks that a client can open a connection after the reset of an earlier SYN
+// by a host without a server.
 func TestOpensAfterReset(t *testing.T) {
 	sc := newScene(t)
 	k := Key{Client: netip.MustParseAddrPort("10.1.0.2:5555")}
@@ -287,8 +294,8 @@ func TestOpensAfterReset(t *testing.T) {
 	}
 }
 
-// A connection whose client's packets come by another load balancer is open once its backend pushes data: it says nothing else that a
-// made-up packet would not have it say.
+// TestOpensByData checks that a connection opens by its backend's pushed data, if the client's
+// packets pass another load balancer. Other packets of the backend could be answers to forged ones.
 func TestOpensByData(t *testing.T) {
 	sc := newScene(t)
 	sc.nobody(t, netip.MustParseAddr("10.1.0.77"))
@@ -301,7 +308,8 @@ func TestOpensByData(t *testing.T) {
 	}
 }
 
-// resetsACK makes up ACKs until their reset by the backend is the latest that was seen of it: it repeats its answer to a SYN, too.
+// resetsACK sends forged ACKs until the backend's reset is its latest packet. The backend also
+// repeats its answer to a SYN.
 func (s *scene) resetsACK(t *testing.T, k Key) (fl Flow) {
 	t.Helper()
 	nstest.Eventually(t, func() (err error) {
@@ -314,7 +322,8 @@ func (s *scene) resetsACK(t *testing.T, k Key) (fl Flow) {
 	return fl
 }
 
-// A flood that the data path balances anew, while a backend is not well or was removed, is forgotten as soon; a flow that has moved is not.
+// TestForgetsFloodBalanced checks that a flood is forgotten as soon when the data path reassigns
+// it, because a backend is unwell or removed. A moved flow stays.
 func TestForgetsFloodBalanced(t *testing.T) {
 	sc := newScene(t)
 	f := sc.f
@@ -359,7 +368,7 @@ func TestForgetsFloodBalanced(t *testing.T) {
 		for _, k := range []Key{k, moved} {
 			change(t, f, k, func(v *bpf.LBLbFlow) { v.Seen = 1 })
 		}
-		nstest.Eventually(t, func() error { // where the machine has just begun not at once
+		nstest.Eventually(t, func() error { // delayed on a machine that has just booted
 			if n, err := f.Forget(0, math.MaxInt64); n != 1 || err != nil {
 				return fmt.Errorf("%s: %d are forgotten, %v: want the one that was never opened", name, n, err)
 			}
@@ -374,7 +383,7 @@ func TestForgetsFloodBalanced(t *testing.T) {
 	}
 }
 
-// copyFlow has the data path find a flow as another one.
+// copyFlow copies a flow's entry to another key.
 func copyFlow(t *testing.T, f *DataPath, from, to Key) {
 	t.Helper()
 	var v bpf.LBLbFlow
@@ -383,13 +392,14 @@ func copyFlow(t *testing.T, f *DataPath, from, to Key) {
 	}
 }
 
-// A backend's own reset is told from a client's, until the client goes on.
+// TestResetByBackend checks that a backend's reset is distinguished from a client's until the
+// client continues.
 func TestResetByBackend(t *testing.T) {
 	sc := newScene(t)
 	c, k, owner, other := session(t, sc)
 	sc.isReset(t, k)
 	becomes(t, sc.f, k, "ended by the client", func(fl Flow) bool { return !fl.Reset })
-	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Word = uint64(other) }) // who has no session of it
+	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Word = uint64(other) }) // without a session there
 	if got, err := ask(c, "b", patience); !errors.Is(err, syscall.ECONNRESET) {
 		t.Fatalf("%q, %v: want a reset by backend %d instead of %d", got, err, other, owner)
 	}
@@ -403,7 +413,7 @@ func TestResetByBackend(t *testing.T) {
 	becomes(t, sc.f, k, "ended by the client again", func(fl Flow) bool { return fl.ClientReset })
 }
 
-// locker does something before it locks.
+// locker calls before ahead of each Lock.
 type locker struct {
 	sync.Mutex
 	before func()
@@ -411,7 +421,8 @@ type locker struct {
 
 func (l *locker) Lock() { l.before(); l.Mutex.Lock() }
 
-// A flow that begins to move, or goes on, between being found too old and being forgotten stays.
+// TestForgetsNoMove checks that a flow stays if a move or a packet arrives after it was found too
+// old.
 func TestForgetsNoMove(t *testing.T) {
 	sc := newScene(t)
 	f := sc.f

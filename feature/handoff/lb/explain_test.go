@@ -21,7 +21,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// explains asks what becomes of a packet in a network namespace. The last verdict decides; all its text is returned.
+// explains explains a packet in a network namespace. It returns the last verdict and the text of
+// all.
 func explains(t *testing.T, root *kernel.Root, ns *netns.Handle, device, proto string, from, to netip.AddrPort) (last feature.Verdict, text string) {
 	t.Helper()
 	p := feature.Packet{Proto: proto, From: from, To: to, Inode: ns.Inode(), Interface: device}
@@ -35,7 +36,7 @@ func explains(t *testing.T, root *kernel.Root, ns *netns.Handle, device, proto s
 	return all[len(all)-1], text
 }
 
-// client is an end of a client's connection to a service.
+// client returns the client's end of a connection to a service.
 func client(to netip.AddrPort, port int) netip.AddrPort {
 	if to.Addr().Is4() {
 		return netip.AddrPortFrom(netip.MustParseAddr("10.1.0.2"), uint16(port))
@@ -43,7 +44,7 @@ func client(to netip.AddrPort, port int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr("fd01::2"), uint16(port))
 }
 
-// dialFrom connects from a port, and returns who answers.
+// dialFrom connects from a port and returns the answering host.
 func dialFrom(t *testing.T, sc *scene, from, to netip.AddrPort) (net.Conn, byte) {
 	t.Helper()
 	var c net.Conn
@@ -60,7 +61,7 @@ func dialFrom(t *testing.T, sc *scene, from, to netip.AddrPort) (net.Conn, byte)
 	return c, got[0]
 }
 
-// backendOf wants a result that names a backend, and the way to it.
+// backendOf returns the backend of a result, which must name the path to it.
 func backendOf(t *testing.T, v feature.Verdict, way string) byte {
 	t.Helper()
 	for _, n := range "12" {
@@ -72,7 +73,8 @@ func backendOf(t *testing.T, v feature.Verdict, way string) byte {
 	return 0
 }
 
-// A new connection goes where Explain has said, and a known one stays there. Explaining neither counts nor learns.
+// TestExplain checks that a new connection goes to the explained backend, and a known one stays
+// there. Explaining neither counts nor learns.
 func TestExplain(t *testing.T) {
 	for name, tcx := range map[string]bool{"tcx": true, "filters": false} {
 		if tcx && !hasTCX() {
@@ -101,7 +103,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// explainsConnections compares connections with what was told of them.
+// explainsConnections compares connections with their explanations.
 func explainsConnections(t *testing.T, sc *scene, root *kernel.Root, to netip.AddrPort) {
 	t.Helper()
 	seen := map[byte]bool{}
@@ -126,8 +128,8 @@ func explainsConnections(t *testing.T, sc *scene, root *kernel.Root, to netip.Ad
 	}
 }
 
-// A flow that moves waits, an answer passes from the owner alone, and a packet that comes by another way is told of where its route
-// leads.
+// TestExplainKnownFlow checks that a moving flow waits, that only the owner's answer passes, and a
+// packet on another path is explained by its route.
 func TestExplainKnownFlow(t *testing.T) {
 	sc, root := published(t)
 	_, k, owner, other := session(t, sc)
@@ -171,7 +173,8 @@ func TestExplainKnownFlow(t *testing.T) {
 	}
 }
 
-// A service by source is explained by the source, whatever its port. A load balancer that has begun anew waits.
+// TestExplainBySource checks that a service by source is explained by the source at any port, and a
+// new load balancer waits.
 func TestExplainBySource(t *testing.T) {
 	sc, root := published(t)
 	for _, s := range []Service{{ID: 5, Listen: flows4, Proto: unix.IPPROTO_UDP, BySource: true}, {ID: 5, Listen: bmp4, Proto: unix.IPPROTO_TCP, BySource: true}} {
@@ -202,7 +205,8 @@ func TestExplainBySource(t *testing.T) {
 	}
 }
 
-// A service's address that is local takes the answers of the backends away: Explain warns of it, and of a route that leads elsewhere.
+// TestExplainLocalAddress checks the warnings about a local service address, which loses the
+// backends' answers, and about a route to another device.
 func TestExplainLocalAddress(t *testing.T) {
 	sc, root := published(t)
 	c, k, owner, _ := session(t, sc)
@@ -230,7 +234,7 @@ func TestExplainLocalAddress(t *testing.T) {
 	if _, text := explains(t, root, sc.middle, "c", "tcp", k.Client, service4); strings.Contains(text, "ip route") {
 		t.Error(text)
 	}
-	// The data path puts the route back within a second, also between these two steps.
+	// The agent restores the route within a second, perhaps between these two steps.
 	nstest.Eventually(t, func() error {
 		do(t, sc.middle, func() error {
 			all, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: sc.f.buffer.Ifindex}, netlink.RT_FILTER_OIF)
@@ -246,7 +250,8 @@ func TestExplainLocalAddress(t *testing.T) {
 	})
 }
 
-// A backend at the end of a tunnel is told by that end; a packet out of the tunnel passes from a backend alone.
+// TestExplainTunnel checks that a backend behind a tunnel is named by the tunnel's end, and that
+// only backends' packets pass out of a tunnel.
 func TestExplainTunnel(t *testing.T) {
 	sc, root := pinScene(t, newRoutedScene(t, false))
 	c, k, owner, _ := session(t, sc)

@@ -120,9 +120,9 @@ func (f *DataPath) learn(k Key, fl move.Flow, seen uint64, flags uint32) error {
 // errLive reports an open connection or a moving flow. Only its backend can give it up.
 var errLive = errors.New("the flow is live")
 
-// override pins a flow to a backend until Release, whatever the hash. The flow may be unknown. A source of a service by source
-// changes its backend at once. Its connections are reset there. An open connection of a service by flow stays at its backend:
-// move it instead. The error then wraps errLive.
+// override pins a flow to a backend until Release, regardless of the hash. The flow may be unknown. A source of a service by
+// source changes its backend at once. Its connections are reset there. An open connection of a service by flow stays at its
+// backend: move it instead. The error then wraps errLive.
 func (f *DataPath) override(k Key, owner move.Backend) error {
 	for range 100 { // the data path may learn the flow again in between
 		epoch := move.Epoch(0)

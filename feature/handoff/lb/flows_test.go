@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// newTable is a data path without programs, that knows n flows.
+// newTable returns a data path without programs, with n flows.
 func newTable(t testing.TB, n int) *DataPath {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -38,7 +38,7 @@ func newTable(t testing.TB, n int) *DataPath {
 	return f
 }
 
-// fill makes n flows known.
+// fill adds n flows.
 func fill(t testing.TB, f *DataPath, n int) {
 	t.Helper()
 	keys, values := make([]bpf.LBLbFlowKey, n), make([]bpf.LBLbFlow, n)
@@ -52,7 +52,8 @@ func fill(t testing.TB, f *DataPath, n int) {
 	}
 }
 
-// Each flow is seen once, though others are forgotten meanwhile; and so without batches, while none is.
+// TestFlowsOnce checks that each flow is read once, even if others are forgotten meanwhile. Without
+// batches it checks the same for an unchanged table.
 func TestFlowsOnce(t *testing.T) {
 	const n = 3*flowBatch + 7
 	f := newTable(t, n)
@@ -98,7 +99,7 @@ func TestFlowsOnce(t *testing.T) {
 	}
 }
 
-// BenchmarkForget is what the agent does once a second with a full table.
+// BenchmarkForget measures the agent's work per second with a full table.
 func BenchmarkForget(b *testing.B) {
 	f := newTable(b, 1<<18)
 	cpu := func() time.Duration {

@@ -18,7 +18,7 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// parseConfig reads the text of the section alone, as a file of that name.
+// parseConfig parses the section's text as a file of that name.
 func parseConfig(file string, text []byte) (*Config, error) {
 	c := &Config{Name: Name}
 	if err := strictyaml.Decode(file, text, c); err != nil {

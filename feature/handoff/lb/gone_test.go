@@ -16,7 +16,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A load balancer whose network namespace is gone is told of, and removed with the socket of its killed agent.
+// TestNamespaceGoes checks that a load balancer of a deleted network namespace is reported, and
+// removed with the socket of its killed agent.
 func TestNamespaceGoes(t *testing.T) {
 	nstest.NeedRoot(t)
 	if err := kernel.Require(Needs); err != nil {

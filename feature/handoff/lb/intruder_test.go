@@ -23,7 +23,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Nobody but hosts' ends of tunnels has the load balancer route what comes out of its tunnels' device (CERT VU#199397).
+// TestTunnelOfStranger checks that only the hosts' ends of tunnels can make the load balancer route
+// packets from its tunnels' device (CERT VU#199397).
 func TestTunnelOfStranger(t *testing.T) {
 	for name, lb := range map[string]string{"over IPv4": "10.2.0.1", "over IPv6": "fd02::1"} {
 		t.Run(name, func(t *testing.T) {
@@ -57,7 +58,8 @@ func TestTunnelOfStranger(t *testing.T) {
 	}
 }
 
-// A backend's own end delivers nothing but packets of services' addresses: any user of its host can send to the load balancer's port.
+// TestTunnelOfNoService checks that a backend's end delivers only packets from services' addresses.
+// Any user of its host can send to the load balancer's port.
 func TestTunnelOfNoService(t *testing.T) {
 	for name, ends := range map[string][2]string{"over IPv4": {"10.3.0.2", "10.2.0.1"}, "over IPv6": {"fd03::2", "fd02::1"}} {
 		t.Run(name, func(t *testing.T) {
@@ -70,7 +72,7 @@ func TestTunnelOfNoService(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// What the service's address sends is behind them, in order.
+			// The service's own packets arrive after them, in order.
 			b := make([]byte, 100)
 			for end := time.Now().Add(patience); ; {
 				if _, err := user.Write(vxlanOf(service4.Addr(), to, 9999, "service")); err != nil {
@@ -98,7 +100,7 @@ func TestTunnelOfNoService(t *testing.T) {
 	}
 }
 
-// refused wants the backends' errors about a service's packets to reach their client.
+// refused requires that the backends' errors about a service's packets reach the client.
 func refused(t *testing.T, sc *scene) {
 	t.Helper()
 	for id, at := range []netip.AddrPort{service4, service6} {
@@ -116,7 +118,8 @@ func refused(t *testing.T, sc *scene) {
 	}
 }
 
-// A user of a backend's host makes up packets of its connections: these fill half of the table, and clients' connections are learned.
+// TestTunnelFills checks that forged packets by a user of a backend's host fill at most half of the
+// table, and clients' connections are still learned.
 func TestTunnelFills(t *testing.T) {
 	sc := newRoutedScene(t, false)
 	user := userOf(t, sc, "10.3.0.2", "10.2.0.1")
@@ -149,14 +152,15 @@ func TestTunnelFills(t *testing.T) {
 	}
 	_, k, owner, _ := session(t, sc)
 	becomes(t, sc.f, k, "of its client", func(fl Flow) bool { return fl.Owner == owner && !fl.Unasked })
-	for range 2 { // the first sees that they are many
+	for range 2 { // the first one detects their number
 		if n, err := sc.f.Forget(time.Second, time.Hour); n != 0 || err != nil {
 			t.Errorf("%d flows are forgotten at once, %v", n, err)
 		}
 	}
 }
 
-// Packets to tunnels from source ports of any user are noted, so a backend's older device goes on, and dropped if the file says so.
+// TestTunnelRootPorts checks that tunnel packets from unprivileged source ports are noted, and
+// dropped only if the file says so. An older backend's device keeps working.
 func TestTunnelRootPorts(t *testing.T) {
 	for name, ends := range map[string][2]string{"over IPv4": {"10.3.0.2", "10.2.0.1"}, "over IPv6": {"fd03::2", "fd02::1"}} {
 		t.Run(name, func(t *testing.T) {
@@ -192,12 +196,13 @@ func TestTunnelRootPorts(t *testing.T) {
 				}
 				return nil
 			})
-			session(t, sc) // the devices' own ports go on
+			session(t, sc) // the devices' own ports still work
 		})
 	}
 }
 
-// Of flows that backends' packets alone made known a few stay, and many go soon.
+// TestForgetUnasked checks that a few flows known by backends' packets alone stay, and many are
+// forgotten soon.
 func TestForgetUnasked(t *testing.T) {
 	room := 1 << 18 / 8
 	for n, want := range map[int]int{room: 0, room + 1: room + 1} {
@@ -217,12 +222,12 @@ func TestForgetUnasked(t *testing.T) {
 	}
 }
 
-// A load balancer that has forgotten a connection, or was added, meets it by its server's packet. Its client confirms it, or its
-// backend's agent does.
+// TestLearnedOfBackend checks that a load balancer learns a forgotten connection from its server's
+// packet. Then its client or its backend's agent confirms it.
 func TestLearnedOfBackend(t *testing.T) {
 	sc := newScene(t)
 	const owner = move.Backend(1)
-	k := Key{Client: netip.MustParseAddrPort("10.1.0.2:5555")} // which resets what it gets
+	k := Key{Client: netip.MustParseAddrPort("10.1.0.2:5555")} // it resets all packets
 	speaks := func() {
 		t.Helper()
 		segment := make([]byte, 20)
@@ -260,7 +265,7 @@ func TestLearnedOfBackend(t *testing.T) {
 	}
 }
 
-// userOf is a socket of a user of the first backend's host.
+// userOf returns a socket of a user on the first backend's host.
 func userOf(t *testing.T, sc *scene, from, lb string) (c *net.UDPConn) {
 	t.Helper()
 	at := func(a string, port uint16) *net.UDPAddr {
@@ -274,7 +279,7 @@ func userOf(t *testing.T, sc *scene, from, lb string) (c *net.UDPConn) {
 	return c
 }
 
-// raw sends a packet.
+// raw sends a raw packet.
 func raw(t *testing.T, ns *netns.Handle, packet []byte, to netip.Addr) {
 	t.Helper()
 	do(t, ns, func() error {
@@ -287,7 +292,7 @@ func raw(t *testing.T, ns *netns.Handle, packet []byte, to netip.Addr) {
 	})
 }
 
-// vxlanOf is a tunnel's packet with a datagram in it, behind the outer UDP header.
+// vxlanOf returns a VXLAN payload with a datagram inside.
 func vxlanOf(from, to netip.Addr, port uint16, payload string) []byte {
 	var b []byte
 	for _, v := range []uint16{40000, port, uint16(8 + len(payload)), 0} {
@@ -296,16 +301,16 @@ func vxlanOf(from, to netip.Addr, port uint16, payload string) []byte {
 	return vxlanWith(from, to, unix.IPPROTO_UDP, append(b, payload...))
 }
 
-// vxlanWith is one with any packet in it.
+// vxlanWith returns a VXLAN payload with any packet inside.
 func vxlanWith(from, to netip.Addr, proto byte, payload []byte) []byte {
-	b := binary.BigEndian.AppendUint32(nil, 0x08000000) // RFC 7348, 5: a VNI is there
+	b := binary.BigEndian.AppendUint32(nil, 0x08000000) // RFC 7348, 5: the VNI is valid
 	b = binary.BigEndian.AppendUint32(b, tunnel.VNI<<8)
 	b = append(append(b, tunnel.LBMAC...), tunnel.BackendMAC...)
 	b = binary.BigEndian.AppendUint16(b, 0x0800)
 	return append(b, ipOf(from, to, proto, payload)...)
 }
 
-// ipOf is an IPv4 packet.
+// ipOf returns an IPv4 packet.
 func ipOf(from, to netip.Addr, proto byte, payload []byte) []byte {
 	ip := binary.BigEndian.AppendUint32(nil, 0x45000000|uint32(20+len(payload)))
 	ip = append(ip, 0, 1, 0, 0, 64, proto, 0, 0)

@@ -13,8 +13,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// A host that asks to move a connection that is not known has it, if it is one of a service that goes by flow; nobody gets one that is
-// another's.
+// TestAgentLearnsFromWhoAsks checks that a host asking to move an unknown connection acquires it,
+// if its service goes by flow. No host acquires another's connection.
 func TestAgentLearnsFromWhoAsks(t *testing.T) {
 	sc := newScene(t)
 	f := sc.f

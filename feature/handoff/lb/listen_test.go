@@ -14,8 +14,9 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A plan tells of a listen that no interface has. Where the agent works at another address the change is refused. The agent runs
-// nevertheless, the health says that no agent connects, and agents connect once an interface has the address.
+// TestListenAhead checks that a plan warns of a listen address on no interface. If the agent works
+// at another address, the plan refuses the change. The agent runs in any case. Its health reports
+// the address, and agents connect once an interface has it.
 func TestListenAhead(t *testing.T) {
 	sc := newScene(t)
 	sc.f.Close()

@@ -13,8 +13,9 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A backend that registers with another address of a connected one does not get its place: the sessions there go on, and once the
-// newcomer has gone nothing stays. The place is free for it when the other one has left it.
+// TestRegisterAtAnothersLocation checks that a backend cannot take the location of a connected one
+// by registering another of its addresses. Sessions there continue. The location is free once its
+// backend has left it.
 func TestRegisterAtAnothersLocation(t *testing.T) {
 	sc, ca, a, at := managed(t, AgentOptions{Register: true})
 	serve(t, sc.hosts, service4)

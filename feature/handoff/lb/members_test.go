@@ -23,16 +23,16 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// registrar is a host's agent that registers, and notes what it is told.
+// registrar is a host's agent that registers and stores the announcements.
 type registrar struct {
 	c    *peer.Conn
 	mu   sync.Mutex
 	told peer.Peers
-	err  error // of the connection, once it has ended
+	err  error // of the ended connection
 	mute chan struct{}
 }
 
-// managed is a scene whose agent knows no host but those of o.
+// managed returns a scene whose agent knows only the hosts in o.
 func managed(t *testing.T, o AgentOptions) (*scene, *peertest.Authority, *Agent, string) {
 	t.Helper()
 	sc := newScene(t)
@@ -43,7 +43,7 @@ func managed(t *testing.T, o AgentOptions) (*scene, *peertest.Authority, *Agent,
 	return sc, ca, a, at
 }
 
-// manage has an agent go on with a scene's data path.
+// manage starts an agent on a scene's data path.
 func manage(t *testing.T, sc *scene, o AgentOptions) (*peertest.Authority, *Agent, string) {
 	t.Helper()
 	ca := peertest.NewAuthority(t)
@@ -76,7 +76,7 @@ func register(t *testing.T, ca *peertest.Authority, at, name string, number move
 			h.told = p
 			h.mu.Unlock()
 			select {
-			case <-h.mute: // it reads nothing from here on: no pong either
+			case <-h.mute: // from here on it reads nothing and sends no pong
 				<-t.Context().Done()
 			default:
 			}
@@ -99,7 +99,7 @@ func register(t *testing.T, ca *peertest.Authority, at, name string, number move
 	return h
 }
 
-// hears waits until what the host was told is as wanted.
+// hears waits for an announcement.
 func (h *registrar) hears(t *testing.T, want func(peer.Peers) bool) {
 	t.Helper()
 	nstest.Eventually(t, func() error {
@@ -122,7 +122,7 @@ func ups(p peer.Peers) (names []string) {
 	return names
 }
 
-// owners are the hosts of n new flows.
+// owners returns the number of n new flows by host.
 func owners(t *testing.T, sc *scene, at netip.AddrPort, n int) map[byte]int {
 	t.Helper()
 	of := map[byte]int{}
@@ -138,7 +138,8 @@ func owners(t *testing.T, sc *scene, at netip.AddrPort, n int) map[byte]int {
 	return of
 }
 
-// Backends that register are found, get flows of the services they serve by their weight, and hear of each other.
+// TestRegister checks that registered backends are located, get flows of their services by weight,
+// and learn of each other.
 func TestRegister(t *testing.T) {
 	sc, ca, _, at := managed(t, AgentOptions{Register: true})
 	serve(t, sc.hosts, service4)
@@ -167,7 +168,8 @@ func TestRegister(t *testing.T) {
 	waitOwners(t, sc, service4, "1")
 }
 
-// A host gets no new flows of a service that nobody serves there. Where nobody serves it anywhere, flows go on as before.
+// TestRegisterUnserved checks that a host gets no new flows of a service without a member there. If
+// no host has a member, all get new flows.
 func TestRegisterUnserved(t *testing.T) {
 	sc, ca, a, at := managed(t, AgentOptions{Register: true})
 	rs := []peer.Registration{{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1}, {Address: netip.MustParseAddr("10.2.1.2"), Weight: 1}}
@@ -185,7 +187,7 @@ func TestRegisterUnserved(t *testing.T) {
 		if err := hosts[c.host].c.Register(rs[c.host]); err != nil {
 			t.Fatal(err)
 		}
-		// it is heard a moment later
+		// the registration is processed a moment later
 		nstest.Eventually(t, func() error {
 			st, err := a.Status()
 			if err == nil && slices.Equal(st.Backends[c.host].Unserved, c.unserved) {
@@ -197,7 +199,7 @@ func TestRegisterUnserved(t *testing.T) {
 	}
 }
 
-// waitOwners waits until new flows go to these hosts and no other.
+// waitOwners waits until new flows go to exactly these hosts.
 func waitOwners(t *testing.T, sc *scene, at netip.AddrPort, want string) {
 	t.Helper()
 	nstest.Eventually(t, func() error {
@@ -220,15 +222,17 @@ func waitOwners(t *testing.T, sc *scene, at netip.AddrPort, want string) {
 	})
 }
 
-// Who is not well gets no new flows, and keeps those it has: a host whose agent has gone or says nothing, or whose check fails.
-// When it is back, it gets its share again; and where all are ill, flows go on as before.
+// TestHealth checks that a host gets no new flows while its agent is disconnected or silent, or its
+// check fails. It keeps its flows. It gets its share again after recovery. If all hosts are unwell,
+// all get new flows.
 func TestHealth(t *testing.T) {
 	sc, ca, a, at := managed(t, AgentOptions{Register: true, AgentTimeout: 700 * time.Millisecond, Managed: []Managed{
 		{Number: 2, Name: "h2", Address: netip.MustParseAddr("10.2.1.2"), Weight: 1, Check: "10.2.1.2:9000"}}})
 	serve(t, sc.hosts, service4)
 	one := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
 	one.hears(t, func(p peer.Peers) bool { return len(p.Members) == 2 })
-	// Nobody listens where host 2 is checked: the service's listener is at the service's address only.
+	// The check's address has no listener yet: the service's listener is at the service's address
+	// only.
 	waitOwners(t, sc, service4, "1")
 	var l net.Listener
 	listen := func() {
@@ -247,7 +251,7 @@ func TestHealth(t *testing.T) {
 		}
 		c = dial(t, sc.client, service4)
 	}
-	close(one.mute) // from its next message on it is stopped, as by a debugger
+	close(one.mute) // it stops at its next message, as in a debugger
 	a.mu.Lock()
 	a.news = true
 	a.mu.Unlock()
@@ -266,8 +270,9 @@ func TestHealth(t *testing.T) {
 	waitOwners(t, sc, service4, "2")
 }
 
-// An agent that goes on with an earlier one's data path waits for the hosts that are there, and changes nothing meanwhile. One that
-// does not come back holds up the others for that long, and no longer: they are told then.
+// TestRegisterBeforeOthers checks that an agent with an earlier agent's data path waits for the
+// hosts in it, and changes nothing meanwhile. A host that never returns delays the others only for
+// that time.
 func TestRegisterBeforeOthers(t *testing.T) {
 	sc := newScene(t)
 	ca, _, at := manage(t, sc, AgentOptions{Register: true})
@@ -276,7 +281,8 @@ func TestRegisterBeforeOthers(t *testing.T) {
 	waitOwners(t, sc, service4, "1")
 }
 
-// A backend that was found ill gets no new flows while an agent begins anew, as it does at each change of its section.
+// TestIllStaysIll checks that an unwell backend gets no new flows while an agent restarts, as after
+// each change of its section.
 func TestIllStaysIll(t *testing.T) {
 	sc, root := newStage(t)
 	var l net.Listener
@@ -302,7 +308,8 @@ func TestIllStaysIll(t *testing.T) {
 	status(t, root, ill)
 }
 
-// What was found of backends is known also if some of them cannot be read.
+// TestInheritsOthers checks that the health of backends is restored even if some entries are
+// unreadable.
 func TestInheritsOthers(t *testing.T) {
 	a := &Agent{f: newTable(t, 1), members: map[move.Backend]*member{}}
 	placed := map[move.Backend]bool{}
@@ -321,7 +328,7 @@ func TestInheritsOthers(t *testing.T) {
 	}
 }
 
-// Registrations that contradict others, or make no sense, are refused in words.
+// TestRegisterRefused checks the errors about conflicting or invalid registrations.
 func TestRegisterRefused(t *testing.T) {
 	_, ca, _, at := managed(t, AgentOptions{Register: true, Managed: []Managed{{Number: 7, Name: "h7", Address: netip.MustParseAddr("10.2.0.7"), Weight: 1}}})
 	ok := peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1}
@@ -351,7 +358,8 @@ func TestRegisterRefused(t *testing.T) {
 	}
 }
 
-// What the options say of a host goes, whatever it registers with: but for weight 0, by which a host takes itself out.
+// TestRegisterNamed checks that the options have precedence over a registration, except for its
+// weight 0.
 func TestRegisterNamed(t *testing.T) {
 	at := netip.MustParseAddr("10.2.0.7")
 	_, ca, _, to := managed(t, AgentOptions{Managed: []Managed{
@@ -379,7 +387,7 @@ func TestRegisterNamed(t *testing.T) {
 	})
 }
 
-// What waits at hosts, as they say, is shown, until they say that nobody is there or go.
+// TestLoads checks that reported loads are shown until the host reports no member or disconnects.
 func TestLoads(t *testing.T) {
 	_, ca, a, at := managed(t, AgentOptions{Register: true})
 	h := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
@@ -408,7 +416,8 @@ func TestLoads(t *testing.T) {
 	shows(map[string]uint32{"four": 3, "six": 5})
 	say(1, nobody)
 	shows(map[string]uint32{"four": 3})
-	// The host's agent starts anew before it is noticed that its connection has ended: what that says, and has said, is of before.
+	// The host's agent restarts before the end of its old connection is noticed. Old and later
+	// loads from that connection do not count.
 	a.mu.Lock()
 	before := a.backends[1]
 	a.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// applies has the pins tell of a spec, as weir apply does.
+// applies records a spec in the pins, as weir apply does.
 func (s *scene) applies(t *testing.T, root *kernel.Root, text string) {
 	t.Helper()
 	c, err := parseConfig("weir.yaml", []byte(text))
@@ -27,7 +27,7 @@ func (s *scene) applies(t *testing.T, root *kernel.Root, text string) {
 	do(t, s.middle, func() error { return applied.Publish(l, *c) })
 }
 
-// plan is what a file would change.
+// plan returns the plan of a file.
 func (s *scene) plan(t *testing.T, root *kernel.Root, text string) (p feature.Plan) {
 	t.Helper()
 	c, err := parseConfig("weir.yaml", []byte(text))
@@ -44,7 +44,7 @@ func (s *scene) plan(t *testing.T, root *kernel.Root, text string) (p feature.Pl
 	return p
 }
 
-// learned is nil once a flow of a service is known.
+// learned returns nil once a flow of a service is known.
 func learned(root *kernel.Root, service int) error {
 	all, err := Instances(root)
 	if err != nil || len(all) != 1 {
@@ -64,8 +64,8 @@ func learned(root *kernel.Root, service int) error {
 	}), none)
 }
 
-// A change that takes flows, or a service that backends serve, from the load balancer is an outage, and the plan names it. Any other
-// is none.
+// TestChangeOutages checks that a change with lost flows or lost services is an outage named in the
+// plan, and other changes are none.
 func TestChangeOutages(t *testing.T) {
 	sc := newScene(t)
 	sc.f.Close()
@@ -86,13 +86,13 @@ func TestChangeOutages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nstest.Eventually(t, func() error { // a datagram's source is learned once the load balancer has begun
+	nstest.Eventually(t, func() error { // the startup of the load balancer learns no source of a datagram
 		if _, err := askUDP(dialUDP(t, sc.client, flows4), "a"); err != nil {
 			return err
 		}
 		return learned(root, 1)
 	})
-	stop() // what an agent that has ended leaves is served all the same
+	stop() // the data path works without an agent
 	byOwner := map[byte]string{'1': "h1: {number: 1, address: 10.2.0.2}", '2': "h2: {number: 2, address: 10.2.1.2}"}
 	owner, other := byOwner[got[0]], byOwner['1'+'2'-got[0]]
 	const talk = `talk: {number: 0, listen: ["tcp 10.55.0.1:9000", "tcp [fd55::1]:9000"]}`
@@ -134,7 +134,8 @@ func TestChangeOutages(t *testing.T) {
 	}
 }
 
-// With register: true the removal of a backend from the file is an outage of its flows unless its agent registers it now.
+// TestRegisterOutages checks that with register: true the removal of a backend from the file is an
+// outage, unless its agent has registered it.
 func TestRegisterOutages(t *testing.T) {
 	sc := newScene(t)
 	sc.f.Close()
@@ -177,11 +178,12 @@ func TestRegisterOutages(t *testing.T) {
 	agent.Close()
 	status(t, root, func(s Status) bool { return s.Agent && !s.Backends[1].Connected })
 	expect(two, "", "backend h2 is removed: ")
-	stop() // nobody tells which backends register
+	stop() // nobody reports registrations
 	expect(two, "", "backend h2 is removed: ")
 }
 
-// Every command that removes a load balancer refuses the outage, also in another network namespace and without a file.
+// TestRemovalOutages checks that every removal of a load balancer is an outage, including removals
+// from another network namespace and without a file.
 func TestRemovalOutages(t *testing.T) {
 	sc, root := published(t)
 	if p, err := (Feature{}).PlanRemove(t.Context(), root); err != nil || len(p.Outages) != 1 || !strings.Contains(p.Outages[0], "load balancer test of namespace") {
@@ -208,5 +210,5 @@ func TestRemovalOutages(t *testing.T) {
 	if p, err := plan("test"); err != nil || len(p.Steps)+len(p.Outages) > 0 {
 		t.Errorf("nothing is there: %+v, %v", p, err)
 	}
-	sc.open(t, root) // for the test's end
+	sc.open(t, root) // for the end of the test
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// newlyBegun is a load balancer that has begun anew, with its agent.
+// newlyBegun returns a new load balancer in its startup, with its agent.
 func newlyBegun(t *testing.T) (*scene, *agents) {
 	t.Helper()
 	sc := newScene(t)
@@ -43,7 +43,8 @@ func (s *agents) settledAs(f *DataPath) {
 	})
 }
 
-// What two hosts say of one session, whoever comes first, leads to one owner: the one that the session is at.
+// TestOwned checks that the reports of two hosts about one session give one owner in either order:
+// the host with the session.
 func TestOwned(t *testing.T) {
 	client := func(port uint16) Key { return Key{Client: netip.AddrPortFrom(netip.MustParseAddr("10.1.0.2"), port)} }
 	of := func(port uint16, r peer.FlowRecord) peer.FlowRecord {
@@ -91,14 +92,14 @@ func TestOwned(t *testing.T) {
 	}
 }
 
-// Until the hosts have told, packets of unknown connections wait, new connections begin, and no host is answered about what is
-// unknown. What the data path has seen since is nobody's to take away.
+// TestOwnedTraffic checks the startup: packets of unknown connections are dropped, new connections
+// work, and hosts get no answer about unknown flows. No report replaces an owner seen since.
 func TestOwnedTraffic(t *testing.T) {
 	sc, s := newlyBegun(t)
 	c, k, owner, other := session(t, sc)
 	s.owns(other, false, peer.FlowRecord{Flow: peer.Flow{Client: k.Client}, Epoch: 9}, peer.FlowRecord{Flow: peer.Flow{Client: k.Client, Service: 7}})
 	s.says(other, k, reclaim(1))
-	s.hears(other) // all before it was heard
+	s.hears(other) // all earlier messages were processed
 	if err := sc.f.maps.LbFlows.Delete(k.Raw()); err != nil {
 		t.Fatal(err)
 	}
@@ -117,20 +118,21 @@ func TestOwnedTraffic(t *testing.T) {
 	if m := s.hears(owner); m.Kind != move.Reclaimed || m.OK {
 		t.Errorf("it hears %v first", m)
 	}
-	// Another host is believed of no connection whose owner was heard here.
+	// A report of another host does not replace an owner seen here.
 	s.owns(other, true, peer.FlowRecord{Flow: peer.Flow{Client: k.Client}, Epoch: 9})
 	s.says(other, k, reclaim(1))
-	s.hears(other) // after it
+	s.hears(other) // processed after it
 	if fl, err := sc.f.Flow(k); err != nil || fl.Owner != owner || fl.Epoch != 4 {
 		t.Errorf("%+v, %v", fl, err)
 	}
-	// One that only its client's packets have made known is of who has it.
+	// A flow known by its client's packets alone belongs to the reporting host.
 	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Out, v.Flags = 0, 0 })
 	s.owns(other, true, peer.FlowRecord{Flow: peer.Flow{Client: k.Client}, Epoch: 9})
 	becomes(t, sc.f, k, "the other host's", func(fl Flow) bool { return fl.Owner == other && fl.Epoch == 9 })
 }
 
-// If not all hosts come the data path passes packets by the hash again, and so it does if its agent dies meanwhile.
+// TestSettleEnds checks that the startup ends at its deadline without all hosts, and without an
+// agent. The data path then follows the hash.
 func TestSettleEnds(t *testing.T) {
 	sc := newScene(t)
 	c, k, _, _ := session(t, sc)

@@ -12,8 +12,9 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// Two load balancers with the same shares tell each other of no flow that the hash finds, and of all that it does not find: those
-// that have moved, and those that began before the shares changed. So each flow keeps its host when its path changes.
+// TestPairTellsMoved checks the exchange of two load balancers with the same shares. They report
+// only flows outside the hash: moved ones, and ones older than a change of shares. So each flow
+// keeps its host when its path changes.
 func TestPairTellsMoved(t *testing.T) {
 	p := newPairOfLBs(t, [2][2]int{{1, 1}, {1, 1}})
 	p.start(0)
@@ -48,7 +49,7 @@ func TestPairTellsMoved(t *testing.T) {
 			}
 		}
 	}
-	for _, c := range moved { // as far as the load balancers know: the hosts' sockets stay
+	for _, c := range moved { // in the load balancers' records alone: the hosts' sockets stay
 		if _, err := p.lbs[0].Change(keyOfConn(c, 0), func(fl *Flow) { fl.Flow = move.Flow{Owner: 3 - fl.Owner, Epoch: 1} }); err != nil {
 			t.Fatal(err)
 		}
@@ -62,11 +63,11 @@ func TestPairTellsMoved(t *testing.T) {
 		if _, err := p.lbs[0].Change(k, func(fl *Flow) { fl.Flow = move.Flow{Owner: 3 - fl.Owner, Epoch: 2} }); err != nil {
 			t.Fatal(err)
 		}
-		p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Epoch == 2 }) // though the hash finds it again
+		p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Epoch == 2 }) // although the hash finds it again
 	}
 	goesOn(1)
 	goesOn(0)
-	// All new flows are one host's from here on.
+	// From here on all new flows go to one host.
 	first := slices.IndexFunc(conns, func(c net.Conn) bool { return at[c] == '1' })
 	for i, f := range p.lbs {
 		hosts := slices.Clone(f.backends)
@@ -79,7 +80,7 @@ func TestPairTellsMoved(t *testing.T) {
 	p.knows(1, keyOfConn(conns[first], 0), func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
 	nstest.Until(t, "the shares are the same again", func() bool { return p.lbs[0].news.Load() == newsOfMoved })
 	goesOn(1)
-	// What ends is forgotten at both, whoever sees it.
+	// An ended flow is forgotten at both, whichever has seen the end.
 	k := keyOfConn(conns[first], 0)
 	conns[first].Close()
 	for i := range p.lbs {

@@ -27,17 +27,17 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// pairOfLBs are two load balancers between a client and two hosts, of which the paths use one or the other.
+// pairOfLBs are two load balancers between a client and two hosts. Routes use one or the other.
 type pairOfLBs struct {
 	t      *testing.T
 	client *netns.Handle
 	hosts  [2]*netns.Handle
 	lbs    [2]*DataPath
 	agents [2]*Agent
-	ends   [2]func() // of agents
+	ends   [2]func() // stop the agents
 	ca     *peertest.Authority
 	listen [2]string
-	// openFor is for how long moves of the other one stay open; 0: as they do.
+	// openFor is how long moves of the partner stay open; 0: the default.
 	openFor time.Duration
 }
 
@@ -46,7 +46,7 @@ var (
 	clientLo = netip.MustParseAddr("10.8.0.1")
 )
 
-// newPairOfLBs makes them: load balancer i knows hosts with weights[i].
+// newPairOfLBs creates two load balancers. Load balancer i has hosts with weights[i].
 func newPairOfLBs(t *testing.T, weights [2][2]int) *pairOfLBs {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -86,7 +86,7 @@ func newPairOfLBs(t *testing.T, weights [2][2]int) *pairOfLBs {
 		})
 	}
 	serve(t, p.hosts, service4)
-	for i := range p.listen { // the agents meet elsewhere
+	for i := range p.listen { // the agents connect over another network
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -115,7 +115,7 @@ func macOf(t *testing.T, ns *netns.Handle, device string) (mac net.HardwareAddr)
 	return mac
 }
 
-// by has the paths use a load balancer, forth and back.
+// by routes both directions through a load balancer.
 func (p *pairOfLBs) by(lb int) {
 	p.t.Helper()
 	replace := func(ns *netns.Handle, to netip.Addr, via string, src net.IP) {
@@ -155,7 +155,7 @@ func (p *pairOfLBs) start(i int) {
 	p.t.Cleanup(p.ends[i])
 }
 
-// knows waits until a load balancer knows a flow as wanted.
+// knows waits for a state of a flow at a load balancer.
 func (p *pairOfLBs) knows(lb int, k Key, want func(Flow, error) bool) {
 	p.t.Helper()
 	nstest.Eventually(p.t, func() error {
@@ -167,13 +167,13 @@ func (p *pairOfLBs) knows(lb int, k Key, want func(Flow, error) bool) {
 	})
 }
 
-// A flow that goes by one load balancer keeps its host when its path changes to the other one, though that would choose another host;
-// what becomes of it at one is known to the other.
+// TestPartner checks that a flow keeps its host when its path changes to the other load balancer,
+// in spite of other weights there. Changes at one are known to the other.
 func TestPartner(t *testing.T) {
 	p := newPairOfLBs(t, [2][2]int{{1, 0}, {0, 1}})
 	p.openFor = 700 * time.Millisecond
 	p.start(0)
-	old := dial(t, p.client, service4) // before the partner is there
+	old := dial(t, p.client, service4) // before the partner starts
 	if got, err := ask(old, "a", patience); err != nil || got[0] != '1' {
 		t.Fatalf("%q, %v", got, err)
 	}
@@ -195,8 +195,9 @@ func TestPartner(t *testing.T) {
 		t.Errorf("a new one: %q, %v", got, err)
 	}
 	k, start := keyOfConn(c, 0), time.Now()
-	// It is about to move: no reset passes at either, and if nobody says more, that ends.
-	for heard := false; !heard; { // where the machine stood still it may have ended before it was looked for
+	// It is about to move. Both drop its backend's resets, and the move ends without further
+	// reports.
+	for heard := false; !heard; { // on a stalled machine the move may end before the first check
 		if _, err := p.lbs[0].Change(k, func(fl *Flow) { fl.To = 2 }); err != nil {
 			t.Fatal(err)
 		}
@@ -214,7 +215,7 @@ func TestPartner(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 2 && fl.Epoch == 1 })
-	// It goes back, and what is late changes nothing.
+	// It moves back, and a late report changes nothing.
 	if _, err := p.lbs[1].Change(k, func(fl *Flow) { fl.Flow = move.Flow{Owner: 1, Epoch: 2} }); err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +227,7 @@ func TestPartner(t *testing.T) {
 	if got, err := ask(c, "c", patience); err != nil || got[0] != '1' {
 		t.Errorf("%q, %v", got, err)
 	}
-	// Its end is seen by one of them, and both forget it.
+	// One sees its end, and both forget it.
 	c.Close()
 	for i := range p.lbs {
 		p.knows(i, k, func(_ Flow, err error) bool { return errors.Is(err, errNoFlow) })
@@ -236,13 +237,14 @@ func TestPartner(t *testing.T) {
 	}
 }
 
-// While the load balancers do not hear of each other each goes on with what it knows; then they compare.
+// TestPartnerApart checks that each disconnected load balancer continues with its own flows, and
+// they compare later.
 func TestPartnerApart(t *testing.T) {
 	p := newPairOfLBs(t, [2][2]int{{1, 0}, {0, 1}})
 	p.start(0)
 	p.start(1)
 	c := dial(t, p.client, service4)
-	if got, err := ask(c, "a", patience); err != nil || got[0] != '1' { // it is open, and told of
+	if got, err := ask(c, "a", patience); err != nil || got[0] != '1' { // it is open, and reported
 		t.Fatalf("%q, %v", got, err)
 	}
 	k := keyOfConn(c, 0)
@@ -266,7 +268,7 @@ func TestPartnerApart(t *testing.T) {
 	if got, err := ask(apart, "b", patience); err != nil || got[0] != '2' {
 		t.Errorf("%q, %v", got, err)
 	}
-	// Both have learned one at once, at different hosts: the first name's counts.
+	// Both have learned a flow at different hosts. The lesser name wins.
 	both := Key{Client: netip.MustParseAddrPort("10.8.0.1:7")}
 	for i, owner := range []move.Backend{2, 1} {
 		if err := p.agents[i].f.learn(both, move.Flow{Owner: owner}, kernel.Monotonic(), flow.Told); err != nil {
@@ -278,8 +280,8 @@ func TestPartnerApart(t *testing.T) {
 	p.knows(0, both, func(fl Flow, err error) bool { return err == nil && fl.Owner == 2 })
 }
 
-// A flood of SYNs stays the load balancer's that it comes by, and for no longer than there; a connection is known to the other one as
-// soon as it is open.
+// TestPartnerFlood checks that flows of a SYN flood stay unknown to the partner, and are forgotten
+// as soon as without one. An open connection is reported at once.
 func TestPartnerFlood(t *testing.T) {
 	p := newPairOfLBs(t, [2][2]int{{1, 0}, {0, 1}})
 	p.start(0)
@@ -292,10 +294,10 @@ func TestPartnerFlood(t *testing.T) {
 		forge(t, client, from, service4, tcpSYN)
 		becomes(t, p.lbs[0], made[i], "known", func(fl Flow) bool { return fl.Opening })
 	}
-	change(t, p.lbs[0], made[1], func(v *bpf.LBLbFlow) { v.Out = 1 }) // a host has answered it
-	for range 3 {                                                     // of one that is known there, all that was to be told before has been
+	change(t, p.lbs[0], made[1], func(v *bpf.LBLbFlow) { v.Out = 1 }) // answered by a host
+	for range 3 {                                                     // once this one is known there, all earlier reports have been sent
 		for _, k := range made {
-			p.lbs[0].changed(k) // as when all are told
+			p.lbs[0].changed(k) // as in a complete report
 		}
 		start := time.Now()
 		c := dial(t, p.client, service4)
@@ -316,7 +318,7 @@ func TestPartnerFlood(t *testing.T) {
 	}
 }
 
-// So it is with a flood that is balanced anew, for its backend is not well.
+// TestPartnerFloodBalanced is TestPartnerFlood for a flood reassigned from an unwell backend.
 func TestPartnerFloodBalanced(t *testing.T) {
 	p := newPairOfLBs(t, [2][2]int{{1, 0}, {0, 1}})
 	p.start(0)
@@ -333,7 +335,7 @@ func TestPartnerFloodBalanced(t *testing.T) {
 	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Seen = kernel.Monotonic() - uint64(2*time.Second) })
 	forge(t, sc, k.Client, service4, tcpSYN)
 	becomes(t, sc.f, k, "balanced", func(fl Flow) bool { return fl.Owner == 2 && fl.Epoch == 1 })
-	for i := range uint16(3) { // of one that is known there, all that was to be told before has been
+	for i := range uint16(3) { // once this one is known there, all earlier reports have been sent
 		sc.f.changed(k)
 		live := Key{Client: netip.AddrPortFrom(k.Client.Addr(), 7000+i)}
 		if err := sc.f.Learn(live, 1, 0); err != nil {
@@ -348,8 +350,9 @@ func TestPartnerFloodBalanced(t *testing.T) {
 	p.knows(0, k, func(_ Flow, err error) bool { return errors.Is(err, errNoFlow) })
 }
 
-// The load balancer that a session moves at is lost in the midst of that. The agents of its hosts come to the other one later than a
-// move may take, and one of both has the session.
+// TestPartnerLostInMove checks that a session survives the loss of its load balancer in the middle
+// of a move. The agents connect to the partner after the move timeout, and exactly one of them has
+// the session.
 func TestPartnerLostInMove(t *testing.T) {
 	for name, first := range map[string]move.Backend{"the destination comes first": 2, "the source comes first": 1} {
 		t.Run(name, func(t *testing.T) {

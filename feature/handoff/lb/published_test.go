@@ -20,7 +20,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// open opens the scene's load balancer, anew where it was closed.
+// open opens the scene's load balancer, perhaps again.
 func (s *scene) open(t *testing.T, root *kernel.Root) {
 	t.Helper()
 	do(t, s.middle, func() (err error) {
@@ -32,7 +32,7 @@ func (s *scene) open(t *testing.T, root *kernel.Root) {
 	}
 }
 
-// published is a scene whose load balancer is pinned.
+// published returns a scene with a pinned load balancer.
 func published(t *testing.T) (*scene, *kernel.Root) {
 	t.Helper()
 	return pinScene(t, newScene(t))
@@ -59,7 +59,8 @@ func pinScene(t *testing.T, sc *scene) (*scene, *kernel.Root) {
 	return sc, root
 }
 
-// Flows, owners and epochs outlive the process, and the data path works while there is none: old flows and new ones.
+// TestOutlives checks that flows, owners and epochs survive the process, and the data path serves
+// old and new flows meanwhile.
 func TestOutlives(t *testing.T) {
 	sc, root := published(t)
 	c, k, owner, _ := session(t, sc)
@@ -90,7 +91,8 @@ func TestOutlives(t *testing.T) {
 	if fl, err := sc.f.Flow(k); err != nil || fl.Owner != owner || fl.Epoch != 7 || fl.Incarnation != 99 {
 		t.Errorf("%+v, %v", fl, err)
 	}
-	// The programs of the life before have gone with their links, else each packet would count twice.
+	// The predecessor's programs are gone with their links. Otherwise each packet would count
+	// twice.
 	came := sc.received(t)
 	before, err := sc.f.Counts()
 	if err != nil {
@@ -106,8 +108,9 @@ func TestOutlives(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A veth adds to its figures when the packet has been dealt with, and on another CPU than ours: the last one may be
-	// in the programs' count and not in the device's yet. Counted twice, they are more than will ever come.
+	// A veth updates its counters after the packet is processed, and on another CPU. The last
+	// packet may be counted by the programs and not yet by the device. Double counts would never be
+	// reached by the device's counter.
 	n, all := after.In+after.Out-before.In-before.Out, uint64(0)
 	nstest.Eventually(t, func() error {
 		if all = sc.received(t) - came; n < 2*asks || n > all {
@@ -117,7 +120,7 @@ func TestOutlives(t *testing.T) {
 	})
 }
 
-// received is how many packets have come to the load balancer's devices.
+// received returns the number of packets received by the load balancer's devices.
 func (s *scene) received(t *testing.T) (n uint64) {
 	t.Helper()
 	do(t, s.middle, func() error {
@@ -133,7 +136,8 @@ func (s *scene) received(t *testing.T) (n uint64) {
 	return n
 }
 
-// A flow that is parked when the agent dies is parked no longer than its deadline, whether an agent comes back or not.
+// TestParkedOutlives checks that packets of a flow buffered at the agent's death wait at most until
+// the deadline, with or without a new agent.
 func TestParkedOutlives(t *testing.T) {
 	sc, root := published(t)
 	c, k, owner, other := session(t, sc)
@@ -147,7 +151,7 @@ func TestParkedOutlives(t *testing.T) {
 		}
 		sc.f.Close()
 	}
-	// Long enough for the packet to come while it is parked, also where the machine stands still.
+	// Long enough for a packet to arrive while it is buffered, even on a stalled machine.
 	const parked = 4 * time.Second
 	begin := time.Now()
 	park(parked)
@@ -167,7 +171,7 @@ func TestParkedOutlives(t *testing.T) {
 	sc.open(t, root)
 	a := newAgents(t, sc.f, 300*time.Millisecond)
 	answers(t, c, "c")
-	// What the source asks for then it is given, in the epoch that it had before.
+	// A request of the source still succeeds, in the previous epoch.
 	a.says(owner, k, move.Message{Kind: move.Reclaim, From: move.AtSource, To: move.AtLoadBalancer, Epoch: 1})
 	if m := a.hears(owner); m.Kind != move.Reclaimed || !m.OK && m.Epoch != 2 {
 		t.Errorf("%+v", m)
@@ -177,8 +181,8 @@ func TestParkedOutlives(t *testing.T) {
 	}
 }
 
-// Who had a flow flipped is known to the next life of the load balancer's agent: the source does not get it back while that host's
-// agent lives, and gets it back once it has died.
+// TestLifeOutlives checks that the next agent of the load balancer knows the incarnation of a
+// flow's new owner. The source gets the flow back only if that host's agent has died.
 func TestLifeOutlives(t *testing.T) {
 	for name, died := range map[string]bool{"lives": false, "died": true} {
 		t.Run(name, func(t *testing.T) {
@@ -205,7 +209,7 @@ func TestLifeOutlives(t *testing.T) {
 					lives[other] = fl.Incarnation
 				}
 				a := agentsOf(t, sc.f, patience, lives)
-				if !died { // what it says first when it is connected again
+				if !died { // its first message on the new connection
 					a.says(other, k, move.Message{Kind: move.Flip, From: move.AtDestination, To: move.AtLoadBalancer, Epoch: 1})
 					a.hears(other)
 				}
@@ -218,7 +222,7 @@ func TestLifeOutlives(t *testing.T) {
 	}
 }
 
-// A service that is not told any more is none, and Remove leaves nothing.
+// TestRemove checks that setServices removes other services, and Remove leaves nothing.
 func TestRemove(t *testing.T) {
 	sc, root := published(t)
 	if err := sc.f.setServices([]Service{{ID: 0, Listen: service4, Proto: unix.IPPROTO_TCP}}); err != nil {
@@ -251,7 +255,8 @@ func TestRemove(t *testing.T) {
 	sc.open(t, root)
 }
 
-// Where the kernel has no tcx filters of the devices do the same: they outlive the process, are exchanged, and go with Remove.
+// TestClsact checks the same with device filters on kernels without tcx: they survive the process,
+// are replaced, and are deleted by Remove.
 func TestClsact(t *testing.T) {
 	was := hasTCX
 	hasTCX = func() bool { return false }
@@ -288,5 +293,5 @@ func TestClsact(t *testing.T) {
 		}
 		return nil
 	})
-	sc.open(t, root) // for the test's end
+	sc.open(t, root) // for the end of the test
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// newOf is a flow of the first service that the hash leads to a backend.
+// newOf returns a flow of the first service hashed to a backend.
 func (s *scene) newOf(t *testing.T, number move.Backend) Key {
 	t.Helper()
 	for port := uint16(20000); port < 30000; port++ {
@@ -32,11 +32,11 @@ func (s *scene) newOf(t *testing.T, number move.Backend) Key {
 	return Key{}
 }
 
-// A client that comes again from the same port is served by another backend, where nobody serves at the former one, which is not well: its
-// kernel resets what the client opens.
+// TestReopenedRefused checks that a client reconnecting from the same port is served by another
+// backend, if the former one is unwell, has no server and resets the SYN.
 func TestReopenedRefused(t *testing.T) {
 	for name, c := range map[string]struct {
-		flags uint32 // of the flow before; 0: as the data path has them
+		flags uint32 // of the earlier flow; 0: as set by the data path
 		dials int
 	}{"the first SYN was reset": {0, 1}, "a session was reset": {flow.WasReset | flow.ResetOut, 2}} {
 		t.Run(name, func(t *testing.T) {

@@ -25,7 +25,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// unwell has new flows go to the other backend, as the agent does where one is not well.
+// unwell directs new flows to the other backend, as the agent does for an unwell one.
 func (s *scene) unwell(t *testing.T, number move.Backend) {
 	t.Helper()
 	var all []Backend
@@ -41,12 +41,12 @@ func (s *scene) unwell(t *testing.T, number move.Backend) {
 	}
 }
 
-// bothEnds makes a flow one whose both ends were seen, and that an agent does not forget.
+// bothEnds marks a flow as closed by both sides, but too fresh to be forgotten.
 func bothEnds(v *bpf.LBLbFlow) {
 	v.Flags, v.Seen = flow.FinIn|flow.FinOut, kernel.Monotonic()+uint64(time.Hour)
 }
 
-// down has a backend be dead: it hears nothing by this device.
+// down disconnects a backend's device.
 func down(t *testing.T, ns *netns.Handle, device string) {
 	t.Helper()
 	do(t, ns, func() error {
@@ -58,7 +58,8 @@ func down(t *testing.T, ns *netns.Handle, device string) {
 	})
 }
 
-// ended is a session that its client has ended by a reset. The flow's flags become others, if these are not 0. The backend is dead then.
+// ended returns a session reset by its client, with a dead backend. Nonzero flags replace the
+// flow's.
 func (s *scene) ended(t *testing.T, flags uint32) (k Key, owner, other move.Backend) {
 	t.Helper()
 	c, k, owner, other := session(t, s)
@@ -74,7 +75,7 @@ func (s *scene) ended(t *testing.T, flags uint32) (k Key, owner, other move.Back
 	return k, owner, other
 }
 
-// begin opens a connection from a port of before; the answer comes later.
+// begin starts a connection from a port used before, and sends its result later.
 func (s *scene) begin(t *testing.T, k Key) <-chan error {
 	t.Helper()
 	out := make(chan error, 1)
@@ -93,8 +94,8 @@ func (s *scene) begin(t *testing.T, k Key) <-chan error {
 	return out
 }
 
-// A client that comes again from a port whose flow has ended is served by another backend, where the former one is not well: also if that
-// is known only after its first SYN.
+// TestReopenedUnwell checks that a client reconnecting from the port of an ended flow is served by
+// another backend if the former one is unwell. The agent may notice it only after the first SYN.
 func TestReopenedUnwell(t *testing.T) {
 	for name, c := range map[string]struct {
 		flags        uint32
@@ -135,7 +136,8 @@ func TestReopenedUnwell(t *testing.T) {
 	}
 }
 
-// A new connection, whose backend dies before it answers, is another one's as soon as the load balancer knows.
+// TestOpenedUnwell checks that a new connection is reassigned as soon as its silent backend is
+// known to be unwell.
 func TestOpenedUnwell(t *testing.T) {
 	sc := newScene(t)
 	k, owner, other := sc.ended(t, 0)
@@ -153,8 +155,9 @@ func TestOpenedUnwell(t *testing.T) {
 	}
 }
 
-// A session that lives stays at its backend, well or not, whatever somebody makes up: a backend answers one SYN in half a second
-// (tcp_invalid_ratelimit), or none while it stands still.
+// TestReopenedStays checks that a live session stays at its backend, well or not, in spite of
+// forged segments. The backend answers one SYN in half a second (tcp_invalid_ratelimit), or none
+// while it is stopped.
 func TestReopenedStays(t *testing.T) {
 	for name, limit := range map[string]string{"answers": "500", "stands still": "3600000"} {
 		t.Run(name, func(t *testing.T) {
@@ -217,7 +220,7 @@ func TestReopenedStays(t *testing.T) {
 	}
 }
 
-// Explain says of a SYN in a known flow what becomes of it then.
+// TestExplainReopened checks that the explanation of a SYN in a known flow matches its treatment.
 func TestExplainReopened(t *testing.T) {
 	sc, root := published(t)
 	_, k, owner, other := session(t, sc)
@@ -281,12 +284,13 @@ func TestExplainReopened(t *testing.T) {
 	}
 }
 
-// justMoved makes a flow one that the backend before may have back.
+// justMoved marks a flow as just moved, so the previous backend may reclaim it.
 func justMoved(v *bpf.LBLbFlow, before move.Backend) {
 	v.Word, v.Until = v.Word|uint64(before)<<flow.BeforeAt, kernel.Monotonic()
 }
 
-// The partner hears of the new owner, and does not have the flow be the former one's again: without a later epoch its name would win.
+// TestReopenedPartner checks that the partner learns of the new owner and does not restore the
+// former one. Without the later epoch its lesser name would win.
 func TestReopenedPartner(t *testing.T) {
 	p := newPairOfLBs(t, [2][2]int{{0, 1}, {1, 0}})
 	p.by(1)
@@ -300,11 +304,11 @@ func TestReopenedPartner(t *testing.T) {
 	p.knows(0, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
 	sc := &scene{client: p.client, f: p.lbs[1]}
 	sc.unwell(t, 1)
-	down(t, p.hosts[1], "w1") // it does not answer: the flow stays open
+	down(t, p.hosts[1], "w1") // no answer: the flow stays open
 	change(t, sc.f, k, bothEnds)
 	forge(t, sc, k.Client, service4, tcpSYN)
 	p.knows(0, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 2 })
-	nstest.Steadily(t, 1500*time.Millisecond, func() error { // each has told the other all that it knows by then
+	nstest.Steadily(t, 1500*time.Millisecond, func() error { // by then each has reported everything
 		fl, err := sc.f.Flow(k)
 		if err == nil && fl.Owner != 2 {
 			err = fmt.Errorf("%+v: want backend 2's", fl)
@@ -313,7 +317,8 @@ func TestReopenedPartner(t *testing.T) {
 	})
 }
 
-// The agent tells the data path of a backend that is not well while another one is. Explain tells of what becomes of its flows.
+// TestUnwellTold checks that the agent marks a backend as unwell in the data path while another one
+// is well, and Explain reports the consequence.
 func TestUnwellTold(t *testing.T) {
 	sc, root := published(t)
 	_, k, owner, other := session(t, sc)
@@ -347,7 +352,7 @@ func TestUnwellTold(t *testing.T) {
 	}
 }
 
-// removal leaves an agent with the backend that does not own a flow.
+// removal starts an agent with only the backend other than owner.
 func (s *scene) removal(t *testing.T, owner move.Backend, register bool) {
 	t.Helper()
 	n := 3 - owner
@@ -355,7 +360,8 @@ func (s *scene) removal(t *testing.T, owner move.Backend, register bool) {
 	waitOwners(t, s, service4, string(rune('0'+n)))
 }
 
-// Flows of a removed backend are balanced anew, whatever the client sends: datagrams and SYNs are served, and other segments reset.
+// TestRemovedBackend checks that flows of a removed backend are reassigned by any packet of the
+// client. Datagrams and SYNs are served. Other segments are reset.
 func TestRemovedBackend(t *testing.T) {
 	sc := bySource(t)
 	from := dialUDP(t, sc.client, flows4)
@@ -371,14 +377,14 @@ func TestRemovedBackend(t *testing.T) {
 		}
 	}
 	again := keyOfConn(sessions[1], 0)
-	if err := sessions[1].(*net.TCPConn).SetLinger(0); err != nil { // a reset: the port is free at once
+	if err := sessions[1].(*net.TCPConn).SetLinger(0); err != nil { // a reset frees the port at once
 		t.Fatal(err)
 	}
 	sessions[1].Close()
 	down(t, sc.hosts[owner-1], "w0")
 	sc.removal(t, owner, false)
 	nstest.Eventually(t, func() error {
-		got, err := askUDP(from, "b") // from the same source, and never silent for long
+		got, err := askUDP(from, "b") // from the same source, without long pauses
 		if err == nil && got[0] == first[0] {
 			err = fmt.Errorf("%q: served by the removed backend", got)
 		}
@@ -397,7 +403,8 @@ func TestRemovedBackend(t *testing.T) {
 	}
 }
 
-// A flow that moves, waits or is overridden keeps its removed backend, and so does one whose backend may register again.
+// TestRemovedBackendStays checks that a moving, buffered or overridden flow keeps its removed
+// backend, and so do flows of a backend that may register again.
 func TestRemovedBackendStays(t *testing.T) {
 	sc := newScene(t)
 	_, k, owner, other := session(t, sc)
@@ -436,7 +443,8 @@ func TestRemovedBackendStays(t *testing.T) {
 	sent("in the end", other)
 }
 
-// An agent that knows of a backend no more waits for it to register, before it takes the backend's flows.
+// TestRemovedMayRegister checks that an agent waits for an unknown backend to register before it
+// removes the backend.
 func TestRemovedMayRegister(t *testing.T) {
 	const n = 7
 	a := &Agent{members: map[move.Backend]*member{1: {}}, o: AgentOptions{IdleTimeout: time.Hour}, began: time.Now()}

@@ -18,7 +18,7 @@ func reportOf(port uint16) peer.FlowRecord {
 	return peer.FlowRecord{Flow: peer.Flow{Service: 0, Client: netip.AddrPortFrom(netip.MustParseAddr("172.16.0.1"), port)}, Epoch: 1}
 }
 
-// knows waits until a made up flow is known, or is not.
+// knows waits until a forged flow is known, or unknown.
 func knows(t *testing.T, sc *scene, port uint16, yes bool) {
 	t.Helper()
 	nstest.Eventually(t, func() error {
@@ -30,8 +30,8 @@ func knows(t *testing.T, sc *scene, port uint16, yes bool) {
 	})
 }
 
-// One backend's word makes no more than half the table known, and leaves room for another's. It is worth nothing soon after the backend
-// has gone.
+// TestReportedFlows checks that one backend's reports fill at most half of the table and leave room
+// for another's. They are forgotten soon after the backend disconnects.
 func TestReportedFlows(t *testing.T) {
 	sc, ca, a, at := managed(t, AgentOptions{Register: true})
 	tell := func(h *registrar, port uint16) {
@@ -71,7 +71,8 @@ func TestReportedFlows(t *testing.T) {
 	knows(t, sc, 2, true)
 }
 
-// A backend that has only registered is forgotten when it has been away for idle_timeout, and another one may have its number.
+// TestForgetMember checks that a registered backend is forgotten after an absence of idle_timeout,
+// and that another one can get its number.
 func TestForgetMember(t *testing.T) {
 	_, ca, a, at := managed(t, AgentOptions{Register: true, IdleTimeout: 50 * time.Millisecond})
 	r := peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1}
@@ -88,7 +89,8 @@ func TestForgetMember(t *testing.T) {
 	two.hears(t, func(p peer.Peers) bool { return len(p.Members) == 1 && p.Members[0].Name == "h2" })
 }
 
-// What a backend tells of a session that has left it counts against that backend, and not against the one that it names.
+// TestReportedByTeller checks that the report of a departed session counts against the reporting
+// backend.
 func TestReportedByTeller(t *testing.T) {
 	sc, ca, a, at := managed(t, AgentOptions{Register: true})
 	one := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
@@ -123,7 +125,8 @@ func TestReportedByTeller(t *testing.T) {
 	}
 }
 
-// A session that a backend has claimed while the load balancer began is known by its word alone, and goes soon when its agent does.
+// TestClaimForgotten checks that a session claimed during startup is known by report alone, and
+// forgotten soon after its agent disconnects.
 func TestClaimForgotten(t *testing.T) {
 	sc, ca, a, at := managed(t, AgentOptions{Register: true})
 	one := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})

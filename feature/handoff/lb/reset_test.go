@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// endsAfter sets the time for which a flow that has ended stays known, as the agent does.
+// endsAfter sets the ended timeout of the data path, as the agent does.
 func (s *scene) endsAfter(t *testing.T, d time.Duration) {
 	t.Helper()
 	s.f.ended = uint32(d.Milliseconds())
@@ -28,7 +28,7 @@ func (s *scene) endsAfter(t *testing.T, d time.Duration) {
 	}
 }
 
-// drained leads new flows to the other backend, while this one is well.
+// drained directs new flows to the other backend while this one is well.
 func (s *scene) drained(t *testing.T, number move.Backend) {
 	t.Helper()
 	backends := slices.Clone(s.f.backends)
@@ -42,13 +42,14 @@ func (s *scene) drained(t *testing.T, number move.Backend) {
 	}
 }
 
-// quieten makes a flow one of which nothing was seen for two seconds.
+// quieten sets a flow's latest packet to two seconds ago.
 func quieten(t *testing.T, f *DataPath, k Key) {
 	t.Helper()
 	change(t, f, k, func(v *bpf.LBLbFlow) { v.Seen = kernel.Monotonic() - uint64(2*time.Second) })
 }
 
-// isReset makes up resets of a client until the flow is one that the client has reset: a backend that repeats an answer lives.
+// isReset forges resets of a client until the flow counts as reset by its client. A backend
+// repeating an answer revives it.
 func (s *scene) isReset(t *testing.T, k Key) {
 	t.Helper()
 	nstest.Eventually(t, func() error {
@@ -61,8 +62,8 @@ func (s *scene) isReset(t *testing.T, k Key) {
 	})
 }
 
-// A reset of the client that somebody has made up cuts no session, however silent, if the hash leads to another backend by now. A flow
-// that the hash finds again is forgotten.
+// TestResetMadeUp checks that a forged reset of the client does not cut a silent session if the
+// hash leads to another backend by now. A flow found again by the hash is forgotten.
 func TestResetMadeUp(t *testing.T) {
 	for name, leads := range map[string]func(*scene, *testing.T, move.Backend){"drained": (*scene).drained, "not well": (*scene).unwell} {
 		t.Run(name, func(t *testing.T) {
@@ -97,10 +98,10 @@ func TestResetMadeUp(t *testing.T) {
 	}
 }
 
-// Of flows that the hash does not find those alone stay that are opened, and that no more than the client's reset has ended; and they
-// go like others when they have been silent for long.
+// TestForgetsReset checks that flows outside the hash stay only if they were opened and are ended
+// by nothing but the client's reset. They are removed after a long silence like others.
 func TestForgetsReset(t *testing.T) {
-	f := newTable(t, 0) // and no backend has a bucket
+	f := newTable(t, 0) // no backend has a bucket
 	k := Key{Client: netip.MustParseAddrPort("10.1.0.77:5555")}
 	put := func(flags uint32) {
 		t.Helper()
@@ -131,7 +132,7 @@ func TestForgetsReset(t *testing.T) {
 		forgets(name, c.flags, time.Hour, c.want)
 	}
 	forgets("silent for long", flow.WasReset, time.Second, 1)
-	for most, want := range map[time.Duration]int{time.Second: 1, time.Hour: 0} { // without a word of the owner's agent
+	for most, want := range map[time.Duration]int{time.Second: 1, time.Hour: 0} { // without a report of the owner's agent
 		put(flow.WasReset)
 		c := newCensus()
 		c.slack = most - time.Hour/4
@@ -145,7 +146,8 @@ func TestForgetsReset(t *testing.T) {
 	forgets("the hash finds it", flow.WasReset, time.Hour, 1)
 }
 
-// A flood of connections that clients open and reset keeps an eighth of the room at most.
+// TestForgetsResets checks that a flood of connections opened and reset by clients keeps at most an
+// eighth of the table.
 func TestForgetsResets(t *testing.T) {
 	f := newTable(t, 0)
 	room := int(f.maps.LbFlows.MaxEntries()) / 8
@@ -176,13 +178,14 @@ func TestForgetsResets(t *testing.T) {
 	forgets(0)
 }
 
-// A backend that has a session still, whatever its client seems to have said, keeps its flow known.
+// TestStillAfterReset checks that a backend's report keeps its session's flow known after a
+// client's reset.
 func TestStillAfterReset(t *testing.T) {
 	sc := newScene(t)
 	k := Key{Client: netip.MustParseAddrPort("10.1.0.77:5555")}
 	a := &Agent{f: sc.f, o: AgentOptions{IdleTimeout: time.Hour}}
 	for flags, want := range map[uint32]bool{0: true, flow.WasReset: true, flow.WasReset | flow.Named: true, flow.WasReset | flow.OwnerReset: false, flow.FinIn | flow.FinOut: false} {
-		seen := kernel.Monotonic() // however lately
+		seen := kernel.Monotonic() // even if very recent
 		if err := sc.f.maps.LbFlows.Put(k.Raw(), bpf.LBLbFlow{Word: 1, Seen: seen, In: 3, Out: 2, Flags: flags}); err != nil {
 			t.Fatal(err)
 		}
@@ -199,8 +202,9 @@ func TestStillAfterReset(t *testing.T) {
 	}
 }
 
-// A client that has reset a connection long ago, and opens another one from the same port, is served by the backend of its bucket, not by
-// a drained one. Only if the agent of that one has told of the session, it is asked; by its answer it begins a session, of which nobody has told.
+// TestReopenedDrained checks that a client reconnecting from the same port long after a reset is
+// served by the backend of its bucket, and not by a drained one. If the drained backend's agent has
+// reported the session, the SYN goes to it. Its answer begins a new, unreported session.
 func TestReopenedDrained(t *testing.T) {
 	for name, flags := range map[string]uint32{"nobody has told of it": 0, "its agent has told of it": flow.Named} {
 		t.Run(name, func(t *testing.T) {
@@ -228,7 +232,8 @@ func TestReopenedDrained(t *testing.T) {
 	}
 }
 
-// A backend that is not well, and answers the SYN after a reset that somebody has made up, keeps its session.
+// TestResetLongAgo checks that an unwell backend keeps its session if it answers the SYN after a
+// forged reset.
 func TestResetLongAgo(t *testing.T) {
 	sc := newScene(t)
 	c, k, owner, _ := session(t, sc)
@@ -254,7 +259,8 @@ func TestResetLongAgo(t *testing.T) {
 	}
 }
 
-// A made-up reset at one load balancer cuts no session at the other one, whose hash leads elsewhere.
+// TestPartnerResetMadeUp checks that a forged reset at one load balancer does not cut a session at
+// the other one with another hash.
 func TestPartnerResetMadeUp(t *testing.T) {
 	p := newPairOfLBs(t, [2][2]int{{1, 0}, {0, 1}})
 	p.start(0)
@@ -267,7 +273,7 @@ func TestPartnerResetMadeUp(t *testing.T) {
 	p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
 	nstest.Until(t, "the shares of the other one are known", func() bool { return p.agents[0].pair.elsewhereThere(k, 1) })
 	(&scene{client: p.client, f: p.lbs[0]}).isReset(t, k)
-	nstest.Steadily(t, 2500*time.Millisecond, func() error { // one would forget it within a second, and the other one a second later
+	nstest.Steadily(t, 2500*time.Millisecond, func() error { // one would forget it within a second, the other one a second later
 		for i, f := range p.lbs {
 			if _, err := f.Flow(k); err != nil {
 				return fmt.Errorf("%s: %w", lbNames[i], err)

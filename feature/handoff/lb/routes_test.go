@@ -11,7 +11,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// The agent restores routes of its services' addresses after another program removed them.
+// TestRouteRemoved checks that the agent restores routes of services' addresses after another
+// program removed them.
 func TestRouteRemoved(t *testing.T) {
 	sc, _, _, _ := managed(t, AgentOptions{})
 	routed := func(a netip.Addr) (there bool) {
@@ -26,7 +27,7 @@ func TestRouteRemoved(t *testing.T) {
 		if !routed(a) {
 			t.Fatalf("no route leads to %s", a)
 		}
-		// The agent, which looks once a second, may be faster than the question whether the route is gone: then it is removed again.
+		// The agent may restore the route before the check. Remove it again then.
 		nstest.Eventually(t, func() error {
 			do(t, sc.f.ns, func() error {
 				all, err := netlink.RouteList(nil, netlink.FAMILY_ALL)

@@ -191,7 +191,7 @@ func Statuses(ctx context.Context, root *kernel.Root) (out []Status, err error) 
 	return out, errors.Join(err, uerr)
 }
 
-// gone reports whether the network namespace of an instance is gone. It is false for users other than root, who see few namespaces.
+// gone reports whether the network namespace of an instance is gone. It is false for users other than root, because they see few namespaces.
 func gone(root *kernel.Root, inst kernel.Instance) bool {
 	ns, err := root.OpenNetns(inst)
 	if err == nil {

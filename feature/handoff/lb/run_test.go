@@ -31,7 +31,7 @@ services:
 %s`, strings.Join(devices, ", "), cert, key, signers, more)
 }
 
-// running is a scene with Run in place of its own load balancer.
+// running starts Run in place of a scene's own load balancer.
 func running(t *testing.T, sc *scene, root *kernel.Root, text string) (stop func()) {
 	t.Helper()
 	c, err := parseConfig("weir.yaml", []byte(text))
@@ -52,7 +52,7 @@ func running(t *testing.T, sc *scene, root *kernel.Root, text string) (stop func
 	}
 }
 
-// status waits until the load balancer's is as wanted.
+// status waits for a status of the load balancer.
 func status(t *testing.T, root *kernel.Root, want func(Status) bool) Status {
 	t.Helper()
 	var all []Status
@@ -66,7 +66,7 @@ func status(t *testing.T, root *kernel.Root, want func(Status) bool) Status {
 	return all[0]
 }
 
-// registerTwo connects as the agent of h2, and registers it.
+// registerTwo connects and registers as the agent of h2.
 func registerTwo(t *testing.T, sc *scene, ca *peertest.Authority) (c *peer.Conn) {
 	t.Helper()
 	return registerTwoAt(t, sc, ca, "10.2.0.1:7946")
@@ -90,8 +90,8 @@ func registerTwoAt(t *testing.T, sc *scene, ca *peertest.Authority, at string) (
 	return c
 }
 
-// The product's way: a file, hosts that are named and one that registers, status, metrics, an override; the agent ends and comes
-// back, and flows go on.
+// TestRun checks the whole product: a file, named and registered hosts, status, metrics and an
+// override. The agent stops and returns, and flows continue.
 func TestRun(t *testing.T) {
 	sc := newScene(t)
 	sc.f.Close()
@@ -117,7 +117,7 @@ func TestRun(t *testing.T) {
 	if v, _ := explains(t, root, sc.middle, "c", "tcp", client(service4, 20000), service4); !strings.HasPrefix(v.Result, "backend h") || !strings.Contains(v.Result, " (number ") || v.Warning {
 		t.Errorf("explained by the agent's names: %+v", v)
 	}
-	// The data path follows within a moment of the status.
+	// The data path follows the status a moment later.
 	for end := time.Now().Add(patience); ; {
 		of := owners(t, sc, service4, 30)
 		if of['1'] >= 5 && of['2'] >= 5 {
@@ -161,7 +161,7 @@ func TestRun(t *testing.T) {
 	}
 	stop = running(t, sc, root, text)
 	defer func() { stop() }()
-	nstest.Steadily(t, 500*time.Millisecond, func() error { // one host only is known to the agent, and the data path keeps both
+	nstest.Steadily(t, 500*time.Millisecond, func() error { // the agent knows only one host, and the data path keeps both
 		if of := owners(t, sc, service4, 30); of['2'] == 0 {
 			return fmt.Errorf("30 flows: %v", of)
 		}
@@ -180,7 +180,7 @@ func metrics(root *kernel.Root) string {
 	return w.Body.String()
 }
 
-// Each mistake in a file is told with its place.
+// TestConfigErrors checks that each error of a file has its position.
 func TestConfigErrors(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	good := fileOf(ca, []string{"eth0"}, "backends:\n  a: {number: 1, address: 10.0.0.1}\n")

@@ -20,10 +20,11 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// patience is for what must happen: it is longer than the machine stands still, and costs nothing where it happens.
+// patience bounds the wait for required events. It exceeds pauses of the machine and costs nothing
+// otherwise.
 const patience = 30 * time.Second
 
-// scene is a client, a load balancer and two hosts that have the service's address.
+// scene is a client, a load balancer and two hosts with the service's address.
 type scene struct {
 	middle  *netns.Handle
 	devices []string
@@ -34,10 +35,11 @@ type scene struct {
 	mtu     int // of tunnels
 }
 
-// newScene wires four namespaces: the client at device c, host i at device h<i>.
+// newScene connects four namespaces: the client at device c, host i at device h<i>.
 func newScene(t *testing.T) *scene { return newSceneBehind(t, false) }
 
-// newSceneBehind may put a router before the client, which sends it nothing longer than 1300 bytes.
+// newSceneBehind is newScene with an optional router before the client, with an MTU of 1300 towards
+// it.
 func newSceneBehind(t *testing.T, router bool) *scene {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -92,7 +94,7 @@ func newSceneBehind(t *testing.T, router bool) *scene {
 	return &scene{client: client, hosts: hosts, f: f, middle: lb, devices: devices}
 }
 
-// behind connects a client to a router, whose way to it is narrow.
+// behind connects a client to a router with a small MTU towards it.
 func behind(t *testing.T, client, router *netns.Handle) {
 	t.Helper()
 	nstest.Cable(t, client, "w0", router, "n")
@@ -162,7 +164,7 @@ func mac(t *testing.T, ns *netns.Handle) (out net.HardwareAddr) {
 	return out
 }
 
-// serve echoes at both hosts, each line with the host's number before it.
+// serve echoes at both hosts, with the host's number before each read.
 func serve(t *testing.T, hosts [2]*netns.Handle, at netip.AddrPort) {
 	t.Helper()
 	for i, ns := range hosts {
@@ -220,7 +222,7 @@ func keyOfConn(c net.Conn, service int) Key {
 	return Key{Client: netip.AddrPortFrom(a.Addr().Unmap(), a.Port()), Service: service}
 }
 
-// ask sends a word and says what came back within a while.
+// ask sends a word and returns the answer within a time.
 func ask(c net.Conn, word string, wait time.Duration) (string, error) {
 	if _, err := io.WriteString(c, word); err != nil {
 		return "", err

@@ -12,8 +12,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// cable passes connections on to an address until it is pulled: then it passes nothing,
-// and closes nothing.
+// cable forwards connections to an address. A pulled cable forwards nothing and closes nothing.
 type cable struct {
 	pulled sync.RWMutex
 }
@@ -62,8 +61,8 @@ func (c *cable) pass(from, to net.Conn) {
 	}
 }
 
-// A partner behind a pulled cable is connected until the agent gives it up. Status says
-// meanwhile for how long nothing was heard, and afterwards for how long it is away.
+// TestPartnerSilent checks that a partner behind a pulled cable stays connected until the agent
+// gives up. Status reports the silence meanwhile, and the absence later.
 func TestPartnerSilent(t *testing.T) {
 	p := newPairOfLBs(t, [2][2]int{{1, 0}, {0, 1}})
 	var c cable

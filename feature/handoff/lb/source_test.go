@@ -23,13 +23,13 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// Collectors' ports, where a service goes by source.
+// These are collectors' ports of services by source.
 var (
 	flows4, bmp4 = netip.MustParseAddrPort("10.55.0.1:4739"), netip.MustParseAddrPort("10.55.0.1:1790")
 	flows6       = netip.MustParseAddrPort("[fd55::1]:4739")
 )
 
-// bySource is a scene with a service of both protocols that goes by source.
+// bySource returns a scene with a service by source over TCP and UDP.
 func bySource(t *testing.T) *scene {
 	t.Helper()
 	sc := newScene(t)
@@ -47,8 +47,8 @@ func bySource(t *testing.T) *scene {
 
 func client4() Key { return Key{Client: netip.MustParseAddrPort("10.1.0.2:0"), Service: 5} }
 
-// A client's datagrams and connections all go to one host, whatever their ports; that one connection ends says nothing of the
-// client; and when the hash changes, who is known stays where it is.
+// TestBySource checks that all datagrams and connections of a client go to one host, at any port.
+// The end of one connection does not end the source. Known sources stay when the weights change.
 func TestBySource(t *testing.T) {
 	sc := bySource(t)
 	one, err := askUDP(dialUDP(t, sc.client, flows4), "a")
@@ -85,7 +85,8 @@ func TestBySource(t *testing.T) {
 	}
 }
 
-// With three quarters of the table taken no source becomes known, neither by a datagram nor by a connection, and both are served.
+// TestFullTableKnowsNoSource checks that no source is learned with three quarters of the table
+// taken, by datagrams or connections. Both are served.
 func TestFullTableKnowsNoSource(t *testing.T) {
 	sc := bySource(t)
 	both := func() {
@@ -115,7 +116,7 @@ func TestFullTableKnowsNoSource(t *testing.T) {
 	}
 }
 
-// datagrams have sources, from 10.9.first.0 on, send one datagram each.
+// datagrams sends one datagram from each of several sources, beginning with 10.9.first.0.
 func (s *scene) datagrams(t *testing.T, first byte, sources int) {
 	t.Helper()
 	before, err := s.f.Counts()
@@ -152,7 +153,8 @@ func (s *scene) datagrams(t *testing.T, first byte, sources int) {
 	})
 }
 
-// A burst of sources takes no more than three quarters of the table, though the agent counts the table but once a second.
+// TestBurstKnowsNoSource checks that a burst of sources takes at most three quarters of the table,
+// although the agent counts it only once a second.
 func TestBurstKnowsNoSource(t *testing.T) {
 	sc := bySource(t)
 	const room, sources, gone = 10, 200, 40
@@ -169,7 +171,7 @@ func TestBurstKnowsNoSource(t *testing.T) {
 		}
 		sc.datagrams(t, byte(first), sources)
 		n, err := sc.f.Counts()
-		slack := uint64(runtime.NumCPU()) // each may ask for room at once: a backend's answer makes a source known, too
+		slack := uint64(runtime.NumCPU()) // each CPU may exceed the limit by one: a backend's answer makes a source known, too
 		if err != nil || n.Learned+slack < learned+left || n.Learned > learned+left+slack || n.Full != 0 {
 			t.Errorf("%+v, %v: want %d more than %d learned", n, err, left, learned)
 		}
@@ -177,7 +179,7 @@ func TestBurstKnowsNoSource(t *testing.T) {
 	}
 }
 
-// firstKeys are those of some flows.
+// firstKeys returns the keys of n flows.
 func firstKeys(t *testing.T, f *DataPath, n int) (keys []bpf.LBLbFlowKey) {
 	t.Helper()
 	if err := f.each(func(k bpf.LBLbFlowKey, _ bpf.LBLbFlow) bool { keys = append(keys, k); return len(keys) < n }); err != nil {
@@ -186,7 +188,7 @@ func firstKeys(t *testing.T, f *DataPath, n int) (keys []bpf.LBLbFlowKey) {
 	return keys
 }
 
-// weigh gives a host a weight; the other has 1.
+// weigh sets a host's weight; the other one has 1.
 func weigh(t *testing.T, sc *scene, host move.Backend, weight int) {
 	t.Helper()
 	var hosts []Backend
@@ -211,7 +213,8 @@ func weigh(t *testing.T, sc *scene, host move.Backend, weight int) {
 	}
 }
 
-// An override says which host a client has, before and after it is known, until it is released. A connection by flow is not torn.
+// TestOverride checks that an override selects a client's host until its release, for known and
+// unknown clients. It does not cut a connection of a service by flow.
 func TestOverride(t *testing.T) {
 	sc := bySource(t)
 	for _, host := range []move.Backend{1, 2, 1, 2} {
@@ -241,7 +244,7 @@ func TestOverride(t *testing.T) {
 	if fl, err := sc.f.Flow(k); err != nil || fl.Owner != owner {
 		t.Errorf("%+v, %v", fl, err)
 	}
-	// One that is to come.
+	// A future connection.
 	k.Client = netip.AddrPortFrom(k.Client.Addr(), 40123)
 	if err := sc.f.override(k, other); err != nil {
 		t.Fatal(err)
@@ -257,8 +260,8 @@ func TestOverride(t *testing.T) {
 	}
 }
 
-// Fragments of a datagram find the host of their source, though only the first has ports; of a service by flow they are dropped
-// and counted.
+// TestFragments checks that later fragments of a datagram reach the host of their source, and are
+// dropped and counted for a service by flow.
 func TestFragments(t *testing.T) {
 	sc := bySource(t)
 	for _, at := range []netip.AddrPort{flows4, flows6} {
@@ -290,7 +293,8 @@ func TestFragments(t *testing.T) {
 	})
 }
 
-// Datagrams by flow keep their host by the hash; what a host says of a datagram, that nobody listens, comes to the client.
+// TestDatagrams checks that datagrams by flow follow the hash, and a host's ICMP error reaches the
+// client.
 func TestDatagrams(t *testing.T) {
 	sc := newScene(t)
 	at := netip.MustParseAddrPort("10.55.0.1:53")
@@ -329,7 +333,7 @@ func TestDatagrams(t *testing.T) {
 	}
 }
 
-// A router's word that a packet of a host was too big comes to the host whose packet it was.
+// TestPacketTooBig checks that a router's Packet Too Big reaches the host of the packet.
 func TestPacketTooBig(t *testing.T) {
 	sc := newSceneBehind(t, true)
 	for _, at := range []netip.AddrPort{service4, service6} {
@@ -338,7 +342,7 @@ func TestPacketTooBig(t *testing.T) {
 			t.Fatal(err)
 		}
 		serve(t, sc.hosts, at)
-		for range 4 { // a host that has learned the way's MTU keeps to it
+		for range 4 { // a host that has learned the path MTU observes it
 			echoMuch(t, dial(t, sc.client, at))
 		}
 		after, err := sc.f.Counts()
@@ -348,8 +352,8 @@ func TestPacketTooBig(t *testing.T) {
 	}
 }
 
-// What the load balancer's own kernel says about a host's packets, that the way to the client is too narrow for them, comes to the
-// host; and the load balancer itself is a client like any other.
+// TestOwn checks that ICMP errors of the load balancer's own kernel about a host's packets reach
+// the host, and the load balancer itself can be a client.
 func TestOwn(t *testing.T) {
 	sc := newScene(t)
 	for id, at := range []netip.AddrPort{service4, service6} {
@@ -372,7 +376,7 @@ func TestOwn(t *testing.T) {
 		if fl, err := sc.f.Flow(keyOfConn(c, id)); err != nil || fl.Owner != move.Backend(got[0]-'0') {
 			t.Errorf("%+v, %v, served by %s", fl, err, got)
 		}
-		// It waits with the others.
+		// Its packets are buffered like others.
 		k := keyOfConn(c, id)
 		if err := sc.f.Buffer(k); err != nil {
 			t.Fatal(err)
@@ -385,7 +389,7 @@ func TestOwn(t *testing.T) {
 	}
 }
 
-// narrow has a namespace send nothing longer than 1300 bytes to the client.
+// narrow sets an MTU of 1300 from a namespace towards the client.
 func narrow(t *testing.T, ns *netns.Handle, device string, v6 bool) {
 	t.Helper()
 	to, bits := net.ParseIP("10.1.0.2").To4(), 32

@@ -11,7 +11,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// Silent connections and a lack of descriptors keep no agent out, and end nothing.
+// TestStrangers checks that silent connections and a lack of descriptors neither keep an agent out
+// nor end the server.
 func TestStrangers(t *testing.T) {
 	s := newScene(t)
 	a := newAgents(t, s.f, time.Second)
@@ -25,7 +26,7 @@ func TestStrangers(t *testing.T) {
 	}
 	a.scarce.Fail.Store(5)
 	was := a.hosts[owner]
-	a.connect(int(owner)) // anew, from the strangers' address
+	a.connect(int(owner)) // again, from the strangers' address
 	if a.hosts[owner] == was {
 		t.Fatal("not connected anew")
 	}

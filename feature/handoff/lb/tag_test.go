@@ -12,8 +12,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 )
 
-// A service gets another address, and loses it again: connections to the first one keep their host, though the hash leads to the
-// other one by now.
+// TestRetag checks that connections to an address keep their host when the service gets and loses
+// another address, although the hash has changed.
 func TestRetag(t *testing.T) {
 	sc := newScene(t)
 	one := Service{ID: 0, Listen: service4, Proto: unix.IPPROTO_TCP}
@@ -37,7 +37,7 @@ func TestRetag(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, services := range [][]Service{set(one, two), nil, {one}} {
-		if services == nil { // the same once more
+		if services == nil { // the same again
 			services = set(one, two)
 		} else if len(services) == 1 {
 			services = set(one)

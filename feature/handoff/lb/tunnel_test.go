@@ -27,8 +27,9 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// newRoutedScene puts a router between the load balancer and its two hosts. The first host's end of the tunnel is made by the
-// commands of package tunnel's page, the second's by NewBackend. outer6: the router knows IPv6 only.
+// newRoutedScene puts a router between the load balancer and its two hosts. The first host's end of
+// the tunnel is created by the commands in package tunnel, the second's by NewBackend. With outer6
+// the router has IPv6 only.
 func newRoutedScene(t *testing.T, outer6 bool) *scene {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -86,8 +87,8 @@ func newRoutedScene(t *testing.T, outer6 bool) *scene {
 		t.Cleanup(sc.f.Close)
 		return sc.f.SetBackends(hosts)
 	})
-	// The load balancer knows the hosts first: a new device solicits routers at once, and what comes
-	// from an unknown host counts as a stranger's.
+	// Set the hosts in the load balancer first. A new device solicits routers at once, and packets
+	// of an unknown host count as unknown source.
 	near := end(2, 1).Addr()
 	byHand(t, sc.hosts[0], ip, hosts[0].Tunnel, near, sc.mtu)
 	do(t, sc.hosts[1], func() error {
@@ -101,7 +102,7 @@ func newRoutedScene(t *testing.T, outer6 bool) *scene {
 	return sc
 }
 
-// byHand runs the commands that package tunnel's page tells.
+// byHand runs the commands in package tunnel's documentation.
 func byHand(t *testing.T, h *netns.Handle, ip string, far, near netip.Addr, mtu int) {
 	t.Helper()
 	for _, line := range []string{
@@ -123,7 +124,8 @@ func byHand(t *testing.T, h *netns.Handle, ip string, far, near netip.Addr, mtu 
 	}
 }
 
-// Backends behind routers get their flows through tunnels, of both families over both, and are known by them.
+// TestTunnel checks that backends behind routers are served through tunnels, for each combination
+// of inner and outer family, and recognized by their tunnels.
 func TestTunnel(t *testing.T) {
 	for _, outer6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "over IPv4", true: "over IPv6"}[outer6], func(t *testing.T) {
@@ -137,7 +139,7 @@ func TestTunnel(t *testing.T) {
 					if err != nil {
 						t.Fatal(at, err)
 					}
-					// By now three packets of each side are counted, though the ACK of the handshake may be late.
+					// By now three packets of each side are counted. The handshake's ACK may be late.
 					again, err := ask(c, "b", patience)
 					if err != nil || first[0] != again[0] {
 						t.Fatalf("%q, then %q, %v", first, again, err)
@@ -153,7 +155,7 @@ func TestTunnel(t *testing.T) {
 				}
 				echoMuch(t, dial(t, sc.client, at))
 			}
-			for _, ns := range append(sc.hosts[:], sc.middle) { // nobody but root can send from these ports
+			for _, ns := range append(sc.hosts[:], sc.middle) { // only root can send from these ports
 				do(t, ns, func() error {
 					l, err := netlink.LinkByName(tunnel.Device)
 					if v, ok := l.(*netlink.Vxlan); err == nil && (!ok || v.PortLow != tunnel.PortLow || v.PortHigh != tunnel.PortHigh) {
@@ -169,8 +171,8 @@ func TestTunnel(t *testing.T) {
 	}
 }
 
-// echoMuch sends 4 MiB, in segments as large as the kernel likes, and wants as many back, but for the host's number in front of
-// each piece.
+// echoMuch sends 4 MiB in large segments and requires as many bytes back, without the host's
+// numbers.
 func echoMuch(t *testing.T, c net.Conn) {
 	t.Helper()
 	const size = 4 << 20
@@ -199,7 +201,8 @@ func echoMuch(t *testing.T, c net.Conn) {
 	}
 }
 
-// What is too big for the tunnel is answered by a Packet Too Big: a client that ignores the announced MSS learns the way's MTU.
+// TestTunnelTooBig checks that a packet too big for the tunnel is answered by a Packet Too Big. A
+// client ignoring the announced MSS learns the path MTU.
 func TestTunnelTooBig(t *testing.T) {
 	sc := newRoutedScene(t, false)
 	for id, c := range []struct {
@@ -222,7 +225,7 @@ func TestTunnelTooBig(t *testing.T) {
 			}
 			return mtu
 		}
-		if err := raw.Control(func(fd uintptr) { // as TCP does: never in fragments
+		if err := raw.Control(func(fd uintptr) { // as TCP does: no fragments
 			if c.level == unix.IPPROTO_IP {
 				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
 			} else {
@@ -250,7 +253,7 @@ func TestTunnelTooBig(t *testing.T) {
 	if c, err := sc.f.Counts(); err != nil || c.Big != 2 {
 		t.Errorf("%+v, %v", c, err)
 	}
-	// A datagram whose sender lets it be fragmented arrives: the tunnel's packet goes in two.
+	// A datagram with fragmentation allowed arrives. The tunnel's packet has two fragments.
 	conn := dialUDP(t, sc.client, service4)
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -266,7 +269,8 @@ func TestTunnelTooBig(t *testing.T) {
 	}
 }
 
-// A host on the load balancer's segment is found by the neighbour's entry; one that does not answer is an error.
+// TestLocate checks that a host on the segment is found by its neighbour entry, and a silent one is
+// an error.
 func TestLocate(t *testing.T) {
 	sc := newScene(t)
 	for _, a := range []string{"10.2.1.2", "fd02:1::2"} {
@@ -282,10 +286,11 @@ func TestLocate(t *testing.T) {
 	}
 }
 
-// A host that has another MAC address by now is found there, though the kernel still has the old one.
+// TestLocateMoved checks that a host's new MAC address is found, although the kernel has a stale
+// one.
 func TestLocateMoved(t *testing.T) {
 	sc := newScene(t)
-	do(t, sc.f.ns, func() error { // a second for what takes eight
+	do(t, sc.f.ns, func() error { // shortens eight seconds to one
 		var errs []error
 		for _, family := range []string{"ipv4", "ipv6"} {
 			for name, value := range map[string]string{"delay_first_probe_time": "0", "retrans_time_ms": "50"} {
@@ -322,7 +327,7 @@ func dialUDP(t *testing.T, ns *netns.Handle, to netip.AddrPort) *net.UDPConn {
 	return c
 }
 
-// listenUDP echoes at both hosts, with the host's number before what came.
+// listenUDP echoes at both hosts, with the host's number before the data.
 func listenUDP(t *testing.T, hosts [2]*netns.Handle, at netip.AddrPort) {
 	t.Helper()
 	for i, ns := range hosts {
@@ -344,9 +349,9 @@ func listenUDP(t *testing.T, hosts [2]*netns.Handle, at netip.AddrPort) {
 
 func askUDP(c *net.UDPConn, word string) (string, error) {
 	b := make([]byte, 1<<16)
-	for end := time.Now().Add(patience); time.Now().Before(end); { // UDP may lose
+	for end := time.Now().Add(patience); time.Now().Before(end); { // UDP may lose packets
 		if _, err := io.WriteString(c, word); err != nil {
-			continue // an error of a packet before
+			continue // an error about an earlier packet
 		}
 		if err := c.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
 			return "", err

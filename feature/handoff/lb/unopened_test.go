@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// madeUp is a client of which the backends hear nothing but what a test makes up.
+// madeUp returns a client whose packets are all forged by the test.
 func (s *scene) madeUp(t *testing.T, port uint16) Key {
 	t.Helper()
 	at := netip.MustParseAddr("10.1.0.77")
@@ -26,7 +26,7 @@ func (s *scene) madeUp(t *testing.T, port uint16) Key {
 	return Key{Client: netip.AddrPortFrom(at, port)}
 }
 
-// forgets makes a flow one of which nothing was seen for 20 s, until it is forgotten: its backend may repeat an answer.
+// forgets ages a flow by 20 s until it is forgotten. Its backend may repeat an answer.
 func (s *scene) forgets(t *testing.T, k Key) {
 	t.Helper()
 	nstest.Eventually(t, func() error {
@@ -38,7 +38,8 @@ func (s *scene) forgets(t *testing.T, k Key) {
 	})
 }
 
-// An ACK that the backend drops in silence opens nothing, and neither does the ACK by which it answers a segment out of the window.
+// TestOpensByDroppedACK checks that neither a silently dropped ACK opens a flow, nor the backend's
+// ACK of a segment outside the window.
 func TestOpensByDroppedACK(t *testing.T) {
 	sc := newScene(t)
 	serve(t, sc.hosts, service4)
@@ -53,7 +54,8 @@ func TestOpensByDroppedACK(t *testing.T) {
 	sc.forgets(t, k)
 }
 
-// acknowledges makes up segments out of the window of a connection that is not open, until its backend has answered one.
+// acknowledges forges segments outside the window of an unopened connection until its backend has
+// answered some.
 func (s *scene) acknowledges(t *testing.T, k Key) {
 	t.Helper()
 	before, err := s.f.Flow(k)
@@ -62,7 +64,7 @@ func (s *scene) acknowledges(t *testing.T, k Key) {
 	}
 	nstest.Eventually(t, func() error {
 		segment{seq: 1}.forge(t, s, k.Client, service4)
-		if fl, err := s.f.Flow(k); err != nil || fl.Out < before.Out+3 { // an ACK in half a second at most, and repeated answers
+		if fl, err := s.f.Flow(k); err != nil || fl.Out < before.Out+3 { // at most one ACK in half a second, and repeated answers
 			return fmt.Errorf("%+v, %v: want answers", fl, err)
 		}
 		return nil
@@ -72,7 +74,8 @@ func (s *scene) acknowledges(t *testing.T, k Key) {
 	}
 }
 
-// A flow that was forgotten, while its backend still waits for the client's ACK, is not open once it is learned again.
+// TestOpensMidway checks that a forgotten flow whose backend still waits for the client's ACK is
+// not open when it is learned again.
 func TestOpensMidway(t *testing.T) {
 	sc := newScene(t)
 	serve(t, sc.hosts, service4)
@@ -86,8 +89,9 @@ func TestOpensMidway(t *testing.T) {
 	sc.forgets(t, k)
 }
 
-// What an owner says opens a flow: data, its end, or an ACK of what the client has sent; also where the client's packets come by another
-// load balancer, and where the flow was learned midway.
+// TestOpensByOwner checks that a flow opens by the owner's data, its end, or an ACK of the client's
+// data. This holds if the client's packets pass another load balancer, and if the flow was learned
+// midway.
 func TestOpensByOwner(t *testing.T) {
 	sc := newScene(t)
 	k := sc.madeUp(t, 5555)
@@ -116,7 +120,7 @@ func TestOpensByOwner(t *testing.T) {
 	}
 }
 
-// sinks takes all that clients send, at both hosts, and says nothing.
+// sinks reads everything at both hosts and answers nothing.
 func sinks(t *testing.T, hosts [2]*netns.Handle, at netip.AddrPort) {
 	t.Helper()
 	for _, ns := range hosts {
@@ -143,7 +147,8 @@ func sinks(t *testing.T, hosts [2]*netns.Handle, at netip.AddrPort) {
 	}
 }
 
-// A connection is open once its backend has the client's first byte, though the backend says nothing.
+// TestOpensByClientsData checks that a connection opens once its backend has acknowledged the
+// client's first byte, even without data from the backend.
 func TestOpensByClientsData(t *testing.T) {
 	sc := newScene(t)
 	sinks(t, sc.hosts, service4)
@@ -160,7 +165,8 @@ func TestOpensByClientsData(t *testing.T) {
 	stays(t, sc.f, k)
 }
 
-// A connection on which nobody has said anything stays known by the word of its backend's agent. Without that it goes by the hash.
+// TestIdleFromTheBeginning checks that a connection without data stays known by its agent's report,
+// and follows the hash without one.
 func TestIdleFromTheBeginning(t *testing.T) {
 	sc := newScene(t)
 	serve(t, sc.hosts, service4)

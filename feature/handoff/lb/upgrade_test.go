@@ -21,20 +21,20 @@ import (
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
-// playUpgrade upgrades, and dies at a step of it.
+// playUpgrade upgrades and dies at a step.
 func playUpgrade(args []string) error {
 	kerneltest.DieAt(args[1])
 	_, err := featuretest.Upgrade(context.Background(), kernel.OpenRoot(args[0]), Feature{})
 	return err
 }
 
-// playRemove applies a file without a load balancer, and dies at a step of it.
+// playRemove applies a file without a load balancer and dies at a step.
 func playRemove(args []string) error {
 	kerneltest.DieAtKind(args[1])
 	return planned(kernel.OpenRoot(args[0]), Config{})
 }
 
-// planned makes the load balancer of the caller's network namespace what c says.
+// planned applies a configuration to the caller's network namespace.
 func planned(root *kernel.Root, c Config) error {
 	_, err := featuretest.ApplyPlan(context.Background(), root, Feature{}.Recover, func() (feature.Plan, error) {
 		have, err := Feature{}.State(context.Background(), root)
@@ -55,7 +55,7 @@ func (s *scene) lock(t *testing.T, root *kernel.Root) *kernel.WriteLock {
 	return l
 }
 
-// another has the pins tell of another weir's programs.
+// another records another version's object in the pins.
 func (s *scene) another(t *testing.T, root *kernel.Root) {
 	t.Helper()
 	l := s.lock(t, root)
@@ -75,7 +75,7 @@ func (s *scene) another(t *testing.T, root *kernel.Root) {
 	}
 }
 
-// programs are those that run at the load balancer's devices.
+// programs returns the ids of the load balancer's attached programs.
 func (s *scene) programs(t *testing.T, root *kernel.Root) (out []uint32) {
 	t.Helper()
 	o, err := root.Open(instanceKey(s.middle, "test"))
@@ -115,7 +115,7 @@ func (s *scene) programs(t *testing.T, root *kernel.Root) (out []uint32) {
 	return out
 }
 
-// sharesRing wants the agent to hear of flows that a program learns.
+// sharesRing requires that a program reports learned flows to the agent's ring buffer.
 func (s *scene) sharesRing(t *testing.T, program uint32) {
 	t.Helper()
 	used, err := kernel.OpenProgramMaps(program)
@@ -136,8 +136,8 @@ func (s *scene) sharesRing(t *testing.T, program uint32) {
 	}
 }
 
-// Another weir's programs are exchanged under traffic while the agent runs. Killed at any step, flows go on, and the next upgrade
-// finishes.
+// TestUpgrade checks that another version's programs are replaced under traffic while the agent
+// runs. After a kill at any step flows continue, and the next upgrade finishes.
 func TestUpgrade(t *testing.T) {
 	for name, tcx := range map[string]bool{"links": true, "filters": false} {
 		t.Run(name, func(t *testing.T) {
@@ -191,7 +191,7 @@ func (s *scene) upgrades(t *testing.T, root *kernel.Root, died string) {
 	}
 }
 
-// Killed at any step of its removal, a load balancer is removed by the next apply.
+// TestKilledRemoval checks that the next apply finishes a removal killed at any step.
 func TestKilledRemoval(t *testing.T) {
 	sc, root := published(t)
 	between := false
@@ -225,7 +225,7 @@ func TestKilledRemoval(t *testing.T) {
 	}
 }
 
-// Removal forgets a load balancer whose pins are lost.
+// TestRemoveForgetsDamaged checks that removal forgets a load balancer with lost pins.
 func TestRemoveForgetsDamaged(t *testing.T) {
 	sc, root := published(t)
 	sc.f.Close()

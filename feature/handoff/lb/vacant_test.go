@@ -17,12 +17,13 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// addressOf is where a backend of a scene is.
+// addressOf returns the address of a scene's backend.
 func addressOf(number move.Backend) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 2, byte(number - 1), 2})
 }
 
-// A backend that gets another number at the same address goes on with its sessions: flows of the former number are balanced anew.
+// TestRenumberedBackend checks that a backend with a new number at the same address keeps its
+// sessions. Flows of the old number are reassigned.
 func TestRenumberedBackend(t *testing.T) {
 	const number = 3
 	sc := newScene(t)
@@ -37,7 +38,8 @@ func TestRenumberedBackend(t *testing.T) {
 	}
 }
 
-// Flows of a backend that went with an earlier life of the agent are balanced anew, too, also if the partner tells of them later.
+// TestRemovedBackendOutlives checks that flows of a backend removed by an earlier agent are
+// reassigned, including flows reported by the partner later.
 func TestRemovedBackendOutlives(t *testing.T) {
 	for name, later := range map[string]bool{"flows of before": false, "flows of the partner": true} {
 		t.Run(name, func(t *testing.T) {
@@ -72,7 +74,8 @@ func TestRemovedBackendOutlives(t *testing.T) {
 	}
 }
 
-// A backend that cannot be set, for its interface has gone, is vacant still: when it is removed others get its flows.
+// TestVacantWithoutInterface checks that a backend without its interface stays vacant, so others
+// get its flows after its removal.
 func TestVacantWithoutInterface(t *testing.T) {
 	sc := newScene(t)
 	both := slices.Clone(sc.f.backends)
@@ -89,7 +92,8 @@ func TestVacantWithoutInterface(t *testing.T) {
 	}
 }
 
-// Status says what becomes of flows of a backend that no file names: they wait for the partner to name it no more.
+// TestStatusOfUnknown checks the status of flows of a backend in no file: they stay until the
+// partner does not list it either.
 func TestStatusOfUnknown(t *testing.T) {
 	sc := newScene(t)
 	if err := errors.Join(sc.f.SetBackends(sc.f.backends[:1]), sc.f.Learn(Key{Client: netip.MustParseAddrPort("10.1.0.77:5555")}, 2, 0)); err != nil {
@@ -119,8 +123,8 @@ func TestStatusOfUnknown(t *testing.T) {
 	}
 }
 
-// An entry that is half written, as a backend goes that was not well, is no removed backend's: its flows wait for it. The agent takes one
-// that stays so for a vacant backend's.
+// TestVacateUnwell checks that a half-written entry of an unwell backend does not count as removed.
+// Its flows wait for it. The agent treats a remaining such entry as vacant.
 func TestVacateUnwell(t *testing.T) {
 	sc := newScene(t)
 	_, k, owner, other := session(t, sc)
@@ -153,8 +157,8 @@ func TestVacateUnwell(t *testing.T) {
 	}
 }
 
-// A flow that has just moved keeps its removed backend for as long as the backend before may ask for it: twice move_timeout, if that is
-// more than 45 s. Explain says so.
+// TestReclaimTime checks that a just moved flow keeps its removed backend while the previous
+// backend may reclaim it: 45 s, or twice move_timeout if that is more. Explain reports it.
 func TestReclaimTime(t *testing.T) {
 	sc, root := published(t)
 	_, k, owner, other := session(t, sc)

@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// tagged has a namespace send a segment with a VLAN tag by its device w0.
+// tagged sends a segment with a VLAN tag from a namespace's device w0.
 func (s segment) tagged(t *testing.T, ns *netns.Handle, to net.HardwareAddr, tag uint16, src, dst netip.AddrPort) {
 	t.Helper()
 	do(t, ns, func() error {
@@ -37,8 +37,8 @@ func (s segment) tagged(t *testing.T, ns *netns.Handle, to net.HardwareAddr, tag
 	})
 }
 
-// Packets of a VLAN are those of the VLAN's device, whoever sends them: they make no flow known, and go to no backend and no client. A tag that
-// says a priority alone changes nothing.
+// TestTagged checks that packets of a VLAN are left to the VLAN's device, from clients and
+// backends. They are neither learned nor forwarded. A priority tag changes nothing.
 func TestTagged(t *testing.T) {
 	sc := newScene(t)
 	sc.nobody(t, netip.MustParseAddr("10.1.0.77"))
@@ -70,7 +70,7 @@ func TestTagged(t *testing.T) {
 			t.Fatal(err)
 		}
 		send(vlan, client(1))
-		send(priority, client(2)) // behind the former, by the same device
+		send(priority, client(2)) // after the former, on the same device
 		becomes(t, sc.f, Key{Client: client(2)}, fmt.Sprintf("known by the priority of %s", name), func(Flow) bool { return true })
 		if fl, err := sc.f.Flow(Key{Client: client(1)}); !errors.Is(err, errNoFlow) {
 			t.Errorf("of a VLAN, by %s: %+v, %v", name, fl, err)

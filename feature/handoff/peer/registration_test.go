@@ -53,7 +53,7 @@ func TestRegistrationCheck(t *testing.T) {
 	}
 }
 
-// TestPeersFit checks that Fit omits the longest members, and that the rest arrives in one frame.
+// TestPeersFit checks that Fit omits the longest members, and the rest arrives in one frame.
 func TestPeersFit(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	a, b, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("lb"))

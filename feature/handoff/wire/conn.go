@@ -231,7 +231,7 @@ func descriptors(oob []byte) ([]int, error) {
 	return out, nil
 }
 
-// CloseAll closes descriptors, including those of strangers. It does not block unless strangers
+// CloseAll closes descriptors, including passed ones. It does not block unless strangers
 // block very many at once: see closer. It must not be called under a lock.
 func CloseAll(fds []int) {
 	for _, fd := range fds {

@@ -82,7 +82,7 @@ type BackendStatus struct {
 	Loads map[string]uint32 `json:"loads,omitempty"`
 }
 
-// Counts are packets and flows since New. The order is that of lb.h's enum.
+// Counts are packets and flows since New. lb.h's enum has the same order.
 type Counts struct {
 	In, Out       uint64 // packets forwarded to backends, and to clients
 	Learned       uint64 // learned flows

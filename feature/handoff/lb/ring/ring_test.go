@@ -4,8 +4,7 @@ package ring
 
 import "testing"
 
-// TestRing checks that shares follow the weights, and that a removed backend changes no other
-// bucket.
+// TestRing checks that shares follow the weights, and a removed backend changes no other bucket.
 func TestRing(t *testing.T) {
 	hosts := []Share{{Number: 1, Name: "a", Weight: 1}, {Number: 2, Name: "b", Weight: 2}, {Number: 3, Name: "c", Weight: 1}, {Number: 4, Name: "d"}}
 	all := New(hosts)

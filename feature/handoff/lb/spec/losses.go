@@ -106,8 +106,8 @@ var (
 	by        = map[bool]string{false: "flow", true: "source"}
 )
 
-// lostBackends returns the losses of backends that are removed, or whose number then leads to
-// another machine.
+// lostBackends returns the losses of backends that are removed, and of numbers given to another
+// machine.
 func (c *Config) lostBackends(want *Config) (out []Loss) {
 	now := want.numbers()
 	was := c.numbers()
