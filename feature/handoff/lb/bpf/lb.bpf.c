@@ -1,11 +1,12 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * The load balancer's data path, at tcx of the devices towards clients and backends. The service's address is on every backend,
- * so nothing of a packet changes but its MAC addresses: no NAT, no checksum, GSO passes. Backends behind routers are at the
- * ends of tunnels, which a device of the kernel makes (VXLAN, one for all of them): the program says which end. A flow has
- * one owner; packets from clients go to it, and what another backend sends for the flow is dropped (package move says why that
- * is enough).
+ * The load balancer's data path, at tcx of the devices towards clients and backends. Every backend
+ * has the service's address, so only MAC addresses of packets change: no NAT, no checksums, and GSO
+ * packets pass. Backends behind routers are at the ends of VXLAN tunnels. One kernel device serves
+ * all tunnels, and the program sets the end. A flow has one owner. Packets from clients go to the
+ * owner. Packets of other backends for the flow are dropped. Package move explains why this is
+ * enough.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -30,7 +31,7 @@ struct {
 	__type(value, struct lb_service);
 } lb_services SEC(".maps");
 
-/* Of each service's buckets the backend that new flows go to. */
+/* The backend of each bucket, for each service. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, LB_SERVICES * LB_BUCKETS);
@@ -52,7 +53,7 @@ struct {
 	__type(value, __u32);
 } lb_macs SEC(".maps");
 
-/* The backends at the other ends of tunnels. */
+/* The backends behind tunnels. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, LB_BACKENDS);
@@ -76,8 +77,8 @@ struct {
 } lb_flows SEC(".maps");
 
 /*
- * Flows that another load balancer is to know: those of which more is there than a client's word. What
- * is lost for want of room is told when the load balancers compare all.
+ * Learned flows for the partner, confirmed by more than a client's packets. Flows lost for lack of
+ * room are reported by the next complete comparison.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -85,8 +86,8 @@ struct {
 } lb_learned SEC(".maps");
 
 /*
- * By backend: CLOCK_MONOTONIC in ns when a packet of its tunnel came from a port that any user of its host can bind. Of backend
- * 0: 1 if these packets are dropped. Not pinned: the agent sets it.
+ * By backend: CLOCK_MONOTONIC in ns of the latest tunnel packet from an unprivileged source port.
+ * At index 0: 1 if these packets are dropped. Not pinned: the agent sets it.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -95,7 +96,7 @@ struct {
 	__type(value, __u64);
 } lb_users SEC(".maps");
 
-/* Not pinned: the agent counts anew. */
+/* Not pinned: the agent counts again. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -110,7 +111,7 @@ struct {
 	__type(value, __u64);
 } lb_counts SEC(".maps");
 
-/* Room for sources, by LB_SOURCES_…. */
+/* Room for sources, indexed by LB_SOURCES_…. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, LB_SOURCES);
@@ -123,14 +124,14 @@ const struct lb_change_args *lb_change_args_type __attribute__((unused)); /* for
 struct packet {
 	struct lb_service_key to; /* destination */
 	struct lb_service_key from;
-	__u32 ack;  /* of TCP: acknowledgment number */
-	__u8 tcp;   /* flags, as the header's 14th byte has them */
-	__u8 error; /* an ICMP error: to and from are of the packet that it is about, turned round */
+	__u32 ack;  /* TCP acknowledgment number */
+	__u8 tcp;   /* TCP flags, the header's 14th byte */
+	__u8 error; /* an ICMP error: to and from are of the packet inside, swapped */
 	__u8 later; /* a later fragment, without ports */
-	__u32 at;   /* the transport header, or that of an error's packet */
+	__u32 at;   /* offset of the transport header, or of the one inside an ICMP error */
 };
 
-/* linux/icmp.h wants the headers of user space. */
+/* linux/icmp.h needs headers of user space. */
 #define ICMP_DEST_UNREACH   3
 #define ICMP_TIME_EXCEEDED  11
 #define ICMP_PARAMETERPROB  12
@@ -167,7 +168,7 @@ static __always_inline void mapped(__u8 *to, __u32 v4)
 	w[3] = v4;
 }
 
-/* ports reads a transport header. 0: it is there. */
+/* ports reads a transport header. It returns 0 on success. */
 static __always_inline int ports(struct __sk_buff *skb, __u32 at, __u8 proto, struct packet *p)
 {
 	struct {
@@ -197,7 +198,7 @@ static __always_inline int ports(struct __sk_buff *skb, __u32 at, __u8 proto, st
 	return 0;
 }
 
-/* turned has an error's packet, which the service sent, look like one to it. */
+/* turned swaps the ends of the packet inside an ICMP error. The service sent that packet. */
 static __always_inline void turned(struct packet *p)
 {
 	struct lb_service_key k = p->to;
@@ -230,7 +231,7 @@ static __always_inline int read6(struct __sk_buff *skb, __u32 at, struct packet 
 		return -1;
 	__builtin_memcpy(p->from.addr, &ip.saddr, 16);
 	__builtin_memcpy(p->to.addr, &ip.daddr, 16);
-	*proto = ip.nexthdr; /* with other extension headers it is nobody's */
+	*proto = ip.nexthdr; /* packets with other extension headers are not handled */
 	*next = at + sizeof(ip);
 	if (*proto == NEXT_FRAGMENT) {
 		struct fragment {
@@ -249,15 +250,15 @@ static __always_inline int read6(struct __sk_buff *skb, __u32 at, struct packet 
 }
 
 /*
- * tagged says whether a packet is of a VLAN: it belongs to a device above this one, though the kernel has taken its tag off.
- * VLAN 0 is none: a tag that says a priority alone (IEEE 802.1Q, 6.9).
+ * tagged returns whether a packet belongs to a VLAN. Then it is for a device above this one, even
+ * if the kernel has removed the tag. VLAN 0 is a priority tag alone (IEEE 802.1Q, 6.9).
  */
 static __always_inline int tagged(const struct __sk_buff *skb)
 {
 	return skb->vlan_present && skb->vlan_tci & 0xfff;
 }
 
-/* read reads a packet's addresses, of an ICMP error those of the packet that it is about. */
+/* read reads a packet's ends. For an ICMP error it reads the packet inside. */
 static __always_inline int read(struct __sk_buff *skb, struct packet *p)
 {
 	__u8 proto, type;
@@ -313,7 +314,7 @@ static __always_inline struct lb_config *config(void)
 	return bpf_map_lookup_elem(&lb_setup, &zero);
 }
 
-/* may_fragment says whether a packet may be fragmented on its way. */
+/* may_fragment returns whether a packet may be fragmented on its way. */
 static __always_inline int may_fragment(struct __sk_buff *skb)
 {
 	__be16 frag;
@@ -327,8 +328,9 @@ static __always_inline int may_fragment(struct __sk_buff *skb)
 }
 
 /*
- * into_tunnel says which end a packet is for. What does not fit, and may not be fragmented, is
- * the kernel's: its route for the service has the tunnel's MTU, so it answers by a Packet Too Big.
+ * into_tunnel sets the tunnel's end of a packet. It returns 1 for a packet too big for the tunnel
+ * without permission to fragment. The kernel then answers it with a Packet Too Big, because its
+ * route for the service has the tunnel's MTU.
  */
 static __always_inline int into_tunnel(struct __sk_buff *skb, const struct lb_backend *h)
 {
@@ -353,7 +355,7 @@ static __always_inline int into_tunnel(struct __sk_buff *skb, const struct lb_ba
 	return bpf_skb_set_tunnel_key(skb, &key, sizeof(key), flags) ? -1 : 0;
 }
 
-/* to_backend sends a packet on. */
+/* to_backend forwards a packet to a backend. */
 static __always_inline int to_backend(struct __sk_buff *skb, const struct lb_backend *h)
 {
 	__u8 macs[12];
@@ -376,7 +378,10 @@ static __always_inline int to_backend(struct __sk_buff *skb, const struct lb_bac
 	return bpf_redirect(h->ifindex, 0);
 }
 
-/* tell has the agent tell another load balancer of a flow. What the hash finds is known there, too. */
+/*
+ * tell reports a flow to the agent, for its partner. The partner needs no report of flows found by
+ * the hash.
+ */
 static __always_inline void tell(const struct lb_flow_key *k, const struct lb_service *s,
 				 __u32 owner)
 {
@@ -394,8 +399,9 @@ static __always_inline struct lb_unasked *unasked(void)
 }
 
 /*
- * has_room says whether one more flow may be learned by a backend's packet alone, and counts it. Any user of a backend's host may
- * make up such packets. Clients have the other half of the table.
+ * has_room returns whether one more flow may be learned from a backend's packet alone, and counts
+ * it. Any user of a backend's host can forge such packets. The other half of the table is for
+ * clients.
  */
 static __always_inline int has_room(void)
 {
@@ -414,7 +420,7 @@ static __always_inline int has_room(void)
 	return 1;
 }
 
-/* confirmed notes that another than a backend's packet tells of a flow. */
+/* confirmed notes that more than a backend's packets confirm a flow. */
 static __always_inline void confirmed(struct lb_flow *f)
 {
 	struct lb_unasked *u;
@@ -428,8 +434,9 @@ static __always_inline void confirmed(struct lb_flow *f)
 }
 
 /*
- * learn records a flow that is new. What there is no room for goes by the hash. A connection is told of once
- * its backend has said what only a session says: a flood of made-up segments is not to fill two load balancers.
+ * learn records a new flow. Without room the flow follows the hash. A connection is reported only
+ * after its backend has shown a session. Otherwise a flood of forged segments would fill two load
+ * balancers.
  */
 static __always_inline void learn(const struct lb_flow_key *k, const struct lb_service *s,
 				  const struct packet *p, __u32 owner, __u32 flags, int by_backend)
@@ -459,13 +466,16 @@ static __always_inline void learn(const struct lb_flow_key *k, const struct lb_s
 		tell(k, s, owner);
 }
 
-/* opens says whether a client's packet opens a connection. */
+/* opens returns whether a client's packet opens a connection. */
 static __always_inline int opens(const struct packet *p, const struct lb_service *s)
 {
 	return !s->by_source && (p->tcp & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) == TCP_SYN;
 }
 
-/* unopened are the flags of a flow that one segment makes known which shows no session. A source has none. */
+/*
+ * unopened returns the flags of a flow learned from a segment that does not show a session. A
+ * source has none.
+ */
 static __always_inline __u32 unopened(const struct lb_service *s, int syn)
 {
 	if (s->by_source)
@@ -474,9 +484,9 @@ static __always_inline __u32 unopened(const struct lb_service *s, int syn)
 }
 
 /*
- * awaited says whether a packet is of a connection that is not known yet: the load balancer has
- * begun anew, and the backends have not said which connections are theirs. The client repeats it. A
- * packet that opens a connection waits for nothing, but where its source may have a backend already.
+ * awaited returns whether a packet must wait for the startup: the load balancer is new, and the
+ * backends have not reported the packet's connection yet. The client repeats the packet. A packet
+ * opening a connection never waits, unless its source may already have a backend.
  */
 static __always_inline int awaited(const struct packet *p, const struct lb_service *s)
 {
@@ -488,7 +498,10 @@ static __always_inline int awaited(const struct packet *p, const struct lb_servi
 	return c && c->settle && bpf_ktime_get_coarse_ns() < c->settle;
 }
 
-/* takes_sources says whether one more source may become known. Each CPU may ask at once. */
+/*
+ * takes_sources returns whether one more source may be learned. Each CPU may exceed the limit by
+ * one.
+ */
 static __always_inline int takes_sources(void)
 {
 	__u32 learned = LB_SOURCES_LEARNED, until = LB_SOURCES_UNTIL;
@@ -499,9 +512,9 @@ static __always_inline int takes_sources(void)
 }
 
 /*
- * learns says whether a packet makes a flow known. A connection's does. Where a service goes by
- * source, its source becomes known while there is room, for anybody can make up sources; from a
- * datagram only once the backends have said which sources are theirs. Other datagrams go by the hash.
+ * learns returns whether a packet makes a flow known. Packets of connections do. Sources of a
+ * service by source are learned while there is room, because anybody can forge sources. A
+ * datagram's source is learned only after the startup. Other datagrams follow the hash.
  */
 static __always_inline int learns(const struct packet *p, const struct lb_service *s)
 {
@@ -519,13 +532,13 @@ static __always_inline int learns(const struct packet *p, const struct lb_servic
 	return p->to.proto == IPPROTO_TCP || !c->settle || bpf_ktime_get_coarse_ns() >= c->settle;
 }
 
-/* ended is what Go goes by, too. */
+/* ended must match Go's Flow.Ended. */
 static __always_inline int ended(__u32 flags)
 {
 	return flags & LB_RST || (flags & LB_FINS) == LB_FINS;
 }
 
-/* saw notes a packet of a flow. What ends one connection ends no source. */
+/* saw notes a packet of a flow. The end of a connection does not end a source. */
 static __always_inline void saw(struct lb_flow *f, const struct packet *p,
 				const struct lb_service *s, __u32 fin, __u32 rst)
 {
@@ -535,9 +548,9 @@ static __always_inline void saw(struct lb_flow *f, const struct packet *p,
 }
 
 /*
- * both_ended says whether both sides have ended a connection, or the backend has reset it. The
- * client's word alone does not count: anybody can make up its reset, and an owner that stands still
- * for a moment answers nothing, though it has the session.
+ * both_ended returns whether both sides have closed a connection, or the backend has reset it. A
+ * client's reset alone does not count. Anybody can forge one, and a stopped owner does not
+ * contradict it, although it has the session.
  */
 static __always_inline int both_ended(__u32 flags)
 {
@@ -545,8 +558,8 @@ static __always_inline int both_ended(__u32 flags)
 }
 
 /*
- * unanswered says whether nobody has a connection that a client opens: the ends of both sides were
- * seen of the one before, or the owner leaves its SYNs without an answer, or resets them.
+ * unanswered returns whether nobody has the connection being opened. Either both sides closed the
+ * previous one, or the owner leaves the SYNs unanswered or resets them.
  */
 static __always_inline int unanswered(const struct lb_flow *f)
 {
@@ -556,8 +569,8 @@ static __always_inline int unanswered(const struct lb_flow *f)
 }
 
 /*
- * long_reset says whether a connection has been silent since its client's reset for as long as one
- * that has ended is known. The owner may have it still: a SYN asks.
+ * long_reset returns whether a connection has been silent since its client's reset for the time of
+ * an ended flow. The owner may still have the connection. A SYN finds out.
  */
 static __always_inline int long_reset(const struct lb_flow *f)
 {
@@ -568,9 +581,10 @@ static __always_inline int long_reset(const struct lb_flow *f)
 }
 
 /*
- * balance gives a flow to the backend of its bucket, if its owner is not well, or in any case: a connection
- * that a client opens anew, or a flow of a removed backend. The epoch tells a partner that this is later
- * than what it knows. A flow that has just moved stays: the backend before may have it back.
+ * balance assigns a flow to the backend of its bucket, if its owner is unwell or removed, or with
+ * any. Callers use it for connections being reopened, and for flows of removed backends. The new
+ * epoch has precedence over the partner's record. A flow that has just moved stays, because its
+ * previous backend may reclaim it.
  */
 static __always_inline void balance(struct lb_flow *f, const struct lb_flow_key *k,
 				    const struct lb_service *s, __u32 flags, int any)
@@ -590,7 +604,7 @@ static __always_inline void balance(struct lb_flow *f, const struct lb_flow_key 
 	if (!to || to == owner)
 		return;
 	if (__sync_val_compare_and_swap(&f->word, word, ((word >> 32) + 1) << 32 | to) != word)
-		return; /* another packet has, or the agent */
+		return; /* changed meanwhile by another packet, or the agent */
 	f->flags = flags | LB_BALANCED;
 	f->birth = bpf_get_prandom_u32() | 1;
 	f->life = 0;
@@ -602,10 +616,10 @@ static __always_inline void balance(struct lb_flow *f, const struct lb_flow_key 
 }
 
 /*
- * opened notes that a client opens a connection between the same ends as one that has ended: it is a
- * new one, whose end has not been seen. It goes to the same owner, who may still know the one before
- * (TIME_WAIT), while that is well. Of the client's reset long ago the owner's agent has the word: where it
- * has never told of a session, there is none to cut.
+ * opened notes that a client opens a connection between the same ends as an ended one. The new
+ * connection goes to the same owner while the owner is well, because the owner may still know the
+ * old one (TIME_WAIT). Long after a client's reset the owner's agent decides: if it has never
+ * reported a session, there is none to cut.
  */
 static __always_inline void opened(struct lb_flow *f, const struct lb_flow_key *k,
 				   const struct lb_service *s)
@@ -622,15 +636,15 @@ static __always_inline void opened(struct lb_flow *f, const struct lb_flow_key *
 }
 
 /*
- * answers says whether a client's packet answers a backend. It may be made up all the same: of a connection that is
- * not open its backend tells, see saw_backend.
+ * answers returns whether a client's packet answers a backend. It can be forged. Only the backend's
+ * packets show that a connection is open, see saw_backend.
  */
 static __always_inline int answers(const struct packet *p)
 {
 	return (p->tcp & (TCP_SYN | TCP_RST | TCP_ACK)) == TCP_ACK;
 }
 
-/* made_up says whether a flow is no more than what a client has said, as Go's never does. */
+/* made_up returns whether a flow is known by a client's packets alone, as Go's Flow.Never. */
 static __always_inline int made_up(const struct lb_flow *f)
 {
 	return !f->out && !(f->flags & (LB_TOLD | LB_NAMED)) &&
@@ -638,8 +652,8 @@ static __always_inline int made_up(const struct lb_flow *f)
 }
 
 /*
- * A client's ACK opens nothing: its backend may drop it in silence, for a checksum that is wrong or as the first fragment of
- * a packet whose rest never comes.
+ * saw_client notes a client's packet. An ACK opens nothing. The backend may drop it silently, for
+ * example for a wrong checksum, or as the first fragment of a packet without the rest.
  */
 static __always_inline void saw_client(struct lb_flow *f, const struct lb_flow_key *k,
 				       const struct packet *p, const struct lb_service *s)
@@ -655,16 +669,17 @@ static __always_inline void saw_client(struct lb_flow *f, const struct lb_flow_k
 	saw(f, p, s, LB_FIN_IN, LB_RST);
 }
 
-/* shows says whether an owner's segment alone is of a session: data that it pushes, or its end. */
+/* shows returns whether an owner's segment alone proves a session: pushed data, or a FIN. */
 static __always_inline int shows(const struct packet *p)
 {
 	return p->tcp & (TCP_PSH | TCP_FIN) && !(p->tcp & (TCP_SYN | TCP_RST));
 }
 
 /*
- * goes_on says whether an owner has a session. Without one Linux answers by a SYN and an ACK, a reset, or, to a segment out
- * of the window of a connection that is not open yet, an ACK of the SYN alone (tcp_check_req). So its data, its end or an ACK of more
- * than its first one are of a session: of the client's data, where the backend says nothing itself. A SYN begins anew.
+ * goes_on returns whether an owner has a session. Without one Linux answers with a SYN and ACK,
+ * with a reset, or with an ACK of the SYN alone. The latter answers a segment outside the window of
+ * an unopened connection (tcp_check_req). So data, a FIN, or an ACK beyond the first one proves a
+ * session. The ACK is of the client's data, if the backend itself sends nothing. A SYN starts over.
  */
 static __always_inline int goes_on(struct lb_flow *f, const struct packet *p)
 {
@@ -679,11 +694,14 @@ static __always_inline int goes_on(struct lb_flow *f, const struct packet *p)
 }
 
 /*
- * saw_backend: an owner that goes on speaks of a connection that lives, whatever reset was seen:
- * anybody can make up one of the client's. Of a real one the client says so again. A reset answers no
- * SYN: the host is there, and nobody serves. By its answer to a SYN the owner begins a session, of
- * which its agent has not told. After its reset the connection is open once it goes on: Linux
- * resets a made-up ACK, and goes on to repeat its answer to the SYN before it.
+ * saw_backend notes an owner's packet:
+ *
+ *   - Other packets than resets and FINs revive a connection after any reset, because a
+ *     client's reset can be forged. The client repeats a real one.
+ *   - A reset does not answer a SYN: the host runs without a server.
+ *   - The answer to a SYN begins a session, not yet reported by its agent.
+ *   - After a reset the connection opens only by goes_on. Linux resets a forged ACK, and
+ *     continues to repeat its earlier answer to the SYN.
  */
 static __always_inline void saw_backend(struct lb_flow *f, const struct lb_flow_key *k,
 					const struct packet *p, const struct lb_service *s)
@@ -708,8 +726,8 @@ static __always_inline void saw_backend(struct lb_flow *f, const struct lb_flow_
 }
 
 /*
- * to_owner sends a packet to the owner of its flow. The flow of a removed backend is balanced anew.
- * The new backend resets a connection that it does not know, so the client learns of the loss.
+ * to_owner forwards a packet to the owner of its flow. A removed backend's flow is reassigned
+ * first. The new backend resets an unknown connection, so the client notices the loss.
  */
 static __always_inline int to_owner(struct __sk_buff *skb, struct lb_flow *f,
 				    const struct lb_flow_key *k, const struct packet *p,
@@ -770,7 +788,7 @@ static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
 	return to_owner(skb, f, &k, p, s);
 }
 
-/* sender is the backend that a packet comes from. */
+/* sender returns the backend of a packet. */
 static __always_inline __u32 *sender(struct __sk_buff *skb)
 {
 	struct lb_mac_key m = { .ifindex = skb->ifindex };
@@ -799,7 +817,7 @@ static __always_inline int from_backend(struct __sk_buff *skb, struct packet *p,
 	__u32 *backend;
 	__u64 word;
 
-	if (s->broken) /* it has begun, so its flow was heard */
+	if (s->broken) /* the first fragment has passed, and its flow was seen */
 		return TC_ACT_UNSPEC;
 	backend = sender(skb);
 	if (!backend) {
@@ -809,7 +827,7 @@ static __always_inline int from_backend(struct __sk_buff *skb, struct packet *p,
 	__builtin_memcpy(k.client, p->to.addr, 16);
 	k.port = s->by_source ? 0 : p->to.port;
 	f = bpf_map_lookup_elem(&lb_flows, &k);
-	if (!f) { /* forgotten while nothing was said: who speaks has it */
+	if (!f) { /* forgotten during silence: the sender has it */
 		if (learns(p, s))
 			learn(&k, s, p, *backend, shows(p) ? 0 : unopened(s, p->tcp & TCP_SYN), 1);
 		count(LB_OUT);
@@ -824,14 +842,17 @@ static __always_inline int from_backend(struct __sk_buff *skb, struct packet *p,
 		count(LB_NO_RESET);
 		return TC_ACT_SHOT;
 	}
-	if (word & LB_BEFORE) /* the owner has spoken: nobody before it gets the flow back */
+	if (word & LB_BEFORE) /* the owner has answered: its predecessor cannot reclaim the flow */
 		__sync_fetch_and_and(&f->word, ~LB_BEFORE);
 	saw_backend(f, &k, p, s);
 	count(LB_OUT);
 	return TC_ACT_UNSPEC;
 }
 
-/* has_service says whether an address is a service's: each has an entry of port 0, for fragments. */
+/*
+ * has_service returns whether an address is a service's. Each has an entry at port 0, for
+ * fragments.
+ */
 static __always_inline int has_service(struct lb_service_key *k)
 {
 	k->port = 0;
@@ -842,12 +863,12 @@ static __always_inline int has_service(struct lb_service_key *k)
 	return bpf_map_lookup_elem(&lb_services, k) != 0;
 }
 
-/* What a packet out of the tunnels' device is: of a service's address, of the link itself, of nobody. */
+/* Senders of packets from a tunnel: a service's address, the link itself, nobody. */
 enum { OF_SERVICE, OF_LINK, OF_NOBODY };
 
 /*
- * inner says whose a packet is. A new device solicits routers and listeners, from link-local addresses: nobody here wants to
- * know, and it is no intrusion.
+ * inner returns the kind of a packet from a tunnel. A new device sends router solicitations and
+ * listener reports from link-local addresses. They are dropped, but do not count as intrusion.
  */
 static __always_inline int inner(struct __sk_buff *skb)
 {
@@ -877,9 +898,10 @@ static __always_inline int inner(struct __sk_buff *skb)
 }
 
 /*
- * intruder says whether a packet out of the tunnels' device does not go on. The device takes what anybody sends to it, and the kernel
- * would route the packet in there, whatever its addresses. It has to come from a backend's end, where any user can send it, and
- * from a service's address: nothing else leads into a backend's end.
+ * intruder returns whether to drop a packet from the tunnels' device. The device accepts packets of
+ * every sender, and the kernel would route the inner packets anywhere. A packet must come from a
+ * backend's end, where any user can send one, and from a service's address. Only such packets enter
+ * a backend's end.
  */
 static __always_inline int intruder(struct __sk_buff *skb)
 {
@@ -894,7 +916,10 @@ static __always_inline int intruder(struct __sk_buff *skb)
 	return of != OF_SERVICE;
 }
 
-/* of_tunnels says whether a datagram is a VXLAN packet of weir's number. Where that cannot be read it is. */
+/*
+ * of_tunnels returns whether a datagram is a VXLAN packet with weir's number. Unreadable ones count
+ * as such.
+ */
 static __always_inline int of_tunnels(struct __sk_buff *skb, const struct packet *p,
 				      const struct lb_config *c)
 {
@@ -906,8 +931,9 @@ static __always_inline int of_tunnels(struct __sk_buff *skb, const struct packet
 }
 
 /*
- * of_user says whether a packet that is about to come out of a backend's tunnel is to be dropped, because any user of the
- * backend's host can send it. Otherwise it notes the backend. The outer source port is not known at the tunnels' device.
+ * of_user returns whether to drop a VXLAN packet because every user of the backend's host could
+ * have sent it. If these are allowed, it only notes the backend. The tunnels' device does not see
+ * the outer source port, so this runs at the outer devices.
  */
 static __always_inline int of_user(struct __sk_buff *skb, const struct packet *p)
 {
@@ -931,7 +957,7 @@ static __always_inline int of_user(struct __sk_buff *skb, const struct packet *p
 	return dropped && *dropped;
 }
 
-/* lb_in is at every device. */
+/* lb_in runs at every device. */
 SEC("tc")
 int lb_in(struct __sk_buff *skb)
 {
@@ -955,7 +981,7 @@ int lb_in(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* lb_again is at the device of held packets, where the agent lets them go. */
+/* lb_again runs at the buffer device, on packets released by the agent. */
 SEC("tc")
 int lb_again(struct __sk_buff *skb)
 {
@@ -969,8 +995,9 @@ int lb_again(struct __sk_buff *skb)
 }
 
 /*
- * lb_own is where the kernel's routes send what this machine says to a service's address: errors
- * about backends' packets, and connections of its own. Buffered packets pass, with a mark.
+ * lb_own runs on packets from this machine to a service's address. The kernel's routes send them to
+ * the buffer device. They are ICMP errors about backends' packets, and the machine's own
+ * connections. Buffered packets pass, with a mark.
  */
 SEC("tc")
 int lb_own(struct __sk_buff *skb)
@@ -987,13 +1014,14 @@ int lb_own(struct __sk_buff *skb)
 	s = bpf_map_lookup_elem(&lb_services, &p.to);
 	if (!s)
 		return TC_ACT_SHOT;
-	/* What is not for a backend now is for nobody: the agent would take it for buffered. */
+	/* Drop everything else, because the agent would mistake it for a buffered packet. */
 	return from_client(skb, &p, s, 0) == TC_ACT_REDIRECT ? TC_ACT_REDIRECT : TC_ACT_SHOT;
 }
 
 /*
- * lb_change exchanges a flow's word, if it is still what the agent has seen. It is only run by
- * BPF_PROG_RUN. A flow that gets another owner or epoch, waits, or of which its owner's agent has told has a session: it was opened.
+ * lb_change exchanges a flow's word if it still equals the agent's copy. It runs only by
+ * BPF_PROG_RUN. A new owner or epoch, buffering, or a report of the owner's agent proves that the
+ * flow has a session, so it counts as opened.
  */
 SEC("tc")
 int lb_change(struct __sk_buff *skb)
@@ -1007,12 +1035,12 @@ int lb_change(struct __sk_buff *skb)
 	if (!f)
 		return LB_IS_NONE;
 	if (a.until) {			  /* first: a buffered flow has a deadline */
-		f->flags &= ~LB_UNOPENED; /* or else: what the owner has acknowledged */
+		f->flags &= ~LB_UNOPENED; /* otherwise until would mean an acknowledgment */
 		f->until = a.until;
 	}
 	if (__sync_val_compare_and_swap(&f->word, a.have, a.want) != a.have)
 		return LB_IS_OTHER;
-	f->life = a.life; /* the data path does not ask */
+	f->life = a.life; /* the data path does not use it */
 	if ((a.have ^ a.want) & ~(LB_MOVES | LB_BEFORE) && f->flags & LB_MADE_UP)
 		f->flags &= ~LB_MADE_UP;
 	if (a.named || (a.have ^ a.want) & ~(LB_MOVES | LB_BEFORE))
