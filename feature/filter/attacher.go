@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// attacherName says what attaches a filter's program.
+// attacherName is the kind of attacher of a filter's program.
 type attacherName string
 
 const (
@@ -24,39 +24,39 @@ const (
 	attacherNFT       attacherName = "nft"
 )
 
-// attacher attaches a filter's program to its attachments.
+// attacher attaches a filter's program to its locations.
 type attacher interface {
-	// attach makes the links of a form that is not published yet, at all locations that
-	// are there. The caller closes them. Holders without links make none.
+	// attach creates links for an unpublished form at all existing locations. The caller closes
+	// them. Attachers without links return nil.
 	attach(s *instance, maps map[string]*ebpf.Map, prog *ebpf.Program) (map[string]kernel.Link, error)
-	// enter attaches prog to locations that the form before had not, where attach makes no
-	// links for them. When it fails it has undone what it did.
+	// enter attaches prog to locations new in this form, for attachers without links. On failure it
+	// undoes its changes.
 	enter(s *instance, maps map[string]*ebpf.Map, prog *ebpf.Program) error
-	// move has all attachments that the published form has run prog from now on. When it
-	// fails it has undone what it did.
+	// move makes all attachments of the published form run prog. On failure it undoes its changes.
 	move(s *instance, maps map[string]*ebpf.Map, prog *ebpf.Program) error
-	// reconcile attaches prog where the published form lacks an attachment, and takes away
-	// attachments that it is not to have. It may be repeated.
+	// reconcile attaches prog where an attachment of the published form is missing, and removes
+	// superfluous attachments. It may be repeated.
 	reconcile(s *instance, prog *ebpf.Program) error
-	// attachments tells of the attachments.
+	// attachments returns the state of each attachment.
 	attachments(s *instance) ([]Attachment, error)
-	// clear takes the attachments away, of a form that s has or once had: before the pins go,
-	// by which they are known, and at once. (A form's links end with its pins, too.)
+	// clear removes the attachments of form, the current form of s or a former one, at once. It
+	// needs the pins and so runs before their removal. (The links of a form also end with its
+	// pins.)
 	clear(s *instance, form *published) error
 }
 
-// Attachment is where a filter is attached, or should be.
+// Attachment is a location of a filter, attached or not.
 type Attachment struct {
 	Name      string `json:"location"` // like "tcx ingress of eth0"
 	Interface string `json:"interface,omitempty"`
 	Attached  bool   `json:"attached"`
 	Problem   string `json:"problem,omitempty"`
-	// Position is among the programs at the hook, where it has an order and the reader may see it.
+	// Position is the position among the programs of an ordered hook, if the caller may read it.
 	Position *hookorder.Position `json:"position,omitempty"`
 
-	lacks     bool // it could be attached now
-	stale     bool // it runs the program of an earlier form
-	misplaced bool // not where order asks for
+	lacks     bool // can be attached now
+	stale     bool // runs the program of an earlier form
+	misplaced bool // position differs from order
 	pin       string
 	program   uint32
 }
@@ -70,7 +70,7 @@ const (
 
 func (p *Attachment) lack() { p.lacks, p.Problem = true, problemLacks }
 
-// check says what an attachment's program makes of it.
+// check updates the attachment from its program: 0 if none is attached.
 func (p *Attachment) check(s *instance, program uint32) error {
 	if program == 0 {
 		p.lack()
@@ -79,7 +79,7 @@ func (p *Attachment) check(s *instance, program uint32) error {
 	p.Attached = true
 	ok, err := s.current(program)
 	if errors.Is(err, os.ErrPermission) {
-		return nil // what a reader may not ask
+		return nil // the caller may not read it
 	}
 	if err == nil && !ok {
 		p.stale, p.Problem = true, problemStale
@@ -87,7 +87,7 @@ func (p *Attachment) check(s *instance, program uint32) error {
 	return err
 }
 
-// chooseAttacher says what is to hold a filter's program on this kernel.
+// chooseAttacher returns the attacher for the filter's hook on this kernel.
 func (f Filter) chooseAttacher() attacherName {
 	switch f.Hook {
 	case HookXDP, HookXDPGeneric:
@@ -116,15 +116,15 @@ func (n attacherName) attacher() attacher {
 	return tcFilters{}
 }
 
-// sameAttachment says whether a change from one form to the other leaves the attachments
-// what they are, but for interfaces.
+// sameAttachment reports whether two forms have the same attacher, hook and position. Their
+// interfaces may differ.
 func sameAttachment(a, b *published) bool {
 	f, g := a.Filter, b.Filter
 	return a.Attacher == b.Attacher && f.Hook == g.Hook && f.Direction == g.Direction && f.At == g.At && f.Priority == g.Priority &&
 		f.Order.Order == g.Order.Order
 }
 
-// undo runs in reverse order what a change that failed has done.
+// undo is a list of steps to revert a failed change, run in reverse order.
 type undo []func() error
 
 func (u *undo) add(f func() error) { *u = append(*u, f) }
@@ -138,7 +138,7 @@ func (u undo) run(err error) error {
 	return err
 }
 
-// former opens the program that an attachment runs, so that it can be put back.
+// former opens the program of an attachment, to restore it on failure.
 func former(id uint32) (*ebpf.Program, error) {
 	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(id))
 	if err != nil {
@@ -147,12 +147,12 @@ func former(id uint32) (*ebpf.Program, error) {
 	return p, nil
 }
 
-// devicePin is the name of the link of a device.
+// devicePin returns the pin name of a device's link.
 func devicePin(index int) string { return fmt.Sprintf("dev%d", index) }
 
 func isDevicePin(pin string) bool { return strings.HasPrefix(pin, "dev") }
 
-// absent is the attachment on an interface that the filter cannot be attached to.
+// absent returns the state of an attachment to an absent or unsuitable interface.
 func absent(kind, device, why string) Attachment {
 	return Attachment{Name: kind + " of " + device, Interface: device, Problem: why}
 }

@@ -22,8 +22,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A filter moves from any hook to any other, keeps its counts, and leaves nothing
-// behind at the former one.
+// A filter moves between all hooks, keeps its counts and leaves nothing at the former hook.
 func TestMovesBetweenHooks(t *testing.T) {
 	w := newWorld(t)
 	all := []Filter{w.filter(HookTCX, drops(5001)), w.filter(HookClsact, drops(5001)), w.filter(HookNetfilter, drops(5001)), w.filter(HookNFT, drops(5001)),
@@ -39,7 +38,7 @@ func TestMovesBetweenHooks(t *testing.T) {
 		w.apply(f)
 		w.want(string(f.Hook), "5002/4 5002/6", 5001, 5002)
 		passed += 2
-		xdpAgain := i > 0 && all[i-1].Hook.xdp() && f.Hook.xdp() // removed and made anew
+		xdpAgain := i > 0 && all[i-1].Hook.xdp() && f.Hook.xdp() // removed and recreated
 		if xdpAgain {
 			passed = 2
 		}
@@ -57,7 +56,7 @@ func TestMovesBetweenHooks(t *testing.T) {
 	}
 }
 
-// attachedTo lists the hooks of B at which there is anything.
+// attachedTo lists the hooks of B with an attachment.
 func (w *world) attachedTo() (out []string) {
 	w.t.Helper()
 	index := nstest.Ifindex(w.t, w.B, nstest.WireDevice)
@@ -92,8 +91,8 @@ func (w *world) attachedTo() (out []string) {
 	return out
 }
 
-// An interface that is not there is told of; weir serve attaches the filter when
-// it comes, and forgets it when it goes.
+// A missing interface is reported. weir serve attaches the filter when it appears and drops the
+// attachment when it disappears.
 func TestInterfacesComeAndGo(t *testing.T) {
 	for _, h := range []Hook{HookTCX, HookClsact, HookXDP} {
 		t.Run(string(h), func(t *testing.T) {
@@ -138,10 +137,12 @@ func TestInterfacesComeAndGo(t *testing.T) {
 	}
 }
 
-// patience is for what must happen: it is longer than the machine stands still, and costs nothing where it happens.
+// patience bounds the wait for expected events. It exceeds the stalls of a busy machine, and a
+// passing test does not use it up.
 const patience = 30 * time.Second
 
-// A filter does not leave where it filters for an interface at which it cannot. An interface of its own may be gone.
+// A change is refused if an attached filter would move to unusable interfaces only. One of several
+// interfaces may be missing.
 func TestRefusesAbsentInterface(t *testing.T) {
 	needHook(t, HookNetfilter)
 	needHook(t, HookXDP)
@@ -176,8 +177,7 @@ func TestRefusesAbsentInterface(t *testing.T) {
 	refused(at(HookClsact, there), w.filter(HookNetfilter, drops(5001)), "", "")
 }
 
-// The qdisc that filters share goes with the last of them, and one that was there
-// before stays.
+// The last of several filters removes a shared qdisc. An earlier qdisc of another owner stays.
 func TestSharedQdisc(t *testing.T) {
 	needHook(t, HookClsact)
 	w := newWorld(t)
@@ -201,7 +201,7 @@ func TestSharedQdisc(t *testing.T) {
 	}
 }
 
-// What somebody takes away, apply puts back; a plan says so.
+// Apply restores an attachment removed by another program. The plan lists the step.
 func TestTakenAway(t *testing.T) {
 	w := newWorld(t)
 	needHook(t, HookNFT)
@@ -220,8 +220,8 @@ func TestTakenAway(t *testing.T) {
 	w.want("applied again", "5002/4 5002/6", 5001, 5002)
 }
 
-// With its namespace a filter goes: also from netfilter, whose links keep the
-// namespace alive until then.
+// A filter ends with its namespace, at netfilter hooks too: their links keep the namespace alive
+// until weir removes them.
 func TestNamespaceGoes(t *testing.T) {
 	for _, h := range []Hook{HookTCX, HookNetfilter, HookNFT, HookClsact} {
 		t.Run(string(h), func(t *testing.T) {
@@ -241,7 +241,7 @@ func TestNamespaceGoes(t *testing.T) {
 			if n := len(w.state().Filters); n != 0 {
 				t.Errorf("%d filters are left", n)
 			}
-			// The wire goes with the namespace: nothing holds that any more.
+			// Nothing references the namespace any more, so its end of the wire is removed.
 			nstest.Until(t, "the namespace is gone", func() bool {
 				return w.A.Do(func() error { _, err := netlink.LinkByName(nstest.WireDevice); return err }) != nil
 			})
@@ -249,7 +249,7 @@ func TestNamespaceGoes(t *testing.T) {
 	}
 }
 
-// Where one location of several is occupied, nothing of a new filter stays.
+// If one of several locations is occupied, nothing of a new filter remains.
 func TestOccupied(t *testing.T) {
 	needHook(t, HookXDP)
 	w := newWorld(t)
@@ -291,7 +291,7 @@ func TestOccupied(t *testing.T) {
 	}
 }
 
-// nft runs the real nft in a namespace.
+// nft runs the nft tool in a namespace.
 func nft(ns *netns.Handle, args ...string) (out string, err error) {
 	err = ns.Do(func() error {
 		b, err := exec.Command("nft", args...).Output()
@@ -304,7 +304,7 @@ func nft(ns *netns.Handle, args ...string) (out string, err error) {
 	return out, err
 }
 
-// needNFT is for tests of what the real nft sees.
+// needNFT skips tests of nft's view of the ruleset without the tool.
 func needNFT(t testing.TB) {
 	t.Helper()
 	needHook(t, HookNFT)
@@ -313,7 +313,7 @@ func needNFT(t testing.TB) {
 	}
 }
 
-// ruleset is what nft lists, as JSON without weir's tables if foreign is set.
+// ruleset returns the output of nft as JSON, without weir's tables if foreign is set.
 func ruleset(t testing.TB, ns *netns.Handle, foreign bool) string {
 	t.Helper()
 	needNFT(t)
@@ -327,8 +327,8 @@ func ruleset(t testing.TB, ns *netns.Handle, foreign bool) string {
 	return withoutWeir(t, out)
 }
 
-// A user's ruleset is the same, to the handle, before, between and after, and is
-// obeyed: what either drops does not arrive.
+// A user's ruleset stays identical, with its handles, before, between and after changes. It remains
+// in effect: packets dropped by either ruleset do not arrive.
 func TestRulesetOfUser(t *testing.T) {
 	needNFT(t)
 	w := newWorld(t)
@@ -365,7 +365,8 @@ func TestRulesetOfUser(t *testing.T) {
 	w.apply(f)
 	same("moved")
 	w.want("moved", "5001/4 5001/6", 5001, 5002, 5003)
-	// What nft cannot list it leaves out: a ruleset that was saved and loaded again drops nothing of ours.
+	// nft cannot list the match of weir and omits it: after save and reload, the ruleset drops
+	// nothing.
 	saved, err := nft(w.B, "list", "table", "inet", "weir_test")
 	if err != nil {
 		t.Fatal(err, saved)

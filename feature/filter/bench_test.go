@@ -9,8 +9,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// BenchmarkChange is what a change of a rule takes, from the configuration to the
-// new program at every attachment: read, plan, compile, load, verify, go over, pin.
+// BenchmarkChange measures a change of one rule, from the configuration to the new program at every
+// attachment: read, plan, compile, load, verify, attach and pin.
 func BenchmarkChange(b *testing.B) {
 	nstest.NeedRoot(b)
 	for _, h := range hooks {
@@ -34,7 +34,7 @@ func BenchmarkChange(b *testing.B) {
 	}
 }
 
-// BenchmarkState is what weir filter list and a scrape of metrics read.
+// BenchmarkState measures the reads of weir filter list and of a scrape.
 func BenchmarkState(b *testing.B) {
 	nstest.NeedRoot(b)
 	for _, n := range []int{1, 1000} {

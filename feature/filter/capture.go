@@ -14,8 +14,8 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// Lengths in bytes of what "cooked" captures (tcpdump -i any) and loopback devices
-// of other systems put before an IP packet: https://www.tcpdump.org/linktypes.html.
+// Header lengths in bytes before the IP packet, in "cooked" captures (tcpdump -i any) and in
+// captures of loopback devices of other systems: https://www.tcpdump.org/linktypes.html.
 const (
 	sllHeader   = 16
 	sll2Header  = 20
@@ -24,15 +24,15 @@ const (
 	pcapngMagic = 0x0a0d0d0a
 )
 
-// ErrCutShort is a capture that ends within a packet, as one does that was not
-// closed, or that is damaged there. What lies before has been tried.
+// ErrCutShort reports a capture with an incomplete last packet: the capture was not closed, or is
+// damaged there. All packets before it have been tried.
 var ErrCutShort = errors.New("the capture is cut short")
 
-// largestPacket is what a packet of a capture may have, in bytes, as in Wireshark.
+// largestPacket is the maximum size of a captured packet in bytes, as in Wireshark.
 const largestPacket = 256 << 10
 
-// Capture tries every packet of a capture: pcap or pcapng, also compressed by gzip.
-// Where it returns [ErrCutShort], Result has the packets before.
+// Capture tries every packet of a capture. The format is pcap or pcapng, optionally compressed by
+// gzip. After [ErrCutShort], Result includes the packets before the damage.
 func (t *Trial) Capture(r io.Reader) error { return ReadCapture(r, t) }
 
 // ReadCapture tries every packet of a capture on several filters.
@@ -61,7 +61,7 @@ func ReadCapture(r io.Reader, on ...*Trial) error {
 	return tryEach(on, p.next)
 }
 
-// unzip reads what gzip has compressed.
+// unzip decompresses gzip data and returns other data unchanged.
 func unzip(b *bufio.Reader) (*bufio.Reader, error) {
 	if magic, err := b.Peek(2); err != nil || magic[0] != 0x1f || magic[1] != 0x8b {
 		return b, nil
@@ -98,11 +98,11 @@ func tryEach(on []*Trial, next func() (record, error)) error {
 	}
 }
 
-// unwrap takes away what a capture puts before an IP packet. What is no IP packet is
-// empty then: its first bytes could look like one. It says whether the link type is known.
+// unwrap removes the capture's header before an IP packet. It empties other packets, because their
+// first bytes could resemble an IP header. known is false for an unknown link type.
 func unwrap(rec record) (p expr.Packet, known bool) {
 	p = expr.Packet{Data: rec.data, Missing: min(rec.wire, largestPacket) - len(rec.data), Layer: expr.Network}
-	header, protocol := 0, 0 // how long it is, and where in it the EtherType is
+	header, protocol := 0, 0 // length of the header, offset of the EtherType
 	switch rec.link {
 	case layers.LinkTypeEthernet:
 		p.Layer = expr.Link
@@ -139,7 +139,7 @@ func unwrap(rec record) (p expr.Packet, known bool) {
 	return p, true
 }
 
-// pass goes over bytes, also over ones that the capture has cut off.
+// pass skips n bytes, including bytes missing from the capture.
 func pass(p *expr.Packet, n int) {
 	there := min(n, len(p.Data))
 	p.Data, p.Missing = p.Data[there:], p.Missing-(n-there)

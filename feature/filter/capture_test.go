@@ -14,7 +14,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 )
 
-// recorded is a record as a file has it.
+// recorded is the encoded form of a record.
 type recorded struct {
 	data       []byte
 	have, wire uint32
@@ -22,7 +22,7 @@ type recorded struct {
 
 func recordOf(data []byte) recorded { return recorded{data, uint32(len(data)), uint32(len(data))} }
 
-// pcapFile writes a pcap file by hand.
+// pcapFile encodes a pcap file.
 func pcapFile(order binary.AppendByteOrder, magic uint32, minor uint16, extra int, records ...recorded) []byte {
 	b := order.AppendUint32(nil, magic)
 	b = order.AppendUint16(order.AppendUint16(b, 2), minor)
@@ -37,7 +37,7 @@ func pcapFile(order binary.AppendByteOrder, magic uint32, minor uint16, extra in
 	return b
 }
 
-// times are of a capture's records.
+// times returns the timestamps of a capture's records.
 func times(t *testing.T, capture []byte) (out []time.Time) {
 	t.Helper()
 	next := func() (record, error) { return record{}, errors.New("no reader") }
@@ -59,7 +59,7 @@ func times(t *testing.T, capture []byte) (out []time.Time) {
 	}
 }
 
-// Every form of pcap is read as tshark reads it, and each record that is no whole packet is counted.
+// All variants of pcap are read like tshark reads them. Incomplete and odd records are counted.
 func TestOddPcap(t *testing.T) {
 	f := frame(t, 53, 100) // 142 bytes
 	whole := recordOf(f)
@@ -114,7 +114,7 @@ func TestOddPcap(t *testing.T) {
 	}
 }
 
-// block is a block of pcapng.
+// block encodes a pcapng block.
 func block(kind uint32, body []byte) []byte {
 	le := binary.LittleEndian
 	for len(body)%4 != 0 {
@@ -124,7 +124,7 @@ func block(kind uint32, body []byte) []byte {
 	return le.AppendUint32(append(le.AppendUint32(le.AppendUint32(nil, kind), n), body...), n)
 }
 
-// inter is an interface of a link type, with a resolution of its times if that is not 0.
+// inter encodes an interface with a link type and, unless 0, a timestamp resolution.
 func inter(link layers.LinkType, resolution byte) []byte {
 	b := binary.LittleEndian.AppendUint16(nil, uint16(link))
 	b = append(b, 0, 0, 0, 0, 0, 0)
@@ -134,7 +134,7 @@ func inter(link layers.LinkType, resolution byte) []byte {
 	return block(1, b)
 }
 
-// enhanced is a packet of an interface.
+// enhanced encodes a packet of an interface.
 func enhanced(in uint32, ticks uint64, r recorded) []byte {
 	le := binary.LittleEndian
 	b := le.AppendUint32(nil, in)
@@ -144,7 +144,8 @@ func enhanced(in uint32, ticks uint64, r recorded) []byte {
 	return block(6, append(b, r.data...))
 }
 
-// Interfaces of several link types and resolutions, simple packets that their interface's snaplen has cut, and odd records.
+// The file has interfaces of several link types and resolutions, simple packets truncated to the
+// snaplen of their interface, and odd records.
 func TestOddPcapng(t *testing.T) {
 	f := frame(t, 53, 100)
 	section := block(pcapngMagic, []byte("\x4d\x3c\x2b\x1a\x01\x00\x00\x00\xff\xff\xff\xff\xff\xff\xff\xff"))
@@ -177,7 +178,8 @@ func TestOddPcapng(t *testing.T) {
 	}
 }
 
-// Behind a rule that could decide about a cut packet, and cannot be decided, no rule is asked, nor is the default counted.
+// After an undecidable rule with a deciding action, no further rule is evaluated for a truncated
+// packet and the default is not counted.
 func TestUndecided(t *testing.T) {
 	f := frame(t, 53, 100)
 	file := pcapFile(binary.LittleEndian, 0xa1b2c3d4, 4, 0, recorded{f[:60], 60, 142}, recordOf(f))

@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tcFilters holds a program at devices by tc filters, for kernels without tcx, and
-// for whoever wants it among other tc filters. They have no links: a filter is
-// found by its name. map_devices remembers which devices got their qdisc from us.
+// tcFilters attaches a program to devices by tc filters. It serves kernels without tcx and hook
+// clsact. tc filters have no links: a filter is found by its name. map_devices records the devices
+// with a qdisc added by weir.
 type tcFilters struct{}
 
-// devicesMap is the pin of the map of devices: ifindex → 1 if the qdisc is ours.
+// devicesMap is the pin of the device map: interface index → 1 if weir added the qdisc, else 0.
 const devicesMap = "devices"
 
-// tcPriority is behind steer's copies, which must see what is dropped here.
+// tcPriority runs filters after steer's copies, which must copy packets before a filter drops them.
 const tcPriority = 2
 
 func newDevicesMap() (*ebpf.Map, error) {
@@ -34,7 +34,7 @@ func (tcFilters) attach(*instance, map[string]*ebpf.Map, *ebpf.Program) (map[str
 	return nil, nil
 }
 
-// known are the devices that have, or may have, a filter.
+// known returns the devices with a filter, or with one about to be attached.
 func (tcFilters) known(m *ebpf.Map) (map[int]bool, error) {
 	out := map[int]bool{}
 	var index, ours uint32
@@ -85,7 +85,7 @@ func (t tcFilters) enter(s *instance, maps map[string]*ebpf.Map, prog *ebpf.Prog
 	}
 	var undone undo
 	for _, index := range devices {
-		// Before put: it may fail between the qdisc and the filter.
+		// Register the undo before put, because put can fail between the qdisc and the filter.
 		undone.add(func() error { return s.ns.Do(func() error { return t.at(s.pub.Filter, index).Detach(false) }) })
 		if err := t.put(s, m, index, known, prog); err != nil {
 			return undone.run(err)
@@ -130,7 +130,7 @@ func (t tcFilters) reconcile(s *instance, prog *ebpf.Program) error {
 	return t.note(s, m)
 }
 
-// note records the filters of all devices, so that their loss is told.
+// note records the filters of all devices, so a [kernel.Checker] reports lost ones.
 func (t tcFilters) note(s *instance, m *ebpf.Map) error {
 	known, err := t.known(m)
 	var all []kernel.Clsact
@@ -140,8 +140,8 @@ func (t tcFilters) note(s *instance, m *ebpf.Map) error {
 	return errors.Join(err, s.ns.Do(func() error { s.lock.NoteFilters(s.inst, all); return nil }))
 }
 
-// put attaches the filter to a device. What we are about to add is noted first, so
-// that it is found again should we be killed.
+// put attaches the filter to a device. It records the device first, so recovery finds the filter if
+// the process is killed.
 func (t tcFilters) put(s *instance, m *ebpf.Map, index int, known map[int]bool, prog *ebpf.Program) error {
 	return s.ns.Do(func() error {
 		tc := t.at(s.pub.Filter, index)
@@ -161,14 +161,14 @@ func (t tcFilters) put(s *instance, m *ebpf.Map, index int, known map[int]bool, 
 		}
 		err := tc.Attach(prog)
 		if errors.Is(err, unix.ENODEV) {
-			return nil // it went this instant
+			return nil // the device was removed meanwhile
 		}
 		return err
 	})
 }
 
-// hasAnothers says whether the qdisc of a device is there for another filter of
-// weir's: whichever of them goes last takes it along.
+// hasAnothers reports whether the qdisc of a device was added for another filter of weir. The last
+// of these filters removes it.
 func (s *instance) hasAnothers(index int) bool {
 	all, err := s.lock.Instances(Name)
 	if err != nil {
@@ -180,7 +180,7 @@ func (s *instance) hasAnothers(index int) bool {
 		}
 		o, err := s.lock.Open(i, devicesMap)
 		if err != nil {
-			continue // of another kind
+			continue // of another attacher
 		}
 		var ours uint32
 		err = o.Maps[devicesMap].Lookup(uint32(index), &ours)
@@ -228,8 +228,8 @@ func (t tcFilters) attachments(s *instance) ([]Attachment, error) {
 	return out, nil
 }
 
-// clear takes the filters of a form away. Devices that are not in the map any more
-// are found by the form's interfaces.
+// clear removes the filters of a form. It finds devices missing from the map by the form's
+// interfaces.
 func (t tcFilters) clear(s *instance, form *published) error {
 	known := map[int]bool{}
 	m := s.pins.Maps[devicesMap]

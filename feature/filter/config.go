@@ -16,43 +16,43 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Config is what a host's configuration says of filters.
+// Config is the filter section of a host's configuration.
 type Config struct {
 	Filters []Filter
 }
 
-// Filter is one set of rules at one hook of one network namespace.
+// Filter is a set of rules at one hook of one network namespace.
 type Filter struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
 	Name           string            `yaml:"name" json:"name"` // unique in its namespace
 	Hook           Hook              `yaml:"hook" json:"hook"`
 	Interfaces     []string          `yaml:"interfaces" json:"interfaces,omitempty"`   // names; xdp, xdp-generic, tcx, clsact
 	Direction      Direction         `yaml:"direction" json:"direction,omitempty"`     // tcx, clsact
-	Order          Order             `yaml:"order" json:"order,omitzero"`              // tcx: among the programs of others
+	Order          Order             `yaml:"order" json:"order,omitzero"`              // tcx: position among other programs
 	At             Point             `yaml:"at" json:"at,omitempty"`                   // netfilter, nft
 	Priority       int32             `yaml:"priority" json:"priority,omitempty"`       // netfilter, nft: the lowest runs first
-	Netns          string            `yaml:"netns" json:"netns,omitempty"`             // name, path or pid:N; empty: weir's own
-	Default        Action            `yaml:"default" json:"default,omitempty"`         // where no rule decides: pass or drop
-	Unreadable     Unreadable        `yaml:"unreadable" json:"unreadable,omitempty"`   // fields of a transport header that cannot be read: match (the default) or absent
-	Lists          map[string]string `yaml:"lists" json:"lists,omitempty" path:"file"` // $name in expressions, to a file of prefixes, relative to the configuration
+	Netns          string            `yaml:"netns" json:"netns,omitempty"`             // name, path or pid:N; empty: the namespace of weir
+	Default        Action            `yaml:"default" json:"default,omitempty"`         // pass or drop, for packets without a deciding rule
+	Unreadable     Unreadable        `yaml:"unreadable" json:"unreadable,omitempty"`   // fields of unreadable transport headers: match (the default) or absent
+	Lists          map[string]string `yaml:"lists" json:"lists,omitempty" path:"file"` // $name of an expression to a file of prefixes, relative to the configuration
 	Rules          []Rule            `yaml:"rules" json:"rules"`
 
-	saved map[string]*list // contents of lists that are not read from their files: of a filter that is restored
+	saved map[string]*list // lists of a restored filter, used instead of their files
 }
 
-// Rule is one expression and what becomes of the packets that it matches. The
-// first rule that matches and does not only count decides.
+// Rule is an expression and the action for matching packets. The first matching rule with the
+// action pass or drop decides.
 type Rule struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
-	Name           string     `yaml:"name" json:"name,omitempty"` // keeps the counters while the expression changes
+	Name           string     `yaml:"name" json:"name,omitempty"` // keeps the counters when the expression changes
 	Match          Expression `yaml:"match" json:"match"`
 	Action         Action     `yaml:"action" json:"action"`
 }
 
-// Key is what a rule is known by: its name, or the expression of one without.
+// Key returns the identity of a rule: its name or, without one, its expression.
 func (r Rule) Key() string { return cmp.Or(r.Name, r.Match.Text) }
 
-// Expression is the text of an expression, with its place in the file.
+// Expression is the text of an expression, with its position in the file.
 type Expression struct {
 	strictyaml.Pos
 	Text string
@@ -70,34 +70,34 @@ func (e Expression) MarshalText() ([]byte, error) { return []byte(e.Text), nil }
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (e *Expression) UnmarshalText(b []byte) error { e.Text = string(b); return nil }
 
-// Hook is where packets are filtered.
+// Hook is the kernel hook of a filter.
 type Hook string
 
 // Hooks.
 const (
-	HookXDP        Hook = "xdp"         // in the driver, before all else
-	HookXDPGeneric Hook = "xdp-generic" // as xdp, on socket buffers: for drivers without
-	HookTCX        Hook = "tcx"         // a device's packets, in or out; clsact before Linux 6.6
-	HookClsact     Hook = "clsact"      // the same by a tc filter
-	HookNetfilter  Hook = "netfilter"   // a point on the way through the IP stack (Linux 6.4)
-	HookNFT        Hook = "nft"         // the same by a rule of nftables, in a table of weir's own
+	HookXDP        Hook = "xdp"         // in the driver, before any other hook
+	HookXDPGeneric Hook = "xdp-generic" // XDP on socket buffers: for drivers without XDP support
+	HookTCX        Hook = "tcx"         // packets of a device, one direction; before Linux 6.6 clsact is used
+	HookClsact     Hook = "clsact"      // as tcx, through a tc filter
+	HookNetfilter  Hook = "netfilter"   // a netfilter hook of the IP stack (Linux 6.4)
+	HookNFT        Hook = "nft"         // as netfilter, through an nftables rule in a table of weir
 
-	// HookSocket is that of [AttachSocket], of no configuration: Explain takes it.
+	// HookSocket is the hook of [AttachSocket]. [Explain] accepts it; a configuration does not.
 	HookSocket Hook = "socket"
 )
 
 var hooks = []Hook{HookXDP, HookXDPGeneric, HookTCX, HookClsact, HookNetfilter, HookNFT}
 
-// ofDevices says whether the hook is a device's and not a namespace's.
+// ofDevices reports whether the hook belongs to a device rather than a namespace.
 func (h Hook) ofDevices() bool { return h != HookNetfilter && h != HookNFT }
 
-// xdp says whether the hook is one of XDP's.
+// xdp reports whether the hook is an XDP hook.
 func (h Hook) xdp() bool { return h == HookXDP || h == HookXDPGeneric }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (h *Hook) UnmarshalText(b []byte) error { return strictyaml.Choice(h, b, "hook", hooks...) }
 
-// Direction is which of a device's packets are filtered.
+// Direction is the direction of a device's filtered packets.
 type Direction string
 
 // Directions.
@@ -111,13 +111,14 @@ func (d *Direction) UnmarshalText(b []byte) error {
 	return strictyaml.Choice(d, b, "direction", Ingress, Egress)
 }
 
-// Order is where a filter goes among the programs at a hook of tcx, with its place in the file.
+// Order is the position of a filter among the programs of a tcx hook, with its position in the
+// file.
 type Order struct {
 	strictyaml.Pos
 	hookorder.Order
 }
 
-// IsZero says whether the filter goes behind the programs that are there.
+// IsZero reports whether the filter is appended after the existing programs.
 func (o Order) IsZero() bool { return o.Order == hookorder.Order{} }
 
 // MarshalText implements encoding.TextMarshaler.
@@ -160,10 +161,10 @@ func (o *Order) UnmarshalNode(n *yaml.Node, d *strictyaml.Decoder) error {
 	return nil
 }
 
-// Point is a point on the way through the IP stack.
+// Point is a netfilter hook of the IP stack.
 type Point string
 
-// points are the hooks of netfilter by name.
+// points maps names to netfilter hooks.
 var points = map[Point]kernel.InetHook{"prerouting": kernel.Prerouting, "input": kernel.Input, "forward": kernel.Forward,
 	"output": kernel.Output, "postrouting": kernel.Postrouting}
 
@@ -172,14 +173,14 @@ func (p *Point) UnmarshalText(b []byte) error {
 	return strictyaml.Choice(p, b, "at", "prerouting", "input", "forward", "output", "postrouting")
 }
 
-// Action is what becomes of a packet.
+// Action is the action of a rule.
 type Action string
 
 // Actions.
 const (
 	Pass  Action = "pass"
 	Drop  Action = "drop"
-	Count Action = "count" // and go on to the next rule
+	Count Action = "count" // and continue with the next rule
 )
 
 // UnmarshalText implements encoding.TextUnmarshaler.
@@ -187,13 +188,14 @@ func (a *Action) UnmarshalText(b []byte) error {
 	return strictyaml.Choice(a, b, "action", Drop, Pass, Count)
 }
 
-// Unreadable is how rules take fields of a transport header that cannot be read.
+// Unreadable is the treatment of fields of an unreadable transport header: one cut off, or behind
+// too many other headers.
 type Unreadable string
 
-// The ways to take them.
+// Treatments of unreadable fields.
 const (
-	MatchUnreadable  Unreadable = "match"  // every rule that drops matches, no rule that passes
-	AbsentUnreadable Unreadable = "absent" // as fields that the packet does not have
+	MatchUnreadable  Unreadable = "match"  // every drop rule matches, no pass rule does
+	AbsentUnreadable Unreadable = "absent" // as fields absent from the packet
 )
 
 // UnmarshalText implements encoding.TextUnmarshaler.
@@ -201,7 +203,7 @@ func (u *Unreadable) UnmarshalText(b []byte) error {
 	return strictyaml.Choice(u, b, "unreadable", MatchUnreadable, AbsentUnreadable)
 }
 
-// unreadable says how a rule takes these fields.
+// unreadable returns the treatment of unreadable fields for a rule.
 func (f Filter) unreadable(rule int) expr.Unreadable {
 	if f.Unreadable == AbsentUnreadable {
 		return expr.TreatAbsent
@@ -209,7 +211,7 @@ func (f Filter) unreadable(rule int) expr.Unreadable {
 	return compile.Rule{Action: actions[f.Rules[rule].Action]}.Unreadable()
 }
 
-// withDefaults fills in what the file leaves out.
+// withDefaults returns the filter with defaults in place of unset keys.
 func (f Filter) withDefaults() Filter {
 	f.Default = cmp.Or(f.Default, Pass)
 	if f.Hook == HookTCX || f.Hook == HookClsact {
@@ -221,11 +223,11 @@ func (f Filter) withDefaults() Filter {
 	return f
 }
 
-// maxRules of one filter.
+// maxRules is the maximum number of rules of a filter.
 const maxRules = compile.MaxRules
 
-// Validate checks what the types cannot, and fills in defaults. Errors carry
-// the place in the file.
+// Validate checks the configuration beyond its types and fills in defaults. Errors carry the
+// position in the file.
 func (c *Config) Validate() []error {
 	var errs []error
 	for i := range c.Filters {
@@ -257,7 +259,7 @@ func (c *Config) Validate() []error {
 	return errs
 }
 
-// where names a filter as a path in the file.
+// where returns the path of a filter in the file, for errors.
 func where(i int, f Filter) string {
 	if f.Name == "" {
 		return fmt.Sprintf("filter[%d]", i)
@@ -310,7 +312,7 @@ func orderHint(h Hook) string {
 	return "for this hook say priority"
 }
 
-// besides refuses what cannot stand beside another filter of the namespace.
+// besides reports conflicts with another filter of the same namespace.
 func (f Filter) besides(o Filter, fail func(string, ...any)) {
 	if o.Name == f.Name && f.Name != "" {
 		fail("there is another filter of that name in the namespace")
@@ -330,14 +332,14 @@ func (f Filter) besides(o Filter, fail func(string, ...any)) {
 	}
 }
 
-// ends says whether two filters are both to be the first, or the last, at a hook.
+// ends reports whether both filters claim the first, or the last, position at a hook.
 func (f Filter) ends(o Filter) bool {
 	return f.Order.Order == o.Order.Order && !f.Order.IsZero() && f.Order.Anchor == "" && f.Direction == o.Direction &&
 		slices.ContainsFunc(f.Interfaces, func(name string) bool { return slices.Contains(o.Interfaces, name) })
 }
 
-// oneLine leaves the picture out that an error of the language draws: each line of a
-// configuration's errors has a place of its own.
+// oneLine shortens an expression error to its first line, without the marked source text. In the
+// errors of a configuration, each line has its own position.
 type oneLine struct{ error }
 
 func (o oneLine) Error() string {

@@ -11,9 +11,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// tally is what all versions have at the beginning of an element of filter_counts:
-// what follows is the program's own. It is a whole element of the map that carries
-// counts on.
+// tally is the common beginning of a filter_counts element in all versions. The rest of an element
+// belongs to the program. In the base map, a tally is the whole element.
 type tally struct {
 	Packets uint64
 	Bytes   uint64
@@ -24,13 +23,13 @@ func (t tally) plus(o tally) tally {
 	return tally{t.Packets + o.Packets, t.Bytes + o.Bytes, max(t.Last, o.Last)}
 }
 
-// Counts only ever rise while a rule keeps its name. A filter that changes gets a
-// map of counts of its own: packets are counted into the old program's until the
-// last of them has left it. So the old map goes with the new form as "before", and
-// what it had from its own predecessors is added up in "base", which no program
-// writes, once all of theirs have ended. What a rule has counted is the sum of the three.
+// The counts of a rule never decrease while the rule keeps its name. A changed filter gets a new
+// map of counts, because packets are counted by the old program until the last one leaves it. The
+// new form therefore keeps the old map as "before". Counts of all earlier forms are added up in
+// "base" after their programs have ended; no program writes to it. The count of a rule is the sum
+// of the three maps.
 
-// baseMap makes the map of what rules had counted before the form before.
+// baseMap creates the map of counts from before the previous form.
 func baseMap(entries int) (*ebpf.Map, error) {
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "filter_base", Type: ebpf.Array, KeySize: 4, ValueSize: 24, MaxEntries: uint32(entries)})
 	if err != nil {
@@ -39,7 +38,8 @@ func baseMap(entries int) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// countKeys are the rules' keys in order, then that of the default and that of unreadable packets.
+// countKeys returns the keys of all rules in order, then the default's and the unreadable packets'
+// key.
 func (f Filter) countKeys() []string {
 	keys := make([]string, 0, len(f.Rules)+2)
 	for _, r := range f.Rules {
@@ -48,19 +48,20 @@ func (f Filter) countKeys() []string {
 	return append(keys, defaultKey, unreadableKey)
 }
 
-// Keys of no rule: a rule's is not empty, and no name of a configuration has a NUL.
+// Keys of the default and unreadable counters. They differ from all rules: rule keys are not empty
+// and have no NUL.
 const (
 	defaultKey    = ""
 	unreadableKey = "\x00unreadable"
 )
 
-// sumCounts adds up the CPUs' shares of one element.
+// sumCounts adds up the per-CPU values of an element.
 func sumCounts(m *ebpf.Map, i int) (sum tally, err error) {
 	b, err := m.LookupBytes(uint32(i))
 	if err != nil {
 		return sum, fmt.Errorf("reading counts %d: %w", i, err)
 	}
-	share := int(m.ValueSize()+7) / 8 * 8 // as the kernel lays out the CPUs' values
+	share := int(m.ValueSize()+7) / 8 * 8 // per-CPU values are aligned to 8 bytes
 	if share < 24 {
 		return sum, fmt.Errorf("reading counts %d: %w: elements of %d bytes", i, kernel.ErrABI, share)
 	}
@@ -71,7 +72,7 @@ func sumCounts(m *ebpf.Map, i int) (sum tally, err error) {
 	return sum, nil
 }
 
-// carried is what a form of a filter brings its successor: by key.
+// carried returns the counts to carry on to the next form, by key.
 func carried(o *kernel.Opened, p *published) (map[string]tally, error) {
 	out := map[string]tally{}
 	for i, key := range p.Filter.countKeys() {
@@ -91,7 +92,7 @@ func carried(o *kernel.Opened, p *published) (map[string]tally, error) {
 	return out, nil
 }
 
-// counts are what each rule has counted, then the default, and last unreadable packets.
+// counts returns the counts of each rule, then of the default, then of unreadable packets.
 func counts(o *kernel.Opened, p *published) ([]tally, error) {
 	before, err := carried(o, p)
 	if err != nil {

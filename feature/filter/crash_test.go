@@ -32,8 +32,8 @@ func playChange(args []string) error {
 	return err
 }
 
-// crash applies filters in a process that is killed at a step, counted from 0, and
-// returns which that was: "" if there were fewer.
+// crash applies filters in a process killed at a step, counted from 0. It returns the name of the
+// step, or "" if there were fewer.
 func (w *world) crash(step int, filters ...Filter) string {
 	w.t.Helper()
 	data, err := json.Marshal(filters)
@@ -47,9 +47,8 @@ func (w *world) crash(step int, filters ...Filter) string {
 	return kerneltest.Killed(w.t, nstest.Child("change", w.root.Path(), step, file))
 }
 
-// Killed at any step of a creation, a change, a change of location or a removal, a
-// filter drops by the rules before or by the new ones (where the location changes, by
-// both), and the next command finishes.
+// A process is killed at any step of a creation, change, move or removal. The filter then drops by
+// the old rules or by the new ones, during a move by both. The next command completes the change.
 func TestKilledAtEveryStep(t *testing.T) {
 	const none = "5001/4 5001/6 5002/4 5002/6"
 	const first, second = "5002/4 5002/6", "5001/4 5001/6"
@@ -78,7 +77,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 			{"remove", func(w *world) []Filter { return []Filter{w.filter(h, drops(5001))} }, func(*world) []Filter { return nil }, first, none, false},
 		} {
 			t.Run(string(h)+"/"+c.name, func(t *testing.T) {
-				t.Parallel() // most of the time they wait for the kernel
+				t.Parallel() // mostly waiting for the kernel
 				needHook(t, h)
 				needHook(t, other)
 				w := newWorld(t)
@@ -100,14 +99,15 @@ func TestKilledAtEveryStep(t *testing.T) {
 					if !strings.HasSuffix(all, untouched) {
 						t.Errorf("killed at step %d (%s): %q arrive, without %q", n, step, all, untouched)
 					}
-					for _, family := range []string{"/4", "/6"} { // links go one by one
+					for _, family := range []string{"/4", "/6"} { // links change one by one
 						g := of(got, family)
 						if g != of(c.from, family) && g != of(c.to, family) && !(c.both && g == "") {
 							t.Errorf("killed at step %d (%s): %q arrive; want %q or %q", n, step, got, c.from, c.to)
 						}
 					}
 					w.apply(c.after(w)...)
-					// A link that is unpinned without a command's help ends by and by.
+					// The kernel releases a link asynchronously if no command detached it before
+					// unpinning.
 					nstest.Until(t, fmt.Sprintf("killed at step %d (%s), and applied again: %q arrive", n, step, c.to),
 						func() bool { return w.flows(5001, 5002) == c.to })
 					w.want(fmt.Sprintf("killed at step %d (%s), and applied again", n, step), c.to, 5001, 5002)
@@ -125,7 +125,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 	}
 }
 
-// of are the flows of one family.
+// of filters flows by family.
 func of(flows, family string) string {
 	var out []string
 	for _, f := range strings.Fields(flows) {
@@ -136,7 +136,7 @@ func of(flows, family string) string {
 	return strings.Join(out, " ")
 }
 
-// clean sees that every filter is where it should be, and nothing in transit.
+// clean checks that every filter is attached and no temporary file remains.
 func (w *world) clean(when string) {
 	w.t.Helper()
 	for _, f := range w.state().Filters {
@@ -157,8 +157,8 @@ func (w *world) clean(when string) {
 	})
 }
 
-// Killed in the middle of a change to many rules and a long list, the next command
-// loads the new program once more over the maps that are pinned, without the list's file.
+// After a kill during a change to many rules and a long list, the next command reloads the new
+// program. It reuses the pinned maps and does not need the list's file.
 func TestMendsManyRules(t *testing.T) {
 	for _, h := range []Hook{HookTCX, HookNetfilter, HookNFT, HookClsact} {
 		t.Run(string(h), func(t *testing.T) {

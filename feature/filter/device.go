@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deviceLinks holds a program at devices by links: tcx and XDP. The links are the
-// truth: pinned as link_dev<ifindex>, one for each interface.
+// deviceLinks attaches a program to devices by tcx and XDP links. The links are authoritative. Each
+// interface has one, pinned as link_dev<ifindex>.
 type deviceLinks struct{}
 
-// at is the attachment on a device.
+// at returns the kernel attachment for a device.
 func (deviceLinks) at(f Filter, device string, index int) kernel.Attachment {
 	if f.Hook.xdp() {
 		return kernel.XDP{Ifindex: index, Device: device, Generic: f.Hook == HookXDPGeneric}
@@ -61,8 +61,8 @@ func (deviceLinks) move(s *instance, _ map[string]*ebpf.Map, prog *ebpf.Program)
 	return moveLinks(s, slices.DeleteFunc(pins, func(p string) bool { return !isDevicePin(p) }), prog)
 }
 
-// moveLinks has links run another program, one after the other. Those whose
-// device is gone stay as they are.
+// moveLinks makes links run another program, one after the other. It skips links of removed
+// devices.
 func moveLinks(s *instance, pins []string, prog *ebpf.Program) error {
 	var undone undo
 	for _, pin := range pins {
@@ -81,7 +81,7 @@ func moveLinks(s *instance, pins []string, prog *ebpf.Program) error {
 		}
 		defer old.Close()
 		if err := kernel.MoveLink(ln, prog); errors.Is(err, unix.ENOLINK) {
-			continue // its device is gone
+			continue // the device is gone
 		} else if err != nil {
 			return undone.run(fmt.Errorf("moving the link %s of %s: %w", pin, s.inst, err))
 		}
@@ -109,7 +109,7 @@ func (d deviceLinks) reconcile(s *instance, prog *ebpf.Program) error {
 		if !p.lacks {
 			continue
 		}
-		if err := s.lock.RemoveLink(s.inst, p.pin); err != nil { // of a device that had the number before
+		if err := s.lock.RemoveLink(s.inst, p.pin); err != nil { // a link of a former device with the same index
 			return err
 		}
 		ln, err := d.attachOne(s, p.Interface, devices[p.Interface], prog)
@@ -154,7 +154,7 @@ func (d deviceLinks) attachments(s *instance) ([]Attachment, error) {
 	return out, nil
 }
 
-// checkLink says what an attachment's pinned link makes of it.
+// checkLink updates the attachment from its pinned link.
 func (p *Attachment) checkLink(s *instance, a kernel.Attachment) error {
 	ln, err := s.pins.Link(p.pin)
 	switch {
@@ -162,7 +162,7 @@ func (p *Attachment) checkLink(s *instance, a kernel.Attachment) error {
 		p.lack()
 		return nil
 	case errors.Is(err, os.ErrPermission):
-		p.Attached = true // links are the owner's alone; it is pinned
+		p.Attached = true // pinned; only the owner may open links
 		return nil
 	case err != nil:
 		return err
@@ -185,7 +185,7 @@ func (p *Attachment) checkLink(s *instance, a kernel.Attachment) error {
 	return p.check(s, id)
 }
 
-// position reads where the program is among others', and whether that is as ordered.
+// position reads the program's position among others and compares it with the configured order.
 func (p *Attachment) position(s *instance, a kernel.Attachment, ln kernel.Link) error {
 	return s.ns.Do(func() error {
 		at, ok, err := kernel.PositionAt(a, ln)

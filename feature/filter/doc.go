@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package filter drops, passes and counts packets by expressions, at any hook of
-// the kernel: XDP, tcx, netfilter, nftables. The rules of a filter become one
-// program, which says which rule decided; no process of weir's is needed while it
-// runs. See README.md for the use, docs/PINS.md for what is pinned.
+// Package filter drops, passes and counts packets by expressions. It works at XDP, tcx, netfilter
+// and nftables hooks. The rules of a filter are compiled into one BPF program with counters for
+// each rule. The program runs without any weir process. README.md describes the use, docs/PINS.md
+// the pinned objects.
 package filter
 
-// abi is the version of the layout of a filter's pins.
+// abi is the version of a filter's pin layout
 const abi = 1
 
 // Name of the feature: pin directory, config key, command, metric prefix.

@@ -17,7 +17,7 @@ func (Feature) Spec(d *feature.Document) (Config, bool) {
 	return Config{Filters: slices.Clone(filters)}, len(filters) > 0
 }
 
-// Claims implements feature.Claimer: XDP of the interfaces with such filters.
+// Claims implements feature.Claimer. XDP filters claim XDP of their interfaces.
 func (Feature) Claims(c Config) (out []feature.Claim) {
 	for _, f := range c.Filters {
 		if f.Hook != HookXDP && f.Hook != HookXDPGeneric {

@@ -10,8 +10,9 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// warnOfEmptied tells of lists that are empty and were not before, such as after a failed download. An empty list of a rule
-// that passes is an outage, where a rule behind it or the default drops: nobody is passed any more.
+// warnOfEmptied warns of newly empty lists, as after a failed download. It reports an outage if a
+// pass rule uses the list and a later rule or the default drops: no packet passes by the list any
+// more.
 func (t *target) warnOfEmptied(plan *feature.Plan, was *published) {
 	f := t.pub.Filter
 	for _, name := range slices.Sorted(maps.Keys(t.pub.Lists)) {
@@ -26,7 +27,7 @@ func (t *target) warnOfEmptied(plan *feature.Plan, was *published) {
 	}
 }
 
-// passesBy says whether a rule passes packets by a list, and something behind it drops.
+// passesBy reports whether a rule passes packets by a list, with a drop rule or default after it.
 func (f Filter) passesBy(list string) bool {
 	for i, r := range f.Rules {
 		if r.Action != Pass {
@@ -34,7 +35,7 @@ func (f Filter) passesBy(list string) bool {
 		}
 		rule, err := r.parse()
 		if err != nil {
-			continue // which others tell
+			continue // reported elsewhere
 		}
 		asks := false
 		expr.Walk(rule.Match.Root, func(n expr.Node) {

@@ -18,9 +18,9 @@ import (
 
 var _ feature.Explainer = Feature{}
 
-// Explain implements feature.Explainer: which rule of which filter would decide a
-// packet. The kernel runs the filter's program on one (BPF_PROG_TEST_RUN), in a copy
-// that has the filter's lists, and counts and rates of its own.
+// Explain implements feature.Explainer. It returns each filter's verdict on a packet, with the
+// deciding rule. The kernel runs a copy of the filter's program by BPF_PROG_TEST_RUN. The copy
+// shares the filter's lists and has its own counts and rates.
 func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]feature.Verdict, error) {
 	all, unreadable, err := filters.All(r)
 	if err != nil {
@@ -71,7 +71,7 @@ func explainFilter(r *kernel.Root, i kernel.Instance, p feature.Packet) ([]featu
 	return []feature.Verdict{s}, nil
 }
 
-// meets says at which stage a filter sees a packet that arrives, if it does.
+// meets returns the stage at which a filter sees an arriving packet, and whether it sees it.
 func (f Filter) meets(p feature.Packet) (feature.Stage, bool) {
 	switch {
 	case f.Hook.ofDevices() && (f.Direction == Egress || !slices.Contains(f.Interfaces, p.Interface)):
@@ -86,7 +86,7 @@ func (f Filter) meets(p feature.Packet) (feature.Stage, bool) {
 	return feature.StageInput, f.At == "input"
 }
 
-// order is the filter's among weir's programs at an attachment.
+// order returns the filter's rank among the programs of weir at an attachment.
 func (p *published) order(at *Attachment) int32 {
 	switch {
 	case at.Position != nil:
@@ -97,7 +97,7 @@ func (p *published) order(at *Attachment) int32 {
 	return p.Filter.Priority
 }
 
-// attachmentFor is where the packet meets the filter; nil if it has no such attachment.
+// attachmentFor returns the attachment traversed by the packet, or nil.
 func (f Filter) attachmentFor(attachments []Attachment, p feature.Packet) *Attachment {
 	for i := range attachments {
 		at := &attachments[i]
@@ -111,8 +111,8 @@ func (f Filter) attachmentFor(attachments []Attachment, p feature.Packet) *Attac
 	return nil
 }
 
-// try has the kernel run the published rules on a packet, and returns the numbers of
-// those that counted it, the one that decided last; that of the default is their number.
+// try runs the published rules on a packet in the kernel. It returns the indices of the counting
+// rules in order, the deciding one last. The index of the default is the number of rules.
 func (p *published) try(o *kernel.Opened, packet feature.Packet) (hits []int, err error) {
 	q := *p
 	q.Lists = map[string]*list{}
@@ -120,7 +120,7 @@ func (p *published) try(o *kernel.Opened, packet feature.Packet) (hits []int, er
 		same := *l
 		q.Lists[name] = &same
 	}
-	if q.Raw { // test runs have an Ethernet header: nftables' programs see the same, from the IP header on
+	if q.Raw { // test runs have an Ethernet header; the nft program starts at the IP header instead
 		q.Raw, q.Filter.Hook = false, HookNFT
 	}
 	c, _, err := q.compileAndLoad(func() map[string]*ebpf.Map { return inheritLists(q.Lists, p.Lists, o.Maps) })
@@ -133,7 +133,7 @@ func (p *published) try(o *kernel.Opened, packet feature.Packet) (hits []int, er
 		return nil, err
 	}
 	if q.Filter.Hook == HookNetfilter {
-		data = data[ethernetHeader:] // as the kernel wants it there
+		data = data[ethernetHeader:] // netfilter test runs start at the IP header
 	}
 	if _, err := c.Programs[programName].Run(&ebpf.RunOptions{Data: data}); err != nil {
 		return nil, fmt.Errorf("trying its rules on a packet (BPF_PROG_TEST_RUN): %w", err)
@@ -148,7 +148,7 @@ func (p *published) try(o *kernel.Opened, packet feature.Packet) (hits []int, er
 	return hits, nil
 }
 
-// tell puts in words what became of the packet.
+// tell describes the verdict in words.
 func tell(s *feature.Verdict, f Filter, at *Attachment, hits []int, p feature.Packet) {
 	var said []string
 	decided, action := len(f.Rules), f.Default
@@ -188,7 +188,7 @@ func tell(s *feature.Verdict, f Filter, at *Attachment, hits []int, p feature.Pa
 	}
 }
 
-// ruleName is what people know a rule by; the default's number is that of the rules.
+// ruleName names a rule for the user; i is the number of rules for the default.
 func (f Filter) ruleName(i int) string {
 	if i == len(f.Rules) {
 		return "the default"
@@ -196,8 +196,8 @@ func (f Filter) ruleName(i int) string {
 	return fmt.Sprintf("rule %d (%s)", i+1, f.Rules[i].Key())
 }
 
-// mayDiffer says whether a rule matches some of the packets of one protocol, and
-// the same addresses and ports, and some not, as far as its text tells.
+// mayDiffer reports whether the rule can match some packets with the addresses, ports and protocol
+// of p but not others, judging by its text.
 func (r Rule) mayDiffer(p feature.Packet) bool {
 	e, err := expr.Parse(r.Match.Text)
 	if err != nil {
@@ -211,8 +211,8 @@ func (r Rule) mayDiffer(p feature.Packet) bool {
 	return !known
 }
 
-// decided evaluates a tree by what follows from a packet's protocol, addresses and
-// ports alone; known is false where that does not suffice.
+// decided evaluates an expression by a packet's protocol, addresses and ports alone. known is false
+// if they do not suffice.
 func decided(n expr.Node, frame *expr.Packet, p feature.Packet) (is, known bool) {
 	switch n := n.(type) {
 	case *expr.Not:
@@ -233,7 +233,7 @@ func decided(n expr.Node, frame *expr.Packet, p feature.Packet) (is, known bool)
 		return false, false
 	case *expr.In:
 		if n.List != "" {
-			return false, false // its contents are the program's
+			return false, false // the list contents are in the program
 		}
 	}
 	for _, x := range expr.Operands(n) {
@@ -244,7 +244,7 @@ func decided(n expr.Node, frame *expr.Packet, p feature.Packet) (is, known bool)
 	return (&expr.Expr{Root: n}).Eval(frame), true
 }
 
-// decideAny is decided of several nodes, one of which suffices if it is so.
+// decideAny evaluates several nodes, one of which decides if its value is so.
 func decideAny(nodes []expr.Node, so bool, frame *expr.Packet, p feature.Packet) (is, known bool) {
 	known = true
 	for _, x := range nodes {
@@ -257,8 +257,7 @@ func decideAny(nodes []expr.Node, so bool, frame *expr.Packet, p feature.Packet)
 	return !so, known
 }
 
-// given says whether a field's value follows from a packet's protocol, addresses
-// and ports.
+// given reports whether a field's value follows from a packet's protocol, addresses and ports.
 func given(f *expr.Field, p feature.Packet) bool {
 	absent := map[string]bool{"ip": !p.To.Addr().Is4(), "ipv6": p.To.Addr().Is4(), "tcp": p.Proto == "udp", "udp": p.Proto == "tcp",
 		"icmp": true, "icmpv6": true}

@@ -14,8 +14,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// What Explain says of a packet is what becomes of a real one, at each hook, and
-// nothing is counted by asking.
+// At each hook, Explain predicts the fate of a real packet, without counting.
 func TestExplainIsWhatHappens(t *testing.T) {
 	eachHook(t, func(t *testing.T, h Hook) {
 		w := newWorld(t)
@@ -29,7 +28,7 @@ func TestExplainIsWhatHappens(t *testing.T) {
 		for _, c := range []struct {
 			port  uint16
 			says  string
-			maybe string // by which other packets may be decided; "": none
+			maybe string // the rule with a possibly different verdict on other packets; "": none
 		}{{5001, "rule 1 (p5001) drops it", ""}, {5002, "rule 2 (seen) counts it, the default passes it", ""},
 			{5003, "rule 3 (listed) drops it", "rule 3 (listed) may"}, {5004, "rule 4 (magic) drops it", "rule 4 (magic) may"},
 			{5005, "the default passes it", "rule 5 (often) may"}} {
@@ -63,7 +62,7 @@ func TestExplainIsWhatHappens(t *testing.T) {
 	})
 }
 
-// A packet that does not come to a filter is none of its business.
+// Explain returns no verdict of a filter off the packet's path.
 func TestExplainElsewhere(t *testing.T) {
 	needHook(t, HookTCX)
 	w := newWorld(t)
@@ -88,7 +87,7 @@ func TestExplainElsewhere(t *testing.T) {
 	}
 }
 
-// arrives sends a datagram and says whether it comes, for which it has more time if it should.
+// arrives sends a datagram and reports its arrival. It waits longer if arrival is expected.
 func arrives(t *testing.T, from, to *net.UDPConn, payload string, should bool) bool {
 	t.Helper()
 	if _, err := from.WriteToUDPAddrPort([]byte(payload), to.LocalAddr().(*net.UDPAddr).AddrPort()); err != nil {
@@ -103,8 +102,8 @@ func arrives(t *testing.T, from, to *net.UDPConn, payload string, should bool) b
 	return err == nil
 }
 
-// Which rules may decide other packets of the same addresses and ports follows from
-// what their expressions ask for.
+// The fields of a rule's expression determine whether it can decide differently for other packets
+// with the same addresses and ports.
 func TestMayDiffer(t *testing.T) {
 	p := feature.Packet{Proto: "udp", From: netip.MustParseAddrPort("10.0.0.1:40000"), To: netip.MustParseAddrPort("10.0.0.2:53")}
 	for match, want := range map[string]bool{

@@ -14,9 +14,10 @@ import (
 
 var _ feature.Checked = Feature{}
 
-// Faults implements feature.Checked: rules of nftables that are gone, and devices that came later than their tc filter.
+// Faults implements feature.Checked. It reports missing nftables rules, and interfaces newer than
+// their tc filter.
 func (Feature) Faults(_ context.Context, r *kernel.Root) (out []kernel.Fault, err error) {
-	all, _, err := filters.All(r) // the pins tell of damage, the state of what cannot be read
+	all, _, err := filters.All(r) // damage and unreadable instances are reported elsewhere
 	for _, rec := range all {
 		p := publishedFrom(rec)
 		if p.Attacher != attacherClsact && p.Attacher != attacherNFT {
@@ -33,7 +34,7 @@ func (Feature) Faults(_ context.Context, r *kernel.Root) (out []kernel.Fault, er
 	return out, err
 }
 
-// lostAttachments are the attachments of a filter that could be attached now, are not, and are in no record.
+// lostAttachments returns missing attachments possible now and absent from the record.
 func lostAttachments(r *kernel.Root, i kernel.Instance, p *published) (out []Attachment, err error) {
 	o, err := r.Open(i)
 	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged) {
@@ -53,7 +54,7 @@ func lostAttachments(r *kernel.Root, i kernel.Instance, p *published) (out []Att
 	if permission(err) {
 		return nil, nil
 	}
-	told := map[int]bool{} // by kernel.Checker
+	told := map[int]bool{} // reported by kernel.Checker
 	if p.Attacher == attacherClsact && err == nil {
 		told, err = tcFilters{}.known(o.Maps[devicesMap])
 	}

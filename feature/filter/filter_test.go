@@ -26,14 +26,14 @@ import (
 func TestMain(m *testing.M) {
 	nstest.Play(map[string]nstest.Role{"change": playChange})
 	flag.Parse()
-	// Parallel tests wait for the kernel, and do not need a CPU each.
+	// Parallel tests wait for the kernel and do not need a CPU each.
 	if err := flag.Set("test.parallel", "6"); err != nil {
 		panic(err)
 	}
 	nstest.Main(m)
 }
 
-// newRoot is a pin root of the test's own.
+// newRoot returns a pin root exclusive to the test.
 func newRoot(t testing.TB) *kernel.Root {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -55,17 +55,17 @@ func newRoot(t testing.TB) *kernel.Root {
 	return r
 }
 
-// world is a wire whose B end is filtered.
+// world is a pair of connected namespaces, A and B, with filters in B.
 type world struct {
 	*nstest.Wire
 	root *kernel.Root
 	t    testing.TB
-	// Open as long as the test: a process that another test starts at the time holds each socket for a moment, so that a
-	// port that is closed and opened again may be taken.
+	// The sockets stay open until the test ends. A process started by another test briefly inherits
+	// each socket, so a closed port may not be free to reopen at once.
 	pairs map[netip.AddrPort]pair
 }
 
-// pair is a socket that sends and one that should get it.
+// pair is a sending socket and the intended receiver.
 type pair struct{ from, to *net.UDPConn }
 
 func newWorld(t testing.TB) *world {
@@ -73,7 +73,7 @@ func newWorld(t testing.TB) *world {
 	return &world{Wire: nstest.NewWire(t), root: newRoot(t), t: t, pairs: map[netip.AddrPort]pair{}}
 }
 
-// filter is one of the world's, in B.
+// filter returns a filter at a hook of B.
 func (w *world) filter(hook Hook, rules ...Rule) Filter {
 	f := Filter{Name: "test", Hook: hook, Netns: w.NameB, Rules: rules}
 	if hook.ofDevices() {
@@ -86,7 +86,7 @@ func drops(port int) Rule {
 	return Rule{Name: fmt.Sprintf("p%d", port), Match: Expression{Text: fmt.Sprintf("udp.dstport == %d", port)}, Action: Drop}
 }
 
-// apply makes the host have these filters, and returns the plan.
+// apply makes the host have exactly these filters and returns the plan.
 func (w *world) apply(filters ...Filter) []string {
 	w.t.Helper()
 	steps, err := applyTo(w.t.Context(), w.root, filters...)
@@ -109,7 +109,7 @@ func (w *world) state() State {
 	return st
 }
 
-// one is the only filter there is.
+// one returns the only filter.
 func (w *world) one() FilterState {
 	w.t.Helper()
 	st := w.state()
@@ -119,16 +119,16 @@ func (w *world) one() FilterState {
 	return st.Filters[0]
 }
 
-// flows says which of the ports of B can be reached from A, by family.
+// flows returns the ports of B reachable from A, by family.
 func (w *world) flows(ports ...uint16) string { return w.flowsOf("", ports...) }
 
-// flowsOf is flows for who knows which should arrive: those have more time.
+// flowsOf is flows with the expected result: it waits longer for expected packets.
 func (w *world) flowsOf(wanted string, ports ...uint16) string {
 	w.t.Helper()
 	return flowsOf(w.t, w.pairs, w.A, w.B, w.B4, w.B6, strings.Fields(wanted), ports...)
 }
 
-// mustFlow is want between two namespaces, by sockets of its own.
+// mustFlow is want between two namespaces, with its own sockets.
 func mustFlow(t testing.TB, when, want string, a, b *netns.Handle, b4, b6 netip.Addr, ports ...uint16) {
 	t.Helper()
 	if got := flowsOf(t, map[netip.AddrPort]pair{}, a, b, b4, b6, strings.Fields(want), ports...); got != want {
@@ -192,7 +192,7 @@ func eachHook(t *testing.T, f func(t *testing.T, h Hook)) {
 	}
 }
 
-// A filter at each hook drops what its rules say, counts, changes, and is gone.
+// At each hook, a filter drops by its rules, counts, changes, and is removed.
 func TestHooks(t *testing.T) {
 	eachHook(t, func(t *testing.T, h Hook) {
 		w := newWorld(t)
@@ -232,8 +232,8 @@ func TestHooks(t *testing.T) {
 	})
 }
 
-// wantCounts waits until the only filter's rules have counted so many packets: on another CPU one that is dropped may take longer
-// than those that arrive.
+// wantCounts waits until the only filter's rules have these packet counts. On another CPU, a
+// dropped packet may be counted later than the arrival of the following ones.
 func (w *world) wantCounts(want map[string]uint64) {
 	w.t.Helper()
 	var s FilterState
@@ -258,7 +258,8 @@ func (w *world) wantCounts(want map[string]uint64) {
 	}
 }
 
-// A filter that would have hosts forget each other is an outage; one that does so already is warned of.
+// A filter dropping ARP by default is an outage. If the previous form drops ARP already, the plan
+// only warns.
 func TestRefusesToDropARP(t *testing.T) {
 	nstest.NeedRoot(t)
 	w := newWorld(t)
@@ -266,7 +267,7 @@ func TestRefusesToDropARP(t *testing.T) {
 	f.Default = Drop
 	plan := func(have State, rules ...Rule) feature.Plan {
 		t.Helper()
-		f.Rules = append(rules, Rule{Match: Expression{Text: "icmpv6"}, Action: Pass}) // TestRefusesToDropDiscovery has IPv6
+		f.Rules = append(rules, Rule{Match: Expression{Text: "icmpv6"}, Action: Pass}) // TestRefusesToDropDiscovery covers IPv6
 		p, err := Feature{}.Plan(t.Context(), have, Config{Filters: []Filter{f}})
 		if err != nil {
 			t.Fatal(err)
@@ -298,7 +299,7 @@ func TestRefusesToDropARP(t *testing.T) {
 func TestDefaultAndActions(t *testing.T) {
 	eachHook(t, func(t *testing.T, h Hook) {
 		if h.ofDevices() {
-			return // it would drop more than UDP
+			return // the default would also drop ARP and neighbour discovery
 		}
 		w := newWorld(t)
 		pass := drops(5001)
@@ -313,7 +314,7 @@ func TestDefaultAndActions(t *testing.T) {
 	})
 }
 
-// Egress, and the points on the way that a packet of B's own takes.
+// Egress hooks, and the netfilter hooks of outgoing packets.
 func TestDirections(t *testing.T) {
 	for name, change := range map[string]func(f *Filter){
 		"tcx egress":     func(f *Filter) { f.Hook, f.Direction = HookTCX, Egress },
@@ -338,7 +339,7 @@ func TestDirections(t *testing.T) {
 	}
 }
 
-// Several filters in several namespaces, each its own.
+// Filters of several namespaces are independent.
 func TestNamespaces(t *testing.T) {
 	w, v := newWorld(t), newWorld(t)
 	a, b := w.filter(HookTCX, drops(5001)), v.filter(HookTCX, drops(5002))

@@ -10,20 +10,21 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// Fields by which rules know fragments, and those of a payload, of which a fragment has a part or nothing.
+// Fragment fields of IPv4 and IPv6, and payload fields. A fragment has part of the payload or none
+// of it.
 var (
 	fragments4 = []expr.ID{expr.IP4MF, expr.IP4FragOffset}
 	fragments6 = []expr.ID{expr.IP6Frag, expr.IP6FragOffset, expr.IP6FragMore}
 	inPayload  = []expr.ID{expr.Payload, expr.SIPMethod, expr.DNSName, expr.DNSType}
 )
 
-// evaded is a rule that fragments evade.
+// evaded is a rule evaded by fragments.
 type evaded struct {
 	rule     int
-	ip4, ip6 bool // whose fragments
+	ip4, ip6 bool // families of the evading fragments
 }
 
-// families are whose fragments come to the filter before they are put together: docs/FILTER.md has the table.
+// families reports the address families filtered before reassembly. docs/FILTER.md has the table.
 func (f Filter) families() (ip4, ip6 bool) {
 	if f.Hook.ofDevices() {
 		return true, true
@@ -37,14 +38,14 @@ func (f Filter) families() (ip4, ip6 bool) {
 	return false, false
 }
 
-// evadedByFragments is the first rule about a payload that fragments evade, nil if there is none. They do not where a rule
-// before it drops fragments, nor where nothing behind it passes anything.
+// evadedByFragments returns the first payload rule evaded by fragments, or nil. Fragments do not
+// evade a rule if an earlier rule drops them, or if nothing after it passes packets.
 func (f Filter) evadedByFragments() *evaded {
 	ip4, ip6 := f.families()
 	for i, r := range f.Rules {
 		rule, err := r.parse()
 		if err != nil {
-			return nil // which others tell
+			return nil // reported elsewhere
 		}
 		var asked []expr.ID
 		expr.Walk(rule.Match.Root, func(n expr.Node) {
@@ -69,12 +70,12 @@ func (f Filter) evadedByFragments() *evaded {
 	return nil
 }
 
-// passesBehind says whether anything behind a rule passes packets.
+// passesBehind reports whether a later rule or the default passes packets.
 func (f Filter) passesBehind(i int) bool {
 	return f.Default != Drop || slices.ContainsFunc(f.Rules[i+1:], func(r Rule) bool { return r.Action == Pass })
 }
 
-// warning says what evades the rule, and what to do.
+// warning describes the evasion and its remedy.
 func (e *evaded) warning(f Filter) string {
 	var of, drop []string
 	if e.ip4 {

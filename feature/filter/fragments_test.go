@@ -15,8 +15,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// Which points see a datagram that came in fragments as one: docs/FILTER.md says what is held here. That conntrack puts
-// together what it sees is the remedy for IPv6 at input.
+// The test verifies the table in docs/FILTER.md: hooks before and after reassembly. Active
+// conntrack reassembles before input, the remedy for IPv6.
 func TestFragments(t *testing.T) {
 	if _, err := exec.LookPath("nft"); err != nil {
 		t.Skip("need: tool nft (Debian package nftables)")
@@ -56,7 +56,7 @@ func TestFragments(t *testing.T) {
 				if c.at == "output" || c.at == "postrouting" {
 					f.Netns = w.NameA
 				}
-				if c.at == "prerouting" { // behind conntrack's defragmentation (-400) and its entry (-200)
+				if c.at == "prerouting" { // after conntrack's defragmentation (-400) and its own hook (-200)
 					f.Priority = -100
 				}
 				w.apply(f)
@@ -92,7 +92,7 @@ func TestFragments(t *testing.T) {
 	}
 }
 
-// behind makes B a router, with a host behind it.
+// behind makes B a router and adds a host behind it.
 func behind(t *testing.T, w *nstest.Wire) (host *netns.Handle, to4, to6 netip.Addr) {
 	t.Helper()
 	host = nstest.NewNetns(t)
@@ -128,7 +128,7 @@ func behind(t *testing.T, w *nstest.Wire) (host *netns.Handle, to4, to6 netip.Ad
 	return host, to4, to6
 }
 
-// Rules about payloads are warned of where fragments come before they are put together, and evade them.
+// The plan warns of payload rules evaded by fragments before reassembly.
 func TestWarnsOfFragments(t *testing.T) {
 	w := newWorld(t)
 	const payload, ports = `udp.dstport == 53 and payload contains "a"`, "udp.dstport == 53"
@@ -142,25 +142,25 @@ func TestWarnsOfFragments(t *testing.T) {
 		at    Point
 		rest  Action
 		rules []Rule
-		warns string // of whose fragments
+		warns string // families of the fragments
 	}{
 		{HookNFT, "", Pass, []Rule{drop(ports), drop(payload)}, only6},
 		{HookNetfilter, "input", Pass, []Rule{drop("sip.method")}, only6},
 		{HookNFT, "", Pass, []Rule{drop(ports)}, neither},
 		{HookNFT, "", Pass, []Rule{count(payload)}, neither},
-		// What drops fragments before makes up for it, and nothing else.
+		// An earlier drop rule for fragments prevents evasion. Nothing else does.
 		{HookNFT, "", Pass, []Rule{drop(fragments6), drop(payload)}, neither},
 		{HookNFT, "", Pass, []Rule{pass(fragments6), drop(payload)}, only6},
 		{HookNFT, "", Pass, []Rule{count(fragments6), drop(payload)}, only6},
 		{HookNFT, "", Pass, []Rule{drop(payload), drop(fragments6)}, only6},
 		{HookNFT, "", Pass, []Rule{drop(fragments4), drop(payload)}, only6},
-		// Where nothing behind passes, fragments are dropped.
+		// If no later rule passes packets, fragments are dropped.
 		{HookNFT, "", Drop, []Rule{pass(payload)}, neither},
 		{HookNFT, "", Drop, []Rule{drop(payload)}, neither},
 		{HookNFT, "", Drop, []Rule{drop(payload), pass("udp")}, only6},
 		{HookNFT, "", Pass, []Rule{pass(payload), drop(ports)}, only6},
 		{HookNFT, "", Drop, []Rule{pass("ip.src == 10.0.0.1"), pass(payload)}, neither},
-		// The points and families of docs/FILTER.md.
+		// The hooks and families of docs/FILTER.md.
 		{HookNFT, "", Pass, []Rule{drop("ip and " + payload)}, neither},
 		{HookNFT, "output", Pass, []Rule{drop(payload)}, neither},
 		{HookNetfilter, "postrouting", Pass, []Rule{drop(payload)}, neither},

@@ -14,11 +14,10 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A packet that is still in a program when its rules have changed twice is counted:
-// the first change leaves the program's map, and the second adds its counts up,
-// which must wait until nothing counts there. What counts late is a program of the
-// test's own here, on the filter's map, since no rules take as long as two changes;
-// on a machine whose CPUs are shared, one that stands still does.
+// A packet is counted even if its program's rules change twice meanwhile. The first change keeps
+// the program's map as "before". The second adds up its counts and must wait for running programs.
+// No rules run long enough for two changes, so a test program on the filter's map counts late. On
+// machines with shared CPUs, a preempted program does the same.
 func TestCountsOfPacketInFlight(t *testing.T) {
 	needHook(t, HookTCX)
 	if runtime.NumCPU() < 2 {
@@ -37,9 +36,9 @@ func TestCountsOfPacketInFlight(t *testing.T) {
 	t.Error("no packet was in the program after a change")
 }
 
-// countLate changes a filter twice while a packet is in its program, and returns how
-// many packets it has counted, and whether the packet was still there after the
-// first change, which may find no CPU for as long.
+// countLate changes a filter twice while a packet is in its program. It returns the filter's count,
+// and whether the packet was still in the program after the first change. A busy machine may delay
+// that change for too long.
 func (w *world) countLate() (counted uint64, inTheMiddle bool) {
 	w.t.Helper()
 	w.apply(w.filter(HookTCX, drops(5001), drops(1)))
@@ -74,11 +73,11 @@ func (w *world) countLate() (counted uint64, inTheMiddle bool) {
 	return w.one().Rules[0].Packets, inTheMiddle
 }
 
-// inFlight is how long the packet is in the program.
+// inFlight is the time of the packet in the program.
 const inFlight = 200 * time.Millisecond
 
-// lateCounter is a program that says that it has begun, stays inFlight in its one
-// run, and then counts a packet of the first rule.
+// lateCounter returns a program that reports its start in begun, waits for inFlight and then counts
+// a packet of the first rule.
 func lateCounter(t testing.TB, counts, begun *ebpf.Map) *ebpf.Program {
 	t.Helper()
 	if err := features.HaveProgramHelper(ebpf.SchedCLS, asm.FnLoop); err != nil {
@@ -92,7 +91,7 @@ func lateCounter(t testing.TB, counts, begun *ebpf.Map) *ebpf.Program {
 			asm.JEq.Imm(asm.R0, 0, "end"),
 		}
 	}
-	const most = 1 << 23 // runs of the loop, each of which asks the clock
+	const most = 1 << 23 // iterations of the loop, each reading the clock
 	ins := element(begun)
 	ins = append(ins,
 		asm.Mov.Imm(asm.R1, 1), asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
@@ -109,7 +108,7 @@ func lateCounter(t testing.TB, counts, begun *ebpf.Map) *ebpf.Program {
 	ins = append(ins,
 		asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord), asm.Add.Imm(asm.R1, 1), asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
 		asm.Mov.Imm(asm.R0, 0).WithSymbol("end"), asm.Return(),
-		// until(_, end) ends the loop when the time has come.
+		// until(_, end) ends the loop at the deadline.
 		asm.Mov.Reg(asm.R6, asm.R2).WithSymbol("until"),
 		asm.FnKtimeGetNs.Call(),
 		asm.LoadMem(asm.R1, asm.R6, 0, asm.DWord),
@@ -118,7 +117,7 @@ func lateCounter(t testing.TB, counts, begun *ebpf.Map) *ebpf.Program {
 		asm.Mov.Imm(asm.R0, 1),
 		asm.Return().WithSymbol("go_on"),
 	)
-	// The kernel wants the types of functions that are called back.
+	// The kernel requires BTF types of callback functions.
 	number := &btf.Int{Name: "long", Size: 8, Encoding: btf.Signed}
 	for i := range ins {
 		switch name := ins[i].Symbol(); {

@@ -14,26 +14,26 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// published is a filter as its pins describe it: the truth that attachments follow.
+// published is a filter as recorded in its pins. The record is authoritative for attachments.
 type published struct {
 	Filter   Filter           `json:"filter"`        // defaults filled in
-	Netns    string           `json:"netns"`         // as people know the namespace
-	Attacher attacherName     `json:"attacher"`      // what its program is held by
-	Raw      bool             `json:"raw,omitempty"` // its devices have no link header: tunnels
+	Netns    string           `json:"netns"`         // namespace as named by the user
+	Attacher attacherName     `json:"attacher"`      // kind of attacher
+	Raw      bool             `json:"raw,omitempty"` // devices have no link header: tunnels
 	Lists    map[string]*list `json:"lists,omitempty"`
-	Before   []string         `json:"before,omitempty"` // keys of the rules that map_before counts, by index
-	// Was is the form before, where it was held otherwise by something that has no link:
-	// a killed command may have left that in place.
+	Before   []string         `json:"before,omitempty"` // keys of the rules counted in map_before, by index
+	// Was is the previous form if its attacher had no links and the attachment changed. A killed
+	// command may have left its attachments in place.
 	Was *published `json:"was,omitempty"`
 
 	meta kernel.Meta
 }
 
-// filters are the instances. Each has an object of its own: the compiled rules.
+// filters is the store of filter instances. Each has its own object: the compiled rules.
 var filters = instances.Store[published]{Feature: Name, ABI: abi, Ref: func(p *published) string { return p.Netns },
 	Fill: func(p *published) { p.Filter = p.Filter.withDefaults() }}
 
-// publishedFrom is the filter of a record.
+// publishedFrom returns the filter of a record.
 func publishedFrom(rec instances.Record[published]) *published {
 	p := rec.Spec
 	p.meta = rec.Meta
@@ -45,7 +45,7 @@ type instance struct {
 	lock *kernel.WriteLock // nil for readers
 	inst kernel.Instance
 	pub  *published
-	pins *kernel.Opened // nil before it is published
+	pins *kernel.Opened // nil before publication
 	ns   *netns.Handle
 }
 
@@ -61,7 +61,7 @@ func openInstance(l *kernel.WriteLock, i kernel.Instance) (*instance, error) {
 // findNetns opens the namespace of a published filter.
 func findNetns(p *published) (*netns.Handle, error) { return netns.Find(p.Netns, p.meta.ID()) }
 
-// Close closes what is open; everything stays pinned.
+// Close releases descriptors. All pins stay.
 func (s *instance) Close() {
 	if s.pins != nil {
 		s.pins.Close()
@@ -71,7 +71,7 @@ func (s *instance) Close() {
 	}
 }
 
-// reopen opens the pins anew after they have been published.
+// reopen opens the pins again after publication.
 func (s *instance) reopen() error {
 	pins, err := s.lock.Open(s.inst)
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *instance) reopen() error {
 	return nil
 }
 
-// current says whether a program is that of the published form: only it uses the
+// current reports whether a program belongs to the published form. Only that program uses the
 // form's map of counts.
 func (s *instance) current(program uint32) (bool, error) {
 	id, err := s.countsID()
@@ -106,12 +106,12 @@ func (s *instance) countsID() (ebpf.MapID, error) {
 	return id, nil
 }
 
-// headers says which types of devices have an Ethernet header (true) and which have
-// none, as dev_is_mac_header_xmit tells them apart (include/linux/if_arp.h).
+// headers maps device types to whether they have an Ethernet header, as in dev_is_mac_header_xmit
+// (include/linux/if_arp.h).
 var headers = map[string]bool{"ether": true, "loopback": true, "none": false, "void": false, "ipip": false, "tunnel6": false, "sit": false,
 	"gre": false, "ipgre": false, "ip6gre": false, "ppp": false, "rawip": false}
 
-// interfaces are the filter's interfaces that are there, by name.
+// interfaces returns the filter's existing interfaces by name.
 func (s *instance) interfaces() (map[string]*netlink.LinkAttrs, error) {
 	var links []netlink.Link
 	err := s.ns.Do(func() (err error) { links, err = netlink.LinkList(); return err })
@@ -127,8 +127,8 @@ func (s *instance) interfaces() (map[string]*netlink.LinkAttrs, error) {
 	return out, nil
 }
 
-// devices are the numbers of those interfaces of the filter that it can be attached
-// to now, by name; without says why it cannot be attached to another.
+// devices returns the indices of attachable interfaces by name. without explains the reason for
+// another interface.
 func (s *instance) devices() (out map[string]int, without func(name string) string, err error) {
 	all, err := s.interfaces()
 	if err != nil {
@@ -152,7 +152,7 @@ func (s *instance) devices() (out map[string]int, without func(name string) stri
 	}, nil
 }
 
-// raw says whether the first interface that is there has no link header.
+// raw reports whether the first existing interface has no link header.
 func (s *instance) raw() (bool, error) {
 	all, err := s.interfaces()
 	for _, name := range s.pub.Filter.Interfaces {
@@ -164,7 +164,7 @@ func (s *instance) raw() (bool, error) {
 	return false, err
 }
 
-// view is what the program sees of a packet.
+// view returns the program's view of a packet.
 func (p *published) view() view {
 	if v := p.Filter.Hook.view(); v != viewTC || !p.Raw {
 		return v
@@ -172,7 +172,7 @@ func (p *published) view() view {
 	return viewTCRaw
 }
 
-// program loads the published program once more, with its pinned maps.
+// program loads the published program again, with its pinned maps.
 func (s *instance) program() (*kernel.Collection, error) {
 	c, _, err := s.pub.compileAndLoad(func() map[string]*ebpf.Map { return sharedMaps(s.pins.Maps) })
 	return c, err

@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// tcxPrograms counts the programs at both tcx hooks of a device of this thread's namespace.
+// tcxPrograms counts the programs at both tcx hooks of a device in the current namespace.
 func tcxPrograms(index int) (n int, err error) {
 	for _, side := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 		q, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: side})
@@ -28,11 +28,12 @@ func tcxPrograms(index int) (n int, err error) {
 	return n, nil
 }
 
-// slots are the maps by which this process's tests have seen dispatchers find their programs.
+// slots are the dispatcher slots seen by the tests of this process.
 var slots = map[ebpf.MapID]bool{}
 
-// dispatchers counts netfilter's links that run the dispatcher of a filter of this world, also one that is pinned no
-// more. What others on the machine attach is their own: the kernel does not tell links by namespace.
+// dispatchers counts netfilter links running a dispatcher of this world's filters, including
+// unpinned ones. It ignores links of other programs: the kernel does not report the namespace of a
+// link.
 func (w *world) dispatchers() (n int) {
 	w.t.Helper()
 	pins, err := filepath.Glob(w.root.Path() + "/*/filter/*/map_slot")
@@ -70,7 +71,7 @@ func (w *world) dispatchers() (n int) {
 	return n
 }
 
-// withoutWeir leaves weir's tables, and what is in them, out of a ruleset in JSON.
+// withoutWeir removes weir's tables and their contents from a JSON ruleset.
 func withoutWeir(t testing.TB, text string) string {
 	t.Helper()
 	var all struct {

@@ -19,15 +19,16 @@ import (
 	"github.com/weir-project/weir/internal/safefile"
 )
 
-// Bounds of a list's file. Its owner may be another user, at whose wish weir must not take memory and time without end.
+// Bounds of a list file. Its owner may be another user and must not exhaust weir's memory or time.
 const (
-	// maxListPrefixes is a million for each of the tables that a list may be spread over.
+	// maxListPrefixes is a million for each of the up to eight tables of a list.
 	maxListPrefixes = 8 << 20
-	// maxOthersPrefixes is for files of other users.
+	// maxOthersPrefixes is the maximum for files of other users.
 	maxOthersPrefixes = 1 << 20
-	// maxListLine is the mean length of lines, in bytes: the longest prefix takes 44, and a comment may follow.
+	// maxListLine is the maximum mean line length in bytes. The longest prefix has 44, and a
+	// comment may follow.
 	maxListLine = 64
-	// maxListText bounds what comes before a comment.
+	// maxListText is the maximum text before a comment, in bytes.
 	maxListText = 64 << 10
 )
 
@@ -51,7 +52,8 @@ func (f Filter) readLists() (map[string]*list, error) {
 	return out, nil
 }
 
-// unfitLists is the error of a list that cannot be read and has not changed since. It reads nothing.
+// unfitLists returns the cached error of an invalid, unchanged list file. It reads no file
+// contents.
 func (f Filter) unfitLists() error {
 	for _, name := range slices.Sorted(maps.Keys(f.Lists)) {
 		if f.saved[name] != nil {
@@ -65,14 +67,14 @@ func (f Filter) unfitLists() error {
 }
 
 func (f Filter) listError(name string, err error) error {
-	if f.Name == "" { // of no configuration
+	if f.Name == "" { // without a configuration
 		return fmt.Errorf("list %s: %w", name, err)
 	}
 	return f.Pos.Errorf("filter.%s.lists.%s: %w", f.Name, name, err)
 }
 
-// unfit are files whose contents are no list, by path. weir serve tries a file again every few seconds: it reads such a list
-// again once that has changed.
+// unfit caches the errors of invalid list files by path. weir serve retries files every few
+// seconds: the cache avoids reading an unchanged invalid list again.
 type unfit struct {
 	mu    sync.Mutex
 	files map[string]unfitFile
@@ -85,7 +87,7 @@ type unfitFile struct {
 
 var unfitLists = unfit{files: map[string]unfitFile{}}
 
-// find returns the error of a file that is as it was then.
+// find returns the cached error of a file if the file is unchanged.
 func (u *unfit) find(path string) error {
 	u.mu.Lock()
 	was, ok := u.files[path]
@@ -109,8 +111,9 @@ func (u *unfit) note(path string, seen safefile.Seen, err error) {
 	}
 }
 
-// readList reads a file of one address or prefix a line; what follows a # is a comment. As in expressions and bindings, no bit of a
-// prefix is set beyond its length: somebody who writes 10.1.0.1/16 may mean the one address.
+// readList reads a file with one address or prefix a line; a # begins a comment. Prefixes must not
+// have bits set beyond their length, as in expressions and bindings: 10.1.0.1/16 may mean the one
+// address.
 func readList(path string) (*list, error) {
 	f, err := safefile.Open(path)
 	if err != nil {
@@ -139,17 +142,18 @@ func readList(path string) (*list, error) {
 	return l, nil
 }
 
-// listReader reads the prefixes of a file. Its memory goes by how many of them differ.
+// listReader reads the prefixes of a file. Its memory is proportional to the number of distinct
+// prefixes.
 type listReader struct {
 	path string
 	file *safefile.Stream
 	from *bufio.Reader
-	max  int // prefixes
+	max  int // maximum number of prefixes
 
 	line    int
 	bytes   int64
 	entries []netip.Prefix
-	unfit   bool // its contents are wrong
+	unfit   bool // the contents are invalid
 }
 
 func (r *listReader) read() error {
@@ -180,7 +184,7 @@ func (r *listReader) read() error {
 	return r.compact()
 }
 
-// next is the next line without its comment. [io.EOF]: there is none.
+// next returns the next line without its comment, or [io.EOF].
 func (r *listReader) next() (string, error) {
 	line, err := r.from.ReadSlice('\n')
 	r.line++
@@ -188,14 +192,14 @@ func (r *listReader) next() (string, error) {
 	out := string(bytes.TrimSpace(text))
 	for {
 		if r.bytes += int64(len(line)); r.bytes > int64(r.max)*maxListLine {
-			return "", r.tooLarge(r.bytes) // it grew meanwhile
+			return "", r.tooLarge(r.bytes) // the file grew meanwhile
 		}
 		if bytes.IndexByte(line, 0) >= 0 {
 			r.unfit = true
 			return "", fmt.Errorf("%s:%d: a NUL byte: this is no list of prefixes", r.path, r.line)
 		}
 		if err == bufio.ErrBufferFull && !comment {
-			return out + "…", nil // no prefix, whatever it begins with
+			return out + "…", nil // too long for a prefix
 		}
 		if err != bufio.ErrBufferFull {
 			break
@@ -227,7 +231,7 @@ func (r *listReader) parse(text string) (netip.Prefix, error) {
 	return p, fmt.Errorf("%s:%d: %.80q has bits set beyond its length: write %s, or %s for the one address", r.path, r.line, text, m, p.Addr())
 }
 
-// compact drops what was read more than once.
+// compact sorts the entries and removes duplicates.
 func (r *listReader) compact() error {
 	slices.SortFunc(r.entries, func(a, b netip.Prefix) int {
 		if c := a.Addr().Compare(b.Addr()); c != 0 {
@@ -257,7 +261,7 @@ func (r *listReader) owner() string {
 	return fmt.Sprintf("a list of user %d", r.file.UID)
 }
 
-// remedy is what else helps.
+// remedy returns an additional remedy.
 func (r *listReader) remedy() string {
 	if r.file.Trusted() {
 		return ", or spread it over several lists"
@@ -267,7 +271,7 @@ func (r *listReader) remedy() string {
 
 var errZone = errors.New("zones are not supported")
 
-// zoned adds the remedy for an address with a zone.
+// zoned returns the remedy for an address with a zone.
 func zoned(text string) string {
 	if address, zone, ok := strings.Cut(text, "%"); ok {
 		return fmt.Sprintf(": zones are not supported: write %.80s without %%%.80s", address, zone)

@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/internal/safefile"
 )
 
-// allocated is the memory that a call allocates, in bytes.
+// allocated returns the bytes allocated by a call.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -27,7 +27,7 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// theirs makes a file of an unprivileged user.
+// theirs creates a file owned by an unprivileged user.
 func theirs(t *testing.T, text []byte) string {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -38,7 +38,7 @@ func theirs(t *testing.T, text []byte) string {
 	return path
 }
 
-// A sparse file costs its owner nothing: it costs weir a look at its size, or at its beginning.
+// A sparse file is free for its owner. weir must reject it by its size, or by its first bytes.
 func TestListSparse(t *testing.T) {
 	for _, c := range []struct {
 		begins string
@@ -65,7 +65,7 @@ func TestListSparse(t *testing.T) {
 	}
 }
 
-// The memory of a list goes by the prefixes that differ, not by the lines.
+// The memory for a list is proportional to its distinct prefixes, not to its lines.
 func TestListDuplicates(t *testing.T) {
 	const lines = 1_000_000
 	path := theirs(t, bytes.Repeat([]byte("1.1.1.1\n2001:db8::/32 # x\n"), lines/2))
@@ -80,7 +80,7 @@ func TestListDuplicates(t *testing.T) {
 	}
 }
 
-// The prefixes of another user's list are bounded; root's list may have more.
+// Lists of other users have a prefix limit. Lists of root have a higher one.
 func TestListPrefixesBounded(t *testing.T) {
 	var b bytes.Buffer
 	for i := range maxOthersPrefixes + 1 {
@@ -99,7 +99,8 @@ func TestListPrefixesBounded(t *testing.T) {
 	}
 }
 
-// What is no list is not read again before it has changed; what is changed is, whatever its times say.
+// An invalid list is not read again until the file changes. A changed file is detected even with
+// the old modification time.
 func TestListUnfitIsReadOnce(t *testing.T) {
 	path := theirs(t, append(bytes.Repeat([]byte("1.1.1.1\n"), 100_000), "no prefix\n"...))
 	f := Filter{Lists: map[string]string{"bad": path}}
@@ -119,7 +120,7 @@ func TestListUnfitIsReadOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := append(bytes.Repeat([]byte("1.1.1.1\n"), 100_000), "127.0.0.1\n"...) // as long
+	text := append(bytes.Repeat([]byte("1.1.1.1\n"), 100_000), "127.0.0.1\n"...) // the same length
 	if err := errors.Join(os.WriteFile(path, text, 0), os.Chtimes(path, time.Time{}, seen.ModTime())); err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +129,7 @@ func TestListUnfitIsReadOnce(t *testing.T) {
 	}
 }
 
-// Lines of any length are read, if a comment makes them long.
+// Lines may have any length if most of it is a comment.
 func TestListLongLines(t *testing.T) {
 	long := strings.Repeat("x", 3*maxListText)
 	for text, want := range map[string]string{

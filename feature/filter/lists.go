@@ -16,42 +16,42 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// list is what a $name of a filter stands for, as the pins have it: a short one is
-// in the program, a long one in a table that the program looks up.
+// list is the value of a $name of a filter, as recorded in the pins. A short list is compiled into
+// the program. A long list is a table for the program to search.
 type list struct {
 	Hash     string         `json:"hash"` // of the file
 	Entries  int            `json:"entries"`
-	Prefixes []netip.Prefix `json:"prefixes,omitempty"` // of a short one
-	Segments int            `json:"segments,omitempty"` // of the table of a long one, MiB
+	Prefixes []netip.Prefix `json:"prefixes,omitempty"` // of a short list
+	Segments int            `json:"segments,omitempty"` // table size of a long list, MiB
 	Shards   compile.Shards `json:"shards,omitzero"`    // of a list larger than one table
-	Table    string         `json:"table,omitempty"`    // what the names of its first table's maps begin with
+	Table    string         `json:"table,omitempty"`    // prefix of the map names of its first table
 
-	entries []netip.Prefix // as read from the file; nil where only the pins are known
+	entries []netip.Prefix // as read from the file; nil if read from the pins
 }
 
-// shortList is how many prefixes are compiled into the program: more are found
-// faster, and changed cheaper, in a table.
+// shortList is the maximum number of prefixes compiled into the program. Beyond it, a table is
+// faster to search and cheaper to change.
 const shortList = 32
 
-// chooseStorage decides where a list's entries are kept.
+// chooseStorage decides between the program and a table for a list's entries.
 func (l *list) chooseStorage() {
 	l.Entries = len(l.entries)
 	if l.Entries <= shortList {
 		l.Prefixes = l.entries
 	} else {
-		// Twice what prefixes of the Internet's table take: others are scattered more.
+		// Twice the room for prefixes of the Internet's routing table: other prefixes are more
+		// scattered.
 		l.Segments = min(2+l.Entries/50_000, maxSegments)
 	}
 }
 
-// List is what $Name stands for in the rules of a socket.
+// List is the value of $Name in the rules of a socket.
 type List struct {
 	Name     string
 	Prefixes []netip.Prefix
 }
 
-// ReadList reads a list from a file as configurations name them: an address or a
-// prefix a line; what follows a # is a comment.
+// ReadList reads a list file: one address or prefix a line, # begins a comment.
 func ReadList(name, file string) (List, error) {
 	l, err := readList(file)
 	if err != nil {
@@ -60,7 +60,7 @@ func ReadList(name, file string) (List, error) {
 	return List{name, l.entries}, nil
 }
 
-// forSocket is lists as a program has them.
+// forSocket converts the lists of a socket.
 func forSocket(lists []List) (map[string]*list, error) {
 	out := map[string]*list{}
 	for _, x := range lists {
@@ -80,10 +80,10 @@ func forSocket(lists []List) (map[string]*list, error) {
 	return out, nil
 }
 
-// maxSegments is the size of the largest table. Tests make it less.
+// maxSegments is the maximum table size in MiB. Tests lower it.
 var maxSegments = 32
 
-// forCompiler is the lists as the compiler takes them.
+// forCompiler converts lists for the compiler.
 func forCompiler(ls map[string]*list) map[string]compile.List {
 	out := map[string]compile.List{}
 	for name, l := range ls {
@@ -92,11 +92,11 @@ func forCompiler(ls map[string]*list) map[string]compile.List {
 	return out
 }
 
-// fill writes a long list into those of its tables that are new: not given.
+// fill writes a long list into its new tables. It skips the given ones.
 func (l *list) fill(ms, given map[string]*ebpf.Map) error {
 	for i, name := range l.Shards.Names(l.Table) {
 		if given[name+tableMaps[0]] != nil || i > 0 && ms[name+tableMaps[0]] == nil {
-			continue // full already, or asked for by no rule
+			continue // already filled, or unused by all rules
 		}
 		if l.entries == nil {
 			return errNoContents
@@ -128,7 +128,8 @@ func (l *list) fillOne(m table.Maps, shard int) error {
 	return t.Replace(entries)
 }
 
-// grow gives a list's table all the room that there is, and then the list twice the tables; false if it had all that.
+// grow enlarges a list's table to the maximum size, then doubles the number of tables. It returns
+// false at the limit of both.
 func (l *list) grow() bool {
 	switch {
 	case l.Segments < maxSegments:
@@ -141,8 +142,8 @@ func (l *list) grow() bool {
 	return true
 }
 
-// spread chooses the bits that tell the tables of a list's prefixes: as few as fill the tables alike, since shorter prefixes
-// are in each.
+// spread chooses the number of leading bits for distributing prefixes over tables. It prefers few
+// bits with an even distribution, because shorter prefixes are stored in every table.
 func (l *list) spread(tables int) compile.Shards {
 	out := compile.Shards{Tables: tables}
 	for _, family := range []struct {
@@ -156,7 +157,7 @@ func (l *list) spread(tables int) compile.Shards {
 				n++
 			}
 		}
-		if n < len(l.entries)/(8*tables) { // a few more in the first table
+		if n < len(l.entries)/(8*tables) { // few enough for the first table
 			continue
 		}
 		for _, bits := range family.choice {
@@ -170,7 +171,7 @@ func (l *list) spread(tables int) compile.Shards {
 	return out
 }
 
-// fullest is how many prefixes of a family the fullest table has.
+// fullest returns the number of a family's prefixes in the fullest table.
 func (l *list) fullest(s compile.Shards, is func(netip.Addr) bool) int {
 	in, all := make([]int, s.Tables), 0
 	for _, p := range l.entries {
@@ -186,7 +187,7 @@ func (l *list) fullest(s compile.Shards, is func(netip.Addr) bool) int {
 	return all + slices.Max(in)
 }
 
-// listStates tell of a filter's lists.
+// listStates returns the state of the filter's lists.
 func (p *published) listStates() (out []ListState) {
 	for _, name := range slices.Sorted(maps.Keys(p.Lists)) {
 		l := p.Lists[name]
@@ -200,7 +201,7 @@ func (p *published) listStates() (out []ListState) {
 	return out
 }
 
-// keepRoom gives lists that stay the room that they have.
+// keepRoom preserves the table sizes of unchanged lists.
 func keepRoom(next, before map[string]*list) {
 	for name, l := range next {
 		if o := before[name]; o != nil && o.Hash == l.Hash && o.Segments > 0 && l.Segments > 0 {
@@ -209,12 +210,11 @@ func keepRoom(next, before map[string]*list) {
 	}
 }
 
-// tableMaps are the endings of the names of a table's maps.
+// tableMaps are the suffixes of a table's map names.
 var tableMaps = []string{"_head", "_index", "_pages"}
 
-// inheritLists takes over the tables of lists that are the same as before: they
-// need not be filled again. It returns the old form's maps by the names that the
-// new program has for them.
+// inheritLists reuses the tables of unchanged lists, which need no filling. It returns the old
+// form's maps under the new program's names.
 func inheritLists(next, before map[string]*list, have map[string]*ebpf.Map) map[string]*ebpf.Map {
 	share := map[string]*ebpf.Map{}
 	for name, l := range next {
@@ -233,12 +233,12 @@ func inheritLists(next, before map[string]*list, have map[string]*ebpf.Map) map[
 	return share
 }
 
-// sameLists says whether two forms have the same lists.
+// sameLists reports whether two forms have the same lists.
 func sameLists(a, b map[string]*list) bool {
 	return maps.EqualFunc(a, b, func(x, y *list) bool { return x.Hash == y.Hash })
 }
 
-// set is a list as the interpreter asks it.
+// set is a list for the interpreter.
 type set struct{ in map[netip.Prefix]bool }
 
 func (s set) Contains(a netip.Addr) bool {
@@ -250,7 +250,7 @@ func (s set) Contains(a netip.Addr) bool {
 	return false
 }
 
-// sets are a filter's lists as the interpreter asks them.
+// sets converts a filter's lists for the interpreter.
 func sets(ls map[string]*list) map[string]expr.Set {
 	out := map[string]expr.Set{}
 	for name, l := range ls {

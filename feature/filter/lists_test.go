@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// listOf writes a file of n prefixes that are nobody's here, and some more.
+// listOf writes a file of n unused prefixes and the given ones.
 func listOf(t testing.TB, n int, more ...string) string {
 	t.Helper()
 	var b strings.Builder
@@ -36,8 +36,8 @@ func listOf(t testing.TB, n int, more ...string) string {
 	return file
 }
 
-// Lists, short and long, decide at every hook; one that stays is not filled again
-// when rules change, and its filter can be recovered without the file.
+// Short and long lists work at every hook. A change of rules does not refill an unchanged list, and
+// its filter can be recovered without the file.
 func TestLists(t *testing.T) {
 	eachHook(t, func(t *testing.T, h Hook) {
 		for _, n := range []int{3, 2000} {
@@ -53,7 +53,7 @@ func TestLists(t *testing.T) {
 				t.Errorf("steps %q", steps)
 			}
 			w.want(fmt.Sprint(n, " of IPv6"), "5001/4", 5001)
-			// The rules that ask for it change places: the table stays with its name.
+			// The rules using the list change their order. The table stays with its name.
 			f.Rules[0], f.Rules[1] = f.Rules[1], f.Rules[0]
 			w.apply(f)
 			w.want("order changed", "5001/4", 5001)
@@ -94,7 +94,7 @@ func TestListErrors(t *testing.T) {
 	}
 }
 
-// A list that has become empty is told: nothing of a configuration shows it.
+// The plan warns of a newly empty list, because the configuration does not show it.
 func TestWarnsOfEmptyList(t *testing.T) {
 	nstest.NeedRoot(t)
 	w := newWorld(t)
@@ -128,7 +128,7 @@ func TestWarnsOfEmptyList(t *testing.T) {
 	if p := plan(); len(p.Warnings) != 1 || len(p.Outages) != 0 || !strings.Contains(p.Warnings[0], "list bad is empty: no packet matches $bad; look at its file, "+path) {
 		t.Errorf("emptied: %q, outages %q", p.Warnings, p.Outages)
 	}
-	// Of those that pass, it locks everybody out.
+	// For a pass rule, an empty list locks everybody out.
 	f.Rules = []Rule{{Match: Expression{Text: "ip.src in $bad"}, Action: Pass}, drops(5001)}
 	if p := plan(); len(p.Outages) != 1 || !strings.Contains(p.Outages[0], "list bad is empty") {
 		t.Errorf("emptied, of a rule that passes: %q, outages %q", p.Warnings, p.Outages)
@@ -154,13 +154,13 @@ func TestTrialWithLists(t *testing.T) {
 	}
 }
 
-// More prefixes than the first guess at a table's size has room for.
+// The list exceeds the first estimate of its table's size.
 func TestListGrows(t *testing.T) {
 	nstest.NeedRoot(t)
 	needHook(t, HookTCX)
 	w := newWorld(t)
 	l := &list{Segments: 1, Hash: "x"}
-	for i := range 60000 { // scattered, each in a page of its own
+	for i := range 60000 { // scattered, each in its own page
 		l.entries = append(l.entries, netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(i >> 8), byte(i), byte(i * 7), byte(i * 13)}), 32))
 	}
 	l.entries = append(l.entries, netip.MustParsePrefix("10.77.0.1/32"))
@@ -175,8 +175,8 @@ func TestListGrows(t *testing.T) {
 	}
 }
 
-// A list that no table holds is spread over several, at every hook; it decides as the list does, stays in them while rules
-// change, and without the file.
+// A list too large for one table is spread over several. At every hook it matches like the list. It
+// keeps its tables when rules change, and without the file.
 func TestListSpreads(t *testing.T) {
 	nstest.NeedRoot(t)
 	was := maxSegments
@@ -229,7 +229,8 @@ func TestListSpreads(t *testing.T) {
 	}
 }
 
-// Whatever a list is made of, its prefixes are spread alike, and each is where an address of it is looked for.
+// For all kinds of lists, prefixes are distributed evenly, and the table of an address has its
+// matching prefixes.
 func TestSpread(t *testing.T) {
 	r := rand.New(rand.NewPCG(8, 8))
 	word := func() uint16 { return uint16(r.Uint32()) }
@@ -266,14 +267,14 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// A file that is no list at all is told in a line that can be read, however long its own are.
+// The error about an invalid list file is short, even if the file's lines are long.
 func TestListErrorIsShort(t *testing.T) {
 	for name, text := range map[string]string{"a letter": strings.Repeat("a", 1<<20), "a zone": strings.Repeat("f%", 1<<20)} {
 		file := filepath.Join(t.TempDir(), "list.txt")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Chmod(file, 0o644); err != nil { // of a file that others may not read nothing is shown
+		if err := os.Chmod(file, 0o644); err != nil { // errors quote only world-readable files
 			t.Fatal(err)
 		}
 		if _, err := readList(file); err == nil || len(err.Error()) > 1000 || !strings.Contains(err.Error(), "list.txt:1:") {

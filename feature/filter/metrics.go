@@ -18,7 +18,7 @@ var (
 	_ feature.Examiner  = Feature{}
 )
 
-// collector reads the pins anew for every scrape: it keeps nothing.
+// collector reads the pins for every scrape and keeps no state.
 type collector struct{ root *kernel.Root }
 
 // Collector implements feature.Measured.
@@ -71,8 +71,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// Failures implements feature.Failing: filters that are not where they should be. A wrong order among programs is none; filters of
-// namespaces that are gone weir serve removes.
+// Failures implements feature.Failing: filters with missing or outdated attachments. A wrong order
+// among programs is no failure. Filters of removed namespaces are no failures: weir serve removes
+// them.
 func (st State) Failures() (out []feature.Finding) {
 	for _, f := range st.Filters {
 		if f.Problem != "" && f.Problem != problemUnseen && !f.gone {
@@ -87,7 +88,8 @@ func (st State) Failures() (out []feature.Finding) {
 	return out
 }
 
-// Examine implements feature.Examiner: filters that are not where they should be.
+// Examine implements feature.Examiner. It reports failures, wrong orders, removed namespaces and
+// outdated programs.
 func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 	st, err := ReadState(ctx, r)
 	out := st.Failures()

@@ -14,12 +14,12 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// resolution is a protocol by which hosts find each other's link addresses. A filter with default: drop takes it along, and
-// the whole host is off the network a moment later, whatever the rules pass.
+// resolution is a protocol for resolving neighbours' link addresses. A filter with default: drop
+// also drops its packets unless a rule passes them. The host then loses the network within moments.
 type resolution struct {
 	name   string
 	remedy string   // the rule to add
-	asks   []string // texts in a rule of somebody who has thought of it
+	asks   []string // texts of rules from users aware of the problem
 	link   []byte   // Ethernet header of a request
 	packet []byte   // the request
 }
@@ -33,7 +33,8 @@ var (
 		solicitation(netip.MustParseAddr("fe80::2"), netip.MustParseAddr("ff02::1:ff00:1"))}
 )
 
-// solicitation is a neighbour solicitation (RFC 4861, section 4.3) without options; its checksum is not filled in.
+// solicitation returns a neighbour solicitation (RFC 4861, section 4.3) without options and
+// checksum.
 func solicitation(src, dst netip.Addr) []byte {
 	const icmp, asked = 58, 135
 	p := []byte{0x60, 0, 0, 0, 0, 24, icmp, 255}
@@ -42,7 +43,8 @@ func solicitation(src, dst netip.Addr) []byte {
 	return append(p, netip.MustParseAddr("fe80::1").AsSlice()...)
 }
 
-// drops says whether the filter's default takes the request, and no rule that passes anything asks for its kind.
+// drops reports whether the filter's default drops the request, with no pass rule about its kind of
+// packet.
 func (r resolution) drops(p *published) bool {
 	f := p.Filter
 	if f.Default != Drop {
@@ -56,7 +58,7 @@ func (r resolution) drops(p *published) bool {
 		}
 		e, err := rule.parse()
 		if err != nil {
-			return false // others tell
+			return false // reported elsewhere
 		}
 		exprs = append(exprs, e.Match)
 	}
@@ -68,15 +70,16 @@ func (r resolution) drops(p *published) bool {
 	return env.EvalRules(exprs, &packet, f.unreadable, decides) == len(exprs)
 }
 
-// cutsOff are the interfaces, or "the host" for a filter of a whole namespace, that would find no neighbours by r.
+// cutsOff returns the interfaces unable to resolve neighbours by r. For a filter of a whole
+// namespace it returns "the host".
 func (p *published) cutsOff(r resolution, ns *netns.Handle) []string {
 	f := p.Filter
 	var at []string
 	switch {
-	case p.Raw || f.At == "forward": // tunnels have no neighbours, and the requests are not forwarded
+	case p.Raw || f.At == "forward": // tunnels have no neighbours, and requests are not forwarded
 	case f.Hook.ofDevices():
 		at = slices.DeleteFunc(slices.Clone(f.Interfaces), func(name string) bool { return name == "lo" })
-	case r.name == nd.name: // ARP goes past netfilter's hooks of the IP stack
+	case r.name == nd.name: // ARP bypasses the netfilter hooks of the IP stack
 		at = []string{"the host"}
 	}
 	if len(at) == 0 || !r.drops(p) {
@@ -92,10 +95,11 @@ func (p *published) cutsOff(r resolution, ns *netns.Handle) []string {
 	return at
 }
 
-// ipv6Users are the interfaces of a namespace with IPv6 addresses other than those that each interface has by itself.
+// ipv6Users returns the interfaces of a namespace with an IPv6 address other than link-local and
+// loopback.
 func ipv6Users(ns *netns.Handle) map[string]bool {
 	out := map[string]bool{}
-	_ = ns.Do(func() error { // none can be read: nothing is known to be used
+	_ = ns.Do(func() error { // on error, no use of IPv6 is known
 		links, err := netlink.LinkList()
 		if err != nil {
 			return err
@@ -111,7 +115,7 @@ func ipv6Users(ns *netns.Handle) map[string]bool {
 	return out
 }
 
-// warnOfCut tells of interfaces that are cut off: as an outage, if they were not before.
+// warnOfCut warns of cut-off interfaces: as an outage if they were connected before.
 func (t *target) warnOfCut(plan *feature.Plan, was *published, ns *netns.Handle) {
 	for _, r := range []resolution{arp, nd} {
 		now := t.pub.cutsOff(r, ns)

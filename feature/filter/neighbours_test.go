@@ -10,7 +10,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A filter whose default takes the questions for neighbours along cuts the host off: that is refused, by each protocol.
+// A default dropping neighbour resolution cuts the host off. The plan refuses it for each protocol.
 func TestRefusesToDropDiscovery(t *testing.T) {
 	nstest.NeedRoot(t)
 	w := newWorld(t)
@@ -21,7 +21,7 @@ func TestRefusesToDropDiscovery(t *testing.T) {
 		hook  Hook
 		at    Point
 		rules []Rule
-		want  []string // protocols refused
+		want  []string // refused protocols
 	}{
 		{HookTCX, "", []Rule{web}, []string{"ARP", "IPv6 neighbour discovery"}},
 		{HookXDP, "", []Rule{web, arp4}, []string{"IPv6 neighbour discovery"}},

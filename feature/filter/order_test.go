@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Names of foreign programs. The kernel keeps 15 bytes of the long one, its BTF all of it.
+// Names of foreign programs. The kernel keeps 15 bytes of the long one; its BTF has the full name.
 const (
 	foreignShort = "cil_from_netdev"
 	foreignLong  = "netobserv_ingress_flow_parse"
@@ -31,7 +31,7 @@ type foreign struct {
 	id   uint32
 }
 
-// foreign attaches a program of another loader, at the head of the hook or at its end.
+// foreign attaches a program of another loader at the head or tail of the hook.
 func (w *world) foreign(name string, anchor link.Anchor) foreign {
 	w.t.Helper()
 	spec := &ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, License: "GPL",
@@ -72,12 +72,12 @@ func ordered(f Filter, where hookorder.Where, anchor string) Filter {
 	return f
 }
 
-// wantPosition compares the position that the state shows.
+// wantPosition checks the position in the state.
 func (w *world) wantPosition(when, want string) {
 	w.t.Helper()
 	p := w.one().Attachments[0]
 	for end := time.Now().Add(5 * time.Second); p.Position != nil && p.Position.String() != want && time.Now().Before(end); {
-		time.Sleep(5 * time.Millisecond) // links of a killed process end in the kernel's own time
+		time.Sleep(5 * time.Millisecond) // the kernel releases links of a killed process asynchronously
 		p = w.one().Attachments[0]
 	}
 	if p.Position == nil || p.Position.String() != want || p.Problem != "" {
@@ -93,8 +93,8 @@ func needOrder(t testing.TB) {
 	}
 }
 
-// A filter goes where its order asks for it, from any order to any other, and keeps its counts.
-// Another change of the filter leaves it there.
+// A filter follows its order, from any order to any other, and keeps its counts. Other changes of
+// the filter keep its position.
 func TestOrder(t *testing.T) {
 	needOrder(t)
 	w := newWorld(t)
@@ -129,7 +129,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// What comes to the wrong side of a filter stays there until the next apply, which moves the filter.
+// A program attached to the wrong side of a filter stays there until the next apply moves the
+// filter.
 func TestOrderKept(t *testing.T) {
 	needOrder(t)
 	w := newWorld(t)
@@ -150,8 +151,8 @@ func TestOrderKept(t *testing.T) {
 	w.wantPosition("alone again", "the only program")
 }
 
-// An order that names a program which is not there is refused before anything changes, with the programs
-// that are. A filter that is attached stays when that program goes.
+// An order naming an absent program is rejected before any change. The error lists the present
+// programs. An attached filter stays when the named program is detached.
 func TestOrderWithoutAnchor(t *testing.T) {
 	needOrder(t)
 	w := newWorld(t)
@@ -180,8 +181,8 @@ func TestOrderWithoutAnchor(t *testing.T) {
 	w.wantPosition("with it again", "1 of 2, before "+foreignShort)
 }
 
-// Killed at any step of a change of order, the filter drops all the time, and the next
-// command finishes.
+// A process is killed at any step of a change of order. The filter drops all the time, and the next
+// command completes the change.
 func TestOrderKilledAtEveryStep(t *testing.T) {
 	needOrder(t)
 	w := newWorld(t)

@@ -16,20 +16,20 @@ import (
 // record is one packet of a capture.
 type record struct {
 	data []byte
-	wire int // bytes that the packet had
+	wire int // original length in bytes
 	link layers.LinkType
 	at   time.Time
 }
 
-// The magic numbers of pcap files, and what their records have: https://www.tcpdump.org/manpages/pcap-savefile.5.html.
+// Magic numbers of pcap files: https://www.tcpdump.org/manpages/pcap-savefile.5.html.
 const (
 	pcapMicro    = 0xa1b2c3d4
 	pcapNano     = 0xa1b23c4d
-	pcapModified = 0xa1b2cd34 // of Kuznetzov's patches, whose records have 8 more bytes
+	pcapModified = 0xa1b2cd34 // Kuznetzov's patched format: records have 8 more bytes
 )
 
-// pcapRecords reads pcap. Like Wireshark, and unlike pcapgo, it takes records with more bytes than their packets had, and the files
-// of old versions and of patched ones.
+// pcapRecords reads pcap. Like Wireshark, and unlike pcapgo, it accepts records longer than their
+// packets, and files of old and patched versions.
 type pcapRecords struct {
 	r     io.Reader
 	order binary.ByteOrder
@@ -59,7 +59,7 @@ func newPcap(r io.Reader) (*pcapRecords, error) {
 		if major := p.order.Uint16(head[4:]); major != 2 {
 			return nil, fmt.Errorf("version %d.%d", major, p.minor)
 		}
-		p.link = layers.LinkType(p.order.Uint32(head[20:])) // the upper half is about checksums behind frames
+		p.link = layers.LinkType(p.order.Uint32(head[20:])) // the upper half describes checksums after frames
 		return p, nil
 	}
 	return nil, fmt.Errorf("unknown magic %x", head[:4])
@@ -70,7 +70,7 @@ func (p *pcapRecords) next() (rec record, err error) {
 		return rec, err // io.EOF between two records
 	}
 	have, had := p.order.Uint32(p.head[8:]), p.order.Uint32(p.head[12:])
-	if p.minor < 3 || p.minor == 3 && have > had { // which wrote the two the other way round
+	if p.minor < 3 || p.minor == 3 && have > had { // versions before 2.3, and some files of 2.3, have the two swapped
 		have, had = had, have
 	}
 	if have > largestPacket {
@@ -84,7 +84,7 @@ func (p *pcapRecords) next() (rec record, err error) {
 	return rec, nil
 }
 
-// pcapngRecords reads pcapng, whose interfaces each have a link type.
+// pcapngRecords reads pcapng. Each interface has its own link type.
 type pcapngRecords struct{ *pcapgo.NgReader }
 
 func newPcapng(r io.Reader) (*pcapngRecords, error) {
@@ -104,7 +104,8 @@ func (p *pcapngRecords) next() (record, error) {
 	return record{data, ci.Length, in.LinkType, exact(ci.Timestamp, in.TimestampResolution)}, err
 }
 
-// exact is a time in units of a power of two seconds, of which pcapgo makes nanoseconds by an integer that is too large or too small.
+// exact corrects timestamps in units of 2^-n seconds. pcapgo converts them to nanoseconds with a
+// truncated integer factor.
 func exact(at time.Time, unit pcapgo.NgResolution) time.Time {
 	if !unit.Binary() {
 		return at

@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/kernel/hook"
 )
 
-// Feature is filtering as host sees it.
+// Feature implements the filter feature for package host.
 type Feature struct{}
 
 var (
@@ -30,7 +30,7 @@ var (
 // Name implements feature.Feature.
 func (Feature) Name() string { return Name }
 
-// Needs implements feature.Feature. What no filter of c uses is optional.
+// Needs implements feature.Feature. Needs of hooks unused in c are optional.
 func (Feature) Needs(c Config) []kernel.Need {
 	used := map[Hook]bool{}
 	for _, f := range c.Filters {
@@ -57,7 +57,7 @@ func (Feature) Plan(_ context.Context, have State, want Config) (feature.Plan, e
 	plan.Stays(have.Unreadable)
 	var wanted []kernel.Instance
 	for _, f := range want.Filters {
-		if err := f.unfitLists(); err != nil { // before any large list is read in vain
+		if err := f.unfitLists(); err != nil { // fail before reading a large list
 			return plan, err
 		}
 	}
@@ -97,15 +97,15 @@ func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 	return err
 }
 
-// Recover finishes what killed commands left half done.
+// Recover completes or undoes changes left half done by killed commands.
 func (Feature) Recover(l *kernel.WriteLock) error { return recoverAll(l) }
 
-// target is a filter that is wanted, with its namespace found.
+// target is the spec of a filter, with its namespace resolved.
 type target struct {
 	inst kernel.Instance
 	pub  *published
 
-	restored bool // from what was saved, not from a file
+	restored bool // restored from a saved state instead of a file
 }
 
 func resolve(f Filter) (*target, error) {
@@ -153,7 +153,7 @@ func (t *target) plan(plan *feature.Plan, have State) error {
 	}
 	t.refuseAbsent(plan, &s)
 	if s.pub.Filter.Hook.xdp() && t.pub.Filter.Hook.xdp() && s.pub.Filter.Hook != t.pub.Filter.Hook {
-		// The kernel has one mode of XDP at a time: for an instant there is no filter.
+		// The kernel supports one XDP mode per device: packets pass unfiltered during the switch.
 		gone := removeStep(s.inst, s.Netns)
 		gone.Detail = fmt.Sprintf("hook %s → %s", s.pub.Filter.Hook, t.pub.Filter.Hook)
 		plan.Add(gone)
@@ -180,12 +180,13 @@ func (t *target) plan(plan *feature.Plan, have State) error {
 	return nil
 }
 
-// refuseAbsent refuses to move a filter that is attached to interfaces at which it cannot be.
+// refuseAbsent adds an error to the plan if an attached filter would move to absent or unsuitable
+// interfaces.
 func (t *target) refuseAbsent(plan *feature.Plan, was *FilterState) {
 	f := t.pub.Filter
 	ns, err := findNetns(t.pub)
 	if err != nil {
-		return // what needs it fails, and says so
+		return // the step using the namespace reports the error
 	}
 	defer ns.Close()
 	devices, without, err := (&instance{pub: t.pub, ns: ns}).devices()
@@ -208,7 +209,8 @@ func (t *target) refuseAbsent(plan *feature.Plan, was *FilterState) {
 	change.Refuse(plan)
 }
 
-// warnOfOccupied says at which interfaces somebody else's program has XDP, so that the filter cannot be attached.
+// warnOfOccupied warns of interfaces with an XDP program of another owner. The filter cannot be
+// attached there.
 func (t *target) warnOfOccupied(plan *feature.Plan, have State) {
 	f := t.pub.Filter
 	if !f.Hook.xdp() {
@@ -216,7 +218,7 @@ func (t *target) warnOfOccupied(plan *feature.Plan, have State) {
 	}
 	ns, err := findNetns(t.pub)
 	if err != nil {
-		return // what needs it fails, and says so
+		return // the step using the namespace reports the error
 	}
 	defer ns.Close()
 	devices, _, err := (&instance{pub: t.pub, ns: ns}).devices()
@@ -234,15 +236,15 @@ func (t *target) warnOfOccupied(plan *feature.Plan, have State) {
 	}
 }
 
-// runs reports whether a program is that of a filter.
+// runs reports whether a program belongs to a filter.
 func (s State) runs(program uint32) bool {
 	return slices.ContainsFunc(s.Filters, func(f FilterState) bool {
 		return slices.ContainsFunc(f.Attachments, func(p Attachment) bool { return p.program == program })
 	})
 }
 
-// misplaced says which attachments change because programs came to the wrong side of the filter. Where the
-// order itself changes, the difference says so.
+// misplaced describes attachments on the wrong side of programs attached later. It returns nothing
+// if the order itself changes: [differences] reports that.
 func (f FilterState) misplaced(want Order) (out []string) {
 	for _, p := range f.Attachments {
 		if p.misplaced && f.pub.Filter.Order.Order == want.Order {
@@ -252,8 +254,8 @@ func (f FilterState) misplaced(want Order) (out []string) {
 	return out
 }
 
-// anchors refuses an order that names a program which is not there, where the filter is to be attached by it. A
-// filter that is attached stays: the program may come back.
+// anchors rejects an order whose named program is absent, if the filter must be attached relative
+// to it. An attached filter keeps its position with a warning, because the program may return.
 func (t *target) anchors(plan *feature.Plan, was *FilterState) error {
 	f := t.pub.Filter
 	if f.Order.Anchor == "" {
@@ -286,7 +288,7 @@ func (t *target) anchors(plan *feature.Plan, was *FilterState) error {
 	return nil
 }
 
-// at is the program that the filter has at an interface.
+// at returns the program attached by the filter to an interface.
 func (f *FilterState) at(device string) (program uint32, attached bool) {
 	if f == nil {
 		return 0, false
@@ -299,8 +301,8 @@ func (f *FilterState) at(device string) (program uint32, attached bool) {
 	return 0, false
 }
 
-// warn tells of interfaces that are not there, of a filter that would cut its interfaces off, of emptied lists, and of rules
-// that fragments evade.
+// warn adds warnings to the plan: absent interfaces, cut-off interfaces, emptied lists, and rules
+// evaded by fragments.
 func (t *target) warn(plan *feature.Plan, was *published) {
 	f := t.pub.Filter
 	t.warnOfEmptied(plan, was)
@@ -360,7 +362,7 @@ func removeStep(i kernel.Instance, ns string) feature.Step {
 		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", remove(l, i) }}
 }
 
-// summary is the filter in a line.
+// summary describes the filter in one line.
 func (p *published) summary() string {
 	n := fmt.Sprintf("%d rules", len(p.Filter.Rules))
 	if len(p.Filter.Rules) == 1 {
@@ -369,7 +371,7 @@ func (p *published) summary() string {
 	return fmt.Sprintf("%s at %s, in %s", n, p.Filter.location(), p.Netns)
 }
 
-// location says where the filter is, as the file has it.
+// location returns the hook and position of the filter, in the words of the file.
 func (f Filter) location() string {
 	if f.Hook.ofDevices() {
 		at := string(f.Hook)
@@ -385,7 +387,7 @@ func (f Filter) location() string {
 	return fmt.Sprintf("%s %s, priority %d", f.Hook, f.At, f.Priority)
 }
 
-// differences says in words what would change about a published filter.
+// differences describes the changes from one published filter to another.
 func differences(have, want *published) []string {
 	var out []string
 	a, b := have.Filter, want.Filter
@@ -412,7 +414,7 @@ func differences(have, want *published) []string {
 	return append(out, ruleDifferences(a.Rules, b.Rules)...)
 }
 
-// maxNamed is how many rules a plan names; of more it gives the number.
+// maxNamed is the maximum number of rules named in a plan. Above it, the plan shows their number.
 const maxNamed = 5
 
 func ruleDifferences(have, want []Rule) []string {

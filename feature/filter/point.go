@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// netfilterLinks holds a program at a point of netfilter. The kernel cannot move
-// such links, so they hold a dispatcher, and the program is in its slot.
+// netfilterLinks attaches a program to a netfilter hook. The kernel cannot update the program of a
+// netfilter link. The links therefore run a dispatcher, and the program is in its slot.
 type netfilterLinks struct{}
 
 // slotMap is the pin of the dispatcher's slot.
@@ -114,13 +114,13 @@ func (n netfilterLinks) attachments(s *instance) ([]Attachment, error) {
 	return out, nil
 }
 
-// hasIPv6 says whether the kernel has IPv6 at all.
+// hasIPv6 reports whether the kernel supports IPv6.
 func hasIPv6() bool {
 	_, err := os.Stat("/proc/net/if_inet6")
 	return err == nil
 }
 
-// checkDispatcher is checkLink, where the program is not the link's own.
+// checkDispatcher is checkLink for links running a dispatcher.
 func (p *Attachment) checkDispatcher(s *instance, a kernel.Attachment, program uint32) error {
 	ln, err := s.pins.Link(p.pin)
 	if err == nil {
@@ -141,8 +141,8 @@ func (netfilterLinks) enter(*instance, map[string]*ebpf.Map, *ebpf.Program) erro
 
 func (netfilterLinks) clear(s *instance, _ *published) error { return s.dropLinks() }
 
-// nftRule holds a program by a rule of nftables, in a table of weir's own. It has
-// no link: the rule's comment says which form of the filter it is of.
+// nftRule attaches a program by an nftables rule, in a table of weir. It has no link: the comment
+// of the rule identifies the filter's form.
 type nftRule struct{}
 
 func (nftRule) at(f Filter) hook.NFT {
@@ -153,7 +153,8 @@ func (nftRule) attach(*instance, map[string]*ebpf.Map, *ebpf.Program) (map[strin
 	return nil, nil
 }
 
-// note is the comment of the rule: for people who list the ruleset, and for us.
+// note returns the comment of the rule, for users listing the ruleset and for
+// [nftRule.attachments].
 func note(f Filter, counts ebpf.MapID) string {
 	return fmt.Sprintf("filter %s of weir, map %d: weir filter list", f.Name, counts)
 }

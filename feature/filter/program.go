@@ -16,35 +16,33 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// This file is where the language (package expr) and its compiler (package
-// compile) are joined to what attaches programs. Everything else of this package
-// knows a compiled filter as a program called "filter" and its maps, one of which
-// is "filter_counts".
+// This file connects the language (package expr) and its compiler (package compile) with the
+// attachers. The other files of this package see a compiled filter as a program named "filter" and
+// its maps, including "filter_counts".
 
-// view is what of a packet a program sees, and what it returns.
+// view is the kind of packet access and return codes of a program.
 type view int
 
 const (
-	viewXTBPF     view = iota // socket filter asked by nftables: 0 drops, all else passes
+	viewXTBPF     view = iota // socket filter called by nftables: 0 drops, other values pass
 	viewNetfilter             // NF_ACCEPT, NF_DROP
 	viewTC                    // TC_ACT_UNSPEC, TC_ACT_SHOT
-	viewTCRaw                 // the same, at devices whose packets begin with the IP header
+	viewTCRaw                 // as viewTC, for devices without a link header
 	viewXDP                   // XDP_PASS, XDP_DROP
-	viewSocket                // how many bytes the socket gets: 0 drops
+	viewSocket                // number of bytes delivered to the socket: 0 drops
 )
 
-// What a compiled filter's program and its map of counts are called, and how its
-// maps' names begin.
+// Names of a compiled filter's program and map of counts, and the common prefix of its map names.
 const (
 	programName = compile.ProgramName
 	mapPrefix   = "filter_"
 	countsMap   = compile.CountsName
 )
 
-// compiled is a filter that is not loaded yet.
+// compiled is a filter not loaded yet.
 type compiled struct{ *compile.Program }
 
-// options are what the compiler is told of a hook.
+// options returns the compiler options of a view.
 func (v view) options() compile.Options {
 	switch v {
 	case viewXTBPF:
@@ -63,13 +61,13 @@ func (v view) options() compile.Options {
 
 var actions = map[Action]compile.Action{Pass: compile.Pass, Drop: compile.Drop, Count: compile.Count}
 
-// parse reads the expression of a rule.
+// parse parses the expression of a rule.
 func (r Rule) parse() (compile.Rule, error) {
 	e, err := expr.Parse(r.Match.Text)
 	return compile.Rule{Name: r.Name, Match: e, Action: actions[r.Action]}, err
 }
 
-// check finds the mistakes of a rule at a hook, whatever this kernel can.
+// check reports mistakes of a rule at a hook, independent of this kernel's abilities.
 func (r Rule) check(f Filter) error {
 	rule, err := r.parse()
 	if err != nil {
@@ -77,21 +75,21 @@ func (r Rule) check(f Filter) error {
 	}
 	o := f.Hook.view().options()
 	if o.Hook == compile.Socket && f.Hook != HookSocket {
-		o.Hook = compile.XTBPF // as messages name it
+		o.Hook = compile.XTBPF // name used in error messages
 	}
 	o.Kernel = &running.Kernel{}
 	o.Lists = map[string]compile.List{}
 	for name := range f.Lists {
-		o.Lists[name] = compile.List{} // that there is one is enough
+		o.Lists[name] = compile.List{} // its contents do not matter
 	}
 	_, err = compile.Compile([]compile.Rule{rule}, o)
 	if e, ok := errors.AsType[*expr.Error](err); ok {
-		return e // which rule it is, the place in the file says
+		return e // the position in the file identifies the rule
 	}
 	return err
 }
 
-// compile makes one program of a filter's rules.
+// compile compiles a filter's rules into one program.
 func (f Filter) compile(v view, lists map[string]*list) (*compiled, error) {
 	return f.compileFor(v.options(), lists)
 }
@@ -109,7 +107,7 @@ func (f Filter) compileFor(o compile.Options, lists map[string]*list) (*compiled
 		if err != nil {
 			return nil, fmt.Errorf("rule %d: %w", i+1, err)
 		}
-		if _, ok := actions[r.Action]; !ok { // a program's own: files are read with Action.UnmarshalText
+		if _, ok := actions[r.Action]; !ok { // from Go code: files are checked by Action.UnmarshalText
 			return nil, fmt.Errorf("rule %d: action %q: want %s, %s or %s", i+1, r.Action, Drop, Pass, Count)
 		}
 		rules = append(rules, rule)
@@ -124,7 +122,7 @@ func (f Filter) compileFor(o compile.Options, lists map[string]*list) (*compiled
 	return &compiled{p}, nil
 }
 
-// view is that of the hook.
+// view returns the view of a hook.
 func (h Hook) view() view {
 	switch h {
 	case HookNFT:
@@ -139,8 +137,8 @@ func (h Hook) view() view {
 	return viewXDP
 }
 
-// compileAndLoad compiles a filter and loads its program. share gives maps in place
-// of new ones once the program is compiled; the tables of lists that are new are filled.
+// compileAndLoad compiles a filter, loads its program and fills new tables of lists. After
+// compilation it calls share, which returns existing maps to reuse.
 func (p *published) compileAndLoad(share func() map[string]*ebpf.Map) (coll *kernel.Collection, hash [sha256.Size]byte, err error) {
 	err = withRoom(p.Lists, func() error {
 		c, err := p.Filter.compile(p.view(), p.Lists)
@@ -156,7 +154,8 @@ func (p *published) compileAndLoad(share func() map[string]*ebpf.Map) (coll *ker
 	return coll, hash, nil
 }
 
-// withRoom does what fills lists' tables; once more with larger tables, and then with more of them, if they have no room.
+// withRoom calls do, which fills the tables of lists. While a table is full, it retries with larger
+// tables and then with more of them.
 func withRoom(lists map[string]*list, do func() error) error {
 	for {
 		err := do()
@@ -170,7 +169,7 @@ func withRoom(lists map[string]*list, do func() error) error {
 	}
 }
 
-// loadFilled loads a program with maps that are given in place of new ones, and fills the tables of lists that are new.
+// loadFilled loads a program, reusing the given maps, and fills the new tables of lists.
 func loadFilled(c *compiled, lists map[string]*list, given map[string]*ebpf.Map) (*kernel.Collection, error) {
 	coll, err := kernel.Load(c.Spec, []string{programName}, given)
 	if err != nil {
@@ -178,7 +177,7 @@ func loadFilled(c *compiled, lists map[string]*list, given map[string]*ebpf.Map)
 	}
 	for name, l := range lists {
 		if l.Table == "" {
-			continue // short, or asked for by no rule
+			continue // a short list, or unused by all rules
 		}
 		if err := l.fill(coll.Maps, given); err != nil {
 			coll.Close()
@@ -188,10 +187,10 @@ func loadFilled(c *compiled, lists map[string]*list, given map[string]*ebpf.Map)
 	return coll, nil
 }
 
-// noMaps are shared where all are to be new.
+// noMaps shares no maps: all are created.
 func noMaps() map[string]*ebpf.Map { return nil }
 
-// hash tells a program from that of another compiler.
+// hash returns a hash of the program, to detect another compiler version.
 func (c *compiled) hash() (sum [sha256.Size]byte) {
 	h := sha256.New()
 	for _, ins := range c.Spec.Programs[programName].Instructions {
@@ -200,7 +199,7 @@ func (c *compiled) hash() (sum [sha256.Size]byte) {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// hash of the program that this weir makes of a filter.
+// hash returns the hash of the program as compiled by this weir.
 func (p *published) hash() (sum [sha256.Size]byte, err error) {
 	c, err := p.Filter.compile(p.view(), p.Lists)
 	if err != nil {
@@ -209,7 +208,7 @@ func (p *published) hash() (sum [sha256.Size]byte, err error) {
 	return c.hash(), nil
 }
 
-// pinnedMaps are the maps of a program by the names of their pins.
+// pinnedMaps returns the maps of a program by pin name.
 func pinnedMaps(c *kernel.Collection) map[string]*ebpf.Map {
 	out := map[string]*ebpf.Map{}
 	for name, m := range c.Maps {
@@ -220,7 +219,7 @@ func pinnedMaps(c *kernel.Collection) map[string]*ebpf.Map {
 	return out
 }
 
-// sharedMaps are pinned maps by the names that the program has for them.
+// sharedMaps returns pinned maps by their names in the program.
 func sharedMaps(pins map[string]*ebpf.Map) map[string]*ebpf.Map {
 	out := map[string]*ebpf.Map{}
 	for name, m := range pins {

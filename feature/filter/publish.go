@@ -14,16 +14,16 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// form is a filter that is loaded and not published yet.
+// form is a loaded filter before publication.
 type form struct {
 	pub  *published
 	coll *kernel.Collection
 	hash [sha256.Size]byte
 	maps map[string]*ebpf.Map // by pin
-	made []*ebpf.Map          // of them those that are closed with the form
+	made []*ebpf.Map          // subset of maps closed with the form
 }
 
-// Close closes the program and the maps; what is attached and pinned stays.
+// Close closes the program and the form's own maps. Attachments and pins stay.
 func (f *form) Close() {
 	f.coll.Close()
 	for _, m := range f.made {
@@ -33,7 +33,7 @@ func (f *form) Close() {
 
 func (f *form) program() *ebpf.Program { return f.coll.Programs[programName] }
 
-// load makes a form of what is to be published. from is the form before, or nil.
+// load creates a form for publication. from is the previous form, or nil.
 func (p *published) load(from *instance) (*form, error) {
 	share := noMaps
 	if from != nil {
@@ -74,12 +74,11 @@ func (p *published) load(from *instance) (*form, error) {
 	return f, nil
 }
 
-// inherit takes over from the form before what goes on: its counts, and the maps
-// by which its attachments are known.
+// inherit takes over the previous form's counts, and the maps identifying its attachments.
 func (f *form) inherit(from *instance) error {
 	if from.pins.Maps["before"] != nil {
-		// Its counts are added up for good, and a packet may still be in the program that
-		// the change before this one replaced.
+		// The sums of its counts become final here, and a packet may still be in the program
+		// replaced by the change before this one.
 		kernel.WaitForPrograms()
 	}
 	sums, err := carried(from.pins, from.pub)
@@ -99,7 +98,7 @@ func (f *form) inherit(from *instance) error {
 		}
 	}
 	if sameAttachment(from.pub, f.pub) || from.pub.Attacher == attacherNFT && f.pub.Attacher == attacherNFT {
-		return nil // nothing is left behind: the table of nftables is the same one
+		return nil // nothing is left behind: the nftables table is the same
 	}
 	if from.pub.Attacher == attacherNFT || from.pub.Attacher == attacherClsact {
 		was := *from.pub
@@ -109,13 +108,12 @@ func (f *form) inherit(from *instance) error {
 	return nil
 }
 
-// published is the form as the store takes it.
+// published returns the form for the store.
 func (f *form) published(ns *netns.Handle, links map[string]kernel.Link) instances.Form[published] {
 	return instances.Form[published]{Spec: *f.pub, Netns: ns, Object: f.hash, Pins: kernel.Pins{Maps: f.maps, Links: links}}
 }
 
-// create publishes a filter where none of its name is. Links are attached first:
-// where one cannot be, nothing of the filter stays.
+// create publishes a new filter. It attaches links first: if one fails, nothing remains.
 func create(l *kernel.WriteLock, p *published, ns *netns.Handle) error {
 	f, err := p.load(nil)
 	if err != nil {
@@ -150,9 +148,9 @@ func closeLinks(links map[string]kernel.Link) {
 	}
 }
 
-// change replaces a published filter: each packet meets the form before or the new
-// one. Where the location changes, or moves says that the filter moves at its hook, both are there for
-// an instant, and a packet may be dropped by either.
+// change replaces a published filter: each packet meets either the previous or the new form. Both
+// are attached for a moment if the location changes, or if moves is set because the filter moves at
+// its hook. Either may then drop a packet.
 func (s *instance) change(p *published, moves bool) error {
 	f, err := p.load(s)
 	if err != nil {
@@ -186,7 +184,7 @@ func (s *instance) change(p *published, moves bool) error {
 		return err
 	}
 	for _, ln := range former {
-		_ = ln.Detach() // the kernel lets go of links without pins in its own time
+		_ = ln.Detach() // the kernel releases unpinned links asynchronously
 	}
 	kernel.Step("filter:changed")
 	if err := s.reopen(); err != nil {
@@ -195,7 +193,7 @@ func (s *instance) change(p *published, moves bool) error {
 	return s.reconcile(f.program())
 }
 
-// links opens the links of the published form, as far as they open.
+// links opens the links of the published form and skips unreadable ones.
 func (s *instance) links() map[string]kernel.Link {
 	out := map[string]kernel.Link{}
 	names, _ := s.pins.Links()
@@ -207,13 +205,13 @@ func (s *instance) links() map[string]kernel.Link {
 	return out
 }
 
-// misplaced says whether the filter is attached where its order does not ask for it.
+// misplaced reports whether an attachment violates the filter's order.
 func (s *instance) misplaced() (bool, error) {
 	attachments, err := s.pub.Attacher.attacher().attachments(s)
 	return slices.ContainsFunc(attachments, func(p Attachment) bool { return p.misplaced }), err
 }
 
-// reconcile makes the attachments those that the pins say.
+// reconcile makes the attachments match the pins.
 func (s *instance) reconcile(prog *ebpf.Program) error {
 	if err := s.pub.Attacher.attacher().reconcile(s, prog); err != nil {
 		return fmt.Errorf("filter %s: %w", s.pub.Filter.Name, err)
@@ -222,14 +220,14 @@ func (s *instance) reconcile(prog *ebpf.Program) error {
 	return s.clearWas()
 }
 
-// clearWas takes away what the form before had and no link ends.
+// clearWas removes attachments of the previous form not ended by a link.
 func (s *instance) clearWas() error {
 	w := s.pub.Was
 	if w == nil {
 		return nil
 	}
 	if w.Attacher == attacherClsact && s.pub.Attacher != attacherClsact {
-		s.lock.NoteFilters(s.inst, nil) // else they would be missed
+		s.lock.NoteFilters(s.inst, nil) // otherwise a Checker reports them as missing
 	}
 	if err := w.Attacher.attacher().clear(s, w); err != nil {
 		return fmt.Errorf("filter %s: what it was before: %w", s.pub.Filter.Name, err)
@@ -238,11 +236,11 @@ func (s *instance) clearWas() error {
 	return nil
 }
 
-// remove takes a filter away: what has no link first, by what is pinned.
+// remove removes a filter. It first removes attachments without links, using the pins.
 func remove(l *kernel.WriteLock, i kernel.Instance) error {
 	s, err := openInstance(l, i)
 	if errors.Is(err, netns.ErrGone) {
-		return filters.Remove(l, i) // with the namespace its attachments went
+		return filters.Remove(l, i) // its attachments ended with the namespace
 	} else if err != nil {
 		return err
 	}
@@ -254,9 +252,9 @@ func remove(l *kernel.WriteLock, i kernel.Instance) error {
 	return filters.Remove(l, i)
 }
 
-// recover finishes a change that was killed: attachments that run the form before go over
-// to the published one. What is missing altogether, weir apply attaches: somebody
-// may have taken it away on purpose.
+// recover completes a killed change: attachments of the previous form switch to the published one.
+// It does not attach missing ones, because someone may have detached them on purpose; weir apply
+// does.
 func (s *instance) recover() error {
 	attachments, err := s.pub.Attacher.attacher().attachments(s)
 	if err != nil {
@@ -288,8 +286,8 @@ func (s *instance) attachAll() error {
 	return s.reconcile(c.Programs[programName])
 }
 
-// recoverAll finishes what a killed command left half done, in every namespace, and
-// removes the filters of namespaces that are gone. The state tells of filters that cannot be read.
+// recoverAll completes changes of killed commands in every namespace, and removes the filters of
+// removed namespaces. The state reports unreadable filters.
 func recoverAll(l *kernel.WriteLock) error {
 	all, _, err := filters.All(l.Root)
 	if err != nil {
@@ -302,7 +300,7 @@ func recoverAll(l *kernel.WriteLock) error {
 		case errors.Is(err, netns.ErrGone):
 			err = filters.Remove(l, rec.Instance)
 		case errors.Is(err, kernel.ErrDamaged):
-			err = nil // a Checker tells, and apply recovers it
+			err = nil // a Checker reports it, and weir apply recovers it
 		case err == nil:
 			err = s.recover()
 			s.Close()

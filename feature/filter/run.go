@@ -13,13 +13,13 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Run implements feature.Runner: it attaches filters to interfaces that come, lets
-// go of those that went, and of namespaces that are gone. Traffic needs none of it.
+// Run implements feature.Runner. It attaches filters to new interfaces and removes links of
+// vanished ones. It removes filters of vanished namespaces. Traffic does not depend on it.
 func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	return feature.Follower{Feature: Name, Lacks: lacks, Adopt: adopt}.Run(ctx, r, log)
 }
 
-// lacks says whether a filter lacks an attachment that could be there, or its namespace is gone.
+// lacks reports whether a possible attachment is missing, or the filter's namespace is gone.
 func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID)) (bool, error) {
 	u, err := filters.Open(r, i)
 	if errors.Is(err, netns.ErrGone) {
@@ -29,7 +29,7 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID
 	}
 	defer u.Close()
 	p := publishedFrom(u.Record)
-	if p.Filter.Hook.ofDevices() || p.Filter.Netns != "" { // one of its own may go, as when a container restarts
+	if p.Filter.Hook.ofDevices() || p.Filter.Netns != "" { // a named namespace can vanish, as when a container restarts
 		watch(u.Ref, u.ID())
 	}
 	attachments, err := p.Attacher.attacher().attachments(&instance{inst: i, pub: p, pins: u.Pins, ns: u.Netns})
@@ -41,7 +41,7 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID
 	return false, err
 }
 
-// adopt attaches a filter where it is lacking, or removes one whose namespace is gone.
+// adopt attaches a filter to missing locations, or removes it if its namespace is gone.
 func adopt(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 	s, err := openInstance(l, i)
 	switch {

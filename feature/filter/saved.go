@@ -18,7 +18,8 @@ import (
 
 var _ feature.Restorer = Feature{}
 
-// saved is a filter as its pins describe it. It holds what its lists hold: their files may be others by then.
+// saved is a filter as recorded in its pins, with the contents of its lists. The list files may
+// have changed by the time of the restore.
 type saved struct {
 	Filter Filter `json:"filter"`
 	Netns  string `json:"netns"`
@@ -33,7 +34,7 @@ type savedList struct {
 
 // Save implements feature.Restorer.
 func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
-	all, _, err := filters.All(r) // what cannot be read stays as it is
+	all, _, err := filters.All(r) // unreadable instances stay as they are
 	if err != nil {
 		return nil, err
 	}
@@ -41,7 +42,7 @@ func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
 	for _, rec := range all {
 		s, err := save(r, rec.Instance)
 		if errors.Is(err, kernel.ErrNotExist) {
-			continue // damaged, and made anew by the plan
+			continue // damaged; the plan recreates it
 		} else if err != nil {
 			return nil, err
 		}
@@ -69,15 +70,15 @@ func save(r *kernel.Root, i kernel.Instance) (saved, error) {
 		}
 		kept := savedList{l.Hash, prefixes}
 		if !all {
-			kept.Hash = "" // it is not the file's list any more: whoever asks for more of it fills it anew
+			kept.Hash = "" // incomplete: another use of the list must fill it again
 		}
 		s.Lists[name] = kept
 	}
 	return s, nil
 }
 
-// contents are the prefixes of a published list. It is not all of them where no rule asks for a family: the tables of that
-// family alone are not there.
+// contents returns the prefixes of a published list. all is false if a family's tables do not
+// exist, because no rule uses that family.
 func (l *list) contents(o *kernel.Opened) (out []netip.Prefix, all bool, err error) {
 	if l.Table == "" {
 		return append([]netip.Prefix{}, l.Prefixes...), true, nil
@@ -105,7 +106,7 @@ func (l *list) contents(o *kernel.Opened) (out []netip.Prefix, all bool, err err
 			return nil, false, err
 		}
 	}
-	if l.Shards.Tables > 1 { // short ones are in each
+	if l.Shards.Tables > 1 { // every table has the short prefixes
 		slices.SortFunc(out, netip.Prefix.Compare)
 		out = slices.Compact(out)
 	}

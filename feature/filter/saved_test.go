@@ -11,7 +11,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A filter comes back with the lists that it had, whatever became of their files.
+// A restored filter has its saved lists, even if their files have changed.
 func TestRestoreLists(t *testing.T) {
 	nstest.NeedRoot(t)
 	for _, n := range []int{3, 2000} {
@@ -38,7 +38,7 @@ func TestRestoreLists(t *testing.T) {
 	}
 }
 
-// restore puts filters back as they were saved.
+// restore restores saved filters.
 func (w *world) restore(saved []byte) feature.Plan {
 	w.t.Helper()
 	p, err := featuretest.Restore(w.t.Context(), w.root, Feature{}, saved)

@@ -15,12 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Socket is a filter on one socket, for programs that filter their own: it sees
-// what the kernel is about to queue there, from the transport header on, and what
-// it drops is never read. It needs the right to load programs (CAP_BPF, and for
-// kernels before 5.8 root); the socket may be anybody's that the caller has open.
+// Socket is a filter on one socket, for programs filtering their own sockets. It sees packets
+// before the kernel queues them on the socket, from the transport header on. Dropped packets are
+// never read. It requires the right to load programs: CAP_BPF, or root before Linux 5.8. Any socket
+// open in the caller will do.
 //
-// A Socket is not for use by several goroutines at a time.
+// A Socket is not safe for concurrent use.
 type Socket struct {
 	conn  syscall.Conn
 	at    hook.SocketFilter
@@ -29,10 +29,9 @@ type Socket struct {
 	coll  *kernel.Collection
 }
 
-// AttachSocket attaches rules to an open socket: UDP, TCP, or raw IP. A socket that
-// has a filter of its own, or has locked it, gives [kernel.ErrOccupied]; nothing is
-// replaced. The filter stays until Close, or until the socket closes. Lists are what
-// the rules call $name.
+// AttachSocket attaches rules to an open UDP, TCP or raw IP socket. It returns [kernel.ErrOccupied]
+// if the socket already has a filter, or has its filter locked. The filter stays until Close, or
+// until the socket is closed. Rules use lists by $name.
 func AttachSocket(c syscall.Conn, rules []Rule, byDefault Action, lists ...List) (*Socket, error) {
 	s := &Socket{conn: c}
 	err := s.control(func(fd int) error {
@@ -50,7 +49,7 @@ func AttachSocket(c syscall.Conn, rules []Rule, byDefault Action, lists ...List)
 	return s, nil
 }
 
-// socketName names a socket for errors.
+// socketName returns the name of a socket for errors.
 func socketName(c syscall.Conn) string {
 	switch c := c.(type) {
 	case interface{ LocalAddr() net.Addr }:
@@ -61,7 +60,7 @@ func socketName(c syscall.Conn) string {
 	return "given"
 }
 
-// control runs f with the socket's descriptor.
+// control calls f with the socket's descriptor.
 func (s *Socket) control(f func(fd int) error) error {
 	raw, err := s.conn.SyscallConn()
 	if err != nil {
@@ -72,7 +71,7 @@ func (s *Socket) control(f func(fd int) error) error {
 	return errors.Join(err, inside)
 }
 
-// packetStart says where packets begin for a socket's filter.
+// packetStart returns the first header seen by a filter of the socket.
 func packetStart(fd int) (compile.Start, error) {
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	kind, err2 := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
@@ -87,8 +86,8 @@ func packetStart(fd int) (compile.Start, error) {
 	return compile.Transport, nil
 }
 
-// Replace exchanges the rules and their lists: a packet meets those before or these.
-// Counts begin anew.
+// Replace replaces the rules and their lists atomically: a packet meets either the old or the new
+// ones. Counts restart from zero.
 func (s *Socket) Replace(rules []Rule, byDefault Action, lists ...List) error {
 	f := Filter{Name: "socket", Default: byDefault, Rules: slices.Clone(rules)}.withDefaults()
 	ls, err := forSocket(lists)
@@ -121,7 +120,7 @@ func (s *Socket) Replace(rules []Rule, byDefault Action, lists ...List) error {
 	return nil
 }
 
-// Rules tells what each rule has matched since it was attached, and what the default.
+// Rules returns the counts of each rule and of the default since the last attachment.
 func (s *Socket) Rules() (rules []RuleState, byDefault RuleState, err error) {
 	for i, r := range append(s.form.Rules[:len(s.form.Rules):len(s.form.Rules)], Rule{Action: s.form.Default}) {
 		t, err := sumCounts(s.coll.Maps[countsMap], i)
@@ -138,12 +137,12 @@ func (s *Socket) Rules() (rules []RuleState, byDefault RuleState, err error) {
 	return rules, byDefault, nil
 }
 
-// Close takes the filter away. The socket stays open.
+// Close detaches the filter. The socket stays open.
 func (s *Socket) Close() error {
 	err := s.control(func(fd int) error { s.at.FD = fd; return s.at.Detach() })
 	s.coll.Close()
 	if errors.Is(err, net.ErrClosed) {
-		return nil // the filter went with the socket
+		return nil // the filter ended with the socket
 	}
 	return err
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A program filters its own sockets, of both families, by what came over UDP and TCP.
+// A program filters its own UDP and TCP sockets of both families.
 func TestSocket(t *testing.T) {
 	nstest.NeedRoot(t)
 	w := nstest.NewWire(t)
@@ -104,7 +104,7 @@ func TestSocket(t *testing.T) {
 	})
 }
 
-// Rules of a socket have lists, short ones and ones in tables, which new rules exchange.
+// Rules of a socket use short and long lists. Replace replaces the lists too.
 func TestSocketLists(t *testing.T) {
 	w := nstest.NewWire(t)
 	to := nstest.ListenUDP(t, w.B, netip.AddrPortFrom(w.B4, 0))
@@ -146,7 +146,7 @@ func TestSocketLists(t *testing.T) {
 	}
 }
 
-// An action that is none is told, and does not pass packets.
+// An unknown action is an error and does not pass packets.
 func TestSocketActions(t *testing.T) {
 	nstest.NeedRoot(t)
 	to := nstest.ListenUDP(t, nstest.NewNetns(t), netip.MustParseAddrPort("127.0.0.1:0"))
@@ -167,7 +167,7 @@ func TestSocketActions(t *testing.T) {
 	}
 }
 
-// The same rules give the same program, whenever they are compiled: upgrades tell by that.
+// Compiling the same rules always yields the same program. Upgrades depend on it.
 func TestProgramIsTheSame(t *testing.T) {
 	f := Filter{Name: "many", Hook: HookTCX, Lists: map[string]string{}}.withDefaults()
 	lists := map[string]*list{"a": {Segments: 1}, "b": {Segments: 2}, "c": {}}

@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// State is what the pins say of filters on this host.
+// State is the state of this host's filters, read from the pins.
 type State struct {
 	Filters    []FilterState        `json:"filters"`
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
@@ -23,47 +23,47 @@ type State struct {
 // Unread implements feature.Unreads.
 func (st State) Unread() instances.Unreadable { return st.Unreadable }
 
-// FilterState is one filter.
+// FilterState is the state of one filter.
 type FilterState struct {
 	Name        string       `json:"name"`
 	Netns       string       `json:"netns"`
 	Inode       uint64       `json:"netns_inode"`
 	Hook        Hook         `json:"hook"`
-	Attacher    string       `json:"attacher"` // tcx or clsact, where the hook leaves the choice
+	Attacher    string       `json:"attacher"` // tcx or clsact where the hook allows both
 	Direction   Direction    `json:"direction,omitempty"`
 	Order       Order        `json:"order,omitzero"`
 	At          Point        `json:"at,omitempty"`
 	Priority    int32        `json:"priority,omitempty"`
 	Attachments []Attachment `json:"attachments"`
 	Rules       []RuleState  `json:"rules"`
-	Default     RuleState    `json:"default"` // packets that no rule decided
+	Default     RuleState    `json:"default"` // packets not decided by any rule
 	Lists       []ListState  `json:"lists,omitempty"`
-	// Unreadable counts packets whose transport header could not be read, whatever became of them.
+	// Unreadable counts packets with an unreadable transport header, passed or dropped.
 	Unreadable Counted   `json:"unreadable"`
 	Problem    string    `json:"problem,omitempty"`
 	Updated    time.Time `json:"updated"`
 
 	inst kernel.Instance
 	pub  *published
-	gone bool // its namespace
+	gone bool // the namespace
 }
 
-// ListState is a list of a filter.
+// ListState is the state of a list.
 type ListState struct {
 	Name     string `json:"name"`
 	Prefixes int    `json:"prefixes"`
-	MiB      int    `json:"mib,omitempty"` // of its tables; a short list is in the program
+	MiB      int    `json:"mib,omitempty"` // of its tables; 0 for a short list, which is in the program
 	Tables   int    `json:"tables,omitempty"`
 }
 
-// Counted is how many packets were counted, and when the last one.
+// Counted is a number of packets and the time of the last one.
 type Counted struct {
 	Packets uint64    `json:"packets"`
 	Bytes   uint64    `json:"bytes"`
 	Last    time.Time `json:"last,omitzero"`
 }
 
-// RuleState is one rule and what it has counted, since its name came into the filter.
+// RuleState is a rule and its counts since its name was added to the filter.
 type RuleState struct {
 	Name    string    `json:"name,omitempty"`
 	Match   string    `json:"match,omitempty"`
@@ -71,14 +71,14 @@ type RuleState struct {
 	Packets uint64    `json:"packets"`
 	Bytes   uint64    `json:"bytes"`
 	Last    time.Time `json:"last,omitzero"` // the last packet
-	// Undecided is packets of a capture whose missing bytes decide, see [Trial].
+	// Undecided counts packets of a capture with missing bytes relevant to the rule, see [Trial].
 	Undecided uint64 `json:"undecided,omitempty"`
 }
 
-// Key is what the rule is known by: its name, or the expression of one without.
+// Key returns the rule's identity: its name or, without one, its expression.
 func (r RuleState) Key() string { return Rule{Name: r.Name, Match: Expression{Text: r.Match}}.Key() }
 
-// Err is about the filters that cannot be read, nil if all can. Faults tell of damage.
+// Err returns an error about unreadable filters, or nil. Faults reports damaged ones.
 func (st State) Err() error { return st.Unreadable.WithoutDamage().Err() }
 
 // ReadState reads all filters from their pins.
@@ -136,7 +136,7 @@ func readFilter(r *kernel.Root, i kernel.Instance) (FilterState, error) {
 	return out, nil
 }
 
-// checkAttachments finds out whether the filter is where it should be.
+// checkAttachments fills in the state of the attachments.
 func (f *FilterState) checkAttachments(_ *kernel.Root, o *kernel.Opened) {
 	ns, err := findNetns(f.pub)
 	switch {
@@ -160,13 +160,13 @@ func (f *FilterState) checkAttachments(_ *kernel.Root, o *kernel.Opened) {
 	}
 }
 
-// outdated says whether this weir would make another program of the filter's rules.
+// outdated reports whether this weir compiles the filter's rules to another program.
 func (f FilterState) outdated() bool {
 	hash, err := f.pub.hash()
 	return err == nil && hash != f.pub.meta.Object
 }
 
-// lacking names the attachments that could be attached now, and are not.
+// lacking returns the names of missing and outdated attachments.
 func (f FilterState) lacking() []string {
 	var out []string
 	for _, p := range f.Attachments {
@@ -177,7 +177,7 @@ func (f FilterState) lacking() []string {
 	return out
 }
 
-// Filter returns the state of the filters of a name, in all namespaces.
+// Filter returns the states of the filters with a name, in all namespaces.
 func (st State) Filter(name string) []FilterState {
 	var out []FilterState
 	for _, f := range st.Filters {
@@ -188,7 +188,8 @@ func (st State) Filter(name string) []FilterState {
 	return out
 }
 
-// PlanUpgrade implements feature.Upgrader: filters that another weir compiled.
+// PlanUpgrade implements feature.Upgrader. It plans to recompile filters of another compiler
+// version.
 func (Feature) PlanUpgrade(ctx context.Context, r *kernel.Root) (feature.Plan, error) {
 	var plan feature.Plan
 	st, err := ReadState(ctx, r)
@@ -202,7 +203,7 @@ func (Feature) PlanUpgrade(ctx context.Context, r *kernel.Root) (feature.Plan, e
 	return plan, err
 }
 
-// recompile replaces a filter's program by the one that this weir makes of its rules.
+// recompile replaces a filter's program by the output of this weir's compiler.
 func recompile(l *kernel.WriteLock, i kernel.Instance) error {
 	s, err := openInstance(l, i)
 	if err != nil {

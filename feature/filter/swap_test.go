@@ -15,10 +15,10 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Rules change under a flood: each packet meets one whole set. Both sets drop port
-// 5000; of ports 5001 and 5002 each set drops one and counts the other. So no
-// packet to 5000 may ever arrive, and what the rules count, over all changes, is
-// exactly what was sent: a packet that met no set, or two, would show.
+// Rules change under a flood, and each packet meets exactly one set of rules. Both sets drop port
+// 5000. Each set drops one of ports 5001 and 5002 and counts the other. No packet to 5000 may
+// arrive. The counts over all changes must equal the packets sent: a packet in no set, or in two,
+// would show.
 func TestSwapUnderLoad(t *testing.T) {
 	ports := []uint16{5000, 5001, 5002}
 	set := func(w *world, h Hook, dropped int) Filter {
@@ -52,7 +52,7 @@ func TestSwapUnderLoad(t *testing.T) {
 		if total < 1000 || swaps < 4 {
 			t.Errorf("only %d packets and %d changes", total, swaps)
 		}
-		// What is on its way has the time it needs: it is there when all is counted.
+		// Wait for packets in transit: all have arrived once all are counted.
 		counted := func() (n uint64) {
 			for _, r := range w.one().Rules {
 				n += r.Packets
@@ -81,7 +81,7 @@ func TestSwapUnderLoad(t *testing.T) {
 	})
 }
 
-// flood sends to some ports of B in turn.
+// flood sends to several ports of B in turn.
 type flood struct {
 	end  atomic.Bool
 	done chan map[string]uint64
@@ -91,7 +91,7 @@ func startFlood(t testing.TB, w *world, ports []uint16) *flood {
 	t.Helper()
 	from := nstest.ListenUDP(t, w.A, netip.AddrPortFrom(w.A4, 0))
 	for _, port := range ports[1:] {
-		nstest.ListenUDP(t, w.B, netip.AddrPortFrom(w.B4, port)) // or B would answer each
+		nstest.ListenUDP(t, w.B, netip.AddrPortFrom(w.B4, port)) // or B would answer with ICMP errors
 	}
 	f := &flood{done: make(chan map[string]uint64, 1)}
 	go func() {
@@ -102,7 +102,7 @@ func startFlood(t testing.TB, w *world, ports []uint16) *flood {
 				sent[fmt.Sprintf("p%d", port)]++
 			}
 			if n%64 == 0 {
-				time.Sleep(50 * time.Microsecond) // the changes need a CPU as well
+				time.Sleep(50 * time.Microsecond) // leave CPU time to the changes
 			}
 		}
 		f.done <- sent
@@ -111,17 +111,17 @@ func startFlood(t testing.TB, w *world, ports []uint16) *flood {
 	return f
 }
 
-// stop ends the flood and says how much was sent to whom.
+// stop ends the flood and returns the number of packets sent to each port.
 func (f *flood) stop() map[string]uint64 {
 	f.end.Store(true)
 	sent := <-f.done
 	f.done <- sent
-	time.Sleep(5 * time.Millisecond) // what is on its way
+	time.Sleep(5 * time.Millisecond) // packets in transit
 	return sent
 }
 
-// silenceA has A say nothing by itself, as IPv6 does of groups and routers: the wire
-// tells how many packets it has lost, and not which.
+// silenceA disables IPv6 in A and so its own multicast and router messages. The wire counts lost
+// packets without telling them apart.
 func (w *world) silenceA() {
 	w.t.Helper()
 	err := w.A.Do(func() error {
@@ -130,10 +130,10 @@ func (w *world) silenceA() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	kernel.WaitForPrograms() // as long as a packet takes to the wire
+	kernel.WaitForPrograms() // wait for packets on their way to the wire
 }
 
-// lostOnTheWay is what the wire lost before B's device.
+// lostOnTheWay returns the packets lost by the wire before B's device.
 func (w *world) lostOnTheWay() (n uint64) {
 	w.t.Helper()
 	err := w.A.Do(func() error {

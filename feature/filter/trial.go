@@ -19,43 +19,42 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// TrialResult is what rules matched of packets that were tried on them.
+// TrialResult is the result of trying packets on rules.
 type TrialResult struct {
-	Packets     uint64      `json:"packets"`                 // that were tried
-	Skipped     uint64      `json:"skipped,omitempty"`       // of link types that weir does not know
-	SkippedLink []string    `json:"skipped_links,omitempty"` // these
-	Cut         uint64      `json:"cut,omitempty"`           // of which the capture has a part (snaplen)
-	Undecided   uint64      `json:"undecided,omitempty"`     // of these, whose missing bytes decide about a rule
-	Odd         uint64      `json:"odd,omitempty"`           // whose records have more bytes than they say that the packet had
-	Empty       uint64      `json:"empty,omitempty"`         // of no bytes at all
-	Interpreted uint64      `json:"interpreted,omitempty"`   // by the interpreter, and not by the compiled program
+	Packets     uint64      `json:"packets"`                 // tried
+	Skipped     uint64      `json:"skipped,omitempty"`       // of unknown link types
+	SkippedLink []string    `json:"skipped_links,omitempty"` // the unknown link types
+	Cut         uint64      `json:"cut,omitempty"`           // truncated in the capture (snaplen)
+	Undecided   uint64      `json:"undecided,omitempty"`     // truncated, with missing bytes relevant to a rule
+	Odd         uint64      `json:"odd,omitempty"`           // records longer than their stated packet length
+	Empty       uint64      `json:"empty,omitempty"`         // without any bytes
+	Interpreted uint64      `json:"interpreted,omitempty"`   // by the interpreter instead of the compiled program
 	Engine      string      `json:"engine"`                  // "kernel" or "interpreter"
-	Reason      string      `json:"reason,omitempty"`        // the interpreter
+	Reason      string      `json:"reason,omitempty"`        // for using the interpreter
 	Rules       []RuleState `json:"rules"`
 	Default     RuleState   `json:"default"`
 }
 
-// Trial tries packets on the rules of a filter without attaching it: with the
-// program that would be attached, which the kernel runs on each (BPF_PROG_TEST_RUN);
-// or with the interpreter of the language, where one may not load programs or where
-// rates are to be those of the packets' own times.
+// Trial tries packets on the rules of a filter without attaching it. The kernel runs the compiled
+// program on each packet (BPF_PROG_TEST_RUN). The interpreter of the language replaces it if the
+// caller may not load programs, or if rates must follow the packets' own timestamps.
 type Trial struct {
 	filter Filter
 	lists  map[string]*list
 	result TrialResult
-	link   bool // rules ask for the link layer
+	link   bool // rules use link-layer fields
 	// By whether packets have an Ethernet header.
 	program map[bool]*kernel.Collection
 
 	exprs []*expr.Expr
 	env   expr.Env
-	now   uint64 // ns: the time of the packet
+	now   uint64 // timestamp of the current packet, ns
 	own   []tally
 
 	undecided []uint64 // by rule
 }
 
-// NewTrial prepares to try the rules of f. Interpret asks for the interpreter.
+// NewTrial prepares a trial of f's rules. interpret forces the interpreter.
 func NewTrial(f Filter, interpret bool) (*Trial, error) {
 	f = f.withDefaults()
 	t := &Trial{filter: f, program: map[bool]*kernel.Collection{}, own: make([]tally, len(f.Rules)+1), undecided: make([]uint64, len(f.Rules))}
@@ -92,7 +91,7 @@ func NewTrial(f Filter, interpret bool) (*Trial, error) {
 	return t, nil
 }
 
-// hasLists says which list of an expression is none of the filter's.
+// hasLists returns an error for a list of the expression unknown to the filter.
 func (f Filter) hasLists(e *expr.Expr) error {
 	var err error
 	expr.Walk(e.Root, func(n expr.Node) {
@@ -134,8 +133,7 @@ func (t *Trial) packet(p expr.Packet, now int64) error {
 	return nil
 }
 
-// cut tries a packet that the capture has a part of. No rule behind one that could decide, and
-// cannot be decided, is asked.
+// cut tries a truncated packet. It stops at the first undecidable rule with a deciding action.
 func (t *Trial) cut(p *expr.Packet) {
 	one := tally{1, uint64(len(p.Data) + p.Missing), 0}
 	unsure := false
@@ -156,19 +154,19 @@ func (t *Trial) cut(p *expr.Packet) {
 	}
 }
 
-// ethernetHeader is what the kernel wants before a packet that it is to run a program on.
+// ethernetHeader is the length in bytes of the header required by BPF_PROG_TEST_RUN.
 const ethernetHeader = 14
 
-// run has the kernel run the program; done is false for a packet that it does not take.
+// run runs the program in the kernel. done is false if the kernel does not accept the packet.
 func (t *Trial) run(data []byte, ethernet bool) (done bool, err error) {
 	if !ethernet && t.link {
-		return false, nil // no hook that sees packets without a header takes rules that ask for it
+		return false, nil // rules on link fields exist only at hooks with a link header
 	}
 	c := t.program[ethernet]
 	if c == nil {
 		p := &published{Filter: t.filter, Lists: t.lists}
 		p.Filter.Hook = HookTCX
-		if !ethernet { // as nftables sees packets: from their IP headers on
+		if !ethernet { // as in nftables: from the IP header on
 			p.Filter.Hook = HookNFT
 		}
 		if c, _, err = p.compileAndLoad(noMaps); err != nil {
@@ -188,14 +186,14 @@ func (t *Trial) run(data []byte, ethernet bool) (done bool, err error) {
 		return false, nil
 	}
 	_, err = c.Programs[programName].Run(&ebpf.RunOptions{Data: data, Repeat: 1})
-	return err == nil, nil // longer than a page: the interpreter takes any
+	return err == nil, nil // longer than a page: the interpreter accepts any length
 }
 
-// skip notes a packet of a link type that is not known.
+// skip counts a packet with an unknown link type.
 func (t *Trial) skip(link layers.LinkType) {
 	t.result.Skipped++
 	name := link.String()
-	if name == layers.LinkType(math.MaxUint16).String() { // what all have that the library has no name for
+	if name == layers.LinkType(math.MaxUint16).String() { // the library's text for unknown types
 		name = strconv.Itoa(int(link))
 	}
 	if !slices.Contains(t.result.SkippedLink, name) && len(t.result.SkippedLink) < 8 {
@@ -203,7 +201,7 @@ func (t *Trial) skip(link layers.LinkType) {
 	}
 }
 
-// note counts records of which the capture says that they are not all of a packet, or more than that.
+// note counts truncated, overlong and empty records.
 func (t *Trial) note(rec record) {
 	switch have := len(rec.data); {
 	case have < rec.wire:
@@ -215,7 +213,7 @@ func (t *Trial) note(rec record) {
 	}
 }
 
-// Result adds up what was matched.
+// Result returns the counts so far.
 func (t *Trial) Result() (TrialResult, error) {
 	out := t.result
 	sums := append([]tally(nil), t.own...)
@@ -237,30 +235,30 @@ func (t *Trial) Result() (TrialResult, error) {
 	return out, nil
 }
 
-// Close ends the trial.
+// Close releases the programs.
 func (t *Trial) Close() {
 	for _, c := range t.program {
 		c.Close()
 	}
 }
 
-// Explanation is what becomes of an expression.
+// Explanation describes a compiled expression.
 type Explanation struct {
-	Expression   string   `json:"expression"` // as weir reads it
+	Expression   string   `json:"expression"` // in the canonical notation
 	Hook         Hook     `json:"hook"`
 	Instructions int      `json:"instructions"`
 	Maps         []string `json:"maps"`
-	// Program is the tree, how it is decided, and the instructions with what they are for.
+	// Program is the expression tree, its decision steps, and the commented instructions.
 	Program []string `json:"program"`
 }
 
-// IsExpressionError says whether an expression is wrong, and not what was done with it.
+// IsExpressionError reports whether err is about the expression rather than its use.
 func IsExpressionError(err error) bool {
 	return errors.Is(err, expr.ErrSyntax) || errors.Is(err, compile.ErrRule)
 }
 
-// Explain compiles one expression for a hook and shows the program. It loads nothing.
-// Lists are the files of what the expression calls $name.
+// Explain compiles one expression for a hook and returns the program. It loads nothing. lists maps
+// the expression's $names to files.
 func Explain(text string, h Hook, lists map[string]string) (*Explanation, error) {
 	e, err := expr.Parse(text)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// frame is an Ethernet frame of UDP over IPv4.
+// frame returns an Ethernet frame with UDP over IPv4.
 func frame(t *testing.T, port int, size int) []byte {
 	t.Helper()
 	ip := &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: []byte{192, 0, 2, 1}, DstIP: []byte{192, 0, 2, 2}}
@@ -33,7 +33,7 @@ func frame(t *testing.T, port int, size int) []byte {
 	return b.Bytes()
 }
 
-// captureOf writes frames as a capture of a kind and link type.
+// captureOf encodes frames as a capture with a format and link type.
 func captureOf(t *testing.T, kind string, link layers.LinkType, cut int, prefix []byte, frames ...[]byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -86,8 +86,8 @@ func tried(t *testing.T, f Filter, interpret bool, capture []byte) TrialResult {
 	return r
 }
 
-// The kernel's run of the program and the interpreter count alike, in captures of
-// every kind and link type; what is too long for the kernel is interpreted.
+// The kernel and the interpreter count the same, in captures of every format and link type. Packets
+// too long for the kernel are interpreted.
 func TestTrial(t *testing.T) {
 	f := Filter{Name: "try", Hook: HookTCX, Rules: []Rule{{Name: "all", Match: Expression{Text: "udp"}, Action: Count}, drops(53), drops(5060)}}
 	frames := [][]byte{frame(t, 53, 10), frame(t, 53, 1200), frame(t, 5060, 9), frame(t, 80, 0), frame(t, 53, 8000), {1, 2, 3}}
@@ -103,7 +103,7 @@ func TestTrial(t *testing.T) {
 				t.Run(fmt.Sprintf("%s %s %v", c.name, kind, interpret), func(t *testing.T) {
 					some := frames
 					if c.cut > 0 {
-						some = frames[:5] // the last one has nothing to cut
+						some = frames[:5] // the last one is too short to cut
 					}
 					r := tried(t, f, interpret, captureOf(t, kind, c.link, c.cut, []byte(c.prefix), some...))
 					if want := uint64(len(some)); r.Packets != want || r.Skipped != 0 {
@@ -147,8 +147,8 @@ func TestTrialSkips(t *testing.T) {
 	}
 }
 
-// Of a cooked capture the header says what a packet is: what is no IP packet is none,
-// whatever it looks like, and what is behind VLAN tags is one.
+// The header of a cooked capture determines the packet type. Non-IP packets are empty, whatever
+// their bytes, and IP packets after VLAN tags are recognized.
 func TestUnwrap(t *testing.T) {
 	ip := frame(t, 53, 1)[14:]
 	header := func(link layers.LinkType, kind string) []byte {
@@ -184,13 +184,13 @@ func TestUnwrap(t *testing.T) {
 	}
 }
 
-// A capture that ends within a packet has those before it; the end of a file between
-// two packets is no mistake. Also compressed, and of a writer whose limit is a lie.
+// A truncated capture yields the complete packets before its end. A file ending between two packets
+// is valid. This also holds for compressed captures and wrong length fields.
 func TestTrialCut(t *testing.T) {
 	f := Filter{Hook: HookTCX, Rules: []Rule{{Match: Expression{Text: "udp"}, Action: Count}}}
 	for _, kind := range []string{"pcap", "pcapng"} {
 		whole := captureOf(t, kind, layers.LinkTypeEthernet, 0, nil, frame(t, 53, 100), frame(t, 53, 100))
-		ends := map[int]uint64{} // where packets end
+		ends := map[int]uint64{} // offsets of packet ends
 		for packets := range 3 {
 			ends[len(captureOf(t, kind, layers.LinkTypeEthernet, 0, nil, []([]byte){frame(t, 53, 100), frame(t, 53, 100)}[:packets]...))] = uint64(packets)
 		}
@@ -237,7 +237,7 @@ func TestTrialCut(t *testing.T) {
 	}
 }
 
-// Several filters see a capture that is read once; each packet is skipped or tried for all.
+// Several filters process a capture in one pass. Each packet is skipped or tried for all.
 func TestReadCapture(t *testing.T) {
 	var trials []*Trial
 	for _, port := range []int{53, 80} {
@@ -258,7 +258,7 @@ func TestReadCapture(t *testing.T) {
 	}
 }
 
-// A list that nobody has named is a mistake in the expression, whoever runs it.
+// An unknown list is an expression error, with either engine.
 func TestTrialLists(t *testing.T) {
 	f := Filter{Hook: HookTCX, Rules: []Rule{{Match: Expression{Text: "udp and ip.src in $some"}, Action: Count}}}
 	for _, interpret := range []bool{false, true} {
@@ -290,7 +290,7 @@ func TestTrialLists(t *testing.T) {
 	}
 }
 
-// Rates are those of the capture's own times, ten packets a second.
+// Rates follow the capture's timestamps: ten packets a second.
 func TestTrialRates(t *testing.T) {
 	var frames [][]byte
 	for range 30 {

@@ -10,7 +10,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// older has the pins of the only filter say that another weir compiled it.
+// older marks the only filter's pins as compiled by another weir.
 func (w *world) older() {
 	w.t.Helper()
 	l, err := w.root.Lock(w.t.Context())
@@ -36,7 +36,7 @@ func (w *world) older() {
 	}
 }
 
-// weir upgrade compiles what another weir has compiled, and counts go on.
+// weir upgrade recompiles programs of another weir, and counts continue.
 func TestUpgrade(t *testing.T) {
 	eachHook(t, func(t *testing.T, h Hook) {
 		w := newWorld(t)
@@ -64,7 +64,7 @@ func TestUpgrade(t *testing.T) {
 	})
 }
 
-// Pins of a newer weir are left alone, with a word on it.
+// Pins of a newer weir are left unchanged, with a warning.
 func TestNewerABI(t *testing.T) {
 	needHook(t, HookNFT)
 	w := newWorld(t)
