@@ -63,9 +63,9 @@ type Attachment struct {
 
 // Problems of attachments.
 const (
-	problemLacks  = "not attached, somebody took it away or the interface came later: weir apply attaches it"
-	problemUnseen = "only root can see whether it is attached"
-	problemStale  = "it runs the rules before the last change, which was killed: weir apply recovers it"
+	problemLacks  = "not attached, because it was detached or the interface is new: weir apply attaches it"
+	problemUnseen = "attachment unknown: only root can read it"
+	problemStale  = "runs outdated rules, because the last change was killed: weir apply recovers it"
 )
 
 func (p *Attachment) lack() { p.lacks, p.Problem = true, problemLacks }
@@ -132,7 +132,7 @@ func (u *undo) add(f func() error) { *u = append(*u, f) }
 func (u undo) run(err error) error {
 	for i := len(u) - 1; i >= 0; i-- {
 		if e := u[i](); e != nil {
-			err = errors.Join(err, fmt.Errorf("and the rules before could not be put back: %w", e))
+			err = errors.Join(err, fmt.Errorf("restore the previous rules: %w", e))
 		}
 	}
 	return err
@@ -142,7 +142,7 @@ func (u undo) run(err error) error {
 func former(id uint32) (*ebpf.Program, error) {
 	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(id))
 	if err != nil {
-		return nil, fmt.Errorf("the program that is attached: %w", err)
+		return nil, fmt.Errorf("open the attached program: %w", err)
 	}
 	return p, nil
 }

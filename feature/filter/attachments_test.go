@@ -271,7 +271,7 @@ func TestOccupied(t *testing.T) {
 	f := w.filter(HookXDP, drops(5001))
 	f.Interfaces = []string{nstest.WireDevice, "second"}
 	plan, err := Feature{}.Plan(t.Context(), w.state(), Config{Filters: []Filter{f}})
-	if err != nil || len(plan.Warnings) != 1 || !strings.Contains(plan.Warnings[0], `XDP of second has program`) || !strings.Contains(plan.Warnings[0], `"balancer"`) {
+	if err != nil || len(plan.Warnings) != 1 || !strings.Contains(plan.Warnings[0], `XDP of second is occupied by program`) || !strings.Contains(plan.Warnings[0], `"balancer"`) {
 		t.Errorf("the plan warns of %q, %v", plan.Warnings, err)
 	}
 	_, err = applyTo(t.Context(), w.root, f)

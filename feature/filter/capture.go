@@ -43,14 +43,14 @@ func ReadCapture(r io.Reader, on ...*Trial) error {
 	}
 	magic, err := b.Peek(4)
 	if errors.Is(err, io.EOF) && len(magic) == 0 {
-		return errors.New("no capture: it is empty")
+		return errors.New("read capture: the file is empty")
 	} else if err != nil {
-		return fmt.Errorf("no capture: %w", err)
+		return fmt.Errorf("read capture: %w", err)
 	}
 	if binary.BigEndian.Uint32(magic) != pcapngMagic {
 		p, err := newPcap(b)
 		if err != nil {
-			return fmt.Errorf("neither pcap nor pcapng, as tcpdump -w and Wireshark write them: %w", err)
+			return fmt.Errorf("read capture: want pcap or pcapng, as written by tcpdump -w or Wireshark: %w", err)
 		}
 		return tryEach(on, p.next)
 	}
@@ -78,11 +78,11 @@ func tryEach(on []*Trial, next func() (record, error)) error {
 		rec, err := next()
 		switch {
 		case errors.Is(err, io.ErrUnexpectedEOF):
-			return fmt.Errorf("%w: it ends within packet %d", ErrCutShort, n)
+			return fmt.Errorf("%w: packet %d is incomplete", ErrCutShort, n)
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
-			return fmt.Errorf("%w: packet %d cannot be read: %w", ErrCutShort, n, err)
+			return fmt.Errorf("%w: read packet %d: %w", ErrCutShort, n, err)
 		}
 		p, known := unwrap(rec)
 		for _, t := range on {

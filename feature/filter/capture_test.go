@@ -82,8 +82,8 @@ func TestOddPcap(t *testing.T) {
 		"empty":          {pcapFile(binary.LittleEndian, 0xa1b2c3d4, 4, 0, recorded{nil, 0, 0}, whole), time.Microsecond, 1, TrialResult{Packets: 2, Empty: 1}, ""},
 		"longer":         {pcapFile(binary.LittleEndian, 0xa1b2c3d4, 4, 0, whole, recorded{f, 142, 50}, whole), time.Microsecond, 3, TrialResult{Packets: 3, Odd: 1}, ""},
 		"of 4 GB":        {pcapFile(binary.LittleEndian, 0xa1b2c3d4, 4, 0, recorded{f, 142, 4e9}), time.Microsecond, 1, TrialResult{Packets: 1, Cut: 1}, ""},
-		"too long":       {pcapFile(binary.LittleEndian, 0xa1b2c3d4, 4, 0, whole, recorded{nil, 1 << 20, 1 << 20}), time.Microsecond, 1, TrialResult{Packets: 1}, "packet 2 cannot be read: it is said to have 1048576 bytes"},
-		"ends within":    {pcapFile(binary.LittleEndian, 0xa1b2c3d4, 4, 0, whole, recorded{f[:50], 142, 142}), time.Microsecond, 1, TrialResult{Packets: 1}, "it ends within packet 2"},
+		"too long":       {pcapFile(binary.LittleEndian, 0xa1b2c3d4, 4, 0, whole, recorded{nil, 1 << 20, 1 << 20}), time.Microsecond, 1, TrialResult{Packets: 1}, "read packet 2: 1048576 bytes exceed"},
+		"ends within":    {pcapFile(binary.LittleEndian, 0xa1b2c3d4, 4, 0, whole, recorded{f[:50], 142, 142}), time.Microsecond, 1, TrialResult{Packets: 1}, "packet 2 is incomplete"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			trial, err := NewTrial(Filter{Hook: HookTCX, Rules: []Rule{{Match: Expression{Text: "udp.dstport == 53"}, Action: Count}}}, true)

@@ -155,7 +155,7 @@ func (t tcFilters) put(s *instance, m *ebpf.Map, index int, known map[int]bool, 
 				ours = 0
 			}
 			if err := m.Put(uint32(index), ours); err != nil {
-				return fmt.Errorf("noting device %d: %w", index, err)
+				return fmt.Errorf("record device %d: %w", index, err)
 			}
 			kernel.Step("filter:noted")
 		}

@@ -239,7 +239,7 @@ func (c *Config) Validate() []error {
 		f.validateLocation(fail)
 		switch {
 		case f.Name == "":
-			fail("no name: filters are known by one")
+			fail("no name: set a name, unique in the namespace")
 		case !kernel.ValidName(f.Name):
 			fail("name %q: use 1 to 63 letters, digits, - and _", f.Name)
 		}
@@ -275,7 +275,7 @@ func (f Filter) validateLocation(fail func(string, ...any)) {
 	case f.Hook.ofDevices() && len(f.Interfaces) == 0:
 		fail("hook %s needs interfaces, like interfaces: [eth0]", f.Hook)
 	case !f.Hook.ofDevices() && len(f.Interfaces) > 0:
-		fail("hook %s is the whole namespace's: leave interfaces out, or use hook tcx", f.Hook)
+		fail("hook %s covers the whole namespace: omit interfaces, or use hook tcx", f.Hook)
 	}
 	if f.Direction != "" && f.Hook != HookTCX && f.Hook != HookClsact {
 		fail("direction: only hooks tcx and clsact have one; %s", directionHint(f.Hook))
@@ -284,11 +284,11 @@ func (f Filter) validateLocation(fail func(string, ...any)) {
 		fail("order: only hook tcx has one; %s", orderHint(f.Hook))
 	}
 	if (f.At != "" || f.Priority != 0) && f.Hook.ofDevices() {
-		fail("at and priority: only hooks netfilter and nft have them; at a device, programs run in the order in which they were attached, or that order asks for")
+		fail("at and priority: only hooks netfilter and nft have them; programs of a device run in attachment order, or as set by order")
 	}
 	for i, name := range f.Interfaces {
 		if name == "" || len(name) > 15 || strings.ContainsAny(name, "/ \t\n:") {
-			fail("interface %q: want the name of one, of at most 15 bytes", name)
+			fail("interface %q: want an interface name of at most 15 bytes", name)
 		} else if slices.Contains(f.Interfaces[:i], name) {
 			fail("interface %q: named twice", name)
 		}
@@ -297,7 +297,7 @@ func (f Filter) validateLocation(fail func(string, ...any)) {
 
 func directionHint(h Hook) string {
 	if h.xdp() {
-		return "xdp sees incoming packets alone"
+		return "xdp sees incoming packets only"
 	}
 	return "for this hook say at: input, forward, output, prerouting or postrouting"
 }
@@ -315,18 +315,18 @@ func orderHint(h Hook) string {
 // besides reports conflicts with another filter of the same namespace.
 func (f Filter) besides(o Filter, fail func(string, ...any)) {
 	if o.Name == f.Name && f.Name != "" {
-		fail("there is another filter of that name in the namespace")
+		fail("the namespace already has a filter of this name")
 	}
 	if f.Hook == HookNetfilter && o.Hook == HookNetfilter && f.At == o.At && f.Priority == o.Priority {
 		fail("filter %s has the same priority, %d: a point has room for one BPF program of a priority", o.Name, f.Priority)
 	}
 	if o.ends(f) {
-		fail("order %s: filter %s has the same order at an interface of both: say {before: NAME} or {after: NAME} in one of them, or put the rules into one filter", f.Order, o.Name)
+		fail("order %s: filter %s has the same order on a shared interface: set {before: NAME} or {after: NAME} in one of them, or merge the rules into one filter", f.Order, o.Name)
 	}
 	if f.Hook.xdp() && o.Hook.xdp() {
 		for _, name := range f.Interfaces {
 			if slices.Contains(o.Interfaces, name) {
-				fail("filter %s is at XDP of %s already, which has room for one: put the rules into one filter, or use hook tcx", o.Name, name)
+				fail("filter %s already uses XDP of %s, with room for one program: merge the rules into one filter, or use hook tcx", o.Name, name)
 			}
 		}
 	}

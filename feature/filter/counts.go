@@ -33,7 +33,7 @@ func (t tally) plus(o tally) tally {
 func baseMap(entries int) (*ebpf.Map, error) {
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "filter_base", Type: ebpf.Array, KeySize: 4, ValueSize: 24, MaxEntries: uint32(entries)})
 	if err != nil {
-		return nil, fmt.Errorf("making the map of earlier counts: %w", err)
+		return nil, fmt.Errorf("create the map of earlier counts: %w", err)
 	}
 	return m, nil
 }
@@ -59,11 +59,11 @@ const (
 func sumCounts(m *ebpf.Map, i int) (sum tally, err error) {
 	b, err := m.LookupBytes(uint32(i))
 	if err != nil {
-		return sum, fmt.Errorf("reading counts %d: %w", i, err)
+		return sum, fmt.Errorf("read counts %d: %w", i, err)
 	}
 	share := int(m.ValueSize()+7) / 8 * 8 // per-CPU values are aligned to 8 bytes
 	if share < 24 {
-		return sum, fmt.Errorf("reading counts %d: %w: elements of %d bytes", i, kernel.ErrABI, share)
+		return sum, fmt.Errorf("read counts %d: %w: element size is %d bytes", i, kernel.ErrABI, share)
 	}
 	for ; len(b) >= share; b = b[share:] {
 		word := func(at int) uint64 { return binary.NativeEndian.Uint64(b[at:]) }
@@ -78,7 +78,7 @@ func carried(o *kernel.Opened, p *published) (map[string]tally, error) {
 	for i, key := range p.Filter.countKeys() {
 		var t tally
 		if err := o.Maps["base"].Lookup(uint32(i), &t); err != nil {
-			return nil, fmt.Errorf("reading earlier counts: %w", err)
+			return nil, fmt.Errorf("read earlier counts: %w", err)
 		}
 		if n := slices.Index(p.Before, key); n >= 0 && o.Maps["before"] != nil {
 			b, err := sumCounts(o.Maps["before"], n)

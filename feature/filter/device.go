@@ -83,7 +83,7 @@ func moveLinks(s *instance, pins []string, prog *ebpf.Program) error {
 		if err := kernel.MoveLink(ln, prog); errors.Is(err, unix.ENOLINK) {
 			continue // the device is gone
 		} else if err != nil {
-			return undone.run(fmt.Errorf("moving the link %s of %s: %w", pin, s.inst, err))
+			return undone.run(fmt.Errorf("update link %s of %s: %w", pin, s.inst, err))
 		}
 		kernel.Step("filter:moved")
 		undone.add(func() error { return kernel.MoveLink(ln, old) })
@@ -194,7 +194,7 @@ func (p *Attachment) position(s *instance, a kernel.Attachment, ln kernel.Link) 
 		}
 		p.Position = &at
 		if o := s.pub.Filter.Order; !o.Kept(at) {
-			p.misplaced, p.Problem = true, fmt.Sprintf("it is %s, not %s as ordered: weir apply moves it", at, o)
+			p.misplaced, p.Problem = true, fmt.Sprintf("position is %s, want %s: weir apply moves it", at, o)
 		}
 		return nil
 	})

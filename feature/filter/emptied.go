@@ -23,7 +23,7 @@ func (t *target) warnOfEmptied(plan *feature.Plan, was *published) {
 		if was != nil && was.Lists[name] != nil && f.passesBy(name) {
 			tell = plan.Outage
 		}
-		tell("filter %s: list %s is empty: no packet matches $%s; look at its file, %s", f.Name, name, name, f.Lists[name])
+		tell("filter %s: list %s is empty: no packet matches $%s: check its file, %s", f.Name, name, name, f.Lists[name])
 	}
 }
 

@@ -136,7 +136,7 @@ func (p *published) try(o *kernel.Opened, packet feature.Packet) (hits []int, er
 		data = data[ethernetHeader:] // netfilter test runs start at the IP header
 	}
 	if _, err := c.Programs[programName].Run(&ebpf.RunOptions{Data: data}); err != nil {
-		return nil, fmt.Errorf("trying its rules on a packet (BPF_PROG_TEST_RUN): %w", err)
+		return nil, fmt.Errorf("test-run its program (BPF_PROG_TEST_RUN): %w", err)
 	}
 	for i := range len(q.Filter.Rules) + 1 {
 		if t, err := sumCounts(c.Maps[countsMap], i); err != nil {
@@ -181,7 +181,7 @@ func tell(s *feature.Verdict, f Filter, at *Attachment, hits []int, p feature.Pa
 		if p.Proto == "tcp" {
 			plain = "a SYN without options"
 		}
-		s.Text += fmt.Sprintf(". That is of a plain packet (TTL 64, %s): of others with these addresses and ports, %s may decide otherwise", plain, list)
+		s.Text += fmt.Sprintf(". This applies to a plain packet (TTL 64, %s): for others with these addresses and ports, %s may decide otherwise", plain, list)
 	}
 	if action == Drop {
 		s.Result = fmt.Sprintf("dropped: %s of filter %s, at %s", f.ruleName(decided), f.Name, at.Name)

@@ -175,12 +175,12 @@ func TestWarnsOfFragments(t *testing.T) {
 		f := w.filter(c.hook, c.rules...)
 		f.At, f.Default = c.at, c.rest
 		if c.rest == Drop && c.hook.ofDevices() {
-			t.Fatal("a filter that drops ARP has a warning of its own")
+			t.Fatal("a filter dropping ARP has an additional warning")
 		}
 		p, err := Feature{}.Plan(t.Context(), State{}, Config{Filters: []Filter{f}})
 		ok := err == nil && len(p.Warnings) == 0
 		if c.warns != neither {
-			ok = err == nil && len(p.Warnings) == 1 && strings.Contains(p.Warnings[0], ": "+c.warns+" datagrams that come in fragments")
+			ok = err == nil && len(p.Warnings) == 1 && strings.Contains(p.Warnings[0], ": fragmented "+c.warns+" datagrams")
 		}
 		if !ok {
 			t.Errorf("%s %s, default %s, %v: %v, %q; want one of %q", c.hook, c.at, c.rest, c.rules, err, p.Warnings, c.warns)

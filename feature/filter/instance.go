@@ -101,7 +101,7 @@ func (s *instance) countsID() (ebpf.MapID, error) {
 	}
 	id, ok := info.ID()
 	if !ok {
-		return 0, errors.New("the kernel gives maps no numbers")
+		return 0, errors.New("the kernel does not report map ids")
 	}
 	return id, nil
 }
@@ -116,7 +116,7 @@ func (s *instance) interfaces() (map[string]*netlink.LinkAttrs, error) {
 	var links []netlink.Link
 	err := s.ns.Do(func() (err error) { links, err = netlink.LinkList(); return err })
 	if err != nil {
-		return nil, fmt.Errorf("listing the interfaces of %s: %w", s.ns, err)
+		return nil, fmt.Errorf("list the interfaces of %s: %w", s.ns, err)
 	}
 	out := map[string]*netlink.LinkAttrs{}
 	for _, l := range links {
@@ -143,12 +143,12 @@ func (s *instance) devices() (out map[string]int, without func(name string) stri
 	return out, func(name string) string {
 		a, ok := all[name]
 		if !ok {
-			return fmt.Sprintf("there is no interface %s: weir serve attaches the filter when it comes, and weir apply does", name)
+			return fmt.Sprintf("there is no interface %s: weir serve, or weir apply, attaches the filter once it appears", name)
 		}
 		if _, known := headers[a.EncapType]; !known {
-			return fmt.Sprintf("interface %s is of type %s, whose packets weir cannot read", name, a.EncapType)
+			return fmt.Sprintf("interface %s has type %s, unsupported by weir", name, a.EncapType)
 		}
-		return fmt.Sprintf("interface %s and the filter's others are not alike, some have an Ethernet header and some none: give it a filter of its own", name)
+		return fmt.Sprintf("interface %s differs from the filter's others, some with and some without an Ethernet header: give it its own filter", name)
 	}, nil
 }
 

@@ -196,7 +196,7 @@ func (r *listReader) next() (string, error) {
 		}
 		if bytes.IndexByte(line, 0) >= 0 {
 			r.unfit = true
-			return "", fmt.Errorf("%s:%d: a NUL byte: this is no list of prefixes", r.path, r.line)
+			return "", fmt.Errorf("%s:%d: NUL byte: want a list of prefixes", r.path, r.line)
 		}
 		if err == bufio.ErrBufferFull && !comment {
 			return out + "…", nil // too long for a prefix
@@ -217,9 +217,9 @@ func (r *listReader) parse(text string) (netip.Prefix, error) {
 	public := r.file.Public()
 	if err != nil {
 		if !public {
-			return p, fmt.Errorf("%s:%d: this is no address or prefix", r.path, r.line)
+			return p, fmt.Errorf("%s:%d: not an address or prefix", r.path, r.line)
 		}
-		return p, fmt.Errorf("%s:%d: %.80q is no address or prefix%s", r.path, r.line, text, zoned(text))
+		return p, fmt.Errorf("%s:%d: %.80q is not an address or prefix%s", r.path, r.line, text, zoned(text))
 	}
 	m := p.Masked()
 	switch {
@@ -242,13 +242,13 @@ func (r *listReader) compact() error {
 	r.entries = slices.Compact(r.entries)
 	if len(r.entries) > r.max {
 		r.unfit = true
-		return fmt.Errorf("%s: %w: it exceeds the %d prefixes of %s: give a shorter prefix for several%s", r.path, safefile.ErrRefused, r.max, r.owner(), r.remedy())
+		return fmt.Errorf("%s: %w: more than %d prefixes, the limit of %s: aggregate prefixes%s", r.path, safefile.ErrRefused, r.max, r.owner(), r.remedy())
 	}
 	return nil
 }
 
 func (r *listReader) tooLarge(size int64) error {
-	return fmt.Errorf("%s: %w: its %d bytes exceed the %d of %s (%d prefixes): shorten it%s", r.path, safefile.ErrRefused, size, int64(r.max)*maxListLine, r.owner(), r.max, r.remedy())
+	return fmt.Errorf("%s: %w: %d bytes exceed the limit of %d for %s (%d prefixes): shorten it%s", r.path, safefile.ErrRefused, size, int64(r.max)*maxListLine, r.owner(), r.max, r.remedy())
 }
 
 func (r *listReader) owner() string {
@@ -266,7 +266,7 @@ func (r *listReader) remedy() string {
 	if r.file.Trusted() {
 		return ", or spread it over several lists"
 	}
-	return ", or make it a file that root owns and nobody else may write"
+	return ", or make root its owner and only writer"
 }
 
 var errZone = errors.New("zones are not supported")

@@ -45,10 +45,10 @@ func TestListSparse(t *testing.T) {
 		size   int64
 		want   string
 	}{
-		{"", 1 << 30, "1073741824 bytes exceed the 67108864 of a list of user 65534 (1048576 prefixes): shorten it, or make it a file that root owns"},
-		{"", 64 << 20, ":1: a NUL byte"},
-		{"10.0.0.0/8\n# ", 64 << 20, ":2: a NUL byte"},
-		{"10.0.0.0/8\n", 64 << 20, ":2: a NUL byte"},
+		{"", 1 << 30, "1073741824 bytes exceed the limit of 67108864 for a list of user 65534 (1048576 prefixes): shorten it, or make root its owner"},
+		{"", 64 << 20, ":1: NUL byte"},
+		{"10.0.0.0/8\n# ", 64 << 20, ":2: NUL byte"},
+		{"10.0.0.0/8\n", 64 << 20, ":2: NUL byte"},
 	} {
 		path := theirs(t, []byte(c.begins))
 		if err := os.Truncate(path, c.size); err != nil {
@@ -87,7 +87,7 @@ func TestListPrefixesBounded(t *testing.T) {
 		b.WriteString(netip.AddrFrom4([4]byte{11 + byte(i>>24), byte(i >> 16), byte(i >> 8), byte(i)}).String() + "\n")
 	}
 	path := theirs(t, b.Bytes())
-	want := fmt.Sprintf("it exceeds the %d prefixes of a list of user 65534", maxOthersPrefixes)
+	want := fmt.Sprintf("more than %d prefixes, the limit of a list of user 65534", maxOthersPrefixes)
 	if _, err := readList(path); err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, safefile.ErrRefused) {
 		t.Errorf("%v, want %q", err, want)
 	}
@@ -104,7 +104,7 @@ func TestListPrefixesBounded(t *testing.T) {
 func TestListUnfitIsReadOnce(t *testing.T) {
 	path := theirs(t, append(bytes.Repeat([]byte("1.1.1.1\n"), 100_000), "no prefix\n"...))
 	f := Filter{Lists: map[string]string{"bad": path}}
-	const want = `:100001: "no prefix" is no address or prefix`
+	const want = `:100001: "no prefix" is not an address or prefix`
 	nstest.Eventually(t, func() error {
 		var err error
 		n := allocated(func() { _, err = f.readLists() })

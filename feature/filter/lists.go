@@ -65,12 +65,12 @@ func forSocket(lists []List) (map[string]*list, error) {
 	out := map[string]*list{}
 	for _, x := range lists {
 		if out[x.Name] != nil {
-			return nil, fmt.Errorf("list %q: given twice", x.Name)
+			return nil, fmt.Errorf("list %q: duplicate name", x.Name)
 		}
 		l := &list{entries: make([]netip.Prefix, len(x.Prefixes))}
 		for i, p := range x.Prefixes {
 			if !p.IsValid() {
-				return nil, fmt.Errorf("list %q: number %d is no prefix", x.Name, i+1)
+				return nil, fmt.Errorf("list %q: entry %d is not a valid prefix", x.Name, i+1)
 			}
 			l.entries[i] = p.Masked()
 		}
@@ -263,4 +263,4 @@ func sets(ls map[string]*list) map[string]expr.Set {
 	return out
 }
 
-var errNoContents = errors.New("the file of the list is needed to fill its table")
+var errNoContents = errors.New("filling its table needs the list's file")

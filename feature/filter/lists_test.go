@@ -79,11 +79,11 @@ func TestListErrors(t *testing.T) {
 		t.Errorf("a file that is not there: %v", err)
 	}
 	f.Lists["bad"] = listOf(t, 1, "192.0.2.1/33")
-	if _, err := applyTo(t.Context(), w.root, f); err == nil || !strings.Contains(err.Error(), `list:4: "192.0.2.1/33" is no address or prefix`) {
+	if _, err := applyTo(t.Context(), w.root, f); err == nil || !strings.Contains(err.Error(), `list:4: "192.0.2.1/33" is not an address or prefix`) {
 		t.Errorf("no prefix: %v", err)
 	}
 	f.Lists["bad"] = listOf(t, 1, "fe80::1%lo")
-	if _, err := applyTo(t.Context(), w.root, f); err == nil || !strings.Contains(err.Error(), `list:4: "fe80::1%lo" is no address or prefix: zones are not supported: write fe80::1 without %lo`) {
+	if _, err := applyTo(t.Context(), w.root, f); err == nil || !strings.Contains(err.Error(), `list:4: "fe80::1%lo" is not an address or prefix: zones are not supported: write fe80::1 without %lo`) {
 		t.Errorf("an address with a zone: %v", err)
 	}
 	for text, want := range map[string]string{"10.1.0.1/16": "10.1.0.0/16, or 10.1.0.1 for", "2001:db8::1/64": "2001:db8::/64, or 2001:db8::1 for"} {
@@ -125,7 +125,7 @@ func TestWarnsOfEmptyList(t *testing.T) {
 		t.Errorf("with one prefix: %q", p.Warnings)
 	}
 	write("# none today\n")
-	if p := plan(); len(p.Warnings) != 1 || len(p.Outages) != 0 || !strings.Contains(p.Warnings[0], "list bad is empty: no packet matches $bad; look at its file, "+path) {
+	if p := plan(); len(p.Warnings) != 1 || len(p.Outages) != 0 || !strings.Contains(p.Warnings[0], "list bad is empty: no packet matches $bad: check its file, "+path) {
 		t.Errorf("emptied: %q, outages %q", p.Warnings, p.Outages)
 	}
 	// For a pass rule, an empty list locks everybody out.

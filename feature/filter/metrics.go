@@ -29,12 +29,12 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	packetsDesc    = desc("packets_total", "Packets that a rule matched; rule \"\" is the default.", "hook", "rule", "action")
-	bytesDesc      = desc("bytes_total", "Bytes of the packets that a rule matched, as the hook sees them.", "hook", "rule", "action")
-	lastDesc       = desc("last_match_timestamp_seconds", "When a rule last matched, seconds since the epoch.", "hook", "rule", "action")
-	unreadableDesc = desc("unreadable_packets_total", "Packets whose transport header could not be read, where rules ask for it.", "hook")
-	attachedDesc   = desc("attached", "Whether the filter is attached at a place.", "place")
-	upDesc         = prometheus.NewDesc("weir_filter_up", "Whether all pins could be read.", nil, nil)
+	packetsDesc    = desc("packets_total", "Packets matched by a rule; rule \"\" is the default.", "hook", "rule", "action")
+	bytesDesc      = desc("bytes_total", "Bytes of the packets matched by a rule, as seen by the hook.", "hook", "rule", "action")
+	lastDesc       = desc("last_match_timestamp_seconds", "Time of a rule's last match, seconds since the Unix epoch.", "hook", "rule", "action")
+	unreadableDesc = desc("unreadable_packets_total", "Packets with an unreadable transport header used by a rule.", "hook")
+	attachedDesc   = desc("attached", "1 if the filter is attached at the place, else 0.", "place")
+	upDesc         = prometheus.NewDesc("weir_filter_up", "1 if all pins were readable, else 0.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -103,8 +103,8 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 			}
 		}
 		if f.outdated() {
-			out = append(out, feature.Finding{Object: f.Name, Text: fmt.Sprintf("its program was compiled by weir %s, not by this one", f.pub.meta.Version),
-				Remedy: "weir upgrade, or weir apply, compiles it anew; no packet is missed"})
+			out = append(out, feature.Finding{Object: f.Name, Text: fmt.Sprintf("program compiled by another weir, version %s", f.pub.meta.Version),
+				Remedy: "weir upgrade, or weir apply, recompiles it without missing a packet"})
 		}
 	}
 	return append(out, feature.UnreadFindings(st.Unreadable)...), err

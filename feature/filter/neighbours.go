@@ -130,6 +130,6 @@ func (t *target) warnOfCut(plan *feature.Plan, was *published, ns *netns.Handle)
 		if slices.ContainsFunc(now, func(name string) bool { return !slices.Contains(before, name) }) {
 			tell = plan.Outage
 		}
-		tell("filter %s drops %s too, by default: drop, so that %s soon reaches nobody by it: %s", t.pub.Filter.Name, r.name, strings.Join(now, ", "), r.remedy)
+		tell("filter %s drops %s by default: drop, so %s will soon lose all neighbours: %s", t.pub.Filter.Name, r.name, strings.Join(now, ", "), r.remedy)
 	}
 }

@@ -50,7 +50,7 @@ func TestRefusesToDropDiscovery(t *testing.T) {
 		var got []string
 		for _, o := range p.Outages {
 			_, rest, _ := strings.Cut(o, " drops ")
-			name, _, _ := strings.Cut(rest, " too")
+			name, _, _ := strings.Cut(rest, " by default")
 			got = append(got, name)
 		}
 		if !slices.Equal(got, c.want) {

@@ -42,7 +42,7 @@ type pcapRecords struct {
 func newPcap(r io.Reader) (*pcapRecords, error) {
 	head := make([]byte, 24)
 	if _, err := io.ReadFull(r, head); err != nil {
-		return nil, fmt.Errorf("its header is cut: %w", err)
+		return nil, fmt.Errorf("incomplete header: %w", err)
 	}
 	p := &pcapRecords{r: r, unit: time.Microsecond, head: make([]byte, 16)}
 	for _, p.order = range []binary.ByteOrder{binary.LittleEndian, binary.BigEndian} {
@@ -57,7 +57,7 @@ func newPcap(r io.Reader) (*pcapRecords, error) {
 		}
 		p.minor = p.order.Uint16(head[6:])
 		if major := p.order.Uint16(head[4:]); major != 2 {
-			return nil, fmt.Errorf("version %d.%d", major, p.minor)
+			return nil, fmt.Errorf("unsupported version %d.%d", major, p.minor)
 		}
 		p.link = layers.LinkType(p.order.Uint32(head[20:])) // the upper half describes checksums after frames
 		return p, nil
@@ -74,7 +74,7 @@ func (p *pcapRecords) next() (rec record, err error) {
 		have, had = had, have
 	}
 	if have > largestPacket {
-		return rec, fmt.Errorf("it is said to have %d bytes, which is more than %d", have, largestPacket)
+		return rec, fmt.Errorf("%d bytes exceed the limit of %d", have, largestPacket)
 	}
 	rec = record{data: make([]byte, have), wire: int(had), link: p.link,
 		at: time.Unix(int64(p.order.Uint32(p.head)), int64(p.order.Uint32(p.head[4:]))*int64(p.unit))}

@@ -67,7 +67,7 @@ func (Feature) Plan(_ context.Context, have State, want Config) (feature.Plan, e
 			return plan, err
 		}
 		if slices.Contains(wanted, t.inst) {
-			return plan, f.Pos.Errorf("filter.%s: another filter of that name is in the same namespace, %s", f.Name, t.pub.Netns)
+			return plan, f.Pos.Errorf("filter.%s: namespace %s already has a filter of this name", f.Name, t.pub.Netns)
 		}
 		wanted = append(wanted, t.inst)
 		if have.Unreadable.Has(t.inst) {
@@ -158,7 +158,7 @@ func (t *target) plan(plan *feature.Plan, have State) error {
 		gone.Detail = fmt.Sprintf("hook %s → %s", s.pub.Filter.Hook, t.pub.Filter.Hook)
 		plan.Add(gone)
 		plan.Add(create)
-		plan.Warn("filter %s: a device has one mode of XDP at a time, so that for an instant nothing is filtered while it changes from %s to %s", t.pub.Filter.Name, s.pub.Filter.Hook, t.pub.Filter.Hook)
+		plan.Warn("filter %s: packets pass unfiltered for a moment during the change from %s to %s, because a device has one XDP mode at a time", t.pub.Filter.Name, s.pub.Filter.Hook, t.pub.Filter.Hook)
 		t.warn(plan, s.pub)
 		return nil
 	}
@@ -229,7 +229,7 @@ func (t *target) warnOfOccupied(plan *feature.Plan, have State) {
 		_ = ns.Do(func() error {
 			program, about := kernel.XDP{Ifindex: devices[name], Device: name}.Occupant()
 			if program != 0 && !have.runs(program) {
-				plan.Warn("filter %s in %s: XDP of %s has %s: weir apply refuses the filter while that is there", f.Name, t.pub.Netns, name, about)
+				plan.Warn("filter %s in %s: XDP of %s is occupied by %s: weir apply rejects the filter until it is detached", f.Name, t.pub.Netns, name, about)
 			}
 			return nil
 		})
@@ -395,7 +395,7 @@ func differences(have, want *published) []string {
 		out = append(out, x+" → "+y)
 	}
 	if have.Attacher != want.Attacher {
-		out = append(out, fmt.Sprintf("held by %s → %s", have.Attacher, want.Attacher))
+		out = append(out, fmt.Sprintf("attacher %s → %s", have.Attacher, want.Attacher))
 	}
 	if have.Raw != want.Raw {
 		out = append(out, "interfaces with another link layer")

@@ -46,7 +46,7 @@ func (p *published) load(from *instance) (*form, error) {
 	}
 	f := &form{pub: p, coll: coll, hash: hash, maps: pinnedMaps(coll)}
 	if f.maps["counts"] == nil {
-		err = fmt.Errorf("filter %s: its program has no map %s", p.Filter.Name, countsMap)
+		err = fmt.Errorf("filter %s: program has no map %s", p.Filter.Name, countsMap)
 	}
 	own := func(name string, m *ebpf.Map, e error) {
 		if err = errors.Join(err, e); e == nil {
@@ -87,7 +87,7 @@ func (f *form) inherit(from *instance) error {
 	}
 	for i, key := range f.pub.Filter.countKeys() {
 		if err := f.maps["base"].Put(uint32(i), sums[key]); err != nil {
-			return fmt.Errorf("carrying counts on: %w", err)
+			return fmt.Errorf("carry counts on: %w", err)
 		}
 	}
 	f.pub.Before = from.pub.Filter.countKeys()
@@ -230,7 +230,7 @@ func (s *instance) clearWas() error {
 		s.lock.NoteFilters(s.inst, nil) // otherwise a Checker reports them as missing
 	}
 	if err := w.Attacher.attacher().clear(s, w); err != nil {
-		return fmt.Errorf("filter %s: what it was before: %w", s.pub.Filter.Name, err)
+		return fmt.Errorf("filter %s: remove its previous attachments: %w", s.pub.Filter.Name, err)
 	}
 	kernel.Step("filter:cleared")
 	return nil
@@ -306,7 +306,7 @@ func recoverAll(l *kernel.WriteLock) error {
 			s.Close()
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("recovering filter %s: %w", rec.Name, err))
+			errs = append(errs, fmt.Errorf("recover filter %s: %w", rec.Name, err))
 		}
 	}
 	return errors.Join(errs...)

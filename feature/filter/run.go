@@ -57,7 +57,7 @@ func adopt(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 	}
 	names := FilterState{Attachments: attachments}.lacking()
 	if len(names) == 0 {
-		return "is attached", nil
+		return "already attached", nil
 	}
 	if err := s.attachAll(); err != nil {
 		return "", err

@@ -118,7 +118,7 @@ func (f Feature) PlanRestore(ctx context.Context, r *kernel.Root, text []byte) (
 	var plan feature.Plan
 	var was []saved
 	if err := json.Unmarshal(text, &was); err != nil {
-		return plan, fmt.Errorf("the saved filters: %w", err)
+		return plan, fmt.Errorf("decode the saved filters: %w", err)
 	}
 	have, err := f.State(ctx, r)
 	if err != nil {

@@ -77,9 +77,9 @@ func packetStart(fd int) (compile.Start, error) {
 	kind, err2 := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
 	switch err := errors.Join(err, err2); {
 	case err != nil:
-		return 0, fmt.Errorf("asking what kind of socket it is: %w", err)
+		return 0, fmt.Errorf("read the socket's domain and type: %w", err)
 	case domain != unix.AF_INET && domain != unix.AF_INET6:
-		return 0, fmt.Errorf("a socket of family %d: filters are for those of IPv4 and IPv6", domain)
+		return 0, fmt.Errorf("socket has address family %d: want IPv4 or IPv6", domain)
 	case domain == unix.AF_INET && kind == unix.SOCK_RAW:
 		return compile.IPHeader, nil
 	}

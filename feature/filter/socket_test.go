@@ -131,8 +131,8 @@ func TestSocketLists(t *testing.T) {
 			t.Errorf("a list that is %s is not obeyed", name)
 		}
 	}
-	for want, lists := range map[string][]List{"there is no list": {{"others", near}}, "given twice": {{"bogons", near}, {"bogons", far}},
-		"number 2 is no prefix": {{"bogons", append(near, netip.Prefix{})}}} {
+	for want, lists := range map[string][]List{"there is no list": {{"others", near}}, "duplicate name": {{"bogons", near}, {"bogons", far}},
+		"entry 2 is not a valid prefix": {{"bogons", append(near, netip.Prefix{})}}} {
 		if err := s.Replace(rules, Pass, lists...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}

@@ -142,7 +142,7 @@ func (f *FilterState) checkAttachments(_ *kernel.Root, o *kernel.Opened) {
 	switch {
 	case errors.Is(err, netns.ErrGone):
 		f.gone = true
-		f.Problem = "its network namespace is gone, or belongs to nobody that this user can see: " + netns.RemedyGone
+		f.Problem = "its network namespace is gone, or is not visible to this user: " + netns.RemedyGone
 		return
 	case err != nil:
 		f.Problem = err.Error()

@@ -71,7 +71,7 @@ func NewTrial(f Filter, interpret bool) (*Trial, error) {
 		t.exprs = append(t.exprs, e)
 		expr.Walk(e.Root, func(n expr.Node) {
 			if _, ok := n.(*expr.Rate); ok {
-				t.interpret("rates are those of the capture's times")
+				t.interpret("rates follow the capture's timestamps")
 			}
 			for _, x := range expr.Operands(n) {
 				t.link = t.link || x.Field.Link
@@ -79,9 +79,9 @@ func NewTrial(f Filter, interpret bool) (*Trial, error) {
 		})
 	}
 	if interpret {
-		t.interpret("as asked for")
+		t.interpret("requested")
 	} else if os.Geteuid() != 0 {
-		t.interpret("only root may load programs")
+		t.interpret("loading programs requires root")
 	}
 	lists, err := f.readLists()
 	if err != nil {
