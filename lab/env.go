@@ -21,21 +21,21 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// prefix begins the name of everything a run makes: namespaces, its directory, its pins.
+// prefix begins the name of every object of a run: namespaces, directory, pins.
 const prefix = "weir-lab-"
 
-// bpffs is where a run has its pins, in a root of its own: a live weir on the machine is never touched.
+// bpffs holds the pins of a run, below a root of its own. A live weir on the machine is never touched.
 const bpffs = "/sys/fs/bpf"
 
-// Env is the world of one run: what it may use, and everything it must not leave behind.
+// Env is the environment of one run: its parameters, and all resources to remove at its end.
 type Env struct {
 	Size    Size
 	Seed    uint64
 	Rand    *rand.Rand // seeded with Seed; for one goroutine
 	Dir     string     // scratch directory of this run
-	Root    string     // root for weir's pins, passed as --root
+	Root    string     // root of weir's pins, passed as --root
 	Control bool       // the control run: the same experiment without weir
-	Child   bool       // this run is itself a part of an experiment
+	Child   bool       // this run is a part of another experiment
 	Watch   Watcher
 
 	id   string
@@ -49,7 +49,7 @@ type Env struct {
 	closed     bool
 }
 
-// NewEnv prepares a run and first removes what runs that were killed left behind. It needs root.
+// NewEnv prepares a run. It needs root, and first removes the leftovers of killed runs.
 func NewEnv(size Size, seed uint64) (*Env, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("the lab makes network namespaces and needs root: run it with sudo")
@@ -58,7 +58,7 @@ func NewEnv(size Size, seed uint64) (*Env, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Daemons fork and leave children behind when they are killed; these come to us, and Close finds them.
+	// Killed daemons leave children behind. As their reaper we inherit them, and Close finds them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become the reaper of orphaned daemons: %w", err)
 	}
@@ -72,8 +72,8 @@ func NewEnv(size Size, seed uint64) (*Env, error) {
 	return e, nil
 }
 
-// makeDir makes the directory of a run and takes its lock. Until it has the lock, the directory looks like that
-// of a run that was killed, and another run that starts in that moment may sweep it away: then it is made anew.
+// makeDir creates the directory of a run and locks it. Before the lock is held, the directory looks like
+// the leftover of a killed run. Another run may sweep it in this moment: makeDir then creates it again.
 func makeDir(dir string, limit time.Duration) (*os.File, error) {
 	for deadline := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
 		lock, err := tryMakeDir(dir)
@@ -105,7 +105,7 @@ func tryMakeDir(dir string) (*os.File, error) {
 	return lock, nil
 }
 
-// lockDir takes the lock that tells a run in progress from one that was killed.
+// lockDir locks the directory. The lock distinguishes a run in progress from a killed one.
 func lockDir(dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -118,12 +118,12 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// mark is in the environment of every process of the run.
+// mark is set in the environment of every process of the run.
 func (e *Env) mark() string { return runMark(e.id) }
 
 func runMark(id string) string { return "WEIR_LAB_RUN=" + id }
 
-// Namespace makes a network namespace for the run. The handle is closed, and the name removed, by Close.
+// Namespace creates a network namespace for the run. Close closes the handle and removes the name.
 func (e *Env) Namespace(name string) (*netns.Handle, string, error) {
 	full := prefix + e.id + "-" + name
 	e.mu.Lock()
@@ -140,15 +140,15 @@ func (e *Env) Namespace(name string) (*netns.Handle, string, error) {
 	return h, full, nil
 }
 
-// OnClose has f run when the run ends, before its processes are ended; last registered, first run.
+// OnClose registers f to run at the end of the run, before its processes are killed; last in, first out.
 func (e *Env) OnClose(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.undo = append(e.undo, f)
 }
 
-// Close ends every process, orphans included, and removes namespaces, pins and files. It may be called
-// more than once, at any moment, also while the experiment still runs.
+// Close ends every process, orphans included, and removes namespaces, pins and files. It may be called more
+// than once and at any moment, even while the experiment runs.
 func (e *Env) Close() {
 	e.mu.Lock()
 	if e.closed {
@@ -172,17 +172,19 @@ func (e *Env) Close() {
 	e.lock.Close()
 }
 
-// Leftovers lists what is left of this run: namespaces, processes, pins, files. It is for after Close.
+// Leftovers lists the remaining objects of this run: namespaces, processes, pins, files. Call it after
+// Close.
 func (e *Env) Leftovers() []string { return leftovers(e.id) }
 
-// RunLeftovers is Leftovers for another run, of the weir-lab process with that pid, after it ended.
+// RunLeftovers lists the leftovers of another run, by the pid of its weir-lab process. Call it after the
+// process has ended.
 func RunLeftovers(pid int) []string { return leftovers(strconv.Itoa(pid)) }
 
 func leftovers(id string) []string {
 	var left []string
 	names, err := netns.Names()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		left = append(left, "namespaces: "+err.Error()) // not known to be clean is not clean
+		left = append(left, "namespaces: "+err.Error()) // unknown counts as not clean
 	}
 	for _, n := range names {
 		if strings.HasPrefix(n, prefix+id+"-") {
@@ -208,7 +210,7 @@ func removeAll(id string) {
 	names, _ := netns.Names()
 	for _, n := range names {
 		if strings.HasPrefix(n, prefix+id+"-") {
-			_ = netns.Delete(n) // what stays is what leftovers reports
+			_ = netns.Delete(n) // leftovers reports failures
 		}
 	}
 	removeGroups(id)
@@ -219,7 +221,7 @@ func removeAll(id string) {
 	_ = os.RemoveAll(filepath.Join(os.TempDir(), prefix+id))
 }
 
-// records are the directories of weir's records about a run's pins.
+// records lists weir's record directories for the pins of a run.
 func records(id string) (dirs []string) {
 	pins := filepath.Join(bpffs, prefix+id)
 	entries, _ := os.ReadDir(kernel.RecordDir)
@@ -231,7 +233,7 @@ func records(id string) (dirs []string) {
 	return dirs
 }
 
-// sweep removes what killed runs left behind: a run in progress holds the lock of its directory.
+// sweep removes the leftovers of killed runs. A run in progress holds the lock of its directory.
 func sweep() {
 	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), prefix+"*"))
 	for _, dir := range dirs {
@@ -249,8 +251,8 @@ func sweep() {
 	}
 }
 
-// Self is the path of the lab's own binary.
+// Self returns the path of the lab's own binary.
 func (e *Env) Self() string { return e.self }
 
-// ChildMark is the variable that marks a run as a part of another one: such a run starts none itself.
+// ChildMark is the variable to mark a run as a part of another run. A marked run starts no child runs.
 const ChildMark = "WEIR_LAB_CHILD"

@@ -37,16 +37,16 @@ func newEnv(t *testing.T) *Env {
 	return e
 }
 
-// leftover finds what is left that contains a word.
+// leftover reports whether a leftover contains a word.
 func leftover(e *Env, word string) bool {
 	return strings.Contains(fmt.Sprint(e.Leftovers()), word)
 }
 
-// soonLeftover waits for it: a process is for an instant without environment and command line while it
-// becomes another program, and everything in a namespace does that once.
+// soonLeftover waits for such a leftover. A process has no environment and command line for an instant
+// during exec. Every process in a namespace passes this instant once.
 func soonLeftover(e *Env, word string) bool { return soonLeftovers(e, word, 1) > 0 }
 
-// soonLeftovers waits until a word is there so often, and returns how often it was there last.
+// soonLeftovers waits for want leftovers with this word and returns the last count.
 func soonLeftovers(e *Env, word string, want int) (n int) {
 	_ = nstest.Poll(nstest.Timeout(), func() error {
 		if n = strings.Count(fmt.Sprint(e.Leftovers()), word); n < want {
@@ -57,8 +57,8 @@ func soonLeftovers(e *Env, word string, want int) (n int) {
 	return n
 }
 
-// Everything a run makes is counted while it is there, and gone after Close: also a child that its parent
-// left behind, outside the group, with another title.
+// Every object of a run is counted while it exists, and removed by Close. This includes a child abandoned
+// by its parent, outside the group, with another title.
 func TestCloseLeavesNothing(t *testing.T) {
 	e := newEnv(t)
 	_, name, err := e.Namespace("a")
@@ -71,7 +71,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	script := `env -i setsid sleep 1000 & echo orphan $!` // no mark in its environment: only the namespace tells
+	script := `env -i setsid sleep 1000 & echo orphan $!` // no mark in its environment: only the namespace identifies it
 	p, err := e.Start(Command{Namespace: name, Path: "sh", Args: []string{"-c", script}, Output: &out})
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +97,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	}
 }
 
-// A program that starts in a namespace is in it.
+// A program started in a namespace runs in it.
 func TestStartInNamespace(t *testing.T) {
 	e := newEnv(t)
 	h, name, err := e.Namespace("b")
@@ -122,7 +122,7 @@ func TestStartUnknownProgram(t *testing.T) {
 	}
 }
 
-// A run that was killed cannot clean up; the next one does it.
+// A killed run cannot clean up; the next run does.
 func TestSweep(t *testing.T) {
 	e := newEnv(t)
 	_, name, err := e.Namespace("c")
@@ -136,12 +136,12 @@ func TestSweep(t *testing.T) {
 		t.Fatalf("not started: %v", e.Leftovers())
 	}
 	sweep()
-	// Looked for as above: what was found first may have been the process that becomes sleep.
+	// This polls again: the first match may have been the process before its exec of sleep.
 	if !soonLeftover(e, name) || !soonLeftover(e, "sleep 1000") {
 		t.Fatalf("a run in progress was swept away: %v", e.Leftovers())
 	}
-	e.lock.Close()                      // as the kernel does when the lab is killed
-	nstest.Eventually(t, func() error { // another package's run may be the one that sweeps: then it has the lock until it is done
+	e.lock.Close()                      // like the kernel when the lab is killed
+	nstest.Eventually(t, func() error { // the run of another package may be sweeping, and holds the lock until it is done
 		sweep()
 		if left := e.Leftovers(); len(left) > 0 {
 			return fmt.Errorf("left behind: %v", left)
@@ -150,9 +150,9 @@ func TestSweep(t *testing.T) {
 	})
 }
 
-// A run that starts while others sweep has its directory, and the lock of it.
+// A run started during sweeps keeps its directory and its lock.
 func TestStartWhileOthersSweep(t *testing.T) {
-	newEnv(t).Close() // for its need of root
+	newEnv(t).Close() // it checks for root
 	stop := make(chan struct{})
 	var sweeping sync.WaitGroup
 	for range 4 {
@@ -184,9 +184,9 @@ func TestStartWhileOthersSweep(t *testing.T) {
 	sweep()
 }
 
-// Execute counts leftovers after cleaning up, and cleans up also when the run failed.
+// Execute counts leftovers after the cleanup, and cleans up after failures too.
 func TestExecute(t *testing.T) {
-	newEnv(t).Close() // for its need of root
+	newEnv(t).Close() // it checks for root
 	broken := errors.New("broken")
 	for _, fails := range []bool{false, true} {
 		var dir string
@@ -253,9 +253,9 @@ func TestPercentiles(t *testing.T) {
 	}
 }
 
-// The stall watch takes samples.
+// The stall measurement takes samples.
 func TestStalls(t *testing.T) {
-	// Its threads begin in their own time.
+	// Its threads start with a delay.
 	for nap := 50 * time.Millisecond; nap < 30*time.Second; nap *= 2 {
 		s := WatchStalls()
 		time.Sleep(nap)
@@ -266,7 +266,7 @@ func TestStalls(t *testing.T) {
 	t.Error("no time was measured")
 }
 
-// A period is charged with what of a stall lies in it.
+// A period includes only the part of a stall inside it.
 func TestStallsWithin(t *testing.T) {
 	s := &Stalls{times: []stall{{100, 150}, {300, 320}, {310, 400}}}
 	for _, c := range []struct {

@@ -19,11 +19,11 @@ import (
 	"github.com/weir-project/weir/internal/units"
 )
 
-// Group is a cgroup of a run: processes and kernel threads whose CPU time is counted together, those included
-// that ended in the meantime.
+// Group is a cgroup of a run. It sums the CPU time of its processes and kernel threads, including ended
+// ones.
 type Group struct{ dir string }
 
-// Group makes a cgroup. Close removes it.
+// Group creates a cgroup. Close removes it.
 func (e *Env) Group(name string) (*Group, error) {
 	root, err := units.CgroupRoot()
 	if err != nil {
@@ -36,11 +36,12 @@ func (e *Env) Group(name string) (*Group, error) {
 	return g, nil
 }
 
-// Claim moves a process and all that it forked into the group; what these fork later is born there. CPU time
-// that they used before is not counted. A kernel thread may be moved, too.
+// Claim moves a process and its descendants into the group; their later children start in the group. CPU
+// time from before the move is not counted. pid may be a kernel thread.
 func (g *Group) Claim(pid int) error {
 	for _, p := range Family(pid) {
-		// A child may have ended since it was listed; while nobody has waited for it, it is there and cannot be moved (ESRCH).
+		// A child may have ended since the listing. As a zombie it still exists, but cannot be moved
+		// (ESRCH).
 		if err := g.add(p); err != nil && (p == pid || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) && !isGone(p)) {
 			return fmt.Errorf("move process %d into a cgroup: %w", p, err)
 		}
@@ -51,7 +52,7 @@ func (g *Group) Claim(pid int) error {
 func (g *Group) add(pid int) error {
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		err := os.WriteFile(filepath.Join(g.dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
-		// A kernel thread may not be moved before it has begun to run.
+		// A kernel thread cannot be moved before its first run.
 		if !errors.Is(err, unix.EINVAL) || time.Now().After(deadline) {
 			return err
 		}
@@ -66,7 +67,7 @@ func isGone(pid int) bool {
 // pids lists the processes of the group.
 func (g *Group) pids() ([]int, error) { return units.CgroupProcs(g.dir) }
 
-// CPU is what the group used since it was made: the scheduler's own count in µs, not a count of ticks.
+// CPU returns the CPU time of the group since its creation: the scheduler's count in µs, not in ticks.
 func (g *Group) CPU() (time.Duration, error) {
 	b, err := os.ReadFile(filepath.Join(g.dir, "cpu.stat"))
 	if err != nil {
@@ -75,7 +76,7 @@ func (g *Group) CPU() (time.Duration, error) {
 	return parseUsage(b)
 }
 
-// parseUsage reads usage_usec of a cgroup's cpu.stat.
+// parseUsage returns usage_usec of a cgroup's cpu.stat.
 func parseUsage(stat []byte) (time.Duration, error) {
 	for lines := bufio.NewScanner(bytes.NewReader(stat)); lines.Scan(); {
 		if v, ok := strings.CutPrefix(lines.Text(), "usage_usec "); ok {
@@ -118,14 +119,14 @@ func parentPID(pid int) (int, bool) {
 func groupDirs(id string) []string {
 	root, err := units.CgroupRoot()
 	if err != nil {
-		return nil // without cgroup2 none was made
+		return nil // without cgroup2 none was created
 	}
 	dirs, _ := filepath.Glob(filepath.Join(root, prefix+id+"-*"))
 	return dirs
 }
 
-// removeGroups removes the cgroups of a run. Its processes have ended, but for kernel threads, which end some
-// time after the namespace of their interface: these go back to where they were.
+// removeGroups removes the cgroups of a run after its processes have ended. Kernel threads end some time
+// after the namespace of their interface. They are moved to the parent cgroup.
 func removeGroups(id string) {
 	for _, dir := range groupDirs(id) {
 		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
@@ -135,7 +136,7 @@ func removeGroups(id string) {
 				_ = home.add(pid)
 			}
 			if err := os.Remove(dir); err == nil || errors.Is(err, fs.ErrNotExist) || time.Now().After(deadline) {
-				break // what stays is what leftovers reports
+				break // leftovers reports failures
 			}
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A group counts the CPU time of a process's children, also of those that have ended, and is gone after Close.
+// A group counts the CPU time of a process's children, including ended ones, and is removed by Close.
 func TestGroup(t *testing.T) {
 	e := newEnv(t)
 	g, err := e.Group("work")
@@ -47,14 +47,14 @@ func TestGroup(t *testing.T) {
 	}
 }
 
-// A child that has ended, and that nobody has waited for, keeps no process out of a group.
+// A zombie child does not keep its parent out of a group.
 func TestGroupWithDeadChild(t *testing.T) {
 	e := newEnv(t)
 	g, err := e.Group("dead")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := e.Start(Command{Path: "sh", Args: []string{"-c", `true & exec sleep 1000`}}) // which waits for no child
+	p, err := e.Start(Command{Path: "sh", Args: []string{"-c", `true & exec sleep 1000`}}) // waits for no child
 	if err != nil {
 		t.Fatal(err)
 	}

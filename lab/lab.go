@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lab holds the experiments that reproduce the claims of the product on real software: network
-// namespaces that it makes and removes itself, real daemons, real sockets, and measurements that end in
-// claims which hold or do not. Only its own cmd/weir-lab uses it; docs/RESULTS.md is made of its output.
+// Package lab holds the experiments to reproduce weir's claims on real software. An experiment creates and
+// removes its own network namespaces, runs real daemons over real sockets, and measures. The measurements
+// end in claims, each true or false. Only cmd/weir-lab uses the package. docs/RESULTS.md is generated from
+// its output.
 package lab
 
 import (
@@ -11,32 +12,32 @@ import (
 	"sort"
 )
 
-// Size is how thorough a run is.
+// Size selects the thoroughness of a run.
 type Size int
 
 const (
-	Full  Size = iota // what docs/RESULTS.md shows; minutes
+	Full  Size = iota // size of docs/RESULTS.md; minutes
 	Quick             // the same claims, at most 60 s
-	Smoke             // correctness claims only, at most 30 s; what CI runs
+	Smoke             // correctness claims only, at most 30 s; used by CI
 )
 
 func (s Size) String() string { return [...]string{"full", "quick", "smoke"}[s] }
 
-// Experiment reproduces one claim of the product.
+// Experiment reproduces one claim of weir.
 type Experiment struct {
-	Name  string // what `weir-lab run` takes
+	Name  string // argument of `weir-lab run`
 	Short string // one line for `weir-lab list`
-	// Run does it. It reports its findings to r and must leave cleaning up to e, which knows every process
-	// and namespace it started. An error means that there is no result; a claim that fails is none.
+	// Run performs the experiment and reports its findings to r. It leaves the cleanup to e: e tracks every
+	// process and namespace it started. An error means no result; a failed claim is not an error.
 	Run func(ctx context.Context, e *Env, r *Result) error
-	// Next tells a person who watched it what to try now, a line each.
+	// Next suggests follow-ups to a person watching the run, one a line.
 	Next []string
 }
 
 var experiments = map[string]Experiment{}
 
-// Register adds an experiment to the table; packages below lab/ do so when they are loaded. It panics if
-// the name is taken.
+// Register adds an experiment to the table. Packages below lab/ call it in their init functions. It panics
+// if the name is taken.
 func Register(x Experiment) {
 	if _, taken := experiments[x.Name]; taken {
 		panic("lab: two experiments named " + x.Name)
@@ -44,7 +45,7 @@ func Register(x Experiment) {
 	experiments[x.Name] = x
 }
 
-// Experiments lists what is registered, by name.
+// Experiments lists the registered experiments by name.
 func Experiments() []Experiment {
 	all := make([]Experiment, 0, len(experiments))
 	for _, x := range experiments {
@@ -54,7 +55,7 @@ func Experiments() []Experiment {
 	return all
 }
 
-// Lookup returns the experiment of that name; the error lists the names there are.
+// Lookup returns the experiment of this name. The error lists the known names.
 func Lookup(name string) (Experiment, error) {
 	if x, ok := experiments[name]; ok {
 		return x, nil

@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 )
 
-// NFT reads a ruleset into a namespace of the run, by its name. The error has what nft printed.
+// NFT loads a ruleset into a namespace of the run, given by name. The error includes the output of nft.
 func (e *Env) NFT(ctx context.Context, namespace, ruleset string) error {
 	file := filepath.Join(e.Dir, namespace+".nft")
 	if err := os.WriteFile(file, []byte(ruleset), 0o644); err != nil {

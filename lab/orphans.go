@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// namespaceInodes returns the identities of a run's named namespaces, as /proc/PID/ns/net shows them.
+// namespaceInodes returns the identities of a run's named namespaces, in the form of /proc/PID/ns/net.
 func namespaceInodes(id string) map[string]bool {
 	inodes := map[string]bool{}
 	names, _ := netns.Names()
@@ -29,7 +29,7 @@ func namespaceInodes(id string) map[string]bool {
 	return inodes
 }
 
-// pids lists every process but this one.
+// pids lists all processes except this one.
 func pids() []int {
 	var all []int
 	entries, _ := os.ReadDir("/proc")
@@ -41,14 +41,14 @@ func pids() []int {
 	return all
 }
 
-// ofRun finds the living processes of a run, by two marks, because each can be missing: the environment
-// (daemons that set their own title overwrite it) and the namespace (weir itself runs outside).
+// ofRun finds the living processes of a run by two marks, because each can be missing. A daemon may
+// overwrite its environment by setting its title. weir itself runs outside the namespaces.
 func ofRun(id string, inodes map[string]bool) []int {
 	return slices.DeleteFunc(pids(), func(pid int) bool {
 		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)); err == nil && inodes[ns] {
 			return false
 		}
-		env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)) // empty for a zombie, as the link above
+		env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)) // empty for a zombie, like the link above
 		return !slices.ContainsFunc(bytes.Split(env, []byte{0}), func(v []byte) bool { return string(v) == runMark(id) })
 	})
 }
@@ -58,7 +58,8 @@ func processCommand(pid int) string {
 	return strings.TrimSpace(strings.ReplaceAll(string(b), "\x00", " "))
 }
 
-// endAll kills the processes of a run until none is left. A daemon may fork while we look, hence the loop.
+// endAll kills the processes of a run until none is left. It loops because a daemon may fork between
+// listing and kill.
 func endAll(id string, inodes map[string]bool, limit time.Duration) {
 	for deadline := time.Now().Add(limit); ; time.Sleep(10 * time.Millisecond) {
 		found := ofRun(id, inodes)
@@ -71,7 +72,7 @@ func endAll(id string, inodes map[string]bool, limit time.Duration) {
 	}
 }
 
-// reapOrphans waits for ended children that no Process waits for: plugins whose daemon was killed.
+// reapOrphans waits for ended children without a Process, such as the plugins of a killed daemon.
 func reapOrphans(started map[int]bool) {
 	me := strconv.Itoa(os.Getpid())
 	for _, pid := range pids() {

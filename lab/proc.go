@@ -21,23 +21,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Command is a process to start.
+// Command describes a process to start.
 type Command struct {
-	Namespace string   // name of a network namespace; "" is the lab's own
-	Path      string   // program, looked up in PATH and the usual sbin directories
-	Args      []string // without the program's name
+	Namespace string   // name of a network namespace; "" means the lab's own
+	Path      string   // program, searched in PATH and the usual sbin directories
+	Args      []string // without the program name
 	Env       []string // added to the lab's own environment
 	Dir       string
-	Stdin     *os.File  // nil: nothing
+	Stdin     *os.File  // nil: no input
 	Output    io.Writer // stdout and stderr; nil discards them
-	Stdout    io.Writer // stdout only, before Output
-	Nice      int       // as Nice= of a unit
-	// Timeout is how long the end of the output may come after the end of the process; 0: a second, for a
-	// daemon's children may hold the pipe. Where the output counts and the machine is busy it wants more.
+	Stdout    io.Writer // stdout only, preferred to Output
+	Nice      int       // like Nice= of a unit
+	// Timeout is the longest wait for the end of the output after the process has ended; 0 means 1 s. It is
+	// needed because a daemon's children may hold the pipe. Where all output counts, a busy machine needs
+	// more.
 	Timeout time.Duration
 }
 
-// Process is a process that the lab started, with everything it forked.
+// Process is a process started by the lab, with all its descendants.
 type Process struct {
 	PID  int
 	Name string
@@ -47,10 +48,10 @@ type Process struct {
 	err  error
 }
 
-// Done is closed when the process has ended.
+// Done returns a channel, closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Err is how the process ended: nil while it runs and after exit status 0.
+// Err returns the exit error of the process. It is nil while the process runs and after exit status 0.
 func (p *Process) Err() error {
 	select {
 	case <-p.done:
@@ -60,7 +61,7 @@ func (p *Process) Err() error {
 	}
 }
 
-// Running tells whether the process has not ended.
+// Running reports whether the process has not ended.
 func (p *Process) Running() bool {
 	select {
 	case <-p.done:
@@ -70,8 +71,8 @@ func (p *Process) Running() bool {
 	}
 }
 
-// Signal sends sig to the process alone, not to what it forked: a collector that is killed must leave its
-// plugins behind, as it does in real life.
+// Signal sends sig to the process alone, not to its children. A killed collector leaves its plugins behind,
+// as in real life.
 func (p *Process) Signal(sig syscall.Signal) error {
 	if !p.Running() {
 		return nil
@@ -79,19 +80,19 @@ func (p *Process) Signal(sig syscall.Signal) error {
 	return p.cmd.Process.Signal(sig)
 }
 
-// killGroup ends the process and all it forked that stayed in its group.
+// killGroup kills the process and its descendants in the same process group.
 func (p *Process) killGroup() {
 	if err := unix.Kill(-p.PID, unix.SIGKILL); err != nil && p.Running() {
 		_ = p.cmd.Process.Kill()
 	}
 }
 
-// enterArg makes the lab's own binary enter a namespace and become another program; see Enter.
+// enterArg makes the lab's binary enter a namespace and execute another program; see Enter.
 const enterArg = "__enter"
 
-// Enter turns a weir-lab that was started as "weir-lab __enter NETNS PROGRAM ARG…" into that program inside
-// the network namespace. It is how the lab starts daemons in a namespace without `ip netns exec`, which
-// would hide bpffs from them. main calls it first; it returns when the process is no such child.
+// Enter handles "weir-lab __enter NETNS PROGRAM ARG…": it replaces the process by PROGRAM inside the
+// network namespace. The lab starts daemons in namespaces this way because `ip netns exec` would hide bpffs
+// from them. main calls Enter first. It returns if the process is no such child.
 func Enter() {
 	if len(os.Args) < 4 || os.Args[1] != enterArg {
 		return
@@ -102,8 +103,8 @@ func Enter() {
 	os.Exit(127)
 }
 
-// enter never returns without an error: it becomes the program. execve keeps the namespace of the calling
-// thread and ends all others.
+// enter replaces the process by the program, and returns only on errors. execve keeps the namespace of the
+// calling thread and ends all other threads.
 func enter(namespace, path string, argv []string) error {
 	f, err := os.Open(namespace)
 	if err != nil {
@@ -112,12 +113,13 @@ func enter(namespace, path string, argv []string) error {
 	if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
 		return err
 	}
-	// Daemons raise their own limits at will; lifting the soft limit of descriptors here is what a unit file does.
+	// Daemons raise their own limits at will. Raising the soft limit of descriptors here matches a unit
+	// file.
 	return unix.Exec(path, argv, os.Environ())
 }
 
-// starter runs every fork of the lab on one OS thread that lives as long as the lab: PR_SET_PDEATHSIG is
-// tied to the thread that forked, and Go ends threads when it likes.
+// starter runs every fork of the lab on one OS thread with the lifetime of the lab. PR_SET_PDEATHSIG is
+// tied to the forking thread, and Go may end a thread at any time.
 var starter = sync.OnceValue(func() chan func() {
 	jobs := make(chan func())
 	go func() {
@@ -135,11 +137,11 @@ func startOnStarter(cmd *exec.Cmd) error {
 	return <-result
 }
 
-// WithoutVar names programs, with commas between them, that the lab is to take for not installed: so that what
-// it does without them can be tested where they are.
+// WithoutVar lists programs, separated by commas. The lab treats them as not installed, for tests of runs
+// without them.
 const WithoutVar = "WEIR_LAB_WITHOUT"
 
-// Find returns the path of a program, also in the sbin directories that PATH may lack.
+// Find returns the path of a program. It also searches the sbin directories, which PATH may lack.
 func Find(program string) (string, error) {
 	if slices.Contains(strings.Split(os.Getenv(WithoutVar), ","), program) {
 		return "", fmt.Errorf("%s is to be taken for not installed (%s): %w", program, WithoutVar, exec.ErrNotFound)
@@ -181,12 +183,13 @@ func (e *Env) command(c Command) (*exec.Cmd, error) {
 	}
 	cmd.Env = append(append(os.Environ(), e.mark()), c.Env...)
 	cmd.WaitDelay = cmp.Or(c.Timeout, time.Second)
-	// A group of its own: the terminal's Ctrl-C is the lab's to handle, and a daemon dies with all it forked.
+	// The process gets its own group: the terminal's Ctrl-C reaches only the lab, and killing the group
+	// kills all children.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	return cmd, nil
 }
 
-// Start starts a process that ends with the lab at the latest.
+// Start starts a process. It ends with the lab at the latest.
 func (e *Env) Start(c Command) (*Process, error) {
 	cmd, err := e.command(c)
 	if err != nil {
@@ -210,7 +213,7 @@ func (e *Env) Start(c Command) (*Process, error) {
 }
 
 // Weir finds the weir under test: beside the lab's own binary, where make puts both, else in PATH. The
-// variable WEIR names another one.
+// variable WEIR overrides this.
 func (e *Env) Weir() (string, error) {
 	if path := os.Getenv("WEIR"); path != "" {
 		return exec.LookPath(path)

@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind says what a claim that fails means.
+// Kind defines the meaning of a failed claim.
 type Kind string
 
 const (
-	Correctness Kind = "correctness" // nothing lost, split, misdirected: a failure fails the run
+	Correctness Kind = "correctness" // loss, split or misdirection: a failure fails the run
 	Performance Kind = "performance" // a ratio, a time: a failure is shown, and fails the run only with --strict
 )
 
-// Claim is one sentence that the run found true or false.
+// Claim is one sentence, found true or false by the run.
 type Claim struct {
 	Claim  string  `json:"claim"`
 	Kind   Kind    `json:"kind"`
@@ -29,7 +29,7 @@ type Claim struct {
 	OK     bool    `json:"ok"`
 }
 
-// Result is what one run found; its JSON form is a contract (docs of the lab).
+// Result holds the findings of one run. Its JSON form is a contract, described in the documents of the lab.
 type Result struct {
 	Experiment string             `json:"experiment"`
 	Size       string             `json:"size"`
@@ -40,7 +40,7 @@ type Result struct {
 	Claims     []Claim            `json:"claims"`
 	Skipped    []string           `json:"skipped,omitempty"` // peers that are not installed, never a pass
 	Pictures   []string           `json:"-"`                 // files beside docs/RESULTS.md
-	Notes      []string           `json:"notes,omitempty"`   // what a reader of a failed claim wants to know
+	Notes      []string           `json:"notes,omitempty"`   // explanations for readers of a failed claim
 
 	mu sync.Mutex
 }
@@ -55,14 +55,14 @@ func NewResult(experiment string, size Size, seed uint64) *Result {
 	return &Result{Experiment: experiment, Size: size.String(), Kernel: kernel, Seed: seed, Metrics: map[string]float64{}}
 }
 
-// Set gives a metric its value.
+// Set sets a metric.
 func (r *Result) Set(metric string, v float64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Metrics[metric] = v
 }
 
-// Note adds a line that explains a finding; after 20 of them the rest is counted only.
+// Note adds a line to explain a finding. After 20 lines the rest is only counted.
 func (r *Result) Note(format string, a ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -71,15 +71,15 @@ func (r *Result) Note(format string, a ...any) {
 	}
 }
 
-// Skip says that a peer is missing and what therefore was not compared.
+// Skip records a missing peer and the skipped comparison.
 func (r *Result) Skip(format string, a ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Skipped = append(r.Skipped, fmt.Sprintf(format, a...))
 }
 
-// Claim judges a metric. want is a comparison with a number: "== 0", ">= 128", "< 100". A metric that was
-// never set makes the claim false: not measured is not true.
+// Claim evaluates a metric. want is a comparison with a number: "== 0", ">= 128", "< 100". An unset metric
+// fails the claim.
 func (r *Result) Claim(kind Kind, claim, metric, want string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,7 +94,7 @@ func (r *Result) Claim(kind Kind, claim, metric, want string) {
 	r.Claims = append(r.Claims, Claim{Claim: claim, Kind: kind, Metric: metric, Want: want, Got: got, OK: measured && holds})
 }
 
-// conclude sets OK: every claim holds.
+// conclude sets OK if every claim holds.
 func (r *Result) conclude() {
 	r.OK = len(r.Claims) > 0
 	for _, c := range r.Claims {
@@ -102,8 +102,8 @@ func (r *Result) conclude() {
 	}
 }
 
-// Failed tells whether the exit status is 1: a correctness claim does not hold, or with strict any claim.
-// A result without claims proves nothing and counts as failed.
+// Failed reports whether the exit status is 1: a correctness claim fails, or with strict any claim. A
+// result without claims proves nothing and counts as failed.
 func (r *Result) Failed(strict bool) bool {
 	for _, c := range r.Claims {
 		if !c.OK && (strict || c.Kind == Correctness) {
@@ -134,5 +134,6 @@ func compare(got float64, want string) (bool, error) {
 	return false, fmt.Errorf("%q: the comparisons are ==, <, <=, > and >=", want)
 }
 
-// LeftoversMetric is what Execute adds to: an experiment that interrupts a run sets it to what that left.
+// LeftoversMetric is a metric to count leftovers. Execute adds to it. An experiment with an interrupted run
+// sets it to the leftovers of this run.
 const LeftoversMetric = "leftovers"

@@ -25,7 +25,7 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// What was not measured is not true, whatever is wanted of it.
+// An unmeasured metric fails every claim.
 func TestClaimWithoutMeasurement(t *testing.T) {
 	r := NewResult("x", Full, 1)
 	r.Claim(Correctness, "nothing is lost", "lost", "== 0")
@@ -35,7 +35,7 @@ func TestClaimWithoutMeasurement(t *testing.T) {
 	}
 }
 
-// A claim that is no comparison is a mistake of the experiment's.
+// A malformed comparison is an error of the experiment.
 func TestClaimMalformed(t *testing.T) {
 	for _, want := range []string{"0", "==0", "= 0", "< many", ""} {
 		if _, err := compare(0, want); err == nil {
@@ -44,8 +44,8 @@ func TestClaimMalformed(t *testing.T) {
 	}
 }
 
-// The rules of the exit status: correctness always counts, performance with strict only, and a run without
-// claims has proved nothing.
+// Exit status: correctness claims always count, performance claims only with strict, and a run without
+// claims fails.
 func TestFailed(t *testing.T) {
 	for _, c := range []struct {
 		name                string
@@ -72,7 +72,7 @@ func TestFailed(t *testing.T) {
 	}
 }
 
-// The JSON object is what CI and docs/RESULTS.md read.
+// CI and docs/RESULTS.md depend on this JSON object.
 func TestResultJSON(t *testing.T) {
 	r := NewResult("telemetry", Quick, 7)
 	r.Kernel = "6.1"

@@ -10,19 +10,19 @@ import (
 	"path/filepath"
 )
 
-// Options of a run.
+// Options are the options of a run.
 type Options struct {
 	Size    Size
 	Seed    uint64
 	Control bool // without weir
 	Watch   Watcher
-	// Pictures is a directory that gets the pictures of the run; "" for none.
+	// Pictures is a directory for the pictures of the run; "" for none.
 	Pictures string
-	Keep     string // directory that gets the files of the run, logs and output of every peer; "" for none
+	Keep     string // directory for the files of the run, logs and output of every peer; "" for none
 }
 
-// Execute runs an experiment, cleans up, and counts what is left. It returns a result also when the run
-// failed or was interrupted half way; the error then says why.
+// Execute runs an experiment, cleans up and counts the leftovers. It also returns a result with its error
+// if the run failed or was interrupted.
 func Execute(ctx context.Context, x Experiment, o Options) (*Result, error) {
 	r := NewResult(x.Name, o.Size, o.Seed)
 	e, err := NewEnv(o.Size, o.Seed)
@@ -61,7 +61,7 @@ func Execute(ctx context.Context, x Experiment, o Options) (*Result, error) {
 	return r, nil
 }
 
-// keepPictures copies what the run has drawn.
+// keepPictures copies the pictures of the run.
 func (r *Result) keepPictures(from, to string) error {
 	drawn, err := filepath.Glob(filepath.Join(from, "*.svg"))
 	for _, path := range drawn {
@@ -78,7 +78,7 @@ func (r *Result) keepPictures(from, to string) error {
 	return err
 }
 
-// keepFiles copies the regular files of a run; daemons leave sockets among them.
+// keepFiles copies the regular files of a run. It skips sockets of daemons.
 func keepFiles(from, to string) error {
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

@@ -14,9 +14,9 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Stalls measures how long the machine itself keeps threads waiting: one thread per CPU, bound to it, sleeps
-// a millisecond at a time and notes by how much it woke too late. A latency that an experiment measures is
-// read against it, so that a busy machine is not charged to the product.
+// Stalls measures scheduling delays of the machine itself. On each CPU a bound thread sleeps 1 ms at a time
+// and records its wake-up delay. Experiments compare their latencies with it, because a busy machine must
+// not be charged to weir.
 type Stalls struct {
 	stop  atomic.Bool
 	wg    sync.WaitGroup
@@ -25,14 +25,14 @@ type Stalls struct {
 	times []stall
 }
 
-// stall is a time in which a CPU did not run a thread that was due: CLOCK_MONOTONIC, ns.
+// stall is an interval without a run of the due thread on a CPU: CLOCK_MONOTONIC, ns.
 type stall struct{ from, to uint64 }
 
-// WatchStalls begins to measure.
+// WatchStalls starts measuring.
 func WatchStalls() *Stalls { return watchStalls(false) }
 
-// WatchHost begins to measure with threads that come before all others (SCHED_FIFO, where it is allowed): what keeps
-// them waiting keeps the kernel's own timers waiting, too. It is the host that stands still, or interrupts.
+// WatchHost starts measuring with threads above all others (SCHED_FIFO, where allowed). Delays of these
+// threads also delay the kernel's own timers. Their causes are a stalled host, or interrupts.
 func WatchHost() *Stalls { return watchStalls(true) }
 
 func watchStalls(first bool) *Stalls {
@@ -44,10 +44,10 @@ func watchStalls(first bool) *Stalls {
 }
 
 func (s *Stalls) watch(cpu int, first bool) {
-	runtime.LockOSThread() // never unlocked: the thread is bound to a CPU and must not serve others after
+	runtime.LockOSThread() // never unlocked: the thread is bound to a CPU and must not serve other goroutines
 	var set unix.CPUSet
 	set.Set(cpu)
-	_ = unix.SchedSetaffinity(0, &set) // refused in some containers: then it measures whatever CPU it gets
+	_ = unix.SchedSetaffinity(0, &set) // some containers refuse: it then measures any CPU
 	if first {
 		_ = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 99}, 0)
 	}
@@ -56,13 +56,13 @@ func (s *Stalls) watch(cpu int, first bool) {
 	var times []stall
 	for i := 1; !s.stop.Load(); i++ {
 		if i%8 == 0 {
-			// A goroutine that is not scheduled for 10 ms has its P taken by Go's monitor, which then looks every 20 us for a while:
-			// with each of these threads, always.
+			// Go's monitor takes the P of a goroutine unscheduled for 10 ms, and then polls every 20 µs for
+			// a while. Each of these threads would always cause this.
 			runtime.Gosched()
 		}
 		due := kernel.Monotonic() + nap
 		ts := unix.NsecToTimespec(int64(nap))
-		_ = unix.Nanosleep(&ts, nil) // not time.Sleep: the runtime's timers would be measured too
+		_ = unix.Nanosleep(&ts, nil) // time.Sleep would include the runtime's timers
 		now := kernel.Monotonic()
 		late = append(late, time.Duration(now-due))
 		if now > due+nap {
@@ -75,15 +75,15 @@ func (s *Stalls) watch(cpu int, first bool) {
 	s.times = append(s.times, times...)
 }
 
-// Stop ends the measurement and returns how late the threads woke.
+// Stop ends the measurement and returns the wake-up delays of the threads.
 func (s *Stalls) Stop() (p50, p99, longest time.Duration) {
 	s.stop.Store(true)
 	s.wg.Wait()
 	return Percentiles(s.late)
 }
 
-// Within is for how long of a period (CLOCK_MONOTONIC, ns) one CPU stood still at most, at a stretch: stalls of a millisecond
-// and less are left out. Ask after Stop.
+// Within returns the longest single stall of a CPU within a period (CLOCK_MONOTONIC, ns). It ignores stalls
+// of 1 ms and less. Call it after Stop.
 func (s *Stalls) Within(from, to uint64) (longest time.Duration) {
 	for _, t := range s.times {
 		if t.from < to && t.to > from {
@@ -93,7 +93,7 @@ func (s *Stalls) Within(from, to uint64) (longest time.Duration) {
 	return longest
 }
 
-// WithStalls measures how long the machine keeps threads waiting while f runs, and sets stall_ms_p50, _p99 and _max.
+// WithStalls measures the scheduling delays while f runs, and sets stall_ms_p50, _p99 and _max.
 func (r *Result) WithStalls(f func() error) error {
 	s := WatchStalls()
 	err := f()
@@ -107,8 +107,7 @@ func (r *Result) WithStalls(f func() error) error {
 	return nil
 }
 
-// Percentiles sorts the durations and returns their median, their 99th percentile and the longest; zeros
-// for none.
+// Percentiles sorts the durations and returns their median, 99th percentile and maximum; zeros for none.
 func Percentiles(d []time.Duration) (p50, p99, longest time.Duration) {
 	if len(d) == 0 {
 		return 0, 0, 0

@@ -11,14 +11,14 @@ import (
 	"unicode/utf8"
 )
 
-// Screen size the picture is made for.
+// The picture is made for this screen size.
 const (
 	columns = 80
 	rows    = 24
 )
 
-// Terminal is a Watcher that shows a run live on a terminal of 80 columns and 24 lines or more: the picture
-// above, what is said below it, newest last.
+// Terminal is a Watcher for a terminal of at least 80 columns and 24 lines. It shows the picture above and
+// the log below, newest line last.
 type Terminal struct {
 	w     io.Writer
 	title string
@@ -30,14 +30,14 @@ type Terminal struct {
 	closed  bool
 }
 
-// NewTerminal takes over the screen of w until Close.
+// NewTerminal takes the screen of w until Close.
 func NewTerminal(w io.Writer, title string) *Terminal {
 	t := &Terminal{w: w, title: title, since: time.Now()}
 	fmt.Fprint(w, "\x1b[?1049h\x1b[?25l\x1b[2J") // the alternate screen, no cursor, cleared
 	return t
 }
 
-// Close gives the screen back as it was.
+// Close restores the screen.
 func (t *Terminal) Close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -51,7 +51,7 @@ func (t *Terminal) Log(format string, a ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	line := fmt.Sprintf("%5.1fs  %s", time.Since(t.since).Seconds(), fmt.Sprintf(format, a...))
-	for i, part := range wrap(line, columns-8) { // what follows the first line is indented
+	for i, part := range wrap(line, columns-8) { // continuation lines are indented
 		if i > 0 {
 			part = "        " + part
 		}
@@ -86,7 +86,7 @@ func (t *Terminal) draw() {
 	b.WriteString("\x1b[H")
 	for i, l := range lines {
 		b.WriteString(clip(l, columns))
-		b.WriteString("\x1b[K") // the rest of what was there before
+		b.WriteString("\x1b[K") // clears the rest of the old line
 		if i < len(lines)-1 {
 			b.WriteString("\r\n")
 		}

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// However much is shown and said, the picture fits 80 columns and 24 lines, and the newest sentence is on it.
+// The picture always fits 80 columns and 24 lines, and includes the newest log line.
 func TestTerminalFits(t *testing.T) {
 	var out bytes.Buffer
 	term := NewTerminal(&out, strings.Repeat("title ", 30))
@@ -38,7 +38,7 @@ func TestTerminalFits(t *testing.T) {
 	}
 }
 
-// After Close the screen is the shell's: nothing is drawn any more.
+// After Close the screen belongs to the shell: nothing more is drawn.
 func TestTerminalClose(t *testing.T) {
 	var out bytes.Buffer
 	term := NewTerminal(&out, "title")

@@ -9,11 +9,12 @@ import (
 	"time"
 )
 
-// Watcher is who follows a run while it goes: a person's terminal, a log, nobody.
+// Watcher follows a running experiment: a terminal, a log, or nothing.
 type Watcher interface {
-	// Say tells in one sentence what happens now, and why.
+	// Log reports the current step and its reason, in one sentence.
 	Log(format string, a ...any)
-	// Show draws the state of the experiment, as lines of at most 80 columns. Calls may come many times a second.
+	// Show draws the state of the experiment as lines of at most 80 columns. Calls may come many times a
+	// second.
 	Show(lines []string)
 }
 
@@ -22,7 +23,7 @@ type nobody struct{}
 func (nobody) Log(string, ...any) {}
 func (nobody) Show([]string)      {}
 
-// Log is a Watcher that writes what is said as lines with the time since the run began.
+// Log is a Watcher. It writes lines with the time since the start of the run.
 type Log struct {
 	W     io.Writer
 	Since time.Time
@@ -36,5 +37,5 @@ func (l *Log) Log(format string, a ...any) {
 	fmt.Fprintf(l.W, "[%6.1fs] %s\n", time.Since(l.Since).Seconds(), fmt.Sprintf(format, a...))
 }
 
-// Show does nothing: a log has no place for a picture that changes.
+// Show does nothing: a log cannot show a changing picture.
 func (l *Log) Show([]string) {}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rig is the host that telemetry experiments and tests share: the network around it, weir on it as
-// its users run it, and the kernel's own view of its sockets.
+// Package rig is the host shared by telemetry experiments and tests. It holds the network around the host,
+// weir with its user interface, and the kernel's view of the sockets.
 package rig
 
 import (
@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// pollInterval is how often something is looked for whose time is measured.
+// pollInterval is the interval of polls for timed events.
 const pollInterval = 2 * time.Millisecond
 
-// pause waits, unless the run ends.
+// pause waits for d, or for the end of the run.
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

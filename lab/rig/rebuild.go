@@ -12,16 +12,15 @@ import (
 	"strings"
 )
 
-// sources are the names of the programs' sources in their debugging information, as the compiler wrote them, and
-// as it writes them when they lie elsewhere. Their lengths are equal.
+// sources are the source names in the programs' debugging information: the compiler's own, and those of
+// another source directory. Their lengths are equal.
 var sources = []struct{ here, there string }{
 	{"././steer.bpf.c", "./b/steer.bpf.c"},
 	{"././reuse.bpf.c", "./b/reuse.bpf.c"},
 }
 
-// Rebuild makes another build of the weir under test, as if from sources that lay elsewhere: its BPF objects
-// differ from those of the first in the name of their source and in nothing else, so that weir takes them for
-// another version's.
+// Rebuild creates another build of the weir under test, as if compiled in another directory. Its BPF
+// objects differ only in the name of their source, so weir treats them as another version.
 func (w *Weir) Rebuild() error {
 	b, err := os.ReadFile(w.binary)
 	if err != nil {
@@ -37,8 +36,8 @@ func (w *Weir) Rebuild() error {
 	return os.WriteFile(w.other, b, 0o755)
 }
 
-// Upgrade upgrades to the other build, whichever that is now, and returns what weir says it did, a line a step.
-// From then on that build's commands are used. Rebuild must have made it.
+// Upgrade switches to the other build and returns weir's report, one step a line. Later commands use this
+// build. Call Rebuild before.
 func (w *Weir) Upgrade(ctx context.Context) ([]string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

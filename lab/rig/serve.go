@@ -16,18 +16,20 @@ import (
 // UnitNice is Nice= of the units of keeper, backend and load balancer (examples/handoff).
 const UnitNice = -10
 
-// Serve is one weir serve of some features in a network namespace, with the weir.yaml of the machine that the namespace stands for.
+// Serve is one weir serve of some features in a network namespace. It uses the weir.yaml of the machine
+// behind the namespace.
 type Serve struct {
 	Namespace string    // its name
-	Name      string    // of the file, and of its log where Output is nil
-	Root      string    // of its pins; empty: the run's
-	Only      string    // features, like backend,keeper
+	Name      string    // of the file, and of its log if Output is nil
+	Root      string    // of its pins; empty: root of the run
+	Only      string    // features, such as backend,keeper
 	Text      string    // of the file
 	Flags     []string  // of weir serve
 	Output    io.Writer // nil: a log beside the file
 }
 
-// Start writes the file into the run's directory and starts weir serve. What the file declares begins in its own time.
+// Start writes the file into the run's directory and starts weir serve. It does not wait until the declared
+// features are up.
 func (s Serve) Start(e *lab.Env) (*lab.Process, error) {
 	weir, err := e.Weir()
 	if err != nil {
@@ -50,17 +52,17 @@ func (s Serve) Start(e *lab.Env) (*lab.Process, error) {
 	return e.Start(lab.Command{Namespace: s.Namespace, Path: weir, Args: args, Nice: UnitNice, Output: out})
 }
 
-// Certificates make the certificates of agents, in a directory of the run.
+// Certificates creates certificates of agents, in a directory of the run.
 type Certificates struct{ *peertest.Authority }
 
-// certDir lets the authority of the tests work for the lab.
+// certDir adapts the authority of the tests to the lab.
 type certDir struct{ dir string }
 
 func (certDir) Helper()           {}
-func (certDir) Fatal(a ...any)    { panic(fmt.Sprint(a...)) } // the directory is the run's own
+func (certDir) Fatal(a ...any)    { panic(fmt.Sprint(a...)) } // the directory belongs to the run
 func (c certDir) TempDir() string { return c.dir }
 
-// NewCertificates makes the directory and the authority that signs.
+// NewCertificates creates the directory and the signing authority.
 func NewCertificates(e *lab.Env, name string) (Certificates, error) {
 	dir := filepath.Join(e.Dir, name)
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -69,7 +71,7 @@ func NewCertificates(e *lab.Env, name string) (Certificates, error) {
 	return Certificates{peertest.NewAuthority(certDir{dir})}, nil
 }
 
-// TLS is the value of an agent's key tls.
+// TLS returns the value of an agent's key tls.
 func (c Certificates) TLS(name string) string {
 	cert, key, signers := c.Files(name)
 	return fmt.Sprintf("{certificate: %s, key: %s, ca: %s}", cert, key, signers)

@@ -19,23 +19,23 @@ import (
 	"github.com/weir-project/weir/lab/peers"
 )
 
-// Service is a steered service and the collectors that serve it, one slot each.
+// Service is a steered service with its collectors, one slot each.
 type Service struct {
 	Name       string
-	Listen     []string // as weir.yaml has it
-	Engine     string   // likewise; "" leaves the choice to weir
+	Listen     []string // as in weir.yaml
+	Engine     string   // as in weir.yaml; "" leaves the choice to weir
 	Collectors []*peers.Collector
-	Exact      bool // nothing but what is sent may arrive: weir replays no templates
+	Exact      bool // collectors receive only sent messages: weir replays no templates
 
 	weir   *Weir
-	spare  int // the last so many collectors have no slot
+	spare  int // number of collectors at the end without a slot
 	mu     sync.Mutex
-	slots  *slots.Reader // opened when first asked
+	slots  *slots.Reader // opened at the first use
 	closed bool
 }
 
-// Spare takes the last n collectors out of the configuration, or n = 0 all in. It takes effect with the next
-// Apply.
+// Spare takes the last n collectors out of the configuration; n = 0 restores all. The next Apply applies
+// it.
 func (s *Service) Spare(n int) {
 	if s.weir != nil {
 		s.weir.mu.Lock()
@@ -44,10 +44,10 @@ func (s *Service) Spare(n int) {
 	s.spare = n
 }
 
-// Serving are the collectors that have a slot: slot n is that of collector n.
+// Serving returns the collectors with a slot: slot n belongs to collector n.
 func (s *Service) Serving() []*peers.Collector { return s.Collectors[:len(s.Collectors)-s.spare] }
 
-// Where asks weir which slot each address belongs to.
+// Where asks weir for the slot of each address.
 func (s *Service) Where(ctx context.Context, addrs []netip.Addr) (map[netip.Addr]int, error) {
 	places, err := s.locate(ctx, addrs)
 	slots := map[netip.Addr]int{}
@@ -77,7 +77,7 @@ func (s *Service) Table(ctx context.Context) ([]int, error) {
 	return table, nil
 }
 
-// oneOfEachBucket finds an address in every bucket.
+// oneOfEachBucket returns one address of each bucket.
 func oneOfEachBucket(seed uint32) []netip.Addr {
 	found := map[int]netip.Addr{}
 	for a := netip.MustParseAddr("10.0.0.1"); len(found) < spec.Buckets; a = a.Next() {
@@ -86,14 +86,14 @@ func oneOfEachBucket(seed uint32) []netip.Addr {
 	return slices.Collect(maps.Values(found))
 }
 
-// location is where weir says that an address belongs.
+// location is weir's answer for an address.
 type location struct {
 	Address netip.Addr `json:"address"`
 	Bucket  int        `json:"bucket"`
 	Slot    int        `json:"slot"`
 }
 
-// locate asks weir about each address.
+// locate asks weir for the location of each address.
 func (s *Service) locate(ctx context.Context, addrs []netip.Addr) ([]location, error) {
 	args := []string{"steer", "where", "--json", "--service", s.Name}
 	for _, a := range addrs {
@@ -121,15 +121,15 @@ func (s *Service) locate(ctx context.Context, addrs []netip.Addr) ([]location, e
 	return answer.Addresses, nil
 }
 
-// Verdicts are a slot's counters of one protocol, as weir steer status shows them.
+// Verdicts are a slot's counters of one protocol, as shown by weir steer status.
 type Verdicts struct {
 	Steered, Rejected, Dropped, Passed, Diverted, Guests, Failed uint64
 }
 
-// Lost is what did not reach the slot's own member.
+// Lost counts packets not delivered to the slot's own member.
 func (v Verdicts) Lost() uint64 { return v.Rejected + v.Dropped + v.Passed + v.Diverted + v.Failed }
 
-// status is what weir says of a service.
+// status is weir's status of a service.
 type status struct {
 	Engine string `json:"engine"`
 	Slots  []struct {
@@ -164,7 +164,7 @@ func (s *Service) Status(ctx context.Context) ([]map[string]Verdicts, error) {
 	return all, err
 }
 
-// Exporters asks weir whose templates it knows.
+// Exporters asks weir for the exporters with known templates.
 func (s *Service) Exporters(ctx context.Context) (map[netip.Addr]bool, error) {
 	out, err := s.weir.Run(ctx, "steer", "templates", "--json", s.Name)
 	if err != nil {
@@ -186,17 +186,17 @@ func (s *Service) Exporters(ctx context.Context) (map[netip.Addr]bool, error) {
 	return known, nil
 }
 
-// Steered asks weir which engine steers the service.
+// Steered asks weir for the engine of the service.
 func (s *Service) Steered(ctx context.Context) (engine string, err error) {
 	st, err := s.status(ctx)
 	return st.Engine, err
 }
 
-// errClosed ends whoever looks for slots while the run ends.
+// errClosed ends searches for slots when the run ends.
 var errClosed = errors.New("the run is over")
 
-// Occupant returns the process that holds a slot, 0 for an empty one. It reads the pins without starting a
-// process, so that it can be asked every few milliseconds.
+// Occupant returns the process in a slot, 0 for an empty slot. It reads the pins without starting a
+// process, so callers can poll it every few milliseconds.
 func (s *Service) Occupant(slot int) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -217,7 +217,7 @@ func (s *Service) Occupant(slot int) (int, error) {
 	return pid, err
 }
 
-// Reopen forgets the pins that Holder opened: the next call sees the service as it is shaped then.
+// Reopen closes the pins opened by Occupant. The next call reads the current shape of the service.
 func (s *Service) Reopen() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -234,7 +234,7 @@ func (s *Service) close() {
 	s.closed = true
 }
 
-// Admitted waits until every slot has its collector.
+// Admitted waits until every slot holds its collector.
 func (s *Service) Admitted(ctx context.Context, limit time.Duration) error {
 	for deadline := time.Now().Add(limit); ; {
 		missing := 0

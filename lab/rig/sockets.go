@@ -19,8 +19,8 @@ import (
 	"github.com/weir-project/weir/lab/peers"
 )
 
-// SocketWatch asks the kernel of a namespace for the sockets on one port, from one thread inside it. The lab
-// so knows by itself when a collector is ready, without asking weir.
+// SocketWatch reads the sockets on one port of a namespace from the kernel, from one thread inside the
+// namespace. The lab detects a ready collector this way, independent of weir.
 type SocketWatch struct {
 	port uint16
 	asks chan chan answer
@@ -28,8 +28,8 @@ type SocketWatch struct {
 	once sync.Once
 }
 
-// answer is what the kernel says: protocol by inode of every bound UDP socket and TCP listener on the port, and
-// how many bytes wait in the UDP sockets.
+// answer holds the protocol of every bound UDP socket and TCP listener on the port, by inode, and the bytes
+// queued in the UDP sockets.
 type answer struct {
 	protos  map[uint32]uint8
 	waiting uint64
@@ -79,8 +79,8 @@ func (w *SocketWatch) dump() answer {
 	return a
 }
 
-// Appear waits until a collector's process holds its UDP socket and its TCP listener, and returns the last
-// moment at which one of them was not there yet.
+// Appear waits until a collector's process holds its UDP socket and its TCP listener. It returns the last
+// moment without one of them.
 func (w *SocketWatch) Appear(ctx context.Context, c *peers.Collector, limit time.Duration) (time.Time, error) {
 	p, err := pidfd.Open(c.PID())
 	if err != nil {
@@ -96,7 +96,8 @@ func (w *SocketWatch) Appear(ctx context.Context, c *peers.Collector, limit time
 			had, changed = held, now
 		}
 		ready := false
-		// Listing the kernel's sockets costs far more than listing the process's: only near a change.
+		// Listing the kernel's sockets costs far more than listing the process's. It is done only near a
+		// change.
 		if err == nil && (now.Sub(changed) < 200*time.Millisecond || now.Sub(dumped) > 50*time.Millisecond) {
 			ready, err = w.ready(held)
 			dumped = now
@@ -116,7 +117,7 @@ func (w *SocketWatch) Appear(ctx context.Context, c *peers.Collector, limit time
 	}
 }
 
-// inodes lists the sockets that a process holds.
+// inodes lists the sockets held by a process.
 func inodes(p *pidfd.Process) ([]uint32, error) {
 	held, err := p.Sockets()
 	if err == nil && !p.Alive() {
@@ -125,7 +126,7 @@ func inodes(p *pidfd.Process) ([]uint32, error) {
 	return slices.Sorted(maps.Keys(held)), err
 }
 
-// ask returns what the kernel says now.
+// ask returns the kernel's current answer.
 func (w *SocketWatch) ask() answer {
 	ask := make(chan answer, 1)
 	select {
@@ -136,8 +137,8 @@ func (w *SocketWatch) ask() answer {
 	}
 }
 
-// Drained waits until no datagram waits in any UDP socket on the port, and a little longer for the processes
-// to work off what they took.
+// Drained waits until all UDP sockets on the port are empty, and a little longer for the processes to
+// finish their work.
 func (w *SocketWatch) Drained(ctx context.Context, limit time.Duration) error {
 	empty := 0
 	for deadline := time.Now().Add(limit); empty < 5; {
@@ -158,7 +159,7 @@ func (w *SocketWatch) Drained(ctx context.Context, limit time.Duration) error {
 	return pause(ctx, 500*time.Millisecond)
 }
 
-// ready tells whether a UDP socket and a TCP listener on the port are among the inodes.
+// ready reports whether a UDP socket and a TCP listener on the port are among the inodes.
 func (w *SocketWatch) ready(held []uint32) (bool, error) {
 	a := w.ask()
 	var tcp, udp bool

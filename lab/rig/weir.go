@@ -15,21 +15,22 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// Weir runs the product as its users do: a configuration file, the command line, `weir serve` beside it.
+// Weir runs weir like a user: a configuration file, the command line, `weir serve` beside it.
 type Weir struct {
 	env       *lab.Env
-	namespace string // where all collectors are
+	namespace string // of all collectors
 	binary    string // see Upgrade
 	other     string
 	config    string
 	socket    string
 
-	text     string     // of the configuration, if it was given
-	mu       sync.Mutex // from a change of the file until it is applied
+	text     string     // of the configuration, if given
+	mu       sync.Mutex // held from a change of the file until it is applied
 	services []*Service
 }
 
-// NewWeir is for services whose collectors are in a namespace. Apply writes their configuration.
+// NewWeir returns a Weir for services with their collectors in one namespace. Apply writes the
+// configuration.
 func NewWeir(e *lab.Env, namespace string, services ...*Service) (*Weir, error) {
 	binary, err := e.Weir()
 	if err != nil {
@@ -40,8 +41,8 @@ func NewWeir(e *lab.Env, namespace string, services ...*Service) (*Weir, error) 
 	return w, nil
 }
 
-// NewWeirFrom is for a configuration that is given as text: several namespaces, several engines. The services are
-// those of it that are asked about.
+// NewWeirFrom returns a Weir for a configuration given as text: several namespaces, several engines.
+// services are the services to query.
 func NewWeirFrom(e *lab.Env, config string, services ...*Service) (*Weir, error) {
 	w, err := NewWeir(e, "", services...)
 	if err == nil {
@@ -50,14 +51,14 @@ func NewWeirFrom(e *lab.Env, config string, services ...*Service) (*Weir, error)
 	return w, err
 }
 
-// Rewrite gives the text of the configuration anew; Apply applies it.
+// Rewrite replaces the text of the configuration; Apply applies it.
 func (w *Weir) Rewrite(config string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.text = config
 }
 
-// Add adds services to what Apply applies.
+// Add adds services to the configuration.
 func (w *Weir) Add(services ...*Service) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -67,7 +68,7 @@ func (w *Weir) Add(services ...*Service) {
 	w.services = append(w.services, services...)
 }
 
-// yaml is the configuration file for the services as they are meant to be now.
+// yaml returns the configuration file of the current services.
 func (w *Weir) yaml() []byte {
 	if w.text != "" {
 		return []byte(w.text)
@@ -117,7 +118,7 @@ func (w *Weir) Run(ctx context.Context, args ...string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Apply applies the configuration; flags are apply's own.
+// Apply applies the configuration; flags are flags of weir apply.
 func (w *Weir) Apply(ctx context.Context, flags ...string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -128,13 +129,13 @@ func (w *Weir) Apply(ctx context.Context, flags ...string) error {
 	return err
 }
 
-// Remove takes weir away.
+// Remove removes weir.
 func (w *Weir) Remove(ctx context.Context) error {
 	_, err := w.Run(ctx, "remove", "--allow-outage")
 	return err
 }
 
-// Serve starts the process that gives slots to members as they start.
+// Serve starts weir serve. It assigns slots to starting members.
 func (w *Weir) Serve() (*lab.Process, error) {
 	log, err := os.Create(filepath.Join(w.env.Dir, "weir-serve.log"))
 	if err != nil {

@@ -20,7 +20,7 @@ func collectors(n int) (all []*peers.Collector) {
 	return all
 }
 
-// What the lab configures is a configuration that weir takes, with a slot for every collector but the spare ones.
+// weir accepts the lab's configuration. It has a slot for every collector except the spare ones.
 func TestConfiguration(t *testing.T) {
 	w := &Weir{env: &lab.Env{Seed: 7}, namespace: "collectors"}
 	w.Add(&Service{Name: "v6", Listen: []string{"udp6 [::]:9992", "tcp6 [::]:9992"}, Engine: "sk_lookup", Collectors: collectors(5)},
@@ -45,7 +45,7 @@ func TestConfiguration(t *testing.T) {
 	}
 }
 
-// The addresses that stand for the buckets are one in each, whatever the seed.
+// oneOfEachBucket covers every bucket, for any seed.
 func TestOneOfEachBucket(t *testing.T) {
 	for _, seed := range []uint32{0, 1, 0xffffffff} {
 		seen := map[int]bool{}

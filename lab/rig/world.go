@@ -17,8 +17,8 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// The addresses of the lab. Collectors share one address of each family, as behind one name in a router's
-// configuration; each simulated router has its own.
+// The addresses of the lab. Collectors share one address of each family, like one name in a router's
+// configuration. Each simulated router has its own.
 var (
 	Service4 = netip.MustParseAddr("10.98.0.1")
 	Service6 = netip.MustParseAddr("fd00:98::1")
@@ -26,7 +26,7 @@ var (
 	Devices6 = netip.MustParsePrefix("fd00:99::/64")
 )
 
-// Port is the one port of every collector, for UDP and TCP.
+// Port is the UDP and TCP port of every collector.
 const Port = 9991
 
 // Site is a network namespace and its name.
@@ -35,15 +35,15 @@ type Site struct {
 	Name string
 }
 
-// RealSite is where a real router lives: itself, and the BGP neighbour behind it.
+// RealSite holds a real router and the BGP neighbour behind it.
 type RealSite struct {
 	Router, Peer         Site
 	Addr                 netip.Addr // source of its telemetry
 	RouterBGP, Neighbour netip.Addr // the two ends of the BGP session
 }
 
-// World is the network: a host of collectors, the simulated routers behind one cable, and some real
-// routers, each with a cable of its own.
+// World is the network: a host of collectors, the simulated routers behind one cable, and some real routers
+// with a cable each.
 type World struct {
 	Collectors, Routers Site
 	Real                []RealSite
@@ -54,7 +54,7 @@ func newSite(e *lab.Env, name string) (Site, error) {
 	return Site{h, full}, err
 }
 
-// NewWorld wires it all up.
+// NewWorld creates the network.
 func NewWorld(e *lab.Env, realRouters int) (*World, error) {
 	w := &World{}
 	var err error
@@ -74,7 +74,7 @@ func NewWorld(e *lab.Env, realRouters int) (*World, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Addresses that are owned by range, not named one by one, count as foreign when a socket binds to them.
+	// Addresses owned by range are foreign to bind, unlike addresses added one by one.
 	if err := topo.Sysctl(w.Routers.Handle, "net.ipv6.ip_nonlocal_bind", "1"); err != nil {
 		return nil, err
 	}
@@ -101,7 +101,7 @@ func NewWorld(e *lab.Env, realRouters int) (*World, error) {
 	return w, nil
 }
 
-// addReal wires up real router number n.
+// addReal adds real router number n.
 func (w *World) addReal(e *lab.Env, n int) error {
 	var r RealSite
 	var err error
@@ -132,7 +132,7 @@ func (w *World) addReal(e *lab.Env, n int) error {
 	return nil
 }
 
-// Connect gives a real router its route to the collectors; until then its telemetry has nowhere to go.
+// Connect gives a real router its route to the collectors. Without it its telemetry has no path.
 func (r RealSite) Connect() error {
 	return topo.Route(r.Router.Handle, netip.PrefixFrom(Service4, 32), r.Addr.Prev())
 }
@@ -145,10 +145,10 @@ func prefixes(s ...string) []netip.Prefix {
 	return p
 }
 
-// Reachable waits until the routers reach the collectors over IPv6 too: a fresh link answers neighbour
-// discovery only after a while, and until then a connection fails with "no route to host".
+// Reachable waits until the routers reach the collectors over IPv6. A fresh link answers neighbour
+// discovery only after a while, and connections fail with "no route to host" before.
 func (w *World) Reachable(ctx context.Context, limit time.Duration) error {
-	to := netip.AddrPortFrom(Service6, Port+1) // nobody listens there: being refused is being reached
+	to := netip.AddrPortFrom(Service6, Port+1) // no listener there: a refusal proves reachability
 	for deadline := time.Now().Add(limit); ; {
 		var err error
 		if nsErr := w.Routers.Do(func() error {

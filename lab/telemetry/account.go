@@ -9,36 +9,36 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// unknown is the slot of a device about which nobody was asked: the control run has no slots.
+// unknown is the slot of a device without an answer from weir: the control run has no slots.
 const unknown = -1
 
-// account is what the collectors counted of one device.
+// account holds the collectors' counts of one device.
 type account struct {
 	addr    netip.Addr
-	slot    int    // that weir names for it now
-	homes   []home // the slots it had, if it ever moved; oldest first
-	real    bool   // a real router: what it sent is not known, only that it did
+	slot    int    // current slot, named by weir
+	homes   []home // its slots after moves, oldest first; empty if it never moved
+	real    bool   // a real router: its number of sent records is unknown
 	at      map[presence]bool
 	total   map[routers.Protocol]int
 	counted map[routers.Protocol]map[uint32]int // by epoch, at a right collector
 	decoded map[decoding]int                    // IPFIX records at a right collector, in detail
-	session int                                 // newest BMP session whose Peer Up the right collector logged
-	before  int                                 // the session that the device held before it moved last; 0: it never did
+	session int                                 // newest BMP session with a Peer Up in the log of the right collector
+	before  int                                 // session of the device before its last move; 0: it never moved
 	peerUps int
-	life    int // of the right collector, which last counted an IPFIX record; 0: none did since it moved
+	life    int // of the right collector, at its last counted IPFIX record; 0: none since the move
 }
 
-// home is the slot where a device belongs from an epoch on.
+// home is the slot of a device from an epoch on.
 type home struct {
 	from uint32
 	slot int
-	old  int // in the epoch in which it moves: the slot that it leaves; else unknown
+	old  int // during the epoch of a move: the previous slot; else unknown
 }
 
-// presence is a collector that heard of a device while it had a home, by the home's index.
+// presence is a collector with records of a device during a home, by the home's index.
 type presence struct{ home, collector int }
 
-// decoding tells where and when records were decoded.
+// decoding identifies decoded records: the collector, its life, and the epoch.
 type decoding struct {
 	collector, life int
 	epoch           uint32
@@ -49,10 +49,10 @@ func newAccount(a netip.Addr, real bool) *account {
 		counted: map[routers.Protocol]map[uint32]int{routers.IPFIX: {}, routers.BMP: {}}}
 }
 
-// latest stands for the epoch of records that carry none.
+// latest is the epoch of records without an epoch.
 const latest = ^uint32(0)
 
-// recordEpoch is the epoch in which a record was sent, as far as it tells.
+// recordEpoch returns the epoch of a record, or latest for a record without one.
 func (a *account) recordEpoch(r peers.Record) uint32 {
 	if a.real || r.Kind != peers.Flows && r.Kind != peers.Route {
 		return latest
@@ -60,7 +60,7 @@ func (a *account) recordEpoch(r peers.Record) uint32 {
 	return r.Epoch
 }
 
-// home is where the device belonged in an epoch, and the home's index.
+// home returns the device's home in an epoch, and its index.
 func (a *account) home(epoch uint32) (home, int) {
 	for i := len(a.homes) - 1; i >= 0; i-- {
 		if a.homes[i].from <= epoch {
@@ -70,18 +70,18 @@ func (a *account) home(epoch uint32) (home, int) {
 	return home{slot: a.slot, old: unknown}, 0
 }
 
-// moving tells whether the device may be at two collectors now.
+// moving reports whether the device may be at two collectors now.
 func (a *account) moving() bool {
 	h, _ := a.home(latest)
 	return h.old != unknown
 }
 
-// welcome tells whether a collector is one at which a record of the device may be, and the index of the
-// device's home at that time.
+// welcome reports whether a record of the device may be at this collector, and returns the index of the
+// device's home at this time.
 //
-// In the epoch of a move that is the collector left, for what was sent before, and the one joined; a session
-// that is younger than the move belongs to the one joined only. A message without an epoch may be read a
-// little after the move has ended.
+// In the epoch of a move, earlier records belong to the old collector and later ones to the new. A session
+// younger than the move belongs to the new one only. A message without an epoch may be read a little after
+// the end of the move.
 func (a *account) welcome(collector int, r peers.Record) (bool, int) {
 	h, i := a.home(a.recordEpoch(r))
 	switch {
@@ -95,7 +95,7 @@ func (a *account) welcome(collector int, r peers.Record) (bool, int) {
 	return h.old == collector, i
 }
 
-// move gives the device another slot from an epoch on. In that epoch it may be at both; settle ends this.
+// move gives the device another slot from an epoch on. In this epoch it may be at both. endMove ends this.
 func (a *account) move(epoch uint32, to, session int) {
 	if len(a.homes) == 0 {
 		a.homes = append(a.homes, home{0, a.slot, unknown})
@@ -111,12 +111,12 @@ func (a *account) endMove(epoch uint32) {
 	}
 }
 
-// split tells whether more than one collector heard of the device while it had one home.
+// split reports whether more than one collector has records of the device during one home.
 func (a *account) split() bool {
 	seen := map[int]int{}
 	for p := range a.at {
 		if p.home < len(a.homes) && a.homes[p.home].old != unknown {
-			continue // it moved; who else heard of it was misdirected to
+			continue // it moved; any third collector counts as misdirected
 		}
 		if seen[p.home]++; seen[p.home] > 1 {
 			return true
@@ -125,7 +125,7 @@ func (a *account) split() bool {
 	return false
 }
 
-// collectors are all that heard of the device.
+// collectors returns all collectors with records of the device.
 func (a *account) collectors() map[int]bool {
 	all := map[int]bool{}
 	for p := range a.at {

@@ -9,7 +9,7 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// span is an epoch, with the slots that nothing disturbed from its begin to its end.
+// span is an epoch with its slots free of disturbance from begin to end.
 type span struct {
 	epoch uint32
 	calm  map[int]bool
@@ -31,10 +31,10 @@ func (t totals) set(r *lab.Result) {
 	}
 }
 
-// audit compares everything at the end of a run, and sums it up.
+// audit compares and sums all counts at the end of a run.
 //
-// In a span in which a device's slot was calm, what its collector counted must equal what it sent. In any
-// other it may be less, for the collector was dead, but never more. Nothing may be anywhere else.
+// In a span with a calm slot, the collector's count of a device must equal the sent count. In other spans
+// it may be less, because the collector was dead, but never more. No other collector may have records.
 func (l *ledger) audit(spans []span) totals {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -43,7 +43,7 @@ func (l *ledger) audit(spans []span) totals {
 		"rejects_dead_slot": float64(l.rejectedByWeir), "rejects_noticed": float64(l.rejectedDead),
 		"rejected_other_slots": float64(l.rejected), "sessions_lost_dead_slot": float64(l.lostDead), "split_devices": 0, "miscounted": 0}
 	for _, s := range spans {
-		// A count that was still short when it was due counts as wrong, also if it came later.
+		// A count short at its deadline is wrong, even if the records came later.
 		t["miscounted"] += float64(max(l.auditSpan(s, t), l.mismatched[s.epoch]))
 	}
 	t["decode_errors"] = t["odd_log_lines"] + t["miscounted"]
@@ -56,7 +56,8 @@ func (l *ledger) audit(spans []span) totals {
 	return t
 }
 
-// auditSpan compares one span, adds its records to the totals, and returns how many devices were miscounted.
+// auditSpan compares one span, adds its records to the totals, and returns the number of miscounted
+// devices.
 func (l *ledger) auditSpan(s span, t totals) (wrong int) {
 	for i, a := range l.accounts {
 		if a.real {
@@ -82,7 +83,7 @@ func (l *ledger) auditSpan(s span, t totals) (wrong int) {
 	return wrong
 }
 
-// census counts what the stage is made of, as far as collectors heard of it.
+// census counts the devices, routers, collectors and protocols seen by collectors.
 func (l *ledger) census() totals {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -12,12 +12,12 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// plain4 is the source address of the first device that sends without weir; they are others than those that
-// send with it.
+// plain4 is the source address of the first device without weir. These devices differ from the later ones
+// with weir.
 var plain4 = netip.MustParseAddr("10.99.128.1")
 
-// baseline shows what happens today: the collectors share the port by SO_REUSEPORT, and the kernel spreads
-// packets by a hash of addresses and ports.
+// baseline measures the state without weir. The collectors share the port by SO_REUSEPORT, and the kernel
+// distributes packets by a hash of addresses and ports.
 func (x *experiment) baseline(ctx context.Context) error {
 	if x.plan.plain == 0 || x.env.Control {
 		return nil
@@ -31,7 +31,7 @@ func (x *experiment) baseline(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Notes about these devices belong in no one's result.
+	// Notes about these devices belong to no result.
 	ledger := newLedger(lab.NewResult("", x.env.Size, 0), fleet, nil)
 	x.mu.Lock()
 	x.plain = ledger
@@ -58,8 +58,8 @@ func (x *experiment) baseline(ctx context.Context) error {
 	return x.survivors(ctx)
 }
 
-// await waits for a count of the routers that send without weir to be complete, though not for long: without weir
-// nobody promises that it ever is.
+// await waits for a complete count of the routers without weir, for at most 8 s. Without weir the count may
+// stay incomplete.
 func (x *experiment) await(ctx context.Context, count func() int) error {
 	limit := time.Now().Add(8 * time.Second)
 	for count() < x.plan.plain && time.Now().Before(limit) {
@@ -70,7 +70,7 @@ func (x *experiment) await(ctx context.Context, count func() int) error {
 	return nil
 }
 
-// survivors starts collectors again that crashed when the sessions ended; see storm.
+// survivors restarts collectors after a crash at the end of the sessions; see storm.
 func (x *experiment) survivors(ctx context.Context) error {
 	if err := pause(ctx, 500*time.Millisecond); err != nil {
 		return err
@@ -90,7 +90,7 @@ func (x *experiment) survivors(ctx context.Context) error {
 	return nil
 }
 
-// sessions counts the devices whose Peer Up was logged somewhere.
+// sessions counts the devices with a Peer Up in any log.
 func (l *ledger) sessions() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,7 +103,7 @@ func (l *ledger) sessions() int {
 	return n
 }
 
-// arrived counts the devices of which both protocols were counted somewhere.
+// arrived counts the devices with both protocols counted at any collector.
 func (l *ledger) arrived() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -116,7 +116,7 @@ func (l *ledger) arrived() int {
 	return n
 }
 
-// split counts the devices that more than one collector heard of.
+// split counts the devices with records at more than one collector.
 func (l *ledger) split() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

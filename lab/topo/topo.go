@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package topo wires network namespaces together for experiments.
+// Package topo connects network namespaces for experiments.
 package topo
 
 import (
@@ -23,8 +23,8 @@ type End struct {
 	Addrs []netip.Prefix
 }
 
-// Cable makes a veth pair between two namespaces and gives its ends their addresses. IPv6 addresses are
-// usable at once: duplicate address detection would cost seconds on a cable that nobody else shares.
+// Cable creates a veth pair between two namespaces and assigns the addresses of its ends. IPv6 addresses
+// are usable at once: a private cable needs no duplicate address detection, and it would take seconds.
 func Cable(a, b End) error {
 	err := a.NS.Do(func() error {
 		attrs := netlink.NewLinkAttrs()
@@ -42,7 +42,7 @@ func Cable(a, b End) error {
 	return nil
 }
 
-// Configure gives an interface that is there its addresses and brings it up.
+// Configure assigns the addresses of an existing interface and brings it up.
 func Configure(e End) error {
 	if err := e.NS.Do(func() error { return configure(e.Name, e.Addrs) }); err != nil {
 		return fmt.Errorf("configure %s: %w", e.Name, err)
@@ -75,7 +75,7 @@ func configure(name string, addrs []netip.Prefix) error {
 	return nil
 }
 
-// Route sends dst to the neighbour via, an address on one of the namespace's cables.
+// Route adds a route to dst via a neighbour, an address on one of the namespace's cables.
 func Route(ns *netns.Handle, dst netip.Prefix, via netip.Addr) error {
 	err := ns.Do(func() error {
 		return netlink.RouteAdd(&netlink.Route{Dst: ipnet(dst), Gw: via.AsSlice()})
@@ -86,8 +86,8 @@ func Route(ns *netns.Handle, dst netip.Prefix, via netip.Addr) error {
 	return nil
 }
 
-// Own makes every address of the range the namespace's own, without naming each: sockets may then bind to
-// any of them (for IPv6 only with the sysctl net.ipv6.ip_nonlocal_bind).
+// Own makes every address of the range local to the namespace, without adding each. Sockets may then bind
+// to any of them; for IPv6 this needs the sysctl net.ipv6.ip_nonlocal_bind.
 func Own(ns *netns.Handle, ranges ...netip.Prefix) error {
 	return ns.Do(func() error {
 		lo, err := netlink.LinkByName("lo")
@@ -110,7 +110,7 @@ func Own(ns *netns.Handle, ranges ...netip.Prefix) error {
 // Sysctl sets a variable of the namespace, named with dots: "net.ipv6.ip_nonlocal_bind".
 func Sysctl(ns *netns.Handle, name, value string) error {
 	return ns.Do(func() error {
-		// /proc/sys/net is that of the thread that opens it.
+		// /proc/sys/net belongs to the namespace of the opening thread.
 		return os.WriteFile("/proc/sys/"+strings.ReplaceAll(name, ".", "/"), []byte(value), 0)
 	})
 }

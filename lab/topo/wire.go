@@ -17,19 +17,19 @@ import (
 	"github.com/weir-project/weir/internal/ethtool"
 )
 
-// threadLimit is how long the kernel may take to start a thread.
+// threadLimit is the longest wait for a new kernel thread.
 const threadLimit = 60 * time.Second
 
-// Wire makes a cable of which each end is received from by a kernel thread of its own, and returns the threads'
-// pids. Over a plain veth pair the *sender's* system call carries a packet up the receiver's stack, so that the
-// sender is charged with the receiver's work; with threads (threaded NAPI, Linux 5.12) the two ends are charged
-// as two hosts with a wire between them are. The names of the interfaces must be unique on the machine, and at
-// most five bytes long, for the threads are found by them.
+// Wire creates a cable with a receiving kernel thread for each end, and returns the threads' pids. Over a
+// plain veth pair the *sender's* system call carries a packet up the receiver's stack and is charged with
+// the receiver's work. With threads (threaded NAPI, Linux 5.12) the ends are charged like two hosts with a
+// wire between them. Interface names must be unique on the machine and at most five bytes long, because the
+// threads are found by them.
 func Wire(a, b End) (pidA, pidB int, err error) {
 	if err := Cable(a, b); err != nil {
 		return 0, 0, err
 	}
-	// veth polls only with GRO, and only what comes from an end that does not hand over whole TCP streams.
+	// veth polls only with GRO, and only packets from an end without TSO.
 	for _, e := range []End{a, b} {
 		err := e.NS.Do(func() error {
 			return errors.Join(ethtool.Set(e.Name, unix.ETHTOOL_STSO, false), ethtool.Set(e.Name, unix.ETHTOOL_SGRO, true))
@@ -44,7 +44,7 @@ func Wire(a, b End) (pidA, pidB int, err error) {
 	return pidA, pidB, err
 }
 
-// threaded gives one end its thread and waits until it is there.
+// threaded gives one end its thread and waits for it.
 func threaded(e End) (int, error) {
 	err := e.NS.Do(func() error { return writeSysfs("class/net/"+e.Name+"/threaded", "1") })
 	if err != nil {
@@ -60,7 +60,7 @@ func threaded(e End) (int, error) {
 	}
 }
 
-// napiThread finds the kernel thread by its name: napi/INTERFACE-ID, cut off after 15 bytes on old kernels.
+// napiThread finds the kernel thread by its name: napi/INTERFACE-ID, cut after 15 bytes on old kernels.
 func napiThread(name string) (int, bool) {
 	files, _ := filepath.Glob("/proc/[0-9]*/comm")
 	for _, f := range files {
@@ -73,8 +73,8 @@ func napiThread(name string) (int, bool) {
 	return 0, false
 }
 
-// writeSysfs writes to a file of a sysfs that shows the interfaces of the thread's network namespace; the one at
-// /sys shows those of the namespace that mounted it. Nothing is mounted anywhere.
+// writeSysfs writes to a file of a sysfs for the thread's network namespace. The sysfs at /sys belongs to
+// the namespace of its mount. This one is not mounted anywhere.
 func writeSysfs(path, value string) error {
 	fs, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

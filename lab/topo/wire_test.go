@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// The kernel thread of an interface, and not the sender, carries packets up the stack.
+// The kernel thread of an interface carries packets up the stack, not the sender.
 func TestWire(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("need: root")
@@ -55,7 +55,7 @@ func TestWire(t *testing.T) {
 	}
 }
 
-// cpu is what a process used (its CPU clock, CPUCLOCK_SCHED in linux/posix-timers.h).
+// cpu returns the CPU time of a process (its CPU clock, CPUCLOCK_SCHED in linux/posix-timers.h).
 func cpu(t *testing.T, pid int) time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(int32(^pid<<3|2), &ts); err != nil {

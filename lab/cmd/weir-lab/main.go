@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command weir-lab runs the experiments of lab/: each reproduces a claim of the product on real software, in
-// network namespaces that it makes and removes itself.
+// Command weir-lab runs the experiments of lab/. Each reproduces a claim of weir on real software, in its
+// own network namespaces.
 package main
 
 import (
@@ -35,37 +35,37 @@ import (
 	_ "github.com/weir-project/weir/lab/tilfa"
 )
 
-// Exit statuses, as those of weir.
+// Exit statuses, equal to weir's.
 const (
 	exitFailed = 1
 	exitUsage  = 2
-	exitCannot = 3 // this kernel or user cannot
+	exitCannot = 3 // not possible on this kernel or as this user
 )
 
-// errClaims is the error of a run whose claims do not all hold; they were printed.
+// errClaims is the error of a run with failed claims. The claims are already printed.
 var errClaims = errors.New("not every claim holds")
 
-// cannot marks an error about the user or the machine, not about the product.
+// cannot marks an error of the user or the machine, not of weir.
 type cannot struct{ error }
 
 func (c cannot) Unwrap() error { return c.error }
 
-// usage marks an error about the command line.
+// usage marks an error of the command line.
 type usage struct{ error }
 
 func (u usage) Unwrap() error { return u.error }
 
 func main() {
-	lab.Enter()  // a daemon on its way into a namespace does not come back from here,
-	peers.Sink() // and neither does a built-in collector
+	lab.Enter()  // each of these calls turns a child process into its role, and does not return in it
+	peers.Sink() // built-in collector
 	compare.Sink()
 	dispatch.Hold()
-	delay.Play()      // nor what carries a delay line's packets
-	onehost.Play()    // nor a member of a service
-	handofflab.Play() // nor whoever moves sessions
+	delay.Play()      // carrier of a delay line
+	onehost.Play()    // member of a service
+	handofflab.Play() // mover of sessions
 	handoffpair.Play()
 	reroutestress.Play()
-	loaders.Play() // nor a loader of BPF programs beside weir
+	loaders.Play() // foreign loader of BPF programs
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	err := newCommand().ExecuteContext(ctx)

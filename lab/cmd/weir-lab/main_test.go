@@ -66,7 +66,7 @@ func TestExitStatus(t *testing.T) {
 	}
 }
 
-// Without root the lab says what to do, and with which status.
+// Without root the lab exits with its own status and prints a remedy.
 func TestNotRoot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("need: root, to become someone else")
@@ -79,8 +79,8 @@ func TestNotRoot(t *testing.T) {
 	}
 }
 
-// The whole experiment with what a machine without any peer has: built-in collectors and simulated routers.
-// With the real ones it takes CI's own runs of the lab.
+// This runs the whole experiment without peers: built-in collectors and simulated routers. CI's own runs of
+// the lab cover the real ones.
 func TestRunWithoutPeers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("need: root")
@@ -107,8 +107,8 @@ func TestRunWithoutPeers(t *testing.T) {
 	}
 }
 
-// Ctrl-C at any moment ends the run soon and leaves nothing behind. The telemetry experiment interrupts
-// itself when everything is there; these are earlier moments.
+// Ctrl-C ends the run soon at any moment and leaves nothing behind. The telemetry experiment interrupts
+// itself when everything is up; these are earlier moments.
 func TestInterrupt(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("need: root")
@@ -132,7 +132,7 @@ func TestInterrupt(t *testing.T) {
 			err := cmd.Wait()
 			took := time.Since(begin)
 			_, _, stall := stalls.Stop()
-			// A machine that stands still ends nothing soon.
+			// A stalled machine excuses a slow end.
 			if took > 15*time.Second && stall < 200*time.Millisecond || took > time.Minute {
 				t.Errorf("it took %s to end, and the machine stood still for up to %s", took, stall)
 			}
@@ -146,7 +146,7 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
-// What of a page is not run anew stays as it was, to the letter.
+// Sections of experiments without a new run stay unchanged, to the letter.
 func TestSections(t *testing.T) {
 	page := "# Results\n\nWritten.\n\n## a\n\ntext\n\n![a](a.svg)\n\n## b\n\nmore\n"
 	got := sections(page)

@@ -11,7 +11,7 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// printResult prints what a person wants to know at the end: claims, other findings, what to try next.
+// printResult prints the summary: claims, other findings, follow-ups.
 func printResult(w io.Writer, r *lab.Result, x lab.Experiment) {
 	fmt.Fprintf(w, "%s (%s), kernel %s, seed %d, %.0f s\n\n", r.Experiment, r.Size, r.Kernel, r.Seed, r.Metrics["seconds"])
 	claimed := map[string]bool{}
@@ -58,7 +58,8 @@ func printNotes(w io.Writer, r *lab.Result) {
 	}
 }
 
-// number prints whole numbers as such, others with one decimal, and small ones, such as ratios, with three digits.
+// number prints whole numbers without decimals, small ones such as ratios with three digits, others with
+// one decimal.
 func number(v float64) string {
 	if v == float64(int64(v)) {
 		return fmt.Sprintf("%d", int64(v))

@@ -76,7 +76,8 @@ their sections of the file are replaced: the others stay as they were measured.`
 	return c
 }
 
-// sections are those of a page, each with its heading and the empty line before, by experiment.
+// sections returns the sections of a page by experiment, each with its heading and the preceding empty
+// line.
 func sections(page string) map[string]string {
 	all := map[string]string{}
 	for _, s := range strings.Split(page, "\n## ")[1:] {

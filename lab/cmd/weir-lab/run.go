@@ -101,7 +101,7 @@ func run(ctx context.Context, x lab.Experiment, f runFlags) error {
 			err = cannot{err}
 		}
 		if f.json {
-			_ = printJSON(os.Stdout, r) // a reader of JSON learns from it what was skipped and noted
+			_ = printJSON(os.Stdout, r) // the JSON also lists skipped parts and notes
 		} else {
 			printNotes(os.Stderr, r)
 		}
@@ -118,8 +118,8 @@ func run(ctx context.Context, x lab.Experiment, f runFlags) error {
 	return err
 }
 
-// impossible tells whether a run failed for want of a program or of something in the kernel, or because weir said that
-// it cannot run here.
+// impossible reports whether this machine cannot run the experiment: a program or a kernel feature is
+// missing, or weir exited with exitCannot.
 func impossible(err error) bool {
 	var status *exec.ExitError
 	return errors.Is(err, exec.ErrNotFound) || errors.Is(err, ebpf.ErrNotSupported) || errors.As(err, &status) && status.ExitCode() == exitCannot
