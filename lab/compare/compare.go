@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package compare sets weir beside what is used today: HAProxy in front of BMP, nfacctd as a tee in front of
-// IPFIX, plain SO_REUSEPORT, and routers that are configured with one collector each. All ways carry the same
+// Package compare compares weir with today's solutions: HAProxy in front of BMP, nfacctd as a tee in front
+// of IPFIX, plain SO_REUSEPORT, and routers configured with one collector each. All ways carry the same
 // messages in the same run, to unmodified collectors and to fast sinks.
 package compare
 
@@ -33,22 +33,22 @@ func init() {
 	})
 }
 
-// plan is what one size of the experiment does.
+// plan holds the parameters of one size of the experiment.
 type plan struct {
 	devices int
 	rounds  int // with real collectors
-	sweeps  int // messages of each protocol a router sends in one
+	sweeps  int // messages of each protocol a router sends per round
 	fast    map[work]effort
 }
 
-// effort is how much a comparison with fast sinks may take.
+// effort limits a comparison with fast sinks.
 type effort struct {
 	messages int // in a round, by each way
 	rounds   int
-	limit    time.Duration // no round begins after it, if there were a few
+	limit    time.Duration // no round begins after it, once the minimum is reached
 }
 
-// fewest is how many rounds there are at least, whatever their limit: a median of less is none.
+// fewest is the minimum number of rounds, despite limits. A median of fewer means nothing.
 const fewest = 9
 
 var plans = map[lab.Size]plan{
@@ -67,7 +67,7 @@ type experiment struct {
 	world      *world
 	dialer     *routers.Dialer
 	devices    []netip.Addr
-	collectors map[netip.Addr]int // which collector a router belongs to, by every way: weir's choice
+	collectors map[netip.Addr]int // collector of each router, by every way: weir's choice
 
 	fast    []*fastSite
 	ways    []*way
@@ -76,17 +76,17 @@ type experiment struct {
 	serve   *lab.Process // weir serve
 	service *rig.Service
 
-	polled  atomic.Pointer[[]*way] // whose output is read
+	polled  atomic.Pointer[[]*way] // ways with output to read
 	holders sync.WaitGroup
 	holding context.Context
 
 	epoch      uint32
 	total      map[string][]float64 // µs a message, by way and round
 	miscounted map[string]int
-	costs      map[work]map[string][]float64 // µs, by path: of each of its hosts in each round
+	costs      map[work]map[string][]float64 // µs, by path: for each of its hosts in each round
 }
 
-// relay is a site with intermediaries, and these.
+// relay is a site with its intermediaries.
 type relay struct {
 	*site
 	between []*lab.Process
@@ -123,7 +123,7 @@ func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 func (x *experiment) say(format string, a ...any) { x.env.Watch.Log(format, a...) }
 
-// build makes the hosts, and starts what takes long: the collectors.
+// build creates the hosts, and starts the slow part: the collectors.
 func (x *experiment) build(ctx context.Context) error {
 	var err error
 	if x.world, err = newWorld(x.env); err != nil {
@@ -154,7 +154,7 @@ func (x *experiment) build(ctx context.Context) error {
 	return x.buildFast(ctx, slices.Contains(names, existing))
 }
 
-// reading lists the ways whose collectors' output is read.
+// reading lists the ways with collector output to read.
 func (x *experiment) reading() []*way {
 	if ways := x.polled.Load(); ways != nil {
 		return *ways
@@ -171,7 +171,7 @@ func (x *experiment) way(name string) *way {
 	return nil
 }
 
-// config is the configuration file: the service of the collectors, and those of fast sinks.
+// config returns the configuration file: the service of the collectors, and the services of fast sinks.
 func (x *experiment) config(fast bool) string {
 	var b strings.Builder
 	b.WriteString("services:\n")
@@ -190,7 +190,7 @@ func (x *experiment) config(fast bool) string {
 		for _, pid := range f.pids {
 			members = append(members, fmt.Sprintf("pid: %d", pid))
 		}
-		service("fast-"+f.name, f.ns, f.options, f.service(), members) // where its sinks are bound
+		service("fast-"+f.name, f.ns, f.options, f.service(), members) // the bind address of its sinks
 	}
 	if y := x.way(weir); y != nil {
 		var members []string
@@ -202,7 +202,7 @@ func (x *experiment) config(fast bool) string {
 	return b.String()
 }
 
-// steer runs weir as its users do, for the collectors and for the fast sinks.
+// steer runs weir like a user, for the collectors and for the fast sinks.
 func (x *experiment) steer(ctx context.Context) error {
 	x.service = &rig.Service{Name: "fast-" + shipped + "-0"}
 	if y := x.way(weir); y != nil {
@@ -219,7 +219,7 @@ func (x *experiment) steer(ctx context.Context) error {
 		return err
 	}
 	if y := x.way(weir); y != nil {
-		// Whatever weir's own process does is weir's.
+		// The work of weir's own process is charged to weir.
 		if err := y.group.Claim(x.serve.PID); err != nil {
 			return err
 		}
@@ -229,8 +229,8 @@ func (x *experiment) steer(ctx context.Context) error {
 	return err
 }
 
-// collectorsAlone takes the services of the fast sinks away, so that weir serve looks after no more than its users'
-// would.
+// collectorsAlone removes the services of the fast sinks. weir serve then has no more services than a
+// user's.
 func (x *experiment) collectorsAlone(ctx context.Context) error {
 	if x.way(weir) == nil {
 		return nil
@@ -239,8 +239,8 @@ func (x *experiment) collectorsAlone(ctx context.Context) error {
 	return x.weir.Apply(ctx)
 }
 
-// relay starts what stands in front of collectors and fast sinks in the existing way; it puts every router where
-// weir puts it.
+// relay starts the intermediaries of the existing way for collectors and fast sinks. They choose the same
+// collector as weir for every router.
 func (x *experiment) relay(ctx context.Context) error {
 	if y := x.way(existing); y != nil {
 		x.relays = append(x.relays, relay{site: y.site})
@@ -286,7 +286,7 @@ func (x *experiment) collectorsReady(ctx context.Context) error {
 	return x.sameBuffers()
 }
 
-// finish sets the metrics of the rounds and takes weir away.
+// finish sets the metrics of the rounds and removes weir.
 func (x *experiment) finish(ctx context.Context) error {
 	for name, all := range x.total {
 		x.result.Set("us_total_"+name, median(all))
@@ -314,7 +314,7 @@ func (x *experiment) finish(ctx context.Context) error {
 	return x.weir.Remove(ctx)
 }
 
-// claims are what the product promises; each needs the ways that it is about.
+// claims evaluates weir's promises. Each claim needs the compared ways.
 func (x *experiment) claims() {
 	for _, c := range []struct {
 		needs               string
@@ -339,7 +339,7 @@ func (x *experiment) claims() {
 	}
 }
 
-// ratios divides round by round: what slows the machine down slows both.
+// ratios divides round by round: a slow machine slows both.
 func ratios(a, b []float64) []float64 {
 	r := make([]float64, len(a))
 	for i := range a {
@@ -348,7 +348,7 @@ func ratios(a, b []float64) []float64 {
 	return r
 }
 
-// median sorts a copy. Of an even number it is the mean of the two in the middle.
+// median sorts a copy. For an even number it returns the mean of the middle two.
 func median(v []float64) float64 {
 	if len(v) == 0 {
 		return 0

@@ -19,23 +19,23 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// messageSize is that of every message to fast sinks, in bytes: a few flow records, or a route.
+// messageSize is the size of every message to fast sinks in bytes: a few flow records, or a route.
 const messageSize = 400
 
-// window is how many messages are on their way at most, so that none is lost in a full queue: a lost message
-// costs less than one that is read, and would make a slow way look cheap. The ring of a veth device holds 256.
+// window limits the messages in transit, to lose none in a full queue. A lost message costs less than a
+// read one, and would make a slow way look cheap. The ring of a veth device holds 256.
 const window = 192
 
-// idleLimit is how long messages may take to arrive before they count as lost.
+// idleLimit is the longest transit time of messages. Later they count as lost.
 const idleLimit = 30 * time.Second
 
-// fastSite is a site whose messages end at fast sinks.
+// fastSite is a site with fast sinks as receivers.
 type fastSite struct {
 	*site
-	path    string         // what chooses between its sinks; several sites have the same
+	path    string         // the selection of its sinks; several sites share one
 	steered bool           // by weir
 	options string         // of steer, in weir.yaml
-	to      netip.AddrPort // where routers send
+	to      netip.AddrPort // destination of the routers
 	sinks   []*counters
 	pids    []int
 	udp     []net.Conn
@@ -43,7 +43,7 @@ type fastSite struct {
 	message []byte
 }
 
-// newFastSite makes a site with two sinks at the addresses.
+// newFastSite creates a site with two sinks at the addresses.
 func newFastSite(w *world, name string, at func(*site) []netip.AddrPort) (*fastSite, error) {
 	s, err := w.site(name)
 	if err != nil {
@@ -75,9 +75,9 @@ func (f *fastSite) ready(ctx context.Context) error {
 	return f.await(ctx, "sinks ready", func(c *counters) int64 { return c.ready.Load() }, int64(len(f.sinks)))
 }
 
-// connect opens a UDP socket, and a TCP connection if they are wanted, from each device.
+// connect opens a UDP socket from each device, and with tcp a TCP connection.
 func (f *fastSite) connect(ctx context.Context, d *routers.Dialer, devices []netip.Addr, tcp bool) error {
-	// A first connection makes the neighbours known: until then most datagrams of a burst are dropped.
+	// A first connection resolves the neighbours. Before, most datagrams of a burst are dropped.
 	came := f.sum(accepted)
 	probe, err := d.Dial("tcp", devices[0], f.to)
 	if err != nil {
@@ -116,7 +116,7 @@ func (f *fastSite) close() {
 	}
 }
 
-// await waits until a counter, summed over the sinks, has reached a number.
+// await waits until a counter, summed over the sinks, reaches a number.
 func (f *fastSite) await(ctx context.Context, what string, of func(*counters) int64, want int64) error {
 	for begin := time.Now(); ; time.Sleep(50 * time.Microsecond) {
 		var have int64
@@ -147,8 +147,8 @@ func readBytes(c *counters) int64     { return c.bytes.Load() }
 func accepted(c *counters) int64      { return c.accepted.Load() }
 func closed(c *counters) int64        { return c.closed.Load() }
 
-// cost is what one message (datagram, connection) costs the site, in µs of CPU time, when n of them are brought by
-// send, which returns when all have arrived.
+// cost returns the CPU time of the site for one message (datagram, connection), in µs. send transfers n
+// messages and returns after all have arrived.
 func (f *fastSite) cost(n int, send func() error) (float64, error) {
 	before, err := f.cpu()
 	if err != nil {
@@ -157,7 +157,7 @@ func (f *fastSite) cost(n int, send func() error) (float64, error) {
 	if err := send(); err != nil {
 		return 0, err
 	}
-	time.Sleep(2 * time.Millisecond) // who has read the last message goes to sleep, and is charged
+	time.Sleep(2 * time.Millisecond) // the reader of the last message goes to sleep, and this is charged
 	after, err := f.cpu()
 	return float64((after - before).Nanoseconds()) / 1000 / float64(n), err
 }
@@ -181,7 +181,8 @@ func (f *fastSite) datagrams(ctx context.Context, n int) (float64, error) {
 	})
 }
 
-// messages sends n messages over the connections, no two at a time over the same one, and returns the cost of one.
+// messages sends n messages over the connections, at most one at a time on each, and returns the cost of
+// one.
 func (f *fastSite) messages(ctx context.Context, n int) (float64, error) {
 	return f.cost(n, func() error {
 		have := f.sum(readBytes)
@@ -200,7 +201,7 @@ func (f *fastSite) messages(ctx context.Context, n int) (float64, error) {
 	})
 }
 
-// connections makes and closes n connections, and returns the cost of one.
+// connections opens and closes n connections, and returns the cost of one.
 func (f *fastSite) connections(ctx context.Context, d *routers.Dialer, devices []netip.Addr, n int) (float64, error) {
 	return f.cost(n, func() error {
 		came, went := f.sum(accepted), f.sum(closed)
@@ -230,8 +231,8 @@ func (f *fastSite) connections(ctx context.Context, d *routers.Dialer, devices [
 	})
 }
 
-// reportDrops has a socket report the datagrams that its own host drops: without IP_RECVERR the kernel keeps
-// that to itself.
+// reportDrops makes a socket report datagrams dropped by its own host. Without IP_RECVERR the kernel does
+// not report them.
 func reportDrops(c net.Conn) error {
 	raw, err := c.(*net.UDPConn).SyscallConn()
 	if err != nil {
@@ -242,7 +243,8 @@ func reportDrops(c net.Conn) error {
 	}), err)
 }
 
-// sendDatagram sends a datagram, again if the wire is full: a veth device does not make its sender wait.
+// sendDatagram sends a datagram, and repeats it if the wire is full: a veth device does not block its
+// sender.
 func sendDatagram(ctx context.Context, c net.Conn, b []byte) error {
 	for {
 		_, err := c.Write(b)
@@ -253,7 +255,8 @@ func sendDatagram(ctx context.Context, c net.Conn, b []byte) error {
 	}
 }
 
-// ipfix is an IPFIX message of that size with one data set (RFC 7011 section 3): a tee looks at the header.
+// ipfix returns an IPFIX message of this size with one data set (RFC 7011 section 3). A tee reads its
+// header.
 func ipfix(size int) []byte {
 	b := make([]byte, size)
 	binary.BigEndian.PutUint16(b, 10)

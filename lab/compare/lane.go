@@ -15,9 +15,9 @@ import (
 
 const (
 	records = 3                      // in an IPFIX message
-	refresh = 50                     // an IPFIX template in every so many messages
+	refresh = 50                     // messages per IPFIX template
 	retry   = 250 * time.Millisecond // between two attempts to connect
-	answer  = 30 * time.Second       // how long a router waits for a connection, or for a write
+	answer  = 30 * time.Second       // timeout of a router for a connection, or a write
 )
 
 // lane is one router's traffic by one way: its IPFIX and its BMP session.
@@ -33,14 +33,14 @@ type lane struct {
 	buf []byte
 
 	mu      sync.Mutex
-	session net.Conn // nil while there is none
+	session net.Conn // nil without a session
 
-	lost     atomic.Int64       // sessions that ended though the router did not end them
-	sessions atomic.Int64       // that were opened
+	lost     atomic.Int64       // sessions not ended by the router
+	sessions atomic.Int64       // opened sessions
 	sent     map[uint32]*[2]int // by epoch: IPFIX records, routes
 }
 
-// open opens the socket for IPFIX, and begins to hold a BMP session.
+// open opens the socket for IPFIX, and starts holding a BMP session.
 func (l *lane) open(ctx context.Context) error {
 	var err error
 	if l.udp, err = l.dial.Dial("udp", l.dev.Addr, l.to); err != nil {
@@ -59,7 +59,7 @@ func (l *lane) keepUp(ctx context.Context) {
 		}
 		stop := context.AfterFunc(ctx, func() { c.Close() })
 		l.set(c)
-		_, _ = c.Read(make([]byte, 1)) // a collector never sends: this returns when the session ends
+		_, _ = c.Read(make([]byte, 1)) // a collector never sends: this returns at the end of the session
 		l.set(nil)
 		if stop() {
 			l.lost.Add(1)
@@ -68,7 +68,7 @@ func (l *lane) keepUp(ctx context.Context) {
 	}
 }
 
-// connect opens a session as a router does.
+// connect opens a session like a router.
 func (l *lane) connect() (net.Conn, error) {
 	c, err := l.dial.Dial("tcp", l.dev.Addr, l.to)
 	if err != nil {
@@ -99,11 +99,11 @@ func (l *lane) count(epoch uint32) *[2]int {
 	return l.sent[epoch]
 }
 
-// flows sends one IPFIX message. A datagram that is refused counts as sent: it is what the router lost.
+// flows sends one IPFIX message. A refused datagram counts as sent: the router lost it.
 func (l *lane) flows(ctx context.Context, epoch uint32, template bool) {
 	l.buf = l.dev.IPFIX(l.buf[:0], l.seq, template || l.seq%(refresh*records) == 0, records, epoch, time.Now())
 	for range 3 {
-		// An error may be that of an earlier datagram: then this one was not sent.
+		// The error may belong to an earlier datagram. This one was not sent then.
 		if err := sendDatagram(ctx, l.udp, l.buf); err == nil {
 			break
 		}
@@ -112,7 +112,7 @@ func (l *lane) flows(ctx context.Context, epoch uint32, template bool) {
 	l.count(epoch)[0] += records
 }
 
-// route sends one route, if there is a session.
+// route sends one route, if a session exists.
 func (l *lane) route(epoch uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,7 +122,7 @@ func (l *lane) route(epoch uint32) {
 	l.buf = l.dev.RouteMonitoring(l.buf[:0], l.n, epoch, time.Now())
 	_ = l.session.SetWriteDeadline(time.Now().Add(answer))
 	if _, err := l.session.Write(l.buf); err != nil {
-		l.session.Close() // half a message may have been sent; hold notices
+		l.session.Close() // half a message may have been sent; keepUp notices
 		return
 	}
 	l.n++

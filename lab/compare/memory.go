@@ -19,8 +19,8 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// memory sets what stands between routers and collectors takes: the processes' own share of their pages, and for
-// weir its maps besides.
+// memory sets the memory of the processes between routers and collectors: their own share of their pages,
+// and for weir also its maps.
 func (x *experiment) memory(context.Context) error {
 	for _, y := range x.ways {
 		for _, p := range y.between {
@@ -43,13 +43,13 @@ func (x *experiment) memory(context.Context) error {
 	return err
 }
 
-// proportional is the proportional set size of a process and its descendants, in kB: pages that they share are
+// proportional returns the proportional set size of a process and its descendants in kB. Shared pages are
 // divided among them.
 func proportional(pid int) (kb int, err error) {
 	for _, p := range lab.Family(pid) {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", p))
 		if err != nil && p != pid {
-			continue // a child that has ended since: nfacctd forks one for every write
+			continue // this child has ended: nfacctd forks one for every write
 		}
 		if err != nil {
 			return 0, err
@@ -63,7 +63,7 @@ func proportional(pid int) (kb int, err error) {
 	return kb, nil
 }
 
-// parsePss reads proc_pid_smaps_rollup(5).
+// parsePss parses proc_pid_smaps_rollup(5).
 func parsePss(b []byte) (int, error) {
 	for lines := bufio.NewScanner(bytes.NewReader(b)); lines.Scan(); {
 		if v, ok := strings.CutPrefix(lines.Text(), "Pss:"); ok {
@@ -73,7 +73,7 @@ func parsePss(b []byte) (int, error) {
 	return 0, errors.New("no line Pss")
 }
 
-// mapMemory is what the kernel charges for the maps of steering in a network namespace, in bytes.
+// mapMemory returns the kernel's charge for the maps of steering in a network namespace, in bytes.
 func mapMemory(root *kernel.Root, scope string) (total uint64, err error) {
 	instances, err := root.Instances("steer")
 	if err != nil {
@@ -98,8 +98,8 @@ func mapMemory(root *kernel.Root, scope string) (total uint64, err error) {
 	return total, nil
 }
 
-// sameBuffers tells whether every collector has the backlog that weir gives its own; what is compared must not
-// differ in that.
+// sameBuffers reports an error unless every collector has the same backlog as weir's. A comparison needs
+// equal backlogs.
 func (x *experiment) sameBuffers() error {
 	for _, y := range x.ways {
 		err := y.Do(func() error {

@@ -11,12 +11,12 @@ import (
 	"github.com/weir-project/weir/lab/peers"
 )
 
-// drainLimit is how long a record may take from the wire to the collector's file. nfacctd writes once a
-// second; a collector that works off hundreds of closed sessions first takes longer.
+// drainLimit is the longest time of a record from the wire to the collector's file. nfacctd writes once a
+// second. It takes longer while it handles hundreds of closed sessions.
 const drainLimit = 30 * time.Second
 
-// endEpoch ends the epoch, notes which slots were calm from its begin to its end, and begins the next.
-// calmAtBegin is what undisturbed returned when it began.
+// endEpoch ends the epoch, records its undisturbed slots, and begins the next. calmAtBegin is the result of
+// undisturbed at its begin.
 func (s *stage) endEpoch(calmAtBegin map[int]bool) span {
 	calm := s.ledger.undisturbed(len(s.collectors))
 	for slot := range calm {
@@ -27,7 +27,7 @@ func (s *stage) endEpoch(calmAtBegin map[int]bool) span {
 	return ended
 }
 
-// quietly lets everyone send undisturbed for a while, and checks that every record arrives.
+// quietly lets all routers send undisturbed for a while, and checks the arrival of every record.
 func (s *stage) quietly(ctx context.Context, quiet time.Duration) error {
 	s.say("all is calm: every record sent must be counted, at the one collector that weir names")
 	calm := s.ledger.undisturbed(len(s.collectors))
@@ -38,10 +38,10 @@ func (s *stage) quietly(ctx context.Context, quiet time.Duration) error {
 	return s.ledger.drain(ctx, ended.epoch, ended.calm, drainLimit)
 }
 
-// allUp waits until the collectors of the slots (nil: of all) have logged the Peer Up of every device, on the
-// session that the device holds now, and counted an IPFIX record of it since they started: nfacctd's own
-// parts come up one by one. It returns an error after the limit. A device's own opinion of its session is
-// not enough: a full backlog completes the handshake for the device alone.
+// allUp waits for the collectors of the slots (nil: all). Each must have logged the Peer Up of every device
+// on its current session, and counted an IPFIX record of it since its start: nfacctd's parts come up one by
+// one. It returns an error after the limit. The device's own view of its session is not enough, because a
+// full backlog completes the handshake for the device alone.
 func (s *stage) allUp(ctx context.Context, slots map[int]bool, limit time.Duration) error {
 	begin, revived := time.Now(), 0
 	blind := map[int]time.Time{}
@@ -57,7 +57,7 @@ func (s *stage) allUp(ctx context.Context, slots map[int]bool, limit time.Durati
 					return err
 				}
 				if revived++; revived <= maxRevivals {
-					begin = time.Now() // the routers begin anew, too
+					begin = time.Now() // the routers reconnect too
 				}
 			}
 		}
@@ -70,14 +70,16 @@ func (s *stage) allUp(ctx context.Context, slots map[int]bool, limit time.Durati
 	}
 }
 
-// maxRevivals is how often a wait for routers begins anew because a collector had to be started again.
+// maxRevivals limits the restarts of collectors during one wait for routers. Each restart restarts the
+// wait.
 const maxRevivals = 10
 
-// deafAfter is how long a collector may take to write its first flow record; it writes once a second.
+// deafAfter is the longest time of a collector to its first flow record; it writes once a second.
 const deafAfter = 6 * time.Second
 
-// deaf tells whether a collector holds BMP sessions and counted no flow record at all since it started: in one
-// of a hundred starts on a busy machine nfacctd's plugin fails to connect to its core, without a word.
+// deaf reports whether a collector holds BMP sessions and has counted no flow record since its start. In
+// one of a hundred starts on a busy machine nfacctd's plugin fails to connect to its core, without a
+// message.
 func (s *stage) deaf(c *peers.Collector) bool {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
@@ -95,9 +97,9 @@ func (s *stage) deaf(c *peers.Collector) bool {
 	return held && c.Running()
 }
 
-// revive restarts a collector that is deaf, or that crashed before all its routers were up, as whoever watches it
-// would. nfacctd crashes when a flow record comes before its BMP thread has made its tables (peers.Ready), or
-// from a router whose session that thread is just opening.
+// revive restarts a deaf collector, or one crashed before all its routers were up, like an operator would.
+// nfacctd crashes at a flow record before its BMP thread has created its tables (peers.Ready). It also
+// crashes at a flow record from a router while it opens this router's session.
 func (s *stage) revive(ctx context.Context, c *peers.Collector) error {
 	if c.Running() {
 		s.say("collector %d takes BMP but writes no flows: nfacctd's plugin did not find its core; it is restarted", c.Number)
@@ -109,8 +111,8 @@ func (s *stage) revive(ctx context.Context, c *peers.Collector) error {
 	if s.revived == nil {
 		s.revived = map[int]bool{}
 	}
-	s.revived[c.Number] = true // what is rejected meanwhile is a dead collector's
-	if c.Running() {           // else its crash is yet to be reported, and must not look like ours
+	s.revived[c.Number] = true // rejections from now on belong to a dead collector
+	if c.Running() {           // else its crash is not reported yet, and must not look like ours
 		if err := c.Kill(syscall.SIGKILL); err != nil {
 			return err
 		}
@@ -118,7 +120,7 @@ func (s *stage) revive(ctx context.Context, c *peers.Collector) error {
 	return s.bringBack(ctx, victim{Collector: c, signal: syscall.SIGKILL})
 }
 
-// notUp counts the devices of the slots that are not up, and names one.
+// notUp counts the devices of the slots not up yet, and names one.
 func (s *stage) notUp(slots map[int]bool) (missing int, example string) {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
@@ -138,19 +140,19 @@ func (s *stage) notUp(slots map[int]bool) (missing int, example string) {
 	return missing, example
 }
 
-// sessionUp tells whether the collector logged the Peer Up of the session that a device holds, which is younger
-// than the device's last move. The ledger is locked.
+// sessionUp reports whether the collector logged the Peer Up of the device's current session, opened after
+// the device's last move. The ledger is locked.
 func (s *stage) sessionUp(i int, a *account) bool {
 	session, up := s.fleet.Session(i)
 	return up && session > a.before && a.session >= session
 }
 
-// decodes tells whether a device's collector counted an IPFIX record of it since it started, or since the device
-// moved to it. The ledger is locked.
+// decodes reports whether a device's collector has counted an IPFIX record of it since its start, or since
+// the device moved to it. The ledger is locked.
 func (s *stage) decodes(a *account) bool { return a.life == s.collectors[a.slot].Life() }
 
-// remind makes sparse devices announce their template that nobody provided; blind is since when they are up
-// and not decoded.
+// remind makes sparse devices announce a template missing at their collector. blind holds the time since
+// they are up without decoded records.
 func (s *stage) remind(blind map[int]time.Time) {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()

@@ -14,28 +14,28 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// Fast sinks start in a moment, so that hundreds of restarts fit into a run, over every engine and family; and
-// unlike nfacctd they stand it when sessions close while flows arrive, so that the number of slots can be
-// changed under the traffic of both protocols.
+// Fast sinks start in a moment, so hundreds of restarts fit into a run, over every engine and family.
+// Unlike nfacctd they survive closing sessions while flows arrive. The number of slots can therefore change
+// under traffic of both protocols.
 
-// fastPlan is what one size of the experiment does with fast sinks.
+// fastPlan is the plan for fast sinks at one size of the experiment.
 type fastPlan struct {
 	families []peers.Family // each with both engines
 	devices  int            // of one stage
-	slots    int            // and one collector to spare
+	slots    int            // plus one spare collector
 	kills    kills          // restarts of one stage
-	beside   bool           // while nfacctd starts and restarts, not after
+	beside   bool           // run while nfacctd starts and restarts, not after
 }
 
-// engines are weir's, as its configuration names them.
+// engines are weir's engines, named as in its configuration.
 var engines = []string{"sk_lookup", "sk_reuseport"}
 
 var familyNames = map[peers.Family]string{peers.IPv4: "v4", peers.IPv6: "v6", peers.DualStack: "dual"}
 
-// fastRate is how many messages a second a device sends on each protocol: what is lost in a moment shows.
+// fastRate is the messages a second of a device on each protocol. It is high enough to show short losses.
 const fastRate = 5
 
-// prepareFast starts the sinks, and weir over them: from here on weir serve runs.
+// prepareFast starts the sinks and puts weir over them. weir serve runs from here on.
 func (x *experiment) prepareFast(ctx context.Context) error {
 	if x.env.Control {
 		return nil
@@ -62,7 +62,7 @@ func (x *experiment) prepareFast(ctx context.Context) error {
 	return err
 }
 
-// newFast makes a service of fast sinks, number n, and starts its collectors.
+// newFast creates service number n of fast sinks, and starts its collectors.
 func (x *experiment) newFast(engine string, family peers.Family, n int) error {
 	s := &stage{env: x.env, result: x.result, world: x.world, weir: x.weir, silent: true, kills: x.plan.fast.kills,
 		name: engine[len("sk_"):] + "-" + familyNames[family], port: uint16(rig.Port + 1 + n),
@@ -89,8 +89,8 @@ func (x *experiment) newFast(engine string, family peers.Family, n int) error {
 	return nil
 }
 
-// runFast does everything with the fast sinks, with all services at the same time. It ends with their routers
-// sending undisturbed.
+// runFast runs the plan for fast sinks on all services at the same time. At its end their routers send
+// undisturbed.
 func (x *experiment) runFast(ctx context.Context) error {
 	if len(x.fast) == 0 {
 		return nil
@@ -104,7 +104,7 @@ func (x *experiment) runFast(ctx context.Context) error {
 	return x.together(ctx, steps...)
 }
 
-// fast is what happens to one service of fast sinks.
+// fast runs the plan on one service of fast sinks.
 func (s *stage) fast(ctx context.Context) error {
 	if err := all(ctx, s.admitted, s.begin, s.briefly, s.killAndReturn); err != nil {
 		return fmt.Errorf("fast sinks, %s: %w", s.name, err)
@@ -119,7 +119,7 @@ func (s *stage) fast(ctx context.Context) error {
 	return nil
 }
 
-// begin lets the routers of a service of fast sinks send.
+// begin starts the routers of a service of fast sinks.
 func (s *stage) begin(ctx context.Context) error {
 	if err := s.newFleet(ctx, s.routers, nil); err != nil {
 		return err
@@ -127,10 +127,10 @@ func (s *stage) begin(ctx context.Context) error {
 	return s.send(ctx)
 }
 
-// briefly lets them send undisturbed.
+// briefly lets them send undisturbed for a moment.
 func (s *stage) briefly(ctx context.Context) error { return s.quietly(ctx, 500*time.Millisecond) }
 
-// finishFast ends the traffic of the fast sinks, and returns what is summed up over them.
+// finishFast ends the traffic of the fast sinks, and returns the sums over them.
 func (x *experiment) finishFast(ctx context.Context) (totals, error) {
 	sum := totals{}
 	var moves resized

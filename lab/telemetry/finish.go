@@ -13,22 +13,22 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// finish ends the last epoch of a stage and its traffic, when everything of it is counted.
+// finish ends the last epoch of a stage and its traffic, after all records are counted.
 func (s *stage) finish(ctx context.Context) error {
 	s.endEpoch(s.ledger.undisturbed(len(s.collectors)))
 	last := &s.spans[len(s.spans)-1]
-	// The last records stay in nfacctd's own buffer until more follow: a little more follows, uncounted.
+	// The last records stay in nfacctd's buffer until more follow. A few more follow, uncounted.
 	if err := s.ledger.drain(ctx, last.epoch, last.calm, drainLimit); err != nil {
 		return err
 	}
-	if err := pause(ctx, 200*time.Millisecond); err != nil { // the readers' next look
+	if err := pause(ctx, 200*time.Millisecond); err != nil { // the next poll of the readers
 		return err
 	}
 	s.fleet.Stop()
 	return nil
 }
 
-// end ends the traffic, sets the metrics and takes weir away.
+// end ends the traffic, sets the metrics and removes weir.
 func (x *experiment) end(ctx context.Context) error {
 	x.say("the traffic ends; comparing what was sent with what was counted, router by router")
 	datagrams, messages := x.fleet.Total()
@@ -53,13 +53,13 @@ func (x *experiment) end(ctx context.Context) error {
 	if x.weir == nil {
 		return nil
 	}
-	if err := x.askWhere(ctx); err != nil { // the same devices came back: the truth must not have changed
+	if err := x.askWhere(ctx); err != nil { // the same devices came back: the answer must not have changed
 		return err
 	}
 	return x.weir.Remove(ctx)
 }
 
-// latencies sets what was measured in time.
+// latencies sets the measured times.
 func (x *experiment) latencies() {
 	for name, d := range map[string][]time.Duration{"readmit_ms": x.readmits, "readmit_sinks_ms": x.sinkReadmits} {
 		if len(d) > 0 {
@@ -88,13 +88,13 @@ func (x *experiment) latencies() {
 	x.result.Set("resize_overlap_ms", ms(moves.overlap))
 }
 
-// claim is one that the experiment makes.
+// claim is a claim of the experiment.
 type claim struct {
 	kind                lab.Kind
 	claim, metric, want string
 }
 
-// claims are what the product promises.
+// claims evaluates weir's promises.
 func (x *experiment) claims() {
 	all := []claim{
 		{lab.Correctness, "routers whose IPFIX and BMP both arrived", "devices", x.plan.wantDevices},
@@ -118,7 +118,7 @@ func (x *experiment) claims() {
 	}
 }
 
-// fastClaims are about what only fast sinks go through, and what needs weir.
+// fastClaims returns the claims for fast sinks and the claims about weir alone.
 func (x *experiment) fastClaims() []claim {
 	ratio := fmt.Sprintf("<= %.4f", 1/float64(x.plan.fast.slots+1)+0.02)
 	return []claim{
@@ -136,7 +136,7 @@ func (x *experiment) fastClaims() []claim {
 	}
 }
 
-// chatter makes traffic between a real router and its neighbour, for the exporter to report.
+// chatter creates traffic between a real router and its neighbour, as input for the exporter.
 func (x *experiment) chatter(ctx context.Context, site rig.RealSite) {
 	go func() {
 		d := routers.NewDialer(site.Router.Handle)
@@ -145,7 +145,7 @@ func (x *experiment) chatter(ctx context.Context, site rig.RealSite) {
 			conn, err := d.Dial("udp", site.RouterBGP, netip.AddrPortFrom(site.Neighbour, 9))
 			if err == nil {
 				for range 10 {
-					_, _ = conn.Write(make([]byte, 1400)) // discarded; big, see Router.startSoftflowd
+					_, _ = conn.Write(make([]byte, 1400)) // discarded; large, see Router.startSoftflowd
 				}
 				conn.Close()
 			}

@@ -13,21 +13,21 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// interruptAt is what a run says when namespaces, pins, collectors and traffic are all there: the worst
-// moment to interrupt it.
+// interruptAt is the log line of the worst moment to interrupt a run: namespaces, pins, collectors and
+// traffic all exist.
 const interruptAt = "all is calm"
 
-// interruption is a run of this same experiment that gets Ctrl-C half way; afterwards nothing may be left.
+// interruption is a run of this experiment with Ctrl-C half way. It must leave nothing behind.
 type interruption struct {
 	proc  *lab.Process
 	heard chan struct{} // closed at interruptAt
 	done  chan struct{} // closed when its leftovers are known
 	left  []string
-	early bool // it ended before it could be interrupted
+	early bool // it ended before the interruption
 }
 
-// startInterruption starts the run to be interrupted, beside the start of our own collectors. It returns nil
-// in such a run, and in the control run.
+// startInterruption starts the run to interrupt, in parallel to the start of our own collectors. It returns
+// nil inside such a run, and in the control run.
 func (x *experiment) startInterruption(ctx context.Context) *interruption {
 	if x.env.Child || x.env.Control {
 		return nil
@@ -63,8 +63,8 @@ func (x *experiment) startInterruption(ctx context.Context) *interruption {
 		}
 		select {
 		case <-i.proc.Done():
-		case <-time.After(time.Minute): // mostly it takes two seconds, but who knows what else the machine does
-			i.early = true // it did not end; that is no pass
+		case <-time.After(time.Minute): // usually two seconds; a busy machine may need more
+			i.early = true // it did not end: this is not a pass
 			i.end()
 		}
 		out.Close()
@@ -73,7 +73,7 @@ func (x *experiment) startInterruption(ctx context.Context) *interruption {
 	return i
 }
 
-// end ends the run in good order, so that it can clean up, and by force if it does not.
+// end ends the run by SIGINT, for a clean exit, and by force if it does not exit.
 func (i *interruption) end() {
 	if !i.proc.Running() {
 		return
@@ -86,7 +86,7 @@ func (i *interruption) end() {
 	}
 }
 
-// wait waits for the interrupted run and enters what it left into the result.
+// wait waits for the interrupted run and adds its leftovers to the result.
 func (i *interruption) wait(ctx context.Context, r *lab.Result) error {
 	if i == nil {
 		return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// ledger compares what devices sent with what collectors counted, and knows which slots are disturbed.
+// ledger compares records sent by devices with records counted by collectors, and tracks disturbed slots.
 type ledger struct {
 	result *lab.Result
 	fleet  *routers.Fleet
@@ -22,27 +22,27 @@ type ledger struct {
 	mu           sync.Mutex
 	accounts     []*account // simulated devices by index, then real ones
 	byAddr       map[netip.Addr]*account
-	disturbed    map[int]bool // slots whose collector is killed, starting, or not yet reached again
+	disturbed    map[int]bool // slots with a killed or starting collector, or a collector not reached again yet
 	misdirected  int
-	odd          int // lines in a collector's log or output that should not be
-	gaps         int // in sequence numbers, for want of a template
+	odd          int // unexpected lines in a collector's log or output
+	gaps         int // in sequence numbers, due to a missing template
 	deafStarts   int
-	crashed      map[[2]int]bool // collectors, and which of their lives, that crashed before all their routers were up
-	closes       int             // ends of BMP sessions that collectors logged
-	resets       []time.Time     // when sessions ended because their device moved
-	rejected     int             // noticed by devices of slots that were not disturbed
-	rejectedDead int             // noticed by devices of a disturbed slot
-	lostDead     int             // sessions that ended with their collector
+	crashed      map[[2]int]bool // collector and life of each crash before all routers were up
+	closes       int             // ends of BMP sessions in the collectors' logs
+	resets       []time.Time     // times of session ends due to a move of the device
+	rejected     int             // noticed by devices of undisturbed slots
+	rejectedDead int             // noticed by devices of disturbed slots
+	lostDead     int             // sessions ended with their collector
 
-	deciding  bool // a move has begun, and who moves is not known yet
+	deciding  bool // a move has begun, and the moving devices are not known yet
 	undecided []undecided
-	reminded  int // devices that had to announce their template, or their collector would never have decoded
+	reminded  int // devices forced to announce their template, because their collector would never have decoded
 
 	rejectedByWeir int            // weir's own count, for disturbed slots
-	mismatched     map[uint32]int // devices whose count was wrong, by epoch
+	mismatched     map[uint32]int // devices with a wrong count, by epoch
 }
 
-// undecided is a record or an event that came while it was not known who moves.
+// undecided is a record or an event from the time before the moving devices are known.
 type undecided struct {
 	collector int
 	record    peers.Record
@@ -65,7 +65,7 @@ func newLedger(r *lab.Result, fleet *routers.Fleet, real []netip.Addr) *ledger {
 	return l
 }
 
-// addrs are the source addresses of all devices, in the order of their accounts.
+// addrs returns the source addresses of all devices, in the order of their accounts.
 func (l *ledger) addrs() []netip.Addr {
 	var all []netip.Addr
 	for _, a := range l.accounts {
@@ -74,7 +74,7 @@ func (l *ledger) addrs() []netip.Addr {
 	return all
 }
 
-// book enters one line that a collector wrote.
+// book enters one line of a collector's output.
 func (l *ledger) book(collector int, r peers.Record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -99,7 +99,7 @@ func (l *ledger) enter(collector int, r peers.Record) {
 		l.closes++
 	}
 	if r.Kind == peers.Session || r.Kind == peers.Closed {
-		return // the collector's own note about a connection, not something a device sent
+		return // the collector's own note about a connection, not a message of a device
 	}
 	a := l.byAddr[r.Device]
 	if a == nil {
@@ -126,7 +126,7 @@ func (l *ledger) enter(collector int, r peers.Record) {
 	l.credit(a, collector, r)
 }
 
-// credit counts a record at a collector where it may be.
+// credit counts a record at a permitted collector.
 func (l *ledger) credit(a *account, collector int, r peers.Record) {
 	here := a.slot == unknown || a.slot == collector
 	switch r.Kind {
@@ -146,14 +146,14 @@ func (l *ledger) credit(a *account, collector int, r peers.Record) {
 	}
 }
 
-// excused tells whether a device's records may lack their template: those that a new collector gets before
-// the exporter repeats it. A simulated router repeats it before its slot counts as calm again, a real one when
-// it likes.
+// excused reports whether a device's records may lack their template: a new collector receives records
+// before the exporter repeats the template. A simulated router repeats it before its slot counts as calm
+// again, a real one at any time.
 func (l *ledger) excused(a *account) bool {
 	return a != nil && (a.real || l.disturbed[a.slot])
 }
 
-// notice enters what a device noticed about its traffic.
+// notice enters an event of a device.
 func (l *ledger) notice(e routers.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -185,7 +185,7 @@ func (l *ledger) heard(e routers.Event) {
 	l.result.Note("%s of %s, slot %d, whose collector lives: %v", e.Kind, e.Device.Addr, a.slot, e.Err)
 }
 
-// disturb marks a slot from before its collector is killed until calm.
+// disturb marks a slot as disturbed. Call it before the collector is killed; calm ends it.
 func (l *ledger) disturb(slot int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -198,14 +198,14 @@ func (l *ledger) calm(slot int) {
 	delete(l.disturbed, slot)
 }
 
-// deafStart counts a collector that had to be started again.
+// deafStart counts a restart of a deaf collector.
 func (l *ledger) deafStart() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.deafStarts++
 }
 
-// wrote tells whether a collector counted a flow record of anyone in one of its lives.
+// wrote reports whether a collector counted any flow record in one of its lives.
 func (l *ledger) wrote(collector, life int) bool {
 	for _, a := range l.accounts {
 		for d := range a.decoded {
@@ -217,21 +217,21 @@ func (l *ledger) wrote(collector, life int) bool {
 	return false
 }
 
-// died tells whether a collector that had started has ended before all its routers were up.
+// died reports whether a started collector has ended before all its routers were up.
 func (l *ledger) died(c *peers.Collector) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !c.Running() && l.disturbed[c.Number]
 }
 
-// strays counts what reached another collector than the one weir named.
+// strays counts records at a collector not named by weir.
 func (l *ledger) strays() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.misdirected
 }
 
-// undisturbed returns the slots among all that are not disturbed now.
+// undisturbed returns the currently undisturbed slots.
 func (l *ledger) undisturbed(slots int) map[int]bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -242,8 +242,8 @@ func (l *ledger) undisturbed(slots int) map[int]bool {
 	return calm
 }
 
-// waiting counts the devices of slots whose count for an epoch is not what they sent; patience says whether
-// one of them may yet become right, for it is short of records and has none too many.
+// waiting counts the devices of slots with an incomplete or wrong count for an epoch. patience reports
+// whether waiting may still help: a device lacks records, and none has too many.
 func (l *ledger) waiting(epoch uint32, slots map[int]bool) (n int, patience bool, example string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -254,7 +254,7 @@ func (l *ledger) waiting(epoch uint32, slots map[int]bool) (n int, patience bool
 		}
 		for _, p := range []routers.Protocol{routers.IPFIX, routers.BMP} {
 			sent, counted := l.fleet.Sent(p, i, epoch), a.counted[p][epoch]
-			if counted > sent || counted < sent && h.old == unknown { // what moves may lose what was under way
+			if counted > sent || counted < sent && h.old == unknown { // a moving device may lose records in transit
 				n++
 				patience = patience || counted < sent
 				example = fmt.Sprintf("%s, slot %d, epoch %d: %d %s records sent, %d counted", a.addr, a.slot, epoch, sent, p, counted)
@@ -265,8 +265,8 @@ func (l *ledger) waiting(epoch uint32, slots map[int]bool) (n int, patience bool
 	return n, patience, example
 }
 
-// drain waits until the devices of the slots have all records of an ended epoch counted. What is not
-// counted after the limit is lost.
+// drain waits until all records of an ended epoch are counted for the devices of the slots. Uncounted
+// records after the limit are lost.
 func (l *ledger) drain(ctx context.Context, epoch uint32, slots map[int]bool, limit time.Duration) error {
 	for deadline := time.Now().Add(limit); ; {
 		n, patience, example := l.waiting(epoch, slots)

@@ -22,8 +22,8 @@ func TestMain(m *testing.M) { lab.Enter(); nstest.Main(m) }
 
 var realRouter = netip.MustParseAddr("10.100.1.2")
 
-// book is a ledger about two devices, in slots 0 and 1, and a real router in slot 2. The devices really sent,
-// to a socket that nobody reads, and stopped.
+// book returns a ledger for two devices, in slots 0 and 1, and a real router in slot 2. The devices have
+// sent to a socket without a reader, and stopped.
 func book(t *testing.T) (*ledger, *routers.Fleet) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -63,7 +63,7 @@ func book(t *testing.T) (*ledger, *routers.Fleet) {
 	return led, f
 }
 
-// honest books what was sent, all of it and where it belongs.
+// honest books all sent records at their right collectors.
 func honest(l *ledger, f *routers.Fleet) {
 	for i, d := range f.Devices {
 		l.book(i, peers.Record{Kind: peers.Flows, Device: d.Addr, Epoch: 1, Count: f.Sent(routers.IPFIX, i, 1)})
@@ -77,7 +77,7 @@ func honest(l *ledger, f *routers.Fleet) {
 
 var allCalm = map[int]bool{0: true, 1: true, 2: true}
 
-// Each wrong that a run could do must show in the metric that claims its absence, and in no run without it.
+// Each possible fault shows in the metric claiming its absence, and in no run without it.
 func TestAudit(t *testing.T) {
 	flow := func(l *ledger, n int) peers.Record {
 		return peers.Record{Kind: peers.Flows, Device: l.accounts[0].addr, Epoch: 1, Count: n}
@@ -135,7 +135,7 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// A rejection counts against the slot of the device that noticed it, by whether its collector was dead.
+// A rejection counts for the slot of its device, by the state of its collector.
 func TestNotice(t *testing.T) {
 	l, f := book(t)
 	l.disturb(0)
@@ -150,7 +150,7 @@ func TestNotice(t *testing.T) {
 	}
 }
 
-// drain waits for records that may yet come and not for those that are too many.
+// drain waits for missing records, and not for excess ones.
 func TestDrain(t *testing.T) {
 	l, f := book(t)
 	go func() {

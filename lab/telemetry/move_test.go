@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// Where a record of a device that moves from slot 0 to slot 1 in epoch 5 may be.
+// Collectors permitted for a device's records, with a move from slot 0 to slot 1 in epoch 5.
 func TestWelcome(t *testing.T) {
 	moving := func() *account {
 		a := newAccount(netip.MustParseAddr("10.99.0.1"), false)
@@ -55,7 +55,7 @@ func TestWelcome(t *testing.T) {
 	}
 }
 
-// What comes while it is not known who moves is judged when it is.
+// Records from before the decision about moving devices are evaluated after it.
 func TestDecide(t *testing.T) {
 	l, f := book(t)
 	honest(l, f)
@@ -90,11 +90,11 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// A device that moved may miss records of that epoch, and of no other; nobody may have too many.
+// A moved device may miss records of this epoch only. No device may have too many.
 func TestAuditOfMoves(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		extra  int // records more or less than sent
+		extra  int // difference to the number of sent records
 		epoch  uint32
 		moving bool
 		want   float64
@@ -130,7 +130,7 @@ func TestBlind(t *testing.T) {
 		want    int
 	}{
 		{at(1, 2, 3), nil, 3, 0}, {at(1, 2, 3), nil, 2, 2}, {at(1, 2, 3), nil, 1, 3}, {at(1, 2, 3), nil, 0, 9}, {nil, nil, 0, 0}, {at(1), nil, 2, 0},
-		// What was held back was not undecodable; what was sent later and not decoded, was.
+		// Time holding messages back is not undecodable. Later undecoded messages are.
 		{at(1, 4), at(2, 3), 1, 2}, {at(1, 4), at(5), 1, 4}, {at(1, 4, 6), at(2, 3, 5), 1, 5}, {at(1), at(2, 3), 0, 2}, {at(1), at(0), 0, 9},
 	} {
 		if got := blind(c.sent, c.waited, c.decoded, begin, begin.Add(9*time.Second)); got != time.Duration(c.want)*time.Second {

@@ -12,28 +12,28 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// moveRate is how many sessions a second weir is asked to reset, so that the routers that move do not all
-// reconnect at once.
+// moveRate limits weir's session resets a second. Moved routers must not all reconnect at once.
 const moveRate = 10
 
-// moveLimit is how long the last moved router may take to be up at its new collector, beyond the paced resets.
+// moveLimit is the longest time until the last moved router is up at its new collector, beyond the paced
+// resets.
 const moveLimit = 60 * time.Second
 
-// resized is what a change of the number of slots did.
+// resized holds the effects of a change of the number of slots.
 type resized struct {
-	ratio       float64 // of buckets that have another slot
-	moved       int     // devices that have another slot
-	misdirected int     // records at a collector that neither the old nor the new table names, and devices not whole at their new one
-	collateral  int     // devices that did not move and noticed something
+	ratio       float64 // share of buckets with another slot
+	moved       int     // devices with another slot
+	misdirected int     // records at a collector of neither the old nor the new table, and devices incomplete at their new one
+	collateral  int     // devices disturbed without a move
 	resets      int     // sessions reset in the busiest second
 	duration    time.Duration
 }
 
-// resize changes the number of slots under traffic: the last spare collectors have none afterwards.
+// resize changes the number of slots under traffic. Afterwards the last spare collectors have no slot.
 //
-// In the epoch of the change a device that moves may be at both collectors: datagrams go to the new one from
-// one moment on, and its session stays with the old one until weir resets it. Everything sent in the epoch
-// after that must be at the new collector, and what devices send that do not move may never be missing.
+// In the epoch of the change a moving device may be at both collectors. Its datagrams switch to the new one
+// at one moment, and its session stays with the old one until weir resets it. After the epoch all its
+// records must be at the new collector. Records of other devices must never be missing.
 func (s *stage) resize(ctx context.Context, spare int) (r resized, err error) {
 	calm := s.ledger.undisturbed(len(s.collectors))
 	was, err := s.service.Table(ctx)
@@ -73,7 +73,7 @@ func (s *stage) resize(ctx context.Context, spare int) (r resized, err error) {
 	}
 	r.duration = time.Since(begin)
 	s.revived = nil
-	if s.lostBase, err = s.lost(ctx); err != nil { // slots that are new count from here
+	if s.lostBase, err = s.lost(ctx); err != nil { // new slots count from here
 		return r, err
 	}
 	during := s.endEpoch(calm)
@@ -90,7 +90,7 @@ func (s *stage) resize(ctx context.Context, spare int) (r resized, err error) {
 	return r, nil
 }
 
-// sessions are the numbers of the sessions that the devices hold.
+// sessions returns the current session numbers of the devices.
 func (s *stage) sessions() []int {
 	var all []int
 	for i := range s.fleet.Devices {
@@ -100,7 +100,7 @@ func (s *stage) sessions() []int {
 	return all
 }
 
-// touched counts the devices that did not move since they held these sessions, and hold another now.
+// touched counts the devices with a new session since held, though they did not move.
 func (s *stage) touched(held []int) (n int) {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
@@ -114,7 +114,7 @@ func (s *stage) touched(held []int) (n int) {
 	return n
 }
 
-// busiest is how many of the times fall into the window that holds most of them. It sorts them.
+// busiest returns the largest number of times within one window. It sorts them.
 func busiest(times []time.Time, window time.Duration) (most int) {
 	slices.SortFunc(times, time.Time.Compare)
 	for first, last := 0, 0; last < len(times); last++ {
@@ -126,7 +126,7 @@ func busiest(times []time.Time, window time.Duration) (most int) {
 	return most
 }
 
-// changed is the share of the buckets that have another slot.
+// changed returns the share of the buckets with another slot.
 func changed(was, now []int) float64 {
 	n := 0
 	for b := range was {
@@ -137,15 +137,15 @@ func changed(was, now []int) float64 {
 	return float64(n) / float64(len(was))
 }
 
-// beginMove begins a time in which it is not known which devices move: what cannot be judged waits.
+// beginMove begins a time with unknown moving devices. Affected records wait for decide.
 func (l *ledger) beginMove() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.deciding = true
 }
 
-// decide enters the slots of the devices after a move in an epoch, and judges what waited. held are the
-// sessions that the devices held before. It returns how many devices moved.
+// decide enters the slots of the devices after a move in an epoch, and evaluates the waiting records. held
+// are the devices' sessions before the move. It returns the number of moved devices.
 func (l *ledger) decide(epoch uint32, slots map[netip.Addr]int, held []int) (moved int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,21 +176,21 @@ func (l *ledger) endMoves(epoch uint32) {
 	}
 }
 
-// resetTimes are when devices noticed that their session was reset, because they moved.
+// resetTimes returns the times at which devices noticed a reset of their session by a move.
 func (l *ledger) resetTimes() []time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.resets)
 }
 
-// rejections is what devices of live collectors noticed so far.
+// rejections counts the rejections noticed by devices of live collectors so far.
 func (l *ledger) rejections() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.rejected
 }
 
-// add sums up: what was counted is added, of what was measured the worst is kept.
+// add merges results: counts are added, measurements keep the worst.
 func (r *resized) add(other resized) {
 	r.ratio = max(r.ratio, other.ratio)
 	r.moved += other.moved
@@ -200,7 +200,7 @@ func (r *resized) add(other resized) {
 	r.duration = max(r.duration, other.duration)
 }
 
-// lostRecords is how many records of an epoch, which was calm, were not counted.
+// lostRecords counts the uncounted records of a calm epoch.
 func (l *ledger) lostRecords(epoch uint32) (lost int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

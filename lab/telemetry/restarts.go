@@ -11,15 +11,15 @@ import (
 	"github.com/weir-project/weir/lab/peers"
 )
 
-// returnLimit is how long a collector may take from its start to its sockets: nfacctd takes 6 s, more where
+// returnLimit is the longest time from a collector's start to its sockets. nfacctd takes 6 s, and more if
 // several start on two cores.
 const returnLimit = 60 * time.Second
 
-// patience is how long a collector may take to end on SIGTERM; mostly it takes 2 to 5 s.
+// patience is the longest time from SIGTERM to a collector's end; usually 2 to 5 s.
 const patience = 10 * time.Second
 
-// killAndReturn restarts collectors until the plan's number of restarts is reached, some at a time, with
-// traffic from all devices all the while.
+// killAndReturn restarts collectors, some at a time, up to the plan's number of restarts. All devices send
+// meanwhile.
 func (s *stage) killAndReturn(ctx context.Context) error {
 	for round := 1; s.restarted < s.kills.restarts; round++ {
 		if round == 1 {
@@ -29,18 +29,18 @@ func (s *stage) killAndReturn(ctx context.Context) error {
 			return err
 		}
 	}
-	return s.askWhere(ctx) // the same devices come back: the truth must not have changed
+	return s.askWhere(ctx) // the same devices come back: the answer must not have changed
 }
 
-// victim is a collector that is to die, and how.
+// victim is a collector to kill, with the signal and the times.
 type victim struct {
 	*peers.Collector
 	signal syscall.Signal
-	delay  time.Duration // before the kill, after the one before
+	delay  time.Duration // between the previous kill and this one
 	down   time.Duration // from its end to its restart
 }
 
-// serving are the collectors that have a slot.
+// serving returns the collectors with a slot.
 func (s *stage) serving() []*peers.Collector {
 	if s.service == nil {
 		return s.collectors
@@ -48,8 +48,8 @@ func (s *stage) serving() []*peers.Collector {
 	return s.service.Serving()
 }
 
-// victims draws who dies in a round. One collector at least stays alive; the first round takes as many as
-// may be down together, so that overlaps are certain.
+// victims draws the collectors to kill in a round. At least one stays alive. The first round takes as many
+// as may be down together, to guarantee overlaps.
 func (s *stage) victims(round int) []victim {
 	n := min(s.kills.together, len(s.serving())-1, s.kills.restarts-s.restarted)
 	if round > 1 && n > 1 {
@@ -68,14 +68,14 @@ func (s *stage) victims(round int) []victim {
 	return all
 }
 
-// round kills collectors and lets them return.
+// round kills collectors and waits for their return.
 //
-// What their devices sent before must be counted first: a record that dies inside a killed collector is not
-// steering's to answer for. Then an epoch runs in which these slots are disturbed and the others must count
-// everything; it ends when the collectors are back and hold every session of their devices.
+// Earlier records of their devices must be counted first, because steering is not to blame for a record
+// lost inside a killed collector. Then an epoch runs with these slots disturbed, and the others must count
+// everything. It ends when the collectors are back and hold all sessions of their devices.
 func (s *stage) round(ctx context.Context, victims []victim) error {
 	slots := map[int]bool{}
-	calm := s.ledger.undisturbed(len(s.collectors)) // of the epoch that runs while we get ready
+	calm := s.ledger.undisturbed(len(s.collectors)) // of the epoch running during the preparations
 	for _, v := range victims {
 		slots[v.Number] = true
 	}
@@ -104,7 +104,7 @@ func (s *stage) round(ctx context.Context, victims []victim) error {
 	return s.ledger.drain(ctx, during.epoch, during.calm, drainLimit)
 }
 
-// killAll kills the victims one after another and starts each again on its own time.
+// killAll kills the victims one after another and restarts each after its own delay.
 func (s *stage) killAll(ctx context.Context, victims []victim) error {
 	errs := make(chan error, len(victims))
 	for _, v := range victims {
@@ -126,8 +126,8 @@ func (s *stage) killAll(ctx context.Context, victims []victim) error {
 	return failed
 }
 
-// bringBack starts a killed collector again when it is gone, as a service manager would, and waits until its
-// slot has it.
+// bringBack restarts a killed collector after its end, like a service manager, and waits until its slot
+// holds it.
 func (s *stage) bringBack(ctx context.Context, v victim) error {
 	select {
 	case <-v.Done():
@@ -165,7 +165,7 @@ func (s *stage) bringBack(ctx context.Context, v victim) error {
 	return nil
 }
 
-// readmissions are looked for so often that the clock's error is small beside what is claimed.
+// pollInterval is short, because the error of a measured readmission must be small against its claim.
 const pollInterval = 2 * time.Millisecond
 
 func (s *stage) awaitReadmission(ctx context.Context, c *peers.Collector, appeared time.Time) error {
@@ -195,7 +195,7 @@ func (s *stage) awaitReadmission(ctx context.Context, c *peers.Collector, appear
 	}
 }
 
-// lost is how much weir kept from each slot's member so far, both protocols together.
+// lost returns the packets not delivered to each slot's member so far, both protocols together.
 func (s *stage) lost(ctx context.Context) ([]uint64, error) {
 	slots, err := s.service.Status(ctx)
 	var n []uint64
@@ -205,7 +205,7 @@ func (s *stage) lost(ctx context.Context) ([]uint64, error) {
 	return n, err
 }
 
-// rejectsElsewhere adds what weir itself rejected since the last call for slots that were alive.
+// rejectsElsewhere adds weir's own rejections of live slots since the last call.
 func (s *stage) rejectsElsewhere(ctx context.Context, dead map[int]bool) error {
 	if s.weir == nil {
 		return nil

@@ -16,8 +16,8 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// stage is one steered service: its collectors, the routers that send to it, and the ledger of both. A run has
-// the one of nfacctd and several of fast sinks, each on a port of its own.
+// stage is one steered service with its collectors, its routers and their ledger. A run has one stage of
+// nfacctd and several of fast sinks, each on its own port.
 type stage struct {
 	env        *lab.Env
 	result     *lab.Result
@@ -25,7 +25,7 @@ type stage struct {
 	weir       *rig.Weir // nil in the control run
 	name       string
 	port       uint16
-	silent     bool               // what happens here is not said line by line
+	silent     bool               // no log lines from this stage
 	rand       *rand.Rand         // for one goroutine
 	collectors []*peers.Collector // by slot; the last may be spare
 	fleet      *routers.Fleet
@@ -33,40 +33,41 @@ type stage struct {
 	service    *rig.Service
 	sockets    *rig.SocketWatch
 	spans      []span
-	lostBase   []uint64     // what weir kept from each slot, when it was last asked
-	revived    map[int]bool // slots whose collector was started again since then, for it was deaf or had crashed: see revive
+	lostBase   []uint64     // packets weir kept from each slot, at the last query
+	revived    map[int]bool // slots restarted since then because of a deaf or crashed collector: see revive
 	kills      kills
 	routers    routers.Config // of a stage of fast sinks
-	resizes    resized        // all changes of its number of slots
+	resizes    resized        // sum over all changes of its number of slots
 
-	mu         sync.Mutex // of what follows, for several collectors return at a time
-	plain      *ledger    // of the devices that sent before weir was there
+	mu         sync.Mutex // guards the fields below, because several collectors return at a time
+	plain      *ledger    // of the devices sending before weir starts
 	readmits   []time.Duration
 	admissions []admission
 	restarted  int
 }
 
-// kills is how collectors of a stage are killed.
+// kills describes the kills of a stage's collectors.
 type kills struct {
-	restarts int           // in all
-	together int           // collectors that are down at the same time, at most
-	apart    time.Duration // between two kills of a round, at most
-	down     time.Duration // from the end of a collector to its restart, on average
+	restarts int           // in total
+	together int           // maximum of collectors down at the same time
+	apart    time.Duration // maximum between two kills of a round
+	down     time.Duration // average from the end of a collector to its restart
 }
 
-// watch begins to look after the sockets on the stage's port.
+// watch starts watching the sockets on the stage's port.
 func (s *stage) watch() {
 	s.sockets = rig.WatchSockets(s.world.Collectors.Handle, s.port)
 	s.env.OnClose(s.sockets.Stop)
 }
 
-// serves makes the stage's collectors a service of weir.
+// serves turns the stage's collectors into a service of weir.
 func (s *stage) serves(engine string, listen ...string) {
 	s.service = &rig.Service{Name: s.name, Collectors: s.collectors, Listen: listen, Engine: engine}
 	s.weir.Add(s.service)
 }
 
-// admitted waits until every slot has its collector, and begins to count what weir keeps from them.
+// admitted waits until every slot holds its collector, and starts counting the packets weir keeps from
+// them.
 func (s *stage) admitted(ctx context.Context) error {
 	if err := s.service.Admitted(ctx, 60*time.Second); err != nil {
 		return err
@@ -76,7 +77,7 @@ func (s *stage) admitted(ctx context.Context) error {
 	return err
 }
 
-// newFleet makes the routers of the stage, and the ledger of what they send; nothing is sent yet.
+// newFleet creates the routers of the stage and their ledger. They do not send yet.
 func (s *stage) newFleet(ctx context.Context, cfg routers.Config, real []netip.Addr) error {
 	cfg.To4, cfg.To6 = netip.AddrPortFrom(rig.Service4, s.port), netip.AddrPortFrom(rig.Service6, s.port)
 	cfg.NS = s.world.Routers.Handle
@@ -87,12 +88,12 @@ func (s *stage) newFleet(ctx context.Context, cfg routers.Config, real []netip.A
 	}
 	ledger := newLedger(s.result, fleet, real)
 	s.mu.Lock()
-	s.fleet, s.ledger = fleet, ledger // from here on, what collectors write is read
+	s.fleet, s.ledger = fleet, ledger // from here on the collectors' output is read
 	s.mu.Unlock()
 	return s.askWhere(ctx)
 }
 
-// send lets the routers send, and waits until all of them are up at their collectors. IPFIX begins when the BMP
+// send starts the routers and waits until all are up at their collectors. IPFIX begins after the BMP
 // sessions are up: see revive.
 func (s *stage) send(ctx context.Context) error {
 	s.fleet.Silence(true)
@@ -108,7 +109,7 @@ func (s *stage) send(ctx context.Context) error {
 	if err := s.taught(ctx, 60*time.Second); err != nil {
 		return err
 	}
-	s.endEpoch(nil) // no slot counts as calm in the epoch in which collectors come up
+	s.endEpoch(nil) // no slot counts as calm in the epoch of the collectors' start
 	for _, c := range s.collectors {
 		s.ledger.calm(c.Number)
 	}
@@ -138,8 +139,9 @@ func (s *stage) sessionsUp(ctx context.Context, limit time.Duration) error {
 	}
 }
 
-// taught waits until weir knows the template of every sparse router, and lets a router repeat it that weir did
-// not hear: its service is seconds old, and weir serve may have begun to listen after the routers began to send.
+// taught waits until weir knows the template of every sparse router. It makes a router repeat a template
+// missed by weir: the service is seconds old, and weir serve may have begun to listen after the routers
+// began to send.
 func (s *stage) taught(ctx context.Context, limit time.Duration) error {
 	if s.weir == nil {
 		return nil
@@ -168,7 +170,7 @@ func (s *stage) taught(ctx context.Context, limit time.Duration) error {
 	}
 }
 
-// askWhere enters weir's answer as the truth about every device's slot; it must not have changed.
+// askWhere records weir's answer for every device's slot as the expected slot. It must not have changed.
 func (s *stage) askWhere(ctx context.Context) error {
 	if s.weir == nil {
 		return nil
@@ -189,21 +191,21 @@ func (s *stage) askWhere(ctx context.Context) error {
 	return nil
 }
 
-// say tells who watches, unless there is too much of it.
+// say logs a line, except for silent stages.
 func (s *stage) say(format string, a ...any) {
 	if !s.silent {
 		s.env.Watch.Log(format, a...)
 	}
 }
 
-// books are the ledgers that records go to.
+// books returns the ledgers of records.
 func (s *stage) books() (ledger, plain *ledger) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ledger, s.plain
 }
 
-// readers begins to read what collectors write, several times a second, and returns what ends it.
+// readers starts reading the collectors' output several times a second, and returns a function to stop it.
 func (s *stage) readers() func() {
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -244,7 +246,7 @@ func (s *stage) read() {
 	}
 }
 
-// pause waits, unless the run ends.
+// pause waits for d, or for the end of the run.
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -12,15 +12,15 @@ import (
 	"github.com/weir-project/weir/lab/rig"
 )
 
-// stormLimit is how long the last router may take to be up again.
+// stormLimit is the longest time until the last router is up again.
 const stormLimit = 60 * time.Second
 
-// storm makes every router end its BMP session and connect anew, all at the same moment: what happens when a
-// line comes back. Devices up are counted at the collectors, for a router whose connection died in a full
-// backlog believes that it is up.
+// storm makes every router end its BMP session and reconnect at the same moment, as after a line failure.
+// The devices are counted at the collectors, because a router believes itself up even if its connection
+// died in a full backlog.
 //
-// IPFIX is silent meanwhile: nfacctd 1.7.7 looks up the BMP session of the sender of each flow record, and
-// crashes when the session's end is being worked off at that moment, in another thread.
+// IPFIX is silent meanwhile. nfacctd 1.7.7 looks up the BMP session of each flow record's sender. It
+// crashes if another thread closes this session at the same moment.
 func (x *experiment) storm(ctx context.Context) error {
 	if err := x.silence(ctx, true); err != nil {
 		return err
@@ -70,7 +70,7 @@ func (x *experiment) storm(ctx context.Context) error {
 	return x.ledger.drain(ctx, during.epoch, during.calm, drainLimit)
 }
 
-// silence stops IPFIX and waits until the collectors have read what was sent, or lets it go on.
+// silence stops IPFIX and waits until the collectors have read the sent messages, or resumes it.
 func (x *experiment) silence(ctx context.Context, on bool) error {
 	for _, r := range x.real {
 		r.Silence(on)
@@ -82,14 +82,14 @@ func (x *experiment) silence(ctx context.Context, on bool) error {
 	return x.sockets.Drained(ctx, drainLimit)
 }
 
-// closes is how many ends of sessions the collectors logged so far.
+// closes returns the number of session ends in the collectors' logs.
 func (s *stage) closes() int {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
 	return s.ledger.closes
 }
 
-// realUps is how many Peer Ups each account's collector logged so far.
+// realUps returns the number of Peer Ups in each account's collector log.
 func (s *stage) realUps() []int {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
@@ -100,7 +100,7 @@ func (s *stage) realUps() []int {
 	return n
 }
 
-// upSince counts the devices whose collector logged a Peer Up of a session that is newer than the storm.
+// upSince counts the devices with a logged Peer Up of a session newer than the storm.
 func (s *stage) upSince(sessions, ups []int) int {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()

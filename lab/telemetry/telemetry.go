@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package telemetry is the experiment of the product's main job: routers that send IPFIX and BMP to
-// unmodified collectors behind one address, collectors that are killed and come back, and every record
-// accounted for.
+// Package telemetry is the experiment about weir's main task. Routers send IPFIX and BMP to unmodified
+// collectors behind one address. Collectors are killed and come back, and every record is accounted for.
 package telemetry
 
 import (
@@ -33,16 +32,16 @@ func init() {
 	})
 }
 
-// plan is what one size of the experiment does.
+// plan holds the parameters of one size of the experiment.
 type plan struct {
-	devices, ipv6 int // simulated, and how many of them over IPv6
+	devices, ipv6 int // simulated routers, and the number of them over IPv6
 	real          int // real routers, beside them
 	collectors    int
 	kills         kills   // of nfacctd
 	rate          float64 // messages a second, a device and a protocol
 	wantDevices   string
-	quiet         time.Duration // of undisturbed traffic first
-	plain         int           // devices that first send without weir, for comparison
+	quiet         time.Duration // duration of the first undisturbed traffic
+	plain         int           // devices to send first without weir, for comparison
 	upgrades      int
 	fast          fastPlan
 }
@@ -64,7 +63,7 @@ func sinkKills(restarts, together int) kills {
 	return kills{restarts, together, 200 * time.Millisecond, 150 * time.Millisecond}
 }
 
-// recordsEach is how many data records an IPFIX message holds.
+// recordsEach is the number of data records of an IPFIX message.
 const recordsEach = 3
 
 // experiment is one run.
@@ -72,7 +71,7 @@ type experiment struct {
 	*stage       // the service of nfacctd
 	plan         plan
 	real         []*peers.Router
-	sinks        bool     // built-in collectors stand in for nfacctd
+	sinks        bool     // built-in collectors replace nfacctd
 	fast         []*stage // the services of fast sinks
 	sinkReadmits []time.Duration
 	child        *interruption
@@ -83,7 +82,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	x := &experiment{plan: plans[e.Size], view: &view{},
 		stage: &stage{env: e, result: r, name: "telemetry", port: rig.Port, rand: e.Rand}}
 	x.kills = x.plan.kills
-	defer x.readers()() // what collectors write is read to the end also when a step fails
+	defer x.readers()() // reads the collectors' output to its end, even if a step fails
 	if err := r.WithStalls(func() error { return all(ctx, x.build, x.prepareFast, x.everyone, x.upgrade, x.end) }); err != nil {
 		return err
 	}
@@ -92,7 +91,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 }
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// all takes steps one after another.
+// all runs steps one after another.
 func all(ctx context.Context, steps ...func(context.Context) error) error {
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
@@ -102,7 +101,7 @@ func all(ctx context.Context, steps ...func(context.Context) error) error {
 	return nil
 }
 
-// everyone lets nfacctd and the fast sinks go through what they are for.
+// everyone runs the plans of nfacctd and of the fast sinks.
 func (x *experiment) everyone(ctx context.Context) error {
 	nfacctd := func(ctx context.Context) error {
 		return all(ctx, x.startCollectors, x.baseline, x.steer, x.startTraffic, x.calm, x.killAndReturn, x.storm)
@@ -113,8 +112,8 @@ func (x *experiment) everyone(ctx context.Context) error {
 	return x.together(ctx, nfacctd, x.runFast)
 }
 
-// together takes steps at the same time. What they start goes on when all have ended well; when one fails, the
-// others end.
+// together runs steps at the same time. If one fails, the others end. Processes started by them continue
+// after all have succeeded.
 func (x *experiment) together(ctx context.Context, steps ...func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	x.env.OnClose(cancel)
@@ -131,7 +130,7 @@ func (x *experiment) together(ctx context.Context, steps ...func(context.Context
 	return group.Wait()
 }
 
-// build makes the network and says what real software is missing.
+// build creates the network and reports missing real software.
 func (x *experiment) build(ctx context.Context) error {
 	if _, err := lab.Find("nfacctd"); err != nil {
 		x.sinks = true
@@ -173,8 +172,8 @@ func (x *experiment) build(ctx context.Context) error {
 
 // startCollectors starts every nfacctd on the same address and port.
 func (x *experiment) startCollectors(ctx context.Context) error {
-	// Hashing spreads devices unevenly, half as many again as the average is beyond any draw seen; and in a
-	// storm each may connect before nfacctd has noticed the end of its old session.
+	// Hashing distributes devices unevenly: 1.5 times the average is beyond any draw seen. In a storm each
+	// may also connect before nfacctd has noticed the end of its old session.
 	peersEach := (x.plan.devices+len(x.real))*3/x.plan.collectors + 16
 	if !x.sinks {
 		x.say("starting %d nfacctd, unmodified, all on port %d for UDP and TCP; nfacctd itself sleeps 5 s before it opens its sockets",
@@ -206,7 +205,7 @@ func (x *experiment) startCollectors(ctx context.Context) error {
 	return nil
 }
 
-// appear waits until a collector that was started has its sockets and can take records.
+// appear waits until a started collector has its sockets and accepts records.
 func (x *experiment) appear(ctx context.Context, c *peers.Collector) error {
 	if _, err := x.sockets.Appear(ctx, c, returnLimit); err != nil {
 		return err
@@ -214,7 +213,7 @@ func (x *experiment) appear(ctx context.Context, c *peers.Collector) error {
 	return ready(ctx, c)
 }
 
-// ready waits until a collector that has its sockets can take records, too.
+// ready waits until a collector with open sockets also accepts records.
 func ready(ctx context.Context, c *peers.Collector) error {
 	for deadline := time.Now().Add(returnLimit); !c.Ready(); {
 		if !c.Running() || time.Now().After(deadline) {
@@ -227,7 +226,7 @@ func ready(ctx context.Context, c *peers.Collector) error {
 	return nil
 }
 
-// steer lets weir take over the running collectors.
+// steer starts weir over the running collectors.
 func (x *experiment) steer(ctx context.Context) error {
 	if x.env.Control {
 		x.say("control run: no weir; the kernel spreads packets over the sockets by its own hash (SO_REUSEPORT)")
@@ -241,7 +240,7 @@ func (x *experiment) steer(ctx context.Context) error {
 	return x.admitted(ctx)
 }
 
-// startTraffic lets the routers send.
+// startTraffic starts the routers.
 func (x *experiment) startTraffic(ctx context.Context) error {
 	cfg := routers.Config{
 		Devices: x.plan.devices, IPv6: x.plan.ipv6, First4: rig.Devices4.Addr().Next(), First6: rig.Devices6.Addr().Next(),
@@ -251,7 +250,7 @@ func (x *experiment) startTraffic(ctx context.Context) error {
 		cfg.Ramp = 20 * time.Millisecond // without weir the backlog is nfacctd's own: 1
 	} else {
 		cfg.Opened = x.opened
-		cfg.Sparse = 4 // without weir serve nobody else has their template
+		cfg.Sparse = 4 // only weir serve provides their template
 	}
 	var realAddrs []netip.Addr
 	for _, r := range x.real {
@@ -274,8 +273,8 @@ func (x *experiment) startTraffic(ctx context.Context) error {
 	return x.send(ctx)
 }
 
-// opened tells whether a collector has logged the Peer Up of a device's session: nfacctd crashes at a flow record
-// of a session that it is just opening, so its routers wait with theirs.
+// opened reports whether a collector has logged the Peer Up of a device's session. nfacctd crashes at a
+// flow record of a session while it opens it, so its routers hold their records until then.
 func (x *experiment) opened(device, session int) bool {
 	x.ledger.mu.Lock()
 	defer x.ledger.mu.Unlock()

@@ -7,32 +7,32 @@ import (
 	"time"
 )
 
-// An IPFIX collector decodes nothing of an exporter before it has the exporter's template, and exporters repeat
-// theirs only every ten minutes or so. So a collector that starts, or gains a device, is blind for that long,
-// unless somebody gives it the templates: weir serve does. What is measured here is how long it was blind: from
-// its admission until the first message whose records it counted, among the messages that sparse devices
-// sent to it (routers.Config).
+// An IPFIX collector cannot decode an exporter's records before it has the exporter's template, and
+// exporters repeat it only about every ten minutes. A collector is blind for this time after its start, or
+// after gaining a device, unless weir serve gives it the templates. This file measures the blind time, from
+// the collector's admission to the first message with counted records, over the messages of sparse devices
+// (routers.Config).
 
-// admission is when a slot had its collector again.
+// admission is the time of a collector's return to its slot.
 type admission struct {
 	slot, life int
 	epoch      uint32
 	at         time.Time
 }
 
-// templateGrace is how long a device may be up without a record decoded, before the lab takes it that nobody
-// will provide its template, counts that as missing and makes the device announce it; so the run goes on.
+// templateGrace is the longest time of a device up without decoded records. After it the lab counts its
+// template as missing and makes the device announce it, to continue the run.
 const templateGrace = 30 * time.Second
 
-// undecodable returns the longest time for which a collector that had started accepted records of a sparse
-// device and did not decode them, and which that was; held is the longest with the time in which the device held its
-// messages back.
+// undecodable returns the longest time a restarted collector accepted records of a sparse device without
+// decoding them, and describes the case. held is the longest such time, with the time the device held its
+// messages back included.
 func (s *stage) undecodable() (longest, held time.Duration, which string) {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
 	for _, ad := range s.admissions {
 		if s.ledger.crashed[[2]int{ad.slot, ad.life}] || !s.ledger.wrote(ad.slot, ad.life) {
-			continue // it was deaf or crashed, which is its own trouble; see revive
+			continue // it was deaf or crashed, a separate fault; see revive
 		}
 		for i, a := range s.ledger.accounts {
 			if h, _ := a.home(ad.epoch); h.slot != ad.slot || a.real || !s.fleet.Sparse(i) {
@@ -51,13 +51,13 @@ func (s *stage) undecodable() (longest, held time.Duration, which string) {
 	return longest, held, which
 }
 
-// sides is what became of the messages that sparse devices sent in the epochs in which they moved.
+// sides describes the messages of sparse devices from the epochs of their moves.
 type sides struct {
-	undecodable time.Duration // the longest time for which the new collector accepted records and did not decode them
-	overlap     time.Duration // from the first message that went to a new collector to the last one that went to an old one
+	undecodable time.Duration // longest time the new collector accepted records without decoding them
+	overlap     time.Duration // from the first message at a new collector to the last one at an old collector
 }
 
-// moved returns the worst over all moves.
+// moved returns the worst case over all moves.
 func (s *stage) moved() (worst sides) {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
@@ -87,7 +87,7 @@ func (s *stage) moved() (worst sides) {
 	return worst
 }
 
-// epochEnd is when an epoch ended.
+// epochEnd returns the end time of an epoch.
 func (s *stage) epochEnd(epoch uint32) time.Time {
 	for _, sp := range s.spans {
 		if sp.epoch == epoch {
@@ -97,9 +97,10 @@ func (s *stage) epochEnd(epoch uint32) time.Time {
 	return time.Now()
 }
 
-// blind is the time from begin until a collector decoded the first of the messages that were sent to it at these
-// times, of which it decoded so many, the last ones. A device that held its messages back after the last one that was
-// not decoded waited for its BMP session, not for templates: that time is not the collector's blindness.
+// blind returns the time from begin until a collector decoded its first message. sent are the send times of
+// the messages to it, and it decoded the last decoded ones of them. A device may have held messages back
+// after the last undecoded one. It then waited for its BMP session, not for templates, and this time does
+// not count as blind.
 func blind(sent, waited []time.Time, decoded int, begin, end time.Time) time.Duration {
 	lost := len(sent) - decoded
 	if lost <= 0 {
@@ -115,7 +116,7 @@ func blind(sent, waited []time.Time, decoded int, begin, end time.Time) time.Dur
 	return until.Sub(begin)
 }
 
-// since are the times after t.
+// since returns the times after t.
 func since(times []time.Time, t time.Time) []time.Time {
 	for i, at := range times {
 		if at.After(t) {
@@ -125,7 +126,8 @@ func since(times []time.Time, t time.Time) []time.Time {
 	return nil
 }
 
-// messages is how many IPFIX messages of an epoch a collector decoded whole, in one of its lives or (0) in all.
+// messages counts the fully decoded IPFIX messages of an epoch at a collector, in one of its lives or (0)
+// in all.
 func (a *account) messages(collector, life int, epoch uint32) int {
 	records := 0
 	for d, n := range a.decoded {

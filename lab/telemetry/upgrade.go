@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// upgraded is what a stage looked like before upgrades.
+// upgraded is the state of a stage before upgrades.
 type upgraded struct {
 	*stage
 	calm             map[int]bool
@@ -15,8 +15,8 @@ type upgraded struct {
 	held             []int
 }
 
-// upgrade replaces the running programs, of every service at once and several times, while all routers send:
-// each packet meets the old program or the new one, and none of them may notice which.
+// upgrade replaces the running programs of every service at once, several times, while all routers send.
+// Each packet meets the old or the new program, and none may notice a difference.
 func (x *experiment) upgrade(ctx context.Context) error {
 	if x.weir == nil {
 		return nil
@@ -64,8 +64,8 @@ func (x *experiment) upgrade(ctx context.Context) error {
 	return x.killAfterUpgrade(ctx)
 }
 
-// killAfterUpgrade kills one sink of each service once more: the new programs withdraw its slot, and the weir
-// serve that ran all the while gives it back.
+// killAfterUpgrade kills one sink of each service once more. The new programs withdraw its slot, and the
+// weir serve running all the time returns it.
 func (x *experiment) killAfterUpgrade(ctx context.Context) error {
 	var steps []func(context.Context) error
 	for _, s := range x.fast {

@@ -20,7 +20,7 @@ func (v *view) begin(x *experiment) {
 	go func() {
 		tick := time.NewTicker(250 * time.Millisecond)
 		defer tick.Stop()
-		var past []snapshot // collectors write once a second: rates are those of the last two
+		var past []snapshot // collectors write once a second: rates cover the last two
 		for {
 			select {
 			case <-v.stop:
@@ -41,7 +41,7 @@ type slotView struct {
 	serving    bool
 	pid        int
 	devices    int
-	sessions   int // BMP sessions up at the collector, of devices that hold them
+	sessions   int // BMP sessions up at the collector, of devices with a current session
 	ipfix, bmp int // records counted so far
 }
 
@@ -82,7 +82,7 @@ func (x *experiment) fastView() (v fastView) {
 	return v
 }
 
-// snapshot takes the state of everything.
+// snapshot takes the state of the whole experiment.
 func (x *experiment) snapshot() snapshot {
 	s := snapshot{at: time.Now(), of: x.kills.restarts, control: x.weir == nil, devices: len(x.ledger.accounts), up: x.fleet.Up(), fast: x.fastView()}
 	s.datagrams, s.messages = x.fleet.Total()
@@ -94,7 +94,7 @@ func (x *experiment) snapshot() snapshot {
 		serving[c.Number] = x.weir == nil && c.Running()
 		if x.weir != nil {
 			pid, err := x.service.Occupant(c.Number)
-			serving[c.Number] = err == nil && pid != 0 // on_empty is reject: what is not held rejects
+			serving[c.Number] = err == nil && pid != 0 // on_empty is reject: an empty slot rejects
 		}
 	}
 	x.ledger.mu.Lock()
@@ -135,7 +135,7 @@ func (x *experiment) snapshot() snapshot {
 	return s
 }
 
-// draw renders the picture for 80 columns; before gives the rates.
+// draw renders the picture for 80 columns. Rates are computed against before.
 func (s snapshot) draw(before snapshot) []string {
 	seconds := s.at.Sub(before.at).Seconds()
 	rate := func(now, then int64) float64 {

@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// The picture fits 80 columns with the largest numbers of a full run, and leaves room for what is said below.
+// The picture fits 80 columns with the largest numbers of a full run, and leaves room for the log below.
 func TestDraw(t *testing.T) {
 	now := time.Now()
 	before := snapshot{at: now.Add(-time.Second)}
