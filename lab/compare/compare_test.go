@@ -43,7 +43,7 @@ func TestParsePss(t *testing.T) {
 	}
 }
 
-// What collectors counted is compared by device, protocol and epoch: more than was sent is as wrong as less.
+// Counts are compared by device, protocol and epoch. Excess records are as wrong as missing ones.
 func TestMissing(t *testing.T) {
 	a, b := netip.MustParseAddr("10.99.0.1"), netip.MustParseAddr("10.99.0.2")
 	y := &way{tally: newTally()}
@@ -75,7 +75,7 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// Sink and lab see the same counters.
+// Sink and lab share the counters.
 func TestCounters(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "counters")
 	a, err := openCounters(file)

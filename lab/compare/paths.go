@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// work is what fast sinks are sent.
+// work is a kind of traffic for fast sinks.
 type work string
 
 const (
@@ -22,21 +22,21 @@ const (
 	connections work = "connection"
 )
 
-// twins is how many hosts each path has. Two hosts that differ in nothing differ by some percent in what a datagram
-// costs, for as long as they run (where their memory lies, in which chains of the kernel's tables their sockets hang):
-// more than what weir adds. spread_datagram_plain tells how far those of plain SO_REUSEPORT are apart.
+// twins is the number of hosts of each path. Two equal hosts differ by some percent in the cost of a
+// datagram, for as long as they run: their memory and the hash chains of their sockets differ. This is more
+// than weir adds. spread_datagram_plain shows the spread among the hosts of plain SO_REUSEPORT.
 const twins = 3
 
-// Fast sites, by what chooses between their two sinks.
+// Fast sites, by the selection between their two sinks.
 const (
 	plain     = "plain"     // SO_REUSEPORT: the kernel's own hash
-	lookup    = "lookup"    // weir at sk_lookup, and nothing more: without templates
-	reuseport = "reuseport" // weir at sk_reuseport, likewise
-	shipped   = "weir"      // weir as it is if one says nothing
-	relayed   = "relayed"   // HAProxy and nfacctd as a tee, with sinks on ports of their own
+	lookup    = "lookup"    // weir at sk_lookup alone: without templates
+	reuseport = "reuseport" // weir at sk_reuseport alone: without templates
+	shipped   = "weir"      // weir with its defaults
+	relayed   = "relayed"   // HAProxy and nfacctd as a tee; the sinks have their own ports
 )
 
-// buildFast makes the fast sites.
+// buildFast creates the fast sites.
 func (x *experiment) buildFast(ctx context.Context, relay bool) error {
 	same := func(s *site) []netip.AddrPort { return []netip.AddrPort{s.service(), s.service()} }
 	kinds := []struct {
@@ -77,12 +77,12 @@ func (x *experiment) buildFast(ctx context.Context, relay bool) error {
 	return nil
 }
 
-// paths measures what the way to a process costs by itself, with processes at its end that do nothing but read.
+// paths measures the cost of the path to a process. The processes at its end only read.
 func (x *experiment) paths(ctx context.Context) error {
 	x.say("fast sinks: what a datagram, a message and a connection cost by each path, in turn")
 	for _, f := range x.fast {
 		defer f.close()
-		// Where no messages are measured, connections would only use up the descriptors that a process may have.
+		// Without message measurements, connections would only use up the process's descriptors.
 		if err := f.connect(ctx, x.dialer, x.devices, f.path == plain || f.path == shipped || f.path == relayed); err != nil {
 			return err
 		}
@@ -99,7 +99,7 @@ func (x *experiment) paths(ctx context.Context) error {
 			return err
 		}
 	}
-	x.result.Set("lost_fast", 0) // else there had been an error
+	x.result.Set("lost_fast", 0) // a loss would have returned an error
 	for _, r := range []struct {
 		metric   string
 		work     work
@@ -112,7 +112,7 @@ func (x *experiment) paths(ctx context.Context) error {
 		{"overhead_ratio_weir", datagrams, shipped, plain},
 		{"cpu_path_ratio_tee", datagrams, shipped, relayed},
 		{"cpu_path_ratio_haproxy", messages, shipped, relayed},
-		{"cpu_path_ratio_haproxy_floor", messages, plain, relayed}, // what nothing at all in between would reach
+		{"cpu_path_ratio_haproxy_floor", messages, plain, relayed}, // the value without any intermediary
 	} {
 		if over := x.costs[r.work][r.over]; len(over) > 0 {
 			x.result.Set(r.metric, median(ratios(x.costs[r.work][r.of], over)))
@@ -121,8 +121,9 @@ func (x *experiment) paths(ctx context.Context) error {
 	return nil
 }
 
-// interleave has each site do the work, one after the other, and enters what each path's hosts took, round by round. The
-// order is drawn for every round: in a fixed one, the same site would always find the caches as the tee has left them.
+// interleave runs the work on each site, one after the other, and records the cost of each path's hosts,
+// round by round. It draws the order for every round. In a fixed order the same site would always find the
+// caches as left by the tee.
 func (x *experiment) interleave(ctx context.Context, w work, paths []string) error {
 	var sites []*fastSite
 	for _, f := range x.fast {

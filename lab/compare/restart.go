@@ -13,9 +13,9 @@ import (
 // beat is the time between two messages of a router during the restart.
 const beat = 500 * time.Millisecond
 
-// restarts kills the first collector of every way at the same moment and starts it again, while all routers send.
-// What its own routers lose meanwhile is the price of the restart; what the routers of the other one lose, and
-// the sessions of theirs that end, is collateral.
+// restarts kills the first collector of every way at the same moment and starts it again, while all routers
+// send. The losses of its own routers are the price of the restart. Lost records and ended sessions of the
+// other collector's routers are collateral.
 func (x *experiment) restarts(ctx context.Context) error {
 	x.say("one of the two collectors of each way is killed and started again, under traffic")
 	x.epoch++
@@ -56,17 +56,18 @@ func (x *experiment) restarts(ctx context.Context) error {
 	return nil
 }
 
-// While a collector opens the BMP sessions of routers, flow records of theirs crash nfacctd 1.7.7. It binds its UDP
-// socket 5 s after it started, never sooner, so its routers may send until shortly before that.
+// nfacctd 1.7.7 crashes at flow records from routers while it opens their BMP sessions. It binds its UDP
+// socket 5 s after its start, never sooner. Its routers may therefore send until shortly before.
 const (
 	flowing  = iota // routers of the collector send
-	hopeless        // they do not, and what they would have sent counts as lost: there is no socket for it
-	waiting         // they do not, and it counts for nothing: there is a socket, but their sessions are not up
+	hopeless        // they do not, and unsent records count as lost: no socket exists for them
+	waiting         // they do not, and nothing counts: the socket exists, but their sessions are not up
 )
 
 const untilHopeless = 3 * time.Second
 
-// killed restarts the first collector of a way and waits until its routers are up again and their flows counted.
+// killed restarts the first collector of a way, and waits until its routers are up again and their flows
+// counted.
 func (x *experiment) killed(ctx context.Context, y *way) error {
 	begin := time.Now()
 	stop := time.AfterFunc(untilHopeless, func() { y.flows.CompareAndSwap(flowing, hopeless) })
@@ -87,7 +88,7 @@ func (x *experiment) killed(ctx context.Context, y *way) error {
 	return err
 }
 
-// ups is how many Peer Ups were logged of each router of a collector.
+// ups returns the number of logged Peer Ups of each router of a collector.
 func (y *way) ups(collector int) map[*lane]int {
 	ups := map[*lane]int{}
 	for _, l := range y.lanes {
@@ -98,7 +99,7 @@ func (y *way) ups(collector int) map[*lane]int {
 	return ups
 }
 
-// reopened waits until more Peer Ups are logged of each router than before.
+// reopened waits until each router has more logged Peer Ups than before.
 func (x *experiment) reopened(ctx context.Context, y *way, before map[*lane]int) error {
 	for begin := time.Now(); ; {
 		up := 0
@@ -119,8 +120,8 @@ func (x *experiment) reopened(ctx context.Context, y *way, before map[*lane]int)
 	}
 }
 
-// meanwhile sends from all routers until every way is back. Every IPFIX message has its template, so that what
-// counts as lost is what was not delivered, and not what a new collector cannot read yet.
+// meanwhile sends from all routers until every way is back. Every IPFIX message includes its template. Lost
+// records are then undelivered records, and not records a new collector cannot decode yet.
 func (x *experiment) meanwhile(ctx context.Context, back <-chan error) error {
 	var failed error
 	for {
@@ -145,7 +146,7 @@ func (x *experiment) meanwhile(ctx context.Context, back <-chan error) error {
 	}
 }
 
-// awaitCounts waits until the routers of the collectors that were not touched have all counted, or no more comes.
+// awaitCounts waits until all records for the untouched collectors are counted, or no more arrive.
 func (x *experiment) awaitCounts(ctx context.Context) error {
 	alive := 1
 	for begin := time.Now(); time.Since(begin) < countLimit; {
@@ -154,7 +155,7 @@ func (x *experiment) awaitCounts(ctx context.Context) error {
 			missing, _ := x.missing(y, &alive)
 			short += missing[0] + missing[1]
 		}
-		// The restarted collectors get the time that they need to count what they took: two of nfacctd's writes.
+		// The restarted collectors need time to count their records: two of nfacctd's write intervals.
 		if short == 0 && time.Since(begin) > 2*time.Second {
 			return nil
 		}
@@ -166,7 +167,7 @@ func (x *experiment) awaitCounts(ctx context.Context) error {
 	return nil
 }
 
-// lost is how many sessions ended, by the collector that they belonged to.
+// lost returns the number of ended sessions by collector.
 func (y *way) lost() []int64 {
 	n := make([]int64, collectorsEach)
 	for _, l := range y.lanes {

@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sinkArg makes the lab's own binary a fast sink; see Sink.
+// sinkArg runs the lab's own binary as a fast sink; see Sink.
 const sinkArg = "__count"
 
-// counters are what a fast sink has read: a page of memory that it shares with the lab, so that asking it costs
-// it nothing.
+// counters are the counts of a fast sink, in a page of memory shared with the lab. Reading them costs the
+// sink nothing.
 type counters struct {
 	datagrams, bytes, accepted, closed, ready atomic.Int64
 }
@@ -42,10 +42,10 @@ func openCounters(path string) (*counters, error) {
 	return (*counters)(unsafe.Pointer(&page[0])), nil
 }
 
-// Sink turns a weir-lab that was started as "weir-lab __count ADDRESS:PORT FILE" into a fast sink: one UDP socket
-// and one TCP listener, both with SO_REUSEPORT, that read with one system call a message and do nothing with
-// what they read, so that what a path costs is not hidden behind what a collector does. main calls it first;
-// it returns when the process is no such child.
+// Sink handles "weir-lab __count ADDRESS:PORT FILE": it turns the process into a fast sink. The sink has
+// one UDP socket and one TCP listener, both with SO_REUSEPORT. It reads one message per system call and
+// discards it, so a collector's work does not hide the cost of a path. main calls Sink first. It returns if
+// the process is no such child.
 func Sink() {
 	if len(os.Args) != 4 || os.Args[1] != sinkArg {
 		return
@@ -67,7 +67,7 @@ func sinkMain(addr, file string) error {
 	if err != nil {
 		return err
 	}
-	// As much as weir gives the members of a service: it must not be the sockets that differ.
+	// This equals weir's value for members of a service: the sockets must not differ.
 	if err := unix.SetsockoptInt(udp, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer); err != nil {
 		return err
 	}
@@ -96,8 +96,8 @@ func bound(kind int, at netip.AddrPort) (int, error) {
 	return fd, unix.Bind(fd, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()})
 }
 
-// gather is how long a sink lets messages gather once there is one: a collector that is worth the trouble of
-// a second one is busy when they come, and is not woken for each.
+// gather is the time a sink waits for more messages after the first. A collector in need of a second one is
+// busy, and not woken for each message.
 const gather = 200 * time.Microsecond
 
 func rest() {
@@ -116,7 +116,7 @@ func (c *counters) readUDP(fd int) error {
 		rest()
 		n := int64(0)
 		for {
-			// Raw: the runtime's bookkeeping of system calls that may block would be a third of the work.
+			// Raw: the runtime's bookkeeping of blocking system calls would be a third of the work.
 			_, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)))
 			if errno == unix.EAGAIN {
 				break
@@ -173,11 +173,11 @@ func (c *counters) serveTCP(listener int) error {
 	}
 }
 
-// readTCP reads once from a connection that has something to read, and closes it if it has ended.
+// readTCP reads once from a readable connection, and closes an ended one.
 func (c *counters) readTCP(fd int, buf []byte) {
 	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)))
 	if errno != 0 || n == 0 {
-		unix.Close(fd) // which takes it out of the epoll set
+		unix.Close(fd) // also removes it from the epoll set
 		c.closed.Add(1)
 		return
 	}

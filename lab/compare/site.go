@@ -19,21 +19,21 @@ const (
 	receiveBuffer = 8 << 20 // bytes, of every UDP socket: weir's default
 )
 
-// devices4 are the source addresses of the simulated routers.
+// devices4 holds the source addresses of the simulated routers.
 var devices4 = netip.MustParsePrefix("10.99.0.0/16")
 
-// site is one host of collectors: the same hosts, wires and addresses for each way to bring telemetry to
-// processes, so that only the way differs.
+// site is one host of collectors. Hosts, wires and addresses are equal for all ways, so only the way
+// differs.
 type site struct {
 	*netns.Handle
 	name  string // of the way
 	ns    string // of the network namespace
 	addr  netip.Addr
-	wire  int        // the kernel thread that receives from the wire
-	group *lab.Group // all that works on this host: that thread, and processes
+	wire  int        // the receiving kernel thread of the wire
+	group *lab.Group // all work on this host: this thread, and processes
 }
 
-// world is a number of sites, each on a wire of its own to the routers.
+// world is a number of sites, each with its own wire to the routers.
 type world struct {
 	env     *lab.Env
 	routers *netns.Handle
@@ -45,11 +45,11 @@ func newWorld(e *lab.Env) (*world, error) {
 	if err != nil {
 		return nil, err
 	}
-	// What arrives on one wire belongs to sockets that sent on it; nothing is forwarded.
+	// Packets from a wire belong to sockets sending on it; nothing is forwarded.
 	return &world{env: e, routers: h}, topo.Own(h, devices4)
 }
 
-// site wires up another host.
+// site adds another host.
 func (w *world) site(name string) (*site, error) {
 	w.sites++
 	n := w.sites
@@ -82,10 +82,10 @@ func (w *world) site(name string) (*site, error) {
 	return s, topo.Route(h, devices4, there)
 }
 
-// service is where routers send to.
+// service returns the destination of routers.
 func (s *site) service() netip.AddrPort { return netip.AddrPortFrom(s.addr, port) }
 
-// start starts a program on the site, and counts what it costs.
+// start starts a program on the site, and counts its cost.
 func (s *site) start(e *lab.Env, c lab.Command) (*lab.Process, error) {
 	c.Namespace = s.ns
 	p, err := e.Start(c)
@@ -95,5 +95,5 @@ func (s *site) start(e *lab.Env, c lab.Command) (*lab.Process, error) {
 	return p, s.group.Claim(p.PID)
 }
 
-// cpu is what the site used so far.
+// cpu returns the site's CPU time so far.
 func (s *site) cpu() (time.Duration, error) { return s.group.CPU() }

@@ -28,14 +28,14 @@ func init() {
 	})
 }
 
-// proxied is the storm's existing way: HAProxy alone, for there is no IPFIX.
+// proxied is the existing way of the storm: HAProxy alone, because there is no IPFIX.
 const proxied = "haproxy"
 
-// stormPlan is what one size of the storm does.
+// stormPlan holds the parameters of one size of the storm.
 type stormPlan struct {
 	devices  int
-	together bool          // all ways at the same moment, so that they share the machine alike
-	limit    time.Duration // what is not up by then counts as if it were up then
+	together bool          // all ways at the same moment, to share the machine equally
+	limit    time.Duration // routers not up by then count as up at the limit
 }
 
 var stormPlans = map[lab.Size]stormPlan{
@@ -44,20 +44,20 @@ var stormPlans = map[lab.Size]stormPlan{
 	lab.Smoke: {48, true, 10 * time.Second},
 }
 
-// patience is how long the routers of weir's way may take on a machine that is busy with something else: that all
-// come up is a matter of correctness, when is one of performance.
+// patience is the longest time of weir's routers on a busy machine. All must come up: this is correctness.
+// The time is performance.
 const patience = 170 * time.Second
 
-// censor is the time that counts for whoever takes longer, and for weir also where the limit is shorter: a limit
-// that is shorter than what the others would take makes weir look worse, not better.
+// censor caps the time of slower routers. It also replaces a shorter limit for weir, so a limit below the
+// others' times makes weir look worse, not better.
 const censor = 60 * time.Second
 
-// marks are shares of the routers whose time is taken.
+// marks are the measured shares of the routers.
 var marks = []int{50, 95, 100} // percent
 
-// runStorm connects all routers at once to collectors that have just come back, as after an outage. nfacctd's
-// backlog is what nfacctd sets, 1, but where weir raises it: that is what happens to who runs it today. Nobody
-// sends IPFIX: nfacctd 1.7.7 crashes when flow records arrive from a router whose session it is closing.
+// runStorm connects all routers at once to collectors just back, as after an outage. The backlog is
+// nfacctd's own, 1, except where weir raises it. This is today's behaviour. No router sends IPFIX, because
+// nfacctd 1.7.7 crashes at flow records from a router while it closes this router's session.
 func runStorm(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if e.Control {
 		return errors.New("steer-storm has its control in itself: it compares with what runs without weir")
@@ -149,7 +149,7 @@ func (x *experiment) steerStorm(ctx context.Context) error {
 	return err
 }
 
-// blow lets the storm loose on every way.
+// blow starts the storm on every way.
 func (x *experiment) blow(ctx context.Context, plan stormPlan) error {
 	for _, y := range x.ways {
 		for i, d := range x.devices {
@@ -175,9 +175,9 @@ func (x *experiment) blow(ctx context.Context, plan stormPlan) error {
 	return errors.Join(failed...)
 }
 
-// storm connects the routers of one way and takes the times at which shares of them are up: their collector has
-// logged a Peer Up. A router's own opinion is not asked, for a full backlog completes the handshake for the
-// router alone.
+// storm connects the routers of one way, and records the times until shares of them are up. A router is up
+// when its collector has logged a Peer Up. The router's own view does not count, because a full backlog
+// completes the handshake for the router alone.
 func (x *experiment) storm(ctx context.Context, y *way, limit time.Duration) error {
 	idle, err := y.cpu()
 	if err != nil {
@@ -228,7 +228,7 @@ func (x *experiment) storm(ctx context.Context, y *way, limit time.Duration) err
 	return nil
 }
 
-// stormClaims are what weir promises.
+// stormClaims evaluates weir's promises.
 func (x *experiment) stormClaims(plan stormPlan) {
 	r := x.result
 	r.Set("devices", float64(len(x.devices)))

@@ -10,12 +10,13 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// tally is what the collectors of one way counted: records of IPFIX and routes of BMP, by device and epoch.
+// tally holds the counts of the collectors of one way: records of IPFIX and routes of BMP, by device and
+// epoch.
 type tally struct {
 	mu    sync.Mutex
 	seen  map[key]int
 	ups   map[netip.Addr]int // Peer Ups
-	heard map[[2]int]bool    // collector and its life: has it written a flow record?
+	heard map[[2]int]bool    // collector and its life: true after a flow record
 	odd   []string
 }
 
@@ -46,14 +47,14 @@ func (t *tally) book(collector int, r peers.Record) {
 	}
 }
 
-// of is what was counted of a device in an epoch.
+// of returns the count of a device in an epoch.
 func (t *tally) of(p routers.Protocol, epoch uint32, device netip.Addr) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.seen[key{p, epoch, device}]
 }
 
-// up is how many devices' sessions were logged.
+// up returns the number of devices with logged sessions.
 func (t *tally) up() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -66,14 +67,14 @@ func (t *tally) countUps(device netip.Addr) int {
 	return t.ups[device]
 }
 
-// hears tells whether a collector has written flow records in its present life.
+// hears reports whether a collector has written flow records in its current life.
 func (t *tally) hears(c *peers.Collector) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.heard[[2]int{c.Number, c.Life()}]
 }
 
-// oddities are the lines that should not be.
+// oddities returns the unexpected lines.
 func (t *tally) oddities() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

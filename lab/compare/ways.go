@@ -18,17 +18,17 @@ import (
 	"github.com/weir-project/weir/lab/rig"
 )
 
-// collectorsEach is how many collectors each way has.
+// collectorsEach is the number of collectors of each way.
 const collectorsEach = 2
 
-// The ways to bring routers' telemetry to one of several collectors.
+// The ways from routers' telemetry to one of several collectors.
 const (
 	direct   = "direct"   // every router is configured with the address and port of its collector: the floor
 	existing = "existing" // HAProxy for BMP, nfacctd as a tee for IPFIX, with a table each
 	weir     = "weir"
 )
 
-// way is one of them, with real collectors.
+// way is one of these ways, with real collectors.
 type way struct {
 	*site
 	collectors []*peers.Collector
@@ -39,7 +39,7 @@ type way struct {
 	flows      atomic.Int32   // whether the first collector's routers send flow records; see restart.go
 }
 
-// newWay makes a site and starts its collectors; they open their sockets some seconds later.
+// newWay creates a site and starts its collectors. They open their sockets some seconds later.
 func newWay(ctx context.Context, w *world, name string, first, maxPeers int) (*way, error) {
 	s, err := w.site(name)
 	if err != nil {
@@ -51,9 +51,9 @@ func newWay(ctx context.Context, w *world, name string, first, maxPeers int) (*w
 		if err != nil {
 			return nil, err
 		}
-		c.Buffer = 64 << 10 // as its documentation advises for this much traffic
+		c.Buffer = 64 << 10 // as advised by its documentation for this traffic
 		c.Proxied = name == existing || name == proxied
-		// nfacctd touches 2 MB for every session; where memory comes in pages of 4 kB, a core is busy with that.
+		// nfacctd touches 2 MB for every session. With pages of 4 kB this keeps a core busy.
 		c.Env = []string{"GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.top_pad=67108864"}
 		y.collectors = append(y.collectors, c)
 		if err := y.launch(c); err != nil {
@@ -62,7 +62,7 @@ func newWay(ctx context.Context, w *world, name string, first, maxPeers int) (*w
 		watch := rig.WatchSockets(s.Handle, uint16(y.collectorPort(i)))
 		w.env.OnClose(watch.Stop)
 		y.sockets = append(y.sockets, watch)
-		// Starts at the very same moment are where nfacctd's plugin most often misses its core.
+		// nfacctd's plugin misses its core most often with simultaneous starts.
 		if err := pause(ctx, 100*time.Millisecond); err != nil {
 			return nil, err
 		}
@@ -70,7 +70,7 @@ func newWay(ctx context.Context, w *world, name string, first, maxPeers int) (*w
 	return y, nil
 }
 
-// launch starts a collector; what it costs is the site's.
+// launch starts a collector; its cost belongs to the site.
 func (y *way) launch(c *peers.Collector) error {
 	if err := c.Start(); err != nil {
 		return err
@@ -78,7 +78,7 @@ func (y *way) launch(c *peers.Collector) error {
 	return y.group.Claim(c.PID())
 }
 
-// collectorPort is where a collector listens: on a port of its own, or with weir all on one.
+// collectorPort returns the port of a collector: a separate one, or with weir a shared one.
 func (y *way) collectorPort(i int) int {
 	if y.name == weir {
 		return port
@@ -86,7 +86,7 @@ func (y *way) collectorPort(i int) int {
 	return port + 1 + i
 }
 
-// target is where a router sends to.
+// target returns the destination of a router.
 func (y *way) target(collector int) netip.AddrPort {
 	if y.name == direct {
 		return netip.AddrPortFrom(y.addr, uint16(y.collectorPort(collector)))
@@ -127,7 +127,7 @@ func (s *site) relayed(ctx context.Context, between []*lab.Process) error {
 			}
 		}
 		if n >= len(between) {
-			// The tee's plugin, which sends, is a child that comes after its socket.
+			// The tee's sending plugin is a child, started after its socket.
 			for _, p := range between {
 				if err := s.group.Claim(p.PID); err != nil {
 					return err
@@ -144,11 +144,11 @@ func (s *site) relayed(ctx context.Context, between []*lab.Process) error {
 	}
 }
 
-// returnLimit is how long a daemon may take from its start to its sockets: nfacctd takes 6 s, more where several
-// start on two cores.
+// returnLimit is the longest time from a daemon's start to its sockets. nfacctd takes 6 s, and more if
+// several start on two cores.
 const returnLimit = 60 * time.Second
 
-// ready waits until a collector has its sockets, and gives them what weir gives those of its members.
+// ready waits until a collector has its sockets, and tunes them like weir tunes its members' sockets.
 func (y *way) ready(ctx context.Context, i int) error {
 	c := y.collectors[i]
 	if _, err := y.sockets[i].Appear(ctx, c, returnLimit); err != nil {
@@ -158,14 +158,14 @@ func (y *way) ready(ctx context.Context, i int) error {
 		return err
 	}
 	if y.name == weir {
-		return nil // which does it by itself
+		return nil // weir does this itself
 	}
 	_, err := y.tune(c.PID(), uint16(y.collectorPort(i)))
 	return err
 }
 
-// tune gives the sockets of a process on a port the backlog and the receive buffer that weir gives its members, so
-// that no way is better off by either. It returns how many sockets there are.
+// tune gives a process's sockets on a port weir's backlog and receive buffer, so neither favours a way. It
+// returns the number of sockets.
 func (s *site) tune(pid int, port uint16) (n int, err error) {
 	p, err := pidfd.Open(pid)
 	if err != nil {
@@ -211,7 +211,7 @@ func tuneSocket(p *pidfd.Process, fd int, proto uint8) error {
 	return unix.SetsockoptInt(dup, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer)
 }
 
-// pause waits, unless the run ends.
+// pause waits for d, or for the end of the run.
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

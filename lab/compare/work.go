@@ -15,28 +15,29 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// slice is how many routers connect at once; see window.
+// slice is the number of routers connecting at once; see window.
 const slice = 64
 
-// Routers do not tick together: a few send, then there is a gap, so that 512 of them send 5,000 messages a second
-// and protocol, as they do at 10 a second each. In bursts HAProxy and the tee would be woken for many messages at a
-// time, and look cheaper than they are at that rate.
+// Routers do not send in step: a few send, then a gap follows. 512 routers at 10 messages a second each
+// send 5,000 a second and protocol this way. Bursts would wake HAProxy and the tee for many messages at a
+// time, and they would look cheaper than at this rate.
 const (
 	few = 4
 	gap = 800 * time.Microsecond
 )
 
-// countLimit is how long a message may take to be counted, and deafAfter how long a collector may take to write
-// its first flow record; it writes once a second.
+// countLimit is the longest time until a message is counted. deafAfter is the longest time until a
+// collector's first flow record; it writes once a second.
 const (
 	countLimit = 90 * time.Second
 	deafAfter  = 8 * time.Second
 )
 
-// nudge is the epoch of messages that nobody counts: nfacctd keeps the last records in a buffer until more follow.
+// nudge is the epoch of uncounted messages. nfacctd keeps the last records in a buffer until more follow.
 const nudge = 0
 
-// open makes the lanes of every router on every way, and waits until all BMP sessions are up at their collectors.
+// open creates the lanes of every router on every way, and waits until all BMP sessions are up at their
+// collectors.
 func (x *experiment) open(ctx context.Context) error {
 	x.say("%d routers connect to the collectors by each of %d ways", len(x.devices), len(x.ways))
 	for _, y := range x.ways {
@@ -47,7 +48,7 @@ func (x *experiment) open(ctx context.Context) error {
 				return err
 			}
 			x.holders.Go(func() { l.keepUp(x.holding) })
-			if i%slice == slice-1 { // none may be lost on the wire
+			if i%slice == slice-1 { // the wire must not lose any
 				if err := pause(ctx, 5*time.Millisecond); err != nil {
 					return err
 				}
@@ -75,9 +76,9 @@ func (x *experiment) open(ctx context.Context) error {
 	}
 }
 
-// warm sends a round that is not measured: collectors learn templates and fill their tables. In one of a hundred
-// starts nfacctd's plugin does not find its core and writes nothing, without a word; such a collector is started
-// again, as whoever watches it would.
+// warm sends an unmeasured round: collectors learn templates and fill their tables. In one of a hundred
+// starts nfacctd's plugin does not find its core and writes nothing, without a message. warm restarts such
+// a collector, like an operator would.
 func (x *experiment) warm(ctx context.Context) error {
 	x.epoch++
 	for _, y := range x.ways {
@@ -132,7 +133,7 @@ func (x *experiment) revive(ctx context.Context, y *way, i int) error {
 	return x.reopened(ctx, y, before)
 }
 
-// restart kills a collector and starts it again; it returns when it has its sockets.
+// restart kills a collector and starts it again. It returns when the collector has its sockets.
 func (x *experiment) restart(ctx context.Context, y *way, i int) error {
 	c := y.collectors[i]
 	if err := c.Kill(syscall.SIGKILL); err != nil {
@@ -148,7 +149,7 @@ func (x *experiment) restart(ctx context.Context, y *way, i int) error {
 		if err = y.launch(c); err != nil {
 			return err
 		}
-		// It may crash while it comes up: see storm.go about nfacctd and sessions that close.
+		// It may crash while it comes up: see storm.go about nfacctd and closing sessions.
 		if err = y.ready(ctx, i); err == nil || c.Running() || ctx.Err() != nil {
 			return err
 		}
@@ -176,8 +177,8 @@ func (x *experiment) sweep(ctx context.Context, y *way, template bool) error {
 	return nil
 }
 
-// measure lets every way carry the same messages, one way after the other in turn, and enters what a message cost
-// each of them in all: collectors, what is in front of them, and the network stack of their host.
+// measure sends the same messages by every way in turn, and records the total cost of a message by each:
+// collectors, intermediaries, and the network stack of their host.
 func (x *experiment) measure(ctx context.Context) error {
 	x.say("%d rounds of %d messages by each way in turn, until every one is counted", x.rounds, 2*x.sweeps*len(x.devices))
 	serve, err := cpuTime(x.serve.PID)
@@ -198,7 +199,7 @@ func (x *experiment) measure(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// Sweep by sweep, so that what slows the machine down for a second slows all ways.
+		// Sweep by sweep, a slow second of the machine slows all ways.
 		for sweep := range x.sweeps {
 			for i := range x.ways {
 				if err := x.sweep(ctx, x.ways[(round+sweep+i)%len(x.ways)], false); err != nil {
@@ -233,7 +234,8 @@ func (x *experiment) measure(ctx context.Context) error {
 	return err
 }
 
-// idle enters what each way costs while nothing comes, in ms of CPU time a second: part of what a message costs.
+// idle records the cost of each way without traffic, in ms of CPU time a second. It is part of a message's
+// cost.
 func (x *experiment) idle(ctx context.Context) error {
 	const seconds = 2
 	before, err := x.cpu()
@@ -253,14 +255,14 @@ func (x *experiment) idle(ctx context.Context) error {
 	return nil
 }
 
-// cpuTime is what a process used so far (its CPU clock: CPUCLOCK_SCHED in linux/posix-timers.h).
+// cpuTime returns the CPU time of a process so far (its CPU clock: CPUCLOCK_SCHED in linux/posix-timers.h).
 func cpuTime(pid int) (time.Duration, error) {
 	var ts unix.Timespec
 	err := unix.ClockGettime(int32(^pid<<3|2), &ts)
 	return time.Duration(ts.Nano()), err
 }
 
-// cpu is what each way has used so far.
+// cpu returns each way's CPU time so far.
 func (x *experiment) cpu() ([]time.Duration, error) {
 	var all []time.Duration
 	for _, y := range x.ways {
@@ -273,8 +275,8 @@ func (x *experiment) cpu() ([]time.Duration, error) {
 	return all, nil
 }
 
-// counted waits until all that was sent in the epoch is counted, and enters what is not. What is counted but was
-// never sent (a tee that sends twice) is as wrong as what is missing.
+// counted waits until all records of the epoch are counted, and records the missing ones. Excess records (a
+// tee sending twice) are as wrong as missing ones.
 func (x *experiment) counted(ctx context.Context) error {
 	for begin, next := time.Now(), time.Now().Add(500*time.Millisecond); ; {
 		short := false
@@ -303,8 +305,8 @@ func (x *experiment) counted(ctx context.Context) error {
 	return nil
 }
 
-// missing compares what was sent by a way in the epoch with what was counted, for the routers of one collector
-// or (nil) of all.
+// missing compares sent with counted records of a way in the epoch, for the routers of one collector or
+// (nil) of all.
 func (x *experiment) missing(y *way, collector *int) (missing [2]int, surplus int) {
 	for _, l := range y.lanes {
 		if collector != nil && l.collector != *collector {
@@ -319,7 +321,7 @@ func (x *experiment) missing(y *way, collector *int) (missing [2]int, surplus in
 	return missing, surplus
 }
 
-// push sends some messages that nobody counts to every collector.
+// push sends some uncounted messages to every collector.
 func (x *experiment) push(ctx context.Context) {
 	for _, y := range x.ways {
 		pushed := map[int]bool{}
@@ -337,7 +339,7 @@ func (x *experiment) push(ctx context.Context) {
 	}
 }
 
-// readers take in what collectors write, several times a second, until stopped.
+// readers reads the collectors' output several times a second, until stopped.
 func (x *experiment) readers() func() {
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -362,7 +364,7 @@ func (x *experiment) readers() func() {
 	return func() { close(stop); <-done }
 }
 
-// addrs are the addresses of the collectors of the existing way.
+// behind returns the addresses of the collectors of the existing way.
 func (s *site) behind() []netip.AddrPort {
 	var to []netip.AddrPort
 	for i := range collectorsEach {

@@ -17,23 +17,23 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// site is a namespace in which packets meet one set of rules, and then are dropped.
+// site is a namespace with one set of rules. Packets meet the rules and are dropped.
 type site struct {
 	name    string // of the metric
 	ns      *netns.Handle
-	packets int       // of a round
+	packets int       // in a round
 	ns1     []float64 // ns of a packet, by round
 }
 
-// tenThousand is how many rules there are where there are many.
+// tenThousand is the number of rules in the cases with many rules.
 const tenThousand = 10_000
 
-// shortRounds is how many rounds there are of those here to one of the others: the shorter, the more alike the machine is to
-// all ways of a round.
+// shortRounds is the number of cost rounds per round of the other measurements. Shorter rounds keep the
+// machine's state more alike for all ways of a round.
 const shortRounds = 2
 
-// measureCost compares what rules cost at the same hook, before routing: as what a packet takes of the CPU from the device
-// until it is dropped behind the rules, less what one takes without rules.
+// measureCost compares the cost of rules at the same hook, before routing. The cost is the CPU time of a
+// packet from the device to its drop behind the rules, minus the time without rules.
 func (x *experiment) measureCost(ctx context.Context) error {
 	if _, err := lab.Find("nft"); err != nil {
 		x.result.Skip("%v: what rules cost is not compared", err)
@@ -62,7 +62,7 @@ func (x *experiment) measureCost(ctx context.Context) error {
 	return nil
 }
 
-// costSites makes a namespace for each way.
+// costSites creates a namespace for each way.
 func (x *experiment) costSites(ctx context.Context) ([]*site, error) {
 	rules := unrelatedRules(tenThousand)
 	begin := time.Now()
@@ -110,11 +110,11 @@ func (x *experiment) costSites(ctx context.Context) ([]*site, error) {
 		return nil, err
 	}
 	x.say("rules are in place after %.1f s", time.Since(begin).Seconds())
-	x.env.OnClose(func() { _ = w.apply(context.Background()) }) // what stays is what is left over
+	x.env.OnClose(func() { _ = w.apply(context.Background()) }) // leftovers reports failures
 	return sites, nil
 }
 
-// weirSites are filters of the product, that are applied together.
+// weirSites are weir's filters, applied together.
 type weirSites struct {
 	product
 	filters []filter.Filter
@@ -128,7 +128,7 @@ func (w *weirSites) add(namespace string, h filter.Hook, matches []string) {
 	w.filters = append(w.filters, f)
 }
 
-// costs sets the metrics: medians of what a packet took more than one without rules in the same round.
+// costs sets the metrics: medians of a packet's additional time compared with no rules in the same round.
 func (x *experiment) costs(sites []*site) {
 	x.result.Set("cost_rounds", float64(len(sites[0].ns1)))
 	x.result.Set("ns_packet_without_rules", median(sites[0].ns1))
@@ -159,7 +159,7 @@ func (x *experiment) costs(sites []*site) {
 	}
 }
 
-// median sorts a copy. Of an even number it is the mean of the two in the middle.
+// median sorts a copy. For an even number it returns the mean of the middle two.
 func median(v []float64) float64 {
 	if len(v) == 0 {
 		return 0

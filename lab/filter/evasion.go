@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// way is how probes come to the host that answers.
+// way is the path of probes to the answering host.
 type way int
 
 const (
@@ -40,7 +40,7 @@ func (w way) dst(six bool) []byte {
 	return next4[:]
 }
 
-// point is a place of a filter, and the chain of nftables that sees the same packets.
+// point is a location of a filter, with the chain of nftables for the same packets.
 type point struct {
 	hook  filter.Hook
 	at    filter.Point     // netfilter, nft
@@ -54,7 +54,7 @@ const (
 	nftEgress  = "netdev egress device " + outDevice
 )
 
-// evasionPoints are all hooks of filter, at each place where packets pass.
+// evasionPoints are all hooks of filter, at each position on the path of packets.
 var evasionPoints = []point{
 	{filter.HookXDP, "", "", toHost, nftIngress},
 	{filter.HookXDPGeneric, "", "", toHost, nftIngress},
@@ -79,19 +79,19 @@ func (p point) String() string {
 	return strings.TrimSpace(fmt.Sprint(p.hook, " ", p.at, p.dir))
 }
 
-// first says whether nothing of the host's looks at a packet before the point.
+// first reports whether no code of the host sees a packet before this point.
 func (p point) first() bool { return p.chain == nftIngress }
 
-// attempt is one probe of a pass: a shape, what it asks, and who has to answer.
+// attempt is one probe of a pass: a shape and an ask.
 type attempt struct{ shape, ask int }
 
-// pass is what became of all probes while one filter, or none, was there.
+// pass holds the results of all probes with one filter, or without a filter.
 type pass struct {
 	name    string
 	number  uint16
 	way     way
-	stopped map[attempt]bool // a rule has counted it
-	refused map[attempt]bool // the raw socket does not send such a packet
+	stopped map[attempt]bool // counted by a rule
+	refused map[attempt]bool // not sent: the raw socket rejects such a packet
 }
 
 type evasion struct {
@@ -104,7 +104,7 @@ type evasion struct {
 	ids        uint32
 }
 
-// evasions sends probes in every shape to every hook, and judges what came through beside nftables.
+// evasions sends probes in every shape to every hook, and compares the results with nftables.
 func (x *experiment) evasions(ctx context.Context) error {
 	return (&evasion{experiment: x, points: evasionPoints}).all(ctx)
 }
@@ -145,7 +145,7 @@ func (e *evasion) run(ctx context.Context) error {
 		}
 		judged = append(judged, func() { e.judge(pt, none[pt.way], reference[pt.chain], p, found) })
 	}
-	// Every answer counts, however late: all are looked at when the last one has come.
+	// Late answers count too: all are read after the last one has arrived.
 	for _, w := range []way{toHost, through} {
 		for _, a := range asks {
 			if a.proto == protoUDP {
@@ -168,7 +168,7 @@ func (e *evasion) run(ctx context.Context) error {
 	return nil
 }
 
-// count sets how much was compared.
+// count sets the extent of the comparison.
 func (e *evasion) count(none map[way]*pass) {
 	answered := map[int]bool{}
 	for i := range e.shapes {
@@ -190,13 +190,14 @@ func (e *evasion) count(none map[way]*pass) {
 	e.result.Set("evasion_places", float64(len(e.points)))
 }
 
-// applies says whether a shape has an ask at all.
+// applies reports whether a shape supports an ask.
 func (s *shape) applies(a ask) bool {
 	ofTCP := s.options != "" || s.offset != 0 || s.flags != 0
 	return !(ofTCP && a.proto != protoTCP) && !(a.name == "option" && s.options == "-")
 }
 
-// probe makes the probe of an attempt. Each has an address of its own, by which answers and nftables' sets tell it.
+// probe creates the probe of an attempt. Each has its own address; answers and nftables' sets identify it
+// by this address.
 func (e *evasion) probe(p *pass, at attempt) *disguise {
 	s := &e.shapes[at.shape]
 	e.ids++
@@ -215,12 +216,12 @@ func (e *evasion) source(at attempt) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 77, byte(at.shape), byte(1 + at.ask)})
 }
 
-// reached says whether the host has answered.
+// reached reports whether the host has answered.
 func (e *evasion) reached(p *pass, at attempt) bool {
 	return e.w.replies[reply{e.source(at), 20000 + p.number, asks[at.ask].port}]
 }
 
-// pass sends all probes. counts, if any, are the packets of each rule so far.
+// pass sends all probes. counts, if set, returns the packets of each rule so far.
 func (e *evasion) pass(ctx context.Context, name string, w way, counts func() (map[string]uint64, error)) (*pass, error) {
 	e.passes++
 	p := &pass{name: name, number: e.passes, way: w, stopped: map[attempt]bool{}, refused: map[attempt]bool{}}
@@ -255,7 +256,8 @@ func (e *evasion) pass(ctx context.Context, name string, w way, counts func() (m
 	return p, nil
 }
 
-// note says which of a shape's probes rules have counted. Where no port can be seen, the first rule drops them all.
+// note records the probes of a shape counted by rules. In shapes without a visible port the first rule
+// drops them all.
 func (p *pass) note(blind bool, shape int, before, now map[string]uint64) {
 	var all, want uint64
 	for _, a := range asks {
@@ -271,7 +273,7 @@ func (p *pass) note(blind bool, shape int, before, now map[string]uint64) {
 	}
 }
 
-// sendProbe sends the packets of a probe. It is false if the filtered host's raw socket refuses one.
+// sendProbe sends the packets of a probe. It returns false if the filtered host's raw socket rejects one.
 func (e *evasion) sendProbe(p *pass, at attempt) (bool, error) {
 	s := &e.shapes[at.shape]
 	pr := e.probe(p, at)
@@ -300,7 +302,7 @@ func (e *evasion) sendProbe(p *pass, at attempt) (bool, error) {
 	return true, nil
 }
 
-// weirPass has a filter at the point.
+// weirPass runs a pass with a filter at the point.
 func (e *evasion) weirPass(ctx context.Context, pt point) (*pass, error) {
 	var rules []filter.Rule
 	for _, a := range asks {
@@ -323,7 +325,7 @@ func (e *evasion) weirPass(ctx context.Context, pt point) (*pass, error) {
 			held = append(held, s)
 		}
 		out, err := e.pass(ctx, pt.String(), pt.way, nil)
-		out.stopped = nil // the kernel's own drops are before sockets
+		out.stopped = nil // the kernel's own drops precede sockets
 		return out, err
 	}
 	f := filter.Filter{Name: "lab", Hook: pt.hook, Netns: e.w.hostName, Rules: rules, Unreadable: e.unreadable, At: pt.at, Direction: pt.dir}
@@ -341,7 +343,7 @@ func (e *evasion) weirPass(ctx context.Context, pt point) (*pass, error) {
 	return out, errors.Join(err, p.apply(ctx))
 }
 
-// nftPass has the same rules in nftables.
+// nftPass runs a pass with the same rules in nftables.
 func (e *evasion) nftPass(ctx context.Context, pt point) (*pass, error) {
 	family, hook, _ := strings.Cut(pt.chain, " ")
 	var rules []string
@@ -368,7 +370,7 @@ func (e *evasion) nftPass(ctx context.Context, pt point) (*pass, error) {
 	return p, errors.Join(err, e.env.NFT(ctx, e.w.hostName, fmt.Sprintf("delete table %s evade\n", family)))
 }
 
-// nftHit are the addresses of the sets.
+// nftHit returns the addresses in the sets.
 func (e *evasion) nftHit(ctx context.Context, family string) (map[netip.Addr]bool, error) {
 	out := map[netip.Addr]bool{}
 	for _, set := range []string{"hit4", "hit6"} {
@@ -394,7 +396,7 @@ func (e *evasion) nftHit(ctx context.Context, family string) (map[netip.Addr]boo
 	return out, nil
 }
 
-// findings are what is wrong, with the places where it is.
+// findings holds the faults, each with its locations.
 type findings map[string][]string
 
 func (f findings) add(pt point, format string, a ...any) {
@@ -402,7 +404,7 @@ func (f findings) add(pt point, format string, a ...any) {
 	f[what] = append(f[what], pt.String())
 }
 
-// judge compares a filter with nftables and with no filter at all.
+// judge compares a filter with nftables and with no filter.
 func (e *evasion) judge(pt point, none, nft, weir *pass, found findings) {
 	for _, at := range e.attempts() {
 		s, a := &e.shapes[at.shape], asks[at.ask]
@@ -432,7 +434,7 @@ func (e *evasion) judge(pt point, none, nft, weir *pass, found findings) {
 	}
 }
 
-// attempts are all that there are.
+// attempts returns all attempts.
 func (e *evasion) attempts() (out []attempt) {
 	for i := range e.shapes {
 		for j, a := range asks {
@@ -444,8 +446,8 @@ func (e *evasion) attempts() (out []attempt) {
 	return out
 }
 
-// passed says whether a probe came through. Of one that the host does not answer without a filter either, the rules' own
-// counts tell, where the host itself has not dropped it before: elsewhere it has not come through.
+// passed reports whether a probe came through. A probe may lack an answer even without a filter. The rules'
+// counts then decide, if the host cannot have dropped it before. Elsewhere it counts as not passed.
 func (e *evasion) passed(pt point, p *pass, at attempt, alive bool) bool {
 	if alive {
 		return e.reached(p, at)

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// v4 is an IPv4 packet of the probe, with a fragment field and its number.
+// v4 returns an IPv4 packet of the probe, with a fragment field and its number.
 func (p *disguise) v4(options string, frag uint16, proto byte, body []byte) []byte {
 	return ip4(p.src, p.dst, options, frag, uint16(p.id), proto, body)
 }
@@ -25,7 +25,7 @@ func ip4(src, dst []byte, options string, frag, id uint16, proto byte, body []by
 	return append(b, body...)
 }
 
-// v6 is an IPv6 packet of the probe.
+// v6 returns an IPv6 packet of the probe.
 func (p *disguise) v6(next byte, body []byte) []byte { return ip6(p.src, p.dst, next, body) }
 
 func ip6(src, dst []byte, next byte, body []byte) []byte {
@@ -33,7 +33,7 @@ func ip6(src, dst []byte, next byte, body []byte) []byte {
 	return slices.Concat(b, []byte{next, 64}, src, dst, body)
 }
 
-// build makes the segment: a SYN, or a datagram.
+// build creates the segment: a SYN, or a datagram.
 func (p *disguise) build(s *shape) {
 	between := be.AppendUint16(be.AppendUint16(nil, p.sport), p.port)
 	data := bytes.Repeat([]byte("weir"), 8)
@@ -61,7 +61,7 @@ func (p *disguise) build(s *shape) {
 	p.sum(16)
 }
 
-// sum writes the checksum, of the addresses that the segment itself is for.
+// sum writes the checksum, over the addresses of the segment's own ends.
 func (p *disguise) sum(at int) {
 	src, dst := p.ends()
 	be.PutUint16(p.segment[at:], 0)
@@ -69,7 +69,8 @@ func (p *disguise) sum(at int) {
 	be.PutUint16(p.segment[at:], checksum(all))
 }
 
-// ends are the addresses that the segment is for: of a packet to a segment identifier those within.
+// ends returns the addresses of the segment. For a packet to a segment identifier they are the inner
+// addresses.
 func (p *disguise) ends() (src, dst []byte) {
 	if bytes.Equal(p.dst, sid[:]) {
 		return p.src, host6[:]
@@ -77,14 +78,15 @@ func (p *disguise) ends() (src, dst []byte) {
 	return p.src, p.dst
 }
 
-// toPort is the segment to another port.
+// toPort returns the segment with another port.
 func (p *disguise) toPort(port uint16) []byte {
 	b := slices.Clone(p.segment)
 	be.PutUint16(b[2:], port)
 	return b
 }
 
-// inner4 and inner6 are the packet within a tunnel. Addresses of the other family are made of the outer ones.
+// inner4 and inner6 return the packet within a tunnel. Addresses of the other family are derived from the
+// outer ones.
 func (p *disguise) inner4() []byte {
 	if len(p.src) == 4 {
 		return ip4(p.src, p.dst, "", 0, 1, p.proto, p.segment)
@@ -100,7 +102,7 @@ func (p *disguise) inner6() []byte {
 	return ip6(src, dst, p.proto, p.segment)
 }
 
-// vxlan is a datagram with a frame in it (RFC 7348).
+// vxlan returns a datagram with a frame in it (RFC 7348).
 func (p *disguise) vxlan() []byte {
 	frame := append([]byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x08, 0x00}, p.inner4()...)
 	head := be.AppendUint16(be.AppendUint16(nil, p.sport), 4789)

@@ -7,16 +7,16 @@ import (
 	"slices"
 )
 
-// ask is a segment or datagram to a port of the host. A rule drops it, unless it has none.
+// ask is a segment or datagram to a port of the host. A rule drops it, unless it has no rule.
 type ask struct {
 	name  string // of the rule
 	proto byte
 	port  uint16
 	rule  string // of weir
-	nft   string // the same rule
+	nft   string // the same rule for nftables
 }
 
-// asks are the ports of which every shape asks. The ports without a rule show that a filter drops nothing else.
+// asks are the ports probed by every shape. The ports without a rule show that a filter drops nothing else.
 var asks = []ask{
 	{"port", protoTCP, 23, "tcp.dstport == 23", "tcp dport 23"},
 	{"flags", protoTCP, 2323, "tcp.dstport == 2323 and tcp.flags.syn and not tcp.flags.ack", "tcp dport 2323 tcp flags & (syn | ack) == syn"},
@@ -26,39 +26,39 @@ var asks = []ask{
 	{"", protoUDP, 5353, "", ""},
 }
 
-// disguise is one packet or all fragments of one: an ask in a shape.
+// disguise is one packet or all its fragments: an ask in a shape.
 type disguise struct {
 	ask
 	src, dst []byte // addresses, of 4 or 16 bytes
 	sport    uint16
 	id       uint32 // of its fragments
-	segment  []byte // the transport header and what follows
+	segment  []byte // the transport header and its payload
 }
 
-// shape is a way to write a packet so that a filter might not see its ports.
+// shape is a form of a packet to hide its ports from a filter.
 type shape struct {
 	name    string
 	six     bool
-	tags    []uint16 // numbers of VLANs, the outermost first
-	options string   // of TCP, in place of one MSS
-	flags   byte     // of TCP, in place of SYN
-	offset  byte     // TCP's data offset, in place of the right one
+	tags    []uint16 // VLAN numbers, outermost first
+	options string   // of TCP, instead of one MSS
+	flags   byte     // of TCP, instead of SYN
+	offset  byte     // TCP's data offset, instead of the right one
 	packets func(p *disguise) [][]byte
-	inside  bool // the ports are within a tunnel: filters see the outermost header, and what nftables does is expected
-	blind   bool // the bytes are not there: what no rule is about is dropped, too
-	toSID   bool // the outer address is that of a segment (SRv6)
+	inside  bool // the ports are within a tunnel: filters see the outermost header, and weir should match nftables
+	blind   bool // the bytes are missing: packets outside all rules are dropped, too
+	toSID   bool // the outer address is a segment identifier (SRv6)
 }
 
 const smallMSS = "\x02\x04\x01\x90"
 
 var nops = func(n int) string { return string(bytes.Repeat([]byte{1}, n)) }
 
-// shapes are all of them.
+// evasionShapes returns all shapes.
 func evasionShapes() []shape {
 	return slices.Concat(shapes4(), shapes6(), shapesTCP(), shapesTagged(), shapesTunnel())
 }
 
-// one is a shape of a single IPv4 packet.
+// one returns a shape of a single IPv4 packet.
 func one(options string, frag uint16, change func(b []byte)) func(*disguise) [][]byte {
 	return func(p *disguise) [][]byte {
 		b := p.v4(options, frag, p.proto, p.segment)
@@ -71,7 +71,7 @@ func one(options string, frag uint16, change func(b []byte)) func(*disguise) [][
 	}
 }
 
-// cut4 is a shape of fragments: where each begins, in bytes. order, if any, is that in which they are sent.
+// cut4 returns a shape of fragments. at holds their first bytes, and order the order of sending, if any.
 func cut4(options string, at []int, order ...int) func(*disguise) [][]byte {
 	return func(p *disguise) [][]byte {
 		var out [][]byte
@@ -136,7 +136,7 @@ func shapes4() []shape {
 	}
 }
 
-// shapesTCP vary the TCP header alone.
+// shapesTCP returns the shapes with a modified TCP header.
 func shapesTCP() []shape {
 	whole := one("", 0, nil)
 	return []shape{
@@ -154,7 +154,7 @@ func shapesTCP() []shape {
 	}
 }
 
-// authentication is an AH (RFC 4302) with 12 bytes of check value.
+// authentication returns an AH (RFC 4302) with a check value of 12 bytes.
 func authentication(next byte) []byte {
 	return append([]byte{next, 4, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1}, make([]byte, 12)...)
 }

@@ -6,7 +6,7 @@ import "slices"
 
 const headerAuth = 51
 
-// header is an extension header, with the number of the header behind it yet to be written.
+// header is an extension header. The number of its next header is written later.
 type header struct {
 	kind  byte
 	bytes []byte
@@ -21,7 +21,8 @@ var (
 	atomicHeader  = header{headerFragment, make([]byte, 8)}
 )
 
-// routingHeader is one of a type, with nothing left of the route; of type 4 with one segment (RFC 8754).
+// routingHeader returns a routing header of a type, with no segments left; type 4 has one segment (RFC
+// 8754).
 func routingHeader(kind byte) header {
 	if kind != 4 {
 		return header{headerRouting, []byte{0, 0, kind, 0, 0, 0, 0, 0}}
@@ -42,7 +43,7 @@ func wrap(headers []header, proto byte, body []byte) (byte, []byte) {
 	return next, body
 }
 
-// chain6 is a shape of a single IPv6 packet behind extension headers.
+// chain6 returns a shape of a single IPv6 packet behind extension headers.
 func chain6(headers ...header) func(*disguise) [][]byte {
 	return func(p *disguise) [][]byte {
 		next, body := wrap(headers, p.proto, p.segment)
@@ -50,7 +51,8 @@ func chain6(headers ...header) func(*disguise) [][]byte {
 	}
 }
 
-// cut6 is a shape of fragments that begin at these bytes, with headers before the fragment header and behind it.
+// cut6 returns a shape of fragments at these first bytes, with headers before and behind the fragment
+// header.
 func cut6(before, behind []header, at []int, order ...int) func(*disguise) [][]byte {
 	return func(p *disguise) [][]byte {
 		next, body := wrap(behind, p.proto, p.segment)
@@ -127,7 +129,7 @@ func unlengthed(packets [][]byte) [][]byte {
 	return packets
 }
 
-// shapesTunnel have the ports behind a second IP header.
+// shapesTunnel returns the shapes with ports behind a second IP header.
 func shapesTunnel() []shape {
 	in := func(name string, six, sid bool, packets func(*disguise) [][]byte) shape {
 		return shape{name: name, six: six, toSID: sid, inside: true, packets: packets}

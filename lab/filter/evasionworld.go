@@ -21,8 +21,8 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// The next host, behind the filtered one, the addresses on the way there, and the segment identifier of the filtered host, at
-// which it takes the outer header off (RFC 8986, End.DT6).
+// The next host is behind the filtered one. The addresses are those on the path to it, and the segment
+// identifier of the filtered host, where it decapsulates (RFC 8986, End.DT6).
 var (
 	next4 = [4]byte{10, 3, 0, 2}
 	next6 = [16]byte{0xfd, 3, 15: 2}
@@ -34,13 +34,14 @@ const (
 	markerPort = 9999
 )
 
-// reply is an answer that came back to the sender: to an address and port, from a port.
+// reply is an answer to the sender: to an address and port, from a port.
 type reply struct {
 	to       netip.Addr
 	at, from uint16
 }
 
-// evasionWorld is a sender, the filtered host, and a host behind it. Both hosts answer at all ports of asks.
+// evasionWorld is a sender, the filtered host, and a host behind it. Both hosts answer at all ports of
+// asks.
 type evasionWorld struct {
 	*world
 	conns   []syscall.Conn // of the filtered host
@@ -80,7 +81,7 @@ func (x *experiment) newEvasionWorld() (*evasionWorld, error) {
 	return w, nil
 }
 
-// cable joins the filtered host and the next one, and has both know the way to probes' addresses.
+// cable connects the filtered host and the next one, and adds both hosts' routes to the probes' addresses.
 func (w *evasionWorld) cable(next *netns.Handle) error {
 	prefix := func(a any) netip.Prefix {
 		switch a := a.(type) {
@@ -98,7 +99,7 @@ func (w *evasionWorld) cable(next *netns.Handle) error {
 		err = errors.Join(err, topo.Sysctl(w.host, s, "1"))
 	}
 	for _, ns := range []*netns.Handle{w.host, next} {
-		// Always a cookie: half-open connections of one hook would keep those of the next from an answer.
+		// Always send a cookie: half-open connections of one hook would suppress answers at the next.
 		err = errors.Join(err, topo.Sysctl(ns, "net.ipv4.tcp_syncookies", "2"))
 	}
 	if err != nil {
@@ -120,14 +121,14 @@ func (w *evasionWorld) cable(next *netns.Handle) error {
 		e := &netlink.SEG6LocalEncap{Action: nl.SEG6_LOCAL_ACTION_END_DT6, Table: unix.RT_TABLE_MAIN}
 		e.Flags[nl.SEG6_LOCAL_ACTION], e.Flags[nl.SEG6_LOCAL_TABLE] = true, true
 		err := netlink.RouteAdd(&netlink.Route{LinkIndex: w.ifindex, Dst: &net.IPNet{IP: sid[:], Mask: net.CIDRMask(128, 128)}, Encap: e})
-		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) { // without it no answer comes through that tunnel
+		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) { // without it the tunnel brings no answer
 			return fmt.Errorf("route a segment: %w", err)
 		}
 		return nil
 	})
 }
 
-// answer opens the ports of a host: TCP ones, which the kernel answers, and UDP ones that say what they hear.
+// answer opens the ports of a host: TCP ones, answered by the kernel, and UDP ones with an echo.
 func answer(ns *netns.Handle, onClose func(func())) ([]syscall.Conn, error) {
 	var conns []syscall.Conn
 	err := ns.Do(func() error {
@@ -135,7 +136,7 @@ func answer(ns *netns.Handle, onClose func(func())) ([]syscall.Conn, error) {
 			at := netip.AddrPortFrom(netip.IPv6Unspecified(), a.port)
 			if a.proto == protoTCP {
 				var lc net.ListenConfig
-				lc.SetMultipathTCP(false) // those sockets take no filter
+				lc.SetMultipathTCP(false) // MPTCP sockets accept no filter
 				l, err := lc.Listen(context.Background(), "tcp", at.String())
 				if err != nil {
 					return err
@@ -170,7 +171,7 @@ func echo(c *net.UDPConn) {
 	}
 }
 
-// sockets opens the sender's ear, and the raw sockets by which the filtered host sends probes of its own.
+// sockets opens the sender's receiving socket, and the raw sockets of the filtered host for its own probes.
 func (w *evasionWorld) sockets() error {
 	err := w.sender.Do(func() error {
 		proto := int(binary.NativeEndian.Uint16(be.AppendUint16(nil, unix.ETH_P_ALL)))
@@ -192,7 +193,7 @@ func (w *evasionWorld) sockets() error {
 	}))
 }
 
-// frame is an IP packet on the sender's cable, behind tags.
+// frame returns an IP packet on the sender's cable, behind tags.
 func (w *evasionWorld) frame(tags []uint16, ip []byte) []byte {
 	b := append([]byte(nil), w.macs...)
 	for _, t := range tags {
@@ -205,7 +206,7 @@ func (w *evasionWorld) frame(tags []uint16, ip []byte) []byte {
 	return append(be.AppendUint16(b, kind), ip...)
 }
 
-// hear notes all answers that have come.
+// hear records all answers received so far.
 func (w *evasionWorld) hear() error {
 	for {
 		n, _, err := unix.Recvfrom(w.in, w.buf, unix.MSG_DONTWAIT)
@@ -220,7 +221,7 @@ func (w *evasionWorld) hear() error {
 	}
 }
 
-// readReply reads a frame that is an answer: a SYN of the other side's, or a datagram.
+// readReply parses a frame with an answer: a SYN of the other side, or a datagram.
 func readReply(b []byte) (r reply, ok bool) {
 	if len(b) < 14+20+20 {
 		return r, false
@@ -244,7 +245,7 @@ func readReply(b []byte) (r reply, ok bool) {
 	return r, true
 }
 
-// mark sends a datagram to a host and waits for the answer: what was sent before has been dealt with.
+// mark sends a datagram to a host and waits for the answer. All earlier packets are processed then.
 func (w *evasionWorld) mark(dst []byte, port uint16) error {
 	w.marks++
 	p := &disguise{ask: ask{proto: protoUDP, port: port}, src: []byte{10, 77, 255, 1}, dst: dst, sport: 1024 + w.marks}
@@ -270,7 +271,7 @@ func (w *evasionWorld) mark(dst []byte, port uint16) error {
 	}
 }
 
-// pinned runs f on one CPU: packets that it sends keep their order.
+// pinned runs f on one CPU, so its sent packets keep their order.
 func pinned(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

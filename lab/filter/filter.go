@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package filters judges the filter: one rule file at every hook, verdicts against the interpreter, changes of rules under a
-// flood, and what a packet costs beside nftables and a BPF LPM_TRIE.
+// Package filters tests the filter: one rule file at every hook, verdicts against the interpreter, rule
+// changes under a flood, and the cost of a packet compared with nftables and a BPF LPM_TRIE.
 package filters
 
 import (
@@ -24,17 +24,17 @@ func init() {
 	})
 }
 
-// plan is what one size of the experiment does.
+// plan holds the parameters of one size of the experiment.
 type plan struct {
-	packets int           // that meet the rule file at each hook
+	packets int           // for the rule file at each hook
 	batches int           // of random expressions at all hooks at once,
-	each    int           // and the packets of each of them
-	pairs   int           // of a random expression and a random packet, that are compared in test runs
-	fuzzFor time.Duration // after which no other batch of pairs begins
-	swapFor time.Duration // of changing rules under a flood, at each hook
+	each    int           // packets of each batch
+	pairs   int           // random expressions with random packets, compared in test runs
+	fuzzFor time.Duration // no new batch of pairs begins after it
+	swapFor time.Duration // duration of rule changes under a flood, at each hook
 	loads   int           // of ten rules of five terms
-	rounds  int           // of measuring what a packet costs; 0: not at all
-	costFor time.Duration // at most, of each such measurement
+	rounds  int           // rounds of cost measurements; 0: none
+	costFor time.Duration // limit of each cost measurement
 	list    int           // prefixes; 0: the list is not measured
 }
 
@@ -85,7 +85,7 @@ func (x *experiment) measure(ctx context.Context) error {
 	return nil
 }
 
-// claims are what the filter promises.
+// claims evaluates the filter's promises.
 func (x *experiment) claims() {
 	for _, c := range []struct {
 		kind                lab.Kind

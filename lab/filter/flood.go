@@ -19,8 +19,8 @@ import (
 type flood struct {
 	w     *world
 	from  []*net.UDPConn
-	lost  uint64  // by the wire, before
-	gate  counter // of what went out to each port
+	lost  uint64  // wire losses from before
+	gate  counter // of packets sent to each port
 	close func()
 	end   atomic.Bool
 	ended chan struct{}
@@ -53,8 +53,9 @@ func startFlood(w *world) (*flood, error) {
 	return f, nil
 }
 
-// shut lets nothing but the flood out of the sender, and counts it there: the wire says how many packets it lost and not
-// which, and a host speaks by itself (reports of multicast groups, solicitations of routers).
+// shut drops all packets of the sender except the flood, and counts the flood there. The wire counts lost
+// packets without identifying them, and a host also sends on its own (multicast reports, router
+// solicitations).
 func (f *flood) shut() error {
 	var rules []compile.Rule
 	for _, port := range swapPorts {
@@ -70,7 +71,7 @@ func (f *flood) shut() error {
 		return err
 	}
 	f.close = func() { detach(); unload() }
-	kernel.WaitForPrograms() // and so for what has passed here, and not reached the wire
+	kernel.WaitForPrograms() // also waits for packets counted here and not on the wire yet
 	return nil
 }
 
@@ -86,15 +87,15 @@ func (f *flood) send() {
 	to := []netip.Addr{netip.AddrFrom4(host4), netip.AddrFrom16(host6)}
 	for n := 0; !f.end.Load(); n++ {
 		f.tried.Add(1)
-		// One that is not sent is not counted at the gate.
+		// An unsent packet is not counted here.
 		_, _ = f.from[n%2].WriteToUDPAddrPort([]byte("flood"), netip.AddrPortFrom(to[n%2], swapPorts[n%len(swapPorts)]))
 		if n%64 == 0 {
-			time.Sleep(50 * time.Microsecond) // the changes need a CPU as well
+			time.Sleep(50 * time.Microsecond) // the changes need CPU time as well
 		}
 	}
 }
 
-// stop ends the flood and says how many packets went out to each port, and how many of them the wire lost.
+// stop ends the flood. It returns the number of packets sent to each port, and the number lost by the wire.
 func (f *flood) stop() (sent map[uint16]uint64, lost uint64, err error) {
 	f.end.Store(true)
 	<-f.ended
@@ -114,7 +115,7 @@ func (f *flood) stop() (sent map[uint16]uint64, lost uint64, err error) {
 	return sent, lost - f.lost, nil
 }
 
-// lostOnTheWay is what the wire has lost before the host's device.
+// lostOnTheWay returns the packets lost on the wire before the host's device.
 func (w *world) lostOnTheWay() (n uint64, err error) {
 	err = w.sender.Do(func() error {
 		l, err := netlink.LinkByName(device)

@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/filtertest"
 )
 
-// shapes are the kinds of batches that take turns. Rates count each packet, so expressions with rates are few.
+// shapes are the kinds of batches, used in turn. Rates count each packet, so few expressions have rates.
 var shapes = []filtertest.Batch{
 	{Rules: 24, Packets: 1500},
 	{Rules: 40, Packets: 1000, Kinds: filtertest.Kinds{Lists: true}, Segments: 1},
@@ -27,8 +27,8 @@ var shapes = []filtertest.Batch{
 
 var fuzzHooks = []compile.Hook{compile.XDP, compile.TC, compile.XTBPF, compile.Netfilter, compile.Socket}
 
-// fuzz compares programs with the interpreter, about random expressions and random packets, most of the kernel's test runs
-// of packets that no network would carry.
+// fuzz compares programs with the interpreter on random expressions and random packets. Most pairs are
+// kernel test runs of packets impossible on a network.
 func (x *experiment) fuzz(ctx context.Context) error {
 	x.say("random expressions and random packets, many malformed: program and interpreter on %d pairs", x.pairs)
 	var mu sync.Mutex
@@ -40,7 +40,7 @@ func (x *experiment) fuzz(ctx context.Context) error {
 		mu.Lock()
 		defer mu.Unlock()
 		next++
-		// Every shape at every hook at least.
+		// Every shape runs at least once at every hook.
 		enough := all.Pairs >= x.pairs || time.Now().After(deadline)
 		return next - 1, len(errs) == 0 && ctx.Err() == nil && !(enough && next > len(fuzzHooks))
 	}

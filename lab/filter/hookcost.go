@@ -19,10 +19,10 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// hookPackets are those of a round at one hook.
+// hookPackets is the number of packets of a round at one hook.
 const hookPackets = 5000
 
-// probe is a program at a hook whose time the kernel takes.
+// probe is a program at a hook, timed by the kernel.
 type probe struct {
 	name    string // of the metric
 	program *ebpf.Program
@@ -30,8 +30,8 @@ type probe struct {
 	each    []float64    // ns, by round
 }
 
-// measureHooks has the kernel take the time of the program of one rule at each hook, on packets that are received by the
-// loopback device and match nothing. The time includes what taking it takes, some 20 ns.
+// measureHooks measures the program of one rule at each hook, timed by the kernel. The packets arrive at
+// the loopback device and match nothing. The time includes the cost of the timing, some 20 ns.
 func (x *experiment) measureHooks(ctx context.Context) error {
 	x.say("what one rule costs at each hook, as the kernel measures programs")
 	src, err := x.newSource("hooks", anywhere(rand.New(rand.NewPCG(x.env.Seed, 5))))
@@ -68,7 +68,7 @@ func (x *experiment) measureHooks(ctx context.Context) error {
 	return nil
 }
 
-// probe attaches the program of one rule to a hook of a namespace of its own. What it does not decide is dropped.
+// probe attaches the program of one rule to a hook of its own namespace. Undecided packets are dropped.
 func (x *experiment) probe(p *location, rule, match string, src *source) (*probe, func(), error) {
 	ns, _, err := x.env.Namespace("probe-" + p.name + "-" + rule)
 	if err != nil {
@@ -95,7 +95,7 @@ func (x *experiment) probe(p *location, rule, match string, src *source) (*probe
 	return pr, func() { detach(); unload() }, nil
 }
 
-// toSocket sends to the sockets that a place has opened, on one of its ports.
+// toSocket sends to the sockets of a location, on one of its ports.
 func toSocket(ns *netns.Handle) func() error {
 	return func() error {
 		return ns.Do(func() error {

@@ -38,10 +38,10 @@ var ruleFile = []struct {
 	{"stranger", "net.src != 10.1.2.3 and net.src != 2001:db8::1 and udp", filter.Drop},
 }
 
-// outcome is what the rule file makes of packets: how many each rule counted or decided.
+// outcome counts the packets counted or decided by each rule.
 type outcome map[string]uint64
 
-// judge asks the interpreter about a packet.
+// judge evaluates a packet with the interpreter.
 func (o outcome) judge(exprs []*expr.Expr, p *expr.Packet) (passes bool) {
 	i := new(expr.Env).EvalAll(exprs, p, func(i int) bool {
 		o[ruleFile[i].name]++
@@ -54,7 +54,7 @@ func (o outcome) judge(exprs []*expr.Expr, p *expr.Packet) (passes bool) {
 	return ruleFile[i].action == filter.Pass
 }
 
-// everyHook attaches the rule file at each hook in turn, as weir apply does, and looks which packets come through.
+// everyHook attaches the rule file at each hook in turn, like weir apply, and compares the passed packets.
 func (x *experiment) everyHook(ctx context.Context) error {
 	x.say("one rule file of %d rules at each hook: which of %d real packets come through?", len(ruleFile), x.packets)
 	w, err := newWorld(x.env, "hooks", false)
@@ -102,10 +102,11 @@ func (x *experiment) everyHook(ctx context.Context) error {
 	return nil
 }
 
-// throughHook sends packets and compares what came through, and which rule decided; passed is how many came through so
-// far, got what the rules have counted. It is true if some packets came through and some did not.
+// throughHook sends packets, and compares the passed ones and the deciding rules. passed returns the number
+// of passed packets so far, got the counters of the rules. It returns true if some packets passed and some
+// did not.
 func (x *experiment) throughHook(ctx context.Context, w *world, name string, takes func(*packet) bool, passed func() (uint64, error), got func() (outcome, error)) (bool, error) {
-	r := rand.New(rand.NewPCG(x.env.Seed, 2)) // the same packets at each
+	r := rand.New(rand.NewPCG(x.env.Seed, 2)) // equal packets for each
 	exprs := make([]*expr.Expr, len(ruleFile))
 	for i, r := range ruleFile {
 		exprs[i] = expr.MustParse(r.match)
@@ -141,7 +142,7 @@ func (x *experiment) throughHook(ctx context.Context, w *world, name string, tak
 			through = have
 		}
 	}
-	time.Sleep(5 * time.Millisecond) // what came through late, and should not have
+	time.Sleep(5 * time.Millisecond) // late packets should have been dropped
 	if late, err := passed(); err != nil || late != through {
 		x.mismatches++
 		x.result.Note("%s: in the end %d packets came through, and not %d", name, late, through)
@@ -169,7 +170,7 @@ func ruleNames() (out []string) {
 	return out
 }
 
-// eventually asks until the answer is the one that is wanted, or patience ends, and returns the last.
+// eventually polls until the answer is the wanted one, or patience ends, and returns the last answer.
 func eventually(want uint64, ask func() (uint64, error)) (uint64, error) {
 	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Microsecond) {
 		last := time.Now().After(deadline)
@@ -180,8 +181,8 @@ func eventually(want uint64, ask func() (uint64, error)) (uint64, error) {
 	}
 }
 
-// observer counts the packets that have come through all hooks before routing. It is a program of weir's, too, but of the
-// simplest rule; what else the rule file made of packets, its own counters say.
+// observer counts the packets past all hooks before routing. It is a program of weir too, with the simplest
+// rule. The rule file's own counters report its verdicts.
 type observer struct {
 	counter
 	close func()
@@ -208,7 +209,7 @@ func (o *observer) passed() (uint64, error) {
 	return counts[0], nil
 }
 
-// throughSocket has the rule file on UDP sockets; what comes through can be read from them.
+// throughSocket attaches the rule file to UDP sockets. Passed packets can be read from them.
 func (x *experiment) throughSocket(ctx context.Context, w *world) (bool, error) {
 	var rules []compile.Rule
 	for _, r := range ruleFile {

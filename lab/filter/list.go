@@ -26,13 +26,14 @@ import (
 const (
 	listRule     = "ip.src in $bogons"
 	listName     = "bogons"
-	listSegments = 32 // MiB, as weir gives a list of a million
+	listSegments = 32 // MiB, like weir's size for a list of a million
 	trieMap      = "lab_trie"
-	// listPackets are those of a round. Their addresses go on where those of the round before ended.
+	// listPackets is the number of packets of a round. Their addresses continue where the previous round
+	// ended.
 	listPackets = 20_000
 )
 
-// finder is one way to look the list up: the program that weir makes of the rule, with another function in it.
+// finder is one way to search the list: weir's program of the rule, with another lookup function.
 type finder struct {
 	name string
 	c    *kernel.Collection
@@ -40,9 +41,10 @@ type finder struct {
 	each []float64 // ns of the program, by round
 }
 
-// measureList compares the program of a rule with a list on a table with the same program on a BPF LPM_TRIE. Packets come
-// from addresses at random, half of them in the list, past tcx. Which address is next does not depend on what was found, but
-// between two lookups lies all that the kernel does with a packet. It is the kernel that takes the program's time.
+// measureList compares the program of a rule with a list on a table with the same program on a BPF
+// LPM_TRIE, at tcx. The packets have random source addresses, half of them in the list. The next address
+// does not depend on the result, but the kernel's whole work on a packet lies between two lookups. The
+// kernel measures the program's time.
 func (x *experiment) measureList(ctx context.Context) error {
 	x.say("a list of %d prefixes: the same program on weir's table and on LPM_TRIE", x.list)
 	r := rand.New(rand.NewPCG(x.env.Seed, 4))
@@ -77,7 +79,7 @@ func (x *experiment) measureList(ctx context.Context) error {
 	return nil
 }
 
-// among draws addresses, half of them within prefixes of the list, each prefix as likely.
+// among draws addresses, half of them within prefixes of the list, with equal probability for each prefix.
 func among(entries []table.Entry, r *rand.Rand) func() netip.Addr {
 	return func() netip.Addr {
 		any := r.Uint32()
@@ -90,8 +92,8 @@ func among(entries []table.Entry, r *rand.Rand) func() netip.Addr {
 	}
 }
 
-// finders loads the programs, each before a namespace of its own: of weir, of LPM_TRIE, of a function that finds nothing;
-// and an empty one, whose time is that of measuring.
+// finders loads the programs, each in its own namespace: weir's table, LPM_TRIE, a function without
+// results, and an empty program to measure the cost of measuring.
 func (x *experiment) finders(ctx context.Context, entries []table.Entry) (all []*finder, err error) {
 	for _, name := range []string{"table", "trie", "nothing", "empty"} {
 		f := &finder{name: name}
@@ -116,7 +118,7 @@ func (x *experiment) finders(ctx context.Context, entries []table.Entry) (all []
 
 func loadFinder(ctx context.Context, name string, entries []table.Entry) (*kernel.Collection, error) {
 	p, err := compile.Compile([]compile.Rule{{Name: "list", Match: expr.MustParse(listRule), Action: compile.Count}},
-		// Whatever the list says, the packet goes no further: what follows is no part of this.
+		// The packet is dropped with any result: the rest of its path is not measured.
 		compile.Options{Hook: compile.TC, Default: compile.Drop, Lists: map[string]compile.List{listName: {Segments: listSegments}}})
 	if err != nil {
 		return nil, err
@@ -151,7 +153,8 @@ func loadFinder(ctx context.Context, name string, entries []table.Entry) (*kerne
 	return c, nil
 }
 
-// trieLookup is the function of LPM_TRIE: an address in host byte order, and 0 for one that is in no prefix.
+// trieLookup is the function of LPM_TRIE. Its input is an address in host byte order; it returns 0 for no
+// prefix.
 var trieLookup = asm.Instructions{
 	asm.HostTo(asm.BE, asm.R1, asm.Word),
 	asm.StoreMem(asm.RFP, -4, asm.R1, asm.Word),
@@ -159,12 +162,12 @@ var trieLookup = asm.Instructions{
 	asm.LoadMapPtr(asm.R1, 0).WithReference(trieMap),
 	asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -8),
 	asm.FnMapLookupElem.Call(),
-	asm.Instruction{OpCode: asm.JEq.Op(asm.ImmSource), Dst: asm.R0, Offset: 1}, // over the load
+	asm.Instruction{OpCode: asm.JEq.Op(asm.ImmSource), Dst: asm.R0, Offset: 1}, // skips the load
 	asm.LoadMem(asm.R0, asm.R0, 0, asm.Word),
 	asm.Return(),
 }
 
-// replaceLookup puts another function in place of the one that looks IPv4 addresses up in the list.
+// replaceLookup replaces the function for IPv4 lookups in the list.
 func replaceLookup(p *compile.Program, by asm.Instructions) error {
 	spec := p.Spec.Programs[compile.ProgramName]
 	name := p.Tables[listName] + "_four"
@@ -172,7 +175,8 @@ func replaceLookup(p *compile.Program, by asm.Instructions) error {
 	in, found := false, false
 	for _, ins := range spec.Instructions {
 		if s := ins.Symbol(); s != "" {
-			// What only the list's own function calls goes with it: the kernel refuses what nothing calls.
+			// Functions called only by the list's function are removed too: the kernel rejects uncalled
+			// functions.
 			in = strings.HasPrefix(s, p.Tables[listName]+"_")
 			if s == name {
 				found = true
@@ -226,7 +230,7 @@ func fillTrie(ctx context.Context, m *ebpf.Map, entries []table.Entry) error {
 	return nil
 }
 
-// findSame sends the same packets by both ways: as many must be in the list.
+// findSame sends the same packets by both ways. Both must find the same number in the list.
 func findSame(ctx context.Context, a, b *finder, src *source) error {
 	const packets, atOnce = manyAddresses / 4, manyAddresses / 32
 	var found [2]uint64
@@ -254,7 +258,7 @@ func findSame(ctx context.Context, a, b *finder, src *source) error {
 	return nil
 }
 
-// round measures one round, after a shorter one that leaves the caches as this way does.
+// round measures one round, after a shorter one to bring the caches into this way's state.
 func (f *finder) round(src *source) error {
 	return f.ns.Do(func() error {
 		if err := src.send(listPackets / 4); err != nil {
@@ -281,8 +285,9 @@ func (f *finder) round(src *source) error {
 	})
 }
 
-// listCosts sets the metrics. A ratio is the median of the rounds' ratios: of the whole program, but for what measuring takes;
-// and of the lookup alone, which is what the program takes more than one that finds nothing.
+// listCosts sets the metrics. A ratio is the median of the rounds' ratios, for the whole program without
+// the cost of measuring, and for the lookup alone. The lookup is the program's time minus the time of the
+// program without results.
 func (x *experiment) listCosts(finders []*finder) {
 	x.result.Set("list_rounds", float64(len(finders[0].each)))
 	for _, f := range finders {
