@@ -26,7 +26,8 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-// newExperiment is a run of which a test takes a part. The tests are of the harness: it must find what is wrong.
+// newExperiment returns a run; a test runs a part of it. The tests are about the harness: it must detect
+// faults.
 func newExperiment(t *testing.T, p plan) *experiment {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -60,7 +61,8 @@ func newTestWorld(t *testing.T, x *experiment, talks bool) *world {
 	return w
 }
 
-// At each place, a program that is not of the expression asked is found out, and one that is agrees.
+// At each location, the harness detects a program of another expression, and agrees with one of the right
+// expression.
 func TestWatchFindsOtherExpression(t *testing.T) {
 	x := newExperiment(t, plan{})
 	w := newTestWorld(t, x, false)
@@ -87,7 +89,7 @@ func TestWatchFindsOtherExpression(t *testing.T) {
 					t.Fatal(err)
 				}
 				if c.wrong && found > 0 {
-					continue // enough: each waits
+					continue // enough: each failure waits
 				}
 				wrong, err := h.check()
 				if err != nil {
@@ -103,7 +105,8 @@ func TestWatchFindsOtherExpression(t *testing.T) {
 	}
 }
 
-// A host with other rules than the file's is found out by what comes through, and by what the rules have counted.
+// The harness detects a host with other rules than the file's, by the passed packets and by the rules'
+// counts.
 func TestHookFindsOtherRules(t *testing.T) {
 	x := newExperiment(t, plan{packets: 100})
 	w := newTestWorld(t, x, false)
@@ -135,7 +138,7 @@ func TestHookFindsOtherRules(t *testing.T) {
 	}
 }
 
-// A filter that takes the bytes that are not there as absent is evaded, and as weir is by default it is not.
+// A filter treating missing bytes as absent is evaded. weir's default is not.
 func TestEvasionsAreFound(t *testing.T) {
 	if _, err := lab.Find("nft"); err != nil {
 		t.Skip("need: tool nft")
@@ -151,7 +154,7 @@ func TestEvasionsAreFound(t *testing.T) {
 			if got := m["evasions"]; (got > 0) != (u == filter.AbsentUnreadable) {
 				t.Errorf("%v evasions: %q", got, x.result.Notes)
 			}
-			// A kernel without tunnels answers fewer shapes than another, but every kernel these.
+			// A kernel without tunnels answers fewer shapes, but every kernel answers these.
 			if m["evasion_shapes_answered"] < 30 || m["nft_evasions"] == 0 || m["evasion_innocents_lost"] != 0 {
 				t.Errorf("%v: %q", m, x.result.Notes)
 			}
@@ -159,7 +162,7 @@ func TestEvasionsAreFound(t *testing.T) {
 	}
 }
 
-// A change that takes the old rules away before the new ones are there is found out.
+// The harness detects a change with a gap between the old and the new rules.
 func TestSwapFindsGap(t *testing.T) {
 	x := newExperiment(t, plan{swapFor: 300 * time.Millisecond})
 	for _, gap := range []bool{false, true} {
@@ -200,7 +203,7 @@ func TestSwapFindsGap(t *testing.T) {
 	}
 }
 
-// The list's two programs find the same, and one that finds nothing is found out.
+// The list's two programs find the same addresses. The harness detects a program without results.
 func TestFindSame(t *testing.T) {
 	x := newExperiment(t, plan{list: 5000})
 	r := rand.New(rand.NewPCG(1, 1))
@@ -227,7 +230,8 @@ func TestFindSame(t *testing.T) {
 	}
 }
 
-// What is measured grows with what is done: 300 rules of nftables cost more than 100, by more than the machine's noise.
+// The measurement grows with the work: 300 rules of nftables cost more than 100, by more than the machine's
+// noise.
 func TestCostOfRules(t *testing.T) {
 	if _, err := lab.Find("nft"); err != nil {
 		t.Skip("need: tool nft")

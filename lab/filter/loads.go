@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// tenRules are ten rules of five terms each, of headers, payload, DNS and SIP.
+// tenRules are ten rules of five terms each, over headers, payload, DNS and SIP.
 var tenRules = []string{
 	`udp.dstport == 5353 and ip.ttl < 64 and payload[-5:] == "xyzzy" and ip.src in {10.0.0.0/8 192.0.2.0/24} and not ip.flags.mf`,
 	`tcp.dstport in {80 443 8080} and tcp.flags.syn and not tcp.flags.ack and tcp.window < 1024 and ip.len < 60`,
@@ -26,7 +26,7 @@ var tenRules = []string{
 	`tcp.dstport == 22 and tcp.flags & 2 and tcp.hdr_len == 20 and ip.dsfield.ecn == 0 and ip.src != 10.0.0.0/8`,
 }
 
-// headerRules are ten rules of five terms that ask for nothing behind the headers.
+// headerRules are ten rules of five terms over headers alone.
 var headerRules = []string{
 	`ip.src == 192.0.2.0/24 and udp.dstport == 53 and ip.ttl < 64 and ip.len > 100 and not ip.flags.df`,
 	`ip.src == 198.51.100.0/24 and tcp.dstport == 80 and tcp.flags.syn and not tcp.flags.ack and tcp.window < 1024`,
@@ -40,7 +40,7 @@ var headerRules = []string{
 	`ip.proto == 47 and ip.dst == 203.0.113.0/24 and ip.ttl < 32 and ip.len > 1400 and not ip.flags.df`,
 }
 
-// compileLoad measures from text to a program that the kernel has verified.
+// compileLoad measures the time from text to a program verified by the kernel.
 func (x *experiment) compileLoad(ctx context.Context) error {
 	x.say("ten rules of five terms, read, compiled and loaded %d times at each hook", x.loads)
 	var all, headers []time.Duration

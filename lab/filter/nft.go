@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// unrelated is a rule that no measured packet matches.
+// unrelated is a rule without a matching packet in the measurements.
 type unrelated struct {
 	src  netip.Addr
 	port uint16
 }
 
-// unrelatedRules are so many, all different: hosts of 172.16.0.0/12, each with a port.
+// unrelatedRules returns n different rules: hosts of 172.16.0.0/12, each with a port.
 func unrelatedRules(n int) []unrelated {
 	out := make([]unrelated, n)
 	for i := range out {
@@ -23,7 +23,7 @@ func unrelatedRules(n int) []unrelated {
 	return out
 }
 
-// The rules as both languages have them. All of them count, as each of weir's does.
+// The rules in both languages. All of them count, like each of weir's rules.
 func (u unrelated) weir() string {
 	return fmt.Sprintf("ip.src == %s and udp.dstport == %d", u.src, u.port)
 }
@@ -31,16 +31,17 @@ func (u unrelated) nft() string {
 	return fmt.Sprintf("ip saddr %s udp dport %d counter drop", u.src, u.port)
 }
 
-// chain is a table of nftables with one chain, before routing.
+// chain returns a table of nftables with one chain, before routing.
 func chain(name string, priority int, policy string, rules ...string) string {
 	return fmt.Sprintf("table ip %s {\n chain c {\n  type filter hook prerouting priority %d; policy %s;\n  %s\n }\n}\n",
 		name, priority, policy, strings.Join(rules, "\n  "))
 }
 
-// ending drops every packet that has come through, so that nothing of what would follow is measured.
+// ending drops every passed packet, to exclude the rest of its path from the measurement.
 var ending = chain("lab_end", 300, "drop")
 
-// nftRules are unrelated rules as rules, nftMap as a verdict map that is asked once, and counts nothing.
+// nftRules returns unrelated rules as rules. nftMap returns them as a verdict map with one lookup and no
+// counters.
 func nftRules(rules []unrelated) string {
 	var out []string
 	for _, u := range rules {

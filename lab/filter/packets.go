@@ -11,34 +11,35 @@ import (
 
 var be = binary.BigEndian
 
-// packet is an Ethernet frame that the kernel takes in. Its addresses, ports and payloads are among those that the random
-// expressions of filtertest ask for.
+// packet is an Ethernet frame received by the kernel. Its addresses, ports and payloads are among the
+// values in filtertest's random expressions.
 type packet struct {
 	frame []byte
-	l3    int // where the IP packet begins,
-	end   int // and where it ends: what follows is padding
-	// stack says that it comes as far as netfilter: not so behind a VLAN tag that no device takes out.
+	l3    int // first byte of the IP packet
+	end   int // its end: padding follows
+	// stack reports whether the packet reaches netfilter. It does not behind a VLAN tag without a VLAN
+	// device.
 	stack bool
 	to    target
 	last  byte // the protocol behind IP and its extension headers
 }
 
-// target is the socket that gets a packet.
+// target is the receiving socket of a packet.
 type target int
 
 const (
-	nobody    target = iota // a fragment, or what no socket asks for
-	transport               // a socket whose filter sees from the transport header on: UDP, raw IPv6
-	rawIPv4                 // one whose filter sees from the IP header on
+	nobody    target = iota // a fragment, or a packet without a socket
+	transport               // a socket with a filter from the transport header on: UDP, raw IPv6
+	rawIPv4                 // a socket with a filter from the IP header on
 )
 
-// link and network are the packet as hooks see it.
+// link and network return the packet as seen by hooks.
 func (p *packet) link() *expr.Packet { return &expr.Packet{Data: p.frame, Layer: expr.Link} }
 func (p *packet) network() *expr.Packet {
 	return &expr.Packet{Data: p.frame[p.l3:p.end], Layer: expr.Network}
 }
 
-// The host's addresses, and those that packets come from.
+// The host's addresses, and the source addresses of packets.
 var (
 	host4    = [4]byte{10, 1, 2, 4}
 	host6    = [16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 2}
@@ -49,7 +50,7 @@ var (
 		"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x07eXample\x03COM\x00\x00\x01\x00\x01", "\x16\x03\x01\x02\x00"}
 )
 
-// ours says of an expression's packet that it is one of these, and not what the kernel says by itself.
+// ours is an expression for packets of the test, and not for packets sent by the kernel on its own.
 const ours = "net.dst in {10.1.2.4 2001:db8::2}"
 
 func pick[T any](r *rand.Rand, of []T) T { return of[r.IntN(len(of))] }
@@ -60,7 +61,7 @@ const (
 	headerHop, headerRouting, headerFragment, headerOption = 0, 43, 44, 60
 )
 
-// newPacket draws one. tagged allows VLAN tags.
+// newPacket draws a packet. tagged allows VLAN tags.
 func newPacket(r *rand.Rand, macs []byte, tagged bool) *packet {
 	p := &packet{frame: append([]byte(nil), macs...), stack: true, to: transport}
 	if tagged && r.IntN(6) == 0 {
@@ -76,7 +77,7 @@ func newPacket(r *rand.Rand, macs []byte, tagged bool) *packet {
 		p.frame = append(be.AppendUint16(p.frame, 0x86dd), p.ipv6(r)...)
 	}
 	p.end = len(p.frame)
-	if r.IntN(4) == 0 { // Ethernet's padding, which is no payload
+	if r.IntN(4) == 0 { // Ethernet's padding, not payload
 		p.frame = append(p.frame, make([]byte, r.IntN(20))...)
 	}
 	return p
@@ -102,7 +103,7 @@ func (p *packet) ipv4(r *rand.Rand) []byte {
 	if f := r.IntN(8); f < 2 { // the first of several fragments, or a later one
 		p.to = nobody
 		be.PutUint16(b[6:], []uint16{0x2000, 0x2000 | uint16(1+r.IntN(20))}[f])
-		body = append(body, make([]byte, (8-len(body)%8)%8)...) // all but the last are of whole units
+		body = append(body, make([]byte, (8-len(body)%8)%8)...) // all fragments except the last consist of whole units
 	} else if r.IntN(2) == 0 {
 		be.PutUint16(b[6:], 0x4000)
 	}
@@ -132,8 +133,8 @@ func (p *packet) ipv6(r *rand.Rand) []byte {
 	return append(append(append(b, src[:]...), host6[:]...), body...)
 }
 
-// extension puts a header before what follows; without fields of its own one that asks for nothing: a padding option, or a
-// route with nothing left of it.
+// extension puts a header before body. Without fields it is a header without effect: a padding option, or a
+// route with no segments left.
 func extension(next byte, body []byte, kind byte, fields []byte) (byte, []byte) {
 	h := append([]byte{next, 0}, fields...)
 	switch {
@@ -146,7 +147,7 @@ func extension(next byte, body []byte, kind byte, fields []byte) (byte, []byte) 
 	return kind, append(h, body...)
 }
 
-// segment is what is behind IP, with a checksum that is right. addrs are both addresses.
+// segment returns the payload of IP with a right checksum. addrs holds both addresses.
 func segment(r *rand.Rand, addrs []byte, ipv6 bool) (proto byte, b []byte) {
 	payload := []byte(pick(r, payloads) + pick(r, payloads))
 	if r.IntN(8) == 0 {
@@ -171,10 +172,10 @@ func segment(r *rand.Rand, addrs []byte, ipv6 bool) (proto byte, b []byte) {
 	b = append(b, payload...)
 	sum := b
 	var behind []byte
-	if proto == protoUDP && r.IntN(6) == 0 { // of what lies behind its length UDP knows nothing
+	if proto == protoUDP && r.IntN(6) == 0 { // bytes behind UDP's own length
 		behind = []byte(pick(r, payloads))
 	}
-	if proto != protoICMP { // over a pseudo header, too: RFC 8200, 8.1; RFC 9293, 3.1
+	if proto != protoICMP { // also over a pseudo header: RFC 8200, 8.1; RFC 9293, 3.1
 		sum = append(append([]byte(nil), addrs...), 0, proto, byte(len(b)>>8), byte(len(b)))
 		sum = append(sum, b...)
 	}
@@ -182,7 +183,7 @@ func segment(r *rand.Rand, addrs []byte, ipv6 bool) (proto byte, b []byte) {
 	return proto, append(b, behind...)
 }
 
-// tcp is a header without a checksum: most are SYNs.
+// tcp returns a header without a checksum, in most cases a SYN.
 func tcp(r *rand.Rand, between []byte) []byte {
 	var options []byte
 	for range r.IntN(4) {
@@ -195,7 +196,8 @@ func tcp(r *rand.Rand, between []byte) []byte {
 	return append(b, options...)
 }
 
-// checksum is RFC 1071's, of bytes in which its own place is 0. A UDP checksum of 0 would say that there is none.
+// checksum computes the checksum of RFC 1071 over bytes with a zero checksum field. It never returns 0,
+// because a UDP checksum of 0 means no checksum.
 func checksum(b []byte) uint16 {
 	var sum uint32
 	for i := 0; i < len(b); i += 2 {

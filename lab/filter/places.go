@@ -22,14 +22,14 @@ import (
 	"github.com/weir-project/weir/kernel/hook"
 )
 
-// location is where a program may be attached in the host.
+// location is a position for a program in the host.
 type location struct {
 	name  string
 	hook  compile.Hook
 	start compile.Start
-	takes func(p *packet) bool // whether it comes here
+	takes func(p *packet) bool // whether the packet reaches it
 	sees  func(p *packet) *expr.Packet
-	// attach has every packet of the place meet the program, until detach.
+	// attach sends every packet of the location through the program, until detach.
 	attach func(w *world, pins string, p *ebpf.Program) (detach func(), err error)
 }
 
@@ -38,7 +38,8 @@ func inStack(p *packet) bool { return p.stack }
 
 func (p *packet) goesTo(t target) bool { return p.to == t }
 
-// locations are all of them, two of XDP and two of sockets. What is before routing comes first in Linux, fragments as they are.
+// locations returns all locations, two of XDP and two of sockets. Linux runs hooks before routing first, on
+// unassembled fragments.
 func locations() []*location {
 	return []*location{
 		{name: "xdp", hook: compile.XDP, takes: all, sees: (*packet).link, attach: links(func(w *world) []kernel.Attachment {
@@ -66,7 +67,7 @@ func netfilter(at kernel.InetHook, priority int32) []kernel.Attachment {
 		kernel.Netfilter{Family: unix.NFPROTO_IPV6, Hook: at, Priority: priority}}
 }
 
-// links attaches where a link holds the program.
+// links attaches to hooks with links.
 func links(of func(*world) []kernel.Attachment) func(*world, string, *ebpf.Program) (func(), error) {
 	return func(w *world, _ string, p *ebpf.Program) (func(), error) { return attachLinks(w.host, p, of(w)...) }
 }
@@ -99,7 +100,7 @@ func attachNFT(w *world, pins string, p *ebpf.Program) (func(), error) {
 	return nftAsks(w.host, pins, hook.NFT{Table: "weir_lab", Hook: kernel.Prerouting, Priority: -200}, p)
 }
 
-// nftAsks has a rule of nftables ask a program.
+// nftAsks adds a rule to nftables with a call of a program.
 func nftAsks(ns *netns.Handle, pins string, at hook.NFT, p *ebpf.Program) (func(), error) {
 	if err := os.MkdirAll(pins, 0o700); err != nil {
 		return nil, err
@@ -117,10 +118,10 @@ func nftAsks(ns *netns.Handle, pins string, at hook.NFT, p *ebpf.Program) (func(
 	if err := ns.Do(func() error { return at.Attach(path, "the lab") }); err != nil {
 		return nil, err
 	}
-	return func() { _ = ns.Do(at.Detach) }, nil // its namespace goes, too
+	return func() { _ = ns.Do(at.Detach) }, nil // its namespace is removed, too
 }
 
-// sockets attaches to sockets that it opens.
+// sockets attaches to sockets it opens.
 func sockets(open func(*world) ([]*net.UDPConn, []*net.IPConn, error)) func(*world, string, *ebpf.Program) (func(), error) {
 	return func(w *world, _ string, p *ebpf.Program) (func(), error) {
 		udp, raw, err := open(w)
@@ -146,7 +147,8 @@ func sockets(open func(*world) ([]*net.UDPConn, []*net.IPConn, error)) func(*wor
 	}
 }
 
-// openTransport opens a UDP socket of both families on each port, and raw IPv6 ones of all else.
+// openTransport opens a UDP socket of both families on each port, and raw IPv6 sockets for the other
+// protocols.
 func openTransport(w *world) (udp []*net.UDPConn, raw []*net.IPConn, err error) {
 	err = w.host.Do(func() error {
 		for _, port := range ports {
@@ -182,11 +184,11 @@ func openRawIPv4(w *world) (_ []*net.UDPConn, raw []*net.IPConn, err error) {
 	return nil, raw, err
 }
 
-// patience is how long a packet may take to a hook: it takes microseconds, but the machine may be busy. Who waits so long asks once
-// more afterwards: it may have stood still itself.
+// patience is the longest time of a packet to a hook. It takes microseconds, but the machine may be busy.
+// After it a waiter polls once more, because it may have stalled itself.
 const patience = time.Second
 
-// counter reads how many packets a program's rules have counted.
+// counter reads the packets counted by a program's rules.
 type counter struct {
 	counts *ebpf.Map
 	n      int

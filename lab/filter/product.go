@@ -12,10 +12,10 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// product is the filter feature as weir apply uses it, with pins of the run's own.
+// product is the filter feature with the run's own pins, used like in weir apply.
 type product struct{ root *kernel.Root }
 
-// productHooks are the hooks that a configuration names, each with the family that it is counted as.
+// productHooks are the hooks of a configuration, each with its family for counting.
 var productHooks = []struct {
 	hook   filter.Hook
 	family string
@@ -23,7 +23,7 @@ var productHooks = []struct {
 	{filter.HookNFT, "nft"}, {filter.HookNetfilter, "netfilter"}, {filter.HookTCX, "tcx"}, {filter.HookXDP, "xdp"}, {filter.HookXDPGeneric, "xdp"},
 }
 
-// apply makes the host have these filters and no other.
+// apply sets the filters of the host; all others are removed.
 func (p product) apply(ctx context.Context, filters ...filter.Filter) error {
 	c := filter.Config{Filters: filters}
 	if errs := c.Validate(); len(errs) > 0 {
@@ -47,7 +47,7 @@ func (p product) apply(ctx context.Context, filters ...filter.Filter) error {
 	}
 	for _, step := range plan.Steps {
 		if err := ctx.Err(); err != nil {
-			return err // a rule file of ten thousand takes its time
+			return err // a rule file of ten thousand takes long
 		}
 		if err := (feature.Plan{Steps: []feature.Step{step}}).Apply(ctx, l, nil); err != nil {
 			return err
@@ -56,7 +56,7 @@ func (p product) apply(ctx context.Context, filters ...filter.Filter) error {
 	return nil
 }
 
-// counts are the packets of the only filter's rules, by name, "" for the default.
+// counts returns the packets of the only filter's rules by name, "" for the default.
 func (p product) counts(ctx context.Context) (map[string]uint64, error) {
 	st, err := filter.ReadState(ctx, p.root)
 	if err != nil {
@@ -78,7 +78,7 @@ func (p product) counts(ctx context.Context) (map[string]uint64, error) {
 	return out, nil
 }
 
-// filterAt is a filter of the world's host.
+// filterAt returns a filter of the world's host.
 func filterAt(w *world, h filter.Hook, rules ...filter.Rule) filter.Filter {
 	f := filter.Filter{Name: "lab", Hook: h, Netns: w.hostName, Rules: rules}
 	switch h {

@@ -20,20 +20,20 @@ import (
 	"github.com/weir-project/weir/lab/filter/bpf"
 )
 
-// manyAddresses is how many addresses the source goes through: ADDRESSES in source.bpf.c.
+// manyAddresses is the number of the source's addresses: ADDRESSES in source.bpf.c.
 const manyAddresses = 1 << 20
 
-// measuredPort is the destination port of packets that are measured.
+// measuredPort is the destination port of measured packets.
 const measuredPort = 5353
 
-// source makes packets that the kernel takes in as received by the loopback device of a namespace.
+// source creates packets in the kernel. The loopback device of a namespace receives them.
 type source struct {
 	c     *kernel.Collection
 	frame []byte
 	close func()
 }
 
-// newSource makes one that goes through the addresses that draw draws.
+// newSource returns a source with addresses from draw.
 func (x *experiment) newSource(name string, draw func() netip.Addr) (*source, error) {
 	spec, err := bpf.LoadSource()
 	if err != nil {
@@ -53,9 +53,9 @@ func (x *experiment) newSource(name string, draw func() netip.Addr) (*source, er
 	return s, nil
 }
 
-// attach attaches the program to a device that no packet comes to. Each test run enters a program in the dispatcher of XDP and
-// takes it out again, and each waits for a grace period, some 25 ms together, unless it is there already
-// (bpf_prog_change_xdp in the kernel's net/bpf/test_run.c).
+// attach attaches the program to a device without packets. Each test run adds a program to the dispatcher
+// of XDP and removes it, and waits for a grace period both times, some 25 ms together. An attached program
+// avoids this (bpf_prog_change_xdp in the kernel's net/bpf/test_run.c).
 func (s *source) attach(e *lab.Env, name string) error {
 	ns, _, err := e.Namespace("source-" + name)
 	if err != nil {
@@ -90,7 +90,7 @@ func anywhere(r *rand.Rand) func() netip.Addr {
 	}
 }
 
-// measuredFrame is a UDP packet of 60 bytes. The loopback device's own MAC address is zeros.
+// measuredFrame returns a UDP packet of 60 bytes. The loopback device's MAC address is all zeros.
 func measuredFrame() []byte {
 	b := make([]byte, 12, 60)
 	b = append(b, 8, 0, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, protoUDP, 0, 0, 10, 0, 0, 1)
@@ -99,10 +99,10 @@ func measuredFrame() []byte {
 	return append(b, "a payload of bytes"...)
 }
 
-// errLive says that the kernel cannot make packets.
+// errLive reports a kernel without packet generation.
 var errLive = errors.New("this kernel has no BPF_F_TEST_XDP_LIVE_FRAMES (Linux 5.18)")
 
-// unlessLive is err, unless it says that the kernel cannot make packets: then what is lost without is skipped.
+// unlessLive returns err, except for errLive: it then skips the lost part.
 func (x *experiment) unlessLive(err error, lost string) error {
 	if errors.Is(err, errLive) {
 		x.result.Skip("%v: %s", err, lost)
@@ -111,8 +111,9 @@ func (x *experiment) unlessLive(err error, lost string) error {
 	return err
 }
 
-// send has the namespace of the thread, which its caller has locked, receive n packets. The kernel deals with each before
-// send returns. A signal would end the run, and another of n packets would begin: those of Go's scheduler wait.
+// send makes the namespace of the thread receive n packets. The caller has locked the thread. The kernel
+// has processed every packet on return. A signal would end the run and another run of n packets would
+// begin, so send blocks the signals of Go's scheduler.
 func (s *source) send(n int) (err error) {
 	var preemption, before unix.Sigset_t
 	preemption.Val[0] = 1 << (unix.SIGURG - 1)
@@ -127,10 +128,10 @@ func (s *source) send(n int) (err error) {
 	return err
 }
 
-// sent is how many packets there were, of 2^32.
+// sent returns the number of packets so far, modulo 2^32.
 func (s *source) sent() (n uint32, err error) { return n, s.c.Variables["next"].Get(&n) }
 
-// cpu is what a packet takes of the CPU, in ns, from the device on.
+// cpu returns the CPU time of a packet in ns, from the device on.
 func (s *source) cpu(ns *netns.Handle, n int) (each float64, err error) {
 	err = ns.Do(func() error {
 		first, err := s.sent()
@@ -155,16 +156,16 @@ func (s *source) cpu(ns *netns.Handle, n int) (each float64, err error) {
 	return each, err
 }
 
-// threadTime is the CPU time of this thread. Its caller has locked it.
+// threadTime returns the CPU time of this thread. The caller has locked it.
 func threadTime() (time.Duration, error) {
 	var ts unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
 	return time.Duration(ts.Nano()), err
 }
 
-// inTurns measures each of n ways in every round, another one first in each, so that the machine is alike to all of them. It
-// ends after so many rounds, or at a deadline when there have been enough of them for a median: a machine that others load
-// as well takes several times as long.
+// inTurns measures each of n ways in every round. Another way is first in each round, so all meet the same
+// machine. It ends after the given rounds. It also ends at a deadline after enough rounds for a median,
+// because a loaded machine takes several times as long.
 func inTurns(ctx context.Context, rounds int, most time.Duration, n int, measure func(way int) error) error {
 	const enough = 9
 	return onOneCPU(func() error {
@@ -180,7 +181,8 @@ func inTurns(ctx context.Context, rounds int, most time.Duration, n int, measure
 	})
 }
 
-// orLeave returns when f ends or ctx does. Then f goes on by itself: it must hold nothing that cleaning up needs.
+// orLeave returns when f ends or ctx does. In the latter case f continues by itself: it must not hold
+// resources needed by the cleanup.
 func orLeave(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- f() }()
@@ -192,14 +194,14 @@ func orLeave(ctx context.Context, f func() error) error {
 	}
 }
 
-// onOneCPU has f run on one CPU, so that what it measures always finds the same caches.
+// onOneCPU runs f on one CPU, so its measurements always find the same caches.
 func onOneCPU(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread is bound to a CPU and must not serve others after
+		runtime.LockOSThread() // never unlocked: the thread is bound to a CPU and must not serve other goroutines
 		var set unix.CPUSet
 		set.Set(runtime.NumCPU() - 1)
-		_ = unix.SchedSetaffinity(0, &set) // refused in some containers: then the kernel chooses
+		_ = unix.SchedSetaffinity(0, &set) // some containers refuse: the kernel then chooses
 		done <- f()
 	}()
 	return <-done

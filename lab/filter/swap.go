@@ -20,15 +20,15 @@ import (
 	"github.com/weir-project/weir/kernel/hook"
 )
 
-// Both rule sets drop the first port; of the others each set drops one and counts the other. So what the rules have
-// counted is exactly what was sent: a packet that met no set, or both, would be missing, or be there twice. And no packet
-// to the first port arrives.
+// Both rule sets drop the first port. Of the other ports each set drops one and counts the other. The rules
+// therefore count exactly the sent packets: a packet past no set is missing, and a packet past both counts
+// twice. No packet to the first port arrives.
 var swapPorts = []uint16{5000, 5001, 5002}
 
 func swapName(port uint16) string  { return fmt.Sprint("p", port) }
 func swapMatch(port uint16) string { return fmt.Sprint("udp.dstport == ", port) }
 
-// dropsIn says whether one of the two sets drops a port.
+// dropsIn reports whether one of the two sets drops a port.
 func dropsIn(set int, port uint16) bool { return port == swapPorts[0] || port == swapPorts[1+set%2] }
 
 // swapper exchanges the rule sets at one hook.
@@ -89,11 +89,11 @@ func productSwapper(ctx context.Context, w *world, p product, h filter.Hook) *sw
 			return p.apply(ctx, filterAt(w, h, rules...))
 		},
 		counts: func() (map[string]uint64, error) { return p.counts(ctx) },
-		close:  func() { _ = p.apply(context.WithoutCancel(ctx)) }, // what stays is what is left over
+		close:  func() { _ = p.apply(context.WithoutCancel(ctx)) }, // leftovers reports failures
 	}
 }
 
-// socketSwapper exchanges two programs on all the sockets, that each has counts of.
+// socketSwapper exchanges two programs on all the sockets. Each program has its own counters.
 func socketSwapper(sinks []*net.UDPConn) (*swapper, error) {
 	var progs [2]*ebpf.Program
 	var counts [2]counter
@@ -146,7 +146,7 @@ func socketSwapper(sinks []*net.UDPConn) (*swapper, error) {
 	}, nil
 }
 
-// swapSinks are sockets that the flood comes to.
+// swapSinks opens the receiving sockets of the flood.
 func swapSinks(w *world) (sinks []*net.UDPConn, err error) {
 	err = w.host.Do(func() error {
 		for _, port := range swapPorts {
@@ -161,10 +161,10 @@ func swapSinks(w *world) (sinks []*net.UDPConn, err error) {
 	return sinks, err
 }
 
-// fewest is how many packets show whether some of them meet no rules, or others.
+// fewest is the number of packets needed to detect packets past none or both of the sets.
 const fewest = 1000
 
-// swapUnderFlood returns how many packets met something else than one whole set.
+// swapUnderFlood returns the number of packets without exactly one whole set.
 func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, sinks []*net.UDPConn) (wrong float64, err error) {
 	defer s.close()
 	if sinks == nil {
@@ -185,7 +185,7 @@ func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, s
 		return 0, err
 	}
 	swaps, begin := 0, time.Now()
-	enough := func() bool { // where the machine stands still that takes longer
+	enough := func() bool { // a stalled machine takes longer
 		return time.Since(begin) > x.swapFor && swaps >= 4 && f.tried.Load() >= 2*fewest || time.Since(begin) > time.Minute
 	}
 	for ; !enough() && ctx.Err() == nil; swaps++ {
@@ -209,7 +209,7 @@ func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, s
 		for _, port := range swapPorts {
 			wrong += difference(counted[swapName(port)], sent[port])
 		}
-	} else { // of which port, the wire does not say
+	} else { // the wire does not count lost packets by port
 		wrong = difference(sum(counted)+lost, total)
 	}
 	if total < fewest || swaps < 4 {
@@ -228,8 +228,8 @@ func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, s
 	return wrong, nil
 }
 
-// finalCounts are the counts when they are so many at least, or patience has ended: packets may be on their way still. What
-// would be counted once too often has its time as well.
+// finalCounts returns the counts when they reach want, or when patience ends, because packets may still be
+// in transit. Double counts also get this time.
 func (s *swapper) finalCounts(ctx context.Context, want uint64) (map[string]uint64, error) {
 	const patience = 5 * time.Second
 	for deadline := time.Now().Add(patience); ; {
@@ -246,7 +246,8 @@ func (s *swapper) finalCounts(ctx context.Context, want uint64) (map[string]uint
 	}
 }
 
-// sum is what the swaps' rules have counted: the default counts again those that a rule counts only.
+// sum returns the packets counted by the swaps' rules. It excludes the default, because the default counts
+// packets of counting rules again.
 func sum(counted map[string]uint64) (n uint64) {
 	for _, port := range swapPorts {
 		n += counted[swapName(port)]
@@ -256,7 +257,7 @@ func sum(counted map[string]uint64) (n uint64) {
 
 func difference(a, b uint64) float64 { return float64(max(a, b) - min(a, b)) }
 
-// drain reads what has come to a socket.
+// drain reads all packets of a socket.
 func drain(c *net.UDPConn) (n int, err error) {
 	err = onSocket(c, func(fd int) error {
 		for b := make([]byte, 64); ; n++ {

@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/filtertest"
 )
 
-// rulesOfBatch is how many expressions meet each packet at once.
+// rulesOfBatch is the number of expressions for each packet at once.
 const rulesOfBatch = 20
 
 func onSocket(c interface {
@@ -34,7 +34,7 @@ func onSocket(c interface {
 	return errors.Join(err, inner)
 }
 
-// watch is a program at a place, whose rules all count: what each matched shows.
+// watch is a program at a location. All its rules count, and the counters show each match.
 type watch struct {
 	*location
 	counter
@@ -42,8 +42,8 @@ type watch struct {
 	want  []uint64 // so far
 }
 
-// sameVerdicts sends packets over a wire past programs at every hook at once, the very same packets, and asks the
-// interpreter about each packet as each hook sees it.
+// sameVerdicts sends packets over a wire past programs at every hook at once, the same packets for all. It
+// evaluates each packet with the interpreter as seen by each hook.
 func (x *experiment) sameVerdicts(ctx context.Context) error {
 	x.say("%d random expressions at all hooks at once, %d real packets: which expressions match, by the kernel and by the interpreter",
 		x.batches*rulesOfBatch, x.batches*x.each)
@@ -65,7 +65,7 @@ func (x *experiment) sameVerdicts(ctx context.Context) error {
 	return nil
 }
 
-// batch compares one set of expressions. The XDP of a device has room for one program: native and generic take turns.
+// batch compares one set of expressions. XDP on a device holds one program: native and generic take turns.
 func (x *experiment) batch(ctx context.Context, w *world, r *rand.Rand, number int) (compared int, err error) {
 	kinds := filtertest.Kinds{Costs: number%4 == 3}
 	plain := randomExprs(r, kinds)
@@ -121,8 +121,8 @@ func randomExprs(r *rand.Rand, k filtertest.Kinds) []*expr.Expr {
 	return out
 }
 
-// put attaches the program. A first rule takes out what the kernel says by itself. A socket keeps nothing, so that it
-// never is full.
+// put attaches the program. Its first rule excludes packets sent by the kernel on its own. A socket drops
+// everything, so its buffer never fills.
 func (h *watch) put(w *world, pins string) (func(), error) {
 	rules := []compile.Rule{{Name: "other", Match: expr.MustParse("not " + ours), Action: compile.Pass}}
 	for i, e := range h.exprs {
@@ -146,7 +146,7 @@ func (h *watch) put(w *world, pins string) (func(), error) {
 	return func() { detach(); unload() }, nil
 }
 
-// expect adds what a packet has to count, and returns of how many expressions.
+// expect adds a packet's expected counts, and returns the number of compared expressions.
 func (h *watch) expect(p *packet) int {
 	if !h.takes(p) {
 		return 0
@@ -161,7 +161,8 @@ func (h *watch) expect(p *packet) int {
 	return len(h.exprs)
 }
 
-// check waits until the counts are as expected, and returns those that are not. From then on the actual ones are expected.
+// check waits until the counts are as expected, and returns the expressions with wrong counts. The actual
+// counts are the expected ones from then on.
 func (h *watch) check() (wrong []int, err error) {
 	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Microsecond) {
 		last := time.Now().After(deadline)

@@ -19,18 +19,18 @@ import (
 // device is the name of the host's interface, and of the sender's.
 const device = "eth0"
 
-// world is a cable from a sender to a host, whose end is filtered.
+// world is a cable from a sender to a host with a filtered end.
 type world struct {
 	sender, host *netns.Handle
 	hostName     string
-	ifindex      int    // of the host's end,
-	sends        int    // and of the sender's
-	macs         []byte // the host's and the sender's: how a frame begins
-	out          int    // a packet socket of the sender's
+	ifindex      int    // of the host's end
+	sends        int    // of the sender's end
+	macs         []byte // the host's and the sender's: the begin of a frame
+	out          int    // a packet socket of the sender
 }
 
-// newWorld makes one. The sender has addresses only if it is to talk by sockets: one without answers nothing, so that what
-// comes to the host is what was sent.
+// newWorld creates a world. The sender has addresses only if talks is set, to send from sockets. A sender
+// without addresses answers nothing, so the host receives only the sent packets.
 func newWorld(e *lab.Env, name string, talks bool) (*world, error) {
 	w := &world{out: -1}
 	var err error
@@ -41,7 +41,7 @@ func newWorld(e *lab.Env, name string, talks bool) (*world, error) {
 		return nil, err
 	}
 	for _, ns := range []*netns.Handle{w.sender, w.host} {
-		// Replies to sources that the host has no route to are not sent, and that is no reason to drop what they answer.
+		// Packets from sources without a route must not be dropped; only the replies to them are not sent.
 		err = errors.Join(err, topo.Sysctl(ns, "net.ipv4.conf.all.rp_filter", "0"), topo.Sysctl(ns, "net.ipv4.conf.default.rp_filter", "0"),
 			topo.Addresses(ns))
 	}
@@ -95,7 +95,7 @@ func (w *world) open(talks bool) error {
 		return err
 	}
 	w.macs = append(append(w.macs, mac...), own...)
-	// The host would say to itself, by ICMP, that it cannot answer.
+	// The host would report to itself by ICMP its failure to answer.
 	if err := neighbours(w.host, w.ifindex, own, addresses(sources4[0], sources6[0])); err != nil || !talks {
 		return err
 	}
@@ -103,7 +103,7 @@ func (w *world) open(talks bool) error {
 	return neighbours(w.sender, w.sends, mac, addresses(host4, host6))
 }
 
-// neighbours has a namespace know whose addresses those are.
+// neighbours adds permanent neighbour entries for the addresses to a namespace.
 func neighbours(ns *netns.Handle, ifindex int, mac net.HardwareAddr, addrs []netip.Prefix) error {
 	return ns.Do(func() error {
 		var errs []error
@@ -114,7 +114,7 @@ func neighbours(ns *netns.Handle, ifindex int, mac net.HardwareAddr, addrs []net
 	})
 }
 
-// send puts a frame on the cable. When it returns, the host has mostly dealt with it.
+// send puts a frame on the cable. On return the host has usually processed it.
 func (w *world) send(p *packet) error {
 	if _, err := unix.Write(w.out, p.frame); err != nil {
 		return fmt.Errorf("send a frame of %d bytes: %w", len(p.frame), err)

@@ -32,20 +32,22 @@ type setting struct {
 	workers   int
 	requests  int           // of a connection
 	threshold int           // waiting sessions
-	light     float64       // of what a server can do, asked of each
-	heavy     float64       // the same, asked of the first by a few clients
+	light     float64       // load of each server, relative to its capacity
+	heavy     float64       // additional load of the first server by a few clients, relative to its capacity
 	work      time.Duration // of a request, mean of an exponential distribution
-	times     int           // as long as the other setting
+	times     int           // duration, relative to the other setting
 }
 
 var (
-	// The first server is asked for a quarter more than it can do: where nothing moves, what waits there grows for as long as it is
-	// asked, and so does the ratio's denominator: of a hundred requests the slowest but one takes 0.28 s in a run of 3.6 s, 0.54 in one of 6.
+	// The first server's load is a quarter above its capacity. Without moving, its queue grows for the
+	// whole run, and so does the ratio's denominator: the 99th percentile is 0.28 s in a run of 3.6 s, and
+	// 0.54 s in one of 6 s.
 	skewed = setting{name: "skewed", workers: 8, requests: 8, threshold: 4, light: 0.35, heavy: 0.9, work: 16 * time.Millisecond, times: 2}
 	even   = setting{name: "even", workers: 8, requests: 8, threshold: 4, light: 0.7, work: 16 * time.Millisecond, times: 1}
 )
 
-// heavyClients are those that ask for too much: connections of one client go to one server, as by source.
+// heavyClients is the number of overloading clients. Connections of one client go to one server, as with
+// hashing by source.
 const heavyClients = 3
 
 type balance struct {
@@ -148,7 +150,7 @@ func (b *balance) compare(ctx context.Context, s setting, rounds int, long time.
 	for _, a := range s.arrivals(b.env.Seed, long) {
 		work = append(work, a.work...)
 	}
-	times(b.result, "work_ms_"+s.name, work) // what no balance makes shorter
+	times(b.result, "work_ms_"+s.name, work) // the lower bound for any balance
 	b.result.Set("p99_ratio"+suffix, median(ratios))
 	b.result.Set("p50_ratio"+suffix, median(ratios50))
 	times(b.result, "latency_ms_moving_"+s.name, with.times)
@@ -156,7 +158,7 @@ func (b *balance) compare(ctx context.Context, s setting, rounds int, long time.
 	return []curve{with, without}, nil
 }
 
-// table varies one thing at a time.
+// table varies one parameter at a time.
 func (b *balance) table(ctx context.Context, long time.Duration) error {
 	vary := func(name string, s setting) error {
 		var p99 [2]time.Duration
@@ -203,14 +205,15 @@ func median(v []float64) float64 {
 	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
-// arrival is a connection that a client opens.
+// arrival is a connection opened by a client.
 type arrival struct {
 	at   time.Duration
 	host int
 	work []time.Duration
 }
 
-// arrivals are those of a run: Poisson processes of light clients at each server, and of the heavy ones at the first.
+// arrivals draws the connections of a run: Poisson processes of light clients at each server, and of heavy
+// ones at the first.
 func (s setting) arrivals(seed uint64, long time.Duration) (all []arrival) {
 	add := func(stream uint64, host int, share float64) {
 		if share == 0 {
@@ -239,7 +242,7 @@ func (s setting) arrivals(seed uint64, long time.Duration) (all []arrival) {
 	return all
 }
 
-// run has clients ask for a while, and returns how long each request took.
+// run sends clients' requests for a while, and returns the latency of each request.
 func (b *balance) run(ctx context.Context, s setting, seed uint64, long time.Duration) ([]time.Duration, error) {
 	for _, h := range b.servers {
 		var err error
@@ -305,7 +308,7 @@ func (b *balance) run(ctx context.Context, s setting, seed uint64, long time.Dur
 	return took, ctx.Err()
 }
 
-// connection asks for one thing after the other.
+// connection sends one request after the other.
 func (b *balance) connection(from uint16, a arrival) (took []time.Duration, err error) {
 	local := netip.AddrPortFrom(netip.MustParseAddr("10.1.0.2"), from)
 	if err := b.override(context.Background(), local, b.servers[a.host-1]); err != nil {

@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// client is a stream in both directions whose every byte is verified.
+// client is a stream in both directions with verification of every byte.
 type client struct {
 	net.Conn
-	remote string // as servers call it
+	remote string // address as seen by servers
 
-	size  int           // of a message, at most
+	size  int           // maximum of a message
 	pause time.Duration // between two
 	seed  uint64
 	dense atomic.Bool // more often, see densely
@@ -30,21 +30,21 @@ type client struct {
 	mu       sync.Mutex
 	told     uint64
 	heard    uint64
-	arrivals []time.Time // of what each read returned, by the kernel's clock
+	arrivals []time.Time // times of reads, by the kernel's clock
 	err      error
 
 	end  context.CancelFunc
 	done sync.WaitGroup
 
-	// The pump's own.
+	// The fields below belong to the pump.
 	rand *rand.Rand
 	fd   int
-	out  []byte    // of the message, what is not written yet
-	want []byte    // the answers to what was
-	last time.Time // something was written or read
+	out  []byte    // unwritten rest of the message
+	want []byte    // answers to the written part
+	last time.Time // time of the last write or read
 }
 
-// streamSize is that of a message of a stream of small ones, at most.
+// streamSize is the maximum size of a message in a stream of small ones.
 const streamSize = 2000
 
 // dial connects a client to the service.
@@ -70,10 +70,10 @@ func (c *client) fail(err error) {
 	c.err = errors.Join(c.err, err)
 }
 
-// patience is how long what must happen may take: longer than the machine stands still.
+// patience is the timeout for required events, longer than a stall of the machine.
 const patience = 30 * time.Second
 
-// verdict is what became of a stream.
+// verdict is the result of a stream.
 type verdict struct {
 	bytes            uint64
 	lost, duplicated uint64
@@ -81,7 +81,7 @@ type verdict struct {
 	err              error
 }
 
-// finish ends the stream: every answer must have come, and nothing after it.
+// finish ends the stream: all answers must have arrived, and nothing after them.
 func (c *client) finish() verdict {
 	c.end()
 	c.done.Wait()
@@ -103,14 +103,14 @@ func (c *client) finish() verdict {
 	return v
 }
 
-// gap is the longest time between two arrivals that overlaps with a period. Ask when all has arrived: one that had not ended yet
-// would not be seen.
+// gap returns the longest time between two arrivals overlapping a period. Call it after the last arrival:
+// an unfinished gap would be missed.
 func (c *client) gap(from, to time.Time) time.Duration {
 	began, ended := c.longestGap(from, to)
 	return ended.Sub(began)
 }
 
-// longestGap is when that began and ended.
+// longestGap returns the begin and end of this gap.
 func (c *client) longestGap(from, to time.Time) (began, ended time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

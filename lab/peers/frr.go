@@ -19,30 +19,30 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// Router is a real router: FRR's bgpd with its BMP module, a second bgpd as its BGP neighbour that announces
-// routes, and an IPFIX exporter that watches the traffic between the two. All of its telemetry comes from
-// one source address.
+// Router is a real router: FRR's bgpd with its BMP module, a second bgpd as BGP neighbour with announced
+// routes, and an IPFIX exporter for the traffic between the two. All of its telemetry comes from one source
+// address.
 type Router struct {
 	Name       string
 	Namespace  string     // of the router
 	Neighbour  string     // namespace of the BGP neighbour
 	Addr       netip.Addr // source of its telemetry
 	Local, Far netip.Addr // the BGP session's ends
-	Interface  string     // towards the neighbour; the exporter watches it
+	Interface  string     // towards the neighbour; watched by the exporter
 	Collector  netip.AddrPort
-	Routes     int    // that the neighbour announces
+	Routes     int    // announced by the neighbour
 	Exporter   string // "pmacctd" or "softflowd"
-	// Also are further collectors: each has a BMP session of its own, with the same routes.
+	// Also lists further collectors. Each has its own BMP session, with the same routes.
 	Also []netip.AddrPort
 
 	exporter *lab.Process
 }
 
-// bgpPort is where both ends listen, each in a namespace of its own.
+// bgpPort is the port of both ends, each in its own namespace.
 const bgpPort = "179"
 
-// StartBGP starts both ends of the BGP session. BMP comes up as soon as the router has a route to the
-// collectors, and should not before BGP is: FRR then reports the end of a session that never began.
+// StartBGP starts both ends of the BGP session. BMP comes up with the route to the collectors, and should
+// not come up before BGP. FRR would report the end of a session without a begin.
 func (r *Router) StartBGP(e *lab.Env) error {
 	dir := filepath.Join(e.Dir, r.Name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -63,7 +63,7 @@ func (r *Router) StartExporter(e *lab.Env) error {
 	return r.startPmacctd(e, dir)
 }
 
-// Missing returns what of the programs that a router needs is not installed.
+// Missing returns the programs of a router not installed here.
 func (r *Router) Missing() []string {
 	var missing []string
 	for _, program := range []string{"bgpd", r.Exporter} {
@@ -79,7 +79,7 @@ func (r *Router) startBGP(e *lab.Env, dir, role, namespace string, listen netip.
 	if err := os.MkdirAll(home, 0o777); err != nil {
 		return err
 	}
-	// vtysh complains where it has no configuration.
+	// vtysh complains without a configuration.
 	if err := os.WriteFile(filepath.Join(home, "vtysh.conf"), nil, 0o644); err != nil {
 		return err
 	}
@@ -92,7 +92,8 @@ func (r *Router) startBGP(e *lab.Env, dir, role, namespace string, listen netip.
 		return err
 	}
 	defer out.Close()
-	// -Z: no zebra, -n: no kernel routes, -S: no change of user; its sockets and files in our directory.
+	// -Z: no zebra, -n: no kernel routes, -S: no change of user; its sockets and files are in our
+	// directory.
 	args := []string{"-Z", "-S", "-n", "-f", conf, "-i", filepath.Join(home, "pid"), "-z", filepath.Join(home, "zserv"),
 		"--vty_socket", home, "-P", "0", "-l", listen.String(), "-p", bgpPort}
 	if module != "" {
@@ -118,7 +119,7 @@ router bgp 64600
 `) + r.targets()
 }
 
-// targets is a group of BMP targets for each collector.
+// targets returns a group of BMP targets for each collector.
 func (r *Router) targets() string {
 	var b strings.Builder
 	for i, c := range append([]netip.AddrPort{r.Collector}, r.Also...) {
@@ -138,12 +139,12 @@ func (r *Router) targets() string {
 	return b.String()
 }
 
-// Ask has the router answer a command of its own, as an operator would with vtysh: "show bmp".
+// Ask runs a command on the router, like an operator with vtysh: "show bmp".
 func (r *Router) Ask(ctx context.Context, e *lab.Env, command string) (string, error) {
 	return r.vtysh(ctx, e, "router", r.Namespace, "-c", command)
 }
 
-// Announce has the neighbour announce the routes numbered from n to m, m excluded, or withdraw them.
+// Announce makes the neighbour announce the routes numbered from n to m, m excluded, or withdraw them.
 func (r *Router) Announce(ctx context.Context, e *lab.Env, n, m int, withdraw bool) error {
 	no := ""
 	if withdraw {
@@ -162,7 +163,7 @@ func (r *Router) Announce(ctx context.Context, e *lab.Env, n, m int, withdraw bo
 	return err
 }
 
-// route is the n-th that the neighbour announces.
+// route returns route number n of the neighbour.
 func route(n int) string { return fmt.Sprintf("20.%d.%d.0/24", n>>8, n&0xff) }
 
 func (r *Router) vtysh(ctx context.Context, e *lab.Env, role, namespace string, args ...string) (string, error) {
@@ -229,7 +230,7 @@ func (r *Router) startPmacctd(e *lab.Env, dir string) error {
 }
 
 func (r *Router) startSoftflowd(e *lab.Env, dir string) error {
-	// softflowd sets no time after which libpcap hands over a block of packets that is not full (256 KB): whole
+	// softflowd sets no timeout for libpcap's delivery of a partly filled block of packets (256 KB). Whole
 	// packets fill it sooner. -v 10 is IPFIX, -d keeps it in the foreground.
 	return r.startIn(e, dir, "softflowd", "-d", "-i", r.Interface, "-n", r.Collector.String(), "-v", "10", "-C", "1500",
 		"-t", fmt.Sprintf("general=%d", int(expiry.Seconds())), "-t", "maxlife=2", "-t", "tcp=1", "-t", "udp=1", "-t", "icmp=1", "-t", "expint=1",
@@ -246,11 +247,11 @@ func (r *Router) startIn(e *lab.Env, dir, program string, args ...string) error 
 	return err
 }
 
-// Silence stops the exporter where it is, or lets it go on.
+// Silence stops the exporter by SIGSTOP, or continues it.
 func (r *Router) Silence(on bool) {
 	sig := syscall.SIGCONT
 	if on {
 		sig = syscall.SIGSTOP
 	}
-	_ = unix.Kill(-r.exporter.PID, sig) // its group: pmacctd exports from a child
+	_ = unix.Kill(-r.exporter.PID, sig) // the group: pmacctd exports from a child
 }

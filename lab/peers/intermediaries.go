@@ -12,19 +12,19 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// Proxy is HAProxy in front of collectors that take TCP: each source address has its collector, which learns the
-// address from the PROXY header that HAProxy sends first (send-proxy).
+// Proxy is HAProxy in front of TCP collectors. It maps each source address to a collector, and sends the
+// address to it in a leading PROXY header (send-proxy).
 type Proxy struct {
 	Listen    netip.AddrPort
 	Backlog   int                // of its listener
 	Backends  []netip.AddrPort   // of the collectors
 	Collector map[netip.Addr]int // source address to index of its collector
-	Header    bool               // the collectors take a PROXY header
-	Spread    bool               // connections go to the collectors in turn, whoever connects
+	Header    bool               // the collectors accept a PROXY header
+	Spread    bool               // connections go to the collectors in turn, regardless of their source
 }
 
-// configuration is what an operator would write; all that is not said is HAProxy's default, the number of threads
-// included.
+// configuration returns an operator's configuration. Other settings keep HAProxy's defaults, including the
+// number of threads.
 func (p *Proxy) configuration(sources string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `global
@@ -70,16 +70,16 @@ func (p *Proxy) Start(e *lab.Env, namespace string) (*lab.Process, error) {
 		"sources.map": sources.String(), "haproxy.cfg": p.configuration(filepath.Join(dir, "sources.map"))})
 }
 
-// Tee is nfacctd as it is put in front of collectors that take UDP: each source address has its collector, which
-// sees the datagram as if it came from there (tee_transparent).
+// Tee is nfacctd in front of UDP collectors. It maps each source address to a collector, and sends the
+// datagram with its original source address (tee_transparent).
 type Tee struct {
 	Listen    netip.AddrPort
 	Receivers []netip.AddrPort
 	Collector map[netip.Addr]int // source address to index of its receiver
 }
 
-// configuration is what an operator would write. The queue between nfacctd's core and its plugin is made large
-// enough for what an experiment has on its way, and datagrams are handed over one by one: a larger buffer would
+// configuration returns an operator's configuration. The queue between nfacctd's core and its plugin has
+// room for an experiment's messages in transit. Datagrams are passed on one by one: a larger buffer would
 // keep the last ones until more follow.
 func (t *Tee) configuration(dir string) string {
 	return strings.Join([]string{
@@ -113,8 +113,8 @@ func (t *Tee) Start(e *lab.Env, namespace string) (*lab.Process, error) {
 		"pretag.map": tags.String(), "receivers.lst": receivers.String(), "tee.conf": t.configuration(dir)})
 }
 
-// startConfigured writes the files of a daemon into its directory and starts it, with the name of one of them as
-// its last argument.
+// startConfigured writes the files of a daemon into its directory and starts it. Its last argument is the
+// name of its configuration.
 func startConfigured(e *lab.Env, namespace, program string, args []string, dir, config string, files map[string]string) (*lab.Process, error) {
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// HAProxy itself finds no fault with its configuration.
+// HAProxy accepts its configuration.
 func TestProxyConfiguration(t *testing.T) {
 	haproxy, err := lab.Find("haproxy")
 	if err != nil {

@@ -10,20 +10,20 @@ import (
 	"github.com/weir-project/weir/internal/ipfix"
 )
 
-// Information elements that the lab counts by (IANA registry).
+// Information elements used for counting (IANA registry).
 const (
 	packetDeltaCount = 2
 	ingressInterface = 10
 )
 
-// templateKey names a template: its number is the exporter's own, in each observation domain.
+// templateKey identifies a template. Its number is local to the exporter and the observation domain.
 type templateKey struct {
 	exporter netip.Addr
 	domain   uint32
 	id       uint16
 }
 
-// message counts the data records of one IPFIX message (RFC 7011 section 3) whose templates are known.
+// message counts the data records with known templates of one IPFIX message (RFC 7011 section 3).
 func (s *sink) message(exporter netip.Addr, b []byte) error {
 	m, err := ipfix.Parse(b)
 	if err != nil {
@@ -52,7 +52,7 @@ func (s *sink) message(exporter netip.Addr, b []byte) error {
 	return nil
 }
 
-// count enters the records of a data set.
+// count counts the records of a data set.
 func (s *sink) count(exporter netip.Addr, fields []ipfix.Field, set []byte) {
 	size := 0
 	for _, f := range fields {
@@ -74,7 +74,7 @@ func (s *sink) count(exporter netip.Addr, fields []ipfix.Field, set []byte) {
 	}
 }
 
-// number reads an unsigned integer of any length up to 8 bytes (RFC 7011 section 6.2).
+// number reads an unsigned big-endian integer of up to 8 bytes (RFC 7011 section 6.2).
 func number(b []byte) uint64 {
 	var n uint64
 	for _, c := range b {

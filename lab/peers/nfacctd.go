@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package peers runs the real software that experiments meet: collectors (pmacct's nfacctd), routers (FRR's
-// bgpd with its BMP module) and IPFIX exporters (pmacct's nfprobe, softflowd), all unmodified.
+// Package peers runs the real software of experiments: collectors (pmacct's nfacctd), routers (FRR's bgpd
+// with its BMP module) and IPFIX exporters (pmacct's nfprobe, softflowd), all unmodified.
 package peers
 
 import (
@@ -16,22 +16,22 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// Collector is one collector of pmacct's, and its restarts: an nfacctd that takes IPFIX and BMP on one port, or
-// an sfacctd that takes sFlow. All collectors of an experiment may share the port: they set SO_REUSEPORT.
+// Collector is one collector of pmacct with its restarts: an nfacctd for IPFIX and BMP on one port, or an
+// sfacctd for sFlow. All collectors of an experiment may share the port: they set SO_REUSEPORT.
 type Collector struct {
 	Number   int
-	PIDFile  string // of the core process, written when it is started
+	PIDFile  string // of the core process, written at its start
 	Port     int
-	MaxPeers int      // BMP sessions it has memory for, 2 MB each
+	MaxPeers int      // limit of BMP sessions, with 2 MB of memory each
 	Env      []string // added to its environment
 	Buffer   int      // between core and plugin, in bytes; 0 is nfacctd's default
-	Proxied  bool     // BMP comes through a proxy that says first whom it is from (PROXY protocol)
-	Bound    []string // where it is bound, as weir.yaml has it, if not where its service listens
+	Proxied  bool     // BMP comes through a proxy with a leading PROXY header for the source
+	Bound    []string // bind addresses in the syntax of weir.yaml, if different from the service's
 
 	program string
-	binary  string // of goflow2, which no package installs
+	binary  string // of goflow2, not available as a package
 	family  Family // of a sink
-	group   string // of sinks: before their program in names
+	group   string // of sinks: prefix of their names
 	env     *lab.Env
 	ns      string
 	dir     string
@@ -46,12 +46,12 @@ type life struct {
 	proc            *lab.Process
 	flows, bmp, log tail
 	nfcapd          nfcapdFiles
-	killed          atomic.Int64 // bytes of log when it was killed, -1 before; what plugins say later is their last words
-	crashed         bool         // it ended unbidden, and that was reported
+	killed          atomic.Int64 // bytes of log at its kill, -1 before; later lines belong to the kill
+	crashed         bool         // its crash was reported
 	ready           readiness
 }
 
-// now is the latest life, nil before the first Start.
+// now returns the latest life, nil before the first Start.
 func (c *Collector) now() *life {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -66,17 +66,18 @@ func NewCollector(e *lab.Env, namespace string, n, port, maxPeers int) (*Collect
 	return newCollector(e, &Collector{Number: n, Port: port, MaxPeers: maxPeers, program: "nfacctd", ns: namespace})
 }
 
-// NewSink prepares a built-in collector, for where nfacctd cannot be installed.
+// NewSink prepares a built-in collector, as a substitute for nfacctd.
 func NewSink(e *lab.Env, namespace string, n, port int) (*Collector, error) {
 	return newCollector(e, &Collector{Number: n, Port: port, program: "sink", family: DualStack, ns: namespace})
 }
 
-// NewFamilySink prepares a built-in collector of one family, or both; group tells sinks of one number apart.
+// NewFamilySink prepares a built-in collector of one family, or both. group distinguishes sinks with the
+// same number.
 func NewFamilySink(e *lab.Env, namespace, group string, family Family, n, port int) (*Collector, error) {
 	return newCollector(e, &Collector{Number: n, Port: port, group: group, program: "sink", family: family, ns: namespace})
 }
 
-// NewSFlowCollector prepares sfacctd number n, likewise.
+// NewSFlowCollector prepares sfacctd number n, without starting it.
 func NewSFlowCollector(e *lab.Env, namespace string, n, port int) (*Collector, error) {
 	return newCollector(e, &Collector{Number: n, Port: port, program: "sfacctd", ns: namespace})
 }
@@ -91,18 +92,19 @@ func newCollector(e *lab.Env, c *Collector) (*Collector, error) {
 	return c, os.MkdirAll(c.dir, 0o755)
 }
 
-// String names the collector: "nfacctd 2", "v4 sink 2".
+// String returns the name of the collector: "nfacctd 2", "v4 sink 2".
 func (c *Collector) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s %s %d", c.group, c.program, c.Number))
 }
 
-// path is that of an output file: one set for each life, so that the last words of a killed process do not
-// run into the first of its successor.
+// path returns the path of an output file. Each life has its own set, so the last output of a killed
+// process does not mix with the first output of its successor.
 func (c *Collector) path(name string, life int) string {
 	return filepath.Join(c.dir, fmt.Sprintf("%s-%d.json", name, life))
 }
 
-// configuration is what an operator would write. Without an address nfacctd listens on [::], for both families.
+// configuration returns an operator's configuration. Without an address nfacctd listens on [::], for both
+// families.
 func (c *Collector) configuration(life int) string {
 	lines := []string{
 		"daemonize: false",
@@ -112,8 +114,8 @@ func (c *Collector) configuration(life int) string {
 		c.program + "_pipe_size: 4194304",
 		"plugins: print[p]",
 		"aggregate[p]: peer_src_ip, in_iface",
-		// pmacct's own queue between core and plugin hands a buffer over twice when the core is preempted
-		// between marking it as written and looking whether the plugin sleeps; ZeroMQ does not.
+		// pmacct's own queue can deliver a buffer twice: the core may be preempted between marking it as
+		// written and checking for a sleeping plugin. ZeroMQ does not.
 		"plugin_pipe_zmq[p]: true",
 		"print_refresh_time[p]: 1",
 		"print_output[p]: json",
@@ -135,7 +137,7 @@ func (c *Collector) configuration(life int) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// Start starts the process; its sockets appear some seconds later.
+// Start starts the process. Its sockets appear some seconds later.
 func (c *Collector) Start() error {
 	n := c.Life() + 1
 	conf := filepath.Join(c.dir, c.program+".conf")
@@ -149,7 +151,7 @@ func (c *Collector) Start() error {
 	defer log.Close()
 	command := lab.Command{
 		Namespace: c.ns, Path: c.program, Args: []string{"-f", conf}, Dir: c.dir, Output: log,
-		Env: append([]string{"MALLOC_TOP_PAD_=67108864"}, c.Env...), // halves the time it takes to start
+		Env: append([]string{"MALLOC_TOP_PAD_=67108864"}, c.Env...), // halves the start time
 	}
 	switch c.program {
 	case "goflow2":
@@ -165,8 +167,8 @@ func (c *Collector) Start() error {
 	if err != nil {
 		return err
 	}
-	// As start-stop-daemon does. The daemon's own pid file comes after its sockets, on a busy machine by
-	// seconds, and until then nobody outside could know which process has them.
+	// Like start-stop-daemon. The daemon writes its own pid file after its sockets are open, on a busy
+	// machine seconds later. Until then no other process could identify the owner of the sockets.
 	if err := os.WriteFile(c.PIDFile, fmt.Appendln(nil, proc.PID), 0o644); err != nil {
 		return err
 	}
@@ -178,7 +180,7 @@ func (c *Collector) Start() error {
 	return nil
 }
 
-// PID is that of the core process, also after it ended; 0 before the first Start.
+// PID returns the pid of the core process, even after its end; 0 before the first Start.
 func (c *Collector) PID() int {
 	if l := c.now(); l != nil {
 		return l.proc.PID
@@ -186,17 +188,17 @@ func (c *Collector) PID() int {
 	return 0
 }
 
-// Running tells whether the core process lives.
+// Running reports whether the core process is alive.
 func (c *Collector) Running() bool {
 	l := c.now()
 	return l != nil && l.proc.Running()
 }
 
-// Done is closed when the core process has ended.
+// Done returns a channel, closed when the core process has ended.
 func (c *Collector) Done() <-chan struct{} { return c.now().proc.Done() }
 
-// Kill sends sig to the core process. With SIGKILL its plugins stay behind for some seconds, and hold the
-// BMP listener open that they inherited.
+// Kill sends sig to the core process. After SIGKILL its plugins remain for some seconds and hold the
+// inherited BMP listener open.
 func (c *Collector) Kill(sig syscall.Signal) error {
 	l := c.now()
 	if st, err := os.Stat(l.log.path); err == nil {
@@ -205,7 +207,7 @@ func (c *Collector) Kill(sig syscall.Signal) error {
 	return l.proc.Signal(sig)
 }
 
-// crash reports, once, that the process ended and nobody killed it.
+// crash reports the end of a process without a kill, once.
 func (c *Collector) crash(l *life, f func(Record)) {
 	if l.proc.Running() || l.killed.Load() >= 0 || l.crashed {
 		return
@@ -216,15 +218,15 @@ func (c *Collector) crash(l *life, f func(Record)) {
 	f(Record{Kind: Crashed, Count: 1, Incarnation: l.number, Text: fmt.Sprintf("%s ended by itself: %v; it said last: %s", c, l.proc.Err(), last)})
 }
 
-// Life is how many times the collector was started.
+// Life returns the number of starts of the collector.
 func (c *Collector) Life() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.lives)
 }
 
-// Err is how the core process ended.
+// Err returns the exit error of the core process.
 func (c *Collector) Err() error { return c.now().proc.Err() }
 
-// Dir is where the collector's files are.
+// Dir returns the directory of the collector's files.
 func (c *Collector) Dir() string { return c.dir }

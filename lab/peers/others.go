@@ -16,24 +16,25 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// Collectors other than pmacct's. They take NetFlow and IPFIX, no BMP.
+// Collectors other than pmacct's. They accept NetFlow and IPFIX, not BMP.
 
-// NewGoFlow2 prepares goflow2 number n, a Go program. It sets SO_REUSEPORT, so that all may share the port.
+// NewGoFlow2 prepares goflow2 number n, a Go program. It sets SO_REUSEPORT, so all may share the port.
 func NewGoFlow2(e *lab.Env, binary, namespace string, n, port int) (*Collector, error) {
 	return newCollector(e, &Collector{Number: n, Port: port, program: "goflow2", binary: binary, ns: namespace})
 }
 
-// goflow2Args: one socket, for a slot takes one; and one worker, since two handle the datagrams of one router
-// side by side: data is then decoded before its template now and then, and lines run into each other.
+// goflow2Args sets one socket, because a slot holds one. It sets one worker, because two workers process
+// one router's datagrams in parallel: data is then sometimes decoded before its template, and output lines
+// mix.
 func (c *Collector) goflow2Args(life int) []string {
 	return []string{
 		"-listen", fmt.Sprintf("netflow://:%d?count=1&workers=1", c.Port),
-		"-addr", "", // no HTTP server: its port would be one for all
+		"-addr", "", // no HTTP server: all would share its port
 		"-format", "json", "-transport", "file", "-transport.file", c.path("flows", life),
 	}
 }
 
-// goflow2Line is what goflow2 writes about one record.
+// goflow2Line is goflow2's output for one record.
 type goflow2Line struct {
 	Sampler string `json:"sampler_address"`
 	In      uint32 `json:"in_if"`
@@ -52,13 +53,13 @@ func parseGoFlow2(line []byte) Record {
 	return Record{Kind: Flows, Device: a, Epoch: l.In, Count: l.Packets}
 }
 
-// NewNfcapd prepares nfcapd number n, of Debian's nfdump. It does not set SO_REUSEPORT: each needs a port of
-// its own.
+// NewNfcapd prepares nfcapd number n, of Debian's nfdump. It does not set SO_REUSEPORT: each needs its own
+// port.
 func NewNfcapd(e *lab.Env, namespace string, n, port int) (*Collector, error) {
 	return newCollector(e, &Collector{Number: n, Port: port, program: "nfcapd", ns: namespace, Bound: []string{fmt.Sprintf("udp :%d", port)}})
 }
 
-// nfcapdFiles are the files that a life of nfcapd has finished.
+// nfcapdFiles are the completed files of a life of nfcapd.
 type nfcapdFiles struct {
 	read []string // names, sorted
 }
@@ -67,14 +68,14 @@ func (c *Collector) nfcapdDir(life int) string {
 	return filepath.Join(c.dir, fmt.Sprintf("flows-%d", life))
 }
 
-// nfcapdArgs: with -6 it listens on both families, without on IPv4 alone; every other second it begins a new
-// file, and what it has in memory is then written. Two may not share a directory.
+// nfcapdArgs sets -6, to listen on both families; the default is IPv4 alone. Every two seconds nfcapd
+// begins a new file and writes its records in memory. Two must not share a directory.
 func (c *Collector) nfcapdArgs(life int) ([]string, error) {
 	dir := c.nfcapdDir(life)
 	return []string{"-6", "-p", fmt.Sprint(c.Port), "-w", dir, "-t", "2", "-B", "4194304"}, os.MkdirAll(dir, 0o755)
 }
 
-// pollOther reads what a life of goflow2 or nfcapd wrote.
+// pollOther reads the output of a life of goflow2 or nfcapd.
 func (c *Collector) pollOther(l *life, give func(Record)) error {
 	if c.program == "goflow2" {
 		return l.flows.lines(func(line []byte, _ int64) { give(parseGoFlow2(line)) })

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// A file that grows is read by whole lines, each once, whatever the writer's buffers do.
+// A growing file is read by whole lines, each once, for any buffering of the writer.
 func TestTail(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	tl := tail{path: path}
@@ -29,7 +29,7 @@ func TestTail(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	read() // there is no file yet
+	read() // no file exists yet
 	f, err := os.Create(path)
 	if err != nil {
 		t.Fatal(err)
@@ -47,7 +47,7 @@ func TestTail(t *testing.T) {
 	}
 }
 
-// Lines that nfacctd 1.7.7 wrote.
+// Lines written by nfacctd 1.7.7.
 func TestParse(t *testing.T) {
 	a := netip.MustParseAddr
 	for _, c := range []struct {
@@ -103,7 +103,7 @@ func TestParseLog(t *testing.T) {
 	}
 }
 
-// Lines that goflow2 2.2.6 (shortened) and nfdump 1.7.1 wrote.
+// Lines written by goflow2 2.2.6 (shortened) and nfdump 1.7.1.
 func TestParseOthers(t *testing.T) {
 	a := netip.MustParseAddr
 	for _, c := range []struct {

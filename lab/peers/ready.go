@@ -10,20 +10,21 @@ import (
 	"time"
 )
 
-// readiness is what Ready saw of a process.
+// readiness is the state of Ready about a process.
 type readiness struct {
 	ticks uint64    // CPU time used, in clock ticks
-	since time.Time // for so long it used none
+	since time.Time // since this time it used none
 }
 
-// idleTime is for how long a process must have used no CPU to be ready.
+// idleTime is the time without CPU use required for readiness.
 const idleTime = 300 * time.Millisecond
 
-// Ready tells whether a running collector whose sockets are there can take records, too. nfacctd opens them, and
-// says that it waits, before its BMP thread has made its tables (2 MB a session that it may have); a flow record
-// that comes before crashes it, for the core looks up the session of every sender. That takes half a second, on
-// a busy machine longer than the 5 s that nfacctd allows for it. So nfacctd is ready when it has said that it
-// waits and is at rest; call Ready several times. Other collectors are ready when their sockets are there.
+// Ready reports whether a running collector with open sockets also accepts records. nfacctd opens its
+// sockets and logs its wait for data before its BMP thread has created its tables (2 MB for each possible
+// session). A flow record before this crashes it, because the core looks up the session of every sender.
+// The tables take half a second, on a busy machine longer than nfacctd's limit of 5 s. nfacctd is ready
+// after this log line and with no CPU use. Call Ready several times. Other collectors are ready with their
+// sockets.
 func (c *Collector) Ready() bool {
 	l := c.now()
 	if c.program != "nfacctd" {
@@ -41,7 +42,7 @@ func (c *Collector) Ready() bool {
 	return time.Since(l.ready.since) >= idleTime
 }
 
-// threads sums up the CPU time of a process's threads, in clock ticks, and tells whether all of them sleep
+// threads sums the CPU time of a process's threads in clock ticks, and reports whether all of them sleep
 // (proc_pid_stat(5)).
 func threads(pid int) (ticks uint64, asleep bool) {
 	paths, _ := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task/*/stat"))

@@ -11,40 +11,40 @@ import (
 	"slices"
 )
 
-// Kind is what a line of a collector's output is about.
+// Kind is the subject of a line in a collector's output.
 type Kind int
 
 const (
-	Flows   Kind = iota // IPFIX: so many records of one device and one ingress interface
+	Flows   Kind = iota // IPFIX: number of records of one device and one ingress interface
 	Route               // BMP: an announced route
 	PeerUp              // BMP: a BGP neighbour of the device is up
-	Other               // BMP: anything else a device sent: Initiation, statistics, Termination
-	Session             // nfacctd's own note that a session was opened
-	Closed              // and that one was closed
+	Other               // BMP: any other message of a device: Initiation, statistics, Termination
+	Session             // nfacctd's own note about an opened session
+	Closed              // nfacctd's own note about a closed session
 	Gap                 // IPFIX: nfacctd missed sequence numbers of a device
-	Crashed             // the collector ended, and nobody killed it
-	Odd                 // a line that should not be: an error, or output that cannot be read
+	Crashed             // the collector ended without a kill
+	Odd                 // an unexpected line: an error, or unreadable output
 )
 
-// Record is one line that a collector wrote about what it received.
+// Record is one line of a collector's output about a received message.
 type Record struct {
 	Kind        Kind
-	Device      netip.Addr // as the collector saw the source
+	Device      netip.Addr // source address seen by the collector
 	Epoch       uint32     // ingress interface of flows, MED of a route
 	Count       int        // packets of flows; 1 otherwise
-	Port        int        // remote port that a Peer Up names
-	Incarnation int        // which of the collector's lives wrote it, from 1
+	Port        int        // remote port of a Peer Up
+	Incarnation int        // the collector's life, from 1
 	Text        string     // the line, if odd
 }
 
-// flowLine is what the print plugin writes with aggregate peer_src_ip, in_iface.
+// flowLine is a line of the print plugin with aggregate peer_src_ip, in_iface.
 type flowLine struct {
 	Peer    string `json:"peer_ip_src"`
 	In      uint32 `json:"iface_in"`
 	Packets int    `json:"packets"`
 }
 
-// bmpLine is what bmp_daemon_msglog_file holds.
+// bmpLine is a line of bmp_daemon_msglog_file.
 type bmpLine struct {
 	Event      string `json:"event_type"`
 	Router     string `json:"bmp_router"`
@@ -54,7 +54,7 @@ type bmpLine struct {
 	RemotePort int    `json:"remote_port"`
 }
 
-// device parses a source address; IPv4 that came in on an IPv6 socket is IPv4.
+// device parses a source address. IPv4 on an IPv6 socket becomes IPv4.
 func device(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	return a.Unmap(), err
@@ -101,18 +101,18 @@ func odd(what string, line []byte, err error) Record {
 	return Record{Kind: Odd, Count: 1, Text: fmt.Sprintf("%s output: %v: %.200s", what, err, line)}
 }
 
-// usual are the lines that a healthy nfacctd logs. The build line lists compiler options such as
-// -Werror. Connections of one device overlap when it reconnects before nfacctd noticed the end of the old one.
+// usual matches the log lines of a healthy nfacctd. The build line lists compiler options such as -Werror.
+// Connections of one device overlap if it reconnects before nfacctd noticed the end of the old one.
 var usual = regexp.MustCompile(`^INFO \( |^NOTICE|^OK:|^$|Multiple connections from peer`)
 
-// unusual among them are those that tell of trouble in spite of their level.
+// unusual matches faults among them, despite their level.
 var unusual = regexp.MustCompile(`(?i)unable|unknown|malformed|discard|missing|expecting|error|fail`)
 
-// gap is what nfacctd logs when the sequence number is not the last one plus the records it decoded: also
-// after records whose template it does not have, in a collector that started later than the exporter.
+// gap matches nfacctd's report of a sequence number other than the last one plus the decoded records. It
+// also appears after records without a known template, in a collector started later than the exporter.
 var gap = regexp.MustCompile(`expecting flow .* agent=(.*):[0-9]+$`)
 
-// parseLog judges a line of the log; ok is false for a usual one.
+// parseLog classifies a line of the log; ok is false for a usual one.
 func parseLog(line []byte) (r Record, ok bool) {
 	if m := gap.FindSubmatch(line); m != nil {
 		if a, err := device(string(m[1])); err == nil {
@@ -125,18 +125,19 @@ func parseLog(line []byte) (r Record, ok bool) {
 	return Record{Kind: Odd, Count: 1, Text: string(line)}, true
 }
 
-// lasting tells whether what begins at a byte of the log was said before the process was killed.
+// lasting reports whether a line at this byte of the log was written before the process was killed.
 func (l *life) lasting(at int64) bool {
 	killed := l.killed.Load()
 	return killed < 0 || at < killed
 }
 
-// orphaned tells whether a line is what a plugin says when its core has crashed, which is reported as such.
+// orphaned reports whether a line is a plugin's message after a crash of its core. The crash is reported
+// separately.
 func (l *life) orphaned(line []byte) bool {
 	return !l.proc.Running() && bytes.Contains(line, []byte("Core process *seems* gone"))
 }
 
-// Poll reads what the collector wrote since the last call, in all its lives.
+// Poll reads the collector's output since the last call, in all its lives.
 func (c *Collector) Poll(f func(Record)) error {
 	c.mu.Lock()
 	lives := slices.Clone(c.lives) // f is called without the lock
@@ -160,7 +161,7 @@ func (c *Collector) Poll(f func(Record)) error {
 			return err
 		}
 		err := l.log.lines(func(line []byte, at int64) {
-			// What a daemon says while it is killed is not about decoding.
+			// A daemon's messages during its kill are not about decoding.
 			if r, ok := parseLog(line); ok && l.lasting(at) && !l.orphaned(line) {
 				r.Text = fmt.Sprintf("%s, life %d: %s", c, l.number, r.Text)
 				give(r)

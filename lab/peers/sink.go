@@ -21,12 +21,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sinkArg makes the lab's own binary a collector; see Sink.
+// sinkArg runs the lab's own binary as a collector; see Sink.
 const sinkArg = "__sink"
 
 var be = binary.BigEndian
 
-// Family says over which IP a sink listens: DualStack on one socket of each protocol for both.
+// Family selects the IP versions of a sink. DualStack uses one socket of each protocol for both.
 type Family string
 
 // The families of sockets.
@@ -36,7 +36,7 @@ const (
 	DualStack Family = "46"
 )
 
-// network is Go's name for a protocol over the family; that of one family alone sets IPV6_V6ONLY for IPv6.
+// network returns Go's name for a protocol over the family. The IPv6 family sets IPV6_V6ONLY.
 func (f Family) network(proto string) string {
 	if f == DualStack {
 		return proto
@@ -44,7 +44,7 @@ func (f Family) network(proto string) string {
 	return proto + string(f)
 }
 
-// any is the address on which sockets of the family take everything.
+// any returns the wildcard address of the family.
 func (f Family) any() string {
 	if f == IPv4 {
 		return "0.0.0.0"
@@ -52,10 +52,10 @@ func (f Family) any() string {
 	return "[::]"
 }
 
-// Sink turns a weir-lab that was started as "weir-lab __sink PORT FAMILY FLOWS BMP" into a collector that
-// starts in a moment, and stands in for nfacctd where that cannot be installed: one UDP socket and one TCP
-// listener on the port, with SO_REUSEPORT, and nfacctd's lines in the two files. main calls it first; it
-// returns when the process is no such child.
+// Sink handles "weir-lab __sink PORT FAMILY FLOWS BMP": it turns the process into a collector with a short
+// start time, as a substitute for nfacctd. The collector has one UDP socket and one TCP listener on the
+// port, with SO_REUSEPORT, and writes nfacctd's lines to the two files. main calls Sink first. It returns
+// if the process is no such child.
 func Sink() {
 	if len(os.Args) != 6 || os.Args[1] != sinkArg {
 		return
@@ -84,7 +84,7 @@ func appendTo(path string) (*json.Encoder, error) {
 	return json.NewEncoder(f), err
 }
 
-// sink is a collector that decodes what the lab counts and no more.
+// sink is a collector. It decodes only the fields counted by the lab.
 type sink struct {
 	mu         sync.Mutex
 	flows, bmp *json.Encoder
@@ -92,10 +92,10 @@ type sink struct {
 	templates  map[templateKey][]ipfix.Field
 }
 
-// purgeEvery is how often the flows counted are written.
+// purgeEvery is the interval of writes of counted flows.
 const purgeEvery = 100 * time.Millisecond
 
-// open opens the sockets of a sink; port 0 takes any, another for each.
+// open opens the sockets of a sink; port 0 takes any free port, a different one for each socket.
 func open(family Family, port uint16) (net.PacketConn, net.Listener, error) {
 	addr := fmt.Sprintf("%s:%d", family.any(), port)
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
@@ -103,7 +103,7 @@ func open(family Family, port uint16) (net.PacketConn, net.Listener, error) {
 			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
 		}), err)
 	}}
-	lc.SetMultipathTCP(false) // socket maps take none
+	lc.SetMultipathTCP(false) // socket maps reject MPTCP sockets
 	udp, err := lc.ListenPacket(context.Background(), family.network("udp"), addr)
 	if err != nil {
 		return nil, nil, err
@@ -116,7 +116,7 @@ func open(family Family, port uint16) (net.PacketConn, net.Listener, error) {
 	return udp, tcp, nil
 }
 
-// listen serves until it fails.
+// listen serves until an error.
 func (s *sink) listen(family Family, port uint16) error {
 	udp, tcp, err := open(family, port)
 	if err != nil {
@@ -133,13 +133,13 @@ func (s *sink) listen(family Family, port uint16) error {
 	return <-fail
 }
 
-// purge writes the flows counted since the last time, as the print plugin does.
+// purge writes the flows counted since the last call, like the print plugin.
 func (s *sink) purge() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for k, n := range s.flowsSeen {
 		k.Packets = n
-		_ = s.flows.Encode(k) // a full disk shows as records that are missing
+		_ = s.flows.Encode(k) // a full disk shows as missing records
 	}
 	clear(s.flowsSeen)
 }
@@ -176,8 +176,8 @@ func (s *sink) accept(l net.Listener) error {
 	}
 }
 
-// ended tells whether an error is the end of a session: the router's, or one that was reset from outside as
-// weir does when a router moves (SOCK_DESTROY).
+// ended reports whether an error is the end of a session: by the router, or by an external reset such as
+// weir's after a move (SOCK_DESTROY).
 func ended(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ECONNABORTED)
 }
@@ -207,8 +207,8 @@ func (s *sink) session(a netip.Addr, r io.Reader) error {
 	}
 }
 
-// decodeBMP finds what the lab wants to know: the MED of a route, the remote port of a Peer Up. Both follow
-// the per-peer header of 42 bytes.
+// decodeBMP extracts the MED of a route and the remote port of a Peer Up. Both follow the per-peer header
+// of 42 bytes.
 func decodeBMP(a netip.Addr, kind byte, body []byte) bmpLine {
 	l := bmpLine{Event: "log", Router: a.String(), Message: fmt.Sprintf("type_%d", kind)}
 	switch {

@@ -17,14 +17,14 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// In the host's namespace another test may have the port that a sink has of one protocol or family only.
+// In the host's namespace another test may hold a sink's port for one protocol or family only.
 func TestMain(m *testing.M) { nstest.Main(m) }
 
 func newSink(bmp io.Writer) *sink {
 	return &sink{flows: json.NewEncoder(io.Discard), bmp: json.NewEncoder(bmp), flowsSeen: map[flowLine]int{}, templates: map[templateKey][]ipfix.Field{}}
 }
 
-// The sink counts what the lab's routers send, and nothing of an exporter whose template it has not seen.
+// The sink counts records of the lab's routers, and no records without a known template.
 func TestSinkIPFIX(t *testing.T) {
 	now := time.Now()
 	for i, a := range []string{"10.99.0.1", "fd00:99::1"} {
@@ -45,7 +45,7 @@ func TestSinkIPFIX(t *testing.T) {
 	}
 }
 
-// The sink logs each BMP message as nfacctd would, as far as the lab reads it.
+// The sink logs each BMP message like nfacctd, in the fields read by the lab.
 func TestSinkBMP(t *testing.T) {
 	now := time.Now()
 	for i, a := range []string{"10.99.0.1", "fd00:99::1"} {
@@ -75,7 +75,7 @@ func TestSinkBMP(t *testing.T) {
 	}
 }
 
-// Whatever arrives, the sink answers with an error at worst.
+// For any input the sink returns an error at worst.
 func FuzzSink(f *testing.F) {
 	for i, a := range []string{"10.99.0.1", "fd00:99::1"} {
 		d := routers.NewDevice(i, netip.MustParseAddr(a))
@@ -91,7 +91,7 @@ func FuzzSink(f *testing.F) {
 	})
 }
 
-// A sink listens over the families that it is told, and no other.
+// A sink listens over the given families only.
 func TestFamilies(t *testing.T) {
 	for _, c := range []struct {
 		family Family

@@ -10,17 +10,17 @@ import (
 	"os"
 )
 
-// tail reads a file that grows, by whole lines.
+// tail reads a growing file by whole lines.
 type tail struct {
 	path string
 	at   int64  // bytes read
-	rest []byte // of a line whose end is not there yet
+	rest []byte // of an incomplete line
 	file *os.File
 	buf  []byte
 }
 
-// lines calls f with every line that is new since the last call, and the place where the line began. The
-// bytes are valid during the call only. A file that is not there yet has no lines.
+// lines calls f with every new line since the last call, and the line's offset. The bytes are valid during
+// the call only. A missing file has no lines.
 func (t *tail) lines(f func(line []byte, at int64)) error {
 	if t.file == nil {
 		file, err := os.Open(t.path)
