@@ -16,18 +16,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fewServices answer while bindings and programs change under those who ask.
+// fewServices is the number of services while bindings and programs change under clients.
 const fewServices = 64
 
-// question is a target, and the service that it leads to with the one set of bindings and with the other.
+// question is a target with its service in each of the two sets of bindings.
 type question struct {
 	target
 	want [2]int
 }
 
-// scenes are two sets of bindings that cover the same targets, each in another way, and the targets. Longer prefixes
-// come and go within shorter ones, a port gives way to every port, and beside a target others are bound to something
-// else.
+// scenes returns two sets of bindings, and targets covered by both in different ways. Longer prefixes
+// appear and disappear within shorter ones, one port is replaced by every port, and neighbouring addresses
+// are bound to other services.
 func scenes() (sets [2][]bindings.Binding, ask []question) {
 	for n := range 256 {
 		proto, other := serviceProto(n%2), serviceProto(n%2+1)
@@ -42,7 +42,7 @@ func scenes() (sets [2][]bindings.Binding, ask []question) {
 			switch first := i == 0; n / 2 % 4 {
 			case 0: // one host, two services
 				bind(q.want[i], 32, boundPort, proto)
-			case 1: // a host within a /16 that stays
+			case 1: // a host within a constant /16
 				bind(q.want[1], 16, boundPort, proto)
 				if first {
 					bind(q.want[0], 32, boundPort, proto)
@@ -54,7 +54,7 @@ func scenes() (sets [2][]bindings.Binding, ask []question) {
 					bind(q.want[1], 24, boundPort, proto)
 					bind(service(2), 24, boundPort+1, proto)
 				}
-			case 3: // longer ones of another port and protocol hide nothing
+			case 3: // longer prefixes of another port and protocol hide nothing
 				bits := 20
 				if first {
 					bits = 16
@@ -68,7 +68,7 @@ func scenes() (sets [2][]bindings.Binding, ask []question) {
 	return sets, ask
 }
 
-// crowd is so many bindings of hosts far from those that are asked about.
+// crowd returns n bindings of hosts far from the targets.
 func (x *experiment) crowd(n int, part string) []bindings.Binding {
 	s := &set{at: map[uint32]int{}, services: fewServices}
 	r := x.rand("crowd", part)
@@ -82,7 +82,7 @@ func (x *experiment) crowd(n int, part string) []bindings.Binding {
 	return s.bindings(n)
 }
 
-// askers ask about every question again and again, until they are stopped.
+// askers query every target again and again, until stopped.
 type askers struct {
 	x         *experiment
 	questions []question
@@ -92,13 +92,13 @@ type askers struct {
 
 	mu      sync.Mutex
 	answers int
-	of      [2]int // answers of which set, where they differ
-	wrong   int    // of another service than those that may be asked, or none
+	of      [2]int // answers by set, where the sets differ
+	wrong   int    // answers of a service of no permitted set, or no answer
 	err     error
 	longest time.Duration
 }
 
-// perProto is how many clients connect, and as many send datagrams.
+// perProto is the number of connecting clients, and of clients with datagrams.
 const perProto = 2
 
 func (x *experiment) startAsking(ns *netns.Handle, questions []question, inForce uint32) *askers {
@@ -116,7 +116,7 @@ func (x *experiment) startAsking(ns *netns.Handle, questions []question, inForce
 	return a
 }
 
-// askAll asks about those of one protocol. The pause leaves the machine to the commands that are watched.
+// askAll queries the targets of one protocol. The pause leaves CPU time to the tested commands.
 func (a *askers) askAll(n int) error {
 	c, err := newClient()
 	if err != nil {
@@ -164,7 +164,7 @@ func (a *askers) end() error {
 	return a.err
 }
 
-// change has weir change what is bound and how, under those who ask.
+// change changes bindings and programs under clients.
 func (x *experiment) change(ctx context.Context) error {
 	var err error
 	if x.few, err = x.site(ctx, "few", fewServices, true, nil); err != nil {
@@ -180,8 +180,8 @@ func (x *experiment) change(ctx context.Context) error {
 	return nil
 }
 
-// upgradeUnder has programs replaced: by those of another build and back, and when more is loaded than the maps have
-// room for, which makes maps of another layout and copies what is bound.
+// upgradeUnder replaces programs: by another build and back, and by loading more bindings than the maps can
+// hold. The latter creates maps of another layout and copies the bindings.
 func (x *experiment) upgradeUnder(ctx context.Context, few *site, first []bindings.Binding, questions []question) error {
 	if err := x.load(ctx, few, "replace", first); err != nil {
 		return err
@@ -241,10 +241,10 @@ func (x *experiment) upgradeUnder(ctx context.Context, few *site, first []bindin
 	return ctx.Err()
 }
 
-// fewestAnswers are those without which there is no result.
+// fewestAnswers is the minimum of answers for a result.
 const fewestAnswers = 200
 
-// replaceUnder has weir replace one whole set by the other, again and again.
+// replaceUnder replaces one whole set by the other, again and again.
 func (x *experiment) replaceUnder(ctx context.Context, few *site, sets [2][]bindings.Binding, questions []question) error {
 	files := [2]string{}
 	for i := range sets {

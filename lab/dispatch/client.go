@@ -11,14 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clientAddress is where datagrams come from.
+// clientAddress is the source of datagrams.
 var clientAddress = [4]byte{198, 19, 200, 1}
 
-// nonceBytes is how long a datagram is: a number of its own, so that an answer that comes late is not taken for
-// another's.
+// nonceBytes is the length of a datagram: a unique number, to detect late answers.
 const nonceBytes = 8
 
-// target is an address that is asked which service it leads to.
+// target is an address to query for its service.
 type target struct {
 	addr [4]byte
 	port int
@@ -27,7 +26,7 @@ type target struct {
 
 func at(host uint32, port int, tcp bool) target { return target{serviceAddr(host).As4(), port, tcp} }
 
-// ownTarget is the socket of a service itself.
+// ownTarget returns the target of a service's own socket.
 func ownTarget(service int) target {
 	return target{ownAddress(service), ownPort(service), serviceProto(service) == unix.IPPROTO_TCP}
 }
@@ -40,12 +39,12 @@ func (t target) String() string {
 	return fmt.Sprintf("%s %d.%d.%d.%d:%d", proto, t.addr[0], t.addr[1], t.addr[2], t.addr[3], t.port)
 }
 
-// patience is how long a client waits: an answer takes a moment, and on this machine nothing is lost.
+// patience is a client's timeout. An answer takes a moment, and this machine loses none.
 const patience = 30 * time.Second
 
-// client asks, from the thread that made it: its namespace is that of the thread.
+// client sends from the thread of its creation, because the namespace belongs to the thread.
 type client struct {
-	udp   int // of many datagrams; not connected, for answers come from the service's own address
+	udp   int // of many datagrams; not connected, because answers come from the service's own address
 	nonce uint64
 }
 
@@ -68,7 +67,7 @@ func newClient() (*client, error) {
 
 func (c *client) close() { unix.Close(c.udp) }
 
-// ask returns the service that answered.
+// ask returns the answering service.
 func (c *client) ask(t target) (service int, err error) {
 	if t.tcp {
 		return c.connect(t)
@@ -97,7 +96,7 @@ func (c *client) send(t target) (int, error) {
 	}
 }
 
-// connect reads what it is told and resets the connection, so that nobody has to remember it.
+// connect reads the answer and resets the connection. No side then keeps state about it.
 func (c *client) connect(t target) (int, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -112,7 +111,7 @@ func (c *client) connect(t target) (int, error) {
 		return 0, err
 	}
 	err = unix.Connect(fd, &unix.SockaddrInet4{Addr: t.addr, Port: t.port})
-	if errors.Is(err, unix.EINTR) { // a signal of Go's; the connection is being made
+	if errors.Is(err, unix.EINTR) { // a signal of Go's; the connection continues
 		err = finish(fd)
 	}
 	if err != nil {
@@ -134,7 +133,7 @@ func (c *client) connect(t target) (int, error) {
 
 var errShort = errors.New("want 4 bytes")
 
-// finish waits for a connection that is being made.
+// finish waits for a connection in progress.
 func finish(fd int) error {
 	end := time.Now().Add(patience)
 	for {

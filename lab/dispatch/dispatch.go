@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dispatch sets weir's bindings beside the same dispatch on a BPF_MAP_TYPE_LPM_TRIE, as tubular has it, and
-// beside no steering at all: a million bindings, 65,536 services each with a socket of its own, real connections and
-// datagrams. It measures what a lookup costs, a connection, a change; and it changes bindings and programs under
-// clients none of whom may meet anything but what was bound before or after.
+// Package dispatch compares weir's bindings with the same dispatch on a BPF_MAP_TYPE_LPM_TRIE, like
+// tubular's, and with no steering. There are a million bindings, 65,536 services with a socket each, and
+// real connections and datagrams. It measures the cost of a lookup, of a connection, and of a change. It
+// also changes bindings and programs under clients: each client must meet the old or the new state.
 package dispatch
 
 import (
@@ -32,21 +32,21 @@ func init() {
 	})
 }
 
-// plan is what one size of the experiment does.
+// plan holds the parameters of one size of the experiment.
 type plan struct {
 	bindings, services int
-	sizes              []int         // at which lookups are timed; none: nothing is timed
-	rounds, lookups    int           // of random lookups, by each program and of each kind
+	sizes              []int         // numbers of bindings for timed lookups; none: no timing
+	rounds, lookups    int           // random lookups, by each program and of each kind
 	repeat             uint32        // lookups of one target
-	compared           int           // targets for which it is compared which socket is chosen
-	ask                int           // bindings that are asked over the network, of the whole set
-	upgrades           int           // turns of programs being replaced
-	rooms              []int         // bindings that a turn adds, each time more than there is room for
-	swapped            int           // bindings of a set that is replaced under clients
-	swapping           time.Duration // so long, again and again
+	compared           int           // targets for the comparison of chosen sockets
+	ask                int           // bindings of the whole set queried over the network
+	upgrades           int           // rounds of program replacements
+	rooms              []int         // bindings added in a round, each time beyond the room
+	swapped            int           // bindings of a set to replace under clients
+	swapping           time.Duration // duration of these replacements
 	trafficRounds      int
-	roundTime          time.Duration // how long one of these takes
-	replaces, binds    int           // commands with all the bindings there
+	roundTime          time.Duration // duration of a round
+	replaces, binds    int           // commands with all bindings present
 }
 
 const maxBindings = 1 << 20
@@ -69,12 +69,12 @@ type experiment struct {
 	result *lab.Result
 	weir   *rig.Weir
 	trie   *trie
-	few    *site // where bindings and programs change under clients
-	many   *site // where all services are
+	few    *site // site for changes under clients
+	many   *site // site with all services
 
 	testRuns, interrupted int
-	differ                int // targets for which the two programs chose other sockets
-	asked, wrong          int // over the network, and not answered by the right service
+	differ                int // targets with different choices of the two programs
+	asked, wrong          int // queries over the network without the right answer
 }
 
 func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
@@ -95,8 +95,8 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 
 func (x *experiment) say(format string, a ...any) { x.env.Watch.Log(format, a...) }
 
-// rand returns a source of its own for each part of the run, so that what one part draws does not depend on what
-// others drew.
+// rand returns a separate source for each part of the run, so the draws of one part do not depend on
+// another.
 func (x *experiment) rand(part ...any) *rand.Rand {
 	h := uint64(14695981039346656037)
 	for _, b := range []byte(fmt.Sprint(part...)) {
@@ -123,7 +123,7 @@ func (x *experiment) measure(ctx context.Context) error {
 	return x.million(ctx)
 }
 
-// claims are what the bindings promise. Those about size are left out where there are fewer, to be quick.
+// claims evaluates the promises of bindings. Smaller runs leave out the claims about size.
 func (x *experiment) claims() {
 	for _, c := range []struct {
 		kind                lab.Kind
@@ -150,7 +150,7 @@ func (x *experiment) claims() {
 	}
 }
 
-// median sorts a copy. Of an even number it is the mean of the two in the middle.
+// median sorts a copy. For an even number it returns the mean of the middle two.
 func median(v []float64) float64 {
 	if len(v) == 0 {
 		return 0
@@ -159,7 +159,7 @@ func median(v []float64) float64 {
 	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
 }
 
-// medianRatio is the median of the rounds' ratios.
+// medianRatio returns the median of the rounds' ratios.
 func medianRatio(a, b []float64) float64 {
 	var ratios []float64
 	for i := range min(len(a), len(b)) {

@@ -17,7 +17,7 @@ import (
 
 func source() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }
 
-// Hosts of a set differ, lie where no service has its own socket, and are the same for the same seed.
+// Hosts of a set differ, are outside the services' own range, and are equal for the same seed.
 func TestDrawSet(t *testing.T) {
 	s := drawSet(5000, 128, source())
 	seen := map[uint32]bool{}
@@ -48,7 +48,7 @@ func TestDrawSet(t *testing.T) {
 	}
 }
 
-// No two sockets of services are bound to the same, nor to what a client has.
+// No two sockets of services share an address and port, or use a client's.
 func TestOwnAddresses(t *testing.T) {
 	seen := map[netip.AddrPort]bool{}
 	for service := range 1 << 16 {
@@ -60,7 +60,7 @@ func TestOwnAddresses(t *testing.T) {
 	}
 }
 
-// The file is what weir itself would write.
+// The file equals weir's own output.
 func TestWriteFile(t *testing.T) {
 	for _, n := range []int{1, 3, 1000} {
 		all := drawSet(n, 128, source()).bindings(n)
@@ -79,7 +79,7 @@ func TestWriteFile(t *testing.T) {
 	}
 }
 
-// decide is which binding decides for a target, by the words of the documentation.
+// decide returns the deciding binding for a target, following the documentation.
 func decide(all []bindings.Binding, q target) (service string) {
 	longest, exact := -1, false
 	for _, b := range all {
@@ -94,8 +94,8 @@ func decide(all []bindings.Binding, q target) (service string) {
 	return service
 }
 
-// Every question has another answer by each of the two sets, the right one, of its own protocol; questions of both
-// protocols take turns, and crowds change none.
+// Every target has different services in the two sets, the expected ones, of its own protocol. Targets of
+// both protocols alternate, and crowds change none.
 func TestScenes(t *testing.T) {
 	sets, questions := scenes()
 	x := &experiment{env: &lab.Env{Seed: 1}}
@@ -114,7 +114,7 @@ func TestScenes(t *testing.T) {
 	}
 }
 
-// What answered counts by the sets that were in force meanwhile; no answer is wrong always.
+// Answers count by the sets in force meanwhile. No answer is always wrong.
 func TestNote(t *testing.T) {
 	for _, c := range []struct {
 		service int

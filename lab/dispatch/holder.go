@@ -21,11 +21,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// perHolder is how many services a process holds: with one socket each, less descriptors than the 20,000 that a
-// process may commonly have.
+// perHolder is the number of services of a process. With one socket each, it stays below the common limit
+// of 20,000 descriptors.
 const perHolder = 16384
 
-// The socket of a service is bound to an address of its own, and to a port below those that clients get.
+// The socket of a service is bound to its own address, and to a port below the range of clients.
 const firstPort = 10000
 
 func ownAddress(service int) [4]byte { return [4]byte{198, 18, byte(service >> 8), byte(service)} }
@@ -34,13 +34,13 @@ func ownPort(service int) int        { return firstPort + service%perHolder }
 // holdArg makes the lab's own binary hold services; see Hold.
 const holdArg = "__dispatch-services"
 
-// unregistered stands in the place of a root for pins.
+// unregistered replaces the root of pins for unregistered services.
 const unregistered = "-"
 
-// Hold turns a weir-lab that was started as "weir-lab __dispatch-services ROOT FIRST COUNT MAP" into a process that
-// opens the sockets of so many services, registers them, puts them into the socket map of that id, says "ready" and
-// answers: whoever connects is told the number of the service, and so is who sends a datagram. main calls it first;
-// it returns when the process is no such child.
+// Hold handles "weir-lab __dispatch-services ROOT FIRST COUNT MAP": it turns the process into a holder of
+// COUNT services. It opens their sockets, registers them, puts them into the socket map of this id, prints
+// "ready", and answers connections and datagrams with the number of the service. main calls Hold first. It
+// returns if the process is no such child.
 func Hold() {
 	if len(os.Args) != 6 || os.Args[1] != holdArg {
 		return
@@ -159,7 +159,7 @@ func (h *holder) serve() error {
 	}
 }
 
-// accept tells one who connected. One that has gone again noticed by itself what it missed.
+// accept sends the answer to a new connection. A client already closed needs no error.
 func (h *holder) accept(fd, service int) {
 	conn, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
 	if err != nil {
@@ -169,7 +169,7 @@ func (h *holder) accept(fd, service int) {
 	unix.Close(conn)
 }
 
-// answer returns one datagram with the number of the service after it.
+// answer returns one datagram with the number of the service appended.
 func (h *holder) answer(fd, service int) {
 	var b [64]byte
 	n, from, err := unix.Recvfrom(fd, b[:], unix.MSG_DONTWAIT)
@@ -178,7 +178,7 @@ func (h *holder) answer(fd, service int) {
 	}
 }
 
-// readiness is written the output of a process until it says that it is ready.
+// readiness collects the output of a process until it prints "ready".
 type readiness struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -204,8 +204,8 @@ func (r *readiness) String() string {
 	return r.text.String()
 }
 
-// startServices starts the processes that hold so many services in a namespace, and returns when all answer. Of their
-// sockets nobody knows unless there is a root to register them in.
+// startServices starts the processes for these services in a namespace, and returns when all are ready. The
+// sockets are registered only with a root.
 func startServices(ctx context.Context, e *lab.Env, namespace, root string, services int, share *ebpf.Map) ([]*lab.Process, error) {
 	var processes []*lab.Process
 	var said []*readiness

@@ -24,7 +24,7 @@ import (
 
 // skLookup is struct bpf_sk_lookup.
 type skLookup struct {
-	Cookie         uint64 // of the socket that was chosen
+	Cookie         uint64 // of the chosen socket
 	Family         uint32
 	Protocol       uint32
 	RemoteIP4      [4]byte
@@ -37,12 +37,12 @@ type skLookup struct {
 	IngressIfindex uint32
 }
 
-// testRun is what bpf(BPF_PROG_TEST_RUN) takes.
+// testRun is the argument of bpf(BPF_PROG_TEST_RUN).
 type testRun struct {
 	ProgFd, Retval           uint32
 	DataSizeIn, DataSizeOut  uint32
 	DataIn, DataOut          uint64
-	Repeat, Duration         uint32 // times, ns for one
+	Repeat, Duration         uint32 // repetitions, ns for one
 	CtxSizeIn, CtxSizeOut    uint32
 	CtxIn, CtxOut            uint64
 	Flags, CPU, BatchSize, _ uint32
@@ -50,7 +50,7 @@ type testRun struct {
 
 const progTestRun = 10 // BPF_PROG_TEST_RUN
 
-const errNoTestRun = unix.Errno(524) // ENOTSUPP, which is not for user space but gets there
+const errNoTestRun = unix.Errno(524) // ENOTSUPP, not meant for user space but returned to it
 
 // runner runs an sk_lookup program without a packet.
 type runner struct {
@@ -66,8 +66,8 @@ func newRunner(p *ebpf.Program) *runner {
 	return r
 }
 
-// run looks a target up so many times, and returns how long one took as the kernel measured it, and the cookie of the
-// socket that was chosen: 0 for none.
+// run looks a target up repeat times. It returns the kernel's measured time for one, and the cookie of the
+// chosen socket, 0 for none.
 func (r *runner) run(t target, repeat uint32) (ns uint32, cookie uint64, err error) {
 	r.in.Protocol, r.in.LocalIP4, r.in.LocalPort = unix.IPPROTO_UDP, t.addr, uint32(t.port)
 	if t.tcp {
@@ -89,7 +89,7 @@ func (r *runner) run(t target, repeat uint32) (ns uint32, cookie uint64, err err
 	}
 }
 
-// weirProgram is the program that weir attached to a namespace.
+// weirProgram returns the program attached to a namespace by weir.
 func weirProgram(ns *netns.Handle) (*ebpf.Program, error) {
 	attached, err := kernel.LookupPrograms(ns.FD())
 	if err != nil {
@@ -101,16 +101,16 @@ func weirProgram(ns *netns.Handle) (*ebpf.Program, error) {
 	return ebpf.NewProgramFromID(ebpf.ProgramID(attached[0].ID))
 }
 
-// interrupted is a time that no lookup takes: something else ran meanwhile.
+// interrupted is longer than any lookup: other work ran meanwhile.
 const interrupted = 20_000 // ns
 
-// times are those of a program in one round each, ns for a lookup.
+// times are the results of a program, one a round, in ns for a lookup.
 type times map[string][]float64
 
 // dice draws the targets of one kind of lookup.
 type dice func(r *rand.Rand) target
 
-// hit draws among the first n of a set, miss what is not in it at all. Both are of either protocol.
+// hit draws among the first n of a set, miss draws unbound hosts. Both draw either protocol.
 func (s *set) hit(n int) dice {
 	return func(r *rand.Rand) target {
 		i := r.IntN(n)
@@ -122,7 +122,7 @@ func (s *set) miss() dice {
 	return func(r *rand.Rand) target { return at(s.unbound(r), boundPort, r.IntN(2) == 0) }
 }
 
-// random has a program look other targets up each time, and returns the mean without what was interrupted.
+// random looks different targets up each time, and returns the mean without interrupted lookups.
 func (x *experiment) random(p *runner, d dice, r *rand.Rand) (float64, error) {
 	n, before := x.lookups, x.lookups/4
 	targets := make([]target, before+n)
@@ -137,7 +137,7 @@ func (x *experiment) random(p *runner, d dice, r *rand.Rand) (float64, error) {
 		}
 		x.testRuns++
 		switch {
-		case i < before: // for the caches to be as this program leaves them
+		case i < before: // to bring the caches into this program's state
 		case ns >= interrupted:
 			x.interrupted++
 		default:
@@ -151,7 +151,7 @@ func (x *experiment) random(p *runner, d dice, r *rand.Rand) (float64, error) {
 	return float64(sum) / float64(counted), nil
 }
 
-// hot has it look one target up, again and again within one system call; of some targets the median.
+// hot looks one target up again and again within one system call, and returns the median over some targets.
 func (x *experiment) hot(p *runner, d dice, r *rand.Rand) (float64, error) {
 	var all []float64
 	for range 5 {
@@ -164,8 +164,8 @@ func (x *experiment) hot(p *runner, d dice, r *rand.Rand) (float64, error) {
 	return median(all), nil
 }
 
-// alone keeps the caller on its thread, and Go from collecting garbage, which would go through all memory on every CPU
-// while caches are what is measured.
+// alone keeps the caller on its thread, and stops Go's garbage collection. The collection would read all
+// memory on every CPU while caches are measured.
 func alone() (done func()) {
 	runtime.LockOSThread()
 	runtime.GC()
@@ -211,7 +211,7 @@ func (x *experiment) measureLookups(ctx context.Context, s *set, n int, size str
 				return ctx.Err()
 			}
 		}
-		slices.Reverse(ways) // who is first alternates
+		slices.Reverse(ways) // alternates the first one
 	}
 	for name, all := range found {
 		x.result.Set("ns_"+name, median(all))
@@ -225,9 +225,9 @@ func (x *experiment) measureLookups(ctx context.Context, s *set, n int, size str
 	return nil
 }
 
-// measureGrowth times random hits of one service: among all bindings, and where there is one binding alone, in turn. What
-// grows is then not the cost of as many sockets. LPM_TRIE has the bindings of the other set, and leads to one socket of
-// each protocol.
+// measureGrowth times random hits of one service: among all bindings, and with a single binding, in turn.
+// The growth then excludes the cost of many sockets. LPM_TRIE holds the bindings of the other set, with one
+// socket of each protocol.
 func (x *experiment) measureGrowth(ctx context.Context, one, other *set) error {
 	all, err := weirProgram(x.many.ns)
 	if err != nil {
@@ -278,8 +278,8 @@ func (x *experiment) measureGrowth(ctx context.Context, one, other *set) error {
 	return mask.Set(^uint32(0))
 }
 
-// compareChoices asks both programs about the same targets, half of them bound, and counts those for which they chose
-// another socket.
+// compareChoices queries both programs for the same targets, half of them bound, and counts different
+// choices.
 func (x *experiment) compareChoices(s *set, n int) error {
 	prog, err := weirProgram(x.many.ns)
 	if err != nil {
@@ -334,12 +334,12 @@ func openTrie() (*trie, error) {
 	return &trie{c: c}, nil
 }
 
-// trieKey is struct binding_key without its length: in bits all of it.
+// trieKey is struct binding_key without its length, because the length covers all its bits.
 type trieKey [23]byte
 
 type trieValue struct{ Destination, Prefixlen uint32 }
 
-// fill has the trie hold the first n bindings of a set whose first some it holds.
+// fill adds bindings until the trie holds the first n of a set. It already holds the first some.
 func (t *trie) fill(s *set, n int) (time.Duration, error) {
 	var keys []trieKey
 	var values []trieValue
@@ -366,7 +366,7 @@ func (t *trie) fill(s *set, n int) (time.Duration, error) {
 	return time.Since(begin), nil
 }
 
-// mapMemory is what the kernel charges for the maps of a program whose names fit, in MB.
+// mapMemory returns the kernel's charge for a program's maps with fitting names, in MB.
 func mapMemory(p *ebpf.Program, fits func(name string) bool) (float64, error) {
 	info, err := p.Info()
 	if err != nil {

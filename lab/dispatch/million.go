@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// sizeName is what the metrics of a size end with.
+// sizeName returns the suffix of a size's metrics.
 func sizeName(n int) string {
 	switch n {
 	case 1000:
@@ -31,7 +31,7 @@ func sizeName(n int) string {
 	return fmt.Sprint(n)
 }
 
-// million is the part with all services and all bindings.
+// million runs the part with all services and all bindings.
 func (x *experiment) million(ctx context.Context) error {
 	var plain *site
 	var files [2]string
@@ -66,7 +66,7 @@ func (x *experiment) million(ctx context.Context) error {
 	return x.timed(ctx, plain, files, sets)
 }
 
-// together returns the errors of functions that run at the same time.
+// together runs functions at the same time and joins their errors.
 func together(all ...func() error) error {
 	errs := make([]error, len(all))
 	var wg sync.WaitGroup
@@ -77,7 +77,7 @@ func together(all ...func() error) error {
 	return errors.Join(errs...)
 }
 
-// once checks what can be checked without a clock.
+// once runs the checks without timing.
 func (x *experiment) once(ctx context.Context, file string, s *set) error {
 	if _, err := x.trie.fill(s, x.bindings); err != nil {
 		return err
@@ -88,7 +88,7 @@ func (x *experiment) once(ctx context.Context, file string, s *set) error {
 	return x.check(ctx, s)
 }
 
-// timed measures all that costs time: lookups as the bindings grow, traffic, commands.
+// timed runs all measurements: lookups with growing bindings, traffic, commands.
 func (x *experiment) timed(ctx context.Context, plain *site, files [2]string, sets [2]*set) error {
 	s := sets[0]
 	for _, n := range x.sizes[:len(x.sizes)-1] {
@@ -119,7 +119,8 @@ func (x *experiment) timed(ctx context.Context, plain *site, files [2]string, se
 	return x.commands(ctx, plain, files, sets)
 }
 
-// commands has all bindings replaced by the other set's and back, times that, and does with them what wants them all.
+// commands replaces all bindings by the other set and back, times this, and runs the measurements on all
+// bindings.
 func (x *experiment) commands(ctx context.Context, plain *site, files [2]string, sets [2]*set) error {
 	var took []float64
 	for n := range x.replaces {
@@ -154,15 +155,15 @@ func (x *experiment) commands(ctx context.Context, plain *site, files [2]string,
 	return x.check(ctx, sets[0])
 }
 
-// replace runs the command and returns its seconds, from its start to its end.
+// replace runs the command and returns its duration in seconds.
 func (x *experiment) replace(ctx context.Context, file string) (float64, error) {
 	begin := time.Now()
 	_, err := x.weir.Run(ctx, "bind", "replace", "--netns", x.many.name, "--lines", "0", file)
 	return time.Since(begin).Seconds(), err
 }
 
-// timeBinds times commands that bind a host of its own each, then those that bind it to another service, and takes all
-// of them away again. There may not be more bindings than there are: some of the set's make way for them meanwhile.
+// timeBinds times commands binding a new host each, then commands binding these to another service, and
+// removes all of them. The maximum of bindings is reached, so some of the set are removed meanwhile.
 func (x *experiment) timeBinds(ctx context.Context, s *set) error {
 	x.say("binding single hosts among %d", x.bindings)
 	own := func(command string) error {
@@ -197,7 +198,7 @@ func (x *experiment) timeBinds(ctx context.Context, s *set) error {
 	return own("add")
 }
 
-// measureMemory sets what the kernel charges for maps that the programs use. For LPM_TRIE it counts bindings, not the
+// measureMemory sets the kernel's charge for the programs' maps. For LPM_TRIE it counts bindings, not the
 // nodes between them.
 func (x *experiment) measureMemory() error {
 	prog, err := weirProgram(x.many.ns)
@@ -224,7 +225,8 @@ func (x *experiment) measureMemory() error {
 	return nil
 }
 
-// check reads back what is bound and registered, compares what the programs choose, and asks over the network.
+// check reads back bindings and registrations, compares the choices of the programs, and queries services
+// over the network.
 func (x *experiment) check(ctx context.Context, s *set) error {
 	x.say("reading %d bindings and %d services back, and asking %d over the network", x.bindings, x.services, x.ask)
 	r := kernel.OpenRoot(x.env.Root)

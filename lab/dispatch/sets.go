@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Addresses that are bound, and those that are not, lie in 11.0.0.0 to 126.255.255.255; services have their own
-// sockets at 198.18.0.0/15, which no other network uses.
+// Bound and unbound addresses are in 11.0.0.0 to 126.255.255.255. Services have their own sockets in
+// 198.18.0.0/15, unused by other networks.
 const (
 	firstAddress = 11 << 24
 	addresses    = 116 << 24
@@ -25,7 +25,7 @@ func serviceAddr(n uint32) netip.Addr {
 	return netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
 }
 
-// Services are numbered; every second one is of TCP.
+// Services are numbered; every second one uses TCP.
 func serviceProto(service int) bindings.Proto {
 	if service%2 == 1 {
 		return unix.IPPROTO_TCP
@@ -35,7 +35,7 @@ func serviceProto(service int) bindings.Proto {
 
 func serviceName(service int) string { return fmt.Sprintf("svc-%05d", service) }
 
-// set is bindings of random hosts, all different. The first n of it are a set, too.
+// set holds bindings of random hosts, all different. Its first n bindings are a set, too.
 type set struct {
 	hosts    []uint32
 	at       map[uint32]int
@@ -54,7 +54,7 @@ func drawSet(n, services int, r *rand.Rand) *set {
 	return s
 }
 
-// unbound draws a host that is not in the set.
+// unbound draws a host outside the set.
 func (s *set) unbound(r *rand.Rand) uint32 {
 	for {
 		h := firstAddress + r.Uint32N(addresses)
@@ -79,7 +79,7 @@ func (s *set) bindings(n int) []bindings.Binding {
 	return all
 }
 
-// writeFile writes bindings as steer.WriteBindings does, but a million without waiting for its encoder.
+// writeFile writes bindings in the format of steer.WriteBindings. It avoids the slow encoder for a million.
 func writeFile(path string, all []bindings.Binding) error {
 	f, err := os.Create(path)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// site is a network namespace in which all addresses are its own, and so many services answer.
+// site is a network namespace with all addresses local, and a number of answering services.
 type site struct {
 	ns       *netns.Handle
 	name     string
@@ -25,7 +25,7 @@ type site struct {
 	holders  []*lab.Process
 }
 
-// site makes one. Registered services are weir's; share, if there is one, gets their sockets, too.
+// site creates a site. Registered services belong to weir; share, if set, receives their sockets, too.
 func (x *experiment) site(ctx context.Context, name string, services int, registered bool, share *ebpf.Map) (*site, error) {
 	ns, full, err := x.env.Namespace(name)
 	if err != nil {
@@ -46,7 +46,7 @@ func (x *experiment) site(ctx context.Context, name string, services int, regist
 	return s, err
 }
 
-// programID is the number of the program that is attached.
+// programID returns the id of the attached program.
 func (s *site) programID() (uint32, error) {
 	p, err := weirProgram(s.ns)
 	if err != nil {
@@ -73,7 +73,7 @@ func (x *experiment) load(ctx context.Context, s *site, command string, all []bi
 	return err
 }
 
-// bind has a site's bindings be these, without a command.
+// bind sets a site's bindings without a command.
 func (x *experiment) bind(ctx context.Context, s *site, all []bindings.Binding) error {
 	l, err := kernel.OpenRoot(x.env.Root).Lock(ctx)
 	if err != nil {

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clients ask at the same time, so that no CPU waits for another's answer.
+// clients is the number of parallel clients, so no CPU idles waiting for an answer.
 const clients = 6
 
-// lane is a site as one asks it: straight, or by what weir has bound there.
+// lane is a site with one way to query it: directly, or by weir's bindings.
 type lane struct {
 	*site
 	draw func(r *rand.Rand, tcp bool) (t target, service int)
@@ -42,7 +42,7 @@ func bound(s *site, all *set) lane {
 	}}
 }
 
-// round asks random services for a while and returns the µs of it for each answer.
+// round queries random services for a while and returns the µs for each answer.
 func (x *experiment) round(l lane, tcp bool, part int) (float64, error) {
 	var wg sync.WaitGroup
 	var answers, wrong atomic.Int64
@@ -66,7 +66,7 @@ func (x *experiment) round(l lane, tcp bool, part int) (float64, error) {
 						x.result.Note("%s: service %d answered, want %d (%v)", t, got, want, err)
 					}
 					if err != nil {
-						return nil // what comes after this round is asked again
+						return nil // queries after this round are repeated
 					}
 					answers.Add(1)
 				}
@@ -89,7 +89,7 @@ func (x *experiment) round(l lane, tcp bool, part int) (float64, error) {
 	return float64(took.Microseconds()) / float64(answers.Load()), failed
 }
 
-// measureTraffic sets what connections and datagrams cost end to end, with weir and without.
+// measureTraffic sets the end-to-end cost of connections and datagrams, with weir and without.
 func (x *experiment) measureTraffic(ctx context.Context, plain, steered lane) error {
 	x.say("connections and datagrams from end to end, without steering and with weir in turn")
 	lanes := []lane{plain, steered}
@@ -98,7 +98,7 @@ func (x *experiment) measureTraffic(ctx context.Context, plain, steered lane) er
 		for _, tcp := range []bool{true, false} {
 			pair := costs[tcp]
 			for k := range lanes {
-				i := (n + k) % 2 // who is first alternates
+				i := (n + k) % 2 // alternates the first one
 				us, err := x.round(lanes[i], tcp, n)
 				if err != nil {
 					return err
@@ -119,7 +119,7 @@ func (x *experiment) measureTraffic(ctx context.Context, plain, steered lane) er
 	return nil
 }
 
-// askSome asks a number of bindings, drawn from the whole set, and counts wrong answers and missing ones.
+// askSome queries n random bindings of the whole set, and counts wrong and missing answers.
 func (x *experiment) askSome(s *site, all *set, n int) error {
 	return s.ns.Do(func() error {
 		c, err := newClient()

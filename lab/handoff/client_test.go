@@ -13,11 +13,11 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A client sees every way in which a stream can be wrong.
+// A client detects every fault of a stream.
 func TestClientSeesWrongStreams(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		spoil func(at uint64, b []byte) []byte // of what the server says
+		spoil func(at uint64, b []byte) []byte // applied to the server's bytes
 		reset bool                             // the server resets the connection
 		fine  bool
 	}{
@@ -82,7 +82,7 @@ func TestClientSeesWrongStreams(t *testing.T) {
 			if err := stream(t.Context(), one); err != nil {
 				t.Fatal(err)
 			}
-			// Until it must have noticed: what is spoilt is so from byte 5000 on.
+			// Until the client must have noticed: bytes from 5000 on are spoilt.
 			nstest.Eventually(t, func() error {
 				one.mu.Lock()
 				enough := one.err != nil || one.heard > 20_000
@@ -128,7 +128,7 @@ func TestPicture(t *testing.T) {
 	}
 }
 
-// With and without moving the same is asked at the same moments, and as much of it as a setting says.
+// Runs with and without moving have the same requests at the same moments, with the load of the setting.
 func TestArrivals(t *testing.T) {
 	const long = 200 * time.Second
 	s := skewed

@@ -29,17 +29,17 @@ func init() {
 	})
 }
 
-// crashes has sessions move between two servers while one of them is killed.
+// crashes moves sessions between two servers while processes are killed.
 type crashes struct {
 	*world
 	result *lab.Result
 	tested map[string]bool // steps
 	cases  int
-	owners int // cases in which two members had the session
-	lost   int // sessions that did not go on, although a process that knew them lived
-	resets int // sessions that were reset because all who knew them were dead
-	wrong  int // streams in which a byte was wrong, missing or there twice
-	hung   int // clients that were told nothing for long
+	owners int // cases with a session at two members
+	lost   int // sessions ended although a process holding their state was alive
+	resets int // sessions reset because all processes holding their state were dead
+	wrong  int // streams with a wrong, missing or doubled byte
+	hung   int // clients without answer or reset for long
 }
 
 func runCrash(ctx context.Context, e *lab.Env, r *lab.Result) error {
@@ -90,15 +90,15 @@ func runCrash(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	return nil
 }
 
-// crashWorld has all happen in a world of two servers, and says what is left over. park: packets of a session that moves wait at the
-// server that it leaves.
+// crashWorld runs all in a world of two servers, and returns the leftovers. With park, packets of a moving
+// session wait at the source.
 func crashWorld(e *lab.Env, r *lab.Result, name string, park bool, all func(*crashes) error) (x *crashes, leaked int, err error) {
 	w, err := newWorld(e, name, 2)
 	if err != nil {
 		return nil, 0, err
 	}
 	w.stepped, w.hold, w.lapse, w.park = true, 500*time.Millisecond, time.Second, park
-	w.servers[1].weight = 0 // every session begins at the first
+	w.servers[1].weight = 0 // every session begins at the first server
 	if err := w.start(); err != nil {
 		return nil, 0, err
 	}
@@ -111,13 +111,13 @@ func crashWorld(e *lab.Env, r *lab.Result, name string, park bool, all func(*cra
 	return x, leaked, err
 }
 
-// add adds what another world has come to.
+// add adds the counts of another world.
 func (x *crashes) add(o *crashes) {
 	x.cases, x.owners, x.lost, x.resets, x.wrong, x.hung = x.cases+o.cases, x.owners+o.owners, x.lost+o.lost, x.resets+o.resets, x.wrong+o.wrong, x.hung+o.hung
 }
 
-// parked kills agents where packets wait at the server that a session leaves: at each step of either server's agent, and of the load
-// balancer's.
+// parked kills agents while packets wait at the source of a session: at each step of either server's agent
+// and of the load balancer's agent.
 func (x *crashes) parked(ctx context.Context) error {
 	var all []victim
 	for side, steps := range [][]string{backend.Steps.Leaving, backend.Steps.Arriving} {
@@ -140,8 +140,8 @@ func (x *crashes) parked(ctx context.Context) error {
 	return nil
 }
 
-// all kills at every step: a server's agent, for a moment and for long; with it the rest of its server; with it the other
-// server's agent; and the load balancer's agent.
+// all kills at every step. Victims are a server's agent, for a moment and for long, with the rest of its
+// server, with the other server's agent, and the load balancer's agent.
 func (x *crashes) all(ctx context.Context) error {
 	for side, steps := range [][]string{backend.Steps.Leaving, backend.Steps.Arriving} {
 		for _, step := range steps {
@@ -161,26 +161,26 @@ func (x *crashes) all(ctx context.Context) error {
 	return nil
 }
 
-// victim is whoever is killed.
+// victim describes a kill: the victim and its circumstances.
 type victim struct {
 	step   string
 	what   string
-	agent  func() *process // whose step it is
-	with   []*process      // killed in the same moment
-	away   time.Duration   // until it is started again
-	whole  bool            // nobody on its server lives
-	before func() error    // what else happens, before anybody is started again
+	agent  func() *process // the agent at this step
+	with   []*process      // killed at the same moment
+	away   time.Duration   // time until the restart
+	whole  bool            // no process on its server survives
+	before func() error    // further action before any restart
 	again  func() error
 }
 
 func (v victim) String() string { return fmt.Sprintf("%q, %s", v.step, v.what) }
 
-// away is longer than a keeper waits before others may have what a dead member had (its grace), and than the load balancer waits for
-// the two sides of a move (lapse).
+// away is longer than a keeper's grace, the time before others may take a dead member's sessions. It is
+// also longer than the load balancer's wait for the two sides of a move (lapse).
 const away = 1500 * time.Millisecond
 
-// victims are those at a step of a server's agent. The smallest run has the agent away for long at two steps of each side: the
-// socket is stopped then, or there twice.
+// victims returns the victims at a step of a server's agent. The smallest run stops the agent for long at
+// two steps of each side only: the socket is stopped then, or exists twice.
 func (x *crashes) victims(side int, step string) []victim {
 	h, other := x.servers[side], x.servers[1-side]
 	short := victim{step: step, what: "agent", agent: func() *process { return h.agent }, again: h.stepAgent}
@@ -189,7 +189,7 @@ func (x *crashes) victims(side int, step string) []victim {
 	both.what, both.away = "both servers' agents", away
 	both.before = func() error { return other.agent.kill() }
 	both.again = func() error {
-		// The session is looked after while there is no way to the other server.
+		// The session is handled while the other server is unreachable.
 		return errors.Join(h.stepAgent(), within(patience, "the agent to have nothing under way", func() (bool, error) {
 			s, err := h.status()
 			return err == nil && s.Sending == 0, err
@@ -255,7 +255,7 @@ func (x *crashes) one(ctx context.Context, v victim) error {
 	return x.connected()
 }
 
-// moveUntil has the first server move a session to the second until the agent is dead.
+// moveUntil moves a session from the first server to the second, until the agent is dead.
 func (x *crashes) moveUntil(agent *process, c *client) error {
 	source := x.servers[0]
 	for end := time.Now().Add(patience); ; {
@@ -277,7 +277,7 @@ func (x *crashes) moveUntil(agent *process, c *client) error {
 	}
 }
 
-// startAgain starts a server that was killed.
+// startAgain restarts a killed server.
 func (h *host) startAgain() error {
 	if err := h.startKeeper(); err != nil {
 		return err
@@ -288,7 +288,7 @@ func (h *host) startAgain() error {
 	return h.startMember()
 }
 
-// speaks waits until a client hears more than it has heard.
+// speaks waits until a client hears more.
 func (x *crashes) speaks(c *client) error {
 	c.mu.Lock()
 	before := c.heard
@@ -303,8 +303,8 @@ func (x *crashes) speaks(c *client) error {
 	})
 }
 
-// ends are the steps at which a session ends with its server: nobody else knows it yet, or nobody else any more, for the
-// client may have heard the new one.
+// ends are the steps at which a session ends with its server. No other process holds its state yet, or none
+// may resume it any more, because the client may have heard the new server.
 var ends = map[string]bool{}
 
 func init() {
@@ -316,7 +316,7 @@ func init() {
 	}
 }
 
-// judge says what became of the session.
+// judge counts the result of a session.
 func (x *crashes) judge(c *client, v victim) {
 	hung := x.speaks(c) != nil
 	if n := x.owned(c); n > 1 {
@@ -340,7 +340,7 @@ func (x *crashes) judge(c *client, v victim) {
 	}
 }
 
-// owned is how many servers have a client's session in the hands of a member.
+// owned returns the number of servers with a client's session at a member.
 func (x *crashes) owned(c *client) (n int) {
 	for _, h := range x.servers {
 		r, err := handoff.Status(context.Background(), h.socket())
@@ -358,7 +358,8 @@ func (x *crashes) owned(c *client) (n int) {
 	return n
 }
 
-// leaked counts what is left when every client has gone: flows at the load balancer, entries of quarantines, sessions at keepers, sockets.
+// leaked counts leftovers after all clients have ended: flows at the load balancer, entries of quarantines,
+// sessions at keepers, sockets.
 func (x *crashes) leaked() (n int, err error) {
 	look := func() (int, error) {
 		flows, err := x.flows()

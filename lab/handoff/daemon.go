@@ -20,10 +20,12 @@ import (
 	"github.com/weir-project/weir/lab/rig"
 )
 
-// endedTimeout is for how long flows that have ended stay known: leftovers are counted soon after.
+// endedTimeout is the lifetime of ended flows in the table. It is short because leftovers are counted soon
+// after.
 const endedTimeout = 200 * time.Millisecond
 
-// startLB starts the load balancer. No session was there before: it waits for no backend to tell of its own.
+// startLB starts the load balancer. No session existed before, so it need not wait for backends to report
+// theirs.
 func (w *world) startLB() error {
 	if w.stepped {
 		return w.stepLB()
@@ -46,7 +48,7 @@ lb:
 `, w.balancer, devices, lbPort, w.certs.TLS(w.balancer), endedTimeout, service, serviceAt))
 }
 
-// startBackend starts what a server needs for its sessions to move.
+// startBackend starts a server's processes for moving sessions.
 func (h *host) startBackend() error {
 	if h.w.stepped {
 		if err := h.startKeeper(); err != nil {
@@ -86,7 +88,7 @@ func (h *host) startKeeper() error {
 	return h.keeps()
 }
 
-// keeperSection is the section handoff, as far as the keeper goes.
+// keeperSection returns the section handoff with the keeper's part.
 func (h *host) keeperSection() string {
 	size := keeper.Size(1 << 20)
 	if h.w.state > 0 {
@@ -106,7 +108,7 @@ func (h *host) keeps() error {
 	})
 }
 
-// serve starts weir serve of some features at a site.
+// serve starts weir serve with some features at a site.
 func (w *world) serve(p **process, at site, only, text string, flags ...string) (err error) {
 	out := &tail{}
 	started, err := rig.Serve{Namespace: at.name, Name: at.name + "-" + only, Root: w.pins(at), Only: only, Text: text, Flags: flags, Output: out}.Start(w.env)
@@ -116,10 +118,10 @@ func (w *world) serve(p **process, at site, only, text string, flags ...string) 
 	return err
 }
 
-// placed says whether the load balancer has every server where its packets go.
+// placed reports whether the load balancer has the placement of every server.
 func (w *world) placed() (bool, error) {
 	if w.stepped {
-		return true, nil // it was told
+		return true, nil // configured at its start
 	}
 	all, err := lb.Statuses(context.Background(), kernel.OpenRoot(w.pins(w.middle)))
 	for _, s := range all {
@@ -131,13 +133,13 @@ func (w *world) placed() (bool, error) {
 	return false, err
 }
 
-// flow is one of the load balancer's.
+// flow is a flow of the load balancer.
 type flow struct {
 	Client netip.AddrPort
 	Owner  uint16
 }
 
-// flows are those that the load balancer knows, from its pins.
+// flows returns the flows known to the load balancer, from its pins.
 func (w *world) flows() (out []flow, err error) {
 	root := kernel.OpenRoot(w.pins(w.middle))
 	f, err := lb.View(root, kernel.Instance{Scope: kernel.ScopeOf(w.middle.Handle), Feature: "handoff", Name: "lb-" + w.balancer})
@@ -152,12 +154,12 @@ func (w *world) flows() (out []flow, err error) {
 	return out, err
 }
 
-// override has a client's next connection go to a server.
+// override directs a client's next connection to a server.
 func (w *world) override(ctx context.Context, client netip.AddrPort, to *host) error {
 	return lb.Override(ctx, kernel.OpenRoot(w.pins(w.middle)), w.balancer, service, client.String(), to.name())
 }
 
-// status asks the agent of a server.
+// status queries the agent of a server.
 func (h *host) status() (s backend.Status, err error) {
 	if h.w.stepped {
 		return s, h.agent.ask("status", &s)
@@ -169,7 +171,7 @@ func (h *host) status() (s backend.Status, err error) {
 	return s, err
 }
 
-// times are those of the latest moves from a server.
+// times returns the durations of the latest moves from a server.
 func (h *host) times() (transfers, stops []time.Duration, err error) {
 	r, err := control.Client("backend-" + strconv.FormatUint(h.site.Inode(), 10)).Get("http://agent/times")
 	if err != nil {

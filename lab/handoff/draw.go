@@ -27,12 +27,12 @@ const (
 	left, right, top, foot = 64, 190, 24, 48
 )
 
-// draw writes the share of requests that took longer than a time, both on logarithmic scales: the tail is what counts.
+// draw writes the share of requests slower than a time, with logarithmic axes, because the tail matters.
 func draw(e *lab.Env, curves []curve) error {
 	if err := os.WriteFile(filepath.Join(e.Dir, "handoff-balance.svg"), picture(curves), 0o644); err != nil {
 		return fmt.Errorf("the picture: %w", err)
 	}
-	return nil // --keep DIR keeps it, make results puts it beside the table
+	return nil // --keep DIR keeps it; make results puts it beside the table
 }
 
 func picture(curves []curve) []byte {
@@ -74,7 +74,7 @@ func picture(curves []curve) []byte {
 	return []byte(b.String())
 }
 
-// thin leaves out points that nobody could see apart: the tail keeps all of its own.
+// thin removes indistinguishable points, and keeps the whole tail.
 func thin(points []string) (out []string) {
 	const tail, most = 200, 400
 	step := max(1, (len(points)-tail)/most)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package handofflab judges handing over: sessions that move between servers under streams of which every byte is verified.
+// Package handofflab tests handoff: sessions move between servers while all bytes of their streams are
+// verified.
 package handofflab
 
 import (
@@ -32,7 +33,7 @@ func init() {
 	})
 }
 
-// plan is what one size of the experiment does.
+// plan holds the parameters of one size of the experiment.
 type plan struct {
 	hosts, sessions int
 	moves           int
@@ -51,7 +52,7 @@ var plans = map[lab.Size]plan{
 		bmp: onehost.BMPOptions{Routes: 500, Moves: 2, Kills: 1, PlainKills: 1}, kills: 5},
 }
 
-// runHandoff is the experiment.
+// runHandoff runs the experiment.
 func runHandoff(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	p := plans[e.Size]
 	if err := r.WithStalls(func() error { return p.run(ctx, e, r) }); err != nil {
@@ -100,8 +101,9 @@ func runHandoff(ctx context.Context, e *lab.Env, r *lab.Result) error {
 
 // run moves sessions between servers.
 func (p plan) run(ctx context.Context, e *lab.Env, r *lab.Result) error {
-	// The clients are in this process: what it does for itself is no gap of theirs. Threads that wait in the kernel keep their Ps for a
-	// while, and where none is left Go's monitor wakes each 20 us to take them back: a tenth of a CPU. Garbage is collected by amount.
+	// The clients run in this process, and its own work must not appear as their gaps. Threads waiting in
+	// the kernel keep their Ps for a while. With no P left, Go's monitor wakes every 20 µs to retake them:
+	// a tenth of a CPU. Garbage is collected only at the memory limit.
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(1 << 30)
 	runtime.GOMAXPROCS(8)
@@ -128,7 +130,7 @@ func (p plan) run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	return nil
 }
 
-// oneHost is what becomes of sessions whose process is killed, and of a real router's.
+// oneHost tests sessions with killed processes on one host, and sessions of a real router.
 func (p plan) oneHost(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	e.Watch.Log("%d kills under streams", p.kills)
 	s, err := onehost.Stream(ctx, e, p.kills)
@@ -163,26 +165,28 @@ func (p plan) oneHost(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	return nil
 }
 
-// variant is the same under other circumstances, with claims of its own about what is right.
+// variant is the experiment under other conditions, with its own correctness claims.
 type variant struct {
 	plan
 	name   string
-	buffer int // as of a world
+	buffer int // as in world
 	state  int
 	size   int // bytes of a client's message
 	pause  time.Duration
-	share  int // one of so many of the variants' moves; 0: all
-	times  int // so many times as many; 0: once
+	share  int // divisor of the variants' number of moves; 0: no division
+	times  int // factor for the number of moves; 0: once
 	park   bool
 	line   *delay.Line
 }
 
 var variants = []variant{
 	{name: "parked", buffer: 64 << 10, times: 10, park: true},
-	// A session that moves anew before it has heard its peer once knows nothing of the line, and waits 3 s for what was lost.
+	// A session moving again before its first packet from the peer has no estimate of the line, and waits 3
+	// s for lost packets.
 	{name: "lossy", buffer: 64 << 10, size: 2000, pause: 100 * time.Millisecond, line: &delay.Line{Delay: 20 * time.Millisecond, Loss: 0.01}}, // there and back: 40 ms
 	{name: "filled", buffer: 64 << 10, size: 256 << 10},
-	// What was not read goes along beside the socket, whose buffer then fills anew: members read between two moves.
+	// Unread bytes move beside the socket, and its buffer then fills again. Members therefore read between
+	// two moves.
 	{name: "large", size: 4 << 20, state: 64 << 20, pause: 200 * time.Millisecond, share: 2},
 }
 
@@ -218,7 +222,7 @@ func (v *variant) run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 		r.Set(v.name+"_"+metric, one.Metrics[metric])
 	}
 	failed := one.Metrics["failed"]
-	if v.name == "large" { // the claim is about both
+	if v.name == "large" { // the claim covers both
 		r.Set("filled_failed", r.Metrics["filled_failed"]+failed)
 	} else {
 		r.Set(v.name+"_failed", failed)
@@ -226,36 +230,36 @@ func (v *variant) run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	return nil
 }
 
-// migration has clients whose sessions move.
+// migration holds clients with moving sessions.
 type migration struct {
 	*world
 	plan
 	rand    *rand.Rand
 	size    int // bytes of a client's message; 0: a stream of small ones
 	clients []*client
-	at      []int // the server that has a client's session
+	at      []int // the server of each client's session
 
 	moved int
-	back  int // moves that ended where they began
+	back  int // moves ended at their source
 	spans []span
-	shown []time.Duration // from the order to the member's having it
+	shown []time.Duration // from the order until the member holds the session
 }
 
-// span is a move of a client's session, with the pause behind it.
+// span is a move of a client's session, including the following pause.
 type span struct {
 	client       *client
 	began, ended time.Time
 }
 
-// wait is time.Sleep to the moment.
+// wait is a precise time.Sleep.
 func wait(d time.Duration) {
 	ts := unix.NsecToTimespec(int64(d))
 	for errors.Is(unix.Nanosleep(&ts, &ts), unix.EINTR) {
 	}
 }
 
-// calm is a time as long as the span, before it, in which nothing moved: most of it, where the move took longer than a pause. The
-// gap in which the move begins is not in it.
+// calm returns a period before the span without moves, of the same length. If the move took longer than a
+// pause, most of the period is without moves. It excludes the gap in which the move begins.
 func (s span) calm() (from, to time.Time) {
 	to = s.began.Add(-2 * time.Millisecond)
 	return to.Add(-s.ended.Sub(s.began)), to
@@ -307,7 +311,7 @@ func (m *migration) run(ctx context.Context) error {
 	return nil
 }
 
-// move has one client's session go to another server.
+// move moves one client's session to another server.
 func (m *migration) move(ctx context.Context, i int) error {
 	c := m.clients[i]
 	from := m.servers[m.at[i]-1]
@@ -320,8 +324,9 @@ func (m *migration) move(ctx context.Context, i int) error {
 		c.dense.Store(true)
 		defer c.dense.Store(false)
 	}
-	// Twice as long as after the move, in which it is seen how the stream is when nothing moves. And at any moment between two
-	// messages: Go's timers go off when something else wakes a thread, which is the clients'.
+	// Wait twice as long as after the move, to record the stream without moves. The order comes at a random
+	// moment between two messages: Go's timers fire when some event wakes a thread, and these events are
+	// the clients'.
 	wait(2*m.pause + time.Duration(m.rand.Int64N(int64(c.pause))))
 	began := time.Now()
 	has, back := dest.expect(c.remote), from.expect(c.remote)
@@ -341,7 +346,7 @@ func (m *migration) move(ctx context.Context, i int) error {
 			return ctx.Err()
 		case <-has:
 			there = true
-		case <-back: // it could not be, and goes on where it was
+		case <-back: // rejected; the session continues at its source
 			m.back++
 			return nil
 		case <-look.C:

@@ -17,16 +17,16 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// process is a role that runs.
+// process is a running role.
 type process struct {
 	*lab.Process
 	in    io.WriteCloser
 	asks  sync.Mutex
-	lines chan string // what it says
+	lines chan string // its output
 	errs  *tail
 }
 
-// tail is the end of what a process has to complain about.
+// tail keeps the end of a process's error output.
 type tail struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -47,7 +47,7 @@ func (t *tail) String() string {
 	return t.b.String()
 }
 
-// play starts a role in a namespace. each gets the lines that it says, if it is not nil.
+// play starts a role in a namespace. each receives its output lines if it is not nil.
 func (w *world) play(at site, role string, arg any, each func(line string)) (*process, error) {
 	b, err := json.Marshal(arg)
 	if err != nil {
@@ -80,7 +80,7 @@ func (w *world) play(at site, role string, arg any, each func(line string)) (*pr
 	return p, nil
 }
 
-// answer is the next line that a role says.
+// answer returns the next output line of a role.
 func (p *process) answer(patience time.Duration) (string, error) {
 	select {
 	case l := <-p.lines:
@@ -92,7 +92,7 @@ func (p *process) answer(patience time.Duration) (string, error) {
 	}
 }
 
-// ask tells a role a line, and parses its answer.
+// ask sends a line to a role, and parses its answer.
 func (p *process) ask(line string, v any) error {
 	p.asks.Lock()
 	defer p.asks.Unlock()
@@ -106,7 +106,7 @@ func (p *process) ask(line string, v any) error {
 	return json.Unmarshal([]byte(got), v)
 }
 
-// liner cuts what is written to it into lines.
+// liner splits its input into lines.
 type liner struct {
 	rest []byte
 	each func(string)
@@ -124,7 +124,7 @@ func (l *liner) Write(b []byte) (int, error) {
 	}
 }
 
-// kill ends a process, and waits until it is gone.
+// kill kills a process and waits for its end.
 func (p *process) kill() error {
 	if err := p.Signal(unix.SIGKILL); err != nil {
 		return err

@@ -17,8 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stream talks until finish. Clients that stream together do so in one thread, which wakes a few times a millisecond: threads of
-// their own would take as much of the machine as all servers together, and be what the clients wait for.
+// stream runs the clients until finish. Clients of one call share one thread, woken a few times a
+// millisecond. Separate threads would use as much of the machine as all servers together, and the clients
+// would wait for them.
 func stream(ctx context.Context, clients ...*client) error {
 	var ends []context.Context
 	for _, c := range clients {
@@ -34,8 +35,8 @@ func stream(ctx context.Context, clients ...*client) error {
 	return nil
 }
 
-// open has the kernel note when it receives what is read, and takes the connection out of Go's poller: each packet would wake a
-// thread there beside the pump's.
+// open enables the kernel's receive timestamps, and takes the connection out of Go's poller. There each
+// packet would wake a thread beside the pump's.
 func (c *client) open() error {
 	t, ok := c.Conn.(*net.TCPConn)
 	if !ok {
@@ -46,7 +47,7 @@ func (c *client) open() error {
 		return err
 	}
 	cerr := raw.Control(func(fd uintptr) {
-		if c.fd, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0); err == nil { // non-blocking, as Go has made it
+		if c.fd, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0); err == nil { // non-blocking, as set by Go
 			err = unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS_NEW, 1)
 		}
 	})
@@ -54,7 +55,7 @@ func (c *client) open() error {
 	return errors.Join(cerr, err, c.Conn.Close())
 }
 
-// shut gives the connection back to Go.
+// shut returns the connection to Go.
 func (c *client) shut() error {
 	f := os.NewFile(uintptr(c.fd), c.remote)
 	defer f.Close()
@@ -80,7 +81,7 @@ func pump(clients []*client, ends []context.Context) {
 			}
 			p := unix.PollFd{Fd: int32(c.fd), Events: c.events()}
 			if p.Events == 0 {
-				p.Fd = -1 // an end that nobody waits for would end each wait
+				p.Fd = -1 // a closed end without a reader would end each wait
 			}
 			polled = append(polled, p)
 		}
@@ -94,7 +95,7 @@ func pump(clients []*client, ends []context.Context) {
 		if due {
 			next = now.Add(tick)
 			if ticks++; ticks%(8*densely) == 0 {
-				runtime.Gosched() // Go's monitor takes the P of a goroutine that has not been scheduled for 10 ms, and stays awake for that
+				runtime.Gosched() // Go's monitor takes the P of a goroutine unscheduled for 10 ms, and stays awake for this
 			}
 		}
 		if errors.Is(err, unix.EINTR) {
@@ -118,12 +119,12 @@ func pump(clients []*client, ends []context.Context) {
 	}
 }
 
-// densely is how many messages a client sends whose session moves, where others send one: how long the stream stands still is
-// seen no finer than messages come.
+// densely is the factor of messages from a client with a moving session. The message interval limits the
+// resolution of measured gaps.
 const densely = 4
 
-// events are what the pump waits for. What comes for a client whose session does not move is read when its next message is due: it
-// waits in the kernel, which notes when it came.
+// events returns the pump's poll events. Data for a client without a moving session is read at its next
+// message. It waits in the kernel with its arrival time.
 func (c *client) events() (e int16) {
 	if len(c.want) > 0 && (c.dense.Load() || c.size != streamSize) {
 		e = unix.POLLIN
@@ -134,7 +135,7 @@ func (c *client) events() (e int16) {
 	return e
 }
 
-// turn reads and writes what can be; due: another message is, if the one before has been written.
+// turn reads and writes as far as possible. due starts a new message if the previous one is written.
 func (c *client) turn(buf []byte, due bool, now time.Time) error {
 	if err := c.hear(buf); err != nil {
 		return err
@@ -196,14 +197,14 @@ func (c *client) hear(buf []byte) error {
 		c.arrivals = append(c.arrivals, at)
 		c.mu.Unlock()
 		if n < len(buf) {
-			return nil // the rest is asked for when it comes
+			return nil // the rest is read after its arrival
 		}
 	}
 	return nil
 }
 
-// receive reads, and says when the kernel has received the last of what it reads: how long the reader waits for a CPU is no gap of
-// the stream's. The error is unix.EAGAIN where there is nothing, io.EOF at the end.
+// receive reads, and returns the kernel's receive time of the last byte. A reader's wait for a CPU is not a
+// gap of the stream. The error is unix.EAGAIN without data, io.EOF at the end.
 func receive(fd int, b []byte) (n int, at time.Time, err error) {
 	var oob [64]byte
 	n, oobn, _, _, err := unix.Recvmsg(fd, b, oob[:], unix.MSG_DONTWAIT)
@@ -213,7 +214,7 @@ func receive(fd int, b []byte) (n int, at time.Time, err error) {
 	if n == 0 {
 		return 0, at, io.EOF
 	}
-	at = time.Now() // the kernel notes no times until a moment after it was first asked to
+	at = time.Now() // the kernel sets no times until a moment after the first request
 	all, err := unix.ParseSocketControlMessage(oob[:oobn])
 	for _, m := range all {
 		if m.Header.Level == unix.SOL_SOCKET && m.Header.Type == unix.SO_TIMESTAMPNS_NEW && len(m.Data) == 16 {

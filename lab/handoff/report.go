@@ -69,14 +69,14 @@ func (m *migration) report(r *lab.Result) error {
 	return nil
 }
 
-// longStall is how long a client may hear nothing around a move.
+// longStall is the longest accepted gap of a client around a move.
 const longStall = 20 * time.Millisecond
 
-// reportStalls counts moves around which a client heard nothing for long. A stall that is no longer than that without a stall of the
-// machine within it is the machine's.
+// reportStalls counts moves with a longer gap. A gap belongs to the machine if it is short enough without
+// the machine's stall within it.
 func (m *migration) reportStalls(r *lab.Result, machine *lab.Stalls) {
 	wall, monotonic := time.Now(), kernel.Monotonic()
-	at := func(t time.Time) uint64 { return monotonic - uint64(wall.Sub(t)) } // arrivals are in the kernel's wall clock
+	at := func(t time.Time) uint64 { return monotonic - uint64(wall.Sub(t)) } // arrival times use the kernel's wall clock
 	long, explained := 0, 0
 	for _, s := range m.spans {
 		began, ended := s.client.longestGap(s.began, s.ended)

@@ -23,16 +23,16 @@ import (
 	"github.com/weir-project/weir/lab/rig"
 )
 
-// Processes of the experiments are the lab's own binary, in a role. What they are told comes as JSON in an argument and in
-// lines on standard input; with its end they end, too.
+// Processes of the experiments are the lab's own binary, in a role. They receive their configuration as
+// JSON in an argument, and commands as lines on standard input. They end with the end of standard input.
 const roleArg = "__handoff"
 
 var roles = map[string]func(arg string) error{"member": playMember, "agent": playAgent, "lb": playLB, "workers": playWorkers}
 
-// niceOf is Nice= of the unit that a role stands for.
+// niceOf is Nice= of a role's unit.
 var niceOf = map[string]int{"agent": rig.UnitNice, "lb": rig.UnitNice}
 
-// Play plays a role, if this process is one of an experiment's. main calls it first; else it returns.
+// Play plays a role if this process belongs to an experiment; else it returns. main calls it first.
 func Play() {
 	if len(os.Args) != 4 || os.Args[1] != roleArg {
 		return
@@ -44,7 +44,7 @@ func Play() {
 	os.Exit(0)
 }
 
-// say tells the lab a line.
+// say prints a line to the lab.
 var say = func() func(format string, a ...any) {
 	var mu sync.Mutex
 	return func(format string, a ...any) {
@@ -54,7 +54,7 @@ var say = func() func(format string, a ...any) {
 	}
 }()
 
-// hear calls f with each line that the lab says, as words.
+// hear calls f with each line from the lab, split into words.
 func hear(f func(words []string) error) error {
 	in := bufio.NewScanner(os.Stdin)
 	in.Buffer(nil, 1<<20)
@@ -66,17 +66,17 @@ func hear(f func(words []string) error) error {
 	return in.Err()
 }
 
-// memberRole is a process that serves sessions.
+// memberRole is a process with sessions.
 type memberRole struct {
 	Keeper string
 	Name   string
 	Listen netip.AddrPort
-	Buffer int // bytes of a socket's buffers, as set; 0: the kernel's
+	Buffer int // bytes of a socket's buffers, as set; 0: the kernel's default
 	Orphan bool
 }
 
-// playMember says "has REMOTE" of each session that it gets. It is told "move REMOTE TO", and says "stays REMOTE REASON" where
-// that cannot be.
+// playMember prints "has REMOTE" for each session it receives. On "move REMOTE TO" it moves a session. If
+// the move fails it prints "stays REMOTE REASON".
 func playMember(arg string) error {
 	var o memberRole
 	if err := json.Unmarshal([]byte(arg), &o); err != nil {
@@ -120,7 +120,7 @@ func (m *member) accept(l *handoff.Listener) {
 		m.mu.Lock()
 		m.sessions[remote] = s
 		m.mu.Unlock()
-		go func() { // before anybody is told of it: the client waits
+		go func() { // before the announcement: the client waits
 			err := talk(s)
 			m.mu.Lock()
 			if m.sessions[remote] == s {
@@ -154,8 +154,8 @@ func (m *member) told(words []string) error {
 	return nil
 }
 
-// talk answers each byte with one that depends on its place in the stream: none can be lost, doubled or changed, in either
-// direction, without the client's seeing it. The state is the place.
+// talk answers each byte with a byte derived from its position in the stream. The client therefore detects
+// any lost, doubled or changed byte in either direction. The state is the position.
 func talk(s *handoff.Session) error {
 	var at uint64
 	if b := s.State(); len(b) == 8 {

@@ -25,8 +25,9 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Agents of handoff-crash die at named steps of a move. weir serve has no such steps, and is to have none: these agents are the lab's own
-// processes, by the Go API, whose option Step is for this. The keeper and everything of the other experiments are weir serve's.
+// Agents of handoff-crash die at named steps of a move. weir serve has no such steps, by design. These
+// agents are therefore the lab's own processes, using the Go API with its option Step. The keepers, and all
+// processes of the other experiments, are weir serve.
 
 // stepLB starts the agent and the data path of the load balancer.
 func (w *world) stepLB() (err error) {
@@ -79,7 +80,7 @@ func (w *world) certificates(name string) certificates {
 	return certificates{c, k, s}
 }
 
-// certificates are files of an agent.
+// certificates are the files of an agent.
 type certificates struct{ Cert, Key, CA string }
 
 func (c certificates) load() (*peer.Identity, error) {
@@ -89,12 +90,13 @@ func (c certificates) load() (*peer.Identity, error) {
 // agentRole is a server's agent.
 type agentRole struct {
 	Certificates certificates
-	Options      backend.Options // without what JSON cannot carry
+	Options      backend.Options // without the fields JSON cannot represent
 	Root         string
 	Listen       string
 }
 
-// playAgent answers "status" with a line of JSON. "kill PID … at STEP" has it kill these and itself at the next such step.
+// playAgent answers "status" with a line of JSON. "kill PID … at STEP" makes it kill these processes and
+// itself at the next such step.
 func playAgent(arg string) error {
 	var o agentRole
 	if err := json.Unmarshal([]byte(arg), &o); err != nil {
@@ -135,14 +137,14 @@ func playAgent(arg string) error {
 	return errors.Join(err, <-ended)
 }
 
-// death is a step at which this process is killed, and others with it. The lab is told first.
+// death is a step at which this process kills itself and others. It tells the lab first.
 type death struct {
 	mu   sync.Mutex
 	step string
 	with []int
 }
 
-// plan takes "PID … at STEP".
+// plan parses "PID … at STEP".
 func (d *death) plan(words []string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -173,7 +175,7 @@ func (d *death) at(step string) {
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
 	_ = unix.Kill(os.Getpid(), unix.SIGKILL)
-	select {} // it is a moment until the signal comes
+	select {} // the signal takes a moment to arrive
 }
 
 // lbRole is a load balancer.
@@ -188,7 +190,7 @@ type lbRole struct {
 	Root                 string
 }
 
-// playLB is told "kill PID … at STEP", as an agent is.
+// playLB accepts "kill PID … at STEP", like an agent.
 func playLB(arg string) error {
 	var o lbRole
 	if err := json.Unmarshal([]byte(arg), &o); err != nil {

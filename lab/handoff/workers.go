@@ -18,27 +18,27 @@ import (
 	"github.com/weir-project/weir/clients/go/handoff"
 )
 
-// workersRole is a server whose workers serve one request at a time. Work is a wait: what two servers do at once then does
-// not depend on how many CPUs the machine has.
+// workersRole is a server with workers for one request each at a time. A request's work is a wait, so two
+// servers' parallel work does not depend on the number of CPUs.
 type workersRole struct {
 	Keeper    string
 	Listen    netip.AddrPort
 	Workers   int
-	Threshold int // waiting sessions from which on some are given to others; 0: none ever is
+	Threshold int // waiting sessions before some move to others; 0: none ever moves
 }
 
-// A request is its work in microseconds; the answer is how many the session has had.
+// A request is its work in microseconds. The answer is the number of the session's requests so far.
 const (
 	requestSize = 4
 	answerSize  = 4
 )
 
-// job is a session whose next request waits, or is being served.
+// job is a session with a waiting or running request.
 type job struct {
 	s      *handoff.Session
 	served uint32 // requests before
 	work   time.Duration
-	rest   int // bytes that were read behind it
+	rest   int // bytes read behind it
 	done   chan bool
 }
 
@@ -88,7 +88,7 @@ func playWorkers(arg string) error {
 	return hear(func([]string) error { return nil })
 }
 
-// session takes its requests one after the other.
+// session handles its requests one after the other.
 func (w *workers) session(s *handoff.Session) error {
 	var served uint32
 	if b := s.State(); len(b) == 4 {
@@ -117,7 +117,7 @@ func (w *workers) session(s *handoff.Session) error {
 	}
 }
 
-// wait has a request wait for a worker, and gives a session to another server if too much does.
+// wait queues a request for a worker, and moves a session to another server if too many wait.
 func (w *workers) wait(j *job) {
 	w.mu.Lock()
 	w.waiting = append(w.waiting, j)
@@ -143,7 +143,7 @@ func (w *workers) wait(j *job) {
 	}
 }
 
-// takeLast takes out of the queue whoever would wait longest, of those that have not come just now.
+// takeLast removes the session with the longest expected wait from the queue, except sessions just arrived.
 func (w *workers) takeLast() *job {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -174,7 +174,7 @@ func (w *workers) give(j *job, to string) {
 	w.some.Signal()
 }
 
-// work serves, one request after the other.
+// work serves one request after the other.
 func (w *workers) work() {
 	for {
 		w.mu.Lock()

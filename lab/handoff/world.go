@@ -34,24 +34,24 @@ type site struct {
 	name string
 }
 
-// world is a client, a load balancer and servers behind it. Each is a network namespace with a weir serve of its own, by a weir.yaml as the
-// machine would have it: lb at the load balancer, the session keeper and the backend at a server. Each server has the service's address, and
-// a member.
+// world is a client, a load balancer, and servers behind it. Each is a network namespace with its own weir
+// serve, configured by the weir.yaml of such a machine: lb at the load balancer, the session keeper and the
+// backend at a server. Each server has the service's address, and a member.
 type world struct {
 	env      *lab.Env
 	certs    rig.Certificates
-	balancer string // the load balancer's name
+	balancer string // name of the load balancer
 	client   site
 	middle   site
 	servers  []*host
 	lb       *process
-	stepped  bool // agents are processes of the lab, which die at named steps
-	buffer   int  // bytes, of members' sockets; 0: as the kernel sizes them
-	state    int  // bytes of a session that keepers keep; 0: as many as they do
-	// hold and lapse are the load balancer's; 0: as it has them.
+	stepped  bool // agents are processes of the lab, killed at named steps
+	buffer   int  // bytes of members' socket buffers; 0: the kernel's default
+	state    int  // bytes of state per session at keepers; 0: the default
+	// hold and lapse are settings of the load balancer; 0: the default.
 	hold, lapse time.Duration
-	park        bool // packets of a session that moves wait at the server that it leaves, not at the load balancer
-	// cable connects the client to the load balancer; nil: with nothing in between.
+	park        bool // packets of a moving session wait at the source, not at the load balancer
+	// cable connects the client to the load balancer; nil: a direct cable.
 	cable func(client, lb topo.End) error
 }
 
@@ -67,15 +67,15 @@ type host struct {
 	member *process
 
 	mu  sync.Mutex
-	has map[string]chan struct{} // who waits for a session here
-	log []string                 // what went wrong
+	has map[string]chan struct{} // waiters for a session at this server
+	log []string                 // errors
 }
 
 func (h *host) name() string    { return fmt.Sprint("s", h.number) }
 func (h *host) address() string { return fmt.Sprintf("10.2.%d.2", h.number) }
 func (h *host) socket() string  { return filepath.Join(h.dir, "keeper") }
 
-// newWorld wires the namespaces; nothing runs yet.
+// newWorld creates the namespaces; no process runs yet.
 func newWorld(e *lab.Env, name string, servers int) (*world, error) {
 	certs, err := rig.NewCertificates(e, name+"-certificates")
 	if err != nil {
@@ -107,10 +107,11 @@ func newWorld(e *lab.Env, name string, servers int) (*world, error) {
 	return w, nil
 }
 
-// pins is the root of a machine's pins: each has its own, as machines do. Everybody looks for damage in all of a root's.
+// pins returns the root of a machine's pins. Each machine has its own, because every process checks all
+// pins of its root for damage.
 func (w *world) pins(at site) string { return filepath.Join(w.env.Root, at.name) }
 
-// wire connects everybody.
+// wire connects all namespaces.
 func (w *world) wire() error {
 	if w.cable == nil {
 		w.cable = topo.Cable
@@ -151,7 +152,7 @@ func prefixes(s ...string) (out []netip.Prefix) {
 	return out
 }
 
-// start starts everything, and waits until the agents are connected.
+// start starts all processes, and waits until the agents are connected.
 func (w *world) start() error {
 	if err := w.wire(); err != nil {
 		return err
@@ -204,7 +205,7 @@ func (h *host) startMember() (err error) {
 	return err
 }
 
-// heard takes what the member says.
+// heard handles a line of the member.
 func (h *host) heard(line string) {
 	verb, rest, _ := strings.Cut(line, " ")
 	h.mu.Lock()
@@ -219,7 +220,7 @@ func (h *host) heard(line string) {
 	}
 }
 
-// expect is closed when the member has got a client's session.
+// expect returns a channel, closed when the member has received a client's session.
 func (h *host) expect(remote string) <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -228,20 +229,20 @@ func (h *host) expect(remote string) <-chan struct{} {
 	return c
 }
 
-// complaints are what the member could not do.
+// complaints returns the member's errors.
 func (h *host) complaints() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return append([]string(nil), h.log...)
 }
 
-// early says whether a move was refused, since so many complaints, because nobody was ready where it was to go: agents that know
-// each other tell their keepers a moment later.
+// early reports whether a move was rejected after since errors because no destination was ready. Connected
+// agents report to their keepers a moment later.
 func (h *host) early(since int) bool {
 	return slices.ContainsFunc(h.complaints()[since:], func(s string) bool { return strings.Contains(s, "is ready besides") })
 }
 
-// stop ends the processes: what comes next has the machine to itself.
+// stop ends the processes. The next part has the machine to itself.
 func (w *world) stop() {
 	for _, h := range w.servers {
 		for _, p := range []*process{h.member, h.agent, h.keeper} {
