@@ -18,13 +18,14 @@ import (
 	"github.com/weir-project/weir/lab/guard/rakelimit"
 )
 
-// never is a limit that no traffic here reaches: everything passes, and takes every step that a packet which passes can.
+// never is a limit above all traffic here. Every packet passes, through every step of a passing packet.
 const never = 10_000_000
 
-// measureCost compares what a packet that passes costs, in two ways: each by a run of the program that a socket has, its
-// caches as cold as the kernel's own work leaves them; and thousands in one run, of the same algorithm without the
-// parsing, its caches warm. The kernel itself takes the time, of the program alone (BPF_ENABLE_STATS); what it adds, and
-// what the loop does, is what a program takes that does nothing.
+// measureCost compares the cost of a passing packet in two ways. In the first each packet is a run of the
+// socket's program, with caches as cold as after the kernel's own work. In the second thousands of packets
+// share one run of the same algorithm without the parsing, with warm caches. The kernel times the program
+// alone (BPF_ENABLE_STATS). The cost of an empty program covers the kernel's own share and the loop, and is
+// subtracted.
 func (x *experiment) measureCost(ctx context.Context) error {
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
 	if err != nil {
@@ -42,21 +43,21 @@ func (x *experiment) measureCost(ctx context.Context) error {
 	return nil
 }
 
-// round is how many packets each decides before it is the next one's turn.
+// round is the number of packets decided in one turn.
 const round = 2000
 
-// kind is the packets that are measured.
+// kind describes the measured packets.
 type kind struct {
-	name     string // of the metrics, behind "ns" and "ns_ratio_rakelimit"
+	name     string // suffix of the metrics, after "ns" and "ns_ratio_rakelimit"
 	about    string
-	scenario string        // whose sources they have
-	gap      time.Duration // between two of them
+	scenario string        // scenario of their sources
+	gap      time.Duration // interval between two packets
 	ipv6     bool
-	random   bool // a source for each
-	packets  int  // in turn
+	random   bool // a new source for each packet
+	packets  int  // number in turn
 }
 
-// Of strangers it matters how fast they come: a guard remembers so many of them a second, and that is work.
+// For unknown sources the rate matters: a guard remembers a number of them a second, and this is work.
 var kinds = []kind{
 	{"", "random sources at 1,000,000 pps", "spoofed_1m", time.Microsecond, false, true, 1},
 	{"_ipv6", "random IPv6 sources at 1,000,000 pps", "v6_spoofed", time.Microsecond, true, true, 1},
@@ -64,9 +65,9 @@ var kinds = []kind{
 	{"_clients", "200 clients at 1,000,000 pps", "no_attack", time.Microsecond, false, false, 4096},
 }
 
-// stream is packets without end: those of the few sources that a scenario has without an attack, in turn, or of a source
-// drawn for each. They are drawn and not read from a trace, whose megabytes would drive the tables of whoever is measured
-// out of the CPU's caches, as no packet that arrives does.
+// stream is an endless sequence of packets, either from a scenario's few sources without an attack, in
+// turn, or from a source drawn for each. The packets are drawn and not read from a trace: its megabytes
+// would evict the limiter's tables from the CPU's caches, unlike real packets.
 type stream struct {
 	packets []scenario.Packet
 	drawn   *rand.Rand // nil: in turn
@@ -99,17 +100,17 @@ func (s *stream) next() *scenario.Packet {
 	return p
 }
 
-// meter is one way to decide, and what its packets cost on average in each round.
+// meter is one way to decide, with the average cost of its packets in each round.
 type meter struct {
 	program *ebpf.Program
-	decide  func(n int) error // that many packets
-	each    int               // packets of a run of program
+	decide  func(n int) error // decides n packets
+	each    int               // packets for each run of program
 	ns      []float64
 }
 
 var errDropped = errors.New("a packet was dropped below the limit, and only those that pass are measured")
 
-// single has a run for each packet.
+// single uses a run for each packet.
 func single(l limiter, s *stream) *meter {
 	return &meter{program: l.Program(), each: 1, decide: func(n int) error {
 		for range n {
@@ -121,7 +122,7 @@ func single(l limiter, s *stream) *meter {
 	}}
 }
 
-// loop has a run for a batch.
+// loop uses a run for each batch.
 func loop(l limiter, s *stream) *meter {
 	packets, verdicts := make([]scenario.Packet, batch), make([]bool, batch)
 	return &meter{program: l.BatchProgram(), each: batch, decide: func(n int) error {
@@ -140,7 +141,7 @@ func loop(l limiter, s *stream) *meter {
 	}}
 }
 
-// batch is how many packets both sides decide in a run.
+// batch is the number of packets in a run, for both sides.
 const batch = 4096
 
 // nothing decides nothing, in the same number of runs.
@@ -149,7 +150,7 @@ func nothing(l *rakelimit.Limiter, s *stream, each int) (*meter, error) {
 	m := &meter{program: l.Empty(), each: each}
 	if each > 1 {
 		m.program = l.EmptyBatch()
-		// The batch that is passed again and again.
+		// The empty program repeats this batch.
 		if err := loop(rake{l}, s).decide(each); err != nil {
 			return nil, err
 		}
@@ -165,7 +166,7 @@ func nothing(l *rakelimit.Limiter, s *stream, each int) (*meter, error) {
 	return m, nil
 }
 
-// compareCost measures both sides and nothing in turn, so that what slows the machine down slows all of them.
+// compareCost measures both sides and the empty program in turn, so a slow machine slows all of them.
 func (x *experiment) compareCost(ctx context.Context, k kind, looped bool) error {
 	s, err := scenario.Lookup(k.scenario)
 	if err != nil {
@@ -209,7 +210,7 @@ func (x *experiment) compareCost(ctx context.Context, k kind, looped bool) error
 	return nil
 }
 
-// round measures one round, after a short one that brings caches to where this way leaves them.
+// round measures one round, after a short one to bring the caches into this way's state.
 func (m *meter) round() error {
 	n := max(round, 4*m.each)
 	if err := m.decide(n / 4); err != nil {
@@ -233,7 +234,7 @@ func (m *meter) round() error {
 	return nil
 }
 
-// costs sets the metrics: medians of the rounds, less the median of nothing.
+// costs sets the metrics: medians of the rounds, minus the median of the empty program.
 func (x *experiment) costs(k kind, meters []*meter) {
 	idle := median(meters[2].ns)
 	ours, others := median(meters[0].ns)-idle, median(meters[1].ns)-idle
@@ -245,7 +246,7 @@ func (x *experiment) costs(k kind, meters []*meter) {
 	}
 }
 
-// median sorts a copy. Of an even number it is the mean of the two in the middle.
+// median sorts a copy. For an even number it returns the mean of the middle two.
 func median(v []float64) float64 {
 	if len(v) == 0 {
 		return 0

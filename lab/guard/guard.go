@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guards judges the guard: by scenarios of attacks on a virtual clock, by what it costs, by two CPUs at once, and
-// on real sockets; beside the algorithm that Cloudflare published as Rakelimit.
+// Package guards tests the guard: with scenarios of attacks on a virtual clock, by its cost, on two CPUs at
+// once, and on real sockets. It compares the guard with Cloudflare's published algorithm, Rakelimit.
 package guards
 
 import (
@@ -26,16 +26,16 @@ func init() {
 	})
 }
 
-// plan is what one size of the experiment does.
+// plan holds the parameters of one size of the experiment.
 type plan struct {
-	hurry   bool     // attacks are cut to what tells the same
+	hurry   bool     // attacks are shortened to the part with the same result
 	only    []string // scenarios; nil: all
 	seeds   int      // traces of each scenario
-	compare bool     // the other algorithm gets the scenarios, too
-	rounds  int      // of measuring what a packet costs; 0: not at all
+	compare bool     // run the scenarios for the other algorithm, too
+	rounds  int      // rounds of cost measurements; 0: none
 	races   int
-	meter   bool          // nftables' meter is measured, too
-	warm    time.Duration // of clients alone on real sockets; 0: nothing is said of clients there
+	meter   bool          // measure nftables' meter, too
+	warm    time.Duration // of clients alone on real sockets; 0: no claims about clients there
 	flood   time.Duration // of real sockets
 }
 
@@ -45,7 +45,7 @@ var plans = map[lab.Size]plan{
 	lab.Smoke: {hurry: true, seeds: 1, races: 1, flood: 4 * time.Second},
 }
 
-// What is claimed.
+// Bounds of the claims.
 const (
 	legitKept = 0.98
 	overLimit = 1.12
@@ -69,7 +69,8 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	}
 	x := &experiment{plan: plans[e.Size], env: e, result: r, ours: &weir}
 	if e.Control {
-		// The claims are then made of the other one: what they are worth shows in that it does not keep them.
+		// The control run claims the same of the other algorithm. Its failures show the value of the
+		// claims.
 		x.ours = &side{limiter: theirs.limiter, attach: theirs.attach}
 	}
 	x.judged = []*side{x.ours}
@@ -85,8 +86,8 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 
 func (x *experiment) say(format string, a ...any) { x.env.Watch.Log(format, a...) }
 
-// measure does all of it. Sockets and scenarios go together: the kernel stamps what comes to a socket, and scenarios
-// have a clock of their own, so neither depends on how busy the machine is. What takes times comes after.
+// measure runs all parts. Sockets and scenarios run together: the kernel timestamps a socket's packets, and
+// scenarios have their own clock, so neither depends on the load of the machine. Timed parts follow.
 func (x *experiment) measure(ctx context.Context) error {
 	both, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -116,7 +117,7 @@ func (x *experiment) measure(ctx context.Context) error {
 	return x.race(ctx)
 }
 
-// claims are what the guard promises.
+// claims evaluates the guard's promises.
 func (x *experiment) claims() {
 	for _, c := range []struct {
 		kind                lab.Kind

@@ -19,8 +19,8 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-// newExperiment is a run of which a test takes a part. Both sides are rakelimit: the tests are of the harness, and the
-// other side is what it must find wanting.
+// newExperiment returns a run; a test runs a part of it. Both sides are rakelimit: the tests are about the
+// harness, and it must detect this algorithm's faults.
 func newExperiment(t *testing.T, p plan) *experiment {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -52,7 +52,7 @@ func outside(x *experiment, metric string, low, high float64) error {
 	return nil
 }
 
-// The metrics of a limiter that fails are those of its worst scenario and seed, and a note says which.
+// The metrics of a failing limiter are those of its worst scenario and seed, and a note names them.
 func TestJudgeFindsFailure(t *testing.T) {
 	x := newExperiment(t, plan{hurry: true, seeds: 2, only: []string{"single_flow", "sources_2000x25", "cold_spoofed"}})
 	if err := x.judge(t.Context()); err != nil {
@@ -96,11 +96,11 @@ func TestTally(t *testing.T) {
 	}
 }
 
-// A socket of the algorithm that takes payload for addresses lets an IPv6 flood in; the harness sees it, and what
-// clients have left.
+// A socket filter of this algorithm reads payload as addresses, and an IPv6 flood passes. The harness
+// detects this, and the rest left to clients.
 func TestSocketsFindBypass(t *testing.T) {
 	var x *experiment
-	for stalled, try := true, 0; stalled && try < 30; try++ { // where the machine stands still there is no flood, nor are there clients
+	for stalled, try := true, 0; stalled && try < 30; try++ { // a stalled machine has no flood and no clients
 		t.Run("", func(t *testing.T) {
 			x = newExperiment(t, plan{warm: time.Second, flood: time.Second})
 			if err := x.result.WithStalls(func() error { return x.sockets(t.Context()) }); err != nil {
@@ -116,8 +116,8 @@ func TestSocketsFindBypass(t *testing.T) {
 	between(t, x, "ipv4_random_payload_legit_kept", 0.5, 1.05)
 }
 
-// The same program costs the same, and more than nothing. A stall of the machine within a program is its cost, as far as the kernel
-// knows: a run with one proves nothing against it.
+// The same program costs the same, and more than nothing. The kernel counts a stall of the machine within a
+// program as its cost, so a run with a stall proves nothing.
 func TestCostOfTheSame(t *testing.T) {
 	for try := 1; ; try++ {
 		var x *experiment
@@ -144,7 +144,7 @@ func TestCostOfTheSame(t *testing.T) {
 	}
 }
 
-// A limiter without a total has no update of it to lose: that is no result, rather than a good one.
+// A limiter without a total has no updates to lose. This is no result, not a good one.
 func TestRaceOfNoTotal(t *testing.T) {
 	x := newExperiment(t, plan{races: 1})
 	if err := x.race(t.Context()); err != nil {
@@ -155,7 +155,7 @@ func TestRaceOfNoTotal(t *testing.T) {
 	}
 }
 
-// losing is a limiter whose accounts are given.
+// losing is a limiter with given accounts.
 type losing struct {
 	limiter
 	passed, spent uint64

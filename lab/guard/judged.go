@@ -14,23 +14,23 @@ import (
 	"github.com/weir-project/weir/feature/guard/scenario"
 )
 
-// verdict is how one side did in one scenario with one seed.
+// verdict is the result of one side in one scenario with one seed.
 type verdict struct {
 	scenario.Scenario
 	scenario.Outcome
 	side  *side
 	seed  uint64
-	false []string // names in the guard's status that are within its error
+	false []string // wrong names in the guard's status, excluding its error bounds
 }
 
-// job is a scenario to be judged.
+// job is a scenario to run.
 type job struct {
 	scenario.Scenario
 	side *side
 	seed uint64
 }
 
-// scenarios are those of the run's size.
+// scenarios returns the scenarios of the run's size.
 func (x *experiment) scenarios() []scenario.Scenario {
 	var all []scenario.Scenario
 	for _, s := range scenario.All() {
@@ -45,21 +45,21 @@ func (x *experiment) scenarios() []scenario.Scenario {
 	return all
 }
 
-// judge runs all scenarios through both sides, as many at once as there are CPUs: the clock is the trace's, so that
-// nothing depends on how long it takes.
+// judge runs all scenarios through both sides, one on each CPU at a time. The clock belongs to the trace,
+// so the result does not depend on the duration.
 func (x *experiment) judge(ctx context.Context) error {
 	var jobs []job
 	scenes := x.scenarios()
 	for _, s := range scenes {
 		for i := range max(x.seeds, s.Seeds) {
 			s := s
-			s.IPv6 = s.IPv6 || i%2 == 1 // every other seed is of IPv6 in all scenarios
+			s.IPv6 = s.IPv6 || i%2 == 1 // every second seed uses IPv6 in all scenarios
 			for _, who := range x.judged {
 				jobs = append(jobs, job{s, who, x.env.Seed + uint64(i)})
 			}
 		}
 	}
-	// The longest first: none is left over for one CPU at the end.
+	// The longest first, so none remains for a single CPU at the end.
 	slices.SortStableFunc(jobs, func(a, b job) int { return int(b.To - b.From - (a.To - a.From)) })
 	x.say("%d scenarios, %d seeds: every packet decided by BPF programs on the trace's clock", len(scenes), x.seeds)
 	todo := make(chan job)
@@ -116,7 +116,7 @@ func (j job) run(ctx context.Context) (v verdict, err error) {
 	return v, err
 }
 
-// interruptible is a limiter that decides no more once the run was interrupted.
+// interruptible is a limiter. It stops deciding after an interruption of the run.
 type interruptible struct {
 	scenario.Limiter
 	ctx context.Context
@@ -129,7 +129,7 @@ func (l interruptible) Decide(packets []scenario.Packet, verdicts []bool) error 
 	return l.Limiter.Decide(packets, verdicts)
 }
 
-// tally sets the metrics: of each scenario the worst seed's, of each side the worst scenario's.
+// tally sets the metrics: the worst seed of each scenario, and the worst scenario of each side.
 func (x *experiment) tally(verdicts []verdict) {
 	worst := worsts{}
 	falseNames := 0
@@ -160,7 +160,7 @@ func (x *experiment) tally(verdicts []verdict) {
 	x.explain(verdicts)
 }
 
-// worsts are metrics of which the worst counts. JSON has no NaN: what was not measured has no metric.
+// worsts keeps the worst value of each metric. JSON has no NaN: an unmeasured value has no metric.
 type worsts map[string]float64
 
 func (w worsts) least(metric string, v float64)   { w.keep(metric, v, math.Min) }
@@ -176,7 +176,7 @@ func (w worsts) keep(metric string, v float64, of func(a, b float64) float64) {
 	w[metric] = v
 }
 
-// explain notes which scenarios fall short of a claim.
+// explain notes the scenarios failing a claim.
 func (x *experiment) explain(verdicts []verdict) {
 	for _, v := range verdicts {
 		if v.side != x.ours {

@@ -18,8 +18,8 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// meterRate is the rate of nftables' meter, packets per second of each source: what an operator would choose for clients
-// that send one or two, under a limit of 1,000.
+// meterRate is the rate of nftables' meter, in packets per second of each source. An operator would choose
+// it for clients with one or two packets per second, under a limit of 1,000.
 const meterRate = 20
 
 // meterRules drop each source's packets above the rate.
@@ -32,10 +32,11 @@ const meterRules = `table inet lab {
 }
 `
 
-// metered are the cold starts that are replayed on real sockets, and whether weir has a turn at them beside nftables.
+// metered are the cold starts to replay on real sockets. The value tells whether weir runs beside nftables.
 var metered = map[string]bool{"start_net24_100": false, "start_net24_200": true, "start_net24_400": true, "start_nets24_600": false}
 
-// meters replays cold starts on real sockets, all at once, each in a namespace of its own: nftables knows no virtual clock.
+// meters replays cold starts on real sockets, all at once, each in its own namespace: nftables has no
+// virtual clock.
 func (x *experiment) meters(ctx context.Context) error {
 	if _, err := exec.LookPath("nft"); err != nil {
 		x.result.Skip("nftables is not installed: its meter is not measured")
@@ -89,7 +90,7 @@ func (x *experiment) meters(ctx context.Context) error {
 // replay is a scenario on real sockets, in real time.
 type replay struct {
 	scenario.Scenario
-	name    string // begins metrics' names
+	name    string // prefix of the metrics' names
 	ns      *netns.Handle
 	server  *net.UDPConn
 	detach  func()
@@ -98,7 +99,7 @@ type replay struct {
 	sent, got int // packets of clients, from Settle on
 }
 
-// newReplay limits a socket by a ruleset of nftables, or by the guard where there is none.
+// newReplay limits a socket by a ruleset of nftables, or by the guard without a ruleset.
 func (x *experiment) newReplay(ctx context.Context, s scenario.Scenario, name, rules string) (r *replay, err error) {
 	r = &replay{Scenario: s, name: name, detach: func() {}, sources: map[scenario.Source]*net.UDPConn{}}
 	defer func() {
@@ -123,7 +124,7 @@ func (x *experiment) newReplay(ctx context.Context, s scenario.Scenario, name, r
 	if err != nil {
 		return nil, err
 	}
-	_ = r.server.SetReadBuffer(1 << 20) // what the kernel allows
+	_ = r.server.SetReadBuffer(1 << 20) // as far as the kernel allows
 	if rules != "" {
 		return r, x.env.NFT(ctx, nsName, rules)
 	}
@@ -141,7 +142,7 @@ func (r *replay) close() {
 	}
 }
 
-// source is the socket of a source: of one port, though attackers change theirs.
+// source returns the socket of a source. It has one port, although attackers change theirs.
 func (r *replay) source(p *scenario.Packet) (*net.UDPConn, error) {
 	if c := r.sources[p.Src]; c != nil {
 		return c, nil
@@ -160,7 +161,7 @@ func (r *replay) source(p *scenario.Packet) (*net.UDPConn, error) {
 	return c, nil
 }
 
-// run sends the trace, each packet at its time or as soon after it as this machine runs us.
+// run sends the trace, each packet at its time or as soon after as this machine allows.
 func (r *replay) run(ctx context.Context, seed uint64) error {
 	read := make(chan error, 1)
 	go func() { read <- r.read() }()
@@ -189,14 +190,14 @@ func (r *replay) run(ctx context.Context, seed uint64) error {
 		if err != nil {
 			return err
 		}
-		_, _ = c.Write([]byte{payload}) // a packet that is refused on the way is not received, and counted so
+		_, _ = c.Write([]byte{payload}) // a packet rejected in transit counts as not received
 	}
-	// Loopback delivers before a write returns; the reader may be behind.
+	// Loopback delivers before a write returns, but the reader may lag.
 	_ = r.server.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
 	return <-read
 }
 
-// read counts the clients' packets that arrive until the deadline.
+// read counts the clients' packets arriving until the deadline.
 func (r *replay) read() error {
 	b := make([]byte, 16)
 	for {

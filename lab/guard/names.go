@@ -13,19 +13,20 @@ import (
 	"github.com/weir-project/weir/feature/guard/scenario"
 )
 
-// looks is how often in an attack the names of a guard's status are compared with the packets that it refused.
+// looks is the number of comparisons during an attack, between the names in a guard's status and the
+// packets it rejected.
 const looks = 4
 
-// witness notes each packet that a guard refuses, and compares the names in the guard's status with them.
+// witness records each packet rejected by a guard, and compares the names in the guard's status with them.
 type witness struct {
 	product
 	ipv6    bool
-	at      []uint64 // when to look, virtual time; ascending
+	at      []uint64 // times of comparisons, virtual; ascending
 	refused []scenario.Packet
 	false   []string
 }
 
-// newWitness looks at equal intervals of a trace that begins at start, the last time just before its end.
+// newWitness compares at equal intervals of a trace beginning at start, the last time just before its end.
 func newWitness(p product, s scenario.Scenario, start uint64) *witness {
 	w := &witness{product: p, ipv6: s.IPv6}
 	for i := range looks {
@@ -34,7 +35,7 @@ func newWitness(p product, s scenario.Scenario, start uint64) *witness {
 	return w
 }
 
-// Decide implements scenario.Limiter. A batch is cut where status is looked at.
+// Decide implements scenario.Limiter. It splits batches at the times of comparisons.
 func (w *witness) Decide(packets []scenario.Packet, verdicts []bool) error {
 	for len(packets) > 0 {
 		n := len(packets)
@@ -64,11 +65,11 @@ func (w *witness) Decide(packets []scenario.Packet, verdicts []bool) error {
 	return nil
 }
 
-// check finds the names that are refused at less than half of the rate that status gives them.
+// check finds names with less than half of their rate in status.
 func (w *witness) check(at uint64) {
 	for _, name := range w.Counts(at).Top {
 		if name.Level == "destination" {
-			continue // all packets have the same
+			continue // all packets share it
 		}
 		if rate := w.rate(name, at); rate < name.PPS/2 {
 			w.false = append(w.false, fmt.Sprintf("%s at %.1f pps, refused %.1f", name, name.PPS, rate))
@@ -76,10 +77,11 @@ func (w *witness) check(at uint64) {
 	}
 }
 
-// rate is the rate at which a pattern was refused, packets per second, halved every 2^33 ns as status halves it.
+// rate returns the rate of rejected packets of a pattern in packets per second, halved every 2^33 ns like
+// in status.
 func (w *witness) rate(p guard.Pattern, at uint64) float64 {
 	const shift = 33
-	const span = (1 << shift) / 1e9 / math.Ln2 // seconds in which a steady rate sends as many as its weight
+	const span = (1 << shift) / 1e9 / math.Ln2 // seconds in which a steady rate sends as many packets as its weight
 	prefix, _ := netip.ParsePrefix(p.Prefix)   // invalid for a port
 	sum := 0.0
 	for i := range w.refused {

@@ -11,10 +11,10 @@ import (
 	"github.com/weir-project/weir/feature/guard/scenario"
 )
 
-// weir is the product's own programs: what a socket's filter runs, and what the library attaches.
+// weir is weir's own side: the filter of a socket, attached by the library.
 var weir = side{
 	limiter: func(limit uint64, ipv6 bool, seed uint64) (limiter, error) {
-		// A seed of 0 has the guard draw its secret, which would not be repeatable.
+		// With seed 0 the guard draws its secret, and results are not repeatable.
 		g, err := guardtest.New(guardtest.Options{Limit: limit, IPv6: ipv6, Hook: guard.Socket, Seed: seed + 1, Batch: true})
 		return product{g}, err
 	},

@@ -17,22 +17,24 @@ import (
 	"github.com/weir-project/weir/lab/guard/rakelimit"
 )
 
-// accountant is a limiter that bounds its total, and can be asked how it stands.
+// accountant is a limiter with a bounded total and readable accounts.
 type accountant interface {
-	// Accounts are the packets that passed, as counted, and those whose credit is gone from the total, of a limiter
-	// whose clock has been standing at a time.
+	// Accounts returns the counted passed packets, and the packets charged to the total, with the limiter's
+	// clock stopped at this time.
 	Accounts(at uint64) (passed, spent uint64)
 }
 
 const (
-	// raceLimit, in packets per second, is one under which raceRuns packets pass on the credit of one instant.
+	// raceLimit, in packets per second, is high enough to pass raceRuns packets on the credit of one
+	// instant.
 	raceLimit = 10_000_000
-	// raceRuns is how often each CPU runs the program, within one system call: the CPUs meet all the time.
+	// raceRuns is the number of program runs of each CPU within one system call. The CPUs collide all the
+	// time.
 	raceRuns = 300_000
 )
 
-// race has two CPUs decide at once, at one instant of the clock: each packet that passes takes the credit of one from a
-// word that both write. A packet that passed and whose credit is not gone is an update that was lost.
+// race runs two CPUs at once, at one instant of the clock. Each passing packet takes the credit of one from
+// a word written by both. A passed packet without a charge is a lost update.
 func (x *experiment) race(ctx context.Context) error {
 	x.say("two CPUs decide at the same instant: is an update lost?")
 	var lost []float64
@@ -72,7 +74,7 @@ func lostShare(l limiter) (float64, error) {
 	var frames [][]byte
 	for cpu := range uint32(2) {
 		p := scenario.Packet{At: at, Src: scenario.Source{Identity: 0x05060708 + cpu<<16}, SrcPort: 999}
-		if passed, err := l.One(&p); err != nil || !passed { // it sets the clock
+		if passed, err := l.One(&p); err != nil || !passed { // sets the clock
 			return 0, errors.Join(fmt.Errorf("the first packet passes: %t", passed), err)
 		}
 		frames = append(frames, slices.Clone(l.Frame(&p)))
@@ -96,10 +98,10 @@ func onTwoCPUs(p *ebpf.Program, frames [][]byte) error {
 	errs := make([]error, len(frames))
 	for i, frame := range frames {
 		wg.Go(func() {
-			runtime.LockOSThread() // never unlocked: the thread is bound to a CPU and must not serve others after
+			runtime.LockOSThread() // never unlocked: the thread is bound to a CPU and must not serve other goroutines
 			var set unix.CPUSet
 			set.Set(i % runtime.NumCPU())
-			_ = unix.SchedSetaffinity(0, &set) // refused in some containers: then the kernel chooses
+			_ = unix.SchedSetaffinity(0, &set) // some containers refuse: the kernel then chooses
 			<-begin
 			_, errs[i] = p.Run(&ebpf.RunOptions{Data: frame, Repeat: raceRuns})
 		})
@@ -109,8 +111,9 @@ func onTwoCPUs(p *ebpf.Program, frames [][]byte) error {
 	return errors.Join(errs...)
 }
 
-// lostPlainly is the share that rakelimit's counter of dropped packets, which is added to without an atomic operation,
-// loses in the same race. It tells that the CPUs do meet: a race in which nobody loses would show nothing.
+// lostPlainly returns the share lost in the same race by rakelimit's counter of dropped packets. It
+// increments without an atomic operation. The loss proves collisions: without one the race would show
+// nothing.
 func lostPlainly(seed uint64) (float64, error) {
 	l, err := rakelimit.New(rakelimit.Options{Limit: 1, Seed: seed})
 	if err != nil {
@@ -118,7 +121,7 @@ func lostPlainly(seed uint64) (float64, error) {
 	}
 	defer l.Close()
 	p := scenario.Packet{At: 1e12, Src: scenario.Source{Identity: 0x05060708}, SrcPort: 999}
-	for range 1000 { // from then on its rate is 50,000 pps or so, and the clock stands
+	for range 1000 { // then its rate is about 50,000 pps, and the clock stands
 		p.At += 20_000
 		if _, _, err := l.One(&p); err != nil {
 			return 0, err

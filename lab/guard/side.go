@@ -11,25 +11,25 @@ import (
 	"github.com/weir-project/weir/lab/guard/rakelimit"
 )
 
-// limiter is a program that decides, with the scenario's clock.
+// limiter is a deciding program with the scenario's clock.
 type limiter interface {
 	scenario.Limiter
-	// One decides a packet by a run of Program of its own.
+	// One decides a packet by its own run of Program.
 	One(p *scenario.Packet) (bool, error)
-	// Frame is the packet as Program is given it, valid until the next call.
+	// Frame returns the packet as input of Program, valid until the next call.
 	Frame(p *scenario.Packet) []byte
 	Program() *ebpf.Program
-	// BatchProgram is what Decide runs, once for 4,096 packets.
+	// BatchProgram returns the program of Decide, run once for 4,096 packets.
 	BatchProgram() *ebpf.Program
 	Close() error
 }
 
-// side is one of the two that are compared.
+// side is one of the compared limiters.
 type side struct {
-	name string // begins metrics' names, with "_" behind it; "" for weir
-	// limiter makes one that has seen nothing; seed makes what it draws repeatable.
+	name string // prefix of the metrics' names, followed by "_"; "" for weir
+	// limiter creates a limiter without history; seed makes its random draws repeatable.
 	limiter func(limit uint64, ipv6 bool, seed uint64) (limiter, error)
-	// attach limits a real socket, in packets per second, until the function it returns is called.
+	// attach limits a real socket, in packets per second, until the returned function is called.
 	attach func(conn *net.UDPConn, limit uint64) (func(), error)
 }
 

@@ -16,7 +16,8 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// What real sockets are given: a limit of 100 pps, 20 clients of 2 pps, each with an address of its own, and one flow.
+// Real sockets have a limit of 100 pps. 20 clients of 2 pps send to each, every one from its own address,
+// and one flow floods it.
 const (
 	socketLimit   = 100
 	socketClients = 20
@@ -25,11 +26,11 @@ const (
 	payloadBytes  = 64 // random, in every datagram
 )
 
-// network is one family, with the addresses that its clients have.
+// network is one address family, with the addresses of its clients.
 type network struct {
-	name   string // of metrics
+	name   string // in metrics
 	udp    string
-	server netip.Addr // and the flood's, too
+	server netip.Addr // also the flood's source
 	client func(i int) netip.Prefix
 }
 
@@ -91,7 +92,7 @@ func (x *experiment) sockets(ctx context.Context) error {
 	return nil
 }
 
-// service is a limited socket, those that send to it, and what it got.
+// service is a limited socket with its senders and its received datagrams.
 type service struct {
 	network
 	side    *side
@@ -102,14 +103,14 @@ type service struct {
 	seed    uint64
 
 	got        []arrival
-	sentLegit  int // while it was flooded
+	sentLegit  int // during the flood
 	sentFlood  int
 	begin, end time.Time
 }
 
-// arrival is a datagram that passed.
+// arrival is a passed datagram.
 type arrival struct {
-	at    time.Time // when the kernel got it, before any filter: not when we found the time to read it
+	at    time.Time // the kernel's receive time, before any filter; not the time of our read
 	legit bool
 }
 
@@ -125,7 +126,7 @@ func newService(ns *netns.Handle, n network, who *side, seed uint64) (s *service
 		if s.server, err = net.ListenUDP(n.udp, &net.UDPAddr{IP: n.server.AsSlice()}); err != nil {
 			return err
 		}
-		_ = s.server.SetReadBuffer(1 << 20) // what the kernel allows; it is read all the time
+		_ = s.server.SetReadBuffer(1 << 20) // as far as the kernel allows; it is read all the time
 		if err := stamp(s.server); err != nil {
 			return err
 		}
@@ -159,7 +160,7 @@ func (s *service) close() {
 	}
 }
 
-// run has clients send, and after a while the flood too.
+// run starts the clients, and after a while the flood too.
 func (s *service) run(ctx context.Context, warm, flood time.Duration) error {
 	read := make(chan error, 1)
 	go func() { read <- s.read() }()
@@ -170,7 +171,7 @@ func (s *service) run(ctx context.Context, warm, flood time.Duration) error {
 	var wg sync.WaitGroup
 	for i, c := range s.clients {
 		wg.Go(func() {
-			// Each at its own phase.
+			// Each has its own phase.
 			sent[i] = s.send(ctx, c, i, start.Add(clientGap*time.Duration(i)/socketClients), clientGap, 1)
 		})
 	}
@@ -180,12 +181,12 @@ func (s *service) run(ctx context.Context, warm, flood time.Duration) error {
 	for _, n := range sent {
 		s.sentLegit += n
 	}
-	// Loopback delivers before a write returns; the reader may be behind.
+	// Loopback delivers before a write returns, but the reader may lag.
 	_ = s.server.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
 	return <-read
 }
 
-// send sends n datagrams every interval until the end, and returns how many it sent while the flood was on.
+// send sends n datagrams every interval until the end, and returns the number sent during the flood.
 func (s *service) send(ctx context.Context, c *net.UDPConn, who int, next time.Time, interval time.Duration, n int) (during int) {
 	r := rand.NewChaCha8([32]byte{byte(s.seed), byte(s.seed >> 8), byte(who)})
 	b := make([]byte, payloadBytes)
@@ -195,13 +196,13 @@ func (s *service) send(ctx context.Context, c *net.UDPConn, who int, next time.T
 			if now := time.Now(); !now.Before(s.begin) && now.Before(s.end) {
 				during++
 			}
-			_, _ = c.Write(b) // what is refused on the way is not received, and counted so
+			_, _ = c.Write(b) // a packet rejected in transit counts as not received
 		}
 	}
 	return during
 }
 
-// sleepUntil returns false if the run was interrupted before.
+// sleepUntil returns false after an interruption of the run.
 func sleepUntil(ctx context.Context, at time.Time) bool {
 	select {
 	case <-ctx.Done():
@@ -211,7 +212,7 @@ func sleepUntil(ctx context.Context, at time.Time) bool {
 	}
 }
 
-// read takes in what arrives until the deadline.
+// read records arrivals until the deadline.
 func (s *service) read() error {
 	b, control := make([]byte, 2*payloadBytes), make([]byte, 128)
 	for {
@@ -235,7 +236,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &t) && t.Timeout()
 }
 
-// report sets the metrics: what the kernel let in while the flood was on, by its own clock.
+// report sets the metrics from the packets passed during the flood, by the kernel's clock.
 func (s *service) report(x *experiment) {
 	accepted, legit := 0, 0
 	for _, a := range s.got {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stamp has the kernel say with each datagram when it got it.
+// stamp enables the kernel's receive timestamps for datagrams.
 func stamp(c *net.UDPConn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -28,7 +28,7 @@ func stamp(c *net.UDPConn) error {
 	return nil
 }
 
-// parseStamp is the time in a datagram's control messages.
+// parseStamp returns the timestamp in a datagram's control messages.
 func parseStamp(control []byte) (time.Time, error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {

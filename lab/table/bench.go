@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// needLoop tells whether this kernel can run a million lookups in one program.
+// needLoop reports whether this kernel can run a million lookups in one program.
 func needLoop() error {
 	err := features.HaveProgramHelper(ebpf.XDP, asm.FnLoop)
 	if errors.Is(err, ebpf.ErrNotSupported) {
@@ -26,16 +26,16 @@ func needLoop() error {
 	return err
 }
 
-// The ways to find a key, and the modes of asking: parts of the names of programs.
+// The ways to find a key, and the modes of lookups: parts of the program names.
 const (
 	ours        = "table"
 	theirs      = "trie"
-	touch       = "touch" // finds nothing: reads one line of the table's
+	touch       = "touch" // no lookup: reads one line of the table's
 	latency     = "latency"
 	independent = "independent"
 )
 
-// bench is one table and one LPM_TRIE with the programs that read both.
+// bench is one table and one LPM_TRIE with the programs for both.
 type bench struct {
 	family  family
 	spec    *ebpf.CollectionSpec
@@ -48,8 +48,8 @@ type bench struct {
 	probes  *ebpf.Memory
 }
 
-// load makes empty maps for a number of prefixes, the table's with that many segments. Each family and size has its
-// own: memory that nobody needs would be counted, and freed.
+// load creates empty maps for a number of prefixes; the table has this many segments. Each family and size
+// has its own maps, because unused memory would be counted, and freed.
 func load(f family, prefixes, segments int) (*bench, error) {
 	spec, err := bpf.LoadBench()
 	if err != nil {
@@ -95,7 +95,7 @@ func (b *bench) open() error {
 
 func program(way string, f family, mode string) string { return fmt.Sprintf("%s%d_%s", way, f, mode) }
 
-// close may follow a close of some of it.
+// close may be called after some of it is closed.
 func (b *bench) close() {
 	if b.table != nil {
 		b.table.Close()
@@ -103,13 +103,13 @@ func (b *bench) close() {
 	b.c.Close()
 }
 
-// found is what a program says of its lookups.
+// found holds a program's results for its lookups.
 type found struct {
-	ns             float64 // for one
+	ns             float64 // for one lookup
 	checksum, hits uint64
 }
 
-// run has a program look up n keys, beginning with the one numbered start.
+// run makes a program look up n keys, beginning with key number start.
 func (b *bench) run(name string, start, n int) (found, error) {
 	for variable, v := range map[string]uint32{"lookups": uint32(n), "start": uint32(start), "dependence": 0,
 		"touch_lines": uint32(b.table.Stats().PageBytes / 64)} {
@@ -129,7 +129,7 @@ func (b *bench) run(name string, start, n int) (found, error) {
 	return found{float64(ns) / float64(n), checksum, hits}, nil
 }
 
-// rawBytes shows words as they lie in memory, which is how the programs read them.
+// rawBytes returns words as bytes in native order, for the programs.
 func rawBytes(words []uint32) []byte {
 	if len(words) == 0 {
 		return nil
@@ -144,12 +144,12 @@ func (b *bench) setKeys(keys []uint32) error {
 	return nil
 }
 
-// trieKey is a prefix as LPM_TRIE takes it: its length, and the address in network byte order.
+// trieKey returns a prefix in the format of LPM_TRIE: its length, and the address in network byte order.
 func trieKey(e table.Entry) []byte {
 	return append(binary.NativeEndian.AppendUint32(nil, uint32(e.Prefix.Bits())), e.Prefix.Addr().AsSlice()...)
 }
 
-// batch lays entries out for a batch update, so that nothing but the system call is timed.
+// batch holds entries in the format of a batch update, to time only the system call.
 type batch struct {
 	keys4  [][8]byte
 	keys6  [][20]byte
@@ -180,7 +180,7 @@ func (a batch) fill(m *ebpf.Map) error {
 	return nil
 }
 
-// tableMemory is what the kernel charges for the three maps of the table.
+// tableMemory returns the kernel's charge for the three maps of the table.
 func (b *bench) tableMemory() (float64, error) {
 	total := uint64(0)
 	for _, m := range []*ebpf.Map{b.maps.Head, b.maps.Index, b.maps.Pages} {

@@ -15,14 +15,14 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// update is one change, in the form that each of both takes.
+// update is one change, in the formats of both.
 type update struct {
 	table.Entry
 	delete bool
 	key    []byte // for LPM_TRIE
 }
 
-// updates draws as many changes of values, removals and additions, mixed. No prefix occurs twice.
+// updates draws n changes: values, removals and additions, mixed. No prefix occurs twice.
 func updates(entries, more []table.Entry, n int, r *rand.Rand) []update {
 	order := r.Perm(len(entries))
 	all := make([]update, 0, n)
@@ -42,7 +42,7 @@ func updates(entries, more []table.Entry, n int, r *rand.Rand) []update {
 	return all
 }
 
-// stretch is how many changes one of both makes before it is the other's turn.
+// stretch is the number of changes of one before the other's turn.
 const stretch = 500
 
 // change makes the same changes to both in turn, and then compares them once more.
@@ -67,7 +67,7 @@ func (x *experiment) change(ctx context.Context, b *bench, entries, more []table
 	µs := 1e6 / float64(len(all))
 	x.changing[b.family] = timing{t.table * µs, t.trie * µs}
 
-	// Half of the keys lie in what was changed: a million at random would hardly meet it.
+	// Half of the keys are within changed prefixes: a million at random would hardly hit them.
 	var changed []table.Entry
 	for _, u := range all {
 		changed = append(changed, u.Entry)
@@ -91,7 +91,7 @@ func changeTable(t *table.Table, part []update) error {
 	return nil
 }
 
-// changeTrie hands the library pointers, which it passes to the kernel as they are.
+// changeTrie passes pointers to the library; it forwards them to the kernel unchanged.
 func changeTrie(m *ebpf.Map, part []update) error {
 	for i := range part {
 		u := &part[i]
@@ -108,7 +108,7 @@ func changeTrie(m *ebpf.Map, part []update) error {
 	return nil
 }
 
-// free gives both back to the kernel, one after the other, and adds up what CPU time that takes it.
+// free returns both to the kernel, one after the other, and sums the CPU time.
 func (x *experiment) free(ctx context.Context, b *bench, tableFirst bool) error {
 	x.say("%s: what does the kernel do when a million prefixes are given back?", b.family)
 	for _, p := range b.c.Programs {

@@ -17,11 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelTime adds up the CPU time of the kernel's own threads. The kernel frees a map in a worker after the last
-// reference is gone, so the process that closed it is charged with nothing. Other processes, which may keep a shared
-// machine busy, are left out.
+// kernelTime sums the CPU time of the kernel's own threads. The kernel frees a map in a worker after the
+// last reference is closed, and does not charge the closing process. Other processes may keep a shared
+// machine busy and are excluded.
 type kernelTime struct {
-	at    map[string]time.Duration // of each kernel thread, by its directory in /proc, when it was last seen
+	at    map[string]time.Duration // of each kernel thread, by its directory in /proc, at the last update
 	spent time.Duration            // since the beginning
 }
 
@@ -33,11 +33,11 @@ func newKernelTime() (*kernelTime, error) {
 	if len(m.at) == 0 {
 		return nil, errors.New("no kernel thread has a schedstat in /proc")
 	}
-	m.spent = 0 // what they used before
+	m.spent = 0 // discards earlier use
 	return m, nil
 }
 
-// update adds what the threads used since the last time. What a worker that ended used after it is lost.
+// update adds the threads' CPU time since the last call. The last part of an ended worker's time is lost.
 func (m *kernelTime) update() error {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -50,7 +50,7 @@ func (m *kernelTime) update() error {
 		}
 		ran, err := ranFor(dir)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || ran < had {
-			delete(m.at, dir) // it ended; its number may be another's by now
+			delete(m.at, dir) // it ended; another process may have its number now
 			continue
 		}
 		if err != nil {
@@ -62,13 +62,13 @@ func (m *kernelTime) update() error {
 	return nil
 }
 
-// ofKernel tells by PF_KTHREAD whether a process is a thread of the kernel.
+// ofKernel reports by PF_KTHREAD whether a process is a thread of the kernel.
 func ofKernel(dir string) bool {
 	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err != nil {
 		return false
 	}
-	f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // the name before it may hold anything
+	f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // the preceding name may hold any character
 	const flags, kernelThread = 6, 0x00200000
 	if len(f) <= flags {
 		return false
@@ -77,7 +77,7 @@ func ofKernel(dir string) bool {
 	return err == nil && n&kernelThread != 0
 }
 
-// ranFor is how long a thread ran, as the scheduler says in nanoseconds.
+// ranFor returns the CPU time of a thread, from the scheduler in nanoseconds.
 func ranFor(dir string) (time.Duration, error) {
 	text, err := os.ReadFile(filepath.Join(dir, "schedstat"))
 	if err != nil {
@@ -88,8 +88,8 @@ func ranFor(dir string) (time.Duration, error) {
 	return time.Duration(ns), err
 }
 
-// How the end of the kernel's work is recognised: not before atLeast samples, which are several RCU grace periods, when
-// as many as calm in a row show hardly more than was there without it, and at limit in any case.
+// Detection of the end of the kernel's work. It needs at least atLeast samples, several RCU grace periods.
+// It ends after calm samples in a row with hardly more than the idle use, or at limit.
 const (
 	sample  = 100 * time.Millisecond
 	atLeast = 8
@@ -97,11 +97,11 @@ const (
 	limit   = 40
 )
 
-// cost adds the milliseconds of CPU time that f and the work that it leaves to the kernel take: those of the thread
-// that calls it, and those of the kernel's threads until they are as idle as before, less what they used before in
-// the same time.
+// cost adds the milliseconds of CPU time of f and of the kernel work caused by it. It counts the calling
+// thread, and the kernel's threads until they are as idle as before. The idle use of the same duration is
+// subtracted.
 func (m *kernelTime) cost(ctx context.Context, ms *float64, f func() error) error {
-	runtime.GC() // nothing else is to be given back to the kernel meanwhile
+	runtime.GC() // no other memory may be returned to the kernel meanwhile
 	if err := m.update(); err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func (m *kernelTime) cost(ctx context.Context, ms *float64, f func() error) erro
 	return nil
 }
 
-// next waits for so many samples and returns what the kernel's threads used since the last update.
+// next waits for so many samples and returns the kernel threads' CPU time since the last update.
 func (m *kernelTime) next(ctx context.Context, samples int) (time.Duration, error) {
 	before := m.spent
 	select {
@@ -145,7 +145,7 @@ func (m *kernelTime) next(ctx context.Context, samples int) (time.Duration, erro
 	return m.spent - before, err
 }
 
-// threadTime is the CPU time of the calling thread.
+// threadTime returns the CPU time of the calling thread.
 func threadTime() time.Duration {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // every kernel has this clock

@@ -15,11 +15,12 @@ import (
 )
 
 const (
-	goSample  = 100_000 // keys that package table looks up itself
-	checkStep = 1 << 15 // keys of one run: most kernels let nothing else onto the CPU until a program ends
+	goSample  = 100_000 // keys looked up by package table itself
+	checkStep = 1 << 15 // keys of one run: on most kernels a program runs without preemption to its end
 )
 
-// build fills both, and says how many seconds each took: the table's own sort included, LPM_TRIE's keys ready made.
+// build fills both, and returns the seconds of each: with the table's own sort, and with prepared keys for
+// LPM_TRIE.
 func (b *bench) build(entries []table.Entry, tableFirst bool) (timing, error) {
 	var t timing
 	keys := newBatch(b.family, entries)
@@ -31,7 +32,7 @@ func (b *bench) build(entries []table.Entry, tableFirst bool) (timing, error) {
 		fill[0], fill[1] = fill[1], fill[0]
 	}
 	for _, f := range fill {
-		runtime.GC() // what was garbage before is not charged to whoever comes next
+		runtime.GC() // earlier garbage is not charged to the next part
 		if err := f(); err != nil {
 			return t, err
 		}
@@ -39,7 +40,7 @@ func (b *bench) build(entries []table.Entry, tableFirst bool) (timing, error) {
 	return t, nil
 }
 
-// timed adds the seconds that f takes.
+// timed adds the duration of f in seconds.
 func timed(seconds *float64, f func() error) error {
 	begin := time.Now()
 	err := f()
@@ -47,7 +48,7 @@ func timed(seconds *float64, f func() error) error {
 	return err
 }
 
-// ask looks keys up in a loaded set: first whether both find the same, then how fast.
+// ask looks keys up in a loaded set: first it compares the results of both, then their times.
 func (x *experiment) ask(ctx context.Context, b *bench, s set, entries []table.Entry) error {
 	for _, choice := range s.choices {
 		name := s.name(b.family, choice)
@@ -72,7 +73,7 @@ func (x *experiment) ask(ctx context.Context, b *bench, s set, entries []table.E
 			x.speedup10k = append(x.speedup10k, speedup)
 		}
 		if s.prefixes < million && x.env.Size != lab.Full {
-			continue // half of the time, for what no claim is about
+			continue // half of the time, without a claim
 		}
 		if _, err := x.race(ctx, b, name, independent, x.independent, false); err != nil {
 			return err
@@ -96,7 +97,7 @@ func (x *experiment) compare(ctx context.Context, b *bench, name string, keys []
 	}
 	answers := make([]byte, 8*n)
 	for i := range answers {
-		answers[i] = 0xff // no value: what the program does not write is not taken for an answer
+		answers[i] = 0xff // no value: an unwritten entry is not taken for an answer
 	}
 	if _, err := b.answers.WriteAt(answers, 0); err != nil {
 		return err
@@ -136,15 +137,16 @@ func (x *experiment) compare(ctx context.Context, b *bench, name string, keys []
 	return nil
 }
 
-// Before each timed run the same program runs untimed, over other keys, for so long or so many lookups.
+// Before each timed run the same program runs untimed, over other keys, for this time or this number of
+// lookups.
 const (
 	warmTime    = 50 * time.Millisecond
 	warmLookups = keyCount / 2
 	warmStep    = 1 << 14
 )
 
-// warm brings the caches into the state that lookups of this way leave them in. Else a short run of one would be
-// charged with what the other one evicted.
+// warm brings the caches into the state of this way's lookups. Otherwise a short run would pay for the
+// other way's evictions.
 func (b *bench) warm(name string, start int) error {
 	begin := time.Now()
 	for done := 0; done < warmLookups && time.Since(begin) < warmTime; done += warmStep {
@@ -155,9 +157,9 @@ func (b *bench) warm(name string, start int) error {
 	return nil
 }
 
-// race has both look up the same keys in turn, so that what slows the machine down slows both, and sets the metrics.
-// Each round goes on where the one before ended: a few keys again and again would fit the caches. With a ceiling, the
-// trie is set beside a single touch of a line, too.
+// race makes both look up the same keys in turn, so a slow machine slows both, and sets the metrics. Each
+// round continues where the previous one ended, because a few repeated keys would fit the caches. With
+// ceiling, the trie is also compared with a single read of a line.
 func (x *experiment) race(ctx context.Context, b *bench, name, mode string, rounds int, ceiling bool) (float64, error) {
 	ways := []string{ours, theirs}
 	if ceiling {

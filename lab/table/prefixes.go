@@ -10,11 +10,11 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// keyCount is how many keys a data set is asked for: KEYS in bench.bpf.c. Together they touch far more memory than
-// the caches of a CPU hold.
+// keyCount is the number of keys of a data set: KEYS in bench.bpf.c. Together they touch far more memory
+// than a CPU's caches hold.
 const keyCount = 1 << 20
 
-// family is one address family: what programs and maps are called after, and how wide its keys are.
+// family is one address family. It names programs and maps, and sets the width of keys.
 type family int
 
 const (
@@ -29,14 +29,14 @@ func (f family) String() string {
 	return "v6"
 }
 
-// bits is the length of an address, words that of a key in 32-bit words.
+// bits returns the length of an address, words the length of a key in 32-bit words.
 func (f family) bits() int  { return map[family]int{v4: 32, v6: 128}[f] }
 func (f family) words() int { return f.bits() / 32 }
 
-// share is how often a prefix length occurs.
+// share is the frequency of a prefix length.
 type share struct{ bits, weight int }
 
-// mixes resemble the default-free routing tables of 2025, with the host routes that a provider adds to them.
+// mixes resemble the default-free routing tables of 2025, with a provider's own host routes added.
 var mixes = map[family][]share{
 	v4: {{24, 580}, {22, 110}, {23, 95}, {21, 50}, {20, 45}, {32, 40}, {19, 27}, {18, 14}, {16, 14}, {17, 9},
 		{28, 6}, {29, 5}, {15, 2}, {14, 1}, {13, 1}, {12, 1}},
@@ -58,9 +58,9 @@ func draw(r *rand.Rand, mix []share) int {
 	return mix[0].bits
 }
 
-// sparse draws n different prefixes with the mix of lengths of real tables.
+// sparse draws n different prefixes with the length mix of real tables.
 func sparse(f family, n int, r *rand.Rand) []table.Entry {
-	// Allocations of IPv6 are clustered: a registry hands out /32s, and their holders announce parts of them.
+	// Allocations of IPv6 are clustered: a registry assigns /32s, and their holders announce parts of them.
 	blocks := make([]uint32, n/12+16)
 	for i := range blocks {
 		blocks[i] = 0x20000000 + r.Uint32N(0x0e000000)
@@ -81,7 +81,7 @@ func sparse(f family, n int, r *rand.Rand) []table.Entry {
 	return entries
 }
 
-// dense lists n neighbours of one length: what a program holds for sites of its own.
+// dense lists n neighbours of one length, like a program's table of its own sites.
 func dense(f family, n int, r *rand.Rand) []table.Entry {
 	entries := make([]table.Entry, 0, n)
 	for i := range uint32(n) {
@@ -96,7 +96,7 @@ func dense(f family, n int, r *rand.Rand) []table.Entry {
 
 func value(r *rand.Rand) uint32 { return 1 + r.Uint32N(table.MaxValue) }
 
-// address makes an address of words in host byte order, of which IPv4 has one.
+// address converts words in host byte order to an address; IPv4 has one word.
 func address(f family, words []uint32) netip.Addr {
 	if f == v4 {
 		var b [4]byte
@@ -120,7 +120,7 @@ func addrWords(a netip.Addr) []uint32 {
 	return words
 }
 
-// keysWithin draws addresses that lie within prefixes, each prefix as likely as the next, or with zipf by its rank:
+// keysWithin draws addresses within prefixes, with equal probability for each prefix, or with zipf by rank:
 // traffic goes to few destinations. The order of entries is random, so ranks are not neighbours.
 func keysWithin(f family, entries []table.Entry, zipf bool, r *rand.Rand) []uint32 {
 	pick := func() int { return r.IntN(len(entries)) }
@@ -144,7 +144,7 @@ func keysWithin(f family, entries []table.Entry, zipf bool, r *rand.Rand) []uint
 	return keys
 }
 
-// flipped turns one to three bits of each key around: many then lie beside what they lay in, or in nothing.
+// flipped flips one to three bits of each key: many are then outside their prefix, or in none.
 func flipped(f family, keys []uint32, r *rand.Rand) []uint32 {
 	out := make([]uint32, len(keys))
 	copy(out, keys)
@@ -157,5 +157,5 @@ func flipped(f family, keys []uint32, r *rand.Rand) []uint32 {
 	return out
 }
 
-// Sparse4 draws n different prefixes of IPv4 with the mix of lengths of real tables, for other experiments.
+// Sparse4 draws n different prefixes of IPv4 with the length mix of real tables, for other experiments.
 func Sparse4(n int, r *rand.Rand) []table.Entry { return sparse(v4, n, r) }

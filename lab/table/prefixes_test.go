@@ -13,7 +13,7 @@ import (
 
 func source() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }
 
-// The prefixes of a set differ, are whole, and are the same for the same seed.
+// The prefixes of a set are different, masked, and equal for the same seed.
 func TestPrefixes(t *testing.T) {
 	for _, f := range []family{v4, v6} {
 		for name, draw := range map[string]func(family, int, *rand.Rand) []table.Entry{"sparse": sparse, "dense": dense} {
@@ -33,7 +33,7 @@ func TestPrefixes(t *testing.T) {
 	}
 }
 
-// Every key lies within a prefix, and reaches each of a few; by rank the first is asked for most.
+// Every key is within a prefix, and reaches each of a few. By rank the first has the most keys.
 func TestKeysWithin(t *testing.T) {
 	for f, texts := range map[family][]string{
 		v4: {"10.0.0.0/8", "192.0.2.1/32", "198.51.100.0/22"},
@@ -63,7 +63,7 @@ func TestKeysWithin(t *testing.T) {
 	}
 }
 
-// What a stage calls legal is what its prefixes say, whichever way each toggle stands.
+// Legal values of a stage match its prefixes, in any state of its toggles.
 func TestStage(t *testing.T) {
 	for f, a := range arenas {
 		s := a.stage(source())

@@ -10,14 +10,14 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// toggle is a prefix that is now one way and now the other; value 0 is not to be there.
+// toggle is a prefix with two alternating values; value 0 means absent.
 type toggle struct {
 	prefix netip.Prefix
 	values [2]uint32
 	state  int
 }
 
-// flip makes the update. What was there is known, so it also holds the table to what it says.
+// flip makes the update. It knows the old state, so it also checks the table's answer.
 func (g *toggle) flip(t *table.Table) error {
 	was := g.values[g.state]
 	g.state ^= 1
@@ -31,7 +31,8 @@ func (g *toggle) flip(t *table.Table) error {
 	return err
 }
 
-// probe is an address, the values that it may have, and the toggle that decides which; none if there is only one.
+// probe is an address, its legal values, and the toggle selecting one of them; nil if only one value
+// exists.
 type probe struct {
 	address netip.Addr
 	legal   [2]uint32
@@ -46,8 +47,8 @@ func (p probe) now() uint32 {
 	return p.legal[p.by.state]
 }
 
-// stage is what the readers look at: prefixes that stay, those that change under a probe, and those that change beside
-// one, in the same page or another.
+// stage is the scenery of the readers: constant prefixes, prefixes changing under a probe, and prefixes
+// changing beside one, in the same page or another.
 type stage struct {
 	fixed  []table.Entry
 	seen   []*toggle
@@ -55,22 +56,22 @@ type stage struct {
 	probes []probe
 }
 
-// arena is the space of addresses that a stage has for itself, and the scenes in it, one line each.
+// arena is the address space of a stage, with its scenes.
 type arena struct {
 	space  netip.Prefix
 	scenes []scene
-	crowd  netip.Prefix // fills with neighbours and empties again, so that pages split and merge
+	crowd  netip.Prefix // fills with neighbours and empties again, to split and merge pages
 	bits   int          // their length
-	strewn netip.Prefix // and so does this, whose prefixes lie far from each other
+	strewn netip.Prefix // also fills and empties, with prefixes far from each other
 }
 
-// scene has a prefix that stays, one that changes, and an address in both; one of them may be missing.
+// scene has a constant prefix, a changing one, and an address in both. One of them may be missing.
 type scene struct {
 	about         string
 	stays         string
 	changes       string
-	appears       bool   // it comes and goes, rather than changing its value
-	inside, aside string // addresses within what changes, and beside it
+	appears       bool   // it appears and disappears, instead of changing its value
+	inside, aside string // addresses within the changing prefix, and beside it
 }
 
 var arenas = map[family]arena{
@@ -97,7 +98,7 @@ var arenas = map[family]arena{
 	}, netip.MustParsePrefix("3fff:50::/33"), 48, netip.MustParsePrefix("3fff:8000::/17")},
 }
 
-// stage draws the values, and what comes and goes beside the scenes.
+// stage draws the values, and the changing prefixes beside the scenes.
 func (a arena) stage(r *rand.Rand) *stage {
 	s := &stage{}
 	for _, c := range a.scenes {
@@ -113,8 +114,8 @@ func (a arena) stage(r *rand.Rand) *stage {
 	return s
 }
 
-// nth is the address of a prefix of that length, at most 64, within another; in a large space it is drawn, and different
-// for different i.
+// nth returns the address of a prefix of this length, at most 64, within another. In a large space it is
+// drawn, and different for different i.
 func nth(within netip.Prefix, bits, i int, r *rand.Rand) netip.Addr {
 	n, room := uint64(i), uint64(1)<<(bits-within.Bits())
 	if room > 64 {

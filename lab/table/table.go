@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tables sets the longest-prefix table of package table beside BPF_MAP_TYPE_LPM_TRIE: the same prefixes, the
-// same keys, one BPF object, one run. Both must find the same for every key; then it is measured how long that takes,
-// and what filling, changing and freeing them costs.
+// Package tables compares the longest-prefix table of package table with BPF_MAP_TYPE_LPM_TRIE: the same
+// prefixes, the same keys, one BPF object, one run. Both must find the same value for every key. The
+// experiment measures lookups, and the cost of filling, changing and freeing.
 package tables
 
 import (
@@ -28,10 +28,10 @@ func init() {
 	})
 }
 
-// set is a number of prefixes and how keys are drawn from them.
+// set is a number of prefixes and a choice of keys.
 type set struct {
 	prefixes int
-	segments int // MiB of pages; a table of a million is given room to change
+	segments int // MiB of pages; a table of a million has room for changes
 	dense    bool
 	choices  []string
 }
@@ -42,7 +42,7 @@ const (
 	million = 1_000_000
 )
 
-// name is what the metrics of a choice end with. Only of 10,000 prefixes it matters how they lie.
+// name returns the suffix of a choice's metrics. The placement of prefixes matters only for 10,000.
 func (s set) name(f family, choice string) string {
 	size := map[int]string{10_000: "10k", 100_000: "100k", million: "1m"}[s.prefixes]
 	if s.prefixes == 10_000 {
@@ -54,15 +54,15 @@ func (s set) name(f family, choice string) string {
 	return fmt.Sprintf("%s_%s_%s", f, choice, size)
 }
 
-// plan is what one size of the experiment does.
+// plan holds the parameters of one size of the experiment.
 type plan struct {
 	sets        []set
-	keys        int // of each set for which it is compared what is found, at most keyCount
-	flipped     int // of these with bits flipped, and after changes
-	rounds      int // of lookups, by each way; 0: nothing is timed
-	independent int // rounds in which lookups may overlap
+	keys        int // compared keys of each set, at most keyCount
+	flipped     int // compared keys with flipped bits, and after changes
+	rounds      int // of lookups, by each way; 0: no timing
+	independent int // rounds with independent lookups
 	lookups     int // in a round
-	builds      int // how often a million is loaded and freed again
+	builds      int // number of loads and frees of a million
 	changes     int // to a loaded million
 	flips       int // while BPF reads, both families together
 }
@@ -88,19 +88,19 @@ type experiment struct {
 	env    *lab.Env
 	result *lab.Result
 
-	compared int // keys that both were asked for
-	missed   int // of which no prefix covers
-	unequal  int // found differently by the table in BPF, the table in Go, or LPM_TRIE
+	compared int // keys looked up in both
+	missed   int // keys without a prefix
+	unequal  int // keys with different results of the table in BPF, the table in Go, or LPM_TRIE
 
 	speedup10k []float64
 	building   map[family][]timing
 	changing   map[family]timing
 	freeing    timing
-	unmeasured bool // what freeing costs
+	unmeasured bool // no measurement of freeing
 	torn       torn
 }
 
-// timing is what the same work took by both ways.
+// timing holds the durations of the same work by both ways.
 type timing struct{ table, trie float64 }
 
 func (t timing) ratio() float64 { return t.table / t.trie }
@@ -124,8 +124,8 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 
 func (x *experiment) say(format string, a ...any) { x.env.Watch.Log(format, a...) }
 
-// rand returns a source of its own for each part of the run, so that what one part draws does not depend on what
-// others drew.
+// rand returns a separate source for each part of the run, so the draws of one part do not depend on
+// another.
 func (x *experiment) rand(part ...any) *rand.Rand {
 	h := uint64(14695981039346656037)
 	for _, b := range []byte(fmt.Sprint(part...)) {
@@ -134,7 +134,7 @@ func (x *experiment) rand(part ...any) *rand.Rand {
 	return rand.New(rand.NewPCG(x.env.Seed, h))
 }
 
-// measure does all of it: what changes under readers first, for that is what nothing else would notice.
+// measure runs all parts: changes under readers first, because no other part would detect their faults.
 func (x *experiment) measure(ctx context.Context) error {
 	for _, f := range []family{v4, v6} {
 		if err := x.tear(ctx, f); err != nil {
@@ -151,7 +151,7 @@ func (x *experiment) measure(ctx context.Context) error {
 	return nil
 }
 
-// measureSet measures one set from its load to its end; a million as often as the plan says, for its ends.
+// measureSet measures one set from load to free; a million as often as the plan requires.
 func (x *experiment) measureSet(ctx context.Context, f family, s set, tableFirst bool) error {
 	r := x.rand(f, s.prefixes, s.dense)
 	var entries, more []table.Entry
@@ -172,7 +172,8 @@ func (x *experiment) measureSet(ctx context.Context, f family, s set, tableFirst
 	return nil
 }
 
-// life is one turn of a set; only turn 0 looks anything up. first tells whether the table is filled and freed first.
+// life is one turn of a set; only turn 0 looks keys up. first reports whether the table is filled and freed
+// first.
 func (x *experiment) life(ctx context.Context, f family, s set, entries, more []table.Entry, turn int, first bool) error {
 	b, err := load(f, s.prefixes+len(more), s.segments)
 	if err != nil {
@@ -201,7 +202,7 @@ func (x *experiment) life(ctx context.Context, f family, s set, entries, more []
 	return x.free(ctx, b, first)
 }
 
-// finish sets the metrics that more than one set makes.
+// finish sets the metrics over several sets.
 func (x *experiment) finish() {
 	r := x.result
 	r.Set("keys_compared", float64(x.compared))
@@ -234,7 +235,7 @@ func (x *experiment) finish() {
 	}
 }
 
-// worst sets a ratio and the times it is of, if no other family's was larger.
+// worst sets a ratio and its times, unless another family's is larger.
 func (x *experiment) worst(metric string, ratio float64, times string, t timing) {
 	if had, ok := x.result.Metrics[metric]; ok && had >= ratio {
 		return
@@ -244,7 +245,7 @@ func (x *experiment) worst(metric string, ratio float64, times string, t timing)
 	x.result.Set(times+"_trie", t.trie)
 }
 
-// claims are what the table promises.
+// claims evaluates the table's promises.
 func (x *experiment) claims() {
 	for _, c := range []struct {
 		kind                lab.Kind
@@ -273,7 +274,7 @@ func (x *experiment) claims() {
 	}
 }
 
-// median sorts a copy. Of an even number it is the mean of the two in the middle.
+// median sorts a copy. For an even number it returns the mean of the middle two.
 func median(v []float64) float64 {
 	if len(v) == 0 {
 		return 0

@@ -19,30 +19,30 @@ import (
 )
 
 const (
-	around  = 10_000  // prefixes that the table holds besides what changes
-	burst   = 1 << 14 // lookups of one run of a probe: a program that never ends would make updates wait
-	renewed = 20      // how often the whole table is replaced by what it holds
+	around  = 10_000  // prefixes in the table besides the changing ones
+	burst   = 1 << 14 // lookups of one run of a probe: an endless program would block updates
+	renewed = 20      // number of replacements of the whole table by its own content
 )
 
-// torn is what BPF found while tables changed, in both families.
+// torn holds BPF's results while tables changed, in both families.
 type torn struct {
 	updates, lookups, torn uint64
-	flipped, unseen        int // probes whose value changes, and those of which one value was never found
-	stale                  int // probes that have another value in the end than they should
+	flipped, unseen        int // probes with a changing value, and those with a value never found
+	stale                  int // probes with a wrong value at the end
 }
 
 func (t *torn) report(r *lab.Result) {
 	r.Set("torn_updates", float64(t.updates))
 	r.Set("torn_lookups", float64(t.lookups))
 	r.Set("torn_stale", float64(t.stale))
-	if t.unseen*2 < t.flipped { // else nobody looked while something changed, which proves nothing
+	if t.unseen*2 < t.flipped { // otherwise hardly any lookup met a change, and nothing is proved
 		r.Set("torn_reads", float64(t.torn)+float64(t.stale))
 	} else {
 		r.Note("of %d probes that change %d were found with one value only", t.flipped, t.unseen)
 	}
 }
 
-// tear has BPF look addresses up on one CPU while everything around them changes on another.
+// tear looks addresses up by BPF on one CPU while everything around them changes on another.
 func (x *experiment) tear(ctx context.Context, f family) error {
 	b, err := load(f, 1, 8)
 	if err != nil {
@@ -76,12 +76,12 @@ func (x *experiment) tear(ctx context.Context, f family) error {
 	return x.count(b, s)
 }
 
-// watch runs probes on the last CPU until it is told to stop.
+// watch runs probes on the last CPU until done is set.
 func (b *bench) watch(ctx context.Context, done *atomic.Bool) error {
-	runtime.LockOSThread() // never unlocked: the thread is bound to a CPU and must not serve others after
+	runtime.LockOSThread() // never unlocked: the thread is bound to a CPU and must not serve other goroutines
 	var set unix.CPUSet
 	set.Set(runtime.NumCPU() - 1)
-	_ = unix.SchedSetaffinity(0, &set) // refused in some containers: then it runs wherever it is put
+	_ = unix.SchedSetaffinity(0, &set) // some containers refuse: it then runs on any CPU
 	for !done.Load() && ctx.Err() == nil {
 		if _, err := b.run(fmt.Sprintf("probe%d", b.family), 0, burst); err != nil {
 			return err
@@ -90,7 +90,7 @@ func (b *bench) watch(ctx context.Context, done *atomic.Bool) error {
 	return nil
 }
 
-// flip makes n updates, half of them to what a probe sees.
+// flip makes n updates, half of them visible to a probe.
 func (s *stage) flip(ctx context.Context, t *table.Table, n int, r *rand.Rand) error {
 	for i := range n {
 		toggles := s.seen
@@ -112,7 +112,7 @@ func (s *stage) flip(ctx context.Context, t *table.Table, n int, r *rand.Rand) e
 	return nil
 }
 
-// fill writes the probes to where the program finds them: struct probe of bench.bpf.c.
+// fill writes the probes to the program's map: struct probe of bench.bpf.c.
 const probeSize = 56
 
 func (b *bench) fill(probes []probe) error {
@@ -132,7 +132,7 @@ func (b *bench) fill(probes []probe) error {
 	return b.c.Variables["probe_count"].Set(uint32(len(probes)))
 }
 
-// count adds up what the program saw, and looks whether everything is now as the last update left it.
+// count sums the program's results, and checks every probe against the last update.
 func (x *experiment) count(b *bench, s *stage) error {
 	text := make([]byte, probeSize*len(s.probes))
 	if _, err := b.probes.ReadAt(text, 0); err != nil {

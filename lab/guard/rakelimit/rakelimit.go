@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/lab/guard/rakelimit/bpf"
 )
 
-// Need tells whether this kernel can run a [Limiter]; [Attach] needs less.
+// Need reports whether this kernel can run a [Limiter]; [Attach] needs less.
 func Need() error {
 	err := features.HaveProgramHelper(ebpf.SocketFilter, asm.FnLoop)
 	if errors.Is(err, ebpf.ErrNotSupported) {
@@ -28,14 +28,14 @@ func Need() error {
 	return err
 }
 
-// Options of a Limiter.
+// Options are the options of a Limiter.
 type Options struct {
-	Limit uint32 // packets per second; 0 lets everything pass
-	IPv6  bool   // how a packet's source is shown
-	Seed  uint64 // of the random numbers, which decide what passes of a rate that is too high
+	Limit uint32 // packets per second; 0 passes all
+	IPv6  bool   // family of the packets' frames
+	Seed  uint64 // of the random numbers; they decide the passing packets of an excessive rate
 }
 
-// Limiter decides batches of packets whose times are given, by the program that Attach attaches.
+// Limiter decides batches of packets with given times. It runs the same program as Attach.
 type Limiter struct {
 	options Options
 	c       *kernel.Collection
@@ -68,7 +68,7 @@ func load(limit uint32, injected bool, programs ...string) (*kernel.Collection, 
 	return kernel.Load(spec, programs, nil)
 }
 
-// New loads a limiter that has seen nothing yet.
+// New loads a limiter without history.
 func New(o Options) (*Limiter, error) {
 	c, err := load(o.Limit, true, "rake_batch", "rake_batch_empty", "rake_ipv4", "rake_ipv6", "rake_empty")
 	if err != nil {
@@ -79,7 +79,7 @@ func New(o Options) (*Limiter, error) {
 		l.batch, err = c.Maps["batch"].Memory()
 	}
 	if err == nil {
-		// The generator stands still at 0.
+		// The generator would remain at 0.
 		err = l.set(bpf.RakeControl{Random: o.Seed*2 + 1})
 	}
 	if err != nil {
@@ -89,7 +89,7 @@ func New(o Options) (*Limiter, error) {
 	return l, nil
 }
 
-// Close frees what New loaded.
+// Close frees the objects loaded by New.
 func (l *Limiter) Close() error {
 	l.c.Close()
 	return nil
@@ -111,7 +111,7 @@ func bytesOfAll(e []bpf.RakeEntry) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&e[0])), len(e)*int(unsafe.Sizeof(e[0])))
 }
 
-// Decide is that of scenario.Limiter.
+// Decide implements scenario.Limiter.
 func (l *Limiter) Decide(packets []scenario.Packet, verdicts []bool) error {
 	for len(packets) > 0 {
 		n := min(batchSize, len(packets))
@@ -123,7 +123,7 @@ func (l *Limiter) Decide(packets []scenario.Packet, verdicts []bool) error {
 	return nil
 }
 
-// decide decides one batch, and says at which level, if levels is not nil.
+// decide decides one batch, and returns the deciding levels if levels is not nil.
 func (l *Limiter) decide(packets []scenario.Packet, verdicts []bool, levels []int) error {
 	entries := l.entries[:len(packets)]
 	for i := range packets {
@@ -162,8 +162,8 @@ func (l *Limiter) decide(packets []scenario.Packet, verdicts []bool, levels []in
 	return nil
 }
 
-// One decides one packet by the socket filter itself, and says at which level its rate was too high (5: at none). Its
-// clock and its random numbers are those of Decide.
+// One decides one packet by the socket filter itself, and returns the level of the excessive rate (5:
+// none). Its clock and its random numbers are shared with Decide.
 func (l *Limiter) One(p *scenario.Packet) (passed bool, level int, err error) {
 	if _, err := l.control.WriteAt(rawBytes(&p.At), 0); err != nil {
 		return false, 0, err
@@ -176,7 +176,7 @@ func (l *Limiter) One(p *scenario.Packet) (passed bool, level int, err error) {
 	return verdict != 0, int(c.Level), err
 }
 
-// Program is the socket filter that One runs.
+// Program returns the socket filter run by One.
 func (l *Limiter) Program() *ebpf.Program {
 	if l.options.IPv6 {
 		return l.c.Programs["rake_ipv6"]
@@ -184,15 +184,15 @@ func (l *Limiter) Program() *ebpf.Program {
 	return l.c.Programs["rake_ipv4"]
 }
 
-// BatchProgram is what Decide runs.
+// BatchProgram returns the program run by Decide.
 func (l *Limiter) BatchProgram() *ebpf.Program { return l.c.Programs["rake_batch"] }
 
-// Empty is a socket filter that does nothing, and EmptyBatch a program that passes all of the batch that was decided
-// last: what a run costs for itself.
+// Empty returns a socket filter without work, and EmptyBatch a program passing all packets of the last
+// decided batch. Both measure the fixed cost of a run.
 func (l *Limiter) Empty() *ebpf.Program      { return l.c.Programs["rake_empty"] }
 func (l *Limiter) EmptyBatch() *ebpf.Program { return l.c.Programs["rake_batch_empty"] }
 
-// Where the fields of a frame are.
+// Offsets of a frame's fields.
 const (
 	ethernet = 14
 	source4  = ethernet + 12
@@ -201,7 +201,8 @@ const (
 	ports6   = ethernet + 40
 )
 
-// frame is a datagram of four bytes to where all of a batch go. BPF_PROG_TEST_RUN takes the Ethernet header off.
+// frame returns a datagram of four bytes to the common destination of a batch. BPF_PROG_TEST_RUN removes
+// the Ethernet header.
 func frame(ipv6 bool) []byte {
 	b := make([]byte, ports6+8+4)
 	udp := ports6
@@ -221,7 +222,7 @@ func frame(ipv6 bool) []byte {
 	return b
 }
 
-// Frame is a packet as Program is given it, an Ethernet frame; valid until the next call.
+// Frame returns a packet as input of Program, an Ethernet frame; valid until the next call.
 func (l *Limiter) Frame(p *scenario.Packet) []byte {
 	at, udp := source4, ports4
 	if l.options.IPv6 {
@@ -233,7 +234,7 @@ func (l *Limiter) Frame(p *scenario.Packet) []byte {
 	return l.frame
 }
 
-// Dropped is how many packets were dropped, as the programs count them.
+// Dropped returns the dropped packets, as counted by the programs.
 func (l *Limiter) Dropped() (total uint64, err error) {
 	for level := range uint32(levels) {
 		var n uint64
@@ -245,8 +246,8 @@ func (l *Limiter) Dropped() (total uint64, err error) {
 	return total, nil
 }
 
-// Attach limits a socket to so many packets per second of any one party, as the original does; it stays limited until
-// the socket closes. The socket has no other filter then.
+// Attach limits a socket to limit packets per second of any one party, like the original, until the socket
+// closes. It replaces any other filter of the socket.
 func Attach(conn *net.UDPConn, limit uint32) error {
 	name := "rake_ipv4"
 	if local, ok := conn.LocalAddr().(*net.UDPAddr); ok && local.IP.To4() == nil {

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// loaded loads a limiter, or skips where the kernel cannot run one.
+// loaded loads a limiter, or skips on kernels without support.
 func loaded(t testing.TB, o Options) *Limiter {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -43,15 +43,16 @@ func find(t *testing.T, name string) scenario.Scenario {
 	return s
 }
 
-// figure is what the original was measured to do, with 200 clients of 2 pps under a limit of 1,000 pps: shares of
-// legitimate packets kept, packets of the attack accepted per second, worst second over the limit.
+// figure is a measured result of the original, with 200 clients of 2 pps under a limit of 1,000 pps: kept
+// share of legitimate packets, accepted packets of the attack per second, worst second relative to the
+// limit.
 type figure struct{ kept, accepted, worst float64 }
 
-// unknown is a number that was not written down.
+// unknown is an unrecorded number.
 var unknown = math.NaN()
 
-// The original, compiled and run, did this (facts of the project). The median of three seeds must be near it: which
-// sources collide in a sketch is another matter in each.
+// Results of the original, compiled and run (facts of the project). The median of three seeds must be near
+// them, because each seed has other collisions in a sketch.
 var original = map[string]figure{
 	"single_flow":     {1, 998, 1.46},
 	"net24_50k":       {1, 1195, 2.13},
@@ -83,7 +84,7 @@ func TestFigures(t *testing.T) {
 			got := figure{middle(kept), middle(accepted), middle(worst)}
 			t.Logf("original %.3f kept, %.0f pps accepted, worst second %.2f; here %.3f, %.0f, %.2f",
 				want.kept, want.accepted, want.worst, got.kept, got.accepted, got.worst)
-			// Of the shortest attacks clients send 1,200 packets: 0.03 is two standard deviations.
+			// In the shortest attacks clients send 1,200 packets: 0.03 is two standard deviations.
 			if math.Abs(got.kept-want.kept) > 0.03 {
 				t.Errorf("%.3f of clients' packets kept, the original keeps %.3f", got.kept, want.kept)
 			}
@@ -97,15 +98,15 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// middle sorts.
+// middle sorts v in place and returns its median.
 func middle(v []float64) float64 {
 	slices.Sort(v)
 	return v[len(v)/2]
 }
 
-// A flow that comes into a cell in which a client was counted a moment before is taken for slower than it is, for
-// ever: a rate that lies less than 1/weight below the true one is rounded down to itself. So the original accepts
-// 1,000 or 1,155 pps of one flow, as chance has it, and the same arithmetic does so here.
+// A flow in a cell with a recently counted client is estimated too low, forever: a rate less than 1/weight
+// below the true one is rounded down to itself. The original therefore accepts 1,000 or 1,155 pps of one
+// flow, by chance, and the same arithmetic does so here.
 func TestRoundingKeepsRateLow(t *testing.T) {
 	s := find(t, "single_flow")
 	exact, low := 0, 0
@@ -128,7 +129,7 @@ func TestRoundingKeepsRateLow(t *testing.T) {
 	}
 }
 
-// The socket filter and the batch decide the same, at the same level.
+// The socket filter and the batch make the same decisions, at the same level.
 func TestBatchIsFilter(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -137,7 +138,7 @@ func TestBatchIsFilter(t *testing.T) {
 		s := find(t, c.name)
 		s.To = s.From + 6*time.Second
 		packets := s.Trace(3).All()
-		// All of the six patterns, a stretch of each.
+		// A stretch of each of the six patterns.
 		var some []scenario.Packet
 		for second := range uint64(6) {
 			some = append(some, after(packets, uint64(s.From)+second*uint64(time.Second)+packets[0].At)[:2000]...)
@@ -177,7 +178,7 @@ func after(packets []scenario.Packet, at uint64) []scenario.Packet {
 	return packets[i:]
 }
 
-// Each pattern is recognised at the level that says no more than what its packets have in common.
+// Each pattern is recognised at the level of exactly the fields common to its packets.
 func TestLevels(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -220,7 +221,7 @@ func TestLevels(t *testing.T) {
 	}
 }
 
-// A limit of zero is none.
+// A limit of zero means no limit.
 func TestNoLimit(t *testing.T) {
 	l := loaded(t, Options{Seed: 1})
 	packets := find(t, "single_flow").Shortened().Trace(1).All()

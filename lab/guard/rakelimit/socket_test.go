@@ -11,9 +11,10 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// count is how many datagrams of one flow, with payload of that length and up to a thousand a second, pass a limit of
-// 100 pps on a real socket, how many were sent, and the longest pause between two. What was due in a pause is left out
-// but for twenty: all of it at once would not fit into the socket's buffer.
+// count sends up to a thousand datagrams of one flow in a second to a real socket with a limit of 100 pps,
+// with payloads of this length. It returns the sent and passed datagrams, and the longest pause between
+// two. After a pause it sends only twenty of the missed ones, because all at once would overflow the
+// socket's buffer.
 func count(t *testing.T, network, address string, payload int) (sent, passed int, pause time.Duration) {
 	t.Helper()
 	server, err := net.ListenPacket(network, address)
@@ -42,7 +43,7 @@ func count(t *testing.T, network, address string, payload int) (sent, passed int
 	}()
 	r := rand.New(rand.NewPCG(1, 2))
 	b := make([]byte, payload)
-	due, last := 0, time.Now() // by the clock, sent or left out; when the last was sent
+	due, last := 0, time.Now() // by the clock, sent or skipped; time of the last send
 	pace := time.NewTicker(500 * time.Microsecond)
 	defer pace.Stop()
 	for begin := time.Now(); time.Since(begin) < time.Second; <-pace.C {
@@ -58,23 +59,23 @@ func count(t *testing.T, network, address string, payload int) (sent, passed int
 			}
 		}
 	}
-	// Loopback delivers before Write returns; the reader may be behind.
+	// Loopback delivers before Write returns, but the reader may lag.
 	_ = server.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
 	return sent, <-received, pause
 }
 
-// On real sockets random payload makes one IPv6 flow look like many, and none of the limit remains; an IPv4 flow is
-// limited by its address. That is the original's flaw, and what the guard is compared with must have it.
+// On real sockets random payload makes one IPv6 flow look like many, and the limit has no effect. An IPv4
+// flow is limited by its address. This is a flaw of the original, and the comparison must have it.
 func TestRealSocket(t *testing.T) {
 	nstest.NeedRoot(t)
 	for _, c := range []struct {
 		network, address string
 		payload          int
-		atLeast, atMost  float64 // share that passes
+		atLeast, atMost  float64 // share of passed packets
 	}{
 		{"udp4", "127.0.0.1:0", 64, 0.05, 0.7},
 		{"udp6", "[::1]:0", 64, 0.9, 1},
-		{"udp6", "[::1]:0", 4, 0, 0}, // too short to hold the addresses that are looked for in it
+		{"udp6", "[::1]:0", 4, 0, 0}, // too short to hold the addresses read from it
 	} {
 		for try := 0; ; try++ {
 			sent, passed, pause := count(t, c.network, c.address, c.payload)
@@ -83,7 +84,7 @@ func TestRealSocket(t *testing.T) {
 			if sent >= 500 && share >= c.atLeast && share <= c.atMost {
 				break
 			}
-			// Where the machine stands still there is no flood, or one of bursts, whose rate is another one: with a pause of 8 ms
+			// A stalled machine produces no flood, or one of bursts at another rate: with a pause of 8 ms
 			// 45 of 999 have passed, and around 115 without.
 			if sent >= 500 && pause < 5*time.Millisecond || try == 100 {
 				t.Errorf("%s, %d bytes: %d sent, the longest pause %v; %.3f passed, want %.2f to %.2f",
