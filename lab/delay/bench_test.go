@@ -37,8 +37,8 @@ func openPacket(name string, _ bool) (int, error) {
 	return fd, err
 }
 
-// newPacketRig is newRig over packet sockets on two veth pairs to a namespace in the
-// middle, which is the other way to build such a line.
+// newPacketRig is newRig over packet sockets on two veth pairs to a namespace in the middle, the
+// alternative design of such a line.
 func newPacketRig(t testing.TB, seed uint64, l Line) *rig {
 	t.Helper()
 	r := newEnds(t, seed)
@@ -53,7 +53,7 @@ func newPacketRig(t testing.TB, seed uint64, l Line) *rig {
 		if err := topo.Cable(inner[i], e); err != nil {
 			t.Fatal(err)
 		}
-		if !l.large() { // as TUNSETOFFLOAD has the kernel do
+		if !l.large() { // like the kernel with TUNSETOFFLOAD
 			r.do(e, func() error {
 				link, err := netlink.LinkByName(e.Name)
 				if err != nil {
@@ -69,8 +69,8 @@ func newPacketRig(t testing.TB, seed uint64, l Line) *rig {
 	return r
 }
 
-// How much TCP gets through, and how late the packets are, by the two ways to build a
-// line. One iteration is a second of traffic.
+// BenchmarkLine measures TCP's throughput and the packets' lateness with both designs of a line. One
+// iteration is a second of traffic.
 func BenchmarkLine(b *testing.B) {
 	for _, l := range []struct {
 		name string

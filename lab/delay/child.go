@@ -19,25 +19,25 @@ import (
 // childArg makes the lab's binary carry a line's packets; see Play.
 const childArg = "__delay"
 
-// Between the lab and the process that carries the packets: it says that it is ready,
-// and answers the signal with its numbers.
+// The protocol between the lab and the carrying process: it prints ready, and answers the signal with its
+// counters.
 const (
 	sayReady  = "ready"
 	askSignal = unix.SIGUSR1
 )
 
-// setup is what the process is told, as JSON in its argument.
+// setup is the process's configuration, as JSON in its argument.
 type setup struct {
 	Seed   uint64
 	Ends   [2]end
 	Lines  [2]Line // from end 0 to end 1, and back
-	Device string  // which of openers
+	Device string  // key of openers
 }
 
 type end struct{ Namespace, Name string }
 
-// Play turns a process that [New] started into the one that carries a line's packets.
-// main and TestMain call it first; in any other process it returns.
+// Play turns a process started by [New] into the carrier of a line's packets. main and TestMain call it
+// first. In any other process it returns.
 func Play() {
 	if len(os.Args) != 3 || os.Args[1] != childArg {
 		return
@@ -49,7 +49,7 @@ func Play() {
 	os.Exit(0)
 }
 
-// play carries packets until it is ended, and answers each signal with the numbers.
+// play carries packets until it is killed, and answers each signal with the counters.
 func play(arg string) error {
 	var s setup
 	if err := json.Unmarshal([]byte(arg), &s); err != nil {
@@ -57,9 +57,9 @@ func play(arg string) error {
 	}
 	asked := make(chan os.Signal, 16)
 	signal.Notify(asked, askSignal)
-	// Whoever collects garbage stops all threads. There is none: buffers are used again.
+	// Garbage collection stops all threads. It is off, because buffers are reused.
 	debug.SetGCPercent(-1)
-	runtime.GOMAXPROCS(4) // two of them never let go of theirs
+	runtime.GOMAXPROCS(4) // two of them stay occupied
 	var fds [2]int
 	for i, e := range s.Ends {
 		fd, err := open(e, openers[s.Device], s.Lines[i].large())
@@ -88,8 +88,8 @@ func play(arg string) error {
 	return nil // never: the channel is not closed
 }
 
-// hurry has the kernel run the calling thread as soon as there is something to do.
-// A container may refuse: then the lateness tells.
+// hurry makes the kernel run the calling thread as soon as it is runnable. A container may refuse: the
+// lateness then shows it.
 func hurry() {
 	const fifo = 1
 	priority := struct{ value int32 }{20}
@@ -97,19 +97,20 @@ func hurry() {
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
 }
 
-// openers make a device, or open one that is there, and say by which descriptor its
-// frames come and go. The package's benchmark has another one.
+// openers create a device, or open an existing one, and return the descriptor for its frames. The package's
+// benchmark adds another one.
 var openers = map[string]opener{"": openTAP}
 
-// opener is called in the device's namespace. large: TCP's large packets may come uncut.
+// opener is called in the device's namespace. large permits TCP's large packets uncut.
 type opener func(name string, large bool) (fd int, err error)
 
-// open makes or opens an end's device, and returns to no namespace: the thread is thrown away.
+// open creates or opens an end's device in a thread of its own. The thread stays in the namespace and is
+// discarded.
 func open(e end, how opener, large bool) (fd int, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and never unlocked
+		runtime.LockOSThread() // never unlocked
 		if err = enter(e.Namespace); err != nil {
 			return
 		}
@@ -128,10 +129,10 @@ func enter(namespace string) error {
 	return unix.Setns(int(f.Fd()), unix.CLONE_NEWNET)
 }
 
-// queueLen is how many packets a device keeps for a reader that is not running.
+// queueLen is the number of packets a device queues for a reader without CPU.
 const queueLen = 20000
 
-// openTAP makes a device whose other side is the descriptor. It vanishes with it.
+// openTAP creates a device with the descriptor as its other side. It vanishes with the descriptor.
 func openTAP(name string, large bool) (int, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -18,29 +18,29 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// Delay is a line that carries packets. It ends with Close, or with the run.
+// Delay is a line in operation. It ends with Close, or with the run.
 type Delay struct {
 	process *lab.Process
 	said    *bufio.Scanner
 	out     *os.File
 	errors  *lockedBuilder
 
-	mu sync.Mutex // one question at a time
+	mu sync.Mutex // one request at a time
 }
 
-// New makes a line between two namespaces, the same in both directions, and its two
-// devices there, with their addresses. A process of its own carries the packets, from
-// the lab's own binary, whose main must call [Play].
+// New creates a line between two namespaces, equal in both directions, with its two devices and their
+// addresses. A separate process of the lab's own binary carries the packets. The binary's main must call
+// [Play].
 func New(env *lab.Env, a, b topo.End, line Line) (*Delay, error) {
 	return newTwo(env, a, b, line, line)
 }
 
-// newTwo is New with a line of its own for each direction.
+// newTwo is New with a separate line for each direction.
 func newTwo(env *lab.Env, a, b topo.End, ab, ba Line) (*Delay, error) {
 	return start(env, a, b, setup{Lines: [2]Line{ab, ba}})
 }
 
-// startLimit is how long the process may take to make its devices, and to answer.
+// startLimit is the longest time of the process to create its devices, and to answer.
 const startLimit = 60 * time.Second
 
 func start(env *lab.Env, a, b topo.End, s setup) (*Delay, error) {
@@ -52,7 +52,7 @@ func start(env *lab.Env, a, b topo.End, s setup) (*Delay, error) {
 	s.Seed = env.Seed
 	ends := [2]topo.End{a, b}
 	for i, e := range ends {
-		// The descriptor is this process's; a name the namespace may not have.
+		// The descriptor belongs to this process; the namespace may have no name.
 		s.Ends[i] = end{Namespace: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), e.NS.FD()), Name: e.Name}
 	}
 	arg, err := json.Marshal(s)
@@ -66,7 +66,7 @@ func start(env *lab.Env, a, b topo.End, s setup) (*Delay, error) {
 	defer in.Close()
 	d := &Delay{said: bufio.NewScanner(out), out: out, errors: &lockedBuilder{}}
 	d.process, err = env.Start(lab.Command{Path: env.Self(), Args: []string{childArg, string(arg)}, Stdout: in, Output: d.errors,
-		Env: []string{"GODEBUG=asyncpreemptoff=1"}}) // a signal every 10 ms would wake the threads for nothing
+		Env: []string{"GODEBUG=asyncpreemptoff=1"}}) // a signal every 10 ms would wake the threads needlessly
 	if err != nil {
 		out.Close()
 		return nil, err
@@ -85,7 +85,7 @@ func start(env *lab.Env, a, b topo.End, s setup) (*Delay, error) {
 	return d, nil
 }
 
-// line is the next thing that the process says.
+// line returns the next output line of the process.
 func (d *Delay) line() (string, error) {
 	if err := d.out.SetReadDeadline(time.Now().Add(startLimit)); err != nil {
 		return "", err
@@ -99,7 +99,7 @@ func (d *Delay) line() (string, error) {
 	return d.said.Text(), nil
 }
 
-// Stats are the numbers of both directions up to now: from a to b, and back.
+// Stats returns the counters of both directions so far: from a to b, and back.
 func (d *Delay) Stats() (ab, ba Stats, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -117,14 +117,14 @@ func (d *Delay) Stats() (ab, ba Stats, err error) {
 	return both[0], both[1], nil
 }
 
-// Close cuts the line: its devices vanish, and with them what is on its way.
+// Close cuts the line: its devices vanish, with all packets in transit.
 func (d *Delay) Close() {
 	_ = d.process.Signal(unix.SIGKILL) // may have ended
 	<-d.process.Done()
 	d.out.Close()
 }
 
-// lockedBuilder keeps what a process says last.
+// lockedBuilder keeps the error output of a process.
 type lockedBuilder struct {
 	mu sync.Mutex
 	b  strings.Builder

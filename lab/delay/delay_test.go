@@ -37,7 +37,7 @@ type rig struct {
 	addrA, addrB netip.Addr
 	line         *Delay
 	close        func()
-	sending      time.Duration // that arrivals took to send
+	sending      time.Duration // duration of the sends of arrivals
 }
 
 func newRig(t testing.TB, seed uint64, ab, ba Line) *rig {
@@ -79,7 +79,7 @@ func newEnds(t testing.TB, seed uint64) *rig {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// No packets but those of the test: the kernel has some to send by itself where there is IPv6.
+		// Only packets of the test: with IPv6 the kernel sends some on its own.
 		r.do(topo.End{NS: h}, func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0) })
 		*e.end = topo.End{NS: h, Name: "line0", Addrs: []netip.Prefix{netip.PrefixFrom(e.addr, 24)}}
 	}
@@ -104,7 +104,7 @@ func (r *rig) udp() (from, to *net.UDPConn) {
 		from, err = net.DialUDP("udp4", nil, to.LocalAddr().(*net.UDPAddr))
 		return err
 	})
-	// Nothing is lost to a reader that does not run for a while.
+	// A reader without CPU for a while loses nothing.
 	control(r.t, to, func(fd int) { _ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20) })
 	r.t.Cleanup(func() { from.Close(); to.Close() })
 	return from, to
@@ -121,7 +121,7 @@ func control(t testing.TB, c syscall.Conn, f func(fd int)) {
 	}
 }
 
-// introduce tells a the link address of b, for good: few packets can wait for a neighbour that is not found yet.
+// introduce adds a permanent neighbour entry for b at a: few packets can wait for an unresolved neighbour.
 func (r *rig) introduce() {
 	r.t.Helper()
 	var mac net.HardwareAddr
@@ -141,7 +141,7 @@ func (r *rig) introduce() {
 	})
 }
 
-// settle waits until nothing is on its way from a to b any more, after n packets.
+// settle waits until no packet is in transit from a to b, after n packets.
 func (r *rig) settle(n int) {
 	r.t.Helper()
 	nstest.Eventually(r.t, func() error {
@@ -156,8 +156,7 @@ func (r *rig) settle(n int) {
 	})
 }
 
-// arrivals sends n numbered datagrams of a size and returns the numbers in the order in
-// which they came.
+// arrivals sends n numbered datagrams of a size and returns the numbers in order of arrival.
 func (r *rig) arrivals(n, size int, gap time.Duration) []int {
 	r.t.Helper()
 	from, to := r.udp()
@@ -174,7 +173,7 @@ func (r *rig) arrivals(n, size int, gap time.Duration) []int {
 		}
 	}
 	r.sending = time.Since(begin)
-	r.settle(n) // what the line has delivered is at the socket, which has room for all of it
+	r.settle(n) // delivered packets are at the socket, with room for all of them
 	var got []int
 	control(r.t, to, func(fd int) {
 		for b := make([]byte, 2048); ; {
@@ -190,8 +189,8 @@ func (r *rig) arrivals(n, size int, gap time.Duration) []int {
 	return got
 }
 
-// ping measures n round trips of small datagrams, and up to twenty times as many until one was as short as they may be: a busy
-// machine may let none of a few be.
+// ping measures n round trips of small datagrams. It adds up to twenty times as many until one is short
+// enough, because a busy machine may delay all of a few.
 func (r *rig) ping(n int, short time.Duration) []time.Duration {
 	r.t.Helper()
 	from, to := r.udp()
@@ -216,10 +215,10 @@ func (r *rig) ping(n int, short time.Duration) []time.Duration {
 		}
 		out = append(out, time.Since(begin))
 	}
-	return out[1:] // the first one finds the neighbour
+	return out[1:] // the first one resolves the neighbour
 }
 
-// A round trip takes what both directions take, and hardly more.
+// A round trip takes the delay of both directions, and hardly more.
 func TestDelay(t *testing.T) {
 	r := newRig(t, 1, Line{Delay: 15 * time.Millisecond}, Line{Delay: 25 * time.Millisecond})
 	const most = 42 * time.Millisecond
@@ -231,7 +230,7 @@ func TestDelay(t *testing.T) {
 	}
 	t.Logf("round trip p50 %v, p99 %v, max %v; lateness %v/%v/%v there, %v/%v/%v back", p50, p99, longest,
 		ab.LatenessP50, ab.LatenessP99, ab.LatenessMax, ba.LatenessP50, ba.LatenessP99, ba.LatenessMax)
-	// Never too early; and as punctual as the line can be where the machine lets it, which others use, too.
+	// Never too early, and punctual as far as a shared machine allows.
 	if shortest := slices.Min(trips); shortest < 40*time.Millisecond || shortest > most {
 		t.Errorf("shortest round trip %v, want 40 ms", shortest)
 	}
@@ -240,8 +239,7 @@ func TestDelay(t *testing.T) {
 	}
 }
 
-// Losses and late packets are as many as their probabilities say, and the same ones for
-// the same seed: those that Fates foretells.
+// Losses and late packets match their probabilities, and Fates predicts them for a seed.
 func TestFates(t *testing.T) {
 	const n = 20000
 	line := Line{Loss: 0.02, Reorder: 0.05, Later: 3 * time.Millisecond}
@@ -295,8 +293,8 @@ func within(t *testing.T, what string, got, n int, p float64) {
 	}
 }
 
-// Another seed or the other direction is another course; another probability of
-// reordering leaves the same packets lost.
+// Another seed or direction gives other fates. Another probability of reordering leaves the losses
+// unchanged.
 func TestSeeds(t *testing.T) {
 	course := func(l Line, seed uint64, direction int) (lost, late string) {
 		f := newFates(l, seed, direction)
@@ -324,8 +322,7 @@ func TestSeeds(t *testing.T) {
 	}
 }
 
-// A rated line carries what it is rated for, to TCP and to a flood; the queue bounds
-// how long a packet waits.
+// A rated line carries its rate, for TCP and for a flood. The queue bounds a packet's wait.
 func TestRate(t *testing.T) {
 	const rate = 50e6
 	for tries := 1; ; tries++ {
@@ -340,14 +337,15 @@ func TestRate(t *testing.T) {
 		}
 		// 1448 bytes of 1514 are payload.
 		t.Logf("TCP %.1f Mbit/s of %.1f; %+v", goodput/1e6, rate/1e6, ab)
-		// What should have come before, and was late, may have come in that second as well.
+		// Late packets from before may also have arrived in this second.
 		if goodput > rate*(1+float64(ab.LatenessMax)/float64(during)) {
 			t.Fatalf("TCP has %.1f Mbit/s of a line of %.1f", goodput/1e6, rate/1e6)
 		}
 		if goodput >= .75*rate {
 			return
 		}
-		// The line says itself that the machine has kept it from its work, or this process was: such a second says nothing about the line.
+		// The line reports its own delay by the machine, or this process was delayed: such a second proves
+		// nothing about the line.
 		if max(ab.LatenessMax, stall) < 50*time.Millisecond || tries == 60 {
 			t.Fatalf("TCP has %.1f Mbit/s of a line of %.1f, which was %v late at most; the machine stood still for up to %v", goodput/1e6, rate/1e6, ab.LatenessMax, stall)
 		}
@@ -363,14 +361,15 @@ func TestQueueDrops(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// All at once: what fits the queue comes, and what left it while the others came, one in a millisecond.
+	// All at once: packets within the queue's size arrive, and packets leaving meanwhile, one each
+	// millisecond.
 	t.Logf("%d came, which were sent in %v; %+v", len(got), r.sending, ab)
 	if len(got) < queue/(size+42) || len(got) > 500+int(r.sending/time.Millisecond) || ab.Dropped+uint64(len(got)) < 1000 {
 		t.Errorf("%d packets of 1000 came through a queue of %d bytes", len(got), queue)
 	}
 }
 
-// throughput is TCP's, in bits of payload a second, from a to b.
+// throughput returns TCP's throughput from a to b, in bits of payload a second.
 func (r *rig) throughput(d time.Duration) float64 {
 	r.t.Helper()
 	var ln net.Listener
@@ -400,10 +399,10 @@ func (r *rig) throughput(d time.Duration) float64 {
 	}()
 	b := make([]byte, 256<<10)
 	_ = s.SetReadDeadline(time.Now().Add(60 * time.Second))
-	if _, err := io.ReadFull(s, b); err != nil { // it is under way
+	if _, err := io.ReadFull(s, b); err != nil { // it is in transit
 		r.t.Fatal(err)
 	}
-	// What came, not what was read: a reader that was late finds what came before.
+	// Count arrivals, not reads: a late reader finds earlier arrivals.
 	waiting := func() (n int) {
 		control(r.t, s.(*net.TCPConn), func(fd int) { n, _ = unix.IoctlGetInt(fd, unix.TIOCINQ) })
 		return n

@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// direction carries frames from one device to the other. Its run is the only one to
-// touch what is not atomic.
+// direction carries frames from one device to the other. Only run accesses the non-atomic fields.
 type direction struct {
 	in, out int // descriptors, non-blocking
 	line    Line
@@ -19,7 +18,7 @@ type direction struct {
 	queue   pending
 	drawn   []Fate
 	scratch []byte
-	free    int64 // when the last bit of what was accepted will have left, ns
+	free    int64 // time the last bit of the accepted packets has left, ns
 
 	packets, bytes, lost, late, dropped, sent, refused atomic.Uint64
 	lateness                                           histogram
@@ -27,12 +26,11 @@ type direction struct {
 
 var epoch = time.Now()
 
-// clock is monotonic, in ns. Not unix.ClockGettime: that is a system call of which Go's
-// scheduler hears.
+// clock is monotonic, in ns. It avoids unix.ClockGettime, because Go's scheduler tracks this system call.
 func clock() int64 { return int64(time.Since(epoch)) }
 
-// run never returns. The calling thread is its own; nothing in here waits for Go's
-// scheduler (RawSyscall), so that only the kernel can make it late.
+// run never returns. The calling thread is its own. Nothing in it waits for Go's scheduler (RawSyscall), so
+// only the kernel can delay it.
 func (d *direction) run() {
 	frame := make([]byte, headerLen+largeBuffer)
 	for {
@@ -46,12 +44,12 @@ func (d *direction) run() {
 	}
 }
 
-// release sends what is due. It returns what the time is then.
+// release sends all due packets. It returns the time afterwards.
 func (d *direction) release(now int64) int64 {
 	for len(d.queue.items) > 0 && d.queue.items[0].at <= now {
 		p := d.queue.pop()
 		_, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(d.out), uintptr(unsafe.Pointer(&p.buf[0])), uintptr(len(p.buf)))
-		// Before the receiver's stack has dealt with it, which is part of the write.
+		// Before the write, because the write includes the work of the receiver's stack.
 		d.lateness.add(now - p.at)
 		d.queue.free(p.buf)
 		if errno == 0 {
@@ -64,7 +62,7 @@ func (d *direction) release(now int64) int64 {
 	return now
 }
 
-// wait returns when a packet has come or the next one is due.
+// wait returns when a packet has arrived or the next one is due.
 func (d *direction) wait(now int64) {
 	p := unix.PollFd{Fd: int32(d.in), Events: unix.POLLIN}
 	var limit unix.Timespec
@@ -76,7 +74,7 @@ func (d *direction) wait(now int64) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&p)), 1, uintptr(unsafe.Pointer(timeout)), 0, 0, 0)
 }
 
-// accept decides what becomes of a frame.
+// accept decides the fate of a frame.
 func (d *direction) accept(now int64, frame []byte) {
 	s := parseSegments(frame)
 	bytes := s.wireLen()
@@ -93,7 +91,7 @@ func (d *direction) accept(now int64, frame []byte) {
 		d.free = begin + int64(float64(bytes)*8e9/float64(d.line.Rate))
 		at = d.free
 	}
-	// From here on it is on its way: also what is lost has taken its time on a rated line.
+	// From here on it is in transit: on a rated line lost packets take their time, too.
 	at += int64(d.line.Delay)
 	for from := 0; from < s.n; {
 		before := from + 1
@@ -117,7 +115,7 @@ func (d *direction) decide(s *segments) []Fate {
 	return d.drawn
 }
 
-// send puts segments of one fate on their way.
+// send starts the transit of segments with one fate.
 func (d *direction) send(s *segments, from, before int, fate Fate, at int64) {
 	n := uint64(before - from)
 	if fate.Lost {
@@ -136,16 +134,16 @@ func (d *direction) send(s *segments, from, before int, fate Fate, at int64) {
 	d.queue.push(at, int(n), frame)
 }
 
-// Stats are what one direction has done since it was made.
+// Stats are the counters of one direction since its creation.
 type Stats struct {
-	Packets uint64 `json:"packets"` // that came in; segments, of a large one of TCP
+	Packets uint64 `json:"packets"` // received; segments, for a large packet of TCP
 	Bytes   uint64 `json:"bytes"`   // of their frames as on a wire
 	Sent    uint64 `json:"sent"`    // delivered
 	Lost    uint64 `json:"lost"`    // by Line.Loss
 	Late    uint64 `json:"late"`    // by Line.Reorder
-	Dropped uint64 `json:"dropped"` // for a full queue
+	Dropped uint64 `json:"dropped"` // due to a full queue
 	Refused uint64 `json:"refused"` // by the device at the other end
-	// How much later than due packets were delivered: the line's own fault, or the machine's.
+	// Delay of deliveries beyond their due time: a fault of the line, or of the machine.
 	LatenessP50 time.Duration `json:"lateness_p50"`
 	LatenessP99 time.Duration `json:"lateness_p99"`
 	LatenessMax time.Duration `json:"lateness_max"`

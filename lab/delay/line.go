@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package delay is a line between two network namespaces that takes time, as one
-// between two cities does: delay, rate, loss and reordering, decided by a seed. It
-// counts how late it was itself, so that an experiment can tell the line's fault from
-// the product's. README.md says how it works and how punctual it is.
+// Package delay simulates a long-distance line between two network namespaces: delay, rate, loss and
+// reordering, decided by a seed. It measures its own lateness, so an experiment can separate the line's
+// faults from weir's. README.md describes its function and its punctuality.
 package delay
 
 import (
@@ -15,18 +14,18 @@ import (
 
 // Line is one direction. The zero value passes everything at once.
 type Line struct {
-	// Delay is how long a packet is on its way, after its last bit has left.
+	// Delay is the time of a packet in transit, after its last bit has left.
 	Delay time.Duration
-	// Rate is in bits a second, of Ethernet frames without preamble and checksum; 0: without limit.
+	// Rate is in bits a second, of Ethernet frames without preamble and checksum; 0: no limit.
 	Rate uint64
-	// Queue is how many bytes may wait for a rated line before packets are dropped; 0: 100 ms' worth, at least
+	// Queue is the maximum of bytes waiting for a rated line; more are dropped. 0: 100 ms' worth, at least
 	// 64 KiB.
 	Queue int
-	// Loss and Reorder are probabilities that a packet vanishes, and that it comes late. Neighbour discovery
-	// (ARP, and IPv6's own) is spared, and no part of the count: when it happens is the kernel's affair, and
-	// the same seed is to mean the same fate for the packets of an experiment.
+	// Loss and Reorder are the probabilities of a packet's loss and of its late arrival. Neighbour
+	// discovery (ARP, and IPv6's own) is exempt and uncounted. The kernel decides its times, and the same
+	// seed must give the same fates to an experiment's packets.
 	Loss, Reorder float64
-	// Later is by how much a reordered packet is later than its turn; 0: a millisecond.
+	// Later is the additional delay of a reordered packet; 0: 1 ms.
 	Later time.Duration
 }
 
@@ -44,7 +43,7 @@ func (l Line) check() error {
 	return errors.Join(errs...)
 }
 
-// queue is the length in bytes beyond which a rated line drops.
+// queue returns the length in bytes above which a rated line drops.
 func (l Line) queue() int {
 	if l.Queue != 0 {
 		return l.Queue
@@ -59,15 +58,15 @@ func (l Line) later() time.Duration {
 	return time.Millisecond
 }
 
-// large says whether TCP's large packets may come uncut. On a slow line each would
-// arrive as one burst, after a long gap, which is not how segments arrive.
+// large reports whether TCP's large packets may arrive uncut. On a slow line each would arrive as one burst
+// after a long gap, unlike segments.
 func (l Line) large() bool { return l.Rate == 0 || l.Rate >= 100e6 }
 
-// Fate is what becomes of a packet.
+// Fate is the fate of a packet.
 type Fate struct{ Lost, Late bool }
 
-// Fates decides for the packets of one direction, in the order in which they come:
-// the nth packet's fate is a function of the seed, the direction and n alone.
+// Fates decides for the packets of one direction, in their order of arrival. The fate of packet n depends
+// only on the seed, the direction and n.
 type Fates struct {
 	line Line
 	rng  *rand.Rand
@@ -78,15 +77,15 @@ func newFates(l Line, seed uint64, direction int) *Fates {
 	return &Fates{l, rand.New(rand.NewPCG(seed, uint64(direction)))}
 }
 
-// next is the fate of the next packet. It draws as often whatever comes out, so that
-// another probability of reordering leaves the same packets lost.
+// next returns the fate of the next packet. It always draws the same number of values, so another
+// probability of reordering leaves the losses unchanged.
 func (f *Fates) next() Fate {
 	lost, late := f.rng.Float64(), f.rng.Float64()
 	return Fate{Lost: lost < f.line.Loss, Late: late < f.line.Reorder}
 }
 
-// spared tells a frame of neighbour discovery: ARP, and ICMPv6's for routers,
-// neighbours and groups (RFC 4861, 2710, 3810), the latter behind a hop-by-hop header.
+// spared reports a frame of neighbour discovery: ARP, and ICMPv6's for routers, neighbours and groups (RFC
+// 4861, 2710, 3810), the latter after a hop-by-hop header.
 func spared(frame []byte) bool {
 	const ethernet, ipv6 = 14, 40
 	if len(frame) < ethernet {

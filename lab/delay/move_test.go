@@ -19,8 +19,8 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// A session with a client at the far end of a line moves again and again: under delay
-// and loss, too, every byte comes back once, and nobody sends a reset.
+// A session with a client at the far end of a line moves repeatedly. With delay and loss, too, every byte
+// returns once, and neither side sends a reset.
 func TestSessionsMove(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -60,7 +60,7 @@ func TestSessionsMove(t *testing.T) {
 	}
 }
 
-// moving is an echo service on whichever server owns the session.
+// moving is an echo service on the session's current server.
 type moving struct {
 	*nstest.Movable
 	t    testing.TB
@@ -75,7 +75,7 @@ func (m *moving) do(h *netns.Handle, f func() error) {
 	}
 }
 
-// run moves the session so many times, while the client sends and verifies.
+// run moves the session moves times, while the client sends and verifies.
 func (m *moving) run(moves int, every time.Duration) (echoed int) {
 	m.t.Helper()
 	client, server := m.connect()
@@ -85,7 +85,7 @@ func (m *moving) run(moves int, every time.Duration) (echoed int) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		err := errors.New("a move failed")
-		defer func() { // also of a Fatal, which ends this goroutine only
+		defer func() { // also for a Fatal; it ends this goroutine only
 			if err != nil {
 				m.t.Errorf("service, after %d moves: %v", len(m.took), err)
 				client.Close()
@@ -133,7 +133,7 @@ func (m *moving) run(moves int, every time.Duration) (echoed int) {
 	return echoed
 }
 
-// stream is a pattern that no shift leaves as it was.
+// stream fills b with a pattern changed by any shift.
 func stream(b []byte, at int) {
 	for i := range b {
 		b[i] = byte(uint64(at+i) * 0x9e3779b97f4a7c15 >> 56)
@@ -160,7 +160,7 @@ func (m *moving) connect() (client, server *net.TCPConn) {
 		m.t.Fatal(err)
 	}
 	m.t.Cleanup(func() { client.Close(); c.Close() })
-	// Short queues, so that the bytes of a minute's test are those of many moves.
+	// Short queues, to spread the bytes of a minute's test over many moves.
 	server = c.(*net.TCPConn)
 	_ = server.SetReadBuffer(256 << 10)
 	_ = server.SetWriteBuffer(256 << 10)
@@ -188,7 +188,7 @@ func (m *moving) serve(first *net.TCPConn, moves int, every time.Duration, moved
 		s, err := dump(repair.DumpOptions{Stop: func(repair.Flow) (func(), error) {
 			m.Hold()
 			m.Disown(m.Owner)
-			return nil, nil // a dump that fails ends the test
+			return nil, nil // a failed dump ends the test
 		}})
 		if err != nil {
 			return err
@@ -226,7 +226,7 @@ func (m *moving) restore(s *repair.State) (c *repair.Conn, err error) {
 	return c, err
 }
 
-// echo sends back what comes until then.
+// echo returns received bytes until then.
 func echo(c net.Conn, pending *[]byte, until time.Time) error {
 	if err := c.SetDeadline(until); err != nil {
 		return err

@@ -8,21 +8,20 @@ import (
 	"time"
 )
 
-// item is a packet on its way.
+// item is a packet in transit.
 type item struct {
-	at       int64 // when it is due, ns on the line's clock
+	at       int64 // due time, ns on the line's clock
 	n        uint64
 	segments int
 	buf      []byte
 }
 
-// pending holds the packets on their way, the next due first; those that are due at
-// once leave in the order in which they came. A binary heap: with container/heap every
-// packet would be allocated anew.
+// pending holds the packets in transit, the next due first; packets due at the same time leave in order of
+// arrival. It is a binary heap. container/heap would allocate for every packet.
 type pending struct {
 	items []item
 	count uint64
-	small [][]byte // buffers that are free
+	small [][]byte // free buffers
 	large [][]byte
 }
 
@@ -73,7 +72,7 @@ func (p *pending) push(at int64, segments int, packet []byte) {
 	}
 }
 
-// pop takes the next one; its buffer is to be given back with free.
+// pop removes the next one; return its buffer with free.
 func (p *pending) pop() item {
 	first, last := p.items[0], len(p.items)-1
 	p.items[0] = p.items[last]
@@ -106,7 +105,7 @@ func (h *histogram) add(ns int64) {
 	h.buckets[bucketIndex(uint64(ns))].Add(1)
 }
 
-// bucketIndex is a number's power of two, and the four bits below its highest.
+// bucketIndex returns the power of two of a number, with the four bits below its highest.
 func bucketIndex(v uint64) int {
 	if v < 16 {
 		return int(v)
@@ -115,7 +114,7 @@ func bucketIndex(v uint64) int {
 	return shift<<4 + int(v>>shift)
 }
 
-// bucketTop is the largest number of a bucket.
+// bucketTop returns the largest number of a bucket.
 func bucketTop(i int) uint64 {
 	if i < 32 {
 		return uint64(i)
@@ -124,7 +123,7 @@ func bucketTop(i int) uint64 {
 	return uint64(i&15+17)<<shift - 1
 }
 
-// quantile is the duration that a share of all does not exceed; 0 for none.
+// quantile returns the duration not exceeded by a share of all; 0 for none.
 func (h *histogram) quantile(q float64) time.Duration {
 	var total, seen uint64
 	for i := range h.buckets {

@@ -8,30 +8,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// headerLen is that of struct virtio_net_hdr (linux/virtio_net.h), which stands before
-// every frame: it tells how the kernel is to cut a large one, and which checksum is
-// still to be made.
+// headerLen is the length of struct virtio_net_hdr (linux/virtio_net.h) before every frame. It describes
+// the cutting of a large frame and the pending checksum.
 const headerLen = 10
 
-// Fields of it, in the machine's byte order; flags and kind are its first bytes.
+// Its fields, in the machine's byte order; flags and kind are its first bytes.
 const (
 	atKind      = 1
 	atSize      = 4 // of a segment's payload
-	atSumStart  = 6 // where TCP begins, from the frame's start
+	atSumStart  = 6 // first byte of TCP, from the frame's start
 	etherIPv4   = 0x0800
 	etherIPv6   = 0x86dd
 	etherHeader = 14
 	maskECN     = unix.VIRTIO_NET_HDR_GSO_ECN
 )
 
-// segments are those of a large packet of TCP: the kernel passes up to 64 KiB as one
-// frame, and cuts it where it must. A line decides for each segment, and passes on
-// uncut what has one fate.
+// segments are the segments of a large TCP packet. The kernel passes up to 64 KiB as one frame, and cuts it
+// where needed. A line decides for each segment, and forwards consecutive segments with one fate uncut.
 type segments struct {
 	frame   []byte // with the header
-	headers int    // bytes of Ethernet, IP and TCP; 0 for a frame that is no large one
-	tcp     int    // where TCP begins, from the frame's start
-	size    int    // payload of each segment but the last
+	headers int    // bytes of Ethernet, IP and TCP; 0 for an ordinary frame
+	tcp     int    // first byte of TCP, from the frame's start
+	size    int    // payload of each segment except the last
 	n       int
 }
 
@@ -55,11 +53,11 @@ func parseSegments(frame []byte) segments {
 	return segments{frame: frame, headers: headers, tcp: tcp, size: size, n: (payload + size - 1) / size}
 }
 
-// wireLen is how many bytes they take on a wire, each with headers of its own.
+// wireLen returns their bytes on a wire, each segment with its own headers.
 func (s *segments) wireLen() int { return len(s.frame) - headerLen + (s.n-1)*s.headers }
 
-// cut writes the segments from one to before another into a frame of their own, in the
-// given buffer, as tcp_gso_segment does.
+// cut writes the segments in [from, before) into a separate frame, in the given buffer, like
+// tcp_gso_segment.
 func (s *segments) cut(to []byte, from, before int) []byte {
 	begin, end := headerLen+s.headers+from*s.size, min(headerLen+s.headers+before*s.size, len(s.frame))
 	b := append(append(to[:0], s.frame[:headerLen+s.headers]...), s.frame[begin:end]...)
@@ -92,12 +90,12 @@ func (s *segments) cut(to []byte, from, before int) []byte {
 		be.PutUint16(ip[4:], uint16(len(p)-etherHeader-40))
 		sum = add(0, ip[8:40])
 	}
-	// Where the checksum is still to be made, the field has the pseudo-header's.
+	// With a pending checksum, the field holds the pseudo-header's.
 	be.PutUint16(tcp[16:], fold(sum+unix.IPPROTO_TCP+uint32(len(tcp))))
 	return b
 }
 
-// add and fold are the Internet checksum (RFC 1071), over an even number of bytes.
+// add and fold compute the Internet checksum (RFC 1071), over an even number of bytes.
 func add(sum uint32, b []byte) uint32 {
 	for ; len(b) > 1; b = b[2:] {
 		sum += uint32(b[0])<<8 | uint32(b[1])

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// large makes a large packet of TCP as the kernel hands it over.
+// large returns a large TCP packet in the kernel's format.
 func large(t *testing.T, v6 bool, payload []byte, size int) []byte {
 	eth := &layers.Ethernet{SrcMAC: make(net.HardwareAddr, 6), DstMAC: make(net.HardwareAddr, 6), EthernetType: layers.EthernetTypeIPv4}
 	tcp := &layers.TCP{SrcPort: 1, DstPort: 2, Seq: 0xfffffff0, Ack: 5, ACK: true, PSH: true, FIN: true, CWR: true, Window: 9,
@@ -39,13 +39,13 @@ func large(t *testing.T, v6 bool, payload []byte, size int) []byte {
 	}
 	h := make([]byte, headerLen)
 	h[0], h[atKind] = 1, kind
-	binary.NativeEndian.PutUint16(h[2:], 200) // a hint only: more than the headers
+	binary.NativeEndian.PutUint16(h[2:], 200) // only a hint: more than the headers
 	binary.NativeEndian.PutUint16(h[atSize:], uint16(size))
 	binary.NativeEndian.PutUint16(h[atSumStart:], uint16(start))
 	return append(h, b.Bytes()...)
 }
 
-// What is cut out of a large packet is what the kernel would have cut.
+// Cut segments equal the kernel's.
 func TestCut(t *testing.T) {
 	payload := make([]byte, 3500)
 	for i := range payload {
@@ -78,14 +78,14 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// checkSums finishes TCP's checksum as the kernel does, and verifies both.
+// checkSums completes TCP's checksum like the kernel, and verifies both.
 func checkSums(t *testing.T, p []byte, start int) {
 	t.Helper()
 	tcp := p[start:]
 	if len(tcp)%2 != 0 {
 		tcp = append(bytes.Clone(tcp), 0)
 	}
-	full := ^fold(add(0, tcp)) // over the field, which holds the pseudo-header's
+	full := ^fold(add(0, tcp)) // over the field with the pseudo-header's sum
 	binary.BigEndian.PutUint16(tcp[16:], full)
 	addrs := p[start-8 : start]
 	if start == 54 {
@@ -170,8 +170,8 @@ func TestHistogram(t *testing.T) {
 	}
 }
 
-// Bytes of TCP come through a line that loses and reorders, whole and once, with large
-// packets cut at their losses.
+// TCP's bytes pass a line with loss and reordering, complete and once, with large packets cut at their
+// losses.
 func TestBytesThroughLoss(t *testing.T) {
 	line := Line{Rate: 1e9, Delay: 2 * time.Millisecond, Loss: .01, Reorder: .01}
 	r := newRig(t, 3, line, line)
@@ -194,7 +194,7 @@ func TestBytesThroughLoss(t *testing.T) {
 		sent[i] = byte((uint64(i) * 0x9e3779b97f4a7c15) >> 56)
 	}
 	go func() {
-		_, _ = c.Write(sent) // what is missing is seen below
+		_, _ = c.Write(sent) // missing bytes are detected below
 		_ = c.CloseWrite()
 	}()
 	_ = s.SetReadDeadline(time.Now().Add(2 * time.Minute))

@@ -20,30 +20,30 @@ import (
 	"github.com/weir-project/weir/lab/rig"
 )
 
-// BMPResult is what became of a real router's BMP session.
+// BMPResult is the result for a real router's BMP session.
 type BMPResult struct {
-	Routes int // that the router's neighbour announces
-	Moves  int // between two running collectors: half of them at the collector's own will, half as weir handoff send asks
-	Kills  int // of the collector that had the session, by SIGKILL
+	Routes int // announced by the router's neighbour
+	Moves  int // between two running collectors: half by the collector's own order, half by weir handoff send
+	Kills  int // of the collector with the session, by SIGKILL
 
-	Redumps        int           // tables that the router sent once more: sessions, Initiations, Peer Ups or End-of-RIBs too many
+	Redumps        int           // repeated tables of the router: sessions, Initiations, Peer Ups or End-of-RIBs in excess
 	SessionsOpened int           // by the router to the members
-	Rescued        int           // kills after which the session was gone on with
-	Messages       uint64        // of the one session, each whole and in its place
-	Bytes          uint64        // of them
-	RouterBytes    uint64        // that the router says it has sent on this session
+	Rescued        int           // kills with a continued session
+	Messages       uint64        // complete and in-order messages of the one session
+	Bytes          uint64        // their total length
+	RouterBytes    uint64        // sent on this session, reported by the router
 	Partial        uint64        // moves with a part of a message
-	Wrong          int           // ways in which the books are not those of a session that was never moved; see Notes
-	MoveP50        time.Duration // from the order to the session's being at the other
+	Wrong          int           // differences from the books of an unmoved session; see Notes
+	MoveP50        time.Duration // from the order until the other collector has the session
 	MoveP99        time.Duration
 
-	PlainKills, PlainSessions, PlainRedumps int    // the same with a collector as it is today
+	PlainKills, PlainSessions, PlainRedumps int    // the same with an ordinary collector
 	DumpBytes                               uint64 // of one table
 
 	Notes []string
 }
 
-// BMPOptions say how much.
+// BMPOptions sets the extent of the test.
 type BMPOptions struct{ Routes, Moves, Kills, PlainKills int }
 
 // ports of the collectors at rig.Service4.
@@ -60,12 +60,12 @@ type proof struct {
 	router    *peers.Router
 	members   map[string]*member // by name: "a" and "b"
 	plain     *member
-	witness   *member // a plain collector that is left alone
+	witness   *member // an ordinary, undisturbed collector
 	result    *BMPResult
 	durations []time.Duration
 }
 
-// BMPMissing names the programs that BMP needs and this machine lacks.
+// BMPMissing returns the programs needed by BMP and missing on this machine.
 func BMPMissing() (missing []string) {
 	for _, program := range []string{"bgpd", "vtysh"} {
 		if _, err := lab.Find(program); err != nil {
@@ -75,9 +75,9 @@ func BMPMissing() (missing []string) {
 	return missing
 }
 
-// BMP has a real router's BMP session move between two collectors and outlive them, while routes come and go. The
-// router has a second session to a collector that is killed as often as asked and is as collectors are today, and a
-// third one to a collector that nobody touches: in the end all know the same routes.
+// BMP tests a real router's BMP session with moves between two collectors and kills of them, while routes
+// change. The router has a second session to an ordinary collector, killed PlainKills times, and a third to
+// an undisturbed collector. In the end all must know the same routes.
 func BMP(ctx context.Context, e *lab.Env, o BMPOptions) (*BMPResult, error) {
 	p := &proof{members: map[string]*member{}, result: &BMPResult{Routes: o.Routes}}
 	if err := p.begin(ctx, e, o); err != nil {
@@ -97,7 +97,7 @@ func BMP(ctx context.Context, e *lab.Env, o BMPOptions) (*BMPResult, error) {
 	return p.result, err
 }
 
-// begin starts everything, and waits until every collector has the whole table.
+// begin starts all processes, and waits until every collector has the whole table.
 func (p *proof) begin(ctx context.Context, e *lab.Env, o BMPOptions) error {
 	world, err := rig.NewWorld(e, 1)
 	if err != nil {
@@ -126,7 +126,7 @@ func (p *proof) begin(ctx context.Context, e *lab.Env, o BMPOptions) error {
 	if err := p.router.StartBGP(e); err != nil {
 		return err
 	}
-	// Before there is BGP, FRR would report the end of a session that never began.
+	// Without BGP, FRR would report the end of a session without a begin.
 	if err := p.every(ctx, glance, "the router knows the routes", func() (bool, error) {
 		out, err := p.router.Ask(ctx, e, "show bgp summary json")
 		return strings.Contains(out, fmt.Sprintf(`"pfxRcd":%d`, o.Routes)), ignoreEnd(ctx, err)
@@ -148,10 +148,10 @@ func (p *proof) begin(ctx context.Context, e *lab.Env, o BMPOptions) error {
 	})
 }
 
-// glance is how often the router and the collectors are asked what they know.
+// glance is the poll interval for the state of the router and the collectors.
 const glance = 50 * time.Millisecond
 
-// ignoreEnd forgets the error of a question that may be asked too early, but not the run's end.
+// ignoreEnd drops the error of an early query, but not the end of the run.
 func ignoreEnd(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
 		return ctx.Err()
@@ -159,8 +159,8 @@ func ignoreEnd(ctx context.Context, err error) error {
 	return nil
 }
 
-// complete says whether a book has every route, and the mark behind each table. (The table before policy is empty
-// where the router does not store what it was told besides what it made of it.)
+// complete reports whether a book has every route, and the mark behind each table. The table before policy
+// is empty if the router does not store received routes separately.
 func (b *book) complete(routes int) bool {
 	for _, p := range b.Peers {
 		if p.EndsOfRIB == 0 {
@@ -187,7 +187,7 @@ func (p *proof) startPlain(name string, port int) (*member, error) {
 func (p *proof) booksDir(name string) string { return filepath.Join(p.dir, name+".books") }
 func (p *proof) journal(name string) string  { return filepath.Join(p.dir, name+".journal") }
 
-// book asks a collector what it knows of its session; nil if it has none.
+// book asks a collector for the book of its session; nil if it has none.
 func (p *proof) book(ctx context.Context, m *member) (*book, error) {
 	path := p.booksDir(m.name)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -219,12 +219,12 @@ func (p *proof) book(ctx context.Context, m *member) (*book, error) {
 	return s.Books[0], nil
 }
 
-// churn has a part of the routes go and come, again and again. It ends with all of them there.
+// churn withdraws and announces a part of the routes, again and again. At its end all are announced.
 func (p *proof) churn(ctx context.Context) error {
 	some := min(100, p.router.Routes/4)
 	for n := 0; ctx.Err() == nil; n = (n + some) % (p.router.Routes - some) {
 		for _, withdraw := range []bool{true, false} {
-			// With the run's own context: what was withdrawn comes back.
+			// With the run's own context: withdrawn routes must return.
 			if err := p.router.Announce(context.WithoutCancel(ctx), p.env, n, n+some, withdraw); err != nil {
 				return err
 			}
@@ -236,7 +236,7 @@ func (p *proof) churn(ctx context.Context) error {
 	return nil
 }
 
-// owner is the session at the keeper.
+// owner returns the session at the keeper.
 func (p *proof) owner(ctx context.Context) (s handoff.SessionReport, err error) {
 	all, err := p.sessions(ctx, p.router.Addr)
 	if err == nil && len(all) != 1 {
@@ -248,7 +248,7 @@ func (p *proof) owner(ctx context.Context) (s handoff.SessionReport, err error) 
 	return s, err
 }
 
-// sessionAt waits until the session is with a process, moved more often than before.
+// sessionAt waits until the session is at a member, with more moves than before.
 func (p *proof) sessionAt(ctx context.Context, m *member, moves int) error {
 	return p.until(ctx, "the session is at member "+m.name, func() (bool, error) {
 		s, err := p.owner(ctx)

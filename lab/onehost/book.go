@@ -9,25 +9,25 @@ import (
 	"maps"
 )
 
-// book is what a collector knows of one BMP session: all of it goes with the session.
+// book is a collector's state of one BMP session. All of it moves with the session.
 type book struct {
-	Messages, Bytes uint64 // whole ones
+	Messages, Bytes uint64 // complete messages
 	Initiations     uint64
 	Statistics      uint64
-	Hash            uint64 // of every byte, one after the other
+	Hash            uint64 // of every byte, in order
 	Peers           map[peerKey]*peerBook
-	Moves, Crashes  uint64 // how often the session has come from another process, and from one that died
-	Partial         uint64 // how often a part of a message came along
+	Moves, Crashes  uint64 // moves from another process, and from a dead one
+	Partial         uint64 // moves with a part of a message
 }
 
-// peerBook is what a collector knows of a router's peer, before or after policy.
+// peerBook is a collector's state of a router's peer, before or after policy.
 type peerBook struct {
 	Ups, Downs  uint64
 	EndsOfRIB   uint64
 	Updates     uint64
-	Hash        uint64           // of all its updates, one after the other
-	Table       map[route]uint64 // the routes that are announced, with a hash of their attributes
-	Repetitions uint64           // announcements of what the table has already, with the same attributes
+	Hash        uint64           // of all its updates, in order
+	Table       map[route]uint64 // announced routes, with a hash of their attributes
+	Repetitions uint64           // announcements already in the table with the same attributes
 }
 
 // route is an IPv4 prefix: its length in bits, its address.
@@ -44,7 +44,7 @@ func (b *book) peer(k peerKey) *peerBook {
 	return p
 }
 
-// hashOn continues a hash with what follows.
+// hashOn continues a hash with b.
 func hashOn(h uint64, b []byte) uint64 {
 	f := fnv.New64a()
 	f.Write(be.AppendUint64(nil, h))
@@ -52,7 +52,7 @@ func hashOn(h uint64, b []byte) uint64 {
 	return f.Sum64()
 }
 
-// add enters all whole messages of b and returns how many bytes are left over.
+// add enters all complete messages of in and returns the number of remaining bytes.
 func (b *book) add(in []byte) (rest int, err error) {
 	for {
 		m, n, err := next(in)
@@ -118,14 +118,14 @@ func parseRoute(b []byte) (r route) {
 	return r
 }
 
-// state is what is committed with the session.
+// state returns the committed state of the session.
 func (b *book) state() ([]byte, error) {
 	var out bytes.Buffer
 	err := gob.NewEncoder(&out).Encode(b)
 	return out.Bytes(), err
 }
 
-// restore is the book of a session with this state; that of a new one is empty.
+// restore returns the book of a session with this state; empty for a new session.
 func restore(state []byte) (*book, error) {
 	b := newBook()
 	if len(state) == 0 {
@@ -134,7 +134,7 @@ func restore(state []byte) (*book, error) {
 	return b, gob.NewDecoder(bytes.NewReader(state)).Decode(b)
 }
 
-// dumps is how many whole tables the session has brought: by the mark behind each, of the peer that has most.
+// dumps returns the number of whole tables in the session: End-of-RIB marks of the peer with the most.
 func (b *book) dumps() (n uint64) {
 	for _, p := range b.Peers {
 		n = max(n, p.EndsOfRIB)
@@ -142,7 +142,7 @@ func (b *book) dumps() (n uint64) {
 	return n
 }
 
-// ups is how often the session has said that a peer is up: of the peer of which most often.
+// ups returns the number of Peer Ups of the peer with the most.
 func (b *book) ups() (n uint64) {
 	for _, p := range b.Peers {
 		n = max(n, p.Ups)
@@ -150,7 +150,7 @@ func (b *book) ups() (n uint64) {
 	return n
 }
 
-// routes are those of all peers together.
+// routes counts the routes of all peers.
 func (b *book) routes() (n int) {
 	for _, p := range b.Peers {
 		n += len(p.Table)
@@ -158,7 +158,7 @@ func (b *book) routes() (n int) {
 	return n
 }
 
-// sameTables says whether two sessions have led to the same routes.
+// sameTables reports whether two sessions have the same routes.
 func (b *book) sameTables(o *book) bool {
 	return maps.EqualFunc(b.Peers, o.Peers, func(p, q *peerBook) bool { return maps.Equal(p.Table, q.Table) })
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// session is what a router might say: its beginning, and n announcements.
+// session returns a router's possible stream: its beginning, and n announcements.
 func session(n uint32) (b []byte) {
 	d := routers.NewDevice(1, netip.MustParseAddr("10.99.0.1"))
 	now := time.Unix(1, 0)
@@ -26,7 +26,7 @@ func session(n uint32) (b []byte) {
 	return d.Statistics(b, 16, now)
 }
 
-// A book is the same however the stream comes in pieces, and whoever goes on with it in between.
+// A book does not depend on the pieces of the stream, or on the continuing process.
 func TestBookGoesOn(t *testing.T) {
 	stream := session(50)
 	want := newBook()
@@ -63,7 +63,7 @@ func TestBookGoesOn(t *testing.T) {
 	}
 }
 
-// A stream that lacks a byte, or has one twice, is seen to be broken, or leads to another book.
+// A stream with a missing or doubled byte is detected as broken, or has another book.
 func TestBookSeesWrongStreams(t *testing.T) {
 	stream := session(20)
 	want := newBook()
@@ -87,7 +87,7 @@ func TestBookSeesWrongStreams(t *testing.T) {
 	}
 }
 
-// The whole table once more counts as a dump.
+// A repeated table counts as a dump.
 func TestBookCountsDumps(t *testing.T) {
 	b := newBook()
 	once := session(16)
@@ -101,7 +101,7 @@ func TestBookCountsDumps(t *testing.T) {
 	}
 }
 
-// FRR's own words, of version 8.4.
+// Output of FRR 8.4.
 const showBMP = `
     1 connected clients:
  remote          uptime     MonSent   MirrSent   MirrLost   ByteSent   ByteQ   ByteQKernel   

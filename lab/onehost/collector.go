@@ -18,29 +18,29 @@ import (
 	"github.com/weir-project/weir/clients/go/handoff"
 )
 
-// The signals that a collector obeys.
+// The signals of a collector.
 const (
-	moveSignal = syscall.SIGUSR1 // give every session to the other one, at the end of a message
+	moveSignal = syscall.SIGUSR1 // move every session to the other collector, at the end of a message
 	showSignal = syscall.SIGUSR2 // write the books of every session
 )
 
-// collector is a BMP collector: what it knows, it knows by session.
+// collector is a BMP collector. It keeps its state by session.
 type collector struct {
-	out string // where it writes its books
-	to  string // the member that it gives sessions to when it is told to
+	out string // file of its books
+	to  string // target of its moves
 
 	mu       sync.Mutex
 	books    map[any]*book
 	sessions map[*handoff.Session]bool
-	leave    time.Time // the session is to go, at the latest then; zero: it stays
+	leave    time.Time // deadline to move the session; zero: no order
 }
 
-// An order is that the session is to go; its server looks for it between messages. It goes with the beginning of a
-// message, unless none comes for a while. The order waits for its session: it may be quicker than the session, and
-// who served the session when it was here before may be slow to see that it went.
+// An order is a request to move the session; its server checks for orders between messages. The session
+// moves with the beginning of a message, unless none arrives for a while. The order may arrive before the
+// session, and waits for it. The session's previous server here may detect the move late.
 const (
 	orderTime = 200 * time.Millisecond
-	morsel    = 40 // bytes: less than any message but an Initiation has
+	morsel    = 40 // bytes: less than any message except an Initiation
 )
 
 func newCollector(out, to string) *collector {
@@ -53,7 +53,7 @@ func newCollector(out, to string) *collector {
 	return c
 }
 
-// shown is what a collector writes when it is asked.
+// shown is a collector's output on request.
 type shown struct{ Books []*book }
 
 func (c *collector) show() error {
@@ -74,7 +74,7 @@ func (c *collector) show() error {
 	return err
 }
 
-// journal appends a line to what all processes of a service write together: it stays when they are killed.
+// journal appends a line to the common file of a service's processes. It survives their kills.
 func journal(path, format string, a ...any) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
 	if err == nil {
@@ -86,7 +86,7 @@ func journal(path, format string, a ...any) {
 	}
 }
 
-// playBMP is a member: KEEPER SERVICE NAME ADDRESS BOOKS JOURNAL TO.
+// playBMP runs a member: KEEPER SERVICE NAME ADDRESS BOOKS JOURNAL TO.
 func playBMP(args []string) error {
 	if len(args) != 7 {
 		return fmt.Errorf("%d arguments, want 7", len(args))
@@ -113,17 +113,17 @@ func playBMP(args []string) error {
 	}
 }
 
-// order has the session go, as soon as its server is between two messages.
+// order moves the session, as soon as its server is between two messages.
 func (c *collector) order() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.leave = time.Now().Add(orderTime)
 	for s := range c.sessions {
-		s.SetReadDeadline(time.Unix(1, 0)) // wakes who waits for the next
+		s.SetReadDeadline(time.Unix(1, 0)) // wakes a reader waiting for the next message
 	}
 }
 
-// expiry says until when an order is to be carried out, and forgets the order.
+// expiry returns the deadline of an order, and clears it.
 func (c *collector) expiry() (until time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -131,7 +131,7 @@ func (c *collector) expiry() (until time.Time) {
 	return until
 }
 
-// giveBack remembers an order again that came to who has the session no more.
+// giveBack restores an order read by a server without the session.
 func (c *collector) giveBack(until time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,7 +143,7 @@ func (c *collector) giveBack(until time.Time) {
 	}
 }
 
-// serve reads one session to its end, or until it is another's.
+// serve reads one session to its end, or until it moves.
 func (c *collector) serve(l *handoff.Listener, s *handoff.Session, log string) error {
 	b, err := restore(s.State())
 	if err != nil {
@@ -178,7 +178,7 @@ func (c *collector) serve(l *handoff.Listener, s *handoff.Session, log string) e
 
 func (c *collector) read(l *handoff.Listener, s *handoff.Session, b *book) (err error) {
 	var partial []byte
-	var leave time.Time // when the session goes at the latest; zero: it stays
+	var leave time.Time // deadline to move the session; zero: no order
 	defer func() {
 		if !leave.IsZero() && errors.Is(err, handoff.ErrMoved) {
 			c.giveBack(leave)
@@ -201,7 +201,7 @@ func (c *collector) read(l *handoff.Listener, s *handoff.Session, b *book) (err 
 				if err == nil || errors.Is(err, handoff.ErrMoved) {
 					return err
 				}
-				leave = time.Now().Add(orderTime) // the other is not ready to take it
+				leave = time.Now().Add(orderTime) // the other collector is not ready
 				s.SetReadDeadline(leave)
 			}
 		}
@@ -221,7 +221,7 @@ func (c *collector) read(l *handoff.Listener, s *handoff.Session, b *book) (err 
 	}
 }
 
-// feed enters what was read and returns the beginning of the message that is not complete.
+// feed enters the read bytes and returns the incomplete rest of a message.
 func (c *collector) feed(b *book, in []byte) (partial []byte, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -239,7 +239,7 @@ func (c *collector) commit(s *handoff.Session, b *book, partial []byte) error {
 	return err
 }
 
-// transfer gives a session away at the end of a message, with the beginning of the next.
+// transfer moves a session at the end of a message, with the beginning of the next.
 func (c *collector) transfer(l *handoff.Listener, s *handoff.Session, b *book, partial []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -253,7 +253,7 @@ func (c *collector) transfer(l *handoff.Listener, s *handoff.Session, b *book, p
 	return l.Member().TransferExcept(s, c.to, len(partial), state)
 }
 
-// playPlain is a collector as it is today: ADDRESS BOOKS JOURNAL. When it dies, its sessions and its books do.
+// playPlain runs an ordinary collector: ADDRESS BOOKS JOURNAL. Its sessions and its books die with it.
 func playPlain(args []string) error {
 	if len(args) != 3 {
 		return fmt.Errorf("%d arguments, want 3", len(args))

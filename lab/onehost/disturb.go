@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// disturb moves the session and kills its collectors, in turn, and the plain collector now and then.
+// disturb moves the session and kills its collectors in turn, and sometimes kills the plain collector.
 func (p *proof) disturb(ctx context.Context, o BMPOptions) error {
 	steps := max(o.Moves, o.Kills, o.PlainKills, 1)
 	due := func(i, of int) bool { return (i+1)*of/steps > i*of/steps }
@@ -43,8 +43,8 @@ func (p *proof) disturb(ctx context.Context, o BMPOptions) error {
 	return nil
 }
 
-// move has the session go to the other collector: every second time because its collector wants it, with a state
-// of its own choice, else because the keeper is asked to, at the last commit.
+// move moves the session to the other collector. Every second move is the collector's own, with a state of
+// its choice. The others are ordered at the keeper, with the last commit.
 func (p *proof) move(ctx context.Context) error {
 	s, err := p.owner(ctx)
 	if err != nil {
@@ -74,7 +74,7 @@ func (p *proof) move(ctx context.Context) error {
 	return err
 }
 
-// kill kills the collector that has the session, and starts the next one of its name.
+// kill kills the collector with the session, and starts the next one of its name.
 func (p *proof) kill(ctx context.Context) error {
 	s, err := p.owner(ctx)
 	if err != nil {
@@ -98,7 +98,7 @@ func (p *proof) kill(ctx context.Context) error {
 	return p.await(ctx, p.members[name])
 }
 
-// killPlain kills the collector as it is today, starts it anew, and waits until it has the table again.
+// killPlain kills the plain collector, restarts it, and waits until it has the table again.
 func (p *proof) killPlain(ctx context.Context, routes int) error {
 	if err := p.plain.kill(); err != nil {
 		return err
@@ -121,7 +121,7 @@ func (p *proof) killPlain(ctx context.Context, routes int) error {
 	})
 }
 
-// judge compares what the collectors know in the end with what the router says, and with each other.
+// judge compares the collectors' final state with the router's report, and with each other.
 func (p *proof) judge(ctx context.Context) error {
 	r := p.result
 	var mine, witness *book
@@ -145,20 +145,20 @@ func (p *proof) judge(ctx context.Context) error {
 			return false, err
 		}
 		r.RouterBytes, err = sentTo(say, portA)
-		// Once a second there are statistics: what is compared is what is so at one instant.
+		// Statistics arrive once a second: compare at one instant.
 		return err == nil && mine != nil && witness != nil && mine.Bytes == r.RouterBytes && mine.complete(r.Routes) && mine.sameTables(witness), err
 	})
 	if err != nil && mine == nil {
 		return err
 	}
 	wrong := func(format string, a ...any) { r.Wrong++; r.Notes = append(r.Notes, fmt.Sprintf(format, a...)) }
-	if err != nil { // a finding, and no failure to find
+	if err != nil { // a finding, not a failed test
 		wrong("%v: the router says it has sent %d bytes, the collector has read %d; it has %d routes, the witness %d", err, r.RouterBytes, mine.Bytes, mine.routes(), witness.routes())
 	}
 	r.Messages, r.Bytes, r.Partial = mine.Messages, mine.Bytes, mine.Partial
 	_, r.MoveP99, _ = lab.Percentiles(p.durations)
 	r.MoveP50, _, _ = lab.Percentiles(p.durations)
-	// A process that dies before its first commit leaves no trace in the book: the keeper knows all.
+	// A process killed before its first commit leaves no trace in the book: the keeper counts all.
 	if s, err := p.owner(ctx); err != nil || s.Moves != r.Moves+r.Kills || mine.Moves == 0 || r.Kills > 0 && mine.Crashes == 0 {
 		wrong("there were %d moves and %d kills; the keeper tells of %d moves in all (%v), the session's book of %d, %d of them by a crash", r.Moves, r.Kills, s.Moves, err, mine.Moves, mine.Crashes)
 	}
@@ -182,8 +182,8 @@ func (p *proof) judge(ctx context.Context) error {
 	return err
 }
 
-// sentTo is how many bytes the router says it has sent on its session to a port of ours: of its table of clients
-// the column ByteSent. There must be one such session.
+// sentTo returns the router's sent bytes on its session to a port of ours: column ByteSent of its table of
+// clients. Exactly one such session must exist.
 func sentTo(show string, port int) (n uint64, err error) {
 	lines := regexp.MustCompile(fmt.Sprintf(`(?m)^ *\S+:%d +\S+:\S+:\S+ +\d+ +\d+ +\d+ +(\d+) +\d+ +\d+`, port)).FindAllStringSubmatch(show, -1)
 	if len(lines) != 1 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package onehost has live sessions outlive the processes that serve them, on one host, with the product's own
-// keeper: the BMP session of a real router (FRR), whose collector takes the routes it knows along, and a stream of
-// questions and answers of which every byte is checked. The experiment handoff calls [BMP] and [Stream].
+// Package onehost tests live sessions outliving their processes on one host, with weir's keeper. One test
+// is the BMP session of a real router (FRR); its collector keeps the known routes. The other is a stream of
+// questions and answers with verification of every byte. The experiment handoff calls [BMP] and [Stream].
 package onehost
 
 import (
@@ -22,11 +22,11 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// childArg makes the lab's own binary a member of a service; see Play.
+// childArg runs the lab's own binary as a member of a service; see Play.
 const childArg = "__onehost"
 
-// Play turns a weir-lab that was started as "weir-lab __onehost ROLE ARG…" into a member. main and TestMain call it
-// first; in any other process it returns.
+// Play handles "weir-lab __onehost ROLE ARG…": it turns the process into a member. main and TestMain call
+// it first. In any other process it returns.
 func Play() {
 	if len(os.Args) < 3 || os.Args[1] != childArg {
 		return
@@ -43,7 +43,7 @@ func Play() {
 	os.Exit(0)
 }
 
-// sayReady is what a member prints when it can take sessions.
+// sayReady is printed by a member when it accepts sessions.
 const sayReady = "ready\n"
 
 // host is the one host: a keeper, and members in a namespace.
@@ -51,12 +51,12 @@ type host struct {
 	env       *lab.Env
 	namespace string
 	dir       string
-	socket    string // the keeper's
+	socket    string // of the keeper
 	service   string
-	n         int // processes started, for the names of their logs
+	n         int // started processes, for the names of their logs
 }
 
-// newHost starts the keeper as its users do.
+// newHost starts the keeper like a user.
 func newHost(ctx context.Context, e *lab.Env, namespace, service string) (*host, error) {
 	h := &host{env: e, namespace: namespace, dir: filepath.Join(e.Dir, service), service: service}
 	h.socket = filepath.Join(h.dir, "keeper.sock")
@@ -85,14 +85,14 @@ func newHost(ctx context.Context, e *lab.Env, namespace, service string) (*host,
 	})
 }
 
-// member is a process of the lab's own that serves sessions.
+// member is a process of the lab with sessions.
 type member struct {
 	*lab.Process
 	name  string
 	ready chan struct{}
 }
 
-// start starts a member and does not wait for it.
+// start starts a member without waiting for it.
 func (h *host) start(role, name string, args ...string) (*member, error) {
 	h.n++
 	log, err := os.Create(filepath.Join(h.dir, fmt.Sprintf("%s-%s-%d.log", role, name, h.n)))
@@ -123,7 +123,7 @@ func (h *host) await(ctx context.Context, all ...*member) error {
 	return nil
 }
 
-// readyWriter hears the first line that a member prints.
+// readyWriter waits for the first output line of a member.
 type readyWriter struct {
 	mu    sync.Mutex
 	said  strings.Builder
@@ -142,7 +142,7 @@ func (w *readyWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// kill ends a member by SIGKILL and waits until it is no more.
+// kill kills a member by SIGKILL and waits for its end.
 func (m *member) kill() error {
 	if err := m.Signal(syscall.SIGKILL); err != nil {
 		return err
@@ -151,15 +151,15 @@ func (m *member) kill() error {
 	return nil
 }
 
-// patience is how long anything may take that should happen at once, on a machine that is busy.
+// patience is the timeout for immediate events, on a busy machine.
 const patience = 60 * time.Second
 
-// until waits until something is so.
+// until waits for a condition.
 func (h *host) until(ctx context.Context, what string, so func() (bool, error)) error {
 	return h.every(ctx, time.Millisecond, what, so)
 }
 
-// every is until for what is not cheap to find out.
+// every is like until, for conditions with expensive checks.
 func (h *host) every(ctx context.Context, d time.Duration, what string, so func() (bool, error)) error {
 	for deadline := time.Now().Add(patience); ; {
 		ok, err := so()
@@ -175,7 +175,7 @@ func (h *host) every(ctx context.Context, d time.Duration, what string, so func(
 	}
 }
 
-// pause waits, unless the run ends.
+// pause waits for d, or for the end of the run.
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -187,7 +187,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// report is the service as the keeper sees it.
+// report returns the keeper's report of the service.
 func (h *host) report(ctx context.Context) (handoff.ServiceReport, error) {
 	r, err := handoff.Status(ctx, h.socket)
 	for _, s := range r.Services {
@@ -198,7 +198,7 @@ func (h *host) report(ctx context.Context) (handoff.ServiceReport, error) {
 	return handoff.ServiceReport{}, err
 }
 
-// sessions are the connections that the keeper has, from one address only if that is valid.
+// sessions returns the connections at the keeper, only from one address if it is valid.
 func (h *host) sessions(ctx context.Context, from netip.Addr) (out []handoff.SessionReport, err error) {
 	r, err := h.report(ctx)
 	for _, s := range r.Sessions {
@@ -210,7 +210,7 @@ func (h *host) sessions(ctx context.Context, from netip.Addr) (out []handoff.Ses
 	return out, err
 }
 
-// onSignal calls f whenever the process gets a signal.
+// onSignal calls f at each signal of this kind.
 func onSignal(sig os.Signal, f func()) {
 	c := make(chan os.Signal, 16)
 	signal.Notify(c, sig)

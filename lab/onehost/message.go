@@ -22,26 +22,26 @@ const (
 	bmpHeader = 6
 	perPeer   = 42
 	bgpHeader = 19
-	largest   = 1 << 16 // no message of a router is longer: two OPENs of 4 KiB at most, or an UPDATE
+	largest   = 1 << 16 // maximum of a router's message: two OPENs of up to 4 KiB, or an UPDATE
 )
 
 var be = binary.BigEndian
 
-// errBroken says that what follows in a stream is no BMP message: bytes were lost, doubled or changed.
+// errBroken reports bytes other than a BMP message: some were lost, doubled or changed.
 var errBroken = errors.New("this is no BMP message")
 
-// peerKey tells the peers of a router apart: the first 26 bytes of the per-peer header but for the flags'
-// unused bits, so that the routes before and after policy are two (RFC 7854 section 4.2).
+// peerKey identifies a peer of a router: the first 26 bytes of the per-peer header without unused flag
+// bits. The routes before and after policy have different keys (RFC 7854 section 4.2).
 type peerKey [26]byte
 
 // message is one BMP message.
 type message struct {
 	kind byte
 	peer peerKey
-	body []byte // behind the per-peer header, if there is one
+	body []byte // after the per-peer header, if any
 }
 
-// next cuts the first message off b: n is its length, 0 if it is not complete.
+// next returns the first message of b and its length n, 0 if it is incomplete.
 func next(b []byte) (m message, n int, err error) {
 	if len(b) < bmpHeader {
 		return m, 0, nil
@@ -68,16 +68,16 @@ func next(b []byte) (m message, n int, err error) {
 
 // update is a BGP UPDATE of IPv4 unicast (RFC 4271 section 4.3).
 type update struct {
-	withdrawn, announced [][]byte // prefixes as they are in the message: a length in bits, and its bytes
+	withdrawn, announced [][]byte // prefixes in the format of the message: a length in bits, and its bytes
 	attributes           []byte
 }
 
-// endOfRIB says whether an UPDATE is the mark behind a whole table (RFC 4724 section 2).
+// endOfRIB reports whether an UPDATE marks the end of a table (RFC 4724 section 2).
 func (u update) endOfRIB() bool {
 	return len(u.withdrawn) == 0 && len(u.announced) == 0 && len(u.attributes) == 0
 }
 
-// parseUpdate reads the BGP message within a Route Monitoring message.
+// parseUpdate parses the BGP message within a Route Monitoring message.
 func parseUpdate(b []byte) (u update, err error) {
 	if len(b) < bgpHeader+4 || int(be.Uint16(b[16:])) != len(b) || b[18] != 2 {
 		return u, fmt.Errorf("%w: %d bytes that are no UPDATE", errBroken, len(b))

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-// newEnv is a run of the lab with the weir of this tree.
+// newEnv returns a run of the lab with the weir of this tree.
 func newEnv(t *testing.T) *lab.Env {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -35,7 +35,7 @@ func newEnv(t *testing.T) *lab.Env {
 	t.Cleanup(func() {
 		if t.Failed() {
 			kept := filepath.Join(os.TempDir(), "weir-onehost-"+filepath.Base(e.Dir))
-			_ = exec.Command("cp", "-r", e.Dir, kept).Run() // but for sockets
+			_ = exec.Command("cp", "-r", e.Dir, kept).Run() // except for sockets
 			t.Log("the files of the run are in ", kept)
 		}
 		e.Close()
@@ -46,7 +46,8 @@ func newEnv(t *testing.T) *lab.Env {
 	return e
 }
 
-// A real router's session moves and outlives its collectors; one to a collector as it is today begins anew.
+// A real router's session moves and outlives its collectors. A session to an ordinary collector starts
+// anew.
 func TestBMP(t *testing.T) {
 	if missing := BMPMissing(); len(missing) > 0 {
 		t.Skipf("need: tool %s (frr)", strings.Join(missing, ", "))
@@ -68,7 +69,7 @@ func TestBMP(t *testing.T) {
 	}
 }
 
-// Streams outlive their server, however often it is killed, and no byte of them is lost or doubled.
+// Streams outlive repeated kills of their server, without a lost or doubled byte.
 func TestStream(t *testing.T) {
 	r, err := Stream(t.Context(), newEnv(t), 10)
 	if err != nil {

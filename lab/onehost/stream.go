@@ -18,30 +18,30 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// StreamResult is what became of streams whose server was killed again and again.
+// StreamResult is the result of streams with repeated kills of their server.
 type StreamResult struct {
 	Kills    int // of the server, by SIGKILL
-	Survived int // kills after which every stream went on: the same connection, every byte right
+	Survived int // kills with all streams continued: the same connection, every byte right
 	Bytes    uint64
-	Resets   int // connections that ended before their time
-	Wrong    int // answers that were not right
+	Resets   int // connections ended early
+	Wrong    int // wrong answers
 
-	// How long a client heard nothing around a kill, and how much of that the next process took to start.
+	// Silence of clients around a kill, and the part for the start of the next process.
 	StallP50, StallP99, StallMax time.Duration
 	StartP50, StartP99           time.Duration
-	Calm                         time.Duration // the longest such time of as many stretches in which nobody was killed: what this machine does by itself
+	Calm                         time.Duration // the longest silence in as many periods without kills, as the machine's own share
 
 	Notes []string
 }
 
-// streams is how many there are at once.
+// streams is the number of parallel streams.
 const streams = 2
 
-// listenAt is where the servers of streams listen.
+// listenAt is the address of the streams' servers.
 const listenAt = "127.0.0.1:7000"
 
-// Stream has streams of questions and answers in both directions, each byte of which is checked, and kills their
-// server as often as asked, at any moment. Each time the next process goes on with the connections.
+// Stream runs streams of questions and answers in both directions, verifies each byte, and kills their
+// server kills times at random moments. Each time the next process continues the connections.
 func Stream(ctx context.Context, e *lab.Env, kills int) (*StreamResult, error) {
 	r := &StreamResult{}
 	ns, name, err := e.Namespace("streams")
@@ -98,14 +98,14 @@ func Stream(ctx context.Context, e *lab.Env, kills int) (*StreamResult, error) {
 	return r, err
 }
 
-// killAgain kills the server and starts the next, and notes how the clients fare.
+// killAgain kills the server, starts the next, and records the effect on clients.
 func (h *host) killAgain(ctx context.Context, m *member, all []*client, kills int, r *StreamResult) error {
 	if err := h.goesOn(ctx, all); err != nil {
 		return err
 	}
 	var stalls, starts []time.Duration
 	for range kills {
-		// Undisturbed first, for about as long as what follows takes.
+		// First undisturbed, for about as long as the next part.
 		reset(all)
 		if err := pause(ctx, 10*time.Millisecond+time.Duration(h.env.Rand.IntN(20_000))*time.Microsecond); err != nil {
 			return err
@@ -127,7 +127,7 @@ func (h *host) killAgain(ctx context.Context, m *member, all []*client, kills in
 		starts = append(starts, time.Since(begin))
 		if err := h.goesOn(ctx, all); err != nil {
 			r.Notes = append(r.Notes, err.Error())
-			break // ended streams come to no life again
+			break // ended streams cannot continue
 		}
 		stalls = append(stalls, longest(all))
 		r.Survived++
@@ -137,7 +137,7 @@ func (h *host) killAgain(ctx context.Context, m *member, all []*client, kills in
 	return ctx.Err()
 }
 
-// goesOn waits until every client has right answers to questions that it asks from now on.
+// goesOn waits until every client has right answers to new questions.
 func (h *host) goesOn(ctx context.Context, all []*client) error {
 	for _, c := range all {
 		now := c.asked.Load()
@@ -159,9 +159,9 @@ type client struct {
 	conn            net.Conn
 	asked, answered atomic.Uint64 // questions
 	stop, over      atomic.Bool
-	err             error // for whoever has waited
+	err             error // valid after waiting
 
-	last    atomic.Int64 // when it heard something, in ns of the clock
+	last    atomic.Int64 // time of the last received byte, in ns of the clock
 	silence atomic.Int64 // the longest time between two bytes since reset, in ns
 }
 
@@ -180,7 +180,7 @@ func (c *client) ask() {
 		}
 		n := 1 + sizes.IntN(len(unsent))
 		if _, err := c.conn.Write(unsent[:n]); err != nil {
-			return // its reader says why
+			return // its reader reports the reason
 		}
 		unsent = unsent[n:]
 		time.Sleep(200 * time.Microsecond)
@@ -190,10 +190,10 @@ func (c *client) ask() {
 	}
 }
 
-// errWrong says that bytes were lost, doubled or changed.
+// errWrong reports lost, doubled or changed bytes.
 var errWrong = errors.New("wrong")
 
-// check reads answers to the end, which must come behind the last.
+// check reads answers to the end of the stream, expected right after the last.
 func (c *client) check() {
 	defer c.over.Store(true)
 	q, k := c.questions(), restoreTalk(nil)
@@ -222,7 +222,7 @@ func (c *client) check() {
 	}
 }
 
-// heard notes that bytes came.
+// heard records received bytes.
 func (c *client) heard() {
 	now := time.Now().UnixNano()
 	if last := c.last.Swap(now); last != 0 && now-last > c.silence.Load() {
@@ -230,7 +230,7 @@ func (c *client) heard() {
 	}
 }
 
-// end has the client ask no more: when it has all answers, its stream ends.
+// end stops the client's questions. After all answers its stream ends.
 func (c *client) end() { c.stop.Store(true) }
 
 func reset(all []*client) {
@@ -239,7 +239,7 @@ func reset(all []*client) {
 	}
 }
 
-// longest is the longest silence since reset, one that goes on now included.
+// longest returns the longest silence since reset, including a current one.
 func longest(all []*client) (d time.Duration) {
 	for _, c := range all {
 		d = max(d, time.Duration(c.silence.Load()), time.Duration(time.Now().UnixNano()-c.last.Load()))

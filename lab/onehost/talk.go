@@ -15,15 +15,15 @@ import (
 	"github.com/weir-project/weir/clients/go/handoff"
 )
 
-// The stream of [Stream]: the client sends questions of 7 bytes, drawn by a seed that both ends of it know; for
-// each the server answers with 8, a hash of all questions so far. So an answer is right only if no byte before it
-// was lost, doubled or changed, in either direction, whoever served.
+// The stream of [Stream]. The client sends questions of 7 bytes, drawn by a seed known to both of its ends.
+// The server answers each with 8 bytes, a hash of all questions so far. An answer is right only if no
+// earlier byte was lost, doubled or changed, in either direction, by any server.
 const (
 	questionSize = 7
 	answerSize   = 8
 )
 
-// talk is where a stream stands: what a member commits.
+// talk is the position of a stream: the committed state of a member.
 type talk struct{ hash, count uint64 }
 
 const talkStart = 14695981039346656037
@@ -39,7 +39,7 @@ func (k *talk) state() []byte {
 	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, k.hash), k.count)
 }
 
-// next takes the whole questions of b and returns the answers, and how many bytes are left over.
+// next consumes the complete questions of b and returns the answers, and the number of remaining bytes.
 func (k *talk) next(b []byte) (answers []byte, rest int) {
 	for ; len(b) >= questionSize; b = b[questionSize:] {
 		k.hash = hashOn(k.hash, b[:questionSize])
@@ -59,7 +59,7 @@ func (q questions) next() (b [questionSize]byte) {
 	return b
 }
 
-// playStream is a member that answers: KEEPER SERVICE NAME ADDRESS.
+// playStream runs an answering member: KEEPER SERVICE NAME ADDRESS.
 func playStream(args []string) error {
 	if len(args) != 4 {
 		return fmt.Errorf("%d arguments, want 4", len(args))
@@ -84,7 +84,8 @@ func playStream(args []string) error {
 	}
 }
 
-// answer serves one stream. It does not commit after every read: so there is something to do again after a crash.
+// answer serves one stream. It does not commit after every read, so some work must be repeated after a
+// crash.
 func answer(s *handoff.Session) error {
 	k := restoreTalk(s.State())
 	if read, written := s.Positions(); read != k.count*questionSize || written != k.count*answerSize {

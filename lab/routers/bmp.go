@@ -16,11 +16,11 @@ const (
 	bmpTermination     = 5
 )
 
-// firstPort is the remote port a Peer Up message names in session 0; see PeerUp.
+// firstPort is the remote port of a Peer Up message in session 0; see PeerUp.
 const firstPort = 1024
 
-// prefixes is how many routes a device announces over and over: few, so that a collector's table of routes
-// does not grow with the length of a run.
+// prefixes is the number of repeatedly announced routes of a device. It is small, so a collector's table of
+// routes does not grow with the length of a run.
 const prefixes = 16
 
 func bmp(b []byte, kind byte, body func([]byte) []byte) []byte {
@@ -37,7 +37,7 @@ func tlv(b []byte, kind uint16, v string) []byte {
 	return append(b, v...)
 }
 
-// in16 appends an address in the 16 bytes BMP gives it: IPv4 in the last four (RFC 7854 section 4.2).
+// in16 appends an address in BMP's 16 bytes: IPv4 in the last four (RFC 7854 section 4.2).
 func in16(b []byte, a netip.Addr) []byte {
 	if a.Is4() {
 		v4 := a.As4()
@@ -95,9 +95,9 @@ func (d *Device) Initiation(b []byte) []byte {
 	})
 }
 
-// PeerUp appends the message that reports the BGP neighbour (RFC 7854 section 4.10). The number of the
-// session becomes the remote port of the BGP session, which collectors print: so a Peer Up that they log
-// tells which of a device's sessions it came on.
+// PeerUp appends the report of the BGP neighbour (RFC 7854 section 4.10). The remote port of the BGP
+// session holds the number of the BMP session. Collectors print it, so a logged Peer Up identifies the
+// device's session.
 func (d *Device) PeerUp(b []byte, session int, now time.Time) []byte {
 	return bmp(b, bmpPeerUp, func(b []byte) []byte {
 		b = d.perPeer(b, now)
@@ -109,7 +109,7 @@ func (d *Device) PeerUp(b []byte, session int, now time.Time) []byte {
 	})
 }
 
-// SessionOfPort returns the session number in the remote port of a Peer Up.
+// SessionOfPort returns the session number from the remote port of a Peer Up.
 func SessionOfPort(port int) int { return port - firstPort }
 
 // RouteMonitoring appends an announcement of one prefix, number n of the device (RFC 7854 section 4.6).

@@ -10,7 +10,7 @@ import (
 
 var be = binary.BigEndian
 
-// Numbers that every simulated router shares. The AS numbers are from the private range (RFC 6996), the
+// Common numbers of all simulated routers. The AS numbers are from the private range (RFC 6996), the
 // addresses inside the telemetry from the documentation and benchmark ranges (RFC 5737, 2544, 3849).
 const (
 	routerAS = 64600
@@ -20,10 +20,10 @@ const (
 // Device is one simulated router.
 type Device struct {
 	Index int
-	Addr  netip.Addr // source address of everything it sends
+	Addr  netip.Addr // source address of all its packets
 
-	peer netip.Addr // the BGP neighbour whose routes it reports, of Addr's family
-	self netip.Addr // its own end of that BGP session
+	peer netip.Addr // the BGP neighbour of its reported routes, of Addr's family
+	self netip.Addr // its own end of this BGP session
 	id   [4]byte    // BGP identifier
 }
 
@@ -41,5 +41,5 @@ func NewDevice(index int, addr netip.Addr) *Device {
 	return d
 }
 
-// Name is what the router calls itself in its BMP Initiation message.
+// Name returns the router's name in its BMP Initiation message.
 func (d *Device) Name() string { return fmt.Sprintf("router-%d", d.Index) }

@@ -14,14 +14,14 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// Dialer opens sockets in a network namespace from one thread that stays in it: hundreds of routers can so
-// reconnect at the same moment, without a thread for each.
+// Dialer opens sockets in a network namespace from one thread inside it. Hundreds of routers can reconnect
+// at the same moment without a thread each.
 type Dialer struct {
 	jobs chan func()
 	done chan error
 }
 
-// NewDialer starts the thread. Close ends it; sockets that it opened live on.
+// NewDialer starts the thread. Close ends it; its sockets stay open.
 func NewDialer(ns *netns.Handle) *Dialer {
 	d := &Dialer{jobs: make(chan func()), done: make(chan error, 1)}
 	go func() {
@@ -35,14 +35,14 @@ func NewDialer(ns *netns.Handle) *Dialer {
 	return d
 }
 
-// Close ends the thread. No Dial may follow.
+// Close ends the thread. Dial must not be called after it.
 func (d *Dialer) Close() error {
 	close(d.jobs)
 	return <-d.done
 }
 
 // Dial opens a socket of the network ("udp" or "tcp") bound to the address from and connected to to. It
-// returns at once: whether a TCP connection came about, the first write or read tells.
+// returns at once: the first write or read reports a failed TCP connection.
 func (d *Dialer) Dial(network string, from netip.Addr, to netip.AddrPort) (conn net.Conn, err error) {
 	kind := unix.SOCK_DGRAM
 	if network == "tcp" {
@@ -64,7 +64,7 @@ func (d *Dialer) Dial(network string, from netip.Addr, to netip.AddrPort) (conn 
 	case d.jobs <- job:
 		<-finished
 		return conn, err
-	case failed := <-d.done: // the namespace could not be entered
+	case failed := <-d.done: // entering the namespace failed
 		d.done <- failed
 		return nil, failed
 	}
@@ -79,7 +79,8 @@ func connect(kind int, from netip.Addr, to netip.AddrPort) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	// The port is chosen at connect: at bind, thousands of short sessions would use up the ports of the range.
+	// The port is chosen at connect. At bind, thousands of short sessions would use up the ports of the
+	// range.
 	if kind == unix.SOCK_STREAM {
 		_ = unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
 	}
