@@ -18,7 +18,7 @@ import (
 	"github.com/quic-go/quic-go/http3"
 )
 
-// crowd is a number of clients that run until they are stopped.
+// crowd is a number of clients. They run until stopped.
 type crowd struct {
 	wg     sync.WaitGroup
 	stop   chan struct{}
@@ -28,7 +28,7 @@ type crowd struct {
 	first  []string
 }
 
-// fails notes a failure; the first few with their reason.
+// fails counts a failure, and keeps the reason of the first few.
 func (c *crowd) fails(what string, err error) {
 	c.failed.Add(1)
 	c.mu.Lock()
@@ -59,16 +59,17 @@ func (c *crowd) end() finding {
 	return finding{int(c.asked.Load()), int(c.failed.Load())}
 }
 
-// How long an answer may take, and how long nothing may be heard of a QUIC connection, whose clients see by that alone that it is lost:
-// longer than the machine stalls.
+// Timeouts of an answer, and of silence on a QUIC connection; silence is the only sign of a lost one. Both
+// are longer than stalls of the machine.
 const (
 	requestLimit = 30 * time.Second
 	quicLimit    = 10 * time.Second
 )
 
-// httpClients ask nginx again and again. Those of HTTP/1.1 open a connection for each request: what is lost in a
-// listener's queue, wrk does not count if nobody resets it. Those of HTTP/2 hold one each, over TLS; Go's client
-// goes on with a new one where the server says that it takes no more requests (GOAWAY), as browsers do.
+// httpClients send requests to nginx again and again. HTTP/1.1 clients open a connection for each request,
+// because wrk does not count requests lost in a listener's queue without a reset. HTTP/2 clients hold one
+// each, over TLS. Like browsers, Go's client opens a new one when the server accepts no more requests
+// (GOAWAY).
 type httpClients struct{ crowd }
 
 func startHTTP(ctx context.Context, h *host) *httpClients {
@@ -99,7 +100,7 @@ func startHTTP(ctx context.Context, h *host) *httpClients {
 
 func (c *httpClients) answered() int64 { return c.asked.Load() - c.failed.Load() }
 
-// ask makes one request and reads its answer.
+// ask sends one request and reads its answer.
 func ask(ctx context.Context, t http.RoundTripper, url string, major int) error {
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
@@ -121,17 +122,17 @@ func ask(ctx context.Context, t http.RoundTripper, url string, major int) error 
 	return nil
 }
 
-// quicClients open a QUIC connection from a port of its own, ask a few times over HTTP/3, close it, and open
-// another. A connection is lost if it cannot be opened or ends before its client closes it.
+// quicClients open a QUIC connection from a separate port, send a few requests over HTTP/3, close it, and
+// open another. A connection is lost if it cannot be opened or ends before its client closes it.
 type quicClients struct {
 	crowd
 	open atomic.Int64
 	done atomic.Int64
 }
 
-// How long a connection lives, and how often it asks.
+// Lifetime of a connection, and the pause between its requests.
 const (
-	quicLife  = 60 * time.Millisecond // at least; at most three times that
+	quicLife  = 60 * time.Millisecond // minimum; the maximum is three times as long
 	quicPause = 20 * time.Millisecond
 )
 
@@ -155,7 +156,7 @@ func (c *quicClients) alive() int { return int(c.open.Load()) }
 
 func (c *quicClients) ended() int64 { return c.done.Load() - c.failed.Load() }
 
-// connection lives for a while; no other one follows it by itself.
+// connection lives for a while; it is not replaced automatically.
 func (c *quicClients) connection(ctx context.Context, h *host) error {
 	var conn net.PacketConn
 	if err := h.client.Do(func() (err error) { conn, err = net.ListenPacket("udp4", "0.0.0.0:0"); return err }); err != nil {

@@ -19,20 +19,20 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// host runs every server once, for clients that are a cable away.
+// host runs every server once, for clients one cable away.
 type host struct {
 	env     *lab.Env
 	client  *netns.Handle
 	name    string // of its namespace
-	clients string // of theirs
+	clients string // of the clients' namespace
 	addr    string
 	dir     string
 	weir    *rig.Weir // nil: without
 	servers []*server
-	until   time.Time // from when on none is changed any more
+	until   time.Time // no server is changed after this time
 }
 
-// server is one of them: its present process, and how many there were.
+// server is one server: its current process, and the number of processes so far.
 type server struct {
 	kind
 	host    *host
@@ -42,7 +42,7 @@ type server struct {
 	n       int
 }
 
-// startLimit is how long a server may take to start, or to end, on a busy machine.
+// startLimit is the longest start or end of a server, on a busy machine.
 const startLimit = 60 * time.Second
 
 func newHost(ctx context.Context, e *lab.Env, name string, weir bool) (*host, error) {
@@ -91,7 +91,7 @@ func newHost(ctx context.Context, e *lab.Env, name string, weir bool) (*host, er
 	return h, h.each(func(s *server) error { return s.first(ctx) })
 }
 
-// each does something with all servers at the same time.
+// each runs f for all servers at the same time.
 func (h *host) each(f func(s *server) error) error {
 	var wg sync.WaitGroup
 	errs := make([]error, len(h.servers))
@@ -114,7 +114,7 @@ func (s *server) first(ctx context.Context) error {
 	return s.await(ctx, "it is ready", func() bool { return s.ready(s.host) == nil })
 }
 
-// start starts the next process of a server: by weir as the slot's next generation.
+// start starts the next process of a server: with weir as the slot's next generation.
 func (s *server) start() error {
 	s.n++
 	dir := filepath.Join(s.host.dir, fmt.Sprintf("%s-%d", s.name, s.n))
@@ -137,7 +137,7 @@ func (s *server) start() error {
 		if err != nil {
 			return err
 		}
-		if path, err := lab.Find(argv[0]); err == nil { // sbin may not be in PATH
+		if path, err := lab.Find(argv[0]); err == nil { // sbin may be missing in PATH
 			argv[0] = path
 		}
 		c = lab.Command{Path: binary, Output: s.log, Args: append([]string{"--root", s.host.env.Root, "steer", "run", s.name, "--slot", "0",
@@ -147,7 +147,7 @@ func (s *server) start() error {
 	return err
 }
 
-// await waits until something is true, or the server's process has ended.
+// await waits for a condition, or the end of the server's process.
 func (s *server) await(ctx context.Context, what string, is func() bool) error {
 	for end := time.Now().Add(startLimit); !is(); {
 		if !s.proc.Running() {
@@ -169,7 +169,7 @@ func (s *server) await(ctx context.Context, what string, is func() bool) error {
 
 func tail(text []byte) string { return string(text[max(0, len(text)-600):]) }
 
-// replace starts the next generation beside the present one, and waits until that has ended.
+// replace starts the next generation beside the current one, and waits for the end of the latter.
 func (s *server) replace(ctx context.Context, changed func()) error {
 	was, err := s.service.Occupant(0)
 	if err != nil {
@@ -190,7 +190,7 @@ func (s *server) replace(ctx context.Context, changed func()) error {
 	return s.await(ctx, "the one before it has ended", func() bool { return !old.Running() })
 }
 
-// restart ends the present process and starts another.
+// restart ends the current process and starts another.
 func (s *server) restart(ctx context.Context, changed func()) error {
 	changed()
 	if err := s.proc.Signal(s.stop); err != nil {
@@ -206,7 +206,7 @@ func (s *server) restart(ctx context.Context, changed func()) error {
 	return s.first(ctx)
 }
 
-// reload has the process read its configuration again.
+// reload makes the process read its configuration again.
 func (s *server) reload(ctx context.Context, changed func()) error {
 	changed()
 	if err := s.proc.Signal(unix.SIGHUP); err != nil {
@@ -215,19 +215,20 @@ func (s *server) reload(ctx context.Context, changed func()) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-time.After(400 * time.Millisecond): // nobody says when it is done
+	case <-time.After(400 * time.Millisecond): // the end of a reload is not reported
 	}
 	return nil
 }
 
-// changeAll changes each server so many times, all at the same time, and notes how long each change took.
+// changeAll changes each server n times, all servers at the same time, and records the duration of each
+// change.
 func (h *host) changeAll(ctx context.Context, way string, n map[string]int, t *tally, l *load) error {
 	var mu sync.Mutex
 	return h.each(func(s *server) error {
 		for range n[s.name] {
 			begin := time.Now()
 			if begin.After(h.until) {
-				return nil // what was not done is not counted
+				return nil // skipped changes are not counted
 			}
 			changed := func() {
 				if s.name == "caddy" {

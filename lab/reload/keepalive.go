@@ -15,15 +15,14 @@ import (
 	"time"
 )
 
-// Servers whose clients keep their connections and always have another request. What a
-// server closes without having said so in an answer (Connection: close) meets a request
-// that is on its way, and that fails. So each is configured to say it: GENERATIONS.md has
-// the table.
+// Servers with busy clients: they keep their connections and always send another request. A server closing
+// a connection without an announcement in an answer (Connection: close) may meet a request in transit, and
+// this request fails. Each server is therefore configured to announce it: GENERATIONS.md has the table.
 
-// keepPorts are their ports.
+// keepPorts are the ports of these servers.
 var keepPorts = map[string]string{"keep-nginx": "8081", "keep-haproxy": "8082", "keep-caddy": "8083"}
 
-// nginx says it in the last answer of a connection of this age: before the deadline.
+// nginx announces it in the last answer of a connection of this age, before the deadline.
 func writeKeepNginx(dir string) ([]string, error) {
 	conf := fmt.Sprintf(`daemon off; pid %[1]s/pid; error_log %[1]s/error.log; worker_processes 1;
 events { worker_connections 256; }
@@ -39,7 +38,7 @@ http {
 	return []string{"nginx", "-p", dir, "-e", dir + "/error.log", "-c", file}, os.WriteFile(file, []byte(conf), 0o644)
 }
 
-// HAProxy says it in the next answer after SIGUSR1.
+// HAProxy announces it in the next answer after SIGUSR1.
 func writeKeepHAProxy(dir string) ([]string, error) {
 	const conf = `global
 	nbthread 1
@@ -59,7 +58,7 @@ frontend www
 	return []string{"haproxy", "-f", file}, os.WriteFile(file, []byte(conf), 0o644)
 }
 
-// Caddy says it while it delays its end.
+// Caddy announces it while it delays its end.
 func writeKeepCaddy(dir string) ([]string, error) {
 	conf := fmt.Sprintf(`{
 	admin off
@@ -82,10 +81,10 @@ http://:8083 {
 	return []string{"env", "HOME=" + dir, "GODEBUG=multipathtcp=0", "GOMAXPROCS=1", "caddy", "run", "--config", file, "--adapter", "caddyfile"}, os.WriteFile(file, []byte(conf), 0o644)
 }
 
-// keepClients hold connections and ask on them again and again. They never try again.
+// keepClients hold connections and send requests on them again and again. They never retry.
 type keepClients struct{ crowd }
 
-// keepPause is between an answer and the next request of a connection.
+// keepPause is the pause between an answer and the next request of a connection.
 const keepPause = 6 * time.Millisecond
 
 func startKeep(ctx context.Context, h *host) *keepClients {
@@ -105,8 +104,8 @@ func startKeep(ctx context.Context, h *host) *keepClients {
 	return c
 }
 
-// connection asks until the server ends it, in good order: it said so in its last answer,
-// or closed it while no request was on its way.
+// connection sends requests until the server ends it in order: by an announcement in its last answer, or by
+// a close without a request in transit.
 func (c *keepClients) connection(h *host, port string) error {
 	var conn net.Conn
 	err := h.client.Do(func() (err error) {
@@ -120,7 +119,7 @@ func (c *keepClients) connection(h *host, port string) error {
 	defer conn.Close()
 	r := bufio.NewReader(conn)
 	for !c.stopped() {
-		// Any client sees an end that is there before it asks.
+		// Any client detects an end before its request.
 		conn.SetReadDeadline(time.Now().Add(20 * time.Microsecond))
 		if _, err := r.Peek(1); !errors.Is(err, os.ErrDeadlineExceeded) {
 			return nil

@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// load is what the clients of a host do until it is stopped.
+// load is the traffic of a host's clients until stopped.
 type load struct {
 	wrk, dnsperf *program
 	http         *httpClients
@@ -27,16 +27,16 @@ type load struct {
 	keep         *keepClients
 }
 
-// program is a load generator of somebody else's, and what it prints.
+// program is an external load generator with its output.
 type program struct {
 	proc *lab.Process
 	out  *bytes.Buffer
 }
 
-// found is what all clients saw.
+// found holds the results of all clients.
 type found struct{ http, dns, quic, keep finding }
 
-// Clients pause between requests: the servers, not the generators, are to have the machine.
+// Clients pause between requests, to leave the machine to the servers.
 const (
 	wrkDelay = 6   // ms, between an answer and the next request of a connection
 	dnsRate  = 800 // queries/s
@@ -62,7 +62,7 @@ func startLoad(ctx context.Context, e *lab.Env, h *host) (*load, error) {
 		return nil, err
 	}
 	l.http, l.quic, l.keep = startHTTP(ctx, h), startQUIC(ctx, h), startKeep(ctx, h)
-	// Until every client has been answered once: what follows is under load.
+	// Wait until every client has one answer: the next part runs under load.
 	return l, l.begun(ctx)
 }
 
@@ -73,7 +73,7 @@ func start(e *lab.Env, h *host, name string, args ...string) (*program, error) {
 	return p, err
 }
 
-// begun waits until the clients that are the lab's own have answers; the others start faster.
+// begun waits until the lab's own clients have answers; the external ones start faster.
 func (l *load) begun(ctx context.Context) error {
 	for end := time.Now().Add(startLimit); l.http.answered() == 0 || l.quic.ended() == 0; {
 		if time.Now().After(end) {
@@ -88,9 +88,9 @@ func (l *load) begun(ctx context.Context) error {
 	return nil
 }
 
-// stop ends the clients and reads what they found. What is on its way at that moment does not count.
+// stop ends the clients and reads their results. Requests in transit at this moment do not count.
 func (l *load) stop(ctx context.Context) (f found, err error) {
-	lost := time.After(dnsLimit + 200*time.Millisecond) // dnsperf counts as lost what it has waited for so long
+	lost := time.After(dnsLimit + 200*time.Millisecond) // dnsperf counts queries as lost after this time
 	f.http.add(l.http.end())
 	f.quic = l.quic.end()
 	f.keep = l.keep.end()
@@ -113,7 +113,7 @@ func (l *load) stop(ctx context.Context) (f found, err error) {
 	return f, err
 }
 
-// end has a generator print its findings.
+// end makes a generator print its results.
 func (p *program) end(ctx context.Context) error {
 	if !p.proc.Running() {
 		return fmt.Errorf("%s ended before it was to: %s", p.proc.Name, tail(p.out.Bytes()))
@@ -131,7 +131,7 @@ func (p *program) end(ctx context.Context) error {
 	}
 }
 
-// reasons are the first things that went wrong.
+// reasons returns the first failures.
 func (l *load) reasons() []string {
 	out := slices.Concat(l.http.why(), l.quic.why(), l.keep.why())
 	for _, line := range strings.Split(l.wrk.out.String(), "\n") {
@@ -159,7 +159,7 @@ var (
 	dnsOK     = regexp.MustCompile(`NOERROR (\d+)`)
 )
 
-// numbers are those that a pattern finds; nil if it finds none.
+// numbers returns the numbers matched by a pattern, nil without a match.
 func numbers(re *regexp.Regexp, text string) []int {
 	m := re.FindStringSubmatch(text)
 	if m == nil {
@@ -188,8 +188,8 @@ func parseWrk(text string) (finding, error) {
 	return f, nil
 }
 
-// parseDNSPerf counts as failed what was lost, and what was answered with an error. Queries that were on their
-// way when it was interrupted are neither.
+// parseDNSPerf counts lost queries and error answers as failed. Queries in transit at the interruption are
+// neither.
 func parseDNSPerf(text string) (finding, error) {
 	sent, done, lost := numbers(dnsSent, text), numbers(dnsDone, text), numbers(dnsLost, text)
 	if sent == nil || done == nil || lost == nil || done[0] == 0 || !dnsCodes.MatchString(text) {

@@ -22,7 +22,7 @@ const dnsText = `Statistics:
   Response codes:       NOERROR 985 (99.49%), SERVFAIL 5 (0.51%)
 `
 
-// Failures of every kind count, and a generator that says nothing is none that found nothing.
+// Failures of every kind count. A generator without output is an error, not a result without failures.
 func TestParse(t *testing.T) {
 	f, err := parseWrk(wrkText)
 	if want := (finding{9051, 1 + 12 + 2002 + 3 + 5}); err != nil || f != want {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reload replaces real servers under load, again and again: nginx (HTTP/1.1 and HTTP/2), knot (DNS) and
-// Caddy (HTTP/3 over QUIC), each new process started beside the old one by weir steer run --replace; and, beside
-// it, as their users do it today.
+// Package reload replaces real servers under load, again and again: nginx (HTTP/1.1 and HTTP/2), knot (DNS)
+// and Caddy (HTTP/3 over QUIC). weir steer run --replace starts each new process beside the old one. For
+// comparison, it also restarts and reloads the servers without weir.
 package reload
 
 import (
@@ -26,15 +26,15 @@ func init() {
 	})
 }
 
-// plan is what one size of the experiment does.
+// plan holds the parameters of one size of the experiment.
 type plan struct {
 	rounds   int           // of all phases, one after the other
 	replaces int           // in each round, of nginx and of knot
-	quic     int           // likewise, of Caddy, whose clients are waited for
-	keep     int           // likewise, of the servers whose clients keep their connections
-	restarts int           // likewise, of every server, without weir
+	quic     int           // in each round, of Caddy; its clients are waited for
+	keep     int           // in each round, of the servers with kept connections
+	restarts int           // in each round, of every server, without weir
 	hups     int           // in the last round, by SIGHUP, with weir and without
-	limit    time.Duration // after which no further round begins
+	limit    time.Duration // no further round begins after it
 }
 
 var plans = map[lab.Size]plan{
@@ -48,19 +48,19 @@ type experiment struct {
 	plan
 	env    *lab.Env
 	result *lab.Result
-	tally  map[string]*tally // by what is done
+	tally  map[string]*tally // by way of replacement
 }
 
-// tally is what clients saw of one way to replace a server, over all rounds.
+// tally holds the clients' results of one way to replace a server, over all rounds.
 type tally struct {
 	http, dns, quic finding
 	keep            finding                    // busy connections of HTTP/1.1
 	changes         map[string]int             // by server
-	spanning        int                        // QUIC connections that were there when their server was changed
-	durations       map[string][]time.Duration // likewise
+	spanning        int                        // QUIC connections open during a change of their server
+	durations       map[string][]time.Duration // by server
 }
 
-// finding counts what clients asked for.
+// finding counts requests and failures.
 type finding struct{ asked, failed int }
 
 func (f *finding) add(o finding) {
@@ -86,12 +86,12 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 // The ways to replace a server.
 const (
 	byWeir    = "weir"        // weir steer run --replace
-	byRestart = "restart"     // end it, wait, start it: what systemctl restart does
+	byRestart = "restart"     // end it, wait, start it: like systemctl restart
 	byHUP     = "sighup"      // the servers' own reload
 	weirHUP   = "weir_sighup" // the same with weir in front
 )
 
-// measure goes through all ways in every round, so that the machine's moods are everybody's.
+// measure goes through all ways in every round, so all meet the same state of the machine.
 func (x *experiment) measure(ctx context.Context) error {
 	begin := time.Now()
 	with, err := newHost(ctx, x.env, "weir", !x.env.Control)
@@ -131,7 +131,7 @@ func (x *experiment) measure(ctx context.Context) error {
 	return nil
 }
 
-// withKeep adds the servers whose clients keep their connections.
+// withKeep adds the servers with kept connections.
 func withKeep(n map[string]int, changes int) map[string]int {
 	for name := range keepPorts {
 		n[name] = changes
@@ -139,7 +139,7 @@ func withKeep(n map[string]int, changes int) map[string]int {
 	return n
 }
 
-// phase puts a host under load and changes its servers so many times each.
+// phase puts a host under load and changes its servers n times each.
 func (x *experiment) phase(ctx context.Context, way string, h *host, n map[string]int) error {
 	t := x.tally[way]
 	if t == nil {
@@ -168,7 +168,7 @@ func (x *experiment) phase(ctx context.Context, way string, h *host, n map[strin
 	return nil
 }
 
-// report turns what was counted into metrics and claims.
+// report turns the counts into metrics and claims.
 func (x *experiment) report() {
 	r := x.result
 	for way, t := range x.tally {
@@ -184,7 +184,7 @@ func (x *experiment) report() {
 		r.Set("keepalive_failed"+suffix, float64(t.keep.failed))
 		r.Set("quic_connections"+suffix, float64(t.quic.asked))
 		r.Set("quic_connections_lost"+suffix, float64(t.quic.failed))
-		// What is contracted is said of nginx and knot; of Caddy there is a number of its own.
+		// The contract covers nginx and knot; Caddy has its own number.
 		least := min(t.changes["nginx"], t.changes["knot"])
 		for _, s := range kinds {
 			name := strings.ReplaceAll(s.name, "-", "_")

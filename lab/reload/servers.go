@@ -20,12 +20,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kind is a server that is replaced.
+// kind is a server to replace.
 type kind struct {
 	name   string      // of its service
-	listen string      // as weir.yaml has it
-	stop   unix.Signal // without weir, which finds it by itself
-	// idle and deadline are its generations'. The clients of DNS never fall silent; all others end their
+	listen string      // as in weir.yaml
+	stop   unix.Signal // used without weir; weir detects it itself
+	// idle and deadline are settings of its generations. DNS clients are never idle. All others end their
 	// connections long before the deadline.
 	idle, deadline time.Duration
 	write          func(dir string) (command []string, err error) // its configuration
@@ -36,13 +36,13 @@ var kinds = []kind{
 	{"nginx", "tcp 0.0.0.0:8080, tcp 0.0.0.0:8443", unix.SIGQUIT, 300 * time.Millisecond, 20 * time.Second, writeNginx, readyTCP("8443")},
 	{"knot", "udp 0.0.0.0:53, tcp 0.0.0.0:53", unix.SIGTERM, 200 * time.Millisecond, 300 * time.Millisecond, writeKnot, readyDNS},
 	{"caddy", "udp 0.0.0.0:443, tcp 0.0.0.0:443", unix.SIGTERM, 1200 * time.Millisecond, 20 * time.Second, writeCaddy, readyTCP("443")},
-	// Those of the next ones are busy beyond the deadline, but for nginx, which ends them in time.
+	// The clients of the next ones are busy beyond the deadline, except nginx's: it ends them in time.
 	{"keep-nginx", "tcp 0.0.0.0:8081", unix.SIGQUIT, 200 * time.Millisecond, 20 * time.Second, writeKeepNginx, readyTCP("8081")},
 	{"keep-haproxy", "tcp 0.0.0.0:8082", unix.SIGUSR1, 200 * time.Millisecond, 600 * time.Millisecond, writeKeepHAProxy, readyTCP("8082")},
 	{"keep-caddy", "tcp 0.0.0.0:8083", unix.SIGTERM, 200 * time.Millisecond, 600 * time.Millisecond, writeKeepCaddy, readyTCP("8083")},
 }
 
-// zone is what knot answers for.
+// zone is the zone served by knot.
 const zone = "weir.test"
 
 func writeNginx(dir string) ([]string, error) {
@@ -62,7 +62,7 @@ http {
 	return []string{"nginx", "-p", dir, "-e", dir + "/error.log", "-c", file}, os.WriteFile(file, []byte(conf), 0o644)
 }
 
-// Two knots may not share their databases nor their control socket; the zone they may.
+// Two knots must not share their databases or their control socket; they may share the zone.
 func writeKnot(dir string) ([]string, error) {
 	text := fmt.Sprintf("$ORIGIN %s.\n$TTL 60\n@ SOA ns hostmaster 1 3600 600 86400 60\n@ NS ns\nns A 192.0.2.1\nwww A 192.0.2.2\n", zone)
 	conf := fmt.Sprintf(`server:
@@ -109,7 +109,7 @@ https://:443 {
 	return []string{"env", "HOME=" + dir, "GODEBUG=multipathtcp=0", "GOMAXPROCS=1", "caddy", "run", "--config", file, "--adapter", "caddyfile"}, os.WriteFile(file, []byte(conf), 0o644)
 }
 
-// writeCertificate makes the one that all servers show.
+// writeCertificate creates the common certificate of all servers.
 func writeCertificate(dir string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -133,12 +133,12 @@ func writeCertificate(dir string) error {
 	return nil
 }
 
-// clientTLS is what clients want of servers: any certificate, for it is not what is tested here.
+// clientTLS accepts any certificate, because certificates are not tested here.
 func clientTLS(protocols ...string) *tls.Config {
 	return &tls.Config{InsecureSkipVerify: true, ServerName: "weir.test", NextProtos: protocols} //nolint:gosec // made a moment ago, by us
 }
 
-// readyTCP says that a port takes connections.
+// readyTCP returns a check for a port accepting connections.
 func readyTCP(port string) func(h *host) error {
 	return func(h *host) error {
 		var c net.Conn
@@ -153,7 +153,7 @@ func readyTCP(port string) func(h *host) error {
 	}
 }
 
-// readyDNS says that knot answers.
+// readyDNS checks for an answer of knot.
 func readyDNS(h *host) error {
 	var c net.Conn
 	err := h.client.Do(func() (err error) { c, err = net.Dial("udp", net.JoinHostPort(h.addr, "53")); return err })

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package replay reads captures of real telemetry, so that what real routers sent can be sent again, by as
-// many routers as a test wants.
+// Package replay reads captures of real telemetry. Tests can resend real routers' packets from any number
+// of routers.
 package replay
 
 import (
@@ -22,16 +22,16 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 )
 
-// Device is what one router sent in a capture.
+// Device is one router's traffic in a capture.
 type Device struct {
 	Name    string     // capture and source
-	Source  netip.Addr // invalid where the capture has payloads only
+	Source  netip.Addr // invalid if the capture has only payloads
 	UDP     [][]byte   // payloads in order
-	Streams [][]byte   // of TCP, each rebuilt
+	Streams [][]byte   // TCP streams, reassembled
 }
 
-// Load reads every capture below a directory: .pcap files, and .bin files of one UDP payload each, of which
-// those named DEVICE__PART.bin are one device's. It returns the devices that sent something, by name.
+// Load reads every capture below a directory: .pcap files, and .bin files of one UDP payload each. .bin
+// files named DEVICE__PART.bin belong to one device. It returns the devices with traffic by name.
 func Load(dir string) ([]Device, error) {
 	var all []Device
 	bins := map[string]*Device{}
@@ -54,7 +54,7 @@ func Load(dir string) ([]Device, error) {
 			if bins[device] == nil {
 				bins[device] = &Device{Name: device}
 			}
-			bins[device].UDP = append(bins[device].UDP, payload) // WalkDir goes in lexical order
+			bins[device].UDP = append(bins[device].UDP, payload) // WalkDir uses lexical order
 			return err
 		}
 		return nil
@@ -133,7 +133,8 @@ type segment struct {
 	data []byte
 }
 
-// file puts a packet's payload where it belongs; packets without one, and other protocols, are left out.
+// file adds a packet's payload to its device or flow. It skips packets without payload, and other
+// protocols.
 func file(p gopacket.Packet, udp map[netip.Addr][][]byte, tcp map[flow][]segment) {
 	network := p.NetworkLayer()
 	if network == nil {
@@ -154,14 +155,13 @@ func file(p gopacket.Packet, udp map[netip.Addr][][]byte, tcp map[flow][]segment
 	}
 }
 
-// errCut says that a capture has a part of a packet: sent again it would be another one.
+// errCut reports a partial packet in a capture: resent it would be a different packet.
 var errCut = errors.New("a packet is cut by the snaplen: capture whole packets (tcpdump -s 0)")
 
-// errGap says that a capture misses a part of a stream: what follows it cannot be understood.
+// errGap reports a missing part of a stream: the rest cannot be decoded.
 var errGap = errors.New("bytes are missing")
 
-// rebuild puts segments in order by sequence number (modulo 2^32, RFC 9293 section 3.4). What was sent twice
-// is taken once.
+// rebuild sorts segments by sequence number (modulo 2^32, RFC 9293 section 3.4). It drops duplicates.
 func rebuild(segments []segment) ([]byte, error) {
 	if len(segments) == 0 {
 		return nil, nil

@@ -14,7 +14,7 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 )
 
-// A capture with parts of packets is refused: sent again they would be others.
+// A capture with partial packets is rejected: resent they would be different packets.
 func TestLoadCut(t *testing.T) {
 	dir := t.TempDir()
 	f, err := os.Create(filepath.Join(dir, "cut.pcap"))

@@ -24,10 +24,11 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// captures lie beside the repository where its makers work; they are too big and too foreign to be in it.
+// captures is outside the repository on its authors' machines. The files are too large for it, and not
+// theirs.
 const captures = "../../../shared/data/captures"
 
-// copies is how many routers send what one did, where nothing else is said.
+// copies is the default number of routers for each captured one.
 const copies = 12
 
 func TestMain(m *testing.M) {
@@ -54,7 +55,7 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// openBench makes the network and a weir to run, for peers that are installed as said.
+// openBench creates the network and a weir, for installed peers.
 func openBench(t *testing.T, peers map[string]string) (*bench, *lab.Env) {
 	if os.Geteuid() != 0 {
 		t.Skip("need: root")
@@ -104,7 +105,7 @@ func (b *bench) startCollectors(e *lab.Env) {
 	}
 	weir, err := rig.NewWeir(e, b.world.Collectors.Name, b.netflow, b.sflow)
 	check(b.t, err)
-	check(b.t, weir.Apply(ctx)) // before the collectors: they are noticed as they start
+	check(b.t, weir.Apply(ctx)) // before the collectors: they are detected at their start
 	_, err = weir.Serve()
 	check(b.t, err)
 	for _, c := range slices.Concat(b.netflow.Collectors, b.sflow.Collectors) {
@@ -114,14 +115,14 @@ func (b *bench) startCollectors(e *lab.Env) {
 	check(b.t, b.sflow.Admitted(ctx, 60*time.Second))
 }
 
-// sender is one router that repeats what a device sent.
+// sender is one router repeating a device's traffic.
 type sender struct {
 	Device
 	addr netip.Addr
 	slot int
 }
 
-// senders gives every device its copies, each with an address of its own of the device's family, and asks
+// senders creates the copies of every device, each with its own address of the device's family, and asks
 // weir for their slots.
 func (b *bench) senders(s *rig.Service, devices []Device) []*sender {
 	var all []*sender
@@ -149,28 +150,28 @@ func to(a netip.Addr, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(rig.Service6, port)
 }
 
-// streams writes every TCP stream on a connection of its own, which stays open until the test ends.
+// streams writes every TCP stream on a separate connection. The connections stay open until the test ends.
 func (b *bench) streams(s *sender) {
 	for _, stream := range s.Streams {
 		conn, err := b.dialer.Dial("tcp", s.addr, to(s.addr, rig.Port))
 		check(b.t, err)
 		b.t.Cleanup(func() { conn.Close() })
 		check(b.t, conn.SetWriteDeadline(time.Now().Add(60*time.Second)))
-		// A collector may end the session in the middle of what it does not understand.
+		// A collector may end the session at unknown content.
 		if _, err := conn.Write(stream); err != nil {
 			b.t.Logf("%s: %v", s.Name, err)
 		}
 	}
 }
 
-// datagrams sends every payload, none of which may be rejected.
+// datagrams sends every payload. None may be rejected.
 func (b *bench) datagrams(s *sender, port uint16) {
 	if err := b.send(s, port); err != nil {
 		b.t.Errorf("%s from %s was rejected: %v", s.Name, s.addr, err)
 	}
 }
 
-// send sends every payload, and returns what came back if one was rejected.
+// send sends every payload, and returns the error of a rejected one.
 func (b *bench) send(s *sender, port uint16) error {
 	conn, err := b.dialer.Dial("udp", s.addr, to(s.addr, port))
 	check(b.t, err)
@@ -189,7 +190,7 @@ func (b *bench) send(s *sender, port uint16) error {
 	return nil
 }
 
-// pace slows down whoever sends datagrams: what a collector's buffer holds is not the question here.
+// pace slows the sender of datagrams: the size of a collector's buffer is not tested here.
 func pace(sent int) {
 	if sent%10 == 9 {
 		time.Sleep(time.Millisecond)
@@ -201,8 +202,8 @@ func isTimeout(err error) bool {
 	return ok && e.Timeout()
 }
 
-// warm sends records of routers of its own, one a slot, until every collector has written some: nfacctd's plugin
-// finds its core in its own time, and in rare cases never; then the collector is started again.
+// warm sends records from one extra router for each slot, until every collector has written some. nfacctd's
+// plugin takes a while to find its core, and rarely never finds it; then the collector is restarted.
 func (b *bench) warm() {
 	fillers := map[int]*sender{}
 	for len(fillers) < len(b.netflow.Collectors) {
@@ -227,14 +228,14 @@ func (b *bench) warm() {
 	check(b.t, err)
 }
 
-// writes sends records of one router to its collector and tells whether it writes them. nfacctd may also crash
-// while it starts: what is rejected by then is nobody's fault, as long as it is not the slot's member.
+// writes sends records of one router to its collector and reports whether it writes them. nfacctd may crash
+// during its start. Rejections by then are permitted, unless it is still the slot's member.
 func (b *bench) writes(c *peers.Collector, filler *sender) bool {
 	d := routers.NewDevice(0, filler.addr)
 	for n := range uint32(200) {
 		err := b.send(&sender{Device: Device{Name: "filler", UDP: [][]byte{d.IPFIX(nil, n, true, 1, 0, time.Now())}}, addr: filler.addr}, rig.Port)
 		if err != nil {
-			select { // who rejects for a collector that has ended may know of its end before we do
+			select { // the rejecting side may know the end of a collector before we do
 			case <-c.Done():
 			case <-time.After(5 * time.Second):
 			}
@@ -262,26 +263,26 @@ func (b *bench) writes(c *peers.Collector, filler *sender) bool {
 	return false
 }
 
-// seen is what the collectors wrote about one source.
+// seen is the collectors' output about one source.
 type seen struct {
-	at    map[int]bool // by which collectors
+	at    map[int]bool // collectors with output about it
 	flows int          // packets in flow records
 	bmp   int          // BMP messages
 }
 
-// read collects what the collectors wrote until it is complete and nothing new came for a while. On a busy
-// machine collectors pause for longer than that while they work off what they took.
+// read collects the collectors' output until it is complete and nothing new arrives for a while. On a busy
+// machine collectors pause for longer than this while they process their input.
 func (b *bench) read(s *rig.Service, complete func(map[netip.Addr]*seen) bool) map[netip.Addr]*seen {
 	all := map[netip.Addr]*seen{}
 	quiet := time.Now()
-	_ = nstest.Poll(2*time.Minute, func() error { // the caller sees what is missing
+	_ = nstest.Poll(2*time.Minute, func() error { // the caller checks for missing records
 		if time.Since(quiet) > 4*time.Second && complete(all) {
 			return nil
 		}
 		for _, c := range s.Collectors {
 			check(b.t, c.Poll(func(r peers.Record) {
 				if r.Kind == peers.Odd || r.Kind == peers.Gap || b.fillers[r.Device] {
-					return // captures hold much that a collector does not know
+					return // captures hold much unknown to a collector
 				}
 				quiet = time.Now()
 				if all[r.Device] == nil {
@@ -314,8 +315,8 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// counters checks that weir's counters grew by exactly what was sent to each slot, and that nothing was
-// rejected: this holds for every payload, also those that no collector understands.
+// counters checks weir's counters against the packets sent to each slot, with no rejections. This holds for
+// every payload, including ones unknown to collectors.
 func (b *bench) counters(s *rig.Service, senders ...*sender) {
 	want := make([]map[string]uint64, len(s.Collectors))
 	for i := range want {
@@ -330,7 +331,7 @@ func (b *bench) counters(s *rig.Service, senders ...*sender) {
 	for slot := range got {
 		for _, p := range []string{"udp", "tcp"} {
 			v := got[slot][p]
-			if s == b.netflow { // what was rejected while a collector was started again is no one's loss
+			if s == b.netflow { // rejections during a restart of a collector are permitted
 				was := b.before[slot][p]
 				v.Steered, v.Rejected, v.Failed = v.Steered-was.Steered, v.Rejected-was.Rejected, v.Failed-was.Failed
 			}
@@ -341,7 +342,7 @@ func (b *bench) counters(s *rig.Service, senders ...*sender) {
 	}
 }
 
-// load returns the devices whose name begins with one of the prefixes.
+// load returns the devices with one of the name prefixes.
 func load(t *testing.T, prefixes ...string) []Device {
 	t.Helper()
 	all, err := Load(captures)

@@ -20,7 +20,7 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// bfdSide is a router whose BFD the kernel runs, with a daemon that knows nothing of weir at the other end of each of its links.
+// bfdSide is a router with kernel BFD. Daemons independent of weir are at the other ends of its links.
 type bfdSide struct {
 	ns       *netns.Handle
 	engine   *engine.Engine
@@ -30,19 +30,20 @@ type bfdSide struct {
 	links    byte
 }
 
-// Intervals of those sessions: the daemons are processes, which this machine lets wait for tens of milliseconds.
+// Intervals of these sessions. They are long, because daemons are processes and this machine delays them
+// for tens of milliseconds.
 const (
 	bfdInterval   = 100 * time.Millisecond
 	bfdMultiplier = 5
 )
 
-// wanted is how many daemons are installed.
+// wanted returns the number of installed daemons.
 func (b *bfdSide) wanted() int { return len(b.sessions) }
 
-// startCommand is how a daemon is started at one end of a link.
+// startCommand returns the command of a daemon at one end of a link.
 type startCommand func(home, namespace string, here, there netip.Addr) (lab.Command, error)
 
-// startBFD starts the daemons that are installed, and the kernel's ends of the sessions.
+// startBFD starts the installed daemons, and the kernel's ends of the sessions.
 func (x *experiment) startBFD(ctx context.Context) (*bfdSide, error) {
 	b := &bfdSide{}
 	var err error
@@ -96,14 +97,14 @@ func (x *experiment) startBFD(ctx context.Context) (*bfdSide, error) {
 	return b, b.engine.Put(ctx, all...)
 }
 
-// neighbour is the router at the other end of a link, whose device there is w0.
+// neighbour is the router at the other end of a link; its device is w0.
 type neighbour struct {
 	ns      *netns.Handle
 	device  string         // of this end
 	session engine.Session // this end's
 }
 
-// neighbour starts a daemon at the other end of a link of its own.
+// neighbour starts a daemon at the other end of a new link.
 func (x *experiment) neighbour(b *bfdSide, name string, start startCommand) (n neighbour, err error) {
 	far, namespace, err := x.env.Namespace("bfd-" + name)
 	if err != nil {
@@ -137,10 +138,10 @@ func deviceIndex(ns *netns.Handle, device string) (index int, err error) {
 	return index, err
 }
 
-// daemon starts one.
+// daemon starts a daemon.
 func (x *experiment) daemon(kind, namespace string, here, there netip.Addr, command startCommand) error {
 	home := filepath.Join(x.env.Dir, kind)
-	if err := errors.Join(os.MkdirAll(home, 0o777), os.Chmod(home, 0o777)); err != nil { // FRR runs as a user of its own
+	if err := errors.Join(os.MkdirAll(home, 0o777), os.Chmod(home, 0o777)); err != nil { // FRR runs as a separate user
 		return err
 	}
 	c, err := command(home, namespace, here, there)
@@ -173,7 +174,7 @@ func birdCommand(home, _ string, here, there netip.Addr) (lab.Command, error) {
 		os.WriteFile(file("bird.conf"), []byte(config), 0o644)
 }
 
-// interop looks at the sessions of BFD, once they have had the time to fail.
+// interop checks the BFD sessions, after enough time to fail.
 func (x *experiment) interop(ctx context.Context, begin time.Time) error {
 	if left := x.talk - time.Since(begin); left > 0 {
 		x.say("sessions of BFD are to stay up for another %s", left.Round(time.Second))

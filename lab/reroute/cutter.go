@@ -15,14 +15,14 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// cutter is a link that can be cut in each direction, from one packet to the next: what comes in by an end whose word is set is
-// dropped before any other program sees it, but for frames from a forger.
+// cutter is a link with a cut for each direction, effective from one packet to the next. An end with a set
+// word drops incoming packets before all other programs, except frames from a forger.
 type cutter struct {
-	words *ebpf.Map // of the ends: not 0: what comes in is lost
+	words *ebpf.Map // of the ends: nonzero drops incoming packets
 }
 
-// forgerMAC is the source of what an attacker puts on the wire: it comes in also where the link is cut, or nobody would know
-// whether it was believed.
+// forgerMAC is the source of an attacker's frames. They also pass a cut link, to test whether they are
+// believed.
 var forgerMAC = net.HardwareAddr{0x02, 0x66, 0xff, 0xee, 0xdd, 0xcc}
 
 func newCutter(e *lab.Env, ends [2]*netns.Handle, devices [2]string) (*cutter, error) {
@@ -59,7 +59,7 @@ func words() *ebpf.MapSpec {
 	return &ebpf.MapSpec{Name: "lab_cut", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 2}
 }
 
-// program is that of an end.
+// program returns the program of an end.
 func program(m *ebpf.Map, end int) (*ebpf.Program, error) {
 	return ebpf.NewProgram(&ebpf.ProgramSpec{Name: "lab_cut", Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
 		asm.Mov.Reg(asm.R6, asm.R1),
@@ -71,7 +71,7 @@ func program(m *ebpf.Map, end int) (*ebpf.Program, error) {
 		asm.JEq.Imm(asm.R0, 0, "pass"),
 		asm.LoadMem(asm.R0, asm.R0, 0, asm.Word),
 		asm.JEq.Imm(asm.R0, 0, "pass"),
-		asm.LoadAbs(6, asm.Word), // the source address: of the packet in R6
+		asm.LoadAbs(6, asm.Word), // the source address of the packet in R6
 		asm.JNE.Imm(asm.R0, 0x0266ffee, "drop"),
 		asm.Mov.Imm(asm.R0, -1).WithSymbol("pass"), // TCX_NEXT
 		asm.Return(),
@@ -80,8 +80,8 @@ func program(m *ebpf.Map, end int) (*ebpf.Program, error) {
 	}})
 }
 
-// cut has what comes in by each end be lost from now on, or not: the first end is r1's, which hears r2. The moment is one of
-// CLOCK_MONOTONIC, in ns, before which nothing was.
+// cut sets or clears the loss of incoming packets for each end: the first is r1's, receiving from r2. It
+// returns a moment of CLOCK_MONOTONIC in ns; no packet is lost before it.
 func (c *cutter) cut(atR1, atR2 bool) (moment uint64, err error) {
 	moment = kernel.Monotonic()
 	for i, on := range []bool{atR1, atR2} {

@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// A cut end lets in nothing but what the forger sends, and the other end is not concerned.
+// A cut end accepts only the forger's frames, and the other end is not affected.
 func TestCutter(t *testing.T) {
 	nstest.NeedRoot(t)
 	m, err := ebpf.NewMap(words())

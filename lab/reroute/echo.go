@@ -15,17 +15,17 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// echoing is a session of BFD whose echo a neighbour's kernel brings back, over a link that can be cut: its control packets are ten
-// times as far apart, for their other end is a process.
+// echoing is a BFD session with echo, reflected by a neighbour's kernel over a cuttable link. Its control
+// packets have ten times the interval, because their other end is a process.
 type echoing struct {
 	session   engine.Session
 	link      *cutter
 	durations []time.Duration // from the cut to the verdict
 	cuts      int
-	others    int // verdicts that were not the echo's
+	others    int // verdicts not due to echo
 }
 
-// Of echo packets. The interval is also what bfdd is told that it may be asked for.
+// Settings of echo packets. bfdd announces the same interval as its minimum for received echo.
 const (
 	echoInterval   = 10 * time.Millisecond
 	echoMultiplier = 3
@@ -41,7 +41,7 @@ func newEchoing(e *lab.Env, here *netns.Handle, n neighbour) (*echoing, error) {
 	return &echoing{session: n.session, link: link}, err
 }
 
-// echo cuts its link, and asks how long it takes until the session is down.
+// echo cuts its link, and measures the time until the session is down.
 func (x *experiment) echo(ctx context.Context) error {
 	e := x.bfd.echoing
 	if e == nil {
@@ -52,7 +52,7 @@ func (x *experiment) echo(ctx context.Context) error {
 		if err := x.returning(ctx, e); err != nil {
 			return err
 		}
-		time.Sleep(time.Duration(e.cuts%10) * time.Millisecond) // not always at the same place between two packets
+		time.Sleep(time.Duration(e.cuts%10) * time.Millisecond) // vary the position between two packets
 		moment, err := e.link.cut(true, true)
 		if err != nil {
 			return err
@@ -65,7 +65,7 @@ func (x *experiment) echo(ctx context.Context) error {
 		switch {
 		case st.State == bfd.Up:
 			e.cuts++
-		case took < 0: // bfdd was silent for too long before: there is nothing that could be found
+		case took < 0: // bfdd was silent for too long before the cut: no result
 		case st.Diag != bfd.EchoFailed:
 			e.cuts++
 			e.others++
@@ -81,7 +81,7 @@ func (x *experiment) echo(ctx context.Context) error {
 	return nil
 }
 
-// returning waits until the session is up and echo comes back, as often as it is sent.
+// returning waits until the session is up and echo returns at the rate of sending.
 func (x *experiment) returning(ctx context.Context, e *echoing) error {
 	var seen uint64
 	st, err := x.awaitEcho(ctx, e, func(st engine.Status) bool {
@@ -100,7 +100,7 @@ func (x *experiment) returning(ctx context.Context, e *echoing) error {
 	return err
 }
 
-// awaitEcho waits until the session is so, and returns what it is in the end.
+// awaitEcho waits for a state of the session, and returns its final state.
 func (x *experiment) awaitEcho(ctx context.Context, e *echoing, ok func(engine.Status) bool) (st engine.Status, err error) {
 	for end := time.Now().Add(patience); ; {
 		if st, _, err = x.bfd.engine.Status(e.session.Discriminator); err != nil || ok(st) || time.Now().After(end) {

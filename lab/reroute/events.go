@@ -16,19 +16,19 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// event is a change of a judgement, at r1 or at r2.
+// event is a change of a verdict, at r1 or at r2.
 type event struct {
 	near bool // r1
 	liveness.Event
 }
 
-// verdict is who says of which session that it is down.
+// verdict identifies a session reported down, and the reporting end.
 type verdict struct {
 	near bool
 	id   uint32
 }
 
-// listen has the events of both ends come in by one channel. The kernel says when each happened.
+// listen sends the events of both ends to one channel, with the kernel's timestamps.
 func (x *experiment) listen(ctx context.Context) error {
 	x.events = make(chan event, 4096)
 	ctx, cancel := context.WithCancel(ctx)
@@ -58,8 +58,8 @@ func (x *experiment) drainEvents() {
 	}
 }
 
-// verdicts waits until both ends say of the main link, and r1 of the second, that it is down, and says how long after the cut each
-// did.
+// verdicts waits until both ends report the main link down, and r1 the second. It returns their times after
+// the cut.
 func (x *experiment) verdicts(moment uint64) map[verdict]time.Duration {
 	out := map[verdict]time.Duration{}
 	late := time.After(patience)
@@ -129,7 +129,7 @@ func listenUDP(ns *netns.Handle, at netip.AddrPort) (c *net.UDPConn, err error) 
 	return c, err
 }
 
-// lost is how many have not come, or are on their way.
+// lost returns the number of datagrams lost or in transit.
 func (s *stream) lost() uint64 {
 	came := s.came.Load()
 	return s.sent.Load() - came

@@ -16,8 +16,8 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// forge has an attacker, who sees all packets of the main link, send them again and change them, while the link is cut: whoever
-// believed one of them would count it, and take the link for whole.
+// forge runs an attacker while the link is cut. It reads all packets of the main link, and replays and
+// changes them. An end believing one would count it, and report the link up.
 func (x *experiment) forge(ctx context.Context) error {
 	x.say("replayed, changed and cut off probes for %s, on a link that is cut", x.forging)
 	near, err := newForger(x.world.r1, "r12")
@@ -31,7 +31,7 @@ func (x *experiment) forge(ctx context.Context) error {
 	}
 	defer far.close()
 	time.Sleep(200 * time.Millisecond)
-	// What comes in at one end is what an attacker sends to it from the other one.
+	// An attacker sends packets received at one end to it from the other.
 	atNear, atFar := near.heard(), far.heard()
 	for end := time.Now().Add(patience); (len(atNear) == 0 || len(atFar) == 0) && time.Now().Before(end); atNear, atFar = near.heard(), far.heard() {
 		time.Sleep(10 * time.Millisecond)
@@ -104,12 +104,12 @@ func (x *experiment) mainSessions(ctx context.Context) (out []liveness.SessionSt
 	return out, err
 }
 
-// change makes something of a frame that an attacker without the key can: the frame again, with a few bits of the TLV changed, with
-// another number, cut off, or with another hop limit.
+// change modifies a frame within the means of an attacker without the key: unchanged, with some flipped
+// bits of the TLV, with another number, truncated, or with another hop limit.
 func change(r *rand.Rand, frame []byte) []byte {
 	f := append([]byte(nil), frame...)
 	copy(f[6:12], forgerMAC)
-	const tlv = 14 + 40 + 8 + 32 // behind the routing header's segments
+	const tlv = 14 + 40 + 8 + 32 // behind the segments of the routing header
 	switch r.IntN(5) {
 	case 1:
 		for range 1 + r.IntN(3) {
@@ -127,8 +127,8 @@ func change(r *rand.Rand, frame []byte) []byte {
 	return f
 }
 
-// forger is a socket of packets at a device. What it hears goes through a ring, which has a copy of its own: the router changes
-// packets where they are.
+// forger is a packet socket at a device. It receives through a ring with separate copies, because the
+// router changes packets in place.
 type forger struct {
 	fd   int
 	ring []byte
@@ -152,14 +152,14 @@ func newForger(ns *netns.Handle, device string) (*forger, error) {
 }
 
 func (f *forger) open(index int) (err error) {
-	all := binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL}) // before IPv6, which changes what it takes
+	all := binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL}) // before IPv6, because it changes its packets
 	if f.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(all)); err != nil {
 		return err
 	}
 	const block = 1 << 16
 	ring := unix.TpacketReq{Block_size: block, Block_nr: ringFrames * ringFrame / block, Frame_size: ringFrame, Frame_nr: ringFrames}
 	err = errors.Join(
-		// On the wire, where the router's own programs have had their say.
+		// On the wire, behind the router's own programs.
 		unix.SetsockoptInt(f.fd, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1),
 		unix.SetsockoptTpacketReq(f.fd, unix.SOL_PACKET, unix.PACKET_RX_RING, &ring))
 	if err == nil {
@@ -183,12 +183,12 @@ func (f *forger) send(frame []byte) error {
 	return nil
 }
 
-// heard are the probes that have come in.
+// heard returns the received probes.
 func (f *forger) heard() (out [][]byte) {
 	for i := range ringFrames {
 		slot := f.ring[i*ringFrame : (i+1)*ringFrame]
-		// struct tpacket_hdr (include/uapi/linux/if_packet.h): status, length, captured, where the frame begins; behind it
-		// struct sockaddr_ll.
+		// struct tpacket_hdr (include/uapi/linux/if_packet.h): status, length, captured length, offset of
+		// the frame; struct sockaddr_ll follows.
 		status, length := binary.NativeEndian.Uint64(slot), binary.NativeEndian.Uint32(slot[12:])
 		at := int(binary.NativeEndian.Uint16(slot[16:]))
 		const kind = 32 + 10

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reroute cuts links between routers and asks how long it takes until packets go another way: the whole of the feature, as
-// weir apply sets it up, under real traffic; with forged probes; and, beside, the BFD of daemons that know nothing of weir.
+// Package reroute cuts links between routers and measures the time until packets take another path. It
+// tests the whole feature, set up by weir apply, under real traffic, with forged probes, and with BFD
+// daemons independent of weir.
 package reroute
 
 import (
@@ -26,12 +27,12 @@ func init() {
 	})
 }
 
-// plan is what one size of the experiment does.
+// plan holds the parameters of one size of the experiment.
 type plan struct {
-	both, oneway int           // cuts of both directions, and of each by itself
-	forging      time.Duration // for so long forged probes come
-	talk         time.Duration // at least so long sessions of BFD are to stay up
-	echoes       int           // cuts of a link that BFD's echo is sent by
+	both, oneway int           // cuts of both directions, and of each direction alone
+	forging      time.Duration // duration of forged probes
+	talk         time.Duration // minimum time for BFD sessions to stay up
+	echoes       int           // cuts of a link with BFD echo
 }
 
 var plans = map[lab.Size]plan{
@@ -49,7 +50,7 @@ type experiment struct {
 	stream *stream
 	bfd    *bfdSide
 
-	forged int // probes that were sent
+	forged int // forged probes sent
 
 	cuts, detected        int
 	cutsOneway, detectOne int
@@ -86,12 +87,12 @@ func runExperiment(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	return nil
 }
 
-// calm is for how long of a cut the host may stand still at most, at a stretch, for the cut to count as one of a host that runs:
-// after more a session puts its verdict off (LIVENESS_LATE), and does so again each time.
+// calm is the longest stall of the host during a cut counted as undisturbed. After a longer stall a session
+// delays its verdict (LIVENESS_LATE), repeatedly if needed.
 const calm = 1500 * time.Microsecond
 
-// stalls sets beside the longest detection for how long of it the host stood still, and what the longest is of the cuts in
-// which it did not.
+// stalls reports the host's stall within the longest detection, and the longest detection of cuts without
+// stalls.
 func (x *experiment) stalls(host *lab.Stalls) {
 	var longest, longestCalm, stood time.Duration
 	var calmCuts int
@@ -135,15 +136,15 @@ func (x *experiment) build(ctx context.Context) (err error) {
 	return err
 }
 
-// cut is one of a kind.
+// cut is a kind of cut.
 type cut struct {
 	name       string
-	atR1, atR2 bool // where what comes in is lost
+	atR1, atR2 bool // ends losing incoming packets
 }
 
 var (
 	bothWays = cut{"both ways", true, true}
-	outwards = cut{"out", false, true} // r2 hears nothing any more
+	outwards = cut{"out", false, true} // r2 receives nothing more
 	inwards  = cut{"in", true, false}
 )
 
@@ -154,7 +155,7 @@ func (x *experiment) cutAll(ctx context.Context) error {
 	}{{bothWays, x.both}, {outwards, x.oneway}, {inwards, x.oneway}} {
 		x.say("%d cuts %s", k.times, k.name)
 		for n := range k.times {
-			// Not always at the same place between two probes.
+			// Vary the position between two probes.
 			time.Sleep(time.Duration(n%10) * time.Millisecond)
 			if err := x.once(ctx, k.cut); err != nil {
 				return err
@@ -164,10 +165,10 @@ func (x *experiment) cutAll(ctx context.Context) error {
 	return nil
 }
 
-// patience is how long a verdict may take until the cut counts as one that nobody has noticed.
+// patience is the longest time to a verdict; later the cut counts as undetected.
 const patience = 30 * time.Second
 
-// once cuts both links, waits for the verdicts, and mends them.
+// once cuts both links, waits for the verdicts, and restores the links.
 func (x *experiment) once(ctx context.Context, c cut) error {
 	x.drainEvents()
 	before := x.stream.lost()
@@ -199,7 +200,7 @@ func (x *experiment) once(ctx context.Context, c cut) error {
 			x.detectOne++
 		}
 	}
-	time.Sleep(30 * time.Millisecond) // what is rerouted arrives
+	time.Sleep(30 * time.Millisecond) // rerouted packets arrive
 	if c == bothWays {
 		x.lost = append(x.lost, float64(x.stream.lost()-before))
 	}
@@ -212,7 +213,7 @@ func (x *experiment) once(ctx context.Context, c cut) error {
 	return x.world.all(ctx, "both links are up again", up)
 }
 
-// direction says whether the end that still hears the other one says that it is not heard.
+// direction reports whether the receiving end knows from the other end that it is not heard.
 func (x *experiment) direction(ctx context.Context, c cut) (bool, error) {
 	hears := x.world.names[x.world.r1]
 	if c == inwards {

@@ -22,8 +22,9 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// world is a triangle of routers with a host at either side: s – r1 – r2 – d, and r1 – r3 – r2. Two links lead from r1 to r2: the
-// main one, probed each 10 ms and protected, and a second one that is probed each 5 ms.
+// world is a triangle of routers with a host at either side: s – r1 – r2 – d, and r1 – r3 – r2. Two links
+// connect r1 and r2: the protected main one, with probes every 10 ms, and a second one, with probes every 5
+// ms.
 type world struct {
 	env              *lab.Env
 	root             *kernel.Root
@@ -94,13 +95,13 @@ const (
 	idSecond = 5
 )
 
-// configure has weir probe both links from both ends, and protect the main one.
+// configure sets up weir to probe both links from both ends, and to protect the main one.
 func (w *world) configure(ctx context.Context) error {
 	key := filepath.Join(w.env.Dir, "key")
 	if err := os.WriteFile(key, []byte(fmt.Sprintf("%016x", time.Now().UnixNano())), 0o600); err != nil {
 		return err
 	}
-	// What was down is up after 100 ms without a failure, however often it was down: that is what is done to it here.
+	// A link is up again after 100 ms without a failure, despite frequent failures: the tests cut it often.
 	probe := func(id int, interval, peer, via, source, function string) string {
 		return fmt.Sprintf("probe: {id: %d, interval: %s, peer: %s, via: %s, source: %s, function: %s, key_file: %s, stable_for: 100ms, stable_max: 100ms}",
 			id, interval, peer, via, source, function, key)
@@ -146,7 +147,7 @@ reroute:
 	return p.Apply(ctx, l, nil)
 }
 
-// all waits until each session of either end is as it should be.
+// all waits until ok is true for each session of either end.
 func (w *world) all(ctx context.Context, what string, ok func(s liveness.SessionState) bool) error {
 	for end := time.Now().Add(60 * time.Second); ; {
 		st, err := liveness.ReadState(ctx, w.root)

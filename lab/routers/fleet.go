@@ -22,16 +22,16 @@ const (
 	BMP   Protocol = "bmp"
 )
 
-// Kind is what happened to a device's traffic.
+// Kind is a kind of event in a device's traffic.
 type Kind string
 
 const (
-	Refused       Kind = "refused"        // an ICMP error came back for a datagram
+	Refused       Kind = "refused"        // an ICMP error arrived for a datagram
 	ConnectFailed Kind = "connect failed" // a BMP connection was reset or refused before it was up
-	Lost          Kind = "session lost"   // a BMP session ended that the device did not end
+	Lost          Kind = "session lost"   // a BMP session ended, but not by the device
 )
 
-// Event is something that a device noticed about its traffic, as a real router would.
+// Event is an event in a device's traffic, noticed as by a real router.
 type Event struct {
 	Time     time.Time
 	Device   *Device
@@ -40,32 +40,32 @@ type Event struct {
 	Err      error
 }
 
-// TemplateTimeout is how long a sparse device waits before it repeats its template: what routers are shipped
-// with, 600 s as for RFC 6728's templateRefreshTimeout.
+// TemplateTimeout is the interval of a sparse device's template: the default of routers, 600 s like RFC
+// 6728's templateRefreshTimeout.
 const TemplateTimeout = 600 * time.Second
 
 // Config describes a fleet.
 type Config struct {
-	Devices int // how many
-	IPv6    int // how many of them, the last ones, send over IPv6
+	Devices int // number of devices
+	IPv6    int // number of devices over IPv6, the last ones
 	// First4 and First6 are the source addresses of the first device of each family; the next ones follow.
 	First4, First6 netip.Addr
-	// To4 and To6 are where devices of each family send both protocols.
+	// To4 and To6 are the destinations of each family for both protocols.
 	To4, To6 netip.AddrPort
-	Rate     float64       // messages a second, a device and a protocol
+	Rate     float64       // messages a second, for each device and protocol
 	Records  int           // data records in an IPFIX message
-	Refresh  int           // an IPFIX template in every so many messages, besides the first of each epoch
-	Sparse   int           // every so manieth device announces its template when it starts and once in TemplateTimeout, whatever happens; 0: none
+	Refresh  int           // interval of IPFIX templates in messages, besides the first of each epoch
+	Sparse   int           // every Sparse-th device announces its template only at its start and once in TemplateTimeout; 0: none
 	Retry    time.Duration // between two attempts to connect
-	Ramp     time.Duration // between the first connects of two devices; 0: all at once
-	NS       *netns.Handle // where the devices live
+	Ramp     time.Duration // between the first connects of two devices; 0: all at the same time
+	NS       *netns.Handle // namespace of the devices
 	Notice   func(Event)   // called from many goroutines
-	// Opened tells whether the collector has taken up a device's BMP session of that number; while it has not, the
-	// device sends no IPFIX. Called from many goroutines; nil: always.
+	// Opened reports whether the collector has opened the device's BMP session of this number. Until then
+	// the device sends no IPFIX. Called from many goroutines; nil: always true.
 	Opened func(device, session int) bool
 }
 
-// Fleet is a number of devices that send.
+// Fleet is a number of sending devices.
 type Fleet struct {
 	Devices []*Device
 
@@ -86,17 +86,17 @@ type Fleet struct {
 	messages  atomic.Int64
 }
 
-// lane is one protocol of one device and what it sent.
+// lane is one protocol of one device, with its counts.
 type lane struct {
 	dev  *Device
-	mu   sync.Mutex // held from reading the epoch until what was sent in it is counted
+	mu   sync.Mutex // held from reading the epoch until the sent records are counted
 	sent map[uint32]int
-	n    uint32 // records, or routes, sent in all
+	n    uint32 // records, or routes, sent in total
 
 	session atomic.Int64 // BMP: number of the latest session, counting attempts
-	opening atomic.Bool  // BMP: a session was begun, and has not failed since
+	opening atomic.Bool  // BMP: a session was begun, without a failure since
 	up      atomic.Bool
-	refused atomic.Int64 // IPFIX: when a datagram was, in nanoseconds of Unix time
+	refused atomic.Int64 // IPFIX: time of the last refused datagram, in ns of Unix time
 
 	sparse bool        // see Config.Sparse
 	remind atomic.Bool // announce the template once more
@@ -104,8 +104,8 @@ type lane struct {
 	waited []time.Time // see WaitedAt
 }
 
-// New makes a fleet; nothing is sent before Start. The first epoch is 1, so that a collector's 0 means
-// that a record had none.
+// New creates a fleet; nothing is sent before Start. The first epoch is 1, because 0 means a record without
+// one.
 func New(cfg Config) (*Fleet, error) {
 	if cfg.IPv6 > cfg.Devices || cfg.Rate <= 0 {
 		return nil, fmt.Errorf("a fleet of %d devices, %d of them over IPv6, at %g messages a second", cfg.Devices, cfg.IPv6, cfg.Rate)
@@ -129,7 +129,7 @@ func New(cfg Config) (*Fleet, error) {
 	return f, nil
 }
 
-// await returns when whoever was sending has sent and counted it; the next one sees what was set before.
+// await returns after the current sender has sent and counted; the next one reads the new settings.
 func (l *lane) await() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -142,12 +142,12 @@ func (f *Fleet) lane(p Protocol, device int) *lane {
 	return f.lanes[len(f.Devices)+device]
 }
 
-// Start lets every device send until Stop.
+// Start makes every device send until Stop.
 func (f *Fleet) Start(ctx context.Context) {
 	ctx, f.cancel = context.WithCancel(ctx)
 	f.dialer = NewDialer(f.cfg.NS)
 	for i := range f.Devices {
-		// Spread over the interval: real routers do not tick together.
+		// Spread over the interval: real routers do not send in step.
 		phase := f.interval() * time.Duration(i) / time.Duration(len(f.Devices))
 		f.wg.Go(func() { f.sendIPFIX(ctx, f.lane(IPFIX, i), phase) })
 		f.wg.Go(func() { f.holdBMP(ctx, f.lane(BMP, i), phase) })
@@ -176,11 +176,11 @@ func (f *Fleet) target(d *Device) netip.AddrPort {
 	return f.cfg.To6
 }
 
-// Epoch is the number that records carry now.
+// Epoch returns the number in current records.
 func (f *Fleet) Epoch() uint32 { return f.epoch.Load() }
 
-// Advance begins a new epoch and returns the one that ended. When it returns, nothing more is sent in that
-// epoch: what Sent says of it is final.
+// Advance begins a new epoch and returns the previous one. On return nothing more is sent in that epoch:
+// Sent is final for it.
 func (f *Fleet) Advance() uint32 {
 	ended := f.epoch.Add(1) - 1
 	for _, l := range f.lanes {
@@ -189,7 +189,7 @@ func (f *Fleet) Advance() uint32 {
 	return ended
 }
 
-// Silence stops all IPFIX, or lets it go on. When it returns, nothing more is sent.
+// Silence stops all IPFIX, or resumes it. On return nothing more is sent.
 func (f *Fleet) Silence(on bool) {
 	f.silent.Store(on)
 	for i := range f.Devices {
@@ -197,7 +197,7 @@ func (f *Fleet) Silence(on bool) {
 	}
 }
 
-// Sent is how many records (IPFIX) or routes (BMP) a device sent in an epoch, by its index.
+// Sent returns the number of records (IPFIX) or routes (BMP) of a device in an epoch, by its index.
 func (f *Fleet) Sent(p Protocol, device int, epoch uint32) int {
 	l := f.lane(p, device)
 	l.mu.Lock()
@@ -205,13 +205,13 @@ func (f *Fleet) Sent(p Protocol, device int, epoch uint32) int {
 	return l.sent[epoch]
 }
 
-// Sparse tells whether a device repeats its template only once in TemplateTimeout.
+// Sparse reports whether a device repeats its template only once in TemplateTimeout.
 func (f *Fleet) Sparse(device int) bool { return f.lane(IPFIX, device).sparse }
 
 // Remind makes a device announce its template with its next message.
 func (f *Fleet) Remind(device int) { f.lane(IPFIX, device).remind.Store(true) }
 
-// SentAt is when a sparse device sent each IPFIX message of an epoch.
+// SentAt returns the times of a sparse device's IPFIX messages in an epoch.
 func (f *Fleet) SentAt(device int, epoch uint32) []time.Time {
 	l := f.lane(IPFIX, device)
 	l.mu.Lock()
@@ -219,7 +219,8 @@ func (f *Fleet) SentAt(device int, epoch uint32) []time.Time {
 	return slices.Clone(l.sentAt[epoch])
 }
 
-// WaitedAt is when a sparse device would have sent an IPFIX message and did not, for its BMP session was being opened.
+// WaitedAt returns the times of a sparse device's held IPFIX messages. It holds them while its BMP session
+// opens.
 func (f *Fleet) WaitedAt(device int) []time.Time {
 	l := f.lane(IPFIX, device)
 	l.mu.Lock()
@@ -227,27 +228,27 @@ func (f *Fleet) WaitedAt(device int) []time.Time {
 	return slices.Clone(l.waited)
 }
 
-// Session is the number of a device's BMP session and whether the device holds it to be up. Whether it is,
-// only its collector knows: a full backlog completes the handshake for the client alone.
+// Session returns the number of a device's BMP session, and whether the device considers it up. Only its
+// collector knows the truth: a full backlog completes the handshake for the client alone.
 func (f *Fleet) Session(device int) (number int, up bool) {
 	l := f.lane(BMP, device)
 	return int(l.session.Load()), l.up.Load()
 }
 
-// waits tells whether a device sends no IPFIX because its BMP session is being opened.
+// waits reports whether a device holds its IPFIX because its BMP session is opening.
 func (f *Fleet) waits(device int) bool {
 	l := f.lane(BMP, device)
 	return f.cfg.Opened != nil && l.opening.Load() && !f.cfg.Opened(device, int(l.session.Load()))
 }
 
-// Up is how many devices hold their BMP session to be up.
+// Up returns the number of devices with a BMP session they consider up.
 func (f *Fleet) Up() int { return int(f.up.Load()) }
 
-// Total is what was sent since the start: IPFIX messages and BMP messages.
+// Total returns the number of IPFIX and BMP messages since the start.
 func (f *Fleet) Total() (datagrams, messages int64) { return f.datagrams.Load(), f.messages.Load() }
 
-// Storm makes every device end its session and connect anew, all at the same moment. It returns the number
-// from which on each device's sessions are newer than the storm, by index.
+// Storm makes every device end its session and reconnect, all at the same moment. It returns by index the
+// first session number after the storm.
 func (f *Fleet) Storm() []int {
 	f.stormMu.Lock()
 	defer f.stormMu.Unlock()
@@ -260,8 +261,8 @@ func (f *Fleet) Storm() []int {
 	return after
 }
 
-// newSession counts a session and returns what will end it. Both at once: a session that Storm counts as
-// older is one that it ends.
+// newSession counts a session and returns the channel to end it. Both happen under one lock: every session
+// older than a storm ends by it.
 func (f *Fleet) newSession(l *lane) <-chan struct{} {
 	f.stormMu.Lock()
 	defer f.stormMu.Unlock()

@@ -23,11 +23,11 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// sink is a collector that counts what it understands: IPFIX records by source and epoch, BMP messages.
+// sink is a collector. It counts IPFIX records by source and epoch, and BMP messages.
 type sink struct {
 	mu        sync.Mutex
 	records   map[netip.Addr]map[uint32]int
-	follows   map[netip.Addr]map[uint32]uint32 // which sequence number follows each that came
+	follows   map[netip.Addr]map[uint32]uint32 // next sequence number after each received one
 	sessions  map[netip.Addr]int               // BMP connections
 	routes    map[netip.Addr]int
 	templates map[netip.Addr]int // announcements of templates
@@ -41,7 +41,7 @@ func startSink(t *testing.T) (*sink, netip.AddrPort) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// No datagram may be lost to a sink that does not run for seconds.
+	// A sink without CPU for seconds must not lose datagrams.
 	raw, err := udp.SyscallConn()
 	if err == nil {
 		err = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20) })
@@ -138,7 +138,7 @@ func startSparse(t *testing.T, to netip.AddrPort, sparse int, notice func(Event)
 	return startWith(t, Config{To4: to, Sparse: sparse, Notice: notice})
 }
 
-// startWith starts a fleet; what cfg leaves out is filled in.
+// startWith starts a fleet; missing settings get defaults.
 func startWith(t *testing.T, cfg Config) *Fleet {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -159,12 +159,12 @@ func startWith(t *testing.T, cfg Config) *Fleet {
 	return f
 }
 
-// What Sent says of an epoch that ended is final and is what arrives, to the record.
+// Sent is final for an ended epoch and equals the arrivals, to the record.
 func TestEpochs(t *testing.T) {
 	s, at := startSink(t)
 	f := startFleet(t, at, func(e Event) { t.Errorf("%s of %s: %v", e.Kind, e.Device.Addr, e.Err) })
 	for range 3 {
-		// Some messages each, and the epoch ends while they send.
+		// Each sends some messages, and the epoch ends while they send.
 		for i, d := range f.Devices {
 			nstest.Until(t, fmt.Sprintf("%s sends nothing in epoch %d", d.Addr, f.Epoch()), func() bool { return f.Sent(IPFIX, i, f.Epoch()) >= 5*3 })
 		}
@@ -199,7 +199,7 @@ func TestEpochs(t *testing.T) {
 		if sent == 0 {
 			t.Errorf("%s sent no routes", d.Addr)
 		}
-		// What was sent last may still be on its way to the sink.
+		// The last messages may still be in transit to the sink.
 		nstest.Until(t, fmt.Sprintf("%s sent %d routes, and another number arrived", d.Addr, sent), func() bool {
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -219,8 +219,8 @@ func TestEpochs(t *testing.T) {
 	}
 }
 
-// A sparse device announces its template once, whatever epochs come, and again when it is reminded; and it
-// knows when it sent what.
+// A sparse device announces its template once, over all epochs, and again after a reminder. It records its
+// send times.
 func TestSparse(t *testing.T) {
 	s, at := startSink(t)
 	f := startSparse(t, at, 2, nil)
@@ -257,7 +257,7 @@ func TestSparse(t *testing.T) {
 	nstest.Until(t, "a sparse device was reminded and did not announce its template", func() bool { return announced(0) == 2 })
 }
 
-// While its collector has not taken up its session, a device sends no IPFIX.
+// A device sends no IPFIX until its collector has opened its session.
 func TestOpened(t *testing.T) {
 	_, at := startSink(t)
 	var taken atomic.Bool
@@ -266,7 +266,7 @@ func TestOpened(t *testing.T) {
 	f.Advance()
 	for i := range f.Devices {
 		nstest.Until(t, "no routes are sent", func() bool { return f.Sent(BMP, i, 2) > 5 })
-		if n := f.Sent(IPFIX, i, 2); n > 3 { // one message may have been under way when the session began
+		if n := f.Sent(IPFIX, i, 2); n > 3 { // one message may have been in transit at the start of the session
 			t.Errorf("device %d sent %d records before its session was taken up", i, n)
 		}
 	}
@@ -276,7 +276,7 @@ func TestOpened(t *testing.T) {
 	}
 }
 
-// In a storm every device ends its session and has a new one, whose number is at least the one Storm named.
+// In a storm every device ends its session and opens a new one. Its number is at least the one from Storm.
 func TestStorm(t *testing.T) {
 	s, at := startSink(t)
 	f := startFleet(t, at, nil)
@@ -311,7 +311,7 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// A device notices that its collector ends its session, and comes back.
+// A device notices the end of its session by the collector, and reconnects.
 func TestLost(t *testing.T) {
 	s, at := startSink(t)
 	var mu sync.Mutex
@@ -324,7 +324,7 @@ func TestLost(t *testing.T) {
 		}
 	})
 	nstest.Until(t, "not all devices are up", func() bool { return f.Up() == devices })
-	// A device is up when its connection is made, which the sink may be later to take.
+	// A device is up when it is connected, and the sink may accept later.
 	nstest.Until(t, "the sink did not take all connections", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -343,7 +343,7 @@ func TestLost(t *testing.T) {
 	nstest.Until(t, "not all devices came back", func() bool { return f.Up() == devices })
 }
 
-// Where nobody listens, both protocols notice it.
+// Without a listener, both protocols report it.
 func TestRefused(t *testing.T) {
 	var mu sync.Mutex
 	seen := map[Kind]error{}

@@ -14,7 +14,7 @@ const (
 	template6 = 257
 )
 
-// counted follow the addresses in both templates: ports, protocol, octets, packets, start and end in
+// counted follows the addresses in both templates: ports, protocol, octets, packets, start and end in
 // milliseconds, ingress and egress interface.
 var counted = []ipfix.Field{{ID: 7, Length: 2}, {ID: 11, Length: 2}, {ID: 4, Length: 1}, {ID: 1, Length: 8}, {ID: 2, Length: 8},
 	{ID: 152, Length: 8}, {ID: 153, Length: 8}, {ID: 10, Length: 4}, {ID: 14, Length: 4}}
@@ -27,7 +27,7 @@ var (
 
 func (d *Device) template() (id uint16, fields []ipfix.Field) { return d.withAddresses(counted) }
 
-// withAddresses are the device's addresses and then fields.
+// withAddresses returns the device's address fields, followed by fields.
 func (d *Device) withAddresses(fields []ipfix.Field) (uint16, []ipfix.Field) {
 	if d.Addr.Is4() {
 		return template4, append(addresses4[:2:2], fields...)
@@ -35,9 +35,9 @@ func (d *Device) withAddresses(fields []ipfix.Field) (uint16, []ipfix.Field) {
 	return template6, append(addresses6[:2:2], fields...)
 }
 
-// IPFIX appends one IPFIX message (RFC 7011) to b and returns it. seq is the number of data records the
-// device sent before, as the header wants it; records is how many this one holds; each counts one packet,
-// so that a collector's sum of packets is a number of records. epoch becomes the ingress interface.
+// IPFIX appends one IPFIX message (RFC 7011) to b and returns it. seq is the number of data records sent
+// before, as required by the header. records is the number in this message. Each counts one packet, so a
+// collector's sum of packets is a number of records. epoch becomes the ingress interface.
 func (d *Device) IPFIX(b []byte, seq uint32, withTemplate bool, records int, epoch uint32, now time.Time) []byte {
 	id, fields := d.template()
 	w := ipfix.Begin(b, ipfix.Header{Version: ipfix.IPFIX, ExportTime: uint32(now.Unix()), Sequence: seq, Domain: uint32(d.Index + 1)})
@@ -48,7 +48,7 @@ func (d *Device) IPFIX(b []byte, seq uint32, withTemplate bool, records int, epo
 	return w.End()
 }
 
-// addresses appends those of the flow number n.
+// addresses appends the addresses of flow number n.
 func (d *Device) addresses(b []byte, n uint32) []byte {
 	if d.Addr.Is4() {
 		return append(b, 192, 0, 2, byte(n), 198, 51, 100, byte(n>>8))
@@ -60,7 +60,7 @@ func (d *Device) addresses(b []byte, n uint32) []byte {
 	return b
 }
 
-// flow appends the data record number n.
+// flow appends data record number n.
 func (d *Device) flow(b []byte, n, epoch uint32, now time.Time) []byte {
 	b = d.addresses(b, n)
 	b = be.AppendUint16(b, uint16(1024+n%60000))

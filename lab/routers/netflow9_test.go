@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Every length in a NetFlow 9 packet must be that of what follows (RFC 3954 sections 5.1 to 5.3); that the
-// content means what it should, goflow2 and nfcapd judge in lab/replay.
+// Every length in a NetFlow 9 packet matches its content (RFC 3954 sections 5.1 to 5.3). goflow2 and nfcapd
+// check the meaning of the content in lab/replay.
 func TestNetFlow9Lengths(t *testing.T) {
 	for _, a := range sources {
 		for _, template := range []bool{true, false} {

@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// patience is how long a device waits for a connection, or for a collector to take what it writes, before it
-// gives the session up, as routers do.
+// patience is a device's timeout for a connection, or for a write. Then it gives the session up, like
+// routers.
 const patience = 20 * time.Second
 
-// statisticsEvery is after how many routes statistics follow.
+// statisticsEvery is the interval of statistics, in routes.
 const statisticsEvery = 20
 
-// sleep waits, or returns false when the fleet stops first.
+// sleep waits, or returns false if the fleet stops first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -65,7 +65,7 @@ func (f *Fleet) sendIPFIX(ctx context.Context, l *lane, phase time.Duration) {
 			}
 			l.sent[epoch] += f.cfg.Records
 			l.n += uint32(f.cfg.Records)
-			f.datagrams.Add(1) // who has awaited the lane finds it counted
+			f.datagrams.Add(1) // counted before await returns
 		}
 		l.mu.Unlock()
 		if err != nil { // of an earlier datagram; this one was not sent
@@ -81,15 +81,15 @@ func (f *Fleet) sendIPFIX(ctx context.Context, l *lane, phase time.Duration) {
 	}
 }
 
-// announcement is what a device remembers of its template: when it was sent last, and how many messages went
-// out since; and the epoch of the last message.
+// announcement is a device's state about its template: the time of the last one, the number of messages
+// since, and the epoch of the last message.
 type announcement struct {
 	at    time.Time
 	since int
 	epoch uint32
 }
 
-// due tells whether a device's next message holds its template.
+// due reports whether a device's next message includes its template.
 func (f *Fleet) due(l *lane, a announcement, epoch uint32, now time.Time) bool {
 	if l.remind.Load() || a.at.IsZero() {
 		return true
@@ -100,13 +100,13 @@ func (f *Fleet) due(l *lane, a announcement, epoch uint32, now time.Time) bool {
 	return epoch != a.epoch || a.since >= f.cfg.Refresh || l.recentlyRefused()
 }
 
-// recentlyRefused tells whether the collector may be a new one that has no template yet. Errors come back
-// for one datagram a second at most (sysctl net.ipv4.icmp_ratelimit), hence the seconds.
+// recentlyRefused reports whether the collector may be a new one without a template. ICMP errors arrive for
+// one datagram a second at most (sysctl net.ipv4.icmp_ratelimit), hence the seconds.
 func (l *lane) recentlyRefused() bool {
 	return time.Now().UnixNano()-l.refused.Load() < int64(4*time.Second)
 }
 
-// readErrors waits for what the network says about a device's datagrams; collectors say nothing.
+// readErrors waits for ICMP errors about a device's datagrams; collectors send nothing.
 func (f *Fleet) readErrors(ctx context.Context, l *lane, conn net.Conn) {
 	var b [1]byte
 	for ctx.Err() == nil {
@@ -119,7 +119,7 @@ func (f *Fleet) readErrors(ctx context.Context, l *lane, conn net.Conn) {
 	}
 }
 
-// holdBMP keeps a session up, connecting anew whenever it ends.
+// holdBMP keeps a session up, and reconnects after its end.
 func (f *Fleet) holdBMP(ctx context.Context, l *lane, phase time.Duration) {
 	if !sleep(ctx, time.Duration(l.dev.Index)*f.cfg.Ramp) {
 		return
@@ -146,7 +146,7 @@ func (f *Fleet) holdBMP(ctx context.Context, l *lane, phase time.Duration) {
 	}
 }
 
-// open connects and sends what opens a session.
+// open connects and sends the first messages of a session.
 func (f *Fleet) open(ctx context.Context, l *lane) (net.Conn, error) {
 	conn, err := f.dialer.Dial("tcp", l.dev.Addr, f.target(l.dev))
 	if err != nil {
@@ -157,7 +157,7 @@ func (f *Fleet) open(ctx context.Context, l *lane) (net.Conn, error) {
 	_ = conn.SetWriteDeadline(time.Now().Add(patience))
 	b := l.dev.Initiation(nil)
 	b = l.dev.PeerUp(b, int(l.session.Load()), time.Now())
-	if _, err := conn.Write(b); err != nil { // also when the connection did not come about
+	if _, err := conn.Write(b); err != nil { // also after a failed connection
 		conn.Close()
 		return nil, err
 	}
@@ -166,9 +166,9 @@ func (f *Fleet) open(ctx context.Context, l *lane) (net.Conn, error) {
 	return conn, nil
 }
 
-// talk sends routes until the session ends, and tells whether a storm ended it.
+// talk sends routes until the session ends, and reports whether a storm ended it.
 func (f *Fleet) talk(ctx context.Context, l *lane, conn net.Conn, storm <-chan struct{}, phase time.Duration) bool {
-	gone := make(chan error, 1) // a collector never sends: a read returns only when the session ends
+	gone := make(chan error, 1) // a collector never sends: a read returns only at the end of the session
 	f.wg.Go(func() {
 		_, err := conn.Read(make([]byte, 1))
 		gone <- err

@@ -10,8 +10,8 @@ import (
 
 var sources = []netip.Addr{netip.MustParseAddr("10.99.0.1"), netip.MustParseAddr("fd00:99::1")}
 
-// Every length in an IPFIX message must be that of what follows (RFC 7011 sections 3.1, 3.3, 3.4.1); that the
-// content means what it should, nfacctd judges in lab/replay.
+// Every length in an IPFIX message matches its content (RFC 7011 sections 3.1, 3.3, 3.4.1). nfacctd checks
+// the meaning of the content in lab/replay.
 func TestIPFIXLengths(t *testing.T) {
 	for _, a := range sources {
 		for _, template := range []bool{true, false} {
@@ -55,8 +55,8 @@ func TestIPFIXLengths(t *testing.T) {
 	}
 }
 
-// A stream of BMP must fall apart into messages of the right types by their lengths alone (RFC 7854 section
-// 4.1), and so must the BGP messages inside.
+// A BMP stream splits into messages of the right types by their lengths alone (RFC 7854 section 4.1), and
+// so do the BGP messages inside.
 func TestBMPLengths(t *testing.T) {
 	now := time.Unix(1700000000, 5000)
 	for _, a := range sources {
