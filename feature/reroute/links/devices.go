@@ -8,7 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Devices are the numbers of the interfaces of the caller's network namespace, by name and by alternative name.
+// Devices returns the indexes of the caller's network interfaces by name and alternative name.
 func Devices() (map[string]int, error) {
 	all, err := netlink.LinkList()
 	if err != nil {
@@ -24,8 +24,8 @@ func Devices() (map[string]int, error) {
 	return out, nil
 }
 
-// DeviceProblem says why a session does not go by its device any more, used being the number that it goes by, 0 for none; "": it does. again: the
-// device is there, and the session can begin anew. all are [Devices].
+// DeviceProblem explains why a session does not use its device any more, or returns "". used is the session's device
+// index, 0 for none. all comes from [Devices]. again reports that the device exists and the session can restart.
 func DeviceProblem(all map[string]int, device string, used int) (problem string, again bool) {
 	now, there := all[device]
 	switch {

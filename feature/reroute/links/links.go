@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package links is the map that liveness writes and the data path of protection reads: which of the
-// protected links of a network namespace may not be used, and why. Layout: feature/reroute/links.h.
+// Package links holds the link states: a map written by liveness and protection, and read by the data path. It tells
+// which links of a network namespace are unusable, and why. Layout: feature/reroute/links.h.
 package links
 
 import (
@@ -14,34 +14,33 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Slots is how many links of a network namespace can be told apart.
+// Slots is the number of link states of a network namespace.
 const Slots = 4096
 
-// MapName is the map's name in the objects that share it, and of its pin.
+// MapName is the map's name in the sharing objects and of its pin.
 const MapName = "reroute_links"
 
-// Mark is of packets that find out about a link, and so stay on it whatever it is used for: REROUTE_MARK of links.h.
+// Mark marks packets of link detection. They stay on the link even when it is down: REROUTE_MARK of links.h.
 const Mark = 0x77656972
 
-// LeaveProgram is liveness' program where packets leave by a device. It changes nothing but the link address of a neighbour that has
-// moved.
+// LeaveProgram is liveness' egress program of a device. It only replaces the link address of a moved neighbour.
 const LeaveProgram = "liveness_leave"
 
-// Reason is a bit set of why a link is not to be used. Each has a byte of the link's word, at the place of its bit.
+// Reason is a bit set of reasons against a link. Bit n belongs to byte n of the link state.
 type Reason uint8
 
 // Reasons.
 const (
-	Probe   Reason = 1 << iota // liveness: probes are not answered, or no longer come
-	Carrier                    // the device has no carrier, or is administratively down
-	Drain                      // an operator takes the link out of use
+	Probe   Reason = 1 << iota // liveness: probes are not answered, or no longer arrive
+	Carrier                    // the device has no carrier, or is set down
+	Drain                      // an operator has drained the link
 )
 
-// State is a link's word, its bytes in the order of the reasons; zero while the link may be used. Where the map is mapped, words are
-// eight bytes apart (array_map_alloc, kernel/bpf/arraymap.c).
+// State is a link state: one byte per reason, in the order of the reasons. It is zero while the link may be used. In
+// the mapped memory the states are eight bytes apart (array_map_alloc, kernel/bpf/arraymap.c).
 type State [4]byte
 
-// Reasons says why the link is not to be used; 0: it may be.
+// Reasons returns the reasons against the link; 0: it may be used.
 func (w State) Reasons() (r Reason) {
 	for i, b := range w {
 		if b != 0 {
@@ -51,20 +50,21 @@ func (w State) Reasons() (r Reason) {
 	return r
 }
 
-// Slot is where the word of a device stands. Two devices of a network namespace may have the same one: then only one of
-// them can be protected.
+// Slot returns the index of a device's link state. Two devices of a network namespace can share a slot; then only one
+// of them can be protected.
 func Slot(ifindex int) uint32 { return uint32(ifindex) % Slots }
 
-// Spec is the map, for whoever makes it first; the others' objects get it as a replacement of theirs.
+// Spec returns the map's specification. The first user creates the map; the other objects load with this map in place
+// of their own.
 func Spec() *ebpf.MapSpec {
 	return &ebpf.MapSpec{Name: MapName, Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: Slots, Flags: unix.BPF_F_MMAPABLE}
 }
 
-// stride is from one word to the next where the map is mapped.
+// stride is the distance between mapped link states, in bytes.
 const stride = 8
 
-// ClearProbe takes liveness' byte out of a link's word: nobody probes the link any more. The other bytes have other writers, so the byte
-// alone is written. No program that wrote it may still run: kernel.WaitForPrograms.
+// ClearProbe clears liveness' byte of a link state after the last probe. It writes only this byte, because the others
+// have other writers. No program writing the byte may still run: see kernel.WaitForPrograms.
 func ClearProbe(m *ebpf.Map, ifindex int) error {
 	b, err := unix.Mmap(m.FD(), 0, Slots*stride, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -74,8 +74,8 @@ func ClearProbe(m *ebpf.Map, ifindex int) error {
 	return unix.Munmap(b)
 }
 
-// Shared is the map of a namespace's links if another of its instances has pinned it (under MapName), not the one named; nil if
-// none has. The caller closes it.
+// Shared returns the map pinned by another instance of the namespace than the given one, or nil. The caller closes
+// it.
 func Shared(l *kernel.WriteLock, but kernel.Instance) (*ebpf.Map, error) {
 	all, err := l.Instances(but.Feature)
 	if err != nil {

@@ -4,17 +4,18 @@ package links
 
 import "strings"
 
-// WaysLeft tells whether packets of a link that is down have a way left. The data path (rescue in protect.bpf.c) drops a packet if
-// some repairs are for its version of IP and all of their links are down too. Without any such repair the packet stays on the link.
+// WaysLeft tells whether packets of a link that is down have a way left. The data path (rescue in protect.bpf.c)
+// drops a packet if all repairs for its IP version are down too. Without any such repair the packet stays on the
+// link.
 type WaysLeft struct {
-	Reasons Reason // against the link, and against links of its repairs
+	Reasons Reason // against the link and the links of its repairs
 
-	repairs, usable [len(versions)]bool // by version of IP: whether there is a repair, and one that may be used
+	repairs, usable [len(versions)]bool // by IP version: a repair exists; a usable one exists
 }
 
 var versions = [...]string{"IPv4", "IPv6"}
 
-// Add adds a repair: for which versions of IP it is, and the reasons against its link.
+// Add adds a repair with its IP versions and the reasons against its link.
 func (l *WaysLeft) Add(v4, v6 bool, against Reason) {
 	for i, suits := range [...]bool{v4, v6} {
 		l.repairs[i] = l.repairs[i] || suits
@@ -23,7 +24,7 @@ func (l *WaysLeft) Add(v4, v6 bool, against Reason) {
 	l.Reasons |= against
 }
 
-// Dropped returns the versions of IP whose packets are dropped; nil: none are.
+// Dropped returns the IP versions of dropped packets, or nil.
 func (l *WaysLeft) Dropped() (out []string) {
 	for i, name := range versions {
 		if l.repairs[i] && !l.usable[i] {
@@ -33,7 +34,7 @@ func (l *WaysLeft) Dropped() (out []string) {
 	return out
 }
 
-// Remedy says how packets get a way again; "": they have one.
+// Remedy explains how packets get a way again, or returns "" if they have one.
 func (l *WaysLeft) Remedy() string {
 	if len(l.Dropped()) == 0 {
 		return ""

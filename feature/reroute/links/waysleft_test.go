@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Packets are dropped if repairs are for their version of IP, and none of these may be used. The remedy is that of all reasons.
+// Packets are dropped if repairs exist for their IP version and none is usable. The remedy covers all reasons.
 func TestWaysLeft(t *testing.T) {
 	type repair struct {
 		v4, v6  bool

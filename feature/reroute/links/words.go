@@ -9,18 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Places of protection's bytes in a link's word (links.h), and how far apart words are: an array's elements begin at multiples
-// of eight bytes (array_map_alloc in kernel/bpf/arraymap.c).
+// StateSize is the distance between mapped link states: an array's elements begin at multiples of eight bytes
+// (array_map_alloc in kernel/bpf/arraymap.c). The other constants are protection's bytes in a link state (links.h).
 const (
 	StateSize   = 8
 	CarrierByte = 1
 	DrainByte   = 2
 )
 
-// Words is the map of links' words, mapped. Each byte has one writer, and one store changes it.
+// Words is the mapped memory of the link states. Each byte has one writer, and one store changes it.
 type Words []byte
 
-// MapWords maps the words. Close unmaps them.
+// MapWords maps the link states. Close unmaps them.
 func MapWords(m *ebpf.Map) (Words, error) {
 	memory, err := unix.Mmap(m.FD(), 0, Slots*StateSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -29,10 +29,10 @@ func MapWords(m *ebpf.Map) (Words, error) {
 	return Words(memory), nil
 }
 
-// Close unmaps the words.
+// Close unmaps the link states.
 func (w Words) Close() { _ = unix.Munmap(w) }
 
-// Set sets one byte of a link's word, and says whether it was another.
+// Set sets one byte of a link state. It reports whether the byte changed.
 func (w Words) Set(slot uint32, at int, on bool) bool {
 	var v byte
 	if on {
@@ -44,7 +44,7 @@ func (w Words) Set(slot uint32, at int, on bool) bool {
 	return was != v
 }
 
-// Get is the word of a link.
+// Get returns the state of a link.
 func (w Words) Get(slot uint32) (v State) {
 	copy(v[:], w[int(slot)*StateSize:])
 	return v

@@ -16,15 +16,15 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// filterName is the name of the tc filter where the kernel has no tcx.
+// filterName names the tc filter on kernels without tcx.
 const filterName = "weir_reroute"
 
-// tcx says whether programs are held by links; a test has it say no.
+// tcx reports whether programs attach by tcx links. Tests override it to force filters.
 var tcx = func() bool { return kernel.TCXLink.Check() == nil }
 
 func linkPin(index int) string { return linkPrefix + strconv.Itoa(index) }
 
-// protected are the interfaces that are to have the program.
+// protected maps the indexes of interfaces needing the egress program to their names.
 func protected(routes []route) map[int]string {
 	out := map[int]string{}
 	for _, r := range routes {
@@ -33,7 +33,7 @@ func protected(routes []route) map[int]string {
 	return out
 }
 
-// load loads a program over the pinned maps.
+// load loads a program, with the pinned maps in place of its own.
 func (s *instance) load(name string) (*kernel.Collection, error) { return loadOver(s.pins.Maps, name) }
 
 func loadOver(pinned map[string]*ebpf.Map, name string) (*kernel.Collection, error) {
@@ -48,7 +48,8 @@ func loadOver(pinned map[string]*ebpf.Map, name string) (*kernel.Collection, err
 	return kernel.Load(spec, []string{name}, share)
 }
 
-// attach has the program be where it is wanted and nowhere else, and then takes away what no repair leads to any more.
+// attach attaches the egress program to the protected interfaces and detaches it from all others. Then it removes
+// helper pairs without a repair.
 func (s *instance) attach(routes []route) error {
 	want := protected(routes)
 	have, err := s.detachOthers(want)
@@ -81,7 +82,7 @@ func (s *instance) attach(routes []route) error {
 	return s.dropUnused(routes)
 }
 
-// detachOthers takes the program off interfaces that do not want it, and returns those that have it.
+// detachOthers detaches the program from unwanted interfaces. It returns the remaining attached ones.
 func (s *instance) detachOthers(want map[int]string) (map[int]bool, error) {
 	have := map[int]bool{}
 	pins, err := s.pins.Links()
@@ -134,7 +135,7 @@ func (s *instance) detachOthers(want map[int]string) (map[int]bool, error) {
 	return have, nil
 }
 
-// attached says whether a pinned link has the program at an interface.
+// attached reports whether a pinned link holds the program at an interface.
 func (s *instance) attached(pin string, index int) bool {
 	ln, err := s.pins.Link(pin)
 	if err != nil {
@@ -154,7 +155,7 @@ func (s *instance) attachOne(index int, name string, p *ebpf.Program) error {
 		return err
 	})
 	if errors.Is(err, unix.ENODEV) {
-		return nil // it went this instant
+		return nil // the interface was removed meanwhile
 	} else if err != nil {
 		return err
 	}
@@ -162,7 +163,7 @@ func (s *instance) attachOne(index int, name string, p *ebpf.Program) error {
 	return s.lock.AddLink(s.inst, linkPin(index), ln)
 }
 
-// noteFilters records the filters that are in place of links, so that their loss is told.
+// noteFilters records the filters used in place of links, so their loss is reported.
 func (s *instance) noteFilters() error {
 	if tcx() {
 		return nil
@@ -176,7 +177,7 @@ func (s *instance) noteFilters() error {
 	return errors.Join(it.Err(), s.ns.Do(func() error { s.lock.NoteFilters(s.inst, all); return nil }))
 }
 
-// attachFilter notes the interface before it gets a filter, so that it is found again.
+// attachFilter records the interface before attaching the filter, so a killed command leaves no unknown filter.
 func (s *instance) attachFilter(index int, p *ebpf.Program) error {
 	return s.ns.Do(func() error {
 		f := kernel.Clsact{Ifindex: index, Name: filterName, Egress: true}
@@ -195,6 +196,6 @@ func (s *instance) attachFilter(index int, p *ebpf.Program) error {
 		if err := f.Attach(p); !errors.Is(err, unix.ENODEV) {
 			return err
 		}
-		return nil // it went this instant
+		return nil // the interface was removed meanwhile
 	})
 }

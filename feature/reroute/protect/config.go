@@ -12,56 +12,56 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Mode is how a packet is told its way.
+// Mode selects how segments are put into a packet.
 type Mode string
 
-// Modes. IPv4 packets are encapsulated in any case.
+// Modes of a repair. IPv4 packets are always encapsulated.
 const (
-	Encap  Mode = "encap"  // an IPv6 header and a reduced routing header before the packet: H.Encaps.Red of RFC 8986, 5.2
-	Inline Mode = "inline" // a routing header within the packet's own: reduced, the packet's destination is the last segment
+	Encap  Mode = "encap"  // prepend an IPv6 header and a reduced routing header: H.Encaps.Red, RFC 8986 section 5.2
+	Inline Mode = "inline" // insert a reduced routing header; the packet's destination is the last segment
 )
 
 // Limits of a configuration.
 const (
-	maxSegments    = 9         // of a repair
-	maxPathRepairs = 4         // of a path
-	MaxHold        = time.Hour // of a path
-	maxPaths       = 1023      // of a network namespace: REROUTE_PATHS less the first
-	minMTU         = 1280      // of a link that carries IPv6: RFC 8200, 5
+	maxSegments    = 9         // per repair
+	maxPathRepairs = 4         // per path
+	MaxHold        = time.Hour // per path
+	maxPaths       = 1023      // per network namespace: REROUTE_PATHS less the first
+	minMTU         = 1280      // of a link carrying IPv6: RFC 8200 section 5
 )
 
-// Config is what is protected.
+// Config lists the protected paths.
 type Config struct {
 	Paths []Path
 }
 
-// Path is a link, or some destinations behind it, and the ways around it.
+// Path is a link, or some destinations behind it, with its repairs.
 type Path struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
 	Name           string         `yaml:"name" json:"name"`
 	Netns          string         `yaml:"netns" json:"netns,omitempty"`       // absent: the caller's
-	Device         string         `yaml:"interface" json:"interface"`         // the link that is protected
-	Prefixes       []netip.Prefix `yaml:"prefixes" json:"prefixes,omitempty"` // absent: what no other path of the interface has
+	Device         string         `yaml:"interface" json:"interface"`         // the protected link
+	Prefixes       []netip.Prefix `yaml:"prefixes" json:"prefixes,omitempty"` // absent: all destinations without another path of this interface
 	Repairs        []Repair       `yaml:"repairs" json:"repairs"`             // best first
-	Hold           time.Duration  `yaml:"hold" json:"hold,omitempty"`         // how long the interface has a carrier before it is used again
-	Shadow         bool           `yaml:"shadow" json:"shadow,omitempty"`     // count what would be rerouted, reroute nothing
-	// Slow has every packet take the kernel's routing also while the link is down: the program at the interfaces where packets
-	// come in is not used for any path of the namespace if one of them says so.
+	Hold           time.Duration  `yaml:"hold" json:"hold,omitempty"`         // time with a carrier before the interface is used again
+	Shadow         bool           `yaml:"shadow" json:"shadow,omitempty"`     // count affected packets, reroute nothing
+	// Slow disables the ingress program, so every packet takes the kernel's routing even while the link is down. One
+	// slow path disables the program for all paths of its namespace.
 	Slow bool `yaml:"slow" json:"slow,omitempty"`
 }
 
 // Repair is a way around a link.
 type Repair struct {
 	Mode      Mode         `yaml:"mode" json:"mode,omitempty"`           // absent: encap
-	Segments  []netip.Addr `yaml:"segments" json:"segments,omitempty"`   // in the order in which they are visited; absent: the neighbour via gets packets as they are
-	Segments4 []netip.Addr `yaml:"segments4" json:"segments4,omitempty"` // of IPv4 packets; absent, with Segments: these stay on the link
-	Device    string       `yaml:"interface" json:"interface,omitempty"` // absent: where the routing table sends the first segment
-	Via       netip.Addr   `yaml:"via" json:"via,omitzero"`              // neighbour there; absent: as the routing table has it
-	Source    netip.Addr   `yaml:"source" json:"source,omitzero"`        // of outer headers; absent: as the kernel chooses
+	Segments  []netip.Addr `yaml:"segments" json:"segments,omitempty"`   // in the order of the visits; absent: the neighbour Via gets packets unchanged
+	Segments4 []netip.Addr `yaml:"segments4" json:"segments4,omitempty"` // of IPv4 packets; absent beside Segments: IPv4 packets stay on the link
+	Device    string       `yaml:"interface" json:"interface,omitempty"` // absent: the interface of the route to the first segment
+	Via       netip.Addr   `yaml:"via" json:"via,omitzero"`              // next hop on Device; absent: from the route to the first segment
+	Source    netip.Addr   `yaml:"source" json:"source,omitzero"`        // source address of outer headers; absent: chosen by the kernel
 	MTU       int          `yaml:"mtu" json:"mtu,omitempty"`             // of the whole way, in bytes; absent: the interface's
 }
 
-// Validate checks what the types cannot. Errors carry the place in the file.
+// Validate checks values beyond their types. Each error carries its position in the file.
 func (c *Config) Validate() []error {
 	var errs []error
 	names, owners := map[[2]string]bool{}, map[[2]string]map[netip.Prefix]string{}
@@ -99,11 +99,11 @@ func (c *Config) Validate() []error {
 
 type failure func(format string, a ...any)
 
-// checkPrefixes sees to it that no two paths of an interface are for the same destinations.
+// checkPrefixes rejects two paths of an interface for the same destinations.
 func (p *Path) checkPrefixes(owners map[netip.Prefix]string, fail failure) {
 	all := p.Prefixes
 	if len(all) == 0 {
-		all = []netip.Prefix{{}} // whatever no prefix covers
+		all = []netip.Prefix{{}} // all destinations without a prefix
 	}
 	for i, x := range all {
 		if x.IsValid() && x != x.Masked() {
@@ -176,11 +176,11 @@ func usable(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.Is4In6() && a.Zone() == ""
 }
 
-// carries4 says whether the repair is a way for IPv4 packets: what ends a list for IPv6 (End.DT6, End.DX6, or End of an
-// inline header) is none, and the kernel drops them there.
+// carries4 reports whether the repair can carry IPv4 packets. The kernel drops IPv4 packets at the last segment of an
+// IPv6 list (End.DT6, End.DX6, or End behind an inline header).
 func (r Repair) carries4() bool { return len(r.Segments4) > 0 || len(r.Segments) == 0 }
 
-// String is the repair as plans show it.
+// String formats the repair for plans.
 func (r Repair) String() string {
 	s := "via " + r.Device
 	switch {
@@ -192,7 +192,7 @@ func (r Repair) String() string {
 	return fmt.Sprintf("%s %v %s", r.Mode, r.Segments, s)
 }
 
-// String is the path as plans show it.
+// String formats the path for plans.
 func (p Path) String() string {
 	s := p.Device
 	if len(p.Prefixes) > 0 {

@@ -45,7 +45,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// A configuration that asks for what is not there says so and does the rest.
+// A configuration with missing interfaces reports problems and applies the rest.
 func TestProblems(t *testing.T) {
 	w := newWorld(t)
 	absent, through := w.path(around()), w.path(Repair{Segments: addrs(sidDT6)})

@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// canMake says whether the kernel has a kind of device.
+// canMake reports whether the kernel supports a kind of device.
 func canMake(l netlink.Link) error {
 	err := netns.InNew(func() error {
 		err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "below"}})
@@ -42,7 +42,7 @@ func needDevice(t *testing.T, l netlink.Link) {
 	}
 }
 
-// The link that is protected, and the backup, may be VLANs.
+// The protected link and the backup can be VLANs.
 func TestVLAN(t *testing.T) {
 	w := newWorld(t)
 	needDevice(t, &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "v"}, VlanId: 7})
@@ -60,7 +60,7 @@ func TestVLAN(t *testing.T) {
 	w.rerouted(w.pair(true))
 }
 
-// Either may be a device of a VRF: the link in the VRF, the backup elsewhere.
+// Either can belong to a VRF: the link in the VRF, the backup elsewhere.
 func TestVRF(t *testing.T) {
 	w := newWorld(t)
 	needDevice(t, &netlink.Vrf{LinkAttrs: netlink.LinkAttrs{Name: "v"}, Table: 7})
@@ -70,7 +70,7 @@ func TestVRF(t *testing.T) {
 	w.rerouted(w.pair(true))
 }
 
-// A bridge's own device is one, too, and every kernel has it.
+// A bridge's own device can be protected too. Every kernel has bridges.
 func TestBridge(t *testing.T) {
 	w := newWorld(t)
 	w.ip(w.r1, "link add br0 type bridge", "link set br0 up", "link set main master br0", "addr flush dev main", "addr add fd00:12::1/64 dev br0 nodad",
@@ -81,7 +81,7 @@ func TestBridge(t *testing.T) {
 	w.rerouted(w.pair(true))
 }
 
-// rerouted drains the link and sees that packets go around it.
+// rerouted drains the link and checks that packets go around it.
 func (w *world) rerouted(p pair) {
 	w.Helper()
 	if !p.arrives(100, patience) {
@@ -99,7 +99,7 @@ func (w *world) rerouted(p pair) {
 	w.healthy()
 }
 
-// A packet of a tunnel that the host itself makes is rerouted as well: the kernel's tunnels are within it then.
+// Packets of a tunnel from this host are rerouted too: the kernel's tunnel headers are inside the repair's.
 func TestTunnelWithin(t *testing.T) {
 	w := newWorld(t)
 	vxlan := func(ns *netns.Handle, local, remote, addr string) {

@@ -14,14 +14,15 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// errNoPath says that no path has that name.
+// errNoPath reports an unknown path name.
 var errNoPath = errors.New("no such path")
 
-// Drain takes the link of a path out of use, at once: other paths of the link are rerouted as well. It outlasts this process
-// and applied configurations; [Undrain] ends it. A path is named NAME, or NETNS/NAME where several namespaces have one.
+// Drain takes the link of a path out of use at once, so all paths of the link are rerouted. The drain survives this
+// process and later configurations; [Undrain] ends it. A path is named NAME, or NETNS/NAME if several namespaces have
+// the name.
 func Drain(l *kernel.WriteLock, path string) error { return drain(l, path, true) }
 
-// Undrain lets the link of a path be used again, at once, if nothing else is against it.
+// Undrain ends the drain of a path's link at once. Liveness or a missing carrier can still keep the link out of use.
 func Undrain(l *kernel.WriteLock, path string) error { return drain(l, path, false) }
 
 func drain(l *kernel.WriteLock, name string, on bool) error {
@@ -32,7 +33,7 @@ func drain(l *kernel.WriteLock, name string, on bool) error {
 	return drainDevice(l, i, device, on)
 }
 
-// findPath finds the instance and the device of a path.
+// findPath returns the instance and the device of a path.
 func findPath(r *kernel.Root, name string) (i kernel.Instance, device string, err error) {
 	all, unreadable, err := store.All(r)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/links"
 )
 
-// tellDropped logs when packets of a path lose their last way, and when they have one again.
+// tellDropped logs the moment packets of a path lose their last way, and the moment they have one again.
 func (w *watcher) tellDropped() {
 	of := map[int]*links.WaysLeft{}
 	for _, r := range *w.repairs.Load() {

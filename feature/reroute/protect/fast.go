@@ -20,17 +20,17 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// lease is how long the fast program believes that its table is the kernel's routes. Who keeps it so renews the lease; should
-// that process stand still, packets take the kernel's way again, and the egress program's.
+// lease limits how long the fast program trusts its table of routes. [fast.extend] renews the lease. If this process
+// stalls, packets fall back to the kernel's routing and the egress program.
 const lease = 2 * time.Second
 
-// maxRoutes is how many routes the table is made for.
+// maxRoutes is the capacity of the table.
 const maxRoutes = 1 << 20
 
 const tooMany = "there are too many routes"
 
-// fast is the program at the interfaces where packets come in, while a link is down. Nothing of it is pinned: it goes with the
-// process that keeps its table.
+// fast is the ingress program, attached while a link is down. Nothing of it is pinned: it ends with the process,
+// because the process keeps its table up to date.
 type fast struct {
 	ns    *netns.Handle
 	pins  *kernel.Opened
@@ -42,15 +42,15 @@ type fast struct {
 
 	netfilter *kernel.NetfilterSeen
 
-	unsure   error     // whether it may run could not be told when it was looked last
-	reason   string    // it does not run
-	routes   string    // of that what routes are the reason of, since they were learnt
-	bypassed []string  // why it does not at some interfaces
-	next     time.Time // when it is seen whether it may still run, or may run by now
+	unsure   error     // the last check failed, so it is unknown whether the program may run
+	reason   string    // why the program is not attached
+	routes   string    // the part of reason found in the routes by the last learn
+	bypassed []string  // interfaces without the program, with reasons
+	next     time.Time // time of the next check
 }
 
-// startFast loads the program, fills its table and attaches it. Where it would do other than the kernel does it is not
-// attached, and why says so.
+// startFast loads the program, fills its table and attaches it. Where it would differ from the kernel's behaviour it
+// stays detached, and reason explains why.
 func startFast(ns *netns.Handle, pins *kernel.Opened, w scopeSpec, seen *kernel.NetfilterSeen) (_ *fast, err error) {
 	f := &fast{ns: ns, pins: pins, spec: w, netfilter: seen, links: map[kernel.TCX]kernel.Link{}, next: time.Now().Add(fastCheckInterval)}
 	if f.reason, err = f.obstacle(); err != nil || f.reason != "" {
@@ -76,8 +76,8 @@ func startFast(ns *netns.Handle, pins *kernel.Opened, w scopeSpec, seen *kernel.
 	return f, nil
 }
 
-// hurry has the fast program run while a protected link may not be used. It is no more than a shorter way: where it cannot run, or
-// nobody can tell whether it may, the kernel and the egress program do the work, and links are followed as before.
+// hurry attaches the fast program while a protected link is down. The program only shortens the packets' way. While
+// it cannot run, or this is unknown, the kernel and the egress program do the work, and links are followed as before.
 func (w *watcher) hurry() {
 	down := false
 	for _, l := range w.links {
@@ -109,7 +109,7 @@ func (w *watcher) hurry() {
 	w.log.Info("packets are rerouted where they come in", "interfaces", len(f.links), "except", f.not())
 }
 
-// unsure tells why the fast program does not run though it may be that it could: once, until that is over.
+// unsure logs once why the fast program does not run although nothing known forbids it.
 func (w *watcher) unsure(err error) {
 	why := ""
 	if err != nil {
@@ -133,7 +133,7 @@ func (f *fast) close() {
 	}
 }
 
-// suspend has packets take the kernel's way until [fast.learn].
+// suspend sends packets the kernel's way until the next [fast.learn].
 func (f *fast) suspend() {
 	f.valid = false
 	f.until(0)
@@ -141,7 +141,7 @@ func (f *fast) suspend() {
 
 func (f *fast) until(t uint64) {
 	if f.c != nil {
-		_ = f.c.Variables[bpf.ProtectVarFastUntil].Set(t) // the map is there as long as the program
+		_ = f.c.Variables[bpf.ProtectVarFastUntil].Set(t) // the map exists as long as the program
 	}
 }
 
@@ -152,7 +152,7 @@ func (f *fast) extend() {
 	}
 }
 
-// learn fills the table with what the kernel's routes are now.
+// learn fills the table from the kernel's current routes.
 func (f *fast) learn() error {
 	if f.table == nil {
 		return nil
@@ -179,7 +179,7 @@ func (f *fast) learn() error {
 	return nil
 }
 
-// attach has the program run at every interface where packets come in that the kernel forwards, behind whatever is there.
+// attach attaches the program behind all others at every interface with IPv6 forwarding.
 func (f *fast) attach() error {
 	return f.ns.Do(func() error {
 		at, aside, err := forwardingInterfaces()
@@ -203,7 +203,7 @@ func (f *fast) attach() error {
 
 func forwards(device string) bool { return setting("ipv6/conf/"+device+"/forwarding") == "1" }
 
-// setting reads a variable of the namespace of the calling thread; empty: there is none.
+// setting reads a sysctl of the calling thread's namespace. It returns "" if there is none.
 func setting(name string) string {
 	b, err := os.ReadFile("/proc/sys/net/" + name)
 	if err != nil {
@@ -212,13 +212,13 @@ func setting(name string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// repairOf finds the repair of a destination behind a protected link; 0: none.
+// repairOf maps the destinations behind a protected link to repair numbers; 0 is no repair.
 type repairOf struct {
 	byDefault uint32
 	prefixes  map[netip.Prefix]uint32
 }
 
-// of is the repair of the longest prefix that covers p.
+// of returns the repair of the longest prefix covering p.
 func (r repairOf) of(p netip.Prefix) uint32 {
 	for bits := p.Bits(); bits >= 0; bits-- {
 		if id := r.prefixes[netip.PrefixFrom(p.Addr(), bits).Masked()]; id != 0 {
@@ -228,13 +228,14 @@ func (r repairOf) of(p netip.Prefix) uint32 {
 	return r.byDefault
 }
 
-// passedOver says that the kernel does not use routes to a link without a carrier: it sends packets elsewhere by itself then.
+// passedOver reports whether the kernel ignores routes over the link while it has no carrier. The kernel itself then
+// uses another route.
 func passedOver(index int) bool {
 	l, err := netlink.LinkByIndex(index)
 	return err != nil || setting("ipv6/conf/"+l.Attrs().Name+"/ignore_routes_with_linkdown") == "1" || setting("ipv6/conf/all/ignore_routes_with_linkdown") == "1"
 }
 
-// readRepairs reads the repairs of every protected link, by its number.
+// readRepairs reads the repairs of every protected link, by interface index.
 func (f *fast) readRepairs() (map[int]repairOf, error) {
 	i := newInstaller(f.pins)
 	paths, prefixes, err := i.read()

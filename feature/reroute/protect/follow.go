@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect/neigh"
 )
 
-// keptNow are the neighbours whose permanent entries are weir's. What is known of them stays.
+// keptNow collects the neighbours with permanent entries of weir's. It keeps the existing state of known ones.
 func (w *watcher) keptNow(routes []route) error {
 	want, err := neighbours(routes)
 	if err != nil {
@@ -36,7 +36,7 @@ func (w *watcher) keptNow(routes []route) error {
 		}
 		var v neigh.Value
 		if err := w.pins.Maps[pinNeighbours].Lookup(k, &v); errors.Is(err, ebpf.ErrKeyNotExist) {
-			continue // the operator's, or one that has not answered yet
+			continue // the operator's, or not answered yet
 		} else if err != nil {
 			return err
 		}
@@ -51,7 +51,7 @@ func (w *watcher) keptNow(routes []route) error {
 	return nil
 }
 
-// hears takes what a neighbour told.
+// hears handles an address announced by a neighbour.
 func (w *watcher) hears(e *neigh.Ears, t neigh.Told) {
 	n := w.kept[t.Key]
 	switch {
@@ -60,10 +60,10 @@ func (w *watcher) hears(e *neigh.Ears, t neigh.Told) {
 		if t.MAC != nil {
 			w.believe(t.Key, n, t)
 		}
-	case t.MAC == nil && n.times >= askOnly: // it answers all of the link, and says nothing
+	case t.MAC == nil && n.times >= askOnly: // the whole link was asked, and the answer names no address
 	case t.MAC == nil || bytes.Equal(t.MAC, n.mac):
 		n.heard, n.times, n.other = time.Now(), 0, nil
-	case n.times >= askOnly: // the old one does not answer
+	case n.times >= askOnly: // the old address does not answer
 		w.believe(t.Key, n, t)
 	case !bytes.Equal(n.other, t.MAC):
 		n.other, n.since = t.MAC, time.Now()
@@ -71,7 +71,7 @@ func (w *watcher) hears(e *neigh.Ears, t neigh.Told) {
 	}
 }
 
-// believe gives the kernel's entry the address; repairs follow that ([watcher.neighbour]).
+// believe writes the new address to the kernel's entry; repairs follow by [watcher.neighbour].
 func (w *watcher) believe(k neigh.Key, n *keptNeighbour, t neigh.Told) {
 	var v neigh.Value
 	copy(v.MAC[:], t.MAC)
@@ -102,10 +102,10 @@ func (w *watcher) believe(k neigh.Key, n *keptNeighbour, t neigh.Told) {
 
 func (w *watcher) asks(e *neigh.Ears, k neigh.Key, n *keptNeighbour, everybody bool) {
 	n.asked = time.Now()
-	_ = w.ns.Do(func() error { return e.Ask(k, n.mac, everybody) }) // a link that is down: it is asked again
+	_ = w.ns.Do(func() error { return e.Ask(k, n.mac, everybody) }) // fails on a link without a carrier; inquire repeats it
 }
 
-// inquire asks neighbours that were not heard for long, or whose link is down.
+// inquire asks neighbours silent for a long time, and neighbours on links that are down.
 func (w *watcher) inquire(e *neigh.Ears) {
 	now := time.Now()
 	for k, n := range w.kept {

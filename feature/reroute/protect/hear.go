@@ -13,15 +13,15 @@ import (
 	"github.com/weir-project/weir/feature/reroute/links"
 )
 
-// heard is what the kernel tells.
+// heard holds the kernel's notifications.
 type heard struct {
 	links      chan netlink.LinkUpdate
 	routes     chan netlink.RouteUpdate
 	neighbours chan netlink.NeighUpdate
-	failed     chan error // something may have been missed
+	failed     chan error // notifications may be lost
 }
 
-// subscribe hears of links, routes and neighbours.
+// subscribe subscribes to changes of links, routes and neighbours.
 func (w *watcher) subscribe(done chan struct{}) (h heard, err error) {
 	h = heard{make(chan netlink.LinkUpdate, 64), make(chan netlink.RouteUpdate, 1024), make(chan netlink.NeighUpdate, 64), make(chan error, 8)}
 	say := func(err error) {
@@ -39,13 +39,13 @@ func (w *watcher) subscribe(done chan struct{}) (h heard, err error) {
 	return h, err
 }
 
-// neighbour hears of a neighbour. One that is permanent on a link in use is one that is kept: if somebody gave it another
-// address, or took it away, repairs and neighbours follow.
+// neighbour handles a change of a neighbour. Permanent entries on a used link are kept ones. If another program
+// changes or deletes one, repairs and neighbours are reconciled.
 func (w *watcher) neighbour(u netlink.NeighUpdate) {
 	if w.links[u.LinkIndex] == nil {
 		return
 	}
-	if time.Since(w.reconciled) < quiet { // what reconcile itself has changed is heard of as well
+	if time.Since(w.reconciled) < quiet { // probably an echo of reconcile's own change
 		w.doubt = true
 		return
 	}
@@ -54,17 +54,17 @@ func (w *watcher) neighbour(u netlink.NeighUpdate) {
 	}
 }
 
-// link hears of an interface.
+// link handles a change of an interface.
 func (w *watcher) link(l netlink.Link, gone bool) {
 	a := l.Attrs()
 	x := w.links[a.Index]
 	if x == nil {
-		if !gone && w.named(a.Name) { // it has come
+		if !gone && w.named(a.Name) { // a new interface
 			w.followLink()
 		}
 		return
 	}
-	if a.Name != x.name { // it is another link's now
+	if a.Name != x.name { // the index belongs to another link now
 		x.name = a.Name
 		w.followLink()
 	}
@@ -74,7 +74,7 @@ func (w *watcher) link(l netlink.Link, gone bool) {
 		if first {
 			w.log.Warn("link is down", "interface", x.name)
 		}
-		if first || x.seen { // it may go again before it is used again
+		if first || x.seen { // it may fail again before it is used again
 			w.useKept(x, a)
 		}
 		x.up, x.seen = false, false
@@ -83,7 +83,7 @@ func (w *watcher) link(l netlink.Link, gone bool) {
 	x.seen = true
 	if !x.up {
 		x.up, x.since = true, time.Now()
-		w.followLink() // the kernel has forgotten its neighbours if it was set down
+		w.followLink() // the kernel drops neighbours of a device that is set down
 	}
 	if a.MTU != x.mtu {
 		x.mtu = a.MTU
@@ -91,7 +91,7 @@ func (w *watcher) link(l netlink.Link, gone bool) {
 	}
 }
 
-// named says that the configuration names an interface.
+// named reports whether the configuration names an interface.
 func (w *watcher) named(device string) bool {
 	return slices.ContainsFunc(w.Paths, func(p published) bool {
 		return p.Device == device || slices.ContainsFunc(p.Repairs, func(r Repair) bool { return r.Device == device })

@@ -20,33 +20,33 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// The helper namespace answers for packets that do not fit a repair. For each size that does there is a veth pair, and behind
-// it a route back with that MTU: the kernel there sends Packet Too Big and fragmentation needed, and fragments what may be, by
-// the same code as for any other route. (A rule in the namespace itself would do, too, and cost every packet a quarter more.)
+// The helper namespace answers packets too big for a repair. Each size has a veth pair, with a route back of that MTU
+// behind it. The kernel there sends Packet Too Big and fragmentation needed, and fragments where permitted, by its
+// usual code. A rule in the router's own namespace would also work, but slows every packet by a quarter.
 const (
-	helperName   = "weir-reroute-" // and the namespace's inode number
-	helperDevice = "weir"          // and the size; this side
-	helperFar    = "to"            // and the size; the other one
+	helperName   = "weir-reroute-" // followed by the namespace's inode number
+	helperDevice = "weir"          // followed by the size; the near end
+	helperFar    = "to"            // followed by the size; the far end
 	helperRoom   = 65535           // MTU of the pairs themselves
 )
 
-// Addresses of the pairs' ends: link addresses, and those that packets are sent to and from. 192.0.0.8 is for ICMP of hosts
-// that have no IPv4 address of their own (RFC 7600, 4.8).
+// Link and IP addresses of the pairs' ends. 192.0.0.8 is the source of ICMP from hosts without an IPv4 address (RFC
+// 7600 section 4.8).
 var (
 	helperMAC  = net.HardwareAddr{0x02, 0x77, 0x65, 0x69, 0x72, 0x01} // as in protect.bpf.c
 	hereMAC    = net.HardwareAddr{0x02, 0x77, 0x65, 0x69, 0x72, 0x02}
 	helper4    = netip.MustParseAddr("192.0.0.8")
 	hereVia    = netip.MustParseAddr("fe80::7765:6972")
-	helperRule = 1000 // the priority of the first rule, and the number of its table
+	helperRule = 1000 // priority of the first rule, and the number of its table
 )
 
-// maxLearntPairs is how many pairs there are for sizes that were learnt, whatever routers on the way tell: of more sizes some
-// share the pair of a smaller one, whose answers name a size that fits as well.
+// maxLearntPairs bounds the pairs for learnt sizes, because routers on the way may report many. Further sizes share
+// the pair of a smaller size; its answers name a fitting size too.
 const maxLearntPairs = 8
 
-// pairSizes are the sizes that routes need, with the size of the pair that answers for each.
+// pairSizes maps each needed size to the size of the answering pair.
 func pairSizes(routes []route) map[int]int {
-	learnt := map[int]bool{} // by all that need the size
+	learnt := map[int]bool{} // true: needed by learnt sizes only
 	for _, r := range routes {
 		for _, w := range r.ways {
 			for _, size := range []int{int(w.Mtu - w.Len6), int(w.Mtu - w.Len4)} {
@@ -76,16 +76,16 @@ func pairSizes(routes []route) map[int]int {
 	return out
 }
 
-// pairs are the sizes of the pairs that routes need.
+// pairs returns the sizes of the needed pairs as keys.
 func pairs(routes []route) map[int]int {
-	out := map[int]int{} // → index of the device here
+	out := map[int]int{} // → index of the near device, filled in later
 	for _, size := range pairSizes(routes) {
 		out[size] = 0
 	}
 	return out
 }
 
-// reconcileHelper has the helper namespace be there for the sizes that routes need, and fills in their devices.
+// reconcileHelper creates the helper namespace and its pairs, and writes their devices into the routes.
 func (s *instance) reconcileHelper(routes []route) error {
 	sizes := pairs(routes)
 	var source netip.Addr
@@ -123,7 +123,7 @@ func (s *instance) reconcileHelper(routes []route) error {
 	return nil
 }
 
-// dropUnused takes away the pairs of sizes that nothing needs any more, once nothing leads to them.
+// dropUnused removes unneeded pairs. Call it only after no repair leads to them.
 func (s *instance) dropUnused(routes []route) error {
 	return s.ns.Do(func() error { return dropDevices(pairs(routes)) })
 }
@@ -132,7 +132,7 @@ func openHelper(scope string) (*netns.Handle, error) {
 	h, err := netns.Create(helperName + scope)
 	if errors.Is(err, os.ErrExist) {
 		if h, err = netns.Open(helperName + scope); err != nil {
-			// A name that a crash left between making the file and the namespace.
+			// The name is left from a crash between the creation of the file and of the namespace.
 			_ = netns.Delete(helperName + scope)
 			h, err = netns.Create(helperName + scope)
 		}
@@ -151,7 +151,7 @@ func openHelper(scope string) (*netns.Handle, error) {
 	return h, nil
 }
 
-// dropHelper removes the name; the namespace goes with the last pair.
+// dropHelper removes the name. The namespace ends with its last pair.
 func dropHelper(scope string) { _ = netns.Delete(helperName + scope) }
 
 func init() {
@@ -162,7 +162,7 @@ func init() {
 	})
 }
 
-// pair makes or completes the pair for packets of at most size bytes, and returns the index of the end here.
+// pair creates or completes the pair for packets of at most size bytes. It returns the index of the near end.
 func (s *instance) pair(h *netns.Handle, size int, source netip.Addr) (index int, err error) {
 	name, far := helperDevice+strconv.Itoa(size), helperFar+strconv.Itoa(size)
 	err = s.ns.Do(func() error {
@@ -175,21 +175,21 @@ func (s *instance) pair(h *netns.Handle, size int, source netip.Addr) (index int
 	return index, h.Do(func() error { return pairThere(far, size, source) })
 }
 
-// pairHere makes the pair, if it is not there, and this side's part of it.
+// pairHere creates the pair if it is missing and configures the near end.
 func pairHere(h *netns.Handle, name, far string) (int, error) {
 	l, err := netlink.LinkByName(name)
 	if err == nil && h.Do(func() error { _, err := netlink.LinkByName(far); return err }) != nil {
 		if l.Type() != "veth" || l.Attrs().HardwareAddr.String() != hereMAC.String() {
 			return 0, fmt.Errorf("interface %s is there and not weir's: rename it", name)
 		}
-		if err := netlink.LinkDel(l); err != nil { // its other end is in a helper namespace that was removed by hand
+		if err := netlink.LinkDel(l); err != nil { // its far end is in a helper namespace removed by hand
 			return 0, err
 		}
 		err = unix.ENODEV
 	}
 	if err != nil {
 		a := netlink.NewLinkAttrs()
-		a.Name, a.MTU, a.HardwareAddr, a.GSOMaxSegs = name, helperRoom, hereMAC, 1 // trains of segments are taken apart on the way
+		a.Name, a.MTU, a.HardwareAddr, a.GSOMaxSegs = name, helperRoom, hereMAC, 1 // the pair splits GSO trains
 		err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: a, PeerName: far, PeerHardwareAddr: helperMAC, PeerMTU: helperRoom, PeerNamespace: netlink.NsFd(h.FD())})
 		if err != nil {
 			return 0, fmt.Errorf("making the pair %s–%s: %w", name, far, err)
@@ -198,10 +198,10 @@ func pairHere(h *netns.Handle, name, far string) (int, error) {
 			return 0, err
 		}
 	}
-	// Fragments come back from where no route leads to their source, and may be this host's own.
+	// Fragments return on an interface without a route to their source. The source may be this host.
 	filter := "0"
 	if v, _ := os.ReadFile("/proc/sys/net/ipv4/conf/all/rp_filter"); strings.TrimSpace(string(v)) != "0" {
-		filter = "2" // the greater of the two is in force; 2 takes any route
+		filter = "2" // the kernel uses the greater of the two; 2 accepts any route
 	}
 	err = errors.Join(sysctl("net/ipv6/conf/"+name+"/accept_ra", "0"), sysctl("net/ipv6/conf/"+name+"/forwarding", "1"),
 		sysctl("net/ipv6/conf/"+name+"/accept_dad", "0"), sysctl("net/ipv4/conf/"+name+"/rp_filter", filter),
@@ -216,7 +216,7 @@ func pairHere(h *netns.Handle, name, far string) (int, error) {
 	return l.Attrs().Index, nil
 }
 
-// pairThere sets up the end in the helper namespace: a table of its own whose routes lead back.
+// pairThere configures the far end: its own table, with routes leading back.
 func pairThere(far string, size int, source netip.Addr) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -259,8 +259,8 @@ func pairThere(far string, size int, source netip.Addr) error {
 	return nil
 }
 
-// addRule has what comes in on a device be routed by its table. What the namespace says itself has no such device: the
-// errors go back the way their cause came in (icmp_route_lookup asks by the device for IPv4, and by no device for IPv6).
+// addRule routes packets from a device by its table. Errors made in the namespace have no input device, and return by
+// the device of their cause. icmp_route_lookup looks them up with the device for IPv4, and without one for IPv6.
 func addRule(family int, far string, size int) error {
 	for _, iif := range []string{far, ""} {
 		r := netlink.NewRule()
@@ -275,7 +275,7 @@ func addRule(family int, far string, size int) error {
 	return nil
 }
 
-// dropDevices removes the pairs whose sizes are not wanted.
+// dropDevices removes pairs of unwanted sizes.
 func dropDevices(wanted map[int]int) error {
 	all, err := netlink.LinkList()
 	if err != nil {
@@ -298,7 +298,7 @@ func host(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 }
 
-// sysctl sets a variable of the namespace of the calling thread.
+// sysctl sets a sysctl of the calling thread's namespace.
 func sysctl(name, value string) error {
 	return os.WriteFile("/proc/sys/"+name, []byte(value), 0)
 }

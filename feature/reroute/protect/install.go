@@ -13,17 +13,17 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-const maxRepairs = 4096 // REROUTE_REPAIRS; the first is none
+const maxRepairs = 4096 // REROUTE_REPAIRS; the first is unused
 
-// installer writes the maps that the programs read. Repairs are never changed in place: a packet on its way may hold one. New
-// ones are written where nothing leads, then what leads to them is changed word by word.
+// installer writes the programs' maps. Repairs are never changed in place, because a program may be using one. New
+// repairs are written to free places; then each reference is switched by one store.
 type installer struct {
 	repairs, paths, prefixes *ebpf.Map
-	have                     map[uint32]bpf.ProtectRerouteRepair // that something leads to, or did
-	kept                     map[uint32]bool                     // that are part of what is wanted
+	have                     map[uint32]bpf.ProtectRerouteRepair // referenced now or before
+	kept                     map[uint32]bool                     // referenced by the wanted state
 }
 
-// install makes the maps those of the routes.
+// install writes the routes to the maps.
 func (s *instance) install(routes []route) error {
 	i := newInstaller(s.pins)
 	oldPaths, oldPrefixes, err := i.read()
@@ -76,14 +76,14 @@ func newInstaller(o *kernel.Opened) *installer {
 		have: map[uint32]bpf.ProtectRerouteRepair{}, kept: map[uint32]bool{}}
 }
 
-// readRepairs are the repairs that packets can take, by number.
+// readRepairs returns the referenced repairs by number.
 func readRepairs(o *kernel.Opened) (map[uint32]bpf.ProtectRerouteRepair, error) {
 	i := newInstaller(o)
 	_, _, err := i.read()
 	return i.have, err
 }
 
-// read collects what is installed.
+// read collects the installed state.
 func (i *installer) read() (paths map[uint32]bpf.ProtectReroutePath, prefixes map[bpf.ProtectReroutePrefix]uint32, err error) {
 	paths, prefixes = map[uint32]bpf.ProtectReroutePath{}, map[bpf.ProtectReroutePrefix]uint32{}
 	var p bpf.ProtectReroutePath
@@ -114,7 +114,7 @@ func (i *installer) read() (paths map[uint32]bpf.ProtectReroutePath, prefixes ma
 	}
 }
 
-// follow reads a repair and those that come after it.
+// follow reads a repair and its successors.
 func (i *installer) follow(id uint32) error {
 	for id > 0 && id < maxRepairs {
 		if _, known := i.have[id]; known {
@@ -130,7 +130,7 @@ func (i *installer) follow(id uint32) error {
 	return nil
 }
 
-// chain writes the repairs of a path, the last one first, and returns the number of the first.
+// chain writes the repairs of a path, the last one first. It returns the number of the first.
 func (i *installer) chain(ways []way) (id uint32, err error) {
 	for n := len(ways) - 1; n >= 0; n-- {
 		r := ways[n].ProtectRerouteRepair
@@ -142,7 +142,7 @@ func (i *installer) chain(ways []way) (id uint32, err error) {
 	return id, nil
 }
 
-// put finds a repair that is there already, or writes it where no packet can meet it yet.
+// put returns the number of an equal repair, or writes r to a free place, where no packet can use it yet.
 func (i *installer) put(r bpf.ProtectRerouteRepair) (uint32, error) {
 	for id, h := range i.have {
 		if h == r {
@@ -183,7 +183,7 @@ func (i *installer) putPrefixes(have, want map[bpf.ProtectReroutePrefix]uint32) 
 	return nil
 }
 
-// prefixKey is a destination behind a link as the programs look it up.
+// prefixKey returns the lookup key of a destination behind a link.
 func prefixKey(slot uint32, p netip.Prefix) bpf.ProtectReroutePrefix {
 	bits := p.Bits()
 	if p.Addr().Is4() {

@@ -14,43 +14,43 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Routes of next-hop objects go with the carrier, before a packet can be rerouted. Each protected
-// link has a routing table of weir's own with a copy of them, of no object: the copies stay. No
-// rule leads there. When the link loses its carrier, [Run] adds one behind all others.
+// Routes of next-hop objects vanish with the carrier, before any packet can be rerouted. So each protected link has a
+// routing table with copies of them. The copies use no next-hop object and stay. No rule leads there. When the link
+// loses its carrier, [Run] adds one behind all others.
 //
-//   - A packet comes to the table if no other route is there for it, not even a default route. The
-//     routing protocol's new route wins from its first packet on.
-//   - While the link works nothing leads to the table, so a prefix that is really withdrawn is
-//     unreachable at once. After a loss of the carrier it is rerouted for KeepTime at most.
-//   - Routing daemons see nothing in the main table, and redistribute nothing. A route of a high
-//     metric there would be announced by some, and would hide shorter prefixes of others.
-//   - A rule costs every packet a quarter of plain forwarding; it is there for KeepTime at most.
+//   - A packet reaches the table only without any other route, not even a default route. The routing protocol's new
+//     route wins from its first packet on.
+//   - While the link works nothing leads to the table, so a withdrawn prefix is unreachable at once. After the loss
+//     of the carrier it is rerouted for at most KeepTime.
+//   - Routing daemons see nothing in the main table and redistribute nothing. A high-metric route there would be
+//     announced by some daemons, and would hide shorter prefixes of others.
+//   - A rule costs every packet a quarter of plain forwarding, for at most KeepTime.
 //
-// The copies follow the daemon's routes with [reconcile]. While the link is down they stay.
+// [reconcile] updates the copies from the daemon's routes. While the link is down the copies are frozen.
 
 const (
-	keepProtocol = 119        // of the copies, and of the rule: RTA_PROTOCOL, FRA_PROTOCOL; 5 to 255 are user space's
-	keepTables   = 0x77000000 // and the interface's number: a table
+	keepProtocol = 119        // of the copies and the rule: RTA_PROTOCOL, FRA_PROTOCOL; 5 to 255 are for user space
+	keepTables   = 0x77000000 // plus the interface index: a table
 	keepPriority = 0x77777777 // of the rule: behind all others
-	maxKept      = 10000      // of an interface; the copies take memory
+	maxKept      = 10000      // per interface; the copies use memory
 	keepMetric   = 1          // of the copies
-	keepMask     = 1<<24 - 1  // interface numbers within a table's
+	keepMask     = 1<<24 - 1  // interface index within a table number
 )
 
-// KeepTime is how long a routing protocol has for its new routes.
+// KeepTime is the time for a routing protocol to install new routes.
 const KeepTime = 30 * time.Second
 
 var keepTime = KeepTime // tests change it
 
 func keepTable(index int) uint32 { return keepTables | uint32(index)&keepMask }
 
-// keeper is a path of an interface that has a way for a family.
+// keeper is a path with a repair for an address family.
 type keeper struct {
 	prefixes   []netip.Prefix
 	for4, for6 bool
 }
 
-// keepers are the paths of each interface whose packets are rerouted.
+// keepers returns the rerouted paths of each interface.
 func keepers(routes []route) map[int][]keeper {
 	out := map[int][]keeper{}
 	for _, r := range routes {
@@ -65,7 +65,7 @@ func keepers(routes []route) map[int][]keeper {
 	return out
 }
 
-// covers says whether the path has a way for all packets to a destination.
+// covers reports whether the path reroutes all packets to a destination.
 func (k keeper) covers(to netip.Prefix) bool {
 	if len(k.prefixes) > 0 && !slices.ContainsFunc(k.prefixes, func(p netip.Prefix) bool { return p.Bits() <= to.Bits() && p.Contains(to.Addr()) }) {
 		return false
@@ -76,7 +76,7 @@ func (k keeper) covers(to netip.Prefix) bool {
 	return k.for6
 }
 
-// copies are the routes that are kept for an interface: of destinations that go with its carrier.
+// copies returns the routes to copy for an interface: of destinations lost with its carrier.
 func copies(index int, all []lone, paths []keeper) (out []tableRoute) {
 	for _, l := range all {
 		if l.table != unix.RT_TABLE_MAIN || !l.carrier || !l.via.IsValid() || !slices.ContainsFunc(paths, func(k keeper) bool { return k.covers(l.to) }) {
@@ -90,7 +90,7 @@ func copies(index int, all []lone, paths []keeper) (out []tableRoute) {
 	return out
 }
 
-// netlinkRoute is the route as netlink has it.
+// netlinkRoute converts the route for netlink.
 func (r tableRoute) netlinkRoute() *netlink.Route {
 	n := &netlink.Route{Table: int(r.table), LinkIndex: r.oif, Priority: int(r.priority), Protocol: netlink.RouteProtocol(r.proto), Flags: int(netlink.FLAG_ONLINK),
 		Dst: ipNet(r.to)}
@@ -102,7 +102,7 @@ func (r tableRoute) netlinkRoute() *netlink.Route {
 	return n
 }
 
-// reconcileKept makes the copies those of the routes as they are. It runs in the namespace.
+// reconcileKept updates the copies from the current routes. It runs in the namespace.
 func reconcileKept(routes []route) error {
 	rules, err := keepRules()
 	if err != nil {
@@ -112,7 +112,7 @@ func reconcileKept(routes []route) error {
 	if err != nil {
 		return err
 	}
-	up, err := withCarriers() // behind the routes: those of a link that is up now went for another reason
+	up, err := withCarriers() // read after the routes: while a link is up, its routes were lost for another reason
 	if err != nil {
 		return err
 	}
@@ -159,7 +159,7 @@ func reconcileKept(routes []route) error {
 	return nil
 }
 
-// withCarriers are the interfaces that are up and have a carrier.
+// withCarriers returns the interfaces that are up with a carrier.
 func withCarriers() (map[int]bool, error) {
 	all, err := interfaces()
 	if err != nil {
@@ -177,7 +177,7 @@ func carries(l netlink.Link) bool {
 	return l.Attrs().RawFlags&both == both
 }
 
-// keepRules are weir's rules, by table.
+// keepRules returns weir's rules by table.
 func keepRules() (map[uint32][]netlink.Rule, error) {
 	out := map[uint32][]netlink.Rule{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -197,7 +197,7 @@ func keepRules() (map[uint32][]netlink.Rule, error) {
 
 func kept(r netlink.Rule) bool { return r.Protocol == keepProtocol && r.Priority == keepPriority }
 
-// addRules has packets without another route go by an interface's table.
+// addRules routes packets without another route by an interface's table.
 func addRules(index int) error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		r := netlink.NewRule()
@@ -218,7 +218,7 @@ func deleteRules(all []netlink.Rule) error {
 	return nil
 }
 
-// dropRules removes those of an interface.
+// dropRules removes the rules of an interface.
 func dropRules(index int) error {
 	rules, err := keepRules()
 	if err != nil {

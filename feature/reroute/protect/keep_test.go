@@ -15,21 +15,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// objects gives r1 routes to d, and to two prefixes behind it, by next-hop objects.
+// objects gives r1 routes to d, and to two prefixes behind it, with next-hop objects.
 func (w *world) objects() {
 	w.Helper()
 	w.ip(w.r1, "nexthop add id 6 via fd00:12::2 dev main", "nexthop add id 4 via 10.12.0.2 dev main",
 		"route replace fd00:d::/64 nhid 6", "route replace 10.4.0.0/24 nhid 4", "route add fd00:6::/64 nhid 6", "route add fd00:7::/64 nhid 6")
 }
 
-// objectsAgain is objects after main has lost its carrier.
+// objectsAgain restores the objects after main lost its carrier.
 func (w *world) objectsAgain() {
 	w.Helper()
 	w.ip(w.r1, "nexthop add id 6 via fd00:12::2 dev main", "nexthop add id 4 via 10.12.0.2 dev main",
 		"route add fd00:d::/64 nhid 6", "route add 10.4.0.0/24 nhid 4", "route add fd00:6::/64 nhid 6", "route add fd00:7::/64 nhid 6")
 }
 
-// out is the interface that an address is routed to by r1.
+// out returns r1's output interface for an address.
 func (w *world) out(to string) string {
 	w.Helper()
 	_, after, _ := strings.Cut(w.ip(w.r1, "route get "+to), " dev ")
@@ -37,14 +37,14 @@ func (w *world) out(to string) string {
 	return dev
 }
 
-// keptFor has copies be used for that long.
+// keptFor sets the time copies are used.
 func keptFor(t *testing.T, d time.Duration) {
 	was := keepTime
 	keepTime = d
 	t.Cleanup(func() { keepTime = was })
 }
 
-// Packets whose routes go with the carrier are rerouted, until the routing protocol has other routes.
+// Packets of routes lost with the carrier are rerouted until the routing protocol has other routes.
 func TestKeepsRoutes(t *testing.T) {
 	w := newWorld(t)
 	before := w.tables()
@@ -87,7 +87,7 @@ func TestKeepsRoutes(t *testing.T) {
 	if !p6.arrives(1000, patience) || !p4.arrives(1000, patience) {
 		t.Errorf("a packet did not arrive with another configuration: %+v", w.state("core"))
 	}
-	// What the protocol has now is taken at once, also a default route.
+	// New routes of the protocol win at once, even a default route.
 	w.ip(w.r1, "route add default via fd00:13::3 dev back")
 	if got := w.out("fd00:6::1"); got != "back" {
 		t.Errorf("a destination with a default route goes to %s", got)
@@ -107,7 +107,7 @@ func TestKeepsRoutes(t *testing.T) {
 	w.eventually("the tables are as before", func() bool { return w.tables() == before })
 }
 
-// eventually waits for what needs no path.
+// eventually is until for worlds without a path.
 func (w *world) eventually(what string, f func() bool) {
 	w.Helper()
 	nstest.Eventually(w, func() error {
@@ -118,7 +118,7 @@ func (w *world) eventually(what string, f func() bool) {
 	})
 }
 
-// What really has no route is not rerouted for longer than a routing protocol takes, nor with nobody to end it.
+// A destination without any route is rerouted for KeepTime at most. The copies end with the process too.
 func TestKeepsRoutesForSoLong(t *testing.T) {
 	w := newWorld(t)
 	w.objects()
@@ -127,7 +127,7 @@ func TestKeepsRoutesForSoLong(t *testing.T) {
 		keptFor(t, limit)
 		rules := w.hearRules()
 		stop := w.serveNow()
-		// The byte for the carrier may be left from the other round, until the link is found up.
+		// The carrier byte may be left from the previous round until the link is found up.
 		w.until("the link is in use", func() bool { st := w.state("core"); return st.Routes.Followed && st.Routes.Kept == 4 && !st.Carrier })
 		begin := time.Now()
 		w.ip(w.r2, "link set main down")
@@ -143,7 +143,7 @@ func TestKeepsRoutesForSoLong(t *testing.T) {
 		if st := w.state("core"); st.Routes.InUse || !st.Carrier {
 			t.Errorf("after %s: %+v", ends, st)
 		}
-		// The kernel may take the routes away later than the copies end, after 300 ms.
+		// The kernel may remove the routes after the copies end at 300 ms.
 		w.becomes(addrD, false)
 		w.becomes(addrD4, false)
 		stop()
@@ -153,7 +153,7 @@ func TestKeepsRoutesForSoLong(t *testing.T) {
 	}
 }
 
-// hearRules counts rules that come and go at r1 from now on, also one that is gone when somebody looks.
+// hearRules counts rules added and removed at r1 from now on, including short-lived ones.
 func (w *world) hearRules() func() (added, removed int32) {
 	w.Helper()
 	var s *nl.NetlinkSocket
@@ -182,7 +182,7 @@ func (w *world) hearRules() func() (added, removed int32) {
 	return func() (int32, int32) { return added.Load(), removed.Load() }
 }
 
-// Copies are made of routes to main whose packets have a way around alone.
+// Copies exist only for routes to main with a way around.
 func TestKeepsNoOtherRoutes(t *testing.T) {
 	w := newWorld(t)
 	w.objects()
@@ -210,7 +210,7 @@ func TestKeepsNoOtherRoutes(t *testing.T) {
 	}
 }
 
-// A copy counts although its route came so late that only the copy is known of it; it knows no protocol.
+// A copy counts even if its route is too new to be known. Its protocol is unknown then.
 func TestLostCopies(t *testing.T) {
 	at := func(table uint32, prefix string) tablePrefix { return tablePrefix{table, prefixes(prefix)[0]} }
 	via := addrs("fd00:12::2")[0]

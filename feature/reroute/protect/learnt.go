@@ -12,10 +12,11 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect/srv6"
 )
 
-// keepSize is how long a size is kept that a router on the way told: as long as a kernel keeps that of a route (RFC 8201, 5.2). Tests change it.
+// keepSize is how long a size reported by a router is kept. It is the kernel's time for the MTU of a route (RFC 8201
+// section 5.2). Tests change it.
 var keepSize = 10 * time.Minute
 
-// wayKey identifies a way by the device and the outer headers of its packets.
+// wayKey identifies a way by its device and outer headers.
 type wayKey struct {
 	ifindex          uint32
 	header6, header4 [srv6.Room]byte
@@ -23,17 +24,17 @@ type wayKey struct {
 
 func newWayKey(r *bpf.ProtectRerouteRepair) wayKey { return wayKey{r.Ifindex, r.Header6, r.Header4} }
 
-// learntSize is the size of packets that a way takes, with their outer headers.
+// learntSize is the largest packet a way can carry, with its outer headers.
 type learntSize struct {
 	mtu   uint32
 	until time.Time
 }
 
-// leastSize is the size below which nothing is learnt: IPv6 packets of 1,280 bytes go every way.
+// leastSize is the lower bound of learnt sizes: every link carries IPv6 packets of 1,280 bytes.
 func leastSize(r *bpf.ProtectRerouteRepair) uint32 { return LeastMTU + max(r.Len6, r.Len4) }
 
-// about says whether a message quotes a packet that went by a repair: from this router, to one of the segments, with the
-// others behind it, and too big for the link that the message is about.
+// about reports whether a message quotes a packet of a repair. The packet was sent by this router to one of the
+// segments, with the later segments behind it. It must be too big for the reported link.
 func (m tooBig) about(r *bpf.ProtectRerouteRepair) bool {
 	if m.length <= m.mtu || m.length > r.Mtu {
 		return false
@@ -41,7 +42,7 @@ func (m tooBig) about(r *bpf.ProtectRerouteRepair) bool {
 	return r.Flags&flagInline == 0 && m.has(r.Header6[:r.Len6]) || m.has(r.Header4[:r.Len4])
 }
 
-// has says whether the quoted packet has these outer headers, as they are at one of the segments.
+// has reports whether the quoted packet has these outer headers, in their form at any of the segments.
 func (m tooBig) has(header []byte) bool {
 	if len(header) < srv6.IPv6Length || !bytes.Equal(m.quoted[8:24], header[8:24]) {
 		return false
@@ -51,8 +52,8 @@ func (m tooBig) has(header []byte) bool {
 		return next == header[6] && bytes.Equal(to, header[24:40])
 	}
 	srh := header[srv6.IPv6Length:]
-	segments := srh[srv6.HeaderLength:] // the last one first, and without the one to which the packet goes first
-	if next == srh[0] {                 // the last but one took the routing header away (RFC 8986, 4.16.1)
+	segments := srh[srv6.HeaderLength:] // the last one first, without the first destination
+	if next == srh[0] {                 // the last but one removed the routing header (RFC 8986 section 4.16.1)
 		return bytes.Equal(to, segments[:srv6.SegmentLength])
 	}
 	quoted := m.quoted[srv6.IPv6Length:]
@@ -68,7 +69,7 @@ func (m tooBig) has(header []byte) bool {
 	return false
 }
 
-// recall goes on with the sizes that another process has learnt.
+// recall restores the sizes learnt by a previous process.
 func (w *watcher) recall() error {
 	w.tooBig = make(chan tooBig, 16)
 	if w.sizes == nil {
@@ -83,7 +84,7 @@ func (w *watcher) recall() error {
 	return err
 }
 
-// readRepairs notes the repairs that packets can take now.
+// readRepairs loads the repairs now in use.
 func (w *watcher) readRepairs() error {
 	all, err := readRepairs(w.pins)
 	sources := map[[srv6.SegmentLength]byte]bool{}
@@ -95,10 +96,10 @@ func (w *watcher) readRepairs() error {
 	return err
 }
 
-// concerns says whether a message is about a repair, in use or not.
+// concerns reports whether a message is about an installed repair, in use or not.
 func (w *watcher) concerns(m tooBig) bool {
 	if !(*w.sources.Load())[[srv6.SegmentLength]byte(m.quoted[8:24])] {
-		return false // anybody can send such messages
+		return false // cheap check first: anybody can send such messages
 	}
 	for _, r := range *w.repairs.Load() {
 		if m.about(&r) {
@@ -108,8 +109,9 @@ func (w *watcher) concerns(m tooBig) bool {
 	return false
 }
 
-// learn has packets that are too big for a link on a repair's way be answered here, where their senders hear of it, from now
-// on. A message that quotes no packet of a repair in use changes nothing, and none makes a way too small for IPv6.
+// learn lowers the size of a repair with a smaller link on its way. Larger packets are then answered here, so their
+// senders learn the size. A message about an unused repair changes nothing. No message lowers the size below IPv6's
+// minimum.
 func (w *watcher) learn(m tooBig) {
 	for _, p := range w.Paths {
 		for _, r := range *w.repairs.Load() {
@@ -131,7 +133,7 @@ func (w *watcher) learnSize(p published, r *bpf.ProtectRerouteRepair, m tooBig) 
 	}
 	w.sizes[newWayKey(r)] = learntSize{size, time.Now().Add(keepSize)}
 	if again {
-		w.follow() // a way of many sizes does not keep this process busy
+		w.follow() // bounds the work for a way with many sizes
 	} else {
 		w.followLink()
 	}
@@ -139,7 +141,7 @@ func (w *watcher) learnSize(p published, r *bpf.ProtectRerouteRepair, m tooBig) 
 		"segment", netip.AddrFrom16([16]byte(m.quoted[24:40])), "mtu", m.mtu, "fits", size-r.Len6, "for", keepSize, "remedy", "give the repair this mtu, or that link a larger one")
 }
 
-// forgetSizes tries the full size again once one is old: the way may be another now.
+// forgetSizes restores the full size of a way after keepSize, because the way may have changed.
 func (w *watcher) forgetSizes(at time.Time) {
 	for key, s := range w.sizes {
 		if at.Before(s.until) {
@@ -150,7 +152,7 @@ func (w *watcher) forgetSizes(at time.Time) {
 	}
 }
 
-// knownSizes are the sizes of the ways.
+// knownSizes returns the learnt sizes of the ways.
 func (w *watcher) knownSizes() map[wayKey]uint32 {
 	out := map[wayKey]uint32{}
 	for key, s := range w.sizes {
@@ -159,7 +161,7 @@ func (w *watcher) knownSizes() map[wayKey]uint32 {
 	return out
 }
 
-// installedSizes are those that are in force.
+// installedSizes returns the learnt sizes in the maps.
 func (s *instance) installedSizes() (map[wayKey]uint32, error) {
 	all, err := readRepairs(s.pins)
 	out := map[wayKey]uint32{}
@@ -171,7 +173,7 @@ func (s *instance) installedSizes() (map[wayKey]uint32, error) {
 	return out, err
 }
 
-// shrink has ways take no more than is known to pass.
+// shrink lowers the ways' sizes to the known ones.
 func shrink(routes []route, sizes map[wayKey]uint32) {
 	for _, t := range routes {
 		for i := range t.ways {
@@ -183,7 +185,7 @@ func shrink(routes []route, sizes map[wayKey]uint32) {
 	}
 }
 
-// quotedLength is the length of the packet that a message quotes.
+// quotedLength returns the total length of the quoted packet.
 func quotedLength(quoted []byte) uint32 {
 	return srv6.IPv6Length + uint32(binary.BigEndian.Uint16(quoted[4:6]))
 }

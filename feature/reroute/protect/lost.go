@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inherit takes over what was known of a link; nil: nothing.
+// inherit copies the state of a known link; o may be nil.
 func (l *watched) inherit(o *watched) {
 	if o != nil {
 		l.up, l.seen, l.since, l.alone, l.until, l.lost, l.against = o.up, o.seen, o.since, o.alone, o.until, o.lost, o.against
 	}
 }
 
-// useKept has packets of a link that went down, whose routes went with it, take the copies. A
-// device that is set down takes the copies along as well.
+// useKept routes packets by the copies after a link lost its carrier and its routes. A device set down loses the
+// copies too.
 func (w *watcher) useKept(x *watched, a *netlink.LinkAttrs) {
 	if !x.protected {
 		return
@@ -37,7 +37,7 @@ func (w *watcher) useKept(x *watched, a *netlink.LinkAttrs) {
 	}
 }
 
-// resume goes on with the copies that another process has put in use.
+// resume continues the use of copies begun by another process.
 func (w *watcher) resume() error {
 	return w.ns.Do(func() error {
 		rules, err := keepRules()
@@ -50,7 +50,7 @@ func (w *watcher) resume() error {
 	})
 }
 
-// endKept has no packet take the copies of links whose time is over at a moment.
+// endKept ends the use of copies for links whose time is over.
 func (w *watcher) endKept(at time.Time) {
 	for index, x := range w.links {
 		if x.until.IsZero() || at.Before(x.until) {
@@ -65,17 +65,16 @@ func (w *watcher) endKept(at time.Time) {
 	}
 }
 
-// endAll ends that for all links with the process. A watcher that follows another configuration
-// goes on with them.
+// endAll ends the use of all copies when the process ends. A watcher of another configuration takes them over.
 func (w *watcher) endAll(ctx context.Context) {
 	if ctx.Err() != nil {
 		w.endKept(time.Now().Add(2 * keepTime))
 	}
 }
 
-// tellLost logs, once for each loss, which routes went with a link. The copies end where none is
-// needed any more. The kernel takes routes away up to a second after the carrier is lost
-// (net/core/link_watch.c): as long as none has gone they may go yet.
+// tellLost logs, once per loss, the routes lost with a link, and ends the use of unneeded copies. The kernel removes
+// routes up to a second after the loss of the carrier (net/core/link_watch.c). Until the first one is gone, they may
+// still be removed.
 func (w *watcher) tellLost() error {
 	using := false
 	for _, x := range w.links {
@@ -101,7 +100,7 @@ func (w *watcher) tellLost() error {
 		}
 		needed := slices.ContainsFunc(lost, func(l lone) bool { return s.copied(index, l) })
 		if !waits && !needed && !x.until.IsZero() {
-			x.until = now // routes are there again
+			x.until = now // routes are back
 			w.endKept(now)
 		}
 		if now.Before(x.lost) && len(lost) > 0 {
@@ -112,7 +111,7 @@ func (w *watcher) tellLost() error {
 	return nil
 }
 
-// hasStaleRoute says whether a route with a copy is still there, over an interface that lost its carrier.
+// hasStaleRoute reports whether a route with a copy still exists over an interface without a carrier.
 func (s survey) hasStaleRoute(index int) bool {
 	for k := range s.kept {
 		is := s.routes[tablePrefix{unix.RT_TABLE_MAIN, k.to}]
@@ -123,7 +122,8 @@ func (s survey) hasStaleRoute(index int) bool {
 	return false
 }
 
-// lost are those of an interface's destinations that have no route any more. It may have copies of later ones as well.
+// lost returns the interface's destinations without any route now, with and without copies. The copies may include
+// routes newer than all.
 func (s survey) lost(index int, all []lone) (out []lone) {
 	seen := map[tablePrefix]int{}
 	for k := range s.kept {
@@ -145,7 +145,7 @@ func (s survey) lost(index int, all []lone) (out []lone) {
 	return out
 }
 
-// copied says whether weir has a copy of the route to a destination.
+// copied reports whether a copy of the route to a destination exists.
 func (s survey) copied(index int, l lone) bool {
 	return l.table == unix.RT_TABLE_MAIN && s.kept[tableRoute{tablePrefix: tablePrefix{keepTable(index), l.to}, oif: index, via: l.via, proto: keepProtocol, priority: keepMetric}]
 }
@@ -169,7 +169,7 @@ func (w *watcher) logLost(x *watched, lost []lone, index int, s survey) {
 	w.log.Warn("routes went with their link", args...)
 }
 
-// protocol is the name of a route's protocol, as rt_protos of iproute2 has it.
+// protocol returns the name of a route's protocol, as in iproute2's rt_protos.
 func protocol(n uint8) string {
 	names := map[uint8]string{unix.RTPROT_BOOT: "boot", unix.RTPROT_STATIC: "static", unix.RTPROT_ZEBRA: "zebra", unix.RTPROT_BIRD: "bird", unix.RTPROT_BABEL: "babel",
 		unix.RTPROT_BGP: "bgp", unix.RTPROT_ISIS: "isis", unix.RTPROT_OSPF: "ospf", unix.RTPROT_RIP: "rip", unix.RTPROT_EIGRP: "eigrp"}
@@ -179,18 +179,18 @@ func protocol(n uint8) string {
 	return fmt.Sprint(n)
 }
 
-// RouteState are the destinations that have routes over a path's interface alone, in numbers.
+// RouteState counts the destinations routed over a path's interface alone.
 type RouteState struct {
-	Alone   int  `json:"alone"`   // all of them: they have no route once it is set down
-	Carrier int  `json:"carrier"` // of these, gone with its carrier
-	Kept    int  `json:"kept"`    // of these, rerouted all the same while weir serve runs
-	Lost    int  `json:"lost"`    // kept ones that have no other route now
-	InUse   bool `json:"in_use"`  // packets without another route are sent to the path's interface, and rerouted
+	Alone   int  `json:"alone"`   // all; without a route after the interface is set down
+	Carrier int  `json:"carrier"` // the part of Alone lost with the carrier
+	Kept    int  `json:"kept"`    // the part of Carrier still rerouted while weir serve runs
+	Lost    int  `json:"lost"`    // the part of Kept without any other route now
+	InUse   bool `json:"in_use"`  // packets without another route go to the path's interface and are rerouted
 
 	Followed bool `json:"followed"` // weir serve runs
 }
 
-// routeState looks at the routes of an interface.
+// routeState counts the routes of an interface.
 func (s survey) routeState(index int, rules map[uint32][]netlink.Rule) (r RouteState) {
 	for _, l := range s.alone(index)[index] {
 		r.Alone++

@@ -11,8 +11,8 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// A link may be down again before it is used again, and go while no watcher runs: the next watcher
-// knows from the one before it that the link was up, and keeps its routes.
+// A link can fail during its hold time while no watcher runs. The next watcher knows from its predecessor that the
+// link was up, and keeps its routes.
 func TestWatcherKeepsItsMemory(t *testing.T) {
 	w := newWorld(t)
 	keptFor(t, time.Hour)
@@ -48,7 +48,7 @@ func TestWatcherKeepsItsMemory(t *testing.T) {
 	carrier(true)
 	w.objectsAgain()
 	w.until("the copies are not used any more", func() bool { return !w.state("core").Routes.InUse })
-	end() // the link is up, and held
+	end() // the link is up and in its hold time
 	if st := w.state("core"); !st.Carrier || st.Routes.InUse || len(m.links) == 0 {
 		t.Fatalf("at the end of the first watcher: %+v, %d links known", st, len(m.links))
 	}
@@ -62,7 +62,7 @@ func TestWatcherKeepsItsMemory(t *testing.T) {
 	}
 }
 
-// A memory of another namespace of the same number is worth nothing.
+// The memory of another namespace with the same number is discarded.
 func TestMemoryOfAnotherNamespace(t *testing.T) {
 	w := newWorld(t)
 	w.apply(w.path(around()))

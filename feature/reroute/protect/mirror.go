@@ -12,11 +12,11 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// noRepair is the value of destinations that are the kernel's: no number of a repair.
+// noRepair is the table's value of destinations left to the kernel. It is no repair number.
 const noRepair = table.MaxValue
 
-// mirror is what the kernel does with each destination, as far as it matters: the repair of those that it routes to a protected
-// link, and noRepair for longer prefixes below them that go elsewhere.
+// mirror computes the fast program's table from the kernel's routes. Destinations routed to a protected link get
+// their repair. Longer prefixes routed elsewhere get noRepair.
 func (f *fast) mirror() ([]table.Entry, error) {
 	repairs, err := f.readRepairs()
 	if err != nil {
@@ -33,7 +33,7 @@ func (f *fast) mirror() ([]table.Entry, error) {
 		case !taken || r.Table == unix.RT_TABLE_LOCAL || o.Table != unix.RT_TABLE_LOCAL && r.Priority < o.Priority:
 			best[p] = r
 		case r.Priority == o.Priority && o.Table == r.Table:
-			o.MultiPath = append(o.MultiPath, nil, nil) // several of the same rank: the kernel chooses
+			o.MultiPath = append(o.MultiPath, nil, nil) // several of equal rank: the kernel chooses
 			best[p] = o
 		}
 		return true
@@ -44,7 +44,7 @@ func (f *fast) mirror() ([]table.Entry, error) {
 	return entries(best, repairs), nil
 }
 
-// destination is the prefix of a route.
+// destination returns the prefix of a route.
 func destination(r netlink.Route) (netip.Prefix, bool) {
 	if r.Dst == nil {
 		return netip.PrefixFrom(netip.IPv6Unspecified(), 0), true
@@ -54,7 +54,7 @@ func destination(r netlink.Route) (netip.Prefix, bool) {
 	return netip.PrefixFrom(a, bits).Masked(), ok
 }
 
-// entries are those of the table.
+// entries computes the table's entries.
 func entries(best map[netip.Prefix]netlink.Route, repairs map[int]repairOf) (out []table.Entry) {
 	values := map[netip.Prefix]uint32{}
 	for p, r := range best {
@@ -64,7 +64,7 @@ func entries(best map[netip.Prefix]netlink.Route, repairs map[int]repairOf) (out
 			}
 		}
 	}
-	// Repairs of longer prefixes than the route that leads to them.
+	// Add repairs of prefixes longer than their route.
 	for index, link := range repairs {
 		for p, id := range link.prefixes {
 			if _, exact := best[p]; exact {
@@ -86,12 +86,12 @@ func entries(best map[netip.Prefix]netlink.Route, repairs map[int]repairOf) (out
 	return out
 }
 
-// simple says that a route does nothing but name a link and a neighbour.
+// simple reports whether a route consists of a link and a neighbour only.
 func simple(r netlink.Route) bool {
 	return r.Type == unix.RTN_UNICAST && r.Table == unix.RT_TABLE_MAIN && len(r.MultiPath) == 0 && r.Encap == nil && r.MTU == 0 && r.Flags&unix.RTNH_F_DEAD == 0
 }
 
-// covering is the longest route that covers a prefix.
+// covering returns the longest route covering a prefix.
 func covering(best map[netip.Prefix]netlink.Route, p netip.Prefix) (netlink.Route, bool) {
 	for bits := p.Bits(); bits >= 0; bits-- {
 		if r, ok := best[netip.PrefixFrom(p.Addr(), bits).Masked()]; ok {
@@ -101,7 +101,7 @@ func covering(best map[netip.Prefix]netlink.Route, p netip.Prefix) (netlink.Rout
 	return netlink.Route{}, false
 }
 
-// within says that a shorter prefix has a repair.
+// within reports whether a shorter prefix has a repair.
 func within(values map[netip.Prefix]uint32, p netip.Prefix) bool {
 	for bits := p.Bits() - 1; bits >= 0; bits-- {
 		if v := values[netip.PrefixFrom(p.Addr(), bits).Masked()]; v != 0 && v != noRepair {

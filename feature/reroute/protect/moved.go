@@ -7,29 +7,28 @@ import (
 	"time"
 )
 
-// Neighbours that are kept are permanent, and the kernel changes no permanent entry: it would go
-// on sending to a link address that somebody else has by now, or nobody. So [Run] does what the
-// kernel does for its own entries (RFC 826; RFC 4861, 7.2 and 7.3): it hears ARP and neighbour
-// discovery, asks neighbours that were silent for askAfter, and all neighbours of a link that is
-// down, and believes the address that they tell. Where the old address still answers for the
-// neighbour, that stays: two hosts with one address do not take turns.
+// Kept neighbours have permanent entries, and the kernel never updates these. It would keep sending to a link address
+// now unused, or used by another host. So [Run] takes over the kernel's part (RFC 826; RFC 4861 sections 7.2 and
+// 7.3). It receives ARP and neighbour discovery. It asks neighbours silent for askAfter, and all neighbours of a link
+// that is down, and accepts their answers. While the old address still answers, it stays: two hosts with one address
+// do not alternate.
 
 const (
-	askEvery  = time.Second            // until it answers
-	askOnly   = 3                      // times its own link address; then all of the link are asked
-	askSeldom = 5 * time.Second        // those that do not answer either
-	verify    = 300 * time.Millisecond // until then the old address must answer
+	askEvery  = time.Second            // until the neighbour answers
+	askOnly   = 3                      // questions to its known link address; later ones go to the whole link
+	askSeldom = 5 * time.Second        // for neighbours silent to these too
+	verify    = 300 * time.Millisecond // time for the old address to answer
 )
 
-// askAfter is how long after it was heard last a neighbour is not asked. Tests change it.
+// askAfter is the time between the last packet of a neighbour and the next question. Tests change it.
 var askAfter = 10 * time.Second
 
-// keptNeighbour is one whose entry is weir's, and permanent.
+// keptNeighbour is a neighbour with a permanent entry of weir's.
 type keptNeighbour struct {
 	mac   net.HardwareAddr
 	heard time.Time
 	asked time.Time
-	times int              // asked without an answer
-	other net.HardwareAddr // that it may have by now,
-	since time.Time        // since
+	times int              // questions without an answer
+	other net.HardwareAddr // possible new address,
+	since time.Time        // claimed since
 }

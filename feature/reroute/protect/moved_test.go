@@ -17,14 +17,14 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// asksAfter has neighbours be asked that were silent for so long.
+// asksAfter sets the silent time before a question.
 func asksAfter(t *testing.T, d time.Duration) {
 	was := askAfter
 	askAfter = d
 	t.Cleanup(func() { askAfter = was })
 }
 
-// entry is the link address that r1 has of a neighbour.
+// entry returns r1's link address of a neighbour.
 func (w *world) entry(dev, addr string) string {
 	w.Helper()
 	text := w.ip(w.r1, "neigh show "+addr+" dev "+dev)
@@ -41,12 +41,12 @@ const (
 	newMAC, newerMAC    = "02:00:00:00:00:99", "02:00:00:00:00:98"
 )
 
-// A neighbour that has another link address, of a link that nobody probes, is found again: by what it tells or by what it
-// answers, while the link is used and while it is not, and of a backup as well.
+// A neighbour with a new link address is found without probes, by its announcement or by its answer. This holds on a
+// used and on an unused link, and for a backup.
 func TestFollowsNeighbours(t *testing.T) {
 	for name, c := range map[string]struct {
 		after time.Duration
-		tells bool // the neighbour
+		tells bool // the neighbour announces its address
 		down  bool
 	}{
 		"asked":               {100 * time.Millisecond, false, false},
@@ -94,7 +94,7 @@ func TestFollowsNeighbours(t *testing.T) {
 	}
 }
 
-// An address that somebody else claims is taken unless the neighbour still answers.
+// A claimed address is rejected while the neighbour still answers at the old one.
 func TestNeighbourAnswers(t *testing.T) {
 	asksAfter(t, time.Hour)
 	w := newWorld(t)
@@ -108,7 +108,7 @@ func TestNeighbourAnswers(t *testing.T) {
 	})
 	mac := w.entry("main", main4)
 	w.ip(w.r2, "addr del "+silent+"/24 dev main")
-	w.until("what nobody answers for is taken", func() bool { // claims may come before the watcher knows what is kept
+	w.until("what nobody answers for is taken", func() bool { // claims may precede the watcher's list of kept neighbours
 		w.claims(w.r2, "main", main4, newMAC)
 		w.claims(w.r2, "main", silent, newMAC)
 		return nstest.Poll(2*time.Second, func() error {

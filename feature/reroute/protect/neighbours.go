@@ -17,9 +17,9 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect/neigh"
 )
 
-// reconcileNeighbours keeps the neighbours of protected links and of backups: the kernel forgets those of a link without a carrier,
-// and packets to them would never come as far as the egress program. Those that it knows become permanent; that they were not is
-// noted before, and undone when nobody needs them any more. What the operator has made permanent stays as it is.
+// reconcileNeighbours keeps the neighbours of protected links and of backups. The kernel forgets neighbours of a link
+// without a carrier, and their packets would never reach the egress program. Known neighbours become permanent. Each
+// is recorded first and restored once unneeded. Permanent entries of the operator are left alone.
 func (s *instance) reconcileNeighbours(routes []route) error {
 	noted := s.pins.Maps[pinNeighbours]
 	want, err := neighbours(routes)
@@ -61,7 +61,7 @@ func (s *instance) reconcileNeighbours(routes []route) error {
 	return nil
 }
 
-// anyUnkept says whether a neighbour that is to be kept is not: it did not answer when it was asked.
+// anyUnkept reports whether a needed neighbour has no permanent entry because it did not answer.
 func anyUnkept(routes []route) (bool, error) {
 	want, err := neighbours(routes)
 	if err != nil {
@@ -79,7 +79,7 @@ func anyUnkept(routes []route) (bool, error) {
 	return false, nil
 }
 
-// address fills in the link addresses of the way to a neighbour that is known, so that the fast program need not look for them.
+// address fills in the link addresses of a way with a known neighbour. The fast program then needs no lookup.
 func (w *way) address() error {
 	n, err := neigh.Find(neigh.NewKey(int(w.Ifindex), w.via))
 	if err != nil || n == nil || n.State&netlink.NUD_PERMANENT == 0 || len(n.HardwareAddr) != 6 || len(w.mac) != 6 {
@@ -93,7 +93,7 @@ func (w *way) address() error {
 	return nil
 }
 
-// neighbours are those that are to be kept: of every backup, and whatever gateway routes over protected links have.
+// neighbours returns the neighbours to keep: of every backup, and all gateways of routes over protected links.
 func neighbours(routes []route) (map[neigh.Key]bool, error) {
 	want, protected := map[neigh.Key]bool{}, map[int]bool{}
 	for _, r := range routes {
@@ -128,7 +128,7 @@ func neighbours(routes []route) (map[neigh.Key]bool, error) {
 	return want, nil
 }
 
-// keep makes a neighbour permanent, if it answers. Neighbours of devices that need none are not entries: nothing is kept.
+// keep makes an answering neighbour permanent. Devices without link addresses have no entries, so nothing is kept.
 func keep(noted *ebpf.Map, k neigh.Key) error {
 	var v neigh.Value
 	err := noted.Lookup(k, &v)
@@ -141,10 +141,10 @@ func keep(noted *ebpf.Map, k neigh.Key) error {
 		return err
 	}
 	if n != nil && n.State&netlink.NUD_PERMANENT != 0 {
-		return nil // ours since before, or the operator's
+		return nil // kept before, or the operator's
 	}
 	if isStandIn(n) {
-		n = nil // Run asks for it
+		n = nil // Run resolves it
 	} else if n == nil || n.State&neigh.Known == 0 || len(n.HardwareAddr) != 6 {
 		if n, err = neigh.Resolve(k); err != nil {
 			return err
@@ -154,7 +154,7 @@ func keep(noted *ebpf.Map, k neigh.Key) error {
 	case n != nil:
 		copy(v.MAC[:], n.HardwareAddr)
 	case !ours:
-		return nil // it does not answer: asked again with the next look
+		return nil // no answer: reconcile asks again
 	}
 	if err := noted.Put(k, v); err != nil {
 		return fmt.Errorf("noting the neighbour %s: %w", k.Addr(), err)
@@ -162,7 +162,7 @@ func keep(noted *ebpf.Map, k neigh.Key) error {
 	return neigh.Set(k, v, netlink.NUD_PERMANENT)
 }
 
-// release gives a neighbour back to the kernel, which asks it before it believes in it for long.
+// release returns a neighbour to the kernel as stale, so the kernel verifies it before longer use.
 func release(noted *ebpf.Map, k neigh.Key) error {
 	var v neigh.Value
 	if err := noted.Lookup(k, &v); err != nil {
@@ -174,7 +174,7 @@ func release(noted *ebpf.Map, k neigh.Key) error {
 	}
 	if n != nil && n.State&netlink.NUD_PERMANENT != 0 {
 		if len(n.HardwareAddr) == len(v.MAC) {
-			copy(v.MAC[:], n.HardwareAddr) // it may have got another one since
+			copy(v.MAC[:], n.HardwareAddr) // the address may have changed
 		}
 		if err := neigh.Set(k, v, netlink.NUD_STALE); err != nil {
 			return err

@@ -21,14 +21,15 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// fastCheckInterval is how often it is seen whether the fast program may run where it does. Tests change it.
+// fastCheckInterval is the shortest time between checks of the fast program. Tests change it.
 var fastCheckInterval = time.Second
 
-// interfaces lists them. Tests have it fail.
+// interfaces lists the interfaces. Tests make it fail.
 var interfaces = netlink.LinkList
 
-// obstacle says why the fast program would do other than the kernel does, which does more with a packet than look up its route:
-// it must pass by nothing that the operator has on the kernel's way. That of single interfaces is [forwardingInterfaces]'.
+// obstacle returns why the fast program would differ from the kernel's behaviour, or "". The fast program looks up a
+// route and does nothing else, so it must bypass no filter or policy of the operator's. [forwardingInterfaces] checks
+// the single interfaces.
 func (f *fast) obstacle() (why string, err error) {
 	for _, p := range f.spec.Paths {
 		if p.Slow {
@@ -50,8 +51,8 @@ func (f *fast) obstacle() (why string, err error) {
 	return why, err
 }
 
-// forwardingInterfaces are the interfaces from which the kernel forwards, by number; those with filters that packets meet behind the fast program
-// are left out, and bypassed says so. Programs of tcx are before it.
+// forwardingInterfaces returns the interfaces with forwarding enabled, by index. Interfaces with tc filters behind
+// the fast program are excluded and reported in aside. Programs of tcx run before it and do not matter.
 func forwardingInterfaces() (at map[int]string, aside []string, err error) {
 	all, err := interfaces()
 	if err != nil {
@@ -77,7 +78,7 @@ func forwardingInterfaces() (at map[int]string, aside []string, err error) {
 	return at, aside, nil
 }
 
-// egress looks for programs at protected links that packets meet before weir's own.
+// egress looks for programs before weir's own at protected links.
 func egress(pins *kernel.Opened) (string, error) {
 	all, err := pins.Links()
 	if err != nil {
@@ -90,20 +91,20 @@ func egress(pins *kernel.Opened) (string, error) {
 		}
 		ln, err := pins.Link(pin)
 		if err != nil {
-			continue // it was taken off meanwhile
+			continue // the link was removed meanwhile
 		}
 		before, _, err := kernel.TCX{Ifindex: index, Egress: true}.Around(ln)
 		ln.Close()
 		before = slices.DeleteFunc(before, func(name string) bool { return strings.Contains(name, links.LeaveProgram) })
-		if err == nil && len(before) > 0 { // of one that is gone nothing is asked
+		if err == nil && len(before) > 0 { // a removed interface has none
 			return fmt.Sprintf("program %s is before weir's where packets leave by interface %d", before[0], index), nil
 		}
 	}
 	return "", nil
 }
 
-// misplaced says whether the program is not where it is to be any more: an interface came or went, filters did, or somebody's
-// program is behind it, which would not see what it takes.
+// misplaced reports whether the attachments must change: interfaces or filters came or went, or a program behind this
+// one misses its packets.
 func (f *fast) misplaced(at map[int]string) bool {
 	for p, ln := range f.links {
 		if _, behind, err := p.Around(ln); at[p.Ifindex] != p.Device || err != nil || len(behind) > 0 {
@@ -113,9 +114,9 @@ func (f *fast) misplaced(at map[int]string) bool {
 	return len(at) != len(f.links)
 }
 
-// stays says whether the program may stay as it is: attached where it is, or for the same reason not. It is asked again and again,
-// and looks so often that it keeps whoever asks for a twentieth of the time, and at the latest after five seconds. Where it cannot
-// tell, packets take the kernel's way until it can, and why is an error.
+// stays reports whether the program can stay as it is: attached at the same interfaces, or detached for the same
+// reason. Checks take at most a twentieth of the caller's time, but one runs every five seconds at least. If a check
+// fails, stays returns the error, and packets take the kernel's way until a check succeeds.
 func (f *fast) stays() (stays bool, err error) {
 	began := time.Now()
 	if began.Before(f.next) {
@@ -146,13 +147,13 @@ func (f *fast) stays() (stays bool, err error) {
 	return stays || err != nil, err
 }
 
-// because is the one reason of several for which the program does not run: always the same one of the same, or it would change
-// with every look.
+// because picks one of several reasons. Equal arguments give the same reason, because a changing one would restart
+// the program with each check.
 func (f *fast) because(obstacle string, at map[int]string, aside []string) string {
 	return cmp.Or(obstacle, f.routes, nowhere(at, aside))
 }
 
-// nowhere is why the program runs at no interface.
+// nowhere returns why no interface can have the program.
 func nowhere(at map[int]string, aside []string) string {
 	if len(at) > 0 || len(aside) == 0 {
 		return ""
@@ -160,7 +161,7 @@ func nowhere(at map[int]string, aside []string) string {
 	return aside[0]
 }
 
-// not says where the program does not run, and why.
+// not lists the excluded interfaces with reasons, or why the program is detached.
 func (f *fast) not() string { return cmp.Or(f.reason, strings.Join(f.bypassed, "; ")) }
 
 func forwardsNothing() (string, error) {
@@ -170,7 +171,7 @@ func forwardsNothing() (string, error) {
 	return "", nil
 }
 
-// filters looks for chains that forwarded packets meet.
+// filters looks for netfilter chains of forwarded packets.
 func (f *fast) filters() (string, error) {
 	if b, err := os.ReadFile("/proc/net/ip6_tables_names"); err == nil && len(strings.TrimSpace(string(b))) > 0 {
 		return "there are ip6tables rules", nil
@@ -196,7 +197,7 @@ func (f *fast) filters() (string, error) {
 		if ch.Hooknum == nil {
 			continue
 		}
-		// netdev's are at a device, before routing or behind it.
+		// Chains of netdev hook a device, before or after routing.
 		inet := ch.Table.Family == nftables.TableFamilyIPv6 || ch.Table.Family == nftables.TableFamilyINet
 		if ch.Table.Family == nftables.TableFamilyNetdev || inet && *ch.Hooknum != *nftables.ChainHookInput && *ch.Hooknum != *nftables.ChainHookOutput {
 			return fmt.Sprintf("nftables chain %s %s sees forwarded packets", ch.Table.Name, ch.Name), nil
@@ -210,24 +211,24 @@ func policies() (string, error) {
 	if err == nil && len(all) > 0 {
 		return "there are IPsec policies", nil
 	}
-	return "", nil // a kernel without IPsec has none
+	return "", nil // a kernel without IPsec
 }
 
-// rules looks for rules beside the two that every namespace has, and weir's own.
+// rules looks for rules other than weir's and the two of every namespace.
 func rules() (string, error) {
 	all, err := netlink.RuleList(netlink.FAMILY_V6)
 	if err != nil {
 		return "", fmt.Errorf("listing rules: %w", err)
 	}
 	for _, r := range all {
-		if !usual(r) && !kept(r) { // by which only packets without a route go, and the fast program takes none of them
+		if !usual(r) && !kept(r) { // only packets without a route reach weir's rules; the fast program ignores those
 			return fmt.Sprintf("there is an ip -6 rule of priority %d", r.Priority), nil
 		}
 	}
 	return "", nil
 }
 
-// usual says whether a rule is one that every namespace has, for all packets.
+// usual reports whether a rule is one of the two default rules for all packets.
 func usual(r netlink.Rule) bool {
 	for priority, table := range map[int]int{0: unix.RT_TABLE_LOCAL, 32766: unix.RT_TABLE_MAIN} {
 		o := netlink.NewRule()

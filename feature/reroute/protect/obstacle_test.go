@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// theirs is a program that counts what it sees, and leaves it alone.
+// theirs returns a program counting packets without changing them.
 func theirs(t testing.TB) (p *ebpf.Program, seen func() uint32) {
 	t.Helper()
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
@@ -45,8 +45,8 @@ func theirs(t testing.TB) (p *ebpf.Program, seen func() uint32) {
 	}
 }
 
-// What the operator puts on the kernel's way while the fast program runs has every packet again: the fast program stands aside, the
-// other one reroutes, and what was there is passed by no more.
+// Filters of the operator, added while the fast program runs, see every packet again. The fast program is detached
+// and the egress program reroutes.
 func TestFastStandsAside(t *testing.T) {
 	every := fastCheckInterval
 	fastCheckInterval = 100 * time.Millisecond
@@ -84,8 +84,8 @@ func TestFastStandsAside(t *testing.T) {
 		return seen, off
 	}
 	for name, c := range map[string]struct {
-		put   func(w *world) (seen func() uint32, off func()) // seen is nil of what counts nothing
-		still bool                                            // the fast program goes on, behind it
+		put   func(w *world) (seen func() uint32, off func()) // seen is nil without a counter
+		still bool                                            // the fast program continues behind it
 	}{
 		"a chain of nftables": {put: func(w *world) (func() uint32, func()) {
 			tool(w, "nft", "add table ip6 t; add chain ip6 t c { type filter hook forward priority 0; }; add rule ip6 t c counter")
@@ -165,7 +165,8 @@ func TestFastStandsAside(t *testing.T) {
 				f := fast()
 				return seen() > n && (f > 0) == c.still
 			}
-			// As it moves behind another one, some packets are rerouted by the one before and some seen by the other; then it is loaded.
+			// While the program moves behind another one, the old one still reroutes some packets. Then the new one
+			// is loaded.
 			steady := 0
 			w.until("it stands aside", func() bool {
 				if steady++; (fast() > 0) != c.still || !sees() {

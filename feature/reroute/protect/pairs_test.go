@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 )
 
-// Routers that tell of many sizes, for many repairs, make no more than some devices; each repair's answers name a size that fits.
+// Many learnt sizes for many repairs create a bounded number of devices. Each repair's answers name a size that fits.
 func TestManySizesShareDevices(t *testing.T) {
 	const repairs = 30
 	w := newWorld(t)
@@ -33,7 +33,7 @@ func TestManySizesShareDevices(t *testing.T) {
 		}
 		return out
 	}
-	own := len(devices()) // of the full size: IPv6 and IPv4
+	own := len(devices()) // of the full size, for IPv6 and IPv4
 	read := func() map[uint32]bpf.ProtectRerouteRepair {
 		t.Helper()
 		o, err := w.root.Open(instanceKey(netnsScope(w.r1)), pinRepairs, pinPaths, pinPrefixes)

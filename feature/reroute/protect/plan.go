@@ -17,14 +17,15 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// Needs of protection. Without tcx the program is a filter of the device's clsact qdisc.
+// Needs lists the kernel features for protection. Without tcx the program is a filter of the device's clsact qdisc.
 func Needs(c Config) []kernel.Need {
 	send := probe.RedirectNeigh
 	send.Optional = len(c.Paths) == 0
 	return []kernel.Need{send, kernel.TCXLink, kernel.ClsactFilter}
 }
 
-// Plan compares: what would change, and what of it is not in force yet. It changes nothing.
+// Plan compares the found and the wanted state and lists the steps between them. It also warns of paths that cannot
+// take effect yet. It changes nothing.
 func Plan(ctx context.Context, have State, want Config) (plan feature.Plan, err error) {
 	plan.Stays(have.Unreadable)
 	wanted := map[uint64]bool{}
@@ -75,7 +76,8 @@ func open(ref string) (*netns.Handle, error) {
 	return netns.Open(ref)
 }
 
-// plan is the steps of one namespace. All of its paths change with one publication; the first step does it.
+// plan adds the steps of one namespace. One publication changes all of its paths, so only the first step has an
+// action.
 func (w scopeSpec) plan(plan *feature.Plan, have State, ns *netns.Handle) error {
 	i := slices.IndexFunc(have.wholes, func(h scopeSpec) bool { return h.Inode == w.Inode })
 	w.followed = i >= 0 && have.wholes[i].followed
@@ -154,7 +156,7 @@ func (w scopeSpec) apply(_ context.Context, l *kernel.WriteLock) (string, error)
 	return "", publish(l, ns, w)
 }
 
-// Apply carries a plan out. Killed at any step, it leaves what [Recover] finishes.
+// Apply executes a plan. [Recover] finishes an Apply killed at any step.
 func Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
 	for _, s := range p.Steps {
 		if _, err := s.Do(ctx, l); err != nil {
@@ -164,8 +166,8 @@ func Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
 	return nil
 }
 
-// Remove takes protection away from every namespace: the programs first; then the neighbours that were kept are the kernel's
-// again, and the helper namespaces go. Routes are as they were all the time.
+// Remove removes protection from every namespace: first the programs, then the kept neighbours and the helper
+// namespaces. Routes were never changed.
 func Remove(_ context.Context, l *kernel.WriteLock) error {
 	all, err := allInstances(l.Root)
 	for _, i := range all {
@@ -174,13 +176,14 @@ func Remove(_ context.Context, l *kernel.WriteLock) error {
 	return err
 }
 
-// DropGone removes the protection of a network namespace that is gone, readable or not.
+// DropGone removes the protection of a deleted network namespace, readable or not.
 func DropGone(l *kernel.WriteLock, scope string) error {
 	dropHelper(scope)
 	return store.Remove(l, instanceKey(scope))
 }
 
-// removeScope publishes that there is no path, and has everything follow: killed in between, the next command finds it so.
+// removeScope publishes an empty configuration and reconciles. If it is killed in between, the next command finds the
+// empty configuration and finishes.
 func removeScope(l *kernel.WriteLock, scope string) error {
 	inst := instanceKey(scope)
 	w, err := readSpec(l.Root, inst)
@@ -200,16 +203,17 @@ func removeScope(l *kernel.WriteLock, scope string) error {
 	return publish(l, ns, w)
 }
 
-// Recover finishes what a killed command left half done.
+// Recover finishes the work of a killed command.
 func Recover(l *kernel.WriteLock) error {
-	all, _, err := store.All(l.Root) // the state tells of what cannot be read
+	all, _, err := store.All(l.Root) // ReadState reports unreadable instances
 	for _, rec := range all {
 		err = errors.Join(err, reconcile(l, rec.Instance))
 	}
 	return err
 }
 
-// PlanUpgrade says where another weir's program runs; the step puts this weir's in place of it, link by link, under traffic.
+// PlanUpgrade lists the namespaces with programs of another weir version. Its steps replace the programs link by
+// link, under traffic.
 func PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan, err error) {
 	all, unreadable, err := store.All(r)
 	plan.Stays(unreadable)
@@ -222,7 +226,7 @@ func PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan, err erro
 	return plan, err
 }
 
-// upgrade exchanges the programs of a namespace.
+// upgrade replaces the programs of a namespace.
 func upgrade(l *kernel.WriteLock, inst kernel.Instance) error {
 	s, err := openInstance(l, inst)
 	if err != nil {
@@ -242,7 +246,7 @@ func upgrade(l *kernel.WriteLock, inst kernel.Instance) error {
 	return store.Upgrade(l, inst, func() error { return s.move(names, p) }, nil)
 }
 
-// move has every attachment run another program.
+// move replaces the program of every attachment.
 func (s *instance) move(pins []string, p *ebpf.Program) error {
 	for _, pin := range pins {
 		ln, err := s.pins.Link(pin)

@@ -28,10 +28,10 @@ const (
 	actRedirect = 7
 )
 
-// loopback is the device that packets of test runs are on.
+// loopback is the device of packets in test runs.
 const loopback = 1
 
-// skb is struct __sk_buff of linux/bpf.h as far as a test run reads it.
+// skb is the part of struct __sk_buff (linux/bpf.h) read by test runs.
 type skb struct {
 	Len, PktType, Mark, Queue, Protocol, VlanPresent, VlanTCI, VlanProto, Priority, IngressIfindex, Ifindex, TCIndex uint32
 	CB                                                                                                               [5]uint32
@@ -45,7 +45,7 @@ type skb struct {
 	HWTstamp                                                                                                         uint64
 }
 
-// ipv6 is an Ethernet frame of UDP over IPv6, from fd00:a::2.
+// ipv6 returns an Ethernet frame with UDP over IPv6, from fd00:a::2.
 func ipv6(to string, dport uint16, hops uint8, payload int) []byte {
 	b := make([]byte, 14+40+8+payload)
 	b[12], b[13], b[14], b[20], b[21] = 0x86, 0xdd, 0x60, unix.IPPROTO_UDP, hops
@@ -58,7 +58,7 @@ func ipv6(to string, dport uint16, hops uint8, payload int) []byte {
 	return b
 }
 
-// TestProgram runs the egress program: packet and state, what it returns, and the packet that comes out.
+// TestProgram runs the egress program and checks its return value and its packet.
 func TestProgram(t *testing.T) {
 	nstest.NeedRoot(t)
 	if err := probe.RedirectNeigh.Check(); err != nil {
@@ -80,7 +80,8 @@ func TestProgram(t *testing.T) {
 	second.Next = 2
 	frame := ipv6("fd00:d::2", 53, 63, 20)
 	v4, _ := hex.DecodeString("0000000000000000000000000800" + "45b8001c000000003f110000" + "0a010002" + "0a040002" + "0fa0003500080000")
-	// The outer headers of the frame; their length is that of a routing header of one segment and the frame. Flow labels are 0 here.
+	// The outer headers of the frame. The length is one segment's routing header plus the frame. Flow labels are 0
+	// here.
 	outer6 := "60000000005c" + "2b40" + text(source.AsSlice()) + text(segments[0].AsSlice()) + "2902040100000000" + text(segments[1].AsSlice())
 	outer4 := "6b800000001c" + "0440" + text(source.AsSlice()) + text(segments[1].AsSlice())
 	final := addrs("fd00:d::2")[0]
@@ -92,7 +93,7 @@ func TestProgram(t *testing.T) {
 		in      []byte
 		mark    uint32
 		ret     uint32
-		out     string // hexadecimal, behind the Ethernet header; empty: as it came in
+		out     string // hexadecimal, after the Ethernet header; empty: unchanged
 		count   string // of path 1
 	}{
 		"up":                     {repairs: []bpf.ProtectRerouteRepair{repair}, in: frame, ret: actNext},
@@ -160,7 +161,7 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// inline8 is a repair by another backup.
+// inline8 is a repair with another backup.
 func inline8(r bpf.ProtectRerouteRepair) bpf.ProtectRerouteRepair {
 	r.Watch = 8
 	return r
@@ -175,7 +176,7 @@ func put(t *testing.T, k *kernel.Collection, m string, key uint32, v any) {
 
 func text(b []byte) string { return hex.EncodeToString(b) }
 
-// compare holds a packet to what is wanted, but for an outer flow label, which must be there.
+// compare compares a packet with the wanted one. An outer flow label only has to exist.
 func compare(t *testing.T, got []byte, want string) {
 	t.Helper()
 	w, err := hex.DecodeString(want)

@@ -15,31 +15,32 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// Feature is the directory of pins, which protection shares with liveness.
+// Feature is the pin directory, shared with liveness.
 const Feature = "reroute"
 
-// instanceName is protection's unit of publication, one a network namespace.
+// instanceName names protection's instance, one per network namespace.
 const instanceName = "@protect"
 
-// abi is the version of the maps' layout: protect.h.
+// abi is the layout version of the maps: protect.h.
 const abi = 1
 
-// published is a path as the pins describe it.
+// published is a path as stored in the pins.
 type published struct {
 	Path
-	Row int `json:"row"` // of its counters
+	Row int `json:"row"` // row of its counters
 }
 
-// scopeSpec is the configuration of an instance. It is the truth; maps, links, neighbours and the helper namespace follow (reconcile).
+// scopeSpec is the configuration of an instance. It is authoritative: reconcile derives maps, links, neighbours and
+// the helper namespace from it.
 type scopeSpec struct {
-	Netns string      `json:"netns"` // what reopens the namespace
+	Netns string      `json:"netns"` // reference for reopening the namespace
 	Paths []published `json:"paths"`
 
 	netns.ID `json:"-"`
-	followed bool // a process does so: see Run
+	followed bool // a process runs [Run] for the instance
 }
 
-// store has the instances.
+// store reads and writes the instances.
 var store = instances.Store[scopeSpec]{Feature: Feature, ABI: abi, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
 	Ref: func(w *scopeSpec) string { return w.Netns }}
 
@@ -47,7 +48,7 @@ func instanceKey(scope string) kernel.Instance { return store.Name(scope, instan
 
 func netnsScope(ns *netns.Handle) string { return kernel.ScopeOf(ns) }
 
-// Pins of the instance, and the maps that they are in the object. Neighbours and devices are user space's alone.
+// Pin names of the instance's maps, and their names in the object. Only user space uses neighbours and devices.
 const (
 	pinRepairs    = "repairs"
 	pinPaths      = "paths"
@@ -56,16 +57,16 @@ const (
 	pinNeighbours = "neighbours"
 	pinDevices    = "devices"
 	pinLinks      = links.MapName
-	linkPrefix    = "dev" // and the interface's number
+	linkPrefix    = "dev" // followed by the interface index
 )
 
 var mapNames = map[string]string{pinRepairs: bpf.ProtectMapRerouteRepairs, pinPaths: bpf.ProtectMapReroutePaths, pinPrefixes: bpf.ProtectMapRerouteLpm,
 	pinCounts: bpf.ProtectMapRerouteCounts, pinLinks: bpf.ProtectMapRerouteLinks}
 
-// allInstances lists the namespaces that have protection, readable or not.
+// allInstances lists the namespaces with protection, readable or not.
 func allInstances(r *kernel.Root) ([]kernel.Instance, error) { return store.Keys(r) }
 
-// specFrom is the protection of a record.
+// specFrom returns the configuration of a record.
 func specFrom(rec instances.Record[scopeSpec]) scopeSpec {
 	rec.Spec.ID = rec.ID()
 	return rec.Spec
@@ -76,7 +77,7 @@ func readSpec(r *kernel.Root, i kernel.Instance) (scopeSpec, error) {
 	return specFrom(rec), err
 }
 
-// publish has these be the paths of a namespace, and makes everything follow.
+// publish sets the paths of a namespace and reconciles it.
 func publish(l *kernel.WriteLock, ns *netns.Handle, want scopeSpec) error {
 	inst := instanceKey(netnsScope(ns))
 	was, err := readSpec(l.Root, inst)
@@ -89,7 +90,7 @@ func publish(l *kernel.WriteLock, ns *netns.Handle, want scopeSpec) error {
 		if want.number(was.Paths); len(want.Paths) > maxPaths {
 			return fmt.Errorf("%d paths: at most %d", len(want.Paths), maxPaths)
 		}
-		err = store.Respec(l, inst, want, nil) // the programs stay those that run
+		err = store.Respec(l, inst, want, nil) // the running programs stay
 	}
 	if err != nil {
 		return err
@@ -98,7 +99,7 @@ func publish(l *kernel.WriteLock, ns *netns.Handle, want scopeSpec) error {
 	return reconcile(l, inst)
 }
 
-// number gives each path its row of counters: the one that a path of its name had before.
+// number assigns the rows of counters. A path keeps the row of the previous path with its name.
 func (w *scopeSpec) number(before []published) {
 	taken := map[int]bool{}
 	for i := range w.Paths {
@@ -122,7 +123,7 @@ func (w *scopeSpec) number(before []published) {
 	}
 }
 
-// create publishes an instance without a link: it reroutes nothing yet.
+// create publishes an instance without a link, so it reroutes nothing yet.
 func create(l *kernel.WriteLock, ns *netns.Handle, want scopeSpec) error {
 	want.number(nil)
 	spec, err := bpf.LoadProtect()

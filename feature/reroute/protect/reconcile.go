@@ -41,12 +41,12 @@ func openInstance(l *kernel.WriteLock, inst kernel.Instance) (_ *instance, err e
 	return s, nil
 }
 
-// reconcile makes everything follow the published configuration of a namespace. It is how every change takes effect, and how one
-// that was killed is recovered; without a path it takes everything away. Its order keeps packets safe: neighbours and the helper
-// namespace before repairs that need them, repairs before what leads to them, the programs last.
+// reconcile derives everything from the published configuration of a namespace. Every change takes effect through it,
+// and it recovers killed commands. Without a path it removes everything. Its order keeps packets safe. Neighbours and
+// the helper namespace precede the repairs. Repairs precede their references. Programs come last.
 func reconcile(l *kernel.WriteLock, inst kernel.Instance) error { return reconcileSizes(l, inst, nil) }
 
-// reconcileSizes is reconcile with the sizes that are known of ways; nil: those in force stay.
+// reconcileSizes is reconcile with the known sizes of ways. With nil, the installed sizes stay.
 func reconcileSizes(l *kernel.WriteLock, inst kernel.Instance, sizes map[wayKey]uint32) error {
 	s, err := openInstance(l, inst)
 	if errors.Is(err, netns.ErrGone) {
@@ -95,7 +95,8 @@ func reconcileSizes(l *kernel.WriteLock, inst kernel.Instance, sizes map[wayKey]
 	return s.ns.Do(func() error { return reconcileKept(routes) })
 }
 
-// remove removes everything. Killed within, the configuration says still that there is no path, and the next command goes on.
+// remove removes everything. If it is killed, the published configuration is still empty and the next command
+// continues.
 func (s *instance) remove() error {
 	if err := s.ns.Do(func() error { return reconcileKept(nil) }); err != nil {
 		return err
@@ -118,7 +119,7 @@ func (s *instance) remove() error {
 	return s.lock.Remove(s.inst)
 }
 
-// forget clears protection's bytes of a link's word: the map may go on as liveness's, and the slot be another's.
+// forget clears protection's bytes of a link state. Liveness may keep the map, and another link may get the slot.
 func (s *instance) forget(slot uint32) error {
 	w, err := links.MapWords(s.pins.Maps[pinLinks])
 	if err != nil {

@@ -16,13 +16,13 @@ import (
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
-// tables is all that the operator sees of r1's routing.
+// tables returns r1's routes, rules and links as an operator sees them.
 func (w *world) tables() string {
 	w.Helper()
 	return w.ip(w.r1, "-6 route show table all") + w.ip(w.r1, "route show table all") + w.ip(w.r1, "-6 rule") + w.ip(w.r1, "rule") + w.ip(w.r1, "-o link")
 }
 
-// pinned lists what is left below the root.
+// pinned lists the files below the root.
 func (w *world) pinned() (out []string) {
 	_ = filepath.WalkDir(w.root.Path(), func(path string, d os.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
@@ -33,7 +33,8 @@ func (w *world) pinned() (out []string) {
 	return out
 }
 
-// After Remove the routing table is as it was, to the letter, and nothing else is left; whatever happened meanwhile.
+// After Remove the routing tables are byte-identical and nothing is left, even after changes and a second
+// configuration.
 func TestRemove(t *testing.T) {
 	for name, links := range map[string]bool{"tcx": true, "clsact": false} {
 		t.Run(name, func(t *testing.T) {
@@ -102,7 +103,7 @@ func (w *world) tc(command string) (out string) {
 	return out
 }
 
-// A command that is killed at any step leaves what still carries packets, and the next command finishes; so does removal.
+// A command killed at any step leaves a working data path, and the next command finishes. Removal too.
 func TestCrash(t *testing.T) {
 	w := newWorld(t)
 	before := w.tables()
@@ -123,11 +124,11 @@ func TestCrash(t *testing.T) {
 					w.apply()
 					break
 				}
-				// The link works, in truth: whatever was killed, a packet arrives one way or the other.
+				// The link works in fact. After any kill, a packet arrives by one of the ways.
 				if !p.arrives(100, patience) {
 					t.Errorf("killed after %d steps: nothing arrives", steps)
 				}
-				if steps%2 == 0 { // either what was wanted is wanted still, or nothing is
+				if steps%2 == 0 { // the next command wants the same, or nothing
 					w.apply()
 				} else if w.apply(c.to...); c.to != nil {
 					w.drain(true)
@@ -148,7 +149,8 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// killedApply applies in a process that is killed after so many steps. It says whether the process ended first.
+// killedApply applies in a process killed after the given number of steps. It reports whether the process ended
+// first.
 func (w *world) killedApply(steps int, paths ...Path) (ended bool) {
 	w.Helper()
 	data, err := json.Marshal(Config{Paths: paths})
@@ -158,7 +160,7 @@ func (w *world) killedApply(steps int, paths ...Path) (ended bool) {
 	return kerneltest.Killed(w, nstest.Child("apply", w.root.Path(), steps, string(data))) == ""
 }
 
-// FRR's zebra and staticd keep their routes, and change them, while weir protects the link; and have them after it.
+// FRR's zebra and staticd keep and change their routes while weir protects the link, and keep them after its removal.
 func TestFRR(t *testing.T) {
 	const zebra, staticd = "/usr/lib/frr/zebra", "/usr/lib/frr/staticd"
 	for _, program := range []string{zebra, staticd, "vtysh"} {
@@ -168,7 +170,7 @@ func TestFRR(t *testing.T) {
 	}
 	w := newWorld(t)
 	w.ip(w.r1, "route del fd00:d::/64 via fd00:12::2")
-	dir, err := os.MkdirTemp("", "weir-frr") // FRR's daemons become another user, who may not look into the test's own
+	dir, err := os.MkdirTemp("", "weir-frr") // FRR's daemons drop root and cannot enter the test's own directory
 	if err == nil {
 		err = os.Chmod(dir, 0o777)
 	}
@@ -187,7 +189,7 @@ func TestFRR(t *testing.T) {
 		t.Cleanup(func() { _ = c.Process.Kill(); _ = c.Wait() })
 	}
 	start(zebra, "hostname r1\n")
-	nstest.Until(t, "zebra listens", func() bool { // else staticd asks again 10 s later
+	nstest.Until(t, "zebra listens", func() bool { // otherwise staticd retries only after 10 s
 		_, err := os.Stat(filepath.Join(dir, "zserv"))
 		return err == nil
 	})
@@ -223,7 +225,7 @@ func TestFRR(t *testing.T) {
 	vtysh("ipv6 route fd00:e::/64 fd00:12::2")
 	untilHas("fd00:e::/64 ")
 	vtysh("no ipv6 route fd00:d::/64 fd00:12::2")
-	vtysh("ipv6 route fd00:d::/64 fd00:13::3") // around, by FRR's own will
+	vtysh("ipv6 route fd00:d::/64 fd00:13::3") // around the link, chosen by FRR
 	w.until("FRR's change counts", func() bool {
 		n := w.state("core").Counts.Packets
 		return p.arrives(100, time.Second) && w.state("core").Counts.Packets == n

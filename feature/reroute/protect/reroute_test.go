@@ -22,7 +22,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// hops is the hop limit with which a datagram arrives.
+// hops returns the hop limit of the next datagram.
 func (p pair) hops(t testing.TB) int {
 	t.Helper()
 	c, err := p.to.SyscallConn()
@@ -59,7 +59,7 @@ func (p pair) hops(t testing.TB) int {
 	return 0
 }
 
-// healthy fails if a host's kernel has met a packet that it could not read.
+// healthy fails if any kernel has received a malformed packet.
 func (w *world) healthy() {
 	w.Helper()
 	for name, ns := range map[string]*netns.Handle{"s": w.s, "r1": w.r1, "r2": w.r2, "r3": w.r3, "d": w.d} {
@@ -76,11 +76,11 @@ func (w *world) healthy() {
 	}
 }
 
-// What is drained goes around, whole and with the hop limit of a packet that was forwarded; and comes back.
+// Packets of a drained link go around unchanged, with a forwarded packet's hop limit, and return after undrain.
 func TestReroute(t *testing.T) {
 	for name, c := range map[string]struct {
 		repair       Repair
-		hops6, hops4 int // of a packet that began with 64, by this way
+		hops6, hops4 int // on arrival by this way, from 64
 		no4          bool
 	}{
 		"encap":         {repair: around(), hops6: 62, hops4: 62},
@@ -128,8 +128,8 @@ func TestReroute(t *testing.T) {
 	}
 }
 
-// TestNoWayForIPv4 drains a link whose repairs have segments for IPv6 alone: IPv4 packets stay on the link, which works,
-// and are counted; the plan warns of them where IPv4 routes lead over the link.
+// TestNoWayForIPv4 drains a link with repairs for IPv6 only. IPv4 packets stay on the working link and are counted.
+// The plan warns if IPv4 routes lead over the link.
 func TestNoWayForIPv4(t *testing.T) {
 	for name, r := range map[string]Repair{
 		"encap":  {Segments: addrs(sidEnd, sidDT6)},
@@ -164,7 +164,7 @@ func TestNoWayForIPv4(t *testing.T) {
 	}
 }
 
-// What does not fit is answered as by a kernel with a route of that MTU, or comes in fragments.
+// Packets too big are answered as by a kernel route with that MTU, or are fragmented.
 func TestTooBig(t *testing.T) {
 	w := newWorld(t)
 	w.apply(w.path(around()))
@@ -177,14 +177,14 @@ func TestTooBig(t *testing.T) {
 			if got == 1436 {
 				return nil
 			}
-			_, _ = p.from.Write(make([]byte, 1450)) // an error says that it is too big
+			_, _ = p.from.Write(make([]byte, 1450)) // an error reports the smaller MTU
 			return fmt.Errorf("from %s: path MTU %d, want 1436", p.from.LocalAddr(), got)
 		})
 		headers := 28
 		if p.v6 {
 			headers = 48
 		}
-		_, _ = p.from.Write(nil) // it may return what was told before
+		_, _ = p.from.Write(nil) // it may return an earlier error
 		if !p.arrives(1436-headers, patience) {
 			t.Errorf("from %s: what fits to the byte does not arrive", p.from.LocalAddr())
 		}
@@ -192,7 +192,7 @@ func TestTooBig(t *testing.T) {
 	big := w.state("core").Counts.Big
 	w.ip(w.s, "route flush cache")
 	fresh := w.pairOf(w.s, addrS4, "10.4.0.2")
-	fresh.discover(t, unix.IP_PMTUDISC_INTERFACE) // without the bit that forbids fragments, and as long as the link allows
+	fresh.discover(t, unix.IP_PMTUDISC_INTERFACE) // allows fragments, and packets up to the link's MTU
 	if !fresh.arrives(1472, patience) {
 		t.Error("an IPv4 packet that may be cut does not arrive")
 	}
@@ -206,7 +206,7 @@ func TestTooBig(t *testing.T) {
 	w.healthy()
 }
 
-// Destinations behind one link have repairs of their own; the longest prefix decides, and what has none stays.
+// Destinations behind one link have their own repairs. The longest prefix wins; others stay on the link.
 func TestPrefixes(t *testing.T) {
 	w := newWorld(t)
 	w.ip(w.r2, "route add fd00:d:1::/48 via fd00:d::2", "route add fd00:d:2::/48 via fd00:d::2")
@@ -244,7 +244,7 @@ func TestPrefixes(t *testing.T) {
 	}
 }
 
-// A backup that is down as well is not used: the next one is, or the packet is dropped and counted.
+// A backup that is down is skipped: the next one is used, or the packet is dropped and counted.
 func TestBackupDown(t *testing.T) {
 	w := newWorld(t)
 	w.cable(w.r1, "spare", w.r3, "r1b", "fd00:14::1/64", "fd00:14::3/64")
@@ -277,7 +277,7 @@ func TestBackupDown(t *testing.T) {
 	}
 }
 
-// mark sets the carrier's byte of a device of r1, as the watcher does.
+// mark sets the carrier byte of a device of r1, as the watcher does.
 func (w *world) mark(dev string, down bool) {
 	w.Helper()
 	locked(w, w.root, func(l *kernel.WriteLock) error {
@@ -312,7 +312,7 @@ func locked(t testing.TB, root *kernel.Root, f func(l *kernel.WriteLock) error) 
 	}
 }
 
-// In the shadow nothing is rerouted, and what would have been is counted.
+// In shadow mode nothing is rerouted, and the affected packets are counted.
 func TestShadow(t *testing.T) {
 	w := newWorld(t)
 	path := w.path(around())
@@ -321,7 +321,7 @@ func TestShadow(t *testing.T) {
 	w.drain(true)
 	p := w.pair(true)
 	for range 3 {
-		if !p.arrives(10, patience) { // the link works, in truth
+		if !p.arrives(10, patience) { // the link works in fact
 			t.Error("a packet in the shadow was lost")
 		}
 	}
@@ -337,9 +337,8 @@ func TestShadow(t *testing.T) {
 	}
 }
 
-// What belongs to the link stays there: neighbour discovery, BFD, and weir's own probes. Where each packet goes is seen on the
-// link: counters alone cannot tell it from what the kernel says there meanwhile, neighbour discovery and reports of groups, which
-// is exempt, too, and comes whenever the host runs.
+// Neighbour discovery, BFD and weir's probes stay on the link. A tap on the link shows each packet's way. Counters
+// alone cannot, because the kernel sends exempt neighbour discovery and group reports at any time.
 func TestExempt(t *testing.T) {
 	w := newWorld(t)
 	w.apply(w.path(around()))
@@ -351,10 +350,10 @@ func TestExempt(t *testing.T) {
 		t.Helper()
 		before, onLink := w.state("core").Counts, tap.to(to)
 		w.in(w.r1, func() error { return sendUDP(to, set) })
-		nstest.Until(t, what+" leaves", func() bool { // it waits for its neighbour, perhaps
+		nstest.Until(t, what+" leaves", func() bool { // the packet may wait for its neighbour
 			return tap.to(to) != onLink || w.state("core").Counts.Packets != before.Packets
 		})
-		after := w.state("core").Counts // what is on the link was counted before
+		after := w.state("core").Counts // read after the tap: packets on the link are counted before
 		if exempt && (tap.to(to) != onLink+1 || after.Exempt == before.Exempt || after.Packets != before.Packets) ||
 			!exempt && (tap.to(to) != onLink || after.Packets != before.Packets+1) {
 			t.Errorf("%s: exempt is not %t: %+v, before %+v; on the link %d", what, exempt, after, before, tap.to(to)-onLink)
@@ -381,7 +380,7 @@ func TestExempt(t *testing.T) {
 	if w.state("core").Counts.Exempt == before {
 		t.Error("neighbour discovery was not counted as exempt")
 	}
-	// Nothing was counted as exempt that went elsewhere. What was counted may not be seen on the link yet.
+	// Every packet counted as exempt left by the link. The tap may see it a little later.
 	nstest.Eventually(t, func() error {
 		exempt := w.state("core").Counts.Exempt
 		left := uint64(tap.count() - early)
@@ -392,12 +391,12 @@ func TestExempt(t *testing.T) {
 	})
 }
 
-// tap sees the IP packets that leave a namespace by a device, behind all programs at its egress.
+// tap sees the IP packets leaving a namespace by a device, after all egress programs.
 type tap struct {
 	testing.TB
 	fd   int
 	all  int
-	seen map[netip.AddrPort]int // of IPv6, UDP, by destination
+	seen map[netip.AddrPort]int // IPv6 UDP, by destination
 }
 
 func (w *world) tapOf(ns *netns.Handle, device string) *tap {
@@ -406,7 +405,7 @@ func (w *world) tapOf(ns *netns.Handle, device string) *tap {
 	x := &tap{TB: w.TB, seen: map[netip.AddrPort]int{}}
 	index := nstest.Ifindex(w, ns, device)
 	w.in(ns, func() (err error) {
-		// None comes before it is bound to the device.
+		// No packet is received before the socket is bound to the device.
 		if x.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err == nil {
 			err = unix.Bind(x.fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: index})
 		}
@@ -416,7 +415,7 @@ func (w *world) tapOf(ns *netns.Handle, device string) *tap {
 	return x
 }
 
-// count is how many there were.
+// count returns the packets seen so far.
 func (x *tap) count() int {
 	x.Helper()
 	for buf := make([]byte, 2048); ; {
@@ -442,7 +441,7 @@ func (x *tap) count() int {
 	}
 }
 
-// to is how many went to an address and port.
+// to returns the packets seen to an address and port.
 func (x *tap) to(dst string) int {
 	x.Helper()
 	x.count()

@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect/srv6"
 )
 
-// Flags of a repair: protect.h, but for flagLearnt, which only user space knows: a router on the way told the size.
+// Flags of a repair, as in protect.h. Only user space knows flagLearnt: a router on the way reported the size.
 const (
 	flagShadow = 1 << iota
 	flagInline
@@ -28,7 +28,7 @@ const (
 	flagLearnt
 )
 
-// way is a repair as the network namespace has it now: its struct but for the numbers of others.
+// way is a repair resolved in the current network namespace. Its struct lacks the number of the next repair.
 type way struct {
 	bpf.ProtectRerouteRepair
 	device string
@@ -37,28 +37,28 @@ type way struct {
 	mac    net.HardwareAddr // of the backup
 }
 
-// route is a path as the network namespace has it now.
+// route is a path resolved in the current network namespace.
 type route struct {
 	path    *published
 	ifindex int
 	ways    []way
 }
 
-// device is an interface that a path uses.
+// device is an interface used by a path.
 type device struct {
 	index, mtu int
 	name       string
 	mac        net.HardwareAddr
 }
 
-// resolver finds out what a configuration means in the network namespace of the calling thread.
+// resolver resolves a configuration in the calling thread's network namespace.
 type resolver struct {
 	byName  map[string]device
-	bySlot  map[uint32]device // those in use
+	bySlot  map[uint32]device // devices in use
 	problem []problem
 }
 
-// problem is why a path, or one of its repairs, is not in force.
+// problem explains why a path or one of its repairs is not in force.
 type problem struct {
 	Path string `json:"path"`
 	Text string `json:"text"`
@@ -81,7 +81,7 @@ func newResolver() (*resolver, error) {
 	return r, nil
 }
 
-// all resolves every path. What cannot be resolved is a problem, and the rest goes on without it.
+// all resolves every path. Failures become problems, and the other paths are unaffected.
 func (r *resolver) all(paths []published) (out []route) {
 	for i := range paths {
 		p := &paths[i]
@@ -110,7 +110,7 @@ func (r *resolver) note(p *published, err error) {
 	r.problem = append(r.problem, problem{Path: p.Name, Text: err.Error()})
 }
 
-// use finds an interface and takes the slot of its word.
+// use returns an interface and occupies its slot of the link states.
 func (r *resolver) use(name string) (device, error) {
 	d, ok := r.byName[name]
 	switch {
@@ -127,7 +127,7 @@ func (r *resolver) use(name string) (device, error) {
 	return d, nil
 }
 
-// way finds the backup of a repair, and makes its headers.
+// way resolves the backup of a repair and builds its headers.
 func (r *resolver) way(p *published, rep Repair, protected device) (w way, err error) {
 	w.device, w.via, w.source = rep.Device, rep.Via, rep.Source
 	if len(rep.Segments) > 0 && (w.device == "" || !w.via.IsValid() || !w.source.IsValid()) {
@@ -160,7 +160,7 @@ func (r *resolver) way(p *published, rep Repair, protected device) (w way, err e
 	return w, nil
 }
 
-// headers makes what goes before packets.
+// headers builds the outer headers.
 func (w *way) headers(rep Repair) {
 	if len(rep.Segments) == 0 {
 		if w.via.Is4() {
@@ -184,7 +184,7 @@ func (w *way) headers(rep Repair) {
 	}
 }
 
-// stranded4 says whether IPv4 packets go over a path's interface and none of its repairs is a way for them.
+// stranded4 reports whether a path's interface carries IPv4 packets although no repair can.
 func (r *resolver) stranded4(p Path) bool {
 	if slices.ContainsFunc(p.Repairs, Repair.carries4) {
 		return false
@@ -194,13 +194,13 @@ func (r *resolver) stranded4(p Path) bool {
 	}
 	d, ok := r.byName[p.Device]
 	if !ok {
-		return false // nothing goes over it yet
+		return false // the interface has no routes yet
 	}
 	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: d.index}, netlink.RT_FILTER_OIF)
 	return err == nil && len(routes) > 0
 }
 
-// ask fills in by the routing table what the configuration leaves open.
+// ask completes a way from the routing table.
 func (r *resolver) ask(w *way, first netip.Addr, protected device) error {
 	o := &netlink.RouteGetOptions{}
 	if w.device != "" {
@@ -213,7 +213,7 @@ func (r *resolver) ask(w *way, first netip.Addr, protected device) error {
 	found, err := netlink.RouteGetWithOptions(first.AsSlice(), o)
 	if err != nil || len(found) == 0 {
 		if w.device != "" && w.via.IsValid() {
-			return r.askSource(w) // whose route is the operator's business
+			return r.askSource(w) // the operator is responsible for the route
 		}
 		return fmt.Errorf("there is no route to segment %s (%w): say interface and via", first, cmp.Or[error](err, unix.ENETUNREACH))
 	}
@@ -229,7 +229,7 @@ func (r *resolver) ask(w *way, first netip.Addr, protected device) error {
 		}
 	}
 	if !w.via.IsValid() {
-		w.via = first // on the link
+		w.via = first // the segment is on the link
 		if f.Gw != nil {
 			w.via, _ = netip.AddrFromSlice(f.Gw)
 		}
@@ -240,7 +240,8 @@ func (r *resolver) ask(w *way, first netip.Addr, protected device) error {
 	return r.askSource(w)
 }
 
-// askSource finds an address for outer headers: one of the loopback interface, where routers have theirs, or of the backup.
+// askSource picks a source for outer headers. It prefers the loopback interface, the usual place of a router's
+// addresses, to the backup.
 func (r *resolver) askSource(w *way) error {
 	for _, name := range []string{"lo", w.device} {
 		l, err := netlink.LinkByName(name)

@@ -16,24 +16,24 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// The kernel keeps a packet at its neighbour's entry until it knows a link address, and drops it if the neighbour does not answer.
-// Such packets do not come to the egress program. So [Run] gives neighbours without a link address a stand-in while their link may
-// not be used, and asks for them until they answer or the link is used again.
+// The kernel queues packets of a neighbour until it knows its link address, and drops them if the neighbour does not
+// answer. These packets never reach the egress program. So [Run] gives such neighbours a stand-in address while their
+// link is down. It asks for them until they answer or the link is used again.
 
-// isUnresolved says that the kernel has nowhere to send packets for a neighbour; n is its entry, or nil.
+// isUnresolved reports whether the kernel has no link address for a neighbour. n is its entry, or nil.
 func isUnresolved(n *netlink.Neigh) bool {
 	return n == nil || n.State&(neigh.Known|netlink.NUD_NOARP) == 0
 }
 
 func isStandIn(n *netlink.Neigh) bool { return n != nil && neigh.IsStandIn(n.HardwareAddr) }
 
-// unused says that a protected link of an interface may not be used.
+// unused reports whether an interface is a protected link out of use.
 func (w *watcher) unused(index uint32) bool {
 	l := w.links[int(index)]
 	return l != nil && l.protected && w.words.Get(l.slot).Reasons() != 0
 }
 
-// standIns puts stand-ins for neighbours of links that may not be used, and removes those of all other links.
+// standIns sets stand-ins for neighbours of unusable links and removes all others.
 func (w *watcher) standIns(now time.Time) error {
 	if now.Sub(w.stood) < pollInterval {
 		return nil
@@ -41,7 +41,7 @@ func (w *watcher) standIns(now time.Time) error {
 	w.stood = now
 	return w.ns.Do(func() error {
 		for k := range w.unresolved {
-			if w.ears == nil || !w.unused(k.Ifindex) { // without ears nobody would hear the neighbour
+			if w.ears == nil || !w.unused(k.Ifindex) { // without a receiver, answers would be missed
 				continue
 			}
 			n, err := neigh.Find(k)
@@ -55,7 +55,7 @@ func (w *watcher) standIns(now time.Time) error {
 					return err
 				}
 			default:
-				continue // the kernel has found it
+				continue // the kernel has resolved it
 			}
 			w.standing = true
 			if w.kept[k] == nil {
@@ -66,7 +66,7 @@ func (w *watcher) standIns(now time.Time) error {
 	})
 }
 
-// dropStandIns removes stand-ins of links that are used, and of one more, which may be nil. It runs in the namespace.
+// dropStandIns removes the stand-ins of usable links, and of the link more (may be nil). It runs in the namespace.
 func (w *watcher) dropStandIns(more *watched) error {
 	if !w.standing {
 		return nil
@@ -85,10 +85,10 @@ func (w *watcher) dropStandIns(more *watched) error {
 	return err
 }
 
-// stands says that the neighbour's entry is a stand-in.
+// stands reports whether the neighbour's entry is a stand-in.
 func (n *keptNeighbour) stands() bool { return neigh.IsStandIn(n.mac) }
 
-// dropStandIns removes stand-ins but those of neighbours that are wanted on links that may not be used.
+// dropStandIns removes all stand-ins except for wanted neighbours on unusable links.
 func (s *instance) dropStandIns(want map[neigh.Key]bool) error {
 	var bad error
 	err := neigh.DropStandIns(func(k neigh.Key) bool {
@@ -107,14 +107,15 @@ func (s *instance) dropStandIns(want map[neigh.Key]bool) error {
 	return err
 }
 
-// unresolvedOf are the gateways of routes over a dead interface whose packets wait in the kernel, and so are not rerouted.
+// unresolvedOf returns the gateways of routes over a dead interface without a link address. Their packets wait in the
+// kernel and are not rerouted.
 func (w scopeSpec) unresolvedOf(index int) (out []netip.Addr) {
 	ns, err := netns.Find(w.Netns, w.ID)
 	if err != nil {
 		return nil
 	}
 	defer ns.Close()
-	_ = ns.Do(func() error { // who may not enter sees the rest
+	_ = ns.Do(func() error { // without permission to enter, the result is empty
 		want, err := neighbours([]route{{ifindex: index}})
 		for k := range want {
 			if n, err := neigh.Find(k); err == nil && isUnresolved(n) {
@@ -126,8 +127,9 @@ func (w scopeSpec) unresolvedOf(index int) (out []netip.Addr) {
 	return out
 }
 
-// askRepairs notes which neighbours of repairs do not answer: the kernel has given up, or weir serve asks each second and has no link
-// address yet. Before that they may only be slow. Who may not enter the namespace notes none.
+// askRepairs marks repairs with a silent neighbour. A neighbour is silent if the kernel has given up, or if weir
+// serve has asked without success. Any other may only be slow. Without permission to enter the namespace, nothing is
+// marked.
 func (w scopeSpec) askRepairs(repairs []RepairState, devices map[string]device) {
 	ns, err := netns.Find(w.Netns, w.ID)
 	if err != nil {
@@ -148,7 +150,7 @@ func (w scopeSpec) askRepairs(repairs []RepairState, devices map[string]device) 
 	})
 }
 
-// asksNeighbours says that an interface has a carrier, and finds link addresses by asking.
+// asksNeighbours reports whether an interface has a carrier and resolves link addresses.
 func asksNeighbours(device string) bool {
 	l, err := netlink.LinkByName(device)
 	return err == nil && l.Attrs().RawFlags&unix.IFF_NOARP == 0 && l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0

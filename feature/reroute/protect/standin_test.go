@@ -11,8 +11,8 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect/neigh"
 )
 
-// A link without a carrier since before its neighbours were ever asked is rerouted all the same while weir serve runs, and said not
-// to be while it does not. Once the link is used again the neighbours are the real ones.
+// A link without a carrier from the start, with neighbours never asked, is rerouted while weir serve runs. Without
+// weir serve the state reports the loss. Once the link is used again the neighbours are real.
 func TestNeighbourNeverKnown(t *testing.T) {
 	w := newWorld(t)
 	const others = "fd00:12::77" // the operator's
@@ -47,7 +47,7 @@ func TestNeighbourNeverKnown(t *testing.T) {
 	}
 }
 
-// A repair whose neighbour does not answer is told before the link fails. It is a failure once the link may not be used.
+// A repair with a silent neighbour is reported before the link fails. It is a failure once the link is unusable.
 func TestSilentRepair(t *testing.T) {
 	w := newWorld(t)
 	const silent = "fd00:13::9"
@@ -67,7 +67,8 @@ func TestSilentRepair(t *testing.T) {
 	w.until("the neighbour is known", func() bool { st := w.state("core"); return st.InForce && len(st.Problems) == 0 })
 }
 
-// Stand-ins of a link that is not used but has a carrier give way to neighbours that answer, and none outlasts protection.
+// Stand-ins of an unusable link with a carrier yield to answering neighbours. None remains after protection is
+// removed.
 func TestStandInGivesWay(t *testing.T) {
 	w := newWorld(t)
 	w.ip(w.r2, "addr del "+main6+"/64 dev main", "addr del "+main4+"/24 dev main")
@@ -91,7 +92,7 @@ func TestStandInGivesWay(t *testing.T) {
 	}
 }
 
-// A link that is used again is told of, whatever made it so: also an interface made anew under its name.
+// The log reports a link in use again, for any cause, including a new interface with the old name.
 func TestToldUsed(t *testing.T) {
 	w := newWorld(t)
 	w.apply(w.path(around()))
@@ -106,7 +107,7 @@ func TestToldUsed(t *testing.T) {
 	w.until("it is told of", func() bool { return log.count("link is used again") == 1 })
 	w.ip(w.r1, "link del main")
 	w.until("it is missed", func() bool { return log.count("link is down") == 1 && len(w.state("core").Problems) > 0 })
-	time.Sleep(10 * quiet) // until everything has followed
+	time.Sleep(10 * quiet) // until reconcile is done
 	w.cable(w.r1, "main", w.r2, "main", "fd00:12::1/64", "fd00:12::2/64")
 	w.until("the new one is told of", func() bool { return log.count("link is used again") == 2 })
 }

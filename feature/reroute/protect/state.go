@@ -20,7 +20,7 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// State is what is protected, as its pins say.
+// State is the protection found in the pins.
 type State struct {
 	Paths      []PathState          `json:"paths"`
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
@@ -28,7 +28,7 @@ type State struct {
 	wholes []scopeSpec
 }
 
-// Configured are the paths as they were asked for.
+// Configured returns the configured paths.
 func (st State) Configured() (out []Path) {
 	for _, w := range st.wholes {
 		for _, p := range w.Paths {
@@ -38,60 +38,60 @@ func (st State) Configured() (out []Path) {
 	return out
 }
 
-// PathState is one path.
+// PathState is the state of one path.
 type PathState struct {
 	Name     string         `json:"name"`
 	Netns    string         `json:"netns"`
 	Device   string         `json:"interface"`
 	Prefixes []netip.Prefix `json:"prefixes,omitempty"`
-	Gone     bool           `json:"gone,omitempty"`     // the network namespace
-	Attached bool           `json:"attached"`           // the program is at the interface
+	Gone     bool           `json:"gone,omitempty"`     // the network namespace is gone
+	Attached bool           `json:"attached"`           // the program is attached to the interface
 	Down     bool           `json:"down"`               // the link may not be used
-	Probe    bool           `json:"probe"`              // because liveness says so,
+	Probe    bool           `json:"probe"`              // because liveness rejects it,
 	Carrier  bool           `json:"carrier"`            // it has no carrier,
-	Drain    bool           `json:"drain"`              // or an operator wants it so
-	Unjudged bool           `json:"unjudged,omitempty"` // a session of bfdd is to judge the link, and there is none
+	Drain    bool           `json:"drain"`              // or it is drained
+	Unjudged bool           `json:"unjudged,omitempty"` // the link's bfdd session does not exist
 	Shadow   bool           `json:"shadow,omitempty"`
 	Hold     time.Duration  `json:"hold,omitempty"`
-	Repairs  []RepairState  `json:"repairs"`            // those in force, best first
-	Problems []string       `json:"problems,omitempty"` // why others are not
-	Dropped  []string       `json:"dropped,omitempty"`  // versions of IP whose packets have no way left: "IPv4", "IPv6"
+	Repairs  []RepairState  `json:"repairs"`            // in force, best first
+	Problems []string       `json:"problems,omitempty"` // why other repairs are not in force
+	Dropped  []string       `json:"dropped,omitempty"`  // IP versions without any way left: "IPv4", "IPv6"
 	Remedy   string         `json:"remedy,omitempty"`   // against Dropped
-	// Unresolved are gateways over a link that does not work whose packets wait in the kernel for a link address.
+	// Unresolved lists gateways over a dead link without a link address. Their packets wait in the kernel.
 	Unresolved []netip.Addr `json:"unresolved,omitempty"`
 	Routes     RouteState   `json:"routes"`
 	Counts     Counts       `json:"counts"`
-	// InForce says that it reroutes, though Problems may keep some of its repairs from it.
+	// InForce reports whether the path reroutes. Problems may list repairs not in force.
 	InForce bool `json:"-"`
 }
 
-// RepairState is a way around a link, as the data path has it.
+// RepairState is a repair in the data path.
 type RepairState struct {
 	Device string     `json:"interface"`
 	Via    netip.Addr `json:"via"`
 	MTU    int        `json:"mtu"`              // of the way, in bytes
-	Fits   int        `json:"fits"`             // the longest IPv6 packet that can go it, in bytes
-	Learnt bool       `json:"learnt,omitempty"` // these sizes are what a router on the way told
+	Fits   int        `json:"fits"`             // longest IPv6 packet it can carry, in bytes
+	Learnt bool       `json:"learnt,omitempty"` // a router on the way reported these sizes
 	Down   bool       `json:"down"`             // the backup may not be used either
-	Silent bool       `json:"silent,omitempty"` // the neighbour Via does not answer: packets that go this way are lost
-	IPv4   bool       `json:"ipv4"`             // it is for IPv4 packets
-	IPv6   bool       `json:"ipv6"`             // it is for IPv6 packets
+	Silent bool       `json:"silent,omitempty"` // neighbour Via does not answer: packets by this repair are lost
+	IPv4   bool       `json:"ipv4"`             // carries IPv4 packets
+	IPv6   bool       `json:"ipv6"`             // carries IPv6 packets
 }
 
-// Counts are packets, trains of segments (GSO) counted once; they only rise while the path stays.
+// Counts counts packets, a GSO train as one. Values never decrease while the path exists.
 type Counts struct {
 	Packets uint64 `json:"packets"`             // rerouted
-	Bytes   uint64 `json:"bytes"`               // of them, from the IP header on, before they grew
-	Fast    uint64 `json:"fast"`                // of Packets, where they came in
-	Next    uint64 `json:"next"`                // of Packets, not by the best repair
-	Shadow  uint64 `json:"shadow"`              // that would have been rerouted
-	Exempt  uint64 `json:"stayed_exempt"`       // that belong to the link
-	Shrunk  uint64 `json:"shrunk"`              // trains of TCP segments that were made smaller
-	Big     uint64 `json:"too_big"`             // for the way: the sender is told, or they go in fragments
-	Lost    uint64 `json:"dropped_too_big"`     // also after that
-	None    uint64 `json:"stayed_no_repair"`    // for their version of IP
-	Stuck   uint64 `json:"dropped_no_way_left"` // all backups were down as well
-	Odd     uint64 `json:"dropped_kernel"`      // it could not put a header before them
+	Bytes   uint64 `json:"bytes"`               // of Packets, from the IP header, without added headers
+	Fast    uint64 `json:"fast"`                // part of Packets rerouted at ingress
+	Next    uint64 `json:"next"`                // part of Packets not by the best repair
+	Shadow  uint64 `json:"shadow"`              // would have been rerouted
+	Exempt  uint64 `json:"stayed_exempt"`       // kept on the link by their kind
+	Shrunk  uint64 `json:"shrunk"`              // TCP trains split into smaller segments
+	Big     uint64 `json:"too_big"`             // over the way's MTU: fragmented, or the sender is told
+	Lost    uint64 `json:"dropped_too_big"`     // too big even then
+	None    uint64 `json:"stayed_no_repair"`    // without a repair for their IP version
+	Stuck   uint64 `json:"dropped_no_way_left"` // all backups down too
+	Odd     uint64 `json:"dropped_kernel"`      // the kernel could not add a header
 }
 
 // ReadState reads protection from its pins.
@@ -108,7 +108,7 @@ func ReadState(_ context.Context, r *kernel.Root) (State, error) {
 	return st, err
 }
 
-// ReadNamespace is [ReadState] of one network namespace.
+// ReadNamespace is [ReadState] for one network namespace.
 func ReadNamespace(r *kernel.Root, ns *netns.Handle) (State, error) {
 	var st State
 	err := st.read(r, instanceKey(netnsScope(ns)))
@@ -154,8 +154,8 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 					s.Problems = append(s.Problems, fmt.Sprintf("way %d, by %s: no neighbour answers at %s: packets that go this way are lost", i+1, r.Device, r.Via))
 				}
 			}
-			s.InForce = s.Attached && resolved[p.Name] && slices.ContainsFunc(s.Repairs, func(r RepairState) bool { return r.Device != "" && !(s.Down && r.Silent) }) // "": it has gone
-			if (s.Carrier || s.Probe) && !s.Shadow && s.InForce {                                                                                                     // one that is drained answers the next packet
+			s.InForce = s.Attached && resolved[p.Name] && slices.ContainsFunc(s.Repairs, func(r RepairState) bool { return r.Device != "" && !(s.Down && r.Silent) }) // "": the device was deleted
+			if (s.Carrier || s.Probe) && !s.Shadow && s.InForce {                                                                                                     // a drained link still resolves neighbours
 				s.Unresolved = w.unresolvedOf(d.index)
 			}
 			if len(s.Unresolved) > 0 {
@@ -174,8 +174,8 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 	return nil
 }
 
-// check says what is amiss, for a user who may enter the namespace, and which paths have a repair that resolves; gone is why there is none
-// to enter.
+// check returns the problems and the paths with a resolved repair, if the user may enter the namespace. gone explains
+// why the namespace is missing.
 func (w scopeSpec) check() (problems []problem, resolved map[string]bool, devices map[string]device, routesOf func(index int) RouteState, gone error) {
 	ns, err := netns.Find(w.Netns, w.ID)
 	if errors.Is(err, netns.ErrGone) {
@@ -187,7 +187,7 @@ func (w scopeSpec) check() (problems []problem, resolved map[string]bool, device
 	var s survey
 	var rules map[uint32][]netlink.Rule
 	resolved = map[string]bool{}
-	_ = ns.Do(func() error { // who may not enter sees the configuration and the counts
+	_ = ns.Do(func() error { // without permission to enter, configuration and counts remain
 		r, err := newResolver()
 		if err != nil {
 			return err
@@ -204,7 +204,7 @@ func (w scopeSpec) check() (problems []problem, resolved map[string]bool, device
 	return problems, resolved, devices, func(index int) RouteState { return s.routeState(index, rules) }, nil
 }
 
-// readLink reads what the programs have of a path.
+// readLink reads a path's state from the programs' maps.
 func (s *PathState) readLink(o *kernel.Opened, index int, p published, devices map[string]device) error {
 	slot := links.Slot(index)
 	pins, err := o.Links()
@@ -278,13 +278,13 @@ func readCounts(m *ebpf.Map, row int) (Counts, error) {
 		Big: sum.Big, Lost: sum.Lost, None: sum.None, Stuck: sum.Stuck, Odd: sum.Odd}, err
 }
 
-// Saved are the paths of one network namespace, for putting them back later.
+// Saved holds the paths of one network namespace for a later restore.
 type Saved struct {
 	netns.ID
 	Paths []Path `json:"paths"`
 }
 
-// Saved returns the paths as they are pinned.
+// Saved returns the pinned paths.
 func (st State) Saved() (out []Saved) {
 	for _, w := range st.wholes {
 		s := Saved{ID: w.ID}

@@ -17,15 +17,15 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// What carries a VLAN's tag is a VLAN device's, whose link is another, though its packets come and go by this device. A tag of
-// priority alone says nothing.
+// A frame with a VLAN tag belongs to a VLAN device, another link, though it passes this device. A priority tag has no
+// such meaning.
 func TestTaggedFrame(t *testing.T) {
 	nstest.NeedRoot(t)
 	if err := probe.RedirectNeigh.Check(); err != nil {
 		t.Skip("need: kernel", err)
 	}
 	programs := []string{bpf.ProtectProgRerouteEgress}
-	if tcx() { // where the other one is never used its helpers are not there, either
+	if tcx() { // without tcx the kernel lacks the ingress program's helpers
 		programs = append(programs, bpf.ProtectProgRerouteIngress)
 	}
 	for _, name := range programs {

@@ -21,12 +21,12 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// flips is how often a link goes down and up under a TCP stream.
+// flips is the number of times a link goes down and up under a TCP stream.
 const flips = 1000
 
-// A TCP stream in trains of segments goes through a thousand changes of its way without a loss, and comes out whole. Whoever comes
-// back to the shorter way overtakes those on the longer one, here as anywhere, so that some segments are sent again without need:
-// as many come as were sent.
+// A TCP stream with GSO trains survives a thousand changes of its way without loss or corruption. Packets on the
+// shorter way overtake earlier ones, so TCP retransmits some segments without need. The received segments must equal
+// the sent ones.
 func TestTCP(t *testing.T) {
 	for name, from := range map[string]struct {
 		at  func(w *world) *netns.Handle
@@ -34,7 +34,7 @@ func TestTCP(t *testing.T) {
 	}{"forwarded": {func(w *world) *netns.Handle { return w.s }, addrS}, "local": {func(w *world) *netns.Handle { return w.r1 }, "fc00:1::1"}} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			// The stream fits the backup from the start: what does not is told, and sent again.
+			// The stream fits the backup from the start. Larger packets would be reported and sent again.
 			w.ip(w.s, "route replace default via fd00:a::1 mtu 1436")
 			w.ip(w.r1, "route replace fd00:d::/64 via fd00:12::2 mtu 1436")
 			w.apply(w.path(around()))
@@ -50,7 +50,7 @@ func TestTCP(t *testing.T) {
 	}
 }
 
-// Trains of segments that are too long for the backup are cut shorter: nothing waits for the sender to learn of it.
+// Trains too long for the backup are split, so nothing waits for the sender to learn the size.
 func TestTCPShrinks(t *testing.T) {
 	for try, shrunk := 1, false; !shrunk; try++ {
 		t.Run("", func(t *testing.T) {
@@ -61,7 +61,7 @@ func TestTCPShrinks(t *testing.T) {
 			if c.Lost > 0 || c.Odd > 0 {
 				t.Errorf("%+v", c)
 			}
-			// Where the first that is too long is no train, the sender is told of the shorter way, and makes no more that are.
+			// If the first packet that is too long is no train, the sender learns the size and sends no long trains.
 			shrunk = c.Shrunk > 0
 			if !shrunk && (c.Big == 0 || try == 5) {
 				t.Fatalf("nothing was cut shorter: %+v", c)
@@ -74,18 +74,18 @@ func TestTCPShrinks(t *testing.T) {
 	}
 }
 
-// stream sends over TCP to d while the link changes, and returns how many more segments were sent than came.
+// stream sends over TCP to d while the link changes. It returns the segments lost.
 func (w *world) stream(ns *netns.Handle, src string) (lost int) {
 	w.Helper()
 	return w.streamTo(ns, src, addrD, patience)
 }
 
-// maxAnew is how often a stream is sent.
+// maxAnew bounds the repetitions of a stream.
 const maxAnew = 4
 
-// streamTo is stream to another address of d. Segments have so long to come. Where a CPU's backlog has dropped packets
-// meanwhile, what was lost says nothing of the way, and the stream is sent anew. On a machine where they always do, losses that
-// they explain are none of the way's.
+// streamTo is stream to another address of d, and waits late for segments. If a CPU's backlog dropped packets
+// meanwhile, the loss proves nothing and the stream is repeated. If every try had such drops, their losses are not
+// counted.
 func (w *world) streamTo(ns *netns.Handle, src, dst string, late time.Duration) (lost int) {
 	w.Helper()
 	explained := false
@@ -105,7 +105,7 @@ func (w *world) streamTo(ns *netns.Handle, src, dst string, late time.Duration) 
 	return lost
 }
 
-// streamOnce waits for late segments as long as the CPUs' backlogs have dropped none.
+// streamOnce sends the stream once. It waits late for missing segments unless a CPU's backlog dropped packets.
 func (w *world) streamOnce(ns *netns.Handle, src, dst string, late time.Duration, dropped func() uint64) (lost int) {
 	w.Helper()
 	var l net.Listener
@@ -113,7 +113,8 @@ func (w *world) streamOnce(ns *netns.Handle, src, dst string, late time.Duration
 		c := net.ListenConfig{}
 		c.SetMultipathTCP(false)
 		if late != 0 {
-			// The window keeps what is under way below a CPU's backlog of 1,000 packets (net.core.netdev_max_backlog).
+			// The window keeps the data in flight below a CPU's backlog of 1,000 packets
+			// (net.core.netdev_max_backlog).
 			c.Control = func(_, _ string, raw syscall.RawConn) error {
 				return raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 256<<10) })
 			}
@@ -172,7 +173,7 @@ func (w *world) streamOnce(ns *netns.Handle, src, dst string, late time.Duration
 	case <-time.After(60 * time.Second):
 		w.Fatal("the stream did not end")
 	}
-	// Some that were sent twice, for their acknowledgement was late, may be under way still: what is lost never comes.
+	// Segments sent twice because of a late acknowledgement may still be in flight. Lost ones never arrive.
 	to := <-taken
 	defer to.Close()
 	_ = nstest.Poll(late, func() error {
@@ -186,7 +187,7 @@ func (w *world) streamOnce(ns *netns.Handle, src, dst string, late time.Duration
 	return lost
 }
 
-// info is what the kernel knows of a connection.
+// info returns the kernel's TCP_INFO of a connection.
 func info(t testing.TB, c *net.TCPConn) (i *unix.TCPInfo) {
 	raw, err := c.SyscallConn()
 	if err == nil {
@@ -199,7 +200,7 @@ func info(t testing.TB, c *net.TCPConn) (i *unix.TCPInfo) {
 	return i
 }
 
-// flip takes the link out of use and back again, n times.
+// flip takes the link out of use and back, n times.
 func (w *world) flip(n int) {
 	w.Helper()
 	locked(w, w.root, func(l *kernel.WriteLock) error {

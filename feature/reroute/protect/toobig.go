@@ -12,13 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A link farther along a repair may have a smaller MTU than the repair's first one. Its
-// router's Packet Too Big (RFC 4443 section 3.2) goes to the source of the outer header,
-// which is this router: the sender of the packet hears nothing and waits in vain, as with the
-// kernel's own encap seg6. So the repair's size is learnt from it (learnt.go), and the log
-// tells the repair's key that makes it last.
+// A link farther along a repair may have a smaller MTU than the first one. Its router sends Packet Too Big (RFC 4443
+// section 3.2) to the source of the outer header, this router. The packet's sender hears nothing and waits in vain,
+// as with the kernel's own encap seg6. So weir learns the repair's size from the message (learnt.go), and the log
+// names the key for a permanent setting.
 
-// LeastMTU is the size of packets, in bytes, that every link takes (RFC 8200, 5): no less is learnt.
+// LeastMTU is the packet size every link carries, in bytes (RFC 8200 section 5). Smaller sizes are never learnt.
 const LeastMTU = 1280
 
 const (
@@ -27,18 +26,17 @@ const (
 	ip6HeaderLen   = 40
 	icmp6Filter    = 1 // ICMP6_FILTER of linux/icmpv6.h
 
-	tooBigEvery = 10 * time.Millisecond // messages are dealt with, so that many cost little
+	tooBigEvery = 10 * time.Millisecond // least time between two handled messages, to bound the cost
 )
 
-// tooBig is such a message.
+// tooBig is a received Packet Too Big.
 type tooBig struct {
 	mtu    uint32
-	length uint32 // of the packet that was too big
-	quoted []byte // its beginning, with the IPv6 header at least
+	length uint32 // of the quoted packet
+	quoted []byte // its beginning, with at least the IPv6 header
 }
 
-// parseTooBig reads an ICMPv6 message; what is quoted must be a packet that carries another
-// one or a routing header.
+// parseTooBig parses an ICMPv6 message. The quoted packet must carry another packet or a routing header.
 func parseTooBig(b []byte) (m tooBig, ok bool) {
 	if len(b) < icmp6HeaderLen+ip6HeaderLen || b[0] != icmp6TooBig {
 		return m, false
@@ -52,8 +50,8 @@ func parseTooBig(b []byte) (m tooBig, ok bool) {
 	return m, m.mtu >= LeastMTU && m.mtu < 1<<16
 }
 
-// hearTooBig passes on each such message to the namespace, until the returned function is
-// called. Messages beyond the rate that it handles are lost: routers repeat them.
+// hearTooBig passes Packet Too Big messages of the namespace to w.tooBig until stop is called. Messages beyond the
+// handled rate are dropped, because routers repeat them.
 func (w *watcher) hearTooBig() (stop func(), err error) {
 	var f *os.File
 	err = w.ns.Do(func() error {
@@ -61,7 +59,7 @@ func (w *watcher) hearTooBig() (stop func(), err error) {
 		if err != nil {
 			return err
 		}
-		pass := make([]byte, 32) // a bit for each type, set: not passed
+		pass := make([]byte, 32) // one bit per type; a set bit blocks
 		for i := range pass {
 			pass[i] = 0xff
 		}
@@ -85,7 +83,7 @@ func (w *watcher) hearTooBig() (stop func(), err error) {
 			if errors.Is(err, os.ErrClosed) {
 				return
 			} else if err != nil {
-				time.Sleep(pollInterval) // an error that waited at the socket
+				time.Sleep(pollInterval) // a pending error of the socket
 				continue
 			}
 			if m, ok := parseTooBig(b[:n]); ok && w.concerns(m) {

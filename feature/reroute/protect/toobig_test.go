@@ -16,8 +16,8 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect/srv6"
 )
 
-// A link farther along the repair takes less than its first one: what a router says of that is
-// logged and learnt, so that the sender is told and what fits arrives, until the size is old.
+// A link farther along the repair has a smaller MTU. The router's report is logged and learnt. The sender is then
+// told, and fitting packets arrive. The size expires later.
 func TestTooBigOnTheWay(t *testing.T) {
 	was := keepSize
 	defer func() { keepSize = was }()
@@ -33,10 +33,10 @@ func TestTooBigOnTheWay(t *testing.T) {
 		t.Fatalf("before anything is learnt: %+v", full)
 	}
 	p := w.pair(true)
-	if p.arrives(1352, time.Second) { // 1,400 bytes, and the outer headers
+	if p.arrives(1352, time.Second) { // 1,400 bytes with the outer headers
 		t.Fatal("the link of 1,400 bytes takes more")
 	}
-	w.until("the size is learnt", func() bool { // of the first packet nobody may have heard
+	w.until("the size is learnt", func() bool { // the first packet's report may be missed
 		p.arrives(1352, 10*time.Millisecond)
 		return w.state("core").Repairs[0].Learnt
 	})
@@ -68,7 +68,8 @@ func TestTooBigOnTheWay(t *testing.T) {
 	w.until("the full size is tried again", func() bool { return w.state("core").Repairs[0] == full })
 }
 
-// The size of a way is learnt from what a router on it can know, and stays one that carries IPv6. Nobody else's word counts.
+// The size of a way is learnt from messages only a router on it can send, and never below IPv6's minimum. Others are
+// ignored.
 func TestLearnsSizes(t *testing.T) {
 	source, segments := netip.MustParseAddr("fc00:1::1"), addrs("fc00:3::e", "fc00:4::e", "fc00:2::d6")
 	r := bpf.ProtectRerouteRepair{Ifindex: 7, Mtu: 1500, Flags: flagFor6 | flagFor4}
@@ -77,7 +78,8 @@ func TestLearnsSizes(t *testing.T) {
 	r.Len6 = uint32(length)
 	r.Header4, length = srv6.Encap(source, addrs("fc00:2::d4"), srv6.NextIPv4)
 	r.Len4 = uint32(length)
-	// message is what a router says of a packet of 1,500 bytes that has these headers, at the segment with so many left.
+	// message is a router's report of a 1,500-byte packet with these headers, at the segment with left segments
+	// remaining.
 	message := func(mtu uint32, header []byte, to netip.Addr, left byte) []byte {
 		b := make([]byte, icmp6HeaderLen, 1280)
 		b[0] = icmp6TooBig
@@ -172,7 +174,7 @@ func FuzzTooBig(f *testing.F) {
 	})
 }
 
-// What is no message about a repair is not one; neither is one that could not be.
+// Malformed and unrelated messages are rejected.
 func TestParseTooBig(t *testing.T) {
 	good := make([]byte, icmp6HeaderLen+ip6HeaderLen)
 	good[0], good[6], good[7] = icmp6TooBig, 1400>>8, 1400&0xff

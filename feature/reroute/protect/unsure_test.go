@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// heardLog keeps what is logged.
+// heardLog records log messages.
 type heardLog struct {
 	testLog
 	mu    locks.Mutex
@@ -34,7 +34,7 @@ func (l *heardLog) keep(msg string, a ...any) {
 func (l *heardLog) Info(msg string, a ...any) { l.keep(msg, a...); l.testLog.Info(msg, a...) }
 func (l *heardLog) Warn(msg string, a ...any) { l.keep(msg, a...); l.testLog.Warn(msg, a...) }
 
-// count is how many lines have a text.
+// count returns the number of lines with a text.
 func (l *heardLog) count(text string) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -53,12 +53,12 @@ func lookOften(t *testing.T) {
 	t.Cleanup(func() { fastCheckInterval = every })
 }
 
-// Where it cannot be told whether the fast program may run, packets are rerouted without it, links are followed as before, and
-// it is back when it can be told.
+// While a check fails, packets are rerouted without the fast program and links are followed. It returns after a check
+// succeeds.
 func TestUnsure(t *testing.T) {
 	for name, c := range map[string]struct {
 		err    error
-		change bool // links change meanwhile, which everything is made to follow
+		change bool // links change meanwhile, so reconcile runs
 	}{
 		"interrupted": {netlink.ErrDumpInterrupted, true}, "something else": {errors.New("there is no memory"), false},
 	} {
@@ -123,7 +123,7 @@ func TestUnsure(t *testing.T) {
 	}
 }
 
-// Of several reasons for which the fast program does not run one is named, and stays so as long as they do.
+// One of several obstacles is reported, and the same one until they change.
 func TestOneReason(t *testing.T) {
 	lookOften(t)
 	w := newWorld(t)
@@ -147,7 +147,7 @@ func TestOneReason(t *testing.T) {
 	w.drain(true)
 	said := func() int { return log.count("packets are rerouted where they come in") }
 	w.until("it stands aside", func() bool { return said() > 0 })
-	time.Sleep(time.Second) // what follows the first change is over
+	time.Sleep(time.Second) // the effects of the first change are over
 	before := said()
 	nstest.Steadily(t, 20*fastCheckInterval, func() error {
 		if n := said() - before; n > 0 || log.count("routes by source") == 0 {

@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Another weir's program is replaced under traffic: the link, the maps, the drain and the counts stay.
+// Another weir's program is replaced under traffic. The link, the maps, the drain and the counts stay.
 func TestUpgrade(t *testing.T) {
 	w := newWorld(t)
 	w.apply(w.path(around()))
@@ -50,7 +50,7 @@ func TestUpgrade(t *testing.T) {
 		if all, err = allInstances(w.root); err != nil {
 			return err
 		}
-		// The same, but for whose object it says it is.
+		// The same instance, but with another object's hash.
 		o, err := l.Open(all[0])
 		if err != nil {
 			return err
@@ -89,7 +89,7 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// The words of links are one map for liveness and protection: what liveness has pinned before is taken.
+// Liveness and protection share the map of link states: protection uses a map pinned by liveness.
 func TestSharesLinks(t *testing.T) {
 	w := newWorld(t)
 	m, err := ebpf.NewMap(links.Spec())

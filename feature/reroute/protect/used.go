@@ -8,7 +8,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/links"
 )
 
-// passOn has the reasons against links whose interfaces have gone be known of those that come under their names.
+// passOn keeps the down reasons of removed interfaces for new interfaces with the same names.
 func (w *watcher) passOn(was map[int]*watched) {
 	if w.gone == nil {
 		w.gone = map[string]links.Reason{}
@@ -26,7 +26,7 @@ func (w *watcher) passOn(was map[int]*watched) {
 	}
 }
 
-// tellUsed logs each protected link that may be used again, for whatever reason: a session that came up is one of several.
+// tellUsed logs each protected link once it is usable again, for any reason. A new session is only one of several.
 func (w *watcher) tellUsed() {
 	for _, l := range w.links {
 		now := w.words.Get(l.slot).Reasons()
@@ -37,7 +37,7 @@ func (w *watcher) tellUsed() {
 	}
 }
 
-// against says why a link was not used.
+// against names the reasons against a link.
 func against(why links.Reason) string {
 	var out []string
 	for i, name := range []string{"not answered", "no carrier", "drained"} {

@@ -20,35 +20,35 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Packets come to weir's program by a route over the protected link. Two kinds of routes go
-// with the link before any packet can be rerouted:
+// Packets reach weir's program by a route over the protected link. Two kinds of routes vanish before any packet can
+// be rerouted:
 //
-//   - of next-hop objects (zebra's since FRR 7.5), as soon as the carrier is lost
-//     (nexthop_flush_dev in net/ipv4/nexthop.c);
+//   - routes with next-hop objects (zebra since FRR 7.5), at the loss of the carrier (nexthop_flush_dev in
+//     net/ipv4/nexthop.c);
 //   - all others, when the device is set down (fib_disable_ip, rt6_disable_ip).
 //
-// A destination that has another route, to another device or, for the first kind, of no
-// object, is not lost.
+// A destination survives with another route: to another device or, at the loss of the carrier, without a next-hop
+// object.
 
 // rtaNHID is RTA_NH_ID of linux/rtnetlink.h: the id of a route's next-hop object.
 const rtaNHID = 30
 
-// lone is a destination whose routes all lead over one interface.
+// lone is a destination with routes over one interface only.
 type lone struct {
 	tablePrefix
-	via     netip.Addr // gateway of the best of them; invalid: none
-	proto   uint8      // of the best one: who made it
-	carrier bool       // all are of next-hop objects: they go with the carrier
+	via     netip.Addr // gateway of the best route; invalid: none
+	proto   uint8      // origin of the best route
+	carrier bool       // all routes have next-hop objects and vanish with the carrier
 }
 
-// survey is what the routing tables of a namespace have.
+// survey is a summary of a namespace's routing tables.
 type survey struct {
 	routes map[tablePrefix]standing
-	kept   map[tableRoute]bool // weir's own: keep.go
+	kept   map[tableRoute]bool // weir's own routes: keep.go
 }
 
-// readRoutes surveys the calling thread's network namespace. Routes of the kernel's own do not
-// count. It reads the whole table once: the kernel tells of next-hop objects only there.
+// readRoutes surveys the calling thread's network namespace. It ignores the kernel's own routes. It dumps the whole
+// table once, because only a dump includes next-hop objects.
 func readRoutes() (s survey, err error) {
 	s = survey{map[tablePrefix]standing{}, map[tableRoute]bool{}}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -73,8 +73,7 @@ func readRoutes() (s survey, err error) {
 	return s, nil
 }
 
-// alone finds, for each of some interfaces, the destinations that have routes over it and no
-// others that stay.
+// alone returns, for each given interface, the destinations with routes over this interface only.
 func (s survey) alone(indexes ...int) map[int][]lone {
 	out := map[int][]lone{}
 	for k, is := range s.routes {
@@ -90,7 +89,7 @@ func (s survey) alone(indexes ...int) map[int][]lone {
 	return out
 }
 
-// destinations are those of some destinations.
+// destinations returns the prefixes of the selected destinations.
 func destinations(all []lone, which func(lone) bool) (out []netip.Prefix) {
 	for _, l := range all {
 		if which(l) {
@@ -100,19 +99,19 @@ func destinations(all []lone, which func(lone) bool) (out []netip.Prefix) {
 	return out
 }
 
-// tablePrefix is a destination in a table.
+// tablePrefix is a destination in a routing table.
 type tablePrefix struct {
 	table uint32
 	to    netip.Prefix
 }
 
-// standing is what the routes to a destination have in common.
+// standing summarizes the routes to a destination.
 type standing struct {
-	oif      int  // that all of them use
-	several  bool // they use several, or one of them does
-	plain    bool // one is of no next-hop object
+	oif      int  // used by all of them
+	several  bool // the routes use several interfaces, or one of them does
+	plain    bool // one has no next-hop object
 	priority uint32
-	via      netip.Addr // of the one of the best priority
+	via      netip.Addr // of the route with the best priority
 	proto    uint8
 }
 
@@ -128,18 +127,18 @@ func (s standing) with(r tableRoute) standing {
 	return s
 }
 
-// tableRoute is what matters of a route here.
+// tableRoute holds the relevant attributes of a route.
 type tableRoute struct {
 	tablePrefix
-	oif      int  // 0: several, of a multipath route
-	object   bool // of a next-hop object
+	oif      int  // 0: several, in a multipath route
+	object   bool // uses a next-hop object
 	via      netip.Addr
 	proto    uint8
 	priority uint32
 }
 
-// readRoute reads a message of RTM_NEWROUTE; ok is false for what no daemon or operator made
-// to forward by.
+// readRoute parses a message of RTM_NEWROUTE. ok is false unless a daemon or an operator made the route for
+// forwarding.
 func readRoute(b []byte) (r tableRoute, ok bool, err error) {
 	if len(b) < unix.SizeofRtMsg {
 		return r, false, errors.New("a route's message is cut")
@@ -166,7 +165,7 @@ func readRoute(b []byte) (r tableRoute, ok bool, err error) {
 		case unix.RTA_GATEWAY:
 			r.via, _ = netip.AddrFromSlice(a.Value)
 		case unix.RTA_VIA:
-			if len(a.Value) > 2 { // struct rtvia: the family is before the address
+			if len(a.Value) > 2 { // struct rtvia: the family precedes the address
 				r.via, _ = netip.AddrFromSlice(a.Value[2:])
 			}
 		case unix.RTA_OIF, unix.RTA_TABLE, unix.RTA_PRIORITY, rtaNHID:
@@ -190,7 +189,7 @@ func readRoute(b []byte) (r tableRoute, ok bool, err error) {
 	return r, true, nil
 }
 
-// some writes the first few of many destinations.
+// some lists the first few of many destinations.
 func some(all []netip.Prefix) string {
 	const shown = 3
 	var words []string
@@ -204,14 +203,13 @@ func some(all []netip.Prefix) string {
 	return text
 }
 
-// Vanish is what a path's interface takes along when it loses its carrier.
+// Vanish is a loss of routes with the carrier of a path's interface.
 type Vanish struct{ Path, Text, Remedy string }
 
-// withCarrier tells of the destinations that go with the carriers of a namespace's protected
-// interfaces and are not rerouted then. Where routes cannot be read nothing is said: what reads
-// them next fails by that.
+// withCarrier lists the destinations lost with a protected interface's carrier and not rerouted then. If routes are
+// unreadable, it returns nothing; the next reader fails.
 func (w scopeSpec) withCarrier(routes []route) (out []Vanish) {
-	paths := map[int]*published{} // the first of each interface
+	paths := map[int]*published{} // the first path of each interface
 	for _, r := range routes {
 		if paths[r.ifindex] == nil {
 			paths[r.ifindex] = r.path
@@ -241,12 +239,12 @@ func (w scopeSpec) withCarrier(routes []route) (out []Vanish) {
 	return out
 }
 
-// Vanishing tells of the destinations that go with the carriers of protected interfaces.
+// Vanishing lists the destinations lost with the carriers of protected interfaces.
 func Vanishing(st State) (out []Vanish) {
 	for _, w := range st.wholes {
 		ns, err := netns.Find(w.Netns, w.ID)
 		if err != nil {
-			continue // it is gone, which others tell
+			continue // the namespace is gone, as reported elsewhere
 		}
 		_ = ns.Do(func() error {
 			r, err := newResolver()
@@ -260,8 +258,7 @@ func Vanishing(st State) (out []Vanish) {
 	return out
 }
 
-// GoWithDown says, after [Drain], which destinations go when the path's interface is set
-// down; "" is none.
+// GoWithDown returns, after [Drain], the destinations lost if the path's interface is set down, or "".
 func GoWithDown(r *kernel.Root, path string) (string, error) {
 	i, device, err := findPath(r, path)
 	if err != nil {

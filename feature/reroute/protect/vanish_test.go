@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// routed says whether r1 has a route to an address.
+// routed reports whether r1 has a route to an address.
 func (w *world) routed(to string) bool {
 	w.Helper()
 	err := w.r1.Do(func() error { return exec.Command("ip", "route", "get", to).Run() })
@@ -24,7 +24,7 @@ func (w *world) routed(to string) bool {
 	return err == nil
 }
 
-// becomes waits for it.
+// becomes waits for routed to be as given.
 func (w *world) becomes(to string, routed bool) {
 	w.Helper()
 	nstest.Eventually(w, func() error {
@@ -35,13 +35,12 @@ func (w *world) becomes(to string, routed bool) {
 	})
 }
 
-// What is said of routes of next-hop objects is what the kernel does: they go with the carrier,
-// all others stay.
+// The kernel behaves as the warning says: routes with next-hop objects vanish with the carrier, all others stay.
 func TestRoutesGoWithCarrier(t *testing.T) {
 	w := newWorld(t)
 	w.ip(w.r1, "nexthop add id 6 via fd00:12::2 dev main", "nexthop add id 4 via 10.12.0.2 dev main",
-		"route add fd00:6::/64 nhid 6", "route add 10.66.0.0/16 nhid 4", // go
-		"route add fd00:7::/64 nhid 6", "route add fd00:7::/64 via fd00:12::2 dev main metric 4278190080", // stays by the operator's
+		"route add fd00:6::/64 nhid 6", "route add 10.66.0.0/16 nhid 4", // vanish
+		"route add fd00:7::/64 nhid 6", "route add fd00:7::/64 via fd00:12::2 dev main metric 4278190080", // stays by the operator's route
 		"route add 10.77.0.0/16 nhid 4", "addr add 10.13.0.1/24 dev back", "route add 10.77.0.0/16 via 10.13.0.3 dev back metric 4278190080") // stays by another link
 	said := w.apply(w.path(around()))
 	warning := ""
@@ -71,8 +70,7 @@ func TestRoutesGoWithCarrier(t *testing.T) {
 	}
 }
 
-// A device that is set down takes all its routes along: who drains its link is told of those
-// that lead nowhere else.
+// A device set down loses all its routes. Drain reports the destinations without another one.
 func TestRoutesGoWithDevice(t *testing.T) {
 	w := newWorld(t)
 	w.ip(w.r1, "route add fd00:6::/64 via fd00:12::2 dev main", "route add fd00:7::/64 via fd00:12::2 dev main", "route add fd00:7::/64 via fd00:13::3 dev back metric 2000")

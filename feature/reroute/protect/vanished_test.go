@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// An interface that goes between the look at the interfaces and its attachment is no error: its namespace may be going.
+// An interface deleted between the list and its attachment is no error. Its namespace may be ending.
 func TestAttachToGoneInterface(t *testing.T) {
 	nstest.NeedRoot(t)
 	if err := kernel.TCXLink.Check(); err != nil {

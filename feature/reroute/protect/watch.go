@@ -25,19 +25,21 @@ import (
 
 // Times of the watcher.
 const (
-	pollInterval = 100 * time.Millisecond // at words that liveness writes, for the fast program's sake
-	renewEvery   = time.Second            // look whether the pins are others
-	quiet        = 50 * time.Millisecond  // from a change of routes or links until everything follows it
-	atLatest     = 5 * time.Second        // until then, where that takes so long that it would be done all the time
+	pollInterval = 100 * time.Millisecond // poll of the link states written by liveness, to attach the fast program
+	renewEvery   = time.Second            // check for new pins
+	quiet        = 50 * time.Millisecond  // delay between a change of routes or links and reconcile
+	atLatest     = 5 * time.Second        // upper bound of the delay if reconcile is slow
 )
 
-// repeatEvery is how often everything is made to follow again where something is amiss: neighbours that did not answer. Tests change it.
+// repeatEvery is the time between reconciles while a neighbour has not answered or a problem exists. Tests change it.
 var repeatEvery = 10 * time.Second
 
-// Run follows the links of every namespace that has protection, until ctx is done: it sets the byte for the carrier at once
-// when a link loses its carrier or is set down, and clears it when the link was good for as long as its paths say. It makes
-// neighbours follow routes, and has the fast program run while a link is down. Nothing of this is needed for rerouting itself:
-// without it the egress program goes on with what is pinned, and links are judged by liveness alone.
+// Run follows the links of every protected namespace until ctx is done. It sets the carrier byte as soon as a link
+// loses its carrier or is set down. It clears the byte after the link was good for the hold time of its paths. It
+// updates neighbours when routes change, and attaches the fast program while a link is down.
+//
+// Rerouting itself does not need Run. Without it the egress program uses the pinned maps, and only liveness judges
+// the links.
 func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	var watchers feature.Tasks[kernel.Instance]
 	memories := map[kernel.Instance]*memory{}
@@ -63,16 +65,16 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	return nil
 }
 
-// memory is what the watchers of a namespace know longer than one of them runs: one ends with every
-// error, and with every new configuration. A link can go down before the next one begins.
+// memory is the watchers' state of a namespace. A watcher ends with every error and every new configuration; its
+// successor inherits the memory. A link can go down between the two.
 type memory struct {
 	id    netns.ID
 	links map[int]*watched
 	kept  map[neigh.Key]*keptNeighbour
 	sizes map[wayKey]learntSize
-	gone  map[string]links.Reason // against protected links whose interfaces have gone, by name
+	gone  map[string]links.Reason // reasons against protected links of removed interfaces, by name
 
-	dropping map[string]string // by path: versions of IP whose packets have no way left, as logged
+	dropping map[string]string // by path: IP versions without any way left, as logged last
 }
 
 // watcher follows one namespace.
@@ -86,27 +88,27 @@ type watcher struct {
 	fast  *fast
 	scopeSpec
 	memory
-	due          time.Time // when everything is made to follow; zero: it does
+	due          time.Time // time of the next reconcile; zero: nothing is pending
 	lastDuration time.Duration
 	amiss        bool
-	doubt        bool // a neighbour has changed, by reconcile or by another at the same time
-	begun        bool // everything has followed once: what happens from then on is noticed
+	doubt        bool // a neighbour changed, by reconcile or another program meanwhile
+	begun        bool // the first reconcile is done: later changes are noticed
 	reconciled   time.Time
 
 	unresolved map[neigh.Key]bool // neighbours without a link address
 	standing   bool               // a neighbour may have a stand-in
-	stood      time.Time          // when they were last seen to
+	stood      time.Time          // time of the last standIns
 
 	ears *neigh.Ears
 	told chan neigh.Told
 
 	tooBig  chan tooBig
-	repairs atomic.Pointer[map[uint32]bpf.ProtectRerouteRepair] // installed ones
-	sources atomic.Pointer[map[[srv6.SegmentLength]byte]bool]   // of their outer headers
+	repairs atomic.Pointer[map[uint32]bpf.ProtectRerouteRepair] // installed repairs
+	sources atomic.Pointer[map[[srv6.SegmentLength]byte]bool]   // sources of their outer headers
 
 	netfilter kernel.NetfilterSeen
-	fastAfter time.Time // the fast program is not started before
-	unknown   string    // why nobody can tell whether it may run
+	fastAfter time.Time // earliest start of the fast program
+	unknown   string    // why it is unknown whether the fast program may run
 }
 
 // watched is a link in use.
@@ -116,21 +118,21 @@ type watched struct {
 	protected bool
 	hold      time.Duration
 	up        bool
-	seen      bool      // it was up when it was looked at last
+	seen      bool      // up at the last look
 	since     time.Time // up since
 	mtu       int
-	against   links.Reason // when it was looked at last
+	against   links.Reason // at the last look
 
-	alone []lone    // destinations of which all routes lead over it, as long as it was up
-	until time.Time // the copies of its routes are in use; zero: they are not
-	lost  time.Time // until then it is to be told which routes went with it; zero: it was told, or none did
+	alone []lone    // destinations routed over this link only, from its last time up
+	until time.Time // end of the use of its copies; zero: unused
+	lost  time.Time // deadline for logging its lost routes; zero: logged, or none lost
 }
 
-// errReplaced says that another configuration is published.
+// errReplaced reports a newly published configuration.
 var errReplaced = errors.New("another configuration is published")
 
-// watch follows a namespace until its configuration changes, or something fails. It begins with the memory m, and
-// leaves its own there.
+// watch follows a namespace until its configuration changes or an error occurs. It starts from the memory m and
+// stores its own there.
 func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.Logger, m *memory) error {
 	release, ok, err := r.Claim(i)
 	if err != nil || !ok {
@@ -142,11 +144,11 @@ func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.L
 	if err := w.open(); err != nil {
 		return ignore(err, kernel.ErrNotExist, netns.ErrGone)
 	}
-	if w.memory = (memory{id: w.ID}); m.id == w.ID { // a number of a namespace is used again
+	if w.memory = (memory{id: w.ID}); m.id == w.ID { // a namespace number can be reused
 		w.memory = *m
 	}
 	for _, l := range w.links {
-		l.since = time.Now() // it may have been down meanwhile
+		l.since = time.Now() // the link may have been down meanwhile
 	}
 	defer func() { *m = w.memory }()
 	done := make(chan struct{})
@@ -162,7 +164,7 @@ func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.L
 	} else {
 		defer w.ears.Close()
 	}
-	w.due = time.Now() // what happened while nobody looked
+	w.due = time.Now() // catches changes before the subscription
 	if err := w.list(); err != nil {
 		return err
 	}
@@ -201,7 +203,7 @@ func (w *watcher) open() (err error) {
 	if w.ns, err = netns.Find(w.Netns, w.ID); err != nil {
 		return err
 	}
-	// Its own bytes of the words are the only thing that it writes, and nobody else writes them.
+	// This process writes only its own bytes of the link states. Each byte has one writer.
 	if w.pins, err = w.root.OpenMapsForWriting(w.inst, pinLinks, pinRepairs, pinPaths, pinPrefixes, pinCounts, pinNeighbours); err != nil {
 		return err
 	}
@@ -224,8 +226,8 @@ func (w *watcher) close() {
 	}
 }
 
-// list looks at every link that is in use. It comes before everything is made to follow: what it has not seen yet is heard of
-// as something new, whether that follows already or not.
+// list reads all links in use. It runs before reconcile: later changes of links then arrive as news, even if
+// reconcile has already included them.
 func (w *watcher) list() (err error) {
 	was := w.links
 	w.links = map[int]*watched{}
@@ -240,7 +242,7 @@ func (w *watcher) list() (err error) {
 			return err
 		}
 		routes := r.all(w.Paths)
-		survey, err := readRoutes() // before links are looked at: of one that is down the routes of before are remembered
+		survey, err := readRoutes() // read before the links: a link down by then keeps its previous routes
 		if err != nil {
 			return err
 		}
@@ -271,7 +273,7 @@ func (w *watcher) list() (err error) {
 	})
 }
 
-// checkRoutes says whether something does not follow yet that no link and no route will tell of.
+// checkRoutes detects missing state without a later event of a link or route.
 func (w *watcher) checkRoutes() error {
 	return w.ns.Do(func() error {
 		r, err := newResolver()
@@ -285,21 +287,22 @@ func (w *watcher) checkRoutes() error {
 	})
 }
 
-// follow has everything follow a change of routes or neighbours: soon, but where that takes long not all the time.
+// follow schedules a reconcile after a change of routes or neighbours. If the last one was slow, the delay is longer.
 func (w *watcher) follow() {
 	if w.due.IsZero() {
 		w.due = time.Now().Add(max(quiet, min(20*w.lastDuration, atLatest)))
 	}
 }
 
-// followLink has everything follow a link soon: links change seldom, and one that has come is not protected until then.
+// followLink schedules a reconcile soon after a change of a link. Links change seldom, and a new one is unprotected
+// until then.
 func (w *watcher) followLink() {
 	if at := time.Now().Add(quiet); w.due.IsZero() || w.due.After(at) {
 		w.due = at
 	}
 }
 
-// wait deals with what happens next.
+// wait waits for the next event and handles it.
 func (w *watcher) wait(ctx context.Context, h heard) error {
 	timer := time.NewTimer(w.next())
 	defer timer.Stop()
@@ -318,13 +321,13 @@ func (w *watcher) wait(ctx context.Context, h heard) error {
 			return errors.New("listening for routes ended")
 		}
 		if u.Dst != nil && u.Dst.IP.Equal(helper4.AsSlice()) {
-			break // what reconcile itself sets
+			break // reconcile's own route
 		}
 		if u.Protocol == keepProtocol {
 			break
 		}
 		if w.fast != nil {
-			w.fast.suspend() // its mirror of the routes is not the kernel's any more
+			w.fast.suspend() // the table of routes is outdated
 		}
 		w.follow()
 	case u, ok := <-h.neighbours:
@@ -350,7 +353,7 @@ func (w *watcher) wait(ctx context.Context, h heard) error {
 	w.endKept(time.Now())
 	w.forgetSizes(time.Now())
 	if err := w.catchUp(ctx); errors.Is(err, netlink.ErrDumpInterrupted) {
-		w.follow() // links or routes have changed meanwhile: what was read of them may be half of each
+		w.follow() // links or routes changed during the dump, so it may mix two states
 	} else if err != nil {
 		return err
 	}
@@ -358,7 +361,7 @@ func (w *watcher) wait(ctx context.Context, h heard) error {
 	return nil
 }
 
-// next is how long nothing is to be done.
+// next returns the time until the next timed work.
 func (w *watcher) next() time.Duration {
 	d := pollInterval
 	if !w.due.IsZero() {
@@ -372,12 +375,12 @@ func (w *watcher) next() time.Duration {
 	return max(d, 0)
 }
 
-// revert lets links be used again that were good for long enough.
+// revert puts links back into use after their hold time.
 func (w *watcher) revert() {
 	for _, l := range w.links {
 		if l.up && w.words.Get(l.slot)[links.CarrierByte] != 0 && time.Since(l.since) >= l.hold {
 			if w.words.Get(l.slot).Reasons() == links.Carrier {
-				_ = w.ns.Do(func() error { return w.dropStandIns(l) }) // the next look tries again
+				_ = w.ns.Do(func() error { return w.dropStandIns(l) }) // standIns retries
 			}
 			w.words.Set(l.slot, links.CarrierByte, false)
 			w.log.Info("link is up", "interface", l.name, "hold", l.hold)
@@ -385,7 +388,7 @@ func (w *watcher) revert() {
 	}
 }
 
-// catchUp makes neighbours, repairs and programs follow the namespace.
+// catchUp reconciles the namespace when this is due.
 func (w *watcher) catchUp(ctx context.Context) error {
 	now := time.Now()
 	if w.doubt && now.Sub(w.reconciled) > quiet {

@@ -22,7 +22,7 @@ type testLog struct{ t testing.TB }
 func (l testLog) Info(msg string, a ...any) { l.t.Log(append([]any{msg}, a...)...) }
 func (l testLog) Warn(msg string, a ...any) { l.t.Log(append([]any{"warning:", msg}, a...)...) }
 
-// serve runs what weir serve runs, until stop.
+// serve runs the part of weir serve under test until stop.
 func (w *world) serve() (stop func()) { return w.serveTo(testLog{w.TB}) }
 
 func (w *world) serveTo(log feature.Logger) (stop func()) {
@@ -37,7 +37,7 @@ func (w *world) serveTo(log feature.Logger) (stop func()) {
 	return stop
 }
 
-// serveNow is serve once links are followed. An event of before can be missed.
+// serveNow is serve, and waits until links are followed. An earlier event could be missed.
 func (w *world) serveNow() (stop func()) {
 	w.Helper()
 	log := &heardLog{testLog: testLog{w.TB}}
@@ -46,7 +46,7 @@ func (w *world) serveNow() (stop func()) {
 	return stop
 }
 
-// until waits for a condition, for which a busy machine has long.
+// until waits for a condition, long enough for a busy machine.
 func (w *world) until(what string, f func() bool) {
 	w.Helper()
 	nstest.Eventually(w, func() error {
@@ -57,8 +57,8 @@ func (w *world) until(what string, f func() bool) {
 	})
 }
 
-// A link that loses its carrier, or is set down at the other end, is not used from then on; when it is back it is only after it
-// was good for as long as the path says, and nothing is lost by it.
+// A link without a carrier is unusable at once. It is used again only after the hold time, and nothing is lost by the
+// change.
 func TestCarrier(t *testing.T) {
 	w := newWorld(t)
 	path := w.path(around())
@@ -77,7 +77,7 @@ func TestCarrier(t *testing.T) {
 				t.Error("a packet did not arrive while the link was down")
 			}
 		}
-		begin := time.Now() // it cannot be good for longer
+		begin := time.Now() // the hold time cannot begin earlier
 		w.ip(w.r2, "link set main up")
 		w.until("the link is up again", func() bool {
 			if !p6.arrives(100, patience) {
@@ -92,7 +92,7 @@ func TestCarrier(t *testing.T) {
 			t.Error("nothing arrives after the link has come back")
 		}
 	}
-	// Drained it is at once, whatever the hold.
+	// A drain takes effect at once, regardless of the hold time.
 	w.drain(true)
 	if st := w.state("core"); !st.Drain || !st.Down {
 		t.Errorf("%+v", st)
@@ -104,8 +104,8 @@ func TestCarrier(t *testing.T) {
 	w.healthy()
 }
 
-// While a link is down packets are rerouted where they come in: with the same hop limit, by the same routes, and no longer than
-// the process runs that knows those.
+// While a link is down packets are rerouted at ingress, with the same hop limit and by the same routes. This ends
+// with the process.
 func TestFast(t *testing.T) {
 	w := newWorld(t)
 	w.apply(w.path(around()))
@@ -124,7 +124,7 @@ func TestFast(t *testing.T) {
 	}
 	p.discover(t, 2)
 	w.until("the path's MTU is told", func() bool { _, _ = p.from.Write(make([]byte, 1450)); return p.mtu(t) == 1436 })
-	// A longer route leads elsewhere: it is the kernel's.
+	// A longer route leads elsewhere, so the kernel routes its packets.
 	fast := func() uint64 { return w.state("core").Counts.Fast }
 	w.ip(w.r3, "route add fd00:d:0:0:7::/80 via fd00:32::2")
 	w.ip(w.d, "addr add fd00:d:0:0:7::1/128 dev lo nodad")
@@ -146,7 +146,7 @@ func TestFast(t *testing.T) {
 		return nil
 	})
 	w.until("the fast program is back after routes changed", func() bool { n := fast(); p.arrives(10, patience); return fast() > n })
-	// Somebody filters what is forwarded: every packet must meet that.
+	// A filter for forwarded packets must see every packet.
 	stop()
 	n := fast()
 	if !p.arrives(10, patience) || fast() != n {
@@ -159,7 +159,7 @@ func TestFast(t *testing.T) {
 	w.healthy()
 }
 
-// What does more with forwarded packets than look up a route keeps the fast program away: they take the kernel's way.
+// Configurations beyond a plain route lookup keep the fast program detached: packets take the kernel's way.
 func TestFastKeepsAway(t *testing.T) {
 	for name, prepare := range map[string]func(w *world){
 		"a rule":   func(w *world) { w.ip(w.r1, "-6 rule add from fd00:a::99 lookup 77") },
@@ -198,7 +198,7 @@ func TestFastKeepsAway(t *testing.T) {
 	}
 }
 
-// A device that goes and comes again, as another one of its name, is protected again.
+// A device deleted and created again under its name is protected again.
 func TestDeviceReturns(t *testing.T) {
 	w := newWorld(t)
 	w.apply(w.path(around()))
@@ -217,7 +217,7 @@ func TestDeviceReturns(t *testing.T) {
 		}
 		w.until(dev+" is in use again", func() bool {
 			st := w.state("core")
-			// A repair by a device that is gone has no name.
+			// A repair by a deleted device has no name.
 			return st.Attached && !st.Down && len(st.Repairs) == 1 && len(st.Problems) == 0 && !st.Repairs[0].Down && st.Repairs[0].Device == "back"
 		})
 		p := w.pair(true)
@@ -233,8 +233,8 @@ func TestDeviceReturns(t *testing.T) {
 	}
 }
 
-// Neighbours of the link and of the backup are kept while they are needed, those that routes bring later too, and are the
-// kernel's again afterwards. The operator's stay as they are.
+// Neighbours of the link and of the backup are kept while needed, including neighbours of later routes. Afterwards
+// the kernel has them back. The operator's are never changed.
 func TestNeighbours(t *testing.T) {
 	w := newWorld(t)
 	w.ip(w.r2, "addr add fd00:12::22/64 dev main", "addr add fd00:12::23/64 dev main")
@@ -262,23 +262,23 @@ func TestNeighbours(t *testing.T) {
 	}
 }
 
-// A neighbour that did not answer when it was asked first is asked again, and kept when it does.
+// A neighbour silent at first is asked again, and kept once it answers.
 func TestLateNeighbour(t *testing.T) {
 	every := repeatEvery
 	repeatEvery = 500 * time.Millisecond
 	w := newWorld(t)
 	t.Cleanup(func() { repeatEvery = every })
-	w.ip(w.r1, "route add fd00:e::/64 via fd00:12::24") // nobody has that address
+	w.ip(w.r1, "route add fd00:e::/64 via fd00:12::24") // no host has this address
 	w.apply(w.path(around()))
 	stop := w.serve()
 	defer stop()
-	time.Sleep(4 * neigh.ResolveTime) // it has been asked by apply, and by who looks after it
+	time.Sleep(4 * neigh.ResolveTime) // apply and the watcher have asked it
 	w.ip(w.r2, "addr add fd00:12::24/64 dev main nodad")
 	w.until("the neighbour is kept", func() bool { return strings.Contains(w.ip(w.r1, "-6 neigh show fd00:12::24"), "PERMANENT") })
 }
 
-// A device that is made anew under its old number has lost the program, too, and gets it again; so does one that takes the name of
-// the link over.
+// A new device with the old index has lost the program and gets it again. So does another device renamed to the
+// link's name.
 func TestDeviceAnew(t *testing.T) {
 	w := newWorld(t)
 	w.apply(w.path(around()))
@@ -308,16 +308,16 @@ func TestDeviceAnew(t *testing.T) {
 		w.drain(false)
 	}
 	again("the same number came again")
-	// The other one is known already, as the link of a path of its own.
+	// The other device is already known as the link of another path.
 	w.cable(w.r1, "other", w.r2, "other", "fd00:14::1/64", "fd00:14::2/64")
 	other := w.path(around())
 	other.Name, other.Device = "other", "other"
 	w.apply(w.path(around()), other)
 	w.until("the other one is followed", func() bool { return w.state("other").Attached })
 	w.ip(w.r1, "route replace fd00:d::/64 via fd00:14::2 dev other")
-	time.Sleep(20 * quiet) // a change of routes has everything follow, too
+	time.Sleep(20 * quiet) // a change of routes triggers reconcile too
 	for _, names := range [][2]string{{"main", "old"}, {"other", "main"}} {
-		if w.tryIP(w.r1, "link set "+names[0]+" name "+names[1]) != nil { // before Linux 6.2 one that is up has its name for good
+		if w.tryIP(w.r1, "link set "+names[0]+" name "+names[1]) != nil { // before Linux 6.2 a device cannot be renamed while up
 			w.ip(w.r1, "link set "+names[0]+" down", "link set "+names[0]+" name "+names[1], "link set "+names[1]+" up")
 			w.ip(w.r1, "addr replace fd00:14::1/64 dev "+names[1]+" nodad", "route replace fd00:d::/64 via fd00:14::2 dev "+names[1])
 		}
@@ -325,7 +325,7 @@ func TestDeviceAnew(t *testing.T) {
 	again("another device took the name")
 }
 
-// tryIP is one command of iproute2.
+// tryIP runs one command of iproute2.
 func (w *world) tryIP(ns *netns.Handle, command string) error {
 	return ns.Do(func() error { return exec.Command("ip", strings.Fields(command)...).Run() })
 }

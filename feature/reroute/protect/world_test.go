@@ -34,8 +34,8 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-// world is a triangle of routers with a host at either side: s – r1 – r2 – d, and r1 – r3 – r2. The link r1 – r2, which is
-// "main" at r1, is protected; "back" leads to r3.
+// world is a triangle of routers with a host at each side: s – r1 – r2 – d, and r1 – r3 – r2. The link r1 – r2,
+// "main" at r1, is protected. "back" at r1 leads to r3.
 type world struct {
 	testing.TB
 	s, r1, r2, r3, d *netns.Handle
@@ -88,7 +88,7 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-// remove takes protection away, whose helper namespace would outlast the test's.
+// remove removes protection. Its helper namespace would otherwise outlive the test.
 func (w *world) remove() {
 	l, err := w.root.Lock(context.Background())
 	if err != nil {
@@ -121,7 +121,7 @@ func (w *world) sysctls(ns *netns.Handle, all ...string) {
 	})
 }
 
-// ip runs commands of iproute2; routes are IPv6 where they look so.
+// ip runs commands of iproute2, with -6 for IPv6 routes.
 func (w *world) ip(ns *netns.Handle, commands ...string) string {
 	w.Helper()
 	var out []byte
@@ -161,7 +161,7 @@ func addrs(text ...string) (out []netip.Addr) {
 	return out
 }
 
-// around is the repair of the world's link: through r3 to r2, where the packet comes out.
+// around returns the repair of the world's link: through r3 to r2, the decapsulating router.
 func around() Repair {
 	return Repair{Segments: addrs(sidEnd, sidDT6), Segments4: addrs(sidEnd, sidDX4)}
 }
@@ -170,7 +170,7 @@ func (w *world) path(r ...Repair) Path {
 	return Path{Name: "core", Netns: netnsName(w.r1), Device: "main", Repairs: r}
 }
 
-// netnsName is the name of a namespace, which is the last word of what it is called.
+// netnsName returns the name of a namespace, the last word of its String.
 func netnsName(h *netns.Handle) string {
 	f := strings.Fields(h.String())
 	return f[len(f)-1]
@@ -202,7 +202,7 @@ func applyTo(root *kernel.Root, c Config) (said []string, err error) {
 	return append(said, p.Warnings...), err
 }
 
-// playApply applies a configuration and dies at a step of it.
+// playApply applies a configuration and dies at a given step.
 func playApply(args []string) error {
 	var c Config
 	if err := json.Unmarshal([]byte(args[2]), &c); err != nil {
@@ -213,7 +213,7 @@ func playApply(args []string) error {
 	return err
 }
 
-// state reads the path of that name.
+// state reads the path by name.
 func (w *world) state(name string) PathState {
 	w.Helper()
 	st, err := ReadState(context.Background(), w.root)
@@ -229,7 +229,7 @@ func (w *world) state(name string) PathState {
 	return PathState{}
 }
 
-// drain has the path's link be in use or not.
+// drain drains or undrains the path's link.
 func (w *world) drain(on bool) {
 	w.Helper()
 	l, err := w.root.Lock(context.Background())
@@ -246,7 +246,7 @@ func (w *world) drain(on bool) {
 	}
 }
 
-// pair is a UDP socket at s and one at d, connected.
+// pair is a connected pair of UDP sockets at s and d.
 type pair struct {
 	from, to *net.UDPConn
 	v6       bool
@@ -261,7 +261,7 @@ func (w *world) pair(v6 bool) pair {
 	return w.pairOf(w.s, s, d)
 }
 
-// pairOf is a socket of an address at a namespace, connected with one at d.
+// pairOf connects a socket at an address of a namespace with one at d.
 func (w *world) pairOf(ns *netns.Handle, s, d string) pair {
 	w.Helper()
 	p := pair{v6: strings.Contains(d, ":")}
@@ -274,7 +274,7 @@ func (w *world) pairOf(ns *netns.Handle, s, d string) pair {
 	return p
 }
 
-// option reads or, with a value, sets a socket option of the sender.
+// option reads a socket option of the sender or, with a value, sets it.
 func (p pair) option(t testing.TB, level, name int, value ...int) (v int) {
 	t.Helper()
 	c, err := p.from.SyscallConn()
@@ -295,13 +295,13 @@ func (p pair) option(t testing.TB, level, name int, value ...int) (v int) {
 	return v
 }
 
-// arrives says whether a datagram of so many bytes of payload arrives whole.
+// arrives reports whether a datagram with size bytes of payload arrives unchanged.
 func (p pair) arrives(size int, wait time.Duration) bool {
 	payload := make([]byte, size)
 	for i := range payload {
 		payload[i] = byte(i * 7)
 	}
-	// What was too big before, the kernel may tell now.
+	// The kernel may now report an earlier packet as too big.
 	_, err := p.from.Write(payload)
 	for range 10 {
 		if !errors.Is(err, unix.EMSGSIZE) {
@@ -325,10 +325,10 @@ func (p pair) arrives(size int, wait time.Duration) bool {
 	}
 }
 
-// patience is how long a packet may take that must arrive, on a machine that may stand still for seconds.
+// patience is the time for a packet to arrive, on a machine that may stall for seconds.
 const patience = 30 * time.Second
 
-// mtu is what the sender has learnt of the way, in bytes of an IP packet.
+// mtu returns the sender's learnt path MTU, in bytes of an IP packet.
 func (p pair) mtu(t testing.TB) int {
 	t.Helper()
 	if p.v6 {
@@ -337,7 +337,7 @@ func (p pair) mtu(t testing.TB) int {
 	return p.option(t, unix.IPPROTO_IP, unix.IP_MTU)
 }
 
-// discover sets how the sender deals with the way's MTU: unix.IP_PMTUDISC_DO or _DONT; the numbers for IPv6 are the same.
+// discover sets the sender's path MTU discovery: unix.IP_PMTUDISC_DO or _DONT. The numbers for IPv6 are the same.
 func (p pair) discover(t testing.TB, how int) {
 	t.Helper()
 	if p.v6 {
@@ -347,7 +347,7 @@ func (p pair) discover(t testing.TB, how int) {
 	}
 }
 
-// slotOf is where the word of a device stands.
+// slotOf returns a device's slot of the link states.
 func slotOf(t testing.TB, ns *netns.Handle, dev string) uint32 {
 	t.Helper()
 	return links.Slot(nstest.Ifindex(t, ns, dev))

@@ -19,20 +19,20 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// Told is what a neighbour said of its link address.
+// Told is a link address announced by a neighbour.
 type Told struct {
 	Key Key
-	MAC net.HardwareAddr // nil: it is where it was asked
+	MAC net.HardwareAddr // nil: the neighbour answered at the asked address
 }
 
-// Ears hear what neighbours tell, and ask them.
+// Ears receives the announcements of neighbours and sends questions.
 type Ears struct {
 	arp   *os.File
-	all   *nd.PacketConn // nd
+	all   *nd.PacketConn // neighbour discovery
 	ended []chan struct{}
 }
 
-// Listen opens the ears of a namespace; what is heard goes to out until Close.
+// Listen opens the sockets of a namespace. Announcements go to out until Close.
 func Listen(ns *netns.Handle, out chan<- Told) (e *Ears, err error) {
 	e = &Ears{}
 	var c net.PacketConn
@@ -70,7 +70,7 @@ func Listen(ns *netns.Handle, out chan<- Told) (e *Ears, err error) {
 	return e, nil
 }
 
-// Close stops hearing.
+// Close closes the sockets and waits for the readers.
 func (e *Ears) Close() {
 	if e.arp != nil {
 		e.arp.Close()
@@ -83,10 +83,10 @@ func (e *Ears) Close() {
 	}
 }
 
-// Network is a number in network byte order.
+// Network converts a number to network byte order on little-endian hosts.
 func Network(n uint16) uint16 { return n<<8 | n>>8 }
 
-// deliver hands on what was heard. Where nobody takes it in time it is asked for again.
+// deliver sends without blocking. If out is full the announcement is dropped; the neighbour is asked again.
 func deliver(out chan<- Told, t Told) {
 	select {
 	case out <- t:
@@ -94,7 +94,7 @@ func deliver(out chan<- Told, t Told) {
 	}
 }
 
-// ARP is an ARP packet of IPv4 over Ethernet, behind the link header.
+// ARP is an ARP packet for IPv4 over Ethernet, without the link header.
 type ARP struct {
 	Kind, Proto uint16
 	Len, PLen   uint8
@@ -133,7 +133,7 @@ func (e *Ears) hearARP(out chan<- Told) {
 	}
 }
 
-// Of a neighbour solicitation and advertisement: RFC 4861, 4.3, 4.4 and 4.6.1.
+// Neighbour solicitation and advertisement: RFC 4861 sections 4.3, 4.4 and 4.6.1.
 const (
 	ndLen         = 24
 	ndSource      = 1
@@ -170,7 +170,7 @@ func (e *Ears) hearND(out chan<- Told) {
 	}
 }
 
-// linkAddress is that of an option; nil: there is none.
+// linkAddress returns the link address of an option, or nil.
 func linkAddress(b []byte, option byte) net.HardwareAddr {
 	for len(b) >= ndOptionUnit {
 		size := int(b[1]) * ndOptionUnit
@@ -185,7 +185,7 @@ func linkAddress(b []byte, option byte) net.HardwareAddr {
 	return nil
 }
 
-// Ask asks a neighbour for its link address: at the one that it had, or all of the link. It runs in the namespace.
+// Ask asks a neighbour for its link address, at its previous address or on the whole link. It runs in the namespace.
 func (e *Ears) Ask(k Key, had net.HardwareAddr, everybody bool) error {
 	l, err := netlink.LinkByIndex(int(k.Ifindex))
 	if err != nil {
@@ -218,20 +218,20 @@ func (e *Ears) Ask(k Key, had net.HardwareAddr, everybody bool) error {
 	copy(b[8:], k.Bytes[:])
 	b = append(append(b, ndSource, 1), own...)
 	to := k.Addr()
-	if everybody { // of the solicited node: RFC 4291, 2.7.1
+	if everybody { // the solicited-node multicast address: RFC 4291 section 2.7.1
 		a := netip.MustParseAddr("ff02::1:ff00:0").As16()
 		copy(a[13:], k.Bytes[13:])
 		to = netip.AddrFrom16(a)
 	}
 	dst := &net.IPAddr{IP: to.AsSlice()}
 	if to.IsLinkLocalUnicast() || everybody {
-		dst.Zone = strconv.Itoa(int(k.Ifindex)) // names are remembered over namespaces
+		dst.Zone = strconv.Itoa(int(k.Ifindex)) // package net caches interface names across namespaces, so use the index
 	}
 	_, err = e.all.WriteTo(b, &nd.ControlMessage{IfIndex: int(k.Ifindex), HopLimit: 255}, dst)
 	return err
 }
 
-// sourceFor is our IPv4 address on the link of a neighbour.
+// sourceFor returns this host's IPv4 address on the neighbour's link.
 func sourceFor(k Key) (netip.Addr, error) {
 	found, err := netlink.RouteGetWithOptions(k.Addr().AsSlice(), &netlink.RouteGetOptions{OifIndex: int(k.Ifindex)})
 	if err == nil && len(found) > 0 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package neigh reads, writes and asks the neighbours of a network namespace, for package protect.
+// Package neigh reads, writes and queries the neighbours of a network namespace, for package protect.
 package neigh
 
 import (
@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Key is a neighbour of an interface. Keys and values are those of the pinned map of neighbours.
+// Key is a neighbour of an interface. Keys and values have the layout of the pinned map of neighbours.
 type Key struct {
 	Ifindex uint32
 	IPv6    uint32
-	Bytes   [16]byte // of its address
+	Bytes   [16]byte // its address; IPv4 in IPv4-mapped form
 }
 
 // Value is the link address of a neighbour.
@@ -28,7 +28,7 @@ type Value struct {
 	Pad uint16
 }
 
-// NewKey is the key of an address behind an interface.
+// NewKey returns the key of an address on an interface.
 func NewKey(index int, a netip.Addr) Key {
 	k := Key{Ifindex: uint32(index), Bytes: a.As16()}
 	if a.Is6() {
@@ -37,7 +37,7 @@ func NewKey(index int, a netip.Addr) Key {
 	return k
 }
 
-// Addr is the address of the neighbour.
+// Addr returns the address of the neighbour.
 func (k Key) Addr() netip.Addr {
 	a := netip.AddrFrom16(k.Bytes)
 	if k.IPv6 == 0 {
@@ -46,11 +46,10 @@ func (k Key) Addr() netip.Addr {
 	return a
 }
 
-// ResolveTime is how long a neighbour has to answer for its address. Apply does not wait for those that do not: weir serve asks
-// again.
+// ResolveTime is a neighbour's time to answer. Apply does not wait longer, because weir serve asks again.
 const ResolveTime = 300 * time.Millisecond
 
-// Find is the kernel's entry of a neighbour; nil: it has none.
+// Find returns the kernel's entry of a neighbour, or nil.
 func Find(k Key) (*netlink.Neigh, error) {
 	family := netlink.FAMILY_V4
 	if k.IPv6 != 0 {
@@ -68,10 +67,10 @@ func Find(k Key) (*netlink.Neigh, error) {
 	return nil, nil
 }
 
-// Known are the states in which the kernel has a link address that somebody told.
+// Known are the states with a link address from the neighbour or the operator.
 const Known = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY | netlink.NUD_PROBE | netlink.NUD_PERMANENT
 
-// Set gives the kernel an entry. An interface that is down or gone has none, which is no error.
+// Set writes an entry to the kernel. It ignores interfaces down or gone, because these have no entries.
 func Set(k Key, v Value, state int) error {
 	family := netlink.FAMILY_V4
 	if k.IPv6 != 0 {
@@ -81,10 +80,10 @@ func Set(k Key, v Value, state int) error {
 	if err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.ENETDOWN) && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("keeping the neighbour %s: %w", k.Addr(), err)
 	}
-	return nil // an interface that is down or gone has no neighbours
+	return nil // an interface down or gone has no neighbours
 }
 
-// Resolve has the kernel find out a neighbour's link address; nil: it did not.
+// Resolve makes the kernel resolve a neighbour's link address. It returns nil without an answer.
 func Resolve(k Key) (*netlink.Neigh, error) {
 	for end := time.Now().Add(ResolveTime); ; time.Sleep(5 * time.Millisecond) {
 		n, err := Find(k)
@@ -104,21 +103,22 @@ func Resolve(k Key) (*netlink.Neigh, error) {
 	}
 }
 
-// standIn is the link address of neighbours without one, on links that may not be used. Nobody has it: by it weir knows its entries
-// again.
+// standIn is the link address of neighbours without one, on unusable links. No host has it, so weir recognizes its
+// entries by it.
 var standIn = [6]byte{0x02, 0x77, 0x65, 0x69, 0x72, 0x02}
 
-// StandIn is the link address of [PutStandIn]'s entries.
+// StandIn returns the link address of [PutStandIn]'s entries.
 func StandIn() net.HardwareAddr { return standIn[:] }
 
-// IsStandIn says that a link address is [StandIn].
+// IsStandIn reports whether a link address is [StandIn].
 func IsStandIn(mac net.HardwareAddr) bool { return bytes.Equal(mac, standIn[:]) }
 
-// PutStandIn gives a neighbour a link address that nobody has. The entry is not permanent: without a process that renews it the
-// kernel asks for the neighbour within a minute.
+// PutStandIn gives a neighbour an unused link address. The entry is not permanent: without renewal the kernel
+// resolves the neighbour itself within a minute.
 func PutStandIn(k Key) error { return Set(k, Value{MAC: standIn}, netlink.NUD_REACHABLE) }
 
-// DropStandIns removes the stand-ins that are not to stay. The kernel asks for these neighbours with the next packet.
+// DropStandIns removes the stand-ins of all neighbours except those selected by stays. The kernel resolves the
+// removed ones with the next packet.
 func DropStandIns(stays func(Key) bool) error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		all, err := netlink.NeighList(0, family)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package srv6 builds the headers of packets that go by segments (RFC 8754, RFC 8986).
+// Package srv6 builds the headers of packets sent by segments (RFC 8754, RFC 8986).
 package srv6
 
 import (
@@ -9,10 +9,10 @@ import (
 	"slices"
 )
 
-// Parts of headers, in bytes, and their numbers.
+// Lengths of headers, in bytes, and protocol numbers.
 const (
 	IPv6Length    = 40
-	HeaderLength  = 8 // of a routing header without its segments: RFC 8754, 2
+	HeaderLength  = 8 // of a routing header without segments: RFC 8754 section 2
 	SegmentLength = 16
 	Room          = 192 // REROUTE_HEADER
 	outerHops     = 64
@@ -23,8 +23,9 @@ const (
 	srhType     = 4
 )
 
-// Encap is what goes before a packet: an IPv6 header to the first segment, and with more of them a routing header of the
-// others, reduced as H.Encaps.Red of RFC 8986, 5.2. Traffic class, flow label and length are the program's to fill in.
+// Encap returns the headers to prepend to a packet. An IPv6 header leads to the first segment. If there are more, a
+// routing header lists the others, reduced as H.Encaps.Red of RFC 8986 section 5.2. The program fills in traffic
+// class, flow label and payload length.
 func Encap(source netip.Addr, segments []netip.Addr, inner uint8) (h [Room]byte, length int) {
 	next := inner
 	if len(segments) > 1 {
@@ -35,9 +36,9 @@ func Encap(source netip.Addr, segments []netip.Addr, inner uint8) (h [Room]byte,
 	return h, IPv6Length + length
 }
 
-// Inline is a packet's own header with the routing header behind it. The first segment is the destination; the last place
-// in the list, the first in memory, is that of the packet's own destination, which the program fills in. length is what the
-// packet grows by.
+// Inline returns a packet's IPv6 header with a routing header behind it. The first segment is the destination. The
+// program writes the packet's own destination to the last segment, the first in memory. length is the growth of the
+// packet.
 func Inline(segments []netip.Addr) (h [Room]byte, length int) {
 	rest := append(slices.Clone(segments[1:]), netip.IPv6Unspecified())
 	length = putSRH(h[IPv6Length:], 0, rest)
@@ -52,9 +53,9 @@ func putIPv6(h []byte, from, to netip.Addr, next uint8) {
 	copy(h[24:], to.AsSlice())
 }
 
-// putSRH writes a segment routing header of the segments that are left, and says how long it is: RFC 8754, 2. Its list is in
-// the order opposite to that in which segments are visited. Reduced, the list lacks the first one, so that as many are left as
-// it has.
+// putSRH writes a segment routing header with the remaining segments, in reverse order of the visits, and returns its
+// length (RFC 8754 section 2). A reduced header omits the first segment, so segments left equals the length of the
+// list.
 func putSRH(h []byte, next uint8, left []netip.Addr) int {
 	h[0], h[1], h[2], h[3], h[4] = next, byte(2*len(left)), srhType, byte(len(left)), byte(len(left)-1)
 	for i, s := range left {
