@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// applyFlags are those of weir apply.
+// applyFlags are the flags of weir apply.
 type applyFlags struct {
 	file        string
 	dry         bool
@@ -82,7 +82,7 @@ meanwhile, a running weir serve goes on.`,
 	return cut{rollsBack: true, remedy: "weir apply again goes on from there, or apply the former file"}.of(c)
 }
 
-// printWould prints the plan, and what would follow from it.
+// printWould prints the plan and its consequences.
 func (f *applyFlags) printWould(cmd *cobra.Command, g *cli.Globals, cfg *host.Config) error {
 	plan, err := g.Host().Plan(cmd.Context(), cfg)
 	if err != nil {
@@ -110,7 +110,7 @@ func (f *applyFlags) printWould(cmd *cobra.Command, g *cli.Globals, cfg *host.Co
 	return nil
 }
 
-// apply makes the host match the file, and prints each step.
+// apply makes the host match the file and prints each step.
 func (f *applyFlags) apply(cmd *cobra.Command, g *cli.Globals, cfg *host.Config) error {
 	out, steps, told := cmd.OutOrStdout(), 0, map[string]bool{}
 	cfg.Warned = func(w string) {
@@ -143,7 +143,7 @@ func (f *applyFlags) apply(cmd *cobra.Command, g *cli.Globals, cfg *host.Config)
 	return change()
 }
 
-// warn tells what of a running service is not as the file alone would have it.
+// warn prints warnings, for example of an override that differs from the file.
 func warn(cmd *cobra.Command, warnings ...string) {
 	for _, w := range warnings {
 		fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
@@ -173,14 +173,14 @@ steering reaches, a load balancer, a backend of one. --allow-outage removes all 
 	return cut{remedy: host.RemoveRemedy}.of(c)
 }
 
-// printOutages prints what a change would take away.
+// printOutages prints the traffic lost by a change.
 func printOutages(cmd *cobra.Command, plan feature.Plan) {
 	for _, o := range plan.Outages {
 		fmt.Fprintln(cmd.ErrOrStderr(), "outage:", o)
 	}
 }
 
-// locked runs f with the lock.
+// locked runs f while holding the write lock.
 func locked(cmd *cobra.Command, g *cli.Globals, f func(l *kernel.WriteLock) error) error {
 	l, err := g.Host().Root.Lock(cmd.Context())
 	if err != nil {

@@ -26,10 +26,10 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A real bfdd whose sessions weir serve runs has all of them up, uninterrupted, while weir serve is restarted and killed under
-// systemd, and so has the bfdd at the other end. When it is stopped for good, bfdd knows.
+// The sessions of a real bfdd, run by weir serve, stay up at both ends while weir serve is restarted and killed under
+// systemd. A final stop of weir serve takes them down at bfdd.
 func TestBFDDSeesNoRestart(t *testing.T) {
-	const sessions = 70 // more than bfdd tells one connection
+	const sessions = 70 // more sessions than bfdd announces on one connection
 	nstest.NeedRoot(t)
 	frrtest.Need(t, "bfdd")
 	if err := kernel.Require(engine.Needs()); err != nil {
@@ -62,7 +62,7 @@ func TestBFDDSeesNoRestart(t *testing.T) {
 		}
 		fmt.Fprintln(&text[i], "bfd")
 		for n := range sessions {
-			// Their patience is the test's: 6 s of silence would be seen.
+			// A silence of 6 s would end a session, as in the test's own timeout.
 			fmt.Fprintf(&text[i], " peer 10.9.%d.%d local-address 10.9.%d.%d interface w0\n  detect-multiplier 20\n  receive-interval 300\n  transmit-interval 300\n exit\n",
 				2-i, 1+n, 1+i, 1+n)
 		}
@@ -93,7 +93,7 @@ func TestBFDDSeesNoRestart(t *testing.T) {
 	up := func(r *frrtest.Router) int {
 		return strings.Count(strings.ReplaceAll(r.Vtysh("show bfd peers json"), " ", ""), `"status":"up"`)
 	}
-	// downs is how often sessions went down, as bfdd itself has counted.
+	// downs returns how often sessions went down, as counted by bfdd.
 	downs := func(r *frrtest.Router) (n int) {
 		var all []struct {
 			Downs int `json:"session-down"`
@@ -149,7 +149,7 @@ func TestBFDDSeesNoRestart(t *testing.T) {
 		before := pid()
 		must(how...)
 		eventually("another weir serve", func() bool { return pid() != before && pid() != "MainPID=0\n" })
-		// What is seen at once, and after the last one what is seen when patience is at its end.
+		// Check at once and, after the last step, once the timeout is over.
 		nstest.Steadily(t, watch, func() error {
 			if !all() {
 				return fmt.Errorf("%s: %d up at the near bfdd, %d at the far one", how[0], up(near), up(far))
@@ -159,7 +159,7 @@ func TestBFDDSeesNoRestart(t *testing.T) {
 		if n := len(shown()); n != sessions {
 			t.Errorf("%s: weir reroute status shows %d of the sessions up", how[0], n)
 		}
-		// The next one hears bfdd, and bfdd it.
+		// The next weir serve hears bfdd, and bfdd hears it.
 		peer := []string{"configure terminal", "bfd", "peer 10.9.1.7 local-address 10.9.2.7 interface w0"}
 		far.Vtysh(append(peer, "shutdown")...)
 		eventually(how[0]+": the near bfdd hears that a session is shut down", func() bool { return up(near) == sessions-1 })

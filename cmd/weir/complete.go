@@ -15,11 +15,11 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// completing bounds how long the shell waits for names.
+// completing is the timeout for reading the names of a completion.
 const completing = 2 * time.Second
 
-// completionCommand adds cobra's own command, whose scripts go to where the root's output
-// goes when they are printed: cobra takes the output of this moment.
+// completionCommand adds cobra's completion command. Its scripts are printed to the root command's output of that
+// moment. cobra itself would use the output set now.
 func completionCommand(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	of, _, err := root.Find([]string{"completion"})
@@ -45,15 +45,15 @@ func completionCommand(root *cobra.Command) {
 	for _, c := range of.Commands() {
 		if script := scripts[c.Name()]; script != nil {
 			c.RunE = func(cmd *cobra.Command, _ []string) error {
-				bare, _ := cmd.Flags().GetBool("no-descriptions") // each has the flag
+				bare, _ := cmd.Flags().GetBool("no-descriptions") // every completion command defines the flag
 				return script(cmd.OutOrStdout(), !bare)
 			}
 		}
 	}
 }
 
-// complete has a command's first argument, and flags that name things, completed with the
-// names that there are. A command whose usage has no such argument completes nothing.
+// complete completes a command's first argument, and the flags --service and --netns, with existing names. A command
+// without such an argument in its usage completes nothing.
 func complete(c *cobra.Command, g *cli.Globals) {
 	fields := strings.Fields(c.Use)
 	if len(fields) > 1 && c.ValidArgsFunction == nil && c.ValidArgs == nil && c.Parent() != nil {
@@ -76,10 +76,10 @@ func complete(c *cobra.Command, g *cli.Globals) {
 	}
 }
 
-// ownerKey is the annotation of a feature's commands.
+// ownerKey is the annotation with the feature name of a command.
 const ownerKey = "feature"
 
-// commandFeature is the feature that a command, or one above it, is of; "" if it is of none.
+// commandFeature returns the feature of a command or of its nearest annotated parent, or "".
 func commandFeature(c *cobra.Command) string {
 	for ; c != nil; c = c.Parent() {
 		if name := c.Annotations[ownerKey]; name != "" {
@@ -89,7 +89,7 @@ func commandFeature(c *cobra.Command) string {
 	return ""
 }
 
-// everyName are the names of a kind that all features have, each once.
+// everyName returns the names of one kind from all features, sorted and unique.
 func everyName(kind string) func(host.Status) []string {
 	return func(st host.Status) (out []string) {
 		for _, f := range cli.Features() {
@@ -111,7 +111,7 @@ func completeFirst(g *cli.Globals, of func(host.Status) []string) cobra.Completi
 	}
 }
 
-// completed asks for names; where nothing can be read there are none.
+// completed returns names from the status, or nil if the status is unreadable.
 func completed(g *cli.Globals, of func(host.Status) []string) []string {
 	ctx, cancel := context.WithTimeout(context.Background(), completing)
 	defer cancel()

@@ -15,10 +15,10 @@ import (
 	"github.com/weir-project/weir/internal/units"
 )
 
-// maxConfirm is the longest time for a confirmation: a process waits for as long.
+// maxConfirm is the longest accepted --confirm time. A process waits that long.
 const maxConfirm = 30 * 24 * time.Hour
 
-// moment is the time of day, with its date unless that is within a day.
+// moment formats t as a time of day, with the date if from is more than 24 hours away.
 func moment(t time.Time, from time.Time) string {
 	if d := t.Sub(from); d > 24*time.Hour || d < -24*time.Hour {
 		return t.Format(time.DateTime)
@@ -26,7 +26,7 @@ func moment(t time.Time, from time.Time) string {
 	return t.Format(time.TimeOnly)
 }
 
-// confirmFlag is the value of --confirm.
+// confirmFlag is the value of --confirm, from 1 s to maxConfirm.
 type confirmFlag time.Duration
 
 func (f *confirmFlag) String() string { return time.Duration(*f).String() }
@@ -58,7 +58,7 @@ when its time is over. weir status shows how much is left.`,
 			if err != nil {
 				return err
 			}
-			return resetDue(quiet(cmd), g, nil) // sessions that a take-back has misplaced
+			return resetDue(quiet(cmd), g, nil) // sessions misplaced by the rollback
 		},
 	}
 	c.Flags().StringVar(&watch, "watch", "", "take a change back when its time is over: weir apply --confirm starts this")
@@ -66,7 +66,7 @@ when its time is over. weir status shows how much is left.`,
 	return c
 }
 
-// quiet is a command that prints nothing: nobody reads its output any more.
+// quiet returns a command without output, because the terminal is gone by then.
 func quiet(cmd *cobra.Command) *cobra.Command {
 	c := &cobra.Command{}
 	c.SetContext(cmd.Context())
@@ -78,8 +78,8 @@ type nothing struct{}
 
 func (nothing) Write(b []byte) (int, error) { return len(b), nil }
 
-// leaveCgroup moves this process to the root of cgroup2, so that it outlives the session or the unit of the command that
-// started it: systemd ends what is in theirs. Where that cannot be, weir serve takes the change back.
+// leaveCgroup moves this process to the root of cgroup2. There it survives the end of the session or unit that started
+// it, whose processes systemd kills. If the move fails, weir serve rolls the change back.
 func leaveCgroup() {
 	if root, err := units.CgroupRoot(); err == nil {
 		_ = os.WriteFile(filepath.Join(root, "cgroup.procs"), []byte("0"), 0)

@@ -22,7 +22,7 @@ func TestConfirmFlag(t *testing.T) {
 	}
 }
 
-// A time of another day has its date.
+// moment prints the date with a time more than a day away.
 func TestMoment(t *testing.T) {
 	from := time.Date(2026, 11, 25, 14, 0, 0, 0, time.UTC)
 	for after, want := range map[time.Duration]string{5 * time.Minute: "14:05:00", 12 * time.Hour: "02:00:00", 48 * time.Hour: "2026-11-27 14:00:00"} {

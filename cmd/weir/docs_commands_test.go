@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/cmd/weir/cli"
 )
 
-// docsPages are the pages for people: at the top, in docs, and beside features and examples.
+// docsPages returns the user pages: at the top, in docs, and beside features, examples and clients.
 func docsPages(t *testing.T) (pages []string) {
 	t.Helper()
 	for _, pattern := range []string{"README.md", "docs/*.md", "feature/*/*.md", "examples/*/*.md", "clients/*/*.md"} {
@@ -27,13 +27,13 @@ func docsPages(t *testing.T) (pages []string) {
 	return pages
 }
 
-// block and span are weir with its arguments: at the beginning of a line of a code block, and in a code span.
+// block matches weir with its arguments at the start of a code line; span matches it in a code span.
 var (
 	block = regexp.MustCompile("^(?:sudo )?(?:bin/)?weir ([^`|#]+)")
 	span  = regexp.MustCompile("`(?:sudo )?(?:bin/)?weir ([^`|#]+)")
 )
 
-// invocations are the arguments of weir that a page names.
+// invocations returns the weir command lines of a page.
 func invocations(text string) (all []string) {
 	inBlock := false
 	for line := range strings.Lines(text) {
@@ -52,7 +52,7 @@ func invocations(text string) (all []string) {
 	return all
 }
 
-// Every command that a page names is there, with its flags, and has no other name by now.
+// Every command line on a user page names an existing command with existing flags, under its current name.
 func TestDocsCommands(t *testing.T) {
 	found := 0
 	for _, page := range docsPages(t) {
@@ -77,7 +77,7 @@ var (
 	longFlag    = regexp.MustCompile(`^\[?--([a-z][a-z-]*)`)
 )
 
-// docsProblem says why there is no command of these words; "" if there is.
+// docsProblem returns why words are no valid command line, or "".
 func docsProblem(words []string) string {
 	c := newCommand()
 	c.InitDefaultHelpCmd()
@@ -100,7 +100,7 @@ func docsProblem(words []string) string {
 	}
 	for _, w := range words {
 		if w == "--" {
-			break // of the daemon that follows
+			break // of the daemon's command line
 		}
 		m := longFlag.FindStringSubmatch(w)
 		if m == nil || m[1] == "help" || m[1] == "version" {
@@ -122,12 +122,12 @@ func TestDocsProblem(t *testing.T) {
 	}
 }
 
-// The page of bindings calls no command by a former name, also not by its last word.
+// docs/BINDINGS.md uses no former command name, not even its last word.
 func TestDocsBindings(t *testing.T) {
 	former := map[string]bool{}
 	for _, c := range movedToBind() {
 		if slices.IndexFunc(bindCommand(&cli.Globals{}).Commands(), func(now *cobra.Command) bool { return now.Name() == c.Name() }) < 0 {
-			former[c.Name()] = c.Name() != "bind" // the command itself
+			former[c.Name()] = c.Name() != "bind" // the current command has the same name
 		}
 	}
 	text, err := os.ReadFile("../../docs/BINDINGS.md")

@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb"
 )
 
-// The pages of the load balancer and its backends name no key by a former name: weir.yaml refuses it.
+// The pages of the load balancer and its backends use no former key, because weir.yaml rejects former keys.
 func TestDocsFormerKeys(t *testing.T) {
 	var former []string
 	for _, section := range []any{lb.Config{}, backend.Config{}, backend.Config{}.TLS} {

@@ -18,8 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The shell lines of these pages are typed into one shell, in a network namespace
-// and with pins of the test's own.
+// The test types the shell lines of these pages into one shell, in a network namespace and with pins of its own.
 func TestDocs(t *testing.T) {
 	nstest.NeedRoot(t)
 	for _, tool := range []string{"go", "nc", "ip", "awk"} {
@@ -42,13 +41,13 @@ func TestDocs(t *testing.T) {
 				t.Fatalf("only %d lines to run were found", len(statements))
 			}
 			nstest.Enter(t)
-			// A host has an sshd: weir refuses a binding of its port.
+			// Real hosts run an sshd. weir rejects a binding of its port.
 			sshd, err := net.Listen("tcp", "0.0.0.0:22")
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer sshd.Close()
-			// What the page builds must not take the place of this checkout's.
+			// Builds of the page must not replace this checkout's binaries.
 			bin := filepath.Join(root, "bin")
 			if err := os.MkdirAll(bin, 0o755); err != nil {
 				t.Fatal(err)
@@ -66,19 +65,19 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// statement is what a reader types, and what the page says of its output.
+// statement is a typed command with the output promised by the page.
 type statement struct {
 	line   int
 	text   string
-	prints string // a line that is among the output, soon: after "# →"
-	output string // all of the output: the block of text that follows
+	prints string // a line expected among the output, soon: after "# →"
+	output string // the whole output: the following text block
 }
 
-// shellOf finds the statements of a page's blocks of sh.
+// shellOf returns the statements in a page's sh blocks.
 func shellOf(page string) (out []statement) {
 	block := ""
 	number := 0
-	going := false // the statement goes on: its last line ends with \
+	going := false // the statement continues: its last line ends with \
 	for line := range strings.Lines(page) {
 		number++
 		line = strings.TrimSuffix(line, "\n")
@@ -86,7 +85,7 @@ func shellOf(page string) (out []statement) {
 		case strings.HasPrefix(line, "```") && block != "":
 			block = ""
 		case strings.HasPrefix(line, "```"):
-			block = line[3:] + "." // a block that names no language is one, too
+			block = line[3:] + "." // a block without a language is a text block too
 		case block == "sh." && going:
 			out[len(out)-1].text += "\n" + line
 			going = strings.HasSuffix(line, `\`)
@@ -112,10 +111,10 @@ func TestShellOf(t *testing.T) {
 	}
 }
 
-// shell is a bash to which statements are typed.
+// shell is a bash process with typed statements.
 type shell struct {
 	*nstest.Process
-	lines chan string // what it and all that it starts print
+	lines chan string // output lines of the shell and its children
 }
 
 func startShell(t *testing.T, dir string) *shell {
@@ -125,7 +124,7 @@ func startShell(t *testing.T, dir string) *shell {
 	c.Env = append(os.Environ(), "USER=alice", "WEIR_ROOT=")
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	sh := &shell{nstest.Start(t, c), make(chan string)}
-	t.Cleanup(func() { _ = unix.Kill(-sh.PID(), unix.SIGKILL) }) // with what it left in the background
+	t.Cleanup(func() { _ = unix.Kill(-sh.PID(), unix.SIGKILL) }) // kill its background processes too
 	go func() {
 		defer close(sh.lines)
 		for {
@@ -140,12 +139,11 @@ func startShell(t *testing.T, dir string) *shell {
 	return sh
 }
 
-// patient has nc wait for an answer as long as it takes, where a reader's waits for a second: this machine may stand still for
-// longer. -N ends what is sent, and the other end of the connection then ends its answer; -W 1 ends with the first datagram.
+// patient makes nc wait for an answer without a time limit. The page's own nc waits 1 s, too short on a stalled test
+// machine. -N ends the input, and the peer then ends its answer; -W 1 ends with the first datagram.
 var patient = strings.NewReplacer("| nc -q 1 ", "| nc -N ", "| nc -u -w 1 ", "| nc -u -W 1 -w 60 ")
 
-// run types a statement and waits until it has ended and what it is to print is
-// there, which a process in the background may print later.
+// run types a statement and waits for its end and its promised output. A background process may print the output later.
 func (s *shell) run(x statement) error {
 	const end = "the statement has ended with"
 	s.Tell(patient.Replace(x.text) + "\nprintf '\\n%s %d\\n' '" + end + "' $?")

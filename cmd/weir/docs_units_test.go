@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// iniOf finds the units of a page, in order: blocks of ini that begin with "# NAME".
+// iniOf returns the units of a page in order: ini blocks that begin with "# NAME".
 func iniOf(page string) (names, texts []string) {
 	for block := range strings.SplitSeq(page, "```ini\n# ") {
 		name, text, ok := strings.Cut(block, "\n")
@@ -28,7 +28,7 @@ func iniOf(page string) (names, texts []string) {
 	return names, texts
 }
 
-// The units of docs/BINDINGS.md do what it says, under a systemd.
+// The units of docs/BINDINGS.md work as described under a systemd.
 func TestDocsUnits(t *testing.T) {
 	nstest.NeedRoot(t)
 	tool, err := exec.LookPath("go")
@@ -79,7 +79,7 @@ func TestDocsUnits(t *testing.T) {
 		systemctl := nstest.Systemd(t, map[string]string{names[1]: unit(1), names[2]: unit(2), names[3]: unit(3), names[4]: unit(4)})
 		must := mustRun(t, systemctl)
 		must("start", "weir-bindings.service")
-		must("start", "www.socket") // which starts the unit that registers, and does not wait for it
+		must("start", "www.socket") // it starts the registering unit and does not wait for it
 		soonEchoes(t, "the first connection is to start the service")
 		must("restart", "www.service")
 		if !echoes(bound) {
@@ -98,9 +98,9 @@ func TestDocsUnits(t *testing.T) {
 	})
 }
 
-const bound = "127.1.2.3:80" // in TestDocsUnits
+const bound = "127.1.2.3:80" // address in TestDocsUnits
 
-// soonEchoes asks until there is an answer.
+// soonEchoes repeats a connection attempt until it is answered.
 func soonEchoes(t *testing.T, what string) {
 	t.Helper()
 	nstest.Eventually(t, func() error {
@@ -121,7 +121,7 @@ func mustRun(t *testing.T, systemctl func(...string) (string, error)) func(args 
 	}
 }
 
-// echoes asks an address by TCP from the test's thread, which is in its namespace.
+// echoes connects by TCP from the test's thread, in its namespace.
 func echoes(to string) bool {
 	c, err := net.DialTCP("tcp4", nil, net.TCPAddrFromAddrPort(netip.MustParseAddrPort(to)))
 	if err != nil {

@@ -56,7 +56,7 @@ func printDoctor(w io.Writer, d host.Diagnosis) {
 			continue
 		}
 		about := f.Feature + " " + f.Check
-		if strings.HasPrefix(f.Check, f.Feature+" ") { // backend s1
+		if strings.HasPrefix(f.Check, f.Feature+" ") { // for example "backend s1"
 			about = f.Check
 		}
 		fmt.Fprintf(w, "%s: %s: %s\n", f.Level, about, f.Text)

@@ -16,27 +16,27 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// endTime is how long a command may take to end after INT or TERM. Users are promised 5 s.
+// endTime bounds how long a command runs on after INT or TERM. The documentation promises 5 s.
 const endTime = 4 * time.Second
 
-// reactTime is how long a command that changes something may take to end, or to say that it takes a change back. Users
-// are promised 1 s.
+// reactTime bounds how long a changing command takes to exit, or to report a rollback, after INT or TERM. The
+// documentation promises 1 s.
 const reactTime = 800 * time.Millisecond
 
-// daemonEnds is set while a command ends with a daemon that it has started, to which signals are forwarded.
+// daemonEnds is set while a command waits for its daemon to exit. Signals are forwarded to the daemon.
 var daemonEnds atomic.Bool
 
-// cut is what to tell if a change has to end before it is done.
+// cut describes the end of an interrupted change.
 type cut struct {
-	rollsBack bool   // the change is taken back, for which endTime is granted
-	remedy    string // of a change that is half done
+	rollsBack bool   // the change is rolled back, within endTime
+	remedy    string // printed for a half-done change
 }
 
-// changes is the cut of the command that runs; nil: it changes nothing, or ends in its own way.
+// changes is the cut of the running command. It is nil if the command changes nothing or handles its end itself.
 var changes atomic.Pointer[cut]
 
-// of makes a command react within reactTime of INT or TERM. It is harmless to end the process then, as every kill is: the
-// next command that takes the lock finishes what it finds.
+// of makes a command react to INT or TERM within reactTime. Exiting then is as harmless as any kill: the next command
+// that takes the lock recovers the change.
 func (c cut) of(cmd *cobra.Command) *cobra.Command {
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -46,9 +46,9 @@ func (c cut) of(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// untilSignal is a context that INT and TERM end. Commands end by it in their own way, which takes back a change that is under
-// way. One that has not ended within endTime waits for something that does not answer, a file system or a terminal: the
-// process exits then. That is harmless, as every kill is: the next command recovers what it finds. A second signal kills at once.
+// untilSignal returns a context cancelled by INT or TERM. Commands then stop in their own way and roll back a change in
+// progress. After endTime the process exits, because a file system or a terminal does not answer. This is as harmless as
+// any kill: the next command recovers the change. A second signal kills at once.
 func untilSignal() (context.Context, context.CancelFunc) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, func() {
@@ -74,7 +74,7 @@ func untilSignal() (context.Context, context.CancelFunc) {
 	return ctx, stop
 }
 
-// react ends a change that has not ended by itself, or says that it takes its time.
+// react exits if nothing can be rolled back, or reports the rollback in progress.
 func (c *cut) react() {
 	now, ever := kernel.Writing()
 	switch {
@@ -84,15 +84,15 @@ func (c *cut) react() {
 		tell("interrupted: taking back what was done; a second signal ends at once")
 	case now:
 		exit("half done: " + c.remedy)
-	case !c.rollsBack: // sessions that move with a change are at the keeper: they get endTime
+	case !c.rollsBack: // the session keeper moves sessions with the change, within endTime
 		exit("interrupted: " + inForce)
 	}
 }
 
-// inForce is what became of a change that is interrupted after it was made.
+// inForce describes a change interrupted after it was made.
 const inForce = "the change is in force; a running weir serve resets the sessions that it misplaced, or weir steer reset SERVICE"
 
-// tell writes to standard error, unless nobody reads that.
+// tell writes to standard error. It gives up after endTime/20, because a full pipe blocks the write.
 func tell(text string) {
 	said := make(chan struct{})
 	go func() {
@@ -110,7 +110,7 @@ func exit(text string) {
 	os.Exit(exitFailed)
 }
 
-// ended says what became of a command that a signal ended, where its error says no more than that.
+// ended adds the outcome to the error of an interrupted command, unless the error has it already.
 func ended(ctx context.Context, err error) error {
 	if ctx.Err() == nil || !errors.Is(err, context.Canceled) {
 		return err

@@ -20,10 +20,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// promisedEnd is how long a command may take to end after TERM.
+// promisedEnd bounds how long a command runs on after TERM.
 const promisedEnd = 5 * time.Second
 
-// stuckRole is weir, but that it stands still for ever at a step of a change, which it says. With GO_ON it only says so.
+// stuckRole runs weir, announces a step of a change and then hangs there. With GO_ON it announces the step and goes on.
 func stuckRole(args []string) error {
 	kerneltest.OnStep(func(step string) {
 		if step == os.Getenv("STUCK_AT") {
@@ -37,7 +37,7 @@ func stuckRole(args []string) error {
 	return nil
 }
 
-// output collects what a process says; a test waits for a part of it.
+// output collects a process's output. A test waits for a part of it.
 type output struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -72,14 +72,14 @@ func (o *output) await(t *testing.T, part string) {
 	}
 }
 
-// ending is a command that is sent TERM.
+// ending is a command to be ended by TERM.
 type ending struct {
 	*exec.Cmd
 	t    *testing.T
 	said *output
 }
 
-// begin starts a command. Its standard output and error go to said unless they lead elsewhere.
+// begin starts a command. Its standard output and error go to said unless they are redirected.
 func begin(t *testing.T, c *exec.Cmd) *ending {
 	t.Helper()
 	e := &ending{Cmd: c, t: t, said: &output{more: make(chan struct{}, 1)}}
@@ -117,7 +117,7 @@ func (e *ending) term() {
 	}
 }
 
-// blocked waits until a process waits in a system call.
+// blocked waits until a process blocks in a system call.
 func (e *ending) blocked(call int) {
 	e.t.Helper()
 	nstest.Eventually(e.t, func() error {
@@ -132,7 +132,7 @@ func (e *ending) blocked(call int) {
 	})
 }
 
-// silent is a socket at which connections are taken, which came tells, and nothing is answered.
+// silent returns a socket with an accept loop and no answers. came reports each connection.
 func silent(t *testing.T, network string) (path string, came chan struct{}) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "silent.sock")
@@ -163,7 +163,7 @@ func silent(t *testing.T, network string) (path string, came chan struct{}) {
 	return path, came
 }
 
-// full is a pipe in which nothing fits, and which nobody reads.
+// full returns a full pipe without a reader.
 func full(t *testing.T) *os.File {
 	t.Helper()
 	var p [2]int
@@ -197,7 +197,7 @@ func TestCommandsEnd(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name string
-		at   func(t *testing.T, dir string) *ending // a command that waits
+		at   func(t *testing.T, dir string) *ending // a waiting command
 	}{
 		{"serve with clients that do not answer", func(t *testing.T, dir string) *ending {
 			sockets := t.TempDir()
@@ -211,7 +211,7 @@ func TestCommandsEnd(t *testing.T) {
 						t.Fatal(path, err)
 					}
 					t.Cleanup(func() { conn.Close() })
-					conn.Write([]byte("GET /metrics HTTP/1.1\r\nHost: x\r\n")) // and no more; to the keeper no message at all
+					conn.Write([]byte("GET /metrics HTTP/1.1\r\nHost: x\r\n")) // an unfinished request; the keeper gets no message at all
 				}
 			}
 			return e
@@ -299,7 +299,7 @@ func TestCommandsEnd(t *testing.T) {
 			c.at(t, dir).term()
 		})
 	}
-	// All writers, while somebody else has the lock.
+	// All writers, while another process holds the lock.
 	dir := root(t)
 	l, err := kernel.OpenRoot(dir).Lock(t.Context())
 	if err != nil {
@@ -319,13 +319,13 @@ func TestCommandsEnd(t *testing.T) {
 	}
 }
 
-// stuckAt begins a command that stands still at its first step.
+// stuckAt starts a command that hangs at its first step.
 func stuckAt(t *testing.T, dir string, args ...string) *ending {
 	t.Helper()
 	return stuckAtStep(t, dir, "publish:staged", args...)
 }
 
-// stuckAtStep begins a command that stands still at a step.
+// stuckAtStep starts a command that hangs at a step.
 func stuckAtStep(t *testing.T, dir, step string, args ...string) *ending {
 	t.Helper()
 	c := nstest.Child("stuck", anys(append([]string{"--root", dir}, args...))...)
@@ -335,7 +335,7 @@ func stuckAtStep(t *testing.T, dir, step string, args ...string) *ending {
 	return e
 }
 
-// during begins a command that has come to a step, and goes on, when this returns.
+// during starts a command and returns once it has passed a step.
 func during(t *testing.T, dir, step string, args ...string) *ending {
 	t.Helper()
 	c := nstest.Child("stuck", anys(append([]string{"--root", dir}, args...))...)

@@ -13,7 +13,7 @@ import (
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-// extensions are those of all features.
+// extensions returns the weir apply extensions of all features.
 func extensions(g *cli.Globals) (out []cli.Extension) {
 	for _, f := range cli.Features() {
 		if f.Extend != nil {
@@ -23,7 +23,7 @@ func extensions(g *cli.Globals) (out []cli.Extension) {
 	return out
 }
 
-// overview is the list of commands in weir --help.
+// overview returns the command overview in weir --help.
 func overview() string {
 	lines := []string{
 		"weir doctor|what this kernel and user can run, and why not",
@@ -42,7 +42,7 @@ func overview() string {
 	return b.String()
 }
 
-// printSummaries prints what the features show in weir status.
+// printSummaries prints each feature's part of weir status.
 func printSummaries(w io.Writer, st host.Status, now time.Time) {
 	first := true
 	for _, c := range cli.Features() {

@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A filter from the configuration file to its removal, as a user sees it.
+// A filter from the configuration file to its removal, through the command line.
 func TestFilterCommands(t *testing.T) {
 	s := session{t, root(t)}
 	w := nstest.NewWire(t)
@@ -49,7 +49,7 @@ func TestFilterCommands(t *testing.T) {
 	if nstest.Arrives(t, from, to, false) {
 		t.Error("a datagram passes the filter")
 	}
-	// One that does not come may have to be dropped yet.
+	// A packet may arrive later.
 	nstest.Eventually(t, func() error {
 		out, errs, _ := weir(t, "--root", s.root, "filter", "list")
 		if !regexp.MustCompile(`all +count +1 `).MatchString(out) {
@@ -90,7 +90,7 @@ func TestFilterCommands(t *testing.T) {
 	}
 }
 
-// Warnings of the change alone, which a plan made afterwards lacks, are told by the command that makes it.
+// apply prints its own warnings, also those missing from a plan made afterwards.
 func TestApplyWarnsOfTheChange(t *testing.T) {
 	s := session{t, root(t)}
 	w := nstest.NewWire(t)
@@ -115,8 +115,8 @@ func TestApplyWarnsOfTheChange(t *testing.T) {
 	}
 }
 
-// A capture is read once for all filters, also from standard input; of one that is
-// cut short what is there is shown, and the status is 1.
+// A capture is read once for all filters, also from standard input. Of a truncated capture the complete packets are
+// shown, and the status is 1.
 func TestFilterTest(t *testing.T) {
 	s := session{t, root(t)}
 	dir := t.TempDir()
@@ -151,7 +151,7 @@ func TestFilterTest(t *testing.T) {
 	}
 }
 
-// pins lists what is pinned.
+// pins lists the pins.
 func (s session) pins() string {
 	var out strings.Builder
 	filepath.WalkDir(s.root, func(path string, _ os.DirEntry, err error) error {

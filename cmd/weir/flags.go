@@ -12,12 +12,12 @@ import (
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-// flagWants says what flags take whose type is of Go's or of package pflag. Other types say it themselves.
+// flagWants maps a flag's type (Go's or pflag's) to its accepted values. Other types describe their values themselves.
 var flagWants = map[string]string{"int": "a whole number", "int32": "a whole number", "int64": "a whole number", "intSlice": "whole numbers, like 1,2",
 	"uint": "a whole number, 0 or more", "uint16": "a whole number from 0 to 65535", "uint32": "a whole number, 0 or more", "uint64": "a whole number, 0 or more",
 	"float64": "a number", "bool": "true or false", "duration": "a time like 90s or 5m"}
 
-// flagError says of a value that does not fit what is wanted, in place of the words of Go's parsers.
+// flagError replaces the messages of Go's parsers by the accepted values of the flag.
 func flagError(err error) error {
 	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
@@ -38,16 +38,16 @@ func flagError(err error) error {
 	return fmt.Errorf("invalid argument %q for %q flag: want %s", bad.GetValue(), "--"+bad.GetFlag().Name, wants)
 }
 
-// helpFlag is --help of a command that groups others. Behind a word that is none of them it is an error, as without --help.
+// helpFlag is the --help flag of a group command. It rejects an unknown subcommand, as the command does without --help.
 type helpFlag struct {
 	pflag.Value
 	of *cobra.Command
 }
 
-// errHelp wraps the error of a helpFlag.
+// errHelp wraps an error of a helpFlag.
 type errHelp struct{ error }
 
-// Set implements pflag.Value. The words before the flag are parsed by then.
+// Set implements pflag.Value. pflag has parsed the words before the flag by then.
 func (h helpFlag) Set(text string) error {
 	if err := unknownCommand(h.of, h.of.Flags().Args()); err != nil {
 		return errHelp{err}
@@ -55,7 +55,7 @@ func (h helpFlag) Set(text string) error {
 	return h.Value.Set(text)
 }
 
-// checkHelp makes a command's --help refuse unknown commands.
+// checkHelp makes --help of a group command reject unknown subcommands.
 func checkHelp(c *cobra.Command) {
 	c.InitDefaultHelpFlag()
 	f := c.Flags().Lookup("help")

@@ -10,17 +10,17 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// ofGo are words of Go's parsers.
+// ofGo matches error messages of Go's parsers.
 var ofGo = regexp.MustCompile(`strconv|ParseAddr|ParsePrefix|ParseInt|time: |invalid syntax|unable to parse|bind: invalid argument`)
 
-// No flag of any command answers a value that does not fit with the words of Go's parsers.
+// No flag of any command prints an error message of Go's parsers.
 func TestFlagErrors(t *testing.T) {
 	found := 0
 	for _, c := range allCommands(newCommand()) {
 		if c.DisableFlagParsing {
 			continue
 		}
-		c.InheritedFlags() // merges them
+		c.InheritedFlags() // merge the inherited flags
 		c.Flags().VisitAll(func(f *pflag.Flag) {
 			for _, value := range []string{"nonsense", "5", "99999999999999999999"} {
 				err := c.ParseFlags([]string{"--" + f.Name + "=" + value})

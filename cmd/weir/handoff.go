@@ -97,13 +97,13 @@ unless systemd stores their descriptors (FileDescriptorStoreMax=).`,
 	return c
 }
 
-// keep is weir serve of the keeper alone, by limits in place of a file.
+// keep runs only the session keeper of weir serve, with limits from flags in place of a file.
 func keep(ctx context.Context, path, metricsAt string, limits keeper.Limits) error {
 	log := cli.NewLog(os.Stderr)
 	ignoreHangup(ctx, log, "sessions stay; its flags are read at a start")
 	l, err := keeper.ListenAgain(ctx, log, path)
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return nil // as it ends while it runs
+		return nil // the same status as when cancelled later
 	}
 	if err != nil {
 		return err
@@ -120,10 +120,11 @@ func keep(ctx context.Context, path, metricsAt string, limits keeper.Limits) err
 	return group.Wait()
 }
 
-// limitFlags are the flags for keys of the section handoff.keeper.
+// limitFlags maps keys of the section handoff.keeper to flags.
 var limitFlags = map[string]string{"hold": "hold", "grace": "grace", "max_sessions": "max-sessions", "max_state": "max-state", "max_total": "max-total"}
 
-// checkLimits refuses numbers that the configuration would not take either. There 0 is a default; here it was typed.
+// checkLimits rejects the numbers rejected in a configuration. It also rejects a typed 0. In a configuration 0 means the
+// default.
 func checkLimits(cmd *cobra.Command, l keeper.Limits) error {
 	for _, key := range slices.Sorted(maps.Keys(limitFlags)) {
 		f := cmd.Flags().Lookup(limitFlags[key])
@@ -175,7 +176,7 @@ root and the keeper's see those of which they are members.`,
 	return c
 }
 
-// printHandoff shows what a keeper keeps.
+// printHandoff prints the report of a session keeper.
 func printHandoff(w io.Writer, r handoff.Report, all bool, now time.Time) {
 	if len(r.Services) == 0 {
 		fmt.Fprintln(w, "no members and no sessions: docs/HANDOFF.md says what an application must do")
@@ -346,7 +347,7 @@ listen at another address.`,
 	return c
 }
 
-// waitMoved waits until it is certain where each of the sessions stays: one that was refused goes back to where it was.
+// waitMoved waits until each session has moved or has returned. A rejected session returns to its member.
 func waitMoved(cmd *cobra.Command, before []handoff.SessionReport, to string, now func() (handoff.Report, error)) error {
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		r, err := now()
@@ -356,7 +357,7 @@ func waitMoved(cmd *cobra.Command, before []handoff.SessionReport, to string, no
 		stay, back, why := movedFrom(before, r)
 		if stay == 0 && back == 0 {
 			ended := 0
-			if !wire.Elsewhere(to) { // from there it is known here no more, as one that has ended
+			if !wire.Elsewhere(to) { // after a move to another host, the keeper has no session to tell a move from an end
 				ended = len(before) - kept(before, r)
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%d moved", len(before)-ended)
@@ -391,7 +392,8 @@ func kept(before []handoff.SessionReport, r handoff.Report) (n int) {
 	return n
 }
 
-// movedFrom counts sessions that are on their way yet, and those that have come back to where they were, with the reason of one.
+// movedFrom counts the sessions still in transfer (stay) and the returned sessions (back). why is the reason of one
+// returned session.
 func movedFrom(before []handoff.SessionReport, r handoff.Report) (stay, back int, why string) {
 	after := map[string]handoff.SessionReport{}
 	for _, v := range r.Services {
@@ -402,7 +404,7 @@ func movedFrom(before []handoff.SessionReport, r handoff.Report) (stay, back int
 	for _, was := range before {
 		is, ok := after[was.ID]
 		switch {
-		case !ok: // it has another number where it is now
+		case !ok: // it has another number at its new backend
 		case is.Moves == was.Moves && is.Rejected > was.Rejected && !is.Given && is.PID == was.PID:
 			back++
 			why = is.ReturnReason
@@ -416,8 +418,8 @@ func movedFrom(before []handoff.SessionReport, r handoff.Report) (stay, back int
 	return stay, back, why
 }
 
-// keeperSocket is where weir serve keeps sessions: beside --socket, unless the environment says
-// where; "" is the default.
+// keeperSocket returns the keeper's socket beside --socket. It returns "", the default, if --socket is unset or the
+// environment names the keeper's socket.
 func keeperSocket(g *cli.Globals) string {
 	if g.Socket == "" || os.Getenv(wire.SocketEnv) != "" {
 		return ""

@@ -21,7 +21,7 @@ import (
 func init() {
 	cli.Add(cli.Feature{
 		Name:     backend.Name,
-		Commands: func(*cli.Globals) []*cobra.Command { return nil }, // below weir handoff
+		Commands: func(*cli.Globals) []*cobra.Command { return nil }, // its commands are below weir handoff
 		Summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
 			if r, ok := host.Part[backend.Report](st, backend.Name); ok && r.Agent != nil {
 				printServer(w, *r.Agent)
@@ -50,7 +50,7 @@ keys and what is promised.`,
 	return c
 }
 
-// handoffServer refuses the command of a backend's former file.
+// handoffServer rejects the former command, whose file is now a section of weir.yaml.
 func handoffServer() *cobra.Command { return cli.MovedCommand("server", "handoff.backend", "backend") }
 
 func serverStatus(g *cli.Globals) *cobra.Command {
@@ -131,10 +131,10 @@ func printServer(w io.Writer, s backend.Status) {
 	cli.PrintIndentedRows(w, rows, time.Time{})
 }
 
-// maxStuck are shown.
+// maxStuck bounds the printed sessions.
 const maxStuck = 10
 
-// short is a duration as a person reads it.
+// short rounds a duration for printing.
 func short(d time.Duration) string {
 	if d < 10*time.Millisecond {
 		return d.Round(10 * time.Microsecond).String()
@@ -159,7 +159,7 @@ weir remove backend does so in all network namespaces.`,
 	return c
 }
 
-// blockedTold prints sessions that are in the way of a drain, each reason once.
+// blockedTold prints the sessions blocking a drain. It prints each reason of a session once.
 type blockedTold struct {
 	w   io.Writer
 	why map[string]string // by session
@@ -181,7 +181,7 @@ func (t blockedTold) tell(all []backend.Blocked) {
 	}
 }
 
-// staying names the connections that a drain cannot move.
+// staying describes the connections that a drain cannot move.
 func staying(d backend.Drained) string {
 	var all []string
 	if d.Immobile > 0 {

@@ -51,7 +51,7 @@ with every flow; the next agent goes on with it. docs/LB.md has the section's ke
 	return c
 }
 
-// handoffLB refuses the command of the load balancer's former file.
+// handoffLB rejects the former command, whose file is now a section of weir.yaml.
 func handoffLB() *cobra.Command {
 	return cli.MovedCommand("front", "lb", "lb")
 }
@@ -112,7 +112,7 @@ func printLB(w io.Writer, s lb.Status) {
 	printLBBackends(w, s)
 }
 
-// printLBBackends shows the backends of a load balancer in a line each.
+// printLBBackends prints one line for each backend of a load balancer.
 func printLBBackends(w io.Writer, s lb.Status) {
 	type row struct {
 		Name    string       `table:"BACKEND,dash"`
@@ -162,7 +162,7 @@ func partnerState(p *lb.PairStatus) string {
 	return "connected"
 }
 
-// notHeard is for how long nothing was heard of an agent that is connected; "": it is heard.
+// notHeard describes the silence of a connected agent; "" if the agent is not silent.
 func notHeard(seconds float64) string {
 	if seconds == 0 {
 		return ""
@@ -177,7 +177,7 @@ func splitText(p *lb.PairStatus) string {
 	return fmt.Sprintf("; split for %.0f s so far, %d packets dropped meanwhile", p.Seconds, p.Dropped)
 }
 
-// printCertificate warns of an agent's certificate.
+// printCertificate warns of an agent's rejected or expiring certificate.
 func printCertificate(w io.Writer, c *peer.Certificate) {
 	if c == nil {
 		return
@@ -190,10 +190,10 @@ func printCertificate(w io.Writer, c *peer.Certificate) {
 	}
 }
 
-// certificateNear is how long before its end a certificate is warned of.
+// certificateNear is the remaining lifetime at which a certificate is reported.
 const certificateNear = 7 * 24 * time.Hour
 
-// waiting is what waits for services, in order of their names.
+// waiting formats the queue lengths of services, sorted by service name.
 func waiting(loads map[string]uint32) string {
 	var out []string
 	for _, service := range slices.Sorted(maps.Keys(loads)) {

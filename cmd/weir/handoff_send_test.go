@@ -8,7 +8,7 @@ import (
 	"github.com/weir-project/weir/clients/go/handoff"
 )
 
-// A session that another server is to have belongs to the agent while it moves, and to its member again if it could not.
+// A session moving to another backend belongs to the agent, and again to its member if the move fails.
 func TestMovedFrom(t *testing.T) {
 	was := handoff.SessionReport{ID: "7", Member: "0", PID: 5, Moves: 3}
 	for name, x := range map[string]struct {

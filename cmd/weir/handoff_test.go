@@ -22,7 +22,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// Keeper and commands meet beside --socket, wherever it is.
+// The keeper and the commands use the socket beside --socket.
 func TestKeeperBesideSocket(t *testing.T) {
 	t.Setenv(wire.SocketEnv, "")
 	dir := t.TempDir()
@@ -38,7 +38,7 @@ func TestKeeperBesideSocket(t *testing.T) {
 	}
 }
 
-// A user without rights sees its own services alone, and is told so where there are none.
+// A user without rights sees only its own services. If there are none, the command mentions sudo.
 func TestHandoffStatusOfOthers(t *testing.T) {
 	nstest.NeedRoot(t)
 	socket := fmt.Sprint("@weir-status-", os.Getpid())
@@ -137,7 +137,7 @@ func TestHandoffCommands(t *testing.T) {
 	if text, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(text), `weir_handoff_moves_total{by="transfer",service="telemetry"} 2`) {
 		t.Errorf("metrics: %v\n%s", err, text)
 	}
-	// A member that takes none: the session comes back.
+	// A member that accepts no sessions: the session returns.
 	m, err := handoff.Join(t.Context(), handoff.Options{Service: "telemetry", Name: "2", Keeper: socket})
 	if err == nil {
 		t.Cleanup(func() { m.Close() })
@@ -154,7 +154,7 @@ func TestHandoffCommands(t *testing.T) {
 	k.Kill()
 }
 
-// The flags of a keeper take what the configuration takes, and an odd number starts none.
+// The flags of a keeper accept the same numbers as the configuration. A bad number prevents the start.
 func TestKeepRefusesOddNumbers(t *testing.T) {
 	for args, want := range map[string]string{
 		"--hold -1s":                "--hold -1s: want a time from 1ms",

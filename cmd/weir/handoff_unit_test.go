@@ -17,15 +17,15 @@ import (
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-// Under systemd a keeper restarts while a session and a listener wait for a member: the
-// next member goes on with both. The unit has what examples/weir-serve.service has for it.
+// Under systemd a keeper restarts while a session and a listener wait for a member. The next member continues both. The
+// unit has the settings of examples/weir-serve.service.
 func TestKeeperRestartsUnderSystemd(t *testing.T) {
 	for name, args := range map[string]string{"keep": "handoff keep --keeper", "serve": "--root " + nstest.BPFFS + "/keeper-apart serve --only keeper --handoff-socket"} {
 		t.Run(name, func(t *testing.T) { restartsUnderSystemd(t, args) })
 	}
 }
 
-// restartsUnderSystemd is the test with a keeper of this command line, which ends with its socket.
+// restartsUnderSystemd runs the test with a keeper of this command line. The line ends before the socket argument.
 func restartsUnderSystemd(t *testing.T, args string) {
 	nstest.NeedRoot(t)
 	dir := buildWeir(t)
@@ -70,7 +70,7 @@ func restartsUnderSystemd(t *testing.T, args string) {
 	if err := s.CommitExcept(len("tw"), []byte("after one")); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // what has been left once can be left again
+	for range 2 { // a second restart finds the sockets again
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -78,7 +78,7 @@ func restartsUnderSystemd(t *testing.T, args string) {
 		queued.Write([]byte("queued"))
 		must("restart", "keeper.service")
 		l = listen()
-		// The one that was queued, and the one that waited, in either order.
+		// The queued connection and the waiting one, in either order.
 		var seen int
 		for range 2 {
 			x := accept(l)
@@ -102,7 +102,7 @@ func restartsUnderSystemd(t *testing.T, args string) {
 	read(peer, "1 ")
 	peer.Write([]byte("o three"))
 	read(s, "two three")
-	// Nothing stays with systemd, which hears of it in its own time: the session's end reaches the peer.
+	// systemd's store becomes empty after the session's end has reached the peer. systemd notices this late.
 	nstest.Eventually(t, func() error {
 		out, err := systemctl("show", "--property=NFileDescriptorStore", "keeper.service")
 		if err != nil || strings.TrimSpace(out) != "NFileDescriptorStore=0" {
@@ -119,7 +119,7 @@ func restartsUnderSystemd(t *testing.T, args string) {
 	l.Close()
 }
 
-// buildWeir is a folder with weir in it: who changes its mount namespace cannot build any more.
+// buildWeir returns a folder with a weir binary. A process in another mount namespace cannot build one.
 func buildWeir(t *testing.T) string {
 	t.Helper()
 	tool, err := exec.LookPath("go")
@@ -133,7 +133,7 @@ func buildWeir(t *testing.T) string {
 	return dir
 }
 
-// dialHere connects from the test's thread, which is in its namespace.
+// dialHere connects from the test's thread, in its namespace.
 func dialHere(t *testing.T) *net.TCPConn {
 	t.Helper()
 	c, err := net.DialTCP("tcp4", nil, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1790})
@@ -145,7 +145,7 @@ func dialHere(t *testing.T) *net.TCPConn {
 	return c
 }
 
-// storeLine is the line of the example's unit that has systemd keep descriptors.
+// storeLine returns the descriptor store setting of the example unit.
 func storeLine(t *testing.T) string {
 	t.Helper()
 	unit, err := os.ReadFile("../../examples/weir-serve.service")

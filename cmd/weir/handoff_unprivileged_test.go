@@ -19,8 +19,8 @@ import (
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-// A user without rights runs the session keeper by a file: for the members that it allows, and for others when it has another file. A
-// member that is connected hears of the other limits.
+// A user without rights runs the session keeper from a file. The keeper admits the members allowed by the file, and
+// after a reload the members of the new file. A connected member receives the new limits.
 func TestUnprivilegedKeeper(t *testing.T) {
 	nstest.NeedRoot(t)
 	const user = 65534
@@ -87,7 +87,7 @@ func TestUnprivilegedKeeper(t *testing.T) {
 	k.Kill()
 }
 
-// freeAddress is one that nobody listens on.
+// freeAddress returns an address without a listener.
 func freeAddress(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -97,7 +97,7 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// greet says hello to a keeper as a member of telemetry, and returns the refusal.
+// greet sends hello to a keeper as a member of telemetry, and returns the rejection.
 func greet(t *testing.T, socket string) error {
 	c, err := greeted(t, socket)
 	if err == nil {
@@ -106,7 +106,7 @@ func greet(t *testing.T, socket string) error {
 	return err
 }
 
-// greeted is the connection of a member of telemetry to a keeper.
+// greeted connects to a keeper as a member of telemetry.
 func greeted(t *testing.T, socket string) (*wire.Conn, error) {
 	c, err := wire.Dial(t.Context(), socket)
 	if err != nil {

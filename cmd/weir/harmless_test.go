@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/cmd/weir/cli"
 )
 
-// Every file prints by internal/printable in place of fmt.
+// Every file prints through internal/printable in place of fmt.
 func TestFloorsPrint(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	parts, perr := filepath.Glob("*/*.go")
@@ -45,7 +45,7 @@ func TestFloorsPrint(t *testing.T) {
 	}
 }
 
-// Names of strangers reach the terminal as escapes, in lines, tables and JSON.
+// Names from outside reach the terminal escaped, in lines, tables and JSON.
 func TestNamesOnTheTerminal(t *testing.T) {
 	const evil = "\x1b[31mred\nline\u202e\u009b\x7f\xff"
 	var out strings.Builder

@@ -24,7 +24,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// listen opens sockets on 4739 in this process, which is then the member.
+// listen opens sockets on port 4739 in this process, which becomes the member.
 func listen(t *testing.T) (closeTCP func()) {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -52,8 +52,8 @@ func listen(t *testing.T) (closeTCP func()) {
 	return func() { l.Close() }
 }
 
-// configFile writes a file with one service whose first slot this process
-// holds, and the options of its steer section.
+// configFile writes a file with one service and the given options of its steer section. This process is the member of
+// its first slot.
 func configFile(t *testing.T, options string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "weir.yaml")
@@ -70,7 +70,7 @@ services:
 	return path
 }
 
-// root is a pin root that the test's commands are given.
+// root returns a pin root for the test's commands.
 func root(t *testing.T) string {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -84,14 +84,13 @@ func root(t *testing.T) string {
 	return dir
 }
 
-// session runs commands on one root and checks what they say.
+// session runs commands on one root and checks their output.
 type session struct {
 	t    *testing.T
 	root string
 }
 
-// run runs a command line; its exit status and what it says on both outputs,
-// one after the other, must be as wanted (a regular expression).
+// run runs a command line. It checks the exit status and the two outputs, concatenated, against a regular expression.
 func (s session) run(status int, want string, args ...string) string {
 	s.t.Helper()
 	out, errs, got := weir(s.t, append([]string{"--root", s.root}, args...)...)
@@ -129,7 +128,7 @@ func TestApplyStatusRemove(t *testing.T) {
 	s.run(1, `weir: no feature "garde": there is steer, guard, filter, keeper, reroute, lb, backend\n`, "remove", "garde")
 }
 
-// A root that no pins can be below is a mistake, and no empty host. A root that is only empty, or not made yet, is an empty host.
+// A root outside a BPF file system is an error. An empty or missing root on a BPF file system is an empty host.
 func TestRootOnNoBPFFileSystem(t *testing.T) {
 	nstest.NeedRoot(t)
 	file := configFile(t, "")
@@ -163,7 +162,7 @@ func TestWhereAndDevices(t *testing.T) {
 	if _, err := c.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	// The datagram may be on its way when it is sent.
+	// The datagram may arrive after the send returns.
 	nstest.Eventually(t, func() error {
 		out, errs, _ := weir(t, "--root", s.root, "steer", "devices")
 		if !strings.Contains(out, "127.0.0.9") {
@@ -187,7 +186,7 @@ func TestWhereAndDevices(t *testing.T) {
 	}
 }
 
-// A dry run tells of a slot that would stay empty, in the words of the change.
+// A dry run reports a slot that would stay empty, in the words of the change.
 func TestDryRunForeseesEmptySlot(t *testing.T) {
 	s := session{t, root(t)}
 	file := filepath.Join(t.TempDir(), "weir.yaml")
@@ -221,7 +220,7 @@ func TestAdmit(t *testing.T) {
 	s.run(0, `.*slot 0 is empty: process `+pid+` closed tcp4 :4739\n.*`, "steer", "status")
 }
 
-// on_empty: drop needs a holder, which apply starts from its own executable.
+// on_empty: drop needs a socket holder. apply starts it from its own executable.
 func TestApplyStartsTheHolder(t *testing.T) {
 	listen(t)
 	s := session{t, root(t)}
@@ -272,7 +271,7 @@ func TestWithoutRights(t *testing.T) {
 			t.Errorf("weir %s as nobody: status %d, %q; want 3, %q", line, status, errs, want)
 		}
 	}
-	s.run(0, `nothing to change\n`, "apply", "-f", file) // nobody changed anything
+	s.run(0, `nothing to change\n`, "apply", "-f", file) // nothing has changed since
 }
 
 func TestDoctorHere(t *testing.T) {
@@ -287,7 +286,7 @@ func TestDoctorHere(t *testing.T) {
 	}
 }
 
-// weir serve ends with status 0 at SIGTERM, and nobody's traffic with it.
+// weir serve exits with status 0 after SIGTERM, and traffic goes on.
 func TestServeEnds(t *testing.T) {
 	listen(t)
 	s := session{t, root(t)}

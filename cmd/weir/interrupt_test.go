@@ -15,10 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// promisedReaction is how long a change may take to end, or to say that it is taken back: 1 s, and as much for a busy machine.
+// promisedReaction bounds how long a change takes to end, or to report its rollback: the promised 1 s, doubled for a
+// busy machine.
 const promisedReaction = 2 * time.Second
 
-// termed is TERM to a change: it ends within promisedReaction and says what became of it.
+// termed sends TERM to a change and checks its end within promisedReaction, with its report.
 func (e *ending) termed(says ...string) {
 	e.t.Helper()
 	began := time.Now()
@@ -36,7 +37,7 @@ func (e *ending) termed(says ...string) {
 	}
 }
 
-// manyServices is a file with so many services.
+// manyServices writes a file with n services.
 func manyServices(t *testing.T, n int) string {
 	t.Helper()
 	b := []byte("services:\n")
@@ -46,7 +47,7 @@ func manyServices(t *testing.T, n int) string {
 	return written(t, "many.yaml", b)
 }
 
-// manyBindings is a file with so many bindings of a service.
+// manyBindings writes a file with n bindings of a service.
 func manyBindings(t *testing.T, n int) string {
 	t.Helper()
 	b := []byte(`{"bindings":[`)
@@ -68,7 +69,7 @@ func written(t *testing.T, name string, text []byte) string {
 	return path
 }
 
-// A change that stands still at a step, where nothing can be taken back, ends within a second, and says how it is finished.
+// A change stuck at a step without a rollback ends within 1 s, and reports how to finish it.
 func TestStuckChangesEndWithinASecond(t *testing.T) {
 	listen(t)
 	apply := func(s session) { s.run(0, ".*", "apply", "-f", configFile(t, ""), "--allow-outage") }
@@ -98,7 +99,7 @@ func TestStuckChangesEndWithinASecond(t *testing.T) {
 			apply(s)
 			s.run(0, ".*", "apply", "-f", configFile(t, ", seed: 7"), "--confirm", "1h")
 		}, []string{"rollback"}, "weir rollback again, or a running weir serve, goes on", func(s session) {
-			// Whoever finds the change goes on with it at once: the process that apply left behind.
+			// The process left behind by apply continues with the change at once.
 			nstest.Eventually(t, func() error {
 				if !strings.Contains(s.run(0, ".*", "status"), "taken back at") {
 					return errors.New("nobody takes the change back")
@@ -116,7 +117,7 @@ func TestStuckChangesEndWithinASecond(t *testing.T) {
 	}
 }
 
-// A change of many things that is interrupted in the middle of the work ends within a second, and says what became of it.
+// A long change interrupted midway ends within 1 s and reports the outcome.
 func TestLongChangesEndWithinASecond(t *testing.T) {
 	const services = 200
 	dir := root(t)
@@ -141,11 +142,11 @@ func TestLongChangesEndWithinASecond(t *testing.T) {
 	e := begin(t, c)
 	e.blocked(unix.SYS_READ)
 	e.termed("weir: interrupted: nothing was changed")
-	during(t, dir, "steer:named all", "bind", "replace", "--lines", "0", bindings).termed() // it may be done by then
+	during(t, dir, "steer:named all", "bind", "replace", "--lines", "0", bindings).termed() // it may have finished by then
 	s.run(0, ".*(100000 added, 0 removed, 0 moved, 0|0 added, 0 removed, 0 moved, 100000) as before\n", "bind", "replace", "--lines", "0", bindings)
 }
 
-// A command that waits for the lock has changed nothing, and says so.
+// A command interrupted while it waits for the lock has changed nothing, and reports so.
 func TestWaitingChangesSayThatNothingWasChanged(t *testing.T) {
 	dir := root(t)
 	holder := stuckAtStep(t, dir, "publish:staged", "apply", "-f", manyServices(t, 1))

@@ -62,7 +62,7 @@ func TestLBCommands(t *testing.T) {
 		})
 	}
 	waits(func(s lb.Status) bool { return s.Agent && len(s.Backends) == 0 })
-	// A reload takes another section to the agent; a wrong one changes nothing.
+	// A reload passes the new section to the agent. A wrong section changes nothing.
 	write(text + "  backends:\n    a: {number: 1, address: 10.55.0.9}\n")
 	p.Signal(syscall.SIGHUP)
 	waits(func(s lb.Status) bool { return s.Agent && len(s.Backends) == 1 })
@@ -77,7 +77,7 @@ func TestLBCommands(t *testing.T) {
 	if _, errs, status := weir(t, "--root", root, "lb", "override", "talk", "192.0.2.1:5", "b"); status != exitFailed || !strings.Contains(errs, `no backend "b" is known`) {
 		t.Errorf("status %d: %s", status, errs)
 	}
-	p.Kill() // the data path stays
+	p.Kill() // the data path survives
 	if out, _, status := weir(t, "--root", root, "lb", "status"); status != 0 || !strings.Contains(out, "its agent does not answer") {
 		t.Errorf("status %d: %s", status, out)
 	}
@@ -111,7 +111,7 @@ func TestLBCommands(t *testing.T) {
 	}
 }
 
-// Former files are refused by the sections that take their place, which the product takes.
+// Former files are rejected with the sections that replace them. weir accepts these sections.
 func TestFormerFiles(t *testing.T) {
 	const tls = "tls: {certificate: c.pem, key: k.pem, signers: ca.pem}\ndevices: [eth0]\n"
 	for _, c := range []struct {
@@ -158,7 +158,7 @@ func TestFormerFiles(t *testing.T) {
 	}
 }
 
-// A former file that lacks its certificates is known by its other keys.
+// A former file without certificates is recognized by its other keys.
 func TestFormerFilesWithoutTLS(t *testing.T) {
 	for want, text := range map[string]string{
 		"lb:\n":                  "devices: [lo]\nlisten: 127.0.0.1:7946\nservices:\n  talk: {number: 0, listen: [tcp 10.55.0.1:9000]}\n",
@@ -175,7 +175,7 @@ func TestFormerFilesWithoutTLS(t *testing.T) {
 	}
 }
 
-// A partner that is connected and not heard is told with for how long.
+// A connected but silent partner is shown with the length of the silence.
 func TestPartnerState(t *testing.T) {
 	for want, p := range map[string]lb.PairStatus{
 		"connected":                                  {Connected: true},
@@ -190,7 +190,7 @@ func TestPartnerState(t *testing.T) {
 	}
 }
 
-// A load balancer whose network namespace is gone is told of, in place of its agent.
+// For a load balancer without its network namespace, status reports the namespace in place of the agent.
 func TestPrintGoneLB(t *testing.T) {
 	var b strings.Builder
 	printLB(&b, lb.Status{Name: "edge", Netns: "4026532000", Flows: 1, Gone: true})
@@ -199,7 +199,7 @@ func TestPrintGoneLB(t *testing.T) {
 	}
 }
 
-// A device at which nothing of the load balancer runs is told with the reason.
+// A device without the load balancer's program is shown with the reason.
 func TestPrintDeviceFaults(t *testing.T) {
 	var b strings.Builder
 	printLB(&b, lb.Status{Name: "lb", Agent: true, Devices: []lb.DeviceFault{{Device: "eth0", Reason: "there is no such interface"}}})

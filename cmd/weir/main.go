@@ -22,11 +22,11 @@ import (
 // version is set by the linker.
 var version = "devel"
 
-// Exit statuses.
+// Exit statuses of weir.
 const (
 	exitFailed = 1
-	exitUsage  = 2 // wrong usage
-	exitCannot = 3 // this kernel or user cannot
+	exitUsage  = 2 // wrong command line
+	exitCannot = 3 // unsupported kernel, unreadable pins or missing permission
 )
 
 func main() {
@@ -49,7 +49,7 @@ func main() {
 	}
 	if err != nil {
 		if status, ok := errors.AsType[daemonStatus](err); ok {
-			os.Exit(int(status)) // it has said itself what there was to say
+			os.Exit(int(status)) // weir steer run has printed the daemon's own message
 		}
 		err = ended(ctx, err)
 		fmt.Fprintln(os.Stderr, "weir:", err)
@@ -57,8 +57,8 @@ func main() {
 	}
 }
 
-// keptOutput keeps the first error of writing: a command whose output is lost, to a full disk say, has failed, unless it has
-// changed the host. Callers take its failure for "nothing was changed".
+// keptOutput keeps the first write error, for example of a full disk. A command fails if its output is lost. A command
+// that has changed the host still succeeds, because callers take a failure for "nothing was changed".
 type keptOutput struct {
 	io.Writer
 	err error
@@ -106,7 +106,7 @@ process of weir's is in the data path.
 			c.AddCommand(own)
 		}
 	}
-	// cobra adds these when it runs, too late for wrapArgs.
+	// cobra adds these commands in Execute, too late for wrapArgs.
 	completionCommand(c)
 	c.InitDefaultHelpCmd()
 	for _, sub := range allCommands(c) {
@@ -124,8 +124,7 @@ func allCommands(c *cobra.Command) []*cobra.Command {
 	return out
 }
 
-// wrapArgs makes wrong arguments exit with 2, and commands that only group
-// others refuse what they do not know.
+// wrapArgs makes wrong arguments exit with status 2, and makes group commands reject unknown subcommands.
 func wrapArgs(c *cobra.Command) {
 	check := c.Args
 	switch {
@@ -147,7 +146,7 @@ func wrapArgs(c *cobra.Command) {
 			return nil
 		}
 		if err := check(cmd, args); err != nil {
-			// What cobra.NoArgs says of a file name would send one looking for a command.
+			// cobra.NoArgs reports "unknown command" for a stray file name. Report the real cause.
 			if cmd.RunE != nil && !cmd.HasSubCommands() && strings.HasPrefix(err.Error(), "unknown command") {
 				err = fmt.Errorf("%s takes no arguments, got %q", cmd.CommandPath(), args[0])
 			}
@@ -158,7 +157,7 @@ func wrapArgs(c *cobra.Command) {
 	c.SuggestionsMinimumDistance = 2
 }
 
-// unknownCommand refuses the first argument as a command of cmd's.
+// unknownCommand returns an error for args[0], an unknown subcommand of cmd, or nil if there are no arguments.
 func unknownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// golden compares with a file of testdata that -update writes.
+// golden compares with a file of testdata. The flag -update writes the file.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	file := filepath.Join("testdata", name)
@@ -57,12 +57,12 @@ func inProcess(args ...string) (stdout string, err error) {
 	return out.String(), err
 }
 
-// command prepares weir as a process of its own.
+// command returns weir as a process of its own.
 func command(args ...string) *exec.Cmd {
 	return commandOf("weir", args...)
 }
 
-// commandOf is command with a role of its own.
+// commandOf is like command, with another role.
 func commandOf(role string, args ...string) *exec.Cmd {
 	c := nstest.Child(role)
 	c.Args = append(c.Args, args...)
@@ -71,13 +71,13 @@ func commandOf(role string, args ...string) *exec.Cmd {
 	return c
 }
 
-// weir runs a command line to its end.
+// weir runs a command line and waits for its exit.
 func weir(t *testing.T, args ...string) (stdout, stderr string, status int) {
 	t.Helper()
 	return finish(t, command(args...))
 }
 
-// asNobody runs a command line without any right.
+// asNobody runs a command line without any rights.
 func asNobody(t *testing.T, args ...string) (stdout, stderr string, status int) {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -111,7 +111,7 @@ func TestVersion(t *testing.T) {
 	golden(t, "version.golden", got.String())
 }
 
-// Every command's help, hidden ones included.
+// The help of every command, hidden commands included.
 func TestHelp(t *testing.T) {
 	for _, c := range allCommands(newCommand()) {
 		path := strings.Fields(c.CommandPath())
@@ -125,7 +125,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// What is printed for wrong usage, with the exit status.
+// The output and exit status of wrong usage.
 func TestUsageErrors(t *testing.T) {
 	var got strings.Builder
 	for _, line := range []string{
@@ -152,7 +152,7 @@ func TestUsageErrors(t *testing.T) {
 		switch {
 		case err != nil:
 			fmt.Fprintf(&got, "$ weir %s\n%sweir: %v\nstatus %d\n\n", line, out, err, exitStatus(err))
-		case line == "steer", line == "filter", line == "reroute": // show their help
+		case line == "steer", line == "filter", line == "reroute": // these print their help
 		default:
 			t.Errorf("weir %s: no error", line)
 		}
@@ -213,7 +213,7 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// The examples that the documentation shows are good.
+// The examples of the documentation are valid.
 func TestExamples(t *testing.T) {
 	files, err := filepath.Glob("../../examples/*.yaml")
 	if err != nil || len(files) == 0 {

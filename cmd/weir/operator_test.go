@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// SIGHUP does not end weir serve: it says that it changes nothing.
+// SIGHUP does not end weir serve without a file: it logs that nothing changes.
 func TestServeOutlivesHangup(t *testing.T) {
 	nstest.NeedRoot(t)
 	dir := root(t)
@@ -54,7 +54,7 @@ func TestServeOutlivesHangup(t *testing.T) {
 	}
 }
 
-// What bindings --json prints is what replace reads, from a pipe as well: nothing changes.
+// weir bind replace reads the output of weir bind list --json, also from a pipe. Nothing changes.
 func TestBindingsRoundTrip(t *testing.T) {
 	s := session{t, root(t)}
 	for i, name := range []string{"www", `a"b\c`, "ü <>&"} {
@@ -79,7 +79,7 @@ func anys(all []string) (out []any) {
 	return out
 }
 
-// where takes names of devices, and shells complete names.
+// where accepts device names, and shells complete names.
 func TestWhereAndComplete(t *testing.T) {
 	listen(t)
 	s := session{t, root(t)}

@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/host"
 )
 
-// now is the time of every golden table.
+// now is the time of all golden tables.
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 func before(d time.Duration) time.Time { return now.Add(-d) }
@@ -50,7 +50,7 @@ var dns = state.Service{
 		Verdicts: verdicts(slots.Verdicts{Steered: 1}, slots.Verdicts{})}},
 }
 
-// replaced is a service with a slot that is given over, and one whose next member failed.
+// replaced is a service with a slot in replacement, and one with a failed successor.
 var replaced = state.Service{
 	Name: "www", Netns: "net:[4026532000] edge", Listen: []string{"udp [::]:443"}, By: "source", Engine: "sk_lookup", OnEmpty: "next",
 	Slots: []slots.State{
@@ -152,7 +152,7 @@ func TestPrintTemplates(t *testing.T) {
 	golden(t, "templates.golden", b.String())
 }
 
-// A command whose output is lost fails, also where it prints text.
+// A command fails if its output is lost, also with text output.
 func TestLostOutput(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -167,7 +167,7 @@ func TestLostOutput(t *testing.T) {
 	}
 }
 
-// A change whose report is lost is in force, and the command says so.
+// A change stays in force if its report is lost, and the command says so.
 func TestLostOutputOfAChange(t *testing.T) {
 	listen(t)
 	s := session{t, root(t)}

@@ -30,7 +30,7 @@ func TestReroutePlan(t *testing.T) {
 	golden(t, "reroute-plan.golden", got.String())
 }
 
-// What isisd of Debian prints of a square has no SIDs: a file gives them, and says where it is wrong.
+// The output of Debian's isisd for a square has no SIDs. A file adds them, and errors in the file have positions.
 func TestReroutePlanSIDs(t *testing.T) {
 	file := func(text string) string {
 		path := filepath.Join(t.TempDir(), "sids.yaml")
@@ -81,7 +81,7 @@ func TestReroutePlanJSON(t *testing.T) {
 	}
 }
 
-// A topology may come from a pipe, as from vtysh.
+// A topology may be read from a pipe, for example from vtysh.
 func TestReroutePlanFromPipe(t *testing.T) {
 	text, err := os.ReadFile("testdata/core.yaml")
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// No thread of weir serve has, or could get, a capability that none of its features needs.
+// No thread of weir serve has or can gain a capability unused by its features.
 func TestServeDropsRights(t *testing.T) {
 	nstest.NeedRoot(t)
 	dir := root(t)
@@ -55,7 +55,7 @@ func TestServeDropsRights(t *testing.T) {
 	e.term()
 }
 
-// A weir serve that can never work ends, and its unit with it.
+// A weir serve that can never work exits, and its unit fails.
 func TestServeThatCannotWorkEnds(t *testing.T) {
 	nstest.NeedRoot(t)
 	dir, err := os.MkdirTemp("", "weir-serve")

@@ -21,7 +21,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// hangups tells of each SIGHUP until ctx is done.
+// hangups sends on the returned channel for each SIGHUP, until ctx is done.
 func hangups(ctx context.Context) <-chan struct{} {
 	c, out := make(chan os.Signal, 1), make(chan struct{})
 	signal.Notify(c, syscall.SIGHUP)
@@ -43,7 +43,7 @@ func hangups(ctx context.Context) <-chan struct{} {
 	return out
 }
 
-// ignoreHangup says that SIGHUP changes nothing, instead of ending by it.
+// ignoreHangup logs SIGHUP in place of the default action, which ends the process.
 func ignoreHangup(ctx context.Context, log *slog.Logger, instead string) {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, syscall.SIGHUP)
@@ -60,7 +60,8 @@ func ignoreHangup(ctx context.Context, log *slog.Logger, instead string) {
 	}()
 }
 
-// logWait logs the lock and the process that holds it. It does not log waits for this process itself.
+// logWait returns a function to log waits for the lock with the process that holds it. Waits for this process itself are
+// not logged.
 func logWait(log *slog.Logger) func(text string) {
 	own := fmt.Sprintf("held by process %d (", os.Getpid())
 	return func(text string) {
@@ -70,7 +71,7 @@ func logWait(log *slog.Logger) func(text string) {
 	}
 }
 
-// serveFlags are those of weir serve.
+// serveFlags are the flags of weir serve.
 type serveFlags struct {
 	host.ServeOptions
 	sockets map[string]*string // by feature
@@ -144,7 +145,7 @@ file alone.`,
 	return c
 }
 
-// resolve gives flags that are not given the values that follow from the others.
+// resolve sets the defaults of flags that depend on other flags.
 func (o *serveFlags) resolve(cmd *cobra.Command, g *cli.Globals) error {
 	given := cmd.Flags().Changed
 	if err := host.CheckOnly(o.Only); err != nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// weir serve logs waits for other processes, none for itself.
+// weir serve logs waits for other processes, and none for itself.
 func TestLogWait(t *testing.T) {
 	var log strings.Builder
 	tell := logWait(slog.New(slog.NewTextHandler(&log, nil)))

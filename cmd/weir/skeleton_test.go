@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/internal/units"
 )
 
-// A feature without a command file is seen in status, doctor, help and completion, and has weir NAME status.
+// A feature without a command file appears in status, doctor, help and completion, and gets weir NAME status.
 func TestSkeletonCommands(t *testing.T) {
 	nstest.NeedRoot(t)
 	top, err := units.CgroupRoot()

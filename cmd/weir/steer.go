@@ -35,7 +35,7 @@ func init() {
 	})
 }
 
-// serviceNames are the steered services.
+// serviceNames returns the names of the steered services.
 func serviceNames(st host.Status) (out []string) {
 	s, _ := host.Part[state.State](st, spec.Name)
 	for _, s := range s.Services {
@@ -162,7 +162,7 @@ func printDevices(w io.Writer, devices []state.Device, now time.Time) {
 	}
 	var rows []row
 	for _, d := range devices {
-		slot := "-" // by: flow and such
+		slot := "-" // for by: flow and the like
 		if d.Slot >= 0 {
 			slot = fmt.Sprint(d.Slot)
 		}
@@ -171,7 +171,7 @@ func printDevices(w io.Writer, devices []state.Device, now time.Time) {
 	cli.PrintRows(w, rows, now)
 }
 
-// named is an address with the name of its device, if it has one.
+// named formats an address, with the name of its device if it has one.
 func named(a netip.Addr, device string) string {
 	if device == "" {
 		return a.String()
@@ -228,7 +228,7 @@ func steerDevices(g *cli.Globals) *cobra.Command {
 	return c
 }
 
-// findSlot finds a slot by service name in the state of the pins.
+// findSlot finds a slot by service name in the pinned state.
 func findSlot(cmd *cobra.Command, g *cli.Globals, service string, slot int) (slots.Slot, error) {
 	st, err := state.Read(cmd.Context(), g.Host().Root)
 	if err != nil {

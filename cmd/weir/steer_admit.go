@@ -59,7 +59,7 @@ A collector can also register itself: see weir serve --register-socket.`,
 	return c
 }
 
-// processFlags name the process of a command.
+// processFlags adds the flags that name a process.
 func processFlags(c *cobra.Command, m *service.Member) {
 	c.Flags().IntVar(&m.PID, "pid", 0, "the member's process")
 	c.Flags().StringVar(&m.PIDFile, "pidfile", "", "file with the number of the member's process")
@@ -67,7 +67,7 @@ func processFlags(c *cobra.Command, m *service.Member) {
 	c.Flags().StringVar(&m.Cgroup, "cgroup", "", "the member's cgroup, from the root of cgroup2")
 }
 
-// namedMember is the member that the flags name, or nil for the configured one.
+// namedMember returns the member named by the flags, or nil for the configured member.
 func namedMember(m service.Member, slot int, bound []string) (*service.Member, error) {
 	if m.String() == "none" {
 		if len(bound) > 0 {

@@ -13,7 +13,7 @@ import (
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-// applyResets moves or resets the sessions that weir apply misplaces.
+// applyResets moves or resets the sessions misplaced by weir apply.
 type applyResets struct {
 	g      *cli.Globals
 	resets resetFlags

@@ -25,7 +25,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// bindCommand binds prefixes to services.
+// bindCommand returns weir bind.
 func bindCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "bind", Short: "Which prefixes and ports lead to which service",
@@ -37,7 +37,7 @@ network namespace, and outlive every apply.`,
 	return c
 }
 
-// movedToBind are former subcommands of weir steer. They change nothing, and name the command to use.
+// movedToBind returns the former subcommands of weir steer. They change nothing and name the new command.
 func movedToBind() (out []*cobra.Command) {
 	for _, c := range []struct{ old, now string }{{"bind", "add"}, {"unbind", "remove"}, {"bindings", "list"}, {"load", "load"}, {"replace", "replace"}} {
 		out = append(out, &cobra.Command{
@@ -50,7 +50,7 @@ func movedToBind() (out []*cobra.Command) {
 	return out
 }
 
-// netnsFlag names the network namespace of a command.
+// netnsFlag is the flag --netns.
 type netnsFlag struct{ ref string }
 
 func (f *netnsFlag) add(c *cobra.Command) {
@@ -64,7 +64,7 @@ func (f *netnsFlag) open() (*netns.Handle, error) {
 	return netns.Open(f.ref)
 }
 
-// scope is the directory of the namespace's pins.
+// scope returns the pin directory of the namespace.
 func (f *netnsFlag) scope() (string, error) {
 	ns, err := f.open()
 	if err != nil {
@@ -74,7 +74,7 @@ func (f *netnsFlag) scope() (string, error) {
 	return strconv.FormatUint(ns.Inode(), 10), nil
 }
 
-// locked runs do with the lock and the namespace.
+// locked runs do with the write lock and the namespace.
 func (f *netnsFlag) locked(cmd *cobra.Command, g *cli.Globals, do func(l *kernel.WriteLock, ns *netns.Handle) error) error {
 	ns, err := f.open()
 	if err != nil {
@@ -84,7 +84,7 @@ func (f *netnsFlag) locked(cmd *cobra.Command, g *cli.Globals, do func(l *kernel
 	return locked(cmd, g, func(l *kernel.WriteLock) error { return do(l, ns) })
 }
 
-// parseBinding reads SERVICE tcp|udp PREFIX PORT.
+// parseBinding parses SERVICE tcp|udp PREFIX PORT.
 func parseBinding(args []string) (b bindings.Binding, err error) {
 	b.Service = args[0]
 	if err := b.Proto.UnmarshalText([]byte(args[1])); err != nil {
@@ -160,7 +160,7 @@ given.`,
 	return c
 }
 
-// refuseBindings refuses bindings that take served traffic to a service without a socket.
+// refuseBindings rejects bindings that take served traffic to a service without a socket.
 func (f outageFlag) refuseBindings(cmd *cobra.Command, l *kernel.WriteLock, ns *netns.Handle, want []bindings.Binding, keep bool) error {
 	if f {
 		return nil
@@ -172,7 +172,7 @@ func (f outageFlag) refuseBindings(cmd *cobra.Command, l *kernel.WriteLock, ns *
 	return plan.Refuse(false)
 }
 
-// warnConflicts warns of what new bindings take away from others.
+// warnConflicts warns of traffic taken from other services by new bindings.
 func warnConflicts(cmd *cobra.Command, l *kernel.WriteLock, ns *netns.Handle, all ...bindings.Binding) {
 	for _, w := range state.BindingConflicts(l.Root, ns, all...) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
@@ -257,7 +257,7 @@ weir bind replace reads.`,
 	return c
 }
 
-// given reads a flag's text if there is one.
+// given calls read with a flag's text, if the flag is set.
 func given(text string, read func([]byte) error) error {
 	if text == "" {
 		return nil
@@ -344,7 +344,7 @@ func manyCommand(g *cli.Globals, keep bool, c *cobra.Command) *cobra.Command {
 	return cut{remedy: "the bindings are all the old ones or all the new: weir bind list tells, the same command again finishes it"}.of(c)
 }
 
-// foretell prints what bindings would take away, as far as this user may look.
+// foretell prints the traffic lost by bindings, as far as this user's rights allow.
 func (f *netnsFlag) foretell(cmd *cobra.Command, g *cli.Globals, all []bindings.Binding, keep bool) {
 	ns, err := f.open()
 	if err == nil {

@@ -14,7 +14,7 @@ import (
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-// steerHold is the process that holds sockets of weir's own; apply starts it.
+// steerHold returns the hidden command of the socket holder. weir apply starts it.
 func steerHold(g *cli.Globals) *cobra.Command {
 	var scope string
 	var engine string

@@ -22,18 +22,18 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// outageFlag is --allow-outage of a command that is refused where it takes traffic away.
+// outageFlag is --allow-outage. Without it a command fails if it would take traffic away.
 type outageFlag bool
 
 func (f *outageFlag) add(c *cobra.Command) {
 	c.Flags().BoolVar((*bool)(f), "allow-outage", false, "make the change even if it takes traffic from its receiver")
 }
 
-// checked makes a change with the lock, unless it takes traffic of a service away.
+// checked makes a change while holding the lock, unless it would take traffic of the service away.
 func (f outageFlag) checked(cmd *cobra.Command, g *cli.Globals, scope, name string, outages func(*state.Service) (feature.Plan, error), change func(l *kernel.WriteLock) error) error {
 	return locked(cmd, g, func(l *kernel.WriteLock) error {
 		if f {
-			return change(l) // also where the question has no answer
+			return change(l) // also if the outages are unknown
 		}
 		s, err := state.ReadOne(l.Root, scope, name)
 		if err != nil {
@@ -50,7 +50,7 @@ func (f outageFlag) checked(cmd *cobra.Command, g *cli.Globals, scope, name stri
 	})
 }
 
-// tellOutages finds out what a change of a service would take away, and prints it.
+// tellOutages prints the traffic lost by a change of a service.
 func tellOutages(cmd *cobra.Command, s *state.Service, outages func(*state.Service) (feature.Plan, error)) error {
 	plan, err := outages(s)
 	if err == nil {
@@ -59,7 +59,7 @@ func tellOutages(cmd *cobra.Command, s *state.Service, outages func(*state.Servi
 	return err
 }
 
-// resetFlags are those of commands after which sessions may be misplaced.
+// resetFlags are the flags of commands that can misplace sessions.
 type resetFlags struct {
 	rate spec.Rate
 	dry  bool
@@ -77,7 +77,7 @@ func (f *resetFlags) add(c *cobra.Command) {
 	c.Flags().BoolVar(&f.dry, "dry-run", false, "list the routers whose sessions would be reset, change nothing")
 }
 
-// given is the rate if the command line has one.
+// given returns the rate of the command line, or nil.
 func (f *resetFlags) given() *spec.Rate {
 	if !f.cmd.Flags().Changed("rate") {
 		return nil
@@ -85,7 +85,7 @@ func (f *resetFlags) given() *spec.Rate {
 	return &f.rate
 }
 
-// resetDue resets what a change has misplaced, and tells of each session.
+// resetDue resets the sessions misplaced by a change, and prints each session.
 func (f *resetFlags) resetDue(g *cli.Globals) error {
 	if r := f.given(); r != nil && *r == 0 {
 		return nil
@@ -99,11 +99,11 @@ func resetDue(cmd *cobra.Command, g *cli.Globals, rate *spec.Rate) error {
 	return kernel.Stopped(cmd.Context(), err, inForce)
 }
 
-// change makes a change of steering, after which sessions may be misplaced: those that
-// can go along, and resets the others.
+// change runs a change of steering that can misplace sessions. It moves sessions where their members allow, and resets
+// the others.
 func (f *resetFlags) change(g *cli.Globals, foresee func() ([]steer.Foreseen, error), change func() error) error {
 	if r := f.given(); r != nil && *r == 0 {
-		return change() // sessions are to be left where they are
+		return change() // --rate 0 leaves sessions in place
 	}
 	err := steer.Switch(f.cmd.Context(), g.Host().Root, host.Mover(keeperSocket(g)), foresee, change, func(s steer.Handed) {
 		fmt.Fprintf(f.cmd.OutOrStdout(), "moved session of %s: %s of %s\n", s.Router(), s.Slots(), s.Service)
@@ -126,7 +126,7 @@ func printReset(w io.Writer, r reset.Reset) {
 	fmt.Fprintf(w, "reset session of %s: %s of %s (%d of %d)\n", r.Router(), r.Slots(), r.Service, r.Done, r.Of)
 }
 
-// tellForeseen prints what a change would do to sessions.
+// tellForeseen prints the effect of a change on sessions.
 func tellForeseen(cmd *cobra.Command, g *cli.Globals, all ...steer.Foreseen) {
 	printForeseen(cmd.OutOrStdout(), steer.Movable(cmd.Context(), host.Mover(keeperSocket(g))), all...)
 }
@@ -146,7 +146,7 @@ func printForeseen(w io.Writer, movable func(service string, s state.Session) bo
 	}
 }
 
-// pinned is a service as its pins have it.
+// pinned returns a service as pinned.
 func pinned(cmd *cobra.Command, g *cli.Globals, name string) (*state.Service, error) {
 	st, err := state.Read(cmd.Context(), g.Host().Root)
 	if err != nil {
@@ -390,10 +390,10 @@ the configuration file nor weir serve.`,
 	return cut{remedy: "the same command again finishes it"}.of(c)
 }
 
-// refuseSteering refuses to steer all services again where that takes traffic away.
+// refuseSteering returns an error if steering all services again would take traffic away.
 func refuseSteering(cmd *cobra.Command, g *cli.Globals, allow outageFlag) error {
 	if allow {
-		return nil // also where the question has no answer
+		return nil // also if the outages are unknown
 	}
 	plan, failed, err := steer.OutagesOfSteeringAll(cmd.Context(), g.Host().Root)
 	if err != nil {
@@ -405,7 +405,7 @@ func refuseSteering(cmd *cobra.Command, g *cli.Globals, allow outageFlag) error 
 	return plan.Refuse(false)
 }
 
-// bypassAll leaves all services to the kernel, or steers them again. One that fails keeps no other from it.
+// bypassAll bypasses all services, or steers them again. A failure of one service does not stop the others.
 func bypassAll(cmd *cobra.Command, g *cli.Globals, on bool, allow outageFlag) error {
 	var did []string
 	err := locked(cmd, g, func(l *kernel.WriteLock) (err error) {

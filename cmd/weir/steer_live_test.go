@@ -51,7 +51,7 @@ func TestMoveDrainBypass(t *testing.T) {
 	s.run(0, `{\n.*"result": ".*`, "explain", "tcp", "192.0.2.7:2055", "127.0.0.1:4739", "--json")
 }
 
-// A change announces whose sessions it resets; --rate 0 leaves them to weir steer reset.
+// A change announces the sessions to be reset. --rate 0 leaves them to weir steer reset.
 func TestResetsOnTheCommandLine(t *testing.T) {
 	if err := probe.DiagDestroy.Check(); err != nil {
 		t.Skip("need: kernel", err)
@@ -59,7 +59,7 @@ func TestResetsOnTheCommandLine(t *testing.T) {
 	listen(t)
 	s := session{t, root(t)}
 	s.run(0, `create .*`, "apply", "-f", configFile(t, ", seed: 7"), "--allow-outage")
-	var a netip.Addr // of the slot that this process serves
+	var a netip.Addr // an address of this process's slot
 	for i := byte(1); !a.IsValid(); i++ {
 		if b := netip.AddrFrom4([4]byte{127, 3, 0, i}); spec.Assign(2)[spec.Bucket(7, b)] == 0 {
 			a = b
@@ -73,7 +73,7 @@ func TestResetsOnTheCommandLine(t *testing.T) {
 	}
 	defer c.Close()
 	c.SetReadDeadline(time.Now().Add(30 * time.Second))
-	if _, err := c.Read(make([]byte, 1)); err != nil { // accepted: now it is somebody's
+	if _, err := c.Read(make([]byte, 1)); err != nil { // the connection is accepted and has an owner
 		t.Fatal(err)
 	}
 	line := `session of ` + a.String() + `: slot 0 → 1 of telemetry`

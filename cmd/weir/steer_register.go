@@ -47,7 +47,7 @@ weir steer admit gives a slot of a service of the configuration to a process.`,
 	return c
 }
 
-// formerSlot refuses --slot of register and unregister. It names the command that takes it.
+// formerSlot rejects the former flag --slot of register and unregister, and names the new command.
 type formerSlot struct{ now string }
 
 func (f *formerSlot) add(c *cobra.Command, now string, others ...string) {
@@ -58,7 +58,7 @@ func (f *formerSlot) add(c *cobra.Command, now string, others ...string) {
 	}
 }
 
-// before refuses the flags before args are checked.
+// before rejects the flags before args are checked.
 func (f *formerSlot) before(args cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, given []string) error {
 		for _, name := range []string{"slot", "bound", "rate"} {
@@ -77,7 +77,7 @@ func registerArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// registerSockets registers a process's socket, or those that were passed.
+// registerSockets registers a process's socket, or the passed sockets (LISTEN_FDS).
 func registerSockets(cmd *cobra.Command, g *cli.Globals, m service.Member, in netnsFlag, args []string, wait time.Duration) error {
 	var kinds []string
 	var err error
@@ -103,7 +103,7 @@ func registerSockets(cmd *cobra.Command, g *cli.Globals, m service.Member, in ne
 	return nil
 }
 
-// slotMissing makes a service of the configuration wrong usage: its members have slots.
+// slotMissing turns an error about a configured service into a usage error, because its members have slots.
 func slotMissing(err error) error {
 	if errors.Is(err, bindings.ErrConfigured) {
 		return cli.Usage(err)

@@ -50,7 +50,7 @@ itself; this is for members that systemd or somebody else starts.`,
 	return c
 }
 
-// stopSignal is that of --stop; 0 where it is not given.
+// stopSignal returns the signal of --stop, or 0 if the flag is not set.
 func stopSignal(c *cobra.Command, name string) (syscall.Signal, error) {
 	if !c.Flags().Changed("stop") {
 		return 0, nil
@@ -58,7 +58,7 @@ func stopSignal(c *cobra.Command, name string) (syscall.Signal, error) {
 	return parseSignal(name)
 }
 
-// parseSignal reads a signal's name, with or without SIG.
+// parseSignal parses a signal name, with or without SIG.
 func parseSignal(name string) (syscall.Signal, error) {
 	sig := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG"))
 	if sig == 0 {

@@ -19,7 +19,7 @@ import (
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-// daemonStatus is the exit status of a daemon that weir steer run has run.
+// daemonStatus is the exit status of the daemon of weir steer run.
 type daemonStatus int
 
 func (s daemonStatus) Error() string { return fmt.Sprintf("the daemon ended with status %d", int(s)) }
@@ -80,7 +80,7 @@ for httpd, INT for lighttpd). If the new one dies first, nothing has happened.`,
 			signals := make(chan os.Signal, 16)
 			signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2)
 			v.Signals = signals
-			// Signals are the daemon's, once it runs: this ends when that does.
+			// The running daemon handles the signals. This command ends with the daemon.
 			v.Running = daemonEnds.Store
 			status, err := v.Run(context.WithoutCancel(cmd.Context()), g.Host().Root)
 			if err == nil && status != 0 {
@@ -122,14 +122,14 @@ func addedEnv(given []string) ([]string, error) {
 	return env, nil
 }
 
-// endLike ends this process by the signal that ended the daemon, where that is
-// an ordinary end: whoever stops a unit must see it stopped, not failed.
+// endLike ends this process by the daemon's fatal signal if that is TERM, INT or HUP. systemd then reports the unit as
+// stopped, not failed.
 func endLike(status int) {
 	switch sig := syscall.Signal(status - 128); sig {
 	case syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP:
 		signal.Reset(sig)
 		syscall.Kill(os.Getpid(), sig)
-		time.Sleep(time.Second) // it comes on another thread, if not on this one
+		time.Sleep(time.Second) // the signal may be delivered on another thread
 	}
 }
 
@@ -143,13 +143,12 @@ func serviceAndDaemon(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// launchVerb makes weir the program that sets LISTEN_PID and becomes the daemon:
-// the number is not known before its process is there. It is no command of the
-// tree, whose handling of signals would swallow one meant for the daemon.
+// launchVerb makes weir the program that sets LISTEN_PID and then execs the daemon, because the PID is unknown before
+// the process exists. It is not a cobra command: cobra's signal handling would swallow a signal meant for the daemon.
 const launchVerb = "__launch"
 
 func launchCommand(argv []string) *exec.Cmd {
-	// The file itself: whom the daemon runs as may not reach it by its path.
+	// Use the open executable: the daemon's user may lack access to its path.
 	return exec.Command("/proc/self/exe", append([]string{launchVerb}, argv...)...)
 }
 
@@ -160,7 +159,7 @@ func launch(argv []string) {
 		err = syscall.Exec(path, argv, env)
 	}
 	fmt.Fprintln(os.Stderr, "weir:", err)
-	status := 126 // as shells have it
+	status := 126 // as in a shell
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
 		status = 127
 	}

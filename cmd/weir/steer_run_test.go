@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// What a daemon is given, and that its exit status is the command's.
+// The daemon gets its arguments and sockets, and the command returns the daemon's exit status.
 func TestRunPassesStatusAndSockets(t *testing.T) {
 	s := session{t, root(t)}
 	file := configFile(t, "")
@@ -33,13 +33,13 @@ func TestRunPassesStatusAndSockets(t *testing.T) {
 	s.run(1, `weir: no service "dns" is steered; there is telemetry\n`, "steer", "run", "dns", "--slot", "0", "--", "true")
 }
 
-// Signals reach the daemon, and the command ends when it does.
+// Signals reach the daemon, and the command ends with it.
 func TestRunForwardsSignals(t *testing.T) {
 	s := session{t, root(t)}
 	s.run(0, `create .*`, "apply", "-f", configFile(t, ""), "--allow-outage")
 	c := command("--root", s.root, "steer", "run", "telemetry", "--slot", "1", "--restart", "--", "sh", "-c",
 		`for s in HUP USR1 USR2; do trap "echo $s" $s; done; trap "exit 5" TERM; echo up; while :; do read x; done`)
-	in, w, err := os.Pipe() // what it waits on
+	in, w, err := os.Pipe() // input of the waiting daemon
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func TestRunForwardsSignals(t *testing.T) {
 		}
 	}
 	want("up")
-	// sh runs a trap once read returns, and weir may forward a signal only after the line that came with it.
+	// sh runs a trap only after read returns. weir may forward the signal only after the accompanying line.
 	ended := make(chan struct{})
 	go func() {
 		for {
@@ -86,7 +86,7 @@ func TestRunForwardsSignals(t *testing.T) {
 	}
 }
 
-// A daemon that a forwarded signal ends, as systemctl stop does, has ended well.
+// A daemon ended by a forwarded signal, as in systemctl stop, has ended well.
 func TestRunEndsLikeTheDaemon(t *testing.T) {
 	s := session{t, root(t)}
 	s.run(0, `create .*`, "apply", "-f", configFile(t, ""), "--allow-outage")

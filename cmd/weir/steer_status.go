@@ -19,23 +19,23 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// steerReport is what weir steer status --json prints.
+// steerReport is the output of weir steer status --json.
 type steerReport struct {
 	Faults []kernel.Fault `json:"faults,omitempty"`
 	state.State
 }
 
-// summarizeSteer is steering's part of weir status. Without services it says so, unless other features show something, or
-// pins cannot be read.
+// summarizeSteer prints steering's part of weir status. Without services it says so, unless another feature prints
+// something or the pins are unreadable.
 func summarizeSteer(w io.Writer, st host.Status, others bool, _ time.Time) {
 	s, _ := host.Part[state.State](st, spec.Name)
-	unseen := slices.ContainsFunc(st.Faults, func(f kernel.Fault) bool { return f.Kind == kernel.FaultRoot }) // there may be some
+	unseen := slices.ContainsFunc(st.Faults, func(f kernel.Fault) bool { return f.Kind == kernel.FaultRoot }) // unreadable pins may hold services
 	if !others && !unseen || len(s.Services)+len(s.Bound) > 0 {
 		printSummary(w, s)
 	}
 }
 
-// maxUnserved is how many services without a socket the summary names.
+// maxUnserved bounds the services without a socket in the summary.
 const maxUnserved = 10
 
 func printSummary(w io.Writer, st state.State) {
@@ -69,7 +69,7 @@ func printSummary(w io.Writer, st state.State) {
 	printOutdated(w, st.Outdated)
 }
 
-// printServices shows services in a line each.
+// printServices prints one line for each service.
 func printServices(w io.Writer, services []state.Service) {
 	type row struct {
 		Name    string       `table:"SERVICE"`
@@ -92,7 +92,7 @@ func printServices(w io.Writer, services []state.Service) {
 	cli.PrintRows(w, rows, time.Time{})
 }
 
-// printSteer shows services in detail.
+// printSteer prints services in detail.
 func printSteer(w io.Writer, services []state.Service, now time.Time) {
 	for i, s := range services {
 		if i > 0 {
@@ -121,7 +121,7 @@ func printSteer(w io.Writer, services []state.Service, now time.Time) {
 	}
 }
 
-// printSlots shows the slots of a service in a line each.
+// printSlots prints one line for each slot of a service.
 func printSlots(w io.Writer, s state.Service, now time.Time) {
 	type row struct {
 		Slot     int       `table:"SLOT"`
@@ -150,7 +150,7 @@ func printSlots(w io.Writer, s state.Service, now time.Time) {
 	cli.PrintIndentedRows(w, rows, now)
 }
 
-// queues are the drops of sockets, and how full each is: of its buffer, or of its backlog.
+// queues returns the sum of the sockets' drops, and the fill level of each socket's buffer or backlog.
 func queues(all []slots.Socket) (drops uint32, text string) {
 	var queue []string
 	for _, sock := range all {
@@ -165,7 +165,7 @@ func queues(all []slots.Socket) (drops uint32, text string) {
 	return drops, strings.Join(queue, " ")
 }
 
-// slotMember is a slot's configured member, or who has the slot in its place.
+// slotMember returns a slot's configured member, or the occupant in its place.
 func slotMember(slot slots.State) string {
 	if slot.Occupant != "" {
 		return slot.Occupant + ", not " + slot.Member
@@ -173,7 +173,7 @@ func slotMember(slot slots.State) string {
 	return slot.Member
 }
 
-// printDraining tells of the generation before a slot's member.
+// printDraining prints the state of the draining generation of a slot.
 func printDraining(w io.Writer, slot slots.State, now time.Time) {
 	d := slot.Draining
 	if d == nil {
@@ -206,7 +206,7 @@ func printDraining(w io.Writer, slot slots.State, now time.Time) {
 	}
 }
 
-// printCopies tells of another service that gets the datagrams too.
+// printCopies prints the service that receives copies of the datagrams.
 func printCopies(w io.Writer, c *engine.Copies) {
 	if c == nil {
 		return
@@ -221,7 +221,7 @@ func printCopies(w io.Writer, c *engine.Copies) {
 	fmt.Fprintln(w)
 }
 
-// notes are what an operator must not overlook about a service.
+// notes returns warnings about a service.
 func notes(s state.Service) []string {
 	var out []string
 	if s.Bypassed {
@@ -240,7 +240,7 @@ func slotText(s state.Service, slot slots.State) string {
 	return slot.State
 }
 
-// printMoves lists what was moved by hand.
+// printMoves lists the devices and buckets moved by an operator.
 func printMoves(w io.Writer, s state.Service) {
 	for _, device := range slices.Sorted(maps.Keys(s.Moved)) {
 		fmt.Fprintf(w, "  moved: %s to slot %d\n", device, s.Moved[device])
@@ -250,7 +250,7 @@ func printMoves(w io.Writer, s state.Service) {
 	}
 }
 
-// printOutdated tells of programs that are another weir's.
+// printOutdated lists the programs of another weir version.
 func printOutdated(w io.Writer, list []state.Outdated) {
 	for _, o := range list {
 		fmt.Fprintf(w, "engine %s of %s runs the program of another weir: %s: weir upgrade puts this one's in place\n", o.Engine, o.Netns, o)

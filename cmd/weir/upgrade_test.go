@@ -17,7 +17,7 @@ func TestUpgradeCommand(t *testing.T) {
 	file := configFile(t, "")
 	s.run(0, `create .*`, "apply", "-f", file, "--allow-outage")
 	s.run(0, nothing, "upgrade", "--dry-run")
-	// Pins of another object, as docs/PINS.md has them.
+	// Pins of another object, as described in docs/PINS.md.
 	metas, err := filepath.Glob(s.root + "/*/steer/@lookup/meta")
 	if err != nil || len(metas) != 1 {
 		t.Fatal(metas, err)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cli is what the commands of weir share: flags of every command, usage errors, tables, JSON, times and sizes. A feature's
-// command file adds its commands by Add.
+// Package cli holds the parts shared by the commands of weir: common flags, usage errors, tables, JSON, and formats of
+// times and sizes. A feature's command file registers its commands with [Add].
 package cli

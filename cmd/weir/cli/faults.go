@@ -10,14 +10,14 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// TellFaults shows a feature's faults before its status.
+// TellFaults prints a feature's faults, before its status.
 func TellFaults(cmd *cobra.Command, g *Globals, feature string) {
 	if faults, err := g.Reader().Faults(cmd.Context()); err == nil {
 		PrintFaults(cmd.OutOrStdout(), faults, feature)
 	}
 }
 
-// PrintFaults shows damage and programs of others: those of a feature, or all if it is empty.
+// PrintFaults prints damaged pins and foreign programs of one feature, or of all features if feature is "".
 func PrintFaults(w io.Writer, faults []kernel.Fault, feature string) {
 	for _, f := range faults {
 		if feature == "" || f.Feature == feature || f.Feature == "" {

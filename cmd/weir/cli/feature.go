@@ -11,34 +11,34 @@ import (
 	"github.com/weir-project/weir/host"
 )
 
-// Feature is the command file of a feature: what it adds to weir beside the commands that every feature has.
+// Feature describes a feature's command file: its additions to weir beside the commands common to all features.
 type Feature struct {
-	Name     string   // of the feature
+	Name     string   // feature name
 	Overview []string // lines of weir --help: "weir guard status|limits of floods: …"
 	Commands func(g *Globals) []*cobra.Command
-	// Summary prints the feature's part of weir status, a line for each object. others reports whether another feature shows
-	// something.
+	// Summary prints the feature's part of weir status, a line for each object. others reports whether another feature
+	// prints something.
 	Summary func(w io.Writer, st host.Status, others bool, now time.Time)
-	Extend  func(g *Globals) Extension // nil: weir apply has nothing of the feature's own
-	// Names complete the first argument of the feature's commands: by the argument's name in their usage.
+	Extend  func(g *Globals) Extension // nil: the feature adds nothing to weir apply
+	// Names maps an argument's name in the usage, for example SERVICE, to its completions. It serves the first argument.
 	Names map[string]func(host.Status) []string
 }
 
-// Extension is what a feature adds to weir apply.
+// Extension is a feature's addition to weir apply.
 type Extension interface {
 	AddFlags(c *cobra.Command)
-	Prepare(cfg *host.Config)                                                     // before a plan is made
-	Foresee(cmd *cobra.Command, cfg *host.Config)                                 // prints for --dry-run what follows from the change
-	Around(cmd *cobra.Command, cfg *host.Config, change func() error) (err error) // makes the change, and does slow work that follows from it
+	Prepare(cfg *host.Config)                                                     // runs before the plan is made
+	Foresee(cmd *cobra.Command, cfg *host.Config)                                 // prints the consequences of the change for --dry-run
+	Around(cmd *cobra.Command, cfg *host.Config, change func() error) (err error) // runs change, and then the slow work caused by it
 }
 
-// featureCommands are all command files, by their init.
+// featureCommands are the command files added by init functions.
 var featureCommands []Feature
 
 // Add adds the command file of a feature.
 func Add(c Feature) { featureCommands = append(featureCommands, c) }
 
-// Features are the command files in the order of the features. A feature without one has the commands of [plainFeature].
+// Features returns the command files in the order of the features. A feature without a command file gets [plainFeature].
 func Features() (out []Feature) {
 	for _, name := range host.Features() {
 		i := slices.IndexFunc(featureCommands, func(c Feature) bool { return c.Name == name })

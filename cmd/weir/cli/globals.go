@@ -12,7 +12,7 @@ import (
 // ErrUsage marks errors about the command line itself.
 var ErrUsage = errors.New("usage")
 
-// Usage keeps the text of err and makes the exit status 2.
+// Usage wraps err: the text stays, and the exit status becomes 2.
 func Usage(err error) error { return usage{err} }
 
 type usage struct{ error }
@@ -20,20 +20,20 @@ type usage struct{ error }
 func (usage) Is(target error) bool { return target == ErrUsage }
 func (u usage) Unwrap() error      { return u.error }
 
-// Globals are the flags of every command.
+// Globals are the flags common to all commands.
 type Globals struct {
 	Root   string
 	Socket string
 	JSON   bool
 }
 
-// Host is the host of --root.
+// Host returns the host of --root.
 func (g *Globals) Host() *host.Host { return host.New(g.Root) }
 
-// Reader reads the pins, or asks weir serve by its socket.
+// Reader returns a reader of the pins, or of weir serve's socket if the pins are not readable.
 func (g *Globals) Reader() host.Reader { return g.Host().Reader(g.Socket) }
 
-// JSONFlag gives a command the flag --json.
+// JSONFlag adds the flag --json to a command.
 func JSONFlag(c *cobra.Command, g *Globals) {
 	c.Flags().BoolVar(&g.JSON, "json", false, "print JSON")
 }

@@ -9,7 +9,7 @@ import (
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-// AtHook is a position behind the name of its hook; "" where it cannot be seen.
+// AtHook formats a position for printing after the hook name, or "" if the position is unknown.
 func AtHook(p *hookorder.Position) string {
 	if p == nil {
 		return ""
@@ -17,7 +17,7 @@ func AtHook(p *hookorder.Position) string {
 	return ": " + p.String()
 }
 
-// PrintBeside tells of programs of others at the hooks of an object.
+// PrintBeside prints the foreign programs at the hooks of an object.
 func PrintBeside(w io.Writer, object string, at ...hookorder.Position) {
 	for _, p := range at {
 		if p.Of > 1 {

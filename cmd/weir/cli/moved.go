@@ -11,7 +11,8 @@ import (
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-// MovedCommand refuses a command whose file has become a section of weir.yaml: the error is that section, made of the file.
+// MovedCommand returns a command whose file has become a section of weir.yaml. The command fails with that section,
+// converted from the file.
 func MovedCommand(name, section, only string) *cobra.Command {
 	var file string
 	c := &cobra.Command{

@@ -12,7 +12,7 @@ import (
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-// plainFeature has weir NAME status, which prints the feature's state as tables.
+// plainFeature returns the default command file: weir NAME status prints the feature's state as tables.
 func plainFeature(name string) Feature {
 	return Feature{
 		Name:     name,

@@ -14,19 +14,19 @@ import (
 	"github.com/weir-project/weir/internal/ratelog"
 )
 
-// PrintJSON prints v, harmless to the terminal.
+// PrintJSON prints v as JSON, with terminal control characters escaped.
 func PrintJSON(cmd *cobra.Command, v any) error {
 	enc := json.NewEncoder(fmt.Writer(cmd.OutOrStdout()))
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
 }
 
-// NewLog is the log of a process: bounded, and harmless to the terminal.
+// NewLog returns the log of a process. It is rate-limited and escapes terminal control characters.
 func NewLog(w io.Writer) *slog.Logger {
 	return ratelog.Limit(slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{ReplaceAttr: fmt.Attr})))
 }
 
-// Ago says how long since, as people do.
+// Ago formats the time from t to now, as in "5m07s"; "-" for the zero time.
 func Ago(t, now time.Time) string {
 	if t.IsZero() {
 		return "-"
@@ -43,7 +43,7 @@ func Ago(t, now time.Time) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// Bytes prints a size in powers of 1024.
+// Bytes formats a size in powers of 1024.
 func Bytes(n uint64) string {
 	const units = "KMGTPE"
 	if n < 1024 {

@@ -12,7 +12,7 @@ import (
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
-// PrintTables prints each list of a state as a table, as PrintRows does. Lists without columns, and empty ones, are left out.
+// PrintTables prints each slice of a state as a table, like PrintRows. It skips empty slices and slices without columns.
 func PrintTables(w io.Writer, state any, now time.Time) {
 	v := reflect.Indirect(reflect.ValueOf(state))
 	if v.Kind() != reflect.Struct {
@@ -34,17 +34,17 @@ func PrintTables(w io.Writer, state any, now time.Time) {
 	}
 }
 
-// PrintRows prints structs as the rows of a table below its heading. The columns are the fields tagged `table:"HEADING"`, in their order.
-// A time is printed as the time until now, "-" for none. Options follow the heading:
+// PrintRows prints a heading and one table row for each struct. The columns are the fields tagged `table:"HEADING"`, in
+// their order. A time is printed as its age, "-" if zero. Options follow the heading:
 //
-//	table:"DATA,bytes"         a size (uint64) in KiB, MiB and so on
-//	table:"MEMBER,dash"        "-" in place of the zero value
-//	table:"UNDECIDED,omitzero" no such column where every row has the zero value
+// table:"DATA,bytes"         a size (uint64) in KiB, MiB and so on
+// table:"MEMBER,dash"        "-" in place of the zero value
+// table:"UNDECIDED,omitzero" no column if every row has the zero value
 func PrintRows[R any](w io.Writer, rows []R, now time.Time) {
 	printRows(w, "", reflect.ValueOf(rows), now)
 }
 
-// PrintIndentedRows prints rows below the line to which they belong.
+// PrintIndentedRows prints rows indented below the line of their object.
 func PrintIndentedRows[R any](w io.Writer, rows []R, now time.Time) {
 	printRows(w, "  ", reflect.ValueOf(rows), now)
 }
@@ -56,7 +56,7 @@ type column struct {
 	option  string
 }
 
-// tableColumns are the columns of rows, a slice of structs.
+// tableColumns returns the columns of rows, a slice of structs.
 func tableColumns(rows reflect.Value) (out []column) {
 	row := rows.Type().Elem()
 	for i := range row.NumField() {
@@ -91,7 +91,7 @@ func printRows(w io.Writer, indent string, rows reflect.Value, now time.Time) {
 			if i == 0 {
 				before = indent
 			}
-			_, _ = io.WriteString(t, before) // as fmt.Fprint
+			_, _ = io.WriteString(t, before) // ignore the error, like fmt.Fprint below
 			fmt.Fprint(t, cell(c))
 		}
 		fmt.Fprintln(t)
@@ -103,7 +103,7 @@ func printRows(w io.Writer, indent string, rows reflect.Value, now time.Time) {
 	t.Flush()
 }
 
-// cellText is a field as a cell shows it.
+// cellText returns the value printed in a cell.
 func cellText(v reflect.Value, option string, now time.Time) any {
 	if option == "dash" && v.IsZero() {
 		return "-"

@@ -45,7 +45,7 @@ func TestPrintRows(t *testing.T) {
 	}
 }
 
-// What a program's name or a path brings must not reach the terminal.
+// Control characters in a program name or path do not reach the terminal.
 func TestPrintRowsHarmless(t *testing.T) {
 	var b bytes.Buffer
 	PrintRows(&b, []struct {

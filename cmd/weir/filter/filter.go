@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package filter is the command weir filter.
+// Package filter implements the command weir filter.
 package filter
 
 import (
@@ -85,7 +85,7 @@ keeps its name (without one, its expression).`,
 	return c
 }
 
-// printFilters shows filters in a line each.
+// printFilters prints one line for each filter.
 func printFilters(w io.Writer, filters []filter.FilterState, now time.Time) {
 	type row struct {
 		Name    string      `table:"FILTER"`
@@ -122,7 +122,7 @@ func printFilters(w io.Writer, filters []filter.FilterState, now time.Time) {
 	}
 }
 
-// printFilter shows one filter with its rules.
+// printFilter prints one filter with its rules.
 func printFilter(w io.Writer, f filter.FilterState, now time.Time) {
 	fmt.Fprintf(w, "%s: hook %s, default %s, in %s\n", f.Name, f.Hook, f.Default.Action, f.Netns)
 	for _, p := range f.Attachments {
@@ -179,7 +179,7 @@ func filterProblems(f filter.FilterState) []string {
 	return out
 }
 
-// since is ago, as a phrase.
+// since formats the age of t as a phrase.
 func since(t, now time.Time) string {
 	if t.IsZero() {
 		return "never"

@@ -57,7 +57,7 @@ func usageIfExpression(err error) error {
 	return err
 }
 
-// hookValue is a flag that takes the name of a hook.
+// hookValue is a flag with a hook name.
 type hookValue struct{ to *filter.Hook }
 
 func (h hookValue) String() string {
@@ -68,7 +68,7 @@ func (h hookValue) String() string {
 }
 func (h hookValue) Type() string { return "hook" }
 func (h hookValue) Set(s string) error {
-	if s == string(filter.HookSocket) { // which no configuration has
+	if s == string(filter.HookSocket) { // valid here, but not in a configuration
 		*h.to = filter.HookSocket
 		return nil
 	}
@@ -82,7 +82,7 @@ func hookFlag(c *cobra.Command, to *filter.Hook) {
 	c.Flags().Var(hookValue{to}, "hook", "xdp, xdp-generic, tcx, clsact, netfilter, nft or socket")
 }
 
-// listValue is a flag that takes the files of lists, one each time.
+// listValue is a repeatable flag: NAME=FILE for each list.
 type listValue map[string]string
 
 func (l listValue) String() string { return "" }
@@ -100,7 +100,7 @@ func listFlag(c *cobra.Command, to listValue) {
 	c.Flags().Var(to, "list", "a file of prefixes that $NAME stands for; once for each list")
 }
 
-// triedFilter is what one filter's rules matched of a capture.
+// triedFilter is the result of one filter over a capture.
 type triedFilter struct {
 	Name string `json:"name,omitempty"`
 	filter.TrialResult
@@ -132,7 +132,7 @@ no rule behind one that could have decided is asked.`,
 			if config == "" {
 				filters[0].Lists = lists
 			}
-			// A capture that is cut short has packets all the same: they are shown, and then the error.
+			// Show the packets before a truncation, and then the error.
 			tried, err := tryCapture(cmd.InOrStdin(), filters, capture, interpret)
 			if tried == nil {
 				return err
@@ -175,7 +175,7 @@ no rule behind one that could have decided is asked.`,
 	return c
 }
 
-// filtersToTry are the filters of a configuration, or one that counts each expression.
+// filtersToTry returns the filters of a configuration, or one filter with a counting rule for each expression.
 func filtersToTry(exprs []string, config, name string) ([]filter.Filter, error) {
 	if config == "" {
 		f := filter.Filter{Hook: filter.HookTCX, Default: filter.Pass}
@@ -204,8 +204,8 @@ func filtersToTry(exprs []string, config, name string) ([]filter.Filter, error) 
 	return out, nil
 }
 
-// tryCapture reads a capture once, for all filters. With an error of reading it, the
-// results are those of the packets before.
+// tryCapture reads a capture once, for all filters. On a read error it returns the results of the packets before the
+// error.
 func tryCapture(stdin io.Reader, filters []filter.Filter, capture string, interpret bool) (out []triedFilter, err error) {
 	var trials []*filter.Trial
 	for _, f := range filters {
@@ -242,7 +242,7 @@ func tryCapture(stdin io.Reader, filters []filter.Filter, capture string, interp
 	return out, unread
 }
 
-// printOdd tells of records that are not whole packets.
+// printOdd reports records that are not whole packets.
 func printOdd(w io.Writer, r filter.TrialResult) {
 	if r.Skipped > 0 {
 		fmt.Fprintf(w, "%d packets skipped: their link type is not known (%s)\n", r.Skipped, strings.Join(r.SkippedLink, ", "))

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A configuration without the filter is told by its name, or without one.
+// The error for a missing filter names the configuration, and the filter if one was given.
 func TestFiltersToTryNone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "weir.yaml")
 	if err := os.WriteFile(path, []byte("services: {}\n"), 0o600); err != nil {

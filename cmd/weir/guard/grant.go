@@ -43,7 +43,7 @@ socket that it is attached to; nothing is pinned.`,
 	return c
 }
 
-// grant makes this process the command. It returns only if that fails.
+// grant replaces this process by the command. It returns only on failure.
 func grant(limit guard.Limit, as string, argv []string) error {
 	path, err := exec.LookPath(argv[0])
 	if err != nil {
@@ -53,7 +53,7 @@ func grant(limit guard.Limit, as string, argv []string) error {
 	if err != nil {
 		return err
 	}
-	// Two descriptors in a row, which stay open over exec.
+	// Duplicate to two consecutive descriptors without close-on-exec.
 	first, err := unix.FcntlInt(g.Program.Fd(), unix.F_DUPFD, 3)
 	if err != nil {
 		return err
@@ -69,7 +69,7 @@ func grant(limit guard.Limit, as string, argv []string) error {
 			return fmt.Errorf("--user %s: %w", as, err)
 		}
 		env = append(id.Environ(), env[len(env)-1])
-		runtime.LockOSThread() // no_new_privs is the thread's, and exec keeps this one's
+		runtime.LockOSThread() // no_new_privs is a property of this thread, and exec continues this thread
 		if err := id.Confine(); err != nil {
 			return err
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guard is the command weir guard.
+// Package guard implements the command weir guard.
 package guard
 
 import (
@@ -87,7 +87,7 @@ source ports, destinations) with their packets per second over the last seconds.
 	return c
 }
 
-// printGuards shows guards in a line each.
+// printGuards prints one line for each guard.
 func printGuards(w io.Writer, guards []guard.GuardState) {
 	type row struct {
 		Service string `table:"GUARD"`
@@ -135,7 +135,7 @@ func guardNow(g guard.GuardState) string {
 	return "calm"
 }
 
-// printGuard shows one guard in detail.
+// printGuard prints one guard in detail.
 func printGuard(w io.Writer, g guard.GuardState) {
 	fmt.Fprintf(w, "%s: %s, limit %s, at %s, in %s\n", g.Service, strings.Join(g.Listen, ", "), guardLimit(g), g.At, g.Netns)
 	if g.Problem != "" {
@@ -182,7 +182,7 @@ func printGuard(w io.Writer, g guard.GuardState) {
 	}
 }
 
-// printTiers shows what a guard did with each tier of sources.
+// printTiers prints the counts of each tier of sources.
 func printTiers(w io.Writer, g guard.GuardState) {
 	type row struct {
 		Tier    string `table:"TIER"`

@@ -9,7 +9,7 @@ import (
 	"github.com/weir-project/weir/feature/guard"
 )
 
-// A guard in a dry run refuses nothing, and does not say that it does.
+// A guard in a dry run rejects nothing, and its status does not say "refusing".
 func TestPrintDryRun(t *testing.T) {
 	for dry, want := range map[bool]string{false: "refusing", true: "would refuse"} {
 		g := guard.GuardState{Service: "dns", Limit: 100, DryRun: dry, Counts: guard.Counts{UnderAttack: true, ReservationOwners: 1, Reserved: 12}}

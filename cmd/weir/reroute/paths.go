@@ -45,7 +45,7 @@ often a stall of this host put a verdict off.`,
 				if g.JSON {
 					err = cli.PrintJSON(cmd, st)
 				} else if watch {
-					_, _ = io.WriteString(cmd.OutOrStdout(), "\x1b[H\x1b[2J") // as fmt.Fprint
+					_, _ = io.WriteString(cmd.OutOrStdout(), "\x1b[H\x1b[2J") // ignore the error, like fmt.Fprint
 					printReroute(cmd.OutOrStdout(), st)
 				} else {
 					cli.TellFaults(cmd, g, "reroute")
@@ -67,7 +67,7 @@ often a stall of this host put a verdict off.`,
 	return c
 }
 
-// onlyPath is what is about one path.
+// onlyPath returns the part of st about one path.
 func onlyPath(st reroute.State, name string) reroute.State {
 	st.Paths = slices.DeleteFunc(st.Paths, func(p protect.PathState) bool { return p.Name != name })
 	st.BFD = slices.DeleteFunc(st.BFD, func(s peers.SessionState) bool { return s.Name != name })
@@ -116,7 +116,7 @@ func linkCommand(g *cli.Globals, use, short, long string, do func(*kernel.WriteL
 	}
 }
 
-// printPaths shows paths and sessions in a line each.
+// printPaths prints one line for each path and session.
 func printPaths(w io.Writer, st reroute.State) {
 	if len(st.Paths) > 0 {
 		type row struct {
@@ -150,7 +150,7 @@ func printPaths(w io.Writer, st reroute.State) {
 	printBFD(w, st.BFD, len(st.Paths)+len(st.Sessions) > 0)
 }
 
-// printSessions shows sessions of probes in a line each.
+// printSessions prints one line for each probe session.
 func printSessions(w io.Writer, all []liveness.SessionState) {
 	type row struct {
 		Name    string             `table:"SESSION"`
@@ -174,7 +174,7 @@ func printSessions(w io.Writer, all []liveness.SessionState) {
 	cli.PrintRows(w, rows, time.Time{})
 }
 
-// printBFD shows BFD sessions in a line each.
+// printBFD prints one line for each BFD session.
 func printBFD(w io.Writer, all []peers.SessionState, below bool) {
 	if len(all) == 0 {
 		return
@@ -222,7 +222,7 @@ func printBFDRows(w io.Writer, all []peers.SessionState) {
 	cli.PrintRows(w, rows, time.Time{})
 }
 
-// echoText says what echo packets have found.
+// echoText describes the result of echo packets.
 func echoText(e *peers.Echo) string {
 	switch {
 	case e.Failed:
@@ -235,7 +235,7 @@ func echoText(e *peers.Echo) string {
 	return fmt.Sprintf("echo every %s, back after %s (%d sent, %d returned, failed %d times)", fine(e.Interval), fine(e.RTT), e.Sent, e.Returned, e.Failures)
 }
 
-// linkText says whether a link is used.
+// linkText describes whether a link is used.
 func linkText(p protect.PathState) string {
 	var why []string
 	for _, r := range []struct {
@@ -263,7 +263,7 @@ func linkText(p protect.PathState) string {
 	return "rerouted: " + strings.Join(why, ", ")
 }
 
-// droppedText says packets of which versions of IP have no way left.
+// droppedText describes the IP versions left without a repair.
 func droppedText(p protect.PathState) string {
 	switch {
 	case len(p.Dropped) > 1:
@@ -274,7 +274,7 @@ func droppedText(p protect.PathState) string {
 	return p.Dropped[0] + " dropped, no way left"
 }
 
-// fine is a duration of which the microseconds are worth reading.
+// fine rounds a duration to 10 µs, or to 100 ns below 1 ms.
 func fine(d time.Duration) string {
 	switch {
 	case d == 0:
@@ -285,7 +285,7 @@ func fine(d time.Duration) string {
 	return d.Round(10 * time.Microsecond).String()
 }
 
-// printReroute shows paths and sessions in detail.
+// printReroute prints paths and sessions in detail.
 func printReroute(w io.Writer, st reroute.State) {
 	if len(st.Paths)+len(st.Sessions)+len(st.BFD) == 0 {
 		fmt.Fprintln(w, "no paths: reroute: in weir.yaml says which links to protect, docs/REROUTE.md how")
@@ -361,7 +361,7 @@ func printPath(w io.Writer, p protect.PathState) {
 	}
 }
 
-// routesText describes the routes that depend on a path's interface, and the loss without it.
+// routesText describes the routes that depend on a path's interface, and the traffic lost without it.
 func routesText(p protect.PathState) (lines []string) {
 	r := p.Routes
 	if r.Alone > 0 {
@@ -403,7 +403,7 @@ func printSession(w io.Writer, s liveness.SessionState) {
 	}
 }
 
-// countsText lists counts, the highest first.
+// countsText lists counts in descending order.
 func countsText(counts map[string]uint64) string {
 	var names []string
 	for name, n := range counts {

@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect"
 )
 
-// Status says which routes go with a link, and what becomes of their packets, before it happens and when it has.
+// Status names the routes that depend on a link, and the fate of their packets, before and after a failure.
 func TestRoutesText(t *testing.T) {
 	const all = "routes: 5 lead over eth1 alone and go when it is set down, drained or not; 3 of them go with its carrier"
 	for name, c := range map[string]struct {
@@ -34,7 +34,7 @@ func TestRoutesText(t *testing.T) {
 	}
 }
 
-// A path whose ways are all down does not say that it is rerouted.
+// A path without a usable repair is not shown as rerouted.
 func TestLinkTextWithoutWay(t *testing.T) {
 	down, up := protect.RepairState{Down: true}, protect.RepairState{}
 	for want, p := range map[string]protect.PathState{
@@ -55,7 +55,7 @@ func TestLinkTextWithoutWay(t *testing.T) {
 	}
 }
 
-// Status has the words that the metric has.
+// Status uses the words of the metric.
 func TestFatesOfStatus(t *testing.T) {
 	var out strings.Builder
 	printPath(&out, protect.PathState{Name: "core", Counts: protect.Counts{Packets: 1, Exempt: 2, None: 3, Big: 4, Stuck: 5, Lost: 6, Odd: 7, Shadow: 8}})
@@ -77,7 +77,7 @@ func TestFatesOfStatus(t *testing.T) {
 	}
 }
 
-// A path whose link bfdd is to judge, and does not, is not merely used; it has no row among sessions.
+// A path whose link should be judged by bfdd, and is not, is not shown as merely used. It has no row among sessions.
 func TestPrintUnjudged(t *testing.T) {
 	var out strings.Builder
 	printPaths(&out, reroute.State{Paths: []protect.PathState{{Name: "core", Attached: true, Unjudged: true}, {Name: "edge", Attached: true}},

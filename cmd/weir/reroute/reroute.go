@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reroute is the command weir reroute.
+// Package reroute implements the command weir reroute.
 package reroute
 
 import (
@@ -58,14 +58,14 @@ fails.`,
 	return c
 }
 
-// planFlags are those of weir reroute plan.
+// planFlags are the flags of weir reroute plan.
 type planFlags struct {
 	file, svg, protect string
 	sids               string // file
 	audit, yaml, apply bool
 	allowOutage        bool
 	change             string
-	sockets            string // of FRR's daemons
+	sockets            string // directory of the sockets of FRR's daemons
 	question           plan.Question
 }
 
@@ -187,7 +187,7 @@ func (f *planFlags) run(cmd *cobra.Command, g *cli.Globals) error {
 	return nil
 }
 
-// install puts a plan in force, or prints what would.
+// install puts a plan in force (--apply), or prints it as a section of weir.yaml (--yaml).
 func (f *planFlags) install(cmd *cobra.Command, g *cli.Globals, a *plan.Answer) error {
 	paths, notes, err := reroute.Planned(a)
 	if err != nil {
@@ -291,7 +291,7 @@ func printAuditRows(w io.Writer, all []audit.Row) {
 	cli.PrintRows(w, rows, time.Time{})
 }
 
-// installedText says which way packets would go if a link failed now.
+// installedText describes the path of packets if a link failed now.
 func installedText(i audit.Installed) string {
 	var ways []string
 	for _, r := range i.Repairs {
@@ -320,7 +320,7 @@ func yes(b bool) string {
 	return "no"
 }
 
-// read reads the topology, and the SIDs that are given beside it.
+// read reads the topology and adds the SIDs of --sids.
 func (f *planFlags) read(stdin io.Reader) (*topo.Network, error) {
 	n, err := f.topology(stdin)
 	if err != nil || f.sids == "" {
@@ -401,7 +401,7 @@ func printRepairs(w io.Writer, repairs []plan.RepairRow) {
 	cli.PrintRows(w, rows, time.Time{})
 }
 
-// segmentList shows what goes into the header, where that is known.
+// segmentList formats the segments, and the SIDs of the header if they are known.
 func segmentList(r plan.RepairRow) string {
 	text := strings.Join(r.Segments, ", ")
 	if len(r.SIDs) > 0 {

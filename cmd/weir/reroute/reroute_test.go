@@ -17,7 +17,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden file anew")
 
-// What the command says of a router whose isisd has computed backups.
+// The report about a router whose isisd has computed backups.
 func TestPrintAudit(t *testing.T) {
 	var got strings.Builder
 	printAudit(&got, &audit.Report{Router: "a", InZebra: 2, InWeir: 1, Rows: []audit.Row{
@@ -42,7 +42,7 @@ func TestPrintAudit(t *testing.T) {
 	}
 }
 
-// Packets with another key are told of beside a session that does not come up.
+// Packets with another key are reported beside a session that does not come up.
 func TestBFDNotAuthentic(t *testing.T) {
 	var out strings.Builder
 	printBFD(&out, []peers.SessionState{{Name: "core-a", State: bfd.Down, NotAuthentic: 28}, {Name: "core-b", State: bfd.Up, NotAuthentic: 1}}, false)
