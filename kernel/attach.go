@@ -11,19 +11,19 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// ErrDetached says that what should be attached is not, or not ours.
+// ErrDetached is returned if a hook does not run the expected link.
 var ErrDetached = errors.New("not attached")
 
-// Link is an attachment that lives as long as it is pinned or open.
+// Link is an attachment. It lasts while it is pinned or open.
 type Link = link.Link
 
-// Attachment is a place where a program is attached.
+// Attachment is a hook for one program.
 type Attachment interface {
-	// String names the place for plans and errors: "sk_lookup of net:[4026531840]".
+	// String names the hook for plans and errors: "sk_lookup of net:[4026531840]".
 	String() string
-	// Attach attaches prog. The program stays while the link is pinned or open.
+	// Attach attaches prog. The program stays attached while the link is pinned or open.
 	Attach(prog *ebpf.Program) (Link, error)
-	// Verify returns ErrDetached when the link no longer attaches a program here.
+	// Verify returns ErrDetached if the link attaches no program to this hook.
 	Verify(l Link) error
 }
 
@@ -44,8 +44,7 @@ func (a NetnsLookup) Attach(prog *ebpf.Program) (Link, error) {
 	return l, nil
 }
 
-// Verify implements Attachment: the kernel shows inode 0 once the namespace is
-// gone.
+// Verify implements Attachment. The kernel reports inode 0 after the end of the namespace.
 func (a NetnsLookup) Verify(l Link) error {
 	info, err := l.Info()
 	if err != nil {
@@ -57,7 +56,7 @@ func (a NetnsLookup) Verify(l Link) error {
 	return nil
 }
 
-// RawTracepoint is a raw tracepoint, for the whole host (links since Linux 5.7).
+// RawTracepoint is a raw tracepoint of the whole host (links since Linux 5.7).
 type RawTracepoint struct{ Name string }
 
 func (a RawTracepoint) String() string { return "tracepoint " + a.Name }
@@ -71,13 +70,13 @@ func (a RawTracepoint) Attach(prog *ebpf.Program) (Link, error) {
 	return l, nil
 }
 
-// Verify implements Attachment: a raw tracepoint is attached while its link lives.
+// Verify implements Attachment. A raw tracepoint is attached while its link exists.
 func (a RawTracepoint) Verify(l Link) error {
 	_, err := l.Info()
 	return err
 }
 
-// Cgroup is a hook of a cgroup of version 2 and all below it.
+// Cgroup is a hook of a version 2 cgroup and its descendants.
 type Cgroup struct {
 	Path string
 	Hook ebpf.AttachType
@@ -85,13 +84,13 @@ type Cgroup struct {
 
 func (a Cgroup) String() string {
 	hook := a.Hook.String()
-	if a.Hook == ebpf.AttachCGroupInetIngress { // 0, which the library names otherwise
+	if a.Hook == ebpf.AttachCGroupInetIngress { // 0, and the library has another name for it
 		hook = "ingress"
 	}
 	return fmt.Sprintf("%s of cgroup %s", hook, a.Path)
 }
 
-// Attach implements Attachment. Programs of others at the same hook stay.
+// Attach implements Attachment. Foreign programs at the same hook stay.
 func (a Cgroup) Attach(prog *ebpf.Program) (Link, error) {
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: a.Path, Attach: a.Hook, Program: prog})
 	if err != nil {
@@ -100,7 +99,7 @@ func (a Cgroup) Attach(prog *ebpf.Program) (Link, error) {
 	return l, nil
 }
 
-// Verify implements Attachment: the kernel shows cgroup 0 once the cgroup is gone.
+// Verify implements Attachment. The kernel reports cgroup 0 after the end of the cgroup.
 func (a Cgroup) Verify(l Link) error {
 	info, err := l.Info()
 	if err != nil {
@@ -112,10 +111,9 @@ func (a Cgroup) Verify(l Link) error {
 	return nil
 }
 
-// NetnsGone says whether the namespace of an instance is gone: its pins then serve
-// nobody, and its inode number may come back for another. An attached sk_lookup link, l,
-// proves it alive. A link that was detached, or that is missing, proves nothing: then the
-// namespace is gone if nothing leads to it, or its cookie is another.
+// NetnsGone reports whether the namespace of an instance is gone. Its pins are then unused, and a new namespace may get
+// its inode number. An attached sk_lookup link l proves that it exists. A detached or missing link proves nothing. The
+// namespace is then gone if nothing leads to it, or if its cookie has changed.
 func NetnsGone(l Link, scope string, cookie uint64) bool {
 	if l != nil {
 		if info, err := l.Info(); err == nil && info.NetNs() != nil && info.NetNs().NetnsInode != 0 {

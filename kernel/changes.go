@@ -11,18 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Changes tells when somebody has let go of the write lock of a pin root: then what is pinned may have changed. It
-// hears of everybody who waited for the lock, too, and of its own process. It is an inotify watch (inotify(7)) on the
-// directory that is locked, so that writers need not know of it, and one that was killed is heard as well.
+// Changes reports each release of the write lock of a pin root, because pins may have changed then. It also reports
+// processes that only waited for the lock, and its own process. It watches the lock directory with inotify(7). Writers
+// need not cooperate, and a killed writer is reported too.
 type Changes struct {
-	// C receives after a change, once for several that were not yet received.
+	// C receives after a change. Several changes before a receive count as one.
 	C    <-chan struct{}
 	file *os.File
 	path string
 }
 
-// Changes begins to watch for changes. The error says why the host has no watch left for us: then look from time to
-// time.
+// Changes starts watching. It fails if the host has no inotify watch left: the caller then polls.
 func (r *Root) Changes() (*Changes, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -38,8 +37,8 @@ func (r *Root) Changes() (*Changes, error) {
 	return c, nil
 }
 
-// Renew watches the lock that is there now: a root that was emptied has gone, with its lock, and the next writer
-// makes another. It costs one call into the kernel if nothing has changed.
+// Renew watches the current lock directory. An emptied root is removed with its lock, and the next writer makes a new
+// one. Renew is one system call if nothing has changed.
 func (c *Changes) Renew() error {
 	conn, err := c.file.SyscallConn()
 	if err != nil {
@@ -47,7 +46,7 @@ func (c *Changes) Renew() error {
 	}
 	var added error
 	if err := conn.Control(func(fd uintptr) {
-		// The same directory is not watched twice.
+		// The kernel does not add a second watch on the same directory.
 		_, added = unix.InotifyAddWatch(int(fd), c.path, unix.IN_CLOSE_NOWRITE|unix.IN_ONLYDIR)
 	}); err != nil {
 		return err
@@ -61,7 +60,7 @@ func (c *Changes) Renew() error {
 func (c *Changes) read(heard chan<- struct{}) {
 	buf := make([]byte, 4096)
 	for {
-		// What happened does not matter, only that something did.
+		// Any event means a change.
 		if _, err := c.file.Read(buf); err != nil {
 			return // closed
 		}
@@ -72,5 +71,5 @@ func (c *Changes) read(heard chan<- struct{}) {
 	}
 }
 
-// Close ends the watching.
+// Close stops watching.
 func (c *Changes) Close() { c.file.Close() }

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// heard waits for a change; quiet says that none may come.
+// heard waits for a change. quiet expects none.
 func heard(t *testing.T, c *Changes, quiet bool) {
 	t.Helper()
 	wait := 30 * time.Second
@@ -51,11 +51,11 @@ func TestChanges(t *testing.T) {
 	heard(t, c, false)
 
 	for range 3 {
-		if err := c.Renew(); err != nil { // it is the same: what comes is heard once
+		if err := c.Renew(); err != nil { // the same directory: a change is reported once
 			t.Fatal(err)
 		}
 	}
-	if _, err := r.Instances("steer"); err != nil { // readers are not heard
+	if _, err := r.Instances("steer"); err != nil { // readers are not reported
 		t.Fatal(err)
 	}
 	heard(t, c, true)

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Monotonic is CLOCK_MONOTONIC in ns: the clock of bpf_ktime_get_ns, in which programs reckon.
+// Monotonic returns CLOCK_MONOTONIC in ns, the clock of bpf_ktime_get_ns in BPF programs.
 func Monotonic() uint64 {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
@@ -17,7 +17,7 @@ func Monotonic() uint64 {
 	return uint64(t.Nano())
 }
 
-// WallTime is when a reading of CLOCK_MONOTONIC, in ns, was, to the millisecond; the zero time for 0, which is none.
+// WallTime converts a CLOCK_MONOTONIC reading in ns to a time, truncated to 1 ms. It returns the zero time for 0.
 func WallTime(monotonic uint64) time.Time {
 	if monotonic == 0 {
 		return time.Time{}

@@ -17,8 +17,8 @@ import (
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
-// playCrash does something to the instance below a root, and is killed at the
-// step of a number, counted from 0: KIND OPERATION STEP ROOT.
+// playCrash runs an operation on the instance below a root, and is killed at step number STEP, counted from 0: KIND
+// OPERATION STEP ROOT.
 func playCrash(f []string) error {
 	if f[0] == "twostep" {
 		kerneltest.WithoutExchange()
@@ -38,22 +38,20 @@ func playCrash(f []string) error {
 	return nil // Lock has recovered
 }
 
-// crash runs playCrash and returns the step at which it was killed, "" if it
-// ended by itself.
+// crash runs playCrash and returns the step of the kill, or "" if it ended by itself.
 func crash(t *testing.T, kind, operation string, step int, r *Root) string {
 	t.Helper()
 	return kerneltest.Killed(t, nstest.Child("crash", kind, operation, step, r.path))
 }
 
-// Whatever step a command is killed at, the old state or the new one is there
-// once the next one holds the lock, nothing half done with it, and readers who
-// come before that see neither half.
+// After a kill at any step, the next lock holder finds the old state or the new one, and nothing half done. Earlier
+// readers see the same.
 func TestKilledAtAnyStep(t *testing.T) {
 	for _, c := range []struct {
 		operation string
-		before    uint64   // version that is there, 0 none
-		after     []uint64 // what the next Lock may find
-		between   []uint64 // what a reader may see until then
+		before    uint64   // existing version, 0: none
+		after     []uint64 // versions possible for the next Lock
+		between   []uint64 // versions possible for a reader before that
 	}{
 		{"publish", 0, []uint64{0, 2}, []uint64{0, 2}},
 		{"replace", 1, []uint64{1, 2}, []uint64{1, 2}},
@@ -85,7 +83,7 @@ func TestKilledAtAnyStep(t *testing.T) {
 	}
 }
 
-// needExchange skips where bpffs cannot exchange two directories.
+// needExchange skips the test if bpffs cannot exchange two directories.
 func needExchange(t *testing.T) {
 	t.Helper()
 	r := newRoot(t)
@@ -101,7 +99,7 @@ func needExchange(t *testing.T) {
 	}
 }
 
-// checkSteps makes sure that the test went where the danger is.
+// checkSteps checks that the test covers the critical steps.
 func checkSteps(t *testing.T, operation, kind string, steps []string) {
 	t.Helper()
 	want := map[string][]string{
@@ -133,7 +131,7 @@ func oneCrash(t *testing.T, kind, operation string, n int, before uint64, betwee
 	if err != nil || !slices.Contains(between, v) {
 		t.Errorf("%s: a reader sees version %d, %v; want one of %v", where, v, err, between)
 	}
-	// The command that recovers may be killed as well.
+	// The recovering command may be killed too.
 	crash(t, kind, "recover", 0, r)
 	l = lock(t, r)
 	recovered, err := version(l, instance)
@@ -153,14 +151,13 @@ func oneCrash(t *testing.T, kind, operation string, n int, before uint64, betwee
 	return step
 }
 
-// inTransit lists what is neither published nor above what is.
+// inTransit lists staged and retired directories.
 func inTransit(t *testing.T, r *Root) []string {
 	t.Helper()
 	return slices.DeleteFunc(tree(t, r), func(s string) bool { return !strings.Contains(s, "+") })
 }
 
-// afterwards sees that the recovered state can be replaced and removed, and that
-// nothing of it stays in the kernel.
+// afterwards checks that the recovered state can be replaced and removed, and leaves nothing in the kernel.
 func afterwards(t *testing.T, l *WriteLock, where string) {
 	t.Helper()
 	if err := publish(l, instance, 3); err != nil {

@@ -21,19 +21,17 @@ import (
 	"github.com/weir-project/weir/internal/sockfilter"
 )
 
-// ErrOccupied says that a place that has room for one program has somebody
-// else's, which weir never replaces.
+// ErrOccupied is returned if a foreign program occupies a hook for one program. weir never replaces a foreign program.
 var ErrOccupied = sockfilter.ErrOccupied
 
-// TCX is the hook of a device's incoming packets before routing, or of its
-// outgoing ones, with a link (Linux 6.6). Several programs run one after the
-// other, in the order in which they were attached or that Order asks for, as long as each
-// returns TCX_NEXT (-1). Attach runs in the network namespace of the device.
+// TCX is the tcx hook of a device, with a link (Linux 6.6). It sees incoming packets before routing, or outgoing
+// packets. Programs run one after the other, in the order of their attachment or of Order, as long as each returns
+// TCX_NEXT (-1). Attach runs in the network namespace of the device.
 type TCX struct {
 	Ifindex int
-	Device  string // its name, for messages
+	Device  string // name for messages
 	Egress  bool
-	Order   hookorder.Order // among the programs that are there already
+	Order   hookorder.Order // position among the programs at the hook
 }
 
 // TCXLink is the need of [TCX].
@@ -43,7 +41,7 @@ var TCXLink = Need{Name: "tcx links", Since: "6.6", Optional: true,
 
 func (a TCX) String() string { return a.Kind() + " of " + a.Device }
 
-// Kind is what the place is, whichever the device.
+// Kind names the hook without the device.
 func (a TCX) Kind() string {
 	if a.Egress {
 		return "tcx egress"
@@ -58,7 +56,7 @@ func (a TCX) hook() ebpf.AttachType {
 	return ebpf.AttachTCXIngress
 }
 
-// Attach implements Attachment. Programs of others at the same hook stay.
+// Attach implements Attachment. Foreign programs at the same hook stay.
 func (a TCX) Attach(prog *ebpf.Program) (Link, error) {
 	l, err := a.attach(prog)
 	if err != nil {
@@ -67,7 +65,7 @@ func (a TCX) Attach(prog *ebpf.Program) (Link, error) {
 	return l, nil
 }
 
-// Verify implements Attachment: the kernel shows device 0 once the device is gone.
+// Verify implements Attachment. The kernel reports device 0 after the removal of the device.
 func (a TCX) Verify(l Link) error {
 	info, err := l.Info()
 	if err != nil {
@@ -79,8 +77,8 @@ func (a TCX) Verify(l Link) error {
 	return nil
 }
 
-// Around names the programs that run at the hook before the link's own, and
-// behind it where that lets them.
+// Around names the programs at the hook before and after the link's own. A program after it runs only if its verdict
+// allows.
 func (a TCX) Around(l Link) (before, behind []string, err error) {
 	info, err := l.Info()
 	if err != nil {
@@ -105,14 +103,13 @@ func (a TCX) Around(l Link) (before, behind []string, err error) {
 	return before, behind, nil
 }
 
-// query asks for the programs at the hook.
+// query selects the programs at the hook.
 func (a TCX) query() link.QueryOptions {
 	return link.QueryOptions{Target: a.Ifindex, Attach: a.hook()}
 }
 
-// Anchored says whether the order can be kept at the hook: the error wraps [hookorder.ErrNoAnchor] and lists the
-// programs that are there, but for the caller's own, where the named one is not. The caller is
-// in the device's namespace.
+// Anchored checks whether the hook allows the order. If the anchor is missing, the error wraps [hookorder.ErrNoAnchor]
+// and lists the other programs at the hook, without the caller's own. The caller is in the device's namespace.
 func (a TCX) Anchored(own uint32) error {
 	if a.Order.Anchor == "" {
 		return nil
@@ -125,8 +122,8 @@ func (a TCX) Anchored(own uint32) error {
 	return err
 }
 
-// attach attaches a program where the order asks for it. Programs that come and go meanwhile
-// change the hook's revision: then it looks again.
+// attach attaches a program at the position of Order. A concurrent change of the hook's programs changes the hook's
+// revision: attach then retries.
 func (a TCX) attach(prog *ebpf.Program) (l Link, err error) {
 	o := link.TCXOptions{Interface: a.Ifindex, Program: prog, Attach: a.hook()}
 	for range 20 {
@@ -147,9 +144,8 @@ func (a TCX) attach(prog *ebpf.Program) (l Link, err error) {
 	return l, err
 }
 
-// PositionAt reads where a link's program is among the programs at its hook. Hooks are those of
-// tcx, sk_lookup of a namespace, a cgroup and XDP, which has room for one; ok is false
-// for others. The caller is in the namespace of the hook.
+// PositionAt reads the position of a link's program at its hook. It supports tcx, sk_lookup of a namespace, a cgroup,
+// and XDP with its single program. ok is false for other hooks. The caller is in the namespace of the hook.
 func PositionAt(at Attachment, l Link) (p hookorder.Position, ok bool, err error) {
 	var q link.QueryOptions
 	switch at := at.(type) {
@@ -180,8 +176,8 @@ func PositionAt(at Attachment, l Link) (p hookorder.Position, ok bool, err error
 	return p, err == nil, err
 }
 
-// probeTCX asks for a device that there cannot be: a kernel with tcx says so,
-// and others do not know what is meant.
+// probeTCX attaches to an impossible device number. A kernel with tcx reports ENODEV. Older kernels report another
+// error.
 func probeTCX() error {
 	LiftMemlock()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
@@ -201,14 +197,14 @@ func probeTCX() error {
 	return ExplainProbe(err)
 }
 
-// XDP is the hook of a device's incoming packets before the kernel makes socket
-// buffers of them (links since Linux 5.9). A device has room for one program; Attach runs in its
-// network namespace, and refuses with [ErrOccupied] where there is another.
+// XDP is the hook of a device's incoming packets before the allocation of socket buffers (links since Linux 5.9). A
+// device has room for one program. Attach runs in its network namespace, and returns [ErrOccupied] if another program is
+// attached.
 type XDP struct {
 	Ifindex int
-	Device  string // its name, for messages
-	// Generic runs the program on socket buffers, in the kernel and not in the driver:
-	// slower, for drivers that have no XDP.
+	Device  string // name for messages
+	// Generic runs the program in the kernel on socket buffers, not in the driver. It is slower, for drivers without
+	// XDP.
 	Generic bool
 }
 
@@ -218,7 +214,7 @@ var XDPProgram = Need{Name: "XDP programs", Since: "4.8", Optional: true,
 
 func (a XDP) String() string { return a.Kind() + " of " + a.Device }
 
-// Kind is what the place is, whichever the device.
+// Kind names the hook without the device.
 func (a XDP) Kind() string {
 	if a.Generic {
 		return "generic XDP"
@@ -248,9 +244,8 @@ func (a XDP) Attach(prog *ebpf.Program) (Link, error) {
 	return nil, fmt.Errorf("attaching to %s: %w (a driver may refuse XDP with a large MTU or with LRO: hook: xdp-generic or tcx works there)", a, err)
 }
 
-// patiently repeats an attachment for a while where the place is taken: links that
-// a process left when it was killed, or that were only unpinned, end in the kernel's
-// own time.
+// patiently retries an attachment to an occupied hook for 500 ms. The kernel releases unpinned links, and links of a
+// killed process, asynchronously.
 func patiently(attach func() (Link, error)) (l Link, err error) {
 	for range 50 {
 		l, err = attach()
@@ -262,8 +257,8 @@ func patiently(attach func() (Link, error)) (l Link, err error) {
 	return l, err
 }
 
-// Occupant finds the program that the device has, and describes it. It is called in the device's network namespace; 0: none,
-// or it cannot be read.
+// Occupant returns the ID of the device's XDP program and describes it. The ID is 0 if there is no program or it is
+// unreadable. The caller is in the device's network namespace.
 func (a XDP) Occupant() (program uint32, about string) {
 	l, err := netlink.LinkByIndex(a.Ifindex)
 	if err != nil || l.Attrs().Xdp == nil || !l.Attrs().Xdp.Attached {
@@ -274,7 +269,7 @@ func (a XDP) Occupant() (program uint32, about string) {
 	return x.ProgId, fmt.Sprintf("%s, %s mode", progowner.Describe(x.ProgId, a.Ifindex), mode)
 }
 
-// xdpAt is the id of the program at XDP of a device, 0 for none.
+// xdpAt returns the ID of a device's XDP program, or 0.
 func xdpAt(index int) uint32 {
 	l, err := netlink.LinkByIndex(index)
 	if err != nil || l.Attrs().Xdp == nil || !l.Attrs().Xdp.Attached {
@@ -290,7 +285,7 @@ const (
 	xdpAttachedHardware = 3
 )
 
-// programName is empty where the program cannot be seen.
+// programName returns the name of a program, or "" if it is unreadable.
 func programName(id uint32) string {
 	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(id))
 	if err != nil {
@@ -304,7 +299,7 @@ func programName(id uint32) string {
 	return info.Name
 }
 
-// Verify implements Attachment: the kernel shows device 0 once the device is gone.
+// Verify implements Attachment. The kernel reports device 0 after the removal of the device.
 func (a XDP) Verify(l Link) error {
 	info, err := l.Info()
 	if err != nil {
@@ -316,8 +311,8 @@ func (a XDP) Verify(l Link) error {
 	return nil
 }
 
-// ProgramUses says whether a program uses the map with an id: which form of an
-// instance an attachment runs is told by the maps that are that form's own.
+// ProgramUses reports whether a program uses the map with ID m. The maps of an attached program identify its form of an
+// instance.
 func ProgramUses(program uint32, m ebpf.MapID) (bool, error) {
 	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(program))
 	if errors.Is(err, os.ErrNotExist) {

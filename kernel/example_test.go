@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A writer publishes an instance: whole, or not at all. A reader needs no lock.
+// A writer publishes an instance atomically. A reader needs no lock.
 func ExampleRoot() {
 	root := kernel.OpenRoot("/sys/fs/bpf/example")
 	lock, err := root.Lock(context.Background())

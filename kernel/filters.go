@@ -14,15 +14,14 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// filterRecord is a filter that an instance has at a device in place of a link.
+// filterRecord is the record of a tc filter, used in place of a link.
 type filterRecord struct {
 	Clsact
-	Program uint32 `json:"program"` // the id of its program; 0: it was not there
+	Program uint32 `json:"program"` // ID of its program; 0 if the filter was missing
 }
 
-// NoteFilters records the filters that a published instance has at devices in place of links,
-// all of them: a [Checker] tells which are gone, and which programs of others run before them.
-// The caller is in their namespace. As with other records, nothing fails for want of one.
+// NoteFilters records all tc filters of a published instance. [Checker] then reports missing filters and foreign
+// programs before them. The caller is in their namespace. Like other records, a failure to write it is not an error.
 func (l *WriteLock) NoteFilters(i Instance, filters []Clsact) {
 	path := filepath.Join(l.recordsAt(l.device()), recordName(i))
 	rec, err := readRecord(path)
@@ -48,16 +47,16 @@ func (l *WriteLock) NoteFilters(i Instance, filters []Clsact) {
 
 func (t Clsact) key() string { return fmt.Sprintf("%s %08d %t", t.Name, t.Ifindex, t.Egress) }
 
-// lostAt says whether the device is there, and has no such filter. The caller is in its namespace.
+// lostAt reports whether the device exists without the filter. The caller is in its namespace.
 func (t Clsact) lostAt() bool {
 	if _, err := netlink.LinkByIndex(t.Ifindex); err != nil {
-		return false // with its device
+		return false // gone with its device
 	}
 	there, err := t.Attached()
 	return err == nil && !there
 }
 
-// location names the filter's place for people. The caller is in its namespace.
+// location names the filter's hook for people. The caller is in its namespace.
 func (t Clsact) location() string {
 	side := "ingress"
 	if t.Egress {
@@ -66,7 +65,7 @@ func (t Clsact) location() string {
 	return fmt.Sprintf("tc %s of %s", side, deviceName(uint64(t.Ifindex)))
 }
 
-// checkedFilter is a filter of one check that is there.
+// checkedFilter is an existing filter of one check.
 type checkedFilter struct {
 	instance Instance
 	at       Clsact
@@ -78,7 +77,7 @@ func (c *Checker) filters(i Instance, rec record) (out []Fault) {
 	if ns == nil {
 		return nil
 	}
-	_ = ns.Do(func() error { // what a reader may not ask is not told
+	_ = ns.Do(func() error { // skip hooks unreadable for this user
 		for _, f := range c.root.stillLost(i, rec.Filters) {
 			lost := fault(i, FaultDetached, "the filter %s is gone from %s", f.Name, f.location())
 			lost.Device = deviceName(uint64(f.Ifindex))
@@ -95,11 +94,11 @@ func (c *Checker) filters(i Instance, rec record) (out []Fault) {
 	return out
 }
 
-// removing is how long a writer usually takes from a filter's removal until it is recorded.
+// removing is the usual time between a filter's removal and its record.
 const removing = 50 * time.Millisecond
 
-// stillLost are those filters that are gone from their devices, and are recorded still after a
-// moment: a writer takes a filter away first.
+// stillLost returns the filters missing from their devices and still recorded after a moment. A writer removes a filter
+// before its record.
 func (r *Root) stillLost(i Instance, all []filterRecord) []filterRecord {
 	lost := slices.DeleteFunc(slices.Clone(all), func(f filterRecord) bool { return !f.lostAt() })
 	if len(lost) == 0 {
@@ -116,7 +115,7 @@ func (r *Root) stillLost(i Instance, all []filterRecord) []filterRecord {
 	})
 }
 
-// aheadOfFilters looks for what runs before this root's filters.
+// aheadOfFilters finds foreign programs before this root's filters.
 func (c *Checker) aheadOfFilters() (out []Fault) {
 	told := map[string]bool{}
 	for _, p := range c.present {
@@ -140,8 +139,8 @@ func (c *Checker) aheadOfFilters() (out []Fault) {
 	return out
 }
 
-// ahead lists what others run before a filter, in words: tc filters, programs of tcx and of
-// XDP. The caller is in the namespace.
+// ahead describes the foreign tc filters, tcx programs and XDP programs that run before a filter. The caller is in the
+// namespace.
 func (t Clsact) ahead(ns *netns.Handle, ours map[uint32]bool) (out []string) {
 	all, err := t.filters()
 	if err != nil {
@@ -169,8 +168,8 @@ func (t Clsact) ahead(ns *netns.Handle, ours map[uint32]bool) (out []string) {
 	return append(out, target{Kind: targetTCX, Where: uint64(t.Ifindex), Hook: uint32(hook)}.ahead(ns, 0, ours)...)
 }
 
-// restoreFilters attaches filters again whose programs live: an agent holds them. The others'
-// features attach what they find missing.
+// restoreFilters attaches missing filters again whose programs are still held by an agent. Features attach their other
+// missing filters.
 func (l *WriteLock) restoreFilters(i Instance, rec record) error {
 	if len(rec.Filters) == 0 {
 		return nil
@@ -187,7 +186,7 @@ func (l *WriteLock) restoreFilters(i Instance, rec record) error {
 			}
 			p, err := ebpf.NewProgramFromID(ebpf.ProgramID(f.Program))
 			if err != nil {
-				continue // it went with its filter
+				continue // released with its filter
 			}
 			err = f.Attach(p)
 			p.Close()

@@ -19,17 +19,16 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// Fault is damage to pinned state, or a program of somebody else's that decides before
-// weir's.
+// Fault is damage to pinned state, or a foreign program that decides before weir's.
 type Fault struct {
 	Instance Instance  `json:"-"` // zero: the root itself
 	Feature  string    `json:"feature,omitempty"`
-	Object   string    `json:"object"` // the instance, or the root's path
+	Object   string    `json:"object"` // the instance, or the path of the root
 	Kind     FaultKind `json:"kind"`
 	Text     string    `json:"text"`
 	Remedy   string    `json:"remedy"`
 
-	Device string `json:"-"` // of a fault at a device
+	Device string `json:"-"` // device of the fault, if any
 }
 
 // FaultKind is the kind of a fault.
@@ -38,16 +37,16 @@ type FaultKind string
 // Kinds of faults.
 const (
 	FaultRoot     FaultKind = "root"     // the BPF file system is gone, covered or read-only
-	FaultPins     FaultKind = "pins"     // pins of an instance are gone
-	FaultDetached FaultKind = "detached" // a link attaches nothing
-	FaultProgram  FaultKind = "program"  // a link runs somebody else's program
-	FaultAhead    FaultKind = "ahead"    // somebody else's program runs at the same hook
+	FaultPins     FaultKind = "pins"     // pins of an instance are missing
+	FaultDetached FaultKind = "detached" // a link or filter is not attached
+	FaultProgram  FaultKind = "program"  // a link runs a foreign program
+	FaultAhead    FaultKind = "ahead"    // a foreign program runs at the same hook
 )
 
-// Damage says that something does not work. The other faults are worth knowing.
+// Damage reports whether the fault breaks something. Other faults are only notable.
 func (f Fault) Damage() bool { return f.Kind != FaultAhead }
 
-// String is the fault in a line.
+// String formats the fault in one line.
 func (f Fault) String() string {
 	return f.Who() + ": " + f.Text
 }
@@ -55,27 +54,27 @@ func (f Fault) String() string {
 // Who names the feature and its instance, or the root.
 func (f Fault) Who() string { return strings.TrimLeft(f.Feature+" ", " ") + f.Object }
 
-// remedyApply is the remedy of whatever weir apply recovers.
+// remedyApply is the remedy of damage repaired by weir apply.
 const remedyApply = "weir apply recovers it"
 
-// Checker looks for faults again and again: it keeps the records that it read.
+// Checker looks for faults repeatedly. It caches the records.
 type Checker struct {
 	root  *Root
 	cache recordCache
-	owned map[ownership]bool // answers of usesMap in the last check
+	owned map[ownership]bool // cached answers of usesMap from the previous check
 
-	asked   map[ownership]bool       // those of one check
+	asked   map[ownership]bool       // the answers of this check
 	ours    map[uint32]bool          // programs of this root's links
-	spaces  map[string]*netns.Handle // by scope, of one check
-	cookies map[string]uint64        // of those
+	spaces  map[string]*netns.Handle // by scope, for one check
+	cookies map[string]uint64        // of these namespaces
 	links   []checked
 	present []checkedFilter
 }
 
-// ownership is a question of usesMap. Its answer stays while nothing is pinned in the instance's directory, or taken from there:
-// a program's maps are those that it was loaded with, and a link with another program is known by it.
+// ownership is a question to usesMap. Its answer is valid until a pin of the instance's directory changes: a program's
+// maps are fixed at load time, and the link identifies its program.
 type ownership struct {
-	directory uint64 // its inode
+	directory uint64 // its inode number
 	changed   syscall.Timespec
 	link      link.ID
 	program   ebpf.ProgramID
@@ -96,7 +95,7 @@ func NewChecker(r *Root) *Checker {
 	return c
 }
 
-// open begins a check.
+// open starts a check.
 func (c *Checker) open() {
 	c.ours, c.spaces, c.cookies, c.links, c.present = map[uint32]bool{}, map[string]*netns.Handle{}, map[string]uint64{}, nil, nil
 	c.asked = map[ownership]bool{}
@@ -105,11 +104,10 @@ func (c *Checker) open() {
 // Check looks for faults once.
 func (r *Root) Check() ([]Fault, error) { return NewChecker(r).Check() }
 
-// Check compares the pins of every instance with its record: all pins are there, each
-// link is attached where it was, and it runs a program of the instance; filters that are
-// in place of links are at their devices. It also looks whether the root is on the BPF file
-// system that it was on, and who else is at the hooks.
-// A reader who may not open links is told about pins only.
+// Check compares the pins of every instance with its record. All pins must exist, each link must be attached to its
+// recorded hook and run a program of the instance, and recorded tc filters must exist. Check also reports a replaced BPF
+// file system of the root, and foreign programs at the hooks. A reader without access to links gets only the faults of
+// pins.
 func (c *Checker) Check() ([]Fault, error) {
 	out := c.root.rootFaults()
 	all, err := c.root.Instances("")
@@ -125,7 +123,7 @@ func (c *Checker) Check() ([]Fault, error) {
 	}
 	for _, i := range inOrder(recs) {
 		if now, _ := c.root.Instances(i.Feature); slices.Contains(now, i) || c.gone(i, recs[i]) {
-			continue // published meanwhile, or nobody's any more
+			continue // published meanwhile, or its namespace is gone
 		}
 		out = append(out, fault(i, FaultPins, "all its pins are gone"))
 	}
@@ -148,7 +146,7 @@ func fault(i Instance, kind FaultKind, format string, a ...any) Fault {
 	return Fault{Instance: i, Feature: i.Feature, Object: i.describe(), Kind: kind, Text: fmt.Sprintf(format, a...), Remedy: remedyApply}
 }
 
-// NotAttached is the fault of an instance without an attachment that should be there, in words.
+// NotAttached returns the fault of an instance with a missing attachment.
 func NotAttached(i Instance, format string, a ...any) Fault {
 	return fault(i, FaultDetached, format, a...)
 }
@@ -161,7 +159,7 @@ func (i Instance) describe() string {
 	return fmt.Sprintf("%s in net:[%s]", i.Name, i.Scope)
 }
 
-// space is the namespace of a scope, nil where it is gone or the scope is no namespace.
+// space returns the namespace of a scope. It returns nil if the namespace is gone or the scope is not a namespace.
 func (c *Checker) space(scope string) *netns.Handle {
 	ns, known := c.spaces[scope]
 	if !known && scope != HostScope {
@@ -171,11 +169,11 @@ func (c *Checker) space(scope string) *netns.Handle {
 	return ns
 }
 
-// gone says whether the namespace of an instance is gone, or its number is another's now.
+// gone reports whether the namespace of an instance is gone, or another namespace has its number.
 func (c *Checker) gone(i Instance, rec record) bool {
 	ns := c.space(i.Scope)
 	if i.Scope == HostScope || ns == nil {
-		return i.Scope != HostScope && os.Geteuid() == 0 // others may not see it
+		return i.Scope != HostScope && os.Geteuid() == 0 // other users may lack access to it
 	}
 	was := rec.cookie
 	if rec.Meta == nil {
@@ -187,7 +185,7 @@ func (c *Checker) gone(i Instance, rec record) bool {
 	}
 	now, known := c.cookies[i.Scope]
 	if !known {
-		now, _ = ns.Cookie() // 0 where the kernel has none
+		now, _ = ns.Cookie() // 0 if the kernel has no cookies
 		c.cookies[i.Scope] = now
 	}
 	return now != 0 && now != was
@@ -201,18 +199,18 @@ func (c *Checker) instance(i Instance, rec record) []Fault {
 		return nil // removed meanwhile
 	}
 	if rec.Dir != st.Sys().(*syscall.Stat_t).Ino {
-		rec = record{} // another weir has published it since
+		rec = record{} // published again by another version of weir
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil
 	}
 	if c.gone(i, rec) {
-		return nil // the next command removes it; its number may be another namespace's
+		return nil // the next command removes it; another namespace may have its number
 	}
 	var out []Fault
 	if lost := missing(rec, entries); len(lost) > 0 {
-		// It may be on its way out: a directory that is taken apart has another name.
+		// The instance may be in removal: its directory is renamed first.
 		if now, err := os.Stat(dir); err != nil || !os.SameFile(st, now) {
 			return nil
 		}
@@ -230,7 +228,7 @@ func (c *Checker) instance(i Instance, rec record) []Fault {
 	return append(out, c.filters(i, rec)...)
 }
 
-// missing are the pins of a record that a directory lacks.
+// missing returns the recorded pins missing from a directory.
 func missing(rec record, entries []os.DirEntry) (lost []string) {
 	have := map[string]bool{}
 	for _, e := range entries {
@@ -256,7 +254,7 @@ func missing(rec record, entries []os.DirEntry) (lost []string) {
 func (c *Checker) link(i Instance, dir os.FileInfo, rec record, name string) (f Fault, bad bool) {
 	ln, err := link.LoadPinnedLink(filepath.Join(c.root.dir(i), linkPrefix+name), nil)
 	if err != nil {
-		return f, false // removed meanwhile, or not this user's to see
+		return f, false // removed meanwhile, or unreadable for this user
 	}
 	defer ln.Close()
 	info, err := ln.Info()
@@ -290,7 +288,7 @@ func (c *Checker) link(i Instance, dir os.FileInfo, rec record, name string) (f 
 	return f, bad
 }
 
-// orName is a target, or the name of the link where the target is not known.
+// orName names the target. If the target is unknown, it names the hook by the link.
 func (r linkRecord) orName(name string) string {
 	if r.Kind == "" {
 		return "the hook of " + name
@@ -298,11 +296,10 @@ func (r linkRecord) orName(name string) string {
 	return r.String()
 }
 
-// detached says whether a link that attaches nothing should: its namespace or its device
-// is there still.
+// detached reports whether a detached link is a fault: its namespace or device still exists.
 func detached(i Instance, name string, was linkRecord, known bool, ns *netns.Handle) bool {
 	if i.Scope != HostScope && ns == nil {
-		return false // with its namespace
+		return false // gone with its namespace
 	}
 	if known {
 		return was.exists(ns)
@@ -313,15 +310,15 @@ func detached(i Instance, name string, was linkRecord, known bool, ns *netns.Han
 	return true
 }
 
-// inSpace runs f in a namespace, or where it is for want of one.
+// inSpace runs f in a namespace, or in the current one if ns is nil or cannot be entered.
 func inSpace(ns *netns.Handle, f func()) {
 	if ns == nil || ns.Do(func() error { f(); return nil }) != nil {
 		f()
 	}
 }
 
-// owns says whether a link's program is the instance's, as far as that can be told. With dir, the instance's directory, it is asked again
-// only if pins have changed since: to open all maps each second costs more than the rest of a check.
+// owns reports whether a link's program belongs to the instance, or cannot be read. With dir, the instance's directory,
+// it uses the cached answer until pins change. Opening all maps each second would cost more than the rest of a check.
 func (c *Checker) owns(i Instance, dir os.FileInfo, info *link.Info) bool {
 	if dir == nil || time.Since(dir.ModTime()) < oldEnough {
 		own, known := c.usesMap(i, info.Program)
@@ -339,10 +336,11 @@ func (c *Checker) owns(i Instance, dir os.FileInfo, info *link.Info) bool {
 	return own || !known
 }
 
-// oldEnough is how long ago a directory must have changed for its time to tell of the next change: the kernel's clock has ticks.
+// oldEnough is the minimum age of a directory's time stamp. A later change then gets another one, despite the kernel's
+// clock ticks.
 const oldEnough = time.Second
 
-// usesMap says whether a program uses a map of the instance. known is false where that cannot be read.
+// usesMap reports whether a program uses a map of the instance. known is false if that is unreadable.
 func (c *Checker) usesMap(i Instance, program ebpf.ProgramID) (yes, known bool) {
 	p, err := ebpf.NewProgramFromID(program)
 	if err != nil {
@@ -376,7 +374,7 @@ func (c *Checker) usesMap(i Instance, program ebpf.ProgramID) (yes, known bool) 
 	return false, known
 }
 
-// ahead looks for programs of others at the hooks of this root's links.
+// ahead finds foreign programs at the hooks of this root's links.
 func (c *Checker) ahead() (out []Fault) {
 	told := map[string]bool{}
 	for _, ln := range c.links {
@@ -385,7 +383,7 @@ func (c *Checker) ahead() (out []Fault) {
 			continue
 		}
 		if p, err := link.LoadPinnedLink(filepath.Join(c.root.dir(ln.instance), linkPrefix+ln.name), nil); err == nil {
-			if info, err := p.Info(); err == nil { // it may have been exchanged since it was checked
+			if info, err := p.Info(); err == nil { // it may have changed since the check
 				ln.program = uint32(info.Program)
 			}
 			p.Close()
@@ -408,8 +406,7 @@ func (c *Checker) ahead() (out []Fault) {
 	return out
 }
 
-// Damaged are the instances with damage, each once, weir's own before those that are
-// named after services.
+// Damaged returns the damaged instances, each once. weir's own instances come before the services' instances.
 func Damaged(faults []Fault) (out []Instance) {
 	for _, f := range faults {
 		if f.Damage() && f.Instance != (Instance{}) && !slices.Contains(out, f.Instance) {
@@ -427,10 +424,10 @@ func own(i Instance) string {
 	return "1"
 }
 
-// errors of the root's file system.
+// Errors of the root's file system.
 var (
-	// ErrCovered says that another file system is mounted over the root's.
+	// ErrCovered is returned if another file system is mounted over the root's.
 	ErrCovered = errors.New("another file system is mounted over weir's pins")
-	// ErrReadOnly says that the root is on a file system that is mounted read-only.
+	// ErrReadOnly is returned if the root's file system is mounted read-only.
 	ErrReadOnly = errors.New("the BPF file system is mounted read-only")
 )

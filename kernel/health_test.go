@@ -20,7 +20,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// publishHere publishes an instance of the current namespace, whose program uses its map.
+// publishHere publishes an instance of the current namespace with a program over its map.
 func publishHere(t *testing.T, l *WriteLock, change ...func(*Meta)) (Instance, Link) {
 	t.Helper()
 	ns, err := netns.Current()
@@ -50,7 +50,7 @@ func publishHere(t *testing.T, l *WriteLock, change ...func(*Meta)) (Instance, L
 	return i, ln
 }
 
-// lookupOver is a program of sk_lookup that uses a map.
+// lookupOver returns an sk_lookup program over a map.
 func lookupOver(t *testing.T, m *ebpf.Map) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "over", Type: ebpf.SkLookup, AttachType: ebpf.AttachSkLookup, License: "Dual BSD/GPL",
@@ -62,7 +62,7 @@ func lookupOver(t *testing.T, m *ebpf.Map) *ebpf.Program {
 	return p
 }
 
-// A filter of tc that was noted is told when it is gone, and attached again while its program lives.
+// A missing recorded tc filter is reported, and attached again while its program exists.
 func TestNotedFilters(t *testing.T) {
 	needs(t, ClsactFilter)
 	r := newRoot(t)
@@ -118,7 +118,7 @@ func kinds(t *testing.T, r *Root) (out []string) {
 	return out
 }
 
-// wantKinds waits for these kinds of faults: the kernel detaches the programs of the test before some time after it has ended.
+// wantKinds waits for these kinds of faults, because the kernel detaches programs of earlier tests with a delay.
 func wantKinds(t *testing.T, r *Root, what string, want ...string) {
 	t.Helper()
 	nstest.Eventually(t, func() error {
@@ -129,7 +129,7 @@ func wantKinds(t *testing.T, r *Root, what string, want ...string) {
 	})
 }
 
-// Each kind of damage is told, Restore ends what can be ended, and removal is no damage.
+// Each kind of damage is reported, Restore repairs the repairable ones, and removal is not damage.
 func TestCheckAndRestore(t *testing.T) {
 	r := newRoot(t)
 	l := lock(t, r)
@@ -177,7 +177,7 @@ func TestCheckAndRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantKinds(t, r, "all pins lost", "pins")
-	// the kernel frees what a pin held a little later
+	// the kernel releases an unpinned object later
 	nstest.Eventually(t, func() error {
 		l, err := link.NewFromID(info.ID)
 		if err != nil {
@@ -186,7 +186,7 @@ func TestCheckAndRestore(t *testing.T) {
 		l.Close()
 		return errors.New("a link without pins lives on")
 	})
-	restore("all pins lost", "link_lookup") // nothing holds it; ln holds the map, by its program
+	restore("all pins lost", "link_lookup") // nothing holds the link; ln's program holds the map
 	wantKinds(t, r, "meta restored", "pins")
 	if m, err := r.Meta(i); err != nil || m.Version != "test" {
 		t.Errorf("restored meta: %+v, %v", m, err)
@@ -197,7 +197,7 @@ func TestCheckAndRestore(t *testing.T) {
 	wantKinds(t, r, "removed")
 }
 
-// A checker does not ask again whose a program is, until something is pinned.
+// A checker caches the owner of a program until pins change.
 func TestOwnershipIsAskedAgain(t *testing.T) {
 	r := newRoot(t)
 	l := lock(t, r)
@@ -223,7 +223,7 @@ func TestOwnershipIsAskedAgain(t *testing.T) {
 	if got := check(); len(got) > 0 || len(c.owned) != 1 {
 		t.Errorf("faults %v, and %d answers are known, want none and 1", got, len(c.owned))
 	}
-	for q := range c.owned { // it would show if it asked
+	for q := range c.owned { // a fresh query would give another answer
 		c.owned[q] = false
 	}
 	if got := check(); !slices.Equal(got, []FaultKind{FaultProgram}) {
@@ -252,7 +252,7 @@ func TestOwnershipIsAskedAgain(t *testing.T) {
 	}
 }
 
-// A program of weir's that goes over to its link while a checker looks is not told to be another's before it.
+// A program of weir's own that replaces another during a check is not reported as foreign.
 func TestExchangedWhileChecked(t *testing.T) {
 	r := newRoot(t)
 	l := lock(t, r)
@@ -280,8 +280,8 @@ func TestExchangedWhileChecked(t *testing.T) {
 	}
 }
 
-// A writer that was killed between publishing and recording, or an older weir, leaves an
-// instance without a record: the next writer records it.
+// A writer killed between publishing and recording, or an older weir, leaves an instance without a record. The next
+// writer records it.
 func TestRecordsAreMade(t *testing.T) {
 	r := newRoot(t)
 	l := lock(t, r)
@@ -307,7 +307,7 @@ func TestRecordsAreMade(t *testing.T) {
 	}
 }
 
-// Nothing can recover an instance without pins whose namespace is gone: its record goes, and then the directories.
+// An instance without pins and without a namespace cannot be recovered: its record is removed, and then the directories.
 func TestRecordsOfGoneNamespaces(t *testing.T) {
 	r := newRoot(t)
 	l := lock(t, r)
@@ -347,8 +347,7 @@ func TestRecordsOfGoneNamespaces(t *testing.T) {
 	}
 }
 
-// A namespace that has the number of the one before is none of weir's: nothing is told of
-// it, and nothing is attached there.
+// A namespace with the number of a gone one is not weir's: nothing is reported of it, and nothing is attached there.
 func TestNumberOfAnotherNamespace(t *testing.T) {
 	r := newRoot(t)
 	l := lock(t, r)
@@ -366,7 +365,7 @@ func TestNumberOfAnotherNamespace(t *testing.T) {
 	}
 }
 
-// A namespace that is gone is no damage.
+// A gone namespace is not damage.
 func TestGoneNamespaceIsNoDamage(t *testing.T) {
 	r := newRoot(t)
 	ns, err := netns.Create("weir-health")

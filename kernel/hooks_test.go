@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// returns loads a program that returns the same for every packet.
+// returns loads a program with a constant verdict.
 func returns(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program {
 	t.Helper()
 	spec := &ebpf.ProgramSpec{Name: "test_verdict", Type: kind, License: "Dual BSD/GPL",
@@ -109,7 +109,7 @@ func TestDeviceLinks(t *testing.T) {
 	}
 }
 
-// Somebody else's XDP program stays, and the error names it.
+// A foreign XDP program stays, and the error names it.
 func TestXDPOccupied(t *testing.T) {
 	needs(t, XDPProgram)
 	w := nstest.NewWire(t)

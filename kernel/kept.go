@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keptPath is a file beside the records of all file systems at the root's path: it outlives the loss of the pins, and goes
-// with /run at a reboot.
+// keptPath returns a file beside the records of all file systems at the root's path. The file survives a loss of the
+// pins. It goes with /run at a reboot.
 func (r *Root) keptPath(name string) string { return filepath.Join(r.recordsPath(), "+"+name) }
 
-// Kept reads what Keep wrote; nil where there is nothing.
+// Kept reads a text written by Keep; nil if there is none.
 func (r *Root) Kept(name string) ([]byte, error) {
 	b, err := os.ReadFile(r.keptPath(name))
 	switch {
@@ -27,7 +27,8 @@ func (r *Root) Kept(name string) ([]byte, error) {
 	return b, err
 }
 
-// Keep writes a text beside the pins, in one step. Unlike a record it is no aid: without it the caller must not go on.
+// Keep writes a text beside the pins atomically. Unlike a record it is required: after an error the caller must not
+// continue.
 func (l *WriteLock) Keep(name string, text []byte) error {
 	dir := l.recordsPath()
 	err := l.makeRecords(dir)
@@ -40,20 +41,20 @@ func (l *WriteLock) Keep(name string, text []byte) error {
 	return nil
 }
 
-// Forget removes what Keep wrote.
+// Forget removes a text written by Keep.
 func (l *WriteLock) Forget(name string) error {
 	err := os.Remove(l.keptPath(name))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	_ = os.Remove(l.recordsPath()) // fails unless empty, as it should
+	_ = os.Remove(l.recordsPath()) // fails unless empty, as intended
 	return err
 }
 
-// BootID names this boot of the host.
+// BootID returns the ID of this boot of the host.
 func BootID() string { return bootID() }
 
-// Boottime is CLOCK_BOOTTIME in nanoseconds: nobody sets it, and it goes on while the host sleeps.
+// Boottime returns CLOCK_BOOTTIME in ns. It cannot be set, and it advances during suspend.
 func Boottime() uint64 {
 	var ts unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) != nil {

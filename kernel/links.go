@@ -13,8 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AddLink pins one more link of a published instance, such as that of a device
-// that came later. The link is there or not: readers see no half of it.
+// AddLink pins one more link of a published instance, for example of a new device. The pin appears atomically.
 func (l *WriteLock) AddLink(i Instance, name string, ln Link) error {
 	if err := l.addLink(i, name, ln); err != nil {
 		return err
@@ -32,14 +31,13 @@ func (l *WriteLock) addLink(i Instance, name string, ln Link) error {
 	return setRights(path, false, l.gid())
 }
 
-// RemoveLink detaches one link of a published instance and takes it away. The
-// kernel lets go of a link that is only unpinned in its own time; this one does not
-// run any more when RemoveLink returns. A link that is gone is no error.
+// RemoveLink detaches a link of a published instance and removes its pin. The kernel releases an unpinned link
+// asynchronously. An explicit detach ends it before RemoveLink returns. A missing link is not an error.
 func (l *WriteLock) RemoveLink(i Instance, name string) error {
 	path := filepath.Join(l.dirPath(i), linkPrefix+name)
 	l.noteOne(i, func(rec *record) { delete(rec.Links, name) })
 	if ln, err := link.LoadPinnedLink(path, nil); err == nil {
-		_ = ln.Detach() // its device may be gone, or the kernel only unpin such links
+		_ = ln.Detach() // the device may be gone, or the kernel may only support unpinning
 		ln.Close()
 		Step("link:detached")
 	}
@@ -51,7 +49,7 @@ func (l *WriteLock) RemoveLink(i Instance, name string) error {
 	return nil
 }
 
-// LinkProgram is the id of the program that a link runs.
+// LinkProgram returns the ID of a link's program.
 func LinkProgram(ln Link) (uint32, error) {
 	info, err := ln.Info()
 	if err != nil {
@@ -60,7 +58,8 @@ func LinkProgram(ln Link) (uint32, error) {
 	return uint32(info.Program), nil
 }
 
-// OpenProgramMaps opens the maps of a program by their names in the kernel, of at most 15 characters. The caller closes them.
+// OpenProgramMaps opens the maps of a program. The keys are their names in the kernel, truncated to 15 characters. The
+// caller closes the maps.
 func OpenProgramMaps(program uint32) (out map[string]*ebpf.Map, err error) {
 	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(program))
 	if err != nil {
@@ -91,11 +90,10 @@ func OpenProgramMaps(program uint32) (out map[string]*ebpf.Map, err error) {
 	return out, nil
 }
 
-// MoveLink has a link run another program in one step: a packet meets the one or
-// the other.
+// MoveLink replaces a link's program atomically: a packet meets the old program or the new one.
 func MoveLink(ln Link, p *ebpf.Program) error { return replaceProgram(ln, p) }
 
-// LinkFD is a link's descriptor, which is the link's: for whoever keeps another one of it.
+// LinkFD returns a link's descriptor, for duplication. The link keeps it.
 func LinkFD(ln Link) (int, error) {
 	f, ok := ln.(interface{ FD() int })
 	if !ok {
@@ -104,7 +102,7 @@ func LinkFD(ln Link) (int, error) {
 	return f.FD(), nil
 }
 
-// LinkFrom is the link of a descriptor that somebody kept. It closes the file, also where it fails.
+// LinkFrom returns the link of a stored descriptor. It always closes the file.
 func LinkFrom(f *os.File) (Link, error) {
 	defer f.Close()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
@@ -118,12 +116,11 @@ func LinkFrom(f *os.File) (Link, error) {
 	return ln, nil
 }
 
-// programPin is where a program is pinned while something is told its path.
+// programPin is the temporary pin of a program, for tools that take a path.
 const programPin = "prog_attaching"
 
-// WithPinned pins a program beside a published instance while f runs: some places
-// take a program only by its path. Killed meanwhile, the next Lock
-// takes the pin away.
+// WithPinned pins a program beside a published instance while f runs: some tools take a program only by path. After a
+// kill the next Lock removes the pin.
 func (l *WriteLock) WithPinned(i Instance, p *ebpf.Program, f func(path string) error) error {
 	path := filepath.Join(l.dirPath(i), programPin)
 	c, err := p.Clone() // pinning would tie the program to this path

@@ -16,15 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Collection is what was loaded of an object: its maps and programs by name.
+// Collection holds the loaded maps and programs of an object by name.
 type Collection = ebpf.Collection
 
-// Load loads the programs named, and the maps they use, of a feature's object.
-// share gives maps that exist already in place of new ones; those that the
-// programs do not use are ignored.
+// Load loads the named programs of an object, with their maps. share holds existing maps to use in place of new ones.
+// Shared maps unused by the programs are ignored.
 func Load(spec *ebpf.CollectionSpec, programs []string, share map[string]*ebpf.Map) (*Collection, error) {
 	LiftMemlock()
-	part := *spec // the library copies what it changes of programs and maps
+	part := *spec // the library copies the programs and maps that it changes
 	spec = &part
 	spec.Programs, spec.Maps = maps.Clone(spec.Programs), maps.Clone(spec.Maps)
 	keep := map[string]bool{}
@@ -65,16 +64,15 @@ func Load(spec *ebpf.CollectionSpec, programs []string, share map[string]*ebpf.M
 	return c, nil
 }
 
-// LiftMemlock comes before whatever creates maps and programs: kernels before
-// 5.11 charge their memory to RLIMIT_MEMLOCK, which is small by default. Later
-// ones do not, and lose nothing where it fails.
+// LiftMemlock removes the limit RLIMIT_MEMLOCK. Kernels before 5.11 charge BPF memory to it, and the default is small. A
+// failure is harmless on later kernels.
 func LiftMemlock() { _ = rlimit.RemoveMemlock() }
 
-// explainLoad turns the kernel's refusal into a sentence with a remedy.
+// explainLoad adds a remedy to the kernel's error.
 func explainLoad(what string, err error) error {
 	var ve *ebpf.VerifierError
 	switch {
-	case scarce(err) != "": // also as the cause of an error of the verifier
+	case scarce(err) != "": // also as the cause of a verifier error
 		return fmt.Errorf("%s: %w: %s", what, err, scarce(err))
 	case errors.As(err, &ve):
 		return fmt.Errorf("%s: the kernel's verifier refused it: %w (weir doctor tells what this kernel can do)", what, err)
@@ -84,17 +82,17 @@ func explainLoad(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// ObjectHash is the SHA-256 of a BPF object, as meta keeps it.
+// ObjectHash returns the SHA-256 of a BPF object, as stored in meta.
 func ObjectHash(elf []byte) [sha256.Size]byte { return sha256.Sum256(elf) }
 
-// capabilities are those that BPF and attaching ask for (capabilities(7)).
+// capabilities lists the capabilities needed for BPF and attaching (capabilities(7)).
 var capabilities = []struct {
 	bit  uint
 	name string
 }{{unix.CAP_BPF, "CAP_BPF"}, {unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_PERFMON, "CAP_PERFMON"}}
 
-// rightsLacking says what this process lacks, for an error of the kernel's that does not:
-// a container's root may have none of the capabilities.
+// rightsLacking describes the missing rights of this process, because the kernel's error does not. Root of a container
+// may have no capabilities.
 func rightsLacking() string {
 	lacks := missingCapabilities()
 	switch {
@@ -106,8 +104,7 @@ func rightsLacking() string {
 	return "it has CAP_BPF: a security module, seccomp or a user namespace refuses; see the kernel's log"
 }
 
-// missingCapabilities are those that are not effective. CAP_SYS_ADMIN stands for CAP_BPF
-// and CAP_PERFMON.
+// missingCapabilities returns the ineffective capabilities. CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON.
 func missingCapabilities() (out []string) {
 	status, err := os.ReadFile("/proc/thread-self/status")
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// twoPrograms is an object with three maps, of which each program uses some.
+// twoPrograms is an object with three maps, used in part by each program.
 func twoPrograms() *ebpf.CollectionSpec {
 	lookup := func(names ...string) *ebpf.ProgramSpec {
 		var ins asm.Instructions
@@ -111,7 +111,7 @@ func TestLoadErrors(t *testing.T) {
 type counters struct {
 	Packets uint64
 	_       [4]byte
-	State   uint32 // not a counter: left out
+	State   uint32 // not a counter: not summed
 	Bytes   uint64
 }
 

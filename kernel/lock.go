@@ -15,18 +15,18 @@ import (
 	"time"
 )
 
-// WriteLock is the proof that its holder is the only writer of a pin root.
-// Whatever changes state is a method of it or takes one.
+// WriteLock proves that its holder is the only writer of a pin root. Functions that change state are its methods or take
+// one.
 type WriteLock struct {
 	*Root
-	dir *os.File // locked
+	dir *os.File // the locked directory
 
-	counted    bool  // in writing
-	unrecorded error // why a record could not be written
+	counted    bool  // included in writing
+	unrecorded error // first failure to write a record
 }
 
-// Lock waits until no other weir command changes the pins below r, then recovers
-// what a killed one left half done. It makes the root where it is missing.
+// Lock waits for the write lock of r, then recovers changes left half done by a killed writer. It creates a missing
+// root.
 func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
 	LiftMemlock()
 	for began, told := time.Now(), false; ; {
@@ -63,9 +63,8 @@ func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
 	}
 }
 
-// tryLock returns nil without an error when the lock is taken, or when the
-// directory that it took is no longer the one that is there: the last holder may
-// have removed an empty root.
+// tryLock returns nil without an error if the lock is held, or if the locked directory is no longer the root's: the
+// previous holder may have removed an empty root.
 func (r *Root) tryLock() (*WriteLock, error) {
 	dir, err := r.openLock()
 	if dir == nil {
@@ -87,8 +86,8 @@ func (r *Root) tryLock() (*WriteLock, error) {
 	return l, nil
 }
 
-// Unlock lets the next writer in. Directories left empty go, the root too, so
-// that a host from which weir was removed has nothing of it left.
+// Unlock releases the lock. It removes empty directories and an empty root: a host without weir's pins keeps no trace of
+// it.
 func (l *WriteLock) Unlock() {
 	if l.dir == nil {
 		return
@@ -101,7 +100,7 @@ func (l *WriteLock) Unlock() {
 		}
 		features, _ := l.allNames(filepath.Join(l.path, s))
 		for _, f := range features {
-			os.Remove(filepath.Join(l.path, s, f)) // fails unless empty, as it should
+			os.Remove(filepath.Join(l.path, s, f)) // fails unless empty, as intended
 		}
 		inUse = os.Remove(filepath.Join(l.path, s)) != nil || inUse
 	}
@@ -122,9 +121,8 @@ func (l *WriteLock) close() {
 	l.dir = nil
 }
 
-// SetGroup lets the members of a group read every pin and record: directories become
-// 0750, maps and files 0640. Links stay the owner's: the kernel opens a link only for
-// writing, and a writer may detach it.
+// SetGroup gives a group read access to all pins and records: directories get mode 0750, maps and files 0640. Links stay
+// private to the owner. The kernel opens a link only for writing, and a writer may detach it.
 func (l *WriteLock) SetGroup(gid int) error {
 	if err := os.Chown(l.path, -1, gid); err != nil {
 		return fmt.Errorf("giving %s to group %d: %w", l.path, gid, err)
@@ -134,7 +132,7 @@ func (l *WriteLock) SetGroup(gid int) error {
 			return err
 		}
 		if d.Name() == lockDir {
-			return fs.SkipDir // the owner's alone
+			return fs.SkipDir // private to the owner
 		}
 		return setRights(path, d.IsDir(), gid)
 	}
@@ -162,9 +160,9 @@ func setRights(path string, dir bool, gid int) error {
 	return os.Chmod(path, mode)
 }
 
-// Interrupted is the error of a change that INT or TERM ended. It wraps the context's error.
+// Interrupted is the error of a change ended by INT or TERM. It wraps the context's error.
 type Interrupted struct {
-	Became string // what became of the change: "nothing was changed", "half done: " and the remedy
+	Became string // outcome of the change: "nothing was changed", or "half done: " and the remedy
 	Err    error
 }
 
@@ -178,7 +176,7 @@ func (e *Interrupted) Error() string {
 // Unwrap returns the context's error.
 func (e *Interrupted) Unwrap() error { return e.Err }
 
-// Stopped returns err as an [Interrupted] if it comes from the end of ctx and does not say yet what became of the change.
+// Stopped wraps err as [Interrupted] if the end of ctx caused it and it has no outcome yet.
 func Stopped(ctx context.Context, err error, became string) error {
 	if err == nil || ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
 		return err
@@ -189,9 +187,9 @@ func Stopped(ctx context.Context, err error, became string) error {
 	return &Interrupted{became, err}
 }
 
-// writing counts the locks that this process has, and those that it ever had.
+// writing counts the write locks of this process: held now, and ever held.
 var writing struct{ now, ever atomic.Int64 }
 
-// Writing says whether this process has the lock of a root, and whether it ever had one: who has to end knows by it whether a
-// change may be half done.
+// Writing reports whether this process holds a write lock, and whether it ever held one. A process about to exit learns
+// from it whether a change may be half done.
 func Writing() (now, ever bool) { return writing.now.Load() > 0, writing.ever.Load() > 0 }

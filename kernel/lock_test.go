@@ -23,7 +23,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// playHold holds the lock of a root until its input ends.
+// playHold holds the lock of a root until the end of its input.
 func playHold(f []string) error {
 	l, err := OpenRoot(f[0]).Lock(context.Background())
 	if err != nil {
@@ -66,7 +66,7 @@ func countOnce(r *Root, file string) error {
 	return os.WriteFile(file, fmt.Append(nil, n+1), 0o600)
 }
 
-// holder starts a process that holds the lock. end lets it go.
+// holder starts a process with the lock. end releases it.
 func holder(t *testing.T, r *Root) (c *nstest.Process, end func()) {
 	t.Helper()
 	c = nstest.StartReady(t, nstest.Child("hold", r.path))
@@ -95,7 +95,7 @@ func TestLockWaits(t *testing.T) {
 		t.Fatalf("both hold the lock: %v", err)
 	case <-time.After(50 * time.Millisecond):
 	}
-	// The holder removes the empty root; whoever waited must not end up with the removed one.
+	// The holder removes the empty root. A waiting process must not end up with the removed one.
 	end()
 	if err := <-got; err != nil {
 		t.Error(err)
@@ -115,8 +115,7 @@ func TestLockOfAKilledHolder(t *testing.T) {
 	}
 }
 
-// Every Unlock here removes the root, which is empty, under the eyes of those
-// who wait for its lock.
+// Every Unlock here removes the empty root while others wait for its lock.
 func TestLockExcludes(t *testing.T) {
 	const each = 50
 	r := newRoot(t)
@@ -133,7 +132,7 @@ func TestLockExcludes(t *testing.T) {
 		others = append(others, c)
 	}
 	var own sync.WaitGroup
-	for range 2 { // two goroutines exclude each other as well
+	for range 2 { // two goroutines exclude each other too
 		own.Go(func() {
 			for range each {
 				if err := countOnce(r, file); err != nil {
@@ -156,8 +155,8 @@ func TestLockExcludes(t *testing.T) {
 	}
 }
 
-// Whoever gets the lock has it on the root that is there, however often others
-// remove and make it meanwhile. Without the pause between two tries of Lock.
+// The lock is always on the existing root, despite concurrent removals and creations. Lock runs without its pause
+// between tries.
 func TestLockIsOnTheRootThatIsThere(t *testing.T) {
 	r := newRoot(t)
 	var holders, locks atomic.Int64
@@ -226,7 +225,7 @@ func TestOpenRoot(t *testing.T) {
 	}
 }
 
-// A root on another file system is refused. The remedy hides nothing: it never names a directory with something in it.
+// A root on another file system is rejected. The remedy hides nothing: it never names a non-empty directory.
 func TestRootMustBeOnBPFFS(t *testing.T) {
 	nstest.NeedRoot(t)
 	dir := t.TempDir()
@@ -271,7 +270,7 @@ func TestRootMustBeOnBPFFS(t *testing.T) {
 	l.Unlock()
 }
 
-// bpffs answers with EPERM to names with dots. A reader and a writer say what is wrong.
+// bpffs rejects names with dots with EPERM. Readers and writers report the cause.
 func TestRootWithDots(t *testing.T) {
 	nstest.NeedRoot(t)
 	for path, want := range map[string]string{
@@ -291,7 +290,7 @@ func TestRootWithDots(t *testing.T) {
 	}
 }
 
-// What is pinned under ip netns exec would end with it.
+// Pins made under ip netns exec would end with it.
 func TestLockUnderIPNetnsExec(t *testing.T) {
 	nstest.Enter(t)
 	ns, err := netns.Create("weir-exec")
@@ -300,7 +299,7 @@ func TestLockUnderIPNetnsExec(t *testing.T) {
 	}
 	ns.Close()
 	defer netns.Delete("weir-exec")
-	if err := unix.Mount("weir-exec", "/sys", "sysfs", 0, ""); err != nil { // as ip does
+	if err := unix.Mount("weir-exec", "/sys", "sysfs", 0, ""); err != nil { // like ip
 		t.Fatal(err)
 	}
 	defer unix.Unmount("/sys", unix.MNT_DETACH)

@@ -26,8 +26,7 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-// newRoot is a pin root of the test's own, that must be gone when the test ends
-// unless the test failed.
+// newRoot returns a pin root for one test. It must be gone at the end, unless the test failed.
 func newRoot(t testing.TB) *Root {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -53,7 +52,7 @@ func lock(t testing.TB, r *Root) *WriteLock {
 
 var instance = Instance{Scope: HostScope, Feature: "test", Name: "one"}
 
-// closers ends what a test has opened.
+// closers closes the objects opened by a test.
 type closers []interface{ Close() error }
 
 func (c closers) close() {
@@ -62,8 +61,8 @@ func (c closers) close() {
 	}
 }
 
-// publish pins an instance that holds two maps and a link of the current
-// network namespace; version is in its meta and in both maps.
+// publish pins an instance with two maps and a link of the current network namespace. version is in its meta and in both
+// maps.
 func publish(l *WriteLock, i Instance, version uint64) error {
 	ln, err := attachLookup()
 	if err != nil {
@@ -99,7 +98,7 @@ func newMap() (*ebpf.Map, error) {
 	return ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 }
 
-// passAll is the least of sk_lookup programs.
+// passAll loads a minimal sk_lookup program.
 func passAll() (*ebpf.Program, error) {
 	return ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SkLookup, AttachType: ebpf.AttachSkLookup, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
@@ -124,8 +123,7 @@ type opener interface {
 	Open(i Instance, maps ...string) (*Opened, error)
 }
 
-// version opens an instance and returns the version that all of its parts show:
-// 0 if it is not there.
+// version opens an instance and returns the version shown by all its parts, or 0 if it does not exist.
 func version(r opener, i Instance) (uint64, error) {
 	o, err := r.Open(i)
 	if errors.Is(err, ErrNotExist) {
@@ -160,8 +158,8 @@ func wantVersion(t testing.TB, r opener, i Instance, want uint64) {
 	}
 }
 
-// tree lists everything below a pin root, with its mode and group. The lock's
-// directory is left out as long as it is the owner's alone.
+// tree lists everything below a pin root with mode and group. It omits the lock's directory while that is private to the
+// owner.
 func tree(t testing.TB, r *Root) []string {
 	t.Helper()
 	var out []string
@@ -194,7 +192,7 @@ func lookupLinks(t testing.TB) int {
 		if err == nil {
 			return n
 		}
-		if !errors.Is(err, syscall.EAGAIN) { // somebody is making a link this instant
+		if !errors.Is(err, syscall.EAGAIN) { // a link is being created right now
 			t.Fatal(err)
 		}
 	}

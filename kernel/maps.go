@@ -13,9 +13,8 @@ import (
 	"github.com/weir-project/weir/internal/bounded"
 )
 
-// Iterate runs an iterator program over what it is for, and returns what it
-// wrote. Sockets are those of the calling thread's network namespace; since
-// Linux 5.9. An error that wraps [bounded.ErrStuck] says that a user keeps a socket from being asked.
+// Iterate runs a BPF iterator and returns its output. Socket iterators (Linux 5.9) cover the calling thread's network
+// namespace. An error wraps [bounded.ErrStuck] if the user of a socket blocks the iteration.
 func Iterate(prog *ebpf.Program) ([]byte, error) {
 	it, err := link.AttachIter(link.IterOptions{Program: prog})
 	if err != nil {
@@ -26,16 +25,15 @@ func Iterate(prog *ebpf.Program) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading an iterator: %w", err)
 	}
-	// The kernel locks each socket, and its owner may hold the lock (package bounded).
+	// The kernel locks each socket, and its user may hold the lock (package bounded).
 	return bounded.Do("the lock of a socket", func() ([]byte, error) {
 		defer f.Close()
 		return io.ReadAll(f)
 	}, nil)
 }
 
-// SumPerCPU reads one element of a per-CPU array whose values are structs of
-// uint64 counters and adds up the CPUs' shares. The sum is of one reading: a
-// CPU that counts meanwhile is seen or not, but never half.
+// SumPerCPU sums one element of a per-CPU array over all CPUs. The value is a struct of uint64 counters. The sum is a
+// single reading: a concurrent increment is included or not, never in part.
 func SumPerCPU[T any](m *ebpf.Map, key uint32) (T, error) {
 	var sum T
 	var shares []T
@@ -54,8 +52,7 @@ func SumPerCPU[T any](m *ebpf.Map, key uint32) (T, error) {
 	return sum, nil
 }
 
-// ZeroPerCPU clears one element of a per-CPU array: a slot that is given to
-// another service must not show the former's counts.
+// ZeroPerCPU clears one element of a per-CPU array. A slot reused for another service must not show old counts.
 func ZeroPerCPU[T any](m *ebpf.Map, key uint32) error {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {

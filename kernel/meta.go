@@ -13,27 +13,27 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// LayoutVersion is the version of the layout of directories and of meta itself.
+// LayoutVersion is the version of the directory layout and of meta.
 const LayoutVersion = 1
 
-// metaMagic opens every meta: "weir".
+// metaMagic begins every meta: "weir".
 const metaMagic = 0x72696577
 
-// ErrABI says that pins were made by a weir that this one does not understand.
+// ErrABI is returned for pins of an unknown ABI or layout.
 var ErrABI = errors.New("pins of another version")
 
-// Meta describes an instance: who made it, from what.
+// Meta describes the origin of an instance.
 type Meta struct {
 	ABI     uint32            // version of the feature's map layouts
-	Object  [sha256.Size]byte // SHA-256 of the BPF object that was loaded
-	Cookie  uint64            // SO_NETNS_COOKIE of its namespace; 0 where the kernel has none
+	Object  [sha256.Size]byte // SHA-256 of the loaded BPF object
+	Cookie  uint64            // SO_NETNS_COOKIE of its namespace; 0 if the kernel has none
 	Inode   uint64            // inode number of its namespace
 	Created time.Time
-	Version string // of the weir that published it, at most 63 bytes
-	Config  []byte // what it was made from; its SHA-256 is the config's hash
+	Version string // version of the weir that published it, at most 63 bytes
+	Config  []byte // configuration of the instance; its SHA-256 is the config's hash
 }
 
-// metaHeader is the fixed part, in the byte order of the host.
+// metaHeader is the fixed part, in host byte order.
 type metaHeader struct {
 	Magic, Layout, ABI, ConfigLen uint32
 	Object, Config                [sha256.Size]byte
@@ -42,10 +42,10 @@ type metaHeader struct {
 	Version                       [64]byte
 }
 
-// ConfigHash is the SHA-256 of the configuration the instance was made from.
+// ConfigHash returns the SHA-256 of the instance's configuration.
 func (m Meta) ConfigHash() [sha256.Size]byte { return sha256.Sum256(m.Config) }
 
-// RequireABI returns an error that is [ErrABI] if i, whose meta m is, has another ABI than the one that is known.
+// RequireABI returns an error wrapping [ErrABI] unless the ABI of i with meta m is known.
 func (m Meta) RequireABI(i Instance, known uint32) error {
 	if m.ABI == known {
 		return nil
@@ -88,7 +88,7 @@ func (m *Meta) unmarshal(b []byte) error {
 	return nil
 }
 
-// read fills m in from the map that holds it.
+// read reads m from its map.
 func (m *Meta) read(pin *ebpf.Map) error {
 	b, err := pin.LookupBytes(uint32(0))
 	if err != nil {
@@ -97,7 +97,7 @@ func (m *Meta) read(pin *ebpf.Map) error {
 	return m.unmarshal(b)
 }
 
-// create makes the map that holds m: one element, as long as need be.
+// create creates the map of m, with one element of the needed size.
 func (m Meta) create() (*ebpf.Map, error) {
 	b := m.marshal()
 	mp, err := ebpf.NewMap(&ebpf.MapSpec{Name: metaPin, Type: ebpf.Array, KeySize: 4, ValueSize: uint32(len(b)), MaxEntries: 1})
@@ -111,5 +111,5 @@ func (m Meta) create() (*ebpf.Map, error) {
 	return mp, nil
 }
 
-// Version is this weir's, as the meta of each instance keeps it. The program sets it once, before it publishes anything.
+// Version is the version of this weir, as stored in each meta. main sets it once, before any publication.
 var Version = "devel"

@@ -21,7 +21,7 @@ var metas = map[string]Meta{
 	"version to the brim": {Version: strings.Repeat("v", 63), Created: time.Unix(0, -1), Config: bytes.Repeat([]byte{0}, 70000)},
 }
 
-// normal is m as a reading gives it back.
+// normal returns m as read back.
 func normal(m Meta) Meta {
 	if m.Created.IsZero() {
 		m.Created = time.Unix(0, m.Created.UnixNano())
@@ -48,8 +48,7 @@ func TestMetaRoundTrip(t *testing.T) {
 	}
 }
 
-// The layout is a protocol: this is a meta as version 1 writes it, field by
-// field at its place (docs/PINS.md).
+// The layout is a protocol: this is a version 1 meta, field by field (docs/PINS.md).
 func TestMetaLayout(t *testing.T) {
 	m := metas["full"]
 	b := m.marshal()
@@ -59,7 +58,7 @@ func TestMetaLayout(t *testing.T) {
 	}
 	hash := m.ConfigHash()
 	for at, want := range map[int][]byte{
-		0:  {0x77, 0x65, 0x69, 0x72, 1, 0, 0, 0, 3, 0, 0, 0, byte(len(m.Config))}, // on this machine's byte order
+		0:  {0x77, 0x65, 0x69, 0x72, 1, 0, 0, 0, 3, 0, 0, 0, byte(len(m.Config))}, // in this machine's byte order
 		16: m.Object[:],
 		48: hash[:],
 		80: {0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0xf0},
@@ -78,7 +77,7 @@ func TestMetaLayout(t *testing.T) {
 	}
 }
 
-// Pins of another ABI are refused with who made them and what to do.
+// Pins of another ABI are rejected with their creator and the remedy.
 func TestRequireABI(t *testing.T) {
 	m := Meta{ABI: 2, Version: "v9.9.9"}
 	if err := m.RequireABI(instance, 2); err != nil {
@@ -120,7 +119,7 @@ func TestMetaDamaged(t *testing.T) {
 	}
 }
 
-// Pins of another layout or of somebody else are refused, by readers and writers.
+// Readers and writers reject pins of another layout and foreign pins.
 func TestOpenForeignMeta(t *testing.T) {
 	r := newRoot(t)
 	l := lock(t, r)

@@ -14,21 +14,20 @@ import (
 	"github.com/weir-project/weir/internal/sockfilter"
 )
 
-// ErrUnsupported says that this kernel or this user cannot do what was asked.
-// The command line exits with 3 for it.
+// ErrUnsupported is returned if this kernel or user lacks a facility. The exit status of a command is then 3.
 var ErrUnsupported = sockfilter.ErrUnsupported
 
-// Need is a facility of the kernel that a feature uses.
+// Need is a kernel facility used by a feature.
 type Need struct {
-	Name     string       // as doctor prints it: "sk_lookup programs"
-	Since    string       // first kernel that has it: "5.9"
-	For      string       // what weir does with it
-	Optional bool         // without it the feature works, with less; For says what is lost
-	Remedy   string       // what to do where it is missing
-	Probe    func() error // nil when it is there
+	Name     string       // printed by weir doctor: "sk_lookup programs"
+	Since    string       // first kernel version with it: "5.9"
+	For      string       // its use in weir
+	Optional bool         // the feature works without it, with the loss described in For
+	Remedy   string       // remedy if it is missing
+	Probe    func() error // returns nil if it is available
 }
 
-// NeedError is a need that is not met.
+// NeedError reports a missing need.
 type NeedError struct {
 	Need Need
 	Err  error
@@ -42,8 +41,8 @@ func (e *NeedError) Error() string {
 	return s
 }
 
-// RemedyFor is what to do about a probe's error. Who lacks the right is told so
-// by the probe; another kernel would not help.
+// RemedyFor returns the remedy for a probe's error. It is empty for missing permissions: the probe's error names them,
+// and another kernel would not help.
 func (n Need) RemedyFor(err error) string {
 	if errors.Is(err, os.ErrPermission) {
 		return ""
@@ -54,7 +53,7 @@ func (n Need) RemedyFor(err error) string {
 	return n.Remedy
 }
 
-// scarce says what to do about an error that tells nothing of the kernel's facilities.
+// scarce returns the remedy for a lack of descriptors or memory; "" for other errors.
 func scarce(err error) string {
 	switch {
 	case errors.Is(err, unix.EMFILE):
@@ -67,10 +66,10 @@ func scarce(err error) string {
 	return ""
 }
 
-// Scarce says that a probe failed for want of descriptors or memory: what it probes may be there.
+// Scarce reports whether a probe failed for lack of descriptors or memory. The facility may then exist.
 func Scarce(err error) bool { return scarce(err) != "" }
 
-// Unwrap makes errors.Is find ErrUnsupported and the probe's own error.
+// Unwrap makes errors.Is match ErrUnsupported and the probe's own error.
 func (e *NeedError) Unwrap() []error { return []error{ErrUnsupported, e.Err} }
 
 // Check probes a need.
@@ -80,12 +79,12 @@ func (n Need) Check() error {
 	case err == nil:
 		return nil
 	case scarce(err) != "":
-		return fmt.Errorf("probing %s: %w: %s", n.Name, err, scarce(err)) // it is not known to be missing
+		return fmt.Errorf("probing %s: %w: %s", n.Name, err, scarce(err)) // it may exist
 	}
 	return &NeedError{Need: n, Err: err}
 }
 
-// Require probes all needs that are not optional and returns what is missing.
+// Require probes all required needs and returns the missing ones.
 func Require(needs []Need) error {
 	var errs []error
 	for _, n := range needs {
@@ -96,7 +95,7 @@ func Require(needs []Need) error {
 	return errors.Join(errs...)
 }
 
-// NetnsCookie tells a namespace from a later one with the same inode number.
+// NetnsCookie distinguishes a namespace from a later one with the same inode number.
 var NetnsCookie = Need{Name: "SO_NETNS_COOKIE", Since: "5.14", Optional: true,
 	For: "telling a namespace from a later one of the same number; without it by its links alone",
 	Probe: func() error {
@@ -109,7 +108,7 @@ var NetnsCookie = Need{Name: "SO_NETNS_COOKIE", Since: "5.14", Optional: true,
 		return err
 	}}
 
-// ProbeProgram probes a type of programs.
+// ProbeProgram returns a probe of a program type.
 func ProbeProgram(t ebpf.ProgramType) func() error {
 	return func() error {
 		LiftMemlock()
@@ -117,7 +116,7 @@ func ProbeProgram(t ebpf.ProgramType) func() error {
 	}
 }
 
-// ProbeMap probes a type of maps.
+// ProbeMap returns a probe of a map type.
 func ProbeMap(t ebpf.MapType) func() error {
 	return func() error {
 		LiftMemlock()
@@ -125,10 +124,10 @@ func ProbeMap(t ebpf.MapType) func() error {
 	}
 }
 
-// ExplainProbe names the rights that a refused probe lacks.
+// ExplainProbe adds the missing rights to a permission error.
 func ExplainProbe(err error) error {
 	if errors.Is(err, os.ErrPermission) {
-		return fmt.Errorf("%w: %s", os.ErrPermission, rightsLacking()) // libraries guess at other reasons
+		return fmt.Errorf("%w: %s", os.ErrPermission, rightsLacking()) // the libraries guess other reasons
 	}
 	return err
 }

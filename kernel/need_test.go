@@ -16,8 +16,8 @@ import (
 
 var allNeeds = []Need{NetnsCookie, TCXLink, XDPProgram, ClsactFilter, NetfilterLink}
 
-// missing in old kernels of the matrix, or without modules; everything else every
-// kernel has that weir runs on.
+// mayMiss lists the needs missing in old kernels of the matrix, or without modules. All supported kernels have the other
+// needs.
 var mayMiss = map[string]string{NetnsCookie.Name: "5.14", TCXLink.Name: "6.6", NetfilterLink.Name: "6.4"}
 
 func TestProbes(t *testing.T) {
@@ -38,7 +38,7 @@ func TestProbes(t *testing.T) {
 	}
 }
 
-// playProbes prints what each need says to this user.
+// playProbes prints the result of each need for this user.
 func playProbes([]string) error {
 	for _, n := range allNeeds {
 		fmt.Printf("%s: %v\n", n.Name, n.Check())
@@ -50,7 +50,7 @@ func playProbes([]string) error {
 	return nil
 }
 
-// Without rights, the answer is who has them; a newer kernel would not help.
+// Without rights the answer names the missing rights. A newer kernel would not help.
 func TestProbesWithoutRights(t *testing.T) {
 	others(t)
 	said := as(t, syscall.Credential{Uid: nobody, Gid: nobody}, "probe")

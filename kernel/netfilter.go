@@ -15,20 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Netfilter is a hook point of netfilter of a network namespace, with a link
-// (Linux 6.4). Attach runs in the namespace. The link keeps the namespace alive
-// while it is pinned, also when its last process and its name are gone.
+// Netfilter is a netfilter hook of a network namespace, with a link (Linux 6.4). Attach runs in the namespace. A pinned
+// link keeps the namespace alive, even without processes and a name.
 //
-// The kernel cannot move such a link to another program: attach a [Dispatcher] to
-// change what runs there.
+// The kernel cannot replace the program of such a link: attach a [Dispatcher] to change the program.
 type Netfilter struct {
 	Family   uint8 // unix.NFPROTO_IPV4 or unix.NFPROTO_IPV6
 	Hook     InetHook
-	Priority int32 // among everything at the hook, nftables' chains included; the lowest runs first
+	Priority int32 // order at the hook, nftables chains included; the lowest runs first
 }
 
-// InetHook is a point on a packet's way through the IP stack, as enum
-// nf_inet_hooks of linux/netfilter.h counts them.
+// InetHook is a netfilter hook of the IP stack. The values are those of enum nf_inet_hooks in linux/netfilter.h.
 type InetHook uint32
 
 // Hook points.
@@ -57,7 +54,7 @@ func (a Netfilter) String() string {
 	return fmt.Sprintf("netfilter %s of %s, priority %d", a.Hook, family, a.Priority)
 }
 
-// Attach implements Attachment. A hook point has room for one program of a priority.
+// Attach implements Attachment. A hook has room for one BPF program of a priority.
 func (a Netfilter) Attach(prog *ebpf.Program) (Link, error) {
 	l, err := patiently(func() (Link, error) {
 		return link.AttachNetfilter(link.NetfilterOptions{Program: prog, ProtocolFamily: link.NetfilterProtocolFamily(a.Family),
@@ -89,23 +86,21 @@ func (a Netfilter) Verify(l Link) error {
 	return nil
 }
 
-// NetfilterSeen is what was found of one network namespace and one family before. A
-// link does not tell its namespace: where there is one in any, it is tried whether a
-// program that lets packets pass finds its place taken here (net/netfilter/core.c has
-// room for one BPF program of a priority). What was found holds as long as the host
-// has the same links: none moves to another place.
+// NetfilterSeen caches the attached hooks of one network namespace and one family. A link does not report its namespace.
+// Here therefore probes each hook used by any link: attaching a passing program fails if the hook is occupied here,
+// because net/netfilter/core.c allows one BPF program of a priority. The result is valid while the host has the same
+// links. A link never moves to another hook.
 type NetfilterSeen struct {
 	links []link.ID
 	here  []Netfilter
 	since time.Time
 }
 
-// netfilterFor is how long it holds at most: a link that was detached, and that
-// somebody has still open, is listed as before.
+// netfilterFor is the maximum age of the result. A detached link held open by a process is still listed.
 const netfilterFor = time.Minute
 
-// Here are the hook points of a family in the caller's network namespace at which there
-// are programs with links, in the order of hooks and priorities.
+// Here returns the hooks of a family with linked programs in the caller's network namespace, sorted by hook and
+// priority.
 func (s *NetfilterSeen) Here(family uint8) ([]Netfilter, error) {
 	links, anywhere, err := netfilterLinks(family)
 	if err != nil {
@@ -122,7 +117,7 @@ func (s *NetfilterSeen) Here(family uint8) ([]Netfilter, error) {
 	return here, nil
 }
 
-// netfilterLinks are the host's links of a family, by number, and where they attach.
+// netfilterLinks returns the IDs and hooks of the host's links of a family.
 func netfilterLinks(family uint8) (links []link.ID, at []Netfilter, err error) {
 	it := new(link.Iterator)
 	defer it.Close()
@@ -145,8 +140,7 @@ func netfilterLinks(family uint8) (links []link.ID, at []Netfilter, err error) {
 	return links, slices.Compact(at), nil
 }
 
-// netfilterOccupied are those attachments that have a program in the caller's namespace.
-// Tests count how often it is asked.
+// netfilterOccupied returns the given hooks with a program in the caller's namespace. Tests count its calls.
 var netfilterOccupied = func(places []Netfilter) (here []Netfilter, err error) {
 	if len(places) == 0 {
 		return nil, nil
@@ -175,14 +169,14 @@ var netfilterOccupied = func(places []Netfilter) (here []Netfilter, err error) {
 // nfAccept is NF_ACCEPT of linux/netfilter.h.
 const nfAccept = 1
 
-// Dispatcher is a program that does nothing but run another one, which one store
-// exchanges: for attachments whose program the kernel cannot exchange. A packet
-// meets the one or the other. Without a program it lets packets pass.
+// Dispatcher is a program that only tail-calls another program. It makes programs replaceable at hooks where the kernel
+// cannot replace one. One map update changes the program: a packet meets the old program or the new one. Without a
+// program it passes packets.
 type Dispatcher struct {
-	Slot *ebpf.Map // the program, at 0: pin it, for it empties when nothing has it open or pinned
+	Slot *ebpf.Map // holds the program at key 0; keep it pinned or open, because the kernel empties it otherwise
 }
 
-// NewDispatcherSlot makes the map of a dispatcher.
+// NewDispatcherSlot creates the map of a dispatcher.
 func NewDispatcherSlot(name string) (*ebpf.Map, error) {
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: name, Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err != nil {
@@ -191,13 +185,13 @@ func NewDispatcherSlot(name string) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// Load loads the dispatcher for programs of netfilter.
+// Load loads the dispatcher for netfilter programs.
 func (d Dispatcher) Load(name string) (*ebpf.Program, error) {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{
 			asm.LoadMapPtr(asm.R2, d.Slot.FD()),
 			asm.Mov.Imm(asm.R3, 0),
-			asm.FnTailCall.Call(), // returns only where the slot is empty
+			asm.FnTailCall.Call(), // returns only if the slot is empty
 			asm.Mov.Imm(asm.R0, nfAccept),
 			asm.Return(),
 		}})
@@ -207,7 +201,7 @@ func (d Dispatcher) Load(name string) (*ebpf.Program, error) {
 	return p, nil
 }
 
-// Set has prog run from the next packet on.
+// Set makes prog run from the next packet on.
 func (d Dispatcher) Set(prog *ebpf.Program) error {
 	if err := d.Slot.Put(uint32(0), prog); err != nil {
 		return fmt.Errorf("putting a program in place: %w", err)
@@ -215,7 +209,7 @@ func (d Dispatcher) Set(prog *ebpf.Program) error {
 	return nil
 }
 
-// Program is the id of the program that runs; 0 for none.
+// Program returns the ID of the current program, or 0.
 func (d Dispatcher) Program() (uint32, error) {
 	var id uint32
 	err := d.Slot.Lookup(uint32(0), &id)

@@ -69,7 +69,7 @@ func TestNetfilterDispatcher(t *testing.T) {
 	}
 }
 
-// Programs of netfilter are told apart by their namespaces, which their links do not say.
+// Netfilter programs are told apart by their namespaces, although their links do not report them.
 func TestNetfilterHere(t *testing.T) {
 	needs(t, NetfilterLink)
 	p := pipe{nstest.NewWire(t), t}
@@ -89,7 +89,7 @@ func TestNetfilterHere(t *testing.T) {
 		t.Errorf("a program in B: seen in A %v, in B %v", seen(p.A), seen(p.B))
 	}
 	ln.Close()
-	// What was tried leaves nothing behind.
+	// Probing leaves nothing behind.
 	within(t, p.A, func() error {
 		ln, err := at.Attach(returns(t, ebpf.Netfilter, nfAccept))
 		if err == nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// Hook points are told in one order, and it is tried whether places are taken only where the host's links are others than before.
+// Hook points are sorted, and occupied hooks are probed again only if the host's links have changed.
 func TestNetfilterSeen(t *testing.T) {
 	needs(t, NetfilterLink)
 	w := nstest.NewWire(t)
@@ -21,7 +21,7 @@ func TestNetfilterSeen(t *testing.T) {
 	t.Cleanup(func() { netfilterOccupied = real })
 	netfilterOccupied = func(places []Netfilter) ([]Netfilter, error) { tried++; return real(places) }
 	var seen NetfilterSeen
-	// Of the priorities that are this test's: others' programs may come and go.
+	// Only priorities of this test: foreign programs may change.
 	look := func() (here []Netfilter) {
 		t.Helper()
 		within(t, w.B, func() (err error) {
@@ -46,7 +46,7 @@ func TestNetfilterSeen(t *testing.T) {
 			t.Fatalf("%v, want %v", got, want)
 		}
 	}
-	if tried > 5 { // what others do on the host meanwhile counts as well
+	if tried > 5 { // concurrent changes on the host count too
 		t.Errorf("tried %d times in 21 looks", tried)
 	}
 	links[0].Close()

@@ -17,24 +17,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrDamaged says that pins of an instance were taken away one by one.
+// ErrDamaged is returned if single pins of an instance are missing.
 var ErrDamaged = errors.New("a pin is gone")
 
 func fileInode(f os.FileInfo) uint64 { return f.Sys().(*syscall.Stat_t).Ino }
 
-// Opened is a published instance, open for reading or, through a WriteLock, for
-// writing. Close it.
+// Opened is a published instance, open for reading, or through a WriteLock for writing. The caller closes it.
 type Opened struct {
 	Instance Instance
 	Meta     Meta
 	Maps     map[string]*ebpf.Map
 	dir      string
-	was      os.FileInfo // the directory when it was opened
+	was      os.FileInfo // the directory at the time of opening
 }
 
-// Open opens an instance for reading: the group may. Only the maps named are
-// opened, all of them when none is. It returns ErrNotExist where the instance
-// is not published.
+// Open opens an instance for reading, as allowed for the group. It opens the named maps, or all maps if none is named.
+// It returns ErrNotExist if the instance is not published.
 func (r *Root) Open(i Instance, maps ...string) (*Opened, error) {
 	return r.open(i, &ebpf.LoadPinOptions{ReadOnly: true}, maps)
 }
@@ -44,9 +42,8 @@ func (l *WriteLock) Open(i Instance, maps ...string) (*Opened, error) {
 	return l.Root.open(i, nil, maps)
 }
 
-// OpenMapsForWriting opens an instance's maps for writing without the lock. It is
-// for the process that a lock's holder starts and waits for, and that writes into
-// maps that nobody else writes into; everyone else calls [Root.Lock].
+// OpenMapsForWriting opens an instance's maps for writing without the lock. Only a child process of the lock holder may
+// call it. The holder waits for the child, and nobody else writes to these maps. All other writers call [Root.Lock].
 func (r *Root) OpenMapsForWriting(i Instance, maps ...string) (*Opened, error) {
 	return r.open(i, nil, maps)
 }
@@ -57,18 +54,17 @@ func (r *Root) open(i Instance, opts *ebpf.LoadPinOptions, maps []string) (*Open
 		if !errors.Is(err, ErrNotExist) || try == openTries || !r.replaced(i, dir) {
 			return o, err
 		}
-		// What was being opened has been taken apart, or the name is free for the
-		// instant between two renames: the new one is there now, or very soon.
+		// A concurrent replacement has removed the opened directory, or the name is free between its two renames. The
+		// new one follows soon.
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// openTries bounds how often a reader that a replacement overtook looks again.
+// openTries bounds the retries of a reader during a replacement.
 const openTries = 300
 
-// openOnce opens everything through one handle of the directory: by its name,
-// a reader could get the meta of an instance and the maps of its successor. It
-// returns which directory that was, nil where there was none.
+// openOnce opens everything through one directory handle. Opening by name could mix the meta of an instance with the
+// maps of its successor. was is the opened directory, or nil if there was none.
 func (r *Root) openOnce(i Instance, opts *ebpf.LoadPinOptions, maps []string) (_ *Opened, was os.FileInfo, _ error) {
 	o := &Opened{Instance: i, Maps: map[string]*ebpf.Map{}, dir: r.dir(i)}
 	dir, err := os.OpenFile(o.dir, unix.O_PATH|unix.O_DIRECTORY, 0)
@@ -87,7 +83,7 @@ func (r *Root) openOnce(i Instance, opts *ebpf.LoadPinOptions, maps []string) (_
 	return o, was, nil
 }
 
-// openPins opens what is pinned in the directory that handle leads to.
+// openPins opens the pins in the directory of handle.
 func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, maps []string) error {
 	load := func(name string) (*ebpf.Map, error) {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(handle, name), opts)
@@ -105,7 +101,7 @@ func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, map
 	all := len(maps) == 0
 	if all {
 		if maps, err = pinNames(handle, mapPrefix); err == nil {
-			// It goes before the maps: while it is there, the list is whole.
+			// Removal unpins meta before the maps: while meta exists, the list is complete.
 			_, err = os.Stat(filepath.Join(handle, metaPin))
 		}
 		if err != nil {
@@ -128,7 +124,7 @@ func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, map
 	return nil
 }
 
-// OpenRest opens for writing what a damaged instance still has. It needs the meta.
+// OpenRest opens the remaining maps of a damaged instance for writing. It needs the meta.
 func (l *WriteLock) OpenRest(i Instance) (*Opened, error) {
 	o := &Opened{Instance: i, Maps: map[string]*ebpf.Map{}, dir: l.dirPath(i)}
 	var err error
@@ -147,21 +143,20 @@ func (l *WriteLock) OpenRest(i Instance) (*Opened, error) {
 	return o, nil
 }
 
-// Has tells whether anything of an instance is pinned.
+// Has reports whether anything of an instance is pinned.
 func (r *Root) Has(i Instance) bool {
 	_, err := os.Stat(r.dir(i))
 	return err == nil
 }
 
-// OpenMap opens one map of an instance whose meta may be unreadable, for writing. The caller closes it.
+// OpenMap opens one map of an instance for writing, even if its meta is unreadable. The caller closes it.
 func (l *WriteLock) OpenMap(i Instance, name string) (*ebpf.Map, error) {
 	path := filepath.Join(l.dirPath(i), mapPrefix+name)
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	return m, l.explainOpen(path, err)
 }
 
-// Meta reads who made an instance, from what. It returns ErrNotExist where the
-// instance is not published.
+// Meta reads the meta of an instance. It returns ErrNotExist if the instance is not published.
 func (r *Root) Meta(i Instance) (m Meta, err error) {
 	path := filepath.Join(r.dir(i), metaPin)
 	pin, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
@@ -175,10 +170,9 @@ func (r *Root) Meta(i Instance) (m Meta, err error) {
 	return m, nil
 }
 
-// replaced says whether the directory of an instance is another one now, or is
-// about to be. It is one reading of the directory above, which no rename gets
-// into: two looks at two names can both miss an instance that is never gone,
-// each in the replacement when the name that it asks for is free.
+// replaced reports whether the directory of an instance has been replaced, or is about to be. It reads the parent
+// directory once, and no rename can interleave. Two separate stat calls could both miss an existing instance during a
+// replacement.
 func (r *Root) replaced(i Instance, was os.FileInfo) bool {
 	dir := r.dir(i)
 	names, _ := r.allNames(filepath.Dir(dir))
@@ -206,14 +200,14 @@ func (r *Root) explainOpen(path string, err error) error {
 	return fmt.Errorf("opening %s: %w", path, err)
 }
 
-// Replaced says that another form of the instance has been published since this
-// one was opened, or none is: its maps may be those that nobody writes any more.
+// Replaced reports whether the instance has been published again or removed since it was opened. Its maps may be stale
+// then.
 func (o *Opened) Replaced() bool {
 	now, err := os.Stat(o.dir)
 	return err != nil || !os.SameFile(o.was, now)
 }
 
-// Link opens a pinned link, which only the owner may.
+// Link opens a pinned link. Only the owner may do so.
 func (o *Opened) Link(name string) (Link, error) {
 	l, err := link.LoadPinnedLink(filepath.Join(o.dir, linkPrefix+name), nil)
 	if errors.Is(err, os.ErrNotExist) {
@@ -222,15 +216,15 @@ func (o *Opened) Link(name string) (Link, error) {
 	return l, err
 }
 
-// Link opens a pinned link of an instance, also of one that is damaged.
+// Link opens a pinned link of an instance, even of a damaged one.
 func (l *WriteLock) Link(i Instance, name string) (Link, error) {
 	return (&Opened{dir: l.dirPath(i)}).Link(name)
 }
 
-// Links lists the names of the instance's links.
+// Links returns the names of the instance's links.
 func (o *Opened) Links() ([]string, error) { return pinNames(o.dir, linkPrefix) }
 
-// Close closes the maps; the pins stay.
+// Close closes the maps. The pins stay.
 func (o *Opened) Close() {
 	for _, m := range o.Maps {
 		m.Close()

@@ -11,15 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AttachedProgram is a program that runs at a hook, whoever attached it.
+// AttachedProgram is a program at a hook, weir's or foreign.
 type AttachedProgram struct {
 	ID   uint32
-	Name string // at most 15 bytes; empty where it cannot be seen
+	Name string // at most 15 bytes; empty if unreadable
 }
 
-// LookupPrograms lists the programs at the sk_lookup hook of the namespace that
-// fd is open on, in the order in which they run. All of them run; the last one
-// that chooses a socket decides, and one that drops only if none chooses.
+// LookupPrograms lists the sk_lookup programs of the namespace of fd, in the order of execution. All of them run. The
+// last program to choose a socket decides. A drop takes effect only if no program chooses a socket.
 func LookupPrograms(fd int) ([]AttachedProgram, error) {
 	q, err := link.QueryPrograms(link.QueryOptions{Target: fd, Attach: ebpf.AttachSkLookup})
 	if err != nil {
@@ -39,10 +38,10 @@ func LookupPrograms(fd int) ([]AttachedProgram, error) {
 	return out, nil
 }
 
-// WaitForPrograms returns when every BPF program has ended that was running at the call, within some 20 ms: a program that
-// has been replaced still runs where a packet met it before. membarrier(2) with MEMBARRIER_CMD_GLOBAL is synchronize_rcu()
-// to the kernel. Where it is refused (nohz_full), a change of a map of maps waits for the same
-// (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
+// WaitForPrograms returns once every BPF program running at the call has ended, within about 20 ms. A replaced program
+// still runs for packets that met it before. membarrier(2) with MEMBARRIER_CMD_GLOBAL is synchronize_rcu() in the
+// kernel. If the kernel refuses it (nohz_full), an update of a map of maps waits for the same (maybe_wait_bpf_programs
+// in kernel/bpf/syscall.c).
 func WaitForPrograms() {
 	const global = 1
 	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0); errno == 0 {
@@ -64,6 +63,6 @@ func waitByMap() {
 		}
 	}
 	if err != nil {
-		time.Sleep(time.Second) // no program runs for so long
+		time.Sleep(time.Second) // no program runs that long
 	}
 }

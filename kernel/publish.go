@@ -24,17 +24,15 @@ const (
 
 func isLink(pin string) bool { return strings.HasPrefix(pin, linkPrefix) }
 
-// Pins is what an instance consists of beside its meta, by name without prefix.
-// A program has no pin of its own: the link that attaches it is the truth.
+// Pins are the parts of an instance beside its meta, by name without prefix. A program has no pin of its own: its link
+// holds it.
 type Pins struct {
 	Maps  map[string]*ebpf.Map
 	Links map[string]Link
 }
 
-// Publish pins an instance: all of it in a staging directory, which a rename
-// then moves into place, over an older instance of the name if there is one.
-// Killed at any step, the old state, the new one or none is there, and the next
-// Lock clears the rest away.
+// Publish pins an instance in a staging directory, then moves the directory into place. It replaces an older instance of
+// the name. After a kill at any step the old state, the new one or none exists, and the next Lock removes the rest.
 func (l *WriteLock) Publish(i Instance, meta Meta, pins Pins) error {
 	if err := i.validate(); err != nil {
 		return err
@@ -57,7 +55,7 @@ func (l *WriteLock) Publish(i Instance, meta Meta, pins Pins) error {
 	return nil
 }
 
-// makeStaged makes the directory in which an instance is put together.
+// makeStaged creates the staging directory of an instance.
 func (l *WriteLock) makeStaged(dir string) (staged string, err error) {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o750); err != nil {
 		return "", err
@@ -68,7 +66,7 @@ func (l *WriteLock) makeStaged(dir string) (staged string, err error) {
 			return "", err
 		}
 	}
-	// What a removal that failed left would make recovery take this for a replacement half done.
+	// Recovery would take leftovers of a failed removal for a replacement half done.
 	if err := removeTree(dir + retireSuffix); err != nil {
 		return "", err
 	}
@@ -82,7 +80,7 @@ func (l *WriteLock) makeStaged(dir string) (staged string, err error) {
 
 func (l *WriteLock) dirPath(i Instance) string { return l.Root.dir(i) }
 
-// stage pins everything below the staging directory, with its final rights.
+// stage pins everything in the staging directory, with the final permissions.
 func (l *WriteLock) stage(staged string, meta Meta, pins Pins) error {
 	gid := l.gid()
 	m, err := meta.create()
@@ -102,7 +100,7 @@ func (l *WriteLock) stage(staged string, meta Meta, pins Pins) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(pins.Maps)) {
 		m := pins.Maps[name]
-		// Pin moves a map that is pinned elsewhere; a clone is pinned a second time.
+		// Pin would move a map pinned elsewhere. A clone gets a second pin.
 		c, err := m.Clone()
 		if err != nil {
 			return err
@@ -138,13 +136,13 @@ func commit(staged, dir string) error {
 	err = exchange(staged, dir)
 	if err == nil {
 		Step("publish:exchanged")
-		return endReplacement(dir, staged) // now the old one
+		return endReplacement(dir, staged) // staged is now the old directory
 	}
 	if !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("exchanging it with the old one: %w", err)
 	}
-	// Before Linux 5.16 bpffs has no RENAME_EXCHANGE. The first rename is the record that the
-	// staged directory is complete: recovery finishes from there.
+	// Before Linux 5.16 bpffs has no RENAME_EXCHANGE. The first rename records that the staged directory is complete.
+	// Recovery continues from there.
 	old := dir + retireSuffix
 	if err := os.Rename(dir, old); err != nil {
 		return err
@@ -157,9 +155,8 @@ func commit(staged, dir string) error {
 	return endReplacement(dir, old)
 }
 
-// endReplacement ends a replacement: the instance forgets that it was one, then its
-// predecessor goes. In this order: recover takes the record of a swap for one that
-// may be unfinished only while a second directory is there.
+// endReplacement removes the swap record of a replaced instance, then its predecessor. The order matters: recovery takes
+// a swap record for an unfinished upgrade only while a second directory exists.
 func endReplacement(dir, predecessor string) error {
 	if err := os.Remove(filepath.Join(dir, swapPin)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -168,7 +165,7 @@ func endReplacement(dir, predecessor string) error {
 	return removeTree(predecessor)
 }
 
-// exchange exchanges two directories. Tests replace it by kerneltest.WithoutExchange.
+// exchange exchanges two directories. kerneltest.WithoutExchange replaces it in tests.
 func exchange(a, b string) error {
 	if step.Exchange != nil {
 		return step.Exchange(a, b)
@@ -176,8 +173,7 @@ func exchange(a, b string) error {
 	return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
 }
 
-// Remove takes an instance away: its name first, then what it holds. Removing
-// what is not there is no error.
+// Remove removes an instance: first its name, then its pins. A missing instance is not an error.
 func (l *WriteLock) Remove(i Instance) error {
 	if err := i.validate(); err != nil {
 		return err
@@ -197,10 +193,9 @@ func (l *WriteLock) Remove(i Instance) error {
 	return nil
 }
 
-// removeTree unpins a directory. The record of an upgrade goes first: without it
-// recovery removes the rest. Then links: traffic must stop meeting a program before
-// its maps lose their names. Then meta, which was pinned last: where there is a
-// meta, every map is there.
+// removeTree unpins a directory in a fixed order. First comes the record of an upgrade: without it recovery removes the
+// rest. Then come links: no packet may meet a program after its maps are unpinned. Then comes meta, which was pinned
+// last: if meta exists, all maps exist.
 func removeTree(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {

@@ -72,8 +72,7 @@ func TestPublishOpenReplaceRemove(t *testing.T) {
 	}
 }
 
-// The link is the truth: it stays attached from one publication to the next,
-// and goes with the last pin.
+// The link holds the attachment: it stays from one publication to the next, and ends with the last pin.
 func TestLinksLiveByTheirPins(t *testing.T) {
 	r := newRoot(t)
 	l := lock(t, r)
@@ -90,7 +89,7 @@ func TestLinksLiveByTheirPins(t *testing.T) {
 	nstest.Until(t, "no link is attached", func() bool { return lookupLinks(t) == 0 })
 }
 
-// Publishing must neither move nor unpin a map that another instance pins.
+// Publishing must neither move nor unpin a map pinned by another instance.
 func TestMapOfTwoInstances(t *testing.T) {
 	r := newRoot(t)
 	l := lock(t, r)
@@ -119,7 +118,7 @@ func TestMapOfTwoInstances(t *testing.T) {
 	}
 }
 
-// brokenLink fails to be pinned, as a link of another process's might.
+// brokenLink fails to be pinned, as another process's link might.
 type brokenLink struct{ link.Link }
 
 func (brokenLink) Pin(string) error { return errors.New("broken on purpose") }
@@ -162,7 +161,7 @@ func TestInstances(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// What is being put together or taken apart is not listed.
+	// Staged and retired directories are not listed.
 	for _, name := range []string{"d+new", "e+old"} {
 		if err := os.Mkdir(filepath.Join(r.path, "host/watch", name), 0o750); err != nil {
 			t.Fatal(err)
@@ -186,8 +185,8 @@ func TestInstances(t *testing.T) {
 	}
 }
 
-// Links go first, for no packet may meet a program whose maps are gone; then
-// meta, by which readers know that every map is there.
+// Links are unpinned first: no packet may meet a program without its maps. Then comes meta: while it exists, every map
+// exists.
 func TestOrderOfRemoval(t *testing.T) {
 	r := newRoot(t)
 	l := lock(t, r)
@@ -216,8 +215,7 @@ func TestOrderOfRemoval(t *testing.T) {
 	}
 }
 
-// Readers who open an instance again and again while it is replaced see every
-// part of the same version, and never that it is missing.
+// Readers that open an instance during replacements see all parts of the same version, and never a missing instance.
 func TestReadersDuringReplace(t *testing.T) {
 	for _, kind := range []string{"exchange", "twostep"} {
 		t.Run(kind, func(t *testing.T) {
@@ -232,9 +230,9 @@ func TestReadersDuringReplace(t *testing.T) {
 			if err := publishWith(l, instance, 1, nil); err != nil {
 				t.Fatal(err)
 			}
-			// A reader waits for so long, between two renames, for the second one: more than that is a stall of the writer.
+			// Between two renames a reader waits this long for the second one. A longer pause is a stall of the writer.
 			var retired time.Time
-			var between time.Duration // the two renames, at the longest
+			var between time.Duration // the longest time between the two renames
 			kerneltest.OnStep(func(step string) {
 				switch step {
 				case "publish:retired":
@@ -283,9 +281,8 @@ func TestReadersDuringReplace(t *testing.T) {
 	}
 }
 
-// However fast an instance is replaced, a reader who finds its name free does
-// not take it for removed. Directories alone: whole instances are replaced too
-// slowly to meet a reader between two looks.
+// Despite fast replacements, a reader does not take a free name for a removed instance. The test uses bare directories:
+// complete instances are replaced too slowly to hit a reader between two looks.
 func TestFreeNameIsNotRemoval(t *testing.T) {
 	r := newRoot(t)
 	l := lock(t, r)

@@ -23,31 +23,30 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// RecordDir holds a record of every published instance, one directory for each BPF file
-// system that a root was on. A record says what should be pinned and attached: pins that
-// are gone cannot tell. It also keeps the instance's meta, so that a service whose pins
-// were lost comes back with its seed. /run goes with the BPF file systems at a reboot.
+// RecordDir holds a record of every published instance, with one directory for each BPF file system used by a root. A
+// record lists the expected pins and attachments, and detects lost ones. It also stores the instance's meta: a service
+// with lost pins keeps its seed. /run and the BPF file systems both end at a reboot.
 var RecordDir = "/run/weir/records"
 
-// record is one instance as it was published.
+// record describes a published instance.
 type record struct {
 	Instance Instance              `json:"instance"`
 	Dir      uint64                `json:"dir"` // inode number of its directory
 	Meta     []byte                `json:"meta"`
 	Maps     map[string]ebpf.MapID `json:"maps"`
 	Links    map[string]linkRecord `json:"links,omitempty"`
-	Filters  []filterRecord        `json:"filters,omitempty"` // in place of links
+	Filters  []filterRecord        `json:"filters,omitempty"` // used in place of links
 
-	cookie uint64 // of meta
+	cookie uint64 // from meta
 }
 
-// linkRecord says where a link was attached.
+// linkRecord is a link with its hook.
 type linkRecord struct {
 	ID link.ID `json:"id"`
 	target
 }
 
-// rootRecord says who sees a BPF file system.
+// rootRecord describes the visibility of a BPF file system.
 type rootRecord struct {
 	Mounts uint64 `json:"mounts"` // inode number of the writer's mount namespace
 	Host   bool   `json:"host"`   // process 1 saw the same file system at the root's path
@@ -55,7 +54,7 @@ type rootRecord struct {
 
 const rootRecordName = "+root"
 
-// device is the number of the BPF file system at the root's path, 0 where none is there.
+// device returns the device number of the BPF file system at the root's path, or 0 if there is none.
 func (r *Root) device() uint64 { return bpffsAt(r.path) }
 
 func bpffsAt(path string) uint64 {
@@ -73,7 +72,7 @@ func bpffsAt(path string) uint64 {
 	return 0
 }
 
-// recordsPath is the directory of the records of all file systems at the root's path.
+// recordsPath returns the directory with the records of all file systems at the root's path.
 func (r *Root) recordsPath() string { return filepath.Join(RecordDir, url.PathEscape(r.path)) }
 
 func (r *Root) recordsAt(device uint64) string {
@@ -90,11 +89,11 @@ func bootID() string {
 
 func recordName(i Instance) string { return i.Scope + "+" + i.Feature + "+" + i.Name }
 
-// Unrecorded is why the record of an instance could not be written under this lock, nil if all were.
+// Unrecorded returns the first failure to write a record under this lock, or nil.
 func (l *WriteLock) Unrecorded() error { return l.unrecorded }
 
-// note records an instance as it is pinned now. Records are an aid: where they cannot be
-// written, less is noticed and recovered, and nothing else fails. See Unrecorded.
+// note records the current pins of an instance. Records are optional: without them fewer faults are detected and
+// recovered. See Unrecorded.
 func (l *WriteLock) note(i Instance) {
 	rec := record{Instance: i, Maps: map[string]ebpf.MapID{}, Links: map[string]linkRecord{}}
 	st, err := os.Stat(l.dirPath(i))
@@ -121,12 +120,12 @@ func (l *WriteLock) note(i Instance) {
 		}
 	}
 	if was, err := readRecord(filepath.Join(l.recordsAt(l.device()), recordName(i))); err == nil {
-		rec.Filters = was.Filters // they are at devices, whatever is pinned
+		rec.Filters = was.Filters // they are at devices and have no pins
 	}
 	l.writeRecord(rec)
 }
 
-// noteLink records where a link is attached, unless it is attached nowhere.
+// noteLink records the hook of a link, unless the link is detached.
 func (rec *record) noteLink(name string, ln Link) {
 	info, err := ln.Info()
 	if err != nil {
@@ -169,12 +168,12 @@ func (l *WriteLock) writeRecord(rec record) {
 	}
 }
 
-// makeRecords makes a directory of the records, or one in it, for the group that may read. The directories above are for
-// everybody: sockets of weir's to which everybody may connect are there, and a umask must not close them.
+// makeRecords creates a directory of records, readable for the group, or dir in it. The directories above are open to
+// everybody, despite a umask: they hold weir's public sockets.
 func (r *Root) makeRecords(dir string) error {
 	for _, d := range []string{filepath.Dir(RecordDir), RecordDir} {
 		if _, err := os.Stat(d); err == nil {
-			continue // whoever made it has chosen its rights
+			continue // keep the permissions chosen by its creator
 		}
 		if err := errors.Join(os.MkdirAll(d, 0o755), os.Chmod(d, 0o755)); err != nil {
 			return err
@@ -188,7 +187,7 @@ func (r *Root) makeRecords(dir string) error {
 	return nil
 }
 
-// openRecords makes the directory of the records of the root's file system.
+// openRecords creates the directory for the records of the root's file system.
 func (l *WriteLock) openRecords(dir string) error {
 	if err := l.makeRecords(dir); err != nil {
 		return err
@@ -210,7 +209,7 @@ func mountNamespace() (uint64, error) {
 	return st.Ino, err
 }
 
-// writeFile replaces a file in one step.
+// writeFile replaces a file atomically.
 func (r *Root) writeFile(path string, b []byte) error {
 	next := path + ".new"
 	if err := os.WriteFile(next, b, 0o640); err != nil {
@@ -219,21 +218,20 @@ func (r *Root) writeFile(path string, b []byte) error {
 	return errors.Join(setRights(next, false, r.gid()), os.Rename(next, path))
 }
 
-// forget ends the record of an instance, before its pins go: killed in between, the next
-// Lock notes it again.
+// forget removes the record of an instance before its pins. After a kill in between, the next Lock records it again.
 func (l *WriteLock) forget(i Instance) {
 	os.Remove(filepath.Join(l.recordsAt(l.device()), recordName(i)))
 	os.RemoveAll(l.remarksPath(i))
 }
 
-// forgetDir ends the record of the instance of a directory, whose form is another one now.
+// forgetDir removes the record of the instance in dir, because its form has changed.
 func (l *WriteLock) forgetDir(dir string) {
 	feature := filepath.Dir(dir)
 	l.forget(Instance{Scope: filepath.Base(filepath.Dir(feature)), Feature: filepath.Base(feature), Name: filepath.Base(dir)})
 }
 
-// noteMissing records the instances that have no record: those of a writer that was
-// killed. It ends the records of instances without pins whose network namespace is gone: nothing can recover them.
+// noteMissing records the instances without a record, left by a killed writer. It removes the records of instances
+// without pins and without a network namespace, because nothing can recover them.
 func (l *WriteLock) noteMissing() {
 	all, err := l.Instances("")
 	if err != nil {
@@ -258,7 +256,7 @@ func (l *WriteLock) noteMissing() {
 	}
 }
 
-// closeRecords removes the records' directories once they hold nothing.
+// closeRecords removes the records' directories once they are empty.
 func (l *WriteLock) closeRecords(device uint64) {
 	dir := l.recordsAt(device)
 	entries, err := os.ReadDir(dir)
@@ -281,7 +279,7 @@ func readRecord(path string) (rec record, err error) {
 	return rec, err
 }
 
-// recordCache keeps records that were read, by the time at which their file was written.
+// recordCache caches records by the modification time of their file.
 type recordCache map[string]struct {
 	at  time.Time
 	rec record
@@ -317,13 +315,12 @@ func (c recordCache) read(dir string) map[Instance]record {
 	return out
 }
 
-// inOrder are the records' instances by name.
+// inOrder returns the records' instances, sorted by name.
 func inOrder(recs map[Instance]record) []Instance {
 	return slices.SortedFunc(maps.Keys(recs), func(a, b Instance) int { return strings.Compare(a.String(), b.String()) })
 }
 
-// Known lists the instances of a feature as Instances does, and those that should be
-// published and have lost all their pins.
+// Known lists the instances of a feature, as Instances does, and the instances with a record but no pins.
 func (r *Root) Known(feature string) ([]Instance, error) {
 	all, err := r.Instances(feature)
 	if err != nil {
@@ -335,7 +332,7 @@ func (r *Root) Known(feature string) ([]Instance, error) {
 		if len(f) < 3 || f[1] != feature {
 			continue
 		}
-		// A name of weir's own begins with @, and none has the mark.
+		// weir's own names begin with @, and no name contains a +.
 		if i := (Instance{Scope: f[0], Feature: f[1], Name: f[2]}); recordName(i) == e.Name() && !slices.Contains(all, i) &&
 			(i.Scope == HostScope || !othersNow(i.Scope, func(string) uint64 { return r.netnsCookie(i) })) {
 			all = append(all, i)
@@ -344,8 +341,8 @@ func (r *Root) Known(feature string) ([]Instance, error) {
 	return all, nil
 }
 
-// Recorded is the meta of an instance as it was published last, for whoever finds its
-// pins damaged. It returns ErrNotExist where nothing is known of it.
+// Recorded returns the last published meta of an instance, for an instance with damaged pins. It returns ErrNotExist if
+// there is no record.
 func (r *Root) Recorded(i Instance) (m Meta, err error) {
 	rec, err := readRecord(filepath.Join(r.recordsAt(r.device()), recordName(i)))
 	if err != nil {
@@ -360,9 +357,9 @@ func (r *Root) remarksPath(i Instance) string {
 	return filepath.Join(r.recordsAt(r.device()), remarksName, recordName(i))
 }
 
-// Remark keeps a text beside a published instance, for readers who cannot find out
-// themselves; an empty text ends it. It goes with the instance. It needs no lock: each key
-// is replaced in one step. Like records, remarks are an aid: failing to write one is no error.
+// Remark stores a text beside a published instance, for readers without the needed access. An empty text removes it.
+// Remarks end with the instance. No lock is needed, because each key is replaced atomically. Like records, remarks are
+// optional: a write error is ignored.
 func (r *Root) Remark(i Instance, key, text string) {
 	dir := r.remarksPath(i)
 	path := filepath.Join(dir, key)
@@ -381,7 +378,7 @@ func (r *Root) Remark(i Instance, key, text string) {
 	}
 }
 
-// Remarks reads what Remark keeps: an empty text where there is none.
+// Remarks returns the text stored by Remark, or "".
 func (r *Root) Remarks(i Instance, key string) string {
 	b, err := os.ReadFile(filepath.Join(r.remarksPath(i), key))
 	if err != nil {

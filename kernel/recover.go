@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// recover finishes or undoes what a killed writer left. The caller holds the lock,
-// so nothing in transit belongs to anybody alive.
+// recover finishes or undoes a killed writer's change. The caller holds the lock, so no living process owns a change in
+// progress.
 func (l *WriteLock) recover() error {
 	scopes, err := l.allNames(l.path)
 	if err != nil {
@@ -48,7 +48,7 @@ func (l *WriteLock) recoverDir(dir string) error {
 		}
 		base, retired := strings.CutSuffix(n, retireSuffix)
 		if retired && !has[base] && has[base+stagedSuffix] {
-			// Killed between the two renames of a replacement: the new one is complete.
+			// Killed between the two renames of a replacement: the new directory is complete.
 			if err := os.Rename(filepath.Join(dir, base+stagedSuffix), filepath.Join(dir, base)); err != nil {
 				return err
 			}
@@ -69,8 +69,8 @@ func (l *WriteLock) recoverDir(dir string) error {
 	return nil
 }
 
-// recoverStaged goes forward with an upgrade whose attachment has gone over: the
-// kernel runs the new program already. Anything else that is staged is undone.
+// recoverStaged completes an upgrade whose attachment already runs the new program. It removes any other staging
+// directory.
 func (l *WriteLock) recoverStaged(dir, staged string, published bool) error {
 	if published {
 		over, err := goneOver(staged)

@@ -17,8 +17,8 @@ import (
 	"github.com/weir-project/weir/internal/units"
 )
 
-// Lost are the instances that were published on a BPF file system that is not mounted
-// any more. Those whose namespace is gone are not among them.
+// Lost returns the instances published on a BPF file system that is no longer mounted. It omits instances without a
+// namespace.
 func (r *Root) Lost() (out []Instance) {
 	c := NewChecker(r)
 	for _, device := range r.others() {
@@ -33,8 +33,7 @@ func (r *Root) Lost() (out []Instance) {
 	return out
 }
 
-// ForgetLost ends the records of file systems that are not mounted any more: what was
-// wanted of them has been recovered.
+// ForgetLost removes the records of unmounted file systems, after their recovery.
 func (l *WriteLock) ForgetLost() {
 	for _, device := range l.others() {
 		if mountedAt(device) == "" {
@@ -43,7 +42,7 @@ func (l *WriteLock) ForgetLost() {
 	}
 }
 
-// ForgetDamaged ends the records of instances that have no pins any more.
+// ForgetDamaged removes the records of instances without pins.
 func (l *WriteLock) ForgetDamaged(of func(Instance) bool) {
 	all, err := l.Instances("")
 	if err != nil {
@@ -59,7 +58,7 @@ func (l *WriteLock) ForgetDamaged(of func(Instance) bool) {
 	}
 }
 
-// recorded finds the record of an instance, also of one that was lost with its file system.
+// recorded finds the record of an instance, even on an unmounted file system.
 func (l *WriteLock) recorded(i Instance) (record, bool) {
 	for _, device := range append([]uint64{l.device()}, l.others()...) {
 		if rec, err := readRecord(filepath.Join(l.recordsAt(device), recordName(i))); err == nil {
@@ -69,10 +68,9 @@ func (l *WriteLock) recorded(i Instance) (record, bool) {
 	return record{}, false
 }
 
-// Restore makes a damaged instance complete from what is alive: maps and links that a
-// program, a process or another link holds are pinned again, detached links are attached
-// again with the programs that they hold, meta comes from the record. It returns the pins
-// that are gone for good; the instance is there then, without them.
+// Restore completes a damaged instance from its living parts. It pins maps and links still held by a program, a process
+// or another link, attaches detached links again with their programs, and restores meta from the record. lacks names the
+// pins lost for good. The instance then exists without them.
 func (l *WriteLock) Restore(i Instance) (lacks []string, err error) {
 	rec, ok := l.recorded(i)
 	if !ok {
@@ -112,7 +110,7 @@ func (l *WriteLock) Restore(i Instance) (lacks []string, err error) {
 	return lacks, nil
 }
 
-// makeRestored makes the directory of an instance that has none.
+// makeRestored creates the missing directory of an instance.
 func (l *WriteLock) makeRestored(dir string) error {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return err
@@ -162,7 +160,7 @@ func (l *WriteLock) restoreMeta(dir string, rec record) error {
 	return errors.Join(m.Pin(path), setRights(path, false, l.gid()))
 }
 
-// restoreLinks pins links that live without a pin, and attaches again what was detached.
+// restoreLinks pins living links without a pin, and attaches detached links again.
 func (l *WriteLock) restoreLinks(i Instance, rec record) (lacks []string, err error) {
 	var ns *netns.Handle
 	if i.Scope != HostScope {
@@ -183,7 +181,7 @@ func (l *WriteLock) restoreLinks(i Instance, rec record) (lacks []string, err er
 		there := false
 		inSpace(ns, func() { there = was.exists(ns) })
 		if !there {
-			continue // with its device: the feature follows devices
+			continue // gone with its device, followed by the feature
 		}
 		var ln Link
 		if statErr != nil {
@@ -206,8 +204,7 @@ func (l *WriteLock) restoreLinks(i Instance, rec record) (lacks []string, err er
 	return lacks, nil
 }
 
-// liveLink finds a link that lost its pin, and that something else holds. It is not one
-// that was detached.
+// liveLink finds a living link without a pin. It rejects a detached link.
 func liveLink(was linkRecord) (Link, error) {
 	ln, err := link.NewFromID(was.ID)
 	if err != nil {
@@ -220,7 +217,7 @@ func liveLink(was linkRecord) (Link, error) {
 	return ln, nil
 }
 
-// attachAgain attaches the program of a detached link where it was.
+// attachAgain attaches the program of a detached link to its recorded hook.
 func (l *WriteLock) attachAgain(i Instance, name string, was linkRecord, ns *netns.Handle) (ln Link, err error) {
 	old, err := link.LoadPinnedLink(filepath.Join(l.dirPath(i), linkPrefix+name), nil)
 	if err != nil {
@@ -248,7 +245,7 @@ func (l *WriteLock) attachAgain(i Instance, name string, was linkRecord, ns *net
 	return ln, err
 }
 
-// attachment is the target as something to attach to. The caller is in the namespace.
+// attachment returns the target as an Attachment. The caller is in the namespace.
 func (t target) attachment(ns *netns.Handle) (Attachment, error) {
 	switch t.Kind {
 	case targetLookup:
@@ -256,7 +253,7 @@ func (t target) attachment(ns *netns.Handle) (Attachment, error) {
 	case targetTCX:
 		return TCX{Ifindex: int(t.Where), Device: deviceName(t.Where), Egress: ebpf.AttachType(t.Hook) == ebpf.AttachTCXEgress}, nil
 	case targetXDP:
-		// The mode is not recorded: the driver's is tried first, as it can be no other where it works.
+		// The mode is not recorded. Native mode is tried first: if it works, it was the mode.
 		return anyXDP{XDP{Ifindex: int(t.Where), Device: deviceName(t.Where)}}, nil
 	case targetCgroup:
 		root, err := units.CgroupRoot()
@@ -267,7 +264,7 @@ func (t target) attachment(ns *netns.Handle) (Attachment, error) {
 	return nil, ErrDetached
 }
 
-// anyXDP attaches in the driver or, where that cannot be, in the kernel.
+// anyXDP attaches in native mode, or else in generic mode.
 type anyXDP struct{ XDP }
 
 func (a anyXDP) Attach(prog *ebpf.Program) (Link, error) {

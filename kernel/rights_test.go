@@ -20,11 +20,10 @@ import (
 
 const (
 	nobody  = 65534 // user and group of a child without rights
-	readers = 4747  // group that may read
+	readers = 4747  // group with read access
 )
 
-// playRead says what this process may do with the pins of the instance below a
-// root: ROOT.
+// playRead prints this process's rights on the pins of the instance below a root: ROOT.
 func playRead(f []string) error {
 	r := OpenRoot(f[0])
 	v, err := version(r, instance)
@@ -41,8 +40,7 @@ func playRead(f []string) error {
 	return nil
 }
 
-// as runs a role as another user, and returns the lines that it printed by what
-// stands before the colon.
+// as runs a role as another user. It returns the printed lines by their text before the colon.
 func as(t *testing.T, cred syscall.Credential, role string, args ...any) map[string]string {
 	t.Helper()
 	c := nstest.Child(role, args...)
@@ -60,8 +58,7 @@ func as(t *testing.T, cred syscall.Credential, role string, args ...any) map[str
 	return said
 }
 
-// needUnprivilegedOpen skips where bpf() refuses the unprivileged even what
-// file permissions grant.
+// needUnprivilegedOpen skips the test if bpf() refuses unprivileged access despite file permissions.
 func needUnprivilegedOpen(t *testing.T) {
 	t.Helper()
 	r := newRoot(t)
@@ -87,7 +84,7 @@ func needUnprivilegedOpen(t *testing.T) {
 	}
 }
 
-// others makes the bpffs searchable, as systemd mounts it or weir would.
+// others makes the bpffs searchable for all users, as systemd and weir mount it.
 func others(t *testing.T) {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -145,8 +142,8 @@ func refused(t *testing.T, said map[string]string, what ...string) {
 	}
 }
 
-// The group reads the records, too, whatever the umask of whoever made them first, and the directories above are open to
-// everybody: weir's public sockets are there.
+// The group can read the records despite the creator's umask. The directories above are open to everybody, because they
+// hold weir's public sockets.
 func TestRightsOfRecords(t *testing.T) {
 	was := RecordDir
 	RecordDir = filepath.Join(t.TempDir(), "weir", "records")
@@ -190,8 +187,7 @@ func TestRightsOfRecords(t *testing.T) {
 	}
 }
 
-// What is published later has the rights of what is there, and a change of
-// group reaches both.
+// Later publications get the permissions of existing pins, and a change of group affects both.
 func TestRights(t *testing.T) {
 	r := newRoot(t)
 	l := lock(t, r)

@@ -14,29 +14,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultRoot is where weir pins, unless told otherwise by --root or WEIR_ROOT.
+// DefaultRoot is the default pin root. --root and WEIR_ROOT override it.
 const DefaultRoot = "/sys/fs/bpf/weir"
 
-// HostScope stands in place of a network namespace for instances that span them.
+// HostScope is the scope of instances that span network namespaces.
 const HostScope = "host"
 
-// Names that end so are directories being put together or taken apart. Names
-// of instances cannot hold the mark, and bpffs refuses names with dots.
+// Suffixes of directories in construction or removal. Names of instances cannot contain +, and bpffs rejects names with
+// dots.
 const (
 	stagedSuffix = "+new"
 	retireSuffix = "+old"
 )
 
 var (
-	// ErrNotExist says that an instance is not published.
+	// ErrNotExist is returned if an instance is not published.
 	ErrNotExist = errors.New("not there")
-	// ErrNotBPFFS says that the root is on no BPF file system, and so without pins.
+	// ErrNotBPFFS is returned if the root is not on a BPF file system. It then has no pins.
 	ErrNotBPFFS = errors.New("not on a BPF file system")
-	// ErrUnreadable says that this user may not read the pins.
+	// ErrUnreadable is returned if this user may not read the pins.
 	ErrUnreadable = errors.New("no permission to read weir's pins")
 )
 
-// Instance names one directory of pins: one unit of publication.
+// Instance names one directory of pins, the unit of publication.
 type Instance struct {
 	Scope   string // inode number of a network namespace, or HostScope
 	Feature string
@@ -45,7 +45,7 @@ type Instance struct {
 
 func (i Instance) String() string { return i.Scope + "/" + i.Feature + "/" + i.Name }
 
-// validate refuses names that would leave the tree or clash with the marks.
+// validate rejects names that would leave the tree or clash with the suffixes.
 func (i Instance) validate() error {
 	for _, s := range []string{i.Scope, i.Feature, i.Name} {
 		if !validName(s) {
@@ -55,8 +55,7 @@ func (i Instance) validate() error {
 	return nil
 }
 
-// validName accepts what bpffs and the layout can hold: letters, digits, '-',
-// '_', and '@' in front for instances of weir's own.
+// validName accepts letters, digits, '-' and '_', and a leading '@' for weir's own instances.
 func validName(s string) bool {
 	s = strings.TrimPrefix(s, "@")
 	return s != "" && len(s) <= 63 && strings.IndexFunc(s, func(r rune) bool {
@@ -64,18 +63,16 @@ func validName(s string) bool {
 	}) < 0
 }
 
-// ValidName says whether a service or other instance may be called s: 1 to 63
-// letters, digits, '-' and '_'.
+// ValidName reports whether s is a valid name of a service or another instance: 1 to 63 letters, digits, '-' and '_'.
 func ValidName(s string) bool { return validName(s) && s[0] != '@' }
 
-// Root is the directory of weir's pins, for reading. It is a value: nothing is
-// held open between calls, so what a reader sees is what is there now.
+// Root is the directory of weir's pins, for reading. It holds nothing open between calls: each call reads the current
+// state.
 type Root struct {
 	path string
 }
 
-// OpenRoot returns the pins below path; they need not exist. An empty path is
-// WEIR_ROOT or, without it, DefaultRoot.
+// OpenRoot returns the pins below path, which need not exist. An empty path means WEIR_ROOT or, without it, DefaultRoot.
 func OpenRoot(path string) *Root {
 	if path == "" {
 		path = os.Getenv("WEIR_ROOT")
@@ -86,14 +83,13 @@ func OpenRoot(path string) *Root {
 	return &Root{path: filepath.Clean(path)}
 }
 
-// Path is the directory.
+// Path returns the directory.
 func (r *Root) Path() string { return r.path }
 
 func (r *Root) dir(i Instance) string { return filepath.Join(r.path, i.Scope, i.Feature, i.Name) }
 
-// Instances lists the published instances of a feature in all scopes, in order
-// of scope and name. An empty feature lists those of every feature. Instances of
-// a namespace whose inode number is another's now are left out.
+// Instances lists the published instances of a feature in all scopes, sorted by scope and name. An empty feature means
+// all features. It omits instances of a gone namespace whose inode number another namespace has.
 func (r *Root) Instances(feature string) ([]Instance, error) {
 	var out []Instance
 	scopes, err := r.names(r.path)
@@ -112,7 +108,7 @@ func (r *Root) Instances(feature string) ([]Instance, error) {
 	return out, nil
 }
 
-// instancesIn lists the instances of a feature, or of all, in one scope.
+// instancesIn lists the instances of a feature, or of all features, in one scope.
 func (r *Root) instancesIn(scope, feature string) (out []Instance, err error) {
 	features, err := r.names(filepath.Join(r.path, scope))
 	if err != nil {
@@ -133,13 +129,13 @@ func (r *Root) instancesIn(scope, feature string) (out []Instance, err error) {
 	return out, nil
 }
 
-// names lists the published directories in dir; a missing dir has none.
+// names lists the published directories in dir. A missing dir is empty.
 func (r *Root) names(dir string) ([]string, error) {
 	all, err := r.allNames(dir)
 	return slices.DeleteFunc(all, func(n string) bool { return !validName(n) }), err
 }
 
-// allNames lists every directory in dir, those in transit included.
+// allNames lists all directories in dir, including staged and retired ones.
 func (r *Root) allNames(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	switch {
@@ -165,7 +161,7 @@ func (r *Root) allNames(dir string) ([]string, error) {
 	return out, nil
 }
 
-// unreadable explains whose group one must be in.
+// unreadable names the users and groups with access.
 func (r *Root) unreadable(path string) error {
 	who := "root"
 	if st, err := os.Stat(r.path); err == nil {
@@ -174,8 +170,7 @@ func (r *Root) unreadable(path string) error {
 	return fmt.Errorf("%w (%s): run as %s, or ask a running 'weir serve' through its socket", ErrUnreadable, path, who)
 }
 
-// CheckName says why no pins can be at this path: bpffs keeps names with dots for itself,
-// and answers with EPERM.
+// CheckName reports an impossible path: bpffs rejects names with dots, with EPERM.
 func (r *Root) CheckName() error {
 	for p := r.path; p != filepath.Dir(p); p = filepath.Dir(p) {
 		var fs unix.Statfs_t
@@ -187,10 +182,10 @@ func (r *Root) CheckName() error {
 	return nil
 }
 
-// bpffsDir is where hosts have their BPF file system. It is mounted where it is missing.
+// bpffsDir is the usual mount point of the BPF file system. weir mounts one there if it is missing.
 const bpffsDir = "/sys/fs/bpf"
 
-// Located returns an error that wraps [ErrNotBPFFS] if neither the root nor its parent is on a BPF file system.
+// Located returns an error wrapping [ErrNotBPFFS] if neither the root nor its parent is on a BPF file system.
 func (r *Root) Located() error {
 	if strings.HasPrefix(r.path, bpffsDir+"/") {
 		return nil
@@ -203,15 +198,15 @@ func (r *Root) Located() error {
 		case err == nil && fs.Type != unix.BPF_FS_MAGIC:
 			return r.notLocated(there)
 		case !errors.Is(err, os.ErrNotExist):
-			return nil // it is, or this user may not know
+			return nil // located, or unreadable for this user
 		}
 		there = false
 	}
 	return r.notLocated(false)
 }
 
-// notLocated is the error about a root that is on no BPF file system. It names no mount that would hide anything: that of an empty
-// directory, and of one that does not exist.
+// notLocated returns the error for a root outside a BPF file system. Its remedy hides no files: it names only an empty
+// or missing directory as a mount point.
 func (r *Root) notLocated(there bool) error {
 	const remedy = "name a path below " + bpffsDir + " by --root or $WEIR_ROOT"
 	if !there {
@@ -223,8 +218,8 @@ func (r *Root) notLocated(there bool) error {
 	return fmt.Errorf("pin root %s is %w: %s", r.path, ErrNotBPFFS, remedy)
 }
 
-// ensure makes the root directory, mounting a bpffs below it when none is
-// there: minimal systems and fresh mount namespaces have none.
+// ensure creates the root directory, and mounts a bpffs below it if needed: minimal systems and fresh mount namespaces
+// have none.
 func (r *Root) ensure() error {
 	if err := errors.Join(r.CheckName(), r.Located()); err != nil {
 		return err
@@ -232,7 +227,7 @@ func (r *Root) ensure() error {
 	if err := os.Mkdir(r.path, 0o750); err == nil || errors.Is(err, os.ErrExist) {
 		var fs unix.Statfs_t
 		if err := unix.Statfs(r.path, &fs); errors.Is(err, os.ErrNotExist) {
-			return nil // another command removed it just now; Lock comes here again
+			return nil // another command has just removed it; Lock retries
 		} else if err != nil {
 			return fmt.Errorf("pin root %s: %w: run as root", r.path, err)
 		}
@@ -267,8 +262,8 @@ func (r *Root) ensure() error {
 	return nil
 }
 
-// ipNetnsExec returns the name of the network namespace if this process was started by ip netns exec, which mounts a
-// sysfs by that name over /sys (netns_switch in iproute2's lib/namespace.c) for as long as its command runs; else "".
+// ipNetnsExec returns the name of the network namespace if ip netns exec started this process, else "". That command
+// mounts a sysfs with this name over /sys (netns_switch in iproute2's lib/namespace.c) for its child's lifetime.
 func ipNetnsExec() string {
 	text, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {
@@ -290,7 +285,7 @@ func ipNetnsExec() string {
 	return name
 }
 
-// gid is the group that may read: the root directory's own.
+// gid returns the group with read access: the group of the root directory.
 func (r *Root) gid() int {
 	st, err := os.Stat(r.path)
 	if err != nil {
@@ -299,8 +294,8 @@ func (r *Root) gid() int {
 	return int(st.Sys().(*syscall.Stat_t).Gid)
 }
 
-// Writable returns an error where this user can never pin: the root is on no BPF file system, or belongs to others. Another
-// reason, such as a file system that is mounted late, may pass.
+// Writable returns an error if this user can never pin: the root is outside a BPF file system, or belongs to another
+// user. Temporary causes, such as a late mount, are not errors.
 func (r *Root) Writable() error {
 	if err := errors.Join(r.CheckName(), r.Located()); err != nil {
 		return err

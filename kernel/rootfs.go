@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rootFaults looks at the BPF file system that the root is on.
+// rootFaults checks the BPF file system of the root.
 func (r *Root) rootFaults() (out []Fault) {
 	add := func(text, remedy string) {
 		out = append(out, Fault{Object: r.path, Kind: FaultRoot, Text: text, Remedy: remedy})
@@ -38,7 +38,7 @@ func (r *Root) rootFaults() (out []Fault) {
 	return out
 }
 
-// uncover says how pins that a mount hides can be reached.
+// uncover describes how to reach pins hidden by a mount.
 func uncover(path, at string) string {
 	if strings.HasPrefix(path, at) {
 		return "umount " + at
@@ -55,8 +55,8 @@ func (r *Root) readOnly() bool {
 	return err == nil && fs.Type == unix.BPF_FS_MAGIC && fs.Flags&unix.ST_RDONLY != 0
 }
 
-// others are the file systems that the root was on, and is not now: by their records.
-// A file system of another mount namespace is none of this process's concern.
+// others returns the file systems previously used by the root, according to their records. It ignores file systems of
+// other mount namespaces.
 func (r *Root) others() (out []uint64) {
 	entries, err := os.ReadDir(r.recordsPath())
 	if err != nil {
@@ -89,7 +89,7 @@ func canSee(path string) bool {
 	return err == nil
 }
 
-// mountedAt is where a file system is mounted in this mount namespace, "" if nowhere.
+// mountedAt returns the mount point of a file system in this mount namespace, or "".
 func mountedAt(device uint64) string {
 	text, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {
@@ -104,7 +104,7 @@ func mountedAt(device uint64) string {
 	return ""
 }
 
-// mountPoint is the mount point that a path is below.
+// mountPoint returns the mount point above a path.
 func mountPoint(path string) string {
 	best := "/"
 	text, _ := os.ReadFile("/proc/thread-self/mountinfo")
@@ -117,8 +117,8 @@ func mountPoint(path string) string {
 	return best
 }
 
-// Usable refuses a root on no BPF file system, a root whose pins are hidden, and one that cannot be written: a writer would
-// make everything a second time beside what works.
+// Usable returns an error for a root outside a BPF file system, with hidden pins, or mounted read-only. A writer would
+// otherwise create everything again beside working pins.
 func (r *Root) Usable() error {
 	for _, device := range r.others() {
 		if at := mountedAt(device); at != "" && len(recordCache{}.read(r.recordsAt(device))) > 0 {

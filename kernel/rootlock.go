@@ -11,13 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockDir is the directory below the root whose flock is the write lock. Only
-// the owner may open it, and who cannot open it cannot lock it: the group that
-// reads may open the root, and could block every writer there. bpffs has no
-// plain files. The mark keeps it out of every list of instances.
+// lockDir is the directory below the root with the flock of the write lock. Only the owner may open it, and locking
+// needs an open directory. Readers in the group may open the root, and could block every writer with a lock there. bpffs
+// has no plain files. The + keeps the directory out of lists of instances.
 const lockDir = "+lock"
 
-// openLock opens the directory to be locked; nil where the root is gone.
+// openLock opens the directory to lock. It returns nil if the root is gone.
 func (r *Root) openLock() (*os.File, error) {
 	path := filepath.Join(r.path, lockDir)
 	if err := os.Mkdir(path, 0o700); errors.Is(err, os.ErrNotExist) {
@@ -34,7 +33,7 @@ func (r *Root) openLock() (*os.File, error) {
 	return dir, nil
 }
 
-// tryFlock says whether it got the lock on an open directory.
+// tryFlock reports whether it got the lock on an open directory.
 func tryFlock(dir *os.File) (bool, error) {
 	err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
@@ -43,11 +42,9 @@ func tryFlock(dir *os.File) (bool, error) {
 	return err == nil, err
 }
 
-// Claim takes work that goes with a published instance, so that one process at a
-// time does it: work that takes long, and so is not done under the lock of the
-// root. ok is false while another has it. The claim ends with release, and with
-// the process. It gives no right to change anything; whoever may read the
-// instance can take it.
+// Claim makes one process at a time responsible for work on a published instance. It is for slow work, done without the
+// write lock. ok is false while another process has the claim. The claim ends with release or with the process. It
+// grants no right to change anything: any reader of the instance can take it.
 func (r *Root) Claim(i Instance) (release func(), ok bool, err error) {
 	dir, err := os.Open(r.dir(i))
 	if err != nil {

@@ -18,8 +18,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// playFlock locks a directory as anybody could who may open it, until its input
-// ends: PATH.
+// playFlock locks a directory until the end of its input, as any user with access could: PATH.
 func playFlock(f []string) error {
 	dir, err := os.Open(f[0])
 	if err == nil {
@@ -35,7 +34,7 @@ func playFlock(f []string) error {
 	return err
 }
 
-// flocker starts a process that locks a directory; it returns what it said.
+// flocker starts a process that locks a directory, and returns its output.
 func flocker(t *testing.T, path string, cred *syscall.Credential) (said string, end func()) {
 	t.Helper()
 	c := nstest.Child("flock", path)
@@ -49,7 +48,7 @@ func flocker(t *testing.T, path string, cred *syscall.Credential) (said string, 
 	return said, func() { p.End() }
 }
 
-// Who may read the pins can lock the root, and nobody cares.
+// A reader of the pins can lock the root without an effect on writers.
 func TestReadersCannotBlockWriters(t *testing.T) {
 	others(t)
 	r := newRoot(t)

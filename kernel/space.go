@@ -9,10 +9,10 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// ID is the namespace of an instance.
+// ID returns the ID of an instance's namespace.
 func (m Meta) ID() netns.ID { return netns.ID{Inode: m.Inode, Cookie: m.Cookie} }
 
-// ScopeOf is the scope of a network namespace's instances; nil stands for the host.
+// ScopeOf returns the scope of a network namespace's instances. nil means the host.
 func ScopeOf(ns *netns.Handle) string {
 	if ns == nil {
 		return HostScope
@@ -20,18 +20,19 @@ func ScopeOf(ns *netns.Handle) string {
 	return strconv.FormatUint(ns.Inode(), 10)
 }
 
-// OpenNetns opens the namespace of a published instance. It returns [netns.ErrGone] where it is gone, also if another
-// namespace has its inode number now.
+// OpenNetns opens the namespace of a published instance. It returns [netns.ErrGone] if the namespace is gone, even if
+// another namespace has its inode number.
 func (r *Root) OpenNetns(i Instance) (*netns.Handle, error) {
 	return netns.OfScope("", i.Scope, r.netnsCookie(i))
 }
 
-// OpenScope opens the namespace of a scope's instances, as OpenNetns does. ref may lead to it.
+// OpenScope opens the namespace of a scope's instances, as OpenNetns does. ref may name it.
 func (r *Root) OpenScope(ref, scope string) (*netns.Handle, error) {
 	return netns.OfScope(ref, scope, r.cookieIn(scope))
 }
 
-// netnsCookie is the cookie of an instance's namespace: as pinned or, where that pin was lost, as recorded. 0 if unknown.
+// netnsCookie returns the cookie of an instance's namespace from its meta, or from its record if meta is lost; 0 if
+// unknown.
 func (r *Root) netnsCookie(i Instance) uint64 {
 	m, err := r.Meta(i)
 	if err != nil {
@@ -40,11 +41,11 @@ func (r *Root) netnsCookie(i Instance) uint64 {
 	return m.Cookie
 }
 
-// maxAsked is of how many instances of a scope the cookie is asked, until one knows it.
+// maxAsked bounds the instances of a scope asked for the cookie.
 const maxAsked = 8
 
-// cookieIn is the cookie of a scope's namespace, 0 if unknown: all its instances have one, since taking the lock removes
-// those of a former namespace.
+// cookieIn returns the cookie of a scope's namespace, or 0 if unknown. All instances of a scope share it, because taking
+// the lock removes those of a former namespace.
 func (r *Root) cookieIn(scope string) uint64 {
 	all, _ := r.instancesIn(scope, "")
 	for _, i := range all[:min(len(all), maxAsked)] {
@@ -55,17 +56,18 @@ func (r *Root) cookieIn(scope string) uint64 {
 	return 0
 }
 
-// passedOn tells whether the inode number of a scope is another namespace's now. All that is pinned there belongs to
-// nobody then: nothing reads it, and the next writer removes it. It is false where nobody can tell.
+// passedOn reports whether another namespace has the inode number of a scope. Its pins then belong to nobody: readers
+// skip them, and the next writer removes them. It is false if unknown.
 func (r *Root) passedOn(scope string) bool {
 	return scope != HostScope && othersNow(scope, r.cookieIn)
 }
 
-// othersNow tells whether a scope is the number of a namespace with another cookie than was, which is asked last.
+// othersNow reports whether the namespace with the number of a scope has another cookie than recorded. It calls was
+// last.
 func othersNow(scope string, was func(scope string) uint64) bool {
 	ns, err := netns.OfScope("", scope, 0)
 	if err != nil {
-		return false // gone, and its number is nobody's: each feature removes what is its own
+		return false // gone without a successor: each feature removes its own instances
 	}
 	defer ns.Close()
 	now, err := ns.Cookie()
@@ -76,8 +78,8 @@ func othersNow(scope string, was func(scope string) uint64) bool {
 	return then != 0 && then != now
 }
 
-// PassedOn lists the instances of namespaces that are gone, and whose inode numbers others have now. [Root.Instances]
-// leaves them out; taking the lock removes them.
+// PassedOn lists the instances of gone namespaces whose inode numbers other namespaces have. [Root.Instances] omits
+// them, and taking the lock removes them.
 func (r *Root) PassedOn() (out []Instance, err error) {
 	scopes, err := r.names(r.path)
 	for _, s := range scopes {
@@ -95,11 +97,11 @@ func (r *Root) PassedOn() (out []Instance, err error) {
 
 var leftovers []func(Instance)
 
-// OnSweep registers f, which removes what a feature has outside the pins of an instance. It is called when the instance
-// was removed since its namespace is gone and the number another's. Call it at initialization.
+// OnSweep registers f to remove a feature's state outside the pins. f is called after the removal of an instance of
+// PassedOn. Call OnSweep at initialization.
 func OnSweep(f func(Instance)) { leftovers = append(leftovers, f) }
 
-// sweep removes what is pinned of namespaces whose numbers are others' now. Their programs and filters went with them.
+// sweep removes the instances of PassedOn. Their programs and filters ended with their namespaces.
 func (l *WriteLock) sweep() error {
 	all, err := l.PassedOn()
 	for _, i := range all {

@@ -4,16 +4,14 @@ package kernel
 
 import "github.com/weir-project/weir/kernel/internal/step"
 
-// Step marks a point at which a crash must be harmless. Tests stop or kill the process
-// there by kerneltest.OnStep.
+// Step marks a point where a crash must be harmless. Tests stop or kill the process there with kerneltest.OnStep.
 func Step(name string) {
 	if step.Hook != nil {
 		step.Hook(name)
 	}
 }
 
-// Try marks a point at which a crash and a failure must be harmless. Tests fail the change
-// there by kerneltest.OnTry.
+// Try marks a point where a crash and a failure must be harmless. Tests fail the change there with kerneltest.OnTry.
 func Try(name string) error {
 	Step(name)
 	if step.Fail != nil {

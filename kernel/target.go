@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// targetKind is the kind of hook that a link attaches to.
+// targetKind is the kind of a link's hook.
 type targetKind string
 
 const (
@@ -24,17 +24,17 @@ const (
 	targetXDP       targetKind = "xdp"
 	targetCgroup    targetKind = "cgroup"
 	targetNetfilter targetKind = "netfilter"
-	targetOther     targetKind = "other" // tracepoints: attached while the link lives
+	targetOther     targetKind = "other" // tracepoints: attached while the link exists
 )
 
-// detachable says whether the kernel tells by a number that a link is attached.
+// detachable reports whether the kernel reports a detached link by number 0.
 func (k targetKind) detachable() bool { return k != targetNetfilter && k != targetOther }
 
-// target is where a link is attached.
+// target is the hook of a link.
 type target struct {
 	Kind     targetKind `json:"kind"`
-	Where    uint64     `json:"where,omitempty"` // inode number of a namespace, number of a device or of a cgroup; 0: detached
-	Hook     uint32     `json:"hook,omitempty"`  // the attach type; netfilter: the hook point
+	Where    uint64     `json:"where,omitempty"` // inode number of a namespace, index of a device or ID of a cgroup; 0: detached
+	Hook     uint32     `json:"hook,omitempty"`  // the attach type; netfilter: the hook
 	Family   uint8      `json:"family,omitempty"`
 	Priority int32      `json:"priority,omitempty"`
 }
@@ -58,7 +58,7 @@ func newTarget(info *link.Info) target {
 	return target{Kind: targetOther}
 }
 
-// String names the target for people. Calls in the namespace of a device name it.
+// String names the target for people. The device name needs a call in the device's namespace.
 func (t target) String() string {
 	switch t.Kind {
 	case targetLookup:
@@ -76,7 +76,7 @@ func (t target) String() string {
 }
 
 func deviceName(index uint64) string {
-	link, err := netlink.LinkByIndex(int(index)) // net.InterfaceByIndex reads all links
+	link, err := netlink.LinkByIndex(int(index)) // net.InterfaceByIndex would read all links
 	if err != nil {
 		return fmt.Sprintf("device %d", index)
 	}
@@ -87,7 +87,7 @@ func (t target) netfilter() Netfilter {
 	return Netfilter{Family: t.Family, Hook: InetHook(t.Hook), Priority: t.Priority}
 }
 
-// exists says whether what was attached to is there still. The caller is in the namespace.
+// exists reports whether the namespace or device of the target still exists. The caller is in the namespace.
 func (t target) exists(ns *netns.Handle) bool {
 	switch t.Kind {
 	case targetLookup:
@@ -99,8 +99,8 @@ func (t target) exists(ns *netns.Handle) bool {
 	return true
 }
 
-// nothingAt says whether nothing is attached to a hook point of netfilter of the
-// caller's namespace: such a link does not tell that it was detached.
+// nothingAt reports whether a netfilter hook of the caller's namespace is free, because a netfilter link does not report
+// its detachment.
 func nothingAt(a Netfilter) bool {
 	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, nfAccept), asm.Return()}})
@@ -111,14 +111,14 @@ func nothingAt(a Netfilter) bool {
 	l, err := link.AttachNetfilter(link.NetfilterOptions{Program: pass, ProtocolFamily: link.NetfilterProtocolFamily(a.Family),
 		Hook: link.NetfilterInetHook(a.Hook), Priority: a.Priority})
 	if err != nil {
-		return false // EBUSY, as it should be, or it cannot be told
+		return false // EBUSY, as expected, or unknown
 	}
 	l.Close()
 	return true
 }
 
-// ahead lists the programs of others at a target, or at an earlier hook of its device,
-// in words. ours are the programs of this root. The caller is in the namespace.
+// ahead describes the foreign programs at a target, or at an earlier hook of its device. ours are the programs of this
+// root. The caller is in the namespace.
 func (t target) ahead(ns *netns.Handle, program uint32, ours map[uint32]bool) []string {
 	var q link.QueryOptions
 	switch t.Kind {
@@ -142,7 +142,7 @@ func (t target) ahead(ns *netns.Handle, program uint32, ours map[uint32]bool) []
 	}
 	all, err := link.QueryPrograms(q)
 	if err != nil {
-		all = &link.QueryResult{} // before Linux 6.6 there is no tcx
+		all = &link.QueryResult{} // no tcx before Linux 6.6
 	}
 	var out []string
 	before := true
@@ -169,9 +169,8 @@ func (t target) ahead(ns *netns.Handle, program uint32, ours map[uint32]bool) []
 	return out
 }
 
-// weirs are the programs by whose names a weir with another root is known. harmless are
-// those beside which ours work: weir serve holds them by links without pins, or they act on
-// packets of their own namespace and ports alone.
+// weirs are program names of a weir with another root. Programs in harmless do not interfere: weir serve holds them by
+// links without pins, or they see only packets of their own namespace and ports.
 var (
 	weirs    = map[string]bool{"steer_lookup": true, "steer_dispatch": true}
 	harmless = map[string]bool{"bfd_tick": true, "bfd_receive": true, "guard_cgroup": true, "bind_share4": true, "bind_share6": true}

@@ -13,22 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Clsact is a filter of a device's incoming packets before routing, or of its
-// outgoing ones. It works on every kernel that weir supports, but belongs to the
-// device and not to a link: it stays when nothing is pinned any more, until it is
-// taken away or the device goes. Its methods run in the network namespace of the
-// device. From Linux 6.6 on, [TCX] does the same with a link.
+// Clsact is a tc filter of a device's incoming packets before routing, or of its outgoing packets. It works on every
+// supported kernel. It belongs to the device, not to a link: it survives the pins until it or the device is removed. Its
+// methods run in the network namespace of the device. From Linux 6.6 on, [TCX] does the same with a link.
 type Clsact struct {
 	Ifindex int
-	Name    string // of the filter, by which it is found again
+	Name    string // identifies the filter
 	Egress  bool
-	// Priority orders filters, the lowest first; 0 stands for 1, which comes before
-	// what others may have there. A program that is to leave packets to them returns
-	// TC_ACT_UNSPEC.
+	// Priority orders filters, the lowest first. 0 means 1, before most other filters. A program returns TC_ACT_UNSPEC
+	// to pass packets on to later filters.
 	Priority uint16
 }
 
-// ClsactFilter is a need of what filters through [Clsact].
+// ClsactFilter is the need of [Clsact].
 var ClsactFilter = Need{Name: "tc filters (clsact)", Since: "4.5", Optional: true,
 	For:    "filters of a device's packets where the kernel has no tcx",
 	Remedy: "the kernel must be built with CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS",
@@ -61,14 +58,13 @@ func (t Clsact) side() uint32 {
 	return netlink.HANDLE_MIN_INGRESS
 }
 
-// Attached says whether the device has the filter.
+// Attached reports whether the device has the filter.
 func (t Clsact) Attached() (bool, error) {
 	f, err := t.find()
 	return f != nil, err
 }
 
-// Program is the id of the program that the filter runs; 0 where the device has
-// no such filter.
+// Program returns the ID of the filter's program, or 0 if the device has no such filter.
 func (t Clsact) Program() (id uint32, err error) {
 	f, err := t.find()
 	if f == nil {
@@ -99,7 +95,7 @@ func (t Clsact) device() netlink.Link {
 	return &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: t.Ifindex}}
 }
 
-// HasQdisc says whether the device has a qdisc that filters can be added to.
+// HasQdisc reports whether the device has a qdisc for filters.
 func (t Clsact) HasQdisc() (bool, error) {
 	all, err := netlink.QdiscList(t.device())
 	if err != nil && !gone(err) {
@@ -110,9 +106,8 @@ func (t Clsact) HasQdisc() (bool, error) {
 	}), nil
 }
 
-// Attach has the filter run prog from the next packet on, in place of the program
-// that it ran before: each packet meets one of the two. Where the device has no
-// qdisc for it, it gets one, which [Clsact.Detach] may take away again.
+// Attach makes the filter run prog from the next packet on. It replaces the previous program: each packet meets one of
+// the two. Attach adds a missing qdisc. [Clsact.Detach] may remove it.
 func (t Clsact) Attach(prog *ebpf.Program) error {
 	if err := netlink.QdiscAdd(t.qdisc()); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("%s: adding the qdisc clsact: %w (Debian has it as module sch_ingress)", t, err)
@@ -133,8 +128,8 @@ func (t Clsact) Attach(prog *ebpf.Program) error {
 	return nil
 }
 
-// handle tells the filter from others of the same priority, among them those of other
-// features: its own where it is there, else one that nobody has.
+// handle returns the filter's own handle, or a free one. Other filters of the same priority, also of other features,
+// have their own.
 func (t Clsact) handle() (uint32, error) {
 	all, err := t.filters()
 	if err != nil {
@@ -161,8 +156,8 @@ func (t Clsact) handle() (uint32, error) {
 	return handle, nil
 }
 
-// Detach takes the filter away, and with qdisc the qdisc too, unless others use
-// it. A device or filter that is gone is no error.
+// Detach removes the filter. With qdisc it also removes the qdisc, unless other filters use it. A missing device or
+// filter is not an error.
 func (t Clsact) Detach(qdisc bool) error {
 	f, err := t.find()
 	if err != nil {
@@ -194,7 +189,7 @@ func (t Clsact) qdisc() netlink.Qdisc {
 		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: t.Ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
 }
 
-// gone says that a device, or what was on it, is there no more.
+// gone reports whether the error means a missing device, filter or qdisc.
 func gone(err error) bool {
 	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT)
 }

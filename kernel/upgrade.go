@@ -16,42 +16,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// swapPin is the record of an upgrade in its staging directory: how recovery can
-// tell whether the attachment has gone over.
+// swapPin is the record of an upgrade in its staging directory. Recovery learns from it whether the attachment runs the
+// new program.
 const swapPin = "swap"
 
-// Upgrade is what a published instance becomes when another program takes over.
+// Upgrade describes the new form of a published instance with another program.
 type Upgrade struct {
 	Meta Meta
-	// Pins are all maps of the new form, those that stay among them, and links
-	// that are attached already beside the older form's. What the older form has
-	// and this has not goes with it.
+	// Pins are all maps of the new form, including kept ones, and its links attached beside the old form's. Other pins
+	// of the old form are removed.
 	Pins Pins
-	// Link names the link that stays and is moved to Program in one step.
+	// Link names the link to be moved to Program atomically.
 	Link    string
 	Program *ebpf.Program
-	// Keep names links of the older form that the new one has as well, with Swap: they
-	// lead to the same attachments, which Swap moves to the new program.
+	// Keep, with Swap, names links of the old form to keep. Swap moves their attachments to the new program.
 	Keep []string
-	// Swap is in place of Link where attachments have no link: it attaches the new
-	// program everywhere in place of the old one. Killed within, it is taken to have
-	// happened: the next command finds the new pins published, and must attach
-	// wherever that is missing. When it fails it must have undone what it did.
+	// Swap replaces Link for attachments without a link. It replaces the old program by the new one at every attachment.
+	// A kill during Swap counts as success: the next command finds the new pins published, and must attach where the
+	// program is missing. On failure Swap must undo its changes.
 	Swap func() error
 }
 
-// swapRecord is the value of swapPin, in the byte order of the host.
+// swapRecord is the value of swapPin, in host byte order.
 type swapRecord struct {
-	Program uint32   // id of the program that the link runs once it has gone over; 0: there is no link
-	Begun   uint32   // where there is no link: 1 from before the first attachment goes over
-	Link    [24]byte // the link's name, NUL-padded
+	Program uint32   // ID of the link's new program; 0: there is no link
+	Begun   uint32   // without a link: 1 before the first attachment changes
+	Link    [24]byte // name of the link, NUL-padded
 }
 
-// Upgrade replaces an instance under traffic: its new form is pinned in a
-// staging directory, then the attachment goes over to the new program in one
-// step, then the directory takes the older one's place. The attachment is the
-// truth: killed before it went over, the older form stays; killed after, the
-// next Lock finishes. Either way every packet meets one whole form.
+// Upgrade replaces an instance under traffic. It pins the new form in a staging directory, moves the attachment to the
+// new program atomically, and moves the directory into place. The attachment decides after a kill: before its move the
+// old form stays, and after it the next Lock finishes. Every packet meets one complete form.
 func (l *WriteLock) Upgrade(i Instance, u Upgrade) error {
 	if err := i.validate(); err != nil {
 		return err
@@ -144,8 +139,7 @@ func newSwapRecord(name string, p *ebpf.Program) (rec swapRecord, err error) {
 	return rec, nil
 }
 
-// goneOver asks the attachment of a staging directory whether it is the one in
-// force.
+// goneOver reports whether the attachment runs the program of a staging directory.
 func goneOver(staged string) (bool, error) {
 	m, err := ebpf.LoadPinnedMap(filepath.Join(staged, swapPin), nil)
 	if errors.Is(err, os.ErrNotExist) {
@@ -173,8 +167,8 @@ func goneOver(staged string) (bool, error) {
 	return err == nil && uint32(info.Program) == rec.Program, err
 }
 
-// loadLinkAgain opens a pinned link so that pinning it elsewhere adds a pin:
-// the library would move the one that it knows of.
+// loadLinkAgain opens a pinned link as a new descriptor. Pinning it elsewhere then adds a pin. The library would move
+// its known pin.
 func loadLinkAgain(path string) (Link, error) {
 	ln, err := link.LoadPinnedLink(path, nil)
 	if err != nil {
@@ -192,8 +186,8 @@ func loadLinkAgain(path string) (Link, error) {
 	return link.NewFromFD(dup)
 }
 
-// replaceProgram moves a link to another program in one step. It fails if the
-// link no longer runs the program that it ran when this began.
+// replaceProgram moves a link to another program atomically. It fails if another writer has changed the link's program
+// meanwhile.
 func replaceProgram(ln Link, p *ebpf.Program) error {
 	info, err := ln.Info()
 	if err != nil {

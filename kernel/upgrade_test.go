@@ -21,7 +21,7 @@ import (
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
-// programUsing is the least of sk_lookup programs that uses maps.
+// programUsing loads a minimal sk_lookup program over maps.
 func programUsing(ms ...*ebpf.Map) (*ebpf.Program, error) {
 	var ins asm.Instructions
 	for _, m := range ms {
@@ -31,7 +31,7 @@ func programUsing(ms ...*ebpf.Map) (*ebpf.Program, error) {
 		Instructions: append(ins, asm.Mov.Imm(asm.R0, 1), asm.Return())})
 }
 
-// versionMaps makes maps a and b that hold a version.
+// versionMaps creates maps a and b with a version.
 func versionMaps(version uint64) (map[string]*ebpf.Map, closers, error) {
 	out, open := map[string]*ebpf.Map{}, closers{}
 	for _, name := range []string{"a", "b"} {
@@ -49,7 +49,7 @@ func versionMaps(version uint64) (map[string]*ebpf.Map, closers, error) {
 	return out, open, nil
 }
 
-// publishAttached publishes version 1 with a program that uses its maps.
+// publishAttached publishes version 1 with a program over its maps.
 func publishAttached(l *WriteLock) error {
 	ms, open, err := versionMaps(1)
 	if err != nil {
@@ -74,9 +74,8 @@ func publishAttached(l *WriteLock) error {
 	return l.Publish(instance, metaOf(1), Pins{Maps: ms, Links: map[string]link.Link{"lookup": ln}})
 }
 
-// upgradeTo moves the instance to a version, in one of three ways: its link to a
-// program with maps of its own ("link"), to one that shares the maps ("shared"),
-// or attachments without a link ("swap"), which here are two files.
+// upgradeTo upgrades the instance to a version in one of three ways. "link" moves its link to a program with its own
+// maps, "shared" to one with shared maps. "swap" uses attachments without a link, here two files.
 func upgradeTo(l *WriteLock, way, files string, version uint64) error {
 	ms, open, err := versionMaps(version)
 	if err != nil {
@@ -131,7 +130,7 @@ func playUpgrade(f []string) error {
 	return upgradeTo(l, f[1], f[4], 2)
 }
 
-// attached is the program that the instance's link runs, and the maps it uses.
+// attached returns the program of the instance's link, and its maps.
 func attached(t *testing.T, dir string) (ebpf.ProgramID, []ebpf.MapID) {
 	t.Helper()
 	ln, err := link.LoadPinnedLink(filepath.Join(dir, "link_lookup"), nil)
@@ -156,9 +155,8 @@ func attached(t *testing.T, dir string) (ebpf.ProgramID, []ebpf.MapID) {
 	return info.Program, ids
 }
 
-// Killed at any step, the next Lock leaves the instance as its attachment is:
-// the maps that are published are those that the program uses, and meta says
-// which form it is.
+// After a kill at any step, the next Lock makes the instance match its attachment: the published maps are the program's
+// maps, and meta has the same version.
 func TestUpgradeKilledAtAnyStep(t *testing.T) {
 	for _, way := range []string{"link", "shared", "swap"} {
 		for _, kind := range []string{"exchange", "twostep"} {
@@ -202,7 +200,7 @@ func crashUpgrade(t *testing.T, kind, way string, n int) string {
 	l.Unlock()
 	step := kerneltest.Killed(t, nstest.Child("upgrade", kind, way, n, r.path, files))
 	where := fmt.Sprintf("killed at step %d (%s)", n, step)
-	kerneltest.Killed(t, nstest.Child("upgrade", kind, "recover", n%3, r.path, files)) // the recovery may be killed as well
+	kerneltest.Killed(t, nstest.Child("upgrade", kind, "recover", n%3, r.path, files)) // the recovery may be killed too
 	l = lock(t, r)
 	v := metaVersion(t, l)
 	switch way {
@@ -263,7 +261,7 @@ func metaVersion(t *testing.T, l *WriteLock) (v uint64) {
 	return v
 }
 
-// The link stays the same object: never is there a moment without a program.
+// The link stays the same object: there is always a program.
 func TestUpgradeKeepsTheLink(t *testing.T) {
 	r := newRoot(t)
 	l := lock(t, r)
@@ -283,7 +281,7 @@ func TestUpgradeKeepsTheLink(t *testing.T) {
 		}
 		return info.ID
 	}
-	// Those of tests before are taken off some time after they were unpinned.
+	// Links of earlier tests are released some time after they were unpinned.
 	nstest.Until(t, "it alone is attached", func() bool { return lookupLinks(t) == 1 })
 	first, links := id(), 1
 	for v := uint64(2); v < 12; v++ {
@@ -350,7 +348,7 @@ func TestUpgradesLeakNothing(t *testing.T) {
 	if err := publishAttached(l); err != nil {
 		t.Fatal(err)
 	}
-	if err := upgradeTo(l, "shared", "", 2); err != nil { // what is opened once stays open
+	if err := upgradeTo(l, "shared", "", 2); err != nil { // some descriptors are opened once and stay open
 		t.Fatal(err)
 	}
 	pins, fds := tree(t, r), descriptors(t)
@@ -363,7 +361,7 @@ func TestUpgradesLeakNothing(t *testing.T) {
 	if now := tree(t, r); !slices.Equal(now, pins) {
 		t.Errorf("pins were %v and are %v", pins, now)
 	}
-	if now := descriptors(t); now > fds { // fewer: what tests before left to the collector of garbage
+	if now := descriptors(t); now > fds { // fewer: the garbage collector closed some of earlier tests
 		t.Errorf("%d descriptors were open and %d are", fds, now)
 	}
 	nstest.Until(t, "one program uses the maps", func() bool { return programsUsing(t, shared[0]) == 1 })
@@ -382,7 +380,7 @@ func descriptors(t *testing.T) int {
 	return len(all)
 }
 
-// programsUsing counts the loaded programs that use a map.
+// programsUsing counts the loaded programs over a map.
 func programsUsing(t *testing.T, m ebpf.MapID) int {
 	t.Helper()
 	n := 0

@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/internal/pidfd"
 )
 
-// tellAfter is how long Lock waits before it says so.
+// tellAfter is the waiting time before Lock reports the wait.
 const tellAfter = time.Second
 
 var waiting struct {
@@ -25,8 +25,7 @@ var waiting struct {
 	tell func(text string)
 }
 
-// OnWait has Lock call tell, once for each wait, when another writer has held the lock for
-// a second. The text says who holds it.
+// OnWait makes Lock call tell once for each wait of more than 1 s. The text names the lock's holder.
 func OnWait(tell func(text string)) {
 	waiting.Lock()
 	defer waiting.Unlock()
@@ -42,7 +41,7 @@ func tellWait(text string) {
 	}
 }
 
-// lockOwner names the process that holds the write lock, "" if it is not known.
+// lockOwner describes the process with the write lock, or returns "" if it is unknown.
 func (r *Root) lockOwner() string {
 	pid := flockOwner(filepath.Join(r.path, lockDir))
 	if pid == "" {
@@ -51,7 +50,7 @@ func (r *Root) lockOwner() string {
 	return fmt.Sprintf("process %s (%s)", pid, processCommand(pid))
 }
 
-// flockOwner is the process that proc_locks(5) names for a directory.
+// flockOwner returns the PID of a directory's flock owner in /proc/locks (proc_locks(5)).
 func flockOwner(path string) string {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -71,7 +70,7 @@ func flockOwner(path string) string {
 	return ""
 }
 
-// processCommand is the command line of a process, as one line of printable characters.
+// processCommand returns the command line of a process as one printable line.
 func processCommand(pid string) string {
 	n, _ := strconv.Atoi(pid) // 0 has none
 	args, err := pidfd.CommandLine(n)
@@ -92,11 +91,11 @@ func processCommand(pid string) string {
 
 const servingName = "+serve"
 
-// ClaimServing says that this process serves the root until it ends, or release is called.
-// Where another one does already, other names it.
+// ClaimServing marks this process as the server of the root until its exit or release. other describes another server,
+// if any.
 func (r *Root) ClaimServing() (release func(), other string) {
 	path := filepath.Join(r.recordsPath(), servingName)
-	for range 3 { // closeServing of another process may remove the file, or hold it for a moment
+	for range 3 { // another process's closeServing may remove the file, or hold it briefly
 		if r.makeRecords(r.recordsPath()) != nil {
 			break
 		}
@@ -121,7 +120,7 @@ func (r *Root) ClaimServing() (release func(), other string) {
 	return func() {}, other
 }
 
-// closeServing removes the file of a weir serve that has ended, and the directory of the records, where nothing else is there.
+// closeServing removes the file of an ended weir serve, and an empty directory of records.
 func (r *Root) closeServing() {
 	dir := r.recordsPath()
 	if all, _ := os.ReadDir(dir); len(all) == 1 && all[0].Name() == servingName {
@@ -132,5 +131,5 @@ func (r *Root) closeServing() {
 			f.Close()
 		}
 	}
-	os.Remove(dir) // fails unless empty, as it should
+	os.Remove(dir) // fails unless empty, as intended
 }

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whoever waits for the lock is told who holds it.
+// A waiting process is told the holder of the lock.
 func TestWaitIsTold(t *testing.T) {
 	r := newRoot(t)
 	p, end := holder(t, r)
@@ -41,7 +41,7 @@ func TestWaitIsTold(t *testing.T) {
 	}
 }
 
-// A probe that has no descriptor or memory left says nothing of the kernel.
+// A probe without descriptors or memory reports nothing about the kernel.
 func TestScarcityIsNoOldKernel(t *testing.T) {
 	for _, c := range []struct {
 		err  error
@@ -77,7 +77,7 @@ func playBare([]string) error {
 	return nil
 }
 
-// A container's root is told which capability is missing, not to become root.
+// Root of a container is told the missing capability, not to become root.
 func TestRootWithoutCapabilities(t *testing.T) {
 	nstest.NeedRoot(t)
 	out, err := nstest.Child("bare").Output()
@@ -94,7 +94,7 @@ func TestRootWithoutCapabilities(t *testing.T) {
 	}
 }
 
-// Two processes that serve one root are told of each other; one that has ended is none.
+// Two processes serving one root detect each other. An ended process does not count.
 func TestClaimServing(t *testing.T) {
 	r := newRoot(t)
 	release, other := r.ClaimServing()
@@ -117,7 +117,7 @@ func TestClaimServing(t *testing.T) {
 	}
 }
 
-// A killed weir serve leaves its file, which goes with the last record.
+// A killed weir serve leaves its file. The file is removed with the last record.
 func TestServingOfKilled(t *testing.T) {
 	r := newRoot(t)
 	l := lock(t, r)
