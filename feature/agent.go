@@ -10,17 +10,18 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Times of an Agent.
+// Timing of an Agent.
 const (
-	specEvery = time.Second // between two looks for another spec where nothing tells of it
-	againMin  = time.Second // before an agent that has failed starts again; it doubles
+	specEvery = time.Second // interval of checks for a new spec, if no event reports it
+	againMin  = time.Second // delay before restarting a failed agent; it doubles up to againMax
 	againMax  = 10 * time.Second
 )
 
-// Agent runs the process of a feature in weir serve by the spec that is applied: it starts, starts anew and ends with it.
+// Agent runs a feature's process in weir serve with the applied spec. It starts, restarts and stops the process as the
+// spec changes.
 type Agent[C any] struct {
 	Applied[C]
-	// Start runs until ctx is done. An error before that has it start again after a pause.
+	// Start runs until ctx is done. After an earlier error it is called again with a delay.
 	Start func(ctx context.Context, r *kernel.Root, spec *C, log *slog.Logger) error
 }
 
@@ -46,7 +47,7 @@ func (a Agent[C]) Run(ctx context.Context, r *kernel.Root, log Logger) error {
 	return nil
 }
 
-// start runs the agent with a spec, again after each failure, until stop is called, which waits for its end.
+// start runs the agent with a spec, and restarts it after failures. stop ends the agent and waits for its end.
 func (a Agent[C]) start(ctx context.Context, r *kernel.Root, spec *C, log Logger) (stop func()) {
 	if spec == nil {
 		return func() {}
@@ -71,7 +72,7 @@ func (a Agent[C]) start(ctx context.Context, r *kernel.Root, spec *C, log Logger
 	return func() { cancel(); <-done }
 }
 
-// newSlog is a Logger for packages that take one of log/slog.
+// newSlog returns a Logger as an slog.Logger.
 func newSlog(l Logger) *slog.Logger {
 	if s, ok := l.(*slog.Logger); ok {
 		return s
@@ -79,8 +80,8 @@ func newSlog(l Logger) *slog.Logger {
 	return slog.New(slog.DiscardHandler)
 }
 
-// AgentPins is implemented by features whose process in weir serve, and not weir apply, attaches the instances of a pin directory.
+// AgentPins is implemented by features whose process in weir serve attaches instances, in place of weir apply.
 type AgentPins interface {
-	// AgentPins names the directory: the Feature of its instances.
+	// AgentPins names their pin directory: the Feature of its instances.
 	AgentPins() string
 }

@@ -12,13 +12,13 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// appliedABI is the version of what is pinned: JSON of a spec in a meta.
+// appliedABI is the version of the pinned form: a spec as JSON in a meta.
 const appliedABI = 1
 
 const appliedName = "spec"
 
-// Applied is the spec that weir apply leaves in the pins for the process of a feature. There is one for each network
-// namespace; the methods work on the caller's.
+// Applied is the spec that weir apply pins for a feature's process. Each network namespace has one. The methods use the
+// caller's namespace unless noted.
 type Applied[C any] struct {
 	Feature string
 }
@@ -35,7 +35,7 @@ func (a Applied[C]) here() (i kernel.Instance, ns *netns.Handle, err error) {
 	return a.store().Name(kernel.ScopeOf(ns), appliedName), ns, nil
 }
 
-// Read returns the spec, nil if there is none.
+// Read returns the spec, or nil if there is none.
 func (a Applied[C]) Read(r *kernel.Root) (*C, error) {
 	i, ns, err := a.here()
 	if err != nil {
@@ -49,12 +49,13 @@ func (a Applied[C]) Read(r *kernel.Root) (*C, error) {
 		return nil, err
 	}
 	if !ns.Is(rec.ID()) {
-		return nil, nil // of a namespace that is gone, whose number this one has
+		return nil, nil // it belongs to a gone namespace with this number
 	}
 	return &rec.Spec, nil
 }
 
-// State returns the spec, nil if there is none or it cannot be read, and the specs of all network namespaces that cannot be read.
+// State returns the spec, and the unreadable specs of all network namespaces. The spec is nil if it is missing or
+// unreadable.
 func (a Applied[C]) State(r *kernel.Root) (*C, instances.Unreadable, error) {
 	_, unreadable, err := a.store().All(r)
 	if err != nil {
@@ -67,7 +68,7 @@ func (a Applied[C]) State(r *kernel.Root) (*C, instances.Unreadable, error) {
 	return c, unreadable, err
 }
 
-// Stays tells whether the spec is among those that cannot be read.
+// Stays reports whether the spec is among the unreadable ones.
 func (a Applied[C]) Stays(unreadable instances.Unreadable) (bool, error) {
 	i, ns, err := a.here()
 	if err != nil {
@@ -77,7 +78,7 @@ func (a Applied[C]) Stays(unreadable instances.Unreadable) (bool, error) {
 	return unreadable.Has(i), nil
 }
 
-// Publish records a spec in place of the one that is there.
+// Publish records a spec in place of the current one.
 func (a Applied[C]) Publish(l *kernel.WriteLock, c C) error {
 	i, ns, err := a.here()
 	if err != nil {
@@ -87,7 +88,7 @@ func (a Applied[C]) Publish(l *kernel.WriteLock, c C) error {
 	return a.store().Publish(l, i, instances.Form[C]{Spec: c, Netns: ns})
 }
 
-// Remove forgets the spec. It is no error if there is none.
+// Remove removes the spec. A missing spec is not an error.
 func (a Applied[C]) Remove(l *kernel.WriteLock) error {
 	i, ns, err := a.here()
 	if err != nil {
@@ -97,7 +98,7 @@ func (a Applied[C]) Remove(l *kernel.WriteLock) error {
 	return gone(l.Remove(i))
 }
 
-// RemoveAll forgets the specs of all namespaces.
+// RemoveAll removes the specs of all namespaces.
 func (a Applied[C]) RemoveAll(l *kernel.WriteLock) error {
 	return a.store().RemoveAll(l, "")
 }
@@ -109,13 +110,13 @@ func gone(err error) error {
 	return err
 }
 
-// RemoveGone forgets the specs of network namespaces that are gone.
+// RemoveGone removes the specs of gone network namespaces.
 func (a Applied[C]) RemoveGone(l *kernel.WriteLock) error { return a.store().RemoveGone(l) }
 
-// RemedyGone is what becomes of an instance of a network namespace that is gone, and that no file names.
+// RemedyGone is the remedy for an instance of a gone network namespace without an entry in the file.
 const RemedyGone = "the next weir apply removes what is left of it; a new namespace needs an apply of its own"
 
-// Gone returns the specs whose network namespace is gone. Other users than root cannot tell: for them it returns none.
+// Gone returns the specs of gone network namespaces. Only root can detect them: other users get none.
 func (a Applied[C]) Gone(r *kernel.Root) (out []instances.Record[C], err error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
@@ -131,7 +132,7 @@ func (a Applied[C]) Gone(r *kernel.Root) (out []instances.Record[C], err error) 
 	return out, err
 }
 
-// Same reports whether two specs say the same. Positions in a file are no part of what they say.
+// Same reports whether two specs are equal, apart from their positions in a file.
 func (Applied[C]) Same(a, b *C) bool {
 	x, err := json.Marshal(a)
 	y, err2 := json.Marshal(b)

@@ -15,10 +15,10 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Collector implements Measured: metrics from the tags of V. A field tagged `label:"NAME"` is a label of each metric of the item. A
-// field tagged `metric:"NAME" help:"TEXT"` is the metric weir_FEATURE_NAME: a counter if NAME ends in _total, else a gauge. Fields are
-// numbers, bools (1 or 0), durations (seconds) and times (seconds since the epoch; NAME ends in _timestamp_seconds). weir_FEATURE_up is 0
-// if the pins cannot be read; a scrape never fails.
+// Collector implements Measured: it exports metrics from the tags of V. A field tagged `label:"NAME"` is a label of each
+// metric of the item. A field tagged `metric:"NAME" help:"TEXT"` is the metric weir_FEATURE_NAME: a counter if NAME ends
+// in _total, else a gauge. Fields are numbers, bools (1 or 0), durations (seconds) and times (seconds since the epoch;
+// NAME ends in _timestamp_seconds). weir_FEATURE_up is 0 if the pins are unreadable. A scrape never fails.
 func (s Set[I, V]) Collector(r *kernel.Root) prometheus.Collector {
 	c := &tagged{up: prometheus.NewDesc("weir_"+s.Name()+"_up", "Whether the pins could be read.", nil, nil),
 		items: func() (out []reflect.Value, err error) {
@@ -53,7 +53,7 @@ func (s Set[I, V]) Collector(r *kernel.Root) prometheus.Collector {
 // tagged collects the tagged fields of items.
 type tagged struct {
 	up      *prometheus.Desc
-	labels  []int // fields
+	labels  []int // field numbers
 	metrics []taggedMetric
 	items   func() ([]reflect.Value, error)
 }
@@ -91,7 +91,7 @@ func (c *tagged) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// number is the value of a metric's field.
+// number returns the value of a metric's field.
 func number(v reflect.Value) float64 {
 	switch x := v.Interface().(type) {
 	case bool:

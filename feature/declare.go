@@ -10,14 +10,14 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Declared is a feature as the host sees it, whatever its spec and state are.
+// Declared is a feature as seen by package host, independent of its spec and state types.
 type Declared struct {
 	Name  string
-	Value any // the feature itself: what else it implements is found by type assertion
+	Value any // the feature itself; a type assertion finds its other interfaces
 
-	under          string     // the key that the section is below; empty: it is at the top
+	under          string     // parent key of the section; empty: it is at the top
 	section        func() any // nil: no key at the top of the file
-	newState       func() any // pointer to an empty state
+	newState       func() any // returns a pointer to an empty state
 	serviceSection func() any // nil: no key in services
 	spec           specOf
 	state          func(ctx context.Context, r *kernel.Root) (any, error)
@@ -25,7 +25,7 @@ type Declared struct {
 	remove         func(ctx context.Context, l *kernel.WriteLock) error
 }
 
-// specOf are the questions about a feature's part of a file.
+// specOf holds functions about a feature's part of a file.
 type specOf struct {
 	used     func(d *Document) bool
 	validate func(d *Document) []error
@@ -34,7 +34,7 @@ type specOf struct {
 	listens  func(d *Document) []Listen
 }
 
-// Declare makes a feature one that the host can run.
+// Declare wraps a feature for package host.
 func Declare[C, S any](f Feature[C, S]) Declared {
 	d := Declared{Name: f.Name(), Value: f, remove: f.Remove, newState: func() any { return new(S) },
 		state: func(ctx context.Context, r *kernel.Root) (any, error) { return f.State(ctx, r) },
@@ -85,25 +85,25 @@ func Declare[C, S any](f Feature[C, S]) Declared {
 	return d
 }
 
-// Used reports whether the file says something of the feature.
+// Used reports whether the file has the feature's part.
 func (d Declared) Used(doc *Document) bool { return d.spec.used(doc) }
 
 // Validate checks the feature's part of the file. The errors have positions.
 func (d Declared) Validate(doc *Document) []error { return d.spec.validate(doc) }
 
-// Needs lists the facilities of the kernel that the feature uses for the file.
+// Needs lists the kernel facilities used by the feature for the file.
 func (d Declared) Needs(doc *Document) []kernel.Need { return d.spec.needs(doc) }
 
-// Claims lists the locations of the file's part with room for one program.
+// Claims lists the file's hooks with room for one program.
 func (d Declared) Claims(doc *Document) []Claim { return d.spec.claims(doc) }
 
-// Listens lists the addresses of the file's part at which the feature's process listens.
+// Listens lists the listen addresses of the feature's process in the file.
 func (d Declared) Listens(doc *Document) []Listen { return d.spec.listens(doc) }
 
-// State reads the feature from its pins alone.
+// State reads the feature's state from its pins.
 func (d Declared) State(ctx context.Context, r *kernel.Root) (any, error) { return d.state(ctx, r) }
 
-// NewState returns a pointer to an empty state, for its JSON to be decoded into.
+// NewState returns a pointer to an empty state, for decoding JSON.
 func (d Declared) NewState() any { return d.newState() }
 
 // Plan compares the host with the file. It changes nothing.
@@ -111,11 +111,10 @@ func (d Declared) Plan(ctx context.Context, r *kernel.Root, doc *Document) (Plan
 	return d.plan(ctx, r, doc)
 }
 
-// Remove takes away everything of the feature that is pinned.
+// Remove removes all pins of the feature.
 func (d Declared) Remove(ctx context.Context, l *kernel.WriteLock) error { return d.remove(ctx, l) }
 
-// undoable adds to a feature's plan how it is taken back, unless the plan knows by itself: the feature is saved before the
-// first step, and put back to that.
+// undoable adds an Undo to a plan without one: it saves the feature before the first step, and restores it.
 func undoable(f any, plan Plan) Plan {
 	r, ok := f.(Restorer)
 	if !ok || len(plan.Undo) > 0 || len(plan.Steps) == 0 {
@@ -136,15 +135,14 @@ func undoable(f any, plan Plan) Plan {
 	}
 	plan.Undo = append(plan.Undo, func(ctx context.Context, l *kernel.WriteLock) error {
 		if saved == nil {
-			return nil // no step of it has begun
+			return nil // no step has started
 		}
 		return putBack(ctx, l, f, r, saved)
 	})
 	return plan
 }
 
-// putBack makes a feature as it was saved, after whatever a failed step left. A step of the way back that fails keeps no
-// other from being tried.
+// putBack restores a saved feature after a failed step. It tries every step of the restoration, despite failures.
 func putBack(ctx context.Context, l *kernel.WriteLock, f any, r Restorer, saved []byte) error {
 	var errs []error
 	if m, ok := f.(Recoverer); ok {

@@ -15,26 +15,27 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// DeviceFault is a device at which nothing of an instance runs.
+// DeviceFault is a device without the program of an instance.
 type DeviceFault struct {
 	Device string `json:"device"`
 	Reason string `json:"reason"`
 	Absent bool   `json:"-"`
 }
 
-// DeviceRemedy is what attaches the program of an agent to a device that is there.
+// DeviceRemedy is the remedy for an existing device without an agent's program.
 const DeviceRemedy = "weir serve attaches it to an interface that was made again, weir apply recovers one that was taken off"
 
-// DeviceFaults finds the devices at which nothing of an instance runs, as far as this process may enter its network namespace. runs reports
-// whether it does at the number of an interface, links being the names of the instance's; it is called in the namespace.
+// DeviceFaults returns the devices without the program of an instance. It returns none if this process may not enter the
+// network namespace. runs reports whether the program is attached to an interface. links are the names of the instance's
+// links. runs is called in the namespace.
 func DeviceFaults[S any](u *instances.InUse[S], devices []string, runs func(ifindex int, links []string) bool) (out []DeviceFault) {
 	links, err := u.Pins.Links()
 	if err != nil {
-		return nil // a fault of its pins
+		return nil // damaged pins, reported elsewhere
 	}
-	_ = u.Netns.Do(func() error { // another network namespace than this process may enter has none
+	_ = u.Netns.Do(func() error { // an inaccessible network namespace yields no faults
 		for _, name := range devices {
-			l, err := netlink.LinkByName(name) // net.InterfaceByName reads all links
+			l, err := netlink.LinkByName(name) // net.InterfaceByName would read all links
 			switch {
 			case err != nil:
 				out = append(out, DeviceFault{Device: name, Reason: "there is no such interface", Absent: true})
@@ -47,14 +48,14 @@ func DeviceFaults[S any](u *instances.InUse[S], devices []string, runs func(ifin
 	return out
 }
 
-// ErrDevices says that the devices of an agent are others: it begins anew.
+// ErrDevices is returned if the devices of an agent have changed. The agent then restarts.
 var ErrDevices = errors.New("the devices are others")
 
-// devicesEvery is how often an agent looks for devices.
+// devicesEvery is the interval of an agent's device checks.
 const devicesEvery = time.Second
 
-// AwaitDevices returns an error that wraps [ErrDevices] once changed gives a reason, and nil when ctx is done. changed is called in the
-// network namespace.
+// AwaitDevices returns an error wrapping [ErrDevices] once changed returns a reason, and nil when ctx is done. changed
+// is called in the network namespace.
 func AwaitDevices(ctx context.Context, ns *netns.Handle, changed func() (reason string)) error {
 	for range (Loop{Every: devicesEvery, Later: true}).Turns(ctx) {
 		reason := ""
@@ -65,7 +66,7 @@ func AwaitDevices(ctx context.Context, ns *netns.Handle, changed func() (reason 
 	return nil
 }
 
-// RunAnew runs an agent, again each time that it ends with [ErrDevices]. anew is told of it.
+// RunAnew runs an agent, and restarts it each time it ends with [ErrDevices]. anew is called before a restart.
 func RunAnew(ctx context.Context, run func() error, anew func(reason error)) error {
 	for {
 		err := run()
@@ -76,8 +77,8 @@ func RunAnew(ctx context.Context, run func() error, anew func(reason error)) err
 	}
 }
 
-// ChangedDevices lists devices that are there by another number than before: they came, or were made again. was are the numbers, 0 of a device
-// that was absent. absent lists those that are not there. The caller is in the network namespace.
+// ChangedDevices lists the devices with another index than in was: new or recreated ones. An index of 0 in was means
+// absent. absent lists the missing devices. The caller is in the network namespace.
 func ChangedDevices(was map[string]int) (changed, absent []string) {
 	for _, name := range slices.Sorted(maps.Keys(was)) {
 		if l, err := netlink.LinkByName(name); err != nil {

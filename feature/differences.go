@@ -10,8 +10,8 @@ import (
 	"slices"
 )
 
-// Differences says in words which things of one kind change between two lists of them, each with its name: "session a added",
-// "session b changed", and at last those that are removed. An order alone is no difference.
+// Differences describes the changes between two lists of named objects of a kind: "session a added", "session b
+// changed", and last the removed ones. The order does not matter.
 func Differences[T comparable](kind string, was, want []T, name func(T) string) (out []string) {
 	before := map[string]T{}
 	for _, x := range was {
@@ -34,7 +34,8 @@ func Differences[T comparable](kind string, was, want []T, name func(T) string) 
 	return out
 }
 
-// KeyDifferences names the keys of two configurations of one type whose values differ: "devices changed". It leaves out the keys in but.
+// KeyDifferences names the keys with different values in two configurations of one type: "devices changed". It omits the
+// keys in but.
 func KeyDifferences[C any](was, want *C, but ...string) (out []string) {
 	a, b := reflect.ValueOf(was).Elem(), reflect.ValueOf(want).Elem()
 	for i := range a.NumField() {
@@ -46,7 +47,7 @@ func KeyDifferences[C any](was, want *C, but ...string) (out []string) {
 	return out
 }
 
-// MapDifferences is [Differences] of two maps, by names that name gives to entries.
+// MapDifferences is [Differences] of two maps. name returns the name of an entry.
 func MapDifferences[V any](kind string, was, want map[string]V, name func(key string, v V) string) []string {
 	type entry struct{ name, text string }
 	entries := func(of map[string]V) (out []entry) {
@@ -58,8 +59,8 @@ func MapDifferences[V any](kind string, was, want map[string]V, name func(key st
 	return Differences(kind, entries(was), entries(want), func(e entry) string { return e.name })
 }
 
-// asText is what a value of a configuration says.
+// asText encodes a configuration value for comparison.
 func asText(v any) string {
-	text, _ := json.Marshal(v) // plain values
+	text, _ := json.Marshal(v) // plain values always encode
 	return string(text)
 }

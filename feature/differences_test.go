@@ -23,7 +23,7 @@ func TestDifferences(t *testing.T) {
 	}
 }
 
-// What a configuration changes is named by keys, and by entries of its maps.
+// Changes of a configuration are named by keys, and by entries of its maps.
 func TestConfigDifferences(t *testing.T) {
 	type part struct {
 		Size int    `yaml:"size"`

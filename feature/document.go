@@ -10,26 +10,26 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// Document is a configuration file as features read it: the host's own keys are not part of it.
+// Document is a configuration file as read by features. It omits the host's own keys.
 type Document struct {
-	Services []Service // in order of name
-	Sections Sections  // of the file
-	// Rate limits slow work that follows from the change, such as resets. nil: the rate of each section.
+	Services []Service // sorted by name
+	Sections Sections  // sections of the file
+	// Rate limits slow work after the change, such as resets. nil: the rate of each section.
 	Rate *Rate
 }
 
-// Service is one entry of the file's services with the sections of features in it.
+// Service is an entry of the file's services, with its feature sections.
 type Service struct {
 	service.Spec
 	Sections Sections
 }
 
-// Sections are the parts of a mapping that features have declared, by key. A value is what the feature's
-// Section or ServiceSection returned, decoded. Keys absent from the file are absent.
+// Sections are the declared parts of a mapping, by key. A value is the decoded result of the feature's Section or
+// ServiceSection. Keys missing from the file are missing here.
 type Sections map[string]any
 
-// Section returns the value of key as the type that its feature declared. ok is false if the file lacks the key.
-// Another type than the declared one panics.
+// Section returns the value of key with its declared type. ok is false if the file lacks the key. It panics for another
+// type.
 func Section[T any](s Sections, key string) (value T, ok bool) {
 	v, ok := s[key]
 	if !ok {
@@ -38,41 +38,41 @@ func Section[T any](s Sections, key string) (value T, ok bool) {
 	return *v.(*T), true
 }
 
-// Sectioned is implemented by features with a key of their name at the top of the file.
+// Sectioned is implemented by features with a top-level key of their name.
 type Sectioned interface {
-	// Section returns a pointer to a new value, for package strictyaml to decode the key's value into.
+	// Section returns a pointer to a new value, for decoding by package strictyaml.
 	Section() any
 }
 
-// Nested is implemented by features whose section is below a key that several share: handoff.keeper, handoff.backend.
+// Nested is implemented by features with a section below a shared key: handoff.keeper, handoff.backend.
 type Nested interface {
 	Under() string
 }
 
 // ServiceSectioned is implemented by features with a key of their name in each service.
 type ServiceSectioned interface {
-	// ServiceSection returns a pointer to a new value, for package strictyaml to decode the key's value into.
+	// ServiceSection returns a pointer to a new value, for decoding by package strictyaml.
 	ServiceSection() any
 }
 
-// Claim is a location that has room for one program. Two features that claim the same one are refused when the file is read.
+// Claim is the use of a hook with room for one program. Reading a file fails if two features claim the same hook.
 type Claim struct {
 	strictyaml.Pos
-	Object   string // the key in the file: "filter.sip"
-	Location string // "XDP of eth0"
-	Netns    string // as the file names it
-	Remedy   string // what to change in the file for this claim to go: "use hook tcx or clsact for the filter"
+	Object   string // key in the file: "filter.sip"
+	Location string // hook: "XDP of eth0"
+	Netns    string // name in the file
+	Remedy   string // change of the file to release this claim: "use hook tcx or clsact for the filter"
 }
 
-// XDPLocation is the Location of a device's XDP hook.
+// XDPLocation returns the Location of a device's XDP hook.
 func XDPLocation(device string) string { return "XDP of " + device }
 
-// Claimer is implemented by features with such locations.
+// Claimer is implemented by features with such hooks.
 type Claimer[C any] interface {
 	Claims(spec C) []Claim
 }
 
-// Keys lists the keys of declared features at the top of the file.
+// Keys lists the top-level keys of declared features.
 func Keys(all []Declared) []string {
 	return keys(all, func(d Declared) bool { return d.section != nil })
 }
@@ -92,7 +92,7 @@ func keys(all []Declared, has func(Declared) bool) (out []string) {
 	return out
 }
 
-// nest is a key that several features share.
+// nest is a key shared by several features.
 type nest struct {
 	under    string
 	all      []Declared
@@ -120,7 +120,7 @@ func (n *nest) Section(key string) any {
 	return nil
 }
 
-// Open adds the value of a key at the top of the file and returns a pointer for decoding; nil for a key of no feature.
+// Open adds the value of a top-level key and returns a pointer for decoding, or nil if no feature has the key.
 func (s Sections) Open(all []Declared, key string) any {
 	if slices.ContainsFunc(all, func(d Declared) bool { return d.under == key }) {
 		return &nest{key, all, s}

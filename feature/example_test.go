@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// An item of the feature's section in weir.yaml, and the item as weir status shows it.
+// An item of the feature's section in weir.yaml, and the item as shown by weir status.
 type (
 	item struct {
 		Name string `yaml:"name" json:"name"`
@@ -22,8 +22,8 @@ type (
 	}
 )
 
-// A feature of independent instances is a Set: it makes the kernel match one item, and reads one instance. Plans, upgrades,
-// removal, tables and metrics follow. Package featuretest has a whole one, with a program.
+// A feature of independent instances is a Set: it reconciles one item with the kernel, and reads one instance. Plans,
+// upgrades, removal, tables and metrics follow. Package featuretest has a complete one, with a program.
 func ExampleSet() {
 	counters := feature.Set[item, view]{
 		Store:   instances.Store[item]{Feature: "counter", ABI: 1},
@@ -39,7 +39,7 @@ func ExampleSet() {
 		fmt.Println(err)
 		return
 	}
-	for _, step := range plan.Steps { // step.Do calls Reconcile, under the lock
+	for _, step := range plan.Steps { // step.Do calls Reconcile under the lock
 		fmt.Println(step.Verb, step.Object)
 	}
 	// Output:

@@ -15,30 +15,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Explainer is implemented by features that decide about arriving packets: they say what
-// they would do with one. Nothing is counted or charged.
+// Explainer is implemented by features that decide about arriving packets. It describes their decision about one packet,
+// without counting or charging it.
 type Explainer interface {
 	Explain(ctx context.Context, r *kernel.Root, p Packet) ([]Verdict, error)
 }
 
-// Deliverer is implemented by the feature that knows which socket the kernel gives an arriving packet to.
+// Deliverer is implemented by the feature that knows the receiving socket of an arriving packet.
 type Deliverer interface {
-	// Deliver explains the lookup of a packet for this host. every says that the kernel gives the packet to each socket bound to its
-	// address: broadcast and multicast.
+	// Deliver explains the socket lookup of a packet for this host. every is set for broadcast and multicast: the kernel
+	// delivers the packet to each socket bound to its address.
 	Deliver(ctx context.Context, r *kernel.Root, p Packet, every bool) (*Explanation, error)
 }
 
-// Packet is what an explanation is asked of: an arriving datagram, or a
-// connection attempt.
+// Packet is the subject of an explanation: an arriving datagram or a connection attempt.
 type Packet struct {
 	Proto     string         `json:"proto"` // udp or tcp
 	From, To  netip.AddrPort `json:"-"`
-	Netns     string         `json:"-"` // where it arrives; empty: weir's own
-	Inode     uint64         `json:"-"` // of the namespace; host fills it in
-	Interface string         `json:"-"` // by which it arrives; host fills it in
+	Netns     string         `json:"-"` // namespace of arrival; empty: weir's own
+	Inode     uint64         `json:"-"` // inode of the namespace, set by host
+	Interface string         `json:"-"` // interface of arrival, set by host
 }
 
-// ErrPacket says that a packet cannot be.
+// ErrPacket is returned for an impossible packet.
 var ErrPacket = errors.New("no such packet")
 
 // Check returns an error that wraps ErrPacket.
@@ -52,7 +51,7 @@ func (p Packet) Check() error {
 	return nil
 }
 
-// OpenNetns opens the namespace where the packet arrives. The caller closes it.
+// OpenNetns opens the namespace of the packet's arrival. The caller closes it.
 func (p Packet) OpenNetns() (*netns.Handle, error) {
 	open := netns.Current
 	if p.Netns != "" {
@@ -65,7 +64,7 @@ func (p Packet) OpenNetns() (*netns.Handle, error) {
 	return ns, nil
 }
 
-// Number is the packet's protocol in an IP header.
+// Number returns the packet's protocol number in the IP header.
 func (p Packet) Number() uint8 {
 	if p.Proto == "tcp" {
 		return unix.IPPROTO_TCP
@@ -73,7 +72,7 @@ func (p Packet) Number() uint8 {
 	return unix.IPPROTO_UDP
 }
 
-// Family is AF_INET or AF_INET6.
+// Family returns AF_INET or AF_INET6.
 func (p Packet) Family() uint8 {
 	if p.To.Addr().Is4() {
 		return unix.AF_INET
@@ -81,11 +80,11 @@ func (p Packet) Family() uint8 {
 	return unix.AF_INET6
 }
 
-// FramePayload is what a datagram of Frame carries.
+// FramePayload is the payload of a datagram made by Frame.
 const FramePayload = "weir"
 
-// Frame is such a packet with its Ethernet header: a datagram of four bytes, or a
-// SYN without options; TTL 64, all else 0.
+// Frame returns the packet with an Ethernet header: a datagram of four bytes, or a SYN without options; TTL 64, other
+// fields 0.
 func (p Packet) Frame() ([]byte, error) {
 	type network interface {
 		gopacket.SerializableLayer
@@ -112,49 +111,48 @@ func (p Packet) Frame() ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// Explanation is why a packet goes where it goes.
+// Explanation describes where a packet goes and why.
 type Explanation struct {
 	Proto  string        `json:"proto"`
 	From   string        `json:"from"`
 	To     string        `json:"to"`
 	Netns  string        `json:"netns"`
 	Steps  []ExplainStep `json:"steps"`
-	Result string        `json:"result"`         // who gets it, or what becomes of it
-	PID    int           `json:"pid,omitempty"`  // who gets it
-	Slot   *int          `json:"slot,omitempty"` // whose member that is
+	Result string        `json:"result"`         // receiver or fate of the packet
+	PID    int           `json:"pid,omitempty"`  // receiving process
+	Slot   *int          `json:"slot,omitempty"` // slot of the receiving member
 }
 
-// ExplainStep is one step of an explanation: what was asked, and the answer.
+// ExplainStep is one step of an explanation: a question and its answer.
 type ExplainStep struct {
 	Step    string `json:"step"`
 	Text    string `json:"text"`
-	Warning bool   `json:"warning,omitempty"` // an operator should know
+	Warning bool   `json:"warning,omitempty"` // notable for an operator
 }
 
-// Stage is where on a packet's way a feature sees it.
+// Stage is a point on a packet's way through the kernel.
 type Stage int
 
 // Stages, in the kernel's order.
 const (
-	StageXDP        Stage = iota // the interface, before the kernel has made a packet of it
-	StageTC                      // the interface's tcx and tc filters
+	StageXDP        Stage = iota // interface, before the kernel allocates a socket buffer
+	StageTC                      // tcx and tc filters of the interface
 	StagePrerouting              // netfilter, before routing
-	StageInput                   // netfilter, what is for this host
-	StageLookup                  // which socket gets it
-	StageSocket                  // that socket's cgroup
-	StageForward                 // the device by which a packet leaves that is not for this host: in place of input, lookup and socket
+	StageInput                   // netfilter, packets for this host
+	StageLookup                  // socket lookup
+	StageSocket                  // cgroup of the socket
+	StageForward                 // output device of a forwarded packet, in place of input, lookup and socket
 )
 
-// Verdict is what a feature does with a packet at one stage.
+// Verdict is a feature's decision about a packet at one stage.
 type Verdict struct {
 	Stage Stage
-	Order int32 // within the stage, the lowest first: at tcx the program's position
+	Order int32 // order within the stage, the lowest first: at tcx the program's position
 	ExplainStep
-	Result string // the packet ends here, or goes elsewhere: "dropped: rule 2 of filter sip"; empty: it goes on
+	Result string // final fate of the packet: "dropped: rule 2 of filter sip"; empty: it continues
 }
 
-// ParsePacket reads what weir explain is given: "udp", "192.0.2.7:2055",
-// "10.0.0.1:4739".
+// ParsePacket parses the arguments of weir explain: "udp", "192.0.2.7:2055", "10.0.0.1:4739".
 func ParsePacket(proto, from, to string) (Packet, error) {
 	p := Packet{Proto: proto}
 	for i, text := range []string{from, to} {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package feature is what the features of weir have in common: the small
-// interface that each implements. A feature is a folder below this one, and
-// features never import each other.
+// Package feature defines the interfaces of weir's features, and their common parts. Each feature is a folder below this
+// one. Features never import each other.
 package feature
 
 import (
@@ -18,119 +17,115 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// Feature is one capability of a host. C is its part of the configuration, S
-// what it shows of itself.
+// Feature is one capability of a host. C is its part of the configuration, and S its displayed state.
 type Feature[C, S any] interface {
-	// Name is the pin directory, metric prefix, config key and CLI noun.
+	// Name is the pin directory, metric prefix, configuration key and command name.
 	Name() string
-	// Spec is the feature's part of a configuration file; ok is false if the file says nothing of it.
+	// Spec returns the feature's part of a configuration file. ok is false if the file has none.
 	Spec(d *Document) (c C, ok bool)
-	// Needs lists the facilities of the kernel that the feature uses for c.
+	// Needs lists the kernel facilities used by the feature for c.
 	Needs(c C) []kernel.Need
-	// State reads the feature from its pins alone.
+	// State reads the feature's state from its pins.
 	State(ctx context.Context, r *kernel.Root) (S, error)
-	// Plan compares: what would change, in words and steps. It changes nothing.
+	// Plan describes the changes from have to want, as text and steps. It changes nothing.
 	Plan(ctx context.Context, have S, want C) (Plan, error)
-	// Remove takes away everything of the feature that is pinned.
+	// Remove removes all pins of the feature.
 	Remove(ctx context.Context, l *kernel.WriteLock) error
 }
 
-// Runner is implemented by features that need a process: weir serve runs them.
+// Runner is implemented by features that need a process. weir serve runs them.
 type Runner interface {
 	Run(ctx context.Context, r *kernel.Root, log Logger) error
 }
 
-// Upgrader is implemented by features that leave programs in the kernel: a newer
-// weir puts its own in place of them, under traffic.
+// Upgrader is implemented by features that leave programs in the kernel. A newer weir replaces them under traffic.
 type Upgrader interface {
-	// PlanUpgrade says whose programs are another weir's and what would change.
-	// It changes nothing.
+	// PlanUpgrade plans the replacement of other versions' programs. It changes nothing.
 	PlanUpgrade(ctx context.Context, r *kernel.Root) (Plan, error)
 }
 
-// Recoverer is implemented by features whose changes a killed command can leave half
-// done: the next one that takes the lock finishes them.
+// Recoverer is implemented by features whose changes a kill can leave half done. Recover finishes them. The next command
+// with the lock calls it.
 type Recoverer interface {
 	Recover(l *kernel.WriteLock) error
 }
 
-// Completer is implemented by features that can make a damaged instance complete without
-// losing what it was made of. The others' instances are removed, and made anew by Plan.
+// Completer is implemented by features that can complete a damaged instance without losing its state. Damaged instances
+// of other features are removed, and created again by Plan.
 type Completer interface {
-	// Complete completes an instance after kernel.WriteLock.Restore: lacks are the pins
-	// that nothing holds any more. It returns what it could not keep.
+	// Complete completes an instance after kernel.WriteLock.Restore. lacks names the pins lost for good. note describes
+	// the lost state.
 	Complete(l *kernel.WriteLock, i kernel.Instance, lacks []string) (note string, err error)
 }
 
-// Restorer is implemented by features that can be put back to what they were, by a later process, after pins and files
-// have changed: weir apply --confirm, and an apply that fails half way.
+// Restorer is implemented by features that a later process can restore after changes of pins and files: for weir apply
+// --confirm, and for an apply that fails midway.
 type Restorer interface {
-	// Save returns all that PlanRestore needs.
+	// Save returns the data for PlanRestore.
 	Save(ctx context.Context, r *kernel.Root) ([]byte, error)
-	// PlanRestore plans to make the feature as it was saved. It leaves out network namespaces that are gone, with a
-	// warning. It changes nothing.
+	// PlanRestore plans to restore the saved state. It omits gone network namespaces, with a warning. It changes
+	// nothing.
 	PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (Plan, error)
 }
 
-// RemovePlanner is implemented by features whose Remove takes away more than a file without their section: the instances of other
-// network namespaces.
+// RemovePlanner is implemented by features whose Remove removes more than a file without their section: it also removes
+// the instances of other network namespaces.
 type RemovePlanner interface {
-	// PlanRemove tells of the outages of Remove. It changes nothing.
+	// PlanRemove lists the outages caused by Remove. It changes nothing.
 	PlanRemove(ctx context.Context, r *kernel.Root) (Plan, error)
 }
 
-// Checked is implemented by features with attachments that no record tells of: rules of nftables. Where
-// they are missing is told as kernel.Checker's faults are; planning or recovery attaches them again.
+// Checked is implemented by features with attachments without records, such as nftables rules. Faults reports missing
+// ones, like kernel.Checker. Planning or recovery attaches them again.
 type Checked interface {
 	Faults(ctx context.Context, r *kernel.Root) ([]kernel.Fault, error)
 }
 
-// Examiner is implemented by features that can say what would make them useless on
-// a running host, for doctor: the failures of their state among it.
+// Examiner is implemented by features that can find operational problems on a running host. doctor prints the findings,
+// including the failures of the state.
 type Examiner interface {
 	Examine(ctx context.Context, r *kernel.Root) ([]Finding, error)
 }
 
-// Finding is something about what runs that an operator should know.
+// Finding is a notable fact about the running host.
 type Finding struct {
-	Object string // what it is about: the name of a service, of a filter
+	Object string // name of the service, filter or other object
 	Text   string
 	Remedy string
-	// Fails says that something the file declares does not work. The other findings are worth knowing.
+	// Fails is set if something declared in the file does not work. Other findings are only notable.
 	Fails bool
 }
 
-// Failing is implemented by the states of features that can fail beside their pins: an interface is gone, nothing is attached, a
-// link has no way around. They are told from the pins and the kernel: no agent, member or peer is asked. doctor calls them
-// failures, /healthz and weir_healthy go by them. The text of one that lasts stays the same.
+// Failing is implemented by states that can fail independently of their pins: a missing interface or attachment, or a
+// link without a repair. Failures reads only the pins and the kernel, and asks no agent, member or peer. doctor prints
+// them as failures. /healthz and weir_healthy depend on them. The text of a lasting failure must not change.
 type Failing interface {
 	Failures() []Finding
 }
 
-// Failure is a finding that something does not work.
+// Failure returns a finding about something that does not work.
 func Failure(object, text, remedy string) Finding {
 	return Finding{Object: object, Text: text, Remedy: remedy, Fails: true}
 }
 
-// Measured is implemented by features that have metrics.
+// Measured is implemented by features with metrics.
 type Measured interface {
 	Collector(r *kernel.Root) prometheus.Collector
 }
 
-// Logger receives what a Runner did, one sentence a call, with key-value pairs
-// as log/slog has them.
+// Logger receives the actions of a Runner: a short message with key-value pairs as in log/slog.
 type Logger interface {
 	Info(msg string, args ...any)
 	Warn(msg string, args ...any)
 }
 
-// Plan is an ordered list of changes; an empty one changes nothing.
+// Plan is an ordered list of changes. An empty plan changes nothing.
 type Plan struct {
 	Steps    []Step
-	Warnings []string                                               // what stays as it is, and the configuration alone would not say
-	Undo     []func(ctx context.Context, l *kernel.WriteLock) error // takes back what a failed or interrupted apply did, the last first
-	Unread   instances.Unreadable                                   // instances that stay as they are, as they cannot be read
-	Outages  []string                                               // traffic that is served, or protected, now and would not be: a command refuses them unless told otherwise
+	Warnings []string                                               // deviations from the configuration that stay
+	Undo     []func(ctx context.Context, l *kernel.WriteLock) error // undo a failed or interrupted apply, the last first
+	Unread   instances.Unreadable                                   // unreadable instances, left unchanged
+	Outages  []string                                               // traffic or protection lost by the change; a command rejects them unless they are allowed
 }
 
 // Warn adds a warning.
@@ -138,7 +133,8 @@ func (p *Plan) Warn(format string, a ...any) {
 	p.Warnings = append(p.Warnings, fmt.Sprintf(format, a...))
 }
 
-// Stays warns of instances that cannot be read: the plan leaves them as they are. Applying recovers damaged ones first.
+// Stays warns of unreadable instances: the plan leaves them unchanged. Damaged ones are recovered before the plan is
+// applied.
 func (p *Plan) Stays(all instances.Unreadable) {
 	for _, u := range all {
 		if errors.Is(u.Err, kernel.ErrDamaged) {
@@ -150,15 +146,15 @@ func (p *Plan) Stays(all instances.Unreadable) {
 	}
 }
 
-// Outage adds traffic that the change takes away from its receiver, or a protection that it takes off, with the reason and the remedy.
+// Outage adds traffic taken from its receiver, or protection lost by the change, with the reason and the remedy.
 func (p *Plan) Outage(format string, a ...any) {
 	p.Outages = append(p.Outages, fmt.Sprintf(format, a...))
 }
 
-// ErrOutage says that a change would take traffic away that is served now, or protection that works now.
+// ErrOutage is returned for a change that would take served traffic or working protection away.
 var ErrOutage = errors.New("the change takes traffic away that is served now, or protection that works now")
 
-// Refuse is an error that wraps [ErrOutage] and names the outages of a plan; nil if there is none, or all are allowed.
+// Refuse returns an error wrapping [ErrOutage] with the outages of a plan; nil if there are none or they are allowed.
 func (p *Plan) Refuse(allowed bool) error {
 	if len(p.Outages) == 0 || allowed {
 		return nil
@@ -175,14 +171,14 @@ func (p *Plan) Join(q Plan) {
 	p.Undo = append(p.Undo, q.Undo...)
 }
 
-// ErrNotUndone says that a failed change could not be taken back either.
+// ErrNotUndone is returned if a failed change could not be undone.
 var ErrNotUndone = errors.New("taking the change back")
 
-// undoTime is how long taking a plan back may last.
+// undoTime bounds the undoing of a plan.
 const undoTime = 30 * time.Second
 
-// Apply carries out the steps, and calls each, which may be nil, after every one. When one fails, or ctx is done before it, everything is taken
-// back that the plan can take back: the error says what became of it.
+// Apply runs the steps, and calls each (if not nil) after every step. After a failure, or when ctx is done before a
+// step, it undoes the plan as far as possible. The error describes the outcome.
 func (p Plan) Apply(ctx context.Context, l *kernel.WriteLock, each func(s Step, note string)) error {
 	for i, s := range p.Steps {
 		err := ctx.Err()
@@ -212,7 +208,7 @@ func (p Plan) Apply(ctx context.Context, l *kernel.WriteLock, each func(s Step, 
 	return nil
 }
 
-// RollBack takes back what was done of the plan.
+// RollBack undoes the completed part of the plan.
 func (p Plan) RollBack(ctx context.Context, l *kernel.WriteLock) error {
 	var errs []error
 	for _, undo := range slices.Backward(p.Undo) {
@@ -221,17 +217,17 @@ func (p Plan) RollBack(ctx context.Context, l *kernel.WriteLock) error {
 	return errors.Join(errs...)
 }
 
-// Step is one change, in words and in deed.
+// Step is one change, with its description.
 type Step struct {
 	Verb   string // create, change, remove, adopt, upgrade
 	Object string // "service telemetry"
-	Detail string // what about it: "slots 4 → 5"
+	Detail string // details: "slots 4 → 5"
 	Do     func(ctx context.Context, l *kernel.WriteLock) (note string, err error)
-	// Foresee says what keeps the step from its effect as things are, "" if nothing does. It may be nil. A dry run asks it.
+	// Foresee describes a current obstacle to the step's effect, or returns "". It may be nil. A dry run calls it.
 	Foresee func(ctx context.Context) string
 }
 
-// String is the step as plans print it.
+// String formats the step as printed in plans.
 func (s Step) String() string {
 	if s.Detail == "" {
 		return s.Verb + " " + s.Object

@@ -15,25 +15,21 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// lookEvery is how often a Follower looks for interfaces that came or went;
-// lookAgain is after how many of these looks it looks at everything, also where
-// nothing tells of a change: somebody may have flushed a ruleset.
+// lookEvery is the interval of a Follower's checks for new and removed interfaces. Every lookAgain-th check covers
+// everything, even without a detected change: a ruleset may have been flushed, for example.
 const (
 	lookEvery = time.Second
 	lookAgain = 10
 )
 
-// Follower has what a feature pinned attached, in weir serve, to interfaces that
-// come, within a second, and lets go of those that went and of namespaces that are
-// gone. Traffic needs none of it.
+// Follower attaches a feature's pinned instances to new interfaces within 1 s, in weir serve. It releases removed
+// interfaces and gone namespaces. Traffic does not depend on it.
 type Follower struct {
-	Feature string // whose instances, and the noun for one of them
-	// Lacks says whether an instance lacks a place that is there now, or is to be
-	// removed. It reads only. It calls watch for each namespace whose interfaces, when
-	// they change, are a reason to ask again.
+	Feature string // feature of the instances, and the noun for one of them
+	// Lacks reports whether an instance lacks a possible attachment, or is to be removed. It changes nothing. It calls
+	// watch for each namespace: a change of its interfaces triggers another call of Lacks.
 	Lacks func(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID)) (bool, error)
-	// Adopt attaches an instance where it is lacking, or removes it, and says what it
-	// did: "attached to …".
+	// Adopt completes an instance's attachments, or removes the instance. did describes the action: "attached to …".
 	Adopt func(l *kernel.WriteLock, i kernel.Instance) (did string, err error)
 }
 
@@ -51,25 +47,25 @@ func (f Follower) Run(ctx context.Context, r *kernel.Root, log Logger) error {
 	return nil
 }
 
-// following is what a Follower knows from one look to the next.
+// following is the state of a running Follower.
 type following struct {
 	Follower
 	root   *kernel.Root
 	log    Logger
-	said   Reported[kernel.Instance] // what was last done to each
-	unread Reported[kernel.Instance] // why each cannot be looked after
+	said   Reported[kernel.Instance] // last action on each instance
+	unread Reported[kernel.Instance] // last error of Lacks for each instance
 	failed map[kernel.Instance]time.Time
 	seen   map[netns.ID]watched
 }
 
-// watched is a namespace and its interfaces when they were last looked at.
+// watched is a namespace with its interfaces at the last check.
 type watched struct {
 	ref     string
 	devices string
 }
 
-// changed says whether interfaces may be others than at the last look. It costs
-// one listing of interfaces for each namespace.
+// changed reports whether interfaces may have changed since the last check. It lists the interfaces of each namespace
+// once.
 func (w *following) changed() bool {
 	for id, n := range w.seen {
 		if interfacesText(n.ref, id) != n.devices {
@@ -79,7 +75,7 @@ func (w *following) changed() bool {
 	return false
 }
 
-// interfacesText is a namespace's interfaces in a text that changes with them.
+// interfacesText encodes a namespace's interfaces for comparison.
 func interfacesText(ref string, id netns.ID) string {
 	ns, err := netns.Find(ref, id)
 	if err != nil {
@@ -100,15 +96,14 @@ func interfacesText(ref string, id netns.ID) string {
 	return out.String()
 }
 
-// watch is what Lacks calls. The listing is made before Lacks looks at interfaces
-// itself: one that comes in between changes it.
+// watch is passed to Lacks. It lists the interfaces before Lacks reads them: an interface added in between is detected.
 func (w *following) watch(ref string, id netns.ID) {
 	if w.seen[id].devices == "" {
 		w.seen[id] = watched{ref, interfacesText(ref, id)}
 	}
 }
 
-// follow attaches what is lacking.
+// follow attaches missing attachments.
 func (w *following) follow(ctx context.Context) error {
 	w.seen = map[netns.ID]watched{}
 	all, err := w.root.Instances(w.Feature)
@@ -121,7 +116,7 @@ func (w *following) follow(ctx context.Context) error {
 		lacks, err := w.Lacks(w.root, i, w.watch)
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue // removed meanwhile
-		} else if err != nil { // which keeps nobody from recovering the others
+		} else if err != nil { // others are still recovered
 			if w.unread.Changed(i, err.Error()) {
 				w.log.Warn("a "+w.Feature+" cannot be looked after", w.Feature, i.Name, "err", err)
 			}
@@ -146,7 +141,7 @@ func (w *following) follow(ctx context.Context) error {
 	return nil
 }
 
-// adopt recovers one instance, and says so unless it has said the same before.
+// adopt recovers one instance, and logs the result unless it is unchanged.
 func (w *following) adopt(l *kernel.WriteLock, i kernel.Instance) {
 	text, err := w.Adopt(l, i)
 	if errors.Is(err, kernel.ErrNotExist) {
@@ -154,7 +149,7 @@ func (w *following) adopt(l *kernel.WriteLock, i kernel.Instance) {
 	}
 	if err != nil {
 		text = err.Error()
-		w.failed[i] = time.Now() // it is not tried again at once: commands wait for the lock
+		w.failed[i] = time.Now() // retry later, because commands wait for the lock
 	}
 	switch {
 	case !w.said.Changed(i, text):

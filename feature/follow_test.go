@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// An instance that cannot be read is told of, and keeps nobody from recovering the others.
+// An unreadable instance is reported, and the others are still recovered.
 func TestFollowsTheOthers(t *testing.T) {
 	nstest.NeedRoot(t)
 	path := nstest.BPFFS + "/" + t.Name()
@@ -55,14 +55,14 @@ func TestFollowsTheOthers(t *testing.T) {
 	}
 }
 
-// warnings are what was warned of.
+// warnings collects logged warnings.
 type warnings [][]any
 
 func (w *warnings) Info(string, ...any) {}
 
 func (w *warnings) Warn(msg string, args ...any) { *w = append(*w, append([]any{msg}, args...)) }
 
-// An instance that cannot be read is told of by its name and once, until it has been read or the reason is another.
+// An unreadable instance is reported once by name, until it becomes readable or the reason changes.
 func TestFollowsTellsOnce(t *testing.T) {
 	nstest.NeedRoot(t)
 	path := nstest.BPFFS + "/" + t.Name()
@@ -83,7 +83,7 @@ func TestFollowsTellsOnce(t *testing.T) {
 	other, another := errors.New("another ABI"), errors.New("no memory")
 	for n, c := range []struct {
 		why  error
-		told int // in all
+		told int // total
 	}{{nil, 0}, {other, 1}, {other, 1}, {another, 2}, {another, 2}, {nil, 2}, {another, 3}} {
 		why = c.why
 		if err := w.follow(t.Context()); err != nil {

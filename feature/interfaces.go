@@ -12,16 +12,16 @@ import (
 // Interfaces compares the interfaces of a published instance with those of a file.
 type Interfaces struct {
 	strictyaml.Pos                           // of the instance in the file
-	Key             string                   // where the file has them: "filter.sip: interfaces"
-	Published, Spec []string                 // of the published instance, and of the file
+	Key             string                   // location in the file: "filter.sip: interfaces"
+	Published, Spec []string                 // interfaces of the published instance, and of the file
 	Beside          string                   // where the published instance works without interfaces: "its sockets"; "": nowhere
-	Works           func(name string) bool   // whether the published instance works at an interface of Published
-	Lacks           func(name string) string // what keeps it from working at an interface of Spec; "": nothing
+	Works           func(name string) bool   // reports whether the published instance works at an interface of Published
+	Lacks           func(name string) string // obstacle to working at an interface of Spec; "": none
 }
 
-// Refuse adds an outage to a plan if the instance leaves a location where it works for interfaces at which it cannot: a misspelt name
-// would take a running protection off. An interface of the published instance may be gone, and come back. One that is added to all
-// others may come later.
+// Refuse adds an outage to a plan if the instance would leave a working location for interfaces where it cannot work. A
+// misspelt name would otherwise remove a running protection. A published interface may be missing and return later. An
+// interface added to the existing ones may appear later.
 func (i Interfaces) Refuse(p *Plan) {
 	var left, absent, reasons []string
 	if i.Beside != "" && len(i.Spec) > 0 {

@@ -13,20 +13,20 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// Listen is a TCP address of the file at which the process of a feature listens, in the network namespace of weir serve.
+// Listen is a TCP listen address in the file for a feature's process, in the network namespace of weir serve.
 type Listen struct {
 	strictyaml.Pos        // of the section
 	Section        string // "lb", "handoff.backend"
-	Address        string // host:port, the value of its key listen
+	Address        string // host:port, the value of the section's key listen
 }
 
-// Listener is implemented by features with such addresses. Two that exclude each other are refused when the file is read.
+// Listener is implemented by features with such addresses. Reading a file fails if two of them exclude each other.
 type Listener[C any] interface {
 	Listens(spec C) []Listen
 }
 
-// Excludes reports whether the kernel refuses one of two listeners: they have the same port and address, or an address of one is every
-// address of the other's family. Host names that are not the same are taken for other addresses.
+// Excludes reports whether the kernel rejects the second of two listeners: they have the same port and address, or one
+// has the unspecified address of the other's family. Different host names count as different addresses.
 func (l Listen) Excludes(o Listen) bool {
 	host, port, err := split(l.Address)
 	oHost, oPort, oErr := split(o.Address)
@@ -38,12 +38,12 @@ func (l Listen) Excludes(o Listen) bool {
 	if aErr != nil || bErr != nil {
 		return host == oHost || aErr == nil && a.IsUnspecified() || bErr == nil && b.IsUnspecified()
 	}
-	both := func(a netip.Addr) bool { return a == netip.IPv6Unspecified() } // as a listener of IPv4, too
+	both := func(a netip.Addr) bool { return a == netip.IPv6Unspecified() } // it accepts IPv4 too
 	return a == b || both(a) || both(b) || a.Is4() == b.Is4() && (a.IsUnspecified() || b.IsUnspecified())
 }
 
-// Await adds to a plan that no interface has the address: as a warning, for it may come later. It is an outage if the listener works at
-// another address now, was: a misspelt one would end that. was is "" for none.
+// Await reports an address that no interface has. Normally this is a warning, because the address may appear later. It
+// is an outage if the listener works at another address, was: a misspelt address would end it. An empty was means none.
 func (l Listen) Await(p *Plan, was string) {
 	lacks := l.Lacks()
 	switch {
@@ -56,7 +56,7 @@ func (l Listen) Await(p *Plan, was string) {
 	}
 }
 
-// Failures are that no interface has the address of the listener of an object.
+// Failures returns a failure of object if no interface has the address.
 func (l Listen) Failures(object string) []Finding {
 	lacks := l.Lacks()
 	if lacks == "" {
@@ -65,7 +65,8 @@ func (l Listen) Failures(object string) []Finding {
 	return []Finding{Failure(object, fmt.Sprintf("%s.listen is %s, and %s: no agent connects", l.Section, l.Address, lacks), "give the address to an interface, or correct "+l.Section+".listen")}
 }
 
-// Lacks says that no interface of the calling thread's network namespace has the address; "": one has, or a host name stands for it.
+// Lacks returns a text if no interface of the calling thread's network namespace has the address, else "". It returns ""
+// for host names.
 func (l Listen) Lacks() string {
 	host, _, err := net.SplitHostPort(l.Address)
 	if err != nil || host == "" {
@@ -86,7 +87,7 @@ func (l Listen) Lacks() string {
 	return "no interface has " + a.String()
 }
 
-// split is net.SplitHostPort with the number of the port.
+// split is net.SplitHostPort with a numeric port.
 func split(address string) (host string, port int, err error) {
 	host, name, err := net.SplitHostPort(address)
 	if err == nil {
@@ -95,7 +96,7 @@ func split(address string) (host string, port int, err error) {
 	return host, port, err
 }
 
-// every is the address of a host; that of "" is every address.
+// every returns the address of a host. "" means the unspecified address.
 func every(host string) (netip.Addr, error) {
 	if host == "" {
 		return netip.IPv6Unspecified(), nil

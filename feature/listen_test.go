@@ -4,7 +4,7 @@ package feature
 
 import "testing"
 
-// Two addresses exclude each other as the kernel has it.
+// Two addresses exclude each other as in the kernel.
 func TestListenExcludes(t *testing.T) {
 	for _, c := range []struct {
 		a, b     string

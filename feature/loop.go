@@ -11,16 +11,16 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Loop is when a part of weir serve compares the host with what it should be: at its start, every so often, and when something wakes
-// it. The zero value of each field but Every stands for nothing of the kind.
+// Loop schedules a part of weir serve that compares the host with its configuration: at the start, at an interval, and
+// at each wakeup. Zero fields other than Every disable their function.
 type Loop struct {
 	Every time.Duration
-	// Later leaves out the turn at the start.
+	// Later skips the turn at the start.
 	Later bool
-	// Root wakes the loop when weir commands change its pins. Where the host has no inotify watch left, the loop has the turns of
-	// Every alone: changes are found with them.
+	// Root wakes the loop when weir commands change its pins. If the host has no inotify watch left, only Every detects
+	// changes.
 	Root *kernel.Root
-	// Gather makes changes of pins wait for the next turn, which a burst of commands then shares.
+	// Gather delays changes of pins to the next turn. A burst of commands then causes one turn.
 	Gather bool
 	// Wake wakes the loop with each value.
 	Wake <-chan struct{}
@@ -28,12 +28,12 @@ type Loop struct {
 
 // Turn is one turn of a loop.
 type Turn struct {
-	N       int  // from 0
-	Changed bool // pins have changed since the turn before, as far as Root tells
+	N       int  // counted from 0
+	Changed bool // Root has reported a change of pins since the previous turn
 }
 
-// Turns yields a turn after the other until ctx is done. Turns of Every that come while the caller still works on the last one are
-// left out but for one.
+// Turns yields one turn after another until ctx is done. If several turns of Every fall due while the caller works, one
+// remains.
 func (l Loop) Turns(ctx context.Context) iter.Seq[Turn] {
 	return func(yield func(Turn) bool) {
 		changes, changed := l.changes()
@@ -60,7 +60,7 @@ func (l Loop) Turns(ctx context.Context) iter.Seq[Turn] {
 				return
 			case <-tick.C:
 				if changes != nil {
-					_ = changes.Renew() // a change that is missed is found by a turn of Every
+					_ = changes.Renew() // a missed change is found by a turn of Every
 				}
 			case <-l.Wake:
 			case <-wake:
@@ -78,7 +78,7 @@ func (l Loop) Turns(ctx context.Context) iter.Seq[Turn] {
 	}
 }
 
-// changes begins to watch the pins, nil where it cannot.
+// changes starts watching the pins. It returns nil if the host cannot.
 func (l Loop) changes() (*kernel.Changes, <-chan struct{}) {
 	if l.Root == nil {
 		return nil, nil
@@ -90,12 +90,12 @@ func (l Loop) changes() (*kernel.Changes, <-chan struct{}) {
 	return c, c.C
 }
 
-// Reported is what a loop last reported of each key, so that it reports the same failure once and not with every turn. The zero value
-// is ready. Its methods are called one at a time.
+// Reported remembers the last reported text of each key. A loop then reports a failure once, not in every turn. The zero
+// value is ready. It is not safe for concurrent use.
 type Reported[K comparable] struct{ last map[K]string }
 
-// Changed tells whether a text is another one than the last of its key, and remembers it. The empty text, of a key in order, is what
-// every key begins with.
+// Changed reports whether text differs from the key's last text, and stores it. The initial text of every key is empty,
+// meaning no fault.
 func (r *Reported[K]) Changed(key K, text string) bool {
 	if r.last[key] == text {
 		return false
@@ -111,10 +111,10 @@ func (r *Reported[K]) Changed(key K, text string) bool {
 	return true
 }
 
-// Last is the text that was last given for a key, "" for a key in order.
+// Last returns the key's last text.
 func (r *Reported[K]) Last(key K) string { return r.last[key] }
 
-// Keep forgets the keys for which keep is false.
+// Keep removes the keys for which keep returns false.
 func (r *Reported[K]) Keep(keep func(K) bool) {
 	for key := range r.last {
 		if !keep(key) {
@@ -130,7 +130,8 @@ type Tasks[K comparable] struct {
 	running map[K]bool
 }
 
-// Start runs a task, unless the last one of this key still runs: a loop calls it with every turn, and so starts again what has ended.
+// Start runs a task unless the key's previous one is still running. A loop calls it in every turn, and so restarts ended
+// tasks.
 func (t *Tasks[K]) Start(key K, task func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -151,5 +152,5 @@ func (t *Tasks[K]) Start(key K, task func()) {
 	})
 }
 
-// Wait waits until no task runs. Nobody calls Start meanwhile.
+// Wait waits until no task runs. Start must not be called meanwhile.
 func (t *Tasks[K]) Wait() { t.all.Wait() }

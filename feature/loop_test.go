@@ -35,12 +35,13 @@ func ExampleLoop_Turns() {
 	// turn 3 no link
 }
 
-// A loop has a turn at its start and every so often, one with each wake, and none for what passed while the caller worked but one.
+// A loop has a turn at its start, at each interval and at each wakeup. Of the turns missed while the caller works, one
+// remains.
 func TestTurns(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		later bool
-		works map[int]time.Duration // the caller's time with a turn
+		works map[int]time.Duration // the caller's time in a turn
 		wake  []time.Duration
 		want  []time.Duration // turns of the first 5 s
 	}{
@@ -78,7 +79,7 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// The end of the context ends a loop also while its caller works, with no turn after it.
+// The end of the context ends a loop even while its caller works, without a further turn.
 func TestTurnsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -88,7 +89,7 @@ func TestTurnsEnd(t *testing.T) {
 		for range (Loop{Every: time.Second, Wake: wake}).Turns(ctx) {
 			n++
 			wake <- struct{}{}
-			time.Sleep(2 * time.Second) // a turn is due in every way
+			time.Sleep(2 * time.Second) // all sources of turns are due
 			cancel()
 		}
 		if n != 1 {
@@ -97,7 +98,7 @@ func TestTurnsEnd(t *testing.T) {
 	})
 }
 
-// rootWithLock is a pin root of the test's own, with an instance and a lock: an empty root goes with its lock.
+// rootWithLock returns a pin root for one test, with an instance and a lock. An empty root would go with its lock.
 func rootWithLock(t *testing.T) *kernel.Root {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -111,7 +112,7 @@ func rootWithLock(t *testing.T) *kernel.Root {
 	return r
 }
 
-// change is a change of pins, as far as anybody hears.
+// change looks like a change of pins to watchers.
 func change(t *testing.T, r *kernel.Root) {
 	t.Helper()
 	l, err := r.Lock(t.Context())
@@ -141,7 +142,7 @@ func TestTurnsByChange(t *testing.T) {
 	}
 }
 
-// A loop that gathers has changes wait for its turns, and tells of them with the next one.
+// With Gather, changes wait for the loop's regular turn, and are reported with it.
 func TestTurnsGather(t *testing.T) {
 	r := rootWithLock(t)
 	const every = 50 * time.Millisecond
@@ -169,7 +170,7 @@ func TestTurnsGather(t *testing.T) {
 	t.Errorf("%d changes heard of, want 2", heard)
 }
 
-// The same text is no change, the empty one is what keys begin with, and keys that are not kept begin anew.
+// The same text is no change. Keys start with the empty text, and dropped keys start again.
 func TestReported(t *testing.T) {
 	var r Reported[int]
 	for n, c := range []struct {
@@ -187,11 +188,11 @@ func TestReported(t *testing.T) {
 	}
 }
 
-// A task runs once for each key at a time; Start begins it again after its end, and Wait waits for all.
+// One task runs for each key at a time. Start runs it again after its end, and Wait waits for all tasks.
 func TestTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var tasks Tasks[string]
-		var a, b atomic.Int32 // begun
+		var a, b atomic.Int32 // started
 		endA, endB := make(chan struct{}), make(chan struct{})
 		begun := func(wantA, wantB int32) {
 			t.Helper()

@@ -4,7 +4,7 @@ package feature
 
 import "strings"
 
-// Gauge is what metrics say of something that is so or is not: 1 or 0.
+// Gauge converts a condition to a metric value, 1 or 0.
 func Gauge(is bool) float64 {
 	if is {
 		return 1
@@ -12,13 +12,12 @@ func Gauge(is bool) float64 {
 	return 0
 }
 
-// Once tells a collector which of its objects it may export: Prometheus refuses a
-// whole scrape with two of the same labels. There are two where a namespace went and
-// another of its name came, until the former's pins are removed, and no label tells
-// them apart. The zero value is ready, for one scrape.
+// Once detects objects with duplicate labels, because Prometheus rejects a whole scrape with duplicates. They occur when
+// a namespace is replaced by another of its name: until the old pins are removed, no label tells them apart. The zero
+// value is ready, for one scrape.
 type Once struct{ seen map[string]bool }
 
-// First says whether these labels come for the first time.
+// First reports whether these labels are new.
 func (o *Once) First(labels ...string) bool {
 	id := strings.Join(labels, "\x00")
 	if o.seen[id] {

@@ -10,20 +10,18 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// ownEcho is how long after a change of weir serve's own what is heard of changes is
-// taken to be that one: to look for it would find nothing, and a slot that cannot
-// be filled would have it try all the time. What a command does in those moments is
-// found by the look that comes every second.
+// ownEcho is the time after weir serve's own change in which a reported change is taken for that one. Checking it would
+// find nothing, and a slot that cannot be filled would cause endless retries. A command's change in that time is found
+// by the check every second.
 const ownEcho = 20 * time.Millisecond
 
-// OwnLock is the write lock for what runs in weir serve; it knows when it was let
-// go of last.
+// OwnLock is the write lock for tasks of weir serve. It remembers its last release.
 type OwnLock struct {
 	Root *kernel.Root
-	let  atomic.Int64 // monotonic, ns
+	let  atomic.Int64 // time of the last release, monotonic, in ns
 }
 
-// Lock takes the write lock; unlock notes the change as our own.
+// Lock takes the write lock. unlock records the change as our own.
 func (o *OwnLock) Lock(ctx context.Context) (l *kernel.WriteLock, unlock func(), err error) {
 	if l, err = o.Root.Lock(ctx); err != nil {
 		return nil, nil, err
@@ -34,7 +32,7 @@ func (o *OwnLock) Lock(ctx context.Context) (l *kernel.WriteLock, unlock func(),
 	}, nil
 }
 
-// Echoes says whether what is heard now is most likely a change of our own.
+// Echoes reports whether a reported change is probably our own.
 func (o *OwnLock) Echoes() bool {
 	return time.Duration(int64(kernel.Monotonic())-o.let.Load()) < ownEcho
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// StatusQuery is the query that every feature answers: its part of weir status.
+// StatusQuery is the query answered by every feature: its part of weir status.
 const StatusQuery = "status"
 
-// Query is a question about a feature, answered from the pins by the command line and by weir serve over its socket.
+// Query is a question about a feature. The command line and weir serve's socket answer it from the pins.
 type Query struct {
 	Name   string // the path is /v1/FEATURE/NAME
 	Answer func(ctx context.Context, r *kernel.Root, args url.Values) (any, error)
@@ -24,14 +24,14 @@ type Queried interface {
 	Queries() []Query
 }
 
-// Reporter is implemented by features whose part of weir status is more than their state.
+// Reporter is implemented by features whose part of weir status differs from their state.
 type Reporter interface {
-	// Report returns the part, to be encoded as a JSON object. faults are those of all features. With an error the part
-	// holds what could be read.
+	// Report returns the part, for encoding as a JSON object. faults are the faults of all features. On an error the
+	// part holds the readable data.
 	Report(ctx context.Context, r *kernel.Root, faults []kernel.Fault) (any, error)
 }
 
-// Emptier is implemented by states that weir status leaves out where they show nothing.
+// Emptier is implemented by states omitted from weir status while empty.
 type Emptier interface {
 	Empty() bool
 }
@@ -44,7 +44,7 @@ func (d Declared) Report(ctx context.Context, r *kernel.Root, faults []kernel.Fa
 	return d.state(ctx, r)
 }
 
-// Blank reports whether weir status leaves a part out.
+// Blank reports whether weir status omits a part.
 func Blank(part any) bool {
 	if e, ok := part.(Emptier); ok {
 		return e.Empty()
@@ -53,7 +53,7 @@ func Blank(part any) bool {
 	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
-// Queries are the feature's queries beside [StatusQuery].
+// Queries returns the feature's queries beside [StatusQuery].
 func (d Declared) Queries() []Query {
 	if q, ok := d.Value.(Queried); ok {
 		return q.Queries()

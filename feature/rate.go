@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// Rate is a number of things a second; 0 is none at all.
+// Rate is a number of events per second; 0 means none.
 type Rate float64
 
 var rateUnits = map[string]time.Duration{"s": time.Second, "m": time.Minute, "h": time.Hour}
 
-// ParseRate reads "5/s", "30/m", "100/h" or "0".
+// ParseRate parses "5/s", "30/m", "100/h" or "0".
 func ParseRate(text string) (Rate, error) {
 	number, unit, ok := strings.Cut(strings.TrimSpace(text), "/")
 	n, err := strconv.ParseFloat(number, 64)
@@ -38,7 +38,7 @@ func (r *Rate) UnmarshalText(b []byte) (err error) {
 // MarshalText implements encoding.TextMarshaler.
 func (r Rate) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
-// String is the form that ParseRate reads.
+// String formats the rate for ParseRate.
 func (r Rate) String() string {
 	if r == 0 {
 		return "0"

@@ -4,42 +4,42 @@ package feature
 
 import "context"
 
-// A change of one feature can misplace live TCP sessions that another feature is able to move. The two meet in these
-// interfaces: host gives the mover to the feature with the change.
+// A change of one feature can misplace live TCP sessions that another feature can move. These interfaces connect the
+// two: package host passes the mover to the changing feature.
 
-// SessionMover moves live TCP sessions between members of a service. A session's id is its socket's cookie (SO_COOKIE).
+// SessionMover moves live TCP sessions between members of a service. A session's ID is its socket's cookie (SO_COOKIE).
 type SessionMover interface {
-	// Sessions lists the sessions that can be moved at this moment. The error says why there is no list: no keeper answers, say.
+	// Sessions lists the movable sessions. It fails, for example, if no keeper answers.
 	Sessions(ctx context.Context) (MovableSessions, error)
 }
 
-// MovableSessions is a list of sessions and of the members that can have them.
+// MovableSessions is a list of sessions and of their possible members.
 type MovableSessions interface {
-	// Len is their number, in all services.
+	// Len returns the number of sessions in all services.
 	Len() int
 	// Kept reports whether a session of the service is in the list, and whether it waits for a member.
 	Kept(service string, id uint64) (waits, kept bool)
-	// Owner names the member with the session, or the last one where it waits; "" for none.
+	// Owner names the member with the session, or its last member if it waits; "" for none.
 	Owner(id uint64) string
-	// Member names the member of the service that serves a slot by the process pid; "" if none accepts sessions.
+	// Member names the member of the service that serves a slot with process pid; "" if none accepts sessions.
 	Member(service string, slot, pid int) string
-	// Buffer lets members commit sessions and stop. Peers' data stays in the sockets. The result holds those whose member did within
-	// the mover's time. The caller releases it.
+	// Buffer makes members commit sessions and stop serving them. Peers' data stays in the sockets. The result holds the
+	// sessions committed within the mover's timeout. The caller releases it.
 	Buffer(ctx context.Context, ids ...uint64) (BufferedSessions, error)
 }
 
-// BufferedSessions are sessions that wait for a member.
+// BufferedSessions are sessions waiting for a member.
 type BufferedSessions interface {
 	// IDs lists them.
 	IDs() []uint64
-	// Release gives sessions to members, by name; "" is the former one. It returns those that went back although they were for another,
-	// with the reason.
+	// Release gives sessions to members by name; "" means the previous member. back holds sessions that returned to
+	// their previous member in place of another, with the reason.
 	Release(ctx context.Context, to map[uint64]string) (back map[uint64]error, err error)
-	// Close gives back whatever is not released.
+	// Close returns all unreleased sessions.
 	Close() error
 }
 
-// MoverProvider is implemented by the feature that moves sessions. socket is that of its keeper.
+// MoverProvider is implemented by the feature that moves sessions. socket is its keeper's socket.
 type MoverProvider interface {
 	SessionMover(socket string) SessionMover
 }
@@ -50,9 +50,9 @@ type MoverUser interface {
 	WithMover(m SessionMover) Runner
 }
 
-// KeeperUser is implemented by features whose process gives sessions to the keeper of its host.
+// KeeperUser is implemented by features whose process gives sessions to the host's keeper.
 type KeeperUser interface {
-	// WithKeeper returns the feature with the socket of the keeper, for its Run, where the configuration names none; "" is the default
-	// socket.
+	// WithKeeper returns the feature with the keeper's socket for its Run, used if the configuration names none; "" is
+	// the default socket.
 	WithKeeper(socket string) Runner
 }

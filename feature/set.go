@@ -13,25 +13,28 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// Set is a feature of independent instances, one for each item of its section in weir.yaml. I is an item as the file has it, V
-// the item as weir status shows it. From Reconcile follow creation, change, recovery, upgrade, restoring and attachment in weir
-// serve. A new feature is a Set, embedded in a type of its own for more methods ([Explainer], [Examiner]).
+// Set is a feature of independent instances, one for each item of its section in weir.yaml. I is an item of the file,
+// and V is the item as shown by weir status. Set derives creation, change, recovery, upgrade, restoration and attachment
+// in weir serve from Reconcile. A new feature embeds a Set in a type of its own, for more methods ([Explainer],
+// [Examiner]).
 type Set[I, V any] struct {
 	Store instances.Store[I]
-	// Items are the items of the file. ok is false if it has no such section.
+	// Items returns the items of the file. ok is false if it has no such section.
 	Items func(d *Document) (items []I, ok bool)
-	// NameOf is the item's name, unique in its network namespace.
+	// NameOf returns the item's name, unique in its network namespace.
 	NameOf func(item I) string
-	// Netns opens the item's network namespace; nil: items are of the host.
+	// Netns opens the item's network namespace; nil: items belong to the host.
 	Netns func(item I) (*netns.Handle, error)
-	// NeedsOf lists what items need of the kernel; without items what any would need.
+	// NeedsOf lists the kernel facilities of items; without items, the facilities of any item.
 	NeedsOf func(items []I) []kernel.Need
-	// Reconcile makes the kernel match the item: it publishes the instance, changes it, attaches where that is missing and puts this
-	// weir's program in. It is idempotent: killed at any step, the next call finishes. ns is nil for items of the host.
+	// Reconcile makes the kernel match the item: it publishes or changes the instance, adds missing attachments and
+	// installs this weir's program. It is idempotent: after a kill at any step, the next call finishes. ns is nil for
+	// items of the host.
 	Reconcile func(l *kernel.WriteLock, i kernel.Instance, ns *netns.Handle, item I) error
-	// View reads what weir status shows of an instance. The error becomes a warning of doctor.
+	// View reads an instance for weir status. doctor prints an error as a warning.
 	View func(r *kernel.Root, rec instances.Record[I]) (V, error)
-	// Lacks reports whether an instance lacks an attachment, for weir serve to call Reconcile. nil: nothing comes later.
+	// Lacks reports whether an instance lacks an attachment: weir serve then calls Reconcile. nil: nothing is attached
+	// later.
 	Lacks func(r *kernel.Root, rec instances.Record[I], watch func(ref string, id netns.ID)) (bool, error)
 }
 
@@ -41,7 +44,7 @@ type SetState[I, V any] struct {
 
 	records    []instances.Record[I]
 	unreadable instances.Unreadable
-	lacking    []kernel.Instance // an attachment
+	lacking    []kernel.Instance // instances without an attachment
 	failures   []Finding
 }
 
@@ -54,7 +57,7 @@ func (st SetState[I, V]) Unread() instances.Unreadable { return st.unreadable }
 // Empty implements Emptier.
 func (s SetState[I, V]) Empty() bool { return len(s.Items) == 0 }
 
-// Err returns the instances that could not be read; nil if there is none.
+// Err returns the unreadable instances as an error, or nil.
 func (s SetState[I, V]) Err() error { return s.unreadable.Err() }
 
 // Name implements Feature.
@@ -89,10 +92,10 @@ func (s Set[I, V]) State(_ context.Context, r *kernel.Root) (SetState[I, V], err
 	return st, err
 }
 
-// examine finds out whether an instance is attached.
+// examine checks whether an instance is attached.
 func (s Set[I, V]) examine(r *kernel.Root, rec instances.Record[I], st *SetState[I, V]) {
 	if gone, err := rec.Gone(); s.Lacks == nil || gone || err != nil {
-		return // weir serve removes what is gone; only root can look
+		return // weir serve removes gone instances; only root can check attachments
 	}
 	if lacks, err := s.Lacks(r, rec, func(string, netns.ID) {}); err == nil && lacks {
 		st.lacking = append(st.lacking, rec.Instance)
@@ -171,7 +174,7 @@ func (s Set[I, V]) plan(have SetState[I, V], wanted []placed[I]) (plan Plan, err
 	return plan, nil
 }
 
-// equal compares specs by what is recorded of them.
+// equal compares the recorded forms of two specs.
 func equal[I any](a, b I) (bool, error) {
 	x, err := json.Marshal(a)
 	if err != nil {
@@ -205,7 +208,7 @@ func (s Set[I, V]) Remove(_ context.Context, l *kernel.WriteLock) error {
 	return s.Store.RemoveAll(l, "")
 }
 
-// Recover implements Recoverer: instances whose network namespace is gone are removed.
+// Recover implements Recoverer. It removes instances without a network namespace.
 func (s Set[I, V]) Recover(l *kernel.WriteLock) error { return s.Store.RemoveGone(l) }
 
 // Complete implements Completer.
@@ -306,7 +309,7 @@ func (s Set[I, V]) Run(ctx context.Context, r *kernel.Root, log Logger) error {
 	}.Run(ctx, r, log)
 }
 
-// Examine implements Examiner: instances that cannot be read or shown, or are not attached.
+// Examine implements Examiner: it reports unreadable, invisible and detached instances.
 func (s Set[I, V]) Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 	st, err := s.State(ctx, r)
 	return append(st.Failures(), UnreadFindings(st.unreadable)...), err

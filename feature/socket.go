@@ -11,11 +11,11 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// SocketServer is implemented by features that answer processes of the host at a Unix socket of their own, in weir serve.
+// SocketServer is implemented by features with a Unix socket of their own for the host's processes, in weir serve.
 type SocketServer interface {
-	// SocketFlag describes the flag of weir serve with the socket's path.
+	// SocketFlag describes weir serve's flag with the socket's path.
 	SocketFlag() SocketFlag
-	// Socket prepares the answers of one weir serve.
+	// Socket prepares the socket's server for one weir serve.
 	Socket(r *kernel.Root, log *slog.Logger, members Members) Socket
 }
 
@@ -23,34 +23,34 @@ type SocketServer interface {
 type SocketFlag struct {
 	Name    string // "register-socket"
 	Usage   string // "socket for …"
-	Default string // path
+	Default string // default path
 }
 
-// Socket answers at a Unix socket.
+// Socket serves a Unix socket.
 type Socket interface {
-	// Serve answers at the path until ctx is done.
+	// Serve serves the socket at path until ctx is done.
 	Serve(ctx context.Context, path string) error
-	// Collector returns metrics; nil: there are none.
+	// Collector returns metrics, or nil.
 	Collector() prometheus.Collector
 }
 
-// FileSocket is implemented by a [Socket] that can go by the configuration file itself, without pins. weir serve that runs nothing else
-// (--only) needs no right then.
+// FileSocket is implemented by a [Socket] that can use the configuration file without pins. A weir serve with only such
+// features (--only) needs no rights.
 type FileSocket interface {
 	Socket
-	// Configure has the socket go by a file. The first call is before Serve.
+	// Configure makes the socket use a file. The first call precedes Serve.
 	Configure(d *Document) error
 }
 
-// Expectant is implemented by a [Socket] that goes by the pins and has clients before weir serve has applied its file.
+// Expectant is implemented by a [Socket] that uses the pins and has clients before weir serve has applied its file.
 type Expectant interface {
 	Socket
-	// Expect gives the file that will be applied. It is called before Serve. Pins that exist go before the file.
+	// Expect passes the file to be applied. It is called before Serve. Existing pins override the file.
 	Expect(d *Document)
 }
 
-// Members lists the members that weir.yaml names for the slots of a service. The error wraps [kernel.ErrNotExist] if there is no
-// such service.
+// Members lists the members named in weir.yaml for the slots of a service. The error wraps [kernel.ErrNotExist] for an
+// unknown service.
 type Members func(service string) ([]service.Member, error)
 
 // MemberLister is implemented by the feature that knows the members of services.

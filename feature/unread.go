@@ -8,15 +8,16 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// Unreads is implemented by the states of features whose instances can be unreadable: not up in metrics, not healthy.
+// Unreads is implemented by states of features with possibly unreadable instances. An unreadable instance makes the
+// feature's up metric 0 and the host unhealthy.
 type Unreads interface {
 	Unread() instances.Unreadable
 }
 
-// UnreadRemedy is what to do about an instance that cannot be read.
+// UnreadRemedy is the remedy for an unreadable instance.
 const UnreadRemedy = "use the weir that made it, or remove it with that one"
 
-// UnreadFindings tells doctor of instances that cannot be read.
+// UnreadFindings returns doctor's findings about unreadable instances.
 func UnreadFindings(all instances.Unreadable) (out []Finding) {
 	for _, u := range all.WithoutDamage() {
 		out = append(out, Failure(u.Name, "cannot be read: "+u.Error(), UnreadRemedy))
@@ -24,7 +25,7 @@ func UnreadFindings(all instances.Unreadable) (out []Finding) {
 	return out
 }
 
-// UnreadSights tells explain of instances in a packet's network namespace that cannot be read.
+// UnreadSights returns explain's steps about unreadable instances in a packet's network namespace.
 func UnreadSights(all instances.Unreadable, p Packet, stage Stage) (out []Verdict) {
 	for _, u := range all.In(fmt.Sprint(p.Inode)) {
 		out = append(out, Verdict{Stage: stage, ExplainStep: ExplainStep{Step: u.Feature + " " + u.Name, Text: "cannot be read: " + u.Error(), Warning: true}})

@@ -10,8 +10,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Apply makes a feature what c says, as weir apply does: it validates c, recovers what a killed
-// writer left, reads, plans and carries out. It returns the plan's steps in words.
+// Apply makes a feature match c, like weir apply: it validates c, recovers after a killed writer, reads, plans and
+// applies. It returns the steps of the plan.
 func Apply[C, S any](ctx context.Context, r *kernel.Root, f feature.Feature[C, S], c C) (steps []string, err error) {
 	if v, ok := any(&c).(interface{ Validate() []error }); ok {
 		if errs := v.Validate(); len(errs) > 0 {
@@ -31,12 +31,12 @@ func Apply[C, S any](ctx context.Context, r *kernel.Root, f feature.Feature[C, S
 	})
 }
 
-// Upgrade puts this weir's programs in place of another one's, as weir upgrade does. It returns the plan's steps in words.
+// Upgrade replaces another version's programs, like weir upgrade. It returns the steps of the plan.
 func Upgrade(ctx context.Context, r *kernel.Root, f feature.Upgrader) (steps []string, err error) {
 	return ApplyPlan(ctx, r, nil, func() (feature.Plan, error) { return f.PlanUpgrade(ctx, r) })
 }
 
-// Restore puts a feature back to what Save returned, as weir rollback does.
+// Restore restores a feature from the output of Save, like weir rollback.
 func Restore(ctx context.Context, r *kernel.Root, f feature.Restorer, saved []byte) (feature.Plan, error) {
 	var p feature.Plan
 	_, err := ApplyPlan(ctx, r, nil, func() (_ feature.Plan, err error) {
@@ -46,7 +46,7 @@ func Restore(ctx context.Context, r *kernel.Root, f feature.Restorer, saved []by
 	return p, err
 }
 
-// ApplyPlan is Apply for a part of a feature: plan runs under the lock, after recovers if there is any.
+// ApplyPlan is Apply for a part of a feature. plan runs under the lock, after recovers if not nil.
 func ApplyPlan(ctx context.Context, r *kernel.Root, recovers func(*kernel.WriteLock) error, plan func() (feature.Plan, error)) (steps []string, err error) {
 	l, err := r.Lock(ctx)
 	if err != nil {

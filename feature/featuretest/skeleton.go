@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package featuretest is a feature in its smallest form. Tests of host and of cmd/weir run it like any other feature, and new
-// features begin as a copy of it.
+// Package featuretest is a minimal feature. Tests of host and cmd/weir run it like any other feature, and new features
+// start as a copy of it.
 //
 // weir.yaml:
 //
@@ -25,19 +25,19 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// Name is the pin directory, metric prefix, config key and command.
+// Name is the pin directory, metric prefix, configuration key and command.
 const Name = "skeleton"
 
-// Object stands for the embedded BPF object. Tests change it to be another version of weir.
+// Object stands for the embedded BPF object. Tests change it to simulate another version of weir.
 var Object = []byte("skeleton 1")
 
-// Item is an item of the section: the packets of a cgroup are counted.
+// Item is an entry of the section: it counts the packets of a cgroup.
 type Item struct {
 	Name   string `yaml:"name" json:"name"`
-	Cgroup string `yaml:"cgroup" json:"cgroup"` // of version 2, from its root
+	Cgroup string `yaml:"cgroup" json:"cgroup"` // cgroup of version 2, relative to its root
 }
 
-// View is an item as weir status shows it.
+// View is an item as shown by weir status.
 type View struct {
 	Name    string `json:"name" table:"SKELETON" label:"name"`
 	Cgroup  string `json:"cgroup" table:"CGROUP"`
@@ -69,7 +69,7 @@ func Declare() feature.Declared {
 	return feature.Declare[[]Item, feature.SetState[Item, View]](New())
 }
 
-// reconcile keeps the counts of an instance. The new program runs before the old one stops: no packet is missed.
+// reconcile keeps the counters of an instance. The new program runs before the old one stops: no packet is missed.
 func (f Feature) reconcile(l *kernel.WriteLock, i kernel.Instance, _ *netns.Handle, item Item) error {
 	root, err := units.CgroupRoot()
 	if err != nil {
@@ -128,7 +128,7 @@ func (f Feature) Explain(ctx context.Context, r *kernel.Root, _ feature.Packet) 
 	return out, err
 }
 
-// spec is a program that counts and passes packets: count[0]++; return 1.
+// spec returns a program that counts and passes packets: count[0]++; return 1.
 func spec() *ebpf.CollectionSpec {
 	return &ebpf.CollectionSpec{
 		Maps: map[string]*ebpf.MapSpec{countMap: {Name: countMap, Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1}},

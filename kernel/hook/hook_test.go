@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// returns is a program of a socket's filter that returns a verdict.
+// returns loads a socket filter with a constant verdict.
 func returns(t *testing.T, verdict int32) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "test_verdict", Type: ebpf.SocketFilter, License: "Dual BSD/GPL",

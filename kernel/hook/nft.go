@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hook attaches programs where the kernel has no link: to rules of nftables, routes of SRv6 segments, sockets and
-// groups of sockets.
+// Package hook attaches programs to hooks without links: nftables rules, routes of SRv6 segments, sockets and reuseport
+// groups.
 package hook
 
 import (
@@ -19,18 +19,15 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// NFT asks a program of type socket filter, by xt_bpf, about every IPv4 and IPv6
-// packet at a hook point of nftables, and drops those for which it returns 0. Two
-// rules do it, in a table of their own beside whatever the user has: one returns
-// what the program passes, the next drops the rest. In this order, because nft
-// prints a rule without the match that it has no words for: whoever saves a ruleset
-// and loads it again gets a table that passes everything, and not one that drops
-// everything. There is no link: the rules stay until they are taken away, or somebody
-// flushes the ruleset. The methods run in the network namespace.
+// NFT runs a socket filter program on every IPv4 and IPv6 packet at an nftables hook, through xt_bpf. It drops packets
+// for which the program returns 0. It uses two rules in a table of their own: the first returns passed packets, the
+// second drops the rest. The order matters: nft cannot print the xt_bpf match. A ruleset saved and loaded with nft loses
+// the match, and its table then passes everything, not drops everything. There is no link: the rules stay until they are
+// removed or the ruleset is flushed. The methods run in the network namespace.
 type NFT struct {
-	Table    string // of family inet; nobody else's rules are in it
+	Table    string // family inet; the table holds no foreign rules
 	Hook     kernel.InetHook
-	Priority int32 // of the chain, among all at the hook; the lowest runs first
+	Priority int32 // priority of the chain among all at the hook; the lowest runs first
 }
 
 // NFTMatch is the need of [NFT].
@@ -39,10 +36,10 @@ var NFTMatch = kernel.Need{Name: "nftables with xt_bpf", Since: "4.10", Optional
 	Remedy: "load or build the modules nf_tables, nft_compat and xt_bpf (CONFIG_NF_TABLES_INET, CONFIG_NFT_COMPAT, CONFIG_NETFILTER_XT_MATCH_BPF), or use hook: netfilter or tcx",
 	Probe:  probeNFT}
 
-// nftMatch is the name of the match of xt_bpf.
+// nftMatch is the name of the xt_bpf match.
 const nftMatch = "bpf"
 
-// nftChain is the name of the only chain of a table.
+// nftChain is the name of the table's only chain.
 const nftChain = "filter"
 
 func (a NFT) String() string {
@@ -59,9 +56,8 @@ func (a NFT) chain(t *nftables.Table) *nftables.Chain {
 		Hooknum: nftables.ChainHookRef(nftables.ChainHook(a.Hook)), Priority: nftables.ChainPriorityRef(nftables.ChainPriority(a.Priority)), Policy: &policy}
 }
 
-// Attach makes the rules ask the program that is pinned at path, in one
-// transaction: a packet meets what was there before or this. The pin is not
-// needed afterwards. note is kept with the rule, as its comment.
+// Attach makes the rules run the program pinned at path, in one transaction: a packet meets the old rules or the new
+// ones. The pin is not needed afterwards. note is stored as the comment of the rule.
 func (a NFT) Attach(path, note string) error {
 	info, err := xtBPFPinned(path)
 	if err == nil {
@@ -90,7 +86,7 @@ func (a NFT) attach(info xt.InfoAny, note string) error {
 		c.AddTable(t)
 		c.AddChain(ch)
 	case sameBase(have, ch):
-		// In the chain itself: a packet that is in it goes on with the rules it came for.
+		// In the same chain: a packet in it continues with its old rules.
 		c.FlushChain(ch)
 	default:
 		c.DelTable(t)
@@ -107,8 +103,8 @@ func sameBase(have, want *nftables.Chain) bool {
 	return have.Hooknum != nil && have.Priority != nil && *have.Hooknum == *want.Hooknum && *have.Priority == *want.Priority
 }
 
-// find returns the chain as it is, nil where the table is not there. A table
-// without the chain gives a chain at no hook.
+// find returns the current chain, or nil if the table is missing. For a table without the chain it returns a chain
+// without a hook.
 func (a NFT) find(c *nftables.Conn) (*nftables.Chain, error) {
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
 	if err != nil {
@@ -133,9 +129,8 @@ func (a NFT) find(c *nftables.Conn) (*nftables.Chain, error) {
 	return &nftables.Chain{Name: nftChain, Table: a.table()}, nil
 }
 
-// Note returns what Attach noted with the rules; ok is false where they are not
-// there, or are no more what Attach made of them, or the chain is at another hook
-// point or priority.
+// Note returns the note stored by Attach. ok is false if the rules are missing or changed, or if the chain has another
+// hook or priority.
 func (a NFT) Note() (note string, ok bool, err error) {
 	c, err := nftables.New()
 	if err != nil {
@@ -150,13 +145,13 @@ func (a NFT) Note() (note string, ok bool, err error) {
 		return "", false, err
 	}
 	if m, is := rules[0].Exprs[0].(*expr.Match); !is || m.Name != nftMatch {
-		return "", false, nil // loaded again from what nft had listed
+		return "", false, nil // loaded from nft's listing, without the match
 	}
 	note, ok = userdata.GetString(rules[0].UserData, userdata.TypeComment)
 	return note, ok, nil
 }
 
-// Detach takes the table away. One that is gone is no error.
+// Detach removes the table. A missing table is not an error.
 func (a NFT) Detach() error {
 	c, err := nftables.New()
 	if err != nil {
@@ -174,9 +169,8 @@ func (a NFT) Detach() error {
 	return nil
 }
 
-// xtBPFInfo is struct xt_bpf_info_v1 of linux/netfilter/xt_bpf.h: u16 mode, u16
-// number of classic instructions, s32 descriptor, 512 bytes of instructions or
-// path, and the kernel's own pointer.
+// xtBPFInfo is the size of struct xt_bpf_info_v1 in linux/netfilter/xt_bpf.h: u16 mode, u16 number of classic
+// instructions, s32 descriptor, 512 bytes of instructions or path, and the kernel's own pointer.
 const xtBPFInfo = 2 + 2 + 4 + 512 + 8
 
 func xtBPFPinned(path string) (xt.InfoAny, error) {
@@ -189,7 +183,7 @@ func xtBPFPinned(path string) (xt.InfoAny, error) {
 	return &b, nil
 }
 
-// xtBPFClassic is a program of one instruction that returns 0.
+// xtBPFClassic is a classic program of one instruction. It returns 0.
 func xtBPFClassic() xt.InfoAny {
 	b := make(xt.Unknown, xtBPFInfo)
 	binary.NativeEndian.PutUint16(b[2:], 1)
@@ -197,7 +191,7 @@ func xtBPFClassic() xt.InfoAny {
 	return &b
 }
 
-// probeNFT makes such a table in a namespace that nothing else is in.
+// probeNFT creates such a table in an empty namespace.
 func probeNFT() error {
 	err := netns.InNew(func() error {
 		return NFT{Table: "weir_probe", Hook: kernel.Input}.attach(xtBPFClassic(), "probe")
@@ -205,7 +199,7 @@ func probeNFT() error {
 	return kernel.ExplainProbe(explainNFT(err))
 }
 
-// explainNFT names what an error of nf_tables stands for.
+// explainNFT adds the meaning of an nf_tables error.
 func explainNFT(err error) error {
 	switch {
 	case errors.Is(err, unix.ENOENT):

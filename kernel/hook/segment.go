@@ -17,18 +17,17 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Segment is a place of a program that no link holds: the route of an SRv6 segment whose function the program is
-// (seg6local End.BPF). The route stays when nothing is pinned any more, until it is taken away or its device goes. Its
-// methods run in the network namespace of the device.
+// Segment is a hook without a link: the route of an SRv6 segment with a program as its function (seg6local End.BPF). The
+// route survives the pins, until it or its device is removed. The methods run in the network namespace of the device.
 type Segment struct {
 	SID     netip.Addr
-	Table   int // of routes; 0: main
-	Ifindex int // of the device that the route names; packets come by any
+	Table   int // routing table; 0: main
+	Ifindex int // device named by the route; packets may arrive by any device
 }
 
 func (s Segment) String() string { return fmt.Sprintf("segment %s", s.SID) }
 
-// ownProtocol marks routes as weir's (rtm_protocol; from 193 on nobody else's in iproute2's list).
+// ownProtocol marks routes as weir's (rtm_protocol). iproute2's list has no entries from 193 on.
 const ownProtocol = 217
 
 func (s Segment) route() *netlink.Route {
@@ -40,8 +39,8 @@ func (s Segment) route() *netlink.Route {
 	return r
 }
 
-// Attach has the segment run prog from the next packet on, in place of the program that it ran before. A route of
-// somebody else's to the same address is [ErrOccupied].
+// Attach makes the segment run prog from the next packet on. It replaces the previous program. It returns [ErrOccupied]
+// if a foreign route to the same address exists.
 func (s Segment) Attach(prog *ebpf.Program, name string) error {
 	routes, err := s.routes()
 	if err != nil {
@@ -66,7 +65,7 @@ func (s Segment) Attach(prog *ebpf.Program, name string) error {
 	return nil
 }
 
-// Attached says whether the route is there.
+// Attached reports whether the route exists.
 func (s Segment) Attached() (bool, error) {
 	routes, err := s.routes()
 	for _, r := range routes {
@@ -77,14 +76,14 @@ func (s Segment) Attached() (bool, error) {
 	return false, err
 }
 
-// Chosen says whether packets to the segment take its route now. It asks for that one route; Lost lists all. vrf is the device
-// of the VRF whose table has the route, 0 for the main table.
+// Chosen reports whether packets to the segment now take its route. It looks up that one route, while Lost lists all
+// routes. vrf is the device of the VRF with the route's table, or 0 for the main table.
 func (s Segment) Chosen(vrf int) bool {
 	got, err := netlink.RouteGetWithOptions(s.SID.AsSlice(), &netlink.RouteGetOptions{OifIndex: vrf})
 	return err == nil && slices.ContainsFunc(got, ownRoute)
 }
 
-// Lost says whether the route is gone, as after another program removed all routes that it does not know.
+// Lost reports whether the route is gone, for example removed by a program that deletes unknown routes.
 func (s Segment) Lost() (bool, error) {
 	routes, err := s.routes()
 	return err == nil && !slices.ContainsFunc(routes, ownRoute), err
@@ -92,7 +91,7 @@ func (s Segment) Lost() (bool, error) {
 
 func ownRoute(r netlink.Route) bool { return r.Protocol == ownProtocol }
 
-// Detach takes the route away. One that is gone is no error.
+// Detach removes the route. A missing route is not an error.
 func (s Segment) Detach() error {
 	r := s.route()
 	r.LinkIndex = 0
@@ -112,7 +111,7 @@ func (s Segment) routes() ([]netlink.Route, error) {
 	return all, nil
 }
 
-// Segments are the segments of the calling thread's network namespace whose functions are programs of weir's.
+// Segments returns weir's segments in the calling thread's network namespace.
 func Segments() ([]Segment, error) {
 	all, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Protocol: ownProtocol, Table: unix.RT_TABLE_UNSPEC},
 		netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)

@@ -11,14 +11,14 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// counter is what an instance is made from. Its record has it as JSON.
+// counter is the spec of an instance, stored as JSON.
 type counter struct {
 	Device string `json:"device"`
 }
 
 var counters = instances.Store[counter]{Feature: "counter", ABI: 1}
 
-// A store publishes instances and reads them back. Unreadable ones are listed beside the others.
+// A store publishes instances and reads them back. It lists unreadable ones separately.
 func ExampleStore() {
 	root := kernel.OpenRoot("/sys/fs/bpf/example")
 	lock, err := root.Lock(context.Background())

@@ -18,7 +18,7 @@ type saved[S any] struct {
 	Spec  S        `json:"spec"`
 }
 
-// Save writes down the specs of all instances that can be read, for a later process. The others stay as they are.
+// Save encodes the specs of all readable instances, for a later process.
 func (s Store[S]) Save(r *kernel.Root) ([]byte, error) {
 	all, _, err := s.All(r)
 	if err != nil {
@@ -31,7 +31,7 @@ func (s Store[S]) Save(r *kernel.Root) ([]byte, error) {
 	return json.Marshal(out)
 }
 
-// Saved reads what Save wrote. Of the meta it has the network namespace alone.
+// Saved decodes the output of Save. Of the meta it restores only the ABI and the network namespace.
 func (s Store[S]) Saved(text []byte) (out []Record[S], err error) {
 	var all []saved[S]
 	if err := json.Unmarshal(text, &all); err != nil {

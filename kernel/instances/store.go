@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package instances reads and writes the instances of one kind: a name, a spec, an ABI and an object in common. Package kernel
-// pins and locks for it.
+// Package instances reads and writes instances of one kind, with a common name scheme, spec, ABI and BPF object. Package
+// kernel pins and locks.
 package instances
 
 import (
@@ -18,30 +18,29 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Store reads and writes the instances of one kind, which have a spec S in common. It is a value: nothing is held open
-// between calls.
+// Store reads and writes the instances of one kind with spec S. It holds nothing open between calls.
 type Store[S any] struct {
 	Feature string
-	ABI     uint32                          // of the layout of its maps
+	ABI     uint32                          // version of the layout of its maps
 	Object  func() []byte                   // the embedded BPF object; nil: there is none, or each Form has its own
-	Is      func(name string) bool          // whether an instance of that name is of this kind; nil: each is
-	Ref     func(spec *S) (netnsRef string) // what a spec calls its network namespace; nil: nothing
-	Fill    func(spec *S)                   // completes a spec that was read; nil: nothing to complete
+	Is      func(name string) bool          // reports whether an instance name is of this kind; nil: every name is
+	Ref     func(spec *S) (netnsRef string) // returns the network namespace reference in a spec; nil: there is none
+	Fill    func(spec *S)                   // completes a decoded spec; nil: nothing to complete
 }
 
-// Record is what the meta of an instance says.
+// Record is an instance with its decoded meta.
 type Record[S any] struct {
 	kernel.Instance
 	Meta kernel.Meta
 	Spec S
-	Ref  string // leads to the network namespace, where a spec says so
+	Ref  string // reference to the network namespace, if the spec has one
 }
 
-// ID is the network namespace of the instance.
+// ID returns the network namespace of the instance.
 func (r Record[S]) ID() netns.ID { return r.Meta.ID() }
 
-// Netns opens the network namespace of the instance by its inode number and its cookie. It returns [netns.ErrGone] where it is
-// gone, also if another one has its inode number.
+// Netns opens the network namespace of the instance by inode number and cookie. It returns [netns.ErrGone] if the
+// namespace is gone, even if another one has its inode number.
 func (r Record[S]) Netns() (*netns.Handle, error) { return netns.Find(r.Ref, r.ID()) }
 
 // Gone reports whether the network namespace of the instance is gone.
@@ -58,12 +57,12 @@ func (r Record[S]) Gone() (bool, error) {
 	return false, ns.Close()
 }
 
-// Name is the instance of a name in a scope.
+// Name returns the instance with a name in a scope.
 func (s Store[S]) Name(scope, name string) kernel.Instance {
 	return kernel.Instance{Scope: scope, Feature: s.Feature, Name: name}
 }
 
-// Keys lists the instances, without a look at their meta, in order of scope and name.
+// Keys lists the instances, sorted by scope and name, without reading their meta.
 func (s Store[S]) Keys(r *kernel.Root) ([]kernel.Instance, error) {
 	all, err := r.Instances(s.Feature)
 	if s.Is == nil {
@@ -72,7 +71,8 @@ func (s Store[S]) Keys(r *kernel.Root) ([]kernel.Instance, error) {
 	return slices.DeleteFunc(all, func(i kernel.Instance) bool { return !s.Is(i.Name) }), err
 }
 
-// Read reads the meta of an instance. It returns [kernel.ErrNotExist] where there is none, and [kernel.ErrABI] for one of another version.
+// Read reads the meta of an instance. It returns [kernel.ErrNotExist] for a missing one, and [kernel.ErrABI] for another
+// version.
 func (s Store[S]) Read(r *kernel.Root, i kernel.Instance) (Record[S], error) {
 	m, err := r.Meta(i)
 	if err != nil {
@@ -101,7 +101,7 @@ func (s Store[S]) Decode(i kernel.Instance, m kernel.Meta) (Record[S], error) {
 	return rec, nil
 }
 
-// All reads all instances. Those that it cannot read are listed; the error is about none of them in particular, like
+// All reads all instances, and lists the unreadable ones. err is only an error of the whole root, such as
 // [kernel.ErrUnreadable].
 func (s Store[S]) All(r *kernel.Root) ([]Record[S], Unreadable, error) { return s.among(r, "") }
 
@@ -125,32 +125,32 @@ func (s Store[S]) among(r *kernel.Root, scope string) (out []Record[S], unreadab
 			out = append(out, rec)
 		case errors.Is(err, kernel.ErrUnreadable):
 			return nil, nil, err
-		case !errors.Is(err, kernel.ErrNotExist): // removed meanwhile, or damage, which a Checker tells
+		case !errors.Is(err, kernel.ErrNotExist): // removed meanwhile, or damaged and reported by a Checker
 			unreadable.Add(i, err)
 		}
 	}
 	return out, unreadable, nil
 }
 
-// Outdated tells whether another weir's object made an instance.
+// Outdated reports whether an instance has another BPF object than this weir's.
 func (s Store[S]) Outdated(rec Record[S]) bool {
 	return rec.Meta.Object != kernel.ObjectHash(s.Object())
 }
 
-// InUse is an instance with its pins and its network namespace open. Close it.
+// InUse is an instance with open pins and network namespace. The caller closes it.
 type InUse[S any] struct {
 	Record[S]
 	Pins  *kernel.Opened
-	Netns *netns.Handle // nil for one of the host
+	Netns *netns.Handle // nil for instances of the host
 }
 
-// source is a [kernel.Root], for reading, or a [kernel.WriteLock].
+// source is a [kernel.Root] for reading, or a [kernel.WriteLock].
 type source interface {
 	Open(i kernel.Instance, maps ...string) (*kernel.Opened, error)
 }
 
-// Open opens the pins of an instance, for writing where from is a [kernel.WriteLock], and its network namespace. It returns
-// [netns.ErrGone] where that is gone, also if another one has its inode number.
+// Open opens the pins of an instance and its network namespace. The pins are writable if from is a [kernel.WriteLock].
+// It returns [netns.ErrGone] if the namespace is gone, even if another one has its inode number.
 func (s Store[S]) Open(from source, i kernel.Instance, names ...string) (*InUse[S], error) {
 	o, err := from.Open(i, names...)
 	if err != nil {
@@ -167,7 +167,7 @@ func (s Store[S]) Open(from source, i kernel.Instance, names ...string) (*InUse[
 	return u, nil
 }
 
-// Close closes what is open; everything stays pinned.
+// Close closes the descriptors. The pins stay.
 func (u *InUse[S]) Close() {
 	if u.Pins != nil {
 		u.Pins.Close()
@@ -177,15 +177,15 @@ func (u *InUse[S]) Close() {
 	}
 }
 
-// Form is an instance as it is to be published.
+// Form is the new form of an instance, for publication.
 type Form[S any] struct {
 	Spec   S
-	Netns  *netns.Handle     // nil: of the host
-	Object [sha256.Size]byte // of an instance with an object of its own; zero: the store's
+	Netns  *netns.Handle     // nil: an instance of the host
+	Object [sha256.Size]byte // hash of the instance's own object; zero: the store's object
 	Pins   kernel.Pins
 }
 
-// Meta describes a form.
+// Meta returns the meta of a form.
 func (s Store[S]) Meta(f Form[S]) (m kernel.Meta, err error) {
 	m = kernel.Meta{ABI: s.ABI, Object: f.Object, Created: time.Now(), Version: kernel.Version}
 	if m.Object == [sha256.Size]byte{} && s.Object != nil {
@@ -199,7 +199,7 @@ func (s Store[S]) Meta(f Form[S]) (m kernel.Meta, err error) {
 	return m, err
 }
 
-// Publish pins a form, over an older one of the name: [kernel.WriteLock.Publish].
+// Publish pins a form over an older one of the name; see [kernel.WriteLock.Publish].
 func (s Store[S]) Publish(l *kernel.WriteLock, i kernel.Instance, f Form[S]) error {
 	m, err := s.Meta(f)
 	if err != nil {
@@ -208,7 +208,7 @@ func (s Store[S]) Publish(l *kernel.WriteLock, i kernel.Instance, f Form[S]) err
 	return l.Publish(i, m, f.Pins)
 }
 
-// Respec gives an instance another spec. Its maps, links and programs stay; more are maps that it gets beside them.
+// Respec changes the spec of an instance. Its maps, links and programs stay. more are additional maps.
 func (s Store[S]) Respec(l *kernel.WriteLock, i kernel.Instance, spec S, more map[string]*ebpf.Map) error {
 	o, err := l.Open(i)
 	if err != nil {
@@ -226,8 +226,8 @@ func (s Store[S]) Respec(l *kernel.WriteLock, i kernel.Instance, spec S, more ma
 	return s.upgrade(l, o, m, more, func() error { return nil })
 }
 
-// Upgrade puts this weir's programs in place of another's: attach moves each attachment, or fails and has undone what it did.
-// The spec, the maps and the links stay; more are maps that the instance gets beside them.
+// Upgrade replaces another version's programs by this weir's. attach moves every attachment, or fails after undoing its
+// changes. The spec, maps and links stay. more are additional maps.
 func (s Store[S]) Upgrade(l *kernel.WriteLock, i kernel.Instance, attach func() error, more map[string]*ebpf.Map) error {
 	o, err := l.Open(i)
 	if err != nil {
@@ -253,8 +253,8 @@ func (s Store[S]) upgrade(l *kernel.WriteLock, o *kernel.Opened, m kernel.Meta, 
 	return l.Upgrade(o.Instance, kernel.Upgrade{Meta: m, Pins: kernel.Pins{Maps: all}, Keep: names, Swap: swap})
 }
 
-// Exchange replaces an instance by another form under traffic. The links of keep lead to the same attachments. swap moves all
-// attachments to the form's programs, or fails and has undone what it did.
+// Exchange replaces an instance by another form under traffic. The links in keep stay. swap moves every attachment to
+// the new programs, or fails after undoing its changes.
 func (s Store[S]) Exchange(l *kernel.WriteLock, i kernel.Instance, f Form[S], keep []string, swap func() error) error {
 	m, err := s.Meta(f)
 	if err != nil {
@@ -263,10 +263,10 @@ func (s Store[S]) Exchange(l *kernel.WriteLock, i kernel.Instance, f Form[S], ke
 	return l.Upgrade(i, kernel.Upgrade{Meta: m, Pins: f.Pins, Keep: keep, Swap: swap})
 }
 
-// Remove takes an instance away: [kernel.WriteLock.Remove].
+// Remove removes an instance; see [kernel.WriteLock.Remove].
 func (s Store[S]) Remove(l *kernel.WriteLock, i kernel.Instance) error { return l.Remove(i) }
 
-// RemoveAll takes away all instances of a scope, readable or not; an empty scope stands for every one.
+// RemoveAll removes all instances of a scope, readable or not. An empty scope means all scopes.
 func (s Store[S]) RemoveAll(l *kernel.WriteLock, scope string) error {
 	keys, err := s.Keys(l.Root)
 	for _, i := range keys {
@@ -277,7 +277,7 @@ func (s Store[S]) RemoveAll(l *kernel.WriteLock, scope string) error {
 	return err
 }
 
-// RemoveGone takes away the instances whose network namespace is gone. Those that cannot be read stay.
+// RemoveGone removes the instances without a network namespace. Unreadable instances stay.
 func (s Store[S]) RemoveGone(l *kernel.WriteLock) error {
 	all, _, err := s.All(l.Root)
 	for _, rec := range all {
@@ -290,7 +290,7 @@ func (s Store[S]) RemoveGone(l *kernel.WriteLock) error {
 	return err
 }
 
-// ForgetDamaged ends the records of instances that have no pins any more.
+// ForgetDamaged removes the records of instances without pins.
 func (s Store[S]) ForgetDamaged(l *kernel.WriteLock) {
 	l.ForgetDamaged(func(i kernel.Instance) bool { return i.Feature == s.Feature && (s.Is == nil || s.Is(i.Name)) })
 }

@@ -31,7 +31,7 @@ var testStore = Store[testSpec]{Feature: "test", ABI: 3, Object: func() []byte {
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// newRoot opens a root of the test's own, and removes it when the test ends.
+// newRoot opens a root for one test, and removes it at the end.
 func newRoot(t *testing.T) *kernel.Root {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -130,7 +130,7 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// An upgrade leaves the spec and the maps as they are, and is of this weir's object from then on.
+// An upgrade keeps the spec and the maps, and records this weir's object.
 func TestStoreUpgrade(t *testing.T) {
 	r := newRoot(t)
 	l := lock(t, r)
@@ -162,7 +162,7 @@ func TestStoreUpgrade(t *testing.T) {
 	}
 }
 
-// Whatever is wrong with an instance, the others are read, changed and removed.
+// A faulty instance does not affect reading, changing and removing others.
 func TestStoreUnreadable(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(t *testing.T, l *kernel.WriteLock, i kernel.Instance)
@@ -213,7 +213,7 @@ func TestStoreUnreadable(t *testing.T) {
 	}
 }
 
-// An instance of a namespace that is gone is not opened in the one that has its number.
+// An instance of a gone namespace is not opened in the namespace with its number.
 func TestStoreGone(t *testing.T) {
 	nstest.NeedRoot(t)
 	r := newRoot(t)
@@ -245,7 +245,7 @@ func must[T any](v T, err error) func(*testing.T) T {
 	}
 }
 
-// What was saved names the namespace by both of its numbers.
+// A saved instance names its namespace by inode number and cookie.
 func TestStoreSaves(t *testing.T) {
 	r := newRoot(t)
 	l := lock(t, r)

@@ -12,20 +12,20 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Unread is an instance that cannot be read: another weir made it, or somebody damaged it.
+// Unread is an unreadable instance: made by another version of weir, or damaged.
 type Unread struct {
 	kernel.Instance
 	Err error
 }
 
-// Unreadable lists the instances of a feature that cannot be read. None of them keeps another one from being read, changed,
-// removed or recovered.
+// Unreadable lists the unreadable instances of a feature. They do not affect reading, changing, removing or recovering
+// others.
 type Unreadable []Unread
 
 // Add appends an instance.
 func (u *Unreadable) Add(i kernel.Instance, err error) { *u = append(*u, Unread{i, err}) }
 
-// Err is one error about all of them, nil where there are none.
+// Err joins the errors, or returns nil if there are none.
 func (u Unreadable) Err() error {
 	var errs []error
 	for _, x := range u {
@@ -34,7 +34,7 @@ func (u Unreadable) Err() error {
 	return errors.Join(errs...)
 }
 
-// In are those of a scope.
+// In returns the instances of a scope.
 func (u Unreadable) In(scope string) (out Unreadable) {
 	for _, x := range u {
 		if x.Scope == scope {
@@ -44,17 +44,17 @@ func (u Unreadable) In(scope string) (out Unreadable) {
 	return out
 }
 
-// WithoutDamage are those that a [kernel.Checker] does not tell of.
+// WithoutDamage omits the instances reported by a [kernel.Checker].
 func (u Unreadable) WithoutDamage() Unreadable {
 	return slices.DeleteFunc(slices.Clone(u), func(x Unread) bool { return errors.Is(x.Err, kernel.ErrDamaged) })
 }
 
-// Has tells whether an instance is among them.
+// Has reports whether an instance is in the list.
 func (u Unreadable) Has(i kernel.Instance) bool {
 	return slices.ContainsFunc(u, func(x Unread) bool { return x.Instance == i })
 }
 
-// Error names the instance and says why it cannot be read.
+// Error names the instance and the reason.
 func (u Unread) Error() string {
 	if text := u.Err.Error(); strings.Contains(text, u.Instance.String()) {
 		return text
@@ -78,7 +78,7 @@ func (u Unread) MarshalJSON() ([]byte, error) {
 	return json.Marshal(unread{u.Scope, u.Feature, u.Name, u.Err.Error()})
 }
 
-// UnmarshalJSON reads what MarshalJSON wrote. The reason is a text then, and wraps nothing.
+// UnmarshalJSON decodes the output of MarshalJSON. The reason becomes a plain error text.
 func (u *Unread) UnmarshalJSON(b []byte) error {
 	var x unread
 	if err := json.Unmarshal(b, &x); err != nil {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kerneltest stops, kills and fails changes of package kernel at their steps. Its
-// functions panic outside tests.
+// Package kerneltest stops, kills and fails changes of package kernel at their steps. Its functions panic outside tests.
 package kerneltest
 
 import (
@@ -13,21 +12,20 @@ import (
 	"github.com/weir-project/weir/kernel/internal/step"
 )
 
-// OnStep calls hook at each named step of publish, of removal and of a feature's own
-// change; nil ends that. A hook may kill the process, to see the next command recover.
+// OnStep calls hook at each named step of a publication, a removal or a feature's own change; nil stops that. A hook may
+// kill the process to test recovery by the next command.
 func OnStep(hook func(step string)) {
 	inTest("OnStep")
 	step.Hook = hook
 }
 
-// OnTry fails a change at each step for which hook returns an error; nil ends that.
+// OnTry calls hook at each step and fails the change with its error; nil stops that.
 func OnTry(hook func(step string) error) {
 	inTest("OnTry")
 	step.Fail = hook
 }
 
-// WithoutExchange makes replacements work in two renames, as on a bpffs that cannot
-// exchange two directories (before Linux 5.16).
+// WithoutExchange makes replacements use two renames, like a bpffs before Linux 5.16, which cannot exchange directories.
 func WithoutExchange() {
 	inTest("WithoutExchange")
 	step.Exchange = func(_, _ string) error { return unix.EINVAL }
@@ -45,8 +43,7 @@ func inTest(name string) {
 	}
 }
 
-// Release is the running kernel's, as uname has it. Only tests compare
-// it: what a kernel can do is probed.
+// Release returns the running kernel's version from uname. Only tests compare versions: other code probes facilities.
 func Release() (v [2]int, err error) {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {

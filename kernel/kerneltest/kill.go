@@ -15,16 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DieAt kills this process at a step of its change, as a crash does: at the step of a number,
-// counted from 0, or at the first step whose name begins so. A child of a test calls it before
-// the change. It prints the name of the step, for [Killed]. "-1" is no step.
+// DieAt kills this process at a step of its change, like a crash. step is a number counted from 0, or a prefix of the
+// step's name. A test's child calls it before the change. It prints the name of the step for [Killed]. "-1" matches no
+// step.
 func DieAt(step string) { OnStep(dieAt(step)) }
 
-// DieAtKind is DieAt for changes with many steps of one kind: see [OnKind].
+// DieAtKind is like DieAt, for changes with many steps of one kind; see [OnKind].
 func DieAtKind(step string) { OnKind(dieAt(step)) }
 
-// OnKind is OnStep for the first of several steps in a row of one kind, the name up to "_":
-// the tests of package kernel go through each pin.
+// OnKind is like OnStep, but skips repeated steps of one kind, the name up to "_". The tests of package kernel visit
+// each pin.
 func OnKind(hook func(step string)) {
 	last := ""
 	OnStep(func(step string) {
@@ -50,9 +50,8 @@ func dieAt(at string) func(step string) {
 	}
 }
 
-// Killed runs a child that calls DieAt. It returns the name of the step at which the child was
-// killed, and "" if it ended by itself. Any other end fails the test, but for errors that
-// contain one of the texts: the change fails as it should, and no step is left.
+// Killed runs a child that calls DieAt. It returns the step of the kill, or "" if the child ended by itself. Any other
+// end fails the test, except an error containing one of fails: the change then fails as expected, and no step is left.
 func Killed(t testing.TB, c *exec.Cmd, fails ...string) (step string) {
 	t.Helper()
 	out, err := c.CombinedOutput()

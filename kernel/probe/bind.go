@@ -14,15 +14,15 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// BindShare sets SO_REUSEPORT on other processes' sockets when they bind.
+// BindShare is setting SO_REUSEPORT on foreign sockets at bind.
 var BindShare = kernel.Need{Name: "bpf_setsockopt(SO_REUSEPORT) in cgroup bind hooks", Since: "6.1", Optional: true,
 	For: "share_port: daemons that share a port though they never ask for it",
 	Remedy: "use a newer kernel and mount cgroup2; or leave share_port out, give each daemon a port of its own, " +
 		"and name it with bound: in its member (engine: sk_lookup)",
 	Probe: probeBindShare}
 
-// probeBindShare tries it: older kernels load the program and refuse the option
-// when it runs. The program minds one socket only, of the probe's own.
+// probeBindShare sets the option on a socket, because older kernels load the program and refuse the option only at run
+// time. The program changes only the probe's own socket.
 func probeBindShare() error {
 	cgroup, err := units.CgroupRoot()
 	if err != nil {
@@ -56,8 +56,7 @@ func probeBindShare() error {
 	})
 }
 
-// bindShareProbe sets SO_REUSEPORT on the socket with a cookie and lets every
-// bind pass.
+// bindShareProbe returns a program that sets SO_REUSEPORT on the socket with a cookie. It allows every bind.
 func bindShareProbe(cookie uint64) *ebpf.ProgramSpec {
 	return &ebpf.ProgramSpec{Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Bind, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{

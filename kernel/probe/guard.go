@@ -10,7 +10,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// CompareAndSwap moves words that several CPUs write.
+// CompareAndSwap updates words written by several CPUs.
 var CompareAndSwap = kernel.Need{Name: "atomic compare-and-exchange in BPF", Since: "5.12", Optional: true,
 	For: "limits that hold on several CPUs at once", Remedy: "use a newer kernel",
 	Probe: probeInstructions(ebpf.SocketFilter, asm.Instructions{
@@ -21,15 +21,15 @@ var CompareAndSwap = kernel.Need{Name: "atomic compare-and-exchange in BPF", Sin
 		asm.Return(),
 	})}
 
-// compareAndSwap is the instruction, on the word at the top of the stack. The library (cilium/ebpf 0.22.0) would write
-// every atomic operation as an addition, so which one it is stands here (BPF_CMPXCHG, linux/bpf.h).
+// compareAndSwap is the instruction, on the word at the top of the stack. cilium/ebpf 0.22.0 encodes every atomic
+// operation as an addition, so the operation is set here (BPF_CMPXCHG, linux/bpf.h).
 var compareAndSwap = func() asm.Instruction {
 	ins := asm.CmpXchg.Mem(asm.RFP, asm.R0, asm.DWord, -8)
 	ins.Constant = 0xf1
 	return ins
 }()
 
-// CgroupIngress sees what sockets of a cgroup are about to get.
+// CgroupIngress sees packets before delivery to the sockets of a cgroup.
 var CgroupIngress = kernel.Need{Name: "cgroup_skb ingress hooks with links", Since: "5.7", Optional: true,
 	For:    "guarding services at their sockets; without it at interfaces only",
 	Remedy: "mount a cgroup2 file system: mount -t cgroup2 cgroup2 /sys/fs/cgroup",
@@ -40,7 +40,7 @@ var CgroupIngress = kernel.Need{Name: "cgroup_skb ingress hooks with links", Sin
 		return kernel.ProbeProgram(ebpf.CGroupSKB)()
 	}}
 
-// PacketNetnsCookie tells a program at a socket which network namespace it is in.
+// PacketNetnsCookie gives a program at a socket the cookie of its network namespace.
 var PacketNetnsCookie = kernel.Need{Name: "bpf_get_netns_cookie in cgroup_skb hooks", Since: "6.15", Optional: true,
 	For: "guarding services at their sockets in one of several network namespaces; without it a guard takes datagrams to the same address and port in all of them for its service's",
 	Probe: probeInstructions(ebpf.CGroupSKB, asm.Instructions{
@@ -49,7 +49,7 @@ var PacketNetnsCookie = kernel.Need{Name: "bpf_get_netns_cookie in cgroup_skb ho
 		asm.Return(),
 	})}
 
-// probeInstructions loads a program.
+// probeInstructions returns a probe that loads a program.
 func probeInstructions(t ebpf.ProgramType, ins asm.Instructions) func() error {
 	return func() error {
 		kernel.LiftMemlock()

@@ -24,18 +24,18 @@ var SegmentFunction = kernel.Need{Name: "SRv6 functions in BPF (End.BPF)", Since
 		return kernel.ExplainProbe(features.HaveProgramHelper(ebpf.LWTSeg6Local, asm.FnLwtSeg6StoreBytes))
 	}}
 
-// LoopHelper repeats a part of a program as often as need be.
+// LoopHelper repeats a part of a program a variable number of times.
 var LoopHelper = kernel.Need{Name: "bpf_loop in tc programs", Since: "5.17", For: "sending the probes of hundreds of sessions in one tick",
 	Remedy: "use a newer kernel", Probe: func() error {
 		kernel.LiftMemlock()
 		return kernel.ExplainProbe(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnLoop))
 	}}
 
-// TokenBucket is the queue whose timer clocks probes. A kernel that has it as a module loads it when it is used.
+// TokenBucket is the queue discipline whose timer clocks probes. A kernel loads its module at first use.
 var TokenBucket = kernel.Need{Name: "token bucket queues (sch_tbf)", Since: "2.6", For: "the clock of probes, which no process can delay",
 	Remedy: "the kernel must have CONFIG_NET_SCH_TBF: modprobe sch_tbf", Probe: func() error { return probeModule("sch_tbf", "tbf_init") }}
 
-// probeModule says whether the kernel has a part, built in or as a module that it can load.
+// probeModule returns nil if the kernel has a module built in or loadable.
 func probeModule(module, symbol string) error {
 	symbols, err := os.ReadFile("/proc/kallsyms")
 	if err == nil && strings.Contains(string(symbols), " "+symbol) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probe declares the facilities of the kernel that features need. A probe asks the kernel, never its version.
+// Package probe declares the kernel facilities needed by features. A probe tests the facility, never the kernel version:
+// distributions backport and remove features.
 package probe
 
 import (
@@ -18,10 +19,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// What weir's features may need. Probes ask the kernel, never its version:
-// distributions move features both ways.
-
-// SkLookup is the program type that steers by sk_lookup.
+// SkLookup is the program type for steering with sk_lookup.
 var SkLookup = kernel.Need{Name: "sk_lookup programs", Since: "5.9", For: "steering by address, without the sockets' help",
 	Remedy: "use a newer kernel", Probe: kernel.ProbeProgram(ebpf.SkLookup)}
 
@@ -40,7 +38,7 @@ var ExitTracepoint = kernel.Need{Name: "raw tracepoint sched_process_exit with B
 		return probeTracing()
 	}}
 
-// SocketTracepoint tells of listeners the moment they appear.
+// SocketTracepoint reports new listeners at once.
 var SocketTracepoint = kernel.Need{Name: "raw tracepoint inet_sock_set_state with BTF", Since: "5.7", Optional: true,
 	For:    "noticing TCP listeners by event; without it weir serve looks every second",
 	Remedy: "the kernel must be built with CONFIG_DEBUG_INFO_BTF", Probe: probeTracing}
@@ -49,7 +47,7 @@ var SocketTracepoint = kernel.Need{Name: "raw tracepoint inet_sock_set_state wit
 var RingBuffer = kernel.Need{Name: "BPF ring buffer", Since: "5.8", Optional: true,
 	For: "events of sockets and processes; without it weir serve looks every second", Probe: kernel.ProbeMap(ebpf.RingBuf)}
 
-// PostBind tells of UDP sockets the moment they are bound.
+// PostBind reports bound UDP sockets at once.
 var PostBind = kernel.Need{Name: "cgroup post_bind hooks", Since: "4.17", Optional: true,
 	For:    "noticing UDP sockets by event; without them weir serve looks every second",
 	Remedy: "mount a cgroup2 file system: mount -t cgroup2 cgroup2 /sys/fs/cgroup",
@@ -60,35 +58,35 @@ var PostBind = kernel.Need{Name: "cgroup post_bind hooks", Since: "4.17", Option
 		return kernel.ProbeProgram(ebpf.CGroupSock)()
 	}}
 
-// PacketFilter lets a program choose what a packet socket hears.
+// PacketFilter lets a program filter the packets of a packet socket.
 var PacketFilter = kernel.Need{Name: "BPF filters of packet sockets", Since: "4.18", Optional: true,
 	For:    "remembering the templates of flow exporters, for collectors that start; without them these wait for the next time an exporter sends its templates",
 	Remedy: "the kernel must be built with CONFIG_PACKET", Probe: probePacketFilter}
 
-// TCFilter is a filter of a device's incoming packets, and what it asks of the kernel.
+// TCFilter is a filter of a device's incoming packets, with its helpers.
 var TCFilter = kernel.Need{Name: "tc filters that copy packets", Since: "4.18", Optional: true,
 	For:    "copy: a second service that gets every datagram of a first one",
 	Remedy: "the kernel must be built with CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS", Probe: probeTCFilter}
 
-// TCRedirect is a program at a device that sends packets elsewhere, into tunnels as well, and exchanges words of a map.
+// TCRedirect is a program at a device that redirects packets, also into tunnels, and exchanges words of a map.
 var TCRedirect = kernel.Need{Name: "tc programs with bpf_check_mtu", Since: "5.12", For: "the data path of a load balancer",
 	Remedy: "use a newer kernel", Probe: func() error {
 		kernel.LiftMemlock()
-		return kernel.ExplainProbe(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnCheckMtu)) // the latest of what it uses
+		return kernel.ExplainProbe(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnCheckMtu)) // the newest helper in use
 	}}
 
-// RedirectNeigh is a program at a device that sends packets to a neighbour on another one.
+// RedirectNeigh is a program at a device that redirects packets to a neighbour on another device.
 var RedirectNeigh = kernel.Need{Name: "tc programs with bpf_redirect_neigh", Since: "5.10", For: "rerouting around links that are down",
 	Remedy: "use a newer kernel", Probe: func() error {
 		kernel.LiftMemlock()
 		return kernel.ExplainProbe(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnRedirectNeigh))
 	}}
 
-// PidfdGetfd adopts sockets of processes that know nothing of weir.
+// PidfdGetfd adopts sockets of unmodified processes.
 var PidfdGetfd = kernel.Need{Name: "pidfd_getfd", Since: "5.6", For: "adopting sockets of unmodified processes",
 	Remedy: "use a newer kernel, or run weir with CAP_SYS_PTRACE", Probe: probePidfdGetfd}
 
-// SockDiag finds sockets and their queues.
+// SockDiag finds sockets and reads their queues.
 var SockDiag = kernel.Need{Name: "sock_diag for TCP and UDP", Since: "3.3", For: "finding members' sockets and reading their queues",
 	Remedy: "modprobe tcp_diag udp_diag", Probe: probeSockDiag}
 
@@ -97,7 +95,7 @@ var DiagDestroy = kernel.Need{Name: "sock_diag's closing of sockets", Since: "4.
 	For:    "resetting TCP sessions of routers that belong to another slot now; without it they are listed only",
 	Remedy: "the kernel must be built with CONFIG_INET_DIAG_DESTROY, and weir run with CAP_NET_ADMIN",
 	Probe: func() error {
-		// A socket that there is not: who can close one says so.
+		// Destroy a non-existent socket: with the facility and the right the answer is ErrNoSocket.
 		err := sockdiag.Destroy(sockdiag.Socket{Proto: unix.IPPROTO_TCP, Family: unix.AF_INET, Cookie: 1,
 			Local:  netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 1),
 			Remote: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 1)})
@@ -107,7 +105,7 @@ var DiagDestroy = kernel.Need{Name: "sock_diag's closing of sockets", Since: "4.
 		return err
 	}}
 
-// probeTracing loads the smallest raw tracepoint program and asks for BTF.
+// probeTracing loads a minimal raw tracepoint program and checks for BTF.
 func probeTracing() error {
 	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
 		return err

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-// These every kernel has on which weir runs.
+// All supported kernels have these needs.
 var always = []kernel.Need{SkLookup, SockMap, ExitTracepoint, SocketTracepoint, RingBuffer, PostBind, PidfdGetfd, SockDiag, CgroupIngress, PacketFilter, TCFilter}
 
 func TestProbes(t *testing.T) {
@@ -35,7 +35,7 @@ func TestProbes(t *testing.T) {
 	}
 }
 
-// playProbes prints what each need says to a user without rights.
+// playProbes prints the result of each need for a user without rights.
 func playProbes([]string) error {
 	if err := unix.Setresuid(65534, 65534, 65534); err != nil {
 		return err
@@ -46,7 +46,7 @@ func playProbes([]string) error {
 	return nil
 }
 
-// Without rights, the answer is who has them; a newer kernel would not help.
+// Without rights the answer names the missing rights. A newer kernel would not help.
 func TestProbesWithoutRights(t *testing.T) {
 	nstest.NeedRoot(t)
 	out, err := nstest.Child("probe").Output()
