@@ -39,7 +39,7 @@ func (s Segment) route() *netlink.Route {
 	return r
 }
 
-// Attach makes the segment run prog from the next packet on. It replaces the previous program. It returns [ErrOccupied]
+// Attach makes the segment run prog from the next packet on. It replaces the previous program. It returns [kernel.ErrOccupied]
 // if a foreign route to the same address exists.
 func (s Segment) Attach(prog *ebpf.Program, name string) error {
 	routes, err := s.routes()
