@@ -27,26 +27,27 @@ func applyCommand(g *cli.Globals) *cobra.Command {
 	var f applyFlags
 	c := &cobra.Command{
 		Use: "apply -f FILE", Short: "Make the host match a configuration file", Args: cobra.NoArgs,
-		Long: `Make the host match a configuration file. What is there and not in the file is
-removed; what matches is left alone, so applying a file twice changes nothing.
-A file with an error changes nothing. --dry-run prints the plan.
+		Long: `Make the host match a configuration file. Objects missing from the file are
+removed, and matching objects stay as they are: applying a file twice changes
+nothing. A file with an error changes nothing. --dry-run prints the plan.
 
-A change that takes traffic away from its receiver is refused, with each slot that it
-would empty and the reason, unless --allow-outage is given. --dry-run tells the same.
+A change that would take traffic from its receiver is rejected, with each slot
+left empty and the reason. --allow-outage makes the change all the same.
 
-With --confirm the change is taken back when that time is over, unless weir confirm comes
-before: also if this command, its shell or weir serve die meanwhile. What is taken back
-is all that the change did: configuration, seeds, where devices go, members' slots and
-templates; counters of what it had removed begin anew. weir rollback does so at once. Until
-then an apply without --confirm is refused; one with it begins the time anew, and what is
-taken back are both. The file is not changed: keep the former one where your boot finds it.
+With --confirm, the change is rolled back after the given time unless weir confirm
+keeps it. This holds also if this command, its shell or weir serve dies. The
+rollback restores configuration, seeds, device assignments, members' slots and
+templates. Counters of removed objects restart at 0. weir rollback rolls back at
+once. Until then weir apply without --confirm is rejected, and with --confirm it
+restarts the time for both changes. The file itself does not change: keep the
+previous file for the next boot.
 
-Where a change gives routers to other slots, their TCP sessions at the former
-ones go along if their members hand over (see weir handoff), else they are reset,
-one by one, and announced; the configuration is in force from the start. Killed
-meanwhile, a running weir serve goes on.`,
+A change may assign routers to other slots. Their TCP sessions move along if their
+members hand over sessions (see weir handoff). Other sessions are reset one by one
+and printed. The configuration is in force from the start. If this command is
+killed meanwhile, a running weir serve continues the resets.`,
 		Example: `  weir apply -f weir.yaml --dry-run     # the plan, and the routers whose sessions would be reset
-  weir apply -f weir.yaml --confirm 5m  # then look, and: weir confirm
+  weir apply -f weir.yaml --confirm 5m  # check the result, then: weir confirm
   weir apply -f weir.yaml --rate 20/s`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := host.LoadConfig(f.file)
@@ -69,7 +70,7 @@ meanwhile, a running weir serve goes on.`,
 		x.AddFlags(c)
 	}
 	c.Flags().BoolVar(&f.dry, "dry-run", false, "print the plan, and the routers whose sessions would be reset; change nothing")
-	c.Flags().Var(&f.confirm, "confirm", "take the change back after this time, like 5m, unless weir confirm comes before")
+	c.Flags().Var(&f.confirm, "confirm", "roll the change back after this time, like 5m, unless weir confirm keeps it")
 	c.Flags().Lookup("confirm").DefValue = ""
 	c.Flags().BoolVar(&f.allowOutage, "allow-outage", false, "make the change even if it takes traffic from its receiver")
 	c.MarkFlagFilename("file", "yaml", "yml")
@@ -79,7 +80,7 @@ meanwhile, a running weir serve goes on.`,
 		}
 		return nil
 	}
-	return cut{rollsBack: true, remedy: "weir apply again goes on from there, or apply the former file"}.of(c)
+	return cut{rollsBack: true, remedy: "run weir apply again to finish it, or apply the previous file"}.of(c)
 }
 
 // printWould prints the plan and its consequences.
@@ -132,7 +133,7 @@ func (f *applyFlags) apply(cmd *cobra.Command, g *cli.Globals, cfg *host.Config)
 			warn(cmd, slices.DeleteFunc(plan.Warnings, func(w string) bool { return told[w] })...)
 		}
 		if u, err := g.Host().Unconfirmed(); err == nil && u.Waits() {
-			fmt.Fprintf(out, "unconfirmed: taken back at %s, in %s, unless weir confirm comes first\n", moment(time.Now().Add(u.Left), time.Now()), u.Left.Round(time.Second))
+			fmt.Fprintf(out, "unconfirmed: rolled back at %s, in %s, unless weir confirm keeps it\n", moment(time.Now().Add(u.Left), time.Now()), u.Left.Round(time.Second))
 		}
 		return nil
 	}
@@ -153,13 +154,13 @@ func warn(cmd *cobra.Command, warnings ...string) {
 func removeCommand(g *cli.Globals) *cobra.Command {
 	var allowOutage bool
 	c := &cobra.Command{
-		Use: "remove [FEATURE]", Short: "Take weir's pins and programs away: the kernel's own behaviour at once", Args: cobra.MaximumNArgs(1),
-		Long: `Take weir's pins and programs away, of one feature or of all. From then on the kernel
+		Use: "remove [FEATURE]", Short: "Remove weir's pins and programs; the kernel alone decides from then on", Args: cobra.MaximumNArgs(1),
+		Long: `Remove weir's pins and programs, of one feature or of all. From then on the kernel
 alone decides.
 
-Where that takes traffic away that is served now, nothing is removed and each case is
-named: a link that is down and whose packets are rerouted, a member that only weir's
-steering reaches, a load balancer, a backend of one. --allow-outage removes all the same.`,
+If that would take served traffic away, nothing is removed and each case is named:
+a link that is down and rerouted, a member reached only by steering, a load
+balancer, or a backend. --allow-outage removes all the same.`,
 		ValidArgs: host.Features(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := ""
@@ -169,7 +170,7 @@ steering reaches, a load balancer, a backend of one. --allow-outage removes all 
 			return g.Host().Remove(cmd.Context(), name, allowOutage)
 		},
 	}
-	c.Flags().BoolVar(&allowOutage, "allow-outage", false, "remove also what takes traffic away that is served now")
+	c.Flags().BoolVar(&allowOutage, "allow-outage", false, "remove even if it takes served traffic away")
 	return cut{remedy: host.RemoveRemedy}.of(c)
 }
 

@@ -44,9 +44,9 @@ func (f *confirmFlag) Set(text string) error {
 func confirmCommand(g *cli.Globals) *cobra.Command {
 	var watch string
 	c := &cobra.Command{
-		Use: "confirm", Short: "Keep the change that weir apply --confirm made", Args: cobra.NoArgs,
-		Long: `Keep the change that weir apply --confirm made: without it, the change is taken back
-when its time is over. weir status shows how much is left.`,
+		Use: "confirm", Short: "Keep the change made by weir apply --confirm", Args: cobra.NoArgs,
+		Long: `Keep the change made by weir apply --confirm. Without it, the change is rolled
+back after its time. weir status shows the time left.`,
 		Example: `  weir apply -f weir.yaml --confirm 5m
   weir confirm`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -61,7 +61,7 @@ when its time is over. weir status shows how much is left.`,
 			return resetDue(quiet(cmd), g, nil) // sessions misplaced by the rollback
 		},
 	}
-	c.Flags().StringVar(&watch, "watch", "", "take a change back when its time is over: weir apply --confirm starts this")
+	c.Flags().StringVar(&watch, "watch", "", "roll a change back after its time (started by weir apply --confirm)")
 	c.Flags().MarkHidden("watch")
 	return c
 }
@@ -87,11 +87,11 @@ func leaveCgroup() {
 }
 
 func rollbackCommand(g *cli.Globals) *cobra.Command {
-	return cut{remedy: "the change is taken back in part: " + host.RollbackRemedy}.of(&cobra.Command{
-		Use: "rollback", Short: "Take the change of weir apply --confirm back at once", Args: cobra.NoArgs,
-		Long: `Take the change that weir apply --confirm made back at once, as happens by itself when
-its time is over. A change that was confirmed, or made without --confirm, stays: apply the
-former file.`,
+	return cut{remedy: "the change is rolled back in part: " + host.RollbackRemedy}.of(&cobra.Command{
+		Use: "rollback", Short: "Roll back the change made by weir apply --confirm at once", Args: cobra.NoArgs,
+		Long: `Roll back the change made by weir apply --confirm at once. The same happens by
+itself after its time. A confirmed change, or one made without --confirm, stays:
+apply the previous file.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := g.Host().Rollback(cmd.Context(), func(d host.Done) { printDone(cmd, d) }); err != nil {
 				return err

@@ -15,11 +15,11 @@ import (
 
 func doctorCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "doctor", Short: "What this kernel and user can run, feature by feature, and why not", Args: cobra.NoArgs,
-		Long: `Probe what each feature needs of this kernel and user, and look at running services
-for what would make them useless, such as a proxy that hides the routers' addresses. A
-failure is what of the file does not work: /healthz of weir serve answers 503 with it.
-Exit status 3 if a feature cannot run.`,
+		Use: "doctor", Short: "Report which features this kernel and user can run, and why not", Args: cobra.NoArgs,
+		Long: `Probe each feature's needs against this kernel and user, and check running
+services for common faults, such as a proxy that hides the routers' addresses. A
+failure is a broken part of the configuration: /healthz of weir serve then answers
+503 with it. The exit status is 3 if a feature cannot run.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			d := g.Host().Doctor(cmd.Context())
 			if g.JSON {

@@ -58,7 +58,7 @@ func untilSignal() (context.Context, context.CancelFunc) {
 			c.react()
 			time.Sleep(endTime - reactTime)
 			if now, _ := kernel.Writing(); now {
-				exit("half done: taking the change back takes longer than " + endTime.String() + ": " + c.remedy)
+				exit("half done: the rollback takes longer than " + endTime.String() + ": " + c.remedy)
 			}
 			exit("interrupted: " + inForce)
 		}
@@ -69,7 +69,7 @@ func untilSignal() (context.Context, context.CancelFunc) {
 			}
 			time.Sleep(endTime)
 		}
-		exit(fmt.Sprintf("something does not answer, %s after the signal: ended without it", endTime))
+		exit(fmt.Sprintf("exit forced %s after the signal: a file system, process or terminal does not answer", endTime))
 	})
 	return ctx, stop
 }
@@ -81,7 +81,7 @@ func (c *cut) react() {
 	case !ever:
 		exit("interrupted: nothing was changed")
 	case now && c.rollsBack:
-		tell("interrupted: taking back what was done; a second signal ends at once")
+		tell("interrupted: rolling the change back; a second signal exits at once")
 	case now:
 		exit("half done: " + c.remedy)
 	case !c.rollsBack: // the session keeper moves sessions with the change, within endTime
@@ -90,7 +90,7 @@ func (c *cut) react() {
 }
 
 // inForce describes a change interrupted after it was made.
-const inForce = "the change is in force; a running weir serve resets the sessions that it misplaced, or weir steer reset SERVICE"
+const inForce = "the change is in force; a running weir serve resets misplaced sessions, or run weir steer reset SERVICE"
 
 // tell writes to standard error. It gives up after endTime/20, because a full pipe blocks the write.
 func tell(text string) {

@@ -14,16 +14,19 @@ import (
 func explainCommand(g *cli.Globals) *cobra.Command {
 	var ns, device string
 	c := &cobra.Command{
-		Use: "explain {udp | tcp} FROM TO", Short: "Why a packet goes where it goes, step by step", Args: cobra.ExactArgs(3),
-		Long: `Say step by step why a datagram, or a connection attempt, goes where it goes:
-weir's filters that it meets and the rule of each that decides it, its guards and
-whether it would pass at this moment; at a load balancer the service, whether the
-flow is known, the backend and the way to it; at a backend the tunnel, and the
-quarantine of sessions that move; a connected socket that is there, programs at the
-lookup, the service, its policy, the slot and its member, or what an empty slot does;
-or the kernel's own choice. Filters and guards are tried on a plain packet (TTL 64,
-four bytes, or a SYN), and count and charge nothing. Firewall rules and programs of
-others are not asked.`,
+		Use: "explain {udp | tcp} FROM TO", Short: "Explain step by step where a packet goes", Args: cobra.ExactArgs(3),
+		Long: `Explain step by step where a datagram or a connection attempt goes:
+  - weir's filters on its way, with the deciding rule of each
+  - weir's guards, and whether they would pass the packet now
+  - at a load balancer: the service, the known flow, the backend and the way to it
+  - at a backend: the tunnel, and the quarantine of moving sessions
+  - an existing connected socket, and programs at the socket lookup
+  - the service, its policy, the slot and its member, or the effect of an empty slot
+  - or the kernel's own choice
+
+Filters and guards are tried with a plain packet: TTL 64, four bytes or a SYN.
+Nothing is counted or charged. Firewall rules and foreign programs are not
+evaluated.`,
 		Example: `  weir explain udp 192.0.2.7:2055 10.0.0.1:4739
   weir explain udp 192.0.2.7:2055 10.0.0.1:4739 --interface eth1
   weir explain tcp [2001:db8::7]:40000 [2001:db8::1]:1790 --netns collectors`,
@@ -44,8 +47,8 @@ others are not asked.`,
 			return nil
 		},
 	}
-	c.Flags().StringVar(&ns, "netns", "", "network namespace where it arrives: name, path or pid:N (default: this one)")
-	c.Flags().StringVar(&device, "interface", "", "interface by which it arrives (default: where the route back to FROM leads)")
+	c.Flags().StringVar(&ns, "netns", "", "network namespace of its arrival: name, path or pid:N (default: this one)")
+	c.Flags().StringVar(&device, "interface", "", "interface of its arrival (default: the interface of the route to FROM)")
 	cli.JSONFlag(c, g)
 	return c
 }

@@ -26,10 +26,10 @@ func extensions(g *cli.Globals) (out []cli.Extension) {
 // overview returns the command overview in weir --help.
 func overview() string {
 	lines := []string{
-		"weir doctor|what this kernel and user can run, and why not",
+		"weir doctor|features that this kernel and user can run",
 		"weir apply -f weir.yaml|make the host match the file",
-		"weir status|what is there now",
-		"weir explain PACKET|why this packet goes where it goes, step by step",
+		"weir status|current state of all features",
+		"weir explain PACKET|where a packet goes and why, step by step",
 	}
 	for _, c := range cli.Features() {
 		lines = append(lines, c.Overview...)

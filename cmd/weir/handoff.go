@@ -31,8 +31,8 @@ func init() {
 	cli.Add(cli.Feature{
 		Name: keeper.FeatureName,
 		Overview: []string{
-			"weir handoff status|live sessions that outlive their processes",
-			"weir handoff drain|this server emptied: its sessions move to others",
+			"weir handoff status|live sessions held across process restarts",
+			"weir handoff drain|empty this backend: move its sessions to others",
 		},
 		Commands: func(g *cli.Globals) []*cobra.Command { return []*cobra.Command{handoffCommand(g)} },
 		Summary:  func(io.Writer, host.Status, bool, time.Time) {},
@@ -42,13 +42,13 @@ func init() {
 func handoffCommand(g *cli.Globals) *cobra.Command {
 	var socket string
 	c := &cobra.Command{
-		Use: "handoff", Short: "Live sessions that outlive the processes that serve them, and move between servers",
-		Long: `A keeper has a duplicate of each live TCP connection of a service, with the state
-that the application committed last. A member that is restarted or killed resets no
-session: the next process goes on with it, to the byte. weir serve is a keeper, and
-so is weir handoff keep by itself. Applications use the Go package clients/go/handoff,
-clients/c/weir_handoff.h or clients/python/weir_handoff.py; docs/HANDOFF.md says what
-they must do.`,
+		Use: "handoff", Short: "Keep live sessions across process restarts, and move them between backends",
+		Long: `A session keeper holds a duplicate of each live TCP connection of a service, with
+the last state committed by the application. A restarted or killed member loses no
+session: the next process continues each session at the exact byte. weir serve is
+a keeper. weir handoff keep runs one by itself. Applications use the Go package
+clients/go/handoff, clients/c/weir_handoff.h or clients/python/weir_handoff.py;
+see docs/HANDOFF.md.`,
 	}
 	c.PersistentFlags().StringVar(&socket, "keeper", "", "the keeper's socket, @NAME for an abstract one (default $"+wire.SocketEnv+" or handoff.sock beside --socket)")
 	at := func() string { return cmp.Or(socket, keeperSocket(g)) }
@@ -61,16 +61,16 @@ func handoffKeep(at func() string) *cobra.Command {
 	var allow []string
 	var metricsAt string
 	c := &cobra.Command{
-		Use: "keep", Short: "Keep sessions, without the rest of weir serve", Args: cobra.NoArgs,
-		Long: `Keep the sessions of members. Root and the keeper's own user may be members of any
-service; others of those that --allow names for them, by uid, gid, user, unit,
-cgroup, pidfile or pid. It needs no right, and may run as the user of the service.
-weir serve --only keeper does the same by a file, whose section handoff.keeper has the
-flags as keys.
+		Use: "keep", Short: "Run only the session keeper of weir serve", Args: cobra.NoArgs,
+		Long: `Keep the live sessions of members. Root and the keeper's own user may be members
+of any service. --allow admits other processes to a service by uid, gid, user,
+unit, cgroup, pidfile or pid. The keeper needs no rights, and may run as the user
+of the service. weir serve --only keeper does the same with a file: the flags are
+keys of its section handoff.keeper.
 
-If the keeper ends, members have their sessions as before, and give them to the next
-one as soon as it is there. Sessions that wait for a member meanwhile are reset,
-unless systemd stores their descriptors (FileDescriptorStoreMax=).`,
+If the keeper ends, members keep their sessions and register them with the next
+keeper. Sessions without a member are then reset, unless systemd stores their
+descriptors (FileDescriptorStoreMax=).`,
 		Example: `  weir handoff keep --allow telemetry:user=collector --allow telemetry:unit=nfacctd@0.service`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, a := range allow {
@@ -87,12 +87,12 @@ unless systemd stores their descriptors (FileDescriptorStoreMax=).`,
 		},
 	}
 	f := c.Flags()
-	f.StringArrayVar(&allow, "allow", nil, "SERVICE:KIND=VALUE: processes that are members of a service (* for every one), like telemetry:user=collector")
-	f.DurationVar(&l.Hold, "hold", 30*time.Second, "how long a session waits for a member before it is reset")
-	f.DurationVar(&l.Grace, "grace", time.Second, "how long it waits for one of its own name where another would take it")
-	f.IntVar(&l.Sessions, "max-sessions", 10_000, "sockets of one user in one service")
-	f.Int64Var((*int64)(&l.State), "max-state", 1<<20, "bytes of state of one session")
-	f.Int64Var((*int64)(&l.Total), "max-total", 256<<20, "bytes of state of all sessions, in shares")
+	f.StringArrayVar(&allow, "allow", nil, "SERVICE:KIND=VALUE: admit processes as members of a service (* for all services), like telemetry:user=collector")
+	f.DurationVar(&l.Hold, "hold", 30*time.Second, "time a session waits for a member before it is reset")
+	f.DurationVar(&l.Grace, "grace", time.Second, "time a session waits for its own member before another one may take it")
+	f.IntVar(&l.Sessions, "max-sessions", 10_000, "maximum sockets of one user in one service")
+	f.Int64Var((*int64)(&l.State), "max-state", 1<<20, "maximum bytes of state of one session")
+	f.Int64Var((*int64)(&l.Total), "max-total", 256<<20, "maximum bytes of state of all sessions, shared between users")
 	f.StringVar(&metricsAt, "listen", "", "address of /metrics, like 127.0.0.1:9744; empty for none")
 	return c
 }
@@ -100,7 +100,7 @@ unless systemd stores their descriptors (FileDescriptorStoreMax=).`,
 // keep runs only the session keeper of weir serve, with limits from flags in place of a file.
 func keep(ctx context.Context, path, metricsAt string, limits keeper.Limits) error {
 	log := cli.NewLog(os.Stderr)
-	ignoreHangup(ctx, log, "sessions stay; its flags are read at a start")
+	ignoreHangup(ctx, log, "restart the keeper to change its flags: sessions stay")
 	l, err := keeper.ListenAgain(ctx, log, path)
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return nil // the same status as when cancelled later
@@ -141,10 +141,10 @@ func checkLimits(cmd *cobra.Command, l keeper.Limits) error {
 func handoffStatus(g *cli.Globals, at func() string) *cobra.Command {
 	var all bool
 	c := &cobra.Command{
-		Use: "status [SERVICE]", Short: "Members, sessions, and what has become of them", Args: cobra.MaximumNArgs(1),
-		Long: `Show the services that the keeper has members or sessions of: sessions with their
-owner, age, positions as committed, and the bytes of their state. Users other than
-root and the keeper's see those of which they are members.`,
+		Use: "status [SERVICE]", Short: "Show members, sessions and their outcomes", Args: cobra.MaximumNArgs(1),
+		Long: `Show the services known to the keeper, and their sessions with owner, age,
+committed positions and state size. Users other than root and the keeper's see
+only services with their own members.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r, err := handoff.Status(cmd.Context(), at())
 			if err != nil {
@@ -158,7 +158,7 @@ root and the keeper's see those of which they are members.`,
 					}
 				}
 				if r.Services = one; len(one) == 0 {
-					return fmt.Errorf("the keeper has nothing of service %q: weir handoff status shows all", args[0])
+					return fmt.Errorf("the keeper has no members or sessions of service %q: weir handoff status shows all", args[0])
 				}
 			}
 			if g.JSON {
@@ -166,12 +166,12 @@ root and the keeper's see those of which they are members.`,
 			}
 			printHandoff(cmd.OutOrStdout(), r, all, time.Now())
 			if len(r.Services) == 0 && os.Geteuid() != 0 {
-				fmt.Fprintln(cmd.ErrOrStderr(), "the keeper shows this user its own services alone: sudo shows all")
+				fmt.Fprintln(cmd.ErrOrStderr(), "the keeper shows this user only its own services: use sudo to see all")
 			}
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&all, "all", false, "show every session, and not only the first 20 of a service")
+	c.Flags().BoolVar(&all, "all", false, "show all sessions, not only the first 20 of a service")
 	cli.JSONFlag(c, g)
 	return c
 }
@@ -179,7 +179,7 @@ root and the keeper's see those of which they are members.`,
 // printHandoff prints the report of a session keeper.
 func printHandoff(w io.Writer, r handoff.Report, all bool, now time.Time) {
 	if len(r.Services) == 0 {
-		fmt.Fprintln(w, "no members and no sessions: docs/HANDOFF.md says what an application must do")
+		fmt.Fprintln(w, "no members and no sessions: docs/HANDOFF.md describes how applications join")
 	}
 	for i, s := range r.Services {
 		if i > 0 {
@@ -189,7 +189,7 @@ func printHandoff(w io.Writer, r handoff.Report, all bool, now time.Time) {
 		fmt.Fprintf(w, "%s: %d transferred, %d rescued after crashes, %d inherited; %d transfers refused; reset: %d expired, %d uncommitted, %d closed\n",
 			s.Name, n.Transfers, n.Rescued, n.Inherited, n.Rejected, n.Expired, n.Gaps, n.Closed)
 		if n.OverLimit > 0 {
-			fmt.Fprintf(w, "  ! %d sockets or states were over the keeper's limits\n", n.OverLimit)
+			fmt.Fprintf(w, "  ! %d sockets or states exceeded the keeper's limits\n", n.OverLimit)
 		}
 		if len(s.Members) > 0 {
 			printMembers(w, s.Members, now)
@@ -204,7 +204,7 @@ func printMembers(w io.Writer, members []handoff.MemberReport, now time.Time) {
 		PID      int       `table:"PID"`
 		UID      uint32    `table:"USER"`
 		Sessions int       `table:"SESSIONS"`
-		Since    time.Time `table:"FOR"`
+		Since    time.Time `table:"SINCE"`
 		Note     string    `table:""`
 	}
 	var rows []row
@@ -214,7 +214,7 @@ func printMembers(w io.Writer, members []handoff.MemberReport, now time.Time) {
 		case !m.Ready:
 			note = "not ready"
 		case m.Standby:
-			note = "replaced, stands by"
+			note = "replaced, on standby"
 		}
 		rows = append(rows, row{m.Name, m.PID, m.UID, m.Sessions, m.Since, note})
 	}
@@ -275,12 +275,13 @@ func printHandoffSessions(w io.Writer, sessions []handoff.SessionReport, now tim
 
 func handoffSend(at func() string) *cobra.Command {
 	c := &cobra.Command{
-		Use: "send SESSION|SERVICE/MEMBER [TO]", Short: "Have a member give a session, or all it has, to another", Args: cobra.RangeArgs(1, 2),
-		Long: `Ask the owner of a session (its number, as weir handoff status shows it), or of all
-the sessions of a member, to move it to member TO of the same service; without TO to
-whichever is ready and has the fewest. It waits until they have moved.`,
-		Example: `  weir handoff send 4711 1        # session 4711 to member 1
-  weir handoff send telemetry/0   # all of member 0's, to others`,
+		Use: "send SESSION|SERVICE/MEMBER [TO]", Short: "Move a session, or all sessions of a member, to another member", Args: cobra.RangeArgs(1, 2),
+		Long: `Ask the owner of a session, or of all sessions of a member, to move them to member
+TO of the same service. SESSION is its number in weir handoff status. Without TO
+the ready member with the fewest sessions receives them. The command waits for the
+moves.`,
+		Example: `  weir handoff send 4711 1        # move session 4711 to member 1
+  weir handoff send telemetry/0   # move all sessions of member 0`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			to := ""
 			if len(args) > 1 {
@@ -319,13 +320,13 @@ whichever is ready and has the fewest. It waits until they have moved.`,
 func handoffForget(at func() string) *cobra.Command {
 	var listeners bool
 	c := &cobra.Command{
-		Use: "forget SESSION|SERVICE/MEMBER", Short: "Let go of what waits for a member that will not come back", Args: cobra.ExactArgs(1),
-		Long: `Have the keeper let go of a session that waits for a member (its number, as weir handoff
-status shows it), or of all sockets that wait for a member: its listeners, whose address
-is free at once, its UDP sockets, and its sessions, which are reset. Else they wait for the
-keeper's --hold (30 s): connections to the address hang meanwhile. What a living process
-has is not touched. With --listeners sessions go on waiting: for a process that is to
-listen at another address.`,
+		Use: "forget SESSION|SERVICE/MEMBER", Short: "Release the sockets waiting for a member that will not return", Args: cobra.ExactArgs(1),
+		Long: `Make the keeper release a waiting session (by its number in weir handoff status),
+or all waiting sockets of a member. Listeners and UDP sockets are closed, their
+addresses are free at once, and sessions are reset. Otherwise they wait for --hold
+of the keeper (30 s) and connections to the address hang meanwhile. Sockets of a
+living process are not touched. --listeners keeps the sessions waiting, for a
+process that will listen on another address.`,
 		Example: `  systemctl disable --now collector@0 && weir handoff forget telemetry/0`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			service, member, isMember := strings.Cut(args[0], "/")
@@ -343,7 +344,7 @@ listen at another address.`,
 			return err
 		},
 	}
-	c.Flags().BoolVar(&listeners, "listeners", false, "listeners and UDP sockets alone")
+	c.Flags().BoolVar(&listeners, "listeners", false, "release only listeners and UDP sockets")
 	return c
 }
 
@@ -368,10 +369,10 @@ func waitMoved(cmd *cobra.Command, before []handoff.SessionReport, to string, no
 			return nil
 		}
 		if stay == 0 {
-			return fmt.Errorf("%d of %d sessions came back: %s", back, len(before), why)
+			return fmt.Errorf("%d of %d sessions were returned: %s", back, len(before), why)
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("%d of %d sessions have not moved after 10 s: the log of their member says why", stay, len(before))
+			return fmt.Errorf("%d of %d sessions have not moved after 10 s: see the log of their member", stay, len(before))
 		}
 	}
 }
@@ -412,7 +413,7 @@ func movedFrom(before []handoff.SessionReport, r handoff.Report) (stay, back int
 			stay++
 		case is.Member == was.Member && is.PID == was.PID:
 			back++
-			why = cmp.Or(is.ReturnReason, "the log of the agents of both servers says why")
+			why = cmp.Or(is.ReturnReason, "see the logs of both backends' agents")
 		}
 	}
 	return stay, back, why

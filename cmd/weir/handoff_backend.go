@@ -26,7 +26,7 @@ func init() {
 			if r, ok := host.Part[backend.Report](st, backend.Name); ok && r.Agent != nil {
 				printServer(w, *r.Agent)
 			} else if ok && r.Spec != nil {
-				fmt.Fprintf(w, "backend %s: ! its agent does not answer: no session can move; weir serve runs it\n", r.Spec.Name)
+				fmt.Fprintf(w, "backend %s: ! its agent does not answer: no session can move; run weir serve\n", r.Spec.Name)
 			}
 		},
 	})
@@ -34,17 +34,17 @@ func init() {
 
 func backendCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "backend", Short: "This backend of a load balancer: sessions that move to other backends",
-		Long: `A backend of a load balancer is the section handoff.backend of weir.yaml: weir apply records it,
-and weir serve, or weir serve --only backend, runs its agent in the network namespace in
-which it was applied. The agent needs a session keeper on this host, and members that move
-their sessions. To them and to the keeper the other backends are members: weir handoff send
-SESSION @b moves a session to backend b, and so does a transfer to @b. weir handoff drain
-empties this backend.
+		Use: "backend", Short: "Show and remove this backend of a load balancer",
+		Long: `A backend of a load balancer is the section handoff.backend of weir.yaml. weir
+apply records it. weir serve, or weir serve --only backend, runs its agent in the
+network namespace of that apply. The agent needs a session keeper on this host,
+and members that hand over their sessions. The other backends appear as members
+@NAME: weir handoff send SESSION @b, or a transfer to @b, moves a session to
+backend b. weir handoff drain empties this backend.
 
-A quarantine at tcx of the devices keeps packets from a session that is on its way; it stays
-when the agent ends, and the next agent goes on. docs/BACKENDS.md has the section's
-keys and what is promised.`,
+A quarantine at tcx of the devices blocks packets of moving sessions. It stays
+when the agent ends, and the next agent continues. docs/BACKENDS.md describes the
+keys and the guarantees.`,
 	}
 	c.AddCommand(serverStatus(g), serverRemove(g))
 	return c
@@ -55,7 +55,7 @@ func handoffServer() *cobra.Command { return cli.MovedCommand("server", "handoff
 
 func serverStatus(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "status", Short: "Sessions that have moved from and to this backend", Args: cobra.NoArgs,
+		Use: "status", Short: "Show sessions moved from and to this backend", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := backend.StatusHere(cmd.Context())
 			if err != nil {
@@ -75,39 +75,39 @@ func serverStatus(g *cli.Globals) *cobra.Command {
 func printServer(w io.Writer, s backend.Status) {
 	draining := ""
 	if s.Draining {
-		draining = "; it is being drained, and gets no new flows"
+		draining = "; draining, no new flows"
 	}
-	fmt.Fprintf(w, "backend %s: sessions: %d have left, %d have come, %d came back, %d on their way%s\n", s.Backend, s.Out, s.In, s.Returned, s.Sending+s.Receiving, draining)
+	fmt.Fprintf(w, "backend %s: sessions: %d sent, %d received, %d returned, %d in transfer%s\n", s.Backend, s.Out, s.In, s.Returned, s.Sending+s.Receiving, draining)
 	if s.Out > 0 {
-		fmt.Fprintf(w, "  a move takes %s, of a hundred the slowest %s, at most %s; %s on average stopped; %d bytes a session\n",
+		fmt.Fprintf(w, "  a move takes %s (median), %s (p99), %s (max); stopped for %s on average; %d bytes a session\n",
 			short(s.Transfer.P50), short(s.Transfer.P99), short(s.Transfer.Max), short(s.Stopped.Sum/time.Duration(s.Stopped.Count)), s.Bytes/s.Out)
 	}
 	if len(s.Unserved) > 0 {
-		fmt.Fprintf(w, "  ! nobody here serves %s (no process listens, or the address is not local): new flows go to other backends\n", strings.Join(s.Unserved, ", "))
+		fmt.Fprintf(w, "  ! no process serves %s here (no listener, or the address is not local): new flows go to other backends\n", strings.Join(s.Unserved, ", "))
 	}
 	for _, what := range slices.Sorted(maps.Keys(s.Rejected)) {
-		fmt.Fprintf(w, "  ! %s: refused %d times; the agent's log says why\n", what, s.Rejected[what])
+		fmt.Fprintf(w, "  ! %s: rejected %d times; see the agent's log\n", what, s.Rejected[what])
 	}
 	for i, b := range s.Blocked {
 		if i == maxStuck {
 			fmt.Fprintf(w, "  ! and %d more: --json has all\n", len(s.Blocked)-i)
 			break
 		}
-		fmt.Fprintf(w, "  ! in the way of the drain: %s\n", b)
+		fmt.Fprintf(w, "  ! blocks the drain: %s\n", b)
 	}
 	for i, v := range s.Stuck {
 		if i == maxStuck {
 			fmt.Fprintf(w, "  ! and %d more: --json has all\n", len(s.Stuck)-i)
 			break
 		}
-		fmt.Fprintf(w, "  ! %s of %s stands still for %s: %s\n", v.Client, v.Service, v.For.Round(time.Second), v.Reason)
+		fmt.Fprintf(w, "  ! %s of %s has been stuck for %s: %s\n", v.Client, v.Service, v.For.Round(time.Second), v.Reason)
 	}
 	printCertificate(w, s.Certificate)
 	if !s.Keeper {
-		fmt.Fprintln(w, "  ! no keeper answers: no session can move (weir serve, or weir handoff keep)")
+		fmt.Fprintln(w, "  ! the session keeper does not answer: no session can move; run weir serve, or weir handoff keep")
 	}
 	if s.LBRejects != "" {
-		fmt.Fprintf(w, "  ! the load balancer refuses this backend: %s\n", s.LBRejects)
+		fmt.Fprintf(w, "  ! the load balancer rejects this backend: %s\n", s.LBRejects)
 	} else if !s.LB {
 		fmt.Fprintln(w, "  ! the load balancer's agent is not connected: no session can move")
 	} else if d := s.Silent[""]; d > 0 {
@@ -145,12 +145,12 @@ func short(d time.Duration) string {
 func serverRemove(g *cli.Globals) *cobra.Command {
 	var allow outageFlag
 	c := &cobra.Command{
-		Use: "remove", Short: "Take the backend of this network namespace away, with its quarantine", Args: cobra.NoArgs,
-		Long: `Take away what weir apply recorded of this backend, and the quarantine that its agent has put
-at the devices. The agent ends within a second; sessions that are on their way then may end,
-and the load balancer gives the backend no new flows. Nothing is removed while that would be
-so, unless --allow-outage is given: empty the backend first, by weir handoff drain.
-weir remove backend does so in all network namespaces.`,
+		Use: "remove", Short: "Remove the backend of this network namespace and its quarantine", Args: cobra.NoArgs,
+		Long: `Remove the recorded backend of this network namespace, and its agent's quarantine
+at the devices. The agent ends within 1 s. Moving sessions may then end, and the
+load balancer sends the backend no new flows. The command fails if that would take
+traffic away, unless --allow-outage is given: first empty the backend with weir
+handoff drain. weir remove backend removes it in all network namespaces.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return g.Host().RemovePart(cmd.Context(), backend.Name, bool(allow), backend.PlanRemoveHere)
 		},
@@ -174,7 +174,7 @@ func (t blockedTold) tell(all []backend.Blocked) {
 		t.why[b.Session] = b.Reason
 		switch n := len(t.why); {
 		case n <= maxStuck:
-			fmt.Fprintf(t.w, "  ! in the way: %s\n", b)
+			fmt.Fprintf(t.w, "  ! blocks the drain: %s\n", b)
 		case n == maxStuck+1 && !known:
 			fmt.Fprintln(t.w, "  ! and more: weir handoff backend status --json has all")
 		}
@@ -185,13 +185,13 @@ func (t blockedTold) tell(all []backend.Blocked) {
 func staying(d backend.Drained) string {
 	var all []string
 	if d.Immobile > 0 {
-		all = append(all, fmt.Sprintf("%d sessions whose members move none", d.Immobile))
+		all = append(all, fmt.Sprintf("%d sessions of members without handover", d.Immobile))
 	}
 	if d.Others > 0 {
-		all = append(all, fmt.Sprintf("%d connections of programs that hand over nothing", d.Others))
+		all = append(all, fmt.Sprintf("%d connections of programs without handover", d.Others))
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.Unnamed)) {
-		all = append(all, fmt.Sprintf("of these %d of members of %q, which is no service of the load balancer's: they must join by its name", d.Unnamed[name], name))
+		all = append(all, fmt.Sprintf("of these %d of members of %q, which is not a service of the load balancer: join under its service name", d.Unnamed[name], name))
 	}
 	return strings.Join(all, ", ")
 }
@@ -200,13 +200,13 @@ func handoffDrain() *cobra.Command {
 	var how backend.Draining
 	var patience time.Duration
 	c := &cobra.Command{
-		Use: "drain [SERVER]", Short: "Empty this backend: its sessions move to the others", Args: cobra.MaximumNArgs(1),
-		Long: `Have the load balancer give this backend no new flows, and move every session of members
-that move theirs to the other backends. It ends when none is left, and names the sessions
-that are in the way meanwhile, with their addresses, their member and the reason.
-Connections that cannot move, such as downloads from nginx, are counted in the end;
---wait waits for them as well. --undo has new flows come again. SERVER, if it is given,
-must be this backend's name: it guards against the wrong terminal.`,
+		Use: "drain [BACKEND]", Short: "Empty this backend by moving its sessions to the others", Args: cobra.MaximumNArgs(1),
+		Long: `Stop new flows to this backend, and move all movable sessions to the other
+backends. The command ends when none is left. Meanwhile it prints blocked sessions
+with their addresses, member and reason. Connections that cannot move, such as
+downloads from nginx, are counted at the end; --wait waits for them too. --undo
+allows new flows again. BACKEND, if given, must be this backend's name: it guards
+against the wrong terminal.`,
 		Example: `  weir handoff drain s2 --wait && systemctl poweroff
   weir handoff drain --undo`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -216,7 +216,7 @@ must be this backend's name: it guards against the wrong terminal.`,
 			}
 			ctx := cmd.Context()
 			if patience < 0 {
-				return cli.Usage(fmt.Errorf("--timeout %s: take a time to wait, or 0 to wait without an end", patience))
+				return cli.Usage(fmt.Errorf("--timeout %s: want 0 (no limit) or more", patience))
 			}
 			if patience > 0 {
 				var cancel context.CancelFunc
@@ -230,34 +230,34 @@ must be this backend's name: it guards against the wrong terminal.`,
 					fmt.Fprintln(cmd.ErrOrStderr(), strings.TrimSuffix(fmt.Sprintf("%s: %d sessions left: %s", d.Backend, d.Left, d.Reason), ": "))
 				}
 				if stays := staying(d); how.All && d.Left == 0 && stays != staying(last) && stays != "" {
-					fmt.Fprintf(cmd.ErrOrStderr(), "%s: waits for the end of %s\n", d.Backend, stays)
+					fmt.Fprintf(cmd.ErrOrStderr(), "%s: waiting for the end of %s\n", d.Backend, stays)
 				}
 				told.tell(d.Blocked)
 				last = d
 			})
 			if err != nil && patience > 0 && ctx.Err() != nil {
-				err = fmt.Errorf("--timeout %s is over", patience)
+				err = fmt.Errorf("timeout after %s", patience)
 			}
 			switch {
 			case err != nil && last.Left > 0:
-				return fmt.Errorf("%d sessions are left, %d of them in the way; weir handoff backend status names them, and new flows stay away until --undo: %w",
+				return fmt.Errorf("%d sessions are left, %d of them blocked; weir handoff backend status names them, and new flows stay stopped until --undo: %w",
 					last.Left, len(last.Blocked), err)
 			case err != nil && how.All && staying(last) != "":
-				return fmt.Errorf("%s are left, and new flows stay away until --undo: %w", staying(last), err)
+				return fmt.Errorf("%s are left, and new flows stay stopped until --undo: %w", staying(last), err)
 			case err != nil:
 				return err
 			case how.Undo:
-				fmt.Fprintln(cmd.OutOrStdout(), "new flows come again")
+				fmt.Fprintln(cmd.OutOrStdout(), "new flows are allowed again")
 			case staying(last) != "":
-				fmt.Fprintf(cmd.OutOrStdout(), "empty but for %s: they end in their own time\n", staying(last))
+				fmt.Fprintf(cmd.OutOrStdout(), "empty except for %s: they end by themselves\n", staying(last))
 			default:
 				fmt.Fprintln(cmd.OutOrStdout(), "empty")
 			}
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&how.Undo, "undo", false, "have new flows come again")
-	c.Flags().BoolVar(&how.All, "wait", false, "wait as well for the end of connections that cannot move")
-	c.Flags().DurationVar(&patience, "timeout", 0, "give up after so long; 0: never")
+	c.Flags().BoolVar(&how.Undo, "undo", false, "allow new flows again")
+	c.Flags().BoolVar(&how.All, "wait", false, "wait too for the end of connections that cannot move")
+	c.Flags().DurationVar(&patience, "timeout", 0, "give up after this time; 0: never")
 	return c
 }

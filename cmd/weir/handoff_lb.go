@@ -27,7 +27,7 @@ import (
 func init() {
 	cli.Add(cli.Feature{
 		Name:     lb.Name,
-		Overview: []string{"weir lb status|load balancers: backends, flows, what became of packets"},
+		Overview: []string{"weir lb status|load balancers: backends, flows and packet counters"},
 		Commands: func(g *cli.Globals) []*cobra.Command { return []*cobra.Command{lbCommand(g)} },
 		Summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
 			r, _ := host.Part[lb.Report](st, lb.Name)
@@ -40,12 +40,13 @@ func init() {
 
 func lbCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "lb", Short: "Spread services over backends, and let sessions move between them",
-		Long: `The load balancer is the section lb of weir.yaml: weir apply records it, and weir serve, or
-weir serve --only lb, runs its agent in the network namespace in which it was applied. The
-agent tells the data path, a program at tcx of the devices, which backends there are and
-whether they are well, and lets sessions move. The data path stays when the agent ends,
-with every flow; the next agent goes on with it. docs/LB.md has the section's keys.`,
+		Use: "lb", Short: "Spread services over backends, and move sessions between them",
+		Long: `The load balancer is the section lb of weir.yaml. weir apply records it. weir
+serve, or weir serve --only lb, runs its agent in the network namespace of that
+apply. The data path is a program at tcx of the devices. The agent configures its
+backends, reports their health to it, and coordinates moves of sessions. The data
+path survives the agent with all flows, and the next agent continues. docs/LB.md
+describes the keys.`,
 	}
 	c.AddCommand(lbStatus(g), lbOverride(g), lbRemove(g))
 	return c
@@ -58,10 +59,10 @@ func handoffLB() *cobra.Command {
 
 func lbStatus(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "status", Short: "Load balancers: their backends, flows, and what became of packets", Args: cobra.NoArgs,
-		Long: `Show the load balancers that are pinned, of all network namespaces. Backends' names, weights
-and health come from the load balancer's agent; without one, flows by the number of their
-backend.`,
+		Use: "status", Short: "Show load balancers, their backends, flows and packet counters", Args: cobra.NoArgs,
+		Long: `Show the pinned load balancers of all network namespaces. Names, weights and
+health of backends come from the load balancer's agent. Without an agent, flows
+are shown by backend number.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			root := kernel.OpenRoot(g.Root)
 			all, err := lb.Statuses(cmd.Context(), root)
@@ -73,7 +74,7 @@ backend.`,
 				return errors.Join(cli.PrintJSON(cmd, all), unread)
 			}
 			if len(all) == 0 && unread == nil {
-				fmt.Fprintln(cmd.OutOrStdout(), "no load balancer is here: lb in weir.yaml makes one")
+				fmt.Fprintln(cmd.OutOrStdout(), "no load balancer: define one in the section lb of weir.yaml")
 			}
 			for i, s := range all {
 				if i > 0 {
@@ -92,21 +93,21 @@ func printLB(w io.Writer, s lb.Status) {
 	n := s.Counts
 	fmt.Fprintf(w, "load balancer %s in net:[%s]: %s, %d buffered, %d moving; packets: %d to backends, %d to clients, %d buffered, %d errors passed on\n",
 		s.Name, s.Netns, fmt.Count(s.Flows, "flow"), s.Buffered, s.Moving, n.In, n.Out, n.Buffered, n.ICMP)
-	fmt.Fprintf(w, "  dropped: %d of backends that do not own the flow, %d resets, %d without a backend, %d of strangers, %d fragments\n",
+	fmt.Fprintf(w, "  dropped: %d from a backend not owning the flow, %d resets, %d without a backend, %d from unknown sources, %d fragments\n",
 		n.Mute, n.NoReset, n.NoBackend, n.UnknownSource, n.Fragment)
 	if s.Gone {
 		fmt.Fprintf(w, "  ! its network namespace is gone, and its data path with it: %s\n", feature.RemedyGone)
 	} else if !s.Agent {
-		fmt.Fprintln(w, "  ! its agent does not answer: flows go on, and none can move; weir serve runs it")
+		fmt.Fprintln(w, "  ! its agent does not answer: flows continue, but none can move; run weir serve")
 	}
 	for _, d := range s.Devices {
-		fmt.Fprintf(w, "  ! device %s: %s: its packets do not come to the load balancer\n", d.Device, d.Reason)
+		fmt.Fprintf(w, "  ! device %s: %s: its packets do not reach the load balancer\n", d.Device, d.Reason)
 	}
 	if s.Starting {
-		fmt.Fprintf(w, "  it has begun anew: packets of unknown connections wait for the backends to say which are theirs (%d dropped)\n", n.Awaited)
+		fmt.Fprintf(w, "  starting: packets of unknown connections wait until the backends claim them (%d dropped)\n", n.Awaited)
 	}
 	if p := s.Partner; p != nil {
-		fmt.Fprintf(w, "  partner %s: %s; %s told, %d heard%s\n", p.Name, partnerState(p), fmt.Count(p.Told, "flow"), p.Heard, splitText(p))
+		fmt.Fprintf(w, "  partner %s: %s; %s sent, %d received%s\n", p.Name, partnerState(p), fmt.Count(p.Told, "flow"), p.Heard, splitText(p))
 	}
 	printCertificate(w, s.Certificate)
 	printLBBackends(w, s)
@@ -118,10 +119,10 @@ func printLBBackends(w io.Writer, s lb.Status) {
 		Name    string       `table:"BACKEND,dash"`
 		Number  move.Backend `table:"NUMBER"`
 		Address netip.Addr   `table:"ADDRESS,dash"`
-		Where   string       `table:"AT,dash"`
+		Where   string       `table:"VIA,dash"`
 		Weight  int          `table:"WEIGHT"`
 		Flows   int          `table:"FLOWS"`
-		Waiting string       `table:"WAITING,dash"`
+		Waiting string       `table:"QUEUED,dash"`
 		Agent   string       `table:"AGENT,dash"`
 		State   string       `table:""`
 	}
@@ -137,7 +138,7 @@ func printLBBackends(w io.Writer, s lb.Status) {
 				r.State += ": " + h.Reason
 			}
 		} else if len(h.Unserved) > 0 {
-			r.State = "gets no new flows of " + strings.Join(h.Unserved, ", ") + ": nobody serves them there"
+			r.State = "gets no new flows of " + strings.Join(h.Unserved, ", ") + ": no process serves them there"
 		}
 		rows = append(rows, r)
 	}
@@ -147,17 +148,17 @@ func printLBBackends(w io.Writer, s lb.Status) {
 func partnerState(p *lb.PairStatus) string {
 	switch {
 	case p.Apart:
-		return "! not connected, and its backends' agents are not here, but clients' packets are: both may go on, each by itself"
+		return "! not connected, and its backends' agents are missing here while clients' packets arrive: both may be active at once"
 	case !p.Connected && p.Silent < 0:
-		return "! not connected since the agent began"
+		return "! not connected since the agent's start"
 	case !p.Connected:
 		return fmt.Sprintf("! not connected for %.0f s", p.Silent)
 	case p.Silent > 0:
 		return "! connected" + notHeard(p.Silent)
 	case p.Carries && p.There:
-		return "connected, and clients' packets come by both"
+		return "connected, clients' packets arrive at both"
 	case p.There:
-		return "connected, and clients' packets come by it"
+		return "connected, clients' packets arrive there"
 	}
 	return "connected"
 }
@@ -167,7 +168,7 @@ func notHeard(seconds float64) string {
 	if seconds == 0 {
 		return ""
 	}
-	return fmt.Sprintf(", but not heard for %.0f s", seconds)
+	return fmt.Sprintf(", but silent for %.0f s", seconds)
 }
 
 func splitText(p *lb.PairStatus) string {
@@ -183,10 +184,10 @@ func printCertificate(w io.Writer, c *peer.Certificate) {
 		return
 	}
 	if c.Problem != "" {
-		fmt.Fprintf(w, "  ! the agent's new certificate is refused, the one before stays in use: %s\n", c.Problem)
+		fmt.Fprintf(w, "  ! the agent's new certificate is rejected, the previous one stays in use: %s\n", c.Problem)
 	}
 	if left := time.Until(c.NotAfter); left < certificateNear {
-		fmt.Fprintf(w, "  ! the agent's certificate expires at %s: replace its files, the agent reads them anew\n", c.NotAfter.UTC().Format(time.RFC3339))
+		fmt.Fprintf(w, "  ! the agent's certificate expires at %s: replace its files; the agent reloads them\n", c.NotAfter.UTC().Format(time.RFC3339))
 	}
 }
 
@@ -205,10 +206,10 @@ func waiting(loads map[string]uint32) string {
 func lbOverride(g *cli.Globals) *cobra.Command {
 	var name string
 	c := &cobra.Command{
-		Use: "override SERVICE CLIENT [BACKEND]", Short: "Give a client to a backend, whatever the hash says", Args: cobra.RangeArgs(2, 3),
-		Long: `Give a client's flows to a backend. CLIENT is an address where the service goes by
-source, else an address and a port. A source changes its backend at once, and its
-connections are reset there; a connection that is known by itself is not torn from its
+		Use: "override SERVICE CLIENT [BACKEND]", Short: "Send a client to a given backend in place of the hash's choice", Args: cobra.RangeArgs(2, 3),
+		Long: `Send a client's flows to a backend. CLIENT is an address if the service balances
+by source, else an address and a port. A source changes its backend at once, and
+its connections are reset there. A connection with its own flow entry stays at its
 backend. Without BACKEND the override ends.`,
 		Example: `  weir lb override telemetry 192.0.2.7 b
   weir lb override telemetry 192.0.2.7`,
@@ -227,17 +228,17 @@ backend. Without BACKEND the override ends.`,
 			return lb.Override(cmd.Context(), r, name, args[0], args[1], backend)
 		},
 	}
-	c.Flags().StringVar(&name, "name", "", "of the load balancer, where there are several")
+	c.Flags().StringVar(&name, "name", "", "name of the load balancer (required if there are several)")
 	return c
 }
 
 func lbRemove(g *cli.Globals) *cobra.Command {
 	var allow outageFlag
 	c := &cobra.Command{
-		Use: "remove [NAME]", Short: "End a load balancer of this network namespace, and forget its flows", Args: cobra.MaximumNArgs(1),
-		Long: `End the data path: packets go where the kernel's routes lead them. Its agent ends within a second.
-A load balancer that spreads traffic is removed by --allow-outage alone. weir remove lb does
-so in all network namespaces.`,
+		Use: "remove [NAME]", Short: "Remove a load balancer of this network namespace and its flows", Args: cobra.MaximumNArgs(1),
+		Long: `Remove the data path and its flows: packets then follow the kernel's routes. The
+agent ends within 1 s. A load balancer with traffic is removed only with
+--allow-outage. weir remove lb removes load balancers in all network namespaces.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := ""
 			if len(args) > 0 {

@@ -49,7 +49,7 @@ func TestHandoffStatusOfOthers(t *testing.T) {
 		}
 		return nil
 	})
-	if _, errs, status := asNobody(t, "handoff", "--keeper", socket, "status"); status != 0 || !strings.Contains(errs, "its own services alone: sudo shows all") {
+	if _, errs, status := asNobody(t, "handoff", "--keeper", socket, "status"); status != 0 || !strings.Contains(errs, "only its own services: use sudo to see all") {
 		t.Errorf("status %d: %s", status, errs)
 	}
 }
@@ -121,7 +121,7 @@ func TestHandoffCommands(t *testing.T) {
 		{[]string{"send", "telemetry/7"}, exitFailed, `service telemetry has no member "7"`},
 		{[]string{"send", "1", "0"}, exitFailed, "weir handoff status shows them"},
 		{[]string{"send", fmt.Sprint(s.ID()), "9"}, exitFailed, "no member 9 of telemetry is ready"},
-		{[]string{"status", "dns"}, exitFailed, `nothing of service "dns"`},
+		{[]string{"status", "dns"}, exitFailed, `no members or sessions of service "dns"`},
 		{[]string{"keep", "--allow", "dns"}, exitUsage, "SERVICE:KIND=VALUE"},
 		{[]string{"--keeper", socket + "x", "status"}, exitFailed, "is weir serve, or weir handoff keep, running?"},
 	} {
@@ -147,7 +147,7 @@ func TestHandoffCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, what := range []string{fmt.Sprint(s.ID()), "telemetry/0"} {
-		if out, errs, status := weir(t, "handoff", "--keeper", socket, "send", what, "2"); status != exitFailed || !strings.Contains(errs, "1 of 1 sessions came back: this member does not accept sessions now") {
+		if out, errs, status := weir(t, "handoff", "--keeper", socket, "send", what, "2"); status != exitFailed || !strings.Contains(errs, "1 of 1 sessions were returned: this member does not accept sessions now") {
 			t.Errorf("send %s to one that refuses: status %d, %s%s", what, status, out, errs)
 		}
 	}

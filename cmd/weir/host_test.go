@@ -106,7 +106,7 @@ func TestApplyStatusRemove(t *testing.T) {
 	file := configFile(t, "")
 	create := `create service telemetry: 2 slots by source on udp 0.0.0.0:4739, tcp 0.0.0.0:4739, in net:\[\d+\]\n`
 	adopt := fmt.Sprintf(`adopt slot 0 of service telemetry: pid %d\n`, os.Getpid())
-	s.run(0, `no services: weir apply -f weir.yaml makes some\n`, "status")
+	s.run(0, `no services: define some in weir.yaml, and run weir apply -f weir.yaml\n`, "status")
 	s.run(1, `weir: no service is steered: weir apply -f weir.yaml\n`, "steer", "where", "192.0.2.1")
 	outage := `slot 1 of service telemetry would stay empty \(on_empty: reject\) and take 50 % of the traffic of process \d+ \(.*\) at .*: no member is configured: name a member for it, or give it weight 0\n`
 	s.run(0, "would "+create+"would "+adopt+"outage: "+outage, "apply", "-f", file, "--dry-run")
@@ -144,7 +144,7 @@ func TestRootOnNoBPFFileSystem(t *testing.T) {
 		}
 	}
 	for _, dir := range []string{nstest.BPFFS + "/absent", nstest.BPFFS} {
-		if out, errs, status := weir(t, "--root", dir, "status"); status != 0 || out != "no services: weir apply -f weir.yaml makes some\n" {
+		if out, errs, status := weir(t, "--root", dir, "status"); status != 0 || out != "no services: define some in weir.yaml, and run weir apply -f weir.yaml\n" {
 			t.Errorf("--root %s: status %d, %q, %q", dir, status, out, errs)
 		}
 	}
@@ -203,7 +203,7 @@ func TestAdmit(t *testing.T) {
 	s := session{t, root(t)}
 	s.run(0, `create .*`, "apply", "-f", configFile(t, ""), "--allow-outage")
 	pid := fmt.Sprint(os.Getpid())
-	s.run(0, `slot 0 of telemetry has it already\n`, "steer", "admit", "telemetry", "--slot", "0")
+	s.run(0, `slot 0 of telemetry has this member already\n`, "steer", "admit", "telemetry", "--slot", "0")
 	s.run(0, ``, "steer", "withdraw", "telemetry", "--slot", "0")
 	s.run(0, `.*slot 0 is empty: withdrawn by weir steer withdraw.*`, "steer", "status")
 	s.run(0, ``, "steer", "admit", "telemetry", "--slot", "0")

@@ -85,15 +85,15 @@ func TestStuckChangesEndWithinASecond(t *testing.T) {
 			s.run(0, "", "remove")
 			s.run(0, "no services: .*", "status")
 		}},
-		{"publish:staged", apply, []string{"bypass", "--all"}, "the same command again finishes it", func(s session) {
+		{"publish:staged", apply, []string{"bypass", "--all"}, "run the command again to finish it", func(s session) {
 			s.run(0, ".*", "bypass", "--all")
 			s.run(0, ".*BYPASSED.*", "status")
 		}},
-		{"steer:named all", func(session) {}, []string{"bind", "load", bindings}, "the same command again finishes it", func(s session) {
-			s.run(0, ".*10 added, 0 removed, 0 moved, 0 as before\n", "bind", "load", bindings)
+		{"steer:named all", func(session) {}, []string{"bind", "load", bindings}, "run the command again to finish it", func(s session) {
+			s.run(0, ".*10 added, 0 removed, 0 moved, 0 unchanged\n", "bind", "load", bindings)
 		}},
-		{"steer:named all", func(session) {}, []string{"bind", "replace", bindings}, "the same command again finishes it", func(s session) {
-			s.run(0, ".*10 added, 0 removed, 0 moved, 0 as before\n", "bind", "replace", bindings)
+		{"steer:named all", func(session) {}, []string{"bind", "replace", bindings}, "run the command again to finish it", func(s session) {
+			s.run(0, ".*10 added, 0 removed, 0 moved, 0 unchanged\n", "bind", "replace", bindings)
 		}},
 		{"publish:staged", func(s session) {
 			apply(s)
@@ -143,7 +143,7 @@ func TestLongChangesEndWithinASecond(t *testing.T) {
 	e.blocked(unix.SYS_READ)
 	e.termed("weir: interrupted: nothing was changed")
 	during(t, dir, "steer:named all", "bind", "replace", "--lines", "0", bindings).termed() // it may have finished by then
-	s.run(0, ".*(100000 added, 0 removed, 0 moved, 0|0 added, 0 removed, 0 moved, 100000) as before\n", "bind", "replace", "--lines", "0", bindings)
+	s.run(0, ".*(100000 added, 0 removed, 0 moved, 0|0 added, 0 removed, 0 moved, 100000) unchanged\n", "bind", "replace", "--lines", "0", bindings)
 }
 
 // A command interrupted while it waits for the lock has changed nothing, and reports so.

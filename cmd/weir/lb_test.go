@@ -29,7 +29,7 @@ func TestLBCommands(t *testing.T) {
 		t.Skip("need: kernel", err)
 	}
 	root := nstest.BPFFS + "/lb-command"
-	if out, _, status := weir(t, "--root", root, "lb", "status"); status != 0 || !strings.Contains(out, "no load balancer is here") {
+	if out, _, status := weir(t, "--root", root, "lb", "status"); status != 0 || !strings.Contains(out, "no load balancer: ") {
 		t.Errorf("status %d: %s", status, out)
 	}
 	file := filepath.Join(t.TempDir(), "weir.yaml")
@@ -100,7 +100,7 @@ func TestLBCommands(t *testing.T) {
 	if _, errs, status := weir(t, "--root", root, "lb", "remove", "--allow-outage"); status != 0 {
 		t.Errorf("status %d: %s", status, errs)
 	}
-	if out, _, _ := weir(t, "--root", root, "lb", "status"); !strings.Contains(out, "no load balancer is here") {
+	if out, _, _ := weir(t, "--root", root, "lb", "status"); !strings.Contains(out, "no load balancer: ") {
 		t.Errorf("%s", out)
 	}
 	if left, err := filepath.Glob(control.Path("lb-*-edge")); err != nil || len(left) > 0 {
@@ -178,11 +178,11 @@ func TestFormerFilesWithoutTLS(t *testing.T) {
 // A connected but silent partner is shown with the length of the silence.
 func TestPartnerState(t *testing.T) {
 	for want, p := range map[string]lb.PairStatus{
-		"connected":                                  {Connected: true},
-		"! connected, but not heard for 4 s":         {Connected: true, Silent: 4.2},
-		"! not connected for 12 s":                   {Silent: 12},
-		"! not connected since the agent began":      {Silent: -1},
-		"connected, and clients' packets come by it": {Connected: true, There: true},
+		"connected":                                {Connected: true},
+		"! connected, but silent for 4 s":          {Connected: true, Silent: 4.2},
+		"! not connected for 12 s":                 {Silent: 12},
+		"! not connected since the agent's start":  {Silent: -1},
+		"connected, clients' packets arrive there": {Connected: true, There: true},
 	} {
 		if got := partnerState(&p); got != want {
 			t.Errorf("%+v: %q, want %q", p, got, want)

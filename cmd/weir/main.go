@@ -43,7 +43,7 @@ func main() {
 	c.SetOut(out)
 	err := c.ExecuteContext(ctx)
 	if _, changed := kernel.Writing(); err == nil && changed && out.err != nil {
-		fmt.Fprintln(os.Stderr, "weir: the change is in force; not all that was to be said of it could be written:", out.err)
+		fmt.Fprintln(os.Stderr, "weir: the change is in force, but its report could not be written:", out.err)
 	} else if err == nil {
 		err = out.err
 	}
@@ -84,18 +84,18 @@ func newCommand() *cobra.Command {
 	g := &cli.Globals{}
 	c := &cobra.Command{
 		Use:   "weir",
-		Short: "Control the traffic of this host from inside its kernel",
-		Long: `weir decides which process gets each connection and datagram, in the kernel,
-for processes that know nothing of it; it limits floods of UDP, filters packets and
-moves traffic off links that do not work there. State lives in pinned BPF maps: no
-process of weir's is in the data path.
+		Short: "Control this host's traffic from inside its kernel",
+		Long: `weir controls traffic inside the kernel of this host. It steers connections and
+datagrams to processes, limits UDP floods, filters packets and reroutes traffic off
+failed links. The processes need no change. State lives in pinned BPF maps: no weir
+process is in the data path.
 ` + overview(),
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		PersistentPreRunE: func(*cobra.Command, []string) error { return kernel.OpenRoot(g.Root).CheckName() },
 	}
 	c.PersistentFlags().StringVar(&g.Root, "root", "", "directory of pins (default $WEIR_ROOT or "+kernel.DefaultRoot+")")
-	c.PersistentFlags().StringVar(&g.Socket, "socket", host.DefaultSocket, "socket of weir serve, for users who may not read the pins")
+	c.PersistentFlags().StringVar(&g.Socket, "socket", host.DefaultSocket, "socket of weir serve, for users without access to the pins")
 	c.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return cli.Usage(fmt.Errorf("%w; see %s --help", flagError(err), cmd.CommandPath()))
 	})
@@ -171,7 +171,7 @@ func unknownCommand(cmd *cobra.Command, args []string) error {
 
 func versionCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "version", Short: "Print the version of weir and of its pins", Args: cobra.NoArgs,
+		Use: "version", Short: "Print the versions of weir and of its pin layout", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := struct {
 				Version string `json:"version"`

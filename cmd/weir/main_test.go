@@ -195,7 +195,7 @@ func TestCompletion(t *testing.T) {
 		}
 	}
 	for line, want := range map[string]string{
-		"__complete rem":             "remove\tTake weir's pins",
+		"__complete rem":             "remove\tRemove weir's pins",
 		"__complete steer un":        "unregister\t",
 		"__complete steer adm":       "admit\t",
 		"__complete remove s":        "steer\n",

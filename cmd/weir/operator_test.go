@@ -66,7 +66,7 @@ func TestBindingsRoundTrip(t *testing.T) {
 		c := nstest.Child("weir", append([]any{"--root", s.root}, anys(args)...)...)
 		c.Stdin = strings.NewReader(text)
 		out, err := c.CombinedOutput()
-		if err != nil || string(out) != "0 added, 0 removed, 0 moved, 6 as before\n" {
+		if err != nil || string(out) != "0 added, 0 removed, 0 moved, 6 unchanged\n" {
 			t.Errorf("weir %s: %v: %s", strings.Join(args, " "), err, out)
 		}
 	}

@@ -181,7 +181,7 @@ func TestLostOutputOfAChange(t *testing.T) {
 		failed bool
 		told   string
 	}{
-		"--allow-outage": {false, "weir: the change is in force; not all that was to be said of it could be written: write /dev/stdout: no space left on device\n"},
+		"--allow-outage": {false, "weir: the change is in force, but its report could not be written: write /dev/stdout: no space left on device\n"},
 		"--dry-run":      {true, "weir: write /dev/stdout: no space left on device\n"},
 	} {
 		c := command("--root", s.root, "apply", "-f", file, args)

@@ -80,36 +80,39 @@ type serveFlags struct {
 func serveCommand(g *cli.Globals) *cobra.Command {
 	var o serveFlags
 	c := &cobra.Command{
-		Use: "serve", Short: "Apply a file and run what it declares; serve metrics and the group's socket", Args: cobra.NoArgs,
-		Long: `Apply the configuration file (-f), and again at each SIGHUP. Run what it declares: give slots
-to members the moment their sockets appear, send them the templates
-of flow exporters that they lack, copy datagrams of devices that come later, attach
-filters to interfaces that come later, log which links and BFD sessions the kernel finds down and up,
-and serve /metrics and /healthz over HTTP and the reading commands over a Unix socket
-(--socket), to root and the group. Over another (--register-socket), to which everybody may connect and which answers
-nothing else, collectors register themselves, with the Go package clients/go/register or
-clients/c/weir.h. Over a third one (--handoff-socket) members of services keep their live sessions here, so that
-these outlive them: see weir handoff.
+		Use: "serve", Short: "Apply a file and run its long-lived tasks; serve metrics and a status socket", Args: cobra.NoArgs,
+		Long: `Apply the configuration file (-f) at the start and at each SIGHUP, and run its
+long-lived tasks:
+  - give slots to members as soon as their sockets appear
+  - replay templates of flow exporters to members without them
+  - attach filters, and copies of datagrams, to interfaces that appear later
+  - log links and BFD sessions that go down and up
+  - serve /metrics and /healthz over HTTP (--listen)
+  - answer reading commands of root and the group on a Unix socket (--socket)
+  - let any collector register itself on --register-socket, with the Go package
+    clients/go/register or clients/c/weir.h
+  - keep live sessions of members on --handoff-socket: see weir handoff
 
-Traffic does not need it: it may be stopped, restarted or killed at any time, and
-a slot whose member dies is withdrawn by the kernel alone. Only members that
-start meanwhile wait for its return, or for weir steer admit; and the BFD sessions
-that FRR's bfdd hands over (frr:) end with it, unless systemd restarts it.
+Traffic does not need weir serve: stop, restart or kill it at any time. The kernel
+itself withdraws the slot of a dead member. Only new members wait for weir serve,
+or for weir steer admit. BFD sessions handed over by FRR's bfdd (frr:) end with
+it, unless systemd restarts it.
 
-A file with an error changes nothing: weir serve does not start with it, and at SIGHUP
-keeps running what is there. It does not start with a root on no BPF file system, nor
-without the right to pin. Like weir apply, SIGHUP refuses a change that takes traffic
-away from its receiver. The start allows it where nothing is applied yet, as after a boot: members may
-come later. Where something is missing, weir serve tries again every 5 s, also after SIGHUP. Instances that
-went with their network namespace it applies again once the namespace is back. Until then /healthz has
-the reason. weir apply changes what weir serve works by as well, and goes before such an attempt.
-Without -f it serves what is applied, and ignores SIGHUP.
+A file with an error changes nothing: weir serve then does not start, and at
+SIGHUP it keeps the running configuration. It does not start with a root outside a
+BPF file system, or without the right to pin. Like weir apply, SIGHUP rejects a
+change that would take traffic from its receiver. The first start after a boot
+allows it, because members may start later. weir serve retries missing objects
+every 5 s, also after SIGHUP, and applies instances again when their network
+namespace returns. Until then /healthz shows the reason. A later weir apply
+replaces the configuration of weir serve and cancels such retries. Without -f it
+serves the applied state and ignores SIGHUP.
 
---only runs some features alone, for privileges: the process keeps the capabilities that
-these need, applies their part of the file, and listens only where flags say so. Without
---only it keeps those of all features. Checks of members that it starts (ready.command)
-have no others either. --only keeper needs no right: a user who may not pin runs it by the
-file alone.`,
+--only runs some features in a process of their own. The process keeps only their
+capabilities, applies their part of the file, and listens only on sockets given by
+flags. Without --only it keeps the capabilities of all features. Member checks
+(ready.command) inherit them. --only keeper needs no rights: a user without the
+right to pin can run it from the file alone.`,
 		Example: `  weir serve -f /etc/weir/weir.yaml
   weir serve -f /etc/weir/weir.yaml --only guard,filter --listen 127.0.0.1:9744`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -120,10 +123,10 @@ file alone.`,
 			kernel.OnWait(logWait(o.Log))
 			safefile.OnWait(logWait(o.Log))
 			if err := host.DropRights(o.Only); err != nil {
-				o.Log.Warn("capabilities that serve does not need stay", "err", err)
+				o.Log.Warn("unneeded capabilities not dropped", "err", err)
 			}
 			if o.File == "" {
-				ignoreHangup(cmd.Context(), o.Log, "weir apply changes what weir serve works by")
+				ignoreHangup(cmd.Context(), o.Log, "run weir apply to change the configuration")
 			} else {
 				o.Reload = hangups(cmd.Context())
 			}
@@ -133,7 +136,7 @@ file alone.`,
 	f := c.Flags()
 	f.StringVarP(&o.File, "file", "f", "", "configuration file to apply at the start and at SIGHUP")
 	f.StringSliceVar(&o.Only, "only", nil, "features to run, like guard,filter; default: all")
-	f.StringVar(&o.Listen, "listen", "127.0.0.1:9743", "address of /metrics and /healthz (0.0.0.0: IPv4 alone); empty for none, which is the default with --only")
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:9743", "address of /metrics and /healthz (0.0.0.0: IPv4 only); empty for none (default with --only)")
 	o.sockets = map[string]*string{}
 	for name, x := range host.SocketFlags() {
 		o.sockets[name] = f.String(x.Name, x.Default, x.Usage+", by default beside --socket; empty for none")
@@ -152,7 +155,7 @@ func (o *serveFlags) resolve(cmd *cobra.Command, g *cli.Globals) error {
 		return cli.Usage(fmt.Errorf("--only: %w", err))
 	}
 	if o.File == "-" {
-		return cli.Usage(errors.New("-f -: weir serve reads its file again: name a file"))
+		return cli.Usage(errors.New("-f -: weir serve reads its file again at SIGHUP: name a file"))
 	}
 	apart := len(o.Only) > 0
 	o.Socket, o.Keeper = g.Socket, keeperSocket(g)

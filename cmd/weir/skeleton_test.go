@@ -42,9 +42,9 @@ func TestSkeletonCommands(t *testing.T) {
 	run(table, "status")
 	run(table, "skeleton", "status")
 	run(`\{\n  "items": \[\n    \{\n      "name": "web",.*`, "skeleton", "status", "--json")
-	run(`.*weir skeleton status +what skeleton has applied.*`, "--help")
+	run(`.*weir skeleton status +applied state.*`, "--help")
 	run(`.*skeleton.*`, "__complete", "remove", "")
 	run(`nothing to upgrade: .*`, "upgrade")
 	run(``, "remove", "skeleton")
-	run(`nothing of skeleton: .*`, "skeleton", "status")
+	run(`no state of skeleton: .*`, "skeleton", "status")
 }

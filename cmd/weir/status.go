@@ -15,7 +15,7 @@ import (
 
 func statusCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "status", Short: "Show what is there: services, guards, filters, paths, load balancers, sessions", Args: cobra.NoArgs,
+		Use: "status", Short: "Show services, guards, filters, paths, load balancers and sessions", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			st, err := g.Reader().Status(cmd.Context())
 			if err != nil {

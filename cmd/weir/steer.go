@@ -23,8 +23,8 @@ func init() {
 	cli.Add(cli.Feature{
 		Name: spec.Name,
 		Overview: []string{
-			"weir steer where 192.0.2.7|which slot and process get this router's traffic",
-			"weir bypass SERVICE|the kernel's own behaviour at once",
+			"weir steer where 192.0.2.7|slot and process of a router's traffic",
+			"weir bypass SERVICE|stop steering a service at once",
 		},
 		Commands: func(g *cli.Globals) []*cobra.Command {
 			return []*cobra.Command{steerCommand(g), bindCommand(g), bypassCommand(g)}
@@ -46,9 +46,9 @@ func serviceNames(st host.Status) (out []string) {
 
 func steerCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "steer", Short: "Which member gets which traffic",
-		Long: `Steering assigns the traffic of a service to numbered slots: a source address
-hashes to a bucket, a table maps buckets to slots, and the slot's member gets
+		Use: "steer", Short: "Assign traffic to the members of services",
+		Long: `Steering assigns the traffic of a service to numbered slots. A source address
+hashes to a bucket, and a table maps buckets to slots. The slot's member gets
 every protocol of that source. A slot without a member rejects.`,
 	}
 	c.AddCommand(steerStatus(g), steerWhere(g), steerDevices(g), steerTemplates(g), steerAdmit(g), steerWithdraw(g), steerRegister(g), steerUnregister(g), steerRun(g), steerRetire(g),
@@ -60,7 +60,7 @@ every protocol of that source. A slot without a member rejects.`,
 
 func steerStatus(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "status [SERVICE]", Short: "Members, counts, queues and drops of every slot, and why one is empty", Args: cobra.MaximumNArgs(1),
+		Use: "status [SERVICE]", Short: "Show members, counters, queues and drops of every slot", Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			all, err := g.Reader().Status(cmd.Context())
 			if err != nil {
@@ -95,15 +95,15 @@ func steerWhere(g *cli.Globals) *cobra.Command {
 	var service string
 	var what state.WhatIf
 	c := &cobra.Command{
-		Use: "where ADDRESS|NAME…", Short: "Bucket, slot and process of source addresses, or of devices by name", Args: cobra.MinimumNArgs(1),
+		Use: "where ADDRESS|NAME…", Short: "Show bucket, slot and process of source addresses or devices", Args: cobra.MinimumNArgs(1),
 		Example: `  weir steer where 192.0.2.7
-  weir steer where edge1                    # a device, of a service by: device
-  weir steer where --slots 5 192.0.2.7      # with five slots instead
-  weir steer where --without 2 192.0.2.7    # if slot 2 were empty`,
+  weir steer where edge1                    # a device name, with by: device
+  weir steer where --slots 5 192.0.2.7      # as if there were five slots
+  weir steer where --without 2 192.0.2.7    # as if slot 2 were empty`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, a := range args {
 				if _, err := netip.ParsePrefix(a); err == nil {
-					return cli.Usage(fmt.Errorf("%q is no IP address", a))
+					return cli.Usage(fmt.Errorf("%q is not an IP address", a))
 				}
 			}
 			p, err := host.Ask[steer.WhereReport](cmd.Context(), g.Reader(), spec.Name, "where", what.Values(service, args))
@@ -180,7 +180,7 @@ func named(a netip.Addr, device string) string {
 }
 
 func serviceFlag(c *cobra.Command, to *string) {
-	c.Flags().StringVar(to, "service", "", "name of the service, where there are several")
+	c.Flags().StringVar(to, "service", "", "name of the service (required if there are several)")
 }
 
 func steerDevices(g *cli.Globals) *cobra.Command {
@@ -188,9 +188,9 @@ func steerDevices(g *cli.Globals) *cobra.Command {
 	var f state.DeviceFilter
 	slot := -1
 	c := &cobra.Command{
-		Use: "devices", Short: "Every source: when last heard, how often, over which protocols", Args: cobra.NoArgs,
-		Example: `  weir steer devices --silent 5m      # not heard for five minutes
-  weir steer devices --missing udp    # holds a session, exports no flows`,
+		Use: "devices", Short: "List sources with their last packet, rate and protocols", Args: cobra.NoArgs,
+		Example: `  weir steer devices --silent 5m      # silent for five minutes
+  weir steer devices --missing udp    # with a session, but without flow records`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if slot >= 0 {
 				f.Slot = &slot
@@ -221,9 +221,9 @@ func steerDevices(g *cli.Globals) *cobra.Command {
 		},
 	}
 	serviceFlag(c, &service)
-	c.Flags().DurationVar(&f.Silent, "silent", 0, "only those not heard for so long")
-	c.Flags().StringVar(&f.Missing, "missing", "", "only those never heard over udp, or tcp")
-	c.Flags().IntVar(&slot, "slot", -1, "only those of one slot")
+	c.Flags().DurationVar(&f.Silent, "silent", 0, "only sources silent for this long")
+	c.Flags().StringVar(&f.Missing, "missing", "", "only sources never heard over this protocol: udp or tcp")
+	c.Flags().IntVar(&slot, "slot", -1, "only sources of this slot")
 	cli.JSONFlag(c, g)
 	return c
 }

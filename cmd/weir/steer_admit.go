@@ -21,11 +21,11 @@ func steerAdmit(g *cli.Globals) *cobra.Command {
 	var resets resetFlags
 	c := &cobra.Command{
 		Use:   "admit SERVICE --slot N",
-		Short: "Give a slot to its member, or to another process", Args: cobra.ExactArgs(1),
-		Long: `Give a slot of a service of the configuration to its member once all its sockets
-are there and its check, if the configuration has one, has passed: to the member
-of the configuration, or to the process of --pid, --pidfile, --unit or --cgroup.
-weir serve does this by itself; without it, a unit does:
+		Short: "Give a slot to its configured member or to another process", Args: cobra.ExactArgs(1),
+		Long: `Give a slot to a member once all its sockets exist and its check, if configured,
+has passed. The member is the one of the configuration, or the process of --pid,
+--pidfile, --unit or --cgroup. weir serve does this by itself. Without it, a unit
+can:
 
   ExecStartPost=weir steer admit telemetry --slot 0 --pid $MAINPID
 
@@ -43,7 +43,7 @@ A collector can also register itself: see weir serve --register-socket.`,
 			}
 			changed, err := engine.AdmitWithin(cmd.Context(), g.Host().Root, s, named, wait)
 			if err == nil && !changed {
-				fmt.Fprintf(cmd.OutOrStdout(), "slot %d of %s has it already\n", slot, args[0])
+				fmt.Fprintf(cmd.OutOrStdout(), "slot %d of %s has this member already\n", slot, args[0])
 			}
 			if err != nil || !changed {
 				return err
@@ -53,18 +53,18 @@ A collector can also register itself: see weir serve --register-socket.`,
 	}
 	c.Flags().IntVar(&slot, "slot", -1, "number of the slot")
 	processFlags(c, &m)
-	c.Flags().StringSliceVar(&bound, "bound", nil, "where its sockets are bound, one for each listen, if not there")
+	c.Flags().StringSliceVar(&bound, "bound", nil, "addresses of its sockets, one for each listen, if they differ")
 	resets.addRate(c)
-	c.Flags().DurationVar(&wait, "wait", time.Minute, "wait so long for its sockets")
+	c.Flags().DurationVar(&wait, "wait", time.Minute, "maximum time to wait for its sockets")
 	return c
 }
 
 // processFlags adds the flags that name a process.
 func processFlags(c *cobra.Command, m *service.Member) {
-	c.Flags().IntVar(&m.PID, "pid", 0, "the member's process")
-	c.Flags().StringVar(&m.PIDFile, "pidfile", "", "file with the number of the member's process")
-	c.Flags().StringVar(&m.Unit, "unit", "", "the member's systemd unit")
-	c.Flags().StringVar(&m.Cgroup, "cgroup", "", "the member's cgroup, from the root of cgroup2")
+	c.Flags().IntVar(&m.PID, "pid", 0, "process of the member")
+	c.Flags().StringVar(&m.PIDFile, "pidfile", "", "file with the PID of the member")
+	c.Flags().StringVar(&m.Unit, "unit", "", "systemd unit of the member")
+	c.Flags().StringVar(&m.Cgroup, "cgroup", "", "cgroup of the member, from the root of cgroup2")
 }
 
 // namedMember returns the member named by the flags, or nil for the configured member.
@@ -102,9 +102,9 @@ func steerWithdraw(g *cli.Globals) *cobra.Command {
 	slot := -1
 	c := &cobra.Command{
 		Use:   "withdraw SERVICE --slot N",
-		Short: "Take a slot from its member", Args: cobra.ExactArgs(1),
-		Long: `Take a slot from its member: its traffic, of every protocol, meets on_empty until
-weir steer admit gives the slot to a member again. weir serve leaves it withdrawn.`,
+		Short: "Withdraw a slot from its member", Args: cobra.ExactArgs(1),
+		Long: `Take a slot from its member. Traffic of every protocol then follows on_empty until
+weir steer admit gives the slot to a member again. weir serve does not admit one.`,
 		Example: `  weir steer withdraw telemetry --slot 0`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			s, err := findSlot(cmd, g, args[0], slot)

@@ -26,7 +26,7 @@ func (x *applyResets) Prepare(cfg *host.Config) { cfg.Rate = x.resets.given() }
 func (x *applyResets) Foresee(cmd *cobra.Command, cfg *host.Config) {
 	foreseen, err := x.foreseen(cmd.Context(), cfg)
 	if err != nil {
-		fmt.Fprintln(cmd.ErrOrStderr(), "cannot say which sessions would be reset:", err)
+		fmt.Fprintln(cmd.ErrOrStderr(), "cannot determine the sessions to be reset:", err)
 	}
 	tellForeseen(cmd, x.g, foreseen...)
 }

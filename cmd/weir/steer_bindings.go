@@ -28,10 +28,10 @@ import (
 // bindCommand returns weir bind.
 func bindCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "bind", Short: "Which prefixes and ports lead to which service",
-		Long: `Bindings lead the traffic of prefixes and ports to services: to those of the
-configuration, or to sockets that weir steer register registers. They are of one
-network namespace, and outlive every apply.`,
+		Use: "bind", Short: "Bind prefixes and ports to services",
+		Long: `Bindings send the traffic of prefixes and ports to services: to services of the
+configuration, or to sockets registered with weir steer register. A binding
+belongs to one network namespace, and survives weir apply.`,
 	}
 	c.AddCommand(bindAdd(g), bindRemove(g), bindList(g), bindLoad(g), bindReplace(g))
 	return c
@@ -41,9 +41,9 @@ network namespace, and outlive every apply.`,
 func movedToBind() (out []*cobra.Command) {
 	for _, c := range []struct{ old, now string }{{"bind", "add"}, {"unbind", "remove"}, {"bindings", "list"}, {"load", "load"}, {"replace", "replace"}} {
 		out = append(out, &cobra.Command{
-			Use: c.old, Short: "Is weir bind " + c.now + " now", Hidden: true, FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
+			Use: c.old, Short: "Renamed to weir bind " + c.now, Hidden: true, FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 			RunE: func(*cobra.Command, []string) error {
-				return cli.Usage(fmt.Errorf("weir steer %s is weir bind %s now: see weir bind %s --help", c.old, c.now, c.now))
+				return cli.Usage(fmt.Errorf("weir steer %s is now weir bind %s: see weir bind %s --help", c.old, c.now, c.now))
 			},
 		})
 	}
@@ -102,7 +102,7 @@ func parseBinding(args []string) (b bindings.Binding, err error) {
 func parsePort(s string) (uint16, error) {
 	n, err := strconv.ParseUint(s, 10, 16)
 	if err != nil {
-		return 0, fmt.Errorf("%q is no port: want 1 to 65535, or 0 for every one", s)
+		return 0, fmt.Errorf("%q is not a port: want 1 to 65535, or 0 for every port", s)
 	}
 	return uint16(n), nil
 }
@@ -119,16 +119,16 @@ func bindAdd(g *cli.Globals) *cobra.Command {
 	var in netnsFlag
 	var allow outageFlag
 	c := &cobra.Command{
-		Use: "add SERVICE tcp|udp PREFIX PORT", Short: "Lead what is sent to a prefix and port to a service", Args: cobra.ExactArgs(4),
-		Long: `Lead what is sent to a prefix and port to a service: one of the configuration, or
-one whose sockets weir steer register registers, before or after. Port 0 is every
-port. The addresses need not be any interface's, but packets to them must reach
-this host: ip route add local PREFIX dev lo.
+		Use: "add SERVICE tcp|udp PREFIX PORT", Short: "Bind a prefix and port to a service", Args: cobra.ExactArgs(4),
+		Long: `Send the traffic of a prefix and port to a service: a service of the
+configuration, or one with sockets registered with weir steer register, before or
+after. Port 0 means every port. The addresses need no interface, but their packets
+must reach this host: ip route add local PREFIX dev lo.
 
-The longest prefix decides; of one prefix, the port goes before every port. What
-is bound to a service without a socket is rejected. Where that takes traffic from a
-process, or from a service with a socket, it is refused, unless --allow-outage is
-given.`,
+The longest prefix wins. Within a prefix, a port wins over every port. Traffic
+bound to a service without a socket is rejected. The command fails if that would
+take traffic from a process, or from a service with a socket, unless
+--allow-outage is given.`,
 		Example: `  weir bind add www tcp 192.0.2.0/24 80
   weir bind add game udp 2001:db8:7::/64 0      # every port`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -147,7 +147,7 @@ given.`,
 				switch {
 				case err != nil:
 				case was == b.Service:
-					fmt.Fprintf(cmd.OutOrStdout(), "%s is so already\n", b)
+					fmt.Fprintf(cmd.OutOrStdout(), "%s is bound already\n", b)
 				case was != "":
 					fmt.Fprintf(cmd.OutOrStdout(), "%s, no longer to %s\n", b, was)
 				}
@@ -182,7 +182,7 @@ func warnConflicts(cmd *cobra.Command, l *kernel.WriteLock, ns *netns.Handle, al
 func bindRemove(g *cli.Globals) *cobra.Command {
 	var in netnsFlag
 	c := &cobra.Command{
-		Use: "remove SERVICE tcp|udp PREFIX PORT", Short: "Take a binding away", Args: cobra.ExactArgs(4),
+		Use: "remove SERVICE tcp|udp PREFIX PORT", Short: "Remove a binding", Args: cobra.ExactArgs(4),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			b, err := parseBinding(args)
 			if err != nil {
@@ -200,9 +200,8 @@ func bindList(g *cli.Globals) *cobra.Command {
 	var proto, within, covers, port string
 	var f bindings.BindingFilter
 	c := &cobra.Command{
-		Use: "list", Short: "List what is bound to which service", Args: cobra.NoArgs,
-		Long: `List what is bound to which service, by address. With --json it is a file that
-weir bind replace reads.`,
+		Use: "list", Short: "List bindings", Args: cobra.NoArgs,
+		Long: `List bindings, sorted by address. weir bind replace reads the output of --json.`,
 		Example: `  weir bind list --covers 192.0.2.7
   weir bind list --json > bindings.json`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -240,18 +239,18 @@ weir bind replace reads.`,
 				return err
 			}
 			if len(chosen) == 0 {
-				fmt.Fprintln(cmd.OutOrStdout(), "nothing is bound")
+				fmt.Fprintln(cmd.OutOrStdout(), "no bindings")
 				return nil
 			}
 			printBindings(cmd.OutOrStdout(), chosen)
 			return nil
 		},
 	}
-	c.Flags().StringVar(&f.Service, "service", "", "bound to this service")
-	c.Flags().StringVar(&proto, "proto", "", "of this protocol: tcp or udp")
-	c.Flags().StringVar(&within, "within", "", "of prefixes within this one")
-	c.Flags().StringVar(&covers, "covers", "", "of prefixes that this address lies in")
-	c.Flags().StringVar(&port, "port", "", "of this port; 0: of every port")
+	c.Flags().StringVar(&f.Service, "service", "", "only bindings to this service")
+	c.Flags().StringVar(&proto, "proto", "", "only bindings of this protocol: tcp or udp")
+	c.Flags().StringVar(&within, "within", "", "only prefixes within this prefix")
+	c.Flags().StringVar(&covers, "covers", "", "only prefixes covering this address")
+	c.Flags().StringVar(&port, "port", "", "only bindings of this port; 0: bindings of every port")
 	in.add(c)
 	cli.JSONFlag(c, g)
 	return c
@@ -274,21 +273,21 @@ func portName(port uint16) string {
 
 func bindLoad(g *cli.Globals) *cobra.Command {
 	return manyCommand(g, true, &cobra.Command{
-		Use: "load [FILE]", Short: "Add the bindings of a file, all at once",
-		Long: `Add the bindings of a file to those that there are, all at once: a packet meets the
-state before or after. The file is checked first; with an error in it nothing
-changes. FILE is what weir bind list --json prints, or a file of tubular's;
-"-", or none, is standard input.`,
+		Use: "load [FILE]", Short: "Add the bindings of a file atomically",
+		Long: `Add the bindings of a file to the existing ones atomically: a packet meets the
+state before or after. The file is checked first, and an error in it changes
+nothing. FILE is the output of weir bind list --json, or a file of tubular.
+Without FILE, or with "-", standard input is read.`,
 	})
 }
 
 func bindReplace(g *cli.Globals) *cobra.Command {
 	return manyCommand(g, false, &cobra.Command{
-		Use: "replace [FILE]", Short: "Have the bindings be those of a file, all at once",
-		Long: `Have the bindings be those of a file and no others, all at once: a packet meets all
-the old ones or all the new. The file is checked first; with an error in it
-nothing changes. FILE is what weir bind list --json prints, or a file of
-tubular's; "-", or none, is standard input.`,
+		Use: "replace [FILE]", Short: "Replace all bindings by those of a file atomically",
+		Long: `Replace all bindings by those of a file atomically: a packet meets all the old
+bindings or all the new ones. The file is checked first, and an error in it
+changes nothing. FILE is the output of weir bind list --json, or a file of
+tubular. Without FILE, or with "-", standard input is read.`,
 	})
 }
 
@@ -301,7 +300,7 @@ func manyCommand(g *cli.Globals, keep bool, c *cobra.Command) *cobra.Command {
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			if info, err := os.Stdin.Stat(); err != nil || info.Mode()&os.ModeCharDevice != 0 {
-				return cli.Usage(fmt.Errorf("name a file, or give it as standard input: weir bind list --json | %s", cmd.CommandPath()))
+				return cli.Usage(fmt.Errorf("name a file, or pipe one in: weir bind list --json | %s", cmd.CommandPath()))
 			}
 			args = []string{"-"}
 		}
@@ -338,10 +337,10 @@ func manyCommand(g *cli.Globals, keep bool, c *cobra.Command) *cobra.Command {
 		})
 	}
 	c.Flags().BoolVar(&dry, "dry-run", false, "print what would change, change nothing")
-	c.Flags().IntVar(&lines, "lines", 100, "print so many changes at most")
+	c.Flags().IntVar(&lines, "lines", 100, "maximum number of changes to print")
 	in.add(c)
 	allow.add(c)
-	return cut{remedy: "the bindings are all the old ones or all the new: weir bind list tells, the same command again finishes it"}.of(c)
+	return cut{remedy: "either all old bindings or all new ones are in force: see weir bind list, and run the command again to finish it"}.of(c)
 }
 
 // foretell prints the traffic lost by bindings, as far as this user's rights allow.
@@ -355,7 +354,7 @@ func (f *netnsFlag) foretell(cmd *cobra.Command, g *cli.Globals, all []bindings.
 		}
 	}
 	if err != nil {
-		fmt.Fprintln(cmd.ErrOrStderr(), "cannot say which traffic would be lost:", err)
+		fmt.Fprintln(cmd.ErrOrStderr(), "cannot determine the lost traffic:", err)
 	}
 }
 
@@ -378,13 +377,13 @@ func printDiff(w io.Writer, d bindings.Diff, lines int) {
 	if left < 0 {
 		fmt.Fprintf(w, "… and %d more (--lines)\n", -left)
 	}
-	fmt.Fprintf(w, "%d added, %d removed, %d moved, %d as before\n", len(d.Added), len(d.Removed), len(d.Moved), d.Same)
+	fmt.Fprintf(w, "%d added, %d removed, %d moved, %d unchanged\n", len(d.Added), len(d.Removed), len(d.Moved), d.Same)
 }
 
 func steerServices(g *cli.Globals) *cobra.Command {
 	var in netnsFlag
 	c := &cobra.Command{
-		Use: "services", Short: "List the services that prefixes are bound to, their sockets and counts", Args: cobra.NoArgs,
+		Use: "services", Short: "List services with bindings, their sockets and counters", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			scope, err := in.scope()
 			if err != nil {
@@ -401,7 +400,7 @@ func steerServices(g *cli.Globals) *cobra.Command {
 				return cli.PrintJSON(cmd, all)
 			}
 			if len(all) == 0 {
-				fmt.Fprintln(cmd.OutOrStdout(), "nothing is bound or registered")
+				fmt.Fprintln(cmd.OutOrStdout(), "no bindings and no registered sockets")
 				return nil
 			}
 			printNamed(cmd.OutOrStdout(), all)
@@ -445,7 +444,7 @@ func printNamed(w io.Writer, all []bindings.Named) {
 
 func socketsText(n bindings.Named) string {
 	if n.Configured {
-		return "slots of the configuration"
+		return "configured slots"
 	}
 	var out []string
 	for _, s := range n.Sockets {

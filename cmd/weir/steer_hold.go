@@ -19,7 +19,7 @@ func steerHold(g *cli.Globals) *cobra.Command {
 	var scope string
 	var engine string
 	c := &cobra.Command{
-		Use: "hold", Short: "Hold the sockets of weir's own: those that swallow for on_empty: drop, and one in every reuseport group", Hidden: true, Args: cobra.NoArgs,
+		Use: "hold", Short: "Hold weir's own sockets: the sinks of on_empty: drop, and one in every reuseport group", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if scope == "" {
 				return cli.Usage(fmt.Errorf("name the namespace: --scope INODE"))
@@ -27,7 +27,7 @@ func steerHold(g *cli.Globals) *cobra.Command {
 			return sockholder.Run(cmd.Context(), g.Host().Root, scope, spec.Engine(engine))
 		},
 	}
-	c.Flags().StringVar(&engine, "engine", string(spec.EngineSkLookup), "engine that the sockets are for")
+	c.Flags().StringVar(&engine, "engine", string(spec.EngineSkLookup), "engine of the sockets")
 	c.Flags().StringVar(&scope, "scope", "", "inode number of the network namespace")
 	return c
 }

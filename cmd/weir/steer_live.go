@@ -68,7 +68,7 @@ type resetFlags struct {
 
 func (f *resetFlags) addRate(c *cobra.Command) {
 	f.cmd = c
-	c.Flags().Var(&f.rate, "rate", "how fast to reset sessions that are at another slot than their router, like 5/s; 0 leaves all where they are\n(default: the service's reset_rate)")
+	c.Flags().Var(&f.rate, "rate", "rate of resets of misplaced sessions, like 5/s; 0 leaves all sessions in place\n(default: the service's reset_rate)")
 	c.Flags().Lookup("rate").DefValue = ""
 }
 
@@ -141,7 +141,7 @@ func printForeseen(w io.Writer, movable func(service string, s state.Session) bo
 			fmt.Fprintf(w, "would %s session of %s: %s of %s\n", verb, s.Router(), s.Slots(), f.Service)
 		}
 		if f.Problem != "" {
-			fmt.Fprintf(w, "cannot say which sessions of %s would be reset: %s\n", f.Service, f.Problem)
+			fmt.Fprintf(w, "cannot determine the sessions of %s to be reset: %s\n", f.Service, f.Problem)
 		}
 	}
 }
@@ -160,13 +160,13 @@ func steerMove(g *cli.Globals) *cobra.Command {
 	var resets resetFlags
 	var allow outageFlag
 	c := &cobra.Command{
-		Use: "move SERVICE {--device ADDRESS | --bucket N} {--to SLOT | --back}", Short: "Put one device or bucket into another slot, or back", Args: cobra.ExactArgs(1),
-		Long: `Put one device, or one of the 4096 buckets, into another slot, for every protocol
-at once, or back to where it is otherwise. It stays there over weir apply.
-The router's TCP sessions at the former slot go along if their member hands over
-(see weir handoff), else they are reset, so that the router is not split.
-A move of what is served to a slot that is empty and rejects is refused, unless
---allow-outage is given.`,
+		Use: "move SERVICE {--device ADDRESS | --bucket N} {--to SLOT | --back}", Short: "Move a device or bucket to another slot, or back", Args: cobra.ExactArgs(1),
+		Long: `Move one device, or one of the 4096 buckets, to another slot for every protocol at
+once, or back to its normal slot. The move survives weir apply. The router's TCP
+sessions move along if their member hands over sessions (see weir handoff).
+Otherwise they are reset, so all traffic of the router stays together. A move of
+served traffic to an empty slot that rejects fails, unless --allow-outage is
+given.`,
 		Example: `  weir steer move telemetry --device 192.0.2.7 --to 2
   weir steer move telemetry --device edge1.fra --back
   weir steer move telemetry --bucket 1234 --to 0 --dry-run`,
@@ -176,7 +176,7 @@ A move of what is served to a slot that is empty and rejects is refused, unless
 				return cli.Usage(errors.New("name what to move: --device ADDRESS, or --bucket N"))
 			}
 			if flags.Changed("to") == m.Back {
-				return cli.Usage(errors.New("say where to: --to SLOT, or --back"))
+				return cli.Usage(errors.New("name the destination: --to SLOT, or --back"))
 			}
 			s, err := pinned(cmd, g, args[0])
 			if err != nil {
@@ -202,7 +202,7 @@ A move of what is served to a slot that is empty and rejects is refused, unless
 	c.Flags().StringVar(&m.Device, "device", "", "source address, or name of a device")
 	c.Flags().IntVar(&m.Bucket, "bucket", 0, "number of a bucket, 0 to 4095")
 	c.Flags().IntVar(&m.To, "to", 0, "number of the slot")
-	c.Flags().BoolVar(&m.Back, "back", false, "to where it is when it is not moved")
+	c.Flags().BoolVar(&m.Back, "back", false, "end the move: return to the normal slot")
 	resets.add(c)
 	c.Flags().Lookup("dry-run").Usage = "list the routers whose sessions would be reset and the traffic that would be lost, change nothing"
 	allow.add(c)
@@ -211,13 +211,13 @@ A move of what is served to a slot that is empty and rejects is refused, unless
 
 func steerDrain(g *cli.Globals) *cobra.Command {
 	return drainCommand(g, false, &cobra.Command{
-		Use: "drain SERVICE --slot N", Short: "Give a slot's traffic to the others until it is undrained",
-		Long: `Give a slot's traffic to the other slots, as if its weight were 0, until weir steer
-undrain. Its member stays. It stays drained over weir apply. TCP sessions that it
-holds go along if it hands over (see weir handoff); others are reset, paced, and
-come back at the slot that has their router then. It is refused if a part of the
-traffic would go to an empty slot (on_empty: reject or drop), unless --allow-outage
-is given.`,
+		Use: "drain SERVICE --slot N", Short: "Give a slot's traffic to the other slots until undrain",
+		Long: `Give a slot's traffic to the other slots, as with weight 0, until weir steer
+undrain. Its member stays. The drain survives weir apply. Its TCP sessions move
+along if the member hands over sessions (see weir handoff). Others are reset at a
+limited rate and reconnect at their router's new slot. The command fails if some
+traffic would go to an empty slot (on_empty: reject or drop), unless
+--allow-outage is given.`,
 		Example: `  weir steer drain telemetry --slot 3 --dry-run   # lists the routers
   weir steer drain telemetry --slot 3 --rate 20/s`,
 	})
@@ -226,8 +226,8 @@ is given.`,
 func steerUndrain(g *cli.Globals) *cobra.Command {
 	return drainCommand(g, true, &cobra.Command{
 		Use: "undrain SERVICE --slot N", Short: "Give a drained slot its traffic back",
-		Long: `Give a drained slot its traffic back. It is refused while the slot is empty and
-rejects: start its member first, or give --allow-outage.`,
+		Long: `Give a drained slot its traffic back. The command fails while the slot is empty
+and rejects: start its member first, or give --allow-outage.`,
 		Example: `  weir steer undrain telemetry --slot 3`,
 	})
 }
@@ -286,10 +286,10 @@ func drainCommand(g *cli.Globals, back bool, c *cobra.Command) *cobra.Command {
 func steerReset(g *cli.Globals) *cobra.Command {
 	var resets resetFlags
 	c := &cobra.Command{
-		Use: "reset SERVICE", Short: "Reset the TCP sessions that are at another slot than their router", Args: cobra.ExactArgs(1),
-		Long: `Reset the TCP sessions that are held by another slot's member than the one that
-has the router's traffic now. Changes do so by themselves; this is for what was
-left with --rate 0.`,
+		Use: "reset SERVICE", Short: "Reset misplaced TCP sessions: not at their router's slot", Args: cobra.ExactArgs(1),
+		Long: `Reset misplaced TCP sessions: another slot's member holds the session than the
+slot of its router. Changes reset them by themselves. This command is for sessions
+left in place with --rate 0.`,
 		Example: `  weir steer reset telemetry --dry-run
   weir steer reset telemetry --rate 20/s`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -309,7 +309,7 @@ left with --rate 0.`,
 			rate := spec.DefaultResetRate
 			if given := resets.given(); given != nil {
 				if rate = *given; rate == 0 {
-					return cli.Usage(errors.New("--rate 0 resets none: give a rate like 5/s"))
+					return cli.Usage(errors.New("--rate 0 resets nothing: give a rate like 5/s"))
 				}
 			} else if own := s.ResetRate(); own != 0 {
 				rate = own
@@ -328,14 +328,13 @@ func bypassCommand(g *cli.Globals) *cobra.Command {
 	off, all := false, false
 	var allow outageFlag
 	c := &cobra.Command{
-		Use: "bypass {SERVICE | --all}", Short: "Leave a service's traffic to the kernel at once; --off steers it again", Args: cobra.MaximumNArgs(1),
-		Long: `Leave a service's traffic to the kernel at once, as if weir were not there: no
-packet of it is steered, rejected or counted. The service stays as it is, also
-over weir apply, until --off. For the hour when you want weir out of the picture.
---off is refused where it takes traffic from a process that gets it meanwhile and
-gives it to an empty slot, unless --allow-outage is given.
---all does so for every service with slots, in all network namespaces. It needs neither
-the configuration file nor weir serve.`,
+		Use: "bypass {SERVICE | --all}", Short: "Stop steering a service at once; --off steers it again", Args: cobra.MaximumNArgs(1),
+		Long: `Leave a service's traffic to the kernel at once, as without weir: no packet of it
+is steered, rejected or counted. The service stays configured and bypassed, also
+after weir apply, until --off. Use it to rule weir out during an incident. --off
+fails if it would take traffic from a process and give it to an empty slot, unless
+--allow-outage is given. --all bypasses every service with slots, in all network
+namespaces. It needs neither the configuration file nor weir serve.`,
 		Example: `  weir bypass telemetry
   weir bypass --all
   weir bypass --off telemetry`,
@@ -387,7 +386,7 @@ the configuration file nor weir serve.`,
 	c.Flags().BoolVar(&off, "off", false, "steer it again")
 	c.Flags().BoolVar(&all, "all", false, "every service with slots, in all network namespaces")
 	allow.add(c)
-	return cut{remedy: "the same command again finishes it"}.of(c)
+	return cut{remedy: "run the command again to finish it"}.of(c)
 }
 
 // refuseSteering returns an error if steering all services again would take traffic away.
@@ -400,7 +399,7 @@ func refuseSteering(cmd *cobra.Command, g *cli.Globals, allow outageFlag) error 
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(failed)) {
-		fmt.Fprintf(cmd.ErrOrStderr(), "warning: cannot say what service %s takes away: %v\n", name, failed[name])
+		fmt.Fprintf(cmd.ErrOrStderr(), "warning: cannot determine the traffic taken away by service %s: %v\n", name, failed[name])
 	}
 	return plan.Refuse(false)
 }
@@ -436,7 +435,7 @@ func bypassAll(cmd *cobra.Command, g *cli.Globals, on bool, allow outageFlag) er
 	}
 	st, err := state.Read(cmd.Context(), g.Host().Root)
 	if err != nil {
-		fmt.Fprintln(cmd.ErrOrStderr(), "cannot say which members the kernel alone does not reach:", err)
+		fmt.Fprintln(cmd.ErrOrStderr(), "cannot determine the members unreachable without steering:", err)
 		return nil
 	}
 	for i := range st.Services {

@@ -80,7 +80,7 @@ func TestResetsOnTheCommandLine(t *testing.T) {
 	move := []string{"steer", "move", "telemetry", "--device", a.String(), "--to", "1", "--allow-outage"}
 	s.run(0, `would reset `+line+`\noutage: device .*`, append(move, "--dry-run")...)
 	s.run(0, ``, append(move, "--rate", "0")...)
-	s.run(0, `.*telemetry: 1 TCP sessions are at another slot than their router: weir steer reset telemetry\n`, "status")
+	s.run(0, `.*telemetry: 1 TCP sessions are misplaced, not at their router's slot: run weir steer reset telemetry\n`, "status")
 	s.run(0, `would reset `+line+`\n`, "steer", "reset", "telemetry", "--dry-run")
 	s.run(0, `{\n  "service": "telemetry",.*"slot": 1.*`, "steer", "reset", "telemetry", "--dry-run", "--json")
 	s.run(0, `reset `+line+` \(1 of 1\)\n`, "steer", "reset", "telemetry", "--rate", "100/s")

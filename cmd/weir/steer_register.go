@@ -25,14 +25,14 @@ func steerRegister(g *cli.Globals) *cobra.Command {
 	var slots formerSlot
 	c := &cobra.Command{
 		Use:   "register SERVICE [tcp|udp ADDRESS PORT]",
-		Short: "Register a process's socket for what is bound to a service", Args: slots.before(registerArgs),
-		Long: `Register the socket that a process has bound to an address and port: it gets what
-weir bind add binds to the service, by its protocol and family (a dual-stack
-socket both, unless one of IPv4 is registered), until it closes or another takes
-its place. A socket in a reuseport group stands for the group. With no address,
-register the sockets that were passed (LISTEN_FDS).
+		Short: "Register a process's socket for the bindings of a service", Args: slots.before(registerArgs),
+		Long: `Register a process's socket bound to an address and port. It receives the traffic
+bound to the service with weir bind add, by its protocol and family, until it
+closes or another socket replaces it. A dual-stack socket receives both families,
+unless an IPv4 socket is registered. A socket in a reuseport group represents the
+group. Without an address, the passed sockets (LISTEN_FDS) are registered.
 
-weir steer admit gives a slot of a service of the configuration to a process.`,
+For a slot of a configured service, use weir steer admit.`,
 		Example: `  weir steer register www tcp 127.0.0.1 8080 --pid $MAINPID
   weir steer register dns udp :: 5353 --unit dns.service
   weir steer register www               # in a unit with socket activation`,
@@ -41,7 +41,7 @@ weir steer admit gives a slot of a service of the configuration to a process.`,
 		},
 	}
 	processFlags(c, &m)
-	c.Flags().DurationVar(&wait, "wait", time.Minute, "wait so long for its sockets")
+	c.Flags().DurationVar(&wait, "wait", time.Minute, "maximum time to wait for its sockets")
 	in.add(c)
 	slots.add(c, "admit", "bound", "rate")
 	return c
@@ -63,7 +63,7 @@ func (f *formerSlot) before(args cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, given []string) error {
 		for _, name := range []string{"slot", "bound", "rate"} {
 			if cmd.Flags().Changed(name) {
-				return cli.Usage(fmt.Errorf("%s --%s is weir steer %s --%s now", cmd.CommandPath(), name, f.now, name))
+				return cli.Usage(fmt.Errorf("%s --%s is now weir steer %s --%s", cmd.CommandPath(), name, f.now, name))
 			}
 		}
 		return args(cmd, given)
@@ -88,7 +88,7 @@ func registerSockets(cmd *cobra.Command, g *cli.Globals, m service.Member, in ne
 			return err
 		})
 	case len(args) == 1 || m.String() == "none":
-		return cli.Usage(errors.New("a process's socket is named by protocol, address and port, and --pid, --pidfile, --unit or --cgroup"))
+		return cli.Usage(errors.New("name the socket by protocol, address and port, and the process by --pid, --pidfile, --unit or --cgroup"))
 	default:
 		at, perr := service.ParseListen(args[1] + " " + net.JoinHostPort(args[2], args[3]))
 		if perr != nil {
@@ -116,11 +116,11 @@ func steerUnregister(g *cli.Globals) *cobra.Command {
 	var slots formerSlot
 	c := &cobra.Command{
 		Use:   "unregister SERVICE [tcp4|udp4|tcp6|udp6…]",
-		Short: "Take away the sockets registered for a service", Args: slots.before(cobra.MinimumNArgs(1)),
-		Long: `Take away the sockets that are registered for a service, of the kinds named here
-or all: what is bound to it is rejected until others are registered.
+		Short: "Remove the sockets registered for a service", Args: slots.before(cobra.MinimumNArgs(1)),
+		Long: `Remove the registered sockets of a service, of the given kinds or all. Its traffic
+is rejected until other sockets are registered.
 
-weir steer withdraw takes a slot from its member.`,
+For a slot of a configured service, use weir steer withdraw.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, kind := range args[1:] {
 				if !slices.Contains([]string{"udp4", "tcp4", "udp6", "tcp6"}, kind) {

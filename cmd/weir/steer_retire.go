@@ -19,17 +19,17 @@ func steerRetire(g *cli.Globals) *cobra.Command {
 	slot := -1
 	var stop string
 	c := &cobra.Command{
-		Use: "retire SERVICE --slot N", Short: "Wait until the generation before a slot's member is drained, and end it", Args: cobra.ExactArgs(1),
-		Long: `Wait until nothing is left with the generation before a slot's member: no UDP
-peer that it knows, no connection in its listeners' queues or on the way there, no
-TCP connection of its own, no datagram unread. Then it gets nothing more, and is
-sent the signal of --stop: for servers that weir knows, by default, the one by which
-they answer what they have begun (QUIT for nginx and php-fpm, USR1 for HAProxy, WINCH
-for httpd, INT for lighttpd). At the deadline of the service's generations whatever
-is left ends, but for what waits in its sockets, which it has two seconds for.
+		Use: "retire SERVICE --slot N", Short: "Wait until the previous generation of a slot is drained, and end it", Args: cobra.ExactArgs(1),
+		Long: `Wait until the previous generation of a slot's member is drained: no known UDP
+peer, no connection in its listeners' queues or on the way there, no TCP
+connection of its own, no unread datagram. Then it gets no more traffic, and
+receives the signal of --stop. By default this is the graceful stop signal of
+known servers: QUIT for nginx and php-fpm, USR1 for HAProxy, WINCH for httpd, INT
+for lighttpd. At the deadline of the service's generations all remaining
+connections end. Data in its sockets gets 2 s more.
 
-Where nobody drains there is nothing to do. weir steer run --replace does this by
-itself; this is for members that systemd or somebody else starts.`,
+If no generation drains, the command does nothing. weir steer run --replace
+retires by itself. Use this command for members started by systemd or by hand.`,
 		Example: `  weir steer retire www --slot 0
   weir steer retire www --slot 0 --keep && systemctl stop www@blue`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -45,8 +45,8 @@ itself; this is for members that systemd or somebody else starts.`,
 		},
 	}
 	c.Flags().IntVar(&slot, "slot", -1, "number of the slot")
-	c.Flags().StringVar(&stop, "stop", "", "signal that ends it (default: the one that its program ends in good order by, or TERM)")
-	c.Flags().BoolVar(&t.Keep, "keep", false, "do not end it, only wait")
+	c.Flags().StringVar(&stop, "stop", "", "signal to end it (default: the graceful stop signal of its program, or TERM)")
+	c.Flags().BoolVar(&t.Keep, "keep", false, "only wait, do not end it")
 	return c
 }
 

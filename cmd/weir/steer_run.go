@@ -30,34 +30,34 @@ func steerRun(g *cli.Globals) *cobra.Command {
 	var bound, env []string
 	var stop string
 	c := &cobra.Command{
-		Use: "run SERVICE --slot N -- DAEMON [ARG…]", Short: "Run a daemon as the member of a slot, where no systemd does", Args: serviceAndDaemon,
+		Use: "run SERVICE --slot N -- DAEMON [ARG…]", Short: "Run a daemon as the member of a slot, without systemd", Args: serviceAndDaemon,
 		Long: `Run a daemon in the foreground, in the service's network namespace, and give it
-the slot once all its sockets are there. The slot is withdrawn when it ends.
-Signals (HUP, INT, QUIT, TERM, USR1, USR2) are forwarded, and the exit status is
-the daemon's own: 128 and the signal's number if one killed it (HUP, INT and
-TERM end this command as they ended the daemon).
+the slot once all its sockets exist. The slot is withdrawn when the daemon ends.
+Signals (HUP, INT, QUIT, TERM, USR1, USR2) are forwarded. The exit status is the
+daemon's own, or 128 plus the number of its fatal signal. HUP, INT and TERM end
+this command in the same way.
 
 With --listen-fds weir opens the service's sockets, one for each listen, and
-passes them as systemd does (LISTEN_FDS, LISTEN_PID, LISTEN_FDNAMES; see
-sd_listen_fds(3)); they allow other slots on the same port. With --restart as
-well they stay open while the daemon is away: datagrams and connections wait in
-their queues for its next run.
+passes them like systemd (LISTEN_FDS, LISTEN_PID, LISTEN_FDNAMES; see
+sd_listen_fds(3)). They allow other slots on the same port. With --restart they
+also stay open between runs of the daemon: datagrams and connections wait in their
+queues.
 
-The slot hangs on the daemon, not on this command: killed, it leaves the daemon
-its traffic until that ends. While a living process has the slot, a second run
-refuses to start.
+The slot follows the daemon, not this command: if this command is killed, the
+daemon keeps its traffic until it ends. While a living process has the slot, a
+second run fails.
 
 With --user the daemon gets a clean environment (PATH, USER, LOGNAME, HOME, the
-language, the time zone, and whatever --env adds), and no_new_privs: set-user-ID
-programs and file capabilities give it nothing.
+language, the time zone, and the additions of --env) and no_new_privs: set-user-ID
+programs and file capabilities have no effect.
 
-With --replace the daemon is the next generation of the one that has the slot
-(the service has generations: {} in its steer section): both run side by side,
-the old one keeps the UDP peers and QUIC connections that it has, all else is the
-new one's, and once nothing is left with the old one, or at the deadline, it is
-sent the signal of --stop: for servers that weir knows, by default, the one by which
-they answer what they have begun (QUIT for nginx and php-fpm, USR1 for HAProxy, WINCH
-for httpd, INT for lighttpd). If the new one dies first, nothing has happened.`,
+With --replace the daemon becomes the slot's next generation (the service needs
+generations: {} in its steer section). Both generations run side by side: the old
+one keeps its UDP peers and QUIC connections, and the new one gets all other
+traffic. Once the old one is drained, or at the deadline, it receives the signal
+of --stop. By default this is the graceful stop signal of known servers: QUIT for
+nginx and php-fpm, USR1 for HAProxy, WINCH for httpd, INT for lighttpd. If the new
+one dies first, nothing has changed.`,
 		Example: `  weir steer run telemetry --slot 0 -- nfacctd -f /etc/pmacct/nfacctd-0.conf
   weir steer run dns --slot 1 --listen-fds --restart --user dns -- /usr/bin/dnsd
   weir steer run www --slot 0 --replace -- nginx -c /etc/nginx/b.conf`,
@@ -93,12 +93,12 @@ for httpd, INT for lighttpd). If the new one dies first, nothing has happened.`,
 	c.Flags().IntVar(&slot, "slot", -1, "number of the slot")
 	c.Flags().BoolVar(&v.Give, "listen-fds", false, "open the service's sockets and pass them to the daemon")
 	c.Flags().BoolVar(&v.Restart, "restart", false, "start the daemon again when it ends, until INT, QUIT or TERM")
-	c.Flags().BoolVar(&v.TakeOver, "take-over", false, "take the slot from a process that holds it and lives")
-	c.Flags().BoolVar(&v.Replace, "replace", false, "take the slot from a process that holds it, and end that once it is drained")
-	c.Flags().StringVar(&stop, "stop", "", "signal that ends the process that is replaced (default: the one that its program ends in good order by, or TERM)")
+	c.Flags().BoolVar(&v.TakeOver, "take-over", false, "take the slot from a living process")
+	c.Flags().BoolVar(&v.Replace, "replace", false, "take the slot from a living process, and end it once it is drained")
+	c.Flags().StringVar(&stop, "stop", "", "signal to end the replaced process (default: the graceful stop signal of its program, or TERM)")
 	c.Flags().StringVar(&v.User, "user", "", "run the daemon as this user, by name or number, with a clean environment and no_new_privs")
 	c.Flags().StringArrayVar(&env, "env", nil, "add NAME=VALUE, or NAME of this environment, to the daemon's environment")
-	c.Flags().StringSliceVar(&bound, "bound", nil, "where its sockets are bound, one for each listen, if not there")
+	c.Flags().StringSliceVar(&bound, "bound", nil, "addresses of its sockets, one for each listen, if they differ")
 	return c
 }
 
@@ -108,12 +108,12 @@ func addedEnv(given []string) ([]string, error) {
 	for _, v := range given {
 		name, _, set := strings.Cut(v, "=")
 		if name == "" {
-			return nil, cli.Usage(fmt.Errorf("--env %s: no name: say NAME=VALUE, or NAME", v))
+			return nil, cli.Usage(fmt.Errorf("--env %s: no name: want NAME=VALUE, or NAME", v))
 		}
 		if !set {
 			value, ok := os.LookupEnv(name)
 			if !ok {
-				return nil, cli.Usage(fmt.Errorf("--env %s: the environment has no %s: say %s=VALUE", name, name, name))
+				return nil, cli.Usage(fmt.Errorf("--env %s: %s is not set in the environment: give %s=VALUE", name, name, name))
 			}
 			v += "=" + value
 		}

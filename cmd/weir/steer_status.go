@@ -51,7 +51,7 @@ func printSummary(w io.Writer, st state.State) {
 	}
 	if len(st.Services) == 0 {
 		if len(st.Bound)+len(st.Unreadable) == 0 {
-			fmt.Fprintln(w, "no services: weir apply -f weir.yaml makes some")
+			fmt.Fprintln(w, "no services: define some in weir.yaml, and run weir apply -f weir.yaml")
 		}
 		printOutdated(w, st.Outdated)
 		return
@@ -196,13 +196,13 @@ func printDraining(w io.Writer, slot slots.State, now time.Time) {
 	case what == "":
 		what = "nothing"
 	case d.Until.Before(now):
-		what += "; it gets nothing new"
+		what += "; it gets no new traffic"
 	default:
 		what += ", for " + cli.Ago(now, d.Until) + " more at most"
 	}
 	fmt.Fprintf(w, "  slot %d: process %d drains since %s, left: %s\n", slot.Slot, d.PID, cli.Ago(d.Since, now), what)
 	if d.Back > 0 {
-		fmt.Fprintf(w, "  slot %d: %d packets went back to it, its successor is not complete\n", slot.Slot, d.Back)
+		fmt.Fprintf(w, "  slot %d: %d packets returned to it, because its successor is not complete\n", slot.Slot, d.Back)
 	}
 }
 
@@ -213,10 +213,10 @@ func printCopies(w io.Writer, c *engine.Copies) {
 	}
 	fmt.Fprintf(w, "  copied to %s: %d datagrams", c.To, c.Copied)
 	if c.Fragmented > 0 {
-		fmt.Fprintf(w, "; %d came in fragments and were not", c.Fragmented)
+		fmt.Fprintf(w, "; %d not copied: fragmented", c.Fragmented)
 	}
 	if c.Failed > 0 {
-		fmt.Fprintf(w, "; %d were refused by the kernel", c.Failed)
+		fmt.Fprintf(w, "; %d not copied: rejected by the kernel", c.Failed)
 	}
 	fmt.Fprintln(w)
 }
@@ -225,10 +225,10 @@ func printCopies(w io.Writer, c *engine.Copies) {
 func notes(s state.Service) []string {
 	var out []string
 	if s.Bypassed {
-		out = append(out, fmt.Sprintf("BYPASSED: the kernel alone chooses, nothing is steered: weir bypass --off %s", s.Name))
+		out = append(out, fmt.Sprintf("BYPASSED: the kernel alone chooses, no packet is steered: run weir bypass --off %s", s.Name))
 	}
 	if s.MisplacedSessions != nil && *s.MisplacedSessions > 0 {
-		out = append(out, fmt.Sprintf("%d TCP sessions are at another slot than their router: weir steer reset %s", *s.MisplacedSessions, s.Name))
+		out = append(out, fmt.Sprintf("%d TCP sessions are misplaced, not at their router's slot: run weir steer reset %s", *s.MisplacedSessions, s.Name))
 	}
 	return out
 }
@@ -253,6 +253,6 @@ func printMoves(w io.Writer, s state.Service) {
 // printOutdated lists the programs of another weir version.
 func printOutdated(w io.Writer, list []state.Outdated) {
 	for _, o := range list {
-		fmt.Fprintf(w, "engine %s of %s runs the program of another weir: %s: weir upgrade puts this one's in place\n", o.Engine, o.Netns, o)
+		fmt.Fprintf(w, "engine %s of %s runs the program of another weir version: %s: run weir upgrade\n", o.Engine, o.Netns, o)
 	}
 }

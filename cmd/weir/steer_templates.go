@@ -18,10 +18,11 @@ import (
 
 func steerTemplates(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "templates [SERVICE]", Short: "Templates remembered of flow exporters, and when they were replayed", Args: cobra.MaximumNArgs(1),
-		Long: `Templates that weir serve remembers of IPFIX and NetFlow v9 exporters: by exporter
-and observation domain (NetFlow v9: source id), when it was last heard, and when its
-templates were last sent again to a member that lacked them.`,
+		Use: "templates [SERVICE]", Short: "Show templates of flow exporters, and their last replay", Args: cobra.MaximumNArgs(1),
+		Long: `Show the templates learnt by weir serve from IPFIX and NetFlow v9 exporters, by
+exporter and observation domain (NetFlow v9: source id). Times: last message of
+the exporter, last change of its templates, and last replay to a member without
+them.`,
 		Example: `  weir steer templates
   weir steer templates telemetry --json    # with each template's number and length`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -75,6 +76,6 @@ func printTemplates(w io.Writer, s templates.TemplateState, now time.Time) {
 	}
 	cli.PrintRows(w, rows, now)
 	if s.Refused > 0 {
-		fmt.Fprintf(w, "refused: %d messages unreadable, too many or without room, and exporters forgotten for want of room\n", s.Refused)
+		fmt.Fprintf(w, "refused: %d: unreadable messages, messages over the limits, and exporters evicted for lack of room\n", s.Refused)
 	}
 }

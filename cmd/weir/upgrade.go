@@ -12,13 +12,12 @@ import (
 func upgradeCommand(g *cli.Globals) *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
-		Use: "upgrade", Short: "Put this weir's programs in place of another version's, under traffic", Args: cobra.NoArgs,
-		Long: `Put this weir's programs in place of those that another version left in the kernel.
-No packet is lost: each meets the old program or the new one, and both use the same
-maps. What is there keeps its counts. Pins of another ABI are refused, with the
-remedy. weir apply does the same as part of its plan. Restart weir serve
-afterwards.`,
-		Example: `  weir upgrade --dry-run      # what would change
+		Use: "upgrade", Short: "Replace another version's programs by this version's, under traffic", Args: cobra.NoArgs,
+		Long: `Replace the programs of another weir version in the kernel by those of this
+version. No packet is lost: each packet meets the old program or the new one, and
+both use the same maps. Counters stay. Pins with another ABI are rejected with the
+remedy. weir apply upgrades as part of its plan. Restart weir serve afterwards.`,
+		Example: `  weir upgrade --dry-run      # print the plan
   weir upgrade && systemctl restart weir`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			out := cmd.OutOrStdout()
@@ -38,7 +37,7 @@ afterwards.`,
 				})
 			}
 			if err == nil && steps == 0 {
-				fmt.Fprintln(out, "nothing to upgrade: what is in the kernel is this weir's")
+				fmt.Fprintln(out, "nothing to upgrade: the programs in the kernel are of this version")
 			}
 			return err
 		},

@@ -12,7 +12,7 @@ import (
 func TestUpgradeCommand(t *testing.T) {
 	listen(t)
 	s := session{t, root(t)}
-	const nothing = `nothing to upgrade: what is in the kernel is this weir's\n`
+	const nothing = `nothing to upgrade: the programs in the kernel are of this version\n`
 	s.run(0, nothing, "upgrade")
 	file := configFile(t, "")
 	s.run(0, `create .*`, "apply", "-f", file, "--allow-outage")
@@ -36,7 +36,7 @@ func TestUpgradeCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	const change = `object 000000000000 → [0-9a-f]{12}`
-	const told = `engine sk_lookup of net:\[\d+\] runs the program of another weir: ` + change + `: weir upgrade puts this one's in place\n`
+	const told = `engine sk_lookup of net:\[\d+\] runs the program of another weir version: ` + change + `: run weir upgrade\n`
 	s.run(0, `SERVICE .*\n`+told, "status")
 	s.run(0, `telemetry: .*\n`+told, "steer", "status")
 	s.run(0, `.*warning: steer engine sk_lookup of net:\[\d+\]: its program is that of weir devel, not this one's: .*weir upgrade.*`, "doctor")

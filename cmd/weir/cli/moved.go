@@ -18,7 +18,7 @@ func MovedCommand(name, section, only string) *cobra.Command {
 	c := &cobra.Command{
 		Use: name, Hidden: true, Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			instead := fmt.Errorf("%s has become the section %s of weir.yaml: weir serve -f weir.yaml runs it, with --only %s alone", cmd.CommandPath(), section, only)
+			instead := fmt.Errorf("%s is now the section %s of weir.yaml: run weir serve -f weir.yaml, or add --only %s to run it alone", cmd.CommandPath(), section, only)
 			if file == "" {
 				return Usage(instead)
 			}

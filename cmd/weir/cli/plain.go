@@ -16,7 +16,7 @@ import (
 func plainFeature(name string) Feature {
 	return Feature{
 		Name:     name,
-		Overview: []string{cmp.Or("weir "+name+" status") + "|what " + name + " has applied, and what it counts"},
+		Overview: []string{cmp.Or("weir "+name+" status") + "|applied state and counters of " + name},
 		Commands: func(g *Globals) []*cobra.Command {
 			c := &cobra.Command{Use: name, Short: "Show " + name}
 			c.AddCommand(plainStatus(g, name))
@@ -32,7 +32,7 @@ func plainFeature(name string) Feature {
 
 func plainStatus(g *Globals, name string) *cobra.Command {
 	c := &cobra.Command{
-		Use: "status", Short: "Show what " + name + " has applied, and what it counts", Args: cobra.NoArgs,
+		Use: "status", Short: "Show the applied state and counters of " + name, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			st, err := g.Reader().Status(cmd.Context())
 			if err != nil {
@@ -44,7 +44,7 @@ func plainStatus(g *Globals, name string) *cobra.Command {
 			}
 			PrintFaults(cmd.OutOrStdout(), st.Faults, name)
 			if part == nil {
-				fmt.Fprintf(cmd.OutOrStdout(), "nothing of %s: weir apply -f weir.yaml makes what its section says\n", name)
+				fmt.Fprintf(cmd.OutOrStdout(), "no state of %s: weir apply -f weir.yaml creates it from its section\n", name)
 				return nil
 			}
 			PrintTables(cmd.OutOrStdout(), part, time.Now())

@@ -37,9 +37,9 @@ func PrintTables(w io.Writer, state any, now time.Time) {
 // PrintRows prints a heading and one table row for each struct. The columns are the fields tagged `table:"HEADING"`, in
 // their order. A time is printed as its age, "-" if zero. Options follow the heading:
 //
-// table:"DATA,bytes"         a size (uint64) in KiB, MiB and so on
-// table:"MEMBER,dash"        "-" in place of the zero value
-// table:"UNDECIDED,omitzero" no column if every row has the zero value
+//	table:"DATA,bytes"         a size (uint64) in KiB, MiB and so on
+//	table:"MEMBER,dash"        "-" in place of the zero value
+//	table:"UNDECIDED,omitzero" no column if every row has the zero value
 func PrintRows[R any](w io.Writer, rows []R, now time.Time) {
 	printRows(w, "", reflect.ValueOf(rows), now)
 }

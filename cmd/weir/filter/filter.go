@@ -20,7 +20,7 @@ import (
 func init() {
 	cli.Add(cli.Feature{
 		Name:     filter.Name,
-		Overview: []string{"weir filter list|filters: what their rules have matched, and when"},
+		Overview: []string{"weir filter list|filters: packets matched by each rule, and when"},
 		Commands: func(g *cli.Globals) []*cobra.Command { return []*cobra.Command{filterCommand(g)} },
 		Summary: func(w io.Writer, st host.Status, _ bool, now time.Time) {
 			if s, ok := host.Part[filter.State](st, filter.Name); ok && len(s.Filters) > 0 {
@@ -39,10 +39,10 @@ func init() {
 
 func filterCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "filter", Short: "Which packets pass, by expressions",
+		Use: "filter", Short: "Drop, pass and count packets by expressions",
 		Long: `Filters drop, pass and count packets by expressions, at any hook of the kernel.
-They stand in the configuration (filter: in weir.yaml); weir apply puts them in
-place, and changes them so that each packet meets the old rules or the new ones.`,
+Define them in the section filter of weir.yaml. weir apply installs and changes
+them atomically: each packet meets the old rules or the new ones.`,
 	}
 	c.AddCommand(filterList(g), filterExplain(g), filterTest(g))
 	return c
@@ -50,10 +50,10 @@ place, and changes them so that each packet meets the old rules or the new ones.
 
 func filterList(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "list [NAME]", Short: "Filters, where they are attached, and what each rule has matched", Args: cobra.MaximumNArgs(1),
-		Long: `List filters: where each is attached, and for each rule how many packets and bytes
-it has matched and when the last one came. A rule keeps its counts as long as it
-keeps its name (without one, its expression).`,
+		Use: "list [NAME]", Short: "List filters, their attachments and the matches of each rule", Args: cobra.MaximumNArgs(1),
+		Long: `List filters, their attachments, and the packets, bytes and last match of each
+rule. A rule keeps its counters as long as it keeps its name, or its expression if
+it has no name.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			st, err := host.Ask[filter.State](cmd.Context(), g.Reader(), filter.Name, feature.StatusQuery, nil)
 			if err != nil {
@@ -61,7 +61,7 @@ keeps its name (without one, its expression).`,
 			}
 			if len(args) > 0 {
 				if st.Filters = st.Filter(args[0]); len(st.Filters) == 0 {
-					return fmt.Errorf("no filter %q is there: weir filter list shows all", args[0])
+					return fmt.Errorf("no filter %q: weir filter list shows all", args[0])
 				}
 			}
 			if g.JSON {
@@ -69,7 +69,7 @@ keeps its name (without one, its expression).`,
 			}
 			cli.TellFaults(cmd, g, "filter")
 			if len(st.Filters) == 0 {
-				fmt.Fprintln(cmd.OutOrStdout(), "no filters: weir apply -f weir.yaml makes those of its filter: section")
+				fmt.Fprintln(cmd.OutOrStdout(), "no filters: define some in the section filter of weir.yaml, and run weir apply -f weir.yaml")
 				return st.Err()
 			}
 			for i, f := range st.Filters {
@@ -149,7 +149,7 @@ func printRules(w io.Writer, f filter.FilterState, now time.Time) {
 		Action  filter.Action `table:"ACTION"`
 		Packets uint64        `table:"PACKETS"`
 		Bytes   uint64        `table:"BYTES,bytes"`
-		Last    string        `table:"LAST"`
+		Last    string        `table:"LAST MATCH"`
 		Match   string        `table:"MATCH"`
 	}
 	var rows []row
@@ -159,9 +159,9 @@ func printRules(w io.Writer, f filter.FilterState, now time.Time) {
 	for i, r := range f.Rules {
 		add(cmp.Or(r.Name, fmt.Sprint(i+1)), r, r.Match)
 	}
-	add("default", f.Default, "what no rule decided")
+	add("default", f.Default, "no rule decided")
 	if u := f.Unreadable; u.Packets > 0 {
-		rows = append(rows, row{"unreadable", "", u.Packets, u.Bytes, since(u.Last, now), "transport headers that could not be read"})
+		rows = append(rows, row{"unreadable", "", u.Packets, u.Bytes, since(u.Last, now), "unreadable transport header"})
 	}
 	cli.PrintIndentedRows(w, rows, now)
 }

@@ -21,9 +21,9 @@ func filterExplain(g *cli.Globals) *cobra.Command {
 	hook := filter.HookTCX
 	lists := listValue{}
 	c := &cobra.Command{
-		Use: "explain EXPR", Short: "The program that an expression becomes", Args: cobra.ExactArgs(1),
-		Long: `Show how weir reads an expression, and the program that it compiles it to for a
-hook. Nothing is loaded or attached.`,
+		Use: "explain EXPR", Short: "Show the compiled program of an expression", Args: cobra.ExactArgs(1),
+		Long: `Show how weir parses an expression, and the compiled program for a hook. Nothing
+is loaded or attached.`,
 		Example: `  weir filter explain 'udp.dstport == 53 and ip.src in {192.0.2.0/24}'
   weir filter explain 'tcp.flags & 0x12' --hook xdp`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -97,7 +97,7 @@ func (l listValue) Set(s string) error {
 }
 
 func listFlag(c *cobra.Command, to listValue) {
-	c.Flags().Var(to, "list", "a file of prefixes that $NAME stands for; once for each list")
+	c.Flags().Var(to, "list", "file with the prefixes of list $NAME (repeatable)")
 }
 
 // triedFilter is the result of one filter over a capture.
@@ -111,17 +111,19 @@ func filterTest(g *cli.Globals) *cobra.Command {
 	lists := listValue{}
 	var interpret bool
 	c := &cobra.Command{
-		Use: "test EXPR… -r FILE", Short: "What expressions, or the rules of a configuration, match of a capture",
-		Long: `Try every packet of a capture (pcap or pcapng, also gzipped; - is standard input)
-on expressions, each for itself, or with --rules on the filters of a configuration
-file, whose first rule that decides is the last that is asked. Nothing is attached.
-For root, the kernel runs the very program that would be attached on each packet;
-for others, and where an expression asks for a rate, the interpreter of the language
-does. Fields of the link layer are absent where the capture has none.
+		Use: "test EXPR… -r FILE", Short: "Evaluate expressions, or a configuration's rules, on a capture",
+		Long: `Evaluate expressions on every packet of a capture (pcap or pcapng, also gzipped; -
+for standard input). Each expression is counted by itself. With --rules the
+filters of a configuration file are evaluated, up to the first deciding rule.
+Nothing is attached.
 
-Of packets that a snaplen has cut, the bytes that are there decide, and lengths are
-those on the wire. Where missing bytes decide, a packet is counted as UNDECIDED, and
-no rule behind one that could have decided is asked.`,
+For root, the kernel runs the program of the filter. For other users, and for
+expressions with a rate, an interpreter evaluates. Fields of the link layer are
+absent if the capture has none.
+
+Packets cut by a snaplen are decided by their captured bytes. Lengths are those on
+the wire. If missing bytes decide, the packet is counted as UNDECIDED, and the
+rules after a possibly deciding rule are not evaluated.`,
 		Example: `  weir filter test 'udp.dstport == 53' 'tcp.flags.syn == 1' -r trace.pcap
   weir filter test --rules weir.yaml --filter sip -r trace.pcapng --json`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -150,9 +152,9 @@ no rule behind one that could have decided is asked.`,
 		},
 	}
 	c.Flags().StringVarP(&capture, "read", "r", "", "capture to read, pcap or pcapng, also gzipped; - for standard input")
-	c.Flags().StringVar(&config, "rules", "", "configuration file whose filters are tried")
-	c.Flags().StringVar(&name, "filter", "", "of the configuration, this filter alone")
-	c.Flags().BoolVar(&interpret, "interpret", false, "use the interpreter, also where the kernel could run the program")
+	c.Flags().StringVar(&config, "rules", "", "configuration file with the filters to evaluate")
+	c.Flags().StringVar(&name, "filter", "", "evaluate only this filter of the configuration")
+	c.Flags().BoolVar(&interpret, "interpret", false, "use the interpreter even if the kernel could run the program")
 	listFlag(c, lists)
 	cli.JSONFlag(c, g)
 	c.MarkFlagFilename("read", "pcap", "pcapng", "cap", "gz")
@@ -220,7 +222,7 @@ func tryCapture(stdin io.Reader, filters []filter.Filter, capture string, interp
 	if capture != "-" {
 		file, err := os.Open(capture)
 		if err != nil {
-			return nil, fmt.Errorf("the capture: %w", err)
+			return nil, fmt.Errorf("open capture: %w", err)
 		}
 		defer file.Close()
 		in = file
@@ -245,16 +247,16 @@ func tryCapture(stdin io.Reader, filters []filter.Filter, capture string, interp
 // printOdd reports records that are not whole packets.
 func printOdd(w io.Writer, r filter.TrialResult) {
 	if r.Skipped > 0 {
-		fmt.Fprintf(w, "%d packets skipped: their link type is not known (%s)\n", r.Skipped, strings.Join(r.SkippedLink, ", "))
+		fmt.Fprintf(w, "%d packets skipped: unknown link type (%s)\n", r.Skipped, strings.Join(r.SkippedLink, ", "))
 	}
 	if r.Cut > 0 {
 		fmt.Fprintf(w, "%d packets cut by the capture's snaplen: lengths are those on the wire\n", r.Cut)
 	}
 	if r.Undecided > 0 {
-		fmt.Fprintf(w, "%d packets could not be decided: a rule asks for bytes beyond the snaplen; capture whole packets (tcpdump -s 0)\n", r.Undecided)
+		fmt.Fprintf(w, "%d packets undecided: a rule needs bytes beyond the snaplen; capture whole packets (tcpdump -s 0)\n", r.Undecided)
 	}
 	if r.Odd > 0 {
-		fmt.Fprintf(w, "%d odd records, longer than their packets on the wire: all their bytes are read\n", r.Odd)
+		fmt.Fprintf(w, "%d odd records, longer than their packets on the wire: all their bytes are used\n", r.Odd)
 	}
 	if r.Empty > 0 {
 		fmt.Fprintf(w, "%d empty records: packets of no bytes\n", r.Empty)
@@ -270,7 +272,7 @@ func printTried(w io.Writer, t triedFilter) {
 		fmt.Fprintf(w, " (%s)", t.Reason)
 	}
 	if t.Interpreted > 0 && t.Engine == "kernel" {
-		fmt.Fprintf(w, " (%d that it does not take by the interpreter)", t.Interpreted)
+		fmt.Fprintf(w, " (%d by the interpreter, because the kernel rejects them)", t.Interpreted)
 	}
 	fmt.Fprintln(w)
 	printOdd(w, t.TrialResult)
@@ -290,7 +292,7 @@ func printTried(w io.Writer, t triedFilter) {
 		add(cmp.Or(r.Name, fmt.Sprint(i+1)), r, r.Match)
 	}
 	if t.Name != "" { // expressions alone have no default
-		add("default", t.Default, "what no rule decided")
+		add("default", t.Default, "no rule decided")
 	}
 	cli.PrintRows(w, rows, time.Time{})
 }

@@ -21,24 +21,23 @@ func guardGrant() *cobra.Command {
 	limit := guard.Limit(0)
 	var as string
 	c := &cobra.Command{
-		Use: "grant --limit L [--user U] -- COMMAND [ARG…]", Short: "Start an application that may guard its own sockets", Args: cobra.ArbitraryArgs,
-		Long: `Load a guard, and become the command with two descriptors of it. The application
-needs no right to put its sockets under it: guard.Attach of clients/go/guard finds
-the descriptors by the environment (` + guard.GrantEnv + `), as would
-setsockopt(SO_ATTACH_BPF) with the first of them. The guard ends with the last
-socket that it is attached to; nothing is pinned.`,
+		Use: "grant --limit L [--user U] -- COMMAND [ARG…]", Short: "Start an application with a guard for its own sockets", Args: cobra.ArbitraryArgs,
+		Long: `Load a guard, and exec the command with two descriptors of it. The application needs no
+rights to attach its sockets: guard.Attach of clients/go/guard finds the descriptors
+through the environment (` + guard.GrantEnv + `). setsockopt(SO_ATTACH_BPF) with the first
+descriptor works too. The guard ends with its last attached socket. Nothing is pinned.`,
 		Example: `  weir guard grant --limit 20kpps --user dns -- /usr/bin/dnsd --port 53`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return cli.Usage(errors.New("name the command after --, like weir guard grant --limit 20kpps -- dnsd"))
 			}
 			if limit == 0 {
-				return cli.Usage(errors.New("say --limit, like --limit 20kpps"))
+				return cli.Usage(errors.New("name the limit, like --limit 20kpps"))
 			}
 			return grant(limit, as, args)
 		},
 	}
-	c.Flags().Var(&limit, "limit", "packets per second of all its guarded sockets together, like 20kpps")
+	c.Flags().Var(&limit, "limit", "packets per second of all guarded sockets together, like 20kpps")
 	c.Flags().StringVar(&as, "user", "", "run the command as this user, by name or number, with a clean environment and no_new_privs")
 	return c
 }
@@ -78,11 +77,11 @@ func grant(limit guard.Limit, as string, argv []string) error {
 			groups[i] = int(n)
 		}
 		if err := errors.Join(syscall.Setgroups(groups), syscall.Setgid(int(id.Credential.Gid)), syscall.Setuid(int(id.Credential.Uid))); err != nil {
-			return fmt.Errorf("becoming user %s: %w", as, err)
+			return fmt.Errorf("switch to user %s: %w", as, err)
 		}
 	}
 	if err := syscall.Exec(path, argv, env); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("exec %s: %w", path, err)
 	}
 	panic("unreachable: exec returned without an error")
 }

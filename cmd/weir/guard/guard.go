@@ -21,7 +21,7 @@ import (
 func init() {
 	cli.Add(cli.Feature{
 		Name:     guard.Name,
-		Overview: []string{"weir guard status|limits of floods: what passed, what was refused, and whose it was"},
+		Overview: []string{"weir guard status|limits on floods: passed and refused packets by source"},
 		Commands: func(g *cli.Globals) []*cobra.Command { return []*cobra.Command{guardCommand(g)} },
 		Summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
 			if s, ok := host.Part[guard.State](st, guard.Name); ok && len(s.Guards) > 0 {
@@ -40,11 +40,11 @@ func init() {
 
 func guardCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "guard", Short: "Limits of UDP floods, and who is being dropped",
-		Long: `A guard bounds how many datagrams a service gets, and gives priority to clients by
-what they have earned; it finds the pattern of an attack by itself. Guards stand
-in the configuration (guard: {limit: 20kpps} in a service); weir apply puts them
-in place, and changes their limits while they run.`,
+		Use: "guard", Short: "Limit UDP floods, and show refused sources",
+		Long: `A guard limits the datagrams of a service and prioritizes sources by earned
+credit. It detects the pattern of an attack by itself. Define guards in the
+configuration (guard: {limit: 20kpps} in a service). weir apply installs them and
+changes their limits while they run.`,
 	}
 	c.AddCommand(guardStatus(g), guardGrant())
 	return c
@@ -52,10 +52,10 @@ in place, and changes their limits while they run.`,
 
 func guardStatus(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "status [SERVICE]", Short: "What guards have let pass and refused, and whom they refuse", Args: cobra.MaximumNArgs(1),
-		Long: `Show guards: what has passed and what was refused, by the tier of what a packet's
-source has earned, and the patterns of what is being refused (hosts, networks,
-source ports, destinations) with their packets per second over the last seconds.`,
+		Use: "status [SERVICE]", Short: "Show passed and refused packets, and refused sources", Args: cobra.MaximumNArgs(1),
+		Long: `Show guards: passed and refused packets by the tier of their source, and the
+patterns of refused packets (hosts, networks, source ports, destinations) with
+their packets per second over the last seconds.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			st, err := host.Ask[guard.State](cmd.Context(), g.Reader(), guard.Name, feature.StatusQuery, nil)
 			if err != nil {
@@ -71,7 +71,7 @@ source ports, destinations) with their packets per second over the last seconds.
 			}
 			cli.TellFaults(cmd, g, "guard")
 			if len(st.Guards) == 0 {
-				fmt.Fprintln(cmd.OutOrStdout(), "no guards: a service gets one by guard: {limit: 20kpps} in weir.yaml")
+				fmt.Fprintln(cmd.OutOrStdout(), "no guards: add guard: {limit: 20kpps} to a service in weir.yaml")
 				return st.Err()
 			}
 			for i, s := range st.Guards {
@@ -94,8 +94,8 @@ func printGuards(w io.Writer, guards []guard.GuardState) {
 		Limit   string `table:"LIMIT"`
 		Passed  uint64 `table:"PASSED"`
 		Refused uint64 `table:"REFUSED"`
-		Now     string `table:"NOW"`
-		At      string `table:"AT"`
+		Now     string `table:"STATE"`
+		At      string `table:"HOOK"`
 		Netns   string `table:"NETNS"`
 	}
 	var rows []row
@@ -144,23 +144,23 @@ func printGuard(w io.Writer, g guard.GuardState) {
 	for _, p := range g.Positions {
 		fmt.Fprintf(w, "  at %s: %s\n", p.Hook, p)
 	}
-	now := "calm: nothing was refused in the last few seconds"
+	now := "calm: nothing refused in the last few seconds"
 	if g.UnderAttack {
-		now = guardNow(g) + ": more comes than the limit"
+		now = guardNow(g) + ": traffic exceeds the limit"
 	}
-	reserved := "no source has reserved a part of the limit yet"
+	reserved := "no source has a reservation yet"
 	if g.ReservationOwners > 0 {
 		reserved = fmt.Sprintf("reserved: %.0f packets a second by %s", g.Reserved, fmt.Count(g.ReservationOwners, "source"))
 	}
 	fmt.Fprintf(w, "  %s; %s\n", now, reserved)
 	if g.DryRun {
-		fmt.Fprintln(w, "  dry run: what is counted as refused passes")
+		fmt.Fprintln(w, "  dry run: packets counted as refused pass")
 	}
 	printTiers(w, g)
 	if len(g.Top) > 0 {
 		type row struct {
-			Sources string `table:"REFUSED"`
-			PPS     string `table:"PPS AT LEAST (20s)"`
+			Sources string `table:"REFUSED SOURCES"`
+			PPS     string `table:"PPS (20s avg, min)"`
 		}
 		var rows []row
 		for _, p := range g.Top {
@@ -188,14 +188,14 @@ func printTiers(w io.Writer, g guard.GuardState) {
 		Tier    string `table:"TIER"`
 		Passed  uint64 `table:"PASSED"`
 		Refused uint64 `table:"REFUSED"`
-		About   string `table:"OF SOURCES THAT"`
+		About   string `table:"SOURCES"`
 	}
 	var rows []row
 	for _, tier := range guard.Tiers() {
 		rows = append(rows, row{tier.Name, g.Tiers[tier.Name].Passed, g.Tiers[tier.Name].Refused, tier.About})
 	}
 	if g.Malformed > 0 {
-		rows = append(rows, row{"malformed", 0, g.Malformed, "send headers that cannot be read"})
+		rows = append(rows, row{"malformed", 0, g.Malformed, "with unreadable headers"})
 	}
 	cli.PrintIndentedRows(w, append(rows, row{"all", g.Passed, g.Refused, ""}), time.Time{})
 }

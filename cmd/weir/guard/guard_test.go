@@ -16,10 +16,10 @@ func TestPrintDryRun(t *testing.T) {
 		var one, all strings.Builder
 		printGuard(&one, g)
 		printGuards(&all, []guard.GuardState{g})
-		if !strings.Contains(one.String(), "\n  "+want+": more comes than the limit; reserved: 12 packets a second by 1 source\n") || !strings.Contains(all.String(), want) {
+		if !strings.Contains(one.String(), "\n  "+want+": traffic exceeds the limit; reserved: 12 packets a second by 1 source\n") || !strings.Contains(all.String(), want) {
 			t.Errorf("dry run %v: %s%s", dry, &one, &all)
 		}
-		if strings.Contains(one.String(), "dry run: what is counted as refused passes\n") != dry {
+		if strings.Contains(one.String(), "dry run: packets counted as refused pass\n") != dry {
 			t.Errorf("dry run %v: %s", dry, &one)
 		}
 	}

@@ -27,10 +27,10 @@ import (
 func rerouteStatus(g *cli.Globals) *cobra.Command {
 	var watch bool
 	c := &cobra.Command{
-		Use: "status [PATH]", Short: "Links: whether they work, each way, and where their traffic goes", Args: cobra.MaximumNArgs(1),
-		Long: `Show paths, whether their links may be used, what was rerouted and which way; and the
-sessions that probe links: each direction by itself, round trips, loss, and how
-often a stall of this host put a verdict off.`,
+		Use: "status [PATH]", Short: "Show links, whether they work in each direction, and their traffic's path", Args: cobra.MaximumNArgs(1),
+		Long: `Show paths, their links' state, their rerouted packets and the repairs in use.
+Show probe sessions too: each direction by itself, round trips, loss, and verdicts
+delayed by a stall of this host.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for {
 				st, err := host.Ask[reroute.State](cmd.Context(), g.Reader(), reroute.Name, feature.StatusQuery, nil)
@@ -62,7 +62,7 @@ often a stall of this host put a verdict off.`,
 			}
 		},
 	}
-	c.Flags().BoolVar(&watch, "watch", false, "show it anew every second")
+	c.Flags().BoolVar(&watch, "watch", false, "refresh every second")
 	cli.JSONFlag(c, g)
 	return c
 }
@@ -78,18 +78,18 @@ func onlyPath(st reroute.State, name string) reroute.State {
 }
 
 func rerouteDrain(g *cli.Globals) *cobra.Command {
-	return linkCommand(g, "drain PATH", "Take the link of a path out of use at once, for maintenance",
-		`Have the traffic of a path's link, that of all its paths, go its way around, until
-weir reroute undrain. It outlives weir serve and weir apply.
+	return linkCommand(g, "drain PATH", "Take a path's link out of use at once, for maintenance",
+		`Reroute the traffic of a path's link, with all its paths, until weir reroute undrain.
+The drain survives weir serve and weir apply.
 
-It moves packets, not routes: a device that is set down takes its routes along. So
-raise the link's metric in the routing protocol before that, and see its routes leave.
-This names those that are left.`, reroute.Drain, reroute.GoWithDown)
+It moves packets, not routes: setting a device down removes its routes. First raise
+the link's metric in the routing protocol, and wait until its routes are gone. This
+command prints the remaining routes.`, reroute.Drain, reroute.GoWithDown)
 }
 
 func rerouteUndrain(g *cli.Globals) *cobra.Command {
-	return linkCommand(g, "undrain PATH", "Let the link of a path be used again",
-		`End weir reroute drain. The link is used at once unless it has no carrier, or is found not to work.`, reroute.Undrain, nil)
+	return linkCommand(g, "undrain PATH", "Allow a path's link to be used again",
+		`End weir reroute drain. The link is used at once, unless it has no carrier or its probes fail.`, reroute.Undrain, nil)
 }
 
 func linkCommand(g *cli.Globals, use, short, long string, do func(*kernel.WriteLock, string) error, note func(*kernel.Root, string) (string, error)) *cobra.Command {
@@ -106,7 +106,7 @@ func linkCommand(g *cli.Globals, use, short, long string, do func(*kernel.WriteL
 			}
 			text, err := note(g.Host().Root, args[0])
 			if err != nil {
-				return fmt.Errorf("done, but it is not known which routes the link has: %w", err)
+				return fmt.Errorf("done, but the routes of the link are unreadable: %w", err)
 			}
 			if text != "" {
 				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", text)
@@ -144,7 +144,7 @@ func printPaths(w io.Writer, st reroute.State) {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
 		}
 		if s.Kept {
-			fmt.Fprintf(w, "%s: found down before the session ended or changed: the verdict is kept until probes are answered\n", s.Name)
+			fmt.Fprintf(w, "%s: the link was down before the session ended or changed: it stays down until probes are answered\n", s.Name)
 		}
 	}
 	printBFD(w, st.BFD, len(st.Paths)+len(st.Sessions) > 0)
@@ -190,7 +190,7 @@ func printBFD(w io.Writer, all []peers.SessionState, below bool) {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
 		}
 		if s.NotAuthentic > 0 && s.State != bfd.Up {
-			fmt.Fprintf(w, "%s: %d packets of the peer are refused, as they are not authentic: key_file, key_id and auth are the same at both ends, or absent at both; without a key one port of the peer speaks for it\n", s.Name, s.NotAuthentic)
+			fmt.Fprintf(w, "%s: %d packets of the peer rejected as not authentic: set key_file, key_id and auth to the same values at both ends, or remove them at both; without a key, only one source port of the peer is accepted\n", s.Name, s.NotAuthentic)
 		}
 		if s.Echo != nil {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, echoText(s.Echo))
@@ -204,10 +204,10 @@ func printBFDRows(w io.Writer, all []peers.SessionState) {
 		Device    string        `table:"LINK"`
 		Peer      netip.Addr    `table:"PEER"`
 		State     string        `table:"STATE"`
-		Since     time.Duration `table:"FOR"`
-		Remote    bfd.State     `table:"PEER SAYS"`
-		Interval  string        `table:"EVERY"`
-		Detection string        `table:"DOWN AFTER"`
+		Since     time.Duration `table:"SINCE"`
+		Remote    bfd.State     `table:"PEER STATE"`
+		Interval  string        `table:"INTERVAL"`
+		Detection string        `table:"DETECTION TIME"`
 		Downs     uint64        `table:"DOWNS"`
 		Netns     string        `table:"NETNS"`
 	}
@@ -226,11 +226,11 @@ func printBFDRows(w io.Writer, all []peers.SessionState) {
 func echoText(e *peers.Echo) string {
 	switch {
 	case e.Failed:
-		return fmt.Sprintf("echo does not come back any more: the link is not used before it does (%d sent, %d returned)", e.Sent, e.Returned)
+		return fmt.Sprintf("echo packets no longer return: the link stays unused until they do (%d sent, %d returned)", e.Sent, e.Returned)
 	case e.Interval == 0:
-		return "no echo is sent: the session is not up, or its peer does not say that it loops packets back"
+		return "no echo: the session is not up, or the peer does not announce echo support"
 	case e.Returned == 0:
-		return fmt.Sprintf("echo every %s has never come back, and judges nothing: does the peer forward? (%d sent)", fine(e.Interval), e.Sent)
+		return fmt.Sprintf("echo every %s has never returned, and has no effect: does the peer forward packets? (%d sent)", fine(e.Interval), e.Sent)
 	}
 	return fmt.Sprintf("echo every %s, back after %s (%d sent, %d returned, failed %d times)", fine(e.Interval), fine(e.RTT), e.Sent, e.Returned, e.Failures)
 }
@@ -252,7 +252,7 @@ func linkText(p protect.PathState) string {
 	case !p.Attached:
 		return "not attached"
 	case !p.Down && p.Unjudged:
-		return "used, judged by nobody"
+		return "used, not monitored"
 	case !p.Down:
 		return "used"
 	case len(p.Dropped) > 0:
@@ -288,7 +288,7 @@ func fine(d time.Duration) string {
 // printReroute prints paths and sessions in detail.
 func printReroute(w io.Writer, st reroute.State) {
 	if len(st.Paths)+len(st.Sessions)+len(st.BFD) == 0 {
-		fmt.Fprintln(w, "no paths: reroute: in weir.yaml says which links to protect, docs/REROUTE.md how")
+		fmt.Fprintln(w, "no paths: define links to protect in the section reroute of weir.yaml (docs/REROUTE.md)")
 		return
 	}
 	printPaths(w, st)
@@ -303,7 +303,7 @@ func printReroute(w io.Writer, st reroute.State) {
 		}
 	}
 	if text := countsText(st.UnknownSources); text != "" {
-		fmt.Fprintf(w, "\npackets that look like probes and are of no session: %s\n", text)
+		fmt.Fprintf(w, "\nprobe-like packets without a session: %s\n", text)
 	}
 	if len(st.TimerLoops) > 0 {
 		fmt.Fprintln(w)
@@ -317,8 +317,8 @@ func printTimerLoops(w io.Writer, all []liveness.TimerLoopState) {
 		CPU     int    `table:"CPU"`
 		Ticks   uint64 `table:"TICKS"`
 		Stalls  uint64 `table:"STALLS"`
-		Longest string `table:"LONGEST"`
-		Takes   string `table:"TICK TAKES"`
+		Longest string `table:"LONGEST STALL"`
+		Takes   string `table:"TICK TIME"`
 		Netns   string `table:"NETNS"`
 	}
 	var rows []row
@@ -343,18 +343,18 @@ func printPath(w io.Writer, p protect.PathState) {
 	for i, r := range p.Repairs {
 		state := ""
 		if r.Down {
-			state = ", which may not be used either"
+			state = ", not usable either"
 		}
 		if r.Learnt {
 			state = " (learnt)" + state
 		}
-		fmt.Fprintf(w, "  way %d: by %s to %s, packets up to %d bytes%s\n", i+1, r.Device, r.Via, r.Fits, state)
+		fmt.Fprintf(w, "  repair %d: by %s to %s, packets up to %d bytes%s\n", i+1, r.Device, r.Via, r.Fits, state)
 	}
 	for _, line := range routesText(p) {
 		fmt.Fprintf(w, "  %s\n", line)
 	}
 	c := p.Counts
-	fmt.Fprintf(w, "  packets: %d rerouted (%d where they came in, %d not the best way), %d stayed (exempt %d, no repair %d), %d too big, %d dropped (no way left %d, too big %d, kernel %d)\n",
+	fmt.Fprintf(w, "  packets: %d rerouted (%d at ingress, %d not by the best repair), %d stayed (exempt %d, no repair %d), %d too big, %d dropped (no way left %d, too big %d, kernel %d)\n",
 		c.Packets, c.Fast, c.Next, c.Exempt+c.None, c.Exempt, c.None, c.Big, c.Stuck+c.Lost+c.Odd, c.Stuck, c.Lost, c.Odd)
 	if c.Shadow > 0 {
 		fmt.Fprintf(w, "  shadow: %d packets would have been rerouted\n", c.Shadow)
@@ -365,21 +365,21 @@ func printPath(w io.Writer, p protect.PathState) {
 func routesText(p protect.PathState) (lines []string) {
 	r := p.Routes
 	if r.Alone > 0 {
-		lines = append(lines, fmt.Sprintf("routes: %d lead over %s alone and go when it is set down, drained or not; %d of them go with its carrier", r.Alone, p.Device, r.Carrier))
+		lines = append(lines, fmt.Sprintf("routes: %d use only %s and disappear when it is set down, drained or not; %d of them disappear with its carrier", r.Alone, p.Device, r.Carrier))
 	}
 	if refused := r.Carrier - r.Kept; r.Alone > 0 && refused > 0 {
-		lines = append(lines, fmt.Sprintf("! packets to %d of these are refused then: weir doctor names them", refused))
+		lines = append(lines, fmt.Sprintf("! packets to %d of these are then unreachable: weir doctor names them", refused))
 	}
 	switch {
 	case r.Kept == 0:
 	case r.Lost > 0 && r.InUse:
-		lines = append(lines, fmt.Sprintf("! %d routes went with the carrier: packets are rerouted all the same, until the routing protocol has new ones", r.Lost))
+		lines = append(lines, fmt.Sprintf("! %d routes disappeared with the carrier: packets are rerouted until the routing protocol has new routes", r.Lost))
 	case r.Lost > 0:
-		lines = append(lines, fmt.Sprintf("! %d routes went with the link, and no others came: packets are refused", r.Lost))
+		lines = append(lines, fmt.Sprintf("! %d routes disappeared with the link, and no others replace them: packets are unreachable", r.Lost))
 	case !r.Followed:
-		lines = append(lines, fmt.Sprintf("! packets to %d are rerouted then only while weir serve runs, and it does not", r.Kept))
+		lines = append(lines, fmt.Sprintf("! packets to %d are then rerouted only while weir serve runs: start it", r.Kept))
 	default:
-		lines = append(lines, fmt.Sprintf("weir serve has packets to %d rerouted then, for %s at most", r.Kept, protect.KeepTime))
+		lines = append(lines, fmt.Sprintf("weir serve then reroutes packets to %d, for %s at most", r.Kept, protect.KeepTime))
 	}
 	return lines
 }
@@ -396,10 +396,10 @@ func granted(s liveness.SessionState) (n uint32) {
 func printSession(w io.Writer, s liveness.SessionState) {
 	fmt.Fprintf(w, "%s: %d probes sent, %d answered; %d heard\n", s.Name, s.Sent, s.Answered, s.Heard)
 	if n := granted(s); n > 0 {
-		fmt.Fprintf(w, "  %d times a stall of this host put a verdict off\n", n)
+		fmt.Fprintf(w, "  %d verdicts delayed by a stall of this host\n", n)
 	}
 	if text := countsText(s.Counts); text != "" {
-		fmt.Fprintf(w, "  changed nothing: %s\n", text)
+		fmt.Fprintf(w, "  without effect: %s\n", text)
 	}
 }
 

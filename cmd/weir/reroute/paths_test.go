@@ -16,17 +16,17 @@ import (
 
 // Status names the routes that depend on a link, and the fate of their packets, before and after a failure.
 func TestRoutesText(t *testing.T) {
-	const all = "routes: 5 lead over eth1 alone and go when it is set down, drained or not; 3 of them go with its carrier"
+	const all = "routes: 5 use only eth1 and disappear when it is set down, drained or not; 3 of them disappear with its carrier"
 	for name, c := range map[string]struct {
 		routes protect.RouteState
 		want   []string
 	}{
 		"none":     {protect.RouteState{}, nil},
-		"kept":     {protect.RouteState{Alone: 5, Carrier: 3, Kept: 3, Followed: true}, []string{all, "weir serve has packets to 3 rerouted then, for 30s at most"}},
-		"unserved": {protect.RouteState{Alone: 5, Carrier: 3, Kept: 3}, []string{all, "! packets to 3 are rerouted then only while weir serve runs, and it does not"}},
-		"some":     {protect.RouteState{Alone: 5, Carrier: 3, Kept: 2, Followed: true}, []string{all, "! packets to 1 of these are refused then: weir doctor names them", "weir serve has packets to 2 rerouted then, for 30s at most"}},
-		"in use":   {protect.RouteState{Kept: 3, Lost: 2, InUse: true, Followed: true}, []string{"! 2 routes went with the carrier: packets are rerouted all the same, until the routing protocol has new ones"}},
-		"over":     {protect.RouteState{Kept: 3, Lost: 2, Followed: true}, []string{"! 2 routes went with the link, and no others came: packets are refused"}},
+		"kept":     {protect.RouteState{Alone: 5, Carrier: 3, Kept: 3, Followed: true}, []string{all, "weir serve then reroutes packets to 3, for 30s at most"}},
+		"unserved": {protect.RouteState{Alone: 5, Carrier: 3, Kept: 3}, []string{all, "! packets to 3 are then rerouted only while weir serve runs: start it"}},
+		"some":     {protect.RouteState{Alone: 5, Carrier: 3, Kept: 2, Followed: true}, []string{all, "! packets to 1 of these are then unreachable: weir doctor names them", "weir serve then reroutes packets to 2, for 30s at most"}},
+		"in use":   {protect.RouteState{Kept: 3, Lost: 2, InUse: true, Followed: true}, []string{"! 2 routes disappeared with the carrier: packets are rerouted until the routing protocol has new routes"}},
+		"over":     {protect.RouteState{Kept: 3, Lost: 2, Followed: true}, []string{"! 2 routes disappeared with the link, and no others replace them: packets are unreachable"}},
 	} {
 		if got := routesText(protect.PathState{Device: "eth1", Routes: c.routes}); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
@@ -72,7 +72,7 @@ func TestFatesOfStatus(t *testing.T) {
 		}
 		n++
 	}
-	if n != 8 || !strings.Contains(text, "packets: 1 rerouted (0 where they came in, 0 not the best way), 5 stayed (exempt 2, no repair 3), 4 too big, 18 dropped (no way left 5, too big 6, kernel 7)\n") {
+	if n != 8 || !strings.Contains(text, "packets: 1 rerouted (0 at ingress, 0 not by the best repair), 5 stayed (exempt 2, no repair 3), 4 too big, 18 dropped (no way left 5, too big 6, kernel 7)\n") {
 		t.Errorf("%d fates in the page, and status says\n%s", n, text)
 	}
 }
@@ -82,7 +82,7 @@ func TestPrintUnjudged(t *testing.T) {
 	var out strings.Builder
 	printPaths(&out, reroute.State{Paths: []protect.PathState{{Name: "core", Attached: true, Unjudged: true}, {Name: "edge", Attached: true}},
 		BFD: []peers.SessionState{{Name: "core", Unjudged: true, Problem: "nobody judges link eth1"}}})
-	if got := out.String(); !strings.Contains(got, "used, judged by nobody") || !strings.Contains(got, "core: nobody judges link eth1\n") || strings.Contains(got, "PEER SAYS") || strings.Count(got, "nobody") != 2 {
+	if got := out.String(); !strings.Contains(got, "used, not monitored") || !strings.Contains(got, "core: nobody judges link eth1\n") || strings.Contains(got, "PEER STATE") || strings.Count(got, "nobody") != 1 {
 		t.Errorf("%s", got)
 	}
 }

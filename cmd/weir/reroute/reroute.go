@@ -30,7 +30,7 @@ import (
 func init() {
 	cli.Add(cli.Feature{
 		Name:     reroute.Name,
-		Overview: []string{"weir reroute status|links: whether they work, and where their traffic goes"},
+		Overview: []string{"weir reroute status|links: whether they work, and their traffic's path"},
 		Commands: func(g *cli.Globals) []*cobra.Command { return []*cobra.Command{rerouteCommand(g)} },
 		Summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
 			if s, ok := host.Part[reroute.State](st, reroute.Name); ok && !s.Empty() {
@@ -49,10 +49,9 @@ func init() {
 
 func rerouteCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "reroute", Short: "Links that are probed, and the ways around them (SRv6 fast reroute)",
-		Long: `Reroute takes traffic off what has failed, in the kernel, by SRv6 segment lists that
-were planned before. A path is a link or route that is probed, and repaired when it
-fails.`,
+		Use: "reroute", Short: "Probe links and route around failed ones (SRv6 fast reroute)",
+		Long: `Reroute moves traffic off failed links, in the kernel, with SRv6 segment lists
+planned in advance. A path is a probed link or route, repaired when it fails.`,
 	}
 	c.AddCommand(rerouteStatus(g), reroutePlan(g), rerouteDrain(g), rerouteUndrain(g))
 	return c
@@ -72,42 +71,43 @@ type planFlags struct {
 func reroutePlan(g *cli.Globals) *cobra.Command {
 	var f planFlags
 	c := &cobra.Command{
-		Use: "plan", Short: "Repairs of a network's failures, computed from its topology", Args: cobra.NoArgs,
-		Long: `Compute what each router does when a link, a neighbour or a shared-risk group next to
-it fails: the first hop and the shortest list of segments that take packets along the
-post-convergence path while all others still route as before (TI-LFA). Destinations
-that cannot be protected are listed with the reason. Nothing is changed anywhere.
+		Use: "plan", Short: "Compute repairs of network failures from a topology", Args: cobra.NoArgs,
+		Long: `Compute each router's repair when an adjacent link, neighbour or shared-risk group
+fails: the first hop and the shortest list of segments. It takes packets along the
+post-convergence path while all other routers still route as before (TI-LFA).
+Destinations without protection are listed with the reason. Nothing is changed.
 
 FILE is GraphML (Topology Zoo, networkx), node-link JSON (networkx, topohub), weir's
-own YAML or JSON, which knows SIDs and shared risks, or what FRR prints:
+own YAML or JSON with SIDs and shared risks, or the output of FRR:
   ` + topo.ISISCommand + `
   ` + topo.OSPF6Command + `
 
-Without --node a summary of all routers is shown. --svg draws, of the repairs that
---node and --destination leave, the one with the longest list.
+Without --node the output is a summary of all routers. --svg draws the repair with
+the longest list, of those selected by --node and --destination.
 
---sids FILE gives SRv6 SIDs to a topology that lacks them: by a rule, router by router,
-or both. A router's locator is the one that its database names (FRR 8.4 has none), or
-the prefix that it announces within locators. Its SIDs are the locator and a function:
+--sids FILE adds SRv6 SIDs to a topology without them: by a rule, for single
+routers, or both. A router's locator is the one in its database (FRR 8.4 has
+none), or its announced prefix within locators. A SID is the locator and a
+function:
   locators: fc00::/16
   functions: {end: "::e", dt6: "::d6", dt4: "::d4"}
   nodes: [{name: d, end: fc00:4::1, dt6: fc00:4::2}]     # or locator: fc00:4::/48
   links: [{from: d, to: b, endx: fc00:4::b}]
 
---change down, or up, shows another plan: what --node does with packets while routers
-learn of a failure anywhere, or of its end, so that they do not circle between those
-that know and those that do not (micro-loops): first each goes over to these lists as
-it learns, and when all have, to its new routes.
+--change down, or up, computes another plan: detours of --node while other routers
+learn of a failure, or of its end. They avoid loops between updated and outdated
+routers (micro-loops). Each router first uses these lists. It uses its new routes
+once all routers are updated.
 
---yaml prints the repairs of --node as the section reroute of weir.yaml, --apply puts
-them in force on this host, which is that router, beside the paths that it has, and in
-place of those of an earlier plan, until a weir apply whose file says otherwise. The
-topology must name interfaces, prefixes and SIDs. How a link is judged is no matter of
-the plan: give it a probe, or bfd, by a path of its own.
+--yaml prints the repairs of --node as the section reroute of weir.yaml. --apply
+installs them on this host, which must be that router. Its other paths stay, and
+the paths of an earlier plan are replaced. A later weir apply with another section
+replaces them. The topology must have interfaces, prefixes and SIDs. A plan does
+not say how to judge a link: add a probe, or bfd, in a path of its own.
 
---audit asks the FRR of this network namespace, by vtysh: which backups its isisd
-shows, whether zebra and the kernel have them, which repairs weir has in the data
-path for the same prefixes, and for those that its paths name, and what it would plan.`,
+--audit compares with the FRR of this network namespace, through vtysh: isisd's
+backups, their copies in zebra and the kernel, weir's repairs in the data path for
+the same prefixes and for the prefixes of its paths, and weir's plan.`,
 		Example: `  weir reroute plan -f core.yaml --node a --destination d
   weir reroute plan -f core.yaml --node a --yaml
   vtysh -c 'show isis hostname' -c 'show isis neighbor detail' \
@@ -118,14 +118,14 @@ path for the same prefixes, and for those that its paths name, and what it would
 	c.Flags().StringVarP(&f.file, "file", "f", "", "topology (- for standard input)")
 	c.Flags().StringVar(&f.sids, "sids", "", "file of SRv6 SIDs, or of locators and functions, for a topology without them")
 	c.Flags().StringVar(&f.question.Node, "node", "", "plan for this router only")
-	c.Flags().StringVar(&f.protect, "protect", "link", "what is assumed to fail: link, node or srlg")
-	c.Flags().BoolVar(&f.question.Fallback, "fallback", false, "protect the link where the node or group cannot be protected")
+	c.Flags().StringVar(&f.protect, "protect", "link", "kind of failure: link, node or srlg")
+	c.Flags().BoolVar(&f.question.Fallback, "fallback", false, "protect the link if the node or group cannot be protected")
 	c.Flags().StringVar(&f.question.Destination, "destination", "", "repairs for this router only")
 	c.Flags().BoolVar(&f.audit, "audit", false, "compare with FRR's backups and the kernel's routes")
 	c.Flags().BoolVar(&f.yaml, "yaml", false, "print the repairs of --node as a section of weir.yaml")
-	c.Flags().BoolVar(&f.apply, "apply", false, "put the repairs of --node in force on this host")
-	c.Flags().BoolVar(&f.allowOutage, "allow-outage", false, "--apply also where packets that are rerouted now would not be")
-	c.Flags().StringVar(&f.change, "change", "", "what --node does while a change spreads: down or up")
+	c.Flags().BoolVar(&f.apply, "apply", false, "install the repairs of --node on this host")
+	c.Flags().BoolVar(&f.allowOutage, "allow-outage", false, "with --apply: replace repairs in use even if their packets are then lost")
+	c.Flags().StringVar(&f.change, "change", "", "compute detours of --node while a change spreads: down or up")
 	c.Flags().StringVar(&f.sockets, "vty-socket", "", "directory of FRR's sockets (default: vtysh's own)")
 	c.Flags().StringVar(&f.svg, "svg", "", "draw a repair into this file")
 	cli.JSONFlag(c, g)
@@ -134,27 +134,27 @@ path for the same prefixes, and for those that its paths name, and what it would
 
 func (f *planFlags) run(cmd *cobra.Command, g *cli.Globals) error {
 	if f.file == "" && !f.audit {
-		return cli.Usage(errors.New("which topology? give -f FILE; see weir reroute plan --help"))
+		return cli.Usage(errors.New("name the topology: -f FILE; see weir reroute plan --help"))
 	}
 	if f.question.Mode = plan.Mode(f.protect); !slices.Contains(plan.Modes(), f.question.Mode) {
-		return cli.Usage(fmt.Errorf("--protect %s: link, node or srlg can be protected", f.protect))
+		return cli.Usage(fmt.Errorf("--protect %s: want link, node or srlg", f.protect))
 	}
 	switch f.question.Change = plan.Change(f.change); {
 	case f.change != "" && f.change != "down" && f.change != "up":
-		return cli.Usage(fmt.Errorf("--change %s: a failure goes down or up", f.change))
+		return cli.Usage(fmt.Errorf("--change %s: want down or up", f.change))
 	case f.change != "" && f.question.Node == "":
-		return cli.Usage(errors.New("--change: for which router? add --node NODE"))
+		return cli.Usage(errors.New("--change: name the router: --node NODE"))
 	case f.change != "" && f.svg != "":
 		return cli.Usage(errors.New("--change cannot be drawn: leave --svg out"))
 	}
 	if (f.yaml || f.apply) && (f.question.Node == "" || f.change != "" || f.audit) {
-		return cli.Usage(errors.New("--yaml and --apply: of which router? add --node NODE; --change and --audit install nothing"))
+		return cli.Usage(errors.New("--yaml and --apply: name the router with --node NODE, and leave --change and --audit out"))
 	}
 	switch {
 	case f.apply && f.question.Destination != "":
-		return cli.Usage(errors.New("--apply: the repairs for one destination would take the place of the whole plan: leave --destination out"))
+		return cli.Usage(errors.New("--apply: repairs for one destination would replace the whole plan: leave --destination out"))
 	case (f.yaml || f.apply) && g.JSON:
-		return cli.Usage(errors.New("--json shows the plan; --yaml and --apply have a form of their own: leave one out"))
+		return cli.Usage(errors.New("--json cannot be combined with --yaml or --apply: leave one out"))
 	}
 	n, err := f.read(cmd.InOrStdin())
 	if err != nil {
@@ -171,7 +171,7 @@ func (f *planFlags) run(cmd *cobra.Command, g *cli.Globals) error {
 	if f.svg != "" {
 		row, ok := a.Longest()
 		if !ok {
-			return errors.New("there is no repair to draw")
+			return errors.New("no repair to draw")
 		}
 		if err := os.WriteFile(f.svg, draw.Repair(a, row), 0o644); err != nil {
 			return err
@@ -218,7 +218,7 @@ func (f *planFlags) install(cmd *cobra.Command, g *cli.Globals, a *plan.Answer) 
 		fmt.Fprintln(cmd.ErrOrStderr(), s)
 	}
 	if err == nil && len(done) == 0 {
-		fmt.Fprintln(cmd.ErrOrStderr(), "nothing to do: the plan is in force")
+		fmt.Fprintln(cmd.ErrOrStderr(), "nothing to change: the plan is in force")
 	}
 	return err
 }
@@ -252,7 +252,7 @@ func printAudit(w io.Writer, r *audit.Report) {
 	for _, row := range r.Rows {
 		backups += min(1, len(row.Backup))
 	}
-	fmt.Fprintf(w, "%s: isisd shows backups for %d prefixes; zebra has %d of them, the kernel %d; weir's data path has a way around for %d prefixes\n",
+	fmt.Fprintf(w, "%s: isisd shows backups for %d prefixes; zebra has %d of them, the kernel %d; weir's data path has repairs for %d prefixes\n",
 		r.Router, backups, r.InZebra, r.InKernel, r.InWeir)
 	if len(r.Rows) == 0 {
 		return
@@ -263,11 +263,11 @@ func printAudit(w io.Writer, r *audit.Report) {
 func printAuditRows(w io.Writer, all []audit.Row) {
 	type row struct {
 		Prefix  netip.Prefix `table:"PREFIX"`
-		Backup  string       `table:"ISISD'S BACKUP"`
+		Backup  string       `table:"ISISD BACKUP"`
 		Zebra   string       `table:"ZEBRA"`
 		Kernel  string       `table:"KERNEL"`
-		Has     string       `table:"WEIR HAS"`
-		Planned string       `table:"WEIR'S PLAN"`
+		Has     string       `table:"WEIR REPAIR"`
+		Planned string       `table:"WEIR PLAN"`
 	}
 	var rows []row
 	for _, of := range all {
@@ -301,14 +301,14 @@ func installedText(i audit.Installed) string {
 		}
 		ways = append(ways, way)
 	}
-	text := fmt.Sprintf("without %s: %s", i.Link, cmp.Or(strings.Join(ways, ", else "), "no way in force"))
+	text := fmt.Sprintf("without %s: %s", i.Link, cmp.Or(strings.Join(ways, ", else "), "no repair in force"))
 	switch {
 	case !i.Attached:
 		text += ", not attached"
 	case i.Shadow:
 		text += ", shadow only"
 	case len(i.Problems) > 0:
-		text += ", others are not: weir reroute status " + i.Path
+		text += ", other repairs are not in force: weir reroute status " + i.Path
 	}
 	return text
 }
@@ -375,7 +375,7 @@ func printPlan(w io.Writer, a *plan.Answer, summary bool) {
 			Node        string      `table:"NODE"`
 			Failure     string      `table:"FAILURE"`
 			Destination string      `table:"UNPROTECTED"`
-			Reason      plan.Reason `table:"WHY"`
+			Reason      plan.Reason `table:"REASON"`
 		}
 		var rows []row
 		for _, u := range a.Unprotected {

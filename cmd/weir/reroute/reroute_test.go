@@ -46,7 +46,7 @@ func TestPrintAudit(t *testing.T) {
 func TestBFDNotAuthentic(t *testing.T) {
 	var out strings.Builder
 	printBFD(&out, []peers.SessionState{{Name: "core-a", State: bfd.Down, NotAuthentic: 28}, {Name: "core-b", State: bfd.Up, NotAuthentic: 1}}, false)
-	if got := out.String(); !strings.Contains(got, "core-a: 28 packets of the peer are refused") || strings.Contains(got, "core-b: 1") {
+	if got := out.String(); !strings.Contains(got, "core-a: 28 packets of the peer rejected as not authentic") || strings.Contains(got, "core-b: 1") {
 		t.Errorf("%s", got)
 	}
 }
