@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package handoffcompare puts the load balancer of handoff beside what a user would run in its place, HAProxy in TCP mode, and
-// beside routing without either: the latency of a request and its answer, and the throughput, with one to four servers.
+// Package handoffcompare compares the load balancer of handoff with HAProxy in TCP mode, its usual
+// alternative, and with routing without either. It measures the latency of a request with its answer, and
+// the throughput, with one to four servers.
 package handoffcompare
 
 import (
@@ -25,24 +26,24 @@ func init() {
 	})
 }
 
-// plan is what one size of the experiment does.
+// plan holds the parameters of one size of the experiment.
 type plan struct {
-	servers []int         // how many there are, one after the other
-	each    time.Duration // of which no other round begins with that many
-	rounds  int           // at most, of all ways
-	ping    time.Duration // of requests, each way in each round
-	bulk    time.Duration // of bulk in each direction
-	judged  bool          // the claims of performance, too
+	servers []int         // numbers of servers, one after the other
+	each    time.Duration // limit for new rounds with one number of servers
+	rounds  int           // maximum, of all ways
+	ping    time.Duration // of requests, for each way in each round
+	bulk    time.Duration // of bulk transfer in each direction
+	judged  bool          // include the performance claims
 }
 
-// Rounds are short, and there are many: on a machine with other work the three ways of a round meet the same of it.
+// Rounds are short and many, so all three ways of a round meet the same other load of the machine.
 var plans = map[lab.Size]plan{
 	lab.Full:  {servers: []int{1, 2, 3, 4}, each: time.Minute, rounds: 1000, ping: 60 * time.Millisecond, bulk: 100 * time.Millisecond, judged: true},
 	lab.Quick: {servers: []int{1, 2, 3, 4}, each: 11 * time.Second, rounds: 1000, ping: 60 * time.Millisecond, bulk: 100 * time.Millisecond, judged: true},
 	lab.Smoke: {servers: []int{2}, each: 4 * time.Second, rounds: 6, ping: 60 * time.Millisecond, bulk: 60 * time.Millisecond},
 }
 
-// connections are open at once, each way: as many whatever the number of servers.
+// connections is the number of parallel connections of each way, for any number of servers.
 const connections = 8
 
 // experiment is one run.
@@ -60,7 +61,7 @@ type cell struct {
 	servers int
 }
 
-// finding is what was measured there, a value a round.
+// finding holds the results of a cell, one value for each round.
 type finding struct {
 	latency  []time.Duration // of every request of all rounds
 	p50      []float64       // µs
@@ -94,7 +95,7 @@ func (x *experiment) measure(ctx context.Context) error {
 	return nil
 }
 
-// with measures all ways with n servers, in turns.
+// with measures all ways with n servers, in turn.
 func (x *experiment) with(ctx context.Context, n int) (err error) {
 	ways, stop, err := x.world.ways(ctx, n)
 	defer func() { err = errors.Join(err, stop()) }()

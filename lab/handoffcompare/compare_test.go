@@ -41,7 +41,7 @@ func newExperiment(t *testing.T, servers int) *experiment {
 			t.Errorf("left behind: %v", left)
 		}
 	})
-	// The load balancer goes by a hash of ports: after one round one of three servers may have had no connection.
+	// The load balancer hashes ports: after one round one of three servers may have no connection.
 	p := plan{servers: []int{servers}, each: 30 * time.Second, rounds: 6, ping: 20 * time.Millisecond, bulk: 20 * time.Millisecond}
 	return &experiment{plan: p, env: e, result: lab.NewResult("handoff-compare", lab.Smoke, 1), found: map[cell]*finding{}}
 }
@@ -76,7 +76,7 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-// Answers of a server that none of the ways leads to, and one that is never asked, are found.
+// The test detects answers of a server outside all ways, and a server without requests.
 func TestFindings(t *testing.T) {
 	x := newExperiment(t, 2)
 	var err error

@@ -9,7 +9,7 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// report sets the metrics: of each way what was found, and ratios of what was found in the same round.
+// report sets the metrics: the results of each way, and ratios within the same round.
 func (x *experiment) report() {
 	for c, f := range x.found {
 		name := fmt.Sprintf("%s_%d", c.way, c.servers)
@@ -47,8 +47,8 @@ func (x *experiment) report() {
 	x.ratio("fe_throughput_down_ratio_direct", directWay, down)
 }
 
-// ratio is the median, over all rounds and numbers of servers, of weir's value over that of another way in the same round. Where
-// the other was not measured, the metric is not there, and the claim does not hold.
+// ratio sets the median, over all rounds and numbers of servers, of weir's value relative to another way's
+// in the same round. Without a measurement of the other way the metric is missing, and the claim fails.
 func (x *experiment) ratio(metric, other string, of func(*finding) []float64) {
 	var all []float64
 	for _, n := range x.servers {
@@ -89,7 +89,7 @@ func (x *experiment) claims() {
 	}
 }
 
-// median sorts a copy. Of an even number it is the mean of the two in the middle.
+// median sorts a copy. For an even number it returns the mean of the middle two.
 func median(v []float64) float64 {
 	if len(v) == 0 {
 		return 0

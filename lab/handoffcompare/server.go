@@ -14,11 +14,11 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// What a connection is for, its first byte.
+// The kind of a connection, its first byte.
 const (
-	kindPing byte = 'p' // messages come back, with the server's number in their first byte
-	kindUp   byte = 'u' // what comes is counted; the count follows the end
-	kindDown byte = 'd' // four bytes say for how many ms the server sends; the last eight say how many came before them
+	kindPing byte = 'p' // messages return, with the server's number in their first byte
+	kindUp   byte = 'u' // bytes are counted; the count follows the end
+	kindDown byte = 'd' // four bytes hold the ms of the server's sending; the last eight bytes count the preceding ones
 )
 
 const (
@@ -26,7 +26,8 @@ const (
 	block   = 1 << 18 // bytes of a write, and of a read
 )
 
-// server answers in a namespace. Its sockets block, and each has its thread: what is measured is the way, not the poller.
+// server answers in a namespace. Its sockets block and have a thread each, to measure the path and not the
+// poller.
 type server struct {
 	number byte
 	fd     int
@@ -65,7 +66,7 @@ func (s *server) accept() {
 	}
 }
 
-// serve serves one connection. What goes wrong the client notices.
+// serve serves one connection. The client detects errors.
 func (s *server) serve(fd int) {
 	defer unix.Close(fd)
 	if patient(fd) != nil {
@@ -96,7 +97,7 @@ func (s *server) serve(fd int) {
 	}
 }
 
-// pour writes for a while and says how many bytes.
+// pour writes for a while and returns the number of bytes.
 func pour(fd int, d time.Duration) (sent uint64) {
 	b := make([]byte, block)
 	for end := time.Now().Add(d); time.Now().Before(end); sent += block {
@@ -107,7 +108,7 @@ func pour(fd int, d time.Duration) (sent uint64) {
 	return sent
 }
 
-// drain reads to the end and says how many bytes.
+// drain reads to the end and returns the number of bytes.
 func drain(fd int) (received uint64) {
 	b := make([]byte, block)
 	for {
@@ -122,10 +123,10 @@ func drain(fd int) (received uint64) {
 	}
 }
 
-// patience is how long a socket waits for anything.
+// patience is the timeout of sockets.
 const patience = 30 * time.Second
 
-// patient has a socket send at once, and give up after a time.
+// patient disables Nagle's algorithm on a socket and sets its timeouts.
 func patient(fd int) error {
 	tv := unix.NsecToTimeval(int64(patience))
 	return errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
@@ -162,7 +163,7 @@ func writeAll(fd int, b []byte) error {
 	return nil
 }
 
-// dial connects from the client, with a socket that blocks.
+// dial connects from the client, with a blocking socket.
 func (w *world) dial(to netip.AddrPort) (fd int, err error) {
 	err = w.client.Do(func() (err error) {
 		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -182,7 +183,7 @@ func (w *world) dial(to netip.AddrPort) (fd int, err error) {
 	return fd, nil
 }
 
-// connect waits until a signal of Go's is no reason to stop: asked again, the kernel goes on with the connection that it is making.
+// connect continues after a signal of Go's: a repeated call waits for the connection in progress.
 func connect(fd int, to netip.AddrPort) error {
 	for {
 		err := unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()})

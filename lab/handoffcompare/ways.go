@@ -30,7 +30,7 @@ const (
 
 var errNotInstalled = errors.New("it is not installed")
 
-// addresses says which address the i-th connection goes to.
+// addresses returns the destination of connection i.
 type addresses func(i int) netip.AddrPort
 
 // way is one way to the servers.
@@ -39,7 +39,7 @@ type way struct {
 	to   addresses
 }
 
-// ways makes those there are to n servers, and says how to end them.
+// ways returns the available ways to n servers, and a function to end them.
 func (w *world) ways(ctx context.Context, n int) ([]way, func() error, error) {
 	ways := []way{{directWay, func(i int) netip.AddrPort { return netip.AddrPortFrom(serverAddr(without, i%n), servicePort) }}}
 	var stops []func() error
@@ -65,7 +65,7 @@ func (w *world) ways(ctx context.Context, n int) ([]way, func() error, error) {
 	return ways, stop, nil
 }
 
-// startWeir has weir serve run a load balancer of these servers, which have no agents.
+// startWeir makes weir serve run a load balancer for these servers, without agents.
 func (w *world) startWeir(ctx context.Context, n int) (func() error, error) {
 	devices, backends := "c0", ""
 	for i := range n {
@@ -100,7 +100,7 @@ lb:
 	return stop, nil
 }
 
-// served waits until the load balancer leads to all servers, and says how many packets it has let nobody have by then.
+// served waits until the load balancer reaches all servers, and returns the packets dropped by then.
 func (w *world) served(ctx context.Context, proc *lab.Process, n int) (dropped uint64, err error) {
 	root := kernel.OpenRoot(w.env.Root)
 	answered := map[byte]bool{}
@@ -119,7 +119,7 @@ func (w *world) served(ctx context.Context, proc *lab.Process, n int) (dropped u
 	return w.drops()
 }
 
-// askOne is the number of the server that a new connection leads to.
+// askOne returns the number of the server behind a new connection.
 func (w *world) askOne() (server byte, err error) {
 	fd, err := w.dial(netip.AddrPortFrom(serviceAddr, servicePort))
 	if err != nil {
@@ -134,7 +134,7 @@ func (w *world) askOne() (server byte, err error) {
 	return b[0], err
 }
 
-// drops are packets that the load balancer has let nobody have, from its pins.
+// drops returns the packets dropped by the load balancer, from its pins.
 func (w *world) drops() (uint64, error) {
 	f, err := lb.View(kernel.OpenRoot(w.env.Root), kernel.Instance{Scope: kernel.ScopeOf(w.lbs[withWeir]), Feature: "handoff", Name: "lb-" + balancer})
 	if err != nil {
@@ -163,7 +163,8 @@ func (w *world) removeLB(ctx context.Context) error {
 	}
 }
 
-// startHAProxy has HAProxy take connections at the plain namespace's own address, and make others to the servers, in turn.
+// startHAProxy makes HAProxy accept connections at the plain namespace's own address, and forward them to
+// the servers in turn.
 func (w *world) startHAProxy(ctx context.Context, n int) (func() error, error) {
 	if _, err := lab.Find("haproxy"); err != nil {
 		return nil, fmt.Errorf("%w: %w", errNotInstalled, err)

@@ -15,14 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pings is what became of requests.
+// pings holds the results of requests.
 type pings struct {
 	asked, wrong int
 	answered     map[int]int // by server
 	took         []time.Duration
 }
 
-// open makes the connections of a kind.
+// open opens the connections of a kind.
 func (w *world) open(v way, kind byte) (fds []int, err error) {
 	defer func() {
 		if err != nil {
@@ -48,10 +48,10 @@ func closeAll(fds []int) {
 	}
 }
 
-// warm is how many requests go before those that count.
+// warm is the number of uncounted requests before the others.
 const warm = 20 * connections
 
-// ping asks one request at a time, of each connection in turn.
+// ping sends one request at a time, on each connection in turn.
 func (w *world) ping(v way, d time.Duration) (*pings, error) {
 	fds, err := w.open(v, kindPing)
 	if err != nil {
@@ -94,10 +94,10 @@ func (w *world) ping(v way, d time.Duration) (*pings, error) {
 	}
 }
 
-// bulk is what became of bytes.
+// bulk holds the result of a bulk transfer.
 type bulk struct {
 	sent, received uint64
-	took           time.Duration // until the last had come
+	took           time.Duration // until the last byte arrived
 }
 
 func (b bulk) gbits() float64 { return float64(b.received) * 8 / b.took.Seconds() / 1e9 }

@@ -21,17 +21,17 @@ const balancer = "compare"
 // serviceAddr is on every server.
 var serviceAddr = netip.MustParseAddr("10.55.0.1")
 
-// world is a client, servers, and two namespaces between them, wired alike: the load balancer's, with weir's programs at its
-// devices, and one without them, which routes, and in which HAProxy listens. So the ways can be measured in turns of a few
-// milliseconds, and none pays for another.
+// world is a client, servers, and two namespaces between them with equal wiring. One holds the load
+// balancer, with weir's programs at its devices. The other routes without them, and HAProxy listens in it.
+// The ways can alternate every few milliseconds, and none pays for another.
 type world struct {
 	env     *lab.Env
 	client  *netns.Handle
 	lbs     [2]*netns.Handle
 	names   [2]string // of their namespaces
 	servers []*server
-	tls     string // of the load balancer's agent, to which nobody connects
-	dropped uint64 // packets that the load balancer has let nobody have
+	tls     string // of the load balancer's agent, without clients
+	dropped uint64 // packets dropped by the load balancer
 }
 
 // The two namespaces.
@@ -40,7 +40,7 @@ const (
 	without
 )
 
-// middle is a namespace's address towards the client, of towardsClient the client's.
+// middle returns a namespace's address towards the client, towardsClient the client's.
 func middle(which int) netip.Addr        { return netip.AddrFrom4([4]byte{10, 1, byte(which), 1}) }
 func towardsClient(which int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, byte(which), 2}) }
 func gateway(which, i int) netip.Addr {
@@ -85,7 +85,7 @@ func (w *world) wireClient(which int) error {
 	}
 	to := netip.MustParsePrefix("10.55.0.1/32")
 	if which == without {
-		to = netip.MustParsePrefix("10.3.0.0/16") // the servers there
+		to = netip.MustParsePrefix("10.3.0.0/16") // the servers behind it
 	}
 	return errors.Join(topo.Route(w.client, to, middle(which)), topo.Addresses(f), topo.Sysctl(f, "net.ipv4.ip_forward", "1"))
 }

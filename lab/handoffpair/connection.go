@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// connection is one of the client's.
+// connection is a connection of the client.
 type connection struct {
 	net.Conn
-	host byte // that answered first
+	host byte // host of the first answer
 	over bool
 }
 
@@ -31,13 +31,13 @@ const (
 	isWrong
 )
 
-// patience is how long a connection may say nothing: longer than the pauses of TCP's repetitions.
+// patience is the longest silence of a connection, longer than the pauses of TCP's retransmissions.
 const patience = 30 * time.Second
 
-// ask has the host say its number.
+// ask requests the host's number.
 func (c *connection) ask() verdict {
 	b := [1]byte{'?'}
-	_ = c.SetDeadline(time.Now().Add(patience)) // it fails with what follows
+	_ = c.SetDeadline(time.Now().Add(patience)) // an error appears in the next call
 	_, err := c.Write(b[:])
 	if err == nil {
 		_, err = io.ReadFull(c, b[:])
@@ -58,7 +58,7 @@ func (c *connection) ask() verdict {
 	return goesOn
 }
 
-// opening is how many connections are opened at once.
+// opening is the number of connections opened in parallel.
 const opening = 64
 
 func (p *pair) open(ctx context.Context, n int) error {
@@ -102,7 +102,8 @@ func (p *pair) open(ctx context.Context, n int) error {
 
 const hostArg = "__handoff-pair-host"
 
-// Play is a host that says its number to whoever asks, if this process is one. main calls it first; else it returns.
+// Play runs a host if this process is one; else it returns. The host answers each request with its number.
+// main calls Play first.
 func Play() {
 	if len(os.Args) != 3 || os.Args[1] != hostArg {
 		return

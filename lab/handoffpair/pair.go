@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package handoffpair adds, kills and reboots load balancers of a pair under many connections of real TCP.
+// Package handoffpair adds, kills and reboots load balancers of a pair under many real TCP connections.
 package handoffpair
 
 import (
@@ -23,7 +23,7 @@ func init() {
 	})
 }
 
-// connections of each size.
+// connections by size.
 var connections = map[lab.Size]int{lab.Full: 10000, lab.Quick: 10000, lab.Smoke: 400}
 
 // pair is one run.
@@ -34,7 +34,7 @@ type pair struct {
 	resets int
 	lost   int
 	wrong  int
-	worst  time.Duration // of a round of all connections
+	worst  time.Duration // slowest round of all connections
 }
 
 func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
@@ -81,7 +81,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	return nil
 }
 
-// after is the first error of steps: each has been done when it is called.
+// after returns the first error of its steps. The steps have run before the call.
 func (p *pair) after(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {
@@ -91,8 +91,8 @@ func (p *pair) after(errs ...error) error {
 	return nil
 }
 
-// begin opens connections by the first load balancer alone, over two hosts; then a third host comes, and what is its by the hash
-// stays where it is.
+// begin opens connections by the first load balancer alone, over two hosts. Then a third host arrives, and
+// existing connections hashed to it stay at their hosts.
 func (p *pair) begin(ctx context.Context, n int) error {
 	p.env.Watch.Log("opening %d connections", n)
 	if err := p.after(p.add(0), p.by(0), p.host(0), p.host(1)); err != nil {
@@ -110,7 +110,7 @@ func (p *pair) begin(ctx context.Context, n int) error {
 	return p.round(ctx, "a host is added")
 }
 
-// through has all connections speak while something happens, and once more when it has happened.
+// through makes all connections send during an event, and once more after it.
 func (p *pair) through(ctx context.Context, what string, do func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- do() }()
@@ -123,7 +123,7 @@ func (p *pair) through(ctx context.Context, what string, do func() error) error 
 	return p.round(ctx, what)
 }
 
-// round has each connection ask and be answered, all at once.
+// round sends a request on each connection and waits for the answers, all in parallel.
 func (p *pair) round(ctx context.Context, what string) error {
 	begin := time.Now()
 	var wg sync.WaitGroup

@@ -32,8 +32,8 @@ type site struct {
 	name string
 }
 
-// world is a client, two load balancers and three hosts on two segments. The hosts' agents connect to an address that both load
-// balancers have; routes say which of them it is, as VRRP or BGP would.
+// world is a client, two load balancers and three hosts on two segments. The hosts' agents connect to a
+// shared address of both load balancers. Routes select one of them, like VRRP or BGP.
 type world struct {
 	env      *lab.Env
 	weir     string
@@ -43,10 +43,10 @@ type world struct {
 	lbs      [2]site
 	hosts    [3]site
 	agents   [2]*lab.Process
-	on       int // the path is by this one
-	here     int // hosts that have come
-	moved    int // flows that the hash would not find, when the second load balancer came
-	records  int // and flows that it was told
+	on       int // the load balancer in the path
+	here     int // number of hosts so far
+	moved    int // flows not found by the hash, at the start of the second load balancer
+	records  int // flows sent to it
 	attempts int
 }
 
@@ -80,7 +80,7 @@ func newWorld(e *lab.Env) (*world, error) {
 	return w, w.connect()
 }
 
-// connect wires everybody.
+// connect connects all namespaces.
 func (w *world) connect() error {
 	errs := []error{w.segment("out"), w.segment("in"), w.plug("out", w.client, "up", "client", "10.1.0.100/16")}
 	for i, f := range w.lbs {
@@ -120,7 +120,7 @@ func (w *world) plug(segment string, at site, device, port, address string) erro
 	})
 }
 
-// machine has the ports of a load balancer up or down.
+// machine sets the ports of a load balancer up or down.
 func (w *world) machine(i int, up bool) error {
 	return w.wire.Do(func() error {
 		for _, port := range []string{fmt.Sprint("out", i), fmt.Sprint("in", i)} {
@@ -140,7 +140,7 @@ func (w *world) machine(i int, up bool) error {
 	})
 }
 
-// by has the paths use a load balancer.
+// by routes the paths through a load balancer.
 func (w *world) by(i int) error {
 	w.on = i
 	all := &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
@@ -155,13 +155,13 @@ func (w *world) by(i int) error {
 	return errors.Join(errs...)
 }
 
-// start starts weir serve of a feature, with a file of its own each time.
+// start starts weir serve of a feature, with a new file each time.
 func (w *world) start(at site, name, only, text string) (*lab.Process, error) {
 	w.attempts++
 	return rig.Serve{Namespace: at.name, Name: fmt.Sprintf("%s-%d", name, w.attempts), Only: only, Text: text}.Start(w.env)
 }
 
-// add starts a load balancer, and waits until it goes.
+// add starts a load balancer, and waits until it is in operation.
 func (w *world) add(i int) (err error) {
 	w.agents[i], err = w.start(w.lbs[i], lbNames[i], "lb", fmt.Sprintf(`
 lb:
@@ -178,12 +178,12 @@ lb:
 		return err
 	}
 	if w.here == 0 {
-		return nil // there is nobody yet that it could know
+		return nil // no host exists yet
 	}
 	return w.paired()
 }
 
-// paired waits until both load balancers know what the other one does, and counts what that took.
+// paired waits until both load balancers have each other's flows, and counts them.
 func (w *world) paired() error {
 	return within("both load balancers to know each other", func() (bool, error) {
 		a, err := w.status(w.on)
@@ -208,7 +208,7 @@ func (w *world) paired() error {
 	})
 }
 
-// kill kills a load balancer and has its machine be lost.
+// kill kills a load balancer with its machine.
 func (w *world) kill(i int) error {
 	if err := w.machine(i, false); err != nil {
 		return err
@@ -224,21 +224,21 @@ func (w *world) kill(i int) error {
 	return nil
 }
 
-// reboot has the machine be back.
+// reboot brings the machine back.
 func (w *world) reboot(i int) (err error) {
 	if err := w.machine(i, true); err != nil {
 		return err
 	}
 	before := w.here
-	w.here = 0 // it is not waited for
+	w.here = 0 // do not wait for it
 	err = w.add(i)
 	w.here = before
 	return err
 }
 
-// host has a host serve and its agent register.
+// host starts a host's server and its agent.
 func (w *world) host(i int) error {
-	// A process of its own: the connections' ends here are descriptors enough for one.
+	// A separate process: this end of the connections uses enough descriptors for one.
 	_, err := w.env.Start(lab.Command{Namespace: w.hosts[i].name, Path: w.env.Self(), Args: []string{hostArg, fmt.Sprint(i + 1)}, Output: os.Stderr})
 	if err != nil {
 		return err

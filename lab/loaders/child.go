@@ -16,10 +16,10 @@ import (
 	"github.com/weir-project/weir/lab/loaders/bpf"
 )
 
-// holdArg makes the lab's own binary a loader that uses cilium/ebpf: "weir-lab __load HOOK DEVICE".
+// holdArg runs the lab's own binary as a loader based on cilium/ebpf: "weir-lab __load HOOK DEVICE".
 const holdArg = "__load"
 
-// Play is the loader's process. It returns when the process is none. main calls it.
+// Play runs the loader's process. In any other process it returns. main calls it.
 func Play() {
 	if len(os.Args) != 4 || os.Args[1] != holdArg {
 		return
@@ -31,7 +31,7 @@ func Play() {
 	os.Exit(0)
 }
 
-// attachAndWait attaches a program by a link and waits for SIGTERM: the link ends with the process.
+// attachAndWait attaches a program by a link and waits for SIGTERM. The link ends with the process.
 func attachAndWait(at hookName, device string) error {
 	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(bpf.Object()))
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// hookName is a hook at which weir attaches.
+// hookName is a hook used by weir.
 type hookName string
 
 const (
@@ -25,12 +25,12 @@ const (
 	hookLookup  hookName = "sk_lookup"
 )
 
-// loader is a program that attaches programs and is not weir's.
+// loader is a foreign loader of BPF programs.
 type loader struct {
 	name  string
-	tool  string // that must be installed; "": the lab itself
+	tool  string // required program; "": the lab itself
 	hooks []hookName
-	// at is the foreign hook beside one of weir's: the same one, or the nearest that the loader knows.
+	// at returns the foreign hook for one of weir's: the same one, or the nearest supported by the loader.
 	at     func(hookName) hookName
 	load   func(ctx context.Context, w *world, at hookName) error
 	unload func(ctx context.Context, w *world, at hookName) error
@@ -38,9 +38,9 @@ type loader struct {
 
 func same(h hookName) hookName { return h }
 
-// loaders are three loaders with three hooks of weir's each. xdp-loader knows XDP alone, whichever
-// hook weir has. tc's filters are at clsact, beside weir's at tcx of the same direction; at XDP
-// its companion ip loads. cilium/ebpf also stands at sk_lookup.
+// loaders are three loaders with three of weir's hooks each. xdp-loader supports XDP alone, for any hook of
+// weir. tc's filters are at clsact, beside weir's at tcx of the same direction; at XDP its companion ip
+// loads. cilium/ebpf also attaches at sk_lookup.
 var loaders = []loader{
 	{name: "ebpf", hooks: []hookName{hookXDP, hookIngress, hookLookup}, at: same, load: loadLink, unload: endLink},
 	{name: "xdp-loader", tool: "xdp-loader", hooks: []hookName{hookXDP, hookIngress, hookEgress},
@@ -48,7 +48,7 @@ var loaders = []loader{
 	{name: "tc", tool: "tc", hooks: []hookName{hookXDP, hookIngress, hookEgress}, at: same, load: loadTC, unload: unloadTC},
 }
 
-// exclusive says whether weir and the loader want the one place of XDP.
+// exclusive reports whether weir and the loader compete for the one attachment at XDP.
 func (l loader) exclusive(h hookName) bool { return h == hookXDP && l.at(h) == hookXDP }
 
 // tool runs a program in the namespace.
@@ -69,7 +69,7 @@ func (w *world) tool(ctx context.Context, path string, args ...string) error {
 	return nil
 }
 
-// loadLink starts a process with a link of cilium/ebpf's, and waits until it is attached.
+// loadLink starts a process with a link of cilium/ebpf, and waits until it is attached.
 func loadLink(ctx context.Context, w *world, at hookName) error {
 	var out bytes.Buffer
 	p, err := w.env.Start(lab.Command{Namespace: w.name, Path: w.env.Self(), Args: []string{holdArg, string(at), device}, Output: &out})
@@ -88,7 +88,7 @@ func loadLink(ctx context.Context, w *world, at hookName) error {
 	return err
 }
 
-// endLink ends that process. Links without pins end in the kernel's own time.
+// endLink ends this process. The kernel ends links without pins some time later.
 func endLink(ctx context.Context, w *world, _ hookName) error {
 	if w.holder == nil {
 		return nil
@@ -109,7 +109,7 @@ func unloadXDP(ctx context.Context, w *world, _ hookName) error {
 	return w.tool(ctx, "xdp-loader", "unload", device, "--all")
 }
 
-// tcDirection is a direction as tc names it.
+// tcDirection holds tc's names of directions.
 var tcDirection = map[hookName]string{hookIngress: "ingress", hookEgress: "egress"}
 
 func loadTC(ctx context.Context, w *world, at hookName) error {
@@ -122,7 +122,7 @@ func loadTC(ctx context.Context, w *world, at hookName) error {
 	return w.tool(ctx, "tc", "filter", "add", "dev", device, tcDirection[at], "pref", "77", "protocol", "all", "bpf", "da", "obj", w.object, "sec", "tc")
 }
 
-// unloadTC removes tc's qdisc with all filters, as scripts do.
+// unloadTC removes tc's qdisc with all filters, like scripts do.
 func unloadTC(ctx context.Context, w *world, at hookName) error {
 	if at == hookXDP {
 		return w.tool(ctx, "ip", "link", "set", "dev", device, "xdpdrv", "off")

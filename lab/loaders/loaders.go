@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loaders puts weir beside other loaders of BPF programs: cilium/ebpf's links, libxdp's xdp-loader,
-// tc. Either side comes first, restarts and goes, and no program of the other may go with it.
+// Package loaders runs weir beside other loaders of BPF programs: cilium/ebpf's links, libxdp's xdp-loader,
+// tc. Each side is first, restarts and is removed in turn, and no program of the other side may be removed
+// with it.
 package loaders
 
 import (
@@ -69,7 +70,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	return nil
 }
 
-// claims are what weir promises about the programs of others.
+// claims evaluates weir's promises about foreign programs.
 func (x *experiment) claims(missing bool) {
 	for name, n := range x.counts {
 		x.result.Set("loaders_"+name, float64(n))
@@ -90,7 +91,7 @@ func (x *experiment) claims(missing bool) {
 	claim("control: programs of others, removed on purpose, that are counted", "loaders_control_theirs", "== 1")
 }
 
-// act is an action of one side. Programs of the other side that are gone after it are counted.
+// act runs an action of one side, and counts removed programs of the other side.
 func (x *experiment) act(who side, do func() error) error {
 	before, err := x.world.programs()
 	if err != nil {
@@ -110,7 +111,7 @@ func (x *experiment) act(who side, do func() error) error {
 	return acted
 }
 
-// control removes a program of each side on purpose: the count must see it.
+// control removes a program of each side on purpose: the count must include it.
 func (x *experiment) control(ctx context.Context) error {
 	kept, notes := x.removed, len(x.result.Notes)
 	x.removed = map[side]int{}
@@ -124,7 +125,7 @@ func (x *experiment) control(ctx context.Context) error {
 	return err
 }
 
-// pair has weir and a loader at a device, restarts each, and removes each.
+// pair runs weir and a loader at a device, restarts each, and removes each.
 func (x *experiment) pair(ctx context.Context, l loader, h hookName, first side) error {
 	x.env.Watch.Log("weir at %s beside %s, %s first", h, l.name, first)
 	w := x.world
@@ -147,7 +148,7 @@ func (x *experiment) pair(ctx context.Context, l loader, h hookName, first side)
 		if first == theirs {
 			return errors.Join(x.refused(first, restart), unload(), load(), unload(), x.removeOurs(ctx), x.empty(ctx))
 		}
-		_ = unload() // it may fail: the program is not the loader's
+		_ = unload() // may fail: the program belongs to weir
 		return errors.Join(restart(), x.refused(first, load), x.removeOurs(ctx), x.empty(ctx))
 	}
 	if err := steps[1](); err != nil {
@@ -164,7 +165,7 @@ func (x *experiment) removeOurs(ctx context.Context) error {
 	return x.act(ours, func() error { return x.world.weir.Remove(ctx) })
 }
 
-// empty waits until nothing is attached: the next pair begins like this one.
+// empty waits until nothing is attached, so the next pair begins in the same state.
 func (x *experiment) empty(ctx context.Context) error {
 	return x.world.wait(ctx, func(all []program) (bool, error) { return len(all) == 0, nil })
 }
@@ -181,7 +182,7 @@ func (x *experiment) bothStand() error {
 	return nil
 }
 
-// refused runs the step of the second side, which must fail at XDP. Weir's error names the program.
+// refused runs the step of the second side. It must fail at XDP. weir's error names the other program.
 func (x *experiment) refused(first side, second func() error) error {
 	all, err := x.world.programs()
 	if err != nil {

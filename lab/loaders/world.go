@@ -23,10 +23,10 @@ import (
 	"github.com/weir-project/weir/lab/rig"
 )
 
-// device is the interface at which everybody attaches.
+// device is the interface of all attachments.
 const device = "eth0"
 
-// side is whose a program is.
+// side is the owner of a program.
 type side string
 
 const (
@@ -66,10 +66,10 @@ type world struct {
 	ns     *netns.Handle
 	name   string
 	index  int
-	object string // the file that loaders read
+	object string // input file of loaders
 	weir   *rig.Weir
 	serve  *lab.Process
-	holder *lab.Process // of a link of cilium/ebpf's
+	holder *lab.Process // of a link of cilium/ebpf
 }
 
 func newWorld(e *lab.Env) (w *world, err error) {
@@ -101,8 +101,8 @@ func newWorld(e *lab.Env) (w *world, err error) {
 	return w, w.start()
 }
 
-// tidy returns a function that removes the directories which xdp-loader and iproute2 make in the BPF file system
-// and leave there. Directories with pins, and those that were there before, stay.
+// tidy returns a function to remove directories of xdp-loader and iproute2 from the BPF file system. Both
+// leave them there. Directories with pins, and earlier ones, stay.
 func tidy() func() {
 	var made []string
 	for _, name := range []string{"xdp", "ip", "tc"} {
@@ -128,7 +128,7 @@ func tidy() func() {
 	}
 }
 
-// config is weir's file for a hook.
+// config returns weir's file for a hook.
 func (w *world) config(h hookName) string {
 	filter := func(hook, more string) string {
 		return fmt.Sprintf("filter:\n  - {name: lab, netns: %s, hook: %s, interfaces: [%s]%s, rules: [{match: 'udp.dstport == 9', action: count}]}\n", w.name, hook, device, more)
@@ -150,7 +150,7 @@ func (w *world) start() (err error) {
 	return err
 }
 
-// restart ends weir serve, starts it again and applies the file again.
+// restart restarts weir serve and applies the file again.
 func (w *world) restart(ctx context.Context) error {
 	if err := w.serve.Signal(unix.SIGTERM); err != nil {
 		return err
@@ -166,7 +166,7 @@ func (w *world) restart(ctx context.Context) error {
 	return w.weir.Apply(ctx)
 }
 
-// programs are all that are attached at the hooks of the experiment.
+// programs returns all programs attached at the hooks of the experiment.
 func (w *world) programs() (out []program, err error) {
 	add := func(hook string, ids ...uint32) {
 		for _, id := range ids {
@@ -210,7 +210,7 @@ func (w *world) programs() (out []program, err error) {
 	return out, err
 }
 
-// wait asks for the programs until they are as wanted.
+// wait polls until the programs are the wanted ones.
 func (w *world) wait(ctx context.Context, wanted func([]program) (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

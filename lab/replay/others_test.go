@@ -20,10 +20,10 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// goflow2 is where make puts it.
+// goflow2 is the path written by make.
 const goflow2 = "../../bin/goflow2"
 
-// others are collectors of other makers. They decode the captures that nfacctd decodes.
+// others are collectors of other projects. They decode the same captures as nfacctd.
 var others = []struct {
 	program string
 	need    map[string]string
@@ -47,12 +47,12 @@ var others = []struct {
 	},
 }
 
-// A generated router sends so many messages at a time, and records in each.
+// A generated router sends this number of messages at a time, and of records in each.
 const messages, records = 40, 5
 
-// Unmodified collectors that weir's makers did not have in mind: routers of NetFlow and IPFIX over both
-// families, real and generated, meet the one collector that weir names; one is killed, and only its routers
-// are rejected; it returns, and every record is where it belongs.
+// Collectors outside weir's original scope. Routers with NetFlow and IPFIX over both families, real and
+// generated, reach the one collector named by weir. One collector is killed, and only its routers are
+// rejected. It returns, and every record is at the right collector.
 func TestOtherCollectors(t *testing.T) {
 	for _, other := range others {
 		t.Run(other.program, func(t *testing.T) {
@@ -85,7 +85,7 @@ func TestOtherCollectors(t *testing.T) {
 	}
 }
 
-// generated are routers of each protocol and family; what they send is made when they send it.
+// generated returns routers of each protocol and family. Their messages are created when sent.
 func generated() []Device {
 	var all []Device
 	for _, family := range []string{"10.0.0.1", "2001:db8::1"} {
@@ -96,7 +96,7 @@ func generated() []Device {
 	return all
 }
 
-// datagramsOnly leaves the BMP out.
+// datagramsOnly removes the BMP streams.
 func datagramsOnly(devices []Device) []Device {
 	var out []Device
 	for _, d := range devices {
@@ -107,13 +107,13 @@ func datagramsOnly(devices []Device) []Device {
 	return out
 }
 
-// otherRun is one service of three collectors of some make.
+// otherRun is one service with three collectors of one kind.
 type otherRun struct {
 	*bench
 	service             *rig.Service
 	generated, captured []*sender
 	round               int
-	sent                map[netip.Addr]int // records, by generated routers
+	sent                map[netip.Addr]int // records of generated routers
 	got                 map[netip.Addr]*seen
 }
 
@@ -163,7 +163,7 @@ func (o *otherRun) run() {
 	o.t.Logf("%d generated and %d captured routers", len(o.generated), len(o.captured))
 }
 
-// perSlot is how many generated routers a slot has.
+// perSlot returns the number of a slot's generated routers.
 func (o *otherRun) perSlot(slot int) (n int) {
 	for _, s := range o.generated {
 		if s.slot == slot {
@@ -184,7 +184,7 @@ func (o *otherRun) verdicts() []rig.Verdicts {
 	return out
 }
 
-// holder waits until a slot has a process, 0 for none.
+// holder waits until a slot holds this process, 0 for none.
 func (o *otherRun) holder(slot, pid int) {
 	o.t.Helper()
 	nstest.Eventually(o.t, func() error {
@@ -197,8 +197,8 @@ func (o *otherRun) holder(slot, pid int) {
 	})
 }
 
-// send has every generated router send a round, of which the slot dead takes none. It returns how many
-// datagrams left for there.
+// send sends a round from every generated router, with slot dead rejecting. It returns the number of
+// datagrams sent to this slot.
 func (o *otherRun) send(dead int) (toDead int) {
 	for i, s := range o.generated {
 		d := routers.NewDevice(i, s.addr)
@@ -217,7 +217,7 @@ func (o *otherRun) send(dead int) (toDead int) {
 			case s.slot != dead:
 				check(o.t, err)
 				o.sent[s.addr] += records
-			case err == nil: // else it is the answer to the one before, and this one did not leave
+			case err == nil: // an error is the answer to the previous datagram, and this one was not sent
 				toDead++
 			}
 			pace(m)
@@ -228,12 +228,12 @@ func (o *otherRun) send(dead int) (toDead int) {
 	return toDead
 }
 
-// settle reads until every generated record is there and nothing new came for a while, and compares. nfcapd
-// writes every two seconds.
+// settle reads until every generated record is present and nothing new arrives for a while, and compares.
+// nfcapd writes every two seconds.
 func (o *otherRun) settle(while time.Duration) {
 	o.t.Helper()
 	quiet := time.Now()
-	_ = nstest.Poll(2*time.Minute, func() error { // what is missing is said below
+	_ = nstest.Poll(2*time.Minute, func() error { // missing records are reported below
 		if o.poll() {
 			quiet = time.Now()
 		}
@@ -267,7 +267,7 @@ func (o *otherRun) missing() (n int) {
 	return n
 }
 
-// poll reads what is new.
+// poll reads new output.
 func (o *otherRun) poll() (news bool) {
 	for _, c := range o.service.Collectors {
 		check(o.t, c.Poll(func(r peers.Record) {
@@ -286,7 +286,7 @@ func (o *otherRun) poll() (news bool) {
 	return news
 }
 
-// judgeCaptured checks the captured routers: all copies alike, each at its collector.
+// judgeCaptured checks the captured routers: all copies equal, each at its collector.
 func (o *otherRun) judgeCaptured() {
 	all := map[netip.Addr]*seen{}
 	for a, v := range o.got {

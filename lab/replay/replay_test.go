@@ -13,8 +13,8 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// decoded are the captures that hold templates with their data, so that nfacctd counts flows, and the BMP
-// streams of the version it speaks; of the others only the way is checked.
+// decoded are the captures with templates and their data, counted by nfacctd, and the BMP streams of its
+// version. For others only the path is checked.
 var decoded = map[string]bool{
 	"netgauze/srv6": true, "pmacct/100": true, "pmacct/101": true, "pmacct/102": true, "pmacct/104": true, "pmacct/106": true,
 	"pmacct/400": true, "netgauze/example": true, "pmacct/200": true, "pmacct/201": true, "pmacct/205": true,
@@ -29,8 +29,8 @@ func isDecoded(name string) bool {
 	return false
 }
 
-// Every UDP payload and every BMP stream of the captures, from many routers each, through real collectors
-// under weir: all of one router is at one collector, the one that weir names, and everything is there.
+// All UDP payloads and BMP streams of the captures, each from many routers, pass through real collectors
+// under weir. All records of one router are at one collector, the one named by weir, and none is missing.
 func TestCaptures(t *testing.T) {
 	if _, err := os.Stat(captures); err != nil {
 		t.Skip("need: captures of real telemetry in", captures, "(TestGenerated replays what the lab makes itself)")
@@ -55,8 +55,7 @@ func TestCaptures(t *testing.T) {
 	b.counters(b.sflow, sflow...)
 }
 
-// alike tells whether the copies of every device have had the same written about them, and those that are
-// decoded something.
+// alike reports whether the copies of every device have equal output, and decoded captures have some.
 func alike(senders []*sender) func(map[netip.Addr]*seen) bool {
 	return func(all map[netip.Addr]*seen) bool {
 		first := map[string]seen{}
@@ -75,9 +74,9 @@ func alike(senders []*sender) func(map[netip.Addr]*seen) bool {
 	}
 }
 
-// judge checks what the collectors wrote about each router.
+// judge checks the collectors' output about each router.
 func (b *bench) judge(senders []*sender, all map[netip.Addr]*seen) {
-	first := map[string]*seen{} // of the copies of a device
+	first := map[string]*seen{} // of a device's copies
 	for _, s := range senders {
 		v := all[s.addr]
 		if v == nil {
@@ -108,7 +107,7 @@ func (b *bench) judge(senders []*sender, all map[netip.Addr]*seen) {
 	}
 }
 
-// What the lab's own routers send, over both families, needs no captures.
+// The lab's own routers, over both families, need no captures.
 func TestGenerated(t *testing.T) {
 	b := newBench(t)
 	now := time.Now()

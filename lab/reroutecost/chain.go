@@ -16,8 +16,8 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// chain is a host on either side of a triangle of routers: s – r1 – r2 – d, and r1 – r3 – r2. The link from r1 to r2, "main" at
-// r1, is protected, and "back" leads to r3.
+// chain is a triangle of routers with a host on either side: s – r1 – r2 – d, and r1 – r3 – r2. The link
+// from r1 to r2, "main" at r1, is protected, and "back" connects r3.
 type chain struct {
 	ns    map[string]*netns.Handle
 	names map[string]string
@@ -63,7 +63,7 @@ func (c *chain) end(host, dev, addr string) topo.End {
 	return topo.End{NS: c.ns[host], Name: dev, Addrs: []netip.Prefix{netip.MustParsePrefix(addr)}}
 }
 
-// segment gives a router a segment: the kernel's End, or End.DT6 of the main table.
+// segment adds a segment to a router: the kernel's End, or End.DT6 of the main table.
 func (c *chain) segment(host, dev, sid string, action int) error {
 	return c.ns[host].Do(func() error {
 		l, err := netlink.LinkByName(dev)

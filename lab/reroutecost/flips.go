@@ -26,7 +26,8 @@ const (
 	streamGap  = 20 * time.Microsecond
 )
 
-// flip sends a numbered stream through the chain while its link is drained and undrained, and looks for what is missing.
+// flip sends a numbered stream through the chain while its link is drained and undrained, and counts lost
+// packets.
 func (x *experiment) flip(ctx context.Context) error {
 	x.say("a numbered stream while its link goes out of use and back %d times", x.flips)
 	c, err := x.newChain()
@@ -66,7 +67,8 @@ func (x *experiment) flip(ctx context.Context) error {
 	return x.judged(judge, root, n)
 }
 
-// flipAll drains and undrains as an operator would, by the product's own calls; the lock is the watcher's now and then.
+// flipAll drains and undrains by the same calls as an operator. It releases the lock now and then for the
+// watcher.
 func flipAll(ctx context.Context, root *kernel.Root, n int) error {
 	const atOnce = 25
 	for done := 0; done < n; done += atOnce {
@@ -85,7 +87,8 @@ func flipAll(ctx context.Context, root *kernel.Root, n int) error {
 	return nil
 }
 
-// stream sends numbers, until it is told to stop, and returns how many. A packet that the socket refuses is not sent.
+// stream sends numbers until stopped, and returns their count. A packet rejected by the socket is not
+// counted.
 func stream(c *net.UDPConn, stop *atomic.Bool) (n int, err error) {
 	b := make([]byte, 200)
 	next := time.Now()
@@ -97,13 +100,13 @@ func stream(c *net.UDPConn, stop *atomic.Bool) (n int, err error) {
 		for next = next.Add(streamGap); time.Now().Before(next); {
 		}
 		if late := time.Now(); late.Sub(next) > time.Millisecond {
-			next = late // after a stall of the machine no burst that queues would drop
+			next = late // no burst after a stall of the machine: queues would drop it
 		}
 	}
 	return n, nil
 }
 
-// newJudge attaches the program that looks at the stream where it comes to d.
+// newJudge attaches the program to check the stream at d.
 func (x *experiment) newJudge(c *chain) (*kernel.Collection, error) {
 	spec, err := bpf.LoadCost()
 	if err != nil {
@@ -127,7 +130,7 @@ func (x *experiment) newJudge(c *chain) (*kernel.Collection, error) {
 	})
 }
 
-// judged waits until the last packet has had time to come, and says what is missing.
+// judged waits for the arrival of the last packet, and reports missing ones.
 func (x *experiment) judged(judge *kernel.Collection, root *kernel.Root, n int) error {
 	var s bpf.CostSequence
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {

@@ -26,17 +26,17 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// lane is a way of packets through the router: where they come in, and where they go.
+// lane is a path of packets through the router: an input and a destination.
 type lane struct {
 	name  string
 	in    string // device
 	to    string // destination
 	frame []byte
-	each  []float64 // ns of CPU a packet takes, by round
+	each  []float64 // CPU time of a packet in ns, by round
 }
 
-// bench is a router whose links all lead to one neighbour, which counts what it gets and drops it. Packets that come in by in0
-// are never met by the fast program: the device says that it does not forward, which keeps IPv6 packets from nothing.
+// bench is a router. All its links go to one neighbour, a sink with a counter. Packets arriving at in0
+// never reach the fast program: the device has forwarding off, without effect on IPv6 packets.
 type bench struct {
 	x           *experiment
 	router, far *netns.Handle
@@ -45,7 +45,7 @@ type bench struct {
 	root        *kernel.Root
 	lanes       []*lane
 	cpu         int
-	ksoftirqd   int // the thread that takes over the CPU's packets when there are many; 0: not found
+	ksoftirqd   int // the thread handling many packets of the CPU; 0: not found
 }
 
 // Lanes. up and rerouted are protected; kernel has a route with encap seg6 of the same segments.
@@ -105,7 +105,7 @@ func (x *experiment) newBench(ctx context.Context) (*bench, error) {
 	return b, b.protect(ctx)
 }
 
-// wire makes the router's links, routes and neighbours.
+// wire creates the router's links, routes and neighbours.
 func (b *bench) wire() error {
 	if err := errors.Join(routerSysctls(b.router), topo.Sysctl(b.far, "net.ipv6.conf.default.accept_dad", "0")); err != nil {
 		return err
@@ -129,7 +129,7 @@ func (b *bench) wire() error {
 		}
 	}
 	return b.router.Do(func() error {
-		// Without an address for outer headers the kernel looks for one with each packet.
+		// Without a source address for outer headers the kernel searches one for each packet.
 		if ip, err := lab.Find("ip"); err == nil {
 			if out, err := exec.Command(ip, "sr", "tunsrc", "set", "fc00:1::1").CombinedOutput(); err != nil {
 				b.x.result.Note("ip sr tunsrc set: %v: %s", err, out)
@@ -140,14 +140,14 @@ func (b *bench) wire() error {
 		if err != nil {
 			return err
 		}
-		// The library wants the segments in the order of the header.
+		// The library expects the segments in the order of the header.
 		e := &netlink.SEG6Encap{Mode: encapRed, Segments: []net.IP{net.ParseIP(sidOut), net.ParseIP(sidVia)}}
 		_, dst, _ := net.ParseCIDR("fd00:d2::/64")
 		return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst, Encap: e})
 	})
 }
 
-// Segments of the repair: through a router on the way, to the one where the packet comes out.
+// Segments of the repair: a router on the path, and the router of decapsulation.
 const (
 	sidVia = "fc00:3::e"
 	sidOut = "fc00:2::d6"
@@ -160,13 +160,13 @@ func linkAddr(link, end int) netip.Addr {
 func routerSysctls(ns *netns.Handle) error {
 	var err error
 	for name, value := range map[string]string{"all.forwarding": "1", "all.seg6_enabled": "1", "default.seg6_enabled": "1",
-		"all.accept_dad": "0", "default.accept_dad": "0"} { // nobody else has an address here: it need not wait
+		"all.accept_dad": "0", "default.accept_dad": "0"} { // no other node has an address here: skip the wait
 		err = errors.Join(err, topo.Sysctl(ns, "net.ipv6.conf."+name, value))
 	}
 	return err
 }
 
-// know tells the router its neighbour's link address for good: resolving it is not what is measured.
+// know adds a permanent neighbour entry for the far end: neighbour discovery is not measured.
 func (b *bench) know(dev string, a netip.Addr) error {
 	mac, err := hardware(b.far, "f"+dev)
 	if err != nil {
@@ -192,7 +192,7 @@ func hardware(ns *netns.Handle, dev string) (mac net.HardwareAddr, err error) {
 	return mac, err
 }
 
-// programs loads both ends, and attaches what stays.
+// programs loads both ends, and attaches the permanent programs.
 func (b *bench) programs() error {
 	spec, err := bpf.LoadCost()
 	if err != nil {
@@ -212,7 +212,7 @@ func (b *bench) programs() error {
 			return err
 		}
 	}
-	// A test run of a program that is attached nowhere waits for grace periods, some 25 ms.
+	// A test run of an unattached program waits for grace periods, some 25 ms.
 	hold, _, err := b.x.env.Namespace("source")
 	if err != nil {
 		return err
@@ -234,7 +234,7 @@ func (b *bench) attach(ns *netns.Handle, dev string, at func(index int) kernel.A
 	})
 }
 
-// frame is a lane's packet: UDP, without a flow label.
+// frame returns a lane's packet: UDP, without a flow label.
 func (b *bench) frame(l *lane) ([]byte, error) {
 	mac, err := hardware(b.router, l.in)
 	if err != nil {
@@ -245,7 +245,7 @@ func (b *bench) frame(l *lane) ([]byte, error) {
 	return f, nil
 }
 
-// packet6 is an IPv6 packet of UDP.
+// packet6 returns a UDP packet over IPv6.
 func packet6(from, to netip.Addr, sport, dport uint16, payload []byte) []byte {
 	p := binary.BigEndian.AppendUint32(nil, 6<<28)
 	p = append(binary.BigEndian.AppendUint16(p, uint16(8+len(payload))), unix.IPPROTO_UDP, 64)
@@ -257,7 +257,7 @@ func packet6(from, to netip.Addr, sport, dport uint16, payload []byte) []byte {
 	return append(p, udp...)
 }
 
-// protect protects two links: one stays up, one is drained for good, and the product's watcher has the fast program run.
+// protect protects two links: one stays up, one stays drained. weir's watcher enables the fast program.
 func (b *bench) protect(ctx context.Context) error {
 	repair := protect.Repair{Segments: []netip.Addr{netip.MustParseAddr(sidVia), netip.MustParseAddr(sidOut)}}
 	c := protect.Config{Paths: []protect.Path{
@@ -272,7 +272,7 @@ func (b *bench) protect(ctx context.Context) error {
 	return watchFor(ctx, b.x, b.root)
 }
 
-// apply does what weir apply does, and has it undone at the end.
+// apply works like weir apply, and registers its removal at the end.
 func apply(ctx context.Context, e *lab.Env, root *kernel.Root, c protect.Config) error {
 	if errs := c.Validate(); len(errs) > 0 {
 		return errors.Join(errs...)
@@ -302,13 +302,13 @@ func locked(ctx context.Context, root *kernel.Root, f func(*kernel.WriteLock) er
 	return f(l)
 }
 
-// logger gives the watcher's words to the run's notes.
+// logger forwards the watcher's log to the run's notes.
 type logger struct{ x *experiment }
 
 func (l logger) Info(msg string, a ...any) { l.x.say("weir: %s %v", msg, a) }
 func (l logger) Warn(msg string, a ...any) { l.x.result.Note("weir: %s %v", msg, a) }
 
-// watchFor has the product's watcher run until the experiment ends.
+// watchFor runs weir's watcher until the experiment ends.
 func watchFor(ctx context.Context, x *experiment, root *kernel.Root) error {
 	ctx, stop := context.WithCancel(ctx)
 	ended := make(chan struct{})
@@ -320,7 +320,7 @@ func watchFor(ctx context.Context, x *experiment, root *kernel.Root) error {
 	return nil
 }
 
-// run measures each lane in every round, another one first in each.
+// run measures each lane in every round, with another one first in each.
 func (b *bench) run(ctx context.Context) error {
 	return onOneCPU(b.cpu, func() error {
 		b.ksoftirqd = findKsoftirqd(b.cpu)
@@ -343,7 +343,7 @@ func (b *bench) run(ctx context.Context) error {
 	})
 }
 
-// wait waits until packets are rerouted where they come in.
+// wait waits until packets are rerouted at their input.
 func (b *bench) wait(ctx context.Context) error {
 	for end := time.Now().Add(60 * time.Second); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
 		for _, l := range b.lanes {
@@ -367,7 +367,8 @@ func (b *bench) wait(ctx context.Context) error {
 	return errors.Join(ctx.Err(), errors.New("after 60 s no packet was rerouted where it came in"))
 }
 
-// report sets the metrics: of each round the ratio to the plain packets of the same round, and of these the median.
+// report sets the metrics: the ratio to the plain packets of the same round, and its median over the
+// rounds.
 func (b *bench) report() {
 	lanes := map[string][]float64{}
 	for _, l := range b.lanes {

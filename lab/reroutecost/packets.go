@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checksum is the Internet checksum of a transport's bytes with the pseudo header (RFC 8200, 8.1; RFC 768): addrs are source
-// and destination.
+// checksum computes the Internet checksum of a transport's bytes with the pseudo header (RFC 8200, 8.1; RFC
+// 768): addrs holds source and destination.
 func checksum(addrs, b []byte, proto uint8) uint16 {
 	sum := uint32(proto) + uint32(len(b))
 	for _, part := range [][]byte{addrs, b} {
@@ -33,14 +33,15 @@ func checksum(addrs, b []byte, proto uint8) uint16 {
 	return ^uint16(sum)
 }
 
-// sample is a packet that is sent to be rerouted.
+// sample is a packet to be rerouted.
 type sample struct {
 	what  string
 	ip    []byte
-	token []byte // of its payload, by which it is known again
+	token []byte // part of its payload, to recognize it
 }
 
-// packets are the i-th of every kind: lengths from nothing to what just fits, traffic classes, flow labels, options.
+// packets returns packet i of every kind: lengths from zero to the maximum, traffic classes, flow labels,
+// options.
 func (c *catcher) packets(i int) []sample {
 	from, to := netip.MustParseAddr("fd00:a::2"), netip.MustParseAddr(hostD)
 	size := []int{0, 1, 7, 64, 333, 1000, 1250}[i%7] + i
@@ -53,7 +54,7 @@ func (c *catcher) packets(i int) []sample {
 		p := packet6(from, to, uint16(1024+i), 53, payload)
 		switch kind {
 		case "IPv6 with a flow label":
-			binary.BigEndian.PutUint32(p, 6<<28|uint32(i%256)<<20|uint32(0x12345+i)) // and every traffic class
+			binary.BigEndian.PutUint32(p, 6<<28|uint32(i%256)<<20|uint32(0x12345+i)) // also every traffic class
 		case "IPv6 with options":
 			p = withOptions(p)
 		case "IPv6 fragment":
@@ -75,7 +76,7 @@ func withOptions(p []byte) []byte {
 	return out
 }
 
-// fragment makes the first fragment of a packet.
+// fragment returns the first fragment of a packet.
 func fragment(p []byte) []byte {
 	out := append(bytes.Clone(p[:40]), p[6], 0, 0, 1, 0, 0, 0, 9)
 	out = append(out, p[40:]...)
@@ -84,7 +85,7 @@ func fragment(p []byte) []byte {
 	return out
 }
 
-// packet4 is an IPv4 packet of UDP.
+// packet4 returns a UDP packet over IPv4.
 func packet4(i int, payload []byte) []byte {
 	p := []byte{0x45, byte(i), 0, 0, 0, byte(i), 0, 0, 64, unix.IPPROTO_UDP, 0, 0, 10, 1, 0, 2, 10, 4, 0, 2}
 	binary.BigEndian.PutUint16(p[2:], uint16(28+len(payload)))
@@ -110,7 +111,7 @@ func sum4(p []byte) {
 	binary.BigEndian.PutUint16(p[10:], ^uint16(sum))
 }
 
-// forwarded is a packet as a router passes it on.
+// forwarded returns a packet as forwarded by a router.
 func forwarded(p []byte) []byte {
 	p = bytes.Clone(p)
 	if p[0]>>4 == 6 {
@@ -122,7 +123,7 @@ func forwarded(p []byte) []byte {
 	return p
 }
 
-// check says in what a rerouted packet is not what it should be.
+// check reports a fault of a rerouted packet.
 func (s shape) check(got []byte, p sample) error {
 	want := forwarded(p.ip)
 	if len(got) < 40 || got[0]>>4 != 6 {
@@ -172,7 +173,7 @@ func (s shape) check(got []byte, p sample) error {
 	return nil
 }
 
-// checkInline is for packets with a routing header in their own.
+// checkInline checks packets with an inserted routing header.
 func (s shape) checkInline(got, want []byte) error {
 	final := netip.AddrFrom16([16]byte(want[24:40]))
 	rest, err := routing(got[40:], want[6], append(addresses(s.segments[1:]...), final))
@@ -183,7 +184,7 @@ func (s shape) checkInline(got, want []byte) error {
 	if a := netip.AddrFrom16([16]byte(own[24:40])); a.String() != s.segments[0] || own[6] != unix.IPPROTO_ROUTING {
 		return fmt.Errorf("to %s with next header %d", a, own[6])
 	}
-	// What is left of it is the packet's own header.
+	// The rest is the packet's own header.
 	copy(own[4:7], want[4:7])
 	copy(own[24:], want[24:40])
 	if !bytes.Equal(own, want[:40]) {
@@ -195,7 +196,8 @@ func (s shape) checkInline(got, want []byte) error {
 	return nil
 }
 
-// routing reads a segment routing header (RFC 8754, 2), reduced, in which the segments of left are, and returns what follows.
+// routing parses a reduced segment routing header (RFC 8754, 2) with the segments of left, and returns the
+// bytes after it.
 func routing(b []byte, next uint8, left []netip.Addr) ([]byte, error) {
 	n := len(left)
 	if len(b) < 8+16*n || b[0] != next || int(b[1]) != 2*n || b[2] != 4 || int(b[3]) != n || int(b[4]) != n-1 || b[5]|b[6]|b[7] != 0 {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reroutecost measures what protection of links costs a router, and holds what it reroutes to the formats and to the
-// order in which it was sent: forwarding without protection, protected and up, and rerouted, beside the kernel's own seg6.
+// Package reroutecost measures a router's cost of link protection: forwarding without protection, protected
+// and up, and rerouted, compared with the kernel's own seg6. It also checks the format and the order of
+// rerouted packets.
 package reroutecost
 
 import (
@@ -23,13 +24,13 @@ func init() {
 	})
 }
 
-// plan is what one size of the experiment does.
+// plan holds the parameters of one size of the experiment.
 type plan struct {
 	packets int           // of every shape, each rerouted, caught and compared
 	flips   int           // of a link under a stream
-	rounds  int           // of measuring; 0: not at all
-	burst   int           // packets of a lane's turn
-	costFor time.Duration // at most
+	rounds  int           // of measurements; 0: none
+	burst   int           // packets in a lane's turn
+	costFor time.Duration // limit
 }
 
 var plans = map[lab.Size]plan{

@@ -20,12 +20,12 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// shape is a way in which packets are rerouted.
+// shape is a form of rerouting.
 type shape struct {
 	name     string
 	inline   bool
 	segments []string
-	fast     bool // where they come in
+	fast     bool // at the input
 }
 
 var shapes = []shape{
@@ -39,8 +39,8 @@ var shapes = []shape{
 	{name: "five segments, where they come in", segments: []string{sidVia, "fc00:3::2", "fc00:3::3", "fc00:3::4", sidOut}, fast: true},
 }
 
-// catcher is a router whose neighbours are one namespace: frames are put on the wire there to the letter, and caught there after
-// the router has rerouted them.
+// catcher is a router with one namespace for all neighbours. It sends frames from there unchanged, and
+// receives the rerouted ones there.
 type catcher struct {
 	x           *experiment
 	router, far *netns.Handle
@@ -50,7 +50,7 @@ type catcher struct {
 	mac         [6]byte
 }
 
-// wrong counts packets that are not what they should be.
+// shapes counts malformed packets.
 func (x *experiment) shapes(ctx context.Context) error {
 	x.say("%d packets of each of %d shapes, rerouted, caught and compared", x.packets, len(shapes))
 	c, err := x.newCatcher()
@@ -136,7 +136,7 @@ func (c *catcher) prepare(ctx context.Context, s shape) (stop func(), err error)
 	}
 	r.Segments = addresses(s.segments...)
 	if !s.inline {
-		r.Segments4 = r.Segments // the headers are looked at, nobody ends the list
+		r.Segments4 = r.Segments // only headers are checked; no router ends the list
 	}
 	p := protect.Path{Name: "shape", Netns: c.name, Device: "main", Repairs: []protect.Repair{r}}
 	if err := apply(ctx, c.x.env, c.root, protect.Config{Paths: []protect.Path{p}}); err != nil {
@@ -168,7 +168,7 @@ func (c *catcher) prepare(ctx context.Context, s shape) (stop func(), err error)
 	return stop, nil
 }
 
-// fast is how many packets were rerouted where they came in.
+// fast returns the number of packets rerouted at their input.
 func (c *catcher) fast(ctx context.Context) uint64 {
 	st, err := protect.ReadState(ctx, c.root)
 	if err != nil || len(st.Paths) == 0 {
@@ -191,10 +191,10 @@ func addresses(text ...string) (out []netip.Addr) {
 	return out
 }
 
-// errSilent says that a packet did not come.
+// errSilent reports a packet without arrival.
 var errSilent = errors.New("it did not come within ten seconds")
 
-// exchange sends a packet and compares what comes of it.
+// exchange sends a packet and checks the result.
 func (c *catcher) exchange(s shape, p sample) error {
 	ethertype := uint16(unix.ETH_P_IPV6)
 	if p.ip[0]>>4 == 4 {
@@ -206,13 +206,13 @@ func (c *catcher) exchange(s shape, p sample) error {
 	}
 	buf := make([]byte, 4096)
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
-		n, err := unix.Read(c.in, buf) // with a timeout of its own
+		n, err := unix.Read(c.in, buf) // has its own timeout
 		if err != nil {
 			continue
 		}
 		got := buf[:n]
 		if n < 14 || !bytes.Contains(got, p.token) {
-			continue // the router's own
+			continue // sent by the router itself
 		}
 		if t := binary.BigEndian.Uint16(got[12:]); t != unix.ETH_P_IPV6 {
 			return fmt.Errorf("its Ethernet type is %#x", t)
@@ -222,7 +222,7 @@ func (c *catcher) exchange(s shape, p sample) error {
 	return errSilent
 }
 
-// packetSocket hears a device of the thread's namespace, and sends there.
+// packetSocket opens a packet socket on a device of the thread's namespace, to receive and to send.
 func packetSocket(dev string) (int, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -238,7 +238,7 @@ func packetSocket(dev string) (int, error) {
 	return fd, nil
 }
 
-// index is the number of a device of the thread's namespace; 0: there is none.
+// index returns the index of a device of the thread's namespace; 0: it does not exist.
 func index(dev string) int {
 	l, err := netlink.LinkByName(dev)
 	if err != nil {

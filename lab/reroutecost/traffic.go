@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cost is what a packet of a lane takes of the CPU, in ns. Every packet must come to the far side.
+// cost returns the CPU time of a packet of a lane in ns. Every packet must arrive at the far side.
 func (b *bench) cost(l *lane, n int) (each float64, err error) {
 	if err := b.c.Variables["frame"].Set(l.frame); err != nil {
 		return 0, err
@@ -50,7 +50,7 @@ func (b *bench) cost(l *lane, n int) (each float64, err error) {
 	return float64(took) / float64(n), err
 }
 
-// clock is the CPU time of this thread, and of the one that the kernel has for packets of this CPU.
+// clock returns the CPU time of this thread, and of the kernel's packet thread of this CPU.
 func (b *bench) clock() time.Duration {
 	var own, its unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &own)
@@ -83,8 +83,8 @@ func (b *bench) sunk() (n uint64, err error) {
 // xdpContext is struct xdp_md of linux/bpf.h.
 type xdpContext struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }
 
-// send has a device of the thread's namespace take in packets. A signal would end the run, and another of n would begin: those
-// of Go's scheduler wait.
+// send makes a device of the thread's namespace receive packets. A signal would end the run and start
+// another of n packets, so signals of Go's scheduler are blocked.
 func send(p *ebpf.Program, dev string, frame []byte, n int) (err error) {
 	i, err := net.InterfaceByName(dev)
 	if err != nil {
@@ -104,14 +104,14 @@ func send(p *ebpf.Program, dev string, frame []byte, n int) (err error) {
 	return err
 }
 
-// onOneCPU runs f on a thread bound to a CPU, which is thrown away.
+// onOneCPU runs f on a thread bound to a CPU, and discards the thread.
 func onOneCPU(cpu int, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread must not serve others after
+		runtime.LockOSThread() // never unlocked: the thread must not serve other goroutines
 		var set unix.CPUSet
 		set.Set(cpu)
-		_ = unix.SchedSetaffinity(0, &set) // refused in some containers: then the kernel chooses
+		_ = unix.SchedSetaffinity(0, &set) // some containers refuse: the kernel then chooses
 		done <- f()
 	}()
 	return <-done
