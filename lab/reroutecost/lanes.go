@@ -35,8 +35,9 @@ type lane struct {
 	each  []float64 // CPU time of a packet in ns, by round
 }
 
-// bench is a router. All its links go to one neighbour, a sink with a counter. Packets arriving at in0
-// never reach the fast program: the device has forwarding off, without effect on IPv6 packets.
+// bench is a router. All its links go to one neighbour, a sink with a counter. The fast program does not run
+// at in0: the device's forwarding sysctl is off. The sysctl does not stop forwarding, because the kernel
+// forwards IPv6 by the setting of all devices.
 type bench struct {
 	x           *experiment
 	router, far *netns.Handle

@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// rerouted is a packet as a shape should make it, put together here by hand.
+// rerouted returns a packet expected from a shape, composed here by hand.
 func rerouted(s shape, ip []byte) []byte {
 	in := forwarded(ip)
 	list := func(all []string) (out []byte) {
@@ -30,7 +30,7 @@ func rerouted(s shape, ip []byte) []byte {
 		out[6] = unix.IPPROTO_ROUTING
 		copy(out[24:], netip.MustParseAddr(s.segments[0]).AsSlice())
 		out = append(out, in[6], byte(2*n), 4, byte(n), byte(n-1), 0, 0, 0)
-		out = append(out, in[24:40]...) // the last to be visited comes first
+		out = append(out, in[24:40]...) // the last one to visit comes first
 		out = append(append(out, list(s.segments[1:])...), in[40:]...)
 		binary.BigEndian.PutUint16(out[4:], uint16(len(out)-40))
 		return out
@@ -59,7 +59,7 @@ func rerouted(s shape, ip []byte) []byte {
 	return out
 }
 
-// What is right is found to be right; with any bit of any byte turned it is not, but for those of a flow label that is made up.
+// check accepts the expected packet. It rejects a flip of any bit, except in a generated flow label.
 func TestCheckFindsDamage(t *testing.T) {
 	c := &catcher{x: &experiment{env: &lab.Env{Rand: rand.New(rand.NewPCG(1, 2))}}}
 	for _, s := range shapes {
@@ -89,7 +89,7 @@ func TestCheckFindsDamage(t *testing.T) {
 	}
 }
 
-// Checksums of what is sent are right, by the rule that a sum over all is all ones.
+// Checksums of sent packets are right: the sum over all is all ones.
 func TestSamples(t *testing.T) {
 	c := &catcher{x: &experiment{env: &lab.Env{Rand: rand.New(rand.NewPCG(3, 4))}}}
 	for i := range 9 {
@@ -116,7 +116,7 @@ func TestSamples(t *testing.T) {
 	}
 }
 
-// checksumOf is the ones' complement sum of a header.
+// checksumOf returns the ones' complement sum of a header.
 func checksumOf(b []byte) uint16 {
 	sum := uint32(0)
 	for i := 0; i < len(b); i += 2 {

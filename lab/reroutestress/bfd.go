@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// daemon is one end of a BFD session of somebody else's, 10 ms × 3.
+// daemon is one end of a foreign BFD session, 10 ms × 3.
 type daemon struct {
 	kind      string // metric
 	namespace string
@@ -31,7 +31,7 @@ const (
 	metricBIRD = "false_downs_bird"
 )
 
-// startBFD starts both ends of what is installed.
+// startBFD starts both ends of the installed implementations.
 func (x *experiment) startBFD() error {
 	for _, s := range []struct {
 		kind, program, beside string
@@ -51,7 +51,7 @@ func (x *experiment) startBFD() error {
 			if err := os.MkdirAll(d.home, 0o777); err != nil {
 				return err
 			}
-			if err := os.Chmod(d.home, 0o777); err != nil { // FRR runs as a user of its own
+			if err := os.Chmod(d.home, 0o777); err != nil { // FRR runs as a separate user
 				return err
 			}
 			if err := s.start(x, d); err != nil {
@@ -73,7 +73,7 @@ func (x *experiment) start(d *daemon, program string, args ...string) error {
 	return err
 }
 
-// endBFD ends the daemons: they take a third of a CPU, and what they take is not the same twice.
+// endBFD ends the daemons: they use a third of a CPU, and a varying part.
 func (x *experiment) endBFD(ctx context.Context) error {
 	for _, d := range x.peers {
 		if err := d.process.Signal(syscall.SIGKILL); err != nil {
@@ -124,7 +124,7 @@ protocol bfd {
 	return x.start(d, "bird", "-f", "-c", d.file("bird.conf"), "-s", d.file("ctl"), "-P", d.file("pid"))
 }
 
-// ask has a daemon's own shell answer.
+// ask runs a command in a daemon's own shell.
 func (d *daemon) ask(ctx context.Context, e *lab.Env, program string, args ...string) (string, error) {
 	var out bytes.Buffer
 	p, err := e.Start(lab.Command{Namespace: d.namespace, Path: program, Args: args, Output: &out, Timeout: 30 * time.Second})
@@ -152,7 +152,7 @@ func (d *daemon) vtysh(ctx context.Context, e *lab.Env, command string, into any
 	return json.Unmarshal([]byte(text), into)
 }
 
-// up says why the session is not up.
+// up returns an error unless the session is up.
 func (d *daemon) up(ctx context.Context, e *lab.Env) error {
 	if d.kind == metricFRR {
 		var peers []struct{ Status string }
@@ -171,7 +171,7 @@ func (d *daemon) up(ctx context.Context, e *lab.Env) error {
 	return err
 }
 
-// downs is how often the session went down since the daemon began.
+// downs returns the number of downs of the session since the daemon's start.
 func (d *daemon) downs(ctx context.Context, e *lab.Env) (int, error) {
 	if d.kind == metricFRR {
 		var peers []struct {

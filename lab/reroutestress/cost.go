@@ -20,8 +20,8 @@ import (
 
 const many = 200
 
-// cost measures what many sessions take of the CPU: with them and without in turn, so that what else the machine does is in both.
-// Both ends are on it, hence half of the difference is one's.
+// cost measures the CPU time of many sessions, with them and without in turn, so both include the machine's
+// other work. Both ends are on it, so one end is half of the difference.
 func (x *experiment) cost(ctx context.Context) error {
 	x.say("what do %d sessions cost, each 10 ms? %d rounds with and without", many, x.rounds)
 	if err := errors.Join(x.endBFD(ctx), x.world.only(ctx, nil, nil)); err != nil {
@@ -50,7 +50,7 @@ func (x *experiment) cost(ctx context.Context) error {
 			return err
 		}
 		softirq = append(softirq, (with.softirq-without.softirq)/2*100)
-		// Where the CPUs are hardly ever idle, who is not interrupted takes what the sessions leave.
+		// With hardly idle CPUs, other processes use the time left by the sessions.
 		if min(with.idle, without.idle) > 0.1 {
 			busy = append(busy, (with.busy-without.busy)/2*100)
 		}
@@ -68,7 +68,7 @@ func (x *experiment) cost(ctx context.Context) error {
 	return nil
 }
 
-// middle is the mean of the middle half.
+// middle returns the mean of the middle half.
 func middle(v []float64) (mean float64) {
 	sorted := slices.Sorted(slices.Values(v))
 	half := sorted[len(sorted)/4 : len(sorted)-len(sorted)/4]
@@ -78,7 +78,7 @@ func middle(v []float64) (mean float64) {
 	return mean
 }
 
-// without measures with nothing sent, nothing judged and nobody who supervises that: the loops end, and begin again afterwards.
+// without measures with no packets, no verdicts and no supervision. The loops end, and restart afterwards.
 func (x *experiment) without(ctx context.Context) (s share, err error) {
 	if err := errors.Join(x.world.serve.Signal(syscall.SIGSTOP), x.world.silence()); err != nil {
 		return s, err
@@ -87,7 +87,8 @@ func (x *experiment) without(ctx context.Context) (s share, err error) {
 	return s, errors.Join(err, x.world.restartLoops(ctx), x.waitBeats(ctx), x.world.serve.Signal(syscall.SIGCONT))
 }
 
-// silence has the clockworks of both ends (struct liveness_tick_source) say that there are no loops: their packets end at the next tick.
+// silence marks the tick sources of both ends (struct liveness_tick_source) as without loops: their packets
+// end at the next tick.
 func (w *world) silence() error {
 	for _, ns := range []*netns.Handle{w.near, w.far} {
 		i := kernel.Instance{Scope: fmt.Sprint(ns.Inode()), Feature: liveness.Name, Name: "@liveness"}
@@ -108,7 +109,7 @@ func (w *world) silence() error {
 	return nil
 }
 
-// restartLoops has the loops beat again.
+// restartLoops restarts the loops.
 func (w *world) restartLoops(ctx context.Context) error {
 	l, err := w.root.Lock(ctx)
 	if err != nil {
@@ -118,7 +119,7 @@ func (w *world) restartLoops(ctx context.Context) error {
 	return liveness.Recover(l)
 }
 
-// waitBeats waits until they do.
+// waitBeats waits until the loops run.
 func (x *experiment) waitBeats(ctx context.Context) error {
 	for end := time.Now().Add(60 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		st, err := liveness.ReadState(ctx, x.world.root)
@@ -134,7 +135,7 @@ func (x *experiment) waitBeats(ctx context.Context) error {
 	}
 }
 
-// only has both ends probe these sessions and no others.
+// only makes both ends probe these sessions and no others.
 func (w *world) only(ctx context.Context, near, far []liveness.Session) error {
 	return errors.Join(w.apply(ctx, w.nearNS, 0, near...), w.apply(ctx, w.farNS, 1, far...))
 }
@@ -152,8 +153,8 @@ func (x *experiment) waitMany(ctx context.Context) error {
 	}
 }
 
-// share is how many CPUs were busy for a round, how many of that with soft interrupts, and how many idle; the hypervisor has taken the
-// rest.
+// share is the number of busy CPUs during a round, the part with soft interrupts, and the number of idle
+// CPUs. The rest was taken by the hypervisor.
 type share struct{ busy, softirq, idle float64 }
 
 func (x *experiment) share(ctx context.Context) (s share, err error) {
@@ -174,14 +175,15 @@ func (x *experiment) share(ctx context.Context) (s share, err error) {
 // userHz is the unit of /proc/stat.
 const userHz = 100
 
-// usage is what the CPUs have done since some moment.
+// usage is the CPUs' use since a fixed moment.
 type usage struct {
 	busy, softirq, idle time.Duration
 	at                  time.Time
 }
 
-// readUsage reads proc(5)'s stat. The kernel measures idleness exactly where ticks stop in it, and what the hypervisor takes (steal); all
-// else it samples: hence busy is what is neither. Interrupts are among the soft ones' time: what clocks a loop is one.
+// readUsage reads proc(5)'s stat. The kernel measures idle time exactly where ticks stop, and the
+// hypervisor's share (steal), and samples the rest. Busy is therefore the remainder of both. Hard
+// interrupts count as soft interrupts: a loop's clock is one.
 func readUsage() (u usage, err error) {
 	u.at = time.Now()
 	text, err := os.ReadFile("/proc/stat")

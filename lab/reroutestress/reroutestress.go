@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reroutestress asks who takes a busy host for a dead link: weir's liveness, FRR's bfdd and BIRD, side by side between the
-// same two routers, over parallel links that never fail. Whatever goes down does so without reason.
+// Package reroutestress compares weir's liveness, FRR's bfdd and BIRD on an overloaded host. They run
+// between the same two routers, over parallel links without failures. Every down is a false alarm.
 package reroutestress
 
 import (
@@ -23,12 +23,12 @@ func init() {
 	})
 }
 
-// plan is what one size of the experiment does.
+// plan holds the parameters of one size of the experiment.
 type plan struct {
 	each    time.Duration // of each kind of stress
 	stopped time.Duration // with weir's processes stopped
-	rounds  int           // of measuring what sessions cost; 0: not at all
-	round   time.Duration // long beside the 10 ms in which /proc/stat counts
+	rounds  int           // of cost measurements; 0: none
+	round   time.Duration // long, compared with the 10 ms units of /proc/stat
 }
 
 var plans = map[lab.Size]plan{
@@ -43,7 +43,7 @@ type experiment struct {
 	env    *lab.Env
 	result *lab.Result
 	world  *world
-	peers  []*daemon // of BFD, two for each kind that is installed
+	peers  []*daemon // BFD daemons, two for each installed implementation
 }
 
 func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
@@ -71,7 +71,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 
 func (x *experiment) say(format string, a ...any) { x.env.Watch.Log(format, a...) }
 
-// build makes the routers, and waits until every session of everybody is up.
+// build creates the routers, and waits until every session is up.
 func (x *experiment) build(ctx context.Context) (err error) {
 	x.say("two routers with links between them that will not fail")
 	if x.world, err = newWorld(x.env); err != nil {
@@ -86,7 +86,7 @@ func (x *experiment) build(ctx context.Context) (err error) {
 	return x.waitUp(ctx)
 }
 
-// tally is what was down so far.
+// tally holds the downs so far.
 type tally struct {
 	weir map[string]float64 // by metric
 	bfd  map[string]float64
@@ -107,7 +107,7 @@ func (x *experiment) count(ctx context.Context) (t tally, err error) {
 	return t, nil
 }
 
-// stresses puts the host under one kind of stress after the other.
+// stresses applies one kind of stress after the other to the host.
 func (x *experiment) stresses(ctx context.Context) error {
 	sum := tally{weir: map[string]float64{}, bfd: map[string]float64{}}
 	for _, k := range kinds {
@@ -144,7 +144,7 @@ func (x *experiment) stresses(ctx context.Context) error {
 	return x.notes(ctx)
 }
 
-// notes says what a reader of a failed claim wants to know.
+// notes adds explanations for a failed claim.
 func (x *experiment) notes(ctx context.Context) error {
 	lines, err := x.world.describe(ctx)
 	for _, l := range lines {
@@ -153,7 +153,7 @@ func (x *experiment) notes(ctx context.Context) error {
 	return err
 }
 
-// stop stops weir's processes under stress: probes go on.
+// stop stops weir's processes under stress: probes continue.
 func (x *experiment) stop(ctx context.Context) error {
 	before, err := x.world.downs(ctx)
 	if err != nil {
@@ -173,7 +173,7 @@ func (x *experiment) stop(ctx context.Context) error {
 	}
 	total := 0.0
 	for name, n := range after {
-		if name != metricPeer5 { // reported, of which nothing is claimed
+		if name != metricPeer5 { // reported, without a claim
 			total += n - before[name]
 		}
 	}
@@ -186,7 +186,7 @@ func (x *experiment) stop(ctx context.Context) error {
 	return x.waitUp(ctx)
 }
 
-// claims are what liveness promises.
+// claims evaluates the promises of liveness.
 func (x *experiment) claims() {
 	for _, c := range []struct {
 		kind                lab.Kind

@@ -14,11 +14,11 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// serveArg makes the lab's binary supervise liveness and BFD, as weir serve does; see Play.
+// serveArg makes the lab's binary supervise liveness and BFD, like weir serve; see Play.
 const serveArg = "__reroutestress-serve"
 
-// Play turns a process that the experiment started into the one that supervises liveness. main and TestMain call it first; in any
-// other process it returns.
+// Play turns a process started by the experiment into the supervisor of liveness. main and TestMain call it
+// first. In any other process it returns.
 func Play() {
 	if len(os.Args) != 3 || os.Args[1] != serveArg {
 		return

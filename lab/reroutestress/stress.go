@@ -24,8 +24,8 @@ type kind struct {
 
 func perCPU(n int) string { return fmt.Sprint(n * runtime.NumCPU()) }
 
-// The FIFO hogs leave a CPU alone for a twentieth of the time, as the kernel would make them (sched_rt_runtime_us): the lab has to
-// live, too.
+// The FIFO hogs leave a twentieth of a CPU's time free, like the kernel's limit (sched_rt_runtime_us),
+// because the lab needs some.
 var kinds = []kind{
 	{"user", "user-space hogs, two a CPU", "stress-ng", func() []string { return []string{"--cpu", perCPU(2), "--cpu-method", "int64"} }},
 	{"fifo", "SCHED_FIFO hogs, one a CPU, 190 of each 200 ms", "chrt", func() []string {
@@ -40,7 +40,7 @@ var kinds = []kind{
 	{"softirq", "a flood of packets, on each CPU", "stress-ng", func() []string { return []string{"--udp-flood", perCPU(1), "--udp", perCPU(1)} }},
 }
 
-// hogs is the program of hogs by its path: chrt looks for it in PATH alone.
+// hogs returns the path of the hogs' program: chrt searches only PATH.
 func hogs() string {
 	path, err := lab.Find("stress-ng")
 	if err != nil {
@@ -49,7 +49,7 @@ func hogs() string {
 	return path
 }
 
-// under keeps the host under one kind of stress for a time, with a process stopped if one is given.
+// under applies one kind of stress for a time, with a stopped process if given.
 func (x *experiment) under(ctx context.Context, k kind, d time.Duration, stopped *lab.Process) error {
 	out, err := os.Create(filepath.Join(x.env.Dir, "stress-"+k.name))
 	if err != nil {
@@ -88,7 +88,7 @@ func (x *experiment) under(ctx context.Context, k kind, d time.Duration, stopped
 	return err
 }
 
-// end ends the stress with all that it forked.
+// end ends the stress with all its children.
 func (x *experiment) end(p *lab.Process) {
 	_ = p.Signal(syscall.SIGINT)
 	select {
@@ -99,7 +99,7 @@ func (x *experiment) end(p *lab.Process) {
 	}
 }
 
-// waitUp waits until all that is to be up is.
+// waitUp waits until all sessions are up.
 func (x *experiment) waitUp(ctx context.Context) error {
 	for end := time.Now().Add(60 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		err := x.world.up(ctx)

@@ -24,7 +24,7 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// What is counted of weir.
+// Metrics of weir.
 const (
 	metricMaster  = "false_downs_master"
 	metricPeer    = "false_downs_peer"
@@ -33,8 +33,8 @@ const (
 	metricBFD     = "false_downs_bfd_10x3" // of weir's sessions at both ends
 )
 
-// world is two routers, one that probes and one that is probed, with links between them: weir's, and bfdd's. BIRD has two more for
-// itself: two daemons of BFD cannot have the port in one namespace.
+// world is two routers, a probing and a probed one, with links between them: weir's, and bfdd's. BIRD has
+// two separate ones, because two BFD daemons cannot share the port in one namespace.
 type world struct {
 	env           *lab.Env
 	root          *kernel.Root
@@ -42,7 +42,7 @@ type world struct {
 	nearNS, farNS string
 	bird          [2]*netns.Handle
 	birdNS        [2]string
-	floodNS       string // where a flood is
+	floodNS       string // namespace of a flood
 	key           string
 	serve         *lab.Process
 }
@@ -61,7 +61,7 @@ const (
 
 func (l link) device() string { return fmt.Sprintf("link%d", l) }
 
-// addr is that of an end: 1 the near one, 2 the far one.
+// addr returns the address of an end: 1 is the near one, 2 the far one.
 func (l link) addr(end int) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("2001:db8:%d::%d", l+1, end))
 }
@@ -70,7 +70,7 @@ func (l link) addr4(end int) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("10.99.%d.%d", l+1, end))
 }
 
-// function is the segment of an end of the link.
+// function returns the segment of an end of the link.
 func (l link) function() netip.Addr { return netip.MustParseAddr(fmt.Sprintf("fc00:2:%d::bf", l+1)) }
 
 func newWorld(e *lab.Env) (w *world, err error) {
@@ -110,8 +110,8 @@ func newWorld(e *lab.Env) (w *world, err error) {
 	return w, os.WriteFile(w.key, key, 0o600)
 }
 
-// cable makes a link whose ends have a queue of their own each, as network cards have, for weir and the others alike: veth's
-// default is the CPU's one backlog, in which a flood on any device crowds out everything.
+// cable creates a link with a separate queue at each end, like network cards, for weir and the others
+// alike. veth's default is the CPU's single backlog, where a flood on any device drops all other packets.
 func (w *world) cable(l link) error {
 	ends := [2]topo.End{{NS: w.near}, {NS: w.far}}
 	if l == linkBIRD {
@@ -135,7 +135,7 @@ func (w *world) cable(l link) error {
 	return nil
 }
 
-// session is one of a link, at its near end.
+// session returns a session of a link, seen from both ends.
 func (w *world) session(name string, id uint32, l link, interval time.Duration) (near, far liveness.Session) {
 	near = liveness.Session{Name: name, ID: id, Mode: liveness.Sender, Device: l.device(), Peer: l.function(), Via: l.addr(2), Source: l.addr(1),
 		Interval: interval, Multiplier: 3, KeyFile: w.key, StableFor: 100 * time.Millisecond, StableMax: time.Second}
@@ -144,7 +144,8 @@ func (w *world) session(name string, id uint32, l link, interval time.Duration) 
 	return near, far
 }
 
-// cpus are those of the loops of an end, so that the first loop of a session is on another CPU than that of the other end.
+// cpus returns the CPUs of an end's loops. The first loop of a session is on another CPU than at the other
+// end.
 func cpus(shift int) ([]int, error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
@@ -160,7 +161,7 @@ func cpus(shift int) ([]int, error) {
 	return append(append([]int{}, all[shift:]...), all[:shift]...), nil
 }
 
-// configure has weir probe both of its links, and starts the process that supervises it.
+// configure sets up weir to probe both of its links, and starts the supervising process.
 func (w *world) configure(ctx context.Context) error {
 	near10, far10 := w.session("10x3", 1, link10, 10*time.Millisecond)
 	near5, far5 := w.session("5x3", 2, link5, 5*time.Millisecond)
@@ -180,7 +181,7 @@ func (w *world) configure(ctx context.Context) error {
 		}
 		defer l.Unlock()
 		_ = peers.Remove(context.Background(), l)
-		_ = liveness.Remove(context.Background(), l) // the namespaces take the rest with them
+		_ = liveness.Remove(context.Background(), l) // the rest ends with the namespaces
 	})
 	p, err := w.env.Start(lab.Command{Path: w.env.Self(), Args: []string{serveArg, w.env.Root}})
 	w.serve = p
@@ -208,7 +209,7 @@ func (w *world) apply(ctx context.Context, ns string, shift int, sessions ...liv
 	return liveness.Apply(ctx, l, p)
 }
 
-// applyBFD has both ends run a session of BFD, 10 ms × 3.
+// applyBFD makes both ends run a BFD session, 10 ms × 3.
 func (w *world) applyBFD(ctx context.Context) error {
 	end := func(ns string, peer int) peers.Config {
 		return peers.Config{Netns: ns, Sessions: []peers.Session{{Name: "bfd", Device: linkBFD.device(), Peer: linkBFD.addr4(peer),
@@ -235,7 +236,7 @@ func (w *world) applyBFD(ctx context.Context) error {
 	return nil
 }
 
-// downMetric is what a session's downs are counted as.
+// downMetric returns the metric of a session's downs.
 func downMetric(s liveness.SessionState) (name string, j *liveness.Judgement) {
 	switch {
 	case s.Name == "10x3" && s.Sender != nil:
@@ -250,7 +251,7 @@ func downMetric(s liveness.SessionState) (name string, j *liveness.Judgement) {
 	return "", nil
 }
 
-// downs is how often each side was down so far.
+// downs returns the downs of each side so far.
 func (w *world) downs(ctx context.Context) (map[string]float64, error) {
 	st, err := liveness.ReadState(ctx, w.root)
 	if err != nil {
@@ -278,7 +279,7 @@ func (w *world) downs(ctx context.Context) (map[string]float64, error) {
 	return out, nil
 }
 
-// sent is how many probes both sessions have sent.
+// sent returns the number of probes sent by both sessions.
 func (w *world) sent(ctx context.Context) (n uint64, err error) {
 	st, err := liveness.ReadState(ctx, w.root)
 	for _, s := range st.Sessions {
@@ -287,7 +288,7 @@ func (w *world) sent(ctx context.Context) (n uint64, err error) {
 	return n, err
 }
 
-// up says which session of weir's is not up.
+// up returns an error for a session of weir not up.
 func (w *world) up(ctx context.Context) error {
 	st, err := liveness.ReadState(ctx, w.root)
 	if err != nil {
@@ -310,7 +311,7 @@ func (w *world) up(ctx context.Context) error {
 	return nil
 }
 
-// describe says how sessions and loops fared.
+// describe describes the state of sessions and loops.
 func (w *world) describe(ctx context.Context) (lines []string, err error) {
 	st, err := liveness.ReadState(ctx, w.root)
 	for _, s := range st.Sessions {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command standstill runs a command on a host that stands still again and again, all of its CPUs in the same moments, as a virtual
-// machine does whose CPUs others have. What holds there does not hold because things happen to be fast: tests that wait too
-// shortly, and protocols whose limits only fit a host that always runs, are found in minutes (make hammer).
+// Command standstill runs a command on a host with repeated stalls. All CPUs stall in the same moments,
+// like those of a virtual machine on a loaded host. It detects in minutes tests with short timeouts, and
+// protocols with limits valid only on a host without stalls (make hammer).
 //
 //	standstill [--busy 900ms] [--pause 150ms] [--seed 1] COMMAND…
 package main
@@ -67,30 +67,30 @@ func run(p plan, args []string) (int, error) {
 	return 0, nil
 }
 
-// plan is how a host stands still.
+// plan describes the stalls of a host.
 type plan struct {
-	busy, pause time.Duration // at most
+	busy, pause time.Duration // maximum
 	seed        uint64
 }
 
-// spell is one time of standing still, and the time until the next.
+// spell returns the duration of one stall, and the time until the next.
 func (p plan) spell(r *rand.Rand) (busy, pause time.Duration) {
 	x, y := r.Float64(), r.Float64()
-	return time.Duration(x * x * x * float64(p.busy)), time.Duration(y * y * float64(p.pause)) // mostly short, now and then long
+	return time.Duration(x * x * x * float64(p.busy)), time.Duration(y * y * float64(p.pause)) // mostly short, sometimes long
 }
 
-// start takes all CPUs again and again until ctx is done. What it returns waits for the end of that. The kernel leaves others
-// kernel.sched_rt_runtime_us of each second, 50 ms by default.
+// start stalls all CPUs repeatedly until ctx is done. The returned function waits for its end. The kernel
+// leaves other threads a part of each second (kernel.sched_rt_runtime_us), 50 ms by default.
 func (p plan) start(ctx context.Context) (wait func(), err error) {
 	cpus := runtime.NumCPU()
-	runtime.GOMAXPROCS(cpus + 2) // those that take CPUs hold up no other goroutine
+	runtime.GOMAXPROCS(cpus + 2) // stalling threads must not block other goroutines
 	begun := make(chan error)
 	done := make(chan struct{})
 	first := time.Now().Add(100 * time.Millisecond)
 	for cpu := range cpus {
 		go func() {
 			defer func() { done <- struct{}{} }()
-			runtime.LockOSThread() // never unlocked: nobody else is to run in this thread
+			runtime.LockOSThread() // never unlocked: no other goroutine may run in this thread
 			err := comeFirst(cpu)
 			begun <- err
 			if err == nil {
@@ -109,21 +109,21 @@ func (p plan) start(ctx context.Context) (wait func(), err error) {
 	return wait, err
 }
 
-// comeFirst binds this thread to a CPU, before all others there.
+// comeFirst binds this thread to a CPU, above all other threads there.
 func comeFirst(cpu int) error {
 	var set unix.CPUSet
 	set.Set(cpu)
 	if err := unix.SchedSetaffinity(0, &set); err != nil {
 		return fmt.Errorf("binding a thread to CPU %d: %w", cpu, err)
 	}
-	// Below the watch of a host that stands still (lab.WatchHost).
+	// Below the priority of the measurement of stalls (lab.WatchHost).
 	if err := unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 98}, 0); err != nil {
 		return fmt.Errorf("SCHED_FIFO (run it as root): %w", err)
 	}
 	return nil
 }
 
-// burn takes the CPU that this thread is bound to, in the same moments as all others do that have the same seed.
+// burn occupies this thread's CPU, in the same moments as all others with the same seed.
 func (p plan) burn(ctx context.Context, at time.Time) {
 	r := rand.New(rand.NewPCG(p.seed, 0))
 	for ctx.Err() == nil {
@@ -133,7 +133,7 @@ func (p plan) burn(ctx context.Context, at time.Time) {
 		for end := at.Add(busy); time.Now().Before(end); {
 		}
 		if at = at.Add(busy + pause); at.Before(time.Now()) {
-			at = time.Now() // the kernel has kept this thread, too, from running
+			at = time.Now() // the kernel has throttled this thread, too
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// Threads wait while the host stands still, and no longer than it was to.
+// Threads wait during a stall, and not beyond its maximum.
 func TestStandsStill(t *testing.T) {
 	nstest.NeedRoot(t)
 	for try := 1; ; try++ {

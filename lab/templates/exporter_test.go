@@ -20,7 +20,7 @@ import (
 
 var be = binary.BigEndian
 
-// exporter is one router that says its templates when it is told to, not every so often.
+// exporter is one router. It sends its templates on request, not periodically.
 type exporter struct {
 	to      *collector
 	from    netip.Addr
@@ -31,7 +31,7 @@ type exporter struct {
 	mu  sync.Mutex
 	seq uint32
 	n   int
-	at  map[int]time.Time // when each record was sent
+	at  map[int]time.Time // send time of each record
 }
 
 // fields of the template: source and destination address, ports, protocol, octets and packets.
@@ -42,7 +42,7 @@ const (
 	recordsInMessage = 2
 )
 
-// sources are addresses of n routers of the families that a collector takes.
+// sources returns addresses of n routers of the families accepted by a collector.
 func (c *collector) sources(n int) (out []netip.Addr) {
 	a4, a6 := rig.Devices4.Addr().Next(), rig.Devices6.Addr().Next()
 	for range n {
@@ -75,7 +75,7 @@ func (x *exporter) header() []byte {
 	b := be.AppendUint16(nil, x.version)
 	b = be.AppendUint16(b, 0)
 	if x.version == 9 {
-		b = be.AppendUint32(b, 100_000) // up since
+		b = be.AppendUint32(b, 100_000) // uptime
 	}
 	b = be.AppendUint32(b, uint32(now.Unix()))
 	b = be.AppendUint32(b, x.seq)
@@ -91,7 +91,7 @@ func (x *exporter) send(b []byte, records int) {
 		x.seq++
 	}
 	if _, err := x.conn.Write(b); errors.Is(err, syscall.ECONNREFUSED) {
-		x.conn.Write(b) // that was about an earlier one, which nobody took
+		x.conn.Write(b) // the error was about an earlier, refused datagram
 	}
 }
 
@@ -135,7 +135,7 @@ func (x *exporter) data() {
 	x.send(b, recordsInMessage)
 }
 
-// sent is when each record was sent.
+// sent returns the send time of each record.
 func (x *exporter) sent() map[int]time.Time {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package templates tests with real collectors that weir serve spares them the blindness after a restart:
-// exporters say their templates once, and never again.
+// Package templates tests template replay with real collectors: weir serve prevents their blindness after a
+// restart. Exporters send their templates once only.
 package templates
 
 import (
@@ -58,8 +58,8 @@ func newEnv(t *testing.T) *lab.Env {
 	return e
 }
 
-// A collector that comes back decodes records within a second of its admission, though no exporter repeats its
-// templates; and it sees no gap in the sequence.
+// A restarted collector decodes records within a second of its admission, although no exporter repeats its
+// templates. It detects no gap in the sequence.
 func TestRestartedCollectorsDecode(t *testing.T) {
 	e := newEnv(t)
 	world, err := rig.NewWorld(e, 0)
@@ -94,7 +94,7 @@ func TestRestartedCollectorsDecode(t *testing.T) {
 		for _, c := range collectors {
 			c.end(syscall.SIGKILL)
 		}
-		time.Sleep(300 * time.Millisecond) // what they send meanwhile is lost, and the sequence goes on
+		time.Sleep(300 * time.Millisecond) // records sent meanwhile are lost, and the sequence continues
 		stop()
 		replays := w.replays(collectors)
 		for _, c := range collectors {
@@ -127,7 +127,7 @@ func TestRestartedCollectorsDecode(t *testing.T) {
 			if len(wrong) == 0 {
 				return
 			}
-			// A machine that stood still is a second late by itself, and says nothing about weir.
+			// A stalled machine is a second late itself, and proves nothing about weir.
 			if stall < 200*time.Millisecond || tries == 5 {
 				t.Fatalf("%s\nthe machine stood still for up to %v", strings.Join(wrong, "\n"), stall)
 			}
@@ -136,7 +136,7 @@ func TestRestartedCollectorsDecode(t *testing.T) {
 	})
 }
 
-// sentSince says whether every exporter has sent records since then.
+// sentSince reports whether every exporter has sent records since then.
 func sentSince(exporters []*exporter, then time.Time) bool {
 	for _, x := range exporters {
 		n := 0
@@ -152,8 +152,8 @@ func sentSince(exporters []*exporter, then time.Time) bool {
 	return true
 }
 
-// judge ends the collectors and says what is wrong with what they decoded, which is to be everything that was sent from
-// blind after a moment on. Without blindness, nothing may be missing in a sequence.
+// judge ends the collectors and reports faults in their decoded records. They must have decoded all records
+// sent later than blind after from. With no blindness, no sequence may have gaps.
 func judge(t *testing.T, collectors []*collector, exporters []*exporter, from time.Time, blind time.Duration) (wrong []string) {
 	decoded := map[*collector]map[record]bool{}
 	for _, c := range collectors {

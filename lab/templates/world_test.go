@@ -26,21 +26,21 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// collector is a real collector and its restarts.
+// collector is a real collector with its restarts.
 type collector struct {
 	t       *testing.T
 	env     *lab.Env
 	ns      string
 	name    string
-	listen  string // as weir.yaml has it
+	listen  string // as in weir.yaml
 	port    int
 	dir     string
 	life    int
 	proc    *lab.Process
 	args    func(c *collector) (program string, args []string)
 	read    func(c *collector) []string // lines "192.0.2.EXPORTER PORT"
-	flushes bool                        // it writes what it has now and then, and not when it ends
-	bye     syscall.Signal              // that it ends at
+	flushes bool                        // writes periodically, and not at its end
+	bye     syscall.Signal              // signal to end it
 	gapLine *regexp.Regexp
 }
 
@@ -75,7 +75,7 @@ func (c *collector) log() string {
 	return string(b)
 }
 
-// gaps counts what the collector says is missing.
+// gaps counts the missing records reported by the collector.
 func (c *collector) gaps() (n int) {
 	for _, m := range c.gapLine.FindAllStringSubmatch(c.log(), -1) {
 		if len(m) > 1 {
@@ -91,11 +91,11 @@ func (c *collector) gaps() (n int) {
 // record is one data record: its exporter's number and its own.
 type record struct{ exporter, n int }
 
-// decoded ends the collector, when it has dealt with what was sent, and returns what it decoded in this life. What it is to
-// have written, want, it may write in its own time.
+// decoded ends the collector after it has processed all datagrams, and returns the records decoded in this
+// life. It waits for the records in want to be written.
 func (c *collector) decoded(want map[record]bool) map[record]bool {
 	c.t.Helper()
-	waits := func(done func() bool) { // the caller sees what is missing
+	waits := func(done func() bool) { // the caller detects missing records
 		_ = nstest.Poll(30*time.Second, func() error {
 			if !done() {
 				return errors.New("not yet")
@@ -119,7 +119,7 @@ func (c *collector) decoded(want map[record]bool) map[record]bool {
 	return c.records()
 }
 
-// hasRead says whether the collector has read all datagrams that have come.
+// hasRead reports whether the collector has read all received datagrams.
 func (c *collector) hasRead() (all bool) {
 	c.t.Helper()
 	ns, err := netns.Open(c.ns)
@@ -133,7 +133,7 @@ func (c *collector) hasRead() (all bool) {
 	return all
 }
 
-// records are what it has written in this life.
+// records returns the records written in this life.
 func (c *collector) records() map[record]bool {
 	all := map[record]bool{}
 	for _, line := range c.read(c) {
@@ -145,7 +145,7 @@ func (c *collector) records() map[record]bool {
 	return all
 }
 
-// newNfacctd is pmacct's collector: both families on one port.
+// newNfacctd returns pmacct's collector: both families on one port.
 func newNfacctd(t *testing.T, e *lab.Env, ns string, port int) *collector {
 	c := &collector{t: t, env: e, ns: ns, name: "nfacctd", listen: fmt.Sprintf("udp :%d", port), port: port,
 		dir: filepath.Join(e.Dir, "nfacctd"), flushes: true, bye: syscall.SIGKILL, gapLine: regexp.MustCompile(`expecting flow`)}
@@ -182,7 +182,7 @@ print_output_file_append[p]: true
 	return c
 }
 
-// newNfcapd is nfdump's collector, of one family.
+// newNfcapd returns nfdump's collector, of one family.
 func newNfcapd(t *testing.T, e *lab.Env, ns string, port int, family string) *collector {
 	c := &collector{t: t, env: e, ns: ns, name: "nfcapd" + family, listen: fmt.Sprintf("udp%s :%d", family[1:], port), port: port,
 		dir: filepath.Join(e.Dir, "nfcapd"+family), bye: syscall.SIGTERM, gapLine: regexp.MustCompile(`Sequence Errors: (\d+)`)}
@@ -205,7 +205,7 @@ func newNfcapd(t *testing.T, e *lab.Env, ns string, port int, family string) *co
 	return c
 }
 
-// weir is the product as its users run it.
+// weir runs weir like a user.
 type weir struct {
 	t   *testing.T
 	env *lab.Env
@@ -255,7 +255,7 @@ func (w *weir) run(args ...string) []byte {
 	return out
 }
 
-// admitted waits until every collector has its slot, and returns when the first had.
+// admitted waits until every collector has its slot, and returns the time of the first one.
 func (w *weir) admitted(collectors []*collector) time.Time {
 	w.t.Helper()
 	first := time.Time{}
@@ -299,7 +299,7 @@ func (w *weir) templates(c *collector) (st templateState) {
 	return st
 }
 
-// remembered waits until the templates of so many exporters are known.
+// remembered waits until the templates of this number of exporters are known.
 func (w *weir) remembered(collectors []*collector, exporters int) {
 	w.t.Helper()
 	nstest.Until(w.t, "every exporter's templates known", func() bool {
@@ -320,7 +320,7 @@ func (w *weir) replays(collectors []*collector) (n int) {
 	return n
 }
 
-// replayed waits until so many replays more than before were made.
+// replayed waits until exporters replays have followed the first before.
 func (w *weir) replayed(collectors []*collector, before, exporters int) {
 	w.t.Helper()
 	nstest.Until(w.t, "every exporter's templates replayed", func() bool { return w.replays(collectors) >= before+exporters })

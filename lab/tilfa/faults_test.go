@@ -11,7 +11,7 @@ import (
 	"github.com/weir-project/weir/lab/tilfa/sim"
 )
 
-// tried are networks of every kind that are small enough for many rounds.
+// tried returns networks of every kind, small enough for many rounds.
 func tried(t *testing.T) []*topo.Network {
 	t.Helper()
 	var out []*topo.Network
@@ -36,7 +36,7 @@ func plansFor(t *testing.T, n *topo.Network, mode plan.Mode) []*plan.Plan {
 	return plans
 }
 
-// outcome is that of every failure of a mode.
+// outcome returns the outcome of every failure of a mode.
 func outcome(n *topo.Network, mode plan.Mode, repair sim.Repair) sim.Outcome {
 	s := sim.New(n)
 	var o sim.Outcome
@@ -46,7 +46,7 @@ func outcome(n *topo.Network, mode plan.Mode, repair sim.Repair) sim.Outcome {
 	return o
 }
 
-// Plans as they are leave nothing to see.
+// Unmodified plans show no faults.
 func TestSound(t *testing.T) {
 	for _, n := range tried(t) {
 		for _, mode := range plan.Modes() {
@@ -58,8 +58,9 @@ func TestSound(t *testing.T) {
 	}
 }
 
-// Each fault that is planted in the repairs is seen by the simulator, as what it is. (A fault in one segment of one
-// repair may be harmless: the segment was the shortest way, not the only one. So it is planted in all of them.)
+// The simulator detects each planted fault and its kind. A fault in one segment of one repair may be
+// harmless, because the segment was the shortest path but not the only one. The faults are therefore
+// planted in all segments.
 func TestPlantedFaults(t *testing.T) {
 	link := func(n *topo.Network, router int) int {
 		for i, l := range n.Links {
@@ -90,7 +91,7 @@ func TestPlantedFaults(t *testing.T) {
 			return r, true
 		}, func(o sim.Outcome) bool { return o.UsedFault > 0 }},
 		{"back to where it came from", func(n *topo.Network, r plan.Repair, _ int) (plan.Repair, bool) {
-			// An End of this router, in front: it then goes out natively, over the link that failed.
+			// With an End of this router in front, it sends the packet natively, over the failed link.
 			r.Segments = append([]plan.Segment{{Node: n.Links[r.Out].From, Link: -1}}, r.Segments...)
 			return r, true
 		}, func(o sim.Outcome) bool { return o.UsedFault > 0 || o.Loops > 0 }},
@@ -125,7 +126,8 @@ func TestPlantedFaults(t *testing.T) {
 	}
 }
 
-// In every single repair that has segments, any one segment left out is a fault, or the list was not the shortest.
+// In every repair with segments, removing any one segment is a fault. Otherwise the list was not the
+// shortest.
 func TestNoSegmentTooMany(t *testing.T) {
 	checked := 0
 	for _, n := range tried(t) {
@@ -150,7 +152,7 @@ func TestNoSegmentTooMany(t *testing.T) {
 	}
 }
 
-// No list of fewer segments does: all lists of one segment less are tried, out of the first hops of the
+// No list with fewer segments works: the test tries all lists shorter by one, from the first hops of the
 // post-convergence paths.
 func TestShortest(t *testing.T) {
 	checked := 0

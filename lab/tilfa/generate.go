@@ -10,8 +10,8 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// generated are networks that need no file, the same for each seed: meshes full of equal paths, rings that need long
-// detours, parallel links, LANs, metrics that differ by direction.
+// generated returns networks without input files, equal for the same seed: meshes with many equal paths,
+// rings with long detours, parallel links, LANs, metrics different by direction.
 func generated(seed uint64) []*topo.Network {
 	var out []*topo.Network
 	add := func(name string, build func(*topo.Builder, *rand.Rand)) {
@@ -102,7 +102,7 @@ func grid(b *topo.Builder, rows, columns int, closed bool, metric func() uint32)
 	}
 }
 
-// fatTree is a k-ary fat tree of switches (Al-Fares et al., SIGCOMM 2008), without hosts.
+// fatTree builds a k-ary fat tree of switches (Al-Fares et al., SIGCOMM 2008), without hosts.
 func fatTree(b *topo.Builder, k int) {
 	half := k / 2
 	core := make([]int, half*half)
@@ -126,8 +126,8 @@ func fatTree(b *topo.Builder, k int) {
 	}
 }
 
-// geometric scatters routers in a square, joins each with its nearest two, and near ones with a probability that
-// falls with the distance.
+// geometric scatters routers in a square, connects each with its nearest two, and near ones with a
+// probability decreasing with distance.
 func geometric(b *topo.Builder, k int, r *rand.Rand, metrics func(uint32) (uint32, uint32)) {
 	x, y := make([]float64, k), make([]float64, k)
 	for i := range k {
@@ -166,7 +166,7 @@ func geometric(b *topo.Builder, k int, r *rand.Rand, metrics func(uint32) (uint3
 	}
 }
 
-// parallel is a ring with chords in which neighbours are joined by one to three links of equal or other metrics.
+// parallel builds a ring with chords. One to three links of equal or different metrics connect neighbours.
 func parallel(b *topo.Builder, k int, r *rand.Rand) {
 	for i := range k {
 		a := 2 * math.Pi * float64(i) / float64(k)
@@ -185,7 +185,7 @@ func parallel(b *topo.Builder, k int, r *rand.Rand) {
 	}
 }
 
-// dualHomed is a ring of core routers, each two of which serve access routers at two links each.
+// dualHomed builds a ring of core routers. Each pair of them serves access routers with two links each.
 func dualHomed(b *topo.Builder, pairs int) {
 	ring(b, 2*pairs, func(i int) uint32 { return uint32(10 + 10*(i%2)) })
 	for p := range pairs {
@@ -197,7 +197,7 @@ func dualHomed(b *topo.Builder, pairs int) {
 	}
 }
 
-// lans is a ring in which some neighbours share a medium with a third router.
+// lans builds a ring in which some neighbours share a medium with a third router.
 func lans(b *topo.Builder, _ *rand.Rand) {
 	ring(b, 9, func(int) uint32 { return 10 })
 	for i := range 3 {
@@ -211,7 +211,7 @@ func lans(b *topo.Builder, _ *rand.Rand) {
 	}
 }
 
-// share gives some cables of a network shared-risk groups: pairs of cables that meet at a router, as in one duct.
+// share assigns shared-risk groups to some cables: pairs of cables meeting at a router, like in one duct.
 func share(n *topo.Network, r *rand.Rand) {
 	grouped := map[int]bool{}
 	for i := range n.Nodes {

@@ -13,13 +13,13 @@ import (
 	"github.com/weir-project/weir/lab/tilfa/sim"
 )
 
-// sum is what all networks together showed of one mode.
+// sum holds the results of one mode over all networks.
 type sum struct {
 	outcome  sim.Outcome
 	failures int
 	segments map[int]int // repairs by the length of their lists
-	labels   map[int]int // those of real networks, counted as the original work does
-	cut      int         // destinations that nothing leads to
+	labels   map[int]int // for real networks, counted like in the original work
+	cut      int         // destinations without a path
 }
 
 func newSum() *sum { return &sum{segments: map[int]int{}, labels: map[int]int{}} }
@@ -73,8 +73,8 @@ func (x *experiment) network(ctx context.Context, n *topo.Network) error {
 	return nil
 }
 
-// labels counts an adjacency segment of a router that the packet has yet to reach as two, the router's and the
-// adjacency's, as segment routing over MPLS and the original work do. (With SRv6 it is one SID.)
+// labels counts an adjacency segment of a remote router as two labels, the router's and the adjacency's,
+// like segment routing over MPLS and the original work. With SRv6 it is one SID.
 func labels(n *topo.Network, r plan.Repair) int {
 	at, count := n.Links[r.Out].To, 0
 	for _, s := range r.Segments {
@@ -111,7 +111,8 @@ func planned(plans []*plan.Plan) sim.Repair {
 	}
 }
 
-// failures lists what is made to fail: each cable once, or each interface on a LAN; each node; each group.
+// failures lists the simulated failures: each cable once, or each interface on a LAN; each node; each
+// group.
 func failures(n *topo.Network, mode plan.Mode) (out []plan.Failure) {
 	both := func(links []int) []int {
 		for _, l := range slices.Clone(links) {
@@ -185,7 +186,7 @@ func (s *sum) report(r *lab.Result, mode string) {
 	}
 }
 
-// lengths sets what part of the repairs has how long a list.
+// lengths sets the share of repairs by list length.
 func lengths(r *lab.Result, name string, counts map[int]int) (longest, all int) {
 	for length, count := range counts {
 		longest = max(longest, length)

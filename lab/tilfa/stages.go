@@ -11,14 +11,14 @@ import (
 	"github.com/weir-project/weir/lab/tilfa/sim"
 )
 
-// maxNodes is how many routers' orders are tried one and all; of more, so many are drawn.
+// All orders are tried with up to maxNodes changed routers. With more, drawn random ones are tried.
 const (
 	maxNodes = 9
 	drawn    = 300
 )
 
-// orders calls f with routers in one of two stages, in every combination: those are the moments of every order in which
-// they can change from one to the other.
+// orders calls f with routers in one of two stages, in every combination. These are the moments of every
+// order of changes from one stage to the other.
 func orders(changed []int, nodes int, from, to sim.Stage, r *rand.Rand, f func([]sim.Stage)) {
 	count := drawn
 	if len(changed) <= maxNodes {
@@ -42,7 +42,7 @@ func orders(changed []int, nodes int, from, to sim.Stage, r *rand.Rand, f func([
 	}
 }
 
-// changing is a network while a failure comes or goes, with everyone's detours.
+// changing returns a network during a failure or its end, with all detours.
 func changing(n *topo.Network, p *plan.Planner, f plan.Failure, up bool) (*sim.Change, sim.Detours) {
 	all := map[[2]int]plan.Detour{}
 	for router := range n.Nodes {
@@ -79,11 +79,11 @@ func loopsIn(n *topo.Network, c *sim.Change, detours sim.Detours, from, to sim.S
 	return moments, lost
 }
 
-// spreading is what became of packets while changes spread.
+// spreading holds the fates of packets while changes spread.
 type spreading struct {
 	moments  int          // packets, in all moments of all orders
-	lost     int          // of them, with detours
-	unstaged map[bool]int // without, when something fails and when it returns
+	lost     int          // lost packets, with detours
+	unstaged map[bool]int // without detours, at a failure and at its end
 	examples []string
 }
 

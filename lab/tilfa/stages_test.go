@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// In every order in which routers go over to their detours, and in every order in which they leave them, all packets
-// arrive, when something fails and when it returns; without detours many do not.
+// All packets arrive in every order in which routers switch to their detours, and in every order in which
+// they leave them, at a failure and at its end. Without detours many do not.
 func TestNoOrderLoops(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	s := spreading{unstaged: map[bool]int{}}

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tilfa judges the planner of repairs: on real networks and on generated ones, every single failure of a link,
-// a node and a shared-risk group, for every pair of routers, by a simulator that knows nothing of the planner.
+// Package tilfa tests the planner of repairs. It simulates every single failure of a link, a node and a
+// shared-risk group for every pair of routers, on real and generated networks. The simulator is independent
+// of the planner.
 package tilfa
 
 import (
@@ -32,7 +33,7 @@ func init() {
 	})
 }
 
-// realFolder is where the makers' machines have files of real networks, from the project's root.
+// realFolder holds files of real networks on the authors' machines, relative to the project's root.
 const realFolder = "../shared/data/topologies"
 
 // experiment is one run.
@@ -44,7 +45,7 @@ type experiment struct {
 
 	mu         sync.Mutex
 	sums       map[plan.Mode]*sum
-	alternates sim.Outcome // of plain loop-free alternates when links fail, to compare with
+	alternates sim.Outcome // of plain loop-free alternates at link failures, for comparison
 }
 
 func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
@@ -105,14 +106,14 @@ func (x *experiment) spread(ctx context.Context) error {
 	return nil
 }
 
-// spreadNodes bounds the networks whose orders are tried.
+// spreadNodes limits the size of networks with tried orders.
 var spreadNodes = map[lab.Size]int{lab.Full: 14, lab.Quick: 11, lab.Smoke: 6}
 
-// nodes bounds the networks that are simulated: the few large ones take most of the time. Planning is timed on the
-// largest of all.
+// nodes limits the size of simulated networks: the few large ones take most of the time. Planning is timed
+// on the largest of all.
 var nodes = map[lab.Size]int{lab.Full: 1 << 20, lab.Quick: 100, lab.Smoke: 64}
 
-// realNetworks reads the files that lie beside the project, where they do.
+// realNetworks reads the files beside the project, if they exist.
 func realNetworks(self string) ([]*topo.Network, error) {
 	for _, root := range []string{".", filepath.Join(filepath.Dir(self), "..")} {
 		var files []string
@@ -167,8 +168,8 @@ func (x *experiment) judge(ctx context.Context) error {
 
 const workers = 2
 
-// time measures how long a router takes for its whole plan: all three modes, all its links, all destinations, with
-// nothing known before.
+// time measures a router's full plan: all three modes, all its links, all destinations, without earlier
+// results.
 func (x *experiment) time(ctx context.Context) error {
 	largest := slices.MaxFunc(x.nets, func(a, b *topo.Network) int { return len(a.Nodes) - len(b.Nodes) })
 	took := make([]time.Duration, 0, len(largest.Nodes))
@@ -234,7 +235,7 @@ func (x *experiment) claims() {
 	}
 }
 
-// say is how the notes call what failed.
+// say returns a description of a failure for the notes.
 func say(n *topo.Network, f plan.Failure) string {
 	if f.Mode == plan.Node {
 		return fmt.Sprintf("%s without %s", n.Name, n.Nodes[f.Node].Name)

@@ -3,5 +3,5 @@
 // Package bpf holds the BPF program of the cost experiment, and its generated Go.
 package bpf
 
-// The prefix /usr/include/ARCH is where Debian keeps asm/types.h; -idirafter lets both stand.
+// Debian keeps asm/types.h in /usr/include/ARCH; -idirafter permits both architectures.
 //go:generate go tool bpf2go -tags linux -no-global-types -cflags "-mcpu=v3 -O2 -g -Wall -Werror -I../../../bpf -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" -type sequence Cost cost.bpf.c

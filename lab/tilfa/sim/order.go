@@ -9,25 +9,25 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// Stage is how far one router has come with a change.
+// Stage is a router's progress during a change.
 type Stage uint8
 
 const (
-	Before   Stage = iota // it routes as before; next to a failure it repairs
-	OnDetour              // it has a detour where there is one, and routes as before elsewhere
-	After                 // it routes as after
+	Before   Stage = iota // the old table; next to a failure it repairs
+	OnDetour              // a detour where one exists, the old table elsewhere
+	After                 // the new table
 )
 
-// Change is a network while something fails or returns.
+// Change is a network during a failure or its end.
 type Change struct {
 	n        *topo.Network
 	old, new *Network
-	down     []bool // links that cannot be used, in a failure
-	node     int    // the router that fails, or that returns, or -1
+	down     []bool // unusable links, in a failure
+	node     int    // the failing or returning router, or -1
 	up       bool
 }
 
-// NewChange prepares one: links and perhaps a node fail, or with up, return.
+// NewChange prepares a change: links and perhaps a node fail, or with up, return.
 func NewChange(n *topo.Network, links []int, node int, up bool) *Change {
 	c := &Change{n: n, old: tables(n, nil), down: make([]bool, len(n.Links)), node: node, up: up}
 	without := make([]bool, len(n.Links))
@@ -43,7 +43,7 @@ func NewChange(n *topo.Network, links []int, node int, up bool) *Change {
 	return c
 }
 
-// Changed lists the routers whose table has other links for a destination after the change.
+// Changed lists the routers with other links for a destination after the change.
 func (c *Change) Changed(destination int) (out []int) {
 	for r := range c.n.Nodes {
 		if r != destination && r != c.node && !slices.Equal(c.old.nextHops(nil, r, destination), c.new.nextHops(nil, r, destination)) {
@@ -53,15 +53,15 @@ func (c *Change) Changed(destination int) (out []int) {
 	return out
 }
 
-// Reachable tells whether a destination has a path from a source before and after.
+// Reachable reports whether a destination has a path from a source before and after.
 func (c *Change) Reachable(source, destination int) bool {
 	return c.old.dist[source][destination] < unreachable && c.new.dist[source][destination] < unreachable
 }
 
-// Detours is what a router does while it is in stage OnDetour, and what it does with packets whose link is down.
+// Detours returns a router's action in stage OnDetour, and for packets with their link down.
 type Detours func(router, destination int) (out int, segments []plan.Segment, ok bool)
 
-// Forward is the fate of packets while each router is in the stage given.
+// Forward returns the fate of packets with each router in the given stage.
 func (c *Change) Forward(source, destination int, stages []Stage, detours Detours) Fate {
 	w := &changing{Change: c, to: destination, stages: stages, detours: detours, colour: make([]uint8, len(c.n.Nodes)), fates: make([]Fate, len(c.n.Nodes))}
 	return w.plain(source)
@@ -94,7 +94,7 @@ func (w *changing) plain(at int) Fate {
 func (w *changing) decide(at int) Fate {
 	table := w.old
 	switch {
-	case w.stages[at] == After, w.up && at == w.node: // who returns knows the network as it is now
+	case w.stages[at] == After, w.up && at == w.node: // a returning node knows the current network
 		table = w.new
 	case w.stages[at] == OnDetour:
 		if out, segments, ok := w.detours(at, w.to); ok {
@@ -120,8 +120,8 @@ func (w *changing) decide(at int) Fate {
 	return fate
 }
 
-// list follows a packet with segments. For their routers nobody may have a detour, and whoever forwards it does so by
-// the old table or the new one: both are followed, at every hop.
+// list follows a packet with segments. No router may have a detour for the segments' routers. Routers on
+// the path may use the old or the new table: both are followed, at every hop.
 func (w *changing) list(at, out int, segments []plan.Segment) Fate {
 	if w.n.Links[out].From != at {
 		return Stranded
@@ -154,7 +154,7 @@ func (w *changing) towards(at, to int, seen map[int]bool) Fate {
 		return Looped
 	}
 	if _, _, ok := w.detours(at, to); ok {
-		return Stranded // the segment depends on who has learned of the change
+		return Stranded // the segment depends on the progress of the change
 	}
 	seen[at] = true
 	defer delete(seen, at)

@@ -4,7 +4,7 @@ package sim
 
 import "github.com/weir-project/weir/feature/reroute/plan"
 
-// Follow is the fate of a packet that a router repairs by the list given, when links have failed.
+// Follow returns the fate of a packet repaired by a router with the given list, after links have failed.
 func (s *Network) Follow(links []int, router, destination, out int, segments []plan.Segment) Fate {
 	w := s.without(links)
 	w.begin(destination)
@@ -20,12 +20,12 @@ func (s *Network) without(links []int) *walk {
 	return w
 }
 
-// Search tries every list of that many segments, behind every link of the router, for one that takes packets to the
-// destination on its post-convergence paths only. It is for small networks and short lists.
+// Search tries every list of length segments, behind every link of the router. It searches one leading
+// packets to the destination only on post-convergence paths. Use it for small networks and short lists.
 func (s *Network) Search(links []int, router, destination, length int) (found []plan.Segment, ok bool) {
 	w := s.without(links)
 	after := distances(s.n, w.down)
-	// A list is as long as its path: lists off the post-convergence paths cost more than after says.
+	// A list costs as much as its path: lists off the post-convergence paths cost more than after.
 	for _, out := range s.links[router] {
 		l := s.n.Links[out]
 		if w.down[out] || int64(l.Metric)+after[l.To][destination] != after[router][destination] {
@@ -60,7 +60,7 @@ func (s *Network) extend(links []int, after [][]int64, router, destination, out 
 	return nil, false
 }
 
-// length is what a packet's way by a list costs, by the metrics.
+// length returns the cost of a packet's path by a list, in metrics.
 func (s *Network) length(router, destination, out int, list []plan.Segment) int64 {
 	at := s.n.Links[out].To
 	sum := int64(s.n.Links[out].Metric)

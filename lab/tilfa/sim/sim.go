@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sim forwards packets through a network in which something has just failed: every router still has the
-// routing table of before, those next to the failure apply their repairs, and segment endpoints do as RFC 8986 says.
-// It shares no code with the planner but the types of networks and segments, so that a mistake of one is not made
-// by the other: its distances come from Floyd and Warshall's algorithm, and it follows every branch of equal paths,
-// hop by hop.
+// Package sim forwards packets through a network just after a failure. Every router still has its old
+// routing table, the routers next to the failure apply their repairs, and segment endpoints follow RFC
+// 8986. It shares only the types of networks and segments with the planner, so the two do not share
+// mistakes. Its distances use the algorithm of Floyd and Warshall, and it follows every branch of equal
+// paths, hop by hop.
 package sim
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// unreachable is the distance to where there is no way.
+// unreachable is the distance without a path.
 const unreachable = math.MaxInt64 / 4
 
 // Network is a network before a failure, with every router's table.
@@ -29,7 +29,7 @@ type Network struct {
 // New computes every router's table.
 func New(n *topo.Network) *Network { return tables(n, nil) }
 
-// tables are those of the network without the links that are down.
+// tables returns the tables of the network without the down links.
 func tables(n *topo.Network, down []bool) *Network {
 	s := &Network{n: n, dist: distances(n, down), links: make([][]int, len(n.Nodes))}
 	for i, l := range n.Links {
@@ -40,7 +40,7 @@ func tables(n *topo.Network, down []bool) *Network {
 	return s
 }
 
-// distances between all nodes, without the links that are down.
+// distances returns the distances between all nodes, without the down links.
 func distances(n *topo.Network, down []bool) [][]int64 {
 	d := make([][]int64, len(n.Nodes))
 	for i := range d {
@@ -74,7 +74,7 @@ func distances(n *topo.Network, down []bool) [][]int64 {
 	return d
 }
 
-// nextHops appends the links by which a router's table sends packets for a destination.
+// nextHops appends the links to a destination in a router's table.
 func (s *Network) nextHops(out []int, at, to int) []int {
 	if s.dist[at][to] >= unreachable {
 		return out
@@ -91,38 +91,38 @@ func (s *Network) nextHops(out []int, at, to int) []int {
 	return out
 }
 
-// Repair is what a router that finds the link of a packet down does with the packet.
+// Repair returns a router's action for a packet with its link down.
 type Repair func(router, link, destination int) (out int, segments []plan.Segment, ok bool)
 
-// Fate is what may happen to a packet, a bit each: of several branches, several.
+// Fate is a set of possible fates of a packet, one bit each: several branches may have several.
 type Fate uint8
 
 const (
 	Arrived   Fate = 1 << iota
 	Repaired       // at least once
-	Looped         // it came where it was before, in the same state
-	UsedFault      // it was sent to what failed, though repaired: a router drops it, or repairs it back
+	Looped         // it returned to a router in the same state
+	UsedFault      // sent to the failed part after a repair: a router drops it, or repairs it back
 	NoRepair       // a router next to the failure has no repair for it
-	Stranded       // a router has no route, or a segment that is none of its own
-	CutOff         // no path is left from the router next to the failure: it can repair nothing
+	Stranded       // a router has no route, or a foreign segment
+	CutOff         // the router next to the failure has no path left, and cannot repair
 )
 
-// Faults are the fates that no packet may have.
+// Faults are the forbidden fates.
 const Faults = Looped | UsedFault | NoRepair | Stranded | CutOff
 
 // Outcome counts pairs of source and destination.
 type Outcome struct {
-	Pairs       int // with a path before the failure, both still there
-	Affected    int // some of whose packets meet the failure
-	Protectable int // of the affected: with a path after it
-	Delivered   int // of the protectable: every branch arrives
-	Disturbed   int // not affected, and yet not delivered
+	Pairs       int // with a path before the failure, both still present
+	Affected    int // with some packets meeting the failure
+	Protectable int // affected, with a path after it
+	Delivered   int // protectable, with every branch arriving
+	Disturbed   int // not affected, but not delivered
 	Loops       int
-	UsedFault   int // pairs some of whose packets are sent to what failed after their repair
+	UsedFault   int // pairs with packets sent to the failed part after their repair
 	Examples    []string
 }
 
-// Add sums up.
+// Add adds the counts of p.
 func (o *Outcome) Add(p Outcome) {
 	o.Pairs += p.Pairs
 	o.Affected += p.Affected
@@ -142,7 +142,7 @@ func (o *Outcome) example(format string, a ...any) {
 	}
 }
 
-// Fail takes links (and with them perhaps a node, else -1) away and forwards packets between all pairs.
+// Fail removes links (and with them perhaps a node, else -1) and forwards packets between all pairs.
 func (s *Network) Fail(links []int, node int, repair Repair) Outcome {
 	w := &walk{Network: s, down: make([]bool, len(s.n.Links)), repair: repair}
 	for _, l := range links {
@@ -172,8 +172,9 @@ func (w *walk) count(o *Outcome, src int) {
 	affected := fate&(Repaired|NoRepair|CutOff) != 0
 	connected := w.connected(src, w.to)
 	if fate&CutOff != 0 && slices.ContainsFunc(w.n.Nodes, func(x topo.Node) bool { return x.Overload }) {
-		// The source has a path that the repairing router has not: one that begins behind a router with the overload
-		// bit, the source itself for one. Without such routers there is no such pair, and this is a fault.
+		// The source has a path unavailable to the repairing router. Such a path begins behind a router
+		// with the overload bit, for example the source itself. Without such routers no such pair exists,
+		// and this is a fault.
 		connected = false
 	}
 	if fate&Looped != 0 {
@@ -199,7 +200,8 @@ func (w *walk) count(o *Outcome, src int) {
 	}
 }
 
-// components tells which nodes a path joins without what failed. A node with the overload bit carries nothing on.
+// components returns a test for a path between two nodes without the failed part. A node with the overload
+// bit forwards nothing.
 func (w *walk) components() func(a, b int) bool {
 	d := make([][]bool, len(w.n.Nodes))
 	for src := range d {
@@ -237,8 +239,8 @@ func (f Fate) String() string {
 	return text
 }
 
-// Alternate is the first link of a router without segment routing: to a neighbour whose own path does not come back
-// (a loop-free alternate, RFC 5286 section 3.1, inequality 1).
+// Alternate returns the first link of a router without segment routing to a neighbour with a path not
+// coming back (a loop-free alternate, RFC 5286 section 3.1, inequality 1).
 func (s *Network) Alternate(router, link, destination int) (out int, segments []plan.Segment, ok bool) {
 	for _, i := range s.links[router] {
 		to := s.n.Links[i].To

@@ -9,12 +9,12 @@ type walk struct {
 	*Network
 	down      []bool
 	repair    Repair
-	connected func(a, b int) bool // after the failure; nil where nobody asks
+	connected func(a, b int) bool // after the failure; nil if unused
 
 	to     int
-	fates  []Fate // of unrepaired packets, by the router they are at
+	fates  []Fate // of unrepaired packets, by their router
 	colour []uint8
-	lists  map[int]*listWalk // of repaired ones, by the link they were to leave by
+	lists  map[int]*listWalk // of repaired packets, by their failed link
 }
 
 const (
@@ -30,7 +30,7 @@ func (w *walk) begin(to int) {
 	w.lists = map[int]*listWalk{}
 }
 
-// plain is the fate of an unrepaired packet at a router.
+// plain returns the fate of an unrepaired packet at a router.
 func (w *walk) plain(at int) Fate {
 	switch {
 	case at == w.to:
@@ -57,7 +57,7 @@ func (w *walk) plain(at int) Fate {
 	return fate
 }
 
-// repaired is the fate of a packet whose link is down.
+// repaired returns the fate of a packet with its link down.
 func (w *walk) repaired(at, link int) Fate {
 	if known, ok := w.lists[link]; ok {
 		return known.fate
@@ -92,7 +92,7 @@ type listWalk struct {
 	fate     Fate
 }
 
-// at is the fate of a packet at a router, with segments from i on left.
+// at returns the fate of a packet at a router, with segments from i on left.
 func (l *listWalk) at(node, i int) Fate {
 	state := i*len(l.n.Nodes) + node
 	switch l.colour[state] {
@@ -136,7 +136,8 @@ func (l *listWalk) process(node, i int) Fate {
 	return fate
 }
 
-// endpoint is End, which looks up the next segment, or End.X, which sends over its link (RFC 8986 sections 4.1, 4.2).
+// endpoint is End, a lookup of the next segment, or End.X, a send over its link (RFC 8986 sections 4.1,
+// 4.2).
 func (l *listWalk) endpoint(node, i int) Fate {
 	s := l.segments[i]
 	switch {
