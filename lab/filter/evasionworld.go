@@ -21,8 +21,8 @@ import (
 	"github.com/weir-project/weir/lab/topo"
 )
 
-// The next host is behind the filtered one. The addresses are those on the path to it, and the segment
-// identifier of the filtered host, where it decapsulates (RFC 8986, End.DT6).
+// The next host is behind the filtered one. These are its addresses, and the segment identifier of the
+// filtered host, where it decapsulates (RFC 8986, End.DT6).
 var (
 	next4 = [4]byte{10, 3, 0, 2}
 	next6 = [16]byte{0xfd, 3, 15: 2}

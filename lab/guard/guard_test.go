@@ -52,7 +52,7 @@ func outside(x *experiment, metric string, low, high float64) error {
 	return nil
 }
 
-// The metrics of a failing limiter are those of its worst scenario and seed, and a note names them.
+// A failing limiter has the metrics of its worst scenario and seed, and a note names them.
 func TestJudgeFindsFailure(t *testing.T) {
 	x := newExperiment(t, plan{hurry: true, seeds: 2, only: []string{"single_flow", "sources_2000x25", "cold_spoofed"}})
 	if err := x.judge(t.Context()); err != nil {

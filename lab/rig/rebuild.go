@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// sources are the source names in the programs' debugging information: the compiler's own, and those of
-// another source directory. Their lengths are equal.
+// sources are the source names in the programs' debugging information: the compiler's own, and the
+// names with another source directory. Their lengths are equal.
 var sources = []struct{ here, there string }{
 	{"././steer.bpf.c", "./b/steer.bpf.c"},
 	{"././reuse.bpf.c", "./b/reuse.bpf.c"},

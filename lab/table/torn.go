@@ -27,7 +27,7 @@ const (
 // torn holds BPF's results while tables changed, in both families.
 type torn struct {
 	updates, lookups, torn uint64
-	flipped, unseen        int // probes with a changing value, and those with a value never found
+	flipped, unseen        int // probes with a changing value, and the part with a value never found
 	stale                  int // probes with a wrong value at the end
 }
 
