@@ -1,10 +1,10 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Dispatch to registered sockets as tubular does it, for comparison: bindings are an LPM_TRIE whose
- * key begins with protocol and port, so that a packet is looked up with its port and with port 0,
- * and the longer prefix counts. It has the layout of tubular's keys and the order of its steps, and
- * nothing of its text.
+ * Dispatch to registered sockets like tubular, for comparison. Bindings are an LPM_TRIE with
+ * keys beginning with protocol and port. A packet is looked up with its port and with port 0,
+ * and the longer prefix wins. The layout of keys and the order of steps are tubular's; the text
+ * is not.
  */
 #include <linux/bpf.h>
 #include <linux/in.h>
@@ -16,7 +16,7 @@
 #define DESTINATIONS 65536
 
 struct binding_key {
-	__u32 prefixlen; /* of all that follows, in bits */
+	__u32 prefixlen; /* of all following fields, in bits */
 	__u8 protocol;
 	__u16 port;    /* host byte order; 0: every port */
 	__u32 addr[4]; /* network byte order; IPv4 is v4-mapped */
@@ -29,8 +29,8 @@ struct binding {
 
 struct counts {
 	__u64 lookups;
-	__u64 misses; /* there was no socket */
-	__u64 errors; /* the kernel refused it */
+	__u64 misses; /* no socket */
+	__u64 errors; /* rejected by the kernel */
 };
 
 struct {
@@ -55,13 +55,16 @@ struct {
 	__type(value, __u64);
 } sockets SEC(".maps");
 
-/* 1 has all bindings lead to the first two destinations, one of each protocol. */
+/* 1 maps all bindings to the first two destinations, one of each protocol. */
 volatile __u32 destination_mask = 0xffffffff;
 
 SEC("sk_lookup")
 int trie_dispatch(struct bpf_sk_lookup *ctx)
 {
-	/* Read whatever the family: clang 14 merges loads of two branches into one at a computed offset. */
+	/*
+	 * Read for any family: clang 14 merges loads of two branches into one at a computed
+	 * offset.
+	 */
 	__u32 l4 = ctx->local_ip4, l0 = ctx->local_ip6[0], l1 = ctx->local_ip6[1];
 	__u32 l2 = ctx->local_ip6[2], l3 = ctx->local_ip6[3], destination;
 	struct binding *b, *any;
@@ -99,7 +102,7 @@ int trie_dispatch(struct bpf_sk_lookup *ctx)
 	destination = b->destination & destination_mask;
 	c = bpf_map_lookup_elem(&destinations, &destination);
 	if (!c)
-		return SK_DROP; /* nothing that user space writes */
+		return SK_DROP; /* user space writes no such destination */
 	c->lookups++;
 	sk = bpf_map_lookup_elem(&sockets, &destination);
 	if (!sk) {
@@ -115,7 +118,7 @@ int trie_dispatch(struct bpf_sk_lookup *ctx)
 	return SK_PASS;
 }
 
-/* What a test run takes when there is nothing to do. */
+/* Measures the fixed cost of a test run. */
 SEC("sk_lookup")
 int no_dispatch(struct bpf_sk_lookup *ctx)
 {

@@ -1,8 +1,9 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Where measured packets come from: BPF_PROG_TEST_RUN makes frames (BPF_F_TEST_XDP_LIVE_FRAMES), this gives each an
- * address to come from, and the kernel takes them in as if the device had received them.
+ * Source of measured packets. BPF_PROG_TEST_RUN creates frames (BPF_F_TEST_XDP_LIVE_FRAMES),
+ * this program sets the source address of each, and the kernel handles them as received by the
+ * device.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>

@@ -1,8 +1,6 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-/*
- * Programs that let everything pass, for loaders that are not weir's.
- */
+/* Programs passing every packet, for foreign loaders. */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
 

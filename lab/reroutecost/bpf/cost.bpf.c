@@ -1,9 +1,9 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Both ends of measured traffic. The source: BPF_PROG_TEST_RUN makes frames
- * (BPF_F_TEST_XDP_LIVE_FRAMES), whose memory it uses again and again, so each is written anew. The
- * sink counts what a device gets, and drops it. The judge looks for gaps in a numbered stream.
+ * Both ends of measured traffic. The source: BPF_PROG_TEST_RUN creates frames
+ * (BPF_F_TEST_XDP_LIVE_FRAMES) and reuses their memory, so each frame is written again. The sink
+ * counts the packets of a device and drops them. The judge detects gaps in a numbered stream.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -31,7 +31,7 @@ int source(struct xdp_md *ctx)
 	return XDP_PASS;
 }
 
-/* On a veth device, it has the device take frames as a driver with XDP does. */
+/* Makes a veth device receive frames like a driver with XDP. */
 SEC("xdp")
 int pass(struct xdp_md *ctx)
 {
@@ -62,7 +62,7 @@ int sink(struct __sk_buff *skb)
 #define STREAM_PORT 4739
 #define STREAM_MAX  (1 << 22)
 
-/* A bit for each number of a stream that came. */
+/* A bit for each received number of a stream. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -74,8 +74,8 @@ struct {
 struct sequence {
 	__u64 came;
 	__u64 twice;
-	__u64 behind; /* after one that was sent later */
-	__u64 beyond; /* a number that was never sent */
+	__u64 behind; /* after a later one */
+	__u64 beyond; /* a number never sent */
 	__u64 highest;
 };
 
@@ -83,7 +83,7 @@ struct sequence stream;
 
 const struct sequence *sequence_type __attribute__((unused)); /* for bpf2go */
 
-/* What comes to one host comes on one CPU at a time: the sender is bound to one. */
+/* The packets of a host arrive on one CPU at a time: the sender is bound to one. */
 SEC("tc")
 int judge(struct __sk_buff *skb)
 {

@@ -1,9 +1,9 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * The table and LPM_TRIE side by side: each program looks up many keys in one of them, by itself, and
- * says how long that took. All are run by BPF_PROG_TEST_RUN; one run of it has too much of its own
- * to be timed for a single lookup.
+ * The table and LPM_TRIE side by side. Each program looks up many keys in one of them and
+ * measures the time itself. All run by BPF_PROG_TEST_RUN; its fixed cost is too high to time a
+ * single lookup.
  */
 #include <linux/bpf.h>
 
@@ -17,7 +17,7 @@
 
 TABLE_MAPS(bench)
 
-/* Keys in host byte order, 16 of IPv4 or 4 of IPv6 to a line: they come from memory like packets. */
+/* Keys in host byte order, 16 of IPv4 or 4 of IPv6 a line. Like packets they come from memory. */
 struct line {
 	__u32 word[16];
 };
@@ -56,7 +56,7 @@ struct {
 	__type(value, __u32);
 } trie6 SEC(".maps");
 
-/* What both found for each key. */
+/* Results of both for each key. */
 struct answer {
 	__u32 table;
 	__u32 trie;
@@ -70,11 +70,11 @@ struct {
 	__type(value, struct answer);
 } answers SEC(".maps");
 
-/* An address that is looked up while the table changes, and the two values it may have. */
+/* A looked-up address while the table changes, and its two legal values. */
 struct probe {
 	__u32 word[4];
 	__u32 legal[2];
-	__u32 wrong; /* the last value that was neither */
+	__u32 wrong; /* the last illegal value */
 	__u32 pad;
 	__u64 seen[2];
 	__u64 torn;
@@ -88,12 +88,14 @@ struct {
 	__type(value, struct probe);
 } probes SEC(".maps");
 
-/* dependence is always 0, which the compiler and the CPU do not know. */
+/* dependence is always 0, unknown to the compiler and the CPU. */
 volatile __u32 lookups, start, dependence, probe_count, touch_lines;
 volatile __u64 nanoseconds, checksum, hits;
 
-/* round is what a loop carries. It begins with values read from memory: constants would have the
- * verifier walk the loop for each value they take. */
+/*
+ * round is the state of a loop. It begins with values read from memory: for constants the
+ * verifier would walk the loop for each of their values.
+ */
 struct round {
 	__u64 checksum;
 	__u64 hits;
@@ -187,8 +189,9 @@ static __always_inline int finish(const struct round *r, __u64 began)
 	}
 
 /*
- * Latency: which key comes next depends on what was found, so the CPU cannot begin a lookup before the
- * last one has ended, as a program that decides about a packet cannot. Independent: it may overlap them.
+ * Latency: the next key depends on the result, so the CPU cannot begin a lookup before the last
+ * one has ended. A program deciding about a packet has the same limit. Independent: lookups may
+ * overlap.
  */
 #define MEASURE(what, family)                                                             \
 	static long what##family##_latency_step(__u32 i, struct round *r)                 \
@@ -219,8 +222,8 @@ MEASURE(trie, 4)
 MEASURE(trie, 6)
 
 /*
- * touch reads one word of a line that the key chooses among as many as the table's pages take: the
- * least that any table of this size does, whose answers do not fit the caches.
+ * touch reads one word of a line chosen by the key, among as many lines as in the table's pages.
+ * This is the minimum for any table of this size with entries outside the caches.
  */
 #define TOUCH(family)                                                                             \
 	static long touch##family##_latency_step(__u32 i, struct round *r)                        \
@@ -246,7 +249,7 @@ MEASURE(trie, 6)
 TOUCH(4)
 TOUCH(6)
 
-/* check writes down what both find for each key. */
+/* check records the results of both for each key. */
 #define CHECK(family)                                                  \
 	static long check##family##_step(__u32 i, struct round *r)     \
 	{                                                              \

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Which column of a sketch's row counts a packet, by the fields that are left of it. */
+/* Column of a sketch's row for a packet, by the remaining fields of a generalisation. */
 #ifndef WEIR_RAKELIMIT_FIELDS_H
 #define WEIR_RAKELIMIT_FIELDS_H
 
@@ -7,7 +7,7 @@
 
 #define COLUMNS 512
 
-/* Fixed and public, as the original's: whoever knows them can choose sources that collide. */
+/* Fixed and public, like the original's: with them an attacker can choose colliding sources. */
 #define FAST_SEED    0x2d31e867ULL
 #define JENKINS_SEED 0x6ad611c3U
 
@@ -18,7 +18,7 @@ static __always_inline __u64 fast_mix(__u64 h)
 	return h ^ h >> 47;
 }
 
-/* fasthash64 of one or two words, of which len bytes are meant. */
+/* fasthash64 of one or two words; len is the number of used bytes. */
 static __always_inline __u64 fast(__u64 first, __u64 second, __u64 len)
 {
 	const __u64 m = 0x880355f21e6d1965ULL;
@@ -30,7 +30,7 @@ static __always_inline __u64 fast(__u64 first, __u64 second, __u64 len)
 	return fast_mix(h);
 }
 
-/* lookup3's last round, for up to two words. */
+/* The last round of lookup3, for up to two words. */
 static __always_inline __u32 jenkins(__u32 first, __u32 second, __u32 len)
 {
 	__u32 a, b, c;
@@ -47,7 +47,7 @@ static __always_inline __u32 jenkins(__u32 first, __u32 second, __u32 len)
 	return (c ^ b) - weir_rol32(b, 24);
 }
 
-/* How far a source is generalised. */
+/* Generalisation of a source. */
 enum { HOST, NET, ANY };
 enum { EXACT, ANY_PORT };
 

@@ -1,10 +1,10 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Rakelimit, the limiter of UDP floods that Cloudflare published, written anew from what is known
- * of it: hierarchical heavy hitters over source address, source port and destination port, each
- * generalisation with a count-min sketch of moving rates. doc.go says what is the original's and
- * how this was checked against it.
+ * Rakelimit, the limiter of UDP floods published by Cloudflare, in a new implementation:
+ * hierarchical heavy hitters over source address, source port and destination port, each
+ * generalisation with a count-min sketch of moving rates. doc.go lists the parts of the original
+ * and the checks against it.
  */
 #include <stddef.h>
 
@@ -22,23 +22,23 @@
 #define NODES  12
 #define LEVELS 5
 #define SECOND 1000000000ULL
-#define WINDOW 27 /* 2^27 ns: what is older than that is no rate */
+#define WINDOW 27 /* 2^27 ns: older rates are forgotten */
 #define PASS   (-1)
 #define DROP   0
 
-/* Loads in the way of classic BPF: out of range they end the program with 0. */
+/* Loads like classic BPF's: out of range they end the program with 0. */
 unsigned long long load_byte(void *skb, unsigned long long off) asm("llvm.bpf.load.byte");
 unsigned long long load_half(void *skb, unsigned long long off) asm("llvm.bpf.load.half");
 unsigned long long load_word(void *skb, unsigned long long off) asm("llvm.bpf.load.word");
 #define NET_OFF (-0x100000)
 
-const volatile __u32 limit;    /* packets per second; 0: everything passes */
+const volatile __u32 limit;    /* packets per second; 0: pass all */
 const volatile __u32 injected; /* time and random numbers come from control */
 
 struct control {
 	__u64 now;    /* ns */
 	__u64 random; /* state of the generator; 0: the kernel's numbers */
-	__u32 level;  /* out: where the last packet exceeded the limit, LEVELS if nowhere */
+	__u32 level;  /* out: level of the excess, LEVELS for none */
 	__u32 count;  /* in: packets of the batch */
 };
 
@@ -95,9 +95,8 @@ struct {
 } drops SEC(".maps");
 
 /*
- * The exponentially weighted moving average of 1/gap, a gap's weight being its share of the
- * window. The first packet after a pause as long as the window has no rate, the second the rate
- * of their gap.
+ * Exponentially weighted moving average of 1/gap; a gap's weight is its share of the window. The
+ * first packet after a pause of a window has no rate, the second the rate of their gap.
  */
 static __always_inline __u32 moving_rate(__u32 rate, __u64 last, __u64 now)
 {
@@ -105,7 +104,7 @@ static __always_inline __u32 moving_rate(__u32 rate, __u64 last, __u64 now)
 	__u32 instant;
 
 	if (now <= last)
-		return rate; /* another CPU was ahead */
+		return rate; /* another CPU was faster */
 	if (!last || gap >> WINDOW)
 		return 0;
 	instant = (__u32)SECOND / (__u32)gap;
@@ -115,7 +114,7 @@ static __always_inline __u32 moving_rate(__u32 rate, __u64 last, __u64 now)
 	return (weight * instant + ((1ULL << 32) - weight) * rate) >> 32;
 }
 
-/* Two CPUs at once lose updates here, as they do in the original. */
+/* Two CPUs at once lose updates here, like in the original. */
 static __always_inline __u32 count(struct cell *c, __u64 now)
 {
 	c->rate = moving_rate(c->rate, c->last, now);
@@ -136,7 +135,7 @@ static __always_inline __u32 node_rate(__u32 node, const struct fields *f, __u64
 	return first < second ? first : second;
 }
 
-/* The packet passes with a probability of limit over rate. */
+/* The packet passes with probability limit / rate. */
 static __always_inline int draw(__u32 level, __u32 rate, __u32 random)
 {
 	__u64 *dropped;
@@ -166,9 +165,9 @@ static __always_inline int draw(__u32 level, __u32 rate, __u32 random)
 	} while (0)
 
 /*
- * From the most to the least specific; the first level with a rate above the limit decides, and
- * what lies above it never learns of the packet: that is how one flow's flood is not charged to
- * everyone, and why many sources, each at the limit, pass in their sum.
+ * From the most to the least specific. The first level with a rate above the limit decides, and
+ * levels above it do not count the packet. One flow's flood is therefore not charged to all.
+ * Many sources at the limit each pass in sum for the same reason.
  */
 static __always_inline int decide(const struct fields *f, __u64 now, __u32 random, __u32 *level)
 {
@@ -223,9 +222,9 @@ static __always_inline int judge(const struct fields *f)
 }
 
 /*
- * A filter of a UDP socket sees the packet from the UDP header on. The addresses are loaded from
- * the network header, the ports from where they would be if the packet began there: on a real
- * socket from the payload, or not at all, and then the packet is dropped. That is the original's.
+ * A filter of a UDP socket sees the packet from the UDP header on. Addresses are loaded from the
+ * network header. Ports are loaded as if the packet began there: on a real socket from the
+ * payload, or out of range, and the packet is dropped. This is the original's behaviour.
  */
 SEC("socket")
 int rake_ipv4(struct __sk_buff *skb)
@@ -243,7 +242,7 @@ int rake_ipv4(struct __sk_buff *skb)
 	return judge(&f);
 }
 
-/* Here addresses, too, are loaded relative to where the packet begins for the filter. */
+/* Here addresses are also loaded relative to the packet's begin in the filter. */
 SEC("socket")
 int rake_ipv6(struct __sk_buff *skb)
 {
@@ -262,14 +261,14 @@ int rake_ipv6(struct __sk_buff *skb)
 	return judge(&f);
 }
 
-/* What a filter costs that does nothing. */
+/* The cost of an empty filter. */
 SEC("socket")
 int rake_empty(struct __sk_buff *skb)
 {
 	return PASS;
 }
 
-/* Where all packets of a batch go: 10.77.0.2 or fd00::2, port 443. */
+/* Common destination of a batch: 10.77.0.2 or fd00::2, port 443. */
 static __always_inline void hash_entry(struct fields *f, const struct entry *e)
 {
 	const __u32 destination[4] = { bpf_htonl(0xfd000000), 0, 0, bpf_htonl(2) };
@@ -282,7 +281,7 @@ static __always_inline void hash_entry(struct fields *f, const struct entry *e)
 	hash_ports(f, e->port, 443);
 }
 
-/* bpf_loop hands on what lies on the stack only. */
+/* bpf_loop passes only objects on the stack. */
 struct context {
 	struct control *control;
 };
@@ -301,7 +300,7 @@ static long step(__u32 i, struct context *context)
 	return 0;
 }
 
-/* Many packets in one run: a run for each would take longer for itself than for the packet. */
+/* Many packets in one run: the overhead of a run exceeds the cost of a packet. */
 SEC("socket")
 int rake_batch(struct __sk_buff *skb)
 {
@@ -321,7 +320,7 @@ static long step_empty(__u32 i, void *unused)
 	return 0;
 }
 
-/* What a batch costs in which nothing is decided. */
+/* The cost of a batch without decisions. */
 SEC("socket")
 int rake_batch_empty(struct __sk_buff *skb)
 {
