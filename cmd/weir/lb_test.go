@@ -42,7 +42,7 @@ func TestLBCommands(t *testing.T) {
 		}
 	}
 	write(text)
-	if _, errs, status := weir(t, "--root", root, "serve", "--only", "lb", "-f", file); status != exitFailed || !strings.Contains(errs, file+":2:3: lb: backends: there is none") {
+	if _, errs, status := weir(t, "--root", root, "serve", "--only", "lb", "-f", file); status != exitFailed || !strings.Contains(errs, file+":2:3: lb: backends: there are none") {
 		t.Errorf("status %d: %s", status, errs)
 	}
 	write(text + "  register: true\n")
@@ -74,7 +74,7 @@ func TestLBCommands(t *testing.T) {
 	if out, _, status := weir(t, "--root", root, "status"); status != 0 || !strings.Contains(out, "load balancer edge in net:[") || !strings.Contains(out, "]: 0 flows, ") {
 		t.Errorf("status %d: %s", status, out)
 	}
-	if _, errs, status := weir(t, "--root", root, "lb", "override", "talk", "192.0.2.1:5", "b"); status != exitFailed || !strings.Contains(errs, `no backend "b" is known`) {
+	if _, errs, status := weir(t, "--root", root, "lb", "override", "talk", "192.0.2.1:5", "b"); status != exitFailed || !strings.Contains(errs, `no backend "b" with a known location`) {
 		t.Errorf("status %d: %s", status, errs)
 	}
 	p.Kill() // the data path survives

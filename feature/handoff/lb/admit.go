@@ -12,7 +12,7 @@ import (
 // new backend may connect, with a name and number nobody else has. The caller holds mu.
 func (a *Agent) admits(h peer.Hello) error {
 	if h.Role != peer.BackendAgent || h.Number == 0 || h.Number > MaxBackends {
-		return fmt.Errorf("it is no backend's, or has no number from 1 to %d: set handoff.backend.number", MaxBackends)
+		return fmt.Errorf("not a backend, or no number from 1 to %d: set handoff.backend.number", MaxBackends)
 	}
 	if name, ok := a.names[h.Number]; ok {
 		if name != h.Name {
@@ -21,7 +21,7 @@ func (a *Agent) admits(h peer.Hello) error {
 		return nil
 	}
 	if !a.o.Manage || !a.o.Register {
-		return fmt.Errorf("it is none of the backends of this load balancer: name it in lb.backends, or set lb.register: true")
+		return fmt.Errorf("unknown backend: name it in lb.backends, or set lb.register: true")
 	}
 	for number, name := range a.names {
 		if name == h.Name {

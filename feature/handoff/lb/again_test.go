@@ -65,7 +65,7 @@ func TestRunWaitsForItsPredecessor(t *testing.T) {
 				}
 			}
 		}
-		if strings.Contains(line, "load balancer agent runs") && strings.Contains(line, "services=2") {
+		if strings.Contains(line, "load balancer agent running") && strings.Contains(line, "services=2") {
 			runs = true
 			cancel()
 		}

@@ -99,7 +99,7 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 	}
 	for _, h := range o.Managed {
 		if a.members[h.Number] != nil || h.Number == 0 || h.Number > MaxBackends || h.Name == "" {
-			return nil, fmt.Errorf("backend %q, number %d: a backend has a name, and a number of its own from 1 to %d", h.Name, h.Number, MaxBackends)
+			return nil, fmt.Errorf("backend %q, number %d: give it a name, and a number of its own from 1 to %d", h.Name, h.Number, MaxBackends)
 		}
 		a.names[h.Number] = h.Name
 		h.Address = h.Address.Unmap()
@@ -121,7 +121,7 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
 	if err := a.resumeMoves(); err != nil {
-		return fmt.Errorf("going on with moves that were under way: %w", err)
+		return fmt.Errorf("resume moves: %w", err)
 	}
 	var wg sync.WaitGroup
 	defer a.end()
@@ -163,7 +163,7 @@ func (a *Agent) collect(ctx context.Context) {
 		}
 	}
 	if err != nil && ctx.Err() == nil {
-		a.o.Log.Warn("buffered packets cannot be read", "err", err)
+		a.o.Log.Warn("cannot read buffered packets", "err", err)
 	}
 }
 
@@ -172,7 +172,7 @@ func (a *Agent) forget(ctx context.Context) {
 	for range (feature.Loop{Every: time.Second, Later: true}).Turns(ctx) {
 		c := a.beginCensus()
 		if _, err := a.f.forget(a.o.EndedTimeout, a.o.IdleTimeout, &a.mu, c); err != nil {
-			a.o.Log.Warn("flows that have ended stay known", "err", err)
+			a.o.Log.Warn("cannot forget ended flows", "err", err)
 		} else {
 			a.endCensus(c)
 		}
@@ -187,7 +187,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 		return // closed in favour of another connection
 	}
 	if err != nil {
-		a.o.Log.Warn("an agent is refused", "peer", raw.Peer, "err", err)
+		a.o.Log.Warn("agent rejected", "peer", raw.Peer, "err", err)
 		return
 	}
 	defer c.Close()
@@ -208,7 +208,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	}
 	if err != nil {
 		a.mu.Unlock()
-		a.o.Log.Warn("an agent is refused", "name", c.Peer.Name, "number", number, "err", err)
+		a.o.Log.Warn("agent rejected", "name", c.Peer.Name, "number", number, "err", err)
 		_ = c.Tell(peer.Peers{Rejected: err.Error()})
 		return
 	}
@@ -231,7 +231,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 			continue
 		}
 		if err := a.handle(c, f); err != nil {
-			a.o.Log.Warn("a message of a backend", "backend", c.Peer.Name, "message", f.Message.String(), "flow", f.Flow.String(), "err", err)
+			a.o.Log.Warn("cannot process message of backend", "backend", c.Peer.Name, "message", f.Message.String(), "flow", f.Flow.String(), "err", err)
 		}
 	}
 	a.mu.Lock()
@@ -280,7 +280,7 @@ func (a *Agent) expire(k Key, epoch move.Epoch) {
 		_, err = a.f.Flush(k)
 	}
 	if err != nil && !errors.Is(err, errNoFlow) {
-		a.o.Log.Warn("packets stay buffered", "flow", k.Client, "err", err)
+		a.o.Log.Warn("cannot release buffered packets", "flow", k.Client, "err", err)
 	}
 	a.timers[k] = a.after(a.o.MoveTimeout, func() { a.lapse(k, epoch) })
 }
@@ -293,6 +293,6 @@ func (a *Agent) lapse(k Key, epoch move.Epoch) {
 		}
 	})
 	if err != nil && !errors.Is(err, errNoFlow) {
-		a.o.Log.Warn("a move stays open", "flow", k.Client, "err", err)
+		a.o.Log.Warn("cannot end move", "flow", k.Client, "err", err)
 	}
 }

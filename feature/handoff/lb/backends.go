@@ -96,7 +96,7 @@ func (f *DataPath) spread(service int) error {
 		keys[i] = uint32(service*buckets + i)
 	}
 	if _, err := f.maps.LbRing.BatchUpdate(keys, newRing(backends, service), nil); err != nil {
-		return fmt.Errorf("spreading new flows of service %d: %w", service, err)
+		return fmt.Errorf("spread new flows of service %d: %w", service, err)
 	}
 	return nil
 }
@@ -180,7 +180,7 @@ func (f *DataPath) putBackend(h Backend) error {
 
 func (f *DataPath) putTunnel(h Backend) error {
 	if f.tunnel == 0 {
-		return fmt.Errorf("backend %s: it is at the end of a tunnel, and the load balancer has no MTU for tunnels", h.Name)
+		return fmt.Errorf("backend %s: it needs a tunnel: set lb.tunnel_mtu", h.Name)
 	}
 	far := h.Tunnel.Unmap()
 	v := bpf.LBLbBackend{Ifindex: uint32(f.tunnel), Mac: [6]uint8(tunnel.BackendMAC), From: [6]uint8(tunnel.LBMAC), Tunnel: far.As16(), Unwell: oneIf(h.Unwell)}
@@ -282,7 +282,7 @@ func (f *DataPath) removeBackend(number move.Backend) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.maps.LbBackends.Put(uint32(number), bpf.LBLbBackend{Unwell: bpf.Removed}); err != nil {
-		return fmt.Errorf("balancing flows of backend %d, which was removed, anew: %w", number, err)
+		return fmt.Errorf("reassign flows of removed backend %d: %w", number, err)
 	}
 	delete(f.vacant, number)
 	return nil
@@ -305,7 +305,7 @@ func checkLocations(backends []Backend) (errs []error) {
 	for _, h := range backends {
 		key := locate.Location{Interface: h.Interface, MAC: h.MAC, Tunnel: h.Tunnel}.Key()
 		if o, taken := at[key]; taken {
-			errs = append(errs, fmt.Errorf("backend %s: it is at %s, as backend %s is: each has a location of its own", h.Name, key, o))
+			errs = append(errs, fmt.Errorf("backend %s: location %s is backend %s's: give each backend a machine of its own", h.Name, key, o))
 		}
 		at[key] = h.Name
 	}

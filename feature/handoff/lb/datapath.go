@@ -129,7 +129,7 @@ func (f *DataPath) build(o Options, share map[string]*ebpf.Map) (err error) {
 		return err
 	}
 	if err := f.maps.LbUsers.Put(uint32(0), uint64(oneIf(o.TunnelRootPorts))); err != nil {
-		return fmt.Errorf("configuring source ports of tunnels: %w", err)
+		return fmt.Errorf("configure source ports of tunnels: %w", err)
 	}
 	f.links = map[string]kernel.Link{}
 	if err := f.attachDevices(o.devices(), share != nil); err != nil {
@@ -156,7 +156,7 @@ func (f *DataPath) load(share map[string]*ebpf.Map, settle time.Duration) error 
 	}
 	var before bpf.LBLbConfig
 	if err := f.maps.LbSetup.Lookup(uint32(0), &before); err != nil {
-		return fmt.Errorf("reading the data path's configuration: %w", err)
+		return fmt.Errorf("read the data path's configuration: %w", err)
 	}
 	f.startupUntil.CompareAndSwap(0, before.Settle)
 	f.ended, f.reclaim = before.Ended, before.Reclaim
@@ -174,7 +174,7 @@ func (f *DataPath) configure() error {
 		c.News = f.news.Load()
 	}
 	if err := f.maps.LbSetup.Put(uint32(0), c); err != nil {
-		return fmt.Errorf("configuring the data path: %w", err)
+		return fmt.Errorf("configure the data path: %w", err)
 	}
 	return nil
 }
@@ -240,7 +240,7 @@ func removeDevices(o Options) error {
 // backend for all of them.
 func (f *DataPath) SetService(s Service) error {
 	if s.ID < 0 || s.ID >= spec.MaxServices || s.Tag < 0 || s.Tag > peer.MaxTag {
-		return fmt.Errorf("service %d: a load balancer has %d, from 0 on", s.ID, spec.MaxServices)
+		return fmt.Errorf("service %d: a load balancer has %d services, numbered from 0", s.ID, spec.MaxServices)
 	}
 	f.buffer.mu.Lock()
 	f.buffer.services[listen{s.Listen, s.Proto}] = s
@@ -249,7 +249,7 @@ func (f *DataPath) SetService(s Service) error {
 		return err
 	}
 	if err := f.route(s.Listen.Addr()); err != nil {
-		return fmt.Errorf("service %s: the route for what this machine itself says to it: %w", s.Listen, err)
+		return fmt.Errorf("service %s: add the route for this machine's own packets: %w", s.Listen, err)
 	}
 	// Only the first fragment of a packet has ports. The others are looked up with port 0.
 	fragment := s

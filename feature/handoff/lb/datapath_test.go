@@ -225,7 +225,7 @@ func TestNoDevice(t *testing.T) {
 	}
 	do(t, nstest.NewNetns(t), func() error {
 		f, err := New(Options{BufferDevice: "a name that is too long for a device"})
-		if err == nil || !strings.Contains(err.Error(), "device of buffered packets") {
+		if err == nil || !strings.Contains(err.Error(), "buffer device") {
 			t.Errorf("%v, %v", f, err)
 		}
 		return nil

@@ -43,13 +43,13 @@ func (f *DataPath) awaitDevices(ctx context.Context) error {
 	return feature.AwaitDevices(ctx, f.ns, func() string {
 		// Nobody else creates these again, and their routes disappear with them.
 		if missing(f.buffer.Ifindex) {
-			return "the device of buffered packets is gone"
+			return "the buffer device is gone"
 		}
 		if f.tunnel != 0 && missing(f.tunnel) {
 			return "the tunnels' device is gone"
 		}
 		if changed, _ := feature.ChangedDevices(f.devices); len(changed) > 0 {
-			return strings.Join(changed, ", ") + " has come"
+			return strings.Join(changed, ", ") + " has appeared"
 		}
 		return ""
 	})

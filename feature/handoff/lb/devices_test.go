@@ -119,11 +119,11 @@ func TestDevicesComeAndGo(t *testing.T) {
 			t.Errorf("warnings %q, want one that it %s", p.Warnings, want)
 		}
 	}
-	warns("begins when it comes")
+	warns("starts when it appears")
 	up := func(s Status) bool { return s.Agent && len(s.Backends) == 2 && s.Backends[0].Up && s.Backends[1].Up }
 	stop := running(t, sc, root, text)
 	status(t, root, up)
-	warns("goes on without it until it comes")
+	warns("works without it until it appears")
 	c := dial(t, sc.client, service4)
 	talks := func() {
 		t.Helper()
@@ -166,7 +166,7 @@ func TestDevicesComeAndGo(t *testing.T) {
 		t.Errorf("the tunnels' device is gone, and no agent runs: %s", got)
 	}
 	found, err := Feature{}.Examine(t.Context(), root)
-	if err != nil || !slices.ContainsFunc(found, func(f feature.Finding) bool { return f.Remedy == "run weir serve, which makes it anew" }) {
+	if err != nil || !slices.ContainsFunc(found, func(f feature.Finding) bool { return f.Remedy == "run weir serve: it creates the device again" }) {
 		t.Errorf("doctor: %+v, %v", found, err)
 	}
 }

@@ -43,7 +43,7 @@ func (a *Agent) wait(k Key, c *peer.Conn, in peer.Frame) {
 			return
 		}
 		if err := e.now(); err != nil {
-			a.o.Log.Warn("a move that nobody has announced", "flow", k.Client, "err", err)
+			a.o.Log.Warn("cannot process early flip", "flow", k.Client, "err", err)
 		}
 	})
 }

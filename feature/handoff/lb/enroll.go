@@ -16,7 +16,7 @@ import (
 // register processes a backend's registration.
 func (a *Agent) register(c *peer.Conn, r peer.Registration) {
 	if err := a.enroll(c, r); err != nil {
-		a.o.Log.Warn("a registration is refused", "backend", c.Peer.Name, "err", err)
+		a.o.Log.Warn("registration rejected", "backend", c.Peer.Name, "err", err)
 		_ = c.Tell(peer.Peers{Rejected: err.Error()})
 		return
 	}
@@ -35,29 +35,29 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 	err := r.Check()
 	switch {
 	case !a.o.Manage:
-		return fmt.Errorf("this load balancer's backends are told, and do not register")
+		return fmt.Errorf("this load balancer accepts no registrations")
 	case a.backends[c.Peer.Number] != c:
 		return nil // of a replaced connection
 	case err != nil:
 		return err
 	case !r.Address.IsValid() || !spec.Unicast(r.Address):
-		return fmt.Errorf("address %q: say where packets to the backend go", r.Address)
+		return fmt.Errorf("address %q: want a unicast address of the backend", r.Address)
 	case own:
-		return fmt.Errorf("address %s is the load balancer's own: say the backend's", r.Address)
+		return fmt.Errorf("address %s is the load balancer's own: give the backend's", r.Address)
 	case r.Weight < 0 || r.Weight > spec.MaxWeight:
 		return fmt.Errorf("weight %d: take one of 0 to %d", r.Weight, spec.MaxWeight)
 	case m != nil && m.told != nil && m.Address.IsValid() && m.Address != r.Address:
-		return fmt.Errorf("address %s: this load balancer is told that the backend is at %s", r.Address, m.Address)
+		return fmt.Errorf("address %s: lb.backends has %s for this backend", r.Address, m.Address)
 	}
 	for _, name := range r.Services {
 		if !slices.ContainsFunc(a.o.Services, func(s Service) bool { return s.Name == name }) {
-			return fmt.Errorf("service %q: this load balancer has none of that name", name)
+			return fmt.Errorf("service %q: this load balancer has no service of this name", name)
 		}
 	}
 	r.Unserved = slices.DeleteFunc(r.Unserved, func(name string) bool { return a.serviceIDs([]string{name}) == nil }) // services the load balancer no longer has
 	for _, s := range a.o.Services {
 		if s.Listen.Addr().Unmap() == r.Address {
-			return fmt.Errorf("address %s is that of service %s, which every backend has: say the backend's own", r.Address, s.Name)
+			return fmt.Errorf("address %s belongs to service %s: give an address of the backend alone", r.Address, s.Name)
 		}
 	}
 	for _, o := range a.members {
@@ -83,11 +83,11 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 	m.Agent = cmp.Or(r.Agent, m.Agent)
 	m.said = c
 	if !slices.Equal(m.unserved, r.Unserved) {
-		a.o.Log.Info("services that nobody serves at a backend", "backend", c.Peer.Name, "services", r.Unserved)
+		a.o.Log.Info("services without a member at backend", "backend", c.Peer.Name, "services", r.Unserved)
 	}
 	m.unserved = r.Unserved
 	a.news = true
-	a.o.Log.Info("a backend has registered", "name", m.Name, "number", m.Number, "address", m.Address, "weight", m.Weight)
+	a.o.Log.Info("backend registered", "name", m.Name, "number", m.Number, "address", m.Address, "weight", m.Weight)
 	return nil
 }
 
@@ -95,7 +95,7 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 func (a *Agent) fit(p peer.Peers) peer.Peers {
 	p, left := p.Fit()
 	if len(left) > 0 {
-		a.o.Log.Warn("backends are not told of: the others take no longer message", "backends", len(left), "first", left[0])
+		a.o.Log.Warn("backend list too long, omitting backends", "backends", len(left), "first", left[0])
 	}
 	return p
 }

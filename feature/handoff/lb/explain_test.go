@@ -138,7 +138,7 @@ func TestExplainKnownFlow(t *testing.T) {
 		t.Errorf("%+v\n%s", v, text)
 	}
 	all, err := Feature{}.Explain(t.Context(), root, feature.Packet{Proto: "tcp", From: service4, To: k.Client, Inode: sc.middle.Inode(), Interface: others})
-	if err != nil || len(all) == 0 || all[0].Result != fmt.Sprintf("dropped: the flow is of backend number %d, which is not at %s", owner, others) {
+	if err != nil || len(all) == 0 || all[0].Result != fmt.Sprintf("dropped: the owner, backend number %d, is not at %s", owner, others) {
 		t.Errorf("%+v, %v", all, err)
 	}
 	if v, _ := explains(t, root, sc.middle, "c", "tcp", service4, k.Client); v.Stage != feature.StageForward {
@@ -168,7 +168,7 @@ func TestExplainKnownFlow(t *testing.T) {
 	if _, err := sc.f.Change(k, func(fl *Flow) { fl.Buffering, fl.Buffered, fl.To = false, false, 0 }); err != nil {
 		t.Fatal(err)
 	}
-	if v, _ := explains(t, root, sc.middle, "c", "tcp", k.Client, service4); v.Result != fmt.Sprintf("dropped: the load balancer knows no way to backend number %d", owner) {
+	if v, _ := explains(t, root, sc.middle, "c", "tcp", k.Client, service4); v.Result != fmt.Sprintf("dropped: the load balancer has no location of backend number %d", owner) {
 		t.Errorf("%+v", v)
 	}
 }
@@ -243,7 +243,7 @@ func TestExplainLocalAddress(t *testing.T) {
 			}
 			return err
 		})
-		if _, text := explains(t, root, sc.middle, "c", "tcp", k.Client, service4); !strings.Contains(text, "the route of 10.55.0.1 does not lead to weir-lb-buffer") {
+		if _, text := explains(t, root, sc.middle, "c", "tcp", k.Client, service4); !strings.Contains(text, "the route to 10.55.0.1 does not lead to weir-lb-buffer") {
 			return errors.New(text)
 		}
 		return nil
@@ -270,7 +270,7 @@ func TestExplainTunnel(t *testing.T) {
 	do(t, sc.hosts[owner-1], func() error {
 		p := feature.Packet{Proto: "tcp", From: k.Client, To: service4, Interface: tunnel.Device}
 		all, err := tunnel.Explain(p)
-		if err != nil || len(all) != 1 || all[0].Warning || all[0].Text != "weir-tun leads from the load balancer at 10.2.0.1" {
+		if err != nil || len(all) != 1 || all[0].Warning || all[0].Text != "weir-tun is the tunnel from the load balancer at 10.2.0.1" {
 			t.Errorf("at the backend: %+v, %v", all, err)
 		}
 		rules, err := netlink.RuleListFiltered(netlink.FAMILY_V4, &netlink.Rule{Table: tunnel.VNI}, netlink.RT_FILTER_TABLE)
@@ -281,7 +281,7 @@ func TestExplainTunnel(t *testing.T) {
 			return err
 		}
 		all, err = tunnel.Explain(p)
-		if err != nil || len(all) != 1 || !all[0].Warning || !strings.Contains(all[0].Text, "the answer leaves by w0, past it: ip rule add from 10.55.0.1 lookup 22341") {
+		if err != nil || len(all) != 1 || !all[0].Warning || !strings.Contains(all[0].Text, "the answer leaves by w0, not by the tunnel: ip rule add from 10.55.0.1 lookup 22341") {
 			t.Errorf("at the backend, without the rule: %+v, %v", all, err)
 		}
 		p.Interface = "w0"

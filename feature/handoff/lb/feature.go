@@ -96,7 +96,7 @@ func (Feature) Needs(c Config) []kernel.Need {
 
 // Rights implements feature.Privileged.
 func (Feature) Rights() []feature.Right {
-	return []feature.Right{{Capability: unix.CAP_NET_RAW, For: "packets that wait"}}
+	return []feature.Right{{Capability: unix.CAP_NET_RAW, For: "packet buffering"}}
 }
 
 // State implements feature.Feature.
@@ -176,9 +176,9 @@ func ready(p *feature.Plan, c *Config, running bool) error {
 	if _, err := c.TLS.LoadFor(c.Name); err != nil {
 		return c.Pos.Errorf("lb.tls: %w", err)
 	}
-	until := "the load balancer begins when it comes"
+	until := "the load balancer starts when it appears"
 	if running {
-		until = "the load balancer goes on without it until it comes"
+		until = "the load balancer works without it until it appears"
 	}
 	for _, d := range c.Devices {
 		if _, err := net.InterfaceByName(d); err != nil {
@@ -260,7 +260,7 @@ func (s State) remove(p *feature.Plan, name string) {
 	}})
 }
 
-const spreadsNow = "spreads traffic now, which would go where the kernel's routes lead it"
+const spreadsNow = "spreads traffic now; without it traffic follows the kernel's routes"
 
 // removeIn removes the data path and the spec of a network namespace. The data path goes first, so a command after a kill starts over.
 func removeIn(l *kernel.WriteLock, ns *netns.Handle, name string) error {
@@ -312,7 +312,7 @@ func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
 func (f Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (feature.Plan, error) {
 	var was Config
 	if err := json.Unmarshal(saved, &was); err != nil {
-		return feature.Plan{}, fmt.Errorf("the saved load balancer: %w", err)
+		return feature.Plan{}, fmt.Errorf("read the saved load balancer: %w", err)
 	}
 	have, err := f.State(ctx, r)
 	if err != nil {
@@ -356,7 +356,7 @@ func (f Feature) Examine(ctx context.Context, r *kernel.Root) (out []feature.Fin
 		out = append(out, s.Findings()...)
 	}
 	if st.Spec != nil && !answers[st.Spec.Name] {
-		out = append(out, feature.Finding{Object: "load balancer " + st.Spec.Name, Text: "its agent does not answer: no session moves, and no backend's health is seen",
+		out = append(out, feature.Finding{Object: "load balancer " + st.Spec.Name, Text: "its agent does not answer: no session moves, and no backend is checked",
 			Remedy: "run weir serve, or weir serve --only lb, in this network namespace; its log says why the agent does not start"})
 	}
 	return out, errors.Join(err, serr)

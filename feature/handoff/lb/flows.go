@@ -35,7 +35,7 @@ func (f *DataPath) Flow(k Key) (Flow, error) {
 	if err := f.maps.LbFlows.Lookup(k.Raw(), &v); errors.Is(err, ebpf.ErrKeyNotExist) {
 		return Flow{}, fmt.Errorf("%w: %s of service %d", errNoFlow, k.Client, k.Service)
 	} else if err != nil {
-		return Flow{}, fmt.Errorf("reading the flow of %s: %w", k.Client, err)
+		return Flow{}, fmt.Errorf("read the flow of %s: %w", k.Client, err)
 	}
 	return flow.Parse(v), nil
 }
@@ -64,7 +64,7 @@ func (f *DataPath) change(k Key, until, seen uint64, change func(*Flow)) (Flow, 
 		if err := f.maps.LbFlows.Lookup(k.Raw(), &v); errors.Is(err, ebpf.ErrKeyNotExist) {
 			return Flow{}, fmt.Errorf("%w: %s of service %d", errNoFlow, k.Client, k.Service)
 		} else if err != nil {
-			return Flow{}, fmt.Errorf("reading the flow of %s: %w", k.Client, err)
+			return Flow{}, fmt.Errorf("read the flow of %s: %w", k.Client, err)
 		}
 		fl := flow.Parse(v)
 		change(&fl)
@@ -91,7 +91,7 @@ func (f *DataPath) exchange(a bpf.LBLbChangeArgs, k Key) (bool, error) {
 	}
 	switch ret, _, err := f.maps.LbChange.Test(args); {
 	case err != nil:
-		return false, fmt.Errorf("changing the flow of %s: %w", k.Client, err)
+		return false, fmt.Errorf("change the flow of %s: %w", k.Client, err)
 	case ret == changed:
 		return true, nil
 	case ret == isOther:
@@ -110,9 +110,9 @@ func (f *DataPath) Learn(k Key, owner move.Backend, epoch move.Epoch) error {
 func (f *DataPath) learn(k Key, fl move.Flow, seen uint64, flags uint32) error {
 	v := bpf.LBLbFlow{Word: flow.Word(fl, false), Seen: seen, Flags: flags, Birth: rand.Uint32() | 1}
 	if err := f.maps.LbFlows.Update(k.Raw(), &v, ebpf.UpdateNoExist); errors.Is(err, unix.E2BIG) {
-		return fmt.Errorf("learning the flow of %s: the table is full, with %d flows: it goes by the hash, and cannot move", k.Client, f.maps.LbFlows.MaxEntries())
+		return fmt.Errorf("learn the flow of %s: the table is full with %d flows: the flow follows the hash and cannot move", k.Client, f.maps.LbFlows.MaxEntries())
 	} else if err != nil {
-		return fmt.Errorf("learning the flow of %s: %w", k.Client, err)
+		return fmt.Errorf("learn the flow of %s: %w", k.Client, err)
 	}
 	return nil
 }
@@ -136,7 +136,7 @@ func (f *DataPath) override(k Key, owner move.Backend) error {
 		default:
 			epoch = fl.Epoch + 1
 			if err := f.maps.LbFlows.Delete(k.Raw()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return fmt.Errorf("overriding the flow of %s: %w", k.Client, err)
+				return fmt.Errorf("override the flow of %s: %w", k.Client, err)
 			}
 		}
 		if err := f.learn(k, move.Flow{Owner: owner, Epoch: epoch}, kernel.Monotonic(), flow.Told|flow.Pinned); !errors.Is(err, ebpf.ErrKeyExist) {
@@ -144,7 +144,7 @@ func (f *DataPath) override(k Key, owner move.Backend) error {
 			return err
 		}
 	}
-	return fmt.Errorf("overriding the flow of %s: the data path learns it faster than it is forgotten: try again", k.Client)
+	return fmt.Errorf("override the flow of %s: the data path learns it again faster than it is removed: try again", k.Client)
 }
 
 // Release ends an override. The flow follows the hash at its next packet.
@@ -157,7 +157,7 @@ func (f *DataPath) Release(k Key) error {
 		return fmt.Errorf("%s of service %d is not overridden", k.Client, k.Service)
 	}
 	if err := f.maps.LbFlows.Delete(k.Raw()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("releasing the flow of %s: %w", k.Client, err)
+		return fmt.Errorf("release the flow of %s: %w", k.Client, err)
 	}
 	return nil
 }
@@ -293,7 +293,7 @@ func (f *DataPath) each(yield func(bpf.LBLbFlowKey, bpf.LBLbFlow) bool) error {
 		case errors.Is(err, ebpf.ErrNotSupported): // only the first call fails so
 			return f.eachAlone(yield)
 		case err != nil && !last:
-			return fmt.Errorf("reading flows: %w", err)
+			return fmt.Errorf("read flows: %w", err)
 		default:
 			for i := range n {
 				if !yield(keys[i], values[i]) {

@@ -14,7 +14,7 @@ import (
 // redirect assigns a flow to the new backend of its session, as reported by the old backend. The caller holds mu.
 func (a *Agent) redirect(k Key, from move.Backend, m move.Message) error {
 	if !a.f.serves(m.Backend, k.Service) {
-		return fmt.Errorf("backend %d does not serve it", m.Backend)
+		return fmt.Errorf("backend %d does not serve the service", m.Backend)
 	}
 	_, err := a.f.Change(k, func(fl *Flow) {
 		if fl.Left(from, m.Backend, m.Epoch) {

@@ -78,7 +78,7 @@ func (a *Agent) tend(ctx context.Context) {
 	var pinged time.Time
 	awaited, until := a.mayReturn(a.f.placed()), time.Now().Add(resumeTimeout)
 	if err := a.inherit(awaited); err != nil {
-		a.o.Log.Warn("it is not known which backends were well", "err", err)
+		a.o.Log.Warn("cannot restore health of backends", "err", err)
 	}
 	news := false // not announced yet
 	for range (feature.Loop{Every: tendEvery, Wake: a.kick}).Turns(ctx) {
@@ -99,7 +99,7 @@ func (a *Agent) tend(ctx context.Context) {
 		}
 		if backends != nil && !slices.EqualFunc(backends, applied, sameBackend) {
 			if err := a.f.SetBackends(backends); err != nil {
-				a.o.Log.Warn("not every backend can be set", "err", err)
+				a.o.Log.Warn("cannot set all backends", "err", err)
 			}
 			a.pairNews()
 			applied = backends // even after an error: the same call would fail again, and a new location is a change
@@ -209,7 +209,7 @@ func (a *Agent) locate(m *member, at netip.Addr) {
 	var p locate.Location
 	err := a.f.ns.Do(func() (err error) { p, err = locate.Find(at); return err })
 	if err == nil && p.Tunnel.IsValid() && a.f.tunnel == 0 {
-		err = fmt.Errorf("backend at %s: routers are before it, and there are no tunnels: set tunnel_mtu", at)
+		err = fmt.Errorf("backend at %s: it is behind a router, and there are no tunnels: set lb.tunnel_mtu", at)
 	}
 	a.mu.Lock()
 	m.locating = false
@@ -282,7 +282,7 @@ func (a *Agent) contest() {
 	for _, m := range a.members {
 		rival := rivals[uint16(m.Number)]
 		if rival != m.rival && rival != "" {
-			a.o.Log.Warn("a backend is where another one is", "name", m.Name, "address", m.Address, "backend", rival)
+			a.o.Log.Warn("backend at location of another", "name", m.Name, "address", m.Address, "backend", rival)
 		}
 		m.rival = rival
 	}
@@ -300,7 +300,7 @@ func (a *Agent) evaluate() (backends []Backend, p peer.Peers, changed bool) {
 		was := m.up
 		m.up = a.well(m)
 		if m.up != was {
-			a.o.Log.Info("backend", "name", m.Name, "up", m.up, "reason", m.reason)
+			a.o.Log.Info("backend health changed", "name", m.Name, "up", m.up, "reason", m.reason)
 		}
 		changed = changed || m.up != was
 		if !m.found() {
@@ -342,7 +342,7 @@ func (a *Agent) announce(p peer.Peers) {
 	p = a.fit(p)
 	for _, c := range a.conns() {
 		if err := c.Tell(p); errors.Is(err, peer.ErrTooLong) { // other errors end the connection
-			a.o.Log.Warn("a backend is told nothing of the others", "name", c.Peer.Name, "err", err)
+			a.o.Log.Warn("cannot send backend list", "name", c.Peer.Name, "err", err)
 		}
 	}
 }

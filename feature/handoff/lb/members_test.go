@@ -343,15 +343,15 @@ func TestRegisterRefused(t *testing.T) {
 		{"h1", 2, ok, "backend h1 has number 1"},
 		{"h2", 7, ok, "backend 7 is h7"},
 		{"h7", 3, ok, "backend h7 has number 7"},
-		{"h7", 7, peer.Registration{Address: netip.MustParseAddr("10.2.0.8")}, "is told that the backend is at 10.2.0.7"},
+		{"h7", 7, peer.Registration{Address: netip.MustParseAddr("10.2.0.8")}, "lb.backends has 10.2.0.7 for this backend"},
 		{"h2", 2, ok, "is backend h1's"},
 		{"h2", 0, ok, "no number"},
-		{"h2", 2, peer.Registration{Weight: 1}, "say where packets to the backend go"},
+		{"h2", 2, peer.Registration{Weight: 1}, "want a unicast address of the backend"},
 		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Weight: -1}, "weight -1"},
 		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Services: []string{"five"}}, `service "five"`},
 		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("::ffff:10.2.0.2"), Weight: 1}, "is backend h1's"},
 		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.1"), Weight: 1}, "the load balancer's own"},
-		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Agent: strings.Repeat("a", 60_000) + ":7"}, "find it"},
+		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Agent: strings.Repeat("a", 60_000) + ":7"}, "want an address for agents"},
 		{"h2", 2, peer.Registration{Address: netip.MustParseAddr("fe80::1%" + strings.Repeat("z", 60_000))}, "zone"},
 	} {
 		register(t, ca, at, c.name, c.number, c.r).hears(t, func(p peer.Peers) bool { return strings.Contains(p.Rejected, c.says) })
@@ -383,7 +383,7 @@ func TestRegisterNamed(t *testing.T) {
 	}
 	is(register(t, ca, to, "h8", 8, peer.Registration{Address: netip.MustParseAddr("10.2.0.8"), Weight: 3, Services: []string{"six"}, Agent: "x:7"}), 8, 3, "six")
 	register(t, ca, to, "h9", 9, peer.Registration{Address: netip.MustParseAddr("10.2.0.9"), Weight: 1}).hears(t, func(p peer.Peers) bool {
-		return strings.Contains(p.Rejected, "none of the backends of this load balancer: name it in lb.backends, or set lb.register: true")
+		return strings.Contains(p.Rejected, "unknown backend: name it in lb.backends, or set lb.register: true")
 	})
 }
 

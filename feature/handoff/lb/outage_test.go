@@ -106,7 +106,7 @@ func TestChangeOutages(t *testing.T) {
 		{"devices: [c, ", "devices: [", "devices changed", "device c is removed"},
 		{"devices: [c, ", "devices: [c0, ", "devices changed", "lb: devices: it works at c now, and would not at c0: there is no interface c0: correct the name"},
 		{"devices: [c, ", "devices: [c, c0, ", "devices changed", ""},
-		{owner + "\n", "", "backend " + owner[:2] + " removed", "; the next packets go to other backends, which reset connections"},
+		{owner + "\n", "", "backend " + owner[:2] + " removed", "; their next packets go to other backends, and connections are reset"},
 		{owner, strings.Replace(owner, "number: ", "number: 10", 1), "backend " + owner[:2] + " changed", "backend " + owner[:2] + " gets number 10"},
 		{owner, strings.Replace(owner, ".2}", ".9}", 1), "backend " + owner[:2] + " changed", "in place of 10.2."},
 		{talk, talk + "\n  more: {number: 2, listen: [tcp 10.55.0.1:9002]}", "service more (tcp 10.55.0.1:9002) added", ""},
@@ -171,7 +171,7 @@ func TestRegisterOutages(t *testing.T) {
 	}
 	const addressless = "  h1: {number: 1}\n"
 	expect(one, "", "backend h1 is removed: ")
-	expect(one, "", "their packets are dropped until it registers, which it does not do now: empty it first")
+	expect(one, "", "their packets are dropped until it registers, and it is not registered now: drain it first")
 	expect(one, addressless, "backend h1 has no address any more: ")
 	expect(two, "", "")
 	expect(two, strings.Replace(two, "number: 2, address: 10.2.1.2", "number: 2", 1), "")

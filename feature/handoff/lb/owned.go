@@ -59,7 +59,7 @@ func (a *Agent) hearOwned(c *peer.Conn, records []peer.FlowRecord, last bool) {
 		}
 	}
 	if len(errs) > 0 {
-		a.o.Log.Warn("a session of a backend", "backend", c.Peer.Name, "sessions", len(errs), "err", errs[0])
+		a.o.Log.Warn("cannot process reported sessions", "backend", c.Peer.Name, "sessions", len(errs), "err", errs[0])
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -79,10 +79,10 @@ func (a *Agent) owned(c *peer.Conn, r peer.FlowRecord) error {
 	k := a.f.flowKey(r.Flow.Client, int(r.Flow.Service))
 	switch {
 	case !a.f.hasConnections(k.Service):
-		return fmt.Errorf("service %d is none of this load balancer's", r.Flow.Service)
+		return fmt.Errorf("service %d is not this load balancer's", r.Flow.Service)
 	case a.startup != nil && (r.Gone || r.Quiet || r.To != 0):
 		if n := a.startup.claims[backend]; n >= int(a.f.maps.LbFlows.MaxEntries())/2 {
-			return fmt.Errorf("it has told of %d sessions that move, the most for one backend", n)
+			return fmt.Errorf("it has reported %d moving sessions, the limit for one backend", n)
 		}
 		a.startup.claims[backend]++
 		a.startup.open = append(a.startup.open, claim{backend, k, r})
@@ -213,15 +213,15 @@ func (a *Agent) decideOwners(over bool) {
 				continue
 			}
 			if err := a.decideClaim(c, ends[c.key]); err != nil {
-				a.o.Log.Warn("a session that was about to move", "flow", c.key.Client, "err", err)
+				a.o.Log.Warn("cannot decide moving session", "flow", c.key.Client, "err", err)
 			}
 		}
 	}
-	a.o.Log.Info("backends have told of their sessions", "backends", len(s.told), "sessions", len(s.ages), "moving", len(s.open), "timeout", over)
+	a.o.Log.Info("backends reported their sessions", "backends", len(s.told), "sessions", len(s.ages), "moving", len(s.open), "timeout", over)
 	a.startup = nil
 	a.f.startupUntil.Store(0)
 	if err := a.f.configure(); err != nil {
-		a.o.Log.Warn("packets of unknown connections wait", "err", err)
+		a.o.Log.Warn("cannot end startup of data path", "err", err)
 	}
 }
 

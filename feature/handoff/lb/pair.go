@@ -225,7 +225,7 @@ func (a *Agent) matchNews() {
 	a.pair.mu.Unlock()
 	if was := a.f.news.Swap(news); was != news {
 		if err := a.f.configure(); err != nil {
-			a.o.Log.Warn("the data path tells of too many flows, or too few", "err", err)
+			a.o.Log.Warn("cannot select flows for partner", "err", err)
 		}
 		wake(a.pair.compare) // compare: flows were learned meanwhile
 	}

@@ -33,7 +33,7 @@ const (
 func (a *Agent) exchange(ctx context.Context, wg *sync.WaitGroup) error {
 	r, err := ringbuf.Open[bpf.LBLbFlowKey](a.f.maps.LbLearned)
 	if err != nil {
-		return fmt.Errorf("hearing of new flows: %w", err)
+		return fmt.Errorf("open the ring of learned flows: %w", err)
 	}
 	mark := a.pair.mark
 	a.f.onChange.Store(&mark)
@@ -84,10 +84,10 @@ func (a *Agent) callPartner(ctx context.Context) {
 	for ctx.Err() == nil {
 		c, err := peer.Dial(ctx, a.o.Partner.Address, a.o.Partner.Name, a.o.TLS, a.own)
 		if err == nil {
-			a.o.Log.Info("the partner is connected", "name", a.o.Partner.Name)
+			a.o.Log.Info("partner connected", "name", a.o.Partner.Name)
 			err = a.tellPartner(ctx, c)
 			c.Close()
-			a.o.Log.Warn("the partner is not connected any more: flows are not exchanged", "err", err)
+			a.o.Log.Warn("partner disconnected, not exchanging flows", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -132,7 +132,7 @@ func (a *Agent) tellPartner(ctx context.Context, c *peer.Conn) error {
 			err = c.Tell(a.fit(a.pairWord()))
 		case <-ping.C:
 			if a.silent(c) {
-				return errors.New("it says nothing")
+				return errors.New("the partner does not answer")
 			}
 			err = c.Ping()
 		case <-d.wake:
@@ -221,7 +221,7 @@ func (a *Agent) hearPartner(c *peer.Conn) {
 			err = errors.Join(err, a.adopt(r))
 		}
 		if err != nil {
-			a.o.Log.Warn("flows of the partner", "err", err)
+			a.o.Log.Warn("cannot process flows of partner", "err", err)
 		}
 		a.pair.heard.Add(uint64(len(records)))
 		if last {
@@ -267,7 +267,7 @@ func (a *Agent) adopt(r peer.FlowRecord) error {
 		// This may be a new connection between the same ends. It then has further packets.
 		a.after(goneAfter, func() {
 			if err := a.over(k, fl.Seen); err != nil {
-				a.o.Log.Warn("a flow that the partner has seen end stays known", "err", err)
+				a.o.Log.Warn("cannot forget flow ended at partner", "err", err)
 			}
 		})
 		return nil
@@ -301,7 +301,7 @@ func (a *Agent) over(k Key, seen uint64) error {
 		return err
 	}
 	if err := a.f.maps.LbFlows.Delete(k.Raw()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("forgetting the flow of %s: %w", k.Client, err)
+		return fmt.Errorf("forget the flow of %s: %w", k.Client, err)
 	}
 	a.f.changed(k) // the partner may have got it in a report since it has seen the end
 	return nil
@@ -325,7 +325,7 @@ func (a *Agent) watchMove(r peer.FlowRecord) {
 			}
 		})
 		if err != nil && !errors.Is(err, errNoFlow) {
-			a.o.Log.Warn("a move of the partner's stays open", "flow", k.Client, "err", err)
+			a.o.Log.Warn("cannot end move of partner", "flow", k.Client, "err", err)
 		}
 	})
 }

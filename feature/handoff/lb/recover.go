@@ -37,7 +37,7 @@ func (a *Agent) resumeMoves() error {
 		a.f.buffer.Expect(k)
 		left := time.Duration(fl.Until-min(fl.Until, kernel.Monotonic())) - slack
 		a.timers[k] = a.after(max(0, min(left, a.o.BufferTimeout)), func() { a.expire(k, fl.Epoch) })
-		a.o.Log.Info("a move goes on that was under way", "flow", k.Client, "service", k.Service, "epoch", fl.Epoch, "buffered", fl.Buffered)
+		a.o.Log.Info("resuming move", "flow", k.Client, "service", k.Service, "epoch", fl.Epoch, "buffered", fl.Buffered)
 	}
 	return err
 }
@@ -77,7 +77,7 @@ func (f *DataPath) setServices(services []Service) error {
 	err := it.Err()
 	for _, k := range gone {
 		if e := f.maps.LbServices.Delete(k); e != nil && !errors.Is(e, ebpf.ErrKeyNotExist) {
-			err = errors.Join(err, fmt.Errorf("removing a service: %w", e))
+			err = errors.Join(err, fmt.Errorf("remove a service: %w", e))
 		}
 	}
 	return err

@@ -256,7 +256,7 @@ func TestExplainReopened(t *testing.T) {
 		{"lives", "the flow is known", owner, old},
 		{"both ends", "has ended at", other, bothEnds},
 		{"the client's reset", "the same backend", owner, func(v *bpf.LBLbFlow) { v.Flags = flow.WasReset }},
-		{"the client's reset long ago", "whose agent has not told", other, longReset},
+		{"the client's reset long ago", "has not reported it", other, longReset},
 		{"the agent has told of it", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { longReset(v); v.Flags |= flow.Named }},
 		{"and the backend has ended it", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { longReset(v); v.Flags |= flow.OwnerReset }},
 		{"the backend's reset", "without an answer for 600ms", owner, func(v *bpf.LBLbFlow) { v.Flags = flow.WasReset | flow.ResetOut }},
@@ -270,16 +270,16 @@ func TestExplainReopened(t *testing.T) {
 		goes(c.name, c.says, c.want, c.v)
 	}
 	sc.drained(t, owner)
-	goes("drained", "whose agent has not told", other, longReset)
+	goes("drained", "has not reported it", other, longReset)
 	if err := sc.f.SetBackends([]Backend{sc.f.backends[other-1]}); err != nil {
 		t.Fatal(err)
 	}
 	if err := sc.f.removeBackend(owner); err != nil {
 		t.Fatal(err)
 	}
-	goes("removed", "which was removed", other, old)
+	goes("removed", "was removed", other, old)
 	change(t, sc.f, k, func(v *bpf.LBLbFlow) { v.Word = uint64(owner); justMoved(v, other) })
-	if v, text := explains(t, root, sc.middle, "c", "tcp", k.Client, service4); !strings.Contains(v.Result, fmt.Sprintf("no way to backend number %d", owner)) {
+	if v, text := explains(t, root, sc.middle, "c", "tcp", k.Client, service4); !strings.Contains(v.Result, fmt.Sprintf("no location of backend number %d", owner)) {
 		t.Errorf("removed, and has moved: %+v\n%s", v, text)
 	}
 }
@@ -347,7 +347,7 @@ func TestUnwellTold(t *testing.T) {
 	waitOwners(t, sc, service4, string(rune('0'+other)))
 	change(t, sc.f, k, bothEnds)
 	v, text := explains(t, root, sc.middle, "c", "tcp", k.Client, service4)
-	if v.Stage != feature.StageTC || backendOf(t, v, "by hN") != byte('0'+other) || !strings.Contains(text, "which is not well") {
+	if v.Stage != feature.StageTC || backendOf(t, v, "by hN") != byte('0'+other) || !strings.Contains(text, "is not well") {
 		t.Errorf("%+v\n%s", v, text)
 	}
 }

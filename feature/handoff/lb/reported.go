@@ -94,7 +94,7 @@ func (a *Agent) beginCensus() *census {
 // an absence of IdleTimeout.
 func (a *Agent) endCensus(c *census) {
 	if err := a.f.noteVacant(c.owned); err != nil {
-		a.o.Log.Warn("it is not known which backends were removed", "err", err)
+		a.o.Log.Warn("cannot detect removed backends", "err", err)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -102,12 +102,12 @@ func (a *Agent) endCensus(c *census) {
 	if many := a.f.unasked.Load(); many != a.unasked {
 		a.unasked = many
 		if many {
-			a.o.Log.Warn("backends send packets of connections that no client confirms, keeping these flows for 20 s", "flows", c.unaskedFlows(), "by_backend", c.unasked)
+			a.o.Log.Warn("too many unconfirmed flows, keeping them for 20 s only", "flows", c.unaskedFlows(), "by_backend", c.unasked)
 		}
 	}
 	for number, m := range a.members {
 		if m.told == nil && c.owned[number] == 0 && a.away(number) >= a.o.IdleTimeout {
-			a.o.Log.Info("a backend that has not been here for long is forgotten", "name", m.Name, "number", number)
+			a.o.Log.Info("forgetting absent backend", "name", m.Name, "number", number)
 			delete(a.members, number)
 			a.forgotten[number] = m.Name
 			a.news = true

@@ -39,9 +39,9 @@ func (a *Agent) keepRoutes() {
 		}
 		r.put[to] = time.Now()
 		if err := a.f.route(to); err != nil && !told {
-			a.o.Log.Warn("the route of a service's address is gone, and cannot be put back", "address", to, "err", err)
+			a.o.Log.Warn("cannot restore route to service address", "address", to, "err", err)
 		} else if !told {
-			a.o.Log.Warn("the route of a service's address was gone: it is put back", "address", to)
+			a.o.Log.Warn("restored missing route to service address", "address", to)
 		}
 	}
 }

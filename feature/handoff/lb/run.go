@@ -41,7 +41,7 @@ type (
 // Run runs the agent of a load balancer in the network namespace of the process until ctx is done. The data path stays: see [Remove].
 func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
 	return feature.RunAnew(ctx, func() error { return run(ctx, root, c, log) },
-		func(reason error) { log.Info("load balancer agent begins anew", "name", c.Name, "reason", reason) })
+		func(reason error) { log.Info("load balancer agent restarting", "name", c.Name, "reason", reason) })
 }
 
 // run is Run until the devices change.
@@ -53,7 +53,7 @@ func run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 	o.Log = log
 	l, err := accept.TCPAhead(ctx, log, c.Listen)
 	if err != nil {
-		return fmt.Errorf("where backends' agents connect to: %w", err)
+		return fmt.Errorf("listen for backends' agents: %w", err)
 	}
 	defer l.Close()
 	if lacks := listens(c).Lacks(); lacks != "" {
@@ -78,7 +78,7 @@ func run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 	}
 	group.Go(func() error { return control.Serve(ctx, socket, a.controls(), log) })
 	group.Go(func() error { return f.awaitDevices(ctx) })
-	log.Info("load balancer agent runs", "name", c.Name, "agents", l.Addr().String(), "services", len(c.Services))
+	log.Info("load balancer agent running", "name", c.Name, "agents", l.Addr().String(), "services", len(c.Services))
 	group.Go(func() error { return a.Serve(ctx, l) })
 	return group.Wait()
 }
@@ -130,7 +130,7 @@ func (a *Agent) override(service, client, backend string) error {
 	}
 	a.mu.Unlock()
 	if to == 0 {
-		return fmt.Errorf("no backend %q is known, and where it is: weir lb status shows all", backend)
+		return fmt.Errorf("no backend %q with a known location: see weir lb status", backend)
 	}
 	return each(keys, func(k Key) error { return a.f.override(k, to) })
 }
@@ -158,7 +158,7 @@ func (a *Agent) parseKeys(service, client string) (keys []Key, err error) {
 			at = netip.AddrPortFrom(addr, 0)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("client %q: want an address where the service is by source, else an address and port", client)
+			return nil, fmt.Errorf("client %q: want an address for a service by source, else an address and port", client)
 		}
 		k := Key{Client: netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), Service: s.Flows()}
 		if (s.BySource || spec.SameFamily(s.Listen.Addr(), k.Client.Addr())) && !slices.Contains(keys, k) {
@@ -166,7 +166,7 @@ func (a *Agent) parseKeys(service, client string) (keys []Key, err error) {
 		}
 	}
 	if !known {
-		return nil, fmt.Errorf("service %q: this load balancer has none of that name", service)
+		return nil, fmt.Errorf("service %q: this load balancer has no service of this name", service)
 	}
 	if len(keys) == 0 {
 		return nil, fmt.Errorf("client %q: service %q has no address of this family", client, service)
@@ -265,7 +265,7 @@ func errOther(name string, all []kernel.Instance) error {
 		names = append(names, inst.Name[len(spec.PinPrefix):])
 	}
 	if len(names) == 0 {
-		return fmt.Errorf("no load balancer %q is here: lb in weir.yaml makes one", name)
+		return fmt.Errorf("no load balancer %q is here: lb in weir.yaml creates one", name)
 	}
 	return fmt.Errorf("no load balancer %q is here: name one of %s", name, strings.Join(slices.Compact(slices.Sorted(slices.Values(names))), ", "))
 }
@@ -279,7 +279,7 @@ func request(ctx context.Context, method string, inst kernel.Instance, path stri
 	}
 	resp, err := c.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("the load balancer's agent does not answer: %w (weir serve runs it)", err)
+		return nil, fmt.Errorf("the load balancer's agent does not answer: %w: run weir serve", err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 16<<20))

@@ -24,7 +24,7 @@ func (f *DataPath) retag(services []Service) error {
 		switch err := f.maps.LbServices.Lookup(k, &v); {
 		case errors.Is(err, ebpf.ErrKeyNotExist):
 		case err != nil:
-			return fmt.Errorf("reading service %s: %w", s.Listen, err)
+			return fmt.Errorf("read service %s: %w", s.Listen, err)
 		case int(v.Id) != s.Flows() && spec.ServiceNumber(int(v.Id)) == s.ID && v.BySource == 0 && !s.BySource:
 			to[int(v.Id)] = append(to[int(v.Id)], s)
 		}
@@ -49,7 +49,7 @@ func (f *DataPath) retag(services []Service) error {
 	})
 	for _, c := range all { // the old entries are removed when they are idle
 		if e := f.maps.LbFlows.Update(c.key, &c.value, ebpf.UpdateNoExist); e != nil && !errors.Is(e, ebpf.ErrKeyExist) {
-			err = errors.Join(err, fmt.Errorf("keeping the owner of a flow: %w", e))
+			err = errors.Join(err, fmt.Errorf("keep the owner of a flow: %w", e))
 		}
 	}
 	return err

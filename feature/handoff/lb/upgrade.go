@@ -61,7 +61,7 @@ func exchange(l *kernel.WriteLock, u *instances.InUse[Options]) error {
 	o := u.Spec.filled()
 	buffer, err := net.InterfaceByName(o.BufferDevice)
 	if err != nil {
-		return fmt.Errorf("the device of buffered packets, %s: %w: weir serve makes it anew", o.BufferDevice, err)
+		return fmt.Errorf("buffer device %s: %w: weir serve creates it again", o.BufferDevice, err)
 	}
 	filters := attachment.Filters(o.devices(), buffer.Index)
 	at, err := attachment.Running(u.Pins, names, filters)

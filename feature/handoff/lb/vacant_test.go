@@ -175,7 +175,7 @@ func TestReclaimTime(t *testing.T) {
 			justMoved(v, other)
 			v.Until -= uint64(ago)
 		})
-		if _, text := explains(t, root, sc.middle, "c", "tcp", k.Client, service4); !strings.Contains(text, "which was removed") != (want == owner) {
+		if _, text := explains(t, root, sc.middle, "c", "tcp", k.Client, service4); !strings.Contains(text, "was removed") != (want == owner) {
 			t.Errorf("moved %s ago: %s", ago, text)
 		}
 		before, err := sc.f.Flow(k)

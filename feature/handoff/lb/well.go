@@ -26,7 +26,7 @@ func (a *Agent) well(m *member) bool {
 	case m.placed.IsZero():
 		return false
 	case m.rival != "":
-		m.reason = fmt.Sprintf("backend %s is at the same location, %s: take the address of another machine, or end one of both", m.rival, m.location.Key())
+		m.reason = fmt.Sprintf("backend %s is at the same location, %s: give it a machine of its own, or stop one of the two", m.rival, m.location.Key())
 		return false
 	case m.Check != "":
 		if m.up {
@@ -35,16 +35,16 @@ func (a *Agent) well(m *member) bool {
 		return m.check.good >= checkRise
 	case c == nil && m.word != nil && m.word.Connected:
 		if up, yes := a.byWord(m); yes {
-			m.reason = "as the partner says"
+			m.reason = "reported by the partner"
 			return up
 		}
-		m.reason = "its agent is not connected, and was at the partner"
+		m.reason = "its agent is not connected, and was last at the partner"
 	case !m.agent:
 		return true
 	case c == nil:
 		m.reason = "its agent is not connected"
 	case a.silent(c):
-		m.reason = fmt.Sprintf("its agent has said nothing for %s", time.Since(c.Heard()).Round(100*time.Millisecond))
+		m.reason = fmt.Sprintf("its agent has been silent for %s", time.Since(c.Heard()).Round(100*time.Millisecond))
 	default:
 		m.reason = ""
 		return true
@@ -70,7 +70,7 @@ func (a *Agent) removeBackends() {
 			continue
 		}
 		if err := a.f.removeBackend(n); err != nil {
-			a.o.Log.Warn("flows of a removed backend get no other one", "err", err)
+			a.o.Log.Warn("cannot reassign flows of removed backend", "err", err)
 		}
 	}
 }

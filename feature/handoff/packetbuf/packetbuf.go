@@ -19,7 +19,7 @@ import (
 )
 
 // errDevice is part of each error of a device.
-var errDevice = errors.New("the device of buffered packets")
+var errDevice = errors.New("buffer device")
 
 // These limits bound the buffered packets. Further ones are dropped, and the client repeats them.
 const (
@@ -95,7 +95,7 @@ func setUp(fd int, name string, stays bool) (ifindex int, err error) {
 	}
 	ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr); err != nil {
-		return 0, fmt.Errorf("TUNSETIFF: %w (is another agent here?)", err)
+		return 0, fmt.Errorf("TUNSETIFF: %w (is another agent running?)", err)
 	}
 	if stays {
 		if err := unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 1); err != nil {
@@ -113,11 +113,11 @@ func setUp(fd int, name string, stays bool) (ifindex int, err error) {
 	defer unix.Close(s)
 	ifr.SetUint32(queueLength)
 	if err := unix.IoctlIfreq(s, unix.SIOCSIFTXQLEN, ifr); err != nil {
-		return 0, fmt.Errorf("its queue's length: %w", err)
+		return 0, fmt.Errorf("set its queue length: %w", err)
 	}
 	ifr.SetUint16(unix.IFF_UP | unix.IFF_RUNNING | unix.IFF_NOARP)
 	if err := unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, ifr); err != nil {
-		return 0, fmt.Errorf("setting it up: %w", err)
+		return 0, fmt.Errorf("set it up: %w", err)
 	}
 	i, err := net.InterfaceByName(name)
 	if err != nil {
@@ -258,7 +258,7 @@ func (d *Device[K]) read() (packets int, err error) {
 
 func (d *Device[K]) write(frame []byte) error {
 	if _, err := unix.Write(d.fd, frame); err != nil {
-		return fmt.Errorf("%w: letting a packet go: %w", errDevice, err)
+		return fmt.Errorf("%w: write a packet back: %w", errDevice, err)
 	}
 	return nil
 }

@@ -90,7 +90,7 @@ func DialAny(ctx context.Context, address string, names []string, as *Identity, 
 	c, err := introduce(ctx, tls.Client(e, config), own)
 	if err == nil && !slices.Contains(names, c.Peer.Name) {
 		c.Close()
-		err = fmt.Errorf("it is %q, and not %q: name it so here, letter by letter", c.Peer.Name, strings.Join(names, `" or "`))
+		err = fmt.Errorf("its name is %q, not %q: use exactly this name", c.Peer.Name, strings.Join(names, `" or "`))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("agent at %s: %w", address, err)
@@ -279,7 +279,7 @@ func (c *Conn) read(limit func(kind byte) (int, error)) (kind byte, body []byte,
 		return 0, nil, err
 	}
 	if int64(n)-1 > int64(most) {
-		return 0, nil, fmt.Errorf("%w: type %d of %d bytes: at most %d may come here", ErrFormat, head[4], n-1, most)
+		return 0, nil, fmt.Errorf("%w: type %d of %d bytes: at most %d are allowed here", ErrFormat, head[4], n-1, most)
 	}
 	// Allocate with the received data: the length is only a claim.
 	for want := int(n - 1); want > 0; {

@@ -106,7 +106,7 @@ func (c *Conn) say(kind byte, v any) error {
 		return err
 	}
 	if most, err := c.limit(kind); err != nil || len(b) > most {
-		return errors.Join(err, fmt.Errorf("%w: %d bytes to tell %s, which takes at most %d", ErrTooLong, len(b), c.Peer.Name, most))
+		return errors.Join(err, fmt.Errorf("%w: %d bytes for %s: at most %d", ErrTooLong, len(b), c.Peer.Name, most))
 	}
 	return c.write(kind, nil, b)
 }

@@ -191,7 +191,7 @@ func parseFrame(b []byte) (f Frame, err error) {
 		return f, fmt.Errorf("%w: %v", ErrFormat, b[:4])
 	}
 	if m.Kind != move.State && len(b) != moveSize {
-		return f, fmt.Errorf("%w: %s with %d bytes behind it", ErrFormat, m.Kind, len(b)-moveSize)
+		return f, fmt.Errorf("%w: %s with %d extra bytes", ErrFormat, m.Kind, len(b)-moveSize)
 	}
 	client := netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[16:])).Unmap(), binary.BigEndian.Uint16(b[32:]))
 	return Frame{Message: m, Flow: Flow{binary.BigEndian.Uint16(b[14:]), client}, Instance: binary.BigEndian.Uint64(b[36:]), Session: b[moveSize:]}, nil

@@ -104,10 +104,10 @@ func (f Files) LoadFor(name string) (*Identity, error) {
 // fit many agents.
 func isFor(c *x509.Certificate, name string) error {
 	if name == "" || strings.Contains(name, "*") || strings.HasSuffix(name, ".") {
-		return fmt.Errorf("%.260q is no agent's name: take one without * and without a dot at its end, for the agent and as DNS name of its certificate", name)
+		return fmt.Errorf("%.260q is no valid agent name: take one without * and trailing dot, for the agent and as DNS name of its certificate", name)
 	}
 	if !slices.Contains(c.DNSNames, name) {
-		return fmt.Errorf("the certificate is for the DNS names %.260q, not for %q, the name of this agent: give both the same name, letter by letter", c.DNSNames[:min(len(c.DNSNames), 8)], name)
+		return fmt.Errorf("the certificate is for the DNS names %.260q, not for %q, the name of this agent: use exactly the same name for both", c.DNSNames[:min(len(c.DNSNames), 8)], name)
 	}
 	return nil
 }
@@ -129,11 +129,11 @@ func (f Files) config() (*tls.Config, error) {
 	}
 	signers, err := safefile.Read(f.CA, maxPEM)
 	if err != nil {
-		return nil, fmt.Errorf("the signers of agents' certificates: %w", err)
+		return nil, fmt.Errorf("the CA of agents' certificates: %w", err)
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(signers.Data) {
-		return nil, fmt.Errorf("%s: there is no certificate in PEM in it", f.CA)
+		return nil, fmt.Errorf("%s: no certificate in PEM", f.CA)
 	}
 	// Otherwise a new connection's TLS records have one segment each, with one system call each.
 	// The first sessions moved over it would pause for longer.
@@ -176,7 +176,7 @@ func usable(fresh, before *x509.Certificate, name string, now time.Time) error {
 		is   func(*x509.Certificate) bool
 	}{
 		{fmt.Sprintf("it has expired at %s", fresh.NotAfter.UTC().Format(time.RFC3339)), func(c *x509.Certificate) bool { return now.After(c.NotAfter) }},
-		{fmt.Sprintf("it begins at %s", fresh.NotBefore.UTC().Format(time.RFC3339)), func(c *x509.Certificate) bool { return now.Before(c.NotBefore) }},
+		{fmt.Sprintf("it is not valid before %s", fresh.NotBefore.UTC().Format(time.RFC3339)), func(c *x509.Certificate) bool { return now.Before(c.NotBefore) }},
 		{fmt.Sprintf("it is not for %q, the name of this agent", name), func(c *x509.Certificate) bool { return isFor(c, name) != nil }},
 	} {
 		if bad.is(fresh) && !bad.is(before) {
@@ -234,7 +234,7 @@ func (i *Identity) reload(name string, log *slog.Logger) {
 		return
 	}
 	i.config, i.read, i.problem, i.suspect = config, now, "", ""
-	log.Info("certificate read anew", "certificate", i.files.Certificate, "expires", config.Certificates[0].Leaf.NotAfter)
+	log.Info("certificate reloaded", "certificate", i.files.Certificate, "expires", config.Certificates[0].Leaf.NotAfter)
 }
 
 // differ reports whether the files differ from the ones in use. It clears the problem if the files
@@ -258,6 +258,6 @@ func (i *Identity) reject(err error, log *slog.Logger) {
 	}
 	if i.problem != text {
 		i.problem = text
-		log.Warn("new certificate refused, the one before stays in use", "err", err, "expires", i.config.Certificates[0].Leaf.NotAfter)
+		log.Warn("new certificate rejected, previous one stays in use", "err", err, "expires", i.config.Certificates[0].Leaf.NotAfter)
 	}
 }

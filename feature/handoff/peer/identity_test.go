@@ -138,7 +138,7 @@ func TestNameLetterByLetter(t *testing.T) {
 			_, _ = peer.Accept(t.Context(), raw, ca.TLS("lb"), peer.Hello{Role: peer.LBAgent, Name: "lb"})
 		}
 	}()
-	if _, err = peer.Dial(t.Context(), l.Addr().String(), "LB", ca.TLS("host-a"), peer.Hello{Number: 3, Name: "host-a"}); err == nil || !strings.Contains(err.Error(), `it is "lb", and not "LB"`) {
+	if _, err = peer.Dial(t.Context(), l.Addr().String(), "LB", ca.TLS("host-a"), peer.Hello{Number: 3, Name: "host-a"}); err == nil || !strings.Contains(err.Error(), `its name is "lb", not "LB"`) {
 		t.Errorf("%v", err)
 	}
 }
@@ -194,7 +194,7 @@ func TestCertificateIsReadAnew(t *testing.T) {
 			}
 			replace(r)
 			lines := r.look()
-			if r.leaf() == before || len(lines) != 1 || !strings.Contains(lines[0], "certificate read anew") {
+			if r.leaf() == before || len(lines) != 1 || !strings.Contains(lines[0], "certificate reloaded") {
 				t.Errorf("after the files were replaced the certificate is another one: %v; log %q", r.leaf() != before, lines)
 			}
 		})

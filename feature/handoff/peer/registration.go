@@ -21,7 +21,7 @@ const (
 // Check validates a registration by itself and removes duplicate names of services.
 func (r *Registration) Check() error {
 	if r.Address.Zone() != "" {
-		return fmt.Errorf("address %.60q has a zone: say the backend's address alone, one that the load balancer can reach", r.Address)
+		return fmt.Errorf("address %.60q has a zone: give an address without one, reachable by the load balancer", r.Address)
 	}
 	if err := checkAgent(r.Agent); err != nil {
 		return err
@@ -52,7 +52,7 @@ func checkAgent(at string) error {
 	n, perr := strconv.ParseUint(port, 10, 16)
 	odd := strings.ContainsFunc(at, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune(`"\<>&`, c) })
 	if len(at) > maxAgent || err != nil || perr != nil || n == 0 || host == "" || odd {
-		return fmt.Errorf("agent %.60q: say where the agents of other backends find it, like 192.0.2.11:7947, in at most %d bytes", at, maxAgent)
+		return fmt.Errorf("agent %.60q: want an address for agents of other backends, like 192.0.2.11:7947, in at most %d bytes", at, maxAgent)
 	}
 	return nil
 }

@@ -61,7 +61,7 @@ func ReadPositions(fd int) (Positions, error) {
 			}, nil
 		}
 	}
-	return Positions{}, fmt.Errorf("positions of a TCP connection: %w", err)
+	return Positions{}, fmt.Errorf("read positions of a TCP connection: %w", err)
 }
 
 func fin(states uint32, state uint8) uint64 { return uint64(states >> state & 1) }
@@ -77,9 +77,9 @@ func Discard(fd int, n uint64) error {
 		case err == unix.EINTR, err == unix.EAGAIN && tries.again(fd):
 			continue
 		case err != nil:
-			return fmt.Errorf("%d bytes that were read already are not in the queue: %w", n, err)
+			return fmt.Errorf("discard %d bytes already read: %w", n, err)
 		case got == 0:
-			return fmt.Errorf("%d bytes that were read already are not in the queue", n)
+			return fmt.Errorf("discard %d bytes already read: the queue has fewer", n)
 		}
 		n -= uint64(got)
 	}
@@ -90,7 +90,7 @@ func Discard(fd int, n uint64) error {
 func Cookie(fd int) (uint64, error) {
 	c, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
 	if err != nil {
-		return 0, fmt.Errorf("the socket's cookie: %w", err)
+		return 0, fmt.Errorf("read the socket's cookie: %w", err)
 	}
 	return c, nil
 }
@@ -103,24 +103,24 @@ func Check(fd int, k wire.Kind) error {
 	}
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err != nil {
-		return bad("the descriptor is no socket")
+		return bad("the descriptor is not a socket")
 	}
 	if domain != unix.AF_INET && domain != unix.AF_INET6 {
 		return bad("it is of address family %d; only IPv4 and IPv6 sockets are kept", domain)
 	}
 	proto, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
 	if err != nil {
-		return bad("its protocol cannot be asked for: %v", err)
+		return bad("read its protocol: %v", err)
 	}
 	if proto == unix.IPPROTO_MPTCP {
-		return bad("it is MPTCP, whose positions the kernel does not tell: make it with plain TCP (Go: ListenConfig.SetMultipathTCP(false))")
+		return bad("it is MPTCP, and the kernel does not report its positions: use plain TCP (Go: ListenConfig.SetMultipathTCP(false))")
 	}
 	want := unix.IPPROTO_TCP
 	if k == wire.Packet {
 		want = unix.IPPROTO_UDP
 	}
 	if proto != want {
-		return bad("it is of protocol %d, and a %s is of %d", proto, k, want)
+		return bad("its protocol is %d, and a %s needs %d", proto, k, want)
 	}
 	if k == wire.Packet {
 		return nil
@@ -128,13 +128,13 @@ func Check(fd int, k wire.Kind) error {
 	listens, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
 	switch {
 	case err != nil:
-		return bad("whether it listens cannot be asked for: %v", err)
+		return bad("read whether it listens: %v", err)
 	case k == wire.Listener && listens == 0:
 		return bad("it does not listen")
 	case k == wire.Stream && listens != 0:
 		return bad("it listens; a session is a connection")
 	case k != wire.Stream && k != wire.Listener:
-		return bad("there is no %s", k)
+		return bad("unknown %s", k)
 	}
 	return nil
 }

@@ -40,11 +40,11 @@ func Explain(p feature.Packet) (out []feature.Verdict, err error) {
 // backEnd explains a backend's end of the tunnel. The caller is in the network namespace.
 func backEnd(v *netlink.Vxlan, p feature.Packet) feature.Verdict {
 	s := feature.Verdict{Stage: feature.StageTC, Order: -1, ExplainStep: feature.ExplainStep{Step: "tunnel",
-		Text: fmt.Sprintf("%s leads from the load balancer at %s", v.Name, v.Group)}}
+		Text: fmt.Sprintf("%s is the tunnel from the load balancer at %s", v.Name, v.Group)}}
 	to := p.To.Addr()
 	routes, err := netlink.RouteGetWithOptions(p.From.Addr().AsSlice(), &netlink.RouteGetOptions{SrcAddr: to.AsSlice()})
 	if err != nil || len(routes) == 0 {
-		s.Text, s.Warning = s.Text+fmt.Sprintf("; no route leads an answer of %s to %s: is %s an address of this backend?", to, p.From.Addr(), to), true
+		s.Text, s.Warning = s.Text+fmt.Sprintf("; there is no route for an answer from %s to %s: is %s an address of this backend?", to, p.From.Addr(), to), true
 		return s
 	}
 	if back := routes[0].LinkIndex; back != v.Index {
@@ -52,7 +52,7 @@ func backEnd(v *netlink.Vxlan, p feature.Packet) feature.Verdict {
 		if i, err := net.InterfaceByIndex(back); err == nil {
 			name = i.Name
 		}
-		s.Text, s.Warning = s.Text+fmt.Sprintf("; the answer leaves by %s, past it: ip rule add from %s lookup %d", name, to, VNI), true
+		s.Text, s.Warning = s.Text+fmt.Sprintf("; the answer leaves by %s, not by the tunnel: ip rule add from %s lookup %d", name, to, VNI), true
 	}
 	return s
 }

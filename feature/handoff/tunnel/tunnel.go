@@ -57,7 +57,7 @@ func NewLB(name string, mtu int) (int, error) {
 		return 0, err
 	}
 	if v, ok := l.(*netlink.Vxlan); !ok || !v.FlowBased || v.Port != Port {
-		return 0, fmt.Errorf("device %s is somebody else's: take another name", name)
+		return 0, fmt.Errorf("device %s belongs to another program: delete or rename it", name)
 	}
 	return l.Attrs().Index, raise(l, mtu)
 }

@@ -182,7 +182,7 @@ type BoardReader struct{ f *os.File }
 // for another descriptor, because reading one could block.
 func NewBoardReader(fd int) (*BoardReader, error) {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err != nil {
-		return nil, fmt.Errorf("%w: a board's descriptor is a memfd: %w", ErrBadSocket, err)
+		return nil, fmt.Errorf("%w: a board's descriptor must be a memfd: %w", ErrBadSocket, err)
 	}
 	return &BoardReader{os.NewFile(uintptr(fd), "board")}, nil
 }

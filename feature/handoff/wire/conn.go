@@ -24,7 +24,7 @@ import (
 var ErrFull = errors.New("the receiver's queue is full")
 
 // ErrEmpty reports that no message is waiting.
-var ErrEmpty = errors.New("no message has come")
+var ErrEmpty = errors.New("no message is waiting")
 
 // Conn carries messages and descriptors. Send, TrySend and Close are safe for concurrent use. Only
 // one goroutine may call Receive.
@@ -121,7 +121,7 @@ func (c *Conn) send(m *Message, fds []int, wait bool) error {
 	case sent == unix.EAGAIN, sent == unix.ETOOMANYREFS:
 		return ErrFull
 	case sent != nil:
-		return fmt.Errorf("sending: %w", sent)
+		return fmt.Errorf("send: %w", sent)
 	}
 	return nil
 }
@@ -174,7 +174,7 @@ func (c *Conn) parse(r received, err error) (Message, []int, error) {
 	case got == nil && n == 0 && oobn == 0:
 		return Message{}, nil, io.EOF
 	case got != nil:
-		return Message{}, nil, fmt.Errorf("receiving: %w", got)
+		return Message{}, nil, fmt.Errorf("receive: %w", got)
 	}
 	fds, err := descriptors(c.oob[:oobn])
 	// With fewer descriptors than the limit this process has none left. The message itself is
@@ -205,7 +205,7 @@ func ErrNoDescriptors() *CodeError {
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &r) == nil {
 		n = fmt.Sprint(r.Cur)
 	}
-	return Errorf(Limit, "no descriptors are left: process %d may have %s (RLIMIT_NOFILE; LimitNOFILE= of its unit)", os.Getpid(), n)
+	return Errorf(Limit, "no descriptors left: process %d may have %s (RLIMIT_NOFILE; LimitNOFILE= of its unit)", os.Getpid(), n)
 }
 
 // descriptors returns the descriptors in a message's control data.

@@ -51,7 +51,7 @@ func newStateFD(parts ...[]byte) (int, error) {
 	state := bytes.Join(parts, nil)
 	fd, err := unix.MemfdCreate("weir-handoff-state", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
-		return -1, fmt.Errorf("a memfd for %d bytes of state: %w", len(state), err)
+		return -1, fmt.Errorf("create a memfd for %d bytes of state: %w", len(state), err)
 	}
 	for done := 0; done < len(state) && err == nil; {
 		var n int
@@ -65,7 +65,7 @@ func newStateFD(parts ...[]byte) (int, error) {
 	}
 	if err != nil {
 		unix.Close(fd)
-		return -1, fmt.Errorf("%d bytes of state into a memfd: %w", len(state), err)
+		return -1, fmt.Errorf("write %d bytes of state to a memfd: %w", len(state), err)
 	}
 	return fd, nil
 }
@@ -75,11 +75,11 @@ func newStateFD(parts ...[]byte) (int, error) {
 func checkStateFD(fd int) (int64, error) {
 	got, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil || got&seals != seals {
-		return 0, fmt.Errorf("%w: a state's descriptor is a memfd sealed with F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_WRITE", ErrBadSocket)
+		return 0, fmt.Errorf("%w: a state's descriptor must be a memfd sealed with F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_WRITE", ErrBadSocket)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return 0, fmt.Errorf("size of a state: %w", err)
+		return 0, fmt.Errorf("read the size of a state: %w", err)
 	}
 	return st.Size, nil
 }
@@ -102,7 +102,7 @@ func readStateFD(fd int, limit int64) ([]byte, error) {
 	b := make([]byte, size)
 	// The descriptor's own offset is shared with its writer, so it is not used.
 	if _, err := io.ReadFull(io.NewSectionReader(f, 0, size), b); err != nil {
-		return nil, fmt.Errorf("reading a state: %w", err)
+		return nil, fmt.Errorf("read a state: %w", err)
 	}
 	return b, nil
 }

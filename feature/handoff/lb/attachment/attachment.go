@@ -100,7 +100,7 @@ func Move(pins *kernel.Opened, link string, to *ebpf.Program) error {
 	}
 	defer ln.Close()
 	if err := kernel.MoveLink(ln, to); err != nil {
-		return fmt.Errorf("moving link %s to the new program: %w", link, err)
+		return fmt.Errorf("move link %s to the new program: %w", link, err)
 	}
 	return nil
 }

@@ -79,7 +79,7 @@ func (x *Explainer) packet() error {
 	case fromService && at.attached:
 		return x.fromService(at, from)
 	case address:
-		c := conclusion{text: fmt.Sprintf("%s is an address of its services, and none of them listens to %s port %d", x.Packet.To.Addr(), x.Packet.Proto, x.Packet.To.Port()), warning: true}
+		c := conclusion{text: fmt.Sprintf("%s is an address of its services, but none listens on %s port %d", x.Packet.To.Addr(), x.Packet.Proto, x.Packet.To.Port()), warning: true}
 		if routed {
 			c.result = fmt.Sprintf("dropped: load balancer %s has no service at %s %s", x.Name, x.Packet.Proto, x.Packet.To)
 		}
@@ -91,7 +91,7 @@ func (x *Explainer) packet() error {
 }
 
 // fromTunnel is the check of lb_in on each packet from the tunnels' device.
-const fromTunnel = "out of a tunnel a packet passes if the other end is a backend and its source a service's address; others are dropped"
+const fromTunnel = "a packet from a tunnel passes if a backend sends it from a service's address; others are dropped"
 
 // conclusion is the fate of a packet at the load balancer.
 type conclusion struct {
@@ -164,7 +164,7 @@ func (x *Explainer) service(a netip.AddrPort) (s bpf.LBLbService, ok bool, err e
 	case errors.Is(err, ebpf.ErrKeyNotExist):
 		return s, false, nil
 	case err != nil:
-		return s, false, fmt.Errorf("reading service %s: %w", a, err)
+		return s, false, fmt.Errorf("read service %s: %w", a, err)
 	}
 	return s, a.Port() != 0, nil
 }
@@ -176,7 +176,7 @@ func (x *Explainer) address() (ours, routed bool, err error) {
 		var s bpf.LBLbService // the entry for fragments: see SetService
 		err := x.Maps.LbServices.Lookup(bpf.LBLbServiceKey{Addr: x.Packet.To.Addr().As16(), Proto: proto}, &s)
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return false, false, fmt.Errorf("reading the services of %s: %w", x.Packet.To.Addr(), err)
+			return false, false, fmt.Errorf("read the services of %s: %w", x.Packet.To.Addr(), err)
 		}
 		ours = ours || err == nil
 	}
@@ -197,9 +197,9 @@ func (x *Explainer) address() (ours, routed bool, err error) {
 	to := x.Packet.To.Addr()
 	switch {
 	case local && to.Is4():
-		x.say(feature.StageXDP, 0, conclusion{warning: true, text: fmt.Sprintf("%s is local on this host, and the kernel drops what backends answer from a local address: take the address away, or ip route del local %s", to, to)})
+		x.say(feature.StageXDP, 0, conclusion{warning: true, text: fmt.Sprintf("%s is local on this host, so the kernel drops the answers of backends: remove the address, or run ip route del local %s", to, to)})
 	case !routed:
-		x.say(feature.StageXDP, 0, conclusion{warning: true, text: fmt.Sprintf("the route of %s does not lead to %s: weir serve puts it back, unless another one goes before it (ip route get %s)", to, x.Buffer, to)})
+		x.say(feature.StageXDP, 0, conclusion{warning: true, text: fmt.Sprintf("the route to %s does not lead to %s: weir serve restores it, unless another route has precedence (ip route get %s)", to, x.Buffer, to)})
 	}
 	return ours, routed, err
 }
@@ -221,7 +221,7 @@ func (x *Explainer) toService(at meeting, s bpf.LBLbService, routed bool) error 
 		x.say(feature.StageTC, 0, conclusion{warning: true, text: fmt.Sprintf("its program is not attached to %s: %s", x.Packet.Interface, feature.DeviceRemedy)})
 	}
 	if c.text = x.Buffer + " is the load balancer's: " + c.text; !routed {
-		c = conclusion{text: "the packet misses it", warning: true}
+		c = conclusion{text: "the packet does not reach it", warning: true}
 	}
 	x.say(feature.StageForward, 0, c)
 	return nil
@@ -244,12 +244,12 @@ func (x *Explainer) fromClient(s bpf.LBLbService) (c conclusion, err error) {
 		c.text += why
 		return c, err
 	}
-	c.text = fmt.Sprintf("%s: the flow is known, and %s has it", x.called(s), x.backendName(fl.Owner))
+	c.text = fmt.Sprintf("%s: the flow is known, and %s owns it", x.called(s), x.backendName(fl.Owner))
 	switch {
 	case fl.Pinned:
 		c.text += " (weir lb override)"
 	case fl.Ended:
-		c.text += "; it has ended, and another connection between the same ends goes to the same backend"
+		c.text += "; it has ended; a new connection between the same ends goes to the same backend"
 	}
 	c.text += why
 	if fl.To != 0 {
@@ -258,10 +258,10 @@ func (x *Explainer) fromClient(s bpf.LBLbService) (c conclusion, err error) {
 	now := kernel.Monotonic()
 	if fl.Buffered && now < fl.Until {
 		wait := time.Duration(fl.Until - now).Round(time.Millisecond)
-		c.result = fmt.Sprintf("buffered at %s for %s at most, then sent to the backend that has the flow", x.Buffer, wait)
+		c.result = fmt.Sprintf("buffered at %s for at most %s, then sent to the flow's backend", x.Buffer, wait)
 		return c, nil
 	} else if fl.Buffered {
-		c.text += "; its packets have waited for too long, and wait no more"
+		c.text += "; its buffering has timed out"
 	}
 	return x.toBackend(c, fl.Owner)
 }
@@ -282,7 +282,7 @@ func number(s bpf.LBLbService) int { return int(peer.ServiceNumber(uint16(s.Id))
 // setup reads the data path's configuration.
 func (x *Explainer) setup() (setup bpf.LBLbConfig, err error) {
 	if err := x.Maps.LbSetup.Lookup(uint32(0), &setup); err != nil {
-		return setup, fmt.Errorf("reading the data path's configuration: %w", err)
+		return setup, fmt.Errorf("read the data path's configuration: %w", err)
 	}
 	return setup, nil
 }
@@ -296,8 +296,8 @@ func (x *Explainer) newFlow(client netip.AddrPort, s bpf.LBLbService) (c conclus
 	name := x.called(s)
 	waits := x.Packet.Proto == "tcp" && kernel.Monotonic() < setup.Settle
 	if waits && s.BySource != 0 {
-		return conclusion{text: name + ": the load balancer has begun anew, and its backends have not told which sources are theirs", warning: true,
-			result: "dropped, and the client repeats it: the load balancer waits for its backends to tell of their flows"}, nil
+		return conclusion{text: name + ": the load balancer is new, and its backends have not reported their sources yet", warning: true,
+			result: "dropped, and the client repeats it: the load balancer waits for its backends' reports of their flows"}, nil
 	}
 	bucket, owner, err := x.bucket(client, s)
 	if err != nil {
@@ -308,7 +308,7 @@ func (x *Explainer) newFlow(client netip.AddrPort, s bpf.LBLbService) (c conclus
 	}
 	c.text = fmt.Sprintf("%s: the flow is new, and bucket %d of %d is %s's", name, bucket, ring.Buckets, x.backendName(owner))
 	if waits {
-		c.text += "; packets of unknown connections that open none are dropped until the backends have told of theirs"
+		c.text += "; other packets of unknown connections are dropped until the backends have reported theirs"
 	}
 	return x.toBackend(c, owner)
 }
@@ -317,10 +317,10 @@ func (x *Explainer) newFlow(client netip.AddrPort, s bpf.LBLbService) (c conclus
 func (x *Explainer) toBackend(c conclusion, number move.Backend) (conclusion, error) {
 	var b bpf.LBLbBackend
 	if err := x.Maps.LbBackends.Lookup(uint32(number), &b); err != nil {
-		return c, fmt.Errorf("reading backend %d: %w", number, err)
+		return c, fmt.Errorf("read backend %d: %w", number, err)
 	}
 	if b.Ifindex == 0 {
-		c.warning, c.result = true, fmt.Sprintf("dropped: the load balancer knows no way to %s", x.backendName(number))
+		c.warning, c.result = true, fmt.Sprintf("dropped: the load balancer has no location of %s", x.backendName(number))
 		return c, nil
 	}
 	way := "through the tunnel to " + netip.AddrFrom16(b.Tunnel).Unmap().String()
@@ -331,7 +331,7 @@ func (x *Explainer) toBackend(c conclusion, number move.Backend) (conclusion, er
 	c.result = fmt.Sprintf("%s, %s", x.backendName(number), way)
 	if reason := x.unwell(number); reason != "" {
 		c.warning = true
-		c.text += "; that backend is not well, and keeps its known flows: " + reason
+		c.text += "; this backend is not well, but keeps its known flows: " + reason
 	}
 	return c, nil
 }
@@ -352,12 +352,12 @@ func (x *Explainer) fromService(at meeting, s bpf.LBLbService) error {
 		c.warning, c.result = true, fmt.Sprintf("dropped: no backend of load balancer %s is at %s", x.Name, x.Packet.Interface)
 		c.text += "no backend is at " + x.Packet.Interface
 	case !known:
-		c.text += "the flow is new, and becomes the flow of the backend that sends this"
+		c.text += "the flow is new, and the sending backend becomes its owner"
 	case !slices.Contains(senders, fl.Owner):
-		c.warning, c.result = true, fmt.Sprintf("dropped: the flow is of %s, which is not at %s", x.backendName(fl.Owner), x.Packet.Interface)
-		c.text += fmt.Sprintf("the flow is of %s, which is not at %s", x.backendName(fl.Owner), x.Packet.Interface)
+		c.warning, c.result = true, fmt.Sprintf("dropped: the owner, %s, is not at %s", x.backendName(fl.Owner), x.Packet.Interface)
+		c.text += fmt.Sprintf("the owner, %s, is not at %s", x.backendName(fl.Owner), x.Packet.Interface)
 	default:
-		c.text += fmt.Sprintf("it passes if %s sends it, which has the flow; from others it is dropped", x.backendName(fl.Owner))
+		c.text += fmt.Sprintf("it passes if %s sends it, because that backend owns the flow; from others it is dropped", x.backendName(fl.Owner))
 	}
 	x.say(feature.StageTC, at.order, c)
 	x.say(feature.StageForward, 0, conclusion{text: "an answer of " + x.called(s), result: fmt.Sprintf("forwarded to the client, %s", x.Packet.To)})
@@ -387,7 +387,7 @@ func (x *Explainer) senders(at meeting) (out []move.Backend, err error) {
 
 // device returns an interface's name.
 func (x *Explainer) device(index int) (name string) {
-	name = fmt.Sprintf("interface %d, which is gone", index)
+	name = fmt.Sprintf("deleted interface %d", index)
 	_ = x.Netns.Do(func() error { // without an interface the default name stays
 		if i, err := net.InterfaceByIndex(index); err == nil {
 			name = i.Name

@@ -33,7 +33,7 @@ func (x *Explainer) leaves(fl flow.Flow, client netip.AddrPort, s bpf.LBLbServic
 	}
 	var b bpf.LBLbBackend
 	if err := x.Maps.LbBackends.Lookup(uint32(fl.Owner), &b); err != nil {
-		return false, "", fmt.Errorf("reading backend %d: %w", fl.Owner, err)
+		return false, "", fmt.Errorf("read backend %d: %w", fl.Owner, err)
 	}
 	_, to, err := x.bucket(client, s)
 	syn := x.Packet.Proto == "tcp" && s.BySource == 0
@@ -45,17 +45,17 @@ func (x *Explainer) leaves(fl flow.Flow, client netip.AddrPort, s bpf.LBLbServic
 	owner := x.backendName(fl.Owner)
 	switch {
 	case b.Ifindex == 0 && b.Unwell == bpf.Removed:
-		return true, fmt.Sprintf("; the flow was %s's, which was removed", owner), nil
+		return true, fmt.Sprintf("; the flow's owner, %s, was removed", owner), nil
 	case !syn:
 		return false, "", nil
 	case left:
-		return true, fmt.Sprintf("; the client has reset a flow between the same ends at %s, whose agent has not told of it", owner), nil
+		return true, fmt.Sprintf("; the client has reset an earlier flow between the same ends at %s, and the agent there has not reported it", owner), nil
 	case fl.BothEnds:
-		return true, fmt.Sprintf("; a flow between the same ends has ended at %s, which is not well", owner), nil
+		return true, fmt.Sprintf("; an earlier flow between the same ends has ended at %s, and this backend is not well", owner), nil
 	case fl.Unanswered && fl.Seen+uint64(answerTime) <= now:
-		return true, fmt.Sprintf("; %s, which is not well, has left a SYN without an answer, or reset it", owner), nil
+		return true, fmt.Sprintf("; %s is not well, and has left a SYN without an answer, or reset it", owner), nil
 	case fl.Unanswered, fl.Reset, long:
-		return false, fmt.Sprintf("; it is not well: if it leaves a SYN without an answer for %s, or with a reset, the next one goes to another backend", answerTime), nil
+		return false, fmt.Sprintf("; it is not well: if it leaves a SYN without an answer for %s, or resets it, the next SYN goes to another backend", answerTime), nil
 	}
 	return false, "", nil
 }
@@ -65,7 +65,7 @@ func (x *Explainer) bucket(client netip.AddrPort, s bpf.LBLbService) (bucket int
 	bucket = x.Bucket(client)
 	var found uint16
 	if err := x.Maps.LbRing.Lookup(uint32(number(s)*ring.Buckets+bucket), &found); err != nil {
-		return bucket, 0, fmt.Errorf("reading the table of new flows: %w", err)
+		return bucket, 0, fmt.Errorf("read the table of new flows: %w", err)
 	}
 	return bucket, move.Backend(found), nil
 }

@@ -55,7 +55,7 @@ func (k *Known) backend(number move.Backend) Backend {
 // unknown backend.
 func (k *Known) unwell(number move.Backend) string {
 	if b := k.backend(number); k.Agent && !b.Up {
-		return cmp.Or(b.Reason, "weir lb status tells more")
+		return cmp.Or(b.Reason, "see weir lb status")
 	}
 	return ""
 }
@@ -63,14 +63,14 @@ func (k *Known) unwell(number move.Backend) string {
 // noBackend returns why no backend gets new flows, as reported by the agent.
 func (k *Known) noBackend() string {
 	if !k.Agent {
-		return ": its agent does not answer, and weir serve runs it"
+		return ": its agent does not answer: run weir serve"
 	}
 	if len(k.Backends) == 0 {
-		return ": there is none"
+		return ": there are no backends"
 	}
 	var each []string
 	for _, b := range k.Backends {
-		reason := cmp.Or(b.Reason, "it has no part in this service")
+		reason := cmp.Or(b.Reason, "it does not serve this service")
 		if b.Reason == "" && b.Weight == 0 {
 			reason = "its weight is 0"
 		}

@@ -28,15 +28,15 @@ func Findings(c *spec.Config) (out []feature.Finding) {
 	}
 	if v4 {
 		if off := slices.DeleteFunc(slices.Clone(c.Devices), func(d string) bool { return sysctl("ipv4/conf/"+d+"/forwarding") != "0" }); len(off) > 0 {
-			found(fmt.Sprintf("this host does not forward IPv4 packets that come in by %s: answers of backends are dropped", strings.Join(off, ", ")), "sysctl -w net.ipv4.ip_forward=1")
+			found(fmt.Sprintf("this host does not forward IPv4 packets from %s: answers of backends are dropped", strings.Join(off, ", ")), "sysctl -w net.ipv4.ip_forward=1")
 		}
 		strict := slices.DeleteFunc(slices.Clone(c.Devices), func(d string) bool {
 			all, own := sysctl("ipv4/conf/all/rp_filter"), sysctl("ipv4/conf/"+d+"/rp_filter")
 			return own == "" || max(all, own) != "1"
 		})
 		if len(strict) > 0 {
-			found(fmt.Sprintf("rp_filter is 1 at %s: answers of backends are dropped unless the route to the services' addresses leaves by the interface where they come in", strings.Join(strict, ", ")),
-				"sysctl -w net.ipv4.conf.all.rp_filter=2, which goes before 1 of an interface")
+			found(fmt.Sprintf("rp_filter is 1 at %s: answers of backends are dropped, unless the route to the services' addresses leaves by their interface", strings.Join(strict, ", ")),
+				"sysctl -w net.ipv4.conf.all.rp_filter=2: it overrides 1 at an interface")
 		}
 	}
 	if v6 && sysctl("ipv6/conf/all/forwarding") == "0" {

@@ -30,7 +30,7 @@ func TestFindings(t *testing.T) {
 	}
 	for _, x := range []struct{ v4, v6, strict, want string }{
 		{"1", "1", "0", ""},
-		{"0", "1", "0", "IPv4 packets that come in by lo: answers"},
+		{"0", "1", "0", "IPv4 packets from lo: answers"},
 		{"1", "0", "0", "does not forward IPv6 packets"},
 		{"1", "1", "1", "rp_filter is 1 at lo"},
 		{"1", "1", "2", ""},

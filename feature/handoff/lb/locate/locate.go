@@ -63,7 +63,7 @@ func Own(a netip.Addr) bool {
 func Find(a netip.Addr) (Location, error) {
 	routes, err := netlink.RouteGet(a.AsSlice())
 	if err != nil || len(routes) == 0 {
-		return Location{}, fmt.Errorf("backend at %s: there is no route to it: %w", a, err)
+		return Location{}, fmt.Errorf("backend at %s: no route: %w", a, err)
 	}
 	r := routes[0]
 	if r.Type == unix.RTN_LOCAL {
@@ -103,7 +103,7 @@ func neighbour(l netlink.Link, a netip.Addr) (net.HardwareAddr, error) {
 	for end := time.Now().Add(neighbourTime); ; time.Sleep(10 * time.Millisecond) {
 		all, err := netlink.NeighList(l.Attrs().Index, family)
 		if err != nil {
-			return nil, fmt.Errorf("listing neighbours: %w", err)
+			return nil, fmt.Errorf("list neighbours: %w", err)
 		}
 		for _, n := range all {
 			at, _ := netip.AddrFromSlice(n.IP)
@@ -115,7 +115,7 @@ func neighbour(l netlink.Link, a netip.Addr) (net.HardwareAddr, error) {
 			}
 		}
 		if time.Now().After(end) {
-			return nil, fmt.Errorf("nobody on %s answers for its address: is the backend up?", l.Attrs().Name)
+			return nil, fmt.Errorf("no answer for its address on %s: is the backend up?", l.Attrs().Name)
 		}
 		if err := poke(a); err != nil {
 			return nil, err

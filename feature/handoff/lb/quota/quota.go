@@ -34,7 +34,7 @@ func (r *Reports) Add(b move.Backend) {
 // table for one backend, and three quarters for all.
 func (r *Reports) Room(b move.Backend, table int) error {
 	if n := r.counted[b] + r.since[b]; n >= table/2 {
-		return fmt.Errorf("%d sessions are known by this backend's word alone, the most for one backend", n)
+		return fmt.Errorf("%d sessions are known by this backend's reports alone, the limit for one backend", n)
 	}
 	all := 0
 	for _, of := range []map[move.Backend]int{r.counted, r.since} {
@@ -43,7 +43,7 @@ func (r *Reports) Room(b move.Backend, table int) error {
 		}
 	}
 	if all >= table/4*3 {
-		return fmt.Errorf("%d sessions are known by backends' words alone, the most for all", all)
+		return fmt.Errorf("%d sessions are known by backends' reports alone, the limit for all", all)
 	}
 	return nil
 }

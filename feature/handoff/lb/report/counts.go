@@ -18,7 +18,7 @@ func ReadCounts(m *ebpf.Map) (c Counts, err error) {
 		&c.Fragment, &c.Big, &c.Late, &c.Awaited} {
 		var each []uint64
 		if err := m.Lookup(uint32(i), &each); err != nil {
-			return c, fmt.Errorf("reading counts: %w", err)
+			return c, fmt.Errorf("read counts: %w", err)
 		}
 		for _, v := range each {
 			*n += v

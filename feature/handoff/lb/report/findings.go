@@ -27,20 +27,20 @@ func (s Status) Findings() (out []feature.Finding) {
 		remedy := feature.DeviceRemedy
 		switch {
 		case d.Device == tunnel.Device:
-			remedy = "run weir serve, which makes it anew"
+			remedy = "run weir serve: it creates the device again"
 		case d.Absent:
-			remedy = "bring the interface back, with weir serve running, or take it out of lb.devices"
+			remedy = "restore the interface while weir serve runs, or remove it from lb.devices"
 		}
-		fail(fmt.Sprintf("device %s of namespace net:[%s]: %s: its packets do not come to the load balancer", d.Device, s.Netns, d.Reason), remedy)
+		fail(fmt.Sprintf("device %s of namespace net:[%s]: %s: its packets do not reach the load balancer", d.Device, s.Netns, d.Reason), remedy)
 	}
 	for _, b := range s.Backends {
 		if b.UserPorts {
-			add(fmt.Sprintf("tunnel of backend %s: packets come from source ports that any user of its host can bind", b.Name),
-				"make the backend's device with srcport 512 1023, as docs/LB.md has it, then set lb.tunnel_root_ports; with the key, a user of the host sends them")
+			add(fmt.Sprintf("tunnel of backend %s: packets come from source ports open to every user of its host", b.Name),
+				"create the backend's device with srcport 512 1023 (docs/LB.md), then set lb.tunnel_root_ports; if it is set already, a user of the host sends them")
 		}
 	}
 	if c := s.Certificate; c != nil && c.Problem != "" {
-		add("the new certificate is refused, the former one stays in use: "+c.Problem, "fix the files of lb.tls")
+		add("the new certificate is rejected, the previous one stays in use: "+c.Problem, "fix the files of lb.tls")
 	} else if c != nil && time.Until(c.NotAfter) < certificateNear {
 		add("the certificate expires at "+c.NotAfter.UTC().Format(time.RFC3339), "replace the files of lb.tls")
 	}

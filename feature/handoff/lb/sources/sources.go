@@ -25,7 +25,7 @@ const (
 // Learned returns the number of flows learned since the data path was created.
 func Learned(m *ebpf.Map) (n uint64, err error) {
 	if err := m.Lookup(uint32(learnedAt), &n); err != nil {
-		return 0, fmt.Errorf("reading how many flows were learned: %w", err)
+		return 0, fmt.Errorf("read the number of learned flows: %w", err)
 	}
 	return n, nil
 }
@@ -35,7 +35,7 @@ func Learned(m *ebpf.Map) (n uint64, err error) {
 func Made(m *ebpf.Map) (bool, error) {
 	var until uint64
 	if err := m.Lookup(uint32(untilAt), &until); err != nil {
-		return false, fmt.Errorf("reading the room for sources: %w", err)
+		return false, fmt.Errorf("read the room for sources: %w", err)
 	}
 	return until != 0, nil
 }
@@ -46,7 +46,7 @@ func Make(m *ebpf.Map, learned uint64, known, size int) (full bool, err error) {
 	most := size * 3 / 4
 	until := learned + uint64(max(0, most-known))
 	if err := m.Put(uint32(untilAt), max(1, until)); err != nil {
-		return false, fmt.Errorf("making room for sources: %w", err)
+		return false, fmt.Errorf("set the room for sources: %w", err)
 	}
 	return known > most, nil
 }

@@ -106,23 +106,23 @@ func (c *Config) Validate() (errs []error) {
 		fail(c.Pos, "lb: devices: %q is there twice: name each interface once", twice)
 	}
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
-		fail(c.Pos, "lb: listen %q: say where backends' agents connect to, like 0.0.0.0:7946", c.Listen)
+		fail(c.Pos, "lb: listen %q: want an address for backends' agents, like 0.0.0.0:7946", c.Listen)
 	}
 	if c.TLS.Certificate == "" || c.TLS.Key == "" || c.TLS.CA == "" {
-		fail(c.Pos, "lb: tls: name the files of certificate, key and ca: agents speak with nobody else")
+		fail(c.Pos, "lb: tls: name the files of certificate, key and ca: agents require certificates")
 	}
 	if len(c.Services) == 0 {
-		fail(c.Pos, "lb: services: there is none")
+		fail(c.Pos, "lb: services: name at least one")
 	}
 	if len(c.Backends) == 0 && !c.Register {
-		fail(c.Pos, "lb: backends: there is none, and none may register: name them, or say register: true")
+		fail(c.Pos, "lb: backends: there are none, and none may register: name some, or set register: true")
 	}
 	if c.TunnelMTU != 0 && (c.TunnelMTU < 1280 || c.TunnelMTU > 65000) {
 		fail(c.Pos, "lb: tunnel_mtu %d: take the underlay's MTU less 50 (over IPv4) or 70 (over IPv6), 1280 to 65000; 0 for no tunnels", c.TunnelMTU)
 	}
 	if p := c.Partner; p != (Partner{}) {
 		if _, _, err := net.SplitHostPort(p.Address); err != nil || p.Name == "" || p.Name == c.Name {
-			fail(c.Pos, "lb: partner: want the name in the other load balancer's certificate, which is not %q, and where it listens, like {name: lb-b, address: 10.2.0.3:7946}", c.Name)
+			fail(c.Pos, "lb: partner: want the name in the other load balancer's certificate (not %q) and its listen address, like {name: lb-b, address: 10.2.0.3:7946}", c.Name)
 		}
 	}
 	for what, d := range map[string]time.Duration{"buffer_timeout": c.BufferTimeout, "move_timeout": c.MoveTimeout, "ended_timeout": c.EndedTimeout, "idle_timeout": c.IdleTimeout, "agent_timeout": c.AgentTimeout, "startup_timeout": c.StartupTimeout} {
@@ -145,21 +145,21 @@ func (c *Config) checkServices(fail failure) {
 	for _, name := range slices.Sorted(maps.Keys(c.Services)) {
 		s := c.Services[name]
 		if o, taken := numbers[s.Number]; taken || s.Number < 0 || s.Number >= MaxServices {
-			fail(s.Pos, "lb.services.%s: number %d: each has one of its own from 0 to %d%s", name, s.Number, MaxServices-1, has(o))
+			fail(s.Pos, "lb.services.%s: number %d: take an unused one from 0 to %d%s", name, s.Number, MaxServices-1, has(o))
 		}
 		numbers[s.Number] = name
 		if len(s.Listen) == 0 {
-			fail(s.Pos, "lb.services.%s: listen: say where it is, like [tcp 192.0.2.1:1790]", name)
+			fail(s.Pos, "lb.services.%s: listen: give its addresses, like [tcp 192.0.2.1:1790]", name)
 		}
 		for _, l := range s.Listen {
 			if !l.Prefix.IsSingleIP() {
-				fail(s.Pos, "lb.services.%s: listen %q: want one address, which every backend has, like tcp 192.0.2.1:1790", name, l)
+				fail(s.Pos, "lb.services.%s: listen %q: want one address, present on every backend, like tcp 192.0.2.1:1790", name, l)
 			}
 			if a := l.Prefix.Addr().Unmap(); l.Prefix.IsSingleIP() && !Unicast(a) {
-				fail(s.Pos, "lb.services.%s: listen %q: %s is no address of a network's machine: take a unicast address that every backend has", name, l, a)
+				fail(s.Pos, "lb.services.%s: listen %q: %s cannot belong to one machine of a network: take a unicast address present on every backend", name, l, a)
 			}
 			if a, err := netip.ParseAddrPort(c.Listen); err == nil && l.Proto == unix.IPPROTO_TCP && a == netip.AddrPortFrom(l.Prefix.Addr(), l.Port) {
-				fail(s.Pos, "lb.services.%s: listen %q: lb.listen has it in line %d, and agents' connections would go to backends: take another port for lb.listen", name, l, c.At("listen").Line)
+				fail(s.Pos, "lb.services.%s: listen %q: lb.listen in line %d has it too, so agents' connections would go to backends: take another port for lb.listen", name, l, c.At("listen").Line)
 			}
 			if o, taken := places[l]; taken {
 				fail(s.Pos, "lb.services.%s: %s is %s's", name, l, o)
@@ -208,16 +208,16 @@ func (c *Config) checkBackends(fail failure) {
 		case !Unicast(a):
 			fail(h.Pos, "lb.backends.%s: address %s: take the address of the backend on its network", name, a)
 		case at[a] != "":
-			fail(h.Pos, "lb.backends.%s: address %s is that of %s: each backend has one of its own", name, a, at[a])
+			fail(h.Pos, "lb.backends.%s: address %s belongs to %s: give an address of the backend alone", name, a, at[a])
 		default:
 			at[a] = "backend " + name
 		}
 		if o, taken := numbers[h.Number]; taken || h.Number < 1 || h.Number > int(MaxBackends) {
-			fail(h.Pos, "lb.backends.%s: number %d: each has one of its own from 1 to %d%s", name, h.Number, MaxBackends, has(o))
+			fail(h.Pos, "lb.backends.%s: number %d: take an unused one from 1 to %d%s", name, h.Number, MaxBackends, has(o))
 		}
 		numbers[h.Number] = name
 		if !h.Address.IsValid() && !c.Register {
-			fail(h.Pos, "lb.backends.%s: address: say where it is, or register: true lets it say so itself", name)
+			fail(h.Pos, "lb.backends.%s: address: give its address, or set register: true", name)
 		}
 		if w := h.EffectiveWeight(); w < 0 || w > MaxWeight {
 			fail(h.Pos, "lb.backends.%s: weight %d: take one of 0 to %d", name, w, MaxWeight)
@@ -229,7 +229,7 @@ func (c *Config) checkBackends(fail failure) {
 		}
 		for _, s := range h.Services {
 			if _, ok := c.Services[s]; !ok {
-				fail(h.Pos, "lb.backends.%s: service %q is none of this file", name, s)
+				fail(h.Pos, "lb.backends.%s: no service %q in lb.services", name, s)
 			}
 		}
 	}

@@ -43,14 +43,14 @@ type Loss struct {
 const FlowsAlone = -1
 
 // toOthers is the fate of a removed backend's flows.
-const toOthers = "the next packets go to other backends, which reset connections"
+const toOthers = "their next packets go to other backends, and connections are reset"
 
 // untilRegistered is the fate of the flows of a backend that may register, and has no entry or no
 // address in the file.
-const untilRegistered = "their packets are dropped until it registers, which it does not do now"
+const untilRegistered = "their packets are dropped until it registers, and it is not registered now"
 
 // drainFirst is the advice for removing a backend without a loss.
-const drainFirst = ": empty it first, with weight: 0 until weir lb status shows no flows of it, or by weir handoff drain there"
+const drainFirst = ": drain it first: set weight: 0 until weir lb status shows no flows for it, or run weir handoff drain there"
 
 // Losses returns the losses of a running load balancer's change from c to want. tunnelled are the
 // backends behind tunnels.
@@ -58,7 +58,7 @@ func (c *Config) Losses(want *Config, tunnelled map[move.Backend]bool) []Loss {
 	out := append(c.lostServices(want), c.lostBackends(want)...)
 	for _, d := range c.Devices {
 		if _, err := net.InterfaceByName(d); err == nil && !slices.Contains(want.Devices, d) {
-			out = append(out, Loss{Text: "device " + d + " is removed, and packets of services that come by it go where the kernel's routes lead them",
+			out = append(out, Loss{Text: "device " + d + " is removed, and services' packets from it follow the kernel's routes",
 				Covers: func(netip.Addr, int, move.Backend) bool { return true }, Service: FlowsAlone})
 		}
 	}
@@ -85,11 +85,11 @@ func (c *Config) lostServices(want *Config) (out []Loss) {
 		case !stays:
 			change = "is removed"
 		case n.ID != s.ID:
-			change = fmt.Sprintf("gets number %d in place of %d, by which its flows are known", n.ID, s.ID)
+			change = fmt.Sprintf("gets number %d in place of %d, and its flows are known by the old one", n.ID, s.ID)
 		case n.BySource != s.BySource:
 			change = "goes by " + by[n.BySource] + " in place of " + by[s.BySource]
 		case n.Name != s.Name:
-			change = fmt.Sprintf("is called %s, and a backend that registers for %s is refused", n.Name, s.Name)
+			change = fmt.Sprintf("is called %s, and backends registering for %s are rejected", n.Name, s.Name)
 		default:
 			continue
 		}
@@ -122,7 +122,7 @@ func (c *Config) lostBackends(want *Config) (out []Loss) {
 		again, named := want.Backends[name]
 		switch {
 		case !stays && named:
-			change = fmt.Sprintf("gets number %d in place of %d, by which its flows are known", again.Number, number)
+			change = fmt.Sprintf("gets number %d in place of %d, and its flows are known by the old one", again.Number, number)
 		case !stays:
 			change = "is removed"
 			if want.Register {
