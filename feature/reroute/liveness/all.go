@@ -12,8 +12,8 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// PlanAll plans for the whole host: what each of wants says of its namespace, and no liveness in any other. Loops that beat for
-// others (OpenLoops) beat on.
+// PlanAll plans the liveness of the whole host: the sessions of wants in their namespaces, and none elsewhere. Timer
+// loops opened for other packages (OpenLoops) keep running.
 func PlanAll(ctx context.Context, have State, wants []Config) (plan feature.Plan, err error) {
 	plan.Stays(have.Unreadable)
 	wanted := map[string]bool{}

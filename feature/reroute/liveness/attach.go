@@ -14,16 +14,16 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// hasTCX is replaced by a test that wants the kernel to lack it.
+// hasTCX reports whether the kernel has tcx. Tests override it.
 var hasTCX = func() bool { return kernel.TCXLink.Check() == nil }
 
-// deviceHook is a place for a program at a device.
+// deviceHook is an attachment of a program at a device.
 type deviceHook struct {
 	at      kernel.TCX
 	program string
 }
 
-// hooks are the places that are needed, by the names of their links.
+// hooks returns the needed attachments by the names of their links.
 func (s *scopeInstance) hooks(places map[string]location) map[string]deviceHook {
 	want := map[string]deviceHook{}
 	for i, l := range s.loops {
@@ -38,7 +38,7 @@ func (s *scopeInstance) hooks(places map[string]location) map[string]deviceHook 
 	return want
 }
 
-// attach attaches what is missing and detaches what nobody needs.
+// attach attaches missing programs and detaches unneeded ones. With anew it also replaces the attached ones.
 func (s *scopeInstance) attach(places map[string]location, anew bool) error {
 	want := s.hooks(places)
 	if !hasTCX() {
@@ -80,7 +80,7 @@ func (s *scopeInstance) attach(places map[string]location, anew bool) error {
 	return nil
 }
 
-// attached says why a pinned link does not attach anything at its place.
+// attached returns an error unless a pinned link is attached at the given place.
 func (s *scopeInstance) attached(name string, at kernel.Attachment) error {
 	ln, err := s.pins.Link(name)
 	if err != nil {
@@ -107,7 +107,7 @@ func (s *scopeInstance) move(name, program string) error {
 	return nil
 }
 
-// filters is attach where the kernel has no tcx.
+// filters is attach for kernels without tcx.
 func (s *scopeInstance) filters(want map[string]deviceHook, anew bool) error {
 	used := map[kernel.Clsact]bool{}
 	for _, h := range want {

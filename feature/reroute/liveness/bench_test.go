@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// siphash is SipHash-1-3, for the tests to sign what the programs check.
+// siphash is SipHash-1-3, for signatures in tests.
 func siphash(k [2]uint64, msg []byte) uint64 {
 	v := [4]uint64{k[0] ^ 0x736f6d6570736575, k[1] ^ 0x646f72616e646f6d, k[0] ^ 0x6c7967656e657261, k[1] ^ 0x7465646279746573}
 	round := func() {
@@ -49,7 +49,7 @@ func siphash(k [2]uint64, msg []byte) uint64 {
 	return v[0] ^ v[1] ^ v[2] ^ v[3]
 }
 
-// What another implementation makes of it: Python 3.11's hash of bytes, PYTHONHASHSEED=0.
+// The reference is another implementation: Python 3.11's hash of bytes with PYTHONHASHSEED=0.
 func TestSipHash(t *testing.T) {
 	var msg []byte
 	for i := range byte(72) {
@@ -62,7 +62,7 @@ func TestSipHash(t *testing.T) {
 	}
 }
 
-// bench runs the programs on packets at times that the test gives.
+// bench runs the programs on packets with a clock set by the test.
 type bench struct {
 	t     testing.TB
 	c     *kernel.Collection
@@ -103,7 +103,7 @@ func newBench(t testing.TB) *bench {
 
 func (b *bench) put() {
 	b.t.Helper()
-	// Interface 0 is none: what is sent is not, and counted as sent.
+	// Interface 0 does not exist: probes are counted as sent, but not sent.
 	if err := b.maps[pinSetups].Put(uint32(0), b.s.setup(location{}, b.key, b.life)); err != nil {
 		b.t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func (b *bench) put() {
 	}
 }
 
-// at sets the time, from the start.
+// at sets the clock, relative to start.
 func (b *bench) at(d time.Duration) {
 	b.t.Helper()
 	if err := b.clock.Set(uint64(start + d)); err != nil {
@@ -132,7 +132,7 @@ func (b *bench) state() *bpf.LivenessLivenessState {
 	return s
 }
 
-// frame is a probe of the peer's as it comes to our segment: the list advanced, the hop limit untouched.
+// frame returns a probe of the peer on arrival at our segment: with the list advanced and the hop limit untouched.
 func (b *bench) frame(seq uint32, got time.Duration) *bpf.LivenessLivenessFrame {
 	peer := b.s
 	peer.Source, peer.Peer = netip.MustParseAddr("fd77::2"), functionA
@@ -146,7 +146,7 @@ func (b *bench) frame(seq uint32, got time.Duration) *bpf.LivenessLivenessFrame 
 	return &f
 }
 
-// answer is the peer's answer to a probe of ours, as it comes back.
+// answer returns the peer's answer to a probe of ours, on arrival.
 func (b *bench) answer(seq uint32) *bpf.LivenessLivenessFrame {
 	f := b.s.setup(location{}, b.key, b.life).Frame
 	f.Srh.SegmentsLeft = 0
@@ -179,7 +179,7 @@ func (b *bench) run(program string, data []byte) uint32 {
 	return ret
 }
 
-// counted says what was counted, of the session or of nobody.
+// counted returns the counts of the session and of unknown sources.
 func (b *bench) counted() map[string]uint64 {
 	b.t.Helper()
 	out := map[string]uint64{}

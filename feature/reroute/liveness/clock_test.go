@@ -16,9 +16,10 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// BenchmarkClock compares what can clock a loop: a token bucket, which the tick source has, and departure times (fq), which this
-// machine's kernel may not have (Debian's has: WEIR_VM_PACKAGES="./feature/reroute/liveness -test.v -test.run=SipHash -test.bench=Clock -test.benchtime=3000x" vm/run 6.12). An
-// operation is a beat; late-us are by how much a beat came later than a tick after the one before, or, where it is negative, sooner.
+// BenchmarkClock compares two clocks of a loop: a token bucket, as in the tick source, and departure times (fq). The
+// local kernel may lack fq. Debian's has it: WEIR_VM_PACKAGES="./feature/reroute/liveness -test.v -test.run=SipHash
+// -test.bench=Clock -test.benchtime=3000x" vm/run 6.12. An operation is a tick. late-us is the delay of a tick beyond
+// one tick period after its predecessor; negative values are early.
 func BenchmarkClock(b *testing.B) {
 	for _, tick := range []time.Duration{10 * time.Millisecond, time.Millisecond} {
 		b.Run(fmt.Sprint("tbf/", tick), func(b *testing.B) { clockBench(b, tick, false) })
@@ -26,12 +27,12 @@ func BenchmarkClock(b *testing.B) {
 	}
 }
 
-// beats are kept by the program: as many as the latest of these, a power of two.
+// keptBeats is the number of recorded ticks, a power of two.
 const keptBeats = 1 << 14
 
-// Places in the word map of the loop's programs.
+// Indexes in the word map of the loop's programs.
 const (
-	wordBeats = iota // how many there were
+	wordBeats = iota // number of ticks
 	wordNext         // departure of the next packet, CLOCK_MONOTONIC in ns
 	words
 )
@@ -86,7 +87,7 @@ func clockBench(b *testing.B, tick time.Duration, departs bool) {
 	var late []float64
 	for i := uint64(1); i < min(n, keptBeats); i++ {
 		if at[i] < at[i-1] {
-			continue // where the latest begin anew
+			continue // the ring buffer wraps here
 		}
 		late = append(late, float64(int64(at[i]-at[i-1])-int64(tick))/1000)
 	}
@@ -117,10 +118,10 @@ func attach(b *testing.B, at kernel.Clsact, text asm.Instructions) {
 	}
 }
 
-// wordOf has R0 point to a place of a map; whoever has none ends.
+// wordOf makes R0 point to a map element, or ends the program.
 func wordOf(m *ebpf.Map, store asm.Instruction) asm.Instructions {
 	return asm.Instructions{
-		store, // the place, to the stack at -4
+		store, // stores the index on the stack at -4
 		asm.LoadMapPtr(asm.R1, m.FD()),
 		asm.Mov.Reg(asm.R2, asm.RFP),
 		asm.Add.Imm(asm.R2, -4),
@@ -129,8 +130,8 @@ func wordOf(m *ebpf.Map, store asm.Instruction) asm.Instructions {
 	}
 }
 
-// beatProgram notes when a packet came, and sends a copy of it round again: the packet itself is of the socket that sent it, which
-// keeps its network namespace as long as it lives.
+// beatProgram records the arrival of a packet and sends a copy round again. It does not reuse the packet itself: this
+// belongs to its sending socket and keeps the network namespace alive.
 func beatProgram(times, state *ebpf.Map, entry int) asm.Instructions {
 	text := append(asm.Instructions{asm.Mov.Reg(asm.R8, asm.R1)}, wordOf(state, asm.StoreImm(asm.RFP, -4, wordBeats, asm.Word))...)
 	text = append(text,
@@ -154,7 +155,7 @@ func beatProgram(times, state *ebpf.Map, entry int) asm.Instructions {
 	)
 }
 
-// departProgram says when a packet is to leave: a tick after the one before, and not before now.
+// departProgram sets the departure of a packet to one tick after the previous one, and not before now.
 func departProgram(state *ebpf.Map, tick time.Duration) asm.Instructions {
 	const tstamp = 152 // in struct __sk_buff
 	text := append(asm.Instructions{asm.Mov.Reg(asm.R6, asm.R1)}, wordOf(state, asm.StoreImm(asm.RFP, -4, wordNext, asm.Word))...)

@@ -11,53 +11,53 @@ import (
 	"github.com/weir-project/weir/feature/reroute/links"
 )
 
-// Mode is what a session does.
+// Mode is the role of a session.
 type Mode string
 
 // Modes.
 const (
 	Active  Mode = "active"  // probes the peer, and is probed
-	Sender  Mode = "sender"  // probes the peer only, whose weir judges, too
-	Passive Mode = "passive" // is probed only, and judges by that
-	Echo    Mode = "echo"    // probes a peer that merely routes: its plain End
+	Sender  Mode = "sender"  // probes only; the peer's weir judges too
+	Passive Mode = "passive" // is probed only, and judges by the probes
+	Echo    Mode = "echo"    // probes a plain router: its End segment
 )
 
-// Session is one link that is probed.
+// Session is one probed link.
 type Session struct {
 	Name   string `json:"name"`
-	ID     uint32 `json:"id"` // on the wire, the same at both ends; from 1 on
+	ID     uint32 `json:"id"` // on the wire, the same at both ends; from 1
 	Mode   Mode   `json:"mode"`
-	Device string `json:"device"` // of the link: probes leave by it, and count by it only
-	// Peer is the segment of the peer's function; in mode echo, of its End. Not for passive.
+	Device string `json:"device"` // of the link: probes leave and count by this device only
+	// Peer is the segment of the peer's function. In mode echo it is the peer's End segment. Not for passive.
 	Peer netip.Addr `json:"peer,omitzero"`
 	// Via is the next hop on the device, link-local or global; zero: Peer.
 	Via netip.Addr `json:"via,omitzero"`
-	// Source is where answers return to: an address that the peer routes to over this very link, best that of the device.
+	// Source is the destination of answers. The peer must route it over this link. The device's own address is best.
 	Source netip.Addr `json:"source,omitzero"`
-	// Function is the segment at which the peer's probes are answered. Not for sender and echo.
+	// Function is the segment answering the peer's probes. Not for sender and echo.
 	Function   netip.Addr    `json:"function,omitzero"`
 	Interval   time.Duration `json:"interval"`             // 1 ms to 60 s
-	Multiplier int           `json:"multiplier"`           // 3 to 50 unanswered probes are a failure
-	Grace      time.Duration `json:"grace,omitempty"`      // a probe waits at least so long for its answer; 0: three tenths of an interval
-	StableFor  time.Duration `json:"stable_for,omitempty"` // without failure, before it is up; 0: 20 intervals, at least 200 ms
-	StableMax  time.Duration `json:"stable_max,omitempty"` // after flaps, each of which doubles it; 0: 30 s
+	Multiplier int           `json:"multiplier"`           // number of unanswered probes for a failure, 3 to 50
+	Grace      time.Duration `json:"grace,omitempty"`      // minimum wait for an answer; 0: three tenths of an interval
+	StableFor  time.Duration `json:"stable_for,omitempty"` // time without failure before up; 0: 20 intervals, at least 200 ms
+	StableMax  time.Duration `json:"stable_max,omitempty"` // upper bound of StableFor after flaps, which double it; 0: 30 s
 	KeyFile    string        `json:"key_file"`             // 16 random bytes, or 32 hexadecimal digits; the same at both ends
-	Observe    bool          `json:"observe,omitempty"`    // judges, and does not tell the data path
+	Observe    bool          `json:"observe,omitempty"`    // judge without informing the data path
 }
 
 // Config is the liveness of the links of one network namespace.
 type Config struct {
-	Netns    string    `json:"netns,omitempty"` // as netns.Open takes it; "": the caller's
+	Netns    string    `json:"netns,omitempty"` // as for netns.Open; "": the caller's
 	Sessions []Session `json:"sessions"`
-	// CPUs are those that have a loop, in order: of session n the loops are those at n and n+1, modulo their number. nil:
-	// all CPUs, at most 16.
+	// CPUs lists the CPUs with a timer loop. Session n uses the loops n and n+1, modulo their number. nil: all CPUs,
+	// at most 16.
 	CPUs []int `json:"cpus,omitempty"`
-	// Tick has loops beat at least so often, and also without sessions: others put programs at them (package bfd/engine). 0: as
-	// sessions need it.
+	// Tick is an upper bound of the tick, even without sessions, because other packages (bfd/engine) attach programs
+	// to the loops. 0: as the sessions need.
 	Tick time.Duration `json:"tick,omitempty"`
 }
 
-// maxSessions is how many a network namespace can have.
+// maxSessions is the limit of sessions in a network namespace.
 const maxSessions = 1024
 
 const (
@@ -71,7 +71,7 @@ const (
 func (s Session) sends() bool  { return s.Mode != Passive }
 func (s Session) judges() bool { return s.Mode == Active || s.Mode == Passive }
 
-// filled has the defaults in place of zeros.
+// filled returns the session with defaults in place of zeros.
 func (s Session) filled() Session {
 	if s.Mode == "" {
 		s.Mode = Active
@@ -91,10 +91,10 @@ func (s Session) filled() Session {
 	return s
 }
 
-// wanted says whether there is to be anything in the namespace.
+// wanted reports whether the namespace needs an instance.
 func (c Config) wanted() bool { return len(c.Sessions) > 0 || c.Tick != 0 }
 
-// Validate says what is wrong, each with the place and what to do about it.
+// Validate returns all errors, each with its position and a remedy.
 func (c Config) Validate() []error {
 	var errs []error
 	if len(c.Sessions) > maxSessions {
@@ -132,7 +132,7 @@ func (c Config) Validate() []error {
 	return errs
 }
 
-// check judges a session, filled, by itself.
+// check validates a filled session on its own.
 func (s Session) check() error {
 	var errs []error
 	bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
@@ -189,7 +189,7 @@ func (s Session) check() error {
 	return errors.Join(errs...)
 }
 
-// slots says which two devices share a word of the data path.
+// slots rejects two devices with the same slot of the link states.
 func slots(devices map[string]int) error {
 	taken := map[uint32]string{}
 	for name, index := range devices {

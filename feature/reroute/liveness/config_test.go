@@ -17,7 +17,7 @@ func valid() Session {
 		Source: netip.MustParseAddr("2001:db8::1"), Function: functionA, Interval: 10 * time.Millisecond, Multiplier: 3, KeyFile: "/k"}
 }
 
-// What is wrong is said with its place and a remedy.
+// Errors carry their position and a remedy.
 func TestValidate(t *testing.T) {
 	if errs := (Config{Sessions: []Session{valid()}}).Validate(); len(errs) != 0 {
 		t.Fatal(errs)
@@ -63,7 +63,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// A key is 16 bytes that nobody else can read.
+// A key is 16 bytes readable by its owner only.
 func TestKey(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "key")
 	write := func(text string, mode os.FileMode) {

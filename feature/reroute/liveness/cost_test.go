@@ -10,7 +10,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
 )
 
-// repeated runs a program on one packet.
+// repeated runs a program repeatedly on one packet.
 func (b *bench) repeated(n int, program string, data []byte) {
 	b.t.Helper()
 	if _, err := b.c.Programs[program].Run(&ebpf.RunOptions{Data: data, Repeat: uint32(n)}); err != nil {
@@ -18,7 +18,7 @@ func (b *bench) repeated(n int, program string, data []byte) {
 	}
 }
 
-// An answer that is checked to its end, and refused for being a duplicate.
+// An answer passing all checks, rejected at the end as a duplicate.
 func BenchmarkReturn(b *testing.B) {
 	x := newBench(b)
 	s := x.state()
@@ -31,7 +31,7 @@ func BenchmarkReturn(b *testing.B) {
 	x.repeated(b.N, bpf.LivenessProgLivenessReturn, data)
 }
 
-// A probe that is checked to its end, and refused for being a duplicate.
+// A probe passing all checks, rejected at the end as a duplicate.
 func BenchmarkEnd(b *testing.B) {
 	x := newBench(b)
 	data := x.sign(x.frame(1, 0))
@@ -40,8 +40,8 @@ func BenchmarkEnd(b *testing.B) {
 	x.repeated(b.N, bpf.LivenessProgLivenessEndRun, data)
 }
 
-// A beat of benchSessions, each of which is judged and has a probe written. None is sent: what they leave by is no device. What is
-// written over the loop's packet looks like one again, so that the next run finds it.
+// One tick of benchSessions sessions. Each is judged and its probe is written, but not sent, because its device does
+// not exist. The written probe resembles the loop's packet, so the next run accepts it.
 func BenchmarkBeat(b *testing.B) {
 	const benchSessions = 64
 	x := newBench(b)
@@ -50,7 +50,7 @@ func BenchmarkBeat(b *testing.B) {
 		f := &c.Frame
 		f.Ip.Word, f.Ip.PayloadLen, f.Ip.Nexthdr, f.Ip.HopLimit = frameMagic, 0, 0, 0 // loop 0
 		clear(f.Ip.Saddr.Bytes[:4])                                                   // generation 0
-		c.Interval = 1                                                                // due at each beat
+		c.Interval = 1                                                                // due at each tick
 		if err := x.maps[pinSetups].Put(i, c); err != nil {
 			b.Fatal(err)
 		}

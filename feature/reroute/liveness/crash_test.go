@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
-// runApply applies a configuration, and dies at a step of it; -1: at none.
+// runApply applies a configuration and dies at a given step; -1: at none.
 func runApply(args []string) error {
 	var c Config
 	if err := json.Unmarshal([]byte(args[2]), &c); err != nil {
@@ -28,13 +28,13 @@ func runApply(args []string) error {
 	return err
 }
 
-// runWake continues a process two seconds after it has been stopped.
+// runWake continues a process two seconds after it was stopped.
 func runWake(args []string) error {
 	pid, err := strconv.Atoi(args[0])
 	if err != nil {
 		return err
 	}
-	err = nstest.Poll(nstest.Timeout(), func() error { // it may be late to stop
+	err = nstest.Poll(nstest.Timeout(), func() error { // the process may stop late
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			return err
@@ -65,7 +65,7 @@ func (p *pair) appliedElsewhere(netns string, sessions ...Session) {
 	p.elsewhere(-1, netns, sessions...)
 }
 
-// Killed at any step of making, changing or removing, the next command has it as it should be.
+// A command killed at any step of create, change or remove is completed by the next one.
 func TestKilled(t *testing.T) {
 	p := newPair(t)
 	a, b := p.sessions(10 * time.Millisecond)
@@ -75,7 +75,7 @@ func TestKilled(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		from, to []Session
-		stride   int // of the steps at which it is killed: each takes a second or two
+		stride   int // distance between the tested steps: each takes a second or two
 	}{
 		{"create", nil, []Session{a}, 4},
 		{"change", []Session{a}, []Session{changed}, 9},

@@ -21,7 +21,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// Devices that are not a wire's own end: what a session's probes leave by, and what is cut.
+// Sessions work on devices other than the end of a wire.
 func TestDevices(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -91,7 +91,7 @@ func addMacvlan(under netlink.Link, a netlink.LinkAttrs) error {
 	return netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: a, Mode: netlink.MACVLAN_MODE_BRIDGE})
 }
 
-// A device and one above it each have a session: what comes in for the upper one is seen at the lower one first, and is not its.
+// A device and one above it both have sessions. The lower device sees the upper one's packets first and ignores them.
 func TestLowerAndUpper(t *testing.T) {
 	for _, c := range []struct {
 		name, device string
@@ -134,7 +134,7 @@ func TestLowerAndUpper(t *testing.T) {
 	}
 }
 
-// A session goes by an alternative name of its device as well, and has no problem.
+// A session accepts an alternative name of its device without a problem.
 func TestAlternativeName(t *testing.T) {
 	p := newPair(t)
 	const name = "alternative"
@@ -146,7 +146,7 @@ func TestAlternativeName(t *testing.T) {
 	p.within(patience, "up, without a problem", func(a, b SessionState) bool { return bothUp(a, b) && a.Problem == "" && b.Problem == "" })
 }
 
-// overWire makes a device over the wire's end; where the kernel has none of the kind, the test skips.
+// overWire creates a device over the wire's end. The test is skipped on kernels without this kind of device.
 func overWire(t *testing.T, ns *netns.Handle, f func(under netlink.Link) error) {
 	t.Helper()
 	var err error
@@ -164,8 +164,8 @@ func overWire(t *testing.T, ns *netns.Handle, f func(under netlink.Link) error) 
 	}
 }
 
-// A device that is made anew, under its name and another number or its old one, has the session again within seconds, with nobody
-// to apply anything, whether links or filters hold its program.
+// A recreated device has its session again within seconds without any apply. Its index may be new or old, and links
+// or filters may hold its program.
 func TestDeviceAnew(t *testing.T) {
 	for name, c := range map[string]struct{ same, filters bool }{
 		"another number": {}, "the same number": {same: true},
@@ -229,8 +229,8 @@ func TestDeviceAnew(t *testing.T) {
 	}
 }
 
-// A device that is made anew while its link is dead does not forget that: the link is used again once probes are answered, also where
-// a command looks after sessions while the device is away.
+// A device recreated while its link is dead stays down until probes are answered. This holds even if a command runs
+// while the device is missing.
 func TestDeviceAnewOfDeadLink(t *testing.T) {
 	for name, looked := range map[string]bool{"a command meanwhile": true, "none": false} {
 		t.Run(name, func(t *testing.T) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package liveness finds out whether links work, both ways, from inside the kernel. A tick source (packets in a loop that a
-// queue's timer clocks) sends probes; the peer's function, of an SRv6 segment, answers them; both sides judge, in the
-// kernel, and tell the data path by the link's word (package links). A configuration is applied once: nothing of it needs a
-// process.
+// Package liveness tests from inside the kernel whether links work in both directions.
+//
+// A tick source (packets in a loop, clocked by a queue's timer) sends probes. The peer's function, an SRv6 segment,
+// answers them. Both ends judge in the kernel and set the link state for the data path (package links). A
+// configuration is applied once; nothing afterwards needs a process.
 package liveness
 
-// Name is the feature whose instances hold liveness.
+// Name is the feature of liveness' instances.
 const Name = "reroute"

@@ -20,15 +20,15 @@ type Event struct {
 	Time    uint64 // CLOCK_MONOTONIC, ns
 	ID      uint32 // of the session
 	Ifindex int
-	ByPeer  bool // judged by the peer's probes; else by answers to ours
+	ByPeer  bool // judged by the peer's probes; else by answers to our probes
 	Phase   Phase
-	Ended   bool // the peer has ended the session; Down: as found before
+	Ended   bool // the peer ended the session; Phase Down: found before the end
 }
 
-// At is when it was, by the clock on the wall.
+// At returns the wall-clock time of the event.
 func (e Event) At() time.Time { return kernel.WallTime(e.Time) }
 
-// SessionEvent is an event of a session that is configured.
+// SessionEvent is an event of a configured session.
 type SessionEvent struct {
 	Event
 	Netns   string
@@ -43,11 +43,12 @@ type eventRaw struct {
 	_                  uint8
 }
 
-// pollInterval is how often who follows events looks whether it still reads the right map.
+// pollInterval is the time between checks for a new map.
 const pollInterval = time.Second
 
-// Events calls yield with every change of a judgement in a namespace, by its inode number, until ctx is done or yield returns false.
-// The kernel keeps some 1,600 for whoever comes late; one process at a time gets each.
+// Events calls yield with every change of a judgement in a namespace, given by its inode number. It ends when ctx is
+// done or yield returns false. The kernel buffers some 1,600 events for late readers. Each event goes to one process
+// only.
 func Events(ctx context.Context, r *kernel.Root, inode uint64, yield func(Event) bool) error {
 	more := true
 	for more && ctx.Err() == nil {
@@ -62,14 +63,14 @@ func Events(ctx context.Context, r *kernel.Root, inode uint64, yield func(Event)
 	return nil
 }
 
-// AllEvents calls yield, once at a time, with every change of a judgement on the host until ctx is done. Namespaces that get sessions
-// later are found within a second; events of sessions that are not configured any more are left out.
+// AllEvents calls yield with every change of a judgement on the host until ctx is done. Calls are serialized. It
+// finds namespaces with new sessions within a second. It skips events of sessions not configured any more.
 func AllEvents(ctx context.Context, r *kernel.Root, yield func(SessionEvent)) {
 	var readers feature.Tasks[string] // by scope
 	defer readers.Wait()
-	var mu sync.Mutex // one call of yield at a time
+	var mu sync.Mutex // serializes yield
 	for range (feature.Loop{Every: pollInterval}).Turns(ctx) {
-		found, _ := scopes(r) // what cannot be read now is looked for again
+		found, _ := scopes(r) // an error is retried with the next turn
 		for _, scope := range found {
 			readers.Start(scope, func() {
 				_ = readEvents(ctx, r, scope, func(e Event) bool {
@@ -85,7 +86,7 @@ func AllEvents(ctx context.Context, r *kernel.Root, yield func(SessionEvent)) {
 	}
 }
 
-// whose finds the session of an event.
+// whose returns the session of an event.
 func whose(r *kernel.Root, scope string, e Event) (s SessionEvent, ok bool) {
 	p, err := readPublished(r, scope)
 	if err != nil {
@@ -98,7 +99,8 @@ func whose(r *kernel.Root, scope string, e Event) (s SessionEvent, ok bool) {
 	return SessionEvent{Event: e, Netns: p.Netns, Session: p.Config.Sessions[i]}, true
 }
 
-// readEvents reads the events of a scope until another form of its instance is published, ctx is done or yield returns false.
+// readEvents reads the events of a scope until another form of its instance is published, ctx is done or yield
+// returns false.
 func readEvents(ctx context.Context, r *kernel.Root, scope string, yield func(Event) bool) error {
 	o, err := r.OpenMapsForWriting(instance(scope), pinEvents)
 	if err != nil {
@@ -118,7 +120,7 @@ func readEvents(ctx context.Context, r *kernel.Root, scope string, yield func(Ev
 				return nil
 			}
 			continue
-		case errors.Is(err, ringbuf.ErrShort): // of another version
+		case errors.Is(err, ringbuf.ErrShort): // another version's event
 			continue
 		case err != nil:
 			return err

@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/feature"
 )
 
-// examine says what of the namespace would keep sessions from working, and warns of what is missing as yet.
+// examine returns an error for conditions preventing sessions, and warns of those still missing.
 func examine(plan *feature.Plan, c Config) error {
 	if _, err := loopCPUs(c.CPUs); err != nil {
 		return err
@@ -30,7 +30,7 @@ func examine(plan *feature.Plan, c Config) error {
 		} else if err != nil {
 			return fmt.Errorf("session %q: device %s: %w", s.Name, s.Device, err)
 		}
-		// Answers are forwarded, and the kernel tells a program of neighbours only by a device that forwards.
+		// Answers are forwarded. bpf_fib_lookup also needs a device with forwarding to return neighbours.
 		if err == nil && !forwards(s.Device) {
 			return fmt.Errorf("session %q: device %s does not forward IPv6, which probes need: sysctl -w net.ipv6.conf.all.forwarding=1", s.Name, s.Device)
 		}
@@ -38,7 +38,7 @@ func examine(plan *feature.Plan, c Config) error {
 	return nil
 }
 
-// addresses are those of the calling thread's namespace.
+// addresses returns the addresses of the calling thread's namespace.
 func addresses() (map[netip.Addr]bool, error) {
 	all, err := net.InterfaceAddrs()
 	if err != nil {
@@ -53,7 +53,7 @@ func addresses() (map[netip.Addr]bool, error) {
 	return own, nil
 }
 
-// warnOfAddresses warns of probes that no answer can return to, or that go to this router itself.
+// warnOfAddresses warns of probes without a way back for answers, and of probes to this router itself.
 func warnOfAddresses(plan *feature.Plan, s Session, own map[netip.Addr]bool) {
 	if !s.sends() {
 		return
@@ -68,7 +68,8 @@ func warnOfAddresses(plan *feature.Plan, s Session, own map[netip.Addr]bool) {
 	}
 }
 
-// forwards says whether a device of the calling thread's namespace, and the namespace itself, are a router's.
+// forwards reports whether forwarding is on for a device of the calling thread's namespace, and for the namespace
+// itself.
 func forwards(device string) bool {
 	for _, of := range []string{"all", device} {
 		text, err := os.ReadFile("/proc/sys/net/ipv6/conf/" + of + "/forwarding")

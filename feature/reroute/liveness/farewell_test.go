@@ -17,15 +17,15 @@ import (
 
 const flagClosing = 2 // LIVENESS_CLOSING
 
-// The end of a session does not say that its link works: a link that was found down stays down, also where it fails between the
-// first farewell and the last one. One that works is no failed link, however seldom either end probes.
+// The end of a session does not prove its link. A link found down stays down, even if it fails during the farewell. A
+// working link does not go down, however long the interval of either end.
 func TestFarewellWhileDown(t *testing.T) {
 	const tick = 2500 * time.Microsecond
 	for _, c := range []struct {
 		name         string
 		interval     time.Duration // of the peer's probes
-		broken       time.Duration // answers are missing for so long before the first farewell; 0: none is
-		whileClosing bool          // and during the farewell
+		broken       time.Duration // answers are missing for this time before the first farewell; 0: none
+		whileClosing bool          // answers are missing during the farewell too
 		want         uint32
 	}{
 		{"long before", 10 * time.Millisecond, 200 * time.Millisecond, true, phaseDown},
@@ -79,7 +79,7 @@ func TestFarewellWhileDown(t *testing.T) {
 	}
 }
 
-// The same between two kernels: this end's probes are lost, the peer's come in, and the peer is removed.
+// The same with two kernels: this end's probes are lost, the peer's arrive, and the peer is removed.
 func TestRemovedWhileDown(t *testing.T) {
 	p := newPair(t)
 	a, b := p.sessions(10 * time.Millisecond)
@@ -94,7 +94,7 @@ func TestRemovedWhileDown(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go AllEvents(ctx, p.root, func(e SessionEvent) { events <- e })
-	l := p.lock() // without Recover, which would put the route back
+	l := p.lock() // without Recover, which would restore the route
 	err := remove(l, netnsScope(p.w.B))
 	l.Unlock()
 	if err != nil {
@@ -122,7 +122,7 @@ func TestRemovedWhileDown(t *testing.T) {
 	p.words(0)
 }
 
-// A session that changes while its link is down begins with that verdict, and ends it when the new one is answered.
+// A session changed while its link is down stays down until an answer arrives.
 func TestChangedWhileDown(t *testing.T) {
 	p := newPair(t)
 	a, b := p.sessions(10 * time.Millisecond)

@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// Needs lists the facilities of the kernel that c uses.
+// Needs lists the kernel features used by c.
 func Needs(c Config) []kernel.Need {
 	needs := []kernel.Need{probe.TCRedirect, probe.LoopHelper, probe.TokenBucket, probe.RingBuffer, probe.CompareAndSwap, probe.SegmentFunction,
 		kernel.TCXLink, kernel.ClsactFilter}
@@ -33,8 +33,7 @@ func Needs(c Config) []kernel.Need {
 	return needs
 }
 
-// Plan says what would change in the namespace of want, in words and steps, given what there is. It changes
-// nothing.
+// Plan compares the found and the wanted state of a namespace and returns the steps between them. It changes nothing.
 func Plan(_ context.Context, have State, want Config) (plan feature.Plan, err error) {
 	if errs := want.Validate(); len(errs) > 0 {
 		return plan, errors.Join(errs...)
@@ -80,7 +79,7 @@ func Plan(_ context.Context, have State, want Config) (plan feature.Plan, err er
 		}
 	}
 	if !has || step.Detail != "" {
-		if err := p.readKeys(); err != nil { // the step would find it out, and a dry run would not
+		if err := p.readKeys(); err != nil { // the step would fail too, but a dry run must report it
 			return plan, err
 		}
 		plan.Add(step)
@@ -88,7 +87,7 @@ func Plan(_ context.Context, have State, want Config) (plan feature.Plan, err er
 	return plan, nil
 }
 
-// again lists the sessions of a network namespace whose devices were made again, or came later.
+// again lists the sessions of a network namespace with a recreated or late device.
 func (st State) again(ref string) (out []string) {
 	for _, s := range st.Sessions {
 		if s.again && s.Netns == ref {
@@ -98,7 +97,7 @@ func (st State) again(ref string) (out []string) {
 	return out
 }
 
-// differences says what of the configuration changes.
+// differences describes the changes of the configuration.
 func differences(was, want Config) string {
 	out := feature.Differences("session", was.Sessions, want.Sessions, func(s Session) string { return s.Name })
 	if was.Tick != want.Tick {
@@ -110,7 +109,7 @@ func differences(was, want Config) string {
 	return strings.Join(out, ", ")
 }
 
-// Apply carries a plan of this package out. Killed at any step, it leaves what the next Recover finishes.
+// Apply executes a plan of this package. Recover finishes an Apply killed at any step.
 func Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
 	for _, s := range p.Steps {
 		if _, err := s.Do(ctx, l); err != nil {
@@ -120,7 +119,7 @@ func Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
 	return nil
 }
 
-// readKeys says which session's key cannot be read.
+// readKeys returns an error for a session without a readable key.
 func (p *published) readKeys() error {
 	for _, s := range p.Config.Sessions {
 		if _, err := readKey(s.KeyFile); err != nil {
@@ -134,7 +133,7 @@ func (p *published) apply(l *kernel.WriteLock) error {
 	if err := kernel.Require(Needs(p.Config)); err != nil {
 		return err
 	}
-	if err := p.readKeys(); err != nil { // before anything changes
+	if err := p.readKeys(); err != nil { // before any change
 		return err
 	}
 	ns, err := netns.Find(p.Netns, p.ID)
@@ -152,7 +151,7 @@ func (p *published) apply(l *kernel.WriteLock) error {
 	return reconcileScope(l, netnsScope(ns))
 }
 
-// farewell has sessions that are there, and not in p, tell their peers that they end: silence is no failure then. It takes a few
+// farewell tells the peers of removed sessions about the end, so their silence is no failure. It takes a few
 // intervals.
 func (p *published) farewell(l *kernel.WriteLock, scope string) error {
 	was, err := readPublished(l.Root, scope)
@@ -179,8 +178,8 @@ func (p *published) farewell(l *kernel.WriteLock, scope string) error {
 		longest = max(longest, interval)
 		waits = append(waits, said)
 	}
-	// A peer that is gone hears nothing, and who probes seldom does not keep the command for long. What counts is not the time: a
-	// host that stands still says nothing meanwhile.
+	// The wait is bounded for peers that are gone or probe seldom. It is counted in naps rather than time: a stalled
+	// host sends no farewell meanwhile.
 	const nap = time.Millisecond
 	for left := min(max(20*longest, 200*time.Millisecond), 2*time.Second); len(waits) > 0 && left > 0; left -= nap {
 		time.Sleep(nap)
@@ -194,7 +193,7 @@ func removeStep(scope string) feature.Step {
 		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", remove(l, scope) }}
 }
 
-// Remove takes liveness of all namespaces away.
+// Remove removes the liveness of all namespaces.
 func Remove(_ context.Context, l *kernel.WriteLock) error {
 	all, err := scopes(l.Root)
 	if err != nil {
@@ -206,11 +205,11 @@ func Remove(_ context.Context, l *kernel.WriteLock) error {
 	return err
 }
 
-// DropGone removes the liveness of a network namespace that is gone, readable or not.
+// DropGone removes the liveness of a deleted network namespace, readable or not.
 func DropGone(l *kernel.WriteLock, scope string) error { return store.Remove(l, instance(scope)) }
 
-// remove takes a namespace's liveness away: the peers are told, the words of links are cleared, and devices, filters and routes
-// go; then the pins. Killed on the way, the next Recover finds nothing wanted any more and does the rest.
+// remove removes a namespace's liveness. It tells the peers, clears the link states, and removes devices, filters and
+// routes, then the pins. If it is killed, the configuration is already empty and the next Recover finishes.
 func remove(l *kernel.WriteLock, scope string) error {
 	p, err := readPublished(l.Root, scope)
 	if errors.Is(err, kernel.ErrNotExist) {
@@ -246,7 +245,7 @@ func remove(l *kernel.WriteLock, scope string) error {
 	return store.Remove(l, instance(scope))
 }
 
-// clear takes away all that is in the namespace.
+// clear removes everything in the namespace.
 func (s *scopeInstance) clear() error {
 	if err := s.followMoves(); err != nil {
 		return err
@@ -269,9 +268,9 @@ func (s *scopeInstance) clear() error {
 	return nil
 }
 
-// Recover finishes what a killed command left half done, sets right what has changed on the host since (a device that came back, a
-// route that somebody removed, a loop that lost its packet), and removes what was for namespaces that are gone. The state tells of
-// what cannot be read.
+// Recover finishes the work of a killed command. It repairs changes on the host: a device that is back, a deleted
+// route, a loop without its packet. It removes the instances of deleted namespaces. ReadState reports unreadable
+// instances.
 func Recover(l *kernel.WriteLock) error {
 	all, _, err := store.All(l.Root)
 	errs := []error{err}
@@ -286,7 +285,7 @@ func Recover(l *kernel.WriteLock) error {
 	return errors.Join(errs...)
 }
 
-// PlanUpgrade says whose programs are another weir's and what would change. It changes nothing.
+// PlanUpgrade lists the namespaces with programs of another weir version. It changes nothing.
 func PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan, err error) {
 	all, unreadable, err := store.All(r)
 	plan.Stays(unreadable)
@@ -299,8 +298,8 @@ func PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan, err erro
 	return plan, err
 }
 
-// upgrade puts this weir's programs in place of another's, over the same maps: a packet meets one or the other, and no session
-// loses what is known of it.
+// upgrade replaces the programs of another weir version over the same maps. A packet meets one version or the other,
+// and sessions keep their state.
 func upgrade(l *kernel.WriteLock, scope string) error {
 	s, err := openInstance(l, scope)
 	if err != nil {

@@ -8,15 +8,16 @@ import (
 	"github.com/weir-project/weir/kernel/hook"
 )
 
-// function is the segment of this router at which a session's peer probes it. No link holds its route: systemd-networkd, for
-// example, removes the routes of others when it starts.
+// function is the segment of this router for a session's peer. Its route is on no link's device, because
+// systemd-networkd, for example, deletes foreign routes of links when it starts.
 type function struct {
 	hook.Segment
-	vrf  int  // the device of the VRF whose table has the route; 0: the main table
-	kept bool // the route is there, though rules prefer another. To list routes is too much for each second
+	vrf  int  // index of the VRF whose table has the route; 0: the main table
+	kept bool // the route exists, though rules prefer another; listing routes each second costs too much
 }
 
-// findFunction is the function of a session that has a device; nil: nobody probes it. It is called in the session's namespace.
+// findFunction returns the function of a session with a device, or nil if nobody probes it. It runs in the session's
+// namespace.
 func findFunction(s *Session) *function {
 	full := s.filled()
 	if !full.judges() {
@@ -33,7 +34,7 @@ func findFunction(s *Session) *function {
 	return f
 }
 
-// unrouted says which session's function has lost its route; "": none. It is called in the namespace.
+// unrouted reports the first session without the route of its function; "": none. It runs in the namespace.
 func (k *known) unrouted() (string, error) {
 	for i := range k.assignments {
 		p := &k.assignments[i]
@@ -60,8 +61,8 @@ func (k *known) unrouted() (string, error) {
 	return "", nil
 }
 
-// routeProblem says that probes of a session's peer find no route; "": they do, or it cannot be told. It is called in the
-// namespace.
+// routeProblem reports a missing route for the peer's probes; "": the route exists, or this is unknown. It runs in
+// the namespace.
 func routeProblem(s *Session) string {
 	f := findFunction(s)
 	if f == nil || f.Chosen(f.vrf) {

@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/kernel/hook"
 )
 
-// removeFunctions takes the routes of all functions of a namespace away, as systemd-networkd does with routes of others.
+// removeFunctions deletes the routes of all functions in a namespace, as systemd-networkd does with foreign routes.
 func removeFunctions(p *pair) {
 	p.t.Helper()
 	inside(p.t, p.w.A, func() error {
@@ -34,7 +34,7 @@ func removeFunctions(p *pair) {
 	})
 }
 
-// A route of a function that somebody removes is told while it is away, and comes back within seconds under Run; also in a VRF.
+// A deleted route of a function is reported while it is missing. Run restores it within seconds, also in a VRF.
 func TestFunctionRouteRemoved(t *testing.T) {
 	for name, table := range map[string]uint32{"main table": 0, "vrf": 77} {
 		t.Run(name, func(t *testing.T) {

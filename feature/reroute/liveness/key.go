@@ -11,7 +11,8 @@ import (
 	"github.com/weir-project/weir/internal/secret"
 )
 
-// readKey reads a session's key: two words, little-endian as SipHash has them. Only its owner may read the file.
+// readKey reads a session's key as two little-endian words, as SipHash defines them. Only the owner may have access
+// to the file.
 func readKey(path string) (key [2]uint64, err error) {
 	text, err := secret.Read(path, 128, "16 bytes, or 32 hexadecimal digits")
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A plan, and so a dry run, finds out that a key cannot be used, and warns of addresses that are none of this router's.
+// A plan, and so a dry run, reports unusable keys, and warns of addresses this router does not have.
 func TestPlanReadsKeysAndAddresses(t *testing.T) {
 	nstest.NeedRoot(t)
 	ns, far := nstest.NewNetns(t), nstest.NewNetns(t)

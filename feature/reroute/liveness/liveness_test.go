@@ -22,7 +22,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// word is the link's word that the data path of a namespace reads.
+// word returns the link state read by the data path of a namespace.
 func (p *pair) word(ns *netns.Handle, device string) (w links.State) {
 	p.t.Helper()
 	o, err := p.root.Open(instance(netnsScope(ns)), pinLinks)
@@ -36,8 +36,8 @@ func (p *pair) word(ns *netns.Handle, device string) (w links.State) {
 	return w
 }
 
-// Two routers find their link good, both ways; a cut of either way is found at both ends, and told apart where it can be; and they
-// find it good again.
+// Both ends find a working link up in both directions. They detect a cut of either direction, and distinguish the
+// direction where possible. After the cut they find the link up again.
 func TestCuts(t *testing.T) {
 	p := newPair(t)
 	a, b := p.sessions(10 * time.Millisecond)
@@ -46,7 +46,7 @@ func TestCuts(t *testing.T) {
 	p.within(patience, "up", bothUp)
 	for _, c := range []struct {
 		name     string
-		a, b     bool // who loses what comes in
+		a, b     bool // ends losing incoming packets
 		okA, okB [2]Direction
 	}{
 		{name: "both ways", a: true, b: true, okA: [2]Direction{Unknown, Broken}, okB: [2]Direction{Unknown, Broken}},
@@ -80,7 +80,7 @@ func TestCuts(t *testing.T) {
 	}
 }
 
-// A link over which nothing was ever heard is not down: the peer may not have been configured yet.
+// A link without any packet from the peer is not down, because the peer may not be configured yet.
 func TestNeverHeard(t *testing.T) {
 	p := newPair(t)
 	a, _ := p.sessions(10 * time.Millisecond)
@@ -96,14 +96,14 @@ func TestNeverHeard(t *testing.T) {
 	}
 }
 
-// A peer that ends its session is no failed link.
+// A peer ending its session is no failed link.
 func TestFarewell(t *testing.T) {
 	p := newPair(t)
 	a, b := p.sessions(10 * time.Millisecond)
 	p.apply(p.w.NameA, a)
 	p.apply(p.w.NameB, b)
 	p.within(patience, "up", bothUp)
-	p.apply(p.w.NameB) // nothing any more
+	p.apply(p.w.NameB) // an empty configuration
 	init := func() error {
 		if s := p.state().session("to-b"); s.Phase != Init {
 			return fmt.Errorf("%+v", s)
@@ -111,13 +111,13 @@ func TestFarewell(t *testing.T) {
 		return nil
 	}
 	nstest.Eventually(t, init)
-	nstest.Steadily(t, 200*time.Millisecond, init) // many times what a failure would take
+	nstest.Steadily(t, 200*time.Millisecond, init) // many times the detection time
 	p.steady("a peer that ended its session")
 	p.apply(p.w.NameB, b)
 	p.within(patience, "up again", bothUp)
 }
 
-// A kernel router that knows nothing of weir is probed through its plain End.
+// Mode echo probes a kernel router without weir through its plain End segment.
 func TestEcho(t *testing.T) {
 	p := newPair(t)
 	inside(t, p.w.B, func() error {
@@ -149,8 +149,8 @@ func TestEcho(t *testing.T) {
 	is(Up)
 }
 
-// A peer is reached by a compressed list (NEXT-C-SID, RFC 9800): one that merely routes, behind two of its functions in one
-// container, and one with weir, whose function is the last of a container.
+// Peers are reached by compressed lists (NEXT-C-SID, RFC 9800). One peer is a plain router behind two of its
+// functions in one container. The other runs weir, with its function last in a container.
 func TestCompressed(t *testing.T) {
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("need: tool ip")
@@ -199,8 +199,8 @@ func TestCompressed(t *testing.T) {
 	all(Up)
 }
 
-// Parallel links are told apart: one is cut, and the other one's probes and answers do not speak for it. The next hops of one are
-// link-local.
+// Parallel links are judged separately: one is cut, and the other's probes and answers do not count for it. One link
+// has link-local next hops.
 func TestParallel(t *testing.T) {
 	p := newPair(t)
 	nstest.Cable(t, p.w.A, "w1", p.w.B, "w1")
@@ -240,8 +240,8 @@ func TestParallel(t *testing.T) {
 	until([4]Phase{Up, Up, Up, Up})
 }
 
-// A verdict is not kept until the next tick: it is found when the last unanswered probe has waited for its grace, or when the time of
-// who is only probed is over. Ticks are as far apart as probes are.
+// Verdicts do not wait for the next tick. The sender's falls when the last unanswered probe has waited for its grace,
+// the probed end's when its window is over. Ticks are one interval apart.
 func TestBetweenTicks(t *testing.T) {
 	const interval, most = 10 * time.Millisecond, 3 * time.Millisecond
 	p := newPair(t)
@@ -264,7 +264,7 @@ func TestBetweenTicks(t *testing.T) {
 		}
 		return v
 	}
-	// A host that is busy is late, and a stall of it puts a verdict off. Without timers who sends is 7 ms late each time.
+	// A busy host is late, and its stall delays a verdict. Without timers the sender would be 7 ms late each time.
 	const tries, want = 60, 5
 	inTime := [2]int{}
 	for n := 0; n < tries && min(inTime[0], inTime[1]) < want; n++ {
@@ -293,7 +293,7 @@ func TestBetweenTicks(t *testing.T) {
 	}
 }
 
-// Everything that made it is stopped, and the link is judged all the same: applied by a process that has ended.
+// Detection continues without any process of weir.
 func TestWithoutProcess(t *testing.T) {
 	p := newPair(t)
 	a, b := p.sessions(10 * time.Millisecond)
@@ -302,7 +302,7 @@ func TestWithoutProcess(t *testing.T) {
 	p.within(patience, "up", bothUp)
 	for tries := 1; ; tries++ {
 		before := p.state().session("to-b").Sent
-		// This process, too: a child wakes it.
+		// Stop this process too: a child wakes it.
 		c := nstest.Child("wake", os.Getpid())
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
@@ -322,7 +322,7 @@ func TestWithoutProcess(t *testing.T) {
 		if sent >= want {
 			break
 		}
-		if tries == 5 { // a host that stands still sends nothing, but not each time
+		if tries == 5 { // a stalled host sends nothing, but not in every try
 			t.Fatalf("%d probes, want at least %d", sent, want)
 		}
 		t.Logf("%d probes, want at least %d: tried again", sent, want)

@@ -14,16 +14,17 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Loops are a tick source's, for programs that beat with it: a packet comes in by each of the devices once a tick, and goes on to
-// the program of liveness, which sends it round again.
+// Loops are the timer loops of a tick source, for other programs. A packet arrives by each device once per tick. The
+// last program is liveness', which sends the packet round again.
 type Loops struct {
-	Tick    time.Duration  // as it is: others may have asked for a shorter one
-	Devices map[string]int // where the packets come out: names and numbers
-	// Stalls has one word, struct liveness_common: when (CLOCK_MONOTONIC, ns) a CPU with a loop was last seen not to run.
+	Tick    time.Duration  // actual tick; others may have requested a shorter one
+	Devices map[string]int // output devices of the packets: names to indexes
+	// Stalls holds one struct liveness_common: the time (CLOCK_MONOTONIC, ns) a CPU with a loop was last seen
+	// stalled.
 	Stalls *ebpf.Map
 }
 
-// OpenLoops has the loops of a namespace beat at least once a tick, and says which they are. Close them.
+// OpenLoops makes the loops of a namespace tick at least once per tick, and returns them. The caller closes them.
 func OpenLoops(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick time.Duration) (_ *Loops, err error) {
 	scope := netnsScope(ns)
 	p, err := readPublished(l.Root, scope)
@@ -58,7 +59,7 @@ func OpenLoops(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick 
 	return out, err
 }
 
-// become makes the calling thread's namespace as a configuration says.
+// become applies a configuration to the calling thread's namespace.
 func become(ctx context.Context, l *kernel.WriteLock, c Config) error {
 	st, err := ReadState(ctx, l.Root)
 	if err != nil {
@@ -72,7 +73,7 @@ func become(ctx context.Context, l *kernel.WriteLock, c Config) error {
 	return Apply(ctx, l, plan)
 }
 
-// DropLoops ends the loops of a namespace that beat for others alone.
+// DropLoops ends the loops of a namespace without sessions.
 func DropLoops(l *kernel.WriteLock, scope string) error {
 	p, err := readPublished(l.Root, scope)
 	if errors.Is(err, kernel.ErrNotExist) || err == nil && len(p.Config.Sessions) > 0 {

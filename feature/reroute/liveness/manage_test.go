@@ -20,7 +20,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A loop that loses its packet is revived by another one, which sends its probes meanwhile, and user space puts it back to its CPU.
+// A loop without its packet is reseeded by another loop, with its probes sent by the other one meanwhile. User space
+// then moves it back to its CPU.
 func TestRevived(t *testing.T) {
 	need(t)
 	if cpus, err := onlineCPUs(); err != nil || len(cpus) < 2 {
@@ -28,15 +29,14 @@ func TestRevived(t *testing.T) {
 	}
 	for which, name := range []string{"the session's first loop", "its second loop"} {
 		done := false
-		for try := 1; !done && !t.Failed(); try++ { // that the host stands still meanwhile is no chance for five times
+		for try := 1; !done && !t.Failed(); try++ { // a stalled host spoils a try, but not five
 			t.Run(fmt.Sprintf("%s, try %d", name, try), func(t *testing.T) { done = revived(t, which, try == 5) })
 		}
 	}
 }
 
-// revived says whether no link was found to be down that was not, and probes went on. Until the loop is revived nobody sees that its
-// CPU stands still; the probes that wait there for longer than the interval's multiple are lost ones. The last time there is no
-// excuse.
+// revived reports whether probing continued without a false alarm. Before the reseed nothing detects a stall of the
+// loop's CPU, so probes waiting there count as lost. The last try accepts no excuse.
 func revived(t *testing.T, which int, last bool) bool {
 	p := newPair(t)
 	a, b := p.sessions(10 * time.Millisecond)
@@ -51,7 +51,7 @@ func revived(t *testing.T, which int, last bool) bool {
 		}
 		return out
 	}
-	// A packet of another generation than the clockwork's ends.
+	// A packet of another generation is dropped.
 	lose := func() (ticks uint64) {
 		o, err := p.root.OpenMapsForWriting(instance(netnsScope(p.w.A)), pinClockwork)
 		if err != nil {
@@ -66,7 +66,7 @@ func revived(t *testing.T, which int, last bool) bool {
 		if err := o.Maps[pinClockwork].Put(uint32(0), m); err != nil {
 			t.Fatal(err)
 		}
-		return loops()[which].Ticks + 1 // one may be under way
+		return loops()[which].Ticks + 1 // one may be in flight
 	}
 	before := loops()[which].Revivals
 	ticks, sent, begin := lose(), p.state().session("to-b").Sent, time.Now()
@@ -106,7 +106,7 @@ func revived(t *testing.T, which int, last bool) bool {
 	return true
 }
 
-// Nothing of it is left behind.
+// Remove leaves nothing behind.
 func TestRemove(t *testing.T) {
 	p := newPair(t)
 	look := func() (out []string) {
@@ -150,7 +150,7 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// Programs of another weir are exchanged while probes go on, and no session loses what is known of it.
+// Programs of another weir version are replaced during probing, and sessions keep their state.
 func TestUpgrade(t *testing.T) {
 	p := newPair(t)
 	a, b := p.sessions(10 * time.Millisecond)
@@ -171,7 +171,7 @@ func TestUpgrade(t *testing.T) {
 		meta := o.Meta
 		meta.Object[0]++
 		names, err := o.Links()
-		delete(o.Maps, pinTimers) // which weir had no need for once
+		delete(o.Maps, pinTimers) // absent in earlier versions
 		if err == nil {
 			err = l.Upgrade(instance(netnsScope(ns)), kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: o.Maps}, Keep: names, Swap: func() error { return nil }})
 		}
@@ -203,7 +203,7 @@ func TestUpgrade(t *testing.T) {
 	p.steady("an upgrade")
 }
 
-// programs are the numbers of those that the links of a namespace run.
+// programs returns the ids of the programs run by a namespace's links.
 func (p *pair) programs() (out []uint32) {
 	p.t.Helper()
 	o, err := p.root.Open(instance(netnsScope(p.w.A)))
@@ -230,7 +230,7 @@ func (p *pair) programs() (out []uint32) {
 	return out
 }
 
-// The data path's map, where another package made it.
+// Liveness uses a map of link states created by another package.
 func TestSharedWords(t *testing.T) {
 	p := newPair(t)
 	words, err := ebpf.NewMap(links.Spec())
@@ -262,7 +262,7 @@ func TestSharedWords(t *testing.T) {
 	cut(t, p.w.B, nstest.WireDevice, true)
 	p.within(patience, "down", func(a, b SessionState) bool { return a.Phase == Down })
 	var w links.State
-	// a tick enters the phase first, and then says it here
+	// a tick changes the phase before the link state
 	nstest.Eventually(t, func() error {
 		if err := words.Lookup(slot, &w); err != nil {
 			t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
 )
 
-// readMove is what signed probes have told of the link address of a device's neighbour.
+// readMove returns the link address of a device's neighbour learnt from signed probes.
 func readMove(m *ebpf.Map, device int) (v bpf.LivenessLivenessMove, err error) {
 	if err := m.Lookup(links.Slot(device), &v); err != nil {
 		return v, fmt.Errorf("reading the link address of the neighbour on interface %d: %w", device, err)
@@ -24,8 +24,8 @@ func readMove(m *ebpf.Map, device int) (v bpf.LivenessLivenessMove, err error) {
 	return v, nil
 }
 
-// followMoves has the kernel's neighbours follow link addresses that changed. The programs send to the new address meanwhile, and
-// see within 250 ms that the kernel knows it.
+// followMoves updates the kernel's neighbours to changed link addresses. Meanwhile the programs send to the new
+// address. They notice the kernel's update within 250 ms.
 func (s *scopeInstance) followMoves() error {
 	for i := range uint32(maxSessions) {
 		var c bpf.LivenessLivenessSetup
@@ -46,7 +46,7 @@ func (s *scopeInstance) followMoves() error {
 	return nil
 }
 
-// follow gives every neighbour of a link address the new one, and leaves its state as it is.
+// follow gives all neighbours with the old link address the new one. Their states stay.
 func follow(device int, was, now net.HardwareAddr) error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		all, err := netlink.NeighList(device, family)

@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// The source of a probe is believed if the probe is signed and newer than all before, and of no other frame.
+// The source of a probe is accepted if the probe is signed and newer than all before. Other frames are ignored.
 func TestMovedNeighbour(t *testing.T) {
 	old, other := [6]uint8{2, 0, 0, 0, 0, 1}, [6]uint8{2, 0, 0, 0, 0, 9}
 	changed := func(change func(f *bpf.LivenessLivenessFrame)) func(*bench) []byte {
@@ -65,7 +65,7 @@ func TestMovedNeighbour(t *testing.T) {
 			if now := b.state(); now.Heard != s.Heard || now.PeerSeq != s.PeerSeq || now.PeerLife != s.PeerLife {
 				t.Error("it is counted before the segment counts it")
 			}
-			if c.moved == 1 { // and back, before the kernel knew
+			if c.moved == 1 { // back again before the kernel's update
 				b.run(bpf.LivenessProgLivenessReturn, from(old, changed(func(f *bpf.LivenessLivenessFrame) { f.Tlv.Life, f.Tlv.Seq = network64(78), network32(2) }))(b))
 				if v, err := readMove(b.maps[pinMoves], 0); err != nil || v.Moved != 0 {
 					t.Errorf("moved back: %+v, %v", v, err)
@@ -75,8 +75,8 @@ func TestMovedNeighbour(t *testing.T) {
 	}
 }
 
-// A neighbour whose link address changes is up again without any process, although the kernel keeps the old one, as protection has
-// it; and the kernel's entry follows when somebody looks.
+// A neighbour with a new link address is up again without any process, even if the kernel has a permanent entry with
+// the old address. The next command updates the entry.
 func TestNeighbourMoves(t *testing.T) {
 	p := newPair(t)
 	a, b := p.sessions(10 * time.Millisecond)

@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Probes and answers leave before all else in queues that tell classes apart.
+// Probes and answers leave before other packets in queues with priorities.
 func TestPriority(t *testing.T) {
 	p := newPair(t)
 	if err := kernel.TCXLink.Check(); err != nil {
@@ -26,7 +26,7 @@ func TestPriority(t *testing.T) {
 	a, b := p.sessions(10 * time.Millisecond)
 	a.Mode, a.Function = Sender, netip.Addr{}
 	b.Mode, b.Peer, b.Via, b.Source = Passive, netip.Addr{}, netip.Addr{}, netip.Addr{}
-	// A second one: the probe of one session of each beat takes the kernel's neighbour code.
+	// A second session: in each tick one session's probe takes the kernel's neighbour code.
 	a2, b2 := a, b
 	a2.Name, a2.ID, a2.Observe, b2.Name, b2.ID, b2.Observe = "second-to-b", 8, true, "second-to-a", 8, true
 	p.apply(p.w.NameA, a, a2)
@@ -49,7 +49,8 @@ func TestPriority(t *testing.T) {
 	}
 }
 
-// outgoing counts packets as long as probes that leave by the wire: [0] those of other classes than TC_PRIO_CONTROL, [1] of it.
+// outgoing counts packets of a probe's length leaving by the wire: [0] with another priority, [1] with
+// TC_PRIO_CONTROL.
 func outgoing(t *testing.T, ns *netns.Handle) *ebpf.Map {
 	t.Helper()
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 16, MaxEntries: 1})

@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
 )
 
-// What the peer's function takes, and what it refuses and why.
+// The peer's function accepts good probes and rejects others with a reason.
 func TestFunction(t *testing.T) {
 	newest := func(b *bench) []byte { return b.sign(b.frame(100, 0)) }
 	changed := func(seq uint32, change func(*bpf.LivenessLivenessFrame)) func(*bench) []byte {
@@ -22,8 +22,8 @@ func TestFunction(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		data  func(b *bench) []byte
-		want  string // counted as; "": it is taken
-		heard uint32 // of it and one before
+		want  string // counted reason; "": accepted
+		heard uint32 // including one before
 	}{
 		{"the next one", changed(101, func(*bpf.LivenessLivenessFrame) {}), "", 2},
 		{"one that was overtaken", changed(60, func(*bpf.LivenessLivenessFrame) {}), "", 2},
@@ -62,7 +62,7 @@ func TestFunction(t *testing.T) {
 			if c.want == "" && len(got) != 0 || c.want != "" && (len(got) != 1 || got[c.want] != 1) {
 				t.Errorf("counted %v, want %q", got, c.want)
 			}
-			if c.want != "" { // it changed nothing else
+			if c.want != "" { // nothing else changed
 				s.Counts = before.Counts
 				if *s != *before {
 					t.Error("it changed something")
@@ -72,7 +72,7 @@ func TestFunction(t *testing.T) {
 	}
 }
 
-// The answer is signed, says how many probes came, and when.
+// The answer is signed and contains the number and the arrival time of probes.
 func TestAnswer(t *testing.T) {
 	b := newBench(t)
 	b.at(5 * time.Second)
@@ -91,7 +91,7 @@ func TestAnswer(t *testing.T) {
 	}
 }
 
-// A replayed life is refused while the present one is alive.
+// A replayed incarnation is rejected while the current one is alive.
 func TestOldLife(t *testing.T) {
 	b := newBench(t)
 	b.run(bpf.LivenessProgLivenessEndRun, b.sign(b.frame(1, 0)))
@@ -105,7 +105,7 @@ func TestOldLife(t *testing.T) {
 	}
 }
 
-// The path is proved only by an acknowledgement that is new, of this clock, and recent.
+// The path is proved only by a new and recent acknowledgement of this host's clock.
 func TestFresh(t *testing.T) {
 	b := newBench(t)
 	seq := uint32(0)
@@ -123,18 +123,18 @@ func TestFresh(t *testing.T) {
 		}
 	}
 	const s = time.Second
-	probe(1*s, 0, false)         // acknowledges nothing
-	probe(2*s, 1*s, true)        // the first answer
-	probe(3*s, 1*s, false)       // the same: the answer of 2 s was lost
-	probe(4*s, 3*s, true)        //
-	probe(5*s, 2*s, false)       // an older one
-	probe(6*s, 7*s, false)       // one that there was not yet
-	probe(6*s+1, 6*s, true)      //
-	probe(20*s, 6*s+1, false)    // one from long ago
-	probe(21*s, 20500*1e6, true) //
+	probe(1*s, 0, false)   // acknowledges nothing
+	probe(2*s, 1*s, true)  // the first answer
+	probe(3*s, 1*s, false) // again: the answer of 2 s was lost
+	probe(4*s, 3*s, true)
+	probe(5*s, 2*s, false) // an older one
+	probe(6*s, 7*s, false) // in the future
+	probe(6*s+1, 6*s, true)
+	probe(20*s, 6*s+1, false) // too old
+	probe(21*s, 20500*1e6, true)
 }
 
-// What of answers is taken, what is not ours goes on.
+// Good answers are consumed; foreign packets pass.
 func TestReturn(t *testing.T) {
 	const pass, taken = math.MaxUint32, 2 // TC_ACT_UNSPEC, TC_ACT_SHOT
 	changed := func(seq uint32, change func(*bpf.LivenessLivenessFrame)) func(*bench) []byte {
@@ -197,7 +197,7 @@ func TestReturn(t *testing.T) {
 	}
 }
 
-// beat is the loop's packet.
+// beat returns the loop's packet.
 func beat() []byte {
 	d := make([]byte, frameBytes)
 	d[12], d[13] = 0x86, 0xdd
@@ -205,8 +205,7 @@ func beat() []byte {
 	return d
 }
 
-// A lossy link goes down exactly where as many answers in a row are missing as the multiplier says, and as often as falseAlarms
-// says on average.
+// A lossy link goes down exactly after multiplier missing answers in a row, and as often as falseAlarms predicts.
 func TestLoss(t *testing.T) {
 	b := newBench(t)
 	b.s.Interval = 4 * time.Millisecond
@@ -242,7 +241,8 @@ func TestLoss(t *testing.T) {
 	}
 }
 
-// Flaps make a session wait longer, up to the most that is configured; stalls of this host put a verdict off, and not for ever.
+// Flaps lengthen the time before up, to the configured maximum. Stalls of this host delay a verdict for a limited
+// time.
 func TestDampening(t *testing.T) {
 	b := newBench(t)
 	b.s.StableFor, b.s.StableMax = 100*time.Millisecond, 350*time.Millisecond
@@ -280,7 +280,7 @@ func TestDampening(t *testing.T) {
 	}
 }
 
-// A host that did not run blames nobody, but is believed only so long.
+// A stalled host does not blame the link, for a limited time.
 func TestStall(t *testing.T) {
 	b := newBench(t)
 	at := time.Duration(0)
@@ -301,7 +301,7 @@ func TestStall(t *testing.T) {
 	if s := b.state(); s.Sender.Phase != 1 {
 		t.Fatalf("%+v", s.Sender)
 	}
-	// Two probes are out, and a third one when the host stands still: their answers wait in a queue of its own.
+	// Two probes are unanswered, then a third when the host stalls. Their answers wait in its queue.
 	for s := b.state(); s.Seq-s.Answered < 3; s = step(tick, false) {
 	}
 	if s := step(400*time.Millisecond, false); s.Sender.Phase != 1 {
@@ -315,7 +315,7 @@ func TestStall(t *testing.T) {
 	if s.Sender.Phase != 1 || s.Sender.Granted == 0 {
 		t.Errorf("%+v", s.Sender)
 	}
-	// A host that stalls all the time, with a link that is dead.
+	// A host that stalls repeatedly, with a dead link.
 	from := at
 	for s.Sender.Phase == 1 {
 		s = step(8*time.Millisecond, false)
@@ -328,7 +328,7 @@ func TestStall(t *testing.T) {
 	}
 }
 
-// A farewell is believed with an acknowledgement that is new: one that was recorded has none.
+// A farewell needs a new acknowledgement. A recorded one has none.
 func TestRecordedFarewell(t *testing.T) {
 	b := newBench(t)
 	b.run(bpf.LivenessProgLivenessEndRun, b.sign(b.frame(1, 0)))
@@ -347,9 +347,9 @@ func TestRecordedFarewell(t *testing.T) {
 	}
 }
 
-// falseAlarms is how often, per second on average, a session takes a link that works for dead, when each way of it loses packets
-// independently with probability loss: as often as multiplier answers in a row are missing. What is lost together (a burst longer
-// than multiplier intervals) is an outage, and no false alarm.
+// falseAlarms returns the mean rate of false alarms, per second, for independent random loss in each direction. It is
+// the rate of multiplier missing answers in a row. A burst longer than multiplier intervals is an outage, not a false
+// alarm.
 func falseAlarms(loss float64, interval time.Duration, multiplier int) float64 {
 	missing := 1 - (1-loss)*(1-loss)
 	return math.Pow(missing, float64(multiplier)) * (1 - missing) / interval.Seconds()

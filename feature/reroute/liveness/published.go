@@ -18,13 +18,13 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// abi is the version of the layout of the maps: liveness.h.
+// abi is the layout version of the maps: liveness.h.
 const abi = 1
 
-// instanceName is the one instance of a network namespace.
+// instanceName names liveness' instance, one per network namespace.
 const instanceName = "@liveness"
 
-// store has the instances.
+// store reads and writes the instances.
 var store = instances.Store[published]{Feature: Name, ABI: abi, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
 	Ref: func(p *published) string { return p.Netns }}
 
@@ -54,22 +54,22 @@ var sharedMaps = map[string]string{
 	pinLinks: links.MapName,
 }
 
-// published is liveness of a namespace as its pins describe it: what is wanted. sync makes the kernel so.
+// published is the liveness of a namespace as stored in its pins. It is the wanted state; reconcile applies it.
 type published struct {
 	Config  Config            `json:"config"`
-	Netns   string            `json:"netns"`   // what reopens the namespace
+	Netns   string            `json:"netns"`   // reference for reopening the namespace
 	Indexes map[string]uint32 `json:"indexes"` // of sessions in the maps, by name
 
 	netns.ID `json:"-"`
 }
 
-// publishedFrom is the liveness of a record.
+// publishedFrom returns the liveness of a record.
 func publishedFrom(rec instances.Record[published]) published {
 	rec.Spec.ID = rec.ID()
 	return rec.Spec
 }
 
-// segment is a segment of ours in a table of routes.
+// segment is a segment of ours in a routing table.
 type segment struct {
 	SID   string
 	Table int // 0: main
@@ -80,7 +80,7 @@ func readPublished(r *kernel.Root, scope string) (published, error) {
 	return publishedFrom(rec), err
 }
 
-// scopes are the namespaces that have liveness, readable or not.
+// scopes returns the namespaces with liveness, readable or not.
 func scopes(r *kernel.Root) (out []string, err error) {
 	all, err := store.Keys(r)
 	for _, i := range all {
@@ -89,7 +89,7 @@ func scopes(r *kernel.Root) (out []string, err error) {
 	return out, err
 }
 
-// assignIndexes gives every session a place, which it keeps as long as it has its name.
+// assignIndexes gives every session an index. A session keeps its index with its name.
 func (p *published) assignIndexes(before map[string]uint32) error {
 	p.Indexes = map[string]uint32{}
 	taken := map[uint32]bool{}
@@ -114,7 +114,7 @@ func (p *published) assignIndexes(before map[string]uint32) error {
 	return nil
 }
 
-// publish records what is wanted. The words of links are those that another instance of the namespace has, or new ones.
+// publish records the wanted state. The link states are shared with another instance of the namespace, or new.
 func (p *published) publish(l *kernel.WriteLock, ns *netns.Handle) error {
 	i := instance(netnsScope(ns))
 	share := map[string]*ebpf.Map{}
@@ -143,11 +143,11 @@ func (p *published) publish(l *kernel.WriteLock, ns *netns.Handle) error {
 	if o == nil {
 		return store.Publish(l, i, instances.Form[published]{Spec: *p, Netns: ns, Pins: kernel.Pins{Maps: share}})
 	}
-	// The programs that are attached stay what they are: sync exchanges them where they are another weir's.
+	// The attached programs stay; upgrade replaces another weir's.
 	return store.Respec(l, i, *p, share)
 }
 
-// makeMaps adds to share the maps that are missing.
+// makeMaps creates the maps missing in share and adds them.
 func makeMaps(share map[string]*ebpf.Map) (made []*ebpf.Map, err error) {
 	spec, err := bpf.LoadLiveness()
 	if err != nil {

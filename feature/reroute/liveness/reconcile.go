@@ -17,20 +17,20 @@ import (
 	"github.com/weir-project/weir/kernel/hook"
 )
 
-// Names of links, each with the number of its device behind it.
+// Name prefixes of links. The device index follows.
 const (
 	linkTick   = "tick_"
 	linkReturn = "return_"
 	linkLeave  = "leave_"
 )
 
-// filterName is of our filters where there is no tcx, and of our segments' programs.
+// filterName names the filters on kernels without tcx, and the programs of segments.
 const filterName = "weir_liveness"
 
-// errNoDevice says that a session's device is not there: the session waits for it.
+// errNoDevice reports a missing device. The session waits for it.
 var errNoDevice = errors.New("there is no such device")
 
-// scopeInstance is a namespace's liveness, open for writing; its methods run in the namespace.
+// scopeInstance is a namespace's liveness, open for writing. Its methods run in the namespace.
 type scopeInstance struct {
 	lock  *kernel.WriteLock
 	scope string
@@ -38,11 +38,12 @@ type scopeInstance struct {
 	ns    *netns.Handle
 	pins  *kernel.Opened
 	loops []loop
-	seed  bool               // all loops anew: what clocks them has changed
-	coll  *kernel.Collection // loaded when the first program of it is attached
+	seed  bool               // reseed all loops: their clock has changed
+	coll  *kernel.Collection // loaded for the first attached program
 }
 
-// reconcileScope makes the kernel what is published. It is how every change takes effect, and how one that was killed is mended.
+// reconcileScope applies the published state to the kernel. Every change takes effect through it, and it recovers
+// killed commands.
 func reconcileScope(l *kernel.WriteLock, scope string) error {
 	s, err := openInstance(l, scope)
 	if err != nil {
@@ -64,7 +65,7 @@ func openInstance(l *kernel.WriteLock, scope string) (_ *scopeInstance, err erro
 		s.ns.Close()
 		return nil, err
 	}
-	// Damaged pins lack maps: upgrade and publish pin the maps made here.
+	// Damaged pins lack maps: upgrade and publish pin the new ones.
 	if _, err := makeMaps(s.pins.Maps); err != nil {
 		s.close()
 		return nil, err
@@ -80,7 +81,7 @@ func (s *scopeInstance) close() {
 	s.ns.Close()
 }
 
-// reconcile does it. With anew programs are attached in place of those that are.
+// reconcile applies the published state. With anew it replaces the attached programs.
 func (s *scopeInstance) reconcile(anew bool) error {
 	cpus, err := loopCPUs(s.p.Config.CPUs)
 	if err != nil {
@@ -98,7 +99,7 @@ func (s *scopeInstance) reconcile(anew bool) error {
 	if err := s.followMoves(); err != nil {
 		return err
 	}
-	// Who is probed can answer before anybody probes, and answers are heard before there are any.
+	// Receivers come first: segments and returns are ready before any probe is sent.
 	if err := s.putSessions(places); err != nil {
 		return err
 	}
@@ -117,7 +118,7 @@ func (s *scopeInstance) reconcile(anew bool) error {
 	return retune(s.pins.Maps[pinClockwork], s.pins.Maps[pinBeats], s.loops, s.seed)
 }
 
-// locate finds the sessions' devices. Who has none now waits for it.
+// locate finds the sessions' devices. Sessions without one wait.
 func (s *scopeInstance) locate() (map[string]location, error) {
 	out, speak := map[string]location{}, map[string]int{}
 	for _, session := range s.p.Config.Sessions {
@@ -136,7 +137,7 @@ func (s *scopeInstance) locate() (map[string]location, error) {
 	return out, slots(speak)
 }
 
-// findDevice looks for a device that frames can be sent by.
+// findDevice returns the location of a device able to send frames.
 func findDevice(name string) (p location, err error) {
 	l, err := netlink.LinkByName(name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -162,7 +163,7 @@ func findDevice(name string) (p location, err error) {
 	return p, nil
 }
 
-// program is one of them, over the instance's maps.
+// program returns a program over the instance's maps.
 func (s *scopeInstance) program(name string) (*ebpf.Program, error) {
 	if s.coll == nil {
 		spec, err := bpf.LoadLiveness()
@@ -180,7 +181,7 @@ func (s *scopeInstance) program(name string) (*ebpf.Program, error) {
 	return s.coll.Programs[name], nil
 }
 
-// putSessions has the programs know the sessions that have a device, and forget all others.
+// putSessions writes the sessions with a device to the maps, and clears all others.
 func (s *scopeInstance) putSessions(places map[string]location) error {
 	used := map[uint32]bool{}
 	for _, p := range places {
@@ -193,7 +194,7 @@ func (s *scopeInstance) putSessions(places map[string]location) error {
 			if err := s.pins.Maps[pinSetups].Lookup(i, &c); err != nil {
 				return fmt.Errorf("reading session %d: %w", i, err)
 			}
-			used[i] = c.On != 0 && !deviceExists(c.Ifindex) // its device may be made anew: until then it keeps its verdict
+			used[i] = c.On != 0 && !deviceExists(c.Ifindex) // a missing device may be recreated; until then the session keeps its verdict
 		}
 	}
 	for i := range uint32(maxSessions) {
@@ -221,7 +222,7 @@ func (s *scopeInstance) putSessions(places map[string]location) error {
 	return nil
 }
 
-// segments has the peers' probes answered, and no longer those of segments that nobody needs.
+// segments installs the functions for the peers' probes and removes unneeded ones.
 func (s *scopeInstance) segments(places map[string]location, anew bool) error {
 	want := map[segment]bool{}
 	for _, session := range s.p.Config.Sessions {
@@ -245,7 +246,8 @@ func (s *scopeInstance) segments(places map[string]location, anew bool) error {
 	return s.dropSegments(want)
 }
 
-// route is that of a segment. It names a device of ours: one of a link would take the segment with it.
+// route returns the route of a segment. It uses a device of ours, because a link's device would take the route with
+// it.
 func (s *scopeInstance) route(g segment) hook.Segment {
 	r := hook.Segment{Table: g.Table}
 	if len(s.loops) > 0 {
@@ -255,7 +257,7 @@ func (s *scopeInstance) route(g segment) hook.Segment {
 	return r
 }
 
-// dropSegments takes away the routes of ours to all but some segments.
+// dropSegments removes all our routes except the given ones.
 func (s *scopeInstance) dropSegments(but map[segment]bool) error {
 	all, err := hook.Segments()
 	if err != nil {
@@ -271,7 +273,7 @@ func (s *scopeInstance) dropSegments(but map[segment]bool) error {
 	return nil
 }
 
-// clockwork has the loops beat as they should.
+// clockwork writes tick and loops for the programs.
 func (s *scopeInstance) clockwork(tick uint64) error {
 	var m bpf.LivenessLivenessTickSource
 	if err := s.pins.Maps[pinClockwork].Lookup(uint32(0), &m); err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
 )
 
-// A probe of this end is no probe of the peer's, though the key is the same, nor is an answer that we gave one to us; what comes back
-// as it was sent goes no farther.
+// An own probe is rejected as the peer's, despite the shared key, and so is an own answer sent back. A reflected
+// probe is dropped.
 func TestReflectedProbe(t *testing.T) {
 	const pass, taken, dropped = math.MaxUint32, 2, 2 // TC_ACT_UNSPEC, TC_ACT_SHOT, BPF_DROP
 	own := func(b *bench) *bpf.LivenessLivenessFrame {

@@ -18,8 +18,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Run supervises tick sources as long as there is a process to do it: a loop that has lost its packet, or was revived on another
-// CPU, is put back, and devices that come later, or come anew, get their sessions. It looks once a second. Nothing of detection needs it.
+// Run supervises the tick sources while a process exists. It reseeds a loop without its packet or on a wrong CPU. It
+// starts the sessions of late or recreated devices. It checks once a second. Detection itself does not need it.
 func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	w := watch{r, map[string]*known{}}
 	defer w.forget(nil)
@@ -38,7 +38,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	return nil
 }
 
-// watch is what Run knows of namespaces between two looks: to open and read what is wanted takes longer than all the rest.
+// watch caches the opened namespaces between checks, because opening and reading them is the most expensive part.
 type watch struct {
 	root  *kernel.Root
 	known map[string]*known // by scope
@@ -47,23 +47,23 @@ type watch struct {
 type known struct {
 	published
 	*kernel.Opened
-	assignments []assignment // of the sessions, when they were last gone through
+	assignments []assignment // from the last findDevices
 	polls       int
 }
 
-// assignment is a session and the device that it was given; 0: it waits for one.
+// assignment is a session with its device index; 0: it waits for one.
 type assignment struct {
 	*Session
 	device   int
-	lost     bool      // the device has the session's program no more
-	function *function // nil: not looked for yet, or nobody probes it
+	lost     bool      // the device has lost the session's program
+	function *function // nil: not searched yet, or nobody probes the session
 }
 
-// sessionsEvery is after how many looks it is asked anew which devices sessions have. Another process gives one another device only
-// when it sets right what has changed on the host.
+// sessionsEvery is the number of checks between reads of the sessions' devices. Other processes change them only in
+// Recover.
 const sessionsEvery = 10
 
-// forget closes what is kept of all namespaces but some.
+// forget closes all cached namespaces except the given ones.
 func (w *watch) forget(but []string) {
 	maps.DeleteFunc(w.known, func(scope string, k *known) bool {
 		if slices.Contains(but, scope) {
@@ -74,7 +74,7 @@ func (w *watch) forget(but []string) {
 	})
 }
 
-// wrong says what is not as it should be, "" if nothing is, as far as it can be read.
+// wrong describes the first deviation found, "" if there is none. It ignores unreadable state.
 func (w *watch) wrong() string {
 	all, err := scopes(w.root)
 	if err != nil {
@@ -82,7 +82,7 @@ func (w *watch) wrong() string {
 	}
 	w.forget(all)
 	for _, scope := range all {
-		if what, err := w.wrongIn(scope); err == nil && what != "" { // else removed meanwhile, or another weir's
+		if what, err := w.wrongIn(scope); err == nil && what != "" { // else removed meanwhile, or of another weir version
 			return what
 		}
 	}
@@ -121,7 +121,7 @@ func (w *watch) wrongIn(scope string) (string, error) {
 	return k.changed()
 }
 
-// moved says whose neighbour has another link address than the kernel has; "": nobody's.
+// moved reports a neighbour with a link address unknown to the kernel; "": none.
 func (k *known) moved() (string, error) {
 	for _, p := range k.assignments {
 		if p.device == 0 {
@@ -138,7 +138,7 @@ func (k *known) moved() (string, error) {
 	return "", nil
 }
 
-// open opens a namespace in place of what was known of it.
+// open opens a namespace in place of its cached state.
 func (w *watch) open(scope string) (*known, error) {
 	if old := w.known[scope]; old != nil {
 		old.Opened.Close()
@@ -158,8 +158,8 @@ func (w *watch) open(scope string) (*known, error) {
 	return k, nil
 }
 
-// findDevices finds out which devices the sessions were given, and whether they have still what was attached: a device that came back
-// under its old number has not.
+// findDevices reads the sessions' devices and checks their attachments. A device recreated with its old index has
+// lost them.
 func (k *known) findDevices() error {
 	k.assignments = nil
 	bare, err := k.bare()
@@ -182,8 +182,8 @@ func (k *known) findDevices() error {
 	return nil
 }
 
-// bare asks which devices do not have the program any more that a session which sends has attached. Links are known by their pins;
-// of filters, where there is no tcx, nothing is pinned, and the devices are asked.
+// bare returns a function reporting whether a sending session's device lacks its program. Links are checked by their
+// pins. Without tcx nothing is pinned, so the devices are queried for filters.
 func (k *known) bare() (func(device int) bool, error) {
 	if !hasTCX() {
 		return k.unfiltered, nil
@@ -202,7 +202,7 @@ func (k *known) bare() (func(device int) bool, error) {
 	return func(device int) bool { return off[device] }, nil
 }
 
-// unfiltered says whether a device of the namespace has no filter of ours. Of what cannot be asked it is not said.
+// unfiltered reports whether a device of the namespace has no filter of ours. It returns false if this is unknown.
 func (k *known) unfiltered(device int) (bare bool) {
 	ns, err := netns.Find(k.Netns, k.ID)
 	if err != nil {
@@ -217,17 +217,17 @@ func (k *known) unfiltered(device int) (bare bool) {
 	return bare
 }
 
-// attached says whether a pinned link attaches something at its place.
+// attached reports whether a pinned link is attached at the given place.
 func (k *known) attached(pin string, at kernel.Attachment) bool {
 	ln, err := k.Link(pin)
 	if err != nil {
-		return true // removed meanwhile: the next look is at other pins
+		return true // removed meanwhile: the next check uses the new pins
 	}
 	defer ln.Close()
 	return at.Verify(ln) == nil
 }
 
-// changed says what of the namespace is another than the sessions were given, "" if nothing is.
+// changed describes the first deviation of devices and routes from the sessions' assignments, "" if there is none.
 func (k *known) changed() (what string, err error) {
 	ns, err := netns.Find(k.Netns, k.ID)
 	if err != nil {
@@ -246,8 +246,8 @@ func (k *known) changed() (what string, err error) {
 	return what, err
 }
 
-// appeared is the place of a session whose device is another than it was given, if it was given one; -1: there is none. It looks
-// at every session each time, and so asks for numbers of devices alone. A device that has gone makes nobody busy: it may come again.
+// appeared returns the index of a session with a new device, or -1. It checks all sessions each time, and therefore
+// asks for device indexes only. A missing device is no change, because it may return.
 func (k *known) appeared() (int, error) {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -264,7 +264,7 @@ func (k *known) appeared() (int, error) {
 	}), nil
 }
 
-// deviceNumber is a device's number; 0: there is none of that name.
+// deviceNumber returns a device's index, or 0.
 func deviceNumber(socket int, device string) int {
 	r, err := unix.NewIfreq(device)
 	if err != nil || unix.IoctlIfreq(socket, unix.SIOCGIFINDEX, r) != nil {

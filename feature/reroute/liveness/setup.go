@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// LIVENESS_TLV and LIVENESS_VERSION of liveness.h, and what a segment routing header says of itself (RFC 8754).
+// LIVENESS_TLV and LIVENESS_VERSION of liveness.h, and fields of a probe's headers (RFC 8754).
 const (
 	tlvType     = 252
 	tlvVersion  = 1
@@ -26,12 +26,12 @@ const (
 	srhType     = 4
 )
 
-// location is where a session is in its namespace.
+// location is the place of a session in its namespace.
 type location struct {
 	index  uint32 // in the maps
 	device int
-	master int // of the device, 0: none; packets of a VRF's devices come to segments by the VRF
-	table  int // of the routes of its VRF; 0: main
+	master int // of the device, 0: none; segments see a VRF's packets with the VRF's index
+	table  int // routing table of its VRF; 0: main
 }
 
 func network16(v uint16) uint16 {
@@ -44,7 +44,7 @@ func network64(v uint64) uint64 {
 	return binary.NativeEndian.Uint64(binary.BigEndian.AppendUint64(nil, v))
 }
 
-// setup is what the programs need to know of a session.
+// setup returns the programs' configuration of a session.
 func (s Session) setup(p location, key [2]uint64, life uint64) bpf.LivenessLivenessSetup {
 	c := bpf.LivenessLivenessSetup{Key: key, Life: life, Interval: uint64(s.Interval), Grace: uint64(s.Grace), Hold: uint64(s.StableFor),
 		HoldMax: uint64(s.StableMax), Id: s.ID, Ifindex: uint32(p.device), Master: uint32(p.master), On: 1, Multiplier: uint8(s.Multiplier)}
@@ -62,7 +62,7 @@ func (s Session) setup(p location, key [2]uint64, life uint64) bpf.LivenessLiven
 	c.Via.Bytes = s.Via.As16()
 	f := &c.Frame
 	f.Proto = network16(unix.ETH_P_IPV6)
-	f.Ip.Word = network32(0x60000000 | 48<<22) // class CS6, as other routing protocols have it
+	f.Ip.Word = network32(0x60000000 | 48<<22) // class CS6, as for other routing protocols
 	f.Ip.PayloadLen = network16(uint16(unsafe.Sizeof(*f) - unsafe.Offsetof(f.Srh)))
 	f.Ip.Nexthdr, f.Ip.HopLimit = unix.IPPROTO_ROUTING, hopsOfProbe
 	f.Ip.Saddr.Bytes, f.Ip.Daddr.Bytes = s.Source.As16(), s.Peer.As16()
@@ -75,14 +75,14 @@ func (s Session) setup(p location, key [2]uint64, life uint64) bpf.LivenessLiven
 	return c
 }
 
-// identity is what must stay for a session to keep what is known of it.
+// identity returns the fields that must be equal for a session to keep its state.
 func identity(c bpf.LivenessLivenessSetup) bpf.LivenessLivenessSetup {
 	out := bpf.LivenessLivenessSetup{Id: c.Id, Ifindex: c.Ifindex, On: c.On, Sends: c.Sends, Judges: c.Judges, Echo: c.Echo, Observe: c.Observe, Key: c.Key}
 	out.Frame.Ip, out.Frame.Seg = c.Frame.Ip, c.Frame.Seg
 	return out
 }
 
-// putSession has the programs know a session. What they know of it stays, unless it is another session now.
+// putSession writes a session to the maps. The session keeps its state unless its identity changes.
 func putSession(m map[string]*ebpf.Map, s Session, p location, key [2]uint64) error {
 	var have bpf.LivenessLivenessSetup
 	if err := m[pinSetups].Lookup(p.index, &have); err != nil {
@@ -96,7 +96,7 @@ func putSession(m map[string]*ebpf.Map, s Session, p location, key [2]uint64) er
 		if err := replaceSession(m, p.index, have, want); err != nil {
 			return err
 		}
-		// Later than any before, also where two changes come in one tick of the clock.
+		// Later than any incarnation before, even with two changes in one clock tick.
 		want = s.setup(p, key, max(uint64(time.Now().UnixNano()), have.Life+1))
 	}
 	if err := m[pinSetups].Put(p.index, want); err != nil {
@@ -112,8 +112,8 @@ func putID(m map[string]*ebpf.Map, id, index uint32) error {
 	return nil
 }
 
-// replaceSession has the programs forget a session in favour of another one. If the former found its link down, the latter begins
-// with that verdict: neither a change of the configuration nor a device made anew says that the link works.
+// replaceSession replaces a session by another one. If the old session was down, the new one starts down: neither a
+// new configuration nor a recreated device proves the link.
 func replaceSession(m map[string]*ebpf.Map, index uint32, have, want bpf.LivenessLivenessSetup) error {
 	anew := have.Ifindex != want.Ifindex
 	if have.Ifindex == 0 || anew && deviceExists(have.Ifindex) || have.Observe != 0 || want.Observe != 0 {
@@ -129,7 +129,7 @@ func replaceSession(m map[string]*ebpf.Map, index uint32, have, want bpf.Livenes
 	}
 	begin := &bpf.LivenessLivenessState{}
 	found := bpf.LivenessLivenessJudgement{Phase: phaseDown, Since: max(was.Sender.Since, was.Peer.Since)}
-	if phase == phaseUp { // it was about to find out that its device has gone
+	if phase == phaseUp { // its device is gone, so it was about to fail
 		found.Since = kernel.Monotonic()
 	}
 	if want.Sends != 0 {
@@ -145,13 +145,13 @@ func replaceSession(m map[string]*ebpf.Map, index uint32, have, want bpf.Livenes
 	return freeDevice(m, index, have.Ifindex)
 }
 
-// deviceExists says whether the namespace has a device of a number.
+// deviceExists reports whether the namespace has a device with an index.
 func deviceExists(index uint32) bool {
 	_, err := netlink.LinkByIndex(int(index))
 	return !errors.As(err, &netlink.LinkNotFoundError{})
 }
 
-// freeDevice forgets what a session has found of a device, but for the word of one that it only observed.
+// freeDevice clears a session's results for a device. Observing sessions have no link state to clear.
 func freeDevice(m map[string]*ebpf.Map, index, device uint32) error {
 	if err := m[pinMoves].Put(links.Slot(int(device)), bpf.LivenessLivenessMove{}); err != nil {
 		return fmt.Errorf("forgetting session %d: %w", index, err)
@@ -159,7 +159,7 @@ func freeDevice(m map[string]*ebpf.Map, index, device uint32) error {
 	return links.ClearProbe(m[pinLinks], int(device))
 }
 
-// clearSession has the programs forget a session, and gives the data path its link back.
+// clearSession clears a session in the maps, and releases its link for the data path.
 func clearSession(m map[string]*ebpf.Map, index uint32) error {
 	var have bpf.LivenessLivenessSetup
 	if err := m[pinSetups].Lookup(index, &have); err != nil {
@@ -184,8 +184,8 @@ func clearSession(m map[string]*ebpf.Map, index uint32) error {
 	return links.ClearProbe(m[pinLinks], int(have.Ifindex))
 }
 
-// forgetSession takes the session of a number from the programs. The next one of its place begins with what is given. Killed on the
-// way, off names the device whose word of the link is still to be cleared.
+// forgetSession removes a session from the maps. The next session at this index starts with the state begin. off
+// names the device with a link state still to clear, in case of a kill.
 func forgetSession(m map[string]*ebpf.Map, index, id uint32, off bpf.LivenessLivenessSetup, begin *bpf.LivenessLivenessState) error {
 	if err := m[pinSetups].Put(index, off); err != nil {
 		return fmt.Errorf("ending session %d: %w", index, err)
@@ -193,7 +193,7 @@ func forgetSession(m map[string]*ebpf.Map, index, id uint32, off bpf.LivenessLiv
 	if err := m[pinIDs].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("ending session %d: %w", index, err)
 	}
-	// No tick that saw it on may write after this.
+	// No tick that saw the session on may write after this.
 	kernel.WaitForPrograms()
 	if err := m[pinStates].Put(index, begin); err != nil {
 		return fmt.Errorf("forgetting session %d: %w", index, err)
@@ -201,8 +201,8 @@ func forgetSession(m map[string]*ebpf.Map, index, id uint32, off bpf.LivenessLiv
 	return nil
 }
 
-// closing has a session say, as long as it is on, that it is about to end. said tells whether it has said so three times, of which two
-// may be lost, in its probes as in its answers.
+// closing makes a running session announce its end. said reports whether it has done so three times, in probes and
+// answers, because two may be lost.
 func closing(m map[string]*ebpf.Map, index uint32) (interval time.Duration, said func() bool, err error) {
 	var c bpf.LivenessLivenessSetup
 	before, now := &bpf.LivenessLivenessState{}, &bpf.LivenessLivenessState{}

@@ -19,10 +19,10 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// Phase is what has been found of a session.
+// Phase is the result of a session.
 type Phase string
 
-// Phases. A session that nothing was ever heard of is not down: its link stays in use.
+// Phases. A session without any packet from the peer is not down: its link stays in use.
 const (
 	Init Phase = "init"
 	Up   Phase = "up"
@@ -37,21 +37,21 @@ const (
 	phaseDown = 2
 )
 
-// Direction is what is known of one way of a link.
+// Direction is the state of one direction of a link.
 type Direction string
 
-// Directions. A way is unknown where only the other end could tell, and does not reach us.
+// Directions. A direction is unknown if only the peer could tell and its packets do not arrive.
 const (
 	Works   Direction = "up"
 	Broken  Direction = "down"
 	Unknown Direction = "unknown"
 )
 
-// State is what the pins say of liveness on this host.
+// State is the liveness of this host as read from the pins.
 type State struct {
 	Sessions   []SessionState   `json:"sessions"`
 	TimerLoops []TimerLoopState `json:"timer_loops"`
-	// UnknownSources are packets that are of no session, or cannot be said to be: by reason.
+	// UnknownSources counts packets without a known session, by reason.
 	UnknownSources map[string]uint64 `json:"unknown_sources,omitempty"`
 
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
@@ -59,15 +59,15 @@ type State struct {
 	published map[string]published // by scope
 }
 
-// Judgement is what one side of a session has found.
+// Judgement is the verdict of one side of a session.
 type Judgement struct {
 	Phase   Phase         `json:"phase"`
-	For     time.Duration `json:"for"`     // it has been so for so long
+	For     time.Duration `json:"for"`     // time in this phase
 	Downs   uint32        `json:"downs"`   // since the session was configured
-	Granted uint32        `json:"granted"` // ticks at which a stall of this host put a verdict off
+	Granted uint32        `json:"granted"` // ticks at which a stall of this host delayed a verdict
 }
 
-// SessionState is one session.
+// SessionState is the state of one session.
 type SessionState struct {
 	Name   string `json:"name"`
 	Netns  string `json:"netns"`
@@ -75,58 +75,58 @@ type SessionState struct {
 	ID     uint32 `json:"id"`
 	Mode   Mode   `json:"mode"`
 	Phase  Phase  `json:"phase"`
-	// Sender judges by answers to our probes, Peer by the probes of the peer; nil where the mode has none.
+	// Sender is the judgement by answers to our probes, Peer by the peer's probes; nil if the mode has none.
 	Sender *Judgement `json:"sender,omitempty"`
 	Peer   *Judgement `json:"peer,omitempty"`
 	Out    Direction  `json:"out"` // towards the peer
 	In     Direction  `json:"in"`
-	Flaps  uint32     `json:"flaps"` // how often either judgement was: down
-	// Kept says that the link was found down before the other end ended its session, or before this one was changed, and that
-	// nothing was heard of the other end since.
+	Flaps  uint32     `json:"flaps"` // number of down verdicts of both judgements
+	// Kept reports a down verdict from before the peer ended its session, or from before this session was changed.
+	// The peer has sent nothing since.
 	Kept bool `json:"kept,omitempty"`
 
 	Sent       uint32 `json:"sent"` // probes; wraps around
 	Answered   uint32 `json:"answered"`
-	Unanswered uint32 `json:"unanswered"` // of those sent since the last one that was answered
-	LostOut    uint32 `json:"lost_out"`   // probes that the peer did not get, by its last answer
-	LostIn     uint32 `json:"lost_in"`    // answers that did not come back
-	Heard      uint32 `json:"heard"`      // probes of the peer, in its present life
-	LostHeard  uint32 `json:"lost_heard"` // those of them that did not come
+	Unanswered uint32 `json:"unanswered"` // probes sent since the last answered one
+	LostOut    uint32 `json:"lost_out"`   // probes lost before the peer, as of its last answer
+	LostIn     uint32 `json:"lost_in"`    // answers lost on the way back
+	Heard      uint32 `json:"heard"`      // probes of the peer's current incarnation
+	LostHeard  uint32 `json:"lost_heard"` // lost probes of it
 
 	RTT    RTT               `json:"rtt"`
-	Counts map[string]uint64 `json:"counts,omitempty"` // packets that changed nothing, by reason
+	Counts map[string]uint64 `json:"counts,omitempty"` // ignored packets, by reason
 
 	Problem string `json:"problem,omitempty"`
-	Gone    bool   `json:"gone,omitempty"` // the network namespace
+	Gone    bool   `json:"gone,omitempty"` // the network namespace is gone
 
-	again bool // its device was made again, or came later
+	again bool // its device was recreated, or appeared later
 }
 
-// RTT is how long answers take. Percentiles are upper ends of buckets a quarter of a power of two wide.
+// RTT summarizes round-trip times. Percentiles are upper ends of buckets a quarter of a power of two wide.
 type RTT struct {
 	Min    time.Duration `json:"min"`
 	P50    time.Duration `json:"p50"`
 	P99    time.Duration `json:"p99"`
-	Jitter time.Duration `json:"jitter"` // RFC 3550, 6.4.1
+	Jitter time.Duration `json:"jitter"` // RFC 3550 section 6.4.1
 }
 
 // TimerLoopState is one loop of a tick source.
 type TimerLoopState struct {
 	Netns    string        `json:"netns"`
-	CPU      int           `json:"cpu"` // that it is to beat on
-	On       uint32        `json:"on"`  // that it beat on last
+	CPU      int           `json:"cpu"` // wanted CPU
+	On       uint32        `json:"on"`  // CPU of the last tick
 	Ticks    uint64        `json:"ticks"`
 	Silent   time.Duration `json:"silent"`   // since its last tick
-	Stalls   uint64        `json:"stalls"`   // ticks that were more than 1.5 ms late
-	Longest  time.Duration `json:"longest"`  // of them
-	Revivals uint32        `json:"revivals"` // by another loop, after it had lost its packet
+	Stalls   uint64        `json:"stalls"`   // ticks more than 1.5 ms late
+	Longest  time.Duration `json:"longest"`  // longest of them
+	Revivals uint32        `json:"revivals"` // reseeds by another loop after the loss of its packet
 	Spent    time.Duration `json:"spent"`    // in ticks
 }
 
-// reasons are enum liveness_count, in its order.
+// reasons follows enum liveness_count.
 var reasons = []string{"forged", "stale", "duplicate", "malformed", "far", "elsewhere", "unknown", "unsent"}
 
-// ReadState reads liveness from its pins alone.
+// ReadState reads liveness from its pins.
 func ReadState(_ context.Context, r *kernel.Root) (State, error) {
 	st := State{published: map[string]published{}, UnknownSources: map[string]uint64{}}
 	all, unreadable, err := store.All(r)
@@ -152,11 +152,11 @@ func (st *State) readScope(r *kernel.Root, scope string, p published) error {
 	}
 	defer o.Close()
 	problem, gone, routes := "", false, map[string]string{}
-	var devices map[string]int // nil: this user may not see them
+	var devices map[string]int // nil: this user may not read them
 	if ns, err := netns.Find(p.Netns, p.ID); err != nil {
 		problem, gone = err.Error(), errors.Is(err, netns.ErrGone)
 	} else {
-		_ = ns.Do(func() (err error) { // who may not enter the namespace is told the rest
+		_ = ns.Do(func() (err error) { // without permission to enter the namespace, the rest remains
 			if devices, err = links.Devices(); err != nil {
 				return err
 			}
@@ -204,7 +204,7 @@ func (st *State) readScope(r *kernel.Root, scope string, p published) error {
 		}
 	}
 	if gone {
-		return nil // its loops do not beat
+		return nil // its loops have ended
 	}
 	return st.readLoops(o, p, at)
 }
@@ -233,7 +233,8 @@ func (st *State) readLoops(o *kernel.Opened, p published, at uint64) error {
 	return nil
 }
 
-// since is how long ago a moment was; 0 for one after at, which another CPU may have written meanwhile.
+// since returns the time from a moment to at. It returns 0 for a later moment, because another CPU may write
+// meanwhile.
 func since(at, moment uint64) time.Duration { return time.Duration(at - min(at, moment)) }
 
 func newJudgement(j bpf.LivenessLivenessJudgement, at uint64) *Judgement {
@@ -276,8 +277,8 @@ func newSessionState(s Session, c bpf.LivenessLivenessSetup, v *bpf.LivenessLive
 	return out
 }
 
-// directions says which way of the link works. Answers prove both. The peer's own probes prove that it reaches us, and say
-// whether we reach it: they acknowledge what it hears.
+// directions derives the state of both directions. Answers prove both. The peer's own probes prove the way in, and
+// their acknowledgements the way out.
 func directions(s Session, c bpf.LivenessLivenessSetup, v *bpf.LivenessLivenessState, at uint64) (out, in Direction) {
 	window := time.Duration(c.Interval) * time.Duration(s.Multiplier+1)
 	if v.PeerInterval != 0 {
@@ -322,25 +323,25 @@ func newRTT(v *bpf.LivenessLivenessState) RTT {
 	return out
 }
 
-// bucketEnd is the longest round trip of a bucket.
+// bucketEnd returns the longest round trip of a bucket.
 func bucketEnd(i int) time.Duration {
 	return time.Duration(uint64(5+i%4) << (8 + i/4))
 }
 
-// String is the session in a line.
+// String formats the session on one line.
 func (s SessionState) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s on %s: out %s, in %s, %d flaps, rtt %s/%s", s.Name, s.Phase, s.Device, s.Out, s.In, s.Flaps, s.RTT.P50, s.RTT.P99)
 	return b.String()
 }
 
-// Saved is the liveness of one network namespace, for putting it back later.
+// Saved is the liveness of one network namespace for a later restore.
 type Saved struct {
 	netns.ID
 	Config Config `json:"config"`
 }
 
-// Saved returns liveness as it is pinned.
+// Saved returns the pinned liveness.
 func (st State) Saved() (out []Saved) {
 	for _, scope := range slices.Sorted(maps.Keys(st.published)) {
 		out = append(out, Saved{st.published[scope].ID, st.published[scope].Config})

@@ -21,7 +21,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// tap is a device whose packets the test makes: they come in before programs, the last of which counts what it gets.
+// tap is a device with packets from the test. Programs see them on arrival; the last one counts.
 type tap struct {
 	b     *bench
 	fd    int
@@ -60,7 +60,7 @@ func newTap(t *testing.T, program string) *tap {
 			return err
 		}
 		d.mac = l.Attrs().HardwareAddr
-		// Merging of segments would put headers in front.
+		// GRO would pull headers into the linear part.
 		if err := errors.Join(ethtool.Set("tap", unix.ETHTOOL_SGRO, false), netlink.LinkSetUp(l)); err != nil {
 			return err
 		}
@@ -76,7 +76,7 @@ func newTap(t *testing.T, program string) *tap {
 	return d
 }
 
-// counter is a program that counts what is as long as a probe, and drops it.
+// counter returns a program counting and dropping packets of a probe's length.
 func (d *tap) counter() *ebpf.Program {
 	t := d.b.t
 	t.Helper()
@@ -102,7 +102,7 @@ func (d *tap) counter() *ebpf.Program {
 	return p
 }
 
-// receives has a packet to the device come in, in pieces of which the first one is in front.
+// receives makes a packet arrive, in pieces; the first piece is the linear part.
 func (d *tap) receives(pieces ...[]byte) {
 	d.b.t.Helper()
 	copy(pieces[0], d.mac)
@@ -111,7 +111,7 @@ func (d *tap) receives(pieces ...[]byte) {
 	}
 }
 
-// behind is how many packets went on to who is behind the program.
+// behind returns the number of packets passed on by the program.
 func (d *tap) behind() (n uint64) {
 	d.b.t.Helper()
 	if err := d.after.Lookup(uint32(0), &n); err != nil {
@@ -120,7 +120,7 @@ func (d *tap) behind() (n uint64) {
 	return n
 }
 
-// until waits until the session has had so many answers.
+// until waits for a number of answers of the session.
 func (d *tap) until(answers uint32) {
 	d.b.t.Helper()
 	nstest.Eventually(d.b.t, func() error {
@@ -131,7 +131,7 @@ func (d *tap) until(answers uint32) {
 	})
 }
 
-// sent has the session have sent some probes.
+// sent sets the number of probes sent by the session.
 func (b *bench) sent(probes uint32) {
 	b.t.Helper()
 	s := b.state()
@@ -141,8 +141,8 @@ func (b *bench) sent(probes uint32) {
 	}
 }
 
-// An answer of which the device has put no more than the Ethernet header in front, as drivers of network cards do that leave the rest
-// on the pages that the card wrote.
+// An answer with only the Ethernet header in the linear part. Drivers leave the rest on the pages written by the
+// card.
 func TestPieces(t *testing.T) {
 	d := newTap(t, bpf.LivenessProgLivenessReturn)
 	d.b.sent(10)
@@ -151,8 +151,8 @@ func TestPieces(t *testing.T) {
 	d.until(1)
 }
 
-// What is for a device above the session's (a VLAN, a macvlan) goes on untouched: it is not its session's to judge. A tag without a
-// VLAN, which has a priority only, changes nothing.
+// A packet for a device above the session's (a VLAN, a macvlan) passes untouched, because another session may judge
+// it. A priority tag without a VLAN changes nothing.
 func TestForAnotherDevice(t *testing.T) {
 	tagged := func(data []byte, vlan uint16) []byte {
 		tag := binary.BigEndian.AppendUint16([]byte{0x81, 0}, 7<<13|vlan)

@@ -23,8 +23,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A loop is a veth pair: packets enter at its first end, whose token bucket lets one pass each tick, and come out at its
-// second end, where the program is.
+// A loop is a veth pair. Packets enter at its first end, where a token bucket passes one per tick. They leave at its
+// second end, where the program is attached.
 func entryName(loop int) string { return fmt.Sprintf("weir-tick%d", loop) }
 func exitName(loop int) string  { return fmt.Sprintf("weir-tock%d", loop) }
 
@@ -33,14 +33,13 @@ const frameBytes = int(unsafe.Sizeof(bpf.LivenessLivenessFrame{})) - 2
 // frameMagic is LIVENESS_MAGIC.
 const frameMagic = 0x52494557
 
-// loop is one of a tick source's, with the numbers of its devices.
+// loop is a loop of a tick source with its device indexes.
 type loop struct {
 	cpu         int
 	entry, exit int
 }
 
-// tick is how often loops beat: as the session with the shortest interval wants it, and at least every 10 ms, so that stalls are
-// seen.
+// tick returns the tick of the loops: the shortest one needed by a session, and at most 10 ms to notice stalls.
 func (c Config) tick() time.Duration {
 	tick := maxTick
 	if c.Tick != 0 {
@@ -49,7 +48,7 @@ func (c Config) tick() time.Duration {
 	for _, s := range c.Sessions {
 		tick = min(tick, s.tick())
 	}
-	// Intervals that are no multiple of the tick are met better by half of it, and many sessions are not to send all at once.
+	// Half the tick fits intervals not divisible by it. It also spreads the probes of many sessions.
 	uneven := func(s Session) bool { return s.Interval%tick != 0 }
 	if c.Tick == 0 && (len(c.Sessions) > maxBurst || slices.ContainsFunc(c.Sessions, uneven)) {
 		tick /= 2
@@ -57,9 +56,10 @@ func (c Config) tick() time.Duration {
 	return tick
 }
 
-// tick is how often the loops of a session are to beat: once an interval each, for what wakes a CPU costs more than what it does
-// then; verdicts between two beats are found by timers (verdict.h). A CPU that stands still must be told from a dead link (a tick
-// and LIVENESS_LATE) before its silence makes a verdict (2.3 intervals): with the shortest intervals this takes two.
+// tick returns the session's longest usable tick, one interval. Longer sleeps save CPU time, because a wakeup costs
+// more than its work. Timers find verdicts between two ticks (verdict.h). A stalled CPU must be recognized (after a
+// tick and LIVENESS_LATE) before its silence leads to a verdict (2.3 intervals). The shortest intervals need two
+// ticks for this.
 func (s Session) tick() time.Duration {
 	if s.Interval < 2*time.Millisecond {
 		return s.Interval / 2
@@ -67,15 +67,15 @@ func (s Session) tick() time.Duration {
 	return s.Interval
 }
 
-// maxBurst is how many probes may leave at one tick: the queues of veth devices and of simple network cards take 256 packets.
+// maxBurst is the limit of probes in one tick: veth queues and simple network cards hold 256 packets.
 const maxBurst = 256
 
 const (
-	minTick = minInterval / 4 // BFD's sessions may ask for it
+	minTick = minInterval / 4 // for BFD sessions
 	maxTick = 10 * time.Millisecond
 )
 
-// onlineCPUs are those that can have a loop.
+// onlineCPUs returns the CPUs able to run a loop.
 func onlineCPUs() ([]int, error) {
 	text, err := os.ReadFile("/sys/devices/system/cpu/online")
 	if err != nil {
@@ -102,7 +102,7 @@ func onlineCPUs() ([]int, error) {
 	return all, nil
 }
 
-// loopCPUs are the CPUs that get a loop.
+// loopCPUs returns the CPUs with a loop.
 func loopCPUs(want []int) ([]int, error) {
 	online, err := onlineCPUs()
 	if err != nil {
@@ -119,8 +119,7 @@ func loopCPUs(want []int) ([]int, error) {
 	return online[:min(len(online), maxLoops)], nil
 }
 
-// makeLoops makes the devices of the loops that are missing and takes away those that are too many, in the calling thread's
-// network namespace.
+// makeLoops creates missing loop devices and removes surplus ones, in the calling thread's network namespace.
 func makeLoops(cpus []int, tick time.Duration) ([]loop, error) {
 	var out []loop
 	for i, cpu := range cpus {
@@ -151,9 +150,9 @@ func makeLoop(i, cpu int, tick time.Duration) (l loop, err error) {
 	return loop{cpu: cpu, entry: entry.Attrs().Index, exit: exit.Attrs().Index}, nil
 }
 
-// addLoop makes the pair. It carries nothing but the loop's packet: no addresses, no neighbour discovery. A queue of its own in
-// place of the CPU's backlog (NAPI, by GRO on one side and no TSO on the other: drivers/net/veth.c) keeps a flood from
-// crowding the packet out.
+// addLoop creates the pair. It carries only the loop's packet: no addresses, no neighbour discovery. NAPI gives it
+// its own queue in place of the CPU's backlog (GRO on one side, no TSO on the other: drivers/net/veth.c). A flood
+// then cannot crowd out the packet.
 func addLoop(i int) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.TxQLen = entryName(i), 16
@@ -161,7 +160,7 @@ func addLoop(i int) (netlink.Link, error) {
 		return nil, fmt.Errorf("making the devices %s and %s: %w", entryName(i), exitName(i), err)
 	}
 	for _, name := range []string{entryName(i), exitName(i)} {
-		// Routes of segments name the first one, which therefore has IPv6, but no address.
+		// The first end is the device of segment routes. It therefore needs IPv6, but no address.
 		variable := "disable_ipv6"
 		if name == entryName(i) {
 			variable = "addr_gen_mode"
@@ -186,7 +185,7 @@ func addLoop(i int) (netlink.Link, error) {
 // psTick is the unit of a token bucket's depth: 64 ns (PSCHED_SHIFT, include/net/pkt_sched.h).
 const psTick = 64
 
-// clock has a token bucket let one packet pass each tick.
+// clock sets a token bucket passing one packet per tick.
 func clock(ifindex int, tick time.Duration) error {
 	rate := uint64(frameBytes) * uint64(time.Second) / uint64(tick)
 	q := &netlink.Tbf{Rate: rate, Limit: uint32(8 * frameBytes), Buffer: uint32((tick + tick/8) / psTick),
@@ -206,7 +205,7 @@ func clock(ifindex int, tick time.Duration) error {
 	return nil
 }
 
-// removeLoops takes away the loops from a number on.
+// removeLoops removes all loops from a number on.
 func removeLoops(from int) error {
 	var errs []error
 	for i := from; i < maxLoops; i++ {
@@ -222,7 +221,7 @@ func removeLoops(from int) error {
 	return errors.Join(errs...)
 }
 
-// seed puts a packet into a loop, on its CPU: there it stays.
+// seed sends a packet into a loop, on its CPU. The packet stays on this CPU.
 func seed(l loop, number int, generation uint32) error {
 	var set unix.CPUSet
 	set.Set(l.cpu)
@@ -244,8 +243,7 @@ func seed(l loop, number int, generation uint32) error {
 	return nil
 }
 
-// retune takes the loops to what the clockwork says: those that do not beat, or beat on another CPU than theirs, get a packet of a
-// new generation.
+// retune starts missing loops. A loop that is silent or on a wrong CPU gets a packet of a new generation.
 func retune(clockwork, beats *ebpf.Map, loops []loop, all bool) error {
 	var m bpf.LivenessLivenessTickSource
 	if err := clockwork.Lookup(uint32(0), &m); err != nil {
@@ -265,7 +263,7 @@ func retune(clockwork, beats *ebpf.Map, loops []loop, all bool) error {
 			return fmt.Errorf("starting a loop: %w", err)
 		}
 		if !dead {
-			// The queue's timer stays on its CPU as long as a packet waits: the one of before must have ended.
+			// The queue's timer stays on its CPU while a packet waits, so the old packet must have ended.
 			time.Sleep(3*time.Duration(m.Tick) + time.Millisecond)
 		}
 		if err := seed(l, i, m.Generation[i]); err != nil {
@@ -275,9 +273,9 @@ func retune(clockwork, beats *ebpf.Map, loops []loop, all bool) error {
 	return nil
 }
 
-// sendOn sends from a CPU, on a thread that ends with it.
+// sendOn sends from a CPU, on a thread ending with it.
 func sendOn(fd int, cpu *unix.CPUSet, frame []byte, ifindex int) error {
-	runtime.LockOSThread() // never unlocked: the thread is bound to a CPU and must not serve others after
+	runtime.LockOSThread() // never unlocked: the thread is bound to a CPU and must not run other goroutines
 	if err := unix.SchedSetaffinity(0, cpu); err != nil {
 		return err
 	}

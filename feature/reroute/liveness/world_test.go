@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-// need skips where the kernel lacks what liveness needs.
+// need skips the test on kernels without liveness' needs.
 func need(t testing.TB) {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -43,7 +43,7 @@ func need(t testing.TB) {
 	}
 }
 
-// pair is two routers with a wire between them, and weir on both.
+// pair is two routers with a wire between them, both with weir.
 type pair struct {
 	t    testing.TB
 	w    *nstest.Wire
@@ -98,7 +98,7 @@ func inside(t testing.TB, ns *netns.Handle, f func() error) {
 	}
 }
 
-// sessions are both ends of one.
+// sessions returns both ends of a session.
 func (p *pair) sessions(interval time.Duration) (a, b Session) {
 	a = Session{Name: "to-b", ID: 7, Mode: Active, Device: nstest.WireDevice, Peer: functionB, Via: p.w.B6, Source: p.w.A6, Function: functionA,
 		Interval: interval, Multiplier: 3, KeyFile: p.key}
@@ -116,7 +116,7 @@ func (p *pair) lock() *kernel.WriteLock {
 	return l
 }
 
-// apply configures a namespace, and returns what the plan said.
+// apply configures a namespace and returns the plan's texts.
 func (p *pair) apply(netns string, sessions ...Session) []string {
 	p.t.Helper()
 	said, err := applyTo(p.root, Config{Netns: netns, Sessions: sessions})
@@ -146,11 +146,11 @@ func (p *pair) state() State {
 	return st
 }
 
-// patience is how long what must happen may take, on a machine that may stand still for seconds: a run without failure, after which
-// a link is up, then begins anew.
+// patience is the time for a change, on a machine that may stall for seconds. Each stall restarts the time without
+// failure before up.
 const patience = 60 * time.Second
 
-// within waits until both sessions are as they should be.
+// within waits for a condition on both sessions.
 func (p *pair) within(limit time.Duration, what string, ok func(a, b SessionState) bool) (a, b SessionState) {
 	p.t.Helper()
 	nstest.Within(p.t, limit, func() error {
@@ -165,7 +165,7 @@ func (p *pair) within(limit time.Duration, what string, ok func(a, b SessionStat
 	return a, b
 }
 
-// words waits until the data path of both ends reads of their links what it is to: a tick enters the phase first.
+// words waits for the link states at both ends. A tick changes the phase before them.
 func (p *pair) words(want links.Reason) {
 	p.t.Helper()
 	for _, ns := range []*netns.Handle{p.w.A, p.w.B} {
@@ -178,7 +178,7 @@ func (p *pair) words(want links.Reason) {
 	}
 }
 
-// flaps is how often a link was found to be down, and for how long this host stood still by the loops that lost nothing.
+// flaps returns the number of down verdicts, and the longest stall of this host seen by loops with their packet.
 func (p *pair) flaps(lost ...TimerLoopState) (flaps uint32, longest time.Duration) {
 	p.t.Helper()
 	st := p.state()
@@ -193,8 +193,8 @@ func (p *pair) flaps(lost ...TimerLoopState) (flaps uint32, longest time.Duratio
 	return flaps, longest
 }
 
-// steady fails the test if a link was found to be down that was not, unless this host stood still for longer than that is ruled out
-// (README.md). The loops that lost their packet were silent for long, whatever their CPUs did.
+// steady fails the test after a false alarm, unless this host stalled longer than weir tolerates (README.md). Loops
+// that lost their packet are not evidence of a stall.
 func (p *pair) steady(what string, lost ...TimerLoopState) {
 	p.t.Helper()
 	const ruledOut = 400 * time.Millisecond
@@ -209,7 +209,7 @@ func (p *pair) steady(what string, lost ...TimerLoopState) {
 
 func bothUp(a, b SessionState) bool { return a.Phase == Up && b.Phase == Up }
 
-// cut has a namespace lose all that comes in by a device, before anybody sees it, or lets it in again.
+// cut drops all packets arriving by a device of a namespace with XDP, or ends that.
 func cut(t testing.TB, ns *netns.Handle, device string, on bool) {
 	t.Helper()
 	index := nstest.Ifindex(t, ns, device)
@@ -249,7 +249,7 @@ func addressOn(t testing.TB, ns *netns.Handle, device string, addr string) {
 	nstest.Address(t, ns, device, netip.PrefixFrom(a, ones))
 }
 
-// session is the session of a name, or nil.
+// session returns the session of a name, or nil.
 func (st State) session(name string) *SessionState {
 	i := slices.IndexFunc(st.Sessions, func(s SessionState) bool { return s.Name == name })
 	if i < 0 {
