@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// agentSocket matches the names of agents' sockets: the kind, the inode number of the network
-// namespace, and a name if a namespace can have several agents of the kind.
+// agentSocket matches the names of agents' sockets: the kind and the inode number of the network
+// namespace. A name follows if a namespace can have several agents of the kind.
 var agentSocket = regexp.MustCompile(`^[a-z]+-[0-9]{10}(-.+)?\.sock$`)
 
 // staleAfter is the age of a socket without a listener before it counts as abandoned. A starting

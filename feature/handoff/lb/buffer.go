@@ -11,7 +11,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// bufferDevice is the target device of the data path's packets of buffered flows.
+// bufferDevice buffers packets. The data path redirects packets of buffered flows to it.
 type bufferDevice struct {
 	*packetbuf.Device[Key]
 	mu       sync.Mutex

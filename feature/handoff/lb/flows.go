@@ -20,7 +20,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// These are the record of a flow.
+// Types of package flow.
 type (
 	Key  = flow.Key
 	Flow = flow.Flow

@@ -40,7 +40,7 @@ type member struct {
 	location locate.Location
 	placed   time.Time // latest successful locate; zero: no known location
 	since    time.Time // first locate at this location
-	rival    string    // name of the rightful backend at this location; "": this one
+	rival    string    // owner of this location, if it is another backend
 	checked  time.Time // start of the latest locate
 	locating bool
 	agent    bool         // an agent has connected before

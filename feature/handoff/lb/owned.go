@@ -145,7 +145,7 @@ func (a *Agent) ownedBy(k Key, backend move.Backend, r peer.FlowRecord) error {
 	return err
 }
 
-// still notes that a flow's owner has its session. The flow then stays without packets. The caller holds mu.
+// still notes that a flow's owner has its session, so the flow stays known without packets. The caller holds mu.
 func (a *Agent) still(k Key, fl Flow, r peer.FlowRecord) error {
 	if fl.Ended && !fl.ClientReset || fl.Named && !fl.ClientReset && since(fl.Seen) < a.o.IdleTimeout/8 && r.Epoch <= fl.Epoch {
 		return nil

@@ -16,8 +16,8 @@ import (
 )
 
 // Two load balancers with the same backends and weights hash a flow to the same backend. So neither needs the other's flows. Each
-// reports its backends and their shares to the other. It reports only flows whose owner differs from the hash at either one: they
-// have moved, or are older than the latest change of shares.
+// reports its backends and their shares to the other. It reports only flows outside the hash: their owner is not the hash's
+// backend at one of the two. They have moved, or are older than the latest change of shares.
 
 const (
 	wordTime = 3 * time.Second // for the partner's first report; a partner of an older version then gets all flows
@@ -184,8 +184,8 @@ func (a *Agent) partnerSaid(p peer.Peers) {
 	for _, m := range p.Members {
 		d.names[m.Number] = true
 	}
-	// A partner that has just started locates its backends one by one. With each of these incomplete rings almost all flows would
-	// be reported.
+	// A partner that has just started locates its backends one by one. Its rings are incomplete until then, and almost all flows
+	// would be reported by each of them.
 	if !same && len(p.Pair.Ring) > 0 && (d.rings != nil || d.all || len(p.Pair.Ring) >= own) {
 		d.rings = a.f.newRings(p.Pair.Ring)
 	}

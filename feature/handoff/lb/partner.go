@@ -21,11 +21,11 @@ import (
 
 const (
 	partnerPause = time.Second      // between attempts to connect
-	tellAll      = 30 * time.Second // interval of complete reports: for lost records, and flows idle here alone
+	tellAll      = 30 * time.Second // interval of complete reports: for lost records, and for flows idle at the partner and not here
 	goneAfter    = time.Second      // an ended flow of the partner is removed here after this time without a packet
 	// openFor is how long a move reported by the partner stays open here. If the partner dies during the move, the backends'
-	// agents connect here. Their keepers hold the session for 30 s by default, and it can still be acquired within that time. If
-	// the move ended earlier, both backends would be rejected and would close their copies.
+	// agents connect here. Their keepers hold the session for 30 s by default, so one of them can still acquire it. If the move
+	// ended earlier, both backends would be rejected and would close their copies.
 	openFor = 45 * time.Second
 )
 
@@ -137,7 +137,7 @@ func (a *Agent) tellPartner(ctx context.Context, c *peer.Conn) error {
 			err = c.Ping()
 		case <-d.wake:
 			if !d.knows() {
-				continue // the tellMoved of a later signal wakes it again
+				continue // a later tellMoved repeats the signal
 			}
 			keys := d.drain()
 			if err = a.sendFlows(c, keys, false); err != nil {
@@ -183,7 +183,7 @@ func (a *Agent) sendFlows(c *peer.Conn, keys map[Key]bool, all bool) error {
 			return err
 		}
 		if err == nil && (fl.Never(k) || fl.Unasked && a.f.unasked.Load()) && (fl.Epoch == 0 || !a.pair.knownBoth(k)) {
-			continue // the flow may soon be forgotten here, and the partner would not notice; the data path reports it once it is open
+			continue // it may soon be forgotten here without notice to the partner; the data path reports it once it is open
 		}
 		if a.pair.tells(k, fl, gone) {
 			records = append(records, newRecord(k, fl, gone))
@@ -303,7 +303,7 @@ func (a *Agent) over(k Key, seen uint64) error {
 	if err := a.f.maps.LbFlows.Delete(k.Raw()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("forget the flow of %s: %w", k.Client, err)
 	}
-	a.f.changed(k) // the partner may have got it in a report since it has seen the end
+	a.f.changed(k) // the partner may have received it in a report after it saw the end
 	return nil
 }
 

@@ -26,7 +26,8 @@ import (
 // abi is the version of the maps' layout: lb.h.
 const abi = 1
 
-// Needs of a load balancer. Without tcx its programs are filters of the devices' clsact qdiscs, without links.
+// Needs are the kernel features of a load balancer. Without tcx its programs are filters of the devices' clsact qdiscs, without
+// links.
 var Needs = []kernel.Need{probe.TCRedirect, kernel.TCXLink, kernel.ClsactFilter}
 
 var store = instances.Store[Options]{Feature: "handoff", ABI: abi, Object: bpf.Object, Is: func(name string) bool { return strings.HasPrefix(name, spec.PinPrefix) }}
@@ -36,8 +37,8 @@ func instanceKey(ns *netns.Handle, name string) kernel.Instance {
 }
 
 // Open creates a persistent load balancer in the network namespace of the calling thread, or continues an existing one of that
-// name. Flows with owners and epochs, buffering and its deadlines then stay. The data path works without a process. Open replaces
-// its programs by this version's under traffic. Close leaves it running. [Remove] ends it.
+// name. An existing one keeps its flows, with owners, epochs and buffering deadlines. The data path works without a process. Open
+// replaces its programs by this version's under traffic. Close leaves it running. [Remove] ends it.
 func Open(ctx context.Context, root *kernel.Root, name string, o Options) (_ *DataPath, err error) {
 	if err := kernel.Require(Needs); err != nil {
 		return nil, err

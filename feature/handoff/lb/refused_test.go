@@ -33,7 +33,7 @@ func (s *scene) newOf(t *testing.T, number move.Backend) Key {
 }
 
 // TestReopenedRefused checks that a client reconnecting from the same port is served by another
-// backend, if the former one is unwell, has no server and resets the SYN.
+// backend. The former one is unwell, has no server and resets the SYN.
 func TestReopenedRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		flags uint32 // of the earlier flow; 0: as set by the data path

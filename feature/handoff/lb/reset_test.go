@@ -202,8 +202,8 @@ func TestStillAfterReset(t *testing.T) {
 	}
 }
 
-// TestReopenedDrained checks that a client reconnecting from the same port long after a reset is
-// served by the backend of its bucket, and not by a drained one. If the drained backend's agent has
+// TestReopenedDrained checks a client reconnecting from the same port long after a reset. The
+// backend of its bucket serves it, and not a drained one. If the drained backend's agent has
 // reported the session, the SYN goes to it. Its answer begins a new, unreported session.
 func TestReopenedDrained(t *testing.T) {
 	for name, flags := range map[string]uint32{"nobody has told of it": 0, "its agent has told of it": flow.Named} {

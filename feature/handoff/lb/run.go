@@ -31,7 +31,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// These are types of package spec.
+// Types of package spec.
 type (
 	Config  = spec.Config
 	Service = spec.Service

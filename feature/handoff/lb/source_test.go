@@ -353,7 +353,7 @@ func TestPacketTooBig(t *testing.T) {
 }
 
 // TestOwn checks that ICMP errors of the load balancer's own kernel about a host's packets reach
-// the host, and the load balancer itself can be a client.
+// the host. The load balancer itself can also be a client.
 func TestOwn(t *testing.T) {
 	sc := newScene(t)
 	for id, at := range []netip.AddrPort{service4, service6} {

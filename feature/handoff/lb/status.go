@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// These are types of package report.
+// Types of package report.
 type (
 	Status        = report.Status
 	PairStatus    = report.PairStatus
@@ -100,7 +100,8 @@ func (a *Agent) registered(m *member) bool {
 	return a.pair != nil && m.word != nil && m.word.Connected
 }
 
-// unknown explains why a flow owner is no member, and the fate of its flows. The caller holds mu.
+// unknown explains why a flow owner is no member, and what happens to its flows. The caller holds
+// mu.
 func (a *Agent) unknown(n move.Backend) string {
 	var b bpf.LBLbBackend
 	err := a.f.maps.LbBackends.Lookup(uint32(n), &b)

@@ -15,7 +15,7 @@ import (
 )
 
 // retag copies flows of addresses with a changed tag, so they keep their owners. A tag changes when another address of the
-// service is added or removed. The caller calls it before the data path gets the new tags.
+// service is added or removed. Call retag before the data path gets the new tags.
 func (f *DataPath) retag(services []Service) error {
 	to := map[int][]Service{} // by the present tag
 	for _, s := range services {

@@ -39,7 +39,7 @@ func (Feature) PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan
 }
 
 // upgrade replaces another version's programs by this version's, over the same maps. A running agent continues. The metadata
-// changes last. After a kill before that the next upgrade starts over. Until then each packet meets one of the two programs.
+// changes last. If the upgrade is killed earlier, the next one starts over. Until then each packet meets one of the two programs.
 func upgrade(l *kernel.WriteLock, inst kernel.Instance) error {
 	u, err := store.Open(l, inst)
 	if err != nil {

@@ -158,7 +158,7 @@ func TestVacateUnwell(t *testing.T) {
 }
 
 // TestReclaimTime checks that a just moved flow keeps its removed backend while the previous
-// backend may reclaim it: 45 s, or twice move_timeout if that is more. Explain reports it.
+// backend may reclaim it. This is 45 s, or twice move_timeout if that is more. Explain reports it.
 func TestReclaimTime(t *testing.T) {
 	sc, root := published(t)
 	_, k, owner, other := session(t, sc)

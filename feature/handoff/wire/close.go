@@ -10,11 +10,15 @@ import (
 	"github.com/weir-project/weir/internal/bounded"
 )
 
-// closer closes descriptors with a potentially blocking close(2): a TCP socket with SO_LINGER and
-// data not taken by its peer, a Unix socket with such a socket in its queue, or a file of a hanging
-// file system. [bounded.Interrupt] ends the wait for sockets. Each wait needs a thread, so their
-// number is limited. The other descriptors stay open meanwhile. A terminating process waits for
-// none of them, because the kernel does not linger then.
+// closer closes descriptors whose close(2) may block:
+//
+//   - a TCP socket with SO_LINGER and data not taken by its peer
+//   - a Unix socket with such a socket in its queue
+//   - a file of a hanging file system
+//
+// [bounded.Interrupt] ends the wait for sockets. Each wait needs a thread, so their number is
+// limited. The other descriptors stay open meanwhile. A terminating process waits for none of them,
+// because the kernel does not linger then.
 type closer struct {
 	mu      sync.Mutex
 	room    *sync.Cond // signalled when waiting gets shorter

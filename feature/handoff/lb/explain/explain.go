@@ -93,7 +93,7 @@ func (x *Explainer) packet() error {
 // fromTunnel is the check of lb_in on each packet from the tunnels' device.
 const fromTunnel = "a packet from a tunnel passes if a backend sends it from a service's address; others are dropped"
 
-// conclusion is the fate of a packet at the load balancer.
+// conclusion is the load balancer's decision about a packet.
 type conclusion struct {
 	text    string
 	warning bool

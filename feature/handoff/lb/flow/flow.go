@@ -122,7 +122,7 @@ func Parse(v bpf.LBLbFlow) Flow {
 	return out
 }
 
-// Never reports whether a flow may be no more than a client's forgery: no backend has answered it,
+// Never reports whether a flow may be no more than a client's forgery. No backend has answered it,
 // or the answer may be to a forged segment. A moved flow had a backend's session. It is neither
 // opening nor balanced.
 func (fl *Flow) Never(k Key) bool {

@@ -20,10 +20,9 @@ type Found struct {
 	At     Key
 }
 
-// Rivals returns the backends at a location of another one, with the name of the rightful backend.
-// A backend with an address in the file has precedence, then the backend of the data path there,
-// then the first one located there. known returns the data path's backend at a location, 0 for
-// none.
+// Rivals returns the backends at another one's location, mapped to the name of its owner. A backend
+// with an address in the file has precedence, then the backend of the data path there, then the
+// first one located there. known returns the data path's backend at a location, 0 for none.
 func Rivals(all []Found, known func(Key) uint16) map[uint16]string {
 	at := map[Key][]Found{}
 	for _, f := range all {

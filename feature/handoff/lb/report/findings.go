@@ -13,8 +13,9 @@ import (
 // certificateNear is the time before a certificate's expiry in which it is reported.
 const certificateNear = 7 * 24 * time.Hour
 
-// Findings returns the problems of a load balancer: a missing network namespace, a device without
-// its program, a backend with unprivileged tunnel ports, a rejected or expiring certificate.
+// Findings returns the problems of a load balancer. These are a missing network namespace, a device
+// without its program, a backend with unprivileged tunnel ports, and a rejected or expiring
+// certificate.
 func (s Status) Findings() (out []feature.Finding) {
 	add := func(text, remedy string) {
 		out = append(out, feature.Finding{Object: "load balancer " + s.Name, Text: text, Remedy: remedy})

@@ -35,18 +35,18 @@ type Loss struct {
 	Text    string                                                        // for example "service talk at tcp 192.0.2.1:1790 is removed"
 	Covers  func(client netip.Addr, service int, owner move.Backend) bool // reports whether a flow is lost; service is as in [Service.Flows]
 	Service int                                                           // its new flows are lost; FlowsAlone: none
-	After   string                                                        // fate of the flows; "": as in Text
+	After   string                                                        // effect on the flows; "": as in Text
 	Returns move.Backend                                                  // nothing is lost if this backend is registered; 0: lost in any case
 }
 
 // FlowsAlone is the Service of a loss without new flows.
 const FlowsAlone = -1
 
-// toOthers is the fate of a removed backend's flows.
+// toOthers is the effect on a removed backend's flows.
 const toOthers = "their next packets go to other backends, and connections are reset"
 
-// untilRegistered is the fate of the flows of a backend that may register, and has no entry or no
-// address in the file.
+// untilRegistered is the effect on the flows of a backend without an entry or address in the file,
+// if it may register.
 const untilRegistered = "their packets are dropped until it registers, and it is not registered now"
 
 // drainFirst is the advice for removing a backend without a loss.
