@@ -21,7 +21,7 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// datagram is an Ethernet frame of a UDP datagram over IPv4.
+// datagram returns an Ethernet frame with a UDP datagram over IPv4.
 func datagram(src [4]byte, port uint16, payload string) []byte {
 	b := append([]byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0, 0x45, 0}, make([]byte, 26)...)
 	binary.BigEndian.PutUint16(b[16:], uint16(28+len(payload)))
@@ -38,7 +38,7 @@ func rule(action compile.Action, format string, args ...any) compile.Rule {
 	return compile.Rule{Match: expr.MustParse(fmt.Sprintf(format, args...)), Action: action}
 }
 
-// tenRules are ten rules of five terms.
+// tenRules returns ten rules of five terms.
 func tenRules() []compile.Rule {
 	var rules []compile.Rule
 	for i := range 10 {
@@ -71,7 +71,7 @@ func needHook(tb testing.TB, h compile.Hook) {
 	}
 }
 
-// BenchmarkCompileLoad is ten rules of five terms, from the text to the kernel.
+// BenchmarkCompileLoad measures ten rules of five terms, from text to the loaded program.
 func BenchmarkCompileLoad(b *testing.B) {
 	for _, h := range []compile.Hook{compile.XTBPF, compile.Netfilter, compile.TC, compile.XDP} {
 		b.Run(h.String(), func(b *testing.B) {
@@ -96,7 +96,7 @@ func BenchmarkCompileLoad(b *testing.B) {
 	}
 }
 
-// BenchmarkPacket is what a packet costs, by rules.
+// BenchmarkPacket measures the cost of a packet for several rule sets.
 func BenchmarkPacket(b *testing.B) {
 	many := make([]compile.Rule, 10_000)
 	for i := range many {
@@ -138,7 +138,7 @@ func BenchmarkPacket(b *testing.B) {
 	}
 }
 
-// BenchmarkList is a list of 100,000 prefixes on a table, beside a rule without.
+// BenchmarkList compares a list of 100,000 prefixes in a table with a rule without a list.
 func BenchmarkList(b *testing.B) {
 	for _, text := range []string{"udp.dstport == 9 and ip.dst == 1.2.3.4", "udp.dstport == 3999 and ip.src in $many"} {
 		b.Run(strings.Fields(text)[len(strings.Fields(text))-1], func(b *testing.B) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package compile turns the rules of a filter into one eBPF program, in Go alone: no clang at run time.
+// Package compile compiles the rules of a filter to one eBPF program, in pure Go without clang.
 //
 //	p, err := compile.Compile(rules, compile.Options{Hook: compile.XDP})
 //	c, err := kernel.Load(p.Spec, []string{compile.ProgramName}, nil)
 //
-// The packet is taken apart once, its headers copied to the stack, and all rules read that. Rules that only ask whether the
-// same fields have certain values are looked up together in a hash map, however many they are; others are tested in turn.
-// Whatever the order in which the program finds out, the first rule that matches and does not only count decides.
+// The program dissects a packet once and copies its headers to the stack, where all rules read them. Rules comparing
+// the same fields with constants share one hash map lookup, even thousands of them. Other rules are tested in turn.
+// Independent of the evaluation order, the first matching rule with the action pass or drop decides.
 package compile
 
 import (
@@ -22,15 +22,15 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// Hook is where a program is attached, and so what it sees and says.
+// Hook is the kernel hook of a program. It determines the visible bytes and the return codes.
 type Hook int
 
 // The hooks.
 const (
-	Socket    Hook = iota // SO_ATTACH_BPF on a socket: passes the packet's whole length, or 0
-	XTBPF                 // the bpf match of nftables: 1 says that the packet is to be dropped
+	Socket    Hook = iota // SO_ATTACH_BPF on a socket: returns the packet's length to pass, or 0
+	XTBPF                 // the bpf match of nftables: returns 1 to drop
 	Netfilter             // a netfilter link (Linux 6.4): NF_ACCEPT, NF_DROP
-	TC                    // tcx, or a filter of clsact: TC_ACT_UNSPEC, TC_ACT_SHOT
+	TC                    // tcx, or a clsact filter: TC_ACT_UNSPEC, TC_ACT_SHOT
 	XDP                   // XDP_PASS, XDP_DROP
 )
 
@@ -43,49 +43,49 @@ func (h Hook) String() string {
 	return hookNames[h]
 }
 
-// Action is what becomes of a packet that a rule matches.
+// Action is the action of a rule for matching packets.
 type Action int
 
 // The actions.
 const (
 	Pass  Action = iota
 	Drop         //
-	Count        // it is counted, and goes on to the next rule
+	Count        // count the packet and continue with the next rule
 )
 
 func (a Action) String() string { return [...]string{"pass", "drop", "count"}[a] }
 
-// Rule is an expression and what follows from it.
+// Rule is an expression and an action.
 type Rule struct {
 	Name   string
 	Match  *expr.Expr
 	Action Action
 
-	of *expr.Expr // what Match is made of, for an unreadable header
+	of *expr.Expr // the original of Match, in a copy for unreadable headers
 }
 
-// Start is where the bytes begin that a hook gives to the program.
+// Start is the first header visible to a program.
 type Start int
 
 // The starts.
 const (
-	ByHook    Start = iota // what the hook gives: the transport header at Socket, Ethernet at TC and XDP, else the IP header
+	ByHook    Start = iota // default of the hook: the transport header at Socket, Ethernet at TC and XDP, else the IP header
 	Ethernet               //
 	IPHeader               // raw IPv4 sockets, and TC at devices without a link layer
 	Transport              // UDP, TCP and raw IPv6 sockets
 )
 
-// Options are what a program is made for.
+// Options are the properties of the program's hook and kernel.
 type Options struct {
 	Hook    Hook
-	Start   Start  // ByHook unless the socket or the device is another
-	Default Action // Pass or Drop: of packets that no rule decides
-	// AbsentUnreadable takes fields of a transport header that cannot be read as absent. Else such a packet matches rules
-	// that drop, where any value of these fields could, and no rule that passes for them.
+	Start   Start  // ByHook, except for other kinds of sockets or devices
+	Default Action // Pass or Drop, for packets not decided by any rule
+	// AbsentUnreadable treats fields of an unreadable transport header as absent. By default, such a packet matches a
+	// drop rule if any value of these fields could match, and no pass rule by these fields.
 	AbsentUnreadable bool
-	// Lists are what $name stands for in expressions.
+	// Lists maps the $names of expressions to lists.
 	Lists map[string]List
-	// Kernel is what the program will run on; nil: this kernel is asked.
+	// Kernel describes the target kernel; nil: the running one.
 	Kernel *running.Kernel
 }
 
@@ -95,48 +95,49 @@ const (
 	CountsName  = "filter_counts"
 )
 
-// Counts is an element of the map CountsName, one for each rule, one for the default and one for packets
-// whose transport header cannot be read, each per CPU.
+// Counts is a per-CPU element of the map CountsName. There is one for each rule, one for the default and one for
+// packets with an unreadable transport header.
 type Counts struct {
 	Packets uint64
-	Bytes   uint64 // as long as the hook sees them
-	Last    uint64 // CLOCK_MONOTONIC in ns, at the resolution of a tick
-	Tick    uint64 // of the kernel's clock when Last was written; the program's own
+	Bytes   uint64 // of the length visible to the hook
+	Last    uint64 // CLOCK_MONOTONIC in ns, with the resolution of a tick
+	Tick    uint64 // jiffies at the last write of Last, internal to the program
 }
 
-// Program is what rules were compiled to.
+// Program is the result of compiling rules.
 type Program struct {
 	// Spec has one program, ProgramName, and its maps.
 	Spec *ebpf.CollectionSpec
-	// Tables are the lists on tables: the names of their maps in Spec, for [table.Find]. Their owner fills them.
+	// Tables maps lists in tables to the common prefix of their maps' names in Spec, for [table.Find]. The list's
+	// owner fills them.
 	Tables map[string]string
 
 	rules     []Rule
 	opts      Options
 	plan      *plan
-	functions asm.Instructions // that the program calls
+	functions asm.Instructions // called by the program
 	noted     bool             // for Explain: notes take as long as the code
 	notes     []code.Note
 	patterns  int
-	automata  []byte // of all of them
+	automata  []byte // all automata
 	rates     map[*expr.Expr]int32
 	required  []uint32 // by rule, see required
-	skips     bool     // rules that ask for what a packet lacks are left out
+	skips     bool     // packets skip rules for layers they lack
 }
 
 var (
-	// ErrRule says that a rule cannot be compiled for a hook; what it wraps says where and why.
+	// ErrRule reports a rule unsuited to a hook. It wraps the position and the reason.
 	ErrRule = errors.New("no rule for this hook")
-	// ErrTooLarge says that the rules are more than a program can hold.
+	// ErrTooLarge reports more rules than fit a program.
 	ErrTooLarge = code.ErrTooLarge
-	// ErrList says that an expression names a list that there is not.
+	// ErrList reports an unknown list in an expression.
 	ErrList = errors.New("no such list")
 )
 
-// MaxRules is how many rules a program may have.
+// MaxRules is the maximum number of rules of a program.
 const MaxRules = 1 << 20
 
-// Running is the kernel that this process runs on, as far as a hook is concerned.
+// Running returns the running kernel's properties for a hook.
 func Running(h Hook) (*running.Kernel, error) {
 	switch h {
 	case Netfilter:
@@ -147,7 +148,7 @@ func Running(h Hook) (*running.Kernel, error) {
 	return running.Any(), nil
 }
 
-// Compile makes a program of rules. It loads nothing, but asks the running kernel what it has unless Options say.
+// Compile compiles rules to a program. It loads nothing, but probes the running kernel unless Options describe one.
 func Compile(rules []Rule, o Options) (*Program, error) {
 	switch {
 	case o.Hook < Socket || o.Hook > XDP:
@@ -178,7 +179,7 @@ func Compile(rules []Rule, o Options) (*Program, error) {
 	return p, p.generate()
 }
 
-// check says what of the rules the hook cannot see, and which lists are missing.
+// check reports fields invisible to the hook, and missing lists.
 func check(rules []Rule, o Options) error {
 	var errs []error
 	for i, r := range rules {

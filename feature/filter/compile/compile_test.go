@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// What a hook does not see is an error that points at it.
+// Fields invisible to a hook are an error with the field's position.
 func TestHookErrors(t *testing.T) {
 	for _, c := range []struct {
 		hook   compile.Hook
@@ -57,7 +57,7 @@ func TestHookErrors(t *testing.T) {
 	}
 }
 
-// run gives a packet to a program and returns the verdict.
+// run runs a program on a packet and returns the verdict.
 func run(t *testing.T, p *ebpf.Program, data []byte) uint32 {
 	t.Helper()
 	got, err := p.Run(&ebpf.RunOptions{Data: data})
@@ -67,7 +67,7 @@ func run(t *testing.T, p *ebpf.Program, data []byte) uint32 {
 	return got
 }
 
-// The first rule that passes or drops decides; rules that count before it do; all by the hook's own numbers.
+// The first rule with pass or drop decides, and count rules before it count. Verdicts are the hook's return codes.
 func TestVerdicts(t *testing.T) {
 	rules := []compile.Rule{
 		rule(compile.Count, "udp"), rule(compile.Pass, "udp.dstport == 53"), rule(compile.Count, "ip"),
@@ -109,7 +109,7 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// Many rules that have to be tested in turn are one program, or an error that says what to do.
+// Many rules tested in turn fit one program, up to an error with a remedy.
 func TestMany(t *testing.T) {
 	nstest.NeedRoot(t)
 	for _, n := range []int{100, 3900} {
@@ -121,7 +121,7 @@ func TestMany(t *testing.T) {
 		if got := run(t, c.Programs[compile.ProgramName], datagram([4]byte{10, 0, 0, 1}, 9999, "0123456789ab")); got != 0 {
 			t.Errorf("%d rules: verdict %d", n, got)
 		}
-		// TTL 64, source port 1234: the rule that asks for 64 first.
+		// TTL 64 and source port 1234 match the first rule about TTL 64.
 		if got := run(t, c.Programs[compile.ProgramName], datagram([4]byte{10, 0, 0, 1}, 65000, "0123456789ab")); got != 1 {
 			t.Errorf("%d rules: verdict %d, want a drop", n, got)
 		}
@@ -135,7 +135,7 @@ func TestMany(t *testing.T) {
 	}
 }
 
-// As many patterns as a program may have are one program, and the right one decides.
+// The maximum number of patterns fits one program, and the right one decides.
 func TestManyPatterns(t *testing.T) {
 	for _, h := range []compile.Hook{compile.XTBPF, compile.Netfilter, compile.TC, compile.XDP} {
 		t.Run(h.String(), func(t *testing.T) {
@@ -177,7 +177,7 @@ func TestManyPatterns(t *testing.T) {
 	}
 }
 
-// The probes find what kernels of their age have.
+// The probes find the features of the kernel's version.
 func TestRunning(t *testing.T) {
 	nstest.NeedRoot(t)
 	v, err := kerneltest.Release()
@@ -194,7 +194,7 @@ func TestRunning(t *testing.T) {
 	}
 }
 
-// Explain names every rule, and the instructions say which rule they are for.
+// Explain names every rule, and annotates instructions with their rule.
 func TestExplain(t *testing.T) {
 	rules := []compile.Rule{{Name: "dns", Match: expr.MustParse("udp.dstport == 53 and not ip.src == 10.0.0.0/8"), Action: compile.Pass}}
 	for i := range 20 {
@@ -216,7 +216,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// Options are found in any order: to put one in its place must not touch another's.
+// TCP options may have any order. Storing one must not change another.
 func TestOptions(t *testing.T) {
 	frame, err := hex.DecodeString("020000000002020000000001" + "0800" + "4500003c00000000400600000a0102030a010204" +
 		"c00000500000000100000000a002faf000000000" + "030307" + "020405b4" + "0402" + "080a0000006400000065" + "00")

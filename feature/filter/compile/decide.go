@@ -11,7 +11,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// undecided is above all decisions. A decision is twice the rule's number, and 1 more if the packet is dropped.
+// undecided exceeds all decisions. A decision is twice the rule's index, plus 1 if the packet is dropped.
 const undecided = 1 << 30
 
 func (p *Program) decision(rule int) int32 {
@@ -26,7 +26,7 @@ func (p *Program) decision(rule int) int32 {
 	return d
 }
 
-// decide generates the rules, and what follows from them, or a jump to where that is.
+// decide generates the rules and the code after the decision, or a jump to that code.
 func (g *gen) decide(elsewhere bool) {
 	decided := g.Label()
 	g.Op(asm.Mov.Imm(asm.R9, undecided))
@@ -41,7 +41,7 @@ func (g *gen) decide(elsewhere bool) {
 		g.lacking = g.behindLacking(i, starts)
 		if g.merged != nil && !g.copies {
 			if g.drops = g.p.rules[s.rule].Action == Drop; !g.drops {
-				g.lacking = nil // it would leave out rules that drop what cannot be read
+				g.lacking = nil // it would skip rules dropping unreadable packets
 			}
 		}
 		if s.after {
@@ -82,9 +82,9 @@ func (g *gen) decide(elsewhere bool) {
 	}
 }
 
-// readImage reads whatever of the image any instruction reads. No packet comes there: the verifier does, soon. It computes
-// anew, for the whole program, which slots of the stack are read each time that a way through the program ends on which it
-// has seen another slot read (since Linux 6.18). Here it sees all of them at once.
+// readImage reads every slot of the image read elsewhere. No packet executes it, but the verifier analyses it early.
+// Since Linux 6.18 the verifier recomputes the live stack slots of the whole program whenever the end of a path
+// reveals another one. Here it finds all of them at once.
 func (g *gen) readImage() {
 	var read [code.MaxSlots]bool
 	for i := range g.Ins {
@@ -100,7 +100,7 @@ func (g *gen) readImage() {
 	}
 }
 
-// starts are labels of the steps, and of what follows them.
+// starts returns labels for the steps and for the code after the last one.
 func (g *gen) starts() []code.Label {
 	out := make([]code.Label, len(g.p.plan.steps)+1)
 	for i := range out {
@@ -109,11 +109,11 @@ func (g *gen) starts() []code.Label {
 	return out
 }
 
-// behindLacking returns where to go on, if not at the next one, from step i with a packet that lacks what one of some bits stands for: rules that ask
-// for all of it are left out, so that a segment of TCP passes by a hundred rules of UDP at once. A rule is left out, too, where the way
-// there is too far.
+// behindLacking returns a function from absence bits to the next relevant step after i, or 0 for the directly
+// following one. A packet lacking a layer skips all rules requiring it: a TCP segment passes a hundred UDP rules with
+// one jump. If such a jump is too long, generate starts over without skipping.
 func (g *gen) behindLacking(i int, starts []code.Label) func(bits uint32) code.Label {
-	if len(g.p.plan.groups) > 0 || !g.p.skips { // each step may be where a group's rule decides
+	if len(g.p.plan.groups) > 0 || !g.p.skips { // each step may follow the decision of a group
 		return nil
 	}
 	steps := g.p.plan.steps
@@ -129,11 +129,11 @@ func (g *gen) behindLacking(i int, starts []code.Label) func(bits uint32) code.L
 	}
 }
 
-// maxOmitted is how many rules are left out by one jump.
+// maxOmitted is the maximum number of rules skipped by one jump.
 const maxOmitted = 256
 
-// required are the bits that are clear where a rule matches. Of one that measures rates, which may count what it does not
-// match, none is known.
+// required returns the absence bits known to be clear if a rule matches. It returns 0 for rules with rates, because
+// these may count packets without matching.
 func required(r Rule) (bits uint32) {
 	terms := []expr.Node{r.Match.Root}
 	if and, ok := r.Match.Root.(*expr.And); ok {
@@ -142,7 +142,7 @@ func required(r Rule) (bits uint32) {
 	for _, n := range terms {
 		bits |= implied(n)
 	}
-	if bits&noTCP != 0 { // what is whole has its beginning
+	if bits&noTCP != 0 { // a complete header includes its beginning
 		bits |= noFlags
 	}
 	if bits&noFlags != 0 {
@@ -156,7 +156,7 @@ func required(r Rule) (bits uint32) {
 	return bits
 }
 
-// testRule generates one rule that is tested in turn.
+// testRule generates a rule tested in turn.
 func (g *gen) testRule(i int, decided code.Label) {
 	r := g.p.rules[i]
 	t, f := g.Label(), g.Label()
@@ -190,12 +190,12 @@ func (g *gen) testRule(i int, decided code.Label) {
 	g.Bind(f)
 }
 
-// maxPending is how many branches the verifier keeps for later at once: BPF_COMPLEXITY_LIMIT_JMP_SEQ is 8,192, and the
-// packet's dissection and a rule's own branches take some.
+// maxPending bounds the branches kept by the verifier. BPF_COMPLEXITY_LIMIT_JMP_SEQ is 8,192, and the dissection and
+// a rule's own branches use some.
 const maxPending = 8000
 
-// pending is how many branches of a rule the verifier has yet to follow when it goes on to the next rule: those on the way
-// to the first jump that leaves.
+// pending returns a rule's branches still unfollowed by the verifier at the beginning of the next rule: the
+// conditional jumps before the first unconditional one.
 func pending(ins []code.Insn) (n int) {
 	for i := range ins {
 		switch x := &ins[i]; {
@@ -216,7 +216,7 @@ func ruleNote(i int, name, note string) string {
 	return fmt.Sprintf("rule %d%s: %s", i+1, name, note)
 }
 
-// addPacket adds the packet to the element in R1, whose address is on the stack then.
+// addPacket adds the packet to the element in R1 and leaves the element's address on the stack.
 func (g *gen) addPacket(none code.Label) {
 	g.Op(asm.StoreMem(asm.RFP, g.scratchOff, asm.R1, asm.Word))
 	g.Op(stack(asm.R2, int32(g.scratchOff))...)
@@ -227,7 +227,7 @@ func (g *gen) addPacket(none code.Label) {
 		asm.Add.Reg(asm.R1, asm.R2), asm.StoreMem(asm.R0, 8, asm.R1, asm.DWord), asm.StoreMem(asm.RFP, g.scratchOff, asm.R0, asm.DWord))
 }
 
-// now notes the time in the element that addPacket has found.
+// now stores the time in the element found by addPacket.
 func (g *gen) now() {
 	if g.o.Kernel.CoarseClock {
 		g.Op(asm.FnKtimeGetCoarseNs.Call())
@@ -237,7 +237,7 @@ func (g *gen) now() {
 	g.Op(asm.LoadMem(asm.R1, asm.RFP, g.scratchOff, asm.DWord), asm.StoreMem(asm.R1, 16, asm.R0, asm.DWord))
 }
 
-// countRare adds a packet of which there are few to an element: the clock is asked for each.
+// countRare adds a rare packet to an element. It reads the clock for each.
 func (g *gen) countRare(element int32) {
 	none := g.Label()
 	g.Op(asm.Mov.Imm(asm.R1, element))
@@ -252,10 +252,11 @@ func (g *gen) count() {
 	g.countOr(none, none)
 }
 
-// countOr adds the packet to the element in R1, and goes on behind none. If there is no such element, it goes to lost.
+// countOr adds the packet to the element in R1 and continues at none. Without such an element it jumps to lost.
 func (g *gen) countOr(lost, none code.Label) {
 	g.addPacket(lost)
-	// The clock is asked once in a tick: that takes as long as a load of headers, and the tick is one instruction.
+	// The clock is read once per tick, because it costs as much as loading headers. Reading the tick is one
+	// instruction.
 	g.Op(asm.FnJiffies64.Call(), asm.LoadMem(asm.R1, asm.RFP, g.scratchOff, asm.DWord), asm.LoadMem(asm.R2, asm.R1, 24, asm.DWord))
 	g.Jump(asm.JEq.Reg(asm.R0, asm.R2, ""), none)
 	g.Op(asm.StoreMem(asm.R1, 24, asm.R0, asm.DWord))
@@ -263,7 +264,7 @@ func (g *gen) countOr(lost, none code.Label) {
 	g.Bind(none)
 }
 
-// verdicts are what programs return: to pass, and to drop.
+// verdicts has the return codes of programs: pass, then drop.
 var verdicts = map[Hook][2]int32{
 	Socket:    {0x7fffffff, 0},
 	XTBPF:     {0, 1},
@@ -272,7 +273,7 @@ var verdicts = map[Hook][2]int32{
 	XDP:       {2, 1},  // XDP_PASS, XDP_DROP
 }
 
-// Verdict is what a program of this hook returns for an action, Pass or Drop.
+// Verdict returns the return code for Pass or Drop at this hook.
 func (h Hook) Verdict(a Action) uint32 { return uint32(verdicts[h][a]) }
 
 func (g *gen) verdict() {

@@ -29,16 +29,16 @@ const (
 	anyL4   = noTCP | noPorts | noFlags | noUnreadable | noUDP | noICMP | noICMP6 | noGRE | noPayload
 )
 
-// found clears bits of what is absent, in R7.
+// found clears absence bits in R7.
 func (g *gen) found(bits uint32) { g.Op(asm.And.Imm(asm.R7, int32(^bits))) }
 
-// launder has the verifier forget what it knows of a register of 32 bits.
+// launder stores and reloads a 32-bit register, so the verifier forgets its value.
 func (g *gen) launder(r asm.Register, at int16) {
 	g.Op(asm.StoreMem(asm.R8, at, r, asm.Word), asm.LoadMem(r, asm.R8, at, asm.Word))
 }
 
-// ethernet reads the link layer's header and the tags, and leaves in R9 where the IP header would begin. What is neither
-// IPv4 nor IPv6 is done.
+// ethernet loads the link-layer header and VLAN tags. It leaves the offset of the IP header in R9. Packets other than
+// IPv4 and IPv6 are done.
 func (g *gen) ethernet() {
 	g.Note = "Ethernet"
 	g.Op(asm.Mov.Imm(asm.R2, 0))
@@ -66,15 +66,15 @@ func (g *gen) ethernet() {
 	g.launder(asm.R9, imgL3)
 }
 
-// unlessTag goes to untagged unless the type in R0 is that of a VLAN tag.
+// unlessTag jumps to untagged unless R0 is the EtherType of a VLAN tag.
 func (g *gen) unlessTag(untagged code.Label) {
-	// The product is 0 if it is either type.
+	// The product is 0 for either type.
 	g.Op(asm.Mov.Reg(asm.R1, asm.R0), asm.Xor.Imm(asm.R1, int32(swapped(etherVLAN, asm.Half))),
 		asm.Mov.Reg(asm.R2, asm.R0), asm.Xor.Imm(asm.R2, int32(swapped(etherQinQ, asm.Half))), asm.Mul.Reg(asm.R1, asm.R2))
 	g.Jump(asm.JNE.Imm(asm.R1, 0, ""), untagged)
 }
 
-// moreTags walks the tags behind the second one, at R9, whose values no field has.
+// moreTags walks the tags after the second one, from R9. No field has their values.
 func (g *gen) moreTags(untagged code.Label) {
 	g.unlessTag(untagged)
 	g.Note = "a third VLAN tag"
@@ -97,31 +97,31 @@ func (g *gen) moreTags(untagged code.Label) {
 	g.GoTo(untagged)
 }
 
-// tag reads one VLAN tag at R9, if the type in R0 says that there is one; R0 is the type behind it then.
+// tag loads a VLAN tag at R9 if R0 is the type of a tag. R0 is then the type after the tag.
 func (g *gen) tag(img int32, bit uint32, untagged code.Label) {
 	g.unlessTag(untagged)
 	g.Op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.loadImage(img, 4)
-	if g.o.Hook == XDP && img == imgTag0 { // see copy: what follows the tag is written again
+	if g.o.Hook == XDP && img == imgTag0 { // see copy: rewrite the bytes after the tag
 		g.Op(asm.LoadMem(asm.R1, asm.R8, imgLen, asm.Word), asm.StoreMem(asm.R8, imgLen, asm.R1, asm.Word))
 	}
 	g.found(bit)
 	g.Op(asm.Add.Imm(asm.R9, 4), asm.LoadMem(asm.R0, asm.R8, int16(img)+2, asm.Half))
 }
 
-// loadImage loads n bytes at R2 to the image. Where they are not there, nothing of what is behind is.
+// loadImage loads n bytes at R2 to the image. If they are missing, all later headers are absent too.
 func (g *gen) loadImage(img int32, n int32) {
 	dst := func(r asm.Register) []asm.Instruction { return image(r, img) }
-	if g.scratchAt() != 0 { // the kernel has the IP header in one piece before netfilter and sockets get the packet
+	if g.scratchAt() != 0 { // the IP header is linear before netfilter and sockets get a packet
 		g.direct(n, g.done)
 		g.copy(dst, n)
 		return
 	}
-	// At TC what comes here is rare, unless rules ask for tags, and code that reads where packets are is long.
+	// At TC this path is rare unless rules use tags, and code for direct access is long.
 	g.load(dst, n, g.done, !g.inPlace() || g.o.Hook == TC && g.need&anyLink == 0)
 }
 
-// internet reads the IP header at R9.
+// internet loads the IP header at R9.
 func (g *gen) internet(p *paths) {
 	v4, v6, l4 := g.Label(), g.Label(), g.Label()
 	want6 := g.wants6()
@@ -135,7 +135,7 @@ func (g *gen) internet(p *paths) {
 	g.loadImage(imgIP, 20)
 	g.Op(asm.LoadMem(asm.R0, asm.R8, imgIP, asm.Byte), asm.Mov.Reg(asm.R1, asm.R0), asm.RSh.Imm(asm.R1, 4))
 	type4, type6 := int32(4), int32(6)
-	if g.o.Start == Ethernet { // the type says what it should be, the first bits must say the same
+	if g.o.Start == Ethernet { // the type and the version field must agree
 		type4, type6 = typeAnd(etherIPv4, 4, 4), typeAnd(etherIPv6, 6, 4)
 		g.Op(asm.LoadMem(asm.R2, asm.R8, imgSpare, asm.Half), asm.LSh.Imm(asm.R2, 4), asm.Or.Reg(asm.R1, asm.R2))
 	}
@@ -158,15 +158,16 @@ func (g *gen) internet(p *paths) {
 	}
 }
 
-// setEnd stores where the IP packet ends: the length in R1 (0: none given) from base bytes behind its start on, but not
-// behind what the hook sees. With sockets that begins at the transport header, and what follows does this.
+// setEnd stores the end of the IP packet: the length in R1 plus base, counted from the packet's start, or the hook's
+// bytes if these end earlier. A length of 0 is unknown. At hooks starting at the transport header, clip applies the
+// hook's limit later.
 func (g *gen) setEnd(base int32) {
 	if g.o.Start == Transport {
 		g.Op(asm.Mov.Imm32(asm.R2, -1))
 	} else {
 		g.Op(asm.LoadMem(asm.R2, asm.R8, imgLen, asm.Word))
 	}
-	// Without branches, which the verifier would follow: a length of 0 becomes one of 2 GiB.
+	// No branches, because the verifier would follow them: a length of 0 becomes 2 GiB.
 	g.Op(asm.Mov.Reg(asm.R3, asm.R1), asm.Sub.Imm(asm.R3, 1), asm.RSh.Imm(asm.R3, 33), asm.Or.Reg(asm.R1, asm.R3),
 		asm.LoadMem(asm.R3, asm.R8, imgL3, asm.Word), asm.Add.Reg(asm.R1, asm.R3))
 	if base != 0 {
@@ -176,18 +177,18 @@ func (g *gen) setEnd(base int32) {
 	g.Op(asm.StoreMem(asm.R8, imgEnd, asm.R2, asm.Word))
 }
 
-// least has a register be the lesser of two, without a branch: the difference is added if it is below 0. It changes the
-// other one, and R3.
+// least sets r to the minimum of r and other without a branch: it adds the difference if negative. It clobbers other
+// and R3.
 func (g *gen) least(r, other asm.Register) {
 	g.Op(asm.Sub.Reg(other, r), asm.Mov.Reg(asm.R3, other), asm.ArSh.Imm(asm.R3, 63), asm.And.Reg(other, asm.R3), asm.Add.Reg(r, other))
 }
 
-// typeAnd is a frame's type, as it stands in memory, with some bits behind it.
+// typeAnd returns an EtherType as stored in memory, shifted left by bits and combined with low.
 func typeAnd(ether uint32, low int32, bits int) int32 {
 	return int32(swapped(ether, asm.Half))<<bits | low
 }
 
-// ipv4 reads on with the first byte in R0. It goes to l4 with the protocol in R0 and the offset in R9.
+// ipv4 continues with the first header byte in R0. It jumps to l4 with the protocol in R0 and the offset in R9.
 func (g *gen) ipv4(l4 code.Label) {
 	g.Note = "IPv4"
 	g.Op(asm.And.Imm(asm.R0, 15))
@@ -199,14 +200,15 @@ func (g *gen) ipv4(l4 code.Label) {
 	}
 	g.Op(asm.LSh.Imm(asm.R0, 2), asm.Add.Reg(asm.R9, asm.R0))
 	g.end4()
-	if g.o.Start != Transport { // of what a socket gets the kernel has taken it off
+	if g.o.Start != Transport { // the kernel has removed an AH before a socket gets the packet
 		g.Jump(asm.JNE.Imm(asm.R0, nextAH, ""), l4)
 		g.authentication()
 	}
 	g.GoTo(l4)
 }
 
-// authentication skips an AH at R9 (RFC 4302), and has R0 be the protocol behind it. Of a second one no host makes sense.
+// authentication skips an AH at R9 (RFC 4302) and sets R0 to the next protocol. A second AH makes the header
+// unreadable.
 func (g *gen) authentication() {
 	g.Note = "an authentication header"
 	g.fits(8, g.entry(0))
@@ -217,7 +219,7 @@ func (g *gen) authentication() {
 	g.Op(asm.LSh.Imm(asm.R1, 2), asm.Add.Reg(asm.R9, asm.R1), asm.Add.Imm(asm.R9, 8))
 }
 
-// end4 sets the end of an IPv4 packet, and has R0 be the protocol of what is at R9. Of a later fragment it is done.
+// end4 sets the end of an IPv4 packet and R0 to the protocol at R9. Later fragments are done.
 func (g *gen) end4() {
 	g.Op(asm.LoadMem(asm.R1, asm.R8, imgIP+2, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half))
 	g.setEnd(0)
@@ -227,7 +229,7 @@ func (g *gen) end4() {
 	g.Op(asm.LoadMem(asm.R0, asm.R8, imgIP+9, asm.Byte))
 }
 
-// The next headers of IPv6 that are walked, and protocols.
+// The walked IPv6 extension headers, and protocols.
 const (
 	nextHopOpts  = 0
 	nextRouting  = 43
@@ -242,7 +244,7 @@ const (
 	protoICMP6 = 58
 )
 
-// ipv6 reads the header in the image, whose offset is in R9, and walks the extension headers.
+// ipv6 processes the header in the image, at offset R9, and walks the extension headers.
 func (g *gen) ipv6(l4 code.Label) {
 	g.Note = "IPv6"
 	g.found(noIP6)
@@ -253,7 +255,7 @@ func (g *gen) ipv6(l4 code.Label) {
 	g.Op(asm.LoadMem(asm.R1, asm.R8, imgIP+4, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half))
 	g.setEnd(40)
 	g.Op(asm.Add.Imm(asm.R9, 40), asm.LoadMem(asm.R0, asm.R8, imgIP+6, asm.Byte))
-	// An extension header or none: most packets have none.
+	// Most packets have no extension header.
 	ext, noExt, out, broken := g.Label(), g.Label(), g.Label(), g.Label()
 	isExtension(g, ext)
 	g.GoTo(noExt)
@@ -274,7 +276,7 @@ func (g *gen) ipv6(l4 code.Label) {
 	g.GoTo(l4)
 }
 
-// fits goes to fail if n bytes at R9 would lie behind the packet's end.
+// fits jumps to fail if n bytes at R9 exceed the packet's end.
 func (g *gen) fits(n int32, fail code.Label) {
 	g.Op(asm.Mov.Reg(asm.R2, asm.R9))
 	if n != 0 {
@@ -284,11 +286,11 @@ func (g *gen) fits(n int32, fail code.Label) {
 	g.Jump(asm.JGT.Reg(asm.R2, asm.R3, ""), fail)
 }
 
-// repeat generates turns, which end by a jump or begin anew, but n times at most; then it goes on. What is absent is in the
-// image meanwhile.
+// repeat generates a loop of at most n turns. A turn leaves by a jump or continues with the next one. The absence
+// bits are in the image meanwhile.
 func (g *gen) repeat(n int32, turn func()) {
 	loop, end := g.Label(), g.Label()
-	counter := asm.R7 // which the verifier follows: it goes through every turn
+	counter := asm.R7 // tracked by the verifier, which verifies every turn
 	if g.o.Kernel.MayGoto {
 		counter = asm.R1
 		g.zero(imgTurn, counter)
@@ -306,7 +308,7 @@ func (g *gen) repeat(n int32, turn func()) {
 	g.Bind(end)
 }
 
-// zero stores a zero that the verifier does not know as one, by way of a register.
+// zero stores a zero of unknown value to the verifier, computed in register r.
 func (g *gen) zero(at int16, r asm.Register) {
 	g.Op(asm.LoadMem(r, asm.R8, imgLen, asm.Word), asm.Xor.Reg(r, r), asm.StoreMem(asm.R8, at, r, asm.Word))
 }

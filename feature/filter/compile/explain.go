@@ -9,12 +9,12 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// Explain tells what the rules were compiled to: each rule's tree, how the rule is found, and the instructions with the rule
-// and the term that they are for.
+// Explain describes the compiled program: each rule's tree and evaluation, and the instructions annotated with their
+// rule and term.
 func (p *Program) Explain() string {
 	p = &Program{rules: p.rules, opts: p.opts, Tables: map[string]string{}, plan: newPlan(p.rules, "filter_g"), noted: true}
 	if err := p.generate(); err != nil {
-		return err.Error() // it was compiled once
+		return err.Error() // the same rules compiled before
 	}
 	var b strings.Builder
 	in := map[int]*group{}
@@ -50,7 +50,7 @@ func (p *Program) Explain() string {
 	return b.String()
 }
 
-// writeTree writes a line for each node, its children further to the right.
+// writeTree writes a line for each node, with its children indented.
 func writeTree(b *strings.Builder, n expr.Node, indent string) {
 	var children []expr.Node
 	head := expr.Print(n)
@@ -82,7 +82,7 @@ func (p *Program) writeInstructions(b *strings.Builder) {
 			notes = notes[1:]
 		}
 		fmt.Fprintf(b, "%5d  %v", iter.Offset, iter.Ins)
-		// Where a jump leads: calls and exits have no offset.
+		// Show jump targets: calls and exits have no offset.
 		if op := iter.Ins.OpCode; op.Class().IsJump() && !iter.Ins.IsBuiltinCall() && !iter.Ins.IsFunctionCall() && !iter.Ins.IsKfuncCall() && iter.Ins.Offset != 0 {
 			fmt.Fprintf(b, "  → %d", int(iter.Offset)+1+int(iter.Ins.Offset))
 		}

@@ -9,11 +9,11 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// What a rule asks for all at once is tested at once: the verifier follows both ways of each branch, which takes it as long
-// as ten instructions without. So the fields that terms joined by and need are looked for together, the first term leaves
-// for what most packets are, and the others that compare numbers are one sum, which is 0 if all of them are true.
+// Terms joined by and are tested together, because the verifier follows both ways of each branch, at the cost of ten
+// instructions. The fields of all terms are checked for presence at once. The first term excludes most packets. The
+// other numeric terms become one sum, equal to 0 if all of them are true.
 
-// and generates terms that must all be true.
+// and generates terms joined by and.
 func (g *gen) and(n *expr.And, t, f code.Label) {
 	known := g.known
 	defer func() { g.known = known }()
@@ -45,7 +45,7 @@ func (g *gen) and(n *expr.And, t, f code.Label) {
 	}
 }
 
-// rated says whether a node measures rates: what comes before it decides which packets it counts.
+// rated reports whether a node has a rate: the terms before a rate determine its counted packets.
 func rated(n expr.Node) (is bool) {
 	expr.Walk(n, func(n expr.Node) {
 		if _, ok := n.(*expr.Rate); ok {
@@ -55,8 +55,8 @@ func rated(n expr.Node) (is bool) {
 	return is
 }
 
-// all looks for what the terms need, and returns them in the order in which they are tested: the first one that is a number,
-// a sum of the others, and the rest.
+// all checks the presence of the terms' fields. It returns the terms in test order: the first numeric one, a sum of
+// the other numeric ones, then the rest.
 func (g *gen) all(terms []expr.Node, f code.Label) []expr.Node {
 	var bits uint32
 	for _, x := range terms {
@@ -112,7 +112,7 @@ func (g *gen) all(terms []expr.Node, f code.Label) []expr.Node {
 	return append(out, rest...)
 }
 
-// alone is a sum, or the only term that it has if it is tested by one branch.
+// alone returns a sum, or its only term if one branch tests it.
 func alone(parts []addend) expr.Node {
 	if len(parts) == 1 && parts[0].mask == 0 && parts[0].branches() == 1 {
 		return parts[0].term
@@ -120,29 +120,29 @@ func alone(parts []addend) expr.Node {
 	return &sum{parts: parts}
 }
 
-// sum is terms of which each adds something where it is not true.
+// sum is a list of terms, each adding a nonzero value if false.
 type sum struct {
 	expr.Node
 	parts []addend
 }
 
-// addend is a term of a sum: a number that is to be in one of the spans, or with not in none of them.
+// addend is a term of a sum: a number inside one of the spans or, with not, outside all of them.
 type addend struct {
 	term  expr.Node
 	x     expr.Operand
 	spans []span
 	not   bool
-	true  bool   // whatever the number
-	lacks uint32 // or it is that these bits of what is absent are clear,
+	true  bool   // for any value
+	lacks uint32 // or a check for clear absence bits,
 	word  int16  // in imgAbsent or imgMaybe
-	mask  uint32 // or it is parts that count only where this bit of what is absent is set
+	mask  uint32 // or parts relevant only if this absence bit is set
 	parts []addend
 }
 
-// maxAdded is how many spans a term of a sum has.
+// maxAdded is the maximum number of spans of a term in a sum.
 const maxAdded = 3
 
-// addend returns nil for what is no term of a sum, also where the field is not known to be there.
+// addend returns nil for terms unsuited to a sum, and for fields of unknown presence.
 func (g *gen) addend(term expr.Node) *addend {
 	a, n := &addend{term: term}, term
 	for not, ok := n.(*expr.Not); ok; not, ok = n.(*expr.Not) {
@@ -166,7 +166,7 @@ func (g *gen) addend(term expr.Node) *addend {
 		}
 		vs = []expr.Value{{Lo: flag, Hi: flag}}
 	case *expr.Test:
-		if len(n.X.Field.Of) > 0 { // any of several that is not 0 is more than none of them that is
+		if len(n.X.Field.Of) > 0 { // one nonzero field is a different condition from all fields nonzero
 			return nil
 		}
 		vs, a.not = []expr.Value{{}}, !a.not
@@ -196,7 +196,7 @@ func (g *gen) addend(term expr.Node) *addend {
 	return a
 }
 
-// ofFamily is the operand, or the only one of several addresses that can be any of the values.
+// ofFamily narrows an operand with several addresses to the only one comparable with the values.
 func ofFamily(x expr.Operand, vs []expr.Value) expr.Operand {
 	if x.Field.Type != expr.IP || x.Part != expr.Whole || len(vs) == 0 {
 		return x
@@ -218,10 +218,10 @@ func ofFamily(x expr.Operand, vs []expr.Value) expr.Operand {
 	return x
 }
 
-// branches are how many it would have if it were tested alone.
+// branches returns the number of branches needed to test the term alone.
 func (a *addend) branches() int { return len(a.spans) * len(a.x.Field.Each()) }
 
-// absentBits are the bits of which any says that a field is absent; of one that is any of several the bits that they share.
+// absentBits returns the absence bits of a field. For a field of several, they must share the bits.
 func absentBits(f *expr.Field) uint32 {
 	bits := ^uint32(0)
 	for _, id := range f.Each() {
@@ -234,7 +234,7 @@ func absentBits(f *expr.Field) uint32 {
 	return bits
 }
 
-// sum goes to f unless all its terms are true. Each adds something to R4 where it is not.
+// sum jumps to f unless all terms are true. Each false term sets bits in R4.
 func (g *gen) sum(s *sum, t, f code.Label) {
 	for i := 0; i < len(s.parts); i++ {
 		a := &s.parts[i]
@@ -254,7 +254,7 @@ func (g *gen) sum(s *sum, t, f code.Label) {
 	g.GoTo(t)
 }
 
-// outside has a register be 0 if the term is true. It uses R0 to R3.
+// outside sets a register to 0 if and only if the term is true. It uses R0 to R3.
 func (g *gen) outside(a *addend, r asm.Register) {
 	if a.mask != 0 {
 		g.outsideMasked(a, r)
@@ -290,8 +290,8 @@ func (g *gen) outside(a *addend, r asm.Register) {
 	}
 }
 
-// beyond has a register be below 0 if R0 is not in a span: the sign of a difference, of numbers of at most 32 bits in
-// registers of 64, says which is larger. R0 is lost if this is the last one.
+// beyond makes a register negative if R0 is outside a span. The sign of the 64-bit difference of two numbers of at
+// most 32 bits tells the larger one. R0 is clobbered if last is set.
 func (g *gen) beyond(s span, to asm.Register, bits int, last bool) {
 	if s.hi == uint64(1)<<bits-1 && s.lo < 1<<31 {
 		g.Op(asm.Mov.Reg(to, asm.R0), asm.Sub.Imm(to, int32(s.lo)))
@@ -308,7 +308,7 @@ func (g *gen) beyond(s span, to asm.Register, bits int, last bool) {
 	g.Op(asm.Mov.Imm32(to, int32(s.hi-s.lo)), asm.Sub.Reg(to, from))
 }
 
-// loadNumber has R0 be the operand's number, of one of the fields that it is any of.
+// loadNumber loads the operand's number to R0, for one of its fields.
 func (g *gen) loadNumber(x expr.Operand, id expr.ID) {
 	if x.Part == expr.Length {
 		g.payloadLength()
@@ -320,7 +320,7 @@ func (g *gen) loadNumber(x expr.Operand, id expr.ID) {
 	}
 }
 
-// asItStands is outside for numbers that are compared as they stand in memory; false: this is none.
+// asItStands is outside for numbers compared in memory byte order. It returns false for others.
 func (g *gen) asItStands(a *addend, r asm.Register) bool {
 	mask, want, full, ok := a.stands()
 	if !ok {
@@ -334,13 +334,13 @@ func (g *gen) asItStands(a *addend, r asm.Register) bool {
 	if want != 0 {
 		g.Op(asm.Xor.Imm32(r, int32(want)))
 	}
-	if a.not { // 1 of 0, and 0 of all else
+	if a.not { // 1 for 0, and 0 for all other values
 		g.Op(asm.Sub.Imm(r, 1), asm.RSh.Imm(r, 63))
 	}
 	return true
 }
 
-// stands says how a number is compared as it stands in memory, if it can be.
+// stands returns the mask and value for a comparison in memory byte order, if possible.
 func (a *addend) stands() (mask, want uint32, full, ok bool) {
 	p, v := locations[a.x.Field.ID], a.spans[0]
 	if len(a.spans) != 1 || len(a.x.Field.Of) > 0 || a.x.Part != expr.Whole || a.x.Field.ID == expr.TCPLen {
@@ -359,7 +359,7 @@ func (a *addend) stands() (mask, want uint32, full, ok bool) {
 	return p.stands(a.x, v.lo)
 }
 
-// implied are the bits that are clear where a term is true.
+// implied returns the absence bits known to be clear if a term is true.
 func implied(n expr.Node) uint32 {
 	var vs []expr.Value
 	switch n := n.(type) {
@@ -385,7 +385,7 @@ func implied(n expr.Node) uint32 {
 	}
 }
 
-// behind is where to go on instead of at f for lack of what one of the bits stands for, 0 if nowhere else.
+// behind returns the target for a packet lacking one of bits, or 0 if it is f.
 func (g *gen) behind(bits uint32, f code.Label) code.Label {
 	if f != g.fails || g.lacking == nil {
 		return 0
@@ -393,8 +393,8 @@ func (g *gen) behind(bits uint32, f code.Label) code.Label {
 	return g.lacking(bits)
 }
 
-// there goes to f if any of what the bits stand for is absent. The bits are read from memory each time: in a register the
-// verifier would learn from each test, and follow every combination of them through all rules.
+// there jumps to f if any of bits is set in the absence bits. It reads them from memory each time. From a register,
+// the verifier would learn by each test and follow every combination through all rules.
 func (g *gen) there(bits uint32, f code.Label) {
 	if bits &= ^g.known; bits != 0 {
 		if behind := g.behind(bits, f); behind != 0 && !g.drops {

@@ -13,29 +13,29 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// gen generates one function. Between terms of a rule R6 is the context, R8 the image, and R9, in the main function, the
-// decision of the groups.
+// gen generates one function. Between terms of a rule, R6 is the context and R8 the image. In the main function, R9
+// is the decision of the groups.
 type gen struct {
 	code.Builder
 	o       *Options
 	p       *Program
 	need    uint32
-	known   uint32     // bits of what is absent that are known to be clear here
-	done    code.Label // the packet is dissected
-	xors    int        // that the code is within
+	known   uint32     // absence bits known to be clear here
+	done    code.Label // end of the dissection
+	xors    int        // depth of enclosing xor nodes
 	rule    *expr.Expr
-	fails   code.Label                   // where the rule does not match
-	lacking func(bits uint32) code.Label // where to go instead if that is for lack of what one of the bits stands for, 0: nowhere else
+	fails   code.Label                   // target if the rule does not match
+	lacking func(bits uint32) code.Label // target if the rule fails for lack of one of bits, 0: none
 	pending int                          // branches, see maxPending
 	err     error
-	// scratchOff is where the scratch is, from the frame pointer.
+	// scratchOff is the offset of the scratch area from the frame pointer.
 	scratchOff int16
 	variants   []*variant // of rules, for unreadable headers
-	copies     bool       // what is generated is a copy of rules
-	hidden     code.Label // nothing of the transport header is known
-	decided    code.Label // what follows from the decision in R9
-	merged     []Rule     // rules for readable and unreadable transport headers, nil: there is a copy for unreadable ones
-	drops      bool       // the rule is one of merged, and drops
+	copies     bool       // the generated code is a copy of rules
+	hidden     code.Label // target if nothing of the transport header is known
+	decided    code.Label // target with the decision in R9
+	merged     []Rule     // rules for readable and unreadable transport headers, nil: unreadable ones have a copy
+	drops      bool       // the rule is in merged and drops
 }
 
 // fail keeps the first error.
@@ -45,13 +45,13 @@ func (g *gen) fail(err error) {
 	}
 }
 
-// xorWord is where parities are kept, a bit for each xor within another.
+// xorWord is the location of parities, one bit for each nesting level of xor.
 const (
 	xorWord = stackSaved + 4
 	maxXor  = 31
 )
 
-// node generates code that goes to t where n is true, and to f where it is not.
+// node generates code that jumps to t if n is true and to f otherwise.
 func (g *gen) node(n expr.Node, t, f code.Label) {
 	switch n := n.(type) {
 	case *expr.And:
@@ -85,7 +85,7 @@ func (g *gen) node(n expr.Node, t, f code.Label) {
 	}
 }
 
-// xor keeps the parity in memory: to double the code for each would have it grow without bounds.
+// xor keeps the parity in memory. Duplicating the code for both parities would grow exponentially.
 func (g *gen) xor(n *expr.Xor, t, f code.Label) {
 	if g.xors == maxXor {
 		g.fail(fmt.Errorf("%w: more than %d xor within each other", ErrTooLarge, maxXor))
@@ -117,7 +117,7 @@ func (g *gen) term(n expr.Node, t, f code.Label) {
 			g.GoTo(f)
 		})
 	case *expr.Compare:
-		if n.Op == expr.Ne { // what == is not, also where the field is absent
+		if n.Op == expr.Ne { // the negation of ==, also if the field is absent
 			g.compare(n.X, expr.Eq, []expr.Value{n.V}, f, t)
 			return
 		}
@@ -139,7 +139,7 @@ func (g *gen) term(n expr.Node, t, f code.Label) {
 	}
 }
 
-// each generates code for every single-valued field that x is any of.
+// each generates code for every single-valued field of x, until one matches.
 func (g *gen) each(x expr.Operand, t, f code.Label, one func(p location, id expr.ID, t, f code.Label)) {
 	ids := x.Field.Each()
 	for i, id := range ids {
@@ -175,7 +175,7 @@ func (g *gen) present(x expr.Operand, t, f code.Label) {
 	}
 }
 
-// compare generates an equality with any of the values, or an order with the only one.
+// compare generates an equality with any of the values, or an ordering with the only one.
 func (g *gen) compare(x expr.Operand, op expr.Op, vs []expr.Value, t, f code.Label) {
 	switch x.Type() {
 	case expr.Bytes, expr.Name:
@@ -198,10 +198,10 @@ func (g *gen) compare(x expr.Operand, op expr.Op, vs []expr.Value, t, f code.Lab
 	}
 }
 
-// span is the values from lo to hi.
+// span is the interval from lo to hi, inclusive.
 type span struct{ lo, hi uint64 }
 
-// spans are what is compared with, as spans of numbers below 2^bits.
+// spans converts a comparison to intervals of numbers below 2^bits.
 func spans(op expr.Op, vs []expr.Value, bits int) []span {
 	most := uint64(1)<<bits - 1
 	var out []span
@@ -230,14 +230,14 @@ func spans(op expr.Op, vs []expr.Value, bits int) []span {
 
 func (g *gen) integers(x expr.Operand, op expr.Op, vs []expr.Value, t, f code.Label) {
 	ss := spans(op, vs, x.Bits())
-	if len(ss) == 1 && ss[0].lo == ss[0].hi && x.Part == expr.Whole && x.Field.ID != expr.TCPLen { // that one is in no memory
+	if len(ss) == 1 && ss[0].lo == ss[0].hi && x.Part == expr.Whole && x.Field.ID != expr.TCPLen { // tcp.len is computed, not in memory
 		g.each(x, t, f, func(p location, _ expr.ID, t, f code.Label) { g.equal(p, x, ss[0].lo, t, f) })
 		return
 	}
 	g.numbers(x, t, f, func(t, f code.Label) { g.search(ss, x.Bits(), t, f) })
 }
 
-// equal compares a number as it stands in memory, where that is possible.
+// equal compares a number in memory byte order, if possible.
 func (g *gen) equal(p location, x expr.Operand, v uint64, t, f code.Label) {
 	mask, want, full, ok := p.stands(x, v)
 	if !ok {
@@ -252,7 +252,8 @@ func (g *gen) equal(p location, x expr.Operand, v uint64, t, f code.Label) {
 	g.GoTo(f)
 }
 
-// stands is a number as it stands in memory, and the bits of it that count; full: all. It is not ok if no packet has such one.
+// stands returns the mask and value of a number in memory byte order. full reports a mask of all bits. ok is false if
+// no packet can have the value.
 func (p location) stands(x expr.Operand, v uint64) (mask, want uint32, full, ok bool) {
 	all := uint32(1)<<(8*p.size.Sizeof()) - 1
 	m := uint64(all)
@@ -269,7 +270,7 @@ func (p location) stands(x expr.Operand, v uint64) (mask, want uint32, full, ok 
 	return swapped(uint32(m), p.size), swapped(uint32(w), p.size), m == uint64(all), ok
 }
 
-// numbers has R0 be the operand's number, for each of its occurrences, and then generates what test does with it.
+// numbers loads each value of the operand to R0 and generates test for it.
 func (g *gen) numbers(x expr.Operand, t, f code.Label, test func(t, f code.Label)) {
 	masked := func(t, f code.Label) {
 		if x.Mask != 0 {
@@ -318,11 +319,11 @@ func (g *gen) payloadLength() {
 	g.Op(asm.LoadMem(asm.R0, asm.R8, imgEnd, asm.Word), asm.LoadMem(asm.R1, asm.R8, imgBody, asm.Word), asm.Sub.Reg(asm.R0, asm.R1))
 }
 
-// macs compares 48 bits: four bytes, and then two.
+// macs compares 48 bits: 4 bytes, then 2.
 func (g *gen) macs(p location, vs []expr.Value, t, f code.Label) {
 	for _, v := range vs {
 		next := g.Label()
-		// The stack is read where it is aligned: the source begins in the middle of a word.
+		// Stack reads must be aligned: the source address begins in the middle of a word.
 		wordAt, halfAt, w, h := p.off, p.off+4, uint32(v.Lo>>16), uint32(v.Lo&0xffff)
 		if p.off%4 != 0 {
 			wordAt, halfAt, w, h = p.off+2, p.off, uint32(v.Lo), uint32(v.Lo>>32)
@@ -336,7 +337,7 @@ func (g *gen) macs(p location, vs []expr.Value, t, f code.Label) {
 	g.GoTo(f)
 }
 
-// generate makes the program.
+// generate generates the program.
 func (p *Program) generate() error {
 	p.required = requiredBits(p.rules)
 	p.skips = true

@@ -8,9 +8,9 @@ import (
 	"github.com/weir-project/weir/feature/filter/compile/code"
 )
 
-// dissect fills the image. It ends with the bits of what is absent in it, and goes on behind.
+// dissect generates the code to fill the image. It ends with the absence bits stored there.
 //
-// Registers: R6 is the context, R8 the image, R7 what is absent; R9 is the offset of what comes next.
+// Registers: R6 is the context, R8 the image, R7 the absence bits, and R9 the offset of the next header.
 func (g *gen) dissect() {
 	g.done = g.Label()
 	g.Note = "the image, of values that the verifier does not know"
@@ -56,15 +56,15 @@ func (g *gen) dissect() {
 	}
 }
 
-// paths are where the code for most packets meets the code for all.
+// paths are the labels connecting the fast path with the general one.
 type paths struct {
-	cold  code.Label // the packet is taken apart step by step
-	blank code.Label // nothing can be read
-	v6    code.Label // an IPv6 header is in the image, R9 is its offset
-	l4    code.Label // the bytes of a transport header are in the image, R9 is its offset, R0 the protocol
+	cold  code.Label // step-by-step dissection
+	blank code.Label // nothing is readable
+	v6    code.Label // IPv6 header in the image, R9 is its offset
+	l4    code.Label // transport header bytes in the image, R9 is their offset, R0 the protocol
 }
 
-// blank initialises what loads do else.
+// blank initialises the image where loads may not.
 func (g *gen) blank() {
 	if g.o.Kernel.Unwritten {
 		return
@@ -75,8 +75,8 @@ func (g *gen) blank() {
 	}
 }
 
-// hot is the way of most packets: no tag, no IPv4 options, at least 40 bytes. One load brings all headers, and each saved
-// costs as much as a dozen rules. Whatever is otherwise begins anew, at cold.
+// hot generates the fast path for most packets: no tag, no IPv4 options, at least 40 bytes. One load reads all
+// headers, because each load costs as much as a dozen rules. Other packets restart at cold.
 func (g *gen) hot(p *paths) {
 	l3, first, size := int32(0), int32(imgIP), int32(40)
 	if g.o.Start == Ethernet {
@@ -98,7 +98,7 @@ func (g *gen) hot(p *paths) {
 		g.help(all, size, true)
 		g.Jump(asm.JNE.Imm(asm.R0, 0, ""), p.cold)
 	}
-	if g.o.Hook == TC && g.need&anyLink != 0 { // else a tag that the kernel has taken out is nobody's business
+	if g.o.Hook == TC && g.need&anyLink != 0 { // otherwise no rule depends on a tag removed by the kernel
 		g.Op(asm.LoadMem(asm.R2, asm.R6, skbVlanPresent, asm.Word))
 		g.Jump(asm.JNE.Imm(asm.R2, 0, ""), p.cold)
 	}
@@ -127,8 +127,8 @@ func (g *gen) hot(p *paths) {
 	g.GoTo(p.v6)
 }
 
-// behindIP puts n bytes behind the first 20 of the IP header in their place: from where R1 points, and where a helper has
-// loaded all from there.
+// behindIP copies n bytes after the first 20 of the IP header to their place in the image: from the packet at R1, or
+// from the bytes loaded by a helper.
 func (g *gen) behindIP(at int32, to int16, n int32) {
 	if g.inPlace() {
 		g.copyFrom(func(r asm.Register) []asm.Instruction { return image(r, int32(to)) }, int16(at), n)
@@ -139,7 +139,7 @@ func (g *gen) behindIP(at int32, to int16, n int32) {
 	}
 }
 
-// wants6 says whether any rule asks for what IPv6 packets have.
+// wants6 reports whether any rule uses fields of IPv6 packets.
 func (g *gen) wants6() bool {
 	return g.need&anyIP6 != 0 || g.need&anyL4 != 0 && !onlyIPv4(g.p.rules)
 }
@@ -151,7 +151,7 @@ func (g *gen) hotHeader(l3 int32) {
 	g.Op(asm.Mov.Imm(asm.R9, l3), asm.StoreMem(asm.R8, imgL3, asm.R9, asm.Word))
 }
 
-// transportSize is how many bytes of transport headers are wanted.
+// transportSize returns the number of needed transport header bytes.
 func (g *gen) transportSize() (size int16) {
 	for _, t := range transports {
 		if g.wants(t) {
@@ -161,7 +161,7 @@ func (g *gen) transportSize() (size int16) {
 	return size
 }
 
-// hot4 goes on with an IPv4 header without options, and what is behind it in the image.
+// hot4 continues with an IPv4 header without options and the bytes after it in the image.
 func (g *gen) hot4(p *paths) {
 	g.found(noIP4)
 	if g.need&anyL4 == 0 {
@@ -173,7 +173,7 @@ func (g *gen) hot4(p *paths) {
 	if g.o.Start != Transport {
 		g.Jump(asm.JEq.Imm(asm.R0, nextAH, ""), p.cold)
 	}
-	g.launder(asm.R9, imgAt) // as on the other way: the verifier need not go through what both share twice
+	g.launder(asm.R9, imgAt) // same state as on the other path, so the verifier follows the common code once
 	g.clip()
 	g.GoTo(p.l4)
 }

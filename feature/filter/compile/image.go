@@ -9,13 +9,13 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// A program takes the packet apart once and copies its headers to the stack: the image, which all rules read. A word of it
-// says what is absent, a bit for each layer; while the packet is taken apart it is in R7.
+// A program dissects a packet once and copies its headers to the stack. All rules read this image. A word of the
+// image has the absence bits, one for each layer, set if the packet lacks it. During dissection they are in R7.
 //
-// The bits, and the offsets and lengths, are stored where the verifier does not follow their values (4 bytes at an address
-// that 8 does not divide): it would otherwise verify the rules once for each kind of packet.
+// Absence bits, offsets and lengths are stored at 4-byte addresses not divisible by 8, where the verifier does not
+// track values. Otherwise it would verify the rules once for each kind of packet.
 
-// The bits of what is absent.
+// Absence bits.
 const (
 	noEth uint32 = 1 << iota
 	noTag0
@@ -37,57 +37,57 @@ const (
 	noSackPerm
 	noTimestamps
 	noGREKey
-	noQuestion // of DNS: at least one is announced
+	noQuestion // the DNS message announces at least one question
 	noQType
-	noPorts // of TCP: the first 8 bytes
-	noFlags // the first 16
+	noPorts // the first 8 bytes of TCP, with the ports
+	noFlags // the first 16 bytes of TCP
 	noUnreadable
-	noBlank   // nothing of the transport header is known
-	noIP      // nor of IP
+	noBlank   // the whole transport header is unknown
+	noIP      // the IP header is unknown too
 	noShort16 // the first 16 bytes of TCP are unknown
-	noShort20 // the first 20
+	noShort20 // the first 20 bytes of TCP are unknown
 )
 
-// The image: offsets from R8. An Ethernet header with an IP header behind it lie as in the packet.
+// Offsets in the image, from R8. Ethernet and IP header are adjacent, as in the packet.
 const (
 	imgEth    = 2  // 14 bytes
 	imgIP     = 16 // 20 or 40 bytes
-	imgTag0   = 56 // TCI, and the type that follows
-	imgLen    = 60 // bytes that the hook sees, u32
+	imgTag0   = 56 // TCI and the following EtherType
+	imgLen    = 60 // bytes visible to the hook, u32
 	imgTag1   = 64
 	imgL4     = 68  // 20 bytes
-	imgFrag   = 88  // the second half-word of a fragment header
+	imgFrag   = 88  // the second 16 bits of a fragment header
 	imgQType  = 90  //
-	imgEnd    = 92  // where the IP packet ends, or the UDP datagram in it, u32
-	imgWScale = 96  // a byte, and one that copy may write
+	imgEnd    = 92  // end of the IP packet, or of its UDP datagram, u32
+	imgWScale = 96  // a byte, and one more for writes by copy
 	imgMSS    = 98  //
-	imgL3     = 100 // where the IP packet begins
-	imgAt     = 108 // where the transport header begins
-	imgBody   = 116 // where the payload begins
-	imgAbsent = 124 // the bits
+	imgL3     = 100 // start of the IP packet
+	imgAt     = 108 // start of the transport header
+	imgBody   = 116 // start of the payload
+	imgAbsent = 124 // absence bits
 	imgTS     = 128 // TSval, TSecr
-	imgKey    = 136 // of GRE
-	imgSpare  = 140 // of what has no better place for a moment
+	imgKey    = 136 // GRE key
+	imgSpare  = 140 // temporary value
 	imgAt2    = 148
-	imgLinear = 156 // how many bytes from the IP header on lie in one piece: of packets read through struct sk_buff
-	imgTurn   = 164 // of a loop
-	imgSaved  = 172 // an offset, while a dynptr is made
-	imgMaybe  = 180 // the bits that are set in imgAbsent whatever the bytes are that cannot be read
+	imgLinear = 156 // linear bytes from the IP header on, for reads through struct sk_buff
+	imgTurn   = 164 // loop counter
+	imgSaved  = 172 // an offset during the creation of a dynptr
+	imgMaybe  = 180 // subset of imgAbsent independent of unreadable bytes
 	imgSize   = 184
 )
 
-// The stack of a function, from its frame pointer down. The scratch lies lowest, and is no larger than rules make it: the
-// verifier copies the stack at every branch.
+// Stack layout of a function, from the frame pointer downwards. The scratch area is lowest and as small as the rules
+// allow, because the verifier copies the stack at every branch.
 const (
-	stackBase  = code.StackDyn - 8 // the address of the IP header, less scratchAt
-	stackSaved = stackBase - 8     // a register
+	stackBase  = code.StackDyn - 8 // address of the IP header minus scratchAt
+	stackSaved = stackBase - 8     // a saved register
 	stackImage = stackSaved - 8 - imgSize
 
-	leastScratch = 8  // headers, a byte of payload
-	maxScratched = 88 // literals, keys
+	leastScratch = 8  // headers, or a byte of payload
+	maxScratched = 88 // literals or keys
 )
 
-// scratchSize is how large the scratch is: what loads write that the image has no place for.
+// scratchSize returns the size of the scratch area: loads without a place in the image write there.
 func scratchSize(rules []Rule, p *plan, h Hook) int16 {
 	if len(p.groups) > 0 {
 		return maxScratched
@@ -99,7 +99,7 @@ func scratchSize(rules []Rule, p *plan, h Hook) int16 {
 			case *expr.Contains, *expr.Matches, *expr.Rate:
 				size = maxScratched
 			}
-			if h != XDP { // which compares bytes where they are
+			if h != XDP { // XDP compares bytes in the packet itself
 				size = max(size, int16(roundUp(min(longest(n), atOnce), 8)))
 			}
 		})
@@ -107,7 +107,8 @@ func scratchSize(rules []Rule, p *plan, h Hook) int16 {
 	return size
 }
 
-// longest is how many bytes a comparison loads at most, if any: a name has two more in a packet, and a method a space behind.
+// longest returns the maximum number of bytes loaded by a comparison. A DNS name has two more in a packet, and a SIP
+// method a trailing space.
 func longest(n expr.Node) (most int) {
 	var vs []expr.Value
 	switch n := n.(type) {
@@ -124,14 +125,14 @@ func longest(n expr.Node) (most int) {
 	return most
 }
 
-// location is where a field lies in the image.
+// location is the position of a field in the image.
 type location struct {
-	absent uint32 // any of these bits set: it is not there
+	absent uint32 // the field is absent if any of these bits is set
 	off    int16
 	size   asm.Size
-	shift  uint8  // to the right, of the number in network byte order,
-	mask   uint32 // what counts of it then (0: all),
-	times  uint8  // and to the left
+	shift  uint8  // right shift of the number in network byte order,
+	mask   uint32 // then a mask (0: all bits),
+	times  uint8  // then a left shift
 }
 
 func at(absent uint32, off int16, size asm.Size) location {
@@ -143,7 +144,7 @@ func (p location) bits(shift uint8, mask uint32) location {
 	return p
 }
 
-// locations are the fields that are numbers. Addresses and MACs have the place of their first byte.
+// locations has the position of each numeric field. Addresses and MACs have the offset of their first byte.
 var locations = [256]location{
 	expr.EthDst: at(noEth, imgEth, 0), expr.EthSrc: at(noEth, imgEth+6, 0), expr.EthType: at(noEth, imgEth+12, asm.Half),
 	expr.VlanID0: at(noTag0, imgTag0, asm.Half).bits(0, 0xfff), expr.VlanID1: at(noTag1, imgTag1, asm.Half).bits(0, 0xfff),
@@ -183,7 +184,7 @@ var locations = [256]location{
 	expr.GREFlags: at(noGRE, imgL4, asm.Half), expr.GREProto: at(noGRE, imgL4+2, asm.Half), expr.GREKey: at(noGREKey, imgKey, asm.Word),
 	expr.DNSType: at(noQType, imgQType, asm.Half),
 
-	// What is only there or not.
+	// Fields without a value: present or absent.
 	expr.Eth: {absent: noEth}, expr.Vlan: {absent: noTag0}, expr.IP4: {absent: noIP4}, expr.IP6: {absent: noIP6},
 	expr.IP6HopOpts: {absent: noHopOpts}, expr.IP6DstOpts: {absent: noDstOpts}, expr.IP6Routing: {absent: noRouting}, expr.IP6Frag: {absent: noFrag},
 	expr.TCP: {absent: noTCP}, expr.UDP: {absent: noUDP}, expr.ICMP: {absent: noICMP}, expr.ICMP6: {absent: noICMP6}, expr.GRE: {absent: noGRE},
@@ -193,7 +194,7 @@ var locations = [256]location{
 
 func flag(bit uint8) location { return at(noFlags, imgL4+13, asm.Byte).bits(bit, 1) }
 
-// needs are the bits that rules ask about: only what some rule asks for is dissected.
+// needs returns the absence bits of all fields used by rules. Only these are dissected.
 func needs(rules []Rule) (bits uint32) {
 	for _, r := range rules {
 		expr.Walk(r.Match.Root, func(n expr.Node) {
@@ -208,7 +209,7 @@ func needs(rules []Rule) (bits uint32) {
 				case expr.DNSName:
 					bits |= noUDP | noPayload | noQuestion
 					if present {
-						bits |= noQType // then the name is walked, and must be right
+						bits |= noQType // the name is walked and must be valid
 					}
 				case expr.DNSType:
 					bits |= noUDP | noPayload | noQuestion | noQType
@@ -225,7 +226,7 @@ func needs(rules []Rule) (bits uint32) {
 	return bits
 }
 
-// words are those of the image that are read where nothing may have written them, in slots of 8 bytes (see copy).
+// words returns the image offsets possibly read before a write, in pairs covering slots of 8 bytes (see copy).
 func words(need uint32) (offsets []int16) {
 	for _, slot := range []struct {
 		off  int16
@@ -239,7 +240,7 @@ func words(need uint32) (offsets []int16) {
 	return offsets
 }
 
-// ipEnd is where the bytes of the IP header end that rules ask for, of the shorter or the longer one.
+// ipEnd returns the number of IP header bytes used by rules, of either version.
 func ipEnd(rules []Rule) (end int16) {
 	for _, r := range rules {
 		expr.Walk(r.Match.Root, func(n expr.Node) {
@@ -259,7 +260,7 @@ func ipEnd(rules []Rule) (end int16) {
 	return end
 }
 
-// usesXor says whether parities are kept.
+// usesXor reports whether parities are kept.
 func usesXor(rules []Rule) (uses bool) {
 	for _, r := range rules {
 		expr.Walk(r.Match.Root, func(n expr.Node) {
@@ -271,8 +272,8 @@ func usesXor(rules []Rule) (uses bool) {
 	return uses
 }
 
-// onlyIPv4 says that no rule matches a packet that has no IPv4 header, so that what lies in IPv6 packets need not be found.
-// Rates count packets also where their rule does not match.
+// onlyIPv4 reports whether no rule can match a packet without an IPv4 header: IPv6 needs no dissection. Rates count
+// packets even if their rule does not match.
 func onlyIPv4(rules []Rule) bool {
 	for _, r := range rules {
 		if !r.OnlyIPv4() {
@@ -282,8 +283,8 @@ func onlyIPv4(rules []Rule) bool {
 	return true
 }
 
-// OnlyIPv4 says that the rule matches no packet without an IPv4 header.
+// OnlyIPv4 reports whether the rule can match only packets with an IPv4 header.
 func (r Rule) OnlyIPv4() bool { return required(r)&noIP4 != 0 }
 
-// OnlyIPv6 says that the rule matches no packet without an IPv6 header.
+// OnlyIPv6 reports whether the rule can match only packets with an IPv6 header.
 func (r Rule) OnlyIPv6() bool { return required(r)&noIP6 != 0 }

@@ -16,14 +16,14 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// List is what a $name in an expression stands for: prefixes of either family.
+// List is the value of a $name in an expression: prefixes of either family.
 type List struct {
-	// Prefixes are compiled into the program, and change with it only. For some hundred.
+	// Prefixes are compiled into the program and fixed there. Use at most some hundred.
 	Prefixes []netip.Prefix
-	// Segments, if it is not 0, has the program look the list up in a [table.Table] of so many MiB, which the list's owner
-	// fills and changes: its maps are in [Program.Spec] by the name that [Program.Tables] has. Any value is a member.
+	// Segments, unless 0, selects a lookup in a [table.Table] of this size in MiB. The list's owner fills and changes
+	// the table. Its maps are in [Program.Spec], named by [Program.Tables]. A prefix with any value is a member.
 	Segments int
-	// Shards spreads it over several tables, each of Segments MiB: the list's owner fills each with its own prefixes.
+	// Shards spreads the list over several tables of Segments MiB each. The owner fills each with its own prefixes.
 	Shards Shards
 }
 
@@ -62,7 +62,7 @@ func (g *gen) call(name string) {
 	g.Op(asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoCall, Constant: -1}.WithReference(name))
 }
 
-// table adds a list's maps and functions, and returns what their names begin with.
+// table adds a list's maps and functions, and returns the common prefix of their names.
 func (p *Program) table(list string, l List) (string, error) {
 	if name, ok := p.Tables[list]; ok {
 		return name, nil
@@ -87,19 +87,19 @@ func (p *Program) table(list string, l List) (string, error) {
 	return name, nil
 }
 
-// tableParts are the endings of the names of a table's maps.
+// tableParts are the suffixes of a table's map names.
 var tableParts = [...]string{"_head", "_index", "_pages"}
 
 var lookupObject = sync.OnceValues(bpf.LoadLookup)
 
-// renamed is the functions behind the entry, for the maps of one list.
+// renamed returns the functions after the entry function, adapted to the maps of one list.
 func renamed(ins asm.Instructions, name string) asm.Instructions {
 	var out asm.Instructions
 	for _, i := range ins {
 		if s := i.Symbol(); s == bpf.LookupProgListEntry || s == "" && len(out) == 0 {
-			continue // the entry
+			continue // the entry function
 		}
-		// Line numbers would have to be there for all functions, or for none.
+		// The kernel requires line info for all functions or for none.
 		c := i.WithSource(nil)
 		if s := i.Symbol(); s != "" {
 			c = c.WithSymbol(name + s[len("list"):])
@@ -112,7 +112,7 @@ func renamed(ins asm.Instructions, name string) asm.Instructions {
 	return out
 }
 
-// dropTables forgets lists that no function of the program reads: what asks for them is never reached.
+// dropTables removes the maps of lists unused by all functions, because their rules are unreachable.
 func (p *Program) dropTables(functions asm.Instructions) {
 	read := map[string]bool{}
 	for i := range functions {
@@ -135,7 +135,7 @@ func (p *Program) dropTables(functions asm.Instructions) {
 	}
 }
 
-// called are those functions of ins that main calls, and that these call: the kernel refuses what nothing calls.
+// called returns the functions of ins called by main, directly or indirectly. The kernel rejects uncalled functions.
 func called(main, ins asm.Instructions) (out asm.Instructions) {
 	starts := map[string]int{}
 	for i := range ins {
@@ -164,7 +164,7 @@ func called(main, ins asm.Instructions) (out asm.Instructions) {
 	return out
 }
 
-// withTypes gives the main function the type that each function must have if any does.
+// withTypes adds BTF type information to the main function: either all functions have it, or none.
 func withTypes(main asm.Instructions) {
 	integer := &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}
 	f := &btf.Func{Name: ProgramName, Linkage: btf.StaticFunc, Type: &btf.FuncProto{Return: integer,

@@ -24,7 +24,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// attach makes a program a socket's filter.
+// attach attaches a program as the filter of a socket.
 func attach(t *testing.T, c syscall.Conn, p *ebpf.Program) {
 	t.Helper()
 	raw, err := c.SyscallConn()
@@ -36,10 +36,11 @@ func attach(t *testing.T, c syscall.Conn, p *ebpf.Program) {
 	}
 }
 
-// patience is for what must happen: it is longer than the machine stands still, and costs nothing where it happens.
+// patience bounds the wait for expected events. It exceeds the stalls of a busy machine, and a passing test does not
+// use it up.
 const patience = 30 * time.Second
 
-// heard are the datagrams that arrive; so many should.
+// heard returns the received datagrams. It waits longer for the first should of them.
 func heard(t *testing.T, c net.PacketConn, should int) (out []string) {
 	t.Helper()
 	b := make([]byte, 65536)
@@ -61,8 +62,8 @@ func heard(t *testing.T, c net.PacketConn, should int) (out []string) {
 	}
 }
 
-// At a socket the kernel gives the program the datagram from its UDP header on, with the IP header before it, and large ones
-// not in one piece.
+// A socket's program gets the datagram from its UDP header on, with the IP header before it. Large datagrams are not
+// linear.
 func TestSocket(t *testing.T) {
 	nstest.NeedRoot(t)
 	long := strings.Repeat("l", 20_000) + "xyzzy"
@@ -108,7 +109,7 @@ func TestSocket(t *testing.T) {
 	}
 }
 
-// A tag that the device or the kernel has taken out of the frame is a tag at tc all the same.
+// At tc, a tag removed from the frame by the device or the kernel still counts as a tag.
 func TestTag(t *testing.T) {
 	nstest.NeedRoot(t)
 	a := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "tag-a"}, PeerName: "tag-b"}
@@ -154,8 +155,9 @@ func TestTag(t *testing.T) {
 	wantCounts(t, c.Maps[compile.CountsName], 1, 1, 3, 1)
 }
 
-// A payload ends where UDP says, as at sockets: bytes left over behind it do not hide its last ones. Datagrams that are one
-// packet until a device cuts it (UDP_SEGMENT) are one payload: the kernel's UDP header has the length of all.
+// A payload ends as given by its UDP header, as at sockets. Surplus bytes after it do not hide its last ones.
+// Datagrams sent with UDP_SEGMENT remain one packet until a device splits it, and have one payload: the UDP header
+// has the total length.
 func TestDatagramEnd(t *testing.T) {
 	nstest.NeedRoot(t)
 	w := nstest.NewWire(t)
@@ -210,13 +212,13 @@ func TestDatagramEnd(t *testing.T) {
 	wantCounts(t, c.Maps[compile.CountsName], 1, 1)
 }
 
-// udpHeader has no checksum.
+// udpHeader returns a UDP header without a checksum.
 func udpHeader(port, length uint16) []byte {
 	h := binary.BigEndian.AppendUint16([]byte{0x13, 0x88}, port)
 	return append(binary.BigEndian.AppendUint16(h, length), 0, 0)
 }
 
-// wantCounts waits until rules have counted so many packets.
+// wantCounts waits until rules have counted these numbers of packets.
 func wantCounts(t *testing.T, m *ebpf.Map, want ...uint64) {
 	t.Helper()
 	got := make([]uint64, len(want))
@@ -235,7 +237,7 @@ func wantCounts(t *testing.T, m *ebpf.Map, want ...uint64) {
 	})
 }
 
-// up waits until a device carries frames, which is a moment after it was told to.
+// up waits until a device carries frames, shortly after it was set up.
 func up(t *testing.T, name string) {
 	t.Helper()
 	nstest.Eventually(t, func() error {
@@ -250,7 +252,7 @@ func up(t *testing.T, name string) {
 	})
 }
 
-// A TCP socket's filter sees each segment; what it drops is sent again, and dropped again.
+// A TCP socket's filter sees each segment. A dropped segment is retransmitted and dropped again.
 func TestTCPSocket(t *testing.T) {
 	nstest.NeedRoot(t)
 	var lc net.ListenConfig
@@ -297,7 +299,7 @@ func TestTCPSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Where the machine stands still, what came is sent again, too.
+	// On a stalled machine, received segments are retransmitted too.
 	again := uint64(0)
 	raw, err := client.(syscall.Conn).SyscallConn()
 	if err != nil {

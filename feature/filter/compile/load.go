@@ -23,10 +23,10 @@ const (
 
 const headerFromNet = 1 // BPF_HDR_START_NET
 
-// maxOffset is the farthest that XDP reads: the verifier wants it below 64 KiB.
+// maxOffset is the maximum offset read by XDP: the verifier requires offsets below 64 KiB.
 const maxOffset = 0xfe00
 
-// stack is the address of a place of the frame in a register.
+// stack loads the address of a stack location to a register.
 func stack(r asm.Register, off int32) []asm.Instruction {
 	return []asm.Instruction{asm.Mov.Reg(r, asm.RFP), asm.Add.Imm(r, off)}
 }
@@ -35,8 +35,8 @@ func image(r asm.Register, off int32) []asm.Instruction {
 	return []asm.Instruction{asm.Mov.Reg(r, asm.R8), asm.Add.Imm(r, off)}
 }
 
-// load copies n bytes of the packet, from the offset in R2, to where dst points, or goes on at fail. early says that the
-// transport header is not found yet; with netfilter the dynptr is open then. It uses R0 to R5.
+// load copies n bytes of the packet from offset R2 to dst, or jumps to fail. early means the transport header is not
+// found yet; at netfilter, a dynptr is then open. It clobbers R0 to R5.
 func (g *gen) load(dst func(asm.Register) []asm.Instruction, n int32, fail code.Label, early bool) {
 	switch {
 	case g.o.Hook == XDP:
@@ -47,7 +47,7 @@ func (g *gen) load(dst func(asm.Register) []asm.Instruction, n int32, fail code.
 		g.direct(n, slow)
 		g.copy(dst, n)
 		g.GoTo(ok)
-		g.Bind(slow) // what is not in the skb's own memory a helper finds
+		g.Bind(slow) // a helper loads bytes outside the linear part
 		g.helpLate(dst, n, fail)
 		g.Bind(ok)
 	case early:
@@ -58,8 +58,8 @@ func (g *gen) load(dst func(asm.Register) []asm.Instruction, n int32, fail code.
 	}
 }
 
-// helpLate is help where no dynptr is open, and leaves none: the verifier takes each for another one, and would go through
-// the turns of a loop until it gives up.
+// helpLate is help with no dynptr open before and after. The verifier treats each dynptr as a different one and would
+// verify a loop's turns until it gives up.
 func (g *gen) helpLate(dst func(asm.Register) []asm.Instruction, n int32, fail code.Label) {
 	if g.o.Hook != Netfilter {
 		g.help(dst, n, false)
@@ -74,16 +74,16 @@ func (g *gen) helpLate(dst func(asm.Register) []asm.Instruction, n int32, fail c
 	g.Jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
 }
 
-// reads says whether n bytes of a packet can be read where they are, but for packets in several pieces.
+// reads reports whether n bytes of a linear packet can be read directly.
 func (g *gen) reads(n int32) bool {
 	return g.inPlace() && (g.scratchAt() == 0 || n <= running.MaxScratch)
 }
 
-// inPlace says whether packets are read where they are.
+// inPlace reports whether packets are read directly.
 func (g *gen) inPlace() bool { return g.o.Hook == XDP || g.o.Hook == TC || g.o.Kernel.Skb != nil }
 
-// help has a helper of the kernel load: it takes some 20 ns, but finds what is in other pages. R0 is not 0 then where
-// something is missing.
+// help loads bytes through a kernel helper. This takes some 20 ns and also reaches nonlinear data. R0 is nonzero if
+// bytes are missing.
 func (g *gen) help(dst func(asm.Register) []asm.Instruction, n int32, early bool) {
 	if to := dst(asm.R1); to[0].Src == asm.R8 {
 		g.Fill(stackImage+int(to[1].Constant), int(n))
@@ -109,12 +109,12 @@ func (g *gen) help(dst func(asm.Register) []asm.Instruction, n int32, early bool
 	}
 }
 
-// copy copies n bytes from where direct has R1 point.
+// copy copies n bytes from the address made readable by direct, in R1.
 func (g *gen) copy(dst func(asm.Register) []asm.Instruction, n int32) { g.copyFrom(dst, 0, n) }
 
-// copyFrom is copy from some bytes behind.
+// copyFrom is copy from skip bytes later.
 func (g *gen) copyFrom(dst func(asm.Register) []asm.Instruction, skip int16, n int32) {
-	ins := dst(asm.R3) // a base and an offset, which the stores take with them
+	ins := dst(asm.R3) // base and offset, used by the stores directly
 	base, off := ins[0].Src, int16(ins[1].Constant)
 	part := func(c code.Copied, ins ...asm.Instruction) {
 		at := len(g.Ins)
@@ -124,8 +124,8 @@ func (g *gen) copyFrom(dst func(asm.Register) []asm.Instruction, skip int16, n i
 	}
 	written := func(i int16, w asm.Size) {
 		part(code.CopyStores, asm.StoreMem(base, off+i, asm.R0, w))
-		// The verifier follows a value that alone begins a slot of 8 bytes, and would tell packets apart by it. What
-		// follows such a value is free, but behind the first tag.
+		// The verifier tracks a value alone at the beginning of a slot of 8 bytes, and would distinguish packets by
+		// it. The bytes after such a value are free, except after the first tag.
 		if (off+i)%8 == 0 && int(i)+w.Sizeof() == int(n) && (base != asm.R8 || off != imgTag0) {
 			part(code.CopyStores, asm.StoreMem(base, off+i+int16(w.Sizeof()), asm.R0, w))
 		}
@@ -133,7 +133,7 @@ func (g *gen) copyFrom(dst func(asm.Register) []asm.Instruction, skip int16, n i
 	from, checked := g.scratchAt()+skip, g.scratchAt() != 0
 	for i := int16(0); i < int16(n); {
 		if left := int16(n) - i; checked && left >= 8 && (off+i)%4 == 0 {
-			// A load of the kernel's memory checks the address, which takes longer than to take the value in two.
+			// A load from kernel memory checks the address. One wide load and a shift cost less than two loads.
 			part(code.CopyLoads, asm.LoadMem(asm.R0, asm.R1, from+i, asm.DWord))
 			part(code.CopyStores, asm.StoreMem(base, off+i+lowHalf, asm.R0, asm.Word))
 			part(code.CopyShifts, asm.RSh.Imm(asm.R0, 32))
@@ -142,7 +142,7 @@ func (g *gen) copyFrom(dst func(asm.Register) []asm.Instruction, skip int16, n i
 			continue
 		}
 		w := width(min(int(n)-int(i), 4))
-		// The stack is written where it is aligned.
+		// Stack writes must be aligned.
 		for (off+i)%int16(w.Sizeof()) != 0 {
 			w = width(w.Sizeof() - 1)
 		}
@@ -152,10 +152,10 @@ func (g *gen) copyFrom(dst func(asm.Register) []asm.Instruction, skip int16, n i
 	}
 }
 
-// lowHalf is where the lower 32 bits of a number of 64 bits lie in memory.
+// lowHalf is the offset of the lower 32 bits of a 64-bit number in memory.
 var lowHalf = int16(native.Uint32([]byte{0, 0, 0, 4}) & 4)
 
-// scratchAt is how far behind R1 the bytes are that direct makes readable.
+// scratchAt is the distance from R1 to the bytes made readable by direct.
 func (g *gen) scratchAt() int16 {
 	if s := g.o.Kernel.Skb; s != nil && g.o.Hook != TC && g.o.Hook != XDP {
 		return s.Scratch
@@ -163,8 +163,8 @@ func (g *gen) scratchAt() int16 {
 	return 0
 }
 
-// direct makes the n bytes at the offset in R2 readable at R1 and scratchAt, in the packet's memory itself. R2 stays, but
-// where it reads through struct sk_buff.
+// direct makes the n bytes at offset R2 readable in packet memory, at R1+scratchAt. R2 is preserved except for reads
+// through struct sk_buff.
 func (g *gen) direct(n int32, fail code.Label) {
 	if g.scratchAt() != 0 {
 		g.cast(n, fail)
@@ -182,21 +182,21 @@ func (g *gen) direct(n int32, fail code.Label) {
 	g.Jump(asm.JGT.Reg(asm.R4, asm.R3, ""), fail)
 }
 
-// atStart says that the offset in R2 is 0, as the instruction before says.
+// atStart reports whether the previous instruction set R2 to 0.
 func (g *gen) atStart() bool {
 	last := g.Ins[len(g.Ins)-1]
 	return last.OpCode == asm.Mov.Imm(asm.R2, 0).OpCode && last.Dst == asm.R2 && last.Constant == 0
 }
 
-// inReach goes to fail if the offset in R2 is farther than the verifier has a pointer go. The verifier of 6.12 mixes up what
-// it knows of registers that are alike, on ways that no packet takes, and does not know the offset's sign any more. It takes
-// what a mask comes from for another number, so here is one that changes nothing.
+// inReach jumps to fail if the offset in R2 exceeds the verifier's limit for pointers. The verifier of Linux 6.12
+// confuses equal registers on unreachable paths and loses the offset's sign. It treats the result of a mask as a new
+// number, so a mask without effect comes first.
 func (g *gen) inReach(fail code.Label) {
 	g.Op(asm.And.Imm(asm.R2, -1))
 	g.Jump(asm.JGT.Imm(asm.R2, maxOffset, ""), fail)
 }
 
-// cast is direct where the verifier knows of no packet's memory.
+// cast is direct for program types without direct packet access.
 func (g *gen) cast(n int32, fail code.Label) {
 	s := g.o.Kernel.Skb
 	g.Op(asm.LoadMem(asm.R3, asm.R8, imgLinear, asm.Word), asm.Mov.Reg(asm.R4, asm.R2), asm.Add.Imm(asm.R4, n))
@@ -205,7 +205,7 @@ func (g *gen) cast(n int32, fail code.Label) {
 		asm.Mov.Reg(asm.R1, asm.R0))
 }
 
-// width is the widest access of at most n bytes.
+// width returns the widest access of at most n bytes.
 func width(n int) asm.Size {
 	switch {
 	case n >= 8:
@@ -218,7 +218,8 @@ func width(n int) asm.Size {
 	return asm.Byte
 }
 
-// length loads how many bytes the hook sees into R0, and notes where they are.
+// length loads the number of bytes visible to the hook to R0. It records their address for reads through struct
+// sk_buff.
 func (g *gen) length() {
 	switch g.o.Hook {
 	case XDP:
@@ -240,7 +241,7 @@ func (g *gen) length() {
 		asm.StoreMem(asm.R8, imgLinear, asm.R3, asm.Word))
 }
 
-// open makes the dynptr that helpers of netfilter load through.
+// open creates the dynptr for netfilter helpers.
 func (g *gen) open(fail code.Label) {
 	if g.o.Hook != Netfilter {
 		return
@@ -251,7 +252,7 @@ func (g *gen) open(fail code.Label) {
 	g.Jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
 }
 
-// swapped is a number as it stands in memory in network byte order, read by this machine.
+// swapped returns the value read by this machine from a number stored in network byte order.
 func swapped(v uint32, size asm.Size) uint32 {
 	var b [4]byte
 	switch size {

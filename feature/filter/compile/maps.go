@@ -6,7 +6,7 @@ import "github.com/cilium/ebpf"
 
 const readOnlyProgram = 1 << 7 // BPF_F_RDONLY_PROG
 
-// groupMap is the map of a group: values of its fields → the decision.
+// groupMap adds the map of a group: field values → decision.
 func (p *Program) groupMap(gr *group) {
 	m := &ebpf.MapSpec{Name: gr.name, Type: ebpf.Hash, KeySize: uint32(gr.keySize), ValueSize: 4, MaxEntries: uint32(len(gr.keys)),
 		Flags: readOnlyProgram, Contents: make([]ebpf.MapKV, 0, len(gr.keys))}

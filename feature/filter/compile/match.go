@@ -25,19 +25,19 @@ func (g *gen) contains(n *expr.Contains, t, f code.Label) {
 
 func (g *gen) matches(n *expr.Matches, t, f code.Label) { g.scan(n.X, n.Pattern.Prog, t, f) }
 
-// How many scans a program may have. Where the verifier walks each byte, a scan takes 20,000 to 70,000 of its million steps;
-// with may_goto some hundred.
+// Maximum number of scans in a program. If the verifier follows each byte, a scan takes 20,000 to 70,000 of its
+// million steps. With may_goto it takes some hundred.
 const (
 	maxScans  = 256
 	maxWalked = 8
 )
 
-// Where a scan keeps what a load overwrites: offsets from R8.
+// State of a scan preserved across loads: offsets from R8.
 const (
 	scanState = imgSpare
 	scanEnd   = imgAt2
-	scanByte  = imgSaved       // which one of a piece
-	scanAt    = stackSaved - 8 // from the frame
+	scanByte  = imgSaved       // index of the byte in its piece
+	scanAt    = stackSaved - 8 // from the frame pointer
 )
 
 // scan runs an automaton over the first Window bytes of the operand.
@@ -84,15 +84,15 @@ func (g *gen) scan(x expr.Operand, p *syntax.Prog, t, f code.Label) {
 
 type scan struct {
 	g         *gen
-	base      uint32 // of its automaton, in the map of all
+	base      uint32 // offset of its automaton in the common map
 	size      int    // a power of two
 	t, f, end code.Label
 }
 
-// automataName is the map of the automata, one behind the other: a program has at most 64 maps.
+// automataName is the map with all automata, one after the other: a program has at most 64 maps.
 const automataName = "filter_automata"
 
-// automataMap is that map, once all rules are generated.
+// automataMap creates that map after all rules are generated.
 func (p *Program) automataMap() {
 	if len(p.automata) == 0 {
 		return
@@ -101,13 +101,13 @@ func (p *Program) automataMap() {
 		Flags: readOnlyProgram, Contents: []ebpf.MapKV{{Key: uint32(0), Value: p.automata}}}
 }
 
-// lookup reads the table at R0. It uses R3.
+// lookup reads the table at index R0. It clobbers R3.
 func (s *scan) lookup() {
 	s.g.Op(asm.And.Imm(asm.R0, int32(s.size-1)), asm.LoadMapValue(asm.R3, 0, s.base).WithReference(automataName),
 		asm.Add.Reg(asm.R3, asm.R0), asm.LoadMem(asm.R0, asm.R3, 0, asm.Byte))
 }
 
-// step goes from the state in R0, by the byte in R2, to the next one.
+// step advances the state in R0 by the byte in R2.
 func (s *scan) step() {
 	s.g.Op(asm.LSh.Imm(asm.R0, 8), asm.Or.Reg(asm.R0, asm.R2))
 	s.lookup()
@@ -115,21 +115,21 @@ func (s *scan) step() {
 	s.g.Jump(asm.JEq.Imm(asm.R0, automaton.Dead, ""), s.f)
 }
 
-// chunk is how many bytes are loaded at once.
+// chunk is the number of bytes loaded at once.
 const chunk = 64
 
-// chunks loads the bytes from R2 to R3 piece by piece. It ends with the state in R0.
+// chunks loads the bytes from R2 to R3 piece by piece. It leaves the state in R0.
 func (s *scan) chunks() {
 	g := s.g
 	g.Op(asm.StoreMem(asm.RFP, scanAt, asm.R2, asm.DWord), asm.StoreMem(asm.R8, scanEnd, asm.R3, asm.Word),
 		asm.Mov.Imm(asm.R0, 0), asm.StoreMem(asm.R8, scanState, asm.R0, asm.Word))
 	g.open(s.f)
-	for i := int16(0); i < chunk; i += 4 { // before 6.3 what a helper may fill only in part must be initialised
+	for i := int16(0); i < chunk; i += 4 { // before Linux 6.3, memory filled partly by a helper must be initialised
 		g.Op(asm.StoreImm(asm.RFP, g.scratchOff+i, 0, asm.Word))
 	}
 	if g.o.Kernel.MayGoto {
 		g.repeat(expr.Window/chunk, s.chunk)
-	} else { // R7, which repeat would take, counts the bytes
+	} else { // R7, the counter of repeat, counts the bytes
 		for range expr.Window / chunk {
 			s.chunk()
 		}
@@ -137,7 +137,7 @@ func (s *scan) chunks() {
 	g.Op(asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word))
 }
 
-// chunk loads a piece, if there is one, and goes through it.
+// chunk loads the next piece, if any, and runs the automaton over it.
 func (s *scan) chunk() {
 	g := s.g
 	some := g.Label()
@@ -156,8 +156,9 @@ func (s *scan) chunk() {
 	g.Op(asm.StoreMem(asm.R8, scanState, asm.R0, asm.Word))
 }
 
-// bytes has the automaton take R5 bytes, at most n, a power of two: read has R2 be the one that a register says. The verifier
-// follows a counter in R7 through every turn; of one in memory it knows nothing, and so no more than what a mask says.
+// bytes runs the automaton over R5 bytes, at most n, a power of two. read loads the byte at the given index to R2.
+// The verifier follows a counter in R7 through every turn. It does not track a counter in memory, bounded by a mask
+// only.
 func (s *scan) bytes(n int32, read func(at asm.Register)) {
 	g := s.g
 	loop, done := g.Label(), g.Label()
@@ -184,7 +185,7 @@ func (s *scan) bytes(n int32, read func(at asm.Register)) {
 	g.Bind(done)
 }
 
-// loadSome loads R4 bytes at R2, 1 to chunk, to the scratch.
+// loadSome loads R4 bytes at R2, 1 to chunk, to the scratch area.
 func (g *gen) loadSome(fail code.Label) {
 	if g.o.Hook == Netfilter {
 		g.Op(asm.Mov.Reg(asm.R0, asm.R2), asm.Mov.Reg(asm.R2, asm.R4), asm.Mov.Reg(asm.R4, asm.R0))
@@ -202,7 +203,7 @@ func (g *gen) loadSome(fail code.Label) {
 	g.Jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
 }
 
-// direct reads the bytes from R2 to R3 where they are. It ends with the state in R0.
+// direct reads the bytes from R2 to R3 in packet memory. It leaves the state in R0.
 func (s *scan) direct() {
 	g := s.g
 	g.Op(asm.Mov.Imm(asm.R0, 0), asm.Mov.Reg(asm.R5, asm.R3), asm.Sub.Reg(asm.R5, asm.R2))

@@ -11,21 +11,21 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// The copy of the rules for unreadable transport headers takes the verifier a third of the time of the rules. So a program
-// of some rules, but not many, has no copy: a term about bytes that may be unknown is joined by or with a question for that.
-// In a sum the question costs no branch, but a mask.
+// Verifying the copy of the rules for unreadable headers takes a third of the time of the rules. A program with some
+// rules, but not many, has no copy. A term about possibly unknown bytes then becomes an or with a check for this. In
+// a sum, the check costs a mask instead of a branch.
 
-// How many rules a program without a copy has. Of fewer rules the copy is short, and the masks would cost packets time;
-// of many they would cost more: 0.4 ns a rule.
+// Range of the number of rules of a program without a copy. Below it, the copy is short, and the masks would cost
+// packets time. Above it, the masks would cost too much: 0.4 ns a rule.
 const (
 	leastMerged = 4
 	maxMerged   = 16
 )
 
-// unknown are nodes that are true where the bytes of a header from one on are unknown.
+// unknown has nodes, each true if the header bytes from a certain one on are unknown.
 var unknown = [...]struct {
-	have int    // the first byte
-	bit  uint32 // of what is absent, clear where they are unknown
+	have int    // first unknown byte
+	bit  uint32 // absence bit, clear if the bytes are unknown
 	node expr.Node
 }{
 	{20, noUnreadable, unknownNode(251, "transport.unreadable", noUnreadable)},
@@ -39,7 +39,7 @@ func unknownNode(id expr.ID, name string, bit uint32) expr.Node {
 	return &expr.Present{X: expr.Operand{Field: &expr.Field{ID: id, Name: name, Type: expr.Proto}}}
 }
 
-// mergedRules are the rules for all packets, nil where packets with unreadable transport headers have a copy.
+// mergedRules returns the rules common to all packets, nil if unreadable packets have a copy.
 func (g *gen) mergedRules() []Rule {
 	n := len(g.p.rules)
 	if n < leastMerged || n > maxMerged || len(g.p.plan.groups) > 0 || g.o.AbsentUnreadable || g.need&(anyL4|anyExtension) == 0 {
@@ -71,14 +71,14 @@ func (g *gen) decideAll() {
 	g.p.rules = rules
 }
 
-// storeMaybe stores imgMaybe: the bits of R7 but some.
+// storeMaybe stores R7 without the bits of but in imgMaybe.
 func (g *gen) storeMaybe(but uint32) {
 	if g.merged != nil {
 		g.Op(asm.Mov.Reg(asm.R1, asm.R7), asm.And.Imm(asm.R1, int32(^but)), asm.StoreMem(asm.R8, imgMaybe, asm.R1, asm.Word))
 	}
 }
 
-// usesR7 says whether the code for a node uses R7. Rates, besides, may count packets that their rule does not match.
+// usesR7 reports whether a node's code uses R7, or has a rate: rates may count packets without matching.
 func usesR7(n expr.Node) (takes bool) {
 	expr.Walk(n, func(n expr.Node) {
 		switch n.(type) {
@@ -89,7 +89,7 @@ func usesR7(n expr.Node) (takes bool) {
 	return takes
 }
 
-// forAll has a node be as wanted in packets in which it is unknown.
+// forAll rewrites a node to equal want if its bytes are unknown.
 func forAll(n expr.Node, want bool) expr.Node {
 	switch n := n.(type) {
 	case *expr.And:
@@ -123,7 +123,8 @@ func eachForAll(terms []expr.Node, want bool) []expr.Node {
 	return out
 }
 
-// falseIfAbsent says that a term is false where its field is absent. An unknown field is absent, but one of an extension header.
+// falseIfAbsent reports whether a term is false if its field is absent. Unknown fields are absent, except fields of
+// extension headers.
 func falseIfAbsent(n expr.Node) bool {
 	switch n := n.(type) {
 	case *expr.Xor:
@@ -134,7 +135,7 @@ func falseIfAbsent(n expr.Node) bool {
 	return true
 }
 
-// gather joins terms of an and that are true where the same bytes are unknown.
+// gather joins terms of an and true for the same unknown bytes.
 func gather(terms []expr.Node) (out []expr.Node) {
 	at := map[expr.Node]*expr.And{}
 	for _, x := range terms {
@@ -153,7 +154,7 @@ func gather(terms []expr.Node) (out []expr.Node) {
 	return out
 }
 
-// unlessUnknown are the two terms that forAll has joined, nil if it has not.
+// unlessUnknown splits a node joined by forAll, and returns nil for others.
 func unlessUnknown(x expr.Node) (u, inner expr.Node) {
 	if or, ok := x.(*expr.Or); ok && len(or.X) == 2 && unknownBit(or.X[0]) != 0 {
 		return or.X[0], or.X[1]
@@ -161,7 +162,7 @@ func unlessUnknown(x expr.Node) (u, inner expr.Node) {
 	return nil, nil
 }
 
-// unknownBit is the bit of a node of unknown, 0 of others.
+// unknownBit returns the bit of a node in unknown, else 0.
 func unknownBit(n expr.Node) uint32 {
 	for _, u := range unknown {
 		if u.node == n {
@@ -171,11 +172,11 @@ func unknownBit(n expr.Node) uint32 {
 	return 0
 }
 
-// presumed is a term whose bytes may be unknown, behind a sum that has asked for its fields.
+// presumed is a term about possibly unknown bytes, after a sum with the check for its fields.
 type presumed struct {
 	expr.Node
 	u, x  expr.Node
-	known uint32 // bits that are clear unless u is true
+	known uint32 // absence bits known to be clear unless u is true
 }
 
 func (g *gen) presumed(n *presumed, t, f code.Label) {
@@ -187,7 +188,7 @@ func (g *gen) presumed(n *presumed, t, f code.Label) {
 	g.known = known
 }
 
-// presume returns the bits that are clear where some terms are all true, by the node of unknown that is false. Where the
+// presume returns the absence bits known to be clear if some terms are all true, by the false node of unknown. If the
 // first bytes are unknown, so are all.
 func presume(terms []expr.Node) (bits [len(unknown)]uint32) {
 	for _, x := range terms {
@@ -213,7 +214,7 @@ func conjuncts(n expr.Node) []expr.Node {
 	return []expr.Node{n}
 }
 
-// masked splits x into terms of a sum, which count only where their bytes are known, and the rest. Either may be nil.
+// masked splits x into sum terms, relevant only if their bytes are known, and the rest. Either may be nil.
 func (g *gen) masked(x expr.Node, clear *[len(unknown)]uint32) (*addend, expr.Node) {
 	u, inner := unlessUnknown(x)
 	if u == nil {
@@ -245,7 +246,7 @@ func (g *gen) masked(x expr.Node, clear *[len(unknown)]uint32) (*addend, expr.No
 	return a, &presumed{Node: x, u: u, x: &expr.And{X: rest}, known: g.known}
 }
 
-// outsideMasked is outside for masked terms. It uses R5, too, or R1 if r is R5.
+// outsideMasked is outside for masked terms. It also clobbers R5, or R1 if r is R5.
 func (g *gen) outsideMasked(a *addend, r asm.Register) {
 	to := asm.R5
 	if r == to {
@@ -264,7 +265,7 @@ func (g *gen) outsideMasked(a *addend, r asm.Register) {
 	g.Op(asm.And.Reg(r, asm.R3))
 }
 
-// maskTo has a register be all ones if the bit of what is absent is set, and else 0.
+// maskTo sets a register to all ones if the absence bit is set, else to 0.
 func (g *gen) maskTo(r asm.Register, bit uint32) {
 	g.Op(asm.LoadMem(r, asm.R8, imgAbsent, asm.Word), asm.LSh.Imm(r, int32(32+bits.LeadingZeros32(bit))), asm.ArSh.Imm(r, 63))
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// ends of a slice: an offset from the start of the payload, or back from its end.
+// offset loads one end of a slice: an offset from the start of the payload or, if negative, from its end.
 func (g *gen) offset(r asm.Register, n int, open bool) {
 	from := int16(imgBody)
 	if n < 0 || open {
@@ -21,8 +21,8 @@ func (g *gen) offset(r asm.Register, n int, open bool) {
 	}
 }
 
-// slice has R2 be the offset in the packet of a part of the payload, and R3 its end; what is not there goes to f. A part
-// that is to have so many bytes and has others goes to f, too; -1: however many.
+// slice sets R2 and R3 to the start and end offset of a part of the payload in the packet. It jumps to f if the part
+// is missing, or has another length than want (-1: any).
 func (g *gen) slice(x expr.Operand, want int, f code.Label) {
 	g.there(noPayload, f)
 	if x.Part == expr.Whole {
@@ -53,7 +53,7 @@ func (g *gen) slice(x expr.Operand, want int, f code.Label) {
 	}
 }
 
-// payloadByte has R0 be one byte of the payload.
+// payloadByte loads one byte of the payload to R0.
 func (g *gen) payloadByte(x expr.Operand, f code.Label) {
 	x.Part, x.To, x.Open = expr.Slice, x.From+1, x.From == -1
 	g.slice(x, 1, f)
@@ -62,7 +62,7 @@ func (g *gen) payloadByte(x expr.Operand, f code.Label) {
 	g.Op(asm.LoadMem(asm.R0, base, off, asm.Byte))
 }
 
-// loadAt makes n bytes at R2 and off readable where loaded says.
+// loadAt makes n bytes at R2+off readable at the address returned by loaded.
 func (g *gen) loadAt(off, n int32, f code.Label) {
 	if off != 0 {
 		g.Op(asm.Add.Imm(asm.R2, off))
@@ -74,7 +74,7 @@ func (g *gen) loadAt(off, n int32, f code.Label) {
 	g.load(func(r asm.Register) []asm.Instruction { return stack(r, int32(g.scratchOff)) }, n, f, false)
 }
 
-// loaded is where the bytes are that loadAt has made readable.
+// loaded returns the address of the bytes made readable by loadAt.
 func (g *gen) loaded() (asm.Register, int16) {
 	if g.o.Hook == XDP {
 		return asm.R1, 0
@@ -107,7 +107,7 @@ func (g *gen) text(x expr.Operand, v expr.Value, t, f code.Label) {
 	g.GoTo(t)
 }
 
-// carried goes to f unless the payload is TCP's or UDP's.
+// carried jumps to f unless the payload belongs to TCP or UDP.
 func (g *gen) carried(f code.Label) {
 	if g.known&(noTCP|noUDP) != 0 {
 		return
@@ -116,10 +116,10 @@ func (g *gen) carried(f code.Label) {
 	g.Jump(asm.JEq.Imm(asm.R0, int32(noTCP|noUDP), ""), f)
 }
 
-// atOnce is how many bytes are compared at once.
+// atOnce is the maximum number of bytes loaded for one comparison.
 const atOnce = 64
 
-// literal goes to f unless the bytes at R2 are these; with fold, letters in lower case stand for both cases.
+// literal jumps to f unless the bytes at R2 equal b. With fold, lower-case letters in b match both cases.
 func (g *gen) literal(b []byte, fold bool, f code.Label) {
 	if len(b) > atOnce {
 		g.Op(asm.StoreMem(asm.RFP, stackSaved-8, asm.R2, asm.DWord))
@@ -134,10 +134,10 @@ func (g *gen) literal(b []byte, fold bool, f code.Label) {
 	}
 }
 
-// atBranch is how many words are compared before those that are not the same leave.
+// atBranch is the number of words compared before each branch.
 const atBranch = 4
 
-// same compares what is loaded.
+// same compares the loaded bytes.
 func (g *gen) same(part []byte, fold bool, f code.Label) {
 	base, off := g.loaded()
 	for i := 0; len(part) > 0; i++ {
@@ -162,7 +162,7 @@ func (g *gen) same(part []byte, fold bool, f code.Label) {
 	}
 }
 
-// word is bytes as this machine reads them.
+// word returns bytes as a number in this machine's byte order.
 func word(b []byte) uint32 {
 	switch len(b) {
 	case 4:
@@ -173,7 +173,7 @@ func word(b []byte) uint32 {
 	return uint32(b[0])
 }
 
-// caseBits are the bits that make letters of either case those of lower case.
+// caseBits returns the bits to set for converting letters to lower case.
 func caseBits(b []byte) uint32 {
 	m := make([]byte, len(b))
 	for i, c := range b {
@@ -184,7 +184,7 @@ func caseBits(b []byte) uint32 {
 	return word(m)
 }
 
-// anyMethod goes to t if the payload begins with capitals and a space.
+// anyMethod jumps to t if the payload begins with capital letters and a space.
 func (g *gen) anyMethod(t, f code.Label) {
 	g.carried(f)
 	for i := range expr.MaxMethod + 1 {

@@ -14,13 +14,12 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// plan says how rules are found: those that only ask whether the same fields have certain values are a group, one lookup in
-// a hash map for all of them (tuple space search); the others are steps, tested in turn.
+// plan describes the evaluation of rules. Rules comparing the same fields with constants form a group, found by one
+// lookup in a hash map (tuple space search). The other rules are steps, tested in turn.
 //
-// The groups that decide are looked up first, and leave the lowest number of a rule that matches in R9. A step is taken only
-// if no rule before it is in R9, and what is in R9 in the end decides, so the first rule that matches does, as if all were
-// tested in turn. A group that counts leaves its rule's number on the stack, and it is counted in the end, if no rule before
-// it has decided.
+// Groups of deciding rules are looked up first. They leave the lowest matching rule in R9. A step runs only if R9 has
+// no earlier rule. R9 finally has the first matching rule, as if all were tested in turn. A group of counting rules
+// leaves its rule on the stack. That rule is counted at the end, unless an earlier rule has decided.
 type plan struct {
 	groups []*group
 	steps  []step
@@ -28,34 +27,34 @@ type plan struct {
 
 type step struct {
 	rule  int
-	after bool // a rule of a group comes before, and behind the last step
+	after bool // a grouped rule precedes it, after the previous step
 }
 
 const (
-	leastGroup     = 8  // rules: fewer are tested in turn as fast as they are looked up
-	maxGroups      = 16 // that decide
-	maxCountGroups = 8  // groups that count
+	leastGroup     = 8  // rules: testing fewer in turn is as fast as a lookup
+	maxGroups      = 16 // groups of deciding rules
+	maxCountGroups = 8  // groups of counting rules
 	maxKeySize     = 64
 )
 
 // part is a field of a group's key.
 type part struct {
 	id     expr.ID
-	prefix int // bits of an address that count
-	off    int // in the key
+	prefix int // significant bits of an address
+	off    int // offset in the key
 	size   int
 }
 
-// group is rules that compare the same fields.
+// group is a set of rules comparing the same fields.
 type group struct {
 	name    string
 	parts   []part
-	absent  uint32 // bits that must be clear
+	absent  uint32 // absence bits required to be clear
 	keySize int
 	counts  bool // its rules count
-	slot    int  // of one that counts
+	slot    int  // of a counting group
 	rules   []int
-	keys    map[string]int // → the lowest rule
+	keys    map[string]int // key → lowest rule
 }
 
 // tuple is a rule as a member of a group.
@@ -66,7 +65,7 @@ type tuple struct {
 	absent uint32
 }
 
-// newTuple is a rule's tuple, nil if it is more than equalities.
+// newTuple returns a rule's tuple, or nil if the rule is more than equalities.
 func newTuple(r Rule) *tuple {
 	terms := []expr.Node{r.Match.Root}
 	if and, ok := r.Match.Root.(*expr.And); ok {
@@ -98,7 +97,7 @@ func newTuple(r Rule) *tuple {
 	return t
 }
 
-// keyPart is what a comparison puts in the key; nil: it cannot be in one.
+// keyPart returns the key part of a comparison, nil if it does not fit a key.
 func keyPart(f *expr.Field, v expr.Value) (part, []byte) {
 	p := part{id: f.ID}
 	switch f.Type {
@@ -128,10 +127,10 @@ func keyPart(f *expr.Field, v expr.Value) (part, []byte) {
 	return p, nil
 }
 
-// plain says that the number is in memory as it is compared.
+// plain reports whether the number is compared as stored in memory.
 func (p location) plain() bool { return p.shift == 0 && p.mask == 0 && p.times == 0 }
 
-// arrange sorts the parts: the large first, so that each is aligned.
+// arrange sorts the parts by descending size, so each is aligned.
 func (t *tuple) arrange(counts bool) {
 	order := make([]int, len(t.parts))
 	for i := range order {
@@ -162,7 +161,7 @@ func (t *tuple) key() string {
 
 func roundUp(n, to int) int { return (n + to - 1) / to * to }
 
-// newPlan names the maps of groups by a prefix.
+// newPlan groups the rules. prefix begins the names of the groups' maps.
 func newPlan(rules []Rule, prefix string) *plan {
 	signs := map[string]*group{}
 	tuples := make([]*tuple, len(rules))
@@ -192,7 +191,7 @@ func newPlan(rules []Rule, prefix string) *plan {
 		for _, i := range g.rules {
 			k := tuples[i].key()
 			if _, taken := g.keys[k]; taken && g.counts {
-				continue // both count: the second one is tested in turn
+				continue // both count, so the second one becomes a step
 			} else if !taken {
 				g.keys[k] = i
 			}
@@ -209,7 +208,7 @@ func newPlan(rules []Rule, prefix string) *plan {
 	return p
 }
 
-// order makes the steps of what is in no group.
+// order makes steps of the ungrouped rules.
 func (p *plan) order(rules []Rule, grouped []bool) {
 	pending := false
 	for i, r := range rules {
@@ -225,10 +224,10 @@ func (p *plan) order(rules []Rule, grouped []bool) {
 	}
 }
 
-// slotAt is where a group that counts leaves its rule.
+// slotAt returns the stack offset for the rule of a counting group.
 func (g *gen) slotAt(slot int) int16 { return g.scratchOff - 8 - 8*int16(slot) + 4 }
 
-// groups generates the lookups. It leaves the first rule that decides in R9.
+// groups generates the lookups. It leaves the first deciding rule in R9.
 func (g *gen) groups() {
 	for _, gr := range g.p.plan.groups {
 		if gr.counts {
@@ -267,7 +266,7 @@ func (gr *group) fields() string {
 	return strings.Join(names, ", ")
 }
 
-// key writes a group's key to the scratch.
+// key writes a group's key to the scratch area.
 func (g *gen) key(gr *group) {
 	put := func(off int, r asm.Register, size asm.Size) {
 		g.Op(asm.StoreMem(asm.RFP, g.scratchOff+int16(off), r, size))
@@ -307,7 +306,7 @@ func (g *gen) key(gr *group) {
 	}
 }
 
-// groupCounts counts the rules of groups that count, unless a rule before them has decided.
+// groupCounts counts the rules of counting groups, unless an earlier rule has decided.
 func (g *gen) groupCounts() {
 	for _, gr := range g.p.plan.groups {
 		if !gr.counts {

@@ -12,17 +12,17 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// rateKeys is how many keys of rates of one size are kept; beyond, those that were not asked for longest are forgotten.
+// rateKeys is the maximum number of rate keys of one size. Beyond it, the least recently used are evicted.
 const rateKeys = 1 << 16
 
-// Where a rate keeps things, from the frame: the clock, and the value of a new key.
+// Locations of a rate's values, from the frame pointer: the clock and a new key's value.
 const (
 	rateNow = stackSaved - 8
-	rateNew = 72 // in the scratch
+	rateNew = 72 // in the scratch area
 )
 
-// retries is how often a bucket is tried again that another CPU has changed meanwhile. What fails each time passes: the
-// bucket has taken a packet of this key for each.
+// retries is the number of attempts to update a bucket changed concurrently by other CPUs. After the last failure the
+// packet passes: each failure means a counted packet of this key.
 const retries = 4
 
 // rateID numbers the rates of expressions.
@@ -36,7 +36,7 @@ func (p *Program) rateID(e *expr.Expr, index int) int32 {
 	return p.rates[e]<<8 | int32(index)
 }
 
-// rate takes a packet from the bucket of its key, as [expr.Rate.next] does.
+// rate takes a packet from the bucket of its key, like [expr.Rate.next].
 func (g *gen) rate(n *expr.Rate, t, f code.Label) {
 	above, below := t, f
 	if n.Not {
@@ -71,16 +71,16 @@ func (g *gen) rate(n *expr.Rate, t, f code.Label) {
 	g.bucket(n, above, below)
 }
 
-// add adds a number that may have more than 31 bits to R0.
+// add adds a number to R0, even one of more than 31 bits.
 func (g *gen) add(v uint64) {
 	g.Op(asm.LoadImm(asm.R1, int64(v), asm.DWord), asm.Add.Reg(asm.R0, asm.R1))
 }
 
-// bucket takes the packet from the bucket that R7 points to.
+// bucket takes the packet from the bucket pointed to by R7.
 func (g *gen) bucket(n *expr.Rate, above, below code.Label) {
 	tries := retries
 	if !g.o.Kernel.Atomics {
-		// Before 5.12 the new value is simply stored: packets of one key that two CPUs see at once may count as one.
+		// Before Linux 5.12 the new value is stored without an exchange: concurrent packets of a key may count once.
 		tries = 1
 	}
 	for range tries {
@@ -102,7 +102,7 @@ func (g *gen) bucket(n *expr.Rate, above, below code.Label) {
 	g.GoTo(below)
 }
 
-// rateKey writes the key to the scratch and returns its size. Where a field is absent it goes to f.
+// rateKey writes the key to the scratch area and returns its size. If a field is absent it jumps to f.
 func (g *gen) rateKey(n *expr.Rate, f code.Label) int {
 	at := g.scratchOff
 	g.Op(asm.StoreImm(asm.RFP, at, int64(g.p.rateID(g.rule, n.Index)), asm.Word))
@@ -151,7 +151,7 @@ func (g *gen) keyField(f *expr.Field, id expr.ID, at int16) {
 	for i := range int16(words) {
 		g.Op(asm.LoadMem(asm.R0, asm.R8, p.off+4*i, asm.Word), asm.StoreMem(asm.RFP, at+4*i, asm.R0, asm.Word))
 	}
-	if f.Type == expr.IP { // either family: the key says which
+	if f.Type == expr.IP { // the key includes the family
 		for i := words; i < 4; i++ {
 			g.Op(asm.StoreImm(asm.RFP, at+int16(4*i), 0, asm.Word))
 		}

@@ -15,12 +15,13 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// maxSpans is how many spans of numbers or addresses are compared in the code itself. A jump over more is too far.
+// maxSpans is the maximum number of spans of numbers or addresses compared in code. More would exceed the range of a
+// jump.
 const maxSpans = 8192
 
 var errSpans = fmt.Errorf("%w: a set has more than %d members: keep it in a list", ErrTooLarge, maxSpans)
 
-// merge sorts spans and joins those that touch.
+// merge sorts spans and joins adjacent ones.
 func merge(ss []span) []span {
 	slices.SortFunc(ss, func(a, b span) int { return cmp.Compare(a.lo, b.lo) })
 	var out []span
@@ -34,10 +35,10 @@ func merge(ss []span) []span {
 	return out
 }
 
-// inTurn is how many spans are compared one by one.
+// inTurn is the maximum number of spans compared one by one.
 const inTurn = 3
 
-// search goes to t if R0, a number of so many bits, is in any of the sorted spans.
+// search jumps to t if R0, a number of bits bits, is in a sorted span.
 func (g *gen) search(ss []span, bits int, t, f code.Label) {
 	if len(ss) > maxSpans {
 		g.fail(errSpans)
@@ -100,7 +101,7 @@ func number4(a netip.Addr) uint64 {
 	return uint64(binary.BigEndian.Uint32(b[:]))
 }
 
-// numbers4 are IPv4 addresses as numbers.
+// numbers4 converts IPv4 addresses to numbers.
 func numbers4(vs []expr.Value) []expr.Value {
 	out := make([]expr.Value, len(vs))
 	for i, v := range vs {
@@ -110,7 +111,7 @@ func numbers4(vs []expr.Value) []expr.Value {
 	return out
 }
 
-// last is the last address of a prefix.
+// last returns the last address of a prefix.
 func last(p netip.Prefix) netip.Addr {
 	b := p.Addr().AsSlice()
 	for i := p.Bits(); i < 8*len(b); i++ {
@@ -132,7 +133,7 @@ func (g *gen) four(p location, op expr.Op, vs []expr.Value, t, f code.Label) {
 		g.GoTo(f)
 		return
 	}
-	if len(vs) == 1 && op == expr.Eq && !vs[0].From.IsValid() { // as it stands in memory
+	if len(vs) == 1 && op == expr.Eq && !vs[0].From.IsValid() { // compared in memory byte order
 		n := vs[0].Prefix
 		if n.Bits() == 0 {
 			g.GoTo(t)
@@ -151,7 +152,7 @@ func (g *gen) four(p location, op expr.Op, vs []expr.Value, t, f code.Label) {
 	g.search(ss, 32, t, f)
 }
 
-// span6 is the addresses from lo to hi, each as two halves in host byte order.
+// span6 is the interval of addresses from lo to hi, each as two halves in host byte order.
 type span6 struct{ lo, hi [2]uint64 }
 
 func halves(a netip.Addr) [2]uint64 {
@@ -220,7 +221,7 @@ func (g *gen) six(p location, op expr.Op, vs []expr.Value, t, f code.Label) {
 	g.search6(ss, t, f)
 }
 
-// prefix6 compares the words of the prefix, as they stand in memory.
+// prefix6 compares the words of the prefix in memory byte order.
 func (g *gen) prefix6(p location, n netip.Prefix, t, f code.Label) {
 	b := n.Addr().As16()
 	for i := 0; i < n.Bits(); i += 32 {
@@ -233,7 +234,7 @@ func (g *gen) prefix6(p location, n netip.Prefix, t, f code.Label) {
 	g.GoTo(t)
 }
 
-// notBelow goes to yes if the address in R0 and R1 is not below v, else to no.
+// notBelow jumps to yes if the address in R0 and R1 is at least v, else to no.
 func (g *gen) notBelow(v [2]uint64, yes, no code.Label) {
 	g.Op(asm.LoadImm(asm.R2, int64(v[0]), asm.DWord))
 	g.Jump(asm.JGT.Reg(asm.R0, asm.R2, ""), yes)
@@ -243,7 +244,7 @@ func (g *gen) notBelow(v [2]uint64, yes, no code.Label) {
 	g.GoTo(no)
 }
 
-// search6 goes to t if the address in R0 and R1 is in any of the sorted spans.
+// search6 jumps to t if the address in R0 and R1 is in a sorted span.
 func (g *gen) search6(ss []span6, t, f code.Label) {
 	if len(ss) == 0 {
 		g.GoTo(f)

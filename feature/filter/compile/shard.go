@@ -10,24 +10,24 @@ import (
 	"github.com/cilium/ebpf/asm"
 )
 
-// Shards spreads a list over tables by a hash of the first bits of an address: one table holds 32 MiB at most. Prefixes shorter
-// than these bits are in every table. Other lists are looked up as before.
+// Shards spreads a list over tables by a hash of an address's first bits, because a table has at most 32 MiB.
+// Prefixes shorter than these bits are in every table.
 type Shards struct {
 	Tables int `json:"tables"`          // a power of two, up to MaxShards; 0 is 1
-	Bits4  int `json:"bits4,omitempty"` // of an IPv4 address: 16, 24 or 32; 0: all of the family are in the first table
-	Bits6  int `json:"bits6,omitempty"` // of an IPv6 address: 32, 48, 64 or 128; 0 likewise
+	Bits4  int `json:"bits4,omitempty"` // hashed bits of an IPv4 address: 16, 24 or 32; 0: the first table has the whole family
+	Bits6  int `json:"bits6,omitempty"` // hashed bits of an IPv6 address: 32, 48, 64 or 128; 0 likewise
 }
 
-// MaxShards bounds the tables of a list: a program may have 64 maps, and a table has three.
+// MaxShards is the maximum number of tables of a list: a program may have 64 maps, and a table has three.
 const MaxShards = 8
 
-// Two odd numbers that spread bits.
+// Odd multipliers for hashing.
 const (
 	shardHash = 0x9E3779B97F4A7C15
 	shardLow  = 0xBF58476D1CE4E5B9
 )
 
-// Names are what the maps' names of each table begin with, the first of which is given.
+// Names returns the common prefix of each table's map names. first is the one of the first table.
 func (s Shards) Names(first string) []string {
 	out := []string{first}
 	for i := 1; i < s.Tables; i++ {
@@ -36,10 +36,10 @@ func (s Shards) Names(first string) []string {
 	return out
 }
 
-// shift is how far to the right the hash's bits lie that number the table.
+// shift returns the right shift from the hash to the table's number.
 func (s Shards) shift() int { return 65 - bits.Len(uint(s.Tables)) }
 
-// Find is the table that a prefix lies in, or -1: in all of them.
+// Find returns the index of a prefix's table, or -1 if it is in all of them.
 func (s Shards) Find(p netip.Prefix) int {
 	n := s.Bits6
 	if p.Addr().Is4() {
@@ -64,7 +64,7 @@ func (s Shards) Find(p netip.Prefix) int {
 	return int(x * shardHash >> s.shift())
 }
 
-// lookUp calls the function of the table that an address belongs to, in R1 and R2; n is how many of its bits choose it.
+// lookUp calls the lookup function of the table of an address in R1 and R2. n is the number of hashed bits.
 func (g *gen) lookUp(name, fn string, s Shards, n int) {
 	names := s.Names(name)
 	if s.Tables < 2 || n == 0 {
@@ -93,5 +93,5 @@ func (g *gen) lookUp(name, fn string, s Shards, n int) {
 	g.Bind(found)
 }
 
-// wrap is a number of 64 bits with a sign.
+// wrap converts a 64-bit number to a signed one.
 func wrap(v uint64) int64 { return int64(v) }

@@ -9,24 +9,25 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// transports are the protocols that are looked into, the most frequent first.
+// transports are the dissected protocols, most frequent first.
 var transports = []transport{{protoUDP, noUDP, 8}, {protoTCP, noTCP, 20}, {protoICMP, noICMP, 8}, {protoICMP6, noICMP6, 8}, {protoGRE, noGRE, 4}}
 
-// commonSize is the size of most headers.
+// commonSize is the size of the most frequent headers, in bytes.
 const commonSize = 8
 
 type transport struct {
 	proto int32
 	bit   uint32
-	size  int32 // of the header, without options
+	size  int32 // of the header without options
 }
 
-// wants says whether any rule asks for the protocol, or for its payload.
+// wants reports whether a rule uses the protocol or its payload.
 func (g *gen) wants(t transport) bool {
 	return g.need&t.bit != 0 || g.need&noPayload != 0 && t.bit != noGRE
 }
 
-// clip has the packet end where the hook's bytes do, which begin at the transport header, at R9.
+// clip limits the packet's end to the bytes visible to the hook. At hooks starting at the transport header these
+// begin at R9.
 func (g *gen) clip() {
 	if g.o.Start != Transport {
 		return
@@ -36,7 +37,7 @@ func (g *gen) clip() {
 	g.Op(asm.StoreMem(asm.R8, imgEnd, asm.R2, asm.Word))
 }
 
-// transport reads the header of the protocol in R0 at R9. Whether it fits is asked later.
+// transport loads the header of the protocol in R0, at offset R9. It checks afterwards whether the header fits.
 func (g *gen) transport(p *paths) {
 	g.Note = "the transport header"
 	g.launder(asm.R9, imgAt)
@@ -68,7 +69,7 @@ func (g *gen) transport(p *paths) {
 		if t.size > commonSize {
 			g.fits(t.size, short)
 		}
-		if t.bit == noICMP || t.bit == noICMP6 { // each with its own family
+		if t.bit == noICMP || t.bit == noICMP6 { // each belongs to one IP version
 			g.ofFamily(t, g.done)
 		}
 		if t.bit == noTCP {
@@ -92,7 +93,7 @@ func (g *gen) transport(p *paths) {
 	g.smallHeader(gre)
 }
 
-// partOfTCP goes on with a TCP header of less than 20 bytes, or one that cannot be loaded whole.
+// partOfTCP handles a TCP header shorter than 20 bytes, or not fully loadable.
 func (g *gen) partOfTCP(short code.Label) {
 	if !g.wants(transport{bit: noTCP}) {
 		return
@@ -113,7 +114,7 @@ func (g *gen) partOfTCP(short code.Label) {
 	g.GoTo(g.entry(8))
 }
 
-// smallHeader goes on with less than 8 bytes of the protocol in R0: a whole header of GRE, nothing of another one.
+// smallHeader handles less than 8 bytes of the protocol in R0: a complete header for GRE, unreadable for others.
 func (g *gen) smallHeader(gre code.Label) {
 	g.Note = "less than 8 bytes of a transport header"
 	other := g.Label()
@@ -128,7 +129,8 @@ func (g *gen) smallHeader(gre code.Label) {
 	}
 	g.Bind(other)
 	g.Jump(asm.JGT.Imm(asm.R0, 63, ""), g.done)
-	// A bit for each protocol. ICMP is of IPv4, and ICMPv6 of IPv6: the first bytes of their headers differ in one bit.
+	// A bit mask of protocols. ICMP belongs to IPv4 and ICMPv6 to IPv6; one bit of the version field tells them
+	// apart.
 	g.Op(asm.LoadMem(asm.R2, asm.R8, imgIP, asm.Byte), asm.RSh.Imm(asm.R2, 5), asm.And.Imm(asm.R2, 1), asm.Mul.Imm(asm.R2, protoICMP6-protoICMP),
 		asm.Mov.Imm(asm.R1, 1<<protoICMP), asm.LSh.Reg(asm.R1, asm.R2), asm.Or.Imm(asm.R1, 1<<protoTCP|1<<protoUDP),
 		asm.RSh.Reg(asm.R1, asm.R0), asm.And.Imm(asm.R1, 1))
@@ -136,7 +138,7 @@ func (g *gen) smallHeader(gre code.Label) {
 	g.GoTo(g.done)
 }
 
-// loadRare is loadHeader for what few packets have: a helper loads it, where it is not XDP, in fewer instructions.
+// loadRare is loadHeader for rare packets. Outside XDP it uses a helper, with fewer instructions.
 func (g *gen) loadRare(img, n int32, fail code.Label) {
 	dst := func(r asm.Register) []asm.Instruction { return image(r, img) }
 	if g.o.Hook == XDP {
@@ -146,14 +148,14 @@ func (g *gen) loadRare(img, n int32, fail code.Label) {
 	g.helpLate(dst, n, fail)
 }
 
-// ofFamily goes to other unless the packet is of the family that has this protocol.
+// ofFamily jumps to other unless the packet has the IP version of the protocol.
 func (g *gen) ofFamily(t transport, other code.Label) {
 	version := map[uint32]int32{noICMP: 4, noICMP6: 6}[t.bit]
 	g.Op(asm.LoadMem(asm.R1, asm.R8, imgIP, asm.Byte), asm.RSh.Imm(asm.R1, 4))
 	g.Jump(asm.JNE.Imm(asm.R1, version, ""), other)
 }
 
-// findPayload goes on with the header in the image.
+// findPayload processes the header in the image.
 func (g *gen) findPayload(t transport) {
 	switch t.bit {
 	case noUDP:
@@ -167,12 +169,12 @@ func (g *gen) findPayload(t transport) {
 	}
 }
 
-// loadHeader is loadImage once the transport header is found.
+// loadHeader is loadImage for a found transport header.
 func (g *gen) loadHeader(img, n int32, fail code.Label) {
 	g.load(func(r asm.Register) []asm.Instruction { return image(r, img) }, n, fail, false)
 }
 
-// payload notes that the payload begins n bytes behind R9.
+// payload records the start of the payload, n bytes after R9.
 func (g *gen) payload(n int32) {
 	if g.need&noPayload == 0 {
 		return
@@ -192,9 +194,9 @@ func (g *gen) udp() {
 	}
 }
 
-// datagramEnd has the packet end where the UDP header says, if that is before the IP packet's end: sockets get no more, and
-// what lies behind must not hide the payload's last bytes. R9 is the payload's offset. A length of less than the header's
-// wraps to 4 GiB, and is none.
+// datagramEnd limits the packet's end to the length in the UDP header, because sockets receive no more and bytes
+// after it would count as payload. R9 is the payload's offset. A length below the header's size wraps to 4 GiB and
+// has no effect.
 func (g *gen) datagramEnd() {
 	if g.need&noPayload == 0 {
 		return
@@ -205,7 +207,7 @@ func (g *gen) datagramEnd() {
 	g.Op(asm.StoreMem(asm.R8, imgEnd, asm.R2, asm.Word))
 }
 
-// tcp goes on where the header ends as it says itself.
+// tcp continues at the end of the header, as given by its own length.
 func (g *gen) tcp() {
 	options := g.need&(noMSS|noWScale|noSackPerm|noTimestamps) != 0
 	if g.need&(noPayload|noUnreadable) == 0 && !options {
@@ -215,7 +217,7 @@ func (g *gen) tcp() {
 	if options {
 		g.Op(asm.Mov.Reg(asm.R1, asm.R9), asm.Add.Imm(asm.R1, 20), asm.StoreMem(asm.R8, imgSpare, asm.R1, asm.Word))
 	}
-	// It is not shorter than 20 bytes, and ends in the packet: neither difference is below 0.
+	// The header has at least 20 bytes and ends within the packet if neither difference is negative.
 	g.Op(asm.Add.Reg(asm.R9, asm.R0), asm.Sub.Imm(asm.R0, 20),
 		asm.LoadMem(asm.R1, asm.R8, imgEnd, asm.Word), asm.Sub.Reg(asm.R1, asm.R9), asm.Or.Reg(asm.R1, asm.R0))
 	g.Jump(asm.JSLT.Imm(asm.R1, 0, ""), g.entry(20))
@@ -225,8 +227,8 @@ func (g *gen) tcp() {
 	}
 }
 
-// options walks the TCP options, from the offset in imgSpare to R9. What it finds is in the image, bits of what is absent
-// too: the verifier must not tell apart which options a packet has.
+// options walks the TCP options from the offset in imgSpare to R9. It stores results in the image, absence bits
+// included: the verifier must not distinguish packets by their options.
 func (g *gen) options() {
 	out := g.Label()
 	g.Op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word), asm.StoreMem(asm.R8, imgAt2, asm.R9, asm.Word))
@@ -235,7 +237,7 @@ func (g *gen) options() {
 	g.Op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
 }
 
-// option looks at one option: its kind and length are loaded, and as much as is wanted of a known one.
+// option processes one option: it loads kind and length, and the needed bytes of a known option.
 func (g *gen) option(out code.Label) {
 	next, two, skip := g.Label(), g.Label(), g.Label()
 	g.Note = "a TCP option"
@@ -279,7 +281,7 @@ func (g *gen) option(out code.Label) {
 	g.Op(asm.Add.Reg(asm.R9, asm.R1), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word))
 }
 
-// scratch loads n bytes at R9 and off to the scratch.
+// scratch loads n bytes at R9+off to the scratch area.
 func (g *gen) scratch(off, n int32, fail code.Label) {
 	g.Op(asm.Mov.Reg(asm.R2, asm.R9))
 	if off != 0 {
@@ -288,7 +290,7 @@ func (g *gen) scratch(off, n int32, fail code.Label) {
 	g.load(func(r asm.Register) []asm.Instruction { return stack(r, int32(g.scratchOff)) }, n, fail, false)
 }
 
-// gre reads the key, which lies behind a checksum if there is one (RFC 2890).
+// gre loads the key, stored after an optional checksum (RFC 2890).
 func (g *gen) gre() {
 	if g.need&noGREKey == 0 {
 		return
@@ -306,7 +308,7 @@ func (g *gen) gre() {
 	g.found(noGREKey)
 }
 
-// dns notes whether there is a question, and finds its type behind its name. R9 is the payload's offset.
+// dns detects a question and loads its type, stored after the name. R9 is the payload's offset.
 func (g *gen) dns() {
 	g.Note = "DNS"
 	g.fits(12, g.done)
@@ -314,11 +316,11 @@ func (g *gen) dns() {
 	g.Op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Half))
 	g.Jump(asm.JEq.Imm(asm.R0, 0, ""), g.done)
 	if g.need&noQType == 0 {
-		// Names are compared with ones that are right, so that nobody needs to know whether this one is.
+		// Names are compared with valid names, so the validity of this one is irrelevant.
 		g.found(noQuestion)
 		return
 	}
-	// A name ends after so many bytes, and with the packet.
+	// A name ends at its maximum length, or at the packet's end.
 	g.Op(asm.Add.Imm(asm.R9, 12), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word), asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word),
 		asm.Mov.Reg(asm.R1, asm.R9), asm.Add.Imm(asm.R1, expr.MaxName), asm.LoadMem(asm.R2, asm.R8, imgEnd, asm.Word))
 	g.least(asm.R2, asm.R1)

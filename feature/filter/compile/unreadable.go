@@ -11,16 +11,17 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// Packets whose transport header cannot be read leave the dissection for a copy of the rules of their own, in which every
-// term about unknown bytes is a constant, or asks at run time whether its bytes are there. Other packets never come there.
+// Packets with an unreadable transport header leave the dissection for a separate copy of the rules. There, terms
+// about unknown bytes are constants or check at run time whether the bytes are known. Other packets never execute the
+// copy.
 
-// The kinds of such packets: of one the IP header is hidden, too.
+// Kinds of these packets. expr.HaveLink is a third kind, with an unreadable IP header.
 const (
 	ofTransport = 0
-	partTCP     = 8 // bytes of a TCP header, at least
+	partTCP     = 8 // known bytes of a TCP header, at least
 )
 
-// copyKinds are the kinds that rules need a copy for.
+// copyKinds returns the kinds with a copy of the rules.
 func (g *gen) copyKinds() (haves []int) {
 	if g.o.Start == Ethernet && g.need&^anyLink != 0 {
 		haves = append(haves, expr.HaveLink)
@@ -31,30 +32,30 @@ func (g *gen) copyKinds() (haves []int) {
 	return haves
 }
 
-// anyExtension are the bits of extension headers.
+// anyExtension has the absence bits of extension headers.
 const anyExtension = noHopOpts | noDstOpts | noRouting | noFrag
 
-// variant is the rules as they are for one kind.
+// variant is the rules for one kind.
 type variant struct {
 	have  int
-	enter code.Label // R7 is what is absent
+	enter code.Label // label of the copy; R7 has the absence bits
 	rules []Rule
 	plan  *plan
-	same  bool // no rule differs: the code of all packets serves
+	same  bool // no rule differs: these packets use the common code
 }
 
-// always and never match.
+// Nodes of constant value.
 var (
 	always = &expr.And{}
 	never  = &expr.Or{}
 )
 
-// Unreadable says how the rule takes fields of a header that cannot be read.
+// Unreadable returns the rule's treatment of fields of an unreadable header.
 func (r Rule) Unreadable() expr.Unreadable {
 	return [...]expr.Unreadable{Pass: expr.TreatNoMatch, Drop: expr.TreatMatch, Count: expr.TreatAbsent}[r.Action]
 }
 
-// newVariants are the rules for all kinds; merged says that there are rules for readable and unreadable transport headers.
+// newVariants returns the rules for all kinds. merged means a common version of the rules for transport headers.
 func newVariants(haves []int, rules []Rule, o *Options, merged bool) []*variant {
 	var out []*variant
 	for i, have := range haves {
@@ -87,14 +88,14 @@ func newVariants(haves []int, rules []Rule, o *Options, merged bool) []*variant 
 	return out
 }
 
-// blank says that nothing of the transport header is known, not even the protocol.
+// blank is true if the whole transport header is unknown, even its protocol.
 var blank = &expr.Present{X: expr.Operand{Field: &expr.Field{ID: blankID, Name: "transport.blank", Type: expr.Proto}}}
 
 const blankID = 255
 
 func init() { locations[blankID] = location{absent: noBlank} }
 
-// folder replaces terms whose value is known beforehand: about absent fields, and, unless the rule counts, about unknown ones.
+// folder replaces terms of constant value: terms about absent fields and, unless the rule counts, about unknown ones.
 type folder struct {
 	have    int
 	unknown bool
@@ -149,13 +150,13 @@ func (f folder) term(n expr.Node, want bool) expr.Node {
 	return n
 }
 
-// lacking is what a term about an absent field is.
+// lacking returns the value of a term about an absent field.
 func (f folder) lacking(n expr.Node) expr.Node {
 	c, ok := n.(*expr.Compare)
 	return constant(ok && c.Op == expr.Ne)
 }
 
-// unless is a node that is as wanted where its bytes are not there.
+// unless returns a node equal to want if its bytes are unknown.
 func unless(unknown, n expr.Node, want bool) expr.Node {
 	if want {
 		return &expr.Or{X: []expr.Node{unknown, n}}
@@ -163,13 +164,14 @@ func unless(unknown, n expr.Node, want bool) expr.Node {
 	return &expr.And{X: []expr.Node{&expr.Not{X: unknown}, n}}
 }
 
-// Whether the first 16 and the first 20 bytes of a TCP header are not there.
+// True if the first 16, or the first 20, bytes of a TCP header are unknown.
 var (
 	flagless = &expr.Not{X: &expr.Present{X: expr.Operand{Field: expr.Lookup(expr.TCPFlags)}}}
 	tcpless  = &expr.Not{X: &expr.Present{X: expr.Operand{Field: expr.Lookup(expr.TCP)}}}
 )
 
-// bytesBehind are the bits that are clear where one of these nodes is false: not blank is a TCP header in part.
+// bytesBehind returns the absence bits known to be clear if one of these nodes is false. Without blank, part of a TCP
+// header is known.
 func bytesBehind(n expr.Node) uint32 {
 	switch n {
 	case blank:
@@ -182,7 +184,7 @@ func bytesBehind(n expr.Node) uint32 {
 	return 0
 }
 
-// guess replaces a node about unknown bytes by the wanted value. Where the bytes are there at run time, the node decides.
+// guess replaces a node about unknown bytes by want. If the bytes are known at run time, the node decides.
 func (f folder) guess(n expr.Node, want bool) expr.Node {
 	switch {
 	case f.have == expr.HaveLink, expr.AnyUnknown(n, 20):
@@ -207,7 +209,7 @@ func (f folder) guess(n expr.Node, want bool) expr.Node {
 	return unless(blank, n, want)
 }
 
-// absent says whether a term asks for a field that no packet of this kind has.
+// absent reports whether a term uses a field absent in every packet of this kind.
 func (f folder) absent(n expr.Node) bool {
 	_, rate := n.(*expr.Rate)
 	for _, x := range expr.Operands(n) {
@@ -224,7 +226,7 @@ func (f folder) absent(n expr.Node) bool {
 	return false
 }
 
-// lacks are the bits that are set in every packet of this kind.
+// lacks returns the absence bits set in every packet of this kind.
 func (f folder) lacks() uint32 {
 	bits := noUDP | noICMP | noICMP6 | noGRE | noGREKey | noPayload | noQuestion | noQType | noMSS | noWScale | noSackPerm | noTimestamps
 	if f.have == expr.HaveLink {
@@ -233,7 +235,8 @@ func (f folder) lacks() uint32 {
 	return bits
 }
 
-// foldAll folds the terms of an and or an or, for which unit changes nothing and zero decides. Rates before a zero count.
+// foldAll folds the terms of an and, or of an or. unit is its neutral element and zero its absorbing one. Rates
+// before a zero still count.
 func (f folder) foldAll(terms []expr.Node, want bool, unit, zero expr.Node, join func([]expr.Node) expr.Node) expr.Node {
 	var out []expr.Node
 	rates := false
@@ -263,7 +266,7 @@ func (f folder) foldAll(terms []expr.Node, want bool, unit, zero expr.Node, join
 	return join(out)
 }
 
-// together joins terms of an and that are all true where the same bytes are not there: whether they are is asked once.
+// together groups terms of an and true for the same unknown bytes, so the bytes are checked once.
 func together(terms []expr.Node) (out []expr.Node) {
 	at := map[expr.Node]int{}
 	for _, x := range terms {
@@ -294,7 +297,7 @@ func together(terms []expr.Node) (out []expr.Node) {
 	return out
 }
 
-// entry is where packets go of whose header so many bytes are there.
+// entry returns the label for packets with have known bytes of the header.
 func (g *gen) entry(have int) code.Label {
 	for _, v := range g.variants {
 		switch {
@@ -308,8 +311,8 @@ func (g *gen) entry(have int) code.Label {
 	return g.done
 }
 
-// unreadables generates the copies of the rules for unreadable packets. Other packets skip them, and so do unreadable
-// packets where no rule differs.
+// unreadables generates the copies of the rules. Readable packets skip them. So do unreadable packets if no rule
+// differs.
 func (g *gen) unreadables() {
 	if len(g.variants) == 0 {
 		return
@@ -359,10 +362,11 @@ func (g *gen) unreadables() {
 	g.Bind(all)
 }
 
-// maxShared is how many rules a program has whose copies end where the rules do: a jump there is not too far.
+// maxShared is the maximum number of rules for a copy sharing the code after the decision. Up to this number, the
+// jump to it is short enough.
 const maxShared = 64
 
-// shares says whether a copy of the rules ends as the rules themselves.
+// shares reports whether a copy of the rules shares the code after the decision.
 func (g *gen) shares(plan, of *plan) bool {
 	return len(g.p.rules) <= maxShared && len(plan.groups) == 0 && len(of.groups) == 0
 }

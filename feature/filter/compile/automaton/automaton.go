@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package automaton makes a deterministic automaton of a regular expression, as a table that a program walks.
+// Package automaton converts a regular expression to a deterministic automaton, as a table for BPF programs.
 package automaton
 
 import (
@@ -11,23 +11,23 @@ import (
 	"github.com/weir-project/weir/feature/filter/compile/code"
 )
 
-// Automaton is a pattern's deterministic automaton, as a table of bytes: the next state is at state<<8 | byte. The last row
-// says of each state whether the end of the bytes, found in it, is a match.
+// Automaton is the table of a deterministic automaton. The next state is at index state<<8 | byte. The last row has 1
+// for each state matching at the end of the input.
 type Automaton struct {
 	Table  []byte // a power of two of rows
 	states int
 }
 
-// States of their own.
+// Reserved states.
 const (
 	Accepts   = 255 // the pattern has matched
-	Dead      = 254 // and never will
+	Dead      = 254 // no match is possible any more
 	maxStates = 254
 )
 
 var errStates = fmt.Errorf("%w: a pattern of more than %d states: make it shorter, or split it", code.ErrTooLarge, maxStates)
 
-// states builds the automaton, state by state.
+// states builds the automaton state by state.
 type states struct {
 	prog  *syntax.Prog
 	seen  map[string]byte
@@ -36,11 +36,11 @@ type states struct {
 	final []bool
 }
 
-// New searches: a match may begin at any byte.
+// New builds an automaton for an unanchored search: a match may begin at any byte.
 func New(p *syntax.Prog) (*Automaton, error) {
 	s := &states{prog: p, seen: map[string]byte{}}
 	start, matched := s.closure([]uint32{uint32(p.Start)}, true, false)
-	if matched { // at once, whatever comes
+	if matched { // matched without any input
 		return &Automaton{}, nil
 	}
 	if _, err := s.number(start); err != nil {
@@ -48,7 +48,7 @@ func New(p *syntax.Prog) (*Automaton, error) {
 	}
 	for i := 0; i < len(s.todo); i++ {
 		set := s.todo[i]
-		// What the end makes of it. Only the first state is at the begin.
+		// Check the end of the input. Only the first state is also at the beginning.
 		_, final := s.closure(set, i == 0, true)
 		s.final = append(s.final, final)
 		var row [256]byte
@@ -79,7 +79,7 @@ func (s *states) table() *Automaton {
 	return a
 }
 
-// number gives a set of threads its state.
+// number returns the state of a set of threads.
 func (s *states) number(set []uint32) (byte, error) {
 	key := fmt.Sprint(set)
 	if n, ok := s.seen[key]; ok {
@@ -94,7 +94,7 @@ func (s *states) number(set []uint32) (byte, error) {
 	return n, nil
 }
 
-// step is the state that a byte leads to.
+// step returns the state after a byte.
 func (s *states) step(set []uint32, c rune) (byte, error) {
 	var next []uint32
 	for _, pc := range set {
@@ -120,7 +120,8 @@ func consumes(i *syntax.Inst) bool {
 	return false
 }
 
-// closure follows what consumes no byte, and says whether it reaches the match. Threads that wait for the end stay in it.
+// closure follows transitions without input and reports whether they reach the match. Threads waiting for the end of
+// the input stay in the set.
 func (s *states) closure(pcs []uint32, begin, end bool) (set []uint32, matched bool) {
 	seen := map[uint32]bool{}
 	for todo := slices.Clone(pcs); len(todo) > 0; {
@@ -161,7 +162,7 @@ func (s *states) closure(pcs []uint32, begin, end bool) (set []uint32, matched b
 	return set, matched
 }
 
-// Literal is a pattern that matches these bytes.
+// Literal returns a pattern matching exactly these bytes.
 func Literal(b []byte) (*syntax.Prog, error) {
 	r := &syntax.Regexp{Op: syntax.OpLiteral}
 	for _, c := range b {

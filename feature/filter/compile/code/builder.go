@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package code builds the instructions of a program: labels and jumps, a short stack, and instructions that cilium/ebpf
-// cannot write. It knows nothing of filters.
+// Package code builds the instructions of a program. It resolves labels and jumps, compacts the stack, and encodes
+// instructions unsupported by cilium/ebpf. It is independent of filters.
 package code
 
 import (
@@ -12,38 +12,38 @@ import (
 	"github.com/cilium/ebpf/asm"
 )
 
-// ErrTooLarge says that the rules are more than a program can hold.
+// ErrTooLarge reports more rules than fit a program.
 var ErrTooLarge = errors.New("too many rules for one program")
 
-// License is what programs are loaded with.
+// License is the licence of loaded programs.
 const License = "Dual BSD/GPL"
 
-// Label is a place in the code; 0 is none.
+// Label is a position in the code; 0 is none.
 type Label int32
 
-// Insn is an instruction, or the place of a label.
+// Insn is an instruction or the position of a label.
 type Insn struct {
 	asm.Instruction
-	To   Label // where it jumps
-	Here Label // not an instruction, but the place of this label
+	To   Label // jump target
+	Here Label // label at this position, instead of an instruction
 	dead bool
-	keep bool   // a jump on the way to one that is too far: others do not go past it
-	Part Copied // of what copies a word
+	keep bool   // a relay of a long jump: other jumps must not bypass it
+	Part Copied // part of copying a word
 }
 
-// Builder collects the instructions of one function. Jumps are resolved when it is done, when also those are taken out
-// that lead to the next instruction, and what nothing leads to: the verifier refuses it.
+// Builder collects the instructions of one function. Finish resolves the jumps. It also removes jumps to the next
+// instruction, and unreachable instructions, because the verifier rejects them.
 type Builder struct {
 	Ins    []Insn
 	labels Label
-	Noted  bool           // notes are kept
-	Note   string         // of what comes next
+	Noted  bool           // keep notes
+	Note   string         // for the next instruction
 	Notes  map[int]string // by instruction
-	filled []stackRange   // what helpers write
-	image  int            // where the image of the packet begins, from the frame pointer
+	filled []stackRange   // written by helpers
+	image  int            // start of the packet's image, from the frame pointer
 }
 
-// Label makes a label, which Bind places.
+// Label creates a label, to be placed by Bind.
 func (b *Builder) Label() Label {
 	b.labels++
 	return b.labels
@@ -60,13 +60,13 @@ func (b *Builder) Op(ins ...asm.Instruction) {
 	}
 }
 
-// Jump adds a conditional jump; i comes from asm without a label.
+// Jump adds a conditional jump. i is an asm jump without a label.
 func (b *Builder) Jump(i asm.Instruction, to Label) {
 	b.keepNote()
 	b.Ins = append(b.Ins, Insn{Instruction: i, To: to})
 }
 
-// keepNote gives the next instruction its note.
+// keepNote assigns the pending note to the next instruction.
 func (b *Builder) keepNote() {
 	if b.Noted && b.Note != "" {
 		if b.Notes == nil {
@@ -80,11 +80,11 @@ func (b *Builder) keepNote() {
 // GoTo adds a jump.
 func (b *Builder) GoTo(to Label) { b.Jump(asm.Ja.Label(""), to) }
 
-// MaxBetween is how many instructions lie between two relays: a jump reaches 32,767,
-// and a rule of some thousand members of a set may lie on the way.
+// MaxBetween is the maximum number of instructions between two relays. A jump reaches 32,767, and a rule with a set
+// of some thousand members may be in between.
 const MaxBetween = 6_000
 
-// Relay puts a jump to a label here that jumps from before can take, and returns what jumps from here on take instead of it.
+// Relay adds a jump to a label within reach of earlier jumps. It returns the label for later jumps.
 func (b *Builder) Relay(to Label) Label {
 	over, next := b.Label(), b.Label()
 	b.GoTo(over)
@@ -102,12 +102,12 @@ var (
 	opMayGoto = MayGoto(0).OpCode
 )
 
-// IsJa says whether the instruction is an unconditional jump to a label.
+// IsJa reports whether the instruction is an unconditional jump to a label.
 func (i *Insn) IsJa() bool { return i.To != 0 && i.OpCode == opJa }
 
 func (i *Insn) ends() bool { return i.IsJa() || i.To == 0 && i.OpCode == opExit }
 
-// labelIndexes are, by label, the index of the next instruction that is alive.
+// labelIndexes returns, by label, the index of the next live instruction.
 func (b *Builder) labelIndexes() []int {
 	at := make([]int, b.labels+1)
 	next := len(b.Ins)
@@ -122,15 +122,15 @@ func (b *Builder) labelIndexes() []int {
 	return at
 }
 
-// Note says what the instructions from one on are for. They are not kept as comments of the instructions, which would go to
-// the kernel as line numbers and take longer to load than the program.
+// Note describes the instructions from At on. Notes are not kept as instruction comments: these would go to the
+// kernel as line info and take longer to load than the program.
 type Note struct {
 	At   int
 	Text string
 }
 
-// Finish resolves the jumps, and moves the stack together. image is where the image of the packet, which R8 points to, begins
-// from the frame pointer. A jump that is too long is an error.
+// Finish resolves the jumps and compacts the stack. image is the offset of the packet's image, pointed to by R8, from
+// the frame pointer. It returns [ErrFar] if a jump is too long.
 func (b *Builder) Finish(image int) (out asm.Instructions, notes []Note, err error) {
 	b.image = image
 	for b.thread() {
@@ -157,7 +157,7 @@ func (b *Builder) Finish(image int) (out asm.Instructions, notes []Note, err err
 				return nil, nil, ErrFar
 			}
 			x.Offset = int16(far)
-			x.Metadata = asm.Metadata{} // asm's jumps name their target there
+			x.Metadata = asm.Metadata{} // asm stores the jump target there
 		}
 		if text := b.Notes[i]; text != "" {
 			notes = append(notes, Note{len(out), text})
@@ -167,8 +167,8 @@ func (b *Builder) Finish(image int) (out asm.Instructions, notes []Note, err err
 	return out, notes, nil
 }
 
-// thread has jumps to jumps go to their ends, and drops what is not reached or does nothing. It says whether it changed
-// anything.
+// thread redirects jumps to jumps to their final targets. It drops unreachable instructions and jumps without effect.
+// It reports whether anything changed.
 func (b *Builder) thread() (changed bool) {
 	at := b.labelIndexes()
 	for i := range b.Ins {
@@ -176,7 +176,7 @@ func (b *Builder) thread() (changed bool) {
 		if x.To == 0 || x.dead {
 			continue
 		}
-		for range 64 { // a loop of nothing but jumps would not end
+		for range 64 { // bounded, because a loop of jumps would not end
 			j := at[x.To]
 			if j == len(b.Ins) || !b.Ins[j].IsJa() || b.Ins[j].keep || b.Ins[j].To == x.To {
 				break
@@ -203,15 +203,15 @@ func (b *Builder) thread() (changed bool) {
 	return changed
 }
 
-// opposites are the conditions that are true where others are not.
+// opposites maps conditions to their negations.
 var opposites = map[asm.JumpOp]asm.JumpOp{asm.JEq: asm.JNE, asm.JNE: asm.JEq, asm.JGT: asm.JLE, asm.JLE: asm.JGT, asm.JGE: asm.JLT, asm.JLT: asm.JGE,
 	asm.JSGT: asm.JSLE, asm.JSLE: asm.JSGT, asm.JSGE: asm.JSLT, asm.JSLT: asm.JSGE}
 
-// maxInverted is below how many instructions conditions are inverted: the verifier then has more branches to follow later,
-// of which it takes 8,192.
+// maxInverted is the maximum number of instructions for inverting conditions. Inverting leaves the verifier more
+// pending branches, at most 8,192.
 const maxInverted = 12_000
 
-// invert has a condition that jumps over nothing but a jump be the opposite one, which takes that jump.
+// invert negates a condition jumping over a single jump, and gives it the target of that jump.
 func (b *Builder) invert(at []int) (changed bool) {
 	for i := 0; i+1 < len(b.Ins); i++ {
 		x, j := &b.Ins[i], &b.Ins[i+1]
@@ -254,5 +254,5 @@ func (b *Builder) reached(at []int) []bool {
 	return reached
 }
 
-// ErrFar says that a jump is too long.
+// ErrFar reports a jump beyond its maximum range.
 var ErrFar = fmt.Errorf("%w: the code is too long for a jump", ErrTooLarge)

@@ -4,39 +4,40 @@ package code
 
 import "github.com/cilium/ebpf/asm"
 
-// The verifier copies the state of the whole stack at every branch, down to the lowest byte that is used, so it is kept
-// short: what a program stores and never reads is not stored, and the slots of 8 bytes that nothing is kept in are left out.
-// Which they are shows when the code is there, so the generator has a place for everything, and this moves them together.
+// The verifier copies the state of the whole stack at every branch, down to the lowest used byte. The stack is
+// therefore kept short. Stores without a later read are removed, and unused slots of 8 bytes are left out. Both are
+// known only when the code is complete. The generator uses a fixed layout, compacted here.
 
-// Copied says that an instruction is one of those that copy a word, which are needed only if one of their stores is.
+// Copied marks the instructions of copying a word. They are needed only if one of their stores is.
 type Copied uint8
 
 const (
-	CopyLoads  Copied = iota + 1 // the first one
-	CopyShifts                   // what the next store needs
+	CopyLoads  Copied = iota + 1 // the first load
+	CopyShifts                   // shift for the next store
 	CopyStores
 )
 
-// stackRange is slots of the stack.
+// stackRange is a range of stack slots.
 type stackRange struct{ from, to int }
 
-// StackDyn is where a dynptr lies, from the frame pointer (netfilter).
+// StackDyn is the offset of a dynptr from the frame pointer (netfilter).
 const StackDyn = -16
 
-// MaxSlots is how many slots a stack has.
+// MaxSlots is the number of slots of a stack.
 const MaxSlots = 512 / 8
 
-// slots are those of n bytes at an offset from the frame pointer; slot 0 is the uppermost, which ends there.
+// slots returns the slots of n bytes at an offset from the frame pointer. Slot 0 is the uppermost one, directly below
+// the frame pointer.
 func slots(off, n int) stackRange { return stackRange{(-off - n) / 8, (-off - 1) / 8} }
 
-// Fill notes that a helper writes n bytes at an offset from the frame pointer.
+// Fill records n bytes at an offset from the frame pointer as written by a helper.
 func (b *Builder) Fill(off int, n int) { b.filled = append(b.filled, slots(off, n)) }
 
-// access is an instruction that reads or writes the stack, or the two that put an address of it in a register.
+// access is an instruction reading or writing the stack, or a pair loading a stack address to a register.
 type access struct {
-	at, off int  // off from the frame pointer
+	at, off int  // offset from the frame pointer
 	kind    kind // of access
-	image   bool // by way of R8
+	image   bool // through R8
 }
 
 type kind uint8
@@ -52,7 +53,7 @@ var (
 	opAdd = asm.Add.Imm(asm.R0, 0).OpCode
 )
 
-// accesses are those of the instructions that are alive.
+// accesses returns the stack accesses of live instructions.
 func (b *Builder) accesses() []access {
 	out := make([]access, 0, len(b.Ins)/2)
 	for i := range b.Ins {
@@ -82,8 +83,8 @@ func (b *Builder) accesses() []access {
 	return out
 }
 
-// slots are those that an access may use. At an address there may be a dynptr, or what there is of the scratch from there on;
-// of the image helpers fill what is in filled.
+// slots returns the slots possibly used by an access. An address may belong to a dynptr, or to the rest of the
+// scratch area. Slots of the image filled by helpers are in b.filled.
 func (b *Builder) slots(a access) stackRange {
 	switch {
 	case a.kind != points:
@@ -102,7 +103,7 @@ func (h stackRange) mark(all *[MaxSlots]bool) {
 	}
 }
 
-// shrink drops the stores that nothing reads, and moves what is left of the stack together.
+// shrink drops stores without a read and compacts the stack.
 func (b *Builder) shrink() {
 	as := b.accesses()
 	var read, used [MaxSlots]bool
@@ -120,7 +121,7 @@ func (b *Builder) shrink() {
 			b.Ins[a.at].dead = true
 		}
 	}
-	needed := false // of a copy, by what follows
+	needed := false // the following stores need the copy
 	for i := len(b.Ins) - 1; i >= 0; i-- {
 		x := &b.Ins[i]
 		switch x.Part {
@@ -134,9 +135,9 @@ func (b *Builder) shrink() {
 	b.move(as, &used)
 }
 
-// move leaves out the slots in which nothing is. The order stays, so that what is larger than a slot stays in one piece.
+// move removes unused slots. It keeps the order, so objects larger than a slot stay contiguous.
 func (b *Builder) move(as []access, used *[MaxSlots]bool) {
-	var up [MaxSlots + 1]int // by how many bytes a slot moves
+	var up [MaxSlots + 1]int // number of bytes a slot moves up
 	for s := range used {
 		up[s+1] = up[s]
 		if !used[s] {

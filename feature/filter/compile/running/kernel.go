@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package running finds out which instructions, helpers and types the running kernel has for filters.
+// Package running detects the running kernel's instructions, helpers and types for filters.
 package running
 
 import (
@@ -16,20 +16,20 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Kernel is what programs make use of where the kernel has it.
+// Kernel has the optional kernel features used by programs.
 type Kernel struct {
 	CoarseClock bool  // bpf_ktime_get_coarse_ns, 5.11
 	Atomics     bool  // compare and exchange, 5.12
-	MayGoto     bool  // may_goto, 6.9: loops that the verifier goes through twice, not in each turn
-	Unwritten   bool  // reads of stack that nothing has written, 6.3: what is absent need not be written
+	MayGoto     bool  // may_goto, 6.9: the verifier follows a loop twice instead of every turn
+	Unwritten   bool  // reads of unwritten stack, 6.3: absent headers need no initialisation
 	DynptrSkb   int32 // BTF ID of bpf_dynptr_from_skb, 6.4: netfilter only
-	SkbLen      int16 // where struct sk_buff has its len: netfilter only
-	// Skb is how programs of sockets, xt_bpf and netfilter read packets where they are, 6.2. Nil: by helpers, of which
-	// each takes as long as a rule.
+	SkbLen      int16 // offset of len in struct sk_buff: netfilter only
+	// Skb describes direct packet reads for sockets, xt_bpf and netfilter, 6.2. Nil: programs use helpers, each as
+	// slow as a rule.
 	Skb *Skb
 }
 
-// DynptrSkb lets a netfilter program read packets.
+// DynptrSkb is the need of netfilter programs for reading packets.
 var DynptrSkb = kernel.Need{Name: "netfilter programs with bpf_dynptr_from_skb", Since: "6.4", For: "filters at netfilter links",
 	Remedy: "use the hooks nft, tc or xdp on this kernel",
 	Probe: func() error {
@@ -40,7 +40,7 @@ var DynptrSkb = kernel.Need{Name: "netfilter programs with bpf_dynptr_from_skb",
 		return err
 	}}
 
-// Netfilter is the running kernel as netfilter programs see it.
+// Netfilter returns the running kernel's features for netfilter programs.
 func Netfilter() (*Kernel, error) {
 	if err := DynptrSkb.Check(); err != nil {
 		return nil, err
@@ -50,26 +50,26 @@ func Netfilter() (*Kernel, error) {
 		return nil, err
 	}
 	k := Any()
-	k.CoarseClock = false // netfilter programs may not ask it
+	k.CoarseClock = false // not allowed in netfilter programs
 	k.DynptrSkb, k.SkbLen, k.Skb = nf.DynptrSkb, nf.SkbLen, skbOfNetfilter()
 	return k, nil
 }
 
-// Sockets is the running kernel as programs of sockets see it.
+// Sockets returns the running kernel's features for programs of sockets.
 func Sockets() *Kernel {
 	k := Any()
 	k.Skb = skbOfSockets()
 	return k
 }
 
-// Any is the running kernel as programs of any hook see it.
+// Any returns the running kernel's features for programs of any hook.
 func Any() *Kernel {
 	k := *runningAny()
 	return &k
 }
 
 var runningAny = sync.OnceValue(func() *Kernel {
-	// Whatever the reason that a probe fails for, the program is then made without.
+	// If a probe fails, for any reason, programs do not use the feature.
 	return &Kernel{
 		CoarseClock: features.HaveProgramHelper(ebpf.SocketFilter, asm.FnKtimeGetCoarseNs) == nil,
 		Atomics:     probeAtomics() == nil,
@@ -78,7 +78,7 @@ var runningAny = sync.OnceValue(func() *Kernel {
 	}
 })
 
-// probe loads a program of these instructions.
+// probe loads a program with these instructions.
 func probe(t ebpf.ProgramType, ins ...asm.Instruction) error {
 	spec := &ebpf.ProgramSpec{Type: t, License: code.License, Instructions: append(ins, asm.Mov.Imm(asm.R0, 0), asm.Return())}
 	if t == ebpf.Netfilter {
@@ -91,7 +91,7 @@ func probe(t ebpf.ProgramType, ins ...asm.Instruction) error {
 	return p.Close()
 }
 
-// probeAtomics loads the smallest program that compares and exchanges.
+// probeAtomics loads a minimal program with a compare and exchange.
 func probeAtomics() error {
 	return probe(ebpf.SocketFilter, asm.Mov.Imm(asm.R0, 0), asm.Mov.Imm(asm.R1, 1), asm.StoreMem(asm.RFP, -8, asm.R0, asm.DWord),
 		code.CompareExchange(asm.RFP, -8, asm.R1))

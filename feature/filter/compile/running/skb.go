@@ -14,28 +14,29 @@ import (
 	"github.com/weir-project/weir/feature/filter/compile/code"
 )
 
-// Skb says how a program reads a packet's memory itself, as tracing programs read the kernel's: bpf_rdonly_cast says that an
-// address is of a struct of the kernel, and the load of a member of it is one instruction that cannot fault. It is said of an
-// address so far before the packet that sk_buff's scratch, 48 bytes that any width may be read of, lies on the packet.
+// Skb describes direct reads of packet memory by a program, like a tracing program's reads of kernel memory.
+// bpf_rdonly_cast declares an address to be a kernel struct. A load of one of its members is then one instruction and
+// cannot fault. The declared address lies so far before the packet that the scratch area of sk_buff overlaps the
+// packet. That area has 48 bytes, readable at any width.
 //
-// Offsets are those in struct sk_buff (include/linux/skbuff.h), IDs those of the kernel's BTF.
+// Offsets are in struct sk_buff (include/linux/skbuff.h), IDs are of the kernel's BTF.
 type Skb struct {
 	Type    int32 // struct sk_buff
 	Cast    int32 // bpf_rdonly_cast
-	Context int32 // bpf_cast_to_kern_ctx: __sk_buff's sk_buff
+	Context int32 // bpf_cast_to_kern_ctx: from __sk_buff to sk_buff
 	Head    int16 // the buffer, a pointer
-	Network int16 // the network header's offset in it, u16
-	Tail    int16 // where its data ends, u32; what is behind is in other pages
-	Data    int16 // where its data begins, a pointer
+	Network int16 // offset of the network header in the buffer, u16
+	Tail    int16 // end of the linear data, u32
+	Data    int16 // start of the data, a pointer
 	Len     int16 // of the packet, u32,
-	DataLen int16 // and of that in other pages, u32
+	DataLen int16 // of the nonlinear part, u32
 	Scratch int16 // cb
 }
 
-// NfSkb is where the context of a netfilter program has the sk_buff.
+// NfSkb is the offset of the sk_buff pointer in a netfilter program's context.
 const NfSkb = 8
 
-// MaxScratch is how many bytes one cast makes readable.
+// MaxScratch is the number of bytes made readable by one cast.
 const MaxScratch = 48
 
 var (
@@ -43,7 +44,7 @@ var (
 	skbOfNetfilter = sync.OnceValue(func() *Skb { return probeSkb(ebpf.Netfilter) })
 )
 
-// probeSkb returns nil where a program of this type cannot read packets this way, whatever the reason.
+// probeSkb returns nil if programs of this type cannot read packets this way, for any reason.
 func probeSkb(t ebpf.ProgramType) *Skb {
 	spec, err := btf.LoadKernelSpec()
 	if err != nil {
@@ -66,8 +67,8 @@ func probeSkb(t ebpf.ProgramType) *Skb {
 	return s
 }
 
-// Ends has R2 be the address of the IP header and R3 how many bytes lie there in one piece, of the sk_buff in R1. Sockets get
-// their packets when those before the transport header are taken off; with netfilter a packet begins with its IP header.
+// Ends sets R2 to the address of the IP header and R3 to the number of linear bytes there, for the sk_buff in R1. A
+// socket's packets begin at the transport header. At netfilter they begin at the IP header.
 func (s *Skb) Ends(socket bool) []asm.Instruction {
 	if !socket {
 		return []asm.Instruction{
@@ -82,7 +83,7 @@ func (s *Skb) Ends(socket bool) []asm.Instruction {
 	}
 }
 
-// member is where a member of a struct is, also of an anonymous one within it.
+// member is the position of a struct member, including members of anonymous structs in it.
 type member struct {
 	off  int16
 	size int
@@ -116,7 +117,7 @@ func newSkb(spec *btf.Spec) (*Skb, error) {
 	return s, err
 }
 
-// skbMembers are the members of struct sk_buff, by name.
+// skbMembers returns the members of struct sk_buff by name.
 func skbMembers(spec *btf.Spec) (map[string]member, error) {
 	var skb *btf.Struct
 	if err := spec.TypeByName("sk_buff", &skb); err != nil {
