@@ -152,14 +152,14 @@ func Running(h Hook) (*running.Kernel, error) {
 func Compile(rules []Rule, o Options) (*Program, error) {
 	switch {
 	case o.Hook < Socket || o.Hook > XDP:
-		return nil, fmt.Errorf("there is no %s", o.Hook)
+		return nil, fmt.Errorf("unknown %s", o.Hook)
 	case o.Default != Pass && o.Default != Drop:
-		return nil, errors.New("the default is to pass or to drop: it has no rule to go on to")
+		return nil, errors.New("default action: want pass or drop")
 	case o.Start == Transport && o.Hook != Socket, o.Start == Ethernet && o.Hook != TC && o.Hook != XDP:
-		return nil, fmt.Errorf("a %s hook's bytes do not begin there: leave Start at ByHook", o.Hook)
+		return nil, fmt.Errorf("start does not suit hook %s: leave Start at ByHook", o.Hook)
 	}
 	if len(rules) > MaxRules {
-		return nil, fmt.Errorf("%w: %d, and at most %d", ErrTooLarge, len(rules), MaxRules)
+		return nil, fmt.Errorf("%w: %d rules, want at most %d", ErrTooLarge, len(rules), MaxRules)
 	}
 	if o.Start == ByHook {
 		o.Start = [...]Start{Socket: Transport, XTBPF: IPHeader, Netfilter: IPHeader, TC: Ethernet, XDP: Ethernet}[o.Hook]
@@ -190,7 +190,7 @@ func check(rules []Rule, o Options) error {
 		expr.Walk(r.Match.Root, func(n expr.Node) {
 			for _, x := range expr.Operands(n) {
 				if x.Field.Link && o.Start != Ethernet {
-					errs = append(errs, ruleError(i, r, x.Pos(), x.String()+" is of the link layer, which this hook does not see: use tcx, clsact or xdp"))
+					errs = append(errs, ruleError(i, r, x.Pos(), x.String()+" needs the link layer, invisible to this hook: use tcx, clsact or xdp"))
 				}
 			}
 			if in, ok := n.(*expr.In); ok && in.List != "" {

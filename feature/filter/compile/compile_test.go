@@ -31,9 +31,9 @@ func TestHookErrors(t *testing.T) {
 		want   error
 		msg    string
 	}{
-		{compile.Netfilter, "udp and eth.src == 02:00:00:00:00:01", 9, compile.ErrRule, "eth.src is of the link layer, which this hook does not see"},
+		{compile.Netfilter, "udp and eth.src == 02:00:00:00:00:01", 9, compile.ErrRule, "eth.src needs the link layer, invisible to this hook"},
 		{compile.XTBPF, "vlan.id == 7", 1, compile.ErrRule, "use tcx, clsact or xdp"},
-		{compile.Socket, "not (udp or eth)", 13, compile.ErrRule, "which this hook does not see"},
+		{compile.Socket, "not (udp or eth)", 13, compile.ErrRule, "invisible to this hook"},
 		{compile.TC, "tcp and ip.src in $bogons", 9, compile.ErrList, `no list "bogons"`},
 	} {
 		_, err := compile.Compile([]compile.Rule{rule(compile.Drop, "%s", c.expr)}, compile.Options{Hook: c.hook, Kernel: &running.Kernel{}})

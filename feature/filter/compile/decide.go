@@ -45,7 +45,7 @@ func (g *gen) decide(elsewhere bool) {
 			}
 		}
 		if s.after {
-			g.Note = "a group's rule comes before"
+			g.Note = "a grouped rule precedes"
 			g.Jump(asm.JLT.Imm(asm.R9, int32(s.rule)<<1, ""), decided)
 		}
 		g.testRule(s.rule, decided)
@@ -92,7 +92,7 @@ func (g *gen) readImage() {
 			read[x.Offset/8] = true
 		}
 	}
-	g.Note = "never: an element of an array is always there"
+	g.Note = "unreachable: array elements always exist"
 	for slot, is := range read {
 		if is {
 			g.Op(asm.LoadMem(asm.R1, asm.R8, int16(8*slot), asm.DWord))
@@ -167,8 +167,8 @@ func (g *gen) testRule(i int, decided code.Label) {
 	}
 	g.node(r.Match.Root, t, f)
 	if g.pending += pending(g.Ins[start:]); g.pending > maxPending {
-		g.fail(fmt.Errorf("%w: rule %d is one too many of those that are tested in turn, which are about 4,000 at most: "+
-			"rules that only compare the same fields by == are looked up, however many; else use sets, lists, or several filters", ErrTooLarge, i+1))
+		g.fail(fmt.Errorf("%w: rule %d exceeds the limit of about 4,000 rules tested in turn: "+
+			"compare the same fields by == only, for any number of rules, or use sets, lists or several filters", ErrTooLarge, i+1))
 	}
 	for j := start; g.Noted && j < len(g.Ins); j++ {
 		if g.Ins[j].Here == 0 {

@@ -48,7 +48,7 @@ func (g *gen) ethernet() {
 	inner, untagged := g.Label(), g.Label()
 	if g.o.Hook == TC {
 		outer := g.Label()
-		g.Note = "the tag that the kernel has taken out"
+		g.Note = "the tag removed by the kernel"
 		g.Op(asm.LoadMem(asm.R1, asm.R6, skbVlanPresent, asm.Word))
 		g.Jump(asm.JEq.Imm(asm.R1, 0, ""), outer)
 		g.Op(asm.LoadMem(asm.R1, asm.R6, skbVlanTCI, asm.Word), asm.HostTo(asm.BE, asm.R1, asm.Half), asm.StoreMem(asm.R8, imgTag0, asm.R1, asm.Half),

@@ -13,7 +13,7 @@ import (
 // Registers: R6 is the context, R8 the image, R7 the absence bits, and R9 the offset of the next header.
 func (g *gen) dissect() {
 	g.done = g.Label()
-	g.Note = "the image, of values that the verifier does not know"
+	g.Note = "the image, with values unknown to the verifier"
 	g.Op(asm.Mov.Reg(asm.R6, asm.R1))
 	g.Op(asm.Mov.Reg(asm.R8, asm.RFP), asm.Add.Imm(asm.R8, stackImage))
 	g.length()

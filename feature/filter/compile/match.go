@@ -57,7 +57,7 @@ func (g *gen) scan(x expr.Operand, p *syntax.Prog, t, f code.Label) {
 		most = maxWalked
 	}
 	if g.p.patterns == most {
-		g.fail(fmt.Errorf("%w: more than %d of contains and matches in one program (%d before Linux 6.9)", ErrTooLarge, most, maxWalked))
+		g.fail(fmt.Errorf("%w: more than %d contains and matches terms in one program (%d before Linux 6.9)", ErrTooLarge, most, maxWalked))
 		return
 	}
 	g.p.patterns++
@@ -75,7 +75,7 @@ func (g *gen) scan(x expr.Operand, p *syntax.Prog, t, f code.Label) {
 		s.chunks()
 	}
 	g.Bind(s.end)
-	g.Note = "the end of what is searched"
+	g.Note = "the end of the searched bytes"
 	g.Op(asm.Mov.Imm(asm.R2, int32(len(a.Table)/256-1)<<8), asm.Or.Reg(asm.R0, asm.R2))
 	s.lookup()
 	g.Jump(asm.JNE.Imm(asm.R0, 0, ""), t)

@@ -313,7 +313,7 @@ func (g *gen) groupCounts() {
 			continue
 		}
 		next := g.Label()
-		g.Note = "a group's rule that counts"
+		g.Note = "a counting rule of a group"
 		g.Op(asm.LoadMem(asm.R1, asm.RFP, g.slotAt(gr.slot), asm.Word))
 		g.Jump(asm.JGE.Reg(asm.R1, asm.R9, ""), next)
 		g.Op(asm.RSh.Imm(asm.R1, 1))

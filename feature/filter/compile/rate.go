@@ -56,7 +56,7 @@ func (g *gen) rate(n *expr.Rate, t, f code.Label) {
 	found := g.Label()
 	lookup()
 	g.Jump(asm.JNE.Imm(asm.R0, 0, ""), found)
-	g.Note = "a new key: its bucket is full but for this packet"
+	g.Note = "a new key: its bucket is full except for this packet"
 	g.Op(asm.LoadMem(asm.R0, asm.RFP, rateNow, asm.DWord))
 	g.add(n.Interval())
 	g.Op(asm.StoreMem(asm.RFP, g.scratchOff+rateNew, asm.R0, asm.DWord), asm.LoadMapPtr(asm.R1, 0).WithReference(name))

@@ -19,7 +19,7 @@ import (
 // jump.
 const maxSpans = 8192
 
-var errSpans = fmt.Errorf("%w: a set has more than %d members: keep it in a list", ErrTooLarge, maxSpans)
+var errSpans = fmt.Errorf("%w: a set has more than %d members: use a list", ErrTooLarge, maxSpans)
 
 // merge sorts spans and joins adjacent ones.
 func merge(ss []span) []span {

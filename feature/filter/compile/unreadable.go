@@ -337,7 +337,7 @@ func (g *gen) unreadables() {
 		g.storeMaybe(noUnreadable | noTCP | noPorts | noFlags | noPayload | noMSS | noWScale | noSackPerm | noTimestamps)
 	}
 	g.Bind(counted)
-	g.Note = "the header cannot be read"
+	g.Note = "the header is unreadable"
 	g.found(noUnreadable)
 	g.Op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word))
 	g.countRare(int32(len(g.p.rules) + 1))

@@ -25,7 +25,7 @@ const (
 	maxStates = 254
 )
 
-var errStates = fmt.Errorf("%w: a pattern of more than %d states: make it shorter, or split it", code.ErrTooLarge, maxStates)
+var errStates = fmt.Errorf("%w: pattern exceeds %d states: shorten or split it", code.ErrTooLarge, maxStates)
 
 // states builds the automaton state by state.
 type states struct {

@@ -100,7 +100,7 @@ func probeAtomics() error {
 var runningNetfilter = sync.OnceValues(func() (Kernel, error) {
 	spec, err := btf.LoadKernelSpec()
 	if err != nil {
-		return Kernel{}, fmt.Errorf("the kernel's types: %w", err)
+		return Kernel{}, fmt.Errorf("load the kernel's BTF: %w", err)
 	}
 	id, err := functionID(spec, "bpf_dynptr_from_skb")
 	if err != nil {
