@@ -12,19 +12,20 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Bindings is a table whose prefixes carry exact fields: a protocol and a port, or every port of a protocol. The longest
-// prefix that is bound for a packet's protocol and port decides; of one prefix, the binding of the port goes before
-// that of every port. A longer prefix that is bound for something else hides nothing. BPF programs read it through
-// bpf/bindings.h.
+// Bindings is a table of prefixes with exact fields: a protocol and a port, or every port of a
+// protocol. The longest prefix bound for a packet's protocol and port decides. Within one prefix, a
+// binding of the port precedes a binding of every port. A longer prefix bound for something else
+// hides nothing. BPF programs read the table through bpf/bindings.h.
 //
-// Set and Delete take effect for all addresses at once, by one store. One writer at a time, as for Table.
+// Set and Delete take effect for all addresses at once, by one store. As for Table, there is one
+// writer at a time.
 type Bindings struct {
 	t    *Table
 	m    *sets
 	many *ebpf.Map
 }
 
-// Binding is a prefix, what of its traffic is meant, and a value.
+// Binding is a prefix, a protocol and port, and a value.
 type Binding struct {
 	Prefix netip.Prefix
 	Proto  uint8  // IP protocol number
@@ -42,16 +43,16 @@ type Key struct {
 	Port   uint16
 }
 
-// Key returns what a binding is of.
+// Key returns the binding without its value.
 func (x Binding) Key() Key { return Key{x.Prefix, x.Proto, x.Port} }
 
-// BindingMaps are the maps of BINDINGS_MAPS(NAME): a table's, NAME_sets and NAME_many.
+// BindingMaps are the maps of BINDINGS_MAPS(NAME): the maps of a table, NAME_sets and NAME_many.
 type BindingMaps struct {
 	Maps
 	Sets, Many *ebpf.Map
 }
 
-// FindBindings picks the maps of the bindings called name.
+// FindBindings returns the maps of the bindings called name.
 func FindBindings(maps map[string]*ebpf.Map, name string) (BindingMaps, error) {
 	t, err := Find(maps, name)
 	m := BindingMaps{t, maps[name+"_sets"], maps[name+"_many"]}
@@ -61,8 +62,9 @@ func FindBindings(maps map[string]*ebpf.Map, name string) (BindingMaps, error) {
 	return m, err
 }
 
-// SizeBindings makes room for so many bindings, at most MaxBindings, before the maps are made, wherever their prefixes
-// lie, but for millions of IPv6 hosts in as many networks. Replace needs room for the old bindings and the new.
+// SizeBindings makes room for a number of bindings, at most MaxBindings. Call it before creating
+// the maps. The room suffices for all prefixes except millions of IPv6 hosts in as many networks.
+// Replace needs room for the old bindings and the new.
 func SizeBindings(spec *ebpf.CollectionSpec, name string, bindings int) error {
 	if bindings < 1 || bindings > MaxBindings {
 		return fmt.Errorf("room for %d bindings: there may be 1 to %d", bindings, MaxBindings)
@@ -80,11 +82,11 @@ func SizeBindings(spec *ebpf.CollectionSpec, name string, bindings int) error {
 	return nil
 }
 
-// MaxBindings is the greatest number that SizeBindings takes.
+// MaxBindings is the largest number accepted by SizeBindings.
 const MaxBindings = 1 << 20
 
-// OpenBindings opens bindings for writing. Maps that were just made become an empty table; what a killed writer left
-// half done is repaired.
+// OpenBindings opens bindings for writing. New maps become an empty table. If a writer was killed
+// during a change, OpenBindings repairs the table.
 func OpenBindings(maps BindingMaps) (*Bindings, error) {
 	m, err := mapSets(maps.Sets, true)
 	if err != nil {
@@ -112,8 +114,8 @@ func OpenBindings(maps BindingMaps) (*Bindings, error) {
 	return b, nil
 }
 
-// OpenBindingsReader opens bindings for reading. Of maps that are open for reading alone it is a copy: the bindings as
-// they were at the call.
+// OpenBindingsReader opens bindings for reading. With read-only map descriptors they are a copy,
+// made at the call.
 func OpenBindingsReader(maps BindingMaps) (*Bindings, error) {
 	for range maxCopies {
 		b, again, err := openReader(maps)
@@ -124,8 +126,8 @@ func OpenBindingsReader(maps BindingMaps) (*Bindings, error) {
 	return nil, errBusy
 }
 
-// openReader copies, if it must, the table before the sets that it leads to: a set that went meanwhile is still in its
-// memory, unless that was used again.
+// openReader opens the table before its sets. If it must copy them, a set removed meanwhile is
+// still in memory, unless that memory was reused. Then openReader reports again.
 func openReader(maps BindingMaps) (_ *Bindings, again bool, err error) {
 	reused, err := readWord(maps.Sets, unsafe.Offsetof(setsHead{}.Reused))
 	if err != nil {
@@ -154,16 +156,16 @@ func openReader(maps BindingMaps) (_ *Bindings, again bool, err error) {
 	return b, now != reused, err
 }
 
-// Close ends the use of the maps, which stay the caller's.
+// Close releases the mappings. The caller still owns the maps.
 func (b *Bindings) Close() error {
 	b.m.unmap()
 	return b.t.Close()
 }
 
-// Len is how many bindings there are.
+// Len returns the number of bindings.
 func (b *Bindings) Len() int { return int(b.m.Bindings) }
 
-// check says what is wrong with a binding.
+// check returns an error for an invalid binding.
 func (x Binding) check() error {
 	if _, err := newPrefix(x.Prefix, 1); err != nil {
 		return err
@@ -174,7 +176,7 @@ func (x Binding) check() error {
 	return nil
 }
 
-// Get returns the value of a binding.
+// Get returns the value of exactly this binding.
 func (b *Bindings) Get(k Key) (value uint32, ok bool) {
 	id, ok := b.t.Get(k.Prefix)
 	if !ok {
@@ -186,7 +188,7 @@ func (b *Bindings) Get(k Key) (value uint32, ok bool) {
 	return 0, false
 }
 
-// Lookup returns the binding that decides for an address, protocol and port.
+// Lookup returns the binding in force for an address, protocol and port.
 func (b *Bindings) Lookup(a netip.Addr, proto uint8, port uint16) (x Binding, ok bool) {
 	for {
 		began := atomic.LoadUint32(&b.m.Reused)
@@ -205,7 +207,7 @@ func (b *Bindings) Lookup(a netip.Addr, proto uint8, port uint16) (x Binding, ok
 	}
 }
 
-// match is bindings_match.
+// match mirrors bindings_match in bpf/bindings.h.
 func (b *Bindings) match(id uint32, proto uint8, port uint16) (x Binding, ok bool) {
 	s := b.m.set(id)
 	for range 3 {
@@ -219,7 +221,7 @@ func (b *Bindings) match(id uint32, proto uint8, port uint16) (x Binding, ok boo
 	return x, ok
 }
 
-// entry is bindings_entry.
+// entry mirrors bindings_entry in bpf/bindings.h.
 func (b *Bindings) entry(id uint32, first uint64, more uint32, exact, any uint64) (found uint64) {
 	switch first >> 32 {
 	case exact:
@@ -250,10 +252,10 @@ func (b *Bindings) entry(id uint32, first uint64, more uint32, exact, any uint64
 	return found
 }
 
-// All yields every binding, in no particular order. The table must not be changed meanwhile.
+// All yields every binding, in no particular order. The table must not change meanwhile.
 func (b *Bindings) All() iter.Seq2[Binding, error] {
 	return func(yield func(Binding, error) bool) {
-		prefixes := map[uint32]netip.Prefix{} // of sets whose bindings are in the hash
+		prefixes := map[uint32]netip.Prefix{} // of sets with bindings in the hash
 		for e := range b.t.All() {
 			s := b.m.set(e.Value)
 			entries := b.m.run(s.More)

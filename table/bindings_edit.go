@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Set binds, or gives what is bound another value.
+// Set adds a binding or replaces its value.
 func (b *Bindings) Set(x Binding) error {
 	if err := x.check(); err != nil {
 		return err
@@ -45,7 +45,8 @@ func (b *Bindings) Set(x Binding) error {
 	})
 }
 
-// whole carries out a change. One that fails has changed nothing, and one in which the writer is killed is repaired.
+// whole carries out a change. A failed change leaves the table as it was. An interrupted one is
+// repaired later.
 func (b *Bindings) whole(change func() error) error {
 	atomic.StoreUint32(&b.m.Writing, 1)
 	if err := change(); err != nil {
@@ -56,7 +57,7 @@ func (b *Bindings) whole(change func() error) error {
 	return nil
 }
 
-// room says whether the maps were made for so many bindings.
+// room returns an error if the maps are too small for n bindings.
 func (b *Bindings) room(n int) error {
 	if most := int(b.many.MaxEntries()); n > most {
 		return fmt.Errorf("%w: there is room for %d bindings", ErrFull, most)
@@ -64,8 +65,8 @@ func (b *Bindings) room(n int) error {
 	return nil
 }
 
-// insert gives a prefix an empty set, and puts it between the one that encloses it and those that it encloses. That
-// changes no lookup: the binding that comes after it does.
+// insert gives a prefix an empty set and links it between the enclosing prefix and the enclosed
+// ones. No lookup changes before the first binding is stored.
 func (b *Bindings) insert(p netip.Prefix) (uint32, error) {
 	id, err := b.m.alloc(1)
 	if err != nil {
@@ -85,7 +86,7 @@ func (b *Bindings) insert(p netip.Prefix) (uint32, error) {
 	return id, b.reparent(p, above, id)
 }
 
-// encloser is the set of the longest prefix that encloses another one that has none.
+// encloser returns the set of the longest prefix enclosing p. p itself has no set yet.
 func (b *Bindings) encloser(p netip.Prefix) uint32 {
 	id, _ := b.t.Lookup(p.Addr())
 	for id != 0 && b.m.set(id).bits() >= p.Bits() {
@@ -94,7 +95,7 @@ func (b *Bindings) encloser(p netip.Prefix) uint32 {
 	return id
 }
 
-// reparent has the sets of prefixes within p go on to another one than before.
+// reparent changes the parent of the sets of prefixes within p.
 func (b *Bindings) reparent(p netip.Prefix, from, to uint32) error {
 	if p.IsSingleIP() {
 		return nil
@@ -113,7 +114,8 @@ func (b *Bindings) reparent(p netip.Prefix, from, to uint32) error {
 	return b.reparentShared(shared, to)
 }
 
-// add puts a binding that is not there yet into a set; with many in one, it may turn out to be.
+// add puts a new binding into a set. In a hashed set the binding may exist already. add then
+// replaces its value and returns false.
 func (b *Bindings) add(id uint32, x Binding) (added bool, err error) {
 	s, e := b.m.set(id), packBinding(x)
 	hash, others := s.others()
@@ -149,7 +151,7 @@ func (b *Bindings) add(id uint32, x Binding) (added bool, err error) {
 	return true, nil
 }
 
-// hash puts entries of a set into the map for sets of many.
+// hash puts entries of a set into the map of large sets.
 func (b *Bindings) hash(id uint32, entries []uint64) error {
 	for _, e := range entries {
 		x := unpackBinding(netip.Prefix{}, e)
@@ -168,7 +170,7 @@ func (b *Bindings) manyError(err error) error {
 	return err
 }
 
-// Delete removes a binding, and says whether it was there.
+// Delete removes a binding and reports whether it existed.
 func (b *Bindings) Delete(k Key) (existed bool, err error) {
 	if err := (Binding{k.Prefix, k.Proto, k.Port, 1}).check(); err != nil {
 		return false, err
@@ -184,7 +186,7 @@ func (b *Bindings) Delete(k Key) (existed bool, err error) {
 		b.m.Bindings--
 		s := b.m.set(id)
 		switch {
-		case s.shared(): // it has nothing below it, and the set stays the others'
+		case s.shared(): // nothing is below it, and the other prefixes keep the set
 		case s.First == 0 && s.More == 0:
 			if err := b.reparent(k.Prefix, id, s.parent()); err != nil {
 				return err
@@ -204,7 +206,7 @@ func (b *Bindings) Delete(k Key) (existed bool, err error) {
 func (b *Bindings) removeFrom(id uint32, k Key) (existed bool, err error) {
 	s, key := b.m.set(id), packKey(k.Proto, k.Port)
 	if s.shared() {
-		return s.First>>32 == key, nil // the prefix goes, the set stays
+		return s.First>>32 == key, nil // the prefix is removed, the set stays
 	}
 	if s.First>>32 == key {
 		atomic.StoreUint64(&s.First, 0)

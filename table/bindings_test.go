@@ -36,7 +36,7 @@ func loadBindings(t testing.TB, room int) (*tabletest.Bound, *table.Bindings) {
 	return p, b
 }
 
-// bound is the plain truth.
+// bound is the model: a plain map.
 type bound map[table.Key]uint32
 
 func (m bound) lookup(a netip.Addr, proto uint8, port uint16) (table.Binding, bool) {
@@ -51,10 +51,10 @@ func (m bound) lookup(a netip.Addr, proto uint8, port uint16) (table.Binding, bo
 	return table.Binding{}, false
 }
 
-// drawKey draws what is often bound already, or encloses it, or is enclosed.
+// drawKey often draws a bound key, an enclosing one or an enclosed one.
 func drawKey(r *rand.Rand) table.Key {
 	k := table.Key{Prefix: clustered(r, r.IntN(2) == 0), Proto: []uint8{6, 17}[r.IntN(2)], Port: uint16(r.IntN(4))}
-	if r.IntN(3) == 0 { // many of one prefix
+	if r.IntN(3) == 0 { // many bindings of one prefix
 		k.Prefix = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("2001:db8::/32"),
 			netip.MustParsePrefix("10.1.2.3/32"), netip.MustParsePrefix("::/0")}[r.IntN(4)]
 		k.Port = uint16(r.IntN(30))
@@ -91,7 +91,7 @@ func checkBound(t *testing.T, p *tabletest.Bound, b *table.Bindings, m bound, a 
 	}
 }
 
-// Whatever is bound and unbound in whatever order: Go and the program answer as the model does.
+// TestBindingsAgainstModel compares Go and the BPF program with the model under random changes.
 func TestBindingsAgainstModel(t *testing.T) {
 	p, b := loadBindings(t, 1<<17)
 	steps := 40000
@@ -145,8 +145,8 @@ func TestBindingsAgainstModel(t *testing.T) {
 	}
 }
 
-// A change of a short prefix holds for all addresses below it at once: what is bound and unbound around it never shows
-// another answer than the one before or the one after.
+// TestBindingsReaders checks that a change of a short prefix applies to all addresses below it at
+// once. Other changes around it never show an intermediate answer.
 func TestBindingsReaders(t *testing.T) {
 	p, b := loadBindings(t, 1<<16)
 	bind := func(s string, proto uint8, port uint16, v uint32) {
@@ -158,7 +158,7 @@ func TestBindingsReaders(t *testing.T) {
 	bind("0.0.0.0/0", 17, 53, always)
 	bind("::/0", 17, 53, always)
 	var seen atomic.Int64
-	var torn atomic.Pointer[string] // the first answer that was never right
+	var torn atomic.Pointer[string] // the first answer wrong both before and after
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -208,14 +208,14 @@ func TestBindingsReaders(t *testing.T) {
 	}
 }
 
-// Bindings that are full say so and stay what they were.
+// TestBindingsFull checks that full bindings return ErrFull and stay unchanged.
 func TestBindingsFull(t *testing.T) {
 	p, b := loadBindings(t, 1000)
 	m := bound{}
 	r := rand.New(rand.NewPCG(5, 5))
 	for i := uint32(1); ; i++ {
 		k := table.Key{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(i >> 14), byte(i >> 6), 0, byte(i)}), 32), Proto: 6, Port: uint16(1 + i%3)}
-		if i%2 == 0 { // those of one prefix are kept elsewhere
+		if i%2 == 0 { // large sets are in another map
 			k.Prefix, k.Port = netip.MustParsePrefix("192.0.2.0/24"), uint16(i)
 		}
 		err := b.Set(table.Binding{Prefix: k.Prefix, Proto: k.Proto, Port: k.Port, Value: i})
@@ -230,7 +230,7 @@ func TestBindingsFull(t *testing.T) {
 	if len(m) != 1000 {
 		t.Errorf("full after %d", len(m))
 	}
-	for k := range m { // what is bound can still change
+	for k := range m { // bound keys can still change
 		m[k]++
 		if err := b.Set(table.Binding{Prefix: k.Prefix, Proto: k.Proto, Port: k.Port, Value: m[k]}); err != nil {
 			t.Fatal(err)
@@ -289,7 +289,8 @@ func bindForever() error {
 	}
 }
 
-// A writer that is killed leaves whole bindings, each prefix below the one that encloses it, and no memory is lost.
+// TestBindingsKilledWriter checks that a killed writer leaves whole bindings, keeps the links
+// between prefixes, and leaks no memory.
 func TestBindingsKilledWriter(t *testing.T) {
 	p, b := loadBindings(t, 1<<17)
 	b.Close()
@@ -318,7 +319,7 @@ func TestBindingsKilledWriter(t *testing.T) {
 			k, v := parseBind(t, doing)
 			got, ok := b.Get(k)
 			switch {
-			case got == m[k] && ok == (m[k] != 0): // not yet
+			case got == m[k] && ok == (m[k] != 0): // not done yet
 			case v%3 == 0 && !ok, v%3 != 0 && got == v:
 				did(doing)
 			default:
@@ -337,7 +338,8 @@ func TestBindingsKilledWriter(t *testing.T) {
 	}
 }
 
-// Prefixes that are bound alike have one set in common, until one of them changes.
+// TestBindingsShare checks that prefixes with equal bindings share one set until one of them
+// changes.
 func TestBindingsShare(t *testing.T) {
 	p, b := loadBindings(t, 1<<16)
 	m := bound{}
@@ -346,7 +348,7 @@ func TestBindingsShare(t *testing.T) {
 		x := table.Binding{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 32), Proto: 6, Port: 443, Value: 1 + uint32(i%10)}
 		all, m[x.Key()] = append(all, x), x.Value
 	}
-	for range 2 { // twice as many as there is room for, if each had a set of its own
+	for range 2 { // with a set for each, there is room for half of them
 		if err := b.Replace(all); err != nil {
 			t.Fatal(err)
 		}
@@ -361,9 +363,9 @@ func TestBindingsShare(t *testing.T) {
 		m[x.Key()] = value
 	}
 	change("10.0.1.1/32", 6, 443, 77)  // another value
-	change("10.0.1.2/32", 17, 443, 78) // one more
+	change("10.0.1.2/32", 17, 443, 78) // one more binding
 	change("10.0.2.0/24", 6, 0, 79)    // encloses 256 of them
-	change("10.0.0.0/8", 17, 53, 80)   // and all
+	change("10.0.0.0/8", 17, 53, 80)   // encloses all of them
 	change("0.0.0.0/0", 1, 0, 81)
 	for _, k := range []table.Key{{Prefix: netip.MustParsePrefix("10.0.1.3/32"), Proto: 6, Port: 443}, {Prefix: netip.MustParsePrefix("10.0.0.0/8"), Proto: 17, Port: 53}} {
 		if existed, err := b.Delete(k); err != nil || !existed {

@@ -13,10 +13,10 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// What concerns all bindings at once: replacing them, and repairing what a killed writer left.
+// Changes of all bindings at once: replacement, and repair after a killed writer.
 
-// Replace has the table consist of these bindings, all at once: a reader sees the old ones or the new. Of a key that is
-// given twice, the last value counts. There must be room for the old and the new.
+// Replace replaces all bindings at once: a reader sees the old ones or the new. If a key occurs
+// twice, the last value counts. Both sets must fit.
 func (b *Bindings) Replace(all []Binding) error {
 	for i, x := range all {
 		if err := x.check(); err != nil {
@@ -29,7 +29,7 @@ func (b *Bindings) Replace(all []Binding) error {
 	}
 	atomic.StoreUint32(&b.m.Writing, 1)
 	b.m.grace()
-	used := make([]uint8, b.m.limit()) // units of what begins there
+	used := make([]uint8, b.m.limit()) // size of the memory beginning there, in units
 	entries, err := b.build(all, used)
 	if err == nil {
 		err = b.t.Replace(entries)
@@ -38,7 +38,7 @@ func (b *Bindings) Replace(all []Binding) error {
 		return errors.Join(err, b.repair())
 	}
 	b.m.Bindings, b.m.Sets = uint32(len(all)), uint32(len(entries))
-	b.m.reclaim(used) // Table.Replace has waited for those who read the old ones
+	b.m.reclaim(used) // Table.Replace has waited for readers of the old sets
 	if err := b.sweep(); err != nil {
 		return err
 	}
@@ -46,7 +46,8 @@ func (b *Bindings) Replace(all []Binding) error {
 	return nil
 }
 
-// sortBindings returns them sorted, a copy unless they are: prefixes before those that they enclose, and of those that are alike the last.
+// sortBindings returns the bindings sorted, as a copy unless they already are. A prefix precedes
+// the enclosed ones. Of equal keys the last remains.
 func sortBindings(all []Binding) []Binding {
 	compare := func(x, y Binding) int {
 		return cmp.Or(x.Prefix.Addr().Compare(y.Prefix.Addr()), x.Prefix.Bits()-y.Prefix.Bits(),
@@ -72,12 +73,12 @@ func sortBindings(all []Binding) []Binding {
 	return out[:n]
 }
 
-// build makes sets of sorted bindings that nothing leads to yet.
+// build writes unpublished sets of sorted bindings.
 func (b *Bindings) build(all []Binding, used []uint8) ([]Entry, error) {
 	entries := make([]Entry, 0, len(all))
 	var above enclosing
 	var of []uint64
-	same := [2]alike{{}, {}} // by family: a set does not tell which it is of
+	same := [2]alike{{}, {}} // by family, because a set does not contain it
 	for i := 0; i < len(all); {
 		p := all[i].Prefix
 		of = of[:0]
@@ -121,13 +122,13 @@ func (b *Bindings) build(all []Binding, used []uint8) ([]Entry, error) {
 	return entries, nil
 }
 
-// enclosing goes through sorted prefixes and says which of them encloses each.
+// enclosing finds the enclosing prefix of each of a sequence of sorted prefixes.
 type enclosing []struct {
 	p  netip.Prefix
 	id uint32
 }
 
-// of returns the set of the prefix that encloses p, the next of the sorted ones; 0 if none does.
+// of returns the set of the prefix enclosing p, or 0. p must follow the previous prefix in order.
 func (e *enclosing) of(p netip.Prefix) (above uint32) {
 	for n := len(*e); n > 0 && !(*e)[n-1].p.Overlaps(p); n-- {
 		*e = (*e)[:n-1]
@@ -138,7 +139,7 @@ func (e *enclosing) of(p netip.Prefix) (above uint32) {
 	return 0
 }
 
-// enter notes that p may enclose those that follow.
+// enter adds p as a possible encloser of the next prefixes.
 func (e *enclosing) enter(p netip.Prefix, id uint32) {
 	*e = append(*e, struct {
 		p  netip.Prefix
@@ -146,7 +147,7 @@ func (e *enclosing) enter(p netip.Prefix, id uint32) {
 	}{p, id})
 }
 
-// reclaim frees what lies between the memory in use.
+// reclaim frees the memory between the used parts.
 func (m *sets) reclaim(used []uint8) {
 	atomic.AddUint32(&m.Reused, 1)
 	m.Free, m.InLimbo, m.retired = [maxRun + 1]uint32{}, 0, m.retired[:0]
@@ -162,7 +163,7 @@ func (m *sets) reclaim(used []uint8) {
 	m.Next = end
 }
 
-// free adds the memory between two units to the lists, none of it over the end of a segment.
+// free adds the memory between two units to the lists, split at the ends of segments.
 func (m *sets) free(from, to uint32) {
 	for from < to {
 		n := min(to-from, unitsOfSegment-from%unitsOfSegment)
@@ -171,7 +172,7 @@ func (m *sets) free(from, to uint32) {
 	}
 }
 
-// sweep removes from the hash what belongs to no set.
+// sweep removes the hash entries without a set.
 func (b *Bindings) sweep() error {
 	var gone []manyKey
 	counts := map[uint32]uint32{}
@@ -210,8 +211,9 @@ func (b *Bindings) sweep() error {
 	return nil
 }
 
-// repair brings the sets to what the bindings say, after a change that a writer was killed at or that failed: which set
-// encloses which, how many there are, and what memory is in use. Whatever binds is whole: it came, or went, by one store.
+// repair rebuilds derived data from the bindings after an interrupted or failed change: the parents
+// of sets, the counts, and the free memory. The bindings themselves are whole, because each was
+// added or removed by one store.
 func (b *Bindings) repair() error {
 	b.m.wait()
 	if err := b.sweep(); err != nil {
@@ -224,7 +226,7 @@ func (b *Bindings) repair() error {
 	used := make([]uint8, b.m.limit())
 	b.m.Bindings, b.m.Sets = 0, 0
 	var above enclosing
-	var misled []Entry // prefixes whose shared set leads elsewhere than theirs should
+	var misled []Entry // prefixes with a shared set of the wrong parent
 	for _, e := range entries {
 		s := b.m.set(e.Value)
 		if s.First == 0 && s.More == 0 {
@@ -252,7 +254,7 @@ func (b *Bindings) repair() error {
 			b.m.Bindings++
 		}
 	}
-	b.m.wait() // for those who were led to the empty sets
+	b.m.wait() // for readers still in the empty sets
 	b.m.reclaim(used)
 	for _, e := range misled {
 		id, _ := b.t.Get(e.Prefix)

@@ -4,9 +4,10 @@ package table
 
 import "sort"
 
-// build makes the pages for prefixes that are longer than the bits above a slice, which they share; they are sorted by
-// address, shorter ones first. value is that of the shorter prefix above, own says that it is one of exactly those
-// bits. It returns the entry that leads there.
+// build writes the pages for prefixes sharing all bits above a slice. The prefixes are longer than
+// these bits and sorted by address, shorter ones first. value is the value of the shorter prefix
+// above. own reports whether that prefix has exactly these bits. build returns the entry leading to
+// the page.
 func (m *memory) build(ps []prefix, slice uint8, value uint32, own bool, tag uint32) (uint32, error) {
 	n := node{value: value, own: own, slice: slice, tag: tag}
 	if slice == 4 && len(ps) <= maxList {
@@ -15,7 +16,7 @@ func (m *memory) build(ps []prefix, slice uint8, value uint32, own bool, tag uin
 	}
 	end := sliceEnd(slice)
 	n.items = make([]item, 0, len(ps))
-	var open [18]item // those that the present one lies in
+	var open [18]item // the prefixes enclosing the current one
 	depth := 0
 	for i := 0; i < len(ps); {
 		p := &ps[i]
@@ -58,7 +59,7 @@ func (m *memory) build(ps []prefix, slice uint8, value uint32, own bool, tag uin
 	return m.fit(&n)
 }
 
-// fit writes a page of any number of items: what is too much goes to pages below it.
+// fit writes a page of any number of items. It moves the excess to pages below.
 func (m *memory) fit(n *node) (uint32, error) {
 	if n.list == nil && len(n.items) > maxItems {
 		items, err := m.carve(n.items, item{0, width(n.slice), valueEntry(n.value)}, n)
@@ -70,8 +71,8 @@ func (m *memory) fit(n *node) (uint32, error) {
 	return m.emit(n)
 }
 
-// carve reduces the items within a region to maxItems at most, by moving halves, quarters and so on to pages of their
-// own. region.entry is the value in force there.
+// carve reduces the items within a region to at most maxItems. It moves halves, quarters and so on
+// to pages of their own. region.entry is the value in force in the region.
 func (m *memory) carve(items []item, region item, n *node) ([]item, error) {
 	if len(items) <= maxItems {
 		return items, nil
@@ -106,7 +107,7 @@ func (m *memory) carve(items []item, region item, n *node) ([]item, error) {
 	return append(append(out, parts[0]...), parts[1]...), nil
 }
 
-// move writes the items of a region to a page of their own and returns the item that stands for them.
+// move writes the items of a region to a page of their own. It returns the item leading there.
 func (m *memory) move(items []item, region item, n *node) (item, error) {
 	below := node{value: of(region.entry), slice: n.slice, tag: n.tag}
 	if items[0].start == region.start && items[0].shift == region.shift {

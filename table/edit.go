@@ -7,20 +7,22 @@ import (
 	"sync/atomic"
 )
 
-// A change rewrites the page whose items change, and is published by the store of one entry: in the page above, or in
-// the index. Pages below that inherit another value than before get it in place, one after the other: for a moment the
-// change may hold for some addresses and not yet for others, but for each of them it holds or does not.
+// A change rewrites the page of the changed items. The store of one entry, in the page above or in
+// the index, publishes it. Pages below with a newly inherited value get it in place, one after the
+// other. Meanwhile the change may apply to some addresses and not yet to others. For each single
+// address it applies or does not.
 
-// change is what edit is asked for: set a prefix, or remove it.
+// change is a request to edit: set a prefix, or remove it.
 type change struct {
 	prefix
 	remove bool
-	tag    uint32 // of pages that are made
-	found  bool   // it was there
+	tag    uint32 // of new pages
+	found  bool   // the prefix existed
 }
 
-// edit carries a change out below an entry, which leads to a page of a slice or is the value in force, and returns the
-// entry that is to replace it: the same if everything was done below.
+// edit carries out a change below an entry. The entry leads to a page of the slice or is the value
+// in force. edit returns the replacement of the entry, or the same entry if all changes were made
+// below.
 func (m *memory) edit(entry uint32, slice uint8, c *change) (uint32, error) {
 	if !isPage(entry) {
 		if c.remove {
@@ -59,7 +61,7 @@ func (m *memory) edit(entry uint32, slice uint8, c *change) (uint32, error) {
 	return m.rewrite(entry, &n)
 }
 
-// editBelow carries a change out in the page that an item leads to.
+// editBelow carries out a change in the page of an item.
 func (m *memory) editBelow(entry uint32, n *node, i int, c *change) (uint32, error) {
 	below := n.items[i].entry
 	own := *m.word(of(below), 0)&ownValue != 0
@@ -78,7 +80,7 @@ func (m *memory) editBelow(entry uint32, n *node, i int, c *change) (uint32, err
 	return m.rewrite(entry, n)
 }
 
-// editItem changes or removes the item of exactly the prefix.
+// editItem changes or removes the item of exactly this prefix.
 func (m *memory) editItem(entry uint32, n *node, i int, c *change) (uint32, error) {
 	it := &n.items[i]
 	if !isPage(it.entry) {
@@ -110,7 +112,7 @@ func (m *memory) editItem(entry uint32, n *node, i int, c *change) (uint32, erro
 	return entry, nil
 }
 
-// deepen adds a prefix that is longer than the page can tell, where no page is below it yet.
+// deepen adds a prefix too long for the page, at a position without a page below.
 func (m *memory) deepen(entry uint32, n *node, x uint32, c *change) (uint32, error) {
 	i, exact := slices.BinarySearchFunc(n.items, c, func(it item, _ *change) int { return it.compare(x, 0) })
 	if exact {
@@ -129,17 +131,17 @@ func (m *memory) deepen(entry uint32, n *node, x uint32, c *change) (uint32, err
 	return m.rewrite(entry, n)
 }
 
-// above is the value of what encloses an item.
+// above returns the value of the item enclosing item i, or the page's own.
 func (n *node) above(i int) uint32 {
 	for j := i - 1; j >= 0; j-- {
 		if o := n.items[j]; o.shift > n.items[i].shift && o.covers(n.items[i].start) {
-			return of(o.entry) // a value: nothing else of the page lies below a page
+			return of(o.entry) // a value: items of one page do not lie below another page
 		}
 	}
 	return n.value
 }
 
-// editList carries a change out in a list.
+// editList carries out a change in a list.
 func (m *memory) editList(entry uint32, n *node, c *change) (uint32, error) {
 	i := slices.IndexFunc(n.list, func(p prefix) bool { return p.len == c.len && p.lo == c.lo })
 	c.found = i >= 0
@@ -157,7 +159,7 @@ func (m *memory) editList(entry uint32, n *node, c *change) (uint32, error) {
 		return m.rewrite(entry, n)
 	}
 	for i := range n.list {
-		n.list[i].hi = c.hi // which a list does not keep
+		n.list[i].hi = c.hi // lists do not store it
 	}
 	slices.SortFunc(n.list, comparePrefixes)
 	e, err := m.build(n.list, n.slice, n.value, n.own, n.tag)
@@ -167,8 +169,8 @@ func (m *memory) editList(entry uint32, n *node, c *change) (uint32, error) {
 	return e, err
 }
 
-// rewrite writes a page anew, and has the pages below inherit from it. A page that has nothing more to tell than a value
-// becomes that.
+// rewrite writes a page anew. The pages below then inherit from it. A page without items becomes a
+// value.
 func (m *memory) rewrite(entry uint32, n *node) (uint32, error) {
 	e := valueEntry(n.value)
 	if len(n.items)+len(n.list) > 0 {
@@ -179,13 +181,13 @@ func (m *memory) rewrite(entry uint32, n *node) (uint32, error) {
 		}
 		n.items = items
 	}
-	m.inheritAll(n) // nothing can fail from here on
+	m.inheritAll(n) // nothing fails after this point
 	m.retire(of(entry))
 	return e, nil
 }
 
-// inherit gives a page the value in force above it, or one of its own, and the pages below it theirs. It is stored in
-// place: no reader looks at more than one of them.
+// inherit gives a page the value in force above it, or a value of its own. It then updates the
+// pages below. The stores are in place, because a reader reads only one of these values.
 func (m *memory) inherit(entry, value uint32, own bool) {
 	head := m.word(of(entry), 0)
 	h := *head&(itemBits&^ownValue) | valueEntry(value)
@@ -204,7 +206,7 @@ func (m *memory) inherit(entry, value uint32, own bool) {
 	m.inheritAll(&n)
 }
 
-// inheritAll gives every page that a page leads to the value in force there.
+// inheritAll gives every page below a page the value in force there.
 func (m *memory) inheritAll(n *node) {
 	for i, it := range n.items {
 		if isPage(it.entry) && *m.word(of(it.entry), 0)&ownValue == 0 {

@@ -10,9 +10,10 @@ import (
 	"github.com/weir-project/weir/table/tabletest"
 )
 
-// A table is changed in place, beside the program that reads it. [table.Find] finds the maps of a loaded collection.
+// A table changes in place while a program reads it. [table.Find] returns the maps of a loaded
+// collection.
 func ExampleTable() {
-	program, err := tabletest.Load(1) // in a program of yours: kernel.Load, then table.Of
+	program, err := tabletest.Load(1) // in your program: kernel.Load, then table.Find
 	if err != nil {
 		fmt.Println(err)
 		return

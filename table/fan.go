@@ -7,21 +7,22 @@ import (
 	"sync/atomic"
 )
 
-// Where more prefixes share the bits above a slice than a page holds, it is a fan: an array that the next bits index, as a
-// root is. An entry is a value, or a page of the bits that are left. Prefixes that end within the fan's bits are kept in pages of
-// their own, the shadow, which no lookup reads: the entries have their values.
+// A fan replaces a page with too many items. It is an array indexed by the next bits of the
+// address, like a root. An entry is a value, or a page for the remaining bits. Prefixes ending
+// within the fan's bits are in separate pages, the shadow. No lookup reads the shadow, because the
+// entries have its values.
 
 const (
-	// fanShare is how many entries a fan may have for each item, if it needs no pages then.
+	// fanShare limits the entries per item of a fan without pages below.
 	fanShare = 8
-	// fanItems is how many items there are to be in a page below a fan that does.
+	// fanItems is the intended number of items per page below a fan.
 	fanItems = 12
 	fanHead  = 4 // words before the entries: head, tag, number of bits, shadow
 )
 
 func (m *memory) isFan(number uint32) bool { return *m.word(number, 0)&kindBits == fanPage }
 
-// fan is a fan's memory.
+// fan is the memory of a fan.
 type fan struct {
 	slice   uint8
 	bits    uint8
@@ -38,7 +39,7 @@ func (m *memory) fanAt(number uint32) fan {
 
 func (f *fan) shift() uint8 { return width(f.slice) - f.bits }
 
-// below is the slice of the pages that entries lead to.
+// below returns the slice of the pages below the entries.
 func (f *fan) below() uint8 {
 	if f.shift() == 0 {
 		return f.slice + 1
@@ -46,9 +47,9 @@ func (f *fan) below() uint8 {
 	return f.slice
 }
 
-// bitsFor is how many bits a fan of these items has; 0: they are better off in a page. Neighbours of one length end in
-// the fan, and are found by it alone; items far from each other would leave most of such an array empty, and have a few
-// of them share a page.
+// bitsFor returns the number of bits of a fan for these items, or 0 if a page is better. Neighbours
+// of one length end in the fan, so it finds them alone. Scattered items would leave most of such an
+// array empty. They get fewer bits, and a few items share a page.
 func bitsFor(items []item, slice uint8) uint8 {
 	if len(items) <= maxItems {
 		return 0
@@ -63,7 +64,7 @@ func bitsFor(items []item, slice uint8) uint8 {
 	return min(width(slice)-least, uint8(bits.Len(uint(len(items)-1)/fanItems)))
 }
 
-// fanUnits is the memory of a fan, in units of 8 bytes.
+// fanUnits returns the size of a fan in units of 8 bytes.
 func fanUnits(bits uint8) uint32 { return fanHead/2 + 1<<bits/2 }
 
 // makeFan writes the items of a page as a fan.
@@ -80,7 +81,7 @@ func (m *memory) makeFan(n *node, bits uint8) (uint32, error) {
 		if it.shift < f.shift() {
 			continue
 		}
-		if isPage(it.entry) { // of the next slice, with a prefix of exactly these bits or none
+		if isPage(it.entry) { // a page of the next slice, with or without a prefix of exactly these bits
 			h := *m.word(of(it.entry), 0)
 			if h&ownValue == 0 {
 				continue
@@ -118,7 +119,7 @@ func (m *memory) makeFan(n *node, bits uint8) (uint32, error) {
 	return pageEntryFor(number), nil
 }
 
-// shadowValue is the value in force at an entry of a fan.
+// shadowValue returns the value in force at an entry of a fan.
 func (m *memory) shadowValue(f *fan, x uint32) uint32 {
 	entry := *f.shadow
 	for isPage(entry) {
@@ -127,7 +128,7 @@ func (m *memory) shadowValue(f *fan, x uint32) uint32 {
 	return of(entry)
 }
 
-// inShadow says whether there is a prefix of exactly the bits of a fan's entry.
+// inShadow reports whether exactly the bits of a fan's entry are a prefix.
 func (m *memory) inShadow(f *fan, x uint32) bool {
 	entry, found := *f.shadow, false
 	for isPage(entry) {
@@ -149,7 +150,7 @@ func (m *memory) inShadow(f *fan, x uint32) bool {
 func (m *memory) find(number, x uint32) uint32 {
 	h := atomic.LoadUint32(m.word(number, 0))
 	n := h & kindBits
-	for i := n; i > 0; i-- { // the last that covers it is the longest
+	for i := n; i > 0; i-- { // the last covering item is the longest
 		e := atomic.LoadUint32(m.entryAt(number, n, i-1))
 		if (x^m.start(number, i-1))>>wildcard(e) == 0 {
 			return e &^ itemBits
@@ -158,7 +159,7 @@ func (m *memory) find(number, x uint32) uint32 {
 	return valueEntry(of(h))
 }
 
-// editFan carries a change out in a fan. It stays a fan until it has nothing more to tell.
+// editFan carries out a change in a fan. The fan stays one until it is empty.
 func (m *memory) editFan(entry uint32, c *change) (uint32, error) {
 	number := of(entry)
 	f := m.fanAt(number)
@@ -185,8 +186,8 @@ func (m *memory) editFan(entry uint32, c *change) (uint32, error) {
 	return m.foldFan(entry, &f), nil
 }
 
-// editShadow carries out a change of a prefix that ends within a fan's bits. The shadow is searched by 16 bits, so it must
-// not begin as a list.
+// editShadow carries out a change of a prefix ending within a fan's bits. Lookups search the shadow
+// by 16 bits, so its first page must not be a list.
 func (m *memory) editShadow(f *fan, c *change) (uint32, error) {
 	if isPage(*f.shadow) || c.remove {
 		return m.edit(*f.shadow, f.slice, c)
@@ -195,7 +196,7 @@ func (m *memory) editShadow(f *fan, c *change) (uint32, error) {
 		items: []item{{c.part(f.slice), sliceEnd(f.slice) - c.len, valueEntry(c.value)}}})
 }
 
-// foldFan returns a value in place of a fan that holds nothing else.
+// foldFan replaces an empty fan by its value.
 func (m *memory) foldFan(entry uint32, f *fan) uint32 {
 	if isPage(*f.shadow) {
 		return entry
@@ -218,7 +219,7 @@ func (m *memory) inheritFan(number uint32) {
 	}
 }
 
-// allocFan returns memory for a fan, which lies in one segment.
+// allocFan returns memory for a fan, all in one segment.
 func (m *memory) allocFan(bits uint8) (uint32, error) {
 	units := fanUnits(bits)
 	number := m.FreeFan[bits]
@@ -246,7 +247,7 @@ func (m *memory) extendFan(units uint32) uint32 {
 	return start
 }
 
-// breakFan gives the memory of a free fan to pages.
+// breakFan releases the memory of a free fan for pages.
 func (m *memory) breakFan() bool {
 	for bits, number := range m.FreeFan {
 		if number != 0 {

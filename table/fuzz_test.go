@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// FuzzTable reads changes from bytes: family and operation, length, and an address of few bits, so that prefixes meet.
+// FuzzTable reads changes from bytes: family and operation, length, and an address of few bits, so
+// prefixes often overlap.
 func FuzzTable(f *testing.F) {
 	f.Add([]byte{0, 24, 1, 2, 3, 0, 0, 0, 1, 1, 48, 1, 2, 3, 4, 5, 6, 7})
 	f.Add([]byte{1, 128, 0, 0, 0, 0, 0, 0, 1, 1, 127, 0, 0, 0, 0, 0, 0, 1, 3, 128, 0, 0, 0, 0, 0, 0, 1})

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// freePages are the numbers in the lists of free pages.
+// freePages returns the numbers in the lists of free pages.
 func (m *memory) freePages() map[uint32]bool {
 	free := map[uint32]bool{}
 	for _, number := range m.Free {
@@ -18,12 +18,12 @@ func (m *memory) freePages() map[uint32]bool {
 	return free
 }
 
-// A page that was read by anybody is not written again before everybody has ended who may still read it.
+// TestGrace checks that a page is not rewritten while a reader may still read it.
 func TestGrace(t *testing.T) {
 	tab := onHeap(t, 1)
 	m := tab.m
 	waits := 0
-	forbidden := map[uint32]bool{} // in limbo, and nobody has waited since
+	forbidden := map[uint32]bool{} // in limbo, without a grace period since
 	m.wait = func() { waits++; clear(forbidden) }
 	r := rand.New(rand.NewPCG(5, 5))
 	for i := range 12000 {

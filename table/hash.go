@@ -8,22 +8,23 @@ import (
 	"unsafe"
 )
 
-// A perfect hash finds the page of an IPv6 address's first 32 bits in one step: a displacement for each bucket of keys,
-// chosen so that every key has a slot of its own. The page's tag says whether the key is there at all. A new key whose
-// slot is taken moves its bucket: the entries are copied to where the new displacement leads, then one 16-bit store
-// switches readers over, and the old slots are cleared after a grace period.
+// A perfect hash finds the page for the first 32 bits of an IPv6 address in one step. Each bucket
+// of keys has a displacement, chosen so every key has a slot of its own. The page's tag tells
+// whether the key is present. If the slot of a new key is taken, its bucket moves: the entries are
+// copied to the slots of the new displacement. Then one 16-bit store switches readers over. The old
+// slots are cleared after a grace period.
 
 const (
 	minSlots = 1 << 10
 	maxSlots = 1 << slotBits
-	// maxKeys keeps displacements easy to find; keys beyond it go the long way, through the root.
+	// maxKeys keeps displacements easy to find. Further keys go the long way, through the root.
 	maxKeys = maxSlots * 5 / 6
 )
 
-// buckets are the keys of each bucket, which only a change that moves one needs: they are gathered when one does.
+// buckets are the keys of each bucket. Only a move of a bucket needs them and reads them first.
 type buckets [][]uint32
 
-// products is what a key hashes to: TABLE_HASH1 and TABLE_HASH2 times it.
+// products is the hash of a key: TABLE_HASH1 and TABLE_HASH2 times it.
 type products struct{ one, two uint64 }
 
 func hash(key uint32) products {
@@ -32,7 +33,7 @@ func hash(key uint32) products {
 
 const minStep = 0x10001 // TABLE_STEP
 
-// maxBucket is the largest bucket for which a displacement is sought.
+// maxBucket is the largest bucket with a displacement.
 const maxBucket = 64
 
 func (t *index) hashBucket(h products) uint32 { return share(uint32(h.one>>32), t.Buckets) }
@@ -47,13 +48,14 @@ func (t *index) slot(key uint32, displacement uint16) uint32 {
 	return t.slotFor(hash(key), displacement)
 }
 
-// share brings a number that may be any to one below n.
+// share maps any number to one below n.
 func share(h, n uint32) uint32 { return uint32(uint64(h) * uint64(n) >> 32) }
 
 func (t *index) find(key uint32) uint32 { return t.slot(key, t.Displacement[t.bucket(key)]) }
 
-// shape sizes an empty hash for so many keys: five sixths full, with two keys a bucket. What is looked up at random is
-// to fit the caches; where buckets are larger or slots fewer, the last buckets find no place.
+// shape sizes an empty hash for a number of keys: five sixths full, with two keys a bucket. The
+// displacements should fit the caches. With larger buckets or fewer slots the last buckets would
+// find no place.
 func (t *index) shape(keys int) {
 	slots := min(max(minSlots, keys*6/5), maxSlots)
 	t.Slots, t.Buckets = uint32(slots), uint32(min(slots*5/12, 1<<bucketBits))
@@ -61,7 +63,7 @@ func (t *index) shape(keys int) {
 	clear(t.Displacement[:])
 }
 
-// room says whether the hash is not yet so full that a larger one is due.
+// room reports whether a key fits before a larger hash is due.
 func (t *index) room(keys uint32) bool { return keys < t.Slots/10*9 }
 
 // group returns the entry of a key, 0 if it has none.
@@ -73,7 +75,7 @@ func (m *memory) group(t *index, key uint32) uint32 {
 	return e
 }
 
-// insert gives a key that is new its slot. It returns false if no displacement does.
+// insert gives a new key its slot. It returns false if no displacement works.
 func (m *memory) insert(t *index, key, entry uint32) bool {
 	b := t.bucket(key)
 	if s := &t.Slot[t.slot(key, t.Displacement[b])]; *s == 0 {
@@ -96,7 +98,7 @@ func (m *memory) insert(t *index, key, entry uint32) bool {
 	return m.displace(t, b, key, entry)
 }
 
-// gather reads which keys each bucket has.
+// gather reads the keys of each bucket.
 func (m *memory) gather(t *index) {
 	m.buckets = make(buckets, t.Buckets)
 	for s := range t.Slots {
@@ -106,7 +108,8 @@ func (m *memory) gather(t *index) {
 	}
 }
 
-// keyAt returns the key in a slot. One that keys moved from may still lead to memory that is another page's by now.
+// keyAt returns the key in a slot. It skips vacated slots, because their memory may belong to
+// another page by now.
 func (m *memory) keyAt(t *index, s uint32) (key uint32, ok bool) {
 	e := t.Slot[s]
 	if e == 0 {
@@ -118,7 +121,7 @@ func (m *memory) keyAt(t *index, s uint32) (key uint32, ok bool) {
 	return *m.word(of(e), 1), true
 }
 
-// displace finds another displacement for a bucket and a new key.
+// displace finds another displacement for a bucket with a new key.
 func (m *memory) displace(t *index, b, key, entry uint32) bool {
 	keys := append(m.buckets[b][:len(m.buckets[b]):len(m.buckets[b])], key)
 	old := t.Displacement[b]
@@ -149,8 +152,8 @@ next:
 	return false
 }
 
-// storeDisplacement stores one displacement at once. Go has no 16-bit store that is atomic by its word; the
-// 32-bit one that covers it writes its neighbour's bits as they are, and there is one writer.
+// storeDisplacement stores one displacement atomically. Go has no atomic 16-bit store. The 32-bit
+// store writes the neighbour unchanged, which is safe with one writer.
 func storeDisplacement(t *index, b uint32, d uint16) {
 	pair := (*uint32)(unsafe.Pointer(&t.Displacement[b&^1]))
 	both := [2]uint16{t.Displacement[b&^1], t.Displacement[b|1]}
@@ -158,8 +161,8 @@ func storeDisplacement(t *index, b uint32, d uint16) {
 	atomic.StoreUint32(pair, *(*uint32)(unsafe.Pointer(&both)))
 }
 
-// clearVacated clears the slots that keys moved from, once nobody reads them. It must come before any memory of pages is
-// used again: what such a slot leads to would be another key's, or, worse, would have been.
+// clearVacated clears the vacated slots after a grace period. It must precede any reuse of page
+// memory: such a slot would then lead to the page of another key.
 func (m *memory) clearVacated() {
 	for s := range m.vacated {
 		atomic.StoreUint32(&m.index[m.active6()].Slot[s], 0)
@@ -171,7 +174,7 @@ func (m *memory) clearVacated() {
 func (m *memory) remove(t *index, key uint32) {
 	atomic.StoreUint32(&t.Slot[t.find(key)], 0)
 	for s, k := range m.vacated {
-		if k == key { // its bucket may move again, and have it look there
+		if k == key { // another move of its bucket may read that slot
 			atomic.StoreUint32(&t.Slot[s], 0)
 			delete(m.vacated, s)
 		}
@@ -188,14 +191,14 @@ func (m *memory) remove(t *index, key uint32) {
 	}
 }
 
-// group is a key of the hash, and the entry that leads to its page.
+// group is a key of the hash and the entry leading to its page.
 type group struct{ key, entry uint32 }
 
-// assignGroups gives all groups of an empty hash that nobody reads yet their slots, the largest buckets first, while
-// much is free. It yields those that found none.
+// assignGroups gives all groups of an empty, unpublished hash their slots. The largest buckets come
+// first, while most slots are free. It calls homeless for groups without a slot.
 func (t *index) assignGroups(groups []group, homeless func(i int)) {
 	of, hashes := make([]uint32, len(groups)), make([]products, len(groups))
-	first := make([]uint32, t.Buckets+1) // where each bucket's groups begin
+	first := make([]uint32, t.Buckets+1) // first group of each bucket
 	for i, g := range groups {
 		hashes[i] = hash(g.key)
 		of[i] = t.hashBucket(hashes[i])
@@ -249,15 +252,15 @@ next:
 	t.assignBucket(groups, members[:last], hashes, b, homeless)
 }
 
-// grow moves all keys to a hash a third larger, in the other index, and switches readers over. It returns false if there
-// is none.
+// grow moves all keys to a hash a third larger in the other index and switches readers over. It
+// returns false if the hash cannot grow.
 func (m *memory) grow() bool {
 	from := m.active6()
 	old, t := m.index[from], m.index[1-from]
 	if old.Slots >= maxSlots {
 		return false
 	}
-	m.grace() // nobody reads any more what the other index was before
+	m.grace() // no reader uses the other index any more
 	t.shape(int(old.Slots) * 10 / 9)
 	var all []group
 	for s := range old.Slots {

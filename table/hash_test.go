@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// However /32s lie to each other, nearly all find a slot of their own in a hash that is five sixths full. One in 500 may go
-// by the root: among those that differ in their high bits alone some do, as no registry hands them out.
+// TestHashFindsSlots checks that nearly all /32s find a slot of their own in a hash five sixths
+// full, for various distances between them. One in 500 may use the root. That happens to /32s
+// differing only in their high bits. No registry assigns such ones.
 func TestHashFindsSlots(t *testing.T) {
 	r := rand.New(rand.NewPCG(6, 6))
 	for name, key := range map[string]func(i uint32) uint32{

@@ -7,12 +7,12 @@ import (
 	"sync/atomic"
 )
 
-// IPv4: the first 17 bits lead to a page or a value. Prefixes that are not longer are kept in head.Short4, as a binary
-// tree, and their values are in the entries that they cover.
+// IPv4: the first 17 bits lead to a page or a value. head.Short4 keeps prefixes of up to 17 bits as
+// a binary tree. Each root entry has the value of the longest of them covering it.
 
 func (m *memory) active4() int { return int(m.Active & 1) }
 
-// set4 carries a change out.
+// set4 carries out a change.
 func (m *memory) set4(c *change) error {
 	t := m.index[m.active4()]
 	if c.len > root4Bits {
@@ -30,10 +30,10 @@ func (m *memory) set4(c *change) error {
 	return nil
 }
 
-// shortIndex is where a prefix of a length up to that of a root is kept.
+// shortIndex returns the position of a prefix no longer than the root.
 func shortIndex(p *prefix) uint32 { return 1<<p.len | uint32(p.hi>>1>>(63-p.len)) }
 
-// setShort notes a short prefix and tells whether something changed.
+// setShort stores a short prefix and reports whether anything changed.
 func setShort(short []uint32, c *change) bool {
 	i := shortIndex(&c.prefix)
 	c.found = short[i] != 0
@@ -48,7 +48,7 @@ func setShort(short []uint32, c *change) bool {
 	return true
 }
 
-// shortValue is the value in force at a place of the tree.
+// shortValue returns the value in force at a position of the tree.
 func shortValue(short []uint32, i uint32) uint32 {
 	for ; i > 0; i >>= 1 {
 		if short[i] != 0 {
@@ -58,7 +58,7 @@ func shortValue(short []uint32, i uint32) uint32 {
 	return 0
 }
 
-// spread brings a short prefix to the entries of a root that it is the longest for.
+// spread stores the value of a short prefix in all root entries without a longer short prefix.
 func (m *memory) spread(short, root []uint32, bits uint8, c *change) {
 	from := shortIndex(&c.prefix)
 	value := shortValue(short, from)
@@ -67,7 +67,7 @@ func (m *memory) spread(short, root []uint32, bits uint8, c *change) {
 		i := stack[len(stack)-1]
 		stack = stack[:len(stack)-1]
 		if i != from && short[i] != 0 {
-			continue // a longer one rules from here on
+			continue // a longer prefix applies below
 		}
 		if i < 1<<bits {
 			stack = append(stack, 2*i+1, 2*i)
@@ -77,7 +77,7 @@ func (m *memory) spread(short, root []uint32, bits uint8, c *change) {
 	}
 }
 
-// restore has an entry of a root tell the value in force above it.
+// restore stores the inherited value in a root entry or in the page below it.
 func (m *memory) restore(e *uint32, value uint32) {
 	if isPage(*e) {
 		m.inherit(*e, value, false)
@@ -86,7 +86,7 @@ func (m *memory) restore(e *uint32, value uint32) {
 	}
 }
 
-// fill4 makes an index of sorted prefixes.
+// fill4 builds an index from sorted prefixes.
 func (m *memory) fill4(which int, ps []prefix) error {
 	t, short := m.index[which], m.Short4[which][:]
 	clear(t.Root4[:])
@@ -101,7 +101,7 @@ func (m *memory) fill4(which int, ps []prefix) error {
 
 // fillRoot builds the pages below a root.
 func (m *memory) fillRoot(root, short []uint32, bits, slice uint8, ps []prefix) error {
-	above := make([]uint32, 2<<bits) // values in force, from the top of the tree on
+	above := make([]uint32, 2<<bits) // values in force, from the top of the tree down
 	for i := uint32(1); i < 2<<bits; i++ {
 		if above[i] = short[i]; above[i] == 0 {
 			above[i] = above[i>>1]
@@ -150,7 +150,7 @@ func comparePrefixes(a, b prefix) int {
 	return int(a.order) - int(b.order)
 }
 
-// sortPrefixes sorts, and leaves of those that are alike the last that was given.
+// sortPrefixes sorts prefixes. Of equal ones it keeps the last one given.
 func sortPrefixes(ps []prefix) []prefix {
 	slices.SortFunc(ps, comparePrefixes)
 	out := ps[:0]

@@ -4,13 +4,13 @@ package table
 
 import "sync/atomic"
 
-// IPv6: prefixes up to /16 are kept in head.Short6 and spread over the root. Those up to /32 are in pages below the
-// root. Longer ones, and /32s, form a group for each 32 bits: its pages are found by the hash, or, where that has no
-// place for it, below the root's pages.
+// IPv6: head.Short6 keeps prefixes up to /16, and the root has their values. Prefixes up to /32 are
+// in pages below the root. Longer ones, and /32s, form one group per 32 bits. The hash leads to a
+// group's page. A group without a slot in the hash lies below the root's pages.
 
 func (m *memory) active6() int { return int(m.Active >> 1 & 1) }
 
-// set6 carries a change out.
+// set6 carries out a change.
 func (m *memory) set6(c *change) error {
 	if c.len > 32 {
 		return m.setLong(c)
@@ -47,7 +47,7 @@ func (m *memory) editRoot(t *index, c *change) error {
 	return err
 }
 
-// setLong carries out a change of a prefix longer than 32.
+// setLong carries out a change of a prefix longer than 32 bits.
 func (m *memory) setLong(c *change) error {
 	key := uint32(c.hi >> 32)
 	c.tag = key
@@ -65,7 +65,7 @@ func (m *memory) setLong(c *change) error {
 		if m.enter(key, e) {
 			return nil
 		}
-		m.free(e) // nobody has seen it
+		m.free(e) // never published
 		return m.editRoot(m.index[m.active6()], c)
 	}
 	e, err := m.edit(old, 2, c)
@@ -75,7 +75,8 @@ func (m *memory) setLong(c *change) error {
 	return m.regroup(t, key, e)
 }
 
-// regroup has a key lead to another page. A group that has nothing left but a value goes, unless it is that of a /32.
+// regroup links a key to another page. It removes a group with nothing but a value left, unless the
+// /32 itself is a prefix.
 func (m *memory) regroup(t *index, key, e uint32) error {
 	if !isPage(e) {
 		if _, _, own := m.below(t, key); !own {
@@ -92,7 +93,8 @@ func (m *memory) regroup(t *index, key, e uint32) error {
 	return nil
 }
 
-// enter adds a group to the hash, which grows if it must. It returns false if there is no place for it.
+// enter adds a group to the hash and grows the hash if necessary. It returns false if no slot is
+// free.
 func (m *memory) enter(key, e uint32) bool {
 	t := m.index[m.active6()]
 	if !t.room(m.Groups) && m.grow() {
@@ -110,8 +112,8 @@ func (m *memory) enter(key, e uint32) bool {
 	return true
 }
 
-// below finds what the root has for a group's 32 bits: the value in force, the page of the group if it lies there, and
-// whether there is a prefix of exactly these bits.
+// below returns the root's data for the 32 bits of a group: the value in force, the page of the
+// group if it lies there, and whether exactly these bits are a prefix.
 func (m *memory) below(t *index, key uint32) (value, page uint32, own bool) {
 	e := t.Root6[key>>16]
 	for isPage(e) {
@@ -151,13 +153,13 @@ func (m *memory) below(t *index, key uint32) (value, page uint32, own bool) {
 	return of(e), 0, false
 }
 
-// setGroup follows a change of a /32: its group has another value, comes or goes.
+// setGroup applies a change of a /32 to its group: a new value, creation or removal.
 func (m *memory) setGroup(c *change) error {
 	key := uint32(c.hi >> 32)
 	t := m.index[m.active6()]
 	value, page, own := m.below(t, key)
 	if page != 0 {
-		return nil // the group lies there, and has changed with it
+		return nil // the group lies below the root and has changed with it
 	}
 	old := m.group(t, key)
 	if old == 0 {
@@ -166,19 +168,19 @@ func (m *memory) setGroup(c *change) error {
 		}
 		e, err := m.emit(&node{value: value, slice: 2, tag: key})
 		if err == nil && !m.enter(key, e) {
-			m.free(e) // the root's pages know it, too
+			m.free(e) // the root's pages have the value, too
 		}
 		return err
 	}
 	m.inherit(old, value, false)
-	if !own && *m.word(of(old), 0)&kindBits == 0 { // nothing else is in it
+	if !own && *m.word(of(old), 0)&kindBits == 0 { // the group is empty
 		m.retire(of(old))
 		return m.regroup(t, key, valueEntry(value))
 	}
 	return nil
 }
 
-// inheritGroups gives the groups below a prefix the value that is in force for them now.
+// inheritGroups gives the groups below a prefix the value now in force for them.
 func (m *memory) inheritGroups(c *change) {
 	t := m.index[m.active6()]
 	first := uint32(c.hi >> 32)
@@ -202,7 +204,7 @@ func (m *memory) inheritGroup(t *index, e uint32) {
 	m.inherit(e, value, false)
 }
 
-// fill6 makes an index of sorted prefixes, and returns how many groups are in its hash.
+// fill6 builds an index from sorted prefixes and returns the number of groups in its hash.
 func (m *memory) fill6(which int, ps []prefix) (count uint32, err error) {
 	t, short := m.index[which], m.Short6[which][:]
 	clear(short)
@@ -260,7 +262,7 @@ func (m *memory) fill6(which int, ps []prefix) (count uint32, err error) {
 	return count, err
 }
 
-// buildGroup makes the page of one group.
+// buildGroup builds the page of one group.
 func (m *memory) buildGroup(t *index, ps []prefix) (g group, err error) {
 	g.key = uint32(ps[0].hi >> 32)
 	value, _, _ := m.below(t, g.key)

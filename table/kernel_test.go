@@ -53,7 +53,7 @@ func load(t testing.TB, segments int) (*tabletest.Probe, *table.Table) {
 	return p, tab
 }
 
-// lookup asks the program and Go, which must say the same.
+// lookup asks the program and Go and compares their answers.
 func lookup(t *testing.T, p *tabletest.Probe, tab *table.Table, a netip.Addr) uint32 {
 	t.Helper()
 	v, err := p.Lookup(a)
@@ -76,7 +76,7 @@ func longest(all map[netip.Prefix]uint32, a netip.Addr) uint32 {
 	return 0
 }
 
-// within is an address in a prefix, or one bit beside it.
+// within returns an address in a prefix, or one with a prefix bit flipped.
 func within(r *rand.Rand, p netip.Prefix) netip.Addr {
 	b := p.Addr().AsSlice()
 	for i := p.Bits(); i < len(b)*8; i++ {
@@ -90,7 +90,7 @@ func within(r *rand.Rand, p netip.Prefix) netip.Addr {
 	return a
 }
 
-// clustered draws prefixes that often lie in each other.
+// clustered draws prefixes that often enclose each other.
 func clustered(r *rand.Rand, ipv6 bool) netip.Prefix {
 	if !ipv6 {
 		a := netip.AddrFrom4([4]byte{10, byte(r.IntN(3)), byte(r.IntN(8)), byte(r.IntN(256))})
@@ -102,7 +102,8 @@ func clustered(r *rand.Rand, ipv6 bool) netip.Prefix {
 	return p
 }
 
-// The program finds what Go and the model find, built at once and changed one by one.
+// TestProgram compares the program with Go and the model, for a table built at once and then
+// changed step by step.
 func TestProgram(t *testing.T) {
 	p, tab := load(t, 4)
 	r := rand.New(rand.NewPCG(rand.Uint64(), 1))
@@ -113,7 +114,7 @@ func TestProgram(t *testing.T) {
 		e := table.Entry{Prefix: clustered(r, i%2 == 0), Value: 1 + r.Uint32N(table.MaxValue)}
 		all[e.Prefix], entries, known = e.Value, append(entries, e), append(known, e.Prefix)
 	}
-	for i := range 3000 { // so many neighbours that they have a fan
+	for i := range 3000 { // enough neighbours for a fan
 		e := table.Entry{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{172, byte(i >> 8), byte(i), 0}), 24), Value: uint32(1 + i)}
 		if i%2 == 0 {
 			e.Prefix = netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 2, 0, 0, byte(i >> 8), byte(i)}), 48)
@@ -147,7 +148,7 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// While prefixes come and go around it, every lookup of a program gives what was before a change or after it.
+// TestReaders checks that each lookup of a program sees the table before a change or after it.
 func TestReaders(t *testing.T) {
 	p, tab := load(t, 4)
 	const outer, inner = 1, 2
@@ -210,7 +211,7 @@ func TestReaders(t *testing.T) {
 	}
 }
 
-// A table that is full says so, and stays what it was.
+// TestFull checks that a full table returns ErrFull and stays unchanged.
 func TestFull(t *testing.T) {
 	p, tab := load(t, 1)
 	r := rand.New(rand.NewPCG(3, 3))
@@ -261,7 +262,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// write changes a table at random until it is killed; it says what it is about to do, and what is done.
+// write changes a table at random until it is killed. It prints each change before and after it.
 func write() error {
 	var m table.Maps
 	for i, to := range []**ebpf.Map{&m.Head, &m.Index, &m.Pages} {
@@ -294,7 +295,7 @@ func write() error {
 	}
 }
 
-// A writer that is killed leaves a table of whole changes, and no memory is lost.
+// TestKilledWriter checks that a killed writer leaves whole changes and leaks no memory.
 func TestKilledWriter(t *testing.T) {
 	p, tab := load(t, 4)
 	tab.Close()
@@ -323,7 +324,7 @@ func TestKilledWriter(t *testing.T) {
 			parse(t, doing, &q, &v)
 			got, ok := tab.Get(q)
 			switch {
-			case got == all[q] && ok == (all[q] != 0): // not yet
+			case got == all[q] && ok == (all[q] != 0): // not done yet
 			case v%3 == 0 && !ok, v%3 != 0 && got == v:
 				apply(all, q, v)
 			default:
@@ -380,8 +381,8 @@ func apply(all map[netip.Prefix]uint32, q netip.Prefix, v uint32) {
 	}
 }
 
-// runWriter lets a writer work for a moment and kills it. It tells of each change that was done, and returns what the
-// writer was about to do, if anything.
+// runWriter runs a writer for a moment and kills it. It calls did for each completed change and
+// returns the started one, if any.
 func runWriter(t *testing.T, role string, maps []*ebpf.Map, r *rand.Rand, did func(line string)) (doing string) {
 	t.Helper()
 	c := exec.Command("/proc/self/exe", role, fmt.Sprint(r.Uint64()))
@@ -401,12 +402,12 @@ func runWriter(t *testing.T, role string, maps []*ebpf.Map, r *rand.Rand, did fu
 	lines := bufio.NewReader(out)
 	for began := false; ; {
 		line, err := lines.ReadString('\n')
-		if !began { // it may take a while to come up
+		if !began { // its start may take a while
 			began = true
 			time.AfterFunc(time.Duration(5+r.IntN(60))*time.Millisecond, func() { c.Process.Kill() })
 		}
 		if errors.Is(err, io.EOF) {
-			break // half a line at the end was not acted on
+			break // the writer did not act on an incomplete last line
 		} else if err != nil {
 			t.Fatal(err)
 		}

@@ -7,7 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// lookup does what table_lookup4 and table_lookup6 do, page by page; only the search of a page is the plain one.
+// lookup mirrors table_lookup4 and table_lookup6. Only the search within a page is a plain loop
+// here.
 func (m *memory) lookup(a netip.Addr) uint32 {
 	var p prefix
 	p.hi, p.lo = words(a)
@@ -23,11 +24,12 @@ func (m *memory) lookup(a netip.Addr) uint32 {
 	return m.descend(atomic.LoadUint32(&t.Root6[p.hi>>(64-root6Bits)]), &p)
 }
 
-// maxDepth is how deep pages lie at most: each looks at one bit more at least.
+// maxDepth bounds the depth of pages. Each page consumes at least one bit of the address.
 const maxDepth = 128 - root6Bits + 1
 
 func (m *memory) descend(entry uint32, p *prefix) uint32 {
-	for range maxDepth { // no page leads back; but one whose memory is in use again may lead anywhere
+	for range maxDepth { // Pages form no cycle. But a reader may follow a page into reused memory,
+		// and that leads anywhere.
 		if !isPage(entry) {
 			break
 		}
@@ -36,7 +38,7 @@ func (m *memory) descend(entry uint32, p *prefix) uint32 {
 	return of(entry)
 }
 
-// search returns the entry of a page that an address falls to.
+// search returns the entry of a page for an address.
 func (m *memory) search(number uint32, p *prefix) uint32 {
 	if number >= m.limit() {
 		return 0

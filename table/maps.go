@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// The layout is that of bpf/table.h, which says what each part is for.
+// The layout is the one of bpf/table.h. Each part is described there.
 const (
 	root4Bits    = 17
 	root6Bits    = 16
@@ -23,11 +23,11 @@ const (
 	segmentBytes = 1 << 20
 	slackBytes   = 256
 	limboPages   = 8192
-	maxSegments  = 32 // a page's number has 22 bits, of 8 bytes each
+	maxSegments  = 32 // a page number has 22 bits and counts units of 8 bytes
 
-	firstPage = 8 // 0 is the number of no page: 0 in a slot says that it is empty
+	firstPage = 8 // no page has number 0, because 0 in a slot means empty
 
-	magic = 0x77747033 // "wtp3": of this layout
+	magic = 0x77747033 // "wtp3", for this layout
 )
 
 // head is struct table_head.
@@ -60,20 +60,20 @@ type index struct {
 }
 
 var (
-	// ErrFull says that the pages of a table are used up: make it with more segments.
+	// ErrFull reports a table without free pages. Create it with more segments.
 	ErrFull = errors.New("table full")
-	// ErrValue says that a value is not between 1 and MaxValue.
+	// ErrValue reports a value outside 1 to MaxValue.
 	ErrValue = errors.New("no value for a table")
-	// ErrPrefix says that a prefix is invalid, or has bits set behind its length.
+	// ErrPrefix reports an invalid prefix, or one with bits set behind its length.
 	ErrPrefix = errors.New("no prefix for a table")
-	// ErrLayout says that maps are not those of a table, or of another version's.
+	// ErrLayout reports maps of another kind, or of another version of the table.
 	ErrLayout = errors.New("no table of this version")
 )
 
 // Maps are the three maps of a table: NAME_head, NAME_index and NAME_pages of TABLE_MAPS(NAME).
 type Maps struct{ Head, Index, Pages *ebpf.Map }
 
-// Find picks the maps of the table called name.
+// Find returns the maps of the table called name.
 func Find(maps map[string]*ebpf.Map, name string) (Maps, error) {
 	m := Maps{maps[name+"_head"], maps[name+"_index"], maps[name+"_pages"]}
 	if m.Head == nil || m.Index == nil || m.Pages == nil {
@@ -82,8 +82,9 @@ func Find(maps map[string]*ebpf.Map, name string) (Maps, error) {
 	return m, nil
 }
 
-// Size gives the table called name so many segments, of 1 MiB each, before its maps are made: 1 to 32. A million
-// prefixes of a full table of the Internet take 8 (IPv4) to 10 (IPv6), and as many again while they are replaced.
+// Size sets the number of 1 MiB segments of the table called name, 1 to 32. Call it before creating
+// the maps. The million prefixes of a full Internet table need 8 segments (IPv4) to 10 (IPv6).
+// Replace needs as many again.
 func Size(spec *ebpf.CollectionSpec, name string, segments int) error {
 	m := spec.Maps[name+"_pages"]
 	if m == nil {
@@ -96,18 +97,19 @@ func Size(spec *ebpf.CollectionSpec, name string, segments int) error {
 	return nil
 }
 
-// memory is a table's maps, mapped.
+// memory is the mapped maps of a table.
 type memory struct {
 	*head
 	index [2]*index
-	pages []byte // segments, each with its slack
+	pages []byte // segments, each followed by its slack
 
-	wait    func()            // until nobody reads any more what is no longer published
-	retired []uint32          // by the change under way
-	buckets buckets           // of the active IPv6 index; nil: not gathered
-	vacated map[uint32]uint32 // slots of it that keys moved from, and the keys: readers may still look there
-	maps    [][]byte
-	mapped  [][]byte // those of them that are no copies
+	wait    func()            // returns when no reader uses unpublished pages any more
+	retired []uint32          // by the current change
+	buckets buckets           // of the active IPv6 index; nil: not read yet
+	vacated map[uint32]uint32 // slots of that index vacated by a move, and their keys: readers may
+	// still read there
+	maps   [][]byte
+	mapped [][]byte // the mapped ones of maps; the rest are copies
 }
 
 func mapMemory(m Maps, write bool) (*memory, error) {
@@ -136,7 +138,7 @@ func mapMemory(m Maps, write bool) (*memory, error) {
 	return out, nil
 }
 
-// begin makes an empty table of zeros.
+// begin initializes an empty table in zeroed memory.
 func (m *memory) begin() {
 	m.Next = firstPage
 	m.index[0].shape(0)
@@ -162,8 +164,8 @@ func (m *memory) mapAll(maps Maps, write bool) error {
 
 func pageAligned(n int) int { return (n + unix.Getpagesize() - 1) &^ (unix.Getpagesize() - 1) }
 
-// mapArray returns an array's memory: mapped, or, where the kernel maps it for nobody who may not write (bpf_map_mmap
-// wants a shared mapping, and gets none of a descriptor that is open for reading), a copy.
+// mapArray maps the memory of an array. The kernel refuses to map a read-only descriptor, because
+// bpf_map_mmap requires a shared mapping. mapArray then returns a copy.
 func mapArray(m *ebpf.Map, write bool) (b []byte, mapped bool, err error) {
 	prot := unix.PROT_READ
 	if write {
@@ -188,10 +190,10 @@ func mapArray(m *ebpf.Map, write bool) (b []byte, mapped bool, err error) {
 	return b, false, nil
 }
 
-// maxCopies bounds how often a reader that has no mapping copies a table that is changed meanwhile.
+// maxCopies limits the attempts of a reader without a mapping to copy a changing table.
 const maxCopies = 20
 
-// readWord reads a number at a place of an array's first value.
+// readWord reads the number at an offset of an array's first value.
 func readWord(m *ebpf.Map, at uintptr) (uint32, error) {
 	value, err := m.LookupBytes(uint32(0))
 	if err != nil {
@@ -205,7 +207,7 @@ func readWord(m *ebpf.Map, at uintptr) (uint32, error) {
 
 func (m *memory) unmap() {
 	for _, b := range m.mapped {
-		_ = unix.Munmap(b) // it is mapped: we did it
+		_ = unix.Munmap(b) // the address is from our own Mmap
 	}
 	m.mapped = nil
 	m.maps, m.head, m.index, m.pages = nil, nil, [2]*index{}, nil

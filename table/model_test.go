@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// model is the plain truth: a map of each length.
+// model is the reference: a plain map of prefixes.
 type model map[netip.Prefix]uint32
 
 func (m model) lookup(a netip.Addr) uint32 {
@@ -23,13 +23,13 @@ func (m model) lookup(a netip.Addr) uint32 {
 	return 0
 }
 
-// onHeap is a table without maps: what needs no kernel is tested without one.
+// onHeap returns a table without maps, for tests without a kernel.
 func onHeap(t testing.TB, segments int) *Table {
 	t.Helper()
 	return &Table{newMemory(segments)}
 }
 
-// shape is how prefixes of a test lie to each other.
+// shape is a distribution of prefixes.
 type shape struct {
 	name string
 	draw func(r *rand.Rand, known []netip.Prefix) netip.Prefix
@@ -56,7 +56,7 @@ func prefixAt(a netip.Addr, bits int) netip.Prefix {
 	return p
 }
 
-// near is an address that shares many bits with one that is known.
+// near returns an address sharing many bits with a.
 func near(r *rand.Rand, a netip.Addr) netip.Addr {
 	b := a.AsSlice()
 	for range 1 + r.IntN(2) {
@@ -110,7 +110,7 @@ var shapes = []shape{
 	}},
 }
 
-// probes are addresses worth looking up: within and around what is known.
+// probes returns addresses at and around the bounds of a prefix.
 func probes(r *rand.Rand, p netip.Prefix) []netip.Addr {
 	first := p.Addr()
 	b := first.AsSlice()
@@ -127,7 +127,7 @@ func probes(r *rand.Rand, p netip.Prefix) []netip.Addr {
 	return out
 }
 
-// checkAll compares everything that can be asked of a table.
+// checkAll compares the results of all queries with the model.
 func checkAll(t *testing.T, tab *Table, m model) {
 	t.Helper()
 	found := model{}
@@ -150,7 +150,7 @@ func checkAll(t *testing.T, tab *Table, m model) {
 	}
 }
 
-// checkMemory says that every unit is in use by one page, free, or in limbo.
+// checkMemory checks that every unit is used by one page, free or in limbo.
 func checkMemory(t *testing.T, tab *Table) {
 	t.Helper()
 	m := tab.m
@@ -161,7 +161,7 @@ func checkMemory(t *testing.T, tab *Table) {
 	}
 }
 
-// Whatever is done, in whatever order: a table answers as the model does.
+// TestAgainstModel compares a table with the model under random changes.
 func TestAgainstModel(t *testing.T) {
 	steps := 30000
 	if testing.Short() {
@@ -225,13 +225,13 @@ func TestAgainstModel(t *testing.T) {
 	}
 }
 
-// hasFan says whether an entry of an index leads to a fan.
+// hasFan reports whether an index entry leads to a fan.
 func (m *memory) hasFan() bool {
 	leads := func(e uint32) bool { return isPage(e) && m.isFan(of(e)) }
 	return slices.ContainsFunc(m.index[m.active4()].Root4[:], leads) || slices.ContainsFunc(m.index[m.active6()].Slot[:], leads)
 }
 
-// mutate changes a table and its model alike, and compares after each change.
+// mutate changes a table and its model, and compares them after each change.
 func mutate(t *testing.T, r *rand.Rand, tab *Table, m model, s shape, known []netip.Prefix, steps int) {
 	t.Helper()
 	for i := range steps {
@@ -260,7 +260,7 @@ func mutate(t *testing.T, r *rand.Rand, tab *Table, m model, s shape, known []ne
 	checkMemory(t, tab)
 }
 
-// Built at once or one by one, a table is the same.
+// TestReplace checks that a table built at once equals one built step by step.
 func TestReplace(t *testing.T) {
 	for _, s := range shapes {
 		t.Run(s.name, func(t *testing.T) {
@@ -315,7 +315,8 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// Hosts far from each other share pages: an array of them would be nearly empty, and a million would not fit.
+// TestHostsTakeLittle checks that scattered hosts share pages. A nearly empty array for them would
+// not fit.
 func TestHostsTakeLittle(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 5))
 	for _, within := range []uint32{1 << 19, 1 << 22, 1 << 25, 1 << 30} {
@@ -341,7 +342,7 @@ func TestHostsTakeLittle(t *testing.T) {
 	}
 }
 
-// newMemory is a table that no program reads, of so many segments.
+// newMemory returns the memory of a table without readers.
 func newMemory(segments int) *memory {
 	m := &memory{wait: func() {}, vacated: map[uint32]uint32{}, head: &head{}, index: [2]*index{{}, {}},
 		pages: make([]byte, segments*(segmentBytes+slackBytes))}

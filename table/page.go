@@ -8,18 +8,18 @@ import (
 	"unsafe"
 )
 
-// Bits of entries and of a page's head; see bpf/table.h.
+// Bits of entries and of page heads, see bpf/table.h.
 const (
 	pageEntry = 1 << 31
 	ownValue  = 0x100
-	kindBits  = 31 // how many items there are, or one of these two
+	kindBits  = 31 // number of items, or listPage or fanPage
 	listPage  = 30
 	fanPage   = 31
 	maxItems  = 28
 	maxList   = 7
-	itemBits  = 0x1ff // of an entry: wildcard bits and where the encloser is
+	itemBits  = 0x1ff // of an entry: the wildcard bits and the distance to the encloser
 
-	// MaxValue is the largest value that a prefix may have.
+	// MaxValue is the largest value of a prefix.
 	MaxValue = 1<<22 - 1
 )
 
@@ -29,16 +29,16 @@ func headSlice(head uint32) uint8       { return uint8(head >> 5 & 7) }
 func of(entry uint32) uint32            { return entry >> 9 & MaxValue }
 func isPage(entry uint32) bool          { return entry&pageEntry != 0 }
 
-// prefix is a prefix with its value. An IPv4 address is the upper half of hi.
+// prefix is a prefix with its value. An IPv4 address is in the upper 32 bits of hi.
 type prefix struct {
 	hi, lo uint64
 	value  uint32
-	order  uint32 // among those of one Replace: the last of two alike counts
+	order  uint32 // position in the input of Replace: of equal prefixes the last counts
 	len    uint8
 }
 
-// The 16 bits that a page looks at are called its slice: 0 to 7 of an IPv6 address. Slice 0 is never that of an IPv6
-// page, for the root stands in its place; it is IPv4's, and means what is left behind its root.
+// A page examines 16 bits of the address, its slice: 0 to 7 of an IPv6 address. The root replaces
+// slice 0 of IPv6. Slice 0 is therefore IPv4's: the bits after its root.
 func (p *prefix) part(slice uint8) uint32 {
 	switch {
 	case slice == 0:
@@ -49,7 +49,7 @@ func (p *prefix) part(slice uint8) uint32 {
 	return uint32(p.lo>>(48-16*(slice-4))) & 0xffff
 }
 
-// width is how many bits of the address a page of a slice looks at.
+// width returns the number of address bits in a slice.
 func width(slice uint8) uint8 {
 	if slice == 0 {
 		return 32 - root4Bits
@@ -57,7 +57,7 @@ func width(slice uint8) uint8 {
 	return 16
 }
 
-// sliceEnd is the length of a prefix that ends where a slice does.
+// sliceEnd returns the length of a prefix ending with a slice.
 func sliceEnd(slice uint8) uint8 {
 	if slice == 0 {
 		return 32
@@ -65,7 +65,7 @@ func sliceEnd(slice uint8) uint8 {
 	return 16 * (slice + 1)
 }
 
-// item is a prefix that ends in a page's slice, or leads to another page.
+// item is a prefix ending in a page's slice, or a link to another page.
 type item struct {
 	start uint32 // in the slice
 	shift uint8  // wildcard bits
@@ -74,7 +74,7 @@ type item struct {
 
 func (i item) covers(x uint32) bool { return (i.start^x)>>i.shift == 0 }
 
-// compare orders items as pages have them: by start, those that enclose others first.
+// compare orders items as in a page: by start, enclosing ones first.
 func (i item) compare(start uint32, shift uint8) int {
 	if i.start != start {
 		return int(i.start) - int(start)
@@ -82,26 +82,26 @@ func (i item) compare(start uint32, shift uint8) int {
 	return int(shift) - int(i.shift)
 }
 
-// node is a page, read.
+// node is a decoded page.
 type node struct {
-	value uint32 // where nothing matches
-	own   bool   // value is a prefix of its own, that of the page as a whole; else it is inherited
+	value uint32 // of addresses without a matching item
+	own   bool   // value is a prefix of exactly the page's bits; else it is inherited
 	slice uint8
 	tag   uint32
 	items []item
-	list  []prefix // of a list, in place of items; lo, len and value are set
+	list  []prefix // for a list, in place of items; lo, len and value are set
 }
 
-// laneBytes is how many bytes the starts of n items take.
+// laneBytes returns the size of the starts of n items, in bytes.
 func laneBytes(n uint32) uint32 { return (n + 3) / 4 * 8 }
 
-// itemUnits is the memory of a page of n items.
+// itemUnits returns the size of a page of n items, in units.
 func itemUnits(n uint32) uint32 { return (8 + laneBytes(n) + 4*n + 7) / 8 }
 
-// entryAt is where the entry of an item is, in a page of n.
+// entryAt returns the entry of item i, in a page of n items.
 func (m *memory) entryAt(number, n, i uint32) *uint32 { return m.word(number, 2+laneBytes(n)/4+i) }
 
-// wildcard is how many of the slice's last bits an item's entry leaves open.
+// wildcard returns the number of wildcard bits at the end of an item's slice.
 func wildcard(entry uint32) uint8 { return uint8(entry >> 5 & 15) }
 
 // decode reads a page.
@@ -130,13 +130,13 @@ func (m *memory) decode(number uint32) node {
 	return n
 }
 
-// start reads a lane.
+// start returns the start in lane i.
 func (m *memory) start(number, i uint32) uint32 {
 	lane := uint32(*(*uint16)(unsafe.Add(m.at(number), 8+2*uintptr(i))))
 	return (lane<<1 | lane>>15) & 0xffff
 }
 
-// emit writes a page of at most maxItems items and returns the entry that leads to it.
+// emit writes a page of at most maxItems items and returns the entry leading to it.
 func (m *memory) emit(n *node) (uint32, error) {
 	if n.list != nil {
 		return m.emitList(n)
@@ -169,16 +169,16 @@ func (n *node) flags() uint32 {
 	return f
 }
 
-// leadTo is the entry that leads to a page, with the number of cache lines that it goes on over.
+// leadTo returns the entry leading to a page, with its number of further cache lines.
 func (m *memory) leadTo(number uint32) uint32 {
 	from := uint32(physical(number)) % 64
 	return pageEntryFor(number) | min((from+8*m.pageUnits(number)-1)/64, 3)
 }
 
-// enclosers finds for each item how many items before it stands the one where the search goes on if the address is not
-// in it; 0: none does.
+// enclosers returns for each item the distance back to the next item to try, if the address is not
+// in this one. 0 means none.
 func enclosers(n *node) (back [maxItems]uint8) {
-	var open [17]int // items that the present one may lie in
+	var open [17]int // possible enclosers of the current item
 	depth := 0
 	for i, it := range n.items {
 		for depth > 0 && !n.items[open[depth-1]].covers(it.start) {
@@ -187,7 +187,8 @@ func enclosers(n *node) (back [maxItems]uint8) {
 		if depth > 0 {
 			back[i] = uint8(i - open[depth-1])
 		}
-		// Two neighbours of full length have the same 15-bit lane, and the search finds the second.
+		// Two neighbours of full length share a 15-bit lane. The search then finds the second of
+		// them.
 		if before := i - 1; i > 0 && it.shift == 0 && it.start&1 == 1 &&
 			n.items[before].shift == 0 && n.items[before].start == it.start-1 {
 			back[i] = 1
@@ -198,7 +199,7 @@ func enclosers(n *node) (back [maxItems]uint8) {
 	return back
 }
 
-// emitList writes a page that lists prefixes of one /64.
+// emitList writes a page of prefixes of one /64.
 func (m *memory) emitList(n *node) (uint32, error) {
 	k := uint32(len(n.list))
 	number, err := m.alloc(1 + 2*k)
@@ -215,7 +216,7 @@ func (m *memory) emitList(n *node) (uint32, error) {
 	return m.leadTo(number), nil
 }
 
-// point has an item of a page lead elsewhere, at once: one 32-bit store.
+// point changes the entry of an item by one 32-bit store.
 func (m *memory) point(number uint32, i int, entry uint32) {
 	w := m.entryAt(number, *m.word(number, 0)&kindBits, uint32(i))
 	atomic.StoreUint32(w, entry&^itemBits|*w&itemBits)

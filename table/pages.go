@@ -8,19 +8,20 @@ import (
 	"unsafe"
 )
 
-// Memory of pages is handed out in units of 8 bytes, by lists of free pages of each size and, when those are empty,
-// from the end. A page that is no longer part of the table goes to limbo: programs may be reading it. Its memory is
-// used again after a grace period of RCU, in which every program ends that ran when it began.
+// Pages are allocated in units of 8 bytes, from lists of free pages by size, else from the end. A
+// page removed from the table goes to limbo first, because programs may be reading it. Its memory
+// is reused after an RCU grace period. By then every program running at the start of the period has
+// ended.
 
 const maxUnits = 22
 
-// maxVacated bounds what each removal of a key has to look through.
+// maxVacated limits the slots searched by each removal of a key.
 const maxVacated = 256
 
 // at returns the address of a page's memory.
 func (m *memory) at(number uint32) unsafe.Pointer { return unsafe.Pointer(&m.pages[physical(number)]) }
 
-// physical is where in the mapped segments a page lies, in bytes.
+// physical returns the byte offset of a page in the mapped segments.
 func physical(number uint32) int {
 	o := int(number) << 3
 	return o/segmentBytes*(segmentBytes+slackBytes) + o%segmentBytes
@@ -34,15 +35,15 @@ func (m *memory) words(number, first, n uint32) []uint32 {
 	return unsafe.Slice(m.word(number, first), n)
 }
 
-// limit is the first number that no page may reach.
+// limit returns the first number behind all pages.
 func (m *memory) limit() uint32 {
 	return uint32(len(m.pages) / (segmentBytes + slackBytes) * (segmentBytes / 8))
 }
 
-// alloc returns memory of so many units.
+// alloc returns memory of a number of units.
 func (m *memory) alloc(units uint32) (uint32, error) {
 	number := m.pop(units)
-	if number == 0 && units < 8 { // what the placing of pages left over
+	if number == 0 && units < 8 { // leftovers of page alignment
 		number = m.split(units, 7)
 	}
 	if number == 0 {
@@ -83,7 +84,7 @@ func (m *memory) push(number, units uint32) {
 	m.Free[units] = number
 }
 
-// split takes the memory from the smallest free page that has more, up to a size.
+// split takes memory from the smallest larger free page, up to a size.
 func (m *memory) split(units, most uint32) uint32 {
 	for size := units + 1; size <= most; size++ {
 		if number := m.pop(size); number != 0 {
@@ -94,8 +95,8 @@ func (m *memory) split(units, most uint32) uint32 {
 	return 0
 }
 
-// extend takes memory that was never used, placed so that a page spans as few cache lines as its size allows, and
-// no two pages of virtual memory. It returns 0 when all is used.
+// extend allocates never used memory. A page spans as few cache lines as its size allows, and never
+// two pages of virtual memory. extend returns 0 when all memory is used.
 func (m *memory) extend(units uint32) uint32 {
 	for _, line := range []int{64, 4096} {
 		span := int(units) * 8
@@ -124,14 +125,14 @@ func (m *memory) release(number, units uint32) {
 	}
 }
 
-// retire notes that a page is no longer part of the table once the present change is published.
+// retire queues a page for limbo. It leaves the table when the current change is published.
 func (m *memory) retire(number uint32) {
 	m.Pages--
 	m.Units -= m.pageUnits(number)
 	m.retired = append(m.retired, number)
 }
 
-// retireToLimbo sends what the change that was just published retired to limbo.
+// retireToLimbo moves the pages retired by the published change to limbo.
 func (m *memory) retireToLimbo() {
 	if int(m.InLimbo)+len(m.retired) > limboPages || len(m.vacated) > maxVacated {
 		m.grace()
@@ -144,7 +145,7 @@ func (m *memory) retireToLimbo() {
 	m.retired = m.retired[:0]
 }
 
-// pageUnits is how much memory a page takes.
+// pageUnits returns the size of a page in units.
 func (m *memory) pageUnits(number uint32) uint32 {
 	h := *m.word(number, 0)
 	switch h & kindBits {
@@ -156,7 +157,7 @@ func (m *memory) pageUnits(number uint32) uint32 {
 	return itemUnits(h & kindBits)
 }
 
-// free gives back pages that nobody can read: not yet, or no longer.
+// free releases pages without possible readers.
 func (m *memory) free(entry uint32) {
 	if !isPage(entry) {
 		return
@@ -189,7 +190,7 @@ func (m *memory) giveBack(number uint32) {
 	m.push(number, m.pageUnits(number))
 }
 
-// grace frees what is in limbo, once nobody can read it any more.
+// grace waits for a grace period and frees the pages in limbo.
 func (m *memory) grace() {
 	m.wait()
 	m.clearVacated()

@@ -2,9 +2,9 @@
 
 package table
 
-// repair brings the table to what its prefixes say, and frees all memory that is not in use: after a change that a
-// writer was killed at, or that found no memory. Whatever is published is whole; what may be amiss is what pages and
-// roots inherit, and what nobody leads to.
+// repair rebuilds derived data from the prefixes and frees unused memory. It runs after an
+// interrupted change or a failed allocation. Published pages are whole. Only inherited values of
+// pages and roots, and unreferenced memory, can be wrong.
 func (m *memory) repair() {
 	m.wait()
 	t := m.index[m.active6()]
@@ -14,7 +14,7 @@ func (m *memory) repair() {
 	m.Reused++
 	for s, e := range t.Slot {
 		if e != 0 && (uint32(s) >= t.Slots || t.find(*m.word(of(e), 1)) != uint32(s)) {
-			t.Slot[s] = 0 // its key moved from there
+			t.Slot[s] = 0 // its key moved away
 		}
 	}
 	for g := range m.index[m.active4()].Root4 {
@@ -23,7 +23,7 @@ func (m *memory) repair() {
 	for g := range t.Root6 {
 		m.restore(&t.Root6[g], shortValue(m.Short6[m.active6()][:], uint32(1<<root6Bits+g)))
 	}
-	used := make([]uint16, m.limit()) // the size of the page that begins there, in units
+	used := make([]uint16, m.limit()) // the size of the page beginning there, in units
 	for _, e := range m.index[m.active4()].Root4 {
 		m.mark(e, used)
 	}
@@ -43,7 +43,7 @@ func (m *memory) repair() {
 	m.Writing = 0
 }
 
-// mark notes the pages that an entry leads to, and corrects what they inherit.
+// mark records the pages below an entry and corrects their inherited values.
 func (m *memory) mark(entry uint32, used []uint16) {
 	if !isPage(entry) || used[of(entry)] != 0 {
 		return

@@ -15,20 +15,20 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// The layout of sets is that of bpf/bindings.h, which says what each part is for.
+// The layout of sets is the one of bpf/bindings.h. Each part is described there.
 const (
 	unitBytes = 16
 	maxInline = 15
 	hashed    = 1 << 31
 	sharedSet = 1 << 30
 	maxRun    = (maxInline + 1) / 2 // units of a run
-	firstUnit = 4096                // what lies before is setsHead
-	setsMagic = 0x77627331          // "wbs1": of this layout
+	firstUnit = 4096                // setsHead is before it
+	setsMagic = 0x77627331          // "wbs1", for this layout
 
 	unitsOfSegment = segmentBytes / unitBytes
 )
 
-// errMapFull is what the kernel says of a hash that is full.
+// errMapFull is the kernel's error for a full hash.
 const errMapFull = syscall.E2BIG
 
 // set is struct bindings_set.
@@ -57,7 +57,7 @@ type setsHead struct {
 	Hashed   uint32
 	InLimbo  uint32
 	Free     [maxRun + 1]uint32
-	Limbo    [8192]uint32 // unit, and in the upper bits how many less one
+	Limbo    [8192]uint32 // unit, and its number of units minus one in the upper bits
 }
 
 func packKey(proto uint8, port uint16) uint64 { return 1<<31 | uint64(port)<<8 | uint64(proto) }
@@ -76,7 +76,7 @@ func (s *set) shared() bool { return atomic.LoadUint32(&s.Link)&sharedSet != 0 }
 
 func (s *set) parent() uint32 { return atomic.LoadUint32(&s.Link) & MaxValue }
 
-// others is how many bindings a set has beyond the first, and whether they are in the hash.
+// others returns the number of bindings beyond the first and whether they are in the hash.
 func (s *set) others() (hash bool, n uint32) { return unpackMore(atomic.LoadUint32(&s.More)) }
 
 func unpackMore(more uint32) (hash bool, n uint32) {
@@ -86,11 +86,11 @@ func unpackMore(more uint32) (hash bool, n uint32) {
 	return false, more >> 22
 }
 
-// sets is the memory of sets and runs, mapped. It is handed out, and used again, as that of pages is.
+// sets is the mapped memory of sets and runs. It is allocated and reused like the memory of pages.
 type sets struct {
 	*setsHead
 	memory  []byte
-	retired []uint32 // by the change under way, as in Limbo
+	retired []uint32 // by the current change, as in Limbo
 	wait    func()
 	mapped  []byte
 }
@@ -110,7 +110,7 @@ func mapSets(m *ebpf.Map, write bool) (*sets, error) {
 	return out, nil
 }
 
-// CountBindings says how many bindings there are, of the map of their sets alone.
+// CountBindings returns the number of bindings. It needs only the map of their sets.
 func CountBindings(sets *ebpf.Map) (int, error) {
 	n, err := readWord(sets, unsafe.Offsetof(setsHead{}.Bindings))
 	return int(n), err
@@ -118,13 +118,13 @@ func CountBindings(sets *ebpf.Map) (int, error) {
 
 func (m *sets) unmap() {
 	if m.mapped != nil {
-		_ = unix.Munmap(m.mapped) // it is mapped: we did it
+		_ = unix.Munmap(m.mapped) // the address is from our own Mmap
 	}
 	m.setsHead, m.memory, m.mapped = nil, nil, nil
 }
 
-// at is where a unit lies. One that is out of range, as a reader may find it in memory that is in use again, is the
-// first.
+// at returns the address of a unit. For a unit out of range it returns the first one. A reader may
+// find such a number in reused memory.
 func (m *sets) at(unit uint32) unsafe.Pointer {
 	o := int(unit) * unitBytes
 	o = o/segmentBytes*(segmentBytes+slackBytes) + o%segmentBytes
@@ -136,12 +136,12 @@ func (m *sets) at(unit uint32) unsafe.Pointer {
 
 func (m *sets) set(id uint32) *set { return (*set)(m.at(id)) }
 
-// limit is the first unit that does not exist.
+// limit returns the first unit behind the memory.
 func (m *sets) limit() uint32 {
 	return uint32(len(m.memory) / (segmentBytes + slackBytes) * unitsOfSegment)
 }
 
-// run returns a copy of the entries that More leads to.
+// run returns a copy of the entries at More.
 func (m *sets) run(more uint32) []uint64 {
 	hash, n := unpackMore(more)
 	if hash || n == 0 {
@@ -155,7 +155,7 @@ func (m *sets) run(more uint32) []uint64 {
 	return out
 }
 
-// find returns where a set has the entry of a key; nil if it has none, or has it in the hash.
+// find returns the address of a key's entry in a set, nil if the key is absent or in the hash.
 func (m *sets) find(id uint32, key uint64) *uint64 {
 	s := m.set(id)
 	if s.First>>32 == key {
@@ -173,7 +173,7 @@ func (m *sets) find(id uint32, key uint64) *uint64 {
 	return nil
 }
 
-// writeRun writes entries to new memory, and returns what More is to say of them.
+// writeRun writes entries to new memory and returns the value of More for them.
 func (m *sets) writeRun(entries []uint64) (more uint32, err error) {
 	if len(entries) == 0 {
 		return 0, nil
@@ -188,7 +188,7 @@ func (m *sets) writeRun(entries []uint64) (more uint32, err error) {
 
 func unitsOfRun(entries uint32) uint32 { return (entries + 1) / 2 }
 
-// alloc returns memory of so many units, which do not reach over the end of a segment.
+// alloc returns memory of a number of units within one segment.
 func (m *sets) alloc(units uint32) (uint32, error) {
 	if unit := m.reuse(units); unit != 0 {
 		return unit, nil
@@ -211,7 +211,7 @@ func (m *sets) alloc(units uint32) (uint32, error) {
 		len(m.memory)/segmentBytes)
 }
 
-// reuse takes memory from the lists: of the size, or what is left of a larger one.
+// reuse takes memory from the lists: of the exact size, or part of a larger piece.
 func (m *sets) reuse(units uint32) uint32 {
 	for size := units; size <= maxRun; size++ {
 		unit := m.Free[size]
@@ -235,7 +235,7 @@ func (m *sets) release(unit, units uint32) {
 	}
 }
 
-// retire notes that memory is no longer part of the table once the present change is published.
+// retire queues memory for limbo. It leaves the table when the current change is published.
 func (m *sets) retire(unit, units uint32) { m.retired = append(m.retired, unit|(units-1)<<22) }
 
 func (m *sets) retireRun(more uint32) {
@@ -244,7 +244,7 @@ func (m *sets) retireRun(more uint32) {
 	}
 }
 
-// retireToLimbo sends what the change that was just published retired to limbo.
+// retireToLimbo moves the memory retired by the published change to limbo.
 func (m *sets) retireToLimbo() {
 	if int(m.InLimbo)+len(m.retired) > len(m.Limbo) {
 		m.grace()
@@ -253,7 +253,7 @@ func (m *sets) retireToLimbo() {
 	m.retired = m.retired[:0]
 }
 
-// grace frees what is in limbo, once nobody can read it any more.
+// grace waits for a grace period and frees the memory in limbo.
 func (m *sets) grace() {
 	m.wait()
 	atomic.AddUint32(&m.Reused, 1)

@@ -2,17 +2,19 @@
 
 package table
 
-// Many prefixes are mostly bound to few services, alike but for their addresses. Replace gives those of one length, with
-// the same encloser and nothing below them, one set in common: a million addresses of one service then have 16 bytes of
-// sets and not 16 MB, which is one cold cache line less for each lookup. A prefix that changes gets a set of its own.
-// What nobody shares any more is freed by the next Replace or repair.
+// Often many prefixes are bound to few services and differ only in their addresses. Replace gives
+// prefixes of one length, with the same encloser and nothing below them, one common set. A million
+// addresses of one service then need 16 bytes of sets instead of 16 MB. This saves each lookup a
+// cold cache line. A changed prefix gets a set of its own. The next Replace or repair frees unused
+// shared sets.
 
 import "net/netip"
 
-// alike finds sets that prefixes may have in common.
+// alike finds sets for prefixes to share.
 type alike map[set]uint32
 
-// setShared changes a prefix whose set is shared: it gets one of its own, and both at once.
+// setShared changes a prefix with a shared set. The prefix gets a set of its own, and the store
+// that links it also publishes the change.
 func (b *Bindings) setShared(id uint32, x Binding) error {
 	s, e := *b.m.set(id), packBinding(x)
 	if s.First == e {
@@ -50,7 +52,8 @@ func (b *Bindings) own(p netip.Prefix, s set) (uint32, error) {
 	return id, b.t.Set(p, id)
 }
 
-// unshare gives the prefix that encloses p, and whose set is id, one of its own: what lies below it will name it.
+// unshare gives the prefix enclosing p a set of its own in place of the shared set id. Prefixes
+// below it will name it as their parent.
 func (b *Bindings) unshare(p netip.Prefix, id uint32) (uint32, error) {
 	s := *b.m.set(id)
 	above, err := p.Addr().Prefix(s.bits())
@@ -60,13 +63,13 @@ func (b *Bindings) unshare(p netip.Prefix, id uint32) (uint32, error) {
 	return b.own(above, s)
 }
 
-// reparentShared has prefixes with shared sets go on to another set than before. Those of them that have one in common
-// have another one in common then.
+// reparentShared gives prefixes with shared sets another parent. Prefixes that shared a set before
+// share a new one.
 func (b *Bindings) reparentShared(prefixes []Entry, to uint32) error {
 	if len(prefixes) == 0 {
 		return nil
 	}
-	now := map[uint32]uint32{} // set, to the one in its place
+	now := map[uint32]uint32{} // old set to its replacement
 	for _, e := range prefixes {
 		id, ok := now[e.Value]
 		if !ok {

@@ -12,30 +12,30 @@ import (
 	"unsafe"
 )
 
-// Table is a longest-prefix table in its three maps. It is not safe for use by several goroutines, except that
-// Lookup may be called while another one writes.
+// Table is a longest-prefix table in three maps. It is not safe for concurrent use, with one
+// exception: Lookup may run during a write.
 type Table struct {
 	m *memory
 }
 
-// Entry is a prefix and its value, 1 to MaxValue. A prefix of IPv4 is not one of IPv6: ::ffff:0:0/96 covers no IPv4
-// address.
+// Entry is a prefix and its value, 1 to MaxValue. IPv4 and IPv6 prefixes are separate:
+// ::ffff:0:0/96 covers no IPv4 address.
 type Entry struct {
 	Prefix netip.Prefix
 	Value  uint32
 }
 
-// Stats are what a table holds and takes.
+// Stats are the contents and the memory of a table.
 type Stats struct {
 	IPv4, IPv6 int // prefixes
 	Pages      int
-	PageBytes  int // of pages in use
-	Capacity   int // bytes for pages
+	PageBytes  int // used by pages
+	Capacity   int // available for pages
 }
 
-// Open opens a table for writing. Maps that were just made become an empty table. Where a writer was killed in the
-// middle of a change, the change is in the table or not, and what it left behind is cleared up, which takes some
-// milliseconds for each 100,000 prefixes.
+// Open opens a table for writing. New maps become an empty table. If a writer was killed during a
+// change, Open completes or undoes the change and frees its leftovers. That takes a few
+// milliseconds per 100,000 prefixes.
 func Open(maps Maps) (*Table, error) {
 	m, err := mapMemory(maps, true)
 	if err != nil {
@@ -53,8 +53,8 @@ func Open(maps Maps) (*Table, error) {
 	return &Table{m}, nil
 }
 
-// OpenReader opens a table for reading, which the maps' rights may allow to those who may not write. Of maps that are
-// open for reading alone it is a copy, the table as it was at the call.
+// OpenReader opens a table for reading. Read-only map descriptors are enough. With them the table
+// is a copy, made at the call.
 func OpenReader(maps Maps) (*Table, error) {
 	for range maxCopies {
 		m, err := mapMemory(maps, false)
@@ -66,7 +66,7 @@ func OpenReader(maps Maps) (*Table, error) {
 			return nil, fmt.Errorf("%w: it says %#x, want %#x", ErrLayout, m.Magic, magic)
 		}
 		now := m.Reused
-		if len(m.mapped) == 0 { // the head was copied first
+		if len(m.mapped) == 0 { // mapAll copies the head first
 			now, err = readWord(maps.Head, unsafe.Offsetof(head{}.Reused))
 		}
 		if err == nil && now == m.Reused {
@@ -82,7 +82,7 @@ func OpenReader(maps Maps) (*Table, error) {
 
 var errBusy = errors.New("the table is changed faster than it can be copied: try again")
 
-// Close ends the use of the maps, which stay the caller's.
+// Close releases the mappings. The caller still owns the maps.
 func (t *Table) Close() error {
 	if len(t.m.vacated) > 0 {
 		t.m.grace()
@@ -114,7 +114,7 @@ func words(a netip.Addr) (hi, lo uint64) {
 	return binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
 }
 
-// Set adds a prefix, or gives it another value.
+// Set adds a prefix or replaces its value.
 func (t *Table) Set(p netip.Prefix, value uint32) error {
 	q, err := newPrefix(p, value)
 	if err != nil {
@@ -123,7 +123,7 @@ func (t *Table) Set(p netip.Prefix, value uint32) error {
 	return t.change(p.Addr().Is4(), &change{prefix: q})
 }
 
-// Delete removes a prefix, and says whether it was there.
+// Delete removes a prefix and reports whether it existed.
 func (t *Table) Delete(p netip.Prefix) (existed bool, err error) {
 	q, err := newPrefix(p, 1)
 	if err != nil {
@@ -134,7 +134,7 @@ func (t *Table) Delete(p netip.Prefix) (existed bool, err error) {
 	return c.found, err
 }
 
-// change carries out one change. One that fails has changed nothing.
+// change carries out one change. A failed change leaves the table as it was.
 func (t *Table) change(ipv4 bool, c *change) error {
 	m, family := t.m, 1
 	if ipv4 {
@@ -162,8 +162,8 @@ func (t *Table) change(ipv4 bool, c *change) error {
 	return nil
 }
 
-// rest ends a change. What slots keys have moved from only this writer knows, until they are cleared: if it is killed
-// before, the next one has to look for them.
+// rest ends a change. Only this writer knows the vacated slots. Until they are cleared, Writing
+// stays 1, and after a kill the next writer searches for them.
 func (m *memory) rest() {
 	writing := uint32(0)
 	if len(m.vacated) > 0 {
@@ -172,8 +172,8 @@ func (m *memory) rest() {
 	atomic.StoreUint32(&m.Writing, writing)
 }
 
-// Replace has the table consist of these prefixes, all at once: a reader sees the old ones or the new. Of a prefix that is
-// given twice, the last value counts. The old pages stay until the new ones are read, so there must be room for both.
+// Replace replaces all prefixes at once: a reader sees the old set or the new one. If a prefix
+// occurs twice, the last value counts. The old pages stay until the switch, so both sets must fit.
 func (t *Table) Replace(entries []Entry) error {
 	var families [2][]prefix
 	n4 := 0
@@ -200,7 +200,7 @@ func (t *Table) Replace(entries []Entry) error {
 
 func (m *memory) replace(ps4, ps6 []prefix) error {
 	atomic.StoreUint32(&m.Writing, 1)
-	m.grace() // nobody reads any more what the other indexes were before
+	m.grace() // no reader uses the other indexes any more
 	m.buckets = nil
 	to4, to6 := 1-m.active4(), 1-m.active6()
 	err := m.fill4(to4, ps4)
@@ -210,7 +210,7 @@ func (m *memory) replace(ps4, ps6 []prefix) error {
 	}
 	if err != nil {
 		m.repair()
-		if errors.Is(err, ErrFull) { // those before, which are counted, are not what took it
+		if errors.Is(err, ErrFull) { // the counts in the head still describe the old prefixes
 			err = fmt.Errorf("%w: %d prefixes of IPv4 and %d of IPv6 need more than its %d MiB, beside those that are there: give fewer, or one shorter prefix for several", ErrFull, len(ps4), len(ps6), len(m.pages)/segmentBytes)
 		}
 		return err
@@ -227,7 +227,7 @@ func (m *memory) replace(ps4, ps6 []prefix) error {
 	return nil
 }
 
-// freeIndex frees all pages that an index leads to.
+// freeIndex frees all pages of an index.
 func (m *memory) freeIndex(entries []uint32) {
 	for i, e := range entries {
 		m.free(e)
@@ -235,8 +235,8 @@ func (m *memory) freeIndex(entries []uint32) {
 	}
 }
 
-// Lookup returns the value of the longest prefix that covers an address. An IPv4 address that is written as an IPv6
-// one is an IPv6 address.
+// Lookup returns the value of the longest prefix covering an address. An IPv4-mapped IPv6 address
+// is an IPv6 address.
 func (t *Table) Lookup(a netip.Addr) (value uint32, ok bool) {
 	for {
 		began := atomic.LoadUint32(&t.m.Reused)
@@ -247,7 +247,7 @@ func (t *Table) Lookup(a netip.Addr) (value uint32, ok bool) {
 	}
 }
 
-// Get returns the value of a prefix itself.
+// Get returns the value of exactly this prefix.
 func (t *Table) Get(p netip.Prefix) (value uint32, ok bool) {
 	q, err := newPrefix(p, 1)
 	if err != nil {
@@ -262,7 +262,7 @@ func (t *Table) Get(p netip.Prefix) (value uint32, ok bool) {
 	return value, ok
 }
 
-// All yields every prefix, IPv4 first, in no particular order. The table must not be changed meanwhile.
+// All yields every prefix, IPv4 first, in no particular order. The table must not change meanwhile.
 func (t *Table) All() iter.Seq[Entry] {
 	return func(yield func(Entry) bool) {
 		if t.m.walk4(func(p prefix) bool { return yield(p.entry(true)) }) {
@@ -286,10 +286,10 @@ func (p prefix) entry(ipv4 bool) Entry {
 	return Entry{netip.PrefixFrom(a, int(p.len)), p.value}
 }
 
-// Len is how many prefixes there are.
+// Len returns the number of prefixes.
 func (t *Table) Len() int { return int(t.m.Count[0] + t.m.Count[1]) }
 
-// Stats says what the table holds and takes.
+// Stats returns the counts and sizes of the table.
 func (t *Table) Stats() Stats {
 	return Stats{IPv4: int(t.m.Count[0]), IPv6: int(t.m.Count[1]), Pages: int(t.m.Pages), PageBytes: 8 * int(t.m.Units),
 		Capacity: 8 * int(t.m.limit())}

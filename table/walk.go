@@ -4,9 +4,11 @@ package table
 
 import "net/netip"
 
-// The prefixes of a table are read from its pages: they say of each value whether it is a prefix or inherited.
+// The prefixes of a table are read from its pages. For each value a page tells whether it is a
+// prefix or inherited.
 
-// walk yields the prefixes of a page and those below it. base has the address bits above its slice.
+// walk yields the prefixes of a page and of the pages below. base has the address bits above its
+// slice.
 func (m *memory) walk(entry uint32, base prefix, yield func(prefix) bool) bool {
 	if m.isFan(of(entry)) {
 		return m.walkFan(entry, base, yield)
@@ -126,7 +128,7 @@ func (m *memory) walk6(yield func(prefix) bool) bool {
 	return true
 }
 
-// walkBelow yields the prefixes of the part of the table that a prefix lies in.
+// walkBelow yields the prefixes in the part of the table containing p.
 func (m *memory) walkBelow(ipv4 bool, p *prefix, yield func(prefix) bool) {
 	if ipv4 {
 		m.walkShortest(m.Short4[m.active4()][:], root4Bits, p, yield)
@@ -158,7 +160,7 @@ func (m *memory) walkShortest(short []uint32, bits uint8, p *prefix, yield func(
 	}
 }
 
-// walkOne goes down the pages to where a prefix would be, and yields it if it is there.
+// walkOne descends to the position of a prefix and yields it if it exists.
 func (m *memory) walkOne(entry uint32, base prefix, p *prefix, yield func(prefix) bool) {
 	for isPage(entry) {
 		if m.isFan(of(entry)) {
@@ -203,7 +205,7 @@ func (m *memory) walkOne(entry uint32, base prefix, p *prefix, yield func(prefix
 	}
 }
 
-// within yields the prefixes that lie in another one, itself included, and their values.
+// within yields the prefixes enclosed by p, including p itself, with their values.
 func (t *Table) within(p netip.Prefix, yield func(prefix, uint32)) {
 	q, err := newPrefix(p, 1)
 	if err != nil {
@@ -234,7 +236,7 @@ func (t *Table) within(p netip.Prefix, yield func(prefix, uint32)) {
 	}
 }
 
-// encloses says whether another prefix lies in this one, or is it.
+// encloses reports whether q is within p or equal to it.
 func (p *prefix) encloses(q prefix) bool {
 	if q.len < p.len {
 		return false
@@ -248,7 +250,7 @@ func (p *prefix) encloses(q prefix) bool {
 	return p.hi == q.hi && (p.lo^q.lo)>>(128-p.len) == 0
 }
 
-// walkRoot yields what the part of a root that a prefix lies in leads to, and the short prefixes within it.
+// walkRoot yields the short prefixes within p, and the prefixes below the root entries in p.
 func (m *memory) walkRoot(short, root []uint32, bits uint8, p *prefix, yield func(prefix) bool) {
 	first := p.hi >> (64 - bits)
 	last := first

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tabletest has a program that looks addresses up in a table, for the tests of what writes tables.
+// Package tabletest looks addresses up with a BPF program, for tests of table writers.
 package tabletest
 
 import (
@@ -14,13 +14,13 @@ import (
 	"github.com/weir-project/weir/table/tabletest/bpf"
 )
 
-// Probe is a table's maps, and a program that reads them.
+// Probe is the maps of a table and a program reading them.
 type Probe struct {
 	Maps table.Maps
 	c    *kernel.Collection
 }
 
-// Load makes an empty table of so many segments.
+// Load creates an empty table of segments MiB.
 func Load(segments int) (*Probe, error) {
 	spec, err := bpf.LoadProbe()
 	if err != nil {
@@ -40,7 +40,7 @@ func Load(segments int) (*Probe, error) {
 	return p, nil
 }
 
-// Lookup has the program look an address up.
+// Lookup looks up an address with the BPF program.
 func (p *Probe) Lookup(a netip.Addr) (v uint32, err error) {
 	if err := run(p.c.Programs[bpf.ProbeProgProbeLookup], request(a, 0, 0)); err != nil {
 		return 0, err
@@ -48,13 +48,13 @@ func (p *Probe) Lookup(a netip.Addr) (v uint32, err error) {
 	return v, p.c.Variables[bpf.ProbeVarProbeValue].Get(&v)
 }
 
-// Bound is bindings' maps, and a program that reads them.
+// Bound is the maps of bindings and a program reading them.
 type Bound struct {
 	Maps table.BindingMaps
 	c    *kernel.Collection
 }
 
-// LoadBindings makes an empty table of bindings with room for so many.
+// LoadBindings creates empty bindings with room for a number of them.
 func LoadBindings(bindings int) (*Bound, error) {
 	spec, err := bpf.LoadProbe()
 	if err != nil {
@@ -74,8 +74,8 @@ func LoadBindings(bindings int) (*Bound, error) {
 	return p, nil
 }
 
-// Lookup has the program look a packet's destination up. It returns the value, 0 if nothing is bound, and the length of
-// the prefix.
+// Lookup looks up the destination of a packet with the BPF program. It returns the value, 0 if
+// nothing is bound, and the length of the prefix.
 func (p *Bound) Lookup(a netip.Addr, proto uint8, port uint16) (value uint32, bits int, err error) {
 	if err := run(p.c.Programs[bpf.ProbeProgProbeBindings], request(a, proto, port)); err != nil {
 		return 0, 0, err
@@ -88,7 +88,7 @@ func (p *Bound) Lookup(a netip.Addr, proto uint8, port uint16) (value uint32, bi
 // Close frees the maps and the program.
 func (p *Bound) Close() { p.c.Close() }
 
-// request is the packet that asks.
+// request returns the query as a packet.
 func request(a netip.Addr, proto uint8, port uint16) []byte {
 	packet := make([]byte, 64)
 	if a.Is4() {
