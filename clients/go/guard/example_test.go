@@ -12,8 +12,9 @@ import (
 	"github.com/weir-project/weir/clients/go/guard"
 )
 
-// A DNS server limits its own socket to 20,000 packets per second. Under a flood, the clients from before keep their answers.
-// Without the right to load a program, start it by `weir guard grant --limit 20kpps -- COMMAND`.
+// A DNS server limits its own socket to 20,000 packets per second. Under a flood, known clients
+// still get answers. Without the right to load a program, start it by `weir guard grant --limit
+// 20kpps -- COMMAND`.
 func ExampleAttach() {
 	conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -33,7 +34,7 @@ func ExampleAttach() {
 	fmt.Println(g.Counts().Refused, "refused")
 }
 
-// Limits are written as people write them.
+// Limits are written with units.
 func ExampleParseLimit() {
 	l, err := guard.ParseLimit("1.5Mpps")
 	fmt.Println(uint64(l), err)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guard limits floods of UDP at a program's own sockets, without a rule: clients that were there before a flood keep
-// being served. [Attach] puts a socket under a limit. It loads the program itself, as root or with CAP_BPF and CAP_NET_ADMIN,
-// or takes the guard that `weir guard grant` gave the process. feature/guard/README.md has the algorithm.
+// Package guard limits floods of UDP at a program's own sockets, without rules: the clients known
+// before a flood are still served. [Attach] puts a socket under a limit. As root or with CAP_BPF
+// and CAP_NET_ADMIN it loads the program itself. Otherwise it uses the guard given to the process
+// by `weir guard grant`. feature/guard/README.md describes the algorithm.
 package guard
 
 import (
@@ -21,56 +22,56 @@ import (
 	"github.com/weir-project/weir/internal/sockfilter"
 )
 
-// GrantEnv names the environment variable by which a process is told of a guard that it was given: the numbers of two
-// descriptors, the program's and the state's, as in "3,4". It is how an application without any right gets one.
+// GrantEnv is the environment variable with a granted guard: the descriptor numbers of the program
+// and of its state, such as "3,4". It gives a guard to an application without privileges.
 const GrantEnv = "WEIR_GUARD_FDS"
 
 type (
-	// Limit is a rate of packets per second; 0 is no limit.
+	// Limit is a rate in packets per second. 0 is no limit.
 	Limit = guardstate.Limit
-	// Limits are what a guard enforces; they change while it runs.
+	// Limits are the settings of a guard. They can change at run time.
 	Limits = guardstate.Limits
-	// Counts is what a guard has seen and whom it knows.
+	// Counts is the packets seen by a guard and its known sources.
 	Counts = guardstate.Counts
-	// Tier is what became of the packets of one tier.
+	// Tier is the packet counts of one tier.
 	Tier = guardstate.Tier
-	// Pattern is what many refused packets have in common.
+	// Pattern is a property shared by many refused packets.
 	Pattern = guardstate.Pattern
 )
 
 // MaxLimit is the highest limit.
 const MaxLimit = guardstate.MaxLimit
 
-// ParseLimit reads "20kpps", "1.5Mpps", "500pps", "500/s" or "500".
+// ParseLimit parses "20kpps", "1.5Mpps", "500pps", "500/s" or "500".
 func ParseLimit(text string) (Limit, error) { return guardstate.ParseLimit(text) }
 
-// ErrOccupied says that the socket has a filter of its own already.
+// ErrOccupied reports a socket with another filter.
 var ErrOccupied = sockfilter.ErrOccupied
 
-// ErrUnsupported says that this kernel has no guard, or none for this kind of socket.
+// ErrUnsupported reports a kernel without guards, or without one for this kind of socket.
 var ErrUnsupported = sockfilter.ErrUnsupported
 
-// ErrNoGrant says that the process may not load a guard, and was not given one.
+// ErrNoGrant reports a process without the right to load a guard and without a grant.
 var ErrNoGrant = errors.New("no right to load a guard, and none was given")
 
-// ErrAboveGrant says that a process asked for a higher limit than it was granted.
+// ErrAboveGrant reports a request above the granted limit.
 var ErrAboveGrant = errors.New("more than was granted")
 
-// ErrClosed says that a guard was used after Close; it wraps [net.ErrClosed].
+// ErrClosed reports the use of a closed guard. It wraps [net.ErrClosed].
 var ErrClosed = fmt.Errorf("the guard is closed: %w", net.ErrClosed)
 
-// Guard limits what sockets of this process get. Its methods may be called by several goroutines at once.
+// Guard limits the packets received by sockets of this process. It is safe for concurrent use.
 type Guard struct {
-	mu      sync.Mutex // of all of it
-	program int        // descriptors, ours
+	mu      sync.Mutex // guards all fields
+	program int        // descriptors, owned by the guard
 	stateFD int
 	state   *guardstate.State // nil: closed
-	last    Counts            // when it was closed
+	last    Counts            // at Close
 }
 
-// New makes a guard: of what the process was given (see [GrantEnv]) or, with the right to (root, or CAP_BPF and
-// CAP_NET_ADMIN), of a program that it loads. The limit is of packets per second, of all its sockets together. A limit
-// above that of the grant is refused with [ErrAboveGrant].
+// New creates a guard. It uses the granted one (see [GrantEnv]), or loads a program, which needs
+// root or CAP_BPF and CAP_NET_ADMIN. The limit is in packets per second over all sockets of the
+// guard. A limit above the grant fails with [ErrAboveGrant].
 func New(limit Limit) (*Guard, error) {
 	if limit == 0 || limit > MaxLimit {
 		return nil, fmt.Errorf("limit %d: want packets per second, from 1 to %d", uint64(limit), uint64(MaxLimit))
@@ -93,9 +94,9 @@ func New(limit Limit) (*Guard, error) {
 	return g, nil
 }
 
-// Attach limits what one socket gets to so many packets per second. The socket may be a net.UDPConn. One that has a
-// filter of its own keeps it, and the error wraps [ErrOccupied]. Close the guard when the socket needs it no
-// more; a socket that closes needs nothing.
+// Attach limits one socket, such as a net.UDPConn, to limit packets per second. A socket with a
+// filter of its own keeps it, and the error wraps [ErrOccupied]. Close the guard when the socket no
+// longer needs it. A closed socket needs nothing.
 func Attach(conn syscall.Conn, limit Limit) (*Guard, error) {
 	g, err := New(limit)
 	if err != nil {
@@ -108,7 +109,7 @@ func Attach(conn syscall.Conn, limit Limit) (*Guard, error) {
 	return g, nil
 }
 
-// Attach puts one more socket under the guard's limit. After Close it returns [ErrClosed].
+// Attach adds a socket to the guard. After Close it returns [ErrClosed].
 func (g *Guard) Attach(conn syscall.Conn) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -134,9 +135,10 @@ func name(conn syscall.Conn) string {
 	return fmt.Sprintf("%T", conn)
 }
 
-// SetLimits changes the limit at once, or has the guard pass everything and only count (Dry). Each is of no use here. It
-// returns [ErrClosed] after Close, and [ErrAboveGrant] for a limit above that of the grant, or none, or Dry, where there is
-// one: that is the library's word and no barrier, for a process can always take the filter off a socket of its own.
+// SetLimits changes the limit at once, or switches to counting without refusals (Dry). Each is of
+// no use here. It returns [ErrClosed] after Close. With a grant it returns [ErrAboveGrant] for a
+// higher limit, for none, and for Dry. That check is a convention and no barrier, because a process
+// can always remove the filter of its own socket.
 func (g *Guard) SetLimits(l Limits) error {
 	if l.Total > MaxLimit {
 		return fmt.Errorf("limit %d: more than %s, the highest limit", uint64(l.Total), MaxLimit)
@@ -156,7 +158,7 @@ func (g *Guard) SetLimits(l Limits) error {
 	return nil
 }
 
-// Counts is what the guard has seen and whom it knows; after Close what it was then.
+// Counts returns the current counts, or the final ones after Close.
 func (g *Guard) Counts() Counts {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -166,7 +168,7 @@ func (g *Guard) Counts() Counts {
 	return g.state.Read(monotonic())
 }
 
-// Close lets go of the guard. Sockets that it was attached to keep its program until they close. Closing it again does
+// Close releases the guard. Its sockets keep the program until they close. Further calls do
 // nothing.
 func (g *Guard) Close() {
 	g.mu.Lock()
@@ -181,7 +183,7 @@ func (g *Guard) Close() {
 	unix.Close(g.stateFD)
 }
 
-// loaded makes a guard of a program of its own.
+// loaded creates a guard with a newly loaded program.
 func loaded(limit Limit) (*Guard, error) {
 	program, state, err := load(Limits{Total: limit})
 	if err != nil {
@@ -192,7 +194,7 @@ func loaded(limit Limit) (*Guard, error) {
 	return adopt(program, state)
 }
 
-// granted makes a guard of what the process was given; nil if it was given none.
+// granted returns the granted guard of the process, nil without a grant.
 func granted() (*Guard, error) {
 	text, ok := os.LookupEnv(GrantEnv)
 	if !ok {
@@ -211,7 +213,7 @@ func granted() (*Guard, error) {
 	return g, nil
 }
 
-// adopt makes a guard of duplicates of two descriptors, asking the kernel nothing that takes a right.
+// adopt creates a guard from duplicates of two descriptors. It needs no privileges.
 func adopt(program, state int) (_ *Guard, err error) {
 	g := &Guard{program: -1, stateFD: -1}
 	defer func() {
@@ -236,12 +238,12 @@ func adopt(program, state int) (_ *Guard, err error) {
 	return g, nil
 }
 
-// Grant is a guard for another process. Files go to it as descriptors, in this order; Env, given the number of the
-// first, is what its environment says of them.
+// Grant is a guard for another process. Pass Files as descriptors in this order. Env, called with
+// the number of the first, is the environment entry for them.
 type Grant struct{ Program, State *os.File }
 
-// NewGrant makes a guard that an unprivileged process can be given, as exec.Cmd's ExtraFiles or by SCM_RIGHTS.
-// [Attach] there finds it by its environment, and takes no higher limit.
+// NewGrant creates a guard for an unprivileged process. Pass it as exec.Cmd's ExtraFiles or by
+// SCM_RIGHTS. [Attach] there finds it through the environment and accepts no higher limit.
 func NewGrant(limit Limit) (*Grant, error) {
 	if limit == 0 || limit > MaxLimit {
 		return nil, fmt.Errorf("limit %d: want packets per second, from 1 to %d", uint64(limit), uint64(MaxLimit))
@@ -255,20 +257,21 @@ func NewGrant(limit Limit) (*Grant, error) {
 	return &Grant{os.NewFile(uintptr(g.program), "guard program"), os.NewFile(uintptr(g.stateFD), "guard state")}, nil
 }
 
-// Files are the descriptors to give.
+// Files returns the descriptors to pass.
 func (g *Grant) Files() []*os.File { return []*os.File{g.Program, g.State} }
 
-// Env is the entry of the environment that tells a process of the grant, whose first descriptor has a number there.
+// Env returns the environment entry of the grant. first is the number of the first descriptor in
+// the other process.
 func (g *Grant) Env(first int) string { return fmt.Sprintf("%s=%d,%d", GrantEnv, first, first+1) }
 
-// Close lets go of it here.
+// Close closes the descriptors in this process.
 func (g *Grant) Close() error { return errors.Join(g.Program.Close(), g.State.Close()) }
 
-// monotonic is the time of the guard's clock, in ns.
+// monotonic returns the time of the guard's clock, in ns.
 func monotonic() uint64 {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
-		return 0 // cannot fail for this clock
+		return 0 // never fails for this clock
 	}
 	return uint64(t.Nano())
 }

@@ -13,7 +13,8 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// TestAttach counts a socket's datagrams, and closes the guard. The tests of feature/guard flood sockets.
+// TestAttach counts the datagrams of a socket and closes the guard. The tests of feature/guard
+// flood sockets.
 func TestAttach(t *testing.T) {
 	nstest.NeedRoot(t)
 	nstest.Enter(t)

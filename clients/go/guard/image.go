@@ -17,8 +17,8 @@ import (
 	"github.com/weir-project/weir/internal/guardstate"
 )
 
-// image is the linked program guard_socket with its maps. feature/guard/bpf/image makes it of the compiled object, so that
-// a client needs no ELF, no linker and no library for them.
+// image is the linked program guard_socket with its maps. feature/guard/bpf/image creates it from
+// the compiled object. So a client needs no ELF parser, no linker and no library for them.
 type image struct {
 	Instructions []byte
 	BTF          []byte
@@ -28,7 +28,7 @@ type image struct {
 	Shared       int // offset in .rodata of guard_counters_shared
 }
 
-// reference is an instruction with the descriptor of a map in it.
+// reference is an instruction containing the descriptor of a map.
 type reference struct {
 	Instruction int // index, in instructions of 8 bytes
 	Map         string
@@ -38,13 +38,13 @@ type mapSpec struct {
 	Name                               string
 	Type, Key, Value, MaxEntries, Flag uint32
 	Inner                              *mapSpec
-	Contents                           []byte // of the one element
+	Contents                           []byte // of the only element
 	Frozen                             bool
 }
 
 const funcInfoBytes = 8 // struct bpf_func_info
 
-// load loads the program and puts the state in its place. The caller owns both descriptors.
+// load loads the program and initializes its state. The caller owns both descriptors.
 func load(l Limits) (program, state int, err error) {
 	var im image
 	if err := json.Unmarshal(socketImage, &im); err != nil {
@@ -104,7 +104,7 @@ func explain(what string, err error) error {
 	return fmt.Errorf("load a guard, %s: %w (weir doctor tells what this kernel can do)", what, err)
 }
 
-// create makes a map. inner is a map of the kind that it holds, or -1.
+// create creates a map. inner is a map of its element type, or -1.
 func (m *mapSpec) create() (fd, inner int, err error) {
 	inner = -1
 	attr := struct {
@@ -138,7 +138,7 @@ type elem struct {
 	key, value, flags uint64
 }
 
-// fill writes the one element of a map of data.
+// fill writes the only element of a data map.
 func fill(fd int, contents []byte, frozen bool) error {
 	if err := put(fd, unsafe.Pointer(&contents[0])); err != nil || !frozen {
 		return err
@@ -148,7 +148,7 @@ func fill(fd int, contents []byte, frozen bool) error {
 	return err
 }
 
-// update puts a map into the first place of an array of maps.
+// update stores a map as the first element of an array of maps.
 func update(fd, inner int) error {
 	value := uint32(inner)
 	return put(fd, unsafe.Pointer(&value))
@@ -165,7 +165,7 @@ func put(fd int, value unsafe.Pointer) error {
 	return err
 }
 
-// program loads the program over its maps.
+// program loads the program with its maps.
 func (im *image) program(maps map[string]int) (int, error) {
 	for _, r := range im.References {
 		fd, ok := maps[r.Map]
@@ -210,7 +210,7 @@ func explained(what string, err error) error {
 	return explain(what, err)
 }
 
-// lastLines keeps the end of a verifier's log, where the reason is.
+// lastLines keeps the end of a verifier's log, which contains the reason.
 func lastLines(log string) string {
 	lines := strings.Split(strings.TrimSpace(log), "\n")
 	return strings.Join(lines[max(0, len(lines)-4):], "; ")
@@ -231,7 +231,7 @@ type progLoad struct {
 	lineInfoCount, _                       uint32
 }
 
-// types loads the types of the program's functions, which the verifier checks one by one.
+// types loads the types of the program's functions. The verifier checks these functions separately.
 func (im *image) types() (int, error) {
 	var p runtime.Pinner
 	defer p.Unpin()
@@ -249,20 +249,21 @@ func pinned(p *runtime.Pinner, b []byte) uint64 {
 
 func address(p unsafe.Pointer) uint64 { return uint64(uintptr(p)) }
 
-// bpf calls bpf(2). The descriptor that it returns, if any, is closed on exec, as the kernel makes all of them.
+// bpf calls bpf(2). A returned descriptor is close-on-exec, as all BPF descriptors.
 func bpf(command int, attr unsafe.Pointer, size uintptr) (int, error) {
 	for {
 		fd, _, errno := unix.Syscall(unix.SYS_BPF, uintptr(command), uintptr(attr), size)
 		switch {
 		case errno == 0:
 			return int(fd), nil
-		case errno != unix.EAGAIN && errno != unix.EINTR: // the verifier gives up on a signal: Go's own preemption is one
+		case errno != unix.EAGAIN && errno != unix.EINTR: // a signal, such as Go's preemption, interrupts the verifier
 			return -1, errno
 		}
 	}
 }
 
-// cpus is how many CPUs this machine may ever have; as many as share counters where it cannot tell.
+// cpus returns the number of possible CPUs of this machine. If it is unknown, cpus returns the
+// smallest number with shared counters.
 func cpus() int {
 	text, err := os.ReadFile("/sys/devices/system/cpu/possible")
 	if err != nil {

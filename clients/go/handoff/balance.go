@@ -10,9 +10,9 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// SetLoad tells the other members how much waits for this one: sessions that have something to do and are not being served, say.
-// The unit is the service's own. It may be called at every change: they hear at once that nothing waits any more, or
-// something does again, and of the rest no more often than every 2 ms.
+// SetLoad tells the other members how much work waits here, for example sessions ready but not
+// being served. The service chooses the unit. Call it at every change. A change from or to 0 is
+// sent at once. Other changes are sent at most every 2 ms.
 func (m *Member) SetLoad(n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -36,7 +36,7 @@ func (m *Member) SetLoad(n int) {
 
 const loadEvery = 2 * time.Millisecond
 
-// ownLoad is what a member says of itself.
+// ownLoad is this member's reported load.
 type ownLoad struct {
 	is, said uint32
 	told     bool
@@ -44,7 +44,7 @@ type ownLoad struct {
 	timer    *time.Timer
 }
 
-// tellLoad tells the keeper, with mu held. One that is gone hears it when it is back.
+// tellLoad tells the keeper. m.mu is held. An absent keeper is told on reconnect.
 func (m *Member) tellLoad() {
 	m.load.said, m.load.told, m.load.at = m.load.is, true, time.Now()
 	if c := m.conn.Load(); c != nil {
@@ -52,8 +52,8 @@ func (m *Member) tellLoad() {
 	}
 }
 
-// Loads is what waits for the others, as they say: by name, those of other servers as @ and its name. Options.Balances must
-// be set.
+// Loads returns the reported loads of the other members by name. A member of another server is "@"
+// and its name. Options.Balances must be set.
 func (m *Member) Loads() map[string]int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -74,34 +74,35 @@ func (m *Member) setLoad(name string, n uint32) {
 	m.loads[name] = n
 }
 
-// Balancer says where a session is served better. Servers share load by it: a member for which much waits hands sessions to one
-// for which nothing does, here or on another server, and tells it by SetLoad that it has less now. Its zero value,
-// with the Member, is of use. Moving costs about a millisecond of two servers' time: what waits must be worth it.
+// Balancer chooses a better member for a session. Servers share load with it: a member with much
+// waiting work hands sessions to an idle one, on this server or another. It then reports its lower
+// load by SetLoad. The zero value with Member set is ready to use. A move costs about a millisecond
+// of both servers' time, so the waiting work must be worth it.
 type Balancer struct {
 	Member *Member // with Options.Balances
-	// Threshold is how much must wait here before anything moves; default 4.
+	// Threshold is the minimum load here for a move; default 4.
 	Threshold int
-	// Gain is how much less must wait there; default Threshold. It is the hysteresis: of two members whose loads
-	// differ by less neither gives the other anything.
+	// Gain is how much lower the other load must be; default Threshold. It is the hysteresis: two
+	// members with loads differing by less never move sessions between them.
 	Gain int
-	// Rest is how long a session stays where it has come to; default 200 ms.
+	// Rest is the minimum stay of a session after its arrival; default 200 ms.
 	Rest time.Duration
 
 	mu    sync.Mutex
-	given map[string]lent // what was given to others and is not in their loads yet
+	given map[string]lent // given to others and not yet in their reported loads
 }
 
 type lent struct {
 	n    int
-	seen int       // their load when it was given
-	at   time.Time // the latest
+	seen int       // their load at that time
+	at   time.Time // of the latest one
 }
 
-// forgetAfter is how long a load may take to tell of a session that was given.
+// forgetAfter is the maximum delay before a given session shows in the reported load.
 const forgetAfter = 50 * time.Millisecond
 
-// Where names the member that should have one of the sessions that wait here; "" if they should stay. waiting is what waits
-// here. The caller transfers the session, or says with GaveNot that it could not.
+// Where returns the member to receive one of the waiting sessions, "" if all should stay. waiting
+// is the load here. The caller transfers the session. If that fails, it calls GaveNot.
 func (b *Balancer) Where(waiting int) string {
 	if waiting < or(b.Threshold, 4) {
 		return ""
@@ -113,12 +114,12 @@ func (b *Balancer) Where(waiting int) string {
 	best, least := "", 0
 	for name, n := range loads {
 		g := b.given[name]
-		if n > g.seen || now.Sub(g.at) > forgetAfter { // it is in their load by now, or never will be
+		if n > g.seen || now.Sub(g.at) > forgetAfter { // included in their load by now, or never will be
 			g = lent{}
 			delete(b.given, name)
 		}
 		n += g.n
-		// Of two that are alike the nearer one: what stays on this server costs less.
+		// Of equal loads prefer this server, because a local move costs less.
 		if best == "" || n < least || n == least && near(name) && !near(best) {
 			best, least = name, n
 		}
@@ -134,7 +135,7 @@ func (b *Balancer) Where(waiting int) string {
 	return best
 }
 
-// GaveNot takes back what Where has counted as given.
+// GaveNot withdraws a session counted as given by Where.
 func (b *Balancer) GaveNot(name string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -144,7 +145,7 @@ func (b *Balancer) GaveNot(name string) {
 	}
 }
 
-// Rests says whether a session has come too lately to move again.
+// Rests reports whether a session arrived too recently to move again.
 func (b *Balancer) Rests(s *Session) bool {
 	rest := b.Rest
 	if rest == 0 {

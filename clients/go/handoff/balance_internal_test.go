@@ -35,13 +35,14 @@ func TestBalancer(t *testing.T) {
 	}
 }
 
-// What was given counts at once, until the other's load tells of it or has had the time to.
+// TestBalancerCountsWhatItGave checks that a given session counts at once, until it shows in the
+// other's load or forgetAfter has passed.
 func TestBalancerCountsWhatItGave(t *testing.T) {
 	for {
 		begin := time.Now()
 		wrong := countsWhatItGave()
 		if time.Since(begin) >= forgetAfter {
-			continue // the machine stood still, and what was given may have been forgotten
+			continue // the machine stalled, and given sessions may be forgotten
 		}
 		for _, w := range wrong {
 			t.Error(w)
@@ -54,7 +55,7 @@ func TestBalancerCountsWhatItGave(t *testing.T) {
 	nstest.Until(t, "what was given long ago does not count", func() bool { return b.Where(6) == "1" })
 }
 
-// countsWhatItGave says what a balancer does wrong before it forgets anything.
+// countsWhatItGave returns the faults of a balancer before it forgets anything.
 func countsWhatItGave() (wrong []string) {
 	m := &Member{loads: map[string]uint32{"1": 0}}
 	b := &Balancer{Member: m, Threshold: 4, Gain: 3}
@@ -62,14 +63,14 @@ func countsWhatItGave() (wrong []string) {
 	for waiting := 10; b.Where(waiting) != ""; waiting-- {
 		n++
 	}
-	if n != 4 { // 10 - 0, 9 - 1, 8 - 2, 7 - 3, and 6 - 4 is too little
+	if n != 4 { // 10 - 0, 9 - 1, 8 - 2, 7 - 3; the difference 6 - 4 is too small
 		wrong = append(wrong, fmt.Sprintf("%d were given of 10", n))
 	}
 	b.GaveNot("1")
 	if b.Where(6) != "1" {
 		wrong = append(wrong, "what could not be given still counts")
 	}
-	m.setLoad("1", 1) // the other has been told: from now on its word counts
+	m.setLoad("1", 1) // the other has received one: from now on its report counts
 	if b.Where(6) != "1" {
 		wrong = append(wrong, "what is in the other's load counts twice")
 	}

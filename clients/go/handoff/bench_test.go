@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// playEcho answers every 16 bytes with the same, and gives the session back after each.
+// playEcho echoes 16 bytes and gives the session back, repeatedly.
 func playEcho(args []string) error {
 	l, err := handoff.Listen(context.Background(), "tcp", "127.0.0.1:0", handoff.Options{Service: "talk", Name: "b", Keeper: args[0]})
 	if err != nil {
@@ -40,9 +40,9 @@ func playEcho(args []string) error {
 	}
 }
 
-// BenchmarkMove moves a session from this process to another by way of the keeper in a
-// third, which answers 16 bytes of the peer and moves it back: an op is the two moves
-// and the answer. The one-way metric is half of an op.
+// BenchmarkMove moves a session from this process through the keeper to an echo process. That
+// answers 16 bytes of the peer and moves the session back. An op is both moves and the answer. The
+// one-way metric is half an op.
 func BenchmarkMove(b *testing.B) {
 	nstest.NeedRoot(b)
 	for _, size := range []int{200, 60_000} {
@@ -84,8 +84,7 @@ func BenchmarkMove(b *testing.B) {
 	}
 }
 
-// BenchmarkCommit is what a commit costs the application: a state of 100 bytes, 100
-// bytes read.
+// BenchmarkCommit measures a commit in the application: a state of 100 bytes, with 100 bytes read.
 func BenchmarkCommit(b *testing.B) {
 	nstest.NeedRoot(b)
 	w := newWorld(b, keeper.Options{})

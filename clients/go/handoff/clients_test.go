@@ -31,7 +31,7 @@ func needTools(t testing.TB, tools ...string) {
 	}
 }
 
-// compiled compiles C, once for all tests, and is the program.
+// compiled returns a function that compiles C once for all tests and returns the program.
 func compiled(args ...string) func() ([]byte, error) {
 	return sync.OnceValues(func() ([]byte, error) {
 		dir, err := os.MkdirTemp("", "weir-compiled")
@@ -47,7 +47,7 @@ func compiled(args ...string) func() ([]byte, error) {
 	})
 }
 
-// program is a compiled program in a directory of the test.
+// program writes a compiled program to a directory of the test.
 func program(t testing.TB, name string, compile func() ([]byte, error)) (path string) {
 	t.Helper()
 	b, err := compile()
@@ -63,19 +63,19 @@ func program(t testing.TB, name string, compile func() ([]byte, error)) (path st
 
 var compileTalk = compiled(clients + "c/talk.c")
 
-// talker is the C server of clients/c.
+// talker returns the path of the C server of clients/c.
 func talker(t testing.TB) string {
 	t.Helper()
 	needTools(t, "gcc")
 	return program(t, "talk", compileTalk)
 }
 
-// The header compiles without a warning, as C and as C++, with gcc and clang.
+// TestHeader compiles the header without warnings, as C and C++, with gcc and clang.
 func TestHeader(t *testing.T) {
 	needTools(t, "gcc", "g++")
 	clang := "clang-14"
 	if _, err := exec.LookPath(clang); err != nil {
-		clang = "clang" // whichever the distribution has
+		clang = "clang" // another version
 		needTools(t, clang)
 	}
 	source := filepath.Join(t.TempDir(), "x.c")
@@ -101,7 +101,7 @@ func (w *world) foreign(name, address string, command ...string) *nstest.Process
 	return nstest.StartReady(w.t, exec.Command(command[0], slices.Concat(command[1:], []string{w.socket, name, port}, w.proof)...))
 }
 
-// languages are the commands of the servers that are not in Go.
+// languages returns the commands of the servers in C and Python.
 func languages(t testing.TB) map[string][]string {
 	needTools(t, "python3")
 	script, err := filepath.Abs(clients + "python/talk.py")
@@ -111,7 +111,8 @@ func languages(t testing.TB) map[string][]string {
 	return map[string][]string{"c": {talker(t)}, "python": {"python3", script}}
 }
 
-// Servers in C and Python survive SIGKILL and hot restarts as those in Go do.
+// TestForeignCrashes checks that servers in C and Python survive SIGKILL and hot restarts like the
+// Go one.
 func TestForeignCrashes(t *testing.T) {
 	rounds := 15
 	if testing.Short() {
@@ -157,7 +158,7 @@ func TestForeignCrashes(t *testing.T) {
 	}
 }
 
-// One stream goes around C, Go and Python, many times.
+// TestLanguages moves one stream between C, Go and Python, many times.
 func TestLanguages(t *testing.T) {
 	laps := 30
 	if testing.Short() {
@@ -192,7 +193,7 @@ func TestLanguages(t *testing.T) {
 				if line == s.says && len(w.sessions("session")) == 1 && w.sessions("session")[0].Member != at {
 					return nil
 				}
-				if line != s.says && line != "moved 0, failed 0" { // it had not taken it yet
+				if line != s.says && line != "moved 0, failed 0" { // it did not have the session yet
 					t.Fatalf("%s says %q", at, line)
 				}
 				return fmt.Errorf("%s says %q, sessions %+v", at, line, w.sessions("session"))
@@ -203,8 +204,8 @@ func TestLanguages(t *testing.T) {
 	t.Logf("%d messages, %+v", c.count.Load(), w.counts())
 }
 
-// Members in C and Python move their sessions when weir handoff send asks for it, one or
-// all, and let go of them for a change of steering.
+// TestForeignMovesOnRequest checks that members in C and Python carry out weir handoff send, for
+// one session or all. They also release sessions for a change of steering.
 func TestForeignMovesOnRequest(t *testing.T) {
 	for language, command := range languages(t) {
 		t.Run(language, func(t *testing.T) {
@@ -220,7 +221,7 @@ func TestForeignMovesOnRequest(t *testing.T) {
 					from, to = to, from
 				}
 				if i%4 < 2 {
-					id = 0 // all that it has
+					id = 0 // all its sessions
 				}
 				if err := handoff.Send(t.Context(), w.socket, "talk", from, id, to); err != nil {
 					t.Fatal(err)

@@ -15,9 +15,9 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// SIGKILL at any moment of a stream, many times: the next process of the name goes on,
-// and the client sees a stream without a gap or a repetition; also with states that fit
-// no message, of which the keeper may have many to read when their sender is gone.
+// TestSIGKILL kills a member at random moments of a stream, many times. The next process of the
+// name continues, and the client sees no gap and no repetition. It also uses states too large for a
+// message. The keeper may have to read many of these after their sender's death.
 func TestSIGKILL(t *testing.T) {
 	for _, padding := range []int{0, 100_000} {
 		t.Run(fmt.Sprint(padding), func(t *testing.T) { killAgain(t, padding) })
@@ -51,7 +51,7 @@ func killAgain(t *testing.T, padding int) {
 	}
 }
 
-// A keeper and members without any right, of one user.
+// TestUnprivileged runs a keeper and members of one user without privileges.
 func TestUnprivileged(t *testing.T) {
 	nstest.NeedRoot(t)
 	dir := t.TempDir()

@@ -12,17 +12,17 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// Director has sessions of other processes wait while something changes, and then go to
-// the member whose they are. It is for whoever may be a member of their service. If it
-// ends before it has released them, they go back.
+// Director suspends sessions of other processes during a change and then releases them to their new
+// members. It requires the right to be a member of their service. If the process ends before
+// Release, the sessions return to their owners.
 type Director struct {
 	c      *wire.Conn
 	socket string
 	seq    uint32
 }
 
-// Direct connects to the keeper behind a socket ("": as in Options). The error wraps
-// ErrNoKeeper where there is none.
+// Direct connects to the keeper at a socket ("": as in Options). Without a keeper the error wraps
+// ErrNoKeeper.
 func Direct(ctx context.Context, socket string) (*Director, error) {
 	socket = wire.Socket(socket)
 	c, err := wire.Dial(ctx, socket)
@@ -32,10 +32,9 @@ func Direct(ctx context.Context, socket string) (*Director, error) {
 	return &Director{c: c, socket: socket}, nil
 }
 
-// Suspend has sessions wait, by number: their owners commit and let go of them, and what
-// their peers send stays in their sockets. It returns those that wait now, and for the
-// others why they do not; within limit, and with an error only where the keeper has
-// gone.
+// Suspend suspends sessions by number. Their owners commit and release them. Data from their peers
+// stays in the sockets. It returns the suspended sessions, and for each other one the reason. It
+// takes at most limit. It returns an error only if the keeper exited.
 func (d *Director) Suspend(ctx context.Context, limit time.Duration, ids ...uint64) (parked []uint64, stay map[uint64]error, err error) {
 	answers, err := d.ask(ctx, limit, wire.Suspend, ids, nil)
 	if err != nil {
@@ -55,7 +54,7 @@ func (d *Director) Suspend(ctx context.Context, limit time.Duration, ids ...uint
 	return parked, stay, d.giveUp(ids, answers)
 }
 
-// giveUp takes back what has not been answered.
+// giveUp releases the sessions without an answer.
 func (d *Director) giveUp(ids []uint64, answers map[uint64]error) error {
 	for _, id := range ids {
 		if _, ok := answers[id]; ok {
@@ -68,8 +67,8 @@ func (d *Director) giveUp(ids []uint64, answers map[uint64]error) error {
 	return nil
 }
 
-// Release gives sessions that wait to members, by name; "" is whom they were taken from.
-// It returns those that went back although they were for another, with the reason.
+// Release gives suspended sessions to members by name; "" is the previous owner. It returns the
+// sessions that went back against the request, with the reasons.
 func (d *Director) Release(ctx context.Context, to map[uint64]string) (back map[uint64]error, err error) {
 	var ids []uint64
 	for id := range to {
@@ -92,9 +91,9 @@ func (d *Director) Release(ctx context.Context, to map[uint64]string) (back map[
 	return back, nil
 }
 
-const answerTime = 2 * time.Second // of a keeper that has nobody to wait for
+const answerTime = 2 * time.Second // of a keeper that waits for nobody
 
-// ask asks one thing about each of several sessions, and collects the answers.
+// ask sends one request for each of several sessions and collects the answers.
 func (d *Director) ask(ctx context.Context, limit time.Duration, what wire.Type, ids []uint64, names map[uint64]string) (map[uint64]error, error) {
 	deadline := time.Now().Add(limit)
 	asked := map[uint32]uint64{}
@@ -118,12 +117,12 @@ func (d *Director) ask(ctx context.Context, limit time.Duration, what wire.Type,
 		if err != nil {
 			return nil, fmt.Errorf("keeper %s: %w", d.socket, err)
 		}
-		if id, ok := asked[m.Seq]; ok { // else of one that was given up
+		if id, ok := asked[m.Seq]; ok { // else an abandoned request
 			answers[id] = m.Err()
 		}
 	}
 	return answers, nil
 }
 
-// Close ends it. What waits goes back to whom it was taken from.
+// Close closes the connection. Suspended sessions return to their owners.
 func (d *Director) Close() error { return d.c.Close() }

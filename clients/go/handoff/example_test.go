@@ -10,8 +10,8 @@ import (
 	"github.com/weir-project/weir/clients/go/handoff"
 )
 
-// A server counts the bytes of each session. The count is the session's state: after a restart or a kill the next process
-// goes on with it, and the peer keeps its connection.
+// A server counts the bytes of each session. The count is the session's state. After a restart or a
+// kill the next process continues with it, and the peer keeps its connection.
 func ExampleListen() {
 	l, err := handoff.Listen(context.Background(), "tcp", "127.0.0.1:0", handoff.Options{Service: "count", Name: "0"})
 	if err != nil {
@@ -20,7 +20,7 @@ func ExampleListen() {
 	}
 	defer l.Close()
 	for {
-		s, err := l.AcceptSession() // a new connection, or one of the process before
+		s, err := l.AcceptSession() // a new connection, or one of the predecessor
 		if err != nil {
 			return // ErrReplaced: a newer process has everything
 		}
@@ -44,7 +44,8 @@ func count(s *handoff.Session) {
 	}
 }
 
-// A resolver keeps its UDP socket over a restart: the next process of the name goes on with it, and no query is lost.
+// A resolver keeps its UDP socket over a restart. The next process of this name continues with it,
+// and no query is lost.
 func ExampleJoin() {
 	ctx := context.Background()
 	m, err := handoff.Join(ctx, handoff.Options{Service: "dns", Name: "0"})

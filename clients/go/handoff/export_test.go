@@ -4,7 +4,7 @@ package handoff
 
 import "net"
 
-// Accepting has the listener be in the midst of accepting a connection, until done is called with it.
+// Accepting simulates a connection being accepted, until done is called with it.
 func (l *Listener) Accepting() (done func(c *net.TCPConn)) {
 	l.running.Add(1)
 	return func(c *net.TCPConn) {

@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// refuses waits until nobody listens at an address.
+// refuses waits until an address refuses connections.
 func refuses(t *testing.T, address string) {
 	t.Helper()
 	nstest.Until(t, address+" refuses connections", func() bool {
@@ -27,7 +27,8 @@ func refuses(t *testing.T, address string) {
 	})
 }
 
-// A member that is stopped for good leaves no port on which connections hang: by itself, and by a command.
+// TestForget checks that a member stopped for good leaves no port with hanging connections, by
+// itself or by a command.
 func TestForget(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	l := w.join("0")
@@ -69,7 +70,7 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// Members in C and Python that stop for good free their port at once.
+// TestForeignForget checks that members in C and Python stopped for good free their port at once.
 func TestForeignForget(t *testing.T) {
 	for language, command := range probes(t) {
 		t.Run(language, func(t *testing.T) {
@@ -87,8 +88,8 @@ func TestForeignForget(t *testing.T) {
 	}
 }
 
-// A new process of a name may listen at another address. Where both addresses overlap, the old one has to be let go of first;
-// sessions go on either way.
+// TestAddressChange changes the address of a name. If the old and new addresses overlap, the old
+// listener must be released first. Sessions continue in both cases.
 func TestAddressChange(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	old := w.member("0", 0)
@@ -106,7 +107,7 @@ func TestAddressChange(t *testing.T) {
 	if n := w.counts(); n.Transfers != 0 {
 		t.Errorf("%+v", n)
 	}
-	// Another address: the new process has the session, the old address waits until it is forgotten.
+	// Another address: the new process has the session. The old address waits to be forgotten.
 	other := freeAddress(t)
 	next := w.memberAt(other, "0", 0)
 	old.Expect("stopped: true")
@@ -123,7 +124,7 @@ func TestAddressChange(t *testing.T) {
 		t.Errorf("%d, %v", n, err)
 	}
 	refuses(t, w.address)
-	// Back to one that overlaps: the process ends, its session waits, and its address is free.
+	// Back to an overlapping one: the process ends, its session waits, and its address is free.
 	next.Kill()
 	nstest.Until(t, "the listener is let go of", func() bool {
 		n, err := handoff.Forget(t.Context(), w.socket, "talk", "0", 0, true)

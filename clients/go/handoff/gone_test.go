@@ -10,7 +10,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A member that has gone had nothing to do when it was heard last: nothing goes to it any more. Of its name another may be there.
+// TestLoadsOfMembersThatHaveGone checks that a gone member's last load of 0 attracts no session,
+// even if another member has its name.
 func TestLoadsOfMembersThatHaveGone(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	busy := w.join("busy", func(o *handoff.Options) { o.Balances = true }).Member()

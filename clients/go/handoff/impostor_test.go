@@ -19,7 +19,7 @@ import (
 
 const nobody = 65534
 
-// impostor has nobody listen at a keeper's name, without a word.
+// impostor listens at a keeper's name as user nobody and never answers.
 func impostor(t *testing.T, name string) {
 	t.Helper()
 	var l *net.UnixListener
@@ -39,8 +39,8 @@ func impostor(t *testing.T, name string) {
 	}()
 }
 
-// Clients in all languages tell nothing to another user's process at the keeper's name,
-// unless $WEIR_HANDOFF_UID names that user.
+// TestImpostor checks that clients in all languages send nothing to another user's process at the
+// keeper's name, unless $WEIR_HANDOFF_UID names that user.
 func TestImpostor(t *testing.T) {
 	dir, err := os.MkdirTemp("/tmp", "weir-impostor-")
 	if err != nil {
@@ -76,7 +76,7 @@ func TestImpostor(t *testing.T) {
 	}
 }
 
-// The owner of the socket's directory may have the keeper.
+// TestKeeperOfDirectoryOwner checks that the owner of the socket's directory may run the keeper.
 func TestKeeperOfDirectoryOwner(t *testing.T) {
 	dir, err := os.MkdirTemp("/tmp", "weir-owner-")
 	if err != nil {

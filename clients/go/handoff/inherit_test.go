@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// keep has a keeper serve that begins with what was left; end ends it in good order.
+// keep serves a keeper that inherits left. end stops it in an orderly way.
 func (w *world) keep(o keeper.Options, left []*os.File) (end func()) {
 	w.t.Helper()
 	w.keeper = keeper.New(o)
@@ -40,7 +40,7 @@ func (w *world) keep(o keeper.Options, left []*os.File) (end func()) {
 	}
 }
 
-// store is where keepers leave what waits.
+// store receives the waiting sockets of ending keepers.
 type store struct{ files []*os.File }
 
 func (s *store) put(fds []int) error {
@@ -60,9 +60,9 @@ func (s *store) take() []*os.File {
 	return out
 }
 
-// One keeper after the other ends while a stream's sessions wait for their member, which
-// has been killed: the member that comes at last goes on with them, to the byte, also
-// with a state that fits no message.
+// TestKeepersInherit ends one keeper after the other while sessions wait for their killed member.
+// The member's replacement continues with the exact streams, also with a state too large for a
+// message.
 func TestKeepersInherit(t *testing.T) {
 	nstest.NeedRoot(t)
 	w := &world{t: t, socket: filepath.Join(t.TempDir(), "keeper.sock"), address: freeAddress(t)}
@@ -104,7 +104,7 @@ func TestKeepersInherit(t *testing.T) {
 	}
 }
 
-// What cannot be gone on with is reset, and the error says why.
+// TestInheritRefuses checks that unusable sessions are reset with an error naming the reason.
 func TestInheritRefuses(t *testing.T) {
 	nstest.NeedRoot(t)
 	for what, x := range map[string]struct {
@@ -139,7 +139,7 @@ func TestInheritRefuses(t *testing.T) {
 			if _, err := peer.Write([]byte("hello")); err != nil {
 				t.Fatal(err)
 			}
-			// It has arrived: to read takes nothing.
+			// It has arrived: Read leaves the bytes in the socket.
 			if n, err := s.Read(make([]byte, 5)); err != nil || n != 5 {
 				t.Fatal(n, err)
 			}

@@ -21,7 +21,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// join is a member in this process.
+// join creates a member in this process.
 func (w *world) join(name string, more ...func(*handoff.Options)) *handoff.Listener {
 	w.t.Helper()
 	o := handoff.Options{Service: "talk", Name: name, Keeper: w.socket, Timeout: patience, Proof: 20 * time.Millisecond}
@@ -47,8 +47,8 @@ func dial(t testing.TB, a net.Addr) *net.TCPConn {
 	return c.(*net.TCPConn)
 }
 
-// The keeper is killed and comes back, again and again: sessions go on all the time,
-// and a crash after it is back loses nothing.
+// TestKeeperKilled kills and restarts the keeper repeatedly. Sessions continue, and a crash after
+// its return loses nothing.
 func TestKeeperKilled(t *testing.T) {
 	nstest.NeedRoot(t)
 	w := &world{t: t, socket: filepath.Join(t.TempDir(), "keeper.sock"), address: freeAddress(t)}
@@ -71,7 +71,8 @@ func TestKeeperKilled(t *testing.T) {
 	c.finish()
 }
 
-// The keeper ends in the middle of moves: every session has one owner afterwards.
+// TestKeeperKilledWhileMoving kills the keeper during moves. Every session has one owner
+// afterwards.
 func TestKeeperKilledWhileMoving(t *testing.T) {
 	nstest.NeedRoot(t)
 	w := &world{t: t, socket: filepath.Join(t.TempDir(), "keeper.sock"), address: freeAddress(t)}
@@ -105,14 +106,14 @@ func TestKeeperKilledWhileMoving(t *testing.T) {
 		c.hears(100)
 		k.Kill()
 		k = nstest.StartReady(t, nstest.Child("keeper", w.socket))
-		time.Sleep(2 * time.Second) // longer than a member waits that does not know whose the session is
+		time.Sleep(2 * time.Second) // longer than a member waits for an uncertain session
 	}
 	close(stop)
 	mover.Wait()
 	c.finish()
 }
 
-// A member that dies without a replacement: its sessions wait, and are reset in the end.
+// TestHold checks that sessions of a dead member without a replacement wait, and are finally reset.
 func TestHold(t *testing.T) {
 	w := newWorld(t, keeper.Options{Hold: 300 * time.Millisecond})
 	m := w.member("0", 0)
@@ -129,8 +130,8 @@ func TestHold(t *testing.T) {
 	nstest.Until(t, "it is counted", func() bool { return w.counts().Expired == 2 }) // the listener, too
 }
 
-// A process that hangs when it is replaced keeps its sessions until it is killed; new
-// connections are the new one's at once.
+// TestReplacedMemberHangs checks that a hanging process keeps its sessions after its replacement,
+// until it is killed. The new process gets new connections at once.
 func TestReplacedMemberHangs(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	old := w.member("0", 0)
@@ -155,7 +156,7 @@ func TestReplacedMemberHangs(t *testing.T) {
 	}
 }
 
-// A session whose member did not commit before it took bytes cannot be gone on with.
+// TestGap checks that a session is reset if its member took bytes without a commit.
 func TestGap(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	m := nstest.StartReady(t, nstest.Child("careless", w.socket, w.address))
@@ -169,7 +170,7 @@ func TestGap(t *testing.T) {
 	nstest.Until(t, "it is counted", func() bool { return w.counts().Gaps == 1 })
 }
 
-// playCareless takes bytes from a session behind the library's back.
+// playCareless takes bytes of a session, bypassing the library.
 func playCareless(args []string) error {
 	l, err := handoff.Listen(context.Background(), "tcp", args[1], handoff.Options{Service: "talk", Name: "0", Keeper: args[0], Timeout: patience})
 	if err != nil {
@@ -192,7 +193,8 @@ func playCareless(args []string) error {
 	return err
 }
 
-// Sessions of a dead member go to one that takes orphans, after the time of grace.
+// TestOrphans checks that sessions of a dead member go to a member with Orphans set, after the
+// grace period.
 func TestOrphans(t *testing.T) {
 	w := newWorld(t, keeper.Options{Grace: 200 * time.Millisecond})
 	m := w.member("a", 0)
@@ -212,7 +214,7 @@ func TestOrphans(t *testing.T) {
 	c2.finish()
 }
 
-// A process has the sessions of services that it is a member of, and of no other.
+// TestCredentials checks that a process gets only the sessions of its own services.
 func TestCredentials(t *testing.T) {
 	rule := func(s string) keeper.Rule {
 		r, err := keeper.ParseRule(s)
@@ -238,7 +240,7 @@ func TestCredentials(t *testing.T) {
 		p.Expect(x.want)
 		p.Kill()
 	}
-	// The process that a pid file names, whatever its user.
+	// The process of a pid file, of any user.
 	p := w.stranger("fourth", 1004)
 	if err := os.WriteFile(pidfile, fmt.Append(nil, p.PID(), "\n"), 0o644); err != nil {
 		t.Fatal(err)
@@ -255,7 +257,7 @@ func TestCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	nstest.Until(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
-	// Nor those of root's member of its own service.
+	// Nor sessions of root's member of its own service.
 	for _, id := range []uint32{1001, 1002} {
 		p := w.stranger("", id)
 		p.Tell("go")
@@ -274,7 +276,7 @@ func (w *world) stranger(service string, id uint32) *nstest.Process {
 	return nstest.StartReady(w.t, c)
 }
 
-// playStranger says hello to a service, or looks what it may see.
+// playStranger says hello to a service, or prints the number of visible sessions.
 func playStranger(args []string) error {
 	fmt.Println("ready")
 	var line string
@@ -301,7 +303,7 @@ func playStranger(args []string) error {
 	n := 0
 	for _, s := range r.Services {
 		if s.Name == "talk" {
-			n = len(s.Sessions) - 1 // but for the listener
+			n = len(s.Sessions) - 1 // without the listener
 		}
 	}
 	fmt.Println("sees", max(n, 0))
@@ -326,7 +328,7 @@ func tcpAddr(t testing.TB, s string) net.Addr {
 	return a
 }
 
-// chmodUp lets every user come to a directory of this test.
+// chmodUp gives all users access to a directory of this test.
 func chmodUp(t testing.TB, dir string) {
 	t.Helper()
 	for ; dir != "/" && dir != os.TempDir(); dir = filepath.Dir(dir) {

@@ -12,8 +12,9 @@ import (
 	"github.com/weir-project/weir/feature/handoff/keeper"
 )
 
-// A process listens more than once at port 0: each time it gets a socket of its own, and so does its replacement, in the same
-// order. At a port that is its own already it gets the kernel's error, not the same socket again.
+// TestPortZeroTwice listens at port 0 more than once. Each call gets its own socket, and so does
+// the replacement, in the same order. A second listener at the process's own port gets the kernel's
+// error, not the same socket.
 func TestPortZeroTwice(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	join := func() *handoff.Member {

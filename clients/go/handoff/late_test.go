@@ -19,20 +19,21 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// dying is a keeper that ends in the worst moment of a transfer: it has given the session away and has not said so.
+// dying is a keeper that ends at the worst moment of a transfer: it has given the session away but
+// has not reported it.
 type dying struct {
 	t     testing.TB
 	mu    sync.Mutex
 	mates map[string]*wire.Conn
-	fd    int // of the session
+	fd    int // the session's descriptor
 	label string
-	asked chan wire.Message // transfers
+	asked chan wire.Message // transfer requests
 	took  chan struct{}
 	l     *net.UnixListener
 	all   sync.WaitGroup
 }
 
-// dies puts such a keeper at the place of one.
+// dies starts such a keeper.
 func (w *world) dies() *dying {
 	w.t.Helper()
 	l, err := keeper.Listen(w.socket)
@@ -57,7 +58,7 @@ func (w *world) dies() *dying {
 	return d
 }
 
-// end is its death; with mu held its connections have what is unread as it is.
+// end ends the keeper. With mu held, its connections keep their unread data.
 func (d *dying) end() {
 	d.l.Close()
 	unix.Close(d.fd)
@@ -99,8 +100,9 @@ func (d *dying) serve(c *wire.Conn) {
 	}
 }
 
-// A member that is given a session by a keeper that then ends stands still, from before it has seen the session or from after,
-// for longer than anybody waits: one process serves the session, and no other does so for a moment.
+// TestGivenAndKeeperGone stops a member that got a session from a keeper about to end, before or
+// after it has seen the session. The stop is longer than all timeouts. Exactly one process serves
+// the session at any time.
 func TestGivenAndKeeperGone(t *testing.T) {
 	t.Run("before it is seen", func(t *testing.T) { testGivenAndKeeperGone(t, false) })
 	t.Run("after", func(t *testing.T) { testGivenAndKeeperGone(t, true) })
@@ -153,7 +155,7 @@ func testGivenAndKeeperGone(t *testing.T, seen bool) {
 		return 0
 	}
 	if seen {
-		time.Sleep(2500 * time.Millisecond) // longer than the one before waits to take it back
+		time.Sleep(2500 * time.Millisecond) // longer than the previous owner waits to take it back
 	} else {
 		nstest.Until(t, "the session is again with whom it came from", func() bool { return owner() == a.PID() })
 	}
@@ -161,7 +163,7 @@ func testGivenAndKeeperGone(t *testing.T, seen bool) {
 		t.Fatal(err)
 	}
 	nstest.Until(t, "the session is kept again", func() bool { return owner() == has.PID() })
-	nstest.Steadily(t, 500*time.Millisecond, func() error { // in which both would serve it
+	nstest.Steadily(t, 500*time.Millisecond, func() error { // long enough to detect two owners
 		if at := owner(); at != has.PID() {
 			return fmt.Errorf("the session is with process %d, and was with %d", at, has.PID())
 		}

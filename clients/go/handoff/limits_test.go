@@ -24,7 +24,8 @@ import (
 	"github.com/weir-project/weir/internal/pidfd"
 )
 
-// Limits: what is over them is refused with an error that says so, and the rest goes on.
+// TestLimits checks that excess sessions and states are rejected with an error, and the rest
+// continues.
 func TestLimits(t *testing.T) {
 	w := newWorld(t, keeper.Options{MaxSessions: 3, MaxState: 100_000, MaxTotal: 150_000})
 	l := w.join("0")
@@ -53,7 +54,7 @@ func TestLimits(t *testing.T) {
 		t.Error(err)
 	}
 	nstest.Until(t, "there is room for the second state", func() bool {
-		if err := sessions[1].Commit(make([]byte, 60_001)); err != nil { // after a refusal a session is offered again, not at once
+		if err := sessions[1].Commit(make([]byte, 60_001)); err != nil { // after a rejection a retry is delayed
 			t.Fatal(err)
 		}
 		for _, x := range w.sessions("session") {
@@ -68,8 +69,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// More may be read without a commit than the window only at the cost of an error; up
-// to it the peer is heard, though it is far more than the socket's buffer has room for.
+// TestWindow checks that reads beyond the window without a commit fail. Up to the window they
+// succeed, even far beyond the size of the socket's buffer.
 func TestWindow(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	l := w.join("0", func(o *handoff.Options) { o.Window = 700_000 })
@@ -104,8 +105,8 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// A member that is stopped gets no more sessions than it was given before it was
-// noticed, and holds up nobody else.
+// TestSlowMember checks that a stopped member gets no more sessions once detected, and delays
+// nobody else.
 func TestSlowMember(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	slow := w.memberAt(freeAddress(t), "slow", 0)
@@ -125,14 +126,14 @@ func TestSlowMember(t *testing.T) {
 		start := time.Now()
 		err := l.Transfer(s, "slow", nil)
 		if errors.Is(err, handoff.ErrSlow) && len(took) > 0 {
-			break // the machine stood still, and it is noticed already
+			break // the machine stalled, and the keeper has noticed already
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		took = append(took, time.Since(start))
 	}
-	if slices.Min(took) > time.Second { // one may have met a machine that stood still
+	if slices.Min(took) > time.Second { // a single one may hit a stall of the machine
 		t.Errorf("transfers to a stopped member took %v", took)
 	}
 	time.Sleep(2200 * time.Millisecond)
@@ -143,7 +144,7 @@ func TestSlowMember(t *testing.T) {
 	nstest.Until(t, "it answers", func() bool { return l.Transfer(s2, "slow", nil) == nil })
 }
 
-// Five thousand sessions of a member that is killed go to the next one, and go on.
+// TestManySessions moves five thousand sessions of a killed member to the next one.
 func TestManySessions(t *testing.T) {
 	const sessions = 5000
 	var limit syscall.Rlimit
@@ -183,7 +184,7 @@ func TestManySessions(t *testing.T) {
 	if n := w.counts(); n.Rescued != sessions {
 		t.Errorf("%d sessions were rescued, want %d", n.Rescued, sessions)
 	}
-	// And by orderly restart.
+	// Also by an orderly restart.
 	start = time.Now()
 	next := w.member("0", 0)
 	m.Expect("stopped: true")
@@ -197,7 +198,7 @@ func TestManySessions(t *testing.T) {
 	next.Kill()
 }
 
-// stop stops a process, and waits until it has.
+// stop stops a process and waits for its state T.
 func stop(t testing.TB, p *nstest.Process) {
 	t.Helper()
 	p.Signal(syscall.SIGSTOP)
@@ -212,8 +213,8 @@ func stop(t testing.TB, p *nstest.Process) {
 	})
 }
 
-// A keeper that may have no more descriptors says so of the sockets that are too many, and of no others: whoever has connected stays,
-// and others can connect.
+// TestDescriptors checks that a keeper without free descriptors rejects only the excess sockets.
+// Connected members stay, and others can connect.
 func TestDescriptors(t *testing.T) {
 	nstest.NeedRoot(t)
 	w := &world{t: t, socket: filepath.Join(t.TempDir(), "keeper.sock"), address: freeAddress(t)}
@@ -265,7 +266,7 @@ func TestDescriptors(t *testing.T) {
 		if err != nil || len(r.Services) != 1 || len(r.Services[0].Members) != 1 {
 			t.Fatalf("%+v, %v", r, err)
 		}
-		if v := r.Services[0]; len(v.Sessions) != want+1 || v.Counts.Kept != uint64(want+1) || kept() != want { // and the listener, each once
+		if v := r.Services[0]; len(v.Sessions) != want+1 || v.Counts.Kept != uint64(want+1) || kept() != want { // with the listener, each once
 			t.Errorf("%d are kept by the keeper, counted %d, %d as the member knows; want %d", len(v.Sessions)-1, v.Counts.Kept-1, kept(), want)
 		}
 	}

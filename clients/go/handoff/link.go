@@ -11,17 +11,17 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// How a member gets along with a keeper that is slow, or gone.
+// Times for a slow or absent keeper.
 const (
 	patience   = 2 * time.Second       // for a keeper that does not read; then it counts as gone
 	retryFirst = 10 * time.Millisecond // between attempts to connect
 	retryLast  = 250 * time.Millisecond
-	// unsure is how long a member whose transfer was cut off by the keeper's end waits, once
-	// there is another, for the other to claim the session, which reconnects within retryLast.
+	// unsure is the wait after a transfer interrupted by the keeper's exit. It begins when there is
+	// a keeper again. The receiver reconnects within retryLast and then claims the session.
 	unsure = 1500 * time.Millisecond
 )
 
-// call is a request that waits for its answer.
+// call is a request waiting for its answer.
 type call struct {
 	answer  chan reply
 	session *Session // moved if the answer is OK
@@ -79,9 +79,9 @@ func (m *Member) dial(ctx context.Context) (*wire.Conn, error) {
 	return c, nil
 }
 
-// run hears the keeper, and finds it again when it has gone.
+// run receives from the keeper, and reconnects after it is gone.
 func (m *Member) run(c *wire.Conn) {
-	defer m.closeBoard() // here, as reconnect says hello with it
+	defer m.closeBoard() // here, because reconnect uses it in its hello
 	for {
 		err := m.hear(c)
 		c.Close()
@@ -98,7 +98,7 @@ func (m *Member) run(c *wire.Conn) {
 	}
 }
 
-// reconnect finds the keeper again and gives it everything that this member has.
+// reconnect connects to the keeper again and gives it all sockets and sessions of this member.
 func (m *Member) reconnect() *wire.Conn {
 	for pause := retryFirst; ; pause = min(2*pause, retryLast) {
 		select {
@@ -116,10 +116,10 @@ func (m *Member) reconnect() *wire.Conn {
 			return nil
 		}
 		m.mu.Lock()
-		clear(m.loads) // this keeper tells them anew
+		clear(m.loads) // the new keeper sends them
 		proves, ready := m.proving != nil, m.ready && !m.over
 		m.mu.Unlock()
-		if !proves { // else they are the newer process's: see alone
+		if !proves { // else the newer process has them: see alone
 			m.keepSockets()
 		}
 		for _, s := range m.Sessions() {
@@ -137,7 +137,7 @@ func (m *Member) reconnect() *wire.Conn {
 	}
 }
 
-// hear takes what the keeper says, until it goes.
+// hear handles messages from the keeper until the connection ends.
 func (m *Member) hear(c *wire.Conn) error {
 	for {
 		msg, fds, err := c.Receive()
@@ -168,7 +168,7 @@ func (m *Member) hear(c *wire.Conn) error {
 	}
 }
 
-// answered gives an answer to whom it is for.
+// answered delivers an answer to its caller.
 func (m *Member) answered(msg *wire.Message, fds []int) bool {
 	if msg.Seq == 0 {
 		return false
@@ -178,11 +178,11 @@ func (m *Member) answered(msg *wire.Message, fds []int) bool {
 	delete(m.calls, msg.Seq)
 	m.mu.Unlock()
 	if call == nil {
-		wire.CloseAll(fds) // nobody waits any more
+		wire.CloseAll(fds) // the caller gave up
 		return true
 	}
 	if msg.Type == wire.OK && call.session != nil {
-		// Here, before the next message is heard: that may be the session, given back.
+		// Before the next message: that may give the session back.
 		call.session.moved()
 	}
 	r := reply{m: *msg, fds: fds, err: msg.Err()}
@@ -200,8 +200,8 @@ func (m *Member) failCalls(err error) {
 	}
 }
 
-// call asks the keeper and waits for the answer. A keeper that does not answer in
-// time counts as gone: then the error wraps ErrNoKeeper.
+// call sends a request and waits for the answer. A keeper without an answer in time counts as gone.
+// The error then wraps ErrNoKeeper.
 func (m *Member) call(msg *wire.Message, s *Session, fds ...int) (reply, error) {
 	c := m.conn.Load()
 	if c == nil {
@@ -228,16 +228,16 @@ func (m *Member) call(msg *wire.Message, s *Session, fds ...int) (reply, error) 
 	case r := <-waiting.answer:
 		return r, r.err
 	case <-limit.C:
-		c.Close() // the answers of two calls must not be mixed up: begin anew
+		c.Close() // a late answer must not reach another call: reconnect
 		r := <-waiting.answer
 		return r, r.err
 	}
 }
 
-// errNotAsked says that a request was not even sent.
+// errNotAsked reports a request that was not sent.
 var errNotAsked = fmt.Errorf("%w", ErrNoKeeper)
 
-// post sends what wants no answer.
+// post sends a message without an answer.
 func (m *Member) post(msg *wire.Message, fds ...int) error {
 	c := m.conn.Load()
 	if c == nil {
@@ -246,19 +246,19 @@ func (m *Member) post(msg *wire.Message, fds ...int) error {
 	return m.sendOn(c, msg, fds...)
 }
 
-// sendOn sends on a connection, and gives it up if the keeper does not read.
+// sendOn sends on a connection and closes it if the keeper does not read.
 func (m *Member) sendOn(c *wire.Conn, msg *wire.Message, fds ...int) error {
 	err := c.SendWithin(patience, msg, fds...)
 	if err == nil {
 		return nil
 	}
 	if !errors.Is(err, wire.ErrMalformed) {
-		c.Close() // its reader connects again
+		c.Close() // its reader reconnects
 	}
 	return fmt.Errorf("%w: %w", ErrNoKeeper, err)
 }
 
-// onError hears of what went wrong without having been asked.
+// onError handles an error not caused by a request.
 func (m *Member) onError(msg *wire.Message) {
 	err := msg.Err()
 	m.o.Log.Warn("the keeper refuses", "session", msg.Session, "err", err)
@@ -269,7 +269,7 @@ func (m *Member) onError(msg *wire.Message) {
 		return
 	}
 	if errors.Is(err, wire.ErrOwned) {
-		s.moved() // while the keeper was away, and another was quicker to say so
+		s.moved() // another member claimed it first after the keeper was away
 		return
 	}
 	s.notKept()

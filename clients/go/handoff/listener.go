@@ -20,31 +20,31 @@ import (
 	"github.com/weir-project/weir/internal/accept"
 )
 
-// Listener accepts sessions: connections of its socket, and sessions that other
-// members have transferred or left. As a net.Listener it accepts plain connections: see Accept.
+// Listener accepts sessions: connections of its socket, and sessions transferred or left by other
+// members. As a net.Listener it accepts plain connections: see Accept.
 type Listener struct {
 	m     *Member
 	label string
 	id    uint64
 	tcp   *net.TCPListener
-	own   bool        // its Close ends the member, too
+	own   bool        // Close also closes the member
 	plain atomic.Bool // Accept was called
 
 	conns   chan *Session
 	stopped chan struct{}
-	running sync.WaitGroup // those that accept; once stopped there are no more of them
+	running sync.WaitGroup // accept loops; none starts after stop
 
 	mu       sync.Mutex
 	received []*Session
 	notify   chan struct{}
-	err      error // why it has stopped
+	err      error // why it stopped
 	sockets  []*net.TCPListener
-	resumed  chan struct{} // closed as it goes on; nil: it is not paused
+	resumed  chan struct{} // closed on resume; nil: not paused
 }
 
-// Listen joins a service, listens, and is ready for sessions: Join, Member.Listen and
-// Member.Ready in one. Closing the listener leaves the service. If the keeper has the
-// socket of the member before, with connections queued on it, that is gone on with.
+// Listen joins a service, listens and gets ready for sessions: Join, Member.Listen and Member.Ready
+// in one. Closing the listener leaves the service. If the keeper has the socket of the predecessor,
+// Listen continues with it and its queued connections.
 func Listen(ctx context.Context, network, address string, o Options) (*Listener, error) {
 	m, err := Join(ctx, o)
 	if err != nil {
@@ -62,8 +62,8 @@ func Listen(ctx context.Context, network, address string, o Options) (*Listener,
 	return l, nil
 }
 
-// Listen listens at a TCP address, or goes on with the socket of the member of this
-// name before, which is known by the same network and address.
+// Listen listens at a TCP address. If the predecessor of this name had a socket of the same network
+// and address, Listen continues with it.
 func (m *Member) Listen(ctx context.Context, network, address string) (*Listener, error) {
 	if !strings.HasPrefix(network, "tcp") {
 		return nil, fmt.Errorf("listen %s: a listener is of tcp, tcp4 or tcp6; for udp see ListenPacket", network)
@@ -76,8 +76,9 @@ func (m *Member) Listen(ctx context.Context, network, address string) (*Listener
 	return l, err
 }
 
-// label names a socket that is being opened, as the keeper knows it. A process that listens at an address more than once, at
-// port 0 say, has a socket for each: the second one of its replacement goes on with the second one.
+// label returns the keeper's name for a socket about to be opened. A process may listen at an
+// address more than once, at port 0 for example. Each socket then has a number, and the
+// replacement's second socket continues with the second one.
 func (m *Member) label(network, address string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -89,7 +90,7 @@ func (m *Member) label(network, address string) string {
 	return label
 }
 
-// unlabel makes a label free: its socket is closed for good.
+// unlabel frees the label of a closed socket.
 func (m *Member) unlabel(label string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -138,7 +139,8 @@ func (m *Member) listen(ctx context.Context, network, address, label string) (*L
 	return l, nil
 }
 
-// find asks the keeper for a socket that a member of this name has had: nil if it has none.
+// find asks the keeper for a socket of an earlier member of this name. It returns nil if there is
+// none.
 func (m *Member) find(k wire.Kind, label string) (*os.File, error) {
 	r, err := m.call(&wire.Message{Type: wire.Find, Number: uint32(k), Text: label}, nil)
 	if errors.Is(err, wire.ErrNotFound) {
@@ -160,7 +162,7 @@ func (m *Member) find(k wire.Kind, label string) (*os.File, error) {
 	return os.NewFile(uintptr(r.fds[0]), label), nil
 }
 
-// socketCookie is the kernel's name of a socket.
+// socketCookie returns the kernel's identifier of a socket.
 func socketCookie(c interface {
 	SyscallConn() (rawConn, error)
 }) (uint64, error) {
@@ -175,7 +177,8 @@ func socketCookie(c interface {
 	return id, err
 }
 
-// inline makes urgent bytes of a listener's connections part of their streams, before any is accepted, and returns its cookie.
+// inline makes urgent bytes part of the stream, for all connections of a listener before they are
+// accepted. It returns the listener's cookie.
 func inline(t *net.TCPListener) (uint64, error) {
 	raw, err := t.SyscallConn()
 	if err != nil {
@@ -206,7 +209,7 @@ func (l *Listener) keep() error {
 	return l.m.keepSocket(wire.Listener, l.id, l.label, raw)
 }
 
-// accepts has connections of a socket come here, unless it has stopped.
+// accepts starts an accept loop for a socket, unless the listener is stopped.
 func (l *Listener) accepts(t *net.TCPListener) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -221,7 +224,7 @@ func (l *Listener) accepts(t *net.TCPListener) bool {
 	return true
 }
 
-// pause stops accepting, or goes on. The socket stays open.
+// pause stops or resumes accepting. The socket stays open.
 func (l *Listener) pause(yes bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -240,7 +243,7 @@ func (l *Listener) pause(yes bool) {
 	}
 }
 
-// waitResumed waits until a paused listener goes on or stops.
+// waitResumed waits until a paused listener resumes or stops.
 func (l *Listener) waitResumed() {
 	l.mu.Lock()
 	resumed := l.resumed
@@ -254,7 +257,7 @@ func (l *Listener) waitResumed() {
 	}
 }
 
-// run accepts, one ahead of the application.
+// run accepts connections, one ahead of the application.
 func (l *Listener) run(t *net.TCPListener) {
 	wait := accept.Backoff{Name: t.Addr().String(), Log: l.m.o.Log}
 	for {
@@ -279,13 +282,13 @@ func (l *Listener) run(t *net.TCPListener) {
 	}
 }
 
-// temporary errors are of one connection, or pass by: all but those of a socket that
-// listens no more.
+// temporary reports whether an accept error concerns one connection or passes. Only errors of a
+// closed or stopped socket are permanent.
 func temporary(err error) bool {
 	return !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EBADF) && !errors.Is(err, unix.ENOTSOCK)
 }
 
-// addSession makes a session of a new connection.
+// addSession creates a session of a new connection.
 func (l *Listener) addSession(c *net.TCPConn) {
 	s, err := l.m.newSession(c, l.label)
 	if err != nil {
@@ -301,12 +304,13 @@ func (l *Listener) addSession(c *net.TCPConn) {
 	select {
 	case l.conns <- s:
 	case <-l.stopped:
-		// Accepted and not asked for any more: whoever comes next has it.
+		// Accepted, but the application no longer asks. The next caller or the next process gets
+		// it.
 		l.deliver(s)
 	}
 }
 
-// deliver has Accept return a session.
+// deliver queues a session for Accept.
 func (l *Listener) deliver(s *Session) {
 	l.mu.Lock()
 	l.received = append(l.received, s)
@@ -317,7 +321,7 @@ func (l *Listener) deliver(s *Session) {
 	}
 }
 
-// next is a received session that is still ours.
+// next returns a received session still owned by this process.
 func (l *Listener) next() *Session {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -331,9 +335,9 @@ func (l *Listener) next() *Session {
 	return nil
 }
 
-// AcceptSession waits for a session: a new connection, or one that another member has
-// had. The error is ErrReplaced when a newer process has proved itself and has all
-// sessions that did not end here; net.ErrClosed after Close.
+// AcceptSession waits for a session: a new connection, or one of another member. It returns
+// ErrReplaced when a newer process has proved itself and has all sessions not ended here. It
+// returns net.ErrClosed after Close.
 func (l *Listener) AcceptSession() (*Session, error) {
 	for {
 		if s := l.next(); s != nil {
@@ -358,18 +362,18 @@ func (l *Listener) AcceptSession() (*Session, error) {
 	}
 }
 
-// Addr is the address that it listens at.
+// Addr returns the local address.
 func (l *Listener) Addr() net.Addr { return l.tcp.Addr() }
 
-// Member is this process in the service.
+// Member returns this process as a member of the service.
 func (l *Listener) Member() *Member { return l.m }
 
-// Transfer is Member.Transfer.
+// Transfer calls Member.Transfer.
 func (l *Listener) Transfer(s *Session, to string, state []byte) error {
 	return l.m.Transfer(s, to, state)
 }
 
-// Replaced is Member.Replaced.
+// Replaced calls Member.Replaced.
 func (l *Listener) Replaced() <-chan struct{} { return l.m.Replaced() }
 
 func (l *Listener) isStopped() bool {
@@ -381,7 +385,7 @@ func (l *Listener) isStopped() bool {
 	}
 }
 
-// stop stops accepting. The socket stays with the keeper.
+// stop stops accepting. The keeper still has the socket.
 func (l *Listener) stop(err error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -394,10 +398,10 @@ func (l *Listener) stop(err error) bool {
 	return true
 }
 
-// Close stops listening for good: connections that wait are refused. A listener of the
-// function Listen leaves the service as well, see Member.Close: then the socket and
-// the sessions stay at the keeper for the next process, and connections to the address
-// hang until that comes, or for the keeper's time of holding. Without a next process: Forget.
+// Close stops listening for good: waiting connections are refused. A listener of the function
+// Listen also leaves the service, see Member.Close. Then socket and sessions stay with the keeper
+// for the next process. Connections to the address hang until it starts, or until the keeper's hold
+// time ends. Without a next process, call Forget.
 func (l *Listener) Close() error {
 	if l.own { // see Forget
 		l.stop(net.ErrClosed)
@@ -414,7 +418,7 @@ func (l *Listener) Close() error {
 		}
 	}
 	l.m.mu.Unlock()
-	defer l.m.unlabel(l.label) // when the keeper has let go
+	defer l.m.unlabel(l.label) // after the keeper has released it
 	return l.m.post(&wire.Message{Type: wire.Drop, Session: l.id})
 }
 
@@ -424,8 +428,8 @@ func (l *Listener) Forget() error {
 	return l.m.Forget()
 }
 
-// listenerFor is whose Accept returns a session of a label: the listener of the same,
-// else the first that accepts.
+// listenerFor returns the listener for a session of a label: the one with this label, else the
+// first accepting one.
 func (m *Member) listenerFor(label string) *Listener {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -444,7 +448,7 @@ func (m *Member) listenerFor(label string) *Listener {
 	return first
 }
 
-// has says whether a socket that is given is here already.
+// has reports whether a socket offered by the keeper is already here.
 func (m *Member) has(msg *wire.Message) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -461,8 +465,8 @@ func (m *Member) has(msg *wire.Message) bool {
 	return false
 }
 
-// adoptListener goes on with a dead member's listener: its connections come out of the
-// first one of ours.
+// adoptListener continues with a dead member's listener. Our first listener then also returns its
+// connections.
 func (m *Member) adoptListener(msg *wire.Message, fd int) error {
 	if m.has(msg) {
 		return nil

@@ -16,31 +16,32 @@ import (
 	"github.com/weir-project/weir/internal/ratelog"
 )
 
-// Options say who this process is.
+// Options describe this process.
 type Options struct {
-	Service string // as weir.yaml, or weir handoff keep --allow, names it
-	Name    string // of this member: a slot's number, say. The next process of this name is its replacement
+	Service string // as named by weir.yaml, or by weir handoff keep --allow
+	Name    string // of this member, such as a slot number; the next process of this name replaces it
 	Keeper  string // the keeper's socket; "": $WEIR_HANDOFF_SOCKET, else DefaultSocket
 
-	// Orphans has this member take sessions of dead members of other names, too, when
-	// no replacement came for them in time.
+	// Orphans makes this member also accept sessions of dead members of other names, if no
+	// replacement started in time.
 	Orphans bool
-	// Stay keeps sessions here when a newer process of the same name is ready, in place
-	// of handing them over at once: see Member.Replaced. New connections are its either way.
+	// Stay keeps sessions here when a newer process of the same name is ready. By default they move
+	// at once: see Member.Replaced. The newer process gets new connections in both cases.
 	Stay bool
-	// Proof is how long a newer process of the same name has to live before this one ends; default 1 s. Replaced and Accept tell
-	// of it only then, and only when all sessions are handed over or have ended. If it dies or hangs before, this process goes on.
+	// Proof is how long a newer process of the same name must live before this one ends; default 1
+	// s. Only then do Replaced and Accept report it, and only when all sessions have moved or
+	// ended. If it dies or hangs earlier, this process continues.
 	Proof time.Duration
-	// Balances has this member hear what waits for the others: see Balancer.
+	// Balances subscribes to the loads of the other members: see Balancer.
 	Balances bool
-	// Window is how many bytes may be read without a Commit; default 128 KiB. It must be
-	// larger than the largest message of which a part may be left unparsed.
+	// Window is the number of bytes readable without a Commit; default 128 KiB. It must exceed the
+	// largest message with possibly unparsed parts.
 	Window int
-	// Timeout is how long Transfer and the like wait for the keeper; default 5 s.
+	// Timeout is how long calls such as Transfer wait for the keeper; default 5 s.
 	Timeout time.Duration
-	// Listen makes sockets; plain TCP whatever it says of MPTCP.
+	// Listen creates sockets. MPTCP is always off.
 	Listen net.ListenConfig
-	Log    *slog.Logger // default: nothing is logged
+	Log    *slog.Logger // default: no log
 }
 
 // Member is this process as a member of a service. It is safe for concurrent use.
@@ -48,15 +49,15 @@ type Member struct {
 	o        Options
 	conn     atomic.Pointer[wire.Conn] // nil: no keeper
 	maxState atomic.Uint64             // bytes
-	board    *wire.Board               // nil: there is none
-	boards   atomic.Bool               // this keeper reads it
-	standby  atomic.Bool               // this keeper knows members that stand by
+	board    *wire.Board               // nil: no board
+	boards   atomic.Bool               // this keeper reads the board
+	standby  atomic.Bool               // this keeper supports members on standby
 	replaced chan struct{}
 	done     chan struct{}
 
-	// Lock order: handing, mu, Listener.mu or PacketConn.mu, Session.writing, Session.mu; then the locks of package wire. Session.mu
-	// is let go before mu is taken: see Session.forget.
-	handing sync.RWMutex // held for reading while sessions are handed over
+	// Lock order: handing, mu, Listener.mu or PacketConn.mu, Session.writing, Session.mu, then the
+	// locks of package wire. Session.mu is released before mu is taken: see Session.forget.
+	handing sync.RWMutex // read-locked during a handover
 
 	mu        sync.Mutex
 	seq       uint32
@@ -64,16 +65,16 @@ type Member struct {
 	sessions  map[uint64]*Session
 	listeners []*Listener
 	packets   []*PacketConn
-	labels    map[string]bool // of listeners and packet sockets that are open
+	labels    map[string]bool // of open listeners and packet sockets
 	load      ownLoad
-	loads     map[string]uint32 // of other members, as they say
+	loads     map[string]uint32 // as reported by other members
 	ready     bool
 	over      bool   // replaced or closed
-	proving   *proof // of a successor; nil: there is none
+	proving   *proof // of a successor; nil: no successor
 	closing   sync.Once
 }
 
-// Join connects to the keeper. The member gets sessions after Ready.
+// Join connects to the keeper. The member receives sessions after Ready.
 func Join(ctx context.Context, o Options) (*Member, error) {
 	if !wire.ValidName(o.Service) || !wire.ValidName(o.Name) {
 		return nil, fmt.Errorf("service %q, member %q: Options want a name for both, of 1 to %d printable characters without spaces", o.Service, o.Name, wire.MaxName)
@@ -105,22 +106,23 @@ func Join(ctx context.Context, o Options) (*Member, error) {
 	return m, nil
 }
 
-// Replaced is closed when a newer process of this name has proved itself (Options.Proof) and, unless
-// Options.Stay is set, has all sessions that did not end here.
+// Replaced returns a channel closed when a newer process of this name has proved itself
+// (Options.Proof). Unless Options.Stay is set, that process then also has all sessions not ended
+// here.
 func (m *Member) Replaced() <-chan struct{} { return m.replaced }
 
-// Ready has the keeper give sessions to this member, and tell an older one of its
-// name that it is replaced. Call it when all listeners are there.
+// Ready makes the keeper give sessions to this member, and tells an older member of its name that
+// it is replaced. Call it after all listeners are open.
 func (m *Member) Ready() error {
 	m.mu.Lock()
 	m.ready = true
 	m.mu.Unlock()
-	// Answered: when this returns, others may transfer sessions here.
+	// Wait for the answer: on return others may transfer sessions here.
 	_, err := m.call(&wire.Message{Type: wire.Ready, Number: 1}, nil)
 	return err
 }
 
-// Sessions are those that this member has.
+// Sessions returns the sessions of this member.
 func (m *Member) Sessions() []*Session {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -131,30 +133,29 @@ func (m *Member) Sessions() []*Session {
 	return out
 }
 
-// Transfer gives a session to another member: to is its name, "" whoever is ready and
-// has the fewest. Everything read must be accounted for by state; what was read and
-// not yet parsed belongs into it, or see TransferExcept. On success the session is
-// the other's: Read and Write of it return ErrMoved here. On an error it is still ours.
+// Transfer gives a session to another member. to is its name; "" means the ready member with the
+// fewest sessions. state must account for everything read: it includes bytes read but not parsed,
+// or see TransferExcept. On success the other member owns the session, and Read and Write return
+// ErrMoved here. On error it stays here.
 func (m *Member) Transfer(s *Session, to string, state []byte) error {
 	return m.transfer(s, to, 0, state, false)
 }
 
-// TransferExcept is Transfer for a state that does not account for the last unparsed
-// bytes that were read: the other will read them again.
+// TransferExcept is Transfer for a state without the last unparsed bytes read. The other member
+// reads them again.
 func (m *Member) TransferExcept(s *Session, to string, unparsed int, state []byte) error {
 	return m.transfer(s, to, unparsed, state, false)
 }
 
-// TransferCommitted moves a session at its last commit, whatever is being done with
-// it here: that is cut off, as by a crash, and done again by the other.
+// TransferCommitted moves a session as of its last commit. Work since then is cut off, as by a
+// crash, and the other member repeats it.
 func (m *Member) TransferCommitted(s *Session, to string) error {
 	return m.transfer(s, to, 0, nil, true)
 }
 
-// HandOver hands everything over to another member, at the last commits: sessions, and
-// to a newer process of the same name listeners with their queued connections and
-// packet sockets with their unread datagrams. Listeners stop here. The error tells of
-// sessions that stay.
+// HandOver gives everything to another member, as of the last commits. A newer process of the same
+// name also gets listeners with their queued connections, and packet sockets with their unread
+// datagrams. Listeners stop here. The error lists the sessions that stay.
 func (m *Member) HandOver(to string) error {
 	m.handing.RLock() // before Accept can end
 	defer m.handing.RUnlock()
@@ -162,8 +163,8 @@ func (m *Member) HandOver(to string) error {
 	return errors.Join(m.transferAll(to)...)
 }
 
-// Close leaves the service: sessions that are not closed are for other members, or
-// wait for one, as if this process had ended.
+// Close leaves the service. Open sessions go to other members or wait for one, as after the end of
+// this process.
 func (m *Member) Close() error {
 	err := net.ErrClosed
 	m.closing.Do(func() {
@@ -174,7 +175,7 @@ func (m *Member) Close() error {
 		}
 		err = m.post(&wire.Message{Type: wire.Leave})
 		for _, s := range left {
-			s.giveSlot() // not before: others would commit there
+			s.giveSlot() // not earlier: others would commit there
 		}
 		close(m.done)
 		if c := m.conn.Swap(nil); c != nil {
@@ -184,8 +185,8 @@ func (m *Member) Close() error {
 	return err
 }
 
-// Forget is Close of a service that ends for good: the keeper lets go of this member's sockets, too. Ports are free at once, and
-// sessions that are left end; hand them over first where another member is to have them.
+// Forget is Close for a service that ends for good: the keeper also releases this member's sockets.
+// Ports are free at once, and remaining sessions end. To keep them, hand them over first.
 func (m *Member) Forget() error {
 	m.mu.Lock()
 	listeners, packets := m.listeners, m.packets
@@ -212,8 +213,8 @@ func (m *Member) closeBoard() {
 	}
 }
 
-// handedOver waits until no hand-over is going on: a process that ends as soon as it
-// hears that it is replaced has then given away everything.
+// handedOver waits for handovers in progress. A process that ends as soon as it is replaced has
+// then given away everything.
 func (m *Member) handedOver() {
 	m.handing.Lock()
 	defer m.handing.Unlock()
@@ -228,14 +229,14 @@ func (m *Member) isDone() bool {
 	}
 }
 
-// stopListening lets go of the listeners and packet sockets, which the keeper and a
-// replacement still have, and waits until all is kept that was accepted.
+// stopListening closes the listeners and packet sockets. The keeper and a replacement still have
+// them. It waits until all accepted connections are kept.
 func (m *Member) stopListening() {
 	m.mu.Lock()
 	m.over = true
 	listeners, packets := m.listeners, m.packets
 	m.mu.Unlock()
-	m.post(&wire.Message{Type: wire.Ready}) // gets no more
+	m.post(&wire.Message{Type: wire.Ready}) // receive no more
 	for _, l := range listeners {
 		l.stop(ErrReplaced)
 	}
@@ -243,11 +244,11 @@ func (m *Member) stopListening() {
 		p.stop()
 	}
 	for _, l := range listeners {
-		l.running.Wait() // a connection that it has just accepted is one of the sessions
+		l.running.Wait() // a connection just accepted is now one of the sessions
 	}
 }
 
-// moveOnRequest does what weir handoff send asks for.
+// moveOnRequest carries out weir handoff send.
 func (m *Member) moveOnRequest(id uint64, to string) {
 	for _, s := range m.Sessions() {
 		if id != 0 && s.id != id {

@@ -19,8 +19,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// Orderly moves between two running members, under a stream, with states that fit a
-// message and states that do not.
+// TestMoves moves a session between two running members under traffic, with states in a message and
+// in a memfd.
 func TestMoves(t *testing.T) {
 	moves := 250
 	if testing.Short() {
@@ -28,7 +28,7 @@ func TestMoves(t *testing.T) {
 	}
 	w := newWorld(t, keeper.Options{})
 	for i, padding := range []int{0, 100_000} {
-		w.address = freeAddress(t) // the listeners stay with the keeper for a while
+		w.address = freeAddress(t) // the keeper keeps the listeners for a while
 		a := w.memberAt(w.address, fmt.Sprint("a", i), padding)
 		b := w.memberAt(freeAddress(t), fmt.Sprint("b", i), padding)
 		c := w.client()
@@ -39,7 +39,8 @@ func TestMoves(t *testing.T) {
 			if j%2 == 1 {
 				from, to = b, fmt.Sprint("a", i)
 			}
-			// Who has not accepted it yet, or not taken what the other gave, has nothing to move: it is told again.
+			// The member may not have accepted it yet, or the receiver not taken it: repeat the
+			// order.
 			before := w.counts()
 			nstest.Until(t, "the session moves to "+to, func() bool {
 				from.Tell("move " + to)
@@ -58,8 +59,8 @@ func TestMoves(t *testing.T) {
 	}
 }
 
-// Hot restart: each new process of a name has everything of the one before, which
-// ends by itself; no connection fails meanwhile.
+// TestHotRestart starts new processes of a name. Each gets everything of its predecessor, which
+// ends by itself. No connection fails meanwhile.
 func TestHotRestart(t *testing.T) {
 	restarts := 20
 	if testing.Short() {
@@ -72,7 +73,7 @@ func TestHotRestart(t *testing.T) {
 		c.run()
 	}
 	nstest.Until(t, "all are kept", func() bool { return len(w.sessions("session")) == len(streams) })
-	// Beside them connections that come and go all the time.
+	// In parallel, short connections.
 	stop := make(chan struct{})
 	var short sync.WaitGroup
 	count := 0
@@ -106,14 +107,14 @@ func TestHotRestart(t *testing.T) {
 	}
 	n := w.counts()
 	t.Logf("%d short connections, %+v", count, n)
-	// What comes to a process that is replaced before it has taken it goes on to the next one by inheritance.
+	// Sessions reaching a replaced process too late go to the next one by inheritance.
 	if n.Transfers+n.Inherited < uint64(restarts)*3 || n.Gaps+n.Closed+n.Expired > 0 {
 		t.Errorf("%+v", n)
 	}
 }
 
-// Transfer from the application's own code, with a part of a message, a state, and
-// bytes in the queue; then back.
+// TestTransfer transfers from the application's own code, with a partial message, a state, and
+// queued bytes, and back.
 func TestTransfer(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	listen := func(name string) *handoff.Listener {
@@ -196,13 +197,13 @@ func TestTransfer(t *testing.T) {
 	if !s.Received() || s.Crashed() || string(s.State()) != "after two" || !s.Kept() {
 		t.Errorf("received %v, crashed %v, state %q, kept %v", s.Received(), s.Crashed(), s.State(), s.Kept())
 	}
-	read(s, "thr") // what was read by the other, first
+	read(s, "thr") // first the bytes already read by the other
 	read(s, "ee four")
 	if r, wr := s.Positions(); r != 18 || wr != 4 {
 		t.Errorf("positions %d, %d; want 18, 4", r, wr)
 	}
-	// Part of what was read is committed, and moved as committed: the rest is read again,
-	// and what is written again is not sent twice.
+	// Part of the read bytes is committed and moved as committed. The rest is read again, and
+	// repeated writes are not sent twice.
 	if err := s.CommitExcept(len("four"), []byte("after three")); err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +228,7 @@ func TestTransfer(t *testing.T) {
 	if err := s.CommitExcept(1, nil); err == nil {
 		t.Error("more was unparsed than read")
 	}
-	// Errors leave the session where it is.
+	// Errors leave the session with its owner.
 	if err := a.Transfer(s, "c", nil); !errors.Is(err, handoff.ErrNoPeer) {
 		t.Errorf("to nobody: %v", err)
 	}
@@ -245,7 +246,7 @@ func TestTransfer(t *testing.T) {
 	nstest.Until(t, "the keeper has let go", func() bool { return len(w.sessions("session")) == 0 })
 }
 
-// The options that net.FileConn would set.
+// The options changed by net.FileConn.
 var shared = [3][2]int{{unix.IPPROTO_TCP, unix.TCP_NODELAY}, {unix.SOL_SOCKET, unix.SO_KEEPALIVE}, {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE}}
 
 func control(t testing.TB, s *handoff.Session, f func(fd, i int) error) {
@@ -278,8 +279,8 @@ func set(t testing.TB, s *handoff.Session, to [3]int) {
 	control(t, s, func(fd, i int) error { return unix.SetsockoptInt(fd, shared[i][0], shared[i][1], to[i]) })
 }
 
-// A reader and a writer who wait are cut off by a move, deadlines count on after one
-// that could not be.
+// TestTransferWhileWaiting checks that a move interrupts a waiting reader and writer. After a
+// failed move their deadlines still apply.
 func TestTransferWhileWaiting(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	l, err := handoff.Listen(t.Context(), "tcp", "127.0.0.1:0", handoff.Options{Service: "talk", Name: "a", Keeper: w.socket, Timeout: patience})
@@ -302,7 +303,7 @@ func TestTransferWhileWaiting(t *testing.T) {
 		ended <- err
 	}()
 	go func() {
-		_, err := s.Write(make([]byte, 64<<20)) // which the peer does not read
+		_, err := s.Write(make([]byte, 64<<20)) // the peer does not read them
 		ended <- err
 	}()
 	time.Sleep(50 * time.Millisecond)

@@ -19,9 +19,9 @@ import (
 
 type rawConn = syscall.RawConn
 
-// PacketConn is a UDP socket that outlives this process, with the datagrams queued on
-// it. What was read from it is not in it any more: a crash loses the datagram that was
-// being worked on, as a crash of any UDP server does.
+// PacketConn is a UDP socket that outlives this process, with its queued datagrams. A datagram
+// already read is not in the socket. As with any UDP server, a crash loses the datagram being
+// processed.
 type PacketConn struct {
 	*net.UDPConn
 	m     *Member
@@ -33,12 +33,12 @@ type PacketConn struct {
 
 	mu     sync.Mutex
 	paused bool
-	readBy time.Time     // as the application set it
+	readBy time.Time     // as set by the application
 	wake   chan struct{} // closed when paused or readBy changes
 }
 
-// ListenPacket binds a UDP address, or goes on with the socket of the member of this
-// name before, which is known by the same network and address.
+// ListenPacket binds a UDP address. If the predecessor of this name had a socket of the same
+// network and address, ListenPacket continues with it.
 func (m *Member) ListenPacket(ctx context.Context, network, address string) (*PacketConn, error) {
 	if !strings.HasPrefix(network, "udp") {
 		return nil, fmt.Errorf("listen %s: a packet socket is of udp, udp4 or udp6", network)
@@ -96,12 +96,12 @@ func (p *PacketConn) keep() error {
 	return p.m.keepSocket(wire.Packet, p.id, p.label, raw)
 }
 
-// stop lets go of the socket, which the keeper and a replacement still have.
+// stop closes the socket. The keeper and a replacement still have it.
 func (p *PacketConn) stop() {
 	p.once.Do(func() { close(p.stopped); p.UDPConn.Close() })
 }
 
-// pause has readers wait, or go on: a newer process reads from the socket.
+// pause suspends or resumes readers while a newer process reads from the socket.
 func (p *PacketConn) pause(yes bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,7 +114,7 @@ func (p *PacketConn) pause(yes bool) {
 	p.changed()
 }
 
-// changed wakes readers that wait. p.mu is held.
+// changed wakes waiting readers. p.mu is held.
 func (p *PacketConn) changed() {
 	close(p.wake)
 	p.wake = make(chan struct{})
@@ -127,7 +127,7 @@ func (p *PacketConn) SetReadDeadline(t time.Time) error {
 	p.readBy = t
 	p.changed()
 	if p.paused {
-		return nil // set when it goes on
+		return nil // set on resume
 	}
 	return p.UDPConn.SetReadDeadline(t)
 }
@@ -137,7 +137,7 @@ func (p *PacketConn) SetDeadline(t time.Time) error {
 	return errors.Join(p.SetReadDeadline(t), p.SetWriteDeadline(t))
 }
 
-// again waits while the socket is paused, after a read's error, and says whether to read again.
+// again waits while the socket is paused, after a failed read. It reports whether to read again.
 func (p *PacketConn) again(err error) bool {
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		return false
@@ -158,13 +158,13 @@ func (p *PacketConn) again(err error) bool {
 		select {
 		case <-wake:
 		case <-p.stopped:
-			return true // and hear why
+			return true // the next read returns the reason
 		case <-time.After(left):
 		}
 	}
 }
 
-// SyscallConn gives the socket itself. Its Read waits as all reads do.
+// SyscallConn returns the socket itself. Its Read also waits during a pause.
 func (p *PacketConn) SyscallConn() (syscall.RawConn, error) {
 	raw, err := p.UDPConn.SyscallConn()
 	return packetRaw{raw, p}, err
@@ -184,7 +184,7 @@ func (r packetRaw) Read(f func(fd uintptr) bool) error {
 	}
 }
 
-// replaced is what a read's error means: ErrReplaced when a newer process has taken over.
+// replaced translates a read error: ErrReplaced after a newer process has taken over.
 func (p *PacketConn) replaced(err error) error {
 	if errors.Is(err, net.ErrClosed) {
 		select {
@@ -197,8 +197,7 @@ func (p *PacketConn) replaced(err error) error {
 	return err
 }
 
-// Read implements net.Conn. The error of this and of all other reads is ErrReplaced when a newer process has
-// taken over.
+// Read implements net.Conn. All reads return ErrReplaced after a newer process has taken over.
 func (p *PacketConn) Read(b []byte) (int, error) {
 	for {
 		n, err := p.UDPConn.Read(b)
@@ -218,7 +217,7 @@ func (p *PacketConn) ReadFrom(b []byte) (int, net.Addr, error) {
 	}
 }
 
-// ReadFromUDP is that of net.UDPConn.
+// ReadFromUDP is like the method of net.UDPConn.
 func (p *PacketConn) ReadFromUDP(b []byte) (int, *net.UDPAddr, error) {
 	for {
 		n, a, err := p.UDPConn.ReadFromUDP(b)
@@ -228,7 +227,7 @@ func (p *PacketConn) ReadFromUDP(b []byte) (int, *net.UDPAddr, error) {
 	}
 }
 
-// ReadFromUDPAddrPort is that of net.UDPConn.
+// ReadFromUDPAddrPort is like the method of net.UDPConn.
 func (p *PacketConn) ReadFromUDPAddrPort(b []byte) (int, netip.AddrPort, error) {
 	for {
 		n, a, err := p.UDPConn.ReadFromUDPAddrPort(b)
@@ -238,7 +237,7 @@ func (p *PacketConn) ReadFromUDPAddrPort(b []byte) (int, netip.AddrPort, error) 
 	}
 }
 
-// ReadMsgUDP is that of net.UDPConn.
+// ReadMsgUDP is like the method of net.UDPConn.
 func (p *PacketConn) ReadMsgUDP(b, oob []byte) (n, oobn, flags int, a *net.UDPAddr, err error) {
 	for {
 		n, oobn, flags, a, err = p.UDPConn.ReadMsgUDP(b, oob)
@@ -248,7 +247,7 @@ func (p *PacketConn) ReadMsgUDP(b, oob []byte) (n, oobn, flags int, a *net.UDPAd
 	}
 }
 
-// ReadMsgUDPAddrPort is that of net.UDPConn.
+// ReadMsgUDPAddrPort is like the method of net.UDPConn.
 func (p *PacketConn) ReadMsgUDPAddrPort(b, oob []byte) (n, oobn, flags int, a netip.AddrPort, err error) {
 	for {
 		n, oobn, flags, a, err = p.UDPConn.ReadMsgUDPAddrPort(b, oob)
@@ -265,7 +264,7 @@ func (p *PacketConn) Close() error {
 	for i, o := range p.m.packets {
 		if o == p {
 			p.m.packets = append(p.m.packets[:i:i], p.m.packets[i+1:]...)
-			defer p.m.unlabel(p.label) // when the keeper has let go
+			defer p.m.unlabel(p.label) // after the keeper has released it
 			break
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/keeper"
 )
 
-// All ways to read from a packet socket say that the process is replaced.
+// TestReplacedPacketConn checks that all read methods of a packet socket return ErrReplaced.
 func TestReplacedPacketConn(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	l := w.join("0")

@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// number is that of the only session.
+// number returns the number of the only session.
 func (w *world) number() uint64 {
 	w.t.Helper()
 	s := w.sessions("session")
@@ -30,7 +30,7 @@ func (w *world) number() uint64 {
 	return id
 }
 
-// at waits until the only session is with a member.
+// at waits until a member has the only session.
 func (w *world) at(name string) {
 	w.t.Helper()
 	nstest.Until(w.t, "the session is with member "+name, func() bool {
@@ -49,9 +49,9 @@ func (w *world) direct() *handoff.Director {
 	return d
 }
 
-// A session waits between two members while its stream goes on, and then is the
-// other's, or back with the first: as who directs says, when that has gone, and when it
-// does not say anything.
+// TestPark suspends a session between two members while its stream continues. Then it is with the
+// other, or back with the first: by the director's order, after the director's exit, and after a
+// timeout.
 func TestPark(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	a := w.member("a", 0)
@@ -66,7 +66,7 @@ func TestPark(t *testing.T) {
 		if err != nil || len(parked) != 1 || parked[0] != id || !errors.Is(stay[4711], wire.ErrNoSession) {
 			t.Fatalf("parked %v, stay %v, %v", parked, stay, err)
 		}
-		// Nobody has it, and it has waited for long enough to be missed.
+		// Nobody has it for long enough to notice.
 		nstest.Steadily(t, 20*time.Millisecond, func() error {
 			if s := w.sessions("session"); len(s) != 1 || s[0].PID != 0 {
 				return fmt.Errorf("%+v", s)
@@ -91,7 +91,7 @@ func TestPark(t *testing.T) {
 	}
 	release(d, "nobody", wire.ErrNoPeer)
 	w.at("b")
-	release(d, "a", wire.ErrNoSession) // it does not wait any more
+	release(d, "a", wire.ErrNoSession) // it no longer waits
 	park(d)
 	release(d, "", nil)
 	w.at("b")
@@ -100,17 +100,17 @@ func TestPark(t *testing.T) {
 	w.at("b")
 	d = w.direct()
 	park(d)
-	w.at("b") // by itself, after 3 s
+	w.at("b") // after 3 s without an order
 	moves := w.sessions("session")[0].Moves
 	if moves != 1 {
 		t.Errorf("%d moves, want the one", moves)
 	}
-	// Its member dies while it waits, and is not missed.
+	// Its member dies meanwhile and is not needed.
 	park(d)
 	b.Kill()
 	release(d, "a", nil)
 	w.at("a")
-	// A session that waits for a member may be given to another one.
+	// A session waiting for a member may go to another one.
 	w.memberAt(freeAddress(t), "b", 0)
 	a.Kill()
 	nstest.Until(t, "the session waits", func() bool { s := w.sessions("session"); return len(s) == 1 && s[0].PID == 0 })
@@ -123,7 +123,8 @@ func TestPark(t *testing.T) {
 	}
 }
 
-// Who hangs keeps its sessions; who does not move them on request does, too.
+// TestParkStays checks that a hanging member keeps its sessions, and so does a member without moves
+// on request.
 func TestParkStays(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	m := w.member("a", 0)
@@ -137,7 +138,7 @@ func TestParkStays(t *testing.T) {
 		t.Errorf("of a member that is stopped: %v, %v, %v", parked, stay, err)
 	}
 	m.Signal(syscall.SIGCONT)
-	w.at("a") // what it answers now is too late
+	w.at("a") // its answer is too late now
 	c.finish()
 	if n := w.counts(); n.Transfers != 0 {
 		t.Errorf("%+v", n)

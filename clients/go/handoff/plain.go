@@ -13,10 +13,11 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// Accept is for servers that know of no Commit: net/http, say. It returns a new connection as a *net.TCPConn, which ends with this
-// process: the keeper does not keep it, and no other process ever reads its bytes again. The listener, its queue, and
-// connections that nobody has read from yet still go to the next process. Sessions of other members, which come with a state or
-// in the middle of their stream, are for AcceptSession: after the first Accept they are refused.
+// Accept serves programs without Commit, net/http for example. It returns a new connection as a
+// *net.TCPConn that ends with this process. The keeper does not keep it, and no other process ever
+// reads its bytes. The listener, its queue and still unread connections move to the next process.
+// Sessions of other members have a state or began earlier, so they need AcceptSession. After the
+// first Accept they are rejected.
 func (l *Listener) Accept() (net.Conn, error) {
 	l.plain.Store(true)
 	for {
@@ -34,15 +35,16 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// errBegun says that a session cannot be a plain connection.
+// errBegun reports a session that cannot become a plain connection.
 var errBegun = errors.New("the session has begun in another process, and this one accepts plain connections (Accept): AcceptSession is for sessions")
 
-// begun says whether another process may have read from the session or written to it. s.mu is held.
+// begun reports whether another process may have read from the session or written to it. s.mu is
+// held.
 func (s *Session) begun() bool {
 	return s.received && (s.consumed != 0 || s.written != 0 || s.replay != 0 || len(s.unread)+len(s.committed.state) > 0)
 }
 
-// release makes a plain connection of a session: the member and the keeper forget it.
+// release turns a session into a plain connection. The member and the keeper forget it.
 func (s *Session) release() (net.Conn, error) {
 	s.mu.Lock()
 	if err := s.usable(); err != nil {
@@ -62,7 +64,7 @@ func (s *Session) release() (net.Conn, error) {
 	}
 	if c == nil || err != nil {
 		s.mu.Unlock()
-		s.Close() // which the peer sees: there is no other way to tell
+		s.Close() // the peer gets a FIN: there is no other way to tell it
 		return nil, errors.Join(err, net.ErrClosed)
 	}
 	s.forget()
@@ -72,7 +74,7 @@ func (s *Session) release() (net.Conn, error) {
 	return c, c.SetDeadline(time.Time{})
 }
 
-// forget ends a session without a word to its peer. s.mu is held, and is not on return.
+// forget ends a session without notice to its peer. It is called with s.mu held and releases it.
 func (s *Session) forget() {
 	s.phase = closed
 	s.unfenced.Broadcast()
@@ -82,11 +84,11 @@ func (s *Session) forget() {
 		delete(s.m.sessions, s.id)
 	}
 	s.m.mu.Unlock()
-	_ = s.m.post(&wire.Message{Type: wire.Drop, Session: s.id}) // a keeper that is not there has nothing to forget
+	_ = s.m.post(&wire.Message{Type: wire.Drop, Session: s.id}) // an absent keeper has nothing to forget
 	s.giveSlot()
 }
 
-// turnAway gives a session that cannot go on here to another member, or resets it.
+// turnAway gives a session that cannot continue here to another member, or resets it.
 func (m *Member) turnAway(s *Session) {
 	err := m.TransferCommitted(s, "")
 	if err == nil || errors.Is(err, ErrMoved) || errors.Is(err, ErrUncertain) {

@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// serveHTTP answers requests with a release's name and how many it has served.
+// serveHTTP answers requests with a release's name and its number of requests served.
 func serveHTTP(t *testing.T, l net.Listener, release string) (ended chan error) {
 	n := 0
 	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -31,7 +31,7 @@ func serveHTTP(t *testing.T, l net.Listener, release string) (ended chan error) 
 	return ended
 }
 
-// browser asks over one connection.
+// browser sends requests over one connection.
 type browser struct {
 	t *testing.T
 	c net.Conn
@@ -64,8 +64,8 @@ func (b *browser) want(text string) {
 	}
 }
 
-// net/http knows of no Commit: its connections are answered by the process that accepted them, for as long as they like, and
-// nobody reads their requests a second time.
+// TestHTTP checks net/http, which never commits. The accepting process answers its connections for
+// as long as they last, and no other process reads their requests.
 func TestHTTP(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	l := w.join("0")
@@ -90,7 +90,8 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// A connection that a process accepted and never served is served by the next one, as a plain one, too.
+// TestHTTPUnserved checks that the next process serves a connection accepted but never served, also
+// as a plain one.
 func TestHTTPUnserved(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	l := w.join("0")
@@ -105,7 +106,8 @@ func TestHTTPUnserved(t *testing.T) {
 	nstest.Until(t, "it is kept no more", func() bool { return len(w.sessions("session")) == 0 })
 }
 
-// A session with a state is not for a process that accepts plain connections: it stays, and its bytes are nobody else's.
+// TestHTTPAndSessions checks that a session with a state does not go to a process with plain
+// connections. It stays, and nobody else reads its bytes.
 func TestHTTPAndSessions(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	l := w.join("0")
@@ -113,7 +115,7 @@ func TestHTTPAndSessions(t *testing.T) {
 	serveHTTP(t, plain, "http")
 	b := browse(t, plain.Addr())
 	b.ask("/")
-	b.want("http 1 /") // it has called Accept
+	b.want("http 1 /") // Accept was called
 	c := dial(t, l.Addr())
 	s, err := l.AcceptSession()
 	if err != nil {
@@ -128,7 +130,7 @@ func TestHTTPAndSessions(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := l.Transfer(s, "http", []byte("state")); err != nil {
-		t.Fatal(err) // the keeper hears of the refusal later
+		t.Fatal(err) // the keeper learns of the rejection later
 	}
 	s, err = l.AcceptSession()
 	if err != nil || string(s.State()) != "state" {

@@ -14,19 +14,20 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A keeper stands still for longer than a transfer is waited for, and goes on. Whose the session is the member does not know:
-// it is told so, and can close it, at once or later. If the keeper had refused the transfer, that ends the connection, also while
-// the process lives; if it has made it, the session goes on at the other.
+// TestProbeCutTransfer stops a keeper for longer than a transfer timeout. The member gets an error,
+// because the owner is unknown, and can close the session at once or later. If the keeper rejects
+// the transfer, the close ends the connection. If the keeper carries it out, the session continues
+// with the other member.
 func TestProbeCutTransfer(t *testing.T) {
 	for language, command := range probes(t) {
 		for _, c := range []struct {
 			name         string
 			to           string
-			early, moves bool // closed before the keeper goes on; it makes the transfer
+			early, moves bool // closed before the keeper continues; the transfer succeeds
 		}{{"refused, closed early", "nobody", true, false}, {"refused, closed late", "nobody", false, false}, {"made, closed late", "1", false, true}} {
 			t.Run(language+"/"+c.name, func(t *testing.T) {
 				nstest.NeedRoot(t)
-				t.Parallel() // nearly all of it is waiting
+				t.Parallel() // mostly waiting
 				w := &world{t: t, socket: filepath.Join(t.TempDir(), "keeper.sock"), address: freeAddress(t)}
 				k := nstest.StartReady(t, nstest.Child("keeper", w.socket))
 				p := w.probe("0", w.address, command...)
@@ -44,7 +45,7 @@ func TestProbeCutTransfer(t *testing.T) {
 					p.want("close 0", "0")
 				}
 				k.Signal(syscall.SIGCONT)
-				p.want("idle 1500", "0") // it finds the keeper again
+				p.want("idle 1500", "0") // it reconnects to the keeper
 				if !c.early {
 					p.want("recv 0 10", "-1 ESTALE")
 					p.want("close 0", "0")
@@ -69,7 +70,8 @@ func TestProbeCutTransfer(t *testing.T) {
 	}
 }
 
-// Nobody lives who could have a session whose transfer was cut off: closing it ends it, without the next keeper.
+// TestProbeCutTransferAndNoKeeper checks that a close ends a session after an interrupted transfer,
+// without the next keeper, if no other owner can exist.
 func TestProbeCutTransferAndNoKeeper(t *testing.T) {
 	for language, command := range probes(t) {
 		t.Run(language, func(t *testing.T) {
@@ -94,8 +96,8 @@ func TestProbeCutTransferAndNoKeeper(t *testing.T) {
 	}
 }
 
-// ends says whether a peer's connection ends while the probe serves its events. How long it takes the probe to find the keeper again
-// depends on how busy the machine is.
+// ends checks that a peer's connection ends while the probe serves its events. The time to
+// reconnect to the keeper depends on the load of the machine.
 func (p *probe) ends(peer net.Conn) {
 	p.t.Helper()
 	nstest.Eventually(p.t, func() error {
@@ -108,8 +110,9 @@ func (p *probe) ends(peer net.Conn) {
 	})
 }
 
-// The keeper is restarted in the midst of a hot restart: what the process before has not handed over yet goes to the next keeper,
-// and from there to the new process; it is given nothing, and the listener is the new one's.
+// TestProbeNextKeeperOfTheReplaced restarts the keeper during a hot restart. Sessions of the old
+// process not yet handed over go to the next keeper and then to the new process. The old process
+// gets nothing, and the new one has the listener.
 func TestProbeNextKeeperOfTheReplaced(t *testing.T) {
 	for language, command := range probes(t) {
 		t.Run(language, func(t *testing.T) {

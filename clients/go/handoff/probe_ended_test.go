@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// pair is a connection that is nobody's yet: the peer's end, and ours with its number.
+// pair returns a connection without an owner: the peer's end, and our end with its number.
 func pair(t *testing.T) (peer net.Conn, fd int, id uint64) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -38,8 +38,9 @@ func pair(t *testing.T) (peer net.Conn, fd int, id uint64) {
 	return peer, int(f.Fd()), id
 }
 
-// A keeper gives a session and is killed, with something of that member unread, so that the connection is reset: the session
-// is in it, and nowhere else. The member takes it, whether it hears of the end as it waits or as it commits.
+// TestProbeKeeperEndsAfterGive kills a keeper after it gives a session, with unread data of the
+// member, so the connection is reset. The session then exists only in that connection. The member
+// accepts it in a wait and in a commit.
 func TestProbeKeeperEndsAfterGive(t *testing.T) {
 	for language, command := range probes(t) {
 		for _, order := range []string{"accept 5000", "commit 0 17", "transfer 0 17 1"} {
@@ -50,7 +51,7 @@ func TestProbeKeeperEndsAfterGive(t *testing.T) {
 				p := w.probe("0", w.address, command...)
 				w.connect(p)
 				_, fd, id := pair(t)
-				d.mu.Lock() // of two commits at most one is read
+				d.mu.Lock() // at most one of the two commits is read
 				p.want("commit 0 16", "0")
 				p.want("commit 0 16", "0")
 				give := wire.Message{Type: wire.Give, Session: id, Number: uint32(wire.Stream), Name: "1", Text: "tcp " + w.address}
@@ -62,7 +63,7 @@ func TestProbeKeeperEndsAfterGive(t *testing.T) {
 				}
 				d.all.Wait()
 				if !strings.HasPrefix(order, "accept") {
-					for range 2 { // it is told that the connection was reset, then that it has ended
+					for range 2 { // first it gets the reset, then the end
 						if got, _ := p.says(patience, order); !strings.HasPrefix(got, "-1") {
 							t.Errorf("%q without a keeper: %s", order, got)
 						}
@@ -82,7 +83,8 @@ func TestProbeKeeperEndsAfterGive(t *testing.T) {
 	}
 }
 
-// What a member is given amidst a transfer has who polls its descriptor wake up, though nothing is left to read in the connection.
+// TestProbeGivenAmidstTransfer checks that a session given during a transfer wakes a poll of the
+// member's descriptor, although the connection has nothing left to read.
 func TestProbeGivenAmidstTransfer(t *testing.T) {
 	for language, command := range probes(t) {
 		t.Run(language, func(t *testing.T) {

@@ -19,7 +19,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A member that may have no more descriptors refuses the session that it is given, in words, and stays connected: it goes back.
+// TestProbeRefusesWithoutDescriptors checks that a member without free descriptors rejects an
+// offered session with a reason and stays connected. The session goes back.
 func TestProbeRefusesWithoutDescriptors(t *testing.T) {
 	for language, command := range probes(t) {
 		t.Run(language, func(t *testing.T) {
@@ -31,7 +32,7 @@ func TestProbeRefusesWithoutDescriptors(t *testing.T) {
 			there := *w
 			there.address = address
 			there.connect(other)
-			for refused, size := range []string{"16", "100000"} { // the latter is in a memfd
+			for refused, size := range []string{"16", "100000"} { // the second one uses a memfd
 				p.want("files 5", "0")
 				other.want(fmt.Sprintf("transfer %d %s 0", refused, size), "0")
 				p.want("accept 300", "0")
@@ -50,7 +51,7 @@ func TestProbeRefusesWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// Without memory a connection waits until there is some.
+// TestProbeNoMemory checks that a connection waits while there is no memory.
 func TestProbeNoMemory(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	p := w.probe("0", w.address, probes(t)["c"]...)
@@ -67,7 +68,8 @@ func TestProbeNoMemory(t *testing.T) {
 	p.want("accept 3000", "1")
 }
 
-// Who joins in vain, or leaves twice, leaves no descriptor open, and closes no other's.
+// TestProbeJoinsInVain checks that failed joins and double leaves leak no descriptor and close no
+// other one.
 func TestProbeJoinsInVain(t *testing.T) {
 	for language, command := range probes(t) {
 		t.Run(language, func(t *testing.T) {
@@ -82,7 +84,7 @@ func TestProbeJoinsInVain(t *testing.T) {
 	}
 }
 
-// cpuTime is what a process has used so far.
+// cpuTime returns the CPU time used by a process.
 func cpuTime(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -96,7 +98,8 @@ func cpuTime(t *testing.T, pid int) time.Duration {
 	return time.Duration(user+system) * 10 * time.Millisecond // ticks of USER_HZ
 }
 
-// The servers that are examples wait for descriptors, without spinning: they answer whom they have meanwhile, and whoever waited after.
+// TestForeignWithoutDescriptors checks that the example servers wait for descriptors without
+// spinning. They serve their existing clients meanwhile, and the waiting ones afterwards.
 func TestForeignWithoutDescriptors(t *testing.T) {
 	for language, command := range languages(t) {
 		t.Run(language, func(t *testing.T) {
@@ -140,7 +143,8 @@ func TestForeignWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// Python's server ends a session that is another's before all that was unread is shown: it does not wait for ever.
+// TestPythonPendingMoved checks that the Python server ends a moved session with unread data left,
+// instead of waiting for ever.
 func TestPythonPendingMoved(t *testing.T) {
 	needTools(t, "python3")
 	const script = `
@@ -169,7 +173,7 @@ talk.main("", "0", "1")
 	defer cancel()
 	c := exec.CommandContext(ctx, "python3", "-c", script)
 	c.Env = append(os.Environ(), "PYTHONPATH="+clients+"python", "PYTHONDONTWRITEBYTECODE=1")
-	in, err := c.StdinPipe() // a pipe, which a selector takes
+	in, err := c.StdinPipe() // a pipe, because a selector accepts it
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// probe is a member in C or Python that does what it is told: testdata/probe.c.
+// probe is a member in C or Python that obeys orders: testdata/probe.c.
 type probe struct {
 	*nstest.Process
 	t testing.TB
@@ -28,7 +28,7 @@ type probe struct {
 
 var compileProbe = compiled("-I", clients+"c", "testdata/probe.c")
 
-// probes are the commands of both; they want KEEPER NAME PORT.
+// probes returns the commands of both, to be completed by KEEPER NAME PORT.
 func probes(t testing.TB) map[string][]string {
 	t.Helper()
 	needTools(t, "gcc", "python3")
@@ -45,7 +45,8 @@ func (w *world) probe(name, address string, command ...string) *probe {
 	return &probe{w.foreign(name, address, command...), w.t}
 }
 
-// says has the probe do something within a time, and returns what came of it, and how long it says that took.
+// says gives the probe an order with a time limit. It returns the result and the duration reported
+// by the probe.
 func (p *probe) says(within time.Duration, order string) (result string, took time.Duration) {
 	p.t.Helper()
 	p.Tell(order)
@@ -66,7 +67,7 @@ func (p *probe) says(within time.Duration, order string) (result string, took ti
 	return rest[:at], took
 }
 
-// want is says for what must come of it.
+// want gives an order and checks its result.
 func (p *probe) want(order, result string) {
 	p.t.Helper()
 	if got, _ := p.says(patience, order); got != result {
@@ -74,7 +75,7 @@ func (p *probe) want(order, result string) {
 	}
 }
 
-// connect is a connection that the probe has accepted.
+// connect returns a connection accepted by the probe.
 func (w *world) connect(p *probe) net.Conn {
 	w.t.Helper()
 	c, err := net.Dial("tcp", w.address)
@@ -86,7 +87,7 @@ func (w *world) connect(p *probe) net.Conn {
 	return c
 }
 
-// Signals at any time hang no member in C.
+// TestProbeSignals checks that signals at any time hang no member in C.
 func TestProbeSignals(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	p := w.probe("0", w.address, probes(t)["c"]...)
@@ -99,7 +100,7 @@ func TestProbeSignals(t *testing.T) {
 	for _, x := range []*probe{p, other} {
 		x.want("signals 200", "0")
 	}
-	accept := func(x *probe) { // which a signal ends
+	accept := func(x *probe) { // a signal ends an accept
 		t.Helper()
 		nstest.Until(t, "the session has come", func() bool { got, _ := x.says(patience, "accept 30000"); return got == "1" })
 	}
@@ -117,7 +118,7 @@ func TestProbeSignals(t *testing.T) {
 	}
 }
 
-// keepers are one after the other at the same place, for members that outlive them.
+// keepers are successive keepers at one address, for members that outlive them.
 type keepers struct {
 	*world
 	end func()
@@ -149,8 +150,8 @@ func (k *keepers) start() {
 	})
 }
 
-// The time that accept is given is the time that it takes, with a keeper and without, and a signal or a lack of
-// descriptors ends it.
+// TestProbeAccept checks that accept takes exactly its timeout, with and without a keeper. A signal
+// or a lack of descriptors ends it.
 func TestProbeAccept(t *testing.T) {
 	for language, command := range probes(t) {
 		t.Run(language, func(t *testing.T) {
@@ -162,7 +163,7 @@ func TestProbeAccept(t *testing.T) {
 					t.Errorf("%q: %q after %v, want %q after %v", order, got, took, result, want)
 				}
 			}
-			if language == "c" { // Python's signal handlers raise what they want to
+			if language == "c" { // Python's signal handlers raise exceptions themselves
 				inTime("alarmed 300", "-1 EINTR", 300*time.Millisecond)
 			}
 			inTime("accept 1500", "0", 1500*time.Millisecond)
@@ -186,7 +187,8 @@ func TestProbeAccept(t *testing.T) {
 	}
 }
 
-// A keeper that stands still is waited for once, for 2 s, and is found again when it goes on.
+// TestProbeStoppedKeeper checks that members wait for a stopped keeper once, for 2 s, and reconnect
+// after it continues.
 func TestProbeStoppedKeeper(t *testing.T) {
 	for language, command := range probes(t) {
 		t.Run(language, func(t *testing.T) {
@@ -199,7 +201,7 @@ func TestProbeStoppedKeeper(t *testing.T) {
 			if got, took := p.says(patience, "flood 0 2000"); !strings.HasPrefix(got, "-1") || took < 1900*time.Millisecond || took > 4500*time.Millisecond {
 				t.Errorf("%s after %v, want -1 after 2 s", got, took)
 			}
-			for range 3 { // in the middle of attempts to find another
+			for range 3 { // during attempts to find another one
 				if got, took := p.says(patience, "accept 700"); got != "0" || took > 5*time.Second {
 					t.Errorf("%s after %v, want 0 after 700 ms", got, took)
 				}
@@ -217,8 +219,8 @@ func TestProbeStoppedKeeper(t *testing.T) {
 	}
 }
 
-// A newer process that finds the listener and dies before it is ready leaves the older one as it was: it is given
-// sessions, and the next one finds the listener.
+// TestProbeFailedDeployment starts a newer process that finds the listener and dies before it is
+// ready. The older one still gets sessions, and the next one finds the listener.
 func TestProbeFailedDeployment(t *testing.T) {
 	commands := probes(t)
 	for language, command := range commands {
@@ -233,7 +235,7 @@ func TestProbeFailedDeployment(t *testing.T) {
 			if err := failing.Run(); failing.ProcessState.ExitCode() != 1 {
 				t.Fatal(err)
 			}
-			p.want("accept 4000", "0") // longer than a socket is held, or a member may leave one unanswered
+			p.want("accept 4000", "0") // longer than the hold time and the time to answer an offer
 			if l := w.sessions("listener"); len(l) != 1 || l[0].Member != "0" || l[0].PID != p.PID() {
 				t.Errorf("the keeper has of listeners %+v", l)
 			}
@@ -247,7 +249,8 @@ func TestProbeFailedDeployment(t *testing.T) {
 	}
 }
 
-// What is over a limit is refused, with words that say so, and the next commit that fits is kept.
+// TestProbeLimits checks that a commit over a limit is rejected with a reason, and the next fitting
+// commit is kept.
 func TestProbeLimits(t *testing.T) {
 	for language, command := range probes(t) {
 		t.Run(language, func(t *testing.T) {
@@ -273,7 +276,7 @@ func TestProbeLimits(t *testing.T) {
 			}
 			p.want("commit 0 1000", "0")
 			kept(1000)
-			p.want("commit 1 900", "0") // the keeper has not said yet that all are too much
+			p.want("commit 1 900", "0") // the keeper has not reported the total limit yet
 			p.want("accept 100", "0")
 			if got, _ := p.says(patience, "commit 1 901"); !strings.Contains(got, "at most 1870") {
 				t.Errorf("states over the limit of all: %q", got)
@@ -286,7 +289,7 @@ func TestProbeLimits(t *testing.T) {
 	}
 }
 
-// Descriptors above 1023, which select(2) does not know, are waited for as others are.
+// TestProbeDescriptors checks waiting for descriptors above 1023. select(2) does not support these.
 func TestProbeDescriptors(t *testing.T) {
 	k := newKeepers(t)
 	p := k.probe("0", k.address, probes(t)["python"]...)
@@ -294,7 +297,7 @@ func TestProbeDescriptors(t *testing.T) {
 	p.want("hold 1100", "0")
 	c := k.connect(p)
 	go io.Copy(io.Discard, c)
-	p.want("sendall 0 64", "0") // more than the socket takes at once
+	p.want("sendall 0 64", "0") // more than the socket accepts at once
 	k.end()
 	p.want("accept 100", "0")
 	k.start()
@@ -305,8 +308,8 @@ func TestProbeDescriptors(t *testing.T) {
 	})
 }
 
-// The next keeper is given what a member has that does nothing but poll, as it was committed last; and what did not
-// even do that, before it is transferred.
+// TestProbeNextKeeper checks that a polling member gives the next keeper its sessions as of the
+// last commits. A member that does not even poll does so before a transfer.
 func TestProbeNextKeeper(t *testing.T) {
 	for language, command := range probes(t) {
 		t.Run(language, func(t *testing.T) {
@@ -338,8 +341,8 @@ func TestProbeNextKeeper(t *testing.T) {
 	}
 }
 
-// A whole message that is committed as unread is answered by who is given the session, though its socket has nothing to read;
-// with a state in a memfd, too.
+// TestUnreadIsAnswered checks that the receiver of a session answers a whole message committed as
+// unread, although the socket has nothing to read. The state is also in a memfd.
 func TestUnreadIsAnswered(t *testing.T) {
 	for language, command := range languages(t) {
 		t.Run(language, func(t *testing.T) {

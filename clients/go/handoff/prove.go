@@ -12,32 +12,33 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// A replaced member stands by: it accepts nothing, transfers its sessions to its successor, and serves those that come back. It
-// ends when the successor has lived for Options.Proof, answers, and has all sessions that did not end here. If the successor dies
-// or hangs before, this member goes on. The keeper judges, as it alone sees both.
+// A replaced member stands by: it accepts nothing, transfers its sessions to its successor, and
+// serves sessions that come back. It ends when three conditions hold: the successor has lived for
+// Options.Proof, answers, and has all sessions not ended here. If the successor dies or hangs
+// earlier, this member continues. The keeper decides, because only the keeper sees both.
 
-// Times of a member that stands by.
+// Times of a member on standby.
 const (
-	tryFirst = 2 * time.Second // between attempts to hand over the sessions that came back
+	tryFirst = 2 * time.Second // between attempts to transfer returned sessions
 	tryLast  = time.Minute
-	endPoll  = 50 * time.Millisecond // whether it may end
+	endPoll  = 50 * time.Millisecond // between checks of mayEnd
 )
 
-// proof is what a successor has to prove. Member.mu guards it.
+// proof is the trial of a successor. Member.mu guards it.
 type proof struct {
-	died  chan struct{} // closed when it has died, or hangs
-	by    time.Time     // to live until then
-	again time.Time     // the next attempt to hand sessions over
-	pause time.Duration // to the one after that
+	died  chan struct{} // closed when the successor dies or hangs
+	by    time.Time     // end of the required life
+	again time.Time     // the next attempt to transfer sessions
+	pause time.Duration // until the attempt after that
 }
 
-// begin begins the time of proof, of a yet newer successor again.
+// begin starts the trial. A newer successor restarts it.
 func (p *proof) begin(d time.Duration) {
 	now := time.Now()
 	p.by, p.again, p.pause = now.Add(d), now, tryFirst
 }
 
-// onReplaced reacts to a newer member of this name.
+// onReplaced handles a newer member of this name.
 func (m *Member) onReplaced() {
 	m.mu.Lock()
 	if m.proving != nil {
@@ -75,9 +76,10 @@ func (m *Member) onReplaced() {
 	}
 }
 
-// prove hands sessions over and waits: false if the successor has died, or this member is closed.
+// prove transfers sessions and waits. It returns false if the successor has died or this member is
+// closed.
 func (m *Member) prove(p *proof) bool {
-	_ = m.post(&wire.Message{Type: wire.Ready, Number: m.readiness()}) // without a keeper it is said to the next one
+	_ = m.post(&wire.Message{Type: wire.Ready, Number: m.readiness()}) // without a keeper the next one is told
 	tick := time.NewTicker(endPoll)
 	defer tick.Stop()
 	for {
@@ -96,7 +98,7 @@ func (m *Member) prove(p *proof) bool {
 	}
 }
 
-// handOn transfers sessions to the successor, those that came back every now and then.
+// handOn transfers sessions to the successor, and returned ones again at intervals.
 func (m *Member) handOn(p *proof) {
 	m.mu.Lock()
 	n, now := len(m.sessions), time.Now()
@@ -114,14 +116,15 @@ func (m *Member) handOn(p *proof) {
 	}
 }
 
-// mayEnd says whether the successor has proved itself and has all that it is to have. The keeper then gives this member nothing more.
+// mayEnd reports whether the successor has proved itself and has all its sessions. The keeper then
+// gives this member nothing more.
 func (m *Member) mayEnd(p *proof) bool {
 	done := func() bool {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		return m.proving == p && time.Now().After(p.by) && (m.o.Stay || len(m.sessions) == 0)
 	}
-	if !m.standby.Load() { // this keeper came meanwhile, and is an older one
+	if !m.standby.Load() { // an older keeper has started meanwhile
 		return true
 	}
 	if !done() {
@@ -138,7 +141,7 @@ func (m *Member) mayEnd(p *proof) bool {
 	return false
 }
 
-// alone hears that no successor answers any more.
+// alone handles the keeper's report that no successor answers any more.
 func (m *Member) alone() {
 	m.mu.Lock()
 	p := m.proving
@@ -153,20 +156,20 @@ func (m *Member) alone() {
 	}
 }
 
-// keepSockets gives the keeper listeners and packet sockets.
+// keepSockets gives the keeper all listeners and packet sockets.
 func (m *Member) keepSockets() {
 	m.mu.Lock()
 	listeners, packets := m.listeners, m.packets
 	m.mu.Unlock()
 	for _, l := range listeners {
-		_ = l.keep() // one that is closed, or without a keeper
+		_ = l.keep() // fails for a closed socket or without a keeper
 	}
 	for _, p := range packets {
 		_ = p.keep()
 	}
 }
 
-// pause has all sockets pause or go on. m.mu is held.
+// pause suspends or resumes all sockets. m.mu is held.
 func (m *Member) pause(yes bool) {
 	for _, l := range m.listeners {
 		l.pause(yes)
@@ -176,7 +179,7 @@ func (m *Member) pause(yes bool) {
 	}
 }
 
-// readiness is the Number of Ready.
+// readiness returns the Number of a Ready message.
 func (m *Member) readiness() uint32 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -189,12 +192,13 @@ func (m *Member) readiness() uint32 {
 	return 0
 }
 
-// transferAll transfers all sessions at their last commits. The errors tell of sessions that stay.
+// transferAll transfers all sessions as of their last commits. It returns an error for each session
+// that stays.
 func (m *Member) transferAll(to string) []error {
 	var mu sync.Mutex
 	var errs []error
 	var all sync.WaitGroup
-	at := make(chan struct{}, 8) // at once
+	at := make(chan struct{}, 8) // concurrent transfers
 	for _, s := range m.Sessions() {
 		at <- struct{}{}
 		all.Go(func() {

@@ -40,7 +40,7 @@ func playBroken(args []string) error {
 	return nil
 }
 
-// crowd is some clients that talk slowly.
+// crowd starts slow clients.
 func (w *world) crowd(n int) []*client {
 	w.t.Helper()
 	var all []*client
@@ -54,7 +54,7 @@ func (w *world) crowd(n int) []*client {
 	return all
 }
 
-// finish is finish of all at once.
+// finish finishes all clients at once.
 func finish(all []*client) {
 	var w sync.WaitGroup
 	for _, c := range all {
@@ -63,7 +63,7 @@ func finish(all []*client) {
 	w.Wait()
 }
 
-// allAt says whether all sessions are a process's for good.
+// allAt reports whether a process owns all sessions and has accepted them.
 func (w *world) allAt(pid, n int) bool {
 	at := 0
 	for _, s := range w.sessions("session") {
@@ -74,7 +74,7 @@ func (w *world) allAt(pid, n int) bool {
 	return at == n
 }
 
-// answers says whether the service answers a new client, within a time.
+// answers checks that the service answers a new client within a time.
 func (w *world) answers(within time.Duration) error {
 	c, err := net.Dial("tcp", w.address)
 	if err != nil {
@@ -88,7 +88,7 @@ func (w *world) answers(within time.Duration) error {
 	return err
 }
 
-// releases are members in all languages, with the proof that is the default.
+// releases returns members in all languages, with the default proof.
 func releases(t testing.TB) map[string]func(w *world) *nstest.Process {
 	out := map[string]func(w *world) *nstest.Process{
 		"go": func(w *world) *nstest.Process {
@@ -101,7 +101,7 @@ func releases(t testing.TB) map[string]func(w *world) *nstest.Process {
 	return out
 }
 
-// hearsOfEnd waits until a process has heard that it is replaced.
+// hearsOfEnd waits until a process reports its replacement.
 func hearsOfEnd(t testing.TB, p *nstest.Process) {
 	t.Helper()
 	for line, ok := p.Line(); line != "stopped: true" && line != "moved 0, failed 0"; line, ok = p.Line() {
@@ -111,8 +111,9 @@ func hearsOfEnd(t testing.TB, p *nstest.Process) {
 	}
 }
 
-// Releases that are ready and die, at once or with some or all sessions, cost nothing: the process before has all sessions then and
-// goes on accepting. One that works has them all, and the process before ends.
+// TestBrokenRelease starts releases that are ready and die, at once or with some or all sessions.
+// The old process then has all sessions again and continues to accept. A working release gets all
+// sessions, and the old process ends.
 func TestBrokenRelease(t *testing.T) {
 	for language, release := range releases(t) {
 		t.Run(language, func(t *testing.T) {
@@ -142,8 +143,8 @@ func TestBrokenRelease(t *testing.T) {
 	}
 }
 
-// A successor with few descriptors takes some sessions. The others stay with the process before, which serves them, and ends when
-// they do.
+// TestPoorSuccessor starts a successor with few descriptors. It gets some sessions. The old process
+// serves the others and ends with them.
 func TestPoorSuccessor(t *testing.T) {
 	for language, release := range releases(t) {
 		t.Run(language, func(t *testing.T) {
@@ -166,7 +167,7 @@ func TestPoorSuccessor(t *testing.T) {
 				return some > 0 && others > 0 && some+others == len(all)
 			})
 			finish(all)
-			hearsOfEnd(t, old) // now that it has none
+			hearsOfEnd(t, old) // it has no sessions left
 			if n := w.counts(); n.Gaps+n.Expired > 0 {
 				t.Errorf("%+v", n)
 			}
@@ -174,9 +175,10 @@ func TestPoorSuccessor(t *testing.T) {
 	}
 }
 
-// If the process before is ended while its successor has no room, the sessions wait, and are the successor's once it has.
+// TestPoorSuccessorGetsRoom kills the old process while its successor has no room. The sessions
+// wait and go to the successor once it has room.
 func TestPoorSuccessorGetsRoom(t *testing.T) {
-	t.Parallel() // nearly all of it is waiting
+	t.Parallel() // mostly waiting
 	w := newWorld(t, keeper.Options{})
 	old := w.member("0", 0)
 	all := w.crowd(30)
@@ -193,12 +195,12 @@ func TestPoorSuccessorGetsRoom(t *testing.T) {
 	}
 }
 
-// A successor that hangs before it has proved itself is no successor: the process before goes on accepting after 2 s. When the
-// other goes on, it is replaced again.
+// TestHangingSuccessor stops a successor before it has proved itself. The old process continues to
+// accept after 2 s. When the successor continues, it replaces the old process again.
 func TestHangingSuccessor(t *testing.T) {
 	for language, release := range releases(t) {
 		t.Run(language, func(t *testing.T) {
-			t.Parallel() // nearly all of it is waiting
+			t.Parallel() // mostly waiting
 			w := newWorld(t, keeper.Options{})
 			old := release(w)
 			next := release(w)
@@ -216,7 +218,8 @@ func TestHangingSuccessor(t *testing.T) {
 	}
 }
 
-// A second release that replaces an unproved one has to prove itself, too, to both; of three the last one stays.
+// TestSecondRelease replaces an unproved release by a second one. The second one must prove itself
+// to both. Of three the last one stays.
 func TestSecondRelease(t *testing.T) {
 	for language, release := range releases(t) {
 		t.Run(language, func(t *testing.T) {
@@ -232,7 +235,7 @@ func TestSecondRelease(t *testing.T) {
 			if err := w.answers(patience); err != nil {
 				t.Error(err)
 			}
-			hearsOfEnd(t, old) // of the second's proof
+			hearsOfEnd(t, old) // after the second's proof
 			fourth := release(w)
 			hearsOfEnd(t, second)
 			nstest.Until(t, "the fourth has all", func() bool { return w.allAt(fourth.PID(), len(all)) })
@@ -241,8 +244,8 @@ func TestSecondRelease(t *testing.T) {
 	}
 }
 
-// The keeper is restarted while a member stands by: it still stands by at the next one, and goes on if its successor has died
-// without a keeper, or dies now.
+// TestStandbyNextKeeper restarts the keeper while a member stands by. The member stands by at the
+// next keeper, too. It continues if its successor died between the keepers or dies now.
 func TestStandbyNextKeeper(t *testing.T) {
 	for language, release := range releases(t) {
 		for _, when := range []string{"between", "after", "never"} {
@@ -254,7 +257,7 @@ func TestStandbyNextKeeper(t *testing.T) {
 				next := release(k.world)
 				nstest.Until(t, "it has all", func() bool { return k.allAt(next.PID(), len(all)) })
 				k.end()
-				if when == "between" { // which takes its sessions along
+				if when == "between" { // its sessions end with it
 					next.Kill()
 					all = nil
 				}
@@ -286,7 +289,7 @@ func (w *world) standsBy() {
 	})
 }
 
-// ready are the processes that may be given sessions.
+// ready returns the processes eligible for sessions.
 func (w *world) ready() (pids []int) {
 	for _, s := range w.keeper.Report().Services {
 		for _, m := range s.Members {
@@ -298,8 +301,8 @@ func (w *world) ready() (pids []int) {
 	return pids
 }
 
-// A member hears that it is replaced when its successor has proved itself, not before; and at once from a keeper that knows no
-// proof.
+// TestProof checks that a member reports its replacement only after its successor's proof, and at
+// once with a keeper without proofs.
 func TestProof(t *testing.T) {
 	proof := func(d time.Duration) func(*handoff.Options) { return func(o *handoff.Options) { o.Proof = d } }
 	w := newWorld(t, keeper.Options{})
@@ -311,7 +314,7 @@ func TestProof(t *testing.T) {
 	<-old.Replaced()
 
 	w = &world{t: t, socket: filepath.Join(t.TempDir(), "keeper.sock"), address: freeAddress(t)}
-	d := w.dies() // of a version before
+	d := w.dies() // of an older version
 	defer d.all.Wait()
 	defer d.end()
 	old, begin = w.join("0", proof(patience)), time.Now()
@@ -327,7 +330,8 @@ func TestProof(t *testing.T) {
 	old.Close()
 }
 
-// A member that stands by, with a session that came back, leaves at once if it is told to.
+// TestStandbyCloses checks that a member on standby with a returned session closes at once on
+// request.
 func TestStandbyCloses(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	old := w.join("0", func(o *handoff.Options) { o.Proof = time.Hour })
@@ -336,7 +340,7 @@ func TestStandbyCloses(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := w.join("0", func(o *handoff.Options) { o.Proof = time.Hour })
-	s, err := next.AcceptSession() // the proof is that it stands by
+	s, err := next.AcceptSession() // returned to a member that now stands by
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -357,8 +361,8 @@ func TestStandbyCloses(t *testing.T) {
 	}
 }
 
-// While a successor proves itself it alone reads the datagrams of a socket that both have. If it dies the member before goes on, by
-// all ways to read.
+// TestStandbyPackets checks that during the proof only the successor reads the datagrams of a
+// shared socket. If it dies, the old member continues, by all ways to read.
 func TestStandbyPackets(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	open := func() (*handoff.Member, *handoff.PacketConn) {
@@ -383,7 +387,7 @@ func TestStandbyPackets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own := make([]byte, 10) // the reader before has one of its own
+	own := make([]byte, 10) // the earlier reader has its own
 	ways := map[string]func() error{
 		"Read": func() error { _, err := old.Read(own); return err },
 		"SyscallConn": func() error {
@@ -419,7 +423,7 @@ func TestStandbyPackets(t *testing.T) {
 	}
 }
 
-// fewFiles has the process have room for some sessions.
+// fewFiles limits the descriptors of the process to a few more.
 func fewFiles() error {
 	open, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

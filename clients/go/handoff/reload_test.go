@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// accepted is a session of a new connection.
+// accepted returns a session of a new connection.
 func accepted(t *testing.T, l *handoff.Listener) *handoff.Session {
 	t.Helper()
 	dial(t, l.Addr())
@@ -29,7 +29,7 @@ func accepted(t *testing.T, l *handoff.Listener) *handoff.Session {
 	return s
 }
 
-// states waits until the keeper has these states, in bytes.
+// states waits until the keeper has states of these sizes, in bytes.
 func (w *world) states(want ...int64) {
 	w.t.Helper()
 	nstest.Eventually(w.t, func() error {
@@ -46,8 +46,8 @@ func (w *world) states(want ...int64) {
 	})
 }
 
-// A member that is connected goes by limits that change: it may commit more at once, and hears at its next commit that it may not any
-// more. What is kept already stays, and moves.
+// TestLimitsChange changes the limits of a connected member. It may commit more at once. After a
+// reduction its next commit fails. States already kept stay and move.
 func TestLimitsChange(t *testing.T) {
 	w := newWorld(t, keeper.Options{MaxState: 1000})
 	l := w.join("0")
@@ -61,7 +61,7 @@ func TestLimitsChange(t *testing.T) {
 	w.keeper.Limit(keeper.Limits{State: 150_000})
 	size := 200_000
 	nstest.Eventually(t, func() error {
-		size++ // one that was taken stays, and fits
+		size++ // a size already accepted still fits
 		if err := s.Commit(make([]byte, size)); !errors.Is(err, handoff.ErrLimit) || !strings.Contains(err.Error(), "at most 150000") {
 			return fmt.Errorf("over the lowered limit: %v", err)
 		}
@@ -93,8 +93,9 @@ func TestLimitsChange(t *testing.T) {
 	}
 }
 
-// No commit is refused by the keeper while the limit goes up and down: each is measured by the limit that holds for it. A refused one
-// would leave the session uncovered.
+// TestLimitsChangeUnderCommits checks that the keeper rejects no commit while the limit changes up
+// and down. Each is checked against its own limit. A rejected commit would leave the session
+// unprotected.
 func TestLimitsChangeUnderCommits(t *testing.T) {
 	w := newWorld(t, keeper.Options{MaxState: 20_000})
 	var log nstest.Log
@@ -143,7 +144,8 @@ func TestLimitsChangeUnderCommits(t *testing.T) {
 	}
 }
 
-// Members in C and Python do the same, also where they commit before they have read of the change.
+// TestProbeLimitsChange checks the same for members in C and Python, also for commits before they
+// read the change.
 func TestProbeLimitsChange(t *testing.T) {
 	for language, command := range probes(t) {
 		t.Run(language, func(t *testing.T) {
@@ -159,11 +161,11 @@ func TestProbeLimitsChange(t *testing.T) {
 			w.connect(p)
 			refused(p, "commit 0 1001", "1000")
 			w.keeper.Limit(keeper.Limits{State: 300_000})
-			p.want("commit 0 200000", "0") // it reads of the change where it has to know
+			p.want("commit 0 200000", "0") // the commit reads the change, because it needs to know
 			p.want("commit 1 16", "0")
 			w.states(200_000, 16)
 			w.keeper.Limit(keeper.Limits{State: 150_000})
-			p.want("commit 1 180000", "0") // under way
+			p.want("commit 1 180000", "0") // in progress
 			w.states(200_000, 180_000)
 			p.want("accept 0", "0")
 			refused(p, "commit 0 200001", "150000")

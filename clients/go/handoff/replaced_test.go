@@ -12,8 +12,9 @@ import (
 	"github.com/weir-project/weir/feature/handoff/keeper"
 )
 
-// A connection that was being accepted when the listener had to stop is handed over with the rest, and whoever serves hears of the end
-// only then: it may be the last thing that the process does.
+// TestReplacedWhileAccepting checks a connection being accepted when the listener stops. It is
+// handed over with the rest. Accept reports the end only afterwards, because the process may exit
+// then.
 func TestReplacedWhileAccepting(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	old := w.join("0")

@@ -17,18 +17,18 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// phase is where a session stands in its life here.
+// phase is the state of a session in this process.
 type phase int
 
 const (
 	live   phase = iota
-	fenced       // being transferred: nothing touches the socket
-	gone         // another member's
+	fenced       // being transferred: nobody uses the socket
+	gone         // owned by another member
 	closed
 )
 
-// Session is a TCP connection that can be moved at any instant. It is a net.Conn whose
-// Read takes nothing: see Commit. It is safe for concurrent use.
+// Session is a TCP connection movable at any time. It is a net.Conn, but its Read leaves the bytes
+// in the socket until a commit: see Commit. It is safe for concurrent use.
 type Session struct {
 	m     *Member
 	conn  socket
@@ -38,39 +38,39 @@ type Session struct {
 
 	local, remote net.Addr
 
-	writing sync.Mutex // has one Write be in one piece
+	writing sync.Mutex // keeps each Write contiguous
 
-	mu       sync.Mutex // held whenever the socket is touched
-	unfenced sync.Cond  // phase is fenced no more
+	mu       sync.Mutex // held during any use of the socket
+	unfenced sync.Cond  // signalled when phase is no longer fenced
 	phase    phase
-	consumed uint64 // position up to which bytes were taken out of the kernel's queue
-	unread   []byte // the last of them, which the committed state does not account for
-	shown    int    // how many of unread Read has shown
-	seen     int    // how many bytes of the kernel's queue Read has shown; unread is shown before
-	written  uint64 // position that Write has come to
-	replay   uint64 // bytes to come that the kernel has taken already, from a predecessor
+	consumed uint64 // position of the first byte left in the kernel's queue
+	unread   []byte // the last consumed bytes, not covered by the committed state
+	shown    int    // bytes of unread already returned by Read
+	seen     int    // bytes of the kernel's queue already returned by Read; unread comes first
+	written  uint64 // position of Write
+	replay   uint64 // bytes to be written again that the predecessor has already sent
 	keptOn   *wire.Conn
-	retry    time.Time  // not before, where the keeper has refused
+	retry    time.Time  // earliest retry after a rejection by the keeper
 	slot     *wire.Slot // on the member's board
-	slotOn   *wire.Conn // which has said that commits are in the slot
-	slotless *wire.Conn // which does not want them there
+	slotOn   *wire.Conn // the keeper connection told to read commits from the slot
+	slotless *wire.Conn // the keeper connection that rejected the slot
 
-	committed struct { // with consumed and unread
+	committed struct { // together with consumed and unread
 		written uint64
 		state   []byte
 	}
 	received bool
-	ended    bool      // the connection was closed before it came here
-	since    time.Time // it is here
+	ended    bool      // the connection was closed before it arrived here
+	since    time.Time // of its arrival
 	crashed  bool
 	scratch  []byte
 
-	readBy, writeBy time.Time // deadlines as the application set them
+	readBy, writeBy time.Time // deadlines set by the application
 }
 
-// socket is a socket in the runtime's poller: a *net.TCPConn of ours, a *os.File of
-// somebody else's. To make that a TCPConn would set options, which the session shares
-// with whoever had it: keepalive, no delay.
+// socket is a socket in the runtime's poller: our own *net.TCPConn, or the *os.File of a received
+// socket. Making a TCPConn of the latter would change its options (keepalive, no delay), and the
+// session shares them with its previous owner.
 type socket interface {
 	Close() error
 	SetDeadline(time.Time) error
@@ -114,48 +114,46 @@ func (s *Session) control(f func(fd int) error) error {
 	return err
 }
 
-// State is what was committed last, by this process or the one that had the session
-// before. Nil for a new session. It is not to be changed.
+// State returns the latest committed state, of this process or the previous owner. It is nil for a
+// new session. Do not modify it.
 func (s *Session) State() []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.committed.state
 }
 
-// Received says whether another process had the session before.
+// Received reports whether another process owned the session before.
 func (s *Session) Received() bool { return s.received }
 
-// Crashed says whether the process that had the session before has died with it.
+// Crashed reports whether the previous owner died with the session.
 func (s *Session) Crashed() bool { return s.crashed }
 
-// ID is the session's number, the socket's cookie: that of weir handoff status.
+// ID returns the session's number, the socket's cookie. weir handoff status prints the same number.
 func (s *Session) ID() uint64 { return s.id }
 
-// Positions are the bytes that were read and written in the whole life of the
-// connection, by whomever.
+// Positions returns the number of bytes read and written over the whole life of the connection, by
+// all its owners.
 func (s *Session) Positions() (read, written uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.consumed - uint64(len(s.unread)-s.shown) + uint64(s.seen), s.written
 }
 
-// Kept says whether a keeper has the session as it was committed last.
+// Kept reports whether a keeper has the session as of the last commit.
 func (s *Session) Kept() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.keptOn != nil && s.keptOn == s.m.conn.Load()
 }
 
-// Commit has the keeper note that state accounts for everything that was read and
-// written so far. After a crash the next owner begins here. The state must be enough
-// to go on: to write again, byte for byte, what is written from here on, or to know
-// it. It is copied. Where no keeper answers, the session goes on all the same: see
-// Kept.
+// Commit stores state at the keeper. The state must account for everything read and written so far,
+// because the next owner begins here after a crash. It must suffice to continue: the next owner
+// must be able to write the same bytes again, or know them. Commit copies the state. Without a
+// keeper the session continues unkept: see Kept.
 func (s *Session) Commit(state []byte) error { return s.commit(0, state) }
 
-// CommitExcept is Commit for a state that does not account for the last unparsed bytes
-// that were read, such as a part of a message. Read goes on behind them here; the
-// next owner reads them again.
+// CommitExcept is Commit for a state without the last unparsed bytes read, a part of a message for
+// example. Here Read continues behind them. The next owner reads them again.
 func (s *Session) CommitExcept(unparsed int, state []byte) error { return s.commit(unparsed, state) }
 
 func (s *Session) commit(unparsed int, state []byte) error {
@@ -177,7 +175,7 @@ func (s *Session) commit(unparsed int, state []byte) error {
 	})
 }
 
-// check says what is wrong with a commit.
+// check returns an error for an invalid commit.
 func (s *Session) check(unparsed int, state []byte) error {
 	if n := s.shown + s.seen; unparsed < 0 || unparsed > n {
 		return fmt.Errorf("%d bytes are said to be unparsed, of %d that were read after the last commit", unparsed, n)
@@ -187,13 +185,13 @@ func (s *Session) check(unparsed int, state []byte) error {
 		return nil
 	}
 	if c := s.m.conn.Load(); c != nil && s.keptOn == c && size <= uint64(len(s.committed.state)+len(s.unread)) {
-		return nil // the limit was larger, and the keeper has as much
+		return nil // the limit was larger before, and the keeper already has as much
 	}
 	return fmt.Errorf("%w: a state of %d bytes and %d unparsed ones; this keeper keeps at most %d", ErrLimit, len(state), unparsed, limit)
 }
 
-// note commits, here and at the keeper, and takes out of the queue what was seen there:
-// after that only the keeper and we know it, so the keeper comes first.
+// note commits, here and at the keeper, and then takes the seen bytes out of the queue. The keeper
+// comes first, because afterwards only the keeper and this process have them.
 func (s *Session) note(fd int, unread []byte, shown int, written uint64, state []byte) error {
 	same := bytes.Equal(state, s.committed.state) && (state == nil) == (s.committed.state == nil)
 	if !same {
@@ -204,7 +202,7 @@ func (s *Session) note(fd int, unread []byte, shown int, written uint64, state [
 	s.unread, s.shown, s.seen, s.committed.written = unread, shown, 0, written
 	if c := s.m.conn.Load(); c != nil && s.keptOn == c {
 		if s.tell(c, same) != nil {
-			s.keptOn, s.retry = nil, time.Now() // the keeper does not have it as it is now
+			s.keptOn, s.retry = nil, time.Now() // the keeper's copy is outdated
 		}
 	} else if c != nil && time.Now().After(s.retry) {
 		s.keep(c, fd)
@@ -212,8 +210,8 @@ func (s *Session) note(fd int, unread []byte, shown int, written uint64, state [
 	return sock.Discard(fd, uint64(take))
 }
 
-// tell has the keeper know what is committed: in the session's slot, where it has one and that has room; else by a message, which
-// counts until the keeper is told of the slot again.
+// tell sends the commit to the keeper. It uses the session's slot if there is one with enough room.
+// Otherwise it sends a message, which counts until the keeper is told of the slot again.
 func (s *Session) tell(c *wire.Conn, same bool) error {
 	if s.slotted() && s.slot.Commit(&wire.Message{Session: s.id, Read: s.consumed, Written: s.committed.written, State: s.committed.state, Unread: s.unread}) {
 		if s.slotOn == c {
@@ -223,14 +221,14 @@ func (s *Session) tell(c *wire.Conn, same bool) error {
 		return s.m.sendOn(c, &wire.Message{Type: wire.Commits, Session: s.id, Number: s.slot.Index, Read: s.slot.Commits()})
 	}
 	msg := wire.Message{Type: wire.Commit, Session: s.id}
-	if same && s.slot == nil { // else the keeper may have it by the slot alone
+	if same && s.slot == nil { // else the keeper may have the state only from the slot
 		msg.Flags = wire.KeepState
 	}
 	s.slotOn = nil
 	return s.send(c, &msg)
 }
 
-// slotted says whether the session has a slot, and takes one if there is none yet.
+// slotted reports whether the session has a slot. It allocates one if necessary.
 func (s *Session) slotted() bool {
 	if s.slotless == s.keptOn || !s.m.boards.Load() || len(s.committed.state)+len(s.unread) > wire.SlotRoom {
 		return false
@@ -241,7 +239,7 @@ func (s *Session) slotted() bool {
 	return s.slot != nil
 }
 
-// send sends a message with what is committed; with KeepState the keeper has the state.
+// send sends a message with the commit. With KeepState the keeper already has the state.
 func (s *Session) send(c *wire.Conn, msg *wire.Message, fds ...int) error {
 	msg.Read, msg.Written, msg.Unread = s.consumed, s.committed.written, s.unread
 	if msg.Flags&wire.KeepState == 0 || len(s.committed.state)+len(s.unread) > wire.MaxInline {
@@ -259,7 +257,7 @@ func (s *Session) send(c *wire.Conn, msg *wire.Message, fds ...int) error {
 	return s.m.sendOn(c, msg, fds...)
 }
 
-// keep gives the keeper the session as it was committed last, with mu held.
+// keep gives the keeper the session as of the last commit. s.mu is held.
 func (s *Session) keep(c *wire.Conn, fd int) {
 	s.keptOn, s.slotOn = nil, nil
 	if s.send(c, &wire.Message{Type: wire.Keep, Session: s.id, Number: uint32(wire.Stream), Text: s.label}, fd) == nil {
@@ -267,7 +265,7 @@ func (s *Session) keep(c *wire.Conn, fd int) {
 	}
 }
 
-// keepAgain is keep for a keeper that has come back.
+// keepAgain calls keep after the keeper is back.
 func (s *Session) keepAgain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -276,12 +274,12 @@ func (s *Session) keepAgain() {
 	}
 }
 
-// notKept notes that the keeper has refused the session.
+// notKept records the keeper's rejection of the session.
 func (s *Session) notKept() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.keptOn, s.retry = nil, time.Now().Add(time.Second)
 	if s.slotOn != nil {
-		s.slotless = s.slotOn // as it would refuse it again
+		s.slotless = s.slotOn // it would reject the slot again
 	}
 }

@@ -17,10 +17,10 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// past is a deadline that wakes whoever waits.
+// past is a deadline that wakes all waiters.
 var past = time.Unix(1, 0)
 
-// fence has nothing touch the socket any more, until unfence or moved.
+// fence stops all use of the socket until unfence or moved.
 func (s *Session) fence() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -44,22 +44,22 @@ func (s *Session) unfence() {
 	s.unfenced.Broadcast()
 }
 
-// ours says whether the session has not moved and is not closed.
+// ours reports whether the session has neither moved nor closed.
 func (s *Session) ours() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.phase == live || s.phase == fenced
 }
 
-// moved lets go of a session that is another member's.
+// moved releases a session owned by another member now.
 func (s *Session) moved() {
 	if s.end(gone) {
-		s.giveSlot() // the keeper has let go of it
+		s.giveSlot() // the keeper has released it
 	}
 }
 
-// relinquish lets go of a session for others to find it at the keeper, and what it has committed in its slot: the caller calls giveSlot
-// when the keeper knows.
+// relinquish releases a session for others. The keeper still reads the commits in its slot. The
+// caller calls giveSlot after the keeper knows.
 func (s *Session) relinquish() { s.end(gone) }
 
 func (s *Session) end(to phase) bool {
@@ -77,7 +77,7 @@ func (s *Session) end(to phase) bool {
 		delete(s.m.sessions, s.id)
 	}
 	s.m.mu.Unlock()
-	s.conn.Close() // our duplicate; the connection is whoever else has one
+	s.conn.Close() // our duplicate; the connection lives on with the other owner
 	return true
 }
 
@@ -92,11 +92,10 @@ func (s *Session) Close() error {
 		return err
 	}
 	c := s.m.conn.Load()
-	known := s.keptOn == c || s.slot != nil // to a keeper, also where it has refused something since
-	// Bytes that are in the queue when a socket closes are a reset to the peer; those that
-	// were read are not meant.
+	known := s.keptOn == c || s.slot != nil // by a keeper, possibly after a rejection
+	// Bytes in the queue at close cause a reset. Those already read must not.
 	s.control(func(fd int) error { return sock.Discard(fd, uint64(s.seen)) })
-	s.shutdown() // the peer hears of it now, not when the keeper has let go too
+	s.shutdown() // the peer gets the FIN now, before the keeper also closes its duplicate
 	s.mu.Unlock()
 	if !s.end(closed) {
 		return nil
@@ -104,11 +103,13 @@ func (s *Session) Close() error {
 	if c != nil && known {
 		s.m.sendOn(c, &wire.Message{Type: wire.Drop, Session: s.id})
 	}
-	s.giveSlot() // not before: another session's commits there would tell the keeper of a process killed here that this one is lost
+	// Not earlier: after a death of this process, the keeper would read another session's commits in
+	// the slot and consider this session lost.
+	s.giveSlot()
 	return nil
 }
 
-// giveSlot has another session commit in the slot of one that has ended.
+// giveSlot frees the slot of an ended session for another one.
 func (s *Session) giveSlot() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,7 +119,7 @@ func (s *Session) giveSlot() {
 	}
 }
 
-// CloseWrite tells the peer that nothing more comes (FIN).
+// CloseWrite ends the outgoing stream (FIN).
 func (s *Session) CloseWrite() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,10 +133,10 @@ func (s *Session) shutdown() error {
 	return s.control(func(fd int) error { return os.NewSyscallError("shutdown", unix.Shutdown(fd, unix.SHUT_WR)) })
 }
 
-// LocalAddr is the address that the peer connected to.
+// LocalAddr returns the local address of the connection.
 func (s *Session) LocalAddr() net.Addr { return s.local }
 
-// RemoteAddr is the peer's address.
+// RemoteAddr returns the peer's address.
 func (s *Session) RemoteAddr() net.Addr { return s.remote }
 
 // SetDeadline implements net.Conn.
@@ -158,28 +159,28 @@ func (s *Session) setDeadline(by *time.Time, t time.Time, set func(time.Time) er
 	defer s.mu.Unlock()
 	*by = t
 	if s.phase == fenced {
-		return nil // set when it is ours again
+		return nil // set when the transfer fails
 	}
 	return set(t)
 }
 
-// SyscallConn is the socket itself, for its options (keepalive, no delay) alone: they
-// go with the session.
+// SyscallConn returns the socket itself. Use it only for socket options (keepalive, no delay). They
+// move with the session.
 func (s *Session) SyscallConn() (syscall.RawConn, error) { return s.raw, nil }
 
-// transfer gives a session away: with a state, or as it was committed last.
+// transfer gives a session to another member, with a new state or as of the last commit.
 func (m *Member) transfer(s *Session, to string, unparsed int, state []byte, asCommitted bool) error {
 	if err := s.fence(); err != nil {
 		return err
 	}
 	msg, err := s.giveAway(to, unparsed, state, asCommitted)
 	if err == nil {
-		s.unlock() // the next one locks it
+		s.unlock() // the next owner locks it
 		err = m.callWithState(msg, s)
 	}
 	switch {
 	case err == nil:
-		return nil // the reader has let go of it
+		return nil // the receiving goroutine has released it
 	case errors.Is(err, ErrNoKeeper) && !errors.Is(err, errNotAsked):
 		go m.resolve(s)
 		return fmt.Errorf("%w: %w", ErrUncertain, err)
@@ -205,7 +206,7 @@ func (m *Member) callWithState(msg *wire.Message, s *Session, fds ...int) error 
 	return err
 }
 
-// giveAway is the message that does it.
+// giveAway returns the transfer message.
 func (s *Session) giveAway(to string, unparsed int, state []byte, asCommitted bool) (*wire.Message, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -223,7 +224,7 @@ func (s *Session) giveAway(to string, unparsed int, state []byte, asCommitted bo
 	}
 	err := s.control(func(fd int) error {
 		unread, err := s.tail(fd, unparsed)
-		// What was seen is still in the queue: the other takes it out.
+		// The seen bytes are still in the queue. The next owner takes them out.
 		msg.Read, msg.Written, msg.State = s.consumed+uint64(s.seen), s.written, state
 		msg.Unread = append(unread, s.unread[s.shown:]...)
 		return err
@@ -231,9 +232,9 @@ func (s *Session) giveAway(to string, unparsed int, state []byte, asCommitted bo
 	return msg, err
 }
 
-// resolve finds out whose a session is that was being transferred when the keeper went. If the other has it, it has locked it,
-// and says so to the next keeper at once. One that does not lock, as clients of other languages, is given time for that from
-// when the next keeper is there.
+// resolve finds the owner of a session after the keeper exited during its transfer. A new owner has
+// locked it and tells the next keeper at once. Clients in other languages do not lock. resolve
+// gives them time after the next keeper starts.
 func (m *Member) resolve(s *Session) {
 	for {
 		c := m.conn.Load()
@@ -271,7 +272,7 @@ func (m *Member) resolve(s *Session) {
 	}
 }
 
-// lock says whether the session is this process's: sock.Lock.
+// lock locks the session and reports whether this process owns it: see sock.Lock.
 func (s *Session) lock() (ours bool) {
 	ours = true
 	_ = s.control(func(fd int) error { ours = sock.Lock(fd); return nil })
@@ -282,7 +283,7 @@ func (s *Session) unlock() {
 	_ = s.control(func(fd int) error { sock.Unlock(fd); return nil })
 }
 
-// given takes what the keeper gives.
+// given handles a socket offered by the keeper.
 func (m *Member) given(msg *wire.Message, fds []int) {
 	if len(fds) == 0 && !msg.Cut {
 		return
@@ -309,7 +310,7 @@ func (m *Member) given(msg *wire.Message, fds []int) {
 	m.post(&wire.Message{Type: wire.Reject, Session: msg.Session, Number: uint32(wire.Lost), Text: err.Error()})
 }
 
-// adoptSession makes a session of what was given, at the position where it stands.
+// adoptSession creates a session from an offered socket, at its current position.
 func (m *Member) adoptSession(msg *wire.Message, fds []int) error {
 	l := m.listenerFor(msg.Text)
 	if l == nil {
@@ -336,7 +337,7 @@ func (m *Member) adoptSession(msg *wire.Message, fds []int) error {
 		c.Close()
 		return err
 	}
-	if !s.lock() { // the keeper has gone since, and whoever had the session has taken it back
+	if !s.lock() { // the keeper exited meanwhile, and the previous owner took it back
 		c.Close()
 		return errors.New("another process has it")
 	}
@@ -356,12 +357,12 @@ func (m *Member) adoptSession(msg *wire.Message, fds []int) error {
 	return nil
 }
 
-// begin puts a session where its state stands: what the predecessor had read and
-// committed, and not yet taken out, is taken out now.
+// begin moves a session to the position of its state. It takes out bytes read and committed by the
+// predecessor but still queued.
 func (s *Session) begin(msg *wire.Message) error {
-	at, put := s.consumed, s.written // as the kernel has it
+	at, put := s.consumed, s.written // as in the kernel
 	if s.ended {
-		at, put = msg.Read, msg.Written // there is nothing to take, and Read will say so
+		at, put = msg.Read, msg.Written // nothing is queued, and Read will report the end
 	}
 	if wire.Before(msg.Read, at) || wire.Before(put, msg.Written) {
 		return fmt.Errorf("%w: it stands at read %d, written %d, its state at %d and %d", wire.ErrLost, at, put, msg.Read, msg.Written)

@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// talking is a session of a listener, of which n bytes have been read and not committed.
+// talking returns a session of a listener with n bytes read and not committed.
 func talking(t *testing.T, l *handoff.Listener, n int) (net.Conn, *handoff.Session) {
 	t.Helper()
 	p := dial(t, l.Addr())
@@ -38,8 +38,8 @@ func hears(t *testing.T, p net.Conn, s *handoff.Session, n int) {
 	}
 }
 
-// After a transfer that is refused a session's commits are kept, whether they have room in its slot or not, and whether the state is
-// another or not.
+// TestCommitAfterRefusedTransfer checks that commits are kept after a rejected transfer, with and
+// without room in the slot, for the same state and a new one.
 func TestCommitAfterRefusedTransfer(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	l := w.join("0")
@@ -69,12 +69,13 @@ func TestCommitAfterRefusedTransfer(t *testing.T) {
 	}
 }
 
-// A member that leaves while it commits leaves every session as it was committed last: none finds another's commits in its slot.
+// TestCloseWhileCommitting checks that a member leaving during commits leaves every session as of
+// its last commit. None gets another session's commits in its slot.
 func TestCloseWhileCommitting(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	const each = 60
 	for i := range 5 {
-		l := w.join(fmt.Sprint(i)) // those of the one before wait for one of its name
+		l := w.join(fmt.Sprint(i)) // the previous sessions wait for their own name
 		var sessions []*handoff.Session
 		for range 2 * each {
 			_, s := talking(t, l, 5)
@@ -87,7 +88,7 @@ func TestCloseWhileCommitting(t *testing.T) {
 		}
 		var all sync.WaitGroup
 		all.Go(func() {
-			for _, s := range sessions[each:] { // each takes a slot
+			for _, s := range sessions[each:] { // each allocates a slot
 				_ = s.Commit([]byte("b"))
 			}
 		})
@@ -100,7 +101,8 @@ func TestCloseWhileCommitting(t *testing.T) {
 	}
 }
 
-// A keeper that ends in good order leaves to the next one what waits for a member, and nothing that a living one has.
+// TestLiveIsNotInherited checks that an ending keeper leaves only waiting sockets to the next one,
+// no sockets of living members.
 func TestLiveIsNotInherited(t *testing.T) {
 	w := &world{t: t, socket: filepath.Join(t.TempDir(), "keeper.sock")}
 	var s store

@@ -17,8 +17,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// playPackets answers datagrams with its mark, if told to, until it is replaced:
-// KEEPER ADDRESS MARK.
+// playPackets answers datagrams with its mark, if told to, until it is replaced: KEEPER ADDRESS
+// MARK.
 func playPackets(args []string) error {
 	m, err := handoff.Join(context.Background(), handoff.Options{Service: "talk", Name: "0", Keeper: args[0], Timeout: patience})
 	if err != nil {
@@ -49,8 +49,8 @@ func playPackets(args []string) error {
 	}
 }
 
-// A UDP socket outlives its process with the datagrams that it has not read, through
-// a crash and a hot restart.
+// TestPackets checks that a UDP socket outlives its process with its unread datagrams, through a
+// crash and a hot restart.
 func TestPackets(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	start := func(mark string) *nstest.Process {
@@ -92,19 +92,19 @@ func TestPackets(t *testing.T) {
 	next.Kill()
 }
 
-// Connections that wait in a listener's queue while its process dies are accepted by
-// the next.
+// TestQueuedConnections checks that the next process accepts connections queued while its
+// predecessor dies.
 func TestQueuedConnections(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	m := w.member("0", 0)
-	stop(t, m) // it accepts none
+	stop(t, m) // it accepts no connection
 	var clients []*client
 	for range 20 {
 		clients = append(clients, w.client())
 	}
 	m.Kill()
 	for range 20 {
-		clients = append(clients, w.client()) // while nobody is there at all
+		clients = append(clients, w.client()) // without any process
 	}
 	w.member("0", 0)
 	for _, c := range clients {
@@ -114,8 +114,8 @@ func TestQueuedConnections(t *testing.T) {
 	}
 }
 
-// An orderly end: the sessions wait for the next process as after a crash, and none
-// was one.
+// TestLeave checks an orderly end: the sessions wait for the next process as after a crash, but
+// none counts as crashed.
 func TestLeave(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	a := w.join("0")
@@ -154,7 +154,8 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// With Stay a replaced member keeps its sessions until it transfers them itself.
+// TestStay checks that with Stay a replaced member keeps its sessions until it transfers them
+// itself.
 func TestStay(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	stay := func(o *handoff.Options) { o.Stay = true }
@@ -189,7 +190,7 @@ func TestStay(t *testing.T) {
 	}
 }
 
-// weir handoff send: the owner moves a session when asked, and all of them.
+// TestSend checks weir handoff send: the owner moves one session or all.
 func TestSend(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	w.member("a", 0)

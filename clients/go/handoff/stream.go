@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/sock"
 )
 
-// usable waits while the session is being transferred, with mu held.
+// usable waits during a transfer and returns an error for an ended session. s.mu is held.
 func (s *Session) usable() error {
 	for s.phase == fenced {
 		s.unfenced.Wait()
@@ -30,9 +30,9 @@ func (s *Session) usable() error {
 	return nil
 }
 
-// Read shows the bytes that follow those it has shown before; that they are done with
-// says Commit. It returns [ErrMoved] when another member has the session, and
-// [ErrUncommitted] when Options.Window bytes wait to be committed.
+// Read returns the next bytes. They stay kept until Commit accounts for them. It returns [ErrMoved]
+// when another member has the session, and [ErrUncommitted] when Options.Window bytes are
+// uncommitted.
 func (s *Session) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -61,8 +61,8 @@ func (s *Session) Read(p []byte) (int, error) {
 
 var errFenced = errors.New("fenced")
 
-// again says whether something failed only because the session stood still for a
-// while: being transferred, which did not come to be.
+// again reports whether an operation failed only because of a transfer that did not succeed. The
+// caller then repeats it.
 func (s *Session) again(err error, by *time.Time) bool {
 	if !errors.Is(err, errFenced) && !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrClosed) {
 		return false
@@ -75,7 +75,7 @@ func (s *Session) again(err error, by *time.Time) bool {
 	return by.IsZero() || time.Now().Before(*by)
 }
 
-// explain makes errors those of a net.Conn.
+// explain turns errors into *net.OpError values, like those of net.TCPConn.
 func (s *Session) explain(op string, err error) error {
 	if err == nil || err == io.EOF || errors.Is(err, ErrUncommitted) {
 		return err
@@ -90,12 +90,12 @@ func (s *Session) explain(op string, err error) error {
 		err = net.ErrClosed
 	}
 	if o, ok := errors.AsType[*net.OpError](err); ok {
-		err = o.Err // of the raw connection, whose name for the operation is another
+		err = o.Err // of the raw connection, with another operation name
 	}
 	return &net.OpError{Op: op, Net: "tcp", Source: s.LocalAddr(), Addr: s.RemoteAddr(), Err: err}
 }
 
-// showNext shows what follows what was shown: 0 and no error if there is nothing yet.
+// showNext returns the next bytes: 0 and no error if there are none yet.
 func (s *Session) showNext(fd int, p []byte) (int, error) {
 	if s.shown < len(s.unread) {
 		n := copy(p, s.unread[s.shown:])
@@ -127,29 +127,29 @@ func (s *Session) showNext(fd int, p []byte) (int, error) {
 			return 0, err
 		}
 		if queued > s.seen {
-			// The peek has stopped at an urgent mark: it goes on once the mark is at the queue's begin.
+			// The peek stopped at an urgent mark. It continues when the mark is at the beginning of
+			// the queue.
 			if err := s.setAside(fd); err != nil {
 				return 0, err
 			}
 			continue
 		}
-		// Nothing new. The end shows in the queue only when that is empty.
+		// Nothing new. The queue shows the end only when it is empty.
 		if e := events(fd); e != 0 {
 			if code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); e&unix.POLLERR != 0 && err == nil && code != 0 {
 				return 0, syscall.Errno(code)
 			}
-			ended = true // unless the last bytes came just before the end
+			ended = true // unless the last bytes arrived just before the end
 			continue
 		}
-		// A few bytes that stay in the queue can hold a whole segment's memory, and the peer
-		// waits for a window that never opens (a segment of loopback is 64 KiB). So the keeper
-		// has them, too, while we wait for the rest.
+		// A few bytes left in the queue can occupy a whole segment's memory (64 KiB on loopback).
+		// The peer would then wait for a window that never opens. So the keeper gets them, too,
+		// during the wait for the rest.
 		return 0, s.setAside(fd)
 	}
 }
 
-// setAside takes what was shown out of the queue, for a state that does not account
-// for it.
+// setAside takes the bytes already returned out of the queue, for a state not covering them.
 func (s *Session) setAside(fd int) error {
 	tail, err := s.tail(fd, s.shown+s.seen)
 	if err != nil {
@@ -158,7 +158,7 @@ func (s *Session) setAside(fd int) error {
 	return s.note(fd, tail, len(tail), s.committed.written, s.committed.state)
 }
 
-// tail is a copy of the last n bytes that were shown.
+// tail returns a copy of the last n bytes returned by Read.
 func (s *Session) tail(fd, n int) ([]byte, error) {
 	out := make([]byte, 0, n)
 	if old := n - s.seen; old > 0 {
@@ -167,15 +167,15 @@ func (s *Session) tail(fd, n int) ([]byte, error) {
 	if n == 0 || s.seen == 0 {
 		return out, nil
 	}
-	all := make([]byte, s.seen) // in one piece: a mark is at its begin, or behind it
+	all := make([]byte, s.seen) // in one piece: an urgent mark is at its beginning or behind it
 	if got, err := s.peek(fd, 0, all); err != nil || got != s.seen {
 		return nil, fmt.Errorf("%d bytes that were read are not in the queue: %d are, %w", s.seen, got, err)
 	}
 	return append(out, all[max(0, s.seen-n):]...), nil
 }
 
-// peek fills p with what is in the queue behind the first skip bytes, and returns how
-// many bytes there are with those.
+// peek fills p with the queue's bytes after the first skip bytes. It returns the number of bytes
+// including those.
 func (s *Session) peek(fd, skip int, p []byte) (int, error) {
 	if skip == 0 {
 		return sock.Peek(fd, p)
@@ -186,15 +186,15 @@ func (s *Session) peek(fd, skip int, p []byte) (int, error) {
 	return sock.Peek(fd, s.scratch[:skip], p)
 }
 
-// events are those that end a stream.
+// events returns the events ending a stream.
 func events(fd int) int16 {
 	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 	unix.Poll(p, 0)
 	return p[0].Revents
 }
 
-// Write writes to the peer. After a crash of a predecessor the bytes that it wrote
-// after its last commit come again: they are counted, and not sent twice.
+// Write writes to the peer. After a predecessor's crash, the caller writes the bytes after its last
+// commit again. Write skips those already sent.
 func (s *Session) Write(p []byte) (int, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Errors of accept(2) that pass by do not end a listener.
+// TestTemporary checks that passing errors of accept(2) do not end a listener.
 func TestTemporary(t *testing.T) {
 	for e, want := range map[unix.Errno]bool{
 		unix.EMFILE: true, unix.ENFILE: true, unix.ENOBUFS: true, unix.ENOMEM: true, unix.ECONNABORTED: true, unix.EPROTO: true,

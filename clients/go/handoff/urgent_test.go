@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// sendUrgent sends b, whose last byte is urgent.
+// sendUrgent sends b with its last byte urgent.
 func sendUrgent(c *net.TCPConn, b []byte) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -59,8 +59,9 @@ func queuedIn(t *testing.T, s *handoff.Session, n int) {
 	})
 }
 
-// Urgent bytes are bytes of the stream, wherever they are in it: all is read, in order, and the session is transferred. An upper
-// case letter is sent as urgent, | waits until all is queued and reads two bytes, . ends the stream.
+// TestUrgentByte checks that urgent bytes are part of the stream at any position. All bytes are
+// read in order, and the session is transferred. In a script an upper case letter is sent as
+// urgent, | waits until all is queued and reads two bytes, . ends the stream.
 func TestUrgentByte(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	l, other := w.join("0"), w.join("1")
@@ -135,7 +136,7 @@ func TestUrgentByte(t *testing.T) {
 	}
 }
 
-// taken is how many bytes were taken out of a session's receive queue.
+// taken returns the number of bytes taken out of a session's receive queue.
 func taken(s *handoff.Session) (n int) {
 	raw, err := s.SyscallConn()
 	if err != nil {
@@ -149,7 +150,8 @@ func taken(s *handoff.Session) (n int) {
 	return n
 }
 
-// Streams with urgent bytes survive SIGKILL and hot restarts, in every language.
+// TestUrgentStreams checks that streams with urgent bytes survive SIGKILL and hot restarts, in
+// every language.
 func TestUrgentStreams(t *testing.T) {
 	rounds := 6
 	if testing.Short() {
@@ -195,7 +197,8 @@ func TestUrgentStreams(t *testing.T) {
 	}
 }
 
-// A member in C or Python that looks again without a commit sees what lies behind an urgent byte, too.
+// TestProbeUrgent checks that a member in C or Python that reads again without a commit also gets
+// the bytes behind an urgent one.
 func TestProbeUrgent(t *testing.T) {
 	for language, command := range probes(t) {
 		t.Run(language, func(t *testing.T) {
@@ -246,7 +249,7 @@ func TestProbeUrgent(t *testing.T) {
 	}
 }
 
-// peekOffset says whether TCP has SO_PEEK_OFF: since Linux 6.9.
+// peekOffset reports whether TCP supports SO_PEEK_OFF (Linux 6.9).
 func peekOffset() bool {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

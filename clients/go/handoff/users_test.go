@@ -14,9 +14,9 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A member says the name of another user's member, with every capability that a member may have: it gets none of that one's
-// sessions and listeners, not when that one is asked to give them, nor when it dies, and does not end it. Root may send
-// sessions there, and a process of the same user gets them.
+// TestUsersAreApart starts a member with the name of another user's member and every capability. It
+// gets none of that member's sessions and listeners, neither by a request nor after its death, and
+// cannot end it. Root may send sessions there, and a process of the same user gets them.
 func TestUsersAreApart(t *testing.T) {
 	rules := keeper.Rules{{Service: "talk", Kind: "uid", Value: "1001"}, {Service: "talk", Kind: "uid", Value: "1002"}}
 	w := newWorld(t, keeper.Options{Allow: rules.Allow, Grace: 10 * time.Millisecond})
@@ -55,7 +55,7 @@ func TestUsersAreApart(t *testing.T) {
 	is("the session is the victim's", 1001)
 	as(1002, "2", freeAddress(t))
 	second := as(1002, "1", freeAddress(t))
-	// The owner itself gives it to a name that a stranger has taken.
+	// The owner itself gives it to a name used by a stranger.
 	for _, name := range []string{"2", "1"} {
 		victim.Tell("move " + name)
 		if line, ok := victim.Line(); !ok || !strings.Contains(line, "another user") {
@@ -75,7 +75,8 @@ func TestUsersAreApart(t *testing.T) {
 	as(1001, "2", w.address)
 	is("a process of the victim's user goes on with the session", 1001)
 
-	// Root may send it to another user's member: steering moves devices between slots. From then on it is that user's.
+	// Root may send it to another user's member, because steering moves devices between slots. Then
+	// it belongs to that user.
 	nstest.Until(t, "root sends the session to another user's member", func() bool {
 		err := handoff.Send(t.Context(), w.socket, "talk", "2", 0, "1")
 		if err != nil && !errors.Is(err, handoff.ErrNoPeer) {

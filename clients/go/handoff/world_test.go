@@ -28,19 +28,18 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-// patience is for what must happen: it is longer than the machine stands still, and costs nothing where it happens.
+// patience is the timeout for expected events. It exceeds any stall of the machine.
 const patience = 30 * time.Second
 
-// The protocol that members of these tests speak. The client sends messages of 7
-// bytes; for each the server answers with 8: the hash of all messages so far. So an
-// answer is right only if no byte was lost, doubled or changed before it, in either
-// direction, whoever served.
+// The protocol of the members in these tests. The client sends messages of 7 bytes. The server
+// answers each with 8 bytes: the hash of all messages so far. So an answer is right only if no
+// earlier byte was lost, doubled or changed in either direction, by any server.
 const (
 	question = 7
 	answer   = 8
 )
 
-// talk is one stream's state: what a member commits.
+// talk is the state of one stream, as committed by a member.
 type talk struct {
 	hash  uint64
 	count uint64
@@ -58,8 +57,7 @@ func (k *talk) state(padding int) []byte {
 	return append(binary.LittleEndian.AppendUint64(b, k.count), make([]byte, padding)...)
 }
 
-// next takes the whole messages of b and returns the answers and how many bytes are
-// left over.
+// next consumes the whole messages of b. It returns the answers and the number of remaining bytes.
 func (k *talk) next(b []byte) (answers []byte, rest int) {
 	for ; len(b) >= question; b = b[question:] {
 		h := fnv.New64a()
@@ -72,8 +70,8 @@ func (k *talk) next(b []byte) (answers []byte, rest int) {
 	return answers, len(b)
 }
 
-// serve answers a session until it ends or moves. It commits now and then, so that
-// there is something to do again after a crash.
+// serve answers a session until it ends or moves. It commits only at times, so a crash leaves work
+// to repeat.
 func serve(s *handoff.Session, padding int) error {
 	k := newTalk(s.State())
 	if read, written := s.Positions(); read != k.count*question || written != k.count*answer {
@@ -141,7 +139,8 @@ func playMember(args []string) error {
 			}()
 		}
 	}()
-	// A line is an order: "move NAME", each session for itself, or "over NAME", everything.
+	// A line is an order: "move NAME" moves each session by itself, "over NAME" hands over
+	// everything.
 	var what, to string
 	for {
 		if _, err := fmt.Scanln(&what, &to); err != nil {
@@ -171,13 +170,13 @@ func playKeeper(args []string) error {
 	return keeper.New(keeper.Options{}).Serve(ctx, l)
 }
 
-// world is a keeper in this process, and members in processes of their own.
+// world is a keeper in this process with members in their own processes.
 type world struct {
 	t       testing.TB
 	socket  string
 	keeper  *keeper.Keeper
 	address string
-	proof   []string // the argument of servers in C and Python, if it is not the default
+	proof   []string // argument of the servers in C and Python, unless default
 }
 
 func newWorld(t testing.TB, o keeper.Options) *world {
@@ -204,7 +203,7 @@ func newWorld(t testing.TB, o keeper.Options) *world {
 	return w
 }
 
-// testWriter shows the keeper's log where a test fails.
+// testWriter prints the keeper's log in verbose tests.
 type testWriter struct{ t testing.TB }
 
 func (w testWriter) Write(b []byte) (int, error) {
@@ -214,7 +213,7 @@ func (w testWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// freeAddress is one of lo's on which nobody listens.
+// freeAddress returns an unused address on lo.
 func freeAddress(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -235,15 +234,15 @@ func (w *world) memberAt(address, name string, more ...any) *nstest.Process {
 	return nstest.StartReady(w.t, nstest.Child("member", append([]any{w.socket, "talk", name, address}, more...)...))
 }
 
-// client is one stream: it asks as fast as it gets answers and checks them.
+// client is one stream. It asks as fast as it gets answers and checks them.
 type client struct {
 	t      testing.TB
 	conn   *net.TCPConn
-	asks   chan int // how many messages are on their way
+	asks   chan int // messages not yet answered
 	stop   chan struct{}
 	ended  chan error
 	count  atomic.Int64 // messages answered
-	urgent bool         // of some pieces the last byte is urgent
+	urgent bool         // the last byte of some pieces is urgent
 	pause  time.Duration
 }
 
@@ -299,7 +298,7 @@ func (c *client) ask(hashes chan<- uint64) {
 	}
 }
 
-// check reads answers to the end, which must come after the last.
+// check reads answers to the end, which must follow the last one.
 func (c *client) check(hashes <-chan uint64) error {
 	b := make([]byte, answer)
 	for want := range hashes {
@@ -318,7 +317,7 @@ func (c *client) check(hashes <-chan uint64) error {
 	return nil
 }
 
-// hears waits for more answers: the session goes on.
+// hears waits for more answers.
 func (c *client) hears(more int64) {
 	c.t.Helper()
 	before := c.count.Load()
@@ -330,7 +329,7 @@ func (c *client) hears(more int64) {
 	})
 }
 
-// finish has the client ask no more, and waits for the rest.
+// finish stops asking and waits for the remaining answers.
 func (c *client) finish() {
 	c.t.Helper()
 	close(c.stop)

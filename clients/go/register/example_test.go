@@ -12,7 +12,8 @@ import (
 	"github.com/weir-project/weir/clients/go/register"
 )
 
-// A collector opens its socket, then takes slot 0 of the service telemetry. It serves without weir as well.
+// A collector opens its socket, then takes slot 0 of the service telemetry. It also serves without
+// weir.
 func ExampleSlot() {
 	socket, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {
@@ -30,7 +31,7 @@ func ExampleSlot() {
 	}
 }
 
-// Another weir serve has another socket. Without one there, ErrNoServe comes at once.
+// Each weir serve has its own socket. Without one, ErrNoServe is immediate.
 func ExampleClient_Slot() {
 	err := register.Client{Socket: "/nonexistent/register.sock"}.Slot(context.Background(), "telemetry", 0)
 	fmt.Println(errors.Is(err, register.ErrNoServe))

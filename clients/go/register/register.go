@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package register lets a collector give itself a slot of a service that weir
-// steers, in place of being found from outside:
+// Package register lets a collector register itself for a slot of a service steered by weir. weir
+// then need not find it from outside:
 //
 //	if err := register.Slot(ctx, "telemetry", 0); err != nil {
 //		log.Fatal(err)
 //	}
 //
-// Call it when the sockets are bound and the program is ready to serve. The slot
-// is withdrawn by the kernel when the process exits; there is nothing to undo.
-// clients/c/weir.h is the same for C and C++.
+// Call it when the sockets are bound and the program is ready to serve. The kernel withdraws the
+// slot when the process exits, so there is nothing to undo. clients/c/weir.h is the same for C and
+// C++.
 package register
 
 import (
@@ -28,26 +28,25 @@ import (
 	"time"
 )
 
-// DefaultSocket is where weir serve takes registrations, unless
-// $WEIR_REGISTER_SOCKET names another place.
+// DefaultSocket is the registration socket of weir serve, unless $WEIR_REGISTER_SOCKET names
+// another path.
 const DefaultSocket = "/run/weir/register.sock"
 
-// DefaultTimeout is how long Slot waits if its context has no deadline.
+// DefaultTimeout is the timeout of Slot for a context without a deadline.
 const DefaultTimeout = 30 * time.Second
 
 var (
-	// ErrNoServe says that no weir serve answers. The collector may be found by weir
-	// anyway, and may try again later.
+	// ErrNoServe reports that no weir serve answers. weir may still find the collector itself, and
+	// the collector may try again later.
 	ErrNoServe = errors.New("no weir serve answers")
-	// ErrRefused says that this process may not have the slot: see the member kind
-	// user in weir's configuration.
+	// ErrRefused reports a process without the right to this slot: see the member kind user in
+	// weir's configuration.
 	ErrRefused = errors.New("refused")
 )
 
-// Slot registers the calling process as the member of a slot and returns once
-// the slot's traffic reaches it. It waits for sockets that are still missing
-// until ctx is done, at most five minutes. Other errors than [ErrNoServe] and
-// [ErrRefused] say in their text what is missing.
+// Slot registers the calling process as the member of a slot. It returns when the slot's traffic
+// reaches the process. It waits for missing sockets until ctx is done, at most five minutes. Errors
+// other than [ErrNoServe] and [ErrRefused] name the missing parts.
 func Slot(ctx context.Context, service string, slot int) error {
 	socket := os.Getenv("WEIR_REGISTER_SOCKET")
 	if socket == "" {
@@ -56,16 +55,16 @@ func Slot(ctx context.Context, service string, slot int) error {
 	return Client{Socket: socket}.Slot(ctx, service, slot)
 }
 
-// Client asks the weir serve behind another socket.
+// Client registers at the weir serve of another socket.
 type Client struct{ Socket string }
 
-// Slot is the function of that name.
+// Slot is like the function Slot.
 func (c Client) Slot(ctx context.Context, service string, slot int) error {
 	timeout := DefaultTimeout
 	if end, ok := ctx.Deadline(); ok {
 		timeout = time.Until(end)
 	}
-	// weir's own limit comes first: its answer says what was missing.
+	// weir's own timeout ends first, and its answer names the missing parts.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout+2*time.Second)
 	defer cancel()
 	form := url.Values{"service": {service}, "slot": {strconv.Itoa(slot)}, "timeout_ms": {strconv.FormatInt(timeout.Milliseconds(), 10)}}
@@ -116,8 +115,8 @@ func dial(ctx context.Context, path string) (net.Conn, error) {
 	}
 }
 
-// believable checks who answers: root, this process's user, the user (a number) in
-// $WEIR_REGISTER_UID, or the owner of the socket's directory.
+// believable checks the user of the server process: root, this process's user, the user (a number)
+// in $WEIR_REGISTER_UID, or the owner of the socket's directory.
 func believable(c *net.UnixConn, path string) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -140,7 +139,7 @@ func believable(c *net.UnixConn, path string) error {
 	return fmt.Errorf("user %d answers there, neither root nor this user: set $WEIR_REGISTER_UID to its number if that is right", cred.Uid)
 }
 
-// refused is ErrRefused in the server's words.
+// refused is ErrRefused with the server's text.
 type refused string
 
 func (r refused) Error() string   { return string(r) }
