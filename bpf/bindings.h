@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Longest-prefix match with exact fields behind it: prefixes are bound for a protocol and a port,
- * or for every port of a protocol. The longest prefix that is bound for the packet's protocol and
- * port decides; of one prefix, the binding of the port goes before that of every port. A longer
- * prefix that is bound for something else hides nothing.
+ * Longest-prefix match with exact fields: prefixes are bound for a protocol and a port, or for
+ * every port of a protocol. The longest prefix bound for the packet's protocol and port decides.
+ * Within one prefix, a binding of the port precedes a binding of every port. A longer prefix bound
+ * for something else hides nothing.
  *
  *	BINDINGS_MAPS(dispatch)
  *	...
@@ -12,8 +12,8 @@
  *	if (bound)
  *		value = BINDINGS_VALUE(bound), length = BINDINGS_LENGTH(bound);
  *
- * The table's value of a prefix (table.h) is the number of its set: what it is bound for, and the
- * set of the prefix that encloses it. table/bindings.go writes what this reads.
+ * The table's value of a prefix (table.h) is the number of its set. A set contains the bindings of
+ * the prefix and the number of the enclosing prefix's set. table/bindings.go writes this data.
  */
 #ifndef WEIR_BINDINGS_H
 #define WEIR_BINDINGS_H
@@ -21,8 +21,8 @@
 #include "table.h"
 
 #define BINDINGS_MAX_VALUE 0xffffff
-#define BINDINGS_INLINE	   15 /* bindings of a set beyond the first that stand in its run */
-#define BINDINGS_UNIT	   4  /* bits of the unit in which memory of sets is counted: 16 bytes */
+#define BINDINGS_INLINE	   15 /* bindings in a set's run, besides the first */
+#define BINDINGS_UNIT	   4  /* bits of a memory unit of sets: 16 bytes */
 
 /*
  * entry of a binding: bit 63 set; 55 to 40 the port, 0 for every port; 39 to 32 the protocol; 23 to
@@ -32,14 +32,14 @@
 
 struct bindings_set {
 	/*
-	 * Bit 30: several prefixes of the same length, with the same encloser and nothing below them,
-	 * are bound alike, and have this set in common. 29 to 22 the prefix's length; 21 to 0 the set
-	 * that encloses this one, or 0.
+	 * Bit 30: a shared set. Several prefixes of the same length, with the same encloser and
+	 * nothing below them, have equal bindings. 29 to 22 the prefix's length; 21 to 0 the set
+	 * enclosing this one, or 0.
 	 */
 	__u32 link;
 	/*
-	 * Bit 31: the others are in the hash, as many as the rest says. Else 25 to 22 how many
-	 * there are, and 21 to 0 the unit at which their entries begin.
+	 * Bit 31: the others are in the hash, and the rest is their number. Else 25 to 22 are their
+	 * number, and 21 to 0 the first unit of their entries.
 	 */
 	__u32 more;
 	__u64 first; /* entry */
@@ -54,18 +54,18 @@ struct bindings_key {
 	__u8 pad;
 };
 
-/* What lies at the beginning of the memory of sets; only the writer reads it. */
+/* Beginning of the memory of sets, for the writer only. */
 #define BINDINGS_LIMBO 8192
 struct bindings_head {
 	__u32 magic;
-	__u32 writing; /* not 0: a change is under way, or was when its writer was killed */
-	__u32 reused;  /* rises before memory is used again */
-	__u32 next;    /* the first unit that was never used */
+	__u32 writing; /* not 0: a change is in progress, or its writer was killed */
+	__u32 reused;  /* rises before memory is reused */
+	__u32 next;    /* the first never used unit */
 	__u32 bindings;
 	__u32 sets;
 	__u32 hashed; /* bindings in the hash */
 	__u32 in_limbo;
-	__u32 free[9]; /* lists of free memory, by its number of units */
+	__u32 free[9]; /* lists of free memory, by number of units */
 	__u32 limbo[BINDINGS_LIMBO];
 };
 
@@ -79,7 +79,8 @@ static __always_inline void *bindings_at(void *sets, __u32 number)
 
 #define BINDINGS_READ(x) (*(volatile typeof(x) *)&(x))
 
-/* bindings_entry returns the entry of a set, as it was read, for a protocol and port, or 0. */
+/* bindings_entry returns the entry of a set for a protocol and port, or 0. first and more are the
+ * set's words. */
 static __always_inline __u64 bindings_entry(void *sets, void *many, __u32 number, __u64 first,
 					    __u32 more, __u32 proto, __u32 port)
 {
@@ -117,9 +118,9 @@ static __always_inline __u64 bindings_entry(void *sets, void *many, __u32 number
 }
 
 /*
- * bindings_match returns what a set says of a protocol and port: its entry's value and the length
- * of the prefix with bit 63 set, else the set to ask next. A set is two words that change one after
- * the other; a reader that saw them at different times reads again.
+ * bindings_match looks up a protocol and port in a set. If bound, it returns the entry's value and
+ * the length of the prefix with bit 63 set. Otherwise it returns the set to search next. The two
+ * words of a set change one after the other, so a reader of a mixed state reads again.
  */
 static __always_inline __u64 bindings_match(void *sets, void *many, __u32 number, __u32 proto,
 					    __u32 port)
@@ -146,9 +147,9 @@ static __always_inline __u64 bindings_match(void *sets, void *many, __u32 number
 #define BINDINGS_LENGTH(bound) ((__u32)((bound) >> 32) & 0xff)
 
 /*
- * BINDINGS_MAPS declares a table with exact fields (table.SizeBindings before its maps are made). What
- * one set says is a global function, which the verifier looks at once and not for each of the
- * prefixes that may enclose one another.
+ * BINDINGS_MAPS declares a table with exact fields. Call table.SizeBindings before creating the
+ * maps. The lookup in one set is a global function. The verifier then checks it once, not for each
+ * enclosing prefix.
  */
 #define BINDINGS_MAPS(name)                                                                        \
 	TABLE_MAPS(name)                                                                           \

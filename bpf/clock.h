@@ -3,8 +3,8 @@
 #define WEIR_CLOCK_H
 
 /*
- * weir_clock is CLOCK_MONOTONIC in nanoseconds, at the resolution of a tick where the kernel has
- * the coarse clock (5.11): "last seen" needs no better, and reading the counter costs more than
+ * weir_clock returns CLOCK_MONOTONIC in nanoseconds. With the coarse clock (Linux 5.11) its
+ * resolution is a tick. That suffices for "last seen", and reading the counter would cost more than
  * the rest of a device's bookkeeping.
  */
 static __always_inline __u64 weir_clock(void)

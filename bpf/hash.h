@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Jenkins' lookup3 over an array of 32-bit words, as include/linux/jhash.h has it: user space and
- * every program hash an address to the same bucket. Go's twin is internal/jhash.
+ * Jenkins' lookup3 over an array of 32-bit words, as in include/linux/jhash.h. User space and all
+ * programs hash an address to the same bucket. The Go version is internal/jhash.
  */
 #ifndef WEIR_HASH_H
 #define WEIR_HASH_H

@@ -1,52 +1,52 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * Longest-prefix match over IPv4 and IPv6, mostly in one cold pair of cache lines. Package table
- * writes what this reads, and describes how: table/README.md. A program has a table by
+ * writes this data; table/README.md describes the structure. A program defines a table by
  *
  *	TABLE_MAPS(flows)
  *	...
  *	value = TABLE_LOOKUP4(flows, bpf_ntohl(ip->saddr));
  *	value = TABLE_LOOKUP6(flows, words); // __u32 words[4], each in host byte order
  *
- * A value is 1 to TABLE_MAX_VALUE; 0 says that no prefix covers the address. A reader sees the table
- * as it was before or after a change, never in between.
+ * A value is 1 to TABLE_MAX_VALUE. 0 means no prefix covers the address. A reader sees the table
+ * before or after a change, never in between.
  */
 #ifndef WEIR_TABLE_H
 #define WEIR_TABLE_H
 
 #define TABLE_MAX_VALUE 0x3fffff
-#define TABLE_ROOT4	17  /* bits of an IPv4 address that choose a page */
-#define TABLE_ROOT6	16  /* bits of an IPv6 address that do, if its /32 has no page */
-#define TABLE_SLOTS	18  /* bits of the hash of /32s; what does not fit is found through root6 */
+#define TABLE_ROOT4	17  /* bits of an IPv4 address selecting a page */
+#define TABLE_ROOT6	16  /* bits of an IPv6 address selecting a page, if its /32 has none */
+#define TABLE_SLOTS	18  /* bits of the hash of /32s; others are found through root6 */
 #define TABLE_BUCKETS	17  /* bits of its displacements */
 #define TABLE_SEGMENT	20  /* bits of a segment of pages: 1 MiB */
-#define TABLE_SLACK	256 /* bytes behind a segment, so that reading past a short page is legal */
+#define TABLE_SLACK	256 /* bytes behind a segment, so reading past a short page is legal */
 
 /*
- * entry, wherever it lies: bit 31 says that 30 to 9 are the number of a page, in units of 8 bytes,
- * else they are the value. In the index bits 1 and 0 say how many cache lines the page goes on
- * over. In a page 8 to 5 are the number of wildcard bits within its 16, and 4 to 0 how many items
- * before this one stands the one that encloses it; 0: none does.
+ * entry, everywhere: with bit 31 set, bits 30 to 9 are the number of a page, in units of 8 bytes.
+ * Otherwise they are the value. In the index, bits 1 and 0 are the number of further cache lines of
+ * the page. In a page, bits 8 to 5 are the number of wildcard bits within its 16. Bits 4 to 0 are
+ * the distance, in items, back to the enclosing item; 0 means none.
  */
 #define TABLE_PAGE	0x80000000u
 #define TABLE_OF(entry) (((entry) >> 9) & TABLE_MAX_VALUE)
 #define TABLE_LINES	3
 
 /*
- * A page, 8 to 176 bytes, placed so that it spans as few lines as it can:
+ * A page has 8 to 176 bytes and spans as few cache lines as possible:
  *
- *	__u32 head	bit 31 0; 30 to 9 the value where no item matches; 8 that value is a prefix of
- *			its own and not inherited; 7 to 5 which 16 bits of the address it looks at, 0:
- *			an IPv4 address's last ones; 4 to
+ *	__u32 head	bit 31 0; 30 to 9 the value if no item matches; 8 this value is a prefix
+ *			itself and not inherited; 7 to 5 the examined 16 bits of the address,
+ *			0: the last bits of an IPv4 address; 4 to
  *			0 n, or TABLE_LIST or TABLE_FAN
  *	__u32 tag	the first 32 bits of the addresses below it (IPv6)
  *	__u64 starts[]	n sorted 16-bit lanes: the first address of each item; ones up to 8 bytes
  *	__u32 entry[n]
  *
- * A fan has head, tag, the number of bits that it looks at, __u32 for the writer, and an entry for
- * each value of those bits.
+ * A fan has head, tag, the number of examined bits, a __u32 for the writer, and an entry for each
+ * value of those bits.
  *
- * A list, of prefixes of one /64, has head, their number in place of the tag, and for each { __u64
+ * A list of prefixes of one /64 has head, their number in place of the tag, and for each { __u64
  * low bits; __u32 wildcard bits; __u32 value }, the longest first.
  */
 #define TABLE_KIND	31
@@ -55,12 +55,12 @@
 #define TABLE_MAX_ITEMS 28
 #define TABLE_MAX_LIST	7
 
-/* How many pages are searched at most: each looks at one bit more at least, and the first may be
- * searched twice. A few is what real tables have. */
+/* The maximum number of searched pages. Each examines at least one more bit, and the first may be
+ * searched twice. Real tables need a few. */
 #define TABLE_DEPTH4 (32 - TABLE_ROOT4 + 2)
 #define TABLE_DEPTH6 (128 - TABLE_ROOT6 + 2)
 
-/* index is what leads to pages; there are two, so that a table can be replaced at once. */
+/* index leads to the pages. There are two of them, so a table can be replaced at once. */
 struct table_index {
 	__u32 root4[1 << TABLE_ROOT4];
 	__u32 root6[1 << TABLE_ROOT6];
@@ -75,16 +75,16 @@ struct table_segment {
 };
 
 #define TABLE_SIZES 23	 /* of free pages, in units of 8 bytes: 1 to 22 */
-#define TABLE_LIMBO 8192 /* pages that are no longer part of the table, but may still be read */
+#define TABLE_LIMBO 8192 /* pages removed from the table and possibly still read */
 
-/* head: its first word says which index is read, bit 0 for IPv4 and bit 1 for IPv6. The rest is the
- * writer's. */
+/* head: its first word selects the index to read, bit 0 for IPv4 and bit 1 for IPv6. Only the
+ * writer uses the rest. */
 struct table_head {
 	__u32 active;
 	__u32 magic;
-	__u32 writing; /* not 0: a change is under way, or was when its writer was killed */
-	__u32 reused;  /* rises before memory of pages is used again */
-	__u32 next;    /* the first unit of 8 bytes that was never used */
+	__u32 writing; /* not 0: a change is in progress, or its writer was killed */
+	__u32 reused;  /* rises before page memory is reused */
+	__u32 next;    /* the first never used unit of 8 bytes */
 	__u32 units;   /* in use */
 	__u32 pages;
 	__u32 groups; /* /32s in the hash */
@@ -93,7 +93,7 @@ struct table_head {
 	__u32 free[TABLE_SIZES]; /* lists of free pages, by size */
 	__u32 free_fan[17];	 /* and of fans, by their bits */
 	__u32 limbo[TABLE_LIMBO];
-	/* Prefixes too short for a page, of each index: prefix b of length l is number 2^l + b. */
+	/* Prefixes too short for a page, per index: prefix b of length l is number 2^l + b. */
 	__u32 short4[2][2 << TABLE_ROOT4];
 	__u32 short6[2][2 << TABLE_ROOT6];
 };
@@ -101,7 +101,7 @@ struct table_head {
 #define TABLE_HIGH 0x8000800080008000ULL
 #define TABLE_ONES 0x0001000100010001ULL
 
-/* table_page_at finds a page by its number. */
+/* table_page_at returns the address of a page. */
 static __always_inline const __u8 *table_page_at(void *pages, __u32 number)
 {
 	__u32 segment = number >> (TABLE_SEGMENT - 3);
@@ -118,7 +118,7 @@ static __always_inline __u32 table_start(const __u8 *p, __u32 i)
 	return (lane << 1 | lane >> 15) & 0xffff;
 }
 
-/* table_lanes counts, in each lane of a page's j-th four starts, one that is not above what is sought. */
+/* table_lanes marks each lane of a page's j-th four starts not above the sought one. */
 static __always_inline __u64 table_lanes(const __u8 *p, __u64 sought, __u32 j, __u32 k)
 {
 	__u64 lanes = *(__u64 *)(p + 8 + 8 * j) & ~TABLE_HIGH;
@@ -128,16 +128,16 @@ static __always_inline __u64 table_lanes(const __u8 *p, __u64 sought, __u32 j, _
 }
 
 /*
- * table_search returns the entry of a page that an address falls to. x is the 16 bits of the
- * address that the page looks at. Lanes are compared on 15 bits: each is rotated right by one, so
- * that its top bit is the start's lowest, which the last test compares. With again 1, an address
- * that is neither in the item found nor in what encloses that, but may be in what encloses both, gets
- * entry itself, for table_step to search the page to the end: few do, and the verifier need not walk
- * that loop wherever a table is looked up.
+ * table_search returns the entry of a page for an address. x is the page's 16 bits of the address.
+ * The comparison uses 15 bits: each lane is rotated right by one, so its top bit is the lowest bit
+ * of the start. The last test compares this bit. With again 1, the function returns entry itself in
+ * one rare case: neither the found item nor its encloser covers the address, but an outer encloser
+ * may. table_step then searches the page to the end. So the verifier does not walk that loop at
+ * every use of a table.
  */
 static __always_inline __u32 table_search(const __u8 *p, __u32 x, __u32 entry, int again)
 {
-	/* All lines of the page are fetched now, not each when the one before it has come. */
+	/* Fetch all cache lines of the page now, not one after the other. */
 	__u32 lines = entry & TABLE_LINES;
 	const __u8 *second = p + ((lines + 1) >> 1 << 6), *last = p + (lines << 6);
 	__u32 head = *(__u32 *)p, n = head & TABLE_KIND;
@@ -148,8 +148,8 @@ static __always_inline __u32 table_search(const __u8 *p, __u32 x, __u32 entry, i
 	asm volatile("%0 = *(u32 *)(%1 + 0)" : "=r"(fetched) : "r"(second));
 	asm volatile("%0 = *(u32 *)(%1 + 0)" : "=r"(fetched) : "r"(last));
 	/*
-	 * How many lanes are not above x: four compared at a time, and no branch to be mispredicted, but
-	 * for what few tables' pages have.
+	 * Count the lanes not above x. Four are compared at a time, without a branch to mispredict,
+	 * except for rarely large pages.
 	 */
 #pragma clang loop unroll(full)
 	for (j = 0; j < 4; j++)
@@ -160,7 +160,7 @@ static __always_inline __u32 table_search(const __u8 *p, __u32 x, __u32 entry, i
 			rank += table_lanes(p, sought, j, k);
 	}
 	i = (__u32)((rank * TABLE_ONES) >> 48) - 1;
-	if (i >= n) { /* below the first one, or at the last two addresses */
+	if (i >= n) { /* below the first item, or at the last two addresses */
 		if (i >= TABLE_MAX_ITEMS || !n)
 			return head;
 		i = n - 1;
@@ -172,7 +172,7 @@ static __always_inline __u32 table_search(const __u8 *p, __u32 x, __u32 entry, i
 	covered = (__u32)((__s32)(miss - 1) >> 31);
 	asm volatile("" : "+r"(covered));
 	back = e & 31 & ~covered;
-	if (back) { /* not covered, but something encloses it */
+	if (back) { /* not covered, but an item encloses it */
 		if (again) {
 			i = (i - back) & 31;
 			if (i >= TABLE_MAX_ITEMS)
@@ -197,9 +197,9 @@ static __always_inline __u32 table_search(const __u8 *p, __u32 x, __u32 entry, i
 }
 
 /*
- * table_fan returns the entry of a fan: an array that the next bits of the address index, where so
- * many prefixes lie that pages would lie deep. Its number of bits is behind the tag, its entries
- * are 16 bytes behind its start.
+ * table_fan returns the entry of a fan for an address. A fan is an array indexed by the next bits
+ * of the address. It replaces deeply nested pages. Its number of bits follows the tag, and its
+ * entries begin at byte 16.
  */
 static __always_inline __u32 table_fan(void *pages, __u32 entry, __u32 x, __u32 width)
 {
@@ -214,7 +214,7 @@ static __always_inline __u32 table_fan(void *pages, __u32 entry, __u32 x, __u32 
 	return *(__u32 *)(s->page + at);
 }
 
-/* table_index_of finds the index that is read. */
+/* table_index_of returns the active index. */
 static __always_inline struct table_index *table_index_of(void *head, void *index, __u32 family)
 {
 	__u32 zero = 0, which;
@@ -226,7 +226,7 @@ static __always_inline struct table_index *table_index_of(void *head, void *inde
 	return bpf_map_lookup_elem(index, &which);
 }
 
-/* table_first4 returns what the index and the first page say of an address (host byte order). */
+/* table_first4 looks up an address (host byte order) in the index and the first page. */
 static __always_inline __u32 table_first4(void *head, void *index, void *pages, __u32 ip)
 {
 	struct table_index *t = table_index_of(head, index, 0);
@@ -283,13 +283,13 @@ static __always_inline __u32 table_step(void *pages, __u32 entry, __u64 high, __
 	return table_search(p, x, 0, 0);
 }
 
-/* Two products spread a /32, each on its own: its bucket and step are of one, its slot of the other.
- * A step is odd, and large enough for some displacement to lead anywhere. */
+/* Two products spread a /32: bucket and step come from one, the slot from the other. A step is odd,
+ * and large enough to reach every slot with some displacement. */
 #define TABLE_HASH1 0x9E3779B97F4A7C15ULL
 #define TABLE_HASH2 0xBF58476D1CE4E5B9ULL
 #define TABLE_STEP  0x10001
 
-/* table_first6 does so for an address of four words in host byte order. */
+/* table_first6 looks up an address of four words (host byte order) in the index. */
 static __always_inline __u32 table_first6(void *head, void *index, void *pages, const __u32 *words)
 {
 	struct table_index *t = table_index_of(head, index, 1);
@@ -315,9 +315,9 @@ static __always_inline __u32 table_first6(void *head, void *index, void *pages, 
 }
 
 /*
- * TABLE_MAPS declares a table. The number of segments is set before the maps are made (table.Size).
- * A step from page to page is a global function: the verifier looks at it once, and not at each of
- * the hundred pages that may lie below each other.
+ * TABLE_MAPS declares a table. Set the number of segments before creating the maps (table.Size). A
+ * step from page to page is a global function. The verifier then checks it once, not for each of
+ * the up to hundred nested pages.
  */
 #define TABLE_MAPS(name)                                                                          \
 	struct {                                                                                  \
@@ -363,7 +363,7 @@ static __always_inline __u32 table_first6(void *head, void *index, void *pages, 
 		return TABLE_OF(entry);                                                           \
 	}
 
-/* The value of the longest prefix that covers an address, or 0. */
+/* TABLE_LOOKUP4 and TABLE_LOOKUP6 return the value of the longest prefix covering an address, or 0. */
 #define TABLE_LOOKUP4(name, ip)	   name##_lookup4(ip)
 #define TABLE_LOOKUP6(name, words) name##_lookup6(words)
 

@@ -28,8 +28,8 @@ func (m *memory) lookup(a netip.Addr) uint32 {
 const maxDepth = 128 - root6Bits + 1
 
 func (m *memory) descend(entry uint32, p *prefix) uint32 {
-	for range maxDepth { // Pages form no cycle. But a reader may follow a page into reused memory,
-		// and that leads anywhere.
+	// Pages form no cycle. But reused memory may lead a reader anywhere.
+	for range maxDepth {
 		if !isPage(entry) {
 			break
 		}

@@ -106,10 +106,9 @@ type memory struct {
 	wait    func()            // returns when no reader uses unpublished pages any more
 	retired []uint32          // by the current change
 	buckets buckets           // of the active IPv6 index; nil: not read yet
-	vacated map[uint32]uint32 // slots of that index vacated by a move, and their keys: readers may
-	// still read there
-	maps   [][]byte
-	mapped [][]byte // the mapped ones of maps; the rest are copies
+	vacated map[uint32]uint32 // vacated slots of that index and their keys; readers may still be there
+	maps    [][]byte
+	mapped  [][]byte // the mapped ones of maps; the rest are copies
 }
 
 func mapMemory(m Maps, write bool) (*memory, error) {

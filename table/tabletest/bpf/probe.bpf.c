@@ -1,6 +1,7 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-/* Lookups for the tests of package table: a packet holds an address, the program says its value. */
+/* Lookups for the tests of package table: a packet contains an address, and the program returns its
+ * value. */
 #include <linux/bpf.h>
 
 #include <bpf/bpf_helpers.h>
@@ -11,7 +12,7 @@
 TABLE_MAPS(probe)
 BINDINGS_MAPS(bound)
 
-/* request is the packet; XDP wants it to be an Ethernet frame at least. */
+/* request is the packet. XDP requires at least the size of an Ethernet frame. */
 struct request {
 	__u32 ipv6;
 	__u32 words[4]; /* host byte order; an IPv4 address is the first */
