@@ -52,7 +52,7 @@ type Env struct {
 // NewEnv prepares a run. It needs root, and first removes the leftovers of killed runs.
 func NewEnv(size Size, seed uint64) (*Env, error) {
 	if os.Geteuid() != 0 {
-		return nil, errors.New("the lab makes network namespaces and needs root: run it with sudo")
+		return nil, errors.New("network namespaces need root: run it with sudo")
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -95,7 +95,7 @@ func tryMakeDir(dir string) (*os.File, error) {
 	if err == nil {
 		var named os.FileInfo
 		if named, err = os.Lstat(dir); err == nil && !os.SameFile(ours, named) {
-			err = errors.New("it was made anew by somebody else")
+			err = errors.New("another run recreated it")
 		}
 	}
 	if err != nil {
@@ -133,7 +133,7 @@ func (e *Env) Namespace(name string) (*netns.Handle, string, error) {
 	}
 	h, err := netns.Create(full)
 	if err != nil {
-		return nil, "", fmt.Errorf("make namespace %s: %w", full, err)
+		return nil, "", fmt.Errorf("create namespace %s: %w", full, err)
 	}
 	e.namespaces = append(e.namespaces, full)
 	e.undo = append(e.undo, func() { h.Close() })

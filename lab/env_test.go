@@ -118,7 +118,7 @@ func TestStartInNamespace(t *testing.T) {
 func TestStartUnknownProgram(t *testing.T) {
 	e := newEnv(t)
 	if _, err := e.Start(Command{Path: "no-such-program"}); err == nil || !strings.Contains(err.Error(), "not installed") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want not installed", err)
 	}
 }
 
@@ -138,7 +138,7 @@ func TestSweep(t *testing.T) {
 	sweep()
 	// This polls again: the first match may have been the process before its exec of sleep.
 	if !soonLeftover(e, name) || !soonLeftover(e, "sleep 1000") {
-		t.Fatalf("a run in progress was swept away: %v", e.Leftovers())
+		t.Fatalf("sweep removed a run in progress: %v", e.Leftovers())
 	}
 	e.lock.Close()                      // like the kernel when the lab is killed
 	nstest.Eventually(t, func() error { // the run of another package may be sweeping, and holds the lock until it is done
@@ -175,7 +175,7 @@ func TestStartWhileOthersSweep(t *testing.T) {
 		}
 		if second, err := lockDir(dir); err == nil {
 			second.Close()
-			t.Fatal("the run's directory is not locked")
+			t.Fatal("the directory of the run is not locked")
 		}
 		lock.Close()
 	}
@@ -236,7 +236,7 @@ func TestKeepFiles(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	if _, err := os.Lstat(filepath.Join(to, "never")); err == nil {
-		t.Error("something that is no regular file was kept")
+		t.Error("a non-regular file was kept")
 	}
 }
 

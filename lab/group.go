@@ -31,7 +31,7 @@ func (e *Env) Group(name string) (*Group, error) {
 	}
 	g := &Group{filepath.Join(root, prefix+e.id+"-"+name)}
 	if err := os.Mkdir(g.dir, 0o755); err != nil {
-		return nil, fmt.Errorf("make a cgroup: %w", err)
+		return nil, fmt.Errorf("create a cgroup: %w", err)
 	}
 	return g, nil
 }

@@ -64,5 +64,5 @@ func Lookup(name string) (Experiment, error) {
 	for _, x := range Experiments() {
 		names = append(names, x.Name)
 	}
-	return Experiment{}, fmt.Errorf("no experiment is named %q; there are: %v", name, names)
+	return Experiment{}, fmt.Errorf("unknown experiment %q; known: %v", name, names)
 }

@@ -144,7 +144,7 @@ const WithoutVar = "WEIR_LAB_WITHOUT"
 // Find returns the path of a program. It also searches the sbin directories, which PATH may lack.
 func Find(program string) (string, error) {
 	if slices.Contains(strings.Split(os.Getenv(WithoutVar), ","), program) {
-		return "", fmt.Errorf("%s is to be taken for not installed (%s): %w", program, WithoutVar, exec.ErrNotFound)
+		return "", fmt.Errorf("%s is treated as not installed (%s): %w", program, WithoutVar, exec.ErrNotFound)
 	}
 	if p, err := exec.LookPath(program); err == nil {
 		return p, nil

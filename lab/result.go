@@ -117,7 +117,7 @@ func compare(got float64, want string) (bool, error) {
 	op, number, found := strings.Cut(want, " ")
 	n, err := strconv.ParseFloat(number, 64)
 	if !found || err != nil {
-		return false, fmt.Errorf("%q is no comparison like \"< 100\"", want)
+		return false, fmt.Errorf("%q is not a comparison like \"< 100\"", want)
 	}
 	switch op {
 	case "==":
@@ -131,7 +131,7 @@ func compare(got float64, want string) (bool, error) {
 	case ">=":
 		return got >= n, nil
 	}
-	return false, fmt.Errorf("%q: the comparisons are ==, <, <=, > and >=", want)
+	return false, fmt.Errorf("%q: want one of the comparisons ==, <, <=, > and >=", want)
 }
 
 // LeftoversMetric is a metric to count leftovers. Execute adds to it. An experiment with an interrupted run

@@ -39,7 +39,7 @@ func TestClaimWithoutMeasurement(t *testing.T) {
 func TestClaimMalformed(t *testing.T) {
 	for _, want := range []string{"0", "==0", "= 0", "< many", ""} {
 		if _, err := compare(0, want); err == nil {
-			t.Errorf("%q is taken for a comparison", want)
+			t.Errorf("%q is accepted as a comparison", want)
 		}
 	}
 }

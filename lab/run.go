@@ -37,7 +37,7 @@ func Execute(ctx context.Context, x Experiment, o Options) (*Result, error) {
 	err = x.Run(ctx, e, r)
 	if o.Keep != "" {
 		if copyErr := keepFiles(e.Dir, o.Keep); copyErr != nil {
-			r.Note("not every file was kept: %v", copyErr)
+			r.Note("some files were not kept: %v", copyErr)
 		}
 	}
 	if o.Pictures != "" && err == nil {
@@ -52,7 +52,7 @@ func Execute(ctx context.Context, x Experiment, o Options) (*Result, error) {
 	r.Set(LeftoversMetric, r.Metrics[LeftoversMetric]+float64(len(left)))
 	if err != nil {
 		if len(left) > 0 {
-			err = fmt.Errorf("%w; and left behind: %v", err, left)
+			err = fmt.Errorf("%w; also left behind: %v", err, left)
 		}
 		return r, err
 	}

@@ -81,7 +81,7 @@ func (t *Terminal) draw() {
 	for len(lines) < rows-1 {
 		lines = append(lines, "")
 	}
-	lines = append(lines[:rows-1], "Ctrl-C ends the run and removes everything it made")
+	lines = append(lines[:rows-1], "Ctrl-C ends the run and removes its traces")
 	var b strings.Builder
 	b.WriteString("\x1b[H")
 	for i, l := range lines {

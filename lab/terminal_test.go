@@ -34,7 +34,7 @@ func TestTerminalFits(t *testing.T) {
 		}
 	}
 	if !strings.Contains(frame, "sentence 49") || strings.Contains(frame, "sentence 3:") {
-		t.Errorf("not the newest sentences:\n%s", frame)
+		t.Errorf("the newest lines are missing:\n%s", frame)
 	}
 }
 
@@ -44,7 +44,7 @@ func TestTerminalClose(t *testing.T) {
 	term := NewTerminal(&out, "title")
 	term.Close()
 	if !strings.HasSuffix(out.String(), "\x1b[?25h\x1b[?1049l") {
-		t.Errorf("%q does not end by giving the screen back", out.String())
+		t.Errorf("%q does not restore the screen at its end", out.String())
 	}
 	out.Reset()
 	term.Log("late")

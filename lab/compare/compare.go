@@ -24,7 +24,7 @@ import (
 func init() {
 	lab.Register(lab.Experiment{
 		Name:  "steer-compare",
-		Short: "what weir costs beside HAProxy and nfacctd as a tee, plain SO_REUSEPORT and direct connections",
+		Short: "cost of weir compared with HAProxy, nfacctd as a tee, plain SO_REUSEPORT and direct connections",
 		Run:   run,
 		Next: []string{
 			"weir-lab run steer-compare --quick --json   the findings for a program",
@@ -94,7 +94,7 @@ type relay struct {
 
 func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if e.Control {
-		return errors.New("steer-compare has its control in itself: it compares with what runs without weir")
+		return errors.New("steer-compare has no control run: it already compares with runs without weir")
 	}
 	x := &experiment{plan: plans[e.Size], env: e, result: r, total: map[string][]float64{}, costs: map[work]map[string][]float64{}, miscounted: map[string]int{}}
 	for a := devices4.Addr().Next(); len(x.devices) < x.plan.devices; a = a.Next() {
@@ -132,15 +132,15 @@ func (x *experiment) build(ctx context.Context) error {
 	x.dialer = routers.NewDialer(x.world.routers)
 	names := []string{direct, existing, weir}
 	if _, err := lab.Find("haproxy"); err != nil {
-		x.result.Skip("haproxy is not installed: weir is not compared with the existing way")
+		x.result.Skip("haproxy is not installed: no comparison with the existing way")
 		names = []string{direct, weir}
 	}
 	if _, err := lab.Find("nfacctd"); err != nil {
-		x.result.Skip("nfacctd (Debian package pmacct) is not installed: there are no real collectors and no tee, only plain SO_REUSEPORT is compared with")
+		x.result.Skip("nfacctd (Debian package pmacct) is not installed: no real collectors and no tee, only a comparison with plain SO_REUSEPORT")
 		names = nil
 	}
 	if len(names) > 0 {
-		x.say("starting %d nfacctd, %d for each way on a host of its own: %s", collectorsEach*len(names), collectorsEach, strings.Join(names, ", "))
+		x.say("starting %d nfacctd, %d for each way on its own host: %s", collectorsEach*len(names), collectorsEach, strings.Join(names, ", "))
 	}
 	for i, name := range names {
 		y, err := newWay(ctx, x.world, name, i*collectorsEach, len(x.devices)*5/8+16)
@@ -321,16 +321,16 @@ func (x *experiment) claims() {
 		kind                lab.Kind
 		claim, metric, want string
 	}{
-		{weir, lab.Correctness, "every message by way of weir was counted at a collector, once", "miscounted_weir", "== 0"},
+		{weir, lab.Correctness, "every message through weir was counted once at a collector", "miscounted_weir", "== 0"},
 		{weir, lab.Correctness, "the other collector's routers notice nothing of a restart", "restart_collateral", "== 0"},
-		{"", lab.Correctness, "fast sinks read every message, by both engines", "lost_fast", "== 0"},
+		{"", lab.Correctness, "fast sinks read every message, with both engines", "lost_fast", "== 0"},
 		{weir, lab.Performance, "the other ways carried the same messages", "miscounted_others", "== 0"},
-		{existing, lab.Performance, "total CPU, of HAProxy and a tee", "cpu_total_ratio_existing", "<= 0.81"},
-		{direct, lab.Performance, "total CPU, of direct connections", "cpu_total_ratio_direct", "<= 1.04"},
-		{existing, lab.Performance, "CPU of the path alone for a BMP message, of HAProxy", "cpu_path_ratio_haproxy", "<= 0.35"},
-		{existing, lab.Performance, "CPU of the path alone for a datagram, of a tee", "cpu_path_ratio_tee", "<= 0.6"},
-		{"", lab.Performance, "a datagram by sk_reuseport, of plain SO_REUSEPORT", "overhead_ratio_reuseport", "<= 1.03"},
-		{"", lab.Performance, "a datagram by sk_lookup, of plain SO_REUSEPORT", "overhead_ratio_lookup", "<= 1.15"},
+		{existing, lab.Performance, "total CPU, relative to HAProxy and a tee", "cpu_total_ratio_existing", "<= 0.81"},
+		{direct, lab.Performance, "total CPU, relative to direct connections", "cpu_total_ratio_direct", "<= 1.04"},
+		{existing, lab.Performance, "path CPU of a BMP message, relative to HAProxy", "cpu_path_ratio_haproxy", "<= 0.35"},
+		{existing, lab.Performance, "path CPU of a datagram, relative to a tee", "cpu_path_ratio_tee", "<= 0.6"},
+		{"", lab.Performance, "a datagram by sk_reuseport, relative to plain SO_REUSEPORT", "overhead_ratio_reuseport", "<= 1.03"},
+		{"", lab.Performance, "a datagram by sk_lookup, relative to plain SO_REUSEPORT", "overhead_ratio_lookup", "<= 1.15"},
 	} {
 		if c.needs != "" && x.way(c.needs) == nil || c.kind == lab.Performance && x.env.Size == lab.Smoke {
 			continue

@@ -24,7 +24,7 @@ func TestMedian(t *testing.T) {
 	v := []float64{3, 1, 2}
 	median(v)
 	if v[0] != 3 {
-		t.Errorf("median sorted what it was given: %v", v)
+		t.Errorf("median sorted its argument: %v", v)
 	}
 }
 

@@ -127,7 +127,7 @@ func (f *fastSite) await(ctx context.Context, what string, of func(*counters) in
 			return nil
 		}
 		if have > want || time.Since(begin) > idleLimit {
-			return fmt.Errorf("%s: %d %s, and %d were expected", f.name, have, what, want)
+			return fmt.Errorf("%s: %d %s, want %d", f.name, have, what, want)
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -221,7 +221,7 @@ func (f *fastSite) connections(ctx context.Context, d *routers.Dialer, devices [
 			}
 			open = open[:0]
 			if err == nil {
-				err = f.await(ctx, "ends of connections", closed, went+int64(made))
+				err = f.await(ctx, "closed connections", closed, went+int64(made))
 			}
 			if err != nil {
 				return err

@@ -106,7 +106,7 @@ func (x *experiment) sameBuffers() error {
 			sockets, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_TCP, States: 1 << unix.BPF_TCP_LISTEN})
 			for _, s := range sockets {
 				if p := s.Local.Port(); p >= port && p <= port+collectorsEach && s.SendQueue != backlog {
-					return fmt.Errorf("the listener at %s of %s has a backlog of %d, not %d", s.Local, y.name, s.SendQueue, backlog)
+					return fmt.Errorf("the listener at %s of %s has a backlog of %d, want %d", s.Local, y.name, s.SendQueue, backlog)
 				}
 			}
 			return err

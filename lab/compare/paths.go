@@ -79,7 +79,7 @@ func (x *experiment) buildFast(ctx context.Context, relay bool) error {
 
 // paths measures the cost of the path to a process. The processes at its end only read.
 func (x *experiment) paths(ctx context.Context) error {
-	x.say("fast sinks: what a datagram, a message and a connection cost by each path, in turn")
+	x.say("fast sinks: cost of a datagram, a message and a connection by each path, in turn")
 	for _, f := range x.fast {
 		defer f.close()
 		// Without message measurements, connections would only use up the process's descriptors.

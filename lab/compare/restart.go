@@ -17,7 +17,7 @@ const beat = 500 * time.Millisecond
 // send. The losses of its own routers are the price of the restart. Lost records and ended sessions of the
 // other collector's routers are collateral.
 func (x *experiment) restarts(ctx context.Context) error {
-	x.say("one of the two collectors of each way is killed and started again, under traffic")
+	x.say("killing and restarting one of the two collectors of each way, under traffic")
 	x.epoch++
 	lost := map[string][]int64{}
 	for _, y := range x.ways {
@@ -50,7 +50,7 @@ func (x *experiment) restarts(ctx context.Context) error {
 			x.result.Set("restart_collateral", collateral)
 		}
 		if collateral > 0 {
-			x.result.Note("restart, %s: the other collector's routers lost %d flow records, %d routes, %d sessions; %d more were counted than sent", y.name, other[0], other[1], sessions, surplus)
+			x.result.Note("restart, %s: the other collector's routers lost %d flow records, %d routes, %d sessions; %d records in excess", y.name, other[0], other[1], sessions, surplus)
 		}
 	}
 	return nil

@@ -19,7 +19,7 @@ import (
 func init() {
 	lab.Register(lab.Experiment{
 		Name:  "steer-storm",
-		Short: "512 routers reconnect at once: how many are up at the collectors, directly, behind HAProxy and with weir",
+		Short: "512 routers reconnect at once: directly, behind HAProxy and with weir",
 		Run:   runStorm,
 		Next: []string{
 			"weir-lab run steer-storm            each way by itself, with a limit of 60 s",
@@ -60,7 +60,7 @@ var marks = []int{50, 95, 100} // percent
 // nfacctd 1.7.7 crashes at flow records from a router while it closes this router's session.
 func runStorm(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if e.Control {
-		return errors.New("steer-storm has its control in itself: it compares with what runs without weir")
+		return errors.New("steer-storm has no control run: it already compares with runs without weir")
 	}
 	plan := stormPlans[e.Size]
 	x := &experiment{plan: plans[e.Size], env: e, result: r}
@@ -93,7 +93,7 @@ func (x *experiment) buildStorm(ctx context.Context, names []string) error {
 		return err
 	}
 	x.dialer = routers.NewDialer(x.world.routers)
-	x.say("starting %d nfacctd, %d for each way on a host of its own: %s", collectorsEach*len(names), collectorsEach, strings.Join(names, ", "))
+	x.say("starting %d nfacctd, %d for each way on its own host: %s", collectorsEach*len(names), collectorsEach, strings.Join(names, ", "))
 	for i, name := range names {
 		y, err := newWay(ctx, x.world, name, i*collectorsEach, len(x.devices)*5/8+16)
 		if err != nil {
@@ -244,6 +244,6 @@ func (x *experiment) stormClaims(plan stormPlan) {
 		r.Set("seconds_95_ratio", r.Metrics["seconds_95_weir"]/best)
 	}
 	if x.env.Size != lab.Smoke {
-		r.Claim(lab.Performance, "until 95 % are up, of the best of the others", "seconds_95_ratio", "<= 0.7")
+		r.Claim(lab.Performance, "time until 95 % are up, relative to the best of the others", "seconds_95_ratio", "<= 0.7")
 	}
 }

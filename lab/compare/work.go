@@ -68,7 +68,7 @@ func (x *experiment) open(ctx context.Context) error {
 			most, last = up, time.Now()
 		}
 		if time.Since(last) > countLimit {
-			return fmt.Errorf("%d of %d sessions are up at the collectors, and no more came for %s", up, total, countLimit)
+			return fmt.Errorf("%d of %d sessions are up at the collectors, with no progress for %s", up, total, countLimit)
 		}
 		if err := pause(ctx, 20*time.Millisecond); err != nil {
 			return err
@@ -124,7 +124,7 @@ func (x *experiment) warm(ctx context.Context) error {
 
 // revive restarts a deaf collector.
 func (x *experiment) revive(ctx context.Context, y *way, i int) error {
-	x.say("%s of %s writes no flows: its plugin did not find its core; it is restarted", y.collectors[i], y.name)
+	x.say("%s of %s writes no flows: its plugin did not find its core; restarting it", y.collectors[i], y.name)
 	x.result.Note("a collector of %s had to be started twice", y.name)
 	before := y.ups(i)
 	if err := x.restart(ctx, y, i); err != nil {
@@ -299,7 +299,7 @@ func (x *experiment) counted(ctx context.Context) error {
 		missing, surplus := x.missing(y, nil)
 		x.miscounted[y.name] += missing[0] + missing[1] + surplus
 		if missing[0]+missing[1]+surplus > 0 {
-			x.result.Note("epoch %d, %s: %d flow records and %d routes were not counted, %d more than were sent", x.epoch, y.name, missing[0], missing[1], surplus)
+			x.result.Note("epoch %d, %s: %d flow records and %d routes were not counted, %d records in excess", x.epoch, y.name, missing[0], missing[1], surplus)
 		}
 	}
 	return nil

@@ -152,7 +152,7 @@ func (r *rig) settle(n int) {
 		if ab.Packets >= uint64(n) && ab.Sent+ab.Lost+ab.Dropped+ab.Refused == ab.Packets {
 			return nil
 		}
-		return fmt.Errorf("of %d packets sent the line knows: %+v", n, ab)
+		return fmt.Errorf("of %d packets sent the line counts: %+v", n, ab)
 	})
 }
 
@@ -252,7 +252,7 @@ func TestFates(t *testing.T) {
 	here := map[int]int{}
 	for i, v := range got {
 		if _, twice := here[v]; twice {
-			t.Fatalf("packet %d came twice", v)
+			t.Fatalf("packet %d arrived twice", v)
 		}
 		here[v] = i
 	}
@@ -262,7 +262,7 @@ func TestFates(t *testing.T) {
 		fate := f.next()
 		at, came := here[i]
 		if came == fate.Lost {
-			t.Fatalf("packet %d: arrived %v, but its fate is %+v", i, came, fate)
+			t.Fatalf("packet %d: arrived %v, want fate %+v", i, came, fate)
 		}
 		if fate.Lost {
 			lost++
@@ -309,16 +309,16 @@ func TestSeeds(t *testing.T) {
 	l := Line{Loss: .1, Reorder: .1}
 	lost, late := course(l, 1, 0)
 	if a, b := course(l, 1, 0); a != lost || b != late {
-		t.Error("the same seed decides differently")
+		t.Error("different fates with the same seed")
 	}
 	if a, _ := course(l, 2, 0); a == lost {
-		t.Error("another seed decides the same")
+		t.Error("equal fates with another seed")
 	}
 	if a, _ := course(l, 1, 1); a == lost {
-		t.Error("the other direction decides the same")
+		t.Error("equal fates in the other direction")
 	}
 	if a, b := course(Line{Loss: .1, Reorder: .5}, 1, 0); a != lost || b == late {
-		t.Error("reordering has a say in losses")
+		t.Error("reordering changes the losses")
 	}
 }
 
@@ -347,7 +347,7 @@ func TestRate(t *testing.T) {
 		// The line reports its own delay by the machine, or this process was delayed: such a second proves
 		// nothing about the line.
 		if max(ab.LatenessMax, stall) < 50*time.Millisecond || tries == 60 {
-			t.Fatalf("TCP has %.1f Mbit/s of a line of %.1f, which was %v late at most; the machine stood still for up to %v", goodput/1e6, rate/1e6, ab.LatenessMax, stall)
+			t.Fatalf("TCP has %.1f Mbit/s of a line of %.1f; maximum lateness %v, longest stall of the machine %v", goodput/1e6, rate/1e6, ab.LatenessMax, stall)
 		}
 		r.close()
 	}
@@ -363,9 +363,9 @@ func TestQueueDrops(t *testing.T) {
 	}
 	// All at once: packets within the queue's size arrive, and packets leaving meanwhile, one each
 	// millisecond.
-	t.Logf("%d came, which were sent in %v; %+v", len(got), r.sending, ab)
+	t.Logf("%d arrived, sent in %v; %+v", len(got), r.sending, ab)
 	if len(got) < queue/(size+42) || len(got) > 500+int(r.sending/time.Millisecond) || ab.Dropped+uint64(len(got)) < 1000 {
-		t.Errorf("%d packets of 1000 came through a queue of %d bytes", len(got), queue)
+		t.Errorf("%d packets of 1000 passed a queue of %d bytes", len(got), queue)
 	}
 }
 

@@ -38,7 +38,7 @@ func (l Line) check() error {
 		errs = append(errs, fmt.Errorf("loss %v and reordering %v: want probabilities, 0 to 1", l.Loss, l.Reorder))
 	}
 	if l.Queue < 0 {
-		errs = append(errs, fmt.Errorf("a queue of %d bytes", l.Queue))
+		errs = append(errs, fmt.Errorf("a queue of %d bytes: want 0 or more", l.Queue))
 	}
 	return errors.Join(errs...)
 }

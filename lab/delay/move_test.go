@@ -29,7 +29,7 @@ func TestSessionsMove(t *testing.T) {
 	}{
 		{"40 ms, 1 % loss", Line{Delay: 20 * time.Millisecond, Loss: .01}, false},
 		{"40 ms, 1 % loss, reordering, 100 Mbit/s", Line{Delay: 20 * time.Millisecond, Loss: .01, Reorder: .01, Rate: 100e6}, false},
-		{"40 ms, 1 % loss, and what came during the move is lost", Line{Delay: 20 * time.Millisecond, Loss: .01}, true},
+		{"40 ms, 1 % loss, with packets lost during the move", Line{Delay: 20 * time.Millisecond, Loss: .01}, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			m := &moving{t: t}
@@ -128,7 +128,7 @@ func (m *moving) run(moves int, every time.Duration) (echoed int) {
 	})
 	wg.Wait()
 	if echoed != sent {
-		m.t.Errorf("%d bytes came back of %d", echoed, sent)
+		m.t.Errorf("%d bytes returned of %d", echoed, sent)
 	}
 	return echoed
 }

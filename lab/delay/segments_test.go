@@ -103,7 +103,7 @@ func checkSums(t *testing.T, p []byte, start int) {
 
 func TestOrdinaryFrames(t *testing.T) {
 	for name, frame := range map[string][]byte{"nothing": make([]byte, headerLen), "short": append([]byte{0, unix.VIRTIO_NET_HDR_GSO_TCPV4}, make([]byte, 20)...),
-		"no large one": make([]byte, headerLen+1514), "one segment": large(t, false, make([]byte, 999), 1000)} {
+		"an ordinary frame": make([]byte, headerLen+1514), "one segment": large(t, false, make([]byte, 999), 1000)} {
 		if s := parseSegments(frame); s.n != 1 || s.wireLen() != len(frame)-headerLen {
 			t.Errorf("%s: %d segments", name, s.n)
 		}

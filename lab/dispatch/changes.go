@@ -154,7 +154,7 @@ func (a *askers) note(q question, service int, err error, legal uint32, took tim
 	if err != nil {
 		a.x.result.Note("%s: %v", q.target, err)
 	} else {
-		a.x.result.Note("%s: service %d answered, and of %v those with bit set in %b may", q.target, service, q.want, legal)
+		a.x.result.Note("%s: service %d answered; of %v the sets in %b are permitted", q.target, service, q.want, legal)
 	}
 }
 
@@ -200,9 +200,9 @@ func (x *experiment) upgradeUnder(ctx context.Context, few *site, first []bindin
 			func() error { _, err := x.weir.Upgrade(ctx); return err },
 			func() error { _, err := x.weir.Upgrade(ctx); return err },
 		}
-		x.say("upgrading to another build and back while clients ask")
+		x.say("upgrading to another build and back under clients")
 		if turn < len(x.rooms) {
-			x.say("and making room for %d bindings more", x.rooms[turn])
+			x.say("adding room for %d more bindings", x.rooms[turn])
 			more := x.crowd(x.rooms[turn], fmt.Sprint("room", turn))
 			steps = append([]func() error{func() error { return x.load(ctx, few, "load", more) }}, steps...)
 		}
@@ -215,7 +215,7 @@ func (x *experiment) upgradeUnder(ctx context.Context, few *site, first []bindin
 				break
 			}
 			if now == was {
-				err = fmt.Errorf("the program is still number %d, which was to be replaced", was)
+				err = fmt.Errorf("the program is still number %d, want a new one", was)
 				break
 			}
 			was = now
@@ -234,7 +234,7 @@ func (x *experiment) upgradeUnder(ctx context.Context, few *site, first []bindin
 	x.result.Set("answers_during_upgrade", float64(a.answers))
 	x.result.Set("longest_ms_during_upgrade", milliseconds(a.longest))
 	if a.answers < fewestAnswers {
-		x.result.Note("only %d answers while programs were replaced: nothing was found out", a.answers)
+		x.result.Note("only %d answers during the replacement of programs: no result", a.answers)
 		return ctx.Err()
 	}
 	x.result.Set("misdirected_during_upgrade", float64(a.wrong))
@@ -257,7 +257,7 @@ func (x *experiment) replaceUnder(ctx context.Context, few *site, sets [2][]bind
 	if _, err := x.weir.Run(ctx, "bind", "replace", "--netns", few.name, "--lines", "0", files[0]); err != nil {
 		return err
 	}
-	x.say("replacing %d bindings by %d others, all at once, again and again, while clients ask", len(sets[0]), len(sets[1]))
+	x.say("replacing %d bindings by %d others at once, again and again, under clients", len(sets[0]), len(sets[1]))
 	a := x.startAsking(few.ns, questions, 1)
 	var err error
 	swaps := 0
@@ -281,7 +281,7 @@ func (x *experiment) replaceUnder(ctx context.Context, few *site, sets [2][]bind
 	x.result.Set("answers_during_replace", float64(a.answers))
 	x.result.Set("longest_ms_during_replace", milliseconds(a.longest))
 	if a.answers < fewestAnswers || a.of[0] < a.answers/20 || a.of[1] < a.answers/20 {
-		x.result.Note("of %d answers %d and %d were those of the two sets: nothing was found out", a.answers, a.of[0], a.of[1])
+		x.result.Note("%d answers, %d and %d of them from the two sets: no result", a.answers, a.of[0], a.of[1])
 		return ctx.Err()
 	}
 	x.result.Set("misdirected_during_replace", float64(a.wrong))

@@ -23,7 +23,7 @@ import (
 func init() {
 	lab.Register(lab.Experiment{
 		Name:  "dispatch",
-		Short: "a million bindings beside the same dispatch on LPM_TRIE, and beside no steering",
+		Short: "a million bindings compared with the same dispatch on LPM_TRIE, and with no steering",
 		Run:   run,
 		Next: []string{
 			"weir-lab run dispatch --quick --json    the findings for a program",
@@ -79,7 +79,7 @@ type experiment struct {
 
 func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if e.Control {
-		return errors.New("dispatch has its control in itself: it compares with no steering")
+		return errors.New("dispatch has no control run: it already compares with no steering")
 	}
 	x := &experiment{plan: plans[e.Size], env: e, result: r}
 	if err := r.WithStalls(func() error { return x.measure(ctx) }); err != nil {
@@ -130,16 +130,16 @@ func (x *experiment) claims() {
 		claim, metric, want string
 		sized               bool
 	}{
-		{lab.Correctness, "while whole sets are replaced, who connects or sends meets the old or the new, and is never refused", "misdirected_during_replace", "== 0", false},
-		{lab.Correctness, "while programs are replaced, by others and by those of larger maps, all meet what is bound", "misdirected_during_upgrade", "== 0", false},
-		{lab.Correctness, "weir chooses the socket that the program on LPM_TRIE chooses", "chosen_otherwise", "== 0", false},
-		{lab.Correctness, "the service that an address is bound to answers over the network", "asked_wrong", "== 0", false},
-		{lab.Correctness, "bindings there, as weir reads them back", "bindings", "== 1048576", true},
-		{lab.Correctness, "services there, each with a live socket", "services", "== 65536", true},
-		{lab.Performance, "a random bound host among a million, of LPM_TRIE's time", "speedup_random_hit_1m", ">= 5", true},
-		{lab.Performance, "a random host that nothing is bound for, of LPM_TRIE's time", "speedup_random_miss_1m", ">= 5", true},
-		{lab.Performance, "a lookup among a million, of one with a single binding, of one service", "growth_1_to_1m", "<= 4", true},
-		{lab.Performance, "a connection with a million bindings, of one without steering", "overhead_connect_ratio", "<= 1.1", true},
+		{lab.Correctness, "replacement of whole sets: every client meets the old or the new set, and none is refused", "misdirected_during_replace", "== 0", false},
+		{lab.Correctness, "replacement of programs, also by ones with larger maps: every client meets its binding", "misdirected_during_upgrade", "== 0", false},
+		{lab.Correctness, "weir chooses the same socket as the program on LPM_TRIE", "chosen_otherwise", "== 0", false},
+		{lab.Correctness, "the service bound to an address answers over the network", "asked_wrong", "== 0", false},
+		{lab.Correctness, "bindings read back by weir", "bindings", "== 1048576", true},
+		{lab.Correctness, "services with a live socket", "services", "== 65536", true},
+		{lab.Performance, "speedup over LPM_TRIE, a random bound host among a million", "speedup_random_hit_1m", ">= 5", true},
+		{lab.Performance, "speedup over LPM_TRIE, a random host without a binding", "speedup_random_miss_1m", ">= 5", true},
+		{lab.Performance, "a lookup among a million bindings, relative to a single binding, of one service", "growth_1_to_1m", "<= 4", true},
+		{lab.Performance, "a connection with a million bindings, relative to no steering", "overhead_connect_ratio", "<= 1.1", true},
 		{lab.Performance, "seconds of weir bind replace with a million", "replace_1m_s", "<= 5", true},
 		{lab.Performance, "ms of a whole weir bind add among a million", "bind_ms_p50_1m", "<= 50", true},
 	} {

@@ -23,12 +23,12 @@ func TestDrawSet(t *testing.T) {
 	seen := map[uint32]bool{}
 	for i, h := range s.hosts {
 		if h>>24 < 11 || h>>24 > 126 || seen[h] || s.at[h] != i {
-			t.Fatalf("host %d, %s, is twice there or elsewhere", i, serviceAddr(h))
+			t.Fatalf("host %d, %s, is a duplicate or out of range", i, serviceAddr(h))
 		}
 		seen[h] = true
 	}
 	if !slices.Equal(s.hosts, drawSet(5000, 128, source()).hosts) {
-		t.Error("other hosts for the same seed")
+		t.Error("different hosts for the same seed")
 	}
 	r := source()
 	for range 1000 {

@@ -232,9 +232,9 @@ func startServices(ctx context.Context, e *lab.Env, namespace, root string, serv
 		select {
 		case <-said[i].ok:
 		case <-p.Done():
-			return nil, fmt.Errorf("the process that was to hold services ended: %w: %s", errors.Join(p.Err(), errEnded), said[i])
+			return nil, fmt.Errorf("a holder of services ended: %w: %s", errors.Join(p.Err(), errEnded), said[i])
 		case <-limit.C:
-			return nil, fmt.Errorf("the services were not there after two minutes")
+			return nil, fmt.Errorf("the services were not ready after two minutes")
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -242,4 +242,4 @@ func startServices(ctx context.Context, e *lab.Env, namespace, root string, serv
 	return processes, nil
 }
 
-var errEnded = errors.New("it should answer")
+var errEnded = errors.New("want a running process")

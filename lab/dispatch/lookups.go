@@ -327,7 +327,7 @@ func openTrie() (*trie, error) {
 	if _, _, err := newRunner(c.Programs["no_dispatch"]).run(target{}, 1); err != nil {
 		c.Close()
 		if errors.Is(err, errNoTestRun) {
-			err = fmt.Errorf("this kernel has no test run of sk_lookup programs (Linux 5.13), which the experiment needs and weir does not: %w", ebpf.ErrNotSupported)
+			err = fmt.Errorf("this kernel has no test run of sk_lookup programs (Linux 5.13); the experiment needs it, weir does not: %w", ebpf.ErrNotSupported)
 		}
 		return nil, err
 	}
@@ -374,7 +374,7 @@ func mapMemory(p *ebpf.Program, fits func(name string) bool) (float64, error) {
 	}
 	ids, ok := info.MapIDs()
 	if !ok {
-		return 0, errors.New("this kernel does not tell a program's maps")
+		return 0, errors.New("this kernel does not report a program's maps")
 	}
 	total := uint64(0)
 	for _, id := range ids {

@@ -37,7 +37,7 @@ func (x *experiment) million(ctx context.Context) error {
 	var files [2]string
 	var sets [2]*set
 	begin := time.Now()
-	x.say("%d services with a socket each, registered; %d bindings", x.services, x.bindings)
+	x.say("%d services with a registered socket each; %d bindings", x.services, x.bindings)
 	err := together(
 		func() (err error) {
 			x.many, err = x.site(ctx, "many", x.services, true, x.trie.c.Maps["sockets"])
@@ -243,7 +243,7 @@ func (x *experiment) check(ctx context.Context, s *set) error {
 		}
 	}
 	if len(have) != right {
-		x.result.Note("%d bindings are not those that were bound", len(have)-right)
+		x.result.Note("%d bindings read back differ", len(have)-right)
 	}
 	x.result.Set("bindings", float64(right))
 	named, err := bindings.NamedServices(ctx, r, x.many.scope())

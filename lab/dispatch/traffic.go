@@ -84,14 +84,14 @@ func (x *experiment) round(l lane, tcp bool, part int) (float64, error) {
 	x.wrong += int(wrong.Load())
 	x.asked += int(answers.Load())
 	if failed == nil && answers.Load() == 0 {
-		failed = fmt.Errorf("nobody answered")
+		failed = fmt.Errorf("no answers")
 	}
 	return float64(took.Microseconds()) / float64(answers.Load()), failed
 }
 
 // measureTraffic sets the end-to-end cost of connections and datagrams, with weir and without.
 func (x *experiment) measureTraffic(ctx context.Context, plain, steered lane) error {
-	x.say("connections and datagrams from end to end, without steering and with weir in turn")
+	x.say("connections and datagrams end to end, without steering and with weir in turn")
 	lanes := []lane{plain, steered}
 	costs := map[bool][2][]float64{}
 	for n := range x.trafficRounds {

@@ -36,7 +36,7 @@ const shortRounds = 2
 // packet from the device to its drop behind the rules, minus the time without rules.
 func (x *experiment) measureCost(ctx context.Context) error {
 	if _, err := lab.Find("nft"); err != nil {
-		x.result.Skip("%v: what rules cost is not compared", err)
+		x.result.Skip("%v: no comparison of the cost of rules", err)
 		return nil
 	}
 	src, err := x.newSource("cost", anywhere(rand.New(rand.NewPCG(x.env.Seed, 3))))
@@ -48,7 +48,7 @@ func (x *experiment) measureCost(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	x.say("what rules cost a packet before routing, weir's and nftables': %d rounds", x.rounds*shortRounds)
+	x.say("cost of rules for a packet before routing, weir and nftables: %d rounds", x.rounds*shortRounds)
 	err = inTurns(ctx, x.rounds*shortRounds, x.costFor, len(sites), func(way int) error {
 		s := sites[way]
 		each, err := src.cpu(s.ns, s.packets)
@@ -56,7 +56,7 @@ func (x *experiment) measureCost(ctx context.Context) error {
 		return err
 	})
 	if err != nil {
-		return x.unlessLive(err, "what rules cost is not compared")
+		return x.unlessLive(err, "no comparison of the cost of rules")
 	}
 	x.costs(sites)
 	return nil
@@ -154,7 +154,7 @@ func (x *experiment) costs(sites []*site) {
 		if net[of[1]] > 0 {
 			x.result.Set(metric, net[of[0]]/net[of[1]])
 		} else {
-			x.result.Note("%s: %s took %.1f ns more than no rules, which the machine's noise hides", metric, of[1], net[of[1]])
+			x.result.Note("%s: %s took %.1f ns more than no rules, below the noise of the machine", metric, of[1], net[of[1]])
 		}
 	}
 }

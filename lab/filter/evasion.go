@@ -111,7 +111,7 @@ func (x *experiment) evasions(ctx context.Context) error {
 
 func (e *evasion) all(ctx context.Context) error {
 	e.shapes = evasionShapes()
-	e.say("%d shapes of packets that hide their ports, at %d places, and what nftables makes of them", len(e.shapes), len(e.points))
+	e.say("%d shapes of packets hide their ports, at %d locations; comparing with nftables", len(e.shapes), len(e.points))
 	var err error
 	if e.w, err = e.newEvasionWorld(); err != nil {
 		return err

@@ -15,11 +15,11 @@ import (
 func init() {
 	lab.Register(lab.Experiment{
 		Name:  "filter",
-		Short: "expressions compiled to eBPF at every hook, beside an interpreter, nftables and LPM_TRIE",
+		Short: "expressions compiled to eBPF at every hook, compared with an interpreter, nftables and LPM_TRIE",
 		Run:   run,
 		Next: []string{
 			"weir-lab run filter --quick --json   the findings for a program",
-			"weir filter explain 'udp.dstport == 53 and payload[-5:] == \"xyzzy\"'   what becomes of an expression",
+			"weir filter explain 'udp.dstport == 53 and payload[-5:] == \"xyzzy\"'   compilation of an expression",
 		},
 	})
 }
@@ -54,7 +54,7 @@ type experiment struct {
 
 func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if e.Control {
-		return errors.New("the filter has no control run: its claims are comparisons with others already")
+		return errors.New("filter has no control run: it already compares with others")
 	}
 	x := &experiment{plan: plans[e.Size], env: e, result: r}
 	if err := r.WithStalls(func() error { return x.measure(ctx) }); err != nil {
@@ -93,20 +93,20 @@ func (x *experiment) claims() {
 		smoke               bool
 	}{
 		{lab.Correctness, "one rule file, attached at nftables, a netfilter link, tcx, XDP and a socket", "hooks", "== 5", true},
-		{lab.Correctness, "packets in shapes that hide their ports, past a rule that drops them, or past one that nftables has", "evasions", "== 0", true},
-		{lab.Correctness, "such shapes: fragments, extension headers, options, tags, tunnels", "evasion_shapes", ">= 30", true},
-		{lab.Correctness, "hooks at which they were tried", "evasion_hooks", "== 7", true},
-		{lab.Correctness, "packets in these shapes that no rule is about, and that were dropped", "evasion_innocents_lost", "== 0", true},
-		{lab.Correctness, "verdicts at a hook, on real packets, other than the interpreter's", "verdict_mismatches", "== 0", true},
+		{lab.Correctness, "packets with hidden ports past a dropping rule, or past the same rule of nftables", "evasions", "== 0", true},
+		{lab.Correctness, "shapes with hidden ports: fragments, extension headers, options, tags, tunnels", "evasion_shapes", ">= 30", true},
+		{lab.Correctness, "hooks tested with these shapes", "evasion_hooks", "== 7", true},
+		{lab.Correctness, "dropped packets in these shapes outside all rules", "evasion_innocents_lost", "== 0", true},
+		{lab.Correctness, "verdicts at a hook, on real packets, different from the interpreter's", "verdict_mismatches", "== 0", true},
 		{lab.Correctness, "pairs of a random expression and a random packet", "fuzz_pairs", ">= 1000000", false},
-		{lab.Correctness, "of these, pairs about which program and interpreter disagree", "fuzz_disagreements", "== 0", true},
-		{lab.Correctness, "programs that the verifier refused", "verifier_refusals", "== 0", true},
-		{lab.Correctness, "packets that met no rule set, or both, while one replaced the other", "swap_misverdicts", "== 0", true},
+		{lab.Correctness, "disagreements between program and interpreter among these pairs", "fuzz_disagreements", "== 0", true},
+		{lab.Correctness, "programs rejected by the verifier", "verifier_refusals", "== 0", true},
+		{lab.Correctness, "packets with no rule set, or both, during a replacement", "swap_misverdicts", "== 0", true},
 		{lab.Performance, "ms to compile and load ten rules of five terms", "compile_load_ms_p50", "<= 2", false},
-		{lab.Performance, "what one rule costs a packet that does not match it, over nftables at the same hook", "ns_ratio_nft_1rule", "<= 1.0", false},
-		{lab.Performance, "what 10,000 rules cost a packet that matches none, over as many rules of nftables", "ns_ratio_nft_10k_rules", "<= 0.05", false},
-		{lab.Performance, "the same over one verdict map of nftables", "ns_ratio_nft_map_10k", "<= 1.5", false},
-		{lab.Performance, "a program with a list of a million prefixes, over the same program on LPM_TRIE", "list_1m_ns_ratio_lpm_trie", "<= 0.2", false},
+		{lab.Performance, "cost of one rule for a packet without a match, relative to nftables at the same hook", "ns_ratio_nft_1rule", "<= 1.0", false},
+		{lab.Performance, "cost of 10,000 rules for a packet without a match, relative to nftables' rules", "ns_ratio_nft_10k_rules", "<= 0.05", false},
+		{lab.Performance, "the same relative to one verdict map of nftables", "ns_ratio_nft_map_10k", "<= 1.5", false},
+		{lab.Performance, "a program with a list of a million prefixes, relative to the same program on LPM_TRIE", "list_1m_ns_ratio_lpm_trie", "<= 0.2", false},
 	} {
 		if x.env.Size == lab.Smoke && !c.smoke {
 			continue

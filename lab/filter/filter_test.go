@@ -98,7 +98,7 @@ func TestWatchFindsOtherExpression(t *testing.T) {
 				found += len(wrong)
 			}
 			if (found > 0) != c.wrong {
-				t.Errorf("%s: %d verdicts are wrong of those asked whether %s", p.name, found, c.asked)
+				t.Errorf("%s: %d wrong verdicts on %s", p.name, found, c.asked)
 			}
 			remove()
 		}
@@ -198,7 +198,7 @@ func TestSwapFindsGap(t *testing.T) {
 			t.Fatal(err)
 		}
 		if (wrong > 0) != gap {
-			t.Errorf("gap %t: %v packets met something else than one set", gap, wrong)
+			t.Errorf("gap %t: %v packets past none or both of the sets", gap, wrong)
 		}
 	}
 }
@@ -226,7 +226,7 @@ func TestFindSame(t *testing.T) {
 		t.Error(err)
 	}
 	if err := findSame(t.Context(), finders[0], finders[2], src); err == nil {
-		t.Error("a program that finds nothing finds as much as the table")
+		t.Error("a program without results finds as much as the table")
 	}
 }
 
@@ -282,6 +282,6 @@ func TestChecksum(t *testing.T) {
 		t.Errorf("%#x", got)
 	}
 	if got := checksum([]byte{0xff, 0xff}); got != 0xffff {
-		t.Errorf("%#x: 0 would say that there is none", got)
+		t.Errorf("%#x: 0 would mean no checksum", got)
 	}
 }

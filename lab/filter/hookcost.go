@@ -33,7 +33,7 @@ type probe struct {
 // measureHooks measures the program of one rule at each hook, timed by the kernel. The packets arrive at
 // the loopback device and match nothing. The time includes the cost of the timing, some 20 ns.
 func (x *experiment) measureHooks(ctx context.Context) error {
-	x.say("what one rule costs at each hook, as the kernel measures programs")
+	x.say("cost of one rule at each hook, measured by the kernel")
 	src, err := x.newSource("hooks", anywhere(rand.New(rand.NewPCG(x.env.Seed, 5))))
 	if err != nil {
 		return err
@@ -41,7 +41,7 @@ func (x *experiment) measureHooks(ctx context.Context) error {
 	defer src.close()
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
 	if err != nil {
-		return fmt.Errorf("have the kernel measure programs (Linux 5.8): %w", err)
+		return fmt.Errorf("enable program statistics of the kernel (Linux 5.8): %w", err)
 	}
 	defer stats.Close()
 	var probes []*probe
@@ -60,7 +60,7 @@ func (x *experiment) measureHooks(ctx context.Context) error {
 	}
 	err = inTurns(ctx, x.rounds, x.costFor, len(probes), func(way int) error { return probes[way].round() })
 	if err != nil {
-		return x.unlessLive(err, "hooks are not measured")
+		return x.unlessLive(err, "no measurement of hooks")
 	}
 	for _, p := range probes {
 		x.result.Set(p.name, median(p.each))
@@ -128,7 +128,7 @@ func (p *probe) round() error {
 	}
 	runs := after.RunCount - before.RunCount
 	if runs < hookPackets {
-		return fmt.Errorf("the kernel counted %d runs of %d", runs, hookPackets)
+		return fmt.Errorf("the kernel counted %d runs, want %d", runs, hookPackets)
 	}
 	p.each = append(p.each, float64(after.Runtime-before.Runtime)/float64(runs))
 	return nil

@@ -56,7 +56,7 @@ func (o outcome) judge(exprs []*expr.Expr, p *expr.Packet) (passes bool) {
 
 // everyHook attaches the rule file at each hook in turn, like weir apply, and compares the passed packets.
 func (x *experiment) everyHook(ctx context.Context) error {
-	x.say("one rule file of %d rules at each hook: which of %d real packets come through?", len(ruleFile), x.packets)
+	x.say("one rule file of %d rules at each hook, tested with %d real packets", len(ruleFile), x.packets)
 	w, err := newWorld(x.env, "hooks", false)
 	if err != nil {
 		return err
@@ -138,14 +138,14 @@ func (x *experiment) throughHook(ctx context.Context, w *world, name string, tak
 		}
 		if have != through {
 			x.mismatches++
-			x.result.Note("%s: %d packets came through, and not %d: %x", name, have, through, p.frame)
+			x.result.Note("%s: %d packets passed, want %d: %x", name, have, through, p.frame)
 			through = have
 		}
 	}
 	time.Sleep(5 * time.Millisecond) // late packets should have been dropped
 	if late, err := passed(); err != nil || late != through {
 		x.mismatches++
-		x.result.Note("%s: in the end %d packets came through, and not %d", name, late, through)
+		x.result.Note("%s: in the end %d packets passed, want %d", name, late, through)
 	}
 	counted, err := got()
 	if err != nil {
@@ -154,7 +154,7 @@ func (x *experiment) throughHook(ctx context.Context, w *world, name string, tak
 	for _, rule := range append([]string{""}, ruleNames()...) {
 		if rule != "other" && counted[rule] != want[rule] {
 			x.mismatches++
-			x.result.Note("%s: rule %q decided %d packets, and not %d", name, rule, counted[rule], want[rule])
+			x.result.Note("%s: rule %q decided %d packets, want %d", name, rule, counted[rule], want[rule])
 		}
 	}
 	x.result.Set("verdicts_compared", x.result.Metrics["verdicts_compared"]+float64(n))

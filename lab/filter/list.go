@@ -65,11 +65,11 @@ func (x *experiment) measureList(ctx context.Context) error {
 	}
 	defer src.close()
 	if err := findSame(ctx, finders[0], finders[1], src); err != nil {
-		return x.unlessLive(err, "lists are not compared")
+		return x.unlessLive(err, "no comparison of lists")
 	}
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
 	if err != nil {
-		return fmt.Errorf("have the kernel measure programs (Linux 5.8): %w", err)
+		return fmt.Errorf("enable program statistics of the kernel (Linux 5.8): %w", err)
 	}
 	defer stats.Close()
 	if err := inTurns(ctx, x.rounds, x.costFor, len(finders), func(way int) error { return finders[way].round(src) }); err != nil {
@@ -248,12 +248,12 @@ func findSame(ctx context.Context, a, b *finder, src *source) error {
 			return err
 		}
 		if n, err := src.sent(); err != nil || n != packets {
-			return errors.Join(err, fmt.Errorf("%d packets were sent and not %d: a signal interrupted them", n, packets))
+			return errors.Join(err, fmt.Errorf("%d packets sent, want %d: interrupted by a signal", n, packets))
 		}
 		found[i] = counts[0]
 	}
 	if found[0] != found[1] || found[0] == 0 {
-		return fmt.Errorf("of the same packets %s finds %d in the list, and %s %d: they are not comparable", a.name, found[0], b.name, found[1])
+		return fmt.Errorf("among the same packets %s finds %d in the list, and %s %d: not comparable", a.name, found[0], b.name, found[1])
 	}
 	return nil
 }
@@ -278,7 +278,7 @@ func (f *finder) round(src *source) error {
 		}
 		runs := after.RunCount - before.RunCount
 		if runs < listPackets {
-			return fmt.Errorf("the kernel counted %d runs of %d", runs, listPackets)
+			return fmt.Errorf("the kernel counted %d runs, want %d", runs, listPackets)
 		}
 		f.each = append(f.each, float64(after.Runtime-before.Runtime)/float64(runs))
 		return nil

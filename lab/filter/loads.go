@@ -42,7 +42,7 @@ var headerRules = []string{
 
 // compileLoad measures the time from text to a program verified by the kernel.
 func (x *experiment) compileLoad(ctx context.Context) error {
-	x.say("ten rules of five terms, read, compiled and loaded %d times at each hook", x.loads)
+	x.say("ten rules of five terms: parse, compile and load %d times at each hook", x.loads)
 	var all, headers []time.Duration
 	for _, h := range fuzzHooks {
 		var of []time.Duration

@@ -63,7 +63,7 @@ func (p product) counts(ctx context.Context) (map[string]uint64, error) {
 		return nil, err
 	}
 	if len(st.Filters) != 1 {
-		return nil, fmt.Errorf("%d filters are there, and not one", len(st.Filters))
+		return nil, fmt.Errorf("%d filters exist, want one", len(st.Filters))
 	}
 	f := st.Filters[0]
 	for _, pl := range f.Attachments {

@@ -100,7 +100,7 @@ func measuredFrame() []byte {
 }
 
 // errLive reports a kernel without packet generation.
-var errLive = errors.New("this kernel has no BPF_F_TEST_XDP_LIVE_FRAMES (Linux 5.18)")
+var errLive = errors.New("the kernel lacks BPF_F_TEST_XDP_LIVE_FRAMES (Linux 5.18)")
 
 // unlessLive returns err, except for errLive: it then skips the lost part.
 func (x *experiment) unlessLive(err error, lost string) error {

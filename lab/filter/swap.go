@@ -41,7 +41,7 @@ type swapper struct {
 
 // swaps exchanges rules under a flood, at each hook.
 func (x *experiment) swaps(ctx context.Context) error {
-	x.say("rules exchanged under a flood, %s at each hook: does a packet meet neither set, or both?", x.swapFor)
+	x.say("rules exchanged under a flood, %s at each hook: searching packets past neither set, or both", x.swapFor)
 	wrong := 0.0
 	for _, h := range productHooks {
 		w, err := newWorld(x.env, "swap-"+string(h.hook), true)
@@ -213,7 +213,7 @@ func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, s
 		wrong = difference(sum(counted)+lost, total)
 	}
 	if total < fewest || swaps < 4 {
-		return 0, fmt.Errorf("only %d packets and %d changes: too few to show anything", total, swaps)
+		return 0, fmt.Errorf("only %d packets and %d changes: too few for a result", total, swaps)
 	}
 	arrived, err := drain(sinks[0])
 	if err != nil {
@@ -221,7 +221,7 @@ func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, s
 	}
 	wrong += float64(arrived)
 	if wrong > 0 {
-		x.result.Note("%s: %d changes, %d packets sent: %v, %d of them lost on the wire; counted %v; %d arrived that every set drops", s.name, swaps, total, sent, lost, counted, arrived)
+		x.result.Note("%s: %d changes, %d packets sent: %v, %d of them lost on the wire; counted %v; %d arrived at the port dropped by both sets", s.name, swaps, total, sent, lost, counted, arrived)
 	}
 	x.result.Set("swaps_"+s.name, float64(swaps))
 	x.result.Set("swap_packets_"+s.name, float64(total))

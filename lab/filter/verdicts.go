@@ -45,7 +45,7 @@ type watch struct {
 // sameVerdicts sends packets over a wire past programs at every hook at once, the same packets for all. It
 // evaluates each packet with the interpreter as seen by each hook.
 func (x *experiment) sameVerdicts(ctx context.Context) error {
-	x.say("%d random expressions at all hooks at once, %d real packets: which expressions match, by the kernel and by the interpreter",
+	x.say("%d random expressions at all hooks at once, %d real packets: comparing the kernel's matches with the interpreter's",
 		x.batches*rulesOfBatch, x.batches*x.each)
 	w, err := newWorld(x.env, "verdicts", false)
 	if err != nil {
@@ -106,7 +106,7 @@ func (x *experiment) batch(ctx context.Context, w *world, r *rand.Rand, number i
 			}
 			x.mismatches += len(wrong)
 			for _, i := range wrong {
-				x.result.Note("%s: %s: the interpreter differs from the program about packet %x", h.name, h.exprName(i), p.frame)
+				x.result.Note("%s: %s: the interpreter and the program disagree on packet %x", h.name, h.exprName(i), p.frame)
 			}
 		}
 	}
@@ -189,7 +189,7 @@ func (h *watch) check() (wrong []int, err error) {
 
 func (h *watch) exprName(i int) string {
 	if i > len(h.exprs) {
-		return "whether it comes there"
+		return "arrival at the hook"
 	}
 	return h.exprs[i-1].String()
 }

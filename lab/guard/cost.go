@@ -29,11 +29,11 @@ const never = 10_000_000
 func (x *experiment) measureCost(ctx context.Context) error {
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
 	if err != nil {
-		return fmt.Errorf("have the kernel measure programs (Linux 5.8): %w", err)
+		return fmt.Errorf("enable program statistics of the kernel (Linux 5.8): %w", err)
 	}
 	defer stats.Close()
 	for _, k := range kinds {
-		x.say("what does a packet cost that passes, of %s? %d rounds", k.about, x.rounds)
+		x.say("cost of a passing packet, %s: %d rounds", k.about, x.rounds)
 		for _, loop := range []bool{false, true} {
 			if err := x.compareCost(ctx, k, loop); err != nil {
 				return err
@@ -108,7 +108,7 @@ type meter struct {
 	ns      []float64
 }
 
-var errDropped = errors.New("a packet was dropped below the limit, and only those that pass are measured")
+var errDropped = errors.New("a packet was dropped below the limit; the cost covers passing packets only")
 
 // single uses a run for each packet.
 func single(l limiter, s *stream) *meter {
@@ -228,7 +228,7 @@ func (m *meter) round() error {
 		return err
 	}
 	if runs := after.RunCount - before.RunCount; runs != uint64(n/m.each) {
-		return fmt.Errorf("the kernel counted %d runs of %d", runs, n/m.each)
+		return fmt.Errorf("the kernel counted %d runs, want %d", runs, n/m.each)
 	}
 	m.ns = append(m.ns, float64(after.Runtime-before.Runtime)/float64(n))
 	return nil

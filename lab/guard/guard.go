@@ -17,10 +17,10 @@ import (
 func init() {
 	lab.Register(lab.Experiment{
 		Name:  "guard",
-		Short: "floods of UDP in every pattern, beside the algorithm of Cloudflare's Rakelimit",
+		Short: "floods of UDP in every pattern, compared with the algorithm of Cloudflare's Rakelimit",
 		Run:   run,
 		Next: []string{
-			"weir-lab run guard --without-weir   the same claims made of Rakelimit: most fail",
+			"weir-lab run guard --without-weir   the same claims for Rakelimit: most fail",
 			"weir-lab run guard --quick --json   the findings for a program",
 		},
 	})
@@ -124,22 +124,22 @@ func (x *experiment) claims() {
 		claim, metric, want string
 		smoke               bool
 	}{
-		{lab.Correctness, "so many scenarios", "scenarios", ">= 15", true},
-		{lab.Correctness, "of clients that were there before the attack, and are below the limit together, the share kept in the worst scenario",
+		{lab.Correctness, "number of scenarios", "scenarios", ">= 15", true},
+		{lab.Correctness, "kept share of clients known before the attack and below the limit together, worst scenario",
 			"legit_kept_min", fmt.Sprintf(">= %g", legitKept), true},
-		{lab.Correctness, "accepted in the worst second of the worst scenario, over the limit", "accepted_over_limit_max", fmt.Sprintf("<= %g", overLimit), true},
-		{lab.Correctness, "of clients of a guard that is applied in the middle of a flood, the share kept from the fifth second on, in the worst scenario",
+		{lab.Correctness, "accepted relative to the limit, worst second of the worst scenario", "accepted_over_limit_max", fmt.Sprintf("<= %g", overLimit), true},
+		{lab.Correctness, "kept share of clients from the fifth second on, with a guard applied in the middle of a flood, worst scenario",
 			"cold_start_kept_min", fmt.Sprintf(">= %g", coldKept), true},
-		{lab.Correctness, "of the packets of a single source that was known before a spoofed flood, the share lost, of the worst in ten seeds",
+		{lab.Correctness, "lost share of a single source known before a spoofed flood, worst of ten seeds",
 			"known_source_lost_max", fmt.Sprintf("<= %g", knownLost), true},
-		{lab.Correctness, "hosts, networks and ports that the guard's status names at more than twice the rate at which they are refused",
+		{lab.Correctness, "hosts, networks and ports in the guard's status at more than twice their rate of rejected packets",
 			"status_false_names", "== 0", true},
-		{lab.Correctness, "of what two CPUs accept at one instant, the share that one would not", "lost_update_ratio_2cpu", "<= 0.02", true},
-		{lab.Correctness, "accepted over the limit on a real IPv6 socket, random payload", "ipv6_random_payload_accepted_ratio", "<= 1.05", true},
-		{lab.Correctness, "accepted over the limit on a real IPv4 socket, random payload", "ipv4_random_payload_accepted_ratio", "<= 1.05", true},
-		{lab.Performance, "of clients that come while 50,000 pps are spoofed, the share kept", "newcomers_kept_spoofed_50k", ">= 0.95", false},
-		{lab.Performance, "what a packet costs that passes, random sources, over the other algorithm's", "ns_ratio_rakelimit", "<= 0.5", false},
-		{lab.Performance, "of clients on a real IPv6 socket, the share kept", "ipv6_random_payload_legit_kept", fmt.Sprintf(">= %g", legitKept), false},
+		{lab.Correctness, "excess share accepted by two CPUs at one instant, compared with one CPU", "lost_update_ratio_2cpu", "<= 0.02", true},
+		{lab.Correctness, "accepted relative to the limit on a real IPv6 socket, random payload", "ipv6_random_payload_accepted_ratio", "<= 1.05", true},
+		{lab.Correctness, "accepted relative to the limit on a real IPv4 socket, random payload", "ipv4_random_payload_accepted_ratio", "<= 1.05", true},
+		{lab.Performance, "kept share of clients arriving during a spoofed flood of 50,000 pps", "newcomers_kept_spoofed_50k", ">= 0.95", false},
+		{lab.Performance, "cost of a passing packet, random sources, relative to the other algorithm", "ns_ratio_rakelimit", "<= 0.5", false},
+		{lab.Performance, "kept share of clients on a real IPv6 socket", "ipv6_random_payload_legit_kept", fmt.Sprintf(">= %g", legitKept), false},
 	} {
 		if x.env.Size == lab.Smoke && !c.smoke {
 			continue

@@ -65,13 +65,13 @@ func TestJudgeFindsFailure(t *testing.T) {
 	between(t, x, "accepted_over_limit_max", 1.3, 3)
 	between(t, x, "newcomers_kept_cold_spoofed", 0, 0.06)
 	if _, ok := x.result.Metrics["legit_kept_cold_spoofed"]; ok {
-		t.Error("nobody was established before the cold start, and a share of theirs was kept")
+		t.Error("a kept share of known clients in the cold start, want none: no client was known")
 	}
 	if len(x.result.Notes) < 4 {
 		t.Errorf("notes: %q", x.result.Notes)
 	}
 	if x.result.Metrics["legit_kept_sources_2000x25"] != x.result.Metrics["rakelimit_legit_kept_sources_2000x25"] {
-		t.Error("the same algorithm with the same seed decided otherwise")
+		t.Error("the same algorithm with the same seed decided differently")
 	}
 }
 
@@ -139,7 +139,7 @@ func TestCostOfTheSame(t *testing.T) {
 			return
 		}
 		if stall := x.result.Metrics["stall_ms_max"]; stall < 20 || try == 10 {
-			t.Fatalf("%v\nand the machine stood still for %.0f ms at most", err, stall)
+			t.Fatalf("%v\nlongest stall of the machine %.0f ms", err, stall)
 		}
 	}
 }

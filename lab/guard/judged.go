@@ -61,7 +61,7 @@ func (x *experiment) judge(ctx context.Context) error {
 	}
 	// The longest first, so none remains for a single CPU at the end.
 	slices.SortStableFunc(jobs, func(a, b job) int { return int(b.To - b.From - (a.To - a.From)) })
-	x.say("%d scenarios, %d seeds: every packet decided by BPF programs on the trace's clock", len(scenes), x.seeds)
+	x.say("%d scenarios, %d seeds: BPF programs decide every packet on the trace's clock", len(scenes), x.seeds)
 	todo := make(chan job)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -183,7 +183,7 @@ func (x *experiment) explain(verdicts []verdict) {
 			continue
 		}
 		if v.LegitCounts && v.LegitKept < legitKept {
-			x.result.Note("%s, seed %d, IPv6 %t: %.4f of clients' packets kept, of the worst client's %.3f", v.Name, v.seed, v.IPv6, v.LegitKept, v.MinClient)
+			x.result.Note("%s, seed %d, IPv6 %t: %.4f of clients' packets kept, %.3f for the worst client", v.Name, v.seed, v.IPv6, v.LegitKept, v.MinClient)
 		}
 		if v.ColdStart && v.NewcomersKept < coldKept {
 			x.result.Note("%s, seed %d, IPv6 %t: %.4f of clients' packets kept from the fifth second on", v.Name, v.seed, v.IPv6, v.NewcomersKept)
@@ -192,7 +192,7 @@ func (x *experiment) explain(verdicts []verdict) {
 			x.result.Note("%s, seed %d, IPv6 %t: the worst known source kept %.3f", v.Name, v.seed, v.IPv6, v.MinClient)
 		}
 		if len(v.false) > 0 {
-			x.result.Note("%s, seed %d, IPv6 %t: status names, at twice their rate or more, %s", v.Name, v.seed, v.IPv6, strings.Join(v.false, "; "))
+			x.result.Note("%s, seed %d, IPv6 %t: status lists at twice their rate or more: %s", v.Name, v.seed, v.IPv6, strings.Join(v.false, "; "))
 		}
 		if v.AcceptedOverLimitWorstSecond > overLimit {
 			x.result.Note("%s, seed %d, IPv6 %t: %.3f of the limit accepted in the worst second", v.Name, v.seed, v.IPv6, v.AcceptedOverLimitWorstSecond)

@@ -39,10 +39,10 @@ var metered = map[string]bool{"start_net24_100": false, "start_net24_200": true,
 // virtual clock.
 func (x *experiment) meters(ctx context.Context) error {
 	if _, err := exec.LookPath("nft"); err != nil {
-		x.result.Skip("nftables is not installed: its meter is not measured")
+		x.result.Skip("nftables is not installed: no measurement of its meter")
 		return nil
 	}
-	x.say("cold starts on real sockets, beside nftables' meter of %d pps a source", meterRate)
+	x.say("cold starts on real sockets, compared with nftables' meter of %d pps a source", meterRate)
 	var all []*replay
 	defer func() {
 		for _, r := range all {

@@ -72,7 +72,7 @@ func (w *witness) check(at uint64) {
 			continue // all packets share it
 		}
 		if rate := w.rate(name, at); rate < name.PPS/2 {
-			w.false = append(w.false, fmt.Sprintf("%s at %.1f pps, refused %.1f", name, name.PPS, rate))
+			w.false = append(w.false, fmt.Sprintf("%s at %.1f pps, rejected at %.1f", name, name.PPS, rate))
 		}
 	}
 }

@@ -36,7 +36,7 @@ const (
 // race runs two CPUs at once, at one instant of the clock. Each passing packet takes the credit of one from
 // a word written by both. A passed packet without a charge is a lost update.
 func (x *experiment) race(ctx context.Context) error {
-	x.say("two CPUs decide at the same instant: is an update lost?")
+	x.say("two CPUs decide at the same instant: counting lost updates")
 	var lost []float64
 	for i := range x.races {
 		l, err := x.ours.limiter(raceLimit, false, x.env.Seed+uint64(i))
@@ -63,7 +63,7 @@ func (x *experiment) race(ctx context.Context) error {
 	return nil
 }
 
-var errNoTotal = errors.New("this limiter does not bound its total")
+var errNoTotal = errors.New("this limiter has no bound on its total")
 
 func lostShare(l limiter) (float64, error) {
 	a, ok := l.(accountant)
@@ -84,7 +84,7 @@ func lostShare(l limiter) (float64, error) {
 	}
 	passed, spent := a.Accounts(at)
 	if passed < raceRuns/10 {
-		return 0, fmt.Errorf("of %d packets %d passed: too few to meet", 2*raceRuns, passed)
+		return 0, fmt.Errorf("of %d packets only %d passed: too few for collisions", 2*raceRuns, passed)
 	}
 	return abs(float64(passed)-float64(spent)) / float64(passed), nil
 }

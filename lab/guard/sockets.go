@@ -256,6 +256,6 @@ func (s *service) report(x *experiment) {
 		x.result.Set(n+"_random_payload_legit_kept", float64(legit)/float64(s.sentLegit))
 	}
 	if float64(s.sentFlood) < 3*socketLimit*seconds {
-		x.result.Note("%s: the flood was of %.0f pps only, so a limit of %d was hardly tried", n, float64(s.sentFlood)/seconds, socketLimit)
+		x.result.Note("%s: the flood reached only %.0f pps, hardly a test of a limit of %d", n, float64(s.sentFlood)/seconds, socketLimit)
 	}
 }

@@ -23,7 +23,7 @@ func stamp(c *net.UDPConn) error {
 		return err
 	}
 	if set != nil {
-		return fmt.Errorf("have the kernel stamp datagrams (SO_TIMESTAMPNS): %w", set)
+		return fmt.Errorf("enable timestamps of datagrams (SO_TIMESTAMPNS): %w", set)
 	}
 	return nil
 }
@@ -39,5 +39,5 @@ func parseStamp(control []byte) (time.Time, error) {
 			return time.Unix(int64(binary.NativeEndian.Uint64(m.Data)), int64(binary.NativeEndian.Uint64(m.Data[8:]))), nil
 		}
 	}
-	return time.Time{}, errors.New("the kernel did not stamp a datagram")
+	return time.Time{}, errors.New("datagram without a timestamp of the kernel")
 }

@@ -21,7 +21,7 @@ import (
 func init() {
 	lab.Register(lab.Experiment{
 		Name:  "handoff-balance",
-		Short: "two servers share their load by moving sessions, and one that is asked for far too much",
+		Short: "two servers share their load by moving sessions; one of them is overloaded",
 		Run:   runBalance,
 	})
 }
@@ -105,12 +105,12 @@ func runBalance(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	r.Set("failed", float64(b.failed))
 	r.Set("moved", float64(b.moved))
 	r.Claim(lab.Correctness, "requests without the right answer", "failed", "== 0")
-	r.Claim(lab.Correctness, "sessions that moved", "moved", "> 0")
+	r.Claim(lab.Correctness, "moved sessions", "moved", "> 0")
 	if e.Size == lab.Smoke {
 		return nil
 	}
-	r.Claim(lab.Performance, "the slowest of a hundred requests, with moving over without, where a few clients ask for far too much", "p99_ratio", "<= 0.3")
-	r.Claim(lab.Performance, "the same where both servers are asked alike", "p99_ratio_even", "<= 1.05")
+	r.Claim(lab.Performance, "99th percentile of the latency, with moving relative to without, with a few overloading clients", "p99_ratio", "<= 0.3")
+	r.Claim(lab.Performance, "the same with equal load on both servers", "p99_ratio_even", "<= 1.05")
 	return draw(e, curves)
 }
 
@@ -302,7 +302,7 @@ func (b *balance) run(ctx context.Context, s setting, seed uint64, long time.Dur
 		select {
 		case <-h.member.Done():
 		case <-time.After(patience):
-			return nil, errors.New("a server's workers do not end")
+			return nil, errors.New("a server's workers did not end")
 		}
 	}
 	return took, ctx.Err()
@@ -336,7 +336,7 @@ func (b *balance) connection(from uint16, a arrival) (took []time.Duration, err 
 			return took, fmt.Errorf("request %d: %w", i+1, err)
 		}
 		if n := binary.BigEndian.Uint32(got[:]); n != uint32(i+1) {
-			return took, fmt.Errorf("request %d was answered as number %d", i+1, n)
+			return took, fmt.Errorf("request %d got the answer of request %d", i+1, n)
 		}
 		took = append(took, time.Since(began))
 	}

@@ -90,7 +90,7 @@ func TestClientSeesWrongStreams(t *testing.T) {
 				if enough {
 					return nil
 				}
-				return errors.New("the stream stands still")
+				return errors.New("the stream stalled")
 			})
 			v := one.finish()
 			if fine := v.err == nil && v.lost == 0 && v.duplicated == 0 && !v.reset; fine != c.fine {
@@ -144,13 +144,13 @@ func TestArrivals(t *testing.T) {
 	}
 	for host, want := range map[int]float64{1: s.light + s.heavy, 2: s.light} {
 		if got := of[host].Seconds() / long.Seconds() / float64(s.workers); got < want*0.9 || got > want*1.1 {
-			t.Errorf("server %d is asked for %.2f of what it can do, want %.2f", host, got, want)
+			t.Errorf("server %d has a load of %.2f, want %.2f", host, got, want)
 		}
 	}
 	s.threshold = 0
 	for i, a := range s.arrivals(7, long) {
 		if a.at != all[i].at || a.host != all[i].host {
-			t.Fatal("without moving something else is asked")
+			t.Fatal("different requests without moving")
 		}
 	}
 }

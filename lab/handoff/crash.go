@@ -24,7 +24,7 @@ import (
 func init() {
 	lab.Register(lab.Experiment{
 		Name:  "handoff-crash",
-		Short: "kill -9 at every step of a session's move between two servers, and the model of it",
+		Short: "kill -9 at every step of a session's move between two servers, and a model of the move",
 		Run:   runCrash,
 	})
 }
@@ -76,14 +76,14 @@ func runCrash(ctx context.Context, e *lab.Env, r *lab.Result) error {
 		r.Set(metric, float64(n))
 	}
 	for _, c := range []struct{ claim, metric, want string }{
-		{"steps of the protocol at which a process was killed", "crash_steps_tested", fmt.Sprintf("== %d", steps)},
-		{"sessions that two members had", "two_owners", "== 0"},
-		{"sessions that ended although somebody who knew them lived", "sessions_lost", "== 0"},
-		{"streams with a byte that is wrong, lost or doubled", "streams_wrong", "== 0"},
-		{"clients that were told neither that it goes on nor that it is over", "clients_hung", "== 0"},
-		{"flows, sockets and entries that are left over", "leaked_flows", "== 0"},
+		{"protocol steps with a killed process", "crash_steps_tested", fmt.Sprintf("== %d", steps)},
+		{"sessions at two members", "two_owners", "== 0"},
+		{"sessions ended although a process holding their state was alive", "sessions_lost", "== 0"},
+		{"streams with a wrong, lost or doubled byte", "streams_wrong", "== 0"},
+		{"clients with neither answers nor a reset", "clients_hung", "== 0"},
+		{"leftover flows, sockets and entries", "leaked_flows", "== 0"},
 		{"states of the model", "model_states", ">= 10000"},
-		{"states in which something is wrong", "model_violations", "== 0"},
+		{"states with a violation", "model_violations", "== 0"},
 	} {
 		r.Claim(lab.Correctness, c.claim, c.metric, c.want)
 	}
@@ -190,7 +190,7 @@ func (x *crashes) victims(side int, step string) []victim {
 	both.before = func() error { return other.agent.kill() }
 	both.again = func() error {
 		// The session is handled while the other server is unreachable.
-		return errors.Join(h.stepAgent(), within(patience, "the agent to have nothing under way", func() (bool, error) {
+		return errors.Join(h.stepAgent(), within(patience, "the end of the agent's transfers", func() (bool, error) {
 			s, err := h.status()
 			return err == nil && s.Sending == 0, err
 		}), other.stepAgent())
@@ -271,7 +271,7 @@ func (x *crashes) moveUntil(agent *process, c *client) error {
 			}
 			again = source.early(before)
 			if time.Now().After(end) {
-				return fmt.Errorf("it did not come to this step: %q %s %s", source.complaints(), source.agent.errs, x.servers[1].agent.errs)
+				return fmt.Errorf("step not reached: %q %s %s", source.complaints(), source.agent.errs, x.servers[1].agent.errs)
 			}
 		}
 	}
@@ -321,7 +321,7 @@ func (x *crashes) judge(c *client, v victim) {
 	hung := x.speaks(c) != nil
 	if n := x.owned(c); n > 1 {
 		x.owners++
-		x.result.Note("killed at %v: %d members have the session", v, n)
+		x.result.Note("killed at %v: %d members hold the session", v, n)
 	}
 	s := c.finish()
 	ended := s.reset || errors.Is(s.err, io.EOF)
@@ -395,7 +395,7 @@ func (x *crashes) leaked() (n int, err error) {
 		}
 		return n, nil
 	}
-	err = within(patience, "everything to be forgotten", func() (bool, error) {
+	err = within(patience, "the end of all entries", func() (bool, error) {
 		n, err = look()
 		return err == nil && n == 0, err
 	})

@@ -53,7 +53,7 @@ func picture(curves []curve) []byte {
 	for share := 1.0; share >= least; share /= 10 {
 		fmt.Fprintf(&b, `<path d="M%d %.1f H%d" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%g %%</text>`+"\n", left, y(share), width-right, left-6, y(share)+4, share*100)
 	}
-	fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="middle">a request took longer than … ms</text>`+"\n", (left+width-right)/2, height-12)
+	fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="middle">latency above … ms</text>`+"\n", (left+width-right)/2, height-12)
 	colours := []string{"#0a6", "#0a6", "#36c", "#36c"}
 	for i, c := range curves {
 		t := slices.Sorted(slices.Values(c.times))

@@ -73,20 +73,20 @@ func runHandoff(ctx context.Context, e *lab.Env, r *lab.Result) error {
 		claim, metric, want string
 	}{
 		{lab.Correctness, "sessions moved between servers", "migrations", fmt.Sprintf(">= %d", p.moves)},
-		{lab.Correctness, "resets that a client has seen", "resets_seen", "== 0"},
+		{lab.Correctness, "resets seen by clients", "resets_seen", "== 0"},
 		{lab.Correctness, "bytes lost", "bytes_lost", "== 0"},
-		{lab.Correctness, "bytes that came twice", "bytes_duplicated", "== 0"},
-		{lab.Correctness, "the same over a line of 40 ms with 1 % loss: sessions moved", "lossy_migrations", fmt.Sprintf(">= %d", p.others)},
-		{lab.Correctness, "streams that did not go on there, or with other bytes", "lossy_failed", "== 0"},
-		{lab.Correctness, "the same with packets parked at the server that a session leaves: sessions moved", "parked_migrations", fmt.Sprintf(">= %d", 10*p.others)},
-		{lab.Correctness, "streams that did not go on there, or with other bytes", "parked_failed", "== 0"},
-		{lab.Correctness, "the same with full queues, of 64 KiB and as large as the kernel makes them", "filled_failed", "== 0"},
-		{lab.Correctness, "moves whose client heard nothing for more than 20 ms, but for the machine's own stalls", "client_stalls_over_20ms", "== 0"},
-		{lab.Correctness, "servers killed under streams on one host", "sigkills", fmt.Sprintf(">= %d", p.kills)},
-		{lab.Correctness, "kills that a stream has noticed", "sigkills_noticed", "== 0"},
-		{lab.Performance, "the time a move takes, 64 KiB buffers, median", "transfer_ms_p50", "<= 1"},
-		{lab.Performance, "the same, of a hundred the longest but one", "transfer_ms_p99", "<= 2.5"},
-		{lab.Performance, "the longest gap between bytes around a move, of a hundred the longest but one", "client_stall_ms_p99", "<= 4"},
+		{lab.Correctness, "bytes received twice", "bytes_duplicated", "== 0"},
+		{lab.Correctness, "moved sessions over a line of 40 ms with 1 % loss", "lossy_migrations", fmt.Sprintf(">= %d", p.others)},
+		{lab.Correctness, "failed streams over this line", "lossy_failed", "== 0"},
+		{lab.Correctness, "moved sessions with packets parked at the source", "parked_migrations", fmt.Sprintf(">= %d", 10*p.others)},
+		{lab.Correctness, "failed streams with parked packets", "parked_failed", "== 0"},
+		{lab.Correctness, "failed streams with full queues, of 64 KiB and of the kernel's maximum", "filled_failed", "== 0"},
+		{lab.Correctness, "moves with a gap above 20 ms, excluding the machine's own stalls", "client_stalls_over_20ms", "== 0"},
+		{lab.Correctness, "kills of servers under streams on one host", "sigkills", fmt.Sprintf(">= %d", p.kills)},
+		{lab.Correctness, "kills noticed by a stream", "sigkills_noticed", "== 0"},
+		{lab.Performance, "duration of a move, 64 KiB buffers, median", "transfer_ms_p50", "<= 1"},
+		{lab.Performance, "duration of a move, 99th percentile", "transfer_ms_p99", "<= 2.5"},
+		{lab.Performance, "longest gap between bytes around a move, 99th percentile", "client_stall_ms_p99", "<= 4"},
 	} {
 		if e.Size == lab.Smoke && (c.kind == lab.Performance || c.metric == "client_stalls_over_20ms") {
 			continue
@@ -94,7 +94,7 @@ func runHandoff(ctx context.Context, e *lab.Env, r *lab.Result) error {
 		r.Claim(c.kind, c.claim, c.metric, c.want)
 	}
 	if _, ok := r.Metrics["bmp_redumps"]; ok {
-		r.Claim(lab.Correctness, "tables that a real router sent again, over moves and kills of its collector", "bmp_redumps", "== 0")
+		r.Claim(lab.Correctness, "tables repeated by a real router, over moves and kills of its collector", "bmp_redumps", "== 0")
 	}
 	return nil
 }
@@ -288,7 +288,7 @@ func (m *migration) run(ctx context.Context) error {
 			}
 		}
 		if at == 0 {
-			return fmt.Errorf("the load balancer does not know %s", c.remote)
+			return fmt.Errorf("the load balancer has no flow of %s", c.remote)
 		}
 		m.at = append(m.at, at)
 	}
@@ -357,7 +357,7 @@ func (m *migration) move(ctx context.Context, i int) error {
 				}
 			}
 			if time.Now().After(end) {
-				return fmt.Errorf("%s did not come from %s to %s in %s: %q, %q; agents: %s%s", c.remote, from.name(), dest.name(), patience, from.complaints(), dest.complaints(), from.agent.errs, dest.agent.errs)
+				return fmt.Errorf("%s did not move from %s to %s in %s: %q, %q; agents: %s%s", c.remote, from.name(), dest.name(), patience, from.complaints(), dest.complaints(), from.agent.errs, dest.agent.errs)
 			}
 		}
 	}

@@ -88,7 +88,7 @@ func (p *process) answer(patience time.Duration) (string, error) {
 	case <-p.Done():
 		return "", fmt.Errorf("it has ended: %w", p.Err())
 	case <-time.After(patience):
-		return "", errors.New("it says nothing")
+		return "", errors.New("no answer")
 	}
 }
 

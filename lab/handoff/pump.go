@@ -149,7 +149,7 @@ func (c *client) turn(buf []byte, due bool, now time.Time) error {
 		return err
 	}
 	if len(c.want) > 0 && now.Sub(c.last) > patience {
-		return fmt.Errorf("nothing is heard or taken for %s, after byte %d", patience, c.heard)
+		return fmt.Errorf("nothing received or accepted for %s, after byte %d", patience, c.heard)
 	}
 	return nil
 }
@@ -161,7 +161,7 @@ func (c *client) speak() error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("say: %w", err)
+			return fmt.Errorf("write: %w", err)
 		}
 		at := len(c.want)
 		c.want = append(c.want, c.out[:n]...)
@@ -183,7 +183,7 @@ func (c *client) hear(buf []byte) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("hear, after byte %d: %w", c.heard, err)
+			return fmt.Errorf("read, after byte %d: %w", c.heard, err)
 		}
 		for i, b := range buf[:n] {
 			if b != c.want[i] {

@@ -90,7 +90,7 @@ func (m *migration) reportStalls(r *lab.Result, machine *lab.Stalls) {
 			continue
 		}
 		long++
-		r.Note("client %s heard nothing for %s around a move; the machine stood still for %s of that", s.client.remote, gap.Round(100*time.Microsecond), stood.Round(100*time.Microsecond))
+		r.Note("client %s heard nothing for %s around a move, including %s of stalls of the machine", s.client.remote, gap.Round(100*time.Microsecond), stood.Round(100*time.Microsecond))
 	}
 	r.Set("client_stalls_over_20ms", float64(long))
 	r.Set("client_stalls_explained", float64(explained))

@@ -137,7 +137,7 @@ func (m *member) accept(l *handoff.Listener) {
 
 func (m *member) told(words []string) error {
 	if len(words) != 3 || words[0] != "move" {
-		return fmt.Errorf("told %q", words)
+		return fmt.Errorf("unknown command %q", words)
 	}
 	m.mu.Lock()
 	s := m.sessions[words[1]]

@@ -161,7 +161,7 @@ func (d *death) plan(words []string) error {
 		}
 		d.with = append(d.with, pid)
 	}
-	return fmt.Errorf("told to die at no step: %q", words)
+	return fmt.Errorf("kill command without a step: %q", words)
 }
 
 func (d *death) at(step string) {
@@ -224,7 +224,7 @@ func playLB(arg string) error {
 	say("ready")
 	err = hear(func(words []string) error {
 		if words[0] != "kill" {
-			return fmt.Errorf("told %q", words)
+			return fmt.Errorf("unknown command %q", words)
 		}
 		return d.plan(words[1:])
 	})

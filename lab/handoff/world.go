@@ -169,7 +169,7 @@ func (w *world) start() error {
 }
 
 func (w *world) connected() error {
-	return within(patience, "the agents to connect", func() (bool, error) {
+	return within(patience, "connections of the agents", func() (bool, error) {
 		if ready, err := w.placed(); !ready || err != nil {
 			return false, err
 		}
@@ -195,7 +195,7 @@ func within(d time.Duration, what string, f func() (bool, error)) error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return errors.Join(fmt.Errorf("waited %s in vain for %s", d, what), err)
+			return errors.Join(fmt.Errorf("timeout after %s, waiting for %s", d, what), err)
 		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 func init() {
 	lab.Register(lab.Experiment{
 		Name:  "handoff-compare",
-		Short: "the load balancer of handoff beside HAProxy and plain routing: latency and throughput with 1 to 4 servers",
+		Short: "the load balancer of handoff compared with HAProxy and plain routing: latency and throughput with 1 to 4 servers",
 		Run:   run,
 		Next: []string{
 			"weir-lab run handoff-compare --quick --json   the findings for a program",
@@ -71,7 +71,7 @@ type finding struct {
 
 func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if e.Control {
-		return errors.New("handoff-compare has no control run: it compares with plain routing already")
+		return errors.New("handoff-compare has no control run: it already compares with plain routing")
 	}
 	x := &experiment{plan: plans[e.Size], env: e, result: r, found: map[cell]*finding{}}
 	if err := r.WithStalls(func() error { return x.measure(ctx) }); err != nil {
@@ -101,7 +101,7 @@ func (x *experiment) with(ctx context.Context, n int) (err error) {
 	defer func() { err = errors.Join(err, stop()) }()
 	if errors.Is(err, errNotInstalled) {
 		if n == x.servers[0] {
-			x.result.Skip("%v: the load balancer is not compared with it", err)
+			x.result.Skip("%v: no comparison of the load balancer with it", err)
 		}
 	} else if err != nil {
 		return err

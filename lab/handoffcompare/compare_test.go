@@ -90,7 +90,7 @@ func TestFindings(t *testing.T) {
 	ok := judge(x)
 	for _, metric := range []string{"wrong_answers", "idle_servers"} {
 		if ok[metric] {
-			t.Errorf("%s is %v, and found right", metric, x.result.Metrics[metric])
+			t.Errorf("%s is %v, and accepted", metric, x.result.Metrics[metric])
 		}
 	}
 }

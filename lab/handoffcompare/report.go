@@ -27,7 +27,7 @@ func (x *experiment) report() {
 			switch answers := f.answered[s]; {
 			case s < c.servers && answers == 0:
 				idle++
-				x.result.Note("%s with %d servers: server %d has answered nothing", c.way, c.servers, s)
+				x.result.Note("%s with %d servers: no answers from server %d", c.way, c.servers, s)
 			case s >= c.servers:
 				strange += answers
 			}
@@ -68,12 +68,12 @@ func (x *experiment) ratio(metric, other string, of func(*finding) []float64) {
 
 func (x *experiment) claims() {
 	for _, c := range []struct{ claim, metric, want string }{
-		{"requests were asked and answered", "requests", "> 100"},
-		{"answers that are not the request's, or come from a server that should have none", "wrong_answers", "== 0"},
-		{"bytes went both ways", "bytes_moved", "> 1000000"},
+		{"answered requests", "requests", "> 100"},
+		{"wrong answers, or answers of a server without a connection", "wrong_answers", "== 0"},
+		{"bytes moved both ways", "bytes_moved", "> 1000000"},
 		{"bytes sent and not received", "bytes_lost", "== 0"},
-		{"servers that answered nothing in all rounds, whatever the way", "idle_servers", "== 0"},
-		{"packets that the load balancer dropped", "fe_dropped", "== 0"},
+		{"servers without an answer in all rounds of a way", "idle_servers", "== 0"},
+		{"packets dropped by the load balancer", "fe_dropped", "== 0"},
 	} {
 		x.result.Claim(lab.Correctness, c.claim, c.metric, c.want)
 	}
@@ -81,9 +81,9 @@ func (x *experiment) claims() {
 		return
 	}
 	for _, c := range []struct{ claim, metric, want string }{
-		{"p50 of a request and its answer, over that through HAProxy", "fe_latency_ratio_haproxy", "<= 0.5"},
-		{"throughput, over that through HAProxy", "fe_throughput_ratio_haproxy", ">= 1.5"},
-		{"throughput, over plain routing", "fe_throughput_ratio_direct", ">= 0.9"},
+		{"p50 of a request and its answer, relative to HAProxy", "fe_latency_ratio_haproxy", "<= 0.5"},
+		{"throughput, relative to HAProxy", "fe_throughput_ratio_haproxy", ">= 1.5"},
+		{"throughput, relative to plain routing", "fe_throughput_ratio_direct", ">= 0.9"},
 	} {
 		x.result.Claim(lab.Performance, c.claim, c.metric, c.want)
 	}

@@ -113,7 +113,7 @@ func (w *world) served(ctx context.Context, proc *lab.Process, n int) (dropped u
 			}
 		}
 		if time.Now().After(end) || ctx.Err() != nil || !proc.Running() {
-			return 0, errors.Join(fmt.Errorf("the load balancer leads to %d of %d servers", len(answered), n), err, ctx.Err(), proc.Err())
+			return 0, errors.Join(fmt.Errorf("the load balancer reaches %d of %d servers", len(answered), n), err, ctx.Err(), proc.Err())
 		}
 	}
 	return w.drops()

@@ -32,7 +32,7 @@ func (w *world) open(v way, kind byte) (fds []int, err error) {
 	for i := range connections {
 		fd, err := w.dial(v.to(i))
 		if err != nil {
-			return fds, fmt.Errorf("connecting to %s: %w", v.to(i), err)
+			return fds, fmt.Errorf("connect to %s: %w", v.to(i), err)
 		}
 		fds = append(fds, fd)
 		if err := writeAll(fd, []byte{kind}); err != nil {
@@ -74,10 +74,10 @@ func (w *world) ping(v way, d time.Duration) (*pings, error) {
 		fd := fds[i%len(fds)]
 		begin := time.Now()
 		if err := writeAll(fd, ask); err != nil {
-			return nil, fmt.Errorf("asking: %w", err)
+			return nil, fmt.Errorf("send a request: %w", err)
 		}
 		if err := readAll(fd, got); err != nil {
-			return nil, fmt.Errorf("waiting for an answer: %w", err)
+			return nil, fmt.Errorf("wait for an answer: %w", err)
 		}
 		done := time.Now()
 		p.asked++
@@ -138,7 +138,7 @@ func upload(fd int, d time.Duration) (b bulk, err error) {
 	}
 	count := make([]byte, 8)
 	if err := readAll(fd, count); err != nil {
-		return b, fmt.Errorf("waiting for the server's count: %w", err)
+		return b, fmt.Errorf("wait for the server's count: %w", err)
 	}
 	b.received = binary.BigEndian.Uint64(count)
 	return b, nil

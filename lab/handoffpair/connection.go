@@ -95,7 +95,7 @@ func (p *pair) open(ctx context.Context, n int) error {
 		}
 	})
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("opening connections: %w", err)
+		return fmt.Errorf("open connections: %w", err)
 	}
 	return ctx.Err()
 }

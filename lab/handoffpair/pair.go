@@ -48,13 +48,13 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 		what string
 		do   func() error
 	}{
-		{"a load balancer is added, and the path changes to it", func() error { return p.after(w.add(1), w.by(1)) }},
-		{"it is killed, and its machine lost", func() error { return p.after(w.kill(1), w.by(0)) }},
-		{"it is back with nothing, and the path changes to it at once", func() error { return p.after(w.reboot(1), w.by(1)) }},
-		{"the first one is killed, and its machine lost", func() error { return w.kill(0) }},
-		{"the first one is back, while the path stays", func() error { return p.after(w.reboot(0), w.paired()) }},
-		{"the other one is killed, and its machine lost", func() error { return p.after(w.kill(1), w.by(0)) }},
-		{"the only one reboots", func() error { return p.after(w.kill(0), w.reboot(0)) }},
+		{"adding a load balancer, and changing the path to it", func() error { return p.after(w.add(1), w.by(1)) }},
+		{"killing it, with its machine", func() error { return p.after(w.kill(1), w.by(0)) }},
+		{"rebooting it without state, and changing the path to it at once", func() error { return p.after(w.reboot(1), w.by(1)) }},
+		{"killing the first one, with its machine", func() error { return w.kill(0) }},
+		{"rebooting the first one, with the same path", func() error { return p.after(w.reboot(0), w.paired()) }},
+		{"killing the other one, with its machine", func() error { return p.after(w.kill(1), w.by(0)) }},
+		{"rebooting the only one", func() error { return p.after(w.kill(0), w.reboot(0)) }},
 	}
 	if err := p.begin(ctx, n); err != nil {
 		return err
@@ -71,10 +71,10 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	}
 	for _, c := range []struct{ claim, metric, want string }{
 		{"connections through all events", "connections", fmt.Sprintf("== %d", n)},
-		{"connections that were reset", "connections_reset", "== 0"},
-		{"connections that did not go on within 30 s", "connections_lost", "== 0"},
-		{"answers of a host that did not have the connection", "answers_of_another_host", "== 0"},
-		{"flows that a load balancer which is added is told of: the third host's share", "flows_not_by_hash", fmt.Sprintf("<= %d", n/2)},
+		{"reset connections", "connections_reset", "== 0"},
+		{"connections without an answer within 30 s", "connections_lost", "== 0"},
+		{"answers of a host without the connection", "answers_of_another_host", "== 0"},
+		{"flows sent to an added load balancer: the third host's share", "flows_not_by_hash", fmt.Sprintf("<= %d", n/2)},
 	} {
 		r.Claim(lab.Correctness, c.claim, c.metric, c.want)
 	}
@@ -101,13 +101,13 @@ func (p *pair) begin(ctx context.Context, n int) error {
 	if err := p.open(ctx, n); err != nil {
 		return err
 	}
-	if err := p.round(ctx, "connections are open"); err != nil {
+	if err := p.round(ctx, "open connections"); err != nil {
 		return err
 	}
 	if err := p.host(2); err != nil {
 		return err
 	}
-	return p.round(ctx, "a host is added")
+	return p.round(ctx, "adding a host")
 }
 
 // through makes all connections send during an event, and once more after it.
@@ -153,6 +153,6 @@ func (p *pair) round(ctx context.Context, what string) error {
 	if resets+lost+wrong > 0 {
 		p.result.Note("%s: %d reset, %d lost, %d answered by another host", what, resets, lost, wrong)
 	}
-	p.env.Watch.Log("%d connections have answered in %s", len(p.conns)-resets-lost-wrong, took.Round(time.Millisecond))
+	p.env.Watch.Log("%d connections answered within %s", len(p.conns)-resets-lost-wrong, took.Round(time.Millisecond))
 	return ctx.Err()
 }

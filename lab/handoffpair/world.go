@@ -185,7 +185,7 @@ lb:
 
 // paired waits until both load balancers have each other's flows, and counts them.
 func (w *world) paired() error {
-	return within("both load balancers to know each other", func() (bool, error) {
+	return within("both load balancers to be paired", func() (bool, error) {
 		a, err := w.status(w.on)
 		if err != nil {
 			return false, err
@@ -260,7 +260,7 @@ handoff:
 		return err
 	}
 	w.here++
-	return within(name+" to have registered", func() (bool, error) {
+	return within(name+" to register", func() (bool, error) {
 		s, err := w.status(w.on)
 		n := 0
 		for _, h := range s.Backends {
@@ -296,7 +296,7 @@ func within(what string, f func() (bool, error)) error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return errors.Join(fmt.Errorf("waited %s in vain for %s", patience, what), err)
+			return errors.Join(fmt.Errorf("timeout after %s, waiting for %s", patience, what), err)
 		}
 	}
 }

@@ -71,5 +71,5 @@ func attach(c *ebpf.Collection, at hookName, index int) (link.Link, error) {
 		defer ns.Close()
 		return link.AttachNetNs(int(ns.Fd()), c.Programs["foreign_lookup"])
 	}
-	return nil, fmt.Errorf("no hook %q", at)
+	return nil, fmt.Errorf("unknown hook %q", at)
 }

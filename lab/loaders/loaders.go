@@ -18,11 +18,11 @@ import (
 func init() {
 	lab.Register(lab.Experiment{
 		Name:  "loaders",
-		Short: "weir beside cilium/ebpf, xdp-loader and tc at XDP, tcx and sk_lookup: who removes whose programs",
+		Short: "weir beside cilium/ebpf, xdp-loader and tc at XDP, tcx and sk_lookup: no side removes the other's programs",
 		Run:   run,
 		Next: []string{
 			"weir-lab run loaders --quick --json   the findings for a program",
-			"weir filter list   where a filter runs among the programs at its hook",
+			"weir filter list   position of a filter among the programs at its hook",
 		},
 	})
 }
@@ -38,7 +38,7 @@ type experiment struct {
 
 func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if e.Control {
-		return errors.New("each run has its control: programs that it removes on purpose, and must see")
+		return errors.New("loaders has no control run: each run already includes one")
 	}
 	x := &experiment{env: e, result: r, removed: map[side]int{}, counts: map[string]int{}}
 	var err error
@@ -49,7 +49,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	for _, l := range loaders {
 		if l.tool != "" {
 			if _, err := lab.Find(l.tool); err != nil {
-				r.Skip("%s is not installed: weir was not tried beside it", l.tool)
+				r.Skip("%s is not installed: weir was not tested beside it", l.tool)
 				missing = true
 				continue
 			}
@@ -80,15 +80,15 @@ func (x *experiment) claims(missing bool) {
 	}
 	claim := func(text, metric, want string) { x.result.Claim(lab.Correctness, text, metric, want) }
 	if !missing {
-		claim("pairs of a foreign loader and a hook of weir's", "loaders_pairs", "== 9")
-		claim("pairs at XDP, whose place either side had when the other came", "loaders_refused", "== 12")
-		claim("refusals of weir's that name the program at XDP", "loaders_owner_named", "== 6")
-		claim("pairs at other hooks, with programs of both sides after the second came", "loaders_both_stand", "== 12")
+		claim("pairs of a foreign loader and a hook of weir", "loaders_pairs", "== 9")
+		claim("refused second sides of pairs at XDP", "loaders_refused", "== 12")
+		claim("weir's refusals naming the program at XDP", "loaders_owner_named", "== 6")
+		claim("pairs at other hooks with programs of both sides attached", "loaders_both_stand", "== 12")
 	}
-	claim("programs of weir's that went with an action of another loader", "loaders_removed_ours", "== 0")
-	claim("programs of others that went with an action of weir's", "loaders_removed_theirs", "== 0")
-	claim("control: programs of weir's, removed on purpose, that are counted", "loaders_control_ours", "== 1")
-	claim("control: programs of others, removed on purpose, that are counted", "loaders_control_theirs", "== 1")
+	claim("weir's programs removed by another loader", "loaders_removed_ours", "== 0")
+	claim("foreign programs removed by weir", "loaders_removed_theirs", "== 0")
+	claim("control: weir's program removed on purpose and counted", "loaders_control_ours", "== 1")
+	claim("control: foreign program removed on purpose and counted", "loaders_control_theirs", "== 1")
 }
 
 // act runs an action of one side, and counts removed programs of the other side.
@@ -105,7 +105,7 @@ func (x *experiment) act(who side, do func() error) error {
 	for _, p := range before {
 		if p.side() != who && !slices.Contains(after, p) {
 			x.removed[p.side()]++
-			x.result.Note("program %d %q at %s went with an action of the other side", p.id, p.name, p.hook)
+			x.result.Note("program %d %q at %s was removed by the other side", p.id, p.name, p.hook)
 		}
 	}
 	return acted
@@ -176,7 +176,7 @@ func (x *experiment) bothStand() error {
 		return err
 	}
 	if count(all, ours) == 0 || count(all, theirs) == 0 {
-		return fmt.Errorf("not both are attached: %v", all)
+		return fmt.Errorf("not both sides are attached: %v", all)
 	}
 	x.counts["both_stand"]++
 	return nil

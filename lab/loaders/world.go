@@ -93,7 +93,7 @@ func newWorld(e *lab.Env) (w *world, err error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("making %s: %w", device, err)
+		return nil, fmt.Errorf("create %s: %w", device, err)
 	}
 	if w.weir, err = rig.NewWeirFrom(e, "services: {}\n"); err != nil {
 		return nil, err

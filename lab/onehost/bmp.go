@@ -214,7 +214,7 @@ func (p *proof) book(ctx context.Context, m *member) (*book, error) {
 		return nil, err
 	}
 	if len(s.Books) > 1 {
-		return nil, fmt.Errorf("collector %s has %d sessions of one router at once", m.name, len(s.Books))
+		return nil, fmt.Errorf("collector %s has %d sessions of one router at the same time", m.name, len(s.Books))
 	}
 	return s.Books[0], nil
 }

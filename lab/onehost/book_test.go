@@ -81,7 +81,7 @@ func TestBookSeesWrongStreams(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err == nil && rest == 0 && b.Hash == want.Hash {
-				t.Fatalf("byte %d is %s, and nobody notices", i, what)
+				t.Fatalf("byte %d is %s without an error", i, what)
 			}
 		}
 	}

@@ -154,7 +154,7 @@ func (c *collector) serve(l *handoff.Listener, s *handoff.Session, log string) e
 	case !s.Received():
 		journal(log, "new %d from %s", s.ID(), s.RemoteAddr())
 	case read != b.Bytes:
-		return fmt.Errorf("%w: the session stands at byte %d, its book at %d", errBroken, read, b.Bytes)
+		return fmt.Errorf("%w: the session is at byte %d, its book at %d", errBroken, read, b.Bytes)
 	default:
 		b.Moves++
 		if s.Crashed() {

@@ -56,7 +56,7 @@ func (p *proof) move(ctx context.Context) error {
 	}
 	id, err := strconv.ParseUint(s.ID, 10, 64)
 	if err != nil || s.PID != from.PID {
-		return fmt.Errorf("session %s is with process %d, and the collectors are %d and %d", s.ID, s.PID, from.PID, to.PID)
+		return fmt.Errorf("session %s is at process %d, want a collector: %d or %d", s.ID, s.PID, from.PID, to.PID)
 	}
 	p.result.Moves++
 	if p.result.Moves%2 == 0 {
@@ -153,14 +153,14 @@ func (p *proof) judge(ctx context.Context) error {
 	}
 	wrong := func(format string, a ...any) { r.Wrong++; r.Notes = append(r.Notes, fmt.Sprintf(format, a...)) }
 	if err != nil { // a finding, not a failed test
-		wrong("%v: the router says it has sent %d bytes, the collector has read %d; it has %d routes, the witness %d", err, r.RouterBytes, mine.Bytes, mine.routes(), witness.routes())
+		wrong("%v: sent by the router %d bytes, read by the collector %d; it has %d routes, the witness %d", err, r.RouterBytes, mine.Bytes, mine.routes(), witness.routes())
 	}
 	r.Messages, r.Bytes, r.Partial = mine.Messages, mine.Bytes, mine.Partial
 	_, r.MoveP99, _ = lab.Percentiles(p.durations)
 	r.MoveP50, _, _ = lab.Percentiles(p.durations)
 	// A process killed before its first commit leaves no trace in the book: the keeper counts all.
 	if s, err := p.owner(ctx); err != nil || s.Moves != r.Moves+r.Kills || mine.Moves == 0 || r.Kills > 0 && mine.Crashes == 0 {
-		wrong("there were %d moves and %d kills; the keeper tells of %d moves in all (%v), the session's book of %d, %d of them by a crash", r.Moves, r.Kills, s.Moves, err, mine.Moves, mine.Crashes)
+		wrong("%d moves and %d kills; the keeper counts %d moves (%v), the session's book %d, %d of them by a crash", r.Moves, r.Kills, s.Moves, err, mine.Moves, mine.Crashes)
 	}
 	members, err := os.ReadFile(p.journal("members"))
 	if err != nil {
@@ -187,7 +187,7 @@ func (p *proof) judge(ctx context.Context) error {
 func sentTo(show string, port int) (n uint64, err error) {
 	lines := regexp.MustCompile(fmt.Sprintf(`(?m)^ *\S+:%d +\S+:\S+:\S+ +\d+ +\d+ +\d+ +(\d+) +\d+ +\d+`, port)).FindAllStringSubmatch(show, -1)
 	if len(lines) != 1 {
-		return 0, errors.New("show bmp has not one line about the session:\n" + show)
+		return 0, errors.New("show bmp: want one line for the session:\n" + show)
 	}
 	return strconv.ParseUint(lines[0][1], 10, 64)
 }

@@ -32,7 +32,7 @@ func Play() {
 		return
 	}
 	roles := map[string]func([]string) error{"bmp": playBMP, "plain": playPlain, "stream": playStream}
-	err := errors.New("no such role")
+	err := errors.New("unknown role")
 	if play := roles[os.Args[2]]; play != nil {
 		err = play(os.Args[3:])
 	}
@@ -167,7 +167,7 @@ func (h *host) every(ctx context.Context, d time.Duration, what string, so func(
 			return err
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("still not so after %s: %s; see the logs in %s", patience, what, h.dir)
+			return fmt.Errorf("timeout after %s, waiting until %s; see the logs in %s", patience, what, h.dir)
 		}
 		if err := pause(ctx, d); err != nil {
 			return err

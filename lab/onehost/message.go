@@ -28,7 +28,7 @@ const (
 var be = binary.BigEndian
 
 // errBroken reports bytes other than a BMP message: some were lost, doubled or changed.
-var errBroken = errors.New("this is no BMP message")
+var errBroken = errors.New("not a BMP message")
 
 // peerKey identifies a peer of a router: the first 26 bytes of the per-peer header without unused flag
 // bits. The routes before and after policy have different keys (RFC 7854 section 4.2).
@@ -80,12 +80,12 @@ func (u update) endOfRIB() bool {
 // parseUpdate parses the BGP message within a Route Monitoring message.
 func parseUpdate(b []byte) (u update, err error) {
 	if len(b) < bgpHeader+4 || int(be.Uint16(b[16:])) != len(b) || b[18] != 2 {
-		return u, fmt.Errorf("%w: %d bytes that are no UPDATE", errBroken, len(b))
+		return u, fmt.Errorf("%w: %d bytes without an UPDATE", errBroken, len(b))
 	}
 	rest := b[bgpHeader:]
 	part := func() ([]byte, error) {
 		if len(rest) < 2 || len(rest) < 2+int(be.Uint16(rest)) {
-			return nil, fmt.Errorf("%w: an UPDATE that is cut off", errBroken)
+			return nil, fmt.Errorf("%w: truncated UPDATE", errBroken)
 		}
 		n := 2 + int(be.Uint16(rest))
 		p := rest[2:n]

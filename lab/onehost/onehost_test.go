@@ -65,7 +65,7 @@ func TestBMP(t *testing.T) {
 		t.Error("the session was disturbed")
 	}
 	if r.PlainRedumps != o.PlainKills || r.PlainSessions != 1+o.PlainKills {
-		t.Errorf("a plain collector was killed %d times, and the router sent its table again %d times", o.PlainKills, r.PlainRedumps)
+		t.Errorf("%d kills of a plain collector, %d repeated tables of the router", o.PlainKills, r.PlainRedumps)
 	}
 }
 

@@ -89,7 +89,7 @@ func playStream(args []string) error {
 func answer(s *handoff.Session) error {
 	k := restoreTalk(s.State())
 	if read, written := s.Positions(); read != k.count*questionSize || written != k.count*answerSize {
-		return fmt.Errorf("the stream stands at read %d, written %d; its state at question %d", read, written, k.count)
+		return fmt.Errorf("the stream is at read %d, written %d; its state at question %d", read, written, k.count)
 	}
 	var partial []byte
 	buf := make([]byte, 4000)

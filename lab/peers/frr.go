@@ -177,7 +177,7 @@ func (r *Router) vtysh(ctx context.Context, e *lab.Env, role, namespace string, 
 	select {
 	case <-p.Done():
 	case <-time.After(60 * time.Second):
-		return "", fmt.Errorf("vtysh of the %s has not answered in 60 s", role)
+		return "", fmt.Errorf("vtysh of the %s: no answer within 60 s", role)
 	case <-ctx.Done():
 		return "", ctx.Err()
 	}

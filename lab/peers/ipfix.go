@@ -30,7 +30,7 @@ func (s *sink) message(exporter netip.Addr, b []byte) error {
 		return err
 	}
 	if m.Version != ipfix.IPFIX {
-		return errors.New("no IPFIX message")
+		return errors.New("not an IPFIX message")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -215,7 +215,7 @@ func (c *Collector) crash(l *life, f func(Record)) {
 	l.crashed = true
 	log, _ := os.ReadFile(l.log.path)
 	last := log[max(0, len(log)-600):]
-	f(Record{Kind: Crashed, Count: 1, Incarnation: l.number, Text: fmt.Sprintf("%s ended by itself: %v; it said last: %s", c, l.proc.Err(), last)})
+	f(Record{Kind: Crashed, Count: 1, Incarnation: l.number, Text: fmt.Sprintf("%s ended by itself: %v; its last log line: %s", c, l.proc.Err(), last)})
 }
 
 // Life returns the number of starts of the collector.

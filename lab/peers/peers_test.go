@@ -74,7 +74,7 @@ func TestParse(t *testing.T) {
 	}
 	for _, line := range []string{"", "{", `{"peer_ip_src": "nowhere"}`, "INFO"} {
 		if parseFlows([]byte(line)).Kind != Odd || parseBMP([]byte(line)).Kind != Odd {
-			t.Errorf("%q is taken for a record", line)
+			t.Errorf("%q is accepted as a record", line)
 		}
 	}
 }
@@ -123,7 +123,7 @@ func TestParseOthers(t *testing.T) {
 	}
 	for _, line := range []string{"", "{", `{"sampler_address":""}`, "1|2", "nowhere|1|1", "10.0.0.1|x|1"} {
 		if parseGoFlow2([]byte(line)).Kind != Odd || parseNfdump([]byte(line)).Kind != Odd {
-			t.Errorf("%q is taken for a record", line)
+			t.Errorf("%q is accepted as a record", line)
 		}
 	}
 }

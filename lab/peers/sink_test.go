@@ -86,7 +86,7 @@ func FuzzSink(f *testing.F) {
 		s := newSink(io.Discard)
 		_ = s.message(netip.IPv4Unspecified(), b)
 		if err := s.session(netip.IPv4Unspecified(), bytes.NewReader(b)); err == nil {
-			t.Error("a session that ended without an end")
+			t.Error("a session ended without an error")
 		}
 	})
 }

@@ -156,7 +156,7 @@ func (s *server) await(ctx context.Context, what string, is func() bool) error {
 		}
 		if time.Now().After(end) {
 			text, _ := os.ReadFile(s.log.Name())
-			return fmt.Errorf("generation %d: after %s it is not so that %s: %s", s.n, startLimit, what, tail(text))
+			return fmt.Errorf("generation %d: timeout after %s, waiting until %s: %s", s.n, startLimit, what, tail(text))
 		}
 		select {
 		case <-ctx.Done():
@@ -187,7 +187,7 @@ func (s *server) replace(ctx context.Context, changed func()) error {
 		return err
 	}
 	changed()
-	return s.await(ctx, "the one before it has ended", func() bool { return !old.Running() })
+	return s.await(ctx, "the previous one has ended", func() bool { return !old.Running() })
 }
 
 // restart ends the current process and starts another.

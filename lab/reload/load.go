@@ -116,7 +116,7 @@ func (l *load) stop(ctx context.Context) (f found, err error) {
 // end makes a generator print its results.
 func (p *program) end(ctx context.Context) error {
 	if !p.proc.Running() {
-		return fmt.Errorf("%s ended before it was to: %s", p.proc.Name, tail(p.out.Bytes()))
+		return fmt.Errorf("%s ended early: %s", p.proc.Name, tail(p.out.Bytes()))
 	}
 	if err := p.proc.Signal(unix.SIGINT); err != nil {
 		return err
@@ -179,7 +179,7 @@ func numbers(re *regexp.Regexp, text string) []int {
 func parseWrk(text string) (finding, error) {
 	total := numbers(wrkTotal, text)
 	if total == nil || total[0] == 0 {
-		return finding{}, fmt.Errorf("wrk does not say how many requests it made: %q", text)
+		return finding{}, fmt.Errorf("wrk reports no number of requests: %q", text)
 	}
 	f := finding{asked: total[0]}
 	for _, n := range append(numbers(wrkErrors, text), numbers(wrkStatus, text)...) {
@@ -193,7 +193,7 @@ func parseWrk(text string) (finding, error) {
 func parseDNSPerf(text string) (finding, error) {
 	sent, done, lost := numbers(dnsSent, text), numbers(dnsDone, text), numbers(dnsLost, text)
 	if sent == nil || done == nil || lost == nil || done[0] == 0 || !dnsCodes.MatchString(text) {
-		return finding{}, fmt.Errorf("dnsperf does not say how many queries it made: %q", text)
+		return finding{}, fmt.Errorf("dnsperf reports no number of queries: %q", text)
 	}
 	f := finding{asked: sent[0], failed: lost[0] + done[0]}
 	for _, n := range numbers(dnsOK, text) {

@@ -17,10 +17,10 @@ import (
 func init() {
 	lab.Register(lab.Experiment{
 		Name:  "reload",
-		Short: "nginx, knot and Caddy replaced under load, by weir and as users do it today",
+		Short: "nginx, knot and Caddy replaced under load, by weir and by today's means",
 		Run:   run,
 		Next: []string{
-			"weir-lab run reload --without-weir   the same claims made of a restart: they fail",
+			"weir-lab run reload --without-weir   the same claims for a restart: they fail",
 			"weir-lab run reload --quick --json   the findings for a program",
 		},
 	})
@@ -105,7 +105,7 @@ func (x *experiment) measure(ctx context.Context) error {
 	with.until, plain.until = begin.Add(x.limit+x.limit/8), begin.Add(x.limit+x.limit/8)
 	for round := range x.rounds {
 		if time.Since(begin) > x.limit {
-			x.result.Note("%d of %d rounds: the machine is too busy for more in the time", round, x.rounds)
+			x.result.Note("%d of %d rounds: the machine is too busy for more in time", round, x.rounds)
 			break
 		}
 		x.env.Watch.Log("round %d of %d", round+1, x.rounds)
@@ -204,11 +204,11 @@ func (x *experiment) report() {
 	if x.env.Size == lab.Smoke {
 		least = fmt.Sprint(x.replaces)
 	}
-	r.Claim(lab.Correctness, "nginx and knot were replaced so often, each", "reloads", ">= "+least)
-	r.Claim(lab.Correctness, "Caddy was replaced", "reloads_caddy", ">= "+fmt.Sprint(x.quic))
+	r.Claim(lab.Correctness, "replacements of nginx and knot, each", "reloads", ">= "+least)
+	r.Claim(lab.Correctness, "replacements of Caddy", "reloads_caddy", ">= "+fmt.Sprint(x.quic))
 	r.Claim(lab.Correctness, "no HTTP request failed (nginx, HTTP/1.1 and HTTP/2)", "http_failed", "== 0")
-	r.Claim(lab.Correctness, "nor on a busy connection that its server had to end (nginx, HAProxy, Caddy, HTTP/1.1)", "keepalive_failed", "== 0")
+	r.Claim(lab.Correctness, "no request failed on busy connections ended by their server (nginx, HAProxy, Caddy, HTTP/1.1)", "keepalive_failed", "== 0")
 	r.Claim(lab.Correctness, "no DNS query failed (knot)", "dns_failed", "== 0")
 	r.Claim(lab.Correctness, "no QUIC connection was lost (Caddy, HTTP/3)", "quic_connections_lost", "== 0")
-	r.Claim(lab.Correctness, "QUIC connections lived on while their server was replaced", "quic_connections_spanning", "> 0")
+	r.Claim(lab.Correctness, "QUIC connections survived replacements of their server", "quic_connections_spanning", "> 0")
 }

@@ -156,7 +156,7 @@ func file(p gopacket.Packet, udp map[netip.Addr][][]byte, tcp map[flow][]segment
 }
 
 // errCut reports a partial packet in a capture: resent it would be a different packet.
-var errCut = errors.New("a packet is cut by the snaplen: capture whole packets (tcpdump -s 0)")
+var errCut = errors.New("packet truncated by the snaplen: capture whole packets (tcpdump -s 0)")
 
 // errGap reports a missing part of a stream: the rest cannot be decoded.
 var errGap = errors.New("bytes are missing")

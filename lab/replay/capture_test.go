@@ -42,7 +42,7 @@ func TestRebuild(t *testing.T) {
 		{"in order", []segment{seg(10, "abc"), seg(13, "def")}, "abcdef", nil},
 		{"out of order", []segment{seg(13, "def"), seg(10, "abc")}, "abcdef", nil},
 		{"sent twice", []segment{seg(10, "abc"), seg(10, "abc"), seg(13, "d")}, "abcd", nil},
-		{"sent again in other pieces", []segment{seg(10, "abcd"), seg(12, "cdef")}, "abcdef", nil},
+		{"repeated in other pieces", []segment{seg(10, "abcd"), seg(12, "cdef")}, "abcdef", nil},
 		{"across the end of the numbers", []segment{seg(0xfffffffe, "abcd"), seg(2, "ef")}, "abcdef", nil},
 		{"a gap", []segment{seg(10, "abc"), seg(14, "ef")}, "", errGap},
 		{"nothing", nil, "", nil},

@@ -242,7 +242,7 @@ func (b *bench) writes(c *peers.Collector, filler *sender) bool {
 		}
 		if err != nil && c.Running() {
 			holder, herr := b.netflow.Occupant(c.Number)
-			b.t.Errorf("%s runs, holds its slot: %v (%v), and its router is rejected: %v", c, holder == c.PID(), herr, err)
+			b.t.Errorf("%s is running and in its slot: %v (%v), and its router is rejected: %v", c, holder == c.PID(), herr, err)
 		}
 		if !c.Running() {
 			b.t.Logf("%s ended while it started: %v", c, c.Err())
@@ -252,7 +252,7 @@ func (b *bench) writes(c *peers.Collector, filler *sender) bool {
 		_ = nstest.Poll(100*time.Millisecond, func() error { // else the next datagram
 			check(b.t, c.Poll(func(r peers.Record) { heard = heard || r.Kind == peers.Flows }))
 			if !heard {
-				return errors.New("nothing is heard")
+				return errors.New("no output")
 			}
 			return nil
 		})

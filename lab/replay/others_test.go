@@ -78,7 +78,7 @@ func TestOtherCollectors(t *testing.T) {
 			if _, err := os.Stat(captures); err == nil {
 				o.captured = b.senders(s, datagramsOnly(load(t, "netgauze/", "pmacct/", "telegraf/ipfix", "telegraf/issue", "telegraf/netflow")))
 			} else {
-				t.Log("there are no captures of real telemetry in", captures)
+				t.Log("no captures of real telemetry in", captures)
 			}
 			o.run()
 		})
@@ -146,7 +146,7 @@ func (o *otherRun) run() {
 		}
 	}
 	if rejected == 0 {
-		o.t.Errorf("nobody sent to dead collector %d", victim)
+		o.t.Errorf("no datagrams sent to dead collector %d", victim)
 	}
 	check(o.t, c.Start())
 	check(o.t, o.service.Admitted(o.t.Context(), 60*time.Second))

@@ -33,7 +33,7 @@ func isDecoded(name string) bool {
 // under weir. All records of one router are at one collector, the one named by weir, and none is missing.
 func TestCaptures(t *testing.T) {
 	if _, err := os.Stat(captures); err != nil {
-		t.Skip("need: captures of real telemetry in", captures, "(TestGenerated replays what the lab makes itself)")
+		t.Skip("need: captures of real telemetry in", captures, "(TestGenerated uses the lab's own routers)")
 	}
 	b := newBench(t)
 	netflow := b.senders(b.netflow, load(t, "netgauze/", "pmacct/", "telegraf/ipfix", "telegraf/issue", "telegraf/netflow"))
@@ -103,7 +103,7 @@ func (b *bench) judge(senders []*sender, all map[netip.Addr]*seen) {
 		delete(all, s.addr)
 	}
 	for a := range all {
-		b.t.Errorf("the collectors wrote about %s, which sent nothing", a)
+		b.t.Errorf("output about %s, not a sender", a)
 	}
 }
 

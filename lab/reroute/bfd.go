@@ -177,7 +177,7 @@ func birdCommand(home, _ string, here, there netip.Addr) (lab.Command, error) {
 // interop checks the BFD sessions, after enough time to fail.
 func (x *experiment) interop(ctx context.Context, begin time.Time) error {
 	if left := x.talk - time.Since(begin); left > 0 {
-		x.say("sessions of BFD are to stay up for another %s", left.Round(time.Second))
+		x.say("BFD sessions must stay up for another %s", left.Round(time.Second))
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

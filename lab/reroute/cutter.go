@@ -28,13 +28,13 @@ var forgerMAC = net.HardwareAddr{0x02, 0x66, 0xff, 0xee, 0xdd, 0xcc}
 func newCutter(e *lab.Env, ends [2]*netns.Handle, devices [2]string) (*cutter, error) {
 	m, err := ebpf.NewMap(words())
 	if err != nil {
-		return nil, fmt.Errorf("making a link that can be cut: %w", err)
+		return nil, fmt.Errorf("create a link with cuts: %w", err)
 	}
 	e.OnClose(func() { m.Close() })
 	for i, ns := range ends {
 		p, err := program(m, i)
 		if err != nil {
-			return nil, fmt.Errorf("making a link that can be cut: %w", err)
+			return nil, fmt.Errorf("create a link with cuts: %w", err)
 		}
 		err = ns.Do(func() error {
 			device, err := net.InterfaceByName(devices[i])
@@ -49,7 +49,7 @@ func newCutter(e *lab.Env, ends [2]*netns.Handle, devices [2]string) (*cutter, e
 		})
 		p.Close()
 		if err != nil {
-			return nil, fmt.Errorf("making link %s one that can be cut: %w", devices[i], err)
+			return nil, fmt.Errorf("attach the cut to link %s: %w", devices[i], err)
 		}
 	}
 	return &cutter{m}, nil
@@ -90,7 +90,7 @@ func (c *cutter) cut(atR1, atR2 bool) (moment uint64, err error) {
 			v = 1
 		}
 		if err := c.words.Put(uint32(i), v); err != nil {
-			return 0, fmt.Errorf("cutting a link: %w", err)
+			return 0, fmt.Errorf("cut a link: %w", err)
 		}
 	}
 	return moment, nil

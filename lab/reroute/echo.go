@@ -34,7 +34,7 @@ const (
 func newEchoing(e *lab.Env, here *netns.Handle, n neighbour) (*echoing, error) {
 	err := n.ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/conf/all/forwarding", []byte("1"), 0) })
 	if err != nil {
-		return nil, fmt.Errorf("the neighbour that brings echo back: %w", err)
+		return nil, fmt.Errorf("connect the neighbour reflecting echo: %w", err)
 	}
 	n.session.Echo, n.session.Multiplier = echoInterval, echoMultiplier
 	link, err := newCutter(e, [2]*netns.Handle{here, n.ns}, [2]string{n.device, "w0"})
@@ -47,7 +47,7 @@ func (x *experiment) echo(ctx context.Context) error {
 	if e == nil {
 		return nil
 	}
-	x.say("%d cuts of a link that a bfdd's kernel brings echo back by", x.echoes)
+	x.say("%d cuts of a link with echo reflected by a bfdd's kernel", x.echoes)
 	for e.cuts < x.echoes {
 		if err := x.returning(ctx, e); err != nil {
 			return err
@@ -95,7 +95,7 @@ func (x *experiment) returning(ctx context.Context, e *echoing) error {
 		return st.Echo.Returned > seen+50
 	})
 	if err == nil && (st.State != bfd.Up || st.Echo.Failed) {
-		err = fmt.Errorf("echo does not come back: %+v", st)
+		err = fmt.Errorf("echo does not return: %+v", st)
 	}
 	return err
 }
@@ -118,7 +118,7 @@ func (x *experiment) reportEcho(e *echoing) {
 	x.result.Set("echo_cuts", float64(e.cuts))
 	x.result.Set("echo_undetected", float64(e.cuts-len(e.durations)))
 	if e.others > 0 {
-		x.result.Note("of %d cuts %d were found otherwise than by echo", e.cuts, e.others)
+		x.result.Note("of %d cuts %d were detected by other means than echo", e.cuts, e.others)
 	}
 	if len(e.durations) > 0 {
 		slices.Sort(e.durations)
@@ -126,5 +126,5 @@ func (x *experiment) reportEcho(e *echoing) {
 		x.result.Set("detect_ms_p50_echo", ms(e.durations[len(e.durations)/2]))
 		x.result.Set("detect_ms_max_echo", ms(e.durations[len(e.durations)-1]))
 	}
-	x.result.Claim(lab.Correctness, "cuts of a link with a bfdd's host that BFD's echo did not find", "echo_undetected", "== 0")
+	x.result.Claim(lab.Correctness, "cuts of a link with a bfdd's host not detected by BFD's echo", "echo_undetected", "== 0")
 }

@@ -86,11 +86,11 @@ func newStream(e *lab.Env, s, d *netns.Handle) (*stream, error) {
 	at := netip.MustParseAddrPort("[fd00:d::2]:9000")
 	to, err := listenUDP(d, at)
 	if err != nil {
-		return nil, fmt.Errorf("the stream's end: %w", err)
+		return nil, fmt.Errorf("open the receiver of the stream: %w", err)
 	}
 	from, err := listenUDP(s, netip.MustParseAddrPort("[fd00:a::2]:9001"))
 	if err != nil {
-		return nil, fmt.Errorf("the stream's beginning: %w", err)
+		return nil, fmt.Errorf("open the sender of the stream: %w", err)
 	}
 	out := &stream{}
 	stop := make(chan struct{})

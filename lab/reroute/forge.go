@@ -19,7 +19,7 @@ import (
 // forge runs an attacker while the link is cut. It reads all packets of the main link, and replays and
 // changes them. An end believing one would count it, and report the link up.
 func (x *experiment) forge(ctx context.Context) error {
-	x.say("replayed, changed and cut off probes for %s, on a link that is cut", x.forging)
+	x.say("replayed, changed and truncated probes for %s, on a cut link", x.forging)
 	near, err := newForger(x.world.r1, "r12")
 	if err != nil {
 		return err
@@ -37,13 +37,13 @@ func (x *experiment) forge(ctx context.Context) error {
 		time.Sleep(10 * time.Millisecond)
 	}
 	if len(atNear) == 0 || len(atFar) == 0 {
-		return fmt.Errorf("the attacker has seen %d and %d probes and answers", len(atNear), len(atFar))
+		return fmt.Errorf("the attacker received %d and %d probes and answers, want some of each", len(atNear), len(atFar))
 	}
 	if _, err := x.world.main.cut(true, true); err != nil {
 		return err
 	}
 	down := func(s liveness.SessionState) bool { return s.Name != "main" || s.Phase == liveness.Down }
-	if err := x.world.all(ctx, "both ends know that the main link is cut", down); err != nil {
+	if err := x.world.all(ctx, "both ends report the main link down", down); err != nil {
 		return err
 	}
 	before, err := x.mainSessions(ctx)
@@ -146,7 +146,7 @@ func newForger(ns *netns.Handle, device string) (*forger, error) {
 		return nil, err
 	}
 	if err := ns.Do(func() error { return f.open(index) }); err != nil {
-		return nil, fmt.Errorf("an attacker at %s: %w", device, err)
+		return nil, fmt.Errorf("attach an attacker at %s: %w", device, err)
 	}
 	return f, nil
 }
@@ -178,7 +178,7 @@ func (f *forger) close() {
 
 func (f *forger) send(frame []byte) error {
 	if err := unix.Send(f.fd, frame, 0); err != nil && !errors.Is(err, unix.ENOBUFS) {
-		return fmt.Errorf("sending a forged probe: %w", err)
+		return fmt.Errorf("send a forged probe: %w", err)
 	}
 	return nil
 }

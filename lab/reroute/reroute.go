@@ -18,11 +18,11 @@ import (
 func init() {
 	lab.Register(lab.Experiment{
 		Name:  "reroute",
-		Short: "links cut both ways and one way: how long until it is known, and packets go another way",
+		Short: "time until cuts of links, both ways and one way, are detected and packets take another path",
 		Run:   runExperiment,
 		Next: []string{
 			"weir-lab run reroute --quick --json   the findings for a program",
-			"weir-lab run reroute-stress           links that are never cut, on routers that are too busy",
+			"weir-lab run reroute-stress           links without cuts, on overloaded routers",
 		},
 	})
 }
@@ -116,7 +116,7 @@ func (x *experiment) stalls(host *lab.Stalls) {
 func (x *experiment) say(format string, a ...any) { x.env.Watch.Log(format, a...) }
 
 func (x *experiment) build(ctx context.Context) (err error) {
-	x.say("a triangle of routers, probed and protected; sessions of BFD with what is installed")
+	x.say("a triangle of routers, probed and protected; BFD sessions with the installed daemons")
 	if x.world, err = newWorld(ctx, x.env); err != nil {
 		return err
 	}
@@ -266,16 +266,16 @@ func (x *experiment) report() {
 		claim, metric, want string
 	}{
 		{lab.Correctness, "cuts of both directions", "cuts", least},
-		{lab.Correctness, "of them not found by both ends", "undetected", "== 0"},
+		{lab.Correctness, "cuts of both directions not detected by both ends", "undetected", "== 0"},
 		{lab.Correctness, "cuts of one direction", "cuts_oneway", "> 0"},
-		{lab.Correctness, "of them not found by both ends, or without the end that still hears knowing which", "undetected_oneway", "== 0"},
-		{lab.Correctness, "forged, replayed or malformed probes that changed anything", "forged_accepted", "== 0"},
-		{lab.Correctness, "of them, as many were counted by their reason (those that were cut off, the kernel drops by itself)", "forged_counted", fmt.Sprintf(">= %d", x.forged/2)},
-		{lab.Performance, "ms from the cut to the verdict, probed each 10 ms, median", "detect_ms_p50_10x3", "<= 36"},
-		{lab.Performance, "the longest", "detect_ms_max_10x3", "<= 50"},
-		{lab.Performance, "probed each 5 ms, median", "detect_ms_p50_5x3", "<= 20"},
-		{lab.Correctness, "daemons with which the kernel's BFD was up: bfdd, BIRD", "bfd_interop_peers", fmt.Sprintf("== %d", x.bfd.wanted())},
-		{lab.Performance, "times such a session went down", "bfd_interop_flaps", "== 0"},
+		{lab.Correctness, "cuts of one direction not detected by both ends, or with the wrong direction at the receiving end", "undetected_oneway", "== 0"},
+		{lab.Correctness, "forged, replayed or malformed probes with an effect", "forged_accepted", "== 0"},
+		{lab.Correctness, "such probes counted by their reason (the kernel itself drops truncated ones)", "forged_counted", fmt.Sprintf(">= %d", x.forged/2)},
+		{lab.Performance, "ms from the cut to the verdict, probes every 10 ms, median", "detect_ms_p50_10x3", "<= 36"},
+		{lab.Performance, "the same, maximum", "detect_ms_max_10x3", "<= 50"},
+		{lab.Performance, "the same, probes every 5 ms, median", "detect_ms_p50_5x3", "<= 20"},
+		{lab.Correctness, "daemons with kernel BFD up: bfdd, BIRD", "bfd_interop_peers", fmt.Sprintf("== %d", x.bfd.wanted())},
+		{lab.Performance, "downs of these sessions", "bfd_interop_flaps", "== 0"},
 	} {
 		if x.env.Size != lab.Smoke || c.kind == lab.Correctness {
 			r.Claim(c.kind, c.claim, c.metric, c.want)

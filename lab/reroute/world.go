@@ -162,7 +162,7 @@ func (w *world) all(ctx context.Context, what string, ok func(s liveness.Session
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("not in 60 s: %s: %v", what, st.Sessions)
+			return fmt.Errorf("timeout after 60 s, waiting until %s: %v", what, st.Sessions)
 		}
 		select {
 		case <-ctx.Done():

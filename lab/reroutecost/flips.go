@@ -29,7 +29,7 @@ const (
 // flip sends a numbered stream through the chain while its link is drained and undrained, and counts lost
 // packets.
 func (x *experiment) flip(ctx context.Context) error {
-	x.say("a numbered stream while its link goes out of use and back %d times", x.flips)
+	x.say("a numbered stream over %d drains and undrains of its link", x.flips)
 	c, err := x.newChain()
 	if err != nil {
 		return err

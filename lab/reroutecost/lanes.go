@@ -64,7 +64,7 @@ func (x *experiment) measureCost(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	x.say("what a packet costs, by %d ways in turn: at most %d rounds", len(b.lanes), x.rounds)
+	x.say("cost of a packet, %d ways in turn: at most %d rounds", len(b.lanes), x.rounds)
 	done := make(chan error, 1)
 	go func() { done <- b.run(ctx) }()
 	select {
@@ -365,7 +365,7 @@ func (b *bench) wait(ctx context.Context) error {
 			}
 		}
 	}
-	return errors.Join(ctx.Err(), errors.New("after 60 s no packet was rerouted where it came in"))
+	return errors.Join(ctx.Err(), errors.New("no packet was rerouted at its input within 60 s"))
 }
 
 // report sets the metrics: the ratio to the plain packets of the same round, and its median over the

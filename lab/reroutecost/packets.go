@@ -130,7 +130,7 @@ func (s shape) check(got []byte, p sample) error {
 		return fmt.Errorf("no IPv6 header: % x", got[:min(len(got), 8)])
 	}
 	if n := int(binary.BigEndian.Uint16(got[4:])); n != len(got)-40 {
-		return fmt.Errorf("its length says %d, and %d bytes follow", n, len(got)-40)
+		return fmt.Errorf("its length is %d, and %d bytes follow", n, len(got)-40)
 	}
 	if s.inline && p.ip[0]>>4 == 6 {
 		return s.checkInline(got, want)
@@ -147,7 +147,7 @@ func (s shape) check(got []byte, p sample) error {
 		return fmt.Errorf("traffic class %#x, want %#x", c, class)
 	}
 	if l := binary.BigEndian.Uint32(got) & 0xfffff; l == 0 || flow != 0 && l != flow {
-		return fmt.Errorf("flow label %#x, of a packet whose own is %#x", l, flow)
+		return fmt.Errorf("flow label %#x, for a packet with %#x", l, flow)
 	}
 	if a := netip.AddrFrom16([16]byte(got[8:24])); a.String() != "fc00:1::1" || got[7] != 64 {
 		return fmt.Errorf("from %s with hop limit %d", a, got[7])
@@ -168,7 +168,7 @@ func (s shape) check(got []byte, p sample) error {
 		return fmt.Errorf("to %s, want %s", a, segments[0])
 	}
 	if !bytes.Equal(rest, want) {
-		return fmt.Errorf("the packet within is not what was sent: % x, want % x", rest[:min(len(rest), 48)], want[:min(len(want), 48)])
+		return fmt.Errorf("the inner packet is % x, want % x", rest[:min(len(rest), 48)], want[:min(len(want), 48)])
 	}
 	return nil
 }
@@ -191,7 +191,7 @@ func (s shape) checkInline(got, want []byte) error {
 		return fmt.Errorf("its own header is % x, want % x", own, want[:40])
 	}
 	if !bytes.Equal(rest, want[40:]) {
-		return fmt.Errorf("behind the headers is not what was sent")
+		return fmt.Errorf("wrong bytes after the headers")
 	}
 	return nil
 }

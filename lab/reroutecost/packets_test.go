@@ -70,7 +70,7 @@ func TestCheckFindsDamage(t *testing.T) {
 					t.Fatalf("%s, %s: %v", s.name, p.what, err)
 				}
 				if err := s.check(right[:len(right)-1], p); err == nil {
-					t.Errorf("%s, %s: nobody misses its last byte", s.name, p.what)
+					t.Errorf("%s, %s: missing last byte not detected", s.name, p.what)
 				}
 				made := !s.inline || p.ip[0]>>4 == 4
 				made = made && p.what != "IPv6 with a flow label"
@@ -81,7 +81,7 @@ func TestCheckFindsDamage(t *testing.T) {
 						continue
 					}
 					if err := s.check(wrong, p); err == nil {
-						t.Errorf("%s, %s: nobody sees that byte %d of %d is wrong", s.name, p.what, at, len(right))
+						t.Errorf("%s, %s: wrong byte %d of %d not detected", s.name, p.what, at, len(right))
 					}
 				}
 			}

@@ -16,7 +16,7 @@ import (
 func init() {
 	lab.Register(lab.Experiment{
 		Name:  "reroute-cost",
-		Short: "what protected links cost a router, up and rerouted, beside the kernel's encap seg6",
+		Short: "cost of protected links for a router, up and rerouted, compared with the kernel's encap seg6",
 		Run:   run,
 		Next: []string{
 			"weir-lab run reroute-cost --quick --json   the findings for a program",
@@ -48,7 +48,7 @@ type experiment struct {
 
 func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if e.Control {
-		return errors.New("reroute-cost has no control run: its claims are comparisons with the kernel's own forwarding already")
+		return errors.New("reroute-cost has no control run: it already compares with the kernel's own forwarding")
 	}
 	x := &experiment{plan: plans[e.Size], env: e, result: r}
 	if err := r.WithStalls(func() error { return x.measure(ctx) }); err != nil {
@@ -76,9 +76,9 @@ func (x *experiment) measure(ctx context.Context) error {
 func (x *experiment) claims() {
 	r := x.result
 	if x.rounds > 0 {
-		r.Claim(lab.Performance, "packets per CPU-second through a protected link that is up, over those through one that is not protected", "up_ratio", ">= 0.95")
-		r.Claim(lab.Performance, "rerouted packets per CPU-second, over those through a link that is not protected", "reroute_ratio", ">= 0.85")
+		r.Claim(lab.Performance, "packets per CPU-second through a protected link in use, relative to an unprotected link", "up_ratio", ">= 0.95")
+		r.Claim(lab.Performance, "rerouted packets per CPU-second, relative to an unprotected link", "reroute_ratio", ">= 0.85")
 	}
-	r.Claim(lab.Correctness, "rerouted packets that are not what they should be: checksum, lengths, routing header, inner bytes", "malformed", "== 0")
-	r.Claim(lab.Correctness, "packets of a numbered stream that were lost while its link went down and up", "lost_in_flips", "== 0")
+	r.Claim(lab.Correctness, "malformed rerouted packets: checksum, lengths, routing header, inner bytes", "malformed", "== 0")
+	r.Claim(lab.Correctness, "lost packets of a numbered stream while its link went down and up", "lost_in_flips", "== 0")
 }

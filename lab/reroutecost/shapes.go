@@ -34,9 +34,9 @@ var shapes = []shape{
 	{name: "five segments", segments: []string{sidVia, "fc00:3::2", "fc00:3::3", "fc00:3::4", sidOut}},
 	{name: "inline, one segment", inline: true, segments: []string{sidVia}},
 	{name: "inline, four segments", inline: true, segments: []string{sidVia, "fc00:3::2", "fc00:3::3", "fc00:3::4"}},
-	{name: "two segments, where they come in", segments: []string{sidVia, sidOut}, fast: true},
-	{name: "one segment, where they come in", segments: []string{sidOut}, fast: true},
-	{name: "five segments, where they come in", segments: []string{sidVia, "fc00:3::2", "fc00:3::3", "fc00:3::4", sidOut}, fast: true},
+	{name: "two segments, at the input", segments: []string{sidVia, sidOut}, fast: true},
+	{name: "one segment, at the input", segments: []string{sidOut}, fast: true},
+	{name: "five segments, at the input", segments: []string{sidVia, "fc00:3::2", "fc00:3::3", "fc00:3::4", sidOut}, fast: true},
 }
 
 // catcher is a router with one namespace for all neighbours. It sends frames from there unchanged, and
@@ -162,7 +162,7 @@ func (c *catcher) prepare(ctx context.Context, s shape) (stop func(), err error)
 		}
 		if time.Now().After(end) {
 			stop()
-			return nil, errors.New("after 60 s no packet was rerouted where it came in")
+			return nil, errors.New("no packet was rerouted at its input within 60 s")
 		}
 	}
 	return stop, nil
@@ -179,7 +179,7 @@ func (c *catcher) fast(ctx context.Context) uint64 {
 
 func (c *catcher) wasFast(s shape, n uint64) error {
 	if s.fast && n < uint64(c.x.packets) {
-		return fmt.Errorf("%s: only %d packets were", s.name, n)
+		return fmt.Errorf("%s: only %d packets were rerouted at the input", s.name, n)
 	}
 	return nil
 }
@@ -192,7 +192,7 @@ func addresses(text ...string) (out []netip.Addr) {
 }
 
 // errSilent reports a packet without arrival.
-var errSilent = errors.New("it did not come within ten seconds")
+var errSilent = errors.New("no packet within ten seconds")
 
 // exchange sends a packet and checks the result.
 func (c *catcher) exchange(s shape, p sample) error {

@@ -45,7 +45,7 @@ func (b *bench) cost(l *lane, n int) (each float64, err error) {
 	}
 	after, err := b.sunk()
 	if err == nil && after-before < uint64(n) {
-		err = fmt.Errorf("of %d packets %d came to the far side", n, after-before)
+		err = fmt.Errorf("of %d packets %d arrived at the far side", n, after-before)
 	}
 	return float64(took) / float64(n), err
 }
@@ -99,7 +99,7 @@ func send(p *ebpf.Program, dev string, frame []byte, n int) (err error) {
 	_, err = p.Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(n), Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES,
 		Context: xdpContext{DataEnd: uint32(len(frame)), Ingress: uint32(i.Index)}})
 	if errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("this kernel has no BPF_F_TEST_XDP_LIVE_FRAMES (Linux 5.18): %w", err)
+		return fmt.Errorf("the kernel lacks BPF_F_TEST_XDP_LIVE_FRAMES (Linux 5.18): %w", err)
 	}
 	return err
 }

@@ -43,7 +43,7 @@ func (x *experiment) startBFD() error {
 	} {
 		_, err := lab.Find(s.program)
 		if _, other := lab.Find(s.beside); err != nil || other != nil {
-			x.result.Skip("%s is not compared: %v", s.kind, errors.Join(err, other))
+			x.result.Skip("no comparison with %s: %v", s.kind, errors.Join(err, other))
 			continue
 		}
 		for i, ns := range s.namespaces {
@@ -77,7 +77,7 @@ func (x *experiment) start(d *daemon, program string, args ...string) error {
 func (x *experiment) endBFD(ctx context.Context) error {
 	for _, d := range x.peers {
 		if err := d.process.Signal(syscall.SIGKILL); err != nil {
-			return fmt.Errorf("ending %s: %w", d.home, err)
+			return fmt.Errorf("end %s: %w", d.home, err)
 		}
 		select {
 		case <-d.process.Done():

@@ -23,7 +23,7 @@ const many = 200
 // cost measures the CPU time of many sessions, with them and without in turn, so both include the machine's
 // other work. Both ends are on it, so one end is half of the difference.
 func (x *experiment) cost(ctx context.Context) error {
-	x.say("what do %d sessions cost, each 10 ms? %d rounds with and without", many, x.rounds)
+	x.say("cost of %d sessions every 10 ms: %d rounds with and without", many, x.rounds)
 	if err := errors.Join(x.endBFD(ctx), x.world.only(ctx, nil, nil)); err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (x *experiment) cost(ctx context.Context) error {
 	x.result.Set("sessions_200_softirq_percent", middle(softirq))
 	used := busy
 	if len(busy) < x.rounds/2 {
-		x.result.Note("of %d rounds only %d tell how busy the CPUs were, for something else took all of them: sessions_200_cpu_percent is of soft interrupts alone, which is where probes are sent and answered", x.rounds, len(busy))
+		x.result.Note("of %d rounds only %d show the busy time, because other work used all CPUs: sessions_200_cpu_percent covers soft interrupts alone, where probes are sent and answered", x.rounds, len(busy))
 		used = softirq
 	}
 	x.result.Set("sessions_200_cpu_percent", middle(used))
@@ -130,7 +130,7 @@ func (x *experiment) waitBeats(ctx context.Context) error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("loops do not beat again: %+v", st.TimerLoops)
+			return fmt.Errorf("loops do not run: %+v", st.TimerLoops)
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 func init() {
 	lab.Register(lab.Experiment{
 		Name:  "reroute-stress",
-		Short: "links that never fail, on routers that are too busy: who raises a false alarm",
+		Short: "false alarms of links without failures, on overloaded routers",
 		Run:   run,
 		Next: []string{
 			"weir-lab run reroute-stress --quick --json   the findings for a program",
@@ -73,7 +73,7 @@ func (x *experiment) say(format string, a ...any) { x.env.Watch.Log(format, a...
 
 // build creates the routers, and waits until every session is up.
 func (x *experiment) build(ctx context.Context) (err error) {
-	x.say("two routers with links between them that will not fail")
+	x.say("two routers with links without failures")
 	if x.world, err = newWorld(x.env); err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func (x *experiment) count(ctx context.Context) (t tally, err error) {
 	for _, d := range x.peers {
 		n, err := d.downs(ctx, x.env)
 		if err != nil {
-			return t, fmt.Errorf("asking %s how often it was down: %w", d.kind, err)
+			return t, fmt.Errorf("read the downs of %s: %w", d.kind, err)
 		}
 		t.bfd[d.kind] += float64(n)
 	}
@@ -192,13 +192,13 @@ func (x *experiment) claims() {
 		kind                lab.Kind
 		claim, metric, want string
 	}{
-		{lab.Correctness, "links that never failed, probed each 10 ms, taken for dead by who probes", metricMaster, "== 0"},
-		{lab.Correctness, "and by who is probed", metricPeer, "== 0"},
-		{lab.Correctness, "probed each 5 ms, by who probes", metricMaster5, "== 0"},
-		{lab.Correctness, "links that never failed, of BFD sessions each 10 ms with a multiplier of 3, taken for dead by any end", metricBFD, "== 0"},
-		{lab.Correctness, "with weir's processes stopped", "user_space_stopped_false_downs", "== 0"},
-		{lab.Correctness, "while probes went on: of 300 a second that two sessions send, at least", "user_space_stopped_probes_per_second", ">= 150"},
-		{lab.Performance, "of one CPU, in percent, that an end of 200 sessions takes, probed each 10 ms", "sessions_200_cpu_percent", "<= 5"},
+		{lab.Correctness, "false downs at the probing end, probes every 10 ms", metricMaster, "== 0"},
+		{lab.Correctness, "false downs at the probed end", metricPeer, "== 0"},
+		{lab.Correctness, "false downs at the probing end, probes every 5 ms", metricMaster5, "== 0"},
+		{lab.Correctness, "false downs at any end of BFD sessions, 10 ms with a multiplier of 3", metricBFD, "== 0"},
+		{lab.Correctness, "false downs with weir's processes stopped", "user_space_stopped_false_downs", "== 0"},
+		{lab.Correctness, "probes a second meanwhile, of 300 from two sessions", "user_space_stopped_probes_per_second", ">= 150"},
+		{lab.Performance, "CPU time of an end of 200 sessions, probes every 10 ms, in percent of one CPU", "sessions_200_cpu_percent", "<= 5"},
 	} {
 		if x.rounds > 0 || c.kind == lab.Correctness {
 			x.result.Claim(c.kind, c.claim, c.metric, c.want)

@@ -29,7 +29,7 @@ func Play() {
 	go func() { ended <- liveness.Run(context.Background(), root, log) }()
 	go func() { ended <- peers.Run(context.Background(), root, log) }()
 	if err := errors.Join(<-ended, <-ended); err != nil {
-		fmt.Fprintln(os.Stderr, "supervising liveness:", err)
+		fmt.Fprintln(os.Stderr, "supervise liveness:", err)
 		os.Exit(1)
 	}
 	os.Exit(0)

@@ -31,7 +31,7 @@ var kinds = []kind{
 	{"fifo", "SCHED_FIFO hogs, one a CPU, 190 of each 200 ms", "chrt", func() []string {
 		return []string{"-f", "50", hogs(), "--cpu", perCPU(1), "--cpu-method", "int64", "--cpu-load", "95", "--cpu-load-slice", "190"}
 	}},
-	{"memory", "four processes that write half of the memory again and again", "stress-ng", func() []string {
+	{"memory", "four processes writing half of the memory again and again", "stress-ng", func() []string {
 		return []string{"--vm", "4", "--vm-bytes", "50%", "--page-in"}
 	}},
 	{"timers", "timers and sockets, four processes each", "stress-ng", func() []string {
@@ -78,7 +78,7 @@ func (x *experiment) under(ctx context.Context, k kind, d time.Duration, stopped
 	case <-time.After(d):
 	}
 	if !p.Running() {
-		return fmt.Errorf("the stress ended by itself: %v (see %s)", p.Err(), out.Name())
+		return fmt.Errorf("the stress ended early: %v (see %s)", p.Err(), out.Name())
 	}
 	if stopped != nil && !stopped.Running() {
 		return fmt.Errorf("weir's process ended: %v", stopped.Err())

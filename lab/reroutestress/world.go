@@ -264,14 +264,14 @@ func (w *world) downs(ctx context.Context) (map[string]float64, error) {
 		}
 	}
 	if len(out) != 4 {
-		return nil, fmt.Errorf("weir shows %d of 4 judgements", len(out))
+		return nil, fmt.Errorf("weir shows %d verdicts, want 4", len(out))
 	}
 	b, err := peers.ReadState(w.root)
 	if err != nil {
 		return nil, err
 	}
 	if len(b.Sessions) != 2 {
-		return nil, fmt.Errorf("weir shows %d of 2 BFD sessions", len(b.Sessions))
+		return nil, fmt.Errorf("weir shows %d BFD sessions, want 2", len(b.Sessions))
 	}
 	for _, s := range b.Sessions {
 		out[metricBFD] += float64(s.Downs)
@@ -321,7 +321,7 @@ func (w *world) describe(ctx context.Context) (lines []string, err error) {
 				granted += j.Granted
 			}
 		}
-		lines = append(lines, fmt.Sprintf("%s; sent %d, answered %d, heard %d; a stall put a verdict off at %d ticks", s, s.Sent, s.Answered, s.Heard, granted))
+		lines = append(lines, fmt.Sprintf("%s; sent %d, answered %d, heard %d; a stall delayed a verdict at %d ticks", s, s.Sent, s.Answered, s.Heard, granted))
 	}
 	for _, l := range st.TimerLoops {
 		lines = append(lines, fmt.Sprintf("loop of CPU %d in %s: %d ticks, %d late, at most by %s, revived %d times", l.CPU, l.Netns, l.Ticks, l.Stalls, l.Longest, l.Revivals))

@@ -28,7 +28,7 @@ func (w *Weir) Rebuild() error {
 	}
 	for _, s := range sources {
 		if n := bytes.Count(b, []byte(s.here)); n != 1 {
-			return fmt.Errorf("%s holds the name %q %d times, want once: which build of it is this?", w.binary, s.here, n)
+			return fmt.Errorf("%s holds the name %q %d times, want once: unexpected build", w.binary, s.here, n)
 		}
 		b = bytes.Replace(b, []byte(s.here), []byte(s.there), 1)
 	}

@@ -72,7 +72,7 @@ func (s *Service) Table(ctx context.Context) ([]int, error) {
 		table[p.Bucket], seen[p.Bucket] = p.Slot, true
 	}
 	if len(seen) != len(table) {
-		return nil, fmt.Errorf("weir steer where named %d of %d buckets: its hash is another than this lab's", len(seen), len(table))
+		return nil, fmt.Errorf("weir steer where named %d of %d buckets: weir and the lab use different hashes", len(seen), len(table))
 	}
 	return table, nil
 }
@@ -115,7 +115,7 @@ func (s *Service) locate(ctx context.Context, addrs []netip.Addr) ([]location, e
 	}
 	for _, a := range addrs {
 		if !answered[a] {
-			return nil, fmt.Errorf("weir steer where did not answer about %s", a)
+			return nil, fmt.Errorf("weir steer where gave no answer for %s", a)
 		}
 	}
 	return answer.Addresses, nil

@@ -164,7 +164,7 @@ func (w *World) Reachable(ctx context.Context, limit time.Duration) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("the collectors cannot be reached over IPv6 after %s: %w", limit, err)
+			return fmt.Errorf("collectors not reachable over IPv6 after %s: %w", limit, err)
 		}
 		if err := pause(ctx, pollInterval); err != nil {
 			return err

@@ -166,12 +166,12 @@ func TestEpochs(t *testing.T) {
 	for range 3 {
 		// Each sends some messages, and the epoch ends while they send.
 		for i, d := range f.Devices {
-			nstest.Until(t, fmt.Sprintf("%s sends nothing in epoch %d", d.Addr, f.Epoch()), func() bool { return f.Sent(IPFIX, i, f.Epoch()) >= 5*3 })
+			nstest.Until(t, fmt.Sprintf("%s sends in epoch %d", d.Addr, f.Epoch()), func() bool { return f.Sent(IPFIX, i, f.Epoch()) >= 5*3 })
 		}
 		epoch := f.Advance()
 		for i, d := range f.Devices {
 			sent := f.Sent(IPFIX, i, epoch)
-			nstest.Until(t, "records are missing", func() bool {
+			nstest.Until(t, "all records arrived", func() bool {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				return s.records[d.Addr][epoch] == sent
@@ -182,13 +182,13 @@ func TestEpochs(t *testing.T) {
 	before, _ := f.Total()
 	nstest.Steadily(t, 100*time.Millisecond, func() error {
 		if after, _ := f.Total(); after != before {
-			return fmt.Errorf("%d datagrams were sent in silence", after-before)
+			return fmt.Errorf("%d datagrams were sent during silence", after-before)
 		}
 		return nil
 	})
 	f.Silence(false)
 	for i, d := range f.Devices {
-		nstest.Until(t, fmt.Sprintf("%s sends no routes", d.Addr), func() bool { return f.Sent(BMP, i, f.Epoch()) > 0 })
+		nstest.Until(t, fmt.Sprintf("%s sends routes", d.Addr), func() bool { return f.Sent(BMP, i, f.Epoch()) > 0 })
 	}
 	f.Stop()
 	for i, d := range f.Devices {
@@ -200,7 +200,7 @@ func TestEpochs(t *testing.T) {
 			t.Errorf("%s sent no routes", d.Addr)
 		}
 		// The last messages may still be in transit to the sink.
-		nstest.Until(t, fmt.Sprintf("%s sent %d routes, and another number arrived", d.Addr, sent), func() bool {
+		nstest.Until(t, fmt.Sprintf("all of the %[2]d routes of %[1]s arrived", d.Addr, sent), func() bool {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			return s.routes[d.Addr] == sent
@@ -214,7 +214,7 @@ func TestEpochs(t *testing.T) {
 			at, there = s.follows[d.Addr][at]
 		}
 		if n-1 != len(s.follows[d.Addr]) {
-			t.Errorf("%s: %d messages follow each other by their sequence numbers, and %d came", d.Addr, n-1, len(s.follows[d.Addr]))
+			t.Errorf("%s: %d messages in sequence, %d arrived", d.Addr, n-1, len(s.follows[d.Addr]))
 		}
 	}
 }
@@ -231,7 +231,7 @@ func TestSparse(t *testing.T) {
 	}
 	for range 3 {
 		epoch := f.Epoch()
-		nstest.Until(t, "not every device sent in every epoch", func() bool {
+		nstest.Until(t, "every device has sent in every epoch", func() bool {
 			for i := range f.Devices {
 				if f.Sent(IPFIX, i, epoch) < 6 {
 					return false
@@ -245,16 +245,16 @@ func TestSparse(t *testing.T) {
 		}
 	}
 	if f.Sparse(1) || !f.Sparse(0) || len(f.SentAt(1, 1)) != 0 {
-		t.Error("every second device is to be sparse, beginning with the first")
+		t.Error("every second device is sparse, beginning with the first")
 	}
-	nstest.Until(t, "a device that is not sparse announces its template in each epoch", func() bool { return announced(1) >= 3 })
+	nstest.Until(t, "a device announces its template in each epoch unless it is sparse", func() bool { return announced(1) >= 3 })
 	for i := range f.Devices {
 		if n := announced(i); f.Sparse(i) && n != 1 {
 			t.Errorf("device %d is sparse and announced its template %d times", i, n)
 		}
 	}
 	f.Remind(0)
-	nstest.Until(t, "a sparse device was reminded and did not announce its template", func() bool { return announced(0) == 2 })
+	nstest.Until(t, "a sparse device announces its template after a reminder", func() bool { return announced(0) == 2 })
 }
 
 // A device sends no IPFIX until its collector has opened its session.
@@ -262,17 +262,17 @@ func TestOpened(t *testing.T) {
 	_, at := startSink(t)
 	var taken atomic.Bool
 	f := startWith(t, Config{To4: at, Opened: func(int, int) bool { return taken.Load() }})
-	nstest.Until(t, "not all devices are up", func() bool { return f.Up() == devices })
+	nstest.Until(t, "all devices are up", func() bool { return f.Up() == devices })
 	f.Advance()
 	for i := range f.Devices {
-		nstest.Until(t, "no routes are sent", func() bool { return f.Sent(BMP, i, 2) > 5 })
+		nstest.Until(t, "routes are sent", func() bool { return f.Sent(BMP, i, 2) > 5 })
 		if n := f.Sent(IPFIX, i, 2); n > 3 { // one message may have been in transit at the start of the session
-			t.Errorf("device %d sent %d records before its session was taken up", i, n)
+			t.Errorf("device %d sent %d records before its session was opened", i, n)
 		}
 	}
 	taken.Store(true)
 	for i := range f.Devices {
-		nstest.Until(t, "a device sends no IPFIX though its session was taken up", func() bool { return f.Sent(IPFIX, i, 2) > 3 })
+		nstest.Until(t, "a device sends IPFIX after its session was opened", func() bool { return f.Sent(IPFIX, i, 2) > 3 })
 	}
 }
 
@@ -280,13 +280,13 @@ func TestOpened(t *testing.T) {
 func TestStorm(t *testing.T) {
 	s, at := startSink(t)
 	f := startFleet(t, at, nil)
-	nstest.Until(t, "not all devices are up", func() bool { return f.Up() == devices })
+	nstest.Until(t, "all devices are up", func() bool { return f.Up() == devices })
 	before := make([]int, devices)
 	for i := range before {
 		before[i], _ = f.Session(i)
 	}
 	after := f.Storm()
-	nstest.Until(t, "not all devices are up after the storm", func() bool {
+	nstest.Until(t, "all devices are up after the storm", func() bool {
 		for i := range f.Devices {
 			if n, up := f.Session(i); !up || n < after[i] {
 				return false
@@ -294,7 +294,7 @@ func TestStorm(t *testing.T) {
 		}
 		return true
 	})
-	nstest.Until(t, "a device connected once only", func() bool {
+	nstest.Until(t, "every device connected twice", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, d := range f.Devices {
@@ -323,9 +323,9 @@ func TestLost(t *testing.T) {
 			lost[e.Device.Addr]++
 		}
 	})
-	nstest.Until(t, "not all devices are up", func() bool { return f.Up() == devices })
+	nstest.Until(t, "all devices are up", func() bool { return f.Up() == devices })
 	// A device is up when it is connected, and the sink may accept later.
-	nstest.Until(t, "the sink did not take all connections", func() bool {
+	nstest.Until(t, "the sink accepted all connections", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.conns) == devices
@@ -335,12 +335,12 @@ func TestLost(t *testing.T) {
 		c.Close()
 	}
 	s.mu.Unlock()
-	nstest.Until(t, "not every device noticed", func() bool {
+	nstest.Until(t, "every device noticed", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return len(lost) == devices
 	})
-	nstest.Until(t, "not all devices came back", func() bool { return f.Up() == devices })
+	nstest.Until(t, "all devices are back", func() bool { return f.Up() == devices })
 }
 
 // Without a listener, both protocols report it.
@@ -352,7 +352,7 @@ func TestRefused(t *testing.T) {
 		defer mu.Unlock()
 		seen[e.Kind] = e.Err
 	})
-	nstest.Until(t, "nothing was noticed", func() bool {
+	nstest.Until(t, "both protocols report the refusal", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return seen[Refused] != nil && seen[ConnectFailed] != nil

@@ -98,7 +98,7 @@ func TestBMPLengths(t *testing.T) {
 func bgpLength(t *testing.T, b []byte) int {
 	t.Helper()
 	if len(b) < 19 || b[0] != 0xff {
-		t.Fatalf("no BGP message: %x", b)
+		t.Fatalf("not a BGP message: %x", b)
 	}
 	return int(be.Uint16(b[16:]))
 }

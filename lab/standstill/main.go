@@ -25,11 +25,11 @@ import (
 
 func main() {
 	p := plan{}
-	flag.DurationVar(&p.busy, "busy", 900*time.Millisecond, "how long the host stands still at most; mostly far shorter")
-	flag.DurationVar(&p.pause, "pause", 150*time.Millisecond, "how long it runs in between at most")
-	flag.Uint64Var(&p.seed, "seed", 1, "of the times")
+	flag.DurationVar(&p.busy, "busy", 900*time.Millisecond, "maximum of a stall; most are far shorter")
+	flag.DurationVar(&p.pause, "pause", 150*time.Millisecond, "maximum of the time between stalls")
+	flag.Uint64Var(&p.seed, "seed", 1, "seed of the times")
 	flag.Usage = func() {
-		fmt.Fprintln(flag.CommandLine.Output(), "usage: standstill [FLAGS] COMMAND…: runs a command on a host that stands still again and again")
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: standstill [FLAGS] COMMAND…: run a command on a host with repeated stalls")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -114,7 +114,7 @@ func comeFirst(cpu int) error {
 	var set unix.CPUSet
 	set.Set(cpu)
 	if err := unix.SchedSetaffinity(0, &set); err != nil {
-		return fmt.Errorf("binding a thread to CPU %d: %w", cpu, err)
+		return fmt.Errorf("bind a thread to CPU %d: %w", cpu, err)
 	}
 	// Below the priority of the measurement of stalls (lab.WatchHost).
 	if err := unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 98}, 0); err != nil {

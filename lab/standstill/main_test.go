@@ -29,7 +29,7 @@ func TestStandsStill(t *testing.T) {
 			return
 		}
 		if try == 5 {
-			t.Fatalf("threads waited for %v at most", longest)
+			t.Fatalf("longest wait of a thread: %v", longest)
 		}
 	}
 }

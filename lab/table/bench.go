@@ -21,7 +21,7 @@ import (
 func needLoop() error {
 	err := features.HaveProgramHelper(ebpf.XDP, asm.FnLoop)
 	if errors.Is(err, ebpf.ErrNotSupported) {
-		return fmt.Errorf("this kernel has no bpf_loop (Linux 5.17), which the experiment needs and the table does not: %w", err)
+		return fmt.Errorf("this kernel has no bpf_loop (Linux 5.17); the experiment needs it, the table does not: %w", err)
 	}
 	return err
 }

@@ -110,14 +110,14 @@ func changeTrie(m *ebpf.Map, part []update) error {
 
 // free returns both to the kernel, one after the other, and sums the CPU time.
 func (x *experiment) free(ctx context.Context, b *bench, tableFirst bool) error {
-	x.say("%s: what does the kernel do when a million prefixes are given back?", b.family)
+	x.say("%s: measuring the kernel's work of freeing a million prefixes", b.family)
 	for _, p := range b.c.Programs {
 		p.Close() // they hold the maps
 	}
 	m, err := newKernelTime()
 	if err != nil {
 		if !x.unmeasured {
-			x.result.Skip("%v: what freeing costs is not measured", err)
+			x.result.Skip("%v: no measurement of freeing", err)
 		}
 		x.unmeasured = true
 		return nil

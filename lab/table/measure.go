@@ -54,7 +54,7 @@ func (x *experiment) ask(ctx context.Context, b *bench, s set, entries []table.E
 		name := s.name(b.family, choice)
 		r := x.rand(name)
 		keys := keysWithin(b.family, entries, choice == zipf, r)
-		x.say("%s: do both find the same for %d keys, and for %d with bits flipped?", name, x.keys, x.flipped)
+		x.say("%s: comparing the results of both for %d keys, and for %d with flipped bits", name, x.keys, x.flipped)
 		if err := x.compare(ctx, b, name, flipped(b.family, keys, r), x.flipped, r); err != nil {
 			return err
 		}

@@ -22,12 +22,12 @@ func TestPrefixes(t *testing.T) {
 			for _, e := range entries {
 				p := e.Prefix
 				if p != p.Masked() || p.Addr().BitLen() != f.bits() || seen[p] || e.Value < 1 || e.Value > table.MaxValue {
-					t.Errorf("%s %s: %v is twice there, or no prefix with a value", f, name, e)
+					t.Errorf("%s %s: %v is a duplicate, or no prefix with a value", f, name, e)
 				}
 				seen[p] = true
 			}
 			if len(entries) != 10_000 || !slices.Equal(entries, draw(f, 10_000, source())) {
-				t.Errorf("%s %s: %d prefixes, or others for the same seed", f, name, len(entries))
+				t.Errorf("%s %s: %d prefixes, or different ones for the same seed", f, name, len(entries))
 			}
 		}
 	}

@@ -38,7 +38,7 @@ func (t *torn) report(r *lab.Result) {
 	if t.unseen*2 < t.flipped { // otherwise hardly any lookup met a change, and nothing is proved
 		r.Set("torn_reads", float64(t.torn)+float64(t.stale))
 	} else {
-		r.Note("of %d probes that change %d were found with one value only", t.flipped, t.unseen)
+		r.Note("%d changing probes, %d of them found with one value only", t.flipped, t.unseen)
 	}
 }
 
@@ -63,7 +63,7 @@ func (x *experiment) tear(ctx context.Context, f family) error {
 	if err := b.fill(s.probes); err != nil {
 		return err
 	}
-	x.say("%s: %d updates while BPF looks up what they change", f, x.flips/2)
+	x.say("%s: %d updates while BPF looks up the changing addresses", f, x.flips/2)
 	stop := make(chan error, 1)
 	var done atomic.Bool
 	go func() { stop <- b.watch(ctx, &done) }()
@@ -102,7 +102,7 @@ func (s *stage) flip(ctx context.Context, t *table.Table, n int, r *rand.Rand) e
 		}
 		if i%max(n/renewed, 1) == 0 {
 			if err := t.Replace(slices.Collect(t.All())); err != nil {
-				return fmt.Errorf("replace the table by what it holds: %w", err)
+				return fmt.Errorf("replace the table by its own content: %w", err)
 			}
 		}
 		if i%1000 == 0 && ctx.Err() != nil {
@@ -145,7 +145,7 @@ func (x *experiment) count(b *bench, s *stage) error {
 		x.torn.lookups += seen[0] + seen[1] + wrong
 		x.torn.torn += wrong
 		if wrong > 0 {
-			x.result.Note("%s was %d in %d lookups, and may be %v (%s)",
+			x.result.Note("%s was %d in %d lookups, legal is %v (%s)",
 				p.address, binary.NativeEndian.Uint32(one[24:]), wrong, p.legal, p.about)
 		}
 		if p.legal[0] != p.legal[1] {

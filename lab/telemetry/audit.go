@@ -96,7 +96,7 @@ func (l *ledger) census() totals {
 				t["real_routers"]++
 			}
 		} else {
-			l.result.Note("%s: %d IPFIX and %d BMP records in all", a.addr, a.total[routers.IPFIX], a.total[routers.BMP])
+			l.result.Note("%s: %d IPFIX and %d BMP records in total", a.addr, a.total[routers.IPFIX], a.total[routers.BMP])
 		}
 		for p, n := range a.total {
 			protocols[p] = protocols[p] || n > 0

@@ -22,7 +22,7 @@ func (x *experiment) baseline(ctx context.Context) error {
 	if x.plan.plain == 0 || x.env.Control {
 		return nil
 	}
-	x.say("first without weir: %d routers send to the shared port, and the kernel's own hash chooses a collector for each stream", x.plan.plain)
+	x.say("first without weir: %d routers send to the shared port; the kernel's own hash chooses a collector for each stream", x.plan.plain)
 	fleet, err := routers.New(routers.Config{
 		Devices: x.plan.plain, First4: plain4, First6: rig.Devices6.Addr(), To4: netip.AddrPortFrom(rig.Service4, rig.Port),
 		Rate: 5, Records: 3, Refresh: 1, Retry: time.Second, NS: x.world.Routers.Handle,
@@ -79,7 +79,7 @@ func (x *experiment) survivors(ctx context.Context) error {
 		if c.Running() {
 			continue
 		}
-		x.say("collector %d crashed when the sessions ended; it is started again", c.Number)
+		x.say("collector %d crashed at the end of the sessions; restarting it", c.Number)
 		if err := c.Start(); err != nil {
 			return err
 		}

@@ -29,7 +29,7 @@ func (s *stage) endEpoch(calmAtBegin map[int]bool) span {
 
 // quietly lets all routers send undisturbed for a while, and checks the arrival of every record.
 func (s *stage) quietly(ctx context.Context, quiet time.Duration) error {
-	s.say("all is calm: every record sent must be counted, at the one collector that weir names")
+	s.say("all is calm: every record must be counted at the collector named by weir")
 	calm := s.ledger.undisturbed(len(s.collectors))
 	if err := pause(ctx, quiet); err != nil {
 		return err
@@ -62,7 +62,7 @@ func (s *stage) allUp(ctx context.Context, slots map[int]bool, limit time.Durati
 			}
 		}
 		if time.Since(begin) > limit {
-			return fmt.Errorf("%d routers have not reached their collectors with both protocols after %s, %s for one", missing, limit, example)
+			return fmt.Errorf("%d routers have not reached their collectors with both protocols after %s; for example %s", missing, limit, example)
 		}
 		if err := pause(ctx, 20*time.Millisecond); err != nil {
 			return err
@@ -102,10 +102,10 @@ func (s *stage) deaf(c *peers.Collector) bool {
 // crashes at a flow record from a router while it opens this router's session.
 func (s *stage) revive(ctx context.Context, c *peers.Collector) error {
 	if c.Running() {
-		s.say("collector %d takes BMP but writes no flows: nfacctd's plugin did not find its core; it is restarted", c.Number)
+		s.say("collector %d accepts BMP but writes no flows: nfacctd's plugin did not find its core; restarting it", c.Number)
 		s.ledger.deafStart()
 	} else {
-		s.say("collector %d crashed while its routers came back, for it takes flows before its BMP thread is ready for them; it is restarted", c.Number)
+		s.say("collector %d crashed while its routers came back: it received flows before its BMP thread was ready; restarting it", c.Number)
 	}
 	s.ledger.disturb(c.Number)
 	if s.revived == nil {
@@ -165,7 +165,7 @@ func (s *stage) remind(blind map[int]time.Time) {
 			blind[i] = time.Now()
 			s.fleet.Remind(i)
 			s.ledger.reminded++
-			s.result.Note("nobody gave collector %d the template of %s: its router announces it again", a.slot, a.addr)
+			s.result.Note("collector %d has no template of %s: its router announces it again", a.slot, a.addr)
 		}
 	}
 }

@@ -54,7 +54,7 @@ func (x *experiment) prepareFast(ctx context.Context) error {
 			}
 		}
 	}
-	x.say("%d services of fast sinks beside: both engines, over IPv4, IPv6 or both", len(x.fast))
+	x.say("beside it %d services of fast sinks: both engines, over IPv4, IPv6 or both", len(x.fast))
 	if err := x.weir.Apply(ctx); err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func (s *stage) fast(ctx context.Context) error {
 	for _, spare := range []int{0, 1} {
 		r, err := s.resize(ctx, spare)
 		if err != nil {
-			return fmt.Errorf("fast sinks, %s: another number of slots: %w", s.name, err)
+			return fmt.Errorf("fast sinks, %s: change of the number of slots: %w", s.name, err)
 		}
 		s.resizes.add(r)
 	}

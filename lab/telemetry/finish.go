@@ -30,7 +30,7 @@ func (s *stage) finish(ctx context.Context) error {
 
 // end ends the traffic, sets the metrics and removes weir.
 func (x *experiment) end(ctx context.Context) error {
-	x.say("the traffic ends; comparing what was sent with what was counted, router by router")
+	x.say("end of traffic; comparing sent with counted records, router by router")
 	datagrams, messages := x.fleet.Total()
 	x.result.Set("ipfix_messages", float64(datagrams))
 	x.result.Set("bmp_messages", float64(messages))
@@ -97,13 +97,13 @@ type claim struct {
 // claims evaluates weir's promises.
 func (x *experiment) claims() {
 	all := []claim{
-		{lab.Correctness, "routers whose IPFIX and BMP both arrived", "devices", x.plan.wantDevices},
+		{lab.Correctness, "routers with both IPFIX and BMP counted", "devices", x.plan.wantDevices},
 		{lab.Correctness, "real collectors share the work", "collectors", ">= 3"},
 		{lab.Correctness, "both protocols were counted", "protocols", "== 2"},
 		{lab.Correctness, "no router is split over collectors", "split_devices", "== 0"},
 		{lab.Correctness, "nothing reached a collector other than the one named before", "misdirected", "== 0"},
 		{lab.Correctness, "only routers of a dead collector are rejected", "rejected_other_slots", "== 0"},
-		{lab.Correctness, "every record accepted was decoded and counted, router by router", "decode_errors", "== 0"},
+		{lab.Correctness, "every accepted record was decoded and counted, router by router", "decode_errors", "== 0"},
 		{lab.Correctness, "collectors were killed and returned under traffic", "restarts", fmt.Sprintf(">= %d", x.kills.restarts+len(x.fast)*x.plan.fast.kills.restarts)},
 		{lab.Correctness, "after a storm every router is up at its collector", "storm_up", fmt.Sprintf("== %d", len(x.ledger.accounts))},
 		{lab.Performance, "a returning collector is admitted within 100 ms of its last socket", "readmit_ms_p50", "< 100"},
@@ -122,17 +122,17 @@ func (x *experiment) claims() {
 func (x *experiment) fastClaims() []claim {
 	ratio := fmt.Sprintf("<= %.4f", 1/float64(x.plan.fast.slots+1)+0.02)
 	return []claim{
-		{lab.Correctness, "with both engines", "engines", "== 2"},
-		{lab.Correctness, "routers of fast sinks whose IPFIX and BMP both arrived", "devices_sinks", fmt.Sprintf("== %d", len(x.fast)*x.plan.fast.devices)},
-		{lab.Correctness, "one slot more or less moves no more buckets than its share and 2 %", "resize_moved_ratio", ratio},
-		{lab.Correctness, "routers were moved by that", "resize_moved_devices", ">= 1"},
-		{lab.Correctness, "while slots come and go every record is where the old or the new table says", "misdirected_during_resize", "== 0"},
-		{lab.Correctness, "and who does not move notices nothing", "resize_collateral", "== 0"},
-		{lab.Correctness, "while programs are replaced nothing is misdirected", "misdirected_during_upgrade", "== 0"},
-		{lab.Correctness, "no record is lost", "lost_during_upgrade", "== 0"},
-		{lab.Correctness, "and no session or datagram is refused", "touched_during_upgrade", "== 0"},
-		{lab.Correctness, "no router had to repeat its template for a collector that started", "templates_missing", "== 0"},
-		{lab.Performance, "a collector that starts decodes within a second of its admission", "undecodable_seconds", "<= 1"},
+		{lab.Correctness, "both engines steered", "engines", "== 2"},
+		{lab.Correctness, "routers of fast sinks with both IPFIX and BMP counted", "devices_sinks", fmt.Sprintf("== %d", len(x.fast)*x.plan.fast.devices)},
+		{lab.Correctness, "a change by one slot moves at most its share of the buckets and 2 %", "resize_moved_ratio", ratio},
+		{lab.Correctness, "the change moved routers", "resize_moved_devices", ">= 1"},
+		{lab.Correctness, "during a change of slots every record is at the collector of the old or the new table", "misdirected_during_resize", "== 0"},
+		{lab.Correctness, "routers without a move notice nothing of the change", "resize_collateral", "== 0"},
+		{lab.Correctness, "an upgrade of the programs misdirects nothing", "misdirected_during_upgrade", "== 0"},
+		{lab.Correctness, "an upgrade loses no record", "lost_during_upgrade", "== 0"},
+		{lab.Correctness, "an upgrade refuses no session or datagram", "touched_during_upgrade", "== 0"},
+		{lab.Correctness, "no router had to repeat its template for a new collector", "templates_missing", "== 0"},
+		{lab.Performance, "a new collector decodes within a second of its admission", "undecodable_seconds", "<= 1"},
 	}
 }
 

@@ -38,7 +38,7 @@ func (x *experiment) startInterruption(ctx context.Context) *interruption {
 	i.proc, err = x.env.Start(lab.Command{Path: x.env.Self(), Args: []string{"run", "telemetry", "--smoke", "--json"},
 		Env: []string{lab.ChildMark + "=1"}, Output: out, Stdout: io.Discard})
 	if err != nil {
-		x.result.Note("the run to be interrupted did not start: %v", err)
+		x.result.Note("start the run to interrupt: %v", err)
 		return nil
 	}
 	x.env.OnClose(i.end)
@@ -97,7 +97,7 @@ func (i *interruption) wait(ctx context.Context, r *lab.Result) error {
 		return ctx.Err()
 	}
 	if i.early {
-		i.left = append(i.left, "the interrupted run: it was not there to be interrupted, or did not end")
+		i.left = append(i.left, "the interrupted run: it ended before the interruption, or did not end")
 	}
 	for _, l := range i.left {
 		r.Note("left after SIGINT: %s", l)

@@ -104,7 +104,7 @@ func (l *ledger) enter(collector int, r peers.Record) {
 	a := l.byAddr[r.Device]
 	if a == nil {
 		l.odd++
-		l.result.Note("collector %d counted something of %s, which is no device", collector, r.Device)
+		l.result.Note("collector %d counted a record of %s, not a device", collector, r.Device)
 		return
 	}
 	if l.deciding && collector != a.slot && a.slot != unknown {

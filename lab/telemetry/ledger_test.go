@@ -51,7 +51,7 @@ func book(t *testing.T) (*ledger, *routers.Fleet) {
 		t.Fatal(err)
 	}
 	f.Start(t.Context())
-	nstest.Until(t, "both devices have sent both", func() bool {
+	nstest.Until(t, "both devices have sent both protocols", func() bool {
 		return f.Sent(routers.BMP, 0, 1) > 0 && f.Sent(routers.BMP, 1, 1) > 0 && f.Sent(routers.IPFIX, 0, 1) > 0 && f.Sent(routers.IPFIX, 1, 1) > 0
 	})
 	f.Advance()
@@ -105,13 +105,13 @@ func TestAudit(t *testing.T) {
 			map[string]float64{"decode_errors": 1, "odd_log_lines": 1}},
 		{"a crash", func(l *ledger) { l.book(0, peers.Record{Kind: peers.Crashed, Count: 1, Incarnation: 1}) }, allCalm,
 			map[string]float64{"decode_errors": 1, "odd_log_lines": 1}},
-		{"a crash of a collector whose routers come back", func(l *ledger) {
+		{"a crash of a collector with returning routers", func(l *ledger) {
 			l.disturb(0)
 			l.book(0, peers.Record{Kind: peers.Crashed, Count: 1, Incarnation: 2})
 		}, map[int]bool{1: true, 2: true}, map[string]float64{"crashed_starts": 1}},
 		{"a gap", func(l *ledger) { l.book(0, peers.Record{Kind: peers.Gap, Device: l.accounts[0].addr, Count: 1}) }, allCalm,
 			map[string]float64{"decode_errors": 1, "odd_log_lines": 1}},
-		{"a gap of a device whose collector is new", func(l *ledger) {
+		{"a gap of a device with a new collector", func(l *ledger) {
 			l.disturb(0)
 			l.book(0, peers.Record{Kind: peers.Gap, Device: l.accounts[0].addr, Count: 1})
 		}, map[int]bool{1: true, 2: true}, map[string]float64{"gaps_for_templates": 1}},

@@ -69,14 +69,14 @@ func TestDecide(t *testing.T) {
 	l.notice(lost(0))
 	l.notice(lost(1))
 	if l.misdirected != 0 || l.rejected != 0 {
-		t.Errorf("judged too early: %d misdirected, %d rejected", l.misdirected, l.rejected)
+		t.Errorf("evaluated too early: %d misdirected, %d rejected", l.misdirected, l.rejected)
 	}
 	moved := l.decide(5, map[netip.Addr]int{moves.addr: 1, stays.addr: 1, realRouter: 2}, []int{1, 1})
 	if moved != 1 || l.misdirected != 3 || len(l.resets) != 1 || l.rejected != 1 || moves.counted[routers.IPFIX][5] != 3 {
 		t.Errorf("%d moved, %d misdirected, %d sessions moved, %d rejected, %v counted", moved, l.misdirected, len(l.resets), l.rejected, moves.counted)
 	}
 	if moves.split() || !stays.split() {
-		t.Errorf("split: the one that moved %v, the one that did not %v", moves.split(), stays.split())
+		t.Errorf("split: moved device %v, other device %v", moves.split(), stays.split())
 	}
 	l.endMoves(6)
 	l.notice(lost(0))

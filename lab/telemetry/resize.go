@@ -69,7 +69,7 @@ func (s *stage) resize(ctx context.Context, spare int) (r resized, err error) {
 	} else if err != nil {
 		missing, example := s.notUp(nil)
 		r.misdirected += missing
-		s.result.Note("%s: %d devices that should have moved are not whole at their new collector, %s for one", s.name, missing, example)
+		s.result.Note("%s: %d moved devices are incomplete at their new collector; for example %s", s.name, missing, example)
 	}
 	r.duration = time.Since(begin)
 	s.revived = nil
@@ -107,7 +107,7 @@ func (s *stage) touched(held []int) (n int) {
 	for i, a := range s.ledger.accounts[:len(held)] {
 		session, up := s.fleet.Session(i)
 		if a.before != held[i] && (session != held[i] || !up) {
-			s.result.Note("%s: the session of %s was touched, which did not move", s.name, a.addr)
+			s.result.Note("%s: the session of %s was reset without a move", s.name, a.addr)
 			n++
 		}
 	}

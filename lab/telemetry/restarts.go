@@ -23,7 +23,7 @@ const patience = 10 * time.Second
 func (s *stage) killAndReturn(ctx context.Context) error {
 	for round := 1; s.restarted < s.kills.restarts; round++ {
 		if round == 1 {
-			s.say("now collectors die. Their routers are rejected (TCP reset, ICMP unreachable), not passed on: a collector with half of a router's streams cannot correlate them")
+			s.say("now collectors are killed. Their routers are rejected (TCP reset, ICMP unreachable), not passed on: a collector with half of a router's streams cannot correlate them")
 		}
 		if err := s.round(ctx, s.victims(round)); err != nil {
 			return err
@@ -111,7 +111,7 @@ func (s *stage) killAll(ctx context.Context, victims []victim) error {
 		if err := pause(ctx, v.delay); err != nil {
 			return err
 		}
-		s.say("%s to collector %d: its routers are rejected now, and only they", signalName(v.signal), v.Number)
+		s.say("%s to collector %d: now only its routers are rejected", signalName(v.signal), v.Number)
 		if err := v.Kill(v.signal); err != nil {
 			return err
 		}
@@ -134,7 +134,7 @@ func (s *stage) bringBack(ctx context.Context, v victim) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-time.After(patience):
-		s.say("collector %d does not end on %s: SIGKILL, as a service manager would", v.Number, signalName(v.signal))
+		s.say("collector %d did not end on %s: sending SIGKILL, like a service manager", v.Number, signalName(v.signal))
 		if err := v.Kill(syscall.SIGKILL); err != nil {
 			return err
 		}
@@ -143,7 +143,7 @@ func (s *stage) bringBack(ctx context.Context, v victim) error {
 	if err := pause(ctx, v.down); err != nil {
 		return err
 	}
-	s.say("collector %d starts again; its slot stays closed until UDP and TCP socket are both there", v.Number)
+	s.say("collector %d starts again; its slot stays closed until its UDP and TCP sockets both exist", v.Number)
 	if err := v.Start(); err != nil {
 		return err
 	}
@@ -180,14 +180,14 @@ func (s *stage) awaitReadmission(ctx context.Context, c *peers.Collector, appear
 			s.readmits = append(s.readmits, took)
 			s.admissions = append(s.admissions, admission{c.Number, c.Life(), s.fleet.Epoch(), time.Now()})
 			s.mu.Unlock()
-			s.say("collector %d is admitted %.1f ms after its last socket appeared", c.Number, ms(took))
+			s.say("collector %d was admitted %.1f ms after its last socket appeared", c.Number, ms(took))
 			return nil
 		}
 		if !c.Running() {
 			return nil // allUp restarts it
 		}
 		if time.Since(appeared) > returnLimit {
-			return fmt.Errorf("slot %d of %s did not take %s back within %s of its last socket; see weir-serve.log", c.Number, s.name, c, returnLimit)
+			return fmt.Errorf("slot %d of %s did not admit %s within %s of its last socket; see weir-serve.log", c.Number, s.name, c, returnLimit)
 		}
 		if err := pause(ctx, pollInterval); err != nil {
 			return err
@@ -219,7 +219,7 @@ func (s *stage) rejectsElsewhere(ctx context.Context, dead map[int]bool) error {
 	for slot, n := range now {
 		if grown := int(n - s.lostBase[slot]); grown > 0 && !dead[slot] && !s.revived[slot] {
 			s.ledger.rejected += grown
-			s.result.Note("weir rejected %d packets of slot %d, whose collector lived", grown, slot)
+			s.result.Note("weir rejected %d packets of slot %d with a live collector", grown, slot)
 		} else if grown > 0 {
 			s.ledger.rejectedByWeir += grown
 		}

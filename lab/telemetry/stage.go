@@ -184,7 +184,7 @@ func (s *stage) askWhere(ctx context.Context) error {
 	for _, a := range s.ledger.accounts {
 		slot := slots[a.addr]
 		if a.slot != unknown && a.slot != slot {
-			return fmt.Errorf("weir steer where put %s into slot %d before and into %d now", a.addr, a.slot, slot)
+			return fmt.Errorf("weir steer where: the slot of %s changed from %d to %d", a.addr, a.slot, slot)
 		}
 		a.slot = slot
 	}

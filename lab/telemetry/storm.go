@@ -50,7 +50,7 @@ func (x *experiment) storm(ctx context.Context) error {
 	x.say("%d of %d routers are up again at their collectors after %.1f s", up, total, longest.Seconds())
 	if up < total {
 		missing, example := x.notUp(nil)
-		x.result.Note("after the storm %d routers are not up, %s for one", missing, example)
+		x.result.Note("%d routers are not up after the storm; for example %s", missing, example)
 	}
 	for begin = time.Now(); x.closes()-closes < open && time.Since(begin) < drainLimit; {
 		if err := pause(ctx, 20*time.Millisecond); err != nil {

@@ -21,7 +21,7 @@ import (
 func init() {
 	lab.Register(lab.Experiment{
 		Name:  "telemetry",
-		Short: "routers' IPFIX and BMP steered to unmodified nfacctd collectors that are killed and return",
+		Short: "routers' IPFIX and BMP steered to unmodified nfacctd collectors, through kills and restarts",
 		Run:   run,
 		Next: []string{
 			"weir-lab run telemetry --without-weir   the same without weir: it fails",
@@ -134,20 +134,20 @@ func (x *experiment) together(ctx context.Context, steps ...func(context.Context
 func (x *experiment) build(ctx context.Context) error {
 	if _, err := lab.Find("nfacctd"); err != nil {
 		x.sinks = true
-		x.result.Skip("nfacctd (Debian package pmacct) is not installed: collectors are the lab's own, and prove less")
-		x.say("nfacctd is not installed (apt-get install pmacct): built-in collectors take its place")
+		x.result.Skip("nfacctd (Debian package pmacct) is not installed: the lab's own collectors replace it, and prove less")
+		x.say("nfacctd is not installed (apt-get install pmacct): built-in collectors replace it")
 	}
 	exporters := []string{"pmacctd", "softflowd"}
 	for i := range x.plan.real {
 		router := &peers.Router{Name: fmt.Sprintf("router%d", i+1), Exporter: exporters[i%len(exporters)], Interface: "down", Routes: 200}
 		if missing := router.Missing(); len(missing) > 0 {
-			x.result.Skip("%v not installed: a simulated router takes the place of a real one", missing)
+			x.result.Skip("%v not installed: a simulated router replaces a real one", missing)
 			x.plan.devices++
 			continue
 		}
 		x.real = append(x.real, router)
 	}
-	x.say("building the network: a host with %d collectors, %d routers of which %d are real (FRR) and %d speak IPv6",
+	x.say("building the network: a host with %d collectors; %d routers, %d of them real (FRR), %d over IPv6",
 		x.plan.collectors, x.plan.devices+len(x.real), len(x.real), x.plan.ipv6)
 	var err error
 	if x.world, err = rig.NewWorld(x.env, len(x.real)); err != nil {
@@ -176,7 +176,7 @@ func (x *experiment) startCollectors(ctx context.Context) error {
 	// may also connect before nfacctd has noticed the end of its old session.
 	peersEach := (x.plan.devices+len(x.real))*3/x.plan.collectors + 16
 	if !x.sinks {
-		x.say("starting %d nfacctd, unmodified, all on port %d for UDP and TCP; nfacctd itself sleeps 5 s before it opens its sockets",
+		x.say("starting %d unmodified nfacctd, all on port %d for UDP and TCP; nfacctd sleeps 5 s before it opens its sockets",
 			x.plan.collectors, rig.Port)
 	}
 	for n := range x.plan.collectors {
@@ -229,11 +229,11 @@ func ready(ctx context.Context, c *peers.Collector) error {
 // steer starts weir over the running collectors.
 func (x *experiment) steer(ctx context.Context) error {
 	if x.env.Control {
-		x.say("control run: no weir; the kernel spreads packets over the sockets by its own hash (SO_REUSEPORT)")
+		x.say("control run: no weir; the kernel distributes packets over the sockets by its own hash (SO_REUSEPORT)")
 		return nil
 	}
 	x.serves("", fmt.Sprintf("udp :%d", x.port), fmt.Sprintf("tcp :%d", x.port))
-	x.say("weir apply -f weir.yaml: %d slots, each with the process of a pidfile; weir serve notices who starts", len(x.collectors))
+	x.say("weir apply -f weir.yaml: %d slots, each with the process of a pidfile; weir serve detects started members", len(x.collectors))
 	if err := x.weir.Apply(ctx); err != nil {
 		return err
 	}

@@ -43,7 +43,7 @@ func (s *stage) undecodable() (longest, held time.Duration, which string) {
 			held = max(held, blind(sent, nil, decoded, ad.at, s.epochEnd(ad.epoch)))
 			if d := blind(sent, s.fleet.WaitedAt(i), decoded, ad.at, s.epochEnd(ad.epoch)); d > longest {
 				longest = d
-				which = fmt.Sprintf("slot %d, life %d of its collector, admitted at %s: of %d messages of %s it decoded %d",
+				which = fmt.Sprintf("slot %d, life %d of its collector, admitted at %s: of %d messages of %s, %d were decoded",
 					ad.slot, ad.life, ad.at.Format("15:04:05.000"), len(sent), a.addr, decoded)
 			}
 		}

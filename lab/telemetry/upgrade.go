@@ -31,7 +31,7 @@ func (x *experiment) upgrade(ctx context.Context) error {
 		u.strays, u.rejected, u.held = s.ledger.strays(), s.ledger.rejections(), s.sessions()
 		all = append(all, u)
 	}
-	x.say("weir upgrade, %d times, to another build and back: its programs take over from the running ones, under traffic", x.plan.upgrades)
+	x.say("weir upgrade, %d times, to another build and back: its programs replace the running ones under traffic", x.plan.upgrades)
 	if err := x.weir.Rebuild(); err != nil {
 		return err
 	}

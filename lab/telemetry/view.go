@@ -159,13 +159,13 @@ func (s snapshot) draw(before snapshot) []string {
 			rate(int64(v.ipfix), int64(was.ipfix)), rate(int64(v.bmp), int64(was.bmp))))
 	}
 	lines = append(lines, "",
-		fmt.Sprintf("misdirected %d   rejected: of dead collectors %d, of others %d", s.misdirected, s.rejected, s.others))
+		fmt.Sprintf("misdirected %d   rejected: dead collectors %d, others %d", s.misdirected, s.rejected, s.others))
 	if f := s.fast; f.services > 0 {
 		lines = append(lines, "", fmt.Sprintf("fast sinks: %d services, %d of %d routers up, %d of %d restarts", f.services, f.up, f.devices, min(f.restarts, f.of), f.of),
-			fmt.Sprintf("misdirected %d   rejected of live collectors %d", f.misdirected, f.others))
+			fmt.Sprintf("misdirected %d   rejected: live collectors %d", f.misdirected, f.others))
 	}
 	if s.control {
-		lines = append(lines, "no weir here: \"routers\" counts a router once for every collector it reached")
+		lines = append(lines, "no weir here: \"routers\" counts a router once for each collector it reached")
 	}
 	for i := range lines {
 		lines[i] = strings.TrimRight(lines[i], " ")

@@ -129,9 +129,9 @@ func TestRestartedCollectorsDecode(t *testing.T) {
 			}
 			// A stalled machine is a second late itself, and proves nothing about weir.
 			if stall < 200*time.Millisecond || tries == 5 {
-				t.Fatalf("%s\nthe machine stood still for up to %v", strings.Join(wrong, "\n"), stall)
+				t.Fatalf("%s\nlongest stall of the machine %v", strings.Join(wrong, "\n"), stall)
 			}
-			t.Logf("tried again, for the machine stood still for %v: %q", stall, wrong)
+			t.Logf("trying again, because the machine stalled for %v: %q", stall, wrong)
 		}
 	})
 }
@@ -167,7 +167,7 @@ func judge(t *testing.T, collectors []*collector, exporters []*exporter, from ti
 		}
 		decoded[c] = c.decoded(want)
 		if n := c.gaps(); n > 0 && blind == 0 {
-			wrong = append(wrong, fmt.Sprintf("%s noted %d gaps in sequences:\n%s", c.name, n, c.log()))
+			wrong = append(wrong, fmt.Sprintf("%s reported %d gaps in sequences:\n%s", c.name, n, c.log()))
 		}
 	}
 	worst := time.Duration(0)
@@ -194,6 +194,6 @@ func judge(t *testing.T, collectors []*collector, exporters []*exporter, from ti
 		}
 		worst = max(worst, first)
 	}
-	t.Logf("the first record that was decoded was sent %v after the member was admitted, at the slowest of %d exporters", worst, len(exporters))
+	t.Logf("first decoded record after admission: %v, for the slowest of %d exporters", worst, len(exporters))
 	return wrong
 }

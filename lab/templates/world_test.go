@@ -233,7 +233,7 @@ func newWeir(t *testing.T, e *lab.Env, ns string, collectors []*collector) *weir
 	t.Cleanup(func() {
 		if t.Failed() {
 			b, _ := os.ReadFile(log.Name())
-			t.Logf("weir serve said:\n%s", b)
+			t.Logf("weir serve log:\n%s", b)
 		}
 	})
 	nstest.Until(w.t, "listening for templates", func() bool {

@@ -82,15 +82,15 @@ func TestPlantedFaults(t *testing.T) {
 		{"a repair missing", func(_ *topo.Network, r plan.Repair, _ int) (plan.Repair, bool) {
 			return r, r.Destination%3 > 0
 		}, func(o sim.Outcome) bool { return o.Delivered < o.Protectable && o.Loops == 0 && o.UsedFault == 0 }},
-		{"out over the link that failed", func(_ *topo.Network, r plan.Repair, down int) (plan.Repair, bool) {
+		{"out over the failed link", func(_ *topo.Network, r plan.Repair, down int) (plan.Repair, bool) {
 			r.Out = down
 			return r, true
 		}, func(o sim.Outcome) bool { return o.UsedFault > 0 && o.Delivered < o.Protectable }},
-		{"by the far end of the link that failed", func(n *topo.Network, r plan.Repair, down int) (plan.Repair, bool) {
+		{"by the far end of the failed link", func(n *topo.Network, r plan.Repair, down int) (plan.Repair, bool) {
 			r.Segments = []plan.Segment{{Node: n.Links[down].To, Link: n.Links[down].Reverse}}
 			return r, true
 		}, func(o sim.Outcome) bool { return o.UsedFault > 0 }},
-		{"back to where it came from", func(n *topo.Network, r plan.Repair, _ int) (plan.Repair, bool) {
+		{"back to its origin", func(n *topo.Network, r plan.Repair, _ int) (plan.Repair, bool) {
 			// With an End of this router in front, it sends the packet natively, over the failed link.
 			r.Segments = append([]plan.Segment{{Node: n.Links[r.Out].From, Link: -1}}, r.Segments...)
 			return r, true
@@ -119,7 +119,7 @@ func TestPlantedFaults(t *testing.T) {
 					}))
 				}
 				if !c.seen(o) {
-					t.Errorf("%s: not seen: %+v", mode, o)
+					t.Errorf("%s: not detected: %+v", mode, o)
 				}
 			}
 		})
@@ -140,7 +140,7 @@ func TestNoSegmentTooMany(t *testing.T) {
 					fewer := append(append([]plan.Segment(nil), r.Segments[:drop]...), r.Segments[drop+1:]...)
 					fate := s.Follow(f.Links, p.Node, r.Destination, r.Out, fewer)
 					if fate&sim.Faults == 0 {
-						t.Errorf("%s: %s to %s without %s: %v does without segment %d", n.Name, n.Nodes[p.Node].Name,
+						t.Errorf("%s: %s to %s without %s: %v works without segment %d", n.Name, n.Nodes[p.Node].Name,
 							n.Nodes[r.Destination].Name, n.LinkName(f.Links[0]), r.Segments, drop)
 					}
 				}
@@ -170,7 +170,7 @@ func TestShortest(t *testing.T) {
 					}
 					checked++
 					if shorter, ok := s.Search(f.Links, p.Node, r.Destination, len(r.Segments)-1); ok {
-						t.Errorf("%s, %s: %s to %s without %s: %v, and %v does", n.Name, mode, n.Nodes[p.Node].Name,
+						t.Errorf("%s, %s: %s to %s without %s: %v, and %v works", n.Name, mode, n.Nodes[p.Node].Name,
 							n.Nodes[r.Destination].Name, n.LinkName(f.Links[0]), r.Segments, shorter)
 					}
 				}

@@ -98,7 +98,7 @@ func spread(n *topo.Network, r *rand.Rand, s *spreading) {
 					m, lost := loopsIn(n, c, detours, stage, stage+1, r)
 					s.moments += m
 					if s.lost += lost; lost > 0 && len(s.examples) < 5 {
-						s.examples = append(s.examples, fmt.Sprintf("%s, up %v, from stage %d: %d of %d are lost", say(n, f), up, stage, lost, m))
+						s.examples = append(s.examples, fmt.Sprintf("%s, up %v, from stage %d: %d of %d lost", say(n, f), up, stage, lost, m))
 					}
 				}
 				_, lost := loopsIn(n, c, detours, sim.Before, sim.After, r)

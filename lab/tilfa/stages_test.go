@@ -22,6 +22,6 @@ func TestNoOrderLoops(t *testing.T) {
 		t.Error(e)
 	}
 	if s.moments < 100_000 || s.lost > 0 || s.unstaged[false] == 0 || s.unstaged[true] == 0 {
-		t.Errorf("%+v: all should arrive, and without detours some not", s)
+		t.Errorf("%+v: all should arrive, and some not without detours", s)
 	}
 }

@@ -27,8 +27,8 @@ func init() {
 		Short: "repairs of every link, node and shared-risk failure, followed hop by hop",
 		Run:   run,
 		Next: []string{
-			"weir-lab run tilfa --without-weir   the same claims made of plain loop-free alternates (RFC 5286)",
-			"weir reroute plan -f FILE --svg repair.svg   a plan for a network of your own, drawn",
+			"weir-lab run tilfa --without-weir   the same claims for plain loop-free alternates (RFC 5286)",
+			"weir reroute plan -f FILE --svg repair.svg   a plan for your own network, drawn",
 		},
 	})
 }
@@ -63,7 +63,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	}
 	r.Set("topologies_real", float64(len(real)))
 	if len(real) == 0 {
-		r.Note("the real networks are not on this machine: generated ones only")
+		r.Note("the real networks are missing on this machine: generated ones only")
 	}
 	for i, n := range x.nets {
 		share(n, rand.New(rand.NewPCG(e.Seed, uint64(i))))
@@ -220,14 +220,14 @@ func (x *experiment) report() {
 
 func (x *experiment) claims() {
 	r := x.result
-	r.Claim(lab.Correctness, "enough networks were tried", "topologies", ">= 30")
-	r.Claim(lab.Correctness, "whoever a path is left to after a link fails is reached at once", "link_coverage", "== 1")
-	r.Claim(lab.Correctness, "and after a node fails", "node_coverage", "== 1")
-	r.Claim(lab.Correctness, "and after all links of a shared-risk group fail", "srlg_coverage", "== 1")
+	r.Claim(lab.Correctness, "number of networks", "topologies", ">= 30")
+	r.Claim(lab.Correctness, "reached destinations with a path after a link failure", "link_coverage", "== 1")
+	r.Claim(lab.Correctness, "the same after a node failure", "node_coverage", "== 1")
+	r.Claim(lab.Correctness, "the same after a failure of all links of a shared-risk group", "srlg_coverage", "== 1")
 	r.Claim(lab.Correctness, "no packet loops", "loops", "== 0")
-	r.Claim(lab.Correctness, "no repaired packet is sent to what failed", "used_failed", "== 0")
+	r.Claim(lab.Correctness, "no repaired packet is sent to the failed part", "used_failed", "== 0")
 	r.Claim(lab.Correctness, "no other packet is disturbed", "disturbed", "== 0")
-	r.Claim(lab.Correctness, "in no order in which routers learn of a change is a packet on a detour lost", "orders_lost", "== 0")
+	r.Claim(lab.Correctness, "no order of learning a change loses a packet on a detour", "orders_lost", "== 0")
 	r.Claim(lab.Correctness, "lists for links stay short", "max_segments_link", "<= 3")
 	r.Claim(lab.Correctness, "lists for nodes stay short", "max_segments_node", "<= 4")
 	if x.env.Size != lab.Smoke {

@@ -32,7 +32,7 @@ func Cable(a, b End) error {
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: b.Name, PeerNamespace: netlink.NsFd(b.NS.FD())})
 	})
 	if err != nil {
-		return fmt.Errorf("make the cable %s–%s: %w", a.Name, b.Name, err)
+		return fmt.Errorf("create the cable %s–%s: %w", a.Name, b.Name, err)
 	}
 	for _, e := range []End{a, b} {
 		if err := Configure(e); err != nil {

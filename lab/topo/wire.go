@@ -82,11 +82,11 @@ func writeSysfs(path, value string) error {
 	}
 	defer unix.Close(fs)
 	if err := unix.FsconfigCreate(fs); err != nil {
-		return fmt.Errorf("make a sysfs: %w", err)
+		return fmt.Errorf("create a sysfs: %w", err)
 	}
 	mount, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("make a mount of a sysfs: %w", err)
+		return fmt.Errorf("create a mount of a sysfs: %w", err)
 	}
 	defer unix.Close(mount)
 	fd, err := unix.Openat(mount, path, unix.O_WRONLY|unix.O_CLOEXEC, 0)

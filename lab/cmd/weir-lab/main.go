@@ -43,7 +43,7 @@ const (
 )
 
 // errClaims is the error of a run with failed claims. The claims are already printed.
-var errClaims = errors.New("not every claim holds")
+var errClaims = errors.New("some claims do not hold")
 
 // cannot marks an error of the user or the machine, not of weir.
 type cannot struct{ error }
@@ -92,7 +92,7 @@ func exitStatus(err error) int {
 func newCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "weir-lab",
-		Short: "Run the experiments that reproduce weir's claims",
+		Short: "Run the experiments behind weir's claims",
 		Long: `weir-lab runs experiments on real software: it makes network namespaces, starts
 real daemons in them, measures, judges claims, and removes everything again, also
 after Ctrl-C. It uses pins of its own and never touches a weir in use.`,
@@ -127,7 +127,7 @@ func listCommand() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&names, "names", false, "names only, one a line")
+	c.Flags().BoolVar(&names, "names", false, "print only the names, one a line")
 	return c
 }
 

@@ -54,7 +54,7 @@ func TestExitStatus(t *testing.T) {
 		{"list --names", 0, "dispatch\nfilter\nguard\nhandoff\nhandoff-balance\nhandoff-compare\nhandoff-crash\nhandoff-pair\nloaders\nreload\nreroute\nreroute-cost\nreroute-stress\nsteer-compare\nsteer-storm\ntable\ntelemetry\ntilfa\n"},
 		{"list x", 2, "unknown command"},
 		{"run", 2, "accepts 1 arg"},
-		{"run nothing", 2, `no experiment is named "nothing"; there are: [dispatch filter guard handoff handoff-balance handoff-compare handoff-crash handoff-pair loaders reload reroute reroute-cost reroute-stress steer-compare steer-storm table telemetry tilfa]`},
+		{"run nothing", 2, `unknown experiment "nothing"; known: [dispatch filter guard handoff handoff-balance handoff-compare handoff-crash handoff-pair loaders reload reroute reroute-cost reroute-stress steer-compare steer-storm table telemetry tilfa]`},
 		{"run telemetry --slow", 2, "unknown flag: --slow"},
 		{"run telemetry --quick --smoke", 2, "choose one"},
 		{"nonsense", 2, "unknown command"},
@@ -134,10 +134,10 @@ func TestInterrupt(t *testing.T) {
 			_, _, stall := stalls.Stop()
 			// A stalled machine excuses a slow end.
 			if took > 15*time.Second && stall < 200*time.Millisecond || took > time.Minute {
-				t.Errorf("it took %s to end, and the machine stood still for up to %s", took, stall)
+				t.Errorf("it took %s to end; longest stall of the machine %s", took, stall)
 			}
 			if status(err) == 0 {
-				t.Errorf("status 0 of a run that was interrupted: %s", out.String())
+				t.Errorf("interrupted run exited with 0: %s", out.String())
 			}
 			if left := lab.RunLeftovers(cmd.Process.Pid); len(left) > 0 {
 				t.Errorf("left behind: %v\n%s", left, out.String())
@@ -162,6 +162,6 @@ func TestSections(t *testing.T) {
 		all += sections(string(written))[x.Name]
 	}
 	if all != string(written) {
-		t.Error("docs/RESULTS.md does not come out of its sections")
+		t.Error("joined sections differ from docs/RESULTS.md")
 	}
 }

@@ -23,7 +23,7 @@ func resultsCommand() *cobra.Command {
 	var out string
 	var quick bool
 	c := &cobra.Command{
-		Use: "results [EXPERIMENT...]", Short: "Run experiments and write what was measured",
+		Use: "results [EXPERIMENT...]", Short: "Run experiments and write the measurements",
 		Long: `Run every experiment and write what was measured. With names these alone are run, and
 their sections of the file are replaced: the others stay as they were measured.`,
 		Args: func(_ *cobra.Command, names []string) error {
@@ -36,7 +36,7 @@ their sections of the file are replaced: the others stay as they were measured.`
 		},
 		RunE: func(cmd *cobra.Command, names []string) error {
 			if os.Geteuid() != 0 {
-				return cannot{errors.New("experiments make network namespaces and load BPF programs: run it with sudo")}
+				return cannot{errors.New("network namespaces and BPF programs need root: run it with sudo")}
 			}
 			f := runFlags{quick: quick}
 			before := map[string]string{}
@@ -48,7 +48,7 @@ their sections of the file are replaced: the others stay as they were measured.`
 				before = sections(string(b))
 			}
 			var page bytes.Buffer
-			fmt.Fprintf(&page, "# Results\n\nWritten by `make results` on %s. A claim that falls short is shown as such.\n", time.Now().Format(time.DateOnly))
+			fmt.Fprintf(&page, "# Results\n\nWritten by `make results` on %s. Failed claims are marked **falls short**.\n", time.Now().Format(time.DateOnly))
 			failed := false
 			for _, x := range lab.Experiments() {
 				if len(names) > 0 && !slices.Contains(names, x.Name) {
@@ -57,7 +57,7 @@ their sections of the file are replaced: the others stay as they were measured.`
 				}
 				r, err := lab.Execute(cmd.Context(), x, lab.Options{Size: f.size(), Seed: 1, Watch: &lab.Log{W: os.Stderr, Since: time.Now()}, Pictures: filepath.Dir(out)})
 				if err != nil {
-					return fmt.Errorf("%s: %w; nothing was written", x.Name, err)
+					return fmt.Errorf("%s: %w; no file was written", x.Name, err)
 				}
 				failed = failed || r.Failed(false)
 				writeResult(&page, r, x)
@@ -72,7 +72,7 @@ their sections of the file are replaced: the others stay as they were measured.`
 		},
 	}
 	c.Flags().StringVar(&out, "out", "docs/RESULTS.md", "file to write")
-	c.Flags().BoolVar(&quick, "quick", false, "run each within 60 s")
+	c.Flags().BoolVar(&quick, "quick", false, "limit each experiment to 60 s")
 	return c
 }
 
@@ -98,7 +98,7 @@ func writeResult(w io.Writer, r *lab.Result, x lab.Experiment) {
 		}
 		fmt.Fprintf(w, "| %s | %s | `%s` | %s | %.6g | %s |\n", c.Claim, c.Kind, c.Metric, c.Want, c.Got, verdict)
 	}
-	fmt.Fprintf(w, "\nEverything measured:\n\n| metric | value |\n| --- | --- |\n")
+	fmt.Fprintf(w, "\nAll measurements:\n\n| metric | value |\n| --- | --- |\n")
 	for _, m := range slices.Sorted(maps.Keys(r.Metrics)) {
 		fmt.Fprintf(w, "| `%s` | %.6g |\n", m, r.Metrics[m])
 	}

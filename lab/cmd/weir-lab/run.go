@@ -49,7 +49,7 @@ Wrong usage gives 2; a machine or user that cannot run the experiment, 3.`,
 				return usage{err}
 			}
 			if f.quick && f.smoke {
-				return usage{errors.New("--quick and --smoke are two sizes: choose one")}
+				return usage{errors.New("--quick and --smoke exclude each other: choose one")}
 			}
 			if !cmd.Flags().Changed("seed") {
 				f.seed = uint64(rand.Uint32())
@@ -59,11 +59,11 @@ Wrong usage gives 2; a machine or user that cannot run the experiment, 3.`,
 	}
 	c.Flags().BoolVar(&f.quick, "quick", false, "end within 60 s")
 	c.Flags().BoolVar(&f.smoke, "smoke", false, "correctness claims only, end within 30 s")
-	c.Flags().BoolVar(&f.json, "json", false, "print one JSON object to stdout and nothing else; progress goes to stderr")
-	c.Flags().BoolVar(&f.strict, "strict", false, "exit with 1 also for a performance claim that falls short")
-	c.Flags().Uint64Var(&f.seed, "seed", 0, "of everything drawn, the hash of weir included (default: a new one each time)")
-	c.Flags().BoolVar(&f.without, "without-weir", false, "the control run: the same without weir; its claims are meant to fail")
-	c.Flags().StringVar(&f.keep, "keep", "", "keep logs and output of every process of the run in this new directory")
+	c.Flags().BoolVar(&f.json, "json", false, "print one JSON object to stdout and nothing else; log to stderr")
+	c.Flags().BoolVar(&f.strict, "strict", false, "exit with 1 also for a failed performance claim")
+	c.Flags().Uint64Var(&f.seed, "seed", 0, "seed of all random draws, weir's hash included (default: a new one each time)")
+	c.Flags().BoolVar(&f.without, "without-weir", false, "control run: the same without weir; its claims should fail")
+	c.Flags().StringVar(&f.keep, "keep", "", "keep logs and output of every process in this new directory")
 	return c
 }
 
@@ -79,7 +79,7 @@ func (f runFlags) size() lab.Size {
 
 func run(ctx context.Context, x lab.Experiment, f runFlags) error {
 	if os.Geteuid() != 0 {
-		return cannot{errors.New("experiments make network namespaces and load BPF programs: run it with sudo")}
+		return cannot{errors.New("network namespaces and BPF programs need root: run it with sudo")}
 	}
 	o := lab.Options{Size: f.size(), Seed: f.seed, Control: f.without, Keep: f.keep}
 	done := func() {}
@@ -94,7 +94,7 @@ func run(ctx context.Context, x lab.Experiment, f runFlags) error {
 	done()
 	r.Set("seconds", time.Since(begin).Seconds())
 	if ctx.Err() != nil {
-		return fmt.Errorf("interrupted; everything it made is removed (%g left over)", r.Metrics[lab.LeftoversMetric])
+		return fmt.Errorf("interrupted; cleanup done (%g left over)", r.Metrics[lab.LeftoversMetric])
 	}
 	if err != nil {
 		if impossible(err) {

@@ -23,7 +23,7 @@ import (
 func Need() error {
 	err := features.HaveProgramHelper(ebpf.SocketFilter, asm.FnLoop)
 	if errors.Is(err, ebpf.ErrNotSupported) {
-		return fmt.Errorf("this kernel has no bpf_loop (Linux 5.17), with which the comparison runs many packets at once: %w", err)
+		return fmt.Errorf("this kernel has no bpf_loop (Linux 5.17), needed to compare many packets at once: %w", err)
 	}
 	return err
 }
@@ -84,7 +84,7 @@ func New(o Options) (*Limiter, error) {
 	}
 	if err != nil {
 		c.Close()
-		return nil, fmt.Errorf("the maps of rakelimit into memory: %w", err)
+		return nil, fmt.Errorf("map rakelimit's maps into memory: %w", err)
 	}
 	return l, nil
 }
@@ -148,7 +148,7 @@ func (l *Limiter) decide(packets []scenario.Packet, verdicts []bool, levels []in
 		return fmt.Errorf("run rakelimit over %d packets: %w", len(entries), err)
 	}
 	if int(done) != len(entries) {
-		return fmt.Errorf("rakelimit decided %d packets of %d", done, len(entries))
+		return fmt.Errorf("rakelimit decided %d packets, want %d", done, len(entries))
 	}
 	if _, err := l.batch.ReadAt(bytesOfAll(entries), 0); err != nil {
 		return err
@@ -239,7 +239,7 @@ func (l *Limiter) Dropped() (total uint64, err error) {
 	for level := range uint32(levels) {
 		var n uint64
 		if err := l.c.Maps["drops"].Lookup(level, &n); err != nil {
-			return 0, fmt.Errorf("read what rakelimit dropped at level %d: %w", level, err)
+			return 0, fmt.Errorf("read rakelimit's drops at level %d: %w", level, err)
 		}
 		total += n
 	}

@@ -86,13 +86,13 @@ func TestFigures(t *testing.T) {
 				want.kept, want.accepted, want.worst, got.kept, got.accepted, got.worst)
 			// In the shortest attacks clients send 1,200 packets: 0.03 is two standard deviations.
 			if math.Abs(got.kept-want.kept) > 0.03 {
-				t.Errorf("%.3f of clients' packets kept, the original keeps %.3f", got.kept, want.kept)
+				t.Errorf("%.3f of clients' packets kept, %.3f in the original", got.kept, want.kept)
 			}
 			if math.Abs(got.accepted-want.accepted) > 0.05*want.accepted {
-				t.Errorf("%.0f pps of the attack accepted, by the original %.0f", got.accepted, want.accepted)
+				t.Errorf("%.0f pps of the attack accepted, %.0f in the original", got.accepted, want.accepted)
 			}
 			if math.Abs(got.worst-want.worst) > 0.08*want.worst {
-				t.Errorf("worst second %.2f of the limit, the original's %.2f", got.worst, want.worst)
+				t.Errorf("worst second %.2f of the limit, %.2f in the original", got.worst, want.worst)
 			}
 		})
 	}
@@ -158,7 +158,7 @@ func TestBatchIsFilter(t *testing.T) {
 				t.Fatal(err)
 			}
 			if passed != verdicts[i] || level != levels[i] {
-				t.Fatalf("%s, IPv6 %t, packet %d: the filter says %t at level %d, the batch %t at level %d", c.name, c.ipv6, i, passed, level, verdicts[i], levels[i])
+				t.Fatalf("%s, IPv6 %t, packet %d: filter %t at level %d, batch %t at level %d", c.name, c.ipv6, i, passed, level, verdicts[i], levels[i])
 			}
 			seen[level]++
 		}
@@ -216,7 +216,7 @@ func TestLevels(t *testing.T) {
 			}
 		}
 		if dropped != refused {
-			t.Errorf("%s: %d packets dropped, and counted are %d", c.name, refused, dropped)
+			t.Errorf("%s: %d packets dropped, %d counted", c.name, refused, dropped)
 		}
 	}
 }

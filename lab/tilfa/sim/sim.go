@@ -227,7 +227,7 @@ func (w *walk) components() func(a, b int) bool {
 
 func (f Fate) String() string {
 	text := ""
-	for bit, name := range map[Fate]string{Arrived: "arrives", Repaired: "repaired", Looped: "loops", UsedFault: "sent to what failed",
+	for bit, name := range map[Fate]string{Arrived: "arrives", Repaired: "repaired", Looped: "loops", UsedFault: "sent to the failed part",
 		NoRepair: "no repair", Stranded: "stranded", CutOff: "cut off"} {
 		if f&bit != 0 {
 			if text != "" {
