@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Why a member cannot be adopted now. The error's text tells the rest.
+// Reasons why a member cannot be adopted now. The error text has the details.
 var (
 	ErrNotRunning = errors.New("not running")
 	ErrNoSocket   = errors.New("socket missing")
@@ -26,7 +26,7 @@ var (
 	ErrNotReady   = errors.New("not ready")
 )
 
-// Adopted is one socket of a member: a duplicate of the member's descriptor.
+// Adopted is one socket of a member, as a duplicate of the member's descriptor.
 type Adopted struct {
 	Endpoint Endpoint
 	FD       int
@@ -34,8 +34,7 @@ type Adopted struct {
 	Socket   sockdiag.Socket
 }
 
-// Adoption is every socket that a slot requires. Close it soon: while a
-// duplicate is open, the socket cannot close.
+// Adoption holds every socket required by a slot. Close it soon: a socket stays open while a duplicate is open.
 type Adoption struct {
 	Sockets []Adopted // one for each endpoint, in order
 	procs   []*pidfd.Process
@@ -43,9 +42,9 @@ type Adoption struct {
 
 // Close closes the duplicates.
 func (a *Adoption) Close() {
-	seen := map[int]bool{} // a dual-stack socket stands for two endpoints
+	seen := map[int]bool{} // a dual-stack socket serves two endpoints
 	for i, s := range a.Sockets {
-		a.Sockets[i].FD = -1 // another close would be of whoever has the number then
+		a.Sockets[i].FD = -1 // a second Close must not close a reused descriptor number
 		if s.FD >= 0 && !seen[s.FD] {
 			seen[s.FD] = true
 			pidfd.CloseDup(s.FD)
@@ -56,7 +55,7 @@ func (a *Adoption) Close() {
 	}
 }
 
-// Alive says whether every process of the member still runs.
+// Alive reports whether every process of the member still runs.
 func (a *Adoption) Alive() bool {
 	for _, p := range a.procs {
 		if !p.Alive() {
@@ -66,8 +65,7 @@ func (a *Adoption) Alive() bool {
 	return true
 }
 
-// PIDs are the processes that hold the sockets, the one of the first socket
-// first, each once.
+// PIDs returns the processes with the sockets, each once. The process of the first socket comes first.
 func (a *Adoption) PIDs() []int {
 	var out []int
 	for _, s := range a.Sockets {
@@ -78,8 +76,7 @@ func (a *Adoption) PIDs() []int {
 	return out
 }
 
-// Processes resolves a member to the processes that may hold its sockets, the
-// likeliest first.
+// Processes returns the processes that may hold a member's sockets, the likeliest first.
 func (m Member) Processes(ctx context.Context) ([]int, error) {
 	switch {
 	case m.PID != 0:
@@ -118,7 +115,7 @@ func (m Member) unitProcesses(ctx context.Context) ([]int, error) {
 	}
 	pids := []int{int(u.MainPID)}
 	if u.ControlGroup != "" {
-		// Workers and wrappers: the sockets need not be the main process's own.
+		// Workers and wrappers: another process than the main one may hold the sockets.
 		more, _ := units.CgroupProcs(u.ControlGroup)
 		for _, p := range more {
 			if p != pids[0] {
@@ -129,11 +126,11 @@ func (m Member) unitProcesses(ctx context.Context) ([]int, error) {
 	return pids, nil
 }
 
-// Adopt finds a member's sockets for the endpoints in namespace ns and
-// duplicates them. Each error says which socket is missing and what to do.
+// Adopt finds a member's sockets for the endpoints in namespace ns and duplicates them. Errors name the missing socket
+// and the remedy.
 func (m Member) Adopt(ctx context.Context, ns *netns.Handle, spec Spec) (*Adoption, error) {
 	if err := m.validate(spec.Listen); err != nil {
-		return nil, err // of a member that no configuration names
+		return nil, err // for a member without a configuration
 	}
 	pids, err := m.Processes(ctx)
 	if err != nil {
@@ -160,15 +157,15 @@ func (m Member) Adopt(ctx context.Context, ns *netns.Handle, spec Spec) (*Adopti
 	return a, nil
 }
 
-// haveSockets says whether any process has a socket of whatever kind.
+// haveSockets reports whether any process has a socket of any kind.
 func haveSockets(all []owner) bool {
 	return slices.ContainsFunc(all, func(h owner) bool { return len(h.fds) > 0 })
 }
 
-// lister lists sockets and remembers the answers: both families of a listen ask the same.
+// lister lists sockets and caches the answers: both families of a listen need the same list.
 type lister map[sockdiag.Query][]sockdiag.Socket
 
-// dumpSockets is replaced by tests.
+// dumpSockets is a variable for tests.
 var dumpSockets = sockdiag.Dump
 
 func (l lister) dump(q sockdiag.Query) ([]sockdiag.Socket, error) {
@@ -182,17 +179,17 @@ func (l lister) dump(q sockdiag.Query) ([]sockdiag.Socket, error) {
 	return socks, err
 }
 
-// owner is a live process of the member with its socket descriptors by inode. proc is closed if none of these fits.
+// owner is a living process of the member, with its socket descriptors by inode. proc is closed if no socket fits.
 type owner struct {
 	proc *pidfd.Process
 	fds  map[uint32][]int
 }
 
-// maxOwners bounds the processes with a fitting socket that an adoption chooses from. Each takes a descriptor.
+// maxOwners bounds the processes with a fitting socket in one adoption. Each uses a descriptor.
 const maxOwners = 256
 
-// open looks at the descriptors of processes. The adoption keeps hold of the first one, and of those with a socket that fits:
-// a cgroup may have more processes than this one may have descriptors.
+// open reads the descriptors of processes. The adoption keeps the first process, and the processes with a fitting
+// socket: a cgroup may have more processes than this process may have descriptors.
 func (a *Adoption) open(pids []int, socks [][]sockdiag.Socket) ([]owner, error) {
 	fitting := map[uint32]bool{}
 	for _, s := range slices.Concat(socks...) {
@@ -216,7 +213,7 @@ func (a *Adoption) open(pids []int, socks [][]sockdiag.Socket) ([]owner, error) 
 		if len(a.procs) == 0 || fits && len(a.procs) < maxOwners {
 			a.procs = append(a.procs, p)
 		} else if p.Close(); fits {
-			continue // there are enough to choose from
+			continue // the limit is reached
 		}
 		if alive {
 			out = append(out, owner{p, fds})
@@ -240,14 +237,14 @@ func hasAny(fds map[uint32][]int, fitting map[uint32]bool) bool {
 	return false
 }
 
-// slotSockets are the endpoints of a slot, where the member's socket for each is
-// bound, and the sockets of the namespace that are bound there, best first.
+// slotSockets are the endpoints of a slot, the member's bound address for each, and the namespace's sockets bound there,
+// best first.
 type slotSockets struct {
 	eps, at []Endpoint
 	socks   [][]sockdiag.Socket
 }
 
-// wanted is where each endpoint's socket is bound.
+// wanted returns the bound address for each endpoint.
 func wanted(eps []Endpoint, bound []Listen) []Endpoint {
 	if len(bound) == 0 {
 		return eps
@@ -263,13 +260,13 @@ func wanted(eps []Endpoint, bound []Listen) []Endpoint {
 	return out
 }
 
-// socketsFor lists the sockets of ns that could serve each endpoint, best first.
+// socketsFor lists the sockets of ns usable for each endpoint, best first.
 func socketsFor(ns *netns.Handle, eps []Endpoint) ([][]sockdiag.Socket, error) {
 	out := make([][]sockdiag.Socket, len(eps))
 	known := lister{}
 	err := ns.Do(func() error {
 		for i, e := range eps {
-			// TCP: listeners; UDP: the kernel calls an unconnected socket "closed".
+			// TCP: listeners. UDP: the kernel calls the state of an unconnected socket "closed".
 			q := sockdiag.Query{Proto: e.Proto, LocalPort: e.Port, States: 1 << unix.BPF_TCP_LISTEN}
 			if e.Proto == unix.IPPROTO_UDP {
 				q.States = 1 << unix.BPF_TCP_CLOSE
@@ -285,15 +282,15 @@ func socketsFor(ns *netns.Handle, eps []Endpoint) ([][]sockdiag.Socket, error) {
 	return out, err
 }
 
-// ranked are the sockets that fit an endpoint, best first.
+// ranked returns the sockets that fit an endpoint, best first.
 func ranked(e Endpoint, socks []sockdiag.Socket) []sockdiag.Socket {
 	out := slices.DeleteFunc(slices.Clone(socks), func(s sockdiag.Socket) bool { return fit(e, s) == 0 })
 	slices.SortStableFunc(out, func(a, b sockdiag.Socket) int { return fit(e, b) - fit(e, a) })
 	return out
 }
 
-// fit says how well a socket serves an endpoint: 0 not at all; its own family
-// better than dual stack, its own address better than a wildcard.
+// fit rates a socket for an endpoint. 0 means it does not fit. The endpoint's own family is better than dual stack, and
+// its own address is better than a wildcard.
 func fit(e Endpoint, s sockdiag.Socket) int {
 	if s.Proto != e.Proto || s.Local.Port() != e.Port {
 		return 0
@@ -303,7 +300,7 @@ func fit(e Endpoint, s sockdiag.Socket) int {
 		if e.Family != unix.AF_INET || s.V6Only {
 			return 0
 		}
-		score = 1 // a dual-stack socket takes IPv4 too
+		score = 1 // a dual-stack socket accepts IPv4 too
 	}
 	addr := s.Local.Addr().Unmap()
 	switch {
@@ -321,8 +318,7 @@ func fit(e Endpoint, s sockdiag.Socket) int {
 	return score
 }
 
-// pick chooses a socket for every endpoint among those that the member holds,
-// all of one process if one has them all.
+// pick selects the member's socket for every endpoint. It prefers one process with all of them.
 func (m Member) pick(a *Adoption, ns *netns.Handle, p slotSockets, owners []owner) error {
 	tries := make([][]owner, 0, len(owners)+1)
 	for _, h := range owners {
@@ -344,13 +340,12 @@ func (m Member) pick(a *Adoption, ns *netns.Handle, p slotSockets, owners []owne
 
 type choice struct {
 	endpoint Endpoint
-	at       Endpoint // where its socket is bound
+	at       Endpoint // bound address of its socket
 	socket   sockdiag.Socket
 	owner    owner
 }
 
-// choose takes one socket for every endpoint. With group, one of several that are
-// bound alike will do.
+// choose selects one socket for every endpoint. With group, any of several equally bound sockets may be selected.
 func choose(p slotSockets, owners []owner, group bool) ([]choice, error) {
 	var out []choice
 	var none missing
@@ -380,7 +375,7 @@ func choose(p slotSockets, owners []owner, group bool) ([]choice, error) {
 	return out, nil
 }
 
-// alike says whether two sockets of a process share what they are bound to.
+// alike reports whether two sockets of a process are bound to the same address and interface.
 func alike(a, b sockdiag.Socket) bool {
 	return a.Local == b.Local && a.Family == b.Family && a.Interface == b.Interface
 }
@@ -397,11 +392,11 @@ func (a *Adoption) dup(ns *netns.Handle, chosen []choice, bound bool) error {
 			open[c.socket.Inode] = fd
 		}
 		a.Sockets = append(a.Sockets, Adopted{Endpoint: c.endpoint, FD: fd, PID: c.owner.proc.PID(), Socket: c.socket})
-		// Kernels list an MPTCP listener's first subflow as a TCP listener of the same inode.
+		// Kernels list an MPTCP listener's first subflow as a TCP listener with the same inode.
 		if proto, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL); err == nil && proto == unix.IPPROTO_MPTCP {
 			return mptcpError(c.socket.Local)
 		}
-		// The descriptor's number may have been reused between the two looks.
+		// The descriptor number may have been reused meanwhile.
 		if cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE); err != nil || cookie != c.socket.Cookie {
 			return fmt.Errorf("%w: %s changed hands while it was looked at", ErrNoSocket, c.endpoint)
 		}

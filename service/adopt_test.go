@@ -34,7 +34,7 @@ func TestAdopt(t *testing.T) {
 	d := start(t, "udp4 0.0.0.0:4739", "tcp4 0.0.0.0:1790", "udp4 0.0.0.0:9", "tcp4 127.0.0.1:10")
 	group := cgroup(t)
 	d.moveTo(t, group)
-	defer d.end() // before its cgroup goes
+	defer d.end() // before its cgroup is removed
 	for name, m := range map[string]Member{
 		"pid":     {PID: d.pid()},
 		"pidfile": {PIDFile: pidFile(t, fmt.Sprintf("%d\n", d.pid()))},
@@ -54,7 +54,7 @@ func TestAdopt(t *testing.T) {
 			}
 		})
 	}
-	// The duplicates are the daemon's own sockets: what is set here counts there.
+	// The duplicates are the daemon's own sockets: an option set here applies there.
 	a := adopt(t, Member{PID: d.pid()}, both...)
 	if err := unix.SetsockoptInt(a.Sockets[0].FD, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1<<20); err != nil {
 		t.Fatal(err)
@@ -137,7 +137,8 @@ func TestAdoptBound(t *testing.T) {
 	}
 }
 
-// The sockets of a master's workers are not the master's (haproxy -W): the error names the worker. This process is the master.
+// The sockets of a master's workers are not the master's (haproxy -W): the error names the worker. This process is the
+// master.
 func TestAdoptMaster(t *testing.T) {
 	nstest.NeedRoot(t)
 	master := Member{PID: os.Getpid()}
@@ -159,10 +160,10 @@ func TestAdoptMissing(t *testing.T) {
 	d := start(t, "udp4 0.0.0.0:4739", "tcp4 0.0.0.0:1791")
 	want := fmt.Sprintf("process %d: socket missing: tcp4 :1790", d.pid())
 	refuse(t, Member{PID: d.pid()}, ErrNoSocket, want, both...)
-	// Somebody else has the other one: not the member's.
+	// A foreign process has the other one.
 	start(t, "tcp4 0.0.0.0:1790")
 	refuse(t, Member{PID: d.pid()}, ErrNoSocket, want, both...)
-	// The kernel delivers to a connected socket what comes from its peer alone.
+	// The kernel delivers only the peer's packets to a connected socket.
 	c := start(t, "connected 127.0.0.1:4740")
 	refuse(t, Member{PID: c.pid()}, ErrNoSocket, "udp4 :4740", "udp 0.0.0.0:4740")
 }
@@ -172,7 +173,7 @@ func TestAdoptAmbiguous(t *testing.T) {
 	refuse(t, Member{PID: d.pid()}, ErrAmbiguous, "udp4 :4739: the member has 2 sockets there; a slot takes one", both...)
 }
 
-// One daemon of two processes, and pre-forked workers of which each is whole.
+// A daemon of two processes, and pre-forked workers with all sockets each.
 func TestAdoptCgroupOfSeveral(t *testing.T) {
 	t.Run("split", func(t *testing.T) {
 		udp, tcp := start(t, "udp4 0.0.0.0:4739"), start(t, "tcp4 0.0.0.0:1790")
@@ -226,8 +227,7 @@ func TestAdoptMPTCP(t *testing.T) {
 	d := start(t, "udp4 0.0.0.0:4739", "mptcp 0.0.0.0:1790")
 	refuse(t, Member{PID: d.pid()}, ErrMPTCP, "listens with MPTCP at 0.0.0.0:1790", both...)
 	refuse(t, Member{PID: d.pid()}, ErrMPTCP, "GODEBUG=multipathtcp=0", both...)
-	// Its MPTCP listener is not to blame for another port that is missing, be
-	// the number's beginning the same.
+	// Its MPTCP listener is not the reason for another missing port, even with the same leading digits.
 	other := start(t, "udp4 0.0.0.0:4739", "mptcp 0.0.0.0:179")
 	refuse(t, Member{PID: other.pid()}, ErrNoSocket, "tcp4 :1790", both...)
 }
@@ -255,7 +255,7 @@ func TestAdoptNobody(t *testing.T) {
 	}
 }
 
-// A zombie has no sockets, although /proc still knows it.
+// A zombie has no sockets, although it is in /proc.
 func TestAdoptZombie(t *testing.T) {
 	d := start(t, "udp4 0.0.0.0:4739", "tcp4 0.0.0.0:1790")
 	a := adopt(t, Member{PID: d.pid()}, both...)
@@ -274,7 +274,7 @@ func TestAdoptZombie(t *testing.T) {
 		p.Close()
 	}
 	refuse(t, Member{PID: d.pid()}, ErrNotRunning, "has exited", both...)
-	// Its sockets live on here, and nobody else can have the address alone.
+	// Its sockets live on here, and keep the address in use.
 	if _, err := net.Listen("tcp4", "0.0.0.0:1790"); err == nil {
 		t.Error("the duplicate does not hold the socket")
 	}

@@ -28,9 +28,8 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-// serve opens sockets such as "udp4 0.0.0.0:53", "tcp6 [::]:53" (without IPv4),
-// "mptcp 0.0.0.0:53" and "connected 127.0.0.1:53", says so, and holds them until
-// its input ends.
+// serve opens sockets such as "udp4 0.0.0.0:53", "tcp6 [::]:53" (without IPv4), "mptcp 0.0.0.0:53" and "connected
+// 127.0.0.1:53". It reports them and keeps them open until its input ends.
 func serve(sockets []string) error {
 	var open []io.Closer
 	for _, s := range sockets {
@@ -79,7 +78,7 @@ func (d *daemon) end() { d.End() }
 
 func start(t *testing.T, sockets ...string) *daemon { return startWith(t, nil, sockets...) }
 
-// startWith lets configure change the command before it starts.
+// startWith calls configure on the command before starting it.
 func startWith(t *testing.T, configure func(*exec.Cmd), sockets ...string) *daemon {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -97,8 +96,7 @@ func elsewhere(t *testing.T, sockets ...string) *daemon {
 	return startWith(t, func(c *exec.Cmd) { c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET} }, sockets...)
 }
 
-// cgroup makes a cgroup and returns its path from the root of cgroup2. It is
-// removed once the daemons that are moved there have ended.
+// cgroup makes a cgroup and returns its path from the root of cgroup2. It is removed once its daemons have ended.
 func cgroup(t *testing.T) string {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -111,7 +109,7 @@ func cgroup(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// A process that has ended may be in it for a moment more.
+		// An ended process may stay in it briefly.
 		if err := nstest.Poll(nstest.Timeout(), func() error { return os.Remove(root + name) }); err != nil {
 			t.Error(err)
 		}
@@ -119,7 +117,7 @@ func cgroup(t *testing.T) string {
 	return name
 }
 
-// moveTo puts a daemon into a cgroup.
+// moveTo moves a daemon to a cgroup.
 func (d *daemon) moveTo(t *testing.T, cgroup string) {
 	t.Helper()
 	root, err := units.CgroupRoot()
@@ -140,7 +138,7 @@ func pidFile(t *testing.T, text string) string {
 	return path
 }
 
-// here is the namespace of the tests.
+// here returns the namespace of the tests.
 func here(t *testing.T) *netns.Handle {
 	t.Helper()
 	ns, err := netns.Current()
@@ -151,7 +149,7 @@ func here(t *testing.T) *netns.Handle {
 	return ns
 }
 
-// adopt adopts m for a service and checks what it got.
+// adopt adopts m for a service and checks the result.
 func adopt(t *testing.T, m Member, listens ...string) *Adoption {
 	t.Helper()
 	s := spec(t, listens)
@@ -196,7 +194,7 @@ func holds(t *testing.T, pid int, inode uint32) bool {
 	return false
 }
 
-// refuse checks that m cannot be adopted, for a reason, and says it.
+// refuse checks that m cannot be adopted, with the error and text.
 func refuse(t *testing.T, m Member, want error, text string, listens ...string) {
 	t.Helper()
 	a, err := m.Adopt(t.Context(), here(t), spec(t, listens))

@@ -14,8 +14,7 @@ import (
 	"github.com/weir-project/weir/internal/sockdiag"
 )
 
-// sock is a socket as sock_diag lists it: "udp4 0.0.0.0:53", "tcp6 [::]:53",
-// "tcp6only [::]:53".
+// sock returns a socket as listed by sock_diag: "udp4 0.0.0.0:53", "tcp6 [::]:53", "tcp6only [::]:53".
 func sock(t *testing.T, s string, inode uint32) sockdiag.Socket {
 	t.Helper()
 	proto, local, _ := strings.Cut(s, " ")
@@ -77,7 +76,7 @@ func TestWanted(t *testing.T) {
 		{[]string{"udp :53", "tcp 192.0.2.1:53"}, nil, []string{"udp4 :53", "udp6 :53", "tcp 192.0.2.1:53"}},
 		{[]string{"udp 0.0.0.0:53", "tcp 0.0.0.0:53"}, []string{"udp 127.0.0.1:7001", "tcp :7002"}, []string{"udp 127.0.0.1:7001", "tcp4 :7002"}},
 		{[]string{"udp :53"}, []string{"udp :7001"}, []string{"udp4 :7001", "udp6 :7001"}},
-		// The family that the bound address is not of: at the same port.
+		// The other family than the bound address: at the same port.
 		{[]string{"udp :53"}, []string{"udp 127.0.0.1:7001"}, []string{"udp 127.0.0.1:7001", "udp6 :7001"}},
 		{[]string{"udp 192.0.2.0/24:53"}, []string{"udp4 :7001"}, []string{"udp4 :7001"}},
 	} {
@@ -100,9 +99,9 @@ func TestChoose(t *testing.T) {
 	both := []string{"udp 0.0.0.0:53", "tcp 0.0.0.0:53"}
 	for name, c := range map[string]struct {
 		listen, bound []string
-		socks         []string   // inode is the index plus 1
+		socks         []string   // the inode is the index plus 1
 		holders       [][]uint32 // inodes
-		want          string     // inodes chosen, or part of the error
+		want          string     // inodes of the chosen sockets, or part of the error
 		err           error
 	}{
 		"both":             {both, nil, []string{"udp4 0.0.0.0:53", "tcp4 0.0.0.0:53"}, [][]uint32{{1, 2}}, "[1 2]", nil},
@@ -157,7 +156,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// Of sockets that are bound alike any one stands for its group, where that is asked.
+// With group, any of several equally bound sockets represents its group.
 func TestChooseOfGroup(t *testing.T) {
 	for name, c := range map[string]struct {
 		listen string

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DupSocket duplicates a socket from whichever process has it open. It goes
-// through all processes: it is for rare occasions. Close the duplicate with [pidfd.CloseDup].
+// DupSocket duplicates a socket from any process that has it open. It scans all processes: use it rarely. Close the
+// duplicate with [pidfd.CloseDup].
 func DupSocket(s sockdiag.Socket) (int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -48,7 +48,7 @@ func dupFrom(pid int, s sockdiag.Socket) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	// The descriptor's number may have been reused between the two looks.
+	// The descriptor number may have been reused meanwhile.
 	if cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE); err != nil || cookie != s.Cookie {
 		pidfd.CloseDup(fd)
 		return -1, ErrNoSocket

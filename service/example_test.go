@@ -12,7 +12,8 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// A member is adopted from outside: its process opens the socket and knows nothing of weir. Here it is this process.
+// A member is adopted from outside: its process opens the socket and needs no knowledge of weir. Here it is this
+// process.
 func ExampleMember_Adopt() {
 	socket, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {
@@ -34,10 +35,10 @@ func ExampleMember_Adopt() {
 	member := service.Member{PID: os.Getpid()}
 	adopted, err := member.Adopt(context.Background(), ns, service.Spec{Name: "telemetry", Listen: []service.Listen{listen}})
 	if err != nil {
-		fmt.Println(err) // a socket is missing, say: service.ErrNoSocket
+		fmt.Println(err) // for example service.ErrNoSocket for a missing socket
 		return
 	}
-	defer adopted.Close() // while a duplicate is open, the socket cannot close
+	defer adopted.Close() // a socket stays open while a duplicate is open
 	for _, s := range adopted.Sockets {
 		fmt.Println(s.PID == os.Getpid(), s.FD >= 0)
 	}

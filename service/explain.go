@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/internal/sockdiag"
 )
 
-// missing are the places where a member has no socket.
+// missing lists the endpoints without a socket of the member.
 type missing []Endpoint
 
 func (m missing) Error() string {
@@ -29,7 +29,7 @@ func (m missing) Error() string {
 
 func (missing) Unwrap() error { return ErrNoSocket }
 
-// explain finds out why no socket fits: the usual reasons have a remedy.
+// explain finds the reason why no socket fits, and adds a remedy for common reasons.
 func (m Member) explain(ns *netns.Handle, p slotSockets, owners []owner, err error) error {
 	none, ok := errors.AsType[missing](err)
 	if !ok {
@@ -54,7 +54,7 @@ func (m Member) explain(ns *netns.Handle, p slotSockets, owners []owner, err err
 	return fmt.Errorf("process %d: %w", pid, err)
 }
 
-// fitting are the inode numbers of the sockets that would do where one is missing.
+// fitting returns the inode numbers of usable sockets for the missing endpoints.
 func (p slotSockets) fitting(none missing) map[uint32]bool {
 	out := map[uint32]bool{}
 	for i, at := range p.at {
@@ -67,11 +67,11 @@ func (p slotSockets) fitting(none missing) map[uint32]bool {
 	return out
 }
 
-// maxChildren bounds the processes that are looked at for an explanation.
+// maxChildren bounds the processes examined for an explanation.
 const maxChildren = 64
 
-// childWith is a process with one of the sockets that a process of the member has started, as the workers of a master; 0 if there
-// is none.
+// childWith returns a descendant of a member's process with a fitting socket, such as a master's worker; 0 if there is
+// none.
 func childWith(owners []owner, fitting map[uint32]bool) int {
 	if len(fitting) == 0 {
 		return 0
@@ -99,10 +99,10 @@ func mptcpError(at netip.AddrPort) error {
 	return fmt.Errorf("%w at %s, which socket maps do not take: for a Go program set GODEBUG=multipathtcp=0, for others leave out IPPROTO_MPTCP, or sysctl net.mptcp.enabled=0 in its namespace and restart it", ErrMPTCP, at)
 }
 
-// mptcpAt finds an MPTCP listener of the holders where a TCP one is missing.
+// mptcpAt finds an MPTCP listener of the owners for a missing TCP endpoint.
 func mptcpAt(ns *netns.Handle, owners []owner, none missing) (at netip.AddrPort, found bool) {
 	if !slices.ContainsFunc(none, func(e Endpoint) bool { return e.Proto == unix.IPPROTO_TCP }) {
-		return at, false // the kernel walks its table of all MPTCP connections for a listing
+		return at, false // listing makes the kernel walk its table of all MPTCP connections
 	}
 	var socks []sockdiag.Socket
 	if ns.Do(func() (err error) { socks, err = sockdiag.MPTCPListeners(0); return err }) != nil {

@@ -11,19 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// family knows a process and all that descend from it by a UTS namespace of their own. A
-// process group does not: setsid(2) leaves it, and the daemon that results would stay in
-// weir serve's cgroup, with nobody to end it. A daemon leaves this namespace only on purpose: by one of a user
-// namespace of its own.
+// family identifies a process and its descendants by a UTS namespace of their own. A process group does not: after
+// setsid(2) a daemon leaves it, and would stay in weir serve's cgroup for ever. A process leaves this namespace only on
+// purpose, through a user namespace of its own.
 type family struct {
-	ns *os.File // keeps the number from another namespace; nil: none could be made
+	ns *os.File // keeps its inode number from reuse; nil: no namespace could be made
 }
 
-// newFamily moves the calling thread to a new UTS namespace, which its children have. The
-// thread must be thrown away. The names of the host stay as they are.
+// newFamily moves the calling thread to a new UTS namespace, inherited by its children. The thread must be discarded.
+// The host's names stay unchanged.
 func newFamily() family {
 	if unix.Unshare(unix.CLONE_NEWUTS) != nil {
-		return family{} // without CAP_SYS_ADMIN, or in a kernel without such namespaces
+		return family{} // no CAP_SYS_ADMIN, or no UTS namespaces in this kernel
 	}
 	f, err := os.Open("/proc/thread-self/ns/uts")
 	if err != nil {
@@ -32,13 +31,13 @@ func newFamily() family {
 	return family{f}
 }
 
-// maxSweeps bounds the looks for processes that are started while others are ended, and sweepEvery is between two.
+// maxSweeps bounds the sweeps, because processes may start others meanwhile. sweepEvery is the time between two sweeps.
 const (
 	maxSweeps  = 100
 	sweepEvery = 5 * time.Millisecond
 )
 
-// end ends the whole family.
+// end kills the whole family.
 func (f family) end() {
 	if f.ns == nil {
 		return
@@ -52,7 +51,7 @@ func (f family) end() {
 	}
 }
 
-// sweep ends the members of the family that it finds, and says whether there were any.
+// sweep kills the members of the family found now, and reports whether there were any.
 func (f family) sweep() (found bool) {
 	var own unix.Stat_t
 	if unix.Fstat(int(f.ns.Fd()), &own) != nil {
@@ -84,7 +83,7 @@ func (f family) sweep() (found bool) {
 	return found
 }
 
-// inNamespace says whether a process has a UTS namespace. A zombie has none.
+// inNamespace reports whether a process is in a UTS namespace. A zombie is in none.
 func inNamespace(pid int, ns unix.Stat_t) bool {
 	st, err := pidfd.Ask(pid, func() (st unix.Stat_t, err error) {
 		err = unix.Stat("/proc/"+strconv.Itoa(pid)+"/ns/uts", &st)

@@ -11,8 +11,8 @@ import (
 	"github.com/weir-project/weir/internal/users"
 )
 
-// Has says whether a process is the member's: one that it names, or a child of such a
-// one. known is false if that cannot be told, as when the process or the member is gone.
+// Has reports whether a process belongs to the member: it is named, or a descendant of a named one. known is false if
+// this is unknown, for example after the exit of the process or the member.
 func (m Member) Has(pid int) (has, known bool) {
 	named := m.PID
 	switch {
@@ -23,7 +23,7 @@ func (m Member) Has(pid int) (has, known bool) {
 		if is.Credential.Uid == uid {
 			return true, err == nil && err2 == nil
 		}
-		effective, err3 := effectiveUser(pid) // whom a process registers itself as
+		effective, err3 := effectiveUser(pid) // a process registers itself with its effective user
 		return effective == uid, err == nil && err2 == nil && err3 == nil
 	case m.Unit != "":
 		unit := units.OfProcess(pid)
@@ -39,7 +39,7 @@ func (m Member) Has(pid int) (has, known bool) {
 	}
 	p, err := pidfd.Open(named)
 	if err != nil {
-		return false, false // its sockets may have gone over to another on purpose
+		return false, false // another process may have taken over its sockets on purpose
 	}
 	defer p.Close()
 	for at := pid; at > 1; {
@@ -63,8 +63,8 @@ func effectiveUser(pid int) (uint32, error) {
 	return info.UID, err
 }
 
-// Occupant names a process that holds a member's slot and is not the member's; "": it is,
-// or that cannot be told.
+// Occupant names a foreign process with the member's slot. It returns "" if the process belongs to the member, or if
+// this is unknown.
 func (m Member) Occupant(pid int) string {
 	if has, known := m.Has(pid); has || !known || pid <= 0 {
 		return ""
@@ -72,7 +72,7 @@ func (m Member) Occupant(pid int) string {
 	return ProcessName(pid)
 }
 
-// ProcessName is a process as people know it: "process 4711 (nfacctd)".
+// ProcessName names a process for people: "process 4711 (nfacctd)".
 func ProcessName(pid int) string {
 	name := "process " + strconv.Itoa(pid)
 	if p, err := pidfd.Open(pid); err == nil {

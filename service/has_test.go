@@ -25,7 +25,7 @@ func TestMemberHas(t *testing.T) {
 		has, known bool
 	}{
 		{Member{PID: own}, own, true, true},
-		{Member{PID: parent}, own, true, true}, // a worker of the process that is named
+		{Member{PID: parent}, own, true, true}, // a worker of the named process
 		{Member{PID: own}, parent, false, true},
 		{Member{PIDFile: file(own)}, own, true, true},
 		{Member{PIDFile: file(own)}, parent, false, true},

@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/internal/sockdiag"
 )
 
-// An adoption keeps hold of no process without a socket that fits, and of a bounded number of others, however many a member has.
+// An adoption keeps no process without a fitting socket, and a bounded number of others.
 func TestHoldersAreBounded(t *testing.T) {
 	nstest.NeedRoot(t)
 	c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -42,7 +42,7 @@ func TestHoldersAreBounded(t *testing.T) {
 	} {
 		pids := make([]int, 2*maxOwners)
 		for i := range pids {
-			pids[i] = os.Getpid() // as good as as many processes
+			pids[i] = os.Getpid() // as good as that many processes
 		}
 		a := &Adoption{}
 		owners, err := a.open(pids, k.socks)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package service describes services in weir's terms: what traffic they are,
-// which slots they have, and which processes' sockets serve them.
+// Package service describes weir's services: their traffic, their slots, and the sockets of the processes that serve
+// them.
 package service
 
 import (
@@ -18,15 +18,15 @@ import (
 // Listen names traffic by protocol, destination and port:
 //
 //	udp 0.0.0.0:4739        every IPv4 address of the host
-//	tcp [::]:1790           every address, IPv6 and IPv4, as a dual-stack socket takes it
+//	tcp [::]:1790           every IPv6 and IPv4 address, like a dual-stack socket
 //	tcp6 [::]:1790          every IPv6 address only
 //	udp :4739               every address
 //	udp 192.0.2.0/28:4739   a prefix
 //	udp [2001:db8::]/64:4739
 type Listen struct {
 	Proto  uint8        // unix.IPPROTO_TCP or unix.IPPROTO_UDP
-	V4, V6 bool         // families it covers
-	Prefix netip.Prefix // of the one family it covers; invalid for both families' every address
+	V4, V6 bool         // covered families
+	Prefix netip.Prefix // prefix of a single family; invalid for every address of both families
 	Port   uint16       // host byte order
 	text   string
 }
@@ -34,7 +34,7 @@ type Listen struct {
 // ErrListen is wrapped by every error about the text of a Listen.
 var ErrListen = errors.New("no such listen")
 
-// ParseListen reads the form that the type describes.
+// ParseListen parses the form described at Listen.
 func ParseListen(s string) (Listen, error) {
 	bad := func(format string, a ...any) (Listen, error) {
 		return Listen{}, fmt.Errorf("%w: %q: %s", ErrListen, s, fmt.Sprintf(format, a...))
@@ -88,7 +88,7 @@ func anyAddr(v4 bool) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// setHost reads an address or a prefix and decides the families.
+// setHost parses an address or a prefix and sets the families.
 func (l *Listen) setHost(host string) error {
 	addr, bits, isPrefix := strings.Cut(host, "/")
 	if bracketed, ok := strings.CutPrefix(addr, "["); ok {
@@ -118,7 +118,7 @@ func (l *Listen) setHost(host string) error {
 	} else if a.IsUnspecified() {
 		n = 0
 		if a.Is6() && l.V4 && l.V6 {
-			return nil // [::] without a family is every address of both, as the kernel has it
+			return nil // [::] without a family means every address of both, as in the kernel
 		}
 	}
 	p := netip.PrefixFrom(a, n)
@@ -132,7 +132,7 @@ func (l *Listen) setHost(host string) error {
 	return nil
 }
 
-// String is the text it was parsed from.
+// String returns the original text.
 func (l Listen) String() string { return l.text }
 
 // MarshalText implements encoding.TextMarshaler.
@@ -144,13 +144,13 @@ func (l *Listen) UnmarshalText(b []byte) (err error) {
 	return err
 }
 
-// Endpoint is one protocol, family, prefix and port: what one socket serves.
+// Endpoint is the traffic of one socket: one protocol, family, prefix and port.
 type Endpoint struct {
 	Proto  uint8
 	Family uint8        // unix.AF_INET or unix.AF_INET6
-	Prefix netip.Prefix // of that family
+	Prefix netip.Prefix // of this family
 	Port   uint16       // host byte order
-	Listen int          // index of the Listen it came from
+	Listen int          // index of its Listen
 }
 
 func (e Endpoint) String() string {
@@ -172,7 +172,7 @@ func (e Endpoint) String() string {
 	return fmt.Sprintf("%s [%s]/%d:%d", proto, e.Prefix.Addr(), e.Prefix.Bits(), e.Port)
 }
 
-// Endpoints are the listen's endpoints: one for each family.
+// Endpoints returns the listen's endpoints, one for each family.
 func (l Listen) Endpoints(index int) []Endpoint {
 	var out []Endpoint
 	if l.V4 {
@@ -184,7 +184,7 @@ func (l Listen) Endpoints(index int) []Endpoint {
 	return out
 }
 
-// covers says whether a socket bound to l gets every packet of o.
+// covers reports whether a socket bound to l gets every packet of o.
 func (l Listen) covers(o Listen) bool {
 	for _, want := range o.Endpoints(0) {
 		if !slices.ContainsFunc(l.Endpoints(0), func(e Endpoint) bool {
@@ -204,8 +204,8 @@ func (l Listen) endpoint(index int, family uint8) Endpoint {
 	return e
 }
 
-// Overlaps says whether a packet could belong to both: same protocol, family,
-// port and prefix. A longer prefix beside a shorter one is no overlap: it wins.
+// Overlaps reports whether a packet could belong to both: they have the same protocol, family, port and prefix.
+// Different prefixes do not overlap, because the longer one wins.
 func (e Endpoint) Overlaps(o Endpoint) bool {
 	return e.Proto == o.Proto && e.Family == o.Family && e.Port == o.Port && e.Prefix == o.Prefix
 }

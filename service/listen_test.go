@@ -150,7 +150,7 @@ func TestOverlaps(t *testing.T) {
 		{"udp :4739", "tcp :4739", false},
 		{"udp :4739", "udp :4740", false},
 		{"udp 192.0.2.0/24:1", "udp 192.0.2.0/24:1", true},
-		{"udp 192.0.2.0/24:1", "udp 192.0.2.0/28:1", false}, // the longer one wins
+		{"udp 192.0.2.0/24:1", "udp 192.0.2.0/28:1", false}, // the longer prefix wins
 		{"udp 192.0.2.0/24:1", "udp :1", false},
 		{"udp 192.0.2.1:1", "udp [::ffff:192.0.2.1]:1", true},
 		{"udp 0.0.0.0:1", "udp 0.0.0.0/0:1", true},
@@ -197,8 +197,7 @@ func FuzzParseListen(f *testing.F) {
 	})
 }
 
-// checkEndpoint sees that an endpoint is whole, and that its text is a listen
-// that means just it.
+// checkEndpoint checks that an endpoint is complete, and that its text is a listen for exactly this endpoint.
 func checkEndpoint(t *testing.T, s string, e Endpoint) {
 	t.Helper()
 	if !e.Prefix.IsValid() || e.Prefix != e.Prefix.Masked() || e.Prefix.Addr().Is4() != (e.Family == unix.AF_INET) || e.Prefix.Addr().Zone() != "" {

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NotLocal lists the addresses and prefixes of endpoints to which the calling thread's
-// namespace delivers no packet: it has no local route into them, so no socket gets any.
-// A route that depends on a mark counts only if it is in the table local.
+// NotLocal returns the addresses and prefixes of endpoints without local delivery in the calling thread's namespace:
+// without a local route into them no socket gets their packets. A route that depends on a mark counts only in the table
+// local.
 func NotLocal(eps []Endpoint) (out []netip.Prefix, err error) {
 	told := map[netip.Prefix]bool{}
 	tables := map[uint8][]netip.Prefix{}
@@ -39,7 +39,7 @@ func NotLocal(eps []Endpoint) (out []netip.Prefix, err error) {
 	return out, nil
 }
 
-// delivered says whether the routes lead packets to an address to sockets.
+// delivered reports whether the routes deliver packets for an address to sockets.
 func delivered(a netip.Addr) bool {
 	if a.IsMulticast() {
 		return true
@@ -52,8 +52,8 @@ func delivered(a netip.Addr) bool {
 	return t == unix.RTN_LOCAL || t == unix.RTN_ANYCAST || t == unix.RTN_BROADCAST
 }
 
-// LocalRoutes are the prefixes of the table local in the calling thread's namespace, of a family or netlink.FAMILY_ALL; kind is
-// the type of their routes, like RTN_LOCAL, or 0 for every one.
+// LocalRoutes returns the prefixes of the table local in the calling thread's namespace. family may be
+// netlink.FAMILY_ALL. kind is the type of the routes, such as RTN_LOCAL, or 0 for all.
 func LocalRoutes(family, kind int) (out []netip.Prefix, err error) {
 	mask := netlink.RT_FILTER_TABLE
 	if kind != 0 {

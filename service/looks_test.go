@@ -10,8 +10,8 @@ import (
 	"github.com/weir-project/weir/internal/sockdiag"
 )
 
-// weir serve looks for each missing socket once a second, in hundreds of slots. A look asks the kernel for the sockets of a
-// port once, and for those that nearly fit only where the process has any.
+// weir serve checks each missing socket once a second, in hundreds of slots. A check queries the kernel once for the
+// sockets of a port, and queries nearly fitting sockets only if the process has any.
 func TestLooksAskOnce(t *testing.T) {
 	nstest.NeedRoot(t)
 	asked := 0
@@ -29,7 +29,7 @@ func TestLooksAskOnce(t *testing.T) {
 	if err := look(start(t)); !errors.Is(err, ErrNoSocket) || asked != 2 {
 		t.Errorf("without a socket: asked %d times, want 2, %v", asked, err)
 	}
-	// UDP and TCP for what fits, and for what nearly does.
+	// UDP and TCP, for fitting and for nearly fitting sockets.
 	if err := look(start(t, "udp4 0.0.0.0:9")); !errors.Is(err, ErrNoSocket) || asked != 4 {
 		t.Errorf("with another socket: asked %d times, want 4, %v", asked, err)
 	}

@@ -14,14 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNarrow says that a socket takes less than what a slot would give it. A program that
-// chooses a socket is not asked whether the kernel would choose it: datagrams would reach
-// a socket that is bound elsewhere, answers would leave with a wrong source address, and
-// what the socket's own filter drops would be lost without a word.
+// ErrNarrow is returned for a socket that accepts less than the slot's traffic. A program's choice of a socket overrides
+// the kernel's checks. Datagrams would reach a socket bound elsewhere, answers would have a wrong source address, and
+// the socket's own filter would drop packets silently.
 var ErrNarrow = errors.New("takes less than the slot's traffic")
 
-// Narrow returns an error that wraps ErrNarrow if the socket behind fd is bound to an
-// interface or a VRF, or has a filter of its own.
+// Narrow returns an error wrapping ErrNarrow if the socket of fd is bound to an interface or a VRF, or has a filter.
 func Narrow(fd int) error {
 	if index, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX); err == nil && index != 0 {
 		return boundTo(index)
@@ -50,9 +48,8 @@ func boundToName(name string) error {
 	return fmt.Errorf("%w: it is bound to %s (SO_BINDTODEVICE, ip vrf exec), and weir would give it what arrives elsewhere: bind it to no interface, or give it a network namespace of its own", ErrNarrow, name)
 }
 
-// hasFilter asks for the length of a socket's classic filter. The kernel refuses to show
-// one of eBPF: EACCES (sk_get_filter in net/core/filter.c). It takes the socket's lock, which
-// its owner may hold.
+// hasFilter queries the length of a socket's classic filter. For an eBPF filter the kernel returns EACCES (sk_get_filter
+// in net/core/filter.c). The query takes the socket's lock, which its owner may hold.
 func hasFilter(fd int) (bool, error) {
 	return bounded.Do(bounded.Socket(fd), func() (bool, error) {
 		length := uint32(0)
@@ -61,8 +58,8 @@ func hasFilter(fd int) (bool, error) {
 	}, nil)
 }
 
-// narrower says why a socket that fits an endpoint cannot serve all of it. bound says that
-// the configuration names the socket's address: then that is meant.
+// narrower returns why a fitting socket cannot serve the whole endpoint. bound means that the configuration names the
+// socket's address, so a narrow address is intended.
 func narrower(e Endpoint, s sockdiag.Socket, fd int, bound bool) error {
 	if err := Narrow(fd); err != nil {
 		return err
@@ -75,13 +72,12 @@ func narrower(e Endpoint, s sockdiag.Socket, fd int, bound bool) error {
 	return nil
 }
 
-// exact is the listen of a socket's own address.
+// exact returns the listen of a socket's own address.
 func exact(e Endpoint, s sockdiag.Socket) string {
 	return fmt.Sprintf("%s %s", protoName(e), s.Local)
 }
 
-// nearly finds a socket of the holders that is almost what is missing, and says what it
-// lacks.
+// nearly finds an owner's socket that almost fits a missing endpoint, and describes the difference.
 func nearly(ns *netns.Handle, owners []owner, none missing) error {
 	if !haveSockets(owners) {
 		return nil
@@ -118,7 +114,7 @@ func nearly(ns *netns.Handle, owners []owner, none missing) error {
 	return nil
 }
 
-// lacking is what keeps a socket at an endpoint's port from serving it.
+// lacking describes why a socket at an endpoint's port cannot serve it.
 func lacking(e Endpoint, s sockdiag.Socket) string {
 	switch {
 	case e.Proto == unix.IPPROTO_UDP && s.State == sockdiag.Established:

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// narrowSocket opens a socket of this process after change has been at it.
+// narrowSocket opens a socket of this process, modified by change.
 func narrowSocket(t *testing.T, network, addr string, change func(fd int) error) {
 	t.Helper()
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
@@ -38,7 +38,7 @@ func narrowSocket(t *testing.T, network, addr string, change func(fd int) error)
 	t.Cleanup(func() { s.Close() })
 }
 
-// A socket that the kernel would give less than the slot does is refused, with what to do.
+// A socket with less traffic than the slot is rejected, with the remedy.
 func TestAdoptRefusesNarrowSockets(t *testing.T) {
 	nstest.NeedRoot(t)
 	toLoopback := func(fd int) error { return unix.BindToDevice(fd, "lo") }

@@ -8,9 +8,8 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// FindNetns opens the namespace that a service lives in: the one it names; else
-// the one that a running member is in, for a container's is its own; else
-// weir's own. certain is false for the last: the members may yet come elsewhere.
+// FindNetns opens the namespace of a service: the configured one, else the namespace of a running member, because a
+// container has its own, else weir's own. certain is false for the last: members may still start elsewhere.
 func (s Spec) FindNetns(ctx context.Context) (ns *netns.Handle, certain bool, err error) {
 	if s.Netns != "" {
 		ns, err = netns.Open(s.Netns)

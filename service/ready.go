@@ -20,17 +20,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ready is a command that says whether a member can serve: a bound socket is
-// not yet a ready server. It is run before the member is admitted, never
-// afterwards.
+// Ready is a command that checks whether a member can serve, because a bound socket is not yet a ready server. It runs
+// before the member is admitted, and never afterwards.
 type Ready struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
 	Command        []string      `yaml:"command" json:"command"`             // program and arguments; no shell
-	Interval       time.Duration `yaml:"interval" json:"interval,omitempty"` // between two runs, ns; 0: DefaultReadyInterval
-	Timeout        time.Duration `yaml:"timeout" json:"timeout,omitempty"`   // of one run, ns; 0: DefaultReadyTimeout
+	Interval       time.Duration `yaml:"interval" json:"interval,omitempty"` // time between two runs, ns; 0: DefaultReadyInterval
+	Timeout        time.Duration `yaml:"timeout" json:"timeout,omitempty"`   // limit of one run, ns; 0: DefaultReadyTimeout
 }
 
-// Defaults of a check, and the most that one run may take.
+// Defaults of a check, and the maximum timeout of a run.
 const (
 	DefaultReadyInterval = 200 * time.Millisecond
 	DefaultReadyTimeout  = 5 * time.Second
@@ -49,7 +48,7 @@ func (r *Ready) validate() error {
 	return nil
 }
 
-// Every is the time between two runs.
+// Every returns the time between two runs.
 func (r *Ready) Every() time.Duration {
 	if r.Interval > 0 {
 		return r.Interval
@@ -57,7 +56,7 @@ func (r *Ready) Every() time.Duration {
 	return DefaultReadyInterval
 }
 
-// Limit is how long one run may take.
+// Limit returns the time limit of one run.
 func (r *Ready) Limit() time.Duration {
 	if r.Timeout > 0 {
 		return r.Timeout
@@ -65,31 +64,31 @@ func (r *Ready) Limit() time.Duration {
 	return DefaultReadyTimeout
 }
 
-// Asked is what a check is told of the member that it judges.
+// Asked describes the checked member, for the check's environment.
 type Asked struct {
 	Service string
 	Slot    int
-	PID     int    // of the process that holds the sockets
+	PID     int    // process with the sockets
 	Start   uint64 // its start time in clock ticks since boot; 0: not compared
 	Netns   string // as weir status shows it
 }
 
-// Check runs the command once, in the network namespace ns and as the user of
-// the process a.PID, with a clean environment, and returns nil if it exits with 0 in time. Otherwise the error wraps ErrNotReady and says what
-// the command printed last. Whatever the command has started ends with it, daemons included (see family).
+// Check runs the command once, in network namespace ns, as the user of process a.PID, with a clean environment. It
+// returns nil if the command exits with status 0 in time. Otherwise the error wraps ErrNotReady and ends with the
+// command's last output. All processes started by the command end with it, daemons included (see family).
 func (r *Ready) Check(ctx context.Context, ns *netns.Handle, a Asked) error {
 	ctx, cancel := context.WithTimeout(ctx, r.Limit())
 	defer cancel()
 	var out tail
 	id, err := users.OfProcess(a.PID)
 	if start, e := pidfd.StartTime(a.PID); err == nil && a.Start != 0 && (e != nil || start != a.Start) {
-		err = fmt.Errorf("process %d: %w", a.PID, pidfd.ErrGone) // another has its number, perhaps of another user
+		err = fmt.Errorf("process %d: %w", a.PID, pidfd.ErrGone) // another process has its number, perhaps of another user
 	}
 	if err != nil {
 		return fmt.Errorf("%w: the user of its process is unknown: %w", ErrNotReady, err)
 	}
 	who := fmt.Sprintf("the checks that run as user %d", id.Credential.Uid)
-	if err := bounded.Run(who, func() error { return nil }); err != nil { // earlier ones are not over yet
+	if err := bounded.Run(who, func() error { return nil }); err != nil { // earlier checks still run
 		return fmt.Errorf("%w: %w", ErrNotReady, err)
 	}
 	path, err := id.Program(r.Command[0])
@@ -102,11 +101,11 @@ func (r *Ready) Check(ctx context.Context, ns *netns.Handle, a Asked) error {
 	c.Env = append(id.Environ(), "WEIR_SERVICE="+a.Service, "WEIR_SLOT="+strconv.Itoa(a.Slot),
 		"WEIR_PID="+strconv.Itoa(a.PID), "WEIR_NETNS="+a.Netns)
 	c.Stdout, c.Stderr = &out, &out
-	// A group of its own, so that its children end with it at once; the family has those
-	// that left the group. Without one they may keep the output open.
+	// The process group ends all children at once, and the family ends those outside the group. Without it they could
+	// keep the output open.
 	c.SysProcAttr = id.SysProcAttr()
 	c.WaitDelay = 100 * time.Millisecond
-	// The child has the namespace, no_new_privs and the bounding set of the thread that forks it.
+	// The child inherits the namespace, no_new_privs and the bounding set of the forking thread.
 	var all family
 	if err := ns.Do(func() error {
 		all = newFamily()
@@ -122,22 +121,21 @@ func (r *Ready) Check(ctx context.Context, ns *netns.Handle, a Asked) error {
 	all.end()
 	err = bounded.Run(who, func() error { <-exited; return c.Wait() })
 	switch {
-	case errors.Is(err, bounded.ErrStuck): // it may write still
+	case errors.Is(err, bounded.ErrStuck): // it may still write
 		return fmt.Errorf("%w: SIGKILL does not end %s, which waits for a file system: %w", ErrNotReady, r.Command[0], err)
 	case late && errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return fmt.Errorf("%w: %s did not end within %s%s", ErrNotReady, r.Command[0], r.Limit(), out.said())
 	case late:
 		return ctx.Err()
-	case c.ProcessState.Success(): // also when its output stayed open
+	case c.ProcessState.Success(): // also if its output stayed open
 		return nil
 	}
 	return fmt.Errorf("%w: %s: %w%s", ErrNotReady, r.Command[0], err, out.said())
 }
 
-// awaitGroup waits for the leader of a process group and ends the whole group
-// when it exits or ctx is done, which it reports. The leader is not reaped, so
-// that the group's number cannot come to mean another's meanwhile. It may exit
-// later than exited is asked: no signal ends a wait for a file system (FUSE).
+// awaitGroup waits for the leader of a process group, and kills the whole group when the leader exits or ctx is done.
+// late reports the latter. The leader is not reaped meanwhile, so its number cannot be reused. exited may close later
+// than the return: no signal ends a wait for a file system (FUSE).
 func awaitGroup(ctx context.Context, pid int) (late bool, exited <-chan struct{}) {
 	ended := make(chan struct{})
 	go func() {
@@ -154,7 +152,7 @@ func awaitGroup(ctx context.Context, pid int) (late bool, exited <-chan struct{}
 	return late, ended
 }
 
-// tail keeps the end of what is written to it.
+// tail keeps the last bytes written to it.
 type tail struct{ b []byte }
 
 func (t *tail) Write(p []byte) (int, error) {
@@ -166,7 +164,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// said is the last line, for the end of an error.
+// said returns the last line, for the end of an error.
 func (t *tail) said() string {
 	b := bytes.TrimSpace(t.b)
 	if i := bytes.LastIndexByte(b, '\n'); i >= 0 {

@@ -33,8 +33,8 @@ func TestReadyCheck(t *testing.T) {
 		"echo noise; echo 'no route' >&2; exit 3": "not ready: /bin/sh: exit status 3: no route",
 		"kill -9 $$": "not ready: /bin/sh: signal: killed",
 		`test "$WEIR_SERVICE/$WEIR_SLOT/$WEIR_PID/$WEIR_NETNS" = telemetry/3/$PPID/blue || { env; exit 1; }`: "",
-		"sleep 1000 & exit 0": "", // what it leaves running is ended
-		// A session of its own: it cannot type into our terminal.
+		"sleep 1000 & exit 0": "", // its leftover process is killed
+		// It has a session of its own: it cannot type into our terminal.
 		"read -r pid comm state parent group session rest </proc/$$/stat; test $session = $$": "",
 	} {
 		began := time.Now()
@@ -52,13 +52,13 @@ func TestReadyCheck(t *testing.T) {
 	}
 }
 
-// A check that hangs is ended with everything that it has started.
+// A hanging check is killed with all its children.
 func TestReadyCheckHangs(t *testing.T) {
 	nstest.NeedRoot(t)
 	file := filepath.Join(t.TempDir(), "child")
 	hung := shell(`sleep 1000 & echo $! >"$1"; wait`, file)
 	var text []byte
-	// Where the machine stands still it has not started anything in so short a time.
+	// On a stalled machine nothing has started within so short a time.
 	for _, hung.Timeout = range []time.Duration{500 * time.Millisecond, 5 * time.Second, 30 * time.Second} {
 		err := hung.Check(t.Context(), here(t), Asked{PID: os.Getpid()})
 		if !errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), "did not end within "+hung.Timeout.String()) {
@@ -85,7 +85,7 @@ func ends(t *testing.T, pid int) {
 	t.Helper()
 	err := nstest.Poll(nstest.Timeout(), func() error {
 		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil || strings.Contains(string(state), ") Z ") { // until somebody waits for it
+		if err != nil || strings.Contains(string(state), ") Z ") { // until it is reaped
 			return nil
 		}
 		return fmt.Errorf("process %d outlives the check", pid)
@@ -96,14 +96,13 @@ func ends(t *testing.T, pid int) {
 	}
 }
 
-// A daemon that a check leaves in a session of its own ends with the check, whether the
-// check ends by itself or hangs.
+// A daemon left by a check in a session of its own ends with the check, after a normal end and after a timeout.
 func TestReadyCheckEndsDaemons(t *testing.T) {
 	nstest.NeedRoot(t)
 	file := filepath.Join(t.TempDir(), "daemon")
 	for what, c := range map[string]struct{ end, want string }{"by itself": {"exit 0", "<nil>"}, "hangs": {"sleep 1000", "not ready: "}} {
 		os.Remove(file)
-		// The daemon says its number, and starts another daemon, before the check goes on.
+		// The daemon writes its number and starts another daemon before the check goes on.
 		check := shell(`setsid sh -c 'setsid sleep 1000 & echo $! $$ >"$1.new"; mv "$1.new" "$1"; sleep 1000' sh "$1" >/dev/null 2>&1 &
 			while ! test -e "$1"; do sleep 0.01; done; `+c.end, file)
 		check.Timeout = 5 * time.Second
@@ -158,7 +157,7 @@ func TestReadyValidate(t *testing.T) {
 	}
 }
 
-// A check has the member's user, groups and no more rights, and nothing of this process's environment.
+// A check has the member's user, groups and rights, and nothing of this process's environment.
 func TestReadyCheckRunsAsTheMember(t *testing.T) {
 	nstest.NeedRoot(t)
 	t.Setenv("WEIR_TEST_SECRET", "root's")
@@ -184,7 +183,7 @@ func TestReadyCheckRunsAsTheMember(t *testing.T) {
 	}
 }
 
-// A program that others can change or replace is not run, whatever it is called by.
+// A program that other users can change or replace is not run, under any name.
 func TestReadyCheckRefusesProgramsOfOthers(t *testing.T) {
 	nstest.NeedRoot(t)
 	dir := t.TempDir()

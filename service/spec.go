@@ -10,8 +10,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Spec is the part of a service that every feature shares: what it is, and who
-// serves it.
+// Spec is the part of a service common to all features: its traffic and its members.
 type Spec struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
 	Name           string   `yaml:"-" json:"name"`
@@ -20,24 +19,23 @@ type Spec struct {
 	Members        []Member `yaml:"members" json:"members,omitempty"`
 }
 
-// Member says which process serves a slot. Exactly one of PID, PIDFile, Unit,
-// Cgroup and User names it.
+// Member names the process that serves a slot. Exactly one of PID, PIDFile, Unit, Cgroup and User is set.
 type Member struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
 	Slot           int             `yaml:"slot" json:"slot"`
 	PID            int             `yaml:"pid" json:"pid,omitempty"`
 	PIDFile        string          `yaml:"pidfile" json:"pidfile,omitempty" path:"file"`
 	Unit           string          `yaml:"unit" json:"unit,omitempty"`     // systemd unit
-	Cgroup         string          `yaml:"cgroup" json:"cgroup,omitempty"` // of version 2, from its root
-	User           string          `yaml:"user" json:"user,omitempty"`     // whose processes may register themselves (package register)
-	Bound          []Listen        `yaml:"bound" json:"bound,omitempty"`   // where its sockets are bound, one per listen; default: at the listen
-	Keep           bool            `yaml:"keep" json:"keep,omitempty"`     // its sockets outlive it: withdrawn when they close, not when it exits
-	Group          bool            `yaml:"-" json:"-"`                     // a socket may stand for the reuseport group that it is in
-	Not            map[uint64]bool `yaml:"-" json:"-"`                     // cookies of sockets that are another's: not taken
-	Ready          *Ready          `yaml:"ready" json:"ready,omitempty"`   // asked before it is admitted; nil: its sockets are enough
+	Cgroup         string          `yaml:"cgroup" json:"cgroup,omitempty"` // of version 2, relative to its root
+	User           string          `yaml:"user" json:"user,omitempty"`     // processes of this user may register themselves (package register)
+	Bound          []Listen        `yaml:"bound" json:"bound,omitempty"`   // bound addresses of its sockets, one per listen; default: the listen
+	Keep           bool            `yaml:"keep" json:"keep,omitempty"`     // its sockets outlive it: it is withdrawn when they close, not when it exits
+	Group          bool            `yaml:"-" json:"-"`                     // a socket may represent its reuseport group
+	Not            map[uint64]bool `yaml:"-" json:"-"`                     // cookies of other members' sockets: not adopted
+	Ready          *Ready          `yaml:"ready" json:"ready,omitempty"`   // check before admission; nil: its sockets suffice
 }
 
-// String names the member as status and plans show it.
+// String names the member as in status and plans.
 func (m Member) String() string {
 	switch {
 	case m.PID != 0:
@@ -54,7 +52,7 @@ func (m Member) String() string {
 	return "none"
 }
 
-// Elsewhere are the addresses of a member's sockets at which the kernel alone would not deliver what is sent to the service.
+// Elsewhere returns the member's bound addresses where the kernel alone would not deliver the service's packets.
 func (s Spec) Elsewhere(m Member) (out []Listen) {
 	for i, b := range m.Bound {
 		if i < len(s.Listen) && !b.covers(s.Listen[i]) {
@@ -64,7 +62,7 @@ func (s Spec) Elsewhere(m Member) (out []Listen) {
 	return out
 }
 
-// Endpoints are those of all listens, in order: a slot needs a socket for each.
+// Endpoints returns the endpoints of all listens in order: a slot needs a socket for each.
 func (s Spec) Endpoints() []Endpoint {
 	var out []Endpoint
 	for i, l := range s.Listen {
@@ -73,7 +71,7 @@ func (s Spec) Endpoints() []Endpoint {
 	return out
 }
 
-// Member is the one of a slot, or nil.
+// Member returns the member of a slot, or nil.
 func (s Spec) Member(slot int) *Member {
 	for i := range s.Members {
 		if s.Members[i].Slot == slot {
@@ -83,8 +81,7 @@ func (s Spec) Member(slot int) *Member {
 	return nil
 }
 
-// Validate checks what the types cannot; slots is the number of slots. Errors
-// carry the place in the file.
+// Validate checks the spec beyond its types. slots is the number of slots. Errors have positions in the file.
 func (s Spec) Validate(slots int) []error {
 	var errs []error
 	fail := func(p strictyaml.Pos, format string, a ...any) {

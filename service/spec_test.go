@@ -10,8 +10,7 @@ import (
 	"github.com/weir-project/weir/internal/strictyaml"
 )
 
-// spec makes a service whose parts say where they stand: the service in line
-// 10, its members from line 21.
+// spec returns a service with positions: the service in line 10, its members from line 21.
 func spec(t testing.TB, listens []string, members ...Member) Spec {
 	t.Helper()
 	s := Spec{Pos: strictyaml.Pos{File: "weir.yaml", Line: 10, Column: 5}, Name: "telemetry", Members: members}
@@ -110,7 +109,7 @@ func TestSpecEndpoints(t *testing.T) {
 	}
 }
 
-// A member that is bound to its service's addresses, or to all of them, is reached without weir.
+// A member bound to its service's addresses, or to all addresses, is reachable without weir.
 func TestElsewhere(t *testing.T) {
 	for _, c := range []struct {
 		listen, bound string

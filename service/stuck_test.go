@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// execStuck opens a UDP socket and a file, and executes another program, which closes the file.
+// execStuck opens a UDP socket and a file, and executes another program. The execve closes the file.
 func execStuck(args []string) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
 	if err == nil {
@@ -34,7 +34,7 @@ func execStuck(args []string) error {
 	return syscall.Exec("/bin/sleep", []string{"sleep", "600"}, nil)
 }
 
-// within fails a test if f does not return in time.
+// within fails the test if f does not return in time.
 func within(t *testing.T, what string, f func() error) error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -48,7 +48,7 @@ func within(t *testing.T, what string, f func() error) error {
 	}
 }
 
-// waits says whether a question gets no answer for a while; that it ends is not waited for.
+// waits reports whether f blocks for a while. It does not wait for its end.
 func waits(f func()) bool {
 	done := make(chan struct{})
 	go func() { defer close(done); f() }()
@@ -60,8 +60,7 @@ func waits(f func()) bool {
 	}
 }
 
-// A process in the midst of execve, for as long as its user likes, holds up nobody who looks for members, checks one, or
-// asks who has a socket.
+// A process blocked in execve by its user does not block adoption, checks or queries for a socket's owner.
 func TestProcessThatDoesNotAnswer(t *testing.T) {
 	file := nstest.NewStubborn(t, nstest.FuseFlush)
 	defer file.Release()
@@ -99,7 +98,7 @@ func TestProcessThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// A socket whose owner keeps it busy is no member's, and holds up nobody.
+// A socket kept locked by its owner is not adopted, and blocks nobody.
 func TestSocketThatDoesNotAnswer(t *testing.T) {
 	nstest.NeedRoot(t)
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -114,7 +113,7 @@ func TestSocketThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// A check that waits for a file system, and that no signal ends, is given up, and few of them wait.
+// A check blocked by a file system, beyond the reach of signals, is abandoned. The number of such checks is bounded.
 func TestCheckThatCannotBeKilled(t *testing.T) {
 	file := nstest.NewStubborn(t, nstest.FuseRead)
 	defer file.Release()

@@ -13,10 +13,10 @@ import (
 	"github.com/weir-project/weir/internal/pidfd"
 )
 
-// Tree is which process is whose child, as it was when it was read.
+// Tree maps a process to its children, at one point in time.
 type Tree map[int][]int
 
-// ReadTree reads all processes that this user can see.
+// ReadTree reads all processes visible to this user.
 func ReadTree() (Tree, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -28,14 +28,14 @@ func ReadTree() (Tree, error) {
 		if err != nil {
 			continue
 		}
-		if parent, err := pidfd.Parent(pid); err == nil { // else it has exited since
+		if parent, err := pidfd.Parent(pid); err == nil { // otherwise it has exited
 			t[parent] = append(t[parent], pid)
 		}
 	}
 	return t, nil
 }
 
-// Descendants are the processes given and all that descend from them, each once.
+// Descendants returns the given processes and all their descendants, each once.
 func (t Tree) Descendants(pids []int) []int {
 	var out []int
 	seen := map[int]bool{}
@@ -53,8 +53,8 @@ func (t Tree) Descendants(pids []int) []int {
 	return out
 }
 
-// children are the processes that the threads of a process have started, where the kernel tells them (CONFIG_PROC_CHILDREN). It
-// reads no other process, unlike ReadTree.
+// children returns the processes started by the threads of a process, if the kernel reports them (CONFIG_PROC_CHILDREN).
+// Unlike ReadTree it reads no other process.
 func children(pid int) (out []int) {
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, path := range files {
@@ -68,8 +68,7 @@ func children(pid int) (out []int) {
 	return out
 }
 
-// ListSockets lists the inode numbers of the sockets that processes have open, each
-// once a process. One that has exited has none.
+// ListSockets lists the inode numbers of the processes' open sockets, each once per process. An exited process has none.
 func ListSockets(pids []int) ([]uint32, error) {
 	var out []uint32
 	for _, pid := range pids {

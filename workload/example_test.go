@@ -9,7 +9,7 @@ import (
 	"github.com/weir-project/weir/workload"
 )
 
-// A reporter holds the workloads that it has numbers of: they have names until it has reported them, also if they end first.
+// A reporter retains the workloads of its counters: they keep their names until they are reported, even after their end.
 func ExampleTable_Retain() {
 	table, err := workload.Open(workload.Options{})
 	if err != nil {

@@ -12,11 +12,11 @@ import (
 
 const maxFile = 1 << 20
 
-// names are those of a file, by path.
+// names maps paths to names, as in a file.
 type names map[string]string
 
-// readNames reads a file of names: a path and a name a line, as "/batch/nightly  reports". The name is also that of cgroups
-// below, unless they have a line of their own. A # begins a comment.
+// readNames reads a file of names. A line is a path and a name, like "/batch/nightly  reports". The name also applies to
+// descendant cgroups without a line of their own. A # begins a comment.
 func readNames(file string) (names, error) {
 	f, err := safefile.Read(file, maxFile)
 	if err != nil {
@@ -45,7 +45,7 @@ func readNames(file string) (names, error) {
 	return out, nil
 }
 
-// of returns the name of a cgroup or of the nearest one above it.
+// of returns the name of a cgroup or of its nearest named ancestor.
 func (n names) of(p string) (string, bool) {
 	for len(n) > 0 {
 		if name, ok := n[p]; ok {
@@ -59,7 +59,7 @@ func (n names) of(p string) (string, bool) {
 	return "", false
 }
 
-// identify names a cgroup, the file first.
+// identify names a cgroup. The file overrides its path.
 func (n names) identify(p string) Name {
 	name := Identify(p)
 	if text, ok := n.of(p); ok {

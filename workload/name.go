@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package workload names cgroups: by the systemd unit, the container, or a file of names. A [Table] follows the cgroups of a
-// host by events. It keeps the name of a removed cgroup for as long as somebody still reports it.
+// Package workload names cgroups: by the systemd unit, the container, or a file of names. A [Table] follows the cgroups
+// of a host by events. It keeps the name of a removed cgroup while a reporter still uses it.
 package workload
 
 import (
@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Kind says where a workload's name comes from.
+// Kind is the source of a workload's name.
 type Kind string
 
 // Kinds, the strongest source first.
@@ -17,21 +17,21 @@ const (
 	File      Kind = "file"      // a line of the names file
 	Container Kind = "container" // a container id in the cgroup's path
 	Unit      Kind = "unit"      // a systemd unit in the cgroup's path
-	Path      Kind = "path"      // nothing known: the path itself
+	Path      Kind = "path"      // no other source: the path itself
 )
 
-// Name is what the path of a cgroup says of it.
+// Name is the information in the path of a cgroup.
 type Name struct {
 	Kind Kind
-	// Text is the name: of the file, the container's id of 12 digits, the unit with its suffix, or the path.
+	// Text is the name: from the file, the first 12 digits of the container's ID, the unit with its suffix, or the path.
 	Text      string
-	Runtime   string // of a container: docker, podman, containerd, cri-o; empty if the path does not say
-	Container string // the whole id, 64 hexadecimal digits
-	Pod       string // uid of the Kubernetes pod, with dashes
-	Unit      string // the innermost systemd unit, also of a container that runs in one: dnsd.service
+	Runtime   string // of a container: docker, podman, containerd, cri-o; empty if unknown
+	Container string // full ID, 64 hexadecimal digits
+	Pod       string // UID of the Kubernetes pod, with dashes
+	Unit      string // innermost systemd unit, also of a container running in one: dnsd.service
 }
 
-// scopes are the prefixes of containers' scopes under systemd, as "docker-ID.scope".
+// scopes maps prefixes of container scopes under systemd to runtimes, as in "docker-ID.scope".
 var scopes = map[string]string{
 	"docker-":         "docker",
 	"libpod-":         "podman",
@@ -45,15 +45,15 @@ var (
 	podScope    = regexp.MustCompile(`^(?:(?:kubelet-)?kubepods(?:-[a-z]+)?-)?pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?$`)
 )
 
-// Identify names a cgroup by its path from the root of the hierarchy, as /proc/PID/cgroup has it: "/system.slice/dnsd.service".
-// A cgroup inside a container or unit belongs to it.
+// Identify names a cgroup by its path from the root of the hierarchy, as in /proc/PID/cgroup:
+// "/system.slice/dnsd.service". A cgroup inside a container or unit belongs to it.
 func Identify(path string) Name {
 	n := Name{Kind: Path, Text: path}
 	before := ""
 	for part := range strings.SplitSeq(strings.Trim(path, "/"), "/") {
 		if id, runtime, ok := container(part, before, n.Pod != ""); ok {
 			n.Kind, n.Text, n.Runtime, n.Container = Container, id[:12], runtime, id
-			// Docker and podman put scopes, a unit as any, around their containers.
+			// Docker and podman put scopes, which are units, around their containers.
 		} else if m := podScope.FindStringSubmatch(part); m != nil {
 			n.Pod = strings.ReplaceAll(m[1], "_", "-")
 		} else if unit, ok := unit(part); ok && n.Container == "" {
@@ -65,7 +65,7 @@ func Identify(path string) Name {
 	return n
 }
 
-// container reads the id of a container in one element of a path: systemd's scope, or the bare id of the cgroupfs driver.
+// container reads a container ID from one element of a path: a systemd scope, or the bare ID of the cgroupfs driver.
 func container(part, before string, inPod bool) (id, runtime string, ok bool) {
 	if scope, isScope := strings.CutSuffix(part, ".scope"); isScope {
 		for prefix, runtime := range scopes {
@@ -84,14 +84,14 @@ func container(part, before string, inPod bool) (id, runtime string, ok bool) {
 	case before == "docker":
 		return part, "docker", true
 	case inPod:
-		return part, "", true // containerd and cri-o look alike here
+		return part, "", true // containerd and cri-o look the same here
 	}
 	return part, "", true
 }
 
-// unit reads the name of a unit that holds processes. Slices hold units only; init.scope is systemd itself.
+// unit reads the name of a unit with processes. Slices hold only units, and init.scope is systemd itself.
 func unit(part string) (string, bool) {
-	// systemd puts an underscore before names that the kernel has for files of its own.
+	// systemd prepends an underscore to names that collide with the kernel's own files.
 	name := strings.TrimPrefix(part, "_")
 	for _, suffix := range []string{".service", ".scope", ".socket", ".mount", ".swap"} {
 		if strings.HasSuffix(name, suffix) && len(name) > len(suffix) {

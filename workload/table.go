@@ -20,7 +20,7 @@ import (
 	"github.com/weir-project/weir/internal/units"
 )
 
-// ID is the number of a cgroup, as bpf_get_current_cgroup_id gives it. The kernel uses none again while it runs.
+// ID is the number of a cgroup, as returned by bpf_get_current_cgroup_id. The kernel does not reuse it.
 type ID uint64
 
 // Workload is a cgroup with its name.
@@ -28,19 +28,19 @@ type Workload struct {
 	ID ID
 	Name
 	Cgroup string // path from the root of the hierarchy: "/system.slice/dnsd.service"
-	Gone   bool   // the cgroup was removed, and somebody still reports it
+	Gone   bool   // the cgroup was removed, and a reporter still uses it
 }
 
-// Options are for [Open].
+// Options are the options of [Open].
 type Options struct {
-	Root string // where cgroup2 is mounted; empty: where the host has it
-	File string // names for cgroups, a path and a name a line; empty: none
-	// Changed is called by Run for each cgroup that comes and each that goes, one at a time and in their order, without the
-	// table's lock. It may be nil.
+	Root string // mount point of cgroup2; empty: the host's
+	File string // file of cgroup names, one path and name a line; empty: none
+	// Changed is called by Run for each added and each removed cgroup, one at a time and in order, without the table's
+	// lock. It may be nil.
 	Changed func(Workload)
 }
 
-// Table has the workloads of a host. Its methods may be called by several goroutines at once.
+// Table holds the workloads of a host. Its methods are safe for concurrent use.
 type Table struct {
 	root    string
 	names   names
@@ -48,11 +48,11 @@ type Table struct {
 	events  *os.File // inotify
 	conn    syscall.RawConn
 
-	mu      sync.Mutex // of all below
+	mu      sync.Mutex // protects all fields below
 	all     map[ID]*entry
-	paths   map[string]*entry // live ones
+	paths   map[string]*entry // existing cgroups
 	watches map[int32]*entry
-	pending []Workload // for changed
+	pending []Workload // to be passed to changed
 }
 
 type entry struct {
@@ -61,7 +61,7 @@ type entry struct {
 	refs  int
 }
 
-// Open reads all cgroups of the host, and watches for changes from then on: call [Table.Run]. Reading them needs no right.
+// Open reads all cgroups of the host and starts watching for changes: call [Table.Run]. Reading needs no rights.
 func Open(o Options) (*Table, error) {
 	var err error
 	if o.Root == "" {
@@ -99,7 +99,7 @@ func Open(o Options) (*Table, error) {
 	return t, nil
 }
 
-// Run follows events until ctx is done, whose error it returns, or the table is closed.
+// Run follows events until ctx is done, and returns its error, or until the table is closed.
 func (t *Table) Run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { t.events.Close() })()
 	t.tell()
@@ -119,10 +119,10 @@ func (t *Table) Run(ctx context.Context) error {
 	}
 }
 
-// Close ends the watching. Names stay as they are.
+// Close stops watching. The names stay.
 func (t *Table) Close() error { return t.events.Close() }
 
-// All are the workloads, in the order of their paths. Gone ones are among them while somebody holds them.
+// All returns the workloads, sorted by path. Removed ones are included while retained.
 func (t *Table) All() []Workload {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -139,7 +139,7 @@ func (t *Table) All() []Workload {
 	return out
 }
 
-// Get is the workload of a cgroup; false: there is none, or its name was let go.
+// Get returns the workload of a cgroup. It returns false if there is none, or if its name was dropped.
 func (t *Table) Get(id ID) (Workload, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -150,8 +150,8 @@ func (t *Table) Get(id ID) (Workload, bool) {
 	return e.Workload, true
 }
 
-// Retain is Get for a reporter that keeps numbers of the workload. The name stays until as many calls of [Table.Release], also
-// if the cgroup is removed meanwhile.
+// Retain is Get for a reporter that keeps counters of the workload. The name stays until the same number of calls of
+// [Table.Release], even if the cgroup is removed.
 func (t *Table) Retain(id ID) (Workload, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -163,7 +163,7 @@ func (t *Table) Retain(id ID) (Workload, bool) {
 	return e.Workload, true
 }
 
-// Release ends one Hold. It panics without one: the count would be wrong from then on.
+// Release ends one Retain. It panics without one, because the count would stay wrong.
 func (t *Table) Release(id ID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -175,14 +175,14 @@ func (t *Table) Release(id ID) {
 	t.forget(e)
 }
 
-// forget drops the name of a removed cgroup that nobody holds. The lock is held.
+// forget drops the name of a removed cgroup without reporters. The caller holds the lock.
 func (t *Table) forget(e *entry) {
 	if e.Gone && e.refs == 0 {
 		delete(t.all, e.ID)
 	}
 }
 
-// tell calls changed for what has happened.
+// tell passes pending changes to changed.
 func (t *Table) tell() {
 	t.mu.Lock()
 	pending := t.pending
@@ -198,13 +198,13 @@ func (t *Table) tell() {
 
 const watched = unix.IN_CREATE | unix.IN_DELETE | unix.IN_ONLYDIR
 
-// scan enters a cgroup and all below it. It watches each before it lists its children, so that none is missed: a child made
-// meanwhile is listed, gives an event, or both. The watch, the number and the children are of one open directory: another of
-// the same name may have taken its place since, and a watch of the one with the number of the other would miss all that follows.
+// scan enters a cgroup and its descendants. It watches each cgroup before listing its children, so no child is missed: a
+// child made meanwhile is listed, or causes an event, or both. The watch, the number and the children come from one open
+// directory. Another cgroup of the same name may replace it meanwhile, and a mix of both would miss all later changes.
 func (t *Table) scan(path string) error {
 	dir, err := os.Open(filepath.Join(t.root, path))
 	if gone(err) {
-		return nil // its parent has an event of it
+		return nil // its parent has an event for it
 	} else if err != nil {
 		return fmt.Errorf("watch cgroup %s: %w", path, err)
 	}
@@ -225,7 +225,7 @@ func (t *Table) scan(path string) error {
 	return nil
 }
 
-// scanOne enters one cgroup, and returns its children.
+// scanOne enters one cgroup and returns its children.
 func (t *Table) scanOne(path string, dir *os.File) ([]fs.DirEntry, error) {
 	watch, err := t.watch(dir)
 	if err != nil {
@@ -243,8 +243,8 @@ func (t *Table) scanOne(path string, dir *os.File) ([]fs.DirEntry, error) {
 	return children, nil
 }
 
-// watch adds a watch of inotify to an open directory, which has no other way to name one. The descriptor of inotify stays
-// non-blocking: Close ends Run.
+// watch adds an inotify watch for an open directory, by its path in /proc. The inotify descriptor stays non-blocking,
+// because Close must end Run.
 func (t *Table) watch(dir *os.File) (watch int, err error) {
 	name := fmt.Sprintf("/proc/self/fd/%d", dir.Fd())
 	if e := t.conn.Control(func(fd uintptr) { watch, err = unix.InotifyAddWatch(int(fd), name, watched) }); e != nil {
@@ -267,7 +267,7 @@ func (t *Table) enter(path string, id ID, watch int32) {
 	t.pending = append(t.pending, e.Workload)
 }
 
-// remove notes that a cgroup is gone, and all below it: events of these may have been lost. The lock is held.
+// remove marks a cgroup and its descendants as gone: their events may have been lost. The caller holds the lock.
 func (t *Table) remove(e *entry) {
 	for path, below := range t.paths {
 		if strings.HasPrefix(path, strings.TrimSuffix(e.Cgroup, "/")+"/") && below != e {
@@ -281,7 +281,7 @@ func (t *Table) removeOne(e *entry) {
 	delete(t.paths, e.Cgroup)
 	if t.watches[e.watch] == e {
 		delete(t.watches, e.watch)
-		// An error is no matter: the kernel may have removed the watch, or the table is closed.
+		// Ignore the error: the kernel may have removed the watch, or the table is closed.
 		_ = t.conn.Control(func(fd uintptr) { _, _ = unix.InotifyRmWatch(int(fd), uint32(e.watch)) })
 	}
 	e.Gone = true
@@ -289,7 +289,7 @@ func (t *Table) removeOne(e *entry) {
 	t.forget(e)
 }
 
-// follow reads inotify's events (inotify(7)).
+// follow parses inotify events (inotify(7)).
 func (t *Table) follow(b []byte) error {
 	for len(b) >= unix.SizeofInotifyEvent {
 		watch, mask := int32(binary.NativeEndian.Uint32(b)), binary.NativeEndian.Uint32(b[4:])
@@ -318,8 +318,7 @@ func (t *Table) follow(b []byte) error {
 	return nil
 }
 
-// refresh compares one cgroup with what is known of it. Events are only a reason to look: what has happened since they were
-// written counts, too.
+// refresh compares one cgroup with the table. An event is only a trigger: refresh reads the current state.
 func (t *Table) refresh(path string) error {
 	id, err := readID(unix.AT_FDCWD, filepath.Join(t.root, path), 0)
 	if err != nil && !gone(err) {
@@ -338,7 +337,7 @@ func (t *Table) refresh(path string) error {
 	return t.scan(path)
 }
 
-// compare looks at all cgroups, after events were lost.
+// compare checks all cgroups after events were lost.
 func (t *Table) compare() error {
 	t.mu.Lock()
 	paths := make([]string, 0, len(t.paths))
@@ -354,7 +353,7 @@ func (t *Table) compare() error {
 	return t.scan("/")
 }
 
-// readID is the number of a cgroup's directory, named as name_to_handle_at(2) has it named.
+// readID returns the number of a cgroup's directory from name_to_handle_at(2).
 func readID(fd int, dir string, flags int) (ID, error) {
 	h, _, err := unix.NameToHandleAt(fd, dir, flags)
 	if err != nil {
@@ -370,7 +369,7 @@ func gone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV)
 }
 
-// explain adds the remedy to an error of inotify.
+// explain adds the remedy to an inotify error.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.ENOSPC):

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 const patience = 30 * time.Second
 
-// subtree makes a cgroup of the test's own, which is removed with all below it.
+// subtree makes a cgroup for one test. It is removed with its descendants.
 func subtree(t *testing.T) string {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -42,7 +42,7 @@ func subtree(t *testing.T) string {
 	return dir
 }
 
-// removeAll removes cgroups from below. Their files cannot be removed.
+// removeAll removes cgroups bottom-up. Their files cannot be removed.
 func removeAll(t *testing.T, dir string) {
 	children, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -58,7 +58,7 @@ func removeAll(t *testing.T, dir string) {
 	}
 }
 
-// world is a table that runs over a subtree.
+// world is a running table over a subtree.
 type world struct {
 	*testing.T
 	*Table
@@ -108,7 +108,7 @@ func (w *world) next(cgroup string, gone bool) Workload {
 	return Workload{}
 }
 
-// number is the number of a cgroup as the kernel gives it: the inode, where that has 64 bits.
+// number returns the kernel's number of a cgroup: its inode, if inodes have 64 bits.
 func (w *world) number(path string) ID {
 	w.Helper()
 	var st syscall.Stat_t
@@ -118,7 +118,7 @@ func (w *world) number(path string) ID {
 	return ID(st.Ino)
 }
 
-// TestFollow makes and removes cgroups under a table that runs.
+// TestFollow makes and removes cgroups under a running table.
 func TestFollow(t *testing.T) {
 	root := subtree(t)
 	if err := os.Mkdir(filepath.Join(root, "early.service"), 0o755); err != nil {
@@ -194,8 +194,8 @@ func TestHold(t *testing.T) {
 	w.Release(second.ID)
 }
 
-// TestBurst makes and removes many cgroups at once, with the same names again and again. The table then has what is there,
-// and has told of each as often to have come as to have gone.
+// TestBurst makes and removes many cgroups concurrently, reusing names. The table then has the existing ones, and has
+// reported each as often added as removed.
 func TestBurst(t *testing.T) {
 	w := run(t, Options{Root: subtree(t)})
 	var wg sync.WaitGroup
@@ -253,7 +253,7 @@ func TestBurst(t *testing.T) {
 	}
 }
 
-// TestLostEvents changes cgroups while nobody reads events, and compares, as after an overflow of the queue.
+// TestLostEvents changes cgroups while no events are read, and then compares, as after a queue overflow.
 func TestLostEvents(t *testing.T) {
 	root := subtree(t)
 	for _, d := range []string{"a.service", "a.service/sub", "b.service", "c.service"} {
@@ -286,8 +286,8 @@ func TestLostEvents(t *testing.T) {
 	}
 }
 
-// TestReplacedDuringScan has another cgroup of the same name take the place of one that is being entered. What happens in
-// the new one is then followed, though the old one was watched.
+// TestReplacedDuringScan replaces a cgroup by another of the same name during scan. Changes in the new one are then
+// followed, although the old one was watched.
 func TestReplacedDuringScan(t *testing.T) {
 	root := subtree(t)
 	table, err := Open(Options{Root: root})
@@ -329,7 +329,7 @@ func TestReplacedDuringScan(t *testing.T) {
 	}
 }
 
-// TestOpenRefuses names what is wrong.
+// TestOpenRefuses checks the reasons in errors.
 func TestOpenRefuses(t *testing.T) {
 	if _, err := Open(Options{Root: t.TempDir()}); err == nil {
 		t.Error("a directory that is no cgroup was taken")
