@@ -13,21 +13,21 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// keptApplied is the name of the file about the last apply.
+// keptApplied is the name of the kept text about the last apply.
 const keptApplied = "applied"
 
-// applied says which file is in force, and what became of the last apply.
+// applied describes the file in force and the last apply.
 type applied struct {
-	Hash    string    `json:"hash"`    // SHA-256 of the last file that was applied whole, in hex; "": none was
+	Hash    string    `json:"hash"`    // SHA-256 in hex of the last completely applied file; "": none
 	Time    time.Time `json:"time"`    // of the last apply
-	Success bool      `json:"success"` // whether it was applied
+	Success bool      `json:"success"` // whether it succeeded
 	Boot    string    `json:"boot"`
-	// Files are the hashes of the files applied last, by the network namespace of the command and feature: weir serve in several
-	// namespaces may share a root. A feature that was removed has none.
+	// Files are the hashes of the last applied files, by network namespace of the command and then by feature, because
+	// several weir serve processes in different namespaces may share a root. A removed feature has no hash.
 	Files map[string]map[string]string `json:"files,omitempty"`
 }
 
-// readApplied returns what is known of the last apply since the boot; nil if there was none.
+// readApplied returns the record of the last apply since boot, or nil if there was none.
 func (h *Host) readApplied() (*applied, error) {
 	text, err := h.Root.Kept(keptApplied)
 	if err != nil || text == nil {
@@ -38,12 +38,13 @@ func (h *Host) readApplied() (*applied, error) {
 		return nil, err
 	}
 	if a.Boot != kernel.BootID() {
-		return nil, nil // the pins went with the boot
+		return nil, nil // the pins ended with the previous boot
 	}
 	return a, nil
 }
 
-// noteApplied keeps the outcome of an apply. It is an aid: where nothing can be written, the warning about records tells.
+// noteApplied records the outcome of an apply. The record is optional: a write error is ignored here, and reported by
+// the warning about instance records.
 func (h *Host) noteApplied(l *kernel.WriteLock, c *Config, outcome error) {
 	a, err := h.readApplied()
 	if err != nil || a == nil {
@@ -59,22 +60,21 @@ func (h *Host) noteApplied(l *kernel.WriteLock, c *Config, outcome error) {
 	}
 }
 
-// noteUnread keeps that a file of weir serve could not be read at a reload: to those who watch the metrics that is an apply that
-// failed.
+// noteUnread records a failed reload of weir serve's unreadable file. In the metrics it counts as a failed apply.
 func (h *Host) noteUnread(ctx context.Context, outcome error) {
 	l, err := h.Root.Lock(ctx)
 	if err != nil {
-		return // an aid, as noteApplied
+		return // optional, like noteApplied
 	}
 	defer l.Unlock()
 	h.noteApplied(l, nil, outcome)
 }
 
-// noteFiles notes that the features of a file are in force.
+// noteFiles records that the features of a file are in force.
 func (a *applied) noteFiles(c *Config) {
 	here, err := currentScope()
 	if err != nil {
-		return // an aid, as noteApplied
+		return // optional, like noteApplied
 	}
 	if a.Files == nil {
 		a.Files = map[string]map[string]string{}
@@ -88,8 +88,7 @@ func (a *applied) noteFiles(c *Config) {
 	}
 }
 
-// filesInForce are the hashes of the files in force that were applied in this network namespace, by feature. It is empty where
-// nobody knows.
+// filesInForce returns the hashes of the files in force in this network namespace, by feature. It is empty if unknown.
 func (h *Host) filesInForce() map[string]string {
 	a, err := h.readApplied()
 	here, herr := currentScope()
@@ -99,7 +98,7 @@ func (h *Host) filesInForce() map[string]string {
 	return a.Files[here]
 }
 
-// currentScope is the scope of the caller's network namespace.
+// currentScope returns the scope of the caller's network namespace.
 func currentScope() (string, error) {
 	ns, err := netns.Current()
 	if err != nil {
@@ -109,7 +108,7 @@ func currentScope() (string, error) {
 	return kernel.ScopeOf(ns), nil
 }
 
-// noFile notes that no file is in force as a whole any more: these features were removed or taken back.
+// noFile records that no complete file is in force any more, because these features were removed or rolled back.
 func (h *Host) noFile(l *kernel.WriteLock, some []feature.Declared) {
 	if a, err := h.readApplied(); len(some) < len(features) && err == nil && a != nil {
 		maps.DeleteFunc(a.Files, func(_ string, files map[string]string) bool {
@@ -119,11 +118,11 @@ func (h *Host) noFile(l *kernel.WriteLock, some []feature.Declared) {
 			return len(files) == 0
 		})
 		if text, err := json.Marshal(applied{Boot: a.Boot, Files: a.Files}); err == nil && len(a.Files) > 0 {
-			_ = l.Keep(keptApplied, text) // as in noteApplied
+			_ = l.Keep(keptApplied, text) // optional, like noteApplied
 			return
 		}
 	}
 	if err := l.Forget(keptApplied); err != nil {
-		_ = l.Keep(keptApplied, []byte("{}")) // as in noteApplied
+		_ = l.Keep(keptApplied, []byte("{}")) // optional, like noteApplied
 	}
 }

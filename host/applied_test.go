@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/feature"
 )
 
-// The metrics tell a fleet which file is in force on which host, and what became of the last apply.
+// The metrics show the file in force on each host of a fleet, and the outcome of the last apply.
 func TestAppliedMetrics(t *testing.T) {
 	w := newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4739")

@@ -18,37 +18,36 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// What finishes a command that was stopped half way.
+// Remedies for a command stopped midway.
 const (
 	RemoveRemedy   = "weir remove again finishes it, weir apply brings back what is gone"
 	RollbackRemedy = "weir rollback again, or a running weir serve, goes on"
 )
 
-// Host is this host as weir sees it: the pins below one root.
+// Host is this host: the pins below one root.
 type Host struct {
 	Root *kernel.Root
 }
 
-// New returns the host with its pins below root; empty is the default.
+// New returns the host with its pins below root. An empty root means the default.
 func New(root string) *Host { return &Host{Root: kernel.OpenRoot(root)} }
 
-// defaultGroup may read weir's pins, if the host has such a group and the
-// configuration names no other.
+// defaultGroup may read weir's pins, if the group exists and the configuration names no other.
 const defaultGroup = "weir"
 
-// Done is one step that Apply carried out.
+// Done is a step carried out by Apply.
 type Done struct {
 	Step feature.Step
-	Note string // what became of it, if not what was planned
+	Note string // outcome, if it differs from the plan
 }
 
-// Plan says what Apply would do, and changes nothing.
+// Plan returns the changes that Apply would make. It changes nothing.
 func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 	if _, err := c.gid(); err != nil {
 		return feature.Plan{}, err
 	}
 	var all feature.Plan
-	if err := h.Root.Usable(); err != nil { // Apply refuses it
+	if err := h.Root.Usable(); err != nil { // Apply would reject it
 		return all, err
 	}
 	faults, err := h.Faults(ctx)
@@ -80,9 +79,8 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 	return all, nil
 }
 
-// Apply makes the host match the configuration, after recovering what a killed
-// command may have left. It calls each after every step. Slow work that follows, such as
-// resets of misplaced sessions, is left to the feature.
+// Apply makes the host match the configuration, after recovering from a killed command. It calls each after every step.
+// Slow work after the change, such as resets of misplaced sessions, is left to the feature.
 func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	gid, err := c.gid()
 	if err != nil {
@@ -120,7 +118,7 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 	if err != nil {
 		return err
 	}
-	if u.Waits() && u.Left <= 0 { // nobody was there to do it
+	if u.Waits() && u.Left <= 0 { // no process was running to do it
 		if err := h.rollBack(ctx, l, u, each); err != nil {
 			return err
 		}
@@ -146,12 +144,12 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 	}
 	err = plan.Apply(ctx, l, func(s feature.Step, note string) { each(Done{s, note}) })
 	if err == nil {
-		err = forgetChange(l) // of one that was taken back
+		err = forgetChange(l) // of a rolled-back change
 	}
 	return cmp.Or(err, unread(plan))
 }
 
-// unread is an error about the instances that a plan leaves as they are, nil where there are none.
+// unread returns an error about the instances left unchanged by a plan, or nil if there are none.
 func unread(p feature.Plan) error {
 	if err := p.Unread.Err(); err != nil {
 		return &appliedInPart{fmt.Errorf("all else is as the configuration has it; what cannot be read stays as it is: %w", err)}
@@ -159,7 +157,7 @@ func unread(p feature.Plan) error {
 	return nil
 }
 
-// appliedInPart is the error of an apply that made everything match the file but what it could not read.
+// appliedInPart is the error of an apply that succeeded except for unreadable instances.
 type appliedInPart struct{ error }
 
 // Unwrap returns the reason.
@@ -171,14 +169,14 @@ func (c *Config) warn(text string) {
 	}
 }
 
-// warnUnrecorded warns of records that could not be written. Damage to their instances goes unnoticed.
+// warnUnrecorded warns of unwritable records. Damage to their instances would go unnoticed.
 func (c *Config) warnUnrecorded(l *kernel.WriteLock) {
 	if err := l.Unrecorded(); err != nil {
 		c.warn(fmt.Sprintf("damage to what is applied will not be noticed, and not be recovered: its record cannot be written: %v: fix that, then run weir apply again", err))
 	}
 }
 
-// withoutRecovered leaves out what a recovery creates.
+// withoutRecovered omits the steps for instances created by a recovery.
 func withoutRecovered(steps, recoveries []feature.Step) []feature.Step {
 	return slices.DeleteFunc(slices.Clone(steps), func(s feature.Step) bool {
 		_, name, _ := strings.Cut(s.Object, " ")
@@ -186,9 +184,9 @@ func withoutRecovered(steps, recoveries []feature.Step) []feature.Step {
 	})
 }
 
-// recover makes damaged instances complete, so that the plan sees the state that there was.
+// recover completes damaged instances. The plan then sees the previous state.
 func (h *Host) recover(ctx context.Context, l *kernel.WriteLock, only []string, each func(Done)) error {
-	faults, err := h.Root.Check() // features attach by themselves what only they know of
+	faults, err := h.Root.Check() // features themselves attach what only they know
 	for _, s := range h.recoveries(faults, only) {
 		note, serr := s.Do(ctx, l)
 		if err = errors.Join(err, serr); serr == nil {
@@ -196,12 +194,12 @@ func (h *Host) recover(ctx context.Context, l *kernel.WriteLock, only []string, 
 		}
 	}
 	if err == nil && len(only) == 0 {
-		l.ForgetLost() // all that they say is recorded again
+		l.ForgetLost() // all their instances are recorded again
 	}
 	return err
 }
 
-// finish finishes what killed commands left half done, and attaches again what can be. It tells of failures whose objects have none any more.
+// finish completes changes of killed commands and adds missing attachments. It reports the failures solved by this.
 func (h *Host) finish(ctx context.Context, l *kernel.WriteLock, only []string, each func(Done)) error {
 	failures, _ := h.failing(ctx, only, false)
 	if err := recoverAll(l, only); err != nil || len(failures) == 0 {
@@ -214,15 +212,15 @@ func (h *Host) finish(ctx context.Context, l *kernel.WriteLock, only []string, e
 	return nil
 }
 
-// recovered are the failures of objects that have none now. One of other words is a failure still.
+// recovered returns the failures whose objects have none any more. A failure with a changed text is still a failure.
 func recovered(before, now []Finding) []Finding {
 	return slices.DeleteFunc(slices.Clone(before), func(f Finding) bool {
 		return slices.ContainsFunc(now, func(o Finding) bool { return o.Feature == f.Feature && o.Check == f.Check })
 	})
 }
 
-// Remove takes a feature's state away, or every feature's if name is empty. Traffic that is served now and would not be is a
-// reason to refuse, unless allowOutage says otherwise; a state that cannot be read is none.
+// Remove removes a feature's state, or every feature's if name is empty. It fails if that would take served traffic
+// away, unless allowOutage is set. An unreadable state is not an obstacle.
 func (h *Host) Remove(ctx context.Context, name string, allowOutage bool) error {
 	some, err := named(name)
 	if err != nil {
@@ -251,7 +249,8 @@ func (h *Host) Remove(ctx context.Context, name string, allowOutage bool) error 
 	})
 }
 
-// RemovePart carries out a plan that removes a part of a feature, as the feature's own command does. It refuses outages like Remove.
+// RemovePart applies a plan that removes a part of a feature, for the feature's own command. It rejects outages like
+// Remove.
 func (h *Host) RemovePart(ctx context.Context, name string, allowOutage bool, plan func(context.Context, *kernel.Root) (feature.Plan, error)) error {
 	some, err := named(name)
 	if err != nil {
@@ -269,7 +268,7 @@ func (h *Host) planRemove(ctx context.Context, f feature.Declared) (feature.Plan
 	return f.Plan(ctx, h.Root, &feature.Document{})
 }
 
-// remove removes what a plan is about, features or parts of them, unless the plan has outages that are not allowed.
+// remove runs do under the lock, to remove features or parts of them, unless the plan has outages that are not allowed.
 func (h *Host) remove(ctx context.Context, some []feature.Declared, allowOutage bool, plan func() (feature.Plan, error), do func(*kernel.WriteLock, feature.Plan) error) error {
 	l, err := h.Root.Lock(ctx)
 	if err != nil {
@@ -295,7 +294,7 @@ func (h *Host) remove(ctx context.Context, some []feature.Declared, allowOutage 
 	return err
 }
 
-// gid is the group that may read.
+// gid returns the group with read access.
 func (c *Config) gid() (int, error) {
 	name := c.Group
 	if name == "" {

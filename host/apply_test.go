@@ -62,7 +62,7 @@ func TestPlanChangesNothing(t *testing.T) {
 	if left := w.dump(); len(left) != 0 {
 		t.Errorf("a plan made %v", left)
 	}
-	wantSteps(t, w.apply(c), want...) // what was planned
+	wantSteps(t, w.apply(c), want...) // the planned steps
 	before := w.dump()
 	wantSteps(t, w.plan(w.config(oneService, pid)), "remove service flows")
 	wantSteps(t, w.plan(w.config("services: {}")), "remove service flows", "remove service telemetry")
@@ -88,7 +88,7 @@ func TestApplyTwice(t *testing.T) {
 	if again := shown(w.state().Services[1].Slots); again != slots {
 		t.Errorf("applying again changed the slots from\n%s\nto\n%s", slots, again)
 	}
-	// From a file of the same meaning, too.
+	// A file with the same meaning changes nothing either.
 	wantSteps(t, w.apply(w.config(strings.Replace(twoServices, "{slots: 2}", "{slots: 2, by: source, on_empty: reject, backlog: 1024}", 1), pid)))
 	same(t, "applying the same in other words", before, w.dump())
 }
@@ -139,7 +139,7 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// What is wrong with a configuration is found before anything is changed.
+// Errors of a configuration are found before any change.
 func TestErrorsChangeNothing(t *testing.T) {
 	w := newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4739")
@@ -148,7 +148,7 @@ func TestErrorsChangeNothing(t *testing.T) {
 	for _, text := range []string{
 		"group: weir-no-such-group\n" + oneService,
 		strings.Replace(oneService, "listen:", "netns: weir-no-such\n    listen:", 1),
-		// Names of namespaces that turn out to be one.
+		// Two names of one namespace.
 		strings.Replace(twoServices, "listen: [udp 0.0.0.0:2055]", "netns: pid:%[1]d\n    listen: [udp 0.0.0.0:4739]", 1),
 	} {
 		c := w.config(text, pid)
@@ -161,7 +161,7 @@ func TestErrorsChangeNothing(t *testing.T) {
 	}
 }
 
-// A member that does not run, or not whole, keeps nothing from being applied.
+// A member that does not run, or lacks sockets, does not prevent an apply.
 func TestApplyWithoutMembers(t *testing.T) {
 	w := newWorld(t)
 	pid, end := daemon(t, "0.0.0.0:4739")
@@ -177,7 +177,7 @@ func TestApplyWithoutMembers(t *testing.T) {
 	}
 }
 
-// withGroups gives the test an /etc of its own with these lines in group.
+// withGroups gives the test its own /etc with these lines in group.
 func withGroups(t *testing.T, lines ...string) {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -235,8 +235,7 @@ func (w world) wantGroup(gid int) {
 	}
 }
 
-// What a killed command left half done is recovered by the next, and its plan
-// starts from there.
+// The next command recovers a killed command's changes, and plans from there.
 func TestApplyMends(t *testing.T) {
 	w := newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4739")
@@ -251,7 +250,7 @@ func TestApplyMends(t *testing.T) {
 	}
 	wantSteps(t, w.apply(c))
 	same(t, "recovery", before, w.dump())
-	// A service that lost its engine gets a new one.
+	// A service without its engine gets a new one.
 	engines, err := filepath.Glob(filepath.Join(w.Root.Path(), scope, "steer", "@*"))
 	if err != nil || len(engines) != 1 {
 		t.Fatalf("engines %v, %v; want one", engines, err)
@@ -269,7 +268,7 @@ func TestApplyMends(t *testing.T) {
 	wantSteps(t, w.apply(c))
 }
 
-// Pins of another version are refused, not overwritten; beside them a change goes on.
+// Pins of another version are rejected, not overwritten. Other changes are applied.
 func TestApplyRefusesOtherVersions(t *testing.T) {
 	w := newWorld(t)
 	w.apply(w.config(oneService, absent))

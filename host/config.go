@@ -18,23 +18,23 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// Config is a configuration file: what the host should be. Features declare further keys ([feature.Sectioned]).
+// Config is a configuration file. Features declare more keys ([feature.Sectioned]).
 type Config struct {
 	strictyaml.Pos `yaml:"-"`
-	Group          string                    `yaml:"group"` // may read; default: weir, if there is such a group
+	Group          string                    `yaml:"group"` // group with read access; default: weir, if the group exists
 	Services       map[string]*ServiceConfig `yaml:"services"`
 	Sections       feature.Sections          `yaml:"-"`
 
-	Rate        *feature.Rate `yaml:"-"` // of resets after this change; nil: what each service says
-	AllowOutage bool          `yaml:"-"` // apply also where traffic that is served now would not be
-	Only        []string      `yaml:"-"` // features that are applied; empty: all
-	Confirm     time.Duration `yaml:"-"` // take the change back unless it is confirmed within it; 0: do not
+	Rate        *feature.Rate `yaml:"-"` // rate of resets after this change; nil: the rate of each service
+	AllowOutage bool          `yaml:"-"` // apply even if served traffic is then lost
+	Only        []string      `yaml:"-"` // features to apply; empty: all
+	Confirm     time.Duration `yaml:"-"` // roll the change back unless it is confirmed within this time; 0: never
 
-	// Warned is told of the plan's warnings before it is carried out: some are of the change alone, such as a list that has
-	// become empty, and a plan made later does not have them. nil: nobody is.
+	// Warned receives the plan's warnings before the plan is applied. Some warnings concern only the change, such as a
+	// list that has become empty, and a later plan lacks them. It may be nil.
 	Warned func(warning string) `yaml:"-"`
 
-	hash string // SHA-256 of the file, in hex
+	hash string // SHA-256 of the file in hex
 }
 
 // Keys implements strictyaml.Extended.
@@ -48,7 +48,7 @@ func (c *Config) Section(key string) any {
 	return c.Sections.Open(features, key)
 }
 
-// ServiceConfig is one service with the features' sections for it.
+// ServiceConfig is a service with its feature sections.
 type ServiceConfig struct {
 	service.Spec `yaml:",inline"`
 	Sections     feature.Sections `yaml:"-"`
@@ -68,9 +68,8 @@ func (s *ServiceConfig) Section(key string) any {
 // maxFile bounds a configuration, in bytes.
 const maxFile = 64 << 20
 
-// LoadConfig reads and checks a file; "-" is standard input. Nothing of a file with an error is
-// applied; the error lists everything found wrong, each with file, line and
-// column. It is read for some features, all where only is empty.
+// LoadConfig reads and checks a file; "-" is standard input. Nothing of a file with an error is applied. The error lists
+// all faults with file, line and column. The file is read for the features in only, or for all if it is empty.
 func LoadConfig(path string, only ...string) (*Config, error) {
 	name, data, err := safefile.Input(path, maxFile)
 	if err != nil {
@@ -79,7 +78,7 @@ func LoadConfig(path string, only ...string) (*Config, error) {
 	return ParseConfig(name, data, only...)
 }
 
-// ParseConfig is LoadConfig on the text of a file.
+// ParseConfig is LoadConfig for the text of a file.
 func ParseConfig(path string, data []byte, only ...string) (*Config, error) {
 	sum := sha256.Sum256(data)
 	c := &Config{hash: hex.EncodeToString(sum[:]), Only: only}
@@ -108,7 +107,7 @@ func ParseConfig(path string, data []byte, only ...string) (*Config, error) {
 	return c, nil
 }
 
-// Document is the file as features read it.
+// Document returns the file as read by features.
 func (c *Config) Document() *feature.Document {
 	d := &feature.Document{Sections: c.Sections, Rate: c.Rate}
 	for _, name := range slices.Sorted(maps.Keys(c.Services)) {
@@ -118,10 +117,10 @@ func (c *Config) Document() *feature.Document {
 	return d
 }
 
-// crowded refuses two features at one location with room for one program.
+// crowded rejects two features at one hook with room for one program.
 func (c *Config) crowded() (errs []error) {
 	d := c.Document()
-	var claimed []feature.Claim // of features further down the list
+	var claimed []feature.Claim // claims of features later in the list
 	for _, f := range slices.Backward(features) {
 		mine := f.Claims(d)
 		for _, a := range claimed {
@@ -136,7 +135,7 @@ func (c *Config) crowded() (errs []error) {
 	return errs
 }
 
-// sameListens refuses two addresses at which the features of this process listen and the kernel allows one.
+// sameListens rejects two listen addresses of this process's features if the kernel allows only one.
 func (c *Config) sameListens() (errs []error) {
 	all := c.listens()
 	for i, l := range all {
@@ -149,7 +148,7 @@ func (c *Config) sameListens() (errs []error) {
 	return errs
 }
 
-// listens are the addresses at which the features of this process listen.
+// listens returns the listen addresses of this process's features.
 func (c *Config) listens() (all []feature.Listen) {
 	for _, f := range featuresOnly(c.Only) {
 		all = append(all, f.Listens(c.Document())...)

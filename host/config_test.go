@@ -24,7 +24,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// golden compares with a file that -update writes.
+// golden compares with a file. The flag -update writes the file.
 func golden(t *testing.T, file, got string) {
 	t.Helper()
 	if *update {
@@ -58,11 +58,10 @@ func forFiles(t *testing.T, pattern string, f func(t *testing.T, path, name stri
 	}
 }
 
-// place is how every error about a file begins.
+// place matches the position at the start of every error about a file.
 var place = regexp.MustCompile(`^[^\s:]+\.yaml:[1-9][0-9]*:[1-9][0-9]*: .`)
 
-// Each file of testdata/errors has the errors of its golden file, all of them
-// with a place.
+// Each file of testdata/errors has exactly the errors of its golden file, each with a position.
 func TestConfigErrors(t *testing.T) {
 	forFiles(t, "testdata/errors/*.yaml", func(t *testing.T, path, name string, data []byte) {
 		_, err := ParseConfig(name, data)
@@ -85,7 +84,7 @@ func TestGoodConfigs(t *testing.T) {
 			t.Fatal(err)
 		}
 		sc, _ := steer.Feature{}.Spec(c.Document())
-		if err := errors.Join(sc.Validate()...); err != nil { // fills in the defaults
+		if err := errors.Join(sc.Validate()...); err != nil { // sets the defaults
 			t.Error(err)
 		}
 		b, err := json.MarshalIndent(sc, "", "  ")
@@ -109,7 +108,7 @@ func TestLoadConfig(t *testing.T) {
 	}
 }
 
-// Files are named relative to the configuration: the processes that read them later have other working directories.
+// Files are named relative to the configuration, because later readers have other working directories.
 func TestFilesOfConfig(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "weir.yaml")
@@ -150,8 +149,7 @@ reroute:
 	}
 }
 
-// Whatever the text, a config either has errors with places, or is valid with
-// its defaults filled in.
+// For any text, a configuration either has errors with positions, or is valid with its defaults set.
 func FuzzConfig(f *testing.F) {
 	for _, pattern := range []string{"testdata/errors/*.yaml", "testdata/good/*.yaml"} {
 		files, err := filepath.Glob(pattern)

@@ -16,52 +16,52 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A change that is to be confirmed is kept beside the records of the pins: what there was before it, and until when it is
-// in force. Whoever finds its time over takes it back: the process that the command leaves behind, weir serve, or the
-// next weir apply. Both files are written before the change begins.
+// A change to be confirmed is kept beside the records of the pins: the state before it, and its deadline. After the
+// deadline the first process to notice rolls the change back: the process left behind by the command, weir serve, or the
+// next weir apply. Both files are written before the change starts.
 const (
 	keptChange = "change" // Unconfirmed
 	keptBefore = "before" // savedHost
 )
 
-// Errors about a change that is to be confirmed.
+// Errors about a change to be confirmed.
 var (
 	errUnconfirmed = errors.New("a change waits to be confirmed")
 	errNoChange    = errors.New("no change waits to be confirmed")
 )
 
-// rollBackRetry is how long after a failed attempt a change is taken back again.
+// rollBackRetry is the delay before a failed rollback is retried.
 const rollBackRetry = 10 * time.Second
 
-// Unconfirmed is a change that is taken back unless it is confirmed in time.
+// Unconfirmed is a change that is rolled back unless it is confirmed in time.
 type Unconfirmed struct {
 	ID         string        `json:"id"`
 	Since      time.Time     `json:"since"`
 	Window     time.Duration `json:"window"`
-	Left       time.Duration `json:"left"`                  // negative: over, and nobody has taken it back
-	RolledBack time.Time     `json:"rolled_back,omitzero"`  // it was: told until the next change
-	ByCommand  bool          `json:"by_command,omitempty"`  // weir rollback took it back, before its time was over
-	Problem    string        `json:"problem,omitempty"`     // why it could not be taken back
+	Left       time.Duration `json:"left"`                  // negative: the time is over, and the change is not rolled back yet
+	RolledBack time.Time     `json:"rolled_back,omitzero"`  // time of the rollback, shown until the next change
+	ByCommand  bool          `json:"by_command,omitempty"`  // weir rollback rolled it back early
+	Problem    string        `json:"problem,omitempty"`     // why the rollback failed
 	Deadline   uint64        `json:"deadline"`              // CLOCK_BOOTTIME, ns
-	Retry      uint64        `json:"retry_after,omitempty"` // the same clock: of the next attempt
+	Retry      uint64        `json:"retry_after,omitempty"` // time of the next attempt, by the same clock
 	Boot       string        `json:"boot"`
 }
 
-// savedHost is every feature as it was, by name.
+// savedHost holds the saved state of every feature, by name.
 type savedHost map[string]json.RawMessage
 
-// Waits says that the change is in force and may be confirmed.
+// Waits reports whether the change is in force and may be confirmed.
 func (u *Unconfirmed) Waits() bool { return u != nil && u.RolledBack.IsZero() }
 
-// over says that the change is to be taken back now.
+// over reports whether the change is due for a rollback.
 func (u *Unconfirmed) over() bool { return u.Waits() && u.Left <= 0 && kernel.Boottime() >= u.Retry }
 
-// begin lets the time of a change begin now.
+// begin starts the confirmation time now.
 func (u *Unconfirmed) begin(window time.Duration) {
 	u.Window, u.Deadline, u.Left, u.ByCommand = window, kernel.Boottime()+uint64(window), window, false
 }
 
-// Finding is what an operator should know of the change.
+// Finding describes the change for an operator.
 func (u *Unconfirmed) Finding() feature.Finding {
 	f := feature.Finding{Object: "change of " + u.Since.Format(time.TimeOnly)}
 	switch {
@@ -84,7 +84,7 @@ func (u *Unconfirmed) Finding() feature.Finding {
 	return f
 }
 
-// Unconfirmed returns the change that is to be confirmed, or was taken back; nil if there is none.
+// Unconfirmed returns the change to be confirmed, or the last rolled-back one; nil if there is none.
 func (h *Host) Unconfirmed() (*Unconfirmed, error) {
 	text, err := h.Root.Kept(keptChange)
 	if err != nil || text == nil {
@@ -95,13 +95,13 @@ func (h *Host) Unconfirmed() (*Unconfirmed, error) {
 		return nil, fmt.Errorf("the change that is to be confirmed: %w", err)
 	}
 	if u.Boot != kernel.BootID() {
-		return nil, nil // the pins went with the boot
+		return nil, nil // the pins ended with the previous boot
 	}
 	u.Left = time.Duration(u.Deadline - kernel.Boottime())
 	return u, nil
 }
 
-// keep writes the change down.
+// keep writes the change.
 func (u *Unconfirmed) keep(l *kernel.WriteLock) error {
 	text, err := json.Marshal(u)
 	if err != nil {
@@ -110,12 +110,12 @@ func (u *Unconfirmed) keep(l *kernel.WriteLock) error {
 	return l.Keep(keptChange, text)
 }
 
-// forgetChange ends what is kept of a change, its own file first: the other means nothing without it.
+// forgetChange removes the kept change. Its own file goes first, because the saved state is meaningless without it.
 func forgetChange(l *kernel.WriteLock) error {
 	return errors.Join(l.Forget(keptChange), l.Forget(keptBefore))
 }
 
-// save reads every feature as it is.
+// save saves the state of every feature.
 func (h *Host) save(ctx context.Context) (savedHost, error) {
 	out := savedHost{}
 	for _, f := range features {
@@ -132,8 +132,8 @@ func (h *Host) save(ctx context.Context) (savedHost, error) {
 	return out, nil
 }
 
-// applyUnconfirmed carries out a plan that is taken back unless it is confirmed. before is the change that waits already,
-// or nil: what there was before that one is what a take-back leads to.
+// applyUnconfirmed applies a plan that is rolled back unless it is confirmed. before is the change already waiting, or
+// nil: a rollback then leads to the state before that one.
 func (h *Host) applyUnconfirmed(ctx context.Context, l *kernel.WriteLock, window time.Duration, plan feature.Plan, before *Unconfirmed, each func(Done)) error {
 	if !before.Waits() {
 		before = nil
@@ -173,11 +173,11 @@ func (h *Host) applyUnconfirmed(ctx context.Context, l *kernel.WriteLock, window
 	} else if err != nil {
 		return errors.Join(err, undo())
 	}
-	u.begin(window) // that of a long change begins with its end
+	u.begin(window) // the time of a long change starts at its end
 	return u.keep(l)
 }
 
-// Confirm keeps the change that waits.
+// Confirm keeps the waiting change.
 func (h *Host) Confirm(ctx context.Context) error {
 	l, err := h.Root.Lock(ctx)
 	if err != nil {
@@ -194,7 +194,7 @@ func (h *Host) Confirm(ctx context.Context) error {
 	return forgetChange(l)
 }
 
-// missing says that no change waits.
+// missing returns the error for a missing change.
 func (u *Unconfirmed) missing() error {
 	if u != nil {
 		return fmt.Errorf("%w: that of %s was taken back at %s", errNoChange, u.Since.Format(time.TimeOnly), u.RolledBack.Format(time.TimeOnly))
@@ -202,7 +202,7 @@ func (u *Unconfirmed) missing() error {
 	return fmt.Errorf("%w: weir apply --confirm makes one", errNoChange)
 }
 
-// Rollback takes the change that waits back at once, and calls each after every step.
+// Rollback rolls the waiting change back at once. It calls each after every step.
 func (h *Host) Rollback(ctx context.Context, each func(Done)) error {
 	return h.rollback(ctx, func(u *Unconfirmed) (bool, error) {
 		if !u.Waits() {
@@ -212,7 +212,7 @@ func (h *Host) Rollback(ctx context.Context, each func(Done)) error {
 	}, each)
 }
 
-// rollback takes the change back, if due says so under the lock.
+// rollback rolls the change back if due returns true under the lock.
 func (h *Host) rollback(ctx context.Context, due func(*Unconfirmed) (bool, error), each func(Done)) error {
 	l, err := h.Root.Lock(ctx)
 	if err != nil {
@@ -229,7 +229,7 @@ func (h *Host) rollback(ctx context.Context, due func(*Unconfirmed) (bool, error
 	if err := ctx.Err(); err != nil {
 		return kernel.Stopped(ctx, err, "nothing was changed")
 	}
-	if u.Left > 0 { // whoever finds this command dead goes on at once
+	if u.Left > 0 { // if this command dies, the next process continues at once
 		u.Deadline, u.Left, u.ByCommand = kernel.Boottime(), 0, true
 		if err := u.keep(l); err != nil {
 			return err
@@ -238,8 +238,8 @@ func (h *Host) rollback(ctx context.Context, due func(*Unconfirmed) (bool, error
 	return h.rollBack(ctx, l, u, each)
 }
 
-// rollBack puts every feature back to what it was. One that cannot be keeps no other from it. Killed at any step, or after
-// an error, the next one begins anew from what there is by then.
+// rollBack restores every feature to its saved state. A failure of one feature does not stop the others. After a kill or
+// an error the next attempt starts from the state of that time.
 func (h *Host) rollBack(ctx context.Context, l *kernel.WriteLock, u *Unconfirmed, each func(Done)) error {
 	err := h.recover(ctx, l, nil, each)
 	if err == nil {
@@ -260,7 +260,7 @@ func (h *Host) rollBack(ctx context.Context, l *kernel.WriteLock, u *Unconfirmed
 	return errors.Join(u.keep(l), l.Forget(keptBefore))
 }
 
-// restore carries out what leads back to the saved state.
+// restore applies the plans that lead to the saved state.
 func (h *Host) restore(ctx context.Context, l *kernel.WriteLock, each func(Done)) error {
 	text, err := h.Root.Kept(keptBefore)
 	if err != nil {
@@ -290,8 +290,7 @@ func (h *Host) restore(ctx context.Context, l *kernel.WriteLock, each func(Done)
 	return errors.Join(errs...)
 }
 
-// goBack carries out a plan that leads back. When ctx is done it stops where it is: the next attempt goes on from there, and to
-// take back a take-back would lead nowhere.
+// goBack applies a plan of a rollback. When ctx is done it stops without undoing: the next attempt continues from there.
 func goBack(ctx context.Context, l *kernel.WriteLock, plan feature.Plan, each func(Done)) error {
 	undo := plan.Undo
 	plan.Undo = []func(context.Context, *kernel.WriteLock) error{func(back context.Context, l *kernel.WriteLock) error {
@@ -302,12 +301,12 @@ func goBack(ctx context.Context, l *kernel.WriteLock, plan feature.Plan, each fu
 	}}
 	err := plan.Apply(ctx, l, func(s feature.Step, note string) { each(Done{s, note}) })
 	if stopped, ok := errors.AsType[*kernel.Interrupted](err); ok {
-		return stopped.Err // what became of it is told for all features
+		return stopped.Err // the outcome is reported for all features together
 	}
 	return err
 }
 
-// forgetSaved lets nobody bring features back that were removed.
+// forgetSaved prevents a rollback from restoring removed features.
 func (h *Host) forgetSaved(l *kernel.WriteLock, some []feature.Declared) error {
 	if len(some) == len(features) {
 		return forgetChange(l)
@@ -329,17 +328,17 @@ func (h *Host) forgetSaved(l *kernel.WriteLock, some []feature.Declared) error {
 	return l.Keep(keptBefore, text)
 }
 
-// WatchCommand makes the command that runs [Host.Watch] for a change: weir itself. Programs that use this package as a
+// WatchCommand returns the command that runs [Host.Watch] for a change: weir itself. Programs with this package as a
 // library set it, or leave changes to weir serve.
 var WatchCommand func(root, id string) *exec.Cmd
 
-// startWatcher leaves a process behind that takes the change back, and waits until it looks.
+// startWatcher starts a process to roll the change back later, and waits until it watches.
 func (h *Host) startWatcher(id string) error {
 	if WatchCommand == nil {
 		return nil
 	}
 	cmd := WatchCommand(h.Root.Path(), id)
-	// A session of its own, and nothing of ours open: it outlives the command and its shell.
+	// It has its own session and no descriptor of ours: it survives the command and its shell.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Dir = "/"
 	out, err := cmd.StdoutPipe()
@@ -356,8 +355,8 @@ func (h *Host) startWatcher(id string) error {
 	return cmd.Process.Release()
 }
 
-// Watch waits until a change is confirmed, replaced or taken back by others, or takes it back when its time is over. It calls
-// ready once it looks.
+// Watch waits until a change is confirmed, replaced or rolled back, or rolls it back after its deadline. It calls ready
+// once it watches.
 func (h *Host) Watch(ctx context.Context, id string, ready func()) error {
 	for first := true; ; first = false {
 		u, err := h.Unconfirmed()
@@ -371,7 +370,7 @@ func (h *Host) Watch(ctx context.Context, id string, ready func()) error {
 			ready()
 		}
 		if u.over() {
-			// An error is told by what is kept; weir serve may succeed, or the next attempt.
+			// The kept change holds the error. weir serve or the next attempt may succeed.
 			err := h.rollback(ctx, func(u *Unconfirmed) (bool, error) { return u.Waits() && u.ID == id && u.over(), nil }, func(Done) {})
 			if err == nil {
 				continue
@@ -385,7 +384,7 @@ func (h *Host) Watch(ctx context.Context, id string, ready func()) error {
 	}
 }
 
-// nap is how long nothing is due: a second at most, for clocks that stand still and for changes that are confirmed.
+// nap returns the time until something is due, at most 1 s: the clock may jump, and the change may be confirmed.
 func (u *Unconfirmed) nap() time.Duration {
 	left := u.Left
 	if u.Retry != 0 {
@@ -394,11 +393,11 @@ func (u *Unconfirmed) nap() time.Duration {
 	return min(max(left, 10*time.Millisecond), time.Second)
 }
 
-// watchConfirmation takes changes back whose time is over, until ctx is done. It logs each that was taken back, by whichever process.
+// watchConfirmation rolls changes back after their deadline until ctx is done. It logs each rollback, by any process.
 func (h *Host) watchConfirmation(ctx context.Context, log feature.Logger) error {
 	told := ""
 	if u, err := h.Unconfirmed(); err == nil && u != nil && !u.Waits() {
-		told = u.ID // before this process began
+		told = u.ID // rolled back before this process started
 	}
 	for range (feature.Loop{Every: checkEvery, Later: true}).Turns(ctx) {
 		u, err := h.Unconfirmed()

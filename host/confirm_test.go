@@ -25,7 +25,7 @@ import (
 	svc "github.com/weir-project/weir/service"
 )
 
-// What there is before a change that is to be confirmed: slot 1's member was admitted by hand.
+// The state before a change to be confirmed: slot 1's member was admitted by hand.
 const beforeChange = `
 services:
   telemetry:
@@ -46,8 +46,8 @@ services:
   comes: {listen: [udp 0.0.0.0:6343], steer: {slots: 1}}
 `
 
-// playConfirm applies a file that is to be confirmed, or takes the change back, and is killed at a step, counted from 0:
-// ROOT FILE STEP.
+// playConfirm applies a file to be confirmed, or rolls the change back, and is killed at a step, counted from 0: ROOT
+// FILE STEP.
 func playConfirm(f []string) error {
 	h := New(f[0])
 	kerneltest.DieAt(f[2])
@@ -62,12 +62,12 @@ func playConfirm(f []string) error {
 	return h.Apply(context.Background(), c, func(Done) {})
 }
 
-// playWatch takes a change back when its time is over: ROOT ID.
+// playWatch rolls a change back after its deadline: ROOT ID.
 func playWatch(f []string) error {
 	return New(f[0]).Watch(context.Background(), f[1], func() { fmt.Println("watching") })
 }
 
-// saved is all of the state that a take-back restores, but for places in maps.
+// saved returns the whole state restored by a rollback, except positions in maps.
 func (w world) saved() string {
 	w.t.Helper()
 	all, err := w.save(w.t.Context())
@@ -106,7 +106,7 @@ func without(v any, keys ...string) any {
 	return v
 }
 
-// confirmWorld is a host with the state before, and the file of the change.
+// confirmWorld returns a host with the state before the change, and the file of the change.
 func confirmWorld(t *testing.T) (w world, before *Config, file string) {
 	w = newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4739", "0.0.0.0:2055")
@@ -129,7 +129,7 @@ func (w world) after(window time.Duration) *Config {
 	return c
 }
 
-// wantBefore checks that everything is as it was, and works.
+// wantBefore checks that everything is as before, and works.
 func (w world) wantBefore(when, before string) {
 	w.t.Helper()
 	if now := w.saved(); now != before {
@@ -142,7 +142,7 @@ func (w world) wantBefore(when, before string) {
 	}
 }
 
-// diff are the lines that only one of two texts has.
+// diff returns the lines of only one of two texts.
 func diff(a, b string) string {
 	x, y := strings.Split(a, "\n"), strings.Split(b, "\n")
 	var out []string
@@ -159,13 +159,13 @@ func diff(a, b string) string {
 	return fmt.Sprintf("%.4000s", strings.Join(out, "\n"))
 }
 
-// A change is taken back by the process that the command leaves behind, with seed, weights, table, members and limits.
+// The process left behind by the command rolls a change back, with seed, weights, table, members and limits.
 func TestUnconfirmedIsTakenBack(t *testing.T) {
 	w, before, _ := confirmWorld(t)
 	WatchCommand = func(root, id string) *exec.Cmd { return child("watch", root, id) }
 	defer func() { WatchCommand = nil }()
 	was := w.saved()
-	if steps := w.apply(w.after(300 * time.Millisecond)); len(steps) < 4 { // a slow machine sees it taken back already
+	if steps := w.apply(w.after(300 * time.Millisecond)); len(steps) < 4 { // on a slow machine it is rolled back already
 		t.Fatalf("the change did %q", steps)
 	}
 	w.takenBack()
@@ -190,7 +190,7 @@ func TestUnconfirmedIsTakenBack(t *testing.T) {
 	}
 }
 
-// takenBack waits until the change was taken back by somebody.
+// takenBack waits until the change was rolled back.
 func (w world) takenBack() {
 	w.t.Helper()
 	nstest.Until(w.t, "the change is taken back", func() bool {
@@ -202,7 +202,7 @@ func (w world) takenBack() {
 	})
 }
 
-// Killed at any step, an apply that is to be confirmed is taken back, and so is one whose take-back was killed.
+// An apply to be confirmed is rolled back after a kill at any step, and also after a kill of its rollback.
 func TestKilledUnconfirmedIsTakenBack(t *testing.T) {
 	w, _, file := confirmWorld(t)
 	was := w.saved()
@@ -229,7 +229,7 @@ func TestKilledUnconfirmedIsTakenBack(t *testing.T) {
 		w.rollback()
 		w.wantBefore(fmt.Sprintf("applying was killed at step %d (%s)", n, step), was)
 	}
-	w.rollback() // of the one that ran to its end
+	w.rollback() // of the apply that ran to its end
 	for n := rand.IntN(every); ; n += every {
 		w.apply(w.after(time.Hour))
 		step := killed("rollback", n)
@@ -242,7 +242,7 @@ func TestKilledUnconfirmedIsTakenBack(t *testing.T) {
 	t.Logf("killed at %d kinds of steps", len(seen))
 }
 
-// rollback takes the change back, unless somebody has.
+// rollback rolls the change back, unless another process has.
 func (w world) rollback() {
 	w.t.Helper()
 	u, err := w.Unconfirmed()
@@ -254,7 +254,7 @@ func (w world) rollback() {
 	}
 }
 
-// What an operator takes back was not forgotten, and is not told as if it were.
+// A rollback by an operator is not reported as a missed confirmation.
 func TestRollbackByCommandIsTold(t *testing.T) {
 	w, _, _ := confirmWorld(t)
 	w.apply(w.after(time.Hour))
@@ -277,7 +277,7 @@ func TestRollbackByCommandIsTold(t *testing.T) {
 	}
 }
 
-// A second change is refused while one waits, unless it is to be confirmed, too: then both are taken back.
+// While one change waits, a second one is rejected unless it is to be confirmed too. Then both are rolled back.
 func TestSecondApplyWhileUnconfirmed(t *testing.T) {
 	w, before, _ := confirmWorld(t)
 	was := w.saved()
@@ -297,7 +297,7 @@ func TestSecondApplyWhileUnconfirmed(t *testing.T) {
 	if err != nil || !st.Unconfirmed.Waits() || st.Unconfirmed.Left < 50*time.Minute {
 		t.Errorf("status: %+v, %v", st.Unconfirmed, err)
 	}
-	// One that fails leaves the time that there was, and the state.
+	// A failed one leaves the deadline and the state unchanged.
 	deadline, now := st.Unconfirmed.Deadline, w.saved()
 	kerneltest.OnTry(func(step string) error {
 		if step == "steer:published" {
@@ -319,7 +319,7 @@ func TestSecondApplyWhileUnconfirmed(t *testing.T) {
 	w.wantBefore("taken back", was)
 }
 
-// Whatever operators change meanwhile stays; what is removed is not brought back.
+// Later changes by operators stay, and removed objects are not restored.
 func TestTakeBackKeepsLaterWords(t *testing.T) {
 	w, _, _ := confirmWorld(t)
 	w.apply(w.after(time.Hour))
@@ -342,7 +342,7 @@ func TestTakeBackKeepsLaterWords(t *testing.T) {
 	}
 }
 
-// weir serve takes a change back, and the next apply does: with nobody else there.
+// weir serve rolls a change back, and so does the next apply, without other processes.
 func TestOthersTakeBack(t *testing.T) {
 	w, before, _ := confirmWorld(t)
 	was := w.saved()
@@ -371,7 +371,7 @@ func TestOthersTakeBack(t *testing.T) {
 	told(`by="weir rollback"`)
 }
 
-// admit gives a slot to a process, as weir steer admit does.
+// admit gives a slot to a process, like weir steer admit.
 func (w world) admit(service string, slot, pid int) {
 	w.t.Helper()
 	w.change(service, slot, func(l *kernel.WriteLock, s slots.Slot) error {

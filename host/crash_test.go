@@ -26,14 +26,13 @@ func playApply(f []string) error {
 	return New(f[0]).Apply(context.Background(), c, func(Done) {})
 }
 
-// crash applies a file in a process that is killed at a step, and returns which
-// that was: "" if there were fewer.
+// crash applies a file in a process killed at a step. It returns the step, or "" if there were fewer.
 func (w world) crash(file string, step int) string {
 	w.t.Helper()
 	return kerneltest.Killed(w.t, child("apply", w.Root.Path(), file, step))
 }
 
-// handled sends one datagram to a port and says which services counted it: it waits for the one that should.
+// handled sends one datagram to a port and returns the services that counted it. It waits for want.
 func (w world) handled(port int, want string) (services string) {
 	w.t.Helper()
 	count := func() map[string]uint64 {
@@ -49,7 +48,7 @@ func (w world) handled(port int, want string) (services string) {
 	before := count()
 	heard(w.t, "127.0.0.5:0", fmt.Sprintf("127.0.0.1:%d", port))
 	after := count()
-	_ = nstest.Poll(30*time.Second, func() error { // the caller says what is missing
+	_ = nstest.Poll(30*time.Second, func() error { // the caller reports a missing one
 		if after = count(); want != "" && after[want] == before[want] {
 			return errors.New("nothing was counted for " + want)
 		}
@@ -63,8 +62,8 @@ func (w world) handled(port int, want string) (services string) {
 	return services
 }
 
-// Killed at any step of a change that creates, changes and removes services, an
-// apply is finished by the next one: all of it is there, and works.
+// After a kill at any step of a change with created, changed and removed services, the next apply finishes it:
+// everything exists and works.
 func TestKilledApplyIsFinishedByTheNext(t *testing.T) {
 	w := newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4739")
@@ -83,8 +82,8 @@ services:
 		t.Fatal(err)
 	}
 	two := w.config("%s", text)
-	one.AllowOutage = true // slot 2 goes, and part of its traffic to slot 1, which nobody serves
-	// Once the service of this port is gone, its traffic is the kernel's own again.
+	one.AllowOutage = true // slot 2 goes, and part of its traffic moves to slot 1, without a member
+	// Once the service of this port is gone, the kernel delivers its traffic again.
 	plain, err := net.ListenUDP("udp4", &net.UDPAddr{Port: 2055})
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +91,7 @@ services:
 	defer plain.Close()
 	seen := map[string]bool{}
 	every := 1
-	if testing.Short() { // a slow machine: a quarter of them
+	if testing.Short() { // slow machine: a quarter of the steps
 		every = 4
 	}
 	for n := 0; ; n += every {

@@ -24,9 +24,9 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// The instances of everyFeature that hold programs, and the tc filters of those that have some where the kernel has no tcx.
+// The instances of everyFeature with programs, and the tc filters used by some of them on kernels without tcx.
 var damagedInstances = []struct {
-	who     string // begins kernel.Fault.Who
+	who     string // prefix of kernel.Fault.Who
 	linked  bool   // it has links on every kernel
 	filters []string
 }{
@@ -41,17 +41,17 @@ var damagedInstances = []struct {
 	{who: "reroute @liveness", filters: []string{"weir_liveness"}},
 }
 
-// forOldKernels is everyFeature without netfilter's links (Linux 6.4), and BFD, which needs tcx (6.6).
+// forOldKernels is everyFeature without netfilter links (Linux 6.4), and without BFD, which needs tcx (6.6).
 var forOldKernels = regexp.MustCompile(`(?m)^  - {name: nf, .*\n|bfd: {[^}]*}, `).ReplaceAllString(everyFeature, "")
 
-// withoutTCX has the kernel lack tcx until the test ends.
+// withoutTCX makes the kernel look as if it had no tcx until the test ends.
 func withoutTCX(t *testing.T) {
 	was := kernel.TCXLink.Probe
 	kernel.TCXLink.Probe = func() error { return errors.ErrUnsupported }
 	t.Cleanup(func() { kernel.TCXLink.Probe = was })
 }
 
-// Whatever of a feature is lost, by pins, links or tc filters, is told by everything that tells, within 3 s.
+// Any loss of pins, links or tc filters of a feature is reported everywhere within 3 s.
 func TestDamageOfEveryFeatureIsTold(t *testing.T) {
 	for name, x := range map[string]struct {
 		config string
@@ -92,7 +92,7 @@ func TestDamageOfEveryFeatureIsTold(t *testing.T) {
 	}
 }
 
-// dirOf is the directory of the instance whose name begins so.
+// dirOf returns the directory of the instance with this prefix.
 func (w world) dirOf(who string) string {
 	w.t.Helper()
 	all, err := w.Root.Instances("")
@@ -108,7 +108,7 @@ func (w world) dirOf(who string) string {
 	return ""
 }
 
-// detachAll detaches the links of an instance, if it has some that can be.
+// detachAll detaches the detachable links of an instance.
 func (w world) detachAll(dir, who string, told func(who, text, kind string)) {
 	w.t.Helper()
 	pins, _ := filepath.Glob(filepath.Join(dir, "link_*"))
@@ -119,12 +119,12 @@ func (w world) detachAll(dir, who string, told func(who, text, kind string)) {
 			return
 		}
 	}
-	if len(pins) > 0 && !strings.HasPrefix(who, "steer @reuse") { // whose links are tracepoints
+	if len(pins) > 0 && !strings.HasPrefix(who, "steer @reuse") { // its links are tracepoints
 		w.t.Errorf("%s has no link that can be detached: %q", who, pins)
 	}
 }
 
-// deleteFilters does as tc filter del for all filters of these names, and returns those that it found.
+// deleteFilters deletes all tc filters with these names, like tc filter del, and returns the found ones.
 func (w world) deleteFilters(names []string) (found []string) {
 	w.t.Helper()
 	all, err := netlink.LinkList()
@@ -152,8 +152,8 @@ func (w world) deleteFilters(names []string) (found []string) {
 	return found
 }
 
-// teller says whether everything that tells of faults tells of one: the log within 3 s, the others when they are asked. The log is that of weir serve, which
-// repairs nothing here.
+// teller returns a check that a fault is reported everywhere: by the log within 3 s, and by the others when asked. The
+// log is that of a weir serve that repairs nothing here.
 func (w world) teller() func(who, text, kind string) {
 	var log nstest.Log
 	ctx, cancel := context.WithCancel(w.t.Context())
@@ -175,7 +175,7 @@ func (w world) teller() func(who, text, kind string) {
 		d := time.Since(began)
 		began = time.Now()
 		w.faults()
-		if look := time.Since(began); d > 3*time.Second+10*look { // which is nothing, unless the machine is busy
+		if look := time.Since(began); d > 3*time.Second+10*look { // negligible unless the machine is busy
 			w.t.Errorf("the log told of %s after %s; to look takes %s", who, d, look)
 		}
 		fault := regexp.MustCompile(regexp.QuoteMeta(who) + `[^\n]*` + regexp.QuoteMeta(text))
@@ -204,7 +204,7 @@ func (w world) teller() func(who, text, kind string) {
 	}
 }
 
-// recovered says whether apply, and agents that start anew if they are given, leave nothing damaged.
+// recovered checks that apply, and restarted agents if given, leave no damage.
 func (w world) recovered(c *Config, a *agents, what string) {
 	w.t.Helper()
 	w.apply(c)
@@ -216,7 +216,7 @@ func (w world) recovered(c *Config, a *agents, what string) {
 	}
 }
 
-// A qdisc that is deleted takes everybody's filters along, and a filter of somebody else's may come before them.
+// Deleting a qdisc removes all its filters, and a foreign filter may come before weir's.
 func TestFiltersOfOthersAreTold(t *testing.T) {
 	withoutTCX(t)
 	w, c, _, _ := damagedWorldOf(t, forOldKernels, kernel.ClsactFilter)

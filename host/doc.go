@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package host is the whole host: it loads the configuration, has the features
-// plan and apply their parts of it, reads them for status and metrics, and runs
-// what needs a process.
+// Package host manages the whole host. It loads the configuration, plans and applies it through the features, reads
+// their state for status and metrics, and runs their long-lived tasks.
 package host

@@ -15,25 +15,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Finding is one line of doctor.
+// Finding is one result of weir doctor.
 type Finding struct {
 	Feature  string `json:"feature"`
 	Check    string `json:"check"`
-	Since    string `json:"since,omitempty"` // first kernel with it
+	Since    string `json:"since,omitempty"` // first kernel version with it
 	Level    string `json:"level"`           // ok, note, warning, missing, failure: see health
 	Text     string `json:"text,omitempty"`
 	Remedy   string `json:"remedy,omitempty"`
 	Optional bool   `json:"optional,omitempty"`
 }
 
-// Diagnosis is what doctor found.
+// Diagnosis is the result of weir doctor.
 type Diagnosis struct {
 	Kernel   string    `json:"kernel"`
 	User     string    `json:"user"`
 	Findings []Finding `json:"findings"`
 }
 
-// Able says whether every feature can run: nothing that one needs is missing.
+// Able returns an error if a feature cannot run, because one of its needs is missing.
 func (d Diagnosis) Able() error {
 	var missing []string
 	for _, f := range d.Findings {
@@ -47,8 +47,7 @@ func (d Diagnosis) Able() error {
 	return fmt.Errorf("%w: %s", kernel.ErrUnsupported, strings.Join(missing, "; "))
 }
 
-// Doctor probes what the features need, and looks at what runs for what would
-// make it useless.
+// Doctor probes the features' needs, and checks the running host for common faults.
 func (h *Host) Doctor(ctx context.Context) Diagnosis {
 	d := Diagnosis{Kernel: kernelRelease(), User: "root"}
 	if uid := os.Geteuid(); uid != 0 {
@@ -65,7 +64,7 @@ func (h *Host) Doctor(ctx context.Context) Diagnosis {
 	return d
 }
 
-// probe looks for what a feature needs of the kernel.
+// probe probes a feature's kernel needs.
 func (d *Diagnosis) probe(name string, needs []kernel.Need) {
 	for _, n := range needs {
 		f := Finding{Feature: name, Check: n.Name, Since: n.Since, Level: "ok", Optional: n.Optional}
@@ -81,7 +80,7 @@ func (d *Diagnosis) probe(name string, needs []kernel.Need) {
 	}
 }
 
-// faults looks for damage to what is pinned.
+// faults adds damage to the pins.
 func (d *Diagnosis) faults(ctx context.Context, h *Host) {
 	faults, err := h.Faults(ctx)
 	err = errors.Join(h.Root.Located(), err)
@@ -93,7 +92,7 @@ func (d *Diagnosis) faults(ctx context.Context, h *Host) {
 	}
 }
 
-// unconfirmed tells of a change that waits to be confirmed, or was taken back.
+// unconfirmed adds a change that waits for confirmation or was rolled back.
 func (d *Diagnosis) unconfirmed(h *Host) {
 	u, err := h.Unconfirmed()
 	if err != nil {
@@ -104,7 +103,7 @@ func (d *Diagnosis) unconfirmed(h *Host) {
 	}
 }
 
-// examine looks at what runs.
+// examine adds a feature's findings about the running host.
 func (d *Diagnosis) examine(ctx context.Context, r *kernel.Root, p feature.Declared) {
 	x, ok := p.Value.(feature.Examiner)
 	if !ok {

@@ -15,9 +15,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Explain says step by step what becomes of a packet: what features that see it on
-// its way to a socket do with it, in the kernel's order, and which socket gets it. It
-// needs root. Firewall rules and programs of others are not asked.
+// Explain describes step by step where a packet goes: the decisions of features on its way in the kernel's order, and
+// the receiving socket. It needs root. It does not evaluate firewall rules or foreign programs.
 func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanation, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
@@ -102,7 +101,7 @@ func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanat
 	return lookup, nil
 }
 
-// split parts the verdicts about packets for this host from those about packets that it forwards.
+// split separates the verdicts about packets for this host from those about forwarded packets.
 func split(all []feature.Verdict) (here, forward []feature.Verdict) {
 	at := slices.IndexFunc(all, func(v feature.Verdict) bool { return v.Stage == feature.StageForward })
 	if at < 0 {
@@ -111,7 +110,7 @@ func split(all []feature.Verdict) (here, forward []feature.Verdict) {
 	return all[:at], all[at:]
 }
 
-// explainForward ends the explanation of a packet that a feature takes on its way out.
+// explainForward completes the explanation of a packet handled by a feature on its way out.
 func (h *Host) explainForward(ctx context.Context, ns *netns.Handle, p feature.Packet, forward []feature.Verdict, out *feature.Explanation) error {
 	if err := h.explainFaults(ctx, ns, p, out); err != nil {
 		return err
@@ -126,7 +125,7 @@ func (h *Host) explainForward(ctx context.Context, ns *netns.Handle, p feature.P
 	return nil
 }
 
-// explainFaults tells of damage, and of programs of others, on the packet's way.
+// explainFaults adds damage and foreign programs on the packet's way.
 func (h *Host) explainFaults(ctx context.Context, ns *netns.Handle, p feature.Packet, out *feature.Explanation) error {
 	faults, err := h.Faults(ctx)
 	for _, f := range faults {
@@ -138,7 +137,8 @@ func (h *Host) explainFaults(ctx context.Context, ns *netns.Handle, p feature.Pa
 	return err
 }
 
-// back is the interface by which a namespace reaches where a packet comes from. Rules may choose it by the address that answers.
+// back returns the interface of a namespace's route to the packet's source. Rules may select it by the answering
+// address.
 func back(ns *netns.Handle, p feature.Packet) (name string, err error) {
 	err = ns.Do(func() error {
 		routes, err := netlink.RouteGetWithOptions(p.From.Addr().AsSlice(), &netlink.RouteGetOptions{SrcAddr: p.To.Addr().AsSlice()})

@@ -19,8 +19,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// features are all of weir's. One more is one more line here, and its command file in cmd/weir; what it can do beside the common
-// (run, recover, upgrade, examine, measure) is found by type assertion.
+// features are weir's features. A new feature needs one line here and its command file in cmd/weir. Its optional
+// interfaces (run, recover, upgrade, examine, measure) are found by type assertion.
 var features = []feature.Declared{
 	feature.Declare(steer.Feature{}),
 	feature.Declare(guard.Feature{}),
@@ -31,13 +31,13 @@ var features = []feature.Declared{
 	feature.Declare(backend.Feature{}),
 }
 
-// Add adds a feature to the list, for programs with weir as a library and features of their own. Call it before everything else.
+// Add adds a feature, for programs with weir as a library and their own features. Call it before everything else.
 func Add(f feature.Declared) { features = append(features, f) }
 
-// sessions is the keeper, with steer's way to its sessions.
+// sessions is the keeper, with a mover of its sessions for steering.
 type sessions struct{ keeper.Feature }
 
-// bufferLimit is for tests, whose machines stand still for longer. 0: the default.
+// bufferLimit is longer in tests, whose machines may stall. 0: the default.
 var bufferLimit time.Duration
 
 // SessionMover implements feature.MoverProvider.
@@ -45,7 +45,7 @@ func (sessions) SessionMover(socket string) feature.SessionMover {
 	return mover.Mover{Socket: socket, Limit: bufferLimit}
 }
 
-// named are the features that a command is about: all of them if name is empty.
+// named returns the feature with a name, or all features if name is empty.
 func named(name string) ([]feature.Declared, error) {
 	for i, f := range features {
 		if f.Name == name {
@@ -58,7 +58,7 @@ func named(name string) ([]feature.Declared, error) {
 	return nil, fmt.Errorf("no feature %q: there is %s", name, strings.Join(Features(), ", "))
 }
 
-// Features are the names of weir's features.
+// Features returns the names of weir's features.
 func Features() []string {
 	var out []string
 	for _, f := range features {
@@ -67,7 +67,7 @@ func Features() []string {
 	return out
 }
 
-// SetVersion has every instance that is published record this version of weir.
+// SetVersion sets the version recorded in published instances.
 func SetVersion(v string) {
 	kernel.Version = v
 }

@@ -20,19 +20,19 @@ const retryEvery = 5 * time.Second
 // file is the configuration file of weir serve.
 type file struct {
 	path   string
-	only   []string // features; empty: all
-	listen string   // TCP address of weir serve itself; empty: none
+	only   []string // features to run; empty: all
+	listen string   // TCP address for /metrics and /healthz; empty: none
 
-	sockets []feature.FileSocket // that go by the file without pins; none: the file is applied
+	sockets []feature.FileSocket // sockets that use the file without pins; none: the file is applied
 
 	mu      sync.Mutex
-	untried bool  // its first attempt has not ended
-	refused error // why the file of the last reload changed nothing; it is not tried again
-	err     error // of the last attempt to apply what is to be in force; it is tried again
-	lost    bool  // something went with its network namespace, and is not applied again yet
+	untried bool  // the first attempt has not ended
+	refused error // why the file of the last reload was rejected; it is not retried
+	err     error // error of the last attempt, to be retried
+	lost    bool  // an instance was lost with its network namespace, and is not applied again yet
 }
 
-// failure says why the file is not in force, as of the last attempt to apply it. A nil file has no failure.
+// failure returns why the file is not in force, from the last attempt to apply it. A nil file has no failure.
 func (f *file) failure() error {
 	if f == nil {
 		return nil
@@ -48,7 +48,7 @@ func (f *file) failure() error {
 	return nil
 }
 
-// incomplete reports whether something of the file went with its network namespace. Of a nil file nothing did.
+// incomplete reports whether an instance of the file was lost with its network namespace. It is false for a nil file.
 func (f *file) incomplete() bool {
 	if f == nil {
 		return false
@@ -58,14 +58,15 @@ func (f *file) incomplete() bool {
 	return f.lost
 }
 
-// noteLost keeps whether something went with its network namespace.
+// noteLost records whether an instance was lost with its network namespace.
 func (f *file) noteLost(lost bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lost = lost
 }
 
-// noteRefused keeps and logs why the file of a reload changed nothing; nil: it was read, and is applied or tried again.
+// noteRefused records and logs why the file of a reload was rejected. A nil err means that the file was applied, or will
+// be retried.
 func (f *file) noteRefused(err error, log *slog.Logger) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -75,7 +76,7 @@ func (f *file) noteRefused(err error, log *slog.Logger) {
 	}
 }
 
-// noteAttempt keeps the outcome of an attempt, and logs a failure once.
+// noteAttempt records the outcome of an attempt, and logs each failure once.
 func (f *file) noteAttempt(err error, log *slog.Logger) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -85,7 +86,7 @@ func (f *file) noteAttempt(err error, log *slog.Logger) {
 	f.untried, f.err = false, err
 }
 
-// load reads the file for the features that this process runs.
+// load reads the file for the features of this process.
 func (f *file) load() (*Config, error) {
 	c, err := LoadConfig(f.path, f.only...)
 	if err != nil {
@@ -99,8 +100,8 @@ func (f *file) load() (*Config, error) {
 	return c, nil
 }
 
-// apply makes the host match the file, or this process alone where nothing is pinned. changed says that steps of the file, not
-// of a recovery, were carried out; those of a failed attempt are taken back.
+// apply makes the host match the file, or only this process if it does not pin. changed reports whether steps of the
+// file, not of a recovery, were applied. Those of a failed attempt are undone.
 func (f *file) apply(ctx context.Context, h *Host, c *Config, log *slog.Logger) (changed bool, err error) {
 	if len(f.sockets) > 0 {
 		return false, f.configure(c, log)
@@ -118,7 +119,7 @@ func (f *file) apply(ctx context.Context, h *Host, c *Config, log *slog.Logger) 
 	return changed, err
 }
 
-// configure has the sockets go by the file.
+// configure makes the sockets use the file.
 func (f *file) configure(c *Config, log *slog.Logger) error {
 	for _, s := range f.sockets {
 		if err := s.Configure(c.Document()); err != nil {
@@ -129,5 +130,5 @@ func (f *file) configure(c *Config, log *slog.Logger) error {
 	return nil
 }
 
-// oneLine is an error as an attribute of a log line.
+// oneLine formats an error for one line of the log.
 func oneLine(err error) error { return errors.New(printable.OneLine(err.Error())) }

@@ -27,7 +27,7 @@ filter:
     rules: [{name: others, match: 'udp.dstport == 4739', action: drop}]
 `
 
-// Errors of several lines are one of the log, and a list begins behind its colon.
+// An error of several lines becomes one line of the log, and a list follows its colon.
 func TestOneLine(t *testing.T) {
 	err := fmt.Errorf("%w; nothing was changed:\n  slot 0 would be emptied\nfix the reason", errUnconfirmed)
 	if got, want := oneLine(err).Error(), errUnconfirmed.Error()+"; nothing was changed: slot 0 would be emptied; fix the reason"; got != want {
@@ -35,7 +35,7 @@ func TestOneLine(t *testing.T) {
 	}
 }
 
-// weir serve takes no file that listens where it does itself.
+// weir serve rejects a file with a listen address of its own.
 func TestFileListensBesideServe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "weir.yaml")
 	const text = "lb:\n  name: edge\n  listen: 0.0.0.0:9743\n  tls: {certificate: c, key: k, ca: a}\n  devices: [eth0]\n  services: {talk: {number: 0, listen: [tcp 192.0.2.1:1790]}}\n  register: true\n"
@@ -53,7 +53,7 @@ func TestFileListensBesideServe(t *testing.T) {
 	}
 }
 
-// A file listens for the features that a process runs: others may, in another network namespace.
+// The listens of a file count only for the features of a process: others may run in another network namespace.
 func TestListensOfOnly(t *testing.T) {
 	const path = "testdata/errors/same-listen.yaml"
 	for _, x := range []struct {
@@ -75,7 +75,7 @@ func TestListensOfOnly(t *testing.T) {
 	}
 }
 
-// /healthz of weir serve answers 503 until the first attempt to apply its file has ended: here it waits for the lock.
+// /healthz of weir serve answers 503 until the first attempt to apply its file has ended. Here it waits for the lock.
 func TestHealthBeforeTheFirstAttempt(t *testing.T) {
 	w := newWorld(t)
 	path := filepath.Join(t.TempDir(), "weir.yaml")
@@ -101,8 +101,8 @@ func TestHealthBeforeTheFirstAttempt(t *testing.T) {
 	})
 }
 
-// weir serve applies its file at the start and at each reload. A wrong file keeps what is there, and with Only the other
-// features are left alone.
+// weir serve applies its file at the start and at each reload. A file with an error changes nothing. With Only, other
+// features stay unchanged.
 func TestServeAppliesItsFile(t *testing.T) {
 	nstest.NeedRoot(t)
 	if err := hook.NFTMatch.Check(); err != nil {
@@ -150,7 +150,7 @@ func TestServeAppliesItsFile(t *testing.T) {
 	}
 	write("filters: []\n")
 	reload <- struct{}{}
-	reload <- struct{}{} // the first one is over
+	reload <- struct{}{} // the first reload is over
 	if got := filters(); !slices.Equal(got, []string{"guarded"}) || !strings.Contains(log.String(), "weir.yaml:1:1: unknown key") {
 		t.Errorf("after a wrong file there is %v; log:\n%s", got, log)
 	}

@@ -26,7 +26,7 @@ filter:
     rules: [{name: others, match: 'udp.dstport == 4739 and ip.src != 127.0.0.5', action: drop}]
 `
 
-// Features stand side by side in one file, one status and one page of metrics.
+// Features work together in one file, one status and one page of metrics.
 func TestFilterBesideServices(t *testing.T) {
 	nstest.NeedRoot(t)
 	if err := hook.NFTMatch.Check(); err != nil {
@@ -64,7 +64,7 @@ func TestFilterBesideServices(t *testing.T) {
 		`weir_filter_last_match_timestamp_seconds{action="drop",filter="guarded",hook="nft",netns="[^"]*",rule="others"} 1`,
 		`weir_filter_attached{filter="guarded",netns="[^"]*",place="nftables table inet weir_guarded, input, priority 0"} 1`,
 		`weir_filter_up 1`)
-	// Over the socket, what root reads from the pins.
+	// The socket returns the same as root's reading of the pins.
 	theirs, err := Ask[filter.State](t.Context(), remote{s.socket, nil}, filter.Name, "status", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -108,7 +108,7 @@ filter:
     rules: [{name: others, match: 'udp.dstport == 4739 and ip.src == 127.0.0.6', action: drop}]
 `
 
-// An explanation goes the packet's way: filters, the lookup, the guard; and ends where the packet does.
+// An explanation follows the packet: filters, the lookup, the guard. It ends with the packet.
 func TestExplainGoesThePacketsWay(t *testing.T) {
 	nstest.NeedRoot(t)
 	for _, n := range []kernel.Need{hook.NFTMatch, probe.CgroupIngress, probe.CompareAndSwap} {

@@ -11,7 +11,7 @@ import (
 	"github.com/weir-project/weir/feature"
 )
 
-// follower keeps the host as the file of weir serve has it.
+// follower keeps the host in step with weir serve's file.
 type follower struct {
 	*file
 	host *Host
@@ -20,24 +20,24 @@ type follower struct {
 	spec  *Config // in force, or to be applied
 	due   bool    // spec is to be applied
 	again *time.Timer
-	// before are the files in force, by feature, when spec became due or came into force: a later one of somebody else goes
-	// before spec.
+	// before are the files in force, by feature, when spec became due or took effect. A later file of another process
+	// overrides spec.
 	before map[string]string
-	kept   *fileInForce            // before spec became due by a reload
-	had    map[instanceName]string // what was applied at the last check, with its scope
-	pause  time.Time               // until then what is lost is not tried again
+	kept   *fileInForce            // state before a reload made spec due
+	had    map[instanceName]string // instances applied at the last check, with their scopes
+	pause  time.Time               // until then lost instances are not retried
 }
 
-// fileInForce is a file that is or was in force and, by feature, the files in force then.
+// fileInForce is a file in force, with the files of all features at that time.
 type fileInForce struct {
 	spec  *Config
 	files map[string]string
 }
 
-// follow applies the file, first c, and again at each reload, until ctx is done. A file that cannot be applied changes
-// nothing. Where something is missing weir serve tries again: a network namespace, an interface or a member may come late.
-// What went with its network namespace is applied again when that is back.
-// Outages are allowed where nothing is applied yet, as after a boot: members may come after weir serve.
+// follow applies the file until ctx is done: first c, then the file at each reload. A file with an error changes
+// nothing. weir serve retries missing objects: a network namespace, an interface or a member may appear late. Instances
+// lost with their network namespace are applied again when it returns. Outages are allowed if nothing is applied yet, as
+// after a boot: members may start after weir serve.
 func (f *file) follow(ctx context.Context, h *Host, c *Config, reload <-chan struct{}, log *slog.Logger) error {
 	c.AllowOutage = h.blank()
 	w := &follower{file: f, host: h, log: log, spec: c, due: true, again: time.NewTimer(0), before: h.filesInForce()}
@@ -58,8 +58,8 @@ func (f *file) follow(ctx context.Context, h *Host, c *Config, reload <-chan str
 	}
 }
 
-// reload reads the file and applies it. A refused file, a file with an error and one that failed half way leave weir serve with
-// the one in force: the operator has to decide.
+// reload reads and applies the file. After a rejected file, an invalid one or one that fails midway, the previous file
+// stays in force: the operator must decide.
 func (w *follower) reload(ctx context.Context) {
 	next, err := w.load()
 	if err != nil {
@@ -90,11 +90,11 @@ func (w *follower) reload(ctx context.Context) {
 	w.noteAttempt(err, w.log)
 }
 
-// starting reports whether no file of this process is in force yet.
+// starting reports whether this process has no file in force yet.
 func (w *follower) starting() bool { return w.due && w.kept == nil }
 
-// refuse tells why contents of the file stay without effect, and goes by those in force: none that the file had in between is tried
-// again. Those of the start are, for there are no others.
+// refuse records why the file has no effect, and returns to the contents in force. Contents in between are not retried.
+// The initial contents are retried, because there are no others.
 func (w *follower) refuse(err error) {
 	if w.due && !w.starting() {
 		w.spec, w.before, w.due, w.kept = w.kept.spec, w.kept.files, false, nil
@@ -103,7 +103,8 @@ func (w *follower) refuse(err error) {
 	w.noteRefused(err, w.log)
 }
 
-// final reports whether a failed change is not tried again: it needs a decision, or would disturb traffic at each attempt.
+// final reports whether a failed change must not be retried: it needs a decision, or would disturb traffic at each
+// attempt.
 func final(changed bool, err error) bool {
 	if _, ok := errors.AsType[*appliedInPart](err); ok {
 		return false
@@ -111,7 +112,7 @@ func final(changed bool, err error) bool {
 	return changed || errors.Is(err, feature.ErrOutage) || errors.Is(err, errUnconfirmed)
 }
 
-// attempt applies what is due, and tries again later where that fails.
+// attempt applies the due file, and schedules a retry on failure.
 func (w *follower) attempt(ctx context.Context) {
 	if !w.due {
 		return
@@ -145,15 +146,15 @@ func (h *Host) blank() bool {
 	return err == nil && len(all) == 0
 }
 
-// inForce notes that a file is in force.
+// inForce records that a file is in force.
 func (w *follower) inForce(c *Config) {
 	w.spec, w.due, w.before, w.kept = c, false, w.host.filesInForce(), nil
-	w.had, _ = w.applied() // an error: the next check finds out
+	w.had, _ = w.applied() // after an error the next check reads it
 	w.noteLost(false)
 }
 
-// superseded reports whether somebody has applied another file for these features since, or removed one: weir serve does not undo
-// that.
+// superseded reports whether another file has been applied for these features since, or one was removed. weir serve does
+// not undo that.
 func (w *follower) superseded(names []string) bool {
 	now := w.host.filesInForce()
 	for _, name := range names {

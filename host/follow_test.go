@@ -34,7 +34,7 @@ services:
   telemetry: {listen: [udp 0.0.0.0:4739], steer: {slots: 1}, guard: {limit: 20kpps}, members: [{slot: 0, pidfile: %s}]}
 `
 
-// reborn is a running weir serve with a file whose filter is in the network namespace "reborn".
+// reborn is a running weir serve. Its file has a filter in the network namespace "reborn".
 type reborn struct {
 	*serving
 	w      world
@@ -52,13 +52,13 @@ func needs(t *testing.T, all ...kernel.Need) {
 	}
 }
 
-// newReborn starts it, and waits until the filter is there.
+// newReborn starts it and waits for the filter.
 func newReborn(t *testing.T) reborn {
 	nstest.NeedRoot(t)
 	needs(t, hook.NFTMatch, kernel.NetnsCookie)
 	r := reborn{w: newWorld(t), path: filepath.Join(t.TempDir(), "weir.yaml"), reload: make(chan struct{})}
 	r.create()
-	t.Cleanup(func() { _ = netns.Delete("reborn") }) // the test may have done so
+	t.Cleanup(func() { _ = netns.Delete("reborn") }) // the test may have deleted it
 	r.write(9)
 	r.serving = r.w.serveWith(socketDir(t), ServeOptions{File: r.path, Reload: r.reload})
 	nstest.Eventually(t, r.healthy)
@@ -92,7 +92,7 @@ func (r reborn) write(port int) {
 	}
 }
 
-// unlike says how the host differs from the file with a port.
+// unlike returns the difference between the host and the file with a port.
 func (r reborn) unlike(port int) error {
 	if steps := r.w.plan(r.w.config(filterElsewhere, port)); len(steps) > 0 {
 		return fmt.Errorf("apply would %q", steps)
@@ -100,7 +100,7 @@ func (r reborn) unlike(port int) error {
 	return nil
 }
 
-// healthy says what /healthz tells beside ok.
+// healthy returns an error unless /healthz reports ok.
 func (r reborn) healthy() error {
 	if status, body := r.get("/healthz"); status != http.StatusOK {
 		return fmt.Errorf("/healthz: %d %s", status, body)
@@ -108,7 +108,7 @@ func (r reborn) healthy() error {
 	return nil
 }
 
-// waits returns an error unless /healthz tells of a reload that waits for the namespace.
+// waits returns an error unless /healthz reports a reload waiting for the namespace.
 func (r reborn) waits() error {
 	if err := r.healthy(); err == nil || !strings.Contains(err.Error(), "reborn") || strings.Contains(err.Error(), "gone with") {
 		return fmt.Errorf("the namespace is away, and /healthz says %v", err)
@@ -116,7 +116,7 @@ func (r reborn) waits() error {
 	return nil
 }
 
-// A reload while a network namespace is away is tried again, as at the start, and /healthz tells the reason until then.
+// A reload with a missing network namespace is retried, as at the start. /healthz shows the reason until then.
 func TestReloadIsTriedAgain(t *testing.T) {
 	r := newReborn(t)
 	r.remove()
@@ -130,7 +130,7 @@ func TestReloadIsTriedAgain(t *testing.T) {
 	}
 }
 
-// A file that weir apply applied meanwhile goes before the file that weir serve tries again.
+// A file applied by weir apply meanwhile overrides the file retried by weir serve.
 func TestReloadIsNotTriedAgainAfterAnotherApply(t *testing.T) {
 	r := newReborn(t)
 	r.remove()
@@ -148,8 +148,8 @@ func TestReloadIsNotTriedAgainAfterAnotherApply(t *testing.T) {
 	}
 }
 
-// A wrong file at a reload ends the attempts to apply contents that the file had before and that were never in force: those in force
-// stay, and come back with their namespace. /healthz and the metrics tell of the wrong file.
+// A wrong file at a reload ends the retries of earlier contents that never took effect. The contents in force stay, and
+// return with their namespace. /healthz and the metrics report the wrong file.
 func TestWrongFileEndsTheAttempts(t *testing.T) {
 	r := newReborn(t)
 	r.remove()
@@ -178,7 +178,7 @@ func TestWrongFileEndsTheAttempts(t *testing.T) {
 	checkMetrics(t, page, `weir_config_last_apply_success 1`)
 }
 
-// wrong writes a file with an error, and has weir serve read it.
+// wrong writes a file with an error, and makes weir serve read it.
 func (r reborn) wrong() {
 	r.w.t.Helper()
 	if err := os.WriteFile(r.path, []byte("filters: []\n"), 0o600); err != nil {
@@ -188,7 +188,7 @@ func (r reborn) wrong() {
 	nstest.Until(r.w.t, "weir serve refuses the file", func() bool { return r.log.Has("everything stays as it was") })
 }
 
-// A wrong file at a reload does not end the attempts to apply the file of the start: nothing else is in force.
+// A wrong file at a reload does not end the retries of the initial file: no other is in force.
 func TestWrongFileKeepsTheStart(t *testing.T) {
 	nstest.NeedRoot(t)
 	needs(t, hook.NFTMatch, kernel.NetnsCookie)
@@ -208,13 +208,13 @@ func TestWrongFileKeepsTheStart(t *testing.T) {
 	}
 }
 
-// movedService is a service whose member serves it by weir alone: its socket is bound to another port.
+// movedService is a service whose member needs weir: its socket is bound to another port.
 const movedService = `
 services:
   telemetry: {listen: [udp 0.0.0.0:2055], netns: %s, steer: {slots: 1}, members: [{slot: 0, pid: %d, bound: [udp 0.0.0.0:4739]}]}
 `
 
-// A reload that waited for a namespace, and is refused for an outage when that is there, is not applied once its member has ended.
+// A reload that waited for a namespace, and is then rejected for an outage, is not applied after its member has ended.
 func TestRefusedAttemptIsNotTriedAgain(t *testing.T) {
 	nstest.NeedRoot(t)
 	needs(t, kernel.NetnsCookie)
@@ -254,7 +254,7 @@ func TestRefusedAttemptIsNotTriedAgain(t *testing.T) {
 	}
 }
 
-// What went with its network namespace comes back with it. Until then /healthz and the metrics tell.
+// Instances lost with their network namespace return with it. Until then /healthz and the metrics report them.
 func TestInstancesComeBackWithTheirNetns(t *testing.T) {
 	r := newReborn(t)
 	_, page := r.get("/metrics")
@@ -280,7 +280,8 @@ func TestInstancesComeBackWithTheirNetns(t *testing.T) {
 	checkMetrics(t, page, `weir_config_info{hash="[0-9a-f]*"} 1`, `weir_config_last_apply_success 1`)
 }
 
-// A namespace that is deleted and made at once, as a container that restarts, has its filter again without a word of /healthz.
+// A namespace deleted and made again at once, like that of a restarted container, gets its filter back without a report
+// in /healthz.
 func TestInstancesComeBackAtOnce(t *testing.T) {
 	r := newReborn(t)
 	r.remove()
@@ -288,7 +289,7 @@ func TestInstancesComeBackAtOnce(t *testing.T) {
 	nstest.Eventually(t, func() error { return r.unlike(9) })
 }
 
-// weir serve goes by its file as weir apply applied it last.
+// weir serve uses its file as last applied by weir apply.
 func TestInstancesComeBackAsAppliedLast(t *testing.T) {
 	r := newReborn(t)
 	r.write(10)
@@ -302,7 +303,7 @@ func TestInstancesComeBackAsAppliedLast(t *testing.T) {
 	nstest.Eventually(t, func() error { return r.unlike(10) })
 }
 
-// What somebody removed, or replaced by another file, does not come back with its namespace.
+// An instance removed, or replaced by another file, does not return with its namespace.
 func TestInstancesRemovedDoNotComeBack(t *testing.T) {
 	for how, change := range map[string]func(r reborn) error{
 		"removed":      func(r reborn) error { return r.w.Remove(r.w.t.Context(), "filter", true) },

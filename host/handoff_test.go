@@ -19,8 +19,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// playKept is a member of a service whose sessions weir serve keeps: KEEPER SERVICE ADDRESS.
-// It says what it has read of each session so far, by whichever process.
+// playKept is a member of a service with sessions kept by weir serve: KEEPER SERVICE ADDRESS. It prints the data read
+// from each session so far, by any process.
 func playKept(f []string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -53,8 +53,7 @@ func playKept(f []string) error {
 	}
 }
 
-// weir serve keeps sessions of those whom the configuration names as members, and of
-// nobody else.
+// weir serve keeps sessions of the members named in the configuration, and of no others.
 func TestServeKeepsSessions(t *testing.T) {
 	w := newWorld(t)
 	pidfile := filepath.Join(t.TempDir(), "pid")
@@ -109,7 +108,7 @@ func TestServeKeepsSessions(t *testing.T) {
 			t.Errorf("metrics lack %s", want)
 		}
 	}
-	// weir serve restarts: the session goes on meanwhile, and is kept by the next.
+	// weir serve restarts: the session continues meanwhile, and the next weir serve keeps it.
 	if err := s.stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -118,11 +117,11 @@ func TestServeKeepsSessions(t *testing.T) {
 	nstest.Eventually(t, func() error {
 		r, err := handoff.Status(t.Context(), s.handoff)
 		if err == nil && len(r.Services) == 0 {
-			return nil // another socket: this member does not know of it
+			return nil // another socket: this member does not know it
 		}
 		return fmt.Errorf("status %+v, %v", r, err)
 	})
-	// A keeper that is there already keeps weir serve from nothing else.
+	// An existing keeper does not prevent the other tasks of weir serve.
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {

@@ -32,18 +32,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Members of this service get numbered messages of 8 bytes from routers, over UDP and
-// over TCP: the last byte of the router's address, and a number. They write down what
-// they process, and when.
+// Members of this service get numbered messages of 8 bytes from routers over UDP and TCP: the last byte of the router's
+// address, and a number. They log each processed message with its time.
 const routed = "127.0.0.1:4741"
 
 func message(router byte, n uint32) []byte {
 	return binary.BigEndian.AppendUint32([]byte{router, 0, 0, 0}, n)
 }
 
-// playRouted is a member that takes TCP and UDP of the same routers, and hands over its
-// sessions: KEEPER NAME LOG PIDFILE PAUSE. It has its slot for as long as PAUSE before it
-// takes sessions.
+// playRouted is a member with TCP and UDP of the same routers and with session handover: KEEPER NAME LOG PIDFILE PAUSE.
+// It holds its slot for PAUSE before it accepts sessions.
 func playRouted(f []string) error {
 	ctx := context.Background()
 	o := handoff.Options{Service: "telemetry", Name: f[1], Keeper: f[0]}
@@ -120,13 +118,12 @@ func serveRouted(s *handoff.Session, note func(string, []byte, time.Time)) {
 		done := in
 		for ; len(in) >= 8; in = in[8:] {
 			if got := binary.BigEndian.Uint32(in[4:]); got != next {
-				note("gap", in, time.Now()) // lost, doubled or changed
+				note("gap", in, time.Now()) // lost, duplicated or changed
 			}
 			next++
 		}
 		in = append([]byte(nil), in...)
-		// What is not committed is done again by whoever has the session next: so it counts
-		// as processed only then.
+		// The next owner repeats uncommitted work: a message counts as processed only after its commit.
 		at := time.Now()
 		if s.CommitExcept(len(in), binary.BigEndian.AppendUint32(nil, next)) != nil {
 			return
@@ -137,12 +134,12 @@ func serveRouted(s *handoff.Session, note func(string, []byte, time.Time)) {
 	}
 }
 
-// router sends to the service over both protocols from an address of its own.
+// router sends to the service over both protocols from its own address.
 type router struct {
 	id   byte
 	tcp  *net.TCPConn
 	udp  *net.UDPConn
-	sent [2][]int64 // when, by number: TCP, UDP
+	sent [2][]int64 // send times by number: TCP, UDP
 	err  error
 }
 
@@ -193,7 +190,7 @@ func readProcessed(t *testing.T, paths ...string) (out []processed) {
 		}
 		for line := range strings.Lines(string(text)) {
 			if !strings.HasSuffix(line, "\n") {
-				break // it is being written
+				break // a partial line
 			}
 			var p processed
 			if _, err := fmt.Sscan(line, &p.proto, &p.router, &p.n, &p.at, &p.member); err != nil {
@@ -205,14 +202,14 @@ func readProcessed(t *testing.T, paths ...string) (out []processed) {
 	return out
 }
 
-// steered is a service of two members that hand over their sessions.
+// steered is a service of two members with session handover.
 type steered struct {
 	world
 	s       *serving
 	members [2]*nstest.Process
 	logs    [2]string
 	text    string
-	pause   time.Duration // of members that start
+	pause   time.Duration // pause of starting members
 }
 
 func newSteered(t *testing.T) *steered {
@@ -249,7 +246,7 @@ func (w *steered) start(i int) {
 	w.members[i] = nstest.StartReady(w.t, nstest.Child("routed", w.s.handoff, i, w.logs[i], pidfile, w.pause))
 }
 
-// processing waits until a member has each router's connection, and has processed something of it.
+// processing waits until members have each router's connection and have processed some of its messages.
 func (w *steered) processing(routers []*router) {
 	w.t.Helper()
 	nstest.Until(w.t, "members process what each router sends", func() bool {
@@ -266,7 +263,7 @@ func (w *steered) processing(routers []*router) {
 	})
 }
 
-// processedMore waits until the members have processed so many more messages of each router.
+// processedMore waits until the members have processed this many more messages of each router.
 func (w *steered) processedMore(routers []*router, more int) {
 	w.t.Helper()
 	count := func() map[byte]int {
@@ -288,7 +285,7 @@ func (w *steered) processedMore(routers []*router, more int) {
 	})
 }
 
-// processedAll waits until the members have processed all that routers have sent, and for what is processed twice.
+// processedAll waits until the members have processed all messages of the routers, and then for duplicates.
 func (w *steered) processedAll(routers []*router) {
 	w.t.Helper()
 	_ = nstest.Poll(30*time.Second, func() error {
@@ -304,13 +301,13 @@ func (w *steered) processedAll(routers []*router) {
 		if missing > 0 {
 			return fmt.Errorf("%d are missing", missing)
 		}
-		return nil // what is missing before the last ones is judged
+		return nil // missing earlier messages are judged later
 	})
 	time.Sleep(200 * time.Millisecond)
 }
 
-// moved makes a change as the commands do, and returns how many sessions were handed
-// over with it, how many after it, and how many were reset.
+// moved makes a change like the commands. It returns the number of sessions handed over during the change, after it, and
+// reset.
 func (w *steered) moved(foresee func() ([]steer.Foreseen, error), change func() error) (with, after, doReset int) {
 	w.t.Helper()
 	if err := steer.Switch(w.t.Context(), w.Root, Mover(w.s.handoff), foresee, change, func(steer.Handed) { with++ }); err != nil {
@@ -375,8 +372,8 @@ func (w *steered) drain(slot int, back bool) (with, after, reset int) {
 	})
 }
 
-// Routers move between the members' slots while they send: their sessions go along, to
-// the byte, and no message of a router is with another member than the rest.
+// Routers move between the members' slots while they send. Their sessions move along to the exact byte, and all messages
+// of a router are at one member.
 func TestSessionsGoWithTheirRouters(t *testing.T) {
 	w := newSteered(t)
 	var routers []*router
@@ -435,7 +432,7 @@ func TestSessionsGoWithTheirRouters(t *testing.T) {
 	}
 }
 
-// judge looks whether every message was processed once, in order, and where.
+// judge checks that every message was processed once, in order, and at the right member.
 func (r *router) judge(t *testing.T, all []processed) {
 	t.Helper()
 	var tcp, udp []processed // by number
@@ -462,15 +459,14 @@ func (r *router) judge(t *testing.T, all []processed) {
 			t.Errorf("router %d: %d of %d messages of protocol %d were processed", r.id, len(list), len(r.sent[i]), i)
 		}
 	}
-	// The instants at which datagrams change their member: between the sending of the last
-	// one that the old member got and that of the first one of the new.
+	// Datagrams change their member between the sending of the old member's last one and of the new member's first one.
 	for n := 1; n < len(udp); n++ {
 		before, after := udp[n-1], udp[n]
 		if before.member == after.member {
 			continue
 		}
 		for _, p := range tcp {
-			// The new member processes nothing of TCP before that, the old one nothing after.
+			// The new member processes no TCP before that, and the old one none after.
 			if p.member == before.member && p.at > after.at && p.at < r.untilNext(udp, n) {
 				t.Errorf("router %d: TCP message %d was processed by member %s %v after datagram %d by member %s", r.id, p.n, p.member, time.Duration(p.at-after.at), after.n, after.member)
 			}
@@ -481,8 +477,8 @@ func (r *router) judge(t *testing.T, all []processed) {
 	}
 }
 
-// untilNext is when the last datagram was sent of those from n on that came to its member in one go: it may have been
-// processed long after.
+// untilNext returns the send time of the last datagram in the run from n on at one member. It may have been processed
+// long after.
 func (r *router) untilNext(udp []processed, n int) int64 {
 	for i := n + 1; i < len(udp); i++ {
 		if udp[i].member != udp[n].member {
@@ -492,8 +488,7 @@ func (r *router) untilNext(udp []processed, n int) int64 {
 	return 1 << 62
 }
 
-// sinceLast is when the first datagram was processed of those before n that came to its
-// member in one go.
+// sinceLast returns the processing time of the first datagram in the run before n at one member.
 func sinceLast(udp []processed, n int) int64 {
 	i := n - 1
 	for ; i > 0 && udp[i-1].member == udp[n-1].member; i-- {
@@ -509,7 +504,7 @@ func sortByNumber(p []processed) {
 	}
 }
 
-// weir apply takes a slot away, and gives it back, under traffic.
+// weir apply removes a slot and adds it again, under traffic.
 func TestSessionsGoWithResizes(t *testing.T) {
 	w := newSteered(t)
 	var routers []*router
@@ -553,8 +548,7 @@ func TestSessionsGoWithResizes(t *testing.T) {
 	t.Logf("%d sessions went along", moved)
 }
 
-// A member is killed and comes back at its slot: its sessions wait for it, and nobody
-// resets them for being where no slot has them.
+// A member is killed and returns at its slot. Its sessions wait for it, and are not reset as misplaced.
 func TestSessionsWaitForTheirSlot(t *testing.T) {
 	w := newSteered(t)
 	var routers []*router
@@ -563,7 +557,7 @@ func TestSessionsWaitForTheirSlot(t *testing.T) {
 	}
 	var stop atomic.Bool
 	var running sync.WaitGroup
-	// Over TCP alone: datagrams to a slot that is empty are refused, as they should be.
+	// Only TCP: datagrams to an empty slot are rejected, as intended.
 	for _, r := range routers {
 		running.Go(func() {
 			pace := time.NewTicker(time.Millisecond)
@@ -584,7 +578,7 @@ func TestSessionsWaitForTheirSlot(t *testing.T) {
 		w.members[i%2].Kill()
 		w.start(i % 2)
 		w.slotIs(i%2, w.members[i%2].PID())
-		// What admitting it made due is done by weir serve; a command may be quicker.
+		// weir serve does the work due after its admission; a command may be faster.
 		if with, after, reset := w.moved(func() ([]steer.Foreseen, error) { return nil, nil }, func() error { return nil }); with+after+reset != 0 {
 			t.Errorf("kill %d: %d, %d sessions moved, %d were reset", i, with, after, reset)
 		}
@@ -606,14 +600,14 @@ func TestSessionsWaitForTheirSlot(t *testing.T) {
 				last = max(last, p.n)
 			}
 		}
-		// One that was committed by a process that died before it wrote so is no gap.
+		// A message committed by a process that died before logging it is not a gap.
 		if last != len(r.sent[0])-1 {
 			t.Errorf("router %d: the last message is %d of %d", r.id, last, len(r.sent[0]))
 		}
 	}
 }
 
-// A session whose router goes to a member that does not hand over is reset, as ever.
+// A session whose router moves to a member without handover is reset.
 func TestSessionsOfOthersAreReset(t *testing.T) {
 	w := newSteered(t)
 	w.members[1].Kill()

@@ -18,15 +18,15 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// checkEvery is how often weir serve looks for damage.
+// checkEvery is the interval of weir serve's checks for damage.
 const checkEvery = time.Second
 
-// Faults looks for damage to what is pinned, and for programs of others at its hooks.
+// Faults returns damage to the pins, and foreign programs at their hooks.
 func (h *Host) Faults(ctx context.Context) ([]kernel.Fault, error) {
 	return h.check(ctx, kernel.NewChecker(h.Root))
 }
 
-// check looks for what the pins tell of, and for what features know beside them.
+// check returns the faults found from the pins and those known only to features.
 func (h *Host) check(ctx context.Context, c *kernel.Checker) ([]kernel.Fault, error) {
 	faults, err := c.Check()
 	for _, f := range features {
@@ -40,7 +40,7 @@ func (h *Host) check(ctx context.Context, c *kernel.Checker) ([]kernel.Fault, er
 	return remedied(faults), err
 }
 
-// remedied adapts remedies to features that weir apply does not attach.
+// remedied adapts the remedies of features that weir apply does not attach.
 func remedied(faults []kernel.Fault) []kernel.Fault {
 	for i, f := range faults {
 		if byAgent(f.Feature) && f.Damage() {
@@ -50,7 +50,7 @@ func remedied(faults []kernel.Fault) []kernel.Fault {
 	return faults
 }
 
-// byAgent reports whether weir serve, and not weir apply, attaches the instances of a pin directory.
+// byAgent reports whether weir serve, not weir apply, attaches the instances of a pin directory.
 func byAgent(pins string) bool {
 	return slices.ContainsFunc(features, func(f feature.Declared) bool {
 		a, ok := f.Value.(feature.AgentPins)
@@ -58,7 +58,7 @@ func byAgent(pins string) bool {
 	})
 }
 
-// damage are the faults because of which something does not work, in one text.
+// damage joins the faults that break something into one error.
 func damage(faults []kernel.Fault) error {
 	var errs []error
 	for _, f := range faults {
@@ -69,7 +69,7 @@ func damage(faults []kernel.Fault) error {
 	return errors.Join(errs...)
 }
 
-// watchHealth logs each fault once, and that it is gone, until ctx is done.
+// watchHealth logs each fault once, and its end, until ctx is done.
 func (h *Host) watchHealth(ctx context.Context, log *slog.Logger) error {
 	check, told := kernel.NewChecker(h.Root), map[string]kernel.Fault{}
 	for range (feature.Loop{Every: checkEvery, Later: true}).Turns(ctx) {
@@ -83,12 +83,12 @@ func (h *Host) watchHealth(ctx context.Context, log *slog.Logger) error {
 	return nil
 }
 
-// sweep removes what is pinned of namespaces that are gone, and whose numbers others have now: taking the lock does. Features
-// remove what else they had for them.
+// sweep removes the pins of gone namespaces whose inode numbers other namespaces have. Taking the lock removes them.
+// Features remove their remaining state.
 func (h *Host) sweep(ctx context.Context, log *slog.Logger) {
 	gone, err := h.Root.PassedOn()
 	if err != nil || len(gone) == 0 {
-		return // a root that cannot be read is a fault
+		return // an unreadable root is reported as a fault
 	}
 	l, err := h.Root.Lock(ctx)
 	if err != nil {
@@ -103,7 +103,7 @@ func (h *Host) sweep(ctx context.Context, log *slog.Logger) {
 	}
 }
 
-// tellFaults logs what has changed since told.
+// tellFaults logs the changes since told.
 func tellFaults(log *slog.Logger, faults []kernel.Fault, told map[string]kernel.Fault) {
 	now := map[string]bool{}
 	for _, f := range faults {
@@ -179,12 +179,11 @@ func (c healthCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// recoverVerb is the verb of the steps of recoveries.
+// recoverVerb is the verb of recovery steps.
 const recoverVerb = "recover"
 
-// recoveries are the steps that recover damaged instances. They come before everything
-// else of an Apply, which then finds the state that there was.
-// only: of these features, if there are any.
+// recoveries returns the steps to recover damaged instances, of the features in only if it is not empty. They come first
+// in an Apply, which then finds the previous state.
 func (h *Host) recoveries(faults []kernel.Fault, only []string) (steps []feature.Step) {
 	why := map[kernel.Instance][]string{}
 	for _, f := range faults {
@@ -206,7 +205,7 @@ func (h *Host) recoveries(faults []kernel.Fault, only []string) (steps []feature
 	return steps
 }
 
-// recoverInstance restores what is alive. What is not, the feature makes anew.
+// recoverInstance restores the living parts of an instance. Its feature recreates the rest.
 func recoverInstance(l *kernel.WriteLock, i kernel.Instance) (note string, err error) {
 	lacks, err := l.Restore(i)
 	if err == nil && len(lacks) == 0 {
@@ -216,19 +215,19 @@ func recoverInstance(l *kernel.WriteLock, i kernel.Instance) (note string, err e
 		r, ok := f.Value.(feature.Completer)
 		if ok && f.Name == i.Feature {
 			note, err := r.Complete(l, i, lacks)
-			if errors.Is(err, kernel.ErrABI) { // the plan tells of it, too
+			if errors.Is(err, kernel.ErrABI) { // the plan reports it too
 				return "stays as it is: " + err.Error(), nil
 			}
 			return note, err
 		}
 	}
 	if err != nil || byAgent(i.Feature) {
-		return "", err // its agents attach it
+		return "", err // its agent attaches it
 	}
 	if slices.ContainsFunc(lacks, func(pin string) bool { return strings.HasPrefix(pin, "map_") }) {
 		return "made anew", l.Remove(i)
 	}
-	for _, pin := range lacks { // the plan, or recovery, attaches what it finds missing
+	for _, pin := range lacks { // the plan or recovery adds missing attachments
 		if err := l.RemoveLink(i, strings.TrimPrefix(pin, "link_")); err != nil {
 			return "", err
 		}

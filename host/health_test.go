@@ -106,13 +106,13 @@ func makeDevices(t *testing.T) {
 	}
 }
 
-// agents are those of a server and of a load balancer.
+// agents are the agents of a backend and of a load balancer.
 type agents struct {
 	*quarantine.Quarantine
 	*lb.DataPath
 }
 
-// startAgents does what they do first.
+// startAgents runs the agents' first steps.
 func (w world) startAgents() *agents {
 	t := w.t
 	t.Helper()
@@ -134,16 +134,16 @@ func (w world) startAgents() *agents {
 
 func (a *agents) end() { a.Quarantine.Close(); a.DataPath.Close() }
 
-// restart is what an operator does where apply cannot recover what agents attach.
+// restart restarts the agents, as an operator does if apply cannot recover their attachments.
 func (a *agents) restart(w world) {
 	a.end()
 	*a = *w.startAgents()
 }
 
-// allGone is how a root without a directory is told of.
+// allGone is the report about an instance without a directory.
 const allGone = "all its pins are gone"
 
-// detach detaches a pinned link, unless it is of a kind that cannot be.
+// detach detaches a pinned link, unless its kind has no detach.
 func (w world) detach(pin string) bool {
 	w.t.Helper()
 	l, err := link.LoadPinnedLink(filepath.Join(w.Root.Path(), pin), nil)
@@ -160,7 +160,7 @@ func (w world) detach(pin string) bool {
 	return true
 }
 
-// pinsOf are the pins whose name begins so, relative to the root.
+// pinsOf returns the pins with this prefix, relative to the root.
 func (w world) pinsOf(prefix string) (out []string) {
 	all, _ := filepath.Glob(filepath.Join(w.Root.Path(), "*", "*", "*", prefix+"*"))
 	for _, p := range all {
@@ -170,7 +170,7 @@ func (w world) pinsOf(prefix string) (out []string) {
 	return out
 }
 
-// faults are those of a kind.
+// faults returns the texts of damage and of foreign programs.
 func (w world) faults() (damage, ahead []string) {
 	w.t.Helper()
 	all, err := w.Faults(w.t.Context())
@@ -187,7 +187,7 @@ func (w world) faults() (damage, ahead []string) {
 	return damage, ahead
 }
 
-// seeds are the services' seeds.
+// seeds returns the services' seeds.
 func (w world) seeds() (out []string) {
 	for _, s := range w.state().Services {
 		out = append(out, fmt.Sprint(s.Name, s.Seed))
@@ -195,8 +195,8 @@ func (w world) seeds() (out []string) {
 	return out
 }
 
-// Whatever of the pins is lost, and whatever link is detached: it is told, and apply
-// recovers it, with the seeds that there were, so that traffic reaches the same member.
+// Every lost pin and every detached link is reported, and apply recovers it with the previous seeds: traffic reaches the
+// same member.
 func TestDamageIsToldAndRecovered(t *testing.T) {
 	w, c, _ := damagedWorld(t)
 	seeds := w.seeds()
@@ -265,15 +265,15 @@ func TestDamageIsToldAndRecovered(t *testing.T) {
 		} else if err := errors.Join(unix.Unmount(nstest.BPFFS, unix.MNT_DETACH), unix.Mount("bpf", nstest.BPFFS, "bpf", 0, "mode=0700")); err != nil {
 			t.Fatal(err)
 		}
-		if unmounted { // the kernel may give the next file system the number of the last one
+		if unmounted { // the kernel may reuse the file system's number
 			gone = nil
 		}
 		check(fmt.Sprintf("all is gone, unmounted %t", unmounted), gone...)
 	}
 }
 
-// Engine sk_reuseport that lost its pins and then its holder, and with that its maps, has
-// left programs in its members' groups: they are weir's, not somebody else's.
+// Engine sk_reuseport may lose its pins, and then its socket holder with the maps. Its programs in the members' groups
+// are still weir's, not foreign.
 func TestReuseportRecoversWithoutItsHolder(t *testing.T) {
 	nstest.NeedRoot(t)
 	var holder *exec.Cmd
@@ -309,7 +309,7 @@ services:
 	}
 }
 
-// weir serve tells of damage: /healthz, metrics, its log.
+// weir serve reports damage in /healthz, metrics and its log.
 func TestServeTellsOfDamage(t *testing.T) {
 	w := newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4739")
@@ -333,7 +333,7 @@ func TestServeTellsOfDamage(t *testing.T) {
 	_, body := s.get("/metrics")
 	checkMetrics(t, body, `weir_healthy 0`, `weir_faults{feature="steer",kind="detached",object="@lookup in net:[^"]*"} 1`)
 	nstest.Until(t, "the log tells", func() bool { return s.log.Find(regexp.MustCompile("link_lookup is detached")) != nil })
-	// Another file system over it is told, and nothing is made a second time.
+	// A file system mounted over it is reported, and nothing is created again.
 	if err := unix.Mount("bpf", nstest.BPFFS, "bpf", 0, "mode=0700"); err != nil {
 		t.Fatal(err)
 	}
@@ -369,7 +369,7 @@ services:
   telemetry: {listen: [udp 0.0.0.0:4739], steer: {slots: 1}, members: [{slot: 0, pid: %d}]}
 `
 
-// A program of somebody else's before weir's is told by status, doctor and explain.
+// A foreign program before weir's is reported by status, doctor and explain.
 func TestToldWhoIsAhead(t *testing.T) {
 	w, _, _ := damagedWorld(t)
 	if _, ahead := w.faults(); len(ahead) > 0 {
@@ -429,7 +429,7 @@ func TestToldWhoIsAhead(t *testing.T) {
 	}
 }
 
-// beside are the positions of weir's programs beside one of a name, of steering, guards and filters.
+// beside returns the positions of weir's programs beside a named one, for steering, guards and filters.
 func (w world) beside(name string) (out []hookorder.Position) {
 	w.t.Helper()
 	st := must(w.Reader("/nonexistent").Status(w.t.Context()))
@@ -463,7 +463,7 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// A root that was never made says why it cannot be made.
+// A root that never existed reports why it cannot be created.
 func TestReadOnlyFromTheBeginning(t *testing.T) {
 	w := newWorld(t)
 	if err := unix.Mount("", nstest.BPFFS, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
@@ -482,7 +482,7 @@ func TestReadOnlyFromTheBeginning(t *testing.T) {
 	}
 }
 
-// A fault of several lines is one line of the log, and has no remedy where none is known.
+// A fault of several lines becomes one line of the log. It has no remedy if none is known.
 func TestTellFaultsOnOneLine(t *testing.T) {
 	var log strings.Builder
 	tellFaults(slog.New(slog.NewTextHandler(&log, nil)), []kernel.Fault{{Kind: kernel.FaultRoot, Text: "no permission\nno permission"}}, map[string]kernel.Fault{})

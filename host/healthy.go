@@ -13,22 +13,22 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// health is what /healthz and weir_healthy go by: damage, instances that cannot be read, failures of features, and a file that is not in
-// force. All of it weir doctor calls a failure. It costs what weir status costs without the agents' answers.
+// health determines /healthz and weir_healthy: damage, unreadable instances, failures of features, and a file not in
+// force. weir doctor reports each of these as a failure. It costs as much as weir status without the agents' answers.
 type health struct {
 	host *Host
-	file *file // of weir serve; nil: none
+	file *file // file of weir serve; nil: none
 	port *metricsPort
 }
 
-// bootTime is for how long after the host's boot failures of features do not count: interfaces, addresses and neighbours come meanwhile, and
-// weir serve attaches as they do. Damage counts at once. Tests change it.
+// bootTime is the time after boot in which failures of features do not count: interfaces, addresses and neighbours
+// appear meanwhile, and weir serve attaches to them. Damage counts at once. Tests change it.
 var bootTime = 2 * time.Minute
 
-// confirmAfter is after how long a failure is looked for again: a command that changes the instance right now has not attached it yet.
+// confirmAfter is the delay before a failure is checked again. A command may just be changing the instance.
 const confirmAfter = 250 * time.Millisecond
 
-// check returns the faults, and the reasons why not everything works; nil: it does.
+// check returns the faults, and the reasons why something does not work; nil: everything works.
 func (h health) check(ctx context.Context) ([]kernel.Fault, error) {
 	faults, err := h.host.Faults(ctx)
 	errs := []error{damage(faults), err}
@@ -39,7 +39,7 @@ func (h health) check(ctx context.Context) ([]kernel.Fault, error) {
 	return faults, errors.Join(append(errs, h.file.failure(), h.port.failure())...)
 }
 
-// lasting are the failures that are there still after a moment.
+// lasting returns the failures that still exist after confirmAfter.
 func (h health) lasting(ctx context.Context, failures []Finding, damaged bool) (errs []error) {
 	select {
 	case <-ctx.Done():
@@ -54,8 +54,8 @@ func (h health) lasting(ctx context.Context, failures []Finding, damaged bool) (
 	return errs
 }
 
-// failing reads the states of features, of all if only is empty: their failures, and why not all can be read. One feature that is damaged
-// hides no other. damaged: faults tell of damage.
+// failing reads the states of the features in only, or of all if it is empty. It returns their failures, and why some
+// are unreadable. Damage to one feature does not hide others. damaged means that faults report damage already.
 func (h *Host) failing(ctx context.Context, only []string, damaged bool) (failures []Finding, unread error) {
 	var errs []error
 	for _, f := range featuresOnly(only) {
@@ -75,7 +75,7 @@ func (h *Host) failing(ctx context.Context, only []string, damaged bool) (failur
 	return failures, errors.Join(errs...)
 }
 
-// failure is a finding as a reason.
+// failure formats a finding as an error.
 func (f Finding) failure() error {
 	if f.Remedy == "" {
 		return fmt.Errorf("%s %s: %s", f.Feature, f.Check, f.Text)

@@ -27,8 +27,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// everyFeatureInBox has instances of every feature in one namespace. A link of netfilter is left out: the kernel keeps the
-// namespace while one is there.
+// everyFeatureInBox has instances of every feature in one namespace, except a netfilter link, because the kernel keeps
+// its namespace.
 const everyFeatureInBox = `
 services:
   telemetry: {netns: box, listen: [udp 0.0.0.0:4739], steer: {slots: 2, share_port: true, generations: {}}, guard: {limit: 20kpps}}
@@ -41,7 +41,7 @@ reroute:
   - {name: probed, netns: box, interface: d1, segments: ["fc00:3::1"], probe: {mode: echo, id: 7, peer: "fc00:3::1", source: "fd00:13::1", via: "fd00:13::3", key_file: %q}}
 `
 
-// furnishBox gives a namespace the interfaces that the features are attached to.
+// furnishBox gives a namespace the interfaces used by the features.
 func furnishBox() error {
 	for i, name := range []string{"d0", "d1"} {
 		d := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "p" + name}
@@ -58,7 +58,7 @@ func furnishBox() error {
 	return os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0)
 }
 
-// attachedHere lists what is attached in the calling thread's namespace, and its devices, routes and rules.
+// attachedHere lists the attachments, devices, routes and rules of the calling thread's namespace.
 func attachedHere() (out []string, err error) {
 	all, err := netlink.LinkList()
 	if err != nil {
@@ -96,7 +96,7 @@ func attachedHere() (out []string, err error) {
 	return append(out, "nft "+string(nft)), errors.Join(err, rerr)
 }
 
-// attachedIn is attachedHere of another namespace, with the links of sk_lookup and netfilter there.
+// attachedIn is attachedHere of another namespace, with its links of sk_lookup and netfilter.
 func attachedIn(t *testing.T, ns *netns.Handle) (text string) {
 	t.Helper()
 	err := ns.Do(func() error {
@@ -113,14 +113,14 @@ func attachedIn(t *testing.T, ns *netns.Handle) (text string) {
 	return text
 }
 
-// holders hold sockets in a namespace, which lives as long as they do.
+// holders keep sockets, and with them a namespace, alive.
 var holders []*exec.Cmd
 
 func endHolders(t *testing.T) {
 	for _, h := range holders {
 		p, err := pidfd.Open(h.Process.Pid)
 		if err != nil {
-			continue // has ended
+			continue // it has ended
 		}
 		h.Process.Kill()
 		nstest.Until(t, "the holder is dead", func() bool { return !p.Alive() })
@@ -129,7 +129,7 @@ func endHolders(t *testing.T) {
 	holders = nil
 }
 
-// inBox makes the namespace box, has every feature in it, and deletes it. It returns the inode number.
+// inBox makes the namespace box with every feature in it, and deletes it. It returns the inode number.
 func (w world) inBox(c *Config) uint64 {
 	t := w.t
 	t.Helper()
@@ -163,7 +163,7 @@ func (w world) inBox(c *Config) uint64 {
 	return box.Inode()
 }
 
-// A namespace whose inode number was another's, of which weir has pins, gets nothing of them, also if it has its name.
+// A namespace with the inode number of a gone one gets nothing of its pins, even with the same name.
 func TestHeirOfANamespaceGetsNothing(t *testing.T) {
 	nstest.NeedRoot(t)
 	for _, n := range []kernel.Need{kernel.TCXLink, kernel.NetfilterLink, probe.CgroupIngress, probe.CompareAndSwap, kernel.NetnsCookie} {
@@ -190,7 +190,7 @@ func testHeirGetsNothing(t *testing.T, how string) {
 	}
 	c := w.config(everyFeatureInBox, key)
 	var heir *netns.Handle
-	for range 10 { // others on this host take numbers, too
+	for range 10 { // other processes on this host take numbers too
 		inode := w.inBox(c)
 		if heir = nstest.Successor(t, "box", inode); heir != nil {
 			break

@@ -32,7 +32,7 @@ const (
 	metaCookie = 80
 )
 
-// patch changes the meta that is pinned in a directory.
+// patch changes the meta pinned in a directory.
 func (w world) patch(dir string, change func(meta []byte)) {
 	w.t.Helper()
 	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, "meta"), nil)
@@ -50,7 +50,7 @@ func (w world) patch(dir string, change func(meta []byte)) {
 	}
 }
 
-// newer changes the ABI of an instance by that much.
+// newer adds by to the ABI of an instance.
 func (w world) newer(who string, by uint32) {
 	w.t.Helper()
 	w.patch(w.dirOf(who), func(b []byte) {
@@ -58,11 +58,11 @@ func (w world) newer(who string, by uint32) {
 	})
 }
 
-// everyInstance are instances of every feature, by the beginning of their names.
+// everyInstance lists instances of every feature by prefix.
 var everyInstance = []string{"steer telemetry", "steer shared", "steer @lookup", "steer @reuse", "steer @bind", "guard telemetry", "guard @hooks", "filter tcx", "filter xdp", "filter nf",
 	"reroute @liveness", "reroute @protect", "reroute @bfd", "handoff lb-lb", "handoff quarantine", "handoff keeper", "lb spec", "backend spec"}
 
-// spoilt are the ways in which an instance cannot be read. back takes it back.
+// spoilt are the ways to make an instance unreadable. back undoes it.
 var spoilt = map[string]func(w world, who string) (back func()){
 	"newer ABI": func(w world, who string) func() {
 		w.newer(who, 1)
@@ -84,12 +84,12 @@ var spoilt = map[string]func(w world, who string) (back func()){
 	},
 }
 
-// unpin removes the pin of a map. back pins it again, unless that was done.
+// unpin removes the pin of a map. back pins it again, if it is still missing.
 func (w world) unpin(path string) (back func()) {
 	w.t.Helper()
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
-		err = m.Unpin() // which lets m be pinned there again
+		err = m.Unpin() // so m can be pinned there again
 	}
 	if err != nil {
 		w.t.Fatal(err)
@@ -105,7 +105,8 @@ func (w world) unpin(path string) (back func()) {
 	}
 }
 
-// everyInstanceWorld is a host with everyInstance, and its configuration with another limit, other rules, another key and another time of the keeper.
+// everyInstanceWorld is a host with everyInstance. other is its configuration with another limit, other rules, another
+// key and another timeout of the keeper.
 func everyInstanceWorld(t *testing.T) (w world, c, other *Config) {
 	t.Helper()
 	ca := peertest.NewAuthority(t)
@@ -121,8 +122,8 @@ func everyInstanceWorld(t *testing.T) (w world, c, other *Config) {
 	return w, c, w.config(text, c.Services["telemetry"].Members[0].PID, c.Services["shared"].Members[0].PID, second)
 }
 
-// An instance that cannot be read is told of by everything that tells, and stays as it is. Nothing else is kept from being read,
-// planned and changed.
+// An unreadable instance is reported everywhere and stays unchanged. It does not affect reading, planning and changing
+// others.
 func TestUnreadableInstance(t *testing.T) {
 	w, c, other := everyInstanceWorld(t)
 	for i, who := range everyInstance {
@@ -146,7 +147,7 @@ func TestUnreadableInstance(t *testing.T) {
 	}
 }
 
-// staysUnread says whether status, plan, apply and doctor tell of an instance that cannot be read.
+// staysUnread checks that status, plan, apply and doctor report an unreadable instance.
 func (w world) staysUnread(c *Config, who string) {
 	t := w.t
 	t.Helper()
@@ -174,7 +175,7 @@ func (w world) staysUnread(c *Config, who string) {
 	}
 }
 
-// changesBeside says whether all other features change, and change back, beside an instance that cannot be read.
+// changesBeside checks that all other features change, and change back, beside an unreadable instance.
 func (w world) changesBeside(c, other *Config, who string) {
 	t := w.t
 	t.Helper()
@@ -196,8 +197,8 @@ func (w world) changesBeside(c, other *Config, who string) {
 	}
 }
 
-// The network namespace of everything goes while weir serve runs: it goes on, and so does everything else. Nothing of what was
-// there comes to another namespace, and the next command removes it.
+// The network namespace of every feature disappears while weir serve runs. weir serve and everything else continue.
+// Another namespace gets nothing of it, and the next command removes the remains.
 func TestNetnsOfEveryFeatureGoesWhileServeRuns(t *testing.T) {
 	nstest.NeedRoot(t)
 	for _, n := range []kernel.Need{kernel.TCXLink, kernel.NetfilterLink, probe.CgroupIngress, probe.CompareAndSwap} {
@@ -258,8 +259,8 @@ func TestNetnsOfEveryFeatureGoesWhileServeRuns(t *testing.T) {
 	}
 }
 
-// The network namespace of all instances went, and another one has its inode number: none of them is opened there, and all are
-// removed, those of other ABIs too.
+// The network namespace of all instances is gone, and another one has its inode number. No instance is opened there, and
+// all are removed, other ABIs included.
 func TestInodeOfEveryFeatureIsReused(t *testing.T) {
 	w, _, _ := damagedWorld(t)
 	ns, err := netns.Current()

@@ -17,9 +17,9 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// sweepRecords ends the records of other roots whose pins are gone: those of instances in network namespaces that are gone, too,
-// and all about a root of which nothing else is recorded. Nothing runs at such a root, so nobody else ever does. A record of an
-// instance that weir apply can recover stays.
+// sweepRecords removes records of other roots whose pins are gone: those of instances without a network namespace, and
+// everything about a root without other records. Nothing runs at such a root, so no other process removes them. The
+// records of a recoverable instance stay.
 func (h *Host) sweepRecords(ctx context.Context) {
 	entries, _ := os.ReadDir(kernel.RecordDir)
 	for _, e := range entries {
@@ -31,30 +31,30 @@ func (h *Host) sweepRecords(ctx context.Context) {
 	}
 }
 
-// sweepTime is the time for the records of one root; the next weir serve tries again.
+// sweepTime is the time limit for the records of one root; the next weir serve tries again.
 const sweepTime = time.Second
 
 func sweepRoot(ctx context.Context, path string) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTime)
 	defer cancel()
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		return // its next weir command does it
+		return // its next weir command sweeps it
 	}
 	made, ok := makeParents(path)
 	defer func() {
 		for _, dir := range made {
-			_ = os.Remove(dir) // fails unless empty, as it should
+			_ = os.Remove(dir) // fails unless empty, as intended
 		}
 	}()
 	if !ok {
 		return
 	}
 	r := kernel.OpenRoot(path)
-	l, err := r.Lock(ctx) // ends what is gone
+	l, err := r.Lock(ctx) // removes the records of gone instances
 	if err != nil {
 		return
 	}
-	l.Unlock() // closes what is empty
+	l.Unlock() // removes empty directories
 	if l, err = r.Lock(ctx); err != nil {
 		return
 	}
@@ -70,8 +70,8 @@ func sweepRoot(ctx context.Context, path string) {
 	}
 }
 
-// makeParents makes the directories above a root on a BPF file system, and returns them, the lowest first. ok is false where the
-// root would be on none.
+// makeParents creates the directories above a root on a BPF file system, and returns them, the lowest first. ok is false
+// if the root would be outside a BPF file system.
 func makeParents(path string) (made []string, ok bool) {
 	var missing []string
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {

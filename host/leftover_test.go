@@ -16,7 +16,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// weir serve ends the records of roots that are gone with their namespaces. It leaves alone a root that weir apply can recover.
+// weir serve removes the records of roots that are gone with their namespaces. It keeps a root recoverable by weir
+// apply.
 func TestServeSweepsRecords(t *testing.T) {
 	nstest.NeedRoot(t)
 	base := filepath.Join(nstest.BPFFS, "sweep")
@@ -32,7 +33,7 @@ func TestServeSweepsRecords(t *testing.T) {
 		}
 		return ns
 	}
-	// root makes a root with a service in a namespace, as the lab's below a directory of their own.
+	// root makes a root with a service in a namespace, like the lab's roots below a directory of their own.
 	root := func(name, ns string) string {
 		t.Helper()
 		h := New(filepath.Join(base, name))
@@ -55,7 +56,7 @@ func TestServeSweepsRecords(t *testing.T) {
 	defer func() { lives.Close(); _ = netns.Delete("lives") }()
 	swept, killed, empty := root("swept", "gone"), root("killed", "gone"), filepath.Join(base, "empty")
 	stays := root("stays", "lives")
-	for _, path := range []string{killed, empty} { // each had a weir serve that was killed
+	for _, path := range []string{killed, empty} { // each had a killed weir serve
 		dir := filepath.Join(kernel.RecordDir, url.PathEscape(path))
 		if err := errors.Join(os.MkdirAll(dir, 0o750), os.WriteFile(filepath.Join(dir, "+serve"), []byte("1\n"), 0o640)); err != nil {
 			t.Fatal(err)

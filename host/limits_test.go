@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// Errors of the handoff section name the key, and its place.
+// Errors of the handoff section name the key and its position.
 func TestHandoffConfigErrors(t *testing.T) {
 	for text, want := range map[string]string{
 		"hold: -1s":                            "handoff.keeper.hold: -1s: want a time",
@@ -41,8 +41,7 @@ func TestHandoffConfigErrors(t *testing.T) {
 	}
 }
 
-// weir serve goes by the limits that weir apply has set, also by later ones, and by the
-// default ones again when the section is gone.
+// weir serve uses the limits set by weir apply, and later ones, and the defaults after removal of the section.
 func TestHandoffLimits(t *testing.T) {
 	w := newWorld(t)
 	if did := w.apply(w.config("handoff: {keeper: {hold: 700ms, grace: 100ms, max_sessions: 2, max_state: 64KiB, max_total: 1MiB}}")); len(did) != 1 ||
@@ -91,7 +90,7 @@ func TestHandoffLimits(t *testing.T) {
 	if _, err := peers[0].Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("without a member the peer hears %v, want a reset", err)
 	}
-	if d := time.Since(begin); d < 600*time.Millisecond || d > 20*time.Second { // without the limits it would be 30 s
+	if d := time.Since(begin); d < 600*time.Millisecond || d > 20*time.Second { // 30 s without the limits
 		t.Errorf("reset after %v, want the time of holding", d)
 	}
 	if did := fmt.Sprint(w.apply(w.config("{}"))); !strings.Contains(did, "remove limits of the session keeper") {

@@ -13,10 +13,11 @@ import (
 	"github.com/weir-project/weir/feature"
 )
 
-// instanceName tells instances of a file apart. A service's instance moves between network namespaces, so its scope does not count.
+// instanceName identifies an instance of a file. It omits the scope, because a service's instance moves between network
+// namespaces.
 type instanceName struct{ feature, name string }
 
-// applied are the scopes of the instances that this process applies, without those that follow from others.
+// applied returns the scopes of the instances applied by this process, without derived ones.
 func (w *follower) applied() (map[instanceName]string, error) {
 	all, err := w.host.Root.Instances("")
 	if err != nil {
@@ -32,15 +33,16 @@ func (w *follower) applied() (map[instanceName]string, error) {
 	return out, nil
 }
 
-// check finds what of the file in force is no longer there, though nobody has removed it or applied another file: its network namespace
-// went, as when a container restarts. The features of it are applied again, until that works.
+// check detects instances of the file in force that were lost with their network namespace, for example when a container
+// restarts. Instances removed by a command or by another file are not lost. check applies their features again until
+// that succeeds.
 func (w *follower) check(ctx context.Context) {
 	if w.due || len(w.sockets) > 0 || time.Now().Before(w.pause) {
-		return // all of the file is due, or nothing is pinned
+		return // the whole file is due, or nothing is pinned
 	}
 	now, err := w.applied()
 	if err != nil {
-		return // a fault, which is told elsewhere
+		return // reported elsewhere as a fault
 	}
 	var lost []instanceName
 	for i := range w.had {
@@ -65,7 +67,7 @@ func (w *follower) check(ctx context.Context) {
 	w.had, _ = w.applied()
 }
 
-// restore applies the features of instances that are lost again, unless somebody has decided otherwise meanwhile.
+// restore applies the features of lost instances again, unless an operator has applied another file meanwhile.
 func (w *follower) restore(ctx context.Context, lost []instanceName) error {
 	features := map[string]bool{}
 	var names []string
@@ -84,7 +86,7 @@ func (w *follower) restore(ctx context.Context, lost []instanceName) error {
 	c.Only = only
 	err := w.located(ctx, only)
 	if err == nil {
-		_, err = w.host.Plan(ctx, &c) // without the lock, for which commands wait: the namespace may stay away
+		_, err = w.host.Plan(ctx, &c) // without the lock, because commands wait for it and the namespace may stay away
 	}
 	if err == nil {
 		w.log.Info("applying again what went with its network namespace", "lost", text)
@@ -96,7 +98,7 @@ func (w *follower) restore(ctx context.Context, lost []instanceName) error {
 	return nil
 }
 
-// adopt goes by the new contents of the file of weir serve, if weir apply has applied them for these features.
+// adopt takes over the new contents of weir serve's file, if weir apply has applied them for these features.
 func (w *follower) adopt(names []string) bool {
 	next, err := w.load()
 	if err != nil {
@@ -110,8 +112,8 @@ func (w *follower) adopt(names []string) bool {
 	return true
 }
 
-// located says of which service nobody knows in which network namespace it belongs: it names none, and no member runs. To apply it
-// then would move it to the namespace of weir serve.
+// located returns an error for a service without a known network namespace: it names none, and no member runs. Applying
+// it would move it to weir serve's namespace.
 func (w *follower) located(ctx context.Context, names []string) error {
 	here, err := currentScope()
 	if err != nil {
@@ -139,7 +141,7 @@ func (w *follower) located(ctx context.Context, names []string) error {
 	return nil
 }
 
-// byService reports whether a feature has an instance for each of its services, in the network namespace of their members.
+// byService reports whether a feature has an instance for each service, in the network namespace of its members.
 func byService(name string) bool {
 	return slices.ContainsFunc(features, func(f feature.Declared) bool {
 		_, ok := f.Value.(feature.ServiceSectioned)

@@ -18,17 +18,17 @@ import (
 // metricsEvery is the time between two attempts to listen for scrapers.
 const metricsEvery = 5 * time.Second
 
-// metricsPort is the TCP address of /metrics and /healthz. Any user of the host may take it while no weir serve runs. Then weir serve does
-// all else, and tries again.
+// metricsPort is the TCP address of /metrics and /healthz. Any user of the host may occupy it while no weir serve runs.
+// weir serve then does everything else, and retries.
 type metricsPort struct {
 	address string
 	log     *slog.Logger
 
 	mu  sync.Mutex
-	err error // of the last attempt
+	err error // error of the last attempt
 }
 
-// failure says why nobody can scrape. A nil port has no failure.
+// failure returns why scraping is impossible. A nil port has no failure.
 func (p *metricsPort) failure() error {
 	if p == nil {
 		return nil
@@ -38,7 +38,7 @@ func (p *metricsPort) failure() error {
 	return p.err
 }
 
-// serve answers until ctx is done. It returns errors that time does not mend, as of an address that is none.
+// serve serves until ctx is done. It returns permanent errors, such as an invalid address.
 func (p *metricsPort) serve(ctx context.Context, public http.Handler) error {
 	for {
 		l, err := accept.TCP(ctx, p.log, p.address)
@@ -61,7 +61,7 @@ func (p *metricsPort) serve(ctx context.Context, public http.Handler) error {
 	}
 }
 
-// note keeps the outcome of an attempt, and logs a failure.
+// note records the outcome of an attempt, and logs a failure.
 func (p *metricsPort) note(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,23 +11,23 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// MovedError says that a file, or a part of it, has a former form, and holds the section of weir.yaml that takes its place.
+// MovedError reports a file, or a part of it, in a former form. It holds the section of weir.yaml to use instead.
 type MovedError struct {
 	File    string
-	Section string // filled in
+	Section string // converted section
 }
 
 func (e *MovedError) Error() string {
 	return fmt.Sprintf("%s has a former form: put this into weir.yaml:\n\n%s", e.File, e.Section)
 }
 
-// former are the files that have become sections.
+// former are the file formats that have become sections.
 var former = []struct {
-	has    []string // keys by which such a file is known
+	has    []string // keys that identify such a file
 	lacks  []string
 	path   []string
-	insert [2]string         // a key with its former default, where the file lacks it
-	rename map[string]string // keys at any depth below the top: in their parent, or at the top; "": it has gone
+	insert [2]string         // a key with its former default, to insert if missing
+	rename map[string]string // renamed keys at any depth, by parent and key, or by key at the top; "": removed
 }{
 	{has: []string{"devices", "listen", "services"}, lacks: []string{"front", "number"}, path: []string{"lb"}, insert: [2]string{"name", "front"},
 		rename: map[string]string{"hosts": "backends", "tls.signers": "ca", "metrics": "", "hold": "buffer_timeout", "lapse": "move_timeout", "ended": "ended_timeout",
@@ -36,7 +36,7 @@ var former = []struct {
 		rename: map[string]string{"front": "lb", "tls.signers": "ca", "metrics": "", "park": "buffer", "patience": "timeout", "limit": "max_queues"}},
 }
 
-// moved recognizes a former file; nil: it is none.
+// moved returns a MovedError for a former file, or nil.
 func moved(path string, data []byte) error {
 	var doc yaml.Node
 	if yaml.Unmarshal(data, &doc) != nil || len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
@@ -66,7 +66,7 @@ func moved(path string, data []byte) error {
 // formerKeeper are the keys of the session keeper that were directly below handoff.
 var formerKeeper = []string{"hold", "grace", "sessions", "state", "total"}
 
-// section is the error with a section of these contents.
+// section returns the error with a section of these contents.
 func section(file string, path []string, n *yaml.Node) error {
 	for _, key := range slices.Backward(path) {
 		n = &yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{{Kind: yaml.ScalarNode, Value: key}, n}}
@@ -87,7 +87,7 @@ func mappingKeys(n *yaml.Node) (out []string) {
 	return out
 }
 
-// renameKeys gives keys their new names, and leaves out those without one.
+// renameKeys renames keys, and removes those with an empty new name.
 func renameKeys(n *yaml.Node, path string, names map[string]string) {
 	if n.Kind != yaml.MappingNode {
 		return

@@ -4,7 +4,8 @@ package host
 
 import "github.com/weir-project/weir/feature"
 
-// Mover moves sessions of the keeper behind a socket; "" is the default socket. nil: no feature moves sessions.
+// Mover returns a mover of the sessions of the keeper at socket; "" is the default socket. nil: no feature moves
+// sessions.
 func Mover(socket string) feature.SessionMover {
 	for _, f := range features {
 		if p, ok := f.Value.(feature.MoverProvider); ok {

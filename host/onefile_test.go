@@ -20,7 +20,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// sectionsOfHandoff follow everyFeature: the load balancer, and a backend of its own beside it.
+// sectionsOfHandoff extend everyFeature with the load balancer and a backend of its own.
 const sectionsOfHandoff = `
 handoff:
   keeper: {hold: 20s}
@@ -41,11 +41,11 @@ lb:
   register: true
 `
 
-// One file with every feature runs under one weir serve: it is seen in status, metrics and doctor, outlives a wrong file, and is
-// removed by one command.
+// One file with every feature runs under one weir serve. It appears in status, metrics and doctor, survives a wrong
+// file, and is removed by one command.
 func TestOneFile(t *testing.T) {
 	countFromBoot(t)
-	w, _, pid := damagedWorld(t) // which has agents of its own: they go first
+	w, _, pid := damagedWorld(t) // it has agents of its own, to be removed first
 	if err := w.Remove(t.Context(), "", true); err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestOneFile(t *testing.T) {
 	reload := make(chan struct{})
 	s := w.serveWith(dir, ServeOptions{File: path, Reload: reload})
 	agent := func() (st backend.Status) {
-		st, _ = backend.StatusHere(t.Context()) // an agent that does not answer has an empty one
+		st, _ = backend.StatusHere(t.Context()) // zero if the agent does not answer
 		return st
 	}
 	all := func() bool {
@@ -79,7 +79,7 @@ func TestOneFile(t *testing.T) {
 			r.Balancers[0].Agent && len(r.Balancers[0].Backends) == 1 && r.Balancers[0].Backends[0].Connected && b.Agent != nil && b.Agent.LB && b.Agent.Keeper
 	}
 	var page string
-	nstest.Eventually(t, func() error { // an agent on a busy machine may not answer in time
+	nstest.Eventually(t, func() error { // an agent on a busy machine may answer too late
 		if code, body := s.get("/healthz"); code != 200 || !all() {
 			return fmt.Errorf("all runs %t, /healthz: %d %s", all(), code, body)
 		}
@@ -115,7 +115,7 @@ func TestOneFile(t *testing.T) {
 	})
 	write(path, strings.Replace(text, "number: 1\n", "number: 5000\n", 1))
 	reload <- struct{}{}
-	reload <- struct{}{} // the first one is over
+	reload <- struct{}{} // the first reload is over
 	if !strings.Contains(s.log.String(), "number 5000: each backend has one of its own") {
 		t.Errorf("after a wrong file: %+v\n%s", agent(), s.log)
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/weir-project/weir/feature"
 )
 
-// CheckOnly refuses names that are no features.
+// CheckOnly rejects unknown feature names.
 func CheckOnly(names []string) error {
 	for _, n := range names {
 		if !slices.Contains(Features(), n) {
@@ -20,7 +20,7 @@ func CheckOnly(names []string) error {
 	return nil
 }
 
-// featuresOnly are the features of these names, all where there is none.
+// featuresOnly returns the features with these names, or all if there are none.
 func featuresOnly(names []string) []feature.Declared {
 	if len(names) == 0 {
 		return features

@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A change that would empty a slot is refused with the reason, and changes nothing, unless it is allowed.
+// A change that would empty a slot is rejected with the reason and changes nothing, unless it is allowed.
 func TestApplyRefusesOutages(t *testing.T) {
 	w := newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4739")
@@ -41,7 +41,7 @@ func TestApplyRefusesOutages(t *testing.T) {
 	}
 }
 
-// A misspelt interface of a running filter is refused with its place in the file, and the filter stays where it is.
+// A misspelt interface of a running filter is rejected with its position in the file, and the filter stays.
 func TestApplyRefusesAbsentInterface(t *testing.T) {
 	w := newWorld(t)
 	const text = "filter:\n  - name: late\n    hook: clsact\n    interfaces: [%s]\n    rules: [{match: 'udp.dstport == 9', action: drop}]\n"
@@ -55,7 +55,7 @@ func TestApplyRefusesAbsentInterface(t *testing.T) {
 	w.apply(w.config(text, "lo, l0"))
 }
 
-// Remove is refused where it takes traffic away, and then removes nothing, also of other features.
+// Remove fails if it would take traffic away, and then removes nothing of any feature.
 func TestRemoveRefusesOutages(t *testing.T) {
 	w, _, _ := damagedWorld(t)
 	l, err := w.Root.Lock(t.Context())
@@ -83,7 +83,7 @@ func TestRemoveRefusesOutages(t *testing.T) {
 	}
 }
 
-// weir serve refuses an outage of its file as weir apply does, also at its start, unless nothing is applied yet.
+// weir serve rejects an outage of its file like weir apply, also at its start, unless nothing is applied yet.
 func TestServeRefusesOutages(t *testing.T) {
 	w := newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4739")
@@ -106,7 +106,7 @@ func TestServeRefusesOutages(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	write(twoServices) // a slot of it has no member
+	write(twoServices) // one of its slots has no member
 	serve(func(log string) bool { return strings.Contains(log, "file applied") })
 	before := w.state().Services[1].Listen
 	write(strings.Replace(twoServices, "tcp 0.0.0.0:4739", "tcp 0.0.0.0:4739, udp 0.0.0.0:4740", 1))

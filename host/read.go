@@ -21,11 +21,11 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Reader answers the reading commands.
+// Reader answers reading commands.
 type Reader interface {
 	Status(ctx context.Context) (Status, error)
 	Faults(ctx context.Context) ([]kernel.Fault, error)
-	// Query stores a feature's answer to a query in into, a pointer to the type that the feature names for it.
+	// Query stores a feature's answer to a query in into, a pointer to the answer's type.
 	Query(ctx context.Context, name, query string, args url.Values, into any) error
 }
 
@@ -34,10 +34,9 @@ func Ask[T any](ctx context.Context, r Reader, name, query string, args url.Valu
 	return answer, r.Query(ctx, name, query, args, &answer)
 }
 
-// Reader reads the pins where this user may, else it asks the weir serve behind
-// socket: kernels before 5.19, and any with BPF closed to the unprivileged for
-// good, refuse even reading. A root on no BPF file system has no pins that could be shown: it is an error, and no empty host, unless
-// records say that they were lost.
+// Reader returns a reader of the pins if this user may read them, else one that asks the weir serve at socket. Kernels
+// before 5.19, and kernels with BPF closed to unprivileged users, refuse even reading. A root outside a BPF file system
+// is an error and not an empty host, unless records show that its pins were lost.
 func (h *Host) Reader(socket string) Reader {
 	if err := h.Root.Located(); err != nil {
 		if faults, _ := h.Root.Check(); len(faults) == 0 {
@@ -46,7 +45,7 @@ func (h *Host) Reader(socket string) Reader {
 	}
 	all, err := h.Root.Instances("")
 	if err == nil && len(all) > 0 {
-		if _, merr := h.Root.Meta(all[0]); unreadable(merr) { // other errors are for the answer to tell
+		if _, merr := h.Root.Meta(all[0]); unreadable(merr) { // the answer reports other errors
 			err = merr
 		}
 	}
@@ -59,12 +58,12 @@ func (h *Host) Reader(socket string) Reader {
 	return pins{h}
 }
 
-// unreadable reports whether an error says that this user may not read the pins.
+// unreadable reports whether an error means that this user may not read the pins.
 func unreadable(err error) bool {
 	return errors.Is(err, kernel.ErrUnreadable) || errors.Is(err, os.ErrPermission)
 }
 
-// nothing answers every question with an error.
+// nothing answers every query with an error.
 type nothing struct{ reason error }
 
 // Status implements Reader.
@@ -78,8 +77,7 @@ func (n nothing) Query(context.Context, string, string, url.Values, any) error {
 
 type pins struct{ *Host }
 
-// Status reads every feature. One that cannot be read keeps no other from being shown
-// where damage to the pins is the reason: the faults tell.
+// Status reads every feature. If pins are damaged, an unreadable feature does not stop the others: the faults report it.
 func (p pins) Status(ctx context.Context) (out Status, err error) {
 	if out.Faults, err = p.Faults(ctx); err != nil {
 		return out, err
@@ -140,7 +138,7 @@ func (p pins) answer(ctx context.Context, name, query string, args url.Values) (
 // remote asks weir serve.
 type remote struct {
 	socket string
-	reason error // reading the pins failed with this
+	reason error // error of reading the pins
 }
 
 func (r remote) Status(ctx context.Context) (st Status, err error) {

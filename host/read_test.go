@@ -22,7 +22,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// answers is what playRead prints.
+// answers is the output of playRead.
 type answers struct {
 	Reader  string
 	Status  *state.State
@@ -33,7 +33,7 @@ type answers struct {
 	Errors  []string
 }
 
-// playRead asks all that a reader can, as whoever runs it.
+// playRead sends all queries of a reader as the current user.
 func playRead(f []string) error {
 	return json.NewEncoder(os.Stdout).Encode(readAll(New(f[0]).Reader(f[1])))
 }
@@ -78,7 +78,7 @@ func readAll(r Reader) answers {
 	return a
 }
 
-// readAs asks as another user.
+// readAs reads as another user.
 func (w world) readAs(cred syscall.Credential, socket string) answers {
 	w.t.Helper()
 	c := child("read", w.Root.Path(), socket)
@@ -112,8 +112,8 @@ func (w world) bind(service, prefix string) {
 	}
 }
 
-// Whoever may not read the pins gets the same answers from weir serve, if of
-// the group, and else an error that says who may.
+// A user without access to the pins gets the same answers from weir serve if in the group. Otherwise the error names the
+// users with access.
 func TestReaderFallsBackToTheSocket(t *testing.T) {
 	w := newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4739")
@@ -127,7 +127,7 @@ func TestReaderFallsBackToTheSocket(t *testing.T) {
 		len(own.Bound) != 1 || len(own.Named) != 1 || own.Named[0].Bindings != 1 {
 		t.Fatalf("root reads %+v", own)
 	}
-	// Nobody but root searches the tests' bpffs, as if the kernel refused.
+	// Only root may search the tests' bpffs, as if the kernel refused.
 	theirs := w.readAs(syscall.Credential{Uid: nobody, Gid: readers}, s.socket)
 	if theirs.Reader != "host.remote" {
 		t.Errorf("the group reads by %s", theirs.Reader)
@@ -135,7 +135,7 @@ func TestReaderFallsBackToTheSocket(t *testing.T) {
 	if want := "weir serve: " + own.Errors[0]; len(theirs.Errors) != 1 || theirs.Errors[0] != want {
 		t.Errorf("the group has errors %v, want %s", theirs.Errors, want)
 	}
-	own.Status.Services[0].Updated = theirs.Status.Services[0].Updated // when it was asked
+	own.Status.Services[0].Updated = theirs.Status.Services[0].Updated // time of the query
 	for what, pair := range map[string][2]any{"status": {theirs.Status, own.Status}, "devices": {theirs.Devices, own.Devices}, "where": {theirs.Where, own.Where},
 		"bindings": {theirs.Bound, own.Bound}, "services": {theirs.Named, own.Named}} {
 		if got, want := shown(pair[0]), shown(pair[1]); got != want {
@@ -153,7 +153,7 @@ func TestReaderFallsBackToTheSocket(t *testing.T) {
 	}
 }
 
-// shown is JSON without the milliseconds by which two readings of a clock differ.
+// shown is JSON without milliseconds, because two clock readings differ.
 func shown(v any) string {
 	b, err := json.Marshal(v)
 	if err != nil {

@@ -25,8 +25,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// playCollector is a collector that registers itself: for a service and slot,
-// with UDP and TCP sockets at an address, or with none.
+// playCollector is a collector that registers itself for a service and slot, with UDP and TCP sockets at an address, or
+// without sockets.
 func playCollector(f []string) error {
 	service, slot, addr := f[0], f[1], f[2]
 	if addr != "-" {
@@ -68,7 +68,7 @@ func asCollector(f string) *exec.Cmd {
 	return c
 }
 
-// collector runs a program as a user and returns the first line it says.
+// collector runs a program as a user and returns its first line of output.
 func (s *serving) collector(uid uint32, c *exec.Cmd) (line string, pid int, end func()) {
 	t := s.w.t
 	t.Helper()
@@ -138,7 +138,7 @@ func TestCollectorRegistersItself(t *testing.T) {
 		t.Fatal(line)
 	}
 	w.slotIs(0, pid)
-	// It keeps its slot over another apply, and over a restart of weir serve.
+	// It keeps its slot over another apply and a restart of weir serve.
 	if did := w.apply(w.config(registering, pidfile)); !strings.Contains(fmt.Sprint(did), "slot 1") || strings.Contains(fmt.Sprint(did), "slot 0") {
 		t.Errorf("apply did %q", did)
 	}
@@ -150,7 +150,7 @@ func TestCollectorRegistersItself(t *testing.T) {
 	w.slotIs(0, pid)
 	end()
 	w.slotIs(0, 0)
-	// Its sockets may be elsewhere: the configuration says where.
+	// Its sockets may be elsewhere: the configuration names the address.
 	line, pid, end = s.collector(nobody, asCollector("telemetry 3 127.0.0.1:4747"))
 	if line != "registered" {
 		t.Error(line)
@@ -202,7 +202,7 @@ func TestRegistrationIsRefused(t *testing.T) {
 	}
 }
 
-// Everybody may connect to the socket for collectors, and reads nothing there.
+// All users may connect to the socket for collectors, without reading anything there.
 func TestRegisterSocketReadsNothing(t *testing.T) {
 	w := newWorld(t)
 	w.apply(w.config(registering, "/nonexistent"))
@@ -239,7 +239,7 @@ func TestRegisterSocketReadsNothing(t *testing.T) {
 	}
 }
 
-// The examples are built and run as they are.
+// The examples are built and run unchanged.
 func TestRegisterExamples(t *testing.T) {
 	nstest.NeedRoot(t)
 	for name, build := range map[string]func(t *testing.T, out string) *exec.Cmd{
@@ -281,7 +281,7 @@ func TestRegisterExamples(t *testing.T) {
 			if !strings.Contains(line, "refused: user 4242 may not register") {
 				t.Error(line)
 			}
-			end() // its port is to be free
+			end() // its port must be free
 			impostor := filepath.Join(socketDir(t), "register.sock")
 			if err := os.Chmod(filepath.Dir(impostor), 0o777); err != nil {
 				t.Fatal(err)

@@ -42,7 +42,8 @@ reroute:
   - {name: probed, interface: d1, repairs: [{segments: ["fc00:3::1"], interface: d0, via: "fd00:12::3"}], probe: {mode: echo, id: 7, peer: "fc00:3::1", source: "fd00:13::1", via: "fd00:13::3", key_file: %q}}
 `
 
-// deviceFailures are what is told of the instances of atDevices: where a device is gone, where it was made again, and of the latter in the plan.
+// deviceFailures are the reports about the instances of atDevices: for a missing device, for a recreated one, and the
+// latter's step in the plan.
 var deviceFailures = []struct{ feature, object, absent, again, plan string }{
 	{"guard", "telemetry", "there is no interface d1", "not attached at d1", "guard of service telemetry"},
 	{"filter", "tcx", "there is no interface d0", "not attached", "attach filter tcx"},
@@ -54,22 +55,22 @@ var deviceFailures = []struct{ feature, object, absent, again, plan string }{
 	{"backend", "quarantine of netns", "device d0: there is no such interface", "device d0: no program is attached", "handoff.backend: d0: no program is attached: weir serve attaches"},
 }
 
-// countFromBoot has failures count however long the host is up.
+// countFromBoot makes failures count from boot on.
 func countFromBoot(t *testing.T) {
 	was := bootTime
 	bootTime = 0
 	t.Cleanup(func() { bootTime = was })
 }
 
-// page is the answer of a weir serve without a file.
+// page returns the answer of a weir serve without a file.
 func (w world) page(path string) (int, string) {
 	r := httptest.NewRecorder()
 	w.public(nil, ServeOptions{}, nil, nil).ServeHTTP(r, httptest.NewRequest("GET", path, nil))
 	return r.Code, r.Body.String()
 }
 
-// judged waits until doctor, /healthz and weir_healthy tell of the same failures, and a check takes them. Each is read at its own moment:
-// in between a session may change, or a loop stand still, as long as the machine is busy.
+// judged waits until doctor, /healthz and weir_healthy report the same failures, and check accepts them. They are read
+// at different times: on a busy machine a session may change or a loop stall in between.
 func (w world) judged(check func([]Finding) error) {
 	w.t.Helper()
 	nstest.Eventually(w.t, func() error {
@@ -81,7 +82,7 @@ func (w world) judged(check func([]Finding) error) {
 	})
 }
 
-// none is a check of judged.
+// none is a check for judged.
 func none(found []Finding) error {
 	if len(found) > 0 {
 		return fmt.Errorf("doctor calls failures %+v", found)
@@ -89,7 +90,7 @@ func none(found []Finding) error {
 	return nil
 }
 
-// failures are what doctor calls so; err says how /healthz or weir_healthy differs.
+// failures returns the failures of doctor. err describes a different report of /healthz or weir_healthy.
 func (w world) failures() (out []Finding, err error) {
 	for _, f := range w.Doctor(w.t.Context()).Findings {
 		if f.Level == "failure" {
@@ -122,8 +123,8 @@ func (w world) failures() (out []Finding, err error) {
 	return out, nil
 }
 
-// A device that is gone, and one that was made again: whatever was attached there is a failure, for doctor and for /healthz. The plan
-// tells how it is attached again, and it is.
+// For a missing device and for a recreated one, every lost attachment is a failure in doctor and /healthz. The plan
+// lists the new attachment, and apply makes it.
 func TestDevicesMadeAgain(t *testing.T) {
 	for name, x := range map[string]struct {
 		need kernel.Need
@@ -205,7 +206,7 @@ func TestDevicesMadeAgain(t *testing.T) {
 	}
 }
 
-// An apply tells that it recovered an object once it has no failure. It reads the states of the features that it applies.
+// An apply reports the recovery of an object once it has no failure. It reads the states of its own features.
 func TestRecovered(t *testing.T) {
 	core, other := Finding{Feature: "reroute", Check: "path core", Text: "nothing is attached to d0"}, Finding{Feature: "guard", Check: "core", Text: "not attached at d0"}
 	reworded := core
@@ -236,8 +237,8 @@ func TestRecovered(t *testing.T) {
 	}
 }
 
-// Failures that go within a moment are none: a command that works has not attached everything yet. Those that last are told, and the
-// plan attaches what lacks.
+// Failures that disappear within a moment do not count: a running command may not have attached everything yet. Lasting
+// ones are reported, and the plan adds the missing attachments.
 func TestPassingFailures(t *testing.T) {
 	countFromBoot(t)
 	s := newSkeletons(t)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rights are the capabilities that weir serve needs whatever it runs. Features add theirs (feature.Privileged).
-// examples/weir-serve.service bounds it to all of them.
+// rights are the capabilities needed by every weir serve. Features add their own (feature.Privileged).
+// examples/weir-serve.service bounds the process to all of them.
 var rights = []feature.Right{
 	{Capability: unix.CAP_BPF, For: "load programs, make maps"},
 	{Capability: unix.CAP_PERFMON, For: "programs with pointers, tracepoints"},
@@ -26,7 +26,7 @@ var rights = []feature.Right{
 	{Capability: unix.CAP_CHECKPOINT_RESTORE, For: "/proc, by CAP_SYS_ADMIN before Linux 5.9"},
 }
 
-// serveRights are the capabilities of a weir serve that runs these features; none named: all.
+// serveRights returns the capabilities of a weir serve with these features, or with all if only is empty.
 func serveRights(only []string) (set uint64) {
 	keep := func(all []feature.Right) {
 		for _, r := range all {
@@ -42,6 +42,6 @@ func serveRights(only []string) (set uint64) {
 	return set
 }
 
-// DropRights takes from this process, and from what it starts, the capabilities that a weir serve of these features does not
-// use; none named: of all.
+// DropRights removes the capabilities unused by a weir serve with these features, or with all if only is empty. It
+// affects this process and its children.
 func DropRights(only []string) error { return users.KeepOnly(serveRights(only)) }

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// capabilityNames are those of capabilities(7), by their number.
+// capabilityNames are the capabilities of capabilities(7), by number.
 var capabilityNames = strings.Fields("CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE NET_BROADCAST " +
 	"NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE " +
 	"AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE")
 
-// A weir serve for some features keeps what they need, and nothing for the others.
+// A weir serve for some features keeps only their capabilities.
 func TestRightsOfSome(t *testing.T) {
 	has := func(c uint, only ...string) bool { return serveRights(only)>>c&1 == 1 }
 	if !has(unix.CAP_SETUID) || !has(unix.CAP_SETUID, "guard", "steer") || has(unix.CAP_SETUID, "guard") {
@@ -28,7 +28,7 @@ func TestRightsOfSome(t *testing.T) {
 	}
 }
 
-// The units of the examples bound weir serve to the capabilities that it keeps.
+// The example units bound weir serve to the capabilities it keeps.
 func TestUnitsHaveTheRights(t *testing.T) {
 	for unit, only := range map[string][]string{"weir-serve": nil, "handoff/weir-lb": {"lb"}, "handoff/weir-backend": {"backend"}, "handoff/weir-keeper": {"keeper"}} {
 		text, err := os.ReadFile("../examples/" + unit + ".service")

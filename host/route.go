@@ -16,18 +16,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// delivery is what the kernel's routing makes of an arriving packet.
+// delivery is the result of the kernel's routing for an arriving packet.
 type delivery int
 
 const (
-	deliverOne     delivery = iota // a socket is looked for
-	deliverEvery                   // broadcast and multicast: every socket gets it, and no program is asked
-	deliverForward                 // it is forwarded, and a feature takes it on its way out
-	deliverNone                    // it is forwarded or dropped
+	deliverOne     delivery = iota // socket lookup
+	deliverEvery                   // broadcast and multicast: every socket gets it, without a lookup program
+	deliverForward                 // forwarded, and handled by a feature on its way out
+	deliverNone                    // forwarded or dropped
 )
 
-// route says whether the host takes a packet: only packets to addresses with a route of
-// type local, broadcast or multicast reach sockets. taken says that a feature takes it where it is not local.
+// route reports whether the host delivers a packet: only routes of type local, broadcast or multicast lead to sockets.
+// taken means that a feature handles it if it is not local.
 func route(ns *netns.Handle, p feature.Packet, taken bool) (d delivery, why feature.ExplainStep, result string, err error) {
 	why.Step = "route"
 	var r netlink.Route
@@ -36,7 +36,7 @@ func route(ns *netns.Handle, p feature.Packet, taken bool) (d delivery, why feat
 		return err
 	})
 	to := p.To.Addr()
-	if to.Is6() && to.IsMulticast() { // IPv6 has no other type for it on the way in
+	if to.Is6() && to.IsMulticast() { // IPv6 has no other type for multicast on input
 		r.Type, err = unix.RTN_MULTICAST, nil
 	}
 	if err != nil {
@@ -62,7 +62,7 @@ func route(ns *netns.Handle, p feature.Packet, taken bool) (d delivery, why feat
 			return d, why, result, nil
 		}
 		why.Warning = true
-		if isRouter(ns, to) { // a local route would take the packets that this host is to forward
+		if isRouter(ns, to) { // a local route would capture packets to be forwarded
 			why.Text = fmt.Sprintf("%s is not local: this host forwards it by %s, and no socket here gets it", to, deviceName(ns, r.LinkIndex))
 		} else {
 			why.Text = fmt.Sprintf("%s is not local, and forwarding is off. To deliver it to sockets: ip route add local %s dev lo", to, to)
@@ -85,7 +85,7 @@ func typeName(t int) string {
 	return fmt.Sprint(t)
 }
 
-// deviceName is the name of an interface.
+// deviceName returns the name of an interface.
 func deviceName(ns *netns.Handle, index int) (name string) {
 	name = fmt.Sprint("interface ", index)
 	_ = ns.Do(func() error { // it may be gone
@@ -97,13 +97,13 @@ func deviceName(ns *netns.Handle, index int) (name string) {
 	return name
 }
 
-// isRouter reports whether a network namespace forwards packets to such an address.
+// isRouter reports whether a network namespace forwards packets of the address's family.
 func isRouter(ns *netns.Handle, to netip.Addr) (yes bool) {
 	sysctl := "/proc/sys/net/ipv4/ip_forward"
 	if to.Is6() {
 		sysctl = "/proc/sys/net/ipv6/conf/all/forwarding"
 	}
-	_ = ns.Do(func() error { // a sysctl that is not there forwards nothing
+	_ = ns.Do(func() error { // without the sysctl nothing is forwarded
 		b, err := os.ReadFile(sysctl)
 		yes = err == nil && strings.TrimSpace(string(b)) != "0"
 		return nil
@@ -111,9 +111,9 @@ func isRouter(ns *netns.Handle, to netip.Addr) (yes bool) {
 	return yes
 }
 
-// forwardingOff reports whether the kernel drops a packet that arrives and is not for this host. Of IPv4 its routes say so.
+// forwardingOff reports whether the kernel drops an arriving packet for another host. For IPv4 its routes show this.
 func forwardingOff(ns *netns.Handle, p feature.Packet) (off bool) {
-	_ = ns.Do(func() error { // a sysctl that is not there forbids nothing
+	_ = ns.Do(func() error { // without the sysctl nothing is forbidden
 		if l, err := netlink.LinkByName(p.Interface); err == nil && l.Attrs().Flags&net.FlagLoopback == 0 && p.To.Addr().Is6() {
 			b, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/forwarding")
 			off = err == nil && strings.TrimSpace(string(b)) == "0"
@@ -123,8 +123,7 @@ func forwardingOff(ns *netns.Handle, p feature.Packet) (off bool) {
 	return off
 }
 
-// findRoute asks for the route of a packet that arrives; of one that this host sends to
-// itself, where that is what happens.
+// findRoute looks up the route of an arriving packet, or of one sent by this host to itself.
 func findRoute(p feature.Packet) (netlink.Route, error) {
 	o := &netlink.RouteGetOptions{}
 	if l, err := netlink.LinkByName(p.Interface); err == nil && l.Attrs().Flags&net.FlagLoopback == 0 {
@@ -140,7 +139,7 @@ func findRoute(p feature.Packet) (netlink.Route, error) {
 	return routes[0], nil
 }
 
-// refused says why the kernel has no route for an arriving packet.
+// refused describes why the kernel has no route for an arriving packet.
 func refused(p feature.Packet, err error, taken bool) string {
 	to := p.To.Addr()
 	switch {

@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A process is named only for packets that the host delivers: every socket gets what is
-// for a broadcast or multicast address, nobody what is not local.
+// Only a packet delivered by the host names a process. Every socket gets a broadcast or multicast packet, and none gets
+// a non-local one.
 func TestExplainFollowsTheRoute(t *testing.T) {
 	nstest.NeedRoot(t)
 	w := newWorld(t)
@@ -96,7 +96,7 @@ func TestExplainFollowsTheRoute(t *testing.T) {
 	}
 }
 
-// A router forwards what is not its own: the local route that would have sockets get it would take it from the others.
+// A router forwards packets for other hosts. A local route for delivery would take them from the others.
 func TestExplainOnARouter(t *testing.T) {
 	nstest.NeedRoot(t)
 	w := newWorld(t)
@@ -144,7 +144,7 @@ services:
     members: [{slot: 0, pidfile: /nonexistent.pid}]
 `
 
-// Why a slot is empty is told alike by apply, status, explain, doctor and metrics.
+// apply, status, explain, doctor and metrics give the same reason for an empty slot.
 func TestToldAlikeWhyEmpty(t *testing.T) {
 	w := newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4739")
@@ -197,7 +197,7 @@ func TestToldAlikeWhyEmpty(t *testing.T) {
 	}
 }
 
-// An interface that is not there is a mistake, and no answer.
+// A missing interface is an error, not an answer.
 func TestExplainRefusesAbsentInterface(t *testing.T) {
 	w := newWorld(t)
 	p := feature.Packet{Proto: "udp", From: netip.MustParseAddrPort("127.0.0.1:5"), To: netip.MustParseAddrPort("127.0.0.1:7"), Interface: "absent0"}
@@ -210,7 +210,7 @@ func TestExplainRefusesAbsentInterface(t *testing.T) {
 	}
 }
 
-// wire makes a device with an address in this network namespace, and returns it and the device at its other end.
+// wire makes a device with an address in this network namespace. It returns the device and its peer.
 func wire(t *testing.T, name, address string) (at, peer netlink.Link) {
 	t.Helper()
 	d := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "p"}
@@ -230,7 +230,7 @@ func wire(t *testing.T, name, address string) (at, peer netlink.Link) {
 	return at, peer
 }
 
-// forwarding sets whether this network namespace forwards IPv4.
+// forwarding switches IPv4 forwarding of this network namespace.
 func forwarding(t *testing.T, on string) {
 	t.Helper()
 	const key = "/proc/sys/net/ipv4/ip_forward"
@@ -244,7 +244,7 @@ func forwarding(t *testing.T, on string) {
 	t.Cleanup(func() { os.WriteFile(key, was, 0) })
 }
 
-// explained explains a packet. Result and steps are told in one text.
+// explained returns the result and the steps of an explanation as one text.
 func (w world) explained(proto, from, to, device string) string {
 	w.t.Helper()
 	p, err := feature.ParsePacket(proto, from, to)
@@ -263,8 +263,8 @@ func (w world) explained(proto, from, to, device string) string {
 	return text
 }
 
-// A packet to a service of a load balancer is explained to its backend, at a device and past them, in the order of the programs there.
-// Nobody is told to make the address local.
+// A packet to a service of a load balancer is explained up to its backend, in the order of the programs at the devices.
+// Nothing suggests to make the address local.
 func TestExplainLoadBalancer(t *testing.T) {
 	w := newWorld(t)
 	if err := kernel.Require(lb.Needs); err != nil {
@@ -305,7 +305,7 @@ func TestExplainLoadBalancer(t *testing.T) {
 	check("10.3.0.2:1000", "192.0.2.1:1791", "", "result: backend number 1, by b0\n")
 }
 
-// The way back to a source may depend on the address that answers.
+// The route back to a source may depend on the answering address.
 func TestExplainArrivalByRule(t *testing.T) {
 	w := newWorld(t)
 	at, _ := wire(t, "g0", "10.5.0.1/24")

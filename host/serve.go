@@ -24,21 +24,22 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// DefaultSocket is where weir serve answers the group.
+// DefaultSocket is the default socket of weir serve for the group.
 const DefaultSocket = "/run/weir/weir.sock"
 
-// scrapeTime is the time for a request to /metrics or /healthz.
+// scrapeTime is the time limit of a request to /metrics or /healthz.
 const scrapeTime = 30 * time.Second
 
-// ServeOptions say where weir serve listens.
+// ServeOptions are the options of weir serve.
 type ServeOptions struct {
 	Listen string // TCP address of /metrics and /healthz; empty: none
 	Socket string // Unix socket for the group; empty: none
-	// Sockets are the paths of the features' own Unix sockets ([feature.SocketServer]), by feature. A feature without a path has none.
+	// Sockets are the paths of the features' own Unix sockets ([feature.SocketServer]), by feature. A feature without a
+	// path has no socket.
 	Sockets map[string]string
-	// Keeper is the socket of the sessions' keeper where Sockets has none; "" is the default socket.
+	// Keeper is the session keeper's socket if Sockets has none; "" is the default socket.
 	Keeper string
-	// File is the configuration to apply at the start and at each Reload; empty: what is applied already is served.
+	// File is the configuration to apply at the start and at each Reload; empty: serve the applied state.
 	File   string
 	Reload <-chan struct{}
 	// Only are the features to run; empty: all.
@@ -46,12 +47,12 @@ type ServeOptions struct {
 	Log  *slog.Logger
 }
 
-// Serve runs what needs a process until ctx is done: it gives slots to members
-// as they come, and answers questions. Traffic does not need it.
+// Serve runs long-lived tasks until ctx is done: it gives slots to members as they start, and answers queries. Traffic
+// does not depend on it.
 func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 	err := h.serve(ctx, o)
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return nil // it was to end, while it waited for its predecessor for instance
+		return nil // ended as requested, for example while it waited for its predecessor
 	}
 	return err
 }
@@ -126,7 +127,7 @@ func (h *Host) serve(ctx context.Context, o ServeOptions) error {
 	return g.Wait()
 }
 
-// listenUnix makes the socket for the group that may read the pins.
+// listenUnix creates the socket for the group with read access to the pins.
 func (h *Host) listenUnix(path string) (net.Listener, error) {
 	l, err := accept.Unix(path)
 	if err != nil {
@@ -143,8 +144,8 @@ func (h *Host) listenUnix(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// public answers /metrics and /healthz: all that a TCP port tells, to anybody. A weir serve that goes by its file without pins tells
-// nothing of them.
+// public serves /metrics and /healthz, all that the open TCP port serves. A weir serve with a file and without pins
+// reports nothing about pins.
 func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket, metrics *metricsPort) http.Handler {
 	alone := len(unpinned(o, sockets)) > 0
 	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})}
@@ -177,9 +178,8 @@ func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket
 	return mux
 }
 
-// group answers the reading commands of users who may not read the pins themselves,
-// and all that public does. It tells pids, devices and hash seeds: it is for the Unix
-// socket of the group alone.
+// group answers the reading commands of users without access to the pins, and serves everything of public. It shows
+// PIDs, devices and hash seeds: use it only for the group's Unix socket.
 func (h *Host) group(public http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /", public)

@@ -29,7 +29,7 @@ const (
 	readers = 4747
 )
 
-// foreign turns a service's meta into that of another layout.
+// foreign turns a service's meta into one of another layout.
 func (w world) foreign() {
 	w.t.Helper()
 	all, err := w.Root.Instances("steer")
@@ -108,7 +108,7 @@ func (w world) serveWith(dir string, o ServeOptions) *serving {
 	return s
 }
 
-// socketDir is a directory that everybody may search, unlike t.TempDir.
+// socketDir returns a directory searchable by all users, unlike t.TempDir.
 func socketDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "weir-host-")
@@ -122,7 +122,7 @@ func socketDir(t *testing.T) string {
 	return dir
 }
 
-// get asks the TCP port, or the group's socket for what begins with /v1/.
+// get queries the TCP port, or the group's socket for paths below /v1/.
 func (s *serving) get(path string) (status int, body string) {
 	s.w.t.Helper()
 	if strings.HasPrefix(path, "/v1/") {
@@ -198,15 +198,14 @@ func TestServeHTTP(t *testing.T) {
 	}
 }
 
-// checkMetrics sees that each pattern is there and that no metric of weir's has
-// a name outside the scheme.
+// checkMetrics checks that each pattern matches, and that all weir metrics have names within the scheme.
 func checkMetrics(t *testing.T, body string, patterns ...string) {
 	t.Helper()
 	if lacks := lackedMetrics(body, patterns...); len(lacks) > 0 {
 		t.Errorf("/metrics lacks %s", strings.Join(lacks, "\n"))
 	}
 	for _, m := range regexp.MustCompile(`(?m)^# TYPE (weir_\S*) (\S+)`).FindAllStringSubmatch(body, -1) {
-		// The keeper of handoff has no pins, and so is no part of the list.
+		// The keeper of handoff has no pins, and so is not in the list.
 		ofFeature := slices.ContainsFunc(append(Features(), "handoff"), func(f string) bool { return strings.HasPrefix(m[1], "weir_"+f+"_") })
 		ofHost := m[1] == "weir_healthy" || m[1] == "weir_faults" || m[1] == "weir_metrics_dropped_total" || strings.HasPrefix(m[1], "weir_config_")
 		if !ofFeature && !ofHost || (m[2] == "counter") != strings.HasSuffix(m[1], "_total") {
@@ -215,7 +214,7 @@ func checkMetrics(t *testing.T, body string, patterns ...string) {
 	}
 }
 
-// lackedMetrics are the patterns that are not there. Braces stand for themselves in them.
+// lackedMetrics returns the patterns without a match. Braces in them are literal.
 func lackedMetrics(body string, patterns ...string) []string {
 	return slices.DeleteFunc(patterns, func(p string) bool {
 		return regexp.MustCompile("(?m)^" + strings.NewReplacer("{", `\{`, "}", `\}`).Replace(p)).MatchString(body)
@@ -244,8 +243,8 @@ func TestServeSocket(t *testing.T) {
 	}
 }
 
-// Any user can take the port of the metrics while no weir serve runs. All else goes on, the failure names the user, and the metrics
-// are served once the port is free.
+// Any user can occupy the metrics port while no weir serve runs. Everything else works, the failure names the user, and
+// the metrics are served once the port is free.
 func TestServeWithoutMetricsPort(t *testing.T) {
 	w := newWorld(t)
 	taken, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -281,7 +280,7 @@ func TestServeWithoutMetricsPort(t *testing.T) {
 	}
 }
 
-// The socket of a weir serve that was killed is in nobody's way.
+// The socket of a killed weir serve does not block the next one.
 func TestServeAfterAKilledOne(t *testing.T) {
 	nstest.NeedRoot(t)
 	path := filepath.Join(socketDir(t), "weir.sock")

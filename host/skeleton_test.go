@@ -18,17 +18,17 @@ import (
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
-// addSkeleton adds the skeleton to the list of features for a test, or for a role that a test starts.
+// addSkeleton adds the skeleton to the list of features, for a test or a role started by a test.
 func addSkeleton() (restore func()) {
 	before := features
 	features = append(slices.Clip(features), featuretest.Declare())
 	return func() { features = before }
 }
 
-// skeletons is a host with the skeleton feature and a cgroup, in which the test process is.
+// skeletons is a host with the skeleton feature and a cgroup. The test process is in the cgroup.
 type skeletons struct {
 	world
-	cgroup string // from the root
+	cgroup string // relative to the root
 }
 
 func newSkeletons(t *testing.T) skeletons {
@@ -68,7 +68,7 @@ func (s skeletons) load(file string) *Config {
 	return c
 }
 
-// names are the items that the pins have.
+// names returns the pinned items.
 func (s skeletons) names() (out []string) {
 	s.t.Helper()
 	st, err := s.Reader("/nonexistent").Status(s.t.Context())
@@ -82,7 +82,8 @@ func (s skeletons) names() (out []string) {
 	return out
 }
 
-// A feature that no line of host names is applied, shown, measured, explained, diagnosed, upgraded, restored and removed.
+// A feature unknown to the code of host is applied, shown, measured, explained, diagnosed, upgraded, restored and
+// removed.
 func TestSkeleton(t *testing.T) {
 	s := newSkeletons(t)
 	a, b := s.load(s.file("a")), s.load(s.file("b"))
@@ -91,7 +92,7 @@ func TestSkeleton(t *testing.T) {
 	if got := s.names(); !slices.Equal(got, []string{"a"}) {
 		t.Fatalf("status shows %q", got)
 	}
-	// Another weir's program, at the same attachment.
+	// Another version's program, at the same attachment.
 	was := featuretest.Object
 	featuretest.Object = []byte("skeleton 2")
 	defer func() { featuretest.Object = was }()
@@ -146,7 +147,7 @@ func TestSkeleton(t *testing.T) {
 	}
 }
 
-// Killed at any step of a change, an apply of the skeleton is finished by the next one.
+// After a kill at any step of a change, the next apply of the skeleton finishes it.
 func TestSkeletonKilled(t *testing.T) {
 	s := newSkeletons(t)
 	first, file := s.load(s.file("a")), s.file("b")
@@ -175,7 +176,7 @@ func TestSkeletonKilled(t *testing.T) {
 	}
 }
 
-// What apply --confirm saved of the skeleton is put back.
+// The state of the skeleton saved by apply --confirm is restored.
 func TestSkeletonRestored(t *testing.T) {
 	s := newSkeletons(t)
 	s.apply(s.load(s.file("a")))

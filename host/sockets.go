@@ -9,7 +9,7 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// SocketFlags are the flags of the features' own sockets, by feature.
+// SocketFlags returns the flags of the features' own sockets, by feature.
 func SocketFlags() map[string]feature.SocketFlag {
 	out := map[string]feature.SocketFlag{}
 	for _, f := range features {
@@ -41,7 +41,7 @@ func (h *Host) members(name string) ([]service.Member, error) {
 	return nil, errors.ErrUnsupported
 }
 
-// runner is the process of a feature; nil: it has none.
+// runner returns the process of a feature, or nil if it has none.
 func (o ServeOptions) runner(f feature.Declared) feature.Runner {
 	mover, keeper := o.keeper()
 	if u, ok := f.Value.(feature.MoverUser); ok && mover != nil {
@@ -54,7 +54,8 @@ func (o ServeOptions) runner(f feature.Declared) feature.Runner {
 	return r
 }
 
-// keeper is the socket of the sessions' keeper. mover moves the sessions of the keeper that is part of this weir serve; nil: none is.
+// keeper returns the session keeper's socket. mover moves the sessions of the keeper in this weir serve; nil: it runs
+// none.
 func (o ServeOptions) keeper() (mover feature.SessionMover, socket string) {
 	for _, f := range features {
 		if p, ok := f.Value.(feature.MoverProvider); ok && o.Sockets[f.Name] != "" {
@@ -64,7 +65,7 @@ func (o ServeOptions) keeper() (mover feature.SessionMover, socket string) {
 	return nil, o.Keeper
 }
 
-// expect tells sockets of the file that weir serve is about to apply.
+// expect passes the file that weir serve will apply to the sockets.
 func expect(c *Config, sockets map[string]feature.Socket) {
 	for _, s := range sockets {
 		if x, ok := s.(feature.Expectant); ok {

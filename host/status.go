@@ -12,21 +12,21 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Status is what all features show of themselves. Its JSON has a key for each feature with something to show, beside faults
-// and unconfirmed.
+// Status is the displayed state of all features. Its JSON has a key for each feature with something to show, beside
+// faults and unconfirmed.
 type Status struct {
-	Faults      []kernel.Fault // damage to what is pinned, and programs of others
-	Unconfirmed *Unconfirmed   // the change that weir apply --confirm made
+	Faults      []kernel.Fault // damage to the pins, and foreign programs
+	Unconfirmed *Unconfirmed   // change made by weir apply --confirm
 	parts       map[string]any // by feature: its Report, or its JSON from weir serve
 }
 
-// Keys of Status that are no feature's.
+// keys of Status that are not features
 const (
 	faultsKey      = "faults"
 	unconfirmedKey = "unconfirmed"
 )
 
-// Part returns a feature's part as the type that the feature reports. ok is false if it shows nothing.
+// Part returns a feature's part with the type of the feature's report. ok is false if it shows nothing.
 func Part[T any](s Status, name string) (part T, ok bool) {
 	switch v := s.parts[name].(type) {
 	case nil:
@@ -39,7 +39,7 @@ func Part[T any](s Status, name string) (part T, ok bool) {
 	return part, false
 }
 
-// Err is about the instances that cannot be read, nil if all can.
+// Err returns the unreadable instances as an error, or nil.
 func (s Status) Err() error {
 	var errs []error
 	for _, name := range Features() {
@@ -50,8 +50,8 @@ func (s Status) Err() error {
 	return errors.Join(errs...)
 }
 
-// Part is the part of a feature whose type is not known, nil if it shows nothing: the feature's state, or what it reports in
-// place of that.
+// Part returns a feature's part without a static type: the feature's state or its report. It is nil if the feature shows
+// nothing.
 func (s Status) Part(name string) any {
 	raw, ok := s.parts[name].(json.RawMessage)
 	if !ok {

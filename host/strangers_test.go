@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// The TCP port tells metrics and health alone; the group's socket tells all.
+// The TCP port serves only metrics and health; the group's socket serves everything.
 func TestTCPTellsNoState(t *testing.T) {
 	w := newWorld(t)
 	w.apply(w.config(oneService, absent))
@@ -45,7 +45,7 @@ func TestTCPTellsNoState(t *testing.T) {
 	}
 }
 
-// Idle connections of strangers to each door leave room for a scrape, a registration and a member.
+// Idle foreign connections to each socket leave room for a scrape, a registration and a member.
 func TestIdleStrangers(t *testing.T) {
 	w := newWorld(t)
 	w.apply(w.config(registering, "/nonexistent"))
@@ -72,21 +72,21 @@ func TestIdleStrangers(t *testing.T) {
 	}
 }
 
-// openSockets counts the connections to the TCP port that are open yet, by asking on each.
+// openSockets counts the open connections to the TCP port with a request on each.
 func openSockets(t *testing.T, s *serving) int {
 	t.Helper()
 	_, body := s.get("/metrics")
 	n := 0.0
 	for line := range strings.Lines(body) {
 		if _, err := fmt.Sscanf(line, "process_open_fds %f", &n); err == nil {
-			return int(n) - 1500 // the test's ends
+			return int(n) - 1500 // the test's own ends
 		}
 	}
 	t.Fatal(io.ErrUnexpectedEOF)
 	return 0
 }
 
-// A stranger at the keeper's abstract name keeps weir serve from keeping sessions, and from nothing else.
+// A foreign process at the keeper's abstract name prevents only the keeping of sessions.
 func TestServeBesideImpostor(t *testing.T) {
 	w := newWorld(t)
 	name := fmt.Sprintf("@weir-serve-impostor-%d", os.Getpid())

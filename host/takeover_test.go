@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// watchedLog is a log that another goroutine writes.
+// watchedLog is a log written by another goroutine.
 type watchedLog struct {
 	mu sync.Mutex
 	bytes.Buffer
@@ -35,7 +35,7 @@ func (l *watchedLog) count(text string) int {
 	return strings.Count(l.String(), text)
 }
 
-// weir serve waits for all addresses of a predecessor that was killed and still ends.
+// weir serve waits for all addresses of a killed predecessor that has not ended yet.
 func TestServeWaitsForItsPredecessor(t *testing.T) {
 	w := newWorld(t)
 	dir := t.TempDir()
@@ -85,7 +85,7 @@ func TestServeWaitsForItsPredecessor(t *testing.T) {
 	}
 }
 
-// INT and TERM end a weir serve that waits for its predecessor as they end one that runs.
+// INT and TERM end a weir serve that waits for its predecessor like a running one.
 func TestServeEndsWhileItWaits(t *testing.T) {
 	w := newWorld(t)
 	for _, waits := range []string{"metrics", "group", "steer", "keeper"} {

@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
-// What becomes of everyFeature: of each feature something comes, changes and goes.
+// everyFeatureChanged is everyFeature after a change: of each feature an instance is added, changed and removed.
 const everyFeatureChanged = `
 services:
   telemetry:
@@ -29,7 +29,7 @@ reroute:
   - {name: core, interface: d0, bfd: {peer: "fd00:12::2", interval: 60ms, multiplier: 3}, repairs: [{segments: ["fc00:3::f"], interface: d1, via: "fd00:13::3"}]}
 `
 
-// An apply that is interrupted at any step leaves every feature as it was.
+// An apply interrupted at any step leaves every feature unchanged.
 func TestFailedApplyLeavesEveryFeature(t *testing.T) {
 	w, before, pid := damagedWorld(t)
 	after := w.config(everyFeatureChanged, pid)

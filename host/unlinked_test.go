@@ -25,8 +25,8 @@ filter:
   - {name: nft, hook: nft, rules: [{match: 'udp.dstport == 9', action: drop}]}
 `
 
-// A filter of tc and a table of nftables have no link: that they were taken away is told everywhere, and the next apply puts
-// them up again, or weir serve.
+// A tc filter and an nftables table have no link. Their loss is reported everywhere, and the next apply or weir serve
+// adds them again.
 func TestLostFiltersAreTold(t *testing.T) {
 	nstest.NeedRoot(t)
 	for _, n := range []kernel.Need{hook.NFTMatch, kernel.ClsactFilter} {

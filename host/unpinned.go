@@ -12,8 +12,8 @@ import (
 	"github.com/weir-project/weir/internal/users"
 )
 
-// unpinned are the sockets of a weir serve that goes by its file without pins: that of each feature which it runs can (--only), and its
-// user may not pin. nil: it goes by the pins.
+// unpinned returns the sockets of a weir serve that uses its file without pins. Its user may not pin, and each of its
+// features (--only) has such a socket. nil: it uses the pins.
 func unpinned(o ServeOptions, sockets map[string]feature.Socket) (out []feature.FileSocket) {
 	if len(o.Only) == 0 || mayPin() {
 		return nil
@@ -28,10 +28,10 @@ func unpinned(o ServeOptions, sockets map[string]feature.Socket) (out []feature.
 	return out
 }
 
-// mayPin reports whether this process has the right to load programs and pin them.
+// mayPin reports whether this process may load programs and pin them.
 func mayPin() bool { return users.Has(unix.CAP_BPF) || users.Has(unix.CAP_SYS_ADMIN) }
 
-// able says why no part of a file that is to be pinned can ever be in force. Reasons that may pass are for later attempts.
+// able returns an error if no pinned part of a file can ever take effect. Temporary causes are left to later attempts.
 func (h *Host) able() error {
 	if err := h.Root.Writable(); err != nil {
 		return err
@@ -42,7 +42,7 @@ func (h *Host) able() error {
 	return nil
 }
 
-// configured is a file as features read it; nil: there is none.
+// configured returns a file as read by features. A nil file is empty.
 func configured(c *Config) *feature.Document {
 	if c == nil {
 		return &feature.Document{}

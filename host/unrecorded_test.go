@@ -12,13 +12,13 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// An apply whose records cannot be written, on a full disk for example, works and says what is lost.
+// An apply with unwritable records, for example on a full disk, works and reports the loss.
 func TestApplyWarnsWithoutRecords(t *testing.T) {
 	w := newWorld(t)
 	was := kernel.RecordDir
 	defer func() { kernel.RecordDir = was }()
 	full := t.TempDir()
-	if err := unix.Mount("none", full, "tmpfs", 0, "nr_inodes=1"); err != nil { // the directory itself is one
+	if err := unix.Mount("none", full, "tmpfs", 0, "nr_inodes=1"); err != nil { // the directory itself uses one
 		t.Fatal(err)
 	}
 	defer func() {

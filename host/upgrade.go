@@ -11,8 +11,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// UpgradePlan says which programs of another weir this one would replace. It
-// changes nothing.
+// UpgradePlan plans the replacement of other versions' programs. It changes nothing.
 func (h *Host) UpgradePlan(ctx context.Context) (feature.Plan, error) {
 	var all feature.Plan
 	for _, f := range features {
@@ -27,9 +26,8 @@ func (h *Host) UpgradePlan(ctx context.Context) (feature.Plan, error) {
 	return all, nil
 }
 
-// Upgrade puts this weir's programs in place of another's, under traffic, after
-// recovering what a killed command may have left. It calls each after every step. A
-// step that fails keeps no other from being tried.
+// Upgrade replaces other versions' programs under traffic, after recovering from a killed command. It calls each after
+// every step. A failed step does not stop the others.
 func (h *Host) Upgrade(ctx context.Context, each func(Done)) error {
 	l, err := h.Root.Lock(ctx)
 	if err != nil {
@@ -53,7 +51,8 @@ func (h *Host) Upgrade(ctx context.Context, each func(Done)) error {
 	return errors.Join(errs...)
 }
 
-// recoverAll finishes what killed commands left, an upgrade among them; only: of these features, if there are any.
+// recoverAll finishes changes of killed commands, upgrades included, for the features in only, or for all if it is
+// empty.
 func recoverAll(l *kernel.WriteLock, only []string) error {
 	var errs []error
 	for _, f := range featuresOnly(only) {

@@ -12,7 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// otherObject has the engines' pins say that they were made from another object.
+// otherObject makes the engines' pins record another object.
 func (w world) otherObject() {
 	w.t.Helper()
 	metas, err := filepath.Glob(filepath.Join(w.Root.Path(), "*", "steer", "@*", "meta"))
@@ -61,7 +61,7 @@ func (w world) upgrade() []string {
 func TestUpgrade(t *testing.T) {
 	w := newWorld(t)
 	wantSteps(t, w.upgradePlan())
-	wantSteps(t, w.upgrade()) // nothing is there
+	wantSteps(t, w.upgrade()) // nothing exists
 	if left := w.dump(); len(left) != 0 {
 		t.Errorf("upgrading nothing made %v", left)
 	}
@@ -102,7 +102,7 @@ func TestUpgrade(t *testing.T) {
 	wantSteps(t, w.apply(c))
 }
 
-// Commands that upgrade and apply at once wait for one another.
+// Concurrent upgrade and apply commands wait for each other.
 func TestUpgradeAndApplyAtOnce(t *testing.T) {
 	w := newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4739")

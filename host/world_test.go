@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-// playHold keeps the sockets that engine sk_reuseport needs: ROOT SCOPE ENGINE.
+// playHold holds the sockets of engine sk_reuseport: ROOT SCOPE ENGINE.
 func playHold(f []string) error {
 	return sockholder.Run(context.Background(), kernel.OpenRoot(f[0]), f[1], spec.Engine(f[2]))
 }
@@ -73,7 +73,7 @@ func playDaemon(addrs []string) error {
 	return err
 }
 
-// child prepares another process that plays a role, wherever its user may look.
+// child returns another process with a role, in a directory open to all users.
 func child(role string, args ...any) *exec.Cmd {
 	c := nstest.Child(role, args...)
 	c.Dir = "/"
@@ -89,10 +89,10 @@ func daemon(t *testing.T, addrs ...string) (pid int, end func()) {
 	return p.PID(), func() { p.End() }
 }
 
-// absent is the number of no process: the limit of them all.
+// absent is an unused PID: the limit of all PIDs.
 const absent = 1 << 22
 
-// world is a host with a pin root of the test's own.
+// world is a host with a pin root for one test.
 type world struct {
 	*Host
 	t *testing.T
@@ -108,7 +108,7 @@ func newWorld(t *testing.T) world {
 		if err := w.Remove(context.Background(), "", true); err != nil {
 			t.Error(err)
 		}
-		// The kernel takes programs off some time after they were unpinned: they are not to meet the packets of the next test.
+		// The kernel detaches unpinned programs later: they must not meet the packets of the next test.
 		for _, id := range attached {
 			nstest.Until(t, "a link that was removed is gone", func() bool {
 				l, err := link.NewFromID(id)
@@ -125,7 +125,7 @@ func newWorld(t *testing.T) world {
 	return w
 }
 
-// links are the kernel's links that are pinned.
+// links returns the IDs of the pinned links.
 func (w world) links() (all []link.ID) {
 	w.t.Helper()
 	pins, err := filepath.Glob(filepath.Join(w.Root.Path(), "*", "*", "*", "link_*"))
@@ -156,8 +156,8 @@ func (w world) config(text string, args ...any) *Config {
 	return c
 }
 
-// apply applies a configuration. The first one may take traffic away: the tests' services have slots that nobody serves, at the
-// ports of their daemons.
+// apply applies a configuration. The first one may take traffic away: the tests' services have slots without members, at
+// the ports of their daemons.
 func (w world) apply(c *Config) []string {
 	w.t.Helper()
 	if st, err := state.Read(w.t.Context(), w.Root); err == nil && len(st.Services) == 0 {
@@ -201,8 +201,7 @@ func (w world) state() state.State {
 	return st
 }
 
-// dump lists every pin with its rights, the kernel's id of what is pinned, and
-// what the maps hold.
+// dump lists every pin with its permissions, the kernel's ID of its object, and the contents of maps.
 func (w world) dump() []string {
 	w.t.Helper()
 	var out []string
@@ -217,7 +216,7 @@ func (w world) dump() []string {
 		st := info.Sys().(*syscall.Stat_t)
 		rel, _ := filepath.Rel(w.Root.Path(), path)
 		if rel == "+lock" {
-			return nil // there while anything is, and no part of it
+			return nil // exists while anything else does, and is not part of it
 		}
 		what, err := pinned(path, d)
 		out = append(out, fmt.Sprintf("%s %04o %d:%d inode %d %s", rel, info.Mode().Perm(), st.Uid, st.Gid, st.Ino, what))
@@ -258,7 +257,7 @@ func pinned(path string, d fs.DirEntry) (string, error) {
 	return fmt.Sprintf("map %d %s", id, contents(m)), nil
 }
 
-// contents is what a map holds, where that can be read in reasonable time.
+// contents returns the contents of a map, if they can be read in reasonable time.
 func contents(m *ebpf.Map) string {
 	var all []string
 	show := func(k, v []byte) {
@@ -282,7 +281,7 @@ func contents(m *ebpf.Map) string {
 		for it := m.Iterate(); it.Next(&k, &v); {
 			show(k, v)
 		}
-	default: // kernels before 6.8 wait for RCU at each look into a map of maps
+	default: // kernels before 6.8 wait for RCU at each lookup in a map of maps
 		return m.Type().String()
 	}
 	slices.Sort(all)
