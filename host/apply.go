@@ -186,7 +186,7 @@ func withoutRecovered(steps, recoveries []feature.Step) []feature.Step {
 
 // recover completes damaged instances. The plan then sees the previous state.
 func (h *Host) recover(ctx context.Context, l *kernel.WriteLock, only []string, each func(Done)) error {
-	faults, err := h.Root.Check() // features themselves attach what only they know
+	faults, err := h.Root.Check() // attachments known only to features are added by them
 	for _, s := range h.recoveries(faults, only) {
 		note, serr := s.Do(ctx, l)
 		if err = errors.Join(err, serr); serr == nil {

@@ -153,7 +153,7 @@ func (w world) deleteFilters(names []string) (found []string) {
 }
 
 // teller returns a check that a fault is reported everywhere: by the log within 3 s, and by the others when asked. The
-// log is that of a weir serve that repairs nothing here.
+// log belongs to a weir serve without repairs.
 func (w world) teller() func(who, text, kind string) {
 	var log nstest.Log
 	ctx, cancel := context.WithCancel(w.t.Context())

@@ -37,7 +37,7 @@ func Add(f feature.Declared) { features = append(features, f) }
 // sessions is the keeper, with a mover of its sessions for steering.
 type sessions struct{ keeper.Feature }
 
-// bufferLimit is longer in tests, whose machines may stall. 0: the default.
+// bufferLimit is longer in tests, because test machines may stall. 0: the default.
 var bufferLimit time.Duration
 
 // SessionMover implements feature.MoverProvider.

@@ -101,7 +101,7 @@ func (f *file) load() (*Config, error) {
 }
 
 // apply makes the host match the file, or only this process if it does not pin. changed reports whether steps of the
-// file, not of a recovery, were applied. Those of a failed attempt are undone.
+// file, not of a recovery, were applied. A failed attempt is undone.
 func (f *file) apply(ctx context.Context, h *Host, c *Config, log *slog.Logger) (changed bool, err error) {
 	if len(f.sockets) > 0 {
 		return false, f.configure(c, log)

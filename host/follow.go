@@ -58,7 +58,7 @@ func (f *file) follow(ctx context.Context, h *Host, c *Config, reload <-chan str
 	}
 }
 
-// reload reads and applies the file. After a rejected file, an invalid one or one that fails midway, the previous file
+// reload reads and applies the file. After a rejected or invalid file, or a failure midway, the previous file
 // stays in force: the operator must decide.
 func (w *follower) reload(ctx context.Context) {
 	next, err := w.load()

@@ -280,7 +280,7 @@ func TestInstancesComeBackWithTheirNetns(t *testing.T) {
 	checkMetrics(t, page, `weir_config_info{hash="[0-9a-f]*"} 1`, `weir_config_last_apply_success 1`)
 }
 
-// A namespace deleted and made again at once, like that of a restarted container, gets its filter back without a report
+// A namespace deleted and made again at once, as for a restarted container, gets its filter back without a report
 // in /healthz.
 func TestInstancesComeBackAtOnce(t *testing.T) {
 	r := newReborn(t)

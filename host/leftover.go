@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// sweepRecords removes records of other roots whose pins are gone: those of instances without a network namespace, and
+// sweepRecords removes records of other roots without pins: the records of instances without a network namespace, and
 // everything about a root without other records. Nothing runs at such a root, so no other process removes them. The
 // records of a recoverable instance stay.
 func (h *Host) sweepRecords(ctx context.Context) {

@@ -87,7 +87,7 @@ func mappingKeys(n *yaml.Node) (out []string) {
 	return out
 }
 
-// renameKeys renames keys, and removes those with an empty new name.
+// renameKeys renames keys. A key with an empty new name is removed.
 func renameKeys(n *yaml.Node, path string, names map[string]string) {
 	if n.Kind != yaml.MappingNode {
 		return

@@ -34,8 +34,8 @@ func Ask[T any](ctx context.Context, r Reader, name, query string, args url.Valu
 	return answer, r.Query(ctx, name, query, args, &answer)
 }
 
-// Reader returns a reader of the pins if this user may read them, else one that asks the weir serve at socket. Kernels
-// before 5.19, and kernels with BPF closed to unprivileged users, refuse even reading. A root outside a BPF file system
+// Reader returns a reader of the pins if this user may read them. Otherwise it returns a client of the weir serve at
+// socket. Kernels before 5.19, and kernels with BPF closed to unprivileged users, refuse even reading. A root outside a BPF file system
 // is an error and not an empty host, unless records show that its pins were lost.
 func (h *Host) Reader(socket string) Reader {
 	if err := h.Root.Located(); err != nil {

@@ -32,7 +32,7 @@ type skeletons struct {
 }
 
 func newSkeletons(t *testing.T) skeletons {
-	t.Cleanup(addSkeleton()) // before newWorld, whose cleanup removes every feature in the list
+	t.Cleanup(addSkeleton()) // before newWorld: its cleanup removes every feature in the list
 	w := newWorld(t)
 	root, err := units.CgroupRoot()
 	if err != nil {

@@ -78,8 +78,8 @@ type nothing struct{}
 
 func (nothing) Write(b []byte) (int, error) { return len(b), nil }
 
-// leaveCgroup moves this process to the root of cgroup2. There it survives the end of the session or unit that started
-// it, whose processes systemd kills. If the move fails, weir serve rolls the change back.
+// leaveCgroup moves this process to the root of cgroup2. There it survives the end of its session or unit: systemd
+// kills the processes of both. If the move fails, weir serve rolls the change back.
 func leaveCgroup() {
 	if root, err := units.CgroupRoot(); err == nil {
 		_ = os.WriteFile(filepath.Join(root, "cgroup.procs"), []byte("0"), 0)

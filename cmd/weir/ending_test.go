@@ -184,7 +184,7 @@ func full(t *testing.T) *os.File {
 	return w
 }
 
-// Every command ends within 5 s of TERM, whatever it waits for.
+// Every command ends within 5 s of TERM, even while it waits.
 func TestCommandsEnd(t *testing.T) {
 	listen(t)
 	config := func(t *testing.T) string { return configFile(t, "") }

@@ -50,7 +50,7 @@ keys and the guarantees.`,
 	return c
 }
 
-// handoffServer rejects the former command, whose file is now a section of weir.yaml.
+// handoffServer rejects the former command: its file is now a section of weir.yaml.
 func handoffServer() *cobra.Command { return cli.MovedCommand("server", "handoff.backend", "backend") }
 
 func serverStatus(g *cli.Globals) *cobra.Command {

@@ -52,7 +52,7 @@ describes the keys.`,
 	return c
 }
 
-// handoffLB rejects the former command, whose file is now a section of weir.yaml.
+// handoffLB rejects the former command: its file is now a section of weir.yaml.
 func handoffLB() *cobra.Command {
 	return cli.MovedCommand("front", "lb", "lb")
 }
