@@ -171,7 +171,7 @@ func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error)
 }
 
 // soonTime bounds the write of each part of a frame. A peer that does not read must not block its
-// sender, but a slow path still gets the next part in time. A connection over the limit is closed.
+// sender, but a slow path gets this time for each part. A connection over the limit is closed.
 const soonTime = time.Second
 
 // partSize is the largest write, in bytes.

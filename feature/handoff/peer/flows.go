@@ -20,7 +20,7 @@ type FlowRecord struct {
 	// whose state may already be there.
 	To    move.Backend
 	Epoch move.Epoch    // epoch of the owner
-	Age   time.Duration // since the latest packet, in whole seconds
+	Age   time.Duration // since the latest packet; sent in whole seconds
 	Gone  bool          // the flow has ended
 	Quiet bool          // in a backend's report: the session has moved there and has sent nothing yet
 }

@@ -14,8 +14,7 @@ const (
 )
 
 // TakeSessions accepts sessions on this connection: move frames of up to 128 MiB. Otherwise a move
-// frame must have no session. Call it once the other side is known to be allowed to move sessions
-// here.
+// frame must have no session. Call it only if the other side may move sessions here.
 func (c *Conn) TakeSessions() { c.sessions.Store(true) }
 
 // helloLimit is the limit of the first frame.

@@ -32,7 +32,7 @@ const (
 	halfHeader = 32                                      // session, read, written: 8 each; lengths of state and unread: 4 each
 	SlotRoom   = halfSize - halfHeader                   // for state and unread together
 	maxSlots   = 1 << 16                                 // of a board: 256 MiB of addresses; only stored pages use memory
-	slotTries  = 16                                      // to read a slot between two commits
+	slotTries  = 16                                      // attempts to read a slot between two commits
 	halfBit    = uint64(1)                               // of the word: the valid half; the other bits: number of commits
 	_          = uint(math.MaxInt32 - maxSlots*slotSize) // fits a 32-bit int
 )
@@ -49,7 +49,7 @@ type Board struct {
 	closed bool
 }
 
-// NewBoard creates a board. Size must follow before Allocate.
+// NewBoard creates a board. Call Size before Allocate.
 func NewBoard() (*Board, error) {
 	fd, err := unix.MemfdCreate("weir-handoff-board", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
