@@ -9,14 +9,14 @@ import (
 	"slices"
 )
 
-// Verdict is what is known of a packet's match.
+// Verdict is the result of a match on a truncated packet.
 type Verdict uint8
 
 // The verdicts.
 const (
 	No     Verdict = iota
 	Yes            // the packet matches
-	Unsure         // bytes decide that the capture has cut off
+	Unsure         // depends on bytes missing from the capture
 )
 
 func verdict(b bool) Verdict {
@@ -50,22 +50,22 @@ func (v *Env) EvalCut(es []*Expr, p *Packet, unreadable func(i int) Unreadable, 
 	return len(es)
 }
 
-// part is what of a cut packet cannot be taken apart, and all that lies behind it.
+// part is the undissectable part of a truncated packet. It includes all later parts.
 type part uint8
 
 const (
 	lostNothing   part = iota
-	lostPayload        // where the payload begins or ends
-	lostTransport      // the transport header, and IPv6 extension headers
+	lostPayload        // start or end of the payload
+	lostTransport      // the transport header and IPv6 extension headers
 	lostNetwork        // the IP header
-	lostTags           // VLAN tags, and the Ethernet header if any of that is cut off
+	lostTags           // VLAN tags, and a truncated Ethernet header
 )
 
-// sees says whether the first n bytes of b are captured. All slices of a cut packet share one array: their capacity tells where
-// they begin.
+// sees reports whether the first n bytes of b are captured. All slices of a truncated packet share
+// one array: their capacity determines their offset.
 func (l *layers) sees(b []byte, n int) bool { return !l.cut || n == 0 || l.size-cap(b)+n <= l.captured }
 
-// seen is as much of b as is captured.
+// seen returns the captured part of b.
 func (l *layers) seen(b []byte) []byte {
 	if l.cut {
 		return b[:max(0, min(len(b), l.captured-(l.size-cap(b))))]
@@ -82,10 +82,11 @@ const (
 	protoICMP6 = 58
 )
 
-// begun is how many bytes of a transport header tell Wireshark that it is there: ports, or type, code and checksum.
+// begun is the minimum captured length for a transport header to be present, as in Wireshark:
+// ports, or type, code and checksum.
 const begun = 4
 
-// wholeHeader is how many bytes a transport header has at least.
+// wholeHeader returns the minimum length of a transport header.
 func wholeHeader(proto byte) int {
 	switch proto {
 	case protoTCP:
@@ -95,10 +96,10 @@ func wholeHeader(proto byte) int {
 	case protoUDP, protoICMP, protoICMP6:
 		return 8
 	}
-	return math.MaxInt // not looked at
+	return math.MaxInt // not dissected
 }
 
-// ends is where a field's bytes end in its header.
+// ends has the end offset of each field in its header.
 var ends = [lastField]int{IP4: 1, IP4Version: 1, IP4HdrLen: 1, IP4DSCP: 2, IP4ECN: 2, IP4Len: 4, IP4ID: 6, IP4DF: 7, IP4MF: 7, IP4FragOffset: 8, IP4TTL: 9, IP4Proto: 10, IP4Checksum: 12, IP4Src: 16, IP4Dst: 20,
 	IP6: 1, IP6DSCP: 2, IP6ECN: 2, IP6Flow: 4, IP6Plen: 6, IP6Next: 7, IP6Hlim: 8, IP6Src: 24, IP6Dst: 40, IP6Frag: 8, IP6FragOffset: 8, IP6FragMore: 8,
 	TCP: begun, TCPSrcPort: 2, TCPDstPort: 4, TCPSeq: 8, TCPAck: 12, TCPHdrLen: 13, TCPFlags: 14, TCPFin: 14, TCPSyn: 14, TCPReset: 14, TCPPush: 14, TCPAckFlag: 14, TCPUrg: 14, TCPEce: 14, TCPCwr: 14,
@@ -107,7 +108,7 @@ var ends = [lastField]int{IP4: 1, IP4Version: 1, IP4HdrLen: 1, IP4DSCP: 2, IP4EC
 	ICMP: begun, ICMPType: 1, ICMPCode: 2, ICMPChecksum: 4, ICMPIdent: 6, ICMPSeq: 8, ICMP6: begun, ICMP6Type: 1, ICMP6Code: 2, ICMP6Checksum: 4,
 	GRE: begun, GREFlags: 2, GREProto: 4}
 
-// header is the header that a field is of, nil where the packet has none.
+// header returns the header of a field, or nil if the packet has none.
 func (l *layers) header(id ID) []byte {
 	switch {
 	case id >= IP4 && id <= IP4Addr:
@@ -132,19 +133,19 @@ func (l *layers) header(id ID) []byte {
 	return nil
 }
 
-// hidden says whether the header of a field is there, and the capture has cut the field's bytes off.
+// hidden reports whether the field's header is present but the field's bytes are not captured.
 func (l *layers) hidden(id ID) bool {
 	if !l.cut {
 		return false
 	}
 	if (id == IP6FragOffset || id == IP6FragMore) && l.lost == lostTransport && l.proto < 0 {
-		return l.frag != nil // of several fragment headers the last one counts
+		return l.frag != nil // the last of several fragment headers counts
 	}
 	h := l.header(id)
 	return len(h) >= ends[id] && !l.sees(h, ends[id])
 }
 
-// misses says whether a packet may have a field whose bytes the capture has cut off.
+// misses reports whether the packet may have the field in its missing bytes.
 func (l *layers) misses(id ID) bool {
 	switch {
 	case !l.cut:
@@ -180,7 +181,7 @@ func (l *layers) misses(id ID) bool {
 	return false
 }
 
-// fieldProtocols is which protocols have a transport field.
+// fieldProtocols returns the protocols with a transport field.
 func fieldProtocols(id ID) []int {
 	switch {
 	case id >= TCP && id <= TCPTSEcr:
@@ -199,7 +200,8 @@ func fieldProtocols(id ID) []int {
 	return []int{protoTCP, protoUDP, protoICMP, protoICMP6}
 }
 
-// seesKey says whether the bytes are captured that tell a GRE key: the flags, and the key if they say that there is one.
+// seesKey reports whether a GRE key is decided by captured bytes: the flags and, if they announce a
+// key, the key.
 func (l *layers) seesKey() bool {
 	if !l.sees(l.gre, 2) || l.gre[0]&0x20 == 0 {
 		return l.sees(l.gre, 2)
@@ -234,7 +236,8 @@ func (l *layers) missesQuestion(id ID) bool {
 	return !ok || id == DNSType && len(rest) < 2
 }
 
-// missing says whether a term depends on bytes that the capture has cut off. It is asked of terms that are false without them.
+// missing reports whether a term depends on missing bytes. It applies to terms evaluated as false
+// without them.
 func (r *run) missing(n Node) bool {
 	return slices.ContainsFunc(Operands(n), func(x Operand) bool {
 		if x.Field.ID != Payload {
@@ -265,8 +268,8 @@ func (p *Pattern) atEnd() bool {
 	})
 }
 
-// weigh evaluates a node of a cut packet. A term that is true by the bytes that are there is true: missing bytes add values and
-// take none away.
+// weigh evaluates a node for a truncated packet. A term true by the captured bytes is true: missing
+// bytes can add values but not remove any.
 func (r *run) weigh(n Node, u Unreadable) Verdict {
 	switch n := n.(type) {
 	case *And:
@@ -289,7 +292,8 @@ func (r *run) weigh(n Node, u Unreadable) Verdict {
 	return r.leaf(n)
 }
 
-// agree is the verdict of an unreadable header, if it is one, and else what both verdicts agree on.
+// agree returns v for an unreadable header. For a possibly unreadable one, it returns the verdict
+// common to both cases, or Unsure.
 func agree(unreadable bool, v Verdict, readable func() Verdict) Verdict {
 	if unreadable || readable() == v {
 		return v
@@ -297,8 +301,8 @@ func agree(unreadable bool, v Verdict, readable func() Verdict) Verdict {
 	return Unsure
 }
 
-// mayBeUnreadable says whether the transport header is unreadable, or may be for all that is captured of it, to rules that ask; and
-// how much of it has bytes then.
+// mayBeUnreadable reports whether the transport header is unreadable, or may be, for rules with
+// treatment u. have is the number of its readable bytes in this case.
 func (l *layers) mayBeUnreadable(u Unreadable) (have int, is, may bool) {
 	switch {
 	case u == TreatAbsent:
@@ -314,7 +318,7 @@ func (l *layers) mayBeUnreadable(u Unreadable) (have int, is, may bool) {
 	return 0, false, false
 }
 
-// odd is xor.
+// odd evaluates the terms of an xor.
 func (r *run) odd(nodes []Node) Verdict {
 	odd := No
 	for _, x := range nodes {
@@ -346,12 +350,12 @@ func (r *run) leaf(n Node) Verdict {
 	return No
 }
 
-// weighAll evaluates nodes in turn until one is as decides says.
+// weighAll evaluates nodes in turn until one has the verdict decides.
 func (r *run) weighAll(nodes []Node, u Unreadable, decides Verdict) Verdict {
 	out := decides.not()
 	for _, x := range nodes {
 		if out == Unsure && counts(x) {
-			continue // the packet may not come here
+			continue // the packet may not reach this rate
 		}
 		switch v := r.weigh(x, u); v {
 		case decides:
@@ -373,7 +377,7 @@ func opposite(u Unreadable) Unreadable {
 	return u
 }
 
-// counts says whether a rate is in a tree.
+// counts reports whether a tree has a rate.
 func counts(n Node) (any bool) {
 	Walk(n, func(n Node) {
 		_, ok := n.(*Rate)

@@ -9,24 +9,25 @@ import (
 	"unicode/utf8"
 )
 
-// ErrSyntax is what every [Error] is.
+// ErrSyntax matches every [Error].
 var ErrSyntax = errors.New("no filter expression")
 
-// Pos is a place in an expression: bytes from its start.
+// Pos is a position in an expression: bytes from its start.
 type Pos int
 
-// Error is a mistake in an expression and its place.
+// Error is a mistake in an expression, with its position.
 type Error struct {
 	Source     string // the whole expression
 	Pos        Pos
-	Msg        string // what is wrong and what is wanted
-	Suggestion string // what was probably meant, "" if nothing is close
+	Msg        string // the mistake and the accepted input
+	Suggestion string // the probable intention, "" if nothing is close
 }
 
-// Unwrap gives ErrSyntax.
+// Unwrap returns ErrSyntax.
 func (e *Error) Unwrap() error { return ErrSyntax }
 
-// Position is the line that the mistake is in, from 1, its column, from 1 and in characters, and the line's text.
+// Position returns the line and column of the mistake, both from 1, the column in characters, and
+// the line's text.
 func (e *Error) Position() (line, column int, text string) {
 	at := min(max(int(e.Pos), 0), len(e.Source))
 	start := strings.LastIndexByte(e.Source[:at], '\n') + 1
@@ -34,9 +35,9 @@ func (e *Error) Position() (line, column int, text string) {
 	return 1 + strings.Count(e.Source[:at], "\n"), 1 + utf8.RuneCountInString(e.Source[start:at]), text
 }
 
-const shownLine = 160 // characters of a line that an error shows
+const shownLine = 160 // maximum characters of a line in an error
 
-// Error prints as
+// Error returns text like
 //
 //	column 1: unknown field "udp.dstprt"; did you mean "udp.dstport"?
 //	  udp.dstprt == 53
@@ -53,7 +54,7 @@ func (e *Error) Error() string {
 	}
 	chars := []rune(strings.Map(printable, text))
 	caret := column - 1
-	// Of a long line the part around the mistake is shown: sets have thousands of members.
+	// For a long line, only the part around the mistake is shown: sets have thousands of members.
 	if len(chars) > shownLine {
 		from := min(max(caret-shownLine/2, 0), len(chars)-shownLine)
 		chars, caret = chars[from:from+shownLine], caret-from
@@ -62,7 +63,7 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// printable keeps a line one line, and the caret below what it means.
+// printable replaces control characters, so the text stays one line above its caret.
 func printable(r rune) rune {
 	if r < ' ' || r == 0x7f {
 		return ' '

@@ -9,30 +9,31 @@ import (
 	"time"
 )
 
-// Set is a list of prefixes, as Env asks it.
+// Set is a list of prefixes for Env.
 type Set interface{ Contains(netip.Addr) bool }
 
-// Env is what an expression needs beside the packet. It is used by one goroutine at a time.
+// Env has the state of an expression beside the packet. It is not safe for concurrent use.
 type Env struct {
 	Lists map[string]Set
-	// Now is the clock of rates, in nanoseconds of any origin; nil: the monotonic clock.
+	// Now is the clock of rates, in nanoseconds from any origin; nil: the monotonic clock.
 	Now func() uint64
 
-	buckets map[string]uint64 // of rates: when each is full
+	buckets map[string]uint64 // by key of a rate: time of the full bucket
 }
 
 var started = time.Now()
 
-// Eval says whether a packet matches. An expression with lists or rates needs an Env, see [Env.eval]; here lists are empty
-// and each packet is the first of its rate.
+// Eval reports whether a packet matches. It treats lists as empty and each packet as the first of
+// its rate. Use an Env for expressions with lists or rates, see [Env.EvalAll].
 func (e *Expr) Eval(p *Packet) bool { return new(Env).eval(e, p) }
 
-// eval says whether a packet matches. Rates go on counting from one call to the next.
+// eval reports whether a packet matches. Rates continue over calls.
 func (v *Env) eval(e *Expr, p *Packet) bool {
 	return (&run{v, e, dissect(p)}).node(e.Root)
 }
 
-// EvalRules is EvalAll for rules: unreadable says how each takes fields of a transport header that cannot be read.
+// EvalRules is EvalAll for rules. unreadable returns a rule's treatment of fields of an unreadable
+// transport header.
 func (v *Env) EvalRules(es []*Expr, p *Packet, unreadable func(i int) Unreadable, matched func(i int) (stop bool)) int {
 	l := dissect(p)
 	for i, e := range es {
@@ -43,8 +44,9 @@ func (v *Env) EvalRules(es []*Expr, p *Packet, unreadable func(i int) Unreadable
 	return len(es)
 }
 
-// EvalAll evaluates expressions in turn for one packet, as the rules of a filter are: until stop says that the one which
-// has matched decides. It returns the number of the expression that decided, or len(es).
+// EvalAll evaluates expressions in turn for one packet, like the rules of a filter. It calls
+// matched for each match, and ends if matched returns true. It returns the index of the deciding
+// expression, or len(es).
 func (v *Env) EvalAll(es []*Expr, p *Packet, matched func(i int) (stop bool)) int {
 	l := dissect(p)
 	for i, e := range es {
@@ -147,7 +149,7 @@ func (r *run) present(x Operand) bool {
 	return false
 }
 
-// any says whether a number or an address that the operand has is as wanted.
+// any reports whether one of the operand's numbers or addresses fulfils the predicate.
 func (r *run) any(x Operand, number func(uint64) bool, address func(netip.Addr) bool) bool {
 	mask := x.Mask
 	if mask == 0 {
@@ -173,7 +175,7 @@ func (r *run) any(x Operand, number func(uint64) bool, address func(netip.Addr) 
 }
 
 func (r *run) compare(n *Compare) bool {
-	if n.Op == Ne { // whatever the field, and also if there is none
+	if n.Op == Ne { // true for absent fields too
 		return !r.compare(&Compare{X: n.X, Op: Eq, V: n.V})
 	}
 	switch n.X.Type() {
@@ -229,7 +231,7 @@ func (r *run) name(n *Compare) bool {
 	return ok && err == nil && len(name) == len(want) && bytes.Equal(lower(name), lower(want))
 }
 
-// lower folds the case of ASCII (RFC 4343). Lengths of labels are at most 63, and no letters.
+// lower folds ASCII case (RFC 4343). Label lengths are at most 63 and so no letters.
 func lower(b []byte) []byte {
 	out := bytes.Clone(b)
 	for i, c := range out {
@@ -240,7 +242,7 @@ func lower(b []byte) []byte {
 	return out
 }
 
-// offsetIn is where an offset of a slice of n bytes lies, counted from the start.
+// offsetIn converts an offset in a slice of n bytes to one from the start.
 func offsetIn(n, i int) int {
 	if i < 0 {
 		return n + i
@@ -256,14 +258,14 @@ func (r *run) byte(x Operand) (byte, bool) {
 	return r.l.payload[i], true
 }
 
-// bytes is what a slice has, and nothing if a capture has cut any of it off.
+// bytes returns the bytes of a slice, or false if the capture lacks any of them.
 func (r *run) bytes(x Operand) ([]byte, bool) {
 	b, ok := r.slice(x)
 	return b, ok && r.l.sees(b, len(b))
 }
 
-// slice is what a slice has: nothing if any of it lies outside the payload. One that is open goes to the payload's end, and
-// may be empty.
+// slice returns the bytes of a slice, or false if it exceeds the payload. An open slice extends to
+// the payload's end and may be empty.
 func (r *run) slice(x Operand) ([]byte, bool) {
 	b := r.l.payload
 	if r.l.noPayload || x.Part == Whole {
@@ -279,7 +281,7 @@ func (r *run) slice(x Operand) ([]byte, bool) {
 	return b[from:to], true
 }
 
-// rate takes the packet into account, of each key that it has.
+// rate counts the packet for its key.
 func (r *run) rate(n *Rate) bool {
 	key := []byte(fmt.Sprintf("%p/%d/", r.e, n.Index))
 	for _, k := range n.Keys {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// frames are packets in hexadecimal, spaces for reading, written by hand from the RFCs.
+// frames are packets in hexadecimal, with spaces for readability, written by hand from the RFCs.
 var frames = map[string]string{
 	// Ethernet, IPv4 with DSCP 46 and DF, UDP 1234 → 53, a DNS query for eXample.com, and 4 bytes of padding.
 	"dns": "020000000002 020000000001 0800" + "45b80039 12344000 4011 0000 0a010203 c0000201" + "04d2 0035 0025 0000" +
@@ -20,12 +20,13 @@ var frames = map[string]string{
 	// Two tags (7 with priority 3, and 9), IPv6 with hop-by-hop options, UDP 5060 → 5060, SIP.
 	"sip": "020000000002 020000000001 88a8 6007 8100 0009 86dd" + "60000000 0018 00 40 20010db8000000000000000000000001 20010db8000000000000000000000002" +
 		"11 00 050200000000" + "13c4 13c4 0010 0000" + "41434b2073697000",
-	// A first fragment, and a later one that begins like UDP to port 53.
+	// A first fragment, and a later one with a beginning like UDP to port 53.
 	"first": "020000000002 020000000001 0800" + "45000020 00012000 4011 0000 0a010203 c0000201" + "04d2 0035 0100 0000" + "78797a7a",
 	"later": "020000000002 020000000001 0800" + "45000020 00010003 4011 0000 0a010203 c0000201" + "04d2 0035 0100 0000" + "78797a7a",
-	// TCP whose header ends before its options would, and an IPv4 header that is cut.
+	// A TCP header with an end before its options, and a truncated IPv4 header.
 	"cut": "020000000002 020000000001 0800" + "45000028 00000000 4006 0000 0a010203 0a010204" + "c000 0050 00000001 00000000 a002 faf0 0000 0000",
-	// UDP of 16 bytes with 5 more behind it in the IP packet; the same with lengths that say nothing of it.
+	// UDP of 16 bytes and 5 more in the IP packet, then the same with length fields without this
+	// information.
 	"surplus": "020000000002 020000000001 0800" + "45000029 00000000 4011 0000 0a010203 c0000201" + "04d2 0035 0010 0000" + "78797a7a79 202020" + "747261696c",
 	"none":    "020000000002 020000000001 0800" + "45000021 00000000 4011 0000 0a010203 c0000201" + "04d2 0035 0007 0000" + "747261696c" + "ffff",
 	"jumbo":   "020000000002 020000000001 86dd" + "60000000 0000 11 40 20010db8000000000000000000000001 20010db8000000000000000000000002" + "04d2 0035 0000 0000" + "747261696c",
@@ -126,7 +127,7 @@ func TestEval(t *testing.T) {
 	}
 }
 
-// A tag that the kernel has taken out is one all the same.
+// A tag removed by the kernel still counts as a tag.
 func TestTags(t *testing.T) {
 	p := frame(t, "dns")
 	p.Tags = []Tag{{0x8100, 0x6007}}
@@ -137,7 +138,7 @@ func TestTags(t *testing.T) {
 	}
 }
 
-// A rate is a bucket that holds as many packets as the limit, and fills in its period.
+// A rate is a bucket of as many packets as the limit. It fills in its period.
 func TestRate(t *testing.T) {
 	now := uint64(1e9)
 	env := &Env{Now: func() uint64 { return now }}

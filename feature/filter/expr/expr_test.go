@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// good are expressions and their canonical form, "" where they are in it.
+// good maps expressions to their canonical form, "" if they are canonical.
 var good = []struct{ in, out string }{
 	{"udp.dstport == 53", ""},
 	{"udp.dstport==53", "udp.dstport == 53"},
@@ -79,7 +79,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// same compares trees but for their positions.
+// same compares trees without their positions.
 func same(a, b Node) bool {
 	return Print(a) == Print(b) && reflect.TypeOf(a) == reflect.TypeOf(b) && count(a) == count(b)
 }
@@ -233,7 +233,7 @@ func TestErrorText(t *testing.T) {
 	}
 }
 
-// Every field must parse by every name, print, and be known by its ID.
+// Every field parses by each of its names, prints its name, and is found by its ID.
 func TestFields(t *testing.T) {
 	for id := range lastField {
 		if id > 0 && Lookup(id) == nil {
@@ -283,7 +283,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// The page of the language names every field, and its examples parse.
+// The language's documentation names every field, and its examples parse.
 func TestPage(t *testing.T) {
 	b, err := os.ReadFile("../../../docs/FILTER.md")
 	if err != nil {

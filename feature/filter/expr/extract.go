@@ -7,7 +7,8 @@ import (
 	"net/netip"
 )
 
-// number is the value of a single-valued field that is a number or a link-layer address, and whether it is there.
+// number returns the value of a single-valued numeric or link-layer address field, and whether it
+// is present.
 func (l *layers) number(id ID) (v uint64, ok bool) {
 	switch {
 	case l.hidden(id):
@@ -230,7 +231,8 @@ func (l *layers) otherNumber(id ID) (v uint64, ok bool) {
 	return uint64(be.Uint16(header[i:])), true
 }
 
-// greKey is the key where the K bit says that there is one, behind a checksum where the C bit says so (RFC 2890).
+// greKey returns the key if the K bit is set. The key follows a checksum if the C bit is set (RFC
+// 2890).
 func (l *layers) greKey() (uint64, bool) {
 	if l.gre == nil || !l.seesKey() || l.gre[0]&0x20 == 0 {
 		return 0, false
@@ -245,7 +247,7 @@ func (l *layers) greKey() (uint64, bool) {
 	return uint64(be.Uint32(l.gre[i:])), true
 }
 
-// address is the value of a single-valued address.
+// address returns the value of a single-valued address field.
 func (l *layers) address(id ID) (netip.Addr, bool) {
 	switch {
 	case l.hidden(id):
@@ -262,7 +264,7 @@ func (l *layers) address(id ID) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// there says whether the packet has a field.
+// there reports whether the packet has a field.
 func (l *layers) there(id ID) bool {
 	if l.hidden(id) {
 		return false
@@ -314,7 +316,7 @@ func (l *layers) there(id ID) bool {
 	return ok
 }
 
-// method is the method of a SIP request (RFC 3261, 7.1): capitals, and a space behind them.
+// method returns the method of a SIP request (RFC 3261, 7.1): capital letters followed by a space.
 func (l *layers) method() ([]byte, bool) {
 	if l.noPayload || l.udp == nil && l.tcp == nil {
 		return nil, false
@@ -331,7 +333,8 @@ func (l *layers) method() ([]byte, bool) {
 	return m, true
 }
 
-// question is the name of the first question of a DNS message (RFC 1035, 4.1.2), as the message has it, and what follows.
+// question returns the encoded name of a DNS message's first question (RFC 1035, 4.1.2), and the
+// bytes after it.
 func (l *layers) question() (name, rest []byte, ok bool) {
 	b := l.seen(l.payload)
 	if l.udp == nil || len(b) < 12 || be.Uint16(b[4:]) == 0 {
@@ -344,7 +347,7 @@ func (l *layers) question() (name, rest []byte, ok bool) {
 			return b[:i+1], b[i+1:], true
 		}
 		if n > 63 || labels == MaxLabels {
-			return nil, nil, false // a pointer, which a question's name has none of
+			return nil, nil, false // a compression pointer, not allowed in the first question
 		}
 		i += 1 + n
 	}

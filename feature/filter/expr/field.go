@@ -2,12 +2,12 @@
 
 package expr
 
-// Type is what a field's values are.
+// Type is the type of a field's values.
 type Type uint8
 
 // The types of fields.
 const (
-	Proto Type = iota // a protocol: there or not
+	Proto Type = iota // a protocol: present or absent
 	Bool              // one bit
 	Uint              // a number of up to 32 bits
 	MAC               // a link-layer address
@@ -15,13 +15,13 @@ const (
 	IPv6
 	IP    // of either family
 	Bytes // a run of bytes
-	Name  // a text that is only equal or not: a SIP method, a domain name
+	Name  // a text with equality only: a SIP method, a domain name
 )
 
-// ID names a field. What several IDs share a name, or are any of others, is in Of.
+// ID identifies a field. A field with several values lists their IDs in Of.
 type ID uint8
 
-// The fields. Those that end in 0 and 1 are the occurrences of one.
+// The fields. IDs ending in 0 and 1 are the occurrences of one field.
 const (
 	_ ID = iota
 	Eth
@@ -133,16 +133,16 @@ const (
 	lastField
 )
 
-// Field is what the language knows of a field.
+// Field describes a field of the language.
 type Field struct {
 	ID      ID
-	Name    string // as it prints: Wireshark's where there is one
+	Name    string // canonical name: Wireshark's where one exists
 	Aliases []string
 	Type    Type
 	Bits    int  // of a number
 	Hex     bool // prints in hexadecimal
-	Of      []ID // what it is any of
-	Link    bool // is of the link layer, which sockets and netfilter do not see
+	Of      []ID // the single-valued fields of a field with several values
+	Link    bool // belongs to the link layer, invisible to sockets and netfilter
 	Doc     string
 }
 
@@ -283,7 +283,7 @@ func init() {
 	}
 }
 
-// Lookup finds a field by its ID, nil if there is none.
+// Lookup returns a field by its ID, or nil.
 func Lookup(id ID) *Field {
 	if int(id) >= len(byID) {
 		return nil
@@ -291,7 +291,7 @@ func Lookup(id ID) *Field {
 	return byID[id]
 }
 
-// Fields are all fields that have a name, in the order of the layers.
+// Fields returns all fields with a name, in the order of the layers.
 func Fields() []Field {
 	var out []Field
 	for _, f := range fields {
@@ -302,7 +302,7 @@ func Fields() []Field {
 	return out
 }
 
-// Each is the single-valued fields that f stands for: itself, or what it is any of.
+// Each returns the single-valued fields of f: f itself, or the fields in Of.
 func (f *Field) Each() []ID {
 	if len(f.Of) > 0 {
 		return f.Of

@@ -2,8 +2,8 @@
 
 package expr
 
-// foreign are fields and words of Wireshark's and of capture filters that people try first, and what says here what they
-// mean.
+// foreign maps fields and words of Wireshark and of capture filters to hints. Users try these
+// first.
 var foreign = map[string]string{
 	"udp.payload":     `write udp and payload…`,
 	"tcp.payload":     `write tcp and payload…`,

@@ -10,7 +10,7 @@ import (
 
 var fieldNames = regexp.MustCompile(`[a-z0-9]+(\.[a-z_]+)+`)
 
-// What is a field here is not foreign, and hints name fields that are.
+// No existing field is foreign, and hints name existing fields.
 func TestForeign(t *testing.T) {
 	for name, hint := range foreign {
 		if byName[name] != nil {
@@ -24,8 +24,8 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// What other tools call a field is a field's name here of some protocol, and no field's own; and none is taken for one that is
-// any of two directions' unless that is what it says.
+// Other tools' names lead to an existing field of the protocol, and are no field names themselves.
+// No name is suggested a field of both directions unless it means both.
 func TestMeant(t *testing.T) {
 	last := map[string]bool{}
 	for name := range byName {

@@ -11,8 +11,8 @@ type kind uint8
 
 const (
 	end    kind = iota
-	word        // names, numbers, addresses: what they are, the field they stand beside says
-	text        // "…", already without its quotes
+	word        // names, numbers, addresses: the field determines the kind
+	text        // "…", without its quotes
 	symbol      // operators and brackets
 )
 
@@ -32,14 +32,14 @@ func (t token) String() string {
 	return t.s
 }
 
-// symbols, the longer ones first.
+// symbols has the longer ones first.
 var symbols = []string{"==", "!=", "<=", ">=", "&&", "||", "^^", "..", "<", ">", "&", "!", "~", "(", ")", "{", "}", "[", "]", ","}
 
 func isWord(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("_.:/$-", c) >= 0
 }
 
-// lex cuts an expression into tokens; the last one is the end.
+// lex splits an expression into tokens; the last one is the end.
 func lex(src string) ([]token, *Error) {
 	out := make([]token, 0, len(src)/3+2)
 next:
@@ -85,7 +85,7 @@ next:
 	return append(out, token{end, "", Pos(len(src))}), nil
 }
 
-// unexpected is the mistake of a character that begins nothing.
+// unexpected returns the error for a character not beginning a token.
 func unexpected(src string, at int) *Error {
 	e := &Error{Source: src, Pos: Pos(at), Msg: "unexpected character " + quoteRune(src[at:])}
 	switch s := src[at:]; {
@@ -117,7 +117,7 @@ func quoteRune(s string) string {
 	return ""
 }
 
-// lexText reads "…" with \", \\, \n, \r, \t, \0 and \xHH, and returns how long it was.
+// lexText reads "…" with \", \\, \n, \r, \t, \0 and \xHH, and returns its length.
 func lexText(src string, at int) (token, int, *Error) {
 	var b []byte
 	for i := at + 1; i < len(src); i++ {
@@ -138,7 +138,7 @@ func lexText(src string, at int) (token, int, *Error) {
 	return token{}, 0, &Error{Source: src, Pos: Pos(at), Msg: `the text that begins here has no closing "`}
 }
 
-// lexRaw reads r"…", in which backslashes stand for themselves: patterns are easier to write.
+// lexRaw reads r"…" with literal backslashes, for patterns.
 func lexRaw(src string, at int) (token, int, *Error) {
 	s, _, closed := strings.Cut(src[at+2:], `"`)
 	if !closed {
@@ -147,7 +147,8 @@ func lexRaw(src string, at int) (token, int, *Error) {
 	return token{text, s, Pos(at)}, len(s) + 3, nil
 }
 
-// escape reads what follows a backslash: the byte, and how many bytes stand for it; 0: nothing that is known.
+// escape decodes the text after a backslash. It returns the byte and the length of its escape, 0 if
+// unknown.
 func escape(s string) (byte, int) {
 	if s == "" {
 		return 0, 0
@@ -163,7 +164,7 @@ func escape(s string) (byte, int) {
 	return 0, 0
 }
 
-// quote writes bytes as lexText reads them.
+// quote writes bytes in the syntax of lexText.
 func quote(s []byte) string {
 	var b strings.Builder
 	b.WriteByte('"')

@@ -10,8 +10,8 @@ import (
 	"github.com/weir-project/weir/internal/suggest"
 )
 
-// What nft, iptables, tcpdump and RFCs call protocols and fields, and the names here: the first that there is of the
-// protocol. Case, and what is between words, is not the point.
+// Names of protocols and fields in nft, iptables, tcpdump and RFCs, with their names here. The
+// first existing field of the protocol is suggested. Case and separators are ignored.
 var (
 	foreignProtos = map[string]string{"ether": "eth", "ethernet": "eth", "mac": "eth", "ip4": "ip", "ipv4": "ip", "iph": "ip", "inet": "ip", "inet6": "ipv6", "ip6": "ipv6", "ip6h": "ipv6",
 		"th": "net", "tcph": "tcp", "udph": "udp", "icmp4": "icmp", "icmpv4": "icmp", "icmp6": "icmpv6", "dot1q": "vlan", "8021q": "vlan"}
@@ -39,7 +39,7 @@ var (
 
 var between = strings.NewReplacer("_", "", "-", "", ".", "")
 
-// meant is the field that another tool's name stands for, "" if it is none's.
+// meant returns the field for another tool's name, or "".
 func meant(name string) string {
 	proto, rest, dotted := strings.Cut(strings.ToLower(name), ".")
 	if !dotted {
@@ -53,7 +53,7 @@ func meant(name string) string {
 	case !dotted:
 		protos = []string{"net", "ip", "tcp"}
 	case slices.Contains([]string{"ip", "ipv6", "tcp", "udp"}, proto):
-		protos = []string{proto, "net"} // TCP's addresses are those of IP, and IP's ports those of TCP or UDP
+		protos = []string{proto, "net"} // TCP's addresses are IP's, and IP's ports are TCP's or UDP's
 	}
 	wanted := foreignFields[between.Replace(rest)]
 	if dotted {
@@ -69,8 +69,8 @@ func meant(name string) string {
 	return ""
 }
 
-// nearest is the field, or function, that is misprinted. One that is any of several, as udp.port is, is not what a name means
-// that begins otherwise: dport is one direction's.
+// nearest returns the closest field or function for a misspelled name. It excludes fields of both
+// directions, like udp.port, unless the name begins alike: dport means one direction.
 func nearest(name string) string {
 	names := append([]string{"rate", "len"}, allName...)
 	for _, f := range fields {
@@ -92,7 +92,7 @@ func nearest(name string) string {
 	return found
 }
 
-// What some names of values are as numbers.
+// Numbers of well-known value names.
 var (
 	protoNumbers = map[string]uint64{"icmp": 1, "igmp": 2, "ipip": 4, "ipv4": 4, "tcp": 6, "udp": 17, "ipv6": 41, "gre": 47, "esp": 50, "ah": 51, "icmpv6": 58, "icmp6": 58, "ipv6-icmp": 58,
 		"ospf": 89, "pim": 103, "vrrp": 112, "l2tp": 115, "sctp": 132, "udplite": 136}
@@ -105,7 +105,7 @@ var (
 		"nd-neighbor-solicit": 135, "nd-neighbor-advert": 136}
 )
 
-// fieldNumber is what a name is as a number of a field, "" if that is not known; hint says what else there is.
+// fieldNumber returns the number of a value name for a field, or "". hint names an alternative.
 func fieldNumber(name string, x Operand) (number, hint string) {
 	var of map[string]uint64
 	name, format := strings.ToLower(name), "%d"
@@ -138,7 +138,8 @@ func fieldNumber(name string, x Operand) (number, hint string) {
 	return number, hint
 }
 
-// suggestFields says which fields a protocol has that are compared, as it is not.
+// suggestFields names fields of a protocol for comparisons, because the protocol itself has no
+// value.
 func suggestFields(f *Field) string {
 	var all []string
 	for _, last := range []string{"src", "dst", "srcport", "dstport", "type", "proto", "nxt", "offset", "id"} {

@@ -4,13 +4,13 @@ package expr
 
 import "net/netip"
 
-// Expr is a parsed expression. It never changes, and may be used by several goroutines.
+// Expr is a parsed expression. It is immutable and safe for concurrent use.
 type Expr struct {
 	Root   Node
-	Source string // as it was parsed
+	Source string // as parsed
 }
 
-// Node is a node of the tree: one of the types below, which nobody changes once they are parsed.
+// Node is a node of the tree: one of the types below, immutable after parsing.
 type Node interface {
 	Pos() Pos
 	node()
@@ -18,35 +18,35 @@ type Node interface {
 
 type at struct{ pos Pos }
 
-// Pos is where the node begins in the source.
+// Pos returns the node's position in the source.
 func (a at) Pos() Pos { return a.pos }
 func (at) node()      {}
 
-// And is true if all of two or more are; what follows one that is false is not evaluated.
+// And is true if all of two or more nodes are true. Nodes after a false one are not evaluated.
 type And struct {
 	at
 	X []Node
 }
 
-// Or is true if any of two or more is; what follows one that is true is not evaluated.
+// Or is true if any of two or more nodes is true. Nodes after a true one are not evaluated.
 type Or struct {
 	at
 	X []Node
 }
 
-// Xor is true if an odd number of two or more are; all are evaluated.
+// Xor is true if an odd number of two or more nodes are true. All are evaluated.
 type Xor struct {
 	at
 	X []Node
 }
 
-// Not is true if X is not.
+// Not is true if X is false.
 type Not struct {
 	at
 	X Node
 }
 
-// Present is true if the packet has a field; of a field of one bit, if it is set.
+// Present is true if the packet has a field. A one-bit field must also be set.
 type Present struct {
 	at
 	X Operand
@@ -60,12 +60,12 @@ type Compare struct {
 	V  Value
 }
 
-// In is true if a field is any of the members of a set, or of a list.
+// In is true if a field equals a member of a set or list.
 type In struct {
 	at
 	X    Operand
 	Set  []Value
-	List string // name of a list, without its $; "" if there is Set
+	List string // list name without its $; "" if Set is used
 }
 
 // Test is true if any bit of the operand's mask is set.
@@ -74,7 +74,7 @@ type Test struct {
 	X Operand
 }
 
-// Contains is true if the bytes have V somewhere, in their first [Window].
+// Contains is true if the first [Window] bytes include V.
 type Contains struct {
 	at
 	X Operand
@@ -88,17 +88,18 @@ type Matches struct {
 	Pattern *Pattern
 }
 
-// Rate is true if the packets of one key are more than Limit in Per nanoseconds, and with Not set if they are not.
+// Rate is true if a key has more than Limit packets in Per nanoseconds. With Not set, it is
+// negated.
 type Rate struct {
 	at
 	Keys  []Operand
 	Limit uint64
 	Per   uint64
 	Not   bool
-	Index int // of the rates of its expression, from 0 in the order of the text
+	Index int // among the rates of its expression, from 0 in text order
 }
 
-// Op is how two values are compared.
+// Op is a comparison operator.
 type Op uint8
 
 // The comparisons.
@@ -117,7 +118,7 @@ func (o Op) String() string { return opNames[o] }
 
 var opWords = map[string]Op{"==": Eq, "eq": Eq, "!=": Ne, "ne": Ne, "<": Lt, "lt": Lt, "<=": Le, "le": Le, ">": Gt, "gt": Gt, ">=": Ge, "ge": Ge}
 
-// Part says what of a field an operand is.
+// Part is the part of a field used as an operand.
 type Part uint8
 
 // The parts.
@@ -128,20 +129,20 @@ const (
 	Length             // len(field), a number
 )
 
-// Operand is a field, or a part of it, with the bits that count.
+// Operand is a field or a part of it, with an optional mask.
 type Operand struct {
 	Field    *Field
 	Part     Part
-	From, To int    // of a slice; negative ones count from the end
-	Open     bool   // a slice goes on to the end
-	Mask     uint64 // bits that count, 0: all
+	From, To int    // of a slice; negative: from the end
+	Open     bool   // the slice extends to the end
+	Mask     uint64 // significant bits, 0: all
 	pos      Pos
 }
 
-// Pos is where the operand begins in the source.
+// Pos returns the operand's position in the source.
 func (o Operand) Pos() Pos { return o.pos }
 
-// Type is the type of the operand's value.
+// Type returns the type of the operand's value.
 func (o Operand) Type() Type {
 	if o.Part == Byte || o.Part == Length {
 		return Uint
@@ -149,7 +150,7 @@ func (o Operand) Type() Type {
 	return o.Field.Type
 }
 
-// Bits is how many bits a number has.
+// Bits returns the number of bits of a numeric operand.
 func (o Operand) Bits() int {
 	switch o.Part {
 	case Byte:
@@ -160,20 +161,21 @@ func (o Operand) Bits() int {
 	return o.Field.Bits
 }
 
-// Value is what a field is compared with: the numbers Lo to Hi, the addresses of a prefix or From to To, or bytes.
+// Value is the value of a comparison: numbers from Lo to Hi, the addresses of a prefix, addresses
+// from From to To, or bytes.
 type Value struct {
 	Lo, Hi   uint64
-	Prefix   netip.Prefix // not valid where From and To are
+	Prefix   netip.Prefix // invalid if From and To are set
 	From, To netip.Addr
 	Bytes    []byte
 }
 
-// isRange says that the value is more than one number or address.
+// isRange reports whether the value is more than one number or address.
 func (v Value) isRange() bool {
 	return v.Lo != v.Hi || v.From.IsValid() || v.Prefix.IsValid() && !v.Prefix.IsSingleIP()
 }
 
-// Walk calls f for every node of the tree, parents first, in the order of the text.
+// Walk calls f for every node of the tree, parents first, in text order.
 func Walk(n Node, f func(Node)) {
 	f(n)
 	switch n := n.(type) {
@@ -194,7 +196,7 @@ func walkAll(l []Node, f func(Node)) {
 	}
 }
 
-// Operands are the operands of a node itself, none of its children.
+// Operands returns the operands of a node itself, without its children.
 func Operands(n Node) []Operand {
 	switch n := n.(type) {
 	case *Present:

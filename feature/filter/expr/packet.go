@@ -4,36 +4,39 @@ package expr
 
 import "encoding/binary"
 
-// Layer is where a packet's bytes begin.
+// Layer is the first header of a packet's bytes.
 type Layer uint8
 
-// The layers that hooks see from.
+// The layers.
 const (
 	Link    Layer = iota // an Ethernet header: XDP, tc
 	Network              // an IP header: netfilter, sockets, devices without a link layer
 )
 
-// Packet is what a hook sees of a packet.
+// Packet is the view of a packet at a hook.
 type Packet struct {
 	Data  []byte
 	Layer Layer
-	// Missing is how many bytes behind Data a capture has cut off, see [Env.EvalCut].
+	// Missing is the number of bytes after Data missing from a capture, see [Env.EvalCut].
 	Missing int
-	// Tags are VLAN tags that the kernel or the device has taken out of the frame (tc sees one beside it), the outermost first.
+	// Tags are VLAN tags removed from the frame by the kernel or the device, outermost first. At
+	// tc, one is visible beside the frame.
 	Tags []Tag
 }
 
 // Tag is a VLAN tag.
 type Tag struct {
-	Protocol uint16 // the EtherType that announces it: 0x8100 or 0x88a8
-	TCI      uint16 // priority, DEI and VLAN number
+	Protocol uint16 // the tag's EtherType: 0x8100 or 0x88a8
+	TCI      uint16 // priority, DEI and VLAN ID
 }
 
-// MaxExtensions bounds the walk over the extension headers of IPv6. The transport header behind more of them is unreadable.
+// MaxExtensions bounds the walk over IPv6 extension headers. A transport header after more of them
+// is unreadable.
 const MaxExtensions = 32
 
-// maxReadTags is how many VLAN tags have fields. Up to MaxTags more are walked: the kernel takes any number of tags of VLAN 0 off.
-// Behind more nothing of a packet is known, not even whether it is of IP.
+// maxReadTags is the number of VLAN tags with fields. Up to MaxTags more are walked, because the
+// kernel removes any number of tags with VLAN ID 0. After more tags nothing of the packet is known,
+// not even its network protocol.
 const (
 	maxReadTags = 2
 	MaxTags     = 32
@@ -41,40 +44,41 @@ const (
 
 var be = binary.BigEndian
 
-// layers is a dissected packet: slices of its headers, nil where there is none.
+// layers is a dissected packet: slices of its headers, nil for absent ones.
 type layers struct {
 	eth       []byte // 14 bytes
-	ethType   uint16 // as it stands behind the addresses, or would without Tags
+	ethType   uint16 // as stored after the addresses, or as stored without Tags
 	tags      []uint16
-	etypes    []uint16 // what follows each tag
+	etypes    []uint16 // type after each tag
 	ip4       []byte   // 20 bytes
 	ip6       []byte   // 40 bytes
 	hopOpts   bool
 	dstOpts   bool
 	routing   bool
 	frag      []byte // 8 bytes
-	tcp       []byte // 20 bytes, or with options as many as are there
+	tcp       []byte // 20 bytes, plus the available options
 	tcpHead   []byte // the first 8 to 20 bytes of the header
 	udp       []byte // 8 bytes
 	icmp      []byte // 8 bytes
 	icmp6     []byte
-	gre       []byte // 4 bytes, and what follows
+	gre       []byte // 4 bytes, plus the rest of the packet
 	payload   []byte
 	noPayload bool
 
-	// Of a packet that a capture has cut:
+	// For a truncated packet of a capture:
 	cut       bool
-	captured  int    // bytes that are there, of size
+	captured  int    // bytes present, of size
 	size      int    // the capacity of the packet's array
-	lost      part   // what cannot be taken apart
-	etherType uint16 // of what lies behind the link layer, 0: not known
-	proto     int    // of a transport header that is lost, -1: not known
+	lost      part   // undissectable part
+	etherType uint16 // type after the link layer, 0: unknown
+	proto     int    // protocol of a lost transport header, -1: unknown
 
-	unreadable bool // the transport header is not whole
-	have       int  // of an unreadable header: 0, or 8, 16 or 20 bytes of TCP; HaveLink: nothing of IP either
+	unreadable bool // the transport header is incomplete
+	have       int  // readable bytes of an unreadable header: 0, or 8, 16 or 20 of TCP; HaveLink: not even IP
 }
 
-// dissect takes a packet apart. What is truncated or malformed is not there, nor is what lies behind it.
+// dissect dissects a packet. Truncated or malformed headers, and all headers after them, are
+// absent.
 func dissect(p *Packet) *layers {
 	l := &layers{noPayload: true}
 	b := p.Data
@@ -117,7 +121,7 @@ const (
 	etherQinQ = 0x88a8 // 802.1ad
 )
 
-// vlan reads the tags and the type behind them. b begins with the EtherType.
+// vlan reads the tags and the type after them. b begins with the EtherType.
 func (l *layers) vlan(out []Tag, b []byte) (proto uint16, rest []byte) {
 	proto, b = be.Uint16(b), b[2:]
 	for i, t := range out {
@@ -166,8 +170,8 @@ func (l *layers) vlan(out []Tag, b []byte) (proto uint16, rest []byte) {
 	return proto, b
 }
 
-// until cuts what lies behind a packet's end: Ethernet's padding, and bytes that UDP leaves over. A length of 0 is what Linux writes in packets above
-// 64 KiB, that it has merged: those go on to the end.
+// until cuts off bytes after the packet's end: Ethernet padding, or surplus bytes after a UDP
+// datagram. Linux writes length 0 in merged packets above 64 KiB: these extend to the end.
 func until(b []byte, length int) []byte {
 	if length != 0 && length < len(b) {
 		return b[:length]
@@ -175,7 +179,7 @@ func until(b []byte, length int) []byte {
 	return b
 }
 
-// ipv4 is RFC 791.
+// ipv4 dissects an IPv4 packet (RFC 791).
 func (l *layers) ipv4(b []byte) {
 	if len(b) >= 20 && !l.sees(b, 1) {
 		l.lost = lostNetwork
@@ -192,10 +196,10 @@ func (l *layers) ipv4(b []byte) {
 	b = until(b, int(be.Uint16(b[2:])))
 	header := int(l.ip4[0]&15) * 4
 	if be.Uint16(l.ip4[6:])&0x1fff != 0 {
-		return // a later fragment: what lies here is the middle of something
+		return // a later fragment: no transport header here
 	}
 	proto, b := l.ip4[9], b[min(header, len(b)):]
-	if proto == nextAH { // RFC 4302; of a second one no host makes sense
+	if proto == nextAH { // RFC 4302; a second AH is unreadable
 		if len(b) < 8 || l.sees(b, 1) && b[0] == nextAH {
 			l.unreadable = true
 			return
@@ -209,7 +213,7 @@ func (l *layers) ipv4(b []byte) {
 	l.transport(proto, b, false)
 }
 
-// IPv6 next headers (IANA), as far as they are walked.
+// The walked IPv6 next headers (IANA).
 const (
 	nextHopOpts  = 0
 	nextRouting  = 43
@@ -218,7 +222,7 @@ const (
 	nextDstOpts  = 60
 )
 
-// ipv6 is RFC 8200.
+// ipv6 dissects an IPv6 packet (RFC 8200).
 func (l *layers) ipv6(b []byte) {
 	if len(b) >= 40 && !l.sees(b, 1) {
 		l.lost = lostNetwork
@@ -283,7 +287,7 @@ func (l *layers) ipv6(b []byte) {
 	}
 }
 
-// transport is what lies behind IP; b goes to the IP packet's end.
+// transport dissects the transport header. b ends at the IP packet's end.
 func (l *layers) transport(proto byte, b []byte, ipv6 bool) {
 	carry := func(header int) {
 		l.payload, l.noPayload = b[header:], false
@@ -310,7 +314,7 @@ func (l *layers) transport(proto byte, b []byte, ipv6 bool) {
 			l.lose(lostPayload, int(proto))
 			return
 		}
-		if n := int(be.Uint16(b[4:])); n >= 8 { // as sockets get it; less is no length, or that of a jumbogram (RFC 2675)
+		if n := int(be.Uint16(b[4:])); n >= 8 { // as sockets receive it; a smaller value is invalid, or belongs to a jumbogram (RFC 2675)
 			b = until(b, n)
 		}
 		carry(8)
@@ -330,10 +334,11 @@ func (l *layers) transport(proto byte, b []byte, ipv6 bool) {
 	}
 }
 
-// lose notes what of a cut packet cannot be taken apart.
+// lose records the undissectable part of a truncated packet.
 func (l *layers) lose(what part, proto int) { l.lost, l.proto = what, proto }
 
-// option finds a TCP option of so many bytes, its kind and length included (RFC 9293, 3.1): the last one, which receivers go by.
+// option returns the last TCP option with this kind and total size (RFC 9293, 3.1). Receivers use
+// the last one, too.
 func (l *layers) option(kind byte, size int) (found []byte) {
 	if len(l.tcp) < 20 || !l.sees(l.tcp, len(l.tcp)) {
 		return nil
@@ -358,5 +363,5 @@ func (l *layers) option(kind byte, size int) (found []byte) {
 	return found
 }
 
-// MaxOptions is how many TCP options a header has room for, no-operations included.
+// MaxOptions is the maximum number of TCP options in a header, no-operations included.
 const MaxOptions = 40

@@ -10,12 +10,12 @@ import (
 
 const (
 	maxSource = 1 << 20 // bytes of an expression
-	maxDepth  = 64      // brackets and nots within each other
+	maxDepth  = 64      // nested brackets and nots
 	maxNodes  = 4096    // of a tree
 	maxRates  = 8       // of an expression
 )
 
-// Parse reads an expression. What it does not accept is an [*Error].
+// Parse parses an expression. Errors are of type [*Error].
 func Parse(src string) (*Expr, error) {
 	e, err := parse(src)
 	if err != nil {
@@ -24,7 +24,7 @@ func Parse(src string) (*Expr, error) {
 	return e, nil
 }
 
-// MustParse is Parse for expressions that are written in a program: it panics where they are wrong.
+// MustParse is Parse for constant expressions: it panics on errors.
 func MustParse(src string) *Expr {
 	e, err := Parse(src)
 	if err != nil {
@@ -71,7 +71,7 @@ func (p *parser) next() token {
 	return t
 }
 
-// accept goes over the next token if it is any of these.
+// accept skips the next token if it is one of words, and reports whether it was.
 func (p *parser) accept(words ...string) bool {
 	t := p.peek()
 	if t.kind == text || t.kind == end {
@@ -125,7 +125,7 @@ func (p *parser) and() (Node, *Error) {
 	return p.chain(p.unary, func(a at, x []Node) Node { return &And{a, x} }, "and", "&&")
 }
 
-// chain reads operands of one operator, however many.
+// chain parses any number of operands joined by one operator.
 func (p *parser) chain(operand func() (Node, *Error), join func(at, []Node) Node, op ...string) (Node, *Error) {
 	first, err := operand()
 	if err != nil {
@@ -181,7 +181,8 @@ func (p *parser) unary() (Node, *Error) {
 	return p.term(x.Operand)
 }
 
-// bracket reads on after "(": an expression, or an operand of a comparison, as in (tcp.flags & 0x3f) == 2.
+// bracket continues after "(": an expression, or the operand of a comparison, as in (tcp.flags &
+// 0x3f) == 2.
 func (p *parser) bracket(open token) (Node, *Error) {
 	if err := p.enter(open); err != nil {
 		return nil, err
@@ -209,7 +210,7 @@ func (p *parser) bracket(open token) (Node, *Error) {
 	return p.term(x)
 }
 
-// compares says whether the next token goes on a comparison.
+// compares reports whether the next token continues a comparison.
 func (p *parser) compares() bool {
 	t := p.peek()
 	if t.kind != word && t.kind != symbol {
@@ -227,7 +228,7 @@ func (p *parser) compares() bool {
 	return false
 }
 
-// term reads on after an operand.
+// term continues after an operand.
 func (p *parser) term(x Operand) (Node, *Error) {
 	here := at{x.pos}
 	if p.peek().s == "&" && p.peek().kind == symbol {
@@ -269,7 +270,7 @@ func (p *parser) term(x Operand) (Node, *Error) {
 	return &Present{here, x}, nil
 }
 
-// mask reads "& bits".
+// mask parses "& bits".
 func (p *parser) mask(x *Operand) *Error {
 	t := p.next()
 	if x.Type() != Uint && x.Type() != Bool {
@@ -290,7 +291,7 @@ func (p *parser) mask(x *Operand) *Error {
 	return nil
 }
 
-// subject is what a term begins with: an operand, or the keys of a rate.
+// subject is the beginning of a term: an operand, or the keys of a rate.
 type subject struct {
 	Operand
 	rate *Rate

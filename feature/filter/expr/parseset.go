@@ -9,7 +9,7 @@ import (
 	"github.com/weir-project/weir/internal/suggest"
 )
 
-// in reads a set, or the name of a list.
+// in parses a set, or the name of a list.
 func (p *parser) in(here at, x Operand) (Node, *Error) {
 	t := p.peek()
 	if t.kind == word && strings.HasPrefix(t.s, "$") {
@@ -91,7 +91,7 @@ func (p *parser) matches(here at, x Operand) (Node, *Error) {
 	return &Matches{here, x, pattern}, nil
 }
 
-// slice reads on after "[": a:b, a:, :b, a or a-b.
+// slice continues after "[": a:b, a:, :b, a or a-b.
 func (p *parser) slice(x *Operand) *Error {
 	open := p.peek()
 	if x.Field.Type != Bytes {
@@ -127,14 +127,14 @@ func (p *parser) slice(x *Operand) *Error {
 	}
 	switch n, fixed := x.Size(); {
 	case x.Open && x.From == 0:
-		x.Part, x.Open = Whole, false // all of it
+		x.Part, x.Open = Whole, false // the whole payload
 	case fixed && n <= 0, !x.Open && x.To == 0:
 		return p.fail(open.pos, "no byte is from %d up to, and without, %d: slices are [from:to], not [from:length]", x.From, x.To)
 	}
 	return nil
 }
 
-// inclusive is [first-last], Wireshark's other way to write a slice.
+// inclusive parses [first-last], Wireshark's other notation for slices.
 func (p *parser) inclusive(at token, x *Operand, first, last string) (err *Error) {
 	if x.From, err = p.offset(at, first); err != nil {
 		return err
@@ -172,7 +172,7 @@ func perName(ns uint64) string {
 	return strconv.FormatUint(ns, 10) + "ns" // not from a parser
 }
 
-// keys reads the fields of rate(…).
+// keys parses the fields of rate(…).
 func (p *parser) keys(t token) (*Rate, *Error) {
 	p.next()
 	r := &Rate{at: at{t.pos}, Index: p.rates}
@@ -210,11 +210,12 @@ func (p *parser) keys(t token) (*Rate, *Error) {
 	return r, nil
 }
 
-// maxKey is the most bytes of a rate's key.
+// maxKey is the maximum length of a rate's key in bytes.
 const maxKey = 64
 
-// KeySize is the bytes that a field takes in the key of a rate: 4 a number or an IPv4 address, 8 a link-layer address, 16 an
-// IPv6 address, 20 one of either family; 0: it cannot be in one.
+// KeySize returns the bytes of a field in the key of a rate: 4 for a number or an IPv4 address, 8
+// for a link-layer address, 16 for an IPv6 address, 20 for an address of either family. It returns
+// 0 for fields unsuited to a key.
 func KeySize(f *Field) int {
 	switch f.Type {
 	case Bool, Uint:
@@ -241,10 +242,10 @@ func KeySize(f *Field) int {
 	return 0
 }
 
-// Limits of rates: an interval between packets is kept in whole nanoseconds.
+// maxRate is the maximum limit of a rate: the interval between packets has whole nanoseconds.
 const maxRate = 10_000_000 // a second
 
-// rate reads on after rate(…): "> 100/s".
+// rate continues after rate(…): "> 100/s".
 func (p *parser) rate(r *Rate) (Node, *Error) {
 	t := p.next()
 	switch t.s {

@@ -9,26 +9,26 @@ import (
 	"regexp/syntax"
 )
 
-// Pattern is what matches looks for: a regular expression over bytes, each of which is the character of its number.
+// Pattern is a regular expression over bytes. Each byte is the character with its number.
 type Pattern struct {
 	Text string
 	Prog *syntax.Prog // of runes 0 to 255
 	re   *regexp.Regexp
 }
 
-// Limits of patterns: their automaton has to fit a program.
+// Limits of patterns: their automaton must fit a program.
 const (
 	maxPattern = 256 // bytes of text
-	maxProgram = 512 // instructions of the automaton that is not yet deterministic
+	maxProgram = 512 // instructions of the nondeterministic automaton
 )
 
-// newPattern reads a pattern: literals, ., classes, ?, *, +, {n,m}, alternatives, groups, and ^ and $ for the ends of what is
-// searched.
+// newPattern parses a pattern: literals, ., classes, ?, *, +, {n,m}, alternatives, groups, and ^
+// and $ for the ends of the searched bytes.
 func newPattern(s string) (*Pattern, error) {
 	if s == "" || len(s) > maxPattern {
 		return nil, fmt.Errorf("a pattern has 1 to %d bytes", maxPattern)
 	}
-	// A byte of the pattern stands for that byte of the packet, so both are read as Latin-1.
+	// A byte of the pattern matches the same byte of the packet, so both are read as Latin-1.
 	t := latin1([]byte(s))
 	const flags = syntax.ClassNL | syntax.PerlX | syntax.OneLine | syntax.DotNL
 	tree, err := syntax.Parse(t, flags)
@@ -56,7 +56,7 @@ func newPattern(s string) (*Pattern, error) {
 	return &Pattern{Text: s, Prog: prog, re: re}, nil
 }
 
-// beyond names what of a pattern is not supported.
+// beyond returns the first unsupported element of a pattern, or "".
 func beyond(r *syntax.Regexp) string {
 	switch {
 	case r.Op == syntax.OpWordBoundary || r.Op == syntax.OpNoWordBoundary:
@@ -72,7 +72,7 @@ func beyond(r *syntax.Regexp) string {
 	return ""
 }
 
-// latin1 has each byte be the character of its number.
+// latin1 converts each byte to the character with its number.
 func latin1(b []byte) string {
 	r := make([]rune, len(b))
 	for i, c := range b {

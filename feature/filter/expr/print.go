@@ -9,17 +9,17 @@ import (
 	"strings"
 )
 
-// String prints the expression in its canonical form, which parses to the same tree.
+// String returns the canonical form, which parses to the same tree.
 func (e *Expr) String() string { return Print(e.Root) }
 
-// Print writes a tree in its canonical form.
+// Print returns the canonical form of a tree.
 func Print(n Node) string {
 	var b strings.Builder
 	write(&b, n, 0)
 	return b.String()
 }
 
-// How tightly operators bind.
+// Binding strengths of operators.
 const (
 	bindOr = iota + 1
 	bindXor
@@ -42,7 +42,7 @@ func binds(n Node) int {
 	return bindTerm
 }
 
-// write prints n as an operand of what binds with least, in parentheses where it binds less.
+// write prints n as an operand of an operator with strength least, in parentheses if it binds less.
 func write(b *strings.Builder, n Node, least int) {
 	if binds(n) < least {
 		b.WriteByte('(')
@@ -86,7 +86,7 @@ func writeAll(b *strings.Builder, l []Node, between string, least int) {
 	}
 }
 
-// String prints an operand.
+// String returns the canonical form of an operand.
 func (o Operand) String() string {
 	s := o.Field.Name
 	switch o.Part {
@@ -118,7 +118,7 @@ func (n *In) set() string {
 	return "{" + strings.Join(words, " ") + "}"
 }
 
-// String prints a rate.
+// String returns the canonical form of a rate.
 func (n *Rate) String() string {
 	keys := make([]string, len(n.Keys))
 	for i, k := range n.Keys {
@@ -131,7 +131,7 @@ func (n *Rate) String() string {
 	return fmt.Sprintf("rate(%s) %s %d/%s", strings.Join(keys, ", "), op, n.Limit, perName(n.Per))
 }
 
-// value prints what the operand is compared with.
+// value returns the canonical form of a value for the operand.
 func (o Operand) value(v Value) string {
 	switch o.Type() {
 	case Uint, Bool:

@@ -2,18 +2,19 @@
 
 package expr
 
-// A rate is a bucket of Limit packets for each key, which fills evenly in Per nanoseconds: what finds it empty is above the
-// rate. It is kept as one number, the time at which the bucket will be full again (the generic cell rate algorithm, ITU-T
-// I.371): compiled programs do this very arithmetic.
+// A rate is a bucket of Limit packets for each key. It fills evenly in Per nanoseconds. A packet at
+// an empty bucket is above the rate. The state is one number, the time of the full bucket (generic
+// cell rate algorithm, ITU-T I.371). Compiled programs use the same arithmetic.
 
-// Interval is the time between packets at the limit, in whole nanoseconds.
+// Interval returns the time between packets at the limit, in whole nanoseconds.
 func (r *Rate) Interval() uint64 { return max(r.Per/r.Limit, 1) }
 
-// Tolerance is how far ahead the time of the full bucket may be for a packet to find something in it.
+// Tolerance returns the maximum distance to the time of the full bucket, for a bucket still holding
+// a packet.
 func (r *Rate) Tolerance() uint64 { return r.Interval() * (r.Limit - 1) }
 
-// next takes a packet at now from a bucket that will be full at full. It returns when the bucket will be full then, and
-// whether the packet is above the rate, which takes nothing.
+// next takes a packet at time now from a bucket full at time full. It returns the bucket's next
+// full time, and whether the packet is above the rate. A packet above the rate takes nothing.
 func (r *Rate) next(full, now uint64) (uint64, bool) {
 	start := max(full, now)
 	if start-now > r.Tolerance() {

@@ -4,30 +4,30 @@ package expr
 
 import "slices"
 
-// Unreadable is how a rule takes fields of a transport header that is there and cannot be read.
+// Unreadable is a rule's treatment of fields of a present but unreadable transport header.
 type Unreadable uint8
 
-// The ways to take them.
+// The treatments.
 const (
-	TreatAbsent  Unreadable = iota // as absent: rules that count
-	TreatMatch                     // the rule matches where any value could make it match: rules that drop
-	TreatNoMatch                   // the rule matches only where every value would: rules that pass
+	TreatAbsent  Unreadable = iota // as absent: count rules
+	TreatMatch                     // the rule matches if any value could match: drop rules
+	TreatNoMatch                   // the rule matches only if every value would match: pass rules
 )
 
-// Knowledge is what is known of a field of an unreadable transport header.
+// Knowledge is the knowledge of a field of an unreadable transport header.
 type Knowledge uint8
 
 // The kinds of knowledge.
 const (
-	Known    Knowledge = iota // its bytes are there, or it is of another layer or protocol
-	Unknown                   // its bytes are not there
-	UnknownX                  // of an IPv6 extension header: it is unknown in an IPv6 packet
+	Known    Knowledge = iota // its bytes are readable, or it belongs to another layer or protocol
+	Unknown                   // its bytes are unreadable
+	UnknownX                  // belongs to an IPv6 extension header: unknown in an IPv6 packet
 )
 
-// HaveLink is what is there of a packet whose IP header is behind too many VLAN tags.
+// HaveLink is the readable part of a packet with an IP header after too many VLAN tags.
 const HaveLink = -1
 
-// tcpBytes is how many bytes of a TCP header a field needs.
+// tcpBytes returns the number of TCP header bytes needed for a field.
 func tcpBytes(id ID) int {
 	switch {
 	case id >= TCPSrcPort && id <= TCPSeq:
@@ -38,8 +38,9 @@ func tcpBytes(id ID) int {
 	return 20
 }
 
-// known says what is known of a field in a header of which have bytes are there: 8, 16 or 20 bytes of TCP, or 0 where nothing
-// is known, neither the protocol nor, in IPv6, the extension headers; or HaveLink.
+// known returns the knowledge of a field in a header with have readable bytes: 8, 16 or 20 bytes of
+// TCP, or 0 if not even the protocol is known. With 0, IPv6 extension headers are unknown, too.
+// have may also be HaveLink.
 func (f *Field) known(have int) Knowledge {
 	switch id := f.ID; {
 	case have == HaveLink && !f.Link && id != TransportUnreadable:
@@ -63,7 +64,7 @@ func (f *Field) known(have int) Knowledge {
 	return Known
 }
 
-// KnowledgeFrom is the least that is known of the operands of a node.
+// KnowledgeFrom returns the least knowledge of the node's operands.
 func KnowledgeFrom(n Node, have int) (k Knowledge) {
 	for _, x := range Operands(n) {
 		if o := x.Field.known(have); o == Unknown || o == UnknownX && k == Known {
@@ -73,13 +74,13 @@ func KnowledgeFrom(n Node, have int) (k Knowledge) {
 	return k
 }
 
-// AnyUnknown says whether a node or any below it has an operand that is unknown.
+// AnyUnknown reports whether a node or a descendant has an unknown operand.
 func AnyUnknown(n Node, have int) (any bool) {
 	Walk(n, func(n Node) { any = any || KnowledgeFrom(n, have) != Known })
 	return any
 }
 
-// rule evaluates an expression as that of a rule.
+// rule evaluates the expression of a rule.
 func (r *run) rule(u Unreadable) bool {
 	if u == TreatAbsent || !r.l.unreadable {
 		return r.node(r.e.Root)
@@ -87,7 +88,7 @@ func (r *run) rule(u Unreadable) bool {
 	return r.maybe(r.e.Root, u == TreatMatch)
 }
 
-// maybe evaluates a node whose unknown terms are as wanted.
+// maybe evaluates a node with want as the value of its unknown terms.
 func (r *run) maybe(n Node, want bool) bool {
 	switch n := n.(type) {
 	case *And:

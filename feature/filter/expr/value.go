@@ -11,15 +11,15 @@ import (
 	"strings"
 )
 
-// Limits of what a program looks at.
+// Limits of the bytes read by a program.
 const (
-	Window     = 256  // bytes that contains and matches look at, from the start of what they are given
-	maxLiteral = 128  // bytes of a text that bytes are compared with
-	maxOffset  = 9000 // of a slice, in bytes from either end of the payload
+	Window     = 256  // bytes searched by contains and matches, from the start of the operand
+	maxLiteral = 128  // bytes of a text in a comparison
+	maxOffset  = 9000 // bytes of a slice's offset, from either end of the payload
 	MaxMethod  = 16   // letters of a SIP method
 )
 
-// compare reads the value of a comparison.
+// compare parses the value of a comparison.
 func (p *parser) compare(here at, x Operand, op Op) (Node, *Error) {
 	t := p.peek()
 	v, err := p.value(x)
@@ -53,7 +53,7 @@ func (p *parser) compare(here at, x Operand, op Op) (Node, *Error) {
 	return &Compare{here, x, op, v}, nil
 }
 
-// fits says whether a text can be what a slice is at all.
+// fits rejects a text of another length than the slice.
 func (p *parser) fits(x Operand, v Value, t token) *Error {
 	if x.Part != Slice {
 		return nil
@@ -64,7 +64,7 @@ func (p *parser) fits(x Operand, v Value, t token) *Error {
 	return nil
 }
 
-// Size is how many bytes a slice has, if that does not depend on the packet.
+// Size returns the length of a slice, if it does not depend on the packet.
 func (o Operand) Size() (n int, fixed bool) {
 	switch {
 	case o.Open && o.From < 0:
@@ -75,7 +75,7 @@ func (o Operand) Size() (n int, fixed bool) {
 	return 0, false
 }
 
-// value reads what an operand is compared with.
+// value parses a value for the operand.
 func (p *parser) value(x Operand) (Value, *Error) {
 	t := p.next()
 	if t.kind == end {
@@ -103,7 +103,7 @@ func (p *parser) value(x Operand) (Value, *Error) {
 	return Value{}, p.fail(t.pos, "%s is there or not: it has no value%s", x, suggestFields(x.Field))
 }
 
-// numbers reads a number, or a range of them.
+// numbers parses a number or a range of numbers.
 func (p *parser) numbers(t token, x Operand) (Value, *Error) {
 	lo, err := p.number(t, x.Bits(), x)
 	if err != nil {
@@ -125,7 +125,7 @@ func (p *parser) numbers(t token, x Operand) (Value, *Error) {
 
 func (p *parser) number(t token, bits int, x Operand) (uint64, *Error) {
 	if x.Type() == Bool && t.kind == word {
-		switch strings.ToLower(t.s) { // Wireshark's is True
+		switch strings.ToLower(t.s) { // Wireshark writes True
 		case "true":
 			return 1, nil
 		case "false":
@@ -155,7 +155,7 @@ func (p *parser) number(t token, bits int, x Operand) (uint64, *Error) {
 	return v, nil
 }
 
-// dotted is what a range that is written with - is here: "" for what is none.
+// dotted rewrites a range with - to the notation with two dots, or returns "" for other tokens.
 func dotted(t token) string {
 	from, to, ok := strings.Cut(t.s, "-")
 	if t.kind != word || !ok || from == "" || to == "" || from[0] > '9' && !strings.Contains(from, ":") {
@@ -173,7 +173,7 @@ func parseMAC(t token) (uint64, bool) {
 	return v, err == nil
 }
 
-// addresses reads an address, a prefix, or a range.
+// addresses parses an address, a prefix or a range.
 func (p *parser) addresses(t token, x Operand) (Value, *Error) {
 	if t.kind != word {
 		return Value{}, p.fail(t.pos, "%s where an address, a prefix or a range of addresses is wanted", t)
@@ -237,7 +237,7 @@ func (p *parser) family(t token, a netip.Addr, x Operand) *Error {
 	return e
 }
 
-// literal reads "…", or bytes as in 16:03:01.
+// literal parses "…", or bytes as in 16:03:01.
 func (p *parser) literal(t token) (Value, *Error) {
 	b := []byte(t.s)
 	if t.kind == word {
@@ -255,7 +255,8 @@ func (p *parser) literal(t token) (Value, *Error) {
 	return Value{Bytes: b}, nil
 }
 
-// name reads a SIP method, or a domain name, which is kept in lower case without a dot at its end.
+// name parses a SIP method or a domain name. It stores a domain name in lower case without a final
+// dot.
 func (p *parser) name(t token, x Operand) (Value, *Error) {
 	if x.Field.ID == SIPMethod {
 		for i := range len(t.s) {
@@ -277,13 +278,14 @@ func (p *parser) name(t token, x Operand) (Value, *Error) {
 	return Value{Bytes: []byte(s)}, nil
 }
 
-// MaxName is the most bytes of a domain name that a program compares, as DNS writes it, and MaxLabels its labels.
+// MaxName is the maximum length of a compared domain name, in bytes in DNS encoding, and MaxLabels
+// its maximum number of labels.
 const (
 	MaxName   = 255
 	MaxLabels = 32
 )
 
-// WireName is a domain name as DNS messages write it (RFC 1035, 3.1): "" is the root.
+// WireName encodes a domain name for DNS messages (RFC 1035, 3.1). "" is the root.
 func WireName(s string) ([]byte, error) {
 	var out []byte
 	labels := strings.Split(s, ".")
