@@ -10,7 +10,7 @@ import (
 )
 
 // ErrSyntax matches every [Error].
-var ErrSyntax = errors.New("no filter expression")
+var ErrSyntax = errors.New("invalid filter expression")
 
 // Pos is a position in an expression: bytes from its start.
 type Pos int

@@ -90,19 +90,19 @@ func unexpected(src string, at int) *Error {
 	e := &Error{Source: src, Pos: Pos(at), Msg: "unexpected character " + quoteRune(src[at:])}
 	switch s := src[at:]; {
 	case strings.HasPrefix(s, "===") || strings.HasPrefix(s, "!=="):
-		e.Msg = s[:3] + " is not known: == is true if any of a field's values is equal, != if none is"
+		e.Msg = s[:3] + " is unknown: == is true if any of a field's values is equal, != if none is"
 	case strings.HasPrefix(s, "=~"):
-		e.Msg, e.Suggestion = "=~ is not known", "matches"
+		e.Msg, e.Suggestion = "=~ is unknown", "matches"
 	case strings.HasPrefix(s, "=>"), strings.HasPrefix(s, "=<"):
-		e.Msg, e.Suggestion = s[:2]+" is not known", s[1:2]+"="
+		e.Msg, e.Suggestion = s[:2]+" is unknown", s[1:2]+"="
 	case strings.HasPrefix(s, "<>"):
-		e.Msg, e.Suggestion = "<> is not known", "!="
+		e.Msg, e.Suggestion = "<> is unknown", "!="
 	case s[0] == '=':
-		e.Msg, e.Suggestion = "= is not known", "=="
+		e.Msg, e.Suggestion = "= is unknown", "=="
 	case s[0] == '|':
-		e.Msg, e.Suggestion = "| is not known", "||"
+		e.Msg, e.Suggestion = "| is unknown", "||"
 	case s[0] == '^':
-		e.Msg, e.Suggestion = "^ is not known", "xor"
+		e.Msg, e.Suggestion = "^ is unknown", "xor"
 	case s[0] == '\'':
 		e.Msg = "unexpected ': texts are written \"…\""
 	}
@@ -127,7 +127,7 @@ func lexText(src string, at int) (token, int, *Error) {
 		case '\\':
 			c, n := escape(src[i+1:])
 			if n == 0 {
-				return token{}, 0, &Error{Source: src, Pos: Pos(i), Msg: `unknown escape: there are \" \\ \n \r \t \0 and \xHH; a backslash of a pattern is written \\`}
+				return token{}, 0, &Error{Source: src, Pos: Pos(i), Msg: `unknown escape: want \" \\ \n \r \t \0 or \xHH; a backslash of a pattern is written \\`}
 			}
 			b = append(b, c)
 			i += n
@@ -135,14 +135,14 @@ func lexText(src string, at int) (token, int, *Error) {
 			b = append(b, c)
 		}
 	}
-	return token{}, 0, &Error{Source: src, Pos: Pos(at), Msg: `the text that begins here has no closing "`}
+	return token{}, 0, &Error{Source: src, Pos: Pos(at), Msg: `this text has no closing "`}
 }
 
 // lexRaw reads r"…" with literal backslashes, for patterns.
 func lexRaw(src string, at int) (token, int, *Error) {
 	s, _, closed := strings.Cut(src[at+2:], `"`)
 	if !closed {
-		return token{}, 0, &Error{Source: src, Pos: Pos(at), Msg: `the text that begins here has no closing "`}
+		return token{}, 0, &Error{Source: src, Pos: Pos(at), Msg: `this text has no closing "`}
 	}
 	return token{text, s, Pos(at)}, len(s) + 3, nil
 }

@@ -133,7 +133,7 @@ func fieldNumber(name string, x Operand) (number, hint string) {
 	}
 	number = fmt.Sprintf(format, n)
 	if f := byName[name]; f != nil && f.Type == Proto {
-		hint = fmt.Sprintf("; the field %s alone asks for its header", f.Name)
+		hint = fmt.Sprintf("; the field %s alone matches its header", f.Name)
 	}
 	return number, hint
 }

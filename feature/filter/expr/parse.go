@@ -44,7 +44,7 @@ type parser struct {
 
 func parse(src string) (*Expr, *Error) {
 	if len(src) > maxSource {
-		return nil, &Error{Source: src, Pos: maxSource, Msg: "an expression has at most 1 MiB: keep long sets in a list, and write in $name"}
+		return nil, &Error{Source: src, Pos: maxSource, Msg: "an expression has at most 1 MiB: move long sets to a list and use in $name"}
 	}
 	t, err := lex(src)
 	if err != nil {
@@ -95,20 +95,20 @@ func (p *parser) expect(s, why string) *Error {
 		return nil
 	}
 	t := p.peek()
-	return p.fail(t.pos, "%s where %s %s", t, s, why)
+	return p.fail(t.pos, "got %s, want %s%s", t, s, why)
 }
 
 var joiners = []string{"and", "or", "xor", "not", "in", "contains", "matches", "eq", "ne", "lt", "le", "gt", "ge"}
 
 func (p *parser) trailing(t token) *Error {
-	e := p.fail(t.pos, "%s where the expression is at its end, or goes on with and, or, xor", t)
+	e := p.fail(t.pos, "got %s, want the end of the expression, or and, or, xor", t)
 	switch hint, ok := foreign[t.s]; {
 	case t.kind == word && ok:
 		e.Msg += ": " + hint
 	case t.kind == word:
 		e.Suggestion = suggest.Nearest(t.s, joiners)
 	case t.kind == symbol && t.s == ",":
-		e.Msg += ": one of several is in {a, b}"
+		e.Msg += ": match one of several by in {a, b}"
 	}
 	return e
 }
@@ -147,7 +147,7 @@ func (p *parser) chain(operand func() (Node, *Error), join func(at, []Node) Node
 
 func (p *parser) enter(t token) *Error {
 	if p.deep++; p.deep > maxDepth {
-		return p.fail(t.pos, "more than %d brackets and nots within each other", maxDepth)
+		return p.fail(t.pos, "more than %d nested brackets and nots", maxDepth)
 	}
 	return nil
 }
@@ -155,7 +155,7 @@ func (p *parser) enter(t token) *Error {
 func (p *parser) unary() (Node, *Error) {
 	t := p.peek()
 	if p.nodes++; p.nodes > maxNodes {
-		return nil, p.fail(t.pos, "more than %d terms: make several rules of it, or a set", maxNodes)
+		return nil, p.fail(t.pos, "more than %d terms: split it into several rules, or use a set", maxNodes)
 	}
 	if p.accept("not", "!") {
 		if err := p.enter(t); err != nil {
@@ -192,7 +192,7 @@ func (p *parser) bracket(open token) (Node, *Error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := p.expect(")", "is wanted"); err != nil {
+	if err := p.expect(")", ""); err != nil {
 		return nil, err
 	}
 	if !p.compares() {
@@ -205,7 +205,7 @@ func (p *parser) bracket(open token) (Node, *Error) {
 	case *Present:
 		x = n.X
 	default:
-		return nil, p.fail(p.peek().pos, "what is in the brackets is true or false, and cannot be compared")
+		return nil, p.fail(p.peek().pos, "the bracket is true or false and cannot be compared")
 	}
 	return p.term(x)
 }
@@ -256,7 +256,7 @@ func (p *parser) term(x Operand) (Node, *Error) {
 	}
 	if p.accept("not") {
 		if !p.accept("in") {
-			return nil, p.fail(p.peek().pos, "%s where in is wanted: FIELD not in {…}", p.peek())
+			return nil, p.fail(p.peek().pos, "got %s, want in: FIELD not in {…}", p.peek())
 		}
 		n, err := p.in(here, x)
 		if err != nil {
@@ -274,10 +274,10 @@ func (p *parser) term(x Operand) (Node, *Error) {
 func (p *parser) mask(x *Operand) *Error {
 	t := p.next()
 	if x.Type() != Uint && x.Type() != Bool {
-		return p.fail(t.pos, "%s has no bits to test: & is for numbers", x)
+		return p.fail(t.pos, "%s has no bits to test: & applies to numbers", x)
 	}
 	if x.Mask != 0 {
-		return p.fail(t.pos, "one & is enough: write the bits of both masks that count in one")
+		return p.fail(t.pos, "more than one &: combine the masks into one")
 	}
 	v := p.next()
 	m, err := p.number(v, x.Bits(), *x)
@@ -285,7 +285,7 @@ func (p *parser) mask(x *Operand) *Error {
 		return err
 	}
 	if m == 0 {
-		return p.fail(v.pos, "a mask of no bits: nothing is ever set in it")
+		return p.fail(v.pos, "the mask has no bits and never matches")
 	}
 	x.Mask = m
 	return nil
@@ -301,9 +301,9 @@ func (p *parser) operand() (subject, *Error) {
 	t := p.next()
 	switch {
 	case t.kind == end:
-		return subject{}, p.fail(t.pos, "the expression ends where a field is wanted")
+		return subject{}, p.fail(t.pos, "the expression ends here: want a field")
 	case t.kind != word:
-		return subject{}, p.fail(t.pos, "%s where a field is wanted", t)
+		return subject{}, p.fail(t.pos, "got %s, want a field", t)
 	case t.s == "rate" && p.peek().s == "(":
 		r, err := p.keys(t)
 		return subject{rate: r}, err
@@ -337,7 +337,7 @@ func (p *parser) unknown(t token) *Error {
 	}
 	for _, j := range joiners {
 		if t.s == j {
-			e.Msg, e.Suggestion = fmt.Sprintf("%s where a field is wanted", t.s), ""
+			e.Msg, e.Suggestion = fmt.Sprintf("got %s, want a field", t.s), ""
 		}
 	}
 	return e
@@ -347,7 +347,7 @@ func (p *parser) length(t token) (Operand, *Error) {
 	p.next()
 	f := p.next()
 	if f.kind != word || byName[f.s] == nil || byName[f.s].Type != Bytes {
-		return Operand{}, p.fail(f.pos, "%s where len() wants payload", f)
+		return Operand{}, p.fail(f.pos, "got %s, want len(payload)", f)
 	}
-	return Operand{Field: byName[f.s], Part: Length, pos: t.pos}, p.expect(")", "ends len()")
+	return Operand{Field: byName[f.s], Part: Length, pos: t.pos}, p.expect(")", " to end len()")
 }

@@ -15,11 +15,11 @@ func (p *parser) in(here at, x Operand) (Node, *Error) {
 	if t.kind == word && strings.HasPrefix(t.s, "$") {
 		return p.list(here, x)
 	}
-	if err := p.expect("{", "begins a set, or $name a list"); err != nil {
+	if err := p.expect("{", " to begin a set, or $name for a list"); err != nil {
 		return nil, err
 	}
 	if x.Type() == Proto {
-		return nil, p.fail(t.pos, "%s is there or not: it is in no set%s", x, suggestFields(x.Field))
+		return nil, p.fail(t.pos, "%s is a protocol without a value, and in no set%s", x, suggestFields(x.Field))
 	}
 	n := &In{at: here, X: x}
 	for {
@@ -27,7 +27,7 @@ func (p *parser) in(here at, x Operand) (Node, *Error) {
 			break
 		}
 		if t := p.peek(); t.kind == end {
-			return nil, p.fail(t.pos, "the set has no } at its end")
+			return nil, p.fail(t.pos, "the set has no closing }")
 		}
 		t := p.peek()
 		v, err := p.value(x)
@@ -41,7 +41,7 @@ func (p *parser) in(here at, x Operand) (Node, *Error) {
 		p.accept(",")
 	}
 	if len(n.Set) == 0 {
-		return nil, p.fail(t.pos, "a set without members: nothing is in it")
+		return nil, p.fail(t.pos, "a set without members never matches")
 	}
 	return n, nil
 }
@@ -51,7 +51,7 @@ func (p *parser) list(here at, x Operand) (Node, *Error) {
 	switch x.Type() {
 	case IPv4, IPv6, IP:
 	default:
-		return nil, p.fail(t.pos, "%s is no address: lists hold prefixes", x)
+		return nil, p.fail(t.pos, "%s is not an address: lists hold prefixes", x)
 	}
 	name := t.s[1:]
 	for i := range len(name) {
@@ -60,14 +60,14 @@ func (p *parser) list(here at, x Operand) (Node, *Error) {
 		}
 	}
 	if name == "" {
-		return nil, p.fail(t.pos, "$ without the name of a list")
+		return nil, p.fail(t.pos, "$ without a list name")
 	}
 	return &In{at: here, X: x, List: name}, nil
 }
 
 func (p *parser) contains(here at, x Operand) (Node, *Error) {
 	if x.Type() != Bytes {
-		return nil, p.fail(x.pos, "%s is no run of bytes: contains is for payload", x)
+		return nil, p.fail(x.pos, "%s is not a byte sequence: contains applies to payload", x)
 	}
 	v, err := p.literal(p.next())
 	if err != nil {
@@ -79,10 +79,10 @@ func (p *parser) contains(here at, x Operand) (Node, *Error) {
 func (p *parser) matches(here at, x Operand) (Node, *Error) {
 	t := p.next()
 	if x.Type() != Bytes {
-		return nil, p.fail(x.pos, "%s is no run of bytes: matches is for payload", x)
+		return nil, p.fail(x.pos, "%s is not a byte sequence: matches applies to payload", x)
 	}
 	if t.kind != text {
-		return nil, p.fail(t.pos, "%s where a pattern in quotes is wanted", t)
+		return nil, p.fail(t.pos, "got %s, want a pattern in quotes", t)
 	}
 	pattern, err := newPattern(t.s)
 	if err != nil {
@@ -95,13 +95,13 @@ func (p *parser) matches(here at, x Operand) (Node, *Error) {
 func (p *parser) slice(x *Operand) *Error {
 	open := p.peek()
 	if x.Field.Type != Bytes {
-		return p.fail(open.pos-1, "%s has no bytes to choose from: […] is for payload", x.Field.Name)
+		return p.fail(open.pos-1, "%s has no bytes to select: […] applies to payload", x.Field.Name)
 	}
 	var b strings.Builder
 	for !p.accept("]") {
 		t := p.next()
 		if t.kind != word {
-			return p.fail(t.pos, "%s where [from:to], [from:], [:to] or [at] goes on", t)
+			return p.fail(t.pos, "got %s, want [from:to], [from:], [:to] or [at]", t)
 		}
 		b.WriteString(t.s)
 	}
@@ -129,7 +129,7 @@ func (p *parser) slice(x *Operand) *Error {
 	case x.Open && x.From == 0:
 		x.Part, x.Open = Whole, false // the whole payload
 	case fixed && n <= 0, !x.Open && x.To == 0:
-		return p.fail(open.pos, "no byte is from %d up to, and without, %d: slices are [from:to], not [from:length]", x.From, x.To)
+		return p.fail(open.pos, "the slice from %d up to, excluding, %d has no byte: slices are [from:to], not [from:length]", x.From, x.To)
 	}
 	return nil
 }
@@ -143,7 +143,7 @@ func (p *parser) inclusive(at token, x *Operand, first, last string) (err *Error
 		return err
 	}
 	if x.To < x.From {
-		return p.fail(at.pos, "no byte is from %d to %d", x.From, x.To)
+		return p.fail(at.pos, "the slice from %d to %d has no byte", x.From, x.To)
 	}
 	x.Part = Slice
 	x.To++
@@ -153,7 +153,7 @@ func (p *parser) inclusive(at token, x *Operand, first, last string) (err *Error
 func (p *parser) offset(at token, s string) (int, *Error) {
 	n, err := strconv.Atoi(s)
 	if err != nil || n < -maxOffset || n > maxOffset || s == "-0" || s[0] == '+' {
-		return 0, p.fail(at.pos, "%q where the number of a byte is wanted, from 0, or up to -1 from the end, at most %d", s, maxOffset)
+		return 0, p.fail(at.pos, "got %q, want a byte offset, from 0, or up to -1 from the end, at most %d", s, maxOffset)
 	}
 	return n, nil
 }
@@ -184,7 +184,7 @@ func (p *parser) keys(t token) (*Rate, *Error) {
 		f := p.next()
 		switch {
 		case f.kind != word:
-			e := p.fail(f.pos, "%s where the field is wanted whose values are counted, each for itself", f)
+			e := p.fail(f.pos, "got %s, want a field: packets are counted for each of its values", f)
 			e.Suggestion = "rate(net.src)"
 			return nil, e
 		case byName[f.s] == nil:
@@ -193,19 +193,19 @@ func (p *parser) keys(t token) (*Rate, *Error) {
 		x := Operand{Field: byName[f.s], pos: f.pos}
 		n := KeySize(x.Field)
 		if n == 0 {
-			return nil, p.fail(f.pos, "%s cannot be the key of a rate: a packet has several, or none that is a number or an address", f.s)
+			return nil, p.fail(f.pos, "%s cannot be the key of a rate: want a field with one number or address per packet", f.s)
 		}
 		size += n
 		r.Keys = append(r.Keys, x)
 		if p.accept(")") {
 			break
 		}
-		if err := p.expect(",", "or ) is wanted"); err != nil {
+		if err := p.expect(",", " or )"); err != nil {
 			return nil, err
 		}
 	}
 	if size > maxKey {
-		return nil, p.fail(t.pos, "the fields of a rate have %d bytes together: at most %d", size, maxKey)
+		return nil, p.fail(t.pos, "the fields of a rate have %d bytes: want at most %d", size, maxKey)
 	}
 	return r, nil
 }
@@ -253,13 +253,13 @@ func (p *parser) rate(r *Rate) (Node, *Error) {
 	case "<=", "le":
 		r.Not = true
 	default:
-		return nil, p.fail(t.pos, "%s where > or <= and a rate like 100/s is wanted", t)
+		return nil, p.fail(t.pos, "got %s, want > or <= and a rate like 100/s", t)
 	}
 	t = p.next()
 	n, per, ok := strings.Cut(t.s, "/")
 	limit, err := strconv.ParseUint(n, 10, 64)
 	if t.kind != word || !ok || err != nil || limit == 0 {
-		e := p.fail(t.pos, "%s where a rate like 100/s is wanted: packets, and /s, /m or /h", t)
+		e := p.fail(t.pos, "got %s, want a rate like 100/s: packets, and /s, /m or /h", t)
 		if _, err := strconv.ParseUint(t.s, 10, 32); err == nil && t.s != "0" {
 			e.Suggestion = t.s + "/s"
 		}
@@ -277,7 +277,7 @@ func (p *parser) rate(r *Rate) (Node, *Error) {
 		return nil, e
 	}
 	if limit > maxRate*(r.Per/1e9) {
-		return nil, p.fail(t.pos, "a rate above %d/s", maxRate)
+		return nil, p.fail(t.pos, "the rate exceeds %d/s", maxRate)
 	}
 	r.Limit = limit
 	return r, nil

@@ -40,14 +40,14 @@ func newPattern(s string) (*Pattern, error) {
 		return nil, fmt.Errorf("pattern: %v", err)
 	}
 	if op := beyond(tree); op != "" {
-		return nil, fmt.Errorf("pattern: %s is beyond what a program can do: there are literals, classes, ., ?, *, +, {n,m}, |, groups, ^ and $", op)
+		return nil, fmt.Errorf("pattern: %s is not supported: want literals, classes, ., ?, *, +, {n,m}, |, groups, ^ and $", op)
 	}
 	prog, err := syntax.Compile(tree.Simplify())
 	if err != nil {
 		return nil, fmt.Errorf("pattern: %v", err)
 	}
 	if len(prog.Inst) > maxProgram {
-		return nil, fmt.Errorf("pattern: too large: it has %d states, and may have %d", len(prog.Inst), maxProgram)
+		return nil, fmt.Errorf("pattern has %d states: want at most %d", len(prog.Inst), maxProgram)
 	}
 	re, err := regexp.Compile("(?s)" + t)
 	if err != nil {

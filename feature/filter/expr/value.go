@@ -30,21 +30,21 @@ func (p *parser) compare(here at, x Operand, op Op) (Node, *Error) {
 	switch x.Type() {
 	case Bytes, Name:
 		if ordered {
-			return nil, p.fail(t.pos, "%s is equal to a text or not: it has no %s", x, op)
+			return nil, p.fail(t.pos, "%s compares with a text by == and != only, not by %s", x, op)
 		}
 		if err := p.fits(x, v, t); err != nil {
 			return nil, err
 		}
 	case IPv4, IPv6, IP:
 		if ordered && v.isRange() {
-			return nil, p.fail(t.pos, "%s compares with one address: write in {…} for a prefix or a range", op)
+			return nil, p.fail(t.pos, "%s compares with one address: use in {…} for a prefix or a range", op)
 		}
 		if ordered && x.Type() == IP {
-			return nil, p.fail(t.pos, "%s is of either family, and addresses of two families have no order: use ip.… or ipv6.…", x)
+			return nil, p.fail(t.pos, "%s may be IPv4 or IPv6, without a common order: use ip.… or ipv6.…", x)
 		}
 	case MAC:
 		if ordered {
-			return nil, p.fail(t.pos, "link-layer addresses have no %s", op)
+			return nil, p.fail(t.pos, "link-layer addresses have no order: %s is not supported", op)
 		}
 	}
 	if ordered && v.isRange() {
@@ -59,7 +59,7 @@ func (p *parser) fits(x Operand, v Value, t token) *Error {
 		return nil
 	}
 	if n, fixed := x.Size(); fixed && n != len(v.Bytes) {
-		return p.fail(t.pos, "%s has %d bytes, and this text has %d: they are never equal; slices are [from:to], not [from:length]", x, n, len(v.Bytes))
+		return p.fail(t.pos, "%s has %d bytes and this text %d, so they are never equal: slices are [from:to], not [from:length]", x, n, len(v.Bytes))
 	}
 	return nil
 }
@@ -79,7 +79,7 @@ func (o Operand) Size() (n int, fixed bool) {
 func (p *parser) value(x Operand) (Value, *Error) {
 	t := p.next()
 	if t.kind == end {
-		return Value{}, p.fail(t.pos, "the expression ends where a value of %s is wanted", x)
+		return Value{}, p.fail(t.pos, "the expression ends here: want a value for %s", x)
 	}
 	switch x.Type() {
 	case Bool, Uint:
@@ -87,7 +87,7 @@ func (p *parser) value(x Operand) (Value, *Error) {
 	case MAC:
 		m, ok := parseMAC(t)
 		if !ok {
-			return Value{}, p.fail(t.pos, "%s where a link-layer address like 02:00:00:00:00:01 is wanted", t)
+			return Value{}, p.fail(t.pos, "got %s, want a link-layer address like 02:00:00:00:00:01", t)
 		}
 		return Value{Lo: m, Hi: m}, nil
 	case IPv4, IPv6, IP:
@@ -96,11 +96,11 @@ func (p *parser) value(x Operand) (Value, *Error) {
 		return p.literal(t)
 	case Name:
 		if t.kind != text {
-			return Value{}, p.fail(t.pos, "%s where a text in quotes is wanted", t)
+			return Value{}, p.fail(t.pos, "got %s, want a text in quotes", t)
 		}
 		return p.name(t, x)
 	}
-	return Value{}, p.fail(t.pos, "%s is there or not: it has no value%s", x, suggestFields(x.Field))
+	return Value{}, p.fail(t.pos, "%s is a protocol without a value%s", x, suggestFields(x.Field))
 }
 
 // numbers parses a number or a range of numbers.
@@ -139,18 +139,18 @@ func (p *parser) number(t token, bits int, x Operand) (uint64, *Error) {
 	v, err := strconv.ParseUint(s, base, 64)
 	if t.kind != word || err != nil && (v == 0 || s == "") {
 		n, hint := fieldNumber(t.s, x)
-		e := p.fail(t.pos, "%s where a number of %s is wanted%s", t, x, hint)
+		e := p.fail(t.pos, "got %s, want a number for %s%s", t, x, hint)
 		e.Suggestion = cmp.Or(n, dotted(t))
 		return 0, e
 	}
 	if base == 10 && len(s) > 1 && s[0] == '0' {
-		return 0, p.fail(t.pos, "%s begins with 0, which some read as octal: write it without, or with 0x", t)
+		return 0, p.fail(t.pos, "%s begins with 0 and may be read as octal: omit the 0, or write 0x", t)
 	}
 	if most := uint64(1)<<bits - 1; v > most || err != nil {
 		if bits == 1 {
-			return 0, p.fail(t.pos, "%s is one bit, 0 or 1", x)
+			return 0, p.fail(t.pos, "%s has one bit: want 0 or 1", x)
 		}
-		return 0, p.fail(t.pos, "%s has %d bits: %s is above %d", x, bits, t, most)
+		return 0, p.fail(t.pos, "%s has %d bits: %s exceeds %d", x, bits, t, most)
 	}
 	return v, nil
 }
@@ -176,18 +176,18 @@ func parseMAC(t token) (uint64, bool) {
 // addresses parses an address, a prefix or a range.
 func (p *parser) addresses(t token, x Operand) (Value, *Error) {
 	if t.kind != word {
-		return Value{}, p.fail(t.pos, "%s where an address, a prefix or a range of addresses is wanted", t)
+		return Value{}, p.fail(t.pos, "got %s, want an address, a prefix or a range of addresses", t)
 	}
 	if strings.HasPrefix(t.s, "$") {
-		return Value{}, p.fail(t.pos, "a list is asked with in: %s in %s", x, t.s)
+		return Value{}, p.fail(t.pos, "match lists by in: %s in %s", x, t.s)
 	}
 	if strings.Contains(t.s, "/") {
 		n, err := netip.ParsePrefix(t.s)
 		if err != nil {
-			return Value{}, p.fail(t.pos, "%s is no prefix: it is written like 192.0.2.0/24 or 2001:db8::/32", t.s)
+			return Value{}, p.fail(t.pos, "got %s, want a prefix like 192.0.2.0/24 or 2001:db8::/32", t.s)
 		}
 		if m := n.Masked(); m != n {
-			e := p.fail(t.pos, "%s has bits set behind its length", t.s)
+			e := p.fail(t.pos, "%s has bits set beyond its length", t.s)
 			e.Suggestion = m.String()
 			return Value{}, e
 		}
@@ -215,7 +215,7 @@ func (p *parser) addresses(t token, x Operand) (Value, *Error) {
 func (p *parser) address(t token, x Operand) (netip.Addr, *Error) {
 	a, err := netip.ParseAddr(t.s)
 	if t.kind != word || err != nil || a.Zone() != "" {
-		e := p.fail(t.pos, "%s where an address like %s is wanted", t, map[bool]string{true: "2001:db8::1", false: "192.0.2.1"}[x.Type() == IPv6])
+		e := p.fail(t.pos, "got %s, want an address like %s", t, map[bool]string{true: "2001:db8::1", false: "192.0.2.1"}[x.Type() == IPv6])
 		e.Suggestion = dotted(t)
 		return a, e
 	}
@@ -232,7 +232,7 @@ func (p *parser) family(t token, a netip.Addr, x Operand) *Error {
 	default:
 		return nil
 	}
-	e := p.fail(t.pos, "%s is of the other family than %s", t.s, x)
+	e := p.fail(t.pos, "%s has another address family than %s", t.s, x)
 	e.Suggestion = other
 	return e
 }
@@ -243,14 +243,14 @@ func (p *parser) literal(t token) (Value, *Error) {
 	if t.kind == word {
 		h, err := hex.DecodeString(strings.ReplaceAll(t.s, ":", ""))
 		if err != nil || len(t.s) != 3*len(h)-1 {
-			return Value{}, p.fail(t.pos, "%s where a text in quotes, or bytes like 16:03:01, are wanted", t)
+			return Value{}, p.fail(t.pos, "got %s, want a text in quotes, or bytes like 16:03:01", t)
 		}
 		b = h
 	} else if t.kind != text {
-		return Value{}, p.fail(t.pos, "%s where a text in quotes is wanted", t)
+		return Value{}, p.fail(t.pos, "got %s, want a text in quotes", t)
 	}
 	if len(b) < 1 || len(b) > maxLiteral {
-		return Value{}, p.fail(t.pos, "a text of %d bytes: it may have 1 to %d", len(b), maxLiteral)
+		return Value{}, p.fail(t.pos, "text has %d bytes: want 1 to %d", len(b), maxLiteral)
 	}
 	return Value{Bytes: b}, nil
 }
@@ -293,11 +293,11 @@ func WireName(s string) ([]byte, error) {
 		labels = nil
 	}
 	if len(labels) > MaxLabels {
-		return nil, fmt.Errorf("a domain name of %d labels: at most %d are looked at", len(labels), MaxLabels)
+		return nil, fmt.Errorf("domain name has %d labels: want at most %d", len(labels), MaxLabels)
 	}
 	for _, l := range labels {
 		if len(l) < 1 || len(l) > 63 {
-			return nil, fmt.Errorf("a label of a domain name has 1 to 63 bytes, and one of %q has %d", s, len(l))
+			return nil, fmt.Errorf("a label of domain name %q has %d bytes: want 1 to 63", s, len(l))
 		}
 		out = append(append(out, byte(len(l))), l...)
 	}
