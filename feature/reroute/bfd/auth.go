@@ -7,10 +7,10 @@ import (
 	"fmt"
 )
 
-// AuthType is how packets are authenticated, RFC 5880 4.1.
+// AuthType is the authentication type of packets, RFC 5880 section 4.1.
 type AuthType uint8
 
-// Keyed SHA1, RFC 5880 4.4. The meticulous one has another sequence number in every packet.
+// Keyed SHA1, RFC 5880 section 4.4. The meticulous variant increments the sequence number with every packet.
 const (
 	KeyedSHA1      AuthType = 4
 	MeticulousSHA1 AuthType = 5
@@ -26,14 +26,14 @@ func (t AuthType) String() string {
 	return fmt.Sprintf("authentication type %d", uint8(t))
 }
 
-// Key authenticates the packets of a session, in both directions.
+// Key authenticates the packets of a session in both directions.
 type Key struct {
 	Type   AuthType
 	ID     uint8
 	Secret []byte // 1 to 20 bytes
 }
 
-// Validate says what is wrong with a key.
+// Validate returns the error of a key.
 func (k *Key) Validate() error {
 	if k.Type != KeyedSHA1 && k.Type != MeticulousSHA1 {
 		return fmt.Errorf("%s: want keyed sha1 or meticulous keyed sha1", k.Type)

@@ -7,10 +7,10 @@ import (
 	"slices"
 )
 
-// EchoLength is that of an echo packet of ours, in bytes behind its UDP header.
+// EchoLength is the length of weir's echo packets after the UDP header, in bytes.
 const EchoLength = 24
 
-// State of a session, RFC 5880 4.1.
+// State is the state of a session, RFC 5880 section 4.1.
 type State uint8
 
 // States, as on the wire.
@@ -38,15 +38,15 @@ func (s *State) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Diag says why a session last left the state Up, RFC 5880 4.1.
+// Diag is the reason a session last left the state Up, RFC 5880 section 4.1.
 type Diag uint8
 
 // Diagnostics, as on the wire.
 const (
 	NoDiag        Diag = 0
-	TimeExpired   Diag = 1 // nothing has come for the detection time
+	TimeExpired   Diag = 1 // nothing received for the detection time
 	EchoFailed    Diag = 2
-	NeighbourDown Diag = 3 // the other end says that it is down
+	NeighbourDown Diag = 3 // the peer reported down
 	PathDown      Diag = 5
 	AdminDiag     Diag = 7
 )
@@ -80,5 +80,5 @@ func (d *Diag) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// FirstSourcePort begins the range of source ports, RFC 5881 4.
+// FirstSourcePort is the first source port, RFC 5881 section 4.
 const FirstSourcePort = 49152

@@ -9,22 +9,22 @@ import (
 	"time"
 )
 
-// SlowTx is the least interval that a session asks for while it is not up (RFC 5880 6.8.3): of those that are down there may
-// be many.
+// SlowTx is the shortest interval a session may request while it is not up (RFC 5880 section 6.8.3), because many
+// sessions may be down at once.
 const SlowTx = time.Second
 
-// Config is what a session is made of.
+// Config configures one end of a session.
 type Config struct {
-	Discriminator uint32        // of this end: not 0, and no other session's
-	Multiplier    uint8         // of packets in a row that may be lost, plus one; from 1
-	DesiredTx     time.Duration // least time between packets that this end would like to send; whole microseconds, not 0
-	RequiredRx    time.Duration // the same, of packets that it is able to receive; 0: the other end is to send none
-	EchoRx        time.Duration // the same, of echo packets; 0: this end does not loop any back
-	Passive       bool          // not a word before the other end has spoken
-	Down          bool          // administratively
+	Discriminator uint32        // of this end; unique, not 0
+	Multiplier    uint8         // number of missing packets for a failure; from 1
+	DesiredTx     time.Duration // shortest time between packets sent; whole microseconds, not 0
+	RequiredRx    time.Duration // shortest time between packets received; 0: the peer shall send none
+	EchoRx        time.Duration // shortest time between received echo packets; 0: echo is not looped back
+	Passive       bool          // send nothing before the peer does
+	Down          bool          // administratively down
 }
 
-// Validate says what is wrong with a session's configuration.
+// Validate returns the first error of a session's configuration.
 func (c Config) Validate() error {
 	switch {
 	case c.Discriminator == 0:
@@ -43,7 +43,7 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Remote is what the other end last said; zero before.
+// Remote holds the peer's last values; zero before its first packet.
 type Remote struct {
 	State         State
 	Diag          Diag
@@ -56,7 +56,7 @@ type Remote struct {
 	Independent   bool
 }
 
-// micros is an interval as on the wire.
+// micros converts an interval for the wire.
 func micros(d time.Duration) uint32 {
 	return uint32(min(max(d.Microseconds(), 0), math.MaxUint32))
 }

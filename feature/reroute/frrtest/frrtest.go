@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package frrtest runs real FRR routers in network namespaces of a test.
+// Package frrtest runs real FRR routers in a test's network namespaces.
 package frrtest
 
 import (
@@ -19,10 +19,10 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// folder is where Debian has FRR's daemons.
+// folder is Debian's directory of FRR's daemons.
 const folder = "/usr/lib/frr"
 
-// Need skips the test where a daemon is not installed.
+// Need skips the test if a daemon is not installed.
 func Need(t testing.TB, daemons ...string) {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -37,16 +37,16 @@ func Need(t testing.TB, daemons ...string) {
 type Router struct {
 	Name string
 	NS   *netns.Handle
-	Home string // where its configuration and sockets are
+	Home string // directory of configurations and sockets
 	t    testing.TB
 	pids map[string]int
 }
 
-// Start starts zebra and the daemons, each with its configuration; they end with the test. All but zebra get the arguments, in
-// which {home} is Router.Home.
+// Start starts zebra and the daemons with their configurations. They end with the test. All but zebra get the
+// arguments, with {home} replaced by Router.Home.
 func Start(t testing.TB, ns *netns.Handle, name string, configs map[string]string, arguments ...string) *Router {
 	t.Helper()
-	// Daemons become user frr, who must reach it; directories of package testing are closed.
+	// Daemons run as user frr and need access; directories of package testing are closed.
 	home, err := os.MkdirTemp("", "weir-frr-")
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func Start(t testing.TB, ns *netns.Handle, name string, configs map[string]strin
 		t.Fatal(err)
 	}
 	r := &Router{Name: name, NS: ns, Home: home, t: t, pids: map[string]int{}}
-	r.write("vtysh.conf", "") // vtysh complains without
+	r.write("vtysh.conf", "") // vtysh complains without it
 	daemons := []string{"zebra"}
 	for d := range configs {
 		if d != "zebra" {
@@ -107,7 +107,7 @@ func (r *Router) start(daemon string, arguments ...string) {
 		}
 	})
 	socket := file(".vty")
-	// It is there when the daemon binds it, a moment before anybody can connect to it.
+	// The socket exists a moment before it accepts connections.
 	nstest.Eventually(r.t, func() error {
 		vty, err := net.Dial("unix", socket)
 		if err != nil {
@@ -117,7 +117,7 @@ func (r *Router) start(daemon string, arguments ...string) {
 	})
 }
 
-// Signal sends a daemon a signal.
+// Signal sends a signal to a daemon.
 func (r *Router) Signal(daemon string, s syscall.Signal) {
 	r.t.Helper()
 	if err := syscall.Kill(r.pids[daemon], s); err != nil {
@@ -125,7 +125,7 @@ func (r *Router) Signal(daemon string, s syscall.Signal) {
 	}
 }
 
-// Vtysh has the router answer commands.
+// Vtysh runs commands on the router and returns the output.
 func (r *Router) Vtysh(commands ...string) string {
 	r.t.Helper()
 	args := []string{"--vty_socket", r.Home, "--config_dir", r.Home}
@@ -139,10 +139,10 @@ func (r *Router) Vtysh(commands ...string) string {
 	return string(out)
 }
 
-// Net is a network of routers that speak both IS-IS and OSPFv3.
+// Net is a network of routers with IS-IS and OSPFv3.
 type Net struct {
 	OnlyISIS bool // no OSPFv3
-	NoLabels bool // no segment routing by MPLS, whose routes some kernels do not take, and so no TI-LFA
+	NoLabels bool // no MPLS segment routing, unsupported by some kernels, and so no TI-LFA
 	t        testing.TB
 	names    []string
 	spaces   map[string]*netns.Handle
@@ -154,10 +154,10 @@ type Net struct {
 type Port struct {
 	Name      string
 	Metric    int
-	Broadcast bool // a LAN for the routing protocols, though only two are on it
+	Broadcast bool // a LAN for the routing protocols, though with two members only
 }
 
-// NewNet makes the namespaces of routers.
+// NewNet creates the namespaces of routers.
 func NewNet(t testing.TB, names ...string) *Net {
 	n := &Net{t: t, names: names, spaces: map[string]*netns.Handle{}, ports: map[string][]Port{}}
 	for i, name := range names {
@@ -179,10 +179,10 @@ func NewNet(t testing.TB, names ...string) *Net {
 	return n
 }
 
-// Loopback is the address of the router with that number, from 0.
+// Loopback returns the address of router number i, from 0.
 func Loopback(i int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf("fd00:ff::%x", i+1)) }
 
-// Cable joins two routers by ports.
+// Cable connects two routers by ports.
 func (n *Net) Cable(a string, pa Port, b string, pb Port) {
 	n.t.Helper()
 	n.subnets++
@@ -221,7 +221,8 @@ func (n *Net) isisd(i int, name string) string {
 			b.WriteString(" isis fast-reroute ti-lfa\n")
 		}
 	}
-	// The name of the router comes last: with it isisd makes its first LSP, and a second one after the interval of that moment.
+	// The router's name comes last: with it isisd generates its first LSP, and a second one after the interval set at
+	// that moment.
 	fmt.Fprintf(&b, `router isis 1
  is-type level-2-only
  metric-style wide

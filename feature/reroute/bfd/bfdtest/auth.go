@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd"
 )
 
-// Auth is the authentication section of keyed SHA1, RFC 5880 4.4.
+// Auth is the authentication section of keyed SHA1, RFC 5880 section 4.4.
 type Auth struct {
 	Type     bfd.AuthType
 	KeyID    uint8
@@ -42,16 +42,16 @@ func parseAuth(b []byte) (*Auth, error) {
 	return &Auth{Type: t, KeyID: b[2], Sequence: binary.BigEndian.Uint32(b[4:]), Digest: [sha1.Size]byte(b[8:])}, nil
 }
 
-// errAuth says that a packet is not from somebody who has the key, or is an old one.
+// errAuth reports a packet without a valid digest, or an old one.
 var errAuth = errors.New("not authentic")
 
-// Seal writes the digest into a packet that Append has written at the beginning of b.
+// Seal writes the digest into a packet written by Append at the beginning of b.
 func Seal(k *bfd.Key, b []byte) {
 	d := digest(k, b)
 	copy(b[digestAt:], d[:])
 }
 
-// digest is the SHA1 of the packet, with the secret in the digest's place.
+// digest is the SHA1 of the packet with the secret in the digest's place.
 func digest(k *bfd.Key, b []byte) [sha1.Size]byte {
 	var whole [headLength + authLength]byte
 	copy(whole[:digestAt], b)
@@ -59,9 +59,8 @@ func digest(k *bfd.Key, b []byte) [sha1.Size]byte {
 	return sha1.Sum(whole[:])
 }
 
-// Check says whether a packet that Parse has read from b is from somebody who has the key, and is not older than what was known:
-// last is the sequence number of the latest authentic packet, known whether there was one. window is three times the
-// detection multiplier (RFC 5880 6.7.4).
+// Check verifies the digest and the sequence number of a packet read from b by Parse. last is the sequence number of
+// the latest authentic packet, if known. window is three times the detection multiplier (RFC 5880 section 6.7.4).
 func Check(k *bfd.Key, b []byte, p *Packet, last uint32, known bool, window uint32) error {
 	a := p.Auth
 	switch {

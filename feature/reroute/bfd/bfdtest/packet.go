@@ -12,28 +12,28 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd"
 )
 
-// Ports of control and echo packets, RFC 5881 4.
+// Ports of control and echo packets, RFC 5881 section 4.
 const (
 	Port     = 3784
 	EchoPort = 3785
 )
 
-// HopLimit of every control packet on one hop, sent and wanted (RFC 5881 5, GTSM).
+// HopLimit is the sent and required hop limit of control packets (RFC 5881 section 5, GTSM).
 const HopLimit = 255
 
-// Packet is a control packet, RFC 5880 4.1. Intervals are whole microseconds, up to 2^32-1 of them.
+// Packet is a control packet, RFC 5880 section 4.1. Intervals are whole microseconds, up to 2^32-1.
 type Packet struct {
 	State       bfd.State
 	Diag        bfd.Diag
 	Poll, Final bool
-	Independent bool // the data path lives on when the control plane restarts
+	Independent bool // the data path survives restarts of the control plane
 	Demand      bool
 	Multiplier  uint8
-	Mine, Yours uint32 // discriminators: of the sender, of the receiver (0 before it is known)
+	Mine, Yours uint32 // discriminators of the sender and the receiver (0 while unknown)
 	DesiredTx   time.Duration
 	RequiredRx  time.Duration
 	EchoRx      time.Duration
-	Auth        *Auth // nil: without
+	Auth        *Auth // nil: without authentication
 }
 
 // Bits of the second octet.
@@ -51,10 +51,10 @@ const (
 	headLength = 24
 )
 
-// errPacket says that a packet is to be discarded; why, is in the error's text (RFC 5880 6.8.6).
+// errPacket reports a packet to be discarded, with the reason in its text (RFC 5880 section 6.8.6).
 var errPacket = errors.New("not a control packet")
 
-// Append writes the packet. The digest of its authentication, if it has one, is zero: Seal makes it.
+// Append writes the packet. The digest of its authentication is zero: Seal writes it.
 func (p *Packet) Append(b []byte) []byte {
 	bits := byte(p.State) << 6
 	for bit, on := range map[byte]bool{pollBit: p.Poll, finalBit: p.Final, independentBit: p.Independent, demandBit: p.Demand, authBit: p.Auth != nil} {
@@ -78,13 +78,13 @@ func (p *Packet) Append(b []byte) []byte {
 	return b
 }
 
-// micros is an interval as on the wire.
+// micros converts an interval for the wire.
 func micros(d time.Duration) uint32 {
 	return uint32(min(max(d.Microseconds(), 0), math.MaxUint32))
 }
 
-// Parse reads a packet, the payload of a UDP datagram, and makes the checks of RFC 5880 6.8.6 that need no session.
-// Authentication is parsed here and checked by Check.
+// Parse reads a packet from a UDP payload and makes the sessionless checks of RFC 5880 section 6.8.6. It parses the
+// authentication; Check verifies it.
 func Parse(b []byte) (p Packet, err error) {
 	fail := func(format string, a ...any) (Packet, error) {
 		return p, fmt.Errorf("%w: "+format, append([]any{errPacket}, a...)...)

@@ -21,7 +21,8 @@ func example() Packet {
 
 func TestPacketOnTheWire(t *testing.T) {
 	p := example()
-	// By RFC 5880 4.1: version 1 and diagnostic 1; state 3, P and C; multiplier; length; discriminators; 10,000, 300,000 and 50,000 µs.
+	// RFC 5880 section 4.1: version 1 and diagnostic 1; state 3, P and C; multiplier; length; discriminators; 10,000,
+	// 300,000 and 50,000 µs.
 	const want = "21" + "e8" + "03" + "18" + "11223344" + "55667788" + "00002710" + "000493e0" + "0000c350"
 	b := p.Append(nil)
 	if got := hex.EncodeToString(b); got != want {
@@ -88,7 +89,7 @@ func TestAuthentication(t *testing.T) {
 				t.Errorf("%s, sequence number 1000 after %d: %v", kind, c.last, err)
 			}
 		}
-		for at := range b { // whatever is changed
+		for at := range b { // any changed byte
 			forged := bytes.Clone(b)
 			forged[at] ^= 0x40
 			if p, err := Parse(forged); err == nil && Check(&k, forged, &p, 999, true, 9) == nil {
@@ -132,7 +133,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// Who may not read the pins reads states and diagnostics as JSON.
+// States and diagnostics survive JSON, used by readers without access to the pins.
 func TestTexts(t *testing.T) {
 	for i := range 32 {
 		was := struct {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bfdtest is the model of BFD that tests compare the programs with: sessions and
-// control packets of RFC 5880 in Go.
+// Package bfdtest is a model of BFD for tests of the programs: sessions and control packets of RFC 5880 in Go.
 package bfdtest
 
 import (
@@ -11,20 +10,21 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd"
 )
 
-// Session is one end's state of a session, RFC 5880 6.8.1. It is not safe for concurrent use.
+// Session is one end of a session, RFC 5880 section 6.8.1. It is not safe for concurrent use.
 type Session struct {
 	c      bfd.Config
 	State  bfd.State
 	Diag   bfd.Diag
 	Remote bfd.Remote
 
-	port            uint16 // of the other end; 0: not known
+	port            uint16 // of the peer; 0: unknown
 	poll, pollAgain bool
-	// What applies until a poll sequence has ended, RFC 5880 6.8.3: not yet slower in sending, not yet less patient.
+	// The values in use until a poll sequence ends, RFC 5880 section 6.8.3: neither slower sending nor a shorter
+	// detection yet.
 	txFloor, rxInUse time.Duration
 }
 
-// New makes a session that is down. The configuration is valid.
+// New returns a session that is down. The configuration must be valid.
 func New(c bfd.Config) *Session {
 	s := &Session{c: c, State: bfd.Down, rxInUse: c.RequiredRx}
 	s.forget()
@@ -32,16 +32,16 @@ func New(c bfd.Config) *Session {
 	return s
 }
 
-// forget is at the beginning, and when nothing has come for the detection time.
+// forget resets the peer's values, at the start and after the detection time without packets.
 func (s *Session) forget() {
 	s.Remote = bfd.Remote{State: bfd.Down, RequiredRx: time.Microsecond}
 	s.port = 0
 }
 
-// Config is what the session was last told.
+// Config returns the current configuration.
 func (s *Session) Config() bfd.Config { return s.c }
 
-// Packet is what is to be sent, once an interval, and at once when it has changed.
+// Packet returns the packet to send, once an interval and at once after a change.
 func (s *Session) Packet() Packet {
 	return Packet{State: s.State, Diag: s.Diag, Poll: s.poll, Multiplier: s.c.Multiplier, Independent: true,
 		Mine: s.c.Discriminator, Yours: s.Remote.Discriminator, DesiredTx: s.desiredTx(), RequiredRx: s.c.RequiredRx, EchoRx: s.c.EchoRx}
@@ -54,8 +54,8 @@ func (s *Session) desiredTx() time.Duration {
 	return s.c.DesiredTx
 }
 
-// Interval is how often to send, of which RFC 5880 6.8.7 wants 75 to 100 % at random (75 to 90 with a multiplier of 1); 0:
-// not at all.
+// Interval returns the transmit interval; 0: no packets. RFC 5880 section 6.8.7 requires a random 75 to 100 % of it
+// (75 to 90 % with a multiplier of 1).
 func (s *Session) Interval() time.Duration {
 	switch {
 	case s.c.Passive && s.Remote.Discriminator == 0,
@@ -70,7 +70,7 @@ func (s *Session) Interval() time.Duration {
 	return max(tx, s.Remote.RequiredRx)
 }
 
-// DetectionTime is how long nothing may come until the other end is taken for dead; 0: nothing is expected.
+// DetectionTime returns the longest accepted silence of the peer; 0: no packets are expected.
 func (s *Session) DetectionTime() time.Duration {
 	if s.State != bfd.Init && s.State != bfd.Up {
 		return 0
@@ -78,8 +78,8 @@ func (s *Session) DetectionTime() time.Duration {
 	return s.Lifetime()
 }
 
-// Lifetime is how long what the other end has said is good, in any state (RFC 5880 6.8.1, bfd.RemoteDiscr); 0: for good, or it
-// has said nothing. Where the session may go down by silence it is the detection time.
+// Lifetime returns how long the peer's values are valid, in any state (RFC 5880 section 6.8.1, bfd.RemoteDiscr); 0:
+// without limit, or there are none. In the states Init and Up it is the detection time.
 func (s *Session) Lifetime() time.Duration {
 	if s.Remote.Discriminator == 0 {
 		return 0
@@ -87,7 +87,7 @@ func (s *Session) Lifetime() time.Duration {
 	return time.Duration(s.Remote.Multiplier) * s.expected()
 }
 
-// expected is how often the other end sends at least; 0: not at all.
+// expected returns the peer's longest time between packets; 0: it sends none.
 func (s *Session) expected() time.Duration {
 	if s.rxInUse == 0 {
 		return 0
@@ -95,14 +95,14 @@ func (s *Session) expected() time.Duration {
 	return max(s.rxInUse, s.Remote.DesiredTx)
 }
 
-// How long another port or discriminator than the other end's is refused while that one is silent: for so long, and so many
-// packets, of a session that is not up.
+// Limits for rejecting another port or discriminator while the peer is silent. holdPackets applies to a session that
+// is not up.
 const (
 	holdUp, holdDown = time.Minute, 3 * time.Second
 	holdPackets      = 3
 )
 
-// Foreign says whether a packet without authentication is from another sender than the other end, silent for so long.
+// Foreign reports whether an unauthenticated packet is from another sender than the peer, silent for the given time.
 func (s *Session) Foreign(port uint16, p Packet, silent time.Duration) bool {
 	if s.Remote.Discriminator == 0 || s.Remote.Discriminator == p.Mine && (s.port == 0 || s.port == port) {
 		return false
@@ -113,7 +113,7 @@ func (s *Session) Foreign(port uint16, p Packet, silent time.Duration) bool {
 	return silent <= min(holdDown, time.Duration(min(s.Remote.Multiplier, holdPackets))*max(s.rxInUse, s.Remote.DesiredTx))
 }
 
-// ReceiveFrom is Receive of a packet from a port.
+// ReceiveFrom is Receive for a packet with a known port.
 func (s *Session) ReceiveFrom(port uint16, p Packet) (final bool, err error) {
 	if final, err = s.Receive(p); err == nil {
 		s.port = port
@@ -121,8 +121,8 @@ func (s *Session) ReceiveFrom(port uint16, p Packet) (final bool, err error) {
 	return final, err
 }
 
-// Receive takes an authentic packet of the other end. It returns whether it is to be answered at once, by Packet with Final in
-// place of Poll.
+// Receive handles an authentic packet of the peer. final requests an immediate answer: Packet with Final in place of
+// Poll.
 func (s *Session) Receive(p Packet) (final bool, err error) {
 	if p.Yours != 0 && p.Yours != s.c.Discriminator {
 		return false, fmt.Errorf("%w: it is for discriminator %d, and this is %d", errPacket, p.Yours, s.c.Discriminator)
@@ -145,15 +145,15 @@ func (s *Session) Receive(p Packet) (final bool, err error) {
 	case s.State == bfd.Down && p.State == bfd.Init, s.State == bfd.Init && p.State >= bfd.Init:
 		s.State = bfd.Up
 		s.Diag = bfd.NoDiag
-		s.startPoll(bfd.SlowTx) // it has sent slowly until here
+		s.startPoll(bfd.SlowTx) // it was sending slowly before
 	case s.State == bfd.Up && p.State == bfd.Down:
 		s.down(bfd.NeighbourDown)
 	}
 	return p.Poll, nil
 }
 
-// Expire is called when nothing has come for the lifetime of what came before. Whoever is there by now, perhaps begun anew, is
-// not who it was: it takes no packets that name another's discriminator, and says nothing by itself if it is passive.
+// Expire handles a silence of Lifetime. A peer now present, perhaps restarted, is another one. It ignores packets
+// with its predecessor's discriminator and, if passive, sends nothing first.
 func (s *Session) Expire() {
 	said := s.Remote
 	s.forget()
@@ -169,7 +169,7 @@ func (s *Session) down(why bfd.Diag) {
 	s.poll, s.pollAgain, s.txFloor, s.rxInUse = false, false, 0, s.c.RequiredRx
 }
 
-// setDown takes the session administratively down, or lets it come up again.
+// setDown takes the session down administratively, or ends that.
 func (s *Session) setDown(down bool) {
 	switch {
 	case down && s.State != bfd.AdminDown:
@@ -182,8 +182,7 @@ func (s *Session) setDown(down bool) {
 	s.c.Down = down
 }
 
-// Set changes intervals, the multiplier and the other properties of a session that goes on. The other end is told by a poll
-// sequence if the session is up.
+// Set changes the properties of a running session. If it is up, a poll sequence tells the peer.
 func (s *Session) Set(c bfd.Config) {
 	old := s.c
 	c.Discriminator = old.Discriminator
@@ -200,7 +199,7 @@ func (s *Session) Set(c bfd.Config) {
 }
 
 func (s *Session) startPoll(txBefore time.Duration) {
-	if s.poll { // its answer may be about what was said before
+	if s.poll { // the answer may be to the earlier values
 		s.pollAgain = true
 		if s.txFloor == 0 || txBefore < s.txFloor {
 			s.txFloor = txBefore
@@ -211,7 +210,7 @@ func (s *Session) startPoll(txBefore time.Duration) {
 }
 
 func (s *Session) endPoll() {
-	if s.pollAgain { // what applies goes on to
+	if s.pollAgain { // poll once more for the later change
 		s.pollAgain = false
 		return
 	}

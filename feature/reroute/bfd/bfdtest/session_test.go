@@ -17,11 +17,11 @@ func config(discriminator uint32) bfd.Config {
 	return bfd.Config{Discriminator: discriminator, Multiplier: 3, DesiredTx: 10 * ms, RequiredRx: 10 * ms}
 }
 
-// pair is two ends of a session under virtual time, and the line between them.
+// pair is the two ends of a session under virtual time, with a line between them.
 type pair struct {
 	t     *testing.T
 	ends  [2]*Session
-	next  [2]time.Duration // when each sends
+	next  [2]time.Duration // next transmission of each end
 	heard [2]time.Duration
 	now   time.Duration
 	drop  func(from int) bool
@@ -33,7 +33,7 @@ func newPair(t *testing.T, a, b bfd.Config) *pair {
 	return &pair{t: t, ends: [2]*Session{New(a), New(b)}, drop: func(int) bool { return false }}
 }
 
-// deliver sends over the wire's own form.
+// deliver sends a packet in wire format.
 func (p *pair) deliver(from int, packet Packet) {
 	if packet.Poll {
 		p.polls++
@@ -47,7 +47,7 @@ func (p *pair) deliver(from int, packet Packet) {
 	}
 	to := 1 - from
 	if mine := p.ends[to].Config().Discriminator; got.Yours != 0 && got.Yours != mine {
-		return // nobody's session: RFC 5880 6.8.6
+		return // nobody's session: RFC 5880 section 6.8.6
 	}
 	before := p.ends[to].State
 	final, err := p.ends[to].Receive(got)
@@ -70,7 +70,7 @@ func (p *pair) note(end int, before bfd.State) {
 	}
 }
 
-// run goes on for so long, in steps of a millisecond.
+// run advances the time by d, in steps of a millisecond.
 func (p *pair) run(d time.Duration) {
 	for end := p.now + d; p.now < end; p.now += ms {
 		for i, s := range p.ends {
@@ -139,7 +139,8 @@ func TestPassiveWaits(t *testing.T) {
 	p.states(bfd.Up, bfd.Up)
 }
 
-// An answer may be to what was said before the last change: until that is answered, too, this end sends as the other may expect it.
+// An answer may be to the values before the last change. Until this is answered too, this end sends as the peer may
+// expect.
 func TestTwoChangesInAPoll(t *testing.T) {
 	p := newPair(t, config(1), config(2))
 	p.run(3 * time.Second)
@@ -162,13 +163,13 @@ func TestTwoChangesInAPoll(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Faster is at once, slower again is not slower than what was said in between.
+	// Faster applies at once. Slower again is bounded by the values announced in between.
 	for _, tx := range []time.Duration{5 * ms, 50 * ms} {
 		c := config(1)
 		c.DesiredTx = tx
 		s.Set(c)
 	}
-	if s.Interval() != 10*ms { // the other asks for no more
+	if s.Interval() != 10*ms { // the peer asks for no more
 		t.Errorf("every %v", s.Interval())
 	}
 	final.RequiredRx = ms
@@ -179,8 +180,8 @@ func TestTwoChangesInAPoll(t *testing.T) {
 	}
 }
 
-// A passive neighbour that begins anew takes no packets to the one before, and says nothing by itself: whoever goes on naming that one's
-// discriminator is not answered (RFC 5880 6.8.1, bfd.RemoteDiscr).
+// A restarted passive neighbour ignores packets with the old discriminator and sends nothing first. So the old
+// discriminator must be forgotten (RFC 5880 section 6.8.1, bfd.RemoteDiscr).
 func TestPassiveBeginsAnew(t *testing.T) {
 	passive := config(2)
 	passive.Passive = true
@@ -207,7 +208,7 @@ func TestPassiveBeginsAnew(t *testing.T) {
 	}
 }
 
-// RFC 5880 6.8.3: whoever slows down does so only once the other end knows, and whoever gets less patient, too.
+// RFC 5880 section 6.8.3: slower sending and a shorter detection time apply only after the peer knows.
 func TestIntervalsChangeAfterAPoll(t *testing.T) {
 	p := newPair(t, config(1), config(2))
 	p.run(3 * time.Second)
@@ -220,7 +221,7 @@ func TestIntervalsChangeAfterAPoll(t *testing.T) {
 	}
 	p.drop = func(int) bool { return false }
 	p.run(20 * ms)
-	if s := p.ends[0]; s.Interval() != 50*ms || s.DetectionTime() != 30*ms || s.poll { // the other sends every 10 ms still
+	if s := p.ends[0]; s.Interval() != 50*ms || s.DetectionTime() != 30*ms || s.poll { // the peer still sends every 10 ms
 		t.Errorf("after it: sends every %v, waits %v, polls %v", s.Interval(), s.DetectionTime(), s.poll)
 	}
 	if s := p.ends[1]; s.DetectionTime() != 150*ms {
@@ -263,7 +264,7 @@ func TestReceiveErrors(t *testing.T) {
 	}
 }
 
-// Whatever is lost, and however the ends are changed meanwhile: once nothing is lost, they come up and agree about their timers.
+// After random losses and changes, both ends come up and agree on their timers once nothing is lost.
 func TestRandomLoss(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 7))

@@ -18,46 +18,46 @@ import (
 	"github.com/weir-project/weir/internal/accept"
 )
 
-// Engine runs sessions. Its methods are called one at a time, and should not wait: bfdd stands still while it asks for counters.
+// Engine runs sessions. Calls are serialized. They should not block, because bfdd waits while it asks for counters.
 // They must not call Tell, which waits for them.
 type Engine interface {
-	// Add starts a session, or changes one that runs: the discriminator says which. What has become of it, Tell says. It may be
-	// called twice with the same.
+	// Add starts a session, or changes the running one with the same discriminator. Tell reports its state later.
+	// Equal calls may repeat.
 	Add(Session, Owner) error
 	// Delete ends a session.
 	Delete(discriminator uint32)
-	// Lost ends a session whose connection has ended: bfdd may hand it over again.
+	// Lost ends a session after the end of its connection. bfdd may hand it over again.
 	Lost(discriminator uint32)
-	// Counters of a session.
+	// Counters returns the counters of a session.
 	Counters(discriminator uint32) Counters
 }
 
-// Owner is the connection that bfdd handed a session over by, for a client that goes on with it: see Adopt.
+// Owner identifies the connection of a session, for a later Adopt.
 type Owner struct {
-	Connection uint64 // its socket's cookie (SO_COOKIE, socket(7))
-	Version    byte   // of the protocol, as bfdd speaks it there
+	Connection uint64 // cookie of its socket (SO_COOKIE, socket(7))
+	Version    byte   // of the protocol on the connection
 }
 
-// Keep holds connections with sessions for a client that comes after this one, in another process: bfdd does not see that.
+// Keep holds connections with sessions for a client in a later process. bfdd does not notice the change.
 type Keep interface {
 	Put(connection uint64, fd int) error
 	Remove(connection uint64)
 }
 
-// Client is connected to a bfdd that listens (--dplaneaddr unix:PATH, or ipv4:ADDRESS:PORT), as often as it takes: bfdd tells
-// a connection of all of its sessions at once, and those that do not fit into 8 KiB, 58 of them, are not told and not run by
-// bfdd either. It does tell the next connection, of which there is always one to spare.
+// Client connects to a listening bfdd (--dplaneaddr unix:PATH, or ipv4:ADDRESS:PORT). bfdd sends all of its sessions
+// to a new connection at once. Sessions beyond 8 KiB, 58 of them, are neither sent nor run by bfdd. It sends them to
+// the next connection, so the client always keeps a spare one.
 type Client struct {
 	network, address string
 	engine           Engine
 	log              feature.Logger
-	keep             Keep // nil: nobody keeps connections
+	keep             Keep // nil: connections are not kept
 	adopted          []*conn
 
-	mu    sync.Mutex // of the engine, too; before conn.wmu
+	mu    sync.Mutex // also serializes the engine; locked before conn.wmu
 	owner map[uint32]*conn
 	conns map[*conn]bool
-	kept  []uint64 // connections that are kept, of a client that has ended
+	kept  []uint64 // cookies of kept connections, after Run
 }
 
 type conn struct {
@@ -73,20 +73,19 @@ type conn struct {
 
 // Times of connections.
 const (
-	burst      = 100 * time.Millisecond // of silence, after which bfdd has told a connection all that it will
-	renewal    = 2 * time.Second        // of the spare connection: it is told of what found no room meanwhile
+	burst      = 100 * time.Millisecond // silence after which bfdd has sent all it will
+	renewal    = 2 * time.Second        // of the spare connection, to receive sessions without room before
 	redial     = time.Second
 	writeLimit = 5 * time.Second
 )
 
-// New makes a client; network is unix or tcp. Without keep connections end with the client.
+// New returns a client. network is unix or tcp. Without keep, connections end with the client.
 func New(network, address string, e Engine, keep Keep, log feature.Logger) *Client {
 	return &Client{network: network, address: address, engine: e, keep: keep, log: log, owner: map[uint32]*conn{}, conns: map[*conn]bool{}}
 }
 
-// Adopt goes on with connections of a client before this one, which Keep kept, and with the sessions that came by them: owners
-// says which, as Engine.Add was told. Sessions of connections that are not there any more are deleted. It is for before Run. It
-// closes the files.
+// Adopt takes over the connections kept by an earlier client, with their sessions. owners holds the owners passed to
+// Engine.Add. Sessions of missing connections are deleted. Call it before Run. It closes the files.
 func (c *Client) Adopt(files []*os.File, owners map[uint32]Owner) {
 	byCookie := map[uint64]*conn{}
 	for _, f := range files {
@@ -119,8 +118,8 @@ func (c *Client) Adopt(files []*os.File, owners map[uint32]Owner) {
 	}
 }
 
-// Run keeps connections until ctx is done. Sessions of a connection that bfdd closes are deleted: bfdd has them down until there
-// is another data plane. When ctx is done, so are those of connections that nobody keeps.
+// Run keeps connections until ctx is done. If bfdd closes a connection, its sessions are deleted and bfdd has them
+// down until the next data plane. At the end, sessions of connections not kept are deleted.
 func (c *Client) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var readers sync.WaitGroup
@@ -130,7 +129,7 @@ func (c *Client) Run(ctx context.Context) error {
 	for _, n := range c.adopted {
 		readers.Go(func() { n.serve(ctx, make(chan struct{}, 1)) })
 	}
-	connected, tried := false, false // the first success and the first failure are told
+	connected, tried := false, false // for logging the first success and the first failure
 	for ; ; tried = true {
 		spare, err := c.dial(ctx)
 		if ctx.Err() != nil {
@@ -159,7 +158,7 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 }
 
-// Abandon has connections kept no longer, after Run: bfdd has their sessions down then.
+// Abandon gives up kept connections after Run. bfdd then has their sessions down.
 func (c *Client) Abandon() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -169,7 +168,7 @@ func (c *Client) Abandon() {
 	c.kept = nil
 }
 
-// mind returns when another connection is wanted; false: ctx is done.
+// mind returns true when another connection is needed, or false when ctx is done.
 func (c *Client) mind(ctx context.Context, spare *conn, told, ended <-chan struct{}) bool {
 	select {
 	case <-told:
@@ -231,10 +230,10 @@ func (c *Client) dial(ctx context.Context) (*conn, error) {
 	return out, nil
 }
 
-// frrUser is the user of bfdd, unless FRR was built for another one.
+// frrUser is bfdd's user unless FRR was built for another one.
 const frrUser = "frr"
 
-// check checks the user who answers: bfdd's address is free for anybody before bfdd starts and when it restarts.
+// check verifies the server's user, because anybody can use bfdd's address before its start and during a restart.
 func (c *Client) check(ctx context.Context, n net.Conn) error {
 	if tcp, ok := n.(*net.TCPConn); ok {
 		return accept.CheckTCPServer(ctx, tcp, frrUser)
@@ -242,7 +241,7 @@ func (c *Client) check(ctx context.Context, n net.Conn) error {
 	return accept.CheckServer(n, c.address, "", frrUser)
 }
 
-// newConn closes the socket where it fails.
+// newConn closes the socket on an error.
 func (c *Client) newConn(socket net.Conn) (*conn, error) {
 	n := &conn{Conn: socket, c: c, sessions: map[uint32]bool{}}
 	err := n.incoming.of(socket)
@@ -267,8 +266,8 @@ func (c *Client) closeAll() {
 	}
 }
 
-// serve reads until the connection ends. told gets a word with each session. A message is taken from the socket when it has been
-// dealt with: whoever goes on with the connection does not begin in the midst of one.
+// serve reads until the connection ends, and signals told with each session. It consumes a message only after
+// handling it, so a later process never starts within a message.
 func (n *conn) serve(ctx context.Context, told chan<- struct{}) {
 	var err error
 	for err == nil {
@@ -291,7 +290,7 @@ func (n *conn) serve(ctx context.Context, told chan<- struct{}) {
 	case ctx.Err() != nil && n.kept:
 		n.c.kept = append(n.c.kept, n.cookie)
 		return
-	case errors.Is(err, net.ErrClosed): // by us
+	case errors.Is(err, net.ErrClosed): // closed by this client
 	case len(n.sessions) > 0:
 		n.c.log.Warn("bfdd has closed the connection: its sessions are down", "sessions", len(n.sessions), "err", err)
 	case !errors.Is(err, io.EOF):
@@ -306,7 +305,7 @@ func (n *conn) serve(ctx context.Context, told chan<- struct{}) {
 	}
 }
 
-// keepOpen has the connection kept, from its first session on.
+// keepOpen stores the connection from its first session on.
 func (n *conn) keepOpen() {
 	if n.kept || n.c.keep == nil {
 		return
@@ -371,7 +370,7 @@ func (n *conn) send(kind, id uint16, body []byte) error {
 	return err
 }
 
-// Tell has bfdd know what a session has become. A session that bfdd has deleted is not told of.
+// Tell sends the state of a session to bfdd. It skips sessions deleted by bfdd.
 func (c *Client) Tell(change Change) {
 	c.mu.Lock()
 	n := c.owner[change.Discriminator]
@@ -380,6 +379,6 @@ func (c *Client) Tell(change Change) {
 		return
 	}
 	if err := n.send(stateChange, 0, change.append(nil)); err != nil {
-		n.Close() // it begins anew
+		n.Close() // Run connects again
 	}
 }

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// recorder is an engine whose sessions are up as soon as they are there.
+// recorder is an engine with sessions up at once.
 type recorder struct {
 	mu       sync.Mutex
 	client   *Client
@@ -70,7 +70,7 @@ func (r *recorder) all() map[netip.Addr]Session {
 	return out
 }
 
-// frr is a real bfdd, and the zebra from which it knows the devices.
+// frr is a real bfdd, with the zebra telling it the devices.
 type frr struct {
 	t          *testing.T
 	dir        string
@@ -133,7 +133,7 @@ func kill(c *exec.Cmd) {
 
 func (f *frr) there(file string) {
 	f.t.Helper()
-	// It is there a moment before anybody can connect to it.
+	// The file exists a moment before it accepts connections.
 	eventually(f.t, file+" of FRR's is there", func() bool {
 		c, err := net.Dial("unix", filepath.Join(f.dir, file))
 		if err == nil {
@@ -169,7 +169,7 @@ func (f *frr) vtysh(commands ...string) string {
 	return string(out)
 }
 
-// shown is what bfdd shows of its peers, by address.
+// shown is bfdd's output about its peers, by address.
 type shown struct {
 	Peer     netip.Addr
 	Status   string
@@ -201,8 +201,8 @@ func (f *frr) up() (n int) {
 	return n
 }
 
-// All of two hundred sessions that a real bfdd has, of which it tells a connection 58 and forgets the others; what becomes of them on
-// its operator's commands; and all of them again when bfdd was killed.
+// All of a real bfdd's two hundred sessions arrive, though it sends a connection 58 and forgets the others. They
+// follow its operator's commands, and arrive again after bfdd was killed.
 func TestWithBFDD(t *testing.T) {
 	const sessions = 200
 	var peers strings.Builder

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Whoever reaches the socket for bfdd says what it likes.
+// Anybody with access to bfdd's socket can send any message.
 func FuzzMessages(f *testing.F) {
 	f.Add(appendMessage(nil, 1, addSession, 1, make([]byte, 132)))
 	f.Add([]byte{1, 0, 0, 0, 0, 0, 0, 0})

@@ -14,8 +14,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// Any user can listen at bfdd's address before bfdd does. Nothing is taken from that user: not at a TCP address of this host, nor at a
-// Unix socket in the user's reach.
+// Any user can listen at bfdd's address before bfdd does. The client accepts nothing from them, neither at a TCP
+// address of this host nor at a reachable Unix socket.
 func TestImpostor(t *testing.T) {
 	nstest.NeedRoot(t)
 	for network, address := range map[string]string{"tcp": "127.0.0.1:0", "unix": fmt.Sprintf("@weir-dplane-%d", os.Getpid())} {
@@ -32,7 +32,7 @@ func TestImpostor(t *testing.T) {
 			defer l.Close()
 			go func() {
 				nstest.AsUser(t, 65534, func() error {
-					_, err := l.Accept() // left open
+					_, err := l.Accept() // stays open
 					accepted <- err
 					return nil
 				})

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// incoming is what comes by a stream socket, looked at before it is taken.
+// incoming reads a stream socket and allows a look at messages before they are consumed.
 type incoming struct {
 	raw    syscall.RawConn
 	buffer [maxLength]byte
@@ -28,19 +28,20 @@ func (in *incoming) of(socket any) (err error) {
 	return err
 }
 
-// control calls f with the descriptor, which is not to be kept.
+// control calls f with the descriptor. f must not keep it.
 func (in *incoming) control(f func(fd int) error) error {
 	var err error
 	return errors.Join(in.raw.Control(func(fd uintptr) { err = f(int(fd)) }), err)
 }
 
-// How long the rest of a message may be missing, and between two looks: what is there already does not wake who waits for more.
+// Time for the rest of a message, and the pause between two reads. Polling is needed, because data already present
+// does not wake a reader waiting for more.
 const (
 	restLimit = 10 * time.Second
 	restNap   = 5 * time.Millisecond
 )
 
-// next waits for a message, and says how long it is in the socket, where it stays.
+// next waits for a message and returns it with its length. The message stays in the socket.
 func (in *incoming) next() (m message, length int, err error) {
 	for end := time.Now().Add(restLimit); ; time.Sleep(restNap) {
 		n, err := in.receive(in.buffer[:], unix.MSG_PEEK)
@@ -60,7 +61,7 @@ func (in *incoming) next() (m message, length int, err error) {
 	}
 }
 
-// consume takes so many bytes, which next has seen, from the socket.
+// consume removes length bytes, seen by next, from the socket.
 func (in *incoming) consume(length int) error {
 	for length > 0 {
 		n, err := in.receive(in.buffer[:length], 0)
@@ -72,7 +73,7 @@ func (in *incoming) consume(length int) error {
 	return nil
 }
 
-// receive waits until something is there; io.EOF: nothing will be.
+// receive waits for data. It returns io.EOF at the end of the stream.
 func (in *incoming) receive(b []byte, flags int) (n int, err error) {
 	cerr := in.raw.Read(func(fd uintptr) bool {
 		for {

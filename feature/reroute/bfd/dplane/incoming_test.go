@@ -32,8 +32,8 @@ func (h *holder) Remove(cookie uint64) {
 	delete(h.files, cookie)
 }
 
-// A client that ends in the midst of a message leaves it whole to the next one, with the connection's sessions; what no bfdd can be
-// made to do at a given moment is done by hand.
+// A client ending within a message leaves the whole message to the next one, with the connection's sessions. A real
+// bfdd cannot be made to do this at a given moment, so the test writes the messages.
 func TestAdopt(t *testing.T) {
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "dplane"))
 	if err != nil {
@@ -85,7 +85,7 @@ func TestAdopt(t *testing.T) {
 	session[41], session[45] = 1, 1   // intervals
 	session[60], session[67] = 255, 1 // hop limit, device
 	add := appendMessage(nil, 1, addSession, 0, session)
-	write(add[:5]) // less than a head
+	write(add[:5]) // less than a header
 	time.Sleep(20 * time.Millisecond)
 	write(add[5:50])
 	time.Sleep(20 * time.Millisecond)
@@ -110,7 +110,7 @@ func TestAdopt(t *testing.T) {
 		}
 		files = append(files, os.NewFile(uintptr(fd), "inherited"))
 	}
-	r.owners[43] = Owner{Connection: 1} // of a connection that is not there any more
+	r.owners[43] = Owner{Connection: 1} // of a missing connection
 	next.Adopt(files, r.owners)
 	if r.deleted != 1 {
 		t.Errorf("%d sessions deleted, want that without a connection", r.deleted)

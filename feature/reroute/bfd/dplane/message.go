@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dplane has FRR's bfdd hand its sessions over: bfdd speaks to the protocols and to its operator, and whoever is
-// connected by this package runs the sessions on the wire. The protocol is that of FRR's bfdd/bfddp_packet.h, versions 1 and 2.
+// Package dplane takes over sessions of FRR's bfdd. bfdd talks to the routing protocols and its operator; the
+// connected client runs the sessions on the wire. The protocol is FRR's bfdd/bfddp_packet.h, versions 1 and 2.
 package dplane
 
 import (
@@ -40,38 +40,38 @@ const (
 
 const (
 	headLength    = 8
-	sessionLength = 132 // of version 1; version 2 appends what weir does not need
-	changeLength  = 28  // of which the last byte is padding
+	sessionLength = 132 // of version 1; version 2 appends fields weir does not use
+	changeLength  = 28  // the last byte is padding
 	maxLength     = 4096
 )
 
-// errProtocol says that bfdd does not speak as expected.
+// errProtocol reports unexpected data from bfdd.
 var errProtocol = errors.New("bfdd's data-plane protocol")
 
-// Session is what bfdd wants a session to be.
+// Session is a session as requested by bfdd.
 type Session struct {
 	Config      bfd.Config
 	Local, Peer netip.Addr // Local may be unspecified: then the device's
-	Device      string     // empty where bfdd does not know it yet: that of the local address
+	Device      string     // empty if bfdd does not know it yet: then the local address's
 	Ifindex     int
 	Multihop    bool
-	HopLimit    uint8 // the least that a packet may come with
+	HopLimit    uint8 // lowest accepted hop limit
 	Echo        bool
 	EchoTx      time.Duration
-	Hold        time.Duration // before the session begins
+	Hold        time.Duration // delay before the session starts
 }
 
-// Change is what bfdd is told of a session.
+// Change is the state of a session for bfdd.
 type Change struct {
 	Discriminator uint32
 	State         bfd.State // of this end
 	Remote        bfd.Remote
 }
 
-// Counters of a session: packets and bytes of UDP payload.
+// Counters are the counters of a session: packets, and bytes of UDP payload.
 type Counters struct{ In, InBytes, Out, OutBytes, EchoIn, EchoInBytes, EchoOut, EchoOutBytes uint64 }
 
-// message is one as it comes.
+// message is a received message.
 type message struct {
 	version byte
 	kind    uint16
@@ -99,7 +99,7 @@ func read(r io.Reader) (m message, err error) {
 	return m, nil
 }
 
-// appendMessage writes a message of the version that bfdd has.
+// appendMessage writes a message in bfdd's version.
 func appendMessage(b []byte, version byte, kind, id uint16, body []byte) []byte {
 	b = append(b, version, 0)
 	b = binary.BigEndian.AppendUint16(b, kind)
@@ -156,7 +156,7 @@ func (c Change) append(b []byte) []byte {
 
 func (n Counters) append(b []byte, discriminator uint32) []byte {
 	b = binary.BigEndian.AppendUint32(b, discriminator)
-	b = append(b, 0, 0, 0, 0) // the compiler's: what follows is aligned
+	b = append(b, 0, 0, 0, 0) // alignment padding of the C struct
 	for _, v := range []uint64{n.InBytes, n.In, n.OutBytes, n.Out, n.EchoInBytes, n.EchoIn, n.EchoOutBytes, n.EchoOut} {
 		b = binary.BigEndian.AppendUint64(b, v)
 	}

@@ -12,13 +12,13 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// hook is a place for a program at a device.
+// hook is an attachment of a program at a device.
 type hook struct {
 	at      kernel.TCX
 	program string
 }
 
-// keeper is who holds links: pins, or this process.
+// keeper stores links: in pins, or in this process.
 type keeper interface {
 	names() ([]string, error)
 	attached(name string, at kernel.Attachment) bool
@@ -57,7 +57,8 @@ func (p pinned) attached(name string, at kernel.Attachment) bool {
 	return at.Verify(ln) == nil
 }
 
-// attach has programs where they are wanted, and nowhere else; with anew those that are attached, too, are this weir's then.
+// attach attaches the wanted programs and detaches all others. With anew it also replaces the attached ones by this
+// weir's.
 func (e *Engine) attach(l *kernel.WriteLock, want map[string]hook, anew bool) error {
 	var k keeper = e.unpinned
 	if e.unpinned == nil {
@@ -102,7 +103,7 @@ func (e *Engine) attach(l *kernel.WriteLock, want map[string]hook, anew bool) er
 	for name, h := range want {
 		if h.program != bpf.BfdProgBfdTick {
 			if _, err := net.InterfaceByIndex(h.at.Ifindex); err != nil {
-				continue // it is gone: its sessions wait
+				continue // the device is gone: its sessions wait
 			}
 		}
 		ln, err := h.at.Attach(programs.Programs[h.program])

@@ -11,8 +11,8 @@ import (
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
-// Programs read what user space writes while it does. A session that is to go down says so before its generation does: who saw that
-// first would go by it, and not look again.
+// Programs read setups while user space writes them. The shutdown must be written before the generation. A program
+// seeing the new generation first would not read again.
 func TestDownInTwoSteps(t *testing.T) {
 	b := newBench(t)
 	s := &Session{Config: bfd.Config{Discriminator: 0x01020304, Multiplier: 3, DesiredTx: time.Second, RequiredRx: time.Second},

@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// forwards has the daemon's host forward, or not.
+// forwards sets forwarding on the daemon's host.
 func (s *side) forwards(on string) {
 	s.Helper()
 	err := s.there.Do(func() error {
@@ -35,7 +35,7 @@ func (s *side) forwards(on string) {
 	}
 }
 
-// bad says what the link's word says of the probe.
+// bad reports the probe byte of the link state.
 func (s *side) bad() bool {
 	s.Helper()
 	var w links.State
@@ -45,8 +45,8 @@ func (s *side) bad() bool {
 	return w.Reasons()&links.Probe != 0
 }
 
-// Echo comes back by the neighbour's forwarding, whatever its bfdd does; a link that does not bring it back is not used, though control
-// packets pass.
+// Echo returns by the neighbour's forwarding, independent of its bfdd. A link without returning echo is not used,
+// even if control packets pass.
 func TestEchoWithBFDD(t *testing.T) {
 	frrtest.Need(t, "bfdd")
 	for name, addr := range map[string][2]string{"IPv4": {"10.9.0.1", "10.9.0.2"}, "IPv6": {"fd09::1", "fd09::2"}} {
@@ -75,7 +75,7 @@ func TestEchoWithBFDD(t *testing.T) {
 			if e := s.status(x).Echo; e.Interval != 20*time.Millisecond || e.RTT <= 0 || e.RTT > time.Second || e.Failed || e.Refused != 0 {
 				t.Errorf("%+v", e)
 			}
-			// bfdd is missed after five seconds: on a host that stands still as long they may be over too soon.
+			// bfdd is down after five seconds. If this host stalls for as long, the time may be over too soon.
 			for tries := 1; ; tries++ {
 				before := returned()
 				frr.Signal("bfdd", syscall.SIGSTOP)
@@ -113,14 +113,14 @@ func TestEchoWithBFDD(t *testing.T) {
 			more("echo comes back before forwarding ends")
 			s.forwards("0")
 			nstest.Until(s, "echo fails", func() bool { return s.status(x).Echo.Failed && s.bad() })
-			s.up(true, x) // by its control packets
+			s.up(true, x) // up by control packets
 			s.agree(x)
 			if !s.bad() || !s.status(x).Echo.Failed {
 				t.Errorf("the link is good: %+v", s.status(x))
 			}
 			s.forwards("1")
 			nstest.Until(s, "the link is good again", func() bool { return !s.bad() && !s.status(x).Echo.Failed })
-			// What nobody wants any more is not sent, and says nothing.
+			// An unwanted echo function stops and has no effect.
 			x.Echo = 0
 			s.put(x)
 			if e := s.status(x).Echo; e != (Echo{}) {
@@ -130,7 +130,8 @@ func TestEchoWithBFDD(t *testing.T) {
 	}
 }
 
-// A neighbour's echo goes back by this host's own forwarding, past the programs: bfdd's, of which it counts as many as it sends.
+// Echo packets of a neighbour return by this host's forwarding and bypass the programs. bfdd counts as many returned
+// as sent.
 func TestEchoOfBFDD(t *testing.T) {
 	frrtest.Need(t, "bfdd")
 	s := newSide(t)
@@ -163,9 +164,9 @@ func TestEchoOfBFDD(t *testing.T) {
 	})
 }
 
-// Of what comes to the echo port only what is awaited counts, and what is not ours goes on.
+// On the echo port only awaited packets count; foreign packets pass.
 func TestEchoRefused(t *testing.T) {
-	const pass, taken, shift = -1, 2, 34 + 8 // TC_ACT_UNSPEC, TC_ACT_SHOT, where the packet begins
+	const pass, taken, shift = -1, 2, 34 + 8 // TC_ACT_UNSPEC, TC_ACT_SHOT, offset of the packet
 	b := newBench(t)
 	s := &Session{Config: bfd.Config{Discriminator: 0x01020304, Multiplier: 3, DesiredTx: 10 * time.Millisecond, RequiredRx: 10 * time.Millisecond},
 		Local: local4, Peer: peer4, Ifindex: b.index, SourcePort: 50000, Echo: 5 * time.Millisecond}
@@ -174,7 +175,7 @@ func TestEchoRefused(t *testing.T) {
 	}
 	p := bfdtest.Packet{State: bfd.Init, Multiplier: 3, Mine: 5, Yours: s.Discriminator, DesiredTx: 10 * time.Millisecond, RequiredRx: 10 * time.Millisecond,
 		EchoRx: time.Millisecond, Final: true}
-	// step is a tick, in which the neighbour is heard; returned is the echo that was sent, if one was.
+	// step is a tick with a packet from the neighbour. It returns the echo packet sent, if any.
 	step := func() (echo []byte) {
 		b.now += 5 * time.Millisecond
 		b.at(0)
@@ -232,7 +233,7 @@ func TestEchoRefused(t *testing.T) {
 			t.Errorf("%s: %+v", name, e)
 		}
 	}
-	// What never came back judges nothing.
+	// Echo packets that never returned cause no verdict.
 	for range 10 {
 		echo = step()
 	}
@@ -242,7 +243,8 @@ func TestEchoRefused(t *testing.T) {
 	if v := back(func([]byte) {}); v != taken || state().Echo.Returned != 1 {
 		t.Fatalf("%d, %+v", v, state())
 	}
-	// What came back does: as many as the multiplier, and not sooner, and not as long as this host may be to blame.
+	// After the first return they do: after multiplier losses and not sooner, and not while this host may be the
+	// cause.
 	for n := 1; n <= 3; n++ {
 		step()
 		if st := state(); st.State != bfd.Up {

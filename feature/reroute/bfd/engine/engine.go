@@ -14,15 +14,16 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// tables are the maps of a network namespace's sessions. A place is a session's index in them.
+// tables are the maps of a network namespace's sessions. A place is the index of a session.
 type tables struct {
 	setups, states, hops, echoes, mine, peers, clock *ebpf.Map
 }
 
-// errTaken says that there is another session of the same discriminator, or with the same neighbour on the same device.
+// errTaken reports a second session with one discriminator, or with one neighbour on one device.
 var errTaken = errors.New("there is such a session already")
 
-// put makes a session at a place that is free, or changes what is there: generation is not that of any session before it.
+// put creates a session at a free place, or changes the one there. generation must differ from every earlier
+// session's.
 func (t tables) put(place uint32, s *Session, generation uint32) error {
 	var old bpf.BfdBfdSetup
 	if err := t.setups.Lookup(place, &old); err != nil {
@@ -33,7 +34,8 @@ func (t tables) put(place uint32, s *Session, generation uint32) error {
 		return fmt.Errorf("place %d has the session with discriminator %d: delete it first", place, old.Mine)
 	}
 	if old.Generation == 0 {
-		// By chance, or packets of an earlier session would be good for this one: RFC 5880, 6.8.1, bfd.XmitAuthSeq.
+		// Random, so packets of an earlier session are not valid for this one: RFC 5880 section 6.8.1,
+		// bfd.XmitAuthSeq.
 		begin := bpf.BfdBfdState{SentSequence: rand.Uint32()}
 		if s.LinkDown {
 			begin.WasUp = hasBeenUp
@@ -52,19 +54,20 @@ func (t tables) put(place uint32, s *Session, generation uint32) error {
 			return err
 		}
 	}
-	// What is written is not read as a whole: first all of it, which the programs do not go by before the generation says so.
+	// The programs do not read the setup atomically. So write all fields with the old generation first, then the new
+	// generation.
 	first := r
 	first.Generation = old.Generation
 	return errors.Join(t.setups.Put(place, first), t.setups.Put(place, r), t.reach())
 }
 
-// down takes the session at a place down, administratively.
+// down takes a session down administratively.
 func (t tables) down(place uint32) error {
 	var c bpf.BfdBfdSetup
 	if err := t.setups.Lookup(place, &c); err != nil {
 		return fmt.Errorf("reading the session at place %d: %w", place, err)
 	}
-	// As in put: a program that saw the generation alone would not look again.
+	// As in put: a program seeing the new generation first would not read again.
 	c.Down = 1
 	if err := t.setups.Put(place, c); err != nil {
 		return err
@@ -74,7 +77,7 @@ func (t tables) down(place uint32) error {
 	return t.setups.Put(place, c)
 }
 
-// enter has packets find the session.
+// enter makes the session findable for packets.
 func (t tables) enter(place uint32, r *bpf.BfdBfdSetup) error {
 	from := bpf.BfdBfdFrom{Ifindex: r.Ifindex, Peer: r.Peer}
 	for m, key := range map[*ebpf.Map]any{t.mine: r.Mine, t.peers: from} {
@@ -86,7 +89,7 @@ func (t tables) enter(place uint32, r *bpf.BfdBfdSetup) error {
 	return errors.Join(t.mine.Put(r.Mine, place), t.peers.Put(from, place))
 }
 
-// remove ends a session without a word to the other end: shut it down before.
+// remove removes a session without telling the peer. Call down before to tell it.
 func (t tables) remove(place uint32) error {
 	var c bpf.BfdBfdSetup
 	if err := t.setups.Lookup(place, &c); err != nil || c.Generation == 0 {
@@ -101,7 +104,7 @@ func (t tables) remove(place uint32) error {
 	return errors.Join(err, t.reach())
 }
 
-// reach has ticks look as far as there are sessions.
+// reach sets the number of places to visit in a tick.
 func (t tables) reach() error {
 	var clock bpf.BfdBfdClockwork
 	var c bpf.BfdBfdSetup
@@ -120,7 +123,7 @@ func (t tables) reach() error {
 	return t.clock.Put(uint32(0), clock)
 }
 
-// tick says how often there are ticks, at least.
+// tick records the longest time between ticks.
 func (t tables) tick(tick time.Duration) error {
 	var clock bpf.BfdBfdClockwork
 	if err := t.clock.Lookup(uint32(0), &clock); err != nil || clock.Tick == micros(tick) {

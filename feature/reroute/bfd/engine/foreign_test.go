@@ -15,7 +15,7 @@ const (
 	foreignPort   = neighbourPort + 1234
 )
 
-// hearFrom has a packet of somebody at the neighbour's address come in.
+// hearFrom receives a packet from the neighbour's address with any port.
 func (x *pace) hearFrom(port uint16, p bfdtest.Packet) {
 	x.t.Helper()
 	x.receive(fromPort(frame(x.s.Peer, x.s.Local, bfdtest.HopLimit, p.Append(nil)), port))
@@ -30,7 +30,7 @@ func (x *pace) look() Status {
 	return st
 }
 
-// newNeighbour has a session up whose neighbour sends every 100 ms, and is taken for dead after 300 ms.
+// newNeighbour returns a session that is up. Its neighbour sends every 100 ms; the detection time is 300 ms.
 func newNeighbour(t *testing.T) *pace {
 	t.Helper()
 	x := newPace(t, 100*time.Millisecond, 3)
@@ -42,8 +42,8 @@ func newNeighbour(t *testing.T) *pace {
 	return x
 }
 
-// Packets of other users of the neighbour's host change nothing: they come from another port (RFC 5881 section 4), or do not
-// know the neighbour's discriminator.
+// Packets of other users of the neighbour's host have no effect. They have another port (RFC 5881 section 4) or do
+// not know the neighbour's discriminator.
 func TestForeignPacketsOfSessionUp(t *testing.T) {
 	for name, c := range map[string]struct {
 		port    uint16
@@ -78,7 +78,7 @@ func TestForeignPacketsOfSessionUp(t *testing.T) {
 	}
 }
 
-// Foreign packets keep no neighbour alive that is silent. After the detection time a neighbour that has begun anew is taken.
+// Foreign packets keep no silent neighbour alive. After the detection time a restarted neighbour is accepted.
 func TestNeighbourBeginsAnew(t *testing.T) {
 	x := newNeighbour(t)
 	anew := x.p
@@ -111,8 +111,8 @@ func TestNeighbourBeginsAnew(t *testing.T) {
 	}
 }
 
-// A session that its neighbour has taken down does not take the word of another sender, either: shut down on purpose, it
-// would judge its link no more. After three packets that did not come a new neighbour is taken, however high the multiplier is.
+// A session taken down by its neighbour accepts no other sender either. A forged shutdown would end its verdict on
+// the link. After three missing packets a new neighbour is accepted, however high the multiplier.
 func TestForeignPacketsOfSessionDown(t *testing.T) {
 	x := newNeighbour(t)
 	x.p.State, x.p.Diag, x.p.DesiredTx, x.p.Multiplier = bfd.Down, bfd.TimeExpired, bfd.SlowTx, 125
@@ -136,7 +136,7 @@ func TestForeignPacketsOfSessionDown(t *testing.T) {
 	}
 }
 
-// Who speaks in a neighbour's place, and says the longest intervals, holds it up no longer than a minute.
+// A forged neighbour with the longest intervals delays the real one by a minute at most.
 func TestForeignPacketsFirst(t *testing.T) {
 	for state, hold := range map[bfd.State]time.Duration{bfd.Down: 3 * time.Second, bfd.Up: time.Minute} {
 		t.Run(state.String(), func(t *testing.T) {
@@ -159,7 +159,7 @@ func TestForeignPacketsFirst(t *testing.T) {
 	}
 }
 
-// With a key the digest says who sends: a neighbour that begins anew is taken at once.
+// With a key the digest identifies the sender: a restarted neighbour is accepted at once.
 func TestKeyedNeighbourHasAnyPort(t *testing.T) {
 	x := newNeighbour(t)
 	x.s.Key = &bfd.Key{Type: bfd.KeyedSHA1, ID: 7, Secret: []byte("something secret")}

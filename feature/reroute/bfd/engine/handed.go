@@ -20,23 +20,24 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Keep holds links for a process that comes after this one, while none is there.
+// Keep holds links between this process and the next one.
 type Keep interface {
 	Put(link string, fd int) error
 	Remove(link string)
 }
 
-// Handed is what an engine of sessions that bfdd hands over is made of.
+// Handed configures an engine for sessions handed over by bfdd.
 type Handed struct {
-	Text  []byte              // JSON, says whose sessions they are: an engine of another's is not gone on with
-	Links map[string]*os.File // by name: what Keep held; OpenHanded closes them
+	Text  []byte              // JSON, identifies the owner of the sessions; an engine with another text is not adopted
+	Links map[string]*os.File // links held by Keep, by name; OpenHanded closes the files
 	Keep  Keep                // nil: links end with the process
 }
 
-// OpenHanded is an engine of sessions that are a process's: bfdd hands them over to it, and is to know at once when nobody runs them
-// any more. So their maps are pinned, to be read, and their links are not. When the process ends, however it does, the sessions end
-// with it, without a word to the other ends, unless Keep holds the links: then they go on, and the next process does with them, if
-// the engine says Adopted. A stopped process's go on, too.
+// OpenHanded opens an engine for sessions owned by a process. bfdd hands them over, and must notice at once when
+// nobody runs them. So their maps are pinned for readers, but their links are not.
+//
+// When the process ends, for any reason, the sessions end without telling the peers. With Keep they continue, and the
+// next process takes them over if Adopted returns true. The sessions of a stopped process continue too.
 func OpenHanded(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick time.Duration, h Handed) (*Engine, error) {
 	l, err := root.Lock(ctx)
 	if err != nil {
@@ -61,7 +62,7 @@ func OpenHanded(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick t
 		}
 	}
 	if err != nil {
-		if ctx.Err() == nil { // whoever tries again begins anew: what was kept would run beside that
+		if ctx.Err() == nil { // the next try starts anew, and kept links would run beside it
 			e.unpinned.forgetAll()
 			for name := range h.Links {
 				e.unpinned.forget(name)
@@ -72,11 +73,11 @@ func OpenHanded(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick t
 	return e, nil
 }
 
-// Adopted says that the sessions are those of the process before.
+// Adopted reports whether the sessions come from the previous process.
 func (e *Engine) Adopted() bool { return e.adopted }
 
-// adopt opens what the process before has left, if that is to be gone on with; no maps: it is not, and is taken away. other says that its
-// programs are another weir's.
+// adopt opens the state left by the previous process if it is usable. Otherwise it removes it and returns no maps.
+// other reports programs of another weir version.
 func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map, other bool, err error) {
 	defer closeFiles(h.Links)
 	m, err := l.Meta(e.instance)
@@ -86,10 +87,10 @@ func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map,
 		}
 	}
 	if err != nil || string(m.Config) != string(h.Text) || len(h.Links) == 0 {
-		for name := range h.Links { // of such as have no pins, too: somebody has removed them meanwhile
+		for name := range h.Links { // also links without pins: the pins were removed meanwhile
 			e.unpinned.forget(name)
 		}
-		return nil, false, errors.Join(e.orphanPinned(l), l.Remove(e.instance)) // also what cannot be read: it is this process's to make
+		return nil, false, errors.Join(e.orphanPinned(l), l.Remove(e.instance)) // also unreadable instances, because this process owns the name
 	}
 	o, err := l.Open(e.instance)
 	if err != nil {
@@ -103,7 +104,7 @@ func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map,
 	}
 	for name, f := range h.Links {
 		ln, err := kernel.LinkFrom(f)
-		if err != nil { // attached anew, then
+		if err != nil { // attached again later
 			e.unpinned.forget(name)
 			continue
 		}
@@ -132,11 +133,11 @@ func (e *Engine) publishHanded(l *kernel.WriteLock, text []byte) (map[string]*eb
 	return out, e.publishWith(l, text, out)
 }
 
-// orphanPinned orphans the links that sessions judged whose process has ended.
+// orphanPinned orphans the links judged by sessions of an ended process.
 func (e *Engine) orphanPinned(l *kernel.WriteLock) error {
 	o, err := l.Open(e.instance)
 	if err != nil {
-		return nil // there is nothing to be read
+		return nil // nothing readable
 	}
 	defer o.Close()
 	of := Engine{maps: o.Maps, tables: newTables(o.Maps)}
@@ -147,7 +148,7 @@ func (e *Engine) orphanPinned(l *kernel.WriteLock) error {
 	})
 }
 
-// Abandon ends the sessions for good: nothing of them is kept or pinned any more. The engine is to be closed.
+// Abandon ends the sessions for good and removes all kept links and pins. The caller then closes the engine.
 func (e *Engine) Abandon(ctx context.Context) error {
 	all, err := e.Sessions()
 	if err == nil {
@@ -163,27 +164,27 @@ func (e *Engine) Abandon(ctx context.Context) error {
 	}
 	defer l.Unlock()
 	if e.current() != nil {
-		return err // it is somebody else's
+		return err // the instance belongs to another engine
 	}
 	return errors.Join(err, l.Remove(e.instance))
 }
 
-// Owner is by whom bfdd handed a session over. No program reads it.
+// Owner identifies the bfdd connection of a session. No program reads it.
 type Owner struct {
 	Connection uint64 // cookie of its socket
-	Version    byte   // of the protocol there
-	Device     string // by its name
+	Version    byte   // of the protocol on it
+	Device     string // device name
 }
 
-// ownersPin is the name of the map: discriminator → Owner, as connection (8 bytes, native byte order), version (1), 7 of nothing,
-// device (16, zeroes behind it).
+// Map of owners: discriminator → connection (8 bytes, native byte order), version (1), padding (7), device (16,
+// zero-padded).
 const (
 	ownersPin  = "owners"
 	ownerSize  = 32
 	deviceSize = 16 // IFNAMSIZ
 )
 
-// SetOwner notes a session's owner; Delete forgets it.
+// SetOwner records a session's owner. Delete removes it.
 func (e *Engine) SetOwner(discriminator uint32, o Owner) error {
 	v := make([]byte, ownerSize)
 	binary.NativeEndian.PutUint64(v, o.Connection)
@@ -202,10 +203,10 @@ func (e *Engine) disown(discriminator uint32) error {
 	return nil
 }
 
-// Owners are those of all sessions, by discriminator.
+// Owners returns the owners of all sessions by discriminator.
 func (e *Engine) Owners() (map[uint32]Owner, error) { return readOwners(e.owners) }
 
-// Owners reads them from the pins.
+// Owners reads the owners from the pins.
 func (p Published) Owners(r *kernel.Root) (map[uint32]Owner, error) {
 	o, err := r.Open(p.Instance(), ownersPin)
 	if err != nil {
@@ -229,7 +230,7 @@ func readOwners(m *ebpf.Map) (map[uint32]Owner, error) {
 	return out, nil
 }
 
-// unpinnedLinks are links that this process holds, and perhaps somebody for the next one.
+// unpinnedLinks are links held by this process, and by keep for the next one.
 type unpinnedLinks struct {
 	keep  Keep
 	links map[string]kernel.Link

@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// holder keeps links as systemd does, in this process.
+// holder keeps links in this process, as systemd does.
 type holder map[string]*os.File
 
 func (h holder) Put(link string, fd int) error {
@@ -36,7 +36,7 @@ func (h holder) Remove(link string) {
 	}
 }
 
-// given are duplicates, as the next process gets them.
+// given returns duplicates of the files, as the next process gets them.
 func (h holder) given(t *testing.T) map[string]*os.File {
 	out := map[string]*os.File{}
 	for name, f := range h {
@@ -49,8 +49,8 @@ func (h holder) given(t *testing.T) map[string]*os.File {
 	return out
 }
 
-// Sessions whose links somebody keeps go on without a process, and with the next one, also where that is another weir, whose
-// programs take the place of those that run. Nobody goes on with what is another bfdd's, or kept by nobody.
+// Sessions with kept links continue without a process and with the next one. The next one may be another weir
+// version, with new programs. The state of another bfdd, or with nothing kept, is not adopted.
 func TestHanded(t *testing.T) {
 	s := newSide(t)
 	kept := holder{}
@@ -83,7 +83,7 @@ func TestHanded(t *testing.T) {
 	up := func(e *Engine, what string) {
 		t.Helper()
 		nstest.Until(s, what, func() bool {
-			if err := errors.Join(e.Recover(t.Context()), far.Recover(t.Context())); err != nil { // they look for neighbours, too
+			if err := errors.Join(e.Recover(t.Context()), far.Recover(t.Context())); err != nil { // Recover also resolves neighbours
 				t.Fatal(err)
 			}
 			e.mu.Lock()
@@ -196,7 +196,7 @@ func TestHanded(t *testing.T) {
 		}
 		return nil
 	})
-	// Who could not go on with what is kept leaves nothing of it.
+	// A failed adoption leaves nothing behind.
 	e = open("one", kept, nil)
 	handOver(e)
 	e.Close()
@@ -214,7 +214,7 @@ func TestHanded(t *testing.T) {
 	}
 }
 
-// exchanged has an instance's programs be another weir's.
+// exchanged marks an instance's programs as another weir version's.
 func (s *side) exchanged(i kernel.Instance) {
 	s.Helper()
 	s.republished(i, func(m *kernel.Meta, _ map[string]*ebpf.Map) { m.Object[0]++ })
@@ -239,13 +239,13 @@ func (s *side) republished(i kernel.Instance, change func(*kernel.Meta, map[stri
 	}
 }
 
-// broken takes a map from an instance.
+// broken removes a map from an instance.
 func (s *side) broken(i kernel.Instance) {
 	s.Helper()
 	s.republished(i, func(_ *kernel.Meta, maps map[string]*ebpf.Map) { delete(maps, "clock") })
 }
 
-// programs are those that links run.
+// programs returns the programs of the links.
 func (s *side) programs(t *testing.T, kept holder) map[string]uint32 {
 	t.Helper()
 	out := map[string]uint32{}

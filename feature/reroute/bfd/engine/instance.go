@@ -25,7 +25,7 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// abi is the version of the layout of the maps: bfd.h.
+// abi is the layout version of the maps: bfd.h.
 const abi = 1
 
 // Instances of a network namespace.
@@ -34,7 +34,7 @@ const (
 	handedName   = "@bfdd" // see OpenHanded
 )
 
-// storeFor has the instances of one of these names. Their spec is the text of the caller's.
+// storeFor returns the store of instances with a name. Their spec is the caller's text.
 func storeFor(name string) instances.Store[json.RawMessage] {
 	return instances.Store[json.RawMessage]{Feature: liveness.Name, ABI: abi, Object: bpf.Object, Is: func(n string) bool { return n == name }}
 }
@@ -45,30 +45,30 @@ func (e *Engine) store() instances.Store[json.RawMessage] { return storeFor(e.in
 
 func netnsScope(ns *netns.Handle) string { return kernel.ScopeOf(ns) }
 
-// Pins of the instance. Maps are the whole truth: which sessions there are, and what has become of them.
+// Links of the instance. The pinned maps hold the complete state of all sessions.
 const (
 	linkTick    = "tick_"
 	linkReceive = "receive_"
 	linkLeave   = "leave_"
 )
 
-// pins are maps by the names of their pins.
+// pins maps the names of pins to maps.
 var pins = map[string]string{
 	"setups": bpf.BfdMapBfdSetups, "states": bpf.BfdMapBfdStates, "mine": bpf.BfdMapBfdMine, "peers": bpf.BfdMapBfdPeers, "hops": bpf.BfdMapBfdHops, "echoes": bpf.BfdMapBfdEchoes,
 	"clock": bpf.BfdMapBfdClock, "events": bpf.BfdMapBfdEvents, links.MapName: bpf.BfdMapRerouteLinks,
 }
 
-// Needs of the engine, beside those of liveness, with whose tick source it beats.
+// Needs lists the kernel features for the engine, including liveness' tick source.
 func Needs() []kernel.Need {
 	first := kernel.TCXLink
 	first.Optional, first.For = false, "BFD sessions run by the kernel"
 	return append(liveness.Needs(liveness.Config{Tick: time.Millisecond}), first)
 }
 
-// Engine runs the sessions of a network namespace. The kernel goes on with them when it is closed, and when its process ends,
-// unless their links are held by processes alone (OpenHanded).
+// Engine runs the sessions of a network namespace. After Close, and after the end of its process, the kernel
+// continues with them, except for links held by processes only (OpenHanded).
 type Engine struct {
-	mu       sync.Mutex // before the lock of the pins; behind it only for an engine that no other goroutine has, as by OpenWith
+	mu       sync.Mutex // locked before the pins' lock; after it only in an engine private to one goroutine, as by OpenWith
 	root     *kernel.Root
 	ns       *netns.Handle
 	instance kernel.Instance
@@ -76,14 +76,14 @@ type Engine struct {
 	maps     map[string]*ebpf.Map
 	stalls   *ebpf.Map
 	tick     time.Duration
-	unpinned *unpinnedLinks    // links that are not pinned; nil: they are
-	orphans  map[int]time.Time // links whose sessions were lost, by ifindex, and since when
+	unpinned *unpinnedLinks    // unpinned links; nil: links are pinned
+	orphans  map[int]time.Time // links of lost sessions: ifindex to time of the loss
 	owners   *ebpf.Map         // of OpenHanded
 	adopted  bool
 }
 
-// Open has the sessions of a network namespace beat with a tick source of at least so short a tick; there may be sessions already.
-// It takes the lock for a moment.
+// Open opens the engine of a network namespace, with existing sessions or none. Ticks come at least once per tick. It
+// takes the lock for a moment.
 func Open(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick time.Duration) (*Engine, error) {
 	l, err := root.Lock(ctx)
 	if err != nil {
@@ -93,8 +93,8 @@ func Open(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick time.Du
 	return OpenWith(ctx, l, ns, tick)
 }
 
-// OpenThere is Open of sessions that are published. It makes nothing, and returns [kernel.ErrNotExist] where BFD was removed: also while
-// it waited for the lock.
+// OpenThere is Open for published sessions only. It creates nothing, and returns [kernel.ErrNotExist] if BFD was
+// removed, even while it waited for the lock.
 func OpenThere(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick time.Duration) (*Engine, error) {
 	l, err := root.Lock(ctx)
 	if err != nil {
@@ -133,14 +133,14 @@ func newTables(m map[string]*ebpf.Map) tables {
 	return tables{setups: m["setups"], states: m["states"], mine: m["mine"], peers: m["peers"], hops: m["hops"], echoes: m["echoes"], clock: m["clock"]}
 }
 
-// SetTick has [Engine.Recover] see to a tick source of at least so short a tick from now on.
+// SetTick sets the longest time between ticks for later calls of [Engine.Recover].
 func (e *Engine) SetTick(tick time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.tick = tick
 }
 
-// Close closes what is open here.
+// Close closes the engine's files. The sessions continue.
 func (e *Engine) Close() {
 	if e.unpinned != nil {
 		e.unpinned.close()
@@ -153,7 +153,7 @@ func (e *Engine) Close() {
 	}
 }
 
-// publish makes the instance if it is not there. Returned are its maps, to be closed.
+// publish creates the instance if it is missing. The caller closes the returned maps.
 func (e *Engine) publish(l *kernel.WriteLock) (out map[string]*ebpf.Map, err error) {
 	o, err := l.Open(e.instance)
 	if err == nil {
@@ -175,7 +175,8 @@ func (e *Engine) publishWith(l *kernel.WriteLock, text json.RawMessage, maps map
 	return e.store().Publish(l, e.instance, instances.Form[json.RawMessage]{Spec: text, Netns: e.ns, Pins: kernel.Pins{Maps: maps}})
 }
 
-// newMaps makes the maps, by the names of their pins, but that of the links, if another instance of the namespace has it.
+// newMaps creates the maps by the names of their pins. The map of link states is shared with another instance of the
+// namespace if there is one.
 func (e *Engine) newMaps(l *kernel.WriteLock) (map[string]*ebpf.Map, error) {
 	out := map[string]*ebpf.Map{}
 	shared, err := links.Shared(l, e.instance)
@@ -202,18 +203,18 @@ func (e *Engine) newMaps(l *kernel.WriteLock) (map[string]*ebpf.Map, error) {
 	return out, nil
 }
 
-// Record keeps a JSON text with the sessions, for whoever says which there are; All returns it.
+// Record stores the caller's JSON text with the sessions; All returns it.
 func (e *Engine) Record(l *kernel.WriteLock, text []byte) error {
 	return e.store().Respec(l, e.instance, text, e.maps)
 }
 
-// upgrade puts this weir's programs in place of another's.
+// upgrade replaces the programs of another weir version.
 func (e *Engine) upgrade(ctx context.Context, l *kernel.WriteLock) error {
 	return e.store().Upgrade(l, e.instance, func() error { return e.reconcile(ctx, l, true) }, e.maps)
 }
 
-// reconcile attaches what is missing: to the loops, and to the devices of sessions. With anew programs are attached in place of those
-// that are.
+// reconcile attaches missing programs to the loops and to the devices of sessions. With anew it replaces the attached
+// ones too.
 func (e *Engine) reconcile(ctx context.Context, l *kernel.WriteLock, anew bool) error {
 	loops, err := liveness.OpenLoops(ctx, l, e.ns, e.tick)
 	if err != nil {
@@ -223,7 +224,7 @@ func (e *Engine) reconcile(ctx context.Context, l *kernel.WriteLock, anew bool) 
 		e.stalls.Close()
 	}
 	e.stalls = loops.Stalls
-	// Not the tick that this process knows of: another has perhaps asked for a shorter one since.
+	// Use the actual tick: another process may have requested a shorter one.
 	if err := e.tables.tick(loops.Tick); err != nil {
 		return fmt.Errorf("writing BFD's clock: %w", err)
 	}
@@ -244,7 +245,7 @@ func (e *Engine) reconcile(ctx context.Context, l *kernel.WriteLock, anew bool) 
 	return e.ns.Do(func() error { return e.attach(l, want, anew) })
 }
 
-// each goes through the sessions.
+// each yields all sessions.
 func (e *Engine) each(yield func(place uint32, c *bpf.BfdBfdSetup)) error {
 	var c bpf.BfdBfdSetup
 	for place := range uint32(maxSessions) {
@@ -258,12 +259,13 @@ func (e *Engine) each(yield func(place uint32, c *bpf.BfdBfdSetup)) error {
 	return nil
 }
 
-// Put starts sessions, or changes those of the same discriminators, intervals, multiplier and such only.
+// Put starts sessions, or changes sessions with the same discriminators. Only intervals, multiplier and similar
+// properties can change.
 func (e *Engine) Put(ctx context.Context, sessions ...Session) error {
 	return e.put(func() error { return e.recover(ctx) }, sessions)
 }
 
-// PutWith is Put under the caller's lock, of an engine that nobody else uses.
+// PutWith is Put under the caller's lock, for an engine without other users.
 func (e *Engine) PutWith(ctx context.Context, l *kernel.WriteLock, sessions ...Session) error {
 	return e.put(func() error { return e.reconcile(ctx, l, false) }, sessions)
 }
@@ -285,14 +287,14 @@ func (e *Engine) put(mend func() error, sessions []Session) error {
 	if err != nil {
 		return err
 	}
-	generation = max(generation, uint32(time.Now().Unix())) // also not one of a session that was there before
+	generation = max(generation, uint32(time.Now().Unix())) // different from the sessions of a removed instance too
 	missing := false
 	for i := range sessions {
 		s := &sessions[i]
 		if s.SourcePort == 0 {
 			s.SourcePort = ofSession[s.Discriminator]
 		}
-		for s.SourcePort == 0 { // by chance: who cannot see packets is not to know it
+		for s.SourcePort == 0 { // random, so hosts unable to see packets cannot know it
 			if port := bfd.FirstSourcePort + uint16(rand.IntN(1<<16-bfd.FirstSourcePort)); !ports[port] {
 				s.SourcePort = port
 			}
@@ -336,7 +338,7 @@ func (e *Engine) put(mend func() error, sessions []Session) error {
 	return e.resolve()
 }
 
-// Recover attaches what is missing: loops and devices may have come anew.
+// Recover attaches missing programs after loops or devices were recreated.
 func (e *Engine) Recover(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -355,10 +357,11 @@ func (e *Engine) recover(ctx context.Context) error {
 	return e.reconcile(ctx, l, false)
 }
 
-// errReplaced says that BFD of the namespace was taken away, and perhaps made anew: what this engine writes nobody reads.
+// errReplaced reports the removal, and perhaps re-creation, of the namespace's BFD. This engine's maps have no
+// readers any more.
 var errReplaced = errors.New("BFD of this network namespace was removed meanwhile")
 
-// current is nil while this engine's maps are those that are pinned.
+// current returns nil while this engine's maps are pinned.
 func (e *Engine) current() error {
 	o, err := e.root.Open(e.instance, "setups")
 	if errors.Is(err, kernel.ErrNotExist) {
@@ -382,7 +385,7 @@ func (e *Engine) current() error {
 	return nil
 }
 
-// Remove takes BFD of all namespaces away. The other ends take the links for dead, unless the sessions were taken down before.
+// Remove removes the BFD of all namespaces. Peers detect a failure unless the sessions were taken down before.
 func Remove(l *kernel.WriteLock) error {
 	all, err := l.Instances(liveness.Name)
 	for _, i := range all {

@@ -26,13 +26,13 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// side is a namespace whose sessions the kernel runs, at the other end of a cable from a daemon's.
+// side is a namespace with sessions in the kernel, at the other end of a cable to a daemon.
 type side struct {
 	testing.TB
 	here, there *netns.Handle
 	root        *kernel.Root
 	e           *Engine
-	stop        func() // who looks after it
+	stop        func() // stops Run
 	index       int
 }
 
@@ -73,14 +73,14 @@ func newSide(t testing.TB) *side {
 	return s
 }
 
-// Sessions with daemons, which stand still for seconds where the machine is busy: what comes up is to stay up.
+// Times of sessions with daemons. Daemons stall for seconds on a busy machine, so the detection time is long.
 const (
 	every = 40 * time.Millisecond
 	times = 125
 	tick  = 2500 * time.Microsecond
 )
 
-// session is one with the daemon.
+// session returns a session with the daemon.
 func (s *side) session(n int, local, peer string) Session {
 	return Session{Config: bfd.Config{Discriminator: uint32(0x77000000 + n), Multiplier: times, DesiredTx: every, RequiredRx: every},
 		Local: netip.MustParseAddr(local), Peer: netip.MustParseAddr(peer), Ifindex: s.index, SourcePort: uint16(bfd.FirstSourcePort + n)}
@@ -102,7 +102,7 @@ func (s *side) status(of Session) Status {
 	return st
 }
 
-// up waits until all sessions are, or are not.
+// up waits until all sessions are up, or none is.
 func (s *side) up(want bool, all ...Session) {
 	s.Helper()
 	for _, x := range all {
@@ -110,8 +110,8 @@ func (s *side) up(want bool, all ...Session) {
 	}
 }
 
-// agree waits until both ends go by the intervals of sessions that are up. Until then the daemon's is a second (RFC 5880,
-// 6.8.3), and 125 of them pass before it is taken for silent.
+// agree waits until both ends use the intervals of an up session. Before, the daemon's interval is a second (RFC 5880
+// section 6.8.3), and it is detected as silent only after 125 of them.
 func (s *side) agree(all ...Session) {
 	s.Helper()
 	for _, x := range all {
@@ -122,7 +122,7 @@ func (s *side) agree(all ...Session) {
 	}
 }
 
-// cut has the daemon's side lose all that comes in.
+// cut drops all packets arriving at the daemon's side.
 func (s *side) cut() link.Link {
 	s.Helper()
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL",
@@ -140,11 +140,11 @@ func (s *side) cut() link.Link {
 	if err != nil {
 		s.Fatal(err)
 	}
-	s.Cleanup(func() { l.Close() }) // and it stays that long: a link that nobody holds goes with the next garbage collection
+	s.Cleanup(func() { l.Close() }) // also keeps the link referenced: without a reference it would end with the next garbage collection
 	return l
 }
 
-// ran is how long the engine has run: what it missed while this machine stood still, it does not send afterwards.
+// ran returns the engine's running time. It sends nothing for the time this machine stalled.
 func (s *side) ran() (d time.Duration) {
 	s.Helper()
 	st, err := liveness.ReadState(s.Context(), s.root)
@@ -157,14 +157,14 @@ func (s *side) ran() (d time.Duration) {
 	return d
 }
 
-// sends says whether sessions send as they should for two seconds; they must in the last try.
+// sends reports whether sessions send at the right rate for two seconds. The last try must succeed.
 func (s *side) sends(last bool, all ...Session) bool {
 	s.Helper()
 	right := true
-	// What was sent by a moment is read between two looks at the clock.
+	// The counters at a moment are read between two readings of the clock.
 	type look struct {
 		before, after time.Time
-		ran           time.Duration // the engine, but for when this machine stood still
+		ran           time.Duration // the engine's running time, without stalls
 		Status
 	}
 	at := func(x Session) look {
@@ -193,7 +193,7 @@ func (s *side) sends(last bool, all ...Session) bool {
 	return right || last
 }
 
-// talk has sessions with a daemon come up, stay up, go down when the daemon hears nothing any more, and come up again.
+// talk brings sessions with a daemon up, keeps them up, cuts the daemon off, and brings them up again.
 func (s *side) talk(all ...Session) {
 	s.Helper()
 	s.put(all...)
@@ -203,7 +203,7 @@ func (s *side) talk(all ...Session) {
 	for i, x := range all {
 		before[i] = s.status(x)
 	}
-	for tries := 1; !s.sends(tries == 5, all...); tries++ { // a machine that stands still sends nothing, but not all the time
+	for tries := 1; !s.sends(tries == 5, all...); tries++ { // a stalled machine sends nothing, but not in every try
 	}
 	for i, x := range all {
 		st := s.status(x)
@@ -226,7 +226,7 @@ func (s *side) talk(all ...Session) {
 	s.agree(all...)
 }
 
-// With a real bfdd, over IPv4 and IPv6.
+// Sessions with a real bfdd, over IPv4 and IPv6.
 func TestWithBFDD(t *testing.T) {
 	frrtest.Need(t, "bfdd")
 	s := newSide(t)
@@ -246,7 +246,7 @@ func TestWithBFDD(t *testing.T) {
 	s.talk(four, six)
 	peers := func() string { return strings.ReplaceAll(r.Vtysh("show bfd peers json"), " ", "") }
 	nstest.Until(s, "bfdd shows both up", func() bool { return strings.Count(peers(), `"status":"up"`) == 2 })
-	// An end that goes slower is agreed upon with it by a poll sequence, and it stays up.
+	// A slower end agrees by a poll sequence and stays up.
 	four.DesiredTx, four.RequiredRx = 70*time.Millisecond, 50*time.Millisecond
 	downs := s.status(four).Downs
 	s.put(four)
@@ -257,11 +257,11 @@ func TestWithBFDD(t *testing.T) {
 	if st := s.status(four); st.Downs != downs {
 		t.Errorf("down %d times on the way", st.Downs-downs)
 	}
-	// And one that is shut down says so.
+	// A shutdown is announced.
 	six.Down = true
 	s.put(six)
 	nstest.Until(s, "bfdd sees that it is shut down", func() bool { return strings.Contains(peers(), "neighborsignaledsessiondown") })
-	// The kernel goes on without the process that asked for it.
+	// The kernel continues without the process.
 	s.stop()
 	s.e.Close()
 	time.Sleep(500 * time.Millisecond)
@@ -275,7 +275,7 @@ func TestWithBFDD(t *testing.T) {
 	}
 }
 
-// With a real BIRD, by itself and with authentication.
+// Sessions with a real BIRD, without and with authentication.
 func TestWithBIRD(t *testing.T) {
 	bird, err := exec.LookPath("bird")
 	if err != nil {
@@ -326,13 +326,13 @@ func TestWithBIRD(t *testing.T) {
 	}
 }
 
-// TestRestartOfKeyedBIRD kills a neighbor and starts it again: its new sequence numbers are believed after twice the
-// detection time of the session, not of a session that begins (RFC 5880 section 6.8.1).
+// TestRestartOfKeyedBIRD kills a neighbor and starts it again. Its new sequence numbers are accepted after twice the
+// detection time of the old session, not of the new one (RFC 5880 section 6.8.1).
 func TestRestartOfKeyedBIRD(t *testing.T) {
 	restartBIRD(t, `authentication keyed sha1; password "a secret" { id 9; };`, &bfd.Key{Type: bfd.KeyedSHA1, ID: 9, Secret: []byte("a secret")})
 }
 
-// Without a key the new BIRD's port is believed after the detection time.
+// Without a key the new BIRD's port is accepted after the detection time.
 func TestRestartOfBIRD(t *testing.T) { restartBIRD(t, "", nil) }
 
 func restartBIRD(t *testing.T, authentication string, key *bfd.Key) {
@@ -376,7 +376,7 @@ func restartBIRD(t *testing.T, authentication string, key *bfd.Key) {
 		cmd = start()
 		s.up(false, x)
 		s.up(true, x)
-		// A second of silence, and what BIRD takes to begin: it sends once a second.
+		// A second of silence plus BIRD's start: it sends once a second.
 		if took := time.Since(ended); took > 6*time.Second {
 			t.Errorf("%v: up %v after the neighbor ended, %d packets refused", sig, took, s.status(x).NotAuthentic-refused)
 		} else {
@@ -385,8 +385,8 @@ func restartBIRD(t *testing.T, authentication string, key *bfd.Key) {
 	}
 }
 
-// TestRestartOfBFDD kills bfdd and starts it again: the new one has another discriminator, and the port of the one before
-// or another one. Without a key it is believed after the detection time.
+// TestRestartOfBFDD kills bfdd and starts it again. The new one has another discriminator, and the old port or
+// another one. Without a key it is accepted after the detection time.
 func TestRestartOfBFDD(t *testing.T) {
 	frrtest.Need(t, "bfdd")
 	s := newSide(t)
@@ -414,7 +414,7 @@ func TestRestartOfBFDD(t *testing.T) {
 		s.up(true, x)
 		after := s.status(x)
 		t.Logf("%v: up %v after bfdd ended, %d packets refused", sig, time.Since(ended), after.NotAuthentic-before.NotAuthentic)
-		// Its first packets come once a second; after a farewell three of them may be refused.
+		// Its first packets come once a second. After a farewell up to three of them may be rejected.
 		if took := time.Since(ended); took > 10*time.Second || after.Remote.Discriminator == before.Remote.Discriminator {
 			t.Errorf("%v: up %v after bfdd ended, by %+v", sig, took, after.Remote)
 		}

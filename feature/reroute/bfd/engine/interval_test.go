@@ -11,14 +11,14 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/bfdtest"
 )
 
-// pace is a session that is up, and ticks.
+// pace is a session that is up, with ticks by the test.
 type pace struct {
 	*bench
 	p bfdtest.Packet // the neighbour's
 	s *Session
 }
 
-// newPace has a session come up, whose neighbour asks for a packet once an interval.
+// newPace brings a session up. The neighbour asks for one packet per interval.
 func newPace(t *testing.T, interval time.Duration, multiplier uint8) *pace {
 	t.Helper()
 	return newPaceOf(t, local4, peer4, interval, multiplier)
@@ -45,13 +45,13 @@ func newPaceOf(t *testing.T, local, peer netip.Addr, interval time.Duration, mul
 	return x
 }
 
-// hear has a packet of the neighbour's come in.
+// hear receives a packet of the neighbour.
 func (x *pace) hear() {
 	x.t.Helper()
 	x.receive(frame(x.s.Peer, x.s.Local, bfdtest.HopLimit, x.p.Append(nil)))
 }
 
-// beat ticks after a while, and returns what was sent.
+// beat ticks after a delay and returns the packets sent.
 func (x *pace) beat(after time.Duration) (out []bfdtest.Packet) {
 	x.t.Helper()
 	x.now += after
@@ -71,7 +71,7 @@ func (x *pace) beat(after time.Duration) (out []bfdtest.Packet) {
 	return out
 }
 
-// A poll is answered at once, and that is all: no other packet is sent sooner for it (RFC 5880, 6.8.7).
+// A poll is answered at once, and no other packet is sent earlier because of it (RFC 5880 section 6.8.7).
 func TestAnswersAreExtra(t *testing.T) {
 	const interval, step, length = 100 * time.Millisecond, 5 * time.Millisecond, 5 * time.Second
 	x := newPace(t, interval, 3)
@@ -98,8 +98,8 @@ func TestAnswersAreExtra(t *testing.T) {
 	}
 }
 
-// A neighbour that asks for packets more often gets them from then on, whatever it had asked for before, and if that was none
-// (RFC 5880, 6.8.3).
+// A neighbour asking for a shorter interval gets it at once, even after asking for no packets (RFC 5880 section
+// 6.8.3).
 func TestShorterAtOnce(t *testing.T) {
 	x := newPace(t, 10*time.Second, 3)
 	for x.beat(10*time.Millisecond) == nil {
@@ -131,7 +131,7 @@ func TestShorterAtOnce(t *testing.T) {
 	if got := x.beat(10 * time.Millisecond); len(got) != 1 {
 		t.Errorf("%d packets are sent at once", len(got))
 	}
-	x.p.RequiredRx = 0 // it wants none, and when the next is to leave long is known
+	x.p.RequiredRx = 0 // it wants none, long after the next packet was scheduled
 	x.hear()
 	x.beat(time.Second)
 	x.p.RequiredRx = 20 * time.Second
@@ -141,14 +141,14 @@ func TestShorterAtOnce(t *testing.T) {
 	}
 }
 
-// Between two packets are 75 to 100 % of the interval, and no more than 90 where the other end waits for one alone (RFC 5880, 6.8.7),
-// though they leave at ticks; by chance, as far as these let it.
+// Packets are 75 to 100 % of the interval apart, or up to 90 % with a multiplier of 1 (RFC 5880 section 6.8.7),
+// though they leave at ticks. Within these limits the gap is random.
 func TestJitter(t *testing.T) {
 	const interval = 80 * time.Millisecond
 	for name, c := range map[string]struct {
 		multiplier         uint8
 		tick               time.Duration
-		most, below, above time.Duration // some are below and above
+		most, below, above time.Duration // some are below and some above
 	}{
 		"many ticks":           {3, interval / 80, interval, interval * 80 / 100, interval * 95 / 100},
 		"ten an interval":      {3, interval / 10, interval, interval * 85 / 100, interval * 85 / 100},
@@ -164,7 +164,7 @@ func TestJitter(t *testing.T) {
 			}
 			for len(x.beat(c.tick)) == 0 {
 			}
-			x.beat(interval) // what was due before ticks were known
+			x.beat(interval) // packets due before the tick was known
 			last, below, above := time.Duration(0), 0, 0
 			for n := 0; n < 200; {
 				if len(x.beat(c.tick)) == 0 {

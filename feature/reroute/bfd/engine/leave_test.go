@@ -23,7 +23,7 @@ import (
 
 const nobody = 65534
 
-// datagram sends one as a user of a namespace does who has no rights: by a UDP socket, with hop limit 255.
+// datagram sends a datagram as an unprivileged user does: by a UDP socket, with hop limit 255.
 func datagram(t *testing.T, ns *netns.Handle, uid int, from, to netip.AddrPort, payload []byte) {
 	t.Helper()
 	err := ns.Do(func() error {
@@ -50,7 +50,7 @@ func datagram(t *testing.T, ns *netns.Handle, uid int, from, to netip.AddrPort, 
 	}
 }
 
-// facing has another engine run a session's other end, and both up.
+// facing starts the other end of a session in another engine, and waits until both are up.
 func (s *side) facing(near Session) (far *Engine, back Session) {
 	s.Helper()
 	far, err := Open(s.Context(), s.root, s.there, tick)
@@ -78,7 +78,7 @@ func (s *side) facing(near Session) (far *Engine, back Session) {
 	return far, back
 }
 
-// sourcePort is that of a session.
+// sourcePort returns the port of a session.
 func sourcePort(t *testing.T, e *Engine, discriminator uint32) (port uint16) {
 	t.Helper()
 	if err := e.each(func(_ uint32, c *bpf.BfdBfdSetup) {
@@ -91,7 +91,8 @@ func sourcePort(t *testing.T, e *Engine, discriminator uint32) (port uint16) {
 	return port
 }
 
-// A user without rights speaks for no session of its host, also if it knows all of it: no socket holds the session's port.
+// An unprivileged user cannot send for a session of this host, even with all its numbers. No socket holds the
+// session's port.
 func TestLocalUsersDoNotSpeakForSessions(t *testing.T) {
 	for name, a := range map[string][2]string{"IPv4": {"10.9.0.1", "10.9.0.2"}, "IPv6": {"fd09::1", "fd09::2"}} {
 		t.Run(name, func(t *testing.T) {
@@ -124,7 +125,7 @@ func TestLocalUsersDoNotSpeakForSessions(t *testing.T) {
 			if st := s.status(near); st.Downs != before.Downs || st.State != bfd.Up {
 				t.Errorf("%+v", st)
 			}
-			send(0, bfd.Down) // root may say what it likes
+			send(0, bfd.Down) // root may send anything
 			nstest.Until(s, "the session goes down", func() bool { return s.status(near).Downs == before.Downs+1 })
 			if n := stopped() - refused; n != 2 {
 				t.Errorf("with root's %d datagrams are counted", n)
@@ -133,7 +134,7 @@ func TestLocalUsersDoNotSpeakForSessions(t *testing.T) {
 	}
 }
 
-// All else of local users leaves.
+// All other datagrams of local users pass.
 func TestOtherDatagramsLeave(t *testing.T) {
 	s := newSide(t)
 	s.put(s.session(1, "10.9.0.1", "10.9.0.2"))
@@ -165,7 +166,7 @@ func TestOtherDatagramsLeave(t *testing.T) {
 		{nobody, "10.9.0.1:0", "10.9.0.2:3784", false},
 		{nobody, "10.9.0.1:0", "10.9.0.2:3785", true},
 		{nobody, "10.9.0.1:0", "10.9.0.2:4784", true},
-		{nobody, "10.9.0.11:0", "10.9.0.2:3784", true}, // no session's address: the neighbour refuses it
+		{nobody, "10.9.0.11:0", "10.9.0.2:3784", true}, // no session's address: the neighbour rejects it
 		{nobody, "10.9.0.1:0", "10.9.0.12:3784", true},
 		{0, "10.9.0.1:0", "10.9.0.2:3784", true},
 	}
@@ -183,7 +184,7 @@ func TestOtherDatagramsLeave(t *testing.T) {
 	}
 }
 
-// Source ports are taken by chance, each by one session, and stay.
+// Source ports are random, unique and permanent.
 func TestSourcePorts(t *testing.T) {
 	s := newSide(t)
 	var all []Session
@@ -215,7 +216,7 @@ func TestSourcePorts(t *testing.T) {
 	}
 }
 
-// An engine of a weir without the program at the egress gets it by an upgrade.
+// An engine of a weir without the egress program gets it by an upgrade.
 func TestUpgradeGuardsEgress(t *testing.T) {
 	s := newSide(t)
 	s.put(s.session(1, "10.9.0.1", "10.9.0.2"))

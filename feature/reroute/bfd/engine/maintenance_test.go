@@ -14,8 +14,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A session that either end has shut down says nothing of the link (RFC 5882, 3.2), and nor does it on its way up again, however long
-// that takes. One that failed does.
+// A session shut down by either end gives no verdict of the link (RFC 5882 section 3.2), nor while it comes up again,
+// however long this takes. A failed session does.
 func TestMaintenance(t *testing.T) {
 	const every = 10 * time.Millisecond
 	const good, bad = false, true
@@ -82,7 +82,7 @@ func TestMaintenance(t *testing.T) {
 	}
 }
 
-// With a real bfdd that is shut down and begun again, at no moment of which the link may not be used.
+// Sessions with a real bfdd, shut down and started again. The link stays usable all the time.
 func TestMaintenanceOfBFDD(t *testing.T) {
 	frrtest.Need(t, "bfdd")
 	s := newSide(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/kernel/ringbuf"
 )
 
-// Down takes a session down, and has the other end know that it is on purpose.
+// Down takes a session down administratively, and the peer learns the reason.
 func (e *Engine) Down(discriminator uint32) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -27,7 +27,7 @@ func (e *Engine) Down(discriminator uint32) error {
 	return e.tables.down(place)
 }
 
-// findIndex is where a session is; false: nowhere.
+// findIndex returns the place of a session; false: there is none.
 func (e *Engine) findIndex(discriminator uint32) (place uint32, there bool, err error) {
 	err = e.tables.mine.Lookup(discriminator, &place)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -38,8 +38,7 @@ func (e *Engine) findIndex(discriminator uint32) (place uint32, there bool, err 
 	return place, true, nil
 }
 
-// Delete ends sessions without a word to the other ends: who takes them down before (Down) tells them. Their links may be used, as far
-// as BFD is concerned.
+// Delete ends sessions without telling the peers; Down before tells them. BFD's verdict of their links is cleared.
 func (e *Engine) Delete(discriminators ...uint32) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -47,7 +46,7 @@ func (e *Engine) Delete(discriminators ...uint32) error {
 	return errors.Join(err, e.unlink(linked...))
 }
 
-// end removes sessions; linked are the links that they have judged. The caller holds mu.
+// end removes sessions. linked lists the links they judged. The caller holds mu.
 func (e *Engine) end(discriminators []uint32) (linked []int, err error) {
 	var errs []error
 	for _, d := range discriminators {
@@ -69,12 +68,12 @@ func (e *Engine) end(discriminators []uint32) (linked []int, err error) {
 	return linked, errors.Join(errs...)
 }
 
-// unlink gives links back that no session judges any more.
+// unlink clears BFD's verdict of links without a session.
 func (e *Engine) unlink(ifindexes ...int) error {
 	if len(ifindexes) == 0 {
 		return nil
 	}
-	kernel.WaitForPrograms() // none that saw the session may write after this
+	kernel.WaitForPrograms() // No program with a view of the old session may write after this.
 	var errs []error
 	for _, i := range ifindexes {
 		errs = append(errs, links.ClearProbe(e.maps[links.MapName], i))
@@ -82,7 +81,7 @@ func (e *Engine) unlink(ifindexes ...int) error {
 	return errors.Join(errs...)
 }
 
-// SetLink has a session judge a link (package links), or none: 0.
+// SetLink sets the link judged by a session (package links), or 0 for none.
 func (e *Engine) SetLink(discriminator uint32, ifindex int) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -106,7 +105,7 @@ func (e *Engine) SetLink(discriminator uint32, ifindex int) error {
 	return e.unlink(was)
 }
 
-// Status reads the session of a discriminator; false: there is none.
+// Status returns the session of a discriminator; false: there is none.
 func (e *Engine) Status(discriminator uint32) (Status, bool, error) {
 	place, there, err := e.findIndex(discriminator)
 	if err != nil || !there {
@@ -115,13 +114,13 @@ func (e *Engine) Status(discriminator uint32) (Status, bool, error) {
 	return e.tables.status(place)
 }
 
-// Identity is between whom a session is.
+// Identity identifies the two ends of a session.
 type Identity struct {
 	Ifindex     int
 	Local, Peer netip.Addr
 }
 
-// Sessions are those that there are, by discriminator.
+// Sessions returns the current sessions by discriminator.
 func (e *Engine) Sessions() (map[uint32]Identity, error) {
 	out := map[uint32]Identity{}
 	err := e.each(func(_ uint32, c *bpf.BfdBfdSetup) {
@@ -134,8 +133,8 @@ func identity(c *bpf.BfdBfdSetup) Identity {
 	return Identity{Ifindex: int(c.Ifindex), Local: address(c.Local, c.Ipv6 != 0), Peer: address(c.Peer, c.Ipv6 != 0)}
 }
 
-// Changes calls yield with the discriminator of each session whose state, or what the other end says of itself, is another, until
-// ctx is done or yield returns false. What nobody reads in time is not told.
+// Changes calls yield with the discriminator of each session with a new state or new values from the peer. It ends
+// when ctx is done or yield returns false. Changes beyond the buffer are lost.
 func (e *Engine) Changes(ctx context.Context, yield func(discriminator uint32) bool) error {
 	r, err := ringbuf.Open[bpf.BfdBfdEvent](e.maps["events"])
 	if err != nil {
@@ -144,7 +143,7 @@ func (e *Engine) Changes(ctx context.Context, yield func(discriminator uint32) b
 	defer r.Close()
 	for c, err := range r.Events(ctx) {
 		switch {
-		case errors.Is(err, ringbuf.ErrShort): // of another version
+		case errors.Is(err, ringbuf.ErrShort): // another version's event
 		case err != nil:
 			return fmt.Errorf("reading BFD's changes: %w", err)
 		case !yield(c.Mine):

@@ -17,12 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// validNeighbour are the states in which the kernel sends to a neighbour's address (NUD_VALID, include/net/neighbour.h).
+// validNeighbour are the states in which the kernel sends to a neighbour's address (NUD_VALID,
+// include/net/neighbour.h).
 const validNeighbour = netlink.NUD_PERMANENT | netlink.NUD_NOARP | netlink.NUD_REACHABLE | netlink.NUD_PROBE | netlink.NUD_STALE | netlink.NUD_DELAY
 
-// resolve finds the neighbours of sessions that have none as yet: it has the kernel look for them, which programs cannot. Where
-// the device does not forward, programs may not even ask who they are (bpf_fib_lookup): it tells them, and tells of another link
-// address as well, which the kernel hears of. Elsewhere the programs follow the kernel.
+// resolve resolves the neighbours of sessions without one, because programs cannot trigger resolution. On devices
+// without forwarding, bpf_fib_lookup fails, so this also tells the programs the link addresses and their changes.
+// Elsewhere the programs follow the kernel.
 func (e *Engine) resolve() error {
 	var errs []error
 	seen := map[[2]int][]netlink.Neigh{}
@@ -34,13 +35,13 @@ func (e *Engine) resolve() error {
 	return errors.Join(append(errs, err)...)
 }
 
-// Where struct bfd_hop has the addresses, the neighbour's first, and whether they are known.
+// Offsets in struct bfd_hop: the addresses, the neighbour's first, and whether they are known.
 const (
 	hopAddresses = 8
 	hopKnown     = 20
 )
 
-// resolveOne does so for one session; seen are neighbours by device and family, as far as they were listed.
+// resolveOne resolves the neighbour of one session. seen caches the listed neighbours by device and family.
 func (e *Engine) resolveOne(place uint32, c *bpf.BfdBfdSetup, seen map[[2]int][]netlink.Neigh) error {
 	hop := make([]byte, e.tables.hops.ValueSize())
 	if err := e.tables.hops.Lookup(place, &hop); err != nil {
@@ -65,7 +66,7 @@ func (e *Engine) resolveOne(place uint32, c *bpf.BfdBfdSetup, seen map[[2]int][]
 	})
 	seen[at] = all
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return nil // the session waits for it
+		return nil // the session waits for its device
 	} else if err != nil {
 		return fmt.Errorf("looking for the neighbour %s: %w", n.IP, err)
 	}
@@ -75,12 +76,12 @@ func (e *Engine) resolveOne(place uint32, c *bpf.BfdBfdSetup, seen map[[2]int][]
 	known := binary.NativeEndian.Uint32(hop[hopKnown:]) != 0
 	switch {
 	case i < 0 && known:
-		return nil // what was known stays until there is another
+		return nil // a known address stays until there is a new one
 	case i < 0:
 		return e.lookUp(n)
 	}
 	if all[i].State&netlink.NUD_STALE != 0 {
-		// Only programs send to it: the kernel is to see whether it is there still.
+		// Only programs send to it, so the kernel must check whether it is reachable.
 		if err := e.lookUp(n); err != nil {
 			return err
 		}
@@ -94,12 +95,12 @@ func (e *Engine) resolveOne(place uint32, c *bpf.BfdBfdSetup, seen map[[2]int][]
 	return e.tables.hops.Put(place, hop)
 }
 
-// lookUp has the kernel look for a neighbour.
+// lookUp makes the kernel resolve a neighbour.
 func (e *Engine) lookUp(n *netlink.Neigh) error {
 	return lookupError(n, e.ns.Do(func() error { return netlink.NeighSet(n) }))
 }
 
-// lookupError says why the kernel does not look for a neighbour; nil: it does.
+// lookupError explains why the kernel does not resolve a neighbour; nil: it does.
 func lookupError(n *netlink.Neigh, err error) error {
 	switch {
 	case err == nil:
@@ -114,16 +115,16 @@ func lookupError(n *netlink.Neigh, err error) error {
 	return fmt.Errorf("looking for the neighbour %s: %w", n.IP, err)
 }
 
-// warnAgain is after how long what has not changed is warned of again.
+// warnAgain is the time between equal warnings.
 const warnAgain = time.Minute
 
-// repeated says which warnings are no news.
+// repeated suppresses repeated warnings.
 type repeated struct {
 	text string
 	at   time.Time
 }
 
-// news says whether an error, or nil, is to be warned of.
+// news reports whether an error, or nil, needs a warning.
 func (r *repeated) news(err error, now time.Time) bool {
 	if err == nil {
 		*r = repeated{}
@@ -136,8 +137,8 @@ func (r *repeated) news(err error, now time.Time) bool {
 	return true
 }
 
-// Run looks after what programs cannot, until ctx is done: neighbours that have not answered yet, devices and loops that came anew.
-// It ends, too, when the engine is not the namespace's any more: see [errReplaced].
+// Run does the work programs cannot do until ctx is done: it resolves neighbours, and restores attachments to
+// recreated devices and loops. It also returns if the engine was replaced: see [errReplaced].
 func (e *Engine) Run(ctx context.Context, warn func(error)) {
 	var last repeated
 	for turn := range (feature.Loop{Every: time.Second, Later: true}).Turns(ctx) {

@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// Where the device does not forward, programs are told of a neighbour's link address, and of another one that it has later.
+// Without forwarding on the device, the engine tells the programs a neighbour's link address and its changes.
 func TestNeighbourMoves(t *testing.T) {
 	s := newSide(t)
 	for i, peer := range []string{"10.9.0.77", "fd09::77"} {
@@ -51,7 +51,7 @@ func TestNeighbourMoves(t *testing.T) {
 	}
 }
 
-// Why the kernel does not look for a neighbour is said, and the same not each second.
+// A failed resolution is reported with its reason, but not every second.
 func TestLookupWarnings(t *testing.T) {
 	full := lookupError(&netlink.Neigh{IP: net.IPv4(10, 0, 0, 2), Family: unix.AF_INET}, unix.ENOBUFS)
 	if lookupError(nil, nil) != nil || !errors.Is(full, unix.ENOBUFS) || !strings.Contains(full.Error(), "neighbour 10.0.0.2") || !strings.Contains(full.Error(), "net.ipv4.neigh.default.gc_thresh3") {

@@ -10,11 +10,11 @@ import (
 	"github.com/weir-project/weir/feature/reroute/links"
 )
 
-// An orphan is a link whose session has ended without a reason of its own: bfdd, or the process that runs its sessions, has ended. A
-// dead link must not be used for the restart of a daemon. So it keeps its verdict until a session judges it again. That one inherits
-// the verdict, and revises it once it is up. [Engine.GiveBack] ends the wait.
+// An orphan is a link with a lost session: the session was not deleted on purpose, but ended with bfdd or with the
+// process running it. The restart of a daemon must not put a dead link back into use. So the link keeps its verdict
+// until a new session takes it over, and revises it once it is up. [Engine.GiveBack] ends the wait.
 
-// hasBeenUp is BFD_HAS_BEEN_UP of bfd.h: a session that is down has found its link dead.
+// hasBeenUp is BFD_HAS_BEEN_UP of bfd.h. A session with it that is down has found its link dead.
 const hasBeenUp = 1
 
 // Lost ends sessions as Delete does, and orphans their links.
@@ -26,7 +26,7 @@ func (e *Engine) Lost(discriminators ...uint32) error {
 	return err
 }
 
-// Orphan notes links that a process before this one may have left with a verdict.
+// Orphan marks links possibly left with a verdict by an earlier process.
 func (e *Engine) Orphan(ifindexes ...int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -42,7 +42,7 @@ func (e *Engine) orphan(ifindexes ...int) {
 	}
 }
 
-// GiveBack lets orphaned links be used again if no session has judged them for so long.
+// GiveBack clears the verdict of links orphaned for at least after.
 func (e *Engine) GiveBack(after time.Duration) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -63,7 +63,7 @@ func (e *Engine) GiveBack(after time.Duration) error {
 	return e.unlink(over...)
 }
 
-// inherits says whether a new session takes over the verdict of its link. Only bfdd's sessions end without a reason of their own.
+// inherits reports whether a new session takes over its link's verdict. Only sessions of bfdd can leave one.
 func (e *Engine) inherits(s *Session) (bool, error) {
 	if e.unpinned == nil || s.Link == 0 {
 		return false, nil

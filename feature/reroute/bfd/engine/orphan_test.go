@@ -9,8 +9,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A dead link is not used because a daemon restarts: neither bfdd, whose sessions are lost, nor the process that runs them, killed
-// without a word. The next session on the link takes over the verdict. Without one the link is given back.
+// The restart of a daemon puts no dead link back into use. It may be bfdd, with its sessions lost, or the killed
+// process running them. The next session on the link takes over the verdict. Without one the link is released.
 func TestVerdictOutlivesDaemons(t *testing.T) {
 	s := newSide(t)
 	open := func() *Engine {
@@ -51,7 +51,7 @@ func TestVerdictOutlivesDaemons(t *testing.T) {
 		t.Helper()
 		nstest.Until(s, what, func() bool {
 			for _, e := range []*Engine{e, far} {
-				if err := e.Recover(t.Context()); err != nil { // it looks for neighbours, too
+				if err := e.Recover(t.Context()); err != nil { // Recover also resolves neighbours
 					t.Fatal(err)
 				}
 				e.mu.Lock()
@@ -64,7 +64,7 @@ func TestVerdictOutlivesDaemons(t *testing.T) {
 			return state(e, x).State == bfd.Up
 		})
 	}
-	judged := func(e *Engine, x Session) { // the programs have looked at it, and told of it
+	judged := func(e *Engine, x Session) { // the programs have judged it and set the link state
 		t.Helper()
 		sent := state(e, x).Out
 		nstest.Until(s, "packets go out", func() bool { return state(e, x).Out > sent+1 })
@@ -77,12 +77,12 @@ func TestVerdictOutlivesDaemons(t *testing.T) {
 	if s.bad() {
 		t.Fatal("the link works, and is not used")
 	}
-	if err := far.Delete(other.Discriminator); err != nil { // as a cut does: without a word
+	if err := far.Delete(other.Discriminator); err != nil { // silently, as a cut does
 		t.Fatal(err)
 	}
 	nstest.Until(s, "the link is dead", s.bad)
 
-	if err := e.Lost(x.Discriminator); err != nil { // bfdd has been killed
+	if err := e.Lost(x.Discriminator); err != nil { // bfdd was killed
 		t.Fatal(err)
 	}
 	if !s.bad() {

@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// priorities counts what leaves by the sessions' device with the mark of sessions, by its priority.
+// priorities counts packets with the sessions' mark leaving by the device, by priority.
 func (b *bench) priorities() func() map[uint32]uint64 {
 	b.t.Helper()
 	counts, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 16})
@@ -67,8 +67,8 @@ func (b *bench) priorities() func() map[uint32]uint64 {
 
 const rerouteMark = 0x77656972 // REROUTE_MARK
 
-// Control and echo packets go before others, at this host (TC_PRIO_CONTROL) and on the way (CS6), as those of bfdd and BIRD do. The
-// tick source's own packet stays as it was.
+// Control and echo packets precede others, on this host (TC_PRIO_CONTROL) and on the way (CS6), like packets of bfdd
+// and BIRD. The tick source's own packet is unchanged.
 func TestPriority(t *testing.T) {
 	if err := kernel.Require(Needs()); err != nil {
 		t.Skip("need: kernel", err)

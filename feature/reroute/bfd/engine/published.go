@@ -15,19 +15,19 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// Published is the engine of a network namespace, as its pins say.
+// Published is the engine of a network namespace as stored in its pins.
 type Published struct {
 	Scope string
 	name  string   // of the instance; "": instanceName
 	ID    netns.ID // of the namespace
-	Text  []byte   // see Engine.Record; "null": there is none
-	Other bool     // its programs are another weir's: see Upgrade
+	Text  []byte   // see Engine.Record; "null": none
+	Other bool     // its programs are another weir version's: see Upgrade
 }
 
-// All are the engines of this host, without those of sessions that bfdd hands over.
+// All returns the engines of this host, except those for bfdd's sessions.
 func All(r *kernel.Root) ([]Published, instances.Unreadable, error) { return all(r, instanceName) }
 
-// AllHanded are those of sessions that bfdd hands over (OpenHanded), also such as nobody runs any more: see Beat.
+// AllHanded returns the engines for bfdd's sessions (OpenHanded), including abandoned ones: see Tick.
 func AllHanded(r *kernel.Root) ([]Published, instances.Unreadable, error) { return all(r, handedName) }
 
 func all(r *kernel.Root, name string) (out []Published, unreadable instances.Unreadable, err error) {
@@ -39,24 +39,25 @@ func all(r *kernel.Root, name string) (out []Published, unreadable instances.Unr
 	return out, unreadable, err
 }
 
-// Instance is its unit of publication.
+// Instance returns the engine's instance.
 func (p Published) Instance() kernel.Instance {
 	return instanceKey(p.Scope, cmp.Or(p.name, instanceName))
 }
 
-// Sessions reads all sessions, by discriminator.
+// Sessions reads all sessions by discriminator.
 func (p Published) Sessions(r *kernel.Root) (map[uint32]Status, error) {
 	out := map[uint32]Status{}
 	return out, p.each(r, func(c *bpf.BfdBfdSetup, s *bpf.BfdBfdState, e *bpf.BfdBfdEcho) { out[c.Mine] = newStatus(c, s, e) })
 }
 
-// Identities reads between whom sessions are, by discriminator.
+// Identities reads the ends of all sessions by discriminator.
 func (p Published) Identities(r *kernel.Root) (map[uint32]Identity, error) {
 	out := map[uint32]Identity{}
 	return out, p.each(r, func(c *bpf.BfdBfdSetup, _ *bpf.BfdBfdState, _ *bpf.BfdBfdEcho) { out[c.Mine] = identity(c) })
 }
 
-// Tick is when the sessions' programs last ran (CLOCK_MONOTONIC): those of bfdd run as long as somebody holds their links.
+// Tick returns the time of the programs' last run (CLOCK_MONOTONIC). The programs of bfdd's sessions run while a
+// process holds their links.
 func (p Published) Tick(r *kernel.Root) (time.Duration, error) {
 	o, err := r.Open(p.Instance(), "clock")
 	if err != nil {
@@ -82,7 +83,7 @@ func (p Published) each(r *kernel.Root, yield func(*bpf.BfdBfdSetup, *bpf.BfdBfd
 	}
 	var c bpf.BfdBfdSetup
 	var s bpf.BfdBfdState
-	for place := range min(clock.Sessions, maxSessions) { // programs look no farther, either
+	for place := range min(clock.Sessions, maxSessions) { // programs visit no more places either
 		if err := errors.Join(o.Maps["setups"].Lookup(place, &c), o.Maps["states"].Lookup(place, &s)); err != nil {
 			return fmt.Errorf("reading sessions: %w", err)
 		}
@@ -97,8 +98,8 @@ func (p Published) each(r *kernel.Root, yield func(*bpf.BfdBfdSetup, *bpf.BfdBfd
 	return nil
 }
 
-// Upgrade puts this weir's programs in place of another's, over the same maps: a packet meets one or the other, and no session
-// changes its state.
+// Upgrade replaces the programs of another weir version over the same maps. A packet meets one version or the other,
+// and sessions keep their state.
 func Upgrade(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick time.Duration) error {
 	e, err := OpenWith(ctx, l, ns, tick)
 	if err != nil {
@@ -108,7 +109,7 @@ func Upgrade(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick ti
 	return e.upgrade(ctx, l)
 }
 
-// RemoveScope takes BFD of a namespace away, as Remove does.
+// RemoveScope removes the BFD of a namespace, as Remove does.
 func RemoveScope(l *kernel.WriteLock, scope string) error {
 	return errors.Join(l.Remove(instanceKey(scope, instanceName)), l.Remove(instanceKey(scope, handedName)))
 }

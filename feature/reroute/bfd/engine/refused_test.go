@@ -12,15 +12,15 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/bfdtest"
 )
 
-// What RFC 5880, 6.8.6, and RFC 5881, 5, have discarded changes nothing of a session; what is for none of them goes on to other
-// daemons of the host.
+// Packets to be discarded by RFC 5880 section 6.8.6 and RFC 5881 section 5 do not change a session. Packets without a
+// session pass to other daemons of the host.
 func TestRefused(t *testing.T) {
 	const pass, taken = -1, 2 // TC_ACT_UNSPEC, TC_ACT_SHOT
 	type counts struct{ in, malformed, notAuthentic uint64 }
 	good, malformed, notAuthentic, nothing := counts{in: 1}, counts{malformed: 1}, counts{notAuthentic: 1}, counts{}
 	for family, a := range map[string]struct {
 		local, peer, other netip.Addr
-		hops, at           int // where they are in a frame: hop limit, control packet
+		hops, at           int // offsets in a frame: hop limit, control packet
 	}{
 		"IPv4": {local4, peer4, netip.MustParseAddr("10.7.0.3"), 22, 42},
 		"IPv6": {local6, peer6, netip.MustParseAddr("fe80::3"), 21, 62},
@@ -83,7 +83,7 @@ func TestRefused(t *testing.T) {
 					t.Errorf("%s: verdict %d, want %d; counted %+v, want %+v; %+v", name, verdict, c.verdict, got, c.counts, after)
 				}
 			}
-			// Who begins anew does not know us yet, and says that it is down.
+			// A restarted neighbour does not know us yet and reports down.
 			f := append([]byte{}, whole...)
 			yours(0)(f)
 			state(bfd.Down)(f)

@@ -20,7 +20,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// bench runs the programs on given packets at given times. What they send comes out of the other end of a cable.
+// bench runs the programs on given packets at given times. Sent packets arrive at the other end of a cable.
 type bench struct {
 	t     testing.TB
 	o     bpf.BfdObjects
@@ -71,7 +71,7 @@ func newBench(t testing.TB) *bench {
 	return b
 }
 
-// socket sees IP packets that come to a device.
+// socket receives IP packets arriving at a device.
 func socket(t testing.TB, index int) int {
 	t.Helper()
 	all := binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL})
@@ -86,7 +86,7 @@ func socket(t testing.TB, index int) int {
 	return fd
 }
 
-// sent is the next BFD frame that was sent, nil if there is none.
+// sent returns the next BFD frame sent, or nil.
 func (b *bench) sent() []byte {
 	buf := make([]byte, 2048)
 	for {
@@ -107,7 +107,7 @@ func (b *bench) setClock() {
 	}
 }
 
-// tick is one of the tick source.
+// tick runs one tick of the tick source.
 func (b *bench) tick() {
 	b.t.Helper()
 	b.setClock()
@@ -122,7 +122,7 @@ func (b *bench) tick() {
 	}
 }
 
-// receive has a frame come in by the sessions' device.
+// receive passes a frame to the receive program.
 func (b *bench) receive(frame []byte) int32 {
 	b.t.Helper()
 	return b.run(b.o.BfdReceive, frame)
@@ -140,7 +140,7 @@ func (b *bench) run(p *ebpf.Program, frame []byte) int32 {
 	return int32(ret)
 }
 
-// frame is a datagram to the BFD port.
+// frame returns a datagram to the BFD port.
 func frame(from, to netip.Addr, hops byte, payload []byte) []byte {
 	f := make([]byte, 12, 128)
 	udp := binary.BigEndian.AppendUint16(nil, bfd.FirstSourcePort)
@@ -156,7 +156,7 @@ func frame(from, to netip.Addr, hops byte, payload []byte) []byte {
 	return append(append(f, udp...), payload...)
 }
 
-// fromPort gives a frame another source port.
+// fromPort sets the source port of a frame.
 func fromPort(f []byte, port uint16) []byte {
 	at := 14 + 20
 	if f[12] != 8 {
@@ -171,7 +171,7 @@ var (
 	local6, peer6 = netip.MustParseAddr("fe80::1"), netip.MustParseAddr("fe80::2")
 )
 
-// at gives a session's neighbour an address on the link.
+// at sets the link address of a session's neighbour.
 func (b *bench) at(place uint32) {
 	b.t.Helper()
 	h := make([]byte, b.w.hops.ValueSize())
@@ -183,7 +183,7 @@ func (b *bench) at(place uint32) {
 	}
 }
 
-// The programs and package bfd do the same, whatever comes, whenever, and however the session is changed meanwhile.
+// The programs behave like the model in package bfdtest, for random packets, times and changes of the session.
 func TestSameAsTheModel(t *testing.T) {
 	b := newBench(t)
 	rounds, steps := 60, 300
@@ -300,7 +300,7 @@ func TestSameAsTheModel(t *testing.T) {
 	}
 }
 
-// compare looks at what was sent, if it was.
+// compare checks a packet sent, if any.
 func (b *bench) compare(seed uint64, step int, s *Session, said bfdtest.Packet, final bool, local, peer netip.Addr) {
 	b.t.Helper()
 	f := b.sent()
@@ -336,7 +336,7 @@ func (b *bench) compare(seed uint64, step int, s *Session, said bfdtest.Packet, 
 	}
 }
 
-// valid says whether the checksums of a frame are right.
+// valid reports whether the checksums of a frame are right.
 func valid(f []byte) bool {
 	sum := func(parts ...[]byte) uint16 {
 		var s uint32

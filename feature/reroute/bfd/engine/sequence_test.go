@@ -11,8 +11,8 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 )
 
-// The first sequence number of a session nobody can tell before (RFC 5880, 6.8.1): with one that is always the same, packets of an
-// earlier session would be good for this one. Those behind it follow.
+// The first sequence number of a session is random (RFC 5880 section 6.8.1). With a constant one, packets of an
+// earlier session would be valid. Later numbers follow.
 func TestFirstSequence(t *testing.T) {
 	b := newBench(t)
 	key := &bfd.Key{Type: bfd.MeticulousSHA1, ID: 7, Secret: []byte("something secret")}
@@ -56,7 +56,7 @@ func TestFirstSequence(t *testing.T) {
 	if small > sessions/2 {
 		t.Errorf("small numbers: %v", seen)
 	}
-	// Behind the greatest comes 0: numbers are a circle (6.7.4).
+	// The greatest number is followed by 0: numbers are circular (section 6.7.4).
 	if err := b.w.put(0, s, sessions+1); err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package engine has the kernel run BFD sessions: send, receive, authenticate, judge and come up again, by the state machine of
-// package bfd, at the ticks of liveness's tick source. User space says which sessions there are, and may look.
+// Package engine runs BFD sessions in the kernel: it sends, receives, authenticates and judges by the state machine
+// of package bfd. It runs in the ticks of liveness' tick source. User space configures the sessions and can read
+// their state.
 package engine
 
 import (
@@ -15,26 +16,26 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 )
 
-// Session is one that the kernel is to run.
+// Session configures a session in the kernel.
 type Session struct {
 	bfd.Config
-	Local, Peer netip.Addr // of one family; a link-local one without a zone
+	Local, Peer netip.Addr // of one family; link-local ones without a zone
 	Ifindex     int        // of the device
-	Link        int        // the same where the session judges its link (package links), else 0
-	SourcePort  uint16     // from bfd.FirstSourcePort on, of each session another one; 0: its own, or one that is free, by chance
+	Link        int        // the same to judge the link (package links), else 0
+	SourcePort  uint16     // from bfd.FirstSourcePort, unique per session; 0: keep the current port, or pick a free one at random
 	Key         *bfd.Key   // nil: without authentication
-	// Echo is the least time between echo packets, which are sent where the neighbour says that it loops them back: whole
-	// microseconds; 0: none.
+	// Echo is the shortest time between echo packets, in whole microseconds; 0: none. They are sent if the neighbour
+	// announces to loop them back.
 	Echo time.Duration
 
-	// LinkDown has a new session begin with the verdict that its link is down, which it revises once it is up.
+	// LinkDown starts a new session with a dead link. The verdict changes once the session is up.
 	LinkDown bool
 }
 
-// maxSessions is how many a network namespace may have.
+// maxSessions is the limit of sessions in a network namespace.
 const maxSessions = 1024
 
-// Validate says what is wrong with a session.
+// Validate returns the first error of a session.
 func (s *Session) Validate() error {
 	if err := s.Config.Validate(); err != nil {
 		return err
@@ -58,7 +59,7 @@ func (s *Session) Validate() error {
 	return nil
 }
 
-// raw is the session as the programs read it.
+// raw converts the session for the programs.
 func (s *Session) raw(generation uint32) bpf.BfdBfdSetup {
 	r := bpf.BfdBfdSetup{Generation: generation, Ifindex: uint32(s.Ifindex), Link: uint32(s.Link), Mine: s.Discriminator,
 		DesiredTx: micros(s.DesiredTx), RequiredRx: micros(s.RequiredRx), EchoRx: micros(s.EchoRx), Multiplier: s.Multiplier,
@@ -80,12 +81,12 @@ func bit(b bool) uint8 {
 	return 0
 }
 
-// swap turns a port into network byte order.
+// swap converts a port to network byte order.
 func swap(port uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, port))
 }
 
-// words is an address in network byte order, an IPv4 one in the first word.
+// words converts an address to network byte order, IPv4 in the first word.
 func words(a netip.Addr) (w [4]uint32) {
 	for i, b := 0, a.AsSlice(); len(b) >= 4; i, b = i+1, b[4:] {
 		w[i] = binary.NativeEndian.Uint32(b)
@@ -93,7 +94,7 @@ func words(a netip.Addr) (w [4]uint32) {
 	return w
 }
 
-// address is what words made.
+// address is the inverse of words.
 func address(w [4]uint32, ipv6 bool) netip.Addr {
 	var b [16]byte
 	for i, v := range w {
@@ -105,35 +106,35 @@ func address(w [4]uint32, ipv6 bool) netip.Addr {
 	return netip.AddrFrom4([4]byte(b[:4]))
 }
 
-// Status is what a session is.
+// Status is the state of a session.
 type Status struct {
 	State        bfd.State
 	Diag         bfd.Diag
 	Remote       bfd.Remote
 	Polling      bool
-	Since        time.Duration // CLOCK_MONOTONIC, as all times here
+	Since        time.Duration // CLOCK_MONOTONIC, like all times here
 	Heard        time.Duration // 0: nothing yet
-	Interval     time.Duration // between packets that it sends; 0: it sends none
-	Detection    time.Duration // how long nothing may come; 0: nothing is expected
-	Awaited      time.Duration // how long the other end waits for a packet of this one until it takes it for dead; 0: it awaits none
-	BeenUp       bool          // up now, or before, and neither end has shut it down since
-	LinkDown     bool          // it has found its link dead, or took that over
+	Interval     time.Duration // between sent packets; 0: it sends none
+	Detection    time.Duration // longest accepted silence of the peer; 0: no packets are expected
+	Awaited      time.Duration // the peer's detection time for this end; 0: the peer expects no packets
+	BeenUp       bool          // up since the last shutdown of either end
+	LinkDown     bool          // it found its link dead, or took over that verdict
 	Ups, Downs   uint64
 	In, Out      uint64 // packets
 	InBytes      uint64
 	OutBytes     uint64
-	NotAuthentic uint64 // packets that were, and changed nothing
+	NotAuthentic uint64 // rejected packets, as unauthentic
 	Malformed    uint64
 	Echo         Echo
 }
 
-// Echo is what the echo function of a session has found.
+// Echo is the state of a session's echo function.
 type Echo struct {
-	Interval       time.Duration // between packets; 0: none are sent, since none are wanted, or the neighbour does not say that it loops them back
+	Interval       time.Duration // between packets; 0: none are sent, because none are wanted or the neighbour does not announce to loop them back
 	Sent, Returned uint64
-	Refused        uint64        // that claimed to be ours
+	Refused        uint64        // packets with a wrong identification
 	RTT            time.Duration // smoothed
-	Failed         bool          // as many as the multiplier did not come back, and none since
+	Failed         bool          // multiplier packets in a row were lost, and none has returned since
 	Failures       uint64
 }
 

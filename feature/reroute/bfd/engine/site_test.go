@@ -10,7 +10,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 )
 
-// An engine whose BFD was taken away, and made anew by another, leaves that one alone.
+// An engine with its BFD removed and recreated by another leaves the new one alone.
 func TestReplaced(t *testing.T) {
 	s := newSide(t)
 	s.put(s.session(1, "10.9.0.1", "10.9.0.2"))
@@ -56,7 +56,7 @@ func TestReplaced(t *testing.T) {
 	}
 }
 
-// The programs know the ticks that there are, also where a process that asked for longer ones attaches what is missing.
+// The programs know the actual tick, even if a process with a longer one attaches missing programs.
 func TestTickIsTheLoops(t *testing.T) {
 	s := newSide(t)
 	ticks := func() time.Duration {

@@ -11,22 +11,21 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 )
 
-// A host that stood still gives what waits for it time to be received. But one that stands still again and again finds out all
-// the same that nobody is there.
+// A stall delays the verdict, so waiting packets can be received. Repeated stalls delay it for a limited time.
 func TestStallsPutAnEndOff(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {
 		name              string
 		interval          time.Duration
 		multiplier        uint8
-		every             time.Duration // between ticks: how long the host stands still each time
+		every             time.Duration // between ticks: the length of each stall
 		stalls            bool
-		atLeast, atLatest time.Duration // of silence until it is down
+		atLeast, atLatest time.Duration // silence before down
 	}{
 		{"no stall", 10 * ms, 3, 2 * ms, false, 30 * ms, 33 * ms},
 		{"a stall at each tick", 10 * ms, 3, 5 * ms, true, 500 * ms, 550 * ms},           // half a second more
 		{"stalls longer than all of it", 10 * ms, 3, 200 * ms, true, 400 * ms, 900 * ms}, // and a stall
-		{"many intervals", 40 * ms, 125, 900 * ms, true, 5400 * ms, 12 * time.Second},    // its detection time once more, and a stall
+		{"many intervals", 40 * ms, 125, 900 * ms, true, 5400 * ms, 12 * time.Second},    // a second detection time, and a stall
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t)
@@ -72,8 +71,8 @@ func TestStallsPutAnEndOff(t *testing.T) {
 	}
 }
 
-// A host of which no CPU runs for longer than the detection time takes nobody for dead at its first tick, which liveness
-// has not seen yet. A neighbor that stays silent goes down a detection time and an interval later.
+// After a stall of all CPUs beyond the detection time, the first tick gives no verdict, though liveness has not seen
+// the stall yet. A silent neighbor goes down a detection time and an interval later.
 func TestFirstTickAfterStall(t *testing.T) {
 	const interval, tick = 10 * time.Millisecond, 2500 * time.Microsecond
 	for name, dead := range map[string]bool{"alive": false, "dead": true} {

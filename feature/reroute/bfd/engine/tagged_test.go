@@ -11,8 +11,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// What comes with a VLAN's tag is for the VLAN device, and its session: it neither keeps this device's session up nor takes it down.
-// A tag of priority alone says nothing.
+// A frame with a VLAN tag belongs to the VLAN device and its session. It neither keeps this device's session up nor
+// takes it down. A priority tag has no such meaning.
 func TestTaggedFrame(t *testing.T) {
 	const pass, taken = -1, 2 // TC_ACT_UNSPEC, TC_ACT_SHOT
 	b := newBench(t)
@@ -31,7 +31,7 @@ func TestTaggedFrame(t *testing.T) {
 		count func(Status) uint64
 	}{
 		"control": {control, func(s Status) uint64 { return s.In }},
-		"echo":    {echo, func(s Status) uint64 { return s.Echo.Refused }}, // of which the number is wrong
+		"echo":    {echo, func(s Status) uint64 { return s.Echo.Refused }}, // with a wrong number
 	} {
 		for _, x := range []struct {
 			vlan uint16

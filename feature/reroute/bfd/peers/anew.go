@@ -11,10 +11,11 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// A dead link is not used because its device is made anew: a card or a VLAN is reset when its link is dead, as a rule. The session of
-// the new device begins with the verdict of the session before. A session whose device is away stays, with its verdict.
+// Recreating a device must not put its dead link back into use, because dead links are a usual reason to reset a card
+// or a VLAN. The new device's session starts with the old session's verdict. A session without its device stays, with
+// its verdict.
 
-// wasOn says that a session was on a device of that name, and whether that one has gone meanwhile.
+// wasOn reports whether a session's device had the given name, and whether it is gone now.
 func wasOn(ns *netns.Handle, index int, device string) (same, gone bool) {
 	_ = ns.Do(func() error {
 		l, err := netlink.LinkByIndex(index)
@@ -25,7 +26,7 @@ func wasOn(ns *netns.Handle, index int, device string) (same, gone bool) {
 	return same, gone
 }
 
-// retain has sessions stay that have no device, or no address of their own, at present.
+// retain keeps the sessions currently without a device or a local address.
 func (p *published) retain(ns *netns.Handle, was map[string]uint32, there map[uint32]engine.Identity, ready map[string]resolved, stays map[uint32]bool) {
 	for _, s := range p.Config.Sessions {
 		d := was[s.Name]
@@ -39,8 +40,8 @@ func (p *published) retain(ns *netns.Handle, was map[string]uint32, there map[ui
 	}
 }
 
-// foundDown says whether the session that takes the place of another, with the discriminator d, takes over that its link is down. A
-// session that was up on a device that has gone is about to find its link down.
+// foundDown reports whether the new session of a name starts with the down verdict of the old session d. A session up
+// on a missing device counts as down, because it was about to fail.
 func (p *published) foundDown(ns *netns.Handle, e *engine.Engine, name string, d uint32, there map[uint32]engine.Identity) (bool, error) {
 	id, has := there[d]
 	if !has {

@@ -16,8 +16,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A device that is made anew while its link is dead does not forget that: the link is used again once the session is up, also where
-// the configuration is applied while the device is away.
+// A device recreated while its link is dead stays down until the session is up. This holds even if the configuration
+// is applied while the device is missing.
 func TestDeviceAnewOfDeadLink(t *testing.T) {
 	w := newWorld(t, true)
 	w.acquaint()
@@ -50,7 +50,7 @@ func TestDeviceAnewOfDeadLink(t *testing.T) {
 	}
 }
 
-// dead says that the link is not used, as BFD has found it down.
+// dead reports whether BFD found the link down.
 func (w *world) dead() bool {
 	w.Helper()
 	o, err := w.root.Open(engine.Published{Scope: fmt.Sprint(w.here.Inode())}.Instance(), links.MapName)

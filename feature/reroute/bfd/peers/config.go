@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package peers says which BFD sessions the kernel runs (package engine): those of weir's configuration, which are there
-// whatever becomes of processes, and those that FRR's bfdd hands over (package dplane), which are a process's.
+// Package peers configures the kernel's BFD sessions (package engine). The sessions of weir's configuration exist
+// without processes. Sessions handed over by FRR's bfdd (package dplane) belong to a process.
 package peers
 
 import (
@@ -18,22 +18,22 @@ import (
 
 // Config is the BFD of a network namespace.
 type Config struct {
-	Netns    string    `json:"netns,omitempty"` // as netns.Open takes it; "": the caller's
+	Netns    string    `json:"netns,omitempty"` // as for netns.Open; "": the caller's
 	Sessions []Session `json:"sessions,omitempty"`
-	// FRR is where a bfdd listens whose sessions the kernel is to run, as its --dplaneaddr has it: unix:PATH, or
+	// FRR is the address of a bfdd with sessions for the kernel, as in its --dplaneaddr: unix:PATH,
 	// ipv4:ADDRESS:PORT, or ipv6:[ADDRESS]:PORT; "": none.
 	FRR       string      `json:"frr,omitempty"`
 	Evaluated []Evaluated `json:"evaluated,omitempty"`
 }
 
-// Evaluated is a link that one of bfdd's sessions judges: that with the peer on the device.
+// Evaluated is a link judged by one of bfdd's sessions, the one with Peer on Device.
 type Evaluated struct {
 	Name   string     `json:"name"`
 	Device string     `json:"device"`
 	Peer   netip.Addr `json:"peer"`
 }
 
-// judged is the name of what a session of bfdd's judges; "": nothing.
+// judged returns the name of the link judged by a session of bfdd; "": none.
 func (c *Config) judged(device string, peer netip.Addr) string {
 	for _, j := range c.Evaluated {
 		if j.Device == device && j.Peer == peer {
@@ -43,28 +43,28 @@ func (c *Config) judged(device string, peer netip.Addr) string {
 	return ""
 }
 
-// Session is one with a neighbour on a link (RFC 5881).
+// Session is a session with a neighbour on a link (RFC 5881).
 type Session struct {
 	Name       string        `json:"name"`
 	Device     string        `json:"device"`
 	Peer       netip.Addr    `json:"peer"`
 	Local      netip.Addr    `json:"local,omitzero"` // zero: the device's address in the peer's network
-	Interval   time.Duration `json:"interval"`       // 1 ms to 60 s, of packets in either direction; the slower end decides
-	Multiplier int           `json:"multiplier"`     // of packets that are missing until the link is down; from 1
-	// Echo is the least time between echo packets (RFC 5880, 6.4), which are sent where the neighbour says that it loops them back,
-	// and between those of the neighbour that it is told to be looped back here; 0: none either way.
+	Interval   time.Duration `json:"interval"`       // 1 ms to 60 s, in both directions; the slower end decides
+	Multiplier int           `json:"multiplier"`     // number of missing packets for a failure; from 1
+	// Echo is the shortest time between echo packets in either direction (RFC 5880 section 6.4); 0: none. They are
+	// sent if the neighbour announces to loop them back.
 	Echo    time.Duration `json:"echo,omitempty"`
 	Passive bool          `json:"passive,omitempty"`
-	KeyFile string        `json:"key_file,omitempty"` // "": no authentication; else 1 to 20 bytes, a last line end not counted
+	KeyFile string        `json:"key_file,omitempty"` // "": no authentication; else a file with 1 to 20 bytes and an optional line end
 	KeyID   int           `json:"key_id,omitempty"`   // 0 to 255
 	Auth    Auth          `json:"auth,omitempty"`     // "" with a key file: meticulous-sha1
-	Observe bool          `json:"observe,omitempty"`  // judges, and does not tell the data path
+	Observe bool          `json:"observe,omitempty"`  // judge without informing the data path
 }
 
-// Auth is how packets are authenticated.
+// Auth is the authentication type of packets.
 type Auth string
 
-// Kinds of authentication: RFC 5880, 4.4.
+// Authentication types: RFC 5880 section 4.4.
 const (
 	KeyedSHA1      Auth = "keyed-sha1"
 	MeticulousSHA1 Auth = "meticulous-sha1"
@@ -76,7 +76,7 @@ const (
 	maxInterval = time.Minute
 )
 
-// Validate says what is wrong with a session, by its keys.
+// Validate returns all errors of a session, by key.
 func (s *Session) Validate() (errs []error) {
 	fail := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
 	switch {
@@ -112,7 +112,7 @@ func (s *Session) Validate() (errs []error) {
 	return errs
 }
 
-// key reads the session's key; nil: it has none.
+// key reads the session's key, or returns nil without one.
 func (s *Session) key() (*bfd.Key, error) {
 	if s.KeyFile == "" {
 		return nil, nil
@@ -131,10 +131,10 @@ func (s *Session) key() (*bfd.Key, error) {
 	return k, nil
 }
 
-// errAddress says that an address of bfdd's is not one.
+// errAddress reports an invalid address of bfdd.
 var errAddress = errors.New("want unix:PATH, ipv4:ADDRESS:PORT or ipv6:[ADDRESS]:PORT, as bfdd's --dplaneaddr has it")
 
-// Dial splits an address of bfdd's data plane into what net.Dial takes.
+// Dial splits an address of bfdd's data plane into the arguments of net.Dial.
 func Dial(frr string) (network, address string, err error) {
 	family, address, _ := strings.Cut(frr, ":")
 	switch family {
@@ -151,13 +151,14 @@ func Dial(frr string) (network, address string, err error) {
 	return "", "", fmt.Errorf("%q: %w", frr, errAddress)
 }
 
-// Tick is how often the tick source is to beat: a quarter of the shortest interval, of echoes as well. Of what bfdd will ask for nothing is known.
+// Tick returns the tick for the sessions: a quarter of the shortest interval, including echo intervals. The intervals
+// of bfdd's sessions are not known.
 func (c *Config) Tick() time.Duration {
 	const usual = 2500 * time.Microsecond
 	tick := usual
 	for _, s := range c.Sessions {
 		tick = min(tick, s.Interval/4)
-		if s.Multiplier == 1 { // who waits for an interval is to get a packet within 90 % of it
+		if s.Multiplier == 1 { // the neighbour must get a packet within 90 % of the interval
 			tick = min(tick, s.Interval/8)
 		}
 		if s.Echo != 0 {

@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A device that is made anew, under another number or its old one, has its session again, with nobody to apply anything.
+// A device recreated with a new or its old index has its session again without any apply.
 func TestDeviceAnew(t *testing.T) {
 	for name, same := range map[string]bool{"another number": false, "the same number": true} {
 		t.Run(name, func(t *testing.T) {
@@ -46,7 +46,8 @@ func TestDeviceAnew(t *testing.T) {
 			ip(w.here, "link del w0")
 			w.eventually("both are down", func() bool { return w.session("near").State != bfd.Up && w.session("far").State != bfd.Up })
 			if same {
-				// Between two namespaces without names: made in the one, the other end goes to the other and keeps its number.
+				// Both namespaces are unnamed: the pair is created in one, and the other end moves to the other with
+				// its index.
 				ip(w.here, fmt.Sprintf("link add w0 index %d type veth peer name w0 index %d netns /proc/%d/fd/%d", a, b, os.Getpid(), w.there.FD()))
 				ip(w.here, "link set w0 up")
 				ip(w.there, "link set w0 up")

@@ -26,13 +26,13 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// losesFarewells has the other namespace lose the first packets by which a session over IPv4 says that it is shut down.
+// losesFarewells drops the first IPv4 packets with state admin-down arriving in the other namespace.
 func (w *world) losesFarewells(packets int32) (lost func() uint32) {
 	w.Helper()
 	return w.loses(w.there, packets, asm.JEq, bfd.AdminDown)
 }
 
-// loses has a namespace lose so many packets of a session over IPv4 whose state compares so to a state.
+// loses drops a number of IPv4 session packets with a matching state arriving in a namespace.
 func (w *world) loses(ns *netns.Handle, packets int32, compares asm.JumpOp, to bfd.State) (lost func() uint32) {
 	w.Helper()
 	counts, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
@@ -95,7 +95,7 @@ func (w *world) loses(ns *netns.Handle, packets int32, compares asm.JumpOp, to b
 	}
 }
 
-// shown is what bfdd shows of its one peer.
+// shown is bfdd's output about its one peer.
 type shown struct {
 	Status, Diagnostic string
 	Remote             string `json:"remote-diagnostic"`
@@ -110,8 +110,8 @@ func show(t *testing.T, r *frrtest.Router) shown {
 	return all[0]
 }
 
-// A session that is taken out of the configuration is one that its neighbour knows to have been shut down, also where packets that
-// say so are lost; and the command waits no longer than until it knows.
+// The neighbour of a removed session learns of the shutdown, even if some packets are lost. The command waits only
+// until it knows.
 func TestFarewell(t *testing.T) {
 	for name, lost := range map[string]int32{"none is lost": 0, "three are lost": 3} {
 		t.Run(name, func(t *testing.T) {
@@ -134,15 +134,15 @@ func TestFarewell(t *testing.T) {
 	}
 }
 
-// One that is shut down while it comes up, and cannot know how far the other end has come, which is up already: what it heard last is
-// from before, and no answer.
+// A session shut down while it comes up does not know that the peer is up already. The peer's last packet is from
+// before, so it is no answer.
 func TestFarewellComingUp(t *testing.T) {
 	w := newWorld(t, true)
 	w.acquaint()
 	w.loses(w.here, math.MaxInt32, asm.JGE, bfd.Init)
 	count := w.losesFarewells(1)
 	r := frrtest.Start(t, w.there, "far", map[string]string{"bfdd": neighbours("10.9.0.2 10.9.0.1")})
-	// It speaks second: an end that hears Down first says Init from then on, and this one would never hear of it.
+	// It speaks second: otherwise the peer would go to Init on its first Down, and this end would learn nothing.
 	s := Session{Name: "four", Device: "w0", Peer: netip.MustParseAddr("10.9.0.2"), Interval: every, Multiplier: times, Passive: true}
 	w.apply(Config{Netns: w.ref, Sessions: []Session{s}})
 	w.eventually("the other end is up, and this one does not know", func() bool { return show(t, r).Status == "up" && w.session("four").State == bfd.Init })
@@ -152,7 +152,7 @@ func TestFarewellComingUp(t *testing.T) {
 	}
 }
 
-// A session whose interface went while it was up is not waited for: its packets cannot leave.
+// A session without its interface has no farewell: its packets cannot leave.
 func TestFarewellWithoutDevice(t *testing.T) {
 	w := newWorld(t, true)
 	w.acquaint()

@@ -24,18 +24,19 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// handedOver is about the sessions of bfdd. They are this process's, and the next one's where systemd keeps what they need between
-// the two: life is this process's. Else the connection ends with it, and bfdd has them down until there is another one.
+// handedOver runs the sessions of bfdd. They belong to this process. With systemd's file descriptor store, the next
+// process takes them over; life is the lifetime of this process. Otherwise the connections end with it, and bfdd has
+// its sessions down until the next connection.
 func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *atomic.Pointer[Config], inherited *inherited, log feature.Logger) (err error) {
 	links, connections := inherited.parts()
 	k := newKeep(p.scope(), log)
-	drop := func() { // what nobody goes on with
+	drop := func() { // files without a use
 		k.drop(connections)
 		closeLinks(k, links)
 		connections, links = nil, nil
 	}
 	defer func() {
-		if life.Err() == nil || k == nil { // else the next process may
+		if life.Err() == nil || k == nil { // else the next process may use them
 			drop()
 		}
 	}()
@@ -65,7 +66,7 @@ func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *
 	if err != nil {
 		return err
 	}
-	links = nil // the engine has them
+	links = nil // the engine closes them
 	defer e.Close()
 	h := &handed{ctx: ctx, ns: ns, e: e, config: config, log: log, netns: p.Netns, told: map[uint32]dplane.Change{}, logged: map[uint32]bool{}}
 	h.client = dplane.New(network, address, h, k.connections(), log)
@@ -90,19 +91,19 @@ func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *
 	defer cancel()
 	others.Go(func() {
 		e.Run(ctx, func(err error) { log.Warn("BFD sessions lack a neighbour or a device", "netns", p.Netns, "err", err) })
-		cancel() // it was removed
+		cancel() // BFD was removed
 	})
 	others.Go(func() { h.tell(ctx, log) })
 	others.Go(func() { keepTick(ctx, e, config) })
 	return h.client.Run(ctx)
 }
 
-// orphaned is how long a link keeps the verdict of a session whose daemon has ended, for a restart.
+// orphaned is how long a link keeps the verdict of a lost session, for the restart of its daemon.
 const orphaned = 10 * time.Second
 
-// orphan has the links be given back that no session of bfdd judges in time: one before may have left them with a verdict.
+// orphan marks all links of the configuration: an earlier session may have left one with a verdict.
 func (h *handed) orphan() {
-	_ = h.ns.Do(func() error { // a device that is not there has no verdict
+	_ = h.ns.Do(func() error { // a missing device has no verdict
 		for _, j := range h.config.Load().Evaluated {
 			if d, err := net.InterfaceByName(j.Device); err == nil {
 				h.e.Orphan(d.Index)
@@ -112,7 +113,7 @@ func (h *handed) orphan() {
 	})
 }
 
-// adopt goes on with the sessions of the process before, and has bfdd know what has become of them.
+// adopt takes over the previous process's sessions, and schedules reports of their states to bfdd.
 func (h *handed) adopt(connections []*os.File, log feature.Logger) error {
 	owners, err := h.e.Owners()
 	if err != nil {
@@ -128,7 +129,7 @@ func (h *handed) adopt(connections []*os.File, log feature.Logger) error {
 	return nil
 }
 
-// handed has the kernel run the sessions of a bfdd.
+// handed runs the sessions of a bfdd in the kernel.
 //
 // Lock order: linking, telling, mu; then the locks of the engine and of package dplane. told.mu is held alone.
 type handed struct {
@@ -137,17 +138,17 @@ type handed struct {
 	e      *engine.Engine
 	client *dplane.Client
 
-	config  *atomic.Pointer[Config] // as it is at any moment
-	linking sync.Mutex              // while it is decided which link a session judges
-	linked  *Config                 // by which sessions judge links
+	config  *atomic.Pointer[Config] // the current configuration
+	linking sync.Mutex              // held while the links of sessions are assigned
+	linked  *Config                 // configuration of the assigned links
 
 	log   feature.Logger
-	netns string // as the configuration names it
+	netns string // as in the configuration
 
-	telling sync.Mutex      // of one change at a time, or an older one could come last
-	logged  map[uint32]bool // by discriminator: the verdict that was logged
+	telling sync.Mutex      // serializes announcements, so an older one cannot be sent last
+	logged  map[uint32]bool // by discriminator: the last logged verdict
 	mu      sync.Mutex
-	told    map[uint32]dplane.Change // by discriminator: what bfdd knows of its sessions
+	told    map[uint32]dplane.Change // by discriminator: the last values sent to bfdd
 }
 
 // Add implements dplane.Engine.
@@ -156,7 +157,7 @@ func (h *handed) Add(s dplane.Session, o dplane.Owner) error {
 		return errors.New("a session of several hops: weir runs those of one hop (RFC 5881); set bfdd's up without the data plane")
 	}
 	x := engine.Session{Config: s.Config, Local: s.Local, Peer: s.Peer.WithZone(""), Ifindex: s.Ifindex}
-	if s.Echo && !(x.Peer.Is6() && x.Peer.IsLinkLocalUnicast()) { // to which nothing is forwarded
+	if s.Echo && !(x.Peer.Is6() && x.Peer.IsLinkLocalUnicast()) { // link-local addresses are not forwarded
 		x.Echo = s.EchoTx
 	}
 	h.linking.Lock()
@@ -176,7 +177,7 @@ func (h *handed) Add(s dplane.Session, o dplane.Owner) error {
 		return err
 	}
 	h.mu.Lock()
-	h.told[s.Config.Discriminator] = dplane.Change{} // also of one that it has told before: it may have begun anew
+	h.told[s.Config.Discriminator] = dplane.Change{} // even if sent before: bfdd may have restarted
 	h.mu.Unlock()
 	return nil
 }
@@ -185,7 +186,7 @@ func (h *handed) judges(device string, peer netip.Addr) bool {
 	return h.config.Load().judged(device, peer) != ""
 }
 
-// link has sessions judge the links that the configuration says by now.
+// link assigns the links of the current configuration to sessions.
 func (h *handed) link() error {
 	h.linking.Lock()
 	defer h.linking.Unlock()
@@ -211,7 +212,8 @@ func (h *handed) link() error {
 	return err
 }
 
-// complete finds the device, whose name it returns, and the address of this end, of which bfdd may know one alone.
+// complete fills in the device and the local address, because bfdd may know only one of them. It returns the device's
+// name.
 func complete(s *engine.Session, device string) (string, error) {
 	if s.Ifindex == 0 {
 		all, err := net.Interfaces()
@@ -236,9 +238,9 @@ func complete(s *engine.Session, device string) (string, error) {
 	return d.Name, nil
 }
 
-// has says whether an address is a device's.
+// has reports whether an address belongs to a device.
 func has(d *net.Interface, address netip.Addr) bool {
-	all, _ := d.Addrs() // none: as if it had none
+	all, _ := d.Addrs() // an error means no address
 	return slices.ContainsFunc(all, func(a net.Addr) bool {
 		n, err := netip.ParsePrefix(a.String())
 		return err == nil && n.Addr() == address
@@ -250,7 +252,7 @@ func (h *handed) Lost(discriminator uint32) {
 	h.mu.Lock()
 	delete(h.told, discriminator)
 	h.mu.Unlock()
-	_ = h.e.Lost(discriminator) // a map that cannot be written: the session ends with the engine
+	_ = h.e.Lost(discriminator) // on an error the session ends with the engine
 }
 
 // Delete implements dplane.Engine.
@@ -258,17 +260,17 @@ func (h *handed) Delete(discriminator uint32) {
 	h.mu.Lock()
 	delete(h.told, discriminator)
 	h.mu.Unlock()
-	_ = h.e.Delete(discriminator) // a map that cannot be written: the session ends with the engine
+	_ = h.e.Delete(discriminator) // on an error the session ends with the engine
 }
 
 // Counters implements dplane.Engine.
 func (h *handed) Counters(discriminator uint32) dplane.Counters {
-	st, _, _ := h.e.Status(discriminator) // zeroes of a session that is not there
+	st, _, _ := h.e.Status(discriminator) // zero for a missing session
 	return dplane.Counters{In: st.In, InBytes: st.InBytes, Out: st.Out, OutBytes: st.OutBytes,
 		EchoIn: st.Echo.Returned, EchoInBytes: bfd.EchoLength * st.Echo.Returned, EchoOut: st.Echo.Sent, EchoOutBytes: bfd.EchoLength * st.Echo.Sent}
 }
 
-// tell has bfdd know of changes at once, and of those whose notice was lost within a second.
+// tell sends changes to bfdd at once, and lost notices within a second.
 func (h *handed) tell(ctx context.Context, log feature.Logger) {
 	var both sync.WaitGroup
 	defer both.Wait()
@@ -296,7 +298,7 @@ func (h *handed) tell(ctx context.Context, log feature.Logger) {
 	}
 }
 
-// announce has bfdd know what a session is, if it does not.
+// announce sends the state of a session to bfdd if it has changed.
 func (h *handed) announce(d uint32) {
 	h.telling.Lock()
 	defer h.telling.Unlock()
@@ -318,7 +320,7 @@ func (h *handed) announce(d uint32) {
 	}
 }
 
-// logChange logs a verdict that is another one than before; of a session that never was up there is none. The caller holds telling.
+// logChange logs a new verdict of a session. Sessions never up have none. The caller holds telling.
 func (h *handed) logChange(d uint32, st engine.Status) {
 	up := st.State == bfd.Up
 	if was, logged := h.logged[d]; logged && was == up || !logged && !up && st.Ups == 0 {
@@ -329,7 +331,7 @@ func (h *handed) logChange(d uint32, st engine.Status) {
 	maps.DeleteFunc(h.logged, func(d uint32, _ bool) bool { _, there := all[d]; return !there })
 	owner, known := owners[d]
 	if err != nil || oerr != nil || !known {
-		return // a session begins before its owner is noted: the next look is within a second
+		return // a session starts before its owner is recorded; the next check is within a second
 	}
 	h.logged[d] = up
 	args := []any{"interface", owner.Device, "peer", all[d].Peer, "frr", true}

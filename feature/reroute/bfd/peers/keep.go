@@ -12,18 +12,19 @@ import (
 	"github.com/weir-project/weir/internal/fdstore"
 )
 
-// While weir serve restarts, systemd holds the connections to bfdd and the links of its sessions' programs (package fdstore): bfdd
-// sees no end of its data plane, and the sessions go on. Names are weir-bfdd.SCOPE.conn.COOKIE and weir-bfdd.SCOPE.link.NAME.
+// While weir serve restarts, systemd holds the connections to bfdd and the links of its sessions' programs (package
+// fdstore). bfdd's data plane stays connected, and the sessions continue. The names are weir-bfdd.SCOPE.conn.COOKIE
+// and weir-bfdd.SCOPE.link.NAME.
 const storePrefix = "weir-bfdd."
 
-// inherited is what the process before has left of a namespace.
+// inherited holds the previous process's files of a namespace.
 type inherited struct {
 	k           *keep
 	links       map[string]*os.File // by name
 	connections []*os.File
 }
 
-// inherit is what systemd gave this process, by scope; nil: nothing.
+// inherit takes the files from systemd, by scope; nil: none.
 func inherit() map[string]*inherited {
 	out := map[string]*inherited{}
 	for _, f := range fdstore.Take(storePrefix) {
@@ -47,7 +48,7 @@ func (l *inherited) parts() (links map[string]*os.File, connections []*os.File) 
 	return l.links, l.connections
 }
 
-// drop ends what is left of namespaces whose BFD nobody runs any more.
+// drop closes the files of namespaces without BFD.
 func drop(all map[string]*inherited) {
 	for _, l := range all {
 		l.k.drop(l.connections)
@@ -55,7 +56,7 @@ func drop(all map[string]*inherited) {
 	}
 }
 
-// keep leaves with systemd what is of a namespace; nil: there is nobody who keeps it.
+// keep stores a namespace's files with systemd; nil: there is no store.
 type keep struct {
 	scope string
 	log   feature.Logger
@@ -70,7 +71,7 @@ func newKeep(scope string, log feature.Logger) *keep {
 
 func (k *keep) name(kind, name string) string { return storePrefix + k.scope + "." + kind + "." + name }
 
-// put warns of what cannot be kept: that ends with this process, as it would without systemd.
+// put stores a file. After a failure it warns, because the file's sessions then end with this process.
 func (k *keep) put(kind, name string, fd int) error {
 	err := fdstore.Put(k.name(kind, name), fd)
 	if err != nil {
@@ -80,10 +81,10 @@ func (k *keep) put(kind, name string, fd int) error {
 }
 
 func (k *keep) remove(kind, name string) {
-	_ = fdstore.Remove(k.name(kind, name)) // without a service manager nothing is there
+	_ = fdstore.Remove(k.name(kind, name)) // without a service manager nothing is stored
 }
 
-// drop closes connections: bfdd has their sessions down, and hands them over anew.
+// drop closes connections. bfdd then has their sessions down, and hands them over again.
 func (k *keep) drop(connections []*os.File) {
 	for _, f := range connections {
 		_ = fdstore.Remove(f.Name())
@@ -100,7 +101,7 @@ func closeLinks(k *keep, links map[string]*os.File) {
 	}
 }
 
-// connections is k for dplane.
+// connections returns k for package dplane.
 func (k *keep) connections() dplane.Keep {
 	if k == nil {
 		return nil
@@ -116,11 +117,11 @@ func (c connectionKeep) Put(cookie uint64, fd int) error {
 
 func (c connectionKeep) Remove(cookie uint64) { c.k.remove("conn", strconv.FormatUint(cookie, 10)) }
 
-// linkKeep is a keep for engine, which has nothing better to do where a link is not kept.
+// linkKeep is a keep for package engine. It ignores errors, because the engine has no alternative.
 type linkKeep struct{ k *keep }
 
 func (l linkKeep) Put(link string, fd int) error {
-	_ = l.k.put("link", link, fd) // it has warned
+	_ = l.k.put("link", link, fd) // put has warned
 	return nil
 }
 

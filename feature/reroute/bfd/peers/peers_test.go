@@ -33,14 +33,14 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// world is a namespace whose neighbours are FRR's, in another one.
+// world is a namespace with FRR neighbours in another one.
 type world struct {
 	testing.TB
 	here, there *netns.Handle
 	root        *kernel.Root
 	ref         string     // of here
 	said        nstest.Log // by Run
-	stop        func()     // Run
+	stop        func()     // stops Run
 }
 
 func newWorld(t testing.TB, cable bool) *world {
@@ -69,7 +69,7 @@ func (w *world) cable() {
 	nstest.Address(w, w.there, "w0", netip.MustParsePrefix("10.9.0.2/16"), netip.MustParsePrefix("fd09::2/64"))
 }
 
-// acquaint has both ends know each other's address on the link, for which a session would wait for Run, or Run for a lock.
+// acquaint sets the link address of each end at the other, so sessions do not wait for Run, nor Run for a lock.
 func (w *world) acquaint() {
 	w.Helper()
 	devices := [2]netlink.Link{}
@@ -99,7 +99,7 @@ func (w *world) locked(f func(l *kernel.WriteLock) error) {
 	}
 }
 
-// apply has the namespace as a configuration says, and returns the steps that it took.
+// apply applies a configuration and returns the steps taken.
 func (w *world) apply(wants ...Config) (steps []string) {
 	w.Helper()
 	steps, err := featuretest.ApplyPlan(context.Background(), w.root, nil, func() (feature.Plan, error) {
@@ -115,7 +115,7 @@ func (w *world) apply(wants ...Config) (steps []string) {
 	return steps
 }
 
-// Who would not forward a neighbour's echo packets is told how to, whatever changes.
+// A plan without forwarding for a neighbour's echo packets warns, whatever else changes.
 func TestEchoWantsForwarding(t *testing.T) {
 	w := newWorld(t, true)
 	want := Config{Netns: w.ref, Sessions: []Session{
@@ -147,7 +147,7 @@ func TestEchoWantsForwarding(t *testing.T) {
 	}
 }
 
-// A peer that cannot answer is warned of, with the reason.
+// A plan warns of a peer unable to answer, with the reason.
 func TestPeersThatCannotAnswer(t *testing.T) {
 	w := newWorld(t, true)
 	for peer, want := range map[string]string{
@@ -203,13 +203,13 @@ func (w *world) eventually(what string, f func() bool) {
 	})
 }
 
-// Daemons stand still for seconds where the machine is busy: what comes up is to stay up.
+// Times of sessions. Daemons stall for seconds on a busy machine, so the detection time is long.
 const (
 	every = 40 * time.Millisecond
 	times = 150
 )
 
-// neighbours is bfdd's configuration of sessions from there to here.
+// neighbours returns bfdd's configuration of sessions from there to here.
 func neighbours(pairs ...string) string {
 	out := "bfd\n"
 	for _, p := range pairs {
@@ -222,7 +222,7 @@ func neighbours(pairs ...string) string {
 
 func squeezed(s string) string { return strings.ReplaceAll(s, " ", "") }
 
-// Sessions of the configuration go on without a process, change, begin when their device comes, and take their leave.
+// Configured sessions continue without a process, change, start once their device exists, and send farewells.
 func TestConfigured(t *testing.T) {
 	w := newWorld(t, false)
 	four := Session{Name: "four", Device: "w0", Peer: netip.MustParseAddr("10.9.0.2"), Interval: every, Multiplier: times}
@@ -271,8 +271,7 @@ func TestConfigured(t *testing.T) {
 	w.eventually("bfdd hears of the last one", func() bool { return strings.Count(shown(), `"status":"up"`) == 0 })
 }
 
-// Whoever runs tells of each session by its name: also of one that is up before it is recorded which it is, which one that was up
-// before anybody ran, and one that went down meanwhile.
+// Run logs each session by name: a session up before its name is recorded, up before Run starts, or down meanwhile.
 func TestTold(t *testing.T) {
 	w := newWorld(t, true)
 	w.acquaint()
@@ -281,7 +280,7 @@ func TestTold(t *testing.T) {
 	near := Config{Netns: w.ref}
 	w.apply(near, far)
 	w.run()
-	time.Sleep(time.Second) // who looks at near is there, as a rule: nothing shows it, and without it is as it is to be, too
+	time.Sleep(time.Second) // usually Run is at near by then; without this the result must be the same
 	t.Cleanup(func() { kerneltest.OnStep(nil) })
 	kerneltest.OnStep(func(step string) {
 		if step != "peers:sessions" {
@@ -297,7 +296,7 @@ func TestTold(t *testing.T) {
 			}
 			return false
 		})
-		time.Sleep(2500 * time.Millisecond) // Run has seen it by now, twice
+		time.Sleep(2500 * time.Millisecond) // Run has checked twice by now
 	})
 	near.Sessions = []Session{{Name: "near", Device: "w0", Peer: netip.MustParseAddr("10.9.0.2"), Interval: every, Multiplier: times}}
 	w.apply(near, far)
@@ -326,7 +325,7 @@ func TestTold(t *testing.T) {
 	w.stop()
 }
 
-// A bfdd has its 200 sessions run by weir, at the other end of which is a bfdd that runs them itself.
+// A bfdd with 200 sessions lets weir run them. The bfdd at the other end runs its own.
 func TestHandedOver(t *testing.T) {
 	const sessions = 200
 	w := newWorld(t, true)
@@ -349,7 +348,7 @@ func TestHandedOver(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	slower := func(text string) string { // 200 of them are much for a daemon
+	slower := func(text string) string { // 200 sessions at full speed are too many for a daemon
 		return strings.ReplaceAll(text, fmt.Sprintf("interval %d\n", every.Milliseconds()), "interval 300\n")
 	}
 	a := frrtest.Start(t, w.here, "near", map[string]string{"bfdd": slower(neighbours(near...))}, "--dplaneaddr", "unix:{home}/dplane")
@@ -373,14 +372,14 @@ func TestHandedOver(t *testing.T) {
 	w.eventually("the near bfdd hears that one is shut down", func() bool { return up(a) == sessions })
 	b.Vtysh("configure terminal", "bfd", "peer 10.9.1.7 local-address 10.9.2.7 interface w0", "no shutdown")
 	w.eventually("and that it is up again", func() bool { return up(a) == sessions+1 })
-	w.stop() // the connection ends: who runs bfdd with a data plane has no sessions without one
+	w.stop() // the connection ends: a bfdd with a data plane cannot run sessions without it
 	w.eventually("the near bfdd knows that nobody runs its sessions", func() bool { return up(a) == 0 })
 	w.run()
 	w.eventually("all are up again with weir", all)
 	w.stop()
 }
 
-// A plan, and so a dry run, finds out that a key cannot be read.
+// A plan, and so a dry run, reports an unreadable key.
 func TestPlanReadsKeys(t *testing.T) {
 	w := newWorld(t, true)
 	missing := filepath.Join(t.TempDir(), "key")
@@ -390,7 +389,7 @@ func TestPlanReadsKeys(t *testing.T) {
 	}
 }
 
-// What waits for the lock while a command removes BFD makes nothing anew.
+// A process waiting for the lock while a command removes BFD creates nothing.
 func TestRemovedMeanwhile(t *testing.T) {
 	w := newWorld(t, true)
 	w.apply(Config{Netns: w.ref, Sessions: []Session{{Name: "s", Device: "w0", Peer: netip.MustParseAddr("10.9.0.2"), Interval: time.Second, Multiplier: 3}}})
@@ -420,7 +419,7 @@ func TestRemovedMeanwhile(t *testing.T) {
 		}
 		return nil
 	})
-	time.AfterFunc(2*time.Second, cancel) // ends a runner that goes on
+	time.AfterFunc(2*time.Second, cancel) // ends a runner that continues wrongly
 	for range waits {
 		if err := <-done; err != nil {
 			t.Error(err)

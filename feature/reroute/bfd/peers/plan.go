@@ -29,7 +29,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Plan plans for the whole host: what each of wants says of its namespace, and no BFD of this package's in any other.
+// Plan plans the BFD of the whole host: the sessions of wants in their namespaces, and no managed BFD elsewhere.
 func Plan(_ context.Context, have State, wants []Config) (plan feature.Plan, err error) {
 	plan.Stays(have.Unreadable)
 	wanted := map[string]bool{}
@@ -65,7 +65,7 @@ func Plan(_ context.Context, have State, wants []Config) (plan feature.Plan, err
 		}
 		if step.Detail != "" {
 			for _, s := range w.Sessions {
-				if _, err := s.key(); err != nil { // the step would find it out, and a dry run would not
+				if _, err := s.key(); err != nil { // the step would fail too, but a dry run must report it
 					return plan, fmt.Errorf("session %s: %w", s.Name, err)
 				}
 			}
@@ -81,7 +81,7 @@ func Plan(_ context.Context, have State, wants []Config) (plan feature.Plan, err
 	return plan, nil
 }
 
-// again lists the sessions of a network namespace whose devices were made again.
+// again lists the sessions of a network namespace with recreated devices.
 func (st State) again(ref string) (out []string) {
 	for _, s := range st.Sessions {
 		if s.again && s.Netns == ref {
@@ -91,8 +91,9 @@ func (st State) again(ref string) (out []string) {
 	return out
 }
 
-// warnOfEcho says whose neighbours would send echo packets to a kernel that does not forward them back, and so would not use the
-// link. The namespace forwards IPv6, the interface where packets come in IPv4.
+// warnOfEcho warns of sessions with echo on a host without forwarding: the neighbour's echo packets would not return,
+// and it might not use the link. Forwarding is a setting of the namespace for IPv6, and of the input interface for
+// IPv4.
 func (c Config) warnOfEcho(plan *feature.Plan) {
 	for _, s := range c.Sessions {
 		family, of := "ipv6", "all"
@@ -106,7 +107,8 @@ func (c Config) warnOfEcho(plan *feature.Plan) {
 	}
 }
 
-// warnOfPeers tells of peers that cannot answer: addresses of the namespace itself, and those outside of their device's networks.
+// warnOfPeers warns of peers unable to answer: addresses of the namespace itself, and addresses outside the device's
+// networks.
 func (c Config) warnOfPeers(plan *feature.Plan) {
 	own, err := net.InterfaceAddrs()
 	if err != nil {
@@ -134,7 +136,7 @@ func summary(c Config) string {
 	return out
 }
 
-// differences says what of the configuration changes; "": nothing.
+// differences describes the changes of the configuration; "": none.
 func differences(was, want Config) string {
 	out := feature.Differences("session", was.Sessions, want.Sessions, func(s Session) string { return s.Name })
 	out = append(out, feature.Differences("link judged by FRR", was.Evaluated, want.Evaluated, func(j Evaluated) string { return j.Name })...)
@@ -147,8 +149,8 @@ func differences(was, want Config) string {
 	return strings.Join(out, ", ")
 }
 
-// apply makes sessions as the configuration says. Killed at any step, it is done anew by the next command, since what was
-// recorded is not what is wanted.
+// apply applies the configuration. If it is killed, the next command repeats it, because the recorded configuration
+// still differs from the wanted one.
 func (p *published) apply(ctx context.Context, l *kernel.WriteLock) error {
 	ns, err := netns.Find(p.Netns, p.ID)
 	if err != nil {
@@ -157,7 +159,7 @@ func (p *published) apply(ctx context.Context, l *kernel.WriteLock) error {
 	defer ns.Close()
 	sessions, err := p.resolve(ns)
 	if err != nil {
-		return err // before anything changes
+		return err // before any change
 	}
 	e, err := engine.OpenWith(ctx, l, ns, p.Config.Tick())
 	if err != nil {
@@ -190,7 +192,7 @@ func (p *published) apply(ctx context.Context, l *kernel.WriteLock) error {
 	for _, s := range p.Config.Sessions {
 		x, ready := sessions[s.Name]
 		if !ready {
-			continue // Run has it begin when there is its device
+			continue // Run starts it once its device exists
 		}
 		x.Discriminator = p.Discriminators[s.Name]
 		if err := e.PutWith(ctx, l, x.Session); err != nil {
@@ -205,7 +207,7 @@ func (p *published) apply(ctx context.Context, l *kernel.WriteLock) error {
 	return e.Record(l, text)
 }
 
-// PlanUpgrade says whose programs are another weir's and what would change. It changes nothing.
+// PlanUpgrade lists the namespaces with programs of another weir version. It changes nothing.
 func PlanUpgrade(r *kernel.Root) (plan feature.Plan, err error) {
 	all, engines, unreadable, err := readPublished(r)
 	if err != nil {
@@ -230,14 +232,15 @@ func PlanUpgrade(r *kernel.Root) (plan feature.Plan, err error) {
 	return plan, nil
 }
 
-// resolved is a session with what its device is now.
+// resolved is a session with its current device.
 type resolved struct{ engine.Session }
 
 func (r resolved) identity() engine.Identity {
 	return engine.Identity{Ifindex: r.Ifindex, Local: r.Local, Peer: r.Peer}
 }
 
-// resolve finds the devices and addresses of sessions, by name. Those whose device is not there, or has no address, are left out.
+// resolve finds the devices and addresses of sessions, by name. It omits sessions without a device or a local
+// address.
 func (p *published) resolve(ns *netns.Handle) (map[string]resolved, error) {
 	out := map[string]resolved{}
 	for _, s := range p.Config.Sessions {
@@ -250,7 +253,7 @@ func (p *published) resolve(ns *netns.Handle) (map[string]resolved, error) {
 		err = ns.Do(func() error {
 			d, err := net.InterfaceByName(s.Device)
 			if err != nil {
-				return nil // it may come
+				return nil // the device may appear later
 			}
 			index = d.Index
 			if !local.IsValid() {
@@ -274,9 +277,9 @@ func (p *published) resolve(ns *netns.Handle) (map[string]resolved, error) {
 	return out, nil
 }
 
-// localTo is the device's address in a neighbour's network.
+// localTo returns the device's address in a neighbour's network.
 func localTo(d *net.Interface, peer netip.Addr) netip.Addr {
-	all, _ := d.Addrs() // none: as if it had none yet
+	all, _ := d.Addrs() // an error means no address yet
 	for _, a := range all {
 		n, err := netip.ParsePrefix(a.String())
 		if err == nil && n.Contains(peer) {
@@ -286,27 +289,27 @@ func localTo(d *net.Interface, peer netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// The other ends of sessions are told of their end for as long, at least and at most: of what is down, packets go once a second.
+// Bounds of the time for telling peers the end of sessions. A session that is down sends once a second.
 const (
 	minFarewell = 2 * time.Second
 	maxFarewell = 10 * time.Second
 )
 
-// departure is a session that takes its leave.
+// departure is a session with a farewell in progress.
 type departure struct {
-	in, out uint64        // what it had received and sent before
-	told    time.Duration // for how long its other end is, if it does not answer
+	in, out uint64        // packets received and sent before
+	told    time.Duration // limit of the farewell if the peer does not answer
 }
 
-// farewell ends the sessions that do not stay, and has their other ends know that it is on purpose (RFC 5880, 6.8.16): who hears
-// nothing takes the link for dead. They are told until they say that they know, or would have missed the session by themselves. What
-// the other end said before does not count: of a session that was coming up, it may be up by now.
+// farewell ends all sessions except stays, and tells their peers that this is intentional (RFC 5880 section 6.8.16).
+// A peer without notice would detect a failure. The farewell ends when the peer confirms it, or after the peer's
+// detection time. Packets from before do not count: the peer of a session still coming up may be up by now.
 func farewell(ctx context.Context, ns *netns.Handle, e *engine.Engine, there map[uint32]engine.Identity, stays map[uint32]bool) error {
 	said, err := departing(ns, e, there, stays)
 	if err != nil {
 		return err
 	}
-	// A host that stands still says nothing meanwhile: of a round no more counts than it may well take.
+	// A stalled host sends nothing meanwhile, so each round counts a bounded time.
 	const nap, longest = time.Millisecond, 100 * time.Millisecond
 	for took := time.Duration(0); len(said) > 0 && ctx.Err() == nil; {
 		began := time.Now()
@@ -323,7 +326,8 @@ func farewell(ctx context.Context, ns *netns.Handle, e *engine.Engine, there map
 	return e.Delete(slices.Collect(maps.Keys(there))...)
 }
 
-// departing shuts down the sessions that do not stay and whose other ends may be up. A session whose interface has gone says nothing to anybody.
+// departing shuts down all sessions except stays, if their peers may be up. A session without its interface cannot
+// send.
 func departing(ns *netns.Handle, e *engine.Engine, there map[uint32]engine.Identity, stays map[uint32]bool) (map[uint32]departure, error) {
 	said := map[uint32]departure{}
 	for d, id := range there {
@@ -353,9 +357,9 @@ func (p *published) remove(ctx context.Context, l *kernel.WriteLock, scope strin
 		err = silence(ctx, l, ns, p)
 	}
 	if errors.Is(err, netns.ErrGone) {
-		err = nil // and its sessions with it
+		err = nil // the sessions are gone with it
 	}
-	// Also where nobody could be told: what is to go goes.
+	// Remove even if the peers could not be told.
 	return errors.Join(err, engine.RemoveScope(l, scope), liveness.DropLoops(l, scope))
 }
 
@@ -372,7 +376,7 @@ func silence(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, p *publ
 	return farewell(ctx, ns, e, there, nil)
 }
 
-// Remove takes BFD of all namespaces away, also what is not this package's.
+// Remove removes the BFD of all namespaces, including unmanaged engines.
 func Remove(ctx context.Context, l *kernel.WriteLock) error {
 	all, _, _, err := readPublished(l.Root)
 	if err != nil {

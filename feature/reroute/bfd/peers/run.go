@@ -17,8 +17,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Run looks after sessions as long as there is a process to do it: neighbours that have not answered yet, devices that come or
-// come anew; and it runs the sessions that bfdd hands over. Those of the configuration need it for nothing else.
+// Run supervises sessions while a process exists: it resolves neighbours and starts sessions on new or recreated
+// devices. It also runs the sessions handed over by bfdd. The sessions of the configuration do not need it otherwise.
 func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var all sync.WaitGroup
@@ -37,7 +37,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 			if p, there := now[scope]; err == nil && (!there || p.Config.FRR != have.frr) {
 				have.stop()
 				delete(running, scope)
-				if !there { // what comes there next is another, and nothing was told of it
+				if !there { // a new namespace of this scope starts without history
 					delete(news, scope)
 				}
 			}
@@ -61,7 +61,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 			}
 			news[scope].all()
 		}
-		if err == nil { // of namespaces that have no BFD any more
+		if err == nil { // close files of namespaces without BFD
 			drop(left)
 			left = nil
 		}
@@ -69,18 +69,18 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	return nil
 }
 
-// again is how long after its end, by an error or since BFD was made anew, it is begun again: later than Run sees that a
-// namespace has none any more.
+// again is the delay before a failed or removed part starts again. It is longer than Run needs to notice that a
+// namespace has no BFD any more.
 const again = 5 * time.Second
 
-// runner looks after the sessions of a namespace.
+// runner supervises the sessions of a namespace.
 type runner struct {
 	frr    string
 	config *atomic.Pointer[Config]
 	stop   func()
 }
 
-// know has the runner go by a configuration from now on.
+// know sets the runner's configuration.
 func (r *runner) know(c Config) {
 	if !reflect.DeepEqual(*r.config.Load(), c) {
 		r.config.Store(&c)
@@ -94,7 +94,7 @@ func start(life context.Context, r *kernel.Root, p published, inherited *inherit
 	own := func() error { return configured(ctx, r, p, config, t, log) }
 	ofFRR := func() error {
 		l := inherited
-		inherited = nil // it is for the first time
+		inherited = nil // for the first start only
 		return handedOver(ctx, life, r, p, config, l, log)
 	}
 	for _, part := range []func() error{own, ofFRR} {
@@ -113,7 +113,7 @@ func start(life context.Context, r *kernel.Root, p published, inherited *inherit
 	return runner{p.Config.FRR, config, cancel}
 }
 
-// configured is about the sessions of the configuration, also of those that come later.
+// configured supervises the sessions of the configuration, including later ones.
 func configured(ctx context.Context, r *kernel.Root, p published, config *atomic.Pointer[Config], t *told, log feature.Logger) error {
 	ns, err := netns.Find(p.Netns, p.ID)
 	if err != nil {
@@ -137,15 +137,15 @@ func configured(ctx context.Context, r *kernel.Root, p published, config *atomic
 	return nil
 }
 
-// keepTick has an engine see to the ticks that the configuration asks for at any moment: those of when it was opened may be shorter by
-// now than anybody needs.
+// keepTick updates an engine's tick from the current configuration, because the one at its start may be needlessly
+// short now.
 func keepTick(ctx context.Context, e interface{ SetTick(time.Duration) }, config *atomic.Pointer[Config]) {
 	for range (feature.Loop{Every: time.Second}).Turns(ctx) {
 		e.SetTick(config.Load().Tick())
 	}
 }
 
-// startNew has sessions begin whose devices have come, or are others by now.
+// startNew starts sessions with new or changed devices.
 func (p *published) startNew(ctx context.Context, r *kernel.Root) error {
 	ns, err := netns.Find(p.Netns, p.ID)
 	if err != nil {
@@ -169,7 +169,7 @@ func (p *published) startNew(ctx context.Context, r *kernel.Root) error {
 				return err
 			}
 			defer l.Unlock()
-			// A command that held the lock may have removed or changed the sessions.
+			// A command may have changed or removed the sessions while it held the lock.
 			if now, _, _, err := readPublished(r); err != nil || !reflect.DeepEqual(now[kernel.ScopeOf(ns)], *p) {
 				return err
 			}

@@ -22,7 +22,7 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// State is what the pins say.
+// State is the BFD of this host as read from the pins.
 type State struct {
 	Sessions   []SessionState       `json:"sessions"`
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
@@ -30,53 +30,53 @@ type State struct {
 	published map[string]published
 }
 
-// SessionState is one session.
+// SessionState is the state of one session.
 type SessionState struct {
 	Name   string     `json:"name"`
 	Netns  string     `json:"netns"`
 	Device string     `json:"device"`
 	Peer   netip.Addr `json:"peer"`
 	State  bfd.State  `json:"state"`
-	Remote bfd.State  `json:"remote_state"` // as the peer last said
+	Remote bfd.State  `json:"remote_state"` // last state reported by the peer
 	Diag   bfd.Diag   `json:"diag"`
-	// Since is for how long it has been in this state, Heard how long ago the last packet came; 0: none did.
+	// Since is the time in this state. Heard is the time since the last packet; 0: none yet.
 	Since        time.Duration `json:"since"`
 	Heard        time.Duration `json:"heard"`
-	Interval     time.Duration `json:"interval"`  // between packets that it sends; 0: it sends none
-	Detection    time.Duration `json:"detection"` // how long nothing may come; 0: nothing is expected
+	Interval     time.Duration `json:"interval"`  // between sent packets; 0: it sends none
+	Detection    time.Duration `json:"detection"` // longest accepted silence of the peer; 0: no packets are expected
 	Ups          uint64        `json:"ups"`
 	Downs        uint64        `json:"downs"`
 	In           uint64        `json:"in"` // packets
 	Out          uint64        `json:"out"`
-	NotAuthentic uint64        `json:"not_authentic"` // packets that were, and changed nothing
+	NotAuthentic uint64        `json:"not_authentic"` // rejected packets, as unauthentic
 	Malformed    uint64        `json:"malformed"`
-	Echo         *Echo         `json:"echo,omitempty"` // nil: none is wanted, and none was sent
+	Echo         *Echo         `json:"echo,omitempty"` // nil: neither wanted nor sent
 	Problem      string        `json:"problem,omitempty"`
-	Gone         bool          `json:"gone,omitempty"` // the network namespace
-	// FRR is where the bfdd is that handed it over; its name is that of the path whose link it
-	// judges, else frr:PEER%INTERFACE. "": it is of the configuration.
+	Gone         bool          `json:"gone,omitempty"` // the network namespace is gone
+	// FRR is the address of the bfdd owning the session; "": the session is configured. The name of such a session is
+	// the path of the judged link, else frr:PEER%INTERFACE.
 	FRR string `json:"frr,omitempty"`
-	// Unjudged says that there is no such session, though a path's link is to be judged by it: nobody judges the link.
+	// Unjudged reports a missing session of bfdd for a path's link: the link has no judge.
 	Unjudged bool `json:"unjudged,omitempty"`
 
-	// Keyless says that it is of the configuration, and without a key.
+	// Keyless reports a configured session without a key.
 	Keyless bool `json:"keyless,omitempty"`
 
-	again bool // its device was made again
+	again bool // its device was recreated
 }
 
-// Echo is a session's echo function.
+// Echo is the state of a session's echo function.
 type Echo struct {
-	Interval time.Duration `json:"interval"` // between packets; 0: none are sent, as long as the neighbour does not say that it loops them back
+	Interval time.Duration `json:"interval"` // between packets; 0: none, until the neighbour announces to loop them back
 	RTT      time.Duration `json:"rtt"`      // smoothed
 	Sent     uint64        `json:"sent"`
 	Returned uint64        `json:"returned"`
-	Refused  uint64        `json:"refused"` // that claimed to be ours
-	Failed   bool          `json:"failed"`  // as many as the multiplier did not come back, and none since
+	Refused  uint64        `json:"refused"` // packets with a wrong identification
+	Failed   bool          `json:"failed"`  // multiplier packets in a row were lost, and none has returned since
 	Failures uint64        `json:"failures"`
 }
 
-// published is what a namespace's engine has recorded.
+// published is the configuration recorded in a namespace's engine.
 type published struct {
 	Config Config `json:"config"`
 	Netns  string `json:"netns"`
@@ -85,10 +85,10 @@ type published struct {
 	Discriminators map[string]uint32 `json:"discriminators,omitempty"`
 }
 
-// managed says that a configuration of this package made it.
+// managed reports whether this package recorded it.
 func (p *published) managed() bool { return p.Inode != 0 }
 
-// readPublished returns what is recorded, by scope; engines of others are left out.
+// readPublished returns the recorded configurations and their engines by scope. It omits engines of other packages.
 func readPublished(r *kernel.Root) (map[string]published, map[string]engine.Published, instances.Unreadable, error) {
 	all, unreadable, err := engine.All(r)
 	if err != nil {
@@ -111,7 +111,7 @@ func readPublished(r *kernel.Root) (map[string]published, map[string]engine.Publ
 
 func (p *published) scope() string { return strconv.FormatUint(p.Inode, 10) }
 
-// handedText is what the pins of sessions that bfdd hands over say of themselves.
+// handedText is the text recorded with bfdd's sessions.
 type handedText struct {
 	FRR   string `json:"frr"`
 	Netns string `json:"netns"`
@@ -120,10 +120,10 @@ type handedText struct {
 
 func (p *published) handed() handedText { return handedText{p.Config.FRR, p.Netns, p.Inode} }
 
-// silent is how long after their last tick nobody runs bfdd's sessions any more: this host may stand still meanwhile.
+// silent is the time without ticks after which bfdd's sessions count as ended. It allows for stalls of this host.
 const silent = 2 * time.Second
 
-// readHanded reads the sessions of bfdd that are run; known is what is configured, by scope.
+// readHanded reads the running sessions of bfdd. known holds the configurations by scope.
 func readHanded(r *kernel.Root, known map[string]published, yield func(scope string, s SessionState)) (instances.Unreadable, error) {
 	all, unreadable, err := engine.AllHanded(r)
 	if err != nil {
@@ -167,7 +167,7 @@ func readHanded(r *kernel.Root, known map[string]published, yield func(scope str
 	return unreadable, nil
 }
 
-// ReadState reads sessions from their pins alone.
+// ReadState reads sessions from their pins.
 func ReadState(r *kernel.Root) (State, error) {
 	all, engines, unreadable, err := readPublished(r)
 	st := State{published: all, Unreadable: unreadable}
@@ -215,7 +215,7 @@ func ReadState(r *kernel.Root) (State, error) {
 	return st, err
 }
 
-// unjudged returns the links that no session of bfdd judges, though the configuration says so.
+// unjudged returns the links configured for sessions of bfdd, but without one.
 func (p *published) unjudged(there func(name string) bool) (out []SessionState) {
 	for _, j := range p.Config.Evaluated {
 		if there(j.Name) || p.gone() != "" {
@@ -227,7 +227,7 @@ func (p *published) unjudged(there func(name string) bool) (out []SessionState) 
 	return out
 }
 
-// gone says that the network namespace is gone, and its sessions with it; "": it is there, or nobody knows.
+// gone explains why the network namespace is missing; "": it exists, or this is unknown.
 func (p *published) gone() string {
 	ns, err := netns.Find(p.Netns, p.ID)
 	if err == nil {
@@ -238,7 +238,7 @@ func (p *published) gone() string {
 	return ""
 }
 
-// devices are the interfaces of the network namespace, nil where this user may not see them.
+// devices returns the interfaces of the network namespace, or nil without permission.
 func (p *published) devices() (out map[string]int) {
 	ns, err := netns.Find(p.Netns, p.ID)
 	if err != nil {
@@ -275,13 +275,13 @@ func (out *SessionState) of(x engine.Status, now time.Duration) {
 	out.Ups, out.Downs, out.In, out.Out, out.NotAuthentic, out.Malformed = x.Ups, x.Downs, x.In, x.Out, x.NotAuthentic, x.Malformed
 }
 
-// Saved is the BFD of one network namespace, for putting it back later.
+// Saved is the BFD of one network namespace for a later restore.
 type Saved struct {
 	netns.ID
 	Config Config `json:"config"`
 }
 
-// Saved returns BFD as it is pinned.
+// Saved returns the pinned BFD.
 func (st State) Saved() (out []Saved) {
 	for _, scope := range slices.Sorted(maps.Keys(st.published)) {
 		out = append(out, Saved{st.published[scope].ID, st.published[scope].Config})

@@ -16,22 +16,22 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// told logs which sessions of a namespace's configuration come up and are up no longer. It is there for as long as Run is: who opens
-// the engine anew goes on with what was told before.
+// told logs the up and down verdicts of a namespace's configured sessions. It lives as long as Run, so a reopened
+// engine continues with the logged state.
 type told struct {
 	r     *kernel.Root
 	scope string
 	log   feature.Logger
-	mu    sync.Mutex      // of one look at a time, or an older one could be told last
-	up    map[uint32]bool // by discriminator, of those that were told of
+	mu    sync.Mutex      // serializes checks, so an older verdict cannot be logged last
+	up    map[uint32]bool // last logged verdict by discriminator
 }
 
-// changes tells of changes at once, as long as the engine is open.
+// changes logs changes at once while the engine is open.
 func (t *told) changes(ctx context.Context, e *engine.Engine) {
 	err := e.Changes(ctx, func(d uint32) bool {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		if st, there, err := e.Status(d); err == nil && there { // removed: who did it knows
+		if st, there, err := e.Status(d); err == nil && there { // after a removal, the command has reported it
 			t.compare(d, st)
 		}
 		return true
@@ -41,14 +41,14 @@ func (t *told) changes(ctx context.Context, e *engine.Engine) {
 	}
 }
 
-// all tells of what changes has not: what was so before anybody listened, sessions whose names were not known yet, and notices
-// that the kernel had no room for. It reads the pins, which are there whether or not the engine can be opened.
+// all logs verdicts missed by changes: from before its start, of sessions without a recorded name yet, and of events
+// lost in the kernel. It reads the pins, so it works without an open engine.
 func (t *told) all() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	found, err := engine.Published{Scope: t.scope}.Sessions(t.r)
 	if err != nil {
-		return // removed, or read the next time
+		return // removed, or readable the next time
 	}
 	maps.DeleteFunc(t.up, func(d uint32, _ bool) bool { _, there := found[d]; return !there })
 	for d, st := range found {
@@ -56,7 +56,7 @@ func (t *told) all() {
 	}
 }
 
-// compare compares a session with what was told of it. Of one that never was up there is nothing to tell.
+// compare logs a verdict different from the last logged one. Sessions never up have none.
 func (t *told) compare(d uint32, st engine.Status) {
 	up := st.State == bfd.Up
 	if was, said := t.up[d]; said && was == up || !said && !up && st.Ups == 0 && !st.LinkDown {
@@ -64,7 +64,7 @@ func (t *told) compare(d uint32, st engine.Status) {
 	}
 	s, netns, known := t.session(d)
 	if !known {
-		return // sessions begin before it is recorded which they are: all comes back to it
+		return // sessions start before their names are recorded; all retries
 	}
 	t.up[d] = up
 	args := []any{"path", s.Name, "interface", s.Device, "peer", s.Peer}
@@ -74,13 +74,13 @@ func (t *told) compare(d uint32, st engine.Status) {
 	logVerdict(t.log, st, args)
 }
 
-// logVerdict logs that a session is up, or down; args name it.
+// logVerdict logs a session up or down. args name the session.
 func logVerdict(log feature.Logger, st engine.Status, args []any) {
 	if ago := time.Duration(kernel.Monotonic()) - st.Since; ago > late {
 		args = append(args, "at", time.Now().Add(-ago).Format(time.RFC3339Nano))
 	}
 	if st.State == bfd.Up {
-		if !st.Polling { // else they are about to change: both ends have begun slowly
+		if !st.Polling { // else they will change: both ends start slowly
 			args = append(args, "interval", st.Interval, "detection", st.Detection)
 		}
 		log.Info("BFD session is up", args...)
@@ -93,10 +93,11 @@ func logVerdict(log feature.Logger, st engine.Status, args []any) {
 	log.Warn("BFD session is down", append(args, "reason", st.Diag, "peer_says", fmt.Sprintf("%s, %s", st.Remote.State, st.Remote.Diag))...)
 }
 
-// late is after how long a change's own time is worth telling.
+// late is the age from which a change's own time is logged.
 const late = time.Second
 
-// session is what is configured of a discriminator, and in which namespace; false: that is not recorded, or not yet.
+// session returns the configured session of a discriminator and its namespace; false: it is not recorded, perhaps not
+// yet.
 func (t *told) session(d uint32) (s Session, netns string, known bool) {
 	all, _, _, err := readPublished(t.r)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Ticks are close enough for packets to leave within their interval: of a neighbour that waits for one alone, within 90 % of it, and
-// none sooner than 75 (RFC 5880, 6.8.7).
+// The tick is short enough for packets to leave within their interval, or within 90 % of it with a multiplier of 1,
+// and never before 75 % (RFC 5880 section 6.8.7).
 func TestTick(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {
@@ -22,7 +22,7 @@ func TestTick(t *testing.T) {
 		{8 * ms, 0, 3, 2 * ms},
 		{8 * ms, 0, 1, ms},
 		{50 * ms, 8 * ms, 3, 2 * ms},
-		{ms, 0, 1, ms / 4}, // as often as ticks may be
+		{ms, 0, 1, ms / 4}, // the shortest tick
 	} {
 		x := Config{Sessions: []Session{{Interval: c.interval, Echo: c.echo, Multiplier: c.multiplier}}}
 		if got := x.Tick(); got != c.want {
@@ -35,7 +35,7 @@ type ticks chan time.Duration
 
 func (t ticks) SetTick(d time.Duration) { t <- d }
 
-// Who looks after sessions goes by the configuration of the moment.
+// keepTick follows the current configuration.
 func TestKeepTick(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
