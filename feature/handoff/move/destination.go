@@ -2,29 +2,28 @@
 
 package move
 
-// DestinationPhase is how far a destination has come.
+// DestinationPhase is the progress of a destination.
 type DestinationPhase uint8
 
-// The phases of a destination.
 const (
 	Idle      DestinationPhase = iota
-	Restoring                  // the socket is being made
-	Flipping                   // it is there, and the load balancer was asked
-	Active                     // the application has it, in Epoch
+	Restoring                  // the socket is being created
+	Flipping                   // the socket exists; Flip is sent
+	Active                     // the application has the session, in Epoch
 )
 
 func (p DestinationPhase) String() string {
 	return [...]string{"idle", "restoring", "flipping", "active"}[p]
 }
 
-// Destination is the side that is to have the session.
+// Destination is the backend that receives the session.
 type Destination struct {
 	Phase DestinationPhase
 	Epoch Epoch
-	Nonce Nonce // of the load balancer's record, once it is active; 0: that load balancer does not say
+	Nonce Nonce // of the load balancer's record, in phase Active; 0: unknown
 }
 
-// Receive takes a message.
+// Receive processes a message.
 func (d *Destination) Receive(m Message) Do {
 	switch {
 	case m.Kind == State && d.Phase == Idle:
@@ -45,19 +44,19 @@ func (d *Destination) Receive(m Message) Do {
 	return Do{}
 }
 
-// Restored says that [Restore] has been done.
+// Restored reports the success of [Restore].
 func (d *Destination) Restored() Do {
 	d.Phase = Flipping
 	return d.Retry()
 }
 
-// RestoreFailed says that it could not be done.
+// RestoreFailed reports the failure of [Restore].
 func (d *Destination) RestoreFailed() Do {
 	d.Phase = Idle
 	return Do{}.send(d.toSource(Failed))
 }
 
-// Retry repeats what has had no answer.
+// Retry repeats an unanswered Flip.
 func (d *Destination) Retry() Do {
 	if d.Phase != Flipping {
 		return Do{}
@@ -65,8 +64,8 @@ func (d *Destination) Retry() Do {
 	return d.Reconnected()
 }
 
-// Reconnected asks the load balancer whether the session is still this host's: what it said may have been lost with the
-// connection.
+// Reconnected asks the load balancer whether this host still owns the session. An earlier answer may have been lost
+// with the connection.
 func (d *Destination) Reconnected() Do {
 	if d.Phase != Flipping && d.Phase != Active {
 		return Do{}

@@ -1,62 +1,75 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package move decides who owns a TCP session while it moves from one backend to another. It is the protocol without its
-// transport: what each side does at each message, so that the explorer (package explore) and the agents run the same code.
+// Package move decides the owner of a TCP session while it moves between backends. It is the protocol without a
+// transport: each side's reaction to each message. The explorer (package explore) and the agents run the same code.
 //
-// Three take part. The source has the socket. The destination is to have it. The load balancer, which every packet of the session
-// passes in both directions, lets one backend speak and be spoken to: the owner; whatever another backend sends for the flow it drops.
-// So a socket that lives at both backends for a moment is no second owner, and one record at the load balancer, changed by one store,
-// is where a session moves.
+// A move has three parties. The source has the socket. The destination receives it. Every packet of the session
+// passes the load balancer, in both directions. The load balancer forwards packets to and from one backend only: the
+// owner. It drops packets of other backends for the flow. A session therefore has one owner even while both backends
+// have a socket. It moves by one store to one record at the load balancer.
 //
 //	source            load balancer          destination
-//	  Hold(e)    ──────▶ packets are held
-//	stops packets, dumps the socket, and keeps it, stopped
-//	          ◀────── Held(e)
-//	  State(e)   ─────────────────────────▶ restores it, in repair
+//	  Buffer(e)   ──────▶ buffers packets
+//	blocks packets, dumps the socket, and keeps it, stopped
+//	          ◀────── Buffered(e)
+//	  State(e)   ─────────────────────────▶ restores it, in repair mode
 //	                      ◀────── Flip(e)
 //	                  the owner is the destination
-//	                  Flipped(e) ──────▶ the application gets it
+//	                  Flipped(e) ──────▶ delivers it to the application
 //	  ◀──────────────────────── Done(e)
-//	  Reclaim(e) ──────▶ it is gone, for good
-//	closes its own without a word
+//	  Reclaim(e) ──────▶ no: it has moved for good
+//	closes its copy silently
 //
-// e is the epoch of the move: one more than the epoch in which the source owns the session. Whatever goes wrong, the source
-// asks the load balancer before it does anything: Reclaim(e). If the session has not moved, the load balancer gives it back in epoch
-// e+1, and a Flip(e) that comes later is refused. If it has moved and the destination has said a word to the client, the
-// source's copy is worth nothing: it closes it. If it has moved, the destination's agent has died and the client has heard
-// nothing from there, the load balancer gives it back as well.
+// e is the epoch of the move: the source's epoch plus one. After any failure the source first sends Reclaim(e) to the
+// load balancer. There are three cases:
+//   - The session has not moved: the load balancer returns it in epoch e+1, and rejects a later Flip(e).
+//   - It has moved, and the destination has sent a packet to the client: the source's copy is stale, and the source
+//     closes it.
+//   - It has moved, the destination's agent has died, and the destination has sent nothing to the client: the load
+//     balancer returns it in epoch e+1.
 //
-// The source waits for Held(e) only where it does not know the birth of the load balancer's record. With it, it goes ahead: it says Hold(e)
-// once, and sends State(e) at once. Then State(e) may be there although the load balancer knows of no move e: Hold(e) was lost with a
-// connection, or is late, or is refused. A Flip(e) that comes first is refused for good: Hold(e), when it comes, is too late. A source
-// that is told no to its one Hold(e) knows that nobody can have the session by this move. And to a Reclaim(e) that says the birth of its
-// record a load balancer that has not heard Hold(e) in time answers yes: the record is as old as the source's knowledge of it, so it would
-// know of a move e. Births are believed for a minute, from the life of the load balancer's agent that has said them: a source whose
-// knowledge is older waits.
+// A source without the nonce of the load balancer's record waits for Buffered(e). A source with the nonce goes ahead:
+// it sends Buffer(e) once, and State(e) at once. State(e) can then arrive before the load balancer has processed
+// Buffer(e), because Buffer(e) is late, rejected, or lost with its connection. Three rules cover this:
+//   - A Flip(e) before Buffer(e) is rejected for good, and so is the later Buffer(e).
+//   - If the only Buffer(e) is rejected, no destination can acquire the session in epoch e.
+//   - A Reclaim(e) with the record's nonce succeeds if no Buffer(e) has arrived. The record is as old as the source's
+//     knowledge of it, and would contain a move e.
 //
-// Packets are held until a deadline at most; then they go to the source, which is deaf, and the client repeats them. Where they wait at
-// the source instead (Source.Parks), the load balancer passes them to it until the owner is another.
+// A nonce is valid for one minute, and only from the current incarnation of the load balancer's agent. A source with
+// an older nonce waits.
 //
-// A load balancer may not know of a move: it refuses to hold a flow that it has forgotten (one that was silent for long, or for a
-// reboot), or knows in a later epoch. To Reclaim(e) it then says in which later epoch the source owns the flow, else no: it gives back
-// only what it was asked to hold, for a flow that was forgotten may have moved before. What no means the source knows: if it has sent no
-// State(e), nobody else can have the session by this move, and it goes on in epoch e+1, so that nothing of epoch e that is late can be
-// taken for another's; if it has, the destination may have the session, or have had it, and the source closes its copy: better none than
-// two. A load balancer that is behind takes the owner's epoch from its next Hold.
+// The load balancer buffers packets up to a deadline. It then forwards them to the source. The source's socket is
+// stopped, so the client retransmits them. If the source buffers the packets itself (Source.Parks), the load balancer
+// forwards packets to it until the owner changes.
 //
-// Six things are the agents' to hold, and the explorer counts on them:
-//   - from Dump to Thaw or Close no packet reaches the source's socket, also while its agent is dead;
-//   - while an agent is dead its sockets are kept for its next life, and no application is given one, however long that takes;
-//   - from Restore to Deliver the destination's socket is in repair, so that it dies silently with those who have it; and from Restore
-//     to the first packet that it sends, its backend sends neither reset nor end of the flow, for want of a socket or for its death;
-//   - what is sent to the destination's agent is read by no later life of it, be it a State or an answer: the one that has died
-//     may have owned the session already;
-//   - the load balancer's Flow outlives its agent, and is not forgotten while it is to be held, or while a copy of the session is
-//     stopped or has yet to speak, unless the session has ended: a machine that is lost in that moment may take the session with it;
-//     (one that begins anew answers nothing about what it does not know, until both backends have told how they stand);
-//   - the load balancer hears what a backend says in the order in which it was said, and nothing from a connection before.
+// A load balancer may lack the record of a move. It rejects Buffer for a forgotten flow (after long silence, or a
+// reboot) and for an older epoch. It answers Reclaim(e) with the source's later epoch if it has one, and with no
+// otherwise. It returns only sessions with an accepted Buffer, because a forgotten flow may have moved before. On a
+// no, the source decides:
+//   - Without a sent State(e), no other backend can acquire the session by this move. The source continues in epoch
+//     e+1, so late messages of epoch e match no other move.
+//   - With a sent State(e), the destination may have the session, or may have had it. The source closes its copy: no
+//     copy is better than two.
 //
-// Messages may be lost, come twice and come late: each is harmless then, and Retry repeats what has had no answer. Only the Hold of a
-// source that goes ahead must not come twice: it is said once, by a connection that delivers nothing twice, and after a Retry no source
-// goes ahead.
+// A load balancer with an older epoch adopts the owner's epoch from its next Buffer.
+//
+// The agents guarantee six properties, and the explorer relies on them:
+//   - From Dump to Thaw or Close no packet reaches the source's socket, even while its agent is dead.
+//   - The sockets of a dead agent are kept for its next incarnation. No application receives one before, however long
+//     that takes.
+//   - From Restore to Deliver the destination's socket is in repair mode, and dies silently with its holders. From
+//     Restore to the socket's first packet, the destination's backend sends neither RST nor FIN for the flow.
+//   - An incarnation of the destination's agent reads no State and no answer of an earlier one. The earlier one may
+//     have owned the session already.
+//   - The load balancer's Flow outlives its agent. It is not forgotten while packets are buffered, nor while a copy
+//     of the session is stopped or has not sent a packet, unless the session has ended. (Losing a machine in this
+//     moment may lose the session. A new load balancer answers nothing about unknown flows until both backends have
+//     reported theirs.)
+//   - The load balancer processes a backend's messages in the order of their sending, and none of an earlier
+//     connection.
+//
+// Loss, repetition and delay of messages are harmless. Retry repeats unanswered messages. The one exception is the
+// Buffer of a source that goes ahead. It must not arrive twice: it is sent once, on a connection without duplicates,
+// and no source goes ahead after a Retry.
 package move

@@ -4,21 +4,20 @@ package move
 
 import "fmt"
 
-// Backend is a backend behind a load balancer, by the number that the load balancer's flow table has for it. 0 is none.
+// Backend is the number of a backend in the load balancer's flow table. 0 is none.
 type Backend uint16
 
-// Epoch counts the owners that a session has had. It begins with 0, grows by 1 with each move and with each that was called
-// off, and tells an answer that is late from one that is awaited. It does not come round: 2^32 moves are more than a session has.
+// Epoch counts a session's owners. It starts at 0 and grows by 1 with each move and each abandoned move. It separates
+// late answers from expected ones. It does not wrap: no session reaches 2^32 moves.
 type Epoch uint32
 
-// Nonce tells a load balancer's record of a flow from every other that it, or another load balancer, has or had of the same one: it is
-// chosen at random when the flow is learned, and stays as long as the record. 0: it is not known.
+// Nonce identifies a load balancer's record of a flow among all records of that flow, at this or another load
+// balancer. It is chosen at random when the flow is learned, and does not change. 0: unknown.
 type Nonce uint32
 
-// Role is one of the three that take part.
+// Role is a party of a move.
 type Role uint8
 
-// The roles.
 const (
 	AtSource Role = iota
 	AtLoadBalancer
@@ -27,24 +26,23 @@ const (
 
 func (r Role) String() string { return [...]string{"source", "load balancer", "destination"}[r] }
 
-// Kind is what a message says.
+// Kind is the type of a message.
 type Kind uint8
 
-// The messages.
 const (
-	Buffer    Kind = iota + 1 // source to load balancer: hold my packets, the session is to move to Backend
-	Buffered                  // the answer: OK, or refused
-	State                     // source to destination: the session; the transport adds the socket's and the application's state
+	Buffer    Kind = iota + 1 // source to load balancer: buffer my packets, the session moves to Backend
+	Buffered                  // answer: OK, or rejected
+	State                     // source to destination: the session; the transport adds the state of socket and application
 	Flip                      // destination to load balancer: I have it
-	Flipped                   // the answer: OK, you own it; or refused
+	Flipped                   // answer: OK, you own it; or rejected
 	Done                      // destination to source: I own it
-	Failed                    // destination to source: I do not, and never shall in this epoch
-	Reclaim                   // source to load balancer: what became of it?
-	Reclaimed                 // the answer: OK, you own it, in Epoch; or it is gone
-	Revoked                   // load balancer to destination: the source has it again, in Epoch
-	Ask                       // a backend to the load balancer, before a move: in which epoch do I own it?
-	Known                     // the answer: OK, in Epoch, and no move is under way; or it is not yours to move now
-	Left                      // a backend to the load balancer, which sends it a session's packets: it has left for Backend, in Epoch
+	Failed                    // destination to source: I do not own it, and never will in this epoch
+	Reclaim                   // source to load balancer: did it move?
+	Reclaimed                 // answer: OK, you own it, in Epoch; or it has moved
+	Revoked                   // load balancer to destination: the source owns it again, in Epoch
+	Ask                       // backend to load balancer, before a move: in which epoch do I own it?
+	Known                     // answer: OK, in Epoch, without a move under way; or you cannot move it now
+	Left                      // backend to load balancer, on packets of a moved session: it has moved to Backend, in Epoch
 )
 
 var kindNames = [...]string{"?", "Buffer", "Buffered", "State", "Flip", "Flipped", "Done", "Failed", "Reclaim", "Reclaimed", "Revoked", "Ask", "Known", "Left"}
@@ -56,16 +54,16 @@ func (k Kind) String() string {
 	return kindNames[k]
 }
 
-// Message is one of them, about one session.
+// Message is a protocol message about one session.
 type Message struct {
 	Kind    Kind
 	From    Role
 	To      Role
-	Epoch   Epoch   // of the move; of Reclaimed and Revoked the one in which the source owns it now
-	Move    Epoch   // of Reclaimed and Revoked: the move that they are about
-	Nonce   Nonce   // of Known and Flipped: the record's, at the load balancer; of Reclaim: as the source has heard it
-	Backend Backend // of Hold: the destination
-	OK      bool    // of Held, Flipped, Reclaimed and Known; of Hold: packets wait at the source, and are not to be held
+	Epoch   Epoch   // of the move; Reclaimed, Revoked: the source's new epoch
+	Move    Epoch   // Reclaimed, Revoked: the epoch of the move
+	Nonce   Nonce   // Known, Flipped: the record's nonce at the load balancer; Reclaim: the nonce known to the source
+	Backend Backend // Buffer: the destination
+	OK      bool    // Buffered, Flipped, Reclaimed, Known: yes; Buffer: the source buffers the packets itself
 }
 
 func (m Message) String() string {
@@ -76,24 +74,23 @@ func (m Message) String() string {
 	return fmt.Sprintf("%s(%d%s) %s → %s", m.Kind, m.Epoch, answer, m.From, m.To)
 }
 
-// Action is what a side does, in the order in which it is told.
+// Action is a step that a party has to perform.
 type Action uint8
 
-// The actions.
 const (
-	// Dump: stop the socket's packets, switch repair on, read its state and send it as [State]. Then [Source.Dumped] or
-	// [Source.DumpFailed]. The socket stays.
+	// Dump blocks the socket's packets, enables repair mode, and reads the state for a [State] message. It is
+	// followed by [Source.Dumped] or [Source.DumpFailed]. The socket stays.
 	Dump Action = iota + 1
-	// Thaw: switch repair off, let packets through, give the session back to the application.
+	// Thaw disables repair mode, unblocks packets, and returns the session to the application.
 	Thaw
-	// Close the socket in repair: silently.
+	// Close closes the socket silently, in repair mode.
 	Close
-	// Restore: make the socket of the state received, and leave it in repair. Then [Destination.Restored] or
-	// [Destination.RestoreFailed].
+	// Restore creates the socket from the received state, and leaves it in repair mode. It is followed by
+	// [Destination.Restored] or [Destination.RestoreFailed].
 	Restore
-	// Deliver the session to the application and switch repair off. A second time it changes nothing.
+	// Deliver gives the session to the application and disables repair mode. It is idempotent.
 	Deliver
-	// Discard the socket: in repair, silently. An application that has it already loses it.
+	// Discard closes the socket silently, in repair mode. An application with the session loses it.
 	Discard
 )
 
@@ -101,7 +98,7 @@ func (a Action) String() string {
 	return [...]string{"?", "dump", "thaw", "close", "restore", "deliver", "discard"}[a]
 }
 
-// Do is what follows from an event: actions first, then messages.
+// Do is the reaction to an event: actions first, in order, then messages.
 type Do struct {
 	Actions [2]Action // 0: none
 	Send    [2]Message

@@ -9,7 +9,7 @@ const (
 	backendB Backend = 2
 )
 
-// A move in which nothing goes wrong, message by message.
+// TestMove runs a move without faults, message by message.
 func TestMove(t *testing.T) {
 	f, s, d := Flow{Owner: backendA}, Source{}, Destination{}
 	do, err := s.Start(backendB)
@@ -48,7 +48,7 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// Who is not the owner is refused, and changes nothing.
+// TestRefusals checks the rejection of messages from other backends than the owner. They change nothing.
 func TestRefusals(t *testing.T) {
 	held := Flow{Owner: backendA, Epoch: 4, Buffering: true, To: backendB}
 	for name, c := range map[string]struct {
@@ -77,7 +77,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// What the destination has said makes the source's copy worthless; before, it gets the session back if the destination is gone.
+// TestReclaimAfterFlip reclaims a session after a Flip. It fails once the destination has sent a packet. Before, it
+// succeeds if the destination is gone.
 func TestReclaimAfterFlip(t *testing.T) {
 	for _, spoke := range []bool{false, true} {
 		f := Flow{Owner: backendA, Buffering: true, To: backendB}
@@ -92,7 +93,7 @@ func TestReclaimAfterFlip(t *testing.T) {
 	}
 }
 
-// The load balancer has forgotten moves of a session that its owner remembers: the owner's epoch counts from then on.
+// TestHoldOfLaterEpoch sends a Buffer to a load balancer that has forgotten moves. It adopts the owner's epoch.
 func TestHoldOfLaterEpoch(t *testing.T) {
 	f := Flow{Owner: backendA}
 	if a := f.Receive(backendA, Message{Kind: Buffer, Epoch: 3, Backend: backendB}, false)[0]; !a.OK || f != (Flow{Owner: backendA, Epoch: 2, Buffering: true, To: backendB}) {
@@ -106,8 +107,8 @@ func TestHoldOfLaterEpoch(t *testing.T) {
 	}
 }
 
-// A source whose load balancer knows nothing of the move keeps the session if it has sent nothing, and else closes its copy, which the
-// destination may have as well.
+// TestUnknownToLBEnd reclaims a move unknown to the load balancer. A source without a sent State keeps the session.
+// With one it closes its copy, because the destination may have another.
 func TestUnknownToLBEnd(t *testing.T) {
 	no := Message{Kind: Reclaimed, Move: 3}
 	for name, c := range map[string]struct {
@@ -135,7 +136,7 @@ func TestUnknownToLBEnd(t *testing.T) {
 	}
 }
 
-// A source that knows the birth of the load balancer's record sends the session before it has the load balancer's answer.
+// TestAhead sends the session before the load balancer's answer, with the nonce of its record.
 func TestAhead(t *testing.T) {
 	f, s, d := Flow{Owner: backendA, Nonce: 7}, Source{Nonce: 7}, Destination{}
 	hold, err := s.Start(backendB)
@@ -163,7 +164,7 @@ func TestAhead(t *testing.T) {
 	}
 }
 
-// Without a birth it waits.
+// TestNotAhead checks that a source without a nonce waits.
 func TestNotAhead(t *testing.T) {
 	s := Source{}
 	if _, err := s.Start(backendB); err != nil {
@@ -176,14 +177,14 @@ func TestNotAhead(t *testing.T) {
 	if _, err := s.Start(backendB); err != nil {
 		t.Fatal(err)
 	}
-	s.Retry() // Hold was said twice
+	s.Retry() // sends a second Buffer
 	if do := s.Ahead(); do != (Do{}) || s.Phase != Holding {
 		t.Errorf("%v, %+v", do, s)
 	}
 }
 
-// A session that was sent goes on at its source if the load balancer says that it has never heard of the move, and no other record of the
-// flow can say so.
+// TestNeverHeard reclaims a sent session from a load balancer without its Buffer. Only the record with the source's
+// nonce may return it.
 func TestNeverHeard(t *testing.T) {
 	for name, c := range map[string]struct {
 		flow Flow
@@ -210,7 +211,7 @@ func TestNeverHeard(t *testing.T) {
 	}
 }
 
-// Who is refused a Hold that was said once goes on, whatever it has sent: nobody can have the session by that move.
+// TestRefusedAhead rejects the only Buffer of a source. The source keeps the session, even after sending State.
 func TestRefusedAhead(t *testing.T) {
 	s := Source{Epoch: 4, Nonce: 7}
 	if _, err := s.Start(backendB); err != nil {
@@ -225,7 +226,7 @@ func TestRefusedAhead(t *testing.T) {
 	if do = s.Receive(Message{Kind: Reclaimed, Move: 5}); do.Actions[0] != Thaw || s.Phase != Owns || s.Epoch != 6 || s.Nonce != 0 {
 		t.Errorf("%v, %+v", do, s)
 	}
-	s = Source{Phase: Reclaiming, Epoch: 5, Nonce: 7, Sent: true} // it had asked already, because the destination had gone
+	s = Source{Phase: Reclaiming, Epoch: 5, Nonce: 7, Sent: true} // it has already sent Reclaim, because the destination was gone
 	if do = s.Receive(Message{Kind: Buffered, Epoch: 5}); do != (Do{}) || s.Sent {
 		t.Errorf("%v, %+v", do, s)
 	}

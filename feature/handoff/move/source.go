@@ -4,41 +4,41 @@ package move
 
 import "fmt"
 
-// SourcePhase is how far a source has come.
+// SourcePhase is the progress of a source.
 type SourcePhase uint8
 
-// The phases of a source.
 const (
-	Owns       SourcePhase = iota // in Epoch: the application has the session
-	Holding                       // the load balancer was asked to hold; packets still come
-	Moving                        // stopped and dumped; the destination was told
-	Reclaiming                    // the load balancer is asked what became of the session
-	Closed                        // another backend has it
+	Owns       SourcePhase = iota // the application has the session, in Epoch
+	Holding                       // Buffer is sent; packets still arrive
+	Moving                        // stopped and dumped; State may be sent
+	Reclaiming                    // Reclaim is sent
+	Closed                        // another backend has the session
 )
 
 func (p SourcePhase) String() string {
 	return [...]string{"owns", "buffering", "moving", "reclaiming", "closed"}[p]
 }
 
-// Source is the side that has the session. The zero value owns it in epoch 0.
+// Source is the backend that has the session. The zero value owns it in epoch 0.
 type Source struct {
 	Phase SourcePhase
-	Epoch Epoch // in which it owns the session; of the move, once one has begun
+	Epoch Epoch // of its ownership; during a move, of the move
 	To    Backend
-	Sent  bool // the state of this move may have been sent: the destination may own the session
-	// Birth is of the load balancer's record of the session, heard lately. With it a move need not wait for the load balancer: see [Source.Ahead].
+	Sent  bool // the state may have been sent: the destination may own the session
+	// Nonce is the load balancer's nonce of the session, at most a minute old. With it a move need not wait for the
+	// load balancer: see [Source.Ahead].
 	Nonce Nonce
-	// Parks says that packets wait at the source while the session moves, and not at the load balancer.
+	// Parks makes the source buffer the packets of a moving session, in place of the load balancer.
 	Parks bool
 }
 
-// Resumed is the source of a session whose agent died in the midst of the move of that epoch, when another process had the
-// socket. stopped says that the socket was found stopped: its state may have been sent. The birth is the one that the move began with.
+// Resumed returns the source of a session after its agent died during the move of that epoch. Another process had the
+// socket. stopped means a stopped socket was found: its state may have been sent. The nonce is the move's first one.
 func Resumed(e Epoch, b Nonce, stopped bool) Source {
 	return Source{Phase: Reclaiming, Epoch: e, Sent: stopped, Nonce: b}
 }
 
-// Start begins a move. It is an error while another is under way.
+// Start begins a move. It fails while another is under way.
 func (s *Source) Start(to Backend) (Do, error) {
 	if s.Phase != Owns {
 		return Do{}, fmt.Errorf("the session is %s in epoch %d: wait until its move has ended", s.Phase, s.Epoch)
@@ -47,8 +47,9 @@ func (s *Source) Start(to Backend) (Do, error) {
 	return s.buffer(), nil
 }
 
-// Ahead goes on, once what Start has asked for is sent, without waiting for the answer, where the record's birth is known: should the
-// load balancer never have heard of the move it can tell then, and gives the session back. Else it does nothing.
+// Ahead continues the move without the load balancer's answer, if the record's nonce is known. Call it after sending
+// the messages of Start. If Buffer never arrives at the load balancer, the nonce proves it, and the load balancer
+// returns the session. Without a nonce Ahead does nothing.
 func (s *Source) Ahead() Do {
 	if s.Phase != Holding || s.Nonce == 0 {
 		return Do{}
@@ -61,12 +62,12 @@ func (s *Source) buffer() Do {
 	return Do{}.send(Message{Kind: Buffer, From: AtSource, To: AtLoadBalancer, Epoch: s.Epoch, Backend: s.To, OK: s.Parks})
 }
 
-// Retry repeats what has had no answer for some time, or for the connection that broke. A move that the destination does not
-// finish is reclaimed: call it for [Moving] only when the time for the move is over, or the destination is gone.
+// Retry repeats unanswered messages, after a timeout or a broken connection. It reclaims a move in phase [Moving]:
+// call it then only after the move's timeout, or if the destination is gone.
 func (s *Source) Retry() Do {
 	switch s.Phase {
 	case Holding:
-		s.Nonce = 0 // of what is said twice one no says nothing: see Receive
+		s.Nonce = 0 // after two Buffers one rejection proves nothing: see Receive
 		return s.buffer()
 	case Moving:
 		s.Phase = Reclaiming
@@ -77,36 +78,37 @@ func (s *Source) Retry() Do {
 	return Do{}
 }
 
-// Dumped says that [Dump] has been done.
+// Dumped reports the success of [Dump].
 func (s *Source) Dumped() Do {
 	s.Sent = true
 	return Do{}.send(Message{Kind: State, From: AtSource, To: AtDestination, Epoch: s.Epoch})
 }
 
-// DumpFailed says that the socket cannot be dumped now. It stays here.
+// DumpFailed reports the failure of [Dump]. The session stays here.
 func (s *Source) DumpFailed() Do {
 	s.Phase = Reclaiming
 	return s.Retry()
 }
 
-// Receive takes a message. One that is late or comes twice changes nothing.
+// Receive processes a message. Late and repeated messages have no effect.
 func (s *Source) Receive(m Message) Do {
 	switch {
 	case m.Kind == Buffered && m.Epoch == s.Epoch && s.Phase == Holding:
-		if !m.OK { // it is being moved, or the load balancer knows another epoch, or not the session: nothing was stopped, so nothing is lost
+		if !m.OK { // it is being moved, or the load balancer has another epoch or no record: nothing was stopped or lost
 			s.Phase = Reclaiming
 			return s.Retry()
 		}
 		s.Phase = Moving
 		return act(Dump)
 	case m.Kind == Buffered && m.Epoch == s.Epoch && (s.Phase == Moving || s.Phase == Reclaiming) && s.Nonce != 0 && !m.OK:
-		// It went ahead, and Hold was said once: nobody ever has the session by this move, whatever was sent.
+		// The source went ahead with its only Buffer. No backend can acquire the session by this move, whatever was
+		// sent.
 		s.Sent = false
 		if s.Phase == Moving {
 			return s.Retry()
 		}
 	case (m.Kind == Done || m.Kind == Failed) && m.Epoch == s.Epoch && s.Phase == Moving:
-		return s.Retry() // the load balancer has the last word: the destination may have died since
+		return s.Retry() // the load balancer decides: the destination may have died since
 	case m.Kind == Reclaimed && m.Move == s.Epoch && s.Phase == Reclaiming:
 		switch {
 		case m.OK:
@@ -114,7 +116,7 @@ func (s *Source) Receive(m Message) Do {
 		case s.Sent:
 			s.Phase = Closed
 			return act(Close)
-		default: // nobody else can have it by this move: what the load balancer does not know of it stays as it was
+		default: // no other backend can acquire it by this move: the load balancer's record is unchanged
 			s.Epoch++
 			s.Nonce = 0
 		}

@@ -9,26 +9,26 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// Violation is a state that must not be, and how it was reached.
+// Violation is a forbidden state and its history.
 type Violation struct {
 	What  string
-	Trace []string // the events, from the first on
+	Trace []string // all events from the start
 	World World
 }
 
 func (v Violation) String() string { return fmt.Sprintf("%s\n%v\nafter %q", v.What, v.World, v.Trace) }
 
-// Result is what was gone through.
+// Result is the outcome of an exploration.
 type Result struct {
 	States     int
-	Events     map[string]int // by kind: how often each was taken
-	Violations []Violation    // some of them
+	Events     map[string]int // number of times, by kind
+	Violations []Violation    // the first maxKept
 }
 
-// most violations are kept.
+// maxKept limits the violations in a Result.
 const maxKept = 10
 
-// Run goes through every state within bounds, breadth first. It ends early, with what it has, when ctx does.
+// Run explores every state within bounds, breadth first. When ctx ends, it returns early with its results so far.
 func Run(ctx context.Context, b Bounds) (Result, error) { return run(ctx, b, none) }
 
 func run(ctx context.Context, b Bounds, f fault) (Result, error) {
@@ -57,7 +57,7 @@ func run(ctx context.Context, b Bounds, f fault) (Result, error) {
 				}
 				r.Violations = append(r.Violations, Violation{what, trace, w})
 			}
-			if f != none { // it is found
+			if f != none { // found: one violation is enough
 				return r, nil
 			}
 			continue
@@ -73,7 +73,7 @@ func run(ctx context.Context, b Bounds, f fault) (Result, error) {
 	return r, nil
 }
 
-// events calls yield with every world that may be next.
+// events calls yield with every possible next world.
 func (w World) events(yield func(kind, event string, next World)) {
 	try := func(kind, event string, budget func(*Bounds) *uint8, do func(*World)) {
 		next := w
@@ -91,7 +91,7 @@ func (w World) events(yield func(kind, event string, next World)) {
 		l := w.mail[i].m.String()
 		try("arrives", l, nil, func(n *World) { n.deliver(i) })
 		try("lost", l+" is lost", func(b *Bounds) *uint8 { return &b.Losses }, func(n *World) { n.removeLetter(i) })
-		if w.mail[i].m.Kind == move.Buffer { // what says it twice goes by no birth: see Source.Retry
+		if w.mail[i].m.Kind == move.Buffer { // a source that sends it twice uses no nonce: see Source.Retry
 			continue
 		}
 		try("repeated", l+" comes, and will again", func(b *Bounds) *uint8 { return &b.Repeats }, func(n *World) {
@@ -150,7 +150,7 @@ func (w World) events(yield func(kind, event string, next World)) {
 		if w.Flow.Buffering {
 			try("timeout", "holding ends", timeouts, func(n *World) { n.Flow.Expire() })
 		}
-		if w.Flow.To != 0 && w.SSock == None && w.DSock == None { // so long does neither of them take
+		if w.Flow.To != 0 && w.SSock == None && w.DSock == None { // otherwise one of them answers before the lapse
 			try("timeout", "the move lapses", timeouts, func(n *World) { n.Flow.Lapse() })
 		}
 	} else {
@@ -158,7 +158,7 @@ func (w World) events(yield func(kind, event string, next World)) {
 	}
 }
 
-// patience of the source ends.
+// patience ends the source's timeout.
 func (w *World) patience() {
 	if w.fault == bufferTwice && w.Source.Phase == move.Moving && w.Source.Nonce != 0 {
 		w.post(move.Message{Kind: move.Buffer, From: move.AtSource, To: move.AtLoadBalancer, Epoch: w.Source.Epoch, Backend: D}, 0)
@@ -167,7 +167,7 @@ func (w *World) patience() {
 	w.source(w.Source.Retry())
 }
 
-// killSource: the application has the socket, too, which outlives the agent in it.
+// killSource kills the source's agent. The application has the socket, too: it survives unless application is set.
 func (w *World) killSource(application bool) {
 	w.SUp, w.killed = false, true
 	if application {
@@ -175,7 +175,7 @@ func (w *World) killSource(application bool) {
 	}
 }
 
-// startSource: the application says which sessions it has, and of those that are stopped since which move.
+// startSource starts the source's agent. The application reports its sessions, and the move of each stopped one.
 func (w *World) startSource() {
 	w.SUp = true
 	switch w.SSock {
@@ -183,7 +183,7 @@ func (w *World) startSource() {
 		w.resumed(true)
 	case Live:
 		if w.Source.Phase == move.Owns {
-			w.Source.Nonce = 0 // it has heard of none
+			w.Source.Nonce = 0 // it has received none
 			return
 		}
 		w.resumed(false)
@@ -198,7 +198,8 @@ func (w *World) resumed(stopped bool) {
 	w.source(w.Source.Retry())
 }
 
-// killDestination: the keeper, or the application, has the socket, too.
+// killDestination kills the destination's agent. The keeper, or the application, has the socket, too: it survives
+// unless application is set.
 func (w *World) killDestination(application bool) {
 	w.DUp, w.killed = false, true
 	if application {
@@ -206,7 +207,8 @@ func (w *World) killDestination(application bool) {
 	}
 }
 
-// startDestination: of a session whose socket is there, and has not spoken, the agent asks whether it is still its own.
+// startDestination starts the destination's agent. For a session with a socket that has sent nothing, it asks the
+// load balancer for the owner.
 func (w *World) startDestination() {
 	w.DUp = true
 	w.DInc++
@@ -218,8 +220,8 @@ func (w *World) startDestination() {
 	w.destination(w.Dest.Retry(), 0)
 }
 
-// quiesce has all that is dead start, all that is on its way arrive and all patience end, until nothing changes any more, and
-// says what is wrong then.
+// quiesce starts everything dead, delivers all messages and ends all timeouts, until nothing changes. It returns the
+// violation in that state, or "".
 func (w World) quiesce() string {
 	knew := w.knows() && !w.Reset
 	for range 12 {

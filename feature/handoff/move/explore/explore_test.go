@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// explored goes through every state within bounds, and fails for each in which something is wrong.
+// explored explores every state within bounds, and reports each violation.
 func explored(t *testing.T, b Bounds) Result {
 	t.Helper()
 	r, err := Run(t.Context(), b)
@@ -32,12 +32,11 @@ func TestProtocol(t *testing.T) {
 	}
 }
 
-// Two may be killed.
 func TestTwoKills(t *testing.T) {
 	explored(t, Bounds{Moves: 1, Packets: 1, Kills: 2, Timeouts: 1})
 }
 
-// The load balancer forgets a flow whose source remembers moves, and has others asked for.
+// TestForgets makes the load balancer forget a flow and its epoch. The source remembers its moves, and starts more.
 func TestForgets(t *testing.T) {
 	b := Bounds{Moves: 2, Packets: 1, Kills: 1, Timeouts: 1, Forgets: 1}
 	if !testing.Short() {
@@ -50,7 +49,7 @@ func TestForgets(t *testing.T) {
 	explored(t, b)
 }
 
-// Sources that wait for the load balancer, as they do where they know no birth.
+// TestWaits explores sources that wait for the load balancer, for want of a nonce.
 func TestWaits(t *testing.T) {
 	b := Quick
 	b.Waits = true
@@ -60,7 +59,7 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-// Packets wait at the source.
+// TestParks explores buffering at the source.
 func TestParks(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		b := Bounds{Moves: 1, Packets: 2, Kills: 1, Timeouts: 1, Forgets: 1, Parks: true, Waits: waits}
@@ -68,7 +67,7 @@ func TestParks(t *testing.T) {
 	}
 }
 
-// What the protocol must not do is found.
+// TestFaults checks that the explorer finds every fault.
 func TestFaults(t *testing.T) {
 	for f := openSource; f <= lastFault; f++ {
 		r, err := run(t.Context(), Bounds{Moves: 1, Packets: 2, Kills: 1, Timeouts: 1, Forgets: 1}, f)

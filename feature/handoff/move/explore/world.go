@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package explore goes through every order of events that package move's protocol can meet, within bounds: messages that are
-// lost, come twice and come late, agents and whole backends that are killed and come back, deadlines, packets of the client at any
-// moment. It runs the very code that the agents run.
+// Package explore explores every order of events of package move's protocol, within bounds: lost, repeated and late
+// messages, killed and restarted agents and backends, deadlines, and packets of the client at any moment. It runs the
+// agents' own code.
 //
-// In each state that it reaches it asks two things. Has the client been served by a socket that did not know what the client
-// had been told by another, or been reset while a socket lived that knew? And if nothing else goes wrong from here on: does the
-// session live at exactly one backend, unless every socket that knew it has died, and is nothing left over?
+// In each state it checks two properties. No socket without the client's latest data has served the client, and no
+// RST was sent while a socket with that data lived. If nothing else fails from here on, the session ends up at
+// exactly one backend, unless every socket with the data has died, and nothing is left over.
 package explore
 
 import (
@@ -15,101 +15,100 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// The two backends.
+// Backends of the model.
 const (
 	S move.Backend = 1
 	D move.Backend = 2
 )
 
-// Socket is what is left of the session at a backend.
+// Socket is a session's socket at a backend.
 type Socket uint8
 
-// The sockets.
 const (
 	None    Socket = iota
 	Live           // the application has it
-	Stopped        // in repair: with the source no packet reaches it, with the destination some may
+	Stopped        // in repair mode: no packet reaches the source's; some may reach the destination's
 )
 
-// letter is a message on its way, with what of the session it carries.
+// letter is a message under way, with its version of the session.
 type letter struct {
 	m   move.Message
 	ver uint8
-	inc uint8 // the life of the destination's agent that wrote it, or is to read it: the connection that it comes by
+	inc uint8 // incarnation of the destination's agent that writes or reads it: its connection
 }
 
-// maxLetters are on their way at once; one more is lost.
+// maxLetters is the number of messages under way; further ones are lost.
 const maxLetters = 7
 
-// World is one state. It is comparable: a world that was met is not gone through again.
+// World is a state. It is comparable, so no state is explored twice.
 type World struct {
 	Flow    move.Flow
-	FUp     bool // the load balancer's agent
+	FUp     bool // the load balancer's agent runs
 	flipInc uint8
 
 	Source move.Source
 	SUp    bool
 	SSock  Socket
-	SVer   uint8 // what of the session the socket knows
+	SVer   uint8 // the client's data known to the socket
 
 	Dest  move.Destination
 	DUp   bool
-	DInc  uint8 // how often the destination's agent has started
+	DInc  uint8 // starts of the destination's agent
 	DSock Socket
 	DVer  uint8
-	guard bool // the destination's backend sends no reset or end of the flow, for want of a socket or for its death
+	guard bool // the destination's backend sends no RST or FIN for the flow
 
 	mail  [maxLetters]letter
 	mails uint8
 
-	births move.Nonce // of the records that the load balancer has had
+	births move.Nonce // nonces used by the load balancer
 
-	Client uint8 // what the client has been told
-	Reset  bool  // it was reset
+	Client uint8 // data sent to the client
+	Reset  bool  // the client was reset
 	Over   bool  // the session has ended at the destination, and the load balancer has forgotten it
 
 	remaining Bounds
-	killed    bool   // somebody was
-	bad       string // the client was served, or reset, as it must not be
+	killed    bool   // something was killed
+	bad       string // the client was wrongly served or reset
 	fault     fault
 }
 
-// Bounds say how much may go wrong, and how much may happen at all.
+// Bounds limit the faults and events of an exploration.
 type Bounds struct {
 	Moves, Packets, Kills, Losses, Repeats, Timeouts, Forgets uint8
-	// Waits has sources wait for the load balancer, as they do where they know no birth.
+	// Waits makes sources wait for the load balancer, as without a nonce.
 	Waits bool
-	// Parks has packets wait at the source.
+	// Parks makes the source buffer packets.
 	Parks bool
 }
 
-// Quick are bounds that take some seconds, Thorough ones that take a minute and five gigabytes.
+// Quick takes some seconds. Thorough takes a minute and 5 GB.
 var (
 	Quick    = Bounds{Moves: 1, Packets: 2, Kills: 1, Losses: 1, Timeouts: 1, Forgets: 1}
 	Thorough = Bounds{Moves: 1, Packets: 1, Kills: 2, Losses: 1, Repeats: 1, Timeouts: 1}
 )
 
-// fault is something that the protocol must not do: with it the explorer has to find what is wrong.
+// fault is a deliberate violation of the protocol. The explorer must find its consequence.
 type fault uint8
 
 const (
 	none         fault = iota
 	openSource         // packets reach the source's socket after its dump
-	noGuard            // the destination's backend resets flows that it has no socket for
-	alwaysBack         // the load balancer gives back what has moved, whoever has spoken
-	lateFlip           // it lets a session move that has been reclaimed
-	closeAtState       // the source closes its socket as soon as it has sent the state
-	closeUnsent        // it closes its socket when the load balancer does not know of the move, although it has sent nothing
-	backUnasked        // the load balancer gives back what it was never asked to hold
-	thawUnknown        // the source goes on with what it has sent, and the load balancer does not know any more
-	oneNonce           // a flow that the load balancer learns anew has the birth of the one before
-	bufferTwice        // a source that went ahead says Hold again, and goes by either answer
-	refusedOnly        // a move that the load balancer has refused to flip can come to something yet
-	noNonce            // the load balancer does not know what it was never asked
+	noGuard            // the destination's backend resets flows without a socket
+	alwaysBack         // the load balancer returns a moved session even after its new owner's packets
+	lateFlip           // the load balancer accepts Flip for a reclaimed session
+	closeAtState       // the source closes its socket right after sending the state
+	closeUnsent        // the source closes its socket, without having sent the state, if the load balancer does not know the move
+	backUnasked        // the load balancer returns a session without a Buffer
+	thawUnknown        // the source continues after sending the state, although the load balancer has forgotten the move
+	oneNonce           // a flow learned again keeps its old nonce
+	bufferTwice        // a source that went ahead sends Buffer again, and believes either answer
+	refusedOnly        // a move with a rejected Flip can still succeed
+	noNonce            // the load balancer cannot tell that no Buffer arrived
 	lastFault    = noNonce
 )
 
-// start is a session that the source has.
+// start returns a world with the session at the source.
 func start(b Bounds, f fault) World {
 	w := World{Flow: move.Flow{Owner: S}, FUp: true, SUp: true, SSock: Live, DUp: true, remaining: b, fault: f}
 	w.Source.Parks = b.Parks
@@ -137,7 +136,7 @@ func (w *World) repost(l letter) {
 	}
 	w.mail[w.mails] = l
 	w.mails++
-	// In one order, whichever came first: they arrive in any.
+	// Keep them sorted: equal worlds compare equal, and delivery has no order anyway.
 	for i := w.mails - 1; i > 0 && before(w.mail[i], w.mail[i-1]); i-- {
 		w.mail[i], w.mail[i-1] = w.mail[i-1], w.mail[i]
 	}
@@ -168,7 +167,7 @@ func (w *World) removeLetter(i uint8) letter {
 	return l
 }
 
-// deliver has a letter arrive. Who is dead does not get it.
+// deliver delivers a letter. A dead agent does not get it.
 func (w *World) deliver(i uint8) {
 	l := w.removeLetter(i)
 	switch l.m.To {
@@ -274,19 +273,20 @@ func (w *World) destination(do move.Do, ver uint8) {
 	}
 }
 
-// spoke says that the destination's session has: its agent has nothing more to do with it, and asks nobody.
+// spoke reports whether the destination's session has sent a packet. Its agent then has nothing left to do, and asks
+// nobody.
 func (w *World) spoke() bool { return w.DSock == Live && !w.guard }
 
-// forgettable says whether the load balancer may forget the flow: after an hour of silence, or for a reboot. That it does not while it
-// is to hold the session's packets, or a copy of it is stopped or waits to speak, is the agents' to hold. What has ended is forgotten
-// in any case.
+// forgettable reports whether the load balancer may forget the flow, after an hour of silence or a reboot. The agents
+// guarantee a record while packets are buffered, and while a copy is stopped or has not sent a packet. An ended
+// session is forgotten in any case.
 func (w *World) forgettable() bool {
 	return w.Flow.Owner != 0 && w.Flow.To == 0 && w.SSock != Stopped && w.DSock != Stopped && !(w.DSock == Live && w.guard)
 }
 
-// forget loses the flow. What the source has said of an earlier move, or before it sent the state of this one, has arrived by then
-// or is lost: the load balancer hears a backend in order. Whoever owns the session goes by no birth that it heard before: it believes it for
-// a minute, and of no other life of the load balancer's agent.
+// forget removes the flow's record. The source's earlier messages have arrived or are lost by then, because the load
+// balancer processes a backend's messages in order. The owner drops its nonce: a nonce is valid for a minute, from
+// one incarnation of the load balancer's agent.
 func (w *World) forget() {
 	w.Flow = move.Flow{}
 	w.Source.Nonce = 0
@@ -300,14 +300,14 @@ func (w *World) forget() {
 	}
 }
 
-// end is that of the session at the destination, so long ago that the load balancer has forgotten the flow.
+// end ends the session at the destination, long enough ago for the load balancer to have forgotten the flow.
 func (w *World) end() {
 	w.DSock, w.Dest, w.Reset, w.Over = None, move.Destination{}, true, true
 	w.forget()
 }
 
-// learn has the load balancer know a flow that it has forgotten, in epoch 0: the backend that speaks has it. When the session is over it
-// is another of the client's, that may go to the source's backend.
+// learn makes the load balancer learn a forgotten flow in epoch 0, from the sending backend. After the session's end
+// it is a new session of the client, possibly at the source's backend.
 func (w *World) learn() {
 	switch {
 	case w.Flow.Owner != 0:
@@ -327,8 +327,8 @@ func (w *World) learn() {
 	}
 }
 
-// packet is one of the client, and what it is told in answer. Of a flow that is forgotten it goes by the hash, wherever that leads:
-// here the backend that has it speaks first.
+// packet delivers a packet of the client, and the answer to it. A packet of a forgotten flow may reach any backend,
+// by the hash. In this model the backend with the session sends first.
 func (w *World) packet() {
 	if w.Reset || w.Flow.Buffering {
 		return
@@ -366,9 +366,9 @@ func (w *World) reset(by move.Backend) {
 	w.Reset = true
 }
 
-// knows says whether a socket lives that knows all that the client has been told, and that the load balancer would give the
-// session to. While the source is calling a move off, it may die before the load balancer has heard of it, and after that the
-// destination is refused, or loses the session if its agent has died as well: that is as if both had died.
+// knows reports whether a socket with all of the client's data lives, and the load balancer would let it have the
+// session. A source that abandons a move may die before its Reclaim arrives. The destination is then rejected, or
+// loses the session if its agent has died as well. This counts as the death of both.
 func (w *World) knows() bool {
 	f := &w.Flow
 	source := w.SSock != None && w.SVer == w.Client && (f.Owner == S || f.Predecessor == S || f.Owner == 0 && w.SSock == Live)
