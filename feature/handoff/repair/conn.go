@@ -10,16 +10,16 @@ import (
 	"syscall"
 )
 
-// Conn is a session that was restored. Reads give first what had arrived at its former
-// place, then what comes from the socket. One goroutine may read, and one write.
+// Conn is a restored session. Reads return the data received at its former host first, then data from the socket. One
+// goroutine may read, and one write.
 type Conn struct {
 	*net.TCPConn
-	Lost []string // as of [Built]
+	Lost []string // see [Built]
 
 	unread []byte
 }
 
-// Read is that of [net.Conn].
+// Read implements [net.Conn].
 func (c *Conn) Read(b []byte) (int, error) {
 	if len(c.unread) > 0 {
 		n := copy(b, c.unread)
@@ -29,7 +29,7 @@ func (c *Conn) Read(b []byte) (int, error) {
 	return c.TCPConn.Read(b)
 }
 
-// WriteTo is that of [io.WriterTo]: io.Copy would go past Read otherwise.
+// WriteTo implements [io.WriterTo]. Without it io.Copy would bypass Read.
 func (c *Conn) WriteTo(w io.Writer) (int64, error) {
 	var n int64
 	for len(c.unread) > 0 {
@@ -44,17 +44,15 @@ func (c *Conn) WriteTo(w io.Writer) (int64, error) {
 	return n + m, err
 }
 
-// Unread is what Read gives before it asks the socket; it is for who uses the
-// descriptor itself.
+// Unread returns the data that Read delivers before the socket's, for users of the descriptor.
 func (c *Conn) Unread() []byte { return c.unread }
 
-// Dump is [DumpConn] of a session that has moved before, with what is still unread of
-// that move.
+// Dump is [DumpConn] for a session that has moved before. It includes the data still unread from that move.
 func (c *Conn) Dump(o DumpOptions) (*State, error) {
 	if err := tooLarge(len(c.unread), dumpLimit(o)); err != nil {
 		return nil, fmt.Errorf("dump %s-%s: %w", c.LocalAddr(), c.RemoteAddr(), err)
 	}
-	o.Limit = max(1, dumpLimit(o)-len(c.unread)) // 0 would be the default
+	o.Limit = max(1, dumpLimit(o)-len(c.unread)) // 0 would mean the default
 	s, err := DumpConn(c.TCPConn, o)
 	if err != nil {
 		return nil, err
@@ -63,8 +61,8 @@ func (c *Conn) Dump(o DumpOptions) (*State, error) {
 	return s, nil
 }
 
-// DumpConn is [Dump] of one of Go's connections: closing it afterwards is silent. No
-// other goroutine may be in its Read or Write.
+// DumpConn is [Dump] for a connection of package net. Closing it afterwards is silent. No other goroutine may be in
+// its Read or Write.
 func DumpConn(c syscall.Conn, o DumpOptions) (s *State, err error) {
 	err2 := control(c, func(fd int) { s, err = Dump(fd, o) })
 	if err2 != nil {

@@ -1,58 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package repair takes a live TCP connection out of one kernel and puts it into
-// another, with TCP_REPAIR (tcp(7) does not tell of it; net/ipv4/tcp.c does). The
-// peer sees neither FIN nor RST, and every byte once.
+// Package repair moves a live TCP connection from one kernel to another with TCP_REPAIR. tcp(7) does not document it;
+// see net/ipv4/tcp.c. The peer sees neither FIN nor RST, and receives every byte once.
 //
-// The order, which only the caller can keep:
+// The caller must keep this order:
 //
-//  1. Stop the connection's packets, where they come in: a socket under repair
-//     still takes data and acknowledges it. [DumpOptions.Stop] is the place for it.
-//  2. [Dump]. The socket is now frozen. [Resume] would let it go on here.
-//  3. Close the descriptor: silently, since it is frozen. From here on the state is
-//     all there is of the session, and packets that still come draw a RST.
-//  4. Carry the state over ([State.AppendBinary], [Parse]).
-//  5. [Build] there, in the service address's network namespace, then
-//     [Built.Start]; or both by [Restore].
-//  6. Let the packets in again.
+//  1. Block the connection's packets at ingress: a socket in repair mode still accepts and acknowledges data.
+//     [DumpOptions.Stop] is the hook for this.
+//  2. Call [Dump]. The socket is then frozen. [Resume] would continue the session here.
+//  3. Close the descriptor. A frozen socket closes silently. From here on the session exists only in the state, and a
+//     packet that reaches this host draws an RST.
+//  4. Transfer the state ([State.AppendBinary], [Parse]).
+//  5. Call [Build] at the destination, in the service address's network namespace, then [Built.Start]; or both with
+//     [Restore].
+//  6. Unblock the packets.
 //
-// Nobody else may read from or write to the socket from step 2 on: it refuses
-// (EPERM), and Go's descriptors have readers of their own.
+// From step 2 on nobody else may read from or write to the socket. It returns EPERM, and package net's descriptors
+// have readers of their own.
 //
-// # What moves
+// # State included
 //
-// Sequence numbers, what was sent but not acknowledged, what was not sent, what was
-// not read (as bytes for the application, see [State.Unread]), MSS, window scales,
-// SACK, timestamps with their clock, the windows, the congestion control by name,
-// the sizes of buffers and whether they grow by themselves, socket options (those of
-// [State.Options]), either direction's end. IPv4, IPv6 and IPv4 on an IPv6 socket.
+// Sequence numbers; unacknowledged and unsent data; unread data (as bytes for the application, see [State.Unread]);
+// MSS, window scales, SACK, timestamps with their clock; the windows; the name of the congestion control; the sizes
+// of buffers, and whether they grow automatically; the socket options of [State.Options]; the end of either
+// direction. IPv4, IPv6, and IPv4 on an IPv6 socket.
 //
 // # TLS in the kernel
 //
-// A session whose records the kernel encrypts or decrypts (kTLS) moves with its keys, which [State] then holds: it is to
-// be carried over like a private key. Under kTLS the queues cannot be read, so that it takes a moment in which they are
-// empty: [Dump] waits for it a little ([DumpOptions.Quiet]), and refuses with [errTLSBusy] else. Whoever has the packets
-// stopped before Dump calls [Quiesce] before that. A record that waits for more data (MSG_MORE) is sent at once. A session
-// stays if one of its ends has ended, if its receive buffer is small, and if the kernel decrypts and is older than Linux
-// 6.0: in the latter cases nobody can see what of a record has arrived ([errTLS]). That remains so under memory pressure
-// of the whole system (tcp_mem, a cgroup's memory), in which every kernel takes half a record out of the queue where nobody can
-// see it: a session that moves then ends with an error of TLS. Offload to a network card was not tried.
+// A kTLS session moves with its keys. [State] then contains them: treat it like a private key. The queues of a kTLS
+// socket are unreadable, so they must be empty. [Dump] waits for this up to [DumpOptions.Quiet], and fails with
+// [errTLSBusy] afterwards. A caller that blocks packets before Dump calls [Quiesce] before blocking. A record waiting
+// for more data (MSG_MORE) is sent at once.
 //
-// # What does not
+// A session cannot move if one of its directions has ended. If the kernel decrypts, it also needs Linux 6.0 and a
+// receive buffer that is not small: otherwise partially received records are invisible ([errTLS]). They are invisible
+// on every kernel under memory pressure of the whole system (tcp_mem, or a cgroup's memory): a session moved then
+// fails with a TLS error. NIC offload is untested.
 //
-// The congestion window and the round trip time: both start anew. Segments that
-// arrived out of order: the peer sends them again. ECN: the session goes on without,
-// for there is no way to switch it on in a socket under repair. TCP_FASTOPEN has no
-// meaning once a session lives. Socket filters, time stamping, busy polling, SO_RCVTIMEO
-// and SO_SNDTIMEO. Urgent data that was sent and not yet acknowledged is sent again as
-// ordinary data: the kernel does not tell of it.
-// Keys of TCP-MD5 and TCP-AO are never told to anybody: TCP-AO is refused where
-// the kernel can tell it (Linux 6.7), with TCP-MD5 the session would die, so that the
-// caller must know.
+// # State not included
 //
-// A session of which the peer has sent its FIN is rebuilt as one that reads nothing any
-// more: the kernel has no way to mark a FIN as received. Reads give EOF as before; after
-// its close it waits in FIN_WAIT2 for tcp_fin_timeout (60 s), which nobody sees.
+//   - The congestion window and the round-trip time start anew.
+//   - Out-of-order segments: the peer retransmits them.
+//   - ECN: it cannot be enabled on a socket in repair mode, so the session continues without it.
+//   - TCP_FASTOPEN has no meaning for an established session.
+//   - Socket filters, time stamping, busy polling, SO_RCVTIMEO and SO_SNDTIMEO.
+//   - Unacknowledged urgent data is retransmitted as ordinary data: the kernel does not report it.
+//   - TCP-MD5 and TCP-AO keys are not readable. TCP-AO is rejected if the kernel reports it (Linux 6.7). A session
+//     with TCP-MD5 would die: the caller must know.
 //
-// It needs CAP_NET_ADMIN over the network namespace, at both ends, and CAP_NET_RAW for [RestoreOptions.Probe].
+// After the peer's FIN, the rebuilt session has its receive direction shut down, because the kernel cannot mark a FIN
+// as received. Reads return EOF as before. After its close it waits in FIN_WAIT2 for tcp_fin_timeout (60 s), without
+// visible effect.
+//
+// It requires CAP_NET_ADMIN over the network namespace, at both ends, and CAP_NET_RAW for [RestoreOptions.Probe].
 package repair

@@ -14,30 +14,29 @@ import (
 	"github.com/weir-project/weir/internal/bounded"
 )
 
-// DumpOptions say how a session is dumped.
+// DumpOptions configure a dump.
 type DumpOptions struct {
-	// Limit is how many bytes the queues may hold together; 0 means [defaultLimit].
-	// It is checked before anything is changed.
+	// Limit is the maximum total of bytes in the queues. 0 means [defaultLimit]. It is checked before any change.
 	Limit int
-	// Stop, if it is set, stops the session's packets before the dump, and is not
-	// called for a session that is refused at sight. What it returns lets them in
-	// again, and is called if the dump fails.
+	// Stop, if set, blocks the session's packets before the dump. It is not called for a session rejected by the
+	// first checks. Dump calls its release function, which unblocks them, if it fails.
 	Stop func(Flow) (release func(), err error)
-	// Quiet is for how long a session of kTLS may be waited for, before Stop, until nothing of it is on its way; 0
-	// means [DefaultQuiet], less than 0 that it is looked at once.
+	// Quiet is the maximum time to wait, before Stop, for a kTLS session to become idle. 0 means [DefaultQuiet]; a
+	// negative value means no waiting.
 	Quiet time.Duration
 }
 
-// Prepared is what of a session does not change once its application has let go of it, read while packets still come: what the
-// dump has left to read then is done in less than half the time, in which the session stands still.
+// Prepared is the constant part of a session's state, read while packets still arrive. It more than halves the time
+// of the dump, in which the session stands still.
 type Prepared struct {
 	flow  Flow
 	tls   bool
-	state State // its addresses, options, and what else stays
+	state State // addresses, options, and the other constant fields
 }
 
-// Prepare refuses what cannot be moved, with the errors of [Dump], and reads what stays; it changes nothing. What is prepared is
-// for one dump of the same socket, soon: an option that is set in between is lost.
+// Prepare rejects immovable sessions, with the errors of [Dump], and reads the constant state. It changes nothing.
+// The application must not use the socket any more. The result is valid for one prompt dump of the same socket: a
+// later change of an option is lost.
 func Prepare(fd int, o DumpOptions) (*Prepared, error) {
 	s, tls, err := admit(fd, o)
 	p := &Prepared{flow: s.Flow(), tls: tls, state: s}
@@ -50,13 +49,12 @@ func Prepare(fd int, o DumpOptions) (*Prepared, error) {
 	return p, nil
 }
 
-// Dump reads a connection's state and leaves its socket frozen: close(2) then ends
-// it without a packet, [Resume] has it go on here. If Dump fails, the session
-// goes on, and the error is or wraps one of this package's (or is that of the kernel,
-// for instance EPERM without CAP_NET_ADMIN).
+// Dump reads a connection's state and leaves its socket frozen. close(2) then ends it without a packet; [Resume]
+// continues it here. If Dump fails, the session continues, and the error is or wraps an error of this package or of
+// the kernel, for example EPERM without CAP_NET_ADMIN.
 //
-// fd may be non-blocking or not, and in another network namespace than the caller.
-// The caller keeps it open, and everybody else away from it.
+// fd may be blocking or not, and may belong to another network namespace than the caller. The caller keeps it open,
+// and keeps other users away from it.
 func Dump(fd int, o DumpOptions) (*State, error) {
 	p, err := Prepare(fd, o)
 	if err != nil {
@@ -65,7 +63,7 @@ func Dump(fd int, o DumpOptions) (*State, error) {
 	return p.Dump(fd, o)
 }
 
-// Dump is [Dump] of what was prepared.
+// Dump is the function [Dump] for a prepared session.
 func (p *Prepared) Dump(fd int, o DumpOptions) (_ *State, err error) {
 	defer func() {
 		if err != nil {
@@ -91,7 +89,8 @@ func (p *Prepared) Dump(fd int, o DumpOptions) (_ *State, err error) {
 	if err := checkUrgent(fd, p.tls && decrypts(fd)); err != nil {
 		return nil, err
 	}
-	// What had passed when packets were stopped may be on its way to the socket yet, on another CPU: for some microseconds.
+	// Packets that passed before the block may still be under way to the socket on another CPU, for some
+	// microseconds.
 	for try := 1; ; try++ {
 		s, err := p.freeze(fd, o)
 		if !errors.Is(err, errMoving) || o.Stop == nil || try == maxFreezes {
@@ -100,12 +99,12 @@ func (p *Prepared) Dump(fd int, o DumpOptions) (_ *State, err error) {
 	}
 }
 
-// maxFreezes is how often a socket whose packets are stopped is read until nothing changes meanwhile.
+// maxFreezes is the number of attempts to read a blocked socket without a concurrent change.
 const maxFreezes = 3
 
 func (f Flow) String() string { return fmt.Sprintf("%s-%s", f.Local, f.Remote) }
 
-// freeze switches the socket to repair and reads it.
+// freeze enables repair mode and reads the socket.
 func (p *Prepared) freeze(fd int, o DumpOptions) (_ *State, err error) {
 	if err := setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, repairOn); err != nil {
 		return nil, explainRepair(err)
@@ -125,8 +124,7 @@ func (p *Prepared) freeze(fd int, o DumpOptions) (_ *State, err error) {
 	return &s, nil
 }
 
-// Resume has a socket that [Dump] froze go on here. Whoever dumped it must know that
-// the state was not restored anywhere.
+// Resume continues a socket frozen by [Dump]. The caller must know that the state was not restored anywhere.
 func Resume(fd int, s *State) error { return thaw(fd, s.ReuseAddr, repairOff) }
 
 func thaw(fd int, reuse bool, how int) error {
@@ -147,7 +145,7 @@ func dumpLimit(o DumpOptions) int {
 	return o.Limit
 }
 
-// admit refuses what cannot be moved, and changes nothing. It reads the session's addresses, and whether it has kTLS.
+// admit rejects immovable sessions, and changes nothing. It returns the session's addresses, and whether it has kTLS.
 func admit(fd int, o DumpOptions) (s State, tls bool, err error) {
 	if p, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL); err != nil {
 		return s, tls, fmt.Errorf("SO_PROTOCOL: %w", err)
@@ -171,7 +169,7 @@ func admit(fd int, o DumpOptions) (s State, tls bool, err error) {
 	} else if err == nil {
 		tls = name == "tls"
 	}
-	// The kernel says ENOENT where no key was ever set.
+	// The kernel returns ENOENT if no key was ever set.
 	var ao [64]byte
 	if err := getTCP(fd, tcpAOInfo, &ao); err == nil {
 		return s, tls, errAO
@@ -201,10 +199,10 @@ func movable(state uint8) bool {
 	return false
 }
 
-// checkUrgent finds urgent data that was announced or received and not read, unless it lies in the stream (SO_OOBINLINE) and
-// the kernel can look behind it (Linux 6.9): there it is a byte like any other. SIOCINQ
-// counts up to it, and past it where it lies in the stream. Where the kernel decrypts, a
-// look for it would take a record out of the queue: whatever lies there keeps the session where it is anyway.
+// checkUrgent detects urgent data, announced or received, that is unread. Inside the stream (SO_OOBINLINE) it is an
+// ordinary byte, if the kernel can peek past it (Linux 6.9). SIOCINQ counts up to the urgent byte, and past it inside
+// the stream. If the kernel decrypts, a peek would take a record out of the queue; any record there prevents the move
+// anyway.
 func checkUrgent(fd int, decrypts bool) (err error) {
 	if decrypts {
 		return nil
@@ -218,7 +216,7 @@ func checkUrgent(fd int, decrypts bool) (err error) {
 	}
 	defer func() { err = errors.Join(err, setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, inline)) }()
 	var unread [2]int
-	for _, i := range []int{1, 0} { // in this order, what arrives meanwhile looks like nothing urgent
+	for _, i := range []int{1, 0} { // in this order, data arriving in between does not look urgent
 		if err := setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, i); err != nil {
 			return fmt.Errorf("set SO_OOBINLINE: %w", err)
 		}
@@ -226,7 +224,7 @@ func checkUrgent(fd int, decrypts bool) (err error) {
 			return fmt.Errorf("length of the receive queue: %w", err)
 		}
 	}
-	// EINVAL: there is none. EAGAIN: the byte is on its way. 0: the peer's FIN came first.
+	// EINVAL: none. EAGAIN: the byte is under way. 0: the peer's FIN came first.
 	n, _, err := unix.Recvfrom(fd, make([]byte, 1), unix.MSG_OOB|unix.MSG_PEEK|unix.MSG_DONTWAIT)
 	if n > 0 || errors.Is(err, unix.EAGAIN) || unread[0] < unread[1] {
 		return errUrgent
@@ -234,7 +232,7 @@ func checkUrgent(fd int, decrypts bool) (err error) {
 	return nil
 }
 
-// readAddresses fills in the names of both ends.
+// readAddresses fills in the addresses of both ends.
 func (s *State) readAddresses(fd int) error {
 	local, err := bounded.Getsockname(fd)
 	if err != nil {

@@ -18,10 +18,10 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// port is the service's.
+// port is the service's port.
 const port = 9000
 
-// world is what a session moves in.
+// world is a network with two servers and a client.
 type world struct {
 	*nstest.Movable
 	t testing.TB
@@ -39,7 +39,7 @@ func (w *world) do(h *netns.Handle, f func() error) {
 	}
 }
 
-// move takes a session to the other server, over the wire's form.
+// move moves a session to the other server, through the wire format.
 func (w *world) move(from dumper) *Conn {
 	w.t.Helper()
 	return w.moveState(from, nil)
@@ -100,15 +100,15 @@ func (w *world) restore(s *State) (c *Conn) {
 	return c
 }
 
-// pair connects the client with the service's present owner. The sockets are shaped
-// before they connect or listen.
+// pair connects the client with the service's current owner. The shape functions set options before connect and
+// listen.
 func (w *world) pair(network string, shapeClient, shapeServer func(fd int) error) (client, server *net.TCPConn) {
 	w.t.Helper()
 	addr, bind := w.V4, ""
 	if network == "tcp6" {
 		addr = w.V6
 	} else if network == "tcp" {
-		bind = "::" // IPv4 on a socket of both
+		bind = "::" // IPv4 on a dual-stack socket
 	}
 	lc := net.ListenConfig{Control: shape(shapeServer)}
 	lc.SetMultipathTCP(false)
@@ -138,7 +138,7 @@ func (w *world) pair(network string, shapeClient, shapeServer func(fd int) error
 	return client, c.(*net.TCPConn)
 }
 
-// pattern is a stream of bytes that never repeats in any window that TCP could shift by.
+// pattern fills b with a byte stream that does not repeat within any TCP window.
 func pattern(b []byte, offset uint64) {
 	for i := range b {
 		x := (offset + uint64(i)) * 0x9e3779b97f4a7c15
@@ -146,7 +146,7 @@ func pattern(b []byte, offset uint64) {
 	}
 }
 
-// verify tells whether b is the pattern from offset on.
+// verify checks that b is the pattern from offset on.
 func verify(b []byte, offset uint64) error {
 	want := make([]byte, len(b))
 	pattern(want, offset)
@@ -161,7 +161,7 @@ func verify(b []byte, offset uint64) error {
 	return nil
 }
 
-// shape is Control for a socket that is being made.
+// shape returns a Control function for a new socket.
 func shape(f func(fd int) error) func(string, string, rawConn) error {
 	return func(_, _ string, c rawConn) (err error) {
 		if f == nil {
@@ -172,7 +172,7 @@ func shape(f func(fd int) error) func(string, string, rawConn) error {
 	}
 }
 
-// together runs functions and waits for them.
+// together runs functions concurrently and waits for them.
 func together(fs ...func()) {
 	var wg sync.WaitGroup
 	for _, f := range fs {
@@ -190,7 +190,7 @@ func restore(s *State, o RestoreOptions) (*Conn, error) {
 	return b.Start()
 }
 
-// resumeConn is [Resume] of one of Go's connections.
+// resumeConn is [Resume] for a connection of package net.
 func resumeConn(c syscall.Conn, s *State) (err error) {
 	err2 := control(c, func(fd int) { err = Resume(fd, s) })
 	if err2 != nil {

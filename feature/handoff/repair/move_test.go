@@ -20,11 +20,11 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A session between link-local addresses moves: the interface is found again by its name.
+// TestLinkLocalMoves moves a session between link-local addresses. It finds the interface by its name.
 func TestLinkLocalMoves(t *testing.T) {
 	w := nstest.NewWire(t)
 	address := func(ns *netns.Handle, ip string) netip.Addr {
-		a := netip.MustParseAddr(ip) // one that needs no detection of duplicates
+		a := netip.MustParseAddr(ip) // needs no duplicate address detection
 		nstest.Address(t, ns, nstest.WireDevice, netip.PrefixFrom(a, 64))
 		return a.WithZone(nstest.WireDevice)
 	}
@@ -45,7 +45,7 @@ func TestLinkLocalMoves(t *testing.T) {
 	defer client.Close()
 	server, err := ln.Accept()
 	ok(t, err)
-	// Its place does not change, but the socket does; packets are few, and none comes.
+	// The session gets a new socket on the same server. No packet arrives in between.
 	s, err := DumpConn(server.(*net.TCPConn), DumpOptions{})
 	ok(t, err)
 	ok(t, server.Close())
@@ -78,7 +78,7 @@ func restores(s *State) bool {
 	return err == nil
 }
 
-// Timestamps go on in the clock that they had, also where it ticks microseconds.
+// TestMicrosecondTimestampsMove checks that a move keeps the unit of the timestamps, also microseconds.
 func TestMicrosecondTimestampsMove(t *testing.T) {
 	w := newWorld(t)
 	const usec = 1 << 4 // RTAX_FEATURE_TCP_USEC_TS, linux/rtnetlink.h
@@ -105,7 +105,7 @@ func TestMicrosecondTimestampsMove(t *testing.T) {
 	w.WantNoResets()
 }
 
-// What was unread is read first by whatever reads, and moves once more if it is not.
+// TestUnread checks that every kind of read delivers the unread data first. Data still unread moves again.
 func TestUnread(t *testing.T) {
 	for name, read := range map[string]func(c *Conn) ([]byte, error){
 		"Read": func(c *Conn) ([]byte, error) { return io.ReadAll(struct{ io.Reader }{c}) },
@@ -145,7 +145,7 @@ func TestUnread(t *testing.T) {
 	}
 }
 
-// An urgent byte that lies in the stream moves with it, wherever it is.
+// TestUrgentMoves moves an urgent byte inside the stream, at any position.
 func TestUrgentMoves(t *testing.T) {
 	for _, before := range []int{0, 1, 10} {
 		for _, behind := range []int{0, 10} {
@@ -174,7 +174,7 @@ func TestUrgentMoves(t *testing.T) {
 	}
 }
 
-// What is in transit from move to move counts, too.
+// TestUnreadIsLimited checks that the limit includes data unread since an earlier move.
 func TestUnreadIsLimited(t *testing.T) {
 	w := newWorld(t)
 	client, server := w.pair("tcp4", nil, nil)
@@ -191,13 +191,13 @@ func TestUnreadIsLimited(t *testing.T) {
 	}
 }
 
-// A dump, its form and the restore, with queues as the benchmark's name says. The time
-// is that in which a session is nowhere, without the network between the hosts.
+// BenchmarkMove measures dump, encoding and restore, with queues of the named size. This is the session's downtime
+// without the network transfer.
 func BenchmarkMove(b *testing.B) {
 	for _, bc := range []struct {
 		name   string
 		buffer int
-	}{{"64KiB", 32 << 10}, {"grown", 0}} { // Linux doubles what SO_RCVBUF says
+	}{{"64KiB", 32 << 10}, {"grown", 0}} { // Linux doubles SO_RCVBUF
 		b.Run(bc.name, func(b *testing.B) {
 			w := newWorld(b)
 			var shape func(int) error
@@ -208,7 +208,7 @@ func BenchmarkMove(b *testing.B) {
 			if bc.buffer == 0 {
 				warm(b, client, server)
 			}
-			w.Hold() // what the servers send is never acknowledged, and nothing interferes
+			w.Hold() // keeps the servers' data unacknowledged, without interference
 			_ = fill(b, server, func() bool { return true })
 			w.bench(b, server)
 		})
@@ -228,7 +228,7 @@ func (w *world) bench(b *testing.B, server *net.TCPConn) {
 		ok(b, err)
 		took = append(took, time.Since(begin))
 		size = len(wire)
-		ok(b, w.Servers[0].Do(func() error { // entering the namespace is not the move's
+		ok(b, w.Servers[0].Do(func() error { // exclude the time to enter the namespace
 			begin := time.Now()
 			s, err := Parse(wire)
 			if err != nil {

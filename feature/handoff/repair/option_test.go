@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unusual is a value for each option that is nobody's default, as getsockopt tells it (but
-// for SO_DONTROUTE, with which there would be no way to the client).
+// unusual has a non-default value for each option, as returned by getsockopt. The exception is SO_DONTROUTE: it would
+// cut the route to the client.
 var unusual = map[string]int{"IP_TRANSPARENT": 1, "IP_FREEBIND": 1, "IPV6_TRANSPARENT": 1, "IPV6_FREEBIND": 1, "SO_MARK": 77, "SO_DONTROUTE": 0,
 	"IP_TOS": 0xb8, "IPV6_TCLASS": 0x48, "SO_PRIORITY": 5, "IP_TTL": 33, "IP_MINTTL": 3, "IP_MTU_DISCOVER": unix.IP_PMTUDISC_DO,
 	"IPV6_UNICAST_HOPS": 44, "IPV6_MINHOPCOUNT": 4, "IPV6_MTU_DISCOVER": unix.IPV6_PMTUDISC_DO, "TCP_CORK": 1, "TCP_NODELAY": 0, "TCP_KEEPIDLE": 91,
@@ -27,7 +27,7 @@ var unusual = map[string]int{"IP_TRANSPARENT": 1, "IP_FREEBIND": 1, "IPV6_TRANSP
 	"TCP_THIN_LINEAR_TIMEOUTS": 1, "TCP_INQ": 1, "TCP_RTO_MAX_MS": 5000, "SO_OOBINLINE": 1, "SO_RCVLOWAT": 3, "SO_MAX_PACING_RATE": 1 << 27,
 	"SO_ZEROCOPY": 1, "IPV6_V6ONLY": 0}
 
-// makeUnusual gives every option its unusual value, and says which those of the socket are.
+// makeUnusual sets every option to its unusual value, and returns the values of the socket's options.
 func makeUnusual(t *testing.T, fd int, s *State) map[string]int {
 	set := map[string]int{}
 	for i := range options {
@@ -39,7 +39,7 @@ func makeUnusual(t *testing.T, fd int, s *State) map[string]int {
 		if !o.applies(s) {
 			continue
 		}
-		if o.name == "IPV6_V6ONLY" { // that of a connected socket is set for good
+		if o.name == "IPV6_V6ONLY" { // read-only on a connected socket
 			v, _ = unix.GetsockoptInt(fd, o.level, o.opt)
 		} else if err := setInt(fd, o.level, o.opt, v); absent(err) {
 			t.Logf("this kernel has no %s", o.name)
@@ -78,7 +78,7 @@ func in(t testing.TB, c *net.TCPConn, f func(fd int)) {
 	}
 }
 
-// Every socket option is after the move what it was before.
+// TestOptionsMove checks that a move keeps every socket option.
 func TestOptionsMove(t *testing.T) {
 	for _, network := range []string{"tcp4", "tcp6", "tcp"} {
 		t.Run(network, func(t *testing.T) {
@@ -109,7 +109,7 @@ func TestOptionsMove(t *testing.T) {
 					t.Errorf("options after the move:\n%v\nbefore:\n%v", after, before)
 				}
 			})
-			if len(c.Lost) != 0 && hasBufLock() { // without it a buffer keeps its size, which is told
+			if len(c.Lost) != 0 && hasBufLock() { // without it a buffer keeps its size, and Lost has an entry
 				t.Errorf("lost: %q", c.Lost)
 			}
 			in(t, c.TCPConn, func(fd int) { setInt(fd, unix.IPPROTO_TCP, unix.TCP_CORK, 0) })
@@ -119,10 +119,10 @@ func TestOptionsMove(t *testing.T) {
 			if state.Congestion != "reno" || state.Linger != 9 || !state.ReuseAddr || state.SndBufLocked != hasBufLock() || state.SndBuf != 100000 || state.Device != "eth0" {
 				t.Errorf("the state lacks something: %+v", state)
 			}
-			again := w.dump(c) // what a dump says that is compared above, the next one says too
+			again := w.dump(c) // a dump after the move must equal the one before, apart from the cleared fields
 			for _, s := range []*State{state, again} {
 				s.Timestamp, s.Window, s.SndUna, s.RcvNxt, s.Send, s.Unread, s.Options = 0, Window{}, 0, 0, nil, nil, nil
-				s.RcvBuf = 0 // it grows by itself, which is that it was not locked
+				s.RcvBuf = 0 // it grows automatically, because it is not locked
 			}
 			if !reflect.DeepEqual(state, again) {
 				t.Errorf("first dump  %+v\nsecond dump %+v", state, again)
@@ -133,8 +133,8 @@ func TestOptionsMove(t *testing.T) {
 
 func hasBufLock() bool { return probeBufLock() == nil }
 
-// Before Linux 5.14 no buffer can be unlocked: sessions move all the same, buffers do not
-// grow from move to move, and it is told.
+// TestWithoutBufLock moves sessions without SO_BUF_LOCK, as before Linux 5.14. Buffers stay locked without growing
+// from move to move, and Lost has an entry.
 func TestWithoutBufLock(t *testing.T) {
 	defer func(was int) { soBufLock = was }(soBufLock)
 	soBufLock = 9999
@@ -146,7 +146,7 @@ func TestWithoutBufLock(t *testing.T) {
 	var conn dumper = fresh{server}
 	var first, last uint32
 	for hop := range 4 {
-		w.Hold() // what is sent now stays unacknowledged
+		w.Hold() // keeps new data unacknowledged
 		if hop == 0 {
 			fill(t, server, func() bool { return true })
 		}
@@ -168,7 +168,7 @@ func TestWithoutBufLock(t *testing.T) {
 	w.WantNoResets()
 }
 
-// chat sends a megabyte each way, and verifies it.
+// chat sends a megabyte in each direction, and verifies it.
 func chat(t testing.TB, client *net.TCPConn, server net.Conn) {
 	t.Helper()
 	for _, way := range [][2]net.Conn{{client, server}, {server, client}} {
@@ -176,7 +176,7 @@ func chat(t testing.TB, client *net.TCPConn, server net.Conn) {
 	}
 }
 
-// transmit sends n bytes of the pattern, from the offset on, and verifies what arrives.
+// transmit sends n bytes of the pattern from offset on, and verifies the received data.
 func transmit(t testing.TB, from, to net.Conn, n int, offset uint64) {
 	t.Helper()
 	for _, c := range []net.Conn{from, to} {
@@ -206,15 +206,14 @@ func sysctl(name, value string) func() error {
 	return func() error { return os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0) }
 }
 
-// What the two ends agreed on in their SYNs is after the move what it was before, and
-// data flows by it.
+// TestAgreementMoves checks that a move keeps the options negotiated in the SYNs, and that data flows with them.
 func TestAgreementMoves(t *testing.T) {
 	type end func(fd int) error
 	maxseg := func(n int) end { return func(fd int) error { return setInt(fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG, n) } }
 	rcvbuf := func(n int) end { return func(fd int) error { return setInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, n) } }
 	for _, tc := range []struct {
 		name           string
-		world          func() error // of the client
+		world          func() error // configures the client's namespace
 		client, server end
 		ok             func(s *State) bool
 	}{
@@ -242,13 +241,13 @@ func TestAgreementMoves(t *testing.T) {
 			for hop := range 3 {
 				var state *State
 				c := w.moveState(conn, func(s *State) { state = s })
-				// From the first move on scaling counts as agreed on, by no bits.
+				// After the first move scaling counts as negotiated, with zero bits.
 				if !tc.ok(state) && !(hop > 0 && state.SndScale|state.RcvScale == 0) {
 					t.Errorf("hop %d: %+v", hop, state)
 				}
 				after := agreement(t, c.TCPConn)
 				if !after.timestamps && after.mss+12 == before.mss {
-					after.mss = before.mss // room for timestamps is kept until the kernel looks again
+					after.mss = before.mss // room for timestamps is reserved until the next MTU check
 				}
 				if after != before {
 					t.Errorf("hop %d: after the move %+v, before %+v", hop, after, before)
@@ -264,7 +263,7 @@ func TestAgreementMoves(t *testing.T) {
 type agreedOn struct {
 	sack, timestamps, microseconds bool
 	snd, rcv                       uint8
-	mss                            uint32 // of the segments that are sent
+	mss                            uint32 // of sent segments
 }
 
 func agreement(t testing.TB, c *net.TCPConn) (a agreedOn) {
@@ -281,7 +280,7 @@ func agreement(t testing.TB, c *net.TCPConn) (a agreedOn) {
 	return a
 }
 
-// What this kernel does not have is told, and the session goes on without.
+// TestLost checks that features missing from this kernel appear in Lost, and the session continues without them.
 func TestLost(t *testing.T) {
 	w := newWorld(t)
 	client, server := w.pair("tcp4", nil, nil)
@@ -295,7 +294,7 @@ func TestLost(t *testing.T) {
 	chat(t, client, c)
 }
 
-// The numbers of options are those of the wire.
+// TestOptionNumbers checks the option numbers of the wire format.
 func TestOptionNumbers(t *testing.T) {
 	for i, o := range options {
 		if int(o.id) != i+1 {

@@ -12,7 +12,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// What was prepared while packets came is dumped as what was not: with what has come since, and buffers that have grown.
+// TestPrepare compares dumps with and without an early Prepare. Both contain the data received since, and the grown
+// buffers.
 func TestPrepare(t *testing.T) {
 	w := newWorld(t)
 	client, server := w.pair("tcp4", nil, nil)
@@ -22,7 +23,7 @@ func TestPrepare(t *testing.T) {
 		return err
 	})
 	before := p.state
-	go func() { _, _ = client.Write(make([]byte, 600_000)) }() // more than there is room for: it ends with the connection
+	go func() { _, _ = client.Write(make([]byte, 600_000)) }() // exceeds the buffers: Write returns when the connection ends
 	nstest.Until(t, "much has arrived", func() bool { return unread(t, server) > 100_000 })
 	w.Hold()
 	var early, late *State
@@ -50,7 +51,7 @@ func TestPrepare(t *testing.T) {
 	if !bytes.Equal(early.Unread, late.Unread) {
 		t.Errorf("%d bytes unread, and other than the %d", len(early.Unread), len(late.Unread))
 	}
-	for _, s := range []*State{early, late} { // what goes on by itself: between the two the session has said a word
+	for _, s := range []*State{early, late} { // these fields change without the application: the session sends between the two dumps
 		s.Timestamp, s.Window, s.Unread = 0, Window{}, nil
 	}
 	if !reflect.DeepEqual(early, late) {
@@ -58,7 +59,8 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// What cannot be moved is refused when it is prepared, and what only then becomes too large by the dump.
+// TestPrepareRefuses checks that Prepare rejects immovable sessions, and Dump rejects a session that grows too large
+// later.
 func TestPrepareRefuses(t *testing.T) {
 	w := newWorld(t)
 	client, server := w.pair("tcp4", nil, nil)

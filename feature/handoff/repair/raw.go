@@ -12,12 +12,12 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Values of TCP_REPAIR and TCP_REPAIR_QUEUE, and what x/sys/unix lacks (linux/tcp.h,
-// linux/sockios.h, asm-generic/socket.h).
+// Values of TCP_REPAIR and TCP_REPAIR_QUEUE, and constants missing from x/sys/unix (linux/tcp.h, linux/sockios.h,
+// asm-generic/socket.h).
 const (
 	repairOn = 1
-	// repairOff lets the socket send a probe, which has the peer tell what it
-	// received; repairOffQuiet (Linux 4.19) does not.
+	// repairOff makes the socket send a window probe: the peer answers with an acknowledgement. repairOffQuiet (Linux
+	// 4.19) sends nothing.
 	repairOff      = 0
 	repairOffQuiet = -1
 
@@ -34,10 +34,10 @@ const (
 	protocolMPTCP = 262
 )
 
-// soBufLock is SO_BUF_LOCK (Linux 5.14); tests see what becomes of sessions without it.
+// soBufLock is SO_BUF_LOCK (Linux 5.14). It is a variable because tests run without it.
 var soBufLock = 72
 
-// Needs are the kernel's facilities that moving a session between hosts uses.
+// Needs returns the kernel facilities for moving sessions between hosts.
 func Needs() []kernel.Need {
 	return []kernel.Need{
 		{Name: "TCP_REPAIR", Since: "4.19", For: "take live TCP sessions out of the kernel, and put them into another's",
@@ -75,7 +75,7 @@ func probeRaw() error {
 	return err
 }
 
-// probeTLS asks a socket that has no connection: the kernel refuses that, if it has kTLS.
+// probeTLS uses an unconnected socket: a kernel with kTLS returns ENOTCONN.
 func probeTLS() error {
 	return onSocket(func(fd int) error {
 		err := unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_ULP, "tls")
@@ -104,7 +104,7 @@ func explainRepair(err error) error {
 
 func setInt(fd, level, opt, value int) error { return unix.SetsockoptInt(fd, level, opt, value) }
 
-// setTCP and getTCP pass a value as it lies in memory.
+// setTCP and getTCP pass a value in its memory layout.
 func setTCP[T any](fd, opt int, v *T, count int) error {
 	size := uintptr(count) * unsafe.Sizeof(*v)
 	if _, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, uintptr(opt), uintptr(unsafe.Pointer(v)), size, 0); errno != 0 {
@@ -125,7 +125,7 @@ func get[T any](fd, level, opt int, v *T) error {
 	return nil
 }
 
-// getLinger tells SO_LINGER in seconds, -1 if it is off.
+// getLinger returns SO_LINGER in seconds, -1 if it is off.
 func getLinger(fd int) (int, error) {
 	var l unix.Linger
 	if err := get(fd, unix.SOL_SOCKET, unix.SO_LINGER, &l); err != nil {
@@ -140,7 +140,7 @@ func getLinger(fd int) (int, error) {
 // info is the start of struct tcp_info (linux/tcp.h).
 type info struct {
 	State, _, _, _, _, Options uint8
-	Scales                     uint8 // two fields of four bits, in the order of the machine's bit fields
+	Scales                     uint8 // two fields of four bits, in the machine's bit-field order
 	_                          uint8
 	_                          [2]uint32
 	SndMSS, RcvMSS             uint32
@@ -164,7 +164,7 @@ func tcpInfo(fd int) (i info, err error) {
 	return i, nil
 }
 
-// bigEndian machines lay bit fields out from the other end.
+// bigEndian machines order bit fields from the other end.
 var bigEndian = *(*byte)(unsafe.Pointer(&[]uint16{1}[0])) == 0
 
 func (i *info) scales() (snd, rcv uint8) {
@@ -175,8 +175,8 @@ func (i *info) scales() (snd, rcv uint8) {
 	return snd, rcv
 }
 
-// queueSeq chooses a queue and tells its sequence number: of the next byte that
-// comes in, or that the application writes.
+// queueSeq selects a queue and returns its next sequence number: of the next byte to arrive, or to be written by the
+// application.
 func queueSeq(fd, queue int) (seq uint32, err error) {
 	if err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, queue); err == nil {
 		err = getTCP(fd, unix.TCP_QUEUE_SEQ, &seq)
@@ -198,8 +198,7 @@ func setQueueSeq(fd, queue int, seq uint32) error {
 	return nil
 }
 
-// lengths are those of a socket's queues in bytes. A FIN counts as a byte of the
-// latter two.
+// lengths are the bytes in a socket's queues. A FIN counts as a byte of the latter two.
 type lengths struct{ unread, unacked, unsent int }
 
 func queueLengths(fd int) (l lengths, err error) {

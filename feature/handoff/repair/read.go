@@ -11,9 +11,9 @@ import (
 	"github.com/weir-project/weir/feature/handoff/sock"
 )
 
-// readStays reads what else than the addresses does not change while nobody but the kernel has to do with the socket.
+// readStays reads the constant state except the addresses: it does not change while only the kernel uses the socket.
 func (s *State) readStays(fd int) error {
-	reuse, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR) // repair overwrites it, on the way in and on the way out
+	reuse, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR) // entering and leaving repair mode overwrites it
 	if err != nil {
 		return fmt.Errorf("read SO_REUSEADDR: %w", err)
 	}
@@ -26,8 +26,8 @@ func (s *State) readStays(fd int) error {
 	return nil
 }
 
-// read reads what else there is from a socket that is under repair, and looks again at the
-// end: what has changed by then came from packets that should have been stopped.
+// read reads the rest of the state from a socket in repair mode. At the end it compares: a change means packets
+// arrived that should have been blocked.
 func (s *State) read(fd, limit int) error {
 	i, err := tcpInfo(fd)
 	if err != nil {
@@ -49,7 +49,7 @@ func (s *State) read(fd, limit int) error {
 	if err := s.readTCP(fd, i); err != nil {
 		return err
 	}
-	if s.TLS != nil { // before the queues, which cannot be read if TLS lies over them: they must be empty
+	if s.TLS != nil { // before the queues, which are unreadable under TLS: they must be empty
 		if err := s.readTLS(fd); err != nil {
 			return err
 		}
@@ -63,7 +63,7 @@ func (s *State) read(fd, limit int) error {
 	return s.check()
 }
 
-// checkStill compares with what was read at first.
+// checkStill compares the socket with the first reading.
 func (s *State) checkStill(fd int, state uint8, before lengths) error {
 	rcv, err := queueSeq(fd, queueRecv)
 	if err != nil {
@@ -88,7 +88,7 @@ func (s *State) checkStill(fd int, state uint8, before lengths) error {
 	return setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, queueNone)
 }
 
-// readSocket reads what is no option of a plain number.
+// readSocket reads state other than plain-number options.
 func (s *State) readSocket(fd int) (err error) {
 	if s.Congestion, err = unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION); err != nil {
 		return fmt.Errorf("read TCP_CONGESTION: %w", err)
@@ -109,7 +109,7 @@ func (s *State) readSocket(fd int) (err error) {
 	return nil
 }
 
-// readBuffers reads the sizes of the buffers, which grow by themselves while packets come.
+// readBuffers reads the sizes of the buffers. They grow while packets arrive.
 func (s *State) readBuffers(fd int) error {
 	for _, b := range []struct {
 		opt int
@@ -124,9 +124,9 @@ func (s *State) readBuffers(fd int) error {
 	return nil
 }
 
-// readTCP reads what the two ends have agreed on, and the windows.
+// readTCP reads the negotiated options and the windows.
 func (s *State) readTCP(fd int, i info) error {
-	// Under repair this is what the peer takes, not what fits the path.
+	// In repair mode this is the peer's limit, without the path's.
 	mss, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG)
 	if err != nil {
 		return fmt.Errorf("read TCP_MAXSEG: %w", err)
@@ -148,8 +148,8 @@ func (s *State) readTCP(fd int, i info) error {
 	return nil
 }
 
-// readQueues reads what is in flight, in both directions. An own FIN takes the last
-// sequence number of the send queue, and is not a byte of it.
+// readQueues reads the data in flight, in both directions. The socket's own FIN has the last sequence number of the
+// send queue, but is not a byte of it.
 func (s *State) readQueues(fd int, state uint8, l lengths) (err error) {
 	if s.RcvNxt, err = queueSeq(fd, queueRecv); err != nil {
 		return err
@@ -176,10 +176,9 @@ func (s *State) readQueues(fd int, state uint8, l lengths) (err error) {
 	case stateFinWait1, stateLastAck, stateClosing:
 		s.Fin = true
 		data--
-		s.Unsent = max(0, s.Unsent-1) // the FIN, if it is still to be sent
+		s.Unsent = max(0, s.Unsent-1) // an unsent FIN
 	case stateFinWait2:
-		// The FIN will be sent again, and acknowledged again: there is no other way
-		// into this state.
+		// The FIN is sent and acknowledged again: there is no other way into this state.
 		s.Fin = true
 		s.SndUna--
 	}
@@ -189,11 +188,10 @@ func (s *State) readQueues(fd int, state uint8, l lengths) (err error) {
 	return nil
 }
 
-// slack is for a segment of the send queue that was acknowledged in part: it is
-// copied from its beginning.
+// slack is room for a partially acknowledged segment of the send queue: the kernel copies it from its start.
 const slack = 64 << 10
 
-// peek copies the last n bytes of the chosen queue, which copy reads from its beginning.
+// peek returns the last n bytes of the selected queue. copy reads it from its start.
 func peek(fd, n int, copy func(fd int, b []byte) (int, error)) ([]byte, error) {
 	if n == 0 {
 		return nil, nil
@@ -209,8 +207,7 @@ func peek(fd, n int, copy func(fd int, b []byte) (int, error)) ([]byte, error) {
 	return b[m-n : m : m], nil
 }
 
-// readShutdown asks whether reading was shut down on a connection on which the peer
-// has sent no FIN.
+// readShutdown reports whether reading was shut down. It is for connections without a FIN of the peer.
 func readShutdown(fd int) (bool, error) {
 	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 	for {

@@ -22,7 +22,7 @@ import (
 
 var errStop = errors.New("cannot be stopped")
 
-// A dump that fails, wherever it does, leaves the session running and the socket as it was.
+// TestDumpRefuses checks that a failed dump, at any step, leaves the session running and the socket unchanged.
 func TestDumpRefuses(t *testing.T) {
 	oob := func(t *testing.T, client, server *net.TCPConn) {
 		in(t, client, func(fd int) { ok(t, unix.Sendto(fd, []byte("!"), unix.MSG_OOB, nil)) })
@@ -33,7 +33,7 @@ func TestDumpRefuses(t *testing.T) {
 		want    error
 		prepare func(t *testing.T, client, server *net.TCPConn)
 		o       DumpOptions
-		extra   int // bytes that are in the client's stream before the chat
+		extra   int // bytes in the client's stream before the chat
 	}{
 		{"queues above the limit", errTooLarge, func(t *testing.T, client, server *net.TCPConn) {
 			write(t, client, 5000, 0)
@@ -87,7 +87,7 @@ func TestDumpRefuses(t *testing.T) {
 	}
 }
 
-// drain reads what a test has put into the stream before.
+// drain reads data written earlier by the test.
 func drain(t *testing.T, c net.Conn, n int) {
 	t.Helper()
 	_ = c.SetReadDeadline(time.Now().Add(patience))
@@ -104,7 +104,7 @@ func drain(t *testing.T, c net.Conn, n int) {
 	}
 }
 
-// socketOf is what a failed dump must not change.
+// socketOf describes the settings that a failed dump must not change.
 func socketOf(t testing.TB, c *net.TCPConn) (s string) {
 	in(t, c, func(fd int) {
 		for _, o := range []struct{ level, opt int }{{unix.SOL_SOCKET, unix.SO_REUSEADDR}, {unix.SOL_SOCKET, unix.SO_OOBINLINE},
@@ -124,7 +124,7 @@ func unread(t testing.TB, c *net.TCPConn) (n int) {
 	return n
 }
 
-// urgent tells whether poll sees an urgent byte.
+// urgent reports whether poll reports an urgent byte.
 func urgent(t testing.TB, c *net.TCPConn) (is bool) {
 	in(t, c, func(fd int) {
 		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLPRI}}
@@ -134,7 +134,7 @@ func urgent(t testing.TB, c *net.TCPConn) (is bool) {
 	return is
 }
 
-// Sockets that are no session, or none of TCP alone.
+// TestDumpRefusesSockets rejects sockets without a session, and sessions of other protocols than plain TCP.
 func TestDumpRefusesSockets(t *testing.T) {
 	nstest.NeedRoot(t)
 	socket := func(family, kind, protocol int) int {
@@ -169,7 +169,7 @@ func TestDumpRefusesSockets(t *testing.T) {
 	}
 }
 
-// ended is a connection of which both ends are closed, but for the descriptor.
+// ended returns the descriptor of a connection closed at both ends.
 func ended(t *testing.T) int {
 	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
 	ok(t, err)
@@ -190,7 +190,7 @@ func ended(t *testing.T) int {
 	return int(f.Fd())
 }
 
-// Without a right to it, the error says what it takes.
+// TestDumpWithoutRights checks that the error names the missing capability.
 func TestDumpWithoutRights(t *testing.T) {
 	nstest.NeedRoot(t)
 	if err := explainRepair(unix.EPERM); !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
@@ -203,7 +203,8 @@ func TestDumpWithoutRights(t *testing.T) {
 	}
 }
 
-// A dump while packets still come in notices, or is whole; and the session goes on.
+// TestDumpWhilePacketsArrive dumps without blocking packets. A dump fails or is consistent, and the session
+// continues.
 func TestDumpWhilePacketsArrive(t *testing.T) {
 	w := newWorld(t)
 	client, server := w.pair("tcp4", buffers(100000), buffers(100000))
@@ -267,7 +268,7 @@ func TestDumpWhilePacketsArrive(t *testing.T) {
 	w.WantNoResets()
 }
 
-// A restore that fails leaves no socket behind, and the state can be restored after.
+// TestRestoreFails checks that a failed restore leaves no socket behind, and the state stays usable.
 func TestRestoreFails(t *testing.T) {
 	w := newWorld(t)
 	client, server := w.pair("tcp4", nil, nil)
@@ -330,7 +331,7 @@ func TestRestoreFails(t *testing.T) {
 	w.WantNoResets()
 }
 
-// sockets counts a namespace's sockets of TCP, bound, connected or neither.
+// sockets counts a namespace's TCP sockets: bound, connected or neither.
 func (w *world) sockets(h *netns.Handle) (n int) {
 	w.t.Helper()
 	w.do(h, func() error {
@@ -348,7 +349,7 @@ func (w *world) sockets(h *netns.Handle) (n int) {
 	return n
 }
 
-// A session that was dumped can go on where it was.
+// TestResume continues a dumped session in place.
 func TestResume(t *testing.T) {
 	w := newWorld(t)
 	client, server := w.pair("tcp4", nil, nil)

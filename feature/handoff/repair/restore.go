@@ -12,35 +12,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RestoreOptions say how a session is restored.
+// RestoreOptions configure a restore.
 type RestoreOptions struct {
-	// Probe has the session, when it starts, send again what the peer has not acknowledged,
-	// if that is a few segments, and else one without data. The peer answers at once with what
-	// it has. It heals a loss around the move in a round trip, for which the kernel alone
-	// takes seconds, and costs those segments and an answer. It takes CAP_NET_RAW.
+	// Probe makes the starting session retransmit its unacknowledged data, if it is a few segments, or send a probe
+	// without data otherwise. The peer answers at once. This repairs a loss around the move within a round trip; the
+	// kernel alone takes seconds. It costs the segments and an answer, and requires CAP_NET_RAW.
 	Probe bool
 }
 
-// Built is a session that is complete, and still frozen: nothing has left it, and its
-// end ([Built.Close]) is silent. After a second or so, and then at growing intervals, the kernel sends
-// the first segment that is not acknowledged again, frozen or not: whoever owns the session elsewhere must not be
-// disturbed by that.
+// Built is a complete and still frozen session: it has sent nothing, and [Built.Close] is silent. After about a
+// second, and then at growing intervals, the kernel retransmits the first unacknowledged segment, frozen or not. An
+// owner elsewhere must be able to tolerate this.
 type Built struct {
-	// Lost tells in a sentence each what the session goes on without, since this
-	// kernel does not have it: a congestion control, a socket option.
+	// Lost lists, one sentence each, the features missing from this kernel: a congestion control, a socket option.
+	// The session continues without them.
 	Lost []string
 
-	fd    int          // another descriptor of tcp's socket, for what follows
-	tcp   *net.TCPConn // from Start on
+	fd    int          // another descriptor of tcp's socket, for the next steps
+	tcp   *net.TCPConn // set by Start
 	state *State
 	o     RestoreOptions
-	tail  *tail // sends again what was sent; nil: there is nothing, too much, or no way
+	tail  *tail // retransmits; nil: nothing to send, too much, or impossible
 }
 
-// Build makes a socket of a state in the network namespace of the calling thread,
-// in which the session's own address must be. If it fails, nothing is left behind and
-// no packet was sent. Its errors are or wrap [errInvalid], [ErrInUse], [errAddress],
-// [errRoute], [errNoTLS], or are those of the kernel.
+// Build creates a socket from a state, in the network namespace of the calling thread. The namespace must have the
+// session's local address. If Build fails, it leaves nothing behind and has sent no packet. Its errors are or wrap
+// [errInvalid], [ErrInUse], [errAddress], [errRoute], [errNoTLS], or are the kernel's.
 func Build(s *State, o RestoreOptions) (_ *Built, err error) {
 	if err := s.check(); err != nil {
 		return nil, err
@@ -60,8 +57,8 @@ func Build(s *State, o RestoreOptions) (_ *Built, err error) {
 			b.Close()
 		}
 	}()
-	// It also lets the bind pass beside a live listener. SO_REUSEADDR after it would
-	// take that away, so that Start sets it last.
+	// It also allows the bind beside a live listener. Setting SO_REUSEADDR later would revert that, so Start sets it
+	// last.
 	if err := setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, repairOn); err != nil {
 		return nil, explainRepair(err)
 	}
@@ -73,7 +70,7 @@ func Build(s *State, o RestoreOptions) (_ *Built, err error) {
 	return b, nil
 }
 
-// Close ends the session without a packet: under repair close(2) is silent.
+// Close ends the session without a packet: in repair mode close(2) is silent.
 func (b *Built) Close() error {
 	if b.fd < 0 {
 		return nil
@@ -89,7 +86,7 @@ func (b *Built) Close() error {
 	return err
 }
 
-// prepare sets what must be there before the connection is.
+// prepare sets the options required before the connection exists.
 func (b *Built) prepare() error {
 	s := b.state
 	lost, err := s.setOptions(b.fd, true)
@@ -110,16 +107,15 @@ func (b *Built) prepare() error {
 			return fmt.Errorf("set congestion control %s: %w", s.Congestion, err)
 		}
 	}
-	// The window that was announced must fit, before connect(2) derives its limits.
+	// The announced window must fit before connect(2) derives its limits.
 	if err := b.sizeBuffer(unix.SO_RCVBUF, unix.SO_RCVBUFFORCE, s.RcvBuf, s.RcvBufLocked, false); err != nil {
 		return err
 	}
 	return b.lockBuffers(s.RcvBufLocked, false)
 }
 
-// sizeBuffer gives a buffer its size back. The kernel takes a size that was set for
-// one to keep, which lockBuffers undoes where it can (Linux 5.14); where it cannot, a
-// buffer that grew by itself is only touched if it is too small, or was made larger here.
+// sizeBuffer restores a buffer's size. The kernel treats a set size as locked. lockBuffers unlocks it if the kernel
+// can (Linux 5.14). Otherwise an automatic buffer is only set if it is too small, or was enlarged here.
 func (b *Built) sizeBuffer(opt, force int, size uint32, locked, enlarged bool) error {
 	now, err := unix.GetsockoptInt(b.fd, unix.SOL_SOCKET, opt)
 	if err != nil {
@@ -142,7 +138,7 @@ func (b *Built) canUnlock() bool {
 	return err == nil
 }
 
-// lockBuffers says which buffers have a fixed size; setting one has locked it.
+// lockBuffers sets the locks of both buffers. Setting a size has locked it.
 func (b *Built) lockBuffers(rcv, snd bool) error {
 	locks := 0
 	if rcv {
@@ -157,8 +153,7 @@ func (b *Built) lockBuffers(rcv, snd bool) error {
 	return nil
 }
 
-// connect binds and connects, which under repair sends nothing, from the sequence
-// numbers on that the session had.
+// connect binds and connects with the session's sequence numbers. In repair mode it sends nothing.
 func (b *Built) connect() error {
 	s := b.state
 	local, err := sockaddr(b.fd, s, s.Local)
@@ -180,14 +175,13 @@ func (b *Built) connect() error {
 	if err := setQueueSeq(b.fd, queueSend, s.SndUna); err != nil {
 		return err
 	}
-	// The size of segments is worked out now, and not again when the option is set: without
-	// this the session would go on in segments of 536 bytes until something has it look at
-	// the path. (The kernel takes 88 to 32767 here.)
+	// connect(2) computes the segment size now, and not again when the option changes. Without this the session would
+	// use segments of 536 bytes until the next path MTU check. (The kernel accepts 88 to 32767 here.)
 	if s.MSS >= 88 && s.MSS <= 32767 {
 		if err := setInt(b.fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG, int(s.MSS)); err != nil {
 			return fmt.Errorf("set TCP_MAXSEG: %w", err)
 		}
-		defer func() { _ = setInt(b.fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG, 0) }() // it has done its work: no limit of the application's
+		defer func() { _ = setInt(b.fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG, 0) }() // it has served its purpose, and is no limit of the application
 	}
 	switch err := unix.Connect(b.fd, remote); {
 	case errors.Is(err, unix.EADDRNOTAVAIL):
@@ -200,14 +194,14 @@ func (b *Built) connect() error {
 	return nil
 }
 
-// sockaddr is an end of a session, for its socket or another one of its network namespace.
+// sockaddr returns an end of a session, for its socket or another one in its network namespace.
 func sockaddr(fd int, s *State, a netip.AddrPort) (unix.Sockaddr, error) {
 	if a.Addr().Is4() {
 		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}, nil
 	}
 	sa := &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
 	if a.Addr().IsLinkLocalUnicast() {
-		if s.Zone == "" { // so it is where only one end is link-local
+		if s.Zone == "" { // the case if only one end is link-local
 			return nil, fmt.Errorf("the interface of %s is not known: set State.Zone to it", a.Addr())
 		}
 		index, err := deviceIndex(fd, s.Zone)
@@ -222,7 +216,7 @@ func sockaddr(fd int, s *State, a netip.AddrPort) (unix.Sockaddr, error) {
 // agreed is struct tcp_repair_opt (linux/tcp.h).
 type agreed struct{ code, value uint32 }
 
-// Codes of TCP options (RFC 9293, 7323, 2018).
+// TCP option kinds (RFC 9293, 7323, 2018).
 const (
 	kindMSS        = 2
 	kindScale      = 3
@@ -230,12 +224,12 @@ const (
 	kindTimestamps = 8
 )
 
-// agree sets what the two ends agreed on when the session began. It must come before
-// the queues: they are cut into segments by it.
+// agree sets the options negotiated at the session's start. It must precede the queues, because their segmentation
+// depends on it.
 func (b *Built) agree() error {
 	s := b.state
-	// Scales of zero are set also where scaling was not agreed on: that is the same on
-	// the wire, and without it the kernel would scale by its own default.
+	// Zero scales are set even without negotiated scaling. They are the same on the wire, and replace the kernel's
+	// default scale.
 	list := []agreed{{kindMSS, uint32(s.MSS)}, {kindScale, uint32(s.SndScale) | uint32(s.RcvScale)<<16}}
 	if s.SACK {
 		list = append(list, agreed{kindSACK, 0})
@@ -249,9 +243,8 @@ func (b *Built) agree() error {
 	if !s.Timestamps {
 		return nil
 	}
-	// Bit 0 says which clock, since Linux 6.7, and was cleared or set by the dump. So the
-	// value may be a tick behind what the session sent last, which the peer would
-	// take for an old packet (RFC 7323, PAWS).
+	// Bit 0 selects the clock, since Linux 6.7. The dump may have changed it, so the value may be a tick behind the
+	// last sent one. The peer would drop such a packet as old (RFC 7323, PAWS).
 	ts := (s.Timestamp + 3) &^ 1
 	if s.Microseconds {
 		ts |= 1
@@ -262,7 +255,7 @@ func (b *Built) agree() error {
 	return nil
 }
 
-// finish sets the windows and what else a connection may have.
+// finish sets the windows and the remaining options.
 func (b *Built) finish() error {
 	s := b.state
 	if err := setInt(b.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, queueNone); err != nil {
@@ -284,19 +277,18 @@ func (b *Built) finish() error {
 	return nil
 }
 
-// Start has the session go on here, and sends what was not sent yet. From the first
-// line on it may be alive at the peer: if Start fails, the session has ended with a
-// reset, and is not to be restored elsewhere.
+// Start continues the session here, and sends the unsent data. The session may reach the peer from the first step on.
+// If Start fails, the session has ended with an RST, and must not be restored elsewhere.
 func (b *Built) Start() (*Conn, error) {
 	if err := b.begin(b.goConn, b.start); err != nil {
 		return nil, err
 	}
 	c := &Conn{TCPConn: b.tcp, unread: b.state.Unread, Lost: b.Lost}
-	b.tcp = nil // it is the caller's now
+	b.tcp = nil // the caller owns it now
 	return c, b.Close()
 }
 
-// StartFD is Start for who has a duplicate of [Built.FD]: it goes on by that.
+// StartFD is Start for a caller with a duplicate of [Built.FD]. The session continues on that duplicate.
 func (b *Built) StartFD() error {
 	if err := b.begin(b.start); err != nil {
 		return err
@@ -310,8 +302,8 @@ func (b *Built) begin(steps ...func() error) error {
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {
-			_ = thaw(b.fd, false, repairOffQuiet)                                                    // under repair nobody would hear of it
-			_ = unix.SetsockoptLinger(b.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // the peer is to know
+			_ = thaw(b.fd, false, repairOffQuiet)                                                    // in repair mode closing would be silent
+			_ = unix.SetsockoptLinger(b.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // makes close send an RST
 			b.Close()
 			return fmt.Errorf("start %s: %w", b.state.Flow(), err)
 		}
@@ -327,7 +319,7 @@ func (b *Built) start() error {
 	if err := thaw(b.fd, s.ReuseAddr, how); err != nil {
 		return err
 	}
-	if b.tail != nil && b.tail.send(b.fd, s) != nil { // a full queue, a firewall, a path that takes less
+	if b.tail != nil && b.tail.send(b.fd, s) != nil { // a full queue, a firewall, a smaller path MTU
 		if err := thaw(b.fd, s.ReuseAddr, repairOff); err != nil {
 			return err
 		}
@@ -347,7 +339,7 @@ func (b *Built) start() error {
 		}
 	}
 	if s.EOF {
-		// ENOTCONN: the peer has answered to our FIN meanwhile, and all is over.
+		// ENOTCONN: the peer has answered our FIN in the meantime, and the session is over.
 		if err := unix.Shutdown(b.fd, unix.SHUT_RD); err != nil && !errors.Is(err, unix.ENOTCONN) {
 			return fmt.Errorf("end the peer's direction again: %w", err)
 		}
@@ -355,8 +347,8 @@ func (b *Built) start() error {
 	return nil
 }
 
-// goConn hands the socket to Go, which sets TCP_NODELAY and keepalive as it likes:
-// the session's own options are set again after it.
+// goConn wraps the socket in a net.TCPConn. Package net sets TCP_NODELAY and keepalive, so the session's options are
+// set again.
 func (b *Built) goConn() error {
 	dup, err := unix.FcntlInt(uintptr(b.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -374,6 +366,6 @@ func (b *Built) goConn() error {
 		return fmt.Errorf("the socket is a %T", c)
 	}
 	b.tcp = tcp
-	_, err = b.state.setOptions(b.fd, false) // what is missing was told
+	_, err = b.state.setOptions(b.fd, false) // Lost lists missing options already
 	return err
 }

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fillSendQueue puts back what was sent: under repair that queues it as sent.
+// fillSendQueue restores the sent data: in repair mode a write queues it as sent.
 func (b *Built) fillSendQueue() error {
 	s := b.state
 	if len(s.Send) == 0 {
 		return nil
 	}
-	// The kernel accounts a queue with up to several times its bytes (and doubles what
-	// it is told). Start takes the size back, or the session would grow with every move.
+	// The kernel accounts a queue with several times its bytes, and doubles the given size. Start restores the size.
+	// Otherwise the session would grow with every move.
 	room := max(int(s.SndBuf/2), 2*len(s.Send)+64<<10)
 	if err := setInt(b.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, room); err != nil {
 		return fmt.Errorf("make room for %d bytes to be sent: %w", len(s.Send), err)

@@ -9,28 +9,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// family says on which sockets an option is there.
+// family restricts an option to certain sockets.
 type family uint8
 
 const (
 	anyFamily  family = iota
-	socketIPv6        // of AF_INET6, IPv4-mapped or not
-	packetIPv4        // whose packets are of IPv4
+	socketIPv6        // AF_INET6, IPv4-mapped or not
+	packetIPv4        // sockets with IPv4 packets
 )
 
-// option is a socket option that moves.
+// option is a moved socket option.
 type option struct {
-	id         uint8 // on the wire: never reused for another
+	id         uint8 // on the wire: never reused
 	name       string
 	level, opt int
 	of         family
-	early      bool // has to be there before bind or connect
+	early      bool // required before bind or connect
 }
 
-// options in the order in which they are set: IP_TOS changes the priority, and
-// TCP_CORK must hold back before TCP_NODELAY lets go. Not in it are those of a
-// connection that is being made (TCP_SYNCNT, TCP_DEFER_ACCEPT) and those of a moment
-// (TCP_QUICKACK).
+// options are in setting order: IP_TOS changes the priority, and TCP_CORK must be set before TCP_NODELAY flushes.
+// Options for connecting (TCP_SYNCNT, TCP_DEFER_ACCEPT) and momentary ones (TCP_QUICKACK) are not moved.
 var options = []option{
 	{1, "IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, socketIPv6, true},
 	{2, "IP_TRANSPARENT", unix.IPPROTO_IP, unix.IP_TRANSPARENT, packetIPv4, true},
@@ -83,12 +81,12 @@ func (o *option) applies(s *State) bool {
 	return true
 }
 
-// absent is what kernels say of an option that they do not know.
+// absent reports whether err means an option unknown to the kernel.
 func absent(err error) bool {
 	return errors.Is(err, unix.ENOPROTOOPT) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
-// readOptions notes every option that this kernel has.
+// readOptions records every option known to this kernel.
 func (s *State) readOptions(fd int) error {
 	for i := range options {
 		o := &options[i]
@@ -106,8 +104,8 @@ func (s *State) readOptions(fd int) error {
 	return nil
 }
 
-// setOptions sets those of the early ones, or the others. What this kernel does not
-// know is told, not an error: a session without a refinement beats none.
+// setOptions sets the early options, or the others. It returns options unknown to this kernel without an error: a
+// session without a refinement beats none.
 func (s *State) setOptions(fd int, early bool) (lost []string, err error) {
 	for _, have := range s.Options {
 		o := findOption(have.ID)
@@ -122,7 +120,7 @@ func (s *State) setOptions(fd int, early bool) (lost []string, err error) {
 		}
 		now, err := unix.GetsockoptInt(fd, o.level, o.opt)
 		if err == nil && uint32(now) == have.Value {
-			continue // what is the default stays one; some refuse even that
+			continue // keep defaults as defaults; some options reject even their default
 		}
 		if err == nil {
 			err = setInt(fd, o.level, o.opt, int(int32(have.Value)))
@@ -136,8 +134,8 @@ func (s *State) setOptions(fd int, early bool) (lost []string, err error) {
 	return lost, nil
 }
 
-// deviceName names the interface with an index in the socket's own namespace, which need
-// not be the calling thread's; index is the way back.
+// deviceName returns the name of an interface index in the socket's namespace, which may differ from the calling
+// thread's. deviceIndex is its inverse.
 func deviceName(fd, index int) (string, error) {
 	req, err := unix.NewIfreq("")
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"net/netip"
 )
 
-// Reasons for which a session is not dumped. The socket is then as it was.
+// Reasons to reject a dump. The socket is then unchanged.
 var (
 	errTooLarge = errors.New("the session's queues are larger than allowed")
 	errState    = errors.New("a connection in this state cannot be moved")
@@ -22,7 +22,7 @@ var (
 	errMoving   = errors.New("packets of the session still arrive: stop them before the dump")
 )
 
-// Reasons for which a session is not restored. Nothing is left behind then.
+// Reasons to reject a restore. Nothing is left behind then.
 var (
 	errFormat  = errors.New("not a session's state")
 	errVersion = errors.New("the session's state is of a version that this weir does not know: update weir here first")
@@ -33,17 +33,16 @@ var (
 	errNoTLS   = errors.New("this kernel cannot go on with the session's TLS (kTLS: modprobe tls; CONFIG_TLS, and the cipher's module)")
 )
 
-// defaultLimit is how many bytes of queues a state holds unless the caller says
-// otherwise: above what the kernel's own tuning gives one (tcp_rmem and tcp_wmem,
-// 6 + 4 MB by default, 32 + 4 MB since Linux 6.15).
+// defaultLimit is the default maximum of queue bytes in a state. It exceeds the kernel's automatic sizes (tcp_rmem
+// and tcp_wmem: 6 + 4 MB by default, 32 + 4 MB since Linux 6.15).
 const defaultLimit = 64 << 20
 
-// Flow names a connection. Addresses of IPv4 on an IPv6 socket are IPv4 here.
+// Flow identifies a connection. IPv4 addresses of an IPv6 socket are IPv4 here.
 type Flow struct {
 	Local, Remote netip.AddrPort
 }
 
-// TCP's states as the kernel numbers them (net/tcp_states.h).
+// TCP states in the kernel's numbering (net/tcp_states.h).
 const (
 	stateEstablished = 1
 	stateFinWait1    = 4
@@ -63,72 +62,68 @@ func stateName(s uint8) string {
 	return fmt.Sprintf("state %d", s)
 }
 
-// Window is what TCP_REPAIR_WINDOW reads and sets (struct tcp_repair_window,
-// linux/tcp.h): sequence numbers and bytes.
+// Window is struct tcp_repair_window (linux/tcp.h), for TCP_REPAIR_WINDOW: sequence numbers and bytes.
 type Window struct {
-	SndWl1    uint32 // sequence number of the segment that last changed SndWnd
-	SndWnd    uint32 // what the peer lets us send, from the first byte that it has not acknowledged
-	MaxWindow uint32 // the largest SndWnd of the session's life
-	RcvWnd    uint32 // what we have let the peer send, from RcvWup
-	RcvWup    uint32 // RcvNxt at the time when we said so
+	SndWl1    uint32 // sequence number of the last segment to change SndWnd
+	SndWnd    uint32 // the peer's window, from its first unacknowledged byte
+	MaxWindow uint32 // largest SndWnd of the session
+	RcvWnd    uint32 // the window announced to the peer, from RcvWup
+	RcvWup    uint32 // RcvNxt at that announcement
 }
 
-// Option is a socket option that moves with the session. The numbers are weir's own
-// ([State.Options] says why), so that a state can set nothing else.
+// Option is a socket option of the session. IDs are weir's own, so a state can set no other option (see
+// [State.Options]).
 type Option struct {
 	ID    uint8
-	Value uint32 // as the kernel's int
+	Value uint32 // the kernel's int
 }
 
 // State is a session between two kernels.
 type State struct {
-	// Local is the session's own address, Remote the peer's. For IPv4 on an IPv6
-	// socket both are IPv4-mapped, so that the socket is again one of IPv6.
+	// Local is the session's own address, Remote the peer's. For IPv4 on an IPv6 socket both are IPv4-mapped, and the
+	// restored socket is IPv6 again.
 	Local, Remote netip.AddrPort
-	// Zone is the interface of link-local addresses, Device that of SO_BINDTODEVICE.
-	// Names, since other hosts number their interfaces differently. The caller may
-	// change them before the state is restored.
+	// Zone is the interface of link-local addresses, Device the interface of SO_BINDTODEVICE. They are names, because
+	// indexes differ between hosts. The caller may change them before the restore.
 	Zone, Device string
 
-	MSS                      uint16 // largest segment that the peer takes
-	Timestamps, Microseconds bool   // TCP timestamps were agreed on; their clock ticks µs (else ms)
-	SACK                     bool   // selective acknowledgements were agreed on
-	Scaling                  bool   // window scaling was agreed on
-	SndScale, RcvScale       uint8  // by how many bits the peer's and our windows are shifted, at most 14
+	MSS                      uint16 // largest segment accepted by the peer
+	Timestamps, Microseconds bool   // TCP timestamps are in use; their unit is µs (otherwise ms)
+	SACK                     bool   // selective acknowledgements are in use
+	Scaling                  bool   // window scaling is in use
+	SndScale, RcvScale       uint8  // shifts of the peer's and the own windows, in bits, at most 14
 
-	Timestamp uint32 // the next timestamp that the session would send
+	Timestamp uint32 // the session's next timestamp
 	SndUna    uint32 // sequence number of the first byte of Send
-	RcvNxt    uint32 // sequence number that the peer's next byte has
+	RcvNxt    uint32 // sequence number of the peer's next byte
 	Window    Window
 
-	// Send is what the peer has not acknowledged. The last Unsent bytes of it were
-	// never sent.
+	// Send is the unacknowledged data. Its last Unsent bytes were never sent.
 	Send   []byte
 	Unsent int
-	// Unread is what the peer had acknowledged, and the application not read. It is
-	// not put back into a socket: whoever takes the session over reads it before the
-	// socket ([Conn] does). Rebuilding the receive queue would cost twice as long and
-	// make the peer repeat what it has sent meanwhile.
+	// Unread is acknowledged data that the application has not read. It is not restored into the socket: the new
+	// owner reads it first ([Conn] does). Rebuilding the receive queue would take twice as long, and make the peer
+	// retransmit data sent in the meantime.
 	Unread []byte
-	// EOF says that nothing comes after Unread: the peer has sent its FIN, or reading
-	// was shut down. Fin says that we have ended our direction, after Send.
+	// EOF means no data follows Unread: the peer has sent its FIN, or reading was shut down. Fin means the session
+	// has ended its own direction, after Send.
 	EOF, Fin bool
 
-	Congestion string // congestion control, by its name
+	Congestion string // name of the congestion control
 	Linger     int    // SO_LINGER in seconds, -1 for off
 	ReuseAddr  bool
-	// SndBuf and RcvBuf are the buffers' sizes in bytes as getsockopt tells them;
-	// a locked one was set by the application, the others grow by themselves.
+	// SndBuf and RcvBuf are buffer sizes in bytes, in getsockopt's accounting. A locked size was set by the
+	// application. The others grow automatically.
 	SndBuf, RcvBuf             uint32
 	SndBufLocked, RcvBufLocked bool
-	// Options are socket options, in the order of their ids. Ids, not the
-	// kernel's names: one host must not have another set whatever it likes.
+	// Options are socket options, ordered by ID. IDs in place of the kernel's names keep a host from setting
+	// arbitrary options at another.
 	Options []Option
-	// TLS is that of a session of kTLS, else nil. It holds keys.
+	// TLS is set for kTLS sessions. It contains keys.
 	TLS *TLS
 }
 
-// Flow is the session's name.
+// Flow returns the session's addresses.
 func (s *State) Flow() Flow {
 	unmap := func(a netip.AddrPort) netip.AddrPort {
 		return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
@@ -136,8 +131,8 @@ func (s *State) Flow() Flow {
 	return Flow{unmap(s.Local), unmap(s.Remote)}
 }
 
-// announced is the window that the session announces, as it stands in a header: rounded up, so that nothing is taken back
-// (tcp_select_window, net/ipv4/tcp_output.c).
+// announced returns the session's announced window in a header's unit. It is rounded up, because a window must not
+// shrink (tcp_select_window, net/ipv4/tcp_output.c).
 func (s *State) announced() uint16 {
 	free := uint64(max(0, int32(s.Window.RcvWup+s.Window.RcvWnd-s.RcvNxt)))
 	return uint16(min((free+1<<s.RcvScale-1)>>s.RcvScale, 1<<16-1))
@@ -146,8 +141,7 @@ func (s *State) announced() uint16 {
 // maxScale is RFC 7323's limit.
 const maxScale = 14
 
-// check refuses what Build could not make a socket of, or what no dump gives. States
-// come from other hosts.
+// check rejects states that Build cannot restore or no dump produces. States come from other hosts.
 func (s *State) check() error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("%w: %s", errInvalid, fmt.Sprintf(format, args...))
@@ -171,7 +165,7 @@ func (s *State) check() error {
 	case s.Unsent < 0 || s.Unsent > len(s.Send):
 		return bad("%d bytes unsent of %d", s.Unsent, len(s.Send))
 	case w.MaxWindow < w.SndWnd || int32(w.SndWl1-(s.RcvNxt+w.RcvWnd)) > 0 || int32(w.RcvWup-s.RcvNxt) > 0:
-		return bad("windows %+v at %d", *w, s.RcvNxt) // tcp_repair_set_window would say EINVAL
+		return bad("windows %+v at %d", *w, s.RcvNxt) // tcp_repair_set_window would return EINVAL
 	case s.Linger < -1 || s.Linger > 1<<16:
 		return bad("linger %d s", s.Linger)
 	case s.SndBuf > maxBuffer || s.RcvBuf > maxBuffer:
@@ -185,8 +179,7 @@ func (s *State) check() error {
 	return s.checkOptions()
 }
 
-// checkTLS refuses what a session of kTLS cannot be: it is moved only while both directions are open and nothing is
-// on its way.
+// checkTLS rejects impossible kTLS states: a kTLS session moves only with both directions open and no data in flight.
 func (s *State) checkTLS() error {
 	switch k := s.TLS; {
 	case k == nil:
@@ -199,7 +192,7 @@ func (s *State) checkTLS() error {
 }
 
 const (
-	maxBuffer = 1 << 30 // of a socket: the kernel's own limit is near
+	maxBuffer = 1 << 30 // per socket, near the kernel's own limit
 	maxName   = 15      // TCP_CA_NAME_MAX and IFNAMSIZ, less the NUL
 )
 

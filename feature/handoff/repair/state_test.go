@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stateOf is the kernel's name of a connection's state.
+// stateOf returns the kernel's name of a connection's state.
 func stateOf(t testing.TB, c *net.TCPConn) (name string) {
 	in(t, c, func(fd int) {
 		i, err := tcpInfo(fd)
@@ -24,7 +24,8 @@ func stateOf(t testing.TB, c *net.TCPConn) (name string) {
 	return name
 }
 
-// patience is for what must happen: it is longer than the machine stands still, and costs nothing where it happens.
+// patience is the timeout for events that must happen. It exceeds pauses of the machine, and costs nothing if they
+// happen.
 const patience = 30 * time.Second
 
 func waitState(t testing.TB, c *net.TCPConn, want string) {
@@ -32,7 +33,7 @@ func waitState(t testing.TB, c *net.TCPConn, want string) {
 	nstest.Until(t, "state "+want, func() bool { return stateOf(t, c) == want })
 }
 
-// write writes and must not wait.
+// write writes n bytes and must not block.
 func write(t testing.TB, c net.Conn, n int, offset uint64) {
 	t.Helper()
 	b := make([]byte, n)
@@ -43,7 +44,7 @@ func write(t testing.TB, c net.Conn, n int, offset uint64) {
 	}
 }
 
-// wantRest reads the pattern from the offset on to the end of the stream.
+// wantRest reads the pattern from offset on, to the end of the stream.
 func wantRest(t testing.TB, who string, c net.Conn, n int, offset uint64) {
 	t.Helper()
 	_ = c.SetReadDeadline(time.Now().Add(patience))
@@ -56,7 +57,7 @@ func wantRest(t testing.TB, who string, c net.Conn, n int, offset uint64) {
 	}
 }
 
-// must is for what cannot fail in a test that goes well.
+// ok fails the test on an error.
 func ok(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -64,11 +65,11 @@ func ok(t testing.TB, err error) {
 	}
 }
 
-// A session moves in every state in which an application holds it, and ends properly.
+// TestStatesMove moves a session in every state with an application, and checks its proper end.
 func TestStatesMove(t *testing.T) {
 	for _, tc := range []struct {
 		name, state string
-		// before brings the session there; after is what the application does at its new place.
+		// before brings the session into the state; after acts as the application at the destination.
 		before func(w *world, client, server *net.TCPConn)
 		after  func(client *net.TCPConn, server *Conn)
 	}{
@@ -90,7 +91,7 @@ func TestStatesMove(t *testing.T) {
 			}},
 		{"we have ended, unacknowledged", "FIN_WAIT1",
 			func(w *world, client, server *net.TCPConn) {
-				w.Hold() // acknowledgements stay there
+				w.Hold() // blocks acknowledgements
 				write(t, server, 3000, 0)
 				ok(t, server.CloseWrite())
 			},
@@ -102,7 +103,7 @@ func TestStatesMove(t *testing.T) {
 			}},
 		{"we have ended, unsent", "FIN_WAIT1",
 			func(w *world, client, server *net.TCPConn) {
-				write(t, server, 300000, 0) // more than the client takes
+				write(t, server, 300000, 0) // more than the client accepts
 				ok(t, server.CloseWrite())
 			},
 			func(client *net.TCPConn, server *Conn) {
@@ -125,7 +126,7 @@ func TestStatesMove(t *testing.T) {
 			}},
 		{"both have ended at once", "CLOSING",
 			func(w *world, client, server *net.TCPConn) {
-				// The client's FIN arrives, its acknowledgement of ours does not: its FIN is older.
+				// The client's FIN arrives, but its acknowledgement of ours does not: the FIN is older.
 				w.Hold()
 				ok(t, client.CloseWrite())
 				time.Sleep(20 * time.Millisecond)
@@ -134,7 +135,7 @@ func TestStatesMove(t *testing.T) {
 				p := make([]byte, 2048)
 				nstest.Until(t, "the client's FIN is held", func() bool {
 					n, err := unix.Read(int(w.Held.Fd()), p)
-					const fin = 1 // in byte 13 of TCP's header, behind 20 bytes of IPv4's
+					const fin = 1 // in byte 13 of the TCP header, after 20 bytes of the IPv4 header
 					if err != nil || p[0] != 0x45 || p[33]&fin == 0 {
 						return false
 					}
@@ -173,8 +174,7 @@ func TestStatesMove(t *testing.T) {
 	}
 }
 
-// While the session is dumped, its queues are as full as they get: nothing is lost,
-// whatever was sent, unsent or unread.
+// TestLargeQueuesMove moves a session with full queues. No unacknowledged, unsent or unread data is lost.
 func TestLargeQueuesMove(t *testing.T) {
 	for _, tc := range []struct {
 		name         string
@@ -185,7 +185,7 @@ func TestLargeQueuesMove(t *testing.T) {
 			w.Drop = tc.drop
 			client, server := w.pair("tcp4", nil, nil)
 			warm(t, client, server)
-			// Both write until nothing goes any more; nobody reads.
+			// Both write until they block; nobody reads.
 			up := fill(t, client, func() bool { return unread(t, server) >= 1<<20 })
 			if tc.flying {
 				w.Hold()
@@ -214,13 +214,13 @@ func TestLargeQueuesMove(t *testing.T) {
 	}
 }
 
-// warm has the buffers of both ends grow.
+// warm makes the buffers of both ends grow.
 func warm(t testing.TB, client, server net.Conn) {
 	t.Helper()
 	together(func() { transmit(t, client, server, 32<<20, 0) }, func() { transmit(t, server, client, 32<<20, 0) })
 }
 
-// fill writes the pattern until it would wait, and the queues are full: what moves them may stand still for a moment.
+// fill writes the pattern until the write would block and full returns true. The transport may pause in between.
 func fill(t testing.TB, c net.Conn, full func() bool) (n int) {
 	t.Helper()
 	b := make([]byte, 64<<10)
@@ -235,7 +235,7 @@ func fill(t testing.TB, c net.Conn, full func() bool) (n int) {
 	}
 }
 
-// Loss at the moment of the move costs time only.
+// TestLossWhileMoving checks that packet loss during a move only costs time.
 func TestLossWhileMoving(t *testing.T) {
 	w := newWorld(t)
 	w.Drop = true

@@ -16,9 +16,9 @@ import (
 
 type rawConn = syscall.RawConn
 
-// echoer answers every byte with the same byte, and stops between bytes when it is told.
+// echoer echoes every byte. It can stop between any two bytes.
 type echoer struct {
-	pending []byte // read, not yet written
+	pending []byte // read but not yet written
 }
 
 // run echoes until the deadline (nil) or the end of the stream (io.EOF).
@@ -47,8 +47,8 @@ func (e *echoer) run(c net.Conn, until time.Time) error {
 	}
 }
 
-// echoWhileMoving is an echo service whose only session moves from server to server, so
-// many times, and is then echoed to its end.
+// echoWhileMoving runs an echo service with one session, and moves it between the servers the given number of times.
+// It then echoes to the end of the stream.
 func (w *world) echoWhileMoving(first *net.TCPConn, every time.Duration, moves int, moved chan<- struct{}) (done int, err error) {
 	e := &echoer{}
 	var conn net.Conn = first
@@ -73,8 +73,8 @@ func (w *world) echoWhileMoving(first *net.TCPConn, every time.Duration, moves i
 	}
 }
 
-// A stream in both directions, verified byte by byte, goes on while its session moves
-// to and fro hundreds of times: nobody sees a reset.
+// TestStreamWhileMoving moves a session hundreds of times between two servers. A verified stream in both directions
+// continues without a reset.
 func TestStreamWhileMoving(t *testing.T) {
 	for _, tc := range []struct {
 		name, network string
@@ -93,15 +93,15 @@ func TestStreamWhileMoving(t *testing.T) {
 	}
 }
 
-// buffers gives a socket buffers of a fixed size, so that queues stay short.
+// buffers gives a socket fixed buffer sizes, for short queues.
 func buffers(size int) func(fd int) error {
 	return func(fd int) error {
 		return errors.Join(setInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, size), setInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, size))
 	}
 }
 
-// stream has the client send and verify the echo until the moves are done, and then
-// end its direction, and see the end of the other.
+// stream makes the client send data and verify its echo until the moves are done. The client then ends its direction,
+// and waits for the end of the other.
 func (w *world) stream(client, server *net.TCPConn, every time.Duration, moves int, limit time.Duration) (done int, echoed uint64) {
 	w.t.Helper()
 	_ = client.SetDeadline(time.Now().Add(limit))
@@ -109,7 +109,7 @@ func (w *world) stream(client, server *net.TCPConn, every time.Duration, moves i
 	var sent uint64
 	together(func() {
 		err := errors.New("a move failed")
-		defer func() { // also of a Fatal, which ends this goroutine only
+		defer func() { // also on Fatal, which only ends this goroutine
 			if err != nil {
 				w.t.Errorf("service, after %d moves: %v", done, err)
 				client.Close()

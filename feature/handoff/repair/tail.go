@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tail sends what the peer has not acknowledged again, when a session starts. It does so by a raw socket, since the session's own
-// socket has all of it as sent: where it did not, it would drop every packet that acknowledges the rest, with the data in it, and such
-// packets come between Build and Start wherever whoever routes them is quicker than Start.
+// tail retransmits unacknowledged data when a session starts. It uses a raw socket, because the session's own socket
+// has the data marked as sent. With the data unsent, the socket would drop every packet that acknowledges it,
+// together with its payload. Such packets arrive between Build and Start if routing is faster than Start.
 type tail struct {
 	fd   int // in the session's network namespace
 	to   unix.Sockaddr
@@ -27,12 +27,12 @@ type tail struct {
 	ttl  uint8
 }
 
-// maxTail is how many segments are sent again. Of a session that has more under way the peer is asked what it has.
+// maxTail is the maximum of retransmitted segments. Sessions with more in flight send a probe.
 const maxTail = 8
 
-// openTail prepares that, where there is something to send again. Without it the peer is asked what it has. So it is where packets
-// may be encrypted on their way out (IPsec): the kernel finds a raw socket's policy without the ports, and before Linux 6.4 without
-// the protocol, and what a policy would have encrypted must not leave in clear.
+// openTail prepares the retransmission, if there is data to retransmit. Otherwise the session sends a probe. It does
+// so too if IPsec may encrypt its packets. For a raw socket the kernel selects a policy without the ports, and before
+// Linux 6.4 without the protocol. Data to be encrypted must not leave in clear text.
 func (b *Built) openTail() error {
 	s := b.state
 	sent := len(s.Send) - s.Unsent
@@ -44,7 +44,7 @@ func (b *Built) openTail() error {
 		return err
 	}
 	size := int(i.SndMSS)
-	if s.Timestamps { // the kernel counts them in only once it sends, where new connections here would have none
+	if s.Timestamps { // the kernel counts them only while sending, if its default is no timestamps
 		size = min(size, int(s.MSS)-12)
 	}
 	if size <= 0 || sent > maxTail*size || policed(b.fd) {
@@ -57,7 +57,7 @@ func (b *Built) openTail() error {
 	return nil
 }
 
-// newTail opens a raw socket whose packets go the way of the session's.
+// newTail opens a raw socket with the session's routing.
 func newTail(session int, s *State, size int) (_ *tail, err error) {
 	f := s.Flow()
 	domain, level, tos, ttl, recvErr := unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, unix.IPV6_UNICAST_HOPS, unix.IPV6_RECVERR
@@ -65,7 +65,7 @@ func newTail(session int, s *State, size int) (_ *tail, err error) {
 		domain, level, tos, ttl, recvErr = unix.AF_INET, unix.IPPROTO_IP, unix.IP_TOS, unix.IP_TTL, unix.IP_RECVERR
 	}
 	t := &tail{size: size}
-	// Of this protocol a socket takes packets with their headers, and receives none.
+	// A socket of this protocol sends packets with given headers, and receives none.
 	if t.fd, err = unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_RAW); err != nil {
 		return nil, err
 	}
@@ -99,15 +99,15 @@ func newTail(session int, s *State, size int) (_ *tail, err error) {
 	if t.to, err = sockaddr(session, s, netip.AddrPortFrom(f.Remote.Addr(), 0)); err != nil {
 		return nil, err
 	}
-	// Policy routing asks for the source.
+	// Policy routing depends on the source.
 	from, err := sockaddr(session, s, netip.AddrPortFrom(f.Local.Addr(), 0))
 	if err == nil {
 		err = unix.Bind(t.fd, from)
 	}
-	if errors.Is(err, unix.EADDRNOTAVAIL) { // IP_TRANSPARENT, IP_FREEBIND: the headers have it all the same
+	if errors.Is(err, unix.EADDRNOTAVAIL) { // IP_TRANSPARENT, IP_FREEBIND: the headers contain the address anyway
 		err = nil
 	}
-	if err == nil { // a queue that is full is an error then
+	if err == nil { // makes a full queue an error
 		err = setInt(t.fd, level, recvErr, 1)
 	}
 	if err != nil {
@@ -116,8 +116,8 @@ func newTail(session int, s *State, size int) (_ *tail, err error) {
 	return t, nil
 }
 
-// policed says whether the network namespace of a socket, which is the calling thread's, has policies of IPsec. It is looked at once
-// a second.
+// policed reports whether the socket's network namespace, which is the calling thread's, has IPsec policies. Results
+// are cached for one second.
 func policed(fd int) bool {
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	known := err == nil // Linux 5.14
@@ -144,12 +144,12 @@ type policy struct {
 
 var policies = struct {
 	sync.Mutex
-	of map[uint64]policy // by the cookie of a network namespace
+	of map[uint64]policy // key: cookie of a network namespace
 }{of: map[uint64]policy{}}
 
 func (t *tail) close() { unix.Close(t.fd) }
 
-// send sends it: sequence numbers, windows and options are those of the state, the timestamp is the session's own.
+// send sends the segments. Sequence numbers, window and options are the state's; the timestamp is the session's.
 func (t *tail) send(session int, s *State) error {
 	f := s.Flow()
 	tcp := layers.TCP{SrcPort: layers.TCPPort(f.Local.Port()), DstPort: layers.TCPPort(f.Remote.Port()), Seq: s.SndUna, Ack: s.RcvNxt,
@@ -159,7 +159,7 @@ func (t *tail) send(session int, s *State) error {
 		if err := getTCP(session, unix.TCP_TIMESTAMP, &now); err != nil {
 			return fmt.Errorf("TCP_TIMESTAMP: %w", err)
 		}
-		// The kernel begins with an echo of 0, too: it does not tell what the peer sent last.
+		// The kernel also starts with an echo of 0: the peer's last timestamp is not readable.
 		v := binary.BigEndian.AppendUint32(make([]byte, 0, 8), now)
 		tcp.Options = []layers.TCPOption{{OptionType: layers.TCPOptionKindNop}, {OptionType: layers.TCPOptionKindNop},
 			{OptionType: layers.TCPOptionKindTimestamps, OptionLength: 10, OptionData: v[:8]}}

@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the old place sent last, and the network lost, the new place sends again by
-// itself: nobody else knows of it. With Probe that takes a round trip, also where Nagle or
-// a cork would hold the last segment back; without, the kernel's first timeout of 3 s.
+// TestLostTail loses the source's last segments in the network. The destination must retransmit them. With Probe that
+// takes a round trip, even if Nagle or a cork would hold back the last segment. Without it, it takes the kernel's
+// first timeout of 3 s.
 func TestLostTail(t *testing.T) {
 	for _, tc := range []struct {
 		name, network string
@@ -28,13 +28,13 @@ func TestLostTail(t *testing.T) {
 	}{{"four segments", "tcp4", 5000, 1, 0}, {"Nagle", "tcp4", 5000, 0, 0}, {"a cork", "tcp4", 4000, 0, 1}, {"a part of one", "tcp4", 100, 0, 0},
 		{"IPv6", "tcp6", 5000, 1, 0}, {"IPv4 on IPv6", "tcp", 5000, 1, 0}, {noTimestamps, "tcp4", 5000, 1, 0}} {
 		t.Run(tc.name, func(t *testing.T) {
-			// The machine may stand still while a tail comes: the quickest of some counts.
+			// The machine may pause during a try: the fastest of five counts.
 			took := time.Hour
 			for try := 0; try < 5 && took > 800*time.Millisecond; try++ {
 				took = lostTail(t, tc.network, tc.name == noTimestamps, tc.bytes, tc.nodelay, tc.cork)
 				t.Logf("it came after %v", took)
 			}
-			if took > 800*time.Millisecond { // a timeout of the kernel's is 1 s or 3 s
+			if took > 800*time.Millisecond { // the kernel's timeouts are 1 s and 3 s
 				t.Errorf("it came after %v", took)
 			}
 		})
@@ -43,7 +43,7 @@ func TestLostTail(t *testing.T) {
 
 const noTimestamps = "no timestamps"
 
-// lostTail moves a session of which the last bytes were lost, and says how long it takes until the client has them.
+// lostTail moves a session after the loss of its last bytes, and returns the time until the client has them.
 func lostTail(t *testing.T, network string, plain bool, bytes, nodelay, cork int) (took time.Duration) {
 	t.Helper()
 	w := newWorld(t)
@@ -87,11 +87,12 @@ func lostTail(t *testing.T, network string, plain bool, bytes, nodelay, cork int
 	return took
 }
 
-// A load balancer may let packets go before the session is started. They acknowledge what was sent last, and the session takes them.
+// TestPacketsBeforeStart delivers packets before the session's start, as a load balancer may. They acknowledge the
+// last sent data, and the session accepts them.
 func TestPacketsBeforeStart(t *testing.T) {
 	for _, tc := range []struct {
 		name, network string
-		bytes         int // that were sent last
+		bytes         int // sent last
 	}{{"a part of a segment", "tcp4", 100}, {"four segments", "tcp4", 5000}, {"IPv6", "tcp6", 5000}, {"IPv4 on IPv6", "tcp", 5000}, {"more than are sent again", "tcp4", 13000}} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := newWorld(t)
@@ -131,14 +132,14 @@ func TestPacketsBeforeStart(t *testing.T) {
 	}
 }
 
-// Where nothing is sent again the peer is asked what it has: without the right to a raw socket, which is told, where IPsec may
-// encrypt what leaves, where more is under way, and where the segments do not get out.
+// TestTailIsNotSent covers the cases without retransmission: no CAP_NET_RAW (reported in Lost), possible IPsec
+// encryption, too much data in flight, and an unusable path. The session then sends a probe.
 func TestTailIsNotSent(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		bytes int
-		raw   bool // a raw socket is made
-		lost  bool // what is missing is told
+		raw   bool // a raw socket is created
+		lost  bool // Lost has an entry
 	}{{"no right", 100, false, true}, {"IPsec", 100, false, false}, {"more", 13000, false, false}, {"no way out", 100, true, false}} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := newWorld(t)
@@ -193,13 +194,13 @@ func TestTailIsNotSent(t *testing.T) {
 	}
 }
 
-// probes counts what the new place has asked its peer from now on.
+// probes returns a counter of the destination's window probes from now on.
 func probes(t *testing.T, w *world) func() int {
 	t.Helper()
 	read := func() (n int) {
 		w.do(w.Servers[w.Owner], func() error {
 			b, err := os.ReadFile("/proc/thread-self/net/netstat")
-			lines := strings.Split(string(b), "\n") // names, and below them numbers
+			lines := strings.Split(string(b), "\n") // names, then a line of numbers
 			i := slices.Index(strings.Fields(lines[0]), "TCPWinProbe")
 			if err == nil {
 				n, err = strconv.Atoi(strings.Fields(lines[1])[i])
@@ -212,7 +213,7 @@ func probes(t *testing.T, w *world) func() int {
 	return func() int { return read() - before }
 }
 
-// dropRaw takes CAP_NET_RAW from the calling thread until what it returns is called.
+// dropRaw removes CAP_NET_RAW from the calling thread until back is called.
 func dropRaw(t *testing.T) (back func()) {
 	t.Helper()
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

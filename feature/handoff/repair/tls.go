@@ -10,33 +10,33 @@ import (
 	"slices"
 )
 
-// TLS is what the kernel knows of a session's TLS (kTLS): the keys of the directions that it encrypts or decrypts
-// itself, and by which record they go on.
+// TLS is the kernel's TLS state (kTLS) of a session: the keys and record numbers of the directions handled by the
+// kernel.
 type TLS struct {
-	Version, Cipher uint16 // as linux/tls.h numbers them; 0 while the kernel has the keys of neither direction
-	Tx, Rx          Keys   // nil: the application's direction
+	Version, Cipher uint16 // numbers of linux/tls.h; 0 if the kernel has no keys
+	Tx, Rx          Keys   // nil: handled by the application
 	ZeroCopy        bool   // TLS_TX_ZEROCOPY_RO
 	NoPad           bool   // TLS_RX_EXPECT_NO_PAD
-	MaxPayload      uint16 // TLS_TX_MAX_PAYLOAD_LEN, bytes; 0 is the kernel's own
+	MaxPayload      uint16 // TLS_TX_MAX_PAYLOAD_LEN, bytes; 0: the kernel's default
 }
 
-// Keys are a direction's: iv, key, salt and the number of the next record, one after the other as the kernel has them
-// behind struct tls_crypto_info. Nothing prints them.
+// Keys are a direction's IV, key, salt and next record number, concatenated in the kernel's layout after struct
+// tls_crypto_info. They are never printed.
 type Keys []byte
 
-// Format is that of [fmt.Formatter], for every verb.
+// Format implements [fmt.Formatter] for every verb, without the keys.
 func (Keys) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "(keys)") }
 
-// MarshalText is for JSON and logs.
+// MarshalText implements encoding.TextMarshaler, for JSON and logs, without the keys.
 func (Keys) MarshalText() ([]byte, error) { return []byte("(keys)"), nil }
 
 const (
 	tlsVersion12 = 0x0303
 	tlsVersion13 = 0x0304
-	maxTLSRecord = 16384 // of plaintext
+	maxTLSRecord = 16384 // bytes of plaintext
 )
 
-// cipher says how long the parts of its keys are.
+// cipher has the lengths of its key parts, in bytes.
 type cipher struct {
 	id                 uint16 // linux/tls.h
 	name               string
@@ -63,10 +63,10 @@ func findCipher(id uint16) *cipher {
 
 func (c *cipher) size() int { return c.iv + c.key + c.salt + c.seq }
 
-// configured says whether the kernel has keys of a direction.
+// configured reports whether the kernel has keys of a direction.
 func (k *TLS) configured() bool { return k != nil && (k.Tx != nil || k.Rx != nil) }
 
-// String names it, without its keys.
+// String names version and cipher, without the keys.
 func (k *TLS) String() string {
 	if !k.configured() {
 		return "kTLS without keys"
@@ -78,7 +78,7 @@ func (k *TLS) String() string {
 	return fmt.Sprintf("TLS 1.%d with %s", int(k.Version)-0x0301, name)
 }
 
-// problem says what no dump gives; "" is nothing.
+// problem describes a contradiction that no dump produces, or returns "".
 func (k *TLS) problem() string {
 	if !k.configured() {
 		if k.Version|k.Cipher|k.MaxPayload != 0 || k.ZeroCopy || k.NoPad {
@@ -104,9 +104,9 @@ func (k *TLS) problem() string {
 	return ""
 }
 
-// The section of the wire's form: flags (1), zero (1), version (2), cipher (2), largest payload (2), the keys of the
-// directions that have some, and a sum of all that stands before it in the state. Of a key that changed on the way
-// nobody would know but the peer, who would end the session.
+// Layout of the section: flags (1), zero (1), version (2), cipher (2), largest payload (2), the keys of the
+// directions that have some, and a checksum of the state up to here. Without the checksum only the peer would notice
+// a corrupted key, by ending the session.
 const (
 	tlsHeadLen = 8
 	tlsSumLen  = 8
@@ -121,7 +121,7 @@ const (
 	tlsFlagAll = 1<<iota - 1
 )
 
-// appendTLS appends the section to a state that begins at start.
+// appendTLS appends the section to a state that starts at index start of b.
 func (s *State) appendTLS(b []byte, start int) []byte {
 	k := s.TLS
 	if k == nil {
@@ -143,7 +143,7 @@ func (s *State) appendTLS(b []byte, start int) []byte {
 	return append(b, sum[:tlsSumLen]...)
 }
 
-// parseTLS reads the section's content; before is the state up to its end.
+// parseTLS parses the section's content. before is the state up to the section's end.
 func (s *State) parseTLS(b, before []byte) error {
 	if len(b) < tlsHeadLen+tlsSumLen {
 		return fmt.Errorf("%w: %d bytes of TLS", errFormat, len(b))

@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// needKTLS skips where the kernel has no kTLS.
+// needKTLS skips the test on kernels without kTLS.
 func needKTLS(t testing.TB) {
 	t.Helper()
 	if err := probeTLS(); err != nil {
@@ -24,14 +24,14 @@ func needKTLS(t testing.TB) {
 	}
 }
 
-// secured is a session of Go's TLS at the client and of kTLS at the service.
+// secured is a session with crypto/tls at the client and kTLS at the service.
 type secured struct {
 	client *tls.Conn
-	wire   *quarantine // below it
+	wire   *quarantine // below client
 	server *net.TCPConn
-	plain  *ktlstest.Service // for what the kernel does not do
-	sent   [2]uint64         // bytes of the pattern that were read, of the client and of the service
-	left   [2]int            // that were written after them
+	plain  *ktlstest.Service // for the directions without kTLS
+	sent   [2]uint64         // bytes of the pattern already read, sent by the client and by the service
+	left   [2]int            // bytes written after them
 }
 
 const (
@@ -39,7 +39,7 @@ const (
 	onlyTx
 )
 
-// secure connects, shakes hands, and gives the service's keys to its kernel.
+// secure connects, performs a handshake, and gives the service's keys to its kernel.
 func (w *world) secure(network string, su ktlstest.Suite, directions int) *secured {
 	w.t.Helper()
 	client, server := w.pair(network, nil, nil)
@@ -57,7 +57,7 @@ func (w *world) secure(network string, su ktlstest.Suite, directions int) *secur
 	return s
 }
 
-// give sets kTLS up as an application does.
+// give enables kTLS like an application.
 func (w *world) give(fd int, k *TLS) {
 	w.t.Helper()
 	b := &Built{fd: fd, state: &State{TLS: k}}
@@ -68,7 +68,7 @@ func (w *world) give(fd int, k *TLS) {
 	}
 }
 
-// exchange has either end send and the other verify, n bytes each.
+// exchange sends n bytes in each direction and verifies them.
 func (s *secured) exchange(t testing.TB, server net.Conn, n int) {
 	t.Helper()
 	for way, ends := range [][2]net.Conn{{s.client, server}, {server, s.client}} {
@@ -77,11 +77,11 @@ func (s *secured) exchange(t testing.TB, server net.Conn, n int) {
 	}
 }
 
-// quarantine is a connection whose writes can be held back in the middle.
+// quarantine is a connection that can hold back a write after some bytes.
 type quarantine struct {
 	net.Conn
 	mu   sync.Mutex
-	let  int // how many bytes of the next write pass, if half is set
+	let  int // bytes of the next write to pass, if half is set
 	half bool
 	rest []byte
 }
@@ -115,7 +115,7 @@ func (g *quarantine) open() error {
 	return err
 }
 
-// A session moves ten times, and what either end says in between arrives byte by byte.
+// TestTLSMoves moves a session ten times, with data verified in both directions in between.
 func TestTLSMoves(t *testing.T) {
 	needKTLS(t)
 	for i, su := range ktlstest.Suites {
@@ -151,10 +151,10 @@ func TestTLSMoves(t *testing.T) {
 	}
 }
 
-// sequence is the number of the next record.
+// sequence returns the number of the next record.
 func sequence(k Keys) uint64 { return binary.BigEndian.Uint64(k[len(k)-8:]) }
 
-// counter is one of /proc/net/tls_stat of the servers.
+// counter returns the servers' sum of a counter in /proc/net/tls_stat.
 func counter(t testing.TB, w *world, name string) (sum int) {
 	for _, h := range w.Servers {
 		w.do(h, func() error {
@@ -166,7 +166,7 @@ func counter(t testing.TB, w *world, name string) (sum int) {
 	return sum
 }
 
-// acknowledged waits until the client has all.
+// acknowledged waits until the client has acknowledged all data.
 func (w *world) acknowledged(d dumper) {
 	w.t.Helper()
 	c, is := d.(*Conn)
@@ -180,7 +180,7 @@ func (w *world) acknowledged(d dumper) {
 	})
 }
 
-// What the service sends is the kernel's, what it reads is its own: records that came and were not read move as bytes.
+// TestTLSOnlyTx moves a session with kTLS for sending only. Received and unread records move as bytes.
 func TestTLSOnlyTx(t *testing.T) {
 	needKTLS(t)
 	w := newWorld(t)
@@ -198,7 +198,7 @@ func TestTLSOnlyTx(t *testing.T) {
 		t.Errorf("%d bytes unread", len(c.Unread()))
 	}
 	c = w.move(c)
-	s.plain.Conn = c // its TLS goes on reading at the new place
+	s.plain.Conn = c // its TLS continues to read at the destination
 	got := make([]byte, n)
 	_, err = io.ReadFull(s.plain.TLS, got)
 	ok(t, err)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What x/sys/unix lacks (linux/tls.h, linux/sock_diag.h).
+// Constants missing from x/sys/unix (linux/tls.h, linux/sock_diag.h).
 const (
 	tlsTx         = 1
 	tlsRx         = 2
@@ -22,19 +22,19 @@ const (
 	tlsMaxPayload = 5 // Linux 6.19
 
 	tlsInfoLen       = 4  // struct tls_crypto_info: version (2), cipher (2)
-	tlsSetRecordType = 1  // as a control message
-	tlsData          = 23 // a record of application data
+	tlsSetRecordType = 1  // control message
+	tlsData          = 23 // record type: application data
 
-	memReceive = 0 // of SO_MEMINFO: what the receive queue and segments out of order take
+	memReceive = 0 // index in SO_MEMINFO: memory of the receive queue and out-of-order segments
 	memBacklog = 7
 )
 
-// DefaultQuiet is for how long a session of kTLS is waited for until nothing is on its way, unless the caller says otherwise.
+// DefaultQuiet is the default time to wait for a kTLS session to become idle.
 const DefaultQuiet = 20 * time.Millisecond
 
-// Quiesce waits until a session of kTLS stands still, for at most o.Quiet, while its packets come in: for whoever stops them
-// before he calls [Dump], which looks again. It returns at once for other sessions, and for one that Dump would refuse
-// for another reason.
+// Quiesce waits until a kTLS session is idle, for at most o.Quiet, while its packets still arrive. It is for callers
+// that block packets before [Dump]; Dump checks again. It returns at once for other sessions, and for sessions that
+// Dump rejects for another reason.
 func Quiesce(fd int, o DumpOptions) error {
 	if name, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_ULP); err != nil || name != "tls" {
 		return nil
@@ -70,7 +70,7 @@ func quiesce(fd int, o DumpOptions) error {
 	}
 }
 
-// readTLS reads the keys of a socket under repair of which nothing is on its way.
+// readTLS reads the keys of an idle socket in repair mode.
 func (s *State) readTLS(fd int) error {
 	k, err := readKeys(fd)
 	if err != nil {
@@ -80,7 +80,7 @@ func (s *State) readTLS(fd int) error {
 	return k.still(fd)
 }
 
-// readKeys asks for the keys, which the kernel tells as they are now: the sequence number is that of the next record.
+// readKeys reads the current keys from the kernel. The sequence number is the next record's.
 func readKeys(fd int) (*TLS, error) {
 	k := &TLS{}
 	for _, way := range []struct {
@@ -89,7 +89,7 @@ func readKeys(fd int) (*TLS, error) {
 	}{{tlsTx, &k.Tx}, {tlsRx, &k.Rx}} {
 		var info [tlsInfoLen]byte
 		if err := getBytes(fd, way.opt, info[:]); errors.Is(err, unix.EBUSY) {
-			continue // the application's
+			continue // handled by the application
 		} else if err != nil {
 			return nil, fmt.Errorf("keys of TLS: %w", err)
 		}
@@ -126,24 +126,24 @@ func (k *TLS) readFlags(fd int) error {
 	if k.Rx == nil {
 		return nil
 	}
-	// Before Linux 6.0, which brought the option, half a record is kept where nobody can see it.
+	// Kernels before Linux 6.0, which added the option, hide partially received records.
 	switch err := get(fd, unix.SOL_TLS, tlsNoPad, &on); {
 	case err == nil:
 		k.NoPad = on != 0
 	case absent(err):
 		return fmt.Errorf("%w: what of a record has arrived it tells since Linux 6.0; run a newer one, or have the application decrypt", errTLS)
-	case !errors.Is(err, unix.EINVAL) || k.Version == tlsVersion13: // of TLS 1.2 it tells nothing
+	case !errors.Is(err, unix.EINVAL) || k.Version == tlsVersion13: // the option does not exist for TLS 1.2
 		return fmt.Errorf("read TLS_RX_EXPECT_NO_PAD: %w", err)
 	}
 	return nil
 }
 
-// flush has the kernel send a record that waits for more data (MSG_MORE): nothing tells of it.
+// flush makes the kernel send a record that waits for more data (MSG_MORE). Such a record is not detectable.
 func (k *TLS) flush(fd int) error {
 	if k.Tx == nil {
 		return nil
 	}
-	// A message of no bytes that names the type of its record, which ends the one before; package unix would add a byte.
+	// An empty message with a record type ends the previous record. Package unix would add a byte.
 	control := make([]byte, unix.CmsgSpace(1))
 	h := (*unix.Cmsghdr)(unsafe.Pointer(&control[0]))
 	h.Level, h.Type = unix.SOL_TLS, tlsSetRecordType
@@ -152,19 +152,20 @@ func (k *TLS) flush(fd int) error {
 	m := unix.Msghdr{Control: &control[0]}
 	m.SetControllen(len(control))
 	_, _, errno := unix.Syscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&m)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-	if errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR { // with these, what is before it is not acknowledged
+	if errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR { // in these cases the data before it is unacknowledged
 		return fmt.Errorf("send the record that is begun: %w", errno)
 	}
 	return nil
 }
 
-// decrypts says whether the kernel reads the session's records: then nobody else can look into its queues.
+// decrypts reports whether the kernel decrypts the session's records. Its queues are then unreadable.
 func decrypts(fd int) bool {
 	var info [tlsInfoLen]byte
 	return getBytes(fd, tlsRx, info[:]) == nil
 }
 
-// still says whether nothing of the session is on its way, as far as the kernel tells: the error wraps [errTLSBusy] else.
+// still checks for a session without data in flight, as far as the kernel reports it. Otherwise the error wraps
+// [errTLSBusy].
 func (k *TLS) still(fd int) error {
 	busy := func(format string, args ...any) error {
 		return fmt.Errorf("%w: %s", errTLSBusy, fmt.Sprintf(format, args...))
@@ -174,7 +175,7 @@ func (k *TLS) still(fd int) error {
 		return err
 	}
 	if i.State != stateEstablished {
-		return busy("it ends: %s", stateName(i.State)) // kTLS begins in no other state
+		return busy("it ends: %s", stateName(i.State)) // kTLS starts in no other state
 	}
 	if ended, err := readShutdown(fd); err != nil || ended {
 		return errors.Join(err, busy("reading was shut down"))
@@ -205,8 +206,8 @@ func (k *TLS) still(fd int) error {
 	return nothingDecrypted(fd)
 }
 
-// roomForRecords finds buffers so small that the kernel takes records out of the queue while they come: what it has
-// of one nobody could see then.
+// roomForRecords rejects small receive buffers. With them the kernel takes partial records out of the queue, and they
+// become invisible.
 func roomForRecords(fd int, i info) error {
 	n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 	if err != nil {
@@ -218,8 +219,8 @@ func roomForRecords(fd int, i info) error {
 	return nil
 }
 
-// nothingDecrypted finds what was decrypted and not read, and a key that the application has to renew: poll tells of the
-// first, and a look of both, which takes nothing away.
+// nothingDecrypted detects decrypted data that is unread, and a key that the application must renew. poll reports the
+// data; a peek reports both and consumes nothing.
 func nothingDecrypted(fd int) error {
 	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLPRI}}
 	for {
@@ -249,7 +250,7 @@ func nothingDecrypted(fd int) error {
 	}
 }
 
-// secure gives the socket its TLS. It is still in repair: nothing has been sent, and nothing read.
+// secure restores the socket's TLS. The socket is still in repair mode, without data sent or read.
 func (b *Built) secure() error {
 	k := b.state.TLS
 	if k == nil {
@@ -281,7 +282,7 @@ func (b *Built) secure() error {
 
 func (b *Built) setTLSFlags() error {
 	k := b.state.TLS
-	if k.MaxPayload != 0 { // the peer takes no longer records
+	if k.MaxPayload != 0 { // the peer accepts no longer records
 		v := binary.NativeEndian.AppendUint16(nil, k.MaxPayload)
 		if err := unix.SetsockoptString(b.fd, unix.SOL_TLS, tlsMaxPayload, string(v)); err != nil {
 			return fmt.Errorf("%w: records of at most %d bytes (TLS_TX_MAX_PAYLOAD_LEN, Linux 6.19): %w", errNoTLS, k.MaxPayload, err)
@@ -295,14 +296,14 @@ func (b *Built) setTLSFlags() error {
 		if !o.on {
 			continue
 		}
-		if err := setInt(b.fd, unix.SOL_TLS, o.opt, 1); err != nil { // both make it faster only
+		if err := setInt(b.fd, unix.SOL_TLS, o.opt, 1); err != nil { // both only improve speed
 			b.Lost = append(b.Lost, fmt.Sprintf("%s: %v", o.name, err))
 		}
 	}
 	return nil
 }
 
-// getBytes asks for an option of SOL_TLS of as many bytes.
+// getBytes reads an option of SOL_TLS with exactly len(b) bytes.
 func getBytes(fd, opt int, b []byte) error {
 	size := uint32(len(b))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_TLS, uintptr(opt), uintptr(unsafe.Pointer(&b[0])),

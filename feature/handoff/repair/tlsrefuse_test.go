@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// refusedBusy has a dump refused, and sees that nothing of the socket has changed.
+// refusedBusy expects a rejected dump, and an unchanged socket.
 func (w *world) refusedBusy(s *secured, why string) {
 	w.t.Helper()
 	stopped, released := 0, 0
@@ -37,12 +37,12 @@ func (w *world) refusedBusy(s *secured, why string) {
 	})
 }
 
-// What is on its way keeps a session where it is; it goes on unharmed, and moves afterwards.
+// TestTLSBusy checks that data in flight prevents a move. The session continues unharmed, and moves afterwards.
 func TestTLSBusy(t *testing.T) {
 	needKTLS(t)
 	for _, tc := range []struct {
 		name, why string
-		begin     func(t *testing.T, w *world, s *secured) // to what the dump is refused
+		begin     func(t *testing.T, w *world, s *secured) // causes the rejection
 		end       func(t *testing.T, w *world, s *secured)
 	}{
 		{"half a record", "were not read", func(t *testing.T, w *world, s *secured) {
@@ -72,11 +72,11 @@ func TestTLSBusy(t *testing.T) {
 		}, nil},
 		{"nothing is acknowledged", "not acknowledged", func(t *testing.T, w *world, s *secured) {
 			w.acknowledged(fresh{s.server})
-			w.Hold() // acknowledgements stay there
+			w.Hold() // blocks acknowledgements
 			s.answer(t, 1000)
 		}, func(t *testing.T, w *world, s *secured) { w.Route(w.Owner); w.Release() }},
 		{"a segment is missing", "out of order", func(t *testing.T, w *world, s *secured) {
-			w.deafen(true) // it would hear of the hole, and fill it
+			w.deafen(true) // the client would otherwise learn of the gap, and fill it
 			w.Hold()
 			s.request(t, 500)
 			s.request(t, 500)
@@ -89,7 +89,7 @@ func TestTLSBusy(t *testing.T) {
 				})
 				return there
 			})
-			w.Hold() // what is sent again
+			w.Hold() // blocks retransmissions
 			if n := unread(t, s.server); n != 0 {
 				t.Errorf("%d bytes are in the queue: the test is for what is not", n)
 			}
@@ -116,13 +116,13 @@ func TestTLSBusy(t *testing.T) {
 	}
 }
 
-// loseFirst lets all but the first of n packets with data pass that are held.
+// loseFirst drops the first of n held packets with data, and releases the others.
 func (w *world) loseFirst(n int) {
 	w.t.Helper()
 	var held [][]byte
 	nstest.Until(w.t, "the packets are held", func() bool {
 		p := make([]byte, 2048)
-		if m, err := unix.Read(int(w.Held.Fd()), p); err == nil && m > 100 { // not an acknowledgement
+		if m, err := unix.Read(int(w.Held.Fd()), p); err == nil && m > 100 { // not a pure acknowledgement
 			held = append(held, p[:m])
 		}
 		return len(held) == n
@@ -134,7 +134,7 @@ func (w *world) loseFirst(n int) {
 	}
 }
 
-// deafen has the client hear nothing.
+// deafen blocks packets to the client.
 func (w *world) deafen(on bool) {
 	w.t.Helper()
 	hole := &netlink.Route{Dst: &net.IPNet{IP: nstest.Side(0, 2)[0].Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}, Type: unix.RTN_BLACKHOLE}
@@ -146,7 +146,7 @@ func (w *world) deafen(on bool) {
 	})
 }
 
-// request and answer write what nobody reads yet.
+// request and answer write data that nobody reads yet.
 func (s *secured) request(t *testing.T, n int) { s.write(t, 0, n) }
 func (s *secured) answer(t *testing.T, n int)  { s.write(t, 1, n) }
 
@@ -164,14 +164,14 @@ func (s *secured) write(t *testing.T, way, n int) {
 	s.left[way] += n
 }
 
-// rest reads what a test has written since the positions.
+// rest reads the data that a test has written since the positions.
 func (s *secured) rest(t *testing.T, before [2]uint64) {
 	t.Helper()
 	for way, n := range s.left {
 		if n == 0 {
 			continue
 		}
-		n -= int(s.sent[way] - before[way]) // the test has read those
+		n -= int(s.sent[way] - before[way]) // already read by the test
 		b := make([]byte, max(n, 0))
 		to := []interface {
 			Read([]byte) (int, error)
@@ -189,7 +189,7 @@ func (s *secured) rest(t *testing.T, before [2]uint64) {
 	}
 }
 
-// A session that is waited for moves as soon as what it waited for has come.
+// TestTLSSettles checks that a waiting dump succeeds as soon as the awaited data has arrived.
 func TestTLSSettles(t *testing.T) {
 	needKTLS(t)
 	w := newWorld(t)
@@ -207,7 +207,8 @@ func TestTLSSettles(t *testing.T) {
 	w.WantNoResets()
 }
 
-// A record that waits for more data is sent before the session moves: it is in no queue that the kernel tells of.
+// TestTLSRecordThatIsBegun checks that a record waiting for more data is sent before the move. The kernel's queue
+// lengths do not include it.
 func TestTLSRecordThatIsBegun(t *testing.T) {
 	needKTLS(t)
 	w := newWorld(t)
@@ -231,13 +232,14 @@ func TestTLSRecordThatIsBegun(t *testing.T) {
 	w.WantNoResets()
 }
 
-// In a small buffer the kernel hides half a record: such a session stays.
+// TestTLSSmallBuffer keeps sessions with small receive buffers in place, because the kernel hides their partial
+// records.
 func TestTLSSmallBuffer(t *testing.T) {
 	needKTLS(t)
 	w := newWorld(t)
 	s := w.secure("tcp4", ktlstest.Suites[0], both)
 	in(t, s.server, func(fd int) { ok(t, setInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 2000)) })
-	s.exchange(t, s.server, 10000) // the window shrinks as it is used
+	s.exchange(t, s.server, 10000) // the window shrinks with use
 	w.acknowledged(fresh{s.server})
 	before := s.sent
 	s.wire.stopAfter(1400)
@@ -258,7 +260,8 @@ func TestTLSSmallBuffer(t *testing.T) {
 	s.exchange(t, s.server, 1000)
 }
 
-// A restore that fails leaves no socket behind, and the state can be restored after. What is printed of it has no keys.
+// TestTLSRestoreFails checks that a failed restore leaves no socket behind, the state stays usable, and no output
+// contains keys.
 func TestTLSRestoreFails(t *testing.T) {
 	needKTLS(t)
 	w := newWorld(t)
@@ -281,7 +284,7 @@ func TestTLSRestoreFails(t *testing.T) {
 		want  error
 	}{
 		{"a cipher that is unknown", edited(func(k *TLS) { k.Cipher = 99 }), errInvalid},
-		{"a cipher that does not go with the version", edited(func(k *TLS) { // ARIA is for TLS 1.2 alone, and rarely there
+		{"a cipher that does not go with the version", edited(func(k *TLS) { // ARIA exists only for TLS 1.2, and in few kernels
 			k.Version, k.Cipher = tlsVersion13, 57
 			k.Tx, k.Rx = make(Keys, 36), make(Keys, 36)
 		}), errNoTLS},
@@ -302,7 +305,7 @@ func TestTLSRestoreFails(t *testing.T) {
 	if n := w.sockets(here); n != free {
 		t.Errorf("%d sockets of TCP, before %d", n, free)
 	}
-	w.do(here, func() error { // built and given up: silently
+	w.do(here, func() error { // built and discarded silently
 		b, err := Build(state, RestoreOptions{})
 		if err == nil {
 			err = b.Close()
@@ -314,7 +317,8 @@ func TestTLSRestoreFails(t *testing.T) {
 	w.WantNoResets()
 }
 
-// A wrong number of a record ends the session: what the tests above see would break if a number were wrong.
+// TestTLSWrongNumber checks that a wrong record number ends the session. It proves that the tests above detect wrong
+// numbers.
 func TestTLSWrongNumber(t *testing.T) {
 	needKTLS(t)
 	w := newWorld(t)
@@ -330,7 +334,7 @@ func TestTLSWrongNumber(t *testing.T) {
 	}
 }
 
-// Where the kernel has no kTLS, the state is refused, and nothing is left behind.
+// TestTLSWithoutKernel checks that a kernel without kTLS rejects the state, and keeps nothing.
 func TestTLSWithoutKernel(t *testing.T) {
 	if err := probeTLS(); !errors.Is(err, unix.ENOENT) {
 		t.Skip("need: kernel without kTLS")
@@ -357,7 +361,7 @@ func TestTLSWithoutKernel(t *testing.T) {
 	w.WantNoResets()
 }
 
-// restoreHere is restore at the server that has the addresses already.
+// restoreHere restores at the server with the addresses.
 func (w *world) restoreHere(s *State) (c *Conn) {
 	w.t.Helper()
 	w.do(w.Servers[w.Owner], func() (err error) { c, err = restore(s, RestoreOptions{}); return err })
@@ -367,7 +371,7 @@ func (w *world) restoreHere(s *State) (c *Conn) {
 	return c
 }
 
-// tlsStat is a counter of the calling thread's network namespace.
+// tlsStat returns a counter of the calling thread's network namespace.
 func tlsStat(name string) (n int, err error) {
 	b, err := os.ReadFile("/proc/thread-self/net/tls_stat")
 	if err != nil {

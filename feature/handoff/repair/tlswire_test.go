@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// exampleTLS has a session of TLS of which every field is something of its own.
+// exampleTLS returns a TLS session with a distinct value in every field.
 func exampleTLS() *State {
 	s := example()
 	s.Send, s.Unsent, s.Unread, s.EOF, s.Fin = nil, 0, nil, false, false
@@ -72,7 +72,7 @@ func TestTLSWire(t *testing.T) {
 	}
 }
 
-// Nothing that is printed has keys in it.
+// TestTLSKeysAreNotPrinted checks that no output contains keys.
 func TestTLSKeysAreNotPrinted(t *testing.T) {
 	s := exampleTLS()
 	j, err := json.Marshal(s)

@@ -9,8 +9,7 @@ import (
 	"slices"
 )
 
-// The form of a state between hosts. docs/HANDOFF-WIRE.md has the table; numbers are
-// in network byte order.
+// The wire format of a state. docs/HANDOFF-WIRE.md has the table. Numbers are in network byte order.
 const (
 	wireMagic   = "WTCP"
 	wireVersion = 1
@@ -20,7 +19,7 @@ const (
 	optionLen   = 5
 )
 
-// Sections, which follow the header in this order, each at most once; the core must be there.
+// Sections follow the header in this order, each at most once. The core is mandatory.
 const (
 	sectionCore = iota + 1
 	sectionOptions
@@ -32,8 +31,8 @@ const (
 	sectionTLS
 )
 
-// must is the flag of a section without which the session must not be restored: who
-// does not know the section's type refuses. Others are passed over.
+// must is the flag of a mandatory section: a receiver rejects the state if it does not know the section's type. Other
+// unknown sections are skipped.
 const must = 1
 
 // Bits of the core's flags.
@@ -47,7 +46,7 @@ const (
 	flagReuseAddr
 	flagSndBufLocked
 	flagRcvBufLocked
-	flagIPv6 // the socket is one of IPv6; its addresses may be IPv4-mapped
+	flagIPv6 // an IPv6 socket; its addresses may be IPv4-mapped
 	flagAll  = 1<<iota - 1
 )
 
@@ -61,11 +60,11 @@ func (s *State) flags() (f uint16) {
 	return f
 }
 
-// MarshalBinary is [State.AppendBinary] to a slice of its own.
+// MarshalBinary is [State.AppendBinary] to a new slice.
 func (s *State) MarshalBinary() ([]byte, error) { return s.AppendBinary(nil) }
 
-// AppendBinary appends the state in the form that docs/HANDOFF-WIRE.md describes. It
-// fails with [errInvalid] for a state that no dump gives.
+// AppendBinary appends the state in the format of docs/HANDOFF-WIRE.md. It fails with [errInvalid] for a state that
+// no dump produces.
 func (s *State) AppendBinary(b []byte) ([]byte, error) {
 	if err := s.check(); err != nil {
 		return nil, err
@@ -113,7 +112,7 @@ func (s *State) appendCore(b []byte) []byte {
 	return b
 }
 
-// UnmarshalBinary reads what [State.AppendBinary] wrote, and copies it.
+// UnmarshalBinary parses the output of [State.AppendBinary], and copies it.
 func (s *State) UnmarshalBinary(b []byte) error {
 	p, err := Parse(slices.Clone(b))
 	if err != nil {
@@ -123,9 +122,8 @@ func (s *State) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// Parse is [State.UnmarshalBinary] without the copy: the state's queues are parts of
-// b. It allocates nothing that b did not bring along. Errors are [errFormat],
-// [errVersion] and [errInvalid].
+// Parse is [State.UnmarshalBinary] without the copy: the state's queues are slices of b. Its allocations do not
+// exceed the size of b. Errors are [errFormat], [errVersion] and [errInvalid].
 func Parse(b []byte) (*State, error) {
 	if len(b) < headerLen || string(b[:4]) != wireMagic {
 		return nil, fmt.Errorf("%w: it does not begin with %s", errFormat, wireMagic)
@@ -158,7 +156,7 @@ func Parse(b []byte) (*State, error) {
 	return s, s.check()
 }
 
-// parseSection reads what a section holds; before is the state up to the section's end.
+// parseSection parses a section's content. before is the state up to the section's end.
 func (s *State) parseSection(kind, flags byte, b, before []byte) error {
 	switch kind {
 	case sectionCore:
@@ -188,7 +186,7 @@ func (s *State) parseSection(kind, flags byte, b, before []byte) error {
 	return nil
 }
 
-// parseName takes what can be the name of an interface or of an algorithm.
+// parseName parses the name of an interface or algorithm.
 func parseName(b []byte) (string, error) {
 	ok := func(c byte) bool { return c > ' ' && c < 0x7f && c != '/' }
 	if len(b) == 0 || len(b) > maxName || slices.ContainsFunc(b, func(c byte) bool { return !ok(c) }) {

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// example has every field set to something of its own.
+// example returns a state with a distinct value in every field.
 func example() *State {
 	return &State{Local: netip.MustParseAddrPort("[fe80::1]:9000"), Remote: netip.MustParseAddrPort("[fe80::2]:50123"), Zone: "eth0", Device: "eth1",
 		MSS: 1440, Timestamps: true, Microseconds: true, SACK: true, Scaling: true, SndScale: 7, RcvScale: 14,
@@ -49,7 +49,7 @@ func TestWireRoundTrip(t *testing.T) {
 		if !reflect.DeepEqual(&got, want) {
 			t.Errorf("got  %+v\nwant %+v", &got, want)
 		}
-		for n := range b { // whatever is cut off is missed, but for whole sections at the end
+		for n := range b { // every truncation is detected, except of whole sections at the end
 			if s, err := Parse(b[:n]); err == nil && len(s.Send)+len(s.Unread) >= len(want.Send)+len(want.Unread) && len(want.Unread) > 0 {
 				t.Errorf("%d bytes of %d are taken for the whole", n, len(b))
 			}
@@ -57,7 +57,7 @@ func TestWireRoundTrip(t *testing.T) {
 	}
 }
 
-// The form is a protocol between versions of weir: this file never changes.
+// TestWireGolden compares with a file that never changes, because the format is a protocol between versions of weir.
 func TestWireGolden(t *testing.T) {
 	golden, err := os.ReadFile("testdata/state-v1.hex")
 	if err != nil {

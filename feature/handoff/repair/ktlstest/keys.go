@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ktlstest has tests give the keys of Go's TLS to the kernel, as applications with a library that can do. Nothing but tests
-// may import it.
+// Package ktlstest gives the keys of crypto/tls to the kernel, like applications with a kTLS library. Only tests may
+// import it.
 package ktlstest
 
 import (
@@ -29,14 +29,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Suite is one that the two ends of a test agree on.
+// Suite is a TLS version and cipher suite for a test.
 type Suite struct {
 	Name    string
 	Version uint16
-	ID      uint16 // 0 is what Go chooses, for TLS 1.3
+	ID      uint16 // 0: Go's choice, for TLS 1.3
 }
 
-// Suites are those that have been tried.
+// Suites are the tested suites.
 var Suites = []Suite{
 	{"TLS 1.3", tls.VersionTLS13, 0},
 	{"TLS 1.2 with AES-128-GCM", tls.VersionTLS12, tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256},
@@ -44,18 +44,19 @@ var Suites = []Suite{
 	{"TLS 1.2 with CHACHA20-POLY1305", tls.VersionTLS12, tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256},
 }
 
-// Keys are a service's, as linux/tls.h has them: iv, key, salt and the number of the next record of each direction.
+// Keys are a service's keys in the layout of linux/tls.h: IV, key, salt and next record number of each direction.
 type Keys struct {
 	Version, Cipher uint16
 	Tx, Rx          []byte
 }
 
-// cipher says how long the parts of its keys are, in bytes.
+// cipher has the lengths of its key parts, in bytes.
 type cipher struct{ iv, key, salt int }
 
 var ciphers = map[uint16]cipher{51: {8, 16, 4}, 52: {8, 32, 4}, 54: {12, 32, 0}}
 
-// Handshake shakes hands, both ends by Go, and says which keys are the service's. The connections have their deadlines.
+// Handshake performs a handshake with crypto/tls at both ends, and returns the service's keys. The caller sets
+// deadlines on the connections.
 func Handshake(t testing.TB, client, service net.Conn, s Suite) (*tls.Conn, *Service) {
 	t.Helper()
 	var log bytes.Buffer
@@ -81,12 +82,12 @@ func Handshake(t testing.TB, client, service net.Conn, s Suite) (*tls.Conn, *Ser
 	return near, out
 }
 
-// Service is the service's end of a handshake: what is below its TLS, which may be put in another place.
+// Service is the service's end of a handshake: the connection below its TLS, which the caller may replace.
 type Service struct {
 	net.Conn
 	TLS    *tls.Conn
 	Keys   Keys
-	flight []byte // the first bytes that it wrote
+	flight []byte // the first bytes written
 }
 
 func (s *Service) Write(b []byte) (int, error) {
@@ -96,7 +97,7 @@ func (s *Service) Write(b []byte) (int, error) {
 	return s.Conn.Write(b)
 }
 
-// Give has the kernel encrypt and decrypt a socket's records.
+// Give makes the kernel encrypt and decrypt a socket's records.
 func (k Keys) Give(fd int) error {
 	if err := unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_ULP, "tls"); err != nil {
 		return fmt.Errorf("TCP_ULP: %w", err)
@@ -111,7 +112,8 @@ func (k Keys) Give(fd int) error {
 	return nil
 }
 
-// deriveKeys derives the service's keys from what Go logs (RFC 8446, 7.3; RFC 5246, 6.3). flight is the service's first.
+// deriveKeys derives the service's keys from Go's key log (RFC 8446, 7.3; RFC 5246, 6.3). flight is the service's
+// first flight.
 func deriveKeys(t testing.TB, cs tls.ConnectionState, log string, flight []byte) Keys {
 	t.Helper()
 	k := Keys{Version: cs.Version}
@@ -137,10 +139,10 @@ func deriveKeys(t testing.TB, cs tls.ConnectionState, log string, flight []byte)
 		k.Rx = keys13(t, c, newHash, secrets["CLIENT_TRAFFIC_SECRET_0"][1])
 		return k
 	}
-	// The random of ServerHello is behind the headers of the record and the message, and the version.
+	// ServerHello's random follows the headers of record and message, and the version.
 	session := secrets["CLIENT_RANDOM"]
 	seed := bytes.Join([][]byte{[]byte("key expansion"), flight[11:43], session[0]}, nil)
-	fixed := c.salt // GCM: what is not in the record
+	fixed := c.salt // GCM: the part outside the record
 	if c.salt == 0 {
 		fixed = c.iv
 	}
@@ -176,11 +178,11 @@ func keys13(t testing.TB, c cipher, h func() hash.Hash, secret []byte) []byte {
 	return layOut(c, expand("key", c.key), expand("iv", 12), 0)
 }
 
-// layOut puts a direction's keys in the kernel's order.
+// layOut orders a direction's keys in the kernel's layout.
 func layOut(c cipher, key, iv []byte, seq uint64) []byte {
 	number := binary.BigEndian.AppendUint64(nil, seq)
 	salt := iv[:c.salt]
-	if iv = iv[c.salt:]; len(iv) == 0 { // GCM of TLS 1.2: each record says the rest
+	if iv = iv[c.salt:]; len(iv) == 0 { // GCM of TLS 1.2: each record carries the rest
 		iv = number
 	}
 	return bytes.Join([][]byte{iv, key, salt, number}, nil)
