@@ -12,7 +12,8 @@ import (
 	svc "github.com/weir-project/weir/service"
 )
 
-// A rule gives leave beside the members of slots, and never to the number of a slot with a member.
+// TestAllowBesideSlots checks that a rule allows processes besides the members of slots, but never under the number
+// of a slot with a member.
 func TestAllowBesideSlots(t *testing.T) {
 	unreadable := errors.New("unreadable")
 	s := &socket{members: func(service string) ([]svc.Member, error) {
@@ -29,14 +30,14 @@ func TestAllowBesideSlots(t *testing.T) {
 	for _, c := range []struct {
 		service, name string
 		uid           uint32
-		want          string // of the error; empty: it is a member
+		want          string // part of the error; empty: allowed
 	}{
 		{"telemetry", "0", 4242, ""},
 		{"telemetry", "spare", 4242, ""},
 		{"telemetry", "1", 4242, "is the member of slot 0"},
 		{"telemetry", "0", 4343, "is the member of slot 1"},
 		{"telemetry", "spare", 4444, ""},
-		{"telemetry", "2", 4444, ""}, // no member's
+		{"telemetry", "2", 4444, ""}, // a slot without a member
 		{"telemetry", "0", 4444, "in slot 0"},
 		{"telemetry", "spare", 4545, "is no member of service"},
 		{"other", "0", 4444, ""},

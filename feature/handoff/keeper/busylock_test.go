@@ -9,8 +9,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A member that holds the lock of the socket that it passes, or of one that it transfers or drops, holds up neither the
-// keeper nor others.
+// TestMemberHoldsSocketLock checks that a member holding a socket's lock blocks neither the keeper nor other members,
+// while it passes, transfers or drops the socket.
 func TestMemberHoldsSocketLock(t *testing.T) {
 	_, socket := run(t, Options{})
 	from, to := hello(t, socket, "talk", "0"), hello(t, socket, "talk", "1")

@@ -14,22 +14,21 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// Name is the pin directory, the key above the section and the CLI noun.
+// Name is the pin directory, the parent key of the section, and the CLI noun.
 const Name = "handoff"
 
 // FeatureName is the feature's name.
 const FeatureName = "keeper"
 
-// limitsABI is the version of what is pinned: JSON of Limits in a meta.
+// limitsABI is the version of the pinned form: Limits as JSON in a meta.
 const limitsABI = 1
 
-// store has the one instance, in which weir apply leaves the limits for weir serve.
+// store has one instance: the limits applied by weir apply, for weir serve.
 var store = instances.Store[Limits]{Feature: Name, ABI: limitsABI, Is: func(name string) bool { return name == pinnedLimits.Name }}
 
 var pinnedLimits = kernel.Instance{Scope: kernel.HostScope, Feature: Name, Name: "keeper"}
 
-// Feature is the keeper as host sees it: its limits. The keeper itself is a part of
-// weir serve, and has no pins.
+// Feature is the keeper's configuration: its limits. The keeper itself is a part of weir serve and has no pins.
 type Feature struct{}
 
 var (
@@ -37,9 +36,9 @@ var (
 	_ feature.Examiner               = Feature{}
 )
 
-// State is what the pins say.
+// State is the pinned configuration.
 type State struct {
-	*Limits                         // nil: none were applied
+	*Limits                         // nil: none applied
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
 }
 
@@ -60,7 +59,7 @@ func (Feature) Needs(Limits) []kernel.Need {
 // Empty implements feature.Emptier.
 func (st State) Empty() bool { return st.Limits == nil && len(st.Unreadable) == 0 }
 
-// Err is about limits that cannot be read, nil if they can. Faults tell of damage.
+// Err is an error about unreadable limits, nil if they are readable. Damage is left to the host's faults.
 func (st State) Err() error { return st.Unreadable.WithoutDamage().Err() }
 
 // State implements feature.Feature.
@@ -124,7 +123,7 @@ func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 	return store.Remove(l, pinnedLimits)
 }
 
-// follow has a keeper go by the limits that are applied, until ctx is done: as soon as they change.
+// follow applies changes of the pinned limits to a keeper, until ctx is done.
 func (k *Keeper) follow(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	var said feature.Reported[string]
 	last := (Limits{}).withDefaults()

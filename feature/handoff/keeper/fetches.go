@@ -4,20 +4,21 @@ package keeper
 
 import "sync"
 
-// fetches has the connections of one user read large states one after the other. Each is read before its request is judged: all
-// connections of a user at once would take many times what the keeper keeps.
+// fetches serializes the reading of large states for each user. A state is read before its request is validated.
+// Without turns, one user's connections together could use a multiple of the keeper's limits.
 type fetches struct {
-	mu    sync.Mutex // never held together with a turn
+	mu    sync.Mutex // not held while waiting for a turn
 	turns map[uint32]*turn
 }
 
-// turn is a user's.
+// turn is a user's lock.
 type turn struct {
 	sync.Mutex
-	waiting int // connections that have it or want it
+	waiting int // connections holding or awaiting it
 }
 
-// turn waits for a process's turn, which lasts until done is called. Root and the keeper's own user are trusted.
+// turn waits for the turn of the process's user. It lasts until done is called. Root and the keeper's own user are
+// trusted and do not wait.
 func (f *fetches) turn(p *process) (done func()) {
 	if p.trusted() {
 		return func() {}

@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// sparse is a sealed memfd that costs its owner nothing.
+// sparse returns a sealed memfd without used memory.
 func sparse(t *testing.T, size int64) int {
 	t.Helper()
 	fd, err := unix.MemfdCreate("sparse", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -34,7 +34,7 @@ func sparse(t *testing.T, size int64) int {
 	return fd
 }
 
-// heap watches how much memory objects have, and returns the most.
+// heap samples the memory of objects. The returned function yields the maximum.
 func heap(done <-chan struct{}) (most func() uint64) {
 	var max atomic.Uint64
 	ended := make(chan struct{})
@@ -56,13 +56,14 @@ func heap(done <-chan struct{}) (most func() uint64) {
 	return func() uint64 { <-ended; return max.Load() }
 }
 
-// All connections of a user at once have the keeper read one state at a time, also where all of them are refused.
+// TestStatesOneAtATime checks that a user's connections make the keeper read one state at a time, even if it rejects
+// all of them.
 func TestStatesOneAtATime(t *testing.T) {
 	const size, connections, uid = 16 << 20, 24, 65534
 	_, socket := run(t, Options{MaxState: size, MaxTotal: 2 * size, Allow: func(context.Context, string, string, Peer) error { return nil }})
 	reachable(t, socket)
 	fd := sparse(t, size)
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(3 * size)) // what is not used any more is no matter here
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(3 * size)) // garbage does not matter here
 	var members []*wire.Conn
 	nstest.AsUser(t, uid, func() error {
 		for i := range connections {
@@ -98,7 +99,7 @@ func TestStatesOneAtATime(t *testing.T) {
 	}
 }
 
-// Nothing is read of a state that a request does not have, or of a process that has not said who it is.
+// TestStateIsNotRead checks that the keeper reads no state for requests without one, nor before Hello.
 func TestStateIsNotRead(t *testing.T) {
 	_, socket := run(t, Options{MaxState: 1000})
 	fd := sparse(t, 1<<40)

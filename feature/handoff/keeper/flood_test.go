@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// log is read when the keeper has ended.
+// log is safe to read once the keeper has ended.
 type log struct {
 	sync.Mutex
 	bytes.Buffer
@@ -31,12 +31,12 @@ func (l *log) lines() int {
 	return strings.Count(l.String(), "\n")
 }
 
-// A process that asks for nonsense costs a bounded number of log lines.
+// TestFloodOfRefusals checks that invalid requests cause a bounded number of log lines.
 func TestFloodOfRefusals(t *testing.T) {
 	var l log
 	_, socket := run(t, Options{Log: slog.New(slog.NewTextHandler(&l, nil))})
 	m := connect(t, socket)
-	for i := range 500 { // within the 5 s of a process that has not said hello, on a slow machine, too
+	for i := range 500 { // fits into the 5 s before a Hello, even on a slow machine
 		m.say(&wire.Message{Type: wire.Ready, Seq: uint32(i + 1)})
 		m.hear(wire.Error)
 	}
@@ -48,11 +48,11 @@ func TestFloodOfRefusals(t *testing.T) {
 	}
 }
 
-// floods is far more than a socket holds.
+// floods exceeds the messages in a socket by far.
 const floods = 10_000
 
-// A member that says all the time how much waits for it fills the queue of no other that does not read for a moment, whose connection
-// would end. This one hears the newest.
+// TestFloodOfLoads checks that a member's constant load changes do not fill the queue of a member that briefly does
+// not read. A full queue would end its connection. It receives the newest load.
 func TestFloodOfLoads(t *testing.T) {
 	_, socket := run(t, Options{})
 	deaf := connect(t, socket)
@@ -76,7 +76,7 @@ func TestFloodOfLoads(t *testing.T) {
 	}
 }
 
-// Nor does one that is ready and not, all the time, fill that of an agent.
+// TestFloodOfReady checks the same for an agent's queue, with a member that constantly changes its readiness.
 func TestFloodOfReady(t *testing.T) {
 	_, socket := run(t, Options{})
 	agent := connect(t, socket)
@@ -89,7 +89,7 @@ func TestFloodOfReady(t *testing.T) {
 	m.say(&wire.Message{Type: wire.Ready, Seq: 5, Number: 0})
 	m.hear(wire.OK)
 	other := hello(t, socket, "talk", "1")
-	for range 2 { // two at last
+	for range 2 { // finally two
 		for _, x := range []mate{m, other} {
 			x.say(&wire.Message{Type: wire.Ready, Seq: 6, Number: 1})
 			x.hear(wire.OK)
@@ -105,8 +105,8 @@ func TestFloodOfReady(t *testing.T) {
 	}
 }
 
-// To find members for many orphans takes time for each of them, not for each pair of them: it was minutes under the keeper's lock for
-// as many.
+// TestManyOrphans checks that finding members for orphans takes linear time. In quadratic time it once held the
+// keeper's lock for minutes.
 func TestManyOrphans(t *testing.T) {
 	const sessions = 100_000
 	now := time.Now()

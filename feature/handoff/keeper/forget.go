@@ -10,8 +10,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// forgets lets go of a session that waits for a member, or of all sockets that wait for one of a name: connections on a listener's
-// queue are reset, its address is free, sessions are reset. What a living process has is not touched.
+// forgets drops a waiting session, or all waiting sockets of a name. Queued connections of a listener are reset, its
+// address becomes free, and sessions are reset. Sockets of live processes are untouched.
 func (k *Keeper) forgets(ctx context.Context, m *member, msg *wire.Message) (*wire.Message, error) {
 	name, of, _ := strings.Cut(msg.Text, "/")
 	if err := k.directs(ctx, m, msg.Session, name); err != nil {
@@ -22,7 +22,7 @@ func (k *Keeper) forgets(ctx context.Context, m *member, msg *wire.Message) (*wi
 	named, what := k.named(name, of, msg)
 	var all []*session
 	var lives error
-	for _, s := range named { // before anything is done
+	for _, s := range named { // check all before any change
 		switch {
 		case s.directs(m.process) != nil:
 			return nil, s.directs(m.process)
@@ -47,7 +47,7 @@ func (k *Keeper) forgets(ctx context.Context, m *member, msg *wire.Message) (*wi
 	return &wire.Message{Type: wire.OK, Number: uint32(len(all))}, nil
 }
 
-// named are the sockets that a request to forget names, in words, too.
+// named returns the sockets named by a Forget request, and a description of them.
 func (k *Keeper) named(service, member string, msg *wire.Message) (all []*session, what string) {
 	if msg.Session != 0 {
 		if s := k.sessions[msg.Session]; s != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/sock"
 )
 
-// What a keeper before left with systemd is read, or refused, whatever it says: no session has a place without its socket, and what
-// the keeper charges for sessions is what they take.
+// FuzzInherit takes over arbitrary predecessor data. No session may exist without its socket, and the keeper's
+// charges must match its sessions.
 func FuzzInherit(f *testing.F) {
 	f.Add(`{"version":1,"sessions":[{"id":COOKIE,"kind":0,"service":"s","member":"0","read":0,"written":0,"state":"AAA=","unread":"","has_state":true,"waits":"2026-11-25T00:00:00Z"}]}`)
 	f.Add(`{"version":1,"sessions":[{"id":COOKIE,"kind":0,"read":18446744073709551615,"written":3,"unread":"AAAA"},{"id":COOKIE},{"id":1}]}`)

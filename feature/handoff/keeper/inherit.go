@@ -18,43 +18,43 @@ import (
 	"github.com/weir-project/weir/internal/fdstore"
 )
 
-// A keeper that ends in good order leaves what waits for a member to the next one: the
-// sockets, and before them a memfd that says what each is. The next one takes it out
-// of there before it serves: a duplicate that stayed would keep connections open.
+// A keeper that exits in good order leaves its waiting sessions to the next one: a memfd with their descriptions, and
+// the sockets. The next keeper removes them from the store before it serves, because a remaining duplicate would keep
+// connections open.
 
-// storeName is what they are called in systemd's file descriptor store.
+// storeName is the name of the descriptors in systemd's file descriptor store.
 const storeName = "weir-handoff"
 
-// inheritVersion is that of the memfd. What another version left is reset.
+// inheritVersion is the version of the memfd's content. Sessions of another version are reset.
 const inheritVersion = 1
 
-// legacy is what the memfd says.
+// legacy is the memfd's content.
 type legacy struct {
 	Version  int      `json:"version"`
 	Sessions []record `json:"sessions"`
 }
 
-// record is a session that waits.
+// record describes a waiting session.
 type record struct {
 	ID       uint64    `json:"id"` // the socket's cookie
 	Kind     wire.Kind `json:"kind"`
 	Service  string    `json:"service"`
 	Member   string    `json:"member"`
-	User     uint32    `json:"user"` // of the last owner; root's if it is not said
+	User     uint32    `json:"user"` // of the last owner; missing means root
 	Label    string    `json:"label"`
 	Read     uint64    `json:"read"`
 	Written  uint64    `json:"written"`
 	State    []byte    `json:"state"`
 	Unread   []byte    `json:"unread"`
-	HasState bool      `json:"has_state"` // nil and empty differ
+	HasState bool      `json:"has_state"` // distinguishes nil from empty
 	Crashed  bool      `json:"crashed"`
-	Waits    time.Time `json:"waits"` // since when
+	Waits    time.Time `json:"waits"` // start of the wait
 	Since    time.Time `json:"since"`
 	Moves    int       `json:"moves"`
 }
 
-// Store is where a keeper that systemd runs leaves what waits when it ends; nil for one
-// that nobody keeps anything for.
+// Store returns the function to keep waiting sessions in systemd's store when a keeper exits, or nil without such a
+// store.
 func Store() func(fds []int) error {
 	if !fdstore.Available() {
 		return nil
@@ -62,7 +62,7 @@ func Store() func(fds []int) error {
 	return func(fds []int) error { return fdstore.Put(storeName, fds...) }
 }
 
-// Inherited are the descriptors that the keeper before left with systemd, for Inherit.
+// Inherited returns the predecessor's descriptors from systemd's store, for Inherit.
 func Inherited() ([]*os.File, error) {
 	out := fdstore.Take(storeName)
 	if len(out) == 0 {
@@ -71,8 +71,8 @@ func Inherited() ([]*os.File, error) {
 	return out, fdstore.Remove(storeName)
 }
 
-// bequeath gives away what waits for a member, as the keeper ends: what it could not is
-// reset by the caller.
+// bequeath hands the waiting sessions to the store when the keeper exits. The caller resets the remaining ones. k.mu
+// is held.
 func (k *Keeper) bequeath() error {
 	if k.Store == nil {
 		return nil
@@ -81,7 +81,7 @@ func (k *Keeper) bequeath() error {
 	fds := []int{-1}
 	for _, s := range k.sessions {
 		if s.owner != nil && s.owner.gone && s.owner.process.exited() {
-			err := k.catchUp(s) // it died just now
+			err := k.catchUp(s) // its owner died just now
 			k.assign(s, nil)
 			s.crashed = true
 			if err != nil {
@@ -123,12 +123,12 @@ func (k *Keeper) bequeath() error {
 	return nil
 }
 
-// Inherit takes what the keeper before left, before Serve. Sessions that cannot be gone
-// on with are reset; the error tells of them. It closes the files.
+// Inherit takes over the predecessor's sessions, before Serve. It resets unusable sessions and reports them in the
+// error. It closes the files.
 func (k *Keeper) Inherit(files []*os.File) error {
 	var l legacy
 	var errs []error
-	sockets := map[uint64]int{} // by cookie
+	sockets := map[uint64]int{} // key: cookie
 	for _, f := range files {
 		fd, err := own(f)
 		if err != nil {
@@ -167,8 +167,7 @@ func (k *Keeper) Inherit(files []*os.File) error {
 	return errors.Join(errs...)
 }
 
-// own is a descriptor of our own, of a file that it closes. (File.Fd may clear
-// O_NONBLOCK, which is shared with the members.)
+// own duplicates a file's descriptor and closes the file. (File.Fd may clear O_NONBLOCK, which the members share.)
 func own(f *os.File) (fd int, err error) {
 	defer f.Close()
 	raw, err := f.SyscallConn()
@@ -187,7 +186,7 @@ func (l *legacy) read(f *os.File) error {
 		return fmt.Errorf("the list of what waits: %w", err)
 	}
 	if err := json.NewDecoder(f).Decode(l); err != nil {
-		l.Sessions = nil // a part of it was read, perhaps
+		l.Sessions = nil // possibly a partial result
 		return fmt.Errorf("the list of what waits: %w", err)
 	}
 	if l.Version != inheritVersion {
@@ -198,7 +197,7 @@ func (l *legacy) read(f *os.File) error {
 	return nil
 }
 
-// inherit has a session wait here, for as long as it would have there.
+// inherit adds a waiting session. The time it has already waited counts.
 func (k *Keeper) inherit(r record, fd int) error {
 	if err := sock.Check(fd, r.Kind); err != nil {
 		return err

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package keeper keeps duplicates of the live sockets of services, with the position
-// and the state that each stands at, so that a session outlives its member: the next
-// member of the service goes on with it where the last one stopped, to the byte.
-// docs/HANDOFF.md describes the protocol and its promises.
+// Package keeper keeps duplicates of services' live sockets, with the position and application state of each. A
+// session thereby outlives its member: the service's next member continues at the exact byte. docs/HANDOFF.md
+// describes the protocol and its guarantees.
 package keeper
 
 import (
@@ -21,35 +20,34 @@ import (
 	"github.com/weir-project/weir/internal/ratelog"
 )
 
-// Options say what a keeper keeps, and for whom. The zero value is for root and the
-// keeper's own user, with the limits below.
+// Options configure a keeper. The zero value admits root and the keeper's own user, with the defaults below.
 type Options struct {
-	// Allow says whether a process is a member of a service, under a name if that is not empty; nil says no. Root, the user
-	// whom the keeper runs as, and whom Limits.Allow names need no leave.
+	// Allow returns nil if a process may be a member of a service, under a name if name is not empty. A nil Allow
+	// rejects everyone. Root, the keeper's own user, and processes allowed by Limits.Allow do not need it.
 	Allow func(ctx context.Context, service, name string, p Peer) error
 
-	Hold        time.Duration // how long a session waits for a member before it is reset; default 30 s
-	Grace       time.Duration // how long it waits for one of its own name, where another would take it; default 1 s
+	Hold        time.Duration // maximum wait of a session for a member, before it is reset; default 30 s
+	Grace       time.Duration // wait for a member of the session's own name, before members of other names may take it; default 1 s
 	MaxSessions int           // sockets of one user in one service; default 10,000
 	MaxState    int64         // bytes of state of one session; default 1 MiB
-	MaxTotal    int64         // bytes of state of all, in shares; default 256 MiB
+	MaxTotal    int64         // bytes of state of all sessions, divided by shares; default 256 MiB
 
-	// Store takes, as the keeper ends, the sockets that wait for a member, for the next
-	// keeper's Inherit; nil: they are reset. See the function Store.
+	// Store keeps the waiting sockets when the keeper exits, for the next keeper's Inherit. With nil they are reset.
+	// See the function Store.
 	Store func(fds []int) error
-	Log   *slog.Logger // default: nothing is logged
+	Log   *slog.Logger // default: no logging
 }
 
-// Limits that are not configured.
+// Limits without a configuration key.
 const (
-	helloTime       = 5 * time.Second // for a process to say who it is
-	slowTime        = 2 * time.Second // for a member to answer for what it was given
+	helloTime       = 5 * time.Second // for a process to send Hello
+	slowTime        = 2 * time.Second // for a member to answer for given sessions
 	drainTime       = 100 * time.Millisecond
-	lastWords       = 50 * time.Millisecond // of members, when the keeper ends
-	missedTime      = time.Second           // for one that has come back to keep what it was given before
-	againTime       = 2 * time.Second       // between offers of a session that waits to a member that has refused it
+	lastWords       = 50 * time.Millisecond // for members' last messages when the keeper exits
+	missedTime      = time.Second           // for a reconnected process to keep its earlier sessions again
+	againTime       = 2 * time.Second       // between two offers of a waiting session to a member that has rejected it
 	tick            = 100 * time.Millisecond
-	connectionsEach = 64 // connections of one user; root is not limited
+	connectionsEach = 64 // connections of one user, except root
 )
 
 func (o *Options) setDefaults() {
@@ -71,49 +69,49 @@ func (o *Options) setDefaults() {
 	o.Log = ratelog.Limit(o.Log)
 }
 
-// errTaken says that a keeper is there already.
+// errTaken means another keeper is running.
 var errTaken = fmt.Errorf("another keeper answers: %w", accept.ErrAnswers)
 
-// Keeper keeps sessions. Make one with New.
+// Keeper keeps sessions. Create it with New.
 type Keeper struct {
 	Options
 
-	mu       sync.Mutex // after the turns of fetches, before the locks of package wire; tolls.mu and fetches.mu are held alone
+	mu       sync.Mutex // lock order: turns of fetches, mu, the locks of package wire. tolls.mu and fetches.mu are held alone.
 	services map[string]*service
 	sessions map[uint64]*session
-	state    int64 // bytes of state, and of what slots may have
+	state    int64 // bytes of state, including reserved slots
 	holdings map[shareholder]holding
 	serial   uint64
-	refused  uint64           // hellos of processes that are no members
-	queued   map[uint32]int64 // bytes that wait for a user's processes to read
+	refused  uint64           // Hellos of processes that are not members
+	queued   map[uint32]int64 // unread bytes in queues, by user
 	closed   bool
 	rules    Rules  // of Limits
-	changes  uint32 // of the limits that Welcome tells, as members were told last
+	changes  uint32 // number of the latest change of the limits sent in Welcome
 
 	tolls   tolls
 	fetches fetches
 }
 
-// service is a service as the keeper knows it: by the members that come.
+// service is a service with members or sessions in this keeper.
 type service struct {
 	name     string
-	members  []*member // by age, without those that are gone
+	members  []*member // oldest first, without disconnected ones
 	sessions map[uint64]*session
 	orphans  map[*session]bool
 	counts   Counts
-	// Members whose connection has ended before they answered for all that they were given: see missed.
+	// Disconnected members with unanswered sessions: see missed.
 	unanswered map[*member]bool
-	able       int // members of this server that are ready, as agents were told last
+	able       int // number of this host's ready members, as last sent to the agents
 }
 
-// New makes a keeper.
+// New returns a keeper.
 func New(o Options) *Keeper {
 	o.setDefaults()
 	return &Keeper{Options: o, services: map[string]*service{}, sessions: map[uint64]*session{}, holdings: map[shareholder]holding{}, queued: map[uint32]int64{}}
 }
 
-// Listen makes the socket that members connect to, at a path, or at an abstract name
-// that begins with @. Everybody may connect: who may do what is decided by who asks.
+// Listen creates the socket for members, at a path, or at an abstract name beginning with @. Everybody may connect:
+// requests are authorized by the peer's credentials.
 func Listen(path string) (*net.UnixListener, error) {
 	if path == "" {
 		path = wire.DefaultSocket
@@ -153,7 +151,7 @@ func Listen(path string) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// ListenAgain is [Listen]. It waits briefly for a keeper that ends.
+// ListenAgain is [Listen]. It waits briefly for an exiting keeper.
 func ListenAgain(ctx context.Context, log *slog.Logger, path string) (*net.UnixListener, error) {
 	l, err := accept.Again(ctx, log, path, func() (net.Listener, error) { return Listen(path) })
 	if err != nil {
@@ -162,10 +160,10 @@ func ListenAgain(ctx context.Context, log *slog.Logger, path string) (*net.UnixL
 	return l.(*net.UnixListener), nil
 }
 
-// endTime is how long the keeper's end waits for its connections: a thread of one may be held up by a stranger.
+// endTime limits the wait for connections at exit: another user's process may block a connection's thread.
 const endTime = 3 * time.Second
 
-// wait waits for connections to end, but not for long.
+// wait waits for connections to end, for at most endTime.
 func (k *Keeper) wait(members *sync.WaitGroup) {
 	done := make(chan struct{})
 	go func() {
@@ -181,8 +179,8 @@ func (k *Keeper) wait(members *sync.WaitGroup) {
 	}
 }
 
-// Serve serves members until ctx is done. Their sessions are theirs then as before,
-// without a keeper; those that wait for a member go to Options.Store, else are reset.
+// Serve serves members until ctx is done. Members then keep their sessions without a keeper. Waiting sessions go to
+// Options.Store, or are reset.
 func (k *Keeper) Serve(ctx context.Context, l *net.UnixListener) error {
 	var members sync.WaitGroup
 	defer k.close()
@@ -205,7 +203,7 @@ func (k *Keeper) Serve(ctx context.Context, l *net.UnixListener) error {
 	}
 }
 
-// watch does what time brings: orphans find members of other names, or an end.
+// watch runs the timers: it expires sessions, and finds members for orphans.
 func (k *Keeper) watch(ctx context.Context) {
 	t := time.NewTicker(tick)
 	defer t.Stop()
@@ -228,7 +226,7 @@ func (k *Keeper) watch(ctx context.Context) {
 	}
 }
 
-// close lets go of everything. Sessions that nobody has end.
+// close releases everything. Sessions without an owner end.
 func (k *Keeper) close() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -250,7 +248,7 @@ func (k *Keeper) service(name string) *service {
 	return s
 }
 
-// forget drops a service that has nothing and never did anything.
+// forget removes a service without members, sessions and counts.
 func (k *Keeper) forget(s *service) {
 	if len(s.members) == 0 && len(s.sessions) == 0 && s.counts == (Counts{}) {
 		delete(k.services, s.name)

@@ -14,19 +14,18 @@ import (
 	"github.com/weir-project/weir/internal/strictyaml"
 )
 
-// Limits are the section handoff.keeper of weir.yaml: how long, how much and for whom the session keeper keeps. What is 0 is as in
-// Options.
+// Limits are the section handoff.keeper of weir.yaml. Zero values mean the defaults of Options.
 type Limits struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
-	Hold           time.Duration `yaml:"hold" json:"hold,omitempty" zero:"default"`                                   // how long a session waits for a member
-	Grace          time.Duration `yaml:"grace" json:"grace,omitempty" zero:"default"`                                 // how long for one of its own name, where another would take it
+	Hold           time.Duration `yaml:"hold" json:"hold,omitempty" zero:"default"`                                   // maximum wait of a session for a member
+	Grace          time.Duration `yaml:"grace" json:"grace,omitempty" zero:"default"`                                 // wait for a member of its own name, before others
 	Sessions       int           `yaml:"max_sessions" json:"max_sessions,omitempty" former:"sessions" zero:"default"` // sockets of one user in one service
 	State          Size          `yaml:"max_state" json:"max_state,omitempty" former:"state" zero:"default"`          // of one session
-	Total          Size          `yaml:"max_total" json:"max_total,omitempty" former:"total" zero:"default"`          // of all, in shares
-	Allow          Rules         `yaml:"allow" json:"allow,omitempty"`                                                // members beside those that services of the file name
+	Total          Size          `yaml:"max_total" json:"max_total,omitempty" former:"total" zero:"default"`          // of all sessions, divided by shares
+	Allow          Rules         `yaml:"allow" json:"allow,omitempty"`                                                // members besides the file's services
 }
 
-// Size is a number of bytes, in a configuration one like 64KiB or 1MiB.
+// Size is a number of bytes, written like 64KiB or 1MiB.
 type Size int64
 
 var sizeUnits = []struct {
@@ -52,7 +51,7 @@ func (s *Size) UnmarshalText(b []byte) error {
 // MarshalText implements encoding.TextMarshaler.
 func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// String is what plans show.
+// String formats the size for plans.
 func (s Size) String() string {
 	for _, u := range []int{2, 1, 0} {
 		if b := sizeUnits[u].bytes; s != 0 && int64(s)%b == 0 {
@@ -62,16 +61,15 @@ func (s Size) String() string {
 	return fmt.Sprint(int64(s), "B")
 }
 
-// Bounds of what a configuration may say.
+// Bounds of configured values.
 const (
 	longest      = 24 * time.Hour
 	maxKept      = 1_000_000
-	largestState = Size(256 << 20) // what a message can announce, wire.MaxState
+	largestState = Size(256 << 20) // wire.MaxState: the largest size in a message
 	largestTotal = Size(64 << 30)
 )
 
-// Validate checks what the types cannot. Errors carry the place in the file and name
-// the key.
+// Validate checks rules beyond the types. Errors contain the position in the file and the key.
 func (l *Limits) Validate() []error {
 	var errs []error
 	for _, p := range l.Problems() {
@@ -85,10 +83,10 @@ func (l *Limits) Validate() []error {
 	return errs
 }
 
-// Problem says what is wrong with the number of a key.
+// Problem describes an invalid value of a key.
 type Problem struct{ Key, Text string }
 
-// Problems are those of all keys.
+// Problems returns the problems of all keys.
 func (l *Limits) Problems() (out []Problem) {
 	fail := func(key, format string, a ...any) { out = append(out, Problem{key, fmt.Sprintf(format, a...)}) }
 	if l.Hold < 0 || l.Hold > longest {
@@ -116,20 +114,20 @@ func (l *Limits) Problems() (out []Problem) {
 	return out
 }
 
-// withDefaults has the numbers that hold.
+// withDefaults returns the effective limits.
 func (l Limits) withDefaults() Limits {
 	o := Options{Hold: l.Hold, Grace: l.Grace, MaxSessions: l.Sessions, MaxState: int64(l.State), MaxTotal: int64(l.Total)}
 	o.setDefaults()
 	return Limits{Hold: o.Hold, Grace: o.Grace, Sessions: o.MaxSessions, State: Size(o.MaxState), Total: Size(o.MaxTotal), Allow: l.Allow}
 }
 
-// same reports whether two limits say the same. Positions in a file are no part of it.
+// same reports whether two limits are equal, apart from their positions in a file.
 func (l Limits) same(o Limits) bool {
 	l, o = l.withDefaults(), o.withDefaults()
 	return l.Hold == o.Hold && l.Grace == o.Grace && l.Sessions == o.Sessions && l.State == o.State && l.Total == o.Total && slices.Equal(l.Allow, o.Allow)
 }
 
-// String is what plans show.
+// String formats the limits for plans.
 func (l Limits) String() string {
 	l = l.withDefaults()
 	out := fmt.Sprintf("hold %v, grace %v, max_sessions %d, max_state %v, max_total %v", l.Hold, l.Grace, l.Sessions, l.State, l.Total)
@@ -139,11 +137,11 @@ func (l Limits) String() string {
 	return out
 }
 
-// Limit changes the limits of a running keeper, and tells its members. It drops nothing: sessions above a lower limit stay, and so do
-// members that the rules no longer allow.
+// Limit changes the limits of a running keeper, and sends them to its members. It drops nothing: sessions above a
+// lower limit stay, and so do members no longer allowed.
 func (k *Keeper) Limit(l Limits) {
 	l = l.withDefaults()
-	noUser := l.Allow.noUser() // it may read files: without the lock
+	noUser := l.Allow.noUser() // may read files, so without the lock
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !slices.Equal(k.rules, l.Allow) {
@@ -159,9 +157,9 @@ func (k *Keeper) Limit(l Limits) {
 	}
 }
 
-// tellLimits tells every member of limits that have changed. A larger limit holds before the member is told. A smaller one holds once
-// the member has agreed. A commit that comes before that must not be refused, because the member has taken the bytes before it out of
-// its socket. A session that is larger than the new limit keeps the former one.
+// tellLimits sends changed limits to every member. A larger limit holds at once. A smaller one holds after the member
+// has agreed: an earlier commit must not be rejected, because the member has already read the committed bytes from
+// its socket. A session larger than the new limit keeps the old one. k.mu is held.
 func (k *Keeper) tellLimits(was int64) {
 	k.changes++
 	for _, s := range k.sessions {
@@ -177,23 +175,23 @@ func (k *Keeper) tellLimits(was int64) {
 	}
 }
 
-// agreed puts the limits in force for a member that agrees to the last change. An answer to an earlier change counts for nothing.
+// agreed applies the limits to a member after its answer to the latest change. It ignores answers to earlier changes.
 func (k *Keeper) agreed(m *member, change uint32) {
 	if change == k.changes {
 		m.limit = k.MaxState
 	}
 }
 
-// largest is how many bytes of state and unread a member's session may have. The bytes that it has already are allowed, so that it can
-// be transferred.
+// largest returns the maximum bytes of state and unread data for a member's session. It is at least the session's
+// present size, because the session must remain transferable.
 func (k *Keeper) largest(m *member, s *session) int64 {
-	if wire.Elsewhere(m.name) { // agents of servers see to it themselves, and add what a move needs
+	if wire.Elsewhere(m.name) { // agents of servers limit states themselves, and add data for moves
 		return wire.MaxState
 	}
 	return max(m.limit, s.allowed, s.size(), s.weight())
 }
 
-// fetchable is how many bytes are read of a state in a memfd; update judges them.
+// fetchable returns the maximum size of a state read from a memfd. update checks the limits.
 func (k *Keeper) fetchable(m *member, id uint64) int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()

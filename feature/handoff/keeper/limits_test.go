@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// keeps has a session kept, and commits states of it.
+// keeps is a member with one session. It commits states of it.
 type keeps struct {
 	mate
 	id uint64
@@ -28,7 +28,7 @@ func keepOne(t *testing.T, m mate) *keeps {
 	return &keeps{mate: m, id: id}
 }
 
-// asks sends a request with a state of so many bytes.
+// asks sends a request with a state of size bytes.
 func (k *keeps) asks(m wire.Message, size int) {
 	k.t.Helper()
 	m.Seq, m.Session, m.State = 3, k.id, make([]byte, size)
@@ -52,7 +52,7 @@ func (k *keeps) agree(change uint32) {
 	k.hear(wire.OK)
 }
 
-// limits hears the limits that a member is told of.
+// limits receives a Limits message.
 func (k *keeps) limits(state, sessions uint64) (change uint32) {
 	k.t.Helper()
 	m, _ := k.hear(wire.Limits)
@@ -62,7 +62,7 @@ func (k *keeps) limits(state, sessions uint64) (change uint32) {
 	return m.Number
 }
 
-// A larger limit of state holds for members that are connected already, which are told of it.
+// TestLimitRaised checks that a larger state limit applies to connected members, and that they receive it.
 func TestLimitRaised(t *testing.T) {
 	k, socket := run(t, Options{MaxState: 1000})
 	m := keepOne(t, hello(t, socket, "talk", "0"))
@@ -70,16 +70,17 @@ func TestLimitRaised(t *testing.T) {
 	m.refused(wire.Limit)
 	k.Limit(Limits{State: 200_000})
 	m.limits(200_000, 10_000)
-	m.commit(200_000) // whether it has agreed or not
+	m.commit(200_000) // agreed or not
 	m.hear(wire.OK)
 	m.commit(200_001)
 	m.refused(wire.Limit)
-	k.Limit(Limits{State: 200_000, Hold: time.Minute, Grace: time.Minute, Total: 300 << 20}) // of which no member hears
+	k.Limit(Limits{State: 200_000, Hold: time.Minute, Grace: time.Minute, Total: 300 << 20}) // members do not receive these limits
 	k.Limit(Limits{State: 200_000, Sessions: 7})
 	m.limits(200_000, 7)
 }
 
-// A smaller one holds for a member that has agreed: what is under way is not refused. What there is already stays, and can move.
+// TestLimitLowered checks that a smaller limit applies once a member has agreed, so commits in flight succeed. Larger
+// states stay, and can move.
 func TestLimitLowered(t *testing.T) {
 	k, socket := run(t, Options{MaxState: 200_000})
 	m := keepOne(t, hello(t, socket, "talk", "0"))
@@ -89,7 +90,7 @@ func TestLimitLowered(t *testing.T) {
 	m.hear(wire.OK)
 	k.Limit(Limits{State: 1000})
 	second := m.limits(1000, 10_000)
-	m.agree(first) // behind the times
+	m.agree(first) // outdated
 	m.commit(200_000)
 	m.hear(wire.OK)
 	m.commit(150_000)
@@ -122,7 +123,8 @@ func TestLimitLowered(t *testing.T) {
 	n.refused(wire.Limit)
 }
 
-// Welcome is the first word of the keeper, also while limits change: a member takes what comes first for it.
+// TestWelcomeIsFirst checks that Welcome is the first message even while limits change, because a member expects it
+// first.
 func TestWelcomeIsFirst(t *testing.T) {
 	k, socket := run(t, Options{})
 	var changing sync.WaitGroup
@@ -147,7 +149,8 @@ func TestWelcomeIsFirst(t *testing.T) {
 	}
 }
 
-// A member that does not read holds up neither the change of limits nor others, and hears all of it when it does.
+// TestLimitsUnread checks that a member that does not read blocks neither changes of limits nor other members. It
+// receives all changes later.
 func TestLimitsUnread(t *testing.T) {
 	k, socket := run(t, Options{})
 	deaf := hello(t, socket, "talk", "0")

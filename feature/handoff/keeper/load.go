@@ -4,7 +4,7 @@ package keeper
 
 import "github.com/weir-project/weir/feature/handoff/wire"
 
-// load notes what waits for a member, and tells the others that want to know.
+// load records a member's load, and sends it to the balancing members.
 func (k *Keeper) load(m *member, n uint32) {
 	if m.loaded && m.load == n {
 		return
@@ -21,7 +21,7 @@ func (k *Keeper) tellLoad(m *member) {
 	}
 }
 
-// unload tells that nothing is to go any more to a member that has gone, unless another of its name is there.
+// unload reports a disconnected member as unusable, unless another member of its name has a load.
 func (k *Keeper) unload(m *member) {
 	if !m.loaded {
 		return
@@ -35,7 +35,7 @@ func (k *Keeper) unload(m *member) {
 	k.tellLoad(m)
 }
 
-// tellMembers tells agents of servers how many members of this server may be given sessions: without one nothing is to come.
+// tellMembers sends agents of servers the number of ready members on this host. At zero they receive no sessions.
 func (k *Keeper) tellMembers(v *service) {
 	able := 0
 	for _, o := range v.members {
@@ -58,7 +58,7 @@ func (k *Keeper) tellMembersTo(m *member) {
 	}
 }
 
-// tellLoads tells a member what is known of the others when it comes.
+// tellLoads sends the known loads to a new member.
 func (k *Keeper) tellLoads(m *member) {
 	if m.caps&wire.Balances == 0 {
 		return

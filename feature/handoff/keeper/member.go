@@ -21,52 +21,52 @@ import (
 	"github.com/weir-project/weir/internal/awake"
 )
 
-// member is a process of a service, for as long as it is connected, and after that
-// until it has exited: only then does nobody touch its sessions any more.
+// member is a process of a service while it is connected, and afterwards until it has exited: before its exit it may
+// still use its sessions.
 type member struct {
 	conn    *wire.Conn
 	admit   func() bool  // see accept.Conn.Admit
-	end     func() error // accept.Conn.Close, which waits for the reader
+	end     func() error // accept.Conn.Close; waits for the reader
 	process *process
 	service *service
 	name    string
 	caps    uint32
-	limit   int64  // bytes of a state: MaxState, or what it was before while the member may not know of the change
-	serial  uint64 // the younger, the larger
+	limit   int64  // bytes of state: MaxState, or an older value until the member has agreed to the change
+	serial  uint64 // larger for younger members
 	since   time.Time
-	ready   bool      // may be given sessions
-	standby bool      // only those that no newer member of its name takes
-	alone   bool      // stood by, and was told that no newer one is left
-	patient time.Time // alone not before
-	asked   time.Time // has not read what was sent then: see prove
-	hangs   bool      // has not for slowTime
+	ready   bool      // accepts sessions
+	standby bool      // accepts only sessions not accepted by a newer member of its name
+	alone   bool      // stood by, and was told that no newer member is left
+	patient time.Time // not told so before then
+	asked   time.Time // time of the oldest unread probe: see prove
+	hangs   bool      // has not read it for slowTime
 	load    uint32
-	loaded  bool      // it has said its load
-	gone    bool      // not connected any more
-	heard   bool      // once gone: all that it has said on this connection
-	readied time.Time // by a Ready of any number
+	loaded  bool      // has sent its load
+	gone    bool      // disconnected
+	heard   bool      // if gone: the connection was read to its end
+	readied time.Time // time of the first Ready
 	ended   time.Time
 
-	released context.CancelFunc // once gone: nothing is left to wait for
+	released context.CancelFunc // if gone: ends the wait for the process's exit
 
 	sessions map[uint64]*session
-	given    map[uint64]time.Time // what it has not answered for, since when
-	looked   time.Time            // as of when late is: see slow
-	late     bool                 // it has not for slowTime
-	parks    map[uint64]*session  // that it wants to wait
-	sent     map[string]bool      // names to which root has its sessions go
-	board    *wire.BoardReader    // nil: it has none
+	given    map[uint64]time.Time // unanswered sessions, and since when
+	looked   time.Time            // time of the last evaluation of late: see slow
+	late     bool                 // has not answered for slowTime
+	parks    map[uint64]*session  // sessions suspended by it
+	sent     map[string]bool      // names to which root sends its sessions
+	board    *wire.BoardReader    // nil: none
 
-	queue  []outgoing         // what it has not read; the next is the first
-	newest map[string]*uint32 // of it, numbers that a newer one replaces: see postNewest
+	queue  []outgoing         // unread messages, next first
+	newest map[string]*uint32 // numbers in the queue that later ones replace: see postNewest
 	kick   chan struct{}
 
-	cost time.Duration // of what it has asked last; its reader's alone
-	ends ends          // of the socket that it passes; likewise
+	cost time.Duration // of the latest request; used by the reader only
+	ends ends          // of the passed socket; used by the reader only
 }
 
-// outgoing is a message that waits to be sent. One that gives a session is made of
-// the session as it is then, and one with a newest number has that.
+// outgoing is a queued message. A message that gives a session gets the session's state when it is sent. A message
+// with a newest number gets its latest value.
 type outgoing struct {
 	message wire.Message
 	gives   *session
@@ -88,7 +88,7 @@ func (k *Keeper) connection(ctx context.Context, c *accept.Conn) {
 		return
 	}
 	defer func() {
-		if ctx.Err() == nil { // else bequeath asks whether the process has exited: a closed pidfd would say so of one that lives
+		if ctx.Err() == nil { // otherwise bequeath needs the pidfd: a closed one would report a live process as exited
 			p.pidfd.Close()
 		}
 	}()
@@ -97,10 +97,10 @@ func (k *Keeper) connection(ctx context.Context, c *accept.Conn) {
 		return
 	}
 	conn.SetReadDeadline(time.Now().Add(helloTime))
-	// As the keeper ends, what the member has said already counts: that it leaves, say.
+	// When the keeper exits, messages already sent still count, for example a Leave.
 	stop := context.AfterFunc(ctx, func() {
 		conn.SetReadDeadline(time.Now().Add(lastWords))
-		time.AfterFunc(time.Second, func() { c.Close() }) // even if the member goes on to send
+		time.AfterFunc(time.Second, func() { c.Close() }) // even if the member continues to send
 	})
 	defer stop()
 	m := &member{conn: conn, admit: c.Admit, end: c.Close, process: p, since: time.Now(), sessions: map[uint64]*session{}, given: map[uint64]time.Time{}, parks: map[uint64]*session{}, kick: make(chan struct{}, 1)}
@@ -125,7 +125,7 @@ func (m *member) serviceName() string {
 	return m.service.name
 }
 
-// read takes messages until the process has exited or closes the connection.
+// read processes messages until the process has exited or closes the connection.
 func (k *Keeper) read(ctx context.Context, m *member) error {
 	receive := m.conn.Receive
 	for {
@@ -139,8 +139,8 @@ func (k *Keeper) read(ctx context.Context, m *member) error {
 		case errors.Is(err, os.ErrDeadlineExceeded) && m.service == nil:
 			return errors.New("it did not say in time who it is")
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			// It has exited, and the connection may be open in a child of it; or the keeper ends.
-			// What it has said before counts, however long that takes.
+			// The process has exited, and a child may hold the connection open; or the keeper exits. All earlier
+			// messages still count, however long reading them takes.
 			receive = m.conn.TryReceive
 			continue
 		case errors.Is(err, wire.ErrMalformed):
@@ -160,9 +160,9 @@ func (k *Keeper) read(ctx context.Context, m *member) error {
 	}
 }
 
-// answer does what a message asks for, and returns the descriptors that it did not take.
+// answer processes a message, and returns the unused descriptors.
 func (k *Keeper) answer(ctx context.Context, m *member, msg *wire.Message, fds []int) []int {
-	if msg.Cut && msg.Type == wire.Hello { // a board is no must
+	if msg.Cut && msg.Type == wire.Hello { // boards are optional
 		msg.Cut, msg.Number = false, msg.Number&^wire.Boards
 	}
 	var err error
@@ -185,10 +185,10 @@ func (k *Keeper) answer(ctx context.Context, m *member, msg *wire.Message, fds [
 	return fds
 }
 
-// hasState says whether requests of a type have a state. That of others is not read.
+// hasState reports whether requests of a type carry a state. Other states are not read.
 func hasState(t wire.Type) bool { return t == wire.Keep || t == wire.Commit || t == wire.Transfer }
 
-// fetch reads a state that did not fit its message, before the keeper is locked.
+// fetch reads a state too large for its message, before the keeper is locked.
 func (k *Keeper) fetch(m *member, msg *wire.Message, fds []int) ([]int, error) {
 	if len(fds) == 0 {
 		return fds, wire.Errorf(wire.BadSocket, "the descriptor of the state is missing")
@@ -201,7 +201,7 @@ func (k *Keeper) fetch(m *member, msg *wire.Message, fds []int) ([]int, error) {
 	return fds[:last], nil
 }
 
-// handle does what a message asks for, and returns the descriptors that it did not take.
+// handle processes a message, and returns the unused descriptors.
 func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds []int) []int {
 	var answer *wire.Message
 	var err error
@@ -221,7 +221,7 @@ func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds [
 		answer, err = k.forgets(ctx, m, msg)
 	case msg.Type == wire.Suspend:
 		if err = k.suspend(ctx, m, msg); err == nil {
-			return fds // answered when the session waits
+			return fds // answered when the session is suspended
 		}
 	case msg.Type == wire.Release:
 		err = k.release(m, msg)
@@ -240,7 +240,7 @@ func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds [
 	return fds
 }
 
-// reply answers a request. Errors are told even if no answer was asked for.
+// reply answers a request. It sends errors even if no answer was requested. k.mu is held.
 func (k *Keeper) reply(m *member, msg, answer *wire.Message, err error) {
 	switch {
 	case err != nil:
@@ -249,7 +249,7 @@ func (k *Keeper) reply(m *member, msg, answer *wire.Message, err error) {
 		}
 		log := k.Log.Warn
 		if errors.Is(err, wire.ErrNotFound) {
-			log = k.Log.Debug // the first member of a name always hears it
+			log = k.Log.Debug // the first member of a name always gets this error
 		}
 		log("refused", "service", m.serviceName(), "member", m.name, "pid", m.process.PID, "uid", m.process.UID, "request", fmt.Sprintf("%#x", uint8(msg.Type)), "reason", err)
 		k.post(m, outgoing{message: *errorMessage(msg, err)})
@@ -274,20 +274,20 @@ func errorMessage(request *wire.Message, err error) *wire.Message {
 	return &wire.Message{Type: wire.Error, Seq: request.Seq, Session: request.Session, Number: uint32(code), Text: short(err.Error())}
 }
 
-// short is a copy: a long text must not stay in memory for its beginning.
+// short truncates a text for a message. It copies it, so the long text can be freed.
 func short(s string) string { return strings.Clone(s[:min(len(s), wire.MaxText)]) }
 
-// post sends a message, or has it wait behind those that wait.
+// post sends a message, or queues it behind earlier ones. k.mu is held.
 func (k *Keeper) post(m *member, o outgoing) {
 	if m.gone {
 		return
 	}
 	if len(m.queue) == 0 && !errors.Is(k.sendNow(m, o), wire.ErrFull) {
-		return // sent, or the connection is broken, which its reader sees
+		return // sent; or the connection is broken, and its reader handles that
 	}
 	if !k.queues(m, &o.message) {
 		k.Log.Warn("does not read", "service", m.serviceName(), "member", m.name, "pid", m.process.PID, "uid", m.process.UID)
-		go m.end() // not under mu: it may have descriptors in its queue
+		go m.end() // not under mu: its queue may contain descriptors
 		return
 	}
 	m.queue = append(m.queue, o)
@@ -303,8 +303,8 @@ func (k *Keeper) post(m *member, o outgoing) {
 	}
 }
 
-// postNewest is post of a number in whose place a newer one of the same name may come. Others choose how often it changes: at most one
-// waits to be read.
+// postNewest is post for a number that a later one of the same name may replace. Other processes choose the rate of
+// changes, so at most one is queued for each name.
 func (k *Keeper) postNewest(m *member, t wire.Type, name string, n uint32) {
 	if waits := m.newest[name]; waits != nil {
 		*waits = n
@@ -322,13 +322,13 @@ func (k *Keeper) sendNow(m *member, o outgoing) error {
 	}
 	s := o.gives
 	if s.owner != m {
-		return nil // somebody else's by now
+		return nil // it has another owner by now
 	}
 	o.message.State, o.message.Unread = s.state, s.unread
 	large, err := o.message.Spill()
 	if err != nil {
 		k.Log.Warn("a session cannot be given", "service", s.service.name, "to", m.name, "err", err)
-		return wire.ErrFull // of memory or descriptors: later
+		return wire.ErrFull // out of memory or descriptors: retry later
 	}
 	if large >= 0 {
 		defer unix.Close(large)
@@ -337,7 +337,7 @@ func (k *Keeper) sendNow(m *member, o outgoing) error {
 	return m.conn.TrySend(&o.message, s.fd)
 }
 
-// write sends what waits, as the member reads.
+// write sends queued messages while the member reads.
 func (m *member) write(k *Keeper, ended chan struct{}) {
 	for {
 		select {
@@ -353,14 +353,14 @@ func (m *member) write(k *Keeper, ended chan struct{}) {
 	}
 }
 
-// flush sends what the member has room for, and says whether more waits.
+// flush sends queued messages until the socket is full. It reports whether messages remain.
 func (m *member) flush(k *Keeper) bool {
 	k.mu.Lock()
 	for sent := 0; len(m.queue) > 0; sent++ {
 		if errors.Is(k.sendNow(m, m.queue[0]), wire.ErrFull) {
 			k.mu.Unlock()
 			if sent == 0 {
-				// Room in the socket, but too many descriptors on their way.
+				// The socket has room, but too many descriptors are in flight.
 				time.Sleep(time.Millisecond)
 			}
 			return true
@@ -369,7 +369,7 @@ func (m *member) flush(k *Keeper) bool {
 		if m.queue[0].newest != nil {
 			delete(m.newest, m.queue[0].message.Name)
 		}
-		m.queue[0] = outgoing{} // the array may stay
+		m.queue[0] = outgoing{} // the array may stay allocated
 		m.queue = m.queue[1:]
 	}
 	m.queue = nil
@@ -377,11 +377,11 @@ func (m *member) flush(k *Keeper) bool {
 	return false
 }
 
-// disconnected says whether the process has given the connection up. What it sent before may not all be read yet: one that found
-// the keeper slow connects anew, and says there at once what it has.
+// disconnected reports whether the process has given up the connection. Earlier messages may still be unread: a
+// process with a slow keeper reconnects, and announces its sessions at once.
 func (m *member) disconnected() bool { return m.gone || m.conn.Ended() }
 
-// hello admits a process to a service and welcomes it. It returns the descriptors that it did not take.
+// hello admits a process to a service and welcomes it. It returns the unused descriptors.
 func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message, fds []int) ([]int, error) {
 	switch {
 	case m.service != nil:
@@ -413,7 +413,7 @@ func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message, fds []
 	}
 	m.conn.SetReadDeadline(time.Time{})
 	if ctx.Err() != nil {
-		m.end() // the deadline just lifted was that of the keeper's end
+		m.end() // the lifted deadline may have been the keeper's exit
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -422,22 +422,22 @@ func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message, fds []
 	m.service.members = append(m.service.members, m)
 	k.Log.Info("member", "service", msg.Text, "member", m.name, "pid", m.process.PID, "uid", m.process.UID)
 	go k.watchExit(ctx, m)
-	// In one piece: what is told to all members comes behind Welcome.
+	// Under one lock: messages to all members must follow Welcome.
 	k.reply(m, msg, &wire.Message{Type: wire.Welcome, Read: uint64(k.MaxState), Written: uint64(k.MaxSessions), Number: both}, nil)
 	k.tellMembersTo(m)
 	k.tellLoads(m)
 	return fds, nil
 }
 
-// watchExit ends a connection whose process has exited, when all that it has sent is read:
-// a child may hold it open. Nearly always the connection has ended by itself.
+// watchExit ends the connection of an exited process after reading its messages, because a child may hold the
+// connection open. Usually the connection has ended already.
 func (k *Keeper) watchExit(ctx context.Context, m *member) {
 	if m.process.wait(ctx) == nil {
 		m.conn.SetReadDeadline(time.Now().Add(drainTime))
 	}
 }
 
-// authorise says whether a process may be a member of a service.
+// authorise returns nil if a process may be a member of a service.
 func (k *Keeper) authorise(ctx context.Context, service, name string, p *process) error {
 	if p.UID == 0 || int(p.UID) == os.Geteuid() {
 		return nil
@@ -448,13 +448,14 @@ func (k *Keeper) authorise(ctx context.Context, service, name string, p *process
 	if err := k.allow(ctx, service, name, p.Peer); err != nil {
 		return err
 	}
-	if p.exited() { // who was judged by its number may have been another
+	if p.exited() { // the checked PID may have been another process
 		return fmt.Errorf("process %d has exited", p.PID)
 	}
 	return nil
 }
 
-// allow asks Options.Allow. Where that refuses, a rule of the limits gives leave, except after a [firm] refusal.
+// allow calls Options.Allow. If it rejects, a rule of the limits may still allow the process, except after a [firm]
+// rejection.
 func (k *Keeper) allow(ctx context.Context, service, name string, p Peer) error {
 	k.mu.Lock()
 	rules := k.rules
@@ -470,10 +471,10 @@ func (k *Keeper) allow(ctx context.Context, service, name string, p Peer) error 
 	return nil
 }
 
-// firm is a refusal of Options.Allow that no rule of the limits overrules.
+// firm is a rejection by Options.Allow that no rule of the limits overrides.
 type firm struct{ error }
 
-// endMember ends a member: its sessions are for others once it cannot touch them any more.
+// endMember ends a member. Its sessions become orphans once its process cannot use them any more.
 func (k *Keeper) endMember(ctx context.Context, m *member) {
 	k.mu.Lock()
 	m.gone, m.ready, m.ended = true, false, time.Now()
@@ -488,7 +489,7 @@ func (k *Keeper) endMember(ctx context.Context, m *member) {
 	m.service.members = slices.DeleteFunc(m.service.members, func(o *member) bool { return o == m })
 	k.tellMembers(m.service)
 	k.unload(m)
-	if ctx.Err() == nil { // else the keeper ends, and its members do not
+	if ctx.Err() == nil { // otherwise the keeper exits, and its members do not
 		k.tellAlone(m.service, m.ended)
 	}
 	left := len(m.sessions)
@@ -497,14 +498,14 @@ func (k *Keeper) endMember(ctx context.Context, m *member) {
 	k.mu.Unlock()
 	defer m.released()
 	defer func() {
-		if m.board != nil && ended.Err() == nil { // else see bequeath
+		if m.board != nil && ended.Err() == nil { // otherwise see bequeath
 			m.board.Close()
 		}
 	}()
 	if left == 0 {
 		return
 	}
-	// A process that lives goes on with its sessions, and may come back with them.
+	// A live process continues with its sessions, and may reconnect.
 	if err := m.process.wait(ctx); err != nil || ctx.Err() != nil {
 		return
 	}

@@ -25,7 +25,7 @@ var (
 	strangersDesc = prometheus.NewDesc("weir_handoff_refused_processes_total", "Processes that said hello and are no members.", nil, nil)
 )
 
-// Collector has the keeper's metrics.
+// Collector returns a collector of the keeper's metrics.
 func (k *Keeper) Collector() prometheus.Collector { return collector{k} }
 
 type collector struct{ k *Keeper }

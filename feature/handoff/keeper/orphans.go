@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// readiness does what Ready asks for.
+// readiness processes Ready.
 func (k *Keeper) readiness(m *member, number uint32) (answer *wire.Message) {
 	if number == wire.ReadyEnds {
 		return k.ends(m)
@@ -21,7 +21,7 @@ func (k *Keeper) readiness(m *member, number uint32) (answer *wire.Message) {
 		m.caps |= wire.Moves
 	}
 	m.standby = number&wire.ReadyStandby != 0 && m.caps&wire.Standby != 0
-	if m.standby && !m.ready { // it comes from another keeper: its successor is given time for that, too
+	if m.standby && !m.ready { // it comes from another keeper: give its successor time to reconnect, too
 		m.patient = time.Now().Add(missedTime)
 	}
 	m.alone = m.alone && !m.standby
@@ -29,11 +29,11 @@ func (k *Keeper) readiness(m *member, number uint32) (answer *wire.Message) {
 	return nil
 }
 
-// ready opens or closes a member for sessions.
+// ready starts or stops giving sessions to a member.
 func (k *Keeper) ready(m *member, yes bool) {
 	was, now := m.ready, time.Now()
 	m.ready, m.standby = yes, m.standby && yes
-	if !was { // also one that is replaced, and is to get no more: it has said what it has
+	if !was { // also for a replaced member without further sessions: it has announced its sessions
 		m.readied = now
 	}
 	k.tellMembers(m.service)
@@ -44,11 +44,11 @@ func (k *Keeper) ready(m *member, yes bool) {
 	k.assignOrphans(m.service, now)
 }
 
-// orphan takes a member's sessions from it: it died, or says that it leaves them.
+// orphan takes a member's sessions from it, after its death or its Leave.
 func (k *Keeper) orphan(m *member, died bool) {
 	for _, s := range m.sessions {
 		s.crashed = died
-		s.from, s.refusals = nil, nil // a successor that had no room may have some by now
+		s.from, s.refusals = nil, nil // members that rejected it may have room by now
 		err := k.catchUp(s)
 		k.slotless(s)
 		if err == nil {
@@ -67,15 +67,16 @@ func (k *Keeper) orphan(m *member, died bool) {
 	k.assignOrphans(m.service, time.Now())
 }
 
-// missed finds others for what was given to a process whose connection ended before it had read that, or could take it: for want
-// of descriptors, say. It lives, has come back, and goes on with what it has, so what it does not keep then it has never had.
+// missed finds other members for sessions given to a process that disconnected before accepting them, for example for
+// want of descriptors. The process has reconnected and announced its sessions. It never received the sessions missing
+// from them.
 func (k *Keeper) missed(v *service, now time.Time) {
 	for m := range v.unanswered {
 		i := slices.IndexFunc(v.members, func(o *member) bool {
 			return o.name == m.name && o.serial > m.serial && !o.readied.IsZero() && o.process.same(m.process)
 		})
 		switch {
-		case len(m.given) == 0: // kept again, or over
+		case len(m.given) == 0: // kept again, or ended
 			delete(v.unanswered, m)
 			continue
 		case i < 0, now.Sub(v.members[i].readied) < missedTime, now.Sub(m.ended) < missedTime:
@@ -98,7 +99,7 @@ func (k *Keeper) missed(v *service, now time.Time) {
 	}
 }
 
-// giveOn has a session go back to whom it came from, or wait for another.
+// giveOn returns a session to its sender, or makes it an orphan.
 func (k *Keeper) giveOn(s *session, refused string) {
 	if back := s.from; back != nil && !back.gone && back.ready && !slices.Contains(s.refusals, back) {
 		s.from = nil
@@ -108,11 +109,11 @@ func (k *Keeper) giveOn(s *session, refused string) {
 	k.assign(s, nil)
 }
 
-// errGap says that bytes were taken out of a session that no state accounts for.
+// errGap means bytes left a session's socket without a commit.
 var errGap = errors.New("bytes were read or written that were not committed first")
 
-// whole says why nobody can go on with a session where its state stands. What was
-// read after the last commit is lost with the process that read it.
+// whole returns an error if a session cannot continue from its committed state. Data read after the last commit is
+// lost with the process.
 func whole(s *session) error {
 	if s.kind != wire.Stream {
 		return nil
@@ -127,7 +128,7 @@ func whole(s *session) error {
 	return nil
 }
 
-// lose ends a session that nobody can go on with.
+// lose ends a session that cannot continue.
 func (k *Keeper) lose(s *session, why error) {
 	c := &s.service.counts
 	switch {
@@ -140,7 +141,7 @@ func (k *Keeper) lose(s *session, why error) {
 	k.remove(s, true)
 }
 
-// assignOrphans gives orphans to members that are there for them.
+// assignOrphans gives orphans to suitable members.
 func (k *Keeper) assignOrphans(v *service, now time.Time) {
 	for s := range v.orphans {
 		m := k.successor(s, now)
@@ -154,16 +155,16 @@ func (k *Keeper) assignOrphans(v *service, now time.Time) {
 			v.counts.Inherited++
 		}
 		if s.from == nil || s.from.name != m.name || !s.from.process.same(m.process) {
-			s.reason = "" // it has not come back to where it was
+			s.reason = "" // it has not returned to its former process
 		}
 		k.giveTo(m, s, wire.Message{Name: s.member})
 	}
 }
 
-// successor is who goes on with an orphan: the youngest of its name, one that stands by last, after a time of grace
-// whoever takes those of others and has the fewest. One that an agent was moving is for
-// agents alone, however long they are away: to its application it would be a socket that
-// stands still, and perhaps a second copy of what lives on another server by now.
+// successor returns the member to continue an orphan, or nil. It prefers the youngest member of the orphan's name,
+// then one standing by. After the grace time it is the member with the fewest sessions that takes orphans of other
+// names. An orphan with a move under way is for agents only, however long they are away. For an application it would
+// be a stopped socket, and perhaps the second copy of a session on another server.
 func (k *Keeper) successor(s *session, now time.Time) *member {
 	var other, standby *member
 	takes := wire.TakesOrphans
@@ -193,8 +194,8 @@ func (k *Keeper) successor(s *session, now time.Time) *member {
 	return other
 }
 
-// expire ends orphans that have waited for too long. Others are offered again to members that have refused them: the reason, a
-// lack of descriptors, passes.
+// expire ends orphans that have waited for Hold. It offers others again to members that have rejected them, because
+// the usual reason, a lack of descriptors, is temporary.
 func (k *Keeper) expire(v *service, now time.Time) {
 	for s := range v.orphans {
 		if now.Sub(s.waits) >= k.Hold {
@@ -209,7 +210,7 @@ func (k *Keeper) expire(v *service, now time.Time) {
 	}
 }
 
-// accepted notes that a member goes on with what it was given.
+// accepted records that a member continues with a given session.
 func (k *Keeper) accepted(m *member, id uint64) {
 	if s := m.sessions[id]; s != nil {
 		s.waits = time.Time{}
@@ -217,7 +218,7 @@ func (k *Keeper) accepted(m *member, id uint64) {
 	delete(m.given, id)
 }
 
-// reject has a session that a member does not want go back, or to another.
+// reject returns a rejected session to its sender, or gives it to another member.
 func (k *Keeper) reject(m *member, msg *wire.Message) error {
 	s, err := m.session(msg)
 	if err != nil {
@@ -233,8 +234,8 @@ func (k *Keeper) reject(m *member, msg *wire.Message) error {
 	return nil
 }
 
-// find gives a member the listener or packet socket that one of its name has had, or
-// has: for a while the old and the new one share it.
+// find gives a member the listener or packet socket of a predecessor or a live member of its name. The old and the
+// new member share it for a while.
 func (k *Keeper) find(m *member, msg *wire.Message) error {
 	for _, s := range m.service.sessions {
 		if s.kind != wire.Kind(msg.Number) || s.kind == wire.Stream || s.label != msg.Text || s.member != m.name || !m.accepts(s) {

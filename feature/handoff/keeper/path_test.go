@@ -9,7 +9,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// Too long a path of a Unix socket is refused with the limit, when the keeper listens and when a member connects.
+// TestLongPath checks the error for too long a socket path, of the keeper and of a member. It contains the limit.
 func TestLongPath(t *testing.T) {
 	for _, path := range []string{"/tmp/" + strings.Repeat("x", 200), "@" + strings.Repeat("x", 200)} {
 		l, err := Listen(path)

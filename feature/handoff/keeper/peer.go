@@ -15,22 +15,22 @@ import (
 	"github.com/weir-project/weir/internal/pidfd"
 )
 
-// Peer is a process that has connected, as the kernel vouches for it (SO_PEERCRED,
-// SO_PEERPIDFD), never as it says itself.
+// Peer is a connected process with credentials from the kernel (SO_PEERCRED, SO_PEERPIDFD), never from the process
+// itself.
 type Peer struct {
 	PID int
-	UID uint32 // effective, when it connected
+	UID uint32 // effective, at connect
 	GID uint32
 }
 
-// process is a peer that can be watched.
+// process is a peer with a pidfd.
 type process struct {
 	Peer
-	start uint64   // with the PID, unique for a boot
+	start uint64   // start time; with the PID, unique until reboot
 	pidfd *os.File // in the poller: readable once the process has exited
 }
 
-// identify finds out who has connected.
+// identify returns the process at the other end of a connection.
 func identify(u *net.UnixConn) (*process, error) {
 	raw, err := u.SyscallConn()
 	if err != nil {
@@ -42,8 +42,8 @@ func identify(u *net.UnixConn) (*process, error) {
 		if cred, err = unix.GetsockoptUcred(int(s), unix.SOL_SOCKET, unix.SO_PEERCRED); err != nil {
 			return
 		}
-		// Before Linux 6.5 the number has to do: it cannot have been reused while the
-		// process that connected still is there, and what follows makes sure that it is.
+		// Before Linux 6.5 the PID must suffice. It cannot be reused while the connecting process exists, and the
+		// checks below verify that it does.
 		if fd, err = unix.GetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err != nil {
 			fd, err = unix.PidfdOpen(int(cred.Pid), 0)
 		}
@@ -64,7 +64,7 @@ func identify(u *net.UnixConn) (*process, error) {
 	return p, nil
 }
 
-// exited says whether the process is no more: no thread of it touches a socket.
+// exited reports whether the process has exited: none of its threads uses a socket any more.
 func (p *process) exited() bool {
 	gone := false
 	raw, err := p.pidfd.SyscallConn()
@@ -80,7 +80,7 @@ func (p *process) wait(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Not closed: exited is asked until the keeper has ended.
+	// Do not close it: exited uses it until the keeper has ended.
 	stop := context.AfterFunc(ctx, func() { p.pidfd.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	return raw.Read(readable)

@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A shorter hold ends sessions that wait: the plan says so.
+// TestPlanWarnsOfShorterHold checks the plan's warning: a shorter hold ends waiting sessions.
 func TestPlanWarnsOfShorterHold(t *testing.T) {
 	have := State{Limits: &Limits{Hold: time.Minute}}
 	p, err := Feature{}.Plan(t.Context(), have, Limits{Hold: 10 * time.Second})
@@ -27,7 +27,7 @@ func TestPlanWarnsOfShorterHold(t *testing.T) {
 	}
 }
 
-// A lower limit of state is one that members run into.
+// TestPlanWarnsOfLowerState checks the plan's warning about a lower state limit.
 func TestPlanWarnsOfLowerState(t *testing.T) {
 	have := State{Limits: &Limits{State: 2 << 20}}
 	p, err := Feature{}.Plan(t.Context(), have, Limits{State: 1 << 19})
@@ -39,7 +39,7 @@ func TestPlanWarnsOfLowerState(t *testing.T) {
 	}
 }
 
-// Rules are part of the limits: another list is a change, and the pins keep it.
+// TestPlanOfRules checks that changed rules are a change of the limits, and are pinned.
 func TestPlanOfRules(t *testing.T) {
 	limits := func(value string) Limits { return Limits{Allow: Rules{{"telemetry", "user", value}}} }
 	for _, c := range []struct {
@@ -72,7 +72,7 @@ func TestPlanOfRules(t *testing.T) {
 	}
 }
 
-// A rule for a user that the host does not have lets nobody in: the plan tells, and the keeper's log, once.
+// TestRuleOfNoUser checks the warnings about a rule for a missing user, in the plan and, once, in the keeper's log.
 func TestRuleOfNoUser(t *testing.T) {
 	want := Limits{Allow: Rules{{"bmp", "user", "nosuchuser"}, {"bmp", "user", "0"}, {"bmp", "uid", "4711"}}}
 	p, err := Feature{}.Plan(t.Context(), State{}, want)

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// run has a keeper serve in this process.
+// run starts a keeper in this process.
 func run(t testing.TB, o Options) (*Keeper, string) {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -46,7 +46,7 @@ func run(t testing.TB, o Options) (*Keeper, string) {
 	return k, socket
 }
 
-// mate is a member that speaks the bare protocol.
+// mate is a member using the bare protocol.
 type mate struct {
 	t testing.TB
 	*wire.Conn
@@ -96,7 +96,7 @@ func (m mate) refused(want wire.Code) {
 	}
 }
 
-// stream is one end of a TCP connection and its cookie.
+// stream returns one end of a TCP connection, its cookie, and the other end.
 func stream(t testing.TB) (fd int, id uint64, peer net.Conn) {
 	t.Helper()
 	lc := net.ListenConfig{}
@@ -133,14 +133,14 @@ func descriptors(t testing.TB) int {
 	return len(d)
 }
 
-// Everything that a member may not do is answered with an error of its kind, and
-// leaves the member connected; what is no message ends the connection.
+// TestRefusals checks that forbidden requests get a specific error and leave the member connected. A malformed
+// message ends the connection.
 func TestRefusals(t *testing.T) {
 	_, socket := run(t, Options{})
 	fd, id, _ := stream(t)
 	m := connect(t, socket)
 	m.say(&wire.Message{Type: wire.Keep, Session: id, Number: uint32(wire.Stream)}, fd)
-	m.refused(wire.NotMember) // no hello yet
+	m.refused(wire.NotMember) // before Hello
 	m.say(&wire.Message{Type: wire.Hello, Seq: 2, Text: "no name", Name: "0"})
 	m.refused(wire.Malformed)
 	m.say(&wire.Message{Type: wire.Hello, Seq: 2, Text: "talk"})
@@ -150,7 +150,7 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("welcome: %+v", msg)
 	}
 	m.say(&wire.Message{Type: wire.Hello, Seq: 3, Text: "talk", Name: "0"})
-	m.refused(wire.Malformed) // twice
+	m.refused(wire.Malformed) // a second Hello
 	null, err := os.Open("/dev/null")
 	if err != nil {
 		t.Fatal(err)
@@ -196,7 +196,7 @@ func TestRefusals(t *testing.T) {
 	other.say(&wire.Message{Type: wire.Commit, Session: id, Read: 200})
 	other.refused(wire.NoSession)
 	m.say(&wire.Message{Type: wire.Transfer, Seq: 1, Session: id, Name: "1", Read: 100})
-	m.refused(wire.NoPeer) // who is not ready
+	m.refused(wire.NoPeer) // not ready
 	other.say(&wire.Message{Type: wire.Ready, Seq: 2, Number: 1})
 	other.hear(wire.OK)
 	m.say(&wire.Message{Type: wire.Transfer, Seq: 1, Session: id, Name: "1", Read: 101, State: []byte("s"), Unread: []byte("u")})
@@ -205,11 +205,11 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("given %+v, descriptors %v", msg, fds)
 	}
 	m.say(&wire.Message{Type: wire.Commit, Session: id, Read: 102})
-	m.refused(wire.NoSession) // not its own any more
-	// Refused, it comes back.
+	m.refused(wire.NoSession) // not the owner any more
+	// After a rejection it returns.
 	m.say(&wire.Message{Type: wire.Ready, Number: 1})
 	m.say(&wire.Message{Type: wire.Find, Seq: 5, Text: "x", Number: 2})
-	m.refused(wire.NotFound) // by now it is ready
+	m.refused(wire.NotFound) // it is ready by now
 	other.say(&wire.Message{Type: wire.Reject, Session: id})
 	if msg, _ := m.hear(wire.Give); msg.Flags&wire.Returned == 0 || msg.Name != "1" {
 		t.Errorf("given back %+v", msg)
@@ -223,8 +223,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// What was given to a process that lost its connection before it could take it is for others as soon as that is back and does not
-// keep it; what it keeps again is its own.
+// TestGivenAndNotReceived gives sessions to a process that loses its connection before accepting them. Others get the
+// sessions not kept after its reconnect; the sessions it keeps again are its own.
 func TestGivenAndNotReceived(t *testing.T) {
 	k, socket := run(t, Options{})
 	from := hello(t, socket, "talk", "0")
@@ -250,7 +250,7 @@ func TestGivenAndNotReceived(t *testing.T) {
 	again := hello(t, socket, "talk", "1")
 	again.say(&wire.Message{Type: wire.Keep, Seq: 4, Session: ids[1], Number: 1, State: []byte("s")}, fds[1])
 	again.hear(wire.OK)
-	time.Sleep(2 * missedTime) // before it is ready it may have more to say
+	time.Sleep(2 * missedTime) // until Ready, it may still announce sessions
 	again.say(&wire.Message{Type: wire.Ready, Seq: 5, Number: 1})
 	again.hear(wire.OK)
 	if msg, _ := from.hear(wire.Give); msg.Session != ids[2] || msg.Flags&wire.Returned == 0 || string(msg.State) != "s" {
@@ -259,9 +259,9 @@ func TestGivenAndNotReceived(t *testing.T) {
 	from.say(&wire.Message{Type: wire.Accept, Session: ids[2]})
 	from.say(&wire.Message{Type: wire.Keep, Seq: 6, Session: ids[1], Number: 1, State: []byte("s")}, fds[1])
 	from.refused(wire.Owned)
-	again.say(&wire.Message{Type: wire.Keep, Seq: 6, Session: ids[0], Number: 1, State: []byte("s")}, fds[0]) // which it took: it stays its own
+	again.say(&wire.Message{Type: wire.Keep, Seq: 6, Session: ids[0], Number: 1, State: []byte("s")}, fds[0]) // accepted before: it stays the owner
 	again.hear(wire.OK)
-	// Whom it came from has gone as well: then it is the name's again.
+	// The sender has gone as well: the session waits for its name.
 	from.say(&wire.Message{Type: wire.Transfer, Seq: 7, Session: ids[2], Name: "1"})
 	from.hear(wire.OK)
 	from.Close()
@@ -275,8 +275,8 @@ func TestGivenAndNotReceived(t *testing.T) {
 	}
 }
 
-// Who is replaced and has come back says that it is ready for nothing: what it was given before, and has not kept by then, it has
-// never had.
+// TestGivenAndNotReceivedByTheReplaced checks the same for a replaced member. After its reconnect it sends Ready 0.
+// Earlier sessions not kept by then were never received.
 func TestGivenAndNotReceivedByTheReplaced(t *testing.T) {
 	k, socket := run(t, Options{})
 	from := ready(t, socket, "0")
@@ -296,7 +296,7 @@ func TestGivenAndNotReceivedByTheReplaced(t *testing.T) {
 	}
 }
 
-// ready is hello of one that may be given sessions.
+// ready is hello followed by Ready.
 func ready(t testing.TB, socket, name string) mate {
 	t.Helper()
 	m := hello(t, socket, "talk", name)
@@ -305,7 +305,8 @@ func ready(t testing.TB, socket, name string) mate {
 	return m
 }
 
-// Why a session came back is told for as long as it is where it was, and not of one that a third member has taken instead.
+// TestWhy checks that the reason of a return is reported while the session stays with its former owner, and not after
+// a third member has accepted it.
 func TestWhy(t *testing.T) {
 	k, socket := run(t, Options{})
 	from, to := ready(t, socket, "0"), ready(t, socket, "1")
@@ -330,7 +331,7 @@ func TestWhy(t *testing.T) {
 	}
 	refuse()
 	why(from, "no room")
-	from.say(&wire.Message{Type: wire.Ready, Seq: 5, Number: 0}) // it goes back to nobody
+	from.say(&wire.Message{Type: wire.Ready, Seq: 5, Number: 0}) // it does not return to its sender
 	from.hear(wire.OK)
 	refuse()
 	third := hello(t, socket, "talk", "1")
@@ -338,8 +339,7 @@ func TestWhy(t *testing.T) {
 	why(third, "")
 }
 
-// Bytes of every kind, and messages of every kind with anything in them: the keeper
-// goes on, and no descriptor is left behind.
+// TestMalformedMessages sends random bytes and messages. The keeper survives, and leaks no descriptor.
 func TestMalformedMessages(t *testing.T) {
 	rounds := 300
 	if testing.Short() {
@@ -365,15 +365,14 @@ func TestMalformedMessages(t *testing.T) {
 				oob = unix.UnixRights([]int{fd, 0, fd}[:n]...)
 			}
 			if _, _, err := u.WriteMsgUnix(b, oob, nil); err != nil {
-				break // the keeper has had enough
+				break // the keeper has closed the connection
 			}
 		}
 		u.Close()
 	}
 	witness.say(&wire.Message{Type: wire.Find, Seq: 5, Text: "x", Number: 2})
 	witness.refused(wire.NotFound)
-	// This process lives on, so what was kept for it is not given to others; it may be
-	// claimed by it, and dropped.
+	// This process lives, so its sessions are not given to others. It can claim and drop them.
 	witness.say(&wire.Message{Type: wire.Leave})
 	nstest.Eventually(t, func() error {
 		kept := 0
@@ -389,7 +388,7 @@ func TestMalformedMessages(t *testing.T) {
 	})
 }
 
-// scramble is a message with some of it changed, or no message at all.
+// scramble returns a message with random changes, or random bytes.
 func scramble(r *rand.Rand, id uint64) []byte {
 	if r.IntN(10) == 0 {
 		b := make([]byte, 1+r.IntN(200))
@@ -416,8 +415,8 @@ func scramble(r *rand.Rand, id uint64) []byte {
 	return b
 }
 
-// A member whose connection ended while its process lives keeps its sessions: nobody
-// else may touch them. It comes back with them.
+// TestDetached checks that a live process keeps its sessions after its connection has ended, exclusively. It
+// reconnects with them.
 func TestDetached(t *testing.T) {
 	k, socket := run(t, Options{Hold: 50 * time.Millisecond})
 	fd, id, peer := stream(t)
@@ -441,8 +440,8 @@ func TestDetached(t *testing.T) {
 	}
 }
 
-// A member that connects anew, for the keeper was slow, says what it has before the keeper has read its former
-// connection to the end: it is still its own. As long as that connection is open, it is not.
+// TestDetachedUnread reconnects while the keeper has not read the former connection to its end, because it is slow.
+// The member still owns its sessions. While the former connection is open, it does not.
 func TestDetachedUnread(t *testing.T) {
 	k, socket := run(t, Options{})
 	fd, id, _ := stream(t)
@@ -473,15 +472,16 @@ func TestDetachedUnread(t *testing.T) {
 	}
 }
 
-// What an agent was moving when it died is for agents alone, however long none is there: for the one that goes the same way,
-// else for one that resumes them all. What it had not begun to move is its application's.
+// TestMovesAreAgents checks that a session with a move under way is for agents only after its agent's death, however
+// long there is none: for the agent of the same destination, or an agent resuming all moves. A session without a move
+// is for its application.
 func TestMovesAreAgents(t *testing.T) {
 	const grace = 20 * time.Millisecond
 	for _, c := range []struct {
 		name  string
 		state string
-		there []string // who is ready when the agent has died
-		want  string   // who gets it; "": nobody
+		there []string // members ready after the agent's death
+		want  string   // the new owner; "": none
 	}{
 		{"moving, application", wire.MoveMagic + "1", []string{"0"}, ""},
 		{"moving, another way", wire.MoveMagic + "1", []string{"0", "@c"}, ""},
@@ -497,7 +497,7 @@ func TestMovesAreAgents(t *testing.T) {
 			v := k.service("talk")
 			for _, name := range append([]string{"@b"}, c.there...) {
 				m := &member{process: &process{}, service: v, name: name, ready: true, sessions: map[uint64]*session{}, given: map[uint64]time.Time{},
-					queue: []outgoing{{}}} // what it is sent waits
+					queue: []outgoing{{}}} // its messages are queued
 				switch {
 				case agent == nil:
 					agent, m.ready = m, false
@@ -530,7 +530,7 @@ func TestMovesAreAgents(t *testing.T) {
 	}
 }
 
-// What cannot be gone on with elsewhere stays with its owner.
+// TestTransferLost checks that an immovable session stays with its owner.
 func TestTransferLost(t *testing.T) {
 	_, socket := run(t, Options{})
 	m, other := hello(t, socket, "talk", "0"), hello(t, socket, "talk", "1")
@@ -545,7 +545,7 @@ func TestTransferLost(t *testing.T) {
 		m.say(&wire.Message{Type: wire.Transfer, Seq: 2, Session: id, Read: read, Name: "1"})
 	}
 	transfer(1)
-	m.refused(wire.Lost) // two bytes were taken, one is accounted for
+	m.refused(wire.Lost) // two bytes were read, one is committed
 	unix.Shutdown(fd, unix.SHUT_WR)
 	peer.Close()
 	nstest.Eventually(t, func() error {
@@ -557,7 +557,7 @@ func TestTransferLost(t *testing.T) {
 	transfer(2)
 	m.refused(wire.Lost)
 	m.say(&wire.Message{Type: wire.Drop, Seq: 3, Session: id})
-	m.hear(wire.OK) // it was m's all the time
+	m.hear(wire.OK) // m owned it all the time
 }
 
 func TestParseRule(t *testing.T) {
@@ -573,7 +573,7 @@ func TestParseRule(t *testing.T) {
 	}
 }
 
-// An abstract socket belongs to a network namespace, and leaves no file behind.
+// TestAbstractSocket listens on an abstract socket, which belongs to a network namespace and has no file.
 func TestAbstractSocket(t *testing.T) {
 	nstest.NeedRoot(t)
 	l, err := Listen("@weir-test")

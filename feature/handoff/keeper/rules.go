@@ -15,18 +15,17 @@ import (
 	svc "github.com/weir-project/weir/service"
 )
 
-// Rule says that some processes are members of a service.
+// Rule makes some processes members of a service.
 type Rule struct {
-	Service string // "*": every one
+	Service string // "*": every service
 	Kind    string // uid, gid, user, unit, cgroup, pidfile or pid
 	Value   string
 }
 
-// Rules name processes that are members.
+// Rules are alternatives.
 type Rules []Rule
 
-// ParseRule reads SERVICE:KIND=VALUE, like "telemetry:user=collector" or
-// "telemetry:unit=nfacctd@0.service".
+// ParseRule parses SERVICE:KIND=VALUE, like "telemetry:user=collector" or "telemetry:unit=nfacctd@0.service".
 func ParseRule(s string) (Rule, error) {
 	name, rest, ok := strings.Cut(s, ":")
 	kind, value, ok2 := strings.Cut(rest, "=")
@@ -56,11 +55,11 @@ func (r *Rule) UnmarshalText(b []byte) (err error) {
 // MarshalText implements encoding.TextMarshaler.
 func (r Rule) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
-// String is the rule as ParseRule reads it.
+// String formats the rule for ParseRule.
 func (r Rule) String() string { return r.Service + ":" + r.Kind + "=" + r.Value }
 
-// Allow says whether one of the rules is for the process. Rules know no names: members of other users are kept apart all
-// the same.
+// Allow returns nil if a rule matches the process. Rules ignore member names, but members of different users stay
+// isolated.
 func (rs Rules) Allow(ctx context.Context, service, _ string, p Peer) error {
 	for _, r := range rs {
 		if (r.Service == service || r.Service == "*") && r.matches(ctx, p) {
@@ -70,8 +69,8 @@ func (rs Rules) Allow(ctx context.Context, service, _ string, p Peer) error {
 	return fmt.Errorf("process %d of user %d is no member of service %q: handoff.keeper.allow in weir.yaml, or weir handoff keep --allow, makes it one: %s:uid=%d", p.PID, p.UID, service, service, p.UID)
 }
 
-// noUser are the rules for users that /etc/passwd does not have, all that a program without cgo looks into: nobody is a member by
-// them.
+// noUser returns the rules for users missing from /etc/passwd, the only source for a program without cgo. They match
+// no process.
 func (rs Rules) noUser() (out Rules) {
 	for _, r := range rs {
 		if r.Kind != "user" {
@@ -107,7 +106,7 @@ func (r Rule) matches(ctx context.Context, p Peer) bool {
 	return matches(ctx, m, p)
 }
 
-// matches says whether a process is a member as a configuration names it.
+// matches reports whether a process is a configured member.
 func matches(ctx context.Context, m svc.Member, p Peer) bool {
 	if m.User != "" {
 		if u, err := user.Lookup(m.User); err == nil {

@@ -13,7 +13,7 @@ import (
 
 var _ feature.Restorer = Feature{}
 
-// Save implements feature.Restorer: the limits that were applied, null for none.
+// Save implements feature.Restorer: the applied limits, null for none.
 func (f Feature) Save(ctx context.Context, r *kernel.Root) ([]byte, error) {
 	l, err := f.State(ctx, r)
 	if err != nil {

@@ -16,39 +16,38 @@ import (
 	"github.com/weir-project/weir/internal/bounded"
 )
 
-// session is a socket that is kept. Listeners and packet sockets are sessions too,
-// without positions.
+// session is a kept socket. Listeners and packet sockets are sessions too, without positions.
 type session struct {
 	id      uint64
 	kind    wire.Kind
-	fd      int // our duplicate
+	fd      int // the keeper's duplicate
 	service *service
 	owner   *member // nil: waits for one
-	user    uint32  // of the owner, or of the last one: see trust.go
+	user    uint32  // user of the owner, or of the last one: see trust.go
 	member  string  // name of the owner, or of the last one
-	from    *member // who transferred it to the owner
+	from    *member // sender of the transfer to the owner
 	label   string
 
-	read, written uint64   // as committed last
+	read, written uint64   // as last committed
 	said          position // by messages
 	state, unread []byte
-	slot          *slot // its owner commits there; nil: by messages
-	allowed       int64 // bytes of state, of one that has more than a lowered limit: that of before; else 0
+	slot          *slot // the owner's commits; nil: by messages
+	allowed       int64 // bytes of state allowed to a session above a lowered limit: the former limit; else 0
 
-	suspension *suspension // waits, or is to: see park
+	suspension *suspension // suspended, or about to be: see suspend
 	crashed    bool        // the last owner died
 	refusals   []*member
-	refusal    time.Time // the last one
-	waits      time.Time // since when nobody has gone on with it: zero once somebody does
+	refusal    time.Time // time of the latest
+	waits      time.Time // start of the wait for a member; zero once a member continues with it
 	since      time.Time
 	moves      int
-	reason     string // the last transfer was refused or came back, until another has it
-	refused    int    // transfers that were
+	reason     string // why the last transfer was rejected or returned, until it has another owner
+	refused    int    // number of rejected transfers
 
 	local, remote netip.AddrPort
 }
 
-// address identifies the socket in the log: by the peer's address for a connection, else by its own.
+// address identifies the socket in the log: a connection by its remote address, other sockets by their local one.
 func (s *session) address() slog.Attr {
 	if s.kind == wire.Stream {
 		return slog.Any("remote", s.remote)
@@ -56,7 +55,7 @@ func (s *session) address() slog.Attr {
 	return slog.Any("local", s.local)
 }
 
-// ends is what a log says of the socket when the keeper lets go of it for good.
+// ends is the log message for a socket dropped for good.
 func (s *session) ends() string {
 	if s.kind == wire.Stream {
 		return "session is reset"
@@ -64,7 +63,7 @@ func (s *session) ends() string {
 	return "socket is closed"
 }
 
-// request does what a member asks for; fds are those it did not take.
+// request processes a member's request. left are the unused descriptors. k.mu is held.
 func (k *Keeper) request(m *member, msg *wire.Message, fds []int) (answer *wire.Message, left []int, err error) {
 	if k.closed {
 		return nil, fds, wire.Errorf(wire.NoSession, "the keeper is ending")
@@ -107,7 +106,7 @@ func (k *Keeper) request(m *member, msg *wire.Message, fds []int) (answer *wire.
 	return answer, fds, err
 }
 
-// session is the one that a message is about, if it is the member's.
+// session returns the session of a message, if the member owns it.
 func (m *member) session(msg *wire.Message) (*session, error) {
 	s := m.sessions[msg.Session]
 	if s == nil {
@@ -116,7 +115,7 @@ func (m *member) session(msg *wire.Message) (*session, error) {
 	return s, nil
 }
 
-// keep takes a socket into keeping.
+// keep starts keeping a socket.
 func (k *Keeper) keep(m *member, msg *wire.Message, fds []int) ([]int, error) {
 	if len(fds) == 0 {
 		return fds, wire.Errorf(wire.BadSocket, "keep without a descriptor")
@@ -153,7 +152,7 @@ func (k *Keeper) keep(m *member, msg *wire.Message, fds []int) ([]int, error) {
 	return fds[1:], nil
 }
 
-// commit notes how far a session has come.
+// commit records the position and state of a session.
 func (k *Keeper) commit(m *member, msg *wire.Message) error {
 	s, err := m.session(msg)
 	if err != nil {
@@ -163,9 +162,9 @@ func (k *Keeper) commit(m *member, msg *wire.Message) error {
 	return k.update(m, s, msg)
 }
 
-// update takes positions and state of a message. All of it counts, or nothing.
+// update applies the positions and state of a message, completely or not at all.
 func (k *Keeper) update(m *member, s *session, msg *wire.Message) error {
-	// What was read in a slot may be of a later commit than a message that is still on its way.
+	// A slot may have been read at a later commit than a message still in flight.
 	if err := s.advances(msg); err != nil {
 		return err
 	}
@@ -193,10 +192,10 @@ func (k *Keeper) update(m *member, s *session, msg *wire.Message) error {
 	return nil
 }
 
-// position is how far a session has come, as in a message.
+// position is a session's position, as in a message.
 type position struct{ read, written uint64 }
 
-// advances says what is wrong with positions that lie before those that were said.
+// advances returns an error if a message's positions lie before the last ones.
 func (s *session) advances(msg *wire.Message) error {
 	said := s.said
 	if wire.Before(msg.Read, said.read) || wire.Before(msg.Written, said.written) {
@@ -205,7 +204,7 @@ func (s *session) advances(msg *wire.Message) error {
 	return nil
 }
 
-// stand has a session stand where a message says.
+// stand sets a session's positions and state from a message.
 func (k *Keeper) stand(s *session, msg *wire.Message, in *slot) {
 	was := s.weight()
 	s.slot = in
@@ -216,7 +215,7 @@ func (k *Keeper) stand(s *session, msg *wire.Message, in *slot) {
 	k.charge(s, s.weight()-was, 0)
 }
 
-// refill copies b into the memory of old, unless that is far too large for it.
+// refill copies b into the memory of old, unless that is far too large.
 func refill(old, b []byte) []byte {
 	if cap(old) > 4*len(b)+256 {
 		old = nil
@@ -224,10 +223,10 @@ func refill(old, b []byte) []byte {
 	return append(old[:0], b...)
 }
 
-// size is that of a session's state, in bytes.
+// size returns the bytes of a session's state.
 func (s *session) size() int64 { return int64(len(s.state) + len(s.unread)) }
 
-// weight is what it counts for.
+// weight returns the bytes charged for a session.
 func (s *session) weight() int64 {
 	if s.slot != nil {
 		return s.slot.reserved
@@ -235,8 +234,7 @@ func (s *session) weight() int64 {
 	return s.size()
 }
 
-// transfer makes a session another member's. It is decided here and now: there never
-// are two owners, and never none.
+// transfer changes the owner of a session. The change is atomic under k.mu: a session never has two owners or none.
 func (k *Keeper) transfer(m *member, msg *wire.Message) error {
 	s, err := m.session(msg)
 	if err != nil {
@@ -263,7 +261,7 @@ func (k *Keeper) transfer(m *member, msg *wire.Message) error {
 	return nil
 }
 
-// transferSuspended takes a session from its owner for it to wait, see park.
+// transferSuspended takes a session from its owner to suspend it, see suspend.
 func (k *Keeper) transferSuspended(m *member, s *session, msg *wire.Message) error {
 	err := movable(s, msg.Read)
 	if err == nil {
@@ -279,15 +277,15 @@ func (k *Keeper) transferSuspended(m *member, s *session, msg *wire.Message) err
 	return nil
 }
 
-// stays notes why a session could not become another member's.
+// stays records why a session could not change its owner.
 func (s *session) stays(why string) {
 	s.service.counts.Rejected++
 	s.refused++
 	s.reason = why
 }
 
-// movable says why a session is better left where it is: where it stands cannot be
-// told any more once both ends have closed, and only its owner knows what is unread.
+// movable returns an error if a session must stay with its owner. Its position is unreadable after both ends have
+// closed, and only the owner has uncommitted data.
 func movable(s *session, read uint64) error {
 	if s.kind != wire.Stream {
 		return nil
@@ -308,8 +306,8 @@ func movable(s *session, read uint64) error {
 	return nil
 }
 
-// peer finds whom a transfer is for: the youngest of that name, for "" whoever has
-// the fewest sessions here: another server's is for those who say its name.
+// peer returns the destination of a transfer: the youngest member of a name. For the name "" it is the local member
+// with the fewest sessions; agents of other servers must be named.
 func (k *Keeper) peer(m *member, name string, now time.Time) (*member, error) {
 	var best, slow *member
 	strange := false
@@ -345,15 +343,15 @@ func (k *Keeper) peer(m *member, name string, now time.Time) (*member, error) {
 	return nil, wire.Errorf(wire.NoPeer, "no member %s of %s is ready besides", name, m.service.name)
 }
 
-// slow says whether a member leaves unanswered what it was given, or does not read.
+// slow reports whether a member leaves given sessions unanswered, or does not read.
 func (m *member) slow(now time.Time) bool {
-	if m.looked != now { // once for all sessions that somebody is sought for: each may be given to it
+	if m.looked != now { // evaluated once for all sessions of a search
 		m.looked, m.late = now, m.owesSince(now.Add(-slowTime))
 	}
 	return m.hangs || m.late || len(m.queue) >= maxQueue/2
 }
 
-// owesSince says whether a member has not answered for something that it was given before then.
+// owesSince reports whether a member has left something given before then unanswered.
 func (m *member) owesSince(then time.Time) bool {
 	for _, since := range m.given {
 		if since.Before(then) {
@@ -363,7 +361,7 @@ func (m *member) owesSince(then time.Time) bool {
 	return false
 }
 
-// giveTo makes a session a member's, and sends it.
+// giveTo assigns a session to a member, and sends it.
 func (k *Keeper) giveTo(m *member, s *session, msg wire.Message) {
 	k.assign(s, m)
 	m.given[s.id] = time.Now()
@@ -374,12 +372,12 @@ func (k *Keeper) giveTo(m *member, s *session, msg wire.Message) {
 	k.post(m, outgoing{message: msg, gives: s})
 }
 
-// assign makes m the owner; nil: it waits for one.
+// assign makes m the owner. With nil the session waits for a member.
 func (k *Keeper) assign(s *session, m *member) {
 	k.disown(s)
 	s.owner = m
 	if m == nil {
-		if s.waits.IsZero() { // else it comes from a member that has refused it
+		if s.waits.IsZero() { // otherwise it continues an earlier wait, after a rejection
 			s.waits = time.Now()
 		}
 		s.service.orphans[s] = true
@@ -396,7 +394,7 @@ func (k *Keeper) disown(s *session) {
 	if m == nil {
 		return
 	}
-	_ = k.catchUp(s) // orphan has seen to it that this can be
+	_ = k.catchUp(s) // orphan has checked that it succeeds
 	k.slotless(s)
 	delete(m.sessions, s.id)
 	delete(m.given, s.id)
@@ -405,7 +403,7 @@ func (k *Keeper) disown(s *session) {
 	}
 }
 
-// remove ends the keeping of a session; with reset, the session itself.
+// remove stops keeping a session. With reset it resets the session itself.
 func (k *Keeper) remove(s *session, reset bool) {
 	k.unpark(s, wire.Errorf(wire.NoSession, "session %d has ended", s.id))
 	k.slotless(s)
@@ -416,18 +414,18 @@ func (k *Keeper) remove(s *session, reset bool) {
 	k.charge(s, -s.weight(), -1)
 	switch {
 	case s.fd < 0:
-	case s.kind == wire.Packet || listens(s.fd): // neither lingers, and the address is free when this is answered
+	case s.kind == wire.Packet || listens(s.fd): // neither lingers, and its address is free before the answer
 		unix.Close(s.fd)
 	default:
 		wire.CloseKept(s.party(), s.fd, reset && s.kind == wire.Stream)
 	}
 }
 
-// ends are the addresses of a socket.
+// ends are a socket's local and remote addresses.
 type ends [2]netip.AddrPort
 
-// socketEnds asks for the addresses of a socket that a process passes. The process can hold the socket's lock, so this is not
-// done under the keeper's.
+// socketEnds reads the addresses of a passed socket. The process can hold the socket's lock, so k.mu must not be
+// held.
 func socketEnds(p *process, fd int) (ends, error) {
 	e, err := bounded.Do(party(p.UID, "process", uint64(p.PID)), func() (e ends, err error) {
 		e[0], e[1] = sock.Addresses(fd)
@@ -439,15 +437,16 @@ func socketEnds(p *process, fd int) (ends, error) {
 	return e, err
 }
 
-// positions asks how far the session's socket has come, and gives up where the owner holds the socket's lock.
+// positions reads the positions of the session's socket. It gives up if the owner holds the socket's lock.
 func (s *session) positions() (sock.Positions, error) {
 	return bounded.Do(s.party(), func() (sock.Positions, error) { return sock.ReadPositions(s.fd) }, nil)
 }
 
-// party is who can have calls about the session's socket wait.
+// party names the user whose processes can block calls on the session's socket.
 func (s *session) party() string { return party(s.user, "session", s.id) }
 
-// party is a user. Root's processes and sessions are each for themselves: they may be other users' in all but name.
+// party returns a user's name for package bounded. Root's processes and sessions are separate parties, because they
+// may act for different users.
 func party(uid uint32, what string, id uint64) string {
 	if uid == 0 {
 		return fmt.Sprintf("%s %d", what, id)
@@ -455,7 +454,7 @@ func party(uid uint32, what string, id uint64) string {
 	return bounded.User(uid)
 }
 
-// listens says whether a socket still is a listener: its owner can make it a connection.
+// listens reports whether a socket is still a listener: its owner can turn it into a connection.
 func listens(fd int) bool {
 	n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
 	return err == nil && n != 0

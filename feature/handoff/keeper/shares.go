@@ -11,37 +11,37 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// The keeper's memory and descriptors are divided by shares, so one service or user cannot take all of them. A share is a
-// multiple of what is free: it shrinks as others come, and something is left for a newcomer at any time. Sessions are charged
-// to their owner's user, or to the last one while they wait.
+// Shares divide the keeper's memory and descriptors, so no service or user can take all of them. A share is a
+// multiple of the free amount. It shrinks as others come, and newcomers always find a rest. Sessions are charged to
+// their owner's user, or to the last owner's while they wait.
 const (
-	// One user's sessions of one service have at most 3 times what is free: 3/4 of all, and 3/7 each of two.
+	// One user's sessions of one service may use 3 times the free amount: 3/4 of all for one user, 3/7 each for two.
 	shareOne = 3
-	// All sessions of one user, and all of one service, have at most 31 times what is free. Users with many services, and
-	// services with many users, leave 1/32.
+	// All sessions of one user, and all of one service, may use 31 times the free amount. Users with many services,
+	// and services with many users, leave 1/32.
 	shareAll = 31
 )
 
-// shareholder names sessions that have a share together: of one user in one service, of a service, or of a user.
+// shareholder identifies sessions with a common share: of one user in one service, of a service, or of a user.
 type shareholder struct {
-	service *service // nil: of all services
-	user    int64    // -1: of all users
+	service *service // nil: all services
+	user    int64    // -1: all users
 }
 
-// holding is what a shareholder has.
+// holding is the amount used by a shareholder.
 type holding struct {
-	bytes   int64 // of state, and of what slots may have
+	bytes   int64 // of state, including reserved slots
 	sockets int64
 }
 
-// share is a shareholder with its multiple of what is free.
+// share is a shareholder and its multiple of the free amount.
 type share struct {
 	shareholder
 	times int64
 }
 
-// shares are those that a session of a user counts for. Root and the keeper's own user have no share of all services: they run
-// the services of many.
+// shares returns the shares charged for a user's session. Root and the keeper's own user have no share over all
+// services, because they run the services of many users.
 func shares(v *service, user uint32) []share {
 	out := []share{{shareholder{v, int64(user)}, shareOne}, {shareholder{v, -1}, shareAll}}
 	if user != 0 && int(user) != os.Geteuid() {
@@ -50,7 +50,7 @@ func shares(v *service, user uint32) []share {
 	return out
 }
 
-// charge adds to what a session's holders have; the amounts may be negative.
+// charge adds to the holdings of a session's shareholders. Amounts may be negative.
 func (k *Keeper) charge(s *session, bytes, sockets int64) {
 	k.state += bytes
 	for _, h := range shares(s.service, s.user) {
@@ -74,8 +74,8 @@ func (k *Keeper) belongs(s *session, user uint32) {
 	k.charge(s, s.weight(), 1)
 }
 
-// fits says whether there is room for a state in place of the one that a session has. A state that does not grow always fits:
-// others must not end the commits of sessions that are there. A shareholder's first state has the whole rest.
+// fits returns an error if a new state of size bytes has no room. A state that does not grow always fits: other
+// sessions must not block commits. A shareholder's first state may use all of the rest.
 func (k *Keeper) fits(m *member, s *session, size int64) error {
 	more := size - s.weight()
 	if more <= 0 || wire.Elsewhere(m.name) {
@@ -95,9 +95,9 @@ func (k *Keeper) fits(m *member, s *session, size int64) error {
 	return nil
 }
 
-// admits says whether there is room for one more socket of a member, which came as fd.
+// admits returns an error if a member's new socket, received as fd, has no room.
 func (k *Keeper) admits(m *member, fd int) error {
-	if wire.Elsewhere(m.name) { // what comes from another server is there already, and would end
+	if wire.Elsewhere(m.name) { // a session from another server exists already, and would end
 		return nil
 	}
 	v, user := m.service, m.process.UID
@@ -120,11 +120,11 @@ func (k *Keeper) admits(m *member, fd int) error {
 	return nil
 }
 
-// reserve is how many descriptors no socket is kept with, of a keeper that may have more than eight times as many: for processes
-// that connect, and for large states on their way.
+// reserve is the number of descriptors not used for sockets, if the keeper may have more than eight times as many.
+// They are for connections, and for large states in flight.
 const reserve = 64
 
-// maxDescriptors is how many the keeper may use for sockets.
+// maxDescriptors returns the number of descriptors usable for sockets.
 func maxDescriptors() int64 {
 	var r unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
@@ -133,7 +133,7 @@ func maxDescriptors() int64 {
 	return int64(min(r.Cur-min(reserve, r.Cur/8), 1<<32))
 }
 
-// full says whether a descriptor that was just received is one of the last: the kernel gives the lowest that is free.
+// full reports whether a just received descriptor is one of the last: the kernel assigns the lowest free one.
 func full(fd int) bool { return int64(fd) >= maxDescriptors() }
 
 // String names a shareholder in errors.

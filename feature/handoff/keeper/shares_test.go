@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// helloAs is hello of a process of another user.
+// helloAs is hello from a process of another user.
 func helloAs(t testing.TB, socket string, user int, service, name string) mate {
 	t.Helper()
 	for d := filepath.Dir(socket); len(d) > len(os.TempDir()); d = filepath.Dir(d) {
@@ -27,7 +27,7 @@ func helloAs(t testing.TB, socket string, user int, service, name string) mate {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	as := func(id int) {
-		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(id), ^uintptr(0)); e != 0 { // of this thread alone
+		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(id), ^uintptr(0)); e != 0 { // changes only this thread
 			t.Fatal(e)
 		}
 	}
@@ -38,7 +38,7 @@ func helloAs(t testing.TB, socket string, user int, service, name string) mate {
 	return m
 }
 
-// offer has the keeper keep a new socket, with a state, and says whether it does.
+// offer asks the keeper to keep a new socket with a state, and reports whether it does.
 func (m mate) offer(state []byte) (uint64, bool) {
 	m.t.Helper()
 	c, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -61,7 +61,7 @@ func (m mate) offer(state []byte) (uint64, bool) {
 	return id, m.ok()
 }
 
-// ok says whether the next answer is OK. Any error must be a limit.
+// ok reports whether the next answer is OK. It accepts only limit errors.
 func (m mate) ok() bool {
 	m.t.Helper()
 	msg, _, err := m.Receive()
@@ -71,7 +71,7 @@ func (m mate) ok() bool {
 	return msg.Type == wire.OK
 }
 
-// fill keeps sockets until the keeper refuses one.
+// fill keeps sockets until the keeper rejects one.
 func (m mate) fill(state []byte) (ids []uint64) {
 	m.t.Helper()
 	for range 10_000 {
@@ -85,13 +85,13 @@ func (m mate) fill(state []byte) (ids []uint64) {
 	return nil
 }
 
-// A service, a user, and a user in a service that another one shares take as much of the keeper's memory as it gives. Others
-// find room all the same, and commits that do not grow go on.
+// TestSharesOfMemory fills the keeper's memory by service, by user, and by user in a shared service. Others still
+// find room, and commits without growth succeed.
 func TestSharesOfMemory(t *testing.T) {
 	state := bytes.Repeat([]byte("x"), 32<<10)
 	rules := Rules{{"*", "uid", "1001"}, {"*", "uid", "1002"}}
 	for name, c := range map[string]struct {
-		greedy []string // services that user 1001 fills
+		greedy []string // services filled by user 1001
 		other  string
 		user   int
 	}{
@@ -135,7 +135,7 @@ func TestSharesOfMemory(t *testing.T) {
 	}
 }
 
-// The sockets that a keeper keeps of a user's in a service are no other user's, and the charges end with the sessions.
+// TestSharesOfSessions checks that sockets count per user in a service, and that charges end with the sessions.
 func TestSharesOfSessions(t *testing.T) {
 	rules := Rules{{"a", "uid", "1001"}, {"a", "uid", "1002"}}
 	k, socket := run(t, Options{Allow: rules.Allow, MaxSessions: 4})
@@ -159,7 +159,7 @@ func TestSharesOfSessions(t *testing.T) {
 	}
 }
 
-// A service takes as many descriptors as it gets: another one finds some.
+// TestSharesOfDescriptors checks that a service filling its share of the descriptors leaves some for another service.
 func TestSharesOfDescriptors(t *testing.T) {
 	var was unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {

@@ -6,17 +6,17 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// slot is where a session's owner commits without a word to the keeper, which looks there when it has to know: when the owner dies,
-// and when somebody asks how things are.
+// slot is shared memory for a session's commits without messages. The keeper reads it only if needed: when the owner
+// dies, and for status reports.
 type slot struct {
 	board    *wire.BoardReader
 	index    uint32
-	commits  uint64 // in it that the keeper has counted
-	reserved int64  // bytes that count for what it may have
+	commits  uint64 // commits counted so far
+	reserved int64  // bytes charged for it
 }
 
-// commits notes that a session's commits are in a slot. What is there now says nothing: it may be newer than messages of the same
-// session that wait to be read, and another session's if this one has ended since.
+// commits records that a session's commits are in a slot. The present content is not read. It may be newer than
+// queued messages of the session, or belong to another session if this one has ended since.
 func (k *Keeper) commits(m *member, msg *wire.Message) error {
 	s, err := m.session(msg)
 	if err != nil {
@@ -34,7 +34,7 @@ func (k *Keeper) commits(m *member, msg *wire.Message) error {
 	return nil
 }
 
-// catchUp takes over what a session's owner has committed in its slot.
+// catchUp applies the owner's latest commit from its slot.
 func (k *Keeper) catchUp(s *session) error {
 	if s.slot == nil {
 		return nil
@@ -50,7 +50,7 @@ func (k *Keeper) caughtUp(s *session, now *wire.Message, commits uint64) error {
 	if err := s.advances(now); err != nil {
 		return err
 	}
-	if commits > s.slot.commits { // else its owner has counted wrongly
+	if commits > s.slot.commits { // otherwise the owner has miscounted
 		s.service.counts.Commits += commits - s.slot.commits
 		s.slot.commits = commits
 	}
@@ -58,19 +58,20 @@ func (k *Keeper) caughtUp(s *session, now *wire.Message, commits uint64) error {
 	return nil
 }
 
-// slotless ends that a session's commits are in a slot.
+// slotless ends the use of a slot for a session's commits.
 func (k *Keeper) slotless(s *session) {
 	k.moveTo(s, nil)
 }
 
-// moveTo changes where a session's commits are, and what it counts for.
+// moveTo changes the slot of a session's commits, and the charge for it.
 func (k *Keeper) moveTo(s *session, in *slot) {
 	was := s.weight()
 	s.slot = in
 	k.charge(s, s.weight()-was, 0)
 }
 
-// catchUpAll is catchUp of all sessions that somebody who asks may hear of. It reads without the lock: there may be thousands.
+// catchUpAll is catchUp for all sessions visible to a reader. It reads without the lock, because there may be
+// thousands.
 func (k *Keeper) catchUpAll(may func(service string) bool) {
 	type look struct {
 		s  *session
@@ -87,7 +88,7 @@ func (k *Keeper) catchUpAll(may func(service string) bool) {
 	for _, l := range looks {
 		now, n, err := l.at.board.Read(l.at.index, l.s.id)
 		if err != nil {
-			continue // it changes all the time, has ended, or is seen to when its owner dies
+			continue // it changes constantly or has ended; its owner's death is handled later
 		}
 		k.mu.Lock()
 		if l.s.slot == l.at {

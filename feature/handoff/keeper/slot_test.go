@@ -55,7 +55,7 @@ func (m slotted) commits(index uint32) {
 	m.say(&wire.Message{Type: wire.Commits, Session: m.id, Number: index, Read: m.slot.Commits()})
 }
 
-// What counts when a member lets go of a session is what it has committed last, by whichever way.
+// TestSlot checks that the last commit counts when a member leaves a session, by slot or message.
 func TestSlot(t *testing.T) {
 	for name, c := range map[string]struct {
 		do   func(m slotted)
@@ -99,7 +99,7 @@ func (m slotted) message(state string) {
 	m.say(&wire.Message{Type: wire.Commit, Session: m.id, State: []byte(state)})
 }
 
-// Status says how far a session has come whose commits the keeper has not heard of, and counts them.
+// TestSlotStatus checks that status includes commits made in a slot only, and counts them.
 func TestSlotStatus(t *testing.T) {
 	k, socket := run(t, Options{})
 	m := helloSlotted(t, socket)
@@ -109,7 +109,7 @@ func TestSlotStatus(t *testing.T) {
 		m.commit("seven b")
 	}
 	m.say(&wire.Message{Type: wire.Ready, Seq: 5})
-	m.hear(wire.OK) // all before it is read
+	m.hear(wire.OK) // all earlier messages are read
 	for range 2 {
 		s := k.Report().Services[0]
 		if s.Sessions[0].State != 7 || s.Counts.Commits != 11 {
@@ -137,7 +137,7 @@ func TestSlotRefusals(t *testing.T) {
 	m := helloSlotted(t, socket)
 	m.commit("a")
 	m.commits(m.slot.Index)
-	m.refused(wire.Limit) // what the slot may have is more than all may
+	m.refused(wire.Limit) // the slot's reservation exceeds the limit of all states
 	other := hello(t, socket, "talk", "1")
 	other.say(&wire.Message{Type: wire.Commits, Session: m.id})
 	other.refused(wire.NoSession)
@@ -156,17 +156,17 @@ func TestSlotRefusals(t *testing.T) {
 	none.say(&wire.Message{Type: wire.Hello, Seq: 1, Text: "talk", Name: "2", Number: wire.Boards}, int(zero.Fd()))
 	none.refused(wire.BadSocket)
 	none.say(&wire.Message{Type: wire.Hello, Seq: 1, Text: "talk", Name: "2"})
-	none.hear(wire.Welcome) // without
+	none.hear(wire.Welcome) // without a board
 
 	_, socket = run(t, Options{})
 	m = helloSlotted(t, socket)
 	m.commit("a")
 	m.commits(m.slot.Index)
 	m.say(&wire.Message{Type: wire.Commit, Session: m.id, Flags: wire.KeepState})
-	m.refused(wire.Malformed) // which state?
+	m.refused(wire.Malformed) // the base state is unknown
 }
 
-// A session whose slot says nothing cannot be gone on with: it is reset, and not given with a state that is too old.
+// TestSlotLost checks that a session with an unreadable slot is reset. It must not be given away with an old state.
 func TestSlotLost(t *testing.T) {
 	for name, spoil := range map[string]func(m slotted){
 		"no such slot":      func(m slotted) { m.commits(1 << 31) },
@@ -191,7 +191,7 @@ func TestSlotLost(t *testing.T) {
 	}
 }
 
-// A keeper that may have no more descriptors takes a member without its board.
+// TestHelloCut checks that a keeper without free descriptors accepts a member without its board.
 func TestHelloCut(t *testing.T) {
 	_, socket := run(t, Options{})
 	b, err := wire.NewBoard()
@@ -200,7 +200,7 @@ func TestHelloCut(t *testing.T) {
 	}
 	t.Cleanup(b.Close)
 	m := connect(t, socket)
-	time.Sleep(100 * time.Millisecond) // the keeper has accepted it
+	time.Sleep(100 * time.Millisecond) // until the keeper has accepted it
 	var was unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
 		t.Fatal(err)
@@ -219,13 +219,13 @@ func TestHelloCut(t *testing.T) {
 	}
 }
 
-// What a member of a lower limit of state has in a slot is bounded, too.
+// TestSlotOverState checks that a slot is bounded too, for a member with a lower state limit.
 func TestSlotOverState(t *testing.T) {
 	k, socket := run(t, Options{MaxState: 100})
 	m := helloSlotted(t, socket)
 	m.commit("a")
 	m.commits(m.slot.Index)
-	m.commit(strings.Repeat("x", wire.SlotRoom)) // none that asks the keeper's Welcome does
+	m.commit(strings.Repeat("x", wire.SlotRoom)) // a member respecting Welcome would not
 	m.say(&wire.Message{Type: wire.Ready, Seq: 5})
 	m.hear(wire.OK)
 	if s := k.Report().Services[0].Sessions[0]; s.State > wire.SlotRoom {

@@ -24,20 +24,20 @@ func (Feature) SocketFlag() feature.SocketFlag {
 	return feature.SocketFlag{Name: "handoff-socket", Usage: "socket for members that hand over sessions", Default: wire.DefaultSocket}
 }
 
-// Socket implements feature.SocketServer: a keeper for the members of services.
+// Socket implements feature.SocketServer. It returns a keeper for the members of services.
 func (Feature) Socket(r *kernel.Root, log *slog.Logger, members feature.Members) feature.Socket {
 	s := &socket{root: r, log: log, members: members}
 	s.Keeper = New(Options{Log: log, Allow: s.allow, Store: Store()})
 	return s
 }
 
-// socket is the keeper of one weir serve.
+// socket is the keeper of a weir serve.
 type socket struct {
 	*Keeper
 	root    *kernel.Root
 	log     *slog.Logger
 	members feature.Members
-	byFile  bool // not by the pins
+	byFile  bool // configured by the file, not by the pins
 }
 
 var (
@@ -45,7 +45,7 @@ var (
 	_ feature.Expectant  = (*socket)(nil)
 )
 
-// Expect implements feature.Expectant: members may come before the file's limits are pinned.
+// Expect implements feature.Expectant: members may connect before the file's limits are pinned.
 func (s *socket) Expect(d *feature.Document) {
 	if l, ok := (Feature{}).Spec(d); ok {
 		s.Limit(l)
@@ -55,19 +55,20 @@ func (s *socket) Expect(d *feature.Document) {
 // Configure implements feature.FileSocket.
 func (s *socket) Configure(d *feature.Document) error {
 	if !s.byFile {
-		s.byFile = true // before Serve: nobody else reads it yet
+		s.byFile = true // before Serve: no concurrent reader yet
 	}
 	l, _ := Feature{}.Spec(d)
 	s.Limit(l)
 	return nil
 }
 
-// Serve implements feature.Socket. Another keeper at the path, or another user's process, is no reason for weir serve not to start.
+// Serve implements feature.Socket. Another keeper at the path, or another user's process, must not keep weir serve
+// from starting.
 func (s *socket) Serve(ctx context.Context, path string) error {
 	l, err := Listen(path)
 	switch {
 	case errors.Is(err, errTaken):
-		// weir handoff keep outlives restarts of weir serve. A predecessor that was killed ends soon.
+		// weir handoff keep outlives restarts of weir serve. A killed predecessor exits soon.
 		if l, err = ListenAgain(ctx, s.log, path); err != nil {
 			if ctx.Err() == nil {
 				s.log.Warn("sessions are kept by another keeper", "socket", path)
@@ -75,14 +76,14 @@ func (s *socket) Serve(ctx context.Context, path string) error {
 			return nil
 		}
 	case errors.Is(err, accept.ErrImpostor):
-		// Whoever takes the name first must not keep weir serve from all else.
+		// A process that takes the name first must not block the rest of weir serve.
 		s.log.Error("sessions are not kept, members refuse the process at the socket", "socket", path, "err", err)
 		return nil
 	case err != nil:
 		return err
 	}
 	if st, err := (Feature{}).State(ctx, s.root); !s.byFile && err == nil && st.Limits != nil {
-		s.Limit(*st.Limits) // before the first member, which is told of them
+		s.Limit(*st.Limits) // before the first member, because Welcome contains them
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.Keep(ctx, l) })
@@ -92,7 +93,7 @@ func (s *socket) Serve(ctx context.Context, path string) error {
 	return g.Wait()
 }
 
-// Keep is Serve, after it has taken what the keeper before left with systemd.
+// Keep is Serve, after taking over the predecessor's sessions from systemd.
 func (k *Keeper) Keep(ctx context.Context, l *net.UnixListener) error {
 	files, err := Inherited()
 	if err = errors.Join(err, k.Inherit(files)); err != nil {
@@ -102,17 +103,17 @@ func (k *Keeper) Keep(ctx context.Context, l *net.UnixListener) error {
 	return k.Serve(ctx, l)
 }
 
-// allow is Options.Allow of a keeper in weir serve: a service's sessions are for its members. A name that is the number of a slot with a member is for that member alone:
-// steering knows a slot's member by it.
+// allow is Options.Allow of a keeper in weir serve: only members of a service may have its sessions. A name equal to
+// the number of a slot with a member is reserved for that member, because steering finds a slot's member by it.
 func (s *socket) allow(ctx context.Context, name, member string, p Peer) error {
-	if s.byFile { // there are no pins: the rules alone give leave
+	if s.byFile { // without pins only rules allow
 		return Rules{}.Allow(ctx, name, member, p)
 	}
 	members, err := s.members(name)
 	switch {
 	case errors.Is(err, kernel.ErrNotExist):
 		return fmt.Errorf("process %d of user %d: %w", p.PID, p.UID, err)
-	case err != nil: // whose names the slots are is not known
+	case err != nil: // the members of the slots are unknown
 		return firm{fmt.Errorf("process %d of user %d: %w", p.PID, p.UID, err)}
 	}
 	slot, err := strconv.Atoi(member)

@@ -15,7 +15,7 @@ import (
 	svc "github.com/weir-project/weir/service"
 )
 
-// A member that connects as soon as weir serve listens goes by the limits that are applied: it is told of them once.
+// TestLimitsBeforeFirstMember checks that a member connecting at once receives the applied limits, once.
 func TestLimitsBeforeFirstMember(t *testing.T) {
 	nstest.NeedRoot(t)
 	r := kernel.OpenRoot(filepath.Join(nstest.BPFFS, t.Name()))
@@ -36,11 +36,11 @@ func TestLimitsBeforeFirstMember(t *testing.T) {
 		t.Error(err)
 	}
 	l.Unlock()
-	first(t, r, &feature.Document{Sections: feature.Sections{FeatureName: &Limits{State: 9 << 20}}}, 9<<20) // it is about to be applied
+	first(t, r, &feature.Document{Sections: feature.Sections{FeatureName: &Limits{State: 9 << 20}}}, 9<<20) // about to be applied
 }
 
-// first has a member connect as soon as weir serve listens, and compares the largest state that it is told of. d is the file that weir
-// serve is about to apply; nil: it has none.
+// first connects a member as soon as weir serve listens, and compares its state limit. d is the file about to be
+// applied; nil: none.
 func first(t *testing.T, r *kernel.Root, d *feature.Document, want uint64) {
 	t.Helper()
 	for range 20 {
@@ -53,7 +53,7 @@ func first(t *testing.T, r *kernel.Root, d *feature.Document, want uint64) {
 		}
 		go func() { done <- s.Serve(ctx, path) }()
 		var c *wire.Conn
-		for c == nil && t.Context().Err() == nil { // without a pause: it is in the queue before the first accept
+		for c == nil && t.Context().Err() == nil { // without a pause, to be queued before the first accept
 			c, _ = wire.Dial(t.Context(), path)
 		}
 		m := mate{t, c}

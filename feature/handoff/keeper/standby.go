@@ -9,11 +9,11 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// A member with capability Standby that is replaced stands by until its successor has proved itself. It is given only sessions that
-// no newer member of its name takes, and goes on if none is left that answers. A successor answers if it reads: the kernel says so,
-// of clients of all versions.
+// A replaced member with capability Standby stands by until its successor has proved itself. It receives only
+// sessions not accepted by a newer member of its name. It becomes active again if no newer member answers. A
+// successor answers if it reads its socket. The kernel reports this, for clients of all versions.
 
-// successor is the youngest member of m's name that is not replaced and does not hang; nil: there is none.
+// successor returns the youngest member of m's name that is active and does not hang, or nil.
 func (v *service) successor(m *member) *member {
 	for _, o := range slices.Backward(v.members) {
 		if o != m && o.name == m.name && o.ready && !o.standby && !o.hangs && (o.process.may(m.process.UID) || m.process.may(o.process.UID)) {
@@ -23,8 +23,8 @@ func (v *service) successor(m *member) *member {
 	return nil
 }
 
-// replace tells older members of a name that a newer one is ready. One that was told that it is alone is older whenever it has
-// connected: after the keeper's end they come back in any order.
+// replace tells older members of a name that a newer one is ready. A member that was told to be alone counts as
+// older, because members reconnect in any order after the keeper's exit.
 func (k *Keeper) replace(m *member) {
 	for _, o := range m.service.members {
 		if o != m && o.name == m.name && o.ready && (o.serial < m.serial || o.alone) && m.process.may(o.process.UID) {
@@ -33,8 +33,8 @@ func (k *Keeper) replace(m *member) {
 	}
 }
 
-// tellAlone tells members that stand by that no newer one of their name is left that answers: the youngest, which is then the
-// successor of the others.
+// tellAlone reactivates standing-by members without an answering newer member of their name. It picks the youngest,
+// which is then the others' successor.
 func (k *Keeper) tellAlone(v *service, now time.Time) {
 	for _, m := range slices.Backward(v.members) {
 		if !m.standby || now.Before(m.patient) || v.successor(m) != nil {
@@ -46,7 +46,7 @@ func (k *Keeper) tellAlone(v *service, now time.Time) {
 	}
 }
 
-// prove sees whether successors of members that stand by read what they are sent.
+// prove checks whether the successors of standing-by members read their messages.
 func (k *Keeper) prove(v *service, now time.Time) {
 	for _, m := range v.members {
 		if !m.ready || m.standby || !m.hangs && !v.standsBy(m.name) {
@@ -60,7 +60,7 @@ func (k *Keeper) prove(v *service, now time.Time) {
 				k.replace(m)
 			}
 			m.asked = now
-			k.post(m, outgoing{message: wire.Message{Type: wire.OK}}) // which all clients ignore
+			k.post(m, outgoing{message: wire.Message{Type: wire.OK}}) // all clients ignore it
 		case m.asked.IsZero():
 			m.asked = now
 		case !m.hangs && now.Sub(m.asked) >= slowTime:
@@ -75,7 +75,7 @@ func (v *service) standsBy(name string) bool {
 	return slices.ContainsFunc(v.members, func(o *member) bool { return o.standby && o.name == name })
 }
 
-// ends lets a member that stands by leave, as Ready 0 does, if its successor answers and owes no answer for a session of it.
+// ends lets a standing-by member leave, like Ready 0, if its successor answers and has accepted all of its sessions.
 func (k *Keeper) ends(m *member) *wire.Message {
 	o := m.service.successor(m)
 	if !m.standby || o == nil || len(o.queue) > 0 || o.conn.Unread() || len(m.given) > 0 || k.owes(o, m) {
@@ -86,7 +86,7 @@ func (k *Keeper) ends(m *member) *wire.Message {
 	return &wire.Message{Type: wire.OK}
 }
 
-// owes says whether a member has not answered for a session that another has transferred to it.
+// owes reports whether m has not answered for a session transferred to it by to.
 func (k *Keeper) owes(m, to *member) bool {
 	for id := range m.given {
 		if s := k.sessions[id]; s != nil && s.from == to {

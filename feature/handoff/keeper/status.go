@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// What a keeper reports.
+// Types of a keeper's report.
 type (
 	Counts  = handoff.Counts
 	Report  = handoff.Report
@@ -27,17 +27,17 @@ type (
 	Session = handoff.SessionReport
 )
 
-// Report tells all.
+// Report returns the full report.
 func (k *Keeper) Report() Report { return k.buildReport(func(string) bool { return true }, nil) }
 
-// buildReport tells of some services, and of the sessions that a process may have; nil: of all.
+// buildReport reports on the allowed services, and on the sessions visible to a process; nil: all.
 func (k *Keeper) buildReport(may func(service string) bool, by *process) Report {
 	k.catchUpAll(may)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	out := Report{Services: []Service{}, Strange: k.refused}
 	for _, s := range k.sessions {
-		out.State += s.size() // what it has; k.state is what it may have
+		out.State += s.size() // the actual state; k.state includes reservations
 	}
 	for _, name := range slices.Sorted(maps.Keys(k.services)) {
 		if may(name) {
@@ -75,8 +75,7 @@ func (v *service) report(now time.Time, by *process) Service {
 	return out
 }
 
-// may says of which services a process may hear and direct: those that it could be a
-// member of.
+// may returns a filter for the services visible to a process: the ones open to it as a member.
 func (k *Keeper) may(ctx context.Context, m *member) func(service string) bool {
 	return func(service string) bool {
 		// Not under the lock: Allow may ask systemd.
@@ -125,7 +124,7 @@ func (k *Keeper) report(ctx context.Context, m *member, msg *wire.Message, fds [
 	return fds
 }
 
-// directs says whether a process may direct a session, or those of a service.
+// directs returns an error if a process may not direct a session, or a service's sessions.
 func (k *Keeper) directs(ctx context.Context, m *member, session uint64, name string) error {
 	k.mu.Lock()
 	if s := k.sessions[session]; s != nil {
@@ -138,7 +137,7 @@ func (k *Keeper) directs(ctx context.Context, m *member, session uint64, name st
 	return nil
 }
 
-// ask has the owner of a session, or of all of a member's, move it.
+// ask requests the owner of a session, or of all sessions of a member, to move it.
 func (k *Keeper) ask(ctx context.Context, m *member, msg *wire.Message) (*wire.Message, error) {
 	name, from, _ := strings.Cut(msg.Text, "/")
 	if err := k.directs(ctx, m, msg.Session, name); err != nil {

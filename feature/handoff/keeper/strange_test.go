@@ -14,8 +14,9 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// Descriptors whose close waits, of a user whose connections say no hello: in the queue of a Unix socket, and more than a message may have.
-// Others are served meanwhile, and nothing of the user's stays with the keeper.
+// TestLingeringDescriptorsOfStrangers sends descriptors with a slow close from connections without Hello: inside the
+// queue of a Unix socket, and more than a message may contain. Others are served meanwhile, and the keeper keeps none
+// of them.
 func TestLingeringDescriptorsOfStrangers(t *testing.T) {
 	_, socket := run(t, Options{Log: slog.New(slog.DiscardHandler)})
 	open := reachable(t, socket)
@@ -39,7 +40,7 @@ func TestLingeringDescriptorsOfStrangers(t *testing.T) {
 	})
 	hello(t, socket, "tele", "a").Close()
 	nstest.Eventually(t, func() error {
-		// The peers of the sockets and the connections of root's members.
+		// The sockets' peers and the connections of root's members.
 		if n := descriptors(t); n > before+600+8 {
 			return fmt.Errorf("%d descriptors of a stranger's are open", n-before-600)
 		}
@@ -77,7 +78,7 @@ func pass(t *testing.T, socket string, fds []int) error {
 	})
 	nstest.Drop(fds...)
 	if errors.Is(sent, unix.EPIPE) || errors.Is(sent, unix.ECONNRESET) {
-		sent = nil // refused
+		sent = nil // rejected
 	}
 	return errors.Join(err, sent)
 }

@@ -10,21 +10,19 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// suspension is a session that is to wait while who serves it changes: from the moment at
-// which its owner has let go of it until it is released, nobody touches it, and what
-// the peer sends waits in its socket.
+// suspension blocks a session while its server changes. After the owner has released the session, no process uses it
+// until the suspension ends. The peer's data waits in the socket.
 type suspension struct {
-	by        *member // who asked, a connection that need not be a member's
-	seq       uint32  // of the request, which is answered when the session waits
-	suspended bool    // it waits
+	by        *member // the requester, a connection that need not be a member's
+	seq       uint32  // of the request, answered when the session is suspended
+	suspended bool    // the owner has released it
 	since     time.Time
 }
 
-// suspendTime is how long a session waits at most. Who wanted it may have died, or hang.
+// suspendTime is the maximum duration of a suspension. Its requester may have died, or hang.
 const suspendTime = 3 * time.Second
 
-// suspend has a session wait. It is answered with OK when nobody touches the session any
-// more.
+// suspend suspends a session. The answer is OK once no process uses the session any more.
 func (k *Keeper) suspend(ctx context.Context, m *member, msg *wire.Message) error {
 	if err := k.directs(ctx, m, msg.Session, ""); err != nil {
 		return err
@@ -50,12 +48,12 @@ func (k *Keeper) suspend(ctx context.Context, m *member, msg *wire.Message) erro
 		k.confirmSuspended(s)
 		return nil
 	}
-	// To its own name, which is nobody else's: should it answer too late, it keeps it.
+	// The destination is the owner's own name: if it answers too late, it keeps the session.
 	k.post(s.owner, outgoing{message: wire.Message{Type: wire.Move, Session: s.id, Name: s.owner.name}})
 	return nil
 }
 
-// confirmSuspended notes that nobody touches a session any more, and tells who waits for that.
+// confirmSuspended completes a suspension, and tells its requester.
 func (k *Keeper) confirmSuspended(s *session) {
 	k.disown(s)
 	s.owner, s.waits = nil, time.Now()
@@ -64,7 +62,7 @@ func (k *Keeper) confirmSuspended(s *session) {
 	k.post(s.suspension.by, outgoing{message: wire.Message{Type: wire.OK, Seq: s.suspension.seq, Session: s.id}})
 }
 
-// unpark forgets that a session was to wait; an error goes to who still waits for it.
+// unpark ends a suspension. If it was not complete, the requester gets the error.
 func (k *Keeper) unpark(s *session, why *wire.CodeError) {
 	p := s.suspension
 	if p == nil {
@@ -77,8 +75,8 @@ func (k *Keeper) unpark(s *session, why *wire.CodeError) {
 	}
 }
 
-// release gives a session that waits to a member by name, or back to whom it was taken
-// from: with "", or where nobody of that name is ready, which is an error.
+// release gives a suspended session to a member by name. With "" it returns the session to its former owner. If no
+// member of that name is ready, it also returns it, with an error.
 func (k *Keeper) release(m *member, msg *wire.Message) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -120,7 +118,7 @@ func (k *Keeper) letGo(s *session, to string) error {
 	return nil
 }
 
-// readyNamed is the youngest member of a name that may be given sessions of a user, at the word of by.
+// readyNamed returns the youngest ready member of a name that may receive a user's sessions on behalf of by.
 func (v *service) readyNamed(name string, now time.Time, user uint32, by *member) *member {
 	var standby *member
 	for i := len(v.members) - 1; i >= 0; i-- {
@@ -134,7 +132,7 @@ func (v *service) readyNamed(name string, now time.Time, user uint32, by *member
 	return standby
 }
 
-// releaseAll lets go of what a process that has gone had wait.
+// releaseAll ends the suspensions of a disconnected process.
 func (k *Keeper) releaseAll(m *member) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -143,7 +141,7 @@ func (k *Keeper) releaseAll(m *member) {
 	}
 }
 
-// overdue lets go of what has waited for too long.
+// overdue ends suspensions after suspendTime.
 func (k *Keeper) overdue(v *service, now time.Time) {
 	for _, s := range v.sessions {
 		if s.suspension != nil && now.Sub(s.suspension.since) > suspendTime {

@@ -11,34 +11,34 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// Refused requests and reports cost the keeper time, and everybody may connect. Each user but root has a share of a CPU for
-// them; whoever asks for more waits, and nobody else. Costs are what these took when they were measured, not what they take
-// now: a busy keeper must not make anybody wait for longer.
+// Rejected requests and reports cost the keeper time, and everybody may connect. Each user except root has a share of
+// a CPU for them. A user above the share waits, without delaying others. Costs are fixed measured values, not current
+// durations, because a busy keeper must not lengthen the waits.
 const (
 	tollShare = 0.1                    // of a CPU
-	tollBurst = 500 * time.Millisecond // of what these cost
-	maxTolls  = 4096                   // users that are remembered
+	tollBurst = 500 * time.Millisecond // of cost
+	maxTolls  = 4096                   // remembered users
 
 	refusalCost = 50 * time.Microsecond
-	memberCost  = 200 * time.Microsecond // the members of a service are looked for
+	memberCost  = 200 * time.Microsecond // looks up the members of a service
 	reportCost  = 100 * time.Microsecond
-	sessionCost = 5 * time.Microsecond // of a session in a report
-	kibCost     = 5 * time.Microsecond // of a KiB of it
+	sessionCost = 5 * time.Microsecond // each, in a report
+	kibCost     = 5 * time.Microsecond // each, of a report's text
 )
 
 type tolls struct {
 	mu    sync.Mutex
 	debt  map[uint32]debt
-	turns map[uint32]bool // users for whom a report is being made
+	turns map[uint32]bool // users with a report under way
 }
 
-// debt is what a user has used, as of a moment.
+// debt is a user's used time at a moment.
 type debt struct {
 	used time.Duration
 	at   time.Time
 }
 
-// turn says whether a user may have a report now: there is none under way, and what the ones before cost is worked off.
+// turn starts a user's report. It returns false if one is under way, or the user's debt exceeds the burst.
 func (t *tolls) turn(uid uint32, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -58,11 +58,11 @@ func (t *tolls) endTurn(uid uint32) {
 	delete(t.turns, uid)
 }
 
-// askTurn is how often a process that waits for its user's turn looks.
+// askTurn is the polling interval of a process waiting for its user's turn.
 const askTurn = 20 * time.Millisecond
 
-// awaitTurn waits for the process's turn to have a report, until done is called; false if nobody waits for it any more. A
-// user's connections wait for each other: each that had one first and paid later would cost as much as there are of them.
+// awaitTurn waits for the turn of the process's user to get a report, until done is called. It returns false if the
+// process has exited. A user's connections take turns: otherwise many could each get a report first and pay later.
 func (k *Keeper) awaitTurn(ctx context.Context, p *process) (done func(), ok bool) {
 	if p.trusted() {
 		return func() {}, true
@@ -82,7 +82,7 @@ func (k *Keeper) awaitTurn(ctx context.Context, p *process) (done func(), ok boo
 	return func() { k.tolls.endTurn(p.UID) }, true
 }
 
-// charge adds a cost, and returns how long the user has to wait.
+// charge adds a cost, and returns the user's waiting time.
 func (t *tolls) charge(uid uint32, cost time.Duration, now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -101,15 +101,15 @@ func (t *tolls) charge(uid uint32, cost time.Duration, now time.Time) time.Durat
 	return time.Duration(float64(max(0, used-tollBurst)) / tollShare)
 }
 
-// remaining is what is still to be worked off.
+// remaining returns the outstanding debt.
 func (d debt) remaining(now time.Time) time.Duration {
 	return max(0, d.used-time.Duration(tollShare*float64(now.Sub(d.at))))
 }
 
-// maxPay bounds a wait: the process may have exited meanwhile, and its sessions be others'.
+// maxPay limits a wait: the process may exit meanwhile, and its sessions need a new owner.
 const maxPay = 2 * time.Second
 
-// pay makes a process wait that asks for too much. Its connection alone is not read meanwhile.
+// pay delays a process that asks for too much. Only the reading of its connection is delayed.
 func (k *Keeper) pay(ctx context.Context, m *member) {
 	cost := m.cost
 	m.cost = 0
@@ -128,22 +128,22 @@ func (k *Keeper) pay(ctx context.Context, m *member) {
 	}
 }
 
-// trusted says whether a process is root's or the keeper's own user's.
+// trusted reports whether a process belongs to root or the keeper's own user.
 func (p *process) trusted() bool { return p.UID == 0 || int(p.UID) == os.Geteuid() }
 
-// Bounds of what waits for processes that do not read.
+// Bounds of queues for processes that do not read.
 const (
 	maxQueue        = 100_000  // messages of a connection
-	maxQueueNobody  = 64       // of one without a hello
+	maxQueueNobody  = 64       // messages of a connection without Hello
 	maxQueuedBytes  = 64 << 20 // of a user other than root and the keeper's own
-	messageOverhead = 256      // bytes of a message in the queue
+	messageOverhead = 256      // bytes for each queued message
 )
 
 func queuedSize(m *wire.Message) int64 {
 	return messageOverhead + int64(len(m.Text)+len(m.Name)+len(m.State)+len(m.Unread))
 }
 
-// queues counts a message that is to wait for a process, and says whether it may. k.mu is held.
+// queues charges a message to be queued. It returns false if the queue is full. k.mu is held.
 func (k *Keeper) queues(m *member, msg *wire.Message) bool {
 	most := maxQueue
 	if m.service == nil {
@@ -157,7 +157,7 @@ func (k *Keeper) queues(m *member, msg *wire.Message) bool {
 	return true
 }
 
-// unqueues counts one less. k.mu is held.
+// unqueues reverts the charge of one message. k.mu is held.
 func (k *Keeper) unqueues(m *member, msg *wire.Message) {
 	uid := m.process.UID
 	if k.queued[uid] -= queuedSize(msg); k.queued[uid] == 0 {
@@ -165,7 +165,7 @@ func (k *Keeper) unqueues(m *member, msg *wire.Message) {
 	}
 }
 
-// dequeue drops what waits for a process whose connection has ended. k.mu is held.
+// dequeue drops the queue of an ended connection. k.mu is held.
 func (k *Keeper) dequeue(m *member) {
 	for i := range m.queue {
 		k.unqueues(m, &m.queue[i].message)

@@ -20,7 +20,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// reachable is a socket's path that every user can connect to: t.TempDir is root's alone.
+// reachable returns a socket path open to every user: t.TempDir is for root only.
 func reachable(t *testing.T, socket string) string {
 	t.Helper()
 	for dir := filepath.Dir(socket); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
@@ -31,7 +31,8 @@ func reachable(t *testing.T, socket string) string {
 	return socket
 }
 
-// A process that reads nothing has a few messages wait for it, and its texts do not stay whole in memory.
+// TestStrangerThatDoesNotRead checks that few messages are queued for a process that does not read, and that its long
+// texts are freed.
 func TestStrangerThatDoesNotRead(t *testing.T) {
 	k, socket := run(t, Options{})
 	m := connect(t, socket)
@@ -53,7 +54,7 @@ func TestStrangerThatDoesNotRead(t *testing.T) {
 	})
 }
 
-// All connections of a user share what may wait.
+// TestQueueOfUser checks that all connections of a user share one bound of queued bytes.
 func TestQueueOfUser(t *testing.T) {
 	k := New(Options{})
 	v := k.service("x")
@@ -82,7 +83,7 @@ func TestQueueOfUser(t *testing.T) {
 	}
 }
 
-// A user who asks for more than a share of the CPU waits, and nobody else.
+// TestTolls checks that a user above the CPU share waits, and no other.
 func TestTolls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := New(Options{})
@@ -108,7 +109,8 @@ func TestTolls(t *testing.T) {
 	})
 }
 
-// A user has one report at a time, and none before those that it had are worked off; others have theirs.
+// TestFloodOfReports checks that a user gets one report at a time, after the cost of earlier ones is paid. Other
+// users do not wait.
 func TestFloodOfReports(t *testing.T) {
 	nstest.NeedRoot(t)
 	k, socket := run(t, Options{Allow: func(context.Context, string, string, Peer) error { return nil }})
@@ -158,7 +160,7 @@ func TestFloodOfReports(t *testing.T) {
 	}
 }
 
-// What a member drops is closed whatever its SO_LINGER says, and takes no thread each.
+// TestDropOfLingeringSessions checks that dropped sockets are closed despite SO_LINGER, without a thread each.
 func TestDropOfLingeringSessions(t *testing.T) {
 	_, socket := run(t, Options{})
 	m := hello(t, socket, "x", "0")
@@ -188,7 +190,7 @@ func TestDropOfLingeringSessions(t *testing.T) {
 		m.say(&wire.Message{Type: wire.Drop, Seq: 1, Session: id})
 		m.hear(wire.OK)
 	}
-	nstest.Steadily(t, 50*time.Millisecond, func() error { // threads that wait would be there by then
+	nstest.Steadily(t, 50*time.Millisecond, func() error { // waiting threads would exist by then
 		if now := threads(t); now > before+60 {
 			return fmt.Errorf("%d threads, %d before %d sessions with SO_LINGER were dropped", now, before, n)
 		}
@@ -196,7 +198,7 @@ func TestDropOfLingeringSessions(t *testing.T) {
 	})
 }
 
-// lingering is a connection that lingers for an hour, with what its peer does not take.
+// lingering returns a connection with SO_LINGER of an hour, and unacknowledged data.
 func lingering(t *testing.T, to unix.Sockaddr) (fd int, id uint64) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
