@@ -22,22 +22,22 @@ type Batch struct {
 	Hook    compile.Hook
 	Rules   int
 	Packets int
-	Kinds   Kinds // Link is set where the hook sees it
-	// Decide has rules pass, drop and count at random, and compares which one decided. Else all rules count, so that
-	// each of them is compared for each packet.
+	Kinds   Kinds // Link is set if the hook has link headers
+	// Decide gives rules random actions and compares the deciding one. Otherwise all rules count,
+	// so each is compared for each packet.
 	Decide bool
-	// Segments, if not 0, has $some be in a table.
+	// Segments, unless 0, stores $some in a table.
 	Segments int
 	Shards   compile.Shards // of the table
-	// Plain has the program do without what newer kernels have.
+	// Plain compiles the program without features of newer kernels.
 	Plain bool
 }
 
-// Result is what was compared.
+// Result is the result of comparisons.
 type Result struct {
 	Pairs         int // of a rule and a packet
 	Disagreements []string
-	Refusals      []error // of the verifier
+	Refusals      []error // by the verifier
 	Instructions  int
 }
 
@@ -60,7 +60,7 @@ func (l prefixes) Contains(a netip.Addr) bool {
 	return false
 }
 
-// sample is a packet as the kernel's test run wants it, and as the hook sees it.
+// sample is a packet as input of the kernel's test run, and as seen by the hook.
 type sample struct {
 	data []byte
 	seen expr.Packet
@@ -87,7 +87,8 @@ func samples(r *rand.Rand, h compile.Hook, n int) []sample {
 	return out
 }
 
-// runnable is a packet that the kernel makes an skb of: test runs refuse ones that end within the IPv6 header.
+// runnable returns a packet accepted by test runs: they reject packets with an end inside the IPv6
+// header.
 func runnable(r *rand.Rand) []byte {
 	for {
 		if b := Packet(r); len(b) >= 54 || b[12] != 0x86 || b[13] != 0xdd {
@@ -96,7 +97,8 @@ func runnable(r *rand.Rand) []byte {
 	}
 }
 
-// Run compares the compiled rules with the interpreter. An error says that nothing could be compared.
+// Run compares the compiled rules with the interpreter. It returns an error if no comparison was
+// possible.
 func (b Batch) Run(r *rand.Rand) (Result, error) {
 	k := b.Kinds
 	k.Link = b.Hook == compile.TC || b.Hook == compile.XDP
@@ -122,14 +124,14 @@ func (b Batch) Run(r *rand.Rand) (Result, error) {
 	return compare(o, rules, samples(r, b.Hook, b.Packets))
 }
 
-// fill puts the lists' prefixes into their tables.
+// fill stores the lists' prefixes in their tables.
 func fill(p *compile.Program, c *kernel.Collection, lists map[string]compile.List) error {
 	for list, first := range p.Tables {
 		shards := lists[list].Shards
 		for i, name := range shards.Names(first) {
 			m, err := table.Find(c.Maps, name)
 			if i > 0 && err != nil {
-				continue // no rule asks for its family
+				continue // no rule uses its family
 			} else if err != nil {
 				return err
 			}
@@ -157,7 +159,7 @@ func fill(p *compile.Program, c *kernel.Collection, lists map[string]compile.Lis
 func compare(o compile.Options, rules []compile.Rule, packets []sample) (res Result, err error) {
 	p, err := compile.Compile(rules, o)
 	if errors.Is(err, compile.ErrTooLarge) {
-		return res, nil // which it says before the kernel does: no pairs
+		return res, nil // reported before loading: no pairs
 	} else if err != nil {
 		return res, err
 	}
@@ -181,11 +183,11 @@ func compare(o compile.Options, rules []compile.Rule, packets []sample) (res Res
 	return res, nil
 }
 
-// Options are those that test runs of a hook want.
+// Options returns the options for test runs of a hook.
 func Options(h compile.Hook) compile.Options {
 	o := compile.Options{Hook: h}
 	if h == compile.Socket {
-		o.Start = compile.IPHeader // where a test run's skb begins
+		o.Start = compile.IPHeader // start of a test run's skb
 	}
 	return o
 }
@@ -200,7 +202,7 @@ type comparison struct {
 	wrong  []string
 }
 
-// want is what the interpreter says: the rules that count the packet, and the verdict.
+// want returns the interpreter's result: the counting rules and the verdict.
 func (c *comparison) want(p *expr.Packet) (hits []int, verdict compile.Action) {
 	exprs := make([]*expr.Expr, len(c.rules))
 	for i, r := range c.rules {
@@ -217,8 +219,8 @@ func (c *comparison) want(p *expr.Packet) (hits []int, verdict compile.Action) {
 	return append(hits, i), verdict
 }
 
-// all runs all packets and compares the verdict of each, and in the end how often and with how many bytes each rule
-// counted. Where that differs, packets are run once more, one by one.
+// all runs all packets and compares the verdict of each. At the end it compares the packet and byte
+// counts of each rule. If these differ, it repeats the packets one by one.
 func (c *comparison) all(packets []sample) error {
 	c.env.Lists = map[string]expr.Set{ListName: prefixes(List)}
 	want := make([]compile.Counts, len(c.rules)+1)
@@ -249,7 +251,7 @@ func (c *comparison) all(packets []sample) error {
 	return nil
 }
 
-// find tells which packets a rule's program and the interpreter disagree about.
+// find returns the packets with different results of a rule's program and the interpreter.
 func (c *comparison) find(i int, packets []sample) (wrong []string) {
 	what := "the default"
 	if i < len(c.rules) {

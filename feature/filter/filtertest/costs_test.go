@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Patterns, names and options, and rates.
+// Patterns, names, options and rates.
 func TestCosts(t *testing.T) {
 	for _, h := range hooks {
 		for name, b := range map[string]Batch{"patterns": {Kinds: Kinds{Costs: true}}, "rates": {Kinds: Kinds{Rates: true}}, "rates-plain": {Kinds: Kinds{Rates: true}, Plain: true}} {

@@ -10,14 +10,14 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// A decided answer about a cut packet is the answer about the whole packet. Expressions, packets and lengths are random; rules
-// take unreadable fields in each way.
+// A decided answer about a truncated packet equals the answer about the whole packet. Expressions,
+// packets and lengths are random, and rules use each treatment of unreadable fields.
 func TestCut(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	r := rand.New(rand.NewPCG(seed, 4))
 	whole, cut := expr.Env{Lists: map[string]expr.Set{ListName: prefixes(List)}}, expr.Env{Lists: map[string]expr.Set{ListName: prefixes(List)}}
 	decided, all := 0, 0
-	for range max(rounds(20000), 1000) { // with few, all may be decided by chance
+	for range max(rounds(20000), 1000) { // few expressions may all be decided by chance
 		es := []*expr.Expr{Expr(r, Kinds{Link: true, Lists: true, Costs: true})}
 		b := Packet(r)
 		if len(b) == 0 {
@@ -49,10 +49,10 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// The captured bytes of each field decide, and the lengths on the wire.
+// The captured bytes of each field, and the original lengths, decide.
 func TestCutFields(t *testing.T) {
 	frame := append(make([]byte, 12, 200), 8, 0)
-	frame = append(frame, v4(0, 0, 6, append(synTo(443), make([]byte, 76)...))...) // 100 bytes of TCP, 24 of which are its header
+	frame = append(frame, v4(0, 0, 6, append(synTo(443), make([]byte, 76)...))...) // 100 bytes of TCP, with a header of 24
 	for _, c := range []struct {
 		n    int
 		text string

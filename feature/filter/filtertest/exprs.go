@@ -12,22 +12,22 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// ListName is the list that random expressions ask for, of the prefixes in List.
+// ListName is the list used by random expressions, with the prefixes of List.
 const ListName = "some"
 
-// List is what $some holds.
+// List is the contents of $some.
 var List = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("192.0.2.1/32"),
 	netip.MustParsePrefix("2001:db8::/64"), netip.MustParsePrefix("fe80::/10")}
 
-// Kinds say what random expressions may have.
+// Kinds selects elements of random expressions.
 type Kinds struct {
 	Link  bool // fields of the link layer
 	Lists bool // $some
 	Rates bool
-	Costs bool // what takes a long time to verify: patterns, TCP options, names of DNS
+	Costs bool // expensive to verify: patterns, TCP options, DNS names
 }
 
-// Expr makes a random expression.
+// Expr returns a random expression.
 func Expr(r *rand.Rand, k Kinds) *expr.Expr {
 	deep := 1 + r.IntN(3)
 	if k.Rates {
@@ -36,7 +36,7 @@ func Expr(r *rand.Rand, k Kinds) *expr.Expr {
 	s := text(r, k, deep)
 	e, err := expr.Parse(s)
 	if err != nil {
-		panic(fmt.Sprintf("filtertest: %q: %v", s, err)) // the generator's mistake
+		panic(fmt.Sprintf("filtertest: %q: %v", s, err)) // a bug of the generator
 	}
 	return e
 }
@@ -67,7 +67,7 @@ var (
 
 func term(r *rand.Rand, k Kinds) string {
 	if k.Rates && one(r, 6) {
-		// Slow ones: none of their buckets fills while packets are compared.
+		// Slow rates: no bucket fills during a comparison.
 		return fmt.Sprintf("rate(%s) %s %d/%s", pick(r, []string{"ip.src", "net.src", "net.src, udp.dstport", "ip.ttl, tcp.dstport", "tcp.flags.syn", "net.dstport, net.dst", "ipv6.src, ipv6.dst"}),
 			pick(r, []string{">", "<="}), pick(r, []int{1, 2, 5, 10}), pick(r, []string{"m", "h"}))
 	}

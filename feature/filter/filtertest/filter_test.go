@@ -14,7 +14,7 @@ import (
 
 var hooks = []compile.Hook{compile.Socket, compile.XTBPF, compile.TC, compile.XDP, compile.Netfilter}
 
-// needHook skips where the kernel lacks what a hook needs.
+// needHook skips if the kernel lacks a need of the hook.
 func needHook(t testing.TB, h compile.Hook) {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -25,7 +25,7 @@ func needHook(t testing.TB, h compile.Hook) {
 	}
 }
 
-// rounds are fewer with -short, for the kernels of the matrix, but of each kind.
+// rounds lowers the number of rounds with -short, for the matrix of kernels, to one of each kind.
 func rounds(n int) int {
 	if testing.Short() {
 		return min(n, 3)
@@ -52,7 +52,7 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// A few rules, which are compiled once for packets with readable and unreadable headers.
+// A few rules are compiled once for packets with readable and unreadable headers.
 func TestFew(t *testing.T) {
 	for _, h := range hooks {
 		t.Run(h.String(), func(t *testing.T) {
@@ -87,7 +87,7 @@ func report(t *testing.T, seed uint64, all Result) {
 	t.Logf("%d pairs, %d instructions, %d disagreements, %d refusals", all.Pairs, all.Instructions, len(all.Disagreements), len(all.Refusals))
 }
 
-// BenchmarkPairs compares, as the lab does, a million pairs and more.
+// BenchmarkPairs compares a million pairs and more, like the lab.
 func BenchmarkPairs(b *testing.B) {
 	nstest.NeedRoot(b)
 	r := rand.New(rand.NewPCG(1, 5))

@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// tuples makes rules of which many compare the same fields, and others lie between them.
+// tuples returns rules, many comparing the same fields, with others in between.
 func tuples(r *rand.Rand, n int) []compile.Rule {
 	shapes := []func() string{
 		func() string {
@@ -38,7 +38,7 @@ func tuples(r *rand.Rand, n int) []compile.Rule {
 	return rules
 }
 
-// The order of rules holds, whether they are looked up or tested in turn.
+// The order of rules holds for lookups and for rules tested in turn.
 func TestGroups(t *testing.T) {
 	for _, h := range hooks {
 		t.Run(h.String(), func(t *testing.T) {
@@ -66,7 +66,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// Where all rules ask for IPv4 first, IPv6 packets are not looked into; the counts are the same.
+// If all rules require IPv4, IPv6 packets are not dissected. The counts are the same.
 func TestOnlyIPv4(t *testing.T) {
 	for _, h := range hooks {
 		t.Run(h.String(), func(t *testing.T) {

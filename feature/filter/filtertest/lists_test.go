@@ -10,7 +10,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/compile"
 )
 
-// Lists have the same members in the code, in a table and in several.
+// Lists have the same members in code, in a table and in several tables.
 func TestLists(t *testing.T) {
 	for _, h := range hooks {
 		for name, list := range map[string]compile.List{"inline": {}, "table": {Segments: 1}, "two tables": {Segments: 1, Shards: compile.Shards{Tables: 2, Bits4: 16, Bits6: 64}},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package filtertest holds compiled filters to the interpreter: random expressions and random packets, many of them
-// malformed, for tests and for the lab.
+// Package filtertest compares compiled filters with the interpreter, by random expressions and
+// random, often malformed packets. Tests and the lab use it.
 package filtertest
 
 import (
@@ -11,7 +11,7 @@ import (
 
 var be = binary.BigEndian
 
-// Values are few, so that comparisons hit.
+// Few distinct values make comparisons match often.
 var (
 	ports     = []uint16{53, 80, 443, 4739, 5060, 0, 65535}
 	addrs4    = [][4]byte{{10, 1, 2, 3}, {10, 1, 2, 4}, {192, 0, 2, 1}, {224, 0, 0, 1}, {255, 255, 255, 255}, {0, 0, 0, 0}, {10, 2, 0, 0}}
@@ -25,10 +25,11 @@ func zeros(n int) string { return string(make([]byte, n)) }
 
 func pick[T any](r *rand.Rand, of []T) T { return of[r.IntN(len(of))] }
 
-// one says true once in n.
+// one returns true once in n calls on average.
 func one(r *rand.Rand, n int) bool { return r.IntN(n) == 0 }
 
-// Packet makes an Ethernet frame of at least 34 bytes: most are well-formed, and some of all kinds are not.
+// Packet returns an Ethernet frame of at least 34 bytes. Most are well-formed. Some of every kind
+// are not.
 func Packet(r *rand.Rand) []byte {
 	b := append([]byte(pick(r, macs)), pick(r, macs)...)
 	for n := pick(r, []int{0, 0, 0, 0, 0, 0, 1, 2, 2, 3, 5, 33, 34, 35}); n > 0; n-- {
@@ -46,13 +47,13 @@ func Packet(r *rand.Rand) []byte {
 		b = append(b, 0x08, 0x00)
 		b = append(b, ipv4(r)...)
 	}
-	if one(r, 4) { // Ethernet's padding
+	if one(r, 4) { // Ethernet padding
 		b = append(b, noise(r, r.IntN(20))...)
 	}
 	if one(r, 8) { // truncated
 		b = b[:14+r.IntN(len(b)-13)]
 	}
-	for one(r, 6) { // a bit is wrong, most likely in a header
+	for one(r, 6) { // a flipped bit, most likely in a header
 		i := 12 + r.IntN(min(len(b)-12, 60))
 		b[i] ^= 1 << r.IntN(8)
 	}
@@ -62,7 +63,8 @@ func Packet(r *rand.Rand) []byte {
 	return b
 }
 
-// datagram is Packet without the link layer, for hooks whose test runs begin at IP: at least 20 bytes.
+// datagram is Packet without the link layer, at least 20 bytes, for hooks with test runs from the
+// IP header on.
 func datagram(r *rand.Rand) []byte {
 	for {
 		if b := Packet(r); b[12] == 8 && b[13] == 0 || b[12] == 0x86 && b[13] == 0xdd || one(r, 20) {
@@ -82,10 +84,10 @@ func noise(r *rand.Rand, n int) []byte {
 func ipv4(r *rand.Rand) []byte {
 	options := pick(r, []int{0, 0, 0, 0, 4, 8, 40})
 	proto, body := transport(r, false)
-	if one(r, 8) { // a first fragment that is too short
+	if one(r, 8) { // a first fragment below the minimum length
 		body = body[:min(len(body), pick(r, []int{0, 3, 4, 7, 8, 12, 16, 19, 20, 24}))]
 	}
-	for one(r, 10) { // twice is once too often
+	for one(r, 10) { // two authentication headers are one too many
 		units := pick(r, []int{0, 1, 4})
 		h := noise(r, 8+4*units)
 		h[0], h[1] = proto, byte(units)
@@ -131,7 +133,7 @@ func ipv6(r *rand.Rand) []byte {
 	return append(b, body...)
 }
 
-// extension puts an extension header before what follows.
+// extension prepends an extension header.
 func extension(r *rand.Rand, next byte, body []byte) (byte, []byte) {
 	kind := pick(r, []byte{0, 43, 60, 44, 51})
 	units := pick(r, []int{0, 0, 1, 2})
@@ -140,7 +142,7 @@ func extension(r *rand.Rand, next byte, body []byte) (byte, []byte) {
 	switch kind {
 	case 44:
 		h = h[:8]
-		h[1] = byte(r.IntN(2)) // reserved, and no length
+		h[1] = byte(r.IntN(2)) // reserved, not a length
 		be.PutUint16(h[2:], pick(r, []uint16{0, 1, 0, 8, 0xfff9}))
 	case 51:
 		h = noise(r, 8+4*units)
@@ -157,7 +159,7 @@ func transport(r *rand.Rand, v6 bool) (proto byte, b []byte) {
 		b = append(ports, 0, 0, byte(r.Uint32()), byte(r.Uint32()))
 		b = append(b, payload(r)...)
 		be.PutUint16(b[4:], uint16(len(b)))
-		if one(r, 6) { // a length that is wrong, or with bytes left over
+		if one(r, 6) { // a wrong length, or surplus bytes
 			be.PutUint16(b[4:], pick(r, []uint16{0, 7, 8, 9, uint16(len(b) / 2), uint16(len(b) + 3), 0xffff}))
 			b = append(b, pick(r, payloads)...)
 		}

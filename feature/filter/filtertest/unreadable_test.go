@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// synTo is a SYN to a port, 24 bytes.
+// synTo returns a SYN to a port, 24 bytes.
 func synTo(port uint16) []byte {
 	b := make([]byte, 24)
 	be.PutUint16(b, 40000)
@@ -22,7 +22,8 @@ func synTo(port uint16) []byte {
 	return b
 }
 
-// v4 is an IPv4 packet with so many bytes of options, a fragment field and a body; padded as Ethernet pads.
+// v4 returns an IPv4 packet with the given length of options, fragment field and body, padded to
+// Ethernet's minimum.
 func v4(options int, frag uint16, proto byte, body []byte) []byte {
 	b := make([]byte, 20+options)
 	b[0] = 0x40 | byte(5+options/4)
@@ -34,7 +35,7 @@ func v4(options int, frag uint16, proto byte, body []byte) []byte {
 	return append(b, make([]byte, max(0, 46-len(b)))...)
 }
 
-// v6 is an IPv6 packet with extension headers of 8 bytes of these kinds.
+// v6 returns an IPv6 packet with extension headers of these kinds, 8 bytes each.
 func v6(kinds []byte, proto byte, body []byte) []byte {
 	next := proto
 	for i := len(kinds) - 1; i >= 0; i-- {
@@ -61,7 +62,8 @@ func repeat(kind byte, n int) []byte {
 	return out
 }
 
-// Of packets with a part of a transport header every hook drops what the bytes that are there, and else what any could.
+// For a partial transport header, every hook drops by the present bytes, and otherwise if any value
+// could match.
 func TestUnreadable(t *testing.T) {
 	syn := synTo(23)
 	long := synTo(80)
@@ -151,14 +153,16 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// among has a rule between others that do not match: some rules are compiled once for all packets, one is compiled twice.
+// among places a rule between others without a match. A few rules share one version for all
+// packets; a single rule has a copy for unreadable ones.
 func among(r compile.Rule) []compile.Rule {
 	other := compile.Rule{Match: expr.MustParse("ip.ttl == 3 and udp.dstport in {9 11 13 15 17}"), Action: compile.Drop}
 	passes := compile.Rule{Match: expr.MustParse("ipv6.hlim == 3 and not tcp.port == 9"), Action: compile.Pass}
 	return []compile.Rule{other, passes, r, passes, other}
 }
 
-// The kernel takes any number of tags of VLAN 0 off a frame. Behind more than are walked every rule that drops matches.
+// The kernel removes any number of tags of VLAN 0. After more tags than are walked, every drop rule
+// matches.
 func TestManyTags(t *testing.T) {
 	for _, c := range []struct {
 		tags  int
@@ -198,7 +202,7 @@ func load(t *testing.T, p *compile.Program) *kernel.Collection {
 	return c
 }
 
-// verdict runs rules on an IP packet, and says whether the packet is dropped.
+// verdict runs rules on an IP packet and reports whether it is dropped.
 func verdict(t *testing.T, o compile.Options, packet []byte, rules ...compile.Rule) bool {
 	t.Helper()
 	if o.Hook != compile.Netfilter {

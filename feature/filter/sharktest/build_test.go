@@ -9,15 +9,15 @@ import (
 
 var be = binary.BigEndian
 
-// packet is one packet of the generated capture. Its label is what a pair names where the two may differ.
+// packet is one packet of the generated capture. Pairs refer to its label if the tools may differ.
 type packet struct {
 	label string
 	data  []byte // an Ethernet frame
-	wire  int    // bytes that it had on the wire, where the capture has cut it
+	wire  int    // original length, if truncated by the capture
 }
 
-// Addresses of the outermost headers; what lies in tunnels and ICMP errors has others, so that a term which asks for a
-// value differs from Wireshark only where a pair means to show it.
+// Addresses of the outermost headers. Packets inside tunnels and ICMP errors have others. A term
+// about a value then differs from Wireshark only in pairs about this difference.
 var (
 	client4, server4 = "\x0a\x01\x02\x03", "\xc0\x00\x02\x01"                                                   // 10.1.2.3, 192.0.2.1
 	client6, server6 = "\x20\x01\x0d\xb8" + zeros(11) + "\x03", "\x20\x01\x0d\xb8\x00\x01" + zeros(9) + "\x01"  // 2001:db8::3, 2001:db8:1::1
@@ -29,7 +29,7 @@ var (
 
 func zeros(n int) string { return strings.Repeat("\x00", n) }
 
-// edit changes a header, before its checksum is made.
+// edit changes a header before its checksum is computed.
 type edit func(h []byte)
 
 func put8(at int, v byte) edit    { return func(h []byte) { h[at] = v } }
@@ -44,7 +44,7 @@ func frame(etherType uint16, body []byte) []byte {
 	return append(be.AppendUint16([]byte(serverMAC+clientMAC), etherType), body...)
 }
 
-// tagged puts VLAN tags, each an EtherType and a TCI, into a frame.
+// tagged inserts VLAN tags, each an EtherType and a TCI, into a frame.
 func tagged(f []byte, tags ...uint16) []byte {
 	out := []byte(string(f[:12]))
 	for _, t := range tags {
@@ -87,7 +87,8 @@ func v6(next byte, body []byte, edits ...edit) []byte {
 	return append(h, body...)
 }
 
-// extension is an IPv6 extension header: next header, length in units of 8 bytes without the first, and the rest.
+// extension returns an IPv6 extension header: next header, length in units of 8 bytes without the
+// first, and the rest.
 func extension(next, length byte, rest string, body []byte) []byte {
 	return append(append([]byte{next, length}, rest...), body...)
 }
@@ -104,7 +105,7 @@ func udp(src, dst uint16, payload string, edits ...edit) []byte {
 	return append(h, payload...)
 }
 
-// The flags of TCP.
+// TCP flags.
 const (
 	fin = 1 << iota
 	syn
@@ -114,7 +115,7 @@ const (
 	urg
 	ece
 	cwr
-	ae // accurate ECN, once NS (RFC 3540)
+	ae // accurate ECN, formerly NS (RFC 3540)
 )
 
 func tcp(src, dst, flags uint16, options, payload string, edits ...edit) []byte {
@@ -135,7 +136,7 @@ func tcp(src, dst, flags uint16, options, payload string, edits ...edit) []byte 
 	return append(append(h, options...), payload...)
 }
 
-// question is a DNS query of one question; name is as messages have it.
+// question returns a DNS query with one question. name is in wire format.
 func question(name string, kind uint16) string {
 	return "\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00" + name + string(be.AppendUint16(nil, kind)) + "\x00\x01"
 }

@@ -19,24 +19,26 @@ import (
 	"github.com/weir-project/weir/feature/filter"
 )
 
-// shared are captures of real routers, which lie beside the repository where its makers work.
+// shared has captures of real routers, stored beside the repository by its maintainers.
 const shared = "../../../../shared/data/captures"
 
-// capture is a file, and its packets as captures of one packet each: Trial tells what a whole one matched.
+// capture is a file and its packets as captures of one packet each. Trial tells only whether a
+// whole capture matched.
 type capture struct {
 	name    string
 	path    string
-	labels  []string // of a generated one
+	labels  []string // of a generated capture
 	packets [][]byte
 }
 
-// generatedCapture is of the packets that the test makes itself.
+// generatedCapture returns a capture of the test's own packets.
 func generatedCapture(t *testing.T, link layers.LinkType) *capture {
 	t.Helper()
 	return writeCapture(t, "generated as "+link.String(), link, generated())
 }
 
-// writeCapture writes packets as a capture of a link type: Ethernet, raw IP (of those that are IP) or Linux cooked (of those without tags).
+// writeCapture writes packets as a capture with a link type: Ethernet, raw IP (only IP packets) or
+// Linux cooked (only untagged packets).
 func writeCapture(t *testing.T, name string, link layers.LinkType, packets []packet) *capture {
 	t.Helper()
 	c := &capture{name: name, path: filepath.Join(t.TempDir(), "written.pcap")}
@@ -65,8 +67,8 @@ func writeCapture(t *testing.T, name string, link layers.LinkType, packets []pac
 	return c
 }
 
-// carriedBy says whether packets of an EtherType are written with a link type that is not Ethernet. Tags and lengths are not:
-// the fields of a link layer are Ethernet's alone.
+// carriedBy reports whether packets of an EtherType are written with a link type other than
+// Ethernet. Tags and lengths are not: link-layer fields exist for Ethernet only.
 func carriedBy(link layers.LinkType, etherType uint16) bool {
 	switch etherType {
 	case 0x0800, 0x86dd:
@@ -77,7 +79,7 @@ func carriedBy(link layers.LinkType, etherType uint16) bool {
 	return false
 }
 
-// single is a capture of one packet.
+// single returns a capture of one packet.
 func single(t *testing.T, link layers.LinkType, ci gopacket.CaptureInfo, data []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -87,7 +89,7 @@ func single(t *testing.T, link layers.LinkType, ci gopacket.CaptureInfo, data []
 	return b.Bytes()
 }
 
-// sharedCaptures are all of the real ones.
+// sharedCaptures returns all real captures.
 func sharedCaptures(t *testing.T) []*capture {
 	t.Helper()
 	if _, err := os.Stat(shared); err != nil {
@@ -106,7 +108,7 @@ func sharedCaptures(t *testing.T) []*capture {
 	return append(all, payloads(t))
 }
 
-// payloads is a capture of the datagrams of which there are the payloads alone, a file each.
+// payloads returns a capture of the datagrams stored as payloads only, one a file.
 func payloads(t *testing.T) *capture {
 	t.Helper()
 	files, err := filepath.Glob(shared + "/telegraf/*.bin")
@@ -145,7 +147,7 @@ func readCapture(t *testing.T, path string) *capture {
 	}
 }
 
-// label names a packet.
+// label returns the name of a packet.
 func (c *capture) label(frame int) string {
 	if c.labels == nil {
 		return fmt.Sprintf("%s frame %d", c.name, frame)
@@ -153,10 +155,11 @@ func (c *capture) label(frame int) string {
 	return c.labels[frame-1]
 }
 
-// Programs may have 8 of contains and matches.
+// maxSearches is the maximum number of contains and matches in a program of an old kernel.
 const maxSearches = 8
 
-// weirs tries pairs' expressions on each packet of captures: which ones each matches, by capture and expression.
+// weirs tries the pairs' expressions on each packet of captures. It returns the answers by capture
+// and expression.
 func weirs(t *testing.T, captures []*capture, some []pair, interpret bool) [][]answer {
 	t.Helper()
 	out := make([][]answer, len(captures))
@@ -176,10 +179,10 @@ func weirs(t *testing.T, captures []*capture, some []pair, interpret bool) [][]a
 	return out
 }
 
-// answer is which packets an expression matches, and of which that cannot be decided.
+// answer is the packets matched by an expression, and the undecidable ones.
 type answer struct{ match, unsure frames }
 
-// tries has expressions be the rules of one program, that is loaded once for all captures.
+// tries makes expressions the rules of one program, loaded once for all captures.
 type tries struct {
 	*filter.Trial
 	before filter.TrialResult
@@ -207,7 +210,8 @@ func newTries(t *testing.T, some []pair, interpret bool) *tries {
 	return tr
 }
 
-// more is how many packets a capture has each rule match more, and of how many more that cannot be decided.
+// more returns, for each rule, the number of additional matches and of additional undecided packets
+// by a capture.
 func (tr *tries) more(t *testing.T, r io.Reader) (matched, unsure []uint64) {
 	t.Helper()
 	check(t, tr.Capture(r))
@@ -224,7 +228,8 @@ func (tr *tries) more(t *testing.T, r io.Reader) (matched, unsure []uint64) {
 	return matched, unsure
 }
 
-// each is which packets of a capture each rule matches, one by one, and all at once the same number.
+// each returns the matches of each rule, one packet at a time. It checks their number against the
+// whole capture.
 func (tr *tries) each(t *testing.T, c *capture) []answer {
 	t.Helper()
 	out := make([]answer, len(tr.before.Rules))

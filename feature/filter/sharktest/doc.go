@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sharktest holds weir filter test to tshark: a table of expressions and of the display filters that are to mean
-// the same, over captures of real routers and over packets that it makes itself. Its tests alone matter.
+// Package sharktest compares weir filter test with tshark. It has a table of expressions with
+// equivalent display filters, tried on captures of real routers and on generated packets. It has
+// only tests.
 package sharktest

@@ -4,7 +4,7 @@ package sharktest
 
 import "strings"
 
-// Numbers of protocols, as IP headers have them.
+// Protocol numbers in IP headers.
 const (
 	pHopOpts  = 0
 	pICMP     = 1
@@ -41,7 +41,7 @@ func (p packet) padded(with string) packet {
 	return p
 }
 
-// generated is the capture that the project makes itself, since real ones are mostly of BGP, BMP and IPFIX.
+// generated returns the project's own capture, because real ones are mostly of BGP, BMP and IPFIX.
 func generated() []packet {
 	var all []packet
 	for _, some := range [][]packet{linkPackets(), ip4Packets(), ip6Packets(), tcpPackets(), udpPackets(), textPackets(), icmpPackets(), grePackets(), innerPackets(), brokenPackets()} {
@@ -124,7 +124,8 @@ func ip6Packets() []packet {
 	}
 }
 
-// nine is the rest of a packet with nine destination options headers, of which the first is announced already.
+// nine returns the rest of a packet with nine destination options headers. The first is already
+// announced.
 func nine(pad string, body []byte) []byte {
 	next := byte(pUDP)
 	for range 9 {
@@ -243,7 +244,7 @@ func icmpPackets() []packet {
 	}
 }
 
-// Inner packets of tunnels have addresses and ports of their own.
+// Inner packets of tunnels have their own addresses and ports.
 var (
 	inner4 = string(v4(pUDP, udp(7000, 7001, "inside"), addresses(12, inner4a, inner4b), put8(8, 33), put16(4, 0x7777)))
 	inner6 = string(v6(pUDP, udp(7000, 7001, "inside"), addresses(8, inner6a, inner6b), put8(7, 33)))
@@ -261,7 +262,7 @@ func grePackets() []packet {
 	}
 }
 
-// innerPackets carry other packets: weir sees the outermost headers only.
+// innerPackets carry other packets: weir reads only the outermost headers.
 func innerPackets() []packet {
 	return []packet{
 		ip4("ipip", pIPIP, []byte(inner4)),

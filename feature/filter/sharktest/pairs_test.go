@@ -2,17 +2,17 @@
 
 package sharktest
 
-// pair is an expression of weir's and the display filter that is to mean the same.
+// pair is an expression of weir and the equivalent display filter.
 type pair struct {
 	weir, shark string
-	but         []reason // why single packets differ; every one that does is named by a reason, and no reason is idle
+	but         []reason // reasons for differences in single packets; every difference needs a reason, and every reason a difference
 }
 
-// pairs are the language's fields in the order of the layers, and its operators. A pair without reasons holds for every
-// packet of every capture.
+// pairs covers the language's fields, in the order of the layers, and its operators. A pair without
+// reasons holds for every packet of every capture.
 var pairs = [][]pair{linkPairs, ip4Pairs, ip6Pairs, tcpPairs, udpPairs, icmpPairs, payloadPairs, textPairs, operatorPairs}
 
-// headers is how many of the first groups are about the headers up to TCP and UDP.
+// headers is the number of leading groups about headers up to TCP and UDP.
 const headers = 5
 
 var linkPairs = []pair{

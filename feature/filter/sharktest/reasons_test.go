@@ -2,7 +2,7 @@
 
 package sharktest
 
-// side is who alone matches a packet.
+// side is the only tool with a match.
 type side string
 
 const (
@@ -10,8 +10,8 @@ const (
 	sharkOnly side = "tshark"
 )
 
-// reason says why packets are matched by one of the two only: those of the generated capture by their labels, or those
-// that a display filter describes.
+// reason explains packets matched by one tool only: packets of the generated capture by label, or
+// all packets of a display filter.
 type reason struct {
 	why    string
 	only   side
@@ -19,7 +19,7 @@ type reason struct {
 	where  string
 }
 
-// What weir documents as its own view of a packet (docs/FILTER.md, "What a hook sees").
+// Documented differences in dissecting a packet (docs/FILTER.md, "What a hook sees").
 var (
 	carried = reason{why: "what tunnels and ICMP errors carry is not looked at", only: sharkOnly, labels: []string{"port unreachable", "fragmentation needed", "time exceeded", "redirect",
 		"ipv6 packet too big", "ipv6 port unreachable", "gre ipv4 inside", "gre ipv6 inside", "ipip", "6in4", "4in6", "6in6", "vxlan", "mpls", "pppoe"}}
@@ -40,7 +40,7 @@ var (
 	serviceTags  = reason{why: "a service tag (802.1ad) is a tag as any other; Wireshark has ieee8021ad fields for it", only: weirOnly, labels: []string{"QinQ"}}
 )
 
-// What weir's language means otherwise (docs/FILTER.md, "Coming from Wireshark").
+// Documented differences of the language (docs/FILTER.md, "Coming from Wireshark").
 var (
 	absentField      = reason{why: "x != y is true where there is no x", only: weirOnly, where: "not udp"}
 	flagAlone        = reason{why: "a field of one bit alone asks whether it is set, not whether it is there", only: sharkOnly, where: "tcp.flags.syn == 0"}

@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// Both match the same packets of each capture, by the kernel's run of the program and by the interpreter, but for
-// packets that a pair gives a reason for.
+// weir and tshark match the same packets of each capture, both with the kernel's run of the program
+// and with the interpreter. Differences need a reason of the pair.
 func TestGenerated(t *testing.T) {
 	needTshark(t)
 	t.Parallel()
@@ -33,13 +33,13 @@ func TestGenerated(t *testing.T) {
 	}
 }
 
-// Of packets that a snaplen has cut, what weir decides is what tshark says of them.
+// For packets truncated by a snaplen, decided answers of weir equal tshark's.
 func TestSnaplen(t *testing.T) {
 	needTshark(t)
 	t.Parallel()
-	lengths := map[int]float64{14: 0.8, 34: 0.3, 40: 0.22, 54: 0.15, 60: 0.12, 96: 0.06} // and how much cannot be decided at most
+	lengths := map[int]float64{14: 0.8, 34: 0.3, 40: 0.22, 54: 0.15, 60: 0.12, 96: 0.06} // snaplen → maximum share of undecided answers
 	asked := make([][]pair, len(pairs))
-	for i, some := range pairs { // tshark's len() is that of the bytes which are there, and it knows SIP by more than the method
+	for i, some := range pairs { // tshark's len() counts captured bytes only, and its SIP dissector needs more than the method
 		asked[i] = slices.DeleteFunc(slices.Clone(some), func(p pair) bool { return strings.Contains(p.shark, "len(") || strings.Contains(p.shark, "sip.") })
 	}
 	for n, most := range lengths {
@@ -50,19 +50,19 @@ func TestSnaplen(t *testing.T) {
 			}
 		}
 		c := writeCapture(t, fmt.Sprint("generated, cut to ", n), layers.LinkTypeEthernet, some)
-		const given = "not ip.hdr_len > 20 or frame.cap_len > 60" // tshark shows no destination where IPv4 options are cut off
+		const given = "not ip.hdr_len > 20 or frame.cap_len > 60" // tshark shows no destination if IPv4 options are cut off
 		comparison{captures: []*capture{c}, pairs: asked, only: given, undecided: most}.run(t)
 	}
 }
 
-// The same of captures of real routers.
+// The same for captures of real routers.
 func TestShared(t *testing.T) {
 	needTshark(t)
 	t.Parallel()
 	comparison{captures: sharedCaptures(t), pairs: pairs}.run(t)
 }
 
-// One pass with a tap for each filter says what tshark -Y says of each.
+// One pass with a tap for each filter gives the same results as tshark -Y with each.
 func TestTaps(t *testing.T) {
 	needTshark(t)
 	t.Parallel()
@@ -84,13 +84,13 @@ func TestTaps(t *testing.T) {
 type comparison struct {
 	captures  []*capture
 	pairs     [][]pair
-	only      string  // a display filter of the packets that are compared, all where it is empty
-	least     int     // how many must be
-	telling   bool    // each pair must match some packets of some capture, and not all
-	undecided float64 // how many answers may not be decided at most, of all
+	only      string  // display filter of the compared packets, empty: all
+	least     int     // minimum number of compared packets
+	telling   bool    // each pair must match some packets of some capture, but not all
+	undecided float64 // maximum share of undecided answers
 }
 
-// run compares, and returns the reasons that were not needed.
+// run compares and returns the unneeded reasons.
 func (c comparison) run(t *testing.T) (idle []excuse) {
 	t.Helper()
 	filters, where := displayFilters(c.pairs)
@@ -145,7 +145,7 @@ func (c comparison) run(t *testing.T) (idle []excuse) {
 	return idle
 }
 
-// displayFilters are those of all pairs, and those of all reasons.
+// displayFilters returns the filters of all pairs and of all reasons.
 func displayFilters(of [][]pair) (filters, where []string) {
 	for _, p := range slices.Concat(of...) {
 		filters = append(filters, p.shark)
@@ -166,12 +166,12 @@ type excuse struct {
 
 func (e excuse) String() string { return fmt.Sprintf("%s and %s: %s", e.weir, e.shark, e.why) }
 
-// judge looks at what one pair matched of one capture.
+// judge evaluates the matches of one pair in one capture.
 type judge struct {
 	*capture
 	pair
 	where  []string
-	holds  []frames // of which packets each of where is true, and in the end which are compared
+	holds  []frames // packets for each filter of where, and last the compared packets
 	needed map[string]bool
 }
 
@@ -196,7 +196,7 @@ func (j judge) differences(t *testing.T, weir answer, shark frames) {
 	}
 }
 
-// excused says whether the pair gives a reason for a packet.
+// excused reports whether the pair gives a reason for a packet.
 func (j judge) excused(frame int, only side) bool {
 	for _, r := range j.but {
 		named := j.labels != nil && slices.Contains(r.labels, j.label(frame)) || r.where != "" && j.holds[slices.Index(j.where, r.where)][frame]

@@ -10,8 +10,8 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// The table has every field, every operator and every kind of slice; nothing of the language is left out but lists and
-// rates, that Wireshark has none of.
+// The table covers every field, every operator and every kind of slice. It omits only lists and
+// rates, because Wireshark has none.
 func TestTable(t *testing.T) {
 	seen := map[string]int{}
 	for _, p := range slices.Concat(pairs...) {
@@ -35,7 +35,7 @@ func TestTable(t *testing.T) {
 		want = append(want, fmt.Sprint("part ", part))
 	}
 	for _, f := range expr.Fields() {
-		if f.ID != expr.TransportUnreadable { // Wireshark has none
+		if f.ID != expr.TransportUnreadable { // not in Wireshark
 			want = append(want, f.Name)
 		}
 	}

@@ -14,15 +14,16 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// tsharkFlags have tshark see packets as weir does: each for itself, from its first byte to its last.
+// tsharkFlags make tshark dissect packets like weir: each on its own, from its first byte to its
+// last.
 var tsharkFlags = []string{"-n",
-	"-o", "ip.defragment:FALSE", "-o", "ipv6.defragment:FALSE", // a fragment is what it is
-	"-o", "tcp.desegment_tcp_streams:FALSE", // so is a segment
-	"-d", "tcp.port==9998,data", "-d", "udp.port==9999,data", // payload that no heuristic is to guess at
+	"-o", "ip.defragment:FALSE", "-o", "ipv6.defragment:FALSE", // no reassembly of fragments
+	"-o", "tcp.desegment_tcp_streams:FALSE", // no reassembly of segments
+	"-d", "tcp.port==9998,data", "-d", "udp.port==9999,data", // no heuristics for payloads
 }
 
-// needTshark skips where tshark is not installed, which is a failure where bootstrap has installed it, and where one may not
-// have the kernel run programs.
+// needTshark skips a test without tshark, or without the right to run programs in the kernel. After
+// bootstrap installed tshark, its absence is a failure.
 func needTshark(t testing.TB) {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -34,7 +35,7 @@ func needTshark(t testing.TB) {
 func tshark(t testing.TB, env []string, args ...string) string {
 	t.Helper()
 	c := exec.Command("tshark", append(tsharkFlags[:len(tsharkFlags):len(tsharkFlags)], args...)...)
-	home := t.TempDir() // not the preferences of whoever runs the test
+	home := t.TempDir() // ignore preferences of the current user
 	c.Env = append(append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME="+home, "WIRESHARK_CONFIG_DIR="+home), env...)
 	var stderr bytes.Buffer
 	c.Stderr = &stderr
@@ -45,10 +46,10 @@ func tshark(t testing.TB, env []string, args ...string) string {
 	return string(out)
 }
 
-// frames are which packets, numbered from 1, match.
+// frames is the set of matching packets, numbered from 1.
 type frames map[int]bool
 
-// sharks asks tshark which packets of a capture each of the display filters matches.
+// sharks returns the packets of a capture matched by each display filter.
 func sharks(t testing.TB, capture string, filters []string) []frames {
 	t.Helper()
 	list := filepath.Join(t.TempDir(), "filters")
@@ -74,7 +75,7 @@ func sharks(t testing.TB, capture string, filters []string) []frames {
 	return matched
 }
 
-// shark asks tshark for one display filter, as people do.
+// shark runs tshark with one display filter, like a user.
 func shark(t testing.TB, capture, filter string) frames {
 	t.Helper()
 	matched := frames{}
