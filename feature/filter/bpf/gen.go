@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bpf holds the BPF functions that compiled filters call, and their generated Go.
+// Package bpf has the BPF functions of compiled filters and their generated Go.
 package bpf
 
 //go:generate go tool bpf2go -tags linux -cflags "-mcpu=v3 -O2 -g -Wall -Werror -I../../../bpf -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" Lookup lookup.bpf.c
