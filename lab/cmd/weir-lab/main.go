@@ -93,9 +93,12 @@ func newCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "weir-lab",
 		Short: "Run the experiments behind weir's claims",
-		Long: `weir-lab runs experiments on real software: it makes network namespaces, starts
-real daemons in them, measures, judges claims, and removes everything again, also
-after Ctrl-C. It uses pins of its own and never touches a weir in use.`,
+		Long: `Run experiments on real software. An experiment creates network namespaces, starts
+real daemons in them, measures, and evaluates claims about weir. It then removes all
+of its objects, also after Ctrl-C. Each run has its own pins and never touches a weir
+in use.`,
+		Example: `  weir-lab list
+  sudo weir-lab run telemetry --quick`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usage{fmt.Errorf("unknown command %q; see weir-lab --help", args[0])}

@@ -24,8 +24,10 @@ func resultsCommand() *cobra.Command {
 	var quick bool
 	c := &cobra.Command{
 		Use: "results [EXPERIMENT...]", Short: "Run experiments and write the measurements",
-		Long: `Run every experiment and write what was measured. With names these alone are run, and
-their sections of the file are replaced: the others stay as they were measured.`,
+		Long: `Run every experiment and write the measurements to a file. With names, run only these
+experiments and replace their sections of the file. Other sections stay unchanged.`,
+		Example: `  sudo weir-lab results
+  sudo weir-lab results table guard --quick`,
 		Args: func(_ *cobra.Command, names []string) error {
 			for _, name := range names {
 				if _, err := lab.Lookup(name); err != nil {

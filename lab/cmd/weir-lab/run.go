@@ -31,10 +31,18 @@ func runCommand() *cobra.Command {
 	var f runFlags
 	c := &cobra.Command{
 		Use: "run NAME", Short: "Run an experiment",
-		Long: `Run an experiment and judge its claims. A correctness claim that does not hold
-makes the exit status 1; a performance claim that falls short is shown, and makes
-it 1 only with --strict, for a busy machine can miss a time and nothing be wrong.
-Wrong usage gives 2; a machine or user that cannot run the experiment, 3.`,
+		Long: `Run an experiment and evaluate its claims.
+
+Exit status:
+  0  all claims hold, or only performance claims failed
+  1  a correctness claim failed; with --strict, any claim
+  2  wrong usage
+  3  this machine or user cannot run the experiment
+
+A busy machine can fail a performance claim without a fault of weir.`,
+		Example: `  sudo weir-lab run telemetry --quick
+  sudo weir-lab run table --smoke --json
+  sudo weir-lab run telemetry --without-weir`,
 		Args: func(cmd *cobra.Command, args []string) error { return wrong(cobra.ExactArgs(1)(cmd, args)) },
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			var names []string
