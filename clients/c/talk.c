@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A server of one's own whose sessions can move at any time, and survive SIGKILL: for each message
- * of 7 bytes it answers with 8, the hash of all so far. weir's tests talk with it, and it is an
- * example of a C server.
+ * An example server in C, with sessions that can move at any time and survive SIGKILL. It answers
+ * each message of 7 bytes with 8 bytes, the hash of all messages so far. weir's tests use it, too.
  *
  *	talk KEEPER NAME PORT [PROOF_MS]
  */
@@ -12,7 +11,7 @@
 
 enum { QUESTION = 7, ANSWER = 8, SESSIONS = 64 };
 
-/* What a session is, besides its socket. */
+/* The state of a session, besides its socket. */
 struct talk {
 	struct weir_session session;
 	uint64_t hash, count;
@@ -61,7 +60,7 @@ static void flush(struct talk *t)
 	}
 }
 
-/* Answers what has come: 0, or -1 at the end of the session. */
+/* Answers the received messages. Returns 0, or -1 at the end of the session. */
 static int answer(struct talk *t)
 {
 	unsigned char b[QUESTION + 3000], state[16];
@@ -70,10 +69,10 @@ static int answer(struct talk *t)
 
 	flush(t);
 	if (t->out_len > 0)
-		return 0; /* the peer does not read: nor do we */
+		return 0; /* the peer does not read, so stop reading, too */
 	memcpy(b, t->partial, t->partial_len);
 	n = weir_session_recv(&t->session, b + t->partial_len, sizeof(b) - t->partial_len);
-	if (n < 0) /* ESTALE too: it is another's */
+	if (n < 0) /* also ESTALE: another process owns it */
 		return errno == EAGAIN || errno == EINTR ? 0 : -1;
 	if (n == 0)
 		return -1;
@@ -86,7 +85,7 @@ static int answer(struct talk *t)
 	}
 	t->partial_len = (size_t)n - at;
 	memcpy(t->partial, b + at, t->partial_len);
-	/* Committed is what was sent: so all of it, before the state says so. */
+	/* The state covers the answers as sent, so send all of them before the commit. */
 	while (t->out_len > 0) {
 		struct pollfd p = { t->session.fd, POLLOUT, 0 };
 
@@ -118,7 +117,7 @@ static int take(const struct weir_session *s)
 	return i;
 }
 
-/* An order: the name of a member to give all sessions to. */
+/* An order: the name of the member to receive all sessions. */
 static void order(char *to)
 {
 	unsigned char state[16];
@@ -143,7 +142,7 @@ static void order(char *to)
 	fflush(stdout);
 }
 
-/* What weir handoff send, or a change of steering, wants. */
+/* Carries out weir handoff send, or a change of steering. */
 static void move(struct weir_handoff *me, uint64_t session, const char *to)
 {
 	unsigned char state[16];
@@ -204,7 +203,7 @@ int main(int argc, char **argv)
 		struct pollfd p[SESSIONS + 2];
 		int who[SESSIONS + 2];
 
-		/* Without descriptors what is to be accepted waits, and has no poll return meanwhile. */
+		/* Without descriptors, waiting connections would make each poll return at once. */
 		p[0].fd = scarce ? -1 : weir_handoff_fd(&h);
 		p[1].fd = STDIN_FILENO;
 		p[0].events = p[1].events = POLLIN;
@@ -230,7 +229,7 @@ int main(int argc, char **argv)
 			n = 0;
 			while (n == 0 && weir_session_pending(&talks[i]->session) > 0 &&
 			       talks[i]->out_len == 0)
-				n = answer(talks[i]); /* nothing in the socket tells of it */
+				n = answer(talks[i]); /* the socket does not show these bytes */
 			if (n) {
 				weir_session_close(&h, &talks[i]->session);
 				forget(i);

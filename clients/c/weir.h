@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * With this header a collector gives itself a slot of a service that weir steers:
+ * This header lets a collector register itself for a slot of a service steered by weir:
  *
  *	char error[256];
  *	if (weir_register("telemetry", 0, 30000, error, sizeof(error)))
  *		fprintf(stderr, "%s\n", error);
  *
- * Call it when the sockets are bound and the program is ready to serve. The slot is withdrawn by
- * the kernel when the process exits; there is nothing to undo. weir serve is believed if it runs as
- * root, as the own user, as the owner of the socket's directory, or as the user whose number is in
- * $WEIR_REGISTER_UID. C99 and C++; needs no library.
+ * Call it when the sockets are bound and the program is ready to serve. The kernel withdraws the
+ * slot when the process exits, so there is nothing to undo. weir serve is trusted if it runs as
+ * root, as this process's user, as the owner of the socket's directory, or as the user number in
+ * $WEIR_REGISTER_UID. Requires C99 or C++ and no library.
  */
 #ifndef WEIR_H
 #define WEIR_H
@@ -28,7 +28,7 @@
 extern "C" {
 #endif
 
-/* Where weir serve takes registrations, unless $WEIR_REGISTER_SOCKET names another place. */
+/* The registration socket of weir serve, unless $WEIR_REGISTER_SOCKET names another path. */
 #define WEIR_REGISTER_SOCKET "/run/weir/register.sock"
 
 /* With -std=c99 glibc has no SO_PEERCRED. */
@@ -46,15 +46,16 @@ extern "C" {
 #define WEIR_SO_PEERCRED_ 17
 #endif
 
-/* Whether root, this user, the user (a number) in the environment variable env, or the owner of the
- * socket's directory answers at path: everybody can take an abstract name. Sets *uid to who does. */
+/* Reports whether the process at path belongs to root, this user, the user (a number) in the
+ * environment variable env, or the owner of the socket's directory. Anyone can bind an abstract
+ * name. Sets *uid to its user. */
 static inline int weir_register_believes_(int fd, const char *path, const char *env,
 					  unsigned int *uid)
 {
 	struct {
 		int pid;
 		unsigned int uid, gid;
-	} peer; /* struct ucred, for which glibc wants _GNU_SOURCE */
+	} peer; /* struct ucred; glibc requires _GNU_SOURCE for it */
 	socklen_t length = sizeof(peer);
 	const char *number = getenv(env), *slash = strrchr(path, '/');
 	char *end, dir[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
@@ -78,7 +79,7 @@ static inline int weir_register_believes_(int fd, const char *path, const char *
 	return !stat(dir, &st) && (unsigned int)st.st_uid == peer.uid;
 }
 
-/* The socket, connected, or -1 with errno set. */
+/* Returns the connected socket, or -1 with errno set. */
 static inline int weir_connect_(const char *path, int timeout_ms)
 {
 	struct sockaddr_un to;
@@ -96,7 +97,7 @@ static inline int weir_connect_(const char *path, int timeout_ms)
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return -1;
-	/* weir's own limit comes first: its answer says what was missing. */
+	/* weir's own timeout ends first, and its answer names the missing parts. */
 	limit.tv_sec = timeout_ms / 1000 + 2;
 	limit.tv_usec = timeout_ms % 1000 * 1000;
 	if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) ||
@@ -114,7 +115,7 @@ static inline int weir_connect_(const char *path, int timeout_ms)
 	return fd;
 }
 
-/* Sends the request and reads the whole answer: its length, or -1 with errno set. */
+/* Sends the request and reads the whole answer. Returns its length, or -1 with errno set. */
 static inline ssize_t weir_exchange_(int fd, const char *request, size_t length, char *answer,
 				     size_t size)
 {
@@ -145,9 +146,9 @@ static inline ssize_t weir_exchange_(int fd, const char *request, size_t length,
 }
 
 /*
- * Registers the calling process as the member of a slot and returns 0 once the slot's traffic
- * reaches it. It waits up to timeout_ms milliseconds for sockets that are still missing. On
- * failure it returns -1, and error, unless it is NULL, says why.
+ * Registers the calling process as the member of a slot. Returns 0 when the slot's traffic reaches
+ * the process. It waits up to timeout_ms milliseconds for missing sockets. On failure it returns -1
+ * and writes the reason to error, unless that is NULL.
  */
 static inline int weir_register(const char *service, int slot, int timeout_ms, char *error,
 				size_t size)

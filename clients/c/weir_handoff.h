@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * With this header the TCP sessions of a C or C++ server outlive its process. A keeper (weir serve,
- * weir handoff keep) has a duplicate of each connection; see docs/HANDOFF.md for what is promised.
+ * This header keeps the TCP sessions of a C or C++ server alive when its process ends. A keeper (weir
+ * serve or weir handoff keep) has a duplicate of each connection. docs/HANDOFF.md lists the
+ * guarantees.
  *
  *	struct weir_handoff h;
  *	struct weir_session s;
  *
  *	if (weir_handoff_init(&h, "telemetry", "0", NULL))
  *		errx(1, "%s", h.error);
- *	fd = weir_handoff_find(&h, "tcp :1790");	// of the process before; else -1:
+ *	fd = weir_handoff_find(&h, "tcp :1790");	// the predecessor's, or -1
  *	if (fd < 0)
  *		fd = my_listen(1790);
  *	weir_handoff_start(&h, fd, "tcp :1790");
@@ -16,17 +17,17 @@
  *		if (weir_handoff_accept(&h, &s, -1) > 0)	// or poll weir_handoff_fd(&h)
  *			serve(&s);
  *		else if (weir_handoff_short(errno))
- *			usleep(100000);		// until others have ended: what is to be accepted waits
+ *			usleep(100000);		// until descriptors are free: the connection waits
  *		else if (errno != EINTR)
  *			break;			// ECANCELED: replaced
  *	weir_handoff_stop(&h);
  *
  * weir_handoff_transfer() gives a session to a member by name. For sessions that survive SIGKILL,
- * read with weir_session_recv(), write with weir_session_send(), and say after each read with
- * weir_handoff_commit() what your state accounts for. Sockets are non-blocking: other processes
- * share that flag. A session that is the caller's no more goes on elsewhere: recv, send and commit say
- * ESTALE; close it then. One thread at a time uses a struct weir_handoff. C99 (-std=gnu99, or _GNU_SOURCE)
- * and C++; needs no library.
+ * read with weir_session_recv(), write with weir_session_send(), and call weir_handoff_commit()
+ * after each read with the application's state. Sockets are non-blocking, because other processes
+ * share that flag. If another process owns a session, recv, send and commit fail with ESTALE. Close
+ * the session then. A struct weir_handoff is not safe for concurrent use. Requires C99 (-std=gnu99,
+ * or _GNU_SOURCE) or C++, and no library.
  */
 #ifndef WEIR_HANDOFF_H
 #define WEIR_HANDOFF_H
@@ -61,14 +62,15 @@ extern "C" {
 #define WEIR_HANDOFF_SOCKET  "/run/weir/handoff.sock" /* unless $WEIR_HANDOFF_SOCKET is set */
 
 enum { WEIR_HEADER_ = 48, WEIR_NAME_ = 63, WEIR_TEXT_ = 1024, WEIR_INLINE_ = 65536 };
-/* For an answer, for a keeper that does not read, and between attempts to find one. */
+/* Timeouts for an answer and for a keeper that does not read, and the time between attempts to
+ * reconnect. */
 enum { WEIR_TIMEOUT_MS_ = 5000, WEIR_PATIENCE_MS_ = 2000, WEIR_RETRY_MS_ = 250 };
 /*
- * Of a member that is replaced: the default of proof_ms, between attempts to hand over the sessions that
- * came back, and between looks whether it may end.
+ * Times of a replaced member: the default of proof_ms, between attempts to hand over returned
+ * sessions, and between checks whether it may end.
  */
 enum { WEIR_PROOF_MS_ = 1000, WEIR_TRY_MS_ = 2000, WEIR_TRY_LAST_MS_ = 60000, WEIR_LOOK_MS_ = 50 };
-/* MFD_CLOEXEC | MFD_ALLOW_SEALING, F_ADD_SEALS, F_SEAL_*: the headers want _GNU_SOURCE for them. */
+/* MFD_CLOEXEC | MFD_ALLOW_SEALING, F_ADD_SEALS, F_SEAL_*: the headers require _GNU_SOURCE for them. */
 enum { WEIR_MFD_FLAGS_ = 3, WEIR_ADD_SEALS_ = 1033, WEIR_SEALS_ = 15 };
 enum { WEIR_PEEK_OFF_ = 42 }; /* SO_PEEK_OFF */
 
@@ -104,38 +106,38 @@ enum {
 	WEIR_LOST_ = 12
 };
 
-/* A connection. read and written are positions: bytes since the connection was made. */
+/* A connection. read and written are positions: bytes since the beginning of the connection. */
 struct weir_session {
 	int fd;
-	int received;  /* another process had it before */
+	int received;  /* another process owned it before */
 	int crashed;   /* and died with it */
 	uint64_t id;   /* SO_COOKIE */
 	uint64_t read; /* taken out of the socket */
 	uint64_t written;
-	uint64_t replay; /* bytes to come that the kernel has taken already, from a predecessor */
-	size_t seen;	 /* shown by weir_session_recv, not committed */
-	unsigned char *state; /* as committed by the predecessor; NULL for a new one */
+	uint64_t replay;      /* bytes to be written again that the predecessor has already sent */
+	size_t seen;	      /* returned by weir_session_recv, not committed */
+	unsigned char *state; /* as committed by the predecessor; NULL for a new session */
 	size_t state_len;
-	unsigned char *unread; /* what it had read and its state does not account for */
+	unsigned char *unread; /* read by the predecessor, not covered by its state */
 	size_t unread_len, unread_off;
 	struct weir_note_ *note;
 };
 
 /*
- * What the next keeper is to know of a session: as it was committed last. It is the library's, on a
- * list of all sessions, until the session is closed or transferred: till then fd stays open.
+ * The library's record of a session as of its last commit, for the next keeper. It is on a list of
+ * all sessions until the session is closed or transferred. Until then fd stays open.
  */
 struct weir_note_ {
 	uint64_t session, read, written;
 	int fd;
-	unsigned int kept;  /* by which connection to the keeper */
-	int refused;	    /* the keeper has said no: the next commit asks */
-	int moved;	    /* it is another process's, or may be */
-	int cut;	    /* may be: the keeper went in the midst of its transfer */
-	int over;	    /* of such a one: the caller has closed it, fd is the library's */
-	unsigned char *mem; /* a copy of state, and behind it of unread */
+	unsigned int kept; /* number of the keeper connection that keeps it */
+	int refused;	   /* the keeper rejected it; the next commit waits for the answer */
+	int moved;	   /* owned by another process, or possibly */
+	int cut;	   /* possibly: the keeper exited during the transfer */
+	int over; /* after such a transfer: closed by the caller, fd belongs to the library */
+	unsigned char *mem; /* a copy of state, followed by unread */
 	size_t state_len, unread_len;
-	size_t has; /* bytes of both that this keeper has, as far as is known */
+	size_t has; /* size of both at this keeper, as far as known */
 	struct weir_note_ *next, **at;
 };
 
@@ -146,9 +148,9 @@ struct weir_message_ {
 	size_t name_len, text_len;
 	const void *state, *unread;
 	size_t state_len, unread_len;
-	int fd;		    /* sent, or received and the receiver's; -1: none */
-	int cut;	    /* received without its descriptors: this process may have no more */
-	unsigned char *mem; /* received: state and unread are in here */
+	int fd;	 /* to send, or received and owned by the receiver; -1: none */
+	int cut; /* received without its descriptors, because this process has reached its limit */
+	unsigned char *mem; /* received: contains state and unread */
 };
 
 struct weir_given_ {
@@ -156,7 +158,7 @@ struct weir_given_ {
 	struct weir_given_ *next;
 };
 
-/* That a session is to go to a member. */
+/* An order to move a session to a member. */
 struct weir_order_ {
 	uint64_t session;
 	char to[64];
@@ -165,49 +167,48 @@ struct weir_order_ {
 
 struct weir_handoff {
 	/*
-	 * Set it between weir_handoff_init() and weir_handoff_start() if sessions are to move when
-	 * others want it: weir handoff send, a change of steering. weir_handoff_accept() calls it
-	 * with the number of a session (id; 0: all) and the name of a member ("": any), for it to
-	 * call weir_handoff_transfer(). What that refuses stays. When a newer process of this name is
-	 * ready, weir_handoff_accept() calls it with 0 and that name, and again for sessions that come
-	 * back.
+	 * Set this between weir_handoff_init() and weir_handoff_start() to support moves on
+	 * request: weir handoff send, or a change of steering. weir_handoff_accept() calls it with
+	 * the number of a session (id; 0: all) and the name of a member ("": any). The function then calls
+	 * weir_handoff_transfer(). On failure the session stays. When a newer process of this name
+	 * is ready, weir_handoff_accept() calls it with 0 and that name, and again for returned
+	 * sessions.
 	 */
 	void (*move)(struct weir_handoff *h, uint64_t session, const char *to);
-	void *arg; /* the caller's own */
+	void *arg; /* for the caller */
 	/*
-	 * How long a newer process has to live before this one is told that it is replaced, in
-	 * milliseconds, if not 1000. Set it before weir_handoff_start().
+	 * The required life of a newer process before this one counts as replaced, in milliseconds.
+	 * 0 means 1000. Set it before weir_handoff_start().
 	 */
 	int proof_ms;
 
 	int conn;     /* -1: no keeper */
-	int broken;   /* it has ended: conn is read to its end, for what it has said before */
-	int hello;    /* a connection whose Hello is not answered yet; -1: none */
+	int broken;   /* the keeper has exited: conn still has unread messages */
+	int hello;    /* a connection waiting for the answer to Hello; -1: none */
 	int listener; /* -1: none */
 	uint64_t listener_id;
 	int epoll;
-	int timer; /* in epoll: wakes the caller while there is no keeper, and once if woken */
-	int woken; /* something for weir_handoff_accept() was heard that is not in conn any more */
-	int replaced; /* a newer process of this name has proved itself: hand over, and end */
+	int timer;    /* in epoll: wakes the caller without a keeper, and once if woken is set */
+	int woken;    /* a message for weir_handoff_accept() was already read from conn */
+	int replaced; /* a newer process of this name has proved itself: hand over and end */
 	int ready;
-	int standby; /* the keeper knows members that stand by */
-	int proving; /* a newer process is ready and has to prove itself: this one accepts nothing */
-	int64_t proof,
-		again; /* it has to live until then; the next attempt to hand sessions over */
-	int pause;     /* to the one after that, in ms */
+	int standby;	      /* the keeper supports members on standby */
+	int proving;	      /* a newer process is ready but not proved yet: accept nothing */
+	int64_t proof, again; /* end of its proof; the next attempt to hand over */
+	int pause;	      /* until the attempt after that, in ms */
 	unsigned int seq, generation;
-	size_t max_state; /* as the keeper says, also while it runs */
+	size_t max_state; /* from the keeper; may change at any time */
 	char service[64], name[64], label[256];
-	char socket[108]; /* the keeper's, as it was said */
+	char socket[108]; /* the keeper's, as given by the caller */
 	struct sockaddr_un keeper;
 	socklen_t keeper_len;
-	int64_t retry, hello_end; /* when to try again, and to give an attempt up */
+	int64_t retry, hello_end; /* the next attempt to connect, and its timeout */
 	struct weir_given_ *given, **last;
 	struct weir_order_ *orders, **last_order;
 	struct weir_note_ *notes;
-	struct weir_note_ *spare; /* for the connection that is accepted next */
-	char error[512];	  /* why the last call has failed */
-	unsigned int code;	  /* the protocol's, where the keeper refuses: 7 over a limit */
+	struct weir_note_ *spare; /* for the next accepted connection */
+	char error[512];	  /* text of the last error */
+	unsigned int code;	  /* code of the protocol if the keeper rejects; 7: over a limit */
 };
 
 static inline int weir_fail_(struct weir_handoff *h, const char *format, ...)
@@ -223,7 +224,7 @@ static inline int weir_fail_(struct weir_handoff *h, const char *format, ...)
 	return -1;
 }
 
-/* Milliseconds, by a clock that nobody sets. */
+/* Returns milliseconds of a monotonic clock. */
 static inline int64_t weir_now_(void)
 {
 	struct timespec t;
@@ -232,7 +233,7 @@ static inline int64_t weir_now_(void)
 	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* The time until end, for poll; end -1: there is none. */
+/* Returns the time left until end, for poll; -1 for end -1 (no limit). */
 static inline int weir_left_(int64_t end)
 {
 	int64_t left = end - weir_now_();
@@ -255,7 +256,7 @@ static inline uint64_t weir_get_(const unsigned char *b, int bytes)
 	return v;
 }
 
-/* A sealed memfd with state and unread, for what does not fit a message. */
+/* Returns a sealed memfd with state and unread, if they do not fit into a message. */
 static inline int weir_spill_(const struct weir_message_ *m)
 {
 	const unsigned char *part[2];
@@ -287,8 +288,8 @@ static inline int weir_spill_(const struct weir_message_ *m)
 }
 
 /*
- * Makes weir_handoff_fd() readable every so often while there is no keeper or this member stands by, and
- * at once if woken.
+ * Makes weir_handoff_fd() readable periodically without a keeper or on standby, and once if woken
+ * is set.
  */
 static inline void weir_timer_(struct weir_handoff *h)
 {
@@ -302,7 +303,7 @@ static inline void weir_timer_(struct weir_handoff *h)
 	timerfd_settime(h->timer, 0, &t, NULL);
 }
 
-/* Without a keeper sessions go on, and are not kept; see weir_reconnect_(). */
+/* Handles the end of the keeper: sessions continue unkept. See weir_reconnect_(). */
 static inline void weir_lost_keeper_(struct weir_handoff *h)
 {
 	if (h->conn >= 0)
@@ -316,8 +317,8 @@ static inline void weir_lost_keeper_(struct weir_handoff *h)
 }
 
 /*
- * Sends a message: 0, or -1 if no keeper takes it: one that does not read counts as gone. Of one that
- * has ended, what it has said is heard first: a session that it has given is in conn and nowhere else.
+ * Sends a message. Returns 0, or -1 without a keeper. A keeper that does not read counts as gone.
+ * Messages from a gone keeper are still read: a session given in one of them is nowhere else.
  */
 static inline int weir_send_(struct weir_handoff *h, const struct weir_message_ *m)
 {
@@ -403,7 +404,8 @@ static inline int weir_send_(struct weir_handoff *h, const struct weir_message_ 
 	return -1;
 }
 
-/* Takes the state of a message out of its memfd, the last descriptor, to behind name and text. */
+/* Reads the state of a message from its memfd, the last descriptor. The state is stored behind name
+ * and text. */
 static inline int weir_fetch_(struct weir_message_ *m, int fd)
 {
 	size_t head = WEIR_HEADER_ + m->name_len + m->text_len;
@@ -434,8 +436,8 @@ static inline int weir_fetch_(struct weir_message_ *m, int fd)
 }
 
 /*
- * Receives a message: 1, 0 if there is none by end (0: now), -1 if the keeper has gone. The caller
- * frees mem.
+ * Receives a message. Returns 1, 0 if none arrives by end (0: now), or -1 if the keeper has exited.
+ * The caller frees mem.
  */
 static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m, int64_t end)
 {
@@ -459,7 +461,7 @@ static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m,
 	if (h->conn < 0)
 		return -1;
 	m->mem = (unsigned char *)malloc(size);
-	if (!m->mem) { /* no answer may be taken for another: begin anew */
+	if (!m->mem) { /* a lost answer would confuse later ones: reconnect */
 		weir_lost_keeper_(h);
 		return weir_fail_(h, "weir: no memory");
 	}
@@ -471,8 +473,8 @@ static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m,
 	msg.msg_control = &control;
 	msg.msg_controllen = sizeof(control);
 	/*
-	 * A signal may interrupt either call, again and again: neither begins the time anew. That the
-	 * keeper has ended with something unread is said once, and before what it has sent.
+	 * Signals may interrupt both calls repeatedly; none restarts the time limit. The error
+	 * about a keeper that exited with unread data occurs once, before its messages.
 	 */
 	while ((n = recvmsg(h->conn, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)) < 0) {
 		if (errno == EINTR || errno == ECONNRESET)
@@ -489,7 +491,7 @@ static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m,
 	for (c = n > 0 ? CMSG_FIRSTHDR(&msg) : NULL; c; c = CMSG_NXTHDR(&msg, c))
 		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
 			memcpy(fds, CMSG_DATA(c), c->cmsg_len - CMSG_LEN(0));
-	/* Fewer descriptors than there is room for: the message is whole, and can be refused. */
+	/* Fewer descriptors than expected: the message is complete and can be rejected. */
 	cut = n > 0 && (msg.msg_flags & MSG_CTRUNC) && fds[1] < 0;
 	bad = n < WEIR_HEADER_ || m->mem[0] != 1 || (msg.msg_flags & MSG_TRUNC) ||
 	      (!cut && (msg.msg_flags & MSG_CTRUNC));
@@ -512,7 +514,7 @@ static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m,
 		inside = m->flags & WEIR_STATE_FD_ ? 0 : m->state_len + m->unread_len;
 		bad = WEIR_HEADER_ + m->name_len + m->text_len + inside != (size_t)n;
 	}
-	if (cut && !bad) { /* which of them is there? */
+	if (cut && !bad) { /* it is unknown which one is missing */
 		m->cut = 1;
 		m->state_len = m->unread_len = 0;
 		if (fds[0] >= 0)
@@ -539,10 +541,11 @@ static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m,
 	return weir_fail_(h, "weir: the keeper on %s has gone", h->socket);
 }
 
-/* Asks the kernel how far a connection has come: 0, or -1 for one that is closed. */
+/* Reads the positions of a connection from the kernel. Returns 0, or -1 for a closed one. */
 static inline int weir_positions_(int fd, uint64_t *read_at, uint64_t *written_at)
 {
-	/* tcpi_state, tcpi_bytes_acked, tcpi_bytes_received of linux/tcp.h: glibc's header may lack them. */
+	/* tcpi_state, tcpi_bytes_acked, tcpi_bytes_received of linux/tcp.h: glibc's header may lack
+	 * them. */
 	enum { STATE = 0, ACKED = 120, RECEIVED = 128, SIZE = 136 };
 	const unsigned int fin_received =
 		1u << 8 | 1u << 9 | 1u << 11; /* CLOSE_WAIT, LAST_ACK, CLOSING */
@@ -567,8 +570,9 @@ static inline int weir_positions_(int fd, uint64_t *read_at, uint64_t *written_a
 }
 
 /*
- * Whether to read again after EAGAIN: a read that begins at an urgent byte fails with it where a signal
- * is pending, though bytes are there. tries bounds it: kTLS says EAGAIN there every time.
+ * Reports whether to read again after EAGAIN. A read at an urgent byte fails with EAGAIN if a
+ * signal is pending, although data is available. tries limits the attempts, because kTLS always
+ * returns EAGAIN there.
  */
 static inline int weir_at_mark_(int fd, int *tries)
 {
@@ -578,10 +582,11 @@ static inline int weir_at_mark_(int fd, int *tries)
 	       !ioctl(fd, FIONREAD, &queued) && queued > 0;
 }
 
-/* Throws away n bytes of the receive queue, which are there. */
+/* Discards n available bytes of the receive queue. */
 static inline int weir_discard_(int fd, uint64_t n)
 {
-	char none[16384]; /* kTLS writes to it in spite of MSG_TRUNC; TCP alone does not: tcp(7) */
+	char none
+		[16384]; /* kTLS writes to the buffer despite MSG_TRUNC; only plain TCP does not: tcp(7) */
 	int tries = 0;
 
 	while (n > 0) {
@@ -605,16 +610,17 @@ static inline void weir_free_(struct weir_session *s)
 	s->state_len = s->unread_len = s->unread_off = 0;
 }
 
-/* Has peeks begin off bytes behind the queue's begin; -1: at it. 0, or -1 before Linux 6.9. */
+/* Sets the offset of peeks from the beginning of the queue; -1: none. Returns 0, or -1 before Linux
+ * 6.9. */
 static inline int weir_peek_off_(int fd, int off)
 {
 	return setsockopt(fd, SOL_SOCKET, WEIR_PEEK_OFF_, &off, sizeof(off));
 }
 
 /*
- * Fills in what the kernel says of a new connection. An urgent byte (MSG_OOB) is one of the stream:
- * else the kernel counts it as received, and no read returns it. Connections have the option of their
- * listener.
+ * Initializes a session from the kernel's data. An urgent byte (MSG_OOB) becomes part of the
+ * stream. Otherwise the kernel would count it as received, but no read would return it. Connections
+ * inherit this option from their listener.
  */
 static inline int weir_begin_(struct weir_session *s, int fd)
 {
@@ -633,7 +639,8 @@ static inline int weir_begin_(struct weir_session *s, int fd)
 	return proto == IPPROTO_TCP ? 0 : -1;
 }
 
-/* state, and behind it what it does not account for: unread, then what is not shown yet. */
+/* Returns a buffer with state, followed by the bytes not covered by it: unread, then bytes not
+ * returned yet. */
 static inline unsigned char *weir_pack_(const struct weir_session *s, const void *state,
 					size_t state_len, const void *unread, size_t *unread_len)
 {
@@ -650,7 +657,7 @@ static inline unsigned char *weir_pack_(const struct weir_session *s, const void
 	return mem;
 }
 
-/* Has memory for the note of a session without a state: 0, or -1. */
+/* Allocates the record of a session without a state. Returns 0 or -1. */
 static inline int weir_spare_(struct weir_handoff *h)
 {
 	struct weir_note_ *note = h->spare;
@@ -668,7 +675,7 @@ static inline int weir_spare_(struct weir_handoff *h)
 	return 0;
 }
 
-/* Remembers a session from here on, as it stands: 0, or -1 without memory. */
+/* Records a session in its current state. Returns 0, or -1 without memory. */
 static inline int weir_note_(struct weir_handoff *h, struct weir_session *s)
 {
 	struct weir_note_ *note;
@@ -713,7 +720,7 @@ static inline void weir_forget_(struct weir_note_ *note)
 	free(note);
 }
 
-/* The note of a session by its number; NULL: it has been closed, or has moved. */
+/* Returns the record of a session by number, NULL if it is closed or has moved. */
 static inline struct weir_note_ *weir_noted_(struct weir_handoff *h, uint64_t session)
 {
 	struct weir_note_ *note = h->notes;
@@ -745,7 +752,7 @@ static inline struct weir_message_ weir_message_of_(unsigned int type, uint64_t 
 	return m;
 }
 
-/* Takes a session that the keeper gives, and queues it for weir_handoff_accept(). */
+/* Accepts a session from the keeper and queues it for weir_handoff_accept(). */
 static inline void weir_given__(struct weir_handoff *h, struct weir_message_ *m)
 {
 	struct weir_given_ *g = (struct weir_given_ *)calloc(1, sizeof(*g));
@@ -756,8 +763,8 @@ static inline void weir_given__(struct weir_handoff *h, struct weir_message_ *m)
 	int ok = g && m->number == WEIR_STREAM_ && m->fd >= 0 && !weir_begin_(s, m->fd);
 
 	if (before)
-		before->cut = 0; /* it had moved: now it comes from whoever had it */
-	/* Our listener comes back from a newer process that has found it and died before it was ready. */
+		before->cut = 0; /* it had moved and now comes back from its new owner */
+	/* Our listener comes back from a newer process that died before it was ready. */
 	if (m->number == WEIR_LISTENER_ && h->listener >= 0 && m->session == h->listener_id &&
 	    !h->replaced) {
 		answer = weir_message_of_(WEIR_TOOK_, m->session, 0);
@@ -768,7 +775,7 @@ static inline void weir_given__(struct weir_handoff *h, struct weir_message_ *m)
 		return;
 	}
 	if (ok && weir_positions_(m->fd, &read_at, &written_at)) {
-		read_at = m->read; /* closed by the peer: reading will say so */
+		read_at = m->read; /* closed by the peer: recv will report it */
 		written_at = m->written;
 	}
 	if (ok) {
@@ -810,7 +817,7 @@ static inline void weir_given__(struct weir_handoff *h, struct weir_message_ *m)
 	h->last = &g->next;
 }
 
-/* Notes that a session is to move: the caller may be in the middle of something with it. */
+/* Queues an order to move a session, because the caller may be using it. */
 static inline void weir_ordered_(struct weir_handoff *h, const struct weir_message_ *m)
 {
 	struct weir_order_ *o = (struct weir_order_ *)calloc(1, sizeof(*o));
@@ -825,7 +832,7 @@ static inline void weir_ordered_(struct weir_handoff *h, const struct weir_messa
 	h->last_order = &o->next;
 }
 
-/* Has the caller move what is to move. */
+/* Makes the caller carry out the queued orders. */
 static inline void weir_obey_(struct weir_handoff *h)
 {
 	struct weir_order_ *o;
@@ -839,7 +846,7 @@ static inline void weir_obey_(struct weir_handoff *h)
 	}
 }
 
-/* Whether the caller has a session that is its own. */
+/* Reports whether the caller has a session of its own. */
 static inline int weir_serves_(const struct weir_handoff *h)
 {
 	const struct weir_note_ *note = h->notes;
@@ -849,7 +856,7 @@ static inline int weir_serves_(const struct weir_handoff *h)
 	return note != NULL;
 }
 
-/* The number of Ready. One that is replaced has sessions to hand over, and is to get none. */
+/* Returns the number of a Ready message. A replaced member has sessions to hand over and gets none. */
 static inline unsigned int weir_readiness_(const struct weir_handoff *h)
 {
 	unsigned int yes = h->move ? 3 : 1;
@@ -874,7 +881,7 @@ static inline int weir_keep_listener_(struct weir_handoff *h)
 	struct weir_session s;
 	struct weir_message_ m;
 
-	if (h->listener < 0 || h->proving || h->replaced) /* it is the newer process's */
+	if (h->listener < 0 || h->proving || h->replaced) /* it belongs to the newer process */
 		return 0;
 	if (weir_begin_(&s, h->listener))
 		return weir_fail_(h, "weir: the listener is no plain TCP socket");
@@ -886,8 +893,9 @@ static inline int weir_keep_listener_(struct weir_handoff *h)
 }
 
 /*
- * A newer process is ready. This one stands by: it accepts nothing, hands its sessions over, and serves
- * those that come back, until the other has proved itself, or has died or hangs: see weir_prove_().
+ * Handles a newer process being ready. This one stands by: it accepts nothing, hands its sessions
+ * over, and serves returned sessions. That ends when the other has proved itself, dies or hangs:
+ * see weir_prove_().
  */
 static inline void weir_stand_by_(struct weir_handoff *h)
 {
@@ -904,14 +912,14 @@ static inline void weir_stand_by_(struct weir_handoff *h)
 	h->again = weir_now_();
 	h->proof = h->again + (h->proof_ms > 0 ? h->proof_ms : WEIR_PROOF_MS_);
 	h->pause = WEIR_TRY_MS_;
-	if (h->proving) /* a yet newer one */
+	if (h->proving) /* an even newer one */
 		return;
 	h->proving = 1;
 	m = weir_message_of_(WEIR_READY_, 0, weir_readiness_(h));
 	weir_send_(h, &m);
 }
 
-/* Deals with a message that is no answer. */
+/* Handles a message that is not an answer. */
 static inline void weir_heard_(struct weir_handoff *h, struct weir_message_ *m)
 {
 	struct weir_note_ *note;
@@ -924,14 +932,14 @@ static inline void weir_heard_(struct weir_handoff *h, struct weir_message_ *m)
 		weir_fail_(h, "weir: %.*s", (int)m->text_len, m->text);
 		note = weir_noted_(h, m->session);
 		if (note && m->number == WEIR_OWNED_) {
-			note->moved = 1; /* another was quicker to say so to this keeper */
+			note->moved = 1; /* another process claimed it first at this keeper */
 			note->cut = 0;
 		} else if (note) {
 			note->refused = 1;
 			note->has = 0;
 		}
 	}
-	if (m->type == WEIR_LIMITS_) { /* what is sent from here on keeps to them */
+	if (m->type == WEIR_LIMITS_) { /* all later messages obey the new limits */
 		struct weir_message_ agree = weir_message_of_(WEIR_AGREE_, 0, m->number);
 
 		h->max_state = (size_t)m->read;
@@ -941,21 +949,22 @@ static inline void weir_heard_(struct weir_handoff *h, struct weir_message_ *m)
 		weir_ordered_(h, m);
 	if (m->type == WEIR_REPLACED_)
 		weir_stand_by_(h);
-	if (m->type == WEIR_ALONE_ && h->proving) { /* go on */
+	if (m->type == WEIR_ALONE_ && h->proving) { /* continue */
 		h->proving = 0;
 		weir_listens_(h, 1);
 		weir_keep_listener_(h); /* this keeper may not have it */
 	}
 	if (m->type == WEIR_GIVE_ || m->type == WEIR_MOVE_ || m->type == WEIR_REPLACED_ ||
 	    m->type == WEIR_ALONE_) {
-		/* Perhaps amidst a commit or a transfer: a poll does not see it in conn any more. */
+		/* This may happen during a commit or a transfer. A poll of conn no longer shows the
+		 * message. */
 		h->woken = 1;
 		weir_timer_(h);
 	}
 	free(m->mem);
 }
 
-/* Hears what the keeper has said, to the end of one that has ended, and waits for nothing. */
+/* Handles the received messages without waiting, also the last ones of an exited keeper. */
 static inline void weir_drain_(struct weir_handoff *h)
 {
 	struct weir_message_ m;
@@ -964,14 +973,14 @@ static inline void weir_drain_(struct weir_handoff *h)
 		weir_heard_(h, &m);
 }
 
-/* Sends a request that wants an answer: 0 or -1. */
+/* Sends a request with an answer. Returns 0 or -1. */
 static inline int weir_ask_(struct weir_handoff *h, struct weir_message_ *m)
 {
 	m->seq = ++h->seq ? h->seq : ++h->seq;
 	return weir_send_(h, m);
 }
 
-/* Waits for the answer to a request, whose mem the caller frees: 0 or -1. */
+/* Waits for the answer to a request. The caller frees its mem. Returns 0 or -1. */
 static inline int weir_answered_(struct weir_handoff *h, const struct weir_message_ *m,
 				 struct weir_message_ *answer)
 {
@@ -990,7 +999,7 @@ static inline int weir_answered_(struct weir_handoff *h, const struct weir_messa
 			weir_heard_(h, answer);
 			continue;
 		}
-		if (answer->cut) { /* of Find: the socket is for the process before, or the next */
+		if (answer->cut) { /* an answer to Find: the socket stays for the predecessor or the next process */
 			weir_heard_(h, answer);
 			errno = EMFILE;
 			return weir_fail_(h, "weir: " WEIR_NO_DESCRIPTORS_);
@@ -1010,7 +1019,8 @@ static inline int weir_call_(struct weir_handoff *h, struct weir_message_ *m,
 	return weir_ask_(h, m) ? -1 : weir_answered_(h, m, answer);
 }
 
-/* Whether the keeper keeps so much of a session: also what it has already, of a time with a larger limit. */
+/* Reports whether the keeper accepts the size of a session. A size it already has from a time with
+ * a larger limit is fine, too. */
 static inline int weir_fits_(const struct weir_handoff *h, const struct weir_note_ *note)
 {
 	size_t size = note->state_len + note->unread_len;
@@ -1018,13 +1028,13 @@ static inline int weir_fits_(const struct weir_handoff *h, const struct weir_not
 	return size <= h->max_state || (note->kept == h->generation && size <= note->has);
 }
 
-/* Has the keeper note where a session stands: 0 or -1. */
+/* Stores a commit at the keeper. Returns 0 or -1. */
 static inline int weir_keep_(struct weir_handoff *h, struct weir_note_ *note)
 {
 	struct weir_message_ m = weir_message_of_(WEIR_COMMIT_, note->session, 0), answer;
 
 	if (!weir_fits_(h, note))
-		weir_drain_(h); /* the keeper may have said that its limit is larger now */
+		weir_drain_(h); /* the keeper may have raised its limit */
 	if (note->moved) {
 		weir_fail_(h, "weir: the session is another process's");
 		h->code = WEIR_OWNED_;
@@ -1045,7 +1055,7 @@ static inline int weir_keep_(struct weir_handoff *h, struct weir_note_ *note)
 	m.state_len = note->state_len;
 	m.unread = note->mem + note->state_len;
 	m.unread_len = note->unread_len;
-	if (note->kept != h->generation || note->refused) { /* a new one, or the keeper is */
+	if (note->kept != h->generation || note->refused) { /* a new session, or a new keeper */
 		m.type = WEIR_KEEP_;
 		m.number = WEIR_STREAM_;
 		m.text = h->label;
@@ -1056,8 +1066,7 @@ static inline int weir_keep_(struct weir_handoff *h, struct weir_note_ *note)
 	note->has = note->state_len + note->unread_len;
 	if (!note->refused)
 		return weir_send_(h, &m);
-	if (weir_call_(h, &m,
-		       &answer)) { /* after a refusal the caller hears at once whether it fits */
+	if (weir_call_(h, &m, &answer)) { /* after a rejection the caller gets the result at once */
 		note->moved = h->code == WEIR_OWNED_;
 		note->has = 0;
 		return -1;
@@ -1068,10 +1077,11 @@ static inline int weir_keep_(struct weir_handoff *h, struct weir_note_ *note)
 }
 
 /*
- * Has the keeper let go of a session whose transfer was cut off, unless another has it: then it
- * refuses both. If it had refused the transfer, the session would be this process's for as long as
- * that lives, and nobody would serve it. Only the keeper's duplicate is closed: what the other was
- * given by a keeper before goes on. 0, or -1 without a keeper: the next one is to be asked.
+ * Makes the keeper release a session after an interrupted transfer. If another process owns it, the
+ * keeper refuses. If the keeper had rejected the transfer, this process would otherwise own the
+ * session for its whole life, and nobody would serve it. Only the keeper's duplicate is closed. A
+ * session given to another process by an earlier keeper continues. Returns 0, or -1 without a
+ * keeper. The next keeper is asked then.
  */
 static inline int weir_let_go_(struct weir_handoff *h, struct weir_note_ *note)
 {
@@ -1084,20 +1094,20 @@ static inline int weir_let_go_(struct weir_handoff *h, struct weir_note_ *note)
 	note->kept = h->generation - 1;
 	failed = weir_keep_(h, note) || weir_send_(h, &m);
 	note->moved = 1;
-	if (failed && h->code != WEIR_LIMIT_) /* what is over the limit is not kept either */
+	if (failed && h->code != WEIR_LIMIT_) /* a session over the limit is not kept either */
 		return -1;
 	note->cut = 0;
 	return 0;
 }
 
-/* Ends what the caller has closed already. */
+/* Ends a session already closed by the caller. */
 static inline void weir_release_(struct weir_note_ *note)
 {
 	close(note->fd);
 	weir_forget_(note);
 }
 
-/* Gives a new keeper all sessions as they were committed last. */
+/* Gives a new keeper all sessions as of their last commits. */
 static inline int weir_keep_all_(struct weir_handoff *h)
 {
 	struct weir_note_ *note, *next;
@@ -1119,14 +1129,15 @@ static inline int weir_keep_all_(struct weir_handoff *h)
 	return 0;
 }
 
-/* Whether root, this user, the user (a number) in the environment variable env, or the owner of the
- * socket's directory answers at path: everybody can take an abstract name. Sets *uid to who does. */
+/* Reports whether the process at path belongs to root, this user, the user (a number) in the
+ * environment variable env, or the owner of the socket's directory. Anyone can bind an abstract
+ * name. Sets *uid to its user. */
 static inline int weir_believes_(int fd, const char *path, const char *env, unsigned int *uid)
 {
 	struct {
 		int pid;
 		unsigned int uid, gid;
-	} peer; /* struct ucred, for which glibc wants _GNU_SOURCE */
+	} peer; /* struct ucred; glibc requires _GNU_SOURCE for it */
 	socklen_t length = sizeof(peer);
 	const char *number = getenv(env), *slash = strrchr(path, '/');
 	char *end, dir[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
@@ -1150,7 +1161,7 @@ static inline int weir_believes_(int fd, const char *path, const char *env, unsi
 	return !stat(dir, &st) && (unsigned int)st.st_uid == peer.uid;
 }
 
-/* Connects, within a time (0: at once), and says hello. The answer is for weir_welcomed_(). */
+/* Connects within a time (0: at once) and sends Hello. weir_welcomed_() handles the answer. */
 static inline int weir_hello_(struct weir_handoff *h, int wait_ms)
 {
 	struct weir_message_ m =
@@ -1174,7 +1185,7 @@ static inline int weir_hello_(struct weir_handoff *h, int wait_ms)
 		weir_lost_keeper_(h);
 		for (note = h->notes; dead && note; note = next) {
 			next = note->next;
-			if (note->over) /* nothing lives that may have it for us */
+			if (note->over) /* no other owner can exist */
 				weir_release_(note);
 		}
 		return -1;
@@ -1202,7 +1213,7 @@ static inline int weir_hello_(struct weir_handoff *h, int wait_ms)
 	return 0;
 }
 
-/* Hears the answer to hello by end, and gives the keeper what there is. 0 or -1. */
+/* Waits for the answer to Hello until end, and gives the keeper all sockets. Returns 0 or -1. */
 static inline int weir_welcomed_(struct weir_handoff *h, int64_t end)
 {
 	struct weir_message_ m, answer;
@@ -1212,7 +1223,7 @@ static inline int weir_welcomed_(struct weir_handoff *h, int64_t end)
 	h->hello = -1;
 	n = weir_receive_(h, &m, end);
 	if (n == 0) {
-		h->hello = h->conn; /* a keeper that stands still: nobody waits for it */
+		h->hello = h->conn; /* a hanging keeper: do not wait for it */
 		h->conn = -1;
 		if (weir_left_(h->hello_end) == 0)
 			weir_lost_keeper_(h);
@@ -1235,7 +1246,7 @@ static inline int weir_welcomed_(struct weir_handoff *h, int64_t end)
 	if (!h->ready)
 		return 0;
 	m = weir_message_of_(WEIR_READY_, 0, weir_readiness_(h));
-	/* The answer comes behind what the keeper has against any session. */
+	/* The answer follows all errors about sessions. */
 	if (weir_keep_listener_(h) || weir_keep_all_(h) || weir_call_(h, &m, &answer))
 		return -1;
 	free(answer.mem);
@@ -1243,8 +1254,8 @@ static inline int weir_welcomed_(struct weir_handoff *h, int64_t end)
 }
 
 /*
- * Looks for a keeper that has gone, every now and then. It does not wait for one to answer; one that
- * has is given everything, and is waited for as in weir_send_() and weir_answered_().
+ * Reconnects to a keeper at intervals. It does not wait for the answer to Hello. An answering
+ * keeper gets all sockets, with the timeouts of weir_send_() and weir_answered_().
  */
 static inline void weir_reconnect_(struct weir_handoff *h)
 {
@@ -1263,8 +1274,8 @@ static inline void weir_reconnect_(struct weir_handoff *h)
 }
 
 /*
- * Leaves the service: sessions that are not closed, and the listener, are for the next process. No
- * session may be touched after it.
+ * Leaves the service. Open sessions and the listener are for the next process. Sessions must not be
+ * used afterwards.
  */
 static inline void weir_handoff_stop(struct weir_handoff *h)
 {
@@ -1306,9 +1317,8 @@ static inline void weir_handoff_stop(struct weir_handoff *h)
 }
 
 /*
- * weir_handoff_stop() for a service that ends for good: the keeper lets go of the listener, too, whose
- * port is free at once, and sessions that are not closed end. Transfer those that another member is to
- * have first.
+ * Is weir_handoff_stop() for a service that ends for good. The keeper also releases the listener,
+ * so its port is free at once. Open sessions end. To keep them, transfer them first.
  */
 static inline void weir_handoff_forget(struct weir_handoff *h)
 {
@@ -1326,8 +1336,9 @@ static inline void weir_handoff_forget(struct weir_handoff *h)
 }
 
 /*
- * Joins a service as the member of a name; keeper is the keeper's socket, NULL for
- * $WEIR_HANDOFF_SOCKET or the default. 0, or -1 and h->error says why: then nothing is open.
+ * Joins a service as the member of a name. keeper is the keeper's socket, NULL for
+ * $WEIR_HANDOFF_SOCKET or the default. Returns 0, or -1 with the reason in h->error. Then nothing
+ * is open.
  */
 static inline int weir_handoff_init(struct weir_handoff *h, const char *service, const char *name,
 				    const char *keeper)
@@ -1353,7 +1364,7 @@ static inline int weir_handoff_init(struct weir_handoff *h, const char *service,
 	h->keeper.sun_family = AF_UNIX;
 	strcpy(h->keeper.sun_path, keeper);
 	h->keeper_len = sizeof(h->keeper);
-	if (*keeper == '@') { /* an abstract name has its own length, and begins with 0 */
+	if (*keeper == '@') { /* an abstract name begins with 0 and has an explicit length */
 		h->keeper.sun_path[0] = '\0';
 		h->keeper_len =
 			(socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(keeper));
@@ -1367,11 +1378,11 @@ static inline int weir_handoff_init(struct weir_handoff *h, const char *service,
 	else if (!weir_hello_(h, WEIR_TIMEOUT_MS_) &&
 		 !weir_welcomed_(h, weir_now_() + WEIR_TIMEOUT_MS_))
 		return 0;
-	weir_handoff_stop(h); /* nothing is left open; error and code stay */
+	weir_handoff_stop(h); /* nothing stays open; error and code remain */
 	return -1;
 }
 
-/* The listener of the process before, by its label, with the connections queued on it; or -1. */
+/* Returns the predecessor's listener by its label, with its queued connections, or -1. */
 static inline int weir_handoff_find(struct weir_handoff *h, const char *label)
 {
 	struct weir_message_ m = weir_message_of_(WEIR_FIND_, 0, WEIR_LISTENER_), answer, took;
@@ -1387,9 +1398,9 @@ static inline int weir_handoff_find(struct weir_handoff *h, const char *label)
 }
 
 /*
- * Begins to take sessions: new connections of a listening socket (-1: none), whose label tells it
- * from others of this member, and those of other members. An older process of this name is
- * told to hand over what it has. 0 or -1.
+ * Starts to receive sessions: new connections of a listening socket (-1: none) and sessions of
+ * other members. label distinguishes the socket from others of this member. An older process of
+ * this name is told to hand over its sessions. Returns 0 or -1.
  */
 static inline int weir_handoff_start(struct weir_handoff *h, int listener, const char *label)
 {
@@ -1416,9 +1427,9 @@ static inline int weir_handoff_start(struct weir_handoff *h, int listener, const
 }
 
 /*
- * What a member that stands by does: hands sessions over, and sees whether the newer process has proved
- * itself, which the keeper judges. Then h->replaced is set, once all sessions are the other's or have
- * ended. Without h->move the caller is the one that hands over, after that.
+ * Does the work of a member on standby: hands sessions over and checks the newer process's proof.
+ * The keeper decides about the proof. It sets h->replaced when all sessions are with the newer
+ * process or have ended. Without h->move the caller hands the sessions over afterwards.
  */
 static inline void weir_prove_(struct weir_handoff *h)
 {
@@ -1433,7 +1444,7 @@ static inline void weir_prove_(struct weir_handoff *h)
 	}
 	if (!h->proving || h->conn < 0 || h->given)
 		return;
-	if (!h->standby) { /* this keeper came meanwhile, and is an older one */
+	if (!h->standby) { /* an older keeper has started meanwhile */
 		h->proving = 0;
 		h->replaced = 1;
 		return;
@@ -1444,8 +1455,7 @@ static inline void weir_prove_(struct weir_handoff *h)
 	free(answer.mem);
 	if (!proved || !h->proving)
 		return;
-	if (weir_serves_(
-		    h)) { /* a session has come back, or is still to be handed over: may come back */
+	if (weir_serves_(h)) { /* a session has come back or is still here */
 		m = weir_message_of_(WEIR_READY_, 0, weir_readiness_(h));
 		weir_send_(h, &m);
 		if (h->move)
@@ -1455,19 +1465,20 @@ static inline void weir_prove_(struct weir_handoff *h)
 	h->replaced = 1;
 }
 
-/* Whether an error of weir_handoff_accept() is that the system or this process is short of something. */
+/* Reports whether an error of weir_handoff_accept() is a lack of descriptors or memory. */
 static inline int weir_handoff_short(int error)
 {
 	return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }
 
-/* Readable when weir_handoff_accept() has something to do. */
+/* Returns a descriptor, readable when weir_handoff_accept() has work to do. */
 static inline int weir_handoff_fd(const struct weir_handoff *h)
 {
 	return h->epoll;
 }
 
-/* Whether accept(2) is short of descriptors, which it asks for first, and nothing is to be accepted. */
+/* Reports whether accept(2) failed for lack of descriptors although no connection waits. The kernel
+ * allocates the descriptor first. */
 static inline int weir_idle_(int listener)
 {
 	struct pollfd p;
@@ -1483,13 +1494,16 @@ static inline int weir_idle_(int listener)
 }
 
 /*
- * Waits for a session, new or another member's: 1 and s is filled in, 0 after timeout_ms
- * milliseconds (-1: no limit), else -1 and errno: ECANCELED when this process is replaced
- * (h->replaced): a newer process of this name has proved itself, and, if h->move is set, has all sessions
- * that did not end here. Else the caller transfers them now; one that the other does not take comes back
- * by the next call. EINTR after a signal, and what accept(2) says but for EAGAIN and ECONNABORTED. With
- * EMFILE, ENFILE, ENOBUFS and ENOMEM (weir_handoff_short) the connection still waits: call again, a
- * little later, as weir_handoff_fd() stays readable.
+ * Waits for a session, new or from another member. Returns 1 with s filled in, 0 after timeout_ms
+ * milliseconds (-1: no limit), or -1 with errno:
+ *
+ * - ECANCELED: this process is replaced (h->replaced). A newer process of this name has proved
+ *   itself. With h->move set it also has all sessions not ended here. Otherwise the caller
+ *   transfers them now. The next call returns each rejected one.
+ * - EINTR after a signal.
+ * - EMFILE, ENFILE, ENOBUFS and ENOMEM (weir_handoff_short): the connection still waits, and
+ *   weir_handoff_fd() stays readable. Call again a little later.
+ * - All other errors of accept(2), except EAGAIN and ECONNABORTED.
  */
 static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_session *s,
 				      int timeout_ms)
@@ -1510,7 +1524,7 @@ static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_sessio
 			free(g);
 			return 1;
 		}
-		weir_obey_(h); /* now that the caller has all that came before */
+		weir_obey_(h); /* the caller now has all earlier sessions */
 		if (h->given)  /* meanwhile */
 			continue;
 		if (h->woken) {
@@ -1524,11 +1538,11 @@ static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_sessio
 		}
 		if (h->replaced) {
 			weir_reconnect_(
-				h); /* what is not handed over yet is for the next keeper, too */
+				h); /* the next keeper needs sessions not yet handed over, too */
 			errno = ECANCELED;
 			return weir_fail_(h, "weir: replaced by a newer process");
 		}
-		if (weir_spare_(h)) { /* before a connection is accepted that could not be noted */
+		if (weir_spare_(h)) { /* before a connection without a record */
 			errno = ENOMEM;
 			return -1;
 		}
@@ -1540,7 +1554,7 @@ static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_sessio
 				close(fd);
 				continue;
 			}
-			weir_note_(h, s); /* which has its memory */
+			weir_note_(h, s); /* its memory is already allocated */
 			weir_keep_(h, s->note);
 			return 1;
 		}
@@ -1556,8 +1570,8 @@ static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_sessio
 }
 
 /*
- * Copies the receive queue's head. A peek stops at an urgent byte, and one that begins there goes on;
- * before Linux 6.9 none can, so that the bytes before it have to be committed first.
+ * Copies the head of the receive queue. A peek stops at an urgent byte. Since Linux 6.9 another one
+ * can begin there. On older kernels the bytes before it must be committed first.
  */
 static inline ssize_t weir_peek_(int fd, void *b, size_t n)
 {
@@ -1574,14 +1588,15 @@ static inline ssize_t weir_peek_(int fd, void *b, size_t n)
 		if (more > 0)
 			got += more;
 		else if (more == 0 || errno != EINTR)
-			break; /* the next call tells why */
+			break; /* the next call reports the error */
 	}
 	return got;
 }
 
 /*
- * Shows what follows what is committed, and takes nothing: like recv(2), 0 at the end, -1 and EAGAIN
- * if there is nothing yet. Commit before the next call, or it shows the same again.
+ * Returns the bytes after the last commit and leaves them in the socket. As recv(2), it returns 0
+ * at the end, and -1 with EAGAIN without data. Commit before the next call, or it returns the same
+ * bytes again.
  */
 static inline ssize_t weir_session_recv(struct weir_session *s, void *b, size_t n)
 {
@@ -1605,15 +1620,16 @@ static inline ssize_t weir_session_recv(struct weir_session *s, void *b, size_t 
 }
 
 /*
- * How many bytes weir_session_recv() has that are not in the socket, so that no poll tells of them: of
- * a received session, until they are shown. Serve a session that weir_handoff_accept() returns at once.
+ * Returns the number of bytes for weir_session_recv() that are not in the socket, so poll does not
+ * show them. A received session may have such bytes until they are read. Serve each session
+ * returned by weir_handoff_accept() at once.
  */
 static inline size_t weir_session_pending(const struct weir_session *s)
 {
 	return s->unread_len - s->unread_off;
 }
 
-/* Like send(2). What a predecessor has written after its last commit is not sent twice. */
+/* Is like send(2). Bytes written by a predecessor after its last commit are not sent twice. */
 static inline ssize_t weir_session_send(struct weir_session *s, const void *b, size_t n)
 {
 	ssize_t sent;
@@ -1634,12 +1650,14 @@ static inline ssize_t weir_session_send(struct weir_session *s, const void *b, s
 }
 
 /*
- * Says that state accounts for all that weir_session_recv() has shown and weir_session_send() has
- * sent so far, but for the last bytes shown: those of a message that is not complete, which the
- * caller has in unread. They are taken out of the socket; the caller keeps them. 0, or -1 if the
- * session is not kept (the keeper has gone, or refuses: h->code 7 is over a limit, as is what is
- * larger than h->max_state): it goes on all the same, and is kept again from the next commit on that
- * the keeper takes. What the keeper refuses later than this returns, the next commit says.
+ * Commits: state accounts for all bytes returned by weir_session_recv() and sent by
+ * weir_session_send(), except the last bytes received. These are an incomplete message, and the
+ * caller has them in unread. The committed bytes are taken out of the socket, and the caller keeps
+ * unread.
+ *
+ * Returns 0, or -1 if the session is not kept. Then the keeper has exited or rejects the commit.
+ * h->code 7 means over a limit, for example larger than h->max_state. The session continues in any
+ * case. The next accepted commit keeps it again. The next commit also reports a later rejection.
  */
 static inline int weir_handoff_commit(struct weir_handoff *h, struct weir_session *s,
 				      const void *state, size_t state_len, const void *unread,
@@ -1660,7 +1678,7 @@ static inline int weir_handoff_commit(struct weir_handoff *h, struct weir_sessio
 		note->read = s->read += seen;
 		note->written = s->written;
 		s->seen = 0;
-		weir_reconnect_(h); /* which may find that it has moved */
+		weir_reconnect_(h); /* it may find that the session has moved */
 	} else {
 		free(mem);
 	}
@@ -1671,13 +1689,13 @@ static inline int weir_handoff_commit(struct weir_handoff *h, struct weir_sessio
 	}
 	if (s->unread_off == s->unread_len)
 		weir_free_(s);
-	/* The keeper first: what is taken out of the socket is nowhere else. */
+	/* The keeper comes first, because bytes taken out of the socket are nowhere else. */
 	if (weir_discard_(s->fd, seen))
 		return weir_fail_(h, "weir: somebody else has read from the session");
 	return kept;
 }
 
-/* Lets go of a session here. */
+/* Releases a session in this process. */
 static inline void weir_end_(struct weir_session *s)
 {
 	weir_forget_(s->note);
@@ -1688,10 +1706,10 @@ static inline void weir_end_(struct weir_session *s)
 }
 
 /*
- * Gives a session to a member by name ("": whoever is ready and has the fewest), with a state, as for
- * weir_handoff_commit(). 0: it is the other's, and s is no more. -1: it is still ours; but if the
- * keeper has gone meanwhile, errno is ESTALE: the other may have it, and all that is left is to close
- * it. A keeper that is new is given the session first.
+ * Transfers a session to a member by name ("": the ready member with the fewest sessions), with a
+ * state as for weir_handoff_commit(). On 0 the other member owns it, and s is invalid. On -1 it
+ * stays here, with one exception: errno ESTALE means that the keeper exited meanwhile. The other
+ * member may own it then, so only close it. A new keeper first gets the session itself.
  */
 static inline int weir_handoff_transfer(struct weir_handoff *h, struct weir_session *s,
 					const char *to, const void *state, size_t state_len,
@@ -1703,7 +1721,7 @@ static inline int weir_handoff_transfer(struct weir_handoff *h, struct weir_sess
 
 	if (strlen(to) > WEIR_NAME_)
 		return weir_fail_(h, "weir: no member can have this name");
-	weir_drain_(h); /* or hears that the keeper has gone */
+	weir_drain_(h); /* may find that the keeper has exited */
 	m = weir_message_of_(WEIR_TRANSFER_, s->id, 0);
 	if (h->conn < 0 && (h->hello >= 0 || !weir_hello_(h, 0)))
 		weir_welcomed_(h, weir_now_() + WEIR_PATIENCE_MS_);
@@ -1739,15 +1757,16 @@ static inline int weir_handoff_transfer(struct weir_handoff *h, struct weir_sess
 }
 
 /*
- * Ends a session for good; of one that has moved, this process's part alone. Whether one whose transfer
- * was cut off has moved, only a keeper knows: without one that is asked as soon as one is there.
+ * Ends a session for good, or only this process's part of a moved one. After an interrupted
+ * transfer only a keeper knows the owner. Without a keeper, the next one is asked as soon as it
+ * starts.
  */
 static inline void weir_session_close(struct weir_handoff *h, struct weir_session *s)
 {
 	struct weir_message_ m = weir_message_of_(WEIR_DROP_, s->id, 0);
 
 	if (!s->note->moved) {
-		weir_discard_(s->fd, s->seen); /* unread bytes would make it a reset */
+		weir_discard_(s->fd, s->seen); /* unread bytes would cause a reset */
 		shutdown(s->fd, SHUT_WR);
 		if (s->note->kept == h->generation && h->conn >= 0)
 			weir_send_(h, &m);

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server whose sessions can move at any time, and survive SIGKILL: for each message of
-7 bytes it answers with 8, the hash of all so far. weir's tests talk with it, and it is
-an example of a Python server: talk.py KEEPER NAME PORT [PROOF]"""
+"""An example server in Python, with sessions that can move at any time and survive SIGKILL.
+It answers each message of 7 bytes with 8 bytes, the hash of all messages so far. weir's
+tests use it, too: talk.py KEEPER NAME PORT [PROOF]
+"""
 
 import selectors
 import struct
@@ -29,12 +30,12 @@ class Talk:
         return struct.pack("<QQ", self.hash, self.count)
 
     def answer(self):
-        """Answers what has come; False at the end."""
+        """Answers the received messages. Returns False at the end."""
         try:
             return self._answer()
         except BlockingIOError:
             return True
-        except OSError:  # Moved, too: it is another's
+        except OSError:  # also Moved: another process owns it
             return False
 
     def _answer(self):
@@ -91,7 +92,7 @@ def main(keeper, name, port, proof=1):
                 talks.add(talk)
                 selector.register(session, selectors.EVENT_READ, talk)
                 going = True
-                while going and session.pending:  # nothing in the socket tells of it
+                while going and session.pending:  # the socket does not show these bytes
                     going = talk.answer()
                 if not going:
                     end(talk)
@@ -103,7 +104,7 @@ def main(keeper, name, port, proof=1):
             if e.errno not in SHORT:
                 raise
             scarce = True
-            selector.unregister(member)  # what is to be accepted waits, and has no select return meanwhile
+            selector.unregister(member)  # otherwise waiting connections would make each select return at once
         ready = selector.select(0.1 if scarce else None)
         if scarce:
             selector.register(member, selectors.EVENT_READ)

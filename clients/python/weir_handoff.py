@@ -1,30 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions that outlive the process that serves them.
+"""Sessions that outlive their process.
 
-A keeper (weir serve, weir handoff keep) has a duplicate of each TCP connection of a
-service; docs/HANDOFF.md says what is promised. Standard library only, Linux, Python 3.9.
+A keeper (weir serve or weir handoff keep) has a duplicate of each TCP connection of a
+service. docs/HANDOFF.md lists the guarantees. Standard library only, Linux, Python 3.9.
 
     member = Member("telemetry", "0")
-    listener = member.listen("127.0.0.1", 1790)   # that of the process before, if there was one
+    listener = member.listen("127.0.0.1", 1790)   # the predecessor's, or a new one
     while True:
         try:
-            session = member.accept()             # a new connection, or one of another member
+            session = member.accept()             # a new connection, or another member's session
         except Replaced:
-            break                                 # transfer what is here, and end
+            break                                 # transfer the remaining sessions, and end
         except OSError as e:
             if e.errno not in SHORT:
                 raise
-            time.sleep(0.1)                       # until others have ended: what is to be accepted waits
+            time.sleep(0.1)                       # until descriptors are free: the connection waits
             continue
         ...
 
-    data = session.recv(65536)                    # b"" at the end; takes nothing
+    data = session.recv(65536)                    # b"" at the end; leaves the bytes in the socket
     session.send(answer)
-    session.commit(state, unparsed)               # from here on goes whoever is next
+    session.commit(state, unparsed)               # the next owner continues here
     member.transfer(session, "1", state, unparsed)
 
-Sockets are non-blocking, a flag that all processes share: select on member.fileno() and
-session.fileno(). One thread at a time uses a Member.
+Sockets are non-blocking, because all processes share that flag. Select on member.fileno() and
+session.fileno(). A Member is not safe for use by several threads.
 """
 
 import array
@@ -41,7 +41,7 @@ import termios
 import time
 import weakref
 
-# What accept says of a lack of descriptors or memory: call it again, a little later.
+# Errors of accept for a lack of descriptors or memory. Call it again a little later.
 SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 DEFAULT_SOCKET = "/run/weir/handoff.sock"  # unless $WEIR_HANDOFF_SOCKET is set
@@ -61,15 +61,15 @@ _STREAM, _LISTENER = 1, 2
 _LIMIT, _OWNED, _LOST = 7, 9, 12
 _SO_COOKIE, _SO_PEEK_OFF, _SIOCATMARK = 57, 42, 0x8905
 _TIMEOUT = 5.0  # seconds, for an answer of the keeper
-_PATIENCE = 2.0  # for a keeper that does not read: then it counts as gone
-_RETRY = 0.25  # between attempts to find one
-_TRY, _TRY_LAST = 2.0, 60.0  # between attempts to hand over sessions that came back from a newer process
-_LOOK = 0.05  # between looks whether that has proved itself
+_PATIENCE = 2.0  # for a keeper that does not read; then it counts as gone
+_RETRY = 0.25  # between attempts to connect
+_TRY, _TRY_LAST = 2.0, 60.0  # between attempts to hand over sessions returned by a newer process
+_LOOK = 0.05  # between checks of that process's proof
 _NO_DESCRIPTORS = "no descriptors are left (RLIMIT_NOFILE)"
 
 
 class HandoffError(OSError):
-    """What the keeper refuses, or that there is none. code is the protocol's, 0 for none."""
+    """A rejection by the keeper, or its absence. code is the protocol's code, 0 for none."""
 
     def __init__(self, text, code=0):
         super().__init__(text)
@@ -77,23 +77,27 @@ class HandoffError(OSError):
 
 
 class Replaced(Exception):
-    """A newer process of this name has proved itself: transfer the sessions that are left to it, and end."""
+    """A newer process of this name has proved itself. Transfer the remaining sessions to
+    it, and end.
+    """
 
 
 class Moved(HandoffError):
-    """The session is another process's, or may be: close it."""
+    """Another process owns the session, or possibly owns it. Close it."""
 
     def __init__(self):
         super().__init__("the session is another process's", _OWNED)
 
 
 def _connect(conn, address, wait):
-    """Connects. Another user can keep the keeper's listen queue full for a moment: that is waited out."""
+    """Connects. Another user can keep the keeper's listen queue full for a moment, so it
+    retries.
+    """
     end = time.monotonic() + wait
     while True:
         try:
             return conn.connect(address)
-        except BlockingIOError:  # EAGAIN, also of a socket with a timeout
+        except BlockingIOError:  # EAGAIN, even for a socket with a timeout
             if time.monotonic() >= end:
                 raise
             time.sleep(0.002)
@@ -103,11 +107,11 @@ class _Message:
     def __init__(self, kind, session=0, number=0, read=0, written=0, name="", text="", state=b"", unread=b"", seq=0, flags=0):
         self.kind, self.session, self.number, self.read, self.written = kind, session, number, read, written
         self.name, self.text, self.state, self.unread, self.seq, self.flags = name, text, state, unread, seq, flags
-        self.cut = False  # received without its descriptors: this process may have no more
+        self.cut = False  # received without its descriptors, because this process has reached its limit
 
 
 def _spill(data):
-    """A sealed memfd with data, for what does not fit a message."""
+    """Returns a sealed memfd with data too large for a message."""
     fd = os.memfd_create("weir-handoff-state", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(data)
@@ -122,14 +126,14 @@ def _spill(data):
 
 
 class _Timer:
-    """A timerfd, readable every so often once it is set (os has them from Python 3.13 on)."""
+    """A timerfd, readable periodically once set. Module os has them only since Python 3.13."""
 
     def __init__(self):
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
-        self._close = weakref.finalize(self, os.close, self._fd)  # once, whoever closes, or nobody does
+        self._close = weakref.finalize(self, os.close, self._fd)  # exactly once, with or without an explicit close
         self._close.atexit = False
 
     def fileno(self):
@@ -152,21 +156,24 @@ class _Timer:
 
 
 def _wait(file, event, timeout):
-    """Whether file is ready for an event of poll within timeout seconds; None: no limit. Not
-    select.select, which knows descriptors below 1024 alone."""
+    """Reports whether file is ready for a poll event within timeout seconds; None: no
+    limit. select.select would only support descriptors below 1024.
+    """
     poll = select.poll()
     poll.register(file, event)
     return bool(poll.poll(None if timeout is None else max(0, math.ceil(timeout * 1000))))
 
 
 def _inline(sock):
-    """Makes an urgent byte (MSG_OOB) one of the stream: else the kernel counts it as received, and no read returns
-    it. Connections have the option of their listener."""
+    """Makes an urgent byte (MSG_OOB) part of the stream. Otherwise the kernel would count
+    it as received, but no read would return it. Connections inherit this option from
+    their listener.
+    """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
 
 
 class Session:
-    """A TCP connection. read and written are positions: bytes since it was made."""
+    """A TCP connection. read and written are positions: bytes since its beginning."""
 
     def __init__(self, member, sock):
         self.member, self.socket = member, sock
@@ -175,20 +182,20 @@ class Session:
         self._peek_from(-1)  # a process may have been killed in _peek
         (self.id,) = struct.unpack("=Q", sock.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8))
         self.read, self.written = self._positions() or (0, 0)
-        self.replay = 0  # bytes to come that the kernel has taken already, from a predecessor
+        self.replay = 0  # bytes to be written again, already sent by the predecessor
         self.received = self.crashed = False
         self.state = None  # as committed; None for a new session
-        self.moved = False  # it is another process's, or may be: recv, send and commit raise Moved
-        self._cut = False  # may be: the keeper went in the midst of its transfer
+        self.moved = False  # owned by another process, or possibly: recv, send and commit raise Moved
+        self._cut = False  # possibly: the keeper exited during the transfer
         self._committed = (self.read, self.written, b"")  # read, written and unread, for the next keeper
         self.error = None  # why the last commit is not kept: a HandoffError
-        self._unread = b""  # what the predecessor had read and its state does not account for
+        self._unread = b""  # read by the predecessor, not covered by its state
         self._seen = 0
         self._kept = 0
-        self._has = 0  # bytes of state and unread that the keeper of _kept has, as far as is known
+        self._has = 0  # size of state and unread at the keeper of _kept, as far as known
 
     def _positions(self):
-        """What the kernel says: None for a connection that is closed."""
+        """Returns the positions from the kernel, None for a closed connection."""
         while True:
             a = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
             queued = self._queued()
@@ -200,7 +207,7 @@ class Session:
             if a[0] == state and a[120:] == b[120:]:  # tcpi_bytes_acked, tcpi_bytes_received
                 break
         acked, received = struct.unpack_from("=QQ", b, 120)
-        # A FIN has a sequence number, and is no byte.
+        # A FIN has a sequence number but is not a byte.
         return received - queued - (state in (8, 9, 11)), acked + unsent - (state in (4, 5, 9, 11))
 
     def fileno(self):
@@ -208,8 +215,10 @@ class Session:
 
     @property
     def pending(self):
-        """How many bytes recv has that are not in the socket, so that no select tells of them:
-        of a received session, until they are shown. Serve what accept returns at once."""
+        """Returns the number of bytes for recv that are not in the socket, so select does
+        not show them. A received session may have such bytes until they are read. Serve
+        each session returned by accept at once.
+        """
         return len(self._unread)
 
     def _check(self):
@@ -217,8 +226,10 @@ class Session:
             raise Moved()
 
     def recv(self, n):
-        """Shows what follows what is committed, and takes nothing. Commit before the next
-        call, or it shows the same again. BlockingIOError if there is nothing yet."""
+        """Returns the bytes after the last commit and leaves them in the socket. Commit
+        before the next call, or it returns the same bytes again. Raises BlockingIOError
+        without data.
+        """
         self._check()
         if self._unread:
             out, self._unread = self._unread[:n], self._unread[n:]
@@ -231,11 +242,15 @@ class Session:
         return struct.unpack("i", fcntl.ioctl(self.socket, termios.FIONREAD, b"\0" * 4))[0]
 
     def _at_mark(self):
-        """Whether a read begins at an urgent byte, with bytes there: it fails with EAGAIN where a signal is pending."""
+        """Reports whether data begins at an urgent byte. A read there fails with EAGAIN if
+        a signal is pending.
+        """
         return self._queued() > 0 and any(fcntl.ioctl(self.socket, _SIOCATMARK, b"\0" * 4))
 
     def _peek_from(self, off):
-        """Has peeks begin off bytes behind the queue's begin; -1: at it. False before Linux 6.9."""
+        """Sets the offset of peeks from the beginning of the queue; -1: none. Returns False
+        before Linux 6.9.
+        """
         try:
             self.socket.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, off)
         except OSError:
@@ -243,14 +258,16 @@ class Session:
         return True
 
     def _peek(self, n):
-        """The receive queue's head. A peek stops at an urgent byte, and one that begins there goes on; before
-        Linux 6.9 none can, so that the bytes before it have to be committed first."""
+        """Returns the head of the receive queue. A peek stops at an urgent byte. Since
+        Linux 6.9 another one can begin there. On older kernels the bytes before it must
+        be committed first.
+        """
         out = self._read(n, socket.MSG_PEEK)
         while 0 < len(out) < n and self._queued() > len(out) and self._peek_from(len(out)):
             try:
                 more = self._read(n - len(out), socket.MSG_PEEK)
             except OSError:
-                break  # the next call tells why
+                break  # the next call reports the error
             finally:
                 self._peek_from(-1)
             if not more:
@@ -259,7 +276,7 @@ class Session:
         return out
 
     def _read(self, n, flags=0):
-        for _ in range(100):  # a kTLS socket says EAGAIN at an urgent byte every time
+        for _ in range(100):  # a kTLS socket always returns EAGAIN at an urgent byte
             try:
                 return self.socket.recv(n, flags)
             except BlockingIOError:
@@ -268,8 +285,9 @@ class Session:
         return self.socket.recv(n, flags)
 
     def send(self, data):
-        """Like socket.send. What a predecessor has written after its last commit is not
-        sent twice."""
+        """Is like socket.send. Bytes written by a predecessor after its last commit are not
+        sent twice.
+        """
         self._check()
         if self.replay:
             n = min(self.replay, len(data))
@@ -280,7 +298,7 @@ class Session:
         return n
 
     def sendall(self, data, timeout=None):
-        """Sends all of data, waiting for room."""
+        """Sends all of data and waits for room."""
         view = memoryview(data)
         while view:
             try:
@@ -290,11 +308,12 @@ class Session:
                     raise TimeoutError(errno.ETIMEDOUT, "the peer does not read") from None
 
     def commit(self, state, unparsed=b""):
-        """Says that state accounts for everything that recv has shown and send has sent so
-        far, but for the last bytes shown, which the caller keeps: unparsed. True if a keeper
-        has it; if not, error says why (code 7: over a limit), and the session goes on all the
-        same, and is kept again from the next commit on that the keeper takes. What the keeper
-        refuses later than this returns, the next commit says."""
+        """Commits: state accounts for all bytes returned by recv and sent by send, except
+        the last bytes received, unparsed. The caller keeps these. Returns True if a
+        keeper has the commit. Otherwise error has the reason (code 7: over a limit). The
+        session continues in any case, and the next accepted commit keeps it again. The
+        next commit also reports a later rejection.
+        """
         self._check()
         seen, self._seen = self._seen, 0
         self.read += seen
@@ -306,26 +325,27 @@ class Session:
             self.error = None
         except HandoffError as e:
             self.error = e
-        self._check()  # on the way to a new keeper another may have been quicker
-        # The keeper first: what is taken out of the socket is nowhere else.
+        self._check()  # during the reconnect another process may have claimed it
+        # The keeper comes first, because bytes taken out of the socket are nowhere else.
         self._discard(seen)
         return self.error is None
 
     def _discard(self, n):
         while n:
-            # recv with MSG_TRUNC would not copy, but Python would allocate all the same.
+            # recv with MSG_TRUNC would not copy, but Python would still allocate.
             got = len(self._read(n))
             if not got:
                 raise HandoffError("somebody else has read from the session")
             n -= got
 
     def close(self):
-        """Ends the session for good; of one that has moved, this process's part alone. Whether
-        one whose transfer was cut off has moved, only a keeper knows: without one that is
-        asked as soon as one is there."""
+        """Ends a session for good, or only this process's part of a moved one. After an
+        interrupted transfer only a keeper knows the owner. Without a keeper, the next
+        one is asked as soon as it starts.
+        """
         if not self.moved:
             try:
-                self._discard(self._seen)  # unread bytes would make it a reset
+                self._discard(self._seen)  # unread bytes would cause a reset
                 self.socket.shutdown(socket.SHUT_WR)
             except OSError:
                 pass
@@ -338,8 +358,9 @@ class Session:
 
 
 def _believable(uid, keeper):
-    """Whether a keeper's user is root, this one, that of $WEIR_HANDOFF_UID, or the owner of the
-    socket's directory. Everybody can take an abstract name."""
+    """Reports whether the keeper's user is root, this one, $WEIR_HANDOFF_UID, or the owner
+    of the socket's directory. Anyone can bind an abstract name.
+    """
     if uid in (0, os.geteuid()) or os.environ.get("WEIR_HANDOFF_UID") == str(uid):
         return True
     try:
@@ -349,14 +370,15 @@ def _believable(uid, keeper):
 
 
 class Member:
-    """This process as a member of a service. HandoffError if it may not be one.
+    """This process as a member of a service. Raises HandoffError if that is not allowed.
 
-    With move, sessions move when others want it (weir handoff send, a change of steering):
-    accept calls move(id, to) with the number of a session (0: all) and the name of a
-    member ("": any), for it to call transfer. What that refuses stays. When a newer process
-    of this name is ready, accept calls it with 0 and that name, and again for sessions that
-    come back. proof is how many seconds that process has to live before this one is told
-    that it is replaced."""
+    With move set, sessions move on request (weir handoff send, a change of steering).
+    accept calls move(id, to) with the number of a session (0: all) and the name of a member
+    ("": any). The function then calls transfer. On failure the session stays. When a newer
+    process of this name is ready, accept calls move with 0 and that name, and again for
+    returned sessions. proof is the required life of that process in seconds before this one
+    counts as replaced.
+    """
 
     def __init__(self, service, name, keeper=None, move=None, proof=1.0):
         self.service, self.name = service, name
@@ -364,22 +386,22 @@ class Member:
         self.listener, self._listener_id, self._label = None, 0, ""
         self.replaced = False  # a newer process of this name has proved itself
         self._proof = proof
-        self._standby = False  # the keeper knows members that stand by
-        self._proving = False  # a newer process is ready and has to prove itself: this one accepts nothing
-        self._proof_end = self._again = self._pause = 0.0  # it has to live until then; the next attempt to hand over; to the one after
+        self._standby = False  # the keeper supports members on standby
+        self._proving = False  # a newer process is ready but not proved yet: accept nothing
+        self._proof_end = self._again = self._pause = 0.0  # end of its proof; the next attempt to hand over; until the one after
         self._conn, self._generation, self._seq, self._retry = None, 0, 0, 0.0
-        self._woken = False  # something for accept was heard that is not in _conn any more
-        self._broken = False  # the keeper has ended: _conn is read to its end, for what it has said before
-        self._greeting, self._greet_by = None, 0.0  # a connection whose Hello is not answered yet
+        self._woken = False  # a message for accept was already read from _conn
+        self._broken = False  # the keeper has exited: _conn still has unread messages
+        self._greeting, self._greet_by = None, 0.0  # a connection waiting for the answer to Hello
         self._given = collections.deque()
         self._move, self._orders = move, collections.deque()
         self._sessions = weakref.WeakValueDictionary()  # by number, until they are closed or transferred
-        self._over = []  # closed sessions that the next keeper is asked about: _let_go
-        self._refused = set()  # sessions that the keeper refuses to keep: their next commit asks
+        self._over = []  # closed sessions to ask the next keeper about: _let_go
+        self._refused = set()  # sessions rejected by the keeper: their next commit waits for the answer
         self._ready = False
         self._epoll = select.epoll()
         try:
-            self._timer = _Timer()  # wakes the caller while there is no keeper
+            self._timer = _Timer()  # wakes the caller without a keeper
             self._epoll.register(self._timer, select.EPOLLIN)
             self._hello(_TIMEOUT)
             if not self._welcome(_TIMEOUT):
@@ -394,7 +416,7 @@ class Member:
     # The connection to the keeper.
 
     def _hello(self, wait=0.0):
-        """Connects, within wait seconds, and says hello. The answer is for _welcome."""
+        """Connects within wait seconds and sends Hello. _welcome handles the answer."""
         conn = None
         try:
             conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -405,7 +427,7 @@ class Member:
                 conn.close()
             self._lost()
             if isinstance(e, (ConnectionRefusedError, FileNotFoundError)):
-                self._release()  # nothing lives that may have one for us
+                self._release()  # no other owner can exist
             raise HandoffError(f"no keeper answers on {self.keeper}: {e}") from e
         uid = struct.unpack("iII", conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
         if not _believable(uid, self.keeper):
@@ -427,12 +449,14 @@ class Member:
         self._epoll.register(conn, select.EPOLLIN)
 
     def _welcome(self, wait=0.0):
-        """Hears the answer to hello, and gives the keeper what there is; False if there is none yet."""
+        """Waits for the answer to Hello and gives the keeper all sockets. Returns False
+        without an answer yet.
+        """
         conn = self._conn = self._greeting
         self._greeting = None
         got = self._receive(wait)
         if got is None:
-            self._conn, self._greeting = None, conn  # a keeper that stands still: nobody waits for it
+            self._conn, self._greeting = None, conn  # a hanging keeper: do not wait for it
             return False
         if got[0].kind != _WELCOME:
             self._lost()
@@ -460,27 +484,31 @@ class Member:
             if not self._let_go(self._over[-1]):
                 raise HandoffError(f"no keeper answers on {self.keeper}")
             self._over.pop().socket.close()
-        # The answer comes behind what the keeper has against any session.
+        # The answer follows all errors about sessions.
         self._call(_Message(_READY, number=self._readiness()))
 
     def _keep_listener(self):
-        if self.listener and not self._proving and not self.replaced:  # else it is the newer process's
+        if self.listener and not self._proving and not self.replaced:  # else it belongs to the newer process
             self._send(_Message(_KEEP, session=self._listener_id, number=_LISTENER, text=self._label), [self.listener.fileno()])
 
     def _serves(self):
-        """Whether the caller has a session that is its own."""
+        """Reports whether the caller has a session of its own."""
         return any(not s.moved for s in self._sessions.values())
 
     def _readiness(self):
-        """The number of Ready. One that is replaced has sessions to hand over, and is to get none."""
+        """Returns the number of a Ready message. A replaced member has sessions to hand
+        over and gets none.
+        """
         yes = 1 | (_READY_MOVES if self._move else 0)
         if self._proving or self.replaced and self._serves():
             return yes | _READY_STANDBY if self._standby else 0
         return 0 if self.replaced else yes
 
     def _stand_by(self):
-        """A newer process is ready. This one stands by: it accepts nothing, hands its sessions over, and serves those
-        that come back, until the other has proved itself, or has died or hangs: see _prove."""
+        """Handles a newer process being ready. This one stands by: it accepts nothing,
+        hands its sessions over, and serves returned sessions. That ends when the other
+        has proved itself, dies or hangs: see _prove.
+        """
         if self.replaced:
             return
         if not self._proving and self.listener:
@@ -490,12 +518,12 @@ class Member:
             return
         self._again = time.monotonic()
         self._proof_end, self._pause = self._again + self._proof, _TRY
-        if not self._proving:  # else it is a yet newer one
+        if not self._proving:  # else an even newer one
             self._proving = True
             self._answer(_Message(_READY, number=self._readiness()))
 
     def _go_on(self):
-        """No newer process is left that answers."""
+        """Handles the report that no newer process answers any more."""
         if not self._proving:
             return
         self._proving = False
@@ -504,19 +532,21 @@ class Member:
             try:
                 self._keep_listener()  # this keeper may not have it
             except HandoffError:
-                pass  # the next one hears of it
+                pass  # the next one gets it
 
     def _prove(self):
-        """What a member that stands by does: hands sessions over, and sees whether the newer process has proved itself,
-        which the keeper judges. Then replaced is set, once all sessions are the other's or have ended. Without move the
-        caller is the one that hands over, after that."""
+        """Does the work of a member on standby: hands sessions over and checks the newer
+        process's proof. The keeper decides about the proof. replaced is set when all
+        sessions are with the newer process or have ended. Without move the caller hands
+        the sessions over afterwards.
+        """
         self._timer.read()
         if self._move and time.monotonic() >= self._again and self._serves():
             self._again, self._pause = time.monotonic() + self._pause, min(2 * self._pause, _TRY_LAST)
             self._move(0, self.name)
         if not self._proving or not self._conn or self._given:
             return
-        if not self._standby:  # this keeper came meanwhile, and is an older one
+        if not self._standby:  # an older keeper has started meanwhile
             self._proving, self.replaced = False, True
             return
         if time.monotonic() < self._proof_end or self._move and self._serves():
@@ -524,10 +554,10 @@ class Member:
         try:
             answer, _ = self._call(_Message(_READY, number=_READY_ENDS))
         except HandoffError:
-            return  # it has gone, and is looked for again
+            return  # it has exited; reconnecting
         if answer.number or not self._proving:
             return
-        if self._serves():  # a session has come back, or is still to be handed over, and may come back
+        if self._serves():  # a session has come back or is still here
             self._answer(_Message(_READY, number=self._readiness()))
             if self._move:
                 return
@@ -542,12 +572,15 @@ class Member:
         self._tick()
 
     def _tick(self):
-        """Makes fileno() readable every so often while there is no keeper or this member stands by, and at once if woken."""
+        """Makes fileno() readable periodically without a keeper or on standby, and once if
+        _woken is set.
+        """
         self._timer.set(_RETRY if not self._conn else _LOOK if self._proving else 0, self._woken)
 
     def _reconnect(self, wait=0.0):
-        """Looks for a keeper that has gone: every now and then; with wait now, waiting for so
-        long for one to answer. One that has is given everything, and is waited for."""
+        """Reconnects to a keeper at intervals. With wait it tries now and waits so many
+        seconds for an answer. A keeper that answers gets all sockets.
+        """
         if self._broken:
             self._hear()
         if self._conn:
@@ -590,7 +623,7 @@ class Member:
                         raise TimeoutError(errno.ETIMEDOUT, "it does not read") from None
         except OSError as e:
             if isinstance(e, (BrokenPipeError, ConnectionResetError)):
-                self._broken = True  # a session that it has given is in _conn and nowhere else
+                self._broken = True  # a session given in it is in _conn and nowhere else
             else:
                 self._lost()
             raise HandoffError(f"the keeper has gone: {e}") from e
@@ -599,7 +632,7 @@ class Member:
                 os.close(large)
 
     def _receive(self, timeout):
-        """The next message and its descriptors; None after timeout."""
+        """Returns the next message and its descriptors, None after timeout."""
         if self._conn is None:
             raise HandoffError(f"no keeper answers on {self.keeper}")
         if not _wait(self._conn, select.POLLIN, timeout):
@@ -608,7 +641,7 @@ class Member:
             try:
                 data, control, flags, _ = self._conn.recvmsg(_HEADER.size + 63 + 1024 + _INLINE, socket.CMSG_SPACE(8), socket.MSG_CMSG_CLOEXEC)
             except ConnectionResetError:
-                continue  # it has ended with something unread: said once, and before what it has sent
+                continue  # it exited with unread data: reported once, before its messages
             except OSError:
                 data, control, flags = b"", [], 0
             break
@@ -617,18 +650,19 @@ class Member:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(value[:len(value) - len(value) % fds.itemsize])
         fds = list(fds)
-        # Fewer descriptors than there is room for: the message is whole, and can be refused.
+        # Fewer descriptors than expected: the message is complete and can be rejected.
         cut = bool(flags & socket.MSG_CTRUNC) and len(fds) < 2
         try:
             if len(data) < _HEADER.size or data[0] != _VERSION or flags & socket.MSG_TRUNC or flags & socket.MSG_CTRUNC and not cut:
                 raise HandoffError(f"the keeper on {self.keeper} has gone")
             _, kind, flags, seq, session, read, written, number, name, _, text, state, unread = _HEADER.unpack_from(data)
-            # Positions are modulo 2^64: what lies before a session's coming to this server is below 0.
+            # Positions are modulo 2^64. Those before a session's arrival on this server are below
+            # 0.
             read, written = (p - (1 << 64) if p >> 63 else p for p in (read, written))
             at = _HEADER.size
             m = _Message(kind, session, number, read, written, data[at:at + name].decode(), data[at + name:at + name + text].decode(), seq=seq, flags=flags)
             m.cut = cut
-            if cut:  # which of them is there?
+            if cut:  # it is unknown which one is missing
                 for fd in fds:
                     os.close(fd)
                 return m, []
@@ -650,7 +684,7 @@ class Member:
         return m, fds
 
     def _call(self, m, fds=()):
-        """Asks, and returns the answer and its descriptors."""
+        """Sends a request and returns the answer with its descriptors."""
         self._ask(m, fds)
         return self._answered(m)
 
@@ -668,7 +702,7 @@ class Member:
             answer, received = got
             if answer.seq != m.seq:
                 self._heard(answer, received)
-            elif answer.cut:  # of Find: the socket is for the process before, or the next
+            elif answer.cut:  # an answer to Find: the socket stays for the predecessor or the next process
                 self._heard(answer, received)
                 raise HandoffError(_NO_DESCRIPTORS)
             elif answer.kind == _ERROR:
@@ -677,19 +711,19 @@ class Member:
                 return answer, received
 
     def _hear(self):
-        """Deals with what the keeper has said."""
+        """Handles the received messages."""
         try:
             while self._conn and (got := self._receive(0)):
                 self._heard(*got)
         except HandoffError:
-            pass  # it has gone, and is looked for again
+            pass  # it has exited; reconnecting
 
     def _heard(self, m, fds):
-        """Deals with a message that is no answer."""
+        """Handles a message that is not an answer."""
         if m.kind == _GIVE and m.number == _STREAM and fds:
             self._take(m, socket.socket(fileno=fds.pop(0)))
         elif m.kind == _GIVE and m.number == _LISTENER and m.session == self._listener_id and not self.replaced:
-            # Ours comes back from a newer process that has found it and died before it was ready.
+            # Our listener comes back from a newer process that died before it was ready.
             self._answer(_Message(_TOOK, session=m.session))
         elif m.kind == _GIVE:
             why = _NO_DESCRIPTORS if m.cut else f"nobody here goes on with {m.text!r}"
@@ -697,21 +731,22 @@ class Member:
         elif m.kind == _ERROR:
             s = self._sessions.get(m.session)
             if s and m.number == _OWNED:
-                s.moved, s._cut = True, False  # another was quicker to say so to this keeper
+                s.moved, s._cut = True, False  # another process claimed it first at this keeper
             elif s:
                 self._refused.add(m.session)
                 s._has = 0
         elif m.kind == _LIMITS:
             self.max_state = m.read
-            self._answer(_Message(_AGREE, number=m.number))  # what is sent from here on keeps to them
+            self._answer(_Message(_AGREE, number=m.number))  # all later messages obey the new limits
         elif m.kind == _MOVE and self._move:
-            self._orders.append((m.session, m.name))  # the caller may be in the middle of something with it
+            self._orders.append((m.session, m.name))  # the caller may be using the session
         elif m.kind == _REPLACED:
             self._stand_by()
         elif m.kind == _ALONE:
             self._go_on()
         if m.kind in (_GIVE, _MOVE, _REPLACED, _ALONE):
-            # Perhaps amidst a commit or a transfer: who polls does not see it in _conn any more.
+            # This may happen during a commit or a transfer. A poll of _conn no longer shows the
+            # message.
             self._woken = True
             self._tick()
         for fd in fds:
@@ -721,19 +756,19 @@ class Member:
         try:
             self._send(m)
         except HandoffError:
-            pass  # it has gone, and is looked for again
+            pass  # it has exited; reconnecting
 
     def _take(self, m, sock):
         for s in [*self._sessions.values(), *self._over]:
             if s.id == m.session:
-                s._cut = False  # it had moved: now it comes from whoever had it
+                s._cut = False  # it had moved and now comes back from its new owner
         try:
             s = Session(self, sock)
             at, put = s._positions() or (m.read, m.written)
             if at > m.read or put < m.written:
                 raise HandoffError("bytes are missing")
             s._discard(m.read - at)
-        except OSError as e:  # ConnectionResetError, too: the peer has gone
+        except OSError as e:  # also ConnectionResetError: the peer has closed
             self._answer(_Message(_REFUSE, session=m.session, number=_LOST, text=str(e)))
             sock.close()
             return
@@ -747,25 +782,27 @@ class Member:
         self._answer(_Message(_TOOK, session=m.session))
 
     def _fits(self, s, size):
-        """Whether the keeper keeps so much of a session: also what it has already, of a time with a larger limit."""
+        """Reports whether the keeper accepts the size of a session. A size it already has
+        from a time with a larger limit is fine, too.
+        """
         return size <= self.max_state or s._kept == self._generation and size <= s._has
 
     def _keep(self, s):
-        """Has the keeper note where a session stands; HandoffError if it does not."""
+        """Stores a commit at the keeper. Raises HandoffError on failure."""
         read, written, unread = s._committed
         m = _Message(_COMMIT, session=s.id, read=read, written=written, state=s.state or b"", unread=unread)
         size, fds = len(m.state) + len(unread), []
         if self._conn and not self._fits(s, size):
-            self._hear()  # it may have said that its limit is larger now
+            self._hear()  # it may have raised its limit
             s._check()
         refused = s.id in self._refused
         if self._conn and not self._fits(s, size):
             self._refused.add(s.id)
             raise HandoffError(f"{size} bytes of state and unread; this keeper keeps at most {self.max_state}", _LIMIT)
-        if refused or s._kept != self._generation:  # a new session, or the keeper is
+        if refused or s._kept != self._generation:  # a new session, or a new keeper
             m.kind, m.number, m.text, fds = _KEEP, _STREAM, self._label, [s.fileno()]
         s._kept, s._has = self._generation, size
-        if refused:  # the caller hears at once whether it fits
+        if refused:  # the caller gets the result at once
             try:
                 self._call(m, fds)
             except HandoffError as e:
@@ -781,11 +818,13 @@ class Member:
             del self._sessions[s.id]
 
     def _let_go(self, s):
-        """Has the keeper let go of a session whose transfer was cut off, unless another has
-        it: then it refuses both. If it had refused the transfer, the session would be this
-        process's for as long as that lives, and nobody would serve it. Only the keeper's
-        duplicate is closed: what the other was given by a keeper before goes on. False
-        without a keeper: the next one is to be asked."""
+        """Makes the keeper release a session after an interrupted transfer. If another
+        process owns it, the keeper refuses. If the keeper had rejected the transfer,
+        this process would otherwise own the session for its whole life, and nobody would
+        serve it. Only the keeper's duplicate is closed. A session given to another
+        process by an earlier keeper continues. Returns False without a keeper. The next
+        keeper is asked then.
+        """
         if s._cut:
             s._kept = 0
             self._refused.discard(s.id)
@@ -793,7 +832,7 @@ class Member:
                 self._keep(s)
                 self._send(_Message(_DROP, session=s.id))
             except HandoffError as e:
-                if e.code != _LIMIT:  # what is over the limit is not kept either
+                if e.code != _LIMIT:  # a session over the limit is not kept either
                     return False
             self._refused.discard(s.id)
             s._cut = False
@@ -811,11 +850,12 @@ class Member:
             except HandoffError:
                 pass
 
-    # What an application calls.
+    # The public methods.
 
     def listen(self, host, port, backlog=128):
-        """Listens, or goes on with the socket of the process of this name before; then this
-        member is ready, and an older one of its name is told that it is replaced."""
+        """Listens, or continues with the listener of the predecessor of this name. Then
+        this member is ready, and an older one of its name is told that it is replaced.
+        """
         self._label = f"tcp {host}:{port}"
         try:
             answer, fds = self._call(_Message(_FIND, number=_LISTENER, text=self._label))
@@ -834,26 +874,28 @@ class Member:
         return self.listener
 
     def ready(self):
-        """Takes sessions of other members, without a listener of one's own as well."""
+        """Accepts sessions of other members, also without a listener."""
         self._ready = True
         self._announce()
 
     def fileno(self):
-        """Readable when accept has something to do."""
+        """Returns a descriptor, readable when accept has work to do."""
         return self._epoll.fileno()
 
     def accept(self, timeout=None):
-        """A session, new or another member's; None after timeout seconds. Replaced when a
-        newer process of this name has proved itself, and, with move, has all sessions that did
-        not end here. Without, the caller transfers them now; one that the other does not take
-        comes back by the next call. Else an OSError as of accept(2): with those of SHORT the
-        connection still waits, and fileno() stays readable."""
+        """Returns a session, new or from another member, or None after timeout seconds.
+        Raises Replaced when a newer process of this name has proved itself. With move
+        set it also has all sessions not ended here. Otherwise the caller transfers them
+        now, and the next call returns each rejected one. Raises the OSError of
+        accept(2). For those in SHORT the connection still waits, and fileno() stays
+        readable.
+        """
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             self._hear()
             if self._given:
                 return self._given.popleft()
-            while self._orders:  # for what the caller has by now
+            while self._orders:  # the caller now has all earlier sessions
                 self._move(*self._orders.popleft())
             if self._given:  # meanwhile
                 continue
@@ -865,7 +907,7 @@ class Member:
                 if self._given or self._woken:
                     continue
             if self.replaced:
-                self._reconnect()  # what is not handed over yet is for the next keeper, too
+                self._reconnect()  # the next keeper needs sessions not yet handed over, too
                 raise Replaced(f"a newer {self.name} of {self.service} is ready")
             if self.listener and not self._proving:
                 try:
@@ -879,7 +921,7 @@ class Member:
                 except (BlockingIOError, ConnectionAbortedError):
                     pass
                 except OSError as e:
-                    # accept(2) asks for a descriptor first: perhaps there is nothing that waits for one.
+                    # accept(2) allocates the descriptor first, so perhaps no connection waits.
                     if e.errno not in SHORT or _wait(self.listener, select.POLLIN, 0):
                         raise
             self._reconnect()
@@ -889,11 +931,12 @@ class Member:
             self._epoll.poll(left)
 
     def transfer(self, session, to, state, unparsed=b""):
-        """Gives a session to a member by name ("": whoever is ready and has the fewest). On
-        HandoffError it is still ours; but if the keeper has gone meanwhile, session.moved is
-        set: the other may have it, and all that is left is to close it. A keeper that is new
-        is given the session first."""
-        self._hear()  # also that the keeper has gone
+        """Transfers a session to a member by name ("": the ready member with the fewest
+        sessions). On HandoffError it stays here, with one exception: session.moved is
+        set if the keeper exited meanwhile. The other member may own it then, so only
+        close it. A new keeper first gets the session itself.
+        """
+        self._hear()  # may find that the keeper has exited
         self._reconnect(_PATIENCE)
         session._check()
         m = _Message(_TRANSFER, session=session.id, name=to, read=session.read + session._seen, written=session.written,
@@ -905,7 +948,7 @@ class Member:
             session._cut = self._conn is None
             session.moved = session._cut or e.code == _OWNED
             raise
-        except BaseException:  # of a signal's handler: whose it is now is not known
+        except BaseException:  # from a signal handler: the owner is unknown now
             self._lost()
             session.moved = session._cut = True
             raise
@@ -913,8 +956,10 @@ class Member:
         session.socket.close()
 
     def forget(self):
-        """close for a service that ends for good: the keeper lets go of the listener, too, whose port is free at
-        once, and sessions that are not closed end. Transfer those that another member is to have first."""
+        """Is close for a service that ends for good. The keeper also releases the listener,
+        so its port is free at once. Open sessions end. To keep them, transfer them
+        first.
+        """
         for s in [*self._given, *self._sessions.values()]:
             s.close()
         if self.listener and not self._proving and not self.replaced:
@@ -923,7 +968,7 @@ class Member:
         self.close()
 
     def close(self):
-        """Leaves the service: sessions that are not closed, and the listener, are for the next."""
+        """Leaves the service. Open sessions and the listener are for the next process."""
         try:
             self._send(_Message(_LEAVE))
         except HandoffError:

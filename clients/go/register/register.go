@@ -100,7 +100,8 @@ func (c Client) Slot(ctx context.Context, service string, slot int) error {
 	return fmt.Errorf("weir serve: %s", text)
 }
 
-// dial connects. Another user can keep the listen queue full for a moment, and connect(2) fails with EAGAIN then: that is waited out.
+// dial connects. Another user can keep the listen queue full for a moment. connect(2) then fails with
+// EAGAIN, and dial retries.
 func dial(ctx context.Context, path string) (net.Conn, error) {
 	for {
 		c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)

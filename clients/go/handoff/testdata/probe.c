@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A member that does what its standard input says, line by line, and says what came of it:
+ * A member that obeys the orders on its standard input, line by line, and prints their results:
  *
  *	probe KEEPER NAME PORT
  *
- * probe.py is the same in Python. Sessions are known by the order in which they came, from 0.
+ * probe.py is the same in Python. Sessions are numbered in the order of their arrival, from 0.
  */
 #include <stdlib.h>
 
@@ -30,14 +30,14 @@ static struct weir_handoff h;
 static const char *keeper;
 static unsigned char state[STATE], data[STATE];
 static int count;
-static int signals; /* one after every so many microseconds while an order is obeyed */
+static int signals; /* one per this many microseconds during an order */
 
 static void on_alarm(int signal)
 {
 	(void)signal;
 }
 
-/* SIGALRM after first_us, and then every other ones. */
+/* Raises SIGALRM after first_us, and then every every_us. */
 static void alarms(long first_us, long every_us)
 {
 	struct itimerval t;
@@ -95,23 +95,25 @@ static int obey(const char *line)
 		alarms(signals, signals);
 	if (!strcmp(what, "accept")) { /* MS */
 		n = take(a);
-	} else if (!strcmp(what,
-			   "storm")) { /* MS: of signals, and accepts without a time to wait */
+	} else if (!strcmp(what, "storm")) { /* MS: of signals, with accepts without a timeout */
 		alarms(200, 200);
 		while (weir_now_() < begin + a)
 			take(0);
 		alarms(0, 0);
-	} else if (!strcmp(what, "alarmed")) { /* MS: signals from then on, as one waits for ever */
-		/* again and again: a process that stands still may begin to wait after the first */
+	} else if (
+		!strcmp(what,
+			"alarmed")) { /* MS: signals after this time, during a wait without limit */
+		/* repeatedly, because a stalled process may begin its wait after the first one */
 		alarms(a * 1000L, 10000);
 		n = take(-1);
 		alarms(0, 0);
-	} else if (!strcmp(what, "signals")) { /* MICROSECONDS: from here on, with every order */
+	} else if (!strcmp(what, "signals")) { /* MICROSECONDS: from now on, during every order */
 		signals = a;
-	} else if (!strcmp(what, "poor")) { /* 1: of memory; 0: no more */
+	} else if (!strcmp(what, "poor")) { /* 1: of memory; 0: no longer */
 		poor = a;
-	} else if (!strcmp(what,
-			   "failing")) { /* COUNT: joins without a keeper; descriptors left open */
+	} else if (
+		!strcmp(what,
+			"failing")) { /* COUNT: joins without a keeper; prints the number of leaked descriptors */
 		n = open_files();
 		while (a-- > 0) {
 			struct weir_handoff none;
@@ -127,13 +129,13 @@ static int obey(const char *line)
 		n = setrlimit(RLIMIT_NOFILE, &r);
 	} else if (!strcmp(what, "commit")) { /* SESSION BYTES */
 		n = weir_handoff_commit(&h, s, state, (size_t)b, NULL, 0);
-	} else if (!strcmp(what, "idle")) { /* MS: as a program that polls */
+	} else if (!strcmp(what, "idle")) { /* MS: like a polling program */
 		struct pollfd p = { weir_handoff_fd(&h), POLLIN, 0 };
 
 		while (weir_left_(begin + a) > 0)
 			if (poll(&p, 1, weir_left_(begin + a)) > 0)
 				take(0);
-	} else if (!strcmp(what, "flood")) { /* SESSION COMMITS: 0 if all of them are kept */
+	} else if (!strcmp(what, "flood")) { /* SESSION COMMITS: 0 if all commits are kept */
 		for (; b > 0; b--)
 			if (weir_handoff_commit(&h, s, state, 1000, NULL, 0))
 				n = -1;
@@ -192,7 +194,7 @@ int main(int argc, char **argv)
 	sigaction(SIGALRM, &alarm_action, NULL);
 	snprintf(label, sizeof(label), "tcp 127.0.0.1:%s", argv[3]);
 	fd = weir_handoff_find(&h, label);
-	if (getenv("PROBE_FAILS")) /* a deployment that does: before it is ready */
+	if (getenv("PROBE_FAILS")) /* simulates a failed deployment: before it is ready */
 		return 1;
 	if (weir_handoff_start(&h, fd >= 0 ? fd : listen_on(atoi(argv[3])), label)) {
 		fprintf(stderr, "probe: %s\n", h.error);

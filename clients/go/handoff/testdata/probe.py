@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member that does what its standard input says, line by line, and says what came of it:
-probe.py KEEPER NAME PORT. probe.c is the same in C, and says what the orders are."""
+"""A member that obeys the orders on its standard input, line by line, and prints their
+results: probe.py KEEPER NAME PORT. probe.c is the same in C and describes the orders.
+"""
 
 import errno
 import os
@@ -41,7 +42,7 @@ def obey(what, a, b=0, to=""):
             except HandoffError:
                 pass
         return len(os.listdir("/proc/self/fd")) - was
-    if what == "reclose":  # closes members twice, and others' descriptors between; how many of these it has closed
+    if what == "reclose":  # closes members twice, with new descriptors in between; counts the closed ones of these
         m = Member("talk", "x", keeper)
         m.close()
         others = [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]
@@ -55,7 +56,7 @@ def obey(what, a, b=0, to=""):
             except OSError:
                 pass
         return closed
-    if what == "hold":  # FILES: so that descriptors to come have larger numbers
+    if what == "hold":  # FILES: gives later descriptors larger numbers
         held.extend(os.open("/dev/null", os.O_RDONLY) for _ in range(a))
         return 0
     if what == "sendall":  # SESSION MEBIBYTES
