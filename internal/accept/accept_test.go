@@ -22,7 +22,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// scripted is a listener that returns what the test says.
+// scripted is a listener with a script of results.
 type scripted struct {
 	net.Listener
 	next chan any
@@ -38,7 +38,7 @@ func (s *scripted) Accept() (net.Conn, error) {
 	return nil, net.ErrClosed
 }
 
-// pipe is a connection of a peer.
+// pipe returns a connection of a peer.
 func pipe(t *testing.T) net.Conn {
 	a, b := net.Pipe()
 	t.Cleanup(func() { a.Close(); b.Close() })
@@ -53,8 +53,8 @@ func closed(c *Conn) bool {
 	return c.Conn.SetDeadline(time.Time{}) != nil
 }
 
-// No error but that of a closed listener ends accepting. Each lack is logged once, with
-// a count.
+// TestErrorsAreNotFatal checks that only a closed listener ends accepting. Each series of failures
+// is logged once, with its count.
 func TestErrorsAreNotFatal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
@@ -81,7 +81,8 @@ func TestErrorsAreNotFatal(t *testing.T) {
 	})
 }
 
-// A stranger's connection makes room when descriptors run out.
+// TestStrangerMakesRoomForDescriptors checks that a stranger's connection is closed when
+// descriptors run out.
 func TestStrangerMakesRoomForDescriptors(t *testing.T) {
 	s := &scripted{next: make(chan any, 3)}
 	l := New(s, Options{})
@@ -100,8 +101,8 @@ func TestStrangerMakesRoomForDescriptors(t *testing.T) {
 	}
 }
 
-// One peer fills its share only, the newest connection of each gets in, and admitted
-// ones stay.
+// TestPeersAreBounded checks that one peer fills only its own share. The newest connection of each
+// peer is accepted, and admitted ones stay.
 func TestPeersAreBounded(t *testing.T) {
 	for name, peers := range map[string][2]Peer{
 		"user":     {user(7), user(8)},
@@ -146,8 +147,8 @@ func TestPeersAreBounded(t *testing.T) {
 	}
 }
 
-// Many peers share the total: a newcomer takes the place of the oldest of the peer that
-// has most.
+// TestTotalIsShared checks that peers share the total. A newcomer replaces the oldest connection of
+// the heaviest peer.
 func TestTotalIsShared(t *testing.T) {
 	l := New(&scripted{}, Options{Strangers: 8, PerPeer: 6})
 	var many []*Conn
@@ -170,7 +171,7 @@ func TestTotalIsShared(t *testing.T) {
 	}
 }
 
-// Users are bounded with their admitted connections, root is not bounded.
+// TestUsers checks that the limit of a user includes admitted connections. Root has no limit.
 func TestUsers(t *testing.T) {
 	l := New(&scripted{}, Options{PerPeer: 16})
 	for range 16 {
@@ -215,7 +216,7 @@ func TestPrefix(t *testing.T) {
 	}
 }
 
-// serveHTTP runs HTTP with few connections and returns its address.
+// serveHTTP runs HTTP with low limits and returns its address.
 func serveHTTP(t *testing.T, h http.Handler, o Options) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -233,7 +234,7 @@ func serveHTTP(t *testing.T, h http.Handler, o Options) string {
 	return l.Addr().String()
 }
 
-// ask sends a request over a new connection, and returns it.
+// ask sends a request over a new connection and returns the connection and the answer.
 func ask(t *testing.T, addr, request string) (net.Conn, string) {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
@@ -244,13 +245,13 @@ func ask(t *testing.T, addr, request string) (net.Conn, string) {
 	if request == "" {
 		return c, ""
 	}
-	_, _ = io.WriteString(c, request) // the answer says it
+	_, _ = io.WriteString(c, request) // the answer shows a failure
 	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
 	line, _ := bufio.NewReader(c).ReadString('\n')
 	return c, line
 }
 
-// Idle, silent and half a request: none of them keeps a scrape out.
+// TestIdleClientsOfHTTP checks that idle, silent and half-sent requests never block a scrape.
 func TestIdleClientsOfHTTP(t *testing.T) {
 	addr := serveHTTP(t, http.NotFoundHandler(), Options{Strangers: 16, PerPeer: 8, Write: time.Minute})
 	const request = "GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -272,7 +273,8 @@ func TestIdleClientsOfHTTP(t *testing.T) {
 	}
 }
 
-// A request that takes long is closed for another, and a body is not waited for.
+// TestBusyClientsOfHTTP checks that a slow request is closed for a newcomer, and that a body is not
+// awaited.
 func TestBusyClientsOfHTTP(t *testing.T) {
 	began := make(chan struct{}, 100)
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -287,7 +289,8 @@ func TestBusyClientsOfHTTP(t *testing.T) {
 			t.Fatalf("a request with a body: %q", line)
 		}
 	}
-	// The server may not have seen the end of all the connections before: then it closes a new one, and another is tried.
+	// The server may not have noticed the end of the earlier connections. It then closes a new one,
+	// and the test tries another.
 	deadline := time.Now().Add(30 * time.Second)
 	for n := 0; n < 4; {
 		c, _ := ask(t, addr, "")
@@ -312,8 +315,8 @@ func TestBusyClientsOfHTTP(t *testing.T) {
 	}
 }
 
-// Users of this host are told apart over the loopback interface, so that one who keeps
-// all of his connections busy keeps out himself alone.
+// TestUsersOverLoopback checks that users of this host are separate peers over the loopback
+// interface. A user with many busy connections blocks only himself.
 func TestUsersOverLoopback(t *testing.T) {
 	nstest.NeedRoot(t)
 	began := make(chan struct{}, 100)
@@ -360,7 +363,7 @@ func TestStrangersOfRlimit(t *testing.T) {
 		if n != want {
 			t.Errorf("%d descriptors: %d strangers, want %d", nofile, n, want)
 		}
-		// weir serve has four listeners; the keeper has two descriptors a connection.
+		// weir serve has four listeners, and the keeper uses two descriptors per connection.
 		if nofile >= 128 && uint64(5*n)+reserved/2 > nofile {
 			t.Errorf("%d descriptors: strangers take all", nofile)
 		}

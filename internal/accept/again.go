@@ -20,20 +20,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrAnswers says that another process answers at the address of a listener.
+// ErrAnswers reports another process answering at the address of a listener.
 var ErrAnswers = errors.New("another process answers there")
 
-// A killed process holds its sockets until the kernel has closed all of its descriptors. A
-// successor may start before that.
+// A killed process holds its sockets until the kernel has closed all its descriptors. A successor
+// may start earlier.
 const (
 	takeOverEvery = 20 * time.Millisecond
 	// TakeOver is how long a successor waits for the address of its predecessor.
 	TakeOver = 3 * time.Second
 )
 
-// Again calls listen until the address is free: for TakeOver at most, or until ctx is done, whose error it returns then. It
-// logs that it waits. Only EADDRINUSE and [ErrAnswers] are waited out. listen runs in the calling
-// goroutine, whose thread may be in another network namespace.
+// Again calls listen until the address is free, for at most TakeOver. When ctx is done it returns
+// the context's error. It logs the wait. Only EADDRINUSE and [ErrAnswers] are retried. listen runs
+// in the calling goroutine, because its thread may be in another network namespace.
 func Again(ctx context.Context, log *slog.Logger, address string, listen func() (net.Listener, error)) (net.Listener, error) {
 	began, told := time.Now(), false
 	for {
@@ -59,24 +59,25 @@ func Again(ctx context.Context, log *slog.Logger, address string, listen func() 
 	}
 }
 
-// TCP listens at an address in the network namespace of the calling thread, as [Again] does. 0.0.0.0 stands for IPv4 alone, [::] and an
-// empty host for both families.
+// TCP listens at an address in the network namespace of the calling thread, like [Again]. 0.0.0.0
+// means only IPv4. [::] and an empty host mean both families.
 func TCP(ctx context.Context, log *slog.Logger, address string) (net.Listener, error) {
 	return tcp(ctx, log, address, net.ListenConfig{})
 }
 
-// TCPAhead is [TCP], also at an address that no interface has yet. Connections arrive once one has it.
+// TCPAhead is like [TCP], but also accepts an address not yet on any interface. Connections arrive
+// once an interface has it.
 func TCPAhead(ctx context.Context, log *slog.Logger, address string) (net.Listener, error) {
 	return tcp(ctx, log, address, net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) }); cerr != nil {
 			return cerr
 		}
-		return err // also of IPv6
+		return err // also for IPv6
 	}})
 }
 
 func tcp(ctx context.Context, log *slog.Logger, address string, lc net.ListenConfig) (net.Listener, error) {
-	// Go makes listeners of MPTCP by default, of no use to agents and scrapers.
+	// Go uses MPTCP for listeners by default. Agents and scrapers do not need it.
 	lc.SetMultipathTCP(false)
 	l, err := Again(ctx, log, address, func() (net.Listener, error) { return lc.Listen(ctx, network(address), address) })
 	if errors.Is(err, syscall.EADDRINUSE) {
@@ -85,7 +86,8 @@ func tcp(ctx context.Context, log *slog.Logger, address string, lc net.ListenCon
 	return l, err
 }
 
-// holders names the users whose sockets have an address, as the end of a message; empty if the kernel lists none.
+// holders returns the end of a message with the users of the sockets at an address. It is empty if
+// the kernel lists none.
 func holders(address string) string {
 	a, err := net.ResolveTCPAddr(network(address), address)
 	if err != nil {
@@ -111,7 +113,7 @@ func holders(address string) string {
 	return ": a socket of user " + strings.Join(names, ", ") + " has it"
 }
 
-// userName is a user by name and number.
+// userName returns a user's name and number.
 func userName(uid uint32) string {
 	id := strconv.FormatUint(uint64(uid), 10)
 	if u, err := osuser.LookupId(id); err == nil {
@@ -120,7 +122,8 @@ func userName(uid uint32) string {
 	return id
 }
 
-// network is the one to listen at. Of 0.0.0.0 package net would make a socket of both families.
+// network returns the network to listen at. For 0.0.0.0 package net would otherwise create a socket
+// of both families.
 func network(address string) string {
 	host, _, err := net.SplitHostPort(address)
 	if a, aerr := netip.ParseAddr(host); err == nil && aerr == nil && a.Is4() {

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// onWarn calls a function at the first line of a log, in which it is.
+// onWarn is a log that calls a function after its first line.
 type onWarn struct {
 	bytes.Buffer
 	once sync.Once
@@ -29,7 +29,7 @@ func (o *onWarn) Write(p []byte) (int, error) {
 	return o.Buffer.Write(p)
 }
 
-// A listener waits for a predecessor that ends, and says so.
+// TestAgain checks that a listener waits for its predecessor to end, and logs it.
 func TestAgain(t *testing.T) {
 	before, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -46,7 +46,8 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// The wait is bounded, ends with the context, and is for no other error.
+// TestAgainEnds checks that the wait is bounded, ends with the context, and applies to no other
+// error.
 func TestAgainEnds(t *testing.T) {
 	quiet := slog.New(slog.DiscardHandler)
 	taken := func() (net.Listener, error) { return nil, fmt.Errorf("here: %w", ErrAnswers) }
@@ -67,7 +68,8 @@ func TestAgainEnds(t *testing.T) {
 	}
 }
 
-// 0.0.0.0 listens on IPv4 alone, so that a firewall of IPv4 covers it; [::] and no host listen on both families.
+// TestTCPFamilies checks that 0.0.0.0 listens only on IPv4, so an IPv4 firewall covers it. [::] and
+// an empty host listen on both families.
 func TestTCPFamilies(t *testing.T) {
 	six, err := net.Listen("tcp6", "[::1]:0")
 	if err != nil {
@@ -96,7 +98,7 @@ func TestTCPFamilies(t *testing.T) {
 	}
 }
 
-// TCPAhead listens at addresses that no interface has, where TCP does not.
+// TestTCPAhead checks that TCPAhead listens at addresses without an interface, and TCP does not.
 func TestTCPAhead(t *testing.T) {
 	for _, address := range []string{"192.0.2.77:0", "[2001:db8::77]:0"} {
 		if l, err := TCP(t.Context(), slog.New(slog.DiscardHandler), address); err == nil {

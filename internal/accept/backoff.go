@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Backoff waits while a listener cannot accept. The first failure is logged, and the
-// end of all with their number.
+// Backoff waits while a listener cannot accept. It logs the first failure, and the end with the
+// number of failures.
 type Backoff struct {
 	Name string
 	Log  *slog.Logger
@@ -23,10 +23,10 @@ type Backoff struct {
 // Failed waits after an error of accept(2). The wait grows from 5 ms to 1 s.
 func (b *Backoff) Failed(err error) { b.failed(err, false) }
 
-// failed is Failed. The wait is short if room was made.
+// failed is Failed, with a short wait if room was made.
 func (b *Backoff) failed(err error, room bool) {
 	if errors.Is(err, syscall.ECONNABORTED) || errors.Is(err, syscall.EINTR) {
-		return // the client has gone
+		return // the client has closed
 	}
 	if b.since.IsZero() {
 		b.since = time.Now()
@@ -40,7 +40,7 @@ func (b *Backoff) failed(err error, room bool) {
 	time.Sleep(b.d)
 }
 
-// Accepted ends the failures, if there were any.
+// Accepted ends a series of failures.
 func (b *Backoff) Accepted() {
 	if b.since.IsZero() {
 		return

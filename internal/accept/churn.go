@@ -4,18 +4,20 @@ package accept
 
 import "time"
 
-// A connection costs the process some 50 µs from accept to its first message, whatever its client does: one local user who connects and
-// closes without pause takes a whole CPU, and keeps the listen queue full for all others. So each user has a budget of connections. Beyond
-// it they are closed right after accept. The queue can still be full for a moment: clients try again (package redial).
+// A connection costs the process some 50 µs from accept to its first message, whatever the client
+// does. A single local user connecting and closing without pause takes a whole CPU and keeps the
+// listen queue full for all others. So each user has a budget of connections. Connections beyond it
+// are closed right after accept. The queue can still be full for a moment, and clients retry
+// (package redial).
 const (
-	connectRate  = 1000 // connections a second, of one user, in the long run
+	connectRate  = 1000 // connections per second and user, in the long run
 	connectBurst = 1000
-	maxChurners  = 4096 // users that are remembered
+	maxChurners  = 4096 // maximum number of remembered users
 )
 
-// churn is what a user has connected lately.
+// churn is the recent connections of a user.
 type churn struct {
-	used float64 // connections, less connectRate a second since at
+	used float64 // connections, minus connectRate per second since at
 	at   time.Time
 	told bool
 }
@@ -24,7 +26,8 @@ func (c churn) remaining(now time.Time) float64 {
 	return max(0, c.used-connectRate*now.Sub(c.at).Seconds())
 }
 
-// churns counts a connection of a user to a Unix socket, and reports whether the user has no budget for it. Only Next calls it.
+// churns counts a connection of a user to a Unix socket. It reports whether the user's budget is
+// exhausted. Only Next calls it.
 func (l *Listener) churns(p Peer, now time.Time) bool {
 	if p.kind != unixUser || p.trusted() {
 		return false

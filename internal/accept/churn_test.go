@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// A user who connects too often is refused until time has passed; others, root and clients of TCP are not.
+// TestChurns checks that a user with too many connections is refused until time has passed. Other
+// users, root and TCP clients are not.
 func TestChurns(t *testing.T) {
 	l := New(nil, Options{Log: slog.New(slog.DiscardHandler)})
 	often, other := Peer{UID: 65534, kind: unixUser}, Peer{UID: 65533, kind: unixUser}

@@ -10,21 +10,21 @@ import (
 	"time"
 )
 
-// Conn is an accepted connection. It counts for its peer until it is closed and nobody uses it any more: a peer can make its
-// readers wait, and a read that waits has a thread and a descriptor.
+// Conn is an accepted connection. It counts for its peer until it is closed and unused. A peer can
+// block its readers, and a blocked read occupies a thread and a descriptor.
 type Conn struct {
 	net.Conn
 	Peer Peer
 
 	l     *Listener
 	close sync.Once
-	left  chan struct{} // closed when the connection does not count any more
+	left  chan struct{} // closed when the connection no longer counts
 
-	// l.mu guards the rest.
-	uses     int  // of the socket: until Close has returned; with Options.Held also until Release
-	ending   bool // it is closed, or is being closed
+	// l.mu guards the other fields.
+	uses     int  // users of the socket: one until Close returns; with Options.Held another one until Release
+	ending   bool // closed, or being closed
 	state    state
-	since    uint64 // serial of its last change of state
+	since    uint64 // serial of the last state change
 	at       time.Time
 	index    int // in its peer's heap; -1: in none
 	counted  bool
@@ -34,27 +34,28 @@ type Conn struct {
 type state uint8
 
 const (
-	waiting  state = iota // says nothing, or is being introduced: may be closed to let another in
-	busy                  // has a request that is being answered
-	admitted              // has shown who it is
+	waiting  state = iota // silent or in its handshake: may be closed for a newcomer
+	busy                  // has a request in progress
+	admitted              // identified
 )
 
-// peerConns are a peer's connections.
+// peerConns are the connections of one peer.
 type peerConns struct {
-	all     int  // with those that end
+	all     int  // including ending ones
 	idle    ages // waiting
 	working ages // busy
 }
 
-// A newcomer waits for the end of the connection that makes room for it. All other newcomers wait meanwhile, and a peer can
-// make ends take long. So these waits have a budget of time, of all peers; without it the newcomer is refused.
+// A newcomer waits for the end of the connection closed for it. All other newcomers wait meanwhile,
+// and a peer can delay the end. So these waits share a time budget over all peers. Without budget
+// the newcomer is refused.
 const (
 	longestEnd = 200 * time.Millisecond
 	endBurst   = time.Second
 	endShare   = 5 // a fifth of the time
 )
 
-// enter counts a connection, making room for it; nil if there is none.
+// enter counts a connection and makes room for it. It returns nil if there is none.
 func (l *Listener) enter(raw net.Conn, p Peer) *Conn {
 	c := &Conn{Conn: raw, Peer: p, l: l, index: -1, uses: 1, left: make(chan struct{})}
 	if l.o.Held {
@@ -76,7 +77,8 @@ func (l *Listener) enter(raw net.Conn, p Peer) *Conn {
 	}
 }
 
-// claim counts a connection if there is room, else says what is full, and evicts another one if that helps.
+// claim counts a connection if there is room. Otherwise it names the full limit, and evicts another
+// connection if that helps.
 func (l *Listener) claim(c *Conn) (evicted *Conn, full string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,7 +109,8 @@ func (l *Listener) claim(c *Conn) (evicted *Conn, full string) {
 	return nil, ""
 }
 
-// wait waits until an evicted connection does not count any more, and says whether that is so.
+// wait waits until an evicted connection no longer counts. It reports whether that happened in
+// time.
 func (l *Listener) wait(c *Conn) bool {
 	began := time.Now()
 	l.spent = l.spentAt(began)
@@ -123,12 +126,12 @@ func (l *Listener) wait(c *Conn) bool {
 	return gone
 }
 
-// spentAt is how much of the budget for waits is spent.
+// spentAt returns the spent part of the budget for waits.
 func (l *Listener) spentAt(now time.Time) time.Duration {
 	return max(0, l.spent-now.Sub(l.ended)/endShare)
 }
 
-// heaviest is the peer with the most connections that are not admitted.
+// heaviest returns the peer with the most connections not admitted.
 func (l *Listener) heaviest() (most *peerConns) {
 	for _, p := range l.peers {
 		if n := p.strangers(); n > 0 && (most == nil || n > most.strangers() || n == most.strangers() && p.oldest() < most.oldest()) {
@@ -138,10 +141,10 @@ func (l *Listener) heaviest() (most *peerConns) {
 	return most
 }
 
-// strangers counts the connections that are not admitted.
+// strangers returns the number of connections not admitted.
 func (p *peerConns) strangers() int { return len(p.idle) + len(p.working) }
 
-// oldest is the serial of the connection that evict would close.
+// oldest returns the serial of the next connection to evict.
 func (p *peerConns) oldest() uint64 {
 	switch {
 	case len(p.idle) > 0:
@@ -152,8 +155,8 @@ func (p *peerConns) oldest() uint64 {
 	return 0
 }
 
-// evict closes the peer's connection that has been idle for longest, else the one that
-// has been busy for too long; nil if there is none. l.mu is held.
+// evict closes the peer's longest idle connection, else the longest busy one over its limit. It
+// returns nil if there is none. l.mu is held.
 func (l *Listener) evict(p *peerConns) *Conn {
 	var c *Conn
 	switch {
@@ -197,7 +200,7 @@ func (p *peerConns) of(s state) *ages {
 	return &p.idle
 }
 
-// withdraw takes a connection out of those that may be closed to let another in. l.mu is held.
+// withdraw removes a connection from the candidates for eviction. l.mu is held.
 func (c *Conn) withdraw() {
 	if c.deadline != nil {
 		c.deadline.Stop()
@@ -208,7 +211,8 @@ func (c *Conn) withdraw() {
 	}
 }
 
-// Release says that the caller has read all that it will, and closed what it has received: see [Options].Held.
+// Release reports that the caller has read everything and closed all received descriptors: see
+// [Options].Held.
 func (c *Conn) Release() {
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
@@ -217,7 +221,7 @@ func (c *Conn) Release() {
 	}
 }
 
-// uncount ends the counting of a connection that nobody uses. l.mu is held.
+// uncount ends the counting of an unused connection. l.mu is held.
 func (c *Conn) uncount() {
 	close(c.left)
 	if !c.counted {
@@ -233,7 +237,7 @@ func (c *Conn) uncount() {
 	}
 }
 
-// late closes a connection that is not admitted in time.
+// late closes a connection not admitted in time.
 func (c *Conn) late() {
 	c.l.mu.Lock()
 	if c.state != waiting {
@@ -245,8 +249,8 @@ func (c *Conn) late() {
 	c.Close()
 }
 
-// Admit takes a connection out of the bounds of strangers: it has shown who it is. It
-// reports false if the connection was closed already.
+// Admit removes an identified connection from the limits of strangers. It returns false if the
+// connection is already closed.
 func (c *Conn) Admit() bool {
 	l := c.l
 	l.mu.Lock()
@@ -264,14 +268,14 @@ func (c *Conn) Admit() bool {
 	if c.Peer.kind == unixUser {
 		return true
 	}
-	c.counted = false // its name bounds its connections, and not its address
+	c.counted = false // from now on its name bounds its connections, not its address
 	if p.all--; p.all == 0 {
 		delete(l.peers, c.Peer)
 	}
 	return true
 }
 
-// working says that the connection has a request, or waits for the next one.
+// working sets the state of an HTTP connection: busy or waiting.
 func (c *Conn) working(s state) {
 	l := c.l
 	l.mu.Lock()
@@ -279,11 +283,11 @@ func (c *Conn) working(s state) {
 	if !c.counted || c.ending || c.state == admitted {
 		return
 	}
-	c.deadline.Stop() // net/http has its own from here on
+	c.deadline.Stop() // net/http has its own from now on
 	c.to(l.peers[c.Peer], s)
 }
 
-// Close implements net.Conn. The first call returns when no reader has the connection any more.
+// Close implements net.Conn. The first call returns when no reader uses the connection any more.
 func (c *Conn) Close() (err error) {
 	c.close.Do(func() {
 		c.l.mu.Lock()
@@ -295,7 +299,7 @@ func (c *Conn) Close() (err error) {
 	return err
 }
 
-// ages are connections, the first being the oldest in its state.
+// ages are connections, the oldest in its state first.
 type ages []*Conn
 
 func (a ages) Len() int           { return len(a) }

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// HTTP answers requests within o until ctx is done. Clients cannot pass descriptors. [ConnFrom] tells handlers who asks.
+// HTTP serves requests within the limits o until ctx is done. Clients cannot pass descriptors.
+// [ConnFrom] returns the client of a request to its handler.
 func HTTP(ctx context.Context, l net.Listener, h http.Handler, o Options) error {
 	b := New(l, o)
 	if err := refuseRights(l); err != nil {
@@ -50,14 +51,14 @@ func HTTP(ctx context.Context, l net.Listener, h http.Handler, o Options) error 
 
 type connKey struct{}
 
-// ConnFrom is the connection of a request that [HTTP] serves.
+// ConnFrom returns the connection of a request served by [HTTP].
 func ConnFrom(ctx context.Context) (*Conn, bool) {
 	c, ok := ctx.Value(connKey{}).(*Conn)
 	return c, ok
 }
 
-// noBody refuses requests with a body, and does not wait for its end: what has a limit
-// for its answers is only read from.
+// noBody refuses requests with a body without waiting for its end. Listeners with a time limit for
+// answers need no bodies.
 func noBody(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength == 0 {
@@ -70,6 +71,6 @@ func noBody(h http.Handler) http.Handler {
 		}
 		defer c.Close()
 		_ = c.SetWriteDeadline(time.Now().Add(time.Second))
-		_, _ = io.WriteString(c, "HTTP/1.1 413 Request Entity Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n") // the client may have gone
+		_, _ = io.WriteString(c, "HTTP/1.1 413 Request Entity Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n") // the client may have closed
 	})
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package accept takes connections for every listener of weir's. Strangers can
-// connect to most of them, so the package bounds the connections of each peer and of
-// all, and closes the oldest idle one to let a newcomer in. Descriptors that the
-// process needs for its work stay free, and no error of accept(2) ends a listener.
+// Package accept accepts connections for all of weir's listeners. Strangers can connect to most of
+// them. So the package limits the connections of each peer and of all, and closes the oldest idle
+// one for a newcomer. Descriptors for the process's own work stay free. No error of accept(2) ends
+// a listener.
 package accept
 
 import (
@@ -20,27 +20,28 @@ import (
 	"github.com/weir-project/weir/internal/sockdiag"
 )
 
-// Options bound a listener. Zero values choose the defaults.
+// Options are the limits of a listener. Zero values select the defaults.
 type Options struct {
-	// Name says in the log which listener it is.
+	// Name identifies the listener in the log.
 	Name string
-	// Strangers is the most connections at a time of peers that are not admitted.
-	// Default: an eighth of RLIMIT_NOFILE less 64, from 4 to 1,024.
+	// Strangers is the maximum number of connections not admitted. Default: an eighth of
+	// RLIMIT_NOFILE minus 64, from 4 to 1,024.
 	Strangers int
-	// PerPeer is the most connections at a time of one peer: an IPv4 address, an IPv6
-	// /64, or a user of this host, on a Unix socket or over the loopback interface. It
-	// counts admitted connections of Unix sockets, and not those of TCP. Default: half of Strangers, at most 64.
+	// PerPeer is the maximum number of connections of one peer. A peer is an IPv4 address, an IPv6
+	// /64, or a user of this host (on a Unix socket or over the loopback interface). Admitted
+	// connections count on Unix sockets, not over TCP. Default: half of Strangers, at most 64.
 	PerPeer int
-	// Handshake is the time for a connection to be admitted. Default 5 s.
+	// Handshake is the time limit for admission. Default 5 s.
 	Handshake time.Duration
-	// Idle is the time that an HTTP connection may wait for its next request. Default 60 s.
+	// Idle is how long an HTTP connection may wait for its next request. Default 60 s.
 	Idle time.Duration
-	// Write is the time for an HTTP request, answer included; 0: no limit. A connection
-	// that is busy for longer than a tenth of it may be closed to let another in.
+	// Write is the time limit for an HTTP request including its answer; 0: no limit. A connection
+	// busy for longer than a tenth of it may be closed for a newcomer.
 	Write time.Duration
-	// Held has a connection count until [Conn.Release] is called as well, which every caller of Next then does once.
+	// Held makes a connection also count until [Conn.Release]. Every caller of Next then calls it
+	// once.
 	Held bool
-	// Once answers one HTTP request a connection.
+	// Once serves one HTTP request per connection.
 	Once bool
 	Log  *slog.Logger
 }
@@ -48,7 +49,7 @@ type Options struct {
 const (
 	minStrangers  = 4
 	maxStrangers  = 1024
-	reserved      = 64 // descriptors of a process that does little
+	reserved      = 64 // descriptors for the process's own work
 	maxPerPeer    = 64
 	defHandshake  = 5 * time.Second
 	defIdle       = time.Minute
@@ -72,7 +73,7 @@ func (o *Options) setDefaults() {
 	o.Log = ratelog.Limit(o.Log)
 }
 
-// strangers is an eighth of the descriptors that the process may have beyond reserved.
+// strangers returns an eighth of the process's descriptors beyond reserved.
 func strangers() int {
 	var r unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
@@ -85,15 +86,15 @@ func strangerLimit(nofile uint64) int {
 	return int(max(minStrangers, min((max(nofile, reserved)-reserved)/8, maxStrangers)))
 }
 
-// Listener accepts within bounds. It is a net.Listener, whose connections are [Conn]s.
+// Listener accepts connections within limits. It is a net.Listener with connections of type [Conn].
 type Listener struct {
 	net.Listener
 	o Options
 
-	// Next alone uses these.
+	// Only Next uses these.
 	diag   sockdiag.Finder
 	enders enders
-	spent  time.Duration // of the budget for waits, at ended
+	spent  time.Duration // spent part of the budget for waits, as of ended
 	ended  time.Time
 
 	churners map[Peer]churn
@@ -104,22 +105,22 @@ type Listener struct {
 	serial uint64
 }
 
-// New bounds the connections of l.
+// New limits the connections of l.
 func New(l net.Listener, o Options) *Listener {
 	o.setDefaults()
 	return &Listener{Listener: l, o: o, peers: map[Peer]*peerConns{}}
 }
 
-// Accept implements net.Listener. Only a closed listener is an error.
+// Accept implements net.Listener. It fails only for a closed listener.
 func (l *Listener) Accept() (net.Conn, error) {
 	c, err := l.Next()
 	if err != nil {
-		return nil, err // a nil *Conn is no nil net.Conn
+		return nil, err // a nil *Conn is not a nil net.Conn
 	}
 	return c, nil
 }
 
-// Next is Accept with the type of its connections.
+// Next is Accept with a concrete type.
 func (l *Listener) Next() (*Conn, error) {
 	wait := Backoff{Name: l.o.Name, Log: l.o.Log}
 	for {
@@ -135,7 +136,7 @@ func (l *Listener) Next() (*Conn, error) {
 			continue
 		}
 		peer, err := l.identify(raw)
-		if err != nil { // it has gone already, or is of another pid namespace
+		if err != nil { // already closed, or from another pid namespace
 			l.enders.end(raw)
 			continue
 		}
@@ -150,9 +151,9 @@ func (l *Listener) Next() (*Conn, error) {
 	}
 }
 
-// failed deals with an error of accept(2): a stranger makes room, or the listener waits.
+// failed handles an error of accept(2): it closes a stranger's connection, or waits.
 func (l *Listener) failed(err error, wait *Backoff) {
-	// The evicted connection's descriptor is free once its reader has let go of it.
+	// The descriptor of the evicted connection is free once its reader has released it.
 	wait.failed(err, noDescriptors(err) && l.evictOldest())
 }
 

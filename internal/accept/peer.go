@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer is the party whose connections are counted together.
+// Peer is the party for counting connections.
 type Peer struct {
-	Net  netip.Prefix // of a TCP client of another host; invalid for local ones
-	UID  uint32       // of a local client, effective, when it connected
+	Net  netip.Prefix // of a remote TCP client; invalid for local clients
+	UID  uint32       // effective user of a local client when it connected
 	kind kind
 }
 
@@ -34,11 +34,10 @@ func (p Peer) String() string {
 	return fmt.Sprintf("user %d", p.UID)
 }
 
-// trusted peers may have as many connections as they like. Over TCP root has a share of
-// its own, and no more: its proxies speak for others.
+// trusted peers have no limit. Over TCP root has only a share, because its proxies act for others.
 func (p Peer) trusted() bool { return p.kind == unixUser && (p.UID == 0 || int(p.UID) == os.Geteuid()) }
 
-// identify asks the kernel who has connected.
+// identify asks the kernel for the peer of a connection.
 func (l *Listener) identify(c net.Conn) (Peer, error) {
 	switch c := c.(type) {
 	case *net.UnixConn:
@@ -57,11 +56,11 @@ func (l *Listener) identify(c net.Conn) (Peer, error) {
 		}
 		return Peer{Net: prefix(at.AddrPort().Addr())}, nil
 	}
-	return Peer{}, nil // of a test's own kind
+	return Peer{}, nil // a connection type of a test
 }
 
-// findUser is the user of a client on this host, as the kernel lists its socket. All of
-// them can have all of its addresses.
+// findUser returns the user of a client on this host, from the kernel's list of sockets. An address
+// does not identify a user, because all local users can use all local addresses.
 func (l *Listener) findUser(c *net.TCPConn, at netip.AddrPort) (uint32, bool) {
 	here, ok := c.LocalAddr().(*net.TCPAddr)
 	if !ok {
@@ -72,10 +71,10 @@ func (l *Listener) findUser(c *net.TCPConn, at netip.AddrPort) (uint32, bool) {
 		return 0, false
 	}
 	s, err := l.diag.TCP(at, to)
-	return s.UID, err == nil && s.Inode != 0 // else it is closed already, and nobody's
+	return s.UID, err == nil && s.Inode != 0 // else it is already closed and has no user
 }
 
-// loopback is one peer: every local process can choose its address in there.
+// loopback is one peer, because every local process can choose its address in it.
 var loopback = netip.MustParsePrefix("127.0.0.0/8")
 
 func prefix(a netip.Addr) netip.Prefix {
@@ -87,12 +86,12 @@ func prefix(a netip.Addr) netip.Prefix {
 	if loopback.Contains(a) {
 		return loopback
 	}
-	p, _ := a.Prefix(bits) // an address has as many
+	p, _ := a.Prefix(bits) // the prefix is never longer than the address
 	return p
 }
 
-// Credentials are those of the process at the other end of a Unix socket, as the
-// kernel noted them when it connected, or when it began to listen.
+// Credentials returns the credentials of the process at the other end of a Unix socket. The kernel
+// records them at connect(2), or at listen(2).
 func Credentials(c *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Permit gives the Unix socket at a path its mode, and its group unless gid is -1. It never follows a symbolic link, and changes
-// nothing but sockets: who may write the directory can put anything in the socket's place (as in CVE-2017-18925).
+// Permit sets the mode of the Unix socket at a path, and its group unless gid is -1. It never
+// follows a symbolic link and changes only sockets. Anyone with write access to the directory can
+// replace the socket by something else (as in CVE-2017-18925).
 func Permit(path string, gid int, mode os.FileMode) error {
 	fail := func(err error) error { return fmt.Errorf("the rights of the socket %s: %w", path, err) }
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -30,7 +31,8 @@ func Permit(path string, gid int, mode os.FileMode) error {
 			return fail(err)
 		}
 	}
-	// fchmod(2) refuses O_PATH descriptors; the link in /proc leads to the file itself, whatever is at the path now.
+	// fchmod(2) refuses O_PATH descriptors. The link in /proc leads to the opened file, even if the
+	// path has changed.
 	if err := unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), uint32(mode.Perm())); err != nil {
 		return fail(err)
 	}

@@ -19,13 +19,13 @@ import (
 	"github.com/weir-project/weir/internal/sockdiag"
 )
 
-// ErrImpostor says that another user's process answers at a socket.
+// ErrImpostor reports a process of another user answering at a socket.
 var ErrImpostor = errors.New("another user answers there")
 
-// CheckServer checks who answers at a Unix socket. It must be root, this process's
-// user, the user of the environment variable env (a number; "" for no variable), or
-// the owner of the path's directory, who can put there what he likes. Everybody can
-// take an abstract name (@NAME) first, and it has no directory. names are of further users, as for [CheckTCPServer].
+// CheckServer checks the user of the process at a Unix socket. It must be root, this process's
+// user, the user number in the environment variable env ("" for no variable), or the owner of the
+// path's directory. That owner controls the directory anyway. Anyone can bind an abstract name
+// (@NAME) first, and it has no directory. names are further users, as in [CheckTCPServer].
 func CheckServer(c net.Conn, path, env string, names ...string) error {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
@@ -54,11 +54,13 @@ func CheckServer(c net.Conn, path, env string, names ...string) error {
 	return fmt.Errorf("%s: %w: user %d, neither root nor this user%s%s", path, ErrImpostor, cred.Uid, orNames(names), remedy)
 }
 
-// acceptTime is how long CheckTCPServer waits until the server has accepted: before, the kernel knows no user of its socket.
+// acceptTime is how long CheckTCPServer waits until the server has accepted. The kernel knows no
+// user of the socket before.
 const acceptTime = time.Second
 
-// CheckTCPServer checks the server of a connection within this host: any user can listen at a port from 1024 first. It must be root,
-// this process's user or one of those named; a name that is no user counts for nothing. Servers on other hosts pass.
+// CheckTCPServer checks the server of a connection within this host, because any user can listen at
+// a port from 1024 first. It must be root, this process's user or one of names. Unknown names are
+// ignored. Servers on other hosts pass.
 func CheckTCPServer(ctx context.Context, c *net.TCPConn, names ...string) error {
 	here, there := c.LocalAddr().(*net.TCPAddr).AddrPort(), c.RemoteAddr().(*net.TCPAddr).AddrPort()
 	if !there.Addr().Unmap().IsLoopback() && here.Addr().Unmap() != there.Addr().Unmap() {

@@ -10,10 +10,11 @@ import (
 	"strings"
 )
 
-// maxPath is the most bytes of a Unix socket's path: sun_path of sockaddr_un, with its end. An abstract name has no end.
+// maxPath is the maximum length of a Unix socket's path in bytes: sun_path of sockaddr_un without
+// its terminator. An abstract name has no terminator.
 const maxPath = 107
 
-// CheckPath refuses the path of a Unix socket for its length, of which the kernel says no more than EINVAL.
+// CheckPath rejects a Unix socket's path of excessive length. The kernel would only return EINVAL.
 func CheckPath(path string) error {
 	most := maxPath
 	if strings.HasPrefix(path, "@") {
@@ -25,8 +26,9 @@ func CheckPath(path string) error {
 	return nil
 }
 
-// RemoveStale removes the Unix socket that a killed process left at a path, so that another can listen there. Anything but a
-// socket stays, and is an error: the path may be a mistyped one, of a configuration for instance.
+// RemoveStale removes a Unix socket left by a killed process, so another one can listen there. It
+// fails for anything but a socket and leaves it alone. The path may be mistyped in a configuration,
+// for example.
 func RemoveStale(path string) error {
 	info, err := os.Lstat(path)
 	switch {

@@ -47,7 +47,8 @@ func TestRemoveStale(t *testing.T) {
 	}
 }
 
-// The kernel takes the paths that CheckPath takes, and no others. Listeners refuse these with the limit.
+// TestCheckPath checks that the kernel accepts exactly the paths accepted by CheckPath. Listeners
+// reject the others and name the limit.
 func TestCheckPath(t *testing.T) {
 	dir, err := os.MkdirTemp("", "s")
 	if err != nil {

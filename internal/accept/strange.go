@@ -15,17 +15,19 @@ import (
 	"github.com/weir-project/weir/internal/bounded"
 )
 
-// The peer of a Unix socket can pass descriptors whose last close waits: see [bounded.Interrupt]. Who reads the message or
-// closes the connection with it closes them.
+// The peer of a Unix socket can pass descriptors with a blocking last close: see
+// [bounded.Interrupt]. The receiver of such a message closes them, and so does the close of a
+// connection with such a message.
 
-// ErrRights says that a peer has passed descriptors to a listener that takes none.
+// ErrRights reports descriptors passed to a listener without use for them.
 var ErrRights = errors.New("the peer passes descriptors, which nobody takes here")
 
-// soPassRights lets peers pass descriptors (asm/socket.h, Linux 6.16). Accepted connections inherit it.
+// soPassRights allows peers to pass descriptors (asm/socket.h, Linux 6.16). Accepted connections
+// inherit it.
 const soPassRights = 83
 
-// refuseRights has the kernel refuse descriptors that are passed to a listener's connections: EPERM for the sender. Older
-// kernels do not know the option.
+// refuseRights makes the kernel refuse descriptors passed to a listener's connections. The sender
+// gets EPERM. Older kernels lack the option.
 func refuseRights(l net.Listener) error {
 	u, ok := l.(*net.UnixListener)
 	if !ok {
@@ -42,7 +44,8 @@ func refuseRights(l net.Listener) error {
 	return errors.Join(cerr, err)
 }
 
-// Read implements net.Conn. It ends a Unix connection with [ErrRights] if its peer passes descriptors.
+// Read implements net.Conn. It ends a Unix connection with [ErrRights] if its peer passes
+// descriptors.
 func (c *Conn) Read(p []byte) (int, error) {
 	u, ok := c.Conn.(*net.UnixConn)
 	if !ok || len(p) == 0 {
@@ -83,16 +86,16 @@ func receive(fd int, p []byte) (n, flags int, err error) {
 	}
 }
 
-// end closes a connection, and returns when neither a reader nor the kernel has anything of it.
+// end closes a connection. It returns when neither a reader nor the kernel holds any part of it.
 func end(c net.Conn) error {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
 		return c.Close()
 	}
-	// What is in the queue is closed by the last close of the socket. Close leaves that to a reader that is at work: another
-	// descriptor keeps it for this thread.
+	// The last close of the socket closes the descriptors in its queue. With an active reader,
+	// Close would leave that to the reader. A duplicate keeps it for this thread.
 	last, err := duplicate(u)
-	if err != nil { // there are none, or the connection is closed
+	if err != nil { // no descriptors are free, or the connection is closed
 		bounded.Interrupt(func() { err = c.Close() })
 		return err
 	}
@@ -110,13 +113,14 @@ func duplicate(u *net.UnixConn) (fd int, err error) {
 	return fd, errors.Join(cerr, err)
 }
 
-// enders end connections that were refused, a few at once.
+// enders close refused connections, a few at once.
 type enders struct {
 	once sync.Once
 	room chan struct{}
 }
 
-// maxEnders bounds their threads. A peer can keep one for longer than a moment only by a file system that does not answer.
+// maxEnders limits their threads. A peer can block one for longer than a moment only with a hanging
+// file system.
 const maxEnders = 32
 
 func (e *enders) end(c net.Conn) {

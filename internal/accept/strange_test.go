@@ -20,7 +20,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// stuckConn is a connection whose close waits, as a reader of passed descriptors has it.
+// stuckConn is a connection with a blocking close, like a reader of passed descriptors.
 type stuckConn struct {
 	net.Conn
 	free chan struct{}
@@ -28,7 +28,8 @@ type stuckConn struct {
 
 func (c stuckConn) Close() error { <-c.free; return c.Conn.Close() }
 
-// A connection counts until it is closed indeed: a user whose readers wait gets no more, and others are served.
+// TestStuckConnectionsCount checks that a connection counts until it is really closed. A user with
+// blocked readers gets no more connections, and others are served.
 func TestStuckConnectionsCount(t *testing.T) {
 	l := New(&scripted{}, Options{Strangers: 12, PerPeer: 4, Handshake: time.Millisecond, Log: slog.New(slog.DiscardHandler)})
 	free := make(chan struct{})
@@ -61,7 +62,8 @@ func TestStuckConnectionsCount(t *testing.T) {
 	})
 }
 
-// A held connection counts until its user has let go of it as well.
+// TestHeldConnectionsCount checks that a held connection counts until its user has released it,
+// too.
 func TestHeldConnectionsCount(t *testing.T) {
 	l := New(&scripted{}, Options{PerPeer: 1, Held: true, Log: slog.New(slog.DiscardHandler)})
 	c := l.enter(pipe(t), user(7))
@@ -75,14 +77,14 @@ func TestHeldConnectionsCount(t *testing.T) {
 	}
 }
 
-// world is a listener whose connections are read to their end.
+// world is a listener that reads its connections to the end.
 type world struct {
 	path   string
 	active atomic.Int32
 }
 
 func newWorld(t *testing.T, handle func(*Conn)) *world {
-	dir, err := os.MkdirTemp("", "accept") // where every user gets in
+	dir, err := os.MkdirTemp("", "accept") // accessible to every user
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +130,7 @@ func (w *world) pass(fd int) error {
 	return err
 }
 
-// answers asks as another user.
+// answers sends a request as another user.
 func (w *world) answers(t *testing.T) {
 	t.Helper()
 	nstest.AsUser(t, 65533, func() error {
@@ -148,7 +150,8 @@ func (w *world) answers(t *testing.T) {
 	})
 }
 
-// Descriptors whose close waits, passed to a reader that takes none: the reader goes on.
+// TestPassedToReader passes descriptors with a blocking close to a reader without use for them. The
+// reader continues.
 func TestPassedToReader(t *testing.T) {
 	nstest.NeedRoot(t)
 	var refused atomic.Int32
@@ -174,7 +177,7 @@ func TestPassedToReader(t *testing.T) {
 	}
 }
 
-// passLingering has a user pass a hundred descriptors whose closing waits.
+// passLingering passes a hundred descriptors with a blocking close as another user.
 func (w *world) passLingering(t *testing.T) {
 	t.Helper()
 	fds := nstest.Lingering(t, 100)
@@ -188,7 +191,8 @@ func (w *world) passLingering(t *testing.T) {
 	})
 }
 
-// The same in the queues of connections that nobody reads: refused ones, and those that are closed at their deadline.
+// TestPassedToRefused does so for the queues of unread connections: refused ones, and those closed
+// at their deadline.
 func TestPassedToRefused(t *testing.T) {
 	nstest.NeedRoot(t)
 	gone := make(chan struct{})
@@ -214,7 +218,8 @@ func TestPassedToRefused(t *testing.T) {
 	})
 }
 
-// HTTP takes no descriptors: since Linux 6.16 the kernel refuses them, and before the connection ends.
+// TestHTTPTakesNoDescriptors checks that HTTP accepts no descriptors. Since Linux 6.16 the kernel
+// refuses them and the connection continues.
 func TestHTTPTakesNoDescriptors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
 	l, err := Unix(path)
@@ -227,7 +232,7 @@ func TestHTTPTakesNoDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	nstest.Eventually(t, func() error { // HTTP has begun
+	nstest.Eventually(t, func() error { // HTTP has started
 		_, _, err = c.(*net.UnixConn).WriteMsgUnix([]byte("G"), unix.UnixRights(0), nil)
 		if err == nil {
 			_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))

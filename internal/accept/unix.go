@@ -9,7 +9,8 @@ import (
 	"path/filepath"
 )
 
-// Unix listens at a Unix socket, unless another weir serve answers there: [ErrAnswers]. A stale socket is removed.
+// Unix listens at a Unix socket. If another weir serve answers there, it returns [ErrAnswers]. It
+// removes a stale socket.
 func Unix(path string) (net.Listener, error) {
 	if err := CheckPath(path); err != nil {
 		return nil, err
