@@ -9,14 +9,15 @@ import (
 	"testing"
 )
 
-// Backlogs are the queues of packets that wait for a CPU, of the whole host: where a CPU is short, packets over lo, veth and
-// tunnels are handled after they were sent, or dropped.
+// Backlogs are the queues of packets waiting for a CPU, of the whole host. On a busy CPU, packets
+// over lo, veth and tunnels are handled late or dropped.
 type Backlogs struct {
 	Waiting uint64 // packets
-	Dropped uint64 // packets, since the host's start, for want of room
+	Dropped uint64 // packets dropped for lack of room since boot
 }
 
-// Backlog reads them: /proc/net/softnet_stat, of which each line is a CPU (net/core/net-procfs.c, softnet_seq_show).
+// Backlog reads /proc/net/softnet_stat. Each of its lines is a CPU (net/core/net-procfs.c,
+// softnet_seq_show).
 func Backlog(t testing.TB) (b Backlogs) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/net/softnet_stat")

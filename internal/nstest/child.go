@@ -14,16 +14,16 @@ import (
 	"testing"
 )
 
-// roleEnv names the role that a process of the test binary plays.
+// roleEnv is the environment variable with the role of a process of the test binary.
 const roleEnv = "WEIR_NSTEST_ROLE"
 
-// Role is what the test binary does when it is started as another process.
+// Role is the function of the test binary in another process.
 type Role func(args []string) error
 
-// Play plays a role if this process is a [Child], and exits: with status 1 and
-// the error on its standard error if the role fails. What the role starts by
-// executing this binary plays the same role, as a command does that starts
-// itself once more. In any other process Play returns. Use it as
+// Play plays a role if this process is a [Child], and exits. If the role fails, it prints the error
+// on standard error and exits with status 1. If the role executes this binary again, the new
+// process plays the same role, like a command starting itself. In any other process Play returns.
+// Use it as
 //
 //	func TestMain(m *testing.M) { nstest.Play(map[string]nstest.Role{"daemon": daemon}); nstest.Main(m) }
 func Play(roles map[string]Role) {
@@ -46,22 +46,21 @@ func Play(roles map[string]Role) {
 	os.Exit(0)
 }
 
-// Child prepares another process of this binary, which [Play]s a role with the
-// arguments as fmt prints them. It has no death signal: that follows the thread
-// that starts a process, and looking into a namespace uses threads up. Roles
-// that last end with their standard input instead.
+// Child prepares another process of this binary. It [Play]s a role with the arguments as printed by
+// fmt. It has no death signal, because that depends on the starting thread, and namespace calls use
+// up threads. Long-lived roles end with their standard input instead.
 func Child(role string, args ...any) *exec.Cmd {
 	c := exec.Command("/proc/self/exe")
 	for _, a := range args {
 		c.Args = append(c.Args, fmt.Sprint(a))
 	}
-	// The race detector would have each of them sleep a second before it exits.
+	// With the race detector each process would sleep a second before it exits.
 	c.Env = append(os.Environ(), "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0", roleEnv+"="+role)
 	c.SysProcAttr = &syscall.SysProcAttr{}
 	return c
 }
 
-// Process is a child that lasts, and talks with the test by lines.
+// Process is a running child that exchanges lines with the test.
 type Process struct {
 	*exec.Cmd
 	t    testing.TB
@@ -70,8 +69,7 @@ type Process struct {
 	wait func() error
 }
 
-// Start starts a child that ends with its standard input, at the latest when
-// the test ends.
+// Start starts a child that ends with its standard input, at the latest at the end of the test.
 func Start(t testing.TB, c *exec.Cmd) *Process {
 	t.Helper()
 	if c.Stderr == nil {
@@ -93,7 +91,7 @@ func Start(t testing.TB, c *exec.Cmd) *Process {
 	return p
 }
 
-// StartReady starts a child and waits until it has said "ready".
+// StartReady starts a child and waits for its line "ready".
 func StartReady(t testing.TB, c *exec.Cmd) *Process {
 	t.Helper()
 	p := Start(t, c)
@@ -101,16 +99,16 @@ func StartReady(t testing.TB, c *exec.Cmd) *Process {
 	return p
 }
 
-// PID is the child's process id.
+// PID returns the child's process id.
 func (p *Process) PID() int { return p.Process.Pid }
 
-// Line waits for the child's next line; ok is false if it has ended.
+// Line waits for the child's next line. ok is false if the child has ended.
 func (p *Process) Line() (line string, ok bool) {
 	ok = p.out.Scan()
 	return p.out.Text(), ok
 }
 
-// Expect waits for the child's next line, which must be want.
+// Expect waits for the child's next line and fails unless it is want.
 func (p *Process) Expect(want string) {
 	p.t.Helper()
 	if line, ok := p.Line(); !ok {
@@ -128,22 +126,22 @@ func (p *Process) Tell(line string) {
 	}
 }
 
-// CloseInput tells the child to end, and does not wait for it.
+// CloseInput tells the child to end and does not wait.
 func (p *Process) CloseInput() { p.in.Close() }
 
-// End tells the child to end and waits for it. A second time it does nothing.
+// End tells the child to end and waits. A second call does nothing.
 func (p *Process) End() error {
 	p.CloseInput()
 	return p.Wait()
 }
 
-// Kill ends the child as a crash does, and waits for it.
+// Kill ends the child like a crash and waits.
 func (p *Process) Kill() {
 	_ = p.Process.Kill() // may have ended
 	_ = p.Wait()
 }
 
-// Wait waits until the child has ended, and says how.
+// Wait waits until the child has ended and returns its result.
 func (p *Process) Wait() error { return p.wait() }
 
 // Signal sends a signal to the child.

@@ -10,17 +10,17 @@ import (
 	"time"
 )
 
-// Bounds of the pause between two calls of a condition. In between it is a tenth of the
-// time already waited, so a duration that a test measures is right within 10 %. A slow
-// condition gets a pause as long as its call: it takes at most half of a CPU.
+// Bounds of the pause between two calls of a condition. Between them the pause is a tenth of the
+// elapsed time, so a duration measured by a test is right within 10 %. A slow condition gets a
+// pause as long as its call, so it uses at most half of a CPU.
 const (
 	minPause = time.Millisecond
 	maxPause = 20 * time.Millisecond
 )
 
-// Timeout is how long Eventually waits. It is longer than a busy machine stalls, and three
-// times as long with -short, which CI uses on emulated kernels. Only a failing test waits
-// that long. A [Child] does not know of -short and has the longer time.
+// Timeout is the time limit of Eventually. It exceeds the stalls of a busy machine. It is three
+// times as long with -short, because CI uses -short on emulated kernels. Only a failing test waits
+// that long. A [Child] does not see -short and uses the longer time.
 func Timeout() time.Duration {
 	if flag.Parsed() && !testing.Short() {
 		return time.Minute
@@ -28,15 +28,14 @@ func Timeout() time.Duration {
 	return 3 * time.Minute
 }
 
-// Eventually calls cond until it returns nil. If Timeout elapses first, the test fails with
-// cond's last error: the error describes the state, not the wish. cond runs on the calling
-// goroutine and may call t.Fatal.
+// Eventually calls cond until it returns nil. After Timeout the test fails with cond's last error,
+// so the error should describe the state. cond runs on the calling goroutine and may call t.Fatal.
 func Eventually(t testing.TB, cond func() error) {
 	t.Helper()
 	Within(t, 0, cond)
 }
 
-// Within is Eventually for what may take longer than Timeout even on an idle machine.
+// Within is Eventually for conditions slower than Timeout even on an idle machine.
 func Within(t testing.TB, d time.Duration, cond func() error) {
 	t.Helper()
 	if err := Poll(max(d, Timeout()), cond); err != nil {
@@ -44,8 +43,7 @@ func Within(t testing.TB, d time.Duration, cond func() error) {
 	}
 }
 
-// Until is Eventually for a condition whose state needs no description: the failure names
-// what the test waits for.
+// Until is Eventually for a simple condition. The failure names the awaited event.
 func Until(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	Eventually(t, func() error {
@@ -56,8 +54,8 @@ func Until(t testing.TB, what string, cond func() bool) {
 	})
 }
 
-// Steadily calls cond for d, and fails the test at the first error. It tests a negative:
-// nothing happens, or a state remains.
+// Steadily calls cond for d and fails the test at the first error. It checks that nothing happens,
+// or that a state persists.
 func Steadily(t testing.TB, d time.Duration, cond func() error) {
 	t.Helper()
 	var broken error
@@ -78,8 +76,8 @@ func Steadily(t testing.TB, d time.Duration, cond func() error) {
 
 var errSteady = errors.New("steady")
 
-// Poll calls cond until it returns nil, and returns its last error when the timeout has
-// elapsed. cond runs at least once, and once more after the timeout.
+// Poll calls cond until it returns nil. After the timeout it returns the last error. cond runs at
+// least once, and once more after the timeout.
 func Poll(timeout time.Duration, cond func() error) error {
 	start := time.Now()
 	for {

@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// failing is a test that f fails: its last words, and whether it was ended there.
+// failing is a test failed by f: its message, and whether f ended it.
 type failing struct {
 	testing.TB
 	said  string
@@ -54,7 +54,8 @@ func TestEventually(t *testing.T) {
 	}
 }
 
-// A condition is called often at first, seldom later, and once more after the timeout.
+// TestPoll checks that a condition is called often at first, seldom later, and once more after the
+// timeout.
 func TestPoll(t *testing.T) {
 	const timeout = 500 * time.Millisecond
 	calls, began, last := 0, time.Now(), time.Duration(0)
@@ -77,7 +78,7 @@ func TestPoll(t *testing.T) {
 	}
 }
 
-// waiter waits for a file, as a child that has no flags.
+// waiter waits for a file, in a child without flags.
 func waiter(args []string) error {
 	return nstest.Poll(nstest.Timeout(), func() error { _, err := os.Stat(args[0]); return err })
 }

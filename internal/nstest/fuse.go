@@ -21,21 +21,22 @@ import (
 	"github.com/weir-project/weir/internal/bounded"
 )
 
-// Requests of FUSE (linux/fuse.h) that a [Stubborn] file can leave unanswered.
+// FUSE requests (linux/fuse.h) left unanswered by a [Stubborn] file.
 const (
 	FuseRead  = 15
 	FuseFlush = 25 // at each close
 )
 
-// ownRoles are those of the package: processes that wait, or have others wait, must not be the test's. A thread in such a
-// wait can keep Go's garbage collector from stopping the process, and with it the goroutine that would end the wait.
+// ownRoles are roles of this package. Blocking processes, and processes that block others, must not
+// be the test's. A blocked thread can keep Go's garbage collector from stopping the process, and
+// with it the goroutine about to end the block.
 var ownRoles = map[string]Role{"nstest fuse": serveFUSE, "nstest lock": holdLock}
 
-// Stubborn is a file on a FUSE file system that never answers one kind of request.
+// Stubborn is a file on a FUSE file system without answers to one kind of request.
 type Stubborn struct {
 	Path    string
-	Asked   chan struct{} // closed with the first such request
-	Release func()        // ends the file system and all waits for it. A test defers it: a waiting process cannot be killed
+	Asked   chan struct{} // closed at the first such request
+	Release func()        // ends the file system and all waits for it; defer it, because a waiting process cannot be killed
 }
 
 // NewStubborn mounts such a file in the test's mount namespace.
@@ -53,11 +54,11 @@ func NewStubborn(t testing.TB, request uint32) *Stubborn {
 		t.Fatalf("no FUSE: %q", line)
 	}
 	s.Release = sync.OnceFunc(func() {
-		server.Kill() // all that waits fails
+		server.Kill() // all waiting calls fail
 		if err := unix.Unmount(s.Path, unix.MNT_DETACH); err != nil {
 			t.Error("ending FUSE:", err)
 		}
-		bounded.Forgive() // the calls that wait come back now
+		bounded.Forgive() // the waiting calls return now
 	})
 	t.Cleanup(s.Release)
 	go func() {
@@ -110,17 +111,17 @@ func answerFUSE(fd int, request uint32) {
 		}
 		errno, body := fuseAnswer(op)
 		if body == nil && errno == 0 {
-			continue // FORGET, INTERRUPT: nobody waits
+			continue // FORGET, INTERRUPT: no answer
 		}
 		var out bytes.Buffer
 		for _, v := range []any{uint32(16 + len(body)), -int32(errno), binary.NativeEndian.Uint64(b[8:]), body} {
 			_ = binary.Write(&out, binary.NativeEndian, v) // to memory
 		}
-		_, _ = unix.Write(fd, out.Bytes()) // one that was interrupted
+		_, _ = unix.Write(fd, out.Bytes()) // fails for an interrupted request
 	}
 }
 
-// fuseAnswer answers for a file of 64 KiB.
+// fuseAnswer returns the answer for a file of 64 KiB.
 func fuseAnswer(op uint32) (errno unix.Errno, body []byte) {
 	var out bytes.Buffer
 	put := func(all ...any) {
@@ -143,8 +144,8 @@ func fuseAnswer(op uint32) (errno unix.Errno, body []byte) {
 	return 0, out.Bytes()
 }
 
-// HoldLock has another process hold the lock of a socket, as its owner can: it sends from memory that does not come. to is
-// nil for a connected socket. A test defers release.
+// HoldLock makes another process hold the lock of a socket, as its owner can: the process sends
+// from memory that never arrives. to is nil for a connected socket. A test defers release.
 func HoldLock(t testing.TB, fd int, to *unix.SockaddrInet4) (release func()) {
 	t.Helper()
 	s := NewStubborn(t, FuseRead)
@@ -179,7 +180,7 @@ func holdLock(args []string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := f.Stat(); err != nil { // the kernel learns its size
+	if _, err := f.Stat(); err != nil { // gives the kernel its size
 		return err
 	}
 	mem, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ, unix.MAP_PRIVATE)
@@ -187,6 +188,6 @@ func holdLock(args []string) error {
 		return fmt.Errorf("mapping the file: %w", err)
 	}
 	fmt.Println("ready")
-	_, _ = unix.SendmsgN(3, mem[:100], nil, to, unix.MSG_MORE) // EFAULT at last
+	_, _ = unix.SendmsgN(3, mem[:100], nil, to, unix.MSG_MORE) // EFAULT in the end
 	return nil
 }

@@ -9,11 +9,11 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// Successor makes a namespace of a name that has the inode number of a deleted one. It is nil if the number does not come back
-// within 5 s: something else of this host may have got it.
+// Successor creates a named namespace with the inode number of a deleted one. It returns nil if the
+// number does not come back within 5 s, because another program on this host may have it.
 func Successor(t testing.TB, name string, inode uint64) *netns.Handle {
 	t.Helper()
-	var others []*netns.Handle // the kernel gives the lowest number that is free
+	var others []*netns.Handle // the kernel assigns the lowest free number
 	defer func() {
 		for _, o := range others {
 			o.Close()
@@ -27,7 +27,7 @@ func Successor(t testing.TB, name string, inode uint64) *netns.Handle {
 		if ns.Inode() == inode {
 			t.Cleanup(func() {
 				ns.Close()
-				_ = netns.Delete(name) // the test may have done so
+				_ = netns.Delete(name) // the test may have deleted it
 			})
 			return ns
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/weir-project/weir/internal/bounded"
 )
 
-// Lingering makes n TCP sockets whose last close waits for ten minutes: their peers take nothing of what they have sent. They
-// are the caller's. The peers reset them at the end of the test.
+// Lingering creates n TCP sockets with a last close that blocks for ten minutes, because their
+// peers do not read. The caller owns them. The peers reset them at the end of the test.
 func Lingering(t testing.TB, n int) (fds []int) {
 	t.Helper()
 	small := func(option int) func(network, address string, c syscall.RawConn) error {
@@ -48,7 +48,7 @@ func Lingering(t testing.TB, n int) (fds []int) {
 	return fds
 }
 
-// linger takes the socket of a connection, fills its queue, and has its close wait.
+// linger returns the socket of a connection with a full queue and a blocking close.
 func linger(t testing.TB, c *net.TCPConn) int {
 	t.Helper()
 	f, err := c.File()
@@ -71,7 +71,7 @@ func linger(t testing.TB, c *net.TCPConn) int {
 	if err != unix.EAGAIN {
 		t.Fatal(err)
 	}
-	if err := unix.SetNonblock(fd, false); err != nil { // else the kernel does not wait
+	if err := unix.SetNonblock(fd, false); err != nil { // else the close does not block
 		t.Fatal(err)
 	}
 	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 600}); err != nil {
@@ -80,7 +80,7 @@ func linger(t testing.TB, c *net.TCPConn) int {
 	return fd
 }
 
-// Drop closes sockets of [Lingering] without a wait, also where nobody else has them.
+// Drop closes sockets of [Lingering] without a wait, also if no other process has them.
 func Drop(fds ...int) {
 	for _, fd := range fds {
 		bounded.Interrupt(func() { unix.Close(fd) })

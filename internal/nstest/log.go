@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// Log keeps what is written to it, by whom and when it may be: a test gives it to a logger.
+// Log keeps the text written to it. It is safe for concurrent use, for example by a logger.
 type Log struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -22,7 +22,7 @@ func (l *Log) Write(b []byte) (int, error) {
 	return l.text.Write(b)
 }
 
-// Has says whether there is a line with all of the parts.
+// Has reports whether a line contains all parts.
 func (l *Log) Has(parts ...string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -34,10 +34,10 @@ func (l *Log) Has(parts ...string) bool {
 	return false
 }
 
-// Find returns what matches re, with its groups; nil where nothing does.
+// Find returns the first match of re with its groups, or nil.
 func (l *Log) Find(re *regexp.Regexp) []string { return re.FindStringSubmatch(l.String()) }
 
-// String is all that was written.
+// String returns all text.
 func (l *Log) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

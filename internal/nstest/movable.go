@@ -19,33 +19,31 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// Movable is a client, a router that plays a load balancer, and two servers that have a
-// service's addresses in turn. While a session moves, the router holds its packets in a
-// TUN device, and lets them go to the new server afterwards.
+// Movable is a client, a router in the role of a load balancer, and two servers that own a
+// service's addresses in turn. During a move the router keeps the session's packets in a TUN
+// device. Afterwards it sends them to the new server.
 type Movable struct {
 	Client, Router *netns.Handle
 	Servers        [2]*netns.Handle
-	Owner          int // the server that has the addresses
+	Owner          int // index of the server with the addresses
 	V4, V6         netip.Addr
-	// Drop has the router throw away what it holds: the move loses it.
+	// Drop makes the router discard the kept packets, so the move loses them.
 	Drop bool
-	// Held gives the packets that are held (of IP, without a header), and takes packets
-	// that the router then sends to the service. Non-blocking.
+	// Held reads the kept packets (IP, without a header). Packets written to it go to the service.
+	// Non-blocking.
 	Held *os.File
 
 	t testing.TB
 }
 
-// Joint is what connects the router (a) and the client (b), whose devices get the
-// names and addresses.
+// Joint connects the router (a) and the client (b). Their devices get the names and addresses.
 type Joint func(router, client *netns.Handle, routerDevice, clientDevice string, routerAddrs, clientAddrs []netip.Prefix)
 
 const heldDevice = "hold"
 
 var movables atomic.Int32
 
-// NewMovable makes one, for a test inside [Main]. Without a joint the client is on a veth
-// pair.
+// NewMovable creates one, for a test inside [Main]. Without a joint the client is on a veth pair.
 func NewMovable(t testing.TB, joint Joint) *Movable {
 	t.Helper()
 	NeedRoot(t)
@@ -77,7 +75,7 @@ func NewMovable(t testing.TB, joint Joint) *Movable {
 	var ends []end
 	for i, h := range []*netns.Handle{m.Client, m.Servers[0], m.Servers[1]} {
 		if i == 0 && joint != nil {
-			continue // it is whoever made it that knows how long it takes
+			continue // only the joint's author knows how long it takes
 		}
 		for f, router := range Side(i, 1) {
 			host := Side(i, 2)[f]
@@ -104,7 +102,7 @@ func (m *Movable) makeRouter() error {
 			return err
 		}
 	}
-	// Without packet information it takes and gives bare packets.
+	// Without packet information the device uses bare packets.
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return err
@@ -126,12 +124,12 @@ func (m *Movable) makeRouter() error {
 	return errors.Join(netlink.LinkSetTxQLen(l, 20000), netlink.LinkSetUp(l))
 }
 
-// Side gives the addresses of cable i at the router (1) or at the other end (2).
+// Side returns the addresses of cable i at the router (1) or at the other end (2).
 func Side(i, end int) []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.1.%d.%d/24", i, end)), netip.MustParsePrefix(fmt.Sprintf("fd01:0:0:%d::%d/64", i, end))}
 }
 
-// Anywhere is the default route's destination of a family.
+// Anywhere returns the destination of the default route of a family.
 func Anywhere(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: make(net.IP, a.BitLen()/8), Mask: net.CIDRMask(0, a.BitLen())}
 }
@@ -140,7 +138,7 @@ func hostNet(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 }
 
-// Own gives the service's addresses to a server.
+// Own adds the service's addresses to a server.
 func (m *Movable) Own(i int) {
 	m.t.Helper()
 	in(m.t, m.Servers[i], func() error {
@@ -154,8 +152,7 @@ func (m *Movable) Own(i int) {
 	m.Owner = i
 }
 
-// Disown takes them: from then on the server is deaf to the service's packets, and
-// answers to none.
+// Disown removes them. The server then ignores the service's packets.
 func (m *Movable) Disown(i int) {
 	m.t.Helper()
 	in(m.t, m.Servers[i], func() error {
@@ -177,7 +174,7 @@ func (m *Movable) Route(i int) {
 	})
 }
 
-// Hold keeps them at the router.
+// Hold keeps the service's packets at the router.
 func (m *Movable) Hold() {
 	m.t.Helper()
 	in(m.t, m.Router, func() error {
@@ -190,8 +187,7 @@ func (m *Movable) Hold() {
 	})
 }
 
-// Release lets go of what was held, after the route leads to the new server. It
-// returns how many packets that were.
+// Release sends the kept packets, after the route leads to the new server. It returns their number.
 func (m *Movable) Release() (packets int) {
 	m.t.Helper()
 	b := make([]byte, 1<<16)
@@ -209,7 +205,7 @@ func (m *Movable) Release() (packets int) {
 	}
 }
 
-// Counter reads a counter of TCP in a namespace, by its name in /proc/net/snmp.
+// Counter returns a TCP counter of a namespace, by its name in /proc/net/snmp.
 func (m *Movable) Counter(h *netns.Handle, name string) (v int) {
 	m.t.Helper()
 	in(m.t, h, func() error {
@@ -238,7 +234,7 @@ func (m *Movable) Counter(h *netns.Handle, name string) (v int) {
 	return v
 }
 
-// WantNoResets fails the test if one of the hosts has sent a reset, or had one.
+// WantNoResets fails the test if a host has sent or received a reset.
 func (m *Movable) WantNoResets() {
 	m.t.Helper()
 	for i, h := range []*netns.Handle{m.Client, m.Servers[0], m.Servers[1]} {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nstest gives tests network namespaces and BPF file systems of their
-// own, so that they bind any port, pin any path and leave nothing behind.
+// Package nstest gives tests their own network namespaces and BPF file systems. So they bind any
+// port, pin any path and leave nothing behind.
 package nstest
 
 import (
@@ -19,38 +19,36 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// BPFFS is where a test finds its private BPF file system.
+// BPFFS is the path of a test's private BPF file system.
 const BPFFS = "/sys/fs/bpf"
 
-// names is where named network namespaces live; each test has its own.
+// names is the directory of named network namespaces. Each test has its own.
 const names = "/run/netns"
 
-// records is where weir records what it has pinned.
+// records is the directory of weir's records of pins.
 const records = "/run/weir/records"
 
-// childEnv marks the process that already runs inside Main's namespaces.
+// childEnv marks the process inside Main's namespaces.
 const childEnv = "WEIR_NSTEST_CHILD"
 
-// The main goroutine keeps the main thread, so that no test runs on it: Enter
-// would take it to another namespace for good, and /proc/self is the main
-// thread's view.
+// The main goroutine keeps the main thread, so no test runs on it. Enter would move the thread to
+// another namespace for good, and /proc/self shows the main thread.
 func init() { runtime.LockOSThread() }
 
-// Main runs a package's tests in one new network and mount namespace, with lo
-// up, a private bpffs and no named namespaces, by executing the test binary once more. Unlike after
-// [Enter], every goroutine and child process of the tests is inside. Use it as
+// Main runs a package's tests in one new network and mount namespace, with lo up, a private bpffs
+// and no named namespaces. It executes the test binary once more. Unlike after [Enter], all
+// goroutines and child processes of the tests are inside. Use it as
 //
 //	func TestMain(m *testing.M) { nstest.Main(m) }
 //
-// Without root the tests run where they are, and those that call Enter or
-// NeedRoot skip.
+// Without root the tests run in the current namespaces. Tests calling Enter or NeedRoot then skip.
 func Main(m *testing.M) {
-	Play(nil) // a child of this package's own; of another role it fails, and runs no tests again
+	Play(nil) // plays this package's roles; for others it fails instead of running the tests again
 	if os.Geteuid() != 0 {
 		os.Exit(m.Run())
 	}
 	if os.Getenv(childEnv) != "" {
-		// Tests that start this binary again want it to behave like the first.
+		// A test that starts this binary again needs the same behaviour.
 		os.Unsetenv(childEnv)
 		if err := furnish(); err != nil {
 			fmt.Fprintln(os.Stderr, "nstest:", err)
@@ -69,7 +67,7 @@ func reexec() int {
 		Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS,
 		Pdeathsig:    unix.SIGKILL,
 	}
-	// The death signal follows the thread that started the child, not the process.
+	// The death signal depends on the starting thread, not on the process.
 	runtime.LockOSThread()
 	err := c.Run()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() >= 0 {
@@ -82,13 +80,11 @@ func reexec() int {
 	return 0
 }
 
-// Enter moves the calling test to a network and mount namespace of its own,
-// with lo up, an empty bpffs on [BPFFS] and no named namespaces. They are those of the test's thread
-// and vanish with it when the test ends; goroutines that the test starts are
-// outside. What needs a goroutine (an HTTP client, a dial with several
-// addresses) runs through do, which executes f on another thread inside the
-// same namespaces. Not to be called by a test that is parallel to others of its
-// own goroutine, nor twice.
+// Enter moves the calling test to its own network and mount namespace, with lo up, an empty bpffs
+// on [BPFFS] and no named namespaces. They belong to the test's thread and vanish with it at the
+// end of the test. Goroutines started by the test are outside. Code that needs a goroutine (an HTTP
+// client, a dial with several addresses) runs through do. It calls f on another thread inside the
+// same namespaces. Do not call Enter in parallel subtests of one goroutine, or twice.
 func Enter(t testing.TB) (do func(f func())) {
 	t.Helper()
 	NeedRoot(t)
@@ -112,8 +108,7 @@ func Enter(t testing.TB) (do func(f func())) {
 	}
 }
 
-// NeedRoot skips the test for an ordinary user. CI runs as root and takes any
-// such skip for a failure.
+// NeedRoot skips the test without root. CI runs as root and treats such a skip as a failure.
 func NeedRoot(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -121,7 +116,7 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
-// furnished holds the mount namespaces that are ours to change.
+// furnished is the set of mount namespaces created by this package.
 var furnished sync.Map // inode number of the namespace, uint64 → true
 
 func mountNamespace() (uint64, error) {
@@ -132,22 +127,22 @@ func mountNamespace() (uint64, error) {
 
 // furnish prepares the new namespaces of the calling thread.
 func furnish() error {
-	// Mounts made from here on must not reach the rest of the machine.
+	// Later mounts must not reach the rest of the machine.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make / private: %w", err)
 	}
 	if err := unix.Mount("bpf", BPFFS, "bpf", 0, "mode=0700"); err != nil {
 		return fmt.Errorf("mount bpffs on %s: %w", BPFFS, err)
 	}
-	// Named namespaces are files under /run/netns; a test that is killed must
-	// not leave its names to the machine.
+	// Named namespaces are files under /run/netns. A killed test must not leave its names on the
+	// machine.
 	if err := os.MkdirAll(names, 0o755); err != nil {
 		return err
 	}
 	if err := unix.Mount("tmpfs", names, "tmpfs", 0, "mode=0755"); err != nil {
 		return fmt.Errorf("mount tmpfs on %s: %w", names, err)
 	}
-	// Records of what a test pins are the test's as well.
+	// The records of a test's pins also belong to the test.
 	if err := os.MkdirAll(records, 0o755); err != nil {
 		return err
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// outerEnv tells the tests which namespace the test binary was started in,
-// modeEnv makes Target behave in some way.
+// outerEnv names the namespace of the starting process. modeEnv selects the behaviour of
+// TestTarget.
 const (
 	outerEnv = "WEIR_NSTEST_OUTER"
 	modeEnv  = "WEIR_NSTEST_MODE"
@@ -48,7 +48,7 @@ func TestMainIsolates(t *testing.T) {
 	checkFurnished(t)
 }
 
-// checkFurnished wants lo up, an empty private bpffs, and no named namespace.
+// checkFurnished checks for lo up, an empty private bpffs, and no named namespace.
 func checkFurnished(t *testing.T) {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:4739")
@@ -70,7 +70,7 @@ func checkFurnished(t *testing.T) {
 		t.Error(err)
 	}
 	for _, e := range entries {
-		// Kernels with BPF_PRELOAD put two iterators into every new bpffs.
+		// Kernels with BPF_PRELOAD create two iterators in every new bpffs.
 		if name := e.Name(); name != "weir" && name != "maps.debug" && name != "progs.debug" {
 			t.Errorf("%s is not empty: %s", nstest.BPFFS, name)
 		}
@@ -106,7 +106,7 @@ func TestEnter(t *testing.T) {
 	}
 }
 
-// Target is not a test of its own: TestExitStatus runs it in another process.
+// TestTarget is not a test of its own: TestExitStatus runs it in another process.
 func TestTarget(t *testing.T) {
 	switch os.Getenv(modeEnv) {
 	case "fail":
@@ -151,7 +151,7 @@ func TestExitStatus(t *testing.T) {
 	}
 }
 
-// echo says its arguments, then what it hears, until its input ends.
+// echo prints its arguments, then its input, until the input ends.
 func echo(args []string) error {
 	for _, a := range args {
 		fmt.Println(a)
@@ -183,7 +183,7 @@ func TestChild(t *testing.T) {
 	}
 }
 
-// Systemd is used by the tests of internal/units; here only that it is private.
+// TestSystemdIsPrivate checks that the manager is private. The tests of internal/units use Systemd.
 func TestSystemdIsPrivate(t *testing.T) {
 	_, before := os.Lstat("/run/systemd/private")
 	t.Run("inside", func(t *testing.T) {

@@ -8,10 +8,10 @@ import (
 	"syscall"
 )
 
-// Scarce is a listener in a process that has no descriptor left now and then.
+// Scarce is a listener in a process without free descriptors at times.
 type Scarce struct {
 	net.Listener
-	Fail atomic.Int32 // accepts that fail from now on
+	Fail atomic.Int32 // number of accepts to fail from now on
 }
 
 // Accept implements net.Listener.

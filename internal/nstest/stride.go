@@ -4,9 +4,9 @@ package nstest
 
 import "os"
 
-// Stride is from how many steps a test takes one that kills something at each step of what it does: as many as usual
-// says, or every one where WEIR_EVERY_STEP is set (make test-every-step). A test that leaves steps out begins at
-// another one in each run, so that none is left out for good.
+// Stride returns the step width for tests that kill something at each step of an operation. It is
+// usual, or 1 if WEIR_EVERY_STEP is set (make test-every-step). A test with a larger width starts
+// at another step in each run, so no step is left out for good.
 func Stride(usual int) int {
 	if os.Getenv("WEIR_EVERY_STEP") != "" {
 		return 1

@@ -26,12 +26,11 @@ const (
 	unitDir    = systemdRun + "/config/systemd/user"
 )
 
-// Systemd starts a real systemd for the test, in its user mode, which runs
-// without being process 1, and lets it pass for the host's: in the test's own
-// mounts /run/systemd says that systemd booted and root's D-Bus clients reach
-// this manager. units are unit files by name. The result runs systemctl against
-// the manager and returns its output. Call it after [Enter], or in a package
-// whose tests run under [Main].
+// Systemd starts a real systemd for the test and presents it as the host's. It runs in user mode,
+// which does not require process 1. In the test's own mounts, /run/systemd shows a booted systemd,
+// and root's D-Bus clients reach this manager. units are unit files by name. The result runs
+// systemctl against the manager and returns its output. Call it after [Enter], or in a package with
+// tests under [Main].
 func Systemd(t testing.TB, units map[string]string) (systemctl func(args ...string) (string, error)) {
 	t.Helper()
 	NeedRoot(t)
@@ -67,7 +66,7 @@ func Systemd(t testing.TB, units map[string]string) (systemctl func(args ...stri
 	}
 }
 
-// hideHostSystemd covers what leads to the host's own manager.
+// hideHostSystemd covers the paths to the host's own manager.
 func hideHostSystemd() error {
 	ns, err := mountNamespace()
 	if err != nil {
@@ -87,7 +86,7 @@ func hideHostSystemd() error {
 			return fmt.Errorf("mount tmpfs on %s: %w", dir, err)
 		}
 	}
-	// sd_booted(3) looks for the first.
+	// sd_booted(3) checks the first.
 	for _, dir := range []string{systemdRun + "/system", managerDir, unitDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
@@ -103,8 +102,8 @@ func managerEnv() []string {
 	}
 }
 
-// makeCgroups makes a cgroup for the manager in each hierarchy that it uses: the
-// unified one, and on hosts that still have it systemd's own.
+// makeCgroups creates a cgroup for the manager in each of its hierarchies: the unified one, and
+// systemd's own on hosts with one.
 func makeCgroups(t testing.TB) []string {
 	t.Helper()
 	info, err := os.ReadFile("/proc/thread-self/mountinfo")
@@ -135,8 +134,7 @@ func makeCgroups(t testing.TB) []string {
 	return dirs
 }
 
-// removeTree removes a cgroup and those below. Processes that were just killed
-// keep theirs for a moment.
+// removeTree removes a cgroup and those below. Just killed processes keep theirs for a moment.
 func removeTree(dir string) error {
 	var dirs []string
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -155,13 +153,13 @@ func removeTree(dir string) error {
 }
 
 func startManager(cgroups []string) (stop func() error, err error) {
-	// It takes the cgroup that it finds itself in for its own.
+	// The manager uses the cgroup of its own process.
 	const join = `for c in "$@"; do echo $$ >"$c/cgroup.procs" || exit; done; exec ` + systemd + ` --user --log-target=console`
 	c := exec.Command("/bin/sh", append([]string{"-c", join, "sh"}, cgroups...)...)
 	c.Env = managerEnv()
 	var log bytes.Buffer
 	c.Stdout, c.Stderr = &log, &log
-	// Services may keep the log open for longer than we want to wait.
+	// Services may keep the log open too long.
 	c.WaitDelay = time.Second
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	if err := c.Start(); err != nil {

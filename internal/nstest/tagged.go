@@ -10,8 +10,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 )
 
-// Tagged is a program that has another one of tc see a packet as one with an 802.1Q tag, which is beside the packet as a device
-// hands it over. Test runs (BPF_PROG_TEST_RUN) take no tag from their callers.
+// Tagged returns a tc program that calls another one with a packet carrying an 802.1Q tag. A device
+// delivers that tag beside the packet. Callers of a test run (BPF_PROG_TEST_RUN) cannot pass one.
 func Tagged(t testing.TB, p *ebpf.Program, vlan uint16) *ebpf.Program {
 	t.Helper()
 	NeedRoot(t)
@@ -23,7 +23,7 @@ func Tagged(t testing.TB, p *ebpf.Program, vlan uint16) *ebpf.Program {
 	if err := next.Put(uint32(0), p); err != nil {
 		t.Fatalf("nstest: %v", err)
 	}
-	const failed = 0xff // as no program of tc returns
+	const failed = 0xff // not returned by any tc program
 	dot1q := binary.NativeEndian.Uint16([]byte{0x81, 0})
 	out, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
 		asm.Mov.Reg(asm.R6, asm.R1),

@@ -33,8 +33,7 @@ type Wire struct {
 
 var wires atomic.Int32
 
-// NewWire makes two namespaces with a wire between them. It is for packages whose
-// tests run inside [Main].
+// NewWire creates two namespaces with a wire between them. It is for tests inside [Main].
 func NewWire(t testing.TB) *Wire {
 	t.Helper()
 	NeedRoot(t)
@@ -46,20 +45,20 @@ func NewWire(t testing.TB) *Wire {
 	Cable(t, w.A, WireDevice, w.B, WireDevice)
 	Address(t, w.A, WireDevice, netip.PrefixFrom(w.A4, 24), netip.PrefixFrom(w.A6, 64))
 	Address(t, w.B, WireDevice, netip.PrefixFrom(w.B4, 24), netip.PrefixFrom(w.B6, 64))
-	// Filters that drop everything must not have the ends forget each other.
+	// With filters dropping everything, the ends must not lose each other's link address.
 	neighbours(t, w.A, w.B, w.B4, w.B6)
 	neighbours(t, w.B, w.A, w.A4, w.A6)
 	w.waitReady(t)
 	return w
 }
 
-// waitReady waits until the wire carries both families both ways.
+// waitReady waits until the wire carries both families in both directions.
 func (w *Wire) waitReady(t testing.TB) {
 	t.Helper()
 	waitCarried(t, end{w.A, w.A4, w.B, w.B4}, end{w.A, w.A6, w.B, w.B6}, end{w.B, w.B4, w.A, w.A4}, end{w.B, w.B6, w.A, w.A6})
 }
 
-// end is one of a cable, with an address, and what is at the other.
+// end is an end of a cable with an address, and the other end.
 type end struct {
 	ns     *netns.Handle
 	addr   netip.Addr
@@ -67,8 +66,8 @@ type end struct {
 	remote netip.Addr
 }
 
-// waitCarried waits until datagrams arrive at the other end: the kernel lets IPv6 use a device
-// only when it has heard, in its own time, that the link is up.
+// waitCarried waits until datagrams arrive at the other end. The kernel uses a device for IPv6 only
+// after its own delayed notice of the link coming up.
 func waitCarried(t testing.TB, ends ...end) {
 	t.Helper()
 	var from, to []*net.UDPConn
@@ -86,8 +85,7 @@ func waitCarried(t testing.TB, ends ...end) {
 	}
 }
 
-// NewNetns makes a namespace that vanishes with the test. It is for packages whose
-// tests run inside [Main].
+// NewNetns creates a namespace for the duration of the test. It is for tests inside [Main].
 func NewNetns(t testing.TB) *netns.Handle {
 	t.Helper()
 	NeedRoot(t)
@@ -102,12 +100,12 @@ func newNetns(t testing.TB, name string) *netns.Handle {
 	}
 	t.Cleanup(func() {
 		ns.Close()
-		_ = netns.Delete(name) // the test may have done so
+		_ = netns.Delete(name) // the test may have deleted it
 	})
 	return ns
 }
 
-// Cable makes a veth pair between two namespaces, both ends up.
+// Cable creates a veth pair between two namespaces, with both ends up.
 func Cable(t testing.TB, a *netns.Handle, nameA string, b *netns.Handle, nameB string) {
 	t.Helper()
 	in(t, a, func() error {
@@ -119,7 +117,7 @@ func Cable(t testing.TB, a *netns.Handle, nameA string, b *netns.Handle, nameB s
 	Address(t, b, nameB)
 }
 
-// Address raises a device and gives it addresses, which are usable at once.
+// Address brings a device up and adds addresses, usable at once.
 func Address(t testing.TB, ns *netns.Handle, device string, addrs ...netip.Prefix) {
 	t.Helper()
 	in(t, ns, func() error {
@@ -140,9 +138,9 @@ func Address(t testing.TB, ns *netns.Handle, device string, addrs ...netip.Prefi
 	})
 }
 
-// AwaitAddresses waits until the devices of a namespace have what the kernel gives them by itself: a state, and a link-local address with
-// its routes, once it is known that nobody else has it, which takes a second or two. Who compares what is there before and after
-// something else needs it. For devices with a carrier.
+// AwaitAddresses waits until the devices of a namespace have their automatic settings: a state, and
+// a link-local address with its routes. Duplicate address detection takes a second or two. Tests
+// comparing settings before and after an operation need this wait. All devices must have a carrier.
 func AwaitAddresses(t testing.TB, ns *netns.Handle) {
 	t.Helper()
 	Eventually(t, func() error {
@@ -172,7 +170,7 @@ func AwaitAddresses(t testing.TB, ns *netns.Handle) {
 	})
 }
 
-// neighbours tells one end the other's link address, for good.
+// neighbours adds permanent entries for the other end's link address.
 func neighbours(t testing.TB, ns, of *netns.Handle, addrs ...netip.Addr) {
 	t.Helper()
 	var mac net.HardwareAddr
@@ -197,7 +195,7 @@ func neighbours(t testing.TB, ns, of *netns.Handle, addrs ...netip.Addr) {
 	})
 }
 
-// Ifindex is the number of a device in a namespace.
+// Ifindex returns the index of a device in a namespace.
 func Ifindex(t testing.TB, ns *netns.Handle, device string) (index int) {
 	t.Helper()
 	in(t, ns, func() error {
@@ -217,7 +215,7 @@ func in(t testing.TB, ns *netns.Handle, f func() error) {
 	}
 }
 
-// ListenUDP opens a socket in a namespace, which the test's end closes.
+// ListenUDP opens a socket in a namespace until the end of the test.
 func ListenUDP(t testing.TB, ns *netns.Handle, addr netip.AddrPort) *net.UDPConn {
 	t.Helper()
 	var c *net.UDPConn
@@ -229,12 +227,11 @@ func ListenUDP(t testing.TB, ns *netns.Handle, addr netip.AddrPort) *net.UDPConn
 	return c
 }
 
-// patience is how long a datagram may take: over a wire it takes microseconds, but
-// the machine may be busy.
+// patience is the time limit for a datagram. Over a wire it takes microseconds, but the machine may
+// be busy.
 const patience = 80 * time.Millisecond
 
-// Arrives sends a datagram and says whether it came to a socket, for which it has
-// more time if it should.
+// Arrives sends a datagram and reports whether it arrives at a socket. With should it waits longer.
 func Arrives(t testing.TB, from, to *net.UDPConn, should bool) bool {
 	t.Helper()
 	return ArriveAt(t, []*net.UDPConn{from}, []*net.UDPConn{to}, []bool{should})[0]
@@ -246,12 +243,12 @@ func Arrive(t testing.TB, from, to []*net.UDPConn) []bool {
 	return ArriveAt(t, from, to, make([]bool, len(to)))
 }
 
-// wantedPatience is how long a datagram may take that should arrive: longer than a CPU
-// may stand still, which is not worth waiting for one that should not.
+// wantedPatience is the time limit for an expected datagram. It exceeds the stall of a CPU. For an
+// unexpected one that wait would be too long.
 const wantedPatience = 30 * time.Second
 
-// ArriveAt is Arrive for who knows which of the datagrams should arrive: those have
-// more time, and are awaited first, for where they are the others would be, too.
+// ArriveAt is Arrive with known expectations. Expected datagrams have more time and are awaited
+// first, because the others would arrive with them.
 func ArriveAt(t testing.TB, from, to []*net.UDPConn, wanted []bool) []bool {
 	t.Helper()
 	buf := make([]byte, 64)
@@ -259,15 +256,15 @@ func ArriveAt(t testing.TB, from, to []*net.UDPConn, wanted []bool) []bool {
 		for {
 			to[i].SetReadDeadline(time.Now().Add(time.Millisecond))
 			if _, err := to[i].Read(buf); err != nil {
-				break // nothing is left from before
+				break // nothing is left from earlier calls
 			}
 		}
 	}
-	// All from one CPU: what is sent first arrives first, also where the kernel is behind, and with
-	// the last that should arrive it is known which of those before it do not.
+	// All are sent from one CPU, so they arrive in order, even with a slow kernel. After the last
+	// expected one, the missing earlier ones are known.
 	onOneCPU(func() {
 		for i := range to {
-			// An error is that of a packet that was dropped on its way out.
+			// An error belongs to an earlier packet dropped on its way out.
 			_, _ = from[i].WriteToUDPAddrPort([]byte("are you there"), to[i].LocalAddr().(*net.UDPAddr).AddrPort())
 		}
 	})
@@ -284,14 +281,14 @@ func ArriveAt(t testing.TB, from, to []*net.UDPConn, wanted []bool) []bool {
 			}
 			to[i].SetReadDeadline(end)
 			_, err := to[i].Read(buf)
-			// The deadline may have passed while nothing ran here, and before Read looked at the socket.
+			// The deadline may have passed during a stall, before Read checked the socket.
 			out[i] = err == nil || hasArrived(t, to[i])
 		}
 	}
 	return out
 }
 
-// hasArrived says whether a datagram is in a socket's queue, and takes it out.
+// hasArrived reports whether a datagram is in a socket's queue, and takes it out.
 func hasArrived(t testing.TB, c *net.UDPConn) bool {
 	t.Helper()
 	raw, err := c.SyscallConn()
@@ -307,7 +304,7 @@ func hasArrived(t testing.TB, c *net.UDPConn) bool {
 	return got == nil
 }
 
-// onOneCPU calls f on a thread that stays where it is.
+// onOneCPU calls f on a thread pinned to its CPU.
 func onOneCPU(f func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -326,7 +323,8 @@ func onOneCPU(f func()) {
 	f()
 }
 
-// Flows says from which families datagrams arrive at B from A: "46", "4", "6" or "". It waits longer for those that are wanted.
+// Flows returns the families with datagrams arriving at B from A: "46", "4", "6" or "". It waits
+// longer for wanted ones.
 func (w *Wire) Flows(t testing.TB, wanted string) string {
 	t.Helper()
 	var out []string
