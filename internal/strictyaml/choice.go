@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// Choice sets to, an option with a fixed set of words, from its text. It is the body of the option's UnmarshalText. The error of
-// another text begins with name and lists the words in the given order; to stays as it was.
+// Choice sets to, an option with a fixed set of words, from its text. It is the body of the
+// option's UnmarshalText. For other text the error begins with name and lists the words in the
+// given order, and to is unchanged.
 func Choice[T ~string](to *T, text []byte, name string, words ...T) error {
 	if slices.Contains(words, T(text)) {
 		*to = T(text)

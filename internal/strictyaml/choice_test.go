@@ -25,7 +25,8 @@ func ExampleChoice() {
 	// color "blue": want red, green green
 }
 
-// A word of the set is taken as it is; any other text, also a beginning or another case of a word, is refused and changes nothing.
+// TestChoice checks that only exact words are accepted. A prefix or another case is rejected and
+// changes nothing.
 func TestChoice(t *testing.T) {
 	for _, c := range []struct {
 		text string

@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package strictyaml decodes YAML into Go structs and takes nothing for
-// granted: an unknown or repeated key, a value of the wrong type or none at
-// all is an error that names file, line and column and, where something is
-// close, what was meant. All mistakes of a file are reported at once.
+// Package strictyaml decodes YAML into Go structs strictly. An unknown or repeated key, a value of
+// the wrong type or a missing value is an error. It names file, line and column, and suggests a
+// similar word if there is one. All mistakes of a file are reported at once.
 //
-// Fields are named by `yaml:"name"` tags as in package yaml; untagged ones by
-// their name in lower case. Embedded structs, and fields tagged
-// `yaml:",inline"`, share the mapping of their parent. Supported are structs,
-// maps with string keys, slices, pointers, bool, integers, floats, strings,
-// [time.Duration] ("30s"), [encoding.TextUnmarshaler] and [Node]. A string
-// takes any scalar as it is written. Anchors and aliases work within a bound;
-// merge keys (<<), tags of one's own and several documents are refused.
+// Fields are named by `yaml:"name"` tags as in package yaml. Untagged ones have their name in lower
+// case. Embedded structs, and fields tagged `yaml:",inline"`, share the mapping of their parent.
+// Supported types are structs, maps with string keys, slices, pointers, bool, integers, floats,
+// strings, [time.Duration] ("30s"), [encoding.TextUnmarshaler] and [Node]. A string accepts any
+// scalar as written. Anchors and aliases work within a bound. Merge keys (<<), private tags and
+// multiple documents are rejected.
 //
-// A value tagged `zero:"default"` is not zero in a file: zero in the struct stands for a default other than it.
+// A value tagged `zero:"default"` must not be zero in a file. Zero in the struct then means another
+// default.
 //
-// A string, or a map of strings, tagged `path:"file"` names files. Decode makes
-// the names absolute: a relative one starts at the directory of the file that
-// Decode reads. An abstract socket (@name) stays as it is.
+// A string, or a map of strings, tagged `path:"file"` contains file names. Decode makes them
+// absolute, relative to the directory of the decoded file. An abstract socket (@name) stays as it
+// is.
 //
-// A field tagged `former:"name"` had that key before; the error of a file that
-// still has it names the key of now.
+// A field tagged `former:"name"` previously had that key. The error for a file with the old key
+// names the new one.
 package strictyaml
 
 import (
@@ -35,17 +34,16 @@ import (
 )
 
 const (
-	// maxAliased bounds the values reached through aliases, so that a short
-	// file cannot stand for billions of them.
+	// maxAliased bounds the values reached through aliases, so a short file cannot expand to
+	// billions of them.
 	maxAliased = 100_000
-	// maxErrors bounds the report; a file that is no configuration at all has
-	// a mistake in every line.
+	// maxErrors bounds the report. A file of another kind has a mistake in every line.
 	maxErrors = 200
 )
 
-// Node is implemented by values that read their YAML themselves. The node is
-// never an alias nor null. Mistakes are made with d.Errorf, and several of them
-// joined with [errors.Join]; any other error is reported at the node's place.
+// Node is implemented by values that read their YAML themselves. The node is never an alias or
+// null. Create errors with d.Errorf, and join several of them with [errors.Join]. Any other error
+// is reported at the node's position.
 type Node interface {
 	UnmarshalNode(n *yaml.Node, d *Decoder) error
 }
@@ -54,13 +52,14 @@ type Node interface {
 type extended interface {
 	// Keys lists these keys.
 	Keys() []string
-	// Section returns a pointer for the value of one of these keys to be decoded into. It is called once for each key present.
+	// Section returns a pointer to decode the value of one of these keys into. It is called once
+	// for each key present.
 	Section(key string) any
 }
 
-// Decode decodes one document into what into points to. Fields whose key is
-// absent keep their value. The error is an [*Error], or several of them joined
-// in the order of the file; into is then incomplete.
+// Decode decodes one document into the value pointed to by into. Fields without a key in the file
+// keep their value. The error is an [*Error], or several of them joined in the order of the file.
+// into is then incomplete.
 func Decode(file string, data []byte, into any) error {
 	v := reflect.ValueOf(into)
 	if v.Kind() != reflect.Pointer || v.IsNil() {
@@ -81,13 +80,13 @@ type Decoder struct {
 	path    []string
 	errs    []*Error
 	aliased int                // nodes reached through aliases so far
-	sizes   map[*yaml.Node]int // of nodes with others below them
+	sizes   map[*yaml.Node]int // of nodes with children
 	listed  map[aliasedKeys]*[]key
 	open    map[*yaml.Node]bool // anchors being expanded
 }
 
-// Errorf makes an error at the place of n, with the path of the value that is
-// being decoded; suggestion may be "". It does not record it: return it.
+// Errorf returns an error at the position of n, with the path of the current value. suggestion may
+// be "". Return the error: Errorf does not record it.
 func (d *Decoder) Errorf(n *yaml.Node, suggestion, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	return &Error{
@@ -96,8 +95,8 @@ func (d *Decoder) Errorf(n *yaml.Node, suggestion, format string, args ...any) e
 	}
 }
 
-// Decode decodes n into what into points to, for values that implement [Node]
-// and leave parts of themselves to the usual rules.
+// Decode decodes n into the value pointed to by into. Implementations of [Node] use it for parts
+// under the usual rules.
 func (d *Decoder) Decode(n *yaml.Node, into any) error {
 	before := len(d.errs)
 	d.value(n, reflect.ValueOf(into).Elem())
@@ -109,8 +108,8 @@ func (d *Decoder) Decode(n *yaml.Node, into any) error {
 	return errors.Join(errs...)
 }
 
-// Pos is the place of n; that of a block mapping is its first key's, also when
-// an anchor stands on the line above.
+// Pos returns the position of n. A block mapping has the position of its first key, even with an
+// anchor on the line above.
 func (d *Decoder) Pos(n *yaml.Node) Pos {
 	if n.Kind == yaml.MappingNode && n.Style&yaml.FlowStyle == 0 && len(n.Content) > 0 {
 		n = n.Content[0]
@@ -118,7 +117,7 @@ func (d *Decoder) Pos(n *yaml.Node) Pos {
 	return Pos{File: d.file, Line: max(n.Line, 1), Column: max(n.Column, 1)}
 }
 
-// where joins the path: a.b[2].c. Keys that would blur it are quoted.
+// where joins the path: a.b[2].c. It quotes ambiguous keys.
 func (d *Decoder) where() string {
 	var b strings.Builder
 	for i, p := range d.path {
@@ -134,7 +133,7 @@ func (d *Decoder) failf(n *yaml.Node, suggestion, format string, args ...any) {
 	d.record(d.Errorf(n, suggestion, format, args...), n)
 }
 
-// record keeps the errors in err; one without a place gets that of n.
+// record stores the errors in err. One without a position gets the position of n.
 func (d *Decoder) record(err error, n *yaml.Node) {
 	walk(err, func(e error) {
 		if len(d.errs) > maxErrors {

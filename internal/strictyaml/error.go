@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// Error is one mistake in a file and its place.
+// Error is one mistake in a file and its position.
 type Error struct {
 	File         string // as given to Decode
 	Line, Column int    // from 1, Column in characters
 	Path         string // of the value, like services.telemetry.members[1].slot; "" at the top
-	Msg          string // what is wrong and what is wanted
-	Suggestion   string // what was probably meant, "" if nothing is close
-	Err          error  // the cause, where another package found the mistake
+	Msg          string // the mistake and the expected value
+	Suggestion   string // a similar word, "" if there is none
+	Err          error  // the cause from another package
 }
 
 // Error prints as
@@ -43,30 +43,29 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Pos is the place of a mapping. Decode fills a struct's fields of this type,
-// so that what is checked later can name the place as well. A value that came
-// from no file has the zero Pos.
+// Pos is the position of a mapping. Decode fills struct fields of this type, so later checks can
+// report the position, too. A value without a file has the zero Pos.
 type Pos struct {
 	File         string
 	Line, Column int // from 1
 	keys         *[]key
 }
 
-// Errorf makes an [*Error] at the place. %w is supported. A message that begins with a
-// key of the mapping ("hold 3s: take less") gets the place of that key's value, also
-// behind a path ("services.flows: by sources: want flow or source"), and of a key below
-// it ("front: address x: say where").
+// Errorf returns an [*Error] at the position. %w is supported. A message beginning with a key of
+// the mapping ("hold 3s: take less") gets the position of that key's value. This also works behind
+// a path ("services.flows: by sources: want flow or source") and for a nested key ("front: address
+// x: say where").
 func (p Pos) Errorf(format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	p = p.named(err.Error())
 	return &Error{File: p.File, Line: p.Line, Column: p.Column, Msg: err.Error(), Err: errors.Unwrap(err)}
 }
 
-// joined is the type behind errors.Join. Errors that fmt.Errorf makes of several
-// have the same methods but a text of their own, and stay whole.
+// joined is the type behind errors.Join. Errors of fmt.Errorf with several %w have the same methods
+// but a text of their own, and stay whole.
 var joined = reflect.TypeOf(errors.Join(errWanted))
 
 // walk visits the members of joined errors, or err itself.

@@ -4,7 +4,7 @@ package strictyaml
 
 import "errors"
 
-// Errors lists the mistakes Decode returned, in the order of the file.
+// Errors lists the mistakes returned by Decode, in the order of the file.
 func Errors(err error) []*Error {
 	var list []*Error
 	walk(err, func(e error) {

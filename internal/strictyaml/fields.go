@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// fields is how a struct type maps to keys.
+// fields maps the keys of a struct type.
 type fields struct {
 	names     []string          // sorted
 	index     map[string][]int  // by key, for reflect.Value.FieldByIndex
 	positions [][]int           // the fields of type Pos
-	files     map[string]bool   // the keys whose values name files
-	former    map[string]string // keys of before, and what they are called now
-	defaults  map[string]bool   // the keys whose absence means a default other than zero
+	files     map[string]bool   // keys with file names as values
+	former    map[string]string // previous keys and their new names
+	defaults  map[string]bool   // keys with a default other than zero
 }
 
 func newFields(t reflect.Type) *fields {

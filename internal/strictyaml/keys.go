@@ -8,11 +8,11 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// key is a key of a mapping, the place of its value, and the keys below it.
+// key is a key of a mapping, with the position of its value and the keys below.
 type key struct {
 	name  string
 	at    Pos
-	under *[]key // nil: the value is no mapping, or is two levels below the Pos
+	under *[]key // nil: the value is no mapping, or two levels below the Pos
 }
 
 // aliasedKeys are the keys of an anchor's mapping.
@@ -21,8 +21,8 @@ type aliasedKeys struct {
 	levels int
 }
 
-// keys lists the keys of a mapping, levels deep. It copies what it needs, since a
-// configuration outlives the nodes of its file.
+// keys lists the keys of a mapping, levels deep. It copies its data, because a configuration
+// outlives the nodes of its file.
 func (d *Decoder) keys(n *yaml.Node, levels int) *[]key {
 	if n.Kind == yaml.AliasNode && levels > 0 {
 		// A thousand aliases share one list.
@@ -52,9 +52,9 @@ func (d *Decoder) keys(n *yaml.Node, levels int) *[]key {
 	return &list
 }
 
-// named is the place of the value that a message is about. The parts of the message,
-// up to ": ", name it: the first, or the second behind a path, begins with a key of the
-// mapping. Those after it may lead further, to a key beside it or below it.
+// named returns the position of the value named by a message. The message's parts, up to ": ", name
+// it. The first part, or the second one behind a path, begins with a key of the mapping. Later
+// parts may name a key beside or below it.
 func (p Pos) named(msg string) Pos {
 	at, here := p, p.keys
 	for i, part := range strings.Split(msg, ": ") {
@@ -74,7 +74,7 @@ func (p Pos) named(msg string) Pos {
 	return at
 }
 
-// At is the place of a key's value. Without such a key it is that of the mapping.
+// At returns the position of a key's value, or of the mapping without such a key.
 func (p Pos) At(key string) Pos {
 	if k := lookup(p.keys, key); k != nil {
 		return k.at

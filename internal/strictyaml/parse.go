@@ -14,7 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// parse reads the text into nodes and returns the root of its one document.
+// parse reads the text into nodes and returns the root of its only document.
 func (d *Decoder) parse(data []byte) (*yaml.Node, error) {
 	if at := badText(data); at >= 0 {
 		if r, n := utf8.DecodeRune(data[at:]); r == utf8.RuneError && n <= 1 {
@@ -44,8 +44,8 @@ func (d *Decoder) parse(data []byte) (*yaml.Node, error) {
 	return root, nil
 }
 
-// badText finds the first byte that no YAML file may hold; the parser refuses
-// these as well, but does not say where.
+// badText returns the offset of the first byte not allowed in YAML, or -1. The parser rejects
+// these, too, but without a position.
 func badText(data []byte) int {
 	for i := 0; i < len(data); {
 		r, n := utf8.DecodeRune(data[i:])
@@ -58,7 +58,7 @@ func badText(data []byte) int {
 	return -1
 }
 
-// at makes an error at a byte of the file.
+// at returns an error at a byte of the file.
 func (d *Decoder) at(data []byte, offset int, format string, args ...any) error {
 	before := data[:offset]
 	line := 1 + bytes.Count(before, []byte("\n"))
@@ -71,7 +71,7 @@ var (
 	unknownAnchor = regexp.MustCompile(`^unknown anchor '(.*)' referenced$`)
 )
 
-// plainer puts the parser's complaints into words that say what to do.
+// plainer maps the parser's messages to clearer ones with a remedy.
 var plainer = map[string]string{
 	"did not find expected key":                      "this line fits no key above; check the indentation and the quotes",
 	"did not find expected '-' indicator":            "this line fits no list item above; check the indentation",
@@ -83,7 +83,7 @@ var plainer = map[string]string{
 	"could not find expected ':'":                    "a key without ':'; write key: value",
 }
 
-// syntax gives the parser's error its place and plainer words.
+// syntax adds the position and a clearer message to the parser's error.
 func (d *Decoder) syntax(data []byte, given int, err error) error {
 	e := &Error{File: d.file, Msg: err.Error(), Err: err}
 	if m := parserError.FindStringSubmatch(e.Msg); m != nil {
@@ -112,8 +112,8 @@ func (d *Decoder) syntax(data []byte, given int, err error) error {
 	return e
 }
 
-// lineReader gives the parser one line at a time, so that their number is known
-// when it stops.
+// lineReader gives the parser one line at a time. So the line number is known when the parser
+// stops.
 type lineReader struct {
 	rest  []byte
 	given int
@@ -135,10 +135,9 @@ func (r *lineReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// brokenLine finds the line that breaks the syntax: the one after the longest
-// prefix of lines that is good YAML. The parser itself names the line where the
-// construct around the mistake begins, counts it from 0 or from 1, and leaves
-// out the first. given is the number of lines that it had read.
+// brokenLine finds the line with the syntax error: the one after the longest valid prefix. The
+// parser itself only reports the line where the surrounding construct begins. It counts from 0 or
+// from 1, and omits the first line. given is the number of lines read by the parser.
 func brokenLine(data []byte, given int) (number int, text string) {
 	const budget = 16 << 20 // bytes to parse in the search, some seconds
 	lines := bytes.SplitAfter(data, []byte("\n"))
@@ -156,7 +155,7 @@ func brokenLine(data []byte, given int) (number int, text string) {
 		}
 	}
 	if len(bytes.TrimSpace(lines[number-1])) == 0 && number < given {
-		number++ // what is wrong comes after a blank line
+		number++ // the mistake is after a blank line
 	}
 	return number, strings.TrimRight(string(lines[number-1]), "\r\n")
 }

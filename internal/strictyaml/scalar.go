@@ -16,7 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// errWanted says no more than that the text is not what was wanted.
+// errWanted reports text of another form than wanted.
 var errWanted = errors.New("not what was wanted")
 
 // scalar decodes into the basic kinds.
@@ -40,8 +40,8 @@ func (d *Decoder) scalar(n *yaml.Node, v reflect.Value) {
 	}
 }
 
-// Numbers as they are written here: no octal by a mere leading zero, which
-// means 8 to YAML 1.1, 10 to YAML 1.2 and a misprint to the rest of us.
+// Supported numbers. A mere leading zero is not octal: 010 means 8 in YAML 1.1, 10 in YAML 1.2, and
+// is a misprint for most people.
 var (
 	wholeNumber = regexp.MustCompile(`^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0o[0-7_]+|0b[01_]+)$`)
 	realNumber  = regexp.MustCompile(`^[-+]?([0-9][0-9_]*)?\.?[0-9]*([eE][-+]?[0-9]+)?$`)
@@ -51,7 +51,7 @@ func setScalar(v reflect.Value, s string) error {
 	if v.Type() == durationType {
 		t, err := time.ParseDuration(s)
 		if err != nil || s == "0" {
-			return errWanted // also 0: a unit leaves no doubt that it is a time
+			return errWanted // also 0: the unit makes clear that it is a duration
 		}
 		v.SetInt(int64(t))
 		return nil
@@ -100,7 +100,7 @@ func setScalar(v reflect.Value, s string) error {
 	return nil
 }
 
-// wanted says in a user's words what v takes.
+// wanted describes the values of v for a user.
 func wanted(v reflect.Value) string {
 	if v.Type() == durationType {
 		return "a duration like 30s or 5m"
@@ -129,7 +129,7 @@ func wanted(v reflect.Value) string {
 	return "a value"
 }
 
-// remedy says what to write instead of nothing.
+// remedy describes the replacement for an empty value.
 func remedy(v reflect.Value) string {
 	switch {
 	case wanted(v) == "a list":
@@ -140,7 +140,7 @@ func remedy(v reflect.Value) string {
 	return "give one, or remove the key"
 }
 
-// got says what the file has.
+// got describes the value in the file.
 func got(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:
@@ -167,7 +167,7 @@ func shorten(s string) string {
 	return s
 }
 
-// limits names the range of an integer type.
+// limits returns the range of an integer type.
 func limits(v reflect.Value) string {
 	bits := v.Type().Bits()
 	switch v.Kind() {

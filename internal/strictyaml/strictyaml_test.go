@@ -167,7 +167,7 @@ runq:
 		},
 		Runq: &runq{Every: 90 * time.Second, Enabled: true, Limit: rate{Text: "20kpps", Line: 24}},
 	}
-	bare := func(p *strictyaml.Pos) { *p = p.At("") } // without the places of keys
+	bare := func(p *strictyaml.Pos) { *p = p.At("") } // without the positions of keys
 	bare(&h.Pos)
 	for name, s := range h.Services {
 		bare(&s.At)
@@ -182,7 +182,7 @@ runq:
 	}
 }
 
-// What the file does not say keeps its value; what it says replaces it.
+// TestDefaults checks that values absent in the file stay, and others are replaced.
 func TestDefaults(t *testing.T) {
 	s := steer{By: "source", Slots: 4, Weights: []uint8{1, 2, 3}}
 	if err := strictyaml.Decode("f", []byte("slots: 8\nweights: [9]\n"), &s); err != nil {
@@ -197,7 +197,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// Every testdata/*.yaml is decoded as a host; its errors are in *.golden.
+// TestGoldenErrors decodes every testdata/*.yaml as a host and compares its errors with *.golden.
 func TestGoldenErrors(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(files) == 0 {
@@ -230,7 +230,7 @@ func TestGoldenErrors(t *testing.T) {
 	}
 }
 
-// One mistake in one small document, and the whole message.
+// TestErrors checks the whole message for one mistake in a small document.
 func TestErrors(t *testing.T) {
 	const mapping = "a mapping (key: value)"
 	for _, c := range []struct{ in, want string }{
@@ -345,7 +345,8 @@ func TestPosErrorf(t *testing.T) {
 	}
 }
 
-// cpuTime is what this process used of CPUs: a machine that stands still is no slow parser.
+// cpuTime returns the CPU time of this process, so a stalled machine does not count as a slow
+// parser.
 func cpuTime(t *testing.T) time.Duration {
 	t.Helper()
 	var r unix.Rusage
@@ -355,7 +356,7 @@ func cpuTime(t *testing.T) time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// A kilobyte that stands for a billion values ends soon, and says so.
+// TestBillionLaughs checks that a kilobyte expanding to a billion values fails soon, with an error.
 func TestBillionLaughs(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n")
@@ -381,7 +382,8 @@ func TestCyclicAlias(t *testing.T) {
 	}
 }
 
-// Aliases to a mapping of unknown keys, 92 KB of them, cost 1.3 GB and 20 s.
+// TestAliasesOfUnknownKeys uses 92 KB of aliases to a mapping of unknown keys. They previously cost
+// 1.3 GB and 20 s.
 func TestAliasesOfUnknownKeys(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("x: &x {")
@@ -406,7 +408,7 @@ func TestAliasesOfUnknownKeys(t *testing.T) {
 	}
 }
 
-// tree is a list of trees or a number, as deep as the file likes.
+// tree is a list of trees or a number, of any depth.
 type tree struct{ list []tree }
 
 func (tr *tree) UnmarshalNode(n *yaml.Node, d *strictyaml.Decoder) error {
@@ -443,7 +445,7 @@ func FuzzDecode(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		// A parser that never ends would otherwise only show as a fuzzer that stalls.
+		// An endless parser would otherwise only show as a stalled fuzzer.
 		late := time.AfterFunc(60*time.Second, func() { panic(fmt.Sprintf("still decoding after 60 s: %q", data)) })
 		err := strictyaml.Decode("f", data, &host{})
 		late.Stop()
@@ -466,7 +468,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// An error of a value is at the value, not at the mapping around it.
+// TestErrorsAtKeys checks that an error of a value is at the value, not at the surrounding mapping.
 func TestErrorsAtKeys(t *testing.T) {
 	var h host
 	text := "services:\n  a:\n    steer:\n      by: flow\n      slots: 3\n      weights:\n        - 1\n      members: [{slot: 1}]\nrunq:\n  every: 3s\n  limit:\n    packets: 5\n    bytes: 7\n"

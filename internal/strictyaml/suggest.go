@@ -11,7 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// suggestScalar guesses what a scalar of the wrong type meant.
+// suggestScalar guesses the meaning of a scalar of the wrong type.
 func suggestScalar(v reflect.Value, n *yaml.Node) string {
 	if n.Kind != yaml.ScalarNode {
 		return ""
@@ -32,8 +32,8 @@ func suggestScalar(v reflect.Value, n *yaml.Node) string {
 	return ""
 }
 
-// suggestText guesses for the text types of the standard library that a
-// configuration of networks is full of.
+// suggestText guesses for the standard library's text types, which are common in network
+// configurations.
 func suggestText(v reflect.Value, s string) string {
 	if v.Type() != reflect.TypeFor[netip.Prefix]() {
 		return ""

@@ -23,7 +23,7 @@ var (
 	coreTags     = []string{"!!str", "!!int", "!!float", "!!bool", "!!null", "!!map", "!!seq", "!!timestamp", "!!merge", "!"}
 )
 
-// value decodes one node into v, which is settable. Mistakes are recorded.
+// value decodes one node into v and records mistakes. v is settable.
 func (d *Decoder) value(n *yaml.Node, v reflect.Value) {
 	if n.Kind == yaml.AliasNode {
 		d.alias(n, v)
@@ -69,7 +69,7 @@ func (d *Decoder) alias(n *yaml.Node, v reflect.Value) {
 		return
 	}
 	if d.aliased > maxAliased {
-		return // it was reported
+		return // already reported
 	}
 	if d.aliased += d.size(n.Alias); d.aliased > maxAliased {
 		d.failf(n, "", "aliases stand for more than %d values; write fewer", maxAliased)
@@ -83,7 +83,8 @@ func (d *Decoder) alias(n *yaml.Node, v reflect.Value) {
 	delete(d.open, n.Alias)
 }
 
-// size counts a node and those below it, keys included: unknown ones cost as much as others. An alias below it counts once.
+// size returns the number of nodes from n down, including keys, because unknown ones cost as much
+// as others. An alias counts once.
 func (d *Decoder) size(n *yaml.Node) int {
 	if len(n.Content) == 0 {
 		return 1
@@ -108,7 +109,7 @@ func (d *Decoder) in(step string, f func()) {
 	d.path = d.path[:len(d.path)-1]
 }
 
-// plainKey is a key that needs no quotes in a path.
+// plainKey matches keys without need for quotes in a path.
 var plainKey = regexp.MustCompile(`^[^][".\s\x00-\x1f\x7f]+$`)
 
 func (d *Decoder) inKey(key string, f func()) {
@@ -159,8 +160,8 @@ func (d *Decoder) structure(n *yaml.Node, v reflect.Value) {
 	})
 }
 
-// absolute gives a text, or the texts of a map, the directory of the configuration: the
-// working directory of the process that reads the files later is another one.
+// absolute makes the file names in a text or map absolute, relative to the configuration's
+// directory. The process reading the files later has another working directory.
 func (d *Decoder) absolute(v reflect.Value) {
 	if v.Kind() == reflect.Map {
 		for _, k := range v.MapKeys() {
@@ -197,8 +198,7 @@ func (d *Decoder) unknown(key *yaml.Node, fs *fields) {
 	d.failf(key, "", "unknown key %q; known here: %s", key.Value, strings.Join(fs.names, ", "))
 }
 
-// pairs visits the keys of a mapping and their values, without the repeated
-// ones, which it reports.
+// pairs visits the keys of a mapping and their values. It reports and skips repeated keys.
 func (d *Decoder) pairs(n *yaml.Node, visit func(key, value *yaml.Node)) {
 	first := make(map[string]int)
 	for i := 0; i+1 < len(n.Content); i += 2 {
@@ -260,14 +260,14 @@ func (d *Decoder) list(n *yaml.Node, v reflect.Value) {
 }
 
 func (d *Decoder) text(n *yaml.Node, t encoding.TextUnmarshaler, v reflect.Value) {
-	// Empty text is refused because several types, netip's among them, take it
-	// for their zero value, which a configuration never means.
+	// Empty text is rejected because several types, netip's among them, accept it as their zero
+	// value. A configuration never means that.
 	if n.Kind != yaml.ScalarNode || n.Value == "" {
 		d.failf(n, "", "want %s, got %s", wanted(v), got(n))
 		return
 	}
 	if err := t.UnmarshalText([]byte(n.Value)); err != nil {
-		if v.Type().PkgPath() == "net/netip" { // whose errors speak of Go's functions
+		if v.Type().PkgPath() == "net/netip" { // its errors mention Go functions
 			d.failf(n, suggestText(v, n.Value), "want %s, got %s", wanted(v), got(n))
 			return
 		}
