@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errGoexit is what Do returns when f ended its goroutine instead of returning,
-// as testing.T.FailNow does.
+// errGoexit is returned by Do if f ended its goroutine instead of returning, as testing.T.FailNow
+// does.
 var errGoexit = errors.New("the function ended its goroutine (runtime.Goexit) inside the namespace")
 
-// Do runs f inside the namespace, on an OS thread of its own which is thrown
-// away afterwards, and returns f's error. The caller's thread never leaves its
-// namespace. Sockets that f opens stay in the namespace; goroutines that f
-// starts do not run in it. Mounts are the caller's: bpffs and cgroup2 are seen
-// as before, unlike under `ip netns exec`. A panic of f is raised in the caller.
+// Do runs f inside the namespace on its own OS thread, and returns f's error. The thread is
+// discarded afterwards. The caller's thread never leaves its namespace. Sockets opened by f stay in
+// the namespace. Goroutines started by f do not run in it. Mounts are the caller's: bpffs and
+// cgroup2 are visible as before, unlike under `ip netns exec`. A panic of f is raised in the
+// caller.
 func (h *Handle) Do(f func() error) error {
 	return onThread(func() error {
 		if err := unix.Setns(h.FD(), unix.CLONE_NEWNET); err != nil {
@@ -30,8 +30,7 @@ func (h *Handle) Do(f func() error) error {
 	})
 }
 
-// onThread runs f on a thread that nothing else will use again, with the
-// mounts of the calling thread.
+// onThread runs f on a thread never reused, with the mounts of the calling thread.
 func onThread(f func() error) error {
 	mnt, err := os.Open("/proc/thread-self/ns/mnt")
 	if err != nil {
@@ -62,10 +61,9 @@ func onThread(f func() error) error {
 	return err
 }
 
-// onSpareThread runs f on a thread that ends with it and is not the main one.
-// The main thread cannot be thrown away (the runtime parks it for good), and
-// /proc/PID/ns, by which other programs judge this process, is the main
-// thread's.
+// onSpareThread runs f on a thread other than the main one. The thread ends with f. The runtime
+// cannot discard the main thread, only park it for good. And other programs identify this process
+// by /proc/PID/ns, the main thread's namespaces.
 func onSpareThread(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -73,7 +71,7 @@ func onSpareThread(f func()) {
 		// Without an Unlock the runtime ends the thread with the goroutine.
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// Held here, the main thread cannot be given to the next goroutine.
+			// While this goroutine holds the main thread, the next one gets another.
 			onSpareThread(f)
 			runtime.UnlockOSThread()
 			return
@@ -83,9 +81,8 @@ func onSpareThread(f func()) {
 	<-done
 }
 
-// keepMounts gives the calling thread the mount namespace behind fd. New
-// threads start with the process's, which differs from the caller's when that
-// thread has unshared its own, as tests do.
+// keepMounts moves the calling thread to the mount namespace of fd. New threads start in the
+// process's one. The caller's differs if its thread has unshared its own, as tests do.
 func keepMounts(fd int, cwd string) error {
 	var want, have unix.Stat_t
 	if err := unix.Fstat(fd, &want); err != nil {
@@ -97,7 +94,7 @@ func keepMounts(fd int, cwd string) error {
 	if want.Dev == have.Dev && want.Ino == have.Ino {
 		return nil
 	}
-	// setns refuses a thread that shares its root and working directory.
+	// setns refuses a thread with a shared root and working directory.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("unshare the working directory: %w", err)
 	}

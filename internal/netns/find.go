@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrGone says that no process and no name leads to a network namespace.
+// ErrGone reports a network namespace without any process or name.
 var ErrGone = errors.New("network namespace cannot be opened")
 
-// Find opens a namespace: the caller's own, the one that ref leads to (see
-// [Open]), that of a name, or that of any process. It returns [ErrGone] where
-// none of them is it, also if another namespace has its inode number now.
+// Find opens a namespace: the caller's own, the one of ref (see [Open]), a named one, or the one of
+// any process. It returns [ErrGone] if none matches. Another namespace with the same inode number
+// does not match.
 func Find(ref string, id ID) (*Handle, error) {
 	ns, err := findInode(ref, id.Inode)
 	if err != nil {
@@ -32,7 +32,7 @@ func Find(ref string, id ID) (*Handle, error) {
 	return ns, nil
 }
 
-// findInode opens the namespace that has an inode number now.
+// findInode opens the namespace with an inode number.
 func findInode(ref string, inode uint64) (*Handle, error) {
 	if ns := openIf(inode, Current); ns != nil {
 		return ns, nil
@@ -68,10 +68,12 @@ func findInode(ref string, inode uint64) (*Handle, error) {
 	return nil, fmt.Errorf("%w: %s: %s", ErrGone, name, whyGone(os.Geteuid()))
 }
 
-// RemedyGone is what to do about instances in a namespace that is gone. weir apply refuses a file that names one.
+// RemedyGone is the remedy for instances in a deleted namespace. weir apply rejects a file with
+// such a namespace.
 const RemedyGone = "make it again, or take it out of the file, then run weir apply"
 
-// whyGone says why a user finds nobody in a namespace. Root sees every process of its pid namespace.
+// whyGone explains why a user finds no process in a namespace. Root sees all processes of its pid
+// namespace.
 func whyGone(uid int) string {
 	if uid == 0 {
 		return "it has no process and no name here: it was probably deleted: " + RemedyGone
@@ -79,7 +81,8 @@ func whyGone(uid int) string {
 	return "no process of it is visible to this user: run as root"
 }
 
-// numbered is the inode number in a reference as the links below /proc/PID/ns show it, 0 if ref is none.
+// numbered returns the inode number of a reference in the form of the links in /proc/PID/ns. It
+// returns 0 for other forms.
 func numbered(ref string) uint64 {
 	text, ok := strings.CutPrefix(ref, "net:[")
 	text, end := strings.CutSuffix(text, "]")
@@ -90,8 +93,8 @@ func numbered(ref string) uint64 {
 	return inode
 }
 
-// Reference returns a reference that leads to a namespace: ref where it still does, else its number. It returns
-// [ErrGone] where nothing leads there.
+// Reference returns a reference to a namespace: ref if it still matches, else its number. It
+// returns [ErrGone] if the namespace cannot be found.
 func Reference(ref string, id ID) (string, error) {
 	if ns, err := Open(ref); err == nil {
 		is := ns.Is(id)
@@ -108,8 +111,8 @@ func Reference(ref string, id ID) (string, error) {
 	return id.String(), nil
 }
 
-// OfScope opens the namespace of pins as [Find] does: scope is its inode number in decimal, cookie its cookie, 0 if
-// unknown.
+// OfScope opens the namespace of pins, like [Find]. scope is its inode number in decimal, cookie
+// its cookie, 0 if unknown.
 func OfScope(ref, scope string, cookie uint64) (*Handle, error) {
 	inode, err := strconv.ParseUint(scope, 10, 64)
 	if err != nil {
@@ -118,8 +121,8 @@ func OfScope(ref, scope string, cookie uint64) (*Handle, error) {
 	return Find(ref, ID{inode, cookie})
 }
 
-// Gone says whether nothing leads to the namespace of pins any more (see [OfScope]). It is false for a scope that is no
-// namespace, and where this user cannot know.
+// Gone reports whether the namespace of pins is gone (see [OfScope]). It returns false for a scope
+// of another kind, and if this user cannot know.
 func Gone(scope string, cookie uint64) bool {
 	ns, err := OfScope("", scope, cookie)
 	if err == nil {
@@ -128,7 +131,7 @@ func Gone(scope string, cookie uint64) bool {
 	return errors.Is(err, ErrGone) && os.Geteuid() == 0
 }
 
-// openIfAt opens a file of nsfs if it has an inode number.
+// openIfAt opens a file of nsfs if it has the inode number.
 func openIfAt(inode uint64, path, name string) *Handle {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil || st.Ino != inode {
@@ -137,8 +140,8 @@ func openIfAt(inode uint64, path, name string) *Handle {
 	return openIf(inode, func() (*Handle, error) { return openPath(path, name) })
 }
 
-// openIfInode opens a process's namespace if it has an inode number. A process whose user has the kernel wait for it is left
-// out: see package bounded.
+// openIfInode opens a process's namespace if it has the inode number. It skips processes of users
+// that block the kernel: see package bounded.
 func openIfInode(inode uint64, pid int) *Handle {
 	path := filepath.Join("/proc", strconv.Itoa(pid), "ns/net")
 	ns, _ := bounded.DoLazy(func() string { return bounded.Process(pid) },
@@ -163,9 +166,8 @@ func openIf(inode uint64, open func() (*Handle, error)) *Handle {
 	return ns
 }
 
-// InNew runs f in a network namespace of its own, which ends with f unless f
-// leaves something that holds it. As in [Handle.Do], goroutines that f starts do
-// not run in it, and mounts are the caller's.
+// InNew runs f in a new network namespace. The namespace ends with f unless something still holds
+// it. As in [Handle.Do], goroutines started by f do not run in it, and mounts are the caller's.
 func InNew(f func() error) error {
 	return onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// Root is not sent to root: what it cannot find is gone.
+// TestFindTellsWhatIsGone checks that the error for root does not advise to run as root. A
+// namespace that root cannot find is gone.
 func TestFindTellsWhatIsGone(t *testing.T) {
 	id := ID{Inode: 1} // of no namespace
 	for ref, name := range map[string]string{"": ": net:[1]: ", "net:[1]": ": net:[1]: ", "absent": ": absent (net:[1]): "} {

@@ -11,35 +11,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ID names one network namespace for as long as the host is up. The kernel gives the inode number of a deleted namespace
-// to a later one, which has another cookie.
+// ID identifies a network namespace until the next boot. The kernel reuses the inode numbers of
+// deleted namespaces, but not their cookies.
 type ID struct {
 	Inode  uint64 `json:"inode"`
-	Cookie uint64 `json:"cookie,omitempty"` // 0: unknown, before Linux 5.14; the inode number decides then
+	Cookie uint64 `json:"cookie,omitempty"` // 0: unknown, before Linux 5.14; then only the inode number counts
 }
 
-// ID returns the namespace's.
+// ID returns the namespace's ID.
 func (h *Handle) ID() ID {
-	cookie, _ := h.Cookie() // 0 where the kernel has none
+	cookie, _ := h.Cookie() // 0 if the kernel has none
 	return ID{h.ino, cookie}
 }
 
-// Is tells whether the handle is of the namespace with that ID.
+// Is reports whether the handle's namespace has the ID.
 func (h *Handle) Is(id ID) bool {
 	return h.ino == id.Inode && (id.Cookie == 0 || id.Same(h.ID()))
 }
 
-// Same tells whether both are of one namespace, as far as cookies are known.
+// Same reports whether both identify one namespace, as far as cookies are known.
 func (id ID) Same(o ID) bool {
 	return id.Inode == o.Inode && (id.Cookie == o.Cookie || id.Cookie == 0 || o.Cookie == 0)
 }
 
-// String is "net:[4026531840]", as in /proc/PID/ns.
+// String returns "net:[4026531840]", as in /proc/PID/ns.
 func (id ID) String() string { return fmt.Sprintf("net:[%d]", id.Inode) }
 
-// Cookie is the namespace's number that the kernel never gives twice during one
-// boot: the SO_NETNS_COOKIE of a socket inside (Linux 5.14), equal to what
-// bpf_get_netns_cookie returns. On older kernels the error wraps
+// Cookie returns a number of the namespace, unique during one boot: the SO_NETNS_COOKIE of a socket
+// inside (Linux 5.14). bpf_get_netns_cookie returns the same. On older kernels the error wraps
 // [errors.ErrUnsupported].
 func (h *Handle) Cookie() (uint64, error) {
 	if cookie, known := cookies.get(h.file()); known {
@@ -71,7 +70,8 @@ func (h *Handle) askCookie() (cookie uint64, err error) {
 	return cookie, err
 }
 
-// file is a file of nsfs. Its change time is when the kernel made it, so a later namespace of the number has another one.
+// file is a file of nsfs. Its change time is its creation by the kernel, so a later namespace with
+// the same number differs.
 type file struct {
 	dev, ino uint64
 	born     unix.Timespec
@@ -79,13 +79,14 @@ type file struct {
 
 func (h *Handle) file() file { return file{h.dev, h.ino, h.born} }
 
-// cookieAge is how old a file is whose cookie is kept: two namespaces of one number cannot seem equally old then.
+// cookieAge is the minimum age of a file with a cached cookie. Two namespaces with one number
+// cannot seem equally old then.
 const cookieAge = time.Second
 
-// maxCookies bounds the cache. A file of nsfs that nothing holds open or mounted is made anew each time.
+// maxCookies bounds the cache. An nsfs file neither open nor mounted is created anew each time.
 const maxCookies = 4096
 
-// cookieCache spares a thread inside the namespace for each question.
+// cookieCache saves a thread inside the namespace per query.
 type cookieCache struct {
 	mu    sync.Mutex
 	known map[file]uint64

@@ -12,9 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Create makes a named network namespace with its loopback interface up, in
-// the way of `ip netns add`: the name is a bind mount under /run/netns. A name
-// that is taken gives an error that wraps [os.ErrExist].
+// Create creates a named network namespace with its loopback interface up, like `ip netns add`. The
+// name is a bind mount under /run/netns. For an existing name the error wraps [os.ErrExist].
 func Create(name string) (*Handle, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -30,7 +29,7 @@ func Create(name string) (*Handle, error) {
 	f.Close()
 	h, err := bindNew(path, name)
 	if err != nil {
-		_ = unix.Unmount(path, unix.MNT_DETACH) // not mounted yet is fine
+		_ = unix.Unmount(path, unix.MNT_DETACH) // may not be mounted yet
 		os.Remove(path)
 		return nil, fmt.Errorf("create network namespace %q: %w", name, err)
 	}
@@ -56,9 +55,8 @@ func bindNew(path, name string) (*Handle, error) {
 	return openPath(path, name)
 }
 
-// prepareDir makes dir a shared mount of its own, so that a name added or
-// removed here appears and vanishes in every mount namespace; otherwise a copy
-// of the mount elsewhere would keep a deleted namespace alive.
+// prepareDir makes dir a shared mount, so changes of names appear in every mount namespace.
+// Otherwise a copy of the mount elsewhere would keep a deleted namespace alive.
 func prepareDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -68,7 +66,7 @@ func prepareDir(dir string) error {
 		return err
 	}
 	defer d.Close()
-	// iproute2 takes the same lock; two at once would stack two mounts.
+	// iproute2 uses the same lock. Without it, two processes would stack two mounts.
 	if err := unix.Flock(int(d.Fd()), unix.LOCK_EX); err != nil {
 		return fmt.Errorf("lock %s: %w", dir, err)
 	}
@@ -85,17 +83,15 @@ func prepareDir(dir string) error {
 	return nil
 }
 
-// Delete removes a name. The namespace itself lives on while a process, a
-// socket or a [Handle] holds it. A name that does not exist gives an error that
-// wraps [os.ErrNotExist].
+// Delete removes a name. The namespace exists as long as a process, a socket or a [Handle] holds
+// it. For an unknown name the error wraps [os.ErrNotExist].
 func Delete(name string) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
 	path := filepath.Join(dirs[0], name)
 	err := unix.Unmount(path, unix.MNT_DETACH)
-	// EINVAL: nothing is mounted there, only a file that a reboot or a crash
-	// left; it goes the same way.
+	// EINVAL: not a mount but a file left by a reboot or a crash. It is removed, too.
 	if err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("delete network namespace %q: unmount: %w", name, err)
 	}
@@ -105,12 +101,12 @@ func Delete(name string) error {
 	return nil
 }
 
-// Names lists the named namespaces in alphabetical order, also leftover files
-// that name none any more.
+// Names lists the named namespaces in alphabetical order, including leftover files without a
+// namespace.
 func Names() ([]string, error) {
 	entries, err := os.ReadDir(dirs[0])
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil // nobody has made one since boot
+		return nil, nil // no name created since boot
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list network namespaces: %w", err)
@@ -122,8 +118,8 @@ func Names() ([]string, error) {
 	return names, nil
 }
 
-// LoopbackUp raises lo in the calling thread's namespace; a new namespace has
-// it down, and then not even 127.0.0.1 answers.
+// LoopbackUp brings lo up in the calling thread's namespace. In a new namespace it is down, and not
+// even 127.0.0.1 answers.
 func LoopbackUp() error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

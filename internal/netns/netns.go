@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netns opens, enters and makes network namespaces.
+// Package netns opens, enters and creates network namespaces.
 //
-// A namespace belongs to a thread, not to a process: everything here is about
-// the calling OS thread, and code that must run in another namespace goes
-// through [Handle.Do], which uses a thread of its own and throws it away.
+// A namespace belongs to a thread, not to a process. All functions act on the calling OS thread.
+// Code for another namespace runs through [Handle.Do] on a thread of its own, discarded afterwards.
 package netns
 
 import (
@@ -19,27 +18,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotNetns says that a path exists but is no network namespace. A plain
-// file under /run/netns is what a namespace leaves behind when its bind mount
-// is lost, for instance in a container that was given the directory too late.
+// ErrNotNetns reports an existing path of another kind. A lost bind mount leaves a plain file under
+// /run/netns, for example in a container that got the directory too late.
 var ErrNotNetns = errors.New("not a network namespace")
 
-// dirs are the places where iproute2 keeps named namespaces; the second is a
-// link to the first except on a few old systems.
+// dirs are iproute2's directories of named namespaces. The second is a link to the first except on
+// a few old systems.
 var dirs = []string{"/run/netns", "/var/run/netns"}
 
-// Handle is an open network namespace. It keeps the namespace alive until
-// Close, also when its last process and its name are gone.
+// Handle is an open network namespace. It keeps the namespace alive until Close, even without
+// processes and names.
 type Handle struct {
 	f    *os.File
-	name string // as given to Open or Create, "" otherwise
+	name string // as passed to Open or Create, "" otherwise
 	dev  uint64
 	ino  uint64
 	born unix.Timespec // change time of the file in nsfs
 }
 
-// Current opens the namespace of the calling thread. Not /proc/self: that is
-// the main thread's namespace, which may be another one.
+// Current opens the namespace of the calling thread. /proc/self would be the main thread's.
 func Current() (*Handle, error) {
 	h, err := openPath("/proc/thread-self/ns/net", "")
 	if err != nil {
@@ -48,11 +45,10 @@ func Current() (*Handle, error) {
 	return h, nil
 }
 
-// Open opens the namespace that ref names: "" is the current one, "pid:123"
-// that of a process, "net:[4026531840]" the one with that inode number (see
-// [Find]), an absolute path a file of nsfs, and anything else a name as
-// `ip netns` uses it. A name that does not exist gives an error that wraps
-// [os.ErrNotExist], a file of another kind one that wraps [ErrNotNetns].
+// Open opens the namespace of a reference: "" is the current one, "pid:123" the one of a process,
+// "net:[4026531840]" the one with that inode number (see [Find]). An absolute path is a file of
+// nsfs. Anything else is a name as in `ip netns`. For an unknown name the error wraps
+// [os.ErrNotExist], for a file of another kind [ErrNotNetns].
 func Open(ref string) (*Handle, error) {
 	switch {
 	case ref == "":
@@ -92,8 +88,8 @@ func openName(name string) (*Handle, error) {
 		name, dirs[0], name, os.ErrNotExist)
 }
 
-// OfPID opens the namespace of a process's main thread. A process that does not
-// exist gives an error that wraps [os.ErrNotExist].
+// OfPID opens the namespace of a process's main thread. For an unknown process the error wraps
+// [os.ErrNotExist].
 func OfPID(pid int) (*Handle, error) {
 	h, err := bounded.Do(bounded.Process(pid), func() (*Handle, error) { return openPath(fmt.Sprintf("/proc/%d/ns/net", pid), "") }, func(h *Handle, err error) {
 		if err == nil {
@@ -124,7 +120,7 @@ func openPath(path, name string) (*Handle, error) {
 	return h, nil
 }
 
-// identify checks the kind of namespace (ioctl_nsfs(2)) and notes its identity.
+// identify checks the kind of namespace (ioctl_nsfs(2)) and stores its identity.
 func (h *Handle) identify() error {
 	kind, err := unix.IoctlRetInt(h.FD(), unix.NS_GET_NSTYPE)
 	if err != nil || kind != unix.CLONE_NEWNET {
@@ -138,18 +134,18 @@ func (h *Handle) identify() error {
 	return nil
 }
 
-// FD is the open descriptor, valid until Close.
+// FD returns the open descriptor, valid until Close.
 func (h *Handle) FD() int { return int(h.f.Fd()) }
 
-// Close lets go of the namespace.
+// Close releases the namespace.
 func (h *Handle) Close() error { return h.f.Close() }
 
-// Inode is the namespace's inode number. The kernel reuses the numbers of
-// namespaces that are gone: pair it with Cookie where it must stay true.
+// Inode returns the namespace's inode number. The kernel reuses the numbers of deleted namespaces,
+// so pair it with Cookie for permanent use.
 func (h *Handle) Inode() uint64 { return h.ino }
 
-// String is "net:[4026531840]", as in /proc/PID/ns, with the name behind it if
-// the namespace was opened by one.
+// String returns "net:[4026531840]", as in /proc/PID/ns, followed by the name used to open it, if
+// any.
 func (h *Handle) String() string {
 	s := fmt.Sprintf("net:[%d]", h.ino)
 	if h.name != "" {
@@ -158,5 +154,5 @@ func (h *Handle) String() string {
 	return s
 }
 
-// Same tells whether both handles are of one namespace.
+// Same reports whether both handles are of one namespace.
 func (h *Handle) Same(o *Handle) bool { return h.dev == o.dev && h.ino == o.ino }

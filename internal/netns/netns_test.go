@@ -103,7 +103,8 @@ func TestNamed(t *testing.T) {
 	}
 }
 
-// Another program must see what Create made, and we what it made.
+// TestIPRoute2 checks that iproute2 sees namespaces made by Create, and Open those made by
+// iproute2.
 func TestIPRoute2(t *testing.T) {
 	nstest.NeedRoot(t)
 	ip, err := exec.LookPath("ip")
@@ -173,7 +174,8 @@ func TestOpenErrors(t *testing.T) {
 	}
 }
 
-// A file without a mount, as a reboot leaves it, is named as such and can be deleted.
+// TestStaleName checks that a file without a mount, as left by a reboot, is reported and can be
+// deleted.
 func TestStaleName(t *testing.T) {
 	nstest.NeedRoot(t)
 	if err := os.WriteFile("/run/netns/nt-stale", nil, 0o444); err != nil {
@@ -203,7 +205,7 @@ func TestDo(t *testing.T) {
 		if !inside.Same(h) {
 			t.Errorf("inside Do: %s, want %s", inside, h)
 		}
-		// lo is up, or this bind would do but the dial below would not.
+		// lo is up: otherwise this bind would work but the dial below would fail.
 		l, err = net.Listen("tcp4", "127.0.0.1:0")
 		return err
 	})
@@ -233,8 +235,8 @@ func TestDo(t *testing.T) {
 	}
 }
 
-// Whatever thread the caller is on, Do never takes the main thread: other
-// programs read our namespace from it.
+// TestDoSparesMainThread checks that Do never uses the main thread, because other programs read our
+// namespace from it.
 func TestDoSparesMainThread(t *testing.T) {
 	nstest.NeedRoot(t)
 	h := create(t, "nt-main")
@@ -276,7 +278,7 @@ func TestDoEnds(t *testing.T) {
 		}()
 		_ = h.Do(func() error { panic("a bug in f") })
 	}()
-	// Threads end in their own time.
+	// Threads end asynchronously.
 	nstest.Eventually(t, func() error {
 		threads, err := os.ReadDir("/proc/self/task")
 		if err != nil || len(threads) > 60 {
@@ -286,7 +288,7 @@ func TestDoEnds(t *testing.T) {
 	})
 }
 
-// A test with private mounts keeps them inside Do.
+// TestDoKeepsMounts checks that a test with private mounts has them inside Do.
 func TestDoKeepsMounts(t *testing.T) {
 	nstest.NeedRoot(t)
 	h := create(t, "nt-mounts")
