@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A configuration that says nothing of a namespace leaves the loops that BFD beats with, and remove takes BFD, too.
+// A configuration without a namespace keeps the loops used by BFD. Remove removes BFD too.
 func TestBFDStaysUntilRemove(t *testing.T) {
 	w := newWorld(t)
 	if err := kernel.Require(engine.Needs()); err != nil {
@@ -48,7 +48,7 @@ func TestBFDStaysUntilRemove(t *testing.T) {
 	}
 }
 
-// Links that both ends judge by BFD: what is cut is rerouted, and used again, without a process.
+// Both ends judge the links by BFD: a cut link is rerouted and used again, without a process.
 func TestBFDReroutes(t *testing.T) {
 	w := newWorld(t)
 	if err := kernel.Require(engine.Needs()); err != nil {
@@ -71,7 +71,7 @@ func TestBFDReroutes(t *testing.T) {
 	w.flows(s)
 	w.upgradeBFD()
 	w.flows(s)
-	// Taken out of the configuration, sessions end on purpose: neither end takes the link for dead.
+	// Sessions removed from the configuration end on purpose: neither end takes the link for dead.
 	began := w.state().Paths[0].Counts.Packets
 	w.apply(strings.ReplaceAll(text, "    bfd:", "    # bfd:"))
 	if st := w.state(); len(st.BFD) != 0 || st.Paths[0].Down || st.Paths[1].Down || st.Paths[0].Counts.Packets != began {
@@ -80,7 +80,7 @@ func TestBFDReroutes(t *testing.T) {
 	w.flows(s)
 }
 
-// Echo finds what is cut long before control packets are missed.
+// Echo detects a cut long before control packets do.
 func TestEchoReroutes(t *testing.T) {
 	w := newWorld(t)
 	if err := kernel.Require(engine.Needs()); err != nil {
@@ -105,7 +105,7 @@ func TestEchoReroutes(t *testing.T) {
 	w.eventually("echo comes back again", echoes)
 }
 
-// bothByBFD is a configuration by which both ends judge the link by BFD.
+// bothByBFD returns a configuration with BFD at both ends of the link.
 func (w *world) bothByBFD() string {
 	w.Helper()
 	key := w.key("a secret\n")
@@ -120,7 +120,7 @@ func (w *world) bothUp() {
 	})
 }
 
-// upgradeBFD has BFD's programs be another weir's, and this one's put in their place: no session notices.
+// upgradeBFD marks BFD's programs as another weir version's and upgrades them. No session notices.
 func (w *world) upgradeBFD() {
 	w.Helper()
 	ctx := context.Background()

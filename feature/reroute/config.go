@@ -17,23 +17,23 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Config is the section reroute of a configuration: links, how it is found out whether they work, and the ways around them.
+// Config is the section reroute of a configuration: links, their failure detection, and their repairs.
 type Config struct {
 	Paths []Path
 }
 
-// Path is a link, or some destinations behind it. Of the paths of a link one has a probe, and speaks for all.
+// Path is a link, or some destinations behind it. One of a link's paths has the probe, and its verdict is for all.
 type Path struct {
 	protect.Path `yaml:",inline"`
-	Prefix       netip.Prefix `yaml:"prefix"`   // for prefixes: [it]
-	Segments     []netip.Addr `yaml:"segments"` // for repairs: [{segments: it}]
+	Prefix       netip.Prefix `yaml:"prefix"`   // short form of prefixes: [it]
+	Segments     []netip.Addr `yaml:"segments"` // short form of repairs: [{segments: it}]
 	Probe        *Probe       `yaml:"probe"`    // absent: the link is judged by its carrier alone, or by BFD
-	BFD          *BFD         `yaml:"bfd"`      // in place of a probe, of a neighbour that knows nothing of weir
-	// FRR is not of a link: the kernel runs the sessions of the bfdd that listens there (its --dplaneaddr).
+	BFD          *BFD         `yaml:"bfd"`      // in place of a probe, for a neighbour without weir
+	// FRR is the address of a bfdd (its --dplaneaddr) with sessions for the kernel. The path has no link then.
 	FRR string `yaml:"frr"`
 }
 
-// BFD is how a link is judged with a neighbour that speaks BFD (RFC 5881).
+// BFD judges a link by a BFD session with its neighbour (RFC 5881).
 type BFD struct {
 	strictyaml.Pos `yaml:"-"`
 	Peer           netip.Addr    `yaml:"peer"`
@@ -45,12 +45,12 @@ type BFD struct {
 	KeyFile        string        `yaml:"key_file" path:"file"` // absent: no authentication
 	KeyID          int           `yaml:"key_id"`
 	Auth           peers.Auth    `yaml:"auth"`    // absent: meticulous-sha1
-	Observe        bool          `yaml:"observe"` // find out, and reroute nothing by it
-	// FRR says that the session is one of those that bfdd hands over (Path.FRR): its configuration has the rest.
+	Observe        bool          `yaml:"observe"` // judge the link without rerouting
+	// FRR selects a session handed over by bfdd (Path.FRR), with bfdd's configuration.
 	FRR bool `yaml:"frr"`
 }
 
-// defaultBFDInterval is what routers commonly can.
+// defaultBFDInterval is supported by most routers.
 const defaultBFDInterval = 50 * time.Millisecond
 
 func (p *Path) neighbour() peers.Session {
@@ -59,7 +59,7 @@ func (p *Path) neighbour() peers.Session {
 		Multiplier: cmp.Or(o.Multiplier, defaultMultiplier), Echo: o.Echo, Passive: o.Passive, KeyFile: o.KeyFile, KeyID: o.KeyID, Auth: o.Auth, Observe: o.Observe}
 }
 
-// neighbours is the part of package peers, by network namespace.
+// neighbours returns the configuration for package peers, by network namespace.
 func (c *Config) neighbours() (out []peers.Config) {
 	of := func(netns string) *peers.Config {
 		at := slices.IndexFunc(out, func(o peers.Config) bool { return o.Netns == netns })
@@ -85,25 +85,25 @@ func (c *Config) neighbours() (out []peers.Config) {
 	return out
 }
 
-// Probe is how a link is probed.
+// Probe configures the probes of a link.
 type Probe struct {
 	strictyaml.Pos `yaml:"-"`
 	ID             uint32        `yaml:"id"`                        // the same at both ends
 	Mode           liveness.Mode `yaml:"mode"`                      // absent: active
 	Peer           netip.Addr    `yaml:"peer"`                      // the peer's segment
 	Via            netip.Addr    `yaml:"via"`                       // absent: peer
-	Source         netip.Addr    `yaml:"source"`                    // ours, to which answers return
-	Function       netip.Addr    `yaml:"function"`                  // our segment, at which the peer's probes are answered
+	Source         netip.Addr    `yaml:"source"`                    // our address for returning answers
+	Function       netip.Addr    `yaml:"function"`                  // our segment for the peer's probes
 	Interval       time.Duration `yaml:"interval" zero:"default"`   // absent: 10 ms
 	Multiplier     int           `yaml:"multiplier" zero:"default"` // absent: 3
 	Grace          time.Duration `yaml:"grace" zero:"default"`
 	StableFor      time.Duration `yaml:"stable_for" zero:"default"`
 	StableMax      time.Duration `yaml:"stable_max" zero:"default"`
 	KeyFile        string        `yaml:"key_file" path:"file"`
-	Observe        bool          `yaml:"observe"` // find out, and reroute nothing by it
+	Observe        bool          `yaml:"observe"` // judge the link without rerouting
 }
 
-// Of a probe that does not say: down after three probes of 10 ms without an answer.
+// Defaults of a probe: down after three unanswered probes of 10 ms.
 const (
 	defaultInterval   = 10 * time.Millisecond
 	defaultMultiplier = 3
@@ -116,7 +116,7 @@ func (p *Path) session() liveness.Session {
 		StableFor: o.StableFor, StableMax: o.StableMax, KeyFile: o.KeyFile, Observe: o.Observe}
 }
 
-// protected is the path in the long form; false: it has no way around.
+// protected returns the path in the long form; false: it has no repair.
 func (p *Path) protected() (protect.Path, bool) {
 	out := p.Path
 	if p.Prefix.IsValid() {
@@ -128,7 +128,7 @@ func (p *Path) protected() (protect.Path, bool) {
 	return out, len(out.Repairs) > 0
 }
 
-// protection is the part of package protect.
+// protection returns the configuration for package protect.
 func (c *Config) protection() (out protect.Config) {
 	for i := range c.Paths {
 		if p, ok := c.Paths[i].protected(); ok {
@@ -138,7 +138,7 @@ func (c *Config) protection() (out protect.Config) {
 	return out
 }
 
-// liveness is the part of package liveness, by network namespace. BFD beats with its loops.
+// liveness returns the configuration for package liveness, by network namespace. BFD uses its timer loops.
 func (c *Config) liveness() (out []liveness.Config) {
 	for _, n := range c.neighbours() {
 		out = append(out, liveness.Config{Netns: n.Netns, Tick: n.Tick()})
@@ -158,17 +158,17 @@ func (c *Config) liveness() (out []liveness.Config) {
 	return out
 }
 
-// Validate checks what the types cannot. Errors carry the place in the file.
+// Validate checks values beyond their types. Each error carries its position in the file.
 func (c *Config) Validate() []error {
 	var errs []error
-	names := map[[2]string]bool{} // whether all of the name so far are protected
+	names := map[[2]string]bool{} // true: all paths with the name are protected
 	for i := range c.Paths {
 		p := &c.Paths[i]
 		errs = append(errs, p.check()...)
 		key := [2]string{p.Netns, p.Name}
 		_, protected := p.protected()
 		all, taken := names[key]
-		if taken && !(all && protected) { // of such package protect says so
+		if taken && !(all && protected) { // otherwise package protect reports it
 			errs = append(errs, p.Path.Errorf("reroute.%s: there are two paths of that name", p.Name))
 		}
 		names[key] = protected && (all || !taken)
@@ -204,7 +204,7 @@ func (c *Config) Validate() []error {
 	if len(errs) > 0 {
 		return errs
 	}
-	// What two of them have in common; each by itself is right.
+	// Check the paths together; each is valid on its own.
 	for _, l := range c.liveness() {
 		for _, err := range l.Validate() {
 			errs = append(errs, c.Paths[0].Path.Errorf("reroute: %w", err))
@@ -213,7 +213,7 @@ func (c *Config) Validate() []error {
 	return errs
 }
 
-// check is about one path.
+// check validates one path.
 func (p *Path) check() (errs []error) {
 	fail := func(format string, a ...any) {
 		errs = append(errs, p.Path.Errorf("reroute.%s: "+format, append([]any{p.Name}, a...)...))
@@ -237,7 +237,7 @@ func (p *Path) check() (errs []error) {
 		fail("prefixes, hold and shadow are about a way around: give it repairs or segments")
 	}
 	if p.BFD != nil {
-		if !protected && !kernel.ValidName(p.Name) { // of those with a way around package protect says so
+		if !protected && !kernel.ValidName(p.Name) { // for protected paths package protect reports it
 			fail("a name of letters, digits, - and _ is wanted")
 		}
 		if !protected && (p.Device == "" || len(p.Device) > 15) {
@@ -263,7 +263,7 @@ func (p *Path) check() (errs []error) {
 	return errs
 }
 
-// checkFRR is about one that says where a bfdd is.
+// checkFRR validates a path with the address of a bfdd.
 func (p *Path) checkFRR() (errs []error) {
 	if _, _, err := peers.Dial(p.FRR); err != nil {
 		errs = append(errs, p.Path.Errorf("reroute.%s: frr: %w", p.Name, err))

@@ -56,7 +56,7 @@ reroute:
 	}
 }
 
-// Sessions of bfdd's judge links where paths say so; those of weir's own are none of these.
+// Sessions of bfdd judge the links of paths with bfd.frr. Weir's own sessions are separate.
 func TestConfigJudged(t *testing.T) {
 	c, err := parse(`
 reroute:
@@ -74,7 +74,7 @@ reroute:
 	}
 }
 
-// Every error says where it is.
+// Errors carry their position.
 func TestConfigErrors(t *testing.T) {
 	for _, c := range []struct{ path, want string }{
 		{"interface: e, segments: [fc00::1]", `weir.yaml:2:5: reroute.: a name of letters`},

@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Explain implements feature.Explainer: by which link a packet leaves that the host forwards over a protected one.
+// Explain implements feature.Explainer. It returns the output link of a packet forwarded over a protected link.
 func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]feature.Verdict, error) {
 	ns, err := p.OpenNetns()
 	if err != nil {
@@ -44,17 +44,17 @@ func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]f
 	return []feature.Verdict{verdict(*path, p.To.Addr(), via)}, nil
 }
 
-// bfdPort is that of control packets: RFC 5881, 4.
+// bfdPort is the port of control packets: RFC 5881 section 4.
 const bfdPort = 3784
 
-// bfdVerdict tells of the session that takes a packet; nil: there is none.
+// bfdVerdict returns the verdict of the BFD session consuming a packet, or nil.
 func bfdVerdict(r *kernel.Root, ns *netns.Handle, p feature.Packet) *feature.Verdict {
 	if p.Proto != "udp" || p.To.Port() != bfdPort {
 		return nil
 	}
 	st, err := peers.ReadState(r)
 	if err != nil {
-		return nil // status tells why
+		return nil // status reports the reason
 	}
 	for _, s := range st.Sessions {
 		if s.Peer.WithZone("") != p.From.Addr() || s.Problem != "" || p.Interface != "" && p.Interface != s.Device {
@@ -72,10 +72,10 @@ func bfdVerdict(r *kernel.Root, ns *netns.Handle, p feature.Packet) *feature.Ver
 	return nil
 }
 
-// leavesBy is the interface and the gateway of a packet's route; "": the host does not forward it. The host's own packets have come
-// in by no interface, and the kernel takes IPv4 ones that have for forged.
+// leavesBy returns the interface and the gateway of a packet's route; "": the host does not forward it. This host's
+// own packets have no input interface. With one, the kernel takes IPv4 packets from this host as forged.
 func leavesBy(ns *netns.Handle, p feature.Packet) (device string, via netip.Addr) {
-	_ = ns.Do(func() error { // without a route host explains the reason
+	_ = ns.Do(func() error { // without a route, package host explains the reason
 		o := &netlink.RouteGetOptions{}
 		if l, err := netlink.LinkByName(p.Interface); err == nil {
 			o.SrcAddr = p.From.Addr().AsSlice()
@@ -100,13 +100,13 @@ func leavesBy(ns *netns.Handle, p feature.Packet) (device string, via netip.Addr
 	return device, via.Unmap()
 }
 
-// pathOf returns the path of a link whose prefix is the longest for an address; nil: there is none.
+// pathOf returns the path of a link with the longest prefix for an address, or nil.
 func pathOf(paths []protect.PathState, device string, to netip.Addr) (found *protect.PathState) {
 	bits := -2
 	for i := range paths {
 		p := &paths[i]
 		if p.Device != device || len(p.Repairs) == 0 {
-			continue // without any repair in force the data path does not know it
+			continue // the data path does not know a path without a repair in force
 		}
 		if len(p.Prefixes) == 0 && bits < -1 {
 			found, bits = p, -1
@@ -120,7 +120,7 @@ func pathOf(paths []protect.PathState, device string, to netip.Addr) (found *pro
 	return found
 }
 
-// verdict says by which link a packet of a path leaves, via being the gateway of its route.
+// verdict explains the output link of a path's packet. via is the gateway of its route.
 func verdict(p protect.PathState, to, via netip.Addr) feature.Verdict {
 	v := feature.Verdict{Stage: feature.StageForward, ExplainStep: feature.ExplainStep{Step: "reroute path " + p.Name}}
 	version, suits := "IPv6", func(r protect.RepairState) bool { return r.IPv6 }
@@ -142,7 +142,7 @@ func verdict(p protect.PathState, to, via netip.Addr) feature.Verdict {
 		v.Result = fmt.Sprintf("dropped: path %s has no way left", p.Name)
 	case i < 0:
 		lack := "no repair is for %s packets"
-		if slices.ContainsFunc(p.Repairs, suits) { // of a shadow, which drops nothing
+		if slices.ContainsFunc(p.Repairs, suits) { // only in shadow mode, as it drops nothing
 			lack = "no repair for %s packets may be used"
 		}
 		v.Text, v.Warning = fmt.Sprintf("%s, and "+lack+": they stay on it", link, version), true

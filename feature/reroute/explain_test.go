@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Explain says by which link a forwarded packet leaves: the link, its repair, or none.
+// Explain names the output of a forwarded packet: the link, its repair, or none.
 func TestExplain(t *testing.T) {
 	w := newWorld(t)
 	apply := func(shadow bool) {
@@ -46,7 +46,7 @@ reroute:
 			t.Errorf("explained %+v, want %q, %q", got, text, result)
 		}
 	}
-	for _, to := range []string{"[fd00:12::1]:9000", "[fd00:a::7]:9000"} { // local, and by a link that no path protects
+	for _, to := range []string{"[fd00:12::1]:9000", "[fd00:a::7]:9000"} { // local, and by a link without a path
 		if got := explain(to); len(got) != 0 {
 			t.Errorf("%s: %+v", to, got)
 		}
@@ -63,7 +63,7 @@ reroute:
 	check("no repair for IPv6 packets may be used: they stay on it", "", true)
 }
 
-// The host's own packets, which come in by no interface, are explained for IPv4 as for IPv6.
+// This host's own packets, without an input interface, are explained for IPv4 and IPv6.
 func TestExplainOwn(t *testing.T) {
 	w := newWorld(t)
 	nstest.Address(t, w.r1, "r12", netip.MustParsePrefix("10.12.0.1/24"))
@@ -82,7 +82,7 @@ func TestExplainOwn(t *testing.T) {
 	}
 }
 
-// A packet whose gateway has no link address does not come to the program that would reroute it.
+// A packet for a gateway without a link address never reaches the rerouting program.
 func TestExplainUnresolved(t *testing.T) {
 	to, gateway := netip.MustParseAddr("2001:db8::7"), netip.MustParseAddr("fd00:12::2")
 	p := protect.PathState{Name: "core", Device: "eth1", Attached: true, Down: true, Carrier: true, Unresolved: []netip.Addr{gateway},
@@ -95,7 +95,7 @@ func TestExplainUnresolved(t *testing.T) {
 	}
 }
 
-// Control packets of a BFD session come to no socket, and are not rejected for that.
+// Control packets of a BFD session reach no socket, but are not rejected.
 func TestExplainBFD(t *testing.T) {
 	w := newWorld(t)
 	if err := kernel.Require(engine.Needs()); err != nil {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reroute moves traffic off a link that does not work, in tens of milliseconds, and never off one that does: package liveness
-// finds out, package protect sends packets another way by segments (SRv6), package plan says which, package bfd speaks with
-// neighbours that know nothing of weir. All of it happens in the kernel; this package is what the host sees.
+// Package reroute moves traffic off a broken link within tens of milliseconds, and never off a working one. All of it
+// happens in the kernel; this package is the interface to the host.
+//
+// Package liveness detects failures. Package protect sends packets another way by segments (SRv6), and package plan
+// computes the segments. Package bfd is for neighbours without weir.
 package reroute
 
 import (
@@ -23,7 +25,7 @@ import (
 // Name is the feature's name: pin directory, config key, CLI noun.
 const Name = liveness.Name
 
-// Feature is rerouting as host sees it.
+// Feature implements the interfaces of package feature.
 type Feature struct{}
 
 var (
@@ -39,7 +41,7 @@ var (
 // Name implements feature.Feature.
 func (Feature) Name() string { return Name }
 
-// Needs implements feature.Feature: those of both parts, each once.
+// Needs implements feature.Feature: the needs of all parts, each once.
 func (Feature) Needs(c Config) []kernel.Need {
 	out := protect.Needs(c.protection())
 	var sessions liveness.Config
@@ -61,13 +63,13 @@ func (Feature) Needs(c Config) []kernel.Need {
 	return out
 }
 
-// State is what the pins say.
+// State is the state of rerouting as read from the pins.
 type State struct {
-	Paths      []protect.PathState       `json:"paths"`    // none, not nil, as in other states: scripts go through them
-	Sessions   []liveness.SessionState   `json:"sessions"` // the same
+	Paths      []protect.PathState       `json:"paths"`    // never nil, for scripts iterating over it
+	Sessions   []liveness.SessionState   `json:"sessions"` // never nil
 	BFD        []peers.SessionState      `json:"bfd,omitempty"`
 	TimerLoops []liveness.TimerLoopState `json:"timer_loops,omitempty"`
-	// UnknownSources are packets that look like probes and are of no session, by reason.
+	// UnknownSources counts packets resembling probes, but without a session, by reason.
 	UnknownSources map[string]uint64    `json:"unknown_sources,omitempty"`
 	Unreadable     instances.Unreadable `json:"unreadable,omitempty"`
 
@@ -79,7 +81,7 @@ type State struct {
 // Unread implements feature.Unreads.
 func (st State) Unread() instances.Unreadable { return st.Unreadable }
 
-// Err is about what cannot be read, nil if all can. Faults tell of damage.
+// Err returns the error of unreadable instances, without damaged ones: faults report those.
 func (st State) Err() error { return st.Unreadable.WithoutDamage().Err() }
 
 // ReadState reads rerouting from its pins.
@@ -107,7 +109,7 @@ func ReadState(ctx context.Context, r *kernel.Root) (State, error) {
 // State implements feature.Feature.
 func (Feature) State(ctx context.Context, r *kernel.Root) (State, error) { return ReadState(ctx, r) }
 
-// Plan implements feature.Feature: ways around first, so that a link that is found to be down has them.
+// Plan implements feature.Feature. Repairs come first, so a link found down already has them.
 func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan, error) {
 	plan, err := protect.Plan(ctx, have.protect, want.protection())
 	if err != nil {
@@ -125,7 +127,8 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 	return plan, err
 }
 
-// Remove implements feature.Feature. Liveness goes first: its words would have traffic rerouted until the end.
+// Remove implements feature.Feature. Liveness goes before protection, because its link states would otherwise keep
+// traffic rerouted until the end.
 func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 	return errors.Join(peers.Remove(ctx, l), liveness.Remove(ctx, l), protect.Remove(ctx, l))
 }
@@ -152,8 +155,8 @@ func (Feature) PlanUpgrade(ctx context.Context, r *kernel.Root) (feature.Plan, e
 	return plan, err
 }
 
-// Run implements feature.Runner: loops that have lost their packet, devices that come, carriers and routes that change,
-// network namespaces that are gone.
+// Run implements feature.Runner. It restarts loops, and follows devices, carriers and routes. It removes the
+// instances of deleted network namespaces.
 func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -170,11 +173,11 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 	return errors.Join(errs...)
 }
 
-// Drain takes the link of a path out of use at once, until Undrain, whatever its configuration says.
+// Drain takes the link of a path out of use at once, until Undrain, regardless of its configuration.
 func Drain(l *kernel.WriteLock, path string) error { return protect.Drain(l, path) }
 
-// GoWithDown says which destinations have no route once the interface of a path is set down; "" is none.
+// GoWithDown lists the destinations without a route once a path's interface is set down, or returns "".
 func GoWithDown(r *kernel.Root, path string) (string, error) { return protect.GoWithDown(r, path) }
 
-// Undrain lets the link of a path be used again, if nothing else is against it.
+// Undrain ends the drain of a path's link. It is used again unless another reason exists.
 func Undrain(l *kernel.WriteLock, path string) error { return protect.Undrain(l, path) }

@@ -16,22 +16,22 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// goneRemedy is what a finding about a namespace that is gone advises.
+// goneRemedy is the remedy for a deleted namespace.
 const goneRemedy = "run weir serve, or weir apply: both remove its rest"
 
-// removeGone removes what is pinned of namespaces that are gone, and says so.
+// removeGone removes the pins of deleted namespaces and logs this.
 func removeGone(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	return feature.Follower{Feature: Name, Lacks: isGone, Adopt: dropGone}.Run(ctx, r, log)
 }
 
-// isGone says whether the namespace of an instance is gone.
+// isGone reports whether the namespace of an instance is gone.
 func isGone(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID)) (bool, error) {
 	m, err := r.Meta(i)
 	if err != nil {
 		return false, err
 	}
 	var at struct {
-		Netns string `json:"netns"` // of all parts: how the configuration refers to it
+		Netns string `json:"netns"` // common to all parts: the configuration's reference to the namespace
 	}
 	if err := json.Unmarshal(m.Config, &at); err != nil || at.Netns == "" {
 		return false, nil // not of a configuration
@@ -47,7 +47,7 @@ func isGone(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.I
 	return false, err
 }
 
-// dropGone removes all parts of a namespace that is gone, with the first of them.
+// dropGone removes all instances of a deleted namespace when called for the first of them.
 func dropGone(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 	all, err := l.Instances(Name)
 	if err != nil {
@@ -59,7 +59,7 @@ func dropGone(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 			continue
 		}
 		mine = mine || o == i
-		if gone, err := isGone(l.Root, o, func(string, netns.ID) {}); err == nil && !gone { // one that cannot be read goes with the others
+		if gone, err := isGone(l.Root, o, func(string, netns.ID) {}); err == nil && !gone { // an unreadable one is removed with the others
 			return "stays: its network namespace is there", nil
 		}
 	}

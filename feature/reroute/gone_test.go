@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// syncBuffer is a log that another goroutine writes.
+// syncBuffer is a log written by another goroutine.
 type syncBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -37,7 +37,7 @@ func (s *syncBuffer) String() string {
 	return s.b.String()
 }
 
-// loseNetns deletes the namespace r1, and says what is left of it in the pins.
+// loseNetns deletes the namespace r1. left returns the number of its remaining instances.
 func (w *world) loseNetns() (left func() int) {
 	w.Helper()
 	scope := fmt.Sprint(w.r1.Inode())
@@ -56,7 +56,7 @@ func (w *world) loseNetns() (left func() int) {
 	return left
 }
 
-// protectBoth protects both ends, by probes or by BFD, with namespaces that have names.
+// protectBoth protects both ends, by probes or by BFD, in named namespaces.
 func (w *world) protectBoth(withBFD bool) {
 	w.Helper()
 	for n := range w.name {
@@ -73,7 +73,7 @@ func (w *world) protectBoth(withBFD bool) {
 	}
 }
 
-// A path, a session and a BFD session of a namespace that is gone say so, and apply removes them.
+// Paths, sessions and BFD sessions of a deleted namespace are reported, and apply removes them.
 func TestNamespaceIsGone(t *testing.T) {
 	for _, withBFD := range []bool{false, true} {
 		t.Run(fmt.Sprintf("BFD %t", withBFD), func(t *testing.T) {
@@ -113,7 +113,7 @@ func TestNamespaceIsGone(t *testing.T) {
 					}
 				}
 			}
-			if n != 2 { // the path, and its session
+			if n != 2 { // the path and its session
 				t.Errorf("doctor found %+v", found)
 			}
 			w.apply("reroute: []")
@@ -124,7 +124,7 @@ func TestNamespaceIsGone(t *testing.T) {
 	}
 }
 
-// weir serve removes what is pinned of a namespace that is gone, and logs it.
+// weir serve removes the pins of a deleted namespace and logs this.
 func TestServeRemovesGone(t *testing.T) {
 	for _, withBFD := range []bool{false, true} {
 		t.Run(fmt.Sprintf("BFD %t", withBFD), func(t *testing.T) {
@@ -145,14 +145,14 @@ func TestServeRemovesGone(t *testing.T) {
 			w.eventually("it is told", func() bool {
 				return strings.Contains(log.String(), "removed: its network namespace is gone, net:["+scope+"]")
 			})
-			if st := w.state(); len(st.Paths) != 1 || st.Paths[0].Name != "back" { // its interface goes with the peer, sooner or later
+			if st := w.state(); len(st.Paths) != 1 || st.Paths[0].Name != "back" { // its interface is deleted with the peer, sooner or later
 				t.Errorf("of the other namespace is left %+v", st.Paths)
 			}
 		})
 	}
 }
 
-// A namespace that only its configuration's reference leads to stays.
+// A namespace reachable only by its configuration's reference stays.
 func TestKeepsReferredNamespace(t *testing.T) {
 	w := newWorld(t)
 	w.apply(w.config()) // by /proc/PID/fd/N

@@ -23,7 +23,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A link that BFD has found down may be used again when BFD judges it no more: nobody would ever say that it works.
+// A link found down by BFD is used again when its BFD session is removed, because nothing would ever find it up.
 func TestNobodyJudges(t *testing.T) {
 	w := newWorld(t)
 	if err := kernel.Require(engine.Needs()); err != nil {
@@ -48,7 +48,7 @@ func TestNobodyJudges(t *testing.T) {
 	}
 }
 
-// A link that a session of bfdd is to judge is judged by nobody while no bfdd is there: state, doctor and metric say so.
+// A link for a session of bfdd has no judge without bfdd: state, doctor and metric report it.
 func TestFRRAbsent(t *testing.T) {
 	w := newWorld(t)
 	if err := kernel.Require(engine.Needs()); err != nil {
@@ -88,14 +88,14 @@ reroute:
 	}
 }
 
-// A session that a real bfdd has handed over judges the link of a path that says so, as long as it does.
+// A session handed over by a real bfdd judges the link of a path with bfd.frr, while it exists.
 func TestFRRJudges(t *testing.T) {
 	w := newWorld(t)
 	frrtest.Need(t, "bfdd")
 	if err := kernel.Require(engine.Needs()); err != nil {
 		t.Skip("need: kernel", err)
 	}
-	peer := func(local, peer, device string) map[string]string { // the daemon's own stalls are not to be the link's
+	peer := func(local, peer, device string) map[string]string { // tolerates the daemon's own stalls
 		return map[string]string{"bfdd": fmt.Sprintf("bfd\n peer %s local-address %s interface %s\n  detect-multiplier 50\n  receive-interval 20\n  transmit-interval 20\n exit\n", peer, local, device)}
 	}
 	near := frrtest.Start(t, w.r1, "near", peer("fd00:12::1", "fd00:12::2", "r12"), "--dplaneaddr", "unix:{home}/dplane")
@@ -130,7 +130,8 @@ reroute:
 		}
 	}
 	run()
-	// Until both ends go by their intervals a second is each one's (RFC 5880, 6.8.3), and fifty of them are more than a minute.
+	// Until both ends use their intervals, packets are a second apart (RFC 5880 section 6.8.3), and fifty of them are
+	// almost a minute.
 	up := func() bool {
 		st := w.state()
 		return len(st.BFD) == 1 && st.BFD[0].Name == "there" && st.BFD[0].FRR != "" && st.BFD[0].State == bfd.Up &&
@@ -173,7 +174,7 @@ reroute:
 	stop()
 }
 
-// Echo that a real bfdd is configured with is sent by the kernel that runs its sessions.
+// The kernel sends echo packets for a real bfdd with echo configured.
 func TestFRREchoes(t *testing.T) {
 	w := newWorld(t)
 	frrtest.Need(t, "bfdd")

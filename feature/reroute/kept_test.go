@@ -24,7 +24,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// arrives says whether a datagram from one namespace comes to a socket of another.
+// arrives reports whether a datagram from one namespace reaches a socket of another.
 func arrives(t *testing.T, from *netns.Handle, source netip.Addr, to *net.UDPConn) bool {
 	t.Helper()
 	sent := false
@@ -46,7 +46,7 @@ func arrives(t *testing.T, from *netns.Handle, source netip.Addr, to *net.UDPCon
 	return err == nil
 }
 
-// gauge is the sum of a metric's values that have a label of that value.
+// gauge sums a metric's values with a label value.
 func gauge(t *testing.T, w *world, name, label string) (sum float64) {
 	t.Helper()
 	r := prometheus.NewPedanticRegistry()
@@ -65,8 +65,8 @@ func gauge(t *testing.T, w *world, name, label string) (sum float64) {
 	return sum
 }
 
-// A cable that is pulled under stock FRR takes zebra's routes along at once. Packets are rerouted all the same, until isisd has
-// other routes; what isisd withdraws while the link works has none.
+// A pulled cable under stock FRR removes zebra's routes at once. Packets are rerouted until isisd has other routes.
+// Routes withdrawn while the link works have no copy.
 func TestKeepsRoutesOfFRR(t *testing.T) {
 	frrtest.Need(t, "isisd")
 	w := newWorld(t) // for its root and needs
@@ -119,7 +119,7 @@ func TestKeepsRoutesOfFRR(t *testing.T) {
 	if !arrives(t, a.NS, frrtest.Loopback(0), to) {
 		t.Fatal("nothing arrives before")
 	}
-	a.Signal("isisd", syscall.SIGSTOP) // so that it has no new routes before packets are seen without
+	a.Signal("isisd", syscall.SIGSTOP) // delays isisd's new routes, so packets are sent without any route
 	w.ip(b.NS, "link set a0 down")
 	eventually("the copies are used", func() bool { r := w.state().Paths[0].Routes; return r.InUse && r.Lost > 0 })
 	if routed("b0") || routed("c0") {

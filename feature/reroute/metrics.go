@@ -21,7 +21,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// collector reads the pins anew for every scrape: it keeps nothing.
+// collector reads the pins for every scrape and caches nothing.
 type collector struct{ root *kernel.Root }
 
 // Collector implements feature.Measured.
@@ -71,7 +71,7 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// send makes a metric of a value.
+// send sends a metric with a value.
 type send func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string)
 
 // Collect implements prometheus.Collector.
@@ -93,7 +93,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	for _, s := range st.BFD {
-		if !s.Unjudged && once.First("bfd", s.Name, s.Netns) { // link_unjudged tells it
+		if !s.Unjudged && once.First("bfd", s.Name, s.Netns) { // link_unjudged reports it
 			neighbour(s, out)
 		}
 	}
@@ -179,17 +179,17 @@ func loop(l liveness.TimerLoopState, out send) {
 	out(spentDesc, prometheus.CounterValue, l.Spent.Seconds(), l.Netns, cpu)
 }
 
-// Failures implements feature.Failing: paths without a way around, packets without a way left, sessions that cannot probe, loops that
-// do not beat. What is of namespaces that are gone weir serve removes. A path with another repair in force is degraded, and a session
-// that bfdd does not hand over is a silence of bfdd: warnings.
+// Failures implements feature.Failing: paths without a repair, packets without a way left, sessions unable to probe,
+// silent loops. Deleted namespaces are left to weir serve. A path with another repair in force, or a session not
+// handed over by bfdd, is only a warning.
 func (st State) Failures() []feature.Finding {
 	return slices.DeleteFunc(st.findings(), func(f feature.Finding) bool { return !f.Fails })
 }
 
-// silentLoop is after how long without a beat a loop has lost its packet: the host may stand still meanwhile.
+// silentLoop is the time without a tick after which a loop has lost its packet. It allows for stalls of the host.
 const silentLoop = 2 * time.Second
 
-// findings are the failures, and warnings beside them.
+// findings returns the failures and the warnings.
 func (st State) findings() (out []feature.Finding) {
 	for _, p := range st.Paths {
 		for _, problem := range p.Problems {
@@ -228,7 +228,7 @@ func (st State) findings() (out []feature.Finding) {
 	return out
 }
 
-// Examine implements feature.Examiner: failures, links on the way that take less than they should, routes that go with an interface.
+// Examine implements feature.Examiner: the failures, learnt smaller MTUs, and routes lost with an interface.
 func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 	st, err := ReadState(ctx, r)
 	out := st.findings()
@@ -242,7 +242,7 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 	return append(out, feature.UnreadFindings(st.Unreadable)...), err
 }
 
-// keyless finds BFD sessions that believe the neighbour's address and port.
+// keyless warns of BFD sessions identified by the neighbour's address and port only.
 func keyless(all []peers.SessionState) []feature.Finding {
 	var names []string
 	for _, s := range all {
@@ -257,7 +257,7 @@ func keyless(all []peers.SessionState) []feature.Finding {
 		Remedy: "give bfd a key_file at both ends; without one keep other users off the neighbor's host"}}
 }
 
-// problemRemedy splits a path's problem into its text and its remedy, the last clause where that is an instruction.
+// problemRemedy splits a path's problem into text and remedy. The remedy is the last clause, if it is an instruction.
 func problemRemedy(problem string) (text, remedy string) {
 	if i := strings.LastIndex(problem, ": "); i >= 0 {
 		text, last := problem[:i], problem[i+2:]
@@ -280,7 +280,7 @@ func sessionRemedy(gone bool) string {
 	return "run weir serve: it begins once that has changed"
 }
 
-// droppedPackets finds that packets of a path have no way left.
+// droppedPackets reports a path without any way left.
 func droppedPackets(p protect.PathState) []feature.Finding {
 	if len(p.Dropped) == 0 {
 		return nil
@@ -289,7 +289,7 @@ func droppedPackets(p protect.PathState) []feature.Finding {
 		p.Remedy)}
 }
 
-// learntSizes finds links on the ways of repairs that take less than the repairs' own interfaces.
+// learntSizes reports links on repairs' ways with a smaller MTU than the repair's own interface.
 func learntSizes(p protect.PathState) (out []feature.Finding) {
 	for i, r := range p.Repairs {
 		if r.Learnt && r.Fits <= protect.LeastMTU {

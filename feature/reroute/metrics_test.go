@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect"
 )
 
-// A size that a router on the way told is a metric and a finding, one of the interface is neither.
+// A learnt size is reported by a metric and a finding; an interface's own MTU is not.
 func TestLearntSizeIsTold(t *testing.T) {
 	p := protect.PathState{Name: "core", Netns: "net", Attached: true, Repairs: []protect.RepairState{{Device: "eth1", MTU: 1500}, {Device: "eth2", MTU: 1400, Fits: 1336, Learnt: true}}}
 	var sizes []string
@@ -38,7 +38,7 @@ func TestLearntSizeIsTold(t *testing.T) {
 	}
 }
 
-// Doctor's remedy for a path that is not in force is the instruction of its problem.
+// Doctor's remedy for a path not in force is the instruction in its problem.
 func TestProblemRemedy(t *testing.T) {
 	w := newWorld(t)
 	w.apply(fmt.Sprintf(`
@@ -63,7 +63,7 @@ reroute:
 	}
 }
 
-// A path that lacks one of its repairs, and a link that bfdd does not judge, are warnings. A path without a repair in force is a failure.
+// A missing repair, and a link bfdd does not judge, are warnings. A path without a repair in force is a failure.
 func TestDegradedIsNoFailure(t *testing.T) {
 	const absent = "repair 2: there is no interface wg0: until it comes nothing is rerouted"
 	path := func(inForce bool) []protect.PathState {
@@ -84,7 +84,7 @@ func TestDegradedIsNoFailure(t *testing.T) {
 	}
 }
 
-// Sessions without a key are a warning of doctor, one for all, and no failure.
+// Sessions without a key are one warning of doctor, and no failure.
 func TestKeyless(t *testing.T) {
 	found := keyless([]peers.SessionState{{Name: "a", Keyless: true}, {Name: "keyed"}, {Name: "gone", Keyless: true, Gone: true}, {Name: "frr", FRR: "unix:/x"}, {Name: "b", Keyless: true}})
 	if len(found) != 1 || found[0].Fails || !strings.HasPrefix(found[0].Text, "a, b: ") || !strings.Contains(found[0].Remedy, "key_file") {
@@ -95,7 +95,7 @@ func TestKeyless(t *testing.T) {
 	}
 }
 
-// The page and the metric's help tell the meaning of each fate.
+// The documentation and the metric's help explain each fate.
 func TestFatesAreTold(t *testing.T) {
 	page, err := os.ReadFile("../../docs/REROUTE.md")
 	if err != nil {

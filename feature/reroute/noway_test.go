@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Two links that are each other's way around may both not be used: state, doctor, metric and log say that packets are dropped.
+// Two links that repair each other may both be down: state, doctor, metric and log report dropped packets.
 func TestNoWayLeft(t *testing.T) {
 	w := newWorld(t)
 	w.apply(fmt.Sprintf(`

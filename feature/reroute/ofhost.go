@@ -11,8 +11,9 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// isOfHost says why planned paths, all of one namespace, cannot be this host's: a plan of another router removes the repairs of
-// this one. Names of interfaces prove little, each host has an eth0; the addresses of neighbours do.
+// isOfHost returns an error if planned paths, all of one namespace, cannot be this host's. A plan of another router
+// would remove this router's repairs. Interface names prove little, because every host has an eth0; neighbours'
+// addresses prove more.
 func isOfHost(planned []protect.Path) error {
 	ns, err := netns.Open(planned[0].Netns)
 	if err != nil {
@@ -34,8 +35,8 @@ func isOfHost(planned []protect.Path) error {
 	})
 }
 
-// isNeighbour says why an address cannot be a neighbour's at an interface, as far as the addresses there tell. An invalid one
-// and a link-local one can.
+// isNeighbour returns an error if an address cannot be a neighbour's on an interface, judging by the interface's
+// addresses. Invalid and link-local addresses are accepted.
 func isNeighbour(device string, via netip.Addr) error {
 	i, err := net.InterfaceByName(device)
 	if err != nil {
@@ -53,7 +54,7 @@ func isNeighbour(device string, via netip.Addr) error {
 	}
 	numbered, addrs := false, []net.Addr(nil)
 	if addrs, err = i.Addrs(); err != nil {
-		return nil // nothing is known
+		return nil // unknown
 	}
 	for _, a := range addrs {
 		n, err := netip.ParsePrefix(a.String())

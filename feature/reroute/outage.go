@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// namespacesByRef tells network namespaces apart, however a file and the pins name them.
+// namespacesByRef compares network namespaces by identity, because a file and the pins may use different references.
 type namespacesByRef map[string]string
 
 func (m namespacesByRef) of(ref string) string {
@@ -38,12 +38,12 @@ func (m namespacesByRef) of(ref string) string {
 	return id
 }
 
-// rerouted says whether packets of a path take a way around its link now.
+// rerouted reports whether a path's packets take a repair now.
 func rerouted(p protect.PathState) bool {
 	return p.Attached && p.Down && !p.Shadow && slices.ContainsFunc(p.Repairs, func(r protect.RepairState) bool { return !r.Down })
 }
 
-// outages adds to a plan the links whose packets are rerouted now and would go over them again.
+// outages adds to a plan the links with packets now rerouted, but afterwards sent over them again.
 func outages(plan *feature.Plan, have State, want Config) {
 	ns := namespacesByRef{}
 	protection := want.protection()
@@ -60,8 +60,8 @@ func outages(plan *feature.Plan, have State, want Config) {
 	}
 }
 
-// refuseAbsent refuses to take a path that is attached, or a way around its link, to an interface that is not there. Where the routing table
-// tells an interface, nobody knows what is left.
+// refuseAbsent refuses to move an attached path, or its repairs, to a missing interface. Repairs with an interface
+// from the routing table are not checked.
 func refuseAbsent(plan *feature.Plan, have State, want Config, ns namespacesByRef) {
 	for _, w := range want.protection().Paths {
 		i := slices.IndexFunc(have.Paths, func(p protect.PathState) bool { return p.Name == w.Name && ns.of(p.Netns) == ns.of(w.Netns) })
@@ -74,7 +74,7 @@ func refuseAbsent(plan *feature.Plan, have State, want Config, ns namespacesByRe
 			Works: func(string) bool { return p.Attached }, Lacks: lacks}.Refuse(plan)
 		ways := feature.Interfaces{Pos: w.Pos, Key: fmt.Sprintf("reroute.%s: repairs", w.Name), Works: func(string) bool { return p.Attached }, Lacks: lacks}
 		for _, r := range p.Repairs {
-			if r.Device != "" { // else it has gone
+			if r.Device != "" { // "": the device was deleted
 				ways.Published = append(ways.Published, r.Device)
 			}
 		}
@@ -87,14 +87,15 @@ func refuseAbsent(plan *feature.Plan, have State, want Config, ns namespacesByRe
 	}
 }
 
-// lacking says why paths cannot go by an interface of this name: it is absent, or not Ethernet. "": they can, or nobody knows.
+// lacking explains why paths cannot use an interface: it is missing, or not Ethernet. "": they can, or this is
+// unknown.
 func lacking(ref, name string) (text string) {
 	ns, err := netns.Current()
 	if ref != "" {
 		ns, err = netns.Open(ref)
 	}
 	if err != nil {
-		return "" // what needs it fails, and says so
+		return "" // its user fails and reports it
 	}
 	defer ns.Close()
 	_ = ns.Do(func() error {
@@ -115,7 +116,7 @@ func addOutage(plan *feature.Plan, p protect.PathState, change string) {
 		p.Name, p.Device, p.Netns, strings.Join(whyDown(p), ", "), change)
 }
 
-// whyDown are the reasons for which a link is not used.
+// whyDown lists the reasons against a link.
 func whyDown(p protect.PathState) (out []string) {
 	for _, r := range []struct {
 		on   bool
@@ -128,11 +129,11 @@ func whyDown(p protect.PathState) (out []string) {
 	return out
 }
 
-// uncovered says why a configuration has no way around for the packets of a path; "": it has one.
+// uncovered explains why a configuration has no repair for a path's packets; "": it has one.
 func uncovered(p protect.PathState, want protect.Config, ns namespacesByRef) string {
 	prefixes := p.Prefixes
 	if len(prefixes) == 0 {
-		prefixes = []netip.Prefix{{}} // whatever no other path of the link has
+		prefixes = []netip.Prefix{{}} // all destinations without another path of the link
 	}
 	for _, x := range prefixes {
 		best, bits := (*protect.Path)(nil), -2
@@ -162,8 +163,8 @@ func uncovered(p protect.PathState, want protect.Config, ns namespacesByRef) str
 	return ""
 }
 
-// unjudged says why nobody would remember that the link of a path is down; "": somebody does. Carrier and drain are remembered as
-// long as the link has a path.
+// unjudged explains why a path's link would lose its down verdict; "": it keeps it. Carrier and drain are kept while
+// the link has a path.
 func unjudged(p protect.PathState, have State, want Config, ns namespacesByRef) string {
 	if p.Carrier || p.Drain || !p.Probe {
 		return ""

@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// outages are those of a plan for a file.
+// outages returns the outages in the plan of a file.
 func (w *world) outages(text string) string {
 	w.Helper()
 	plan, err := Feature{}.Plan(w.Context(), w.state(), w.parse(text))
@@ -27,8 +27,8 @@ func (w *world) outages(text string) string {
 	return strings.Join(plan.Outages, "\n")
 }
 
-// A repair at an absent interface is refused in place of one that works, and accepted beside one whose interface the routing table tells, or
-// in place of one whose interface has gone.
+// A repair at a missing interface is refused in place of a working one. It is accepted beside a repair from the
+// routing table, and in place of a repair with a deleted interface.
 func TestAbsentRepairs(t *testing.T) {
 	const byTable, absent, elsewhere = "{segments: [fc00:3::1]}", "{segments: [fc00:3::2], interface: nil0, via: fd00:13::3}", "{segments: [fc00:3::1], interface: lo, via: fd00:12::3}"
 	for name, x := range map[string]struct {
@@ -54,7 +54,7 @@ func TestAbsentRepairs(t *testing.T) {
 	}
 }
 
-// A path that is attached does not go to an interface where nothing can be attached.
+// An attached path does not move to an interface unable to hold its program.
 func TestInterfaceWithoutEthernet(t *testing.T) {
 	want, err := parse("reroute: [{name: core, interface: lo, segments: [fc00:3::1]}]")
 	if err != nil {
@@ -67,7 +67,7 @@ func TestInterfaceWithoutEthernet(t *testing.T) {
 	}
 }
 
-// A change that sends packets to a link which is down is an outage that names the link; one that keeps them on their way is none.
+// A change sending packets back to a dead link is an outage and names the link. Other changes are not.
 func TestOutages(t *testing.T) {
 	w := newWorld(t)
 	if err := kernel.Require(engine.Needs()); err != nil {
@@ -147,7 +147,7 @@ func TestOutages(t *testing.T) {
 	check("drained", map[string][2]string{"the same": {text, ""}, "no path": {"reroute:\n  - name: back" + ends[1], none}})
 }
 
-// The same of a link that BFD has found down.
+// The same for a link found down by BFD.
 func TestBFDOutages(t *testing.T) {
 	w := newWorld(t)
 	if err := kernel.Require(engine.Needs()); err != nil {

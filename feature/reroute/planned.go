@@ -17,30 +17,30 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// plannedName is what names of planned paths begin with: a new plan takes their place.
+// plannedName is the name prefix of planned paths. A new plan replaces them.
 const plannedName = "plan-"
 
-// errNothingPlanned says that a plan gives a router nothing to install.
+// errNothingPlanned reports a plan without an installable path.
 var errNothingPlanned = errors.New("the plan has nothing that can be installed")
 
-// way is a way around an interface.
+// way is a repair of an interface.
 type way struct {
 	device, out string
 	via         netip.Addr
 	segments    string
 }
 
-// behind is a prefix that is reached by an interface.
+// behind is a prefix reached by an interface.
 type behind struct {
 	device string
 	netip.Prefix
 }
 
-// planning gathers ways, in the order of the plan.
+// planning collects ways in the order of the plan.
 type planning struct {
 	paths map[way]*protect.Path
 	order []way
-	ways  map[behind][]way // more than one: nobody knows which
+	ways  map[behind][]way // several: ambiguous
 	to    map[behind][]string
 	notes []string
 }
@@ -51,8 +51,8 @@ func (p *planning) note(format string, a ...any) {
 	}
 }
 
-// Planned are the paths of one router's plan: of each interface that may fail, the destinations that have the same way around
-// it. A prefix goes with the router that announces it nearest. What cannot be installed is in notes, with the reason.
+// Planned returns the paths of one router's plan. Each path has the destinations of an interface with equal repairs.
+// A prefix belongs to its nearest announcer. notes lists the parts impossible to install, with reasons.
 func Planned(a *plan.Answer) (paths []protect.Path, notes []string, err error) {
 	g := planning{paths: map[way]*protect.Path{}, ways: map[behind][]way{}, to: map[behind][]string{}}
 	for _, row := range a.Repairs {
@@ -84,8 +84,8 @@ func Planned(a *plan.Answer) (paths []protect.Path, notes []string, err error) {
 	return paths, g.notes, errors.Join(c.Validate()...)
 }
 
-// repairedPrefixes are those of a repair's destination whose packets the router sends there: neither to another router that announces
-// them, nor to its own interfaces, as those of a LAN that both are on.
+// repairedPrefixes returns the prefixes of a repair's destination with packets going there. It excludes prefixes with
+// a nearer announcer, and the router's own, for example of a shared LAN.
 func repairedPrefixes(a *plan.Answer, row plan.RepairRow) (out []netip.Prefix, why string) {
 	all := row.Plan.Network.Nodes[row.Repair.Destination].Prefixes
 	if len(all) == 0 {
@@ -102,12 +102,12 @@ func repairedPrefixes(a *plan.Answer, row plan.RepairRow) (out []netip.Prefix, w
 	return out, ""
 }
 
-// add has prefixes go a repair's way around each interface by which they leave.
+// add adds a repair's prefixes to each of their output interfaces.
 func (g *planning) add(a *plan.Answer, row plan.RepairRow, prefixes []netip.Prefix) {
 	n := row.Plan.Network
 	for _, l := range row.Plan.Failures[row.Repair.Failure].Local {
 		if r, ok := row.Plan.For(l, row.Repair.Destination); !ok || r.Out != row.Repair.Out {
-			continue // its traffic does not leave by this one
+			continue // its traffic leaves by another link
 		}
 		device := n.Links[l].Interface
 		switch device {
@@ -139,7 +139,7 @@ func (g *planning) add(a *plan.Answer, row plan.RepairRow, prefixes []netip.Pref
 	}
 }
 
-// done are the paths that have prefixes, named.
+// done returns the paths with prefixes, named.
 func (g *planning) done() (out []protect.Path) {
 	numbers := map[string]int{}
 	for _, w := range g.order {
@@ -168,7 +168,7 @@ func texts(all []string) (out []error) {
 	return out
 }
 
-// PlannedYAML is the section of weir.yaml that has the same paths.
+// PlannedYAML formats paths as a section of weir.yaml.
 func PlannedYAML(paths []protect.Path) ([]byte, error) {
 	type repair struct {
 		Segments  []netip.Addr `yaml:"segments,omitempty,flow"`
@@ -197,12 +197,12 @@ func PlannedYAML(paths []protect.Path) ([]byte, error) {
 	return yaml.Marshal(map[string][]path{"reroute": out})
 }
 
-// errOtherRouter says that a plan is not one of this host.
+// errOtherRouter reports a plan of another router.
 var errOtherRouter = errors.New("the plan is another router's")
 
-// Install puts planned paths, at least one, in force beside the present paths, in place of an earlier plan's. It returns the
-// steps done. Packets that are rerouted now and would not be are a reason to refuse, unless allowOutage says otherwise; so are
-// interfaces and neighbours that this host does not have: [errOtherRouter].
+// Install applies planned paths, at least one, beside the existing paths, and replaces an earlier plan's. It returns
+// the executed steps. Unless allowOutage is set, it refuses to end the rerouting of packets. It refuses interfaces
+// and neighbours this host does not have: [errOtherRouter].
 func Install(ctx context.Context, l *kernel.WriteLock, planned []protect.Path, allowOutage bool) (done []string, err error) {
 	if err := isOfHost(planned); err != nil {
 		return nil, err

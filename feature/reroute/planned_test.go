@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// triangle is the world's network as weir's own form has it.
+// triangle is the world's network in weir's own format.
 const triangle = `
 name: triangle
 nodes:
@@ -43,7 +43,7 @@ func planOf(t *testing.T, text, node string) *plan.Answer {
 	return a
 }
 
-// What is printed is a section of weir.yaml with the paths of the plan.
+// The printed plan is a section of weir.yaml with the plan's paths.
 func TestPlannedYAML(t *testing.T) {
 	paths, notes, err := Planned(planOf(t, triangle, "r1"))
 	if err != nil {
@@ -61,7 +61,7 @@ func TestPlannedYAML(t *testing.T) {
 	if len(got) != 1 || got[0].Device != "r12" || got[0].Repairs[0].Device != "r13" || got[0].Repairs[0].Via.String() != "fd00:13::3" || got[0].Prefixes[0].String() != "fd00:d::/64" {
 		t.Errorf("%s", text)
 	}
-	// r3 has no prefix: there is nothing to install for it, and that is said.
+	// r3 has no prefix, so nothing is installed for it, with a note.
 	if all := strings.Join(notes, "\n"); !strings.Contains(all, "r3 without") || !strings.Contains(all, "no prefix") {
 		t.Errorf("notes %q", notes)
 	}
@@ -71,9 +71,9 @@ func TestPlannedYAML(t *testing.T) {
 	}
 }
 
-// IPv4 prefixes go the way around by segments of their own, and are told of where there are none.
+// IPv4 prefixes take repairs with their own segments, or are noted without any.
 func TestPlannedIPv4(t *testing.T) {
-	// The way around over r3 needs a segment, since r3 would send packets back.
+	// The repair over r3 needs a segment, because r3 would send packets back.
 	text := strings.NewReplacer("prefixes: [fd00:d::/64]", "prefixes: [fd00:d::/64, 10.2.0.0/24]", "{from: r3, to: r2, metric: 1", "{from: r3, to: r2, metric: 9, endx: 'fc00:3::2'").Replace(triangle)
 	paths, notes, err := Planned(planOf(t, text, "r1"))
 	if all := strings.Join(notes, "\n"); err != nil || len(paths) != 1 || len(paths[0].Prefixes) != 1 || len(paths[0].Repairs[0].Segments4) != 0 ||
@@ -94,7 +94,7 @@ func TestPlannedIPv4(t *testing.T) {
 	}
 }
 
-// A plan that is put in force keeps traffic going, beside paths that are there, and makes way for the next one.
+// An installed plan keeps traffic flowing, beside existing paths, and is replaced by the next one.
 func TestInstall(t *testing.T) {
 	w := newWorld(t)
 	planned := func() []protect.Path {
@@ -135,7 +135,7 @@ func TestInstall(t *testing.T) {
 			t.Errorf("%s: nothing was rerouted", p.Name)
 		}
 	}
-	// A plan of another router, which has other interfaces, or other neighbours at interfaces of these names.
+	// Plans of another router have other interfaces, or other neighbours on interfaces with these names.
 	for name, change := range map[string]func(p *protect.Path){
 		"no interface r21 here":        func(p *protect.Path) { p.Device = "r21" },
 		"no interface r99 here":        func(p *protect.Path) { p.Repairs[0].Device = "r99" },
@@ -153,7 +153,7 @@ func TestInstall(t *testing.T) {
 			return nil
 		})
 	}
-	// A plan that has no way around the link any more would send what is rerouted to it.
+	// A plan without a repair of the link would send rerouted packets to it.
 	other := planned()
 	for i := range other {
 		other[i].Device, other[i].Repairs[0].Device = "in", "r13"

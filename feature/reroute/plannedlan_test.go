@@ -14,8 +14,8 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// lanOf is the LAN of four that FRR printed, to which a has a cable each to b, at pb, and to amsterdam, at pc: ways around the LAN
-// that differ. More changes what the routers announce.
+// lanOf returns the plan for a of a LAN of four, from FRR's output. a has also a cable to b at pb and to amsterdam at
+// pc, so ways around the LAN differ. more changes the routers' announcements.
 func lanOf(t *testing.T, more ...string) *plan.Answer {
 	t.Helper()
 	text, err := os.ReadFile("topo/testdata/isis-lan.txt")
@@ -46,7 +46,7 @@ func lanOf(t *testing.T, more ...string) *plan.Answer {
 	return a
 }
 
-// What all routers of a LAN announce, which this one is on itself, is nobody's: packets for it are sent to no router.
+// A prefix announced by all routers of a LAN, including this one, is connected here: its packets go to no router.
 func TestPlannedLAN(t *testing.T) {
 	paths, notes, err := Planned(lanOf(t))
 	if err != nil {
@@ -59,14 +59,14 @@ func TestPlannedLAN(t *testing.T) {
 	if want := []string{"plan-lan-1lan[fd00:ff::2/128 fd00:ff::4/128]pbfd00:b::2", "plan-lan-2lan[fd00:ff::3/128]pcfd00:c::3"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q; notes %q", got, want, notes)
 	}
-	// The same where it comes to the checks of what is installed.
+	// The same paths pass validation.
 	if errs := (&protect.Config{Paths: paths}).Validate(); len(errs) > 0 {
 		t.Error(errs)
 	}
 }
 
-// A prefix of several routers goes with the one that is nearest by its metric. Where several are, it goes their way if they have one,
-// and else is left out, and that is said.
+// A prefix of several routers belongs to the nearest by metric. If several are equally near, their common repair
+// applies, or the prefix is omitted with a note.
 func TestPlannedAnycast(t *testing.T) {
 	const prefix = "fd00:bb::/64"
 	announce := func(router, metric string) []string {
@@ -105,8 +105,8 @@ func TestPlannedAnycast(t *testing.T) {
 	}
 }
 
-// A neighbour on a LAN fails, and the way around it leaves by the same LAN: an interface is protected as a whole, so that is not
-// installed, and all else is.
+// For a failed neighbour on a LAN, a repair through the same LAN is not installed, because an interface is protected
+// as a whole. All others are.
 func TestPlannedAroundNode(t *testing.T) {
 	n, err := topo.Read("hall.yaml", []byte(`nodes: [{name: a}, {name: b}, {name: c}, {name: d, prefixes: ["fd00:d::/64"]}, {name: e, prefixes: ["fd00:e::/64"]}]
 links:

@@ -18,14 +18,14 @@ import (
 
 var _ feature.Restorer = Feature{}
 
-// saved is rerouting as its pins describe it, by network namespace.
+// saved is the pinned state of rerouting, by network namespace.
 type saved struct {
 	Protect  []protect.Saved  `json:"protect,omitempty"`
 	Liveness []liveness.Saved `json:"liveness,omitempty"`
 	Peers    []peers.Saved    `json:"peers,omitempty"`
 }
 
-// Save implements feature.Restorer. Keys stay in their files: a restore reads them again.
+// Save implements feature.Restorer. Keys stay in their files and are read again by a restore.
 func (Feature) Save(ctx context.Context, r *kernel.Root) ([]byte, error) {
 	st, err := ReadState(ctx, r)
 	if err != nil {

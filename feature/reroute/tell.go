@@ -13,8 +13,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// tell logs what the kernel finds of links, and what becomes of the paths over them: in the first weeks, when paths are shadows,
-// this is how one sees what would have been done. What was found while no process ran is told late, with its time.
+// tell logs liveness' verdicts and their effect on paths. With shadow paths in the first weeks, it shows the
+// rerouting to expect. Verdicts from before the start are logged late, with their time.
 func tell(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	liveness.AllEvents(ctx, r, func(e liveness.SessionEvent) {
 		say, msg := log.Info, "link is up"
@@ -44,7 +44,7 @@ func tell(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	return nil
 }
 
-// late is after how long a finding's own time is worth telling.
+// late is the age from which a verdict's own time is logged.
 const late = time.Second
 
 func reason(e liveness.SessionEvent) string {
@@ -54,7 +54,7 @@ func reason(e liveness.SessionEvent) string {
 	return "answers to probes are missing"
 }
 
-// affected says of each path over a session's link what a change of it does, "" if there is none.
+// affected describes the effect of a session's change on each path of its link; "" if there is none.
 func affected(ctx context.Context, r *kernel.Root, e liveness.SessionEvent) string {
 	st, err := protect.ReadState(ctx, r)
 	if err != nil || e.Phase == liveness.Init {

@@ -35,12 +35,12 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// world is a triangle of routers with a host at either side: s – r1 – r2 – d, and r1 – r3 – r2. The link r1 – r2 is protected at
-// both ends.
+// world is a triangle of routers with a host at each side: s – r1 – r2 – d, and r1 – r3 – r2. The link r1 – r2 is
+// protected at both ends.
 type world struct {
 	testing.TB
 	s, r1, r2, r3, d *netns.Handle
-	name             map[*netns.Handle]string // as a configuration calls it
+	name             map[*netns.Handle]string // names as in a configuration
 	root             *kernel.Root
 }
 
@@ -124,7 +124,7 @@ func (w *world) locked(f func(*kernel.WriteLock) error) {
 	}
 }
 
-// parse reads a file.
+// parse parses a file.
 func (w *world) parse(text string) Config {
 	w.Helper()
 	var file struct {
@@ -140,7 +140,7 @@ func (w *world) parse(text string) Config {
 	return c
 }
 
-// apply makes it as a file says, and returns the plan.
+// apply applies a file and returns the steps.
 func (w *world) apply(text string) (steps []string) {
 	w.Helper()
 	steps, err := featuretest.Apply(context.Background(), w.root, Feature{}, w.parse(text))
@@ -150,7 +150,7 @@ func (w *world) apply(text string) (steps []string) {
 	return steps
 }
 
-// config protects the link at both ends, which probe it.
+// config protects the link at both ends, with probes.
 func (w *world) config() string {
 	w.Helper()
 	key := w.key("sixteen octets..")
@@ -158,7 +158,7 @@ func (w *world) config() string {
 		"probe: {id: 7, peer: fc00:1::bf, via: fd00:12::1, source: fd00:12::2, function: fc00:2::bf, key_file: "+key+"}")
 }
 
-// key is a file with a secret.
+// key creates a file with a secret.
 func (w *world) key(secret string) string {
 	w.Helper()
 	path := filepath.Join(w.TempDir(), "key")
@@ -168,7 +168,7 @@ func (w *world) key(secret string) string {
 	return path
 }
 
-// bothEnds is a configuration that protects the link at both ends, each judging it as its lines say.
+// bothEnds returns a configuration protecting the link at both ends, each with its own judging lines.
 func (w *world) bothEnds(there, back string) string {
 	return fmt.Sprintf(`
 reroute:
@@ -195,7 +195,7 @@ func (w *world) state() State {
 	return st
 }
 
-// links waits until the paths of both ends are used, or are not, for a reason.
+// links waits for a condition on the paths of both ends.
 func (w *world) links(what string, ok func(p protect.PathState) bool) {
 	w.Helper()
 	w.eventually(what, func() bool {
@@ -214,7 +214,7 @@ func (w *world) eventually(what string, f func() bool) {
 	})
 }
 
-// cut has what comes in by a device be lost before any other program sees it, until the link that is returned is closed.
+// cut drops all packets arriving by a device before other programs see them, until the returned link is closed.
 func (w *world) cut(ns *netns.Handle, device string) link.Link {
 	w.Helper()
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL",
@@ -236,7 +236,7 @@ func (w *world) cut(ns *netns.Handle, device string) link.Link {
 	return l
 }
 
-// stream sends numbered datagrams from s to d, one a millisecond, and counts those that come back.
+// stream sends numbered datagrams from s to d, one per millisecond, and counts the returning ones.
 type stream struct {
 	sent, back atomic.Uint64
 	stop       func()
@@ -281,7 +281,7 @@ func (w *world) stream() *stream {
 	return st
 }
 
-// flows says that traffic passes now, both ways.
+// flows waits until traffic passes in both directions.
 func (w *world) flows(s *stream) {
 	w.Helper()
 	before := s.back.Load()
@@ -356,7 +356,7 @@ func TestWhole(t *testing.T) {
 		a := w.cut(w.r2, "r21")
 		w.links("both ends reroute", func(p protect.PathState) bool { return p.Down && p.Probe })
 		w.flows(s)
-		// Which way it is says what was heard in the last few intervals: nothing, if this machine stood still.
+		// The direction depends on packets of the last few intervals. After a stall of this machine there are none.
 		w.eventually("both ends know which way is cut", func() bool {
 			return !slices.ContainsFunc(w.state().Sessions, func(x liveness.SessionState) bool {
 				return x.Device == "r12" && x.Out != liveness.Broken || x.Device == "r21" && x.In != liveness.Broken
@@ -386,8 +386,8 @@ func TestWhole(t *testing.T) {
 		}
 		before := drained().Counts.Packets
 		w.flows(s)
-		time.Sleep(300 * time.Millisecond) // the sessions find out
-		// Probes that left the link would not be answered at any time; one of them may be late.
+		time.Sleep(300 * time.Millisecond) // the sessions need time to detect it
+		// Probes leaving the link would never be answered; one may be late.
 		w.eventually("a drained link is found to work, and is not used", func() bool {
 			p := drained()
 			return p.Drain && !p.Probe && p.Counts.Packets > before && up()
@@ -427,7 +427,7 @@ func registry(r *kernel.Root) *prometheus.Registry {
 	return g
 }
 
-// sorted are the routes of a text in order, without the kernel's own, which come with addresses.
+// sorted sorts the routes of a text, without the kernel's own, which belong to addresses.
 func sorted(text string) string {
 	lines := slices.DeleteFunc(strings.Split(text, "\n"), func(l string) bool { return strings.Contains(l, "proto kernel") })
 	slices.Sort(lines)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package audit shows, for each prefix, the repair that FRR's isisd has computed, whether zebra knows of it, whether
-// the kernel has it, what weir has in the data path, and what it plans. FRR shows backups that never reach the kernel's
-// forwarding table (FRR issue 15589): the kernel has no place for them, so that traffic waits for the routing protocol
-// after all. Of FRR's other IGPs for IPv6, ospf6d computes no backups.
+// Package audit compares, for each prefix, the repair computed by FRR's isisd with zebra's and the kernel's routes,
+// weir's data path and weir's plan. FRR shows backups that never reach the kernel's forwarding table (FRR issue
+// 15589), because the kernel has no place for them. Traffic then waits for the routing protocol after all. FRR's
+// other IGP for IPv6, ospf6d, computes no backups.
 package audit
 
 import (
@@ -24,36 +24,35 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// NextHop is one of a route's or of a backup's.
+// NextHop is a next hop of a route or a backup.
 type NextHop struct {
 	Interface string     `json:"interface"`
 	Gateway   netip.Addr `json:"gateway"`
-	Labels    string     `json:"labels,omitempty"` // MPLS, as isisd writes them: 16103/16102
+	Labels    string     `json:"labels,omitempty"` // MPLS, as printed by isisd: 16103/16102
 }
 
-// Row is what is known of one prefix that isisd has a backup for, or that one of weir's paths names.
+// Row describes one prefix with a backup of isisd or in a path of weir.
 type Row struct {
 	Prefix  netip.Prefix `json:"prefix"`
 	Backup  []NextHop    `json:"isisd_backup"`
 	Zebra   bool         `json:"in_zebra"`     // zebra has backup next hops for it
-	Kernel  bool         `json:"in_kernel"`    // the kernel has a route that uses one of the backups, beside or after the primary
+	Kernel  bool         `json:"in_kernel"`    // the kernel has a route using one of the backups, beside or after the primary
 	Route   bool         `json:"kernel_route"` // the kernel has any route to it
 	Weir    []Installed  `json:"in_weir"`
 	Planned []Planned    `json:"planned"`
 }
 
-// Installed are the repairs for a prefix that one of weir's paths has in the data path, for the link that the kernel's
-// route takes.
+// Installed holds the repairs of one of weir's paths for a prefix, for the link of the kernel's route.
 type Installed struct {
 	Path     string                `json:"path"`
 	Link     string                `json:"interface"`
-	Attached bool                  `json:"attached"` // the program is at the interface
+	Attached bool                  `json:"attached"` // the program is attached to the interface
 	Shadow   bool                  `json:"shadow,omitempty"`
 	Repairs  []protect.RepairState `json:"repairs"`            // best first
-	Problems []string              `json:"problems,omitempty"` // why others of the path are not there
+	Problems []string              `json:"problems,omitempty"` // why the path's other repairs are not in force
 }
 
-// InForce says whether packets would go another way if the link failed now.
+// InForce reports whether packets would be rerouted if the link failed now.
 func (i Installed) InForce() bool { return i.Attached && !i.Shadow && len(i.Repairs) > 0 }
 
 // Planned is weir's repair of one failure on the way to the prefix.
@@ -69,14 +68,14 @@ type Report struct {
 	Rows      []Row  `json:"prefixes"`
 	InZebra   int    `json:"in_zebra"`
 	InKernel  int    `json:"in_kernel"`
-	InWeir    int    `json:"in_weir"`   // prefixes that weir would send another way now
-	Unplanned int    `json:"unplanned"` // prefixes that weir has no repair for
+	InWeir    int    `json:"in_weir"`   // prefixes rerouted by weir after a failure now
+	Unplanned int    `json:"unplanned"` // prefixes without a repair of weir
 }
 
-// Vtysh asks the router's daemons.
+// Vtysh runs commands in the router's daemons.
 type Vtysh func(commands ...string) (string, error)
 
-// Local is vtysh of this machine; dir is the directory of the daemons' sockets, "" for vtysh's own.
+// Local runs vtysh on this machine. dir is the directory of the daemons' sockets, "" for vtysh's default.
 func Local(dir string) Vtysh {
 	return func(commands ...string) (string, error) {
 		var args []string
@@ -97,7 +96,7 @@ func Local(dir string) Vtysh {
 	}
 }
 
-// Topology is the network as isisd knows it.
+// Topology reads the network from isisd.
 func Topology(v Vtysh) (*topo.Network, error) {
 	text, err := v("show isis hostname", "show isis neighbor detail", "show isis database detail")
 	if err != nil {
@@ -106,7 +105,7 @@ func Topology(v Vtysh) (*topo.Network, error) {
 	return topo.Read("isisd's database", []byte(text))
 }
 
-// Run audits the router of this network namespace, of which paths are what weir protects.
+// Run audits the router of this network namespace. paths are weir's paths.
 func Run(v Vtysh, n *topo.Network, o plan.Options, paths []protect.PathState) (*Report, error) {
 	if n.Self == "" {
 		return nil, errors.New("the topology does not say which router this is: let isisd's database be read")
@@ -158,7 +157,7 @@ func (r *Report) add(row Row) {
 	r.Rows = append(r.Rows, row)
 }
 
-// withPaths adds the prefixes that weir's paths name and isisd has no backup for.
+// withPaths adds the prefixes of weir's paths without a backup of isisd.
 func withPaths(all []backup, paths []protect.PathState) []backup {
 	for _, p := range paths {
 		for _, prefix := range p.Prefixes {
@@ -175,7 +174,7 @@ type backup struct {
 	hops   []NextHop
 }
 
-// parseBackups reads the IPv6 tables of "show isis route backup". A line without a prefix is one more next hop of the
+// parseBackups parses the IPv6 tables of "show isis route backup". A line without a prefix is another next hop of the
 // prefix above.
 func parseBackups(text string) (out []backup, err error) {
 	inside := false
@@ -210,7 +209,7 @@ func parseBackups(text string) (out []backup, err error) {
 	return slices.DeleteFunc(out, func(b backup) bool { return len(b.hops) == 0 }), nil
 }
 
-// parseZebra tells of which prefixes zebra has backup next hops.
+// parseZebra returns the prefixes with backup next hops in zebra.
 func parseZebra(data []byte) (map[netip.Prefix]bool, error) {
 	var routes map[string][]struct {
 		Protocol string            `json:"protocol"`
@@ -232,13 +231,13 @@ func parseZebra(data []byte) (map[netip.Prefix]bool, error) {
 	return out, nil
 }
 
-// hop is a next hop of one of the kernel's routes.
+// hop is a next hop of a kernel route.
 type hop struct {
 	link    string
 	gateway netip.Addr
 }
 
-// routesTo are the next hops of the kernel's routes to a prefix.
+// routesTo returns the next hops of the kernel's routes to a prefix.
 func routesTo(prefix netip.Prefix) (out []hop, err error) {
 	dst := &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), 128)}
 	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Dst: dst}, netlink.RT_FILTER_DST)
@@ -253,7 +252,7 @@ func routesTo(prefix netip.Prefix) (out []hop, err error) {
 		for _, h := range hops {
 			gateway, _ := netip.AddrFromSlice(h.Gw)
 			name := ""
-			if link, err := netlink.LinkByIndex(h.LinkIndex); err == nil { // else it went meanwhile
+			if link, err := netlink.LinkByIndex(h.LinkIndex); err == nil { // else it was removed meanwhile
 				name = link.Attrs().Name
 			}
 			out = append(out, hop{name, gateway})
@@ -262,15 +261,15 @@ func routesTo(prefix netip.Prefix) (out []hop, err error) {
 	return out, nil
 }
 
-// uses tells whether routes use one of the backups: as a further next hop, or with a higher metric.
+// uses reports whether routes use one of the backups, as another next hop or with a higher metric.
 func uses(routes []hop, backups []NextHop) bool {
 	return slices.ContainsFunc(routes, func(r hop) bool {
 		return slices.ContainsFunc(backups, func(b NextHop) bool { return r.link == b.Interface && r.gateway == b.Gateway })
 	})
 }
 
-// installed are the repairs that weir has for a prefix at the links that the kernel's routes take: of a link's paths the one
-// whose prefix is the longest that holds it, and else the one for what no other has.
+// installed returns weir's repairs for a prefix at the links of the kernel's routes. Of a link's paths, the one with
+// the longest covering prefix applies, else the one without prefixes.
 func installed(routes []hop, prefix netip.Prefix, paths []protect.PathState) []Installed {
 	best := map[string]*protect.PathState{}
 	length := map[string]int{}
@@ -292,14 +291,14 @@ func installed(routes []hop, prefix netip.Prefix, paths []protect.PathState) []I
 	out := []Installed{}
 	for _, r := range routes {
 		if p := best[r.link]; p != nil {
-			delete(best, r.link) // once, however many routes take the link
+			delete(best, r.link) // once per link
 			out = append(out, Installed{p.Name, p.Device, p.Attached, p.Shadow, p.Repairs, p.Problems})
 		}
 	}
 	return out
 }
 
-// planned are weir's repairs for the routers to which this one sends packets for a prefix, as far as they are of use for it.
+// planned returns weir's useful repairs for a prefix, with the prefix's nearest announcers as destinations.
 func planned(n *topo.Network, a *plan.Answer, prefix netip.Prefix) []Planned {
 	owners := a.Planner.Announcers(n.Node(n.Self), prefix)
 	out := []Planned{}

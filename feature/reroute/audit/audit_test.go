@@ -26,8 +26,8 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// A real isisd with TI-LFA computes backups, and none of them is in the kernel: so a user sees that there is no
-// protection. A route that is put there by hand is seen.
+// A real isisd with TI-LFA computes backups, but none is in the kernel: the report shows no protection. A route added
+// by hand is reported.
 func TestAudit(t *testing.T) {
 	frrtest.Need(t, "isisd")
 	n := frrtest.NewNet(t, "a", "b", "c", "d")
@@ -63,7 +63,7 @@ func TestAudit(t *testing.T) {
 	var report *audit.Report
 	var err error
 	complete := func(r audit.Row) bool { return r.Route && len(r.Planned) > 0 && len(r.Backup) > 0 }
-	// c is reached by two equal ways: each protects the other. b's and d's far links have a backup.
+	// c has two equal ways protecting each other. The far links of b and d have a backup.
 	nstest.Within(t, 3*time.Minute, func() error {
 		if report, err = run(); err == nil && len(report.Rows) >= 4 && slices.ContainsFunc(report.Rows, complete) {
 			return nil
@@ -77,7 +77,7 @@ func TestAudit(t *testing.T) {
 	row := report.Rows[slices.IndexFunc(report.Rows, complete)]
 	link := primary(t, a, row)
 	change(t, a, netlink.RouteAdd, row.Prefix, row.Backup[0])
-	nstest.Eventually(t, func() error { // isisd's routers may have lost each other, and their backups, for a while
+	nstest.Eventually(t, func() error { // isisd's routers may lose their adjacencies, and so the backups, for a while
 		again, err := run()
 		if err == nil && again.InKernel != 1 {
 			err = fmt.Errorf("%d in the kernel, want the one that was put there: %+v", again.InKernel, again)
@@ -85,9 +85,9 @@ func TestAudit(t *testing.T) {
 		return err
 	})
 
-	change(t, a, netlink.RouteDel, row.Prefix, row.Backup[0]) // zebra took its own away for it
+	change(t, a, netlink.RouteDel, row.Prefix, row.Backup[0]) // zebra removed its own route in favour of this
 
-	// What weir has in the data path is seen, for a prefix that isisd has a backup for, and for one of weir's alone.
+	// Weir's repairs are reported, for a prefix with a backup of isisd and for one without.
 	own := netip.MustParsePrefix("fd00:77::/64")
 	protectIt(t, root, protect.Path{Name: "far", Netns: a.NS.String()[strings.LastIndex(a.NS.String(), " ")+1:], Device: link, Prefixes: []netip.Prefix{row.Prefix, own},
 		Repairs: []protect.Repair{{Device: row.Backup[0].Interface, Via: row.Backup[0].Gateway}}})
@@ -111,7 +111,7 @@ func TestAudit(t *testing.T) {
 	})
 }
 
-// primary is a link of the kernel's routes to a row's prefix that is not the backup's.
+// primary returns a link of the kernel's routes to a row's prefix, different from the backup's.
 func primary(t *testing.T, r *frrtest.Router, row audit.Row) (name string) {
 	t.Helper()
 	look := func() error {
@@ -143,7 +143,7 @@ func primary(t *testing.T, r *frrtest.Router, row audit.Row) (name string) {
 	return name
 }
 
-// protectIt puts a path in force, until the test ends.
+// protectIt applies a path until the test ends.
 func protectIt(t *testing.T, root *kernel.Root, p protect.Path) {
 	t.Helper()
 	locked := func(ctx context.Context, f func(*kernel.WriteLock) error) {
@@ -169,7 +169,7 @@ func protectIt(t *testing.T, root *kernel.Root, p protect.Path) {
 	})
 }
 
-// Of a link's paths the one with the longest prefix has a prefix, then the one that names none.
+// Of a link's paths, the one with the longest covering prefix applies, then the one without prefixes.
 func TestInstalled(t *testing.T) {
 	path := func(name, link string, prefixes ...string) protect.PathState {
 		p := protect.PathState{Name: name, Device: link, Attached: true, Repairs: []protect.RepairState{{Device: "x"}}}
@@ -227,7 +227,7 @@ IS-IS L2 IPv6 routing table:
 
 `
 
-// What FRR 8.4.4 printed of a network with two parallel links.
+// The input is FRR 8.4.4's output for a network with two parallel links.
 func TestParse(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{backups, "fd00:3::/64 [{ad fe80::f81d:b2ff:fee8:2236 }]; fd00:9::4/128 [{ab0 fe80::1c0f:44ff:fe66:b3bc 16103/15003} {ab1 fe80::6c47:d8ff:fe22:8a09 16103/15003}]"},

@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// ParseBackups writes what was read on a line.
+// ParseBackups formats the parsed backups on a line.
 func ParseBackups(text string) (string, error) {
 	list, err := parseBackups(text)
 	var out []string
@@ -22,7 +22,7 @@ func ParseBackups(text string) (string, error) {
 	return strings.Join(out, "; "), err
 }
 
-// InstalledAt names the paths that a prefix has at the links that routes take.
+// InstalledAt names the paths applying to a prefix at the links of routes.
 func InstalledAt(links []string, prefix netip.Prefix, paths []protect.PathState) (names []string) {
 	var routes []hop
 	for _, l := range links {
@@ -34,7 +34,7 @@ func InstalledAt(links []string, prefix netip.Prefix, paths []protect.PathState)
 	return names
 }
 
-// PlannedFor tells which repairs are planned for a prefix: of the failure, and by which link they leave.
+// PlannedFor lists the repairs planned for a prefix, by failure and output link.
 func PlannedFor(n *topo.Network, a *plan.Answer, prefix netip.Prefix) (out []string) {
 	for _, p := range planned(n, a, prefix) {
 		out = append(out, p.Failure+": "+p.Out)

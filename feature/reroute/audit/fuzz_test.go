@@ -4,7 +4,7 @@ package audit
 
 import "testing"
 
-// What FRR's vtysh prints is read, or refused.
+// Any output of FRR's vtysh is parsed or rejected without a panic.
 func FuzzBackups(f *testing.F) {
 	f.Add("IS-IS area 1\n 10.0.0.1/32 10 eth0 10.0.0.2 -\n")
 	f.Add(`{"10.0.0.0/24":[{"prefix":"10.0.0.0/24","protocol":"isis","installed":true}]}`)

@@ -12,8 +12,8 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// What is planned for a prefix is for the router that is nearest by the prefix's metric, not for the one that is nearest itself; of a
-// prefix of the router's own nothing is.
+// The plan for a prefix is for the nearest announcer including the prefix's metric. The router's own prefixes have
+// none.
 func TestPlannedByMetric(t *testing.T) {
 	p := netip.MustParsePrefix("2001:db8::/64")
 	for _, c := range []struct {

@@ -40,7 +40,7 @@ func pictures(t *testing.T, mode plan.Mode) (out [][]byte) {
 	return append(out, draw.SVG(n, draw.Scene{Gone: -1, Out: -1}))
 }
 
-// elements counts those of a picture, which must be whole and name no number that is none.
+// elements counts the elements of a picture. The picture must be well-formed, without NaN or Inf.
 func elements(t *testing.T, picture []byte) map[string]int {
 	t.Helper()
 	if bytes.Contains(picture, []byte("NaN")) || bytes.Contains(picture, []byte("Inf")) {
@@ -83,7 +83,7 @@ func TestPictures(t *testing.T) {
 	}
 }
 
-// Networks of every shape have a picture: one router, two in one place, none with a place beside some with.
+// Networks of any shape have a picture: one router, two at one place, some without a position.
 func TestShapes(t *testing.T) {
 	for _, text := range []string{
 		"nodes: [{name: a}]\n",

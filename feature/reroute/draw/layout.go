@@ -10,8 +10,8 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// layout gives every router a place. Those that the source places stay there; the others are pushed apart and pulled
-// to their neighbours (Fruchterman and Reingold, 1991), from a circle, so that the same network is drawn the same way.
+// layout gives every router a position. Positions of the source stay; other routers are pushed apart and pulled to
+// their neighbours (Fruchterman and Reingold, 1991). The start is a circle, so equal networks get equal pictures.
 func layout(n *topo.Network) []topo.Point {
 	at := make([]topo.Point, len(n.Nodes))
 	fixed := make([]bool, len(n.Nodes))
@@ -34,8 +34,8 @@ func layout(n *topo.Network) []topo.Point {
 	return spread(at, radius)
 }
 
-// bestLayout starts from several circles and takes what has the fewest crossings: one start alone is often left with
-// some that no push undoes.
+// bestLayout tries several start circles and keeps the layout with the fewest crossings. A single start often leaves
+// some crossings forever.
 func bestLayout(n *topo.Network, given []topo.Point, fixed []bool, centre topo.Point, radius float64) []topo.Point {
 	starts := max(1, min(12, 600/len(given)))
 	var best []topo.Point
@@ -64,7 +64,7 @@ func bestLayout(n *topo.Network, given []topo.Point, fixed []bool, centre topo.P
 	return best
 }
 
-// crossings counts pairs of links that cross each other.
+// crossings counts pairs of crossing links.
 func crossings(n *topo.Network, at []topo.Point) (count int) {
 	side := func(a, b, c topo.Point) float64 { return (b.X-a.X)*(c.Y-a.Y) - (b.Y-a.Y)*(c.X-a.X) }
 	for i, k := range n.Links {
@@ -91,7 +91,7 @@ func middleLatitude(n *topo.Network) float64 {
 	return min(80, max(-80, (low+high)/2))
 }
 
-// extent is the middle of points and half their spread, 1 if there is none.
+// extent returns the middle of points and half their spread, or 1 for no spread.
 func extent(points []topo.Point) (topo.Point, float64) {
 	if len(points) == 0 {
 		return topo.Point{}, 1
@@ -109,7 +109,7 @@ func extent(points []topo.Point) (topo.Point, float64) {
 }
 
 func relax(n *topo.Network, at []topo.Point, fixed []bool, radius float64) {
-	// Each round costs the square of the routers: of a thousand, one can tell little anyway.
+	// A round is quadratic in the routers, and a picture of a thousand shows little anyway.
 	rounds := max(40, min(300, 40_000_000/(len(at)*len(at))))
 	k := 2 * radius / math.Sqrt(float64(len(at)))
 	for round := range rounds {
@@ -117,7 +117,7 @@ func relax(n *topo.Network, at []topo.Point, fixed []bool, radius float64) {
 		push := func(i, j int, force func(d float64) float64) {
 			dx, dy := at[i].X-at[j].X, at[i].Y-at[j].Y
 			d := math.Hypot(dx, dy)
-			if d < k/1000 { // on top of each other: apart, each in a direction of its own
+			if d < k/1000 { // at one place: push each in its own direction
 				dx, dy, d = math.Cos(float64(i)), math.Sin(float64(i)), 1
 				dx, dy, d = dx*k/1000, dy*k/1000, d*k/1000
 			}
@@ -148,7 +148,7 @@ func relax(n *topo.Network, at []topo.Point, fixed []bool, radius float64) {
 	}
 }
 
-// spread moves routers that are in one place, or almost, apart: sites of one city.
+// spread moves routers apart if they are at almost one place: sites of one city.
 func spread(at []topo.Point, radius float64) []topo.Point {
 	out := slices.Clone(at)
 	least := radius / 18

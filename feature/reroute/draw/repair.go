@@ -28,7 +28,7 @@ func Repair(a *plan.Answer, row plan.RepairRow) []byte {
 	return SVG(n, s)
 }
 
-// before is the path that the failure breaks: over one of the links that go down.
+// before returns the path broken by the failure: over one of the failed links.
 func before(p *plan.Planner, row plan.RepairRow, f plan.Failure) []int {
 	n := row.Plan.Network
 	for _, l := range f.Local {

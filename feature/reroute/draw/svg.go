@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package draw makes pictures of networks and of repairs in them: SVG that any browser shows.
+// Package draw draws networks and repairs as SVG.
 package draw
 
 import (
@@ -13,13 +13,13 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// Scene is what a picture shows of a network.
+// Scene is the content of a picture.
 type Scene struct {
 	Title    []string // lines above the picture
-	Failed   []int    // links that are down
-	Gone     int      // router that is down, or -1
+	Failed   []int    // failed links
+	Gone     int      // failed router, or -1
 	Before   []int    // routers of the path before the failure
-	After    []int    // and of the repair
+	After    []int    // routers of the repair's path
 	Out      int      // the repair's first link, or -1
 	Segments []Stop   // in order
 }
@@ -29,7 +29,7 @@ type Stop struct {
 	Node, Link int // Link is -1 for none
 }
 
-// The picture, in its own units.
+// Dimensions in the picture's own units.
 const (
 	width  = 1000
 	margin = 60
@@ -51,8 +51,8 @@ type picture struct {
 	s      Scene
 	at     []topo.Point
 	height float64
-	boxes  []box    // that are taken
-	labels []string // of links, written over the paths
+	boxes  []box    // occupied areas
+	labels []string // labels of links, written over the paths
 }
 
 type box struct{ x0, y0, x1, y1 float64 }
@@ -86,11 +86,11 @@ func SVG(n *topo.Network, s Scene) []byte {
 
 func escape(text string) string {
 	var b strings.Builder
-	_ = xml.EscapeText(&b, []byte(text)) // a Builder takes everything
+	_ = xml.EscapeText(&b, []byte(text)) // a Builder never fails
 	return b.String()
 }
 
-// fit fits the layout into the picture.
+// fit scales the layout to the picture.
 func (p *picture) fit() {
 	p.at = layout(p.n)
 	low, high := p.at[0], p.at[0]
@@ -110,7 +110,7 @@ func (p *picture) fit() {
 
 func around(a topo.Point, r float64) box { return box{a.X - r, a.Y - r, a.X + r, a.Y + r} }
 
-// curve is the way of a link: straight, or bent where several are parallel.
+// curve returns the line of a link, bent if there are parallel links.
 func (p *picture) curve(link int) (d string, middle topo.Point) {
 	l := p.n.Links[link]
 	forth := link
@@ -135,7 +135,7 @@ func (p *picture) curve(link int) (d string, middle topo.Point) {
 	d0 := max(math.Hypot(dx, dy), 1)
 	control := topo.Point{X: (a.X+b.X)/2 - dy/d0*bend, Y: (a.Y+b.Y)/2 + dx/d0*bend}
 	middle = topo.Point{X: (a.X + b.X + 2*control.X) / 4, Y: (a.Y + b.Y + 2*control.Y) / 4}
-	// Ends at the rims, so that the tips of arrows show.
+	// Lines end at the rims, so arrow heads are visible.
 	rim := func(from, to topo.Point) topo.Point {
 		d := max(math.Hypot(to.X-from.X, to.Y-from.Y), 1)
 		return topo.Point{X: from.X + (to.X-from.X)/d*radius, Y: from.Y + (to.Y-from.Y)/d*radius}
@@ -179,14 +179,14 @@ func (p *picture) free(b box) bool {
 	return !slices.ContainsFunc(p.boxes, func(o box) bool { return b.x0 < o.x1 && o.x0 < b.x1 && b.y0 < o.y1 && o.y0 < b.y1 })
 }
 
-// path draws a path; first is the link it begins with, or -1.
+// path draws a path. first is its first link, or -1.
 func (p *picture) path(routers []int, colour string, stroke float64, more string, first int) {
 	for i := 1; i < len(routers); i++ {
 		link := -1
 		if i == 1 {
 			link = first
 		}
-		for _, s := range p.s.Segments { // the link that an adjacency segment names, not one that is parallel
+		for _, s := range p.s.Segments { // use the adjacency segment's link, not a parallel one
 			if link < 0 && colour == green && s.Link >= 0 && p.n.Links[s.Link].From == routers[i-1] && p.n.Links[s.Link].To == routers[i] {
 				link = s.Link
 			}
@@ -203,7 +203,7 @@ func (p *picture) path(routers []int, colour string, stroke float64, more string
 	}
 }
 
-// keepClear reserves a path's surroundings, so that names go elsewhere.
+// keepClear reserves the space along a path, so labels avoid it.
 func (p *picture) keepClear(points ...topo.Point) {
 	for i := 1; i < len(points); i++ {
 		a, b := points[i-1], points[i]
@@ -244,7 +244,7 @@ func (p *picture) nodes() {
 			p.boxes = append(p.boxes, around(p.at[s.Node], 12))
 		}
 	}
-	// Names of those that matter first: they get the good places.
+	// Routers on the path first: they get the good places.
 	order := slices.Clone(p.s.After)
 	for i := range p.at {
 		if !slices.Contains(order, i) {
@@ -256,7 +256,7 @@ func (p *picture) nodes() {
 	}
 }
 
-// name writes a router's name where it covers least.
+// name writes a router's name at the place covering least.
 func (p *picture) name(i int) {
 	text := p.n.Nodes[i].Name
 	if runes := []rune(text); len(runes) > 24 {
@@ -284,7 +284,7 @@ func (p *picture) name(i int) {
 	if slices.Contains(p.s.After, i) {
 		weight = "bold"
 	}
-	x, anchor := best.x0, "start" // the width is a guess: the side that is towards the router is exact
+	x, anchor := best.x0, "start" // the width is estimated, so anchor the text at the router's side
 	switch middle := (best.x0 + best.x1) / 2; {
 	case best.x1 < a.X:
 		x, anchor = best.x1, "end"
@@ -295,7 +295,7 @@ func (p *picture) name(i int) {
 		x, best.y0+10, weight, anchor, escape(text))
 }
 
-// stops numbers the segments where they act.
+// stops draws the numbers of the segments.
 func (p *picture) stops() {
 	for i, s := range p.s.Segments {
 		a := p.at[s.Node]

@@ -7,9 +7,9 @@ import (
 	"slices"
 )
 
-// Announcers are the routers to which one sends packets for a prefix, in the order of the network's: of those that announce it the
-// nearest, by the way there and their metric of it (RFC 5308 section 2, RFC 5340 section 4.8). A router that announces it itself sends
-// them to no other: what is connected is better than any route.
+// Announcers returns the nearest routers announcing a prefix, in the network's order. The distance is the metric of
+// the way plus the router's metric of the prefix (RFC 5308 section 2, RFC 5340 section 4.8). A router announcing the
+// prefix itself is its own result, because connected routes win.
 func (p *Planner) Announcers(from int, prefix netip.Prefix) (nearest []int) {
 	if p.announced == nil {
 		p.announced = map[netip.Prefix][]int{}
@@ -41,8 +41,9 @@ func (p *Planner) Announcers(from int, prefix netip.Prefix) (nearest []int) {
 	return nearest
 }
 
-// Carries says whether a repair brings packets for a prefix to a router that announces it. Where its list ends they are forwarded by
-// routes of before the failure, and the nearest router with the prefix may be another one there, with what fails on the way.
+// Carries reports whether a repair brings packets for a prefix to a router announcing it. At the end of the segment
+// list they follow the routes from before the failure. These may lead to another announcing router, across the
+// failure.
 func (p *Planner) Carries(of *Plan, r Repair, prefix netip.Prefix) bool {
 	at, f := p.released(r), p.g.lay(of.Failures[r.Failure])
 	there := p.Announcers(at, prefix)
@@ -51,7 +52,7 @@ func (p *Planner) Carries(of *Plan, r Repair, prefix netip.Prefix) bool {
 	})
 }
 
-// released is the router from which packets go on as they were: see [Repair.SIDs].
+// released returns the router continuing with the original packets: see [Repair.SIDs].
 func (p *Planner) released(r Repair) int {
 	if len(r.Segments) == 0 {
 		return p.g.Links[r.Out].To

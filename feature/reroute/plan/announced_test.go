@@ -13,7 +13,8 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// network is of the links "ab1 bc2", with their metrics, and of what announces a prefix, with those: "b10 c0".
+// network builds a network from links such as "ab1 bc2", with metrics, and announcers of a prefix, with metrics: "b10
+// c0".
 func network(t *testing.T, links, announcers string, groups ...string) (*topo.Network, netip.Prefix) {
 	t.Helper()
 	p := netip.MustParsePrefix("2001:db8::/64")
@@ -43,7 +44,7 @@ func network(t *testing.T, links, announcers string, groups ...string) (*topo.Ne
 	return n, p
 }
 
-// Packets for a prefix go to the nearest of those that announce it, by the way and the prefix's metric.
+// Packets for a prefix go to its nearest announcer, by the metrics of the way and of the prefix.
 func TestAnnouncers(t *testing.T) {
 	for announcers, want := range map[string]string{
 		"b10 c0": "[c]", "b0 c0": "[b]", "b1 c0": "[b c]", "a9 b0": "[a]", "d0": "[]", "d0 c90": "[c]", "": "[]",
@@ -59,7 +60,8 @@ func TestAnnouncers(t *testing.T) {
 	}
 }
 
-// A repair ends at x, who knows a nearer router with the prefix than the one that it is of, over a link that fails as well.
+// A repair ends at x. A router nearer to x than the destination has the prefix too, but is behind a link failing as
+// well.
 func TestCarries(t *testing.T) {
 	for announcers, want := range map[string]bool{"c0": true, "c0 e0": false, "c0 e1": false, "c0 e2": true, "c0 e0 x0": true} {
 		n, p := network(t, "sn1 nc1 sx5 xc2 xe1 ec9", announcers, "duct", "", "", "", "duct")

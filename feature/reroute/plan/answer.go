@@ -11,26 +11,26 @@ import (
 	"github.com/weir-project/weir/internal/suggest"
 )
 
-// Question asks for the plans of one router or of all, for one destination or all.
+// Question asks for the plans of one router or all, for one destination or all.
 type Question struct {
 	Node, Destination string // names; "" for all
-	// Summary leaves the rows out: of a large network they are millions.
+	// Summary omits the rows: a large network has millions.
 	Summary bool
-	// Change asks for detours instead: what Node does with packets while routers learn of a failure anywhere.
+	// Change asks for detours instead: Node's handling of packets while routers learn of a failure anywhere.
 	Change Change
 	Options
 }
 
-// Change is how a network changes.
+// Change is a change of a network.
 type Change string
 
 const (
 	None Change = ""
-	Down Change = "down" // something fails
-	Up   Change = "up"   // it returns
+	Down Change = "down" // a failure
+	Up   Change = "up"   // its end
 )
 
-// Answer is what to say about it.
+// Answer is the answer to a question.
 type Answer struct {
 	Network     string           `json:"network"`
 	Nodes       int              `json:"nodes"`
@@ -44,10 +44,10 @@ type Answer struct {
 
 	Planner *Planner `json:"-"`
 	longest *Repair  // with the most segments
-	of      *Plan    // and the plan it is from
+	of      *Plan    // its plan
 }
 
-// RouterRow counts what one router plans.
+// RouterRow counts the repairs of one router.
 type RouterRow struct {
 	Node        string `json:"node"`
 	Repairs     int    `json:"repairs"`
@@ -55,7 +55,7 @@ type RouterRow struct {
 	Unprotected int    `json:"unprotected"`
 }
 
-// RepairRow is a repair in words.
+// RepairRow is a repair with names.
 type RepairRow struct {
 	Node        string       `json:"node"`
 	Failure     string       `json:"failure"`
@@ -63,14 +63,14 @@ type RepairRow struct {
 	Destination string       `json:"destination"`
 	FirstHop    string       `json:"first_hop"` // the router
 	Interface   string       `json:"interface,omitempty"`
-	NextHop     netip.Addr   `json:"next_hop,omitzero"` // its address, where the topology knows it
+	NextHop     netip.Addr   `json:"next_hop,omitzero"` // its address, if in the topology
 	Out         string       `json:"out"`               // the link
 	Segments    []string     `json:"segments"`
 	SIDs        []netip.Addr `json:"sids,omitempty"`
-	SIDs4       []netip.Addr `json:"sids4,omitempty"` // of IPv4 packets
+	SIDs4       []netip.Addr `json:"sids4,omitempty"` // for IPv4 packets
 	InlineSIDs  []netip.Addr `json:"inline_sids,omitempty"`
-	Problem     string       `json:"problem,omitempty"`  // why there are no SIDs for the segments
-	Problem4    string       `json:"problem4,omitempty"` // why there are none for IPv4 packets
+	Problem     string       `json:"problem,omitempty"`  // why the segments have no SIDs
+	Problem4    string       `json:"problem4,omitempty"` // why they have none for IPv4 packets
 	Metric      uint64       `json:"metric"`
 	Path        []string     `json:"path"`
 
@@ -78,7 +78,7 @@ type RepairRow struct {
 	Plan   *Plan  `json:"-"`
 }
 
-// UnprotectedRow is a destination without a repair, in words.
+// UnprotectedRow is a destination without a repair, with names.
 type UnprotectedRow struct {
 	Node        string `json:"node"`
 	Failure     string `json:"failure"`
@@ -86,10 +86,10 @@ type UnprotectedRow struct {
 	Reason      Reason `json:"reason"`
 }
 
-// ErrNoNode is the error of a question about a router that the network has not.
+// ErrNoNode reports an unknown router in a question.
 var ErrNoNode = errors.New("no such node")
 
-// Ask plans. Rows are in the order of routers, failures and destinations.
+// Ask computes an answer. Rows are ordered by router, failure and destination.
 func Ask(n *topo.Network, q Question) (*Answer, error) {
 	node, err := find(n, q.Node)
 	if err != nil {
@@ -117,7 +117,7 @@ func Ask(n *topo.Network, q Question) (*Answer, error) {
 	return a, nil
 }
 
-// add counts a plan, and writes its rows.
+// add counts a plan's repairs and adds its rows.
 func (a *Answer) add(p *Plan, destination int, summary bool) {
 	row := RouterRow{Node: p.Network.Nodes[p.Node].Name, Segments: []int{}}
 	for i, r := range p.Repairs {
@@ -150,7 +150,7 @@ func (a *Answer) add(p *Plan, destination int, summary bool) {
 	}
 }
 
-// detours fills the answer with what one router does during changes.
+// detours adds one router's detours during changes to the answer.
 func (a *Answer) detours(n *topo.Network, node, destination int) error {
 	if node < 0 {
 		return errors.New("detours are planned for one router: name it with --node")
@@ -205,7 +205,7 @@ func (a *Answer) row(p *Plan, r Repair) RepairRow {
 		} else if out.SIDs4, err = r.sids4(n); err != nil {
 			out.Problem4 = err.Error()
 		}
-		out.InlineSIDs, _ = r.InlineSIDs(n) // what is missing there is missing above
+		out.InlineSIDs, _ = r.InlineSIDs(n) // errors are the same as above
 	}
 	for _, x := range a.Planner.Path(p.Node, r) {
 		out.Path = append(out.Path, n.Nodes[x].Name)
@@ -213,7 +213,7 @@ func (a *Answer) row(p *Plan, r Repair) RepairRow {
 	return out
 }
 
-// Longest is the repair with the most segments, the first of several; ok is false if there is none.
+// Longest returns the first repair with the most segments; ok is false if there is none.
 func (a *Answer) Longest() (row RepairRow, ok bool) {
 	if a.longest == nil {
 		return row, false
@@ -221,7 +221,7 @@ func (a *Answer) Longest() (row RepairRow, ok bool) {
 	return a.row(a.of, *a.longest), true
 }
 
-// Native lists the routers on one of a router's paths before any failure.
+// Native returns the routers of one path before any failure.
 func (p *Planner) Native(from, to int) []int {
 	g := p.g
 	path := []int{from}
@@ -241,5 +241,5 @@ func (p *Planner) Native(from, to int) []int {
 	return path
 }
 
-// Distance is the metric of the shortest paths between two routers before any failure.
+// Distance returns the metric of the shortest paths between two routers before any failure.
 func (p *Planner) Distance(from, to int) uint64 { return p.g.dist(int32(from), int32(to)) }

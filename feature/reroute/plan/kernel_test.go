@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// routers are a network of namespaces that route as a topology says, with SRv6 functions, and do not converge.
+// routers is a network of namespaces with static routes of a topology and SRv6 functions. It does not converge.
 type routers struct {
 	t  *testing.T
 	n  *topo.Network
@@ -36,7 +36,7 @@ type routers struct {
 
 func device(link int) string { return fmt.Sprintf("l%d", link) }
 
-// address is that of a link's near end; loopback that of a router's host.
+// address returns the address of a link's near end; loopback the address of a router's host.
 func address(n *topo.Network, link int) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("fd00:%x::%x", 1+min(link, n.Links[link].Reverse), 1+link%2))
 }
@@ -47,7 +47,7 @@ func host(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(128, 128)}
 }
 
-// How lists end, in a test.
+// Possible ends of segment lists.
 type ending string
 
 const (
@@ -56,7 +56,7 @@ const (
 	inline ending = "the destination itself"
 )
 
-// newRouters gives every router and adjacency a SID, and lays the cables.
+// newRouters gives every router and adjacency a SID, and connects the cables.
 func newRouters(t *testing.T, n *topo.Network, end ending) *routers {
 	t.Helper()
 	for i := range n.Nodes {
@@ -95,7 +95,7 @@ func (r *routers) in(node int, f func() error) {
 	}
 }
 
-// furnish sets a router's tables: to all others by every shortest path, and its SIDs.
+// furnish sets a router's routes to all others by every shortest path, and its SIDs.
 func (r *routers) furnish(node int) error {
 	if err := os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0); err != nil {
 		return err
@@ -138,8 +138,8 @@ func (r *routers) furnish(node int) error {
 	return r.functions(node)
 }
 
-// decapTable is where End.DT6 looks. In the main table it would not find the router's own addresses, which are in the
-// table local: it would send packets for them to lo, and on and on.
+// decapTable is End.DT6's table. The main table lacks the router's own addresses, which are in the table local, so
+// packets for them would circle through lo.
 const decapTable = 100
 
 func ifindex(link int) (int, error) {
@@ -150,7 +150,7 @@ func ifindex(link int) (int, error) {
 	return l.Attrs().Index, nil
 }
 
-// functions installs a router's SIDs, on a device that no failure takes down: their routes would go with it.
+// functions installs a router's SIDs on a device no failure takes down, because their routes would go with it.
 func (r *routers) functions(node int) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "sids"
@@ -210,7 +210,7 @@ func (r *routers) functions(node int) error {
 	return nil
 }
 
-// repair puts a repair in place of the route to its destination.
+// repair replaces the route to a destination by a repair.
 func (r *routers) repair(node int, x plan.Repair) error {
 	sids, err := x.SIDs(r.n)
 	mode := nl.SEG6_IPTUN_MODE_ENCAP
@@ -236,8 +236,8 @@ func (r *routers) repair(node int, x plan.Repair) error {
 			e.Segments = append(e.Segments, s.AsSlice())
 		}
 		route.Encap = e
-		// The kernel looks the outer destination up anew, whatever the route says of a next hop: the first hop is forced
-		// by a route to the first SID. (weir's own data path redirects packets and needs none.)
+		// The kernel looks up the outer destination again, regardless of the route's next hop. A route to the first
+		// SID forces the first hop. (weir's own data path redirects packets and needs none.)
 		first := &netlink.Route{Dst: host(sids[0]), LinkIndex: index, Gw: route.Gw}
 		if err := netlink.RouteReplace(first); err != nil {
 			return err
@@ -259,8 +259,8 @@ func (r *routers) cut(links []int) {
 	}
 }
 
-// The lists that are planned take real packets through real kernels: every destination of a router when each of its
-// links is down and nobody else knows.
+// Planned lists take real packets through real kernels: to every destination of a router, with each of its links down
+// and no other router informed.
 func TestKernelForwards(t *testing.T) {
 	nstest.NeedRoot(t)
 	ring := strings.NewReplacer("metric: 9}", "metric: 9}\n  - {from: d, to: e, metric: 9}").Replace(square)
@@ -288,7 +288,7 @@ links:
 		t.Run(fmt.Sprintf("%s ends with %s", c.mode, c.end), func(t *testing.T) {
 			longest := 0
 			for i, more := 0, true; more; i++ {
-				r := newRouters(t, read(t, c.text), c.end) // anew: what goes down takes its routes along
+				r := newRouters(t, read(t, c.text), c.end) // new routers, because a link down loses its routes
 				node := r.n.Node(c.node)
 				p, err := r.p.Plan(node, plan.Options{Mode: c.mode})
 				if err != nil {
@@ -311,7 +311,8 @@ links:
 	}
 }
 
-// check repairs one failure, once packets have come to all destinations without it: a device takes its time to be up.
+// check tests the repairs of one failure. It first waits until packets reach all destinations without it, because
+// devices need time to come up.
 func (r *routers) check(node int, f plan.Failure, repairs []plan.Repair) {
 	r.t.Helper()
 	var from, to []*net.UDPConn

@@ -11,13 +11,13 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// Name is how people call what fails.
+// Name describes the failure.
 func (f Failure) Name(n *topo.Network) string {
 	if f.Mode == Node {
 		return "node " + n.Nodes[f.Node].Name
 	}
 	of := f.Local
-	if len(of) == 0 { // elsewhere
+	if len(of) == 0 { // elsewhere in the network
 		of = f.Links[:1]
 	}
 	name := n.LinkName(of[0])
@@ -34,7 +34,7 @@ func (f Failure) Name(n *topo.Network) string {
 	return name
 }
 
-// ListName is how people write a segment list: routers by their names, adjacencies as "a→b", both in order of travel.
+// ListName formats a segment list: routers by name, adjacencies as "a→b", in order of travel.
 func ListName(n *topo.Network, segments []Segment) string {
 	var out []string
 	for _, s := range segments {
@@ -47,10 +47,11 @@ func ListName(n *topo.Network, segments []Segment) string {
 	return strings.Join(out, ", ")
 }
 
-// SIDs is a repair's list as it goes into a segment routing header around the packet (H.Encaps), in order of travel.
-// Its last SID takes the header off again: Linux drops End and End.X when no segment is left. That is End.DT6 of the
-// last segment's router in place of its End; End.DX6 in place of End.X, or else one SID more, End.DT6 of the router
-// behind the adjacency or of the destination. A repair without segments has none, its packets stay as they are.
+// SIDs returns a repair's list for a segment routing header around the packet (H.Encaps), in order of travel. The
+// last SID removes the header, because Linux drops End and End.X without a next segment.
+//
+// For a last End, this is End.DT6 of the same router. For a last End.X it is End.DX6, or an additional End.DT6 of the
+// router behind the adjacency or of the destination. A repair without segments has none; its packets stay unchanged.
 func (r Repair) SIDs(n *topo.Network) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for i, s := range r.Segments {
@@ -88,8 +89,8 @@ func (r Repair) SIDs(n *topo.Network) ([]netip.Addr, error) {
 	return out, nil
 }
 
-// sids4 is the list for IPv4 packets: that of [Repair.SIDs] with End.DT4 of the same router in place of End.DT6. In place of an
-// End.DX6 it has End.X, and End.DT4 of the router behind.
+// sids4 returns the list for IPv4 packets: the list of [Repair.SIDs] with End.DT4 of the same router in place of
+// End.DT6. In place of End.DX6 it has End.X, and End.DT4 of the next router.
 func (r Repair) sids4(n *topo.Network) ([]netip.Addr, error) {
 	out, err := r.SIDs(n)
 	if err != nil || len(out) == 0 {
@@ -108,7 +109,7 @@ func (r Repair) sids4(n *topo.Network) ([]netip.Addr, error) {
 		}
 	}
 	if !n.Nodes[at].DT6.IsValid() && !(s.Link >= 0 && n.Links[s.Link].DX6.IsValid()) {
-		at = r.Destination // where the header is taken off IPv6 packets
+		at = r.Destination // the header of IPv6 packets is removed there
 	}
 	if !n.Nodes[at].DT4.IsValid() {
 		return nil, fmt.Errorf("%s has no End.DT4 SID in the topology", n.Nodes[at].Name)
@@ -117,10 +118,10 @@ func (r Repair) sids4(n *topo.Network) ([]netip.Addr, error) {
 	return out, nil
 }
 
-// InlineSIDs is a repair's list as it goes into a segment routing header that is inserted into the packet, in order of
-// travel: End and End.X only. The packet's own destination is the last segment, and is not in the list; it is for
-// whoever inserts the header to add. Nothing needs to be taken off, but all routers must let such packets pass, and the
-// destination must take a segment routing header (seg6_enabled of its interface).
+// InlineSIDs returns a repair's list for a segment routing header inserted into the packet, in order of travel: End
+// and End.X only. The caller appends the packet's own destination as the last segment. Nothing removes the header. So
+// all routers must forward such packets, and the destination must accept a segment routing header (seg6_enabled of
+// its interface).
 func (r Repair) InlineSIDs(n *topo.Network) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for i, s := range r.Segments {
@@ -136,8 +137,8 @@ func (r Repair) InlineSIDs(n *topo.Network) ([]netip.Addr, error) {
 	return out, nil
 }
 
-// Path lists the routers on one of a repair's paths, the planning router first: where routers split traffic over equal
-// paths, by the first of their links.
+// Path returns the routers on one of a repair's paths, starting with the planning router. Among equal paths it
+// follows the first link of each router.
 func (p *Planner) Path(from int, r Repair) []int {
 	g := p.g
 	path := []int{from, g.Links[r.Out].To}

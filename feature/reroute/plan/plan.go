@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plan computes repairs of failures by segment routing: for each link, neighbour or shared-risk group of a
-// router, and each destination that is reached through it, a first hop and the shortest list of SRv6 segments that
-// take a packet to the destination along its post-convergence path, while every other router still forwards as
-// before the failure (TI-LFA, draft-ietf-rtgwg-segment-routing-ti-lfa; P and Q spaces as in RFC 7490, SRv6 functions
-// as in RFC 8986). Where routers split traffic over equal paths, a segment is used only if none of its paths meets
-// the failure.
+// Package plan computes repairs of failures by segment routing (TI-LFA, draft-ietf-rtgwg-segment-routing-ti-lfa; P
+// and Q spaces as in RFC 7490, SRv6 functions as in RFC 8986).
+//
+// A failure is a link, neighbour or shared-risk group of a router. For each failure and each destination behind it, a
+// repair is a first hop and the shortest list of SRv6 segments. It takes a packet to the destination along its
+// post-convergence path, while all other routers still forward as before the failure. If routers split traffic over
+// equal paths, a segment is used only if all of its paths avoid the failure.
 package plan
 
 import (
@@ -16,60 +17,60 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// Mode is what is assumed to fail when a link goes down.
+// Mode is the assumed failure when a link goes down.
 type Mode string
 
 const (
 	Link Mode = "link" // the link, with all adjacencies of this router on the same LAN
 	Node Mode = "node" // the router at its other end
-	SRLG Mode = "srlg" // the link, and every link that shares a risk group with it
+	SRLG Mode = "srlg" // the link, and all links sharing a risk group with it
 )
 
 // Modes lists the modes.
 func Modes() []Mode { return []Mode{Link, Node, SRLG} }
 
-// Failure is what one set of repairs avoids.
+// Failure is a failure avoided by a set of repairs.
 type Failure struct {
 	Mode  Mode
-	Local []int // links of the planning router that go down with it
-	Node  int   // the router that fails, -1 unless in mode Node
-	Links []int // every link that fails, both directions
+	Local []int // failed links of the planning router
+	Node  int   // failed router; -1 except in mode Node
+	Links []int // all failed links, both directions
 }
 
-// Segment is one function of a segment list: to a router, by any of the equal shortest paths, or to a router and
-// from there over one of its links. An End.X SID lies in its router's locator, so that the latter is one SID as well.
+// Segment is one function of a segment list. It leads to a router by any of the equal shortest paths, or from there
+// over one of its links. An End.X SID is in its router's locator, so the latter needs one SID too.
 type Segment struct {
-	Node int // the router whose SID it is
-	Link int // the link of an adjacency segment (End.X), or -1 for End
+	Node int // router owning the SID
+	Link int // link of an adjacency segment (End.X), or -1 for End
 }
 
-// Repair is what the planning router does with packets for a destination while a failure lasts.
+// Repair is the planning router's handling of packets for a destination during a failure.
 type Repair struct {
 	Failure     int       // index in Plan.Failures
-	Protects    Mode      // Mode of the plan, or Link where only that is possible (Options.Fallback)
+	Protects    Mode      // the plan's mode, or Link as a fallback (Options.Fallback)
 	Destination int       // node
-	Out         int       // link over which packets leave, whatever the routing table says
-	Segments    []Segment // in order of travel; none where the first hop forwards them well by itself
+	Out         int       // output link, regardless of the routing table
+	Segments    []Segment // in order of travel; none if the first hop's own routes suffice
 	Metric      uint64    // of the post-convergence path
 }
 
-// Unprotected is a destination that has no repair for a failure.
+// Unprotected is a destination without a repair for a failure.
 type Unprotected struct {
 	Failure     int
 	Destination int
 	Reason      Reason
 }
 
-// Reason says why.
+// Reason explains a missing repair.
 type Reason string
 
 const (
-	Cut         Reason = "cut"                     // no path is left without what fails: a bridge, a cut node, a cut of shared links
-	Itself      Reason = "the destination fails"   // only possible in mode Node
-	MissingSIDs Reason = "SIDs are missing for it" // there is a path, but the routers on it lack SIDs
+	Cut         Reason = "cut"                     // no path remains: a bridge, a cut node, a cut of shared links
+	Itself      Reason = "the destination fails"   // in mode Node only
+	MissingSIDs Reason = "SIDs are missing for it" // a path exists, but its routers lack SIDs
 )
 
-// Plan is all that one router does about the failures next to it.
+// Plan holds one router's repairs for all failures next to it.
 type Plan struct {
 	Network     *topo.Network
 	Node        int
@@ -84,22 +85,22 @@ type Plan struct {
 // Options of a plan.
 type Options struct {
 	Mode Mode
-	// Fallback protects against the link's failure where protection against that of the node, or of the group, is
-	// impossible: so the neighbour itself stays reachable when only the link to it is down.
+	// Fallback protects against the link's failure if protection against the node's or group's is impossible. The
+	// neighbour itself then stays reachable if only the link to it is down.
 	Fallback bool
 }
 
-// Planner computes the plans of a network's routers. It keeps the shortest paths that plans share; not for use by
-// several goroutines.
+// Planner computes the plans of a network's routers. It caches the shortest paths shared by plans. It is not safe for
+// concurrent use.
 type Planner struct {
 	g         *graph
-	announced map[netip.Prefix][]int // by whom, when it was asked for
+	announced map[netip.Prefix][]int // announcing routers, cached
 }
 
-// New prepares planning. The network must not change afterwards.
+// New returns a planner. The network must not change afterwards.
 func New(n *topo.Network) *Planner { return &Planner{g: newGraph(n)} }
 
-// Plan computes what a router does.
+// Plan computes a router's repairs.
 func (p *Planner) Plan(node int, o Options) (*Plan, error) {
 	if node < 0 || node >= len(p.g.Nodes) {
 		return nil, fmt.Errorf("the network has %d nodes, there is no node %d", len(p.g.Nodes), node)
@@ -117,7 +118,7 @@ func (p *Planner) Plan(node int, o Options) (*Plan, error) {
 	return out, nil
 }
 
-// For gives the repair of packets for a destination that would leave by a local link, if there is one.
+// For returns the repair of packets for a destination leaving by a local link, if any.
 func (p *Plan) For(link, destination int) (*Repair, bool) {
 	i, ok := p.index[[2]int{link, destination}]
 	if !ok {
@@ -126,7 +127,7 @@ func (p *Plan) For(link, destination int) (*Repair, bool) {
 	return &p.Repairs[i], true
 }
 
-// failures lists what can fail next to a router, in the order of its links.
+// failures lists the possible failures next to a router, in the order of its links.
 func (g *graph) failures(node int32, mode Mode) (out []Failure) {
 	done := map[int32]bool{}
 	for _, l := range g.out(node) {
@@ -172,7 +173,7 @@ func (g *graph) newFailure(link int32, mode Mode) Failure {
 	return f
 }
 
-// failure is a Failure laid out for questions.
+// failure is a Failure arranged for fast queries.
 type failure struct {
 	down  []bool // by link
 	links []int32
@@ -190,11 +191,11 @@ func (g *graph) lay(f Failure) *failure {
 
 func (f *failure) includes(_ *graph, link int32) bool { return f.down[link] }
 
-// gone tells whether the node itself fails.
+// gone reports whether the node itself fails.
 func (f *failure) gone(node int32) bool { return node == f.node }
 
-// safe tells whether none of the equal shortest paths of the whole network from x to y uses what f takes away: then
-// they are the shortest ones without it as well, and no router on them notices.
+// safe reports whether all equal shortest paths from x to y in the whole network avoid the failure f. Then they are
+// also the shortest paths without f, and no router on them notices it.
 func (g *graph) safe(x, y int32, f *failure) bool {
 	d := g.dist(x, y)
 	if d >= infinite {
@@ -218,7 +219,7 @@ func (g *graph) safe(x, y int32, f *failure) bool {
 	return true
 }
 
-// uses tells whether a router sends packets for a destination over a link, alone or with others.
+// uses reports whether a router sends packets for a destination over a link, alone or among others.
 func (g *graph) uses(link, destination int32) bool {
 	l := &g.Links[link]
 	from, to := int32(l.From), int32(l.To)
@@ -269,7 +270,7 @@ func (p *Plan) add(r Repair) {
 	p.Repairs = append(p.Repairs, r)
 }
 
-// fallBack protects against failures of single links what else is unprotected.
+// fallBack protects the remaining destinations against failures of single links.
 func (p *Plan) fallBack(g *graph) {
 	links := &Plan{Network: p.Network, Node: p.Node, Mode: Link, Failures: g.failures(int32(p.Node), Link), index: map[[2]int]int{}}
 	for i := range links.Failures {

@@ -23,7 +23,7 @@ func read(t testing.TB, text string) *topo.Network {
 	return n
 }
 
-// square is a ring of four and one behind it:
+// square is a ring of four with one node behind it:
 //
 //	a 1 b 1 c
 //	1       1
@@ -56,7 +56,7 @@ func TestPlans(t *testing.T) {
 		options             plan.Options
 		want                string
 	}{
-		// d would send packets for b back to a: its way over e costs more. So e's neighbour is entered by force.
+		// d would send packets for b back to a: its way over e costs more. So the link to e is forced.
 		{"link", square, "a", plan.Options{Mode: plan.Link}, `b without a→b: out a→d d→e cost 12
 c without a→b: out a→d d→e cost 11
 e without a→b: out a→d d→e cost 10
@@ -77,20 +77,20 @@ c without a→b: cut
 e without a→b: cut
 d without a→d: cut
 `},
-		// The other way over the LAN goes through the same interface.
+		// The other way over the LAN uses the same interface.
 		{"lan", lan, "a", plan.Options{Mode: plan.Link}, `b without a→b: out a→d d→e cost 12
 c without a→b: out a→d d→e cost 11
 e without a→b: out a→d d→e cost 10
 d without a→d: out a→b e→d cost 12
 `},
-		// The parallel link takes over; b's own table would use any of the two, but b is not on the way back.
+		// The parallel link takes over. b's own table could use both, but b is not on the way back.
 		{"parallel", strings.ReplaceAll(square, "from: a, to: b}", "from: a, to: b}\n  - {from: a, to: b, metric: 3}"), "a", plan.Options{Mode: plan.Link},
 			`b without a→b #1: out a→b #2  cost 3
 c without a→b #1: out a→b #2  cost 4
 e without a→b #1: out a→b #2  cost 5
 d without a→d: out a→b #1 e→d cost 12
 `},
-		// An End.X over the second of two equal links: one cannot say so by End.
+		// An End.X over the second of two equal links: End cannot select it.
 		{"risk", strings.NewReplacer("from: a, to: b}", "from: a, to: b, srlg: [duct]}", "from: d, to: e, metric: 9}",
 			"from: d, to: e, metric: 9, srlg: [duct]}\n  - {from: d, to: e, metric: 12}").Replace(square), "a", plan.Options{Mode: plan.SRLG},
 			`b without a→b and its risk group duct: out a→d d→e #2 cost 15
@@ -98,14 +98,14 @@ c without a→b and its risk group duct: out a→d d→e #2 cost 14
 e without a→b and its risk group duct: out a→d d→e #2 cost 13
 d without a→d: out a→b e→d #1 cost 12
 `},
-		// Only d can be entered, so that nothing helps b and c.
+		// Only d has a SID, so b and c have no repair.
 		{"missing SIDs", strings.ReplaceAll(square, "{name: d}", "{name: d, end: fc00:d::1}"), "a", plan.Options{Mode: plan.Link},
 			`b without a→b: SIDs are missing for it
 c without a→b: SIDs are missing for it
 e without a→b: SIDs are missing for it
 d without a→d: SIDs are missing for it
 `},
-		// Nobody goes through d, even if packets could.
+		// No path goes through d, even if packets could.
 		{"overload", strings.ReplaceAll(square, "{name: d}", "{name: d, overload: true}"), "a", plan.Options{Mode: plan.Link}, `d without a→d: out a→b e→d cost 12
 b without a→b: cut
 c without a→b: cut
@@ -123,9 +123,8 @@ e without a→b: cut
 	}
 }
 
-// TestOverloadIsNotPassed has a way through an overloaded router tie with the way that packets take after the failure: as a
-// segment's end, as the start of an adjacency segment, and as the neighbor that gets packets without a segment. The
-// router itself stays a destination.
+// TestOverloadIsNotPassed ties a way through an overloaded router with the post-failure way. The router is a
+// segment's end, the start of an adjacency segment, or the neighbor without a segment. It stays a destination.
 func TestOverloadIsNotPassed(t *testing.T) {
 	for name, c := range map[string]struct {
 		links string
@@ -157,8 +156,7 @@ func TestOverloadIsNotPassed(t *testing.T) {
 	}
 }
 
-// A segment may not be used if one of its equal paths meets the failure: from a to d without a–b, c is not safe to
-// leave alone with packets for b's side.
+// A segment is unusable if one of its equal paths meets the failure.
 func TestEqualPaths(t *testing.T) {
 	n := read(t, `nodes: [{name: s}, {name: f}, {name: x}, {name: y}, {name: d}]
 links:
@@ -176,13 +174,13 @@ links:
 	if !ok {
 		t.Fatal("d has no repair")
 	}
-	// x has two ways of cost 3 to d, one back over s: so y must be named.
+	// x has two ways of cost 3 to d, one back over s: so the list must name y.
 	if got := plan.ListName(n, r.Segments); got != "y" {
 		t.Errorf("segments %q, want y", got)
 	}
 }
 
-// random is a connected network in which distances are often equal.
+// random returns a connected network with many equal distances.
 func random(nodes int, r *rand.Rand) *topo.Network {
 	b := topo.NewBuilder("random")
 	for i := range nodes {
@@ -203,8 +201,8 @@ func random(nodes int, r *rand.Rand) *topo.Network {
 	return n
 }
 
-// What the plan says a repair costs is the distance without what failed, by another algorithm (Bellman and Ford's):
-// so the shortest paths that are computed from those before are right.
+// The metric of a repair equals the distance without the failed links by another algorithm (Bellman and Ford's). This
+// verifies the incremental shortest paths.
 func TestMetrics(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	checked := 0
@@ -250,7 +248,7 @@ func bellmanFord(n *topo.Network, down []int, from int) []float64 {
 	return d
 }
 
-// BenchmarkPlan is one router's plan for its links, in a network of a thousand routers, with nothing known before.
+// BenchmarkPlan computes one router's plan for its links in a network of a thousand routers, without cached paths.
 func BenchmarkPlan(b *testing.B) {
 	n := random(1000, rand.New(rand.NewPCG(1, 2)))
 	for i := 0; b.Loop(); i++ {

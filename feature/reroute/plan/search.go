@@ -6,19 +6,19 @@ import "slices"
 
 // search finds the shortest segment lists from one router to all nodes, along the paths of a tree.
 //
-// It is a dynamic program over the nodes in the order of their distance. A packet is fresh at a node when the segment
-// that brought it there is used up; there it may be sent anywhere. Two numbers are known of each node y:
+// It is a dynamic program over the nodes in the order of their distance. A packet is fresh at a node after using up
+// its current segment. There it can be sent anywhere. Each node y has two numbers:
 //
 //	fresh(y)  the segments needed until a packet is fresh at y
-//	reach(y)  the segments needed until a packet arrives at y, by a segment or address of y's that it may go on with:
-//	          the least fresh(x) of all x from which all shortest paths to y are safe, y itself among them
+//	reach(y)  the segments needed until a packet arrives at y, by a segment or an address of y:
+//	          the least fresh(x) of all x with only safe shortest paths to y, including y itself
 //
-// The router's neighbours get packets fresh at no cost, for it chooses their interface. Then
+// The router chooses the interface, so its neighbours get packets fresh at no cost. Then
 //
 //	fresh(y) = 1 + min(reach(y) before y itself counts,   End of y
-//	                   reach(z) for a link z→y)           End.X of z, which reach(z) takes the packet to
+//	                   reach(z) for a link z→y)           End.X of z, after arriving at z
 //
-// and a destination needs reach(destination) segments, for its own address is not one.
+// and a destination needs reach(destination) segments, because its own address is not a segment.
 type search struct {
 	g     *graph
 	t     *tree
@@ -26,22 +26,22 @@ type search struct {
 	reach []step
 }
 
-// step is how the best list gets to a node.
+// step is the last step of the best list to a node.
 type step struct {
-	cost uint32 // segments, and the adjacency segments among them as a fraction: fewer of these are better
-	from int32  // reach: the node at which it was fresh last. fresh: the node whose reach goes before
-	link int32  // fresh: the first link, or that of End.X, or none
+	cost uint32 // segments, plus a fraction for each adjacency segment: fewer of these are better
+	from int32  // reach: the last node with the packet fresh. fresh: the node reached before
+	link int32  // fresh: the first link, or the link of End.X, or none
 }
 
 const (
 	segment   = 1 << 12 // one segment in step.cost
-	adjacency = 1       // what an adjacency segment adds
+	adjacency = 1       // surcharge of an adjacency segment
 	never     = 1 << 31
 	noLink    = -1
 )
 
-// search runs over the paths in t that lead to the targets. usesFailed tells whether t is of the whole network, so
-// that lists may cross what f takes away by its adjacency segments.
+// search computes the lists along the paths of t to the targets. usesFailed means t is of the whole network, so
+// adjacency segments may cross failed links.
 func (g *graph) search(t *tree, f *failure, usesFailed bool, targets []int32) *search {
 	s := &search{g: g, t: t, fresh: make([]step, len(g.Nodes)), reach: make([]step, len(g.Nodes))}
 	for i := range s.fresh {
@@ -56,7 +56,7 @@ func (g *graph) search(t *tree, f *failure, usesFailed bool, targets []int32) *s
 			continue
 		}
 		for _, x := range before {
-			// A packet that is fresh at a router with the overload bit would pass it (ISO 10589 section 7.2.8.1).
+			// A packet fresh at an overloaded router would be forwarded by it (ISO 10589 section 7.2.8.1).
 			if g.Nodes[x].Overload {
 				continue
 			}
@@ -88,14 +88,14 @@ func (s *search) towards(targets []int32, open func(int32) bool) []bool {
 	return on
 }
 
-// shortest tells whether a link is on a shortest path of the tree.
+// shortest reports whether a link is on a shortest path of the tree.
 func (s *search) shortest(link int32) bool {
 	l := &s.g.Links[link]
 	d := s.t.dist[l.From]
 	return d < infinite && d+s.g.cost[link] == s.t.dist[l.To] && (!s.g.Nodes[l.From].Overload || int32(l.From) == s.t.source)
 }
 
-// arrive sets fresh(y), and lets reach(y) profit from it.
+// arrive sets fresh(y), and improves reach(y) by it.
 func (s *search) arrive(y int32, open func(int32) bool) {
 	best := step{never, -1, noLink}
 	if s.reach[y].cost < never && (!s.g.useSIDs || s.g.Nodes[y].End.IsValid()) {
@@ -124,7 +124,7 @@ func (s *search) arrive(y int32, open func(int32) bool) {
 	}
 }
 
-// list is the best way to a node: the first link, and the segments after it.
+// list returns the best way to a node: the first link and the segments after it.
 func (s *search) list(d int32) (first int, segments []Segment, ok bool) {
 	if s.reach[d].cost >= never {
 		return 0, nil, false
@@ -138,7 +138,7 @@ func (s *search) list(d int32) (first int, segments []Segment, ok bool) {
 		}
 		if how.link == noLink {
 			segments = append(segments, Segment{int(x), -1})
-			// reach(x) before x itself counted: the same, for fresh(x) is more.
+			// reach(x) before x itself counted is unchanged, because fresh(x) is more.
 		} else {
 			segments = append(segments, Segment{int(how.from), int(how.link)})
 		}

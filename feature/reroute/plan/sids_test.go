@@ -11,7 +11,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/plan"
 )
 
-// line is a ring in which a needs End of c, or End.X of c to d, for what lies behind, as the metric of c to d is.
+// sids is a ring. Depending on the metric of c to d, a needs End of c, or End.X of c to d, for the nodes behind.
 const sids = `nodes:
   - {name: a}
   - {name: b, end: fc00:b::1}
@@ -26,7 +26,7 @@ links:
   - {from: e, to: a, metric: 10}
 `
 
-// A list ends with a function that takes the outer header off, for Linux drops End and End.X without a next segment.
+// A list ends with a function removing the outer header, because Linux drops End and End.X without a next segment.
 func TestSIDs(t *testing.T) {
 	for _, c := range []struct{ c6, d6, e6, dx, cd, want string }{
 		// The failure is of a→e: e is reached over c, d and back.
@@ -53,7 +53,7 @@ func TestSIDs(t *testing.T) {
 	}
 }
 
-// IPv4 packets need End.DT4 where IPv6 packets need End.DT6.
+// IPv4 packets need End.DT4 in place of End.DT6.
 func TestSIDs4(t *testing.T) {
 	for _, c := range []struct{ c6, d6, e6, dx, cd, want string }{
 		{cd: "10", c6: ", dt46: 'fc00:c::46'", want: "fc00:c::46"},

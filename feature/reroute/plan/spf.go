@@ -8,19 +8,19 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// infinite is the distance to where there is no way.
+// infinite is the distance of unreachable nodes.
 const infinite = math.MaxUint64 / 4
 
-// graph is a network laid out for shortest paths.
+// graph is a network arranged for shortest paths.
 type graph struct {
 	*topo.Network
-	start   []int32 // of node i's links in order
+	start   []int32 // start of node i's links in order
 	order   []int32 // links by From
 	cost    []uint64
-	pre     []*tree // shortest paths in the whole network, by source, made when asked for
+	pre     []*tree // shortest paths in the whole network by source, computed on demand
 	heap    heap
-	stamp   []uint32 // which nodes and
-	links   []uint32 // links this round of a change has marked
+	stamp   []uint32 // nodes and
+	links   []uint32 // links marked in this round of a change
 	round   uint32
 	useSIDs bool
 }
@@ -43,17 +43,17 @@ func newGraph(n *topo.Network) *graph {
 	return g
 }
 
-// out are the links of a node.
+// out returns the links of a node.
 func (g *graph) out(node int32) []int32 { return g.order[g.start[node]:g.start[node+1]] }
 
-// tree holds the distances from one node, and the nodes that can be reached in the order of their distance.
+// tree holds the distances from one node, and the reachable nodes ordered by distance.
 type tree struct {
 	source int32
 	dist   []uint64
 	near   []int32
 }
 
-// from gives the shortest paths from a node in the whole network.
+// from returns the shortest paths from a node in the whole network.
 func (g *graph) from(node int32) *tree {
 	if g.pre[node] == nil {
 		g.pre[node] = g.spf(node)
@@ -61,10 +61,10 @@ func (g *graph) from(node int32) *tree {
 	return g.pre[node]
 }
 
-// dist is the distance in the whole network, as node x knows it.
+// dist returns the distance in the whole network, as known to node x.
 func (g *graph) dist(x, y int32) uint64 { return g.from(x).dist[y] }
 
-// spf is Dijkstra's algorithm. A router with the overload bit is reached, not passed (ISO 10589 section 7.2.8.1).
+// spf is Dijkstra's algorithm. An overloaded router is reached, but not passed (ISO 10589 section 7.2.8.1).
 func (g *graph) spf(source int32) *tree {
 	t := &tree{source: source, dist: make([]uint64, len(g.Nodes)), near: make([]int32, 0, len(g.Nodes))}
 	for i := range t.dist {
@@ -77,7 +77,7 @@ func (g *graph) spf(source int32) *tree {
 	return t
 }
 
-// settle finishes the nodes on the heap and what is reached through them, without the links that f takes away.
+// settle finishes the nodes on the heap and the nodes behind them, without the failed links of f.
 func (g *graph) settle(t *tree, f *failure) {
 	for len(g.heap) > 0 {
 		d, x := g.heap.pop()
@@ -98,9 +98,9 @@ func (g *graph) settle(t *tree, f *failure) {
 	}
 }
 
-// without gives the shortest paths when something has failed, from those before: nodes below what failed lose their
-// distance and get it anew from their other neighbours, all others keep theirs (as in RFC 5286's and ARPANET's
-// incremental SPF).
+// without computes the shortest paths after a failure from the paths before. Nodes without a remaining shortest path
+// get a new distance from their other neighbours. All others keep theirs (as in RFC 5286's and ARPANET's incremental
+// SPF).
 func (g *graph) without(before *tree, f *failure) *tree {
 	lost := g.lose(before, f)
 	t := &tree{source: before.source, dist: append([]uint64(nil), before.dist...), near: make([]int32, 0, len(before.near))}
@@ -132,7 +132,7 @@ func (g *graph) without(before *tree, f *failure) *tree {
 	return t
 }
 
-// lose marks and lists the nodes all of whose shortest paths are gone, nearest first.
+// lose marks and lists the nodes without a remaining shortest path, nearest first.
 func (g *graph) lose(before *tree, f *failure) (lost []int32) {
 	g.round++
 	for _, x := range before.near {
@@ -157,7 +157,7 @@ func (g *graph) lose(before *tree, f *failure) (lost []int32) {
 	return lost
 }
 
-// merge puts the nodes that kept their distance and those that got one anew into one order.
+// merge merges the nodes with a kept and a new distance into one order.
 func merge(t *tree, kept, anew []int32, lost func(int32) bool) []int32 {
 	out := t.near
 	for _, x := range kept {
@@ -172,7 +172,7 @@ func merge(t *tree, kept, anew []int32, lost func(int32) bool) []int32 {
 	return append(out, anew...)
 }
 
-// heap is a binary heap of nodes by distance, ties by number: what is planned must not depend on chance.
+// heap is a binary heap of nodes by distance, ties by number, so plans are deterministic.
 type heap []heapItem
 
 type heapItem struct {

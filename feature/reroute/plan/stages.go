@@ -4,30 +4,31 @@ package plan
 
 import "fmt"
 
-// When a network changes, routers learn of it at different moments, and while some route as before and others as
-// after, packets may circle between them (micro-loops, RFC 5715). Delaying the routers next to the failure (RFC 8333)
-// prevents such loops there, not elsewhere. Detours prevent all of them, whatever the order, in two steps:
+// When a network changes, routers learn of it at different moments. While some route as before and others as after,
+// packets may circle between them (micro-loops, RFC 5715). A delay in the routers next to the failure (RFC 8333)
+// prevents only loops there. Detours prevent all of them, in any order, in two steps:
 //
-//  1. Each router, as it learns of the change, sends packets for the destinations whose paths change by a detour: its
-//     path after the change, as a segment list that does not depend on who has learned of the change, for each of
-//     its segments has the same shortest paths before and after.
-//  2. When all have, which a timer of some seconds stands for, each goes over to its new routing table.
+//	1. Each router, on learning of the change, sends packets for affected destinations by a
+//	   detour. It is the path after the change, as a list of segments with equal shortest
+//	   paths before and after, so it does not depend on other routers' knowledge.
+//	2. After all routers have learned of it (a timer of some seconds), each uses its new
+//	   routing table.
 //
-// In step 1 a packet moves along the old paths, which get it nearer at each hop, until a router sends it on a detour,
-// which arrives. In step 2 the same holds of the new paths. Routers next to a failure repair packets from the start:
-// their repair is their detour.
+// In step 1 a packet follows the old paths, getting nearer at each hop, until a router sends it on a detour, and the
+// detour arrives. In step 2 the same is true of the new paths. Routers next to a failure repair packets from the
+// start: their repair is their detour.
 
-// Detour is what one router does with packets for one destination during a change.
+// Detour is one router's handling of packets for one destination during a change.
 type Detour struct {
 	Destination int
-	Out         int       // link over which packets leave
+	Out         int       // output link
 	Segments    []Segment // in order of travel
 	Metric      uint64    // of the path after the change
 }
 
-// Detours lists those of a router, by destination, for a failure (up is false) or for the return of what had failed (up
-// is true; the network is then that with it). Destinations that no path leads to after the change have none, nor have
-// those whose paths stay the same; missing are those that have none for want of SIDs.
+// Detours lists the detours of a router by destination, for a failure (up is false) or for its end. With up, the
+// network includes the failed part. Destinations without a path after the change have none, nor have unaffected ones.
+// missing lists the destinations without a detour for lack of SIDs.
 func (p *Planner) Detours(router int, f Failure, up bool) (detours []Detour, missing []int) {
 	g := p.g
 	if router == f.Node {
@@ -63,7 +64,7 @@ func (p *Planner) Detours(router int, f Failure, up bool) (detours []Detour, mis
 	return detours, missing
 }
 
-// everywhere lists what can fail in a mode in the whole network, each once.
+// everywhere lists all possible failures of a mode in the whole network.
 func (p *Planner) everywhere(mode Mode) (out []Failure) {
 	seen := map[string]bool{}
 	for l := range p.g.Links {

@@ -10,18 +10,18 @@ import (
 	"slices"
 )
 
-// Builder makes a network step by step.
+// Builder builds a network step by step.
 type Builder struct {
 	n      *Network
 	byName map[string]int
 }
 
-// NewBuilder begins a network of that name.
+// NewBuilder starts a network with a name.
 func NewBuilder(name string) *Builder {
 	return &Builder{n: &Network{Name: name}, byName: map[string]int{}}
 }
 
-// Node adds a router and returns its index; a name that is there already gives the router that has it.
+// Node adds a router and returns its index. For an existing name it returns that router's index.
 func (b *Builder) Node(name string) int {
 	if i, ok := b.byName[name]; ok {
 		return i
@@ -32,11 +32,10 @@ func (b *Builder) Node(name string) int {
 	return i
 }
 
-// At gives the node that was made by Node for changes, until the next node is added.
+// At returns a node for changes. The pointer is valid until the next node is added.
 func (b *Builder) At(i int) *Node { return &b.n.Nodes[i] }
 
-// Link adds both directions of an adjacency; each is given as seen from its own From. It returns the index of
-// the first.
+// Link adds both directions of an adjacency, each as seen from its own From. It returns the index of the first.
 func (b *Builder) Link(there, back Link) int {
 	i := len(b.n.Links)
 	there.Reverse, back.Reverse = i+1, i
@@ -51,12 +50,12 @@ func (b *Builder) Link(there, back Link) int {
 	return i
 }
 
-// Cable adds an adjacency with the same metric in both directions.
+// Cable adds an adjacency with equal metrics in both directions.
 func (b *Builder) Cable(from, to int, metric uint32) int {
 	return b.Link(Link{From: from, To: to, Metric: metric}, Link{Metric: metric})
 }
 
-// Announce adds a prefix of a router; of one that is there already the lower metric counts.
+// Announce adds a prefix of a router. If the router already has the prefix, the lower metric counts.
 func (b *Builder) Announce(node int, p netip.Prefix, metric uint32) {
 	x := b.At(node)
 	p = p.Masked()
@@ -73,12 +72,12 @@ func (b *Builder) Announce(node int, p netip.Prefix, metric uint32) {
 	}
 }
 
-// note adds a sentence about what the network leaves out.
+// note adds a sentence about omitted parts of the source.
 func (b *Builder) note(format string, a ...any) {
 	b.n.Notes = append(b.n.Notes, fmt.Sprintf(format, a...))
 }
 
-// Network checks and returns what was built.
+// Network checks and returns the network.
 func (b *Builder) Network() (*Network, error) {
 	if len(b.n.Nodes) == 0 {
 		return nil, fmt.Errorf("network %s has no node", b.n.Name)
@@ -86,14 +85,14 @@ func (b *Builder) Network() (*Network, error) {
 	return b.n, b.n.Check()
 }
 
-// half is one direction that a source gives alone, with what may tell it from parallel ones.
+// half is one direction from a source listing directions separately, with hints to pair it.
 type half struct {
 	Link
-	mine, other string // equal to the other direction's other and mine, "" if unknown
+	mine, other string // equal to the other direction's other and mine; "" if unknown
 }
 
-// join pairs directions. Routers use an adjacency only if both ends announce it (ISO 10589 section 7.2.8.2), so what
-// stays alone is noted and left out.
+// join pairs directions. Routers use an adjacency only if both ends announce it (ISO 10589 section 7.2.8.2). Unpaired
+// directions are noted and omitted.
 func (b *Builder) join(halves []half) {
 	used := make([]bool, len(halves))
 	byEnds := map[[2]int][]int{}
@@ -115,7 +114,7 @@ func (b *Builder) join(halves []half) {
 		}
 	}
 	match(func(x, y half) bool { return x.mine != "" && x.mine == y.other && x.other == y.mine })
-	// Of parallel links that nothing tells apart those of one metric belong together, as most links have one.
+	// Indistinguishable parallel links are paired by equal metrics, because most links have equal ones.
 	match(func(x, y half) bool { return (x.mine == "" || y.mine == "") && x.Metric == y.Metric })
 	match(func(x, y half) bool { return x.mine == "" || y.mine == "" })
 	for i, h := range halves {
@@ -125,13 +124,13 @@ func (b *Builder) join(halves []half) {
 	}
 }
 
-// member is a router's attachment to a shared medium: a link to nowhere.
+// member is a router's attachment to a shared medium: a link without To.
 type member struct {
 	Link
-	endX map[int]netip.Addr // its End.X SIDs, by the neighbour
+	endX map[int]netip.Addr // its End.X SIDs by neighbour
 }
 
-// lan joins every two routers of a shared medium.
+// lan links every two routers of a shared medium.
 func (b *Builder) lan(name string, members []member) {
 	slices.SortStableFunc(members, func(x, y member) int { return cmp.Compare(x.From, y.From) })
 	for i, x := range members {
@@ -148,7 +147,7 @@ func (b *Builder) lan(name string, members []member) {
 	}
 }
 
-// metric makes what a file says of a link a metric: rounded, and at least 1.
+// metric converts a number from a file to a metric: rounded, and at least 1.
 func metric(v float64) (uint32, error) {
 	v = math.Round(v)
 	if math.IsNaN(v) || v < 0 || v > maxMetric {
@@ -157,7 +156,7 @@ func metric(v float64) (uint32, error) {
 	return uint32(max(v, 1)), nil
 }
 
-// Names lists the nodes so far.
+// Names lists the nodes added so far.
 func (b *Builder) Names() []string {
 	var out []string
 	for _, x := range b.n.Nodes {

@@ -11,12 +11,11 @@ import (
 	"unicode/utf8"
 )
 
-// maxName bounds a name of a router, a medium, a risk group or an interface, in bytes.
+// maxName is the longest name of a router, medium, risk group or interface, in bytes.
 const maxName = 255
 
-// checkName refuses names that no command line can say, or that a reader takes for
-// another: control and invisible characters, blanks at an end, and the arrow between the
-// names of a link's routers.
+// checkName rejects names unusable on a command line or easily confused: control and invisible characters, blanks at
+// an end, and the arrow between a link's routers.
 func checkName(what, name string) error {
 	odd := func(r rune) bool { return !unicode.IsPrint(r) || r == '→' }
 	switch at := strings.IndexFunc(name, odd); {
@@ -33,7 +32,7 @@ func checkName(what, name string) error {
 	return nil
 }
 
-// checkNames is checkName for all that a link names.
+// checkNames checks all names of a link.
 func (l *Link) checkNames() error {
 	errs := []error{checkName("interface", l.Interface), checkName("lan", l.LAN)}
 	for _, g := range l.SRLGs {
@@ -42,7 +41,7 @@ func (l *Link) checkNames() error {
 	return errors.Join(errs...)
 }
 
-// sidOwners says which function of which router or link has a SID.
+// sidOwners maps each SID to its function and its router or link.
 type sidOwners map[netip.Addr]string
 
 func (o sidOwners) add(sid netip.Addr, function, of string) error {
@@ -57,7 +56,7 @@ func (o sidOwners) add(sid netip.Addr, function, of string) error {
 	return nil
 }
 
-// node adds the SIDs of a router. One address as End.DT6 and End.DT4 is an End.DT46.
+// node adds the SIDs of a router. One address as both End.DT6 and End.DT4 is an End.DT46.
 func (o sidOwners) node(x *Node) error {
 	errs := []error{o.add(x.End, "end", "node "+x.Name), o.add(x.DT6, "dt6", "node "+x.Name)}
 	if x.DT4 != x.DT6 {
@@ -71,7 +70,7 @@ func (o sidOwners) link(endX, dx6 netip.Addr, from, to string) error {
 	return errors.Join(o.add(endX, "endx", of), o.add(dx6, "dx6", of))
 }
 
-// checkSIDs says which SIDs are there twice. A repair by such a one may lead elsewhere.
+// checkSIDs reports duplicate SIDs. A repair by one of them may lead elsewhere.
 func (n *Network) checkSIDs() error {
 	owners, errs := sidOwners{}, []error(nil)
 	for i := range n.Nodes {

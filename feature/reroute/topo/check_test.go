@@ -10,8 +10,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// A neighbour chooses its hostname: an odd one gives way to the system id, and the
-// network is read all the same.
+// A neighbour chooses its hostname. An invalid one is replaced by the system id, and the network is read.
 func TestOddHostname(t *testing.T) {
 	b, err := os.ReadFile("testdata/isis.txt")
 	if err != nil {

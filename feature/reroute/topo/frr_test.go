@@ -17,8 +17,8 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// What real isisd and ospf6d print of one network is that network: parallel links told apart, a LAN, a metric that
-// differs by direction.
+// The output of real isisd and ospf6d describes the network: parallel links, a LAN, and different metrics per
+// direction.
 func TestFRR(t *testing.T) {
 	frrtest.Need(t, "isisd", "ospf6d")
 	n := frrtest.NewNet(t, "a", "b", "c", "d")
@@ -54,7 +54,7 @@ func TestFRR(t *testing.T) {
 	ospf6 := check("ospf6", byID, func() (*topo.Network, error) {
 		return topo.Read("ospf6", []byte(routers[0].Vtysh("show ipv6 ospf6 database detail json")))
 	})
-	// The router that was asked knows its own interfaces' names, and parallel links by them.
+	// The queried router knows its own interfaces, so it distinguishes parallel links.
 	for _, x := range []*topo.Network{isis, ospf6} {
 		var mine []string
 		for i, l := range x.Links {
@@ -77,13 +77,13 @@ func TestFRR(t *testing.T) {
 			}
 		}
 	}
-	// The JSON of isisd is refused, for it keeps one adjacency of several.
+	// isisd's JSON is rejected, because it keeps one adjacency of several.
 	if _, err := topo.Read("isis", []byte(routers[0].Vtysh("show isis database detail json"))); err == nil || !strings.Contains(err.Error(), topo.ISISCommand) {
 		t.Errorf("isisd's JSON: %v", err)
 	}
 }
 
-// without tells whether a router is there that does not announce everything yet.
+// without reports whether a router does not announce everything yet.
 func without(n *topo.Network) bool {
 	for i, x := range n.Nodes {
 		if len(x.Prefixes) < 3 || !slices.ContainsFunc(x.Prefixes, func(p netip.Prefix) bool { return p.Addr() == frrtest.Loopback(i) }) {
@@ -93,7 +93,7 @@ func without(n *topo.Network) bool {
 	return false
 }
 
-// named tells whether the router that was asked knows its interfaces, for it has heard of its neighbours.
+// named reports whether the queried router knows its interfaces by its neighbours.
 func named(n *topo.Network) bool {
 	return !slices.ContainsFunc(n.Links, func(l topo.Link) bool { return n.Nodes[l.From].Name == n.Self && l.Interface == "" })
 }

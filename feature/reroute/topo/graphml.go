@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// metricNames are the attributes of an edge that give its metric, the first found counts. Kilometres ("dist") are a
-// metric in steps of one; without any, every link's is 1.
+// metricNames are the edge attributes holding the metric; the first one found counts. Distances in kilometres
+// ("dist") become metrics in steps of one. Without any attribute the metric is 1.
 var metricNames = []string{"metric", "weight", "cost", "dist"}
 
 type graphML struct {
@@ -46,11 +46,11 @@ type graphMLEdge struct {
 	Data   []graphMLData `xml:"data"`
 }
 
-// readGraphML reads the subset of GraphML (graphml.graphdrawing.org) that the Topology Zoo and networkx write.
+// readGraphML reads the subset of GraphML (graphml.graphdrawing.org) written by the Topology Zoo and networkx.
 func readGraphML(file string, data []byte) (*Network, error) {
 	var doc graphML
 	d := xml.NewDecoder(bytes.NewReader(data))
-	// The declared charset: everything but UTF-8 and its subset would need a table.
+	// Charsets other than UTF-8 and ASCII would need tables.
 	d.CharsetReader = func(charset string, r io.Reader) (io.Reader, error) {
 		if strings.EqualFold(charset, "us-ascii") || strings.EqualFold(charset, "ascii") {
 			return r, nil
@@ -118,19 +118,19 @@ func readGraphML(file string, data []byte) (*Network, error) {
 	return n, nil
 }
 
-// loose builds a network from a file of a general format, in which nodes have an id and perhaps a label.
+// loose builds a network from a general format, with an id and an optional label per node.
 type loose struct {
 	b     *Builder
 	ids   map[string]int
 	edges []half
-	// Links whose metric is not the source's: without one, and rounded, of which an example.
+	// Number of links without a metric, number of rounded metrics, and an example.
 	without, rounded int
 	example          string
 }
 
 func newLoose(name string) *loose { return &loose{b: NewBuilder(name), ids: map[string]int{}} }
 
-// node adds one. Labels are not unique in the Zoo ("?"), ids are.
+// node adds a node. In the Zoo ids are unique, but labels are not ("?").
 func (l *loose) node(id, label string, at *Point) error {
 	if id == "" {
 		return errors.New("a node has no id")
@@ -156,7 +156,7 @@ func (l *loose) node(id, label string, at *Point) error {
 	return nil
 }
 
-// edge adds one. Without a metric it has 1.
+// edge adds an edge. Without a metric it gets 1.
 func (l *loose) edge(from, to string, given *float64, srlgs []string) error {
 	u, ok := l.ids[from]
 	if !ok {

@@ -14,28 +14,28 @@ import (
 	"strings"
 )
 
-// ISISCommand is what makes isisd print all that a network needs. The database alone names neighbours by system id
-// and LSPs by hostname.
+// ISISCommand makes isisd print everything a network needs. The database alone names neighbours by system id and LSPs
+// by hostname.
 const ISISCommand = "vtysh -c 'show isis hostname' -c 'show isis neighbor detail' -c 'show isis database detail'"
 
-// refuseISISJSON says why: isisd (seen in FRR 8.4, and in the sources of its later versions) writes the TLVs of an LSP
-// as keys of one JSON object, so that of all adjacencies, and of all LSPs, only the last is left.
+// refuseISISJSON rejects isisd's JSON with the reason. isisd (seen in FRR 8.4, and in the sources of later versions)
+// writes the TLVs of an LSP as keys of one JSON object. Of all adjacencies, and of all LSPs, only the last remains.
 func refuseISISJSON(file string, _ []byte) (*Network, error) {
 	return nil, fmt.Errorf("%s: isisd's JSON keeps only the last adjacency of an LSP and the last LSP of a level: give what %s prints", file, ISISCommand)
 }
 
-// isisSystem is one system, or one pseudonode, in one level: the fragments of its LSP together.
+// isisSystem is one system or pseudonode in one level, with all fragments of its LSP.
 type isisSystem struct {
-	id       string // 0000.0000.0001.00; "" until it is known
-	shown    string // the name in the header
-	self     bool   // of the router that was asked
+	id       string // 0000.0000.0001.00; "" while unknown
+	shown    string // name in the header
+	self     bool   // the queried router
 	overload bool
 	prefixes []isisAnnounced
 	end      netip.Addr
 	dt6, dt4 netip.Addr
 	locator  netip.Prefix
-	reach    map[bool][]isisReach // by whether they are of the IPv6 topology (RFC 5120)
-	mt       bool                 // takes part in it
+	reach    map[bool][]isisReach // true: of the IPv6 topology (RFC 5120)
+	mt       bool                 // takes part in the IPv6 topology
 }
 
 type isisReach struct {
@@ -43,7 +43,7 @@ type isisReach struct {
 	metric        uint64
 	local, remote netip.Addr
 	endX          netip.Addr
-	lanEndX       map[string]netip.Addr // by the neighbour's system id, where to is a pseudonode
+	lanEndX       map[string]netip.Addr // by the neighbour's system id, if to is a pseudonode
 }
 
 type isisAnnounced struct {
@@ -51,7 +51,7 @@ type isisAnnounced struct {
 	metric uint64
 }
 
-// maxPrefixMetric is the greatest metric of a prefix that is of use: RFC 5305 section 4, RFC 5308 section 2.
+// maxPrefixMetric is the greatest valid metric of a prefix: RFC 5305 section 4, RFC 5308 section 2.
 const maxPrefixMetric = 0xFE000000
 
 var (
@@ -77,12 +77,12 @@ type isisReader struct {
 	now       *isisSystem
 	edge      *isisReach
 	ids       map[string]string // name → system id
-	latest    map[string]string // name in a header → system id of the last LSP that had it
+	latest    map[string]string // name in a header → system id of the last LSP with it
 	self      string            // system id
 	ports     []isisPort
 }
 
-// readISIS reads what ISISCommand prints. Of two levels it takes level 2, the backbone.
+// readISIS reads the output of ISISCommand. Of two levels it uses level 2, the backbone.
 func readISIS(file string, data []byte) (*Network, error) {
 	levels := splitLevels(data)
 	body, ok := levels[2]
@@ -134,7 +134,7 @@ func splitLevels(data []byte) map[int][]numbered {
 			out[level] = append(out[level], numbered{text, i + 1})
 		}
 	}
-	for l, lines := range out { // isisd names empty levels, too
+	for l, lines := range out { // isisd lists empty levels too
 		if !slices.ContainsFunc(lines, func(n numbered) bool { return isisHeader.MatchString(n.text) }) {
 			delete(out, l)
 		}
@@ -164,7 +164,7 @@ func (r *isisReader) line(text string) error {
 		mt := m[1] == "MT"
 		if mt && m[4] != "ipv6-unicast" {
 			r.edge = nil
-			return nil // multicast and such
+			return nil // multicast and others
 		}
 		list := append(r.now.reach[mt], isisReach{to: strings.ToLower(m[2]), metric: metric})
 		r.now.reach[mt] = list
@@ -174,7 +174,7 @@ func (r *isisReader) line(text string) error {
 	return r.detail(text)
 }
 
-// detail reads a line of the TLV that was begun.
+// detail reads a line within a TLV.
 func (r *isisReader) detail(text string) error {
 	if strings.Contains(text, "MT Router Info: ipv6-unicast") {
 		r.now.mt = true
@@ -235,7 +235,7 @@ func (r *isisReader) detail(text string) error {
 			return fmt.Errorf("address %s: %w", m[1], err)
 		}
 		if re != isisEndX && to.IsValid() && !a.Is6() {
-			continue // IPv6 addresses tell links apart where there are both
+			continue // with both families, IPv6 addresses distinguish links
 		}
 		*to = a
 	}
@@ -275,7 +275,7 @@ func (r *isisReader) network() (*Network, error) {
 				continue
 			}
 			if !far.router() || e.metric > maxMetric || far == s {
-				continue // 2^24-1 is a link that is announced but not to be used (RFC 5305 section 3)
+				continue // 2^24-1 is announced, but not usable (RFC 5305 section 3)
 			}
 			l := Link{From: b.Node(r.name(id)), To: b.Node(r.name(e.to)), Metric: uint32(max(e.metric, 1)), Local: e.local, Remote: e.remote, EndX: e.endX}
 			subnet := s.subnet(e.remote)
@@ -293,7 +293,7 @@ func (r *isisReader) network() (*Network, error) {
 	return b.Network()
 }
 
-// lan joins the routers of a pseudonode: those that it lists and that list it.
+// lan links the routers of a pseudonode, if router and pseudonode list each other.
 func (r *isisReader) lan(b *Builder, s *isisSystem, mt bool) {
 	var members []member
 	for _, e := range append(slices.Clone(s.reach[false]), s.reach[true]...) {
@@ -319,7 +319,7 @@ func (r *isisReader) lan(b *Builder, s *isisSystem, mt bool) {
 	b.lan(r.name(s.id[:15]+"00")+s.id[14:], members)
 }
 
-// behavior takes an End SID; the first one of each behavior counts.
+// behavior records an End SID. The first one of each behavior counts.
 func (s *isisSystem) behavior(name string, sid netip.Addr) {
 	set := func(to *netip.Addr) {
 		if !to.IsValid() {
@@ -341,7 +341,7 @@ func (s *isisSystem) behavior(name string, sid netip.Addr) {
 
 func (s *isisSystem) router() bool { return strings.HasSuffix(s.id, ".00") }
 
-// apart tells whether a router has other edges for IPv6 than for IPv4. The edges of a pseudonode are for both.
+// apart reports whether a router's edges for IPv6 and IPv4 differ. Pseudonodes have common edges.
 func (s *isisSystem) apart() bool {
 	if !s.router() || !s.mt {
 		return false
@@ -356,7 +356,8 @@ func (s *isisSystem) apart() bool {
 	return !slices.Equal(key(s.reach[false]), key(s.reach[true]))
 }
 
-// edges are those of the IPv6 topology, if the network has one of its own and the router takes part.
+// edges returns the edges of the IPv6 topology if the network has one and the router takes part, else the common
+// ones.
 func (s *isisSystem) edges(mt bool) []isisReach {
 	if mt && s.mt {
 		return s.reach[true]
@@ -364,8 +365,8 @@ func (s *isisSystem) edges(mt bool) []isisReach {
 	return s.reach[false]
 }
 
-// subnet is the longest prefix that the router announces around an address of its neighbour's: both ends of a link
-// announce the same.
+// subnet returns the router's longest prefix covering a neighbour's address. Both ends of a link announce the same
+// one.
 func (s *isisSystem) subnet(a netip.Addr) string {
 	var best netip.Prefix
 	for _, p := range s.prefixes {

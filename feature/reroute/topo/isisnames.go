@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// isisShown is how many letters of a hostname isisd shows in an LSP's header.
+// isisShown is the number of characters of a hostname in isisd's LSP headers.
 const isisShown = 14
 
-// begin starts an LSP, or a further fragment of one. Where several hostnames begin as the header says, the LSP's own
-// Hostname tells which it is; pseudonodes and further fragments, which have none, stand behind it.
+// begin starts an LSP or a further fragment. If several hostnames match the truncated header, the LSP's own Hostname
+// decides. Pseudonodes and further fragments have none; they follow their router's LSP.
 func (r *isisReader) begin(s *isisSystem, pseudonode, fragment string) error {
 	r.now, r.edge = s, nil
 	id, known := r.ids[s.shown]
@@ -41,7 +41,7 @@ func (r *isisReader) begin(s *isisSystem, pseudonode, fragment string) error {
 	return nil
 }
 
-// register keeps an LSP with its fragments under its id.
+// register stores an LSP, merged with its fragments, under its id.
 func (r *isisReader) register(s *isisSystem, id, pseudonode string) {
 	r.latest[s.shown] = id
 	if s.self {
@@ -56,7 +56,7 @@ func (r *isisReader) register(s *isisSystem, id, pseudonode string) {
 	r.now.overload = r.now.overload || s.overload
 }
 
-// known says that an LSP has ended: whose it is must be known by now.
+// known checks at the end of an LSP that its system is known.
 func (r *isisReader) known() error {
 	if r.now != nil && r.now.id == "" {
 		return fmt.Errorf("several hostnames begin with %s, and nothing says whose LSP that is: give what %s prints", r.now.shown, ISISCommand)
@@ -64,7 +64,7 @@ func (r *isisReader) known() error {
 	return nil
 }
 
-// systemID is that of a name, or the name itself.
+// systemID returns the system id of a name, or the name itself.
 func (r *isisReader) systemID(name string) string {
 	if id, ok := r.ids[name]; ok {
 		return id
@@ -72,10 +72,10 @@ func (r *isisReader) systemID(name string) string {
 	return strings.ToLower(name)
 }
 
-// name is the hostname of a system, or its id.
+// name returns the hostname of a system, or its id.
 func (r *isisReader) name(id string) string {
 	id = strings.TrimSuffix(id, ".00")
-	if name, ok := r.hostnames[id]; ok && checkName("", name) == nil { // a neighbour's hostname is its own choice
+	if name, ok := r.hostnames[id]; ok && checkName("", name) == nil { // a neighbour chooses its hostname freely
 		return name
 	}
 	return id

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// isisPort is an adjacency of the router that was asked.
+// isisPort is an adjacency of the queried router.
 type isisPort struct {
 	neighbour, device string
 	addresses         []netip.Addr // of the neighbour, link-local ones first
@@ -17,7 +17,8 @@ type isisPort struct {
 
 var isisInterface = regexp.MustCompile(`^\s+Interface: (\S+), Level: [^,]*(?:, State: (\w+))?`)
 
-// isisPorts reads "show isis neighbor detail", if it is there: a neighbour's name stands on a line of its own above.
+// isisPorts reads the output of "show isis neighbor detail", if present. A neighbour's name is on the line above its
+// interface.
 func isisPorts(data []byte) (out []isisPort) {
 	before, up := "", false
 	for text := range strings.Lines(string(data)) {
@@ -37,8 +38,9 @@ func isisPorts(data []byte) (out []isisPort) {
 	return out
 }
 
-// nameInterfaces gives the router's own links their devices, by the neighbour's address, or where one link leads to a
-// neighbour, by its name; and the neighbour's IPv6 address, which LSPs have of point-to-point links at best.
+// nameInterfaces fills in the devices of the router's own links. It matches by the neighbour's address, or by its
+// name if only one link leads there. It also fills in the neighbour's IPv6 address, because LSPs have it for
+// point-to-point links at best.
 func (r *isisReader) nameInterfaces(b *Builder) {
 	self, ok := b.byName[b.n.Self]
 	if !ok {

@@ -14,8 +14,8 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// kept is what FRR 8.4.4 printed of four routers on one LAN, two of whose names isisd cuts to the same letters; the fourth is
-// overloaded (set-overload-bit; stub-router).
+// kept reads FRR 8.4.4's output about four routers on one LAN. isisd truncates two of the names to the same
+// characters; the fourth router is overloaded (set-overload-bit; stub-router).
 func kept(t *testing.T, file string, change ...string) *topo.Network {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", file))
@@ -29,14 +29,15 @@ func kept(t *testing.T, file string, change ...string) *topo.Network {
 	return n
 }
 
-// The adjacencies of a LAN have what a repair needs: the router's own interface, and the neighbours' addresses on it.
+// The adjacencies of a LAN have the fields needed by repairs: the router's own interface, and the neighbours'
+// addresses.
 func TestLAN(t *testing.T) {
 	const ams, ber = "averylonghostname-in-amsterdam", "averylonghostname-in-berlin"
 	for file, names := range map[string][4]string{
 		"isis-lan.txt":   {"a", "b", ams, ber},
 		"ospf6-lan.json": {"10.255.0.1", "10.255.0.2", "10.255.0.3", "10.255.0.4"},
 	} {
-		// A link that only the router itself is on tells which it is, of OSPFv3.
+		// With OSPFv3, a link of the router alone identifies it.
 		n := kept(t, file, "\"interface\":\"lo\",\n      \"lsa\":[\n", "\"interface\":\"stub\",\n      \"lsa\":[{\"type\": \"Link\", \"linkStateId\": \"0.0.0.9\", \"advertisingRouter\": \"10.255.0.1\"}\n")
 		var got []string
 		for _, x := range n.Nodes {
@@ -44,7 +45,7 @@ func TestLAN(t *testing.T) {
 				t.Errorf("%s: %s: overload %v", file, x.Name, x.Overload)
 			}
 			for _, p := range x.Prefixes {
-				// Of OSPFv3 the LAN's own prefix has the metric of the router's interface.
+				// With OSPFv3, the LAN's own prefix has the metric of the router's interface.
 				if (p.String() == "fd00:aa::1/128" || p.String() == "fd00:1::/64") && x.Metrics[p] != 10 {
 					t.Errorf("%s: metrics of %s: %v", file, x.Name, x.Metrics)
 				}
@@ -66,7 +67,7 @@ func TestLAN(t *testing.T) {
 	}
 }
 
-// Names that isisd cuts are told apart by what the LSP says of itself; what nothing tells apart is an error.
+// Truncated names are resolved by the LSP's Hostname. Unresolvable ones are an error.
 func TestISISNames(t *testing.T) {
 	const fragment = "\naverylonghostn.00-01      194   0x00000003  0xe495    1170    0/0/0\n  MT IPv6 Reachability: fd00:cc::/64 (Metric: 10) ipv6-unicast\n\n    5 LSPs\n"
 	n := kept(t, "isis-lan.txt", "\n    5 LSPs\n", fragment)
@@ -85,7 +86,7 @@ func TestISISNames(t *testing.T) {
 	}
 }
 
-// End.X SIDs of a LAN are by the neighbour, as the sources of later FRR print them; flavours of a behaviour do not matter.
+// End.X SIDs of a LAN are per neighbour, as in the sources of later FRR. Flavours of a behaviour do not matter.
 func TestLANSIDs(t *testing.T) {
 	reach := "  MT Reachability: 0000.0000.0002.02 (Metric: 10) ipv6-unicast\n  IPv4 Interface Address: 10.77.1.1\n"
 	sids := "  MT Reachability: 0000.0000.0002.02 (Metric: 10) ipv6-unicast\n"
@@ -107,7 +108,7 @@ func TestLANSIDs(t *testing.T) {
 	}
 }
 
-// Where IPv6 has another topology than IPv4, nothing is said of IPv4.
+// If IPv6 and IPv4 have different topologies, IPv4 is omitted.
 func TestTopologiesApart(t *testing.T) {
 	four := func(n *topo.Network) (count int) {
 		for _, x := range n.Nodes {
@@ -129,8 +130,8 @@ func TestTopologiesApart(t *testing.T) {
 	}
 }
 
-// Parallel links that nothing tells apart, as without mpls-te, belong together by their metrics; what is announced as
-// unreachable, or of another topology, is not there.
+// Indistinguishable parallel links, as without mpls-te, are paired by metric. Unreachable ones and other topologies
+// are omitted.
 func TestUntold(t *testing.T) {
 	n := kept(t, "isis-lan.txt",
 		"  MT Reachability: 0000.0000.0002.02 (Metric: 10) ipv6-unicast\n  IPv4 Interface Address: 10.77.1.1\n",

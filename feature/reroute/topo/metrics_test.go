@@ -9,7 +9,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// Metrics that are not the file's are told of.
+// Changed metrics are noted.
 func TestMetricNotes(t *testing.T) {
 	graph := func(edges string) string {
 		return `{"directed": false, "nodes": [{"id": 1}, {"id": 2}, {"id": 3}], "edges": [` + edges + `]}`
@@ -46,7 +46,7 @@ func TestMetricNotes(t *testing.T) {
 	}
 }
 
-// Names may be written with any escape of JSON.
+// Names accept any JSON escape.
 func TestJSONEscapes(t *testing.T) {
 	n, err := topo.Read("net", []byte(`{"directed": false, "nodes": [{"id": "a\/1"}, {"id": "b\ud83d\ude00"}, {"id": "c\u00e9\""}],
 "edges": [{"source": "a/1", "target": "b😀", "weight": 1}, {"source": "\u0061\/1", "target": "cé\"", "weight": 1}]}`))

@@ -10,7 +10,7 @@ import (
 	"fmt"
 )
 
-// nodeLink is the JSON of networkx.node_link_data, with the attributes that topohub gives.
+// nodeLink is the JSON of networkx.node_link_data with topohub's attributes.
 type nodeLink struct {
 	Directed bool `json:"directed"`
 	Graph    struct {
@@ -23,7 +23,7 @@ type nodeLink struct {
 		Pos   []float64       `json:"pos"`
 	} `json:"nodes"`
 	Edges []nodeLinkEdge `json:"edges"`
-	Links []nodeLinkEdge `json:"links"` // what older networkx calls them
+	Links []nodeLinkEdge `json:"links"` // edges in older networkx
 }
 
 type nodeLinkEdge struct {
@@ -71,7 +71,7 @@ func readNodeLink(file string, data []byte) (*Network, error) {
 	return n, nil
 }
 
-// scalar is an id, which may be a number or a string.
+// scalar returns an id, a number or a string.
 func scalar(raw json.RawMessage) string {
 	var text string
 	if json.Unmarshal(raw, &text) == nil && len(raw) > 0 && raw[0] == '"' {
@@ -80,7 +80,7 @@ func scalar(raw json.RawMessage) string {
 	return string(bytes.TrimSpace(raw))
 }
 
-// withLine adds the line to a file's name where an error of package json knows its offset.
+// withLine appends the line of a json error to the file's name, if the error has an offset.
 func withLine(file string, data []byte, err error) string {
 	var offset int64
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {

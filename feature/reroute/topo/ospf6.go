@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// OSPF6Command is what makes ospf6d print its whole database.
+// OSPF6Command makes ospf6d print its whole database.
 const OSPF6Command = "vtysh -c 'show ipv6 ospf6 database detail json'"
 
 type ospf6Database struct {
@@ -24,7 +24,7 @@ type ospf6Database struct {
 	} `json:"interfaceScopedLinkStateDb"`
 }
 
-// ospf6LSA is one of RFC 5340 section A.4, with the fields of those types that are of use.
+// ospf6LSA is an LSA of RFC 5340 section A.4, with the needed fields of all types.
 type ospf6LSA struct {
 	Type        string   `json:"type"`
 	ID          string   `json:"linkStateId"`
@@ -48,7 +48,7 @@ type ospf6LSA struct {
 	} `json:"prefix"`
 }
 
-// port is an interface: a router and the number that it gave it.
+// port is an interface: a router with its number for it.
 type port struct{ router, id string }
 
 // ospf6Reader builds the network of one area.
@@ -61,7 +61,7 @@ type ospf6Reader struct {
 	halves     []half
 }
 
-// readOSPF6 reads what OSPF6Command prints, of one area. Routers are named by their router id.
+// readOSPF6 reads one area from the output of OSPF6Command. Routers are named by router id.
 func readOSPF6(file string, data []byte) (*Network, error) {
 	var db ospf6Database
 	if err := json.Unmarshal(data, &db); err != nil {
@@ -73,7 +73,7 @@ func readOSPF6(file string, data []byte) (*Network, error) {
 	r := &ospf6Reader{b: NewBuilder("ospf6"), interfaces: map[port]string{}, addresses: map[port]netip.Addr{},
 		lans: map[port][]member{}, attached: map[port][]string{}}
 	r.ports(db)
-	// A router in several areas: the backbone, or what comes first.
+	// Of several areas, use the backbone or else the first.
 	area := db.Area[max(0, slices.IndexFunc(db.Area, func(a struct {
 		ID  string     `json:"areaId"`
 		LSA []ospf6LSA `json:"lsa"`
@@ -90,11 +90,11 @@ func readOSPF6(file string, data []byte) (*Network, error) {
 	return n, nil
 }
 
-// ports learns names and addresses of interfaces from the link LSAs, which the routers of a link exchange: the router
-// that was asked is in each of its interfaces' lists.
+// ports reads names and addresses of interfaces from the link LSAs. The routers of a link exchange these, so the
+// queried router is in the list of each of its interfaces.
 func (r *ospf6Reader) ports(db ospf6Database) {
 	seen := map[string]int{}
-	used := 0 // interfaces with a link LSA: loopback has none
+	used := 0 // interfaces with a link LSA; loopback has none
 	for _, i := range db.Interface {
 		routers := map[string]bool{}
 		for _, l := range i.LSA {
@@ -105,7 +105,7 @@ func (r *ospf6Reader) ports(db ospf6Database) {
 		}
 		used += min(1, len(routers))
 	}
-	everywhere := 0 // of two routers with all their links in common, nothing tells which was asked
+	everywhere := 0 // if two routers share all their links, the queried one is unknown
 	for _, count := range seen {
 		if count == used {
 			everywhere++
@@ -168,7 +168,8 @@ func (r *ospf6Reader) area(lsas []ospf6LSA) (*Network, error) {
 	return r.b.Network()
 }
 
-// prefixes reads an intra-area-prefix LSA: of a router, or of a LAN, which all of its routers reach at the cost of their interface.
+// prefixes reads an intra-area-prefix LSA of a router or a LAN. All routers of a LAN reach its prefixes at the cost
+// of their interface.
 func (r *ospf6Reader) prefixes(routers map[string]int, l ospf6LSA) error {
 	of, cost := []string{l.ReferenceRouter}, map[int]uint32{}
 	if l.Reference != "Router" {
@@ -210,7 +211,7 @@ func (r *ospf6Reader) router(routers map[string]int, l ospf6LSA) error {
 			link.To, link.Remote = to, r.addresses[far]
 			r.halves = append(r.halves, half{Link: link, mine: mine.router + " " + mine.id, other: far.router + " " + far.id})
 		case "Transit-Network":
-			// Both the router and the designated router must list each other.
+			// The router and the designated router must list each other.
 			if slices.Contains(r.attached[far], l.Router) {
 				r.lans[far] = append(r.lans[far], member{Link: link})
 			}

@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/internal/suggest"
 )
 
-// ownFile is weir's own form, in YAML or JSON.
+// ownFile is weir's own format, in YAML or JSON.
 type ownFile struct {
 	Name  string    `yaml:"name"`
 	Nodes []ownNode `yaml:"nodes"`
@@ -33,7 +33,7 @@ type ownNode struct {
 	DT46     netip.Addr     `yaml:"dt46"`
 }
 
-// ownLink is an adjacency. What differs by direction stands under back for the other one.
+// ownLink is an adjacency. back holds the values of the other direction.
 type ownLink struct {
 	Pos  strictyaml.Pos
 	From string   `yaml:"from"`
@@ -52,7 +52,7 @@ type ownSide struct {
 	DX6       netip.Addr `yaml:"dx6"`
 }
 
-// readOwn reads weir's own form. Unknown keys are errors that name the place.
+// readOwn reads weir's own format. Errors, including unknown keys, carry their position.
 func readOwn(file string, data []byte) (*Network, error) {
 	if json.Valid(data) {
 		data = plainEscapes(data)
@@ -113,7 +113,7 @@ func readOwn(file string, data []byte) (*Network, error) {
 	return n, nil
 }
 
-// placed gives errors that are joined a place in the file.
+// placed adds a position to joined errors.
 func placed(at strictyaml.Pos, err error) error {
 	if err == nil {
 		return nil
@@ -121,7 +121,7 @@ func placed(at strictyaml.Pos, err error) error {
 	return at.Errorf("%w", err)
 }
 
-// plainEscapes writes the escapes of JSON out that YAML's parser does not take: \/ and pairs of surrogates.
+// plainEscapes replaces JSON escapes unknown to the YAML parser: \/ and surrogate pairs.
 func plainEscapes(data []byte) []byte {
 	out := make([]byte, 0, len(data))
 	for i := 0; i < len(data); i++ {
@@ -143,7 +143,7 @@ func plainEscapes(data []byte) []byte {
 	return out
 }
 
-// noteMetrics tells of links without a metric beside those that have one: where none has, hops are counted on purpose.
+// noteMetrics notes links without a metric if others have one. Without any, counting hops is intended.
 func (f ownFile) noteMetrics(b *Builder) {
 	without, example := 0, ""
 	for _, l := range f.Links {

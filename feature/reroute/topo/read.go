@@ -11,10 +11,10 @@ import (
 	"github.com/weir-project/weir/internal/safefile"
 )
 
-// maxFile bounds what is read, in bytes: a database of ten thousand routers is far below.
+// maxFile is the largest input, in bytes. A database of ten thousand routers is far smaller.
 const maxFile = 256 << 20
 
-// ReadFile reads a network from a file in any of the forms.
+// ReadFile reads a network from a file in any format.
 func ReadFile(path string) (*Network, error) {
 	name, data, err := safefile.Input(path, maxFile)
 	if err != nil {
@@ -23,7 +23,7 @@ func ReadFile(path string) (*Network, error) {
 	return Read(name, data)
 }
 
-// Read finds out which form data has and reads it; file names it in errors.
+// Read detects the format of data and reads it. file is for errors.
 func Read(file string, data []byte) (*Network, error) {
 	n, err := detectForm(data)(file, data)
 	if err != nil {
@@ -50,8 +50,7 @@ func detectForm(data []byte) form {
 	return readOwn
 }
 
-// jsonForm tells JSON apart by its keys. What is none of another's is read as weir's own form, whose errors name
-// the place.
+// jsonForm detects the format of JSON by its keys. The default is weir's own format, with positions in its errors.
 func jsonForm(text []byte) form {
 	var keys struct {
 		Areas, Vrfs            json.RawMessage
@@ -59,7 +58,7 @@ func jsonForm(text []byte) form {
 		Edges, Directed, Graph json.RawMessage
 		Links                  []struct{ Source, Target json.RawMessage }
 	}
-	// A type that does not fit leaves the others decoded.
+	// An unexpected type does not affect the other fields.
 	_ = json.NewDecoder(bytes.NewReader(text)).Decode(&keys)
 	switch {
 	case keys.AreaScopedLinkStateDb != nil:

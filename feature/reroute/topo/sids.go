@@ -14,18 +14,18 @@ import (
 	"github.com/weir-project/weir/internal/suggest"
 )
 
-// SIDs are SRv6 SIDs (RFC 8986) for a network whose source names none, or not all. Those of nodes and links take the place of the
-// source's; those that follow from functions do not.
+// SIDs are SRv6 SIDs (RFC 8986) for a network with missing SIDs. SIDs of nodes and links override the source's; SIDs
+// from functions do not.
 type SIDs struct {
 	strictyaml.Pos `yaml:"-"`
-	// Locators contains the locator of every router: the prefix within it that the router announces.
+	// Locators contains the locators of all routers: each router announces one prefix within it.
 	Locators  netip.Prefix `yaml:"locators"`
-	Functions *functions   `yaml:"functions"` // of every router that has a locator
+	Functions *functions   `yaml:"functions"` // for every router with a locator
 	Nodes     []nodeSIDs   `yaml:"nodes"`
 	Links     []linkSIDs   `yaml:"links"`
 }
 
-// functions are the bits of SIDs behind a locator.
+// functions are the bits of SIDs after a locator.
 type functions struct {
 	strictyaml.Pos `yaml:"-"`
 	End            netip.Addr `yaml:"end"`
@@ -34,7 +34,7 @@ type functions struct {
 	DT46           netip.Addr `yaml:"dt46"`
 }
 
-// nodeSIDs are those of one router, before the functions'.
+// nodeSIDs are the SIDs of one router; they override functions.
 type nodeSIDs struct {
 	strictyaml.Pos `yaml:"-"`
 	Name           string       `yaml:"name"`
@@ -45,7 +45,7 @@ type nodeSIDs struct {
 	DT46           netip.Addr   `yaml:"dt46"`
 }
 
-// linkSIDs are those of one direction of an adjacency. Interface or address, of From, tell parallel ones apart.
+// linkSIDs are the SIDs of one direction of an adjacency. Interface or address, of From, distinguish parallel ones.
 type linkSIDs struct {
 	strictyaml.Pos `yaml:"-"`
 	From           string     `yaml:"from"`
@@ -56,7 +56,7 @@ type linkSIDs struct {
 	DX6            netip.Addr `yaml:"dx6"`
 }
 
-// ReadSIDs reads a file of SIDs. Unknown keys are errors that name the place.
+// ReadSIDs reads a file of SIDs. Errors, including unknown keys, carry their position.
 func ReadSIDs(file string) (*SIDs, error) {
 	name, data, err := safefile.Input(file, maxFile)
 	if err != nil {
@@ -65,7 +65,7 @@ func ReadSIDs(file string) (*SIDs, error) {
 	return ParseSIDs(name, data)
 }
 
-// ParseSIDs reads the text of a file of SIDs.
+// ParseSIDs parses a file of SIDs.
 func ParseSIDs(file string, data []byte) (*SIDs, error) {
 	s := &SIDs{Pos: strictyaml.Pos{File: file, Line: 1, Column: 1}}
 	if err := strictyaml.Decode(file, data, s); err != nil {
@@ -116,7 +116,7 @@ func sidErrors(at strictyaml.Pos, of string, sids map[string]netip.Addr) error {
 	return errors.Join(errs...)
 }
 
-// AddTo gives the SIDs to a network. Of one with an error nothing is of use.
+// AddTo adds the SIDs to a network. After an error the network is unusable.
 func (s *SIDs) AddTo(n *Network) error {
 	locators, errs := map[int]netip.Prefix{}, []error(nil)
 	for i := range n.Nodes {
@@ -154,7 +154,7 @@ func (s *SIDs) AddTo(n *Network) error {
 	return placed(s.Pos, n.checkSIDs())
 }
 
-// node finds the router of an entry.
+// node returns the index of an entry's router.
 func (s *SIDs) node(n *Network, at strictyaml.Pos, name string) (int, error) {
 	i := n.Node(name)
 	if i >= 0 {
@@ -170,7 +170,7 @@ func (s *SIDs) node(n *Network, at strictyaml.Pos, name string) (int, error) {
 	return i, at.Errorf("there is no node %q in the topology: there is %s", name, few(names))
 }
 
-// few lists some of many names.
+// few lists the first of many names.
 func few(names []string) string {
 	const maxNames = 8
 	if len(names) > maxNames {
@@ -179,7 +179,7 @@ func few(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// locate finds the locators of routers that have none yet.
+// locate finds the missing locators of routers.
 func (s *SIDs) locate(n *Network, locators map[int]netip.Prefix) error {
 	if !s.Locators.IsValid() {
 		if len(locators) == 0 {
@@ -217,7 +217,7 @@ func (s *SIDs) locate(n *Network, locators map[int]netip.Prefix) error {
 	return errors.Join(errs...)
 }
 
-// addTo gives routers that have a locator the SIDs that their source does not name.
+// addTo sets missing SIDs of routers with a locator.
 func (f *functions) addTo(n *Network, locators map[int]netip.Prefix) error {
 	for i := range n.Nodes {
 		l, known := locators[i]
@@ -245,7 +245,7 @@ func (f *functions) addTo(n *Network, locators map[int]netip.Prefix) error {
 	return nil
 }
 
-// setSIDs sets those that are given. End.DT46 is both End.DT6 and End.DT4.
+// setSIDs sets the given SIDs. End.DT46 is both End.DT6 and End.DT4.
 func (x *Node) setSIDs(end, dt6, dt4, dt46 netip.Addr) {
 	for _, s := range []struct {
 		to  *netip.Addr

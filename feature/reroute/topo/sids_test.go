@@ -23,7 +23,7 @@ links:
   - {from: c, to: d}
 `
 
-// SIDs that are given beside a topology: by locators and functions, router by router, and for links.
+// SIDs can be given beside a topology: by locators and functions, per router, and for links.
 func TestSIDsBeside(t *testing.T) {
 	for _, c := range []struct {
 		name, sids, want string // want is SIDs of nodes and links, or part of an error
@@ -82,7 +82,7 @@ func TestSIDsBeside(t *testing.T) {
 	}
 }
 
-// sidsOf are the SIDs of a network: End, End.DT6 and End.DT4 of routers, End.X and End.DX6 of links.
+// sidsOf formats a network's SIDs: End, End.DT6 and End.DT4 of routers, End.X and End.DX6 of links.
 func sidsOf(n *topo.Network) (out string) {
 	text := func(all ...fmt.Stringer) (out string) {
 		for _, a := range all {
@@ -103,7 +103,8 @@ func sidsOf(n *topo.Network) (out string) {
 	return out
 }
 
-// Locators and End SIDs, as FRR 10 prints them (isisd's topotest isis_srv6_topo1): what is missing follows from the locator.
+// Locators and End SIDs as printed by FRR 10 (isisd's topotest isis_srv6_topo1). Missing SIDs follow from the
+// locator.
 func TestISISLocators(t *testing.T) {
 	text, err := os.ReadFile("testdata/isis.txt")
 	if err != nil {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package topo holds a network as its routing protocol sees it: routers, the adjacencies between them with
-// their metrics, what fails together, and the SRv6 functions that repairs may use. It reads networks from
-// GraphML (the Topology Zoo's dialect), node-link JSON (networkx, topohub), the databases that FRR's isisd and
-// ospf6d print, and a form of weir's own that knows everything a plan can use.
+// Package topo models a network as its routing protocol does: routers, adjacencies with metrics, shared risks, and
+// SRv6 functions for repairs. It reads GraphML (the Topology Zoo's dialect), node-link JSON (networkx, topohub), and
+// the databases printed by FRR's isisd and ospf6d. Weir's own format has everything a plan can use.
 package topo
 
 import (
@@ -12,8 +11,8 @@ import (
 	"slices"
 )
 
-// maxMetric is the largest metric of one adjacency: that of IS-IS (RFC 5305 section 3), whose 24 bits leave
-// room for the sums of any path in 64.
+// maxMetric is IS-IS' largest metric of an adjacency (RFC 5305 section 3). With 24 bits the sum of any path fits in
+// 64.
 const maxMetric = 1<<24 - 2
 
 // Network is one routing domain.
@@ -21,25 +20,25 @@ type Network struct {
 	Name  string
 	Nodes []Node
 	Links []Link
-	// Self is the name of the router whose daemon printed the database; "" if the source does not say.
+	// Self is the router whose daemon printed the database; "" if unknown.
 	Self string
-	// Geographic says that positions are longitudes and latitudes in degrees.
+	// Geographic reports positions in degrees of longitude and latitude.
 	Geographic bool
-	// Notes tell what of the source is not in the network, and why, a sentence each.
+	// Notes list the omitted parts of the source with reasons, a sentence each.
 	Notes []string
 }
 
 // Node is a router.
 type Node struct {
 	Name     string
-	At       *Point         // where a picture shows it; nil if the source does not say
+	At       *Point         // position in pictures; nil if unknown
 	Overload bool           // others do not route through it (IS-IS overload bit; OSPFv3 without the R bit)
-	Prefixes []netip.Prefix // that it announces
-	// Metrics are those of prefixes, which count where several routers announce the same; 0 where there is no entry.
+	Prefixes []netip.Prefix // announced by it
+	// Metrics are the metrics of prefixes, for prefixes of several routers; 0 without an entry.
 	Metrics map[netip.Prefix]uint32
-	// SIDs of RFC 8986; the zero address where it has none.
-	End, DT6, DT4 netip.Addr // End (section 4.1), End.DT6 (4.6), End.DT4 (4.7); an End.DT46 (4.8) stands for both of these
-	// Locator is the prefix of its SIDs; invalid if the source does not say.
+	// SIDs of RFC 8986; the zero address if missing.
+	End, DT6, DT4 netip.Addr // End (section 4.1), End.DT6 (4.6), End.DT4 (4.7); an End.DT46 (4.8) is both of the latter
+	// Locator is the prefix of its SIDs; invalid if unknown.
 	Locator netip.Prefix
 }
 
@@ -50,22 +49,22 @@ type Point struct{ X, Y float64 }
 type Link struct {
 	From, To int    // indices in Nodes
 	Metric   uint32 // 1 to maxMetric
-	Reverse  int    // index in Links of the other direction, which fails with this one
-	// LAN names the medium if more than two routers may share it: the adjacencies of one router on one LAN
-	// use one interface, and fail with it.
+	Reverse  int    // index in Links of the other direction; both fail together
+	// LAN names the medium if more than two routers may share it. A router's adjacencies on one LAN use one interface
+	// and fail with it.
 	LAN           string
-	SRLGs         []string   // shared-risk groups: what also fails when this fails (RFC 4202 section 2.3)
-	Interface     string     // of From; "" if the source does not say
-	Local, Remote netip.Addr // interface addresses of From and To, where known
-	EndX, DX6     netip.Addr // From's End.X and End.DX6 SIDs (RFC 8986 sections 4.2, 4.4) for it, where there are such
+	SRLGs         []string   // shared-risk groups, failing together (RFC 4202 section 2.3)
+	Interface     string     // of From; "" if unknown
+	Local, Remote netip.Addr // interface addresses of From and To, if known
+	EndX, DX6     netip.Addr // From's End.X and End.DX6 SIDs (RFC 8986 sections 4.2, 4.4) for it, if any
 }
 
-// Node finds a router by its name, or -1.
+// Node returns the index of a router, or -1.
 func (n *Network) Node(name string) int {
 	return slices.IndexFunc(n.Nodes, func(x Node) bool { return x.Name == name })
 }
 
-// HasSIDs tells whether the source names any SID: a plan then uses no other segments than those.
+// HasSIDs reports whether the source has any SID. A plan then uses only these.
 func (n *Network) HasSIDs() bool {
 	return slices.ContainsFunc(n.Nodes, func(x Node) bool { return x.End.IsValid() || x.DT6.IsValid() || x.DT4.IsValid() }) ||
 		slices.ContainsFunc(n.Links, func(l Link) bool { return l.EndX.IsValid() || l.DX6.IsValid() })
@@ -81,8 +80,8 @@ func (n *Network) SRLGs() []string {
 	return slices.Compact(all)
 }
 
-// LinkName is how people call a direction of an adjacency: "a→b", with the interface where it is known or else a
-// number where several are parallel.
+// LinkName formats a direction of an adjacency: "a→b", with the interface if known, else with a number for parallel
+// ones.
 func (n *Network) LinkName(link int) string {
 	l := n.Links[link]
 	name := n.Nodes[l.From].Name + "→" + n.Nodes[l.To].Name
@@ -104,7 +103,7 @@ func (n *Network) LinkName(link int) string {
 	return name
 }
 
-// Check tells what is wrong with a network that was not read but made.
+// Check validates a network built in code.
 func (n *Network) Check() error {
 	names := map[string]bool{}
 	for _, x := range n.Nodes {

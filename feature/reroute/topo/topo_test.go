@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// shared are files of real networks, which lie beside the repository where its makers work.
+// shared is a directory of real networks beside the developers' checkout.
 const shared = "../../../../shared/data/topologies"
 
 const own = `name: small
@@ -38,7 +38,7 @@ const graphML = `<?xml version="1.0"?><graphml xmlns="http://graphml.graphdrawin
 const nodeLink = `{"directed": true, "graph": {"name": "g"}, "nodes": [{"id": 0, "name": "A", "pos": [7, 50]}, {"id": "x"}, {"id": 2}],
  "edges": [{"source": 0, "target": "x", "dist": 0.2}, {"source": "x", "target": 0, "dist": 12.5, "metric": 4}, {"source": 2, "target": 0}]}`
 
-// show writes a network on lines.
+// show formats a network, one element per line.
 func show(n *topo.Network) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s geographic=%v\n", n.Name, n.Geographic)
@@ -124,7 +124,7 @@ note: 2→A is announced by 2 only and not used
 	}
 }
 
-// Mistakes are named with their place.
+// Errors carry their position.
 func TestErrors(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"", "f:1:1: the file is empty"},
@@ -160,7 +160,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// The files that are beside the project read as what their README says.
+// The real networks are read as described in their README.
 func TestRealFiles(t *testing.T) {
 	files, _ := filepath.Glob(filepath.Join(shared, "*", "*.*"))
 	if len(files) == 0 {
@@ -187,7 +187,7 @@ func TestRealFiles(t *testing.T) {
 	}
 }
 
-// What real FRR 8.4.4 printed, kept: a router with links in parallel, and the same network by OSPFv3.
+// Stored output of real FRR 8.4.4: a router with parallel links, and the same network by OSPFv3.
 func TestKeptDatabases(t *testing.T) {
 	for _, c := range []struct {
 		file         string
@@ -202,7 +202,7 @@ func TestKeptDatabases(t *testing.T) {
 	}
 }
 
-// SRv6 SIDs, as the sources of later FRR print them: 8.4 has none.
+// SRv6 SIDs as printed by later FRR; 8.4 has none.
 func TestISISSIDs(t *testing.T) {
 	text, err := os.ReadFile("testdata/isis.txt")
 	if err != nil {
