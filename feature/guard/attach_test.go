@@ -20,7 +20,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// udpServer is a socket that counts what it gets.
+// udpServer is a socket for counting received datagrams.
 type udpServer struct{ *net.UDPConn }
 
 func listenUDP(t testing.TB, address string) udpServer {
@@ -35,7 +35,7 @@ func listenUDP(t testing.TB, address string) udpServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Whatever net.core.rmem_max says: what comes waits until the flood is over.
+	// Independent of net.core.rmem_max, datagrams queue until the flood is over.
 	var inner error
 	err = raw.Control(func(fd uintptr) { inner = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20) })
 	if err := errors.Join(err, inner); err != nil {
@@ -44,13 +44,13 @@ func listenUDP(t testing.TB, address string) udpServer {
 	return udpServer{u}
 }
 
-// received empties the queue: how many datagrams waited in it.
+// received empties the queue and returns the number of its datagrams.
 func (s udpServer) received(t testing.TB) (n int) {
 	t.Helper()
 	return s.receivedOf(t, 0)
 }
 
-// receivedOf is received for who knows how many should come: those have more time.
+// receivedOf is received with an expected number: it waits longer for these.
 func (s udpServer) receivedOf(t testing.TB, should int) (n int) {
 	t.Helper()
 	n, err := drain(s.UDPConn, should)
@@ -60,11 +60,12 @@ func (s udpServer) receivedOf(t testing.TB, should int) (n int) {
 	return n
 }
 
-// patience is for what must happen: it is longer than the machine stands still, and costs nothing where it happens.
+// patience bounds the wait for expected events. It exceeds the stalls of a busy machine, and a
+// passing test does not use it up.
 const patience = 30 * time.Second
 
-// drain reads what comes to a socket, until nothing more has come in a while and so many are there. It waits for no deadline: where
-// the machine stands still one passes before the socket was asked, whatever is in it.
+// drain reads until no datagram arrives for a while and the expected number is reached. It uses no
+// read deadline: on a stalled machine a deadline may expire before the first read.
 func drain(c *net.UDPConn, should int) (n int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -94,7 +95,8 @@ func drain(c *net.UDPConn, should int) (n int, err error) {
 	}
 }
 
-// flood sends n datagrams of random bytes, and says how long that took until the last had met the guard.
+// flood sends n datagrams of random bytes. It returns the time until the last one reached the
+// guard.
 func flood(t testing.TB, to net.Addr, n int) time.Duration {
 	t.Helper()
 	c, err := net.Dial("udp", to.String())
@@ -119,10 +121,11 @@ func flood(t testing.TB, to net.Addr, n int) time.Duration {
 	return time.Since(start)
 }
 
-// debt is how far ahead of its limit a guard may have let packets run.
+// debt returns the maximum time a guard may run ahead of its limit.
 func debt(l Limit) time.Duration { return max(guardstate.MinDepth, 8*time.Second/time.Duration(l)) }
 
-// most is how many packets may pass a limit within a time: what comes in it, and the debt that it may have.
+// most returns the maximum number of packets within a time: the limit's packets plus the maximum
+// debt.
 func most(l Limit, d time.Duration) int {
 	return int(float64(l)*(d+debt(l)).Seconds()) + 1
 }
@@ -130,7 +133,7 @@ func most(l Limit, d time.Duration) int {
 func TestAttach(t *testing.T) {
 	need(t)
 	nstest.Enter(t)
-	for _, address := range []string{"127.0.0.1:0", "[::1]:0", "[::]:0"} { // the last gets IPv4 as well
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0", "[::]:0"} { // the last one also receives IPv4
 		t.Run(address, func(t *testing.T) {
 			s := listenUDP(t, address)
 			flood(t, s.LocalAddr(), 500)
@@ -162,7 +165,7 @@ func TestAttach(t *testing.T) {
 	}
 }
 
-// TestAttachTop has one source flood: the patterns say who it was.
+// TestAttachTop floods from one source and checks the reported patterns.
 func TestAttachTop(t *testing.T) {
 	need(t)
 	nstest.Enter(t)
@@ -187,7 +190,7 @@ func TestAttachTop(t *testing.T) {
 	}
 }
 
-// TestAttachLeavesFilters has an application with a filter of its own keep it.
+// TestAttachLeavesFilters checks an application's own filter staying in place.
 func TestAttachLeavesFilters(t *testing.T) {
 	need(t)
 	nstest.Enter(t)
@@ -196,7 +199,7 @@ func TestAttachLeavesFilters(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Nothing passes it.
+	// The filter drops everything.
 	drop := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
 	var inner error
 	err = raw.Control(func(fd uintptr) {
@@ -212,7 +215,7 @@ func TestAttachLeavesFilters(t *testing.T) {
 	if n := s.received(t); n != 0 {
 		t.Errorf("%d of 10 came: its own filter is gone", n)
 	}
-	// A guard is a filter, too: a second one is not put in its place.
+	// A guard is a filter, too: a second one does not replace it.
 	s = listenUDP(t, "127.0.0.1:0")
 	g, err := client.Attach(s, 100)
 	if err != nil {
@@ -241,7 +244,8 @@ func TestAttachRefuses(t *testing.T) {
 	}
 }
 
-// runAttach is an application: it guards a socket, tells where it is, and on each line of input what came.
+// runAttach is an application. It guards a socket, prints its address and, after a line of input,
+// the received and counted packets.
 func runAttach([]string) error {
 	s, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
@@ -268,7 +272,7 @@ func runAttach([]string) error {
 
 const nobody = 65534
 
-// TestGrant gives a guard to an application that has no right at all.
+// TestGrant gives a guard to an unprivileged application.
 func TestGrant(t *testing.T) {
 	need(t)
 	nstest.Enter(t)

@@ -14,7 +14,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// TestClosed uses a guard that is closed: errors, the last counts, and nobody else's descriptor is closed with it.
+// TestClosed uses a closed guard. It returns errors and its last counts, and closes no descriptors
+// of others.
 func TestClosed(t *testing.T) {
 	need(t)
 	nstest.Enter(t)
@@ -35,9 +36,9 @@ func TestClosed(t *testing.T) {
 	if err := g.Attach(listenUDP(t, "127.0.0.1:0")); !errors.Is(err, client.ErrClosed) {
 		t.Errorf("Attach: %v, want client.ErrClosed", err)
 	}
-	// What is opened now gets the numbers that the guard had.
+	// Files opened now get the guard's former descriptor numbers.
 	var files []*os.File
-	for range 64 { // some numbers below are free, too
+	for range 64 { // some lower numbers are free, too
 		f, err := os.Open("/dev/null")
 		if err != nil {
 			t.Fatal(err)
@@ -52,7 +53,7 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce has several goroutines use a guard while it is closed.
+// TestManyAtOnce uses a guard in several goroutines while it is closed.
 func TestManyAtOnce(t *testing.T) {
 	need(t)
 	nstest.Enter(t)
@@ -91,7 +92,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestGrantBinds asks for more than was granted, in all ways that the library has.
+// TestGrantBinds requests more than granted in all ways of the library.
 func TestGrantBinds(t *testing.T) {
 	need(t)
 	nstest.Enter(t)

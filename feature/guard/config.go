@@ -15,7 +15,7 @@ import (
 // Name is the feature's name: pin directory, metric prefix, config key, CLI noun.
 const Name = "guard"
 
-// Config is what a host's configuration says of guards.
+// Config is the guard configuration of a host.
 type Config struct {
 	Services []Service
 }
@@ -29,16 +29,16 @@ type Service struct {
 // Options is the guard section of a service.
 type Options struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
-	Limit          Limit    `yaml:"limit" json:"limit,omitzero"`            // of all datagrams to the service
-	Each           Limit    `yaml:"each" json:"each,omitzero"`              // of those to each of its addresses and ports
-	DryRun         bool     `yaml:"dry_run" json:"dry_run,omitempty"`       // decide and count, drop nothing
-	Interfaces     []string `yaml:"interfaces" json:"interfaces,omitempty"` // decide there, at XDP, and not at the sockets
+	Limit          Limit    `yaml:"limit" json:"limit,omitzero"`            // for all datagrams to the service
+	Each           Limit    `yaml:"each" json:"each,omitzero"`              // for datagrams to each of its addresses and ports
+	DryRun         bool     `yaml:"dry_run" json:"dry_run,omitempty"`       // decide and count, but drop nothing
+	Interfaces     []string `yaml:"interfaces" json:"interfaces,omitempty"` // decide at XDP of these instead of at the sockets
 }
 
-// limits are what the programs enforce.
+// limits returns the limits for the programs.
 func (o Options) limits() Limits { return Limits{Total: o.Limit, Each: o.Each, Dry: o.DryRun} }
 
-// Validate checks what the types cannot. Errors carry the place in the file.
+// Validate checks the configuration beyond its types. Errors carry the position in the file.
 func (c *Config) Validate() []error {
 	var errs []error
 	for i := range c.Services {
@@ -59,17 +59,17 @@ func (c *Config) Validate() []error {
 				fail("interface %q: named twice", name)
 			}
 		}
-		s.Interfaces = slices.Sorted(slices.Values(s.Interfaces)) // a copy: the options share theirs with the configuration
+		s.Interfaces = slices.Sorted(slices.Values(s.Interfaces)) // a copy: the options share their slice with the configuration
 	}
 	return errs
 }
 
-// udp is the service's endpoints that a guard is for.
+// udp returns the service's UDP endpoints.
 func (s Service) udp() []service.Endpoint {
 	return slices.DeleteFunc(s.Endpoints(), func(e service.Endpoint) bool { return e.Proto != unix.IPPROTO_UDP })
 }
 
-// String is the options as plans show them.
+// String returns the options as shown in plans.
 func (o Options) String() string {
 	var out []string
 	if o.Limit != 0 {
@@ -84,7 +84,7 @@ func (o Options) String() string {
 	return strings.Join(append(out, "at "+o.location()), ", ")
 }
 
-// location is where it decides.
+// location returns the hook and interfaces.
 func (o Options) location() string {
 	if len(o.Interfaces) > 0 {
 		return "XDP of " + strings.Join(o.Interfaces, ", ")
@@ -92,7 +92,7 @@ func (o Options) location() string {
 	return "its sockets"
 }
 
-// overlaps refuses two guards of one namespace that are for the same datagrams.
+// overlaps rejects a second guard for the same datagrams in a namespace.
 func overlaps(others []Service, s Service) error {
 	for _, o := range others {
 		if o.Netns != s.Netns {

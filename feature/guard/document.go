@@ -8,7 +8,7 @@ import (
 	"github.com/weir-project/weir/feature"
 )
 
-// ServiceSection implements feature.ServiceSectioned: guard in a service.
+// ServiceSection implements feature.ServiceSectioned: key guard of a service.
 func (Feature) ServiceSection() any { return new(Options) }
 
 // Spec implements feature.Feature: the guarded services.
@@ -22,7 +22,7 @@ func (Feature) Spec(d *feature.Document) (Config, bool) {
 	return out, len(out.Services) > 0
 }
 
-// Claims implements feature.Claimer: XDP of the interfaces at which guards decide.
+// Claims implements feature.Claimer: XDP of the guards' interfaces.
 func (Feature) Claims(c Config) (out []feature.Claim) {
 	for _, s := range c.Services {
 		for _, device := range s.Interfaces {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A guard at the sockets of an address that the host does not have guards nothing.
+// A guard at the sockets of a non-local address has no effect.
 func TestExamineNotLocal(t *testing.T) {
 	w := newWorld(t)
 	w.apply(guarded(t, "far", Options{Limit: 20}, "udp 192.0.2.77:5300", "udp 127.0.0.1:5300"), guarded(t, "near", Options{Limit: 20}, "udp :5301"))

@@ -18,8 +18,9 @@ import (
 
 var _ feature.Explainer = Feature{}
 
-// Explain implements feature.Explainer: which guard sees a datagram, and whether it would pass at this moment. The
-// kernel runs the guard's program on it (BPF_PROG_TEST_RUN), over a copy of its state: nothing is charged to anybody.
+// Explain implements feature.Explainer. It returns the guard of a datagram and its verdict at this
+// moment. The kernel runs the guard's program by BPF_PROG_TEST_RUN on a copy of its state, without
+// charging anyone.
 func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]feature.Verdict, error) {
 	if p.Proto != "udp" {
 		return nil, nil
@@ -56,7 +57,7 @@ func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]f
 	return append(sights, s), nil
 }
 
-// decide says what the guard's state is, and what it would do now.
+// decide describes the guard's state and its decision at this moment.
 func decide(r *kernel.Root, rec record, packet feature.Packet, s *feature.Verdict) error {
 	p := rec.Spec
 	o, err := r.Open(rec.Instance)
@@ -93,7 +94,7 @@ func decide(r *kernel.Root, rec record, packet feature.Packet, s *feature.Verdic
 	return nil
 }
 
-// fill is how much of the burst that its limit allows is used; "" where all packets together have no limit.
+// fill describes the used part of the limit's burst; "" without a limit for all packets together.
 func fill(s *guardstate.Layout, now uint64) string {
 	l := s.Limits()
 	if l.Interval == 0 {
@@ -106,8 +107,9 @@ func fill(s *guardstate.Layout, now uint64) string {
 	return fmt.Sprintf(", %.0f %% of its burst used", 100*used)
 }
 
-// chance is in how many of a hundred cases a copy of the guard passes a packet at this moment, 0 to 1: what is due to no
-// source is given away at random. It returns the state that it copied, and its time.
+// chance returns the probability of a copy of the guard passing a packet at this moment, 0 to 1.
+// The guard shares capacity without a claim at random. It also returns the copied state and its
+// time.
 func (p published) chance(o *kernel.Opened, packet feature.Packet) (chance float64, state *guardstate.Layout, now uint64, err error) {
 	hook := Cgroup
 	if len(p.Service.Interfaces) > 0 {
@@ -129,14 +131,14 @@ func (p published) chance(o *kernel.Opened, packet feature.Packet) (chance float
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return 0, nil, 0, fmt.Errorf("reading what a destination got: %w", err)
 	}
-	// In the time that loading took, the burst would have become free.
+	// Read the state after loading, because the burst refills during the load.
 	now = kernel.Monotonic()
 	if state, err = readState(o.Maps[pinState]); err != nil {
 		return 0, nil, 0, err
 	}
 	limits := p.Service.limits()
-	limits.Dry = false                 // what it would refuse is the question
-	const cases, caseEvery = 100, 9973 // ns: chance is drawn from the time
+	limits.Dry = false                 // report the decision without dry run
+	const cases, caseEvery = 100, 9973 // ns: decisions vary with the time
 	passed := 0
 	for i := range cases {
 		*sim.state.Layout = *state

@@ -18,8 +18,8 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// What Explain says of a datagram is what becomes of real ones: before a flood, in it, and after it, where a guard gives a
-// heavy source what is free at random. Asking charges nothing.
+// Explain predicts the fate of real datagrams: before, during and after a flood. After it, the
+// guard gives free capacity to a heavy source at random. Explaining charges nothing.
 func TestExplainIsWhatHappens(t *testing.T) {
 	w := newWorld(t, probe.CgroupIngress)
 	w.apply(guarded(t, "dns", Options{Limit: 20}, "udp :5300"))
@@ -32,7 +32,7 @@ func TestExplainIsWhatHappens(t *testing.T) {
 		s := listenUDP(t, addr)
 		to := netip.MustParseAddrPort(addr)
 		p := feature.Packet{Proto: "udp", From: netip.AddrPortFrom(to.Addr(), 40000), To: to, Inode: ns.Inode(), Interface: "lo"}
-		if addr == "127.0.0.1:5300" { // the other one's source is of a guard that has seen a flood
+		if addr == "127.0.0.1:5300" { // the other address's source belongs to a guard with a past flood
 			before := w.state("dns")
 			if chance := chanceOf(t, w, p); chance != 1 {
 				t.Errorf("before the flood: passes with a chance of %v", chance)
@@ -51,8 +51,9 @@ func TestExplainIsWhatHappens(t *testing.T) {
 		foretold := 0.0 // on average
 		const asks = 10
 		for asked, began := 0, time.Now(); asked < asks; {
-			// Where the machine has stood still there was no flood: fifty times the limit is one, without a pause
-			// in which a packet or two become free. A host that is too busy for that is asked all the same.
+			// A stalled machine sends no flood. A flood means fifty times the limit without a
+			// pause, because a pause frees capacity for a packet or two. After two minutes, a busy
+			// host is tested anyway.
 			f.look()
 			time.Sleep(50 * time.Millisecond)
 			chance := chanceOf(t, w, p)
@@ -76,7 +77,7 @@ func TestExplainIsWhatHappens(t *testing.T) {
 		for range n {
 			chance := chanceOf(t, w, p)
 			if time.Since(over) > 2*time.Second {
-				break // after an epoch of 2.1 s without a flood the source behaves again
+				break // after an epoch of 2.1 s without a flood, the source is no longer heavy
 			}
 			if chance == 0 || chance == 1 {
 				t.Errorf("%s, after the flood: a chance of %v", addr, chance)
@@ -86,14 +87,15 @@ func TestExplainIsWhatHappens(t *testing.T) {
 				came++
 			}
 		}
-		// The deviation of 12 such draws is 1.7 at most: 7 is exceeded once in some ten thousand runs.
+		// The standard deviation of 12 such draws is at most 1.7: 7 is exceeded once in some ten
+		// thousand runs.
 		if math.Abs(sum-float64(came)) > 7 {
 			t.Errorf("%s, after the flood: %d of %d came, and %.1f were foretold", addr, came, n, sum)
 		}
 		s.Close()
 	}
 	w.apply(guarded(t, "dns", Options{Limit: 20, DryRun: true}, "udp :5300"))
-	// The source behaved while it was asked about: it floods anew.
+	// The source behaved in the meantime, so flood again.
 	s := listenUDP(t, "127.0.0.1:5300")
 	flood(t, s.LocalAddr(), 200)
 	s.Close()
@@ -103,7 +105,7 @@ func TestExplainIsWhatHappens(t *testing.T) {
 	}
 }
 
-// steadyFlood goes on until it is stopped.
+// steadyFlood sends until it is stopped.
 type steadyFlood struct {
 	t    *testing.T
 	to   net.Addr
@@ -114,15 +116,15 @@ type steadyFlood struct {
 	sent  int // packets since the last look
 	all   int
 	since time.Time     // of the last look
-	last  time.Time     // packets were sent
-	pause time.Duration // the longest between two sendings since the last look
+	last  time.Time     // time of the last send
+	pause time.Duration // longest pause between sends since the last look
 }
 
 func startFlood(t *testing.T, ns *netns.Handle, s udpServer) *steadyFlood {
 	f := &steadyFlood{t: t, to: s.LocalAddr(), done: make(chan struct{}), since: time.Now(), last: time.Now()}
 	go func() {
 		defer close(f.done)
-		if err := ns.Do(f.send); err != nil { // goroutines are elsewhere
+		if err := ns.Do(f.send); err != nil { // goroutines run in another namespace
 			t.Error(err)
 		}
 	}()
@@ -141,7 +143,8 @@ func (f *steadyFlood) send() error {
 	return nil
 }
 
-// look says how many packets were sent a second since it was asked last, and what the longest pause was, the present one included.
+// look returns the packets per second since the last call, and the longest pause, including the
+// present one.
 func (f *steadyFlood) look() (rate float64, pause time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -151,21 +154,21 @@ func (f *steadyFlood) look() (rate float64, pause time.Duration) {
 	return rate, pause
 }
 
-// stop ends it, and returns how many packets it has sent.
+// stop ends the flood and returns the number of packets sent.
 func (f *steadyFlood) stop() int {
 	f.end.Store(true)
 	<-f.done
 	return f.all
 }
 
-// sendOne sends a datagram and says whether it came.
+// sendOne sends a datagram and reports its arrival.
 func sendOne(t *testing.T, s udpServer) bool {
 	t.Helper()
 	flood(t, s.LocalAddr(), 1)
 	return s.received(t) == 1
 }
 
-// chanceOf is the chance that a packet passes, as explained.
+// chanceOf returns the probability of passing, as explained.
 func chanceOf(t *testing.T, w *world, p feature.Packet) float64 {
 	t.Helper()
 	s := explain(t, w, p)[0]
@@ -194,7 +197,7 @@ func explain(t *testing.T, w *world, p feature.Packet) []feature.Verdict {
 	return s
 }
 
-// Datagrams that a guard is not for are none of its business.
+// Explain returns no verdict of a guard for unguarded datagrams.
 func TestExplainElsewhere(t *testing.T) {
 	w := newWorld(t, probe.CgroupIngress)
 	w.apply(guarded(t, "dns", Options{Limit: 20}, "udp 127.0.0.0/8:5300"))

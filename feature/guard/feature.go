@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// Feature is guarding as host sees it.
+// Feature implements the guard feature for package host.
 type Feature struct{}
 
 var (
@@ -29,7 +29,7 @@ var (
 // Name implements feature.Feature.
 func (Feature) Name() string { return Name }
 
-// Needs implements feature.Feature. Guards are optional: what they need is required where there is one.
+// Needs implements feature.Feature. Needs of guards are optional in a configuration without guards.
 func (Feature) Needs(c Config) []kernel.Need {
 	swap, sockets, frames := probe.CompareAndSwap, probe.CgroupIngress, kernel.XDPProgram
 	swap.Optional = len(c.Services) == 0
@@ -51,7 +51,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 	plan.Stays(have.Unreadable)
 	wanted := map[kernel.Instance]bool{}
 	var late feature.Plan
-	var placed []Service // with the namespace they turned out to be in
+	var placed []Service // with the namespace found
 	for _, s := range want.Services {
 		ns, _, err := s.FindNetns(ctx)
 		if err != nil {
@@ -86,10 +86,10 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 	return plan, nil
 }
 
-// checkListens says what of the guards of a namespace its programs have no room for.
+// checkListens returns an error for more guarded prefixes than the programs support.
 func checkListens(services []Service) error {
 	byScope := map[string][]destination{}
-	for _, s := range services { // whose Netns is the scope
+	for _, s := range services { // Netns is the scope here
 		for _, e := range s.udp() {
 			byScope[s.Netns] = append(byScope[s.Netns], destination{prefix: e.Prefix, port: e.Port})
 		}
@@ -100,7 +100,7 @@ func checkListens(services []Service) error {
 	return nil
 }
 
-// reference is what reopens a service's namespace.
+// reference returns the name for reopening a service's namespace.
 func reference(s Service, ns *netns.Handle) string {
 	if s.Netns != "" {
 		return s.Netns
@@ -113,7 +113,8 @@ func (Feature) Recover(l *kernel.WriteLock) error { return recoverAll(l) }
 
 // Remove implements feature.Feature.
 func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
-	// What attaches goes first: a guard without its state lets everything pass, but half of them should not.
+	// Remove the links first. Without its state, a guard passes all packets, and no guard should
+	// remain half removed.
 	if err := shared.RemoveAll(l, ""); err != nil {
 		return err
 	}
@@ -132,14 +133,15 @@ func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 	return nil
 }
 
-// target is a guard that is wanted.
+// target is the spec of a guard.
 type target struct {
 	published
 	instance kernel.Instance
 	id       netns.ID
 }
 
-// warnOfInterfaces says which interfaces are not there, and at which somebody else's program has XDP.
+// warnOfInterfaces warns of missing interfaces, and of interfaces with an XDP program of another
+// owner.
 func (t target) warnOfInterfaces(plan *feature.Plan, ns *netns.Handle, have State) error {
 	return ns.Do(func() error {
 		t.refuseAbsent(plan, ns, have)
@@ -157,7 +159,8 @@ func (t target) warnOfInterfaces(plan *feature.Plan, ns *netns.Handle, have Stat
 	})
 }
 
-// refuseAbsent refuses to move a guard that is there to interfaces that are not. The caller is in the guard's network namespace.
+// refuseAbsent adds an error to the plan if a working guard would move to missing interfaces. The
+// caller is in the guard's network namespace.
 func (t target) refuseAbsent(plan *feature.Plan, ns *netns.Handle, have State) {
 	at := slices.IndexFunc(have.Guards, func(g GuardState) bool { return g.rec.Instance == t.instance })
 	if at < 0 {
@@ -178,15 +181,16 @@ func (t target) refuseAbsent(plan *feature.Plan, ns *netns.Handle, have State) {
 	change.Refuse(plan)
 }
 
-// limits reports whether a guard already has an interface. Then XDP has the guard's program, or weir status names the other owner.
+// limits reports whether a guard is configured for an interface. XDP then has the guard's program,
+// or weir status reports the other owner.
 func (st State) limits(scope, device string) bool {
 	return slices.ContainsFunc(st.Guards, func(g GuardState) bool {
 		return g.rec.Instance.Scope == scope && slices.Contains(g.rec.Spec.Service.Interfaces, device)
 	})
 }
 
-// plan adds the guard's step. That of one which has a problem comes late: it may fail again, which ends the apply, and what
-// changes the others during an attack is done by then.
+// plan adds the guard's step. The step of a guard with a problem comes late: it may fail again and
+// end the apply. By then the other guards, urgent during an attack, are done.
 func (t target) plan(plan, late *feature.Plan, have State) {
 	if have.stays(t.instance) {
 		return
@@ -209,7 +213,8 @@ func (t target) plan(plan, late *feature.Plan, have State) {
 	}
 }
 
-// stays tells whether a guard stays as it is, since it, or what the guards of its network namespace share, cannot be read.
+// stays reports whether a guard must stay unchanged, because it, or its namespace's @hooks, is
+// unreadable.
 func (st State) stays(i kernel.Instance) bool {
 	return st.Unreadable.Has(i) || st.Unreadable.WithoutDamage().Has(hooksInstance(i.Scope))
 }

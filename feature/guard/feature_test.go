@@ -23,8 +23,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limited sends a flood to a socket that is guarded, and holds what came to the limit. What the last flood has spent is
-// paid before: until then nothing of a flood may pass, and one may be over by then.
+// limited sends a flood to a guarded socket and checks the received number against the limit. It
+// first waits for the debt of the last flood to expire. Otherwise a whole flood may be refused
+// within the debt.
 func limited(t testing.TB, s udpServer, l Limit) {
 	t.Helper()
 	const n = 4000
@@ -35,7 +36,7 @@ func limited(t testing.TB, s udpServer, l Limit) {
 	}
 }
 
-// unlimited sends as much, and wants all of it.
+// unlimited sends a flood and expects all of it.
 func unlimited(t testing.TB, s udpServer) {
 	t.Helper()
 	flood(t, s.LocalAddr(), 400)
@@ -63,7 +64,7 @@ func TestServiceAtSockets(t *testing.T) {
 		t.Errorf("its state is %+v", before)
 	}
 
-	// A change of the limit is a change and no new guard: what it knows stays.
+	// A changed limit changes the guard without recreating it: its state stays.
 	if said := w.apply(dns(Options{Limit: 50})); !slices.Equal(said, []string{"change guard of service dns: limit 100pps → 50pps"}) {
 		t.Errorf("the plan says %q", said)
 	}
@@ -72,7 +73,7 @@ func TestServiceAtSockets(t *testing.T) {
 		t.Errorf("refused %d, then %d: its counts were lost", before.Refused, after.Refused)
 	}
 
-	// So does what a member's restart leaves behind.
+	// The state also survives a restart of a member.
 	v4.Close()
 	v4 = listenUDP(t, "127.0.0.1:5300")
 	limited(t, v4, 50)
@@ -93,7 +94,7 @@ func TestServiceAtSockets(t *testing.T) {
 	}
 }
 
-// TestOtherNamespace has a guard leave the same port of another namespace alone.
+// TestOtherNamespace checks a guard against affecting the same port of another namespace.
 func TestOtherNamespace(t *testing.T) {
 	w := newWorld(t, probe.CgroupIngress, probe.PacketNetnsCookie)
 	w.apply(guarded(t, "dns", Options{Limit: 50}, "udp :5300"))
@@ -110,7 +111,7 @@ func TestOtherNamespace(t *testing.T) {
 	}
 }
 
-// TestEachDestination limits each address by itself.
+// TestEachDestination limits each address separately.
 func TestEachDestination(t *testing.T) {
 	w := newWorld(t, probe.CgroupIngress)
 	w.apply(guarded(t, "dns", Options{Each: 50}, "udp 127.0.0.0/8:5300"))
@@ -135,7 +136,7 @@ func TestEachDestination(t *testing.T) {
 	}
 }
 
-// TestTwoServices has each of two guards count its own, the longer prefix first.
+// TestTwoServices checks two guards counting separately, with the longer prefix first.
 func TestTwoServices(t *testing.T) {
 	w := newWorld(t, probe.CgroupIngress)
 	w.apply(guarded(t, "all", Options{Limit: 1000}, "udp 127.0.0.0/8:5300"), guarded(t, "one", Options{Limit: 50}, "udp 127.0.0.9:5300"))
@@ -174,7 +175,7 @@ func TestServiceAtInterfaces(t *testing.T) {
 	if g := w.state("dns"); g.Problem != "" {
 		t.Errorf("problem: %s", g.Problem)
 	}
-	// From the interface to the sockets: the same guard decides elsewhere.
+	// From the interface to the sockets: the same guard decides at another hook.
 	if probe.CgroupIngress.Check() != nil {
 		return
 	}
@@ -188,8 +189,8 @@ func TestServiceAtInterfaces(t *testing.T) {
 	}
 }
 
-// TestInterfaceComesAndGoes has weir serve attach a guard to an interface that comes after it, and again to another of
-// its name.
+// TestInterfaceComesAndGoes checks weir serve attaching a guard to an interface created later, and
+// again to its successor with the same name.
 func TestInterfaceComesAndGoes(t *testing.T) {
 	need(t, kernel.XDPProgram)
 	wire := nstest.NewWire(t)
@@ -231,7 +232,8 @@ func TestInterfaceComesAndGoes(t *testing.T) {
 	}
 }
 
-// A guard does not leave where it limits for an interface that is not there. An interface of its own may be gone.
+// A change is refused if a working guard would move to missing interfaces only. One of several
+// interfaces may be missing.
 func TestRefusesAbsentInterface(t *testing.T) {
 	need(t, kernel.XDPProgram)
 	wire := nstest.NewWire(t)
@@ -272,7 +274,7 @@ func TestRefusesAbsentInterface(t *testing.T) {
 	}
 }
 
-// A guard whose network namespace is gone says so.
+// A guard with a removed network namespace reports it.
 func TestNamespaceGoes(t *testing.T) {
 	need(t, kernel.XDPProgram)
 	wire := nstest.NewWire(t)
@@ -331,8 +333,8 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-// TestKilled kills the first apply, a change and a removal at each of their steps: what was there before holds until
-// the next command, which finishes.
+// TestKilled kills the first apply, a change and a removal at each of their steps. The previous
+// guard remains in effect until the next command, which completes the change.
 func TestKilled(t *testing.T) {
 	w := newWorld(t, probe.CgroupIngress)
 	s := listenUDP(t, "127.0.0.1:5300")
@@ -371,12 +373,12 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestUpgrade has another weir's programs replaced under their links; the guard's state stays.
+// TestUpgrade replaces another weir's programs under their links. The guard's state stays.
 func TestUpgrade(t *testing.T) {
 	w := newWorld(t, probe.CgroupIngress)
 	s := listenUDP(t, "127.0.0.1:5300")
 	mine := object
-	object = append(slices.Clone(mine), 0) // ELF does not mind
+	object = append(slices.Clone(mine), 0) // ELF ignores trailing bytes
 	w.apply(guarded(t, "dns", Options{Limit: 50}, "udp :5300"))
 	object = mine
 	limited(t, s, 50)
@@ -392,7 +394,7 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// TestTCPPasses has connections to a guarded service's port work while it is flooded.
+// TestTCPPasses checks TCP connections to a guarded service's port during a flood.
 func TestTCPPasses(t *testing.T) {
 	w := newWorld(t, probe.CgroupIngress)
 	w.apply(guarded(t, "dns", Options{Limit: 1}, "udp :5300", "tcp :5300"))

@@ -21,33 +21,33 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// hooksName is the instance of a namespace that holds what all its guards share: the links, and the maps by which the
-// programs find a guard. It follows from the guards that are published; reconcile makes it so.
+// hooksName is the instance of a namespace with objects shared by all its guards: the links, and
+// the maps for finding a guard. It is derived from the published guards by [reconcile].
 const hooksName = "@hooks"
 
 func hooksInstance(scope string) kernel.Instance { return shared.Name(scope, hooksName) }
 
-// Pins of @hooks, and of a guard.
+// Pins of @hooks and of a guard.
 const (
 	pinListens = "listens"
 	pinStates  = "states"
 	pinEach    = "targets"
 	pinState   = "state"
 	linkCgroup = "cgroup"
-	linkXDP    = "xdp_" // and the interface's number
+	linkXDP    = "xdp_" // followed by the interface index
 )
 
 var sharedMaps = map[string]string{
 	pinListens: bpf.GuardMapGuardListens, pinStates: bpf.GuardMapGuardStates, pinEach: bpf.GuardMapGuardTargets,
 }
 
-// hooks is a namespace's @hooks, open for writing.
+// hooks is a namespace's @hooks instance, open for writing.
 type hooks struct {
 	lock  *kernel.WriteLock
 	scope string
 	ns    *netns.Handle
 	pins  *kernel.Opened
-	blind bool // a guard of the namespace cannot be read: what none of the others needs may be its, and stays
+	blind bool // a guard of the namespace is unreadable: objects unused by the others may belong to it and stay
 }
 
 func (h *hooks) close() {
@@ -57,7 +57,8 @@ func (h *hooks) close() {
 	h.ns.Close()
 }
 
-// openHooks opens a namespace's @hooks, or makes it without a link: it decides nothing yet.
+// openHooks opens a namespace's @hooks instance. If missing, it creates one without links, not yet
+// in effect.
 func openHooks(l *kernel.WriteLock, ref string, id netns.ID) (_ *hooks, err error) {
 	h := &hooks{lock: l}
 	if h.ns, err = netns.Find(ref, id); err != nil {
@@ -96,7 +97,7 @@ func openHooks(l *kernel.WriteLock, ref string, id netns.ID) (_ *hooks, err erro
 	return h, err
 }
 
-// programs loads the programs of some hooks over the shared maps.
+// programs loads the programs of some hooks, using the shared maps.
 func (h *hooks) programs(at ...Hook) (*kernel.Collection, error) {
 	c := constants{}
 	if probe.PacketNetnsCookie.Check() == nil {
@@ -113,14 +114,14 @@ func (h *hooks) programs(at ...Hook) (*kernel.Collection, error) {
 	return load(c, share, at...)
 }
 
-// attachment is where a link goes, and the services whose guards need it.
+// attachment is the location of a link, and the services whose guards need it.
 type attachment struct {
 	at       kernel.Attachment
 	hook     Hook
 	services []string
 }
 
-// attachments are the links that guards need, by name.
+// attachments returns the links needed by guards, by name.
 func (h *hooks) attachments(all []record, failed failures) map[string]attachment {
 	want := map[string]attachment{}
 	add := func(service, name string, at kernel.Attachment, hook Hook) {
@@ -139,7 +140,7 @@ func (h *hooks) attachments(all []record, failed failures) map[string]attachment
 		for _, name := range g.Spec.Service.Interfaces {
 			index, err := interfaceIndex(name)
 			if errors.Is(err, errNoInterface) {
-				continue // status says so; whoever applies again once it is there attaches
+				continue // the status reports it; a later apply attaches the guard
 			} else if err != nil {
 				failed.add(g.Name, fmt.Errorf("interface %s: %w", name, err))
 				continue
@@ -152,7 +153,7 @@ func (h *hooks) attachments(all []record, failed failures) map[string]attachment
 
 var errNoInterface = errors.New("there is no such interface")
 
-// interfaceIndex is the number of an interface of the calling thread's namespace.
+// interfaceIndex returns the index of an interface in the calling thread's namespace.
 func interfaceIndex(name string) (int, error) {
 	i, err := net.InterfaceByName(name)
 	var oe *net.OpError
@@ -164,8 +165,9 @@ func interfaceIndex(name string) (int, error) {
 	return i.Index, nil
 }
 
-// reconcile makes a namespace's hooks those of its published guards. It is how every change takes effect, and how one that
-// was killed is recovered. A guard that cannot be put in force keeps no other from it: it is among those that failed.
+// reconcile makes a namespace's hooks match its published guards. Every change takes effect by it,
+// and recovery after a kill uses it. It returns guards it could not put into effect in failed.
+// These do not affect the others.
 func reconcile(l *kernel.WriteLock, scope string) (failed failures, err error) {
 	all, failed, err := readPublished(l.Root, scope)
 	if err != nil {
@@ -183,7 +185,7 @@ func reconcile(l *kernel.WriteLock, scope string) (failed failures, err error) {
 	}
 	defer h.close()
 	h.blind = len(failed) > 0
-	// A guard is there before a packet finds it, and gone after the last one did.
+	// A guard is in place before packets find it, and removed after none can.
 	if err := h.putStates(all, failed); err != nil {
 		return failed, err
 	}
@@ -195,7 +197,7 @@ func reconcile(l *kernel.WriteLock, scope string) (failed failures, err error) {
 	return failed, h.ns.Do(func() error { return h.link(all, failed) })
 }
 
-// putStates puts every guard's maps where the programs find them, and its limits in force.
+// putStates stores every guard's maps for the programs, and its limits.
 func (h *hooks) putStates(all []record, failed failures) error {
 	for _, g := range all {
 		if err := h.putState(g); err != nil {
@@ -219,7 +221,7 @@ func (h *hooks) putStates(all []record, failed failures) error {
 	return nil
 }
 
-// indexes are the places that guards have.
+// indexes returns the used guard indexes.
 func indexes(all []record) map[uint16]bool {
 	used := map[uint16]bool{}
 	for _, g := range all {
@@ -268,7 +270,7 @@ func (h *hooks) putListens(all []record) error {
 	return reconcileListens(h.pins.Maps[pinListens], want)
 }
 
-// destinations are what the guard is for.
+// destinations returns the guard's destinations.
 func (p published) destinations() (out []destination) {
 	at := uint16(atSockets)
 	if len(p.Service.Interfaces) > 0 {
@@ -280,8 +282,8 @@ func (p published) destinations() (out []destination) {
 	return out
 }
 
-// link attaches what is missing and detaches what nobody needs. A place that has no room fails the guards that need it,
-// and no other.
+// link attaches missing links and detaches unneeded ones. An occupied location fails only the
+// guards in need of it.
 func (h *hooks) link(all []record, failed failures) error {
 	want := h.attachments(all, failed)
 	have, err := h.pins.Links()
@@ -302,7 +304,7 @@ func (h *hooks) link(all []record, failed failures) error {
 			return err
 		}
 	}
-	for _, hook := range []Hook{Cgroup, XDP} { // one that this kernel refuses keeps nobody from the other
+	for _, hook := range []Hook{Cgroup, XDP} { // a hook rejected by this kernel does not affect the other
 		at := maps.Clone(missing)
 		maps.DeleteFunc(at, func(_ string, p attachment) bool { return p.hook != hook })
 		h.attach(hook, at, failed)
@@ -310,7 +312,7 @@ func (h *hooks) link(all []record, failed failures) error {
 	return nil
 }
 
-// attach attaches a hook's program at places.
+// attach attaches a hook's program at locations.
 func (h *hooks) attach(hook Hook, at map[string]attachment, failed failures) {
 	if len(at) == 0 {
 		return
@@ -340,7 +342,7 @@ func (h *hooks) attach(hook Hook, at map[string]attachment, failed failures) {
 	}
 }
 
-// attached says why a pinned link does not attach anything at its place.
+// attached returns an error if a pinned link is not attached at its location.
 func (h *hooks) attached(name string, at kernel.Attachment) error {
 	ln, err := h.pins.Link(name)
 	if err != nil {

@@ -12,15 +12,16 @@ import (
 	"github.com/weir-project/weir/feature"
 )
 
-// A limit is lowered in a flood that it did not stop. The sources of the flood have reservations by then, and these must not
-// take the clients' room, whether those sources are many and small, few and large, or many with one that is larger than all of them.
+// A limit is lowered during a flood below the old limit. The flood's sources have reservations by
+// then. These must not displace the clients: for many small sources, few large ones, or many with
+// one dominant source.
 func TestLimitLoweredInFlood(t *testing.T) {
 	for _, c := range []struct{ sources, largest int }{{3000, 0}, {50, 0}, {3000, 8}} {
 		t.Run(fmt.Sprintf("%d and one of %d", c.sources, c.largest), func(t *testing.T) { lowerInFlood(t, c.sources, c.largest) })
 	}
 }
 
-// lowerInFlood has 50 packets in 10 ms come from so many sources, and so many of them from one.
+// lowerInFlood sends 50 packets in 10 ms from random sources, largest of them from one source.
 func lowerInFlood(t *testing.T, sources, largest int) {
 	to := netip.MustParseAddrPort("192.0.2.1:5300")
 	s, err := Simulate(Cgroup, Limits{Total: 20_000}, to, false)
@@ -47,7 +48,7 @@ func lowerInFlood(t *testing.T, sources, largest int) {
 	}
 	const begin, lowered, settled, end = 10 * time.Second, 35 * time.Second, 45 * time.Second, 60 * time.Second
 	sent, passed, changed := 0, 0, false
-	// A step of 10 ms is 50 packets of the flood, and in every second one a packet of each of two clients.
+	// A step of 10 ms has 50 flood packets. In every second step, two clients send a packet each.
 	for at := time.Duration(0); at < end; at += 10 * time.Millisecond {
 		if at >= lowered && !changed {
 			s.setLimits(Limits{Total: 1000})

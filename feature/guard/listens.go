@@ -12,28 +12,29 @@ import (
 	"github.com/weir-project/weir/internal/guardstate"
 )
 
-// destination is what a guard is for: the datagrams to a port of a prefix.
+// destination is a set of guarded datagrams: those to a port of a prefix.
 type destination struct {
 	prefix netip.Prefix
 	port   uint16
 	guard  uint16
-	at     uint16 // the hook that decides
+	at     uint16 // hook of the decision
 }
 
-// Hooks that a destination's guard may decide at: enum guard_at.
+// Hooks of a destination's guard: enum guard_at.
 const (
 	atSockets    = 0
 	atInterfaces = 1
 )
 
-// maxPrefixes is GUARD_PREFIXES: of one port and family, all guards of a namespace together.
+// maxPrefixes is GUARD_PREFIXES: the maximum for one port and family over all guards of a
+// namespace.
 const maxPrefixes = 8
 
-// listenLayout is the prefixes of a port as guard.h has them.
+// listenLayout is the prefixes of a port, in the layout of guard.h.
 type listenLayout bpf.GuardGuardListen
 
-// listens is what the program looks destinations up in. Port 0 stands for every port, of later fragments, which have
-// none: they are charged to the guard whose prefix is the longest.
+// listens returns the lookup entries for destinations. Port 0 is for later fragments without ports:
+// they are charged to the guard with the longest matching prefix.
 func listens(all []destination) (map[bpf.GuardGuardListenKey]listenLayout, error) {
 	sorted := slices.Clone(all)
 	slices.SortStableFunc(sorted, func(a, b destination) int { return b.prefix.Bits() - a.prefix.Bits() })
@@ -55,7 +56,7 @@ func listens(all []destination) (map[bpf.GuardGuardListenKey]listenLayout, error
 	return out, nil
 }
 
-// add appends a destination, unless its prefix is there; false: there is no room.
+// add appends a destination unless its prefix exists. It returns false if there is no room.
 func (l *listenLayout) add(d destination) bool {
 	bits := d.prefix.Bits()
 	if d.prefix.Addr().Is4() {
@@ -76,14 +77,14 @@ func (l *listenLayout) add(d destination) bool {
 	return true
 }
 
-// foreign are the destinations in the map that belong to none of the guards of these indexes.
+// foreign returns the map's destinations of guards outside known.
 func foreign(m *ebpf.Map, known map[uint16]bool) (out []destination, err error) {
 	var k bpf.GuardGuardListenKey
 	var v listenLayout
 	it := m.Iterate()
 	for it.Next(&k, &v) {
 		if k.Port == 0 {
-			continue // it follows from the others
+			continue // derived from the others
 		}
 		for _, p := range v.Prefix[:min(v.Count, maxPrefixes)] {
 			if known[p.Guard] {
@@ -102,8 +103,8 @@ func foreign(m *ebpf.Map, known map[uint16]bool) (out []destination, err error) 
 	return out, nil
 }
 
-// reconcileListens makes the map hold exactly want. Entries that change are replaced one by one: a packet finds an entry as
-// it was or as it will be.
+// reconcileListens makes the map equal want. It replaces changed entries one by one: a packet finds
+// either the old or the new entry.
 func reconcileListens(m *ebpf.Map, want map[bpf.GuardGuardListenKey]listenLayout) error {
 	for k, v := range want {
 		if err := m.Put(k, v); err != nil {

@@ -15,7 +15,7 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-// need skips where the kernel lacks what every guard needs.
+// need skips if the kernel lacks a need of all guards.
 func need(t testing.TB, more ...kernel.Need) {
 	t.Helper()
 	nstest.NeedRoot(t)

@@ -18,7 +18,8 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// merged has the simulation's next packets be of so many datagrams, as the kernel's struct __sk_buff says it.
+// merged makes the simulation's next packets consist of segments datagrams, by fields of struct
+// __sk_buff.
 func (s *Simulation) merged(segments, size uint32) {
 	var b [192]byte
 	binary.NativeEndian.PutUint32(b[164:], segments) // gso_segs
@@ -26,7 +27,7 @@ func (s *Simulation) merged(segments, size uint32) {
 	s.options.Context = b[:]
 }
 
-// simulated is a guard of 10.77.0.2:443.
+// simulated returns a guard of 10.77.0.2:443.
 func simulated(t *testing.T, h Hook, l Limit) *Simulation {
 	t.Helper()
 	s, err := Simulate(h, Limits{Total: l}, netip.MustParseAddrPort("10.77.0.2:443"), false)
@@ -47,7 +48,7 @@ func (s *Simulation) mustPass(t *testing.T, at uint64, frame []byte) bool {
 	return ok
 }
 
-// datagramOf is a frame from an address, of a payload of so many bytes.
+// datagramOf returns a frame from a host, with a payload of the given size.
 func datagramOf(host byte, payload int) []byte {
 	u := udpTo(443)[:8]
 	binary.BigEndian.PutUint16(u[4:], uint16(8+payload))
@@ -56,7 +57,7 @@ func datagramOf(host byte, payload int) []byte {
 	return frameOf(v4type, nil, ip, u, make([]byte, payload))
 }
 
-// TestMergedCounts holds what one merged packet counts for to the datagrams in it.
+// TestMergedCounts checks a merged packet counting as its number of datagrams.
 func TestMergedCounts(t *testing.T) {
 	need(t)
 	for _, h := range []Hook{Socket, Cgroup} {
@@ -68,8 +69,8 @@ func TestMergedCounts(t *testing.T) {
 			passed, bad    uint64
 		}{
 			{0, 0, 1, 0}, {1, 0, 1, 0}, {50, 20, 50, 0}, {128, 8, 128, 0},
-			{0, 100, 10, 0}, {0, 300, 4, 0}, // merged by another host: by the size
-			{129, 8, 0, 1}, {4000, 8, 0, 1}, {0, 1, 0, 1}, // no kernel merges so many
+			{0, 100, 10, 0}, {0, 300, 4, 0}, // merged by another host: computed from the size
+			{129, 8, 0, 1}, {4000, 8, 0, 1}, {0, 1, 0, 1}, // kernels do not merge as many
 		} {
 			before := s.Counts(at)
 			s.merged(c.segments, c.size)
@@ -89,9 +90,9 @@ func TestMergedCounts(t *testing.T) {
 	}
 }
 
-// TestMergedLimit floods with merged packets: the total stays below the limit and one packet's worth above it, both hooks
-// agree, a client that was there before keeps what it has, and whoever sends alone gets the limit: nobody was there
-// before, or was heard in as long as a reservation lasts.
+// TestMergedLimit floods with merged packets. The total stays below the limit plus one merged
+// packet, and both hooks agree. An earlier client keeps its share. A sole sender gets the whole
+// limit, once other sources never existed or were silent for the lifetime of a reservation.
 func TestMergedLimit(t *testing.T) {
 	need(t)
 	const second, segments = uint64(1e9), 50
@@ -136,7 +137,7 @@ func TestMergedLimit(t *testing.T) {
 	}
 }
 
-// agreeing has hooks decide a packet, which they do alike.
+// agreeing lets hooks decide a packet and checks them for agreement.
 func agreeing(t *testing.T, hooks []*Simulation, at uint64, frame []byte, segments uint32) bool {
 	t.Helper()
 	var got []bool
@@ -150,7 +151,8 @@ func agreeing(t *testing.T, hooks []*Simulation, at uint64, frame []byte, segmen
 	return got[0]
 }
 
-// floodMerged sends n times 50 datagrams of 100 bytes in one write (UDP_SEGMENT), and says how long that took.
+// floodMerged sends n times 50 datagrams of 100 bytes in one write (UDP_SEGMENT), and returns the
+// time taken.
 func floodMerged(t *testing.T, to net.Addr, n int) time.Duration {
 	t.Helper()
 	c, err := net.Dial("udp", to.String())
@@ -183,7 +185,7 @@ func option(c *net.UDPConn, name, value int) error {
 	return errors.Join(err, inner)
 }
 
-// datagrams are how many a socket with UDP_GRO gets, of 100 bytes each.
+// datagrams returns the number of datagrams, of 100 bytes each, received by a socket with UDP_GRO.
 func (s udpServer) datagrams(t *testing.T) (n int) {
 	t.Helper()
 	raw, err := s.SyscallConn()
@@ -205,8 +207,9 @@ func (s udpServer) datagrams(t *testing.T) (n int) {
 	return n
 }
 
-// TestMergedOnSockets floods sockets that have asked for merged datagrams (UDP_GRO), as servers of QUIC do: what the
-// application gets stays below the limit, at a socket of its own and at the sockets of a service.
+// TestMergedOnSockets floods sockets with merged datagrams enabled (UDP_GRO), as QUIC servers do.
+// The application receives less than the limit, with a guard on its socket and at the sockets of a
+// service.
 func TestMergedOnSockets(t *testing.T) {
 	const limit = 100
 	gro := func(t *testing.T, address string) udpServer {

@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// collector reads the pins anew for every scrape: it keeps nothing.
+// collector reads the pins for every scrape and keeps no state.
 type collector struct{ root *kernel.Root }
 
 // Collector implements feature.Measured.
@@ -68,7 +68,7 @@ func (g GuardState) collect(send func(*prometheus.Desc, prometheus.ValueType, fl
 		send(packetsDesc, prometheus.CounterValue, float64(n.Refused), tier, "refused")
 	}
 	send(malformedDesc, prometheus.CounterValue, float64(g.Malformed))
-	// A limit that is not set is none, and no 0.
+	// Omit an unset limit, because 0 would mean a limit of 0.
 	if g.Limit != 0 {
 		send(limitDesc, prometheus.GaugeValue, float64(g.Limit))
 	}
@@ -85,15 +85,15 @@ func (g GuardState) collect(send func(*prometheus.Desc, prometheus.ValueType, fl
 	}
 }
 
-// notLocal finds addresses of a guard at the sockets for which there are no packets: the
-// host delivers none to them.
+// notLocal reports non-local addresses of a guard at the sockets: the host delivers no packets for
+// them.
 func (g *GuardState) notLocal() (out []feature.Finding) {
 	if len(g.rec.Spec.Service.Interfaces) > 0 {
-		return nil // it also decides on packets that go on to other hosts
+		return nil // guards at interfaces also limit forwarded packets
 	}
 	ns, err := g.rec.Netns()
 	if err != nil {
-		return nil // the problem of the guard says so
+		return nil // reported as the guard's problem
 	}
 	defer ns.Close()
 	var absent []netip.Prefix
@@ -107,23 +107,25 @@ func (g *GuardState) notLocal() (out []feature.Finding) {
 	return out
 }
 
-// Failures implements feature.Failing: guards that do not decide where they should. weir serve removes guards of namespaces that are gone.
+// Failures implements feature.Failing: guards not in effect at their hooks. Guards of removed
+// namespaces are no failures: weir serve removes them.
 func (st State) Failures() []feature.Finding {
 	return slices.DeleteFunc(st.findings(), func(f feature.Finding) bool { return !f.Fails })
 }
 
-// findings are the failures, and the guards of namespaces that are gone.
+// findings returns the failures and the guards of removed namespaces.
 func (st State) findings() (out []feature.Finding) {
 	for _, g := range st.Guards {
 		if g.Problem != "" {
-			gone, _ := g.rec.Gone() // of a user who may not look it is a failure
+			gone, _ := g.rec.Gone() // for a user without access to the namespace, it is a failure
 			out = append(out, feature.Finding{Object: g.Service, Text: g.Problem, Fails: !gone})
 		}
 	}
 	return out
 }
 
-// Examine implements feature.Examiner: guards that do not decide where they should.
+// Examine implements feature.Examiner: guards not in effect, non-local addresses and outdated
+// programs.
 func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 	st, err := readGuards(ctx, r)
 	out := st.findings()

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A limit that is not set has no metric: 0 would say that nothing passes.
+// An unset limit has no metric: 0 would mean a limit of 0.
 func TestLimitsInMetrics(t *testing.T) {
 	for _, c := range []struct{ limit, each Limit }{{1000, 0}, {0, 50}, {1000, 50}} {
 		got := map[*prometheus.Desc]float64{}

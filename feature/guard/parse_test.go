@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// frameOf is an Ethernet frame of an IP packet.
+// frameOf returns an Ethernet frame of an IP packet.
 func frameOf(ethertype uint16, tags []uint16, packet ...[]byte) []byte {
 	b := make([]byte, 12, 128)
 	for _, t := range tags {
@@ -26,7 +26,7 @@ func frameOf(ethertype uint16, tags []uint16, packet ...[]byte) []byte {
 	return b
 }
 
-// ip4 is an IPv4 header with so many words of options, before n bytes.
+// ip4 returns an IPv4 header with the given number of option words, for n following bytes.
 func ip4(proto byte, options, fragment, n int) []byte {
 	b := make([]byte, 20+4*options)
 	b[0] = 0x40 | byte(5+options)
@@ -51,7 +51,8 @@ func ip6(next byte, n int) []byte {
 	return b
 }
 
-// extension is an IPv6 extension header of so many bytes, a multiple of 8 (of 4 for an authentication header).
+// extension returns an IPv6 extension header of the given size, a multiple of 8 (4 for an
+// authentication header).
 func extension(kind, next byte, size int) []byte {
 	b := make([]byte, size)
 	b[0] = next
@@ -80,16 +81,16 @@ const (
 	dot1ad = unix.ETH_P_8021AD
 )
 
-// What becomes of a packet when the limit is used up.
+// Possible outcomes for a packet at an exhausted limit.
 const (
-	charged = "charged" // it is the guard's: refused, as every further one
-	refused = "refused" // as what cannot be read
-	dropped = "dropped" // whosever it is, and counted for nobody
-	passes  = "passes"  // not the guard's
-	never_  = ""        // never seen at this hook
+	charged = "charged" // belongs to the guard: refused, like every further one
+	refused = "refused" // refused as malformed
+	dropped = "dropped" // dropped for all guards, and not counted
+	passes  = "passes"  // not guarded
+	never_  = ""        // never at this hook
 )
 
-// TestVerdicts is the table of what is whose, at each hook.
+// TestVerdicts has the table of outcomes at each hook.
 func TestVerdicts(t *testing.T) {
 	need(t)
 	u := udpTo(443)
@@ -153,10 +154,11 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// simulations are guards with a limit of 1 pps, by hook and type of frame: loading one takes longer than all its packets.
+// simulations are guards with a limit of 1 pps, by hook and type of frame. Loading one takes longer
+// than all its packets.
 type simulations map[[2]uint16]*Simulation
 
-// of is the guard for a frame, as new.
+// of returns the guard for a frame, with its state reset.
 func (all simulations) of(t *testing.T, h Hook, frame []byte) *Simulation {
 	t.Helper()
 	family := uint16(v4type)
@@ -180,7 +182,7 @@ func (all simulations) of(t *testing.T, h Hook, frame []byte) *Simulation {
 	return all[k]
 }
 
-// verdict sends a packet often, at one instant, to a guard that has room for eight.
+// verdict sends a packet 20 times at one instant, to a guard with room for eight.
 func verdict(t *testing.T, s *Simulation, frame []byte, want string) {
 	passed := 0
 	for range 20 {

@@ -12,14 +12,14 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Hook is where a guard decides.
+// Hook is the kernel hook of a guard.
 type Hook int
 
 // Hooks. All of them decide alike.
 const (
-	Socket Hook = iota // one socket's own filter
-	Cgroup             // whatever sockets of a cgroup are about to get
-	XDP                // what comes in on an interface
+	Socket Hook = iota // the filter of one socket
+	Cgroup             // packets to any socket of a cgroup
+	XDP                // packets received by an interface
 )
 
 func (h Hook) String() string { return [...]string{"socket", "cgroup", "xdp"}[h] }
@@ -28,13 +28,13 @@ func (h Hook) program() string {
 	return [...]string{bpf.GuardProgGuardSocket, bpf.GuardProgGuardCgroup, bpf.GuardProgGuardXdp}[h]
 }
 
-// constants are what a program is loaded with.
+// constants are a program's load-time constants.
 type constants struct {
-	netns      uint64 // cookie of the namespace whose services the cgroup program guards; 0: it cannot tell
-	clockGiven bool   // tests give the time
+	netns      uint64 // cookie of the namespace of the cgroup program's services; 0: unsupported
+	clockGiven bool   // tests set the time
 }
 
-// load loads the programs of some hooks, over maps that exist already.
+// load loads the programs of some hooks, using existing maps.
 func load(c constants, share map[string]*ebpf.Map, hooks ...Hook) (*kernel.Collection, error) {
 	spec, err := bpf.LoadGuard()
 	if err != nil {
@@ -62,7 +62,7 @@ func load(c constants, share map[string]*ebpf.Map, hooks ...Hook) (*kernel.Colle
 	return kernel.Load(spec, names, share)
 }
 
-// put makes a guard's maps the i-th of those that programs find. each may be nil.
+// put stores a guard's maps at index i for the programs. each may be nil.
 func put(c *kernel.Collection, i uint32, state, each *ebpf.Map) error {
 	if err := c.Maps[bpf.GuardMapGuardStates].Put(i, state); err != nil {
 		return fmt.Errorf("putting a guard in place: %w", err)
@@ -76,7 +76,7 @@ func put(c *kernel.Collection, i uint32, state, each *ebpf.Map) error {
 	return nil
 }
 
-// newTargets makes the map of a guard's destinations.
+// newTargets creates the map of a guard's destinations.
 func newTargets() (*ebpf.Map, error) {
 	spec, err := bpf.LoadGuard()
 	if err != nil {

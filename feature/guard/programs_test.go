@@ -4,9 +4,9 @@ package guard
 
 import "testing"
 
-// TestSocketProgramFits holds the socket's program to what a socket takes: the kernel charges its instructions to the
-// socket's option memory (sk_filter_charge), which is 20,480 bytes before Linux 6.8, and the application's own options
-// and control messages come out of the same.
+// TestSocketProgramFits bounds the size of the socket's program. The kernel charges its
+// instructions to the socket's option memory (sk_filter_charge), 20,480 bytes before Linux 6.8. The
+// application's own options and control messages share this memory.
 func TestSocketProgramFits(t *testing.T) {
 	need(t)
 	const optmem, application = 20_480, 1536 // bytes

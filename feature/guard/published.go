@@ -15,17 +15,17 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// published is the spec of a guard, as its pins have it.
+// published is the spec of a guard as recorded in its pins.
 type published struct {
 	Service Service `json:"service"`
-	Netns   string  `json:"netns"` // what reopens the namespace
+	Netns   string  `json:"netns"` // name for reopening the namespace
 	Index   uint16  `json:"index"` // among the namespace's guards
 }
 
-// record is a guard as its pins describe it.
+// record is a guard as recorded in its pins.
 type record = instances.Record[published]
 
-// guards are the instances of guards, shared that of what those of a namespace share.
+// guards is the store of guards, shared the store of @hooks instances, one for each namespace.
 var (
 	guards = instances.Store[published]{Feature: Name, ABI: abi, Object: embedded, Is: func(name string) bool { return name != hooksName },
 		Ref: func(p *published) string { return p.Netns }}
@@ -34,7 +34,8 @@ var (
 
 const maxGuards = 64 // GUARD_MAX
 
-// failures are what keeps guards of a namespace from being in force, by service. The others are in force.
+// failures maps services to the reason for their guard not being in effect. All other guards are in
+// effect.
 type failures map[string]error
 
 func (f failures) add(service string, err error) {
@@ -44,7 +45,8 @@ func (f failures) add(service string, err error) {
 	f[service] = err
 }
 
-// others says what keeps the guards of other services from being in force, for whoever changes that of one.
+// others describes the failed guards of other services, for a note after changing one service's
+// guard.
 func (f failures) others(service string) string {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(f)) {
@@ -55,7 +57,7 @@ func (f failures) others(service string) string {
 	return strings.Join(out, "; ")
 }
 
-// err is what keeps all of them from being in force, nil: nothing.
+// err joins all failures; nil if there are none.
 func (f failures) err() error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(f)) {
@@ -66,7 +68,8 @@ func (f failures) err() error {
 
 func embedded() []byte { return object }
 
-// readPublished are the guards of a namespace, in order of name, and those that cannot be read.
+// readPublished returns the readable guards of a namespace, sorted by name, and the unreadable
+// ones.
 func readPublished(r *kernel.Root, scope string) ([]record, failures, error) {
 	all, unread, err := guards.In(r, scope)
 	unreadable := failures{}
@@ -76,7 +79,8 @@ func readPublished(r *kernel.Root, scope string) ([]record, failures, error) {
 	return all, unreadable, err
 }
 
-// allocateIndex takes the guard's place among the namespace's: the one that it has, or a free one. It returns the guard that is there.
+// allocateIndex chooses the guard's index in the namespace: its published one, or a free one. It
+// returns the published guard, or nil.
 func (t *target) allocateIndex(l *kernel.WriteLock) (before *record, err error) {
 	others, unreadable, err := readPublished(l.Root, t.instance.Scope)
 	if err != nil {
@@ -103,8 +107,8 @@ func (t *target) allocateIndex(l *kernel.WriteLock) (before *record, err error) 
 	return nil, nil //nolint:nilnil // neither a guard nor an error
 }
 
-// publish creates or changes a guard. What its sources have earned stays with it. Others of the namespace that are not in
-// force keep this one from nothing: the note says so.
+// publish creates or changes a guard. The state of its sources is preserved. Other guards not in
+// effect do not prevent the change: the note names them.
 func (t target) publish(l *kernel.WriteLock) (note string, err error) {
 	before, err := t.allocateIndex(l)
 	if err != nil {
@@ -139,8 +143,9 @@ func (t target) publish(l *kernel.WriteLock) (note string, err error) {
 	return failed.others(t.Service.Name), nil
 }
 
-// rollBack has a guard that could not be put in place be what it was before, nil: not there. Killed before it is done,
-// status says what is lacking, and the next command goes on. What could not be attached before cannot be now, and was told.
+// rollBack restores a guard to before after a failed change; nil removes it. If the process is
+// killed meanwhile, the status reports the rest, and the next command completes it. A guard not
+// attachable before remains so: this was reported earlier.
 func (t target) rollBack(l *kernel.WriteLock, before *record, form instances.Form[published]) error {
 	if before == nil {
 		_, err := remove(l, t.instance)
@@ -155,7 +160,7 @@ func (t target) rollBack(l *kernel.WriteLock, before *record, form instances.For
 	return err
 }
 
-// maps are the guard's own: those it has, or new ones.
+// maps returns the guard's own maps: the published ones, or new ones.
 func (t target) maps(l *kernel.WriteLock, has bool) (state, each *ebpf.Map, err error) {
 	if has {
 		o, err := l.Open(t.instance)
@@ -174,9 +179,10 @@ func (t target) maps(l *kernel.WriteLock, has bool) (state, each *ebpf.Map, err 
 	return state, each, nil
 }
 
-// remove takes a guard away. Others that are not in force keep it from nothing: the note says so.
+// remove removes a guard. Other guards not in effect do not prevent it: the note names them.
 func remove(l *kernel.WriteLock, i kernel.Instance) (note string, err error) {
-	// The programs find it until reconcile: killed in between, the next command does the rest.
+	// The programs find it until reconcile. After a kill in between, the next command completes the
+	// removal.
 	if err := guards.Remove(l, i); err != nil {
 		return "", err
 	}

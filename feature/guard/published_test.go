@@ -21,7 +21,7 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// guardsOf are the guards that the pins tell of.
+// guardsOf returns the guards of a service, read from the pins.
 func (w *world) guardsOf(name string) []GuardState {
 	w.t.Helper()
 	st, err := readGuards(context.Background(), w.root)
@@ -31,8 +31,9 @@ func (w *world) guardsOf(name string) []GuardState {
 	return st.Service(name)
 }
 
-// TestKilledSaysSo kills the apply of a second guard, and a change of its destinations, at each of their steps: before
-// anything recovers it, the state says that it limits only if it does, and weir serve finds out.
+// TestKilledSaysSo kills the apply of a second guard, and a change of its destinations, at each of
+// their steps. Before recovery, the state reports a guard as working only if it limits. weir serve
+// detects the rest.
 func TestKilledSaysSo(t *testing.T) {
 	w := newWorld(t, probe.CgroupIngress)
 	s := listenUDP(t, "127.0.0.1:5301")
@@ -46,7 +47,7 @@ func TestKilledSaysSo(t *testing.T) {
 			ended := w.killedApply(step, first, second)
 			for _, g := range w.guardsOf("ntp") {
 				if len(g.Listen) != 1 || g.Listen[0] != "udp :5301" {
-					continue // as it was
+					continue // still the previous one
 				}
 				lacking, err := lacks(w.root, guards.Name(g.rec.Scope, "ntp"), func(string, netns.ID) {})
 				if err != nil || lacking != (g.Problem != "") {
@@ -72,7 +73,7 @@ func TestKilledSaysSo(t *testing.T) {
 	}
 }
 
-// occupy has somebody else's XDP program at a device.
+// occupy attaches another owner's XDP program to a device.
 func occupy(t *testing.T, ns *netns.Handle, device string) {
 	t.Helper()
 	theirs, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Name: "theirs",
@@ -97,14 +98,14 @@ func occupy(t *testing.T, ns *netns.Handle, device string) {
 	}
 }
 
-// in has a service be of a namespace.
+// in returns the service in a namespace.
 func (s Service) in(ns string) Service {
 	s.Netns = ns
 	return s
 }
 
-// TestNotAttachedNotThere has attaching fail, as somebody else has the interface: a new guard is not there afterwards,
-// and one that is changed stays as it was.
+// TestNotAttachedNotThere makes attaching fail, because the interface has another owner's program.
+// A new guard does not remain, and a changed one stays as before.
 func TestNotAttachedNotThere(t *testing.T) {
 	need(t, kernel.XDPProgram, probe.CgroupIngress)
 	wire := nstest.NewWire(t)
@@ -152,7 +153,7 @@ func TestNotAttachedNotThere(t *testing.T) {
 	}
 	asItWas("a change")
 
-	// Killed while it is being taken back, it is what it was with the next command.
+	// Killed during its rollback, the guard is restored by the next command.
 	if testing.Short() {
 		return
 	}
@@ -177,8 +178,8 @@ func TestNotAttachedNotThere(t *testing.T) {
 	asItWas("in the end")
 }
 
-// TestOthersHold has somebody else take the interface of one guard: the others of the namespace are changed, added and
-// removed, and hold; the apply says what is not in force.
+// TestOthersHold occupies the interface of one guard. Other guards of the namespace are changed,
+// added and removed, and work. The apply reports the failed one.
 func TestOthersHold(t *testing.T) {
 	need(t, kernel.XDPProgram, probe.CgroupIngress)
 	wire := nstest.NewWire(t)
@@ -198,7 +199,7 @@ func TestOthersHold(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		services []Service
-		want     map[string]Limit // those in force
+		want     map[string]Limit // limits in effect
 		gone     string
 	}{
 		{"changed", []Service{a, at("b", "udp :5301", 100)}, map[string]Limit{"b": 100}, ""},
@@ -232,7 +233,7 @@ func TestOthersHold(t *testing.T) {
 			t.Errorf("%s: %s is there", c.name, c.gone)
 		}
 	}
-	// A step that does its own says what is not in force beside it, and weir serve recovers the others.
+	// A successful step names failed guards beside it, and weir serve recovers the others.
 	l := w.lock()
 	defer l.Unlock()
 	ns, err := netns.Open(wire.NameB)
@@ -251,8 +252,8 @@ func TestOthersHold(t *testing.T) {
 	}
 }
 
-// TestUnreadableBeside has a guard of another weir beside one that lost its place: that is recovered, and what the other has
-// stays as it is.
+// TestUnreadableBeside has an unreadable guard of another weir beside a damaged one. The damaged
+// one is recovered, and the objects of the other stay unchanged.
 func TestUnreadableBeside(t *testing.T) {
 	need(t, kernel.XDPProgram, probe.CgroupIngress)
 	wire := nstest.NewWire(t)
@@ -280,7 +281,7 @@ func TestUnreadableBeside(t *testing.T) {
 	defer func() { of(^uint32(0)); w.apply() }()
 	l := w.lock()
 	defer l.Unlock()
-	// All that b has is lost.
+	// Remove all shared entries of b.
 	o, err := l.Open(hooksInstance(scope))
 	if err != nil {
 		t.Fatal(err)

@@ -17,16 +17,16 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Run implements feature.Runner: it attaches guards to interfaces that come, lets go of those that went, and removes the
-// guards of namespaces that are gone.
+// Run implements feature.Runner. It attaches guards to new interfaces and removes links of vanished
+// ones. It removes guards of vanished namespaces.
 func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	return feature.Follower{Feature: Name, Lacks: lacks, Adopt: adopt}.Run(ctx, r, log)
 }
 
-// lacks says whether a guard is not attached where it could be, or its namespace is gone.
+// lacks reports whether a possible attachment is missing, or the guard's namespace is gone.
 func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID)) (bool, error) {
 	if !guards.Is(i.Name) {
-		return false, nil // it follows from the guards
+		return false, nil // derived from the guards
 	}
 	rec, err := guards.Read(r, i)
 	if err != nil {
@@ -62,7 +62,7 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID
 	return len(at.lacking)+len(at.removed) > 0, err
 }
 
-// adopt attaches the guards of a namespace where they are lacking, or removes them with their namespace.
+// adopt attaches the guards of a namespace where missing, or removes them if the namespace is gone.
 func adopt(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 	rec, err := guards.Read(l.Root, i)
 	if err != nil {
@@ -73,20 +73,21 @@ func adopt(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 		return "removed: its network namespace is gone", removeScope(l, i.Scope)
 	} else if err != nil {
 		return "", err
-	} else if err := failed[i.Name]; err != nil { // of others, their own turn tells
+	} else if err := failed[i.Name]; err != nil { // the other guards have their own calls
 		return "", err
 	}
 	return "attached at " + rec.Spec.Service.location(), nil
 }
 
-// unattached is where a guard is not attached.
+// unattached lists the missing attachments of a guard.
 type unattached struct {
-	lacking []string // there, and the guard is not attached
-	absent  []string // interfaces that are not there
-	removed []string // links of interfaces that went
+	lacking []string // interfaces without the guard
+	absent  []string // missing interfaces
+	removed []string // links of removed interfaces
 }
 
-// unattached says where a guard is not attached; o are the pins of @hooks. Who may not ask a link believes its pin.
+// unattached returns the missing attachments of a guard. o are the pins of @hooks. A caller without
+// access to a link relies on its pin.
 func (p published) unattached(o *kernel.Opened, ns *netns.Handle) (u unattached, err error) {
 	links, err := o.Links()
 	if err != nil {
@@ -124,8 +125,9 @@ func (p published) unattached(o *kernel.Opened, ns *netns.Handle) (u unattached,
 	return u, err
 }
 
-// found says whether packets find a guard: its state is in its place among the namespace's, and all its destinations
-// lead there, at its hook. A command that was killed leaves one published that nothing leads to. o are the pins of @hooks.
+// found reports whether packets find the guard. Its state must be at its index, and all its
+// destinations must refer to it, at its hook. A killed command may leave a published guard without
+// them. o are the pins of @hooks.
 func (p published) found(o *kernel.Opened, state *ebpf.Map) (bool, error) {
 	info, err := state.Info()
 	if err != nil {
@@ -147,7 +149,7 @@ func (p published) found(o *kernel.Opened, state *ebpf.Map) (bool, error) {
 	}
 	for k, v := range want {
 		if k.Port == 0 {
-			continue // of later fragments: guards share it, and it may have no room
+			continue // for later fragments: shared by guards, and possibly full
 		}
 		var l listenLayout
 		if err := o.Maps[pinListens].Lookup(k, &l); errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -164,8 +166,8 @@ func (p published) found(o *kernel.Opened, state *ebpf.Map) (bool, error) {
 	return true, nil
 }
 
-// detached says whether a pinned link no longer attaches anything to an interface: it went, and another may have come
-// that has its number.
+// detached reports whether a pinned link is no longer attached to an interface. The interface may
+// have been removed, and another one may have its index.
 func detached(o *kernel.Opened, pin string, index int) bool {
 	ln, err := o.Link(pin)
 	if err != nil {

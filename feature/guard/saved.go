@@ -13,7 +13,7 @@ import (
 
 var _ feature.Restorer = Feature{}
 
-// Save implements feature.Restorer: the guards as they are pinned. What their sources have earned stays with the pins.
+// Save implements feature.Restorer: the guards as pinned, without the state of their sources.
 func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
 	return guards.Save(r)
 }

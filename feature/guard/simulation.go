@@ -14,21 +14,21 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Simulation is a guard that nothing is attached to: it is given packets with their times, and runs the very program
-// that a hook runs. What it decides is the same every time, but for the guard's secret seed.
+// Simulation is an unattached guard. It decides given packets at given times, using the same
+// program as a hook. Its decisions are reproducible, except for the guard's secret seed.
 type Simulation struct {
 	hook    Hook
 	c       *kernel.Collection
 	state   *guardstate.State
 	maps    []*ebpf.Map
-	each    *ebpf.Map // of the maps, that of destinations
+	each    *ebpf.Map // the map of destinations, one of maps
 	clock   *uint64
 	memory  []byte
 	options ebpf.RunOptions
 }
 
-// Simulate makes a guard of one destination, which does not matter at hook Socket. With realClock it goes by the
-// kernel's clock, and not by the times that it is given.
+// Simulate creates a guard of one destination, ignored at hook Socket. With realClock, it uses the
+// kernel's clock instead of the given times.
 func Simulate(h Hook, l Limits, to netip.AddrPort, realClock bool) (_ *Simulation, err error) {
 	s := &Simulation{hook: h}
 	defer func() {
@@ -76,8 +76,8 @@ func Simulate(h Hook, l Limits, to netip.AddrPort, realClock bool) (_ *Simulatio
 	return s, nil
 }
 
-// Passes decides a packet, an Ethernet frame, at a time in nanoseconds: not 0, nor before the packet before it. Frames
-// that are too short for the kernel to run the program over are an error.
+// Passes decides a packet, an Ethernet frame, at a time in nanoseconds. The time is not 0 and never
+// decreases. It returns an error for frames shorter than the kernel's minimum for test runs.
 func (s *Simulation) Passes(at uint64, frame []byte) (bool, error) {
 	*s.clock = at
 	s.options.Data = frame
@@ -88,21 +88,21 @@ func (s *Simulation) Passes(at uint64, frame []byte) (bool, error) {
 	return verdict != 0, err
 }
 
-// setLimits changes the limits at once.
+// setLimits changes the limits immediately.
 func (s *Simulation) setLimits(l Limits) { s.state.SetLimits(l) }
 
-// Seed makes the guard's decisions the same in every run.
+// Seed sets the secret seed, to make decisions reproducible.
 func (s *Simulation) Seed(a, b uint64) { s.state.Total.Seed = [2]uint64{a, b} }
 
-// Counts is what the guard has seen, as of a time of its clock.
+// Counts returns the guard's counts at a time of its clock.
 func (s *Simulation) Counts(at uint64) Counts { return s.state.Read(at) }
 
-// Spent is how many packets the total has recorded, ahead of a time of its clock.
+// Spent returns the number of packets in the total's debt at a time of its clock.
 func (s *Simulation) Spent(at uint64) int {
 	return int((s.state.Total.Debt - at<<guardstate.TickShift) / s.state.Limits().Interval)
 }
 
-// Counted is the count of the source that sent most in its epoch.
+// Counted returns the highest packet count of a source in its epoch.
 func (s *Simulation) Counted() int {
 	most := uint64(0)
 	for _, b := range s.state.Sources {
@@ -113,13 +113,13 @@ func (s *Simulation) Counted() int {
 	return int(most)
 }
 
-// Program is what is run, to be measured.
+// Program returns the program, for measurements.
 func (s *Simulation) Program() *ebpf.Program { return s.c.Programs[s.hook.program()] }
 
-// Maps are those of its program, for others that go by the same state.
+// Maps returns the program's maps, for others using the same state.
 func (s *Simulation) Maps() map[string]*ebpf.Map { return s.c.Maps }
 
-// Close ends it.
+// Close releases the guard.
 func (s *Simulation) Close() {
 	if s.memory != nil {
 		_ = unix.Munmap(s.memory)

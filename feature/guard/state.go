@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/internal/guardstate"
 )
 
-// The state of a guard, its limits and its counts are internal/guardstate's, which the client has, too.
+// Aliases of internal/guardstate, shared with the client.
 type (
 	Limit   = guardstate.Limit
 	Limits  = guardstate.Limits
@@ -22,19 +22,19 @@ type (
 )
 
 const (
-	// abi is the version of the layout of a guard's state: guard.h.
+	// abi is the version of the state's layout in guard.h.
 	abi = guardstate.ABI
 	// MaxLimit is the highest limit.
 	MaxLimit = guardstate.MaxLimit
 )
 
-// object is the compiled object of the programs; its hash tells this weir's programs from another's.
+// object is the compiled object of the programs. Its hash identifies this weir's programs.
 var object = bpf.Object()
 
-// Tiers are the tiers of packets, the one that may most first.
+// Tiers returns the tiers of packets, highest priority first.
 func Tiers() []TierOf { return guardstate.Tiers() }
 
-// newState makes the state of a new guard.
+// newState creates the state of a new guard.
 func newState(l Limits) (*ebpf.Map, error) {
 	spec, err := bpf.LoadGuard()
 	if err != nil {
@@ -56,7 +56,7 @@ func newState(l Limits) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// openState maps a guard's state for writing; close it.
+// openState maps a guard's state for writing. The caller closes it.
 func openState(m *ebpf.Map) (*guardstate.State, error) {
 	if m.Type() != ebpf.Array || int(m.ValueSize()) != guardstate.Bytes || m.MaxEntries() != 1 {
 		return nil, fmt.Errorf("map %s: %w", m, guardstate.ErrLayout)
@@ -64,7 +64,7 @@ func openState(m *ebpf.Map) (*guardstate.State, error) {
 	return guardstate.Map(m.FD())
 }
 
-// readState copies a guard's state, which whoever may read the map can.
+// readState copies a guard's state. It requires only read access to the map.
 func readState(m *ebpf.Map) (*guardstate.Layout, error) {
 	if m.Type() != ebpf.Array || int(m.ValueSize()) != guardstate.Bytes {
 		return nil, fmt.Errorf("map %s: %w", m, guardstate.ErrLayout)

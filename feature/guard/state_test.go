@@ -10,7 +10,7 @@ import (
 	"github.com/weir-project/weir/internal/guardstate"
 )
 
-// TestLayout compares what Go and the programs take for a guard's state, field by field.
+// TestLayout compares the layout of a guard's state in Go and in the programs, field by field.
 func TestLayout(t *testing.T) {
 	sameLayout(t, "state", reflect.TypeFor[guardstate.Layout](), reflect.TypeFor[bpf.GuardGuardState]())
 	sameLayout(t, "limits", reflect.TypeFor[guardstate.LimitsLayout](), reflect.TypeFor[bpf.GuardGuardLimits]())

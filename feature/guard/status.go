@@ -23,52 +23,53 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// State is what the pins say of guards on this host.
+// State is the state of this host's guards, read from the pins.
 type State struct {
 	Guards     []GuardState         `json:"guards"`
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
 
-	outdated []string // scopes whose programs are another weir's
+	outdated []string // scopes with programs of another weir
 }
 
 // Unread implements feature.Unreads.
 func (st State) Unread() instances.Unreadable { return st.Unreadable }
 
-// GuardState is one guard.
+// GuardState is the state of one guard.
 type GuardState struct {
 	Service string   `json:"service"`
 	Netns   string   `json:"netns"`
 	Listen  []string `json:"listen"`
-	At      string   `json:"at"`             // where it decides
+	At      string   `json:"at"`             // hook and interfaces
 	Limit   Limit    `json:"limit,omitzero"` // packets per second
-	Each    Limit    `json:"each,omitzero"`  // of each destination
-	DryRun  bool     `json:"dry_run"`        // what is refused passes all the same
+	Each    Limit    `json:"each,omitzero"`  // of each destination, packets per second
+	DryRun  bool     `json:"dry_run"`        // refused packets pass
 	Problem string   `json:"problem,omitempty"`
-	// Positions are among the programs at its hooks, as far as the reader may see them.
+	// Positions are the positions among the programs at its hooks, as far as the caller may read
+	// them.
 	Positions []hookorder.Position `json:"positions,omitempty"`
 	Counts
 
-	Destinations []Destination `json:"destinations,omitempty"` // those that were refused most, of a guard with a limit for each
+	Destinations []Destination `json:"destinations,omitempty"` // most refused first; of guards with a limit for each
 
 	rec record
 }
 
-// Service are the guards of a service, one for each namespace that has it.
+// Service returns the guards of a service, one for each of its namespaces.
 func (st State) Service(name string) []GuardState {
 	return slices.DeleteFunc(slices.Clone(st.Guards), func(g GuardState) bool { return g.Service != name })
 }
 
-// Destination is one address and port of a guard that limits each.
+// Destination is one address and port of a guard with a limit for each.
 type Destination struct {
 	Address netip.AddrPort `json:"address"`
 	Passed  uint64         `json:"passed"`
 	Refused uint64         `json:"refused"`
 }
 
-// Err is about the guards that cannot be read, nil if all can. Faults tell of damage.
+// Err returns an error about unreadable guards, or nil. Faults reports damaged ones.
 func (st State) Err() error { return st.Unreadable.WithoutDamage().Err() }
 
-// readGuards reads the guards from their pins alone.
+// readGuards reads the guards from their pins.
 func readGuards(_ context.Context, r *kernel.Root) (State, error) {
 	st := State{Guards: []GuardState{}} // [] in JSON, not null
 	all, unreadable, err := guards.All(r)
@@ -124,7 +125,7 @@ func readGuard(r *kernel.Root, rec record) (g GuardState, err error) {
 	return g, nil
 }
 
-// problem says what keeps a guard from doing what it is for.
+// problem returns the reason for a guard not being in effect, or "".
 func problem(r *kernel.Root, rec record, m *ebpf.Map, s *guardstate.Layout) string {
 	p := rec.Spec
 	o, err := r.Open(hooksInstance(rec.Scope), pinListens, pinStates)
@@ -146,7 +147,7 @@ func problem(r *kernel.Root, rec record, m *ebpf.Map, s *guardstate.Layout) stri
 	if errors.Is(err, netns.ErrGone) {
 		return "its network namespace is gone, or belongs to nobody that this user can see: " + netns.RemedyGone
 	} else if err != nil {
-		return "" // only root can look
+		return "" // only root can check
 	}
 	defer ns.Close()
 	at, err := p.unattached(o, ns)
@@ -161,8 +162,8 @@ func problem(r *kernel.Root, rec record, m *ebpf.Map, s *guardstate.Layout) stri
 	return ""
 }
 
-// positions reads where the guard's programs are among the programs at their hooks. What cannot be read is
-// left out: problem says what is wrong.
+// positions reads the positions of the guard's programs at their hooks. It skips unreadable ones:
+// problem reports them.
 func positions(r *kernel.Root, rec record) (out []hookorder.Position) {
 	ns, err := rec.Netns()
 	if err != nil {
@@ -192,7 +193,7 @@ func positions(r *kernel.Root, rec record) (out []hookorder.Position) {
 	return out
 }
 
-// differences says in words what would change about a published guard; "" if nothing would.
+// differences describes the changes to a published guard, "" for none.
 func (g GuardState) differences(t target) string {
 	var out []string
 	have, want := g.rec.Spec.Service, t.Service
@@ -213,7 +214,7 @@ func (g GuardState) differences(t target) string {
 	return strings.Join(out, "; ")
 }
 
-// readTargets are the destinations that were refused most.
+// readTargets returns the destinations with the most refused packets.
 func readTargets(m *ebpf.Map) ([]Destination, error) {
 	var out []Destination
 	var k bpf.GuardGuardTargetKey

@@ -11,14 +11,15 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// upgradeHooks puts this weir's programs in place of another's, link by link; the guards' states stay.
+// upgradeHooks replaces another weir's programs by this weir's, link by link. The guards' states
+// stay.
 func upgradeHooks(l *kernel.WriteLock, scope string) error {
 	all, unreadable, err := readPublished(l.Root, scope)
 	if err != nil || len(all) == 0 {
 		return err
 	}
 	if err := unreadable.err(); err != nil {
-		return err // the programs may not know its layout
+		return err // the programs may not support its layout
 	}
 	h, err := openHooks(l, all[0].Ref, all[0].ID())
 	if err != nil {
@@ -43,7 +44,7 @@ func upgradeHooks(l *kernel.WriteLock, scope string) error {
 	return shared.Upgrade(l, hooksInstance(scope), func() error { return h.moveLinks(c, names) }, nil)
 }
 
-// linkHook is where a link is, by its name.
+// linkHook returns the hook of a link by its name.
 func linkHook(link string) Hook {
 	if link == linkCgroup {
 		return Cgroup
@@ -67,9 +68,9 @@ func (h *hooks) moveLinks(c *kernel.Collection, names []string) error {
 	return nil
 }
 
-// recoverAll finishes what a killed command left half done, and removes guards whose namespace is gone. A guard that cannot be
-// put in force is none that a command left half done: its state has the problem, and its own step of a plan fails. All the
-// others can be changed meanwhile.
+// recoverAll completes changes of killed commands, and removes guards of removed namespaces. It
+// ignores guards it cannot put into effect: the state reports their problem, and their own step of
+// a plan fails. Other guards can be changed meanwhile.
 func recoverAll(l *kernel.WriteLock) error {
 	scopes := map[string]bool{}
 	all, err := l.Instances(Name)
@@ -86,14 +87,14 @@ func recoverAll(l *kernel.WriteLock) error {
 		case errors.Is(err, netns.ErrGone):
 			err = removeScope(l, scope)
 		case errors.Is(err, kernel.ErrABI):
-			err = nil // the state tells of it
+			err = nil // reported by the state
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// removeScope removes the guards of a namespace that is gone, readable or not.
+// removeScope removes the guards of a removed namespace, readable or not.
 func removeScope(l *kernel.WriteLock, scope string) error {
 	return errors.Join(shared.RemoveAll(l, scope), guards.RemoveAll(l, scope))
 }

@@ -17,13 +17,13 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// world is a host with guards: a namespace and pins of its own.
+// world is a host with guards: its own namespace and pins.
 type world struct {
 	t    testing.TB
 	root *kernel.Root
 
-	fails []string // an apply that is killed later than it ends may end with an error that says this
-	died  string   // the step at which killedApply killed
+	fails []string // accepted errors of an apply killed after its end
+	died  string   // step of the last kill by killedApply
 }
 
 func newWorld(t testing.TB, needs ...kernel.Need) *world {
@@ -33,7 +33,7 @@ func newWorld(t testing.TB, needs ...kernel.Need) *world {
 	return &world{t: t, root: kernel.OpenRoot(nstest.BPFFS + "/weir")}
 }
 
-// guarded is a service with a guard.
+// guarded returns a service with a guard.
 func guarded(t testing.TB, name string, o Options, listen ...string) Service {
 	t.Helper()
 	s := Service{Spec: service.Spec{Name: name}, Options: o}
@@ -56,7 +56,7 @@ func (w *world) lock() *kernel.WriteLock {
 	return l
 }
 
-// apply makes the world's guards these, and returns what the plan said.
+// apply makes these services' guards the only ones and returns the plan.
 func (w *world) apply(services ...Service) []string {
 	w.t.Helper()
 	said, err := applyTo(w.root, Config{services})
@@ -70,7 +70,7 @@ func applyTo(root *kernel.Root, c Config) (said []string, err error) {
 	return featuretest.Apply(context.Background(), root, Feature{}, c)
 }
 
-// state reads one guard.
+// state returns the state of one guard.
 func (w *world) state(name string) GuardState {
 	w.t.Helper()
 	st, err := readGuards(context.Background(), w.root)
@@ -86,7 +86,7 @@ func (w *world) state(name string) GuardState {
 	return GuardState{}
 }
 
-// pinned lists what is left below the root.
+// pinned lists the remaining pins below the root.
 func (w *world) pinned() (out []string) {
 	w.t.Helper()
 	err := filepath.WalkDir(w.root.Path(), func(path string, d os.DirEntry, err error) error {
@@ -101,7 +101,7 @@ func (w *world) pinned() (out []string) {
 	return out
 }
 
-// runApply applies a configuration and dies at a step of it.
+// runApply applies a configuration and is killed at a step.
 func runApply(args []string) error {
 	var c Config
 	if err := json.Unmarshal([]byte(args[2]), &c); err != nil {
@@ -112,7 +112,8 @@ func runApply(args []string) error {
 	return err
 }
 
-// killedApply applies in a process that is killed after so many steps. It says whether the process ended first.
+// killedApply applies in a process killed after the given number of steps. It reports whether the
+// process ended first.
 func (w *world) killedApply(steps int, services ...Service) (ended bool) {
 	w.t.Helper()
 	c := Config{services}
